@@ -1,5 +1,4 @@
-// The rows of `tessera bench` as a user sees them: their names, that their figures go together, and that what was sent
-// is what the closed forms say.
+// The rows of `tessera bench`: names, consistency of the numbers, and bytes compared with the closed forms.
 
 #include <random>
 #include <set>
@@ -16,7 +15,7 @@ namespace {
 
 class BenchTest : public ProgramTest {
  protected:
-  // The rows of a filter, each made as few times as can be.
+  // The rows of a filter, each with the minimum number of iterations.
   Json rows(const std::string& filter, const std::string& before = "") {
     const std::string words = "bench --benchmark_format=json --benchmark_min_time=0.0001 '--benchmark_filter=";
     return Json::parse(must(words + filter + "'", before).out).at("benchmarks");
@@ -64,7 +63,7 @@ TEST(BenchSelection, ParsesFiltersLikeGoogleBenchmark) {
   EXPECT_FALSE(bench::Selection("-add").has("op/add"));
 }
 
-// Two ranks' figures: (bus bandwidth over algorithm bandwidth, bytes that all ranks send over the array's).
+// For two ranks: bus bandwidth over algorithm bandwidth, and bytes sent by all ranks over the array size.
 const std::map<std::string, std::pair<double, double>> kOfTwo = {
     {"all_reduce", {1, 2}},  {"reduce_scatter", {0.5, 1}}, {"all_gather", {0.5, 1}},
     {"broadcast", {1, 1}},   {"reduce", {1, 1}},           {"gather", {0.5, 0.5}},
@@ -99,7 +98,7 @@ TEST_F(BenchTest, FitsLatencyAndBandwidth) {
   EXPECT_NEAR(number(fit, "latency_s"), fit.at("real_time").get<double>() * 1e-6, 1e-12);
   EXPECT_EQ(number(fit, "busbw"), number(fit, "algbw"));
   EXPECT_GE(number(fit, "worst_error"), 0);
-  EXPECT_EQ(rows("all_reduce/direct/threads/2/(1024|65536)$").size(), 2U);  // nothing to fit
+  EXPECT_EQ(rows("all_reduce/direct/threads/2/(1024|65536)$").size(), 2U);  // too few sizes for a fit
 }
 
 TEST(BenchFit, RecoversLatencyAndBandwidth) {
@@ -110,7 +109,7 @@ TEST(BenchFit, RecoversLatencyAndBandwidth) {
   EXPECT_NEAR(exact.bytes_per_s, 5e9, 1);
   EXPECT_NEAR(exact.worst, 0, 1e-9);
   for (size_t i = 0; i < samples.size(); ++i) samples[i].seconds *= i % 2 == 0 ? 1.1 : 0.9;
-  const auto near = bench::fit(samples).value();  // small sizes count as much as large ones
+  const auto near = bench::fit(samples).value();  // small sizes have the same weight as large ones
   EXPECT_NEAR(near.latency, 3e-6, 0.6e-6);
   EXPECT_NEAR(near.bytes_per_s, 5e9, 1e9);
   EXPECT_GT(near.worst, 0.02);
@@ -119,7 +118,7 @@ TEST(BenchFit, RecoversLatencyAndBandwidth) {
 TEST(BenchFit, RequiresThreeSizesAndNonNegativeLatency) {
   EXPECT_EQ(bench::fit({{1e3, 1e-7}, {1e4, 1e-5}, {1e5, 1e-3}}).value().latency, 0);
   EXPECT_FALSE(bench::fit({{1e3, 1e-6}, {1e6, 1e-3}, {1e6, 2e-3}}));
-  EXPECT_FALSE(bench::fit({{1e3, 1e-3}, {1e4, 1e-4}, {1e5, 1e-5}}));  // the larger, the faster
+  EXPECT_FALSE(bench::fit({{1e3, 1e-3}, {1e4, 1e-4}, {1e5, 1e-5}}));  // decreasing times
 }
 
 TEST(BenchRow, DetectsUnexpectedBytes) {
@@ -130,14 +129,15 @@ TEST(BenchRow, DetectsUnexpectedBytes) {
   EXPECT_EQ(measured.error, "4096 bytes were sent in an iteration; by the closed form it is 2048");
 }
 
-// A rank is held up by one that comes late, but not while it computes beside what it has started.
+// A rank is stalled by a late rank, but not while it computes in parallel with a started operation.
 TEST(BenchHeldUp, CountsStallsOfTheRankThread) {
   constexpr auto kLate = std::chrono::milliseconds(100);
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [&](Communicator& world) {
     StallTimer blocking, beside;
     const Tensor x = Tensor::zeros({1024}, DType::float32, world.make_arena());
     const bool late = world.rank() == 1;
-    const std::unique_ptr<Communicator> apart = world.split(0, world.rank(), "apart");  // from which nobody hears
+    const std::unique_ptr<Communicator> apart =
+        world.split(0, world.rank(), "apart");  // a group that exchanges no messages
     world.set_held_up(&blocking);
     const std::unique_ptr<Communicator> inner = world.split(0, world.rank(), "inner");
     apart->barrier();
@@ -197,7 +197,7 @@ TEST_F(BenchTest, ScheduleRowsHaveAllBubbles) {
   EXPECT_NEAR(all.at(1).at("bubble_predicted").get<double>(), 1.0 / 5, 1e-9);  // (p - 1) / (m + p - 1)
 }
 
-// Google Benchmark wants "0.0001" before version 1.8 and "0.0001s" since.
+// Google Benchmark expects "0.0001" before version 1.8 and "0.0001s" since.
 TEST_F(BenchTest, ParsesBothSpellingsOfSeconds) {
   for (const char* seconds : {"0.0001", "0.0001s"}) {
     const Ran r = must("bench --benchmark_filter=^op/gelu/forward/fp32 --benchmark_min_time=" + std::string(seconds));
@@ -216,13 +216,13 @@ TEST_F(BenchTest, MpiRanksMeasureTogetherAndOnePrints) {
   for (size_t i = 0; i < 2; ++i) expect_collective(all[i], 1, 2);
   EXPECT_EQ(all[2].at("name"), "collective/all_reduce/mpi-out-of-place/mpi/2/1024");
   EXPECT_GT(number(all[2], "algbw"), 0);
-  EXPECT_TRUE(all[2].at("sent").is_null());  // MPI does not say
+  EXPECT_TRUE(all[2].at("sent").is_null());  // MPI does not report bytes
   EXPECT_GT(number(all[3], "of_one_rank"), 0);
   expect_has(run("bench --benchmark_filter=op/", mpirun).err,
-             "no benchmark matches the filter 'op/'");  // those are no rank's
+             "no benchmark matches the filter 'op/'");  // these rows use no ranks
 }
 
-// Rounds, tables, and what has changed between two files.
+// Rounds, tables, and comparisons of two files.
 
 TEST_F(BenchTest, EveryRowHasRoundsAndCounters) {
   std::map<std::string, std::vector<std::string>> keys;
@@ -284,7 +284,7 @@ TEST_F(BenchTest, PrintsAlignedTableAndReport) {
       "'--benchmark_filter=strategy/(one-rank|ddp|tp)/|broadcast/direct/.*/1024'");
   expect_has(r.out, {"strategy/NAME/DTYPE/RANKS: a training step", "median ms", "quartiles", "spread", "rounds",
                      "of one rank", "tokens/s", "peak MB", "median us", "busbw GB/s", " strategy/ddp/fp32/2 "});
-  expect_lacks(r.out, "worst error");  // no row has it
+  expect_lacks(r.out, "worst error");  // no row has this counter
   const std::vector<std::string> lines = test::to_lines(r.out.substr(r.out.find("strategy/NAME")));
   const size_t ends = lines.at(1).find("tokens/s") + 8;
   for (size_t i = 2; i < lines.size() && !lines[i].empty(); ++i)
@@ -305,7 +305,7 @@ TEST_F(BenchTest, PrintsAlignedTableAndReport) {
   fails("report bad.json", 4, "bad.json: expected JSON of `tessera bench`");
 }
 
-// A file with one row, as Google Benchmark writes it.
+// A file with one row in Google Benchmark's format.
 std::string bench_file(const std::vector<double>& rounds, const char* busy = "0.02", const char* date = "") {
   return Json{{"context", {{"num_cpus", 2}, {"busy_processors", busy}, {"date", date}}},
               {"benchmarks", {{{"name", "op/x"}, {"time_unit", "ms"}, {"real_time", 1}, {"rounds", rounds}}}}}
@@ -315,18 +315,19 @@ std::string bench_file(const std::vector<double>& rounds, const char* busy = "0.
 TEST(BenchChange, MatchesRankSumTest) {
   const report::Change c = report::compute_change({10, 11, 12, 13, 14}, {20, 22, 24, 26, 28});
   EXPECT_NEAR(c.ratio, 2, 1e-12);
-  EXPECT_NEAR(c.low, 20.0 / 13, 1e-12);  // the second least and largest of 25 ratios: U = 1 has a chance of 1.6%
+  EXPECT_NEAR(c.low, 20.0 / 13,
+              1e-12);  // second smallest and second largest of 25 ratios: U = 1 has a probability of 1.6%
   EXPECT_NEAR(c.high, 26.0 / 10, 1e-12);
   EXPECT_FALSE(report::compute_change({10, 11, 12, 13}, {20, 22, 24}).known());
 }
 
-// A machine whose speed changes, and one file after another that a program measures on it. Rounds of a row, one rank
-// and the fixed work alternate.
+// A simulated machine of varying speed on which a program measures one file after another. Rounds of a row, of one rank
+// and of the fixed work alternate.
 enum class Noise : uint8_t { none, drift, bursts, hidden_bursts, layouts };
 class Machine {
  public:
   Machine(Noise noise, uint64_t seed) : noise_(noise), random_(seed), phase_(uniform() * 200) {}
-  // Eight rows, of strategies beside one rank or of operations; everything, or the last row alone, is so much slower.
+  // Eight rows of strategies or operations; all rows or only the last one are slowed down by a factor.
   std::string measure(const std::string& group, double all = 1, double last = 1) {
     now_ += 40;
     Json rows;
@@ -348,13 +349,14 @@ class Machine {
  private:
   double uniform() { return std::uniform_real_distribution<double>()(random_); }
   double memory_layout() { return noise_ == Noise::layouts && uniform() < 0.3 ? 1.12 : 1; }
-  // Seconds of some work, which bursts of other programs slow down by the given part of 70%.
+  // Duration of some work, of which bursts of other programs slow down the given fraction by 70%.
   double work(double seconds, double exposed_to_bursts) {
     double factor = std::exp(std::normal_distribution<double>(0, 0.02)(random_));
     if (noise_ == Noise::drift) factor *= 1 + 0.25 * std::sin((now_ + phase_) / 30);
     if (noise_ == Noise::bursts || noise_ == Noise::hidden_bursts) {
       for (; now_ >= change_; burst_ = !burst_)
-        change_ += std::exponential_distribution<double>(burst_ ? 0.25 : 0.5)(random_);  // off for 4 s, on for 2 s
+        change_ +=
+            std::exponential_distribution<double>(burst_ ? 0.25 : 0.5)(random_);  // off for 4 s, on for 2 s on average
       if (burst_) factor *= 1 + 0.7 * exposed_to_bursts * (1 + 0.3 * uniform()), ++busy_;
     }
     now_ += seconds * factor;
@@ -367,7 +369,7 @@ class Machine {
   bool burst_ = false;
 };
 
-// The rows of two files that have a verdict.
+// The rows with a verdict.
 std::vector<std::string> judged(const std::vector<std::string>& a, const std::vector<std::string>& b) {
   report::Bench both;
   for (const std::string& file : a) both.read(0, "a", file);
@@ -411,7 +413,7 @@ TEST(BenchVerdict, SeveralStartsDetectSmallerChanges) {
     }
     found += judged(a, b) == std::vector<std::string>{"strategy/row7/fp32/2 slower"};
     wrong += std::ssize(judged(same_a, same_b));
-    EXPECT_TRUE(judged({a[0]}, {b[0]}).empty());  // below what another start may change
+    EXPECT_TRUE(judged({a[0]}, {b[0]}).empty());  // below the variation between starts
   }
   EXPECT_GE(found, 19);
   EXPECT_LE(wrong, 1);
@@ -454,7 +456,7 @@ TEST(BenchFiles, ListsEqualFilesOnce) {
             "b-2: 2 cores\n");
 }
 
-// Plans that are run beside their predictions, and what `train` says on a machine that was measured.
+// Plans run and compared with their predictions, and the output of `train` on a calibrated machine.
 
 class MeasuringTest : public ProgramTest {
  protected:
@@ -486,7 +488,7 @@ TEST_F(MeasuringTest, PrintsEveryPartOfTwoRankPlan) {
     parts.insert(name);
     EXPECT_TRUE(m >= 0 && p >= 0) << part;
     EXPECT_TRUE(name != "step" || part["off"].get<bool>() == (std::abs(p - m) > 0.15 * m)) << part;
-    // Parts that are counted and not timed agree to the byte.
+    // Counted values agree exactly.
     const bool counted = name == "memory, parameters" || name == "memory, gradients" || name == "memory, optimizer";
     EXPECT_TRUE(!counted || p == m) << part;
   }
@@ -526,7 +528,7 @@ TEST_F(MeasuringTest, TrainPrintsPredictionIfAvailable) {
   ASSERT_TRUE(with.contains("predicted"));
   EXPECT_GT(with["predicted"]["step_s"], 0.0);
   EXPECT_GT(with["predicted"]["measured_step_s"], 0.0);
-  expect_lacks(trained("experts --experts 4").out, "predicted");  // parts that nobody measured
+  expect_lacks(trained("experts --experts 4").out, "predicted");  // parts without measurements
   std::ofstream(file(), std::ios::app) << "damaged\n";
   EXPECT_FALSE(summary("e").contains("predicted"));
 }

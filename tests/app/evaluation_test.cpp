@@ -1,4 +1,4 @@
-// generate and evaluate: the same texts and the same loss under every plan, and alone as in a batch.
+// generate and evaluate: same texts and losses under every plan, in a batch and alone.
 
 #include "data/tokenizer/described.h"
 #include "tests/app/program.h"
@@ -39,7 +39,7 @@ TEST_F(InferenceTest, GeneratesSameTextUnderEveryPlan) {
   }
 }
 
-// Draws differ by the prompt's number, and greedy texts not at all.
+// Samples depend on the index of the prompt; greedy texts do not.
 TEST_F(InferenceTest, BatchedPromptMatchesSinglePrompt) {
   make("llama-nano");
   write("prompts.txt", "Line 1\na text\n\nsays little, but more of it\nL\r\n");
@@ -55,7 +55,7 @@ TEST_F(InferenceTest, BatchedPromptMatchesSinglePrompt) {
   }
 }
 
-// A stop text may reach over several tokens, here of one byte each; what begins it is held back until it is sure.
+// A stop text may span several tokens (here one byte each); a possible beginning is withheld until it is decided.
 TEST_F(InferenceTest, StopsBeforeStopTexts) {
   make("llama-nano");
   const std::string whole = generate("--prompt Line --temperature 0 --tokens 60"), text = whole.substr(4);
@@ -93,7 +93,7 @@ TEST_F(InferenceTest, EvaluationMatchesUnderEveryPlan) {
   }
 }
 
-// Training and evaluate say the same of the tokens of the validation part.
+// Training and evaluate report the same loss on the validation split.
 TEST_F(InferenceTest, EvaluationMatchesValidation) {
   must("data text.txt --tokenizer bytes --out tokens");
   const Json summary = train("--data tokens --steps 5 --ranks 1 --format json --out base").last_record();
@@ -122,11 +122,11 @@ TEST_F(InferenceTest, RejectsInvalidOptions) {
   fails("generate nowhere", 4, "nowhere");
 }
 
-// The validation that a run reports, against the weights that it has saved and the text that it was given.
+// The validation loss of a run, compared with its saved weights and its text.
 
 class ValidationOfRunsTest : public ProgramTest {
  protected:
-  // 'é' has two bytes, so that a token is more than a byte.
+  // 'é' has two bytes, so tokens are longer than bytes.
   ValidationOfRunsTest() {
     std::string text;
     for (int i = 0; i < 500; ++i)
@@ -137,7 +137,7 @@ class ValidationOfRunsTest : public ProgramTest {
     held_out_ = split_characters(text.substr(cut));
     bytes_ = text.size() - cut;
     const std::vector<std::string> all = split_characters(text);
-    vocabulary_ = {all.begin(), all.end()};  // in the order of code points, as UTF-8 is
+    vocabulary_ = {all.begin(), all.end()};  // in code point order, as in UTF-8
   }
 
   static std::vector<std::string> split_characters(const std::string& text) {
@@ -150,7 +150,7 @@ class ValidationOfRunsTest : public ProgramTest {
     return out;
   }
 
-  // By the weights of a checkpoint, on one rank that knows neither plans nor dropout.
+  // The loss of a checkpoint's weights on one rank, without plan and dropout.
   double direct_loss(const std::string& checkpoint) const {
     const auto model = make_model(
         {.layers = 1, .heads = 2, .channels = 16, .context = 16, .vocab = static_cast<int64_t>(vocabulary_.size())});
@@ -197,13 +197,13 @@ TEST_F(ValidationOfRunsTest, MatchesSavedWeightsOverFullSplit) {
   }
 }
 
-// Mixtures and shards as a user trains on them: what is said, the same files after a resume in the middle of an epoch
-// and under another layout, and what is refused.
+// Training on mixtures and shards: messages, identical files after a resume within an epoch and under other layouts,
+// and rejected inputs.
 
 class MixturesTest : public ProgramTest {
  protected:
   MixturesTest() { std::ofstream(path("more.txt")) << std::string(1500, '1') << " and other digits\n"; }
-  // A mixture of bytes of two texts.
+  // A byte-level mixture of two texts.
   const std::string kMixed = "--tokenizer bytes --data text.txt=0.7,more.txt=0.3 ";
 };
 
@@ -220,7 +220,7 @@ TEST_F(MixturesTest, ResumesUnderOtherLayoutsBitwise) {
   train(kMixed + "--save-every 5 --dp 2 --no-eval --format json --out run");
   EXPECT_TRUE(files("run/checkpoints/step-12") == files("whole/checkpoints/step-12"));
   expect_made_again("run/checkpoints/step-12", 10, " --format json");
-  // another mixture is another run, and so is another order
+  // another mixture or another order is a different run
   fs::remove_all(path("run/checkpoints/step-12"));
   fails("train --resume --out run --data text.txt=0.3,more.txt=0.7", 2, "mixture is \"3:7\" and was \"7:3\"");
   fails("train --resume --out run --shuffle", 2, "shuffle is true and was the default");
@@ -251,9 +251,9 @@ TEST_F(MixturesTest, RejectsInvalidMixtures) {
   fails("data text.txt --shard-tokens 5", 2, "--shard-tokens: expected --out");
 }
 
-// --document-mask: what it refuses, and runs on tokens with <|endoftext|> under several plans.
+// --document-mask: rejected inputs, and runs on tokens with <|endoftext|> under several plans.
 
-// A tokenizer of bytes and <|endoftext|> in the folder "tokenizer", and a file of llm.c's with documents of its tokens.
+// A byte tokenizer with <|endoftext|> in "tokenizer", and an llm.c file with documents of its tokens.
 class DocumentsTest : public ProgramTest {
  protected:
   DocumentsTest() {

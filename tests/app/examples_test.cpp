@@ -1,4 +1,4 @@
-// The schedule of examples/: that it is one, that it does what its file says, and that it trains like one rank.
+// The schedule of examples/: it is valid, has the documented properties, and trains like one rank.
 #include "app/make_job.h"
 #include "examples/eager_1f1b.h"
 #include "parallel/pipeline/simulate.h"
@@ -20,7 +20,7 @@ TEST(Examples, Eager1f1bIsValidSchedule) {
     }
 }
 
-// While a message takes no longer than half a forward and backward pass, only the way there and back costs time.
+// If a message takes at most half of a forward and backward pass, only the first round trip costs time.
 TEST(Examples, Eager1f1bHidesMessages) {
   for (int p = 2; p <= 6; ++p)
     for (int m = 2 * p; m <= 4 * p; ++m)

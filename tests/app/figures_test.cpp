@@ -1,4 +1,4 @@
-// Every figure that a person reads of a run, worked out by hand from what was told.
+// All reported numbers of a run, compared with values computed by hand.
 #include <clocale>
 
 #include "app/report/report.h"
@@ -24,7 +24,7 @@ TEST(Figures, MachinePeak) {
   EXPECT_EQ(std::tie(by_memory.bytes_per_s, by_memory.flops, by_memory.share),
             std::tuple(300, 500, 0.75));  // 1.5 s of 2
   EXPECT_EQ(bench::compute_rates(600, 1600, 2, {.bytes_per_s = 400, .flops = 1000}).share, 0.8);
-  EXPECT_EQ(ranks_at_once(4, 2, 1), 2);  // two processors for four ranks of one thread
+  EXPECT_EQ(ranks_at_once(4, 2, 1), 2);  // two cores for four ranks of one thread
   EXPECT_EQ(ranks_at_once(8, 16, 4), 4);
   EXPECT_EQ(ranks_at_once(2, 64, 1), 2);
   EXPECT_EQ(ranks_at_once(3, 1, 4), 1);
@@ -33,7 +33,7 @@ TEST(Figures, MachinePeak) {
 TEST(Figures, MedianRateExcludesFirstFiveSteps) {
   EXPECT_EQ(median_rate({1, 2, 3, 4, 5, 1000, 3000, 2000}), 2000);
   EXPECT_EQ(median_rate({9000, 9000, 9000, 9000, 9000, 10}), 10);
-  EXPECT_EQ(median_rate({30, 10, 20, 50, 40}), 30);  // no more than five: all
+  EXPECT_EQ(median_rate({30, 10, 20, 50, 40}), 30);  // at most five rates: all are used
   EXPECT_EQ(median_rate({}), 0);
 }
 
@@ -61,7 +61,7 @@ struct Said {
   test::Scalars scalars;      // read from the event file
 };
 
-// Eight steps of 48 tokens, of which the last three made 1,000, 3,000 and 2,000 tokens/s.
+// Eight steps of 48 tokens; the last three have 1,000, 3,000 and 2,000 tokens/s.
 Said say(const std::string& format, const Plan& plan, const std::vector<int64_t>& peaks) {
   const TemporaryDirectory folder(fs::temp_directory_path() / "tessera-figures-");
   TrainOptions options;
@@ -131,7 +131,7 @@ TEST(Figures, TextSummaryOfRun) {
                    " 2.25\n2.0K tokens/s, 60% of this machine's matmul peak; at most 5.4 MB of memory.\n",
                    "Step time: predicted 20.00 ms for this machine, measured 24.00 ms.\n",  // 48 of 2,000 tokens/s
                    "Straggler: the other ranks waited for rank 2 25% of the time.\n",
-                   // five of eight choices, where two are even
+                   // five of eight choices, where two would be uniform
                    "Busiest expert: number 1 of layer 1, with 2.50 times the mean load; 4 tokens dropped.\n"});
   const std::string three = say("text", {.dp = 3, .backend = Backend::mpi}, {54'000'000, 56'700'000, 1}).out;
   expect_has(three, "2.0K tokens/s, 20% of this machine's matmul peak; at most 57 MB of memory per rank.\n");
@@ -149,7 +149,7 @@ TEST(Figures, MfuCountsConcurrentRanks) {
   cpu::set_threads(static_cast<int>(threads));
 }
 
-// The figures that the programs print agree with each other: rate x time = work, and the same figure everywhere.
+// The numbers printed by the programs are consistent: rate x time = work, and equal values everywhere.
 
 using Clock = std::chrono::steady_clock;
 
@@ -159,7 +159,7 @@ using FiguresOfRunsTest = ProgramTest;
 
 constexpr double kTokens = 4 * 16;
 
-// Identities that must hold for a run of kSmall that took so long.
+// Identities that hold for a run of kSmall with this duration.
 void expect_identities(const std::vector<Json>& records, double seconds, int64_t vocab) {
   std::vector<double> rates;
   double ms = 0;
@@ -175,10 +175,9 @@ void expect_identities(const std::vector<Json>& records, double seconds, int64_t
   ASSERT_EQ(rates.size(), 12U);
   std::sort(rates.begin() + 5, rates.end());
   const Json& s = records.back();
-  EXPECT_EQ(s["tokens_per_s"], rates[5 + 3]);  // the middle of seven
+  EXPECT_EQ(s["tokens_per_s"], rates[5 + 3]);  // the median of seven
   EXPECT_EQ(s["tokens"], 12 * kTokens);
-  // One layer of 16 channels: 12 C^2 of matrices, 9 C of biases, two norms; the last norm; the table, which is the
-  // head.
+  // One layer of 16 channels: 12 C^2 in matrices, 9 C in biases, two norms; the final norm; the tied token table.
   const double parameters = 12 * 256 + 9 * 16 + 4 * 16 + 2 * 16 + 16.0 * static_cast<double>(vocab);
   EXPECT_EQ(s["flops_per_token"], 6 * parameters + 12 * 16 * 16);
   const double used = s["flops_per_token"].get<double>() * s["tokens_per_s"].get<double>();
@@ -231,7 +230,7 @@ TEST_F(FiguresOfRunsTest, RatesTimesAndWorkAreConsistent) {
   for (const Json& peak : summary["peak_bytes"]) expect_has(page, "\"all n\">" + report::grouped(peak) + "</td></tr>");
 }
 
-// On a clock of the test's own, which looks a little longer.
+// Measured by the test's own clock, which includes the start of the program.
 TEST_F(FiguresOfRunsTest, StepTimesMatchExternalClock) {
   const Job job{.model = {.layers = 1, .heads = 2, .channels = 64, .context = 64, .vocab = 64},
                 .optim = {.batch = 4},
@@ -255,7 +254,7 @@ TEST_F(FiguresOfRunsTest, BenchmarkRatesAreWorkOverTime) {
       "--benchmark_min_time=0.001");
   const Json all = Json::parse(ran.out);
   constexpr double kPlane = 12 * 256 * 384, kProduct = 3'623'878'656;
-  // Elements read and written once, and products.
+  // Elements read and written once, and matmuls.
   const std::map<std::string, std::pair<double, double>> work = {
       {"add/forward", {3 * kPlane, 0}},
       {"add/backward", {5 * kPlane, 0}},
@@ -268,13 +267,13 @@ TEST_F(FiguresOfRunsTest, BenchmarkRatesAreWorkOverTime) {
   };
   size_t seen = 0;
   for (const Json& row : all["benchmarks"]) {
-    const std::string name = row["name"].get<std::string>().substr(3);  // behind "op/"
+    const std::string name = row["name"].get<std::string>().substr(3);  // after "op/"
     const bool wide = name.ends_with("fp32");
     const auto [elements, flops] = work.at(name.substr(0, name.size() - 5));
     const double bytes = elements * (wide ? 4 : 2), seconds = row["real_time"].get<double>() * 1e-6;
     EXPECT_EQ(row["time_unit"], "us");
     EXPECT_NEAR(row["bytes/s"].get<double>() * seconds, bytes, 1e-6 * bytes) << name;
-    EXPECT_EQ(row["FLOP/s"].is_number(), flops > 0) << name;  // null: an op without products
+    EXPECT_EQ(row["FLOP/s"].is_number(), flops > 0) << name;  // null: an op without matmuls
     EXPECT_NEAR((flops > 0 ? row["FLOP/s"].get<double>() : 0) * seconds, flops, 1e-6 * flops) << name;
     double roof_bytes = 0, roof_flops = 0;  // "10.1 GB/s, 120.2 GFLOP/s"
     ASSERT_EQ(std::sscanf(all["context"][wide ? "ceiling_fp32" : "ceiling_bf16"].get<std::string>().c_str(),
@@ -328,8 +327,8 @@ std::string shown(Progress::Options options) {
   });
 }
 
-// The run has 1,000 steps, and a tenth of a new one's time goes into the mean: 1,000 ms, then 1,000 + 0.1 1,000 ms,
-// then 1,100 - 0.1 600 ms.
+// The run has 1,000 steps, and a new step has a weight of one tenth in the mean: 1,000 ms, then 1,000 + 0.1 x 1,000 ms,
+// then 1,100 - 0.1 x 600 ms.
 TEST(Progress, RemainingTimeFollowsRemainingSteps) {
   const std::string out = shown({.steps = 1000}, [](Progress& progress) {
     progress.step({.step = 1, .loss = 2.25, .lr = 0.001, .grad_norm = 0.5, .tokens_per_s = 4800, .step_ms = 1000});
@@ -357,7 +356,7 @@ TEST(Progress, RewritesOneLineOnTerminal) {
   expect_lacks(shown({.terminal = true}), "\033[36m");     // NO_COLOR
 }
 
-// The most cells that one of the lines takes on a terminal; colours take no room, every other character takes one cell.
+// The maximum number of terminal cells of a line; colours take none, every other character takes one.
 size_t widest(const std::string& out) {
   size_t cells = 0, most = 0;
   for (size_t i = 0; i < out.size(); ++i) {
@@ -376,7 +375,7 @@ size_t widest(const std::string& out) {
 TEST(Progress, NeverWrapsOnNarrowTerminal) {
   for (const int64_t columns : {1, 20, 60, 80, 90, 100, 200})
     EXPECT_LT(widest(shown({.terminal = true, .color = true, .columns = columns})), std::max<size_t>(columns, 7))
-        << columns;  // "hello" is not a line of progress
+        << columns;  // "hello" is not a progress line
   expect_has(shown({.terminal = true, .columns = 80}), "left");
   expect_has(shown({.terminal = true, .columns = 120}), "━");
 }
@@ -425,7 +424,7 @@ TEST_F(MetricsTest, ResumeDropsRepeatedRecords) {
     for (int i = 1; i <= 4; ++i) m.write(R"({"event":"step","step":)" + std::to_string(i) + "}");
     m.write(R"({"event":"summary","steps":4})");
   }
-  std::ofstream(path(), std::ios::app) << R"({"event":"step","st)";  // cut by a kill
+  std::ofstream(path(), std::ios::app) << R"({"event":"step","st)";  // cut off by a kill
   {
     Metrics m(run(), 2);
     m.write(R"({"event":"step","step":3})");
@@ -449,7 +448,7 @@ TEST_F(MetricsTest, CountsValidationsSinceBest) {
                                                            {{3}, 0},
                                                            {{3, 2}, 0},
                                                            {{2, 3}, 1},
-                                                           {{2, 2}, 1},  // an equal one is no better
+                                                           {{2, 2}, 1},  // an equal loss is no improvement
                                                            {{3, 1, 2, 1, 4}, 3},
                                                            {{3, 1, 2, 0.5}, 0}};
   for (const auto& [losses, since] : table) {
@@ -469,7 +468,7 @@ TEST_F(MetricsTest, RejectsOtherFilesAndFullDisk) {
   EXPECT_THROW(full.write("{}"), OutputError);
 }
 
-// TensorBoard's view of a run: exactly the numbers of metrics.jsonl, read with TensorBoard's own reader.
+// TensorBoard's view of a run: exactly the values of metrics.jsonl, read by TensorBoard's own reader.
 
 using test::Curves;
 
@@ -486,7 +485,7 @@ TEST_F(EventsTest, TensorBoardMatchesMetricsAfterResume) {
   EXPECT_EQ(read("shown"), first);
   EXPECT_TRUE(first.at("loss").size() == 12 && first.at("val_loss").size() == 3);
 
-  // As a kill at the very end leaves it: the newest checkpoint is of step 10, the last record is torn.
+  // The state after a kill at the very end: the newest checkpoint is of step 10, and the last record is incomplete.
   fs::remove_all(path("run/checkpoints/step-12"));
   ASSERT_EQ(event_files("run").size(), 1U);
   fs::resize_file(event_files("run")[0], fs::file_size(event_files("run")[0]) - 7);
@@ -496,9 +495,9 @@ TEST_F(EventsTest, TensorBoardMatchesMetricsAfterResume) {
   const Curves resumed = recorded();
   for (const char* tag : {"loss", "lr", "grad_norm", "val_loss"}) EXPECT_EQ(resumed.at(tag), first.at(tag)) << tag;
   EXPECT_EQ(read("shown"), resumed);
-  EXPECT_EQ(read("held").at("loss").size(), 14U);  // steps 11 and 12 twice: the session's start hides the first ones
+  EXPECT_EQ(read("held").at("loss").size(), 14U);  // steps 11 and 12 twice: the session start hides the first ones
 
-  // Nothing is left to do: nothing is written a second time.
+  // No steps are left, so nothing is written twice.
   must("train --resume --out run");
   EXPECT_EQ(event_files("run").size(), 3U);
   EXPECT_EQ(recorded(), resumed);

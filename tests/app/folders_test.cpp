@@ -1,4 +1,4 @@
-// Files that change under a running program, or are not what they should be: one line that names them, and status 4.
+// Files that change during a run or are invalid: one line naming them, and status 4.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -18,7 +18,7 @@ namespace {
 
 class ChangedFilesTest : public ProgramTest {
  protected:
-  // Begins a long run on the dataset "made", changes its token files when a few steps are made, and returns the end.
+  // Starts a long run on the dataset "made", modifies its token files after a few steps, and returns the outcome.
   template <class Change>
   Ran changed(const std::string& more, const Change& change) {
     fs::remove_all(path("run"));
@@ -52,7 +52,7 @@ TEST_F(ChangedFilesTest, NamesPositionOfInvalidToken) {
   expect_has(r.last_line(), {"made/train.tok: token 32639 at position ", "is outside the vocabulary of 31"});
 }
 
-// The thread that reads what is gone can do nothing more; the program says why it ends.
+// The reading thread cannot continue, but the program reports the cause.
 TEST_F(ChangedFilesTest, NamesTruncatedMappedFile) {
   testing::GTEST_FLAG(death_test_style) = "threadsafe";
   EXPECT_EXIT(
@@ -89,7 +89,7 @@ TEST_F(ChangedFilesTest, RejectsCheckpointWithExtraTensors) {
   must("train --resume --out run --steps 14");
 }
 
-// Each file that is read whole: what never ends, and what no memory holds.
+// Files that are read completely: endless files, and files larger than memory.
 TEST_F(ChangedFilesTest, NamesSpecialAndHugeFiles) {
   ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
   std::ofstream(path("huge"));
@@ -145,7 +145,7 @@ TEST_F(ChangedFilesTest, NamesInvalidTemporaryDirectory) {
         "TMPDIR: expected a folder for temporary files, found '/nonexistent/t'", "export TMPDIR=/nonexistent/t;");
 }
 
-// A reservation of addresses leaves some for others, whatever the limit is.
+// A reservation of address space leaves enough for others under any limit.
 TEST_F(ChangedFilesTest, ReservationsRespectAddressSpaceLimits) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer wants more addresses";
@@ -187,13 +187,13 @@ TEST_F(ChangedFilesTest, MessagesAreOneShortLine) {
   EXPECT_LT(r.err.size(), 1100U);
 }
 
-// Output goes where its name leads: to a pipe, a device, standard output or the target of a link, which stay what they
-// are; and never into a file that has got the number of a closed descriptor.
+// Output goes to the target of its name: a pipe, a device, standard output or the target of a link, none of which is
+// replaced; never into a file that received the number of a closed descriptor.
 
 class OutputPlacesTest : public ProgramTest {
  protected:
   void SetUp() override { train("--out run --trace"); }
-  // A device of our own: the machine's must not be at stake. False where none can be made.
+  // Creates a device for the test, so that the machine's own is not at risk. False if that is not possible.
   bool make_device(const char* name, unsigned int minor) const {
     const fs::path made = path(name);
     if (mknod(made.c_str(), S_IFCHR | 0666, makedev(1, minor)) != 0) return false;
@@ -238,10 +238,10 @@ TEST_F(OutputPlacesTest, WritesToPipes) {
 TEST_F(OutputPlacesTest, WritesToStandardOutput) {
   must("report run");
   const std::string page = read_file(path("run/report.html"));
-  // Links of our own, as /dev/stdout is one.
+  // Links like /dev/stdout.
   fs::create_symlink("/proc/self/fd/1", path("stdout"));
   fs::create_symlink("/proc/self/fd/2", path("stderr"));
-  EXPECT_EQ(must("report run --out stdout").out, page);  // a file, which must stay the one that the shell has opened
+  EXPECT_EQ(must("report run --out stdout").out, page);  // a file opened by the shell, which must not be replaced
   EXPECT_EQ(run("report run --out stdout | cat").out, page);
   EXPECT_EQ(run("report run --out stderr").err, page);
   EXPECT_TRUE(fs::is_symlink(path("stdout")) && fs::is_symlink(path("stderr")));
@@ -264,7 +264,7 @@ TEST_F(OutputPlacesTest, FollowsLinks) {
   expect_no_temporary(".");
 }
 
-// A name that another program has planted where one could be guessed must not be written through.
+// A file planted at a guessable temporary name must not be written through.
 TEST_F(OutputPlacesTest, DoesNotReuseTemporaryNames) {
   const TemporaryName first(path("x")), second(path("x"));
   EXPECT_NE(first.path(), second.path());
@@ -283,7 +283,7 @@ TEST_F(OutputPlacesTest, BenchWritesRowsOrFails) {
   fails(kRows + "--benchmark_out=missing/rows.json", 6, "missing");
 }
 
-// The first files that are opened would be descriptors 0, 1 and 2, and get what is printed.
+// Otherwise the first opened files would get descriptors 0, 1 and 2, and the printed output.
 TEST_F(OutputPlacesTest, FilesDoNotReuseClosedDescriptors) {
   train("--out whole");
   for (const char* closed : {"0<&-", "1>&-", "2>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"}) {
@@ -308,7 +308,8 @@ TEST_F(OutputPlacesTest, RunFilesAreWorldReadable) {
   }
 }
 
-// The lock of a run's folder, and a file system that has no locks: the run says so, and ends where it meets another.
+// The lock of a run directory; on a file system without locks, the run reports it and stops when it detects another
+// run.
 
 class RunLocks : public testing::Test {
  protected:

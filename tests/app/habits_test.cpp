@@ -1,5 +1,5 @@
-// Numbers as people say them: epochs and shares in place of steps, another file to validate on, an end by patience; and
-// what they want of a model that they begin with: more tokens, another end, a shorter context.
+// Convenience options: epochs and fractions in place of steps, a separate validation file, early stopping; and changes
+// of an initial model: new tokens, another end token, a shorter context.
 #include <cstring>
 
 #include "data/safetensors.h"
@@ -20,7 +20,7 @@ class HabitsTest : public ProgramTest {
 };
 
 TEST_F(HabitsTest, ConvertsEpochsAndFractionsToSteps) {
-  std::string rows;  // 30 to train on, 4 to a step: 7.5 steps an epoch
+  std::string rows;  // 30 training rows, 4 per step: 7.5 steps per epoch
   for (int i = 0; i < 33; ++i) rows += fmt::format("{{\"prompt\": \"{} and\", \"completion\": \" {}\"}}\n", i, i * i);
   write("rows.jsonl", rows);
   const std::string model =
@@ -34,22 +34,23 @@ TEST_F(HabitsTest, ConvertsEpochsAndFractionsToSteps) {
     EXPECT_EQ(validated(), (std::vector<int64_t>{4, 8, 12, 15}));
     anew(model + plan + "--steps 15 --eval-every 4 --warmup 3 --min-lr 0.001 --out told");
     EXPECT_EQ(weights("run/checkpoints/step-15"), weights("told/checkpoints/step-15"));
-    must("train --resume --out run --config run/config.toml --epochs 3");  // shares hold on
+    must("train --resume --out run --config run/config.toml --epochs 3");  // fractions remain in effect
     expect_has(config(), "steps = 23\n");
   }
-  for (const auto& [epochs, steps] : {std::pair{"0.39", 3}, {"0.4", 3}, {"0.41", 4}, {"0.01", 1}}) {  // times 7.5, up
+  for (const auto& [epochs, steps] :
+       {std::pair{"0.39", 3}, {"0.4", 3}, {"0.41", 4}, {"0.01", 1}}) {  // times 7.5, rounded up
     anew(model + "--no-eval --no-save --epochs " + epochs + " --out run");
     expect_has(config(), fmt::format("steps = {}\n", steps));
   }
   fails(model + "--epochs 2 --steps 3", 2, "--epochs: cannot be combined with --steps");
-  // A later word, or one of the command line, is in the place of what a file says.
+  // Later options, and the command line, take precedence over the configuration file.
   must("train --config run/config.toml --epochs 0.5 --out half");
   expect_has(read_file(path("half/config.toml")), "steps = 4\n");
   write("epochs.toml", "epochs = 2.0\n");
   must(model + "--config epochs.toml --steps 1 --no-eval --out one");
   fails(model + "--warmup 101%", 2, "--warmup: expected a number in [0, 100], found '101'");
   fails(model + "--warmup 3e", 2, "--warmup: expected a whole number");
-  write("few.jsonl", rows.substr(0, rows.find("{\"prompt\": \"10 ")));  // 9 to train on: 39 of both
+  write("few.jsonl", rows.substr(0, rows.find("{\"prompt\": \"10 ")));  // 9 training rows: 39 in both
   const auto mixed = must(
       "train --data rows.jsonl=1,few.jsonl=2 --model gpt-nano --layers 1 --channels 16 --context 16 "
       "--batch 4 --tokenizer bytes --threads-per-rank 1 --epochs 1 --no-eval --out mixed");
@@ -60,7 +61,7 @@ TEST_F(HabitsTest, ConvertsEpochsAndFractionsToSteps) {
 }
 
 TEST_F(HabitsTest, PatienceEndsNewAndResumedRuns) {
-  const std::string still = "--lr 0 --eval-every 2 --out run ";  // no validation is better than the first
+  const std::string still = "--lr 0 --eval-every 2 --out run ";  // no validation improves on the first
   const auto r = train(still + "--steps 40 --patience 2");
   expect_has(r.err, "2 validations without improvement (--patience): stopping after step 6 of 40");
   EXPECT_EQ(validated(), (std::vector<int64_t>{2, 4, 6}));
@@ -90,11 +91,11 @@ TEST_F(HabitsTest, HoldsOutFileOrFraction) {
   fails("train --data made --val-share 0.2", 2, "--val-share: expected a text or a file of examples");
 }
 
-// --- a model to begin with ---
+// Initial models.
 
 class BeginningTest : public ProgramTest {
  protected:
-  // A run "base" of 290 tokens and a folder "f" of it.
+  // A run "base" with 290 tokens and its exported folder "f".
   void make_base(const std::string& more = "") {
     train("--model llama-nano --ffn 32 --tokenizer bpe-290 --steps 3 --ranks 1 --no-eval --quiet --out base " + more);
     must("checkpoint export base --out f");
@@ -117,8 +118,8 @@ class BeginningTest : public ProgramTest {
   }
 };
 
-// The mean of the old rows is where transformers 5.24 draws new ones, too (with 1e-9 of their variance); the ids are
-// those of its add_special_tokens().
+// transformers 5.24 samples new rows around the mean of the old ones (with 1e-9 of their variance); the ids are those
+// of its add_special_tokens().
 TEST_F(BeginningTest, NewEmbeddingRowsAreMeanOfOthers) {
   make_base();
   const std::string added = "--add-tokens '<|im_start|>,<|im_end|>' ";
@@ -187,7 +188,7 @@ TEST_F(BeginningTest, EndOptionSelectsEndToken) {
   for (const char* file : {"out/config.json", "out/generation_config.json"})
     EXPECT_EQ(to_json(file)["eos_token_id"], 290) << file;
   EXPECT_EQ(to_json("out/tokenizer_config.json")["eos_token"], "<|end|>");
-  // The end of a folder that has one is replaced, in all of its files.
+  // An existing end token is replaced in all files of the folder.
   Json settings = to_json("out/generation_config.json");
   settings["eos_token_id"] = {290, 7};
   write("out/generation_config.json", settings.dump());
@@ -231,7 +232,7 @@ TEST_F(BeginningTest, RejectsOnlyUsedTokensOutsideTheTable) {
         "--vocab: expected at least the tokenizer's 291, found 290");
 }
 
-// The table of learned positions stays whole: its first rows are those of the context.
+// The table of learned positions stays complete; the context uses its first rows.
 TEST_F(BeginningTest, ShorterContextReadsFirstPositions) {
   train("--model gpt-nano --layers 2 --context 64 --tokenizer bytes --steps 3 --ranks 1 --no-eval --out base");
   must("checkpoint export base --out f");
@@ -254,7 +255,7 @@ TEST_F(BeginningTest, ShorterContextReadsFirstPositions) {
   EXPECT_EQ(values("out/model.safetensors", "transformer.wpe.weight"),
             values("run/checkpoints/step-4/model.safetensors", "positions.weight"));
   must("train --init run --data text.txt --context 64 --steps 1 --no-eval --quiet --out longer");
-  // As many tokens as the context, wherever the table ends.
+  // As many tokens as the context, independent of the size of the table.
   EXPECT_NEAR(compute_loss("out --context 16"), compute_loss("run --context 16"), 1e-6);
   for (const std::string from : {"f", "run"})
     fails("train --init " + from + " --data text.txt --context 65", 2, "--context: the model has 64, found 65");

@@ -1,4 +1,4 @@
-// Models in and out of runs: checkpoint import, export and inspect, and train --init.
+// Import and export of models: checkpoint import, export and inspect, and train --init.
 
 #include "data/safetensors.h"
 #include "tests/app/program.h"
@@ -21,7 +21,7 @@ class ModelsTest : public ProgramTest {
 
 class ModelsInAndOutTest : public ModelsTest {
  protected:
-  // A run "base" and a folder of it.
+  // Creates a run "base" and its exported folder.
   void make_base(const std::string& more) const {
     anew(base_ + more);
     anew("checkpoint export base --out folder");
@@ -41,7 +41,7 @@ TEST_F(ModelsInAndOutTest, ImportAndExportRoundTripBytes) {
   }
 }
 
-// Keys of others: a note where they mean nothing, or a refusal in time.
+// Foreign keys are noted if they have no effect, otherwise rejected early.
 TEST_F(ModelsInAndOutTest, ReadsForeignFoldersWithOneNote) {
   make_base("--dtype bf16");
   const auto with = [&, plain = to_json("folder/config.json")](const Json& keys) {
@@ -74,8 +74,7 @@ TEST_F(ModelsInAndOutTest, ReadsForeignFoldersWithOneNote) {
   fails("train --init folder --window 4 --data text.txt --out run", 2, "--window: the model has 8, found 4");
 }
 
-// The loss at the beginning of a run is the one that the run before ended with, whatever the weights came from and
-// under every plan.
+// The initial loss of a run is the final loss of the run it starts from, for every source of weights and every plan.
 TEST_F(ModelsInAndOutTest, InitStartsAtFinalLossOfOtherRun) {
   make_base("--ranks 1");
   for (const std::string from : {"base", "base/checkpoints/step-5", "folder"})
@@ -86,8 +85,8 @@ TEST_F(ModelsInAndOutTest, InitStartsAtFinalLossOfOtherRun) {
     }
 }
 
-// In bf16, where the master weights begin with the model too. All windows of a text of one letter are alike, so the
-// loss of the first batch is that of the whole text by another command, and so is the loss after the step.
+// In bf16 the master weights also start from the model. All windows of a text of one letter are equal, so the loss of
+// the first batch equals the loss on the full text, before and after the step.
 TEST_F(ModelsInAndOutTest, Bf16RunStartsAtLossOfItsModel) {
   make_base("--dtype bf16 --ranks 1");
   write("text.txt", std::string(3000, 'e'));
@@ -117,7 +116,7 @@ TEST_F(ModelsInAndOutTest, ResumesWithoutInitialModel) {
   expect_made_again("run/checkpoints/step-4", 2);
 }
 
-// A run in parts goes on under its layout and under others, writes text, and becomes the run again that it was made of.
+// A resharded run resumes under its layout and others, generates text, and can be resharded back to the original run.
 TEST_F(ModelsInAndOutTest, ReshardedRunIsEquivalent) {
   must(base_ + "--ranks 2 --save-every 3 --keep 2");
   const std::string end = weights("base/checkpoints/step-5");
@@ -145,8 +144,8 @@ TEST_F(ModelsInAndOutTest, ReshardedRunIsEquivalent) {
   EXPECT_FALSE(fs::exists(path("other")));
 }
 
-// Each of them has a state of its own; the checkpoint in the middle is between the outer steps of both fragments, and
-// so is the validation after step 3.
+// Replicas have separate states; the checkpoint in the middle lies between the outer steps of both fragments, and so
+// does the validation after step 3.
 TEST_F(ModelsInAndOutTest, DilocoReplicasResumeFromShards) {
   must(base_ + "--dp 2 --dp-mode diloco --sync-every 4 --sync-fragments 2 --save-every 3 --eval-every 3 --keep 2");
   const std::string end = weights("base/checkpoints/step-5");
@@ -176,12 +175,12 @@ TEST_F(ModelsInAndOutTest, RejectsInvalidOptions) {
   EXPECT_FALSE(fs::exists(path("other")) || fs::exists(path("run")));
 }
 
-// train --init with adapters: the base keeps its bits, adapters are all that is trained and kept, and what they learnt
-// goes out alone or inside the weights.
+// train --init with adapters: the base keeps its bits, only adapters are trained and saved, and they are exported alone
+// or merged.
 
 class LoraTest : public ModelsTest {
  protected:
-  // In run "tuned", which is that of `base` but for so many adapters.
+  // Checks that the checkpoint of run "tuned" equals that of `base` plus this number of adapters.
   void expect_only_adapters(const Safetensors& base, size_t adapters) const {
     const Safetensors model = tensors("tuned/checkpoints/step-6"),
                       state = tensors("tuned/checkpoints/step-6", "optimizer.safetensors");
@@ -229,12 +228,12 @@ TEST_F(LoraTest, ResumesAndExports) {
   EXPECT_TRUE(fs::exists(path("whole/config.json")));
   expect_has(run("checkpoint inspect adapters").out, "q_proj.lora_A.weight");
 
-  // Adapters that somebody else trained go on; those of a merged model are new ones.
+  // Foreign adapters can be trained further; those of a merged model are new.
   for (const std::string from : {"adapters", "tuned", "whole --lora-rank 3"}) {
     anew("train --init " + from + next_);
     EXPECT_EQ(weights("next/checkpoints/step-1") == end, from != "whole --lora-rank 3") << from;
     if (from == "whole --lora-rank 3") continue;
-    anew("checkpoint export next --out onward");  // beside the first base, whatever they went through
+    anew("checkpoint export next --out onward");  // the original base model, independent of the intermediate runs
     const std::string base = to_json("onward/adapter_config.json").at("base_model_name_or_path");
     EXPECT_EQ(fs::path(base), path("base")) << from;
   }
@@ -250,7 +249,7 @@ TEST_F(LoraTest, ResumesAndExports) {
   fails("train --base moved --data text.txt --out run", 2, "--base: goes with --init ADAPTERS");
 }
 
-// From whatever directory: the adapters of a run name the directory that it was trained on, and no other model serves.
+// Adapters name the directory of their base model independent of the current directory, and reject any other model.
 TEST_F(LoraTest, AdaptersNameTheirBaseModel) {
   must(base_);
   must(tuned_ + "--ranks 1");
@@ -292,7 +291,7 @@ TEST_F(LoraTest, AdaptersNameTheirBaseModel) {
   must("evaluate adapters --base first --data text.txt");
 }
 
-// Adapters that differ between modules are added to the weights wherever a model only computes.
+// Adapters that differ between modules are merged into the weights for inference.
 TEST_F(LoraTest, MergesAdaptersOfSeveralKinds) {
   must(base_);
   must(tuned_ + "--ranks 1");
@@ -317,7 +316,7 @@ TEST_F(LoraTest, MergesAdaptersOfSeveralKinds) {
         "--quantize: expected none for a model with merged adapters");
 }
 
-// A model with experts: they stay, and adapters of attention go out as those of a dense model.
+// Experts stay frozen, and adapters of attention are exported as for a dense model.
 TEST_F(LoraTest, ExpertsStayFrozen) {
   must(base_ + "--experts 4");
   const Safetensors base = tensors("base/checkpoints/step-5");
@@ -352,8 +351,8 @@ TEST_F(LoraTest, RejectsInvalidOptions) {
   EXPECT_FALSE(fs::exists(path("whole")) || fs::exists(path("run")));
 }
 
-// train --quantize: a base in four bits, the same bytes under every plan, saved as it is, and numbers again on its way
-// out.
+// train --quantize: a 4-bit base with the same bytes under every plan, saved without conversion and dequantized on
+// export.
 
 class QuantizeTest : public ModelsTest {
  protected:
@@ -387,17 +386,17 @@ TEST_F(QuantizeTest, ResumesAndExports) {
   must(base_);
   must(tuned_ + "--ranks 1 --save-every 2");
   const std::string end = weights("tuned/checkpoints/step-4");
-  fs::rename(path("base"), path("gone"));  // the run has all that it needs
+  fs::rename(path("base"), path("gone"));  // the run needs no other files
   expect_made_again("tuned/checkpoints/step-4", 2);
   const double loss = compute_loss("tuned");
   EXPECT_NEAR(compute_loss("tuned --dp 1 --tp 2"), loss, 1e-5);
   must("generate tuned --tokens 5 --temperature 0");
 
-  // Numbers again: what the layers computed with, and the adapters in them.
+  // Dequantized: the weights used in computation, with merged adapters.
   expect_has(must("checkpoint export tuned --out whole --merge").out, "4 bits");
   EXPECT_NEAR(compute_loss("whole"), loss, 1e-5);
 
-  // Adapters alone, beside a base that is quantised again.
+  // Adapters alone, with a base that is quantized again.
   fs::rename(path("gone"), path("base"));
   must("checkpoint export tuned --out adapters");
   EXPECT_NEAR(compute_loss("adapters --quantize nf4"), loss, 1e-6);
@@ -405,7 +404,7 @@ TEST_F(QuantizeTest, ResumesAndExports) {
   must("checkpoint reshard tuned --dp 1 --tp 2 --zero 3 --out parts");
   EXPECT_NEAR(compute_loss("parts"), loss, 1e-6);
 
-  // A tuned model goes on as it is.
+  // A tuned model can be trained further without changes.
   const auto next =
       must("train --init tuned --data text.txt --batch 4 --steps 1 --lr 0 --min-lr 0 --no-eval --out next");
   EXPECT_TRUE(weights("next/checkpoints/step-1") == end);
@@ -426,7 +425,7 @@ TEST_F(QuantizeTest, RejectsInvalidOptions) {
   fails("train --init tuned --data text.txt --quantize gptq --out run", 2, "--quantize: the model has nf4, found gptq");
 }
 
-// checkpoint quantize: a folder that every command reads to the bit, and mistakes in one line.
+// checkpoint quantize: a folder that every command reads bitwise identically, and one-line errors.
 
 class GptqTest : public ModelsTest {
  protected:
@@ -449,13 +448,13 @@ TEST_F(GptqTest, EveryCommandReadsQuantizedFolder) {
             fs::file_size(path("base/checkpoints/step-40/model.safetensors")));
   expect_has(run("checkpoint inspect small").out, "in 4 bits in groups of 16 (GPTQ)");
 
-  // A run made of it has the numbers that the codes stand for, and computes the same.
+  // A run imported from it has the dequantized weights and computes the same results.
   must("checkpoint import small --out again");
   EXPECT_NEAR(compute_loss("again"), small, 1e-6);
   EXPECT_EQ(said("small --temperature 0"), said("again --temperature 0"));
   const std::string tune = " --lora-rank 2 --data text.txt --batch 4 --steps 1 --ranks 1 --threads-per-rank 1 --out ";
   must("train --init small" + tune + "tuned");
-  // A whole row is one group: layers of 32 and of 64 inputs have one scale a row.
+  // A group per row: layers with 32 and 64 inputs have one scale per row.
   for (const char* method : {"gptq", "rtn"}) {
     const Ran whole = anew(quantize_ + "--group -1 --out rows --method " + method);
     expect_has(whole.out, ": layers in 4 bits in rows, by ");
@@ -480,7 +479,7 @@ TEST_F(GptqTest, RejectsInvalidOptions) {
   fails("checkpoint quantize base --calibrate text.txt", 2, "--out: expected a name");
   fails("checkpoint quantize base --calibrate text.txt --out other", 2,
         "--group: expected a divisor of the 32 inputs of blocks.0.attn.qkv, found 128 (-1: all of a row)");
-  for (const char* none : {"0", "-2"})  // the later word holds
+  for (const char* none : {"0", "-2"})  // the later option takes precedence
     fails(quantize_ + "--out other --group " + none, 2, "--group: expected");
   fails(quantize_ + "--bits 3 --out other", 2, "--bits");
   fails(quantize_ + "--method awq --out other", 2, "--method");
@@ -492,7 +491,7 @@ TEST_F(GptqTest, RejectsInvalidOptions) {
   EXPECT_FALSE(fs::exists(path("other")));
 }
 
-// Training on examples, as a user does it.
+// Training on examples.
 
 class TuningTest : public ModelsTest {
  protected:
@@ -514,7 +513,7 @@ TEST_F(TuningTest, EveryPlanMatchesOneRankCheckpoint) {
   }
 }
 
-// Where the order of sums is another one the losses are the same but for rounding.
+// If reductions have another order, losses are equal up to rounding.
 TEST_F(TuningTest, LossesMatchOneRank) {
   const auto last_loss = [&](const std::string& plan) {
     return anew(small_ + "--pack --format json --out run " + plan).last_record().at("loss").get<double>();

@@ -1,4 +1,4 @@
-// One run, one folder: who writes to it, what it is the run of, and which checkpoints of it stay.
+// Run directories: single writer, run identity, and retained checkpoints.
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -10,14 +10,14 @@ namespace {
 
 class OneRunTest : public ProgramTest {
  protected:
-  // Starts the run in "run" and waits until it has made a step.
+  // Starts the run in "run" and waits for its first step.
   pid_t begun(const std::string& more) const {
     const pid_t child = start("train " + kSmall + "--steps 10000000 --out run --quiet " + more);
     EXPECT_TRUE(test::comes([&] { return fs::exists(path("run/metrics.jsonl")); }));
     return child;
   }
-  // One job of two processes, each with its own arguments and in its own folder. The shell chooses them by the rank:
-  // mpirun of Debian 13 crashes where it is given two programs.
+  // One job of two processes, each with its own arguments and directory, which the shell selects by rank: mpirun of
+  // Debian 13 crashes if it is given two programs.
   Ran two_processes(const std::string& first, const std::string& second, const std::string& first_folder = ".",
                     const std::string& second_folder = ".") const {
     return run_program("mpirun",
@@ -66,7 +66,7 @@ TEST_F(OneRunTest, DoesNotTouchReplacingRun) {
   EXPECT_EQ(read_file(path("run/lock")), "of another");
 }
 
-// The same ids, another alphabet; and the same training text, another end.
+// The same ids with another alphabet; and the same training text with another ending.
 TEST_F(OneRunTest, RejectsOtherTextWithSameIds) {
   train("--steps 4 --out run");
   const std::string text = read_file(path("text.txt")),
@@ -100,7 +100,7 @@ TEST_F(OneRunTest, KeepsNewestAndBestCheckpoints) {
   must("generate run/checkpoints/best --tokens 3");
 }
 
-// The last update makes infinities of finite gradients: there is no later step whose loss would show it.
+// The last update turns finite gradients into infinities, and no later loss would reveal it.
 TEST_F(OneRunTest, DoesNotSaveNonFiniteWeights) {
   const std::string huge = "--optimizer sgd --clip 0 --momentum 0 --warmup 0 --lr 1e300 --min-lr 1e300 ";
   fails("train " + kSmall + huge + "--steps 1 --save-every 1 --out run", 5, "holds inf or nan after the update");
@@ -118,7 +118,7 @@ TEST_F(OneRunTest, SkipsNonFiniteCheckpoint) {
   expect_has(resumed.err, {"skipped a checkpoint: ", "resuming after step 4"});
 }
 
-// Every rank writes its own part while the next steps are made; the file is that of one rank all the same.
+// Every rank writes its shard while the next steps run; the file equals that of one rank.
 TEST_F(OneRunTest, BackgroundSavesMatchOneRank) {
   const std::string often = "--steps 40 --save-every 3 --keep 20 --microbatches 4 --layers 2 ";
   train(often + "--ranks 1 --tie-copies --out one");
@@ -199,13 +199,13 @@ TEST_F(OneRunTest, RejectsProcessesInDifferentDirectories) {
 }
 #endif
 
-// The effects of signals on every command: they end it soon, with its status, and nothing half-written stays.
+// Signals end every command promptly, with the right status and without incomplete files.
 
-constexpr double kSoon = 4;  // seconds; promised are 2, and a machine may be busy
+constexpr double kSoon = 4;  // seconds; the documented limit is 2, but the machine may be busy
 
 class SignalsTest : public ProgramTest {
  protected:
-  // Writes a text of words that a tokenizer takes long to learn and a model long to read.
+  // Writes a text that takes long to tokenize and to train on.
   void write_long_text() const {
     const Philox random{7};
     std::string text;
@@ -226,14 +226,14 @@ class SignalsTest : public ProgramTest {
       if (line.starts_with("SigCgt:")) return (std::stoull(line.substr(7), nullptr, 16) >> (signal - 1) & 1U) != 0;
     return false;
   }
-  // The exit status, or 1000 when it ended in another way or not soon.
+  // The exit status, or 1000 if the process ended otherwise or not in time.
   static int wait_for_exit(pid_t child) {
     int status = 0;
     if (test::ends(child, status, kSoon, SIGKILL)) return test::exit_status(status);
     ADD_FAILURE() << "it did not end soon";
     return 1000;
   }
-  // Begins the command and sends it a signal a while after it is `ready`.
+  // Starts the command and sends it a signal some time after it is `ready`.
   int signalled(const std::string& arguments, int signal, const std::function<bool()>& ready = {},
                 const std::string& before = "") const {
     const pid_t child = start(arguments, before);
@@ -296,7 +296,7 @@ TEST_F(SignalsTest, EndValidationAndSaveCompletedSteps) {
   }
 }
 
-// A run that is stopped where it would have been validated makes up for it.
+// A run that was stopped before its validation makes it up.
 TEST_F(SignalsTest, ResumedRunRepeatsStoppedValidation) {
   train("--eval-every 5 --save-every 5 --out run");
   const std::string whole = read_file(path("run/metrics.jsonl"));
@@ -342,17 +342,17 @@ TEST_F(SignalsTest, SigUsr1SavesAndContinues) {
 }
 
 TEST_F(SignalsTest, SecondSignalEndsTheRunImmediately) {
-  // The only step lasts for long.
+  // The single step takes long.
   const pid_t child = start(
       "train --data text.txt --layers 8 --heads 8 --channels 512 --context 512 --batch 64 --threads-per-rank 1 "
       "--no-save --steps 1000 --out run");
   wait_until([&] { return exists("run/metrics.jsonl"); });
-  expect_to_survive(child, SIGINT);  // until its step ends
+  expect_to_survive(child, SIGINT);  // until the end of its step
   kill(child, SIGINT);
   EXPECT_EQ(wait_for_exit(child), 130);
 }
 
-// The killed process is one that nobody could ask to clear up.
+// SIGKILL leaves no chance for a cleanup.
 TEST_F(SignalsTest, LaterProcessRemovesLeftoversOfKilledOne) {
   fs::create_directories(path("cache/datasets"));
   const pid_t dead = fork();
@@ -374,7 +374,7 @@ TEST_F(SignalsTest, LaterProcessRemovesLeftoversOfKilledOne) {
   EXPECT_TRUE(exists("mine.tmp-999999999"));
 }
 
-// A run that fails leaves what its ranks did last, and `report` shows it; one in which a rank is slow says which.
+// Flight records of failed runs and their reports; a straggler is named.
 
 const char* const kFile =
     R"({"rank": 1, "ranks": 3, "cause": "dp axis, barrier: rank 2 did not come", "operations": [)"
@@ -407,7 +407,7 @@ TEST(FlightReport, RejectsInvalidRecords) {
 
 using FlightOfRun = ProgramTest;
 
-// The loss is soon no number: every rank says why it ended, and the table is drawn.
+// The loss soon becomes NaN: every rank records the cause, and the report shows it.
 TEST_F(FlightOfRun, FailedRunWritesFlightRecord) {
   fails("train " + kSmall + "--ranks 2 --lr 1e30 --steps 200 --out run", 5, "expected finite numbers");
   ASSERT_TRUE(fs::exists(path("run/flight.json")));

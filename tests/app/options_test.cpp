@@ -1,4 +1,4 @@
-// Command line and configuration file: what they set, and what they say about mistakes.
+// Command line and configuration file: values and error messages.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ using namespace test;
 
 using Messages = std::vector<std::string>;
 
-// Refusals of a command line, each in one line; nothing when it is taken.
+// The errors of a command line, each in one line; empty if it is accepted.
 Messages refused(const std::string& line) {
   try {
     parsed(line);
@@ -35,7 +35,7 @@ Messages refused(const std::string& line) {
   return {};
 }
 
-// The first of them.
+// The first error.
 std::string message(const std::string& line) {
   const Messages all = refused(line);
   return all.empty() ? "" : all.front();
@@ -71,11 +71,11 @@ TEST(CommandLine, SetsGivenOptions) {
   EXPECT_EQ(
       std::tuple(o.sizes.layers, o.gives("heads"), o.optim.lr, to_string(o.optim.dtype), o.quiet, o.out, o.optim.seed),
       std::tuple(2, false, 3e-4, "bf16", true, "x y", 0));
-  EXPECT_FALSE(o.optim.min_lr);  // a smaller --lr alone brings a smaller --min-lr with it
+  EXPECT_FALSE(o.optim.min_lr);  // a smaller --lr implies a smaller --min-lr
   EXPECT_EQ(parsed_train("--steps 5 --steps 7").optim.steps, 7);
   const auto g = std::get<GenerateOptions>(parsed("generate run --prompt --x --top-p 0.5"));
   EXPECT_EQ(std::tuple(g.from, g.top_p), std::tuple("run", 0.5));
-  EXPECT_EQ(std::get<GenerateOptions>(parsed("generate train")).from, "train");  // a run may be called so
+  EXPECT_EQ(std::get<GenerateOptions>(parsed("generate train")).from, "train");  // a valid name of a run
   EXPECT_EQ(std::get<DatasetOptions>(parsed("data a.txt --tokenizer bytes")).tokenizer, "bytes");
 }
 
@@ -125,7 +125,7 @@ TEST(CommandLine, ErrorsNameOptionExpectedAndActualValue) {
                 fmt::format("{}: expected {}, found '{}'", std::strstr(line, "--"), expected, value));
 }
 
-// In a build without CUDA and on a machine without a GPU too: one line, whichever way it was asked for.
+// Also in a build without CUDA and without a GPU: one line for every way to select the device.
 TEST_F(ConfigTest, RequiresAvailableDevice) {
   for (const std::string& way :
        {std::string("train --device cuda"), std::string("verify --device cuda"),
@@ -145,11 +145,11 @@ TEST(CommandLine, RejectsConflictingOptions) {
 TEST(CommandLine, FalseFlagsHaveNoEffect) {
   EXPECT_EQ(message("train --resume=false --out gone"), "");
   EXPECT_EQ(message("train --resume --resume=false --out gone"), "");
-  EXPECT_THROW(parsed("train --resume=false --init gone"), InputError);          // which a resumed run does not read
-  EXPECT_THROW(parsed("train --resume=false --resume --out gone"), InputError);  // as --restarts says it
+  EXPECT_THROW(parsed("train --resume=false --init gone"), InputError);          // not read by a resumed run
+  EXPECT_THROW(parsed("train --resume=false --resume --out gone"), InputError);  // as --restarts passes it
   for (const char* flag : {"document-mask", "pack", "skip-bad", "no-bos", "lora-rslora"})
     EXPECT_TRUE(is_default_job(parsed_train(fmt::format("--{}=false", flag)))) << flag;
-  EXPECT_FALSE(is_default_job(parsed_train("--untied=false")));  // a model may have it, so this says a size
+  EXPECT_FALSE(is_default_job(parsed_train("--untied=false")));  // sets a size
 }
 
 TEST(CommandLine, RejectsModelsLargerThanTheMachine) {
@@ -160,7 +160,7 @@ TEST(CommandLine, RejectsModelsLargerThanTheMachine) {
   EXPECT_EQ(message("train --model gpt2 --tokenizer bytes"), "");
 }
 
-// A command line made of the defaults that `describe` gives means the same as one without a word.
+// A command line of all defaults printed by `describe` is equivalent to an empty one.
 TEST(CommandLine, DescribesEveryOption) {
   const auto all = Json::parse(std::get<Print>(parsed("describe --format json")).text);
   std::map<std::string, Json> commands;
@@ -185,12 +185,13 @@ TEST(CommandLine, DescribesEveryOption) {
   EXPECT_EQ(options.at("dropout").at("below"), 1);
   EXPECT_EQ(options.at("untied").at("denies"), "tied");
   EXPECT_EQ(options.at("dtype").at("choices"), Json::parse(R"(["fp32", "bf16", "fp64"])"));
-  EXPECT_FALSE(options.at("layers").contains("default"));  // the preset's
+  EXPECT_FALSE(options.at("layers").contains("default"));  // set by the preset
   EXPECT_EQ(options.at("out").at("in_file"), false);
   EXPECT_EQ(commands.at("verify").at("options")[0].at("name"), "model");
 }
 
-// Of every option: its default, or what its help has in brackets. A change of one changes its line of the list too.
+// The default of every option, or the bracketed defaults in its help. A changed default must also be changed in the
+// list.
 TEST(CommandLine, DefaultsMatchList) {
   std::set<std::string> found, expected;
   const Json all = Json::parse(std::get<Print>(parsed("describe --format json")).text);
@@ -211,7 +212,7 @@ TEST(CommandLine, DefaultsMatchList) {
   std::ranges::set_difference(expected, found, std::back_inserter(gone));
   EXPECT_EQ(added, Messages()) << "new or changed";
   EXPECT_EQ(gone, Messages()) << "removed or changed";
-  // Those in brackets are what a job then has.
+  // Bracketed defaults are the values of a job.
   for (const auto& [rule, momentum] : {std::pair{"sgd", 0.9}, {"muon", 0.95}})
     EXPECT_EQ(make_job(parsed_train(std::string("--optimizer ") + rule)).optim.momentum, momentum) << rule;
   const ModelConfig m = make_job(parsed_train("--model moe-nano")).model;
@@ -352,9 +353,9 @@ TEST_F(ConfigTest, ErrorsHaveLineAndColumn) {
   expect_error(Status::input, {"/nonexistent.toml"}, [] { parsed_train("--config /nonexistent.toml"); });
 }
 
-// --attention and --deterministic: what is refused, what is the default, and what a run says of its attention.
+// --attention and --deterministic: rejected values, defaults, and what a run reports.
 
-// A run whose attention cuDNN can serve, with other values.
+// A run whose attention cuDNN supports, with these changes.
 using Values = std::vector<std::pair<const char*, const char*>>;
 Job on_gpu(const Values& others = {}, int64_t ranks = 1) {
   TrainOptions o;
@@ -375,14 +376,15 @@ TEST(AttentionChoice, RejectsUnavailableKernels) {
     expect(" --device cuda --dtype bf16 --dropout 0.1",
            "--attention: cuDNN's cannot drop the elements that ours count; expected own, found cudnn");
   EXPECT_EQ(message("train --attention flash"), "--attention: expected cudnn, own, found 'flash'");
-  EXPECT_EQ(message("train --attention own --deterministic"), "");  // on the CPU both say what is so anyway
+  EXPECT_EQ(message("train --attention own --deterministic"),
+            "");  // on the CPU both options match the default behaviour
 }
 
 TEST(AttentionChoice, SelectsCudnnOnGpuIfBuilt) {
   EXPECT_EQ(asks_cudnn(on_gpu().plan), kWithCudnn);
   EXPECT_FALSE(asks_cudnn(on_gpu({{"attention", "own"}}).plan));
   EXPECT_FALSE(asks_cudnn(on_gpu({{"device", "cpu"}}).plan));
-  TrainOptions proof = verify_defaults();  // to the bit, so by kernels that promise it
+  TrainOptions proof = verify_defaults();  // bitwise comparisons require kernels that guarantee it
   proof["device"] = "cuda";
   EXPECT_FALSE(asks_cudnn(make_job(proof).plan));
   EXPECT_TRUE(proof.plan.deterministic);
@@ -415,13 +417,13 @@ TEST_F(AttentionChoiceGpu, CudnnSupportsGpt) {
     EXPECT_TRUE(said.starts_with("attention: " + begins) && said.ends_with(ends)) << said;
   };
   expect(on_gpu(), "cuDNN 9.");
-  expect(on_gpu({{"dp", "1"}, {"cp", "2"}}, 2), "cuDNN 9.");  // the tiles of a ring
+  expect(on_gpu({{"dp", "1"}, {"cp", "2"}}, 2), "cuDNN 9.");  // the tiles of ring attention
   expect(on_gpu({{"deterministic", "true"}}), "", ", gradients added in a fixed order");
   expect(on_gpu({{"deterministic", "true"}, {"channels", "80"}}), "our own kernels (cuDNN 9.");  // heads of 20
 }
 
-// The messages about a user's mistakes: all of them at once, with the nearest value that can be, and for files the
-// option and the system's reason; and the default job.
+// Error messages: all errors at once, with the nearest valid value, and for files the option and the system's reason;
+// the default job.
 
 TEST(Mistakes, CommandLineErrorsAreAllPrinted) {
   EXPECT_EQ(refused("train --layers 0 --hedas 3 --lr fast --dtype fp23 --whats"),
@@ -453,7 +455,7 @@ TEST(Mistakes, IndependentPlanErrorsAreAllPrinted) {
         "--pp: 8 ranks make 8 stages, more than the 4 layers; expected at most 4 stages, as of --pp 4",
         "--min-lr: expected at most --lr (0.003), found 9"})
     EXPECT_NE(std::ranges::find(found, words), found.end()) << words;
-  EXPECT_EQ(found.size(), 6U) << fmt::format("{}", fmt::join(found, "\n"));  // and not what follows from another
+  EXPECT_EQ(found.size(), 6U) << fmt::format("{}", fmt::join(found, "\n"));  // without consequential errors
   const Job wrong{.model = {.heads = 3}, .plan = {.cp = 3, .microbatches = 5}};
   try {
     check(wrong);
@@ -526,7 +528,7 @@ TEST_F(ProgramTest, QuietRunsPrintNoSample) {
   expect_has(r.out, "generate more text with");
   expect_has(train("--out told --sp").err,
              "--sp: shards tokens over the ranks of --tp and has no effect with --tp 1; expected --tp 2 or more");
-  const Ran bytes = run("generate run --tokens 400 --temperature 50");  // as good as any byte
+  const Ran bytes = run("generate run --tokens 400 --temperature 50");  // as good as random bytes
   EXPECT_EQ(find_invalid_utf8(bytes.out), std::string::npos);
   expect_has(bytes.out, "\\x");
 }
@@ -578,7 +580,7 @@ TEST(Sentences, AreComplete) {
   EXPECT_EQ(complete_sentences("so. \"Is it?\" said Mr. Bennet. \"It is,\" cried Mrs. Long.\" And"),
             "\"Is it?\" said Mr. Bennet. \"It is,\" cried Mrs. Long.\"");
   EXPECT_EQ(complete_sentences("x.\n\nThe end!\nThe very"), "The end!");
-  const char* const kept = "A long beginning without an end. Yes. and then nothing";  // most of it would be gone
+  const char* const kept = "A long beginning without an end. Yes. and then nothing";  // most of it would be lost
   for (const char* whole : {kept, "int main() { return 0; }", ""}) EXPECT_EQ(complete_sentences(whole), whole);
 }
 

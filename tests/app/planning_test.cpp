@@ -1,4 +1,4 @@
-// The command `plan`, as a user and as a program see it.
+// The command `plan`: text and JSON output.
 #include <numeric>
 
 #include "app/plan/plan.h"
@@ -80,8 +80,7 @@ TEST_F(PlanningTest, PredictsFixedLayoutEvenIfItDoesNotFit) {
   EXPECT_TRUE(small[0]["fits"] && !large[0]["fits"]);
 }
 
-// The command that is printed to be copied is one that train takes; where ranks are and how they start is another
-// machine's.
+// train accepts the printed command; placement and launching of ranks depend on the target machine.
 TEST_F(PlanningTest, TrainAcceptsPrintedCommand) {
   for (const std::string question :
        {"--model llama2-7b --hardware h100 --software megatron --ranks 8 --batch 256",
@@ -204,7 +203,7 @@ TEST_F(PlanningTest, RejectsInvalidInputOnOneLine) {
   EXPECT_EQ(run(nano + "--hardware h100 --html missing/page.html").status, 6);
 }
 
-// The meaning of the options, and one line for plans that cannot be.
+// Resolution of axes, and one-line errors for invalid plans.
 
 TEST(Axes, FollowFromNumberOfRanks) {
   using Axes = std::array<int64_t, 4>;

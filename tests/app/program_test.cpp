@@ -1,4 +1,4 @@
-// The program as its users meet it: every test runs the binary.
+// End-to-end tests, which run the program.
 #include "tests/app/program.h"
 
 #include <cmath>
@@ -9,7 +9,7 @@ namespace tessera {
 namespace {
 
 TEST_F(ProgramTest, LimitsOpenMpSpinningUnlessConfigured) {
-  const auto spins = [&](const std::string& words) {  // as OpenMP's library says what it has read
+  const auto spins = [&](const std::string& words) {  // as reported by the OpenMP library
     const std::string said =
         must("--version", "env -u GOMP_SPINCOUNT -u OMP_WAIT_POLICY OMP_DISPLAY_ENV=verbose " + words).err;
     const std::string name = "GOMP_SPINCOUNT = '";
@@ -80,7 +80,7 @@ TEST_F(ProgramTest, SeedDeterminesBits) {
   train("--dropout 0.1 --out c --seed 2");
   EXPECT_EQ(weights("a/checkpoints/step-12"), weights("b/checkpoints/step-12"));
   EXPECT_NE(weights("a/checkpoints/step-12"), weights("c/checkpoints/step-12"));
-  // The resolved configuration is the run.
+  // The resolved configuration reproduces the run.
   must("train --config a/config.toml --out d");
   EXPECT_EQ(weights("a/checkpoints/step-12"), weights("d/checkpoints/step-12"));
 }
@@ -132,7 +132,7 @@ TEST_F(ProgramTest, FinishedRunResumesWithoutSteps) {
   EXPECT_TRUE(last.at("loss").is_null() && last.at("val_loss").is_number()) << last;
 }
 
-// Asynchronous runs save and validate in places of their own.
+// Asynchronous runs have separate code for saving and validation.
 TEST_F(ProgramTest, RunsWithoutCheckpointAndValidation) {
   for (const std::string mode : {"", "--ranks 2 --dp-mode ps-async --servers 2 "}) {
     const Ran r = anew("train " + kSmall + mode + "--save-every 5 --eval-every 5 --no-save --no-eval --out run");
@@ -158,7 +158,7 @@ TEST_F(ProgramTest, NoSaveDoesNotChangeTheRun) {
   for (const Json& other : {unsaved, bare}) EXPECT_EQ(other.at("loss"), whole.at("loss"));
   EXPECT_EQ(unsaved.at("val_loss"), whole.at("val_loss"));
   EXPECT_TRUE(bare.at("val_loss").is_null() && bare.at("val_bits_per_byte").is_null()) << bare;
-  must("report bare");  // draws what there is
+  must("report bare");  // reports the available data
   expect_lacks(read_file(path("bare/report.html")), "validation loss</dt>");
   EXPECT_EQ(interrupted("train " + kSmall + "--steps 100000000 --no-save --out run", SIGINT), 130);
   expect_has(log(), "nothing was saved (--no-save)");
@@ -182,8 +182,8 @@ TEST_F(ProgramTest, WritesDatasets) {
   fails("data missing.txt", 4, "missing.txt");
 }
 
-// The command `lab`: what it lists and refuses, and the status of an exercise that is not solved. (Solved ones are on
-// the page docs/lab.md; the exercises themselves in tests/lab.)
+// The command `lab`: list, errors, and the status of an unsolved exercise. (docs/lab.md shows solved ones, tests/lab
+// tests the exercises.)
 
 using LabTest = ProgramTest;
 
@@ -225,8 +225,8 @@ TEST_F(LabTest, UnsolvedExerciseIsStatus1) {
   expect_has(r.out, "broke  nothing\n  found  not written yet: one_f_one_b");
 }
 
-// A class: an exercise as it was given out, one that ends at once beside one in a folder of its own, a puzzle that is
-// solved, its copy, and nothing.
+// A class: an unchanged exercise, one that fails immediately next to one in a separate folder, a solved puzzle and its
+// copy, and an empty folder.
 TEST_F(LabTest, GradesClassDespiteInvalidSubmissions) {
   for (const char* folder : {"class/bo/first", "class/cy"}) fs::create_directories(path(folder));
   must("lab start 7 class/ada");
@@ -260,7 +260,7 @@ TEST_F(LabTest, GradesClassDespiteInvalidSubmissions) {
               R"("broke":"compiler")", R"("found":"there is no tessera::ring(tessera::Transport&)"});
 }
 
-// The text that `tessera verify` prints for people says the same as its JSON.
+// The text of `tessera verify` agrees with its JSON.
 
 using VerifyTextTest = ProgramTest;
 

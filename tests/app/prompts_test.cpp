@@ -1,5 +1,5 @@
-// Prompts and rows for a model that others made: where its texts begin and end, by transformers 5.24 and torch 2.15 on
-// the fixture, a small Llama whose tokenizer puts <s> before a text.
+// Prompts and rows for foreign models: begin and end tokens as in transformers 5.24 and torch 2.15, on the fixture, a
+// small Llama whose tokenizer prepends <s>.
 #include "tests/app/program.h"
 #include "tests/data/support.h"
 
@@ -42,7 +42,7 @@ TEST_F(PromptsTest, TextsBeginWithTokenizerPrefix) {
   EXPECT_EQ(generate("").out, "The moon is a stone.\n");
 }
 
-// The fixture reads 64 tokens, and "The moon" has at least three, with <s>.
+// The fixture has a context of 64 tokens, and "The moon" has at least three, including <s>.
 TEST_F(PromptsTest, ReportsTextBeyondContext) {
   const std::string unread = "are ignored, because the context has 64\n";
   expect_lacks(generate("--ignore-end").err, "context");
@@ -72,7 +72,7 @@ TEST_F(PromptsTest, EncodesSpecialTokensOnRequest) {
   EXPECT_NE(text, " is a stone.") << "read as three characters";
 }
 
-// The fixture ends a text with </s>, token 1; any other token may be made the end.
+// The fixture ends a text with </s>, token 1; any other token may be configured.
 TEST_F(PromptsTest, GenerationHonoursModelEndTokens) {
   const Json whole = continued();
   EXPECT_EQ(whole.at("ended"), "end");
@@ -95,7 +95,7 @@ TEST_F(PromptsTest, ListsOverriddenSettings) {
              "the model's generation settings, overridden by options: repetition_penalty 1.05\n");
 }
 
-// A tokenizer may know more tokens than the model: only one that is met is refused.
+// The tokenizer may have more tokens than the model; only tokens that are used are rejected.
 TEST_F(PromptsTest, RejectsOnlyUsedTokensOutsideTheTable) {
   Json tokenizer = to_json("bos/tokenizer.json");
   Json token = tokenizer["added_tokens"][0];
@@ -108,7 +108,7 @@ TEST_F(PromptsTest, RejectsOnlyUsedTokensOutsideTheTable) {
         "--prompt: token 400 ('<pad>') is not in the model's embedding table of 400 rows");
 }
 
-// Rows are the same, whatever the file is called and however it is compressed or laid out.
+// Rows are independent of file name, compression and layout.
 TEST_F(PromptsTest, ResultsDoNotDependOnFileNameOrFormat) {
   const Json expected = evaluate("rows.jsonl");
   const std::string rows = read_file(path("rows.jsonl"));
@@ -126,14 +126,14 @@ TEST_F(PromptsTest, ResultsDoNotDependOnFileNameOrFormat) {
   fails("evaluate bos --data mapped.jsonl", 4, "found body, and --map says which key is which");
 }
 
-// A template by which a run was trained is written where its tokenizer has none.
+// The template of the training run is exported if the tokenizer has none.
 TEST_F(PromptsTest, ExportWritesTrainingTemplate) {
   must("train --init bos --data rows.jsonl --template chatml --steps 1 --batch 2 --threads-per-rank 1 --out tuned");
   must("checkpoint export tuned --out exported");
   expect_has(read_file(path("exported/chat_template.jinja")), "<|im_start|>");
 }
 
-// The ids of ends are in what others read, null where there is none: a key that is missing stands for another id.
+// End token ids are written to all relevant files, null if there is none, since a missing key means a default id.
 TEST_F(PromptsTest, ExportWritesEndTokens) {
   const std::string said = generate("").out;
   must("checkpoint import bos --out imported");
@@ -154,9 +154,9 @@ TEST_F(PromptsTest, ExportWritesEndTokens) {
   }
 }
 
-// AutoTokenizer gives a qwen2 the rules of its own tokenizer (transformers 5.24, tokenization_auto.py,
-// MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS): a model that was trained here with another one is written as a llama,
-// with zeros behind attention. A window that no llama has leaves it a qwen2.
+// AutoTokenizer replaces the tokenizer rules of qwen2 models (transformers 5.24, tokenization_auto.py,
+// MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS), so a model trained here with another tokenizer is exported as llama, with
+// zero biases of the attention output. With a window, which llama does not support, it remains qwen2.
 TEST_F(PromptsTest, ExportAvoidsQwen2TokenizerSubstitution) {
   for (const std::string window : {"", "--window 8 "}) {
     const std::string to = window.empty() ? "biased" : "sliding";
@@ -174,7 +174,7 @@ TEST_F(PromptsTest, ExportAvoidsQwen2TokenizerSubstitution) {
   }
 }
 
-// SentencePiece's file, as older folders have it alone.
+// A SentencePiece file, the only tokenizer of some older folders.
 TEST_F(PromptsTest, NamesSentencePieceTokenizer) {
   fs::remove(path("bos/tokenizer.json"));
   fails("generate bos --prompt x", 4, "no tokenizer; expected tokenizer.json, or vocab.json and merges.txt");
@@ -182,8 +182,8 @@ TEST_F(PromptsTest, NamesSentencePieceTokenizer) {
   fails("generate bos --prompt x", 4, "; tokenizer.model is not read: AutoTokenizer.from_pretrained(FOLDER)");
 }
 
-// generate with a template: a model that was tuned on conversations is asked in their form, alone and turn by turn, and
-// stops where a turn ends.
+// generate with a template: a model tuned on conversations is prompted in their format, for single prompts and turn by
+// turn, and stops at the end of a turn.
 
 constexpr const char* kOwn =
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + eos_token + '\\n' }}{% endfor %}{% if "
@@ -191,7 +191,7 @@ constexpr const char* kOwn =
 
 class ChatTest : public ProgramTest {
  protected:
-  // Conversations of one and of two turns, in which each question has one answer.
+  // Conversations of one or two turns, in which every question has one answer.
   ChatTest() {
     std::string rows;
     const std::pair<std::string, std::string> all[] = {{"snow", "white."}, {"sky", "blue."}, {"rose", "red."}};
@@ -206,7 +206,7 @@ class ChatTest : public ProgramTest {
     }
     write("chat.jsonl", rows);
   }
-  // The tokenizer "tok", with a template where one is given; no answer has <|im_start|>.
+  // The tokenizer "tok", optionally with a template; no answer contains <|im_start|>.
   void make_tokenizer(const std::string& jinja, const char* end = "<|im_end|>") const {
     fs::create_directories(path("tok"));
     write("tok/tokenizer.json", chat_tokenizer().dump());
@@ -241,7 +241,7 @@ TEST_F(ChatTest, UsesTemplateOfModel) {
   fails("generate tuned --chat --prompt x", 2, "--chat: reads its turns from standard input");
 }
 
-// A template that is not known is refused before the first turn; one that raises ends the conversation where it does.
+// Unknown templates are rejected before the first turn; a template that raises ends the conversation.
 TEST_F(ChatTest, RejectsInvalidTemplateOnOneLine) {
   make_tokenizer(kOwn);
   tune("--tokenizer tok");
@@ -270,14 +270,14 @@ TEST_F(ChatTest, TurnEndsAtTemplateMarker) {
   fails("generate untold --template auto --prompt x", 2, none);
   fails("generate untold --chat", 2, none, "echo x |");
   fails("generate untold --system x --prompt x", 2, none);
-  // Other programs stop where generation_config.json says.
+  // Other programs use the end tokens in generation_config.json.
   must("checkpoint export tuned --out folder");
   for (const char* file : {"folder/generation_config.json", "folder/config.json"})
     EXPECT_EQ(to_json(file).at("eos_token_id"), (Json{400, 401})) << file;
   EXPECT_EQ(said("--chat", "printf 'snow?\n' |", "folder"), "white.\n");
 }
 
-// As trainers save adapters: beside their own tokenizer and chat template, which count and not those of the base.
+// Adapters saved by trainers have their own tokenizer and chat template, which take precedence over the base model's.
 TEST_F(ChatTest, AdaptersUseTheirOwnTokenizer) {
   make_tokenizer("");
   tune("--tokenizer tok --steps 1 --warmup 0 --out base");
@@ -299,7 +299,7 @@ TEST_F(ChatTest, AdaptersUseTheirOwnTokenizer) {
   fails("generate adapters --chat", 2, "the model has none of its own", "true |");
 }
 
-// A tokenizer whose own template ends a turn with another token than a text ends with, as those of base models do.
+// A tokenizer whose template ends a turn with another token than its end of text, as is common for base models.
 TEST_F(ChatTest, FolderStopsAtTemplateTurnEnd) {
   std::string jinja = kOwn;
   jinja.replace(jinja.find("eos_token"), 9, "'<|im_end|>'");
@@ -310,31 +310,31 @@ TEST_F(ChatTest, FolderStopsAtTemplateTurnEnd) {
     return to_json(to + "/generation_config.json").at("eos_token_id");
   };
   EXPECT_EQ(ends("tuned", "folder"), (Json{400, 401}));
-  // A model that was trained elsewhere goes out as it came.
+  // A foreign model is exported unchanged.
   write("folder/generation_config.json", R"({"eos_token_id": 400})");
   must("checkpoint import folder --out imported");
   EXPECT_EQ(ends("imported", "again"), Json(400));
 }
 
-// A run that was told to learn another template than the tokenizer came with is asked by it, and hands it on.
+// A run trained with another template than its tokenizer's uses and exports that template.
 TEST_F(ChatTest, ExportsLearntTemplate) {
   make_tokenizer("{{ messages[-1].content }} is");
   tune("--tokenizer tok --template chatml");
   EXPECT_EQ(said("--template auto --prompt 'snow?'"), "white.\n");
   must("checkpoint export tuned --out folder");
   EXPECT_EQ(said("--chat", "printf 'snow?\nsky?\n' |", "folder"), "white.\nblue.\n");
-  // Alpaca's has no form in Jinja: the folder's is not the one that was learnt, and a line says so.
+  // Alpaca has no Jinja template, so the folder's template differs from the training template, which is reported.
   tune("--tokenizer tok --template alpaca --context 256 --steps 1 --warmup 0 --out other");
   expect_has(must("checkpoint export other --out again").err, "differs from the template of the run's training");
 }
 
-// The tokenizer of characters has no x either, by which the end of an answer was once looked for.
+// The character tokenizer has no x either, which was once used to find the end of an answer.
 TEST_F(ChatTest, TextMarkerEndsTurn) {
   for (const std::string kind : {"bytes", "char"}) {
     tune("--tokenizer " + kind + " --template chatml --context 128");
     test::expect_values(Json::parse(said("--template chatml --prompt 'snow?' --format json")),
                         {{"text", "white."}, {"ended", "stop"}}, kind);
-    // A folder for others has the template in Jinja, which asks and ends in the same way.
+    // Exported folders have an equivalent Jinja template.
     expect_has(anew("checkpoint export tuned --out folder").err,
                "a turn ends with the text <|im_end|>, which is not a single token");
     EXPECT_EQ(said("--chat", "printf 'snow?\n' |", "folder"), "white.\n") << kind;

@@ -1,5 +1,5 @@
-// Several ranks as the user meets them: Ctrl-C, numbers that are none, files that cannot be written, and plans that
-// cannot be, each with one line and its status, whatever the strategy.
+// Several ranks: Ctrl-C, non-finite values, unwritable files and invalid plans, each with a one-line error and its
+// status, under every strategy.
 #include <map>
 #include <regex>
 
@@ -29,7 +29,8 @@ TEST_F(RanksTest, InterruptedRunResumesToSameBits) {
   int signal = SIGINT;
   for (const char* plan : {"--zero 0", "--zero 3", "--dp-mode dataparallel", "--dp-mode ps-sync --servers 2"})
     for (const int ranks : {2, 4}) {
-      if (ranks == 2) signal = signal == SIGINT ? SIGTERM : SIGINT;  // each signal meets both numbers of ranks
+      if (ranks == 2)
+        signal = signal == SIGINT ? SIGTERM : SIGINT;  // both signals are tested with both numbers of ranks
       SCOPED_TRACE(fmt::format("--ranks {} {}, signal {}", ranks, plan, signal));
       ASSERT_EQ(interrupted(fmt::format("train {} --ranks {} {} --out run", settings, ranks, plan), signal),
                 128 + signal)
@@ -53,14 +54,15 @@ TEST_F(RanksTest, NonFiniteLossIsOneLineAndStatus5) {
 }
 
 TEST_F(RanksTest, UnwritableCheckpointIsOneLineAndStatus6) {
-  train("--out first");  // the data is in the cache now
+  train("--out first");  // caches the dataset
   for_each_plan([&](const std::string& plan) {
     fails_in_one_line(fmt::format("train {} --quiet {} --out run", kSmall, plan), 6, "run/", "ulimit -f 3;");
     EXPECT_TRUE(half_written().empty()) << plan;
   });
 }
 
-// Threads and processes write the same file. A resumed run counts on, and says where the step was made before.
+// Threads and processes write the same file. A resumed run continues counting steps and reports a step that was
+// completed before.
 TEST_F(RanksTest, WritesDumpFile) {
   const std::string file = "/dump_3.safetensors", words = "train " + kSmall + "--steps 4 --dump 3 --pp 2 --layers 2 ";
   expect_has(must(words + "--out threads").err, "wrote the dump of step 3");
@@ -118,7 +120,7 @@ TEST_F(RanksTest, InvalidPlansAreOneLineAndStatus2) {
   refused("--dp-mode ps-asink", "--dp-mode");
 }
 
-// Memory and threads that are not there: one line, the right status, and nothing written.
+// Insufficient memory or threads: one line, the right status, and no output files.
 
 using Memory = ProgramTest;
 
@@ -137,7 +139,7 @@ TEST_F(Memory, IncludesOracle) {
         "2 ranks of this host need", "ulimit -v 500000;");
 }
 
-// Four arenas under a limit that once the first of them took half of.
+// Four arenas under a limit, half of which the first one once took.
 TEST_F(Memory, RanksShareLimit) {
   must("train " + kSmall + "--ranks 4 --batch 4 --steps 2 --threads-per-rank 1 --out run", "ulimit -v 3000000;");
 }
@@ -151,26 +153,26 @@ TEST_F(Memory, RejectsAbsurdSizesInCheckpoint) {
 }
 
 TEST_F(Memory, ReportsThreadsThatCannotStart) {
-  const std::string limits = "ulimit -s 2000000; ulimit -v 12000000;";  // a stack of 2 GB for each
+  const std::string limits = "ulimit -s 2000000; ulimit -v 12000000;";  // a stack of 2 GB per thread
   fails("train " + kSmall + "--ranks 8 --batch 8 --threads-per-rank 2 --out run", 2, "threads more cannot be started",
         limits);
   EXPECT_FALSE(fs::exists(path("run")));
 }
 
-// Checkpoints know no layout: a run that was saved under one plan and resumed under another goes on to the bits of a
-// run that nobody interrupted, as long as both plans add the same micro-batches in the same order. The files are
-// compared, not what the program says of itself.
+// Checkpoints are independent of the layout: a run saved under one plan and resumed under another is bitwise identical
+// to an uninterrupted run if both plans add the same micro-batches in the same order. The test compares files, not
+// printed output.
 
 class ResumeLayoutsTest : public ProgramTest {
  protected:
   std::string both_files(const std::string& run) const { return files(run + "/checkpoints/step-12"); }
-  // The files that 12 steps of `settings` end with under `plan`; step 8 is saved too.
+  // The final files of 12 steps of `settings` under `plan`; step 8 is also saved.
   std::string ended(const std::string& settings, const std::string& plan, const std::string& out = "run") const {
     anew(
         fmt::format("train {}--save-every 8 --eval-every 0 --dropout 0.1 {} {} --out {}", kSmall, settings, plan, out));
     return both_files(out);
   }
-  // Each plan ends like the first, and is picked up by the one after it and by another.
+  // Every plan has the same result as the first, and is resumed by the next plan and by another.
   void expect_one_run(const std::string& settings, const test::Plans& plans) const {
     const std::string whole = ended(settings, plans[0], "whole");
     for (size_t p = 0; p < plans.size(); ++p) {
@@ -181,7 +183,7 @@ class ResumeLayoutsTest : public ProgramTest {
       ASSERT_FALSE(HasFailure());
     }
   }
-  // The first plan's end stays the same when each of the others has read and saved it.
+  // Reading and saving the first plan's final checkpoint under every other plan does not change it.
   void expect_same_through(const std::string& settings, const std::string& first, const test::Plans& plans) const {
     const std::string whole = ended(settings, first);
     for (const std::string& plan : plans) {
@@ -196,25 +198,25 @@ TEST_F(ResumeLayoutsTest, TwoBatchPartsInBfloat16) { expect_one_run("--dtype bf1
 TEST_F(ResumeLayoutsTest, FourSequentialBatchParts) { expect_one_run("--dtype bf16", test::kFourInARow); }
 TEST_F(ResumeLayoutsTest, TwoPairsOfBatchParts) { expect_one_run("", test::kTwoPairs); }
 
-// Four layers and heads, so that they can be cut.
+// Four layers and heads, so that they can be partitioned.
 const std::string kFour = "--layers 4 --heads 4 ";
 TEST_F(ResumeLayoutsTest, UndividedBatch) { expect_one_run(kFour, test::kOnePart); }
 TEST_F(ResumeLayoutsTest, Pipelines) { expect_one_run(kFour, test::kPipelines); }
 TEST_F(ResumeLayoutsTest, PipelinesInBfloat16) { expect_one_run(kFour + "--dtype bf16", test::kPipelines); }
 
-// Equal again through parts of every kind.
+// Unchanged after resharding through all kinds of layouts.
 TEST_F(ResumeLayoutsTest, EveryLayoutRoundTripsCheckpoints) {
   for (const std::string settings : {"--dtype bf16", "--optimizer sgd --lr 0.1 --momentum 0.9"})
     expect_same_through(kFour + settings, "--ranks 1", test::kLayouts);
 }
 
-// Nothing is trained, and all of it is saved again.
+// Nothing is trained, but everything is saved again.
 TEST_F(ResumeLayoutsTest, FinishedRunSavesIdenticalCheckpoint) {
   for (const char* settings : {"--dtype bf16", "--dtype bf16 --optimizer sgd --lr 0.1 --momentum 0.9", ""})
     expect_same_through(settings, test::kTwoParts[0], test::kTwoParts);
 }
 
-// SGD hides no wrong scale, as Adam does.
+// SGD exposes wrong gradient scales, unlike Adam.
 TEST_F(ResumeLayoutsTest, SgdWithMicrobatchesMatchesRanks) {
   const std::string sgd = "--optimizer sgd --lr 0.1 --momentum ";
   for (const char* momentum : {"0", "0.9"}) {

@@ -1,4 +1,4 @@
-// `train --trace` and `tessera report`: what the files say of a run is held against each other and against the run.
+// `train --trace` and `tessera report`: consistency of the files with each other and with the run.
 #include "app/report/report.h"
 
 #include "app/trace/timeline.h"
@@ -13,7 +13,7 @@ const std::string kTiny =
     "--data text.txt --layers 2 --heads 2 --channels 16 --context 8 --batch 8 --steps 3 --warmup 1 --lr 0.01 "
     "--threads-per-rank 1 --quiet ";
 
-// Each with its ranks, and the name of its schedule.
+// Plans with their numbers of ranks and schedule names.
 const std::tuple<std::string, int, std::string> kPlans[] = {
     {"--pp 2 --dp 1 --microbatches 4 ", 2, "1f1b"},
     {"--pp 2 --dp 1 --microbatches 4 --schedule zb-h1 ", 2, "zb-h1"},
@@ -27,7 +27,7 @@ class ReportTest : public ProgramTest {
   void train_with_trace(const std::string& more) const { anew("train " + kTiny + "--trace " + more + " --out run"); }
 };
 
-// Bytes: what the text says of the step, and the whole run.
+// Bytes: the text of the step, and the full run.
 void expect_figures(const std::string& html, const std::string& text, const Json& report) {
   for (const Json& s : report["sent"]) {
     const std::string axis = s["axis"], operation = s["operation"];
@@ -94,7 +94,7 @@ TEST_F(ReportTest, BubblesMatchScheduleAndAreNullOnSharedCores) {
   EXPECT_TRUE(shared["bubble"]["measured"].is_null());
   expect_has(html,
              {"not meaningful", fmt::format("is not shown, because {} rank threads share {} cores", 2 * cores, cores)});
-  expect_lacks(html, "<h3>Measured, step");  // of which the text says that it is not drawn
+  expect_lacks(html, "<h3>Measured, step");  // the text states that it is not shown
   const double replayed = shared["bubble"]["replayed"];
   EXPECT_TRUE(replayed > 0 && replayed < 1) << replayed;
   const Json alone = numbers("1").first;
@@ -103,7 +103,7 @@ TEST_F(ReportTest, BubblesMatchScheduleAndAreNullOnSharedCores) {
   EXPECT_EQ(report["processors"]["threads"], 2);
 }
 
-// A pass of all layers is one action; what it keeps is seen layer by layer.
+// A pass through all layers is one action; its activations are visible layer by layer.
 TEST_F(ReportTest, ActivationsAccumulateWithinPass) {
   train_with_trace("--ranks 2 --layers 4");
   std::set<int64_t> held;
@@ -172,7 +172,7 @@ TEST_F(ReportTest, ReportsDamagedFileOnOneLine) {
   must("report run");
 }
 
-// Figures of `tessera report`, what communication costs, and two runs beside each other.
+// Figures of `tessera report`, cost of communication, and comparison of runs.
 
 using report::Event;
 using report::Record;
@@ -187,7 +187,7 @@ size_t count(const std::string& text, const std::string& part) {
   return n;
 }
 
-// It can be read anywhere: alone, by browsers in light and dark, by programs that know no variables, and aloud.
+// Self-contained and accessible: in light and dark mode, without CSS variables, and with alternative text.
 void expect_figure(const std::string& svg) {
   test::expect_balanced(svg);
   EXPECT_TRUE(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\""));
@@ -215,7 +215,7 @@ TEST(Figures, MemoryAndBytesOfPlansMatchClosedForms) {
   const Args plan = {{"ranks", "4"}, {"layers", "2"}, {"channels", "64"}, {"vocab", "64"}, {"zero", "0,1,3"}};
   const std::vector<Record> all = report::planned(plan);
   ASSERT_EQ(all.size(), 3U);
-  // 108,288 parameters; 109,568 where units are padded to four pieces of blocks (docs/strategies/zero.md).
+  // 108,288 parameters; 109,568 if units are padded for four shards (docs/strategies/zero.md).
   const auto peak = [&](size_t which, size_t category) { return all[which].ranks[3].peaks[category]; };
   EXPECT_EQ((std::array{peak(0, 0), peak(0, 2), peak(1, 0), peak(1, 2), peak(2, 1)}),
             (std::array<int64_t, 5>{4 * 108288, 8 * 108288, 4 * 109568, 8 * 109568 / 4, 4 * 109568 / 4}));
@@ -250,8 +250,8 @@ Event event(const char* track, const char* name, double begin, double end, const
   return e;
 }
 
-// Two ranks of dp. Rank 1 comes to the first sum 10 ms later; rank 0 waits for nothing of it, since it computes beside,
-// and then both wait for a second one.
+// Two ranks of dp. Rank 1 reaches the first all-reduce 10 ms late, but rank 0 is not stalled, since it computes; both
+// wait for the second one.
 Record two_ranks() {
   Record r;
   r.label = "a", r.traced = r.waits_noted = true;
@@ -282,7 +282,7 @@ TEST(Exposure, SeparatesWaitingTransferAndHiddenTime) {
     EXPECT_NEAR((*found)[rank].transfer, transfer, 1e-9) << rank;
     EXPECT_NEAR((*found)[rank].hidden, hidden, 1e-9) << rank;
   };
-  expect(0, 10, 15, 20);  // from 60 to 70; to 80, and until it was told at 85; from 20 to 40
+  expect(0, 10, 15, 20);  // from 60 to 70; until 80, reported at 85; from 20 to 40
   expect(1, 0, 15, 10);
   EXPECT_NEAR(report::mean(*found).exposed(), 20, 1e-9);
   Record old = r;
@@ -290,7 +290,7 @@ TEST(Exposure, SeparatesWaitingTransferAndHiddenTime) {
   EXPECT_FALSE(report::exposures(old, report::median_step(old)));
 }
 
-// Four data ranks, of which 0 and 1 share out experts, and 2 and 3: 1 and 3 come late, and 3 later than 1.
+// Four data ranks with experts sharded over 0, 1 and over 2, 3: ranks 1 and 3 are late, and 3 later than 1.
 TEST(Exposure, RanksWaitForTheirGroup) {
   Record r = two_ranks();
   const auto waiting = [&](const char* axis) {
@@ -316,14 +316,14 @@ TEST(Exposure, RanksWaitForTheirGroup) {
   EXPECT_EQ(waiting("dp.shard"), (std::vector<double>{10, 0, 30, 0}));
   EXPECT_EQ(waiting("dp.replicate"), (std::vector<double>{0, 20, 0, 0}));
   EXPECT_EQ(waiting("dp+cp"), (std::vector<double>{30, 20, 30, 0}));
-  EXPECT_EQ(waiting("edp"), (std::vector<double>{0, 0, 0, 0}));  // one rank of each group has an expert
+  EXPECT_EQ(waiting("edp"), (std::vector<double>{0, 0, 0, 0}));  // one rank per group has an expert
 }
 
 TEST(Exposure, MeasuresOverlapOfOneOperation) {
   Record r = two_ranks();
   report::Overlap found = report::measure_overlap(r, report::median_step(r), "dp", "all_reduce");
   EXPECT_NEAR(found.all, 30, 1e-9);      // 20 and 20, 10 and 10
-  EXPECT_NEAR(found.exposed, 15, 1e-9);  // 20 and 10: the second ones
+  EXPECT_NEAR(found.exposed, 15, 1e-9);  // 20 and 10: the second operations
   EXPECT_EQ(report::measure_overlap(r, report::median_step(r), "ep", "all_to_all").all, 0);
 }
 
@@ -340,7 +340,7 @@ TEST(Compare, ComparesRunsWithAndWithoutTrace) {
   EXPECT_EQ(row(text, "median of the run"), "        100.000 ms         50.000 ms         -50.0%");
   EXPECT_EQ(row(text, "a quarter of its steps is faster"), "         90.000 ms         45.000 ms         -50.0%");
   EXPECT_EQ(row(text, "zero"), "                 0                 1               ");
-  EXPECT_EQ(row(text, "dp  "), "no row");  // it does not differ
+  EXPECT_EQ(row(text, "dp  "), "no row");  // equal in both runs
   EXPECT_LT(text.find("options that differ"), text.find("a step\n"));
   EXPECT_EQ(row(text, "exposed "), "         20.000 ms         20.000 ms           same");
   EXPECT_EQ(row(text, "- waiting for other ranks "), "          5.000 ms          5.000 ms           same");
@@ -376,7 +376,7 @@ TEST(Compare, ComparesRunsWithAndWithoutTrace) {
 TEST(Panels, ReplayFillsWidthOnSharedCores) {
   const Simulation equal = simulate(parse_schedule("0F0 0B0\n1F0 1B0\n", "made"));
   Simulation slow = equal;
-  slow.makespan *= 4;  // ranks that took turns
+  slow.makespan *= 4;  // ranks that time-share cores
   const report::MeasuredPipeline p{.times = {}, .equal = equal, .replayed = equal, .measured = slow, .formula = {}};
   Record r;
   const auto apart = report::make_panels(r, p, {.step = 1});
@@ -388,7 +388,7 @@ TEST(Panels, ReplayFillsWidthOnSharedCores) {
   EXPECT_EQ(panels[1].scale, equal.makespan);
 }
 
-// The parts that a report is worked out from: clocks of hosts, processors of ranks, and the pipeline of one step.
+// Components of reports: host clocks, cores of ranks, and the pipeline of a step.
 
 RankLog make_log(const std::string& host, double origin, double meeting, const std::vector<int>& cores) {
   RankLog log;
@@ -398,7 +398,7 @@ RankLog make_log(const std::string& host, double origin, double meeting, const s
 }
 
 TEST(Report, AlignsHostClocksAtBarrier) {
-  // Rank 1 began 2 s after rank 0 on the same clock; rank 2's host is 1000 s ahead and began with rank 0.
+  // Rank 1 started 2 s after rank 0 on the same clock; rank 2's host is 1000 s ahead and started together with rank 0.
   const Alignment a =
       align({make_log("a", 10, 20, {0, 1}), make_log("a", 12, 20.1, {0, 1}), make_log("b", 1010, 1020, {0, 1, 2})});
   EXPECT_EQ(a.add, (std::vector<double>{-0.5, 1.5, -0.5}));
@@ -408,13 +408,13 @@ TEST(Report, AlignsHostClocksAtBarrier) {
 
 TEST(Report, CountsCoresOfMostLoadedHost) {
   const auto shared = [](std::vector<RankLog> logs) { return count_processors(logs).shared(); };
-  EXPECT_FALSE(shared({make_log("a", 0, 0, {0, 1}), make_log("a", 0, 0, {2, 3})}));  // bound to cores of their own
+  EXPECT_FALSE(shared({make_log("a", 0, 0, {0, 1}), make_log("a", 0, 0, {2, 3})}));  // bound to separate cores
   EXPECT_TRUE(shared({make_log("a", 0, 0, {0, 1}), make_log("a", 0, 0, {0, 1})}));
   EXPECT_TRUE(shared({make_log("a", 0, 0, {0, 1}), make_log("b", 0, 0, {0})}));
   EXPECT_EQ(count_processors({make_log("a", 0, 0, {0, 1, 2}), make_log("b", 0, 0, {7})}).cores, 1);
 }
 
-// A record of 2 ranks, 1f1b with 3 micro-batches, in which all happens as the simulator says.
+// A record of 2 ranks, 1f1b with 3 micro-batches, with the times of the simulator.
 report::Record made_record() {
   report::Record r;
   r.schedule = parse_schedule("0F0 0F1 0B0 0F2 0B1 0B2\n1F0 1B0 1F1 1B1 1F2 1B2\n", "made");
@@ -450,7 +450,7 @@ TEST(Report, MeasuresPipelineOfMedianStep) {
   EXPECT_NEAR(p->measured.bubble_share(), p->replayed.bubble_share(), 1e-9);
   EXPECT_GT(p->measured.bubble_share(), 0.1);
   EXPECT_NEAR(*p->formula, 0.25, 1e-12);
-  // A pass counts, where cores are shared, for as long as it had one: half of what it took here.
+  // On shared cores a pass counts with its CPU time, here half of its duration.
   r.shared = true;
   const auto alone = report::measure_pipeline(r, step);
   ASSERT_TRUE(alone);
@@ -459,7 +459,7 @@ TEST(Report, MeasuresPipelineOfMedianStep) {
   EXPECT_NEAR(alone->replayed.bubble_share(), p->replayed.bubble_share(), 1e-9);
   EXPECT_EQ(alone->times.message, 0);
   r.shared = false;
-  r.ranks[1].events.pop_back();  // belongs to step 3, which is not drawn
+  r.ranks[1].events.pop_back();  // of step 3, which is not shown
   EXPECT_TRUE(report::measure_pipeline(r, step));
   std::erase_if(r.ranks[1].events, [](const report::Event& e) { return e.name == "1B2"; });
   EXPECT_FALSE(report::measure_pipeline(r, step));
@@ -467,7 +467,7 @@ TEST(Report, MeasuresPipelineOfMedianStep) {
 
 TEST(Report, TimelinesDistinguishStagesOfRank) {
   report::Record r;
-  r.traced = true, r.clock = "one", r.schedule = v_half(1, 1);  // the simulated order is F f i I w W, a unit each
+  r.traced = true, r.clock = "one", r.schedule = v_half(1, 1);  // the simulated order is F f i I w W, one unit each
   const Simulation sim = simulate(r.schedule);
   const std::map<PassKind, const char*> tracks = {
       {PassKind::F, "forward"}, {PassKind::I, "input gradient"}, {PassKind::W, "weight gradient"}};
@@ -484,7 +484,7 @@ TEST(Report, TimelinesDistinguishStagesOfRank) {
                     svg = report::as_svg_file(report::make_figure("timeline", {r}));
   EXPECT_TRUE(std::regex_search(text, std::regex("\\|F{13}f{14}i{13}I{13}w{14}W{13}\\|"))) << text;
   expect_has(text, "Lower case: a rank's later stages; for communication, less than half of a character's time.\n");
-  for (const char* pass : {"k-F", "k-I", "k-W", "k-F c1", "k-I c1", "k-W c1"})  // the legend has some of them too
+  for (const char* pass : {"k-F", "k-I", "k-W", "k-F c1", "k-I c1", "k-W c1"})  // also contained in the legend
     EXPECT_EQ(count(svg, fmt::format("<rect class=\"{}\"", pass)), pass[4] == 'c' && pass[2] != 'F' ? 2U : 3U) << pass;
   expect_has(svg, "paler: a rank's later stages");
 }
@@ -494,7 +494,7 @@ TEST(Report, EveryPanelReportsIdleTime) {
   const report::StepSpan step = report::median_step(r);
   const std::string part = report::as_html(report::pipeline_part(r, step, report::measure_pipeline(r, step)));
   EXPECT_EQ(count(part, "idle | rank "), 3 * 2U) << "planned, replayed and measured, of two ranks each";
-  // Rank 0 of 1f1b waits once for B0: p - 1 times F + B, of 3 (F + B) and that.
+  // Rank 0 of 1f1b is idle once before B0: p - 1 times F + B, out of 3 (F + B) plus that.
   expect_has(part, {"idle | rank 0 is idle for 3 units of 12 units", "idle | rank 1 is idle for 3 units of 12 units"});
 }
 

@@ -1,5 +1,5 @@
-// Runs that start again by themselves: what is killed ends with the bits of an undisturbed run, what cannot get better
-// is left, fewer hosts make fewer data ranks, and a signal to the launcher ends all.
+// Automatic restarts: a killed run is bitwise identical to an uninterrupted one, permanent failures are not retried,
+// fewer hosts reduce the number of data ranks, and a signal to the launcher ends everything.
 #include "app/train/restarts.h"
 
 #include <cstring>
@@ -28,7 +28,7 @@ TEST(Restarts, DataAxisShrinksToSlotsAtConstantBatch) {
   };
   const Plan plan{.pp = 2, .dp = 6, .tp = 2, .microbatches = 2};
   for (const auto& [slots, dp] : {std::pair{1000, 6}, {24, 6}, {23, 4}, {15, 3}, {4, 1}})
-    EXPECT_EQ(on(plan, slots), dp) << slots;  // on 23: 12 micro-batches in all do not divide by 5
+    EXPECT_EQ(on(plan, slots), dp) << slots;  // with 23 slots: 12 micro-batches in total are not divisible by 5
   EXPECT_THROW(plan_on(plan, 3), Error);
   const Plan groups{.dp = 6, .zero = ZeroStage::two, .shard_ranks = 2, .microbatches = 2};
   const Plan experts{.dp = 6, .ep = 2, .microbatches = 2};
@@ -76,13 +76,14 @@ class RestartsTest : public ProgramTest {
     std::error_code gone;
     return !fs::read_symlink(fmt::format("/proc/{}/exe", process), gone).empty();
   }
-  // The launcher of a run, once this step is saved.
+  // Starts the launcher of a run and waits until this step is saved.
   pid_t launched(const std::string& more, int64_t step = 20) const {
     const pid_t launcher = start("train " + kSettings + more + " --out run");
     EXPECT_TRUE(test::comes([&] { return newest_saved() >= step; })) << log();
     return launcher;
   }
-  // When "run" has made `step` steps since the launcher's child began, kills what `whom` finds below the launcher.
+  // Waits until "run" has completed `step` steps since the last start, then kills the process that `whom` selects below
+  // the launcher.
   void kill_at(int64_t step, const std::function<pid_t()>& whom) const {
     pid_t rank = 0;
     ASSERT_TRUE(test::comes([&] { return (rank = whom()) > 0; }));
@@ -142,7 +143,7 @@ TEST_F(RestartsTest, DoesNotRetryPermanentFailures) {
   fails_once("--no-save", 2, "--restarts: expected a run that saves checkpoints, found --no-save");
   fails_once("--launch mpirun --hostfile text.txt", 2, "--launch: expected {ranks} in the command");
   fails("train " + kSmall + "--launch mpirun", 2, "--launch: goes with --restarts N, found none");
-  for (const auto& entry : fs::directory_iterator(path("runs")))  // the run whose loss was not finite
+  for (const auto& entry : fs::directory_iterator(path("runs")))  // the run with the non-finite loss
     EXPECT_TRUE(fs::exists(entry.path() / "config.toml")) << entry.path();
 }
 
@@ -157,7 +158,7 @@ TEST_F(RestartsTest, FewerSlotsReduceDataRanksAtConstantBatch) {
                      "2 of 4 data ranks: each now computes 2 micro-batches with an unchanged batch size",
                      "start 2 of 2: 2 ranks (pp 1 x dp 2 x cp 1 x tp 1), 2 micro-batches each"});
   expect_has(read_file(path("run/config.toml")), "dp = 2\n");
-  // Rounding, after more than a hundred steps of SGD, and no more.
+  // Rounding differences only, after more than a hundred steps of SGD.
   const Safetensors one(path("whole" + kEnd) / "model.safetensors"), other(path("run" + kEnd) / "model.safetensors");
   double most = 0, largest = 0;
   for (size_t i = 0; i < one.tensors().size(); ++i) {
@@ -194,7 +195,7 @@ TEST_F(RestartsTest, KilledLauncherLeavesNoRun) {
   expect_said("stopped after step ");
 }
 
-// Ranks that meet: one that is killed ends the others, and their launchers bring all of them together again.
+// Ranks with a rendezvous: a killed rank ends the others, and their launchers restart all of them together.
 TEST_F(RestartsTest, LaunchersRestartRendezvousRanks) {
   must("train " + kSettings + "--ranks 2 --out whole");
   const std::string met =
@@ -232,14 +233,14 @@ class RestartsOfMpirun : public RestartsTest {
   pid_t launcher_ = 0;
 };
 
-// mpirun ends the others, and the launcher starts mpirun again.
+// mpirun ends the other ranks, and the launcher restarts mpirun.
 TEST_F(RestartsOfMpirun, RestartsAllRanksAfterKilledRank) {
   kill_at(40, [&] { return rank(); });
   expect_to_go_on();
   expect_said("has failed: its process ");
 }
 
-// Its ranks live on for a while, one of them stopped, and hold the run's lock.
+// Its ranks survive for a while, one of them stopped, and hold the run's lock.
 TEST_F(RestartsOfMpirun, RestartsKilledMpirunAfterItsRanksEnd) {
   ASSERT_TRUE(test::comes([&] { return rank() > 0; }));
   kill(rank(), SIGSTOP);

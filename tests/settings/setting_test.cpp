@@ -1,4 +1,4 @@
-// The entries of a made-up struct: what they take, what they refuse, and every form that a value has.
+// Descriptors of a sample struct: accepted and rejected values, and all representations of a value.
 
 #include "settings/json.h"
 #include "tests/support/errors.h"
@@ -73,7 +73,7 @@ TEST(Settings, RoundTripTextsOfEveryKind) {
     EXPECT_EQ(all.at(name).text(), text) << name;
     EXPECT_EQ(all.at(name).written(), written) << name;
   }
-  EXPECT_FALSE(t.in_key);  // said by its opposite: --off-key
+  EXPECT_FALSE(t.in_key);  // set by its negation, --off-key
   EXPECT_EQ(all.find_word("off-key"), &all.at("in_key"));
   EXPECT_EQ(t.mood, Mood::very_loud);
   EXPECT_EQ(t.level, Level::two);
