@@ -228,7 +228,7 @@ std::string bytes_text(const VerifyResult& r) {
                        marked(s.calls, expected.calls), marked(s.bytes, expected.bytes), megabytes(s.bytes),
                        expected.bytes, mark(s.bytes == expected.bytes && s.calls == expected.calls), s.most);
   }
-  return r.sent.empty() ? out + "no communication: there is one rank\n" : out;
+  return r.sent.empty() ? out + "  no communication: there is one rank\n" : out;
 }
 
 std::string memory_text(const VerifyResult& r) {
@@ -259,8 +259,8 @@ std::string to_text(const VerifyResult& r, const TrainOptions& o, const Plan& pl
   std::string out = fmt::format("{} steps in {} of {}, compared with {}{}\n\n", r.steps, to_string(o.optim.dtype),
                                 describe_plan(plan),
                                 independent ? fmt::format("{} serial runs with outer steps", plan.dp) : "one rank",
-                                r.exact && !independent ? "reducing in the same order" : "");
-  if (r.losses.empty() || !r.seen.stopped.empty()) return out + "the run did not finish\n\n";
+                                r.exact && !independent ? " reducing in the same order" : "");
+  if (r.losses.empty() || !r.seen.stopped.empty()) return out + "  the run did not finish\n\n";
   out += fmt::format("  loss {:.4f} -> {:.4f}; losses, gradients, parameters and optimizer state: {}\n\n",
                      r.losses.front(), r.losses.back(), describe_equality(r));
   return out + bytes_text(r) + "\n" + memory_text(r) + pipeline_text(r) + "\n";

@@ -326,15 +326,14 @@ Picture layer_picture(const std::string& title, const std::vector<int64_t>& laye
   const double each = kWidth / static_cast<double>(layer.size());
   for (size_t e = 0; e < layer.size(); ++e) {
     const double share = times(layer, e, 1), height = std::min(kMax, share * kEven);
-    out.body +=
-        render_svg({static_cast<double>(e) * each,
-                    kMax - height,
-                    std::max(each - 2, 1.0),
-                    height,
-                    "m0",
-                    fmt::format({} choices, { : .2f} times an even share "| {} choices, {:.2f} times an even share", e,
-                                e / here, grouped(layer[e]), share),
-                    {fmt::format("{:.2f}", share)}});
+    out.body += render_svg({static_cast<double>(e) * each,
+                            kMax - height,
+                            std::max(each - 2, 1.0),
+                            height,
+                            "m0",
+                            fmt::format("expert {} on ep rank {} | {} choices, {:.2f} times the uniform load", e,
+                                        e / here, grouped(layer[e]), share),
+                            {fmt::format("{:.2f}", share)}});
   }
   return out;
 }

@@ -529,7 +529,7 @@ TEST(Report, ExpertLoadsAreRelativeToUniform) {
   const report::Part part = report::experts_part(r, {});
   expect_has(report::as_text({part}),
              {"4 of 20 choices dropped\n", "layer 1      0.50   2.50   0.50   0.50\n  by rank    1.50   0.50\n"});
-  expect_has(report::as_html(part), "5 choices, 2.50 times an even share");
+  expect_has(report::as_html(part), "5 choices, 2.50 times the uniform load");
   expect_lacks(report::make_report(report::parse_metrics(step + "\n", "made "), false), "experts");
   for (const char* wrong : {R"({"load":[[1,2,3]],"dropped":0,"ranks":2})", R"({"load":[[]],"dropped":0,"ranks":1})",
                             R"({"load":[[-1]],"dropped":0,"ranks":1})", R"({"load":3,"dropped":0,"ranks":1})"})
