@@ -67,15 +67,15 @@ void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer, const s
 // `checkpoint reshard`: rewrites a run with one file per rank of a layout, or with full tensors.
 
 void write_tensor_file(const fs::path& file, const SavedTensors& saved, const std::vector<SavedPart>& parts,
-                       std::map<std::string, std::string> about, bool whole) {
+                       std::map<std::string, std::string> about, bool full) {
   std::vector<TensorBytes> listed;
   for (const SavedPart& p : parts) {
     const DType dtype = saved.at(p.name).dtype;
     listed.push_back(
-        {p.name, dtype, whole ? std::vector<int64_t>(p.whole.begin(), p.whole.end()) : std::vector{p.count}, {}});
+        {p.name, dtype, full ? std::vector<int64_t>(p.whole.begin(), p.whole.end()) : std::vector{p.count}, {}});
   }
   about.erase("format");
-  if (whole)
+  if (full)
     about.erase("parts");
   else
     about["parts"] = describe_parts(parts);
@@ -94,7 +94,7 @@ void write_tensor_file(const fs::path& file, const SavedTensors& saved, const st
   stream_safetensors(file, listed, part, about);
 }
 
-std::vector<std::vector<SavedPart>> whole_parts(const SavedTensors& saved) {
+std::vector<std::vector<SavedPart>> full_tensor_parts(const SavedTensors& saved) {
   std::vector<SavedPart> all;
   for (const auto& [name, tensor] : saved.all()) {
     const Shape shape(tensor.shape);
@@ -140,15 +140,15 @@ void reshard(const CheckpointOptions& o) {
   for (const char* stem : {kModel, kOptimizer}) {
     if (!SavedTensors::are_in(from.path, stem)) continue;
     const SavedTensors saved(from.path, stem);
-    const bool whole = o.layout.empty();
-    const auto ranks = whole ? whole_parts(saved) : parts_of_ranks(job, stem == kOptimizer);
+    const bool full = o.layout.empty();
+    const auto ranks = full ? full_tensor_parts(saved) : parts_of_ranks(job, stem == kOptimizer);
     std::set<std::string> names;
     for (const auto& parts : ranks)
       for (const SavedPart& p : parts) names.insert(p.name);
     saved.expect_no_others(names);
     for (size_t r = 0; r < ranks.size(); ++r, ++files)
-      write_tensor_file(made.path() / (whole ? fmt::format("{}.safetensors", stem) : part_name(stem, r, ranks.size())),
-                        saved, ranks[r], saved.files()[0]->metadata(), whole);
+      write_tensor_file(made.path() / (full ? fmt::format("{}.safetensors", stem) : part_name(stem, r, ranks.size())),
+                        saved, ranks[r], saved.files()[0]->metadata(), full);
   }
   for (const char* name : {"tokenizer.json", "pushes.txt", "pulled.safetensors"})
     if (is_there(from.path / name)) fs::copy_file(from.path / name, made.path() / name);

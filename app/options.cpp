@@ -382,8 +382,8 @@ void TrainOptions::OptionRef::say(const std::string& text) const {
 }
 
 void forget(TrainOptions& o, const std::vector<std::string_view>& names) {
-  TrainOptions usual;
-  const Settings all = field_descriptors(o), others = field_descriptors(usual);
+  TrainOptions defaults;
+  const Settings all = field_descriptors(o), others = field_descriptors(defaults);
   for (const std::string_view name : names) {
     all.at(name).assign(others.at(name));
     o.given.erase(std::string(name));

@@ -37,14 +37,13 @@ enum class IdentityRole : uint8_t { no, yes, unless_default };
 // in backticks.
 struct Field {
   std::string_view name, help = {};
-  Bounds range = {};               // bounds of a number, or of the number of positional arguments
-  std::string_view choices = {};   // "fp32|bf16": valid values of a text; for an enum, the names that users may give
-  std::string_view expected = {};  // "a file": description of a text in messages; default: UTF-8
-  std::string_view denied = {};    // "untied": the option that sets the field to false
-  std::string_view goes_with =
-      {};                       // "dp_mode ps-sync or ps-async": the field and the values with which this field is used
-  std::string_view group = {};  // default: Settings::group()
-  bool open = false;            // derived from other fields if it is not given, so it has no default
+  Bounds range = {};                // bounds of a number, or of the number of positional arguments
+  std::string_view choices = {};    // "fp32|bf16": valid values of a text; for an enum, the names that users may give
+  std::string_view expected = {};   // "a file": description of a text in messages; default: UTF-8
+  std::string_view denied = {};     // "untied": the option that sets the field to false
+  std::string_view goes_with = {};  // "dp_mode ps-sync or ps-async": the field and values that enable it
+  std::string_view group = {};      // default: Settings::group()
+  bool open = false;                // derived from other fields if it is not given, so it has no default
   bool in_file = true, in_words = true;  // false: specific to one call, so not stored in configurations; not an option
   bool repeated = false, place = false;  // the option may be repeated; positional argument
   bool of_weights = false;               // a property of trained weights
@@ -58,7 +57,7 @@ struct Field {
   Field& for_programs() { return in_words = false, *this; }
   Field& by_place() { return place = true, *this; }
   Field& many() { return repeated = true, *this; }
-  Field& of(std::string_view said) { return choices = said, *this; }
+  Field& of(std::string_view values) { return choices = values, *this; }
   Field& a(std::string_view thing) { return expected = thing, *this; }
   Field& unless(std::string_view word) { return denied = word, *this; }
   Field& with(std::string_view owner) { return goes_with = owner, *this; }
@@ -66,7 +65,7 @@ struct Field {
   Field& for_identity(IdentityRole when) { return same = when, *this; }
   Field& for_record(IdentityRole when) { return recorded = when, *this; }
   Field& for_weights() { return of_weights = true, *this; }
-  Field& or_share(double& part, char whole) { return share = &part, of_what = whole, *this; }
+  Field& or_share(double& fraction, char suffix) { return share = &fraction, of_what = suffix, *this; }
   Field& renaming(decltype(renames) how) { return renames = how, *this; }
 };
 

@@ -172,10 +172,10 @@ class Server {
 
   // Called twice: after the headers, when requests with a body are rejected, and after the complete request.
   static MHD_Result on_request(void* self, MHD_Connection* connection, const char* path, const char* method,
-                               const char*, const char*, size_t* body, void** seen) {
+                               const char*, const char*, size_t* body, void** context) {
     static char mark;
-    const bool first = *seen == nullptr;
-    *seen = &mark;
+    const bool first = *context == nullptr;
+    *context = &mark;
     const bool may_be = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
     if (first && may_be && !has_body(connection)) return MHD_YES;
     *body = 0;

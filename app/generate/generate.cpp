@@ -200,7 +200,7 @@ std::string to_json(const std::string& prompt, const Shown& shown) {
 
 // The texts to continue; `shown`: they are printed before their continuations.
 struct Prompts {
-  std::vector<std::string> said;
+  std::vector<std::string> texts;
   std::vector<Asked> asked;
   bool shown;
 };
@@ -226,7 +226,7 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
                               .repetition_penalty = o.repetition_penalty,
                               .seed = seed,
                               .vocab = model.tokenizer->vocab_size()};
-  const size_t count = prompts.said.size();
+  const size_t count = prompts.texts.size();
   const bool json = o.format == "json", streams = !json && count == 1, prints = world.rank() == 0;
   std::vector<std::vector<int32_t>> tokens;
   std::vector<Shown> shown;
@@ -234,7 +234,7 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
     tokens.push_back(asked.tokens);
     shown.emplace_back(*model.tokenizer, o, asked);
   }
-  const auto before = [&](size_t p) { return prompts.shown ? prompts.said[p] : std::string(); };
+  const auto before = [&](size_t p) { return prompts.shown ? prompts.texts[p] : std::string(); };
   Generator generator(part);
   const auto start = std::chrono::steady_clock::now();
   if (streams && prints) print(before(0));
@@ -254,7 +254,7 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
     const int64_t read = std::ssize(tokens[p]) + shown[p].tokens() - 1, context = model.job.model.context;
     if (generator.own(p) && std::ssize(tokens[p]) <= context && read > context) ++long_texts;
     const int root = part.mesh().rank_at({0, static_cast<int>(p % static_cast<size_t>(model.job.plan.dp)), 0, 0});
-    const std::string one = json ? to_json(prompts.said[p], shown[p]) + "\n" : before(p) + shown[p].text() + "\n";
+    const std::string one = json ? to_json(prompts.texts[p], shown[p]) + "\n" : before(p) + shown[p].text() + "\n";
     const std::string full = world.size() > 1 && !streams ? broadcast_text(world, one, root) : one;
     if (prints && !streams) print(full);
     if (prints && !streams && !json && p + 1 < count) print("\n");
@@ -381,15 +381,15 @@ std::unique_ptr<Trainer> inference_trainer(const Inference& inference, Communica
 }
 
 int run(const GenerateOptions& o) {
-  const std::vector<std::string> said = o.chat ? std::vector<std::string>() : read_prompts(o);
+  const std::vector<std::string> texts = o.chat ? std::vector<std::string>() : read_prompts(o);
   const Inference model = open_inference(o.from, o.words);
   const Conversation initial = in_options([&] { return Conversation(o, *model.tokenizer, model.from); });
-  Prompts prompts{said, {}, !initial.has_template()};
-  for (const std::string& prompt : said)
+  Prompts prompts{texts, {}, !initial.has_template()};
+  for (const std::string& prompt : texts)
     prompts.asked.push_back(initial.has_template() ? in_options([&] { return initial.asked(prompt); })
                                                    : Asked{read_tokens(prompt, model, o)});
-  for (size_t p = 0; p < said.size(); ++p)
-    report_unread(said.size() > 1 ? fmt::format("prompt {}", p + 1) : "the prompt", prompts.asked[p],
+  for (size_t p = 0; p < texts.size(); ++p)
+    report_unread(texts.size() > 1 ? fmt::format("prompt {}", p + 1) : "the prompt", prompts.asked[p],
                   model.job.model.context);
   std::fputs(for_terminal(other_settings(*model.tokenizer, o)).c_str(), stderr);
   launch(launch_options("generate", model.run, model.job.plan), [&](Communicator& world) {

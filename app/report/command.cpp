@@ -86,8 +86,8 @@ std::vector<Record> planned(const Args& words) {
     for (const auto& [name, text] : words) set_option(o, name, name == many ? value : text);
     if (!o.gives("batch")) {  // the default, rounded up to a multiple of the micro-batches
       const Plan p = make_job(o).plan;
-      const int64_t pieces = std::max<int64_t>(1, p.dp) * std::max<int64_t>(1, p.microbatches);
-      o.optim.batch = (o.optim.batch + pieces - 1) / pieces * pieces;
+      const int64_t divisor = std::max<int64_t>(1, p.dp) * std::max<int64_t>(1, p.microbatches);
+      o.optim.batch = (o.optim.batch + divisor - 1) / divisor * divisor;
     }
     out.push_back(start_record(o));
     if (!many.empty()) out.back().label = fmt::format("{} {}", many, value);

@@ -450,8 +450,8 @@ Lanes panel_lanes(const Panel& p, double width) {
         const bool waits = t.action.what == PassKind::recv_forward || t.action.what == PassKind::recv_backward;
         if (!waits || t.end <= t.start) continue;
       } else {
-        const bool seen = (t.end - t.start) / p.scale * width > 3;  // narrower boxes would consist of their border
-        mark.css = fmt::format("k-{}{}", to_string(t.action.what), seen ? " pass" : "");
+        const bool visible = (t.end - t.start) / p.scale * width > 3;  // narrower boxes would consist of their border
+        mark.css = fmt::format("k-{}{}", to_string(t.action.what), visible ? " pass" : "");
         mark.css += pale(s, t.action.stage);
         const std::string letter(to_string(t.action.what)), number = fmt::format("{}", t.action.microbatch);
         mark.labels = {letter + number, fmt::format("{}\n{}", letter, number), number};

@@ -180,14 +180,14 @@ char event_letter(const Event& e) {
 
 std::string timeline_text(const Record& r, const StepSpan& step) {
   std::string out = "\nEach rank in this step, to scale: computation, and below it communication.\n";
-  std::set<char> seen;
+  std::set<char> used;
   const bool chunks = r.schedule.chunks() > 1;
   for (size_t i = 0; i < std::min(kMaxRanks, r.ranks.size()); ++i) {
     Line computes(step.begin, step.end), communicates(step.begin, step.end);
     for (const Event& e : r.ranks[i].events) {
       if (e.step != step.step || e.track == "step" || e.track == "waiting") continue;
       const char letter = event_letter(e);
-      seen.insert(letter);
+      used.insert(letter);
       const bool later = e.operation.empty() && e.stage >= 0 && r.schedule.chunk(e.stage) > 0;
       (e.operation.empty() ? computes : communicates)
           .add(later ? static_cast<char>(std::tolower(letter)) : letter, e.begin, e.end);
@@ -196,7 +196,7 @@ std::string timeline_text(const Record& r, const StepSpan& step) {
   }
   std::string key;
   for (const std::string& kind : kKinds)
-    if (seen.contains(kind[0])) key += fmt::format("{}{}", key.empty() ? "" : ", ", kind);
+    if (used.contains(kind[0])) key += fmt::format("{}{}", key.empty() ? "" : ", ", kind);
   const std::string more = first_ranks(r);
   return out + key + ".\nLower case: " + (chunks ? "a rank's later stages; for communication, " : "") +
          "less than half of a character's time.\n" + (more.empty() ? "" : more + "\n");
@@ -281,7 +281,7 @@ Part bytes_part(const Record& r, const StepSpan& step) {
                                {""},
                                {"calls in the run", true},
                                {"bytes", true}}};
-  SentBytes whole;
+  SentBytes run_total;
   for (const SentBytes& s : r.sent) {
     const SentInStep one = in_step[{s.axis, s.operation}];
     const auto bytes = static_cast<double>(one.bytes);
@@ -289,11 +289,11 @@ Part bytes_part(const Record& r, const StepSpan& step) {
                                 bar_cell(bytes / static_cast<double>(most), css_of_axis(s.axis),
                                          fmt::format("{} {} | {} in a step", s.axis, s.operation, short_bytes(bytes))),
                                 count_cell(s.calls), count_cell(s.bytes)}});
-    whole.calls += s.calls, whole.bytes += s.bytes;
+    run_total.calls += s.calls, run_total.bytes += s.bytes;
   }
-  sent_table.rows.push_back(
-      {{"all", "", count_cell(sum.calls), count_cell(sum.bytes), "", count_cell(whole.calls), count_cell(whole.bytes)},
-       "sum"});
+  sent_table.rows.push_back({{"all", "", count_cell(sum.calls), count_cell(sum.bytes), "", count_cell(run_total.calls),
+                              count_cell(run_total.bytes)},
+                             "sum"});
   p.tables.push_back(sent_table);
   return p;
 }

@@ -97,7 +97,7 @@ std::set<std::string> tensor_names(const std::vector<FullTensor>& tensors) {
 // Independent DiLoCo replicas each have a state, so their number must stay the same.
 void check_replicas_saved(const SavedTensors& state, const DataStrategy& strategy, const std::string& what) {
   std::set<std::string> copies;  // the first has no suffix; empty for other strategies
-  for (const auto& [name, whole] : state.all()) {
+  for (const auto& [name, tensor] : state.all()) {
     if (name.ends_with(".common")) copies.insert("");
     if (const size_t at = name.find(".value.replica"); at != std::string::npos) copies.insert(name.substr(at));
   }

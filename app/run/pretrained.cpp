@@ -38,13 +38,13 @@ ModelConfig config_in(const fs::path& checkpoint) {
 // Tensors of a checkpoint, converted to the requested dtype.
 FullTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
   return [saved](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
-    const SavedTensors::Whole& whole = saved->at(name);
+    const SavedTensors::Whole& tensor = saved->at(name);
     const bool bytes = dtype == DType::uint8;  // a 4-bit weight
-    if (bytes != (whole.dtype == DType::uint8) || !(bytes || is_floating(whole.dtype)) ||
-        whole.shape != std::vector<int64_t>(shape.begin(), shape.end()))
+    if (bytes != (tensor.dtype == DType::uint8) || !(bytes || is_floating(tensor.dtype)) ||
+        tensor.shape != std::vector<int64_t>(shape.begin(), shape.end()))
       bad_input("the checkpoint's '{}' does not match: expected {} of shape {}", name, bytes ? "bytes" : "numbers",
                 shape.str());
-    return [saved, read = saved->reader(name), stored = whole.dtype, dtype](int64_t begin, std::span<std::byte> to) {
+    return [saved, read = saved->reader(name), stored = tensor.dtype, dtype](int64_t begin, std::span<std::byte> to) {
       if (stored == dtype) return read(begin, to);
       const int64_t count = std::ssize(to) / element_size(dtype);
       std::vector<std::byte> from(static_cast<size_t>(count * element_size(stored)));
@@ -274,8 +274,8 @@ ModelConfig pretrained_config(const fs::path& from, const Base& base, bool train
 bool speaks_for_all() {
   return std::ranges::none_of(std::array{"OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK"},
                               [](const char* rank) {
-                                const char* const mine = std::getenv(rank);
-                                return mpi_surroundings() && mine && std::string_view(mine) != "0";
+                                const char* const value = std::getenv(rank);
+                                return mpi_surroundings() && value && std::string_view(value) != "0";
                               });
 }
 

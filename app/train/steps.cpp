@@ -159,8 +159,8 @@ class Saver {
       for (const TensorSlice& h : f.parts) {
         const Tensor here = h.part.on_host();
         const int64_t element = element_size(here.dtype()), begin = f.begins.at(h.name);
-        for_each_run(*h.parameter, h.begin, h.begin + here.numel(), [&](int64_t local, int64_t whole, int64_t count) {
-          f.file.write(begin + whole * element,
+        for_each_run(*h.parameter, h.begin, h.begin + here.numel(), [&](int64_t local, int64_t offset, int64_t count) {
+          f.file.write(begin + offset * element,
                        {here.raw() + (local - h.begin) * element, static_cast<size_t>(count * element)});
         });
       }

@@ -25,9 +25,9 @@ std::filesystem::path first_tokenizer(const TrainOptions& o) {
 }
 
 Dataset open_dataset(const TrainOptions& o, bool quiet) {
-  const std::string usual = o.model.ends_with("-nano") || o.model.ends_with("-mini") ? "char" : "bpe";
+  const std::string default_kind = o.model.ends_with("-nano") || o.model.ends_with("-mini") ? "char" : "bpe";
   TokenizerChoice tokenizer = o.init && !o.tokenizer ? TokenizerChoice{.name = first_tokenizer(o).string()}
-                                                     : tokenizer_choice(o.tokenizer, usual, quiet);
+                                                     : tokenizer_choice(o.tokenizer, default_kind, quiet);
   if (!o.add_tokens.empty()) tokenizer.added = split(o.add_tokens, ',');
   tokenizer.end = o.end;
   tokenizer.special = o.special;
@@ -282,8 +282,8 @@ int run(const TrainOptions& asked) {
   const RunDirectory directory(o);
   int status = 0;
   launch(ranks_of_run(o, job.plan, [&] { return directory.path(); }), [&](Communicator& world) {
-    const int mine = train_rank({o, job, dataset, sequences, directory}, world);
-    if (world.rank() == 0) status = mine;
+    const int rank_status = train_rank({o, job, dataset, sequences, directory}, world);
+    if (world.rank() == 0) status = rank_status;
   });
   return status;
 }
