@@ -199,8 +199,7 @@ void quantize(const CheckpointOptions& o) {
   const Inference model = open_inference(o.from, words);
   const Pretrained& from = model.from;
   if (from.config.lora.rank > 0)
-    bad_usage("{}: expected a model without adapters, as checkpoint export --merge writes; found adapters",
-              one_line(o.from));
+    bad_usage("{}: expected a model without adapters; see checkpoint export --merge", one_line(o.from));
   if (from.gptq) bad_usage("{}: expected a model that is not quantized, found a quantized model", one_line(o.from));
   check_sizes(from.config);
   EvaluationText text;
@@ -322,8 +321,7 @@ void export_model(const CheckpointOptions& o) {
   Pretrained from = open_pretrained(o.from, o.base);
   say_notes(from.notes);
   if (!o.merge && !from.merged.empty())
-    bad_input("{}: adapters of this kind cannot be written separately; use --merge to write the merged model",
-              from.merged);
+    bad_input("{}: adapters of this kind can only be exported with --merge", from.merged);
   if (o.merge && from.config.lora.rank == 0 && from.merged.empty())
     bad_usage("--merge: expected a model with adapters, found none in {}", one_line(o.from));
   const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::open_folder(from.tokenizer());
@@ -337,12 +335,11 @@ void export_model(const CheckpointOptions& o) {
   const std::string_view jinja = jinja_source(from.chat_template);  // takes precedence over the tokenizer's template
   const Asked answer = trained ? answer_markers(from, *tokenizer) : Asked();
   if (jinja.empty() && from.chat_template != ChatTemplate::automatic && !tokenizer->chat_template().empty())
-    say_notes(
-        {"the tokenizer's chat template differs from the template of the run's training; it is exported unchanged"});
+    say_notes({"the tokenizer's chat template differs from that of the training; it is exported unchanged"});
   for (const std::string& stop : answer.stops)
-    say_notes({fmt::format(
-        "a turn ends with the text {}, which is not a single token: configure it as a stop string in other programs",
-        one_line(stop))});
+    say_notes(
+        {fmt::format("a turn ends with the text {}, which is not one token: set it as a stop string in other programs",
+                     one_line(stop))});
   make_model_folder(o.out, [&](const fs::path& made) {
     write_folder(made, o, from, dtype, base);
     write_tokenizer(made, *tokenizer, answer.ends);

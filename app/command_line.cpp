@@ -19,20 +19,19 @@ constexpr const char* kCommands =
 constexpr double kMaxRanks = 1 << 20, kMaxBatch = 1e7;  // limits of `plan`, which starts no rank
 
 using Names = std::vector<std::string>;
-const Names kGenerateOptions =
-    split("ranks dp tp pp zero dtype quantize backend device timeout threads-per-rank base", ' ');
+const Names kGenerate = split("ranks dp tp pp zero dtype quantize backend device timeout threads-per-rank base", ' ');
 const Names kEvaluateOptions = split(
-    "base data batch context template train-on skip-bad map roles no-bos special ranks dp tp sp cp pp cp-mode "
-    "zero dtype quantize backend device timeout threads-per-rank format",
+    "base data batch context template train-on skip-bad map roles no-bos special ranks dp tp sp cp pp cp-mode zero "
+    "dtype quantize backend device timeout threads-per-rank format",
     ' ');
 const Names kQuantizeOptions =
     split("context batch template train-on skip-bad map roles no-bos special device threads-per-rank", ' ');
 const Names kReshardOptions = split("ranks dp tp pp cp zero schedule chunks servers", ' ');
 // verify generates its own sequences and writes nothing.
 const Names kExcludedFromVerify = split(
-    "cuda-graph staleness record replay data tokenizer add-tokens end out resume keep quiet save-every no-save "
-    "no-eval config eval-every trace trace-steps check-replicas template train-on pack skip-bad map "
-    "roles no-bos special init base epochs patience val-data val-share shuffle restarts launch hostfile",
+    "cuda-graph staleness record replay data tokenizer add-tokens end out resume keep quiet save-every no-save no-eval "
+    "config eval-every trace trace-steps check-replicas template train-on pack skip-bad map roles no-bos special init "
+    "base epochs patience val-data val-share shuffle restarts launch hostfile",
     ' ');
 
 bool is_among(const Names& names, const Setting& s) { return std::ranges::find(names, s.word()) != names.end(); }
@@ -179,7 +178,7 @@ CommandLine::CommandLine() {
   add(c, field_descriptors(verify_));
   c = command(app_, "generate", "Generate text with a trained model");
   add(c, field_descriptors(generate_));
-  add_run(c, generate_.words, kGenerateOptions);
+  add_run(c, generate_.words, kGenerate);
   c = command(app_, "evaluate", "Evaluate the loss of a model on a text");
   add(c, field_descriptors(evaluate_));
   add_run(c, evaluate_.words, kEvaluateOptions);
@@ -210,8 +209,7 @@ CommandLine::CommandLine() {
   checkpoint_action("inspect", "Show the contents of a run, a checkpoint or a folder", Way::inspect);
   c = command(app_, "explore", "Explore the planner interactively: a page with sliders, in a local browser");
   add(c, field_descriptors(explore_));
-  owner =
-      command(app_, "lab", "Puzzles and exercises on parallel training, solved in files or in functions of Tessera");
+  owner = command(app_, "lab", "Puzzles and exercises on parallel training, solved in files or C++ functions");
   const auto lab_action = [&](const char* name, const char* about, LabOptions::Way way) {
     c = command(*owner, name, about);
     c->callback([this, way] { lab_.way = way; });
@@ -309,8 +307,7 @@ Options CommandLine::with_checked_args(Options o) {
 
 Command CommandLine::verify() {
   verify_.run = verify_run_;
-  if (verify_.hide && !verify_.defect)
-    refuse("--hide: hides the fault that --defect injects; expected --defect random or a name");
+  if (verify_.hide && !verify_.defect) refuse("--hide: expected --defect random or a name, found none");
   const bool has_plan_options = std::ranges::any_of(args_, [](const auto& w) { return w.first != "format"; });
   if (verify_.placements && (verify_.defect || has_plan_options))
     refuse("--placements: the file specifies ranks and sizes; expected no plan options");

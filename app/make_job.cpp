@@ -18,8 +18,7 @@ ModelConfig model_config(const TrainOptions& o) {
   const Settings to = field_descriptors(c);
   for (const Setting& s : field_descriptors(given))
     if (!s.field.open || o.gives(s.field.name)) to.at(s.field.name).assign(s);
-  if (o.gives("heads") && !o.gives("kv_heads"))
-    c.kv_heads = 0;  // the preset's value belongs to its own number of heads
+  if (o.gives("heads") && !o.gives("kv_heads")) c.kv_heads = 0;  // the preset's value is for its own heads
   if (o.gives("channels") && !o.gives("ffn")) c.ffn = 0;
   if (RotaryOptions& r = c.rotary; r.scaling == RopeScaling::yarn) {
     if (!o.gives("rope_high_freq")) r.high_freq_factor = 32;
@@ -147,12 +146,9 @@ void check_restarts(const TrainOptions& o) {
     bad_usage("--{}: cannot be combined with --rendezvous, which requires every rank to be started separately",
               o.launch ? "launch" : "hostfile");
   if (o.hostfile && o.launch && o.launch->find("{ranks}") == std::string::npos)
-    bad_usage(
-        "--launch: expected {{ranks}} in the command, which --hostfile replaces by the number of ranks; found '{}'",
-        *o.launch);
+    bad_usage("--launch: expected {{ranks}} in the command with --hostfile, found '{}'", *o.launch);
   if (o.hostfile && (o.plan.dp_mode == DataMode::ps_async || o.plan.dp_mode == DataMode::diloco))
-    bad_usage("--hostfile: expected a data-parallel mode with synchronous steps, found --dp-mode {}",
-              to_string(o.plan.dp_mode));
+    bad_usage("--hostfile: expected synchronous data ranks, found --dp-mode {}", to_string(o.plan.dp_mode));
 }
 
 // Checks that do not depend on the plan.
@@ -234,9 +230,7 @@ void validate(const TrainOptions& options) {
   ErrorList found;
   TrainOptions o = options;
   found.check([&] { make_job(o); });
-  if (!found.none())
-    o.plan.schedule_file
-        .clear();  // a job cannot be made with an invalid schedule file; all other values are accepted here
+  if (!found.none()) o.plan.schedule_file.clear();  // other values cannot fail here
   const Job s = make_job(o);
   bool has_sizes = true;
   try {

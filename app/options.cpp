@@ -46,10 +46,7 @@ void add_data_and_tuning(Settings& s, TrainOptions& o) {
                     "windows begin at random positions"})
       .for_identity(IdentityRole::unless_default);
   s.group("Fine-tuning");
-  s.add(
-      o.init,
-      {"init",
-       "start from the weights, sizes and tokenizer of a run, a checkpoint, a Hugging Face folder or an llm.c model"});
+  s.add(o.init, {"init", "initial weights, sizes and tokenizer: run, checkpoint, Hugging Face folder or llm.c model"});
   s.add(o.base, {"base", kBase});
   s.add(o.adapter_base, {"adapter_base"}).for_programs();
   s.add(o.base_hash, {"base_hash"}).for_programs();
@@ -131,10 +128,9 @@ Settings field_descriptors(TrainOptions& o) {
                                                       "Optimisation", "Files", "Restarts",    "Output"};
   Settings s;
   add_data_and_tuning(s, o);
-  s.group("Plan").add(o.ranks,
-                      {"ranks",
-                       "number of ranks; default: 2 if the batch is divisible by 2; under mpirun the size of the job",
-                       {1, 1024}});
+  s.group("Plan").add(
+      o.ranks,
+      {"ranks", "number of ranks; default: 2 if the batch is even; under mpirun the size of the job", {1, 1024}});
   s.group("Place")
       .add(o.rank, {"rank", "with `rendezvous`: rank of this process, from 0 to `ranks` - 1", {0, 1023}})
       .of_call();
@@ -160,8 +156,7 @@ Settings field_descriptors(VerifyOptions& o) {
   s.add(o.hide, {"hide", "hide the name of the fault until the end"});
   s.group("Placements");
   s.add(o.placements,
-        {"placements",
-         "verify a block under the placements in this file, which specifies ranks and sizes, instead of a plan"})
+        {"placements", "verify a block under the placements, ranks and sizes in this file instead of a plan"})
       .a("a file");
   return s;
 }
@@ -178,9 +173,7 @@ Settings field_descriptors(GenerateOptions& o) {
   s.add(o.system, {"system", "system message at the start of the conversation"});
   s.add(o.tokens, {"tokens", "maximum number of tokens to generate", {1, 1e9}});
   s.add(o.temperature,
-        {"temperature",
-         "sampling temperature: 0 selects the most likely token, 1 samples from the model's distribution",
-         {0, 100}});
+        {"temperature", "0 selects the most likely token, 1 samples from the model's distribution", {0, 100}});
   s.add(o.top_k, {"top_k", "sample from the k most likely tokens; 0: from all", {0, 1e9}});
   s.add(o.top_p,
         {"top_p", "sample from the smallest set of most likely tokens with this total probability", {1e-9, 1}});
@@ -240,12 +233,10 @@ Settings field_descriptors(BenchOptions& o) {
   Settings s;
   s.add(o.table, {"table", "print one aligned table per group after all rows have run"});
   s.add(o.model, {"model", "model of the strategy and schedule rows, which are then the only rows"}).of(preset_names());
-  s.add(o.ranks, {"ranks",
-                  "only rows with these numbers of ranks, for example 1,2; default: 2 and 4, for collectives also 8",
-                  {1, 64}});
-  s.add(o.bytes, {"bytes",
-                  "only collectives with these message sizes: FROM:TO:FACTOR, as 8:128M:2, or one size; K, M, G: 1024, "
-                  "1024^2, .."})
+  s.add(o.ranks, {"ranks", "only rows with these ranks, such as 1,2; default: 2, 4 and, for collectives, 8", {1, 64}});
+  s.add(o.bytes,
+        {"bytes",
+         "only collectives of these sizes: FROM:TO:FACTOR, as 8:128M:2, or one size; K, M, G: 1024, 1024^2, .."})
       .a("FROM:TO:FACTOR, as 8:128M:2");
   s.add(o.dtype, {"dtype", "only rows with this dtype"}).of("fp32|bf16");
   s.add(o.device, {"device", "device on which the rows run"});
@@ -283,8 +274,7 @@ Settings field_descriptors(CheckpointOptions& o, CheckpointOptions::Way way) {
                                                     "run directory, or checkpoint in one",
                                                     "run directory, checkpoint in one, or Hugging Face folder",
                                                     "run directory, checkpoint, or Hugging Face folder"},
-                                            out = {"run directory to create", "folder to create",
-                                                   "run directory to create", "folder to create"};
+                                            out = {"new run", "new folder", "new run", "new folder"};
   Settings s;
   s.add(o.from, {"FROM", from.at(at)}).by_place();
   if (way != Way::reshard && way != Way::quantize) s.add(o.base, {"base", kBase}).a("a folder");
@@ -292,22 +282,16 @@ Settings field_descriptors(CheckpointOptions& o, CheckpointOptions::Way way) {
   if (way == Way::import || way == Way::write)
     s.add(o.dtype, {"dtype", "dtype of the stored tensors (default: unchanged)"}).of("fp32|bf16");
   if (way == Way::import)
-    s.add(o.tokenizer, {"tokenizer", "bytes, or a tokenizer folder; default: the model folder's tokenizer"})
-        .a("a tokenizer");
+    s.add(o.tokenizer, {"tokenizer", "bytes, or a tokenizer folder; default: the model's own"}).a("a tokenizer");
   if (way == Way::write)
     s.add(o.merge, {"merge", "merge adapters into the weights; default: write only the adapters, in PEFT format"});
   if (way != Way::quantize) return s;
   s.add(o.method, {"method", "gptq, or rtn (round to nearest) as a baseline"}).of("gptq|rtn");
   s.add(o.bits, {"bits", "bits per weight"}).of("4");
-  s.add(o.group, {"group",
-                  "quantization group size: inputs whose weights share a scale; must divide the inputs of every layer; "
-                  "-1: all inputs",
-                  {-1, 1e9}});
+  s.add(o.group, {"group", "inputs per scale; must divide the inputs of every layer; -1: all", {-1, 1e9}});
   s.add(o.calibrate, {"calibrate", "text, tokens or examples similar to the model's inputs; required by gptq"})
       .a("a text, a token file or examples");
-  s.add(o.windows, {"windows",
-                    "number of calibration windows of the model's context length, spread over the calibration data",
-                    {1, 1e9}});
+  s.add(o.windows, {"windows", "calibration windows of the model's context length, spread over the data", {1, 1e9}});
   return s;
 }
 

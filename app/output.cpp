@@ -109,14 +109,13 @@ std::string Progress::line(const StepReport& r) const {
 }
 
 // One column is left free, because a wrapped line cannot be rewritten.
-int64_t Progress::columns() const { return (o_.columns > 0 ? o_.columns : terminal_width(o_.to)) - 1; }
+int64_t Progress::cols() const { return (o_.columns > 0 ? o_.columns : terminal_width(o_.to)) - 1; }
 
 // The line, preceded by a progress bar if there is enough space.
 std::string Progress::terminal_line(const StepReport& r) const {
   const std::string text = line(r);
-  const int64_t size = std::min(kBar, columns() - std::ssize(text) - 1);
-  if (size < kMinBar)
-    return (std::ssize(text) > columns() ? tight(text) : text).substr(0, static_cast<size_t>(columns()));
+  const int64_t size = std::min(kBar, cols() - std::ssize(text) - 1);
+  if (size < kMinBar) return (std::ssize(text) > cols() ? tight(text) : text).substr(0, static_cast<size_t>(cols()));
   const double share = o_.steps > 0 ? static_cast<double>(r.step) / static_cast<double>(o_.steps) : 1;
   std::string bar;
   for (int64_t i = 0; i < size; ++i) bar += i < static_cast<int64_t>(share * static_cast<double>(size)) ? "━" : "╌";
@@ -151,7 +150,7 @@ void Progress::work(const std::string& raw) {
   const bool first = last_.time_since_epoch().count() == 0;
   last_ = now;
   if (o_.terminal)
-    rewrite(text.substr(0, static_cast<size_t>(columns())));
+    rewrite(text.substr(0, static_cast<size_t>(cols())));
   else if (!first)
     put(text + "\n");  // short work is not reported
 }

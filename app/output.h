@@ -57,7 +57,7 @@ class Progress {
  private:
   std::string line(const StepReport& r) const;
   std::string terminal_line(const StepReport& r) const;
-  int64_t columns() const;  // available columns
+  int64_t cols() const;  // available columns
   void put(const std::string& text);
   void rewrite(const std::string& text);
   void clear();

@@ -148,8 +148,7 @@ int check_class(const LabOptions& o) {
       if (p && verdict.seed)
         if (const auto& [first, is_new] = seeds.try_emplace({p->number, *verdict.seed}, learner);
             !is_new && first->second != learner)
-          verdict.notes.push_back("has the same seed as the submission of " + first->second +
-                                  ": one task was submitted twice");
+          verdict.notes.push_back("has the same seed as " + first->second + ": one task was submitted twice");
       const std::string name = p ? fmt::format("p{}", p->number) : std::to_string(e->number);
       points[name] = std::max(points[name], lab::points(p ? p->bounds : e->bounds, verdict.kept));
       solved += verdict.solved;
@@ -225,9 +224,8 @@ int run(const Command& command, const std::vector<std::string>& args) {
   const bool is_shared =
       is_any_command<Print, TrainOptions, VerifyOptions, GenerateOptions, EvaluateOptions, BenchOptions>(command);
   if (const auto job = mpi_surroundings(); !is_shared && job && job->ranks > 1)
-    bad_usage(
-        "the job has {} ranks; expected one: only train, verify, generate, evaluate and bench run on several ranks",
-        job->ranks);
+    bad_usage("the job has {} ranks; expected one: only train, verify, generate, evaluate and bench support more",
+              job->ranks);
   if (const auto* train = std::get_if<TrainOptions>(&command); train && train->restarts > 0)
     return run_with_restarts(*train, args);
   return std::visit([](const auto& o) { return run(o); }, command);
@@ -235,9 +233,9 @@ int run(const Command& command, const std::vector<std::string>& args) {
 
 // OpenMP itself aborts without a message if the number of threads is far too large.
 void check_openmp() {
-  constexpr int max_threads = 1024;  // the bound of --threads-per-rank
-  if (cpu::threads() > max_threads)
-    bad_usage("OMP_NUM_THREADS: expected at most {} threads, found {}", max_threads, cpu::threads());
+  constexpr int limit = 1024;  // the bound of --threads-per-rank
+  if (cpu::threads() > limit)
+    bad_usage("OMP_NUM_THREADS: expected at most {} threads, found {}", limit, cpu::threads());
 }
 
 // Prints the first error, which was detected before the others, in the last line.

@@ -55,8 +55,7 @@ void handle_bus_error(int, siginfo_t* info, void*) {
 void end_program() {
   while (sem_wait(&ending) != 0) {
   }
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP})
-    std::signal(signal, SIG_DFL);  // in case the cleanup takes too long
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_DFL);  // if cleanup hangs
   kill_running_programs();
   remove_temporaries();
   const char* const file = cut_file;

@@ -48,13 +48,12 @@ struct JsonReader {
     for (const Json& one : from) JsonReader{setting, one, name}(&to->emplace_back());
   }
   void operator()(const Choice& c) const {
-    const std::string name_or_number = c.is_number()      ? from.is_number_integer() ? from.dump() : ""
-                                       : from.is_string() ? from.get<std::string>()
-                                                          : "";
-    const auto found =
-        std::ranges::find(c.names, setting.field.renames ? setting.field.renames(name_or_number) : name_or_number);
+    const std::string given = c.is_number()      ? from.is_number_integer() ? from.dump() : ""
+                              : from.is_string() ? from.get<std::string>()
+                                                 : "";
+    const auto found = std::ranges::find(c.names, setting.field.renames ? setting.field.renames(given) : given);
     if (found == c.names.end()) {
-      if (!c.is_number()) refuse(fmt::format("{}", fmt::join(c.names, ", ")), did_you_mean(name_or_number, c.names));
+      if (!c.is_number()) refuse(fmt::format("{}", fmt::join(c.names, ", ")), did_you_mean(given, c.names));
       refuse(fmt::format("{} or {}", fmt::join(c.names.first(c.names.size() - 1), ", "), c.names.back()));
     }
     c.set(c.at, found - c.names.begin());
@@ -125,10 +124,10 @@ void take_json(const Settings& all, std::string_view text, std::string_view what
   take_object(all, json, "", fmt::format("no field of {}", what));
 }
 
-Json identity_fields(const Settings& all, const Settings& defaults, IdentityRole Field::*which) {
+Json identity_fields(const Settings& all, const Settings& defaults, IdentityRole Field::*role) {
   Json out = Json::object();
   for (const Setting& s : all) {
-    const IdentityRole when = s.field.*which;
+    const IdentityRole when = s.field.*role;
     const bool differs = s.text() != defaults.at(s.field.name).text();
     if (when != IdentityRole::no && (when == IdentityRole::yes || differs) && applies(s, all))
       out[std::string(s.field.name)] = to_json(s);

@@ -23,8 +23,7 @@ void take_value(const Setting& setting, const nlohmann::json& value, const std::
 void check_keys(const nlohmann::json& object, const std::string& path, const std::vector<std::string>& known,
                 const std::string& unknown = "unknown key");
 // The fields that belong to a run's identity, or to its record.
-nlohmann::json identity_fields(const Settings& all, const Settings& defaults,
-                               IdentityRole Field::*which = &Field::same);
+nlohmann::json identity_fields(const Settings& all, const Settings& defaults, IdentityRole Field::*role = &Field::same);
 // A descriptor as JSON: name, group, kind, default, range, choices and help; `shown` converts field names in the help.
 nlohmann::ordered_json make_entry(const Setting& setting, std::string (*shown)(const std::string& help));
 

@@ -44,8 +44,8 @@ struct Reader {
     const Bounds& range = setting.field.range;
     double v = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
-    const bool complete = error == std::errc() && end == text.data() + text.size();
-    if (!complete || !std::isfinite(v) || !contains(range, v))
+    const bool parsed = error == std::errc() && end == text.data() + text.size();
+    if (!parsed || !std::isfinite(v) || !contains(range, v))
       wrong(where, "a number" + bounds_text(range, v > range.most || error == std::errc::result_out_of_range), text);
     *to = v;
   }
@@ -129,9 +129,8 @@ std::vector<std::string> split(std::string_view text, char at) {
 int64_t parse_integer(const std::string& where, const std::string& text, const Bounds& range) {
   int64_t v = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
-  const bool complete = error == std::errc() && end == text.data() + text.size();
-  if (!complete || !contains(range, static_cast<double>(v)))
-    wrong(where, "a whole number" + bounds_text(range), text);
+  const bool parsed = error == std::errc() && end == text.data() + text.size();
+  if (!parsed || !contains(range, static_cast<double>(v))) wrong(where, "a whole number" + bounds_text(range), text);
   return v;
 }
 
@@ -262,8 +261,7 @@ void check_least(const Settings& all, const Settings& defaults) {
   for (const Setting& s : all) {
     const auto* found = std::get_if<int64_t*>(&s.at);
     if (!found) continue;
-    const auto none =
-        static_cast<double>(*std::get<int64_t*>(defaults.at(s.field.name).at));  // 0 for fields derived from others
+    const auto none = static_cast<double>(*std::get<int64_t*>(defaults.at(s.field.name).at));  // 0 if derived
     const double least = std::min(s.field.range.least, none);
     if (static_cast<double>(**found) < least)
       throw FieldError(std::string(s.field.name), fmt::format("expected at least {}, found {}", least, **found));

@@ -270,7 +270,7 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
   const Plan& plan = model.job.plan;
   written = world.size() > 1 ? world.sum(written) / static_cast<double>(plan.pp * plan.tp) : written;
   const double all = static_cast<double>(count),
-               rest = written - all;  // the first token of each text is part of the prefill
+               rest = written - all;  // without first tokens
   if (prints && !o.chat)
     std::fputs(fmt::format("{} tokens from {}, {} tokens/s; time to first token {:.3f} s\n", written,
                            one_line(model.from.path.string()),

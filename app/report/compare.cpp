@@ -10,8 +10,8 @@ namespace {
 using Maybe = std::optional<double>;
 
 // A run with the analysis of its trace.
-struct AnalyzedRun {
-  explicit AnalyzedRun(const Record& record) : r(record), step(record.traced ? median_step(record) : StepSpan()) {
+struct Side {
+  explicit Side(const Record& record) : r(record), step(record.traced ? median_step(record) : StepSpan()) {
     if (const auto most = std::ranges::max_element(r.ranks, {}, &Rank::peak); most != r.ranks.end()) peak_rank = &*most;
     if (step.step == 0) return;
     pipeline = measure_pipeline(r, step);
@@ -54,7 +54,7 @@ int64_t last_step(const Record& r) { return r.losses.empty() ? 0 : r.losses.back
 // The rows of a comparison as cells, and as numbers for programs.
 class Comparison {
  public:
-  Comparison(const AnalyzedRun& a, const AnalyzedRun& b) : a_(a), b_(b) {
+  Comparison(const Side& a, const Side& b) : a_(a), b_(b) {
     options(), steps(), bubbles(), communication(), sent(), memory(), losses();
   }
   std::vector<Row> rows = {};
@@ -94,33 +94,29 @@ class Comparison {
 
   void steps() {
     begin("a step");
-    row("median of the run", Unit::ms, [](const AnalyzedRun& s) { return above_zero(s.r.step_ms); });
-    row("a quarter of its steps is faster than", Unit::ms,
-        [](const AnalyzedRun& s) { return above_zero(s.r.quick_ms); });
-    row("a quarter of its steps is slower than", Unit::ms,
-        [](const AnalyzedRun& s) { return above_zero(s.r.slow_ms); });
-    row("tokens/s", Unit::rate, [](const AnalyzedRun& s) { return above_zero(s.r.tokens_per_s); });
-    row("median of those in the trace", Unit::ms,
-        [](const AnalyzedRun& s) { return above_zero(s.step.end - s.step.begin); });
+    row("median of the run", Unit::ms, [](const Side& s) { return above_zero(s.r.step_ms); });
+    row("a quarter of its steps is faster than", Unit::ms, [](const Side& s) { return above_zero(s.r.quick_ms); });
+    row("a quarter of its steps is slower than", Unit::ms, [](const Side& s) { return above_zero(s.r.slow_ms); });
+    row("tokens/s", Unit::rate, [](const Side& s) { return above_zero(s.r.tokens_per_s); });
+    row("median of those in the trace", Unit::ms, [](const Side& s) { return above_zero(s.step.end - s.step.begin); });
   }
 
   void bubbles() {
     begin("bubble of the pipeline, share of its time");
-    const auto share = [&](const char* name, Maybe (*get)(const AnalyzedRun&)) {
-      row(name, Unit::share, [&](const AnalyzedRun& s) { return s.pipeline ? get(s) : Maybe(); });
+    const auto share = [&](const char* name, Maybe (*get)(const Side&)) {
+      row(name, Unit::share, [&](const Side& s) { return s.pipeline ? get(s) : Maybe(); });
     };
-    share("formula", [](const AnalyzedRun& s) { return s.pipeline->formula; });
-    share("planned, equal times", [](const AnalyzedRun& s) { return Maybe(s.pipeline->equal.bubble_share()); });
-    share("planned, measured times", [](const AnalyzedRun& s) { return Maybe(s.pipeline->replayed.bubble_share()); });
-    share("measured",
-          [](const AnalyzedRun& s) { return s.r.shared ? Maybe() : Maybe(s.pipeline->measured.bubble_share()); });
+    share("formula", [](const Side& s) { return s.pipeline->formula; });
+    share("planned, equal times", [](const Side& s) { return Maybe(s.pipeline->equal.bubble_share()); });
+    share("planned, measured times", [](const Side& s) { return Maybe(s.pipeline->replayed.bubble_share()); });
+    share("measured", [](const Side& s) { return s.r.shared ? Maybe() : Maybe(s.pipeline->measured.bubble_share()); });
   }
 
   void communication() {
     begin("communication in the step that the trace shows, mean of ranks");
     const auto time_and_share = [&](const std::string& name, double (*get)(const Exposure&)) {
-      row(name, Unit::ms, [&](const AnalyzedRun& s) { return s.exposure ? Maybe(get(*s.exposure)) : Maybe(); });
-      row(name + ", of the step", Unit::share, [&](const AnalyzedRun& s) {
+      row(name, Unit::ms, [&](const Side& s) { return s.exposure ? Maybe(get(*s.exposure)) : Maybe(); });
+      row(name + ", of the step", Unit::share, [&](const Side& s) {
         return s.exposure ? Maybe(get(*s.exposure) / std::max(1e-9, s.exposure->step)) : Maybe();
       });
     };
@@ -134,9 +130,9 @@ class Comparison {
   void sent() {
     const bool traced = a_.step.step > 0 && b_.step.step > 0;
     begin(traced ? "bytes that all ranks together sent in a step" : "bytes sent in the whole run");
-    std::map<const AnalyzedRun*, std::map<std::string, double>> bytes;
+    std::map<const Side*, std::map<std::string, double>> bytes;
     std::set<std::string> names;
-    for (const AnalyzedRun* s : {&a_, &b_}) {
+    for (const Side* s : {&a_, &b_}) {
       const auto add = [&](const std::string& axis, const std::string& operation, int64_t n) {
         const std::string name = fmt::format("{} {}", axis, operation);
         bytes[s][name] += static_cast<double>(n);
@@ -150,7 +146,7 @@ class Comparison {
     }
     names.insert("~all");
     for (const std::string& name : names)
-      row(name == "~all" ? "all" : name, Unit::bytes, [&](const AnalyzedRun& s) {
+      row(name == "~all" ? "all" : name, Unit::bytes, [&](const Side& s) {
         const bool known = !s.r.ranks.empty() || (name != "~all" && bytes[&s].contains(name));
         return known ? Maybe(bytes[&s][name]) : Maybe();
       });
@@ -159,18 +155,18 @@ class Comparison {
   void memory() {
     begin("memory of the peak rank");
     for (size_t c = 0; c < kCategories; ++c)
-      row(std::string(to_string(static_cast<Category>(c))), Unit::bytes, [&](const AnalyzedRun& s) {
+      row(std::string(to_string(static_cast<Category>(c))), Unit::bytes, [&](const Side& s) {
         return s.peak_rank && s.r.traced ? Maybe(static_cast<double>(s.peak_rank->peaks[c])) : Maybe();
       });
     row("all at once", Unit::bytes,
-        [](const AnalyzedRun& s) { return s.peak_rank ? Maybe(static_cast<double>(s.peak_rank->peak)) : Maybe(); });
+        [](const Side& s) { return s.peak_rank ? Maybe(static_cast<double>(s.peak_rank->peak)) : Maybe(); });
   }
 
   void losses() {
     begin("loss");
     const int64_t common = std::min(last_step(a_.r), last_step(b_.r));
     if (common > 0)
-      row(fmt::format("of step {}", common), Unit::loss, [&](const AnalyzedRun& s) {
+      row(fmt::format("of step {}", common), Unit::loss, [&](const Side& s) {
         Maybe out;
         for (const Point& p : s.r.losses)
           if (p.step == common) out = p.value;
@@ -180,16 +176,16 @@ class Comparison {
       return points.empty() ? Maybe() : Maybe(points.back().value);
     };
     if (last_step(a_.r) != last_step(b_.r))
-      row("at its end", Unit::loss, [&](const AnalyzedRun& s) { return last(s.r.losses); });
-    row("of the last validation", Unit::loss, [&](const AnalyzedRun& s) { return last(s.r.validations); });
+      row("at its end", Unit::loss, [&](const Side& s) { return last(s.r.losses); });
+    row("of the last validation", Unit::loss, [&](const Side& s) { return last(s.r.validations); });
   }
 
-  const AnalyzedRun &a_, &b_;
+  const Side &a_, &b_;
   std::string part_;
 };
 
 // Lists missing data and caveats.
-std::vector<std::string> comparison_notes(const AnalyzedRun& a, const AnalyzedRun& b) {
+std::vector<std::string> comparison_notes(const Side& a, const Side& b) {
   std::vector<std::string> out;
   for (const auto& [one, other] : {std::pair(&a, &b), std::pair(&b, &a)}) {
     const std::string& name = one->r.label;
@@ -284,7 +280,7 @@ std::string failure_cause(const Flights& all, int64_t rank) {
 }  // namespace
 
 std::string compare_to_text(const Record& a, const Record& b, bool as_page) {
-  const AnalyzedRun in_a(a), in_b(b);
+  const Side in_a(a), in_b(b);
   const Comparison all(in_a, in_b);
   Part head{.id = "run",
             .title = "Comparison of two Tessera runs",
@@ -302,7 +298,7 @@ std::string compare_to_text(const Record& a, const Record& b, bool as_page) {
   head.tables = {t};
   if (!as_page) return as_text({head});
   std::vector<Record> traced, piped, with_losses;
-  for (const AnalyzedRun* s : {&in_a, &in_b}) {
+  for (const Side* s : {&in_a, &in_b}) {
     if (s->step.step > 0) traced.push_back(s->r);
     if (s->pipeline) piped.push_back(s->r);
     if (!s->r.losses.empty()) with_losses.push_back(s->r);

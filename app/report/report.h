@@ -184,12 +184,7 @@ struct BenchRun {
   bool busy = false;                               // other processes used more than a tenth of the cores
   int start = 0;                                   // index of its file
 };
-enum class Sample : uint8_t {
-  time,
-  ratio,
-  reference,
-  machine
-};  // ratio: a round divided by the preceding reference round
+enum class Sample : uint8_t { time, ratio, reference, machine };  // ratio: to the preceding reference
 struct BenchRow {
   std::string name, unit, label;
   std::array<std::vector<BenchRun>, 2> runs = {};  // in `unit`, by side and repetition

@@ -73,8 +73,7 @@ Json run_identity(TrainOptions o, const ModelConfig& c, const Dataset& d) {
 // Rejects checkpoints of a diverged run. Throws InputError naming file and tensor.
 void check_numbers(const Checkpoint& checkpoint) {
   for (const char* stem : {kModel, kOptimizer}) {
-    if (stem == kOptimizer && !SavedTensors::are_in(checkpoint.path, stem))
-      continue;  // an imported model has no optimizer state
+    if (stem == kOptimizer && !SavedTensors::are_in(checkpoint.path, stem)) continue;  // imported weights
     const SavedTensors saved(checkpoint.path, stem);
     for (const auto& file : saved.files())
       for (const TensorBytes& t : file->tensors())
@@ -126,8 +125,7 @@ std::string owner_text() {
 RunDirectory::RunDirectory(const TrainOptions& o) : path_(o.out ? fs::path(*o.out) : new_run_folder()) {
   const auto check_content = [&] {
     const bool is_run = is_there(path_ / "config.toml");
-    if (o.resume && !is_run)
-      bad_input("--resume: expected a run directory, found no config.toml in {}", path_.string());
+    if (o.resume && !is_run) bad_input("--resume: {} is not a run directory (no config.toml)", path_.string());
     if (!o.resume && is_there(path_) && !holds_nothing(path_))
       bad_usage("--out: {} {}", path_.string(),
                 is_run ? "already holds a run; resume it with train --resume or choose another name"

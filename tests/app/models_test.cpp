@@ -311,7 +311,7 @@ TEST_F(LoraTest, MergesAdaptersOfSeveralKinds) {
   expect_has(run("generate adapters --tokens 2").err, "alpha_pattern: the adapters are merged into the base weights");
   fails("train --init adapters --data text.txt --out x", 4, "alpha_pattern: these adapters cannot be trained further");
   fails("checkpoint export adapters --out x", 4,
-        "alpha_pattern: adapters of this kind cannot be written separately; use --merge");
+        "alpha_pattern: adapters of this kind can only be exported with --merge");
   fails("evaluate adapters --data text.txt --quantize nf4", 2,
         "--quantize: expected none for a model with merged adapters");
 }

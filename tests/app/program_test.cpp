@@ -252,7 +252,7 @@ TEST_F(LabTest, GradesClassDespiteInvalidSubmissions) {
           "cy     " +
           before.substr(4) + none +
           "     6\n"
-          "note: cy, p3: has the same seed as the submission of ada: one task was submitted twice\n");
+          "note: cy, p3: has the same seed as ada: one task was submitted twice\n");
   expect_has(must("lab check --all class --format json").out,
              {R"({"learner":"ada","exercise":"1f1b","number":7,"solved":false,"points":0,"of":6,)",
               R"({"learner":"ada","puzzle":"column-row","number":3,"solved":true,"points":6,"of":6,"bounds":[)",

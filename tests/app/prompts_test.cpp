@@ -325,7 +325,7 @@ TEST_F(ChatTest, ExportsLearntTemplate) {
   EXPECT_EQ(said("--chat", "printf 'snow?\nsky?\n' |", "folder"), "white.\nblue.\n");
   // Alpaca has no Jinja template, so the folder's template differs from the training template, which is reported.
   tune("--tokenizer tok --template alpaca --context 256 --steps 1 --warmup 0 --out other");
-  expect_has(must("checkpoint export other --out again").err, "differs from the template of the run's training");
+  expect_has(must("checkpoint export other --out again").err, "differs from that of the training");
 }
 
 // The character tokenizer has no x either, which was once used to find the end of an answer.
@@ -336,7 +336,7 @@ TEST_F(ChatTest, TextMarkerEndsTurn) {
                         {{"text", "white."}, {"ended", "stop"}}, kind);
     // Exported folders have an equivalent Jinja template.
     expect_has(anew("checkpoint export tuned --out folder").err,
-               "a turn ends with the text <|im_end|>, which is not a single token");
+               "a turn ends with the text <|im_end|>, which is not one token");
     EXPECT_EQ(said("--chat", "printf 'snow?\n' |", "folder"), "white.\n") << kind;
   }
 }
