@@ -334,7 +334,7 @@ void write_summary(const Run& run, LanguageModel& model, TrainOutput::Facts fact
 void write_tensors(const std::vector<NamedTensor>& tensors, const fs::path& file,
                    const std::map<std::string, std::string>& metadata) {
   std::vector<TensorBytes> bytes;
-  for (const NamedTensor& t : tensors) bytes.push_back(token_bytes(t.name, t.tensor));
+  for (const NamedTensor& t : tensors) bytes.push_back(as_bytes(t.name, t.tensor));
   write_safetensors(file, bytes, metadata);
 }
 
