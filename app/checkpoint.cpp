@@ -224,8 +224,6 @@ void quantize(const CheckpointOptions& o) {
                     group_rows(o.group), by_gptq ? "GPTQ" : "rounding to nearest"));
 }
 
-// `checkpoint import`, `export` and `inspect`.
-
 DType stored_in(const CheckpointOptions& o, DType found) {
   if (o.dtype) return *o.dtype == "bf16" ? DType::bfloat16 : DType::float32;
   return found == DType::bfloat16 ? found : DType::float32;
@@ -294,7 +292,6 @@ void leave_qwen2(Pretrained& from, const Tokenizer& tokenizer) {
   };
 }
 
-// Writes the full model, the adapters alone, or the model with merged adapters.
 void write_folder(const fs::path& folder, const CheckpointOptions& o, const Pretrained& from, DType dtype,
                   const KnownBase& base) {
   const bool adapted = from.config.lora.rank > 0;

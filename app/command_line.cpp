@@ -36,7 +36,6 @@ const Names kExcludedFromVerify = split(
 
 bool is_among(const Names& names, const Setting& s) { return std::ranges::find(names, s.word()) != names.end(); }
 
-// Options of a run that determine a plan's traffic and memory.
 bool is_plan_property(const Setting& s) {
   const std::string_view name = s.field.name;
   if (name == "record" || name == "replay" || name == "staleness") return false;
@@ -254,7 +253,7 @@ const CLI::App* CommandLine::chosen() const {
 void CommandLine::refuse_leftovers() {
   const CLI::App* const command = chosen();
   std::vector<std::string> left = app_.remaining(true);
-  std::erase_if(left, [&](const std::string& word) {  // handled by Google Benchmark
+  std::erase_if(left, [&](const std::string& word) {
     return command && command->get_name() == "bench" && (word.starts_with("--benchmark_") || word.starts_with("--v="));
   });
   if (left.empty()) return;

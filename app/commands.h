@@ -16,9 +16,7 @@ int run(const ExploreOptions& options);
 // The program: parses and runs a command line. Errors are printed on standard error and converted to the exit status.
 int run_program(int argc, const char* const* argv);
 
-// Parsing of the command line.
-
-// Text to print before exiting with status 0 (--help, --version).
+// Text to print before exiting with status 0.
 struct Print {
   std::string text;
 };

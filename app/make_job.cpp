@@ -180,10 +180,8 @@ void check_pairs(const TrainOptions& o, ErrorList& found) {
          "--resume: expected a run that saves checkpoints, found --no-save as an option or in its config.toml");
 }
 
-// Data of a run: tokenizer and fine-tuning options.
-
 constexpr std::string_view kBpePrefix = "bpe-";  // followed by the maximum number of tokens
-constexpr double kMinVocab = 256;                // one token for each byte
+constexpr double kMinVocab = 256;
 
 std::string describe_one(const Dataset& d) {
   const auto tokens = [](int64_t count) { return format_si(static_cast<double>(count)); };

@@ -33,8 +33,6 @@ bool saves_in_background(const TrainOptions& options);
 // A warning about a combination of options that has no effect; empty if there is none.
 std::string useless_options(const TrainOptions& o);
 
-// Data of a run: tokenizer, options of fine-tuning examples, description.
-
 // The tokenizer selected by --tokenizer, with a progress display during training. bpe-N is a bpe tokenizer of at most N
 // tokens. Throws Error (usage) if `name` is neither a kind of tokenizer nor a folder.
 TokenizerChoice tokenizer_choice(const std::optional<std::string>& name, const std::string& otherwise, bool quiet);
@@ -47,7 +45,6 @@ Dataset open_data(const TrainOptions& options, const TokenizerChoice& tokenizer)
 // Throws Error (usage) for an option about examples if the data contain none.
 void check_example_options(const TrainOptions& options);
 
-// Lines for the user, one per dataset of a mixture.
 std::vector<std::string> describe_data(const Dataset& dataset);
 
 }  // namespace tessera

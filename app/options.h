@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-using Args = std::vector<std::pair<std::string, std::string>>;  // option name, text
+using Args = std::vector<std::pair<std::string, std::string>>;
 
 struct TrainOptions {
   std::string model = "gpt-nano";  // preset that provides all sizes that are not given
@@ -19,19 +19,16 @@ struct TrainOptions {
   Optimisation optim = {};
   Plan plan = {};
   std::optional<int64_t> ranks, rank;
-  // data
   std::string data = "austen";
   HeldOut held = {};
   std::optional<std::string> init, base, tokenizer;
   std::optional<std::string> adapter_base, base_hash;  // the base model of adapters: its path and hash
-  std::string add_tokens, end;                         // special tokens of the tokenizer
+  std::string add_tokens, end;
   bool shuffle = false;
-  // fine-tuning
   ChatTemplate chat_template = ChatTemplate::automatic;
   std::string train_on = "responses";
   bool pack = false, skip_bad = false, no_bos = false, special = false;
   std::string map, roles;  // renamed keys of an example, and renamed roles
-  // files
   std::optional<std::string> out;
   int64_t save_every = 500, keep = 2, eval_every = 500;
   double save_share = 0, eval_share = 0;  // fraction of an epoch, replaces the step counts; 0: unused
@@ -43,7 +40,6 @@ struct TrainOptions {
   int64_t restarts = 0;
   std::optional<std::string> launch, hostfile;
   std::optional<std::string> config;
-  // output
   std::string format = "text";
   bool quiet = false;
   bool trace = false;
@@ -80,31 +76,31 @@ TrainOptions plan_defaults();
 // FROM is a run directory, a checkpoint in one, or a folder of a model or of adapters.
 struct GenerateOptions {
   std::string from;
-  std::vector<std::string> prompts;         // empty: a new line
-  std::optional<std::string> prompts_file;  // one per line
-  bool chat = false;                        // prompts are turns of a conversation, from standard input
+  std::vector<std::string> prompts;  // empty: a new line
+  std::optional<std::string> prompts_file;
+  bool chat = false;  // prompts are turns of a conversation, from standard input
   ChatTemplate chat_template = ChatTemplate::none;
   std::optional<std::string> system;
   int64_t tokens = 300;
   double temperature = 0.8;
-  int64_t top_k = 0;  // 0: all
+  int64_t top_k = 0;
   double top_p = 1, min_p = 0, repetition_penalty = 1;
   int64_t seed = 1337;
   std::vector<std::string> stop;
   bool ignore_end = false, special = false, no_bos = false;
   std::string format = "text";
-  Args words;  // plan options
+  Args words;
 };
 
 struct EvaluateOptions {
   std::string from;
-  Args words;  // data and plan options
+  Args words;
 };
 
 struct DatasetOptions {
   std::vector<std::string> sources;
   std::optional<std::string> tokenizer;
-  int64_t vocab = 50257;  // for training a bpe tokenizer
+  int64_t vocab = 50257;
   int64_t shard_tokens = 0;
   bool special = false;
   std::optional<std::string> out;
@@ -116,7 +112,7 @@ struct ReportOptions {
   std::string format = "html";  // or "text" for standard output
   std::optional<std::string> figure, out;
   bool svg = false;
-  Args words = {};  // plan options, for a figure without a run
+  Args words = {};
 };
 
 struct BenchOptions {
@@ -129,30 +125,29 @@ struct BenchOptions {
 
 // `plan` accepts the model, batch and layout options of `train` in addition to its own.
 struct PlanOptions {
-  TrainOptions run = plan_defaults();     // axes may have any size, because no rank is started
-  Args words = {};                        // options of `run` that were given
-  std::optional<std::string> model_file;  // JSON file of sizes
+  TrainOptions run = plan_defaults();  // axes may have any size, because no rank is started
+  Args words = {};                     // options of `run` that were given
+  std::optional<std::string> model_file;
   std::optional<std::string> hardware;
   std::string software = "tessera";
   std::optional<int64_t> ep;
   std::optional<double> memory_gb;
   int64_t top = 10;
   std::optional<std::string> html, cases;
-  bool calibrate = false;             // measure this machine again
+  bool calibrate = false;
   std::vector<int64_t> measure = {};  // positions in the ranking
   std::string format = "text";
 
   bool gives(std::string_view option) const;
 };
 
-// `checkpoint`: import, export, inspect, reshard and quantize models.
 struct CheckpointOptions {
   enum class Way { import, write, reshard, quantize, inspect };
   Way way = Way::inspect;
   std::string from;
   std::optional<std::string> base = {};  // base model if `from` is a folder of adapters
   std::string out;                       // import and reshard: a run directory; export and quantize: a folder
-  bool merge = false;                    // export: merge adapters into the weights
+  bool merge = false;
   std::optional<std::string> dtype;      // default: the stored dtype
   std::optional<std::string> tokenizer;  // import: required if the folder has no tokenizer
   Args layout;                           // reshard: plan options; quantize: options of its single rank
@@ -161,7 +156,7 @@ struct CheckpointOptions {
 };
 
 struct ExploreOptions {
-  std::optional<int64_t> port;  // 0: any free port
+  std::optional<int64_t> port;
 };
 
 struct LabOptions {
@@ -188,7 +183,7 @@ bool is_searched(std::string_view option);
 
 // Parses and sets the option `name` ("min-lr"). Throws Error (usage): "--min-lr: expected X, got Y".
 void set_option(TrainOptions& options, std::string_view name, const std::string& text);
-// Resets these fields to their defaults, as if they had not been given.
+// Resets these fields to their defaults.
 void forget(TrainOptions& options, const std::vector<std::string_view>& names);
 
 // Applies a TOML file. Throws InputError if it cannot be read; otherwise as apply_config().

@@ -30,8 +30,6 @@ bool print(std::string_view raw) {
   throw OutputError(fmt::format("cannot write standard output: {}", std::strerror(cause)));
 }
 
-// Progress lines.
-
 namespace {
 
 constexpr double kNewStep = 0.1;  // weight of the newest step in the moving average
@@ -46,7 +44,6 @@ int64_t terminal_width(std::FILE* file) {
   return ::ioctl(::fileno(file), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : kDefaultWidth;
 }
 
-// Replaces double spaces by single ones.
 std::string tight(const std::string& text) {
   std::string out;
   for (const char c : text)
@@ -125,7 +122,7 @@ std::string Progress::terminal_line(const StepReport& r) const {
 void say_above_progress(const std::string& line) {
   const std::string text =
       fmt::format("{}tessera: {}\n", ::isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "", one_line(line));
-  std::fputs(text.c_str(), stderr);  // unbuffered
+  std::fputs(text.c_str(), stderr);
 }
 
 void Progress::step(const StepReport& r) {

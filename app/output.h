@@ -39,25 +39,24 @@ class Progress {
     bool terminal = false;
     bool color = false;
     bool quiet = false;
-    int64_t steps = 0;    // of the full run
+    int64_t steps = 0;
     int64_t columns = 0;  // terminal width; 0: query it for each line, since windows are resized
   };
   explicit Progress(const Options& options) : o_(options) {}
   ~Progress() { clear(); }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
-  // Options for standard error, depending on whether it is a terminal and on NO_COLOR.
   static Options for_stderr(int64_t steps, bool quiet);
 
   void step(const StepReport& report);
   // Shows other work in progress: rewritten on a terminal, every ten seconds elsewhere.
   void work(const std::string& line);
-  void message(const std::string& line);  // prints a line above the progress line, unless quiet
+  void message(const std::string& line);
 
  private:
   std::string line(const StepReport& r) const;
   std::string terminal_line(const StepReport& r) const;
-  int64_t cols() const;  // available columns
+  int64_t cols() const;
   void put(const std::string& text);
   void rewrite(const std::string& text);
   void clear();

@@ -19,8 +19,6 @@
 namespace tessera {
 namespace {
 
-// The command `bench`: the microbenchmarks.
-
 // Parses FROM:TO:FACTOR, or a single size; K, M and G are powers of 1024.
 std::vector<int64_t> parse_sizes(const std::string& text) {
   std::vector<int64_t> numbers, out;
@@ -207,8 +205,6 @@ int run(const LabOptions& o) {
                     one_line(o.folder), o.exercise));
   return 0;
 }
-
-// From argv to an exit status.
 
 int run(const Print& text) {
   print(text.text);

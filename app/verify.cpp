@@ -70,8 +70,6 @@ void ask_player(const InjectedFault& d) {
   print(guess == d.name || guess == d.cause ? "Correct.\n\n" : "Wrong.\n\n");
 }
 
-// The JSON object of `verify --format json`.
-
 using Ordered = nlohmann::ordered_json;
 
 Ordered bytes_json(const VerifyResult& r) {
@@ -178,8 +176,6 @@ std::string verify_json(const VerifyResult& r, const TrainOptions& o, const Job&
   return out.dump() + "\n";
 }
 
-// Text output.
-
 std::string mark(bool good) { return good ? "ok" : "WRONG"; }
 std::string marked(int64_t found, int64_t expected) { return fmt::format("{}{}", found == expected ? "" : "!", found); }
 
@@ -266,7 +262,6 @@ std::string to_text(const VerifyResult& r, const TrainOptions& o, const Plan& pl
   return out + bytes_text(r) + "\n" + memory_text(r) + pipeline_text(r) + "\n";
 }
 
-// `verify --placements FILE`.
 int verify_placements(const std::string& file, bool json) {
   const lab::PlacementVerdict v = lab::check_placements(read_file(file), file);
   const std::string failure = v.good() ? "" : v.found.empty() ? v.run : v.found;

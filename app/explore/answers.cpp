@@ -25,7 +25,7 @@ Ordered to_json(planner::ModelShape m) {
   return to_json(planner::field_descriptors(m));
 }
 
-constexpr size_t kMaxValueSize = 64;  // characters per value
+constexpr size_t kMaxValueSize = 64;
 
 constexpr int64_t kDefaultMax = 1'000'000'000;
 // Limits of fields with which the planner becomes slow.
@@ -76,7 +76,6 @@ Settings field_descriptors(Asked& a, bool is_plan) {
   return s;
 }
 
-// The given values by group.
 using Values = std::map<std::string_view, Ordered>;
 Values parse_values(const Request& request, bool is_plan) {
   Asked asked;

@@ -41,9 +41,7 @@ extern const std::string_view kPage;
 struct Widths {
   double wide = 1000, narrow = 480;
 };
-// The verdict, and the caption and SVG of each figure.
 nlohmann::ordered_json render_prediction(const planner::Case& c, const planner::Prediction& p, const Widths& widths);
-// The best plans, those that nearly fit, and the recommendation.
 std::string render_ranking(const PlanAnswer& answer);
 
 }  // namespace tessera::explore

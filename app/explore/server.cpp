@@ -72,7 +72,6 @@ MHD_Result queue(MHD_Connection* connection, const Answer& answer) {
   return result;
 }
 
-// The relevant headers of a request.
 struct Headers {
   std::vector<std::string> hosts;
   std::string site;

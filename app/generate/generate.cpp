@@ -26,8 +26,6 @@ std::unique_ptr<LanguageModel> make_frozen(const ModelConfig& config) {
   return model;
 }
 
-// The command `generate`. A single text is streamed.
-
 // Prompts as turns of a conversation, or as independent requests.
 class Conversation {
  public:
@@ -111,7 +109,7 @@ class Shown {
   }
   const std::string& text() const { return text_; }
   int64_t tokens() const { return tokens_; }
-  std::string_view ended() const { return ended_; }  // the reason
+  std::string_view ended() const { return ended_; }
 
  private:
   static constexpr std::string_view kLength = "length";
@@ -147,7 +145,7 @@ std::vector<std::string> read_prompts(const GenerateOptions& o) {
   std::vector<std::string> out = o.prompts;
   if (o.prompts_file) {
     std::string all = of_option("prompts", *o.prompts_file, [&] { return read_text(*o.prompts_file); });
-    if (all.starts_with("\uFEFF")) all.erase(0, 3);  // byte order mark
+    if (all.starts_with("\uFEFF")) all.erase(0, 3);
     std::istringstream text(all);
     for (std::string line; std::getline(text, line);) {
       if (line.ends_with('\r')) line.pop_back();
@@ -238,7 +236,7 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
   Generator generator(part);
   const auto start = std::chrono::steady_clock::now();
   if (streams && prints) print(before(0));
-  double first = 0;  // seconds
+  double first = 0;
   const auto elapsed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
   generator.write(tokens, o.tokens, options, [&](size_t p, int32_t token) {
     if (first == 0) first = elapsed();

@@ -13,15 +13,11 @@
 
 namespace tessera {
 
-// Measurement of this machine.
-
 namespace {
 
 void say(std::string_view line) { std::fputs((one_line(std::string(line)) + "\n").c_str(), stderr); }
 
 planner::Identity here() { return planner::identity_of_this(TESSERA_VERSION); }
-
-// From options and files to a search request.
 
 constexpr int64_t kDefaultVocab = 50257,
                   kCharacters = 256;  // vocabularies of the default tokenizers: GPT-2 and characters
@@ -113,8 +109,6 @@ planner::Fixed fixed_choices(const PlanOptions& o, const Plan& p) {
   fix(o, "cp-mode", f.cp_mode, p.cp_mode), fix(o, "recompute", f.recompute, p.recompute);
   return f;
 }
-
-// Search and output.
 
 // Whether the layout is fixed completely. Then the prediction of a plan that does not fit is also printed.
 bool is_fully_specified(const planner::SearchRequest& q) {

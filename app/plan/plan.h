@@ -14,7 +14,6 @@ namespace tessera {
 struct PlanQuestion {
   planner::SearchRequest question;
   std::string model;  // the user's name of the model
-  // Usable bytes per rank.
   double memory() const { return question.hardware.memory_bytes - question.hardware.reserved_bytes; }
 };
 
@@ -23,8 +22,6 @@ int64_t default_vocab(std::string_view preset);
 
 // Throws Error (usage), naming the option or the file, for invalid requests; InputError for an unreadable file.
 PlanQuestion make_question(const PlanOptions& options);
-
-// Measurements of this machine, cached between runs.
 
 // The cached measurements of this machine; null if there are none, or if the file is damaged or from another machine.
 std::shared_ptr<const planner::Machine> cached_machine_here();
@@ -35,10 +32,8 @@ std::shared_ptr<const planner::Machine> machine_here(bool again);
 // steps, experts.
 std::optional<double> predicted_step(const planner::Machine& machine, const Job& job);
 
-// Plans of a ranking that were run here.
-
 struct MeasuredPlan {
-  size_t number = 0;  // in the ranking, from 1
+  size_t number = 0;
   planner::Layout layout = {};
   std::vector<planner::Compared> parts = {};
 };
@@ -46,8 +41,8 @@ struct MeasuredPlan {
 struct PlanAnswer {
   PlanQuestion asked = {};
   planner::SearchResult found = {};
-  planner::Recommendation recommended = {};  // if a plan fits
-  std::string command = {};                  // the `tessera train` command of the plan; may be empty
+  planner::Recommendation recommended = {};
+  std::string command = {};  // the `tessera train` command of the plan; may be empty
   std::vector<MeasuredPlan> measured = {};
   bool fits() const { return !found.best.empty(); }
   // The memory comes from a formula, although a dry run would be exact.
@@ -56,7 +51,6 @@ struct PlanAnswer {
 
 std::string plan_text(const PlanAnswer& answer);
 std::string plan_json_lines(const PlanAnswer& answer);
-// A self-contained HTML page.
 std::string plan_page(const PlanAnswer& answer);
 // Figures of a prediction with captions: memory and pipeline of width `wide`, time and bytes of width `narrow`.
 std::vector<report::Part> make_figures(const planner::Case& c, const planner::Prediction& p, double wide,

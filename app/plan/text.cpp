@@ -61,7 +61,6 @@ std::string request_text(const PlanQuestion& asked) {
       q.software.name, q.software.attention);
 }
 
-// The first columns of a row.
 std::vector<Cell> make_cells(const Layout& l) {
   return {axes_text(l), l.plan.zero == ZeroStage::none ? "-" : std::to_string(static_cast<int>(l.plan.zero)),
           fmt::format("{} x {}", l.plan.microbatches, l.sequences), std::string(to_string(l.plan.recompute)),
@@ -160,7 +159,6 @@ nlohmann::ordered_json measured_json(const MeasuredPlan& plan) {
   return out;
 }
 
-// The plans that fit and those that do not.
 std::array<Table, 2> ranking_tables(const PlanAnswer& a) {
   const std::vector<Column> layout = {{"ranks"}, {"ZeRO"}, {"micro-batches"}, {"recompute"}, {"schedule"}};
   const Cell peak_rank("peak rank", "GB");
@@ -184,8 +182,6 @@ std::array<Table, 2> ranking_tables(const PlanAnswer& a) {
   large.title = "Does not fit " + report::short_bytes(a.asked.memory());
   return {best, large};
 }
-
-// The page.
 
 Part head_part(const PlanAnswer& a) {
   Part out{.id = "plan", .title = "Plan for " + a.asked.model, .about = {request_text(a.asked)}};
@@ -212,9 +208,7 @@ Part ranking_part(const PlanAnswer& a) {
   return out;
 }
 
-// Figures of a prediction.
-
-constexpr size_t kMaxDrawn = 6000;  // actions
+constexpr size_t kMaxDrawn = 6000;
 
 std::string time_text(double seconds) { return short_time(1e3 * seconds); }
 

@@ -40,7 +40,6 @@ constexpr const char* kHowToRead[] = {
     "work\n"
     "took 5% more or less (machine). (!): a spread above 10%."};
 
-// Columns of counters, shown if any row has the counter.
 struct Counter {
   const char *name, *heading;
   double unit = 1;

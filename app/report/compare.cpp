@@ -9,7 +9,6 @@ namespace {
 
 using Maybe = std::optional<double>;
 
-// A run with the analysis of its trace.
 struct Side {
   explicit Side(const Record& record) : r(record), step(record.traced ? median_step(record) : StepSpan()) {
     if (const auto most = std::ranges::max_element(r.ranks, {}, &Rank::peak); most != r.ranks.end()) peak_rank = &*most;
@@ -51,7 +50,6 @@ std::string trailing_text(const std::string& text) {
 Maybe above_zero(double x) { return x > 0 ? Maybe(x) : std::nullopt; }
 int64_t last_step(const Record& r) { return r.losses.empty() ? 0 : r.losses.back().step; }
 
-// The rows of a comparison as cells, and as numbers for programs.
 class Comparison {
  public:
   Comparison(const Side& a, const Side& b) : a_(a), b_(b) {
@@ -184,7 +182,6 @@ class Comparison {
   std::string part_;
 };
 
-// Lists missing data and caveats.
 std::vector<std::string> comparison_notes(const Side& a, const Side& b) {
   std::vector<std::string> out;
   for (const auto& [one, other] : {std::pair(&a, &b), std::pair(&b, &a)}) {
@@ -218,7 +215,7 @@ std::string about(const Record& r) {
 }
 
 using Json = nlohmann::json;
-constexpr int64_t kRows = 12;  // the last operations per axis
+constexpr int64_t kRows = 12;
 
 FlightOperation parse_operation(const Json& o) {
   const Json& ended = o.at("ended");

@@ -28,8 +28,6 @@ std::string line(std::string_view css, double x1, double y1, double x2, double y
                      y2);
 }
 
-// Colours, styles and script of a page.
-
 struct Colour {
   const char *name, *light, *dark;
 };
@@ -116,7 +114,6 @@ std::string coloured(std::string rule, const char* Colour::*which) {
   return rule;
 }
 
-// Whether an element has the class of the rule.
 bool uses(const std::string& body, const std::string& rule) {
   const size_t dot = rule.find('.'), brace = rule.find(" {");
   if (dot == std::string::npos || dot > brace) return true;
@@ -393,8 +390,6 @@ Picture render_lanes(const Lanes& l) {
   out.body += l.axis ? text_at(at, top - 8, "bad end", l.limit_words) : text_at(at, end + 14, "mid", l.limit_words);
   return out;
 }
-
-// Parts and pages.
 
 Cell count_cell(int64_t n) { return {grouped(n), fmt::format("{}", n)}; }
 Cell ms_cell(double ms) { return {short_time(ms), fmt::format("{:.3f}", ms)}; }

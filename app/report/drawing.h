@@ -18,7 +18,7 @@ inline constexpr double kValueMargin = 96;   // right margin for the text after 
 
 inline constexpr double kMaxBarRatio = 1000;  // maximum ratio of the longest and the shortest visible bar of a figure
 
-using NumberFormat = std::function<std::string(double)>;  // formats a number
+using NumberFormat = std::function<std::string(double)>;
 
 // Escapes text for HTML content and attributes.
 std::string escaped(std::string_view text);
@@ -40,7 +40,7 @@ struct LegendEntry {
 struct Picture {
   std::string title;
   double width = kWidth, height = 0;
-  std::string body = {};  // SVG elements
+  std::string body = {};
 };
 // The legend inside a figure, wrapped at `width`; moves y below it.
 std::string legend_svg(const std::vector<LegendEntry>& entries, double left, double width, double& y);
@@ -53,7 +53,7 @@ struct Box {
   double x = 0, y = 0, width = 0, height = 0;
   std::string css, tip = {};
   std::vector<std::string> labels = {};
-  std::string attributes = {};  // added verbatim
+  std::string attributes = {};
 };
 std::string render_svg(const Box& box);
 
@@ -76,25 +76,23 @@ void stack(Lane& lane, double value, const std::string& css, const std::string& 
 struct Lanes {
   std::string title;
   std::vector<Lane> lanes = {};
-  double most = 1;  // value at the full width
+  double most = 1;
   double width = kWidth, left = kGutter, right = 0, tall = 24, gap = 5;
-  size_t named = 1;                  // label every n-th lane
-  NumberFormat axis = {};            // format of axis labels
+  size_t named = 1;  // label every n-th lane
+  NumberFormat axis = {};
   double ticks = 0;                  // approximate number of axis labels, with grid lines
   std::optional<double> limit = {};  // a vertical line with a label below, or above if there is an axis
   std::string limit_words = {};
 };
 Picture render_lanes(const Lanes& lanes);
-// The left margin required by the names of the lanes.
 double left_edge(const std::vector<Lane>& lanes);
 
 // Curves over steps or time.
 struct Chart {
-  double width = 1, height = 1, left = 0, right = 0, top = 0, bottom = 0;  // figure size and margins
-  double first = 0, last = 1, low = 0, high = 1;                           // ranges of both axes
+  double width = 1, height = 1, left = 0, right = 0, top = 0, bottom = 0;
+  double first = 0, last = 1, low = 0, high = 1;
   double x(double at) const { return left + (width - left - right) * (at - first) / (last - first); }
   double y(double value) const { return top + (height - top - bottom) * (high - value) / (high - low); }
-  // Horizontal grid lines with labels.
   std::string grid(const NumberFormat& words) const;
   // Axis labels at height `foot`, as distances from `first`; with `count`, about that many, with vertical grid lines.
   std::string axis(double foot, const NumberFormat& words, double count = 0) const;
@@ -110,13 +108,13 @@ struct Cell {
   std::string page, text, css = {};
   std::string html = {};  // after the text, on a page
 };
-Cell count_cell(int64_t n);                                                   // 1,234 and 1234
-Cell ms_cell(double ms);                                                      // "1.23 ms" and 1.234
+Cell count_cell(int64_t n);
+Cell ms_cell(double ms);
 Cell bar_cell(double share, const std::string& css, const std::string& tip);  // a fraction of the column width
 struct Column {
   Cell head;
-  bool number = false;  // right-aligned
-  size_t width = 0;     // in text output; 0: only on a page
+  bool number = false;
+  size_t width = 0;  // in text output; 0: only on a page
   bool on_page = true;
 };
 struct Row {
@@ -131,16 +129,16 @@ struct Table {
   std::vector<Row> rows = {};
   std::string above = {};  // text output: lines above and below
   std::string below = {};
-  size_t indent = 0;       // of rows, in text output
-  std::string title = {};  // on a page
-  std::string note = {};   // below the table, on a page
+  size_t indent = 0;  // of rows, in text output
+  std::string title = {};
+  std::string note = {};
 };
 
 // A part of a report. Text output consists of `text` and the tables; a page contains everything else, in this order.
 struct Part {
   std::string id, title = {};
   std::vector<std::string> about = {};  // lines below the page heading
-  std::string words = {};               // explanation
+  std::string words = {};
   std::vector<LegendEntry> legend = {};
   std::vector<std::string> hints = {};
   std::vector<Picture> pictures = {};  // narrow figures are placed side by side
@@ -148,7 +146,7 @@ struct Part {
   std::string warning = {};
   std::vector<std::pair<std::string, std::string>> facts = {};
   std::vector<Table> tables = {};
-  std::string more = {};  // HTML
+  std::string more = {};
   std::string text = {};
 };
 std::string as_html(const Table& table);

@@ -12,7 +12,6 @@ constexpr const char* kPale = " c1 pass";
 
 using Records = std::vector<Record>;
 
-// Times of schedules without measurements.
 std::string tick_of_units(double time) { return fmt::format("{:.4g}", time); }
 std::string units(double time) { return fmt::format("{} units", time); }
 
@@ -144,7 +143,6 @@ Picture rank_memory(const Rank& rank, const StepSpan& step, double most, double 
 
 const char* second(size_t run) { return run > 0 ? "2" : ""; }
 
-// The losses of one or two runs.
 Picture loss_picture(const Records& runs, double width) {
   Chart chart{.width = width,
               .height = 240,
@@ -186,7 +184,6 @@ Picture loss_picture(const Records& runs, double width) {
   return out;
 }
 
-// Prefixes `what` with the run's label if there are several runs.
 std::string run_title(const Records& runs, const Record& r, const std::string& what) {
   if (runs.size() == 1) return what;
   return what.empty() ? r.label : fmt::format("{}: {}", r.label, what);
@@ -213,7 +210,6 @@ void add_new(std::vector<LegendEntry>& to, const std::vector<LegendEntry>& more)
     if (std::ranges::none_of(to, [&](const LegendEntry& known) { return known.css == e.css; })) to.push_back(e);
 }
 
-// Removes legend entries that are not used in the figures.
 void prune_legend(Part& f) {
   std::string bodies;
   for (const Picture& p : f.pictures) bodies += p.body;
@@ -230,7 +226,6 @@ void add_ranks(Part& f, const Records& runs, const Record& r, size_t ranks, cons
   }
 }
 
-// The heading; includes the run's label if there is only one run.
 std::string heading(const std::string& what, const Records& runs) {
   return runs.size() == 1 && !runs[0].planned ? fmt::format("{} of {}", what, runs[0].label) : what;
 }

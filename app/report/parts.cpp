@@ -10,7 +10,7 @@ namespace tessera::report {
 namespace {
 
 constexpr size_t kMaxRanks = shown_ranks(kWidth);
-constexpr size_t kColumns = 80;    // characters per line
+constexpr size_t kColumns = 80;
 constexpr double kMinShare = 0.1;  // minimum fraction of a column's time to be shown
 
 std::string words(const Record& r, std::initializer_list<const char*> names) {

@@ -17,7 +17,6 @@ constexpr double kMaxNumber = 1e15;
 constexpr double kMaxTime = 1e12;
 constexpr int64_t kMaxBytes = int64_t{1} << 52;  // also for calls; sums stay within 64 bits
 
-// A JSON value with the name of its file for error messages.
 class Value {
  public:
   Value(const Json& json, const std::string& file) : json_(json), file_(file) {}

@@ -48,7 +48,7 @@ bool holds_nothing(const fs::path& directory) {
   return true;
 }
 
-// For example "7:3".
+// "7:3"
 std::string mixture_fractions(const Dataset& d) {
   std::string out;
   for (const MixturePart& p : d.parts) out += fmt::format("{}{}", out.empty() ? "" : ":", p.share);
@@ -107,8 +107,6 @@ void check_replicas_saved(const SavedTensors& state, const DataStrategy& strateg
             saved == 0 ? "synchronous data ranks" : fmt::format("{} independent DiLoCo replicas", saved),
             saved == 0 ? "--dp-mode ddp" : fmt::format("--dp-mode diloco --dp {}", saved));
 }
-
-// A file locked by flock().
 
 fs::path lock_path(const fs::path& run) { return run / "lock"; }
 

@@ -23,10 +23,8 @@ class RunLock {
   // Throws OutputError if the directory was removed, moved or replaced, or, without lock support, if another run has
   // started to write to it.
   void check() const;
-  // A note for the user about the lock; usually empty.
   const std::string& note() const { return note_; }
 
-  // Whether any process holds the lock.
   static bool is_held(const std::filesystem::path& run);
   // The description of the lock holder, which is unique to each process. Throws InputError.
   static std::string read(const std::filesystem::path& run);
@@ -48,7 +46,7 @@ class RunLock {
 // Flight record: the last operations of the ranks of a failed run (parallel/comm/trace.h).
 inline constexpr const char* kFlightFile = "flight.json";
 
-// Creates runs/DATE-TIME. Throws OutputError.
+// Throws OutputError.
 std::filesystem::path new_run_folder();
 
 class RunDirectory {
@@ -63,9 +61,8 @@ class RunDirectory {
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
 
-  // Incomplete files of a killed run, removed by the constructor.
+  // Incomplete files of a killed run.
   const std::vector<std::filesystem::path>& removed() const { return removed_; }
-  // A note for the start of a run; usually empty.
   std::string note() const { return lock_ ? lock_->note() : ""; }
   // Must be called before every write. Throws OutputError if the directory is no longer the locked one.
   void check() const {
@@ -96,10 +93,8 @@ class RunDirectory {
   std::vector<std::filesystem::path> removed_;
 };
 
-// Files of a checkpoint (train/checkpoint/state.h).
 inline constexpr const char *kModel = "model", *kOptimizer = "optimizer";
 
-// Facts about a run in the manifest of its checkpoint.
 struct SavedRun {
   int64_t steps = 0, updates = 0;
   int ranks = 1;
@@ -117,7 +112,7 @@ Checkpoint find_checkpoint(const std::filesystem::path& from, std::vector<std::s
 // of the current run, or 0 if it is not asynchronous. Throws InputError if the file is malformed, and Error (usage) if
 // its workers were at different steps and the current run has other numbers of ranks or servers.
 std::optional<PushLog> saved_order(const std::filesystem::path& checkpoint, int ranks, int servers);
-std::set<std::string> tensor_names(LanguageModel& model);  // names of its parameters
+std::set<std::string> tensor_names(LanguageModel& model);
 // Reads the parameters of a materialized model. Throws InputError.
 void load_model(LanguageModel& model, const Checkpoint& checkpoint);
 

@@ -159,8 +159,6 @@ FullTensors with_rows(const ModelConfig& from, FullTensors tensors) {
       };
 }
 
-// Memory checks.
-
 void refuse(const std::optional<MemoryRefusal>& refusal) {
   if (!refusal) return;
   std::fputs(for_terminal(with_options(refusal->table)).c_str(), stderr);
@@ -304,7 +302,6 @@ ModelConfig first_config(const TrainOptions& o) {
 }
 
 namespace {
-// Names of a model's adapter tensors.
 std::set<std::string> adapter_names(const ModelConfig& config) {
   std::set<std::string> own;
   if (config.lora.rank > 0)

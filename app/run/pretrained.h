@@ -9,9 +9,9 @@
 namespace tessera {
 
 struct Pretrained {
-  std::filesystem::path path;    // the checkpoint or folder
-  ModelConfig config;            // without dropout
-  DType dtype = DType::float32;  // of the stored tensors
+  std::filesystem::path path;
+  ModelConfig config;  // without dropout
+  DType dtype = DType::float32;
   // Tensors by Tessera's names, in any floating dtype; 4-bit weights also as bytes. Files stay mapped for the lifetime
   // of this.
   FullTensors tensors;
@@ -79,9 +79,7 @@ void check_minimum_memory(const Job& job);
 // Memory for `ranks` ranks of this host, beginning with rank `first`; `vocab` is used if the job has no vocabulary
 // size. GPU ranks are not checked. Prints a table on standard error and throws Error (usage) if memory is insufficient.
 void check_memory_for_training(const TrainOptions& options, const Job& job, int64_t vocab, HostMemory here);
-// Memory of a plan and of the oracle.
 void check_memory_for_verifying(const Job& job);
-// Memory of a model for inference.
 void check_memory_for_inference(const Job& job);
 // Guards against absurd sizes in a file: throws InputError, naming both files, if the model described by `config` is
 // many times larger than any `model.safetensors` in `folder` or in a checkpoint there. An unknown vocabulary counts as
@@ -94,7 +92,7 @@ void check_described(const std::filesystem::path& config, const std::filesystem:
 struct Inference {
   Pretrained from;
   TrainOptions run;  // equivalent options
-  Job job;           // without gradients
+  Job job;
   std::unique_ptr<Tokenizer> tokenizer;
 };
 

@@ -18,7 +18,6 @@ namespace tessera {
 
 using Cbor = nlohmann::json;
 
-// Logs are serialized as lists of their fields.
 static auto fields(TraceEvent& e) {
   return std::tie(e.what, e.axis, e.bytes, e.requested, e.begin, e.end, e.sent, e.kind, e.processor);
 }
@@ -39,7 +38,7 @@ static auto from_json(const Cbor& list, T& part) -> decltype(void(fields(part)))
 
 namespace {
 
-constexpr int kTag = 7100;  // message tag of logs
+constexpr int kTag = 7100;
 
 std::vector<int> cores_here() {
   cpu_set_t set;
@@ -104,7 +103,6 @@ Ordered by_category(const std::array<int64_t, kCategories>& bytes) {
 
 double microseconds(double seconds) { return std::round(seconds * 1e9) / 1e3; }
 
-// The timeline of one rank.
 class RankTimeline {
  public:
   RankTimeline(const RankLog& log, int rank, double add) : log_(log), rank_(rank), add_(add) {}
@@ -160,7 +158,7 @@ class RankTimeline {
     const std::vector<TraceEvent>& events = log_.events;
     std::vector<const TraceEvent*> inside(events.size(), nullptr);
     std::vector<bool> written(events.size(), false);
-    std::optional<size_t> message;  // the latest send or receive
+    std::optional<size_t> message;
     for (size_t i = 0; i < events.size(); ++i) {
       const TraceEvent& e = events[i];
       if (e.kind == TraceKind::communication && (e.what == "send" || e.what == "recv")) message = i;
@@ -232,8 +230,6 @@ std::string timeline_json(const std::vector<RankLog>& logs, const std::vector<st
   }
   return text + "\n]}\n";
 }
-
-// Writing the files at the end of a run with --trace.
 
 std::string name_of_rank(const Mesh& mesh, int rank) {
   return tessera::name_of_rank(mesh.axes(), mesh.coordinates(rank), rank);

@@ -25,8 +25,8 @@ std::vector<RankLog> gather_logs(Communicator& world, RankLog own);
 // Offsets that convert the ranks' trace times to one clock, which starts at the first event. Ranks of a host share its
 // clock; clocks of different hosts are aligned at the final barrier.
 struct Alignment {
-  std::vector<double> add;  // per rank
-  std::string words;        // description for the user
+  std::vector<double> add;
+  std::string words;
 };
 Alignment align(const std::vector<RankLog>& logs);
 

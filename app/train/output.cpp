@@ -25,7 +25,7 @@ MetricRecords records_until(std::string_view file, int64_t step, const std::stri
     const nlohmann::json j = parse_json(line, what);
     const std::optional<int64_t> found = j.is_object() ? natural(j.value("step", nlohmann::json())) : std::nullopt;
     if (!found) {
-      if (j.is_object() && j.value("event", nlohmann::json()) == "summary") continue;  // of an earlier run
+      if (j.is_object() && j.value("event", nlohmann::json()) == "summary") continue;
       bad_input("{}: expected records with a step, found {}", what, line);
     }
     if (*found > step) continue;
@@ -72,8 +72,6 @@ void Metrics::write(const std::string& json_line) {
     throw OutputError(path_.string() + ": it was removed, moved or replaced while the run wrote to it");
 }
 
-// Validation.
-
 std::optional<Validation> compute_validation(const Dataset& d, int64_t context, const MeanLoss& mean_loss) {
   Validation out;
   if (d.parts.empty()) {
@@ -94,12 +92,10 @@ std::optional<Validation> compute_validation(const Dataset& d, int64_t context, 
   return out;
 }
 
-// Records and output of a training run.
-
 namespace {
 
 using Ordered = nlohmann::ordered_json;
-constexpr size_t kCurve = 48;  // characters of the loss curve
+constexpr size_t kCurve = 48;
 
 Ordered with_scalars(const std::string& event, int64_t step, std::span<const Scalar> scalars) {
   Ordered record{{"event", event}, {"step", step}};

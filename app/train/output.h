@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-using Validations = std::vector<std::pair<int64_t, double>>;  // step, loss
+using Validations = std::vector<std::pair<int64_t, double>>;
 
 // The records of a metrics file up to a step. An incomplete last line of a killed run and the summary of an earlier run
 // are dropped. `what` names the file in messages. Throws InputError.
@@ -50,8 +50,6 @@ class Metrics {
   std::FILE* file_;
 };
 
-// Validation of the model, separately for each dataset of a mixture.
-
 struct Validation {
   double loss = 0, bits_per_byte = 0;
   struct Part {
@@ -86,31 +84,29 @@ class TrainOutput {
     std::string strategy = {};
     RunUsage usage = {};
     ArenaPtr arena = {};
-    StepGraph::Record graph = {};            // CUDA graph captures and replays
+    StepGraph::Record graph = {};
     std::string no_graph = {};               // why CUDA graphs are disabled; empty if enabled
     std::optional<double> predicted_s = {};  // predicted step time, if this machine was calibrated
-    std::string sample = {};                 // empty: none
+    std::string sample = {};
     ExpertLoad experts = {};
   };
   void summary(const Facts& facts);
 
  private:
   std::string summary_text(const Facts& facts, double tokens_per_s, double share) const;
-  void show(const std::string& json) const;  // prints the record with --format json
+  void show(const std::string& json) const;
   const TrainOptions& options_;
   const Plan& plan_;
   std::filesystem::path run_;
   Progress progress_;
   Metrics metrics_;
-  std::vector<double> rates_, losses_;    // tokens per second and loss of each step
-  std::vector<double> times_;             // seconds of each step
+  std::vector<double> rates_, losses_;
+  std::vector<double> times_;
   std::optional<Validation> validation_;  // the latest; empty with --no-eval
 };
 
 // Model summary: "gpt-nano: 4 layers, 4 heads, 128 channels, context 64, vocabulary 81 (0.81M parameters)".
 std::string describe_model(const TrainOptions& options, LanguageModel& model);
-
-// Peak throughput of this machine.
 
 // The best throughput in FLOP/s of large matmuls (1024^3 on a CPU, about 1 ms on a GPU) on the device of the arena; the
 // denominator of MFU.

@@ -46,8 +46,6 @@ std::string describe_ranks(const Plan& p) {
                      p.pp, p.dp, p.cp, p.tp, p.microbatches, p.microbatches == 1 ? "micro-batch" : "micro-batches");
 }
 
-// Reading of the run directory during a run and after a failure.
-
 // Size of metrics.jsonl in bytes; 0 if it does not exist.
 uintmax_t size_of_records(const fs::path& run) {
   std::error_code error;
@@ -234,15 +232,13 @@ class Launcher {
 
   const TrainOptions& o_;
   const std::vector<std::string>& args_;
-  const Plan full_plan_;  // with all data ranks
+  const Plan full_plan_;
   const fs::path run_;
   Plan before_ = full_plan_;
   std::string members_ = {};  // as last reported
   int64_t restarts_ = 0, repeated_ = 0;
   double again_s_ = 0, starting_s_ = 0;
 };
-
-// Parsing of host files and arguments.
 
 constexpr size_t kMaxHosts = 100000, kMaxLetters = 255;
 constexpr int64_t kMaxSlots = 100000;

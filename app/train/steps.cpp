@@ -30,7 +30,6 @@ SafetensorsLayout tensor_layout(const std::vector<FullTensor>& tensors,
   return safetensors_layout(listed, about);
 }
 
-// The run was stopped after a step, or in the validation after it.
 void report_stop(const Run& run, int64_t step, bool validating, TrainOutput& output) {
   const std::string where = fmt::format("stopped {}after step {}", validating ? "in the validation " : "", step);
   if (run.options.no_save) return output.message(where + "; nothing was saved (--no-save)");
@@ -38,7 +37,6 @@ void report_stop(const Run& run, int64_t step, bool validating, TrainOutput& out
                              validating ? ", which was saved" : "", run.directory.path().string()));
 }
 
-// A checkpoint was requested by SIGUSR1.
 void report_save(const Run& run, int64_t step, TrainOutput& output) {
   output.message(fmt::format("SIGUSR1: {} after step {}{}", run.options.no_save ? "nothing saved" : "saved", step,
                              run.options.no_save ? " (--no-save)" : ""));
@@ -99,7 +97,6 @@ class Saver {
     }
     if (finishing_.valid()) made();
   }
-  // Saves synchronously, without a copy.
   void save() {
     if (run_.options.no_save) return;
     open(false);
@@ -203,12 +200,12 @@ class Saver {
 // Whether an action with this interval is due; the last step is handled by the caller.
 bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
-// The steps of one rank. Returns the exit status; `output` is null except on rank 0.
+// Returns the exit status; `output` is null except on rank 0.
 int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* trace) {
   const TrainOptions& o = run.options;
   Saver saver(run, trainer);
-  int64_t validated = -1;      // the last validated step
-  const auto evaluate = [&] {  // false if interrupted
+  int64_t validated = -1;  // the last validated step
+  const auto evaluate = [&] {
     if (o.no_eval || validated == trainer.steps_done()) return true;
     const auto stop = [] { return interrupted() != 0; };
     const std::optional<Validation> found =
@@ -330,7 +327,6 @@ void write_summary(const Run& run, LanguageModel& model, TrainOutput::Facts fact
   output.summary(facts);
 }
 
-// Writes a file of full tensors.
 void write_tensors(const std::vector<NamedTensor>& tensors, const fs::path& file,
                    const std::map<std::string, std::string>& metadata) {
   std::vector<TensorBytes> bytes;
@@ -348,7 +344,6 @@ class AsyncRun {
   AsyncRun(const Run& run, Communicator& world)
       : run_(run), o_(run.options), world_(world), trainer_(run.job, run.sequences, world) {}
 
-  // Returns the exit status.
   int execute() {
     std::vector<std::string> passed_over;
     const bool resumed = o_.resume && resume(passed_over);

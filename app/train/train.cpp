@@ -191,7 +191,6 @@ std::string vocab_hint(const Job& s, int64_t vocab) {
       vocab, row, (vocab + round - 1) / round * round);
 }
 
-// Prints model, data and plan.
 void introduce(TrainOutput& output, const Run& run, LanguageModel& model, const std::string& steps) {
   const TrainOptions& o = run.options;
   const Dataset& d = run.dataset;

@@ -8,7 +8,7 @@ namespace tessera {
 // Read-only state shared by the ranks of a process, except for the run directory, which rank 0 writes.
 struct Run {
   const TrainOptions& options;
-  const Job& job;  // resolved options
+  const Job& job;
   const Dataset& dataset;
   const Sequences& sequences;
   const RunDirectory& directory;
