@@ -23,8 +23,8 @@ void validate(const TrainOptions& options);
 TrainOptions default_job();
 // Whether `o` trains the model, data and tokenizer of the default job, under any plan and learning rate.
 bool is_default_job(const TrainOptions& o);
-// Whether an option of `train` with this value selects the model, its sizes, the data, the tokenizer or initial
-// weights. If one is given, on the command line or in a file, the default job does not apply.
+// Whether an option of `train` with this value selects model, data, tokenizer or initial weights, so that the default
+// job does not apply.
 bool chooses_job(std::string_view option, std::string_view value);
 // The command-line options of the default job with their values in `o`: "--model llama-nano --tokenizer bpe-1024 ...".
 std::string default_job_words(const TrainOptions& o);

@@ -7,11 +7,10 @@
 
 namespace tessera::report {
 
-// A run read back into plain structs: metrics.jsonl and, with --trace, report.json and trace.json; or a plan that has
-// not been run, as predicted by closed forms (planned() below). Also the analysis of traces: the representative step,
-// the measured pipeline, and the cost of communication.
+// A run read back from metrics.jsonl and, with --trace, report.json and trace.json; or a predicted plan (planned()
+// below).
 
-// Times are in milliseconds since the start of the trace.
+// Times are in milliseconds.
 struct Event {
   std::string track, name;
   double begin = 0, end = 0;
@@ -38,21 +37,21 @@ struct Point {
   double value = 0;
 };
 
-// The load of a mixture of experts; every layer's experts are sharded evenly over `ranks` ranks.
+// `ranks`: ranks that shard the experts of every layer.
 struct ExpertsOfRun {
   ExpertLoad load = {};
   int64_t ranks = 1;
 };
 
 struct Record {
-  std::string label;         // name in comparisons
+  std::string label;
   bool planned = false;      // a prediction: sizes and bytes per step come from closed forms
   bool traced = false;       // otherwise only losses, rates and the run's summary are known
   bool waits_noted = false;  // the trace contains the stalls of each rank
   std::string written, kept, clock;
-  std::string model;                                      // "gpt-nano: 4 layers, ..."
-  std::vector<std::pair<std::string, std::string>> plan;  // names and values for the user
-  std::map<std::string, std::string> options;             // from its config.toml
+  std::string model;
+  std::vector<std::pair<std::string, std::string>> plan;
+  std::map<std::string, std::string> options;
   Schedule schedule;
   int64_t steps = 0, cores = 0, threads = 0;
   bool shared = false;  // ranks have more threads than there are cores
@@ -60,9 +59,9 @@ struct Record {
   std::vector<SentBytes> sent;  // of the full run; of a plan, per step
   std::vector<Point> losses, validations;
   ExpertsOfRun experts;
-  int64_t shard_ranks = 0;               // data ranks that share one set of ZeRO shards; 0: all
-  double tokens_per_s = 0, step_ms = 0;  // median_rate() over the steps
-  double quick_ms = 0, slow_ms = 0;      // first and third quartile of the step time
+  int64_t shard_ranks = 0;  // data ranks that share one set of ZeRO shards; 0: all
+  double tokens_per_s = 0, step_ms = 0;
+  double quick_ms = 0, slow_ms = 0;  // first and third quartile of the step time
 };
 
 // Reads the files of a run. Throws InputError if there is no trace (unless `may_lack_trace`) or if a file is damaged.
@@ -73,17 +72,16 @@ struct Files {
   std::string_view report, trace, metrics;
 };
 Record parse_record(const Files& files, const std::string& name);
-Record parse_metrics(std::string_view metrics, const std::string& name);  // a run without a trace
+Record parse_metrics(std::string_view metrics, const std::string& name);
 
 // A step of the trace over all ranks; step 0 if the trace has none.
 struct StepSpan {
   int64_t step = 0;
-  double begin = 0, end = 0;  // milliseconds
+  double begin = 0, end = 0;
 };
-// The step of median duration.
 StepSpan median_step(const Record& record);
 
-// Bytes sent by all ranks in a step, by axis and operation, and the mean time of a rank in the operation.
+// Bytes of all ranks by axis and operation, and the mean time of a rank.
 struct SentInStep : SentBytes {
   double ms = 0;
 };
@@ -111,18 +109,14 @@ struct Exposure {
 // The exposure of each rank. nullopt if the trace has no stalls: traces of older versions, and of GPU ranks, whose host
 // threads do not wait.
 std::optional<std::vector<Exposure>> exposures(const Record& record, const StepSpan& step);
-// The mean over ranks.
 Exposure mean(const std::vector<Exposure>& all);
 
-// Time of a rank in the calls of one operation of an axis, in milliseconds per step: total and exposed. Mean over
-// ranks.
+// Mean time of a rank in the calls of an operation of an axis, total and exposed, in milliseconds per step.
 struct Overlap {
   double all = 0, exposed = 0;
 };
 Overlap measure_overlap(const Record& record, const StepSpan& step, const std::string& axis,
                         const std::string& operation);
-
-// Parts and figures.
 
 inline constexpr std::string_view kFigures = "pipeline|memory|timeline|bytes|loss|bench";
 // One of kFigures except bench, with figures of this total width and at most shown_ranks() ranks per run. Runs share
@@ -130,30 +124,27 @@ inline constexpr std::string_view kFigures = "pipeline|memory|timeline|bytes|los
 Part make_figure(std::string_view name, const std::vector<Record>& runs, double width = kFigureWidth);
 constexpr size_t shown_ranks(double width) { return width > kFigureWidth ? 16 : 8; }
 
-// A simulated schedule with one lane per rank; `scale` is the time shown by the full width.
+// `scale`: time shown by the full width.
 struct Panel {
   const Simulation& sim;
   std::string title;
   double scale = 1;
-  NumberFormat words = short_time, tick = tick_of_ms;  // format of times
+  NumberFormat words = short_time, tick = tick_of_ms;
 };
 Lanes panel_lanes(const Panel& panel, double width = kWidth);
-// Planned, replayed and, if it is meaningful, measured schedule.
+// Planned, replayed and, if meaningful, measured.
 std::vector<Panel> make_panels(const Record& record, const MeasuredPipeline& pipeline, const StepSpan& step);
 std::vector<LegendEntry> pass_legend(const Schedule& schedule);
 
 std::vector<LegendEntry> memory_legend();
 std::string css_of_axis(const std::string& axis);
 
-// Parts of a report; without a measured pipeline, the part states it.
 Part pipeline_part(const Record& record, const StepSpan& step, const std::optional<MeasuredPipeline>& pipeline);
 Part experts_part(const Record& record, const StepSpan& step);
-// The report of a run as an HTML page or as text in lines of at most 120 characters: pipeline, planned and measured, to
-// scale; ranks in one step; bytes by axis; memory peaks. The loss is only on the page.
+// A run as an HTML page, or as text in lines of at most 120 characters without the loss curve.
 std::string make_report(const Record& record, bool as_page);
 
-// Compares two runs. Either may lack a trace, and their numbers of steps may differ: what both have is compared, and
-// missing data are listed.
+// Either run may lack a trace, and the numbers of steps may differ; missing data are listed.
 std::string compare_to_text(const Record& a, const Record& b, bool as_page);
 
 // A flight record, `flight.json` (parallel/comm/trace.h): the last operations of the ranks of a failed run.
@@ -173,12 +164,10 @@ struct Flights {
   std::vector<RankFlight> written;
 };
 Flights parse_flights(std::string_view file, const std::string& what);
-// A table with a column per rank and a row for each of the last operations of an axis: completed, in progress, missing,
-// or different from other ranks.
+// A table with a column per rank and a row for each of the last operations of an axis.
 std::string record_flights(const Flights& flights, bool as_page);
 
-// Rows of `bench`, or of other Google Benchmark programs, from one file or more; of one side, or of two sides to
-// compare.
+// Rows of `bench` or other Google Benchmark programs, of one side or of two to compare, each from one file or more.
 struct BenchRun {
   std::vector<double> rounds, reference, machine;  // bench/run.h: add_rounds()
   bool busy = false;                               // other processes used more than a tenth of the cores
@@ -203,11 +192,8 @@ struct Bench {
   std::vector<Files> files = {};
   std::vector<BenchRow> rows = {};
   int starts = 0;
-  // Throws InputError.
   void read(size_t side, const std::string& name, const std::string& json);
-  // One part per group of rows, with figures of this width.
   std::vector<Part> parts(size_t sides, double width = kWidth) const;
-  // A line for each group of equal files.
   std::string about() const;
 };
 
@@ -229,13 +215,11 @@ struct Verdict {
   // rounds".
   std::string words;
 };
-// Verdicts for the rows of a group, such as all strategies; the rows are controls for each other.
+// The rows of a group are controls for each other.
 std::vector<Verdict> verdicts(const std::vector<const BenchRow*>& group);
 
-// Predictions of plans that have not been run: schedule, bytes per step and memory for parameters, gradients and
-// optimizer state from closed forms, other memory from a dry run. No rank is started. One option may have several
-// comma-separated values, such as 1f1b,zb-h1; each yields a record labelled with its value. Throws Error (usage) for
-// invalid plans.
+// Predictions from closed forms, and from dry runs for other memory; no rank is started. One option may have several
+// comma-separated values, such as 1f1b,zb-h1; each yields a labelled record. Throws Error (usage) for invalid plans.
 std::vector<Record> planned(const Args& words);
 
 }  // namespace tessera::report

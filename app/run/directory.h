@@ -51,9 +51,8 @@ std::filesystem::path new_run_folder();
 
 class RunDirectory {
  public:
-  // Creates --out, or runs/DATE-TIME, if necessary, and locks it for this process. Throws Error (usage) if it holds a
-  // run without --resume or no run with --resume, or if another process writes to it; OutputError if it cannot be
-  // created or written.
+  // Creates (if necessary) and locks --out, or runs/DATE-TIME. Throws Error (usage) if the directory holds a run
+  // without --resume, no run with --resume, or another writer; OutputError if it cannot be written.
   explicit RunDirectory(const TrainOptions& options);
   // The directory as seen by another process of the same run.
   explicit RunDirectory(std::filesystem::path made) : path_(std::move(made)) {}

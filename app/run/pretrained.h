@@ -1,5 +1,4 @@
-// Uniform access to pretrained models: a run, one of its checkpoints, a Hugging Face folder, an llm.c file, or a PEFT
-// folder with one of these as its base.
+// Uniform access to pretrained models: runs, checkpoints, Hugging Face folders, llm.c files, PEFT folders with a base.
 #pragma once
 #include "app/options.h"
 #include "hub/gptq_format.h"
@@ -55,9 +54,8 @@ bool speaks_for_all();
 // Prints notes on standard error, one per line, if speaks_for_all().
 void say_notes(const std::vector<std::string>& notes);
 
-// The configuration of the --init model at the start of a run, with a row of the embedding table for each of
-// --add-tokens. Prints its notes. Throws as open_pretrained(), and Error (usage) for new tokens with adapters, which do
-// not train embedding rows.
+// The configuration of the --init model, with an embedding row for each of --add-tokens. Throws as open_pretrained(),
+// and Error (usage) for new tokens with adapters, which do not train embedding rows.
 ModelConfig first_config(const TrainOptions& options);
 
 // Initial tensors for a model of `config`: new adapters keep their initial values, weights are quantized to nf4 if
