@@ -133,25 +133,25 @@ TEST(BenchRow, DetectsUnexpectedBytes) {
 TEST(BenchHeldUp, CountsStallsOfTheRankThread) {
   constexpr auto kLate = std::chrono::milliseconds(100);
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [&](Communicator& world) {
-    StallTimer blocking, beside;
+    StallTimer blocking, concurrent;
     const Tensor x = Tensor::zeros({1024}, DType::float32, world.make_arena());
     const bool late = world.rank() == 1;
-    const std::unique_ptr<Communicator> apart =
+    const std::unique_ptr<Communicator> separate =
         world.split(0, world.rank(), "apart");  // a group that exchanges no messages
     world.set_held_up(&blocking);
     const std::unique_ptr<Communicator> inner = world.split(0, world.rank(), "inner");
-    apart->barrier();
+    separate->barrier();
     if (late) std::this_thread::sleep_for(kLate);
     inner->all_reduce(x);
-    apart->barrier();
-    world.set_held_up(&beside);
+    separate->barrier();
+    world.set_held_up(&concurrent);
     if (late) std::this_thread::sleep_for(kLate);
     Work sum = world.start_all_reduce(x);
     if (!late) std::this_thread::sleep_for(4 * kLate);
     sum.wait();
     if (late) return;
     EXPECT_GT(blocking.seconds(), 0.05);
-    EXPECT_LT(beside.seconds(), 0.05);
+    EXPECT_LT(concurrent.seconds(), 0.05);
   });
 }
 

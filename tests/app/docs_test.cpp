@@ -132,11 +132,11 @@ Lines left_out(const Lines& page, const Lines& found) {
 // bytes with closed forms; no durations, and no boxes that may be too short to be drawn.
 std::map<std::string, int> count_elements(const std::string& svg) {
   static const std::regex number("[0-9]+([.,][0-9]+)*( (ms|µs|s|B|KB|MB)\\b)?|[0-9.]+%"),
-      kept(
+      stored(
           "<title id[^/]*|<desc[^/]*|<text class=\"(?:title|name|end)\"[^>]*>[^<]*|\n[a-z.][^\n]* \\{[^\n]*|<rect "
           "class=\"[^\"]*\"[^>]*><title>[^,<]*,[^,<]*");
   std::map<std::string, int> out;
-  for (std::sregex_iterator it(svg.begin(), svg.end(), kept), end; it != end; ++it) {
+  for (std::sregex_iterator it(svg.begin(), svg.end(), stored), end; it != end; ++it) {
     const std::string part = it->str();
     if (part.find("\"wait\"") != std::string::npos || part.find("\"idle\"") != std::string::npos) continue;
     const bool box = part.starts_with("<rect");
@@ -276,16 +276,16 @@ class DocsTest : public ProgramTest {
   ~DocsTest() override { unsetenv("TESSERA_MAX_CPU_ISA"); }
   // Compares the figure file shown on the page with the one that the example draws.
   void check_figure(const Example& e, const fs::path& page, const Lines& text, bool update) const {
-    const fs::path kept = fs::path(TESSERA_SOURCE_DIR) / e.figure();
-    const std::string shown = "](" + kept.lexically_relative(page.parent_path()).generic_string() + ")";
+    const fs::path stored = fs::path(TESSERA_SOURCE_DIR) / e.figure();
+    const std::string shown = "](" + stored.lexically_relative(page.parent_path()).generic_string() + ")";
     EXPECT_TRUE(std::ranges::any_of(text, [&](const std::string& line) { return line.find(shown) != line.npos; }))
         << to_string(page) << " does not show " << e.figure();
-    const std::string made = read_file(path(e.figure())), before = fs::exists(kept) ? read_file(kept) : "";
+    const std::string made = read_file(path(e.figure())), before = fs::exists(stored) ? read_file(stored) : "";
     const bool planned =
         e.arguments.starts_with("report --") && e.arguments.find("--figure memory") == std::string::npos;
     const auto [left, right] = std::pair(count_elements(before), count_elements(made));
     if (planned ? made == before : left == right) return;
-    if (update) write_file(kept, made);
+    if (update) write_file(stored, made);
     if (update || (!planned && !OnTwoProcessors().are_there())) return;
     ADD_FAILURE() << e.figure() << " is not what tessera " << e.arguments << " draws";
     for (const auto& [part, times] : left)
@@ -301,8 +301,8 @@ class DocsTest : public ProgramTest {
       return shown;
     }
     const OnTwoProcessors two;
-    const fs::path beside = fs::path(TESSERA_BINARY).parent_path() / e.program;
-    const Ran r = run_program(beside.string(), e.arguments);
+    const fs::path sibling = fs::path(TESSERA_BINARY).parent_path() / e.program;
+    const Ran r = run_program(sibling.string(), e.arguments);
     if (!e.shows()) {
       EXPECT_EQ(r.status, 0) << e.arguments << ": " << r.err;
     }

@@ -58,7 +58,7 @@ TEST_F(InferenceTest, BatchedPromptMatchesSinglePrompt) {
 // A stop text may span several tokens (here one byte each); a possible beginning is withheld until it is decided.
 TEST_F(InferenceTest, StopsBeforeStopTexts) {
   make("llama-nano");
-  const std::string whole = generate("--prompt Line --temperature 0 --tokens 60"), text = whole.substr(4);
+  const std::string full_text = generate("--prompt Line --temperature 0 --tokens 60"), text = full_text.substr(4);
   for (const size_t at : {5u, 17u, 30u})
     for (const size_t length : {1u, 3u, 6u}) {
       const std::string stop = text.substr(at, length), found = text.substr(0, text.find(stop));
@@ -208,11 +208,11 @@ class MixturesTest : public ProgramTest {
 };
 
 TEST_F(MixturesTest, ResumesUnderOtherLayoutsBitwise) {
-  const Ran whole =
+  const Ran reference =
       train(kMixed + "--save-every 5 --eval-every 5 --ranks 1 --microbatches 2 --format json --out whole");
-  expect_has(whole.err, {"a mixture of 2 datasets\n70% text.txt", "30% more.txt"});
+  expect_has(reference.err, {"a mixture of 2 datasets\n70% text.txt", "30% more.txt"});
   Json eval;
-  for (const Json& record : parse_records(whole.out))
+  for (const Json& record : parse_records(reference.out))
     if (record["event"] == "eval") eval = record;
   EXPECT_NEAR(eval.at("val_loss").get<double>(),
               0.7 * eval.at("val_loss/text.txt").get<double>() + 0.3 * eval.at("val_loss/more.txt").get<double>(),

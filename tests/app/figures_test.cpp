@@ -237,14 +237,14 @@ TEST_F(FiguresOfRunsTest, StepTimesMatchExternalClock) {
                 .plan = {.threads_per_rank = 1}};
   launch(launch_options(job.plan), [&](Communicator& world) {
     Trainer trainer(job, synthetic_sequences(64, 64, 4, 1), world);
-    double told = 0, seen = 0;
+    double reported = 0, observed = 0;
     for (int i = 0; i < 10; ++i) {
       const Clock::time_point start = Clock::now();
-      told += trainer.step().step_ms * 1e-3;
-      seen += seconds_since(start);
+      reported += trainer.step().step_ms * 1e-3;
+      observed += seconds_since(start);
     }
-    EXPECT_LE(told, seen);
-    EXPECT_GE(told, 0.6 * seen);
+    EXPECT_LE(reported, observed);
+    EXPECT_GE(reported, 0.6 * observed);
   });
 }
 
@@ -265,7 +265,7 @@ TEST_F(FiguresOfRunsTest, BenchmarkRatesAreWorkOverTime) {
       {"gelu_mlp/forward", {2 * kPlane + 2 * 384 * 1536 + 1536 + 384, 2 * kProduct}},
       {"gelu_mlp/backward", {2 * (kPlane + 2 * 384 * 1536 + 1536 + 384) + kPlane, 4 * kProduct}},
   };
-  size_t seen = 0;
+  size_t observed = 0;
   for (const Json& row : all["benchmarks"]) {
     const std::string name = row["name"].get<std::string>().substr(3);  // after "op/"
     const bool wide = name.ends_with("fp32");
@@ -279,11 +279,11 @@ TEST_F(FiguresOfRunsTest, BenchmarkRatesAreWorkOverTime) {
     ASSERT_EQ(std::sscanf(all["context"][wide ? "ceiling_fp32" : "ceiling_bf16"].get<std::string>().c_str(),
                           "%lf GB/s, %lf GFLOP/s", &roof_bytes, &roof_flops),
               2);
-    const double least = std::max(bytes / roof_bytes, flops / roof_flops) * 1e-9;
-    EXPECT_NEAR(row["share"].get<double>() * seconds, least, 0.05 * least) << name;
-    ++seen;
+    const double min_seconds = std::max(bytes / roof_bytes, flops / roof_flops) * 1e-9;
+    EXPECT_NEAR(row["share"].get<double>() * seconds, min_seconds, 0.05 * min_seconds) << name;
+    ++observed;
   }
-  EXPECT_EQ(seen, 2 * work.size());
+  EXPECT_EQ(observed, 2 * work.size());
 }
 
 TEST_F(FiguresOfRunsTest, GenerationTimesMatchExternalClock) {

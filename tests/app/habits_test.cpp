@@ -152,8 +152,8 @@ TEST_F(BeginningTest, NewEmbeddingRowsAreMeanOfOthers) {
   const Json tokens = to_json("out/tokenizer.json")["added_tokens"];
   ASSERT_EQ(tokens.size(), 2U);
   EXPECT_TRUE(tokens[1]["id"] == 291 && tokens[1]["content"] == "<|im_end|>" && tokens[1]["special"] == true) << tokens;
-  const auto said = must("generate out --special --prompt 'Line<|im_end|>' --tokens 2 --temperature 0");
-  EXPECT_TRUE(said.out.starts_with("Line<|im_end|>")) << said.out;
+  const auto output = must("generate out --special --prompt 'Line<|im_end|>' --tokens 2 --temperature 0");
+  EXPECT_TRUE(output.out.starts_with("Line<|im_end|>")) << output.out;
 
   fails("train --init f --data text.txt --lora-rank 2 " + added, 2,
         "--add-tokens: 2 of them are new, but training adapters does not update embedding rows");
@@ -182,8 +182,8 @@ TEST_F(BeginningTest, EndOptionSelectsEndToken) {
   tune("--init f --data rows.jsonl --add-tokens '<|end|>' --end '<|end|>' --ranks 1 --steps 120 --lr 0.02 --warmup 5");
   must("checkpoint export run --out out");
   for (const std::string from : {"run", "out"}) {
-    const Json said = must("generate " + from + " --prompt 'Line 7' --temperature 0 --format json").last_record();
-    test::expect_values(said, {{"text", " of it"}, {"ended", "end"}}, from);
+    const Json output = must("generate " + from + " --prompt 'Line 7' --temperature 0 --format json").last_record();
+    test::expect_values(output, {{"text", " of it"}, {"ended", "end"}}, from);
   }
   for (const char* file : {"out/config.json", "out/generation_config.json"})
     EXPECT_EQ(to_json(file)["eos_token_id"], 290) << file;

@@ -25,11 +25,11 @@ constexpr uint64_t kSteps = 16 * kKills;  // more than are completed between kil
 class KillTest : public ProgramTest {
  protected:
   // Steps 1, 2, 3 and so on, each exactly once, up to at least `least`.
-  void expect_steps_in_order(int64_t least) const {
+  void expect_steps_in_order(int64_t min_steps) const {
     int64_t last = 0;
     for (const Json& record : records("run"))
       EXPECT_TRUE(record.at("event") != "step" || record.at("step") == ++last) << record;
-    EXPECT_GE(last, least);
+    EXPECT_GE(last, min_steps);
   }
 
   void expect_same_records() const {

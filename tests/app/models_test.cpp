@@ -12,7 +12,7 @@ class ModelsTest : public ProgramTest {
   Safetensors tensors(const std::string& checkpoint, const char* file = "model.safetensors") const {
     return Safetensors(path(checkpoint) / file);
   }
-  std::string said(const std::string& from) const {
+  std::string generated(const std::string& from) const {
     return must("generate " + from + " --prompt Line --tokens 8 --seed 3 --threads-per-rank 1").out;
   }
   const std::string base_ = "train " + kSmall + "--model llama-nano --layers 2 --tokenizer bytes --steps 5 --out base ";
@@ -36,7 +36,7 @@ TEST_F(ModelsInAndOutTest, ImportAndExportRoundTripBytes) {
     EXPECT_EQ(weights("imported/checkpoints/step-0"), weights("base/checkpoints/step-5"));
     for (const char* file : {"model.safetensors", "config.json", "tokenizer.json"})
       EXPECT_EQ(read_file(path("again") / file), read_file(path("folder") / file)) << file;
-    EXPECT_EQ(said("imported"), said("base"));
+    EXPECT_EQ(generated("imported"), generated("base"));
     expect_has(run("checkpoint inspect folder").out, "self_attn.q_proj.weight | ");
   }
 }
@@ -126,7 +126,7 @@ TEST_F(ModelsInAndOutTest, ReshardedRunIsEquivalent) {
   must("checkpoint reshard base --out cube --pp 2 --dp 2 --tp 2 --zero 1");
   EXPECT_TRUE(fs::exists(path("cube/checkpoints/step-3/optimizer.rank-7-of-8.safetensors")));
   for (const char* from : {"parts", "cube"}) {
-    EXPECT_EQ(said(from), said("base"));
+    EXPECT_EQ(generated(from), generated("base"));
     anew(fmt::format("checkpoint reshard {} --out back", from));
     for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
       const Safetensors a(path("base/checkpoints/step-3") / file), b(path("back/checkpoints/step-3") / file);
@@ -451,13 +451,13 @@ TEST_F(GptqTest, EveryCommandReadsQuantizedFolder) {
   // A run imported from it has the dequantized weights and computes the same results.
   must("checkpoint import small --out again");
   EXPECT_NEAR(compute_loss("again"), small, 1e-6);
-  EXPECT_EQ(said("small --temperature 0"), said("again --temperature 0"));
+  EXPECT_EQ(generated("small --temperature 0"), generated("again --temperature 0"));
   const std::string tune = " --lora-rank 2 --data text.txt --batch 4 --steps 1 --ranks 1 --threads-per-rank 1 --out ";
   must("train --init small" + tune + "tuned");
   // A group per row: layers with 32 and 64 inputs have one scale per row.
   for (const char* method : {"gptq", "rtn"}) {
-    const Ran whole = anew(quantize_ + "--group -1 --out rows --method " + method);
-    expect_has(whole.out, ": layers in 4 bits in rows, by ");
+    const Ran by_rows = anew(quantize_ + "--group -1 --out rows --method " + method);
+    expect_has(by_rows.out, ": layers in 4 bits in rows, by ");
     EXPECT_EQ(to_json("rows/quantize_config.json").at("group_size"), -1);
     const Safetensors stored(path("rows/model.safetensors"), true);
     for (const TensorBytes& t : stored.tensors())

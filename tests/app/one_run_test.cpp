@@ -89,9 +89,10 @@ TEST_F(OneRunTest, KeepsNewestAndBestCheckpoints) {
   train("--steps 60 --lr 0.5 --min-lr 0.5 --save-every 10 --eval-every 10 --keep 3 --out run");
   const std::optional<BestCheckpoint> best = best_checkpoint(checkpoints());
   ASSERT_TRUE(best);
-  size_t kept = 0;
-  for (const auto& e : fs::directory_iterator(checkpoints())) kept += e.path().filename().string().starts_with("step-");
-  EXPECT_EQ(kept, best->step < 40 ? 4U : 3U);
+  size_t count = 0;
+  for (const auto& e : fs::directory_iterator(checkpoints()))
+    count += e.path().filename().string().starts_with("step-");
+  EXPECT_EQ(count, best->step < 40 ? 4U : 3U);
   EXPECT_EQ(newest_step(), 60);
   double lowest = 1e9;
   for (const auto& record : parse_records(read_file(path("run/metrics.jsonl"))))
@@ -299,13 +300,13 @@ TEST_F(SignalsTest, EndValidationAndSaveCompletedSteps) {
 // A run that was stopped before its validation makes it up.
 TEST_F(SignalsTest, ResumedRunRepeatsStoppedValidation) {
   train("--eval-every 5 --save-every 5 --out run");
-  const std::string whole = read_file(path("run/metrics.jsonl"));
+  const std::string all_records = read_file(path("run/metrics.jsonl"));
   fs::remove_all(path("run/checkpoints/step-12"));
-  const size_t eval = whole.find("{\"event\":\"eval\",\"step\":10"), after = whole.find('\n', eval) + 1;
-  std::ofstream(path("run/metrics.jsonl")) << whole.substr(0, eval);
+  const size_t eval = all_records.find("{\"event\":\"eval\",\"step\":10"), after = all_records.find('\n', eval) + 1;
+  std::ofstream(path("run/metrics.jsonl")) << all_records.substr(0, eval);
   must("train --resume --out run");
   const std::string resumed = read_file(path("run/metrics.jsonl"));
-  EXPECT_EQ(resumed.substr(0, after), whole.substr(0, after));
+  EXPECT_EQ(resumed.substr(0, after), all_records.substr(0, after));
 }
 
 TEST_F(SignalsTest, EachSavesTheRunAndIgnoredHangupDoesNot) {

@@ -172,9 +172,9 @@ TEST(CommandLine, DescribesEveryOption) {
   for (const auto& o : commands.at("train").at("options")) {
     options[o.at("name")] = o;
     if (o.at("kind") == "flag" || !o.contains("default") || o.at("name") == "model") continue;
-    const auto& usual = o.at("default");
+    const auto& default_value = o.at("default");
     words += fmt::format(" --{} '{}'", o.at("name").get<std::string>(),
-                         usual.is_string() ? usual.get<std::string>() : usual.dump());
+                         default_value.is_string() ? default_value.get<std::string>() : default_value.dump());
     ++given;
   }
   EXPECT_EQ(config_values(parsed_train(words)), config_values(parsed_train("--model gpt-nano")));
@@ -413,8 +413,8 @@ using AttentionChoiceGpu = test::OnGpu;
 TEST_F(AttentionChoiceGpu, CudnnSupportsGpt) {
   if (!kWithCudnn) GTEST_SKIP() << "a build without cuDNN";
   const auto expect = [](const Job& job, const std::string& begins, const std::string& ends = "") {
-    const std::string said = describe_attention(job);
-    EXPECT_TRUE(said.starts_with("attention: " + begins) && said.ends_with(ends)) << said;
+    const std::string description = describe_attention(job);
+    EXPECT_TRUE(description.starts_with("attention: " + begins) && description.ends_with(ends)) << description;
   };
   expect(on_gpu(), "cuDNN 9.");
   expect(on_gpu({{"dp", "1"}, {"cp", "2"}}, 2), "cuDNN 9.");  // the tiles of ring attention
@@ -580,8 +580,8 @@ TEST(Sentences, AreComplete) {
   EXPECT_EQ(complete_sentences("so. \"Is it?\" said Mr. Bennet. \"It is,\" cried Mrs. Long.\" And"),
             "\"Is it?\" said Mr. Bennet. \"It is,\" cried Mrs. Long.\"");
   EXPECT_EQ(complete_sentences("x.\n\nThe end!\nThe very"), "The end!");
-  const char* const kept = "A long beginning without an end. Yes. and then nothing";  // most of it would be lost
-  for (const char* whole : {kept, "int main() { return 0; }", ""}) EXPECT_EQ(complete_sentences(whole), whole);
+  const char* const unchanged = "A long beginning without an end. Yes. and then nothing";  // most of it would be lost
+  for (const char* text : {unchanged, "int main() { return 0; }", ""}) EXPECT_EQ(complete_sentences(text), text);
 }
 
 }  // namespace

@@ -73,8 +73,9 @@ TEST_F(PlanningTest, JsonHasEveryField) {
 }
 
 TEST_F(PlanningTest, PredictsFixedLayoutEvenIfItDoesNotFit) {
-  const std::string whole = "--dp 8 --tp 1 --pp 1 --cp 1 --microbatches 8 --recompute none --zero ";
-  const std::vector<Json> small = lines(k7b_ + whole + "3 --memory 1000"), large = lines(k7b_ + whole + "0");
+  const std::string full_layout = "--dp 8 --tp 1 --pp 1 --cp 1 --microbatches 8 --recompute none --zero ";
+  const std::vector<Json> small = lines(k7b_ + full_layout + "3 --memory 1000"),
+                          large = lines(k7b_ + full_layout + "0");
   ASSERT_TRUE(small.size() == 2 && large.size() == 1);
   EXPECT_EQ(small[0]["plan"]["zero"], 3);
   EXPECT_TRUE(small[0]["fits"] && !large[0]["fits"]);

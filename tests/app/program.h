@@ -175,8 +175,8 @@ class ProgramTest : public testing::Test {
   void fails_in_one_line(const std::string& arguments, int status, const std::string& words,
                          const std::string& before = "") const {
     fails(arguments, status, words, before);
-    const std::string said = read_file(path("err.txt"));
-    EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << arguments << ": " << said;
+    const std::string errors = read_file(path("err.txt"));
+    EXPECT_EQ(std::count(errors.begin(), errors.end(), '\n'), 1) << arguments << ": " << errors;
   }
   std::string weights(const std::string& checkpoint) const { return read_file(path(checkpoint) / "model.safetensors"); }
   std::string optimizer(const std::string& checkpoint) const {

@@ -10,11 +10,11 @@ namespace {
 
 TEST_F(ProgramTest, LimitsOpenMpSpinningUnlessConfigured) {
   const auto spins = [&](const std::string& words) {  // as reported by the OpenMP library
-    const std::string said =
+    const std::string output =
         must("--version", "env -u GOMP_SPINCOUNT -u OMP_WAIT_POLICY OMP_DISPLAY_ENV=verbose " + words).err;
     const std::string name = "GOMP_SPINCOUNT = '";
-    const size_t at = said.find(name) + name.size();
-    return said.substr(at, said.find('\'', at) - at);
+    const size_t at = output.find(name) + name.size();
+    return output.substr(at, output.find('\'', at) - at);
   };
   EXPECT_EQ(spins(""), "1000");
   EXPECT_EQ(spins("GOMP_SPINCOUNT=77"), "77");
@@ -153,10 +153,10 @@ TEST_F(ProgramTest, RunsWithoutCheckpointAndValidation) {
 
 TEST_F(ProgramTest, NoSaveDoesNotChangeTheRun) {
   const auto summary = [&](const std::string& options) { return train("--format json " + options).last_record(); };
-  const Json whole = summary("--out whole"), unsaved = summary("--no-save --out unsaved"),
+  const Json saved = summary("--out whole"), unsaved = summary("--no-save --out unsaved"),
              bare = summary("--no-save --no-eval --trace --out bare");
-  for (const Json& other : {unsaved, bare}) EXPECT_EQ(other.at("loss"), whole.at("loss"));
-  EXPECT_EQ(unsaved.at("val_loss"), whole.at("val_loss"));
+  for (const Json& other : {unsaved, bare}) EXPECT_EQ(other.at("loss"), saved.at("loss"));
+  EXPECT_EQ(unsaved.at("val_loss"), saved.at("val_loss"));
   EXPECT_TRUE(bare.at("val_loss").is_null() && bare.at("val_bits_per_byte").is_null()) << bare;
   must("report bare");  // reports the available data
   expect_lacks(read_file(path("bare/report.html")), "validation loss</dt>");
@@ -271,11 +271,11 @@ TEST_F(VerifyTextTest, PlacementTextMatchesJson) {
                       {{"passed", true},
                        {"sent", {{"measured", 16384}, {"expected", 16384}}},
                        {"text", must("verify --placements right.txt").out}});
-  const Ran told = run("verify --format=json --placements wrong.txt");
-  EXPECT_EQ(told.status, 1);
-  const Json wrong = Json::parse(told.out);
+  const Ran failed = run("verify --format=json --placements wrong.txt");
+  EXPECT_EQ(failed.status, 1);
+  const Json wrong = Json::parse(failed.out);
   test::expect_values(wrong, {{"passed", false}, {"alike", false}});
-  expect_has(told.err, wrong["failures"].at(0).get<std::string>());
+  expect_has(failed.err, wrong["failures"].at(0).get<std::string>());
   expect_has(run("verify --placements wrong.txt").out, wrong["diagnosis"].at(0).at("text").get<std::string>());
 }
 
@@ -285,15 +285,15 @@ const std::string kProof =
 TEST_F(VerifyTextTest, ListsEveryOperationAndRank) {
   const std::string line = kProof + "--layers 2 --microbatches 2 --dp 1 --pp 2";
   const Ran text = must(line);
-  const Json said = Json::parse(must(line + " --format json").out);
+  const Json output = Json::parse(must(line + " --format json").out);
   const auto expect_match = [&](const std::string& pattern) {
     EXPECT_TRUE(std::regex_search(text.out, std::regex(pattern))) << pattern << "\n" << text.out;
   };
-  for (const auto& [axis, operations] : said["bytes"].items())
+  for (const auto& [axis, operations] : output["bytes"].items())
     for (const auto& [operation, counts] : operations.items())
       expect_match(fmt::format("\n +{} +{} +{} +{} +{:.2f} +{} ok +\\d+\n", axis, operation, counts["calls"].dump(),
                                counts["sent"].dump(), counts["sent"].get<double>() / 1e6, counts["expected"].dump()));
-  const Json& memory = said["memory"];
+  const Json& memory = output["memory"];
   for (size_t rank = 0; rank < 2; ++rank) {
     std::string pattern = fmt::format("\n +{}", rank);
     for (const char* category : {"parameters", "gradients", "optimizer"})
@@ -317,12 +317,12 @@ TEST_F(VerifyTextTest, PrintsFailedChecksAndCauseOfFault) {
   const std::string line = kOfDefects + "--defect missing-gradient-sum";
   const Ran json = run(line + " --format json");
   EXPECT_EQ(json.status, 1) << json.err;
-  const Json said = Json::parse(json.out);
-  EXPECT_FALSE(said["passed"].get<bool>());
-  EXPECT_EQ(said["defect"]["name"], "missing-gradient-sum");
-  EXPECT_EQ(said["diagnosis"][0]["cause"], "missing-gradient-sum");
+  const Json output = Json::parse(json.out);
+  EXPECT_FALSE(output["passed"].get<bool>());
+  EXPECT_EQ(output["defect"]["name"], "missing-gradient-sum");
+  EXPECT_EQ(output["diagnosis"][0]["cause"], "missing-gradient-sum");
   std::map<std::string, int> bounds;
-  for (const Json& b : said["broken"]) ++bounds[b["bound"].get<std::string>()];
+  for (const Json& b : output["broken"]) ++bounds[b["bound"].get<std::string>()];
   for (const char* bound : {"gradient", "parameter", "state", "bytes", "gradient norm"}) EXPECT_GE(bounds[bound], 1);
   const Ran hidden = run(line + " --hide");
   EXPECT_EQ(hidden.status, 1);

@@ -74,17 +74,17 @@ TEST_F(PromptsTest, EncodesSpecialTokensOnRequest) {
 
 // The fixture ends a text with </s>, token 1; any other token may be configured.
 TEST_F(PromptsTest, GenerationHonoursModelEndTokens) {
-  const Json whole = continued();
-  EXPECT_EQ(whole.at("ended"), "end");
+  const Json complete = continued();
+  EXPECT_EQ(complete.at("ended"), "end");
   say("bos/generation_config.json", "eos_token_id", 300);
   say("bos/config.json", "eos_token_id", 300);
   EXPECT_EQ(continued().at("ended"), "length") << "the tokenizer's own end is not asked";
   say("bos/generation_config.json", "eos_token_id", {300, 1});
-  EXPECT_EQ(continued(), whole);
+  EXPECT_EQ(continued(), complete);
   fs::remove(path("bos/generation_config.json"));
   EXPECT_EQ(continued().at("ended"), "length") << "as config.json says";
   say("bos/config.json", "eos_token_id", nullptr);
-  EXPECT_EQ(continued(), whole) << "as the tokenizer says";
+  EXPECT_EQ(continued(), complete) << "as the tokenizer says";
 }
 
 TEST_F(PromptsTest, ListsOverriddenSettings) {
@@ -135,10 +135,10 @@ TEST_F(PromptsTest, ExportWritesTrainingTemplate) {
 
 // End token ids are written to all relevant files, null if there is none, since a missing key means a default id.
 TEST_F(PromptsTest, ExportWritesEndTokens) {
-  const std::string said = generate("").out;
+  const std::string reply = generate("").out;
   must("checkpoint import bos --out imported");
   must("checkpoint export imported --out exported");
-  for (const char* from : {"imported", "exported"}) EXPECT_EQ(generate("", from).out, said) << from;
+  for (const char* from : {"imported", "exported"}) EXPECT_EQ(generate("", from).out, reply) << from;
   for (const char* file : {"exported/config.json", "exported/generation_config.json"})
     test::expect_values(to_json(file), {{"bos_token_id", 0}, {"eos_token_id", 1}}, file);
   for (const std::string kind : {"char", "bytes", "bpe-300"}) {
@@ -219,7 +219,7 @@ class ChatTest : public ProgramTest {
          "150 --warmup 5 --lr 0.01 --ranks 1 --out tuned " +
          more);
   }
-  std::string said(const std::string& arguments, const std::string& before = "", const char* from = "tuned") const {
+  std::string reply(const std::string& arguments, const std::string& before = "", const char* from = "tuned") const {
     return must(fmt::format("generate {} --temperature 0 --tokens 30 --threads-per-rank 1 {}", from, arguments), before)
         .out;
   }
@@ -228,16 +228,16 @@ class ChatTest : public ProgramTest {
 TEST_F(ChatTest, UsesTemplateOfModel) {
   make_tokenizer(kOwn);
   tune("--tokenizer tok");
-  EXPECT_EQ(said("--template auto --prompt 'snow?'"), "white.\n");
-  EXPECT_EQ(said("--template chatml --prompt 'snow?' --prompt 'sky?'"), "white.\n\nblue.\n");
-  const Json one = Json::parse(said("--template auto --prompt 'rose?' --format json"));
+  EXPECT_EQ(reply("--template auto --prompt 'snow?'"), "white.\n");
+  EXPECT_EQ(reply("--template chatml --prompt 'snow?' --prompt 'sky?'"), "white.\n\nblue.\n");
+  const Json one = Json::parse(reply("--template auto --prompt 'rose?' --format json"));
   EXPECT_EQ(one, (Json{{"prompt", "rose?"}, {"text", "red."}, {"tokens", one["tokens"]}, {"ended", "end"}}));
-  EXPECT_TRUE(said("--prompt 'snow?'").starts_with("snow?")) << "without a template the prompt is continued";
+  EXPECT_TRUE(reply("--prompt 'snow?'").starts_with("snow?")) << "without a template the prompt is continued";
   for (const char* const plan : {"", "--tp 2 ", "--dp 2 "})
-    EXPECT_EQ(said(std::string(plan) + "--chat", "printf 'snow?\\n\\nsky?\\r\\nrose?' |"), "white.\nblue.\nred.\n")
+    EXPECT_EQ(reply(std::string(plan) + "--chat", "printf 'snow?\\n\\nsky?\\r\\nrose?' |"), "white.\nblue.\nred.\n")
         << plan;
-  EXPECT_EQ(said("--chat", "true |"), "");
-  EXPECT_EQ(said("--template auto --special --prompt 'snow?'"), "white.\n");
+  EXPECT_EQ(reply("--chat", "true |"), "");
+  EXPECT_EQ(reply("--template auto --special --prompt 'snow?'"), "white.\n");
   fails("generate tuned --chat --prompt x", 2, "--chat: reads its turns from standard input");
 }
 
@@ -261,10 +261,10 @@ TEST_F(ChatTest, RejectsInvalidTemplateOnOneLine) {
 TEST_F(ChatTest, TurnEndsAtTemplateMarker) {
   make_tokenizer("");
   tune("--tokenizer tok --template chatml");
-  EXPECT_EQ(said("--template chatml --prompt 'snow?'"), "white.\n") << "<|im_end|> ends a turn, not the text";
-  EXPECT_NE(said("--template chatml --prompt 'snow?' --ignore-end"), "white.\n");
-  EXPECT_EQ(said("--template auto --prompt 'snow?'"), "white.\n") << "what the run was told to learn";
-  EXPECT_EQ(said("--chat", "echo 'snow?' |"), "white.\n");
+  EXPECT_EQ(reply("--template chatml --prompt 'snow?'"), "white.\n") << "<|im_end|> ends a turn, not the text";
+  EXPECT_NE(reply("--template chatml --prompt 'snow?' --ignore-end"), "white.\n");
+  EXPECT_EQ(reply("--template auto --prompt 'snow?'"), "white.\n") << "what the run was told to learn";
+  EXPECT_EQ(reply("--chat", "echo 'snow?' |"), "white.\n");
   const std::string none = "--template: the model has none of its own; expected chatml, llama3, alpaca or none";
   tune("--tokenizer tok --steps 1 --warmup 0 --out untold");
   fails("generate untold --template auto --prompt x", 2, none);
@@ -274,7 +274,7 @@ TEST_F(ChatTest, TurnEndsAtTemplateMarker) {
   must("checkpoint export tuned --out folder");
   for (const char* file : {"folder/generation_config.json", "folder/config.json"})
     EXPECT_EQ(to_json(file).at("eos_token_id"), (Json{400, 401})) << file;
-  EXPECT_EQ(said("--chat", "printf 'snow?\n' |", "folder"), "white.\n");
+  EXPECT_EQ(reply("--chat", "printf 'snow?\n' |", "folder"), "white.\n");
 }
 
 // Adapters saved by trainers have their own tokenizer and chat template, which take precedence over the base model's.
@@ -284,8 +284,8 @@ TEST_F(ChatTest, AdaptersUseTheirOwnTokenizer) {
   tune("--init base --lora-rank 8 --lora-targets all --template chatml");
   must("checkpoint export tuned --out adapters");
   must("checkpoint import adapters --out imported");
-  const std::string answer = said("--chat", "echo 'snow?' |");
-  for (const char* from : {"adapters", "imported"}) EXPECT_EQ(said("--chat", "echo 'snow?' |", from), answer) << from;
+  const std::string answer = reply("--chat", "echo 'snow?' |");
+  for (const char* from : {"adapters", "imported"}) EXPECT_EQ(reply("--chat", "echo 'snow?' |", from), answer) << from;
   const auto loss = [&](const std::string& words) {
     return must("evaluate adapters --data chat.jsonl --format json " + words).last_record().at("loss");
   };
@@ -320,9 +320,9 @@ TEST_F(ChatTest, FolderStopsAtTemplateTurnEnd) {
 TEST_F(ChatTest, ExportsLearntTemplate) {
   make_tokenizer("{{ messages[-1].content }} is");
   tune("--tokenizer tok --template chatml");
-  EXPECT_EQ(said("--template auto --prompt 'snow?'"), "white.\n");
+  EXPECT_EQ(reply("--template auto --prompt 'snow?'"), "white.\n");
   must("checkpoint export tuned --out folder");
-  EXPECT_EQ(said("--chat", "printf 'snow?\nsky?\n' |", "folder"), "white.\nblue.\n");
+  EXPECT_EQ(reply("--chat", "printf 'snow?\nsky?\n' |", "folder"), "white.\nblue.\n");
   // Alpaca has no Jinja template, so the folder's template differs from the training template, which is reported.
   tune("--tokenizer tok --template alpaca --context 256 --steps 1 --warmup 0 --out other");
   expect_has(must("checkpoint export other --out again").err, "differs from that of the training");
@@ -332,12 +332,12 @@ TEST_F(ChatTest, ExportsLearntTemplate) {
 TEST_F(ChatTest, TextMarkerEndsTurn) {
   for (const std::string kind : {"bytes", "char"}) {
     tune("--tokenizer " + kind + " --template chatml --context 128");
-    test::expect_values(Json::parse(said("--template chatml --prompt 'snow?' --format json")),
+    test::expect_values(Json::parse(reply("--template chatml --prompt 'snow?' --format json")),
                         {{"text", "white."}, {"ended", "stop"}}, kind);
     // Exported folders have an equivalent Jinja template.
     expect_has(anew("checkpoint export tuned --out folder").err,
                "a turn ends with the text <|im_end|>, which is not one token");
-    EXPECT_EQ(said("--chat", "printf 'snow?\n' |", "folder"), "white.\n") << kind;
+    EXPECT_EQ(reply("--chat", "printf 'snow?\n' |", "folder"), "white.\n") << kind;
   }
 }
 

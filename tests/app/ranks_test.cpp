@@ -174,10 +174,10 @@ class ResumeLayoutsTest : public ProgramTest {
   }
   // Every plan has the same result as the first, and is resumed by the next plan and by another.
   void expect_one_run(const std::string& settings, const test::Plans& plans) const {
-    const std::string whole = ended(settings, plans[0], "whole");
+    const std::string reference = ended(settings, plans[0], "whole");
     for (size_t p = 0; p < plans.size(); ++p) {
       SCOPED_TRACE(settings + ": " + plans[p]);
-      ASSERT_TRUE(ended(settings, plans[p]) == whole);
+      ASSERT_TRUE(ended(settings, plans[p]) == reference);
       for (const size_t away : {1, 3})
         expect_made_again("run/checkpoints/step-12", 8, " " + test::kNoPlan + plans[(p + away) % plans.size()]);
       ASSERT_FALSE(HasFailure());
@@ -185,10 +185,10 @@ class ResumeLayoutsTest : public ProgramTest {
   }
   // Reading and saving the first plan's final checkpoint under every other plan does not change it.
   void expect_same_through(const std::string& settings, const std::string& first, const test::Plans& plans) const {
-    const std::string whole = ended(settings, first);
+    const std::string reference = ended(settings, first);
     for (const std::string& plan : plans) {
       must("train --resume --out run " + test::kNoPlan + plan);
-      ASSERT_TRUE(both_files("run") == whole) << settings << ": " << plan;
+      ASSERT_TRUE(both_files("run") == reference) << settings << ": " << plan;
     }
   }
 };

@@ -71,9 +71,9 @@ TEST_F(ReportTest, EveryPlanRecordsReportableTimeline) {
       EXPECT_EQ(html.find(planned) != std::string::npos, pipeline) << planned;
     expect_has(html, "prefers-color-scheme: dark");
     fs::remove(path("run/report.html"));
-    const Ran told = must("report run --format text");
-    test::expect_text(told.out, report, trace);
-    expect_figures(html, told.out, report);
+    const Ran report_text = must("report run --format text");
+    test::expect_text(report_text.out, report, trace);
+    expect_figures(html, report_text.out, report);
     EXPECT_FALSE(fs::exists(path("run/report.html")));
   }
 }
@@ -379,9 +379,9 @@ TEST(Panels, ReplayFillsWidthOnSharedCores) {
   slow.makespan *= 4;  // ranks that time-share cores
   const report::MeasuredPipeline p{.times = {}, .equal = equal, .replayed = equal, .measured = slow, .formula = {}};
   Record r;
-  const auto apart = report::make_panels(r, p, {.step = 1});
-  ASSERT_EQ(apart.size(), 3U);
-  EXPECT_EQ(apart[1].scale, slow.makespan);
+  const auto unshared = report::make_panels(r, p, {.step = 1});
+  ASSERT_EQ(unshared.size(), 3U);
+  EXPECT_EQ(unshared[1].scale, slow.makespan);
   r.shared = true;
   const auto panels = report::make_panels(r, p, {.step = 1});
   ASSERT_EQ(panels.size(), 2U) << "what happened says nothing of the plan";

@@ -97,7 +97,7 @@ class RestartsTest : public ProgramTest {
       return all.empty() ? 0 : all.front();
     };
   }
-  void expect_said(const std::string& words) const { expect_has(log(), words); }
+  void expect_logged(const std::string& words) const { expect_has(log(), words); }
   std::string wait_for_exit(const std::string& run) const { return files(run + kEnd); }
   const std::string kSettings = kSmall + "--steps 240 --save-every 20 --eval-every 0 --dropout 0.1 ";
   const std::string kEnd = "/checkpoints/step-240";
@@ -160,17 +160,18 @@ TEST_F(RestartsTest, FewerSlotsReduceDataRanksAtConstantBatch) {
   expect_has(read_file(path("run/config.toml")), "dp = 2\n");
   // Rounding differences only, after more than a hundred steps of SGD.
   const Safetensors one(path("whole" + kEnd) / "model.safetensors"), other(path("run" + kEnd) / "model.safetensors");
-  double most = 0, largest = 0;
+  double max_difference = 0, largest = 0;
   for (size_t i = 0; i < one.tensors().size(); ++i) {
     const auto a = one.tensors()[i].bytes, b = other.tensors()[i].bytes;
     ASSERT_EQ(a.size(), b.size());
     for (size_t at = 0; at < a.size(); at += 4) {
       float x = 0, y = 0;
       std::memcpy(&x, a.data() + at, 4), std::memcpy(&y, b.data() + at, 4);
-      most = std::max<double>(most, std::abs(x - y)), largest = std::max<double>(largest, std::abs(x));
+      max_difference = std::max<double>(max_difference, std::abs(x - y)),
+      largest = std::max<double>(largest, std::abs(x));
     }
   }
-  EXPECT_LT(most, 1e-3 * largest);
+  EXPECT_LT(max_difference, 1e-3 * largest);
 }
 
 TEST_F(RestartsTest, SignalToLauncherEndsRunAfterStep) {
@@ -180,7 +181,7 @@ TEST_F(RestartsTest, SignalToLauncherEndsRunAfterStep) {
     kill(launcher, signal);
     EXPECT_EQ(test::wait_for_exit(launcher), 128 + signal);
     EXPECT_FALSE(is_running(rank));
-    expect_said("stopped after step ");
+    expect_logged("stopped after step ");
     expect_lacks(log(), "start 2");
     fs::remove_all(path("run"));
   }
@@ -192,7 +193,7 @@ TEST_F(RestartsTest, KilledLauncherLeavesNoRun) {
   kill(launcher, SIGKILL);
   test::wait_for_exit(launcher);
   EXPECT_TRUE(test::comes([&] { return !is_running(rank); }));
-  expect_said("stopped after step ");
+  expect_logged("stopped after step ");
 }
 
 // Ranks with a rendezvous: a killed rank ends the others, and their launchers restart all of them together.
@@ -228,7 +229,7 @@ class RestartsOfMpirun : public RestartsTest {
   void expect_to_go_on() const {
     EXPECT_EQ(test::wait_for_exit(launcher_), 0) << log();
     EXPECT_TRUE(wait_for_exit("run") == wait_for_exit("whole"));
-    expect_said("start 2 of 3: 2 ranks");
+    expect_logged("start 2 of 3: 2 ranks");
   }
   pid_t launcher_ = 0;
 };
@@ -237,7 +238,7 @@ class RestartsOfMpirun : public RestartsTest {
 TEST_F(RestartsOfMpirun, RestartsAllRanksAfterKilledRank) {
   kill_at(40, [&] { return rank(); });
   expect_to_go_on();
-  expect_said("has failed: its process ");
+  expect_logged("has failed: its process ");
 }
 
 // Its ranks survive for a while, one of them stopped, and hold the run's lock.
@@ -246,7 +247,7 @@ TEST_F(RestartsOfMpirun, RestartsKilledMpirunAfterItsRanksEnd) {
   kill(rank(), SIGSTOP);
   kill_at(0, child_process(launcher_));
   expect_to_go_on();
-  expect_said("of the last start");
+  expect_logged("of the last start");
 }
 
 }  // namespace
