@@ -36,7 +36,7 @@ TEST_F(BenchTest, RowsAreNamedByGroup) {
       "op/[a-z_ ]+/(forward|backward)/(fp32|bf16)|collective/[a-z_]+/[a-z-]+/threads/[0-9]+/[0-9]+(/bf16)?|"
       "strategy/[a-z0-9+-]+/(fp32|bf16)/[0-9]+|schedule/[a-z0-9-]+/[0-9]+/[0-9]+");
   for (const std::string& line : test::to_lines(must("bench --benchmark_list_tests").out)) {
-    EXPECT_TRUE(names.insert(line).second) << line << " is there twice";
+    EXPECT_TRUE(names.insert(line).second) << line << " is duplicated";
     EXPECT_TRUE(std::regex_match(line, pattern)) << line;
   }
   for (const char* name :
@@ -207,7 +207,7 @@ TEST_F(BenchTest, ParsesBothSpellingsOfSeconds) {
 }
 
 TEST_F(BenchTest, MpiRanksMeasureTogetherAndOnePrints) {
-  if (!kWithMpi || std::system("mpirun --version >/dev/null 2>&1") != 0) GTEST_SKIP() << "no mpirun here";
+  if (!kWithMpi || std::system("mpirun --version >/dev/null 2>&1") != 0) GTEST_SKIP() << "mpirun is not installed";
   const std::string mpirun =
       "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ASAN_OPTIONS=detect_leaks=0 && mpirun "
       "--oversubscribe --bind-to none -n 2 ";

@@ -359,7 +359,7 @@ TEST(Docs, QuotedCodeMatchesSource) {
       ASSERT_TRUE(fs::exists(path)) << to_string(page) << ": there is no " << file;
       const Lines code = to_lines(read_file(path));
       EXPECT_NE(std::search(code.begin(), code.end(), lines.begin(), lines.end()), code.end())
-          << to_string(page) << ": " << file << " has not these lines any more:\n"
+          << to_string(page) << ": " << file << " no longer has these lines:\n"
           << fmt::format("{}", fmt::join(lines, "\n"));
     }
   EXPECT_GE(count, 1U);
@@ -478,7 +478,7 @@ TEST(FineTuningPage, ShowsActualOutput) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "many times slower with sanitizers";
 #endif
-  if (!test::is_drawn(0, 3)) GTEST_SKIP() << "a minute; TESSERA_DRAW draws every third time";
+  if (!test::is_drawn(0, 3)) GTEST_SKIP() << "takes a minute; TESSERA_DRAW selects every third run";
   const fs::path source = TESSERA_SOURCE_DIR;
   const TemporaryDirectory folder(fs::temp_directory_path() / "tessera-page-");
   fs::create_directory_symlink(source / "examples", folder.path() / "examples");

@@ -387,7 +387,7 @@ TEST(Progress, FormatsNumbersIndependentlyOfLocale) {
   const char* const before = std::setlocale(LC_ALL, nullptr);
   const std::string restore = before;
   if (!std::setlocale(LC_ALL, "de_DE.UTF-8") && !std::setlocale(LC_ALL, "fr_FR.UTF-8"))
-    GTEST_SKIP() << "no locale with a decimal comma here";
+    GTEST_SKIP() << "no locale with a decimal comma is installed";
   EXPECT_EQ(shown({}), expected);
   std::setlocale(LC_ALL, restore.c_str());
 }

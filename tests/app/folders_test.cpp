@@ -148,7 +148,7 @@ TEST_F(ChangedFilesTest, NamesInvalidTemporaryDirectory) {
 // A reservation of address space leaves enough for others under any limit.
 TEST_F(ChangedFilesTest, ReservationsRespectAddressSpaceLimits) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "a sanitizer wants more addresses";
+  GTEST_SKIP() << "sanitizers need more address space";
 #endif
   for (const int gb : {6, 8, 12, 16, 20, 24, 33, 65}) {
     must(fmt::format("train {} --steps 2 --no-save --batch 8 --ranks 8 --out run-{}", kSmall, gb),
@@ -207,7 +207,7 @@ const std::string kRows = "bench --benchmark_filter=^op/gelu/forward/fp32 --benc
 
 TEST_F(OutputPlacesTest, WritesToDevices) {
   const std::string null = "null", full = "full";
-  if (!make_device("null", 3) || !make_device("full", 7)) GTEST_SKIP() << "no device can be made here";
+  if (!make_device("null", 3) || !make_device("full", 7)) GTEST_SKIP() << "cannot create devices";
   for (const std::string& to : {std::string("report run --out "), kRows + "--benchmark_out="}) {
     must(to + null);
     EXPECT_TRUE(is_device(null)) << to;

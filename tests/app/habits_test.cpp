@@ -247,7 +247,7 @@ TEST_F(BeginningTest, ShorterContextReadsFirstPositions) {
   }
   const std::vector<float> now = values("run/checkpoints/step-3/model.safetensors", "positions.weight");
   ASSERT_EQ(now.size(), old.size());
-  EXPECT_TRUE(std::equal(old.begin() + 256, old.end(), now.begin() + 256)) << "rows behind the context";
+  EXPECT_TRUE(std::equal(old.begin() + 256, old.end(), now.begin() + 256)) << "rows beyond the context";
   for (size_t row = 0; row < 16; ++row) EXPECT_NE(now[row * 16], old[row * 16]) << row;
   must("train --resume --out run --quiet --config run/config.toml --steps 4");
   must("checkpoint export run --out out");

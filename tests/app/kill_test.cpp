@@ -34,7 +34,7 @@ class KillTest : public ProgramTest {
 
   void expect_same_records() const {
     EXPECT_EQ(records("run"), records("whole"));
-    EXPECT_TRUE(read_file(path("run/metrics.jsonl")).ends_with("\n")) << "the last record is torn";
+    EXPECT_TRUE(read_file(path("run/metrics.jsonl")).ends_with("\n")) << "the last record is incomplete";
   }
 
   // Polls `condition` until it holds.
@@ -97,7 +97,7 @@ void KillTest::kill_and_check(uint64_t k) {
     std::this_thread::sleep_for(Seconds(fraction * save_));
   }
   kill(child, SIGKILL);
-  ASSERT_EQ(test::wait_for_exit(child), 1000) << "it ended before it was killed: " << log();
+  ASSERT_EQ(test::wait_for_exit(child), 1000) << "ended before it was killed: " << log();
 
   while_saving_ += saving(child);
   EXPECT_GE(newest_step(), before);
@@ -235,7 +235,7 @@ void SoakTest::one_disturbed_run(const std::string& settings, const std::string&
   const pid_t child = start(command + replay_);
   disturb(child);
   int status = 0;
-  ASSERT_TRUE(test::ends(child, status, kTimeout, SIGABRT)) << "it did not end" << history_ << "\n" << log();
+  ASSERT_TRUE(test::ends(child, status, kTimeout, SIGABRT)) << "did not end" << history_ << "\n" << log();
   ++runs_;
   const std::string log = this->log();
   if (WIFSIGNALED(status)) {
@@ -295,7 +295,7 @@ void SoakTest::one_trial() {
                        : train(fmt::format("{} {}{} --out run", saving_too, plan, replay_));
   ASSERT_EQ(last.status, 0) << history_ << "\n" << last.err;
   const std::string newest = fmt::format("run/checkpoints/step-{}", kSoakSteps);
-  ASSERT_TRUE(files(newest) == end) << "other bits" << history_ << "\n  at last: " << plan;
+  ASSERT_TRUE(files(newest) == end) << "different bits" << history_ << "\n  finally: " << plan;
   EXPECT_TRUE(half_written().empty()) << half_written().front() << history_;
   fs::remove_all(path("run"));
   ++trials_;

@@ -91,7 +91,7 @@ TEST_F(ModelsInAndOutTest, Bf16RunStartsAtLossOfItsModel) {
   make_base("--dtype bf16 --ranks 1");
   write("text.txt", std::string(3000, 'e'));
   const double loss = compute_loss("base");
-  EXPECT_GT(std::abs(loss - std::log(256.0)), 0.5) << "a new model's";
+  EXPECT_GT(std::abs(loss - std::log(256.0)), 0.5) << "the loss of a new model";
   for (const std::string from : {"base", "folder"})
     for (const auto& [plan, bound] : {std::pair{"--ranks 1", 1e-6},
                                       {"--dp 2 --zero 3", 1e-6},

@@ -231,7 +231,7 @@ class SignalsTest : public ProgramTest {
   static int wait_for_exit(pid_t child) {
     int status = 0;
     if (test::ends(child, status, kSoon, SIGKILL)) return test::exit_status(status);
-    ADD_FAILURE() << "it did not end soon";
+    ADD_FAILURE() << "did not end in time";
     return 1000;
   }
   // Starts the command and sends it a signal some time after it is `ready`.
@@ -247,7 +247,7 @@ class SignalsTest : public ProgramTest {
   static void expect_to_survive(pid_t child, int signal) {
     kill(child, signal);
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
-    EXPECT_EQ(waitpid(child, nullptr, WNOHANG), 0) << "it ended";
+    EXPECT_EQ(waitpid(child, nullptr, WNOHANG), 0) << "ended";
   }
   std::string names() const {
     std::string all;

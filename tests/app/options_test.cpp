@@ -459,7 +459,7 @@ TEST(Mistakes, IndependentPlanErrorsAreAllPrinted) {
   const Job wrong{.model = {.heads = 3}, .plan = {.cp = 3, .microbatches = 5}};
   try {
     check(wrong);
-    ADD_FAILURE() << "is taken";
+    ADD_FAILURE() << "is accepted";
   } catch (const Error& e) {
     EXPECT_EQ(error_list(e).size(), 3U) << e.what();
   }

@@ -138,7 +138,7 @@ class ProgramTest : public testing::Test {
   void expect_made_again(const std::string& checkpoint, int64_t step, const std::string& more = "") const {
     const std::string before = files(checkpoint);
     fs::remove_all(path(checkpoint));
-    ASSERT_GT(step, 0) << "a run that begins again shows nothing of resuming";
+    ASSERT_GT(step, 0) << "a restarted run does not test resuming";
     const std::string resumed = fmt::format("resuming after step {}\n", step);
     expect_has(must("train --resume --out " + checkpoint.substr(0, checkpoint.find('/')) + more).err, resumed);
     EXPECT_TRUE(files(checkpoint) == before) << checkpoint << more;

@@ -78,13 +78,13 @@ TEST_F(PromptsTest, GenerationHonoursModelEndTokens) {
   EXPECT_EQ(complete.at("ended"), "end");
   say("bos/generation_config.json", "eos_token_id", 300);
   say("bos/config.json", "eos_token_id", 300);
-  EXPECT_EQ(continued().at("ended"), "length") << "the tokenizer's own end is not asked";
+  EXPECT_EQ(continued().at("ended"), "length") << "the tokenizer's end token is not used";
   say("bos/generation_config.json", "eos_token_id", {300, 1});
   EXPECT_EQ(continued(), complete);
   fs::remove(path("bos/generation_config.json"));
-  EXPECT_EQ(continued().at("ended"), "length") << "as config.json says";
+  EXPECT_EQ(continued().at("ended"), "length") << "as set in config.json";
   say("bos/config.json", "eos_token_id", nullptr);
-  EXPECT_EQ(continued(), complete) << "as the tokenizer says";
+  EXPECT_EQ(continued(), complete) << "as set by the tokenizer";
 }
 
 TEST_F(PromptsTest, ListsOverriddenSettings) {
@@ -263,7 +263,7 @@ TEST_F(ChatTest, TurnEndsAtTemplateMarker) {
   tune("--tokenizer tok --template chatml");
   EXPECT_EQ(reply("--template chatml --prompt 'snow?'"), "white.\n") << "<|im_end|> ends a turn, not the text";
   EXPECT_NE(reply("--template chatml --prompt 'snow?' --ignore-end"), "white.\n");
-  EXPECT_EQ(reply("--template auto --prompt 'snow?'"), "white.\n") << "what the run was told to learn";
+  EXPECT_EQ(reply("--template auto --prompt 'snow?'"), "white.\n") << "the training template";
   EXPECT_EQ(reply("--chat", "echo 'snow?' |"), "white.\n");
   const std::string none = "--template: the model has none of its own; expected chatml, llama3, alpaca or none";
   tune("--tokenizer tok --steps 1 --warmup 0 --out untold");

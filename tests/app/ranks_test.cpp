@@ -226,7 +226,7 @@ TEST_F(ResumeLayoutsTest, SgdWithMicrobatchesMatchesRanks) {
     EXPECT_TRUE(ended(settings, "--dp 2") == two);
     EXPECT_TRUE(ended(settings, "--ranks 1 --microbatches 4") == four);
     EXPECT_TRUE(ended(settings, "--dp 4 --all-reduce tree") == pairs);
-    EXPECT_FALSE(four == pairs) << "the order of sums shows in the bits, or this test would see nothing";
+    EXPECT_FALSE(four == pairs) << "the order of sums must affect the bits for this test";
   }
 }
 

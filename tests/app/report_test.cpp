@@ -384,7 +384,7 @@ TEST(Panels, ReplayFillsWidthOnSharedCores) {
   EXPECT_EQ(unshared[1].scale, slow.makespan);
   r.shared = true;
   const auto panels = report::make_panels(r, p, {.step = 1});
-  ASSERT_EQ(panels.size(), 2U) << "what happened says nothing of the plan";
+  ASSERT_EQ(panels.size(), 2U) << "on shared cores the measured times are not those of the plan";
   EXPECT_EQ(panels[1].scale, equal.makespan);
 }
 

@@ -212,7 +212,7 @@ class RestartsOfMpirun : public RestartsTest {
  protected:
   void SetUp() override {
     if (!kWithMpi || std::system("mpirun --version 2>/dev/null | grep -qiE 'open(rte| mpi)'") != 0)
-      GTEST_SKIP() << "no Open MPI here";
+      GTEST_SKIP() << "Open MPI is not installed";
     must("train " + kSettings + "--ranks 2 --out whole");
     launcher_ = start("train " + kSettings +
                       "--ranks 2 --restarts 2 --out run --launch 'mpirun --allow-run-as-root --oversubscribe -x "

@@ -97,10 +97,10 @@ block 1 >"$work/job.sh"
 grep -q -- '--launch "srun --mpi=pmix' "$work/job.sh" || fail "the page has no such lines"
 batch --output "$work/job.out" "$work/job.sh" || fail "the job of the page"
 same tessera
-echo "the job of docs/cluster.md trains with the bits of thread ranks"
+echo "the job of docs/cluster.md is bitwise identical to thread ranks"
 batch --output "$work/again.out" "$work/job.sh" || fail "the job, queued again"
 same tessera
-echo "the same job again goes on with what is there"
+echo "the same job resumes"
 
 # shellcheck disable=SC2086
 timeout 60 srun --mpi=pmix -n 2 tessera train $small --out "$work/pmix" >"$work/pmix.out" 2>&1 || fail "srun --mpi=pmix"
@@ -109,11 +109,11 @@ echo "srun --mpi=pmix: tasks are ranks"
 
 # shellcheck disable=SC2086
 if timeout 60 srun --mpi=none -n 2 tessera train $small --out "$work/none" >"$work/none.out" 2>&1; then fail "srun without a PMI"; fi
-grep -q 'srun' "$work/none.out" || fail "srun without a PMI: no line says why"
-echo "srun without a PMI: refused"
+grep -q 'srun' "$work/none.out" || fail "srun without a PMI: the reason is not printed"
+echo "srun without a PMI: rejected"
 
 { echo '#!/bin/bash'; block 2; } >"$work/meet.sh"
 grep -q -- '--rendezvous' "$work/meet.sh" || fail "the page has no such lines"
 batch --ntasks 2 --output "$work/meet.out" "$work/meet.sh" || fail "tasks that meet at an address"
 same met
-echo "tasks that meet at an address have the bits of thread ranks"
+echo "tasks with a rendezvous are bitwise identical to thread ranks"
