@@ -29,8 +29,8 @@ Messages refused(const std::string& line) {
   } catch (const Error& e) {
     EXPECT_EQ(static_cast<int>(e.status()), static_cast<int>(Status::usage)) << e.what();
     EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos) << e.what();
-    EXPECT_EQ(error_list(e).front(), e.what());
-    return error_list(e);
+    EXPECT_EQ(to_messages(e).front(), e.what());
+    return to_messages(e);
   }
   return {};
 }
@@ -461,7 +461,7 @@ TEST(Mistakes, IndependentPlanErrorsAreAllPrinted) {
     check(wrong);
     ADD_FAILURE() << "is accepted";
   } catch (const Error& e) {
-    EXPECT_EQ(error_list(e).size(), 3U) << e.what();
+    EXPECT_EQ(to_messages(e).size(), 3U) << e.what();
   }
 }
 

@@ -93,8 +93,8 @@ TEST_F(PlanningTest, TrainAcceptsPrintedCommand) {
         "--tp 2 --sp --recompute block"}) {
     SCOPED_TRACE(question);
     const auto o = std::get<PlanOptions>(test::parsed("plan " + question));
-    const planner::Question q = make_question(o).question;
-    const planner::Answer a = search(q, 3);
+    const planner::SearchRequest q = make_question(o).question;
+    const planner::SearchResult a = search(q, 3);
     ASSERT_FALSE(a.best.empty());
     for (const planner::Candidate& c : a.best) {
       std::string line = train_command(o, q, c.layout);
