@@ -415,7 +415,7 @@ std::string train_command(const PlanOptions& o, const planner::SearchRequest& q,
   const bool gpu = q.hardware.processors == 0, one_node = q.ranks <= node || node <= 0;
   std::string out = one_node ? "" : fmt::format("mpirun -n {} --npernode {} ", q.ranks, node);
   out += "tessera train" + (o.model_file ? model_args(q.model) : model_args(o));
-  out += fmt::format(" --dtype {} --batch {}", to_string(o.run.optim.dtype), q.batch);
+  out += fmt::format(" --dtype {} --batch {}", value_name(o.run.optim.dtype), q.batch);
   if (one_node) out += fmt::format(" --ranks {}", q.ranks);
   out += layout_args(l);
   if (l.ep > 1) out += fmt::format(" --dp {} --ep {}", l.plan.dp, l.ep);
