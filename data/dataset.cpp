@@ -231,10 +231,10 @@ void allow_open_files(size_t count) {
 
 }  // namespace
 
-std::vector<fs::path> matching_files(const std::string& spec, std::string_view said_by) {
+std::vector<fs::path> matching_files(const std::string& spec, std::string_view prefix) {
   if (!is_pattern(spec)) return {};
   std::vector<fs::path> files = matches(spec);
-  if (files.empty()) bad_input("{}'{}': no file matches", said_by, spec);
+  if (files.empty()) bad_input("{}'{}': no file matches", prefix, spec);
   return files;
 }
 

@@ -176,10 +176,10 @@ const Json& value_at(const Json& json, std::string_view key) {
   return found == json.end() ? null : *found;
 }
 
-std::string shown(const Json& value, size_t most) {
+std::string shown(const Json& value, size_t max_bytes) {
   if (value.is_discarded()) return "a value that is no number, given twice, beyond 64 bits or nested deeper than 64";
   const std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
-  return text.size() <= most ? text : text.substr(0, most) + "...";
+  return text.size() <= max_bytes ? text : text.substr(0, max_bytes) + "...";
 }
 
 bool is_nothing(const Json& value) {
