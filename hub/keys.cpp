@@ -53,7 +53,7 @@ bool HubKeys::flag(std::string_view key, bool default_value) {
 
 std::string HubKeys::text(std::string_view key, const std::string& default_value) {
   const json* const found = given(key, "a text", true, [](const json& value) { return value.is_string(); });
-  return found ? found->get<std::string>() : usual;
+  return found ? found->get<std::string>() : default_value;
 }
 
 void HubKeys::hold(std::span<const HeldKeys> table, std::string_view of) {
