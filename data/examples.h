@@ -1,8 +1,8 @@
 // Examples for fine-tuning as rows of tokens. Tokens outside responses are inputs but not targets; the rest of a row is
 // padded with token 0 and ignored targets.
 //
-// one example per row       p p p r r . . .          p: prompt, r: response, .: padding
-// packed                    p p r|p r r r|p p r r    attention is limited to each example (`document_mask`)
+//   one example per row       p p p r r . . .          p: prompt, r: response, .: padding
+//   packed                    p p r|p r r r|p p r r    attention is limited to each example (`document_mask`)
 #pragma once
 
 #include "data/dataset.h"

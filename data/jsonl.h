@@ -2,10 +2,10 @@
 // items of a list, or, in a file with one object, its columns or its only list of rows. A row has one of the following
 // shapes, detected by its keys; the first match wins. A null key counts as missing; a string counts as text.
 //
-// {"input_ids": [...], "labels": [...], "attention_mask": [...]}      tokens; a label of -100 is ignored
+//   {"input_ids": [...], "labels": [...], "attention_mask": [...]}      tokens; a label of -100 is ignored
 //   {"messages": [{"role": "system|user|assistant|tool", "content": "..."}, ...]}
-// {"conversations": [{"from": "human|gpt|...", "value": "..."}, ...], "system": "..."}      ShareGPT
-// {"prompt": "...", "completion": "...", "system": "..."}             both may be lists of messages
+//   {"conversations": [{"from": "human|gpt|...", "value": "..."}, ...], "system": "..."}      ShareGPT
+//   {"prompt": "...", "completion": "...", "system": "..."}             both may be lists of messages
 //   {"instruction": "...", "input": "...", "output": "...", "system": "..."}
 //   {"text": "..."}
 //

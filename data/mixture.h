@@ -1,6 +1,6 @@
 // Mixtures: several datasets trained on together, each with a weight (its fraction of the sequences).
 //
-// data = "books=0.7,code=0.3"     or the name of a .json or .toml file, relative to which its names are resolved:
+//   data = "books=0.7,code=0.3"     or the name of a .json or .toml file, relative to which its names are resolved:
 //
 //   {"books": 0.7, "code/texts.txt": 0.3}        books = 0.7
 //                                                code = 0.3

@@ -1,7 +1,7 @@
 // The GPTQ format, version 1, as written by AutoGPTQ, GPTQModel and transformers. A layer's `weight` is replaced by
 //
 //   qweight  int32 (in / 8, out)          column 8 i + j of row o in bits [4 j, 4 j + 4) of element (i, o)
-// qzeros   int32 (groups, out / 8)      zero point minus one of row 8 i + j in the same bits of (g, i)
+//   qzeros   int32 (groups, out / 8)      zero point minus one of row 8 i + j in the same bits of (g, i)
 //   scales   float16 (groups, out)
 //   g_idx    int32 (in)                   the group of each column
 //

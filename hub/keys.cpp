@@ -1,4 +1,4 @@
-// Values by their keys.
+// Access to values by key.
 #include "hub/keys.h"
 
 #include <fmt/ranges.h>
@@ -77,8 +77,8 @@ std::string HubKeys::unread(std::string_view quiet) const {
   if (names.empty()) return "";
   const size_t more = names.size() - std::min(names.size(), kMaxNamed);
   names.resize(names.size() - more);
-  return fmt::format("{}: keys by which nothing is computed here, and which are not read: {}{}", what_,
-                     fmt::join(names, ", "), more > 0 ? fmt::format(" and {} more", more) : "");
+  return fmt::format("{}: ignored keys without effect on the computation: {}{}", what_, fmt::join(names, ", "),
+                     more > 0 ? fmt::format(" and {} more", more) : "");
 }
 
 }  // namespace tessera

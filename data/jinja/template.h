@@ -1,7 +1,7 @@
 // Jinja chat templates of models, evaluated as in transformers.
 //
 //   const jinja::Template t("{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}\n{% endfor %}", "file");
-// jinja::RenderContext work;
+//   jinja::RenderContext work;
 //   t.render(work, {{"messages", messages}}).text
 //
 // Supported: the statements if, for (with else, if, break, continue; not recursive), set, macro and generation; Jinja's
