@@ -163,7 +163,7 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
   };
   const auto expect = [&](const std::string& name, const std::vector<int64_t>& shape) {
     const TensorBytes* const found = find(name);
-    if (!found) bad_input("{}: the tensor 'base_model.model.{}' is missing", file_->what(), name);
+    if (!found) bad_input("{}: there is no tensor 'base_model.model.{}'", file_->what(), name);
     if (!is_floating(found->dtype) || found->shape != shape)
       bad_input("{}: tensor '{}' is {} of ({}); expected floating-point values of ({})", file_->what(), found->name,
                 stored_name(*found), fmt::join(found->shape, ", "), fmt::join(shape, ", "));

@@ -201,8 +201,8 @@ TEST(BpeTokenizer, RefusesFilesThatDoNotFit) {
   refuse("{\"a\":0", "", {"v.json", "not valid JSON"});
   refuse(R"({"a":0,"a":1})", "", {"v.json", "'a'", "twice"});
   refuse(R"({"a":0})", "", {"v.json", "no token for the byte 0x00"});
-  refuse(R"({"a":1})", "", {"v.json", "'a' has the number 1", "0 to 0"});
-  refuse(R"({"a":0,"b":0})", "", {"v.json", "has the number 0"});
+  refuse(R"({"a":1})", "", {"v.json", "'a' has the id 1", "0 to 0"});
+  refuse(R"({"a":0,"b":0})", "", {"v.json", "has the id 0"});
   refuse(R"({"a":-1})", "", {"v.json", "-1"});
   refuse(R"({"a":"x"})", "", {"v.json", "\"x\""});
   refuse(R"({"":0})", "", {"v.json", "token 0 is empty"});

@@ -25,7 +25,7 @@ TEST_F(DatasetTest, IsMadeAndOpened) {
   EXPECT_LT(d.val.size(), d.val_bytes);  // the text has characters of two bytes
   const double per_byte = static_cast<double>(d.val.size()) / static_cast<double>(d.val_bytes);
   EXPECT_NEAR(d.bits_per_byte(std::log(2.0)), per_byte, 1e-12);
-  expect_error(Status::output, {"set", "exists already"}, [&] { make_dataset(text, {"char"}, path("deep/set")); });
+  expect_error(Status::output, {"set", "already exists"}, [&] { make_dataset(text, {"char"}, path("deep/set")); });
   EXPECT_EQ(dataset_for(path("deep/set").string(), {}).tokenizer->kind(), "char");
   expect_error(Status::usage, {"`tokenizer` bytes", "char"},
                [&] { dataset_for(path("deep/set").string(), {"bytes"}); });
@@ -41,7 +41,7 @@ TEST_F(DatasetTest, AFailureLeavesNothing) {
   EXPECT_TRUE(std::filesystem::is_empty(path("")));
   file("blocked", "");
   refuse(prose(), {"char"}, "blocked/set", Status::output, {"blocked"});
-  refuse(prose(), {"char"}, std::string(300, 'x'), Status::output, {"cannot make the dataset", "too long"});
+  refuse(prose(), {"char"}, std::string(300, 'x'), Status::output, {"cannot create the dataset", "too long"});
 }
 
 TEST_F(DatasetTest, TextFilesAreCachedByContent) {
@@ -54,7 +54,7 @@ TEST_F(DatasetTest, TextFilesAreCachedByContent) {
   std::filesystem::resize_file(first.directory / "val.tok", 70);  // a damaged cache is made again
   EXPECT_EQ(dataset_for(a, {}).val.size(), second.val.size());
   expect_error(Status::input, {"nowhere", "austen"}, [&] { dataset_for("nowhere", {}); });
-  expect_error(Status::input, {"no dataset"}, [&] { dataset_for(path("").string(), {}); });
+  expect_error(Status::input, {"not a dataset"}, [&] { dataset_for(path("").string(), {}); });
 }
 
 TEST_F(DatasetTest, DocumentsOfAJsonlFile) {
@@ -220,8 +220,8 @@ TEST(Weights, AreRefusedInOneLine) {
   refuse("a=1,=2", {"without a name"});
   for (const char* bad : {"0", "-1", "nan", "inf", "1e999", "x", "", "0x1", "1 "})
     refuse("a=1,b=" + std::string(bad), {"weight of 'b'", "positive number"});
-  refuse("a=1,b=2,a=3", {"'a' is named twice"});
-  refuse("a=1,b=2,./a=3", {"'./a' is named twice"});
+  refuse("a=1,b=2,a=3", {"'a' is a duplicate"});
+  refuse("a=1,b=2,./a=3", {"'./a' is a duplicate"});
   std::string many = "a=1";
   for (int i = 0; i < 256; ++i) many += ",b" + std::to_string(i) + "=1";
   refuse(many, {"257 datasets", "2 to 256"});
@@ -274,7 +274,7 @@ TEST_F(MixtureTest, NeedsOneTokenizer) {
   const auto mix = [&] {
     mixture(text("a.txt", std::string(30, 'a'), "char"), 1, text("b.txt", std::string(29, 'b') + "cb", "char"), 1);
   };
-  expect_error(Status::usage, {"`data`", "'b.txt'", "another tokenizer (char, 2 tokens)", "'a.txt' (char, 1 tokens)"},
+  expect_error(Status::usage, {"`data`", "'b.txt'", "different tokenizer (char, 2 tokens)", "'a.txt' (char, 1 tokens)"},
                mix);
 }
 
@@ -294,7 +294,7 @@ TEST_F(MixtureTest, BitsPerByte) {
   EXPECT_NEAR(d.bits_per_byte(std::log(2.0)), 1, 1e-12);
   EXPECT_EQ(d.train_tokens(), 45 + 81);
   EXPECT_EQ(d.val_tokens(), 5 + 9);
-  expect_error(Status::usage, {"part by part"}, [&] { (void)d.validation(4); });
+  expect_error(Status::usage, {"found a mixture"}, [&] { (void)d.validation(4); });
 }
 
 }  // namespace

@@ -34,16 +34,16 @@ TEST_F(LoadedExamples, AreTokensOfPromptAndResponse) {
   EXPECT_EQ(d.val_bytes, 2);
   EXPECT_NEAR(d.bits_per_byte(std::log(2.0)), 1, 1e-12);  // of the targets, "cd": a prompt has no loss
   EXPECT_EQ(d.prompt(), (std::vector<int32_t>{'a', 'b'}));
-  EXPECT_EQ(d.notes, std::vector<std::string>{
-                         "the tokenizer has no token that ends a text: a model cannot learn where to stop"});
+  EXPECT_EQ(d.notes,
+            std::vector<std::string>{"the tokenizer has no end-of-text token: a model cannot learn where to stop"});
   ExampleOptions all{.responses_only = false, .context = 8};
   EXPECT_EQ(load_examples(write(kGood + kGood), kBytes, all).train_examples->targets(), 3);
   const Dataset chat =
       load_examples(write("{\"instruction\": \"a\", \"output\": \"b\"}\n{\"instruction\": \"a\", \"output\": \"c\"}\n"),
                     {.name = "char"}, {.style = ChatTemplate::chatml, .context = 200});
   EXPECT_EQ(chat.notes,
-            std::vector<std::string>{"the tokenizer has no <|im_end|>, <|im_start|>; written as text, which "
-                                     "a message could hold too"});
+            std::vector<std::string>{"the tokenizer has no <|im_end|>, <|im_start|>; encoded as text, which "
+                                     "a message could also contain"});
   EXPECT_EQ(chat.tokenizer->decode(chat.prompt()), "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
   EXPECT_EQ(chat.tokenizer->decode(chat.val_examples->target_tokens()), "c<|im_end|>");
 }
@@ -144,8 +144,8 @@ TEST_F(LoadedExamples, AreTheSameInEveryFormAndUnderEveryName) {
   const auto refusal = [&](const std::string& bytes) {
     return error_message([&] { for_each_line(bytes, "f", [](std::string_view, int64_t) {}); }, Status::input);
   };
-  EXPECT_EQ(refusal("[\n{\"text\": \"a\"},\n{\"text\": \"b\""), "f:3: the list of rows has no end behind this");
-  EXPECT_EQ(refusal("[{\"text\": \"a\"}]\n{\"text\": \"b\"}"), "f:2: something behind the list of rows");
+  EXPECT_EQ(refusal("[\n{\"text\": \"a\"},\n{\"text\": \"b\""), "f:3: the list of rows is not closed after this line");
+  EXPECT_EQ(refusal("[{\"text\": \"a\"}]\n{\"text\": \"b\"}"), "f:2: unexpected content after the list of rows");
 }
 
 TEST_F(LoadedExamples, MayBeTokensAlready) {
@@ -155,13 +155,14 @@ TEST_F(LoadedExamples, MayBeTokensAlready) {
     EXPECT_EQ(d.train_examples->target_tokens(), std::vector<int32_t>{'c'});
     EXPECT_EQ(d.val_examples->target_tokens(), std::vector<int32_t>{'b'});
   }
-  EXPECT_TRUE(
-      refusal(rows, {.name = "char"})
-          .ends_with("f.jsonl:1: the key 'input_ids' needs a `tokenizer`: expected the folder whose tokens they are"));
+  EXPECT_TRUE(refusal(rows, {.name = "char"})
+                  .ends_with("f.jsonl:1: the key 'input_ids' needs a `tokenizer`: expected the directory of the one "
+                             "that produced them"));
   const fs::path far = write("{\"input_ids\": [97, 300]}\n");
   std::vector<std::string> notes;
-  for (const auto& [vocab, words] : {std::pair<int64_t, std::string>{0, "; expected one of the tokenizer's 256"},
-                                     {98, " is beyond the model's table of 98"}})
+  for (const auto& [vocab, words] :
+       {std::pair<int64_t, std::string>{0, " is outside the tokenizer's vocabulary of 256"},
+        {98, " is outside the model's embedding of 98 rows"}})
     expect_error(Status::input, {":1: token 300" + words},
                  [&, size = vocab] { all_examples(far, ByteTokenizer(), {.context = 8, .vocab = size}, notes); });
 }
@@ -279,11 +280,11 @@ TEST_F(LoadedExamples, MarkersAreTheTokenizersOwnTokens) {
   const Dataset keys = load_examples(
       write(std::string(line).erase(line.find('\n'), 1) + "\n" + std::string(line).erase(line.find('\n'), 1)),
       with(reads), {.context = 60});
-  EXPECT_EQ(keys.notes, std::vector<std::string>{"nothing reads the keys 'dr' of messages"});
+  EXPECT_EQ(keys.notes, std::vector<std::string>{"unused keys: 'dr' of messages"});
   EXPECT_TRUE(keys.tokenizer->decode(keys.prompt()).starts_with("[False]<|im_start|>user"));
 
   const TokenizerChoice other = with("{{ messages }}\n{{ messages | in_its_own_way }}");
-  const std::string why = "`template` for " + rows.string() + ": chat_template:2: the filter 'in_its_own_way' is not";
+  const std::string why = "`template` for " + rows.string() + ": chat_template:2: unknown filter 'in_its_own_way'";
   expect_error(Status::usage, {why}, [&] { load_examples(rows, other, {.skip_bad = true, .context = 60}); });
   EXPECT_NO_THROW(load_examples(rows, other, {.style = ChatTemplate::chatml, .context = 60}));
   EXPECT_NO_THROW(load_examples(write(kGood + kGood), other, {.context = 60})) << "no messages";
@@ -296,25 +297,24 @@ TEST_F(LoadedExamples, ABadLineIsNamedOrCounted) {
   EXPECT_EQ(refusal(rows),
             name +
                 ":2: expected input_ids, messages, conversations, prompt and completion, instruction and output, or "
-                "text among its keys; found prompt, and `map` says which key is which");
+                "text among its keys; found prompt; `map` assigns these keys");
   const Dataset d = load_examples(write(rows), kBytes, {.skip_bad = true, .context = 8});
   EXPECT_EQ(d.train_examples->examples() + d.val_examples->examples(), 3);
   EXPECT_TRUE(d.notes.front().starts_with("4 bad lines are skipped; the first: " + name + ":2: ")) << d.notes.front();
-  EXPECT_EQ(refusal(kGood + pair("ab", "")), name + ":2: no token to train on: there is no response in it");
+  EXPECT_EQ(refusal(kGood + pair("ab", "")), name + ":2: no token to train on: it has no response");
   EXPECT_EQ(refusal(kGood + pair("abcdefghi", "k")),
-            name + ":2: no token to train on: the response begins behind the context of 8 tokens");
-  EXPECT_TRUE(
-      refusal(kGood + "{}\n", kBytes, true).starts_with(name + ": 1 examples to train on; expected at least 2"));
+            name + ":2: no token to train on: the response begins after the context of 8 tokens");
+  EXPECT_TRUE(refusal(kGood + "{}\n", kBytes, true).starts_with(name + ": 1 training examples; expected at least 2"));
   EXPECT_TRUE(refusal("", {.name = "char"}).starts_with(name + ": 0 examples"));
 }
 
 TEST_F(LoadedExamples, KeysThatNothingReadsAreNamedAndLongOnesAreCutAndCounted) {
   const std::string keys = "{\"prompt\": \"ab\", \"completion\": \"cd\", \"id\": 1}\n", line = pair("ab", "cdefghijkl");
-  EXPECT_EQ(load_examples(write(keys + keys), kBytes, {.context = 8}).notes.front(), "nothing reads the keys 'id'");
+  EXPECT_EQ(load_examples(write(keys + keys), kBytes, {.context = 8}).notes.front(), "unused keys: 'id'");
   const Dataset d = load_examples(write(line + line), kBytes, {.context = 6});
   EXPECT_EQ(d.train_examples->tokens(), 7);
   EXPECT_EQ(d.train_examples->targets(), 5);
-  EXPECT_EQ(d.notes.front(), "2 examples are longer than the context and are cut after 7 tokens");
+  EXPECT_EQ(d.notes.front(), "2 examples exceed the context and are truncated to 7 tokens");
 }
 
 // Special tokens and markers have no bytes, whatever tokenizer and template there are; nor has what is cut off.
@@ -337,7 +337,8 @@ TEST_F(LoadedExamples, BytesAreThoseOfTheResponses) {
   EXPECT_EQ(load_examples(write(made + made), chat, {.context = 6}).train_bytes,
             std::ssize(tokenizer->token_bytes(260) + tokenizer->token_bytes(261)));
   const TokenFile tokens = TokenFile::of_tokens(std::vector<int32_t>{401, 260, 261, 400}, tokenizer->vocab_size(), "f");
-  EXPECT_EQ(token_bytes(tokens, 0, 4, *tokenizer), std::ssize(tokenizer->token_bytes(260) + tokenizer->token_bytes(261)));
+  EXPECT_EQ(token_bytes(tokens, 0, 4, *tokenizer),
+            std::ssize(tokenizer->token_bytes(260) + tokenizer->token_bytes(261)));
 }
 
 TEST_F(LoadedExamples, OfMoreRowsThanMemoryHoldsAreRefused) {
@@ -345,7 +346,7 @@ TEST_F(LoadedExamples, OfMoreRowsThanMemoryHoldsAreRefused) {
   const int64_t bytes = 3 * (std::ssize(std::string_view(kGood)) - 1);
   EXPECT_EQ(load_examples(file, kBytes, {.context = 8, .most_bytes = bytes}).train_examples->examples(), 2);
   for (const bool skip : {false, true})
-    expect_error(Status::input, {"f.jsonl", "memory does not suffice", "`tessera data`"},
+    expect_error(Status::input, {"f.jsonl", "do not fit in memory", "`tessera data`"},
                  [&] { load_examples(file, kBytes, {.skip_bad = skip, .context = 8, .most_bytes = bytes - 1}); });
 }
 

@@ -57,7 +57,9 @@ TEST(Jinja, MakesWhatPythonMakes) {
       ++texts;
       EXPECT_EQ(nlohmann::ordered_json(text), one["text"]);
     } catch (const InputError& e) {
-      EXPECT_TRUE(one["text"].is_null() || has(e.what(), "not known") || has(e.what(), "is not printed")) << e.what();
+      EXPECT_TRUE(one["text"].is_null() || has(e.what(), "supported") || has(e.what(), "unknown") ||
+                  has(e.what(), "not defined") || has(e.what(), "cannot ") || has(e.what(), "unexpected"))
+          << e.what();
       refused += one["text"].is_null() ? 0 : 1;
     }
   }
@@ -93,33 +95,33 @@ TEST(Jinja, KeepsItsRules) {
 }
 
 TEST(Jinja, RefusesByLine) {
-  expect_refused({{"a\nb\n{{ x | nosuch }}", "t:3: the filter 'nosuch' is not known"},
-                  {"{{ x is nosuch }}", "t:1: the test 'nosuch' is not known"},
-                  {"\n{% include 'x' %}", "t:2: the statement 'include' is not known here"},
-                  {"\n\n{% if x %}\n", "t:3: expected 'endif', found 'the end'"},
-                  {"{{ a\nb }}", "t:2: expected the end of the tag, found 'b'"},
-                  {"{{ 'a", "t:1: the template ends in a text"},
-                  {"\n{{ x.y }}", "t:2: 'x' is undefined"},
-                  {"{% for m in ms %}\n{{ m.a.b }}{% endfor %}",
-                   "t:2: 'a' is undefined",
-                   {{"ms", {nlohmann::ordered_json::object()}}}},
-                  {"{{ xs.append(1) }}", "t:1: 'append' is called, and not known", {{"xs", {1}}}},
-                  {"{{ raise_exception('no\nway') }}", "t:1: the template refuses this: no\\x0away"},
-                  {"{{ [1] | map('string') }}", "t:1: an iterator is not printed; expected a text, or |list behind it"},
-                  {"{% set x = '<' | safe %}\n{{ x + '>' }}",
-                   "t:2: a text that `safe` marked is known only where it is printed, or joined by ~"},
-                  {"{{ '<' | safe | upper }}", "t:1: 'upper' of a text that `safe` marked is not known"},
-                  {"{{ '%s' % 1 }}", "t:1: the operator % of a text and an integer is not known"},
-                  {"{{ {1: 2} }}", "t:1: an integer as a key is not known"},
-                  {"{{ false[1:] }}", "t:1: a slice of a boolean and an integer is not known"},
-                  {"{{ 'a b'.rsplit(' ') }}", "t:1: 'rsplit' is called, and not known"},
-                  {"{{ 1 < 2 < 3 }}", "t:1: a chain of comparisons is not known"},
-                  {"{{ '4.7' | int }}", "t:1: an integer of a text is not known"},
-                  {"{{ 9223372036854775807 + 1 }}", "t:1: an integer is beyond 64 bits"}});
+  expect_refused(
+      {{"a\nb\n{{ x | nosuch }}", "t:3: unknown filter 'nosuch'"},
+       {"{{ x is nosuch }}", "t:1: unknown test 'nosuch'"},
+       {"\n{% include 'x' %}", "t:2: unexpected statement 'include'"},
+       {"\n\n{% if x %}\n", "t:3: expected 'endif', found 'the end'"},
+       {"{{ a\nb }}", "t:2: expected the end of the tag, found 'b'"},
+       {"{{ 'a", "t:1: a string is not closed"},
+       {"\n{{ x.y }}", "t:2: 'x' is undefined"},
+       {"{% for m in ms %}\n{{ m.a.b }}{% endfor %}",
+        "t:2: 'a' is undefined",
+        {{"ms", {nlohmann::ordered_json::object()}}}},
+       {"{{ xs.append(1) }}", "t:1: 'append' is called but not defined", {{"xs", {1}}}},
+       {"{{ raise_exception('no\nway') }}", "t:1: the template raises an error: no\\x0away"},
+       {"{{ [1] | map('string') }}", "t:1: an iterator cannot be printed; expected a string, or |list after it"},
+       {"{% set x = '<' | safe %}\n{{ x + '>' }}",
+        "t:2: a string marked by `safe` may only be printed, or joined by ~"},
+       {"{{ '<' | safe | upper }}", "t:1: 'upper' is not supported on a string marked by `safe`"},
+       {"{{ '%s' % 1 }}", "t:1: the operator % of a string and an integer is not supported"},
+       {"{{ {1: 2} }}", "t:1: an integer is not supported as a key"},
+       {"{{ false[1:] }}", "t:1: a slice of a boolean and an integer is not supported"},
+       {"{{ 'a b'.rsplit(' ') }}", "t:1: 'rsplit' is called but not defined"},
+       {"{{ 1 < 2 < 3 }}", "t:1: chained comparisons are not supported"},
+       {"{{ '4.7' | int }}", "t:1: cannot convert a string to an integer"},
+       {"{{ 9223372036854775807 + 1 }}", "t:1: an integer is beyond 64 bits"}});
   for (const std::string word : {"call m()", "filter upper", "with x = 1", "raw", "extends 'x'", "import 'x' as y",
                                  "from 'x' import y", "block b", "trans", "do x", "autoescape true"})
-    expect_refused(
-        {{"{% " + word + " %}", "t:1: the statement '" + word.substr(0, word.find(' ')) + "' is not known here"}});
+    expect_refused({{"{% " + word + " %}", "t:1: unexpected statement '" + word.substr(0, word.find(' ')) + "'"}});
 }
 
 // Nesting in the template's text, in its values and in its calls, and work without end.
@@ -129,8 +131,8 @@ TEST(Jinja, HasBounds) {
     for (int i = 0; i < times; ++i) out += text;
     return out;
   };
-  const std::string deep = "t:1: nested too deep, or a macro that calls itself without end",
-                    much = "t:1: one tag does too much",
+  const std::string deep = "t:1: nested too deeply, or endless recursion of a macro",
+                    much = "t:1: a tag is too complex",
                     work = "t:1: does more work, or makes more text, than a template should";
   expect_refused(
       {{"{{ " + repeated("(", 10000) + repeated(")", 10000) + " }}", deep},
@@ -150,7 +152,7 @@ TEST(Jinja, HasBounds) {
         work},
        {"{% set ns = namespace(s=[1]) %}{% for a in range(200) %}{% set ns.s = [ns.s] %}{% endfor %}",
         "t:1: values are nested deeper than 100"},
-       {"{{ range(100001) }}", "t:1: a range of more than 100000 numbers"}});
+       {"{{ range(100001) }}", "t:1: a range of more than 100000 items"}});
 }
 
 // A tokenizer for chats, with a template.
@@ -193,7 +195,7 @@ TEST_F(ModelTemplates, ResponsesAreWhatTurnsAdd) {
                 {Example::Shape::messages, {{Role::user, "x<|im_end|>y"}, {Role::assistant, "<|im_end|"}}}, "f:7")),
             "<|im_start|>user\nx'<|im_end|>'y<|im_end|>\n<|im_start|>assistant\n[<|im_end|<|im_end|>]\n");
   EXPECT_EQ(refused(chatml, {Example::Shape::messages, {{Role::user, "\uFDD0"}}}),
-            "f:7: a message has U+FDD0 or U+FDD1, which are no characters");
+            "f:7: a message contains a noncharacter, U+FDD0 or U+FDD1");
 }
 
 TEST_F(ModelTemplates, GenerationBlocksSayWhatIsTheResponse) {
@@ -224,7 +226,7 @@ TEST_F(ModelTemplates, WhatIsNotLearntIsFoundByItsTurn) {
 TEST_F(ModelTemplates, AllOfATextNeedsNoPrefixes) {
   const ModelTemplate last = with("{% for m in messages %}{{ m.content if loop.last else '-' }};{% endfor %}");
   EXPECT_EQ(refused(last, talk_),
-            "f:7: message 2: the chat template prints its text never; expected once, and as it is, or generation "
+            "f:7: message 2: the chat template prints its text never; expected once and unmodified, or generation "
             "blocks in the template");
   EXPECT_EQ(shown(last.render(talk_, "f:7", false)), "-;-;-;d;");
 }
@@ -243,12 +245,12 @@ TEST_F(ModelTemplates, NamesOfThoughtsAreOne) {
 
 TEST_F(ModelTemplates, PartsOfSpecialNamesAreRefused) {
   const Example cut = {Example::Shape::messages, {{Role::assistant, "x<|im_end|>y"}}};
-  const std::string words = "f:7: a message has a special token's name, of which the chat template prints a part";
+  const std::string words = "f:7: the chat template prints only part of a special token's name in a message";
   EXPECT_EQ(refused(with("{% for m in messages %}{{ m.content.split('im_end')[0] }}{% endfor %}"), cut), words);
   EXPECT_EQ(refused(with("{% for m in messages %}{{ m.content.split('im_end')[1] }}{% endfor %}"), cut), words);
   const std::string large = R"({"messages": [{"role": "assistant", "content": "b"}], "tools": [18446744073709551615]})";
   EXPECT_EQ(refused(with("{{ tools }}"), parse_example(large, "f:1")),
-            "f:7: the whole number 18446744073709551615 is too large");
+            "f:7: the integer 18446744073709551615 is too large");
 }
 
 // Rows as OpenAI's documentation of function calling has them: calls without content, arguments as a text, answers of
@@ -312,7 +314,7 @@ TEST_F(ModelTemplates, AnswersAreFoundWhereTheTextDoesNotGrow) {
 TEST_F(ModelTemplates, WhatATemplateRefusesIsRefused) {
   const ModelTemplate strict =
       with("{% if messages[0].role != 'system' %}\n{{ raise_exception('no system') }}{% endif %}");
-  EXPECT_EQ(refused(strict, talk_), "f:7: chat_template:2: the template refuses this: no system");
+  EXPECT_EQ(refused(strict, talk_), "f:7: chat_template:2: the template raises an error: no system");
   EXPECT_THROW(with("{{ messages | nosuch }}"), InputError);
 }
 

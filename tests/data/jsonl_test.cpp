@@ -45,48 +45,49 @@ TEST(Jsonl, NamesTheLineThatIsWrong) {
   const std::pair<const char*, std::string> cases[] = {
       {"{}", kAmong},
       {R"({"question": "a", "answer": "b"})",
-       std::string(kAmong) + "; found answer, question, and `map` says which key is which"},
+       std::string(kAmong) + "; found answer, question; `map` assigns these keys"},
       {R"({"text": 3})", "f:3: the key 'text' is a number; expected a string"},
       {R"({"instruction": "Add."})", "f:3: the key 'output' is missing"},
       {R"({"instruction": "Add.", "output": null})", "f:3: the key 'output' is missing"},
-      {R"({"messages": []})", "f:3: the key 'messages' must be a list of messages that is not empty"},
+      {R"({"messages": []})", "f:3: the key 'messages' must be a non-empty list of messages"},
       {R"({"messages": [{"role": "critic", "content": ""}]})",
-       "f:3: message 1: the role 'critic'; expected system, user, assistant or tool, or `roles`, which gives it one of "
-       "these"},
+       "f:3: message 1: the role 'critic'; expected system, user, assistant or tool, or one of these assigned "
+       "by `roles`"},
       {R"({"messages": [{"role": "assistant", "content": null, "tool_calls": [{"id": "1"}]}]})",
-       "f:3: message 1 has the key 'tool_calls'; expected role, content and weight alone"},
+       "f:3: message 1 has the key 'tool_calls'; expected only role, content and weight"},
       {R"({"messages": [{"role": "user", "content": "a", "weight": 1}]})",
-       "f:3: message 1: the key 'weight' is 1; expected 0, or 1 of an assistant's"},
+       "f:3: message 1: the key 'weight' is 1; expected 0, or 1 for an assistant"},
       {R"({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]})",
-       "f:3: message 1: the key 'weight' is 0.5; expected 0, or 1 of an assistant's"},
+       "f:3: message 1: the key 'weight' is 0.5; expected 0, or 1 for an assistant"},
       {R"({"messages": [{"role": "assistant", "content": "a", "loss": 0.5}]})",
-       "f:3: message 1: the key 'loss' is 0.5; expected false, or true of an assistant's"},
+       "f:3: message 1: the key 'loss' is 0.5; expected false, or true for an assistant"},
       {R"({"messages": [{"role": "user", "content": "a", "masked": false}]})",
-       "f:3: message 1: the key 'masked' is false; expected true, or false of an assistant's"},
+       "f:3: message 1: the key 'masked' is false; expected true, or false for an assistant"},
       {R"({"messages": [{"role": "assistant", "content": "a", "weight": 1, "train": false}]})",
        "f:3: message 1: the keys 'weight' and 'train' contradict each other"},
       {R"({"messages": [{"role": "assistant", "content": "a", "train_detail": [{"begin_offset": 0}]}]})",
-       "f:3: message 1: the key 'train_detail' excludes a part of a message; expected whole messages excluded"},
+       "f:3: message 1: the key 'train_detail' excludes part of a message; only complete messages can be excluded"},
       {R"({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]})",
-       "f:3: message 1: a part of the type \"image_url\"; expected text"},
+       "f:3: message 1: a content part of type \"image_url\"; expected text"},
       {R"({"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]})",
-       "f:3: the key 'tools' would change what a model reads; a row of messages has no place for it"},
+       "f:3: the key 'tools' would change the model's input; a row of messages does not support it"},
       {R"({"prompt": "a", "completion": "b", "chosen": "c"})",
-       "f:3: the key 'chosen' would change what a model reads; a row of prompt has no place for it"},
+       "f:3: the key 'chosen' would change the model's input; a row of prompt does not support it"},
       {R"({"prompt": [{"role": "user", "content": "a"}], "completion": "b"})",
-       "f:3: the key 'completion' must be a list of messages that is not empty"},
-      {R"({"input_ids": [1, "2"]})", "f:3: the key 'input_ids' must be a list of whole numbers"},
-      {R"({"input_ids": [[1, 2]]})", "f:3: the key 'input_ids' must be a list of whole numbers"},
+       "f:3: the key 'completion' must be a non-empty list of messages"},
+      {R"({"input_ids": [1, "2"]})", "f:3: the key 'input_ids' must be a list of integers"},
+      {R"({"input_ids": [[1, 2]]})", "f:3: the key 'input_ids' must be a list of integers"},
       {R"({"input_ids": []})", "f:3: the key 'input_ids' is empty"},
-      {R"({"input_ids": [1, 2], "labels": [1]})", "f:3: the key 'labels' has 1 numbers; expected 2, as input_ids has"},
-      {R"({"input_ids": [1, 2], "labels": [1, 3]})", "f:3: label 1 is 3 and its token 2; expected that token or -100"},
+      {R"({"input_ids": [1, 2], "labels": [1]})", "f:3: the key 'labels' has 1 elements; expected 2, as in input_ids"},
+      {R"({"input_ids": [1, 2], "labels": [1, 3]})",
+       "f:3: label 1 is 3 and its token is 2; expected this token or -100"},
       {R"({"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]})",
-       "f:3: the key 'attention_mask' hides tokens between others; expected only first and last ones hidden"},
+       "f:3: the key 'attention_mask' masks tokens between others; expected only leading and trailing ones masked"},
       {R"({"input_ids": [1, 2], "attention_mask": [0, 0]})",
-       "f:3: the key 'attention_mask' hides all tokens; expected one that is not hidden"},
-      {"[1]", "f:3: expected an object or a text"}};
+       "f:3: the key 'attention_mask' masks all tokens; expected at least one unmasked token"},
+      {"[1]", "f:3: expected an object or a string"}};
   for (const auto& [row, why] : cases) EXPECT_EQ(refused(row), why) << row;
-  EXPECT_TRUE(refused(R"({"text": "a", "text": "b"})").starts_with("f:3: the key 'text' stands twice"));
+  EXPECT_TRUE(refused(R"({"text": "a", "text": "b"})").starts_with("f:3: the key 'text' is a duplicate"));
   EXPECT_TRUE(refused(R"({"text": "a)").starts_with("f:3: not valid JSON at byte"));
   EXPECT_TRUE(refused("{\"text\": \"\xff\"}").starts_with("f:3: not valid JSON at byte"));
 }
@@ -103,8 +104,7 @@ TEST(Jsonl, RolesHaveNames) {
   EXPECT_EQ(mapped.turns[0].more, "");
   EXPECT_EQ(parse_role_names("user=assistant").at("assistant"), Role::user) << "as with `map`";
   for (const char* bad : {"a=b", "user", "user=", "bot=user,bot=tool"})
-    EXPECT_TRUE(error_message([&] { parse_role_names(bad); }).starts_with("`roles`: expected each name of a role once"))
-        << bad;
+    EXPECT_TRUE(error_message([&] { parse_role_names(bad); }).starts_with("`roles`: expected unique names")) << bad;
 }
 
 TEST(Jsonl, LinesAreCountedWithTheBlankOnes) {
@@ -209,7 +209,7 @@ TEST(Jsonl, ReadsTheShapesOfTheWorld) {
   EXPECT_EQ(refused(row(R"({"prompt": "a", "completion": "b", "system": "s"})"), ChatTemplate::none),
             "f:1: the key 'system' needs a `template`: expected chatml, llama3 or alpaca, found none");
   EXPECT_EQ(refused(row(R"({"messages": [{"role": "tool", "content": "t"}]})"), ChatTemplate::alpaca),
-            "f:1: `template` alpaca has no place for the role tool; expected chatml or llama3");
+            "f:1: `template` alpaca does not support the role tool; expected chatml or llama3");
 }
 
 TEST(Jsonl, FlagsExcludeMessages) {
@@ -244,7 +244,7 @@ TEST(Jsonl, KeysMayHaveOtherNames) {
                   ChatTemplate::none),
             "a[b*]");
   EXPECT_EQ(error_message([&] { parse_example(R"({"question": "a"})", "f:1", names); }, Status::input),
-            "f:1: the key 'answer', which `map` names, is missing");
+            "f:1: the key 'answer', named in `map`, is missing");
   for (const char* bad : {"prompt", "prompt=", "question=prompt", "prompt=a,prompt=b", "=a"})
     EXPECT_TRUE(error_message([&] { parse_key_names(bad); }).starts_with("`map`: expected each of input_ids, ")) << bad;
   EXPECT_EQ(parse_key_names("text=a=b").at(0).second, "a=b");

@@ -38,9 +38,9 @@ TEST(LlmcFile, IsCheckedStrictly) {
   const std::string good = gpt2_file({1, 2, 99});
   refuse(good, 0, 7, {"t.bin", "begins with 7", "20240520"});
   refuse(good, 4, 2, {"t.bin", "version 2", "expected 1"});
-  refuse(good, 8, 4, {"4 tokens of 2 bytes", "6 bytes are there"});
+  refuse(good, 8, 4, {"4 tokens of 2 bytes", "found 6 bytes"});
   refuse(good, 8, -1, {"-1 tokens"});
-  refuse(good, 12, 1, {"number 3 of the header is 1"});
+  refuse(good, 12, 1, {"header value 3 is 1"});
   refuse(good, 1020, 1, {"number 255"});
   refuse(gpt2_file({1, 100, 2, 3}), 4, 1, {"token 100 at position 1", "vocabulary of 100"});
   refuse(good.substr(0, 1029), 4, 1, {"3 tokens of 2 bytes"});
@@ -88,7 +88,7 @@ TEST_F(LlmcDataset, ATextTakesATokenizerFromAFolder) {
   EXPECT_EQ(dataset_for(path("tokenizer").string(), folder()).tokenizer->vocab_size(), 500);
   const Dataset again =
       make_dataset(text_of_bytes(test::unseen_text(), "t"), {.name = "bpe", .vocab_size = 300}, path("another"));
-  expect_error(Status::usage, {"`tokenizer`", "another one (bpe)"},
+  expect_error(Status::usage, {"`tokenizer`", "a different one (bpe)"},
                [&] { dataset_for(again.directory.string(), folder()); });
 }
 
@@ -161,11 +161,11 @@ TEST_F(ShardsTest, AreRefusedByName) {
     expect_error(status, parts, [&] { dataset_for(spec, tokenizer()); });
   };
   refuse(pattern("*.bin"), Status::input, {"`data`", "*.bin", "no file matches"});
-  refuse(path("set").string(), Status::input, {"no dataset"});
+  refuse(path("set").string(), Status::input, {"not a dataset"});
   shard("a.bin", 0, 10);
-  refuse(pattern("*.bin"), Status::input, {"1 file;", "another to validate on"});
+  refuse(pattern("*.bin"), Status::input, {"1 file;", "one for validation"});
   shard("val.bin", 0, 1);
-  refuse(pattern("*.bin"), Status::input, {"val.bin", "1 tokens to validate on"});
+  refuse(pattern("*.bin"), Status::input, {"val.bin", "1 validation tokens"});
   shard("val.bin", 0, 10);
   expect_error(Status::usage, {"`tokenizer`", "found none"}, [&] { dataset_for(pattern("*.bin"), {}); });
   file("set/b.bin", "no tokens");

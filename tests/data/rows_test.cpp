@@ -31,8 +31,8 @@ TEST(Rows, ReadsValuesOfEveryLayout) {
       {"{\"a\": \"b\n{\"a\": 1\n{\"a\": 2}\n}{\n", {R"(1 {"a":"b)", R"(2 {"a":1)", R"(3 {"a":2})", "4 }{"}}};
   for (const auto& [bytes, expected] : cases) EXPECT_EQ(rows_in(bytes), expected) << bytes;
   EXPECT_EQ(error_message([] { rows_in("[{\"a\": 1},"); }, Status::input),
-            "f:1: the list of rows has no end behind this");
-  EXPECT_EQ(error_message([] { rows_in("[1]\n2"); }, Status::input), "f:2: something behind the list of rows");
+            "f:1: the list of rows is not closed after this line");
+  EXPECT_EQ(error_message([] { rows_in("[1]\n2"); }, Status::input), "f:2: unexpected content after the list of rows");
 }
 
 // What to_dict() of `datasets` and to_json() of pandas write, with its orientations, and lists below a key.
@@ -53,7 +53,7 @@ TEST(Rows, ReadsRowsOfOneObject) {
         R"({"prompt":"a","completion":"b","sources":[{"url":"c"}]})", R"({"text":"a"})"})
     EXPECT_EQ(rows_in(row), std::vector<std::string>{"1 " + std::string(row)});
   EXPECT_EQ(error_message([] { rows_in(R"({"train": [{"text": "a"}], "test": [{"text": "b"}]})"); }, Status::input),
-            "f: several lists of rows (train, test); expected one; 'jq -c \".train[]\" FILE' writes the rows of one");
+            "f: several lists of rows (train, test); expected one; 'jq -c \".train[]\" FILE' extracts one");
 }
 
 TEST(Rows, LargeObjectsAreRefused) {
@@ -92,14 +92,14 @@ TEST_F(RowFiles, SeveralFilesAreOneDataSet) {
   // A key that some rows have.
   const ExampleOptions options{.names = {parse_key_names("prompt=q")}, .context = 8};
   EXPECT_EQ(error_message([&] { load_examples(file("f.jsonl", one + one), {"bytes"}, options); }, Status::input),
-            path("f.jsonl").string() + ":1: the key 'q', which `map` names, is missing");
+            path("f.jsonl").string() + ":1: the key 'q', named in `map`, is missing");
   EXPECT_EQ(error_message(
                 [&] {
                   load_examples(file("f.jsonl", one + one), {"bytes"},
                                 {.names = {parse_key_names("system=q")}, .context = 8});
                 },
                 Status::input),
-            path("f.jsonl").string() + ": the key 'q', which `map` names, is in no row");
+            path("f.jsonl").string() + ": the key 'q', named in `map`, is in no row");
 }
 
 TEST_F(RowFiles, NamesTablesOfOtherFormats) {

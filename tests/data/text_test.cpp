@@ -38,7 +38,7 @@ TEST_F(TextTest, RefusesWhatIsNoText) {
       {"empty", "", "empty is empty"},
       {"mark", "\xEF\xBB\xBF", "byte order mark"},
       {"binary", std::string("abc\0def", 7), "NUL byte at offset 3"},
-      {"train.bin", raw, "tokens without a header, as nanoGPT's"},
+      {"train.bin", raw, "tokens without a header (nanoGPT)"},
       {"mega.bin", raw, "Megatron-LM"},
       {"foreign", std::string("\377\376a\0", 4), "UTF-16"},
       {"foreign", std::string("\xFE\xFF\0a", 4), "UTF-16"},
@@ -272,7 +272,7 @@ TEST_F(LongText, ChunksHaveTheTokensOfTheWhole) {
 
 TEST_F(LongText, ATextThatCannotBeCutIsRefused) {
   const auto tokenizer = Tokenizer::open_folder(tokenizer_fixture("llama3"));
-  expect_error(Status::input, {"text", "no place in", "documents"},
+  expect_error(Status::input, {"text", "no position in", "documents"},
                [&] { streamed(*tokenizer, std::string(20 * kChunk, 'x'), false, 1); });
 }
 

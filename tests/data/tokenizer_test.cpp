@@ -62,7 +62,7 @@ TEST(Json, RefusesWhatALenientReaderChanges) {
     expect_error(Status::input, {"f.json", part}, [&] { parse_json(json, "f.json"); });
   };
   refuse(std::string("{}\0 more", 8), "byte 2: a NUL");
-  refuse(R"({"a":1,"a":2})", "'a' stands twice");
+  refuse(R"({"a":1,"a":2})", "duplicate key 'a'");
   refuse(R"({"a":18446744073709551616})", "18446744073709551616 is beyond 64 bits");
   refuse(R"({"a":-9223372036854775809})", "beyond 64 bits");
   refuse(R"({"a":NaN})", "byte 6");
@@ -113,7 +113,7 @@ TEST(Json, PutsTheMembersOfOneObjectAside) {
 TEST(Json, ShowsValuesAndFindsKeys) {
   EXPECT_EQ(shown(nlohmann::json{{"a", "\xC3\xA9\xFF"}}), R"({"a":"\u00e9\ufffd"})");
   EXPECT_EQ(shown(nlohmann::json::value_t::discarded),
-            "a value that is no number, given twice, beyond 64 bits or nested deeper than 64");
+            "an invalid value: NaN, infinite, a duplicate key, beyond 64 bits, or nested deeper than 64");
   EXPECT_EQ(shown(nlohmann::json("abcdef"), 4), "\"abc...");
   EXPECT_EQ(value_at(nlohmann::json{{"a", 1}}, "a"), 1);
   for (const nlohmann::json& other : {nlohmann::json(2), nlohmann::json{{"b", 1}}})

@@ -179,15 +179,15 @@ TEST_F(HubFolderTest, OtherFilesInThePlaceOfWeightsAreNamed) {
 TEST_F(HubFolderTest, FilesAndCheckpointsOfOtherProgramsAreNamed) {
   const std::pair<const char*, const char*> all[] = {
       {"a.gguf", "a GGUF model of llama.cpp, which is not read: from_pretrained(FOLDER, gguf_file=NAME)"},
-      {"model.onnx", "a model in ONNX"},
-      {"weights.npz", "arrays of NumPy"},
+      {"model.onnx", "an ONNX model"},
+      {"weights.npz", "NumPy arrays"},
       {"a.pt", "a pickle of PyTorch"},
       {"tf_model.h5", "a model of Keras"},
-      {"rank0.engine", "an engine of TensorRT"},
+      {"rank0.engine", "a TensorRT engine"},
       {"zero_to_fp32.py", "a checkpoint of DeepSpeed, which is not read: python zero_to_fp32.py FOLDER NEW"},
       {"__0_0.distcp", "a distributed checkpoint of PyTorch (DCP, FSDP), which is not read: accelerate merge-weights"},
       {"latest_checkpointed_iteration.txt", "a checkpoint of Megatron-LM"},
-      {"model-00001.safetensors", "tensors alone"}};
+      {"model-00001.safetensors", "tensors without a configuration"}};
   for (const auto& [name, words] : all) {
     emptied("other");
     file(std::string("other/") + name, "x");
@@ -219,7 +219,7 @@ TEST_F(HubFolderTest, WhatIsDamagedOrUnknownIsRefused) {
   Json huge = config;
   huge["hidden_size"] = huge["intermediate_size"] = int64_t{1} << 40;
   write_config(huge);
-  expect_refused("no memory has so many");
+  expect_refused("does not fit in any memory");
   refused("num_key_value_heads", 3, "'num_key_value_heads': expected a divisor of the heads");
   refused("attention_bias", true, "tensor 'model.layers.0.self_attn.q_proj.bias' is missing");
   refused("mlp_bias", true, "tensor 'model.layers.0.mlp.gate_proj.bias' is missing");
@@ -228,8 +228,8 @@ TEST_F(HubFolderTest, WhatIsDamagedOrUnknownIsRefused) {
           "quantization_config: the key 'quant_method': expected \"gptq\", found null");
   refused("rope_parameters", Json{{"rope_type", "longrope"}}, "default, linear, llama3 or yarn, found \"longrope\"");
   refused("vocab_size", 49, "is (48, 24); expected (49, 24)");
-  refused("tie_word_embeddings", true, "is not the token table");
-  refused("num_hidden_layers", 1, "is no part of this model");
+  refused("tie_word_embeddings", true, "differs from the embedding");
+  refused("num_hidden_layers", 1, "does not belong to this model");
   refused("num_hidden_layers", 3, "model.layers.2.input_layernorm.weight' is missing");
   write_config(config);
   HubFolder{path("")};
@@ -238,7 +238,7 @@ TEST_F(HubFolderTest, WhatIsDamagedOrUnknownIsRefused) {
     Json changed = index;
     changed["weight_map"]["model.norm.weight"] = name;
     write("model.safetensors.index.json", changed);
-    expect_refused("expected the name of a .safetensors file beside it");
+    expect_refused("expected a .safetensors file in the same directory");
   }
   Json other = index;
   Json& home = other["weight_map"]["model.norm.weight"];
@@ -314,8 +314,8 @@ TEST_F(LlmcModelTest, HasTheTensorsOfItsHeader) {
   };
   refused(with(1, 2), "of version 2; expected 1, 3 or 5");
   refused(with(4, -1), "a size of -1");
-  refused(with(5, 3), "3 heads, 8 channels and 128 rows for 90 tokens are no model");
-  refused(with(7, 64), "64 rows for 90 tokens are no model");
+  refused(with(5, 3), "3 heads, 8 channels and 128 rows for 90 tokens are not a valid model");
+  refused(with(7, 64), "64 rows for 90 tokens are not a valid model");
 }
 
 }  // namespace

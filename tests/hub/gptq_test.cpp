@@ -163,8 +163,8 @@ TEST_F(GptqFolderTest, EverySpellingSaysTheSame) {
   write("config.json", config);
   const HubFolder folder(path(""));
   ASSERT_EQ(folder.notes().size(), 1u);
-  EXPECT_TRUE(folder.notes()[0].ends_with(
-      "quantization_config: keys by which nothing is computed here, and which are not read: of_2027"));
+  EXPECT_TRUE(
+      folder.notes()[0].ends_with("quantization_config: ignored keys without effect on the computation: of_2027"));
 }
 
 // Groups in another order of columns, codes of 0 that differ, version 2, scales in bfloat16: w = scale (code - zero),
@@ -273,8 +273,8 @@ TEST_F(GptqFolderTest, WhatIsDamagedOrOfAnotherFormatIsRefused) {
   };
   refused(poke(".g_idx", 4, {2}), "g_idx': expected the group of column 1, below 2, found 2");
   refused(poke(".g_idx", 0, {0xff, 0xff, 0xff, 0xff}), "expected the group of column 0, below 2, found -1");
-  refused(poke(".qzeros", 8, {0x77, 0xf7}), "expected a code of 0 in [1, 15], which version 1 can store, found 16");
-  refused(poke(".scales", 2, {0x00, 0x7c}), "scales': expected finite numbers, found inf");
+  refused(poke(".qzeros", 8, {0x77, 0xf7}), "expected a zero point in [1, 15], as version 1 can store, found 16");
+  refused(poke(".scales", 2, {0x00, 0x7c}), "scales': expected finite values, found inf");
   refused([&](auto& t) { t.erase(layer + ".scales"); }, "up_proj.scales' is missing");
   const auto shape = [&](const char* part, int64_t rows, int64_t columns) {
     return [&, part, rows, columns](auto& t) { t.at(layer + part).shape = {rows, columns}; };
@@ -287,13 +287,13 @@ TEST_F(GptqFolderTest, WhatIsDamagedOrOfAnotherFormatIsRefused) {
   const auto biased = [&](const std::vector<uint16_t>& values) {
     return [&](auto& t) { t[layer + ".bias"] = {"", DType::bfloat16, {64}, std::as_bytes(std::span(values)), true}; };
   };
-  refused(biased(some), "up_proj.bias' is no part of this model");
+  refused(biased(some), "up_proj.bias' does not belong to this model");
   rewrite(biased(none));
   EXPECT_NO_THROW(HubFolder(path("")));
   fs::remove(path("quantize_config.json"));
   changed.erase("quantization_config");
   write("config.json", changed);
-  expect_refused("is int32; expected floating numbers");
+  expect_refused("is int32; expected floating-point values");
 }
 
 }  // namespace

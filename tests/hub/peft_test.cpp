@@ -110,7 +110,7 @@ TEST_F(PeftFolderTest, AdaptersBesideExpertsHaveTheNamesOfThoseOfALlama) {
   EXPECT_EQ(again->loss(ids, ids, 1).loss_sum, loss);
   EXPECT_NEAR(whole->loss(ids, ids, 1).loss_sum, loss, 1e-5 * loss);
   write("made/adapter_config.json", with(json("made/adapter_config.json"), "target_modules", {"q_proj", "w1"}));
-  expect_error(Status::input, {"no layer 'w1' that adapts; expected some of q_proj, k_proj, v_proj, o_proj"},
+  expect_error(Status::input, {"no adaptable layer 'w1'; expected some of q_proj, k_proj, v_proj, o_proj"},
                [&] { PeftFolder(path("made")).apply_to(base, source); });
 }
 
@@ -182,22 +182,23 @@ TEST_F(PeftFolderTest, WhatIsOtherwiseIsRefusedByName) {
       {"trainable_token_indices", {"a"}, "trainable_token_indices': expected a list of tokens"},
       {"target_parameters", {"w"}, "target_parameters': expected nothing"},
       {"rank_pattern", {{"q_proj", 2}}, "q_proj.lora_A.weight' is"},
-      {"rank_pattern", {{"q_proj", "2"}}, "rank_pattern': expected numbers of modules"},
-      {"alpha_pattern", 2, "alpha_pattern': expected numbers of modules"},
-      {"layers_pattern", "layers", "layers_pattern': expected layers_to_transform beside it"},
+      {"rank_pattern", {{"q_proj", "2"}}, "rank_pattern': expected an object of modules and numbers"},
+      {"alpha_pattern", 2, "alpha_pattern': expected an object of modules and numbers"},
+      {"layers_pattern", "layers", "layers_pattern': expected layers_to_transform in addition"},
       {"r", 0, "r': expected a size"},
       {"r", 5, "tensor 'base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight'"},
       {"lora_alpha", "8", "lora_alpha': expected a number"},
-      {"target_modules", {"q_proj", "norm"}, "has no layer 'norm'"},
+      {"target_modules", {"q_proj", "norm"}, "has no adaptable layer 'norm'"},
       {"target_modules", {"q_proj", "lm_head"}, "no tensor 'base_model.model.lm_head.lora_A.weight'"},
-      {"target_modules", {"nothing"}, "has no layer 'nothing'"},
-      {"target_modules", "(q_proj", "target_modules: '(q_proj' is no regular expression"},
+      {"target_modules", {"nothing"}, "has no adaptable layer 'nothing'"},
+      {"target_modules", "(q_proj", "target_modules: '(q_proj' is not a supported regular expression"},
       {"target_modules", ".*nothing", "target_modules: no layer of the base"},
       {"target_modules", {"q_proj"}, "the model has no tensor"},
       {"target_modules", Json(), "target_modules': expected a list of layers, a regular expression, or all-linear"},
       {"layers_to_transform", 0, "the model has no tensor 'base_model.model.model.layers.1."},
       {"exclude_modules", ".*layers\\.1\\..*", "the model has no tensor 'base_model.model.model.layers.1."},
-      {"base_model_name_or_path", "nowhere", "expected the folder of a model, found 'nowhere'; --base FOLDER"}};
+      {"base_model_name_or_path", "nowhere",
+       "expected the directory of a model, found 'nowhere'; specify it with --base FOLDER"}};
   for (const auto& [key, value, words] : wrong) {
     write_config(with(good, key, value));
     expect_refused(words);
@@ -377,7 +378,7 @@ TEST_F(PeftLayersTest, TablesAndHeadsAreComputed) {
     begin();
     for (const std::string& module : {table, head}) saved_[prefix + module + ".weight"] = made({rows, 24}, -0.05f);
     weights_[table + ".weight"] = made({rows, 24}, -0.05f);
-    expect_in_weights("the base has other values in lm_head.weight");
+    expect_in_weights("the base has different values in lm_head.weight");
   }
   for (const std::string& module : {table, head}) {
     begin();
