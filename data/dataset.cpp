@@ -154,26 +154,26 @@ DatasetDescription parse_description(std::string_view text, const std::string& w
 Dataset Dataset::open(const fs::path& directory) {
   const std::string what = (directory / "dataset.json").string();
   if (!is_there(what)) bad_input("{} is not a dataset: it has no dataset.json", directory.string());
-  const DatasetDescription said = parse_description(read_file(what), what);
+  const DatasetDescription description = parse_description(read_file(what), what);
   Dataset d;
-  d.source = said.source;
+  d.source = description.source;
   d.directory = directory;
-  for (const std::string& name : said.train_files) d.train.push_back(TokenFile::open(directory / name));
+  for (const std::string& name : description.train_files) d.train.push_back(TokenFile::open(directory / name));
   d.val = TokenFile::open(directory / "val.tok");
   d.tokenizer = Tokenizer::load(directory / "tokenizer.json");
-  d.train_bytes = said.train_bytes;
-  d.val_bytes = said.val_bytes;
-  if (!said.note.empty()) d.notes.push_back(said.note);
+  d.train_bytes = description.train_bytes;
+  d.val_bytes = description.val_bytes;
+  if (!description.note.empty()) d.notes.push_back(description.note);
   const auto same = [&](std::string_view name, int64_t expected, int64_t found) {
     if (found != expected) bad_input("{}: {} is {}, but {} in the other files", what, name, expected, found);
   };
-  same("train.tokens", said.train_tokens, d.train_tokens());
-  same("val.tokens", said.val_tokens, d.val.size());
+  same("train.tokens", description.train_tokens, d.train_tokens());
+  same("val.tokens", description.val_tokens, d.val.size());
   const int64_t vocab = d.tokenizer->vocab_size();
   for (size_t i = 0; i < d.train.size(); ++i)
     if (d.train[i].vocab_size() != vocab || d.val.vocab_size() != vocab)
       bad_input("{}: the vocabularies differ: {} {}, val.tok {}, tokenizer.json {}", directory.string(),
-                said.train_files[i], d.train[i].vocab_size(), d.val.vocab_size(), vocab);
+                description.train_files[i], d.train[i].vocab_size(), d.val.vocab_size(), vocab);
   const int64_t longest = longest_token(*d.tokenizer);
   for (const auto& [split, bytes, tokens] :
        {std::tuple("train", d.train_bytes, d.train_tokens()), {"val", d.val_bytes, d.val.size()}})
@@ -198,7 +198,7 @@ std::vector<fs::path> matches(const std::string& pattern) {
   const int status = ::glob(pattern.c_str(), 0, nullptr, &found);
   std::vector<fs::path> files;
   for (size_t i = 0; i < found.gl_pathc; ++i)
-    if (is_plain_file(found.gl_pathv[i]) && !is_of_system(found.gl_pathv[i])) files.emplace_back(found.gl_pathv[i]);
+    if (is_plain_file(found.gl_pathv[i]) && !is_system_file(found.gl_pathv[i])) files.emplace_back(found.gl_pathv[i]);
   ::globfree(&found);
   if (status != 0 && status != GLOB_NOMATCH) bad_input("{}: cannot be searched", pattern);
   return sorted(std::move(files));

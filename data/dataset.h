@@ -38,8 +38,7 @@ struct Dataset {
   std::shared_ptr<const ExampleRows> train_examples = {}, val_examples = {};
   std::vector<MixturePart> parts = {};  // components, if this is a mixture (data/mixture.h)
   std::shared_ptr<const Tokenizer> tokenizer;
-  int64_t table =
-      0;  // rows of the model's embedding, if smaller than the tokenizer's vocabulary; no token id reaches it
+  int64_t table = 0;        // rows of the model's embedding, if below the vocabulary (then no token exceeds it)
   int64_t train_bytes = 0;  // bytes of text, or of the trained parts of examples, per split; 0: unknown
   int64_t val_bytes = 0;
   std::vector<std::string> notes = {};  // messages for the user

@@ -193,7 +193,7 @@ std::vector<int32_t> ExampleRows::target_tokens() const {
 }
 
 uint64_t ExampleRows::checksum() const {
-  return tessera::checksum_of_pieces([&](const PieceFunction& add) {
+  return tessera::checksum_of_chunks([&](const ChunkFunction& add) {
     const auto all = [&](const auto& values) { add(std::as_bytes(std::span(values))); };
     all(tokens_), all(trained_), all(begins_), all(members_), all(row_ends_);
   });
@@ -494,8 +494,8 @@ Asked ask(const std::vector<Message>& turns, const ExampleOptions& o, const Toke
     out.tokens = Encoder(tokenizer, o)
                      .read_tokens({what, own ? own->prompt(turns, what) : std::move(pieces), own != nullptr})
                      .tokens;
-  const size_t said = own ? last.text.find('x') : std::string::npos;
-  const std::string behind = last.text.substr(said == std::string::npos ? 0 : said + 1);
+  const size_t content_at = own ? last.text.find('x') : std::string::npos;
+  const std::string behind = last.text.substr(content_at == std::string::npos ? 0 : content_at + 1);
   std::optional<int32_t> end;
   if (last.kind == Piece::Kind::end) end = tokenizer.document_end();
   for (size_t at = 0; at < behind.size() && !end; ++at) end = tokenizer.special(behind.substr(at));
@@ -504,7 +504,7 @@ Asked ask(const std::vector<Message>& turns, const ExampleOptions& o, const Toke
   else if (!own && last.kind == Piece::Kind::marker)
     out.stops.push_back(behind);
   else if (const std::string_view text = jinja::stripped(behind, true, true);
-           own && said != std::string::npos && !text.empty())
+           own && content_at != std::string::npos && !text.empty())
     out.stops.emplace_back(text);
   return out;
 }
@@ -535,10 +535,10 @@ Dataset load_examples(const std::filesystem::path& spec, const TokenizerChoice& 
   require_enough(rendered.size());
   const std::span<const Rendered> all(rendered);
   d.source = what;
-  const size_t learnt = trained(all.size());
-  const auto texts = [&](const PartPiece& f) {
+  const size_t train_count = trained(all.size());
+  const auto texts = [&](const SplitChunk& f) {
     for (size_t e = 0; e < all.size(); ++e)
-      for (const Piece& piece : all[e].pieces) f(piece.text, e >= learnt);
+      for (const Piece& piece : all[e].pieces) f(piece.text, e >= train_count);
   };
   d.tokenizer = choice.learns() ? make_tokenizer(choice, what, texts) : std::move(tokenizer);
   Encoder encoder(*d.tokenizer, o);

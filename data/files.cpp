@@ -99,13 +99,13 @@ std::string_view known_kind(std::string_view begin, bool as_text) {
   return "";
 }
 
-bool is_of_system(const fs::path& file) {
+bool is_system_file(const fs::path& file) {
   const std::string name = file.filename().string();
   return name.starts_with("._") || name == ".DS_Store" || name == "__MACOSX" || name == "desktop.ini" ||
          name == "Thumbs.db";
 }
 
-void read_pieces(const fs::path& file, const std::function<void(std::span<const std::byte>)>& f) {
+void read_chunks(const fs::path& file, const std::function<void(std::span<const std::byte>)>& f) {
   const OpenFile in(file);
   std::vector<std::byte> memory(static_cast<size_t>(std::min(in.size(), int64_t{1} << 20)));
   for (int64_t at = 0; at < in.size(); at += std::ssize(memory)) {
@@ -160,10 +160,10 @@ void make_directories(const fs::path& directory) {
 uint64_t checksum(std::string_view bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
 
 uint64_t file_checksum(const fs::path& file) {
-  return checksum_of_pieces([&](const PieceFunction& add) { read_pieces(file, add); });
+  return checksum_of_chunks([&](const ChunkFunction& add) { read_chunks(file, add); });
 }
 
-uint64_t checksum_of_pieces(const std::function<void(const PieceFunction&)>& walk) {
+uint64_t checksum_of_chunks(const std::function<void(const ChunkFunction&)>& walk) {
   Checksum sum;
   walk([&](std::span<const std::byte> piece) { sum.add(piece); });
   return sum.value();

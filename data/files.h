@@ -17,7 +17,7 @@ std::string read_file(const std::filesystem::path& file);
 std::string_view known_kind(std::string_view begin, bool as_text = false);
 inline constexpr std::string_view kConvertsRows = "'python3 -m tessera.rows FILE > rows.jsonl' converts it";
 // Whether Windows, macOS or an archive program adds such a file to a directory: desktop.ini, ._NAME.
-bool is_of_system(const std::filesystem::path& file);
+bool is_system_file(const std::filesystem::path& file);
 
 // Whether the name exists, is a directory, is a regular file. Throws InputError if links or permissions hide it.
 bool is_there(const std::filesystem::path& name);
@@ -28,7 +28,7 @@ int32_t first_number(const std::filesystem::path& file);
 
 // Calls f for successive chunks of a regular file, using 1 MiB of memory (a mapped file would count as resident memory
 // of the process while it is read). Throws like read_file().
-void read_pieces(const std::filesystem::path& file, const std::function<void(std::span<const std::byte>)>& f);
+void read_chunks(const std::filesystem::path& file, const std::function<void(std::span<const std::byte>)>& f);
 
 // A file that several writers fill at disjoint offsets. Every function throws OutputError.
 class SharedFile {
@@ -62,10 +62,10 @@ class Checksum {
 };
 
 // XXH3-64 of bytes, of a file, and of the chunks passed by `walk`. Throws like read_file().
-using PieceFunction = std::function<void(std::span<const std::byte> piece)>;
+using ChunkFunction = std::function<void(std::span<const std::byte> piece)>;
 uint64_t checksum(std::string_view bytes);
 uint64_t file_checksum(const std::filesystem::path& file);
-uint64_t checksum_of_pieces(const std::function<void(const PieceFunction&)>& walk);
+uint64_t checksum_of_chunks(const std::function<void(const ChunkFunction&)>& walk);
 
 // $TESSERA_CACHE, else $XDG_CACHE_HOME/tessera, else ~/.cache/tessera. Throws Error (usage) if none is set.
 std::filesystem::path cache_directory();

@@ -176,8 +176,7 @@ const Json& value_at(const Json& json, std::string_view key) {
 }
 
 std::string shown(const Json& value, size_t max_bytes) {
-  if (value.is_discarded())
-    return "an invalid value: NaN, infinite, a duplicate key, beyond 64 bits, or nested deeper than 64";
+  if (value.is_discarded()) return "a value that is not a number, duplicate, beyond 64 bits or nested deeper than 64";
   const std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
   return text.size() <= max_bytes ? text : text.substr(0, max_bytes) + "...";
 }

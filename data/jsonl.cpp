@@ -179,15 +179,15 @@ Message parse_message(const Json& json, const std::string& what, const RowNames&
     if (calls && kept[kCalls].is_array()) unpack_arguments(kept[kCalls]);
     for (const char* const thought : {"reasoning_content", "thinking", "reasoning"})  // synonyms in transformers
       if (const auto thoughts = kept.find(thought); thoughts != kept.end()) {
-        const InOrder said = *thoughts;
-        kept["reasoning_content"] = said;
-        if (!kept.contains("thinking")) kept["thinking"] = said;
+        const InOrder value = *thoughts;
+        kept["reasoning_content"] = value;
+        if (!kept.contains("thinking")) kept["thinking"] = value;
         break;
       }
     out.more = kept.dump();
     out.silent = silent;
   }
-  if (!included(json, out.role, what).value_or(true)) out.learnt = Message::Learnt::never;
+  if (!included(json, out.role, what).value_or(true)) out.training = Message::Training::never;
   return out;
 }
 
@@ -305,7 +305,7 @@ class RowReader {
     out_.shape = Shape::messages;
     add_turns("prompt");
     for (Message& turn : out_.turns)
-      if (turn.learnt == Message::Learnt::as_usual) turn.learnt = Message::Learnt::as_prompt;
+      if (turn.training == Message::Training::by_role) turn.training = Message::Training::as_prompt;
     add_turns("completion");
   }
   void instruction() {
@@ -417,8 +417,8 @@ std::vector<Message> conversation(const Example& example) {
 }
 
 // A piece of a message.
-Piece said_in(const Message& turn, Kind kind, std::string text) {
-  return {kind, std::move(text), turn.is_response(), turn.learnt == Message::Learnt::never};
+Piece make_piece(const Message& turn, Kind kind, std::string text) {
+  return {kind, std::move(text), turn.is_response(), turn.training == Message::Training::never};
 }
 
 std::vector<Piece> chatml(const Example& example) {
@@ -426,8 +426,8 @@ std::vector<Piece> chatml(const Example& example) {
   for (const Message& turn : conversation(example))
     out.insert(out.end(), {{Kind::marker, "<|im_start|>"},
                            {Kind::text, std::string(to_string(turn.role)) + "\n"},
-                           said_in(turn, Kind::text, turn.text),
-                           said_in(turn, Kind::marker, "<|im_end|>"),
+                           make_piece(turn, Kind::text, turn.text),
+                           make_piece(turn, Kind::marker, "<|im_end|>"),
                            {Kind::text, "\n"}});
   return out;
 }
@@ -441,8 +441,8 @@ std::vector<Piece> llama3(const Example& example) {
                            {Kind::text, std::string(to_string(turn.role))},
                            {Kind::marker, "<|end_header_id|>"},
                            {Kind::text, "\n\n"},
-                           said_in(turn, Kind::text, std::string(stripped(turn.text, true, true, is_ascii_space))),
-                           said_in(turn, Kind::marker, "<|eot_id|>")});
+                           make_piece(turn, Kind::text, std::string(stripped(turn.text, true, true, is_ascii_space))),
+                           make_piece(turn, Kind::marker, "<|eot_id|>")});
   return out;
 }
 
@@ -454,14 +454,14 @@ std::vector<Piece> alpaca(const Example& example) {
           input.empty() ? "" : ", paired with an input that provides further context")};
   std::vector<Piece> out;
   for (const Message& turn : example.turns) {
-    const Piece said = said_in(turn, Kind::text, turn.text);
+    const Piece piece = make_piece(turn, Kind::text, turn.text);
     if (turn.role == Role::system) {
-      before = said;
+      before = piece;
     } else if (turn.role == Role::user) {
       if (out.empty()) out.push_back(before);
-      out.insert(out.end(), {{.text = "\n\n### Instruction:\n"}, said, {.text = input + "\n\n### Response:\n"}});
+      out.insert(out.end(), {{.text = "\n\n### Instruction:\n"}, piece, {.text = input + "\n\n### Response:\n"}});
     } else {
-      out.insert(out.end(), {said, said_in(turn, Kind::end, "")});
+      out.insert(out.end(), {piece, make_piece(turn, Kind::end, "")});
     }
   }
   return out;
@@ -469,7 +469,7 @@ std::vector<Piece> alpaca(const Example& example) {
 
 std::vector<Piece> plain(const Example& example) {
   std::vector<Piece> out;
-  for (const Message& turn : conversation(example)) out.push_back(said_in(turn, Kind::text, turn.text));
+  for (const Message& turn : conversation(example)) out.push_back(make_piece(turn, Kind::text, turn.text));
   out.push_back({Kind::end, "", true});
   return out;
 }

@@ -32,13 +32,13 @@ struct Message {
   Role role = Role::user;
   std::string text;
   // Whether it is trained on: assistant messages, unless they belong to the prompt or have a weight of 0.
-  enum class Learnt : uint8_t { as_usual, as_prompt, never };
-  Learnt learnt = Learnt::as_usual;
+  enum class Training : uint8_t { by_role, as_prompt, never };
+  Training training = Training::by_role;
 
   std::string more = {};  // its other keys: a JSON object in the row's order
   bool silent = false;    // has tool calls and no text
 
-  bool is_response() const { return role == Role::assistant && learnt == Learnt::as_usual; }
+  bool is_response() const { return role == Role::assistant && training == Training::by_role; }
 };
 
 struct Example {

@@ -27,7 +27,7 @@ Text unpacked(std::string_view name, std::string_view packed, std::initializer_l
 
 }  // namespace
 
-std::optional<Text> known_text(std::string_view name) {
+std::optional<Text> builtin_text(std::string_view name) {
   // Emma, Mansfield Park, Northanger Abbey, Persuasion, Pride and Prejudice, Sense and Sensibility.
   if (name == "austen")
     return unpacked(name, {tessera_austen_begin, tessera_austen_end},

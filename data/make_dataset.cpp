@@ -136,8 +136,8 @@ Parts split_text(const Text& text, const HeldOut& held = {}) {
   // Rejects a text that is too short before creating a directory; adjusting a split position takes at most three bytes.
   if (held.file.empty() && std::min(out, text.size() - out) < 2 + 3 * std::ssize(text.documents))
     split_text(text, held, [](std::string_view, bool) {});
-  if (held.file.empty()) return {text.name, [text, held](const PartPiece& f) { split_text(text, held, f); }};
-  return {text.name, [text, val = load_text_file(held.file)](const PartPiece& f) {
+  if (held.file.empty()) return {text.name, [text, held](const SplitChunk& f) { split_text(text, held, f); }};
+  return {text.name, [text, val = load_text_file(held.file)](const SplitChunk& f) {
             text.read([&](std::string_view piece) { f(piece, false); });
             val.read([&](std::string_view piece) { f(piece, true); });
           }};
@@ -184,7 +184,7 @@ Parts documents_in(const fs::path& file) {
   for_each_document(file, [&](const std::string&) { ++count; });
   if (count < 2) bad_input("{}: {} documents; expected at least 2, one of them held out", file.string(), count);
   const int64_t train = count - std::max<int64_t>(count / 10, 1);
-  const auto walk = [file, train](const PartPiece& f) {
+  const auto walk = [file, train](const SplitChunk& f) {
     int64_t at = 0;
     for_each_document(file, [&](const std::string& text) { f(text, at++ >= train); });
   };
@@ -195,15 +195,15 @@ Parts split_text(const std::string& source) {
   if (holds_examples(source)) return documents_in(source);
   if (is_llmc_file(source))
     bad_input("{}: contains tokens of llm.c; `train` reads several such files directly", source);
-  std::optional<Text> text = known_text(source);
+  std::optional<Text> text = builtin_text(source);
   if (!text) check_table(source);
   return split_text(text ? *text : load_text_file(source));
 }
 
 // Reports the progress of a walk at every MiB.
-TextWalk told(const Parts& parts, const std::string& what_for, const TokenizerChoice& choice) {
+TextWalk with_progress(const Parts& parts, const std::string& what_for, const TokenizerChoice& choice) {
   if (!choice.progress) return parts.walk;
-  return [=, walk = parts.walk, name = parts.name, tell = choice.progress](const PartPiece& f) {
+  return [=, walk = parts.walk, name = parts.name, tell = choice.progress](const SplitChunk& f) {
     constexpr size_t kMebi = size_t{1} << 20;
     size_t bytes = 0;
     walk([&](std::string_view piece, bool held) {
@@ -215,7 +215,7 @@ TextWalk told(const Parts& parts, const std::string& what_for, const TokenizerCh
 }
 
 void write_parts(const Parts& parts, const Tokenizer& tokenizer, const TokenizerChoice& choice, DatasetWriter& writer) {
-  const TextWalk walk = told(parts, "its tokens", choice);
+  const TextWalk walk = with_progress(parts, "its tokens", choice);
   const auto write = [&](bool held) { return [&, held](std::span<const int32_t> more) { writer.add(more, held); }; };
   if (!parts.documents) {
     const auto encoder = [&](bool held) {
@@ -245,9 +245,9 @@ void write_parts(const Parts& parts, const Tokenizer& tokenizer, const Tokenizer
 // A trained tokenizer is trained on all of them.
 std::shared_ptr<const Tokenizer> tokenizer_for(std::span<const Parts> all, const TokenizerChoice& choice,
                                                const std::string& what) {
-  return make_tokenizer(choice, what, [&](const PartPiece& f) {
+  return make_tokenizer(choice, what, [&](const SplitChunk& f) {
     for (const Parts& p : all)
-      told(p, "a tokenizer", choice)([&](std::string_view text, bool held) {
+      with_progress(p, "a tokenizer", choice)([&](std::string_view text, bool held) {
         f(text, held);
         if (p.documents) f("\n\n", held);
       });
@@ -363,7 +363,7 @@ Dataset import_llmc(const fs::path& file, const TokenizerChoice& choice, const f
 }
 
 Dataset dataset_for(const std::string& spec, const TokenizerChoice& choice, const HeldOut& held) {
-  std::optional<Text> text = known_text(spec);
+  std::optional<Text> text = builtin_text(spec);
   if (!text && (names_shards(spec) || is_folder(spec) || is_llmc_file(spec))) held.refuse(spec);
   if (!held.file.empty() && holds_examples(held.file))
     throw Error(fmt::format("`val_data`: expected a text, like `data` {}; {} contains examples", spec, held.file));

@@ -111,7 +111,7 @@ Dataset mixed(const std::vector<Weighted>& weights, std::vector<Dataset> dataset
     numbers.push_back(w.weight);
     out.source += fmt::format("{}{}={:.6g}", out.source.empty() ? "" : ",", w.name, w.weight);
   }
-  const std::vector<int64_t> shares = whole_shares(numbers);
+  const std::vector<int64_t> shares = integer_shares(numbers);
   for (size_t k = 0; k < datasets.size(); ++k) {
     const auto d = std::make_shared<const Dataset>(std::move(datasets[k]));
     const std::string& name = weights[k].name;
@@ -135,7 +135,7 @@ Dataset mixed(const std::vector<Weighted>& weights, std::vector<Dataset> dataset
 
 // --- shares and their order ---
 
-std::vector<int64_t> whole_shares(std::span<const double> weights) {
+std::vector<int64_t> integer_shares(std::span<const double> weights) {
   constexpr double kLargest = 3e16;  // 256 of them fit in 64 bits
   std::vector<int64_t> shares;
   for (const double scale : {1.0, 1.0 * kMillion}) {

@@ -42,7 +42,7 @@ Dataset mixed(const std::vector<Weighted>& weights, std::vector<Dataset> dataset
 // Coprime integers in the ratio of the weights, which are positive and finite. The ratio is exact if the weights have
 // at most six decimal places and their scaled sum is at most a million; otherwise each is rounded to millionths of the
 // sum, and is at least one.
-std::vector<int64_t> whole_shares(std::span<const double> weights);
+std::vector<int64_t> integer_shares(std::span<const double> weights);
 
 class MixtureOrder {
  public:

@@ -175,8 +175,7 @@ int StartedProgram::end_rest(double seconds) {
   std::set<pid_t> told;
   const Clock::time_point patient =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-  const Clock::time_point end =
-      patient + std::chrono::seconds(10);  // processes that wait for an unreachable disk cannot be killed
+  const Clock::time_point end = patient + std::chrono::seconds(10);  // a lost disk blocks SIGKILL too
   for (std::set<pid_t> left; Clock::now() < end && !(left = children()).empty();
        std::this_thread::sleep_for(std::chrono::milliseconds(10)))
     for (const pid_t child : left) {

@@ -188,7 +188,7 @@ class RowSplitter {
 void for_each_line(const std::filesystem::path& file, const LineFunction& f) {
   const std::string what = file.string();
   RowSplitter rows(what, f);
-  read_text_pieces(file, [&](std::string_view piece) { rows.add(piece); });
+  read_text_chunks(file, [&](std::string_view piece) { rows.add(piece); });
   rows.finish();
 }
 
@@ -237,8 +237,7 @@ std::string check_table(const fs::path& file) {
                                    {"text", "text"}})
     if (any(one, other))
       bad_input(
-          "{}: {} with the columns of examples ({}); expected rows of JSON; {}; a text needs another extension, such "
-          "as .txt",
+          "{}: {} with the columns of examples ({}); expected rows of JSON; {}; a text needs another extension (.txt)",
           file.string(), found->second, one, kConvertsRows);
   return fmt::format("{}: {}, read as plain text; if its rows are examples, {}", file.string(), found->second,
                      kConvertsRows);
@@ -270,7 +269,7 @@ ExampleFiles files_below(const fs::path& folder) {
   std::error_code error;
   std::vector<fs::path> all;
   for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    if (is_of_system(it->path()))
+    if (is_system_file(it->path()))
       it.disable_recursion_pending();
     else if (is_plain_file(it->path()))
       all.push_back(it->path());

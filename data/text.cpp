@@ -24,7 +24,7 @@ void HeldOut::refuse(const std::string& data) const {
                             file.empty() ? "val_share" : "val_data", data));
 }
 
-void split_text(const Text& text, const HeldOut& held, const PartPiece& f) {
+void split_text(const Text& text, const HeldOut& held, const SplitChunk& f) {
   auto document = text.documents.begin();
   int64_t at = 0, train = 0;
   bool held_out = false;
@@ -61,7 +61,7 @@ std::string_view raw_tokens(const std::filesystem::path& file) {
 
 // --- decompression ---
 
-constexpr size_t kPiece = size_t{1} << 20;
+constexpr size_t kChunk = size_t{1} << 20;
 constexpr uint64_t kFree = uint64_t{64} << 20, kMaxGrowth = 256;
 
 // Decompresses a file chunk by chunk; plain text is passed on unchanged.
@@ -70,7 +70,7 @@ class Unpacker : NotCopied {
   explicit Unpacker(const std::string& what, const char* format = nullptr) : what_(what), format_(format) {}
   virtual ~Unpacker() = default;
 
-  virtual void add(std::string_view piece, const TextPiece& f) { f(piece); }
+  virtual void add(std::string_view piece, const TextChunk& f) { f(piece); }
   void finish() const {
     if (format_ && !ended_) bad_input("{}: the {} data is truncated", what_, format_);
   }
@@ -78,7 +78,7 @@ class Unpacker : NotCopied {
  protected:
   [[noreturn]] void damaged(std::string_view why) const { bad_input("{}: corrupt {} data ({})", what_, format_, why); }
   // Passes on the first bytes of `out_`.
-  void hand_on(size_t made, const TextPiece& f) {
+  void hand_on(size_t made, const TextChunk& f) {
     made_ += made;
     if (made_ > kFree && made_ / kMaxGrowth > read_)
       bad_input("{}: decompresses to more than {} times its size; expected a text", what_, kMaxGrowth);
@@ -87,7 +87,7 @@ class Unpacker : NotCopied {
 
   const std::string& what_;
   const char* format_;
-  std::vector<char> out_ = std::vector<char>(format_ ? kPiece : 0);
+  std::vector<char> out_ = std::vector<char>(format_ ? kChunk : 0);
   uint64_t read_ = 0, made_ = 0;  // compressed bytes read, and decompressed bytes
   bool ended_ = false;
 };
@@ -100,7 +100,7 @@ class Gzip final : public Unpacker {
   }
   ~Gzip() override { inflateEnd(&stream_); }
 
-  void add(std::string_view piece, const TextPiece& f) override {
+  void add(std::string_view piece, const TextChunk& f) override {
     read_ += piece.size();
     stream_.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(piece.data()));  // zlib does not write to its input
     stream_.avail_in = static_cast<uInt>(piece.size());
@@ -129,7 +129,7 @@ class Zstd final : public Unpacker {
     if (!stream_) throw Error("cannot initialize zstd");
   }
 
-  void add(std::string_view piece, const TextPiece& f) override {
+  void add(std::string_view piece, const TextChunk& f) override {
     read_ += piece.size();
     ZSTD_inBuffer in{piece.data(), piece.size(), 0};
     bool full = false;
@@ -148,7 +148,7 @@ class Zstd final : public Unpacker {
 };
 
 // Passes on the chunks of a text after checking that its first bytes are of no other known format.
-TextPiece checked(const std::string& what, const TextPiece& f) {
+TextChunk checked(const std::string& what, const TextChunk& f) {
   return [&what, &f, first = true](std::string_view piece) mutable {
     if (const std::string_view kind = std::exchange(first, false) ? known_kind(piece, true) : ""; !kind.empty())
       bad_input("{} is {}; expected UTF-8 text, plain or compressed by gzip or zstd", what, kind);
@@ -167,7 +167,7 @@ std::unique_ptr<Unpacker> make_unpacker(std::string_view first, const std::strin
 namespace {
 
 // Scans all bytes of a future text once.
-Text looked_at(const std::string& name, const std::function<void(const TextPiece&)>& read) {
+Text looked_at(const std::string& name, const std::function<void(const TextChunk&)>& read) {
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> hash(XXH3_createState(), XXH3_freeState);
   if (!hash) throw std::bad_alloc();
   XXH3_128bits_reset(hash.get());
@@ -185,7 +185,7 @@ Text looked_at(const std::string& name, const std::function<void(const TextPiece
   if (size == 0) bad_input("{} is empty; expected a text", name);
   if (size == mark) bad_input("{} contains only a byte order mark; expected a text", name);
   const auto [low, high] = XXH3_128bits_digest(hash.get());
-  const auto again = [name, read, size, mark](const TextPiece& f) {
+  const auto again = [name, read, size, mark](const TextChunk& f) {
     int64_t at = 0;
     const auto changed = [&] {
       bad_input("{} changed while it was in use: it had {} bytes and now has {}", name, size,
@@ -211,23 +211,23 @@ std::string Text::bytes() const {
 }
 
 Text load_text_file(const std::filesystem::path& file) {
-  return looked_at(file.string(), [file](const TextPiece& f) { read_text_pieces(file, f); });
+  return looked_at(file.string(), [file](const TextChunk& f) { read_text_chunks(file, f); });
 }
 
 Text text_of_bytes(std::string bytes, const std::string& name, std::vector<Span> documents) {
   const auto all = std::make_shared<const std::string>(std::move(bytes));
-  Text text = looked_at(name, [all](const TextPiece& f) {
+  Text text = looked_at(name, [all](const TextChunk& f) {
     if (!all->empty()) f(*all);
   });
   if (!documents.empty()) text.documents = std::move(documents);
   return text;
 }
 
-void read_text_pieces(const std::filesystem::path& file, const TextPiece& f) {
+void read_text_chunks(const std::filesystem::path& file, const TextChunk& f) {
   const std::string what = file.string();
   std::unique_ptr<Unpacker> unpacker;
-  const TextPiece text = checked(what, f);
-  read_pieces(file, [&](std::span<const std::byte> piece) {
+  const TextChunk text = checked(what, f);
+  read_chunks(file, [&](std::span<const std::byte> piece) {
     const std::string_view bytes(reinterpret_cast<const char*>(piece.data()), piece.size());
     if (!unpacker) unpacker = make_unpacker(bytes, what);
     unpacker->add(bytes, text);
@@ -237,7 +237,7 @@ void read_text_pieces(const std::filesystem::path& file, const TextPiece& f) {
 
 std::string read_text(const std::filesystem::path& file) {
   std::string all;
-  read_text_pieces(file, [&](std::string_view piece) { all += piece; });
+  read_text_chunks(file, [&](std::string_view piece) { all += piece; });
   return all;
 }
 
@@ -246,7 +246,7 @@ std::string text_start(const std::filesystem::path& file) {
   constexpr size_t kEnough = 4096;
   std::string start;
   try {
-    read_text_pieces(file, [&](std::string_view piece) {
+    read_text_chunks(file, [&](std::string_view piece) {
       start += piece;
       if (start.size() >= kEnough) throw Enough();
     });
@@ -256,7 +256,7 @@ std::string text_start(const std::filesystem::path& file) {
   return start;
 }
 
-void unpack_text(std::string_view bytes, const std::string& what, const TextPiece& f) {
+void unpack_text(std::string_view bytes, const std::string& what, const TextChunk& f) {
   const std::unique_ptr<Unpacker> unpacker = make_unpacker(bytes, what);
   unpacker->add(bytes, checked(what, f));
   unpacker->finish();

@@ -19,15 +19,14 @@ struct Span {
   int64_t end = 0;
 };
 
-using TextPiece = std::function<void(std::string_view piece)>;
+using TextChunk = std::function<void(std::string_view piece)>;
 
 // A text that is read again for every pass, so that it need not fit into memory.
 struct Text {
-  std::string name;  // origin, for messages and dataset.json
-  std::function<void(const TextPiece&)> read =
-      {};                            // calls f with its bytes: UTF-8, or any encoding for the byte tokenizer
-  std::vector<Span> documents = {};  // in order and contiguous, covering all bytes
-  std::string content = {};          // hexadecimal hash of the bytes
+  std::string name;                                 // origin, for messages and dataset.json
+  std::function<void(const TextChunk&)> read = {};  // calls f with its bytes: UTF-8, or any (byte tokenizer)
+  std::vector<Span> documents = {};                 // in order and contiguous, covering all bytes
+  std::string content = {};                         // hexadecimal hash of the bytes
 
   int64_t size() const { return documents.back().end; }
   std::string bytes() const;  // the entire text
@@ -45,11 +44,11 @@ struct HeldOut {
 };
 
 // A chunk of a text, and whether it is held out.
-using PartPiece = std::function<void(std::string_view piece, bool held)>;
+using SplitChunk = std::function<void(std::string_view piece, bool held)>;
 
 // Holds out the last `share` of every document; the boundary moves forward to the next start of a UTF-8 character.
 // Calls f for all bytes in order. Throws InputError if a split has fewer than two bytes.
-void split_text(const Text& text, const HeldOut& held, const PartPiece& f);
+void split_text(const Text& text, const HeldOut& held, const SplitChunk& f);
 
 // Plain text files.
 
@@ -66,7 +65,7 @@ Text text_of_bytes(std::string bytes, const std::string& name, std::vector<Span>
 // Calls f with the decompressed chunks of a file, using a few MiB of memory. Throws InputError for a file that is
 // unreadable, truncated or corrupt, that expands more than 256-fold, or that is of a known other format: UTF-16,
 // Parquet, other archives.
-void read_text_pieces(const std::filesystem::path& file, const TextPiece& f);
+void read_text_chunks(const std::filesystem::path& file, const TextChunk& f);
 
 // The entire text.
 std::string read_text(const std::filesystem::path& file);
@@ -74,13 +73,13 @@ std::string read_text(const std::filesystem::path& file);
 std::string text_start(const std::filesystem::path& file);
 
 // Decompresses bytes if they are compressed; `what` names them. Throws InputError.
-void unpack_text(std::string_view bytes, const std::string& what, const TextPiece& f);
+void unpack_text(std::string_view bytes, const std::string& what, const TextChunk& f);
 
 // A built-in text by its name; nullopt for other names:
 //   austen           Jane Austen's six novels, one document each
 //   tinyshakespeare  the text of char-rnn and nanoGPT: scenes of Shakespeare's plays, one document
 // Both are in the public domain; docs/data.md lists their sources. They are stored compressed in data/texts/ and
 // embedded in programs that link this function (1.5 MB). Throws Error if these bytes are corrupt. Cost: 10 ms.
-std::optional<Text> known_text(std::string_view name);
+std::optional<Text> builtin_text(std::string_view name);
 
 }  // namespace tessera

@@ -108,7 +108,7 @@ TokenFile TokenFile::checked(const std::string& what, std::shared_ptr<const Open
   out.vocab_ = vocab_of_llmc.value_or(0);
   const int64_t size = out.file_ ? out.file_->size() : std::ssize(bytes);
   const std::optional<uint64_t> hash = vocab_of_llmc ? out.read_llmc_header(size) : out.read_header(size);
-  out.checksum_ = checksum_of_pieces([&](const PieceFunction& add) {
+  out.checksum_ = checksum_of_chunks([&](const ChunkFunction& add) {
     out.for_each_piece(0, out.count_, [&](std::span<const std::byte> piece, int64_t) { add(piece); });
   });
   if (hash && *hash != out.checksum_)
@@ -157,10 +157,10 @@ std::optional<uint64_t> TokenFile::read_header(int64_t size) {
 // Calls f with the bytes of as many tokens as fit into a small buffer, and the position of the first.
 template <class F>
 void TokenFile::for_each_piece(int64_t begin, int64_t count, const F& f) const {
-  constexpr int64_t kPiece = 8192;
-  std::array<std::byte, kPiece> buffer;
+  constexpr int64_t kChunk = 8192;
+  std::array<std::byte, kChunk> buffer;
   for (const int64_t end = begin + count; begin < end;) {
-    const int64_t here = std::min(end - begin, kPiece / width_);
+    const int64_t here = std::min(end - begin, kChunk / width_);
     const std::span piece(buffer.data(), static_cast<size_t>(here * width_));
     read(begin_ + begin * width_, piece);
     f(std::span<const std::byte>(piece), begin);

@@ -133,7 +133,7 @@ std::unique_ptr<Tokenizer> make_named(const TokenizerChoice& choice, const std::
     choice.note(
         fmt::format("{}: more than {} distinct words; those with {} or fewer occurrences were dropped during counting",
                     what, WordCounts::kMax, counts.forgotten()));
-  BpeTraining training{.vocab_size = choice.vocab_size, .least_count = kMinCount};
+  BpeTraining training{.vocab_size = choice.vocab_size, .min_count = kMinCount};
   if (choice.progress)
     training.progress = [&](int64_t made) {
       choice.progress(

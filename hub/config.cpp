@@ -26,8 +26,8 @@ constexpr std::string_view kQuiet =
     "original_max_position_embeddings";
 
 // Keys by which transformers, or a model with custom code, computes something that no layer of Tessera does.
-const std::vector<HeldKeys>& held_keys() {
-  static const std::vector<HeldKeys> all{
+const std::vector<RestrictedKeys>& held_keys() {
+  static const std::vector<RestrictedKeys> all{
       {"attention_bias", {false}, "", "mistral mixtral"},
       {"mlp_bias", {false}, "", "gpt2 mistral mixtral qwen2 qwen3 qwen3_moe"},
       {"scale_attn_weights", {true}},
@@ -255,7 +255,7 @@ void read_rope_object(HubKeys& top, const std::string& key, const std::string& w
   if (std::ranges::find(kRopeScalingNames, type) == kRopeScalingNames.end() || type == "none")
     keys.refuse("rope_type", "default, linear, llama3 or yarn", type);
   const bool yarn = type == "yarn";
-  static const HeldKeys partial{"partial_rotary_factor", {1}, " if positions are scaled"},
+  static const RestrictedKeys partial{"partial_rotary_factor", {1}, " if positions are scaled"},
       rounded{"truncate", {true}, " (positions are integers)"};
   for (HubKeys* const object : {&top, &keys}) object->hold({&partial, 1});
   if (yarn) keys.hold({&rounded, 1});
@@ -354,8 +354,8 @@ ModelConfig parse_hub_config(std::string_view text, const std::string& what, std
   }
   if (const Json* const quantised = keys.find("quantization_config")) {
     if (!gptq) keys.refuse("quantization_config", "none", *quantised);
-    HubKeys said(*quantised, what + ": quantization_config");
-    *gptq = parse_gptq_config(said, true, notes);
+    HubKeys quantization(*quantised, what + ": quantization_config");
+    *gptq = parse_gptq_config(quantization, true, notes);
   }
   if (const std::string unread = keys.unread(kQuiet); notes && !unread.empty()) notes->push_back(unread);
   check_sizes(keys, what, c, type->base.head_dim > 0 || (rotary && keys.find("head_dim")));

@@ -96,8 +96,7 @@ std::string unwrapped(std::string name) {
 
 std::string foreign_in(const fs::path& path) {
   const std::string pickle =
-      "from_pretrained(FOLDER).save_pretrained(NEW) of Python's transformers or peft converts its directory to "
-      "safetensors";
+      "from_pretrained(FOLDER).save_pretrained(NEW) of Python's transformers or peft converts it to safetensors";
   const std::string source = "use the model that it was converted from";
   // By full name or by suffix; checkpoints of trainers precede the files in them.
   static const std::vector<std::tuple<std::vector<std::string_view>, const char*, std::string>> kinds{
@@ -113,8 +112,7 @@ std::string foreign_in(const fs::path& path) {
       {{"_CHECKPOINT_METADATA", "_METADATA"}, "a checkpoint of Orbax (JAX)", source},
       {{".gguf"},
        "a GGUF model of llama.cpp",
-       "from_pretrained(FOLDER, gguf_file=NAME).save_pretrained(NEW) of Python's transformers converts it to "
-       "safetensors"},
+       "from_pretrained(FOLDER, gguf_file=NAME).save_pretrained(NEW) of transformers converts it to safetensors"},
       {{".bin", ".pt", ".pth", ".ckpt"}, "a pickle of PyTorch", pickle},
       {{".h5", ".keras", "saved_model.pb"},
        "a model of Keras or TensorFlow",

@@ -28,12 +28,12 @@ constexpr std::string_view kOfMaking =
     "offload_to_disk_path block_name_to_quantize module_name_preceding_first_block modules_in_block_to_quantize "
     "modules_to_not_convert";
 
-const std::vector<HeldKeys>& held_keys_of_gptq() {
-  static const std::vector<HeldKeys> all{{"quant_method method", {"gptq"}},
-                                         {"bits", {4}},
-                                         {"pack_dtype", {"int32"}},
-                                         {"is_marlin_format", {false}},
-                                         {"rotation adapter"}};
+const std::vector<RestrictedKeys>& held_keys_of_gptq() {
+  static const std::vector<RestrictedKeys> all{{"quant_method method", {"gptq"}},
+                                               {"bits", {4}},
+                                               {"pack_dtype", {"int32"}},
+                                               {"is_marlin_format", {false}},
+                                               {"rotation adapter"}};
   return all;
 }
 
@@ -71,9 +71,9 @@ GptqConfig parse_gptq_config(HubKeys& keys, bool needs_method, std::vector<std::
   out.ordered = !keys.flag("desc_act", false) || out.group == -1;
   // Per-layer overrides: a pattern that begins with "-:" selects layers without codes.
   if (const Json* const dynamic = keys.find("dynamic"); dynamic && dynamic->is_object())
-    for (const auto& [pattern, said] : dynamic->items())
+    for (const auto& [pattern, rule] : dynamic->items())
       if (!pattern.starts_with("-:") &&
-          (!said.is_object() || said.value("bits", Json(4)) != 4 || said.value("group_size", *group) != *group))
+          (!rule.is_object() || rule.value("bits", Json(4)) != 4 || rule.value("group_size", *group) != *group))
         keys.refuse("dynamic", "layers of the same bits and groups", *dynamic);
   if (const Json* const damping = keys.find("damp_percent"); damping && damping->is_number())
     out.damping = damping->get<double>();

@@ -56,8 +56,8 @@ std::string HubKeys::text(std::string_view key, const std::string& default_value
   return found ? found->get<std::string>() : default_value;
 }
 
-void HubKeys::hold(std::span<const HeldKeys> table, std::string_view of) {
-  for (const HeldKeys& held : table) {
+void HubKeys::hold(std::span<const RestrictedKeys> table, std::string_view of) {
+  for (const RestrictedKeys& held : table) {
     if (!held.of.empty() && std::ranges::count(split(held.of, ' '), of) == 0) continue;
     for (const std::string& key : split(held.keys, ' ')) {
       const json* const found = find(key);

@@ -13,7 +13,7 @@
 namespace tessera {
 
 // Space-separated keys that change the computation unless they have one of these values (none: null, false or empty).
-struct HeldKeys {
+struct RestrictedKeys {
   std::string_view keys;
   std::vector<nlohmann::json> values = {};
   std::string_view because = {};  // appended to the expected value in errors
@@ -39,7 +39,7 @@ class HubKeys {
   std::string text(std::string_view key, const std::string& default_value);
 
   // Rejects values that the table forbids in an object named `of`.
-  void hold(std::span<const HeldKeys> table, std::string_view of = {});
+  void hold(std::span<const RestrictedKeys> table, std::string_view of = {});
   // A note about keys that were never requested and are not in `quiet` (space-separated); empty if there are none.
   std::string unread(std::string_view quiet) const;
 

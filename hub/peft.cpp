@@ -32,10 +32,10 @@ constexpr std::string_view kOfTraining =
     "fan_in_fan_out runtime_config parent_library eva_config corda_config lora_ga_config "
     "megatron_config qalora_group_size";
 
-const std::vector<HeldKeys>& held_keys_of_peft() {
+const std::vector<RestrictedKeys>& held_keys_of_peft() {
   // Other initializations subtract the first adapter from the base's weights, or round these (PEFT 0.21,
   // tuners/lora/layer.py).
-  static const std::vector<HeldKeys> all{
+  static const std::vector<RestrictedKeys> all{
       {"peft_type", {"LORA"}},
       {"init_lora_weights",
        {true, false, "gaussian", "eva", "orthogonal"},

@@ -99,11 +99,11 @@ jinja::Rendered ModelTemplate::text(std::span<const Message> turns, const std::s
 }
 
 // The size of a turn's text after `begin`, without white space after a final special token.
-size_t ModelTemplate::turn_size(std::string_view said, size_t begin) const {
-  const std::string_view bare = jinja::stripped(said, false, true);
+size_t ModelTemplate::turn_size(std::string_view with_turn, size_t begin) const {
+  const std::string_view bare = jinja::stripped(with_turn, false, true);
   bool ends = false;
   special_.split(bare, true, [&](std::string_view, int32_t token) { ends = token >= 0; });
-  return std::max(begin, ends ? bare.size() : said.size()) - begin;
+  return std::max(begin, ends ? bare.size() : with_turn.size()) - begin;
 }
 
 // The number of bytes at the beginning of `rest`, the text after a message, that belong to its turn. `last` is the text
@@ -181,14 +181,15 @@ std::vector<Piece> ModelTemplate::render(const Example& example, const std::stri
   };
   for (const auto& [begin, end] : whole.generated) mark(begin, end, Mark::response);
   for (size_t i = 0; i < all.size(); ++i) {
-    const bool answer = all[i].role == Role::assistant, never = all[i].learnt == Message::Learnt::never;
+    const bool answer = all[i].role == Role::assistant, never = all[i].training == Message::Training::never;
     // A turn that is not a response must be located if a block marks it as one.
     if (responses ? !answer || (!never && all[i].is_response() != whole.generated.empty()) : !never) continue;
     const std::string before = i == 0 && !answer ? "" : text(all.first(i), example.variables, answer, what).text;
-    const std::string said =
+    const std::string with_turn =
         i + 1 == all.size() ? whole.text : text(all.first(i + 1), example.variables, false, what).text;
-    std::pair<size_t, size_t> turn{before.size(), before.size() + turn_size(said, before.size())};
-    if (!said.starts_with(before) || !whole.text.starts_with(said)) turn = locate(example, i, whole.text, before, what);
+    std::pair<size_t, size_t> turn{before.size(), before.size() + turn_size(with_turn, before.size())};
+    if (!with_turn.starts_with(before) || !whole.text.starts_with(with_turn))
+      turn = locate(example, i, whole.text, before, what);
     mark(turn.first, turn.second, never ? Mark::never : all[i].is_response() ? Mark::response : Mark::none);
   }
   std::vector<Piece> out;

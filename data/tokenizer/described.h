@@ -21,8 +21,7 @@ using Ids = bpe::Numbers<std::string>;
 struct AddedToken {
   int32_t token = -1;
   bool special = false, normalized = false;
-  bool single_word = false, left = false,
-       right = false;  // matches only between word boundaries; absorbs spaces on its left, right
+  bool single_word = false, left = false, right = false;  // needs word boundaries; absorbs spaces there
 };
 
 // One step of a normalizer.
@@ -52,9 +51,8 @@ struct Description {
   Prefix prefix_mark = Prefix::never;
   std::vector<bpe::Split> cuts;  // splits, each applied to the pieces of the previous one
   // Tokens of a text, and decoded text.
-  bool marks_are_spaces = false,
-       spaces_between = false;          // when decoding; the second: before every token except the first
-  std::vector<int32_t> before, behind;  // tokens added at the beginning and the end of a text
+  bool marks_are_spaces = false, spaces_between = false;  // in decoded text; the second: between tokens
+  std::vector<int32_t> before, behind;                    // tokens added at the beginning and the end of a text
   Strip strip = Strip::none;
 };
 
@@ -203,7 +201,7 @@ class WordCounts {
 
 struct BpeTraining {
   int64_t vocab_size = 50257;  // GPT-2's; at least 256
-  int64_t least_count = 2;  // minimum frequency of a pair to merge; a small text may yield fewer than vocab_size tokens
+  int64_t min_count = 2;  // minimum frequency of a pair to merge; a small text may yield fewer than vocab_size tokens
   // Called periodically with the number of tokens so far.
   std::function<void(int64_t made)> progress = nullptr;
 };

@@ -44,7 +44,7 @@ class Model {
       : model_(value_at(file.json, "model")), what_(what), d_(d) {
     flags();
     number_tokens(file.vocab.members, value_at(file.json, "added_tokens"));
-    if (d_.byte_level && fallback_said_ &&
+    if (d_.byte_level && fallback_set_ &&
         std::find(d_.byte_tokens.begin(), d_.byte_tokens.end(), -1) != d_.byte_tokens.end())
       fail("'byte_fallback' and a ByteLevel pre_tokenizer, without a token for every byte; expected one of them");
     read_merges();
@@ -69,7 +69,7 @@ class Model {
     d_.fuse_unknown = flag(model_, "fuse_unk", false, what_);
     d_.byte_fallback = flag(model_, "byte_fallback", false, what_);
     d_.ignore_merges = flag(model_, "ignore_merges", false, what_);
-    fallback_said_ = d_.byte_fallback;
+    fallback_set_ = d_.byte_fallback;
     if (d_.byte_level) d_.byte_fallback = false;
   }
 
@@ -182,7 +182,7 @@ class Model {
   const Json& model_;
   const std::string& what_;
   Description& d_;
-  bool fallback_said_ = false;
+  bool fallback_set_ = false;
 };
 
 // Parses the normalizer, the pre-tokenizer, the decoder and the post-processor.
@@ -336,8 +336,8 @@ class Steps {
   }
 
   Split pattern(const Json& step, bpe::Behaviour how = isolated, bool invert = false) const {
-    const Json& said = value_at(step, "pattern");
-    const Json &regex = value_at(said, "Regex"), &text = value_at(said, "String");
+    const Json& value = value_at(step, "pattern");
+    const Json &regex = value_at(value, "Regex"), &text = value_at(value, "String");
     if (text.is_string()) return Split::of_text(text.get_ref<const std::string&>(), how, invert);
     if (!regex.is_string()) unknown("step", step, "a 'pattern' with a Regex or a String");
     try {
@@ -485,8 +485,8 @@ std::string HubTokenizer::generation_config() const {
   Json out = Json::parse(Tokenizer::generation_config());
   if (pad_) out["pad_token_id"] = *pad_;
   const auto found = files_.find(kGeneration);
-  const Json said = found == files_.end() ? Json() : parse_json(found->second, kGeneration, JsonFile::others);
-  for (const auto& [key, value] : said.items())
+  const Json settings = found == files_.end() ? Json() : parse_json(found->second, kGeneration, JsonFile::others);
+  for (const auto& [key, value] : settings.items())
     if (!value.is_null() && !value.is_discarded()) out[key] = value;
   return out.dump(2) + "\n";
 }

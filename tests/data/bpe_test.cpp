@@ -139,7 +139,7 @@ TEST(BpeTokenizer, LearnsAndEncodesAsThePlainRuleSays) {
                              : seed % 3 == 1 ? "aaaa " + random_bytes(600, seed, 100)
                                              : test::mixed_text().substr(seed * 97, 700);
     const int64_t least = 1 + static_cast<int64_t>(seed % 4);
-    const BpeTokenizer ours = train_bpe(text, {.vocab_size = 420, .least_count = least});
+    const BpeTokenizer ours = train_bpe(text, {.vocab_size = 420, .min_count = least});
     const BpeTokenizer plain = plain_training(text, 420, least);
     ASSERT_EQ(ours.tokens(), plain.tokens());
     ASSERT_EQ(ours.merges_txt(), plain.merges_txt());
@@ -228,7 +228,7 @@ TEST(BpeBesideHfTokenizers, LearnsAndEncodesTheSame) {
   for (const auto& [vocab, least] : {std::pair<int64_t, int64_t>{700, 2}, {4000, 2}, {4000, 5}}) {
     SCOPED_TRACE(testing::Message() << "vocabulary " << vocab << ", least count " << least);
     const test::Exchange exchange;
-    const BpeTokenizer ours = train_bpe(text, {.vocab_size = vocab, .least_count = least});
+    const BpeTokenizer ours = train_bpe(text, {.vocab_size = vocab, .min_count = least});
     make_directories(exchange.path("ours"));
     exchange.write_text("ours/vocab.json", ours.vocab_json());
     exchange.write_text("ours/merges.txt", ours.merges_txt());

@@ -116,7 +116,7 @@ TEST_F(DatasetTest, CacheDirectoryFollowsTheEnvironment) {
 
 // The checksums are those of the texts whose SHA-256 docs/data.md gives.
 TEST_F(DatasetTest, AustenIsTheSixNovels) {
-  const std::optional<Text> text = known_text("austen");
+  const std::optional<Text> text = builtin_text("austen");
   ASSERT_TRUE(text);
   EXPECT_EQ(checksum(text->bytes()), 0x9d8dc2e17e6618beu);
   const std::vector<std::string> openings{"EMMA\n",       "MANSFIELD PARK\n",      "NORTHANGER ABBEY\n",
@@ -129,12 +129,12 @@ TEST_F(DatasetTest, AustenIsTheSixNovels) {
 }
 
 TEST_F(DatasetTest, TinyshakespeareIsOneDocument) {
-  const std::optional<Text> text = known_text("tinyshakespeare");
+  const std::optional<Text> text = builtin_text("tinyshakespeare");
   ASSERT_TRUE(text);
   EXPECT_EQ(checksum(text->bytes()), 0x6572a3fb9fde75d3u);
   ASSERT_EQ(text->documents.size(), 1u);
   EXPECT_EQ(text->documents[0].end, 1'115'394);
-  EXPECT_FALSE(known_text("dickens"));
+  EXPECT_FALSE(builtin_text("dickens"));
 }
 
 // Mixtures: weights that are read and refused, shares, and the order that keeps to them over every prefix.
@@ -178,7 +178,7 @@ TEST(MixtureOrder, KnowsAnyPlaceWithoutThoseBefore) {
 
 TEST(MixtureOrder, SharesAreWholeNumbers) {
   using Shares = std::vector<int64_t>;
-  const auto of = [](std::vector<double> weights) { return whole_shares(weights); };
+  const auto of = [](std::vector<double> weights) { return integer_shares(weights); };
   EXPECT_EQ(of({0.7, 0.3}), (Shares{7, 3}));
   EXPECT_EQ(of({2, 4, 6}), (Shares{1, 2, 3}));
   EXPECT_EQ(of({0.333333, 0.333333, 0.333333}), (Shares{1, 1, 1}));
@@ -192,7 +192,7 @@ TEST(MixtureOrder, SharesAreWholeNumbers) {
     std::vector<double> weights(2 + random.below(255, 0));
     for (size_t k = 0; k < weights.size(); ++k)
       weights[k] = k % 17 == 3 ? most : k % 11 == 2 ? least : std::exp(20 * random.normal(k + 1));
-    const Shares shares = whole_shares(weights);
+    const Shares shares = integer_shares(weights);
     EXPECT_LE(std::reduce(shares.begin(), shares.end(), int64_t{0}), 1'000'000);
     EXPECT_GE(*std::ranges::min_element(shares), 1);
   }

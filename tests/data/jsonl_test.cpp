@@ -220,8 +220,8 @@ TEST(Jsonl, FlagsExcludeMessages) {
     const Example example = row(fmt::format(R"({{"conversations": [{{"from": "gpt", "value": "a", {0}}},
         {{"from": "human", "value": "b", {0}}}, {{"from": "gpt", "value": "c"}}]}})",
                                             flag));
-    EXPECT_EQ(example.turns[0].learnt, Message::Learnt::never) << flag;
-    EXPECT_EQ(example.turns[2].learnt, Message::Learnt::as_usual) << flag;
+    EXPECT_EQ(example.turns[0].training, Message::Training::never) << flag;
+    EXPECT_EQ(example.turns[2].training, Message::Training::by_role) << flag;
     EXPECT_EQ(example.turns[0].more + example.unshown, "") << flag;
     EXPECT_TRUE(example.unread.empty()) << flag;
   }

@@ -288,9 +288,9 @@ TEST_F(LongText, WordsAreCountedAsOfTheWhole) {
   const std::string one = test::mixed_text() + test::unseen_text();
   std::string text;
   while (text.size() < size_t{9} << 20) text += one;
-  const TextWalk walk = [&](const PartPiece& f) { f(text, false); };
+  const TextWalk walk = [&](const SplitChunk& f) { f(text, false); };
   const auto learnt = make_tokenizer({.name = "bpe", .vocab_size = 600}, "t", walk);
-  EXPECT_EQ(learnt->to_json(), train_bpe(text, {.vocab_size = 600, .least_count = 16}).to_json());
+  EXPECT_EQ(learnt->to_json(), train_bpe(text, {.vocab_size = 600, .min_count = 16}).to_json());
 }
 
 TEST_F(LongText, RareWordsAreForgottenAndItIsSaid) {

@@ -14,7 +14,7 @@ void check(const std::vector<Weighted>& all) {
     require(!w.name.empty() && std::isfinite(w.weight) && w.weight > 0, "names and positive weights");
     weights.push_back(w.weight);
   }
-  const std::vector<int64_t> shares = whole_shares(weights);
+  const std::vector<int64_t> shares = integer_shares(weights);
   for (const int64_t s : shares) require(s > 0 && s <= 1'000'000, "a share is positive");
   const int64_t sum = std::reduce(shares.begin(), shares.end());
   require(shares.size() == all.size() && sum <= 1'000'000, "a period of a million at most");
