@@ -22,7 +22,7 @@ std::string random_bytes(uint64_t length, uint64_t seed, uint64_t kinds) {
   return out;
 }
 
-TEST(BpeAlphabet, SpellsEveryByteAndReadsItBack) {
+TEST(BpeAlphabet, RoundTripsEveryByte) {
   std::string all;
   for (int b = 0; b < 256; ++b) all += static_cast<char>(b);
   EXPECT_EQ(bpe::unspell(bpe::spell(all)), all);
@@ -35,7 +35,7 @@ TEST(BpeAlphabet, SpellsEveryByteAndReadsItBack) {
   EXPECT_EQ(bpe::bytes_in_order()[255], 0xAD);
 }
 
-TEST(BpePieces, CutAsGpt2Does) {
+TEST(BpePieces, MatchGpt2) {
   EXPECT_EQ(pieces("Hello, it's 12 o'clock"), (Pieces{"Hello", ",", " it", "'s", " 12", " o", "'", "clock"}));
   EXPECT_EQ(pieces("a  b\n\n c \n"), (Pieces{"a", " ", " b", "\n\n", " c", " \n"}));
   EXPECT_EQ(pieces("we'll WE'LL"), (Pieces{"we", "'ll", " WE", "'", "LL"}));
@@ -49,7 +49,7 @@ TEST(BpePieces, CutAsGpt2Does) {
   EXPECT_EQ(pieces("\xED\xA0\x80"), (Pieces{"\xED\xA0\x80"}));  // a surrogate
 }
 
-TEST(BpePieces, AreTheWholeTextWhateverItIs) {
+TEST(BpePieces, ConcatenateToTheText) {
   for (uint64_t seed = 0; seed < 50; ++seed) {
     const std::string text = random_bytes(2000, seed, seed % 2 == 0 ? 256 : 128);
     std::string joined;
@@ -58,7 +58,7 @@ TEST(BpePieces, AreTheWholeTextWhateverItIs) {
   }
 }
 
-TEST(BpePieces, OfTenMegabytesAreNoTrouble) {
+TEST(BpePieces, SplitTenMegabytes) {
   for (const char c : {'a', ' ', '\n', '\xFF'}) ASSERT_EQ(pieces(std::string(10'000'000, c)).size(), 1U) << c;
 }
 
@@ -132,7 +132,7 @@ std::vector<int32_t> plain_encoding(const BpeTokenizer& t, std::string_view text
   return out;
 }
 
-TEST(BpeTokenizer, LearnsAndEncodesAsThePlainRuleSays) {
+TEST(BpeTokenizer, TrainingAndEncodingMatchTheNaiveAlgorithm) {
   for (uint64_t seed = 0; seed < 24; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     const std::string text = seed % 3 == 0   ? random_bytes(600, seed, 256)
@@ -151,7 +151,7 @@ TEST(BpeTokenizer, LearnsAndEncodesAsThePlainRuleSays) {
   }
 }
 
-TEST(BpeTokenizer, TravelsThroughItsFiles) {
+TEST(BpeTokenizer, RoundTripsThroughItsFiles) {
   const BpeTokenizer t = train_bpe(test::mixed_text(), {.vocab_size = 1000});
   ASSERT_EQ(t.vocab_size(), 1000);
   const std::string text = test::unseen_text();
@@ -178,7 +178,7 @@ std::string vocabulary(const std::vector<std::string>& more) {
   return BpeTokenizer(tokens, {}, "t").vocab_json();
 }
 
-TEST(BpeTokenizer, SpecialTokensAreDecodedAndNeverMade) {
+TEST(BpeTokenizer, DecodesButNeverEncodesSpecialTokens) {
   const BpeTokenizer t = BpeTokenizer::parse_files(vocabulary({"th", "<|endoftext|>"}), "#version: 0.2\nt h\n",
                                                    "vocab.json", "merges.txt");
   EXPECT_EQ(t.encode("th<|endoftext|>").size(), 14U);
@@ -191,7 +191,7 @@ TEST(BpeTokenizer, SpecialTokensAreDecodedAndNeverMade) {
   expect_error(Status::usage, {"token 258", "vocabulary of 258"}, [&] { t.decode(std::vector<int32_t>{258}); });
 }
 
-TEST(BpeTokenizer, RefusesFilesThatDoNotFit) {
+TEST(BpeTokenizer, RejectsInconsistentFiles) {
   const auto refuse = [](const std::string& vocab, const std::string& merges,
                          std::initializer_list<std::string> parts) {
     expect_error(Status::input, parts, [&] { BpeTokenizer::parse_files(vocab, merges, "v.json", "m.txt"); });
@@ -222,7 +222,7 @@ TEST(BpeTokenizer, RefusesFilesThatDoNotFit) {
 constexpr const char* kBroken = "a\xFF\xFE b \xE2\x82 c \xF0\x9F\x98 \xC3";
 constexpr const char* kBrokenShown = "a\xEF\xBF\xBD\xEF\xBF\xBD b \xEF\xBF\xBD c \xEF\xBF\xBD \xEF\xBF\xBD";
 
-TEST(BpeBesideHfTokenizers, LearnsAndEncodesTheSame) {
+TEST(BpeVersusHfTokenizers, TrainingAndEncodingMatch) {
   if (const std::string why = test::missing("tokenizers"); !why.empty()) GTEST_SKIP() << why;
   const std::string text = test::mixed_text();
   for (const auto& [vocab, least] : {std::pair<int64_t, int64_t>{700, 2}, {4000, 2}, {4000, 5}}) {
@@ -251,7 +251,7 @@ TEST(BpeBesideHfTokenizers, LearnsAndEncodesTheSame) {
 }
 
 // The files of our own tokenizers, read by the library and by our reader of such files.
-TEST(OwnTokenizersInTheLibrary, HaveTheSameTokens) {
+TEST(OwnTokenizersVersusLibrary, TokensMatch) {
   if (const std::string why = test::missing("tokenizers"); !why.empty()) GTEST_SKIP() << why;
   const std::string text = test::mixed_text() + test::unseen_text() + " \xE2\x96\x81 <0x0A> </s> <|endoftext|>\r\n";
   std::vector<std::unique_ptr<Tokenizer>> all;
@@ -276,7 +276,7 @@ TEST(OwnTokenizersInTheLibrary, HaveTheSameTokens) {
 }
 
 // Tokenizers of published kinds on a text in many scripts: the library's tokens, and its text when it decodes them.
-TEST(PatternsBesideHfTokenizers, MakeTheSameTokens) {
+TEST(PatternsVersusHfTokenizers, TokensMatch) {
   if (const std::string why = test::missing("tokenizers"); !why.empty()) GTEST_SKIP() << why;
   const test::Exchange exchange;
   // The library needs two minutes for 3 MB, which TESSERA_COMPARE_BYTES=3000000 asks for.

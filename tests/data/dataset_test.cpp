@@ -14,7 +14,7 @@ std::string prose() {
   return text;
 }
 
-TEST_F(DatasetTest, IsMadeAndOpened) {
+TEST_F(DatasetTest, RoundTripsThroughItsDirectory) {
   const Text text = text_of_bytes(prose(), "prose");
   const Dataset d = make_dataset(text, {"char"}, path("deep/set/"));
   const auto split = split_text(text);
@@ -31,7 +31,7 @@ TEST_F(DatasetTest, IsMadeAndOpened) {
                [&] { dataset_for(path("deep/set").string(), {"bytes"}); });
 }
 
-TEST_F(DatasetTest, AFailureLeavesNothing) {
+TEST_F(DatasetTest, FailureLeavesNoFiles) {
   const auto refuse = [&](const std::string& text, const TokenizerChoice& choice, const std::string& folder,
                           Status status, std::initializer_list<std::string> parts) {
     expect_error(status, parts, [&] { make_dataset(text_of_bytes(text, "t"), choice, path(folder)); });
@@ -44,7 +44,7 @@ TEST_F(DatasetTest, AFailureLeavesNothing) {
   refuse(prose(), {"char"}, std::string(300, 'x'), Status::output, {"cannot create the dataset", "too long"});
 }
 
-TEST_F(DatasetTest, TextFilesAreCachedByContent) {
+TEST_F(DatasetTest, CachesTextFilesByContent) {
   const std::string a = file("a.txt", prose()).string(), b = file("b.txt", prose()).string();
   const Dataset first = dataset_for(a, {}), second = dataset_for(b, {"char"}), bytes = dataset_for(a, {"bytes"});
   EXPECT_EQ(first.directory, second.directory);
@@ -57,7 +57,7 @@ TEST_F(DatasetTest, TextFilesAreCachedByContent) {
   expect_error(Status::input, {"not a dataset"}, [&] { dataset_for(path("").string(), {}); });
 }
 
-TEST_F(DatasetTest, DocumentsOfAJsonlFile) {
+TEST_F(DatasetTest, TokenizesDocumentsOfJsonlFiles) {
   std::string lines;
   for (int i = 0; i < 25; ++i) lines += "{\"text\": \"document " + std::to_string(i) + "\", \"id\": 3}\n\n";
   const std::filesystem::path jsonl = file("d.jsonl", lines);
@@ -80,7 +80,7 @@ TEST_F(DatasetTest, DocumentsOfAJsonlFile) {
   EXPECT_FALSE(std::filesystem::exists(path("other")));
 }
 
-TEST_F(DatasetTest, RefusesDirectoriesThatDoNotFitTogether) {
+TEST_F(DatasetTest, RejectsInconsistentDirectories) {
   const auto damage = [&](const std::string& name, const std::string& bytes, std::initializer_list<std::string> parts) {
     std::filesystem::remove_all(path("set"));
     make_dataset(text_of_bytes(prose(), "prose"), {"char"}, path("set"));
@@ -115,7 +115,7 @@ TEST_F(DatasetTest, CacheDirectoryFollowsTheEnvironment) {
 }
 
 // The checksums are those of the texts whose SHA-256 docs/data.md gives.
-TEST_F(DatasetTest, AustenIsTheSixNovels) {
+TEST_F(DatasetTest, AustenHasSixNovels) {
   const std::optional<Text> text = builtin_text("austen");
   ASSERT_TRUE(text);
   EXPECT_EQ(checksum(text->bytes()), 0x9d8dc2e17e6618beu);
@@ -152,7 +152,7 @@ void expect_shares(const std::vector<int64_t>& shares, int64_t until) {
   }
 }
 
-TEST(MixtureOrder, KeepsToTheSharesOverEveryPrefix) {
+TEST(MixtureOrder, MatchesTheSharesOverEveryPrefix) {
   expect_shares({1}, 5);
   expect_shares({7, 3}, 100);
   expect_shares({1, 1, 1, 1}, 100);
@@ -166,7 +166,7 @@ TEST(MixtureOrder, KeepsToTheSharesOverEveryPrefix) {
   }
 }
 
-TEST(MixtureOrder, KnowsAnyPlaceWithoutThoseBefore) {
+TEST(MixtureOrder, RandomAccessMatchesSequentialAccess) {
   const MixtureOrder order({700'000, 299'999, 1});
   const auto far = order.at(3'000'000'000'000 + 17), near = order.at(17);
   EXPECT_EQ(far.dataset, near.dataset);
@@ -176,7 +176,7 @@ TEST(MixtureOrder, KnowsAnyPlaceWithoutThoseBefore) {
     expect_error(Status::usage, {"[mixture]", "shares"}, [&] { MixtureOrder{bad}; });
 }
 
-TEST(MixtureOrder, SharesAreWholeNumbers) {
+TEST(MixtureOrder, ConvertsWeightsToIntegerShares) {
   using Shares = std::vector<int64_t>;
   const auto of = [](std::vector<double> weights) { return integer_shares(weights); };
   EXPECT_EQ(of({0.7, 0.3}), (Shares{7, 3}));
@@ -198,7 +198,7 @@ TEST(MixtureOrder, SharesAreWholeNumbers) {
   }
 }
 
-TEST(Weights, AreRead) {
+TEST(Weights, ParsesNamesAndNumbers) {
   const auto as_text = [](const std::vector<Weighted>& all) {
     std::string out;
     for (const Weighted& w : all) out += w.name + ":" + std::to_string(w.weight).substr(0, 4) + " ";
@@ -210,7 +210,7 @@ TEST(Weights, AreRead) {
   EXPECT_EQ(as_text(parse_weights_file("x = 3 # more\ny = 0.25\n", "m.toml")), "x:3.00 y:0.25 ");
 }
 
-TEST(Weights, AreRefusedInOneLine) {
+TEST(Weights, RejectsInvalidWeights) {
   const auto refuse = [](const std::string& text, std::initializer_list<std::string> parts) {
     expect_error(Status::usage, parts, [&] { parse_weights(text, "`data`"); });
   };
@@ -248,7 +248,7 @@ class MixtureTest : public DataTest {
   }
 };
 
-TEST_F(MixtureTest, NamesAreRelativeToItsFile) {
+TEST_F(MixtureTest, ResolvesNamesRelativeToItsFile) {
   std::filesystem::create_directory(path("sets"));
   file("sets/a.txt", "text");
   const auto found = mixture_in(file("sets/m.json", R"({"a.txt": 1, "austen": 2})").string());
@@ -259,7 +259,7 @@ TEST_F(MixtureTest, NamesAreRelativeToItsFile) {
   EXPECT_FALSE(mixture_in(file("b=1", "a text of that name").string()));
 }
 
-TEST_F(MixtureTest, TellsItselfFromOthers) {
+TEST_F(MixtureTest, ChecksumsDifferBetweenMixtures) {
   const auto sums = [&](double a, double b, const std::string& second) {
     return mixture(text("a.txt", std::string(50, 'a')), a, text("b.txt", second), b).checksums();
   };
@@ -270,7 +270,7 @@ TEST_F(MixtureTest, TellsItselfFromOthers) {
   EXPECT_NE(sums(1, 2, b), sums(1, 2, b + "cc"));
 }
 
-TEST_F(MixtureTest, NeedsOneTokenizer) {
+TEST_F(MixtureTest, RequiresOneTokenizer) {
   const auto mix = [&] {
     mixture(text("a.txt", std::string(30, 'a'), "char"), 1, text("b.txt", std::string(29, 'b') + "cb", "char"), 1);
   };
@@ -279,7 +279,7 @@ TEST_F(MixtureTest, NeedsOneTokenizer) {
 }
 
 // Parts are held to the rows of the model's table, each by its own tokens: 'a' is token 97, 'b' is 98.
-TEST_F(MixtureTest, TokensOfEveryPartFitTheTable) {
+TEST_F(MixtureTest, ChecksTokensOfEveryComponent) {
   for (const bool first : {false, true}) {
     const Dataset b = text("b.txt", std::string(90, 'b')), a = text("a.txt", std::string(50, 'a'));
     const Dataset d = first ? mixture(b, 1, a, 1) : mixture(a, 1, b, 1);
@@ -289,7 +289,7 @@ TEST_F(MixtureTest, TokensOfEveryPartFitTheTable) {
 }
 
 // Each token is one byte of text, whatever the mixture; a mean loss of log(2) is one bit.
-TEST_F(MixtureTest, BitsPerByte) {
+TEST_F(MixtureTest, BitsPerByteAreIndependentOfTheMixture) {
   const Dataset d = mixture(text("a.txt", std::string(50, 'a')), 1, text("b.txt", std::string(90, 'b')), 3);
   EXPECT_NEAR(d.bits_per_byte(std::log(2.0)), 1, 1e-12);
   EXPECT_EQ(d.train_tokens(), 45 + 81);

@@ -26,7 +26,7 @@ class LoadedExamples : public DataTest {
   }
 };
 
-TEST_F(LoadedExamples, AreTokensOfPromptAndResponse) {
+TEST_F(LoadedExamples, EncodePromptAndResponse) {
   const Dataset d = load_examples(write(kGood + kGood + kGood), kBytes, {.context = 8});
   EXPECT_EQ(d.train_examples->examples(), 2);
   EXPECT_EQ(d.val_examples->examples(), 1);
@@ -50,7 +50,7 @@ TEST_F(LoadedExamples, AreTokensOfPromptAndResponse) {
 
 // A completion continues its prompt: the ids of both as one text, and targets by the offsets of the library
 // `tokenizers` 0.23, in which a token that ends behind the prompt has a byte of the completion.
-TEST_F(LoadedExamples, CompletionsContinueTheTokensOfTheirPrompts) {
+TEST_F(LoadedExamples, EncodeCompletionsTogetherWithTheirPrompts) {
   const std::pair<const char*, const char*> texts[] = {
       {"the river", " bank"}, {"Q: ", "bar that"}, {"in the", "refore it"}, {"a\\n", "\\nb \u00e9"}};
   const int targets[][4] = {{3, 5, 6, 5}, {3, 5, 6, 5}, {3, 5, 6, 5}, {3, 5, 6, 4},
@@ -77,7 +77,7 @@ TEST_F(LoadedExamples, CompletionsContinueTheTokensOfTheirPrompts) {
 }
 
 // A chat template's output as a text: with `special` its markers are tokens, else text, and a note says which.
-TEST_F(LoadedExamples, NamesOfSpecialTokensAreReadAndReportedAsAsked) {
+TEST_F(LoadedExamples, ReportNamesOfSpecialTokens) {
   const fs::path folder = emptied("chat");
   file("chat/tokenizer.json", chat_tokenizer().dump());
   const std::string marked = "<|im_start|>user\\na<|im_end|>", row = R"({"text": ")" + marked + "\"}\n",
@@ -117,7 +117,7 @@ TEST_F(LoadedExamples, NamesOfSpecialTokensAreReadAndReportedAsAsked) {
 }
 
 // The forms that people, git, editors and compressors give one file: the same rows, whatever its name.
-TEST_F(LoadedExamples, AreTheSameInEveryFormAndUnderEveryName) {
+TEST_F(LoadedExamples, AreIdenticalInEveryFileFormat) {
   const std::string one = "{\"prompt\": \"ab\", \"completion\": \"c[,]\\\"}\\\\d\"}",
                     two = "{\"prompt\": \"e\",\n \"completion\": \"f\"}",
                     flat = "{\"prompt\": \"e\", \"completion\": \"f\"}";
@@ -148,7 +148,7 @@ TEST_F(LoadedExamples, AreTheSameInEveryFormAndUnderEveryName) {
   EXPECT_EQ(refusal("[{\"text\": \"a\"}]\n{\"text\": \"b\"}"), "f:2: unexpected content after the list of rows");
 }
 
-TEST_F(LoadedExamples, MayBeTokensAlready) {
+TEST_F(LoadedExamples, AcceptTokenizedRows) {
   const std::string rows = "{\"input_ids\": [97, 98, 99], \"labels\": [-100, -100, 99]}\n{\"input_ids\": [97, 98]}\n";
   for (const bool responses : {true, false}) {
     const Dataset d = load_examples(write(rows), kBytes, {.responses_only = responses, .context = 8});
@@ -170,7 +170,7 @@ TEST_F(LoadedExamples, MayBeTokensAlready) {
 // The targets of a conversation in brackets, with the cases in which they are: r, responses only; a, all; R and A, the
 // same with a weight of 0 for the first answer and the second question. The first token is no target: nothing predicts
 // it.
-TEST_F(LoadedExamples, TargetsOfEachTemplateAreExact) {
+TEST_F(LoadedExamples, HaveExactTargetsForEachTemplate) {
   auto described = nlohmann::json::parse(read_file(TESSERA_SOURCE_DIR "/tests/app/fixtures/bos/tokenizer.json"));
   for (const char* marker :
        {"<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"}) {
@@ -229,7 +229,7 @@ TEST_F(LoadedExamples, TargetsOfEachTemplateAreExact) {
 }
 
 // Tokens that the tokenizer itself puts before a text stand before rows that begin with text.
-TEST_F(LoadedExamples, BeginAsTheTokenizersTextsDo) {
+TEST_F(LoadedExamples, BeginWithTheTokenizersOwnBeginning) {
   const TokenizerChoice bos{.name = std::string(TESSERA_SOURCE_DIR) + "/tests/app/fixtures/bos"};
   const auto load = [&](const std::string& line, ExampleOptions o) {
     o.context = 100;
@@ -248,7 +248,7 @@ TEST_F(LoadedExamples, BeginAsTheTokenizersTextsDo) {
 
 // The tokenizer was made for chats: its markers are tokens, which nobody's message can hold, and its template is the
 // one that `auto` means for messages.
-TEST_F(LoadedExamples, MarkersAreTheTokenizersOwnTokens) {
+TEST_F(LoadedExamples, EncodeMarkersAsSpecialTokens) {
   fs::create_directories(path("chat"));
   file("chat/tokenizer.json", chat_tokenizer().dump());
   const auto with = [&](const std::string& jinja) {
@@ -290,7 +290,7 @@ TEST_F(LoadedExamples, MarkersAreTheTokenizersOwnTokens) {
   EXPECT_NO_THROW(load_examples(write(kGood + kGood), other, {.context = 60})) << "no messages";
 }
 
-TEST_F(LoadedExamples, ABadLineIsNamedOrCounted) {
+TEST_F(LoadedExamples, NameOrCountBadLines) {
   const std::string rows =
       kGood + "{\"prompt\": \"ab\"}\n" + kGood + "nonsense\n" + pair("ab", "") + pair("abcdefghij", "k") + kGood;
   const std::string name = path("f.jsonl").string();
@@ -308,7 +308,7 @@ TEST_F(LoadedExamples, ABadLineIsNamedOrCounted) {
   EXPECT_TRUE(refusal("", {.name = "char"}).starts_with(name + ": 0 examples"));
 }
 
-TEST_F(LoadedExamples, KeysThatNothingReadsAreNamedAndLongOnesAreCutAndCounted) {
+TEST_F(LoadedExamples, NoteUnusedKeysAndTruncation) {
   const std::string keys = "{\"prompt\": \"ab\", \"completion\": \"cd\", \"id\": 1}\n", line = pair("ab", "cdefghijkl");
   EXPECT_EQ(load_examples(write(keys + keys), kBytes, {.context = 8}).notes.front(), "unused keys: 'id'");
   const Dataset d = load_examples(write(line + line), kBytes, {.context = 6});
@@ -318,7 +318,7 @@ TEST_F(LoadedExamples, KeysThatNothingReadsAreNamedAndLongOnesAreCutAndCounted) 
 }
 
 // Special tokens and markers have no bytes, whatever tokenizer and template there are; nor has what is cut off.
-TEST_F(LoadedExamples, BytesAreThoseOfTheResponses) {
+TEST_F(LoadedExamples, CountBytesOfResponses) {
   const std::string talk =
       R"({"messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "the cat é"}]})"
       "\n";
@@ -341,7 +341,7 @@ TEST_F(LoadedExamples, BytesAreThoseOfTheResponses) {
             std::ssize(tokenizer->token_bytes(260) + tokenizer->token_bytes(261)));
 }
 
-TEST_F(LoadedExamples, OfMoreRowsThanMemoryHoldsAreRefused) {
+TEST_F(LoadedExamples, RejectRowsBeyondMemory) {
   const fs::path file = write(std::string(kGood) + kGood + kGood);
   const int64_t bytes = 3 * (std::ssize(std::string_view(kGood)) - 1);
   EXPECT_EQ(load_examples(file, kBytes, {.context = 8, .most_bytes = bytes}).train_examples->examples(), 2);
@@ -360,7 +360,7 @@ EncodedExample make_example(int32_t first, int64_t prompt, int64_t response) {
   return out;
 }
 
-TEST(ExampleRows, TrainTheResponseAndNeverThePadding) {
+TEST(ExampleRows, TrainOnResponsesButNotPadding) {
   const ExampleRows rows({make_example(10, 2, 2), make_example(20, 0, 2)}, 5, false);
   std::vector<int32_t> in(10), out(10);
   rows.load(0, 2, in.data(), out.data());
@@ -376,7 +376,7 @@ TEST(ExampleRows, TrainTheResponseAndNeverThePadding) {
 }
 
 // Every target once, with the same tokens before it as alone, and its document's beginning.
-TEST(ExampleRows, PackedHoldEachExampleOnceAndApart) {
+TEST(ExampleRows, PackingIsolatesEachExample) {
   std::vector<EncodedExample> examples;
   const Philox random = Philox::named(1, "packing");
   for (uint64_t e = 0; e < 50; ++e)
@@ -409,7 +409,7 @@ TEST(ExampleRows, PackedHoldEachExampleOnceAndApart) {
   EXPECT_EQ(rows.targets(), positions);
   EXPECT_NE(rows.checksum(), ExampleRows(examples, 16, false).checksum());
 }
-TEST(Permutation, HoldsEveryPlaceOnceInEachRound) {
+TEST(Permutation, IsABijectionInEachRound) {
   const Philox random = Philox::named(3, "shuffle");
   for (const uint64_t count : {1U, 2U, 3U, 7U, 64U, 65U, 1000U}) {
     std::set<std::vector<uint64_t>> orders;
@@ -426,7 +426,7 @@ TEST(Permutation, HoldsEveryPlaceOnceInEachRound) {
 }
 
 // The first place goes to any of five alike: chi-square with four degrees of freedom below its 99.9% quantile.
-TEST(Permutation, HasNoFavourites) {
+TEST(Permutation, FirstElementIsUniform) {
   const Philox random = Philox::named(4, "shuffle");
   std::vector<double> firsts(5, 0.0);
   constexpr uint64_t kTrials = 5000;

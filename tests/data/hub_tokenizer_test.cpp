@@ -45,7 +45,7 @@ class HubTokenizerTest : public DataTest {
   }
 };
 
-TEST_F(HubTokenizerTest, EncodesAndDecodesTokenForTokenAsTheLibrary) {
+TEST_F(HubTokenizerTest, MatchesTheLibraryTokenForToken) {
   for (const char* const name : kTokenizers) {
     const auto tokenizer = Tokenizer::open_folder(tokenizer_fixture(name));
     for (const Json& e : to_json(tokenizer_fixture(name) / "expected.json")) {
@@ -63,7 +63,7 @@ TEST_F(HubTokenizerTest, EncodesAndDecodesTokenForTokenAsTheLibrary) {
 }
 
 // Special tokens in a text are text unless it is asked otherwise.
-TEST_F(HubTokenizerTest, KnowsItsSpecialTokensAndSurvivesItsOwnFile) {
+TEST_F(HubTokenizerTest, RoundTripsWithItsSpecialTokens) {
   for (const char* const name : kTokenizers) {
     SCOPED_TRACE(name);
     const auto tokenizer = Tokenizer::open_folder(tokenizer_fixture(name));
@@ -88,7 +88,7 @@ TEST_F(HubTokenizerTest, KnowsItsSpecialTokensAndSurvivesItsOwnFile) {
   }
 }
 
-TEST_F(HubTokenizerTest, ATextThatGoesOnGetsNoMarkOfABeginning) {
+TEST_F(HubTokenizerTest, ContinuedTextGetsNoBeginningMark) {
   for (const char* const name : {"roberta", "llama2", "mistral"}) {
     const auto tokenizer = Tokenizer::open_folder(tokenizer_fixture(name));
     const auto to_string = [&](const std::vector<int32_t>& tokens) {
@@ -102,7 +102,7 @@ TEST_F(HubTokenizerTest, ATextThatGoesOnGetsNoMarkOfABeginning) {
 }
 
 // Rules that trained files do not show: there, the merges lead to every token, and digits were never joined.
-TEST_F(HubTokenizerTest, WholePiecesAndSingleDigitsGoBeforeMerges) {
+TEST_F(HubTokenizerTest, FullPiecesAndDigitsPrecedeMerges) {
   for (const bool ignore : {true, false}) {
     const auto folder = changed("llama3", [&](Json& json) {
       json["model"]["merges"] = Json::array();
@@ -124,7 +124,7 @@ TEST_F(HubTokenizerTest, WholePiecesAndSingleDigitsGoBeforeMerges) {
   }
 }
 
-TEST_F(HubTokenizerTest, ADatasetKeepsItAndLendsItToAnother) {
+TEST_F(HubTokenizerTest, IsStoredWithADataset) {
   std::string text;
   for (int i = 0; i < 40; ++i) text += "She'd said <|end|> caf\xC3\xA9 " + std::to_string(i) + "\n";
   const std::string name = tokenizer_fixture("qwen").string();
@@ -139,7 +139,7 @@ TEST_F(HubTokenizerTest, ADatasetKeepsItAndLendsItToAnother) {
 }
 
 // Two folders whose tokenizers make the same tokens share what is in the cache, and nothing else.
-TEST_F(HubTokenizerTest, SettingsAreThoseOfTheFolderAndNotOfTheCache) {
+TEST_F(HubTokenizerTest, ReadsSettingsFromTheDirectoryNotTheCache) {
   file("text.txt", std::string(500, 'a'));
   for (const int32_t end : {7, 8}) {
     const TokenizerChoice choice{.name = changed("smollm", [](Json&) {}).string()};
@@ -151,7 +151,7 @@ TEST_F(HubTokenizerTest, SettingsAreThoseOfTheFolderAndNotOfTheCache) {
 
 // The bytes 1 and 2 are spelled "\u0101\u0102"; a token that is written "\u0001\u0002" is another, which no merge
 // makes.
-TEST_F(HubTokenizerTest, AMergeFindsTokensByTheirSpelling) {
+TEST_F(HubTokenizerTest, MergesFindTokensBySpelling) {
   for (const bool as_pairs : {false, true}) {
     int32_t spelled = 0;
     const auto tokenizer = Tokenizer::open_folder(changed("gpt2", [&](Json& json) {
@@ -167,13 +167,13 @@ TEST_F(HubTokenizerTest, AMergeFindsTokensByTheirSpelling) {
   }
 }
 
-TEST_F(HubTokenizerTest, AVocabularyMayBeOneToken) {
+TEST_F(HubTokenizerTest, AcceptsAVocabularyOfOneToken) {
   const auto tokenizer = Tokenizer::open_folder(folder_with(R"({"model": {"vocab": {"a": 0}, "merges": []}})"));
   EXPECT_EQ(tokenizer->encode("aa"), (std::vector<int32_t>{0, 0}));
   expect_error(Status::usage, {"no token for 'b'"}, [&] { tokenizer->encode("b"); });
 }
 
-TEST_F(HubTokenizerTest, AnythingUnknownIsRefusedByName) {
+TEST_F(HubTokenizerTest, RejectsUnknownComponentsByName) {
   const auto set = [](const char* pointer, const Json& value) {
     return [=](Json& json) { json[Json::json_pointer(pointer)] = value; };
   };
@@ -217,7 +217,7 @@ TEST_F(HubTokenizerTest, AnythingUnknownIsRefusedByName) {
 }
 
 // A pattern that would try every way to cut a run of one letter, and one that looks back from everywhere.
-TEST_F(HubTokenizerTest, APatternThatNeverEndsIsStopped) {
+TEST_F(HubTokenizerTest, StopsCatastrophicPatterns) {
   for (const char* const regex : {"(a+)+$", "(a|aa)+b", "(?:a*)*c"}) {
     const auto folder =
         changed("llama3", [&](Json& json) { json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = regex; });
@@ -228,7 +228,7 @@ TEST_F(HubTokenizerTest, APatternThatNeverEndsIsStopped) {
   }
 }
 
-TEST_F(HubTokenizerTest, ItsConfigurationIsCheckedToo) {
+TEST_F(HubTokenizerTest, ValidatesItsConfiguration) {
   expect_refused(configured("gpt2", {{"added_tokens_decoder", {{"x", "y"}}}}), {"'added_tokens_decoder'", "\"x\""});
   expect_refused(configured("gpt2", {{"bos_token", 3}}), {"tokenizer_config.json", "'bos_token'", "3"});
   expect_refused(configured("gpt2", {{"chat_template", 3}}), {"tokenizer_config.json", "'chat_template'"});
@@ -242,7 +242,7 @@ TEST_F(HubTokenizerTest, ItsConfigurationIsCheckedToo) {
 }
 
 // As transformers 5.24: with a tokenizer.json its post_processor decides, whatever class and keys are.
-TEST_F(HubTokenizerTest, EndsAreAddedAsTransformersAddsThem) {
+TEST_F(HubTokenizerTest, AddsEndsLikeTransformers) {
   // The tokenizer, keys beside those of both ends, and what is put before and behind a text.
   const std::tuple<const char*, Json, std::string, std::string> cases[] = {
       {"llama2", Json::object(), "<s>", ""},
@@ -266,7 +266,7 @@ TEST_F(HubTokenizerTest, EndsAreAddedAsTransformersAddsThem) {
 }
 
 // Expected ids are those of transformers 5.24 for the same files.
-TEST_F(HubTokenizerTest, FilesBesideTokenizerJsonNameTokensAsInTransformers) {
+TEST_F(HubTokenizerTest, ReadsCompanionFilesLikeTransformers) {
   const auto token = [](const char* name, bool special) { return Json{{"content", name}, {"special", special}}; };
   const Json config = {{"eos_token", "<s>"}, {"pad_token", "<|z|>"}};
   const Json map = {
@@ -303,7 +303,7 @@ TEST_F(HubTokenizerTest, FilesBesideTokenizerJsonNameTokensAsInTransformers) {
   }
 }
 
-TEST_F(HubTokenizerTest, VocabAndMergesAreReadByTheClassOfTheFolder) {
+TEST_F(HubTokenizerTest, ReadsVocabAndMergesByTokenizerClass) {
   const Json model = to_json(tokenizer_fixture("gpt2") / "tokenizer.json")["model"];
   std::string merges = "#version: 0.2\n";
   for (const Json& merge : model["merges"])
@@ -335,7 +335,7 @@ TEST_F(HubTokenizerTest, VocabAndMergesAreReadByTheClassOfTheFolder) {
 }
 
 // The ids of generation_config.json, else of config.json, else of the tokenizer; they go where the tokenizer goes.
-TEST_F(HubTokenizerTest, GenerationEndsWhereTheModelsSettingsSay) {
+TEST_F(HubTokenizerTest, GenerationEndsFollowTheModelsSettings) {
   const int32_t own = Tokenizer::open_folder(tokenizer_fixture("smollm"))->document_end().value();
   const std::tuple<const char*, const char*, std::vector<int32_t>> cases[] = {
       {nullptr, nullptr, {own}},
@@ -362,7 +362,7 @@ TEST_F(HubTokenizerTest, GenerationEndsWhereTheModelsSettingsSay) {
 }
 
 // transformers before 5 knows no TokenizersBackend; and a folder that names no class gets that of its model.
-TEST_F(HubTokenizerTest, FilesNameAClassThatEveryVersionHas) {
+TEST_F(HubTokenizerTest, WritesAClassKnownToEveryVersion) {
   const auto folder = changed("gpt2", [](Json&) {});
   EXPECT_EQ(Json::parse(Tokenizer::open_folder(folder)->files().at("tokenizer_config.json")).at("tokenizer_class"),
             "PreTrainedTokenizerFast");
@@ -374,7 +374,7 @@ TEST_F(HubTokenizerTest, FilesNameAClassThatEveryVersionHas) {
 
 // Numbers and tokens by add_special_tokens() of tokenizers 0.23.3: of a new name, of a word of the vocabulary, of
 // another new name, and of an added token that was not special.
-TEST_F(HubTokenizerTest, AddsTokensAsTheLibraryDoes) {
+TEST_F(HubTokenizerTest, AddsTokensLikeTheLibrary) {
   const std::tuple<const char*, int32_t, int32_t, std::vector<int32_t>> cases[] = {
       {"gpt2", 403, 331, {86, 299, 223, 403, 90, 223, 331, 223, 130, 105, 404}},
       {"roberta", 403, 334, {280, 300, 223, 403, 374, 223, 334, 223, 130, 105, 404}},
@@ -406,7 +406,7 @@ TEST_F(HubTokenizerTest, AddsTokensAsTheLibraryDoes) {
                [&] { make_tokenizer(bytes, "text"); });
 }
 
-TEST_F(HubTokenizerTest, AMillionMergesAreRefused) {
+TEST_F(HubTokenizerTest, RejectsAMillionMerges) {
   std::string json = R"({"decoder":{"type":"Fuse"},"model":{"type":"BPE","vocab":{"a":0,"aa":1},"merges":[)";
   for (int i = 0; i < 1'000'000; ++i) json += i == 0 ? "\"a a\"" : ",\"a a\"";
   expect_refused(folder_with(json + "]}}"), {"1000000 merges; expected at most 600000"});
@@ -414,7 +414,7 @@ TEST_F(HubTokenizerTest, AMillionMergesAreRefused) {
   expect_refused(path("made"), {"200000000 bytes; expected at most"});
 }
 
-TEST_F(HubTokenizerTest, LongRunsTakeTheirLengthAndNotItsSquare) {
+TEST_F(HubTokenizerTest, EncodesLongRunsInLinearTime) {
   const auto began = std::chrono::steady_clock::now();
   std::string marks = "a";
   for (int i = 0; i < 100'000; ++i) marks += i % 2 == 0 ? "\xCC\x81" : "\xCC\xA3";
@@ -429,7 +429,7 @@ TEST_F(HubTokenizerTest, LongRunsTakeTheirLengthAndNotItsSquare) {
 }
 
 // Oniguruma's regcomp reads these flags otherwise, and its regexec cannot read what the C library compiled.
-TEST(Oniguruma, LeavesTheRegularExpressionsOfTheCLibraryAlone) {
+TEST(Oniguruma, DoesNotReplaceTheCLibrarysRegex) {
   regex_t compiled;
   ASSERT_EQ(regcomp(&compiled, "tessera", REG_ICASE | REG_NOSUB), 0);
   EXPECT_EQ(regexec(&compiled, "TESSERA", 0, nullptr, 0), 0);

@@ -41,7 +41,7 @@ void expect_refused(const std::vector<Case>& cases) {
         << c.source.substr(0, 200);
 }
 
-TEST(Jinja, MakesWhatPythonMakes) {
+TEST(Jinja, MatchesPython) {
   if (const std::string why = test::missing("jinja2"); !why.empty()) GTEST_SKIP() << why;
   const std::filesystem::path source(TESSERA_SOURCE_DIR);
   const test::Exchange exchange;
@@ -69,7 +69,7 @@ TEST(Jinja, MakesWhatPythonMakes) {
 }
 
 // Some of the same by hand, where Python is not there to be asked.
-TEST(Jinja, KeepsItsRules) {
+TEST(Jinja, FollowsTheRulesOfJinja) {
   const std::vector<Case> cases = {
       {"  {% if true %}\n a\n  {%- endif %}\n{# c #}\nb\n", " ab"},
       {"{% for x in [1, 2, 3] if x != 2 %}{{ loop.index }}/{{ loop.length }}:{{ x }}{{ ',' if not loop.last }}{% else "
@@ -94,7 +94,7 @@ TEST(Jinja, KeepsItsRules) {
   for (const Case& c : cases) EXPECT_EQ(rendered(c.source, c.variables), c.result) << c.source;
 }
 
-TEST(Jinja, RefusesByLine) {
+TEST(Jinja, RejectsErrorsByLine) {
   expect_refused(
       {{"a\nb\n{{ x | nosuch }}", "t:3: unknown filter 'nosuch'"},
        {"{{ x is nosuch }}", "t:1: unknown test 'nosuch'"},
@@ -125,7 +125,7 @@ TEST(Jinja, RefusesByLine) {
 }
 
 // Nesting in the template's text, in its values and in its calls, and work without end.
-TEST(Jinja, HasBounds) {
+TEST(Jinja, BoundsNestingAndWork) {
   const auto repeated = [](const std::string& text, int times) {
     std::string out;
     for (int i = 0; i < times; ++i) out += text;
@@ -181,7 +181,7 @@ class ModelTemplates : public testing::Test {
                          {{Role::user, "a"}, {Role::assistant, "b "}, {Role::user, "c"}, {Role::assistant, "d"}}};
 };
 
-TEST_F(ModelTemplates, ResponsesAreWhatTurnsAdd) {
+TEST_F(ModelTemplates, ResponsesAreTheTextAddedByTurns) {
   const ModelTemplate chatml = with(
       "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + eos_token + '\\n' }}{% endfor %}"
       "{% if add_generation_prompt %}{{ bos_token }}assistant\n{% endif %}");
@@ -198,7 +198,7 @@ TEST_F(ModelTemplates, ResponsesAreWhatTurnsAdd) {
             "f:7: a message contains a noncharacter, U+FDD0 or U+FDD1");
 }
 
-TEST_F(ModelTemplates, GenerationBlocksSayWhatIsTheResponse) {
+TEST_F(ModelTemplates, GenerationBlocksMarkTheResponse) {
   const ModelTemplate marked = with(
       "{% for m in messages %}{% if m.role == 'assistant' %}A:{% generation %}{{ m.content if loop.last else '...' }}"
       "{% endgeneration %};{% else %}{{ m.content }} {% endif %}{% endfor %}");
@@ -206,7 +206,7 @@ TEST_F(ModelTemplates, GenerationBlocksSayWhatIsTheResponse) {
 }
 
 // A message with the weight 0 (in braces) is not learnt, nor is a prompt that is a list of messages.
-TEST_F(ModelTemplates, WhatIsNotLearntIsFoundByItsTurn) {
+TEST_F(ModelTemplates, LocatesUntrainedTurns) {
   const std::string row = R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b",
       "weight": 0}, {"role": "user", "content": "c", "weight": 0}, {"role": "assistant", "content": "d"}]})";
   const std::string list = R"({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
@@ -223,7 +223,7 @@ TEST_F(ModelTemplates, WhatIsNotLearntIsFoundByItsTurn) {
 }
 
 // No turn must be found in a text that counts as a whole.
-TEST_F(ModelTemplates, AllOfATextNeedsNoPrefixes) {
+TEST_F(ModelTemplates, FullTextTrainingNeedsNoPrefixes) {
   const ModelTemplate last = with("{% for m in messages %}{{ m.content if loop.last else '-' }};{% endfor %}");
   EXPECT_EQ(refused(last, talk_),
             "f:7: message 2: the chat template prints its text never; expected once and unmodified, or generation "
@@ -232,7 +232,7 @@ TEST_F(ModelTemplates, AllOfATextNeedsNoPrefixes) {
 }
 
 // As transformers 5.24 hands messages on: a key that is null is not there, thoughts have one name.
-TEST_F(ModelTemplates, NamesOfThoughtsAreOne) {
+TEST_F(ModelTemplates, NormalizesThoughtKeys) {
   const ModelTemplate thinks =
       with("{% for m in messages %}{{ m.reasoning_content }}/{{ m.thinking }}/{{ m.content is defined }};{% endfor %}");
   for (const char* key : {"reasoning_content", "thinking", "reasoning"}) {
@@ -243,7 +243,7 @@ TEST_F(ModelTemplates, NamesOfThoughtsAreOne) {
   EXPECT_EQ(shown(thinks.render(parse_example(calls, "f:1"), "f:1", false)), "//False;");
 }
 
-TEST_F(ModelTemplates, PartsOfSpecialNamesAreRefused) {
+TEST_F(ModelTemplates, RejectsPartialSpecialTokenNames) {
   const Example cut = {Example::Shape::messages, {{Role::assistant, "x<|im_end|>y"}}};
   const std::string words = "f:7: the chat template prints only part of a special token's name in a message";
   EXPECT_EQ(refused(with("{% for m in messages %}{{ m.content.split('im_end')[0] }}{% endfor %}"), cut), words);
@@ -255,7 +255,7 @@ TEST_F(ModelTemplates, PartsOfSpecialNamesAreRefused) {
 
 // Rows as OpenAI's documentation of function calling has them: calls without content, arguments as a text, answers of
 // tools. Templates read arguments as mappings, so vLLM makes such ones of them before it renders.
-TEST_F(ModelTemplates, ToolsReachTheTemplate) {
+TEST_F(ModelTemplates, PassesToolsToTheTemplate) {
   const ModelTemplate tools = with(
       "{{ tools | tojson }}\n{% for m in messages %}{{ m.role }}{{ '/' + m.name if m.name }}:{% if m.content is "
       "undefined %}"
@@ -277,7 +277,7 @@ TEST_F(ModelTemplates, ToolsReachTheTemplate) {
 
 // The kinds of Qwen3 (an empty thought in the last turn alone, thoughts of earlier turns gone), of Phi-3 (one more end
 // behind the last turn), of gpt-oss (another end there) and of R1 (a thought begins in what asks for an answer).
-TEST_F(ModelTemplates, AnswersAreFoundWhereTheTextDoesNotGrow) {
+TEST_F(ModelTemplates, LocatesAnswersWithoutCommonPrefix) {
   const std::string user = "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>{{ m.content }}{% else %}A:";
   const std::string asks = "{% endif %}{% endfor %}{% if add_generation_prompt %}A:";
   const auto rendered = [&](const std::string& answer, const std::string& behind, const Example& example) {
@@ -311,7 +311,7 @@ TEST_F(ModelTemplates, AnswersAreFoundWhereTheTextDoesNotGrow) {
             std::string::npos);
 }
 
-TEST_F(ModelTemplates, WhatATemplateRefusesIsRefused) {
+TEST_F(ModelTemplates, PropagatesErrorsRaisedByTheTemplate) {
   const ModelTemplate strict =
       with("{% if messages[0].role != 'system' %}\n{{ raise_exception('no system') }}{% endif %}");
   EXPECT_EQ(refused(strict, talk_), "f:7: chat_template:2: the template raises an error: no system");

@@ -20,7 +20,7 @@ std::string refused(std::string_view line) {
   return error_message([&] { render(parse_example(line, "f:3"), ChatTemplate::automatic, "f:3"); }, Status::input);
 }
 
-TEST(Jsonl, HasFourShapes) {
+TEST(Jsonl, ParsesFourShapes) {
   const Example chat =
       row(R"({"id": 7, "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hé"}]})");
   EXPECT_EQ(chat.shape, Example::Shape::messages);
@@ -38,7 +38,7 @@ TEST(Jsonl, HasFourShapes) {
   EXPECT_EQ(row(R"({"text": "once"})").shape, Example::Shape::text);
 }
 
-TEST(Jsonl, NamesTheLineThatIsWrong) {
+TEST(Jsonl, ErrorsNameTheLine) {
   constexpr const char* kAmong =
       "f:3: expected input_ids, messages, conversations, prompt and completion, instruction and output, or text among "
       "its keys";
@@ -92,7 +92,7 @@ TEST(Jsonl, NamesTheLineThatIsWrong) {
   EXPECT_TRUE(refused("{\"text\": \"\xff\"}").starts_with("f:3: not valid JSON at byte"));
 }
 
-TEST(Jsonl, RolesHaveNames) {
+TEST(Jsonl, ParsesRoleNames) {
   const char* const line =
       R"({"messages": [{"role": "developer", "content": "s"}, {"role": "bot", "content": "b", "name": "n"}]})";
   const Example own = row(line);
@@ -107,7 +107,7 @@ TEST(Jsonl, RolesHaveNames) {
     EXPECT_TRUE(error_message([&] { parse_role_names(bad); }).starts_with("`roles`: expected unique names")) << bad;
 }
 
-TEST(Jsonl, LinesAreCountedWithTheBlankOnes) {
+TEST(Jsonl, CountsBlankLines) {
   std::vector<std::string> found;
   for_each_line("\uFEFFa\r\n\n  \nb\n\nc", "f", [&](std::string_view line, int64_t number) {
     found.push_back(std::to_string(number) + std::string(line));
@@ -127,7 +127,7 @@ std::string shown(const Example& example, ChatTemplate style) {
   return out + (within ? "]" : "");
 }
 
-TEST(ChatTemplates, AreThoseOfTheField) {
+TEST(ChatTemplates, MatchPublishedTemplates) {
   const Example chat{
       Example::Shape::messages,
       {{Role::system, "S"}, {Role::user, " U "}, {Role::assistant, " A "}, {Role::user, "V"}, {Role::assistant, "B"}}};
@@ -163,7 +163,7 @@ TEST(ChatTemplates, AreThoseOfTheField) {
 }
 
 // Rows as OpenAI, ShareGPT, TRL and Alpaca's successors write them, in ChatML without its markers' names.
-TEST(Jsonl, ReadsTheShapesOfTheWorld) {
+TEST(Jsonl, ParsesRowsOfOtherPrograms) {
   const std::pair<const char*, const char*> cases[] = {
       {R"({"messages": null, "prompt": "a", "completion": "b"})", "user\na;assistant\n[b]"},
       {R"({"instruction": "a", "input": null, "output": "b"})", "user\na;assistant\n[b]"},
@@ -232,7 +232,7 @@ TEST(Jsonl, FlagsExcludeMessages) {
         << flag;
 }
 
-TEST(Jsonl, KeysMayHaveOtherNames) {
+TEST(Jsonl, RenamesKeys) {
   const RowNames names{parse_key_names("prompt=question,completion=answer,system=sys")};
   const Example example = parse_example(R"({"question": "a", "answer": "b", "prompt": "old", "id": 1})", "f:1", names);
   EXPECT_EQ(shown(example, ChatTemplate::none), "a[b*]");
@@ -251,7 +251,7 @@ TEST(Jsonl, KeysMayHaveOtherNames) {
 }
 
 // The template that an export writes makes the text of the built-in one.
-TEST(ChatTemplates, OneThatIsExportedSaysTheSame) {
+TEST(ChatTemplates, ExportedTemplatesRenderIdentically) {
   nlohmann::json tokenizer = chat_tokenizer();
   for (nlohmann::json& token : tokenizer["added_tokens"])
     if (token["id"] == 400) token["content"] = "<|begin_of_text|>";

@@ -24,13 +24,13 @@ std::vector<int32_t> parse(const std::string& bytes, int64_t vocab) {
   return read_tokens(TokenFile::of_llmc_bytes(std::as_bytes(std::span(bytes)), vocab, "t.bin"));
 }
 
-TEST(LlmcFile, IsReadInBothWidths) {
+TEST(LlmcFile, ReadsBothWidths) {
   EXPECT_EQ(parse(gpt2_file({0, 7, 50256, 65535}), 65536), (std::vector<int32_t>{0, 7, 50256, 65535}));
   EXPECT_EQ(parse(llmc<uint32_t>(20240801, 7, {0, 128000}), 128256), (std::vector<int32_t>{0, 128000}));
   EXPECT_EQ(parse(gpt2_file({}), 10), std::vector<int32_t>{});
 }
 
-TEST(LlmcFile, IsCheckedStrictly) {
+TEST(LlmcFile, RejectsInvalidFiles) {
   const auto refuse = [](std::string bytes, size_t at, int32_t value, std::initializer_list<std::string> parts) {
     std::memcpy(bytes.data() + at, &value, at < bytes.size() ? 4 : 0);
     expect_error(Status::input, parts, [&] { parse(bytes, 100); });
@@ -61,7 +61,7 @@ class LlmcDataset : public DataTest {
   TokenizerChoice folder() const { return {.name = path("tokenizer").string()}; }
 };
 
-TEST_F(LlmcDataset, HoldsOutTheLastTenthOrItsSibling) {
+TEST_F(LlmcDataset, HoldsOutTheLastTenthOrTheValidationFile) {
   const Dataset alone = dataset_for(path("text_train.bin").string(), folder());
   EXPECT_EQ(alone.val.size(), (alone.train_tokens() + alone.val.size() + 9) / 10);
   EXPECT_EQ(alone.train_bytes + alone.val_bytes, static_cast<int64_t>(test::unseen_text().size()));
@@ -72,7 +72,7 @@ TEST_F(LlmcDataset, HoldsOutTheLastTenthOrItsSibling) {
   EXPECT_EQ(dataset_for(path("text_train.bin").string(), folder()).val.size(), 4);  // not what the cache had
 }
 
-TEST_F(LlmcDataset, NeedsTheTokenizer) {
+TEST_F(LlmcDataset, RequiresATokenizer) {
   const std::string bin = path("text_train.bin").string();
   expect_error(Status::usage, {"`tokenizer`", "text_train.bin", "found none"}, [&] { dataset_for(bin, {}); });
   expect_error(Status::usage, {"`tokenizer`", "'bpe'"}, [&] { dataset_for(bin, {"bpe"}); });
@@ -81,7 +81,7 @@ TEST_F(LlmcDataset, NeedsTheTokenizer) {
   expect_error(Status::input, {"text_val.bin", "token 500"}, [&] { dataset_for(bin, folder()); });
 }
 
-TEST_F(LlmcDataset, ATextTakesATokenizerFromAFolder) {
+TEST_F(LlmcDataset, TokenizesTextWithATokenizerDirectory) {
   const std::string text = file("other.txt", test::unseen_text()).string();
   const Dataset other = dataset_for(text, folder());
   EXPECT_EQ(other.tokenizer->to_json(), Tokenizer::load(path("tokenizer/tokenizer.json"))->to_json());
@@ -117,7 +117,7 @@ class ShardsTest : public DataTest {
   std::string folder_;
 };
 
-TEST_F(ShardsTest, AreReadWhereTheyLie) {
+TEST_F(ShardsTest, ReadsShardsInPlace) {
   shard("t_train_2.bin", 40, 30);
   shard("t_train_1.bin", 0, 40);
   shard("t_val_0.bin", 100, 20);
@@ -134,7 +134,7 @@ TEST_F(ShardsTest, AreReadWhereTheyLie) {
   EXPECT_EQ(evaluation_text(path("set").string(), *Tokenizer::open_folder(tokenizer().name), {.context = 4}).bytes, 20);
 }
 
-TEST_F(ShardsTest, TheLastIsHeldOutWhereNoneIsNamed) {
+TEST_F(ShardsTest, HoldsOutTheLastShardByDefault) {
   shard("a.bin", 0, 10);
   shard("b.bin", 10, 11);
   shard("c.bin", 20, 12);
@@ -144,7 +144,7 @@ TEST_F(ShardsTest, TheLastIsHeldOutWhereNoneIsNamed) {
   EXPECT_NE(d.notes.at(0).find("c.bin"), std::string::npos);
 }
 
-TEST_F(ShardsTest, AreTheSameDataOnlyInFull) {
+TEST_F(ShardsTest, ChecksumsCoverEveryShard) {
   shard("a.bin", 0, 10);
   shard("b.bin", 10, 11);
   shard("val.bin", 0, 12);
@@ -156,7 +156,7 @@ TEST_F(ShardsTest, AreTheSameDataOnlyInFull) {
   EXPECT_EQ(sums().at("validation"), before.at("validation"));
 }
 
-TEST_F(ShardsTest, AreRefusedByName) {
+TEST_F(ShardsTest, ErrorsNameTheFile) {
   const auto refuse = [&](const std::string& spec, Status status, std::initializer_list<std::string> parts) {
     expect_error(status, parts, [&] { dataset_for(spec, tokenizer()); });
   };
@@ -176,7 +176,7 @@ TEST_F(ShardsTest, AreRefusedByName) {
   refuse(pattern("*.bin"), Status::input, {"b.bin", "9 tokens of 2 bytes"});
 }
 
-TEST_F(ShardsTest, MadeOfSeveralSources) {
+TEST_F(ShardsTest, MergesSeveralSources) {
   const std::string text(300, 'x'), more = file("more.txt", std::string(200, 'y')).string();
   std::string lines;
   for (int i = 0; i < 20; ++i) lines += "{\"text\": \"document\"}\n";

@@ -17,7 +17,7 @@ namespace {
 
 using TextTest = DataTest;
 
-TEST_F(TextTest, KeepsLineEndsAndDropsTheByteOrderMark) {
+TEST_F(TextTest, PreservesLineEndsAndDropsTheByteOrderMark) {
   EXPECT_EQ(load_text_file(file("a", "one\r\ntwo\n")).bytes(), "one\r\ntwo\n");
   const Text text = load_text_file(file("b", "\xEF\xBB\xBFword"));
   EXPECT_EQ(text.bytes(), "word");
@@ -27,7 +27,7 @@ TEST_F(TextTest, KeepsLineEndsAndDropsTheByteOrderMark) {
   EXPECT_EQ(load_text_file(file("long", line)).bytes().size(), line.size());
 }
 
-TEST_F(TextTest, RefusesWhatIsNoText) {
+TEST_F(TextTest, RejectsNonTextFiles) {
   const auto refuse = [&](const std::string& name, std::initializer_list<std::string> parts) {
     expect_error(Status::input, parts, [&] { load_text_file(path(name)); });
   };
@@ -61,7 +61,7 @@ TEST_F(TextTest, RefusesWhatIsNoText) {
   if (::geteuid() != 0) refuse("secret", {"secret", "Permission denied"});
 }
 
-TEST(Utf8, EveryCodePointComesBackAndNothingElseIsTaken) {
+TEST(Utf8, RoundTripsCodePointsAndRejectsInvalidBytes) {
   for (char32_t c = 0; c <= 0x110000; ++c) {
     std::string bytes;
     append_utf8(bytes, c);
@@ -93,14 +93,14 @@ TEST(SplitText, HoldsOutTheLastTenthOfEveryDocument) {
   expect_error(Status::input, {"'tiny'", "5 bytes", "too short"}, [] { split_text(text_of_bytes("hello", "tiny")); });
 }
 
-TEST_F(TextTest, WholeFiles) {
+TEST_F(TextTest, WritesFilesAtomically) {
   write_file(path("f"), "one", "two");
   EXPECT_EQ(read_file(path("f")), "onetwo");
   expect_error(Status::output, {"no/such/f"}, [&] { write_file(path("no/such/f"), "x"); });
   EXPECT_EQ(names_in(path("")), std::vector<std::string>{"f"}) << "something half-written stayed";
 }
 
-TEST_F(TextTest, RunsProgramsAndGivesUpOnSlowOnes) {
+TEST_F(TextTest, RunsProgramsWithATimeout) {
   EXPECT_EQ(run_program({"sh", "-c", "echo one; echo two >&2; exit 3"}, path(""), 10).status, 3);
   EXPECT_EQ(run_program({"sh", "-c", "echo one; echo two >&2"}, path(""), 10).last_line, "two");
   EXPECT_EQ(run_program({"no-such-program-here"}, path(""), 10).status, 127);
@@ -121,7 +121,7 @@ class TokenFileTest : public DataTest {
   }
 };
 
-TEST_F(TokenFileTest, KeepsTokensOfBothWidths) {
+TEST_F(TokenFileTest, RoundTripsBothWidths) {
   for (const int64_t vocab : {int64_t{65536}, int64_t{70000}}) {
     const std::vector<int32_t> tokens{0, 65535, static_cast<int32_t>(vocab - 1)};
     TokenFile::write(path("t.tok"), tokens, vocab);
@@ -136,7 +136,7 @@ TEST_F(TokenFileTest, KeepsTokensOfBothWidths) {
   expect_error(Status::output, {"no/t.tok"}, [&] { TokenFile::write(path("no/t.tok"), bad, 8); });
 }
 
-TEST_F(TokenFileTest, RefusesEveryTruncationAndEveryChangedByte) {
+TEST_F(TokenFileTest, RejectsEveryTruncationAndChangedByte) {
   counting(20);
   const std::string good = read_file(path("t.tok"));
   const auto refused = [&](const std::string& bytes) {
@@ -159,7 +159,7 @@ TEST_F(TokenFileTest, RefusesEveryTruncationAndEveryChangedByte) {
   expect_error(Status::input, {"directory"}, [&] { TokenFile::open(path("")); });
 }
 
-TEST_F(TokenFileTest, AFileThatChangesWhileItIsOpenIsRefused) {
+TEST_F(TokenFileTest, RejectsFilesModifiedWhileOpen) {
   const TokenFile f = counting(20000);
   std::vector<int32_t> out(20000);
   std::fstream(path("t.tok"), std::ios::in | std::ios::out | std::ios::binary)
@@ -173,7 +173,7 @@ TEST_F(TokenFileTest, AFileThatChangesWhileItIsOpenIsRefused) {
   expect_error(Status::input, {"t.tok", "cut short"}, [&] { f.copy(8000, 2000, out.data()); });
 }
 
-TEST_F(TokenFileTest, OrderIsAFunctionOfSeedAndStepUnderEverySlicing) {
+TEST_F(TokenFileTest, OrderDependsOnlyOnSeedAndStep) {
   const TokenFile f = counting(1000);
   const Loader loader(f, 16, 12, 7);
   std::vector<int32_t> in(12 * 16), out(12 * 16), part_in(12 * 16), part_out(12 * 16);
@@ -195,7 +195,7 @@ TEST_F(TokenFileTest, OrderIsAFunctionOfSeedAndStepUnderEverySlicing) {
   EXPECT_NE(in, part_in);
 }
 
-TEST_F(TokenFileTest, LoaderReachesTheLastTokenAndRefusesALongContext) {
+TEST_F(TokenFileTest, LoaderReachesTheLastTokenAndRejectsALongContext) {
   const TokenFile f = counting(9);
   std::vector<int32_t> in(8), out(8);
   Loader(f, 8, 1, 1).load(5, 0, 1, in.data(), out.data());
@@ -255,7 +255,7 @@ std::pair<std::vector<int32_t>, int> streamed(const Tokenizer& tokenizer, std::s
   return {out, chunks};
 }
 
-TEST_F(LongText, ChunksHaveTheTokensOfTheWhole) {
+TEST_F(LongText, ChunkedEncodingMatchesFullEncoding) {
   const std::string text = test::mixed_text() + test::unseen_text() + test::mixed_text();
   std::vector<std::unique_ptr<Tokenizer>> all;
   all.push_back(make_tokenizer({"bytes"}, "t"));
@@ -270,13 +270,13 @@ TEST_F(LongText, ChunksHaveTheTokensOfTheWhole) {
     }
 }
 
-TEST_F(LongText, ATextThatCannotBeCutIsRefused) {
+TEST_F(LongText, RejectsTextWithoutSplitPositions) {
   const auto tokenizer = Tokenizer::open_folder(tokenizer_fixture("llama3"));
   expect_error(Status::input, {"text", "no position in", "documents"},
                [&] { streamed(*tokenizer, std::string(20 * kChunk, 'x'), false, 1); });
 }
 
-TEST_F(LongText, AnUnknownCharacterIsNamedByItsPlaceInTheText) {
+TEST_F(LongText, ErrorsNameTheOffsetInTheText) {
   const CharTokenizer tokenizer = CharTokenizer::of_text("ab", "t");
   const std::string text = std::string(5 * kChunk, 'a') + "c";
   expect_error(Status::usage, {"'c'", "at byte " + std::to_string(5 * kChunk)},
@@ -284,7 +284,7 @@ TEST_F(LongText, AnUnknownCharacterIsNamedByItsPlaceInTheText) {
 }
 
 // A tokenizer learns the same from chunks: no piece of GPT-2's pattern crosses a cut.
-TEST_F(LongText, WordsAreCountedAsOfTheWhole) {
+TEST_F(LongText, ChunkedWordCountsMatchFullText) {
   const std::string one = test::mixed_text() + test::unseen_text();
   std::string text;
   while (text.size() < size_t{9} << 20) text += one;
@@ -293,7 +293,7 @@ TEST_F(LongText, WordsAreCountedAsOfTheWhole) {
   EXPECT_EQ(learnt->to_json(), train_bpe(text, {.vocab_size = 600, .min_count = 16}).to_json());
 }
 
-TEST_F(LongText, RareWordsAreForgottenAndItIsSaid) {
+TEST_F(LongText, NotesDroppedRareWords) {
   WordCounts counts;
   const size_t words = WordCounts::kMax + 2;
   std::string text;
@@ -316,7 +316,7 @@ int64_t peak() {
   return kilobytes / 1024;
 }
 
-TEST_F(LongText, TakesLittleMemory) {
+TEST_F(LongText, UsesLittleMemory) {
   std::string lines;
   for (int i = 0; i < 20'000; ++i) lines += "line " + std::to_string(i) + " of a long text, word by word\n";
   for (int i = 0; i < 50; ++i) {

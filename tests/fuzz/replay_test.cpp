@@ -18,7 +18,7 @@ std::vector<fs::path> entries(const fs::path& folder) {
   return found;
 }
 
-TEST(Fuzz, EveryCorpusDoesWhatItsNamesSay) {
+TEST(Fuzz, CorpusFilesMatchTheirNames) {
   for (const auto& [name, parse] : targets()) {
     int accepted = 0, refused = 0;
     for (const fs::path& file : entries(kCorpus / name)) {
@@ -35,7 +35,7 @@ TEST(Fuzz, EveryCorpusDoesWhatItsNamesSay) {
   }
 }
 
-TEST(Fuzz, EveryTargetHasACorpusAndTheOtherWayRound) {
+TEST(Fuzz, TargetsAndCorporaCorrespond) {
   std::set<std::string> named, kept;
   for (const auto& [name, parse] : targets()) named.insert(name);
   for (const fs::path& folder : entries(kCorpus)) kept.insert(folder.filename().string());
@@ -43,7 +43,7 @@ TEST(Fuzz, EveryTargetHasACorpusAndTheOtherWayRound) {
   EXPECT_GE(named.size(), 10U);
 }
 
-TEST(Fuzz, ABrokenPromiseIsSeen) {
+TEST(Fuzz, DetectsViolatedInvariants) {
   EXPECT_TRUE(accepts([](std::string_view) {}, ""));
   EXPECT_FALSE(accepts([](std::string_view) { throw InputError("the input: bad"); }, ""));
   EXPECT_THROW(accepts([](std::string_view) { throw InputError("something is bad"); }, ""), std::logic_error);

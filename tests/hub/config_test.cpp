@@ -47,7 +47,7 @@ std::string refusal_message(const std::string& text) {
   return taken.empty() ? refused : taken;
 }
 
-TEST(HubConfig, PublishedConfigurationsAreReadOrRefusedByName) {
+TEST(HubConfig, ReadsOrRejectsPublishedConfigurations) {
   const Json all = Json::parse(read_file(TESSERA_SOURCE_DIR "/tests/hub/fixtures/configurations.json"));
   int refused = 0, taken = 0;
   for (const Json& one : all.at("models")) {
@@ -71,7 +71,7 @@ TEST(HubConfig, PublishedConfigurationsAreReadOrRefusedByName) {
 const Json kTiny{{"model_type", "llama"}, {"hidden_size", 16}, {"num_attention_heads", 2}, {"vocab_size", 50}};
 
 // A harmful value is refused by its name, a harmless one changes nothing.
-TEST(HubConfig, KeysThatChangeWhatIsComputedAreRefusedByName) {
+TEST(HubConfig, RejectsUnsupportedKeysByName) {
   const std::string plain = in_words(parsed(kTiny.dump()));
   const std::tuple<const char*, Json, Json> keys[] = {
       {"hidden_act", "gelu", "swish"},
@@ -102,7 +102,7 @@ TEST(HubConfig, KeysThatChangeWhatIsComputedAreRefusedByName) {
   EXPECT_TRUE(in_words(parsed(with(qwen, "attention_bias", true).dump())).ends_with("biased; note: attention_bias"));
 }
 
-TEST(HubConfig, WhatNobodyReadsMayHoldAnything) {
+TEST(HubConfig, IgnoresUnusedKeys) {
   const std::string plain = in_words(parsed(kTiny.dump()));
   std::string deep(100, '[');
   deep.append(100, ']');
@@ -133,7 +133,7 @@ TEST(HubConfig, WhatNobodyReadsMayHoldAnything) {
 }
 
 // LlamaConfig() and its like of transformers 5.0 (src/transformers/models/*/configuration_*.py).
-TEST(HubConfig, WhatIsLeftOutIsAsUsualInTransformers) {
+TEST(HubConfig, DefaultsMatchTransformers) {
   const std::map<std::string, std::string> usual = {
       {"gpt2",
        "gpt2 12 layers, 12/12 heads of 64, 768 channels, 3072 hidden, context 1024, vocab 50257, eps 1e-05, tied"},
@@ -166,7 +166,7 @@ TEST(HubConfig, WhatIsLeftOutIsAsUsualInTransformers) {
 
 // Transformers 5.24.0: with default positions no model of these types looks at a part of a head, with scaled ones
 // each fails; its Qwen3 and Llama have biases of all four projections, its Mistral and Qwen2 look at no key.
-TEST(HubConfig, PartsOfHeadsAndBiasesAreThoseOfTransformers) {
+TEST(HubConfig, PartialRotationAndBiasesMatchTransformers) {
   const std::string plain = in_words(parsed(kTiny.dump()));
   const Json part = with(kTiny, "partial_rotary_factor", 0.5);
   EXPECT_EQ(in_words(parsed(part.dump())), plain + "; note: partial_rotary_factor");
@@ -193,7 +193,7 @@ TEST(HubConfig, PartsOfHeadsAndBiasesAreThoseOfTransformers) {
 
 // As transformers 5.24.0 takes them: 0 and null count as missing, a length in the file itself comes first, and
 // attention_factor before what follows from mscale.
-TEST(HubConfig, KeysOfYarnAreThoseOfTransformers) {
+TEST(HubConfig, YarnKeysMatchTransformers) {
   const auto words = [](const Json& more, const Json& top = Json::object()) {
     Json rope{{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 16}};
     rope.update(more);
@@ -219,7 +219,7 @@ TEST(HubConfig, KeysOfYarnAreThoseOfTransformers) {
 }
 
 // A model that we write is read as that model.
-TEST(HubConfig, WhatIsWrittenIsReadAsTheSame) {
+TEST(HubConfig, RoundTrips) {
   const ModelConfig gpt2{.layers = 2, .heads = 2, .channels = 16, .context = 32, .vocab = 40, .ffn = 24};
   ModelConfig exact = gpt2, yarn = gpt2;
   exact.gelu = GeluForm::erf;
@@ -244,7 +244,7 @@ TEST(HubConfig, WhatIsWrittenIsReadAsTheSame) {
 }
 
 // A window is used where layers slide, and means something where it is shorter than the context.
-TEST(HubConfig, WindowsAreKnownWhereTheyMeanSomething) {
+TEST(HubConfig, ReadsWindowsOfSlidingLayers) {
   const auto window = [](const char* type, const Json& keys) {
     Json config = with(with(kTiny, "model_type", type), "max_position_embeddings", 64);
     config.update({{"num_hidden_layers", 2}, {"num_key_value_heads", 2}});
@@ -275,7 +275,7 @@ TEST(HubConfig, WindowsAreKnownWhereTheyMeanSomething) {
 // Models with experts under the names and keys of the transformers library.
 
 // Every layer of Mixtral and Qwen3-MoE has experts, each with tensors of its own.
-TEST(HubExperts, HaveTheNamesAndKeysOfTransformers) {
+TEST(HubExperts, NamesAndKeysMatchTransformers) {
   ModelConfig mixtral{.family = Family::llama, .layers = 2, .heads = 2, .channels = 16, .context = 32, .vocab = 40};
   mixtral.kv_heads = 1, mixtral.head_dim = 8, mixtral.ffn = 24, mixtral.tied = false;
   mixtral.experts.count = 3;

@@ -30,7 +30,7 @@ class HubFolderTest : public HubTest {
   }
 };
 
-TEST_F(HubFolderTest, ComputesWhatTransformersComputed) {
+TEST_F(HubFolderTest, LossMatchesTransformers) {
   const Json written = Json::parse(read_file(TESSERA_SOURCE_DIR "/tests/models/fixtures/greedy.json"));
   for (const char* name : kVariants)
     for (const size_t shards : {1, 3}) {
@@ -52,7 +52,7 @@ TEST_F(HubFolderTest, ComputesWhatTransformersComputed) {
 }
 
 // And after one step of SGD: each weight is w - lr g by the gradients of PyTorch.
-TEST_F(HubFolderTest, IsWrittenAsItWasReadAndAfterAStepOfSgdWithTheWeightsOfPyTorch) {
+TEST_F(HubFolderTest, RoundTripsAndMatchesPyTorchAfterAnSgdStep) {
   constexpr float kRate = 0.1F;
   for (const char* name : kVariants) {
     const Safetensors fixture = open_fixture(name);
@@ -104,7 +104,7 @@ TEST(HubConvert, ReadsEveryFloat16) {
 }
 
 // Keys of published models, by which nothing is computed: the loss stays.
-TEST_F(HubFolderTest, KeysThatMeanNothingChangeNoLoss) {
+TEST_F(HubFolderTest, IgnoredKeysDoNotChangeTheLoss) {
   const std::pair<const char*, Json> cases[] = {
       {"gpt2", {{"_num_labels", 1}}},                                                        // distilgpt2
       {"gpt2", {{"n_special", 0}, {"predict_special_tokens", true}}},                        // gpt2-medium
@@ -127,7 +127,7 @@ TEST_F(HubFolderTest, KeysThatMeanNothingChangeNoLoss) {
 }
 
 // Names and kinds of tensors as other programs leave them: the loss is that of the plain folder.
-TEST_F(HubFolderTest, NamesOfWrappersAndOfBareModelsAndMasksAreRead) {
+TEST_F(HubFolderTest, ReadsWrappedNamesBareModelsAndMasks) {
   const std::vector<std::byte> mask(16);
   const auto renamed = [&](const char* variant, int notes, const std::function<std::string(const std::string&)>& name) {
     const Safetensors fixture = open_fixture(variant);
@@ -158,7 +158,7 @@ TEST_F(HubFolderTest, NamesOfWrappersAndOfBareModelsAndMasksAreRead) {
 }
 
 // Another file in the place of the weights is named for what it is.
-TEST_F(HubFolderTest, OtherFilesInThePlaceOfWeightsAreNamed) {
+TEST_F(HubFolderTest, ErrorsNameFilesMistakenForWeights) {
   make_folder(open_fixture("untied"));
   const auto with = [&](const std::string& bytes, const char* words) {
     file("model.safetensors", bytes);
@@ -176,7 +176,7 @@ TEST_F(HubFolderTest, OtherFilesInThePlaceOfWeightsAreNamed) {
   expect_refused("index.json is a pointer of git-lfs");
 }
 
-TEST_F(HubFolderTest, FilesAndCheckpointsOfOtherProgramsAreNamed) {
+TEST_F(HubFolderTest, ErrorsNameFilesOfOtherPrograms) {
   const std::pair<const char*, const char*> all[] = {
       {"a.gguf", "a GGUF model of llama.cpp, which is not read: from_pretrained(FOLDER, gguf_file=NAME)"},
       {"model.onnx", "an ONNX model"},
@@ -203,7 +203,7 @@ TEST_F(HubFolderTest, FilesAndCheckpointsOfOtherProgramsAreNamed) {
   EXPECT_EQ(foreign_in(path("missing")), "");
 }
 
-TEST_F(HubFolderTest, WhatIsDamagedOrUnknownIsRefused) {
+TEST_F(HubFolderTest, RejectsCorruptOrUnknownContents) {
   const Safetensors fixture = open_fixture("untied");
   make_folder(fixture, 2);
   const Json config = json("config.json");
@@ -285,7 +285,7 @@ class LlmcModelTest : public HubTest {
   }
 };
 
-TEST_F(LlmcModelTest, HasTheTensorsOfItsHeader) {
+TEST_F(LlmcModelTest, ReadsTheTensorsOfItsHeader) {
   const ModelConfig config{.layers = 3, .heads = 2, .channels = 8, .context = 5, .vocab = 90};
   const auto model = drawn_model(config), again = drawn_model(config, 4);
   for (const int version : {1, 3, 5}) {

@@ -41,7 +41,7 @@ TEST(GptqFormat, WritesTheBitsOfAutoGptq) {
   EXPECT_THROW((void)pack_gptq(counted(12, 64, 32), 0, 12), Error);
 }
 
-TEST(GptqFormat, IsReadAsItWasWritten) {
+TEST(GptqFormat, RoundTrips) {
   for (const auto& [rows, columns, group] : {std::array<int64_t, 3>{32, 64, 32}, {8, 24, 16}, {16, 8, 8}}) {
     const Int4Matrix m = counted(rows, columns, group);
     const GptqTensors t = pack_gptq(m, 0, rows);
@@ -97,7 +97,7 @@ const ModelConfig kLlama = [] {
 }();
 const ModelConfig kGpt2{.layers = 1, .heads = 2, .channels = 32, .context = 16, .vocab = 11};
 
-TEST_F(GptqFolderTest, GoesOutAndComesInToTheBit) {
+TEST_F(GptqFolderTest, RoundTripsExactly) {
   for (const ModelConfig& config : {kLlama, kGpt2})
     for (const int64_t group : {16, -1}) {
       const HubWeights weights = drawn(config, group);
@@ -130,7 +130,7 @@ TEST_F(GptqFolderTest, GoesOutAndComesInToTheBit) {
 }
 
 // The keys of GPTQModel 7, AutoGPTQ 0.7 and transformers 5, beside what they say of one and the same codes.
-TEST_F(GptqFolderTest, EverySpellingSaysTheSame) {
+TEST_F(GptqFolderTest, AcceptsEverySpelling) {
   write_hub_folder(path(""), kLlama, drawn(kLlama, 16));
   const auto sum = [&] {
     const HubFolder folder(path(""));
@@ -169,7 +169,7 @@ TEST_F(GptqFolderTest, EverySpellingSaysTheSame) {
 
 // Groups in another order of columns, codes of 0 that differ, version 2, scales in bfloat16: w = scale (code - zero),
 // as AutoGPTQ 0.7 (qlinear_cuda_old.py, forward) and GPTQModel (which adds 1 to the zeros of version 1) compute it.
-TEST_F(GptqFolderTest, OtherOrdersAndZerosAreComputedAsNumbers) {
+TEST_F(GptqFolderTest, DequantizesOtherOrdersAndZeros) {
   const ModelConfig config = kGpt2;
   const HubWeights weights = drawn(config, 16);
   write_hub_folder(path(""), config, weights);
@@ -227,7 +227,7 @@ TEST_F(GptqFolderTest, OtherOrdersAndZerosAreComputedAsNumbers) {
   expect_refused("c_attn.g_idx' is missing");
 }
 
-TEST_F(GptqFolderTest, WhatIsDamagedOrOfAnotherFormatIsRefused) {
+TEST_F(GptqFolderTest, RejectsCorruptFilesAndOtherFormats) {
   write_hub_folder(path(""), kLlama, drawn(kLlama, 16));
   const Json config = json("config.json");
   const auto with = [&](const char* key, const Json& value, const std::string& words) {

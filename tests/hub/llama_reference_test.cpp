@@ -167,17 +167,17 @@ TEST(LlamaReference, HubParserReadsTheReferenceConfigurations) {
   });
 }
 
-TEST(LlamaReference, LogitsLossAndGradientsAreThoseOfTransformers) {
+TEST(LlamaReference, LogitsLossAndGradientsMatchTransformers) {
   for_each_variant([&](const Safetensors& fixture) {
     expect_near(computed(fixture, DType::float32, make_arena()), written(fixture, fixture), 1e-5);
   });
 }
 
-TEST(LlamaReference, DecodingTokenByTokenIsTheForwardPass) {
+TEST(LlamaReference, IncrementalDecodingMatchesForward) {
   for_each_variant([&](const Safetensors& fixture) { expect_decoding(fixture, make_arena()); });
 }
 
-TEST(LlamaReference64, LogitsLossAndGradientsAreThoseOfPyTorch) {
+TEST(LlamaReference64, LogitsLossAndGradientsMatchPyTorch) {
   if (const std::string why = test::missing("torch"); !why.empty()) GTEST_SKIP() << why;
   const test::Exchange exchange;
   std::string fixtures;
@@ -193,13 +193,13 @@ TEST(LlamaReference64, LogitsLossAndGradientsAreThoseOfPyTorch) {
 using LlamaReferenceGpu = test::OnGpu;
 
 // The CPU's float64 stands for transformers', whose own fp32 has rounded too.
-TEST_F(LlamaReferenceGpu, LogitsLossAndGradientsAreThoseOfTransformers) {
+TEST_F(LlamaReferenceGpu, LogitsLossAndGradientsMatchTransformers) {
   for_each_variant([&](const Safetensors& fixture) {
     expect_near(computed(fixture, DType::float32, arena), computed(fixture, DType::float64, make_arena()), 1e-5);
   });
 }
 
-TEST_F(LlamaReferenceGpu, DecodingTokenByTokenIsTheForwardPass) {
+TEST_F(LlamaReferenceGpu, IncrementalDecodingMatchesForward) {
   if (const std::string why = test::no_float64(); !why.empty()) GTEST_SKIP() << why;
   for_each_variant([&](const Safetensors& fixture) { expect_decoding(fixture, arena); });
 }

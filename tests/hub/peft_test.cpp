@@ -57,7 +57,7 @@ class PeftFolderTest : public HubTest {
   std::unique_ptr<Safetensors> model_, adapters_;
 };
 
-TEST_F(PeftFolderTest, ComputesWhatPeftComputedIsWrittenAsItWasReadAndMergedComputesTheSame) {
+TEST_F(PeftFolderTest, RoundTripsMergesAndMatchesPeft) {
   for (const char* variant : kVariants) {
     make_folders(variant);
     const Both b = both();
@@ -86,7 +86,7 @@ TEST_F(PeftFolderTest, ComputesWhatPeftComputedIsWrittenAsItWasReadAndMergedComp
 }
 
 // Adapters of attention in a Mixtral; its experts have none.
-TEST_F(PeftFolderTest, AdaptersBesideExpertsHaveTheNamesOfThoseOfALlama) {
+TEST_F(PeftFolderTest, ReadsAttentionAdaptersOfMixtral) {
   ModelConfig dense{.family = Family::llama, .layers = 2, .heads = 2, .channels = 8, .context = 6, .vocab = 11};
   dense.kv_heads = 1;
   dense.lora = {.rank = 2, .alpha = 4, .targets = {"q_proj", "v_proj", "o_proj"}, .starts_idle = false};
@@ -115,7 +115,7 @@ TEST_F(PeftFolderTest, AdaptersBesideExpertsHaveTheNamesOfThoseOfALlama) {
 }
 
 // Other spellings of the same adapters, as PEFT 0.21 reads them, compute the same.
-TEST_F(PeftFolderTest, OtherSpellingsComputeTheSame) {
+TEST_F(PeftFolderTest, AcceptsOtherSpellings) {
   make_folders("grouped");
   const Json good = config();
   const auto expect_same = [&](size_t notes) {
@@ -169,7 +169,7 @@ TEST_F(PeftFolderTest, OtherSpellingsComputeTheSame) {
   EXPECT_EQ(folder.base(path("elsewhere").string()), path("elsewhere"));
 }
 
-TEST_F(PeftFolderTest, WhatIsOtherwiseIsRefusedByName) {
+TEST_F(PeftFolderTest, RejectsUnsupportedSettingsByName) {
   make_folders("grouped");
   const Json good = config();
   const std::tuple<const char*, Json, const char*> wrong[] = {
@@ -296,7 +296,7 @@ class PeftLayersTest : public PeftFolderTest {
   std::string layers_;
 };
 
-TEST_F(PeftLayersTest, LayersOfTheirOwnAreComputed) {
+TEST_F(PeftLayersTest, MergesAdaptersOfSelectedLayers) {
   for (const std::string layer : {"0", "1"}) {
     for (const char* key : {"layers_to_transform", "exclude_modules"}) {
       load("grouped");
@@ -316,7 +316,7 @@ TEST_F(PeftLayersTest, LayersOfTheirOwnAreComputed) {
   expect_refused("target_modules: no layer of the base");
 }
 
-TEST_F(PeftLayersTest, RanksAndAlphasOfTheirOwnAreComputed) {
+TEST_F(PeftLayersTest, MergesRankAndAlphaPatterns) {
   for (const bool stabilised : {false, true}) {
     load("grouped");
     config_["use_rslora"] = stabilised;
@@ -332,7 +332,7 @@ TEST_F(PeftLayersTest, RanksAndAlphasOfTheirOwnAreComputed) {
   }
 }
 
-TEST_F(PeftLayersTest, MagnitudesAndBiasesAreComputed) {
+TEST_F(PeftLayersTest, MergesMagnitudesAndBiases) {
   for (const char* variant : kVariants) {
     load(variant);
     config_["use_dora"] = true;
@@ -365,7 +365,7 @@ TEST_F(PeftLayersTest, MagnitudesAndBiasesAreComputed) {
 }
 
 // The head of both models is tied to the table: what one of them learns alone unties them.
-TEST_F(PeftLayersTest, TablesAndHeadsAreComputed) {
+TEST_F(PeftLayersTest, MergesEmbeddingsAndHeads) {
   const std::string prefix = "base_model.model.", table = "model.embed_tokens", head = "lm_head";
   const auto begin = [&] { load("grouped"), add_all(scale()); };
   begin();

@@ -55,7 +55,7 @@ std::vector<int32_t> some_ids() {
   return ids;
 }
 
-TEST(Transformers, ReadsOurFoldersAndWeReadItsFolders) {
+TEST(Transformers, ExchangesDirectoriesBothWays) {
   if (const std::string why = test::missing("transformers"); !why.empty()) GTEST_SKIP() << why;
   const test::Exchange exchange;
   const std::vector<int32_t> ids = some_ids();
@@ -82,7 +82,7 @@ TEST(Transformers, ReadsOurFoldersAndWeReadItsFolders) {
 }
 
 // The keys as published, the sizes small: what transformers computes by them is what we compute.
-TEST(Transformers, PublishedConfigurationsMeanTheSameToBoth) {
+TEST(Transformers, AgreesOnPublishedConfigurations) {
   if (const std::string why = test::missing("transformers"); !why.empty()) GTEST_SKIP() << why;
   const test::Exchange exchange;
   exchange.run(TESSERA_SOURCE_DIR "/tests/compare/published_configurations.py",
