@@ -1,4 +1,4 @@
-// Byte-level BPE: alphabet, pieces, training against a plain version, encoding against a plain version, files.
+// Byte-level BPE: alphabet, pieces, training and encoding against naive implementations, files.
 
 #include "data/tokenizer/described.h"
 #include "tests/data/bpe_texts.h"
@@ -40,11 +40,11 @@ TEST(BpePieces, MatchGpt2) {
   EXPECT_EQ(pieces("a  b\n\n c \n"), (Pieces{"a", " ", " b", "\n\n", " c", " \n"}));
   EXPECT_EQ(pieces("we'll WE'LL"), (Pieces{"we", "'ll", " WE", "'", "LL"}));
   EXPECT_EQ(pieces("x\xC2\xB2\xE2\x85\xA3"), (Pieces{"x", "\xC2\xB2\xE2\x85\xA3"}));        // both are numbers
-  EXPECT_EQ(pieces("a\u180Eb"), (Pieces{"a", "\xE1\xA0\x8E", "b"}));                        // U+180E: no space
-  EXPECT_EQ(pieces("a\u2003\u2003b"), (Pieces{"a", "\xE2\x80\x83", "\xE2\x80\x83", "b"}));  // is space
+  EXPECT_EQ(pieces("a\u180Eb"), (Pieces{"a", "\xE1\xA0\x8E", "b"}));                        // U+180E is not a space
+  EXPECT_EQ(pieces("a\u2003\u2003b"), (Pieces{"a", "\xE2\x80\x83", "\xE2\x80\x83", "b"}));  // is a space
   EXPECT_EQ(pieces("S[^S]"), (Pieces{"S", "[^", "S", "]"}));
   EXPECT_EQ(pieces(""), Pieces{});
-  // Invalid bytes are runs of their own.
+  // Each run of invalid bytes is a separate piece.
   EXPECT_EQ(pieces("a\xFF\376b \xC3"), (Pieces{"a", "\xFF\xFE", "b", " ", "\xC3"}));
   EXPECT_EQ(pieces("\xED\xA0\x80"), (Pieces{"\xED\xA0\x80"}));  // a surrogate
 }
@@ -62,14 +62,13 @@ TEST(BpePieces, SplitTenMegabytes) {
   for (const char c : {'a', ' ', '\n', '\xFF'}) ASSERT_EQ(pieces(std::string(10'000'000, c)).size(), 1U) << c;
 }
 
-// The tokens of the 256 bytes.
 std::vector<std::string> byte_tokens() {
   std::vector<std::string> out;
   for (const uint8_t b : bpe::bytes_in_order()) out.emplace_back(1, static_cast<char>(b));
   return out;
 }
 
-// The number of each token.
+// The id of each token.
 using Numbers = std::map<std::string, int32_t>;
 Numbers to_numbers(const std::vector<std::string>& tokens) {
   Numbers out;
@@ -77,7 +76,7 @@ Numbers to_numbers(const std::vector<std::string>& tokens) {
   return out;
 }
 
-// The pieces of a text, each byte a token.
+// The pieces of a text, with one token per byte.
 std::vector<std::vector<int32_t>> find_words(std::string_view text, const Numbers& ids) {
   std::vector<std::vector<int32_t>> out;
   for (const std::string& piece : pieces(text)) {
@@ -87,7 +86,7 @@ std::vector<std::vector<int32_t>> find_words(std::string_view text, const Number
   return out;
 }
 
-// Joins a pair wherever it stands.
+// Merges every occurrence of a pair.
 void join(std::vector<int32_t>& word, int32_t left, int32_t right, int32_t joined) {
   for (size_t i = 0; i + 1 < word.size(); ++i)
     if (word[i] == left && word[i + 1] == right) {
@@ -96,7 +95,7 @@ void join(std::vector<int32_t>& word, int32_t left, int32_t right, int32_t joine
     }
 }
 
-// The rule as it is said: count all pairs, join the most frequent, again.
+// Naive training: count all pairs, merge the most frequent, repeat.
 BpeTokenizer plain_training(std::string_view text, int64_t vocab, int64_t least) {
   std::vector<std::string> tokens = byte_tokens();
   Numbers ids = to_numbers(tokens);
@@ -120,7 +119,7 @@ BpeTokenizer plain_training(std::string_view text, int64_t vocab, int64_t least)
   return {tokens, merges, "plain"};
 }
 
-// Joins the pair of lowest rank that stands furthest left, until none is left.
+// Naive encoding: merge the leftmost pair of lowest rank until none is left.
 std::vector<int32_t> plain_encoding(const BpeTokenizer& t, std::string_view text) {
   const Numbers ids = to_numbers(t.tokens());
   std::vector<int32_t> out;
@@ -171,7 +170,7 @@ TEST(BpeTokenizer, RoundTripsThroughItsFiles) {
   EXPECT_EQ(hub.decode(tokens), text);
 }
 
-// The 256 bytes and some tokens more, as the text of vocab.json.
+// The 256 bytes and further tokens in the format of vocab.json.
 std::string vocabulary(const std::vector<std::string>& more) {
   std::vector<std::string> tokens = byte_tokens();
   tokens.insert(tokens.end(), more.begin(), more.end());
@@ -211,14 +210,14 @@ TEST(BpeTokenizer, RejectsInconsistentFiles) {
   refuse(good, "t h\n\n", {"m.txt", "line 2"});
   refuse(good, "#version: 0.2\nt h\nth x\n", {"merge 1", "'thx'", "no token"});
   refuse(good, "t qq\n", {"m.txt", "line 1", "'qq'", "no token"});
-  BpeTokenizer::parse_files(good, "t h\nth e", "v.json", "m.txt");  // the last line need not end
+  BpeTokenizer::parse_files(good, "t h\nth e", "v.json", "m.txt");  // the last line need not be terminated
   expect_error(Status::usage, {"`vocab`", "256", "100"}, [] { train_bpe("text", {.vocab_size = 100}); });
 }
 
-// Our byte-level BPE beside that of HF tokenizers: the same merges learnt, the same tokens, each reading the other's
-// files.
+// Tessera's byte-level BPE against HF tokenizers: training produces the same merges, encoding the same tokens, and each
+// reads the other's files.
 
-// Python's and Rust's lossy reading of UTF-8: each maximal broken part becomes U+FFFD. Ours has the bytes.
+// Lossy UTF-8 decoding of Python and Rust: each maximal invalid subpart becomes U+FFFD. Tessera retains the bytes.
 constexpr const char* kBroken = "a\xFF\xFE b \xE2\x82 c \xF0\x9F\x98 \xC3";
 constexpr const char* kBrokenShown = "a\xEF\xBF\xBD\xEF\xBF\xBD b \xEF\xBF\xBD c \xEF\xBF\xBD \xEF\xBF\xBD";
 
@@ -250,7 +249,7 @@ TEST(BpeVersusHfTokenizers, TrainingAndEncodingMatch) {
   }
 }
 
-// The files of our own tokenizers, read by the library and by our reader of such files.
+// The files of Tessera's own tokenizers, read by the library and by Tessera's reader of such files.
 TEST(OwnTokenizersVersusLibrary, TokensMatch) {
   if (const std::string why = test::missing("tokenizers"); !why.empty()) GTEST_SKIP() << why;
   const std::string text = test::mixed_text() + test::unseen_text() + " \xE2\x96\x81 <0x0A> </s> <|endoftext|>\r\n";
@@ -275,11 +274,11 @@ TEST(OwnTokenizersVersusLibrary, TokensMatch) {
   }
 }
 
-// Tokenizers of published kinds on a text in many scripts: the library's tokens, and its text when it decodes them.
+// Tokenizers of published kinds on a text in many scripts: tokens and decoded text of the library.
 TEST(PatternsVersusHfTokenizers, TokensMatch) {
   if (const std::string why = test::missing("tokenizers"); !why.empty()) GTEST_SKIP() << why;
   const test::Exchange exchange;
-  // The library needs two minutes for 3 MB, which TESSERA_COMPARE_BYTES=3000000 asks for.
+  // The library needs two minutes for 3 MB, the size set by TESSERA_COMPARE_BYTES=3000000.
   const char* const bytes = std::getenv("TESSERA_COMPARE_BYTES");
   exchange.run(std::string(TESSERA_SOURCE_DIR) + "/tests/compare/library_patterns.py", bytes ? bytes : "300000");
   const std::string text = read_file(exchange.path("text.txt"));
@@ -295,7 +294,7 @@ TEST(PatternsVersusHfTokenizers, TokensMatch) {
                 theirs.c_str());
     const auto right = exchange.read<int32_t>(name + "/ids");
     const std::span same(right.begin(), std::ranges::mismatch(right, tokens).in1);
-    EXPECT_TRUE(right == tokens) << "from token " << same.size() << " on, behind '"
+    EXPECT_TRUE(right == tokens) << "from token " << same.size() << " on, after '"
                                  << tokenizer->decode(same.last(std::min<size_t>(20, same.size()))) << "'";
     const std::string decoded = replace_broken(tokenizer->decode(right)),
                       theirs_decoded = read_file(exchange.path(name + "/decoded.txt"));

@@ -1,4 +1,4 @@
-// Datasets: made, cached, opened, refused; and the texts known by name.
+// Datasets: creation, caching, opening, errors; and the built-in texts.
 
 #include "data/mixture.h"
 #include "tests/data/support.h"
@@ -51,7 +51,7 @@ TEST_F(DatasetTest, CachesTextFilesByContent) {
   EXPECT_NE(first.directory, bytes.directory);
   EXPECT_EQ(second.source, b);
   EXPECT_EQ(bytes.tokenizer->vocab_size(), 256);
-  std::filesystem::resize_file(first.directory / "val.tok", 70);  // a damaged cache is made again
+  std::filesystem::resize_file(first.directory / "val.tok", 70);  // a corrupt cache entry is rebuilt
   EXPECT_EQ(dataset_for(a, {}).val.size(), second.val.size());
   expect_error(Status::input, {"nowhere", "austen"}, [&] { dataset_for("nowhere", {}); });
   expect_error(Status::input, {"not a dataset"}, [&] { dataset_for(path("").string(), {}); });
@@ -114,7 +114,7 @@ TEST_F(DatasetTest, CacheDirectoryFollowsTheEnvironment) {
   EXPECT_EQ(cache_directory(), std::filesystem::path(home) / ".cache" / "tessera");
 }
 
-// The checksums are those of the texts whose SHA-256 docs/data.md gives.
+// The checksums are those of the texts whose SHA-256 is in docs/data.md.
 TEST_F(DatasetTest, AustenHasSixNovels) {
   const std::optional<Text> text = builtin_text("austen");
   ASSERT_TRUE(text);
@@ -137,9 +137,9 @@ TEST_F(DatasetTest, TinyshakespeareIsOneDocument) {
   EXPECT_FALSE(builtin_text("dickens"));
 }
 
-// Mixtures: weights that are read and refused, shares, and the order that keeps to them over every prefix.
+// --- mixtures: parsing of weights, shares, and the order that matches them over every prefix ---
 
-// Each dataset has its share of every prefix, to less than one sequence, and its sequences come in order.
+// Each dataset has its share of every prefix to within less than one sequence, and its sequences come in order.
 void expect_shares(const std::vector<int64_t>& shares, int64_t until) {
   const MixtureOrder order(shares);
   const int64_t sum = std::reduce(shares.begin(), shares.end(), int64_t{0});
@@ -239,7 +239,7 @@ class MixtureTest : public DataTest {
   Dataset text(const std::string& name, const std::string& bytes, const char* tokenizer = "bytes") const {
     return dataset_for(file(name, bytes).string(), {tokenizer});
   }
-  // Mixes a.txt and b.txt in these shares.
+  // Mixes a.txt and b.txt with these weights.
   static Dataset mixture(Dataset a, double share_of_a, Dataset b, double share_of_b) {
     std::vector<Dataset> all;
     all.push_back(std::move(a));
@@ -278,7 +278,7 @@ TEST_F(MixtureTest, RequiresOneTokenizer) {
                mix);
 }
 
-// Parts are held to the rows of the model's table, each by its own tokens: 'a' is token 97, 'b' is 98.
+// Each component is checked against the rows of the model's embedding: 'a' is token 97, 'b' is 98.
 TEST_F(MixtureTest, ChecksTokensOfEveryComponent) {
   for (const bool first : {false, true}) {
     const Dataset b = text("b.txt", std::string(90, 'b')), a = text("a.txt", std::string(50, 'a'));
@@ -288,7 +288,7 @@ TEST_F(MixtureTest, ChecksTokensOfEveryComponent) {
   }
 }
 
-// Each token is one byte of text, whatever the mixture; a mean loss of log(2) is one bit.
+// Each token is one byte of text in any mixture; a mean loss of log(2) is one bit.
 TEST_F(MixtureTest, BitsPerByteAreIndependentOfTheMixture) {
   const Dataset d = mixture(text("a.txt", std::string(50, 'a')), 1, text("b.txt", std::string(90, 'b')), 3);
   EXPECT_NEAR(d.bits_per_byte(std::log(2.0)), 1, 1e-12);

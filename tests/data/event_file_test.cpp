@@ -1,4 +1,4 @@
-// Event files, byte by byte: messages and frames as the protobuf and TFRecord libraries of TensorBoard 2.21 write them.
+// Event files, compared bytewise with the messages and frames of TensorBoard 2.21's protobuf and TFRecord libraries.
 #include "data/event_file.h"
 
 #include <numeric>
@@ -29,7 +29,7 @@ TEST(Events, MatchTheReferenceLibrary) {
             "3dbc0415");
 }
 
-// The events of a file, without their times. Every length and checksum is checked by framing the event again.
+// The events of a file without their times. Validates every length and checksum by framing the event again.
 std::vector<std::string> read_events(const std::string& bytes) {
   constexpr size_t kBefore = 12, kAfter = 4, kTime = 9;
   std::vector<std::string> out;
@@ -62,7 +62,7 @@ TEST_F(EventFileTest, IsCompleteAfterEveryWrite) {
 
 TEST_F(EventFileTest, NamesSortInSessionOrder) {
   std::ofstream(path("run/events.out.tfevents.x"));
-  std::ofstream(path("run/events.out.tfevents.4000000000.another-machine"));  // a clock that was put back
+  std::ofstream(path("run/events.out.tfevents.4000000000.another-machine"));  // from a clock that was set back
   for (int session = 1; session <= 3; ++session) {
     const std::string name = EventFile(path("run"), 1).path().filename().string();
     EXPECT_TRUE(name.starts_with("events.out.tfevents.400000000" + std::to_string(session) + ".")) << name;
@@ -74,12 +74,12 @@ TEST_F(EventFileTest, ErrorsNameTheFile) {
   expect_error(Status::output, {"nowhere/events.out.tfevents."}, [&] { EventFile(path("nowhere"), 1); });
   EventFile file(path("run"), 1);
   expect_full_disk(200, "run/events.out.tfevents.", [&] {
-    EXPECT_NO_THROW(file.write(1, kTwo)) << "there is room for one";
+    EXPECT_NO_THROW(file.write(1, kTwo)) << "one record fits";
     for (int step = 2; step < 10; ++step) file.write(step, kTwo);
   });
 }
 
-// CRC-32C against the examples of RFC 3720, appendix B.4, and the check value of the catalogue of CRCs.
+// CRC-32C against the examples of RFC 3720, appendix B.4, and the check value of the CRC catalogue.
 
 TEST(Crc32c, MatchesPublishedValues) {
   std::string up(32, '\0');

@@ -1,4 +1,4 @@
-// Examples for fine-tuning: their tokens, and which of them are trained.
+// Examples for fine-tuning: tokens and targets.
 #include "data/examples.h"
 
 #include <numeric>
@@ -20,7 +20,7 @@ const std::string kGood = pair("ab", "cd");
 class LoadedExamples : public DataTest {
  protected:
   fs::path write(const std::string& text) const { return file("f.jsonl", text); }
-  // Why a file of this text is refused.
+  // The error for a file with this text.
   std::string refusal(const std::string& text, const TokenizerChoice& choice = kBytes, bool skip = false) const {
     return error_message([&] { load_examples(write(text), choice, {.skip_bad = skip, .context = 8}); }, Status::input);
   }
@@ -32,7 +32,7 @@ TEST_F(LoadedExamples, EncodePromptAndResponse) {
   EXPECT_EQ(d.val_examples->examples(), 1);
   EXPECT_EQ(d.train_examples->targets(), 4);
   EXPECT_EQ(d.val_bytes, 2);
-  EXPECT_NEAR(d.bits_per_byte(std::log(2.0)), 1, 1e-12);  // of the targets, "cd": a prompt has no loss
+  EXPECT_NEAR(d.bits_per_byte(std::log(2.0)), 1, 1e-12);  // of the targets, "cd"; the prompt has no loss
   EXPECT_EQ(d.prompt(), (std::vector<int32_t>{'a', 'b'}));
   EXPECT_EQ(d.notes,
             std::vector<std::string>{"the tokenizer has no end-of-text token: a model cannot learn where to stop"});
@@ -48,8 +48,8 @@ TEST_F(LoadedExamples, EncodePromptAndResponse) {
   EXPECT_EQ(chat.tokenizer->decode(chat.val_examples->target_tokens()), "c<|im_end|>");
 }
 
-// A completion continues its prompt: the ids of both as one text, and targets by the offsets of the library
-// `tokenizers` 0.23, in which a token that ends behind the prompt has a byte of the completion.
+// A completion continues its prompt: the ids are those of both as one text, and the targets follow from the offsets of
+// the library `tokenizers` 0.23, where a token that ends after the prompt contains a byte of the completion.
 TEST_F(LoadedExamples, EncodeCompletionsTogetherWithTheirPrompts) {
   const std::pair<const char*, const char*> texts[] = {
       {"the river", " bank"}, {"Q: ", "bar that"}, {"in the", "refore it"}, {"a\\n", "\\nb \u00e9"}};
@@ -76,7 +76,7 @@ TEST_F(LoadedExamples, EncodeCompletionsTogetherWithTheirPrompts) {
   }
 }
 
-// A chat template's output as a text: with `special` its markers are tokens, else text, and a note says which.
+// The output of a chat template as text: with `special` its markers are tokens, otherwise text, and a note lists them.
 TEST_F(LoadedExamples, ReportNamesOfSpecialTokens) {
   const fs::path folder = emptied("chat");
   file("chat/tokenizer.json", chat_tokenizer().dump());
@@ -87,7 +87,7 @@ TEST_F(LoadedExamples, ReportNamesOfSpecialTokens) {
     std::vector<std::string> notes;
     const auto rows = all_examples(write(row + row), *tokenizer, {.special = special, .context = 50}, notes);
     const auto tokens = rows->tokens() / 2 - (tokenizer->document_end() ? 1 : 0);
-    // A row of text may have been rendered by a template: its names are tokens, as for transformers.
+    // A text row may have been rendered by a template, so its names encode as tokens, as in transformers.
     EXPECT_EQ(tokens, std::ssize(tokenizer->encode_with("<|im_start|>user\na<|im_end|>", {.special_in_text = true})));
     EXPECT_EQ(rows->prompt()[0], 400);
     const std::string four = "4 occurrences of <|im_end|>, <|im_start|> in the data: read as ";
@@ -98,7 +98,7 @@ TEST_F(LoadedExamples, ReportNamesOfSpecialTokens) {
         all_examples(write(asked + asked), *tokenizer, {.special = special, .context = 50}, notes)->prompt()[0] == 400,
         special);
     EXPECT_EQ(notes.at(0), four + how);
-    // The same of a text, whose dataset is in the cache the second time, and of documents.
+    // Same for a text, whose second dataset is cached, and for documents.
     std::string long_text;
     for (int i = 0; i < 20; ++i) long_text += "<|im_end|> a b\n";
     const TokenizerChoice choice{.name = folder.string(), .special = special};
@@ -116,7 +116,7 @@ TEST_F(LoadedExamples, ReportNamesOfSpecialTokens) {
   });
 }
 
-// The forms that people, git, editors and compressors give one file: the same rows, whatever its name.
+// Formats in which people, git, editors and compressors store one file: the same rows under any name.
 TEST_F(LoadedExamples, AreIdenticalInEveryFileFormat) {
   const std::string one = "{\"prompt\": \"ab\", \"completion\": \"c[,]\\\"}\\\\d\"}",
                     two = "{\"prompt\": \"e\",\n \"completion\": \"f\"}",
@@ -139,7 +139,7 @@ TEST_F(LoadedExamples, AreIdenticalInEveryFileFormat) {
   }
   for (const char* text : {"{ int x; }\n", "[1] A. Author, a book.\n", ""})
     EXPECT_FALSE(holds_examples(file("b.txt", text))) << text;
-  EXPECT_TRUE(holds_examples(file("b.jsonl", "nonsense"))) << "whose line is named";
+  EXPECT_TRUE(holds_examples(file("b.jsonl", "nonsense"))) << "the error names its line";
   EXPECT_TRUE(holds_examples(file("b.ndjson", "")));
   const auto refusal = [&](const std::string& bytes) {
     return error_message([&] { for_each_line(bytes, "f", [](std::string_view, int64_t) {}); }, Status::input);
@@ -167,9 +167,9 @@ TEST_F(LoadedExamples, AcceptTokenizedRows) {
                  [&, size = vocab] { all_examples(far, ByteTokenizer(), {.context = 8, .vocab = size}, notes); });
 }
 
-// The targets of a conversation in brackets, with the cases in which they are: r, responses only; a, all; R and A, the
-// same with a weight of 0 for the first answer and the second question. The first token is no target: nothing predicts
-// it.
+// The targets of a conversation in brackets, with the cases in which they apply: r, responses only; a, all; R and A,
+// the same with a weight of 0 for the first answer and the second question. The first token is not a target, because
+// nothing predicts it.
 TEST_F(LoadedExamples, HaveExactTargetsForEachTemplate) {
   auto described = nlohmann::json::parse(read_file(TESSERA_SOURCE_DIR "/tests/app/fixtures/bos/tokenizer.json"));
   for (const char* marker :
@@ -200,7 +200,7 @@ TEST_F(LoadedExamples, HaveExactTargetsForEachTemplate) {
       };
       add(in[0], false);
       for (size_t t = 1, end = static_cast<size_t>(rows->tokens()); t < end; ++t)
-        if (const bool target = next[t - 1] != Rows::kIgnored; target || t + 1 < end)  // else it is not in the row
+        if (const bool target = next[t - 1] != Rows::kIgnored; target || t + 1 < end)  // otherwise outside the row
           add(target ? next[t - 1] : in[t], target);
     }
     for (size_t i = 0; i < text.size(); ++i) {
@@ -228,7 +228,7 @@ TEST_F(LoadedExamples, HaveExactTargetsForEachTemplate) {
   EXPECT_EQ(marked(ChatTemplate::none, R"({{"prompt": "a", "completion": "b"}})"), "<s>[aA:a][raRA:b</s>]");
 }
 
-// Tokens that the tokenizer itself puts before a text stand before rows that begin with text.
+// Tokens that the tokenizer itself inserts before a text precede rows that begin with text.
 TEST_F(LoadedExamples, BeginWithTheTokenizersOwnBeginning) {
   const TokenizerChoice bos{.name = std::string(TESSERA_SOURCE_DIR) + "/tests/app/fixtures/bos"};
   const auto load = [&](const std::string& line, ExampleOptions o) {
@@ -246,8 +246,8 @@ TEST_F(LoadedExamples, BeginWithTheTokenizersOwnBeginning) {
   EXPECT_EQ(load(text, {}).train_examples->targets(), load(text, {.ends = false}).train_examples->targets() + 1);
 }
 
-// The tokenizer was made for chats: its markers are tokens, which nobody's message can hold, and its template is the
-// one that `auto` means for messages.
+// A tokenizer for chats: its markers are tokens, which no message can contain, and its template is the one that `auto`
+// selects for messages.
 TEST_F(LoadedExamples, EncodeMarkersAsSpecialTokens) {
   fs::create_directories(path("chat"));
   file("chat/tokenizer.json", chat_tokenizer().dump());
@@ -267,10 +267,10 @@ TEST_F(LoadedExamples, EncodeMarkersAsSpecialTokens) {
                                               "them as special tokens"});
   const std::vector<int32_t> prompt = d.prompt();
   EXPECT_EQ(std::ranges::count(prompt, 400), 2);
-  EXPECT_EQ(std::ranges::count(prompt, 401), 1) << "the one in the message is text";
+  EXPECT_EQ(std::ranges::count(prompt, 401), 1) << "the name in the message is text";
   EXPECT_EQ(d.train_examples->target_tokens().back(), 401);
 
-  // Keys of messages that the template names are read, a false one too; others are reported.
+  // Keys of messages named in the template count as used, even if false; others are reported.
   const std::string reads = "{% for m in messages %}{% if m.draft is defined %}[{{ m.draft }}]{% endif %}" +
                             chatml.substr(chatml.find("{{"), chatml.find("{% endfor") - chatml.find("{{"))
                                 .replace(0, 0, "{% set message = m %}") +
@@ -317,7 +317,7 @@ TEST_F(LoadedExamples, NoteUnusedKeysAndTruncation) {
   EXPECT_EQ(d.notes.front(), "2 examples exceed the context and are truncated to 7 tokens");
 }
 
-// Special tokens and markers have no bytes, whatever tokenizer and template there are; nor has what is cut off.
+// Special tokens, markers and truncated text count 0 bytes, for every tokenizer and template.
 TEST_F(LoadedExamples, CountBytesOfResponses) {
   const std::string talk =
       R"({"messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "the cat é"}]})"
@@ -350,7 +350,7 @@ TEST_F(LoadedExamples, RejectRowsBeyondMemory) {
                  [&] { load_examples(file, kBytes, {.skip_bad = skip, .context = 8, .most_bytes = bytes - 1}); });
 }
 
-// How rows hold examples, and the order that they come in.
+// --- placement of examples in rows, and the order of training ---
 
 EncodedExample make_example(int32_t first, int64_t prompt, int64_t response) {
   EncodedExample out{std::vector<int32_t>(static_cast<size_t>(prompt + response)),
@@ -372,10 +372,10 @@ TEST(ExampleRows, TrainOnResponsesButNotPadding) {
   EXPECT_EQ(rows.target_tokens(), (std::vector<int32_t>{12, 13, 21}));
   EXPECT_THROW(rows.load(1, 2, in.data(), out.data()), Error);
   EXPECT_THROW(ExampleRows({make_example(0, 2, 5)}, 5, false), Error);  // too long
-  EXPECT_THROW(ExampleRows({make_example(0, 3, 0)}, 5, false), Error);  // nothing to learn
+  EXPECT_THROW(ExampleRows({make_example(0, 3, 0)}, 5, false), Error);  // without a target
 }
 
-// Every target once, with the same tokens before it as alone, and its document's beginning.
+// Every target once, with the same preceding tokens as in isolation, and the beginning of its document.
 TEST(ExampleRows, PackingIsolatesEachExample) {
   std::vector<EncodedExample> examples;
   const Philox random = Philox::named(1, "packing");
@@ -425,7 +425,7 @@ TEST(Permutation, IsABijectionInEachRound) {
   }
 }
 
-// The first place goes to any of five alike: chi-square with four degrees of freedom below its 99.9% quantile.
+// The first position is uniform over five elements: chi-square with four degrees of freedom below its 99.9% quantile.
 TEST(Permutation, FirstElementIsUniform) {
   const Philox random = Philox::named(4, "shuffle");
   std::vector<double> firsts(5, 0.0);

@@ -1,4 +1,4 @@
-// Tokenizers of Hugging Face folders: the same tokens as the library `tokenizers` makes, and files that are refused.
+// Hugging Face tokenizers: the same tokens as the library `tokenizers`, and rejected files.
 #include <regex.h>
 
 #include <chrono>
@@ -23,13 +23,13 @@ std::string unhex(const std::string& digits) {
 
 class HubTokenizerTest : public DataTest {
  protected:
-  // The folder of a fixture with its tokenizer.json changed.
+  // A fixture's directory with a modified tokenizer.json.
   std::filesystem::path changed(const std::string& name, const std::function<void(Json&)>& change) const {
     Json json = to_json(tokenizer_fixture(name) / "tokenizer.json");
     change(json);
     return folder_with(json.dump());
   }
-  // The folder of a fixture with another configuration.
+  // A fixture's directory with another configuration.
   std::filesystem::path configured(const std::string& name, const Json& config) const {
     const std::filesystem::path folder = changed(name, [](Json&) {});
     file("made/tokenizer_config.json", config.dump());
@@ -62,7 +62,7 @@ TEST_F(HubTokenizerTest, MatchesTheLibraryTokenForToken) {
   }
 }
 
-// Special tokens in a text are text unless it is asked otherwise.
+// Special tokens in a text are text unless requested otherwise.
 TEST_F(HubTokenizerTest, RoundTripsWithItsSpecialTokens) {
   for (const char* const name : kTokenizers) {
     SCOPED_TRACE(name);
@@ -101,7 +101,7 @@ TEST_F(HubTokenizerTest, ContinuedTextGetsNoBeginningMark) {
   }
 }
 
-// Rules that trained files do not show: there, the merges lead to every token, and digits were never joined.
+// Rules that trained files do not exercise, because their merges reach every token and digits were never merged.
 TEST_F(HubTokenizerTest, FullPiecesAndDigitsPrecedeMerges) {
   for (const bool ignore : {true, false}) {
     const auto folder = changed("llama3", [&](Json& json) {
@@ -138,7 +138,7 @@ TEST_F(HubTokenizerTest, IsStoredWithADataset) {
   EXPECT_NE(cache_name({.name = name}), cache_name({.name = tokenizer_fixture("gpt2").string()}));
 }
 
-// Two folders whose tokenizers make the same tokens share what is in the cache, and nothing else.
+// Two directories whose tokenizers produce the same tokens share cached tokens, and nothing else.
 TEST_F(HubTokenizerTest, ReadsSettingsFromTheDirectoryNotTheCache) {
   file("text.txt", std::string(500, 'a'));
   for (const int32_t end : {7, 8}) {
@@ -149,8 +149,8 @@ TEST_F(HubTokenizerTest, ReadsSettingsFromTheDirectoryNotTheCache) {
   }
 }
 
-// The bytes 1 and 2 are spelled "\u0101\u0102"; a token that is written "\u0001\u0002" is another, which no merge
-// makes.
+// The bytes 1 and 2 are spelled "\u0101\u0102"; a token written as "\u0001\u0002" is a different one, which no merge
+// produces.
 TEST_F(HubTokenizerTest, MergesFindTokensBySpelling) {
   for (const bool as_pairs : {false, true}) {
     int32_t spelled = 0;
@@ -216,7 +216,7 @@ TEST_F(HubTokenizerTest, RejectsUnknownComponentsByName) {
   expect_refused(emptied("made"), {"tokenizer.json", "vocab.json"});
 }
 
-// A pattern that would try every way to cut a run of one letter, and one that looks back from everywhere.
+// A pattern with exponentially many ways to split a run of one letter, and one that looks back from every position.
 TEST_F(HubTokenizerTest, StopsCatastrophicPatterns) {
   for (const char* const regex : {"(a+)+$", "(a|aa)+b", "(?:a*)*c"}) {
     const auto folder =
@@ -241,9 +241,9 @@ TEST_F(HubTokenizerTest, ValidatesItsConfiguration) {
   expect_refused(path("made"), {"chat_template.jinja", "UTF-8"});
 }
 
-// As transformers 5.24: with a tokenizer.json its post_processor decides, whatever class and keys are.
+// As in transformers 5.24: if there is a tokenizer.json, its post_processor decides, whatever the class and keys.
 TEST_F(HubTokenizerTest, AddsEndsLikeTransformers) {
-  // The tokenizer, keys beside those of both ends, and what is put before and behind a text.
+  // The tokenizer, keys in addition to those of both ends, and the tokens before and after a text.
   const std::tuple<const char*, Json, std::string, std::string> cases[] = {
       {"llama2", Json::object(), "<s>", ""},
       {"llama2", {{"add_bos_token", false}}, "<s>", ""},
@@ -334,7 +334,7 @@ TEST_F(HubTokenizerTest, ReadsVocabAndMergesByTokenizerClass) {
   expect_refused(folder({{"tokenizer_class", "RobertaTokenizer"}}), {"'tokenizer_class'", "RobertaTokenizer"});
 }
 
-// The ids of generation_config.json, else of config.json, else of the tokenizer; they go where the tokenizer goes.
+// The ids of generation_config.json, else of config.json, else of the tokenizer; they are copied with the tokenizer.
 TEST_F(HubTokenizerTest, GenerationEndsFollowTheModelsSettings) {
   const int32_t own = Tokenizer::open_folder(tokenizer_fixture("smollm"))->document_end().value();
   const std::tuple<const char*, const char*, std::vector<int32_t>> cases[] = {
@@ -355,13 +355,13 @@ TEST_F(HubTokenizerTest, GenerationEndsFollowTheModelsSettings) {
     EXPECT_EQ(generation_ends(*again), ends);
     EXPECT_EQ(again->files(), tokenizer->files());
     if (identity.empty()) identity = tokenizer->identity();
-    EXPECT_TRUE(again->identity() == identity) << "settings of a model are no part of it";
+    EXPECT_TRUE(again->identity() == identity) << "settings of a model do not belong to it";
   }
   file("made/generation_config.json", R"({"eos_token_id": "</s>"})");
   expect_refused(path("made"), {"generation_config.json", "'eos_token_id'"});
 }
 
-// transformers before 5 knows no TokenizersBackend; and a folder that names no class gets that of its model.
+// transformers before 5 does not know TokenizersBackend; a directory without a class gets that of its model.
 TEST_F(HubTokenizerTest, WritesAClassKnownToEveryVersion) {
   const auto folder = changed("gpt2", [](Json&) {});
   EXPECT_EQ(Json::parse(Tokenizer::open_folder(folder)->files().at("tokenizer_config.json")).at("tokenizer_class"),
@@ -372,8 +372,8 @@ TEST_F(HubTokenizerTest, WritesAClassKnownToEveryVersion) {
             R"({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "pad_token": "<none>"})");
 }
 
-// Numbers and tokens by add_special_tokens() of tokenizers 0.23.3: of a new name, of a word of the vocabulary, of
-// another new name, and of an added token that was not special.
+// Ids and tokens of add_special_tokens() in tokenizers 0.23.3: for a new name, a word of the vocabulary, another new
+// name, and an added token that was not special.
 TEST_F(HubTokenizerTest, AddsTokensLikeTheLibrary) {
   const std::tuple<const char*, int32_t, int32_t, std::vector<int32_t>> cases[] = {
       {"gpt2", 403, 331, {86, 299, 223, 403, 90, 223, 331, 223, 130, 105, 404}},
@@ -410,7 +410,7 @@ TEST_F(HubTokenizerTest, RejectsAMillionMerges) {
   std::string json = R"({"decoder":{"type":"Fuse"},"model":{"type":"BPE","vocab":{"a":0,"aa":1},"merges":[)";
   for (int i = 0; i < 1'000'000; ++i) json += i == 0 ? "\"a a\"" : ",\"a a\"";
   expect_refused(folder_with(json + "]}}"), {"1000000 merges; expected at most 600000"});
-  std::filesystem::resize_file(path("made/tokenizer.json"), 200'000'000);  // with a hole
+  std::filesystem::resize_file(path("made/tokenizer.json"), 200'000'000);  // sparse
   expect_refused(path("made"), {"200000000 bytes; expected at most"});
 }
 
@@ -425,10 +425,11 @@ TEST_F(HubTokenizerTest, EncodesLongRunsInLinearTime) {
     const auto tokenizer = Tokenizer::open_folder(tokenizer_fixture(name));
     for (const std::string& text : texts) EXPECT_FALSE(tokenizer->encode(text).empty());
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(60));  // their squares take hours
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(60));  // quadratic time would take hours
 }
 
-// Oniguruma's regcomp reads these flags otherwise, and its regexec cannot read what the C library compiled.
+// Oniguruma's regcomp interprets these flags differently, and its regexec cannot read patterns compiled by the C
+// library.
 TEST(Oniguruma, DoesNotReplaceTheCLibrarysRegex) {
   regex_t compiled;
   ASSERT_EQ(regcomp(&compiled, "tessera", REG_ICASE | REG_NOSUB), 0);

@@ -1,5 +1,4 @@
-// Templates of chats: the language beside python3-jinja2, its bounds, and what a model's own template makes of
-// examples.
+// Chat templates: the language against python3-jinja2, its bounds, and models' own templates applied to examples.
 #include "data/jinja/template.h"
 #include "tests/data/support.h"
 #include "tests/support/python.h"
@@ -30,7 +29,7 @@ std::string rendered(const std::string& source, const nlohmann::ordered_json& va
   return made.render(work, given).text;
 }
 
-// A template, its text or why it is refused, and what it is given.
+// A template, its text or error, and its variables.
 struct Case {
   std::string source, result;
   nlohmann::ordered_json variables = nlohmann::ordered_json::object();
@@ -64,11 +63,11 @@ TEST(Jinja, MatchesPython) {
     }
   }
   EXPECT_GE(cases, 3900);
-  EXPECT_GE(texts, 2900) << "most of the templates have a text";
+  EXPECT_GE(texts, 2900) << "most of the templates produce a text";
   EXPECT_LE(refused, 20) << "hardly one says what is not known";
 }
 
-// Some of the same by hand, where Python is not there to be asked.
+// Some of these cases by hand, for machines without Python.
 TEST(Jinja, FollowsTheRulesOfJinja) {
   const std::vector<Case> cases = {
       {"  {% if true %}\n a\n  {%- endif %}\n{# c #}\nb\n", " ab"},
@@ -124,7 +123,7 @@ TEST(Jinja, RejectsErrorsByLine) {
     expect_refused({{"{% " + word + " %}", "t:1: unexpected statement '" + word.substr(0, word.find(' ')) + "'"}});
 }
 
-// Nesting in the template's text, in its values and in its calls, and work without end.
+// Bounds on nesting of the template's text, of its values and of its calls, and on work.
 TEST(Jinja, BoundsNestingAndWork) {
   const auto repeated = [](const std::string& text, int times) {
     std::string out;
@@ -155,7 +154,7 @@ TEST(Jinja, BoundsNestingAndWork) {
        {"{{ range(100001) }}", "t:1: a range of more than 100000 items"}});
 }
 
-// A tokenizer for chats, with a template.
+// A tokenizer for chats with a template.
 class ModelTemplates : public testing::Test {
  protected:
   static ModelTemplate with(const std::string& jinja) {
@@ -165,7 +164,7 @@ class ModelTemplates : public testing::Test {
     return ModelTemplate(
         HubTokenizer({{"tokenizer.json", tokenizer.dump()}, {"tokenizer_config.json", config.dump()}}, "t/"));
   }
-  // Responses in brackets, and what is text whatever it says between quotes.
+  // Responses in brackets, and plain text in quotes.
   static std::string shown(const std::vector<Piece>& pieces) {
     std::string out;
     for (const Piece& p : pieces) {
@@ -190,7 +189,7 @@ TEST_F(ModelTemplates, ResponsesAreTheTextAddedByTurns) {
             "<|im_start|>assistant\n[d<|im_end|>]\n");
   EXPECT_EQ(shown(chatml.prompt({{Role::system, "s"}, {Role::user, "a"}}, "f:7")),
             "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
-  // A message says text, also where it names a special token.
+  // Names of special tokens in a message are plain text.
   EXPECT_EQ(shown(chatml.render(
                 {Example::Shape::messages, {{Role::user, "x<|im_end|>y"}, {Role::assistant, "<|im_end|"}}}, "f:7")),
             "<|im_start|>user\nx'<|im_end|>'y<|im_end|>\n<|im_start|>assistant\n[<|im_end|<|im_end|>]\n");
@@ -205,7 +204,7 @@ TEST_F(ModelTemplates, GenerationBlocksMarkTheResponse) {
   EXPECT_EQ(shown(marked.render(talk_, "f:7")), "a A:[...];c A:[d];");
 }
 
-// A message with the weight 0 (in braces) is not learnt, nor is a prompt that is a list of messages.
+// A message of weight 0 (in braces) is not trained on, nor is a prompt that is a list of messages.
 TEST_F(ModelTemplates, LocatesUntrainedTurns) {
   const std::string row = R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b",
       "weight": 0}, {"role": "user", "content": "c", "weight": 0}, {"role": "assistant", "content": "d"}]})";
@@ -222,7 +221,7 @@ TEST_F(ModelTemplates, LocatesUntrainedTurns) {
   EXPECT_EQ(shown(marked.render(parse_example(list, "f:1"), "f:1")), "u:a;a:b;u:c;a:[d];");
 }
 
-// No turn must be found in a text that counts as a whole.
+// If all of a text is trained on, no turn must be located.
 TEST_F(ModelTemplates, FullTextTrainingNeedsNoPrefixes) {
   const ModelTemplate last = with("{% for m in messages %}{{ m.content if loop.last else '-' }};{% endfor %}");
   EXPECT_EQ(refused(last, talk_),
@@ -231,7 +230,7 @@ TEST_F(ModelTemplates, FullTextTrainingNeedsNoPrefixes) {
   EXPECT_EQ(shown(last.render(talk_, "f:7", false)), "-;-;-;d;");
 }
 
-// As transformers 5.24 hands messages on: a key that is null is not there, thoughts have one name.
+// Messages are passed on as in transformers 5.24: a null key is omitted, thoughts have one name.
 TEST_F(ModelTemplates, NormalizesThoughtKeys) {
   const ModelTemplate thinks =
       with("{% for m in messages %}{{ m.reasoning_content }}/{{ m.thinking }}/{{ m.content is defined }};{% endfor %}");
@@ -253,8 +252,8 @@ TEST_F(ModelTemplates, RejectsPartialSpecialTokenNames) {
             "f:7: the integer 18446744073709551615 is too large");
 }
 
-// Rows as OpenAI's documentation of function calling has them: calls without content, arguments as a text, answers of
-// tools. Templates read arguments as mappings, so vLLM makes such ones of them before it renders.
+// Rows in the format of OpenAI's function calling: calls without content, arguments as a string, answers of tools.
+// Templates read arguments as mappings, so vLLM parses them before it renders.
 TEST_F(ModelTemplates, PassesToolsToTheTemplate) {
   const ModelTemplate tools = with(
       "{{ tools | tojson }}\n{% for m in messages %}{{ m.role }}{{ '/' + m.name if m.name }}:{% if m.content is "
@@ -272,11 +271,11 @@ TEST_F(ModelTemplates, PassesToolsToTheTemplate) {
             "[assistant:f({\"z\": [1, 2.0], \"a\": null});]tool:t;[assistant:b;]");
   EXPECT_THROW(render(example, ChatTemplate::chatml, "f:1"), InputError);
   const std::string twice = R"({"messages": [{"role": "assistant", "tool_calls": [{"id": 1, "id": 2}]}]})";
-  EXPECT_THROW(parse_example(twice, "f:1"), InputError) << "a key that stands twice is read by nobody";
+  EXPECT_THROW(parse_example(twice, "f:1"), InputError) << "a duplicate key cannot be read";
 }
 
-// The kinds of Qwen3 (an empty thought in the last turn alone, thoughts of earlier turns gone), of Phi-3 (one more end
-// behind the last turn), of gpt-oss (another end there) and of R1 (a thought begins in what asks for an answer).
+// Templates like those of Qwen3 (an empty thought only in the last turn, thoughts of earlier turns removed), Phi-3 (an
+// additional end after the last turn), gpt-oss (a different end there) and R1 (the generation prompt begins a thought).
 TEST_F(ModelTemplates, LocatesAnswersWithoutCommonPrefix) {
   const std::string user = "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>{{ m.content }}{% else %}A:";
   const std::string asks = "{% endif %}{% endfor %}{% if add_generation_prompt %}A:";
@@ -298,7 +297,7 @@ TEST_F(ModelTemplates, LocatesAnswersWithoutCommonPrefix) {
             "<|im_start|>aA:[b <|im_end|>]\n<|im_start|>cA:[d<|im_end|>\n</s>]");
   EXPECT_EQ(rendered("{{ m.content }}{{ '</s>' if loop.last else '<|im_end|>' }}", "{% endif %}", talk_),
             "<|im_start|>aA:[b <|im_end|>]<|im_start|>cA:[d</s>]");
-  // A call without text, in a turn that has an empty thought only at the end.
+  // A call without text, in a turn with an empty thought only at the end.
   Example calls = talk_;
   calls.turns[1] = {.role = Role::assistant, .text = "", .more = R"({"tool_calls": [1]})", .silent = true};
   const std::string call =

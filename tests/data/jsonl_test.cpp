@@ -30,7 +30,7 @@ TEST(Jsonl, ParsesFourShapes) {
   const Example completion = row(R"({"prompt": "1+1=", "completion": "2"})");
   EXPECT_EQ(completion.shape, Example::Shape::completion);
   EXPECT_EQ(completion.turns[1].text, "2");
-  // Alpaca's own files have a text beside the rest.
+  // Alpaca's own files have a text in addition.
   const Example instruction = row(R"({"instruction": "Add.", "input": "1 1", "output": "2", "text": "all of it"})");
   EXPECT_EQ(instruction.shape, Example::Shape::instruction);
   EXPECT_EQ(instruction.input, "1 1");
@@ -115,7 +115,7 @@ TEST(Jsonl, CountsBlankLines) {
   EXPECT_EQ(found, (std::vector<std::string>{"1a\r", "4b", "6c"}));
 }
 
-// As text, with the response in brackets, and * for the end.
+// The rendered text, with the response in brackets and * for the end.
 std::string shown(const Example& example, ChatTemplate style) {
   std::string out;
   bool within = false;
@@ -162,7 +162,7 @@ TEST(ChatTemplates, MatchPublishedTemplates) {
   EXPECT_EQ(shown(text, ChatTemplate::chatml), "[once*]");
 }
 
-// Rows as OpenAI, ShareGPT, TRL and Alpaca's successors write them, in ChatML without its markers' names.
+// Rows as written by OpenAI, ShareGPT, TRL and Alpaca's successors, in ChatML without the names of its markers.
 TEST(Jsonl, ParsesRowsOfOtherPrograms) {
   const std::pair<const char*, const char*> cases[] = {
       {R"({"messages": null, "prompt": "a", "completion": "b"})", "user\na;assistant\n[b]"},
@@ -238,7 +238,7 @@ TEST(Jsonl, RenamesKeys) {
   EXPECT_EQ(shown(example, ChatTemplate::none), "a[b*]");
   EXPECT_EQ(example.unread, std::set<std::string>{"'id'"});
   EXPECT_EQ(example.mapped, (std::set<std::string>{"answer", "question"})) << "a missing key is null";
-  // Names may be exchanged.
+  // Names may be swapped.
   EXPECT_EQ(shown(parse_example(R"({"prompt": "b", "completion": "a"})", "f:1",
                                 {parse_key_names("prompt=completion,completion=prompt")}),
                   ChatTemplate::none),
@@ -250,7 +250,7 @@ TEST(Jsonl, RenamesKeys) {
   EXPECT_EQ(parse_key_names("text=a=b").at(0).second, "a=b");
 }
 
-// The template that an export writes makes the text of the built-in one.
+// The exported Jinja template renders the same text as the built-in one.
 TEST(ChatTemplates, ExportedTemplatesRenderIdentically) {
   nlohmann::json tokenizer = chat_tokenizer();
   for (nlohmann::json& token : tokenizer["added_tokens"])

@@ -1,4 +1,4 @@
-// llm.c's token files, read strictly, and datasets made of them; datasets with byte-level BPE.
+// llm.c's token files, strictly validated, and datasets of them; datasets with byte-level BPE.
 #include <cstring>
 #include <numeric>
 
@@ -69,7 +69,7 @@ TEST_F(LlmcDataset, HoldsOutTheLastTenthOrTheValidationFile) {
   const Dataset both = import_llmc(path("text_train.bin"), folder(), path("both"));
   EXPECT_EQ(both.val.size(), 4);
   EXPECT_EQ(both.train_tokens(), alone.train_tokens() + alone.val.size());
-  EXPECT_EQ(dataset_for(path("text_train.bin").string(), folder()).val.size(), 4);  // not what the cache had
+  EXPECT_EQ(dataset_for(path("text_train.bin").string(), folder()).val.size(), 4);  // not the cached one
 }
 
 TEST_F(LlmcDataset, RequiresATokenizer) {
@@ -92,7 +92,7 @@ TEST_F(LlmcDataset, TokenizesTextWithATokenizerDirectory) {
                [&] { dataset_for(again.directory.string(), folder()); });
 }
 
-// Datasets of several token files: made by `tessera data`, or llm.c's where they lie.
+// --- datasets of several token files: of `tessera data`, or llm.c's in place ---
 
 std::vector<uint16_t> numbered(uint16_t first, uint16_t count) {
   std::vector<uint16_t> out(count);
@@ -193,7 +193,7 @@ TEST_F(ShardsTest, MergesSeveralSources) {
   for (const TokenFile& f : cut.train)
     for (int64_t i = 0; i < f.size(); ++i, ++at) ASSERT_EQ(f[i], whole.train[0][at]) << at;
   for (size_t i = 0; i + 1 < cut.train.size(); ++i) EXPECT_EQ(cut.train[i].size(), 100);
-  // a tokenizer that is trained learns from all of them
+  // A trained tokenizer is trained on all of them.
   EXPECT_EQ(make_dataset_from(sources, {"char"}, path("char")).tokenizer->decode(std::vector<int32_t>{9, 10}), "xy");
   std::filesystem::remove(path("cut/train-00003.tok"));
   expect_error(Status::input, {"train-00003.tok"}, [&] { Dataset::open(path("cut")); });

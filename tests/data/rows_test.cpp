@@ -1,4 +1,4 @@
-// Rows out of JSON files as other programs write them, and the files of examples that a name means.
+// Rows of JSON files as other programs write them, and the files of examples that a name denotes.
 #include <gtest/gtest.h>
 
 #include "data/examples.h"
@@ -9,7 +9,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Rows of a file as "LINE ROW", blanks removed.
+// Rows of a file as "LINE ROW", without white space.
 std::vector<std::string> rows_in(std::string_view bytes) {
   std::vector<std::string> out;
   for_each_line(bytes, "f", [&](std::string_view line, int64_t number) {
@@ -27,7 +27,7 @@ TEST(Rows, SplitsEveryLayout) {
       {"{\"a\": 1}{\"a\": 2},\n{\"a\": 3},\n", {R"(1 {"a":1})", R"(1 {"a":2})", R"(2 {"a":3})"}},
       {"[\"x, ]\",\n \"y\", [1, [2]], 3]", {R"(1 "x,]")", R"(2 "y")", "2 [1,[2]]", "2 3"}},
       {"\"x\"\n\n\"y\"", {R"(1 "x")", R"(3 "y")"}},
-      // A row that is cut short ends with its line.
+      // A truncated row ends with its line.
       {"{\"a\": \"b\n{\"a\": 1\n{\"a\": 2}\n}{\n", {R"(1 {"a":"b)", R"(2 {"a":1)", R"(3 {"a":2})", "4 }{"}}};
   for (const auto& [bytes, expected] : cases) EXPECT_EQ(rows_in(bytes), expected) << bytes;
   EXPECT_EQ(error_message([] { rows_in("[{\"a\": 1},"); }, Status::input),
@@ -35,7 +35,7 @@ TEST(Rows, SplitsEveryLayout) {
   EXPECT_EQ(error_message([] { rows_in("[1]\n2"); }, Status::input), "f:2: unexpected content after the list of rows");
 }
 
-// What to_dict() of `datasets` and to_json() of pandas write, with its orientations, and lists below a key.
+// The output of to_dict() of `datasets` and to_json() of pandas in each orientation, and nested lists.
 TEST(Rows, SplitsTablesInOneObject) {
   const std::vector<std::string> rows{R"(1 {"prompt":"a","completion":"c"})", R"(2 {"prompt":"b","completion":"d"})"};
   for (const char* text :
@@ -78,7 +78,7 @@ TEST_F(RowFiles, SeveralFilesFormOneDataset) {
   EXPECT_EQ(examples(path("a*.jsonl").string() + "," + path("b.jsonl").string()), std::pair(int64_t{5}, int64_t{1}));
   EXPECT_FALSE(names_examples(path("b.txt")));
   expect_error(Status::input, {"b.txt: expected examples, as in "}, [&] { example_files(path("b.*")); });
-  // A folder as `datasets` reads it, with what Windows and macOS leave there.
+  // A directory as `datasets` reads it, with files added by Windows and macOS.
   fs::create_directories(path("d/train")), fs::create_directories(path("d/__MACOSX"));
   file("d/train/x.jsonl", one + one), file("d/train/._x.jsonl", "\1"), file("d/__MACOSX/x.jsonl", "\1");
   file("d/desktop.ini", "[x]"), file("d/test.json", one);

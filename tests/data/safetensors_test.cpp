@@ -1,4 +1,4 @@
-// The safetensors file: round trips, what other readers see, and refusal of everything malformed.
+// The safetensors format: round trips, the reference reader, and rejection of malformed files.
 #include "data/safetensors.h"
 
 #include "tensor/random.h"
@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-// A file of the given header and data bytes.
+// A file with this header and data.
 std::string make_file(const std::string& header, const std::string& data) {
   const uint64_t length = header.size();
   return std::string(reinterpret_cast<const char*>(&length), 8) + header + data;
@@ -93,7 +93,7 @@ TEST_F(SafetensorsTest, RejectsMalformedFilesByName) {
                [&] { Safetensors(std::as_bytes(std::span(half)), "h", true); });
 }
 
-// Random damage is either refused with an InputError or leaves a file that fits together; nothing is read outside it.
+// A randomly corrupted file is either rejected with an InputError or consistent; nothing outside it is read.
 TEST_F(SafetensorsTest, SurvivesRandomCorruption) {
   const std::string whole = read_file(sample());
   const Philox random(4);

@@ -1,4 +1,4 @@
-// Text files, their refusals, UTF-8 and the split; token files; and long texts, in little memory.
+// Text files and their errors, UTF-8 and the split; token files; and long texts in little memory.
 
 #include <sys/stat.h>
 
@@ -85,7 +85,7 @@ TEST(SplitText, HoldsOutTheLastTenthOfEveryDocument) {
   const auto split = split_text(text);
   EXPECT_EQ(split.train, "aaaaaaaaabbbbbbbbbbbbbbbbbb");
   EXPECT_EQ(split.val, "ABB");
-  // Five characters of two bytes: nine bytes are cut inside the last one, which goes to the training part whole.
+  // Five characters of two bytes: nine bytes end inside the last one, so it belongs to the training split.
   std::string umlauts;
   for (int i = 0; i < 15; ++i) umlauts += "\xC3\xA4";
   EXPECT_EQ(split_text(text_of_bytes(umlauts, "u")).train.size(), 28u);
@@ -97,7 +97,7 @@ TEST_F(TextTest, WritesFilesAtomically) {
   write_file(path("f"), "one", "two");
   EXPECT_EQ(read_file(path("f")), "onetwo");
   expect_error(Status::output, {"no/such/f"}, [&] { write_file(path("no/such/f"), "x"); });
-  EXPECT_EQ(names_in(path("")), std::vector<std::string>{"f"}) << "something half-written stayed";
+  EXPECT_EQ(names_in(path("")), std::vector<std::string>{"f"}) << "a partial file was left";
 }
 
 TEST_F(TextTest, RunsProgramsWithATimeout) {
@@ -108,7 +108,7 @@ TEST_F(TextTest, RunsProgramsWithATimeout) {
   EXPECT_EQ(run_program({"sh", "-c", "test ! -t 0 && pwd"}, "/", 10).last_line, "/");
 }
 
-// Token files, the order of training, and the windows of validation.
+// --- token files, the order of training, and windows for validation ---
 
 class TokenFileTest : public DataTest {
  protected:
@@ -151,7 +151,7 @@ TEST_F(TokenFileTest, RejectsEveryTruncationAndChangedByte) {
     std::string bad = good;
     const size_t at = random.below(bad.size(), i);
     bad[at] = static_cast<char>(bad[at] ^ (1 + random.below(255, i, 1)));
-    // The vocabulary (bytes 16 to 23) is not under the checksum: another one may still hold every token.
+    // The checksum does not cover the vocabulary (bytes 16 to 23); a different one may still include every token.
     const bool caught = refused(bad);
     EXPECT_TRUE(caught || (at >= 16 && at <= 23)) << at;
   }
@@ -227,13 +227,13 @@ TEST_F(TokenFileTest, WindowsCoverEveryTargetOnce) {
   expect_error(Status::usage, {"1 tokens"}, [&] { Windows(one, 8); });
 }
 
-// Long texts: encoded chunk by chunk they have the tokens of the whole, and little memory is enough for them.
+// --- long texts: chunked encoding produces the same tokens in little memory ---
 
 using LongText = DataTest;
 
 constexpr size_t kChunk = size_t{8} << 10;
 
-// The tokens of a text that comes in pieces of drawn sizes, and how often it was cut.
+// The tokens of a text in chunks of random sizes, and the number of splits.
 std::pair<std::vector<int32_t>, int> streamed(const Tokenizer& tokenizer, std::string_view text, bool ends,
                                               uint64_t seed) {
   std::vector<int32_t> out;
@@ -283,7 +283,7 @@ TEST_F(LongText, ErrorsNameTheOffsetInTheText) {
                [&] { streamed(tokenizer, text, false, 2); });
 }
 
-// A tokenizer learns the same from chunks: no piece of GPT-2's pattern crosses a cut.
+// Training on chunks gives the same tokenizer, because no piece of GPT-2's pattern crosses a split.
 TEST_F(LongText, ChunkedWordCountsMatchFullText) {
   const std::string one = test::mixed_text() + test::unseen_text();
   std::string text;
@@ -306,7 +306,7 @@ TEST_F(LongText, NotesDroppedRareWords) {
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 
-// The most memory that the process has had since the last call, in MB.
+// The peak memory of the process since the last call, in MB.
 int64_t peak() {
   std::ifstream status("/proc/self/status");
   int64_t kilobytes = 0;

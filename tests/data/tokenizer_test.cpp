@@ -120,9 +120,9 @@ TEST(Json, FormatsValuesAndFindsKeys) {
     EXPECT_TRUE(value_at(other, "a").is_null());
 }
 
-// Text that comes token by token: whole characters only, and nothing lost.
+// --- decoding of token streams: only complete characters, and no loss ---
 
-// The decoder's text for bytes that come one by one; each time it must be UTF-8.
+// The decoder's text for bytes that arrive one by one; it must be UTF-8 each time.
 std::string streamed(std::string_view bytes, StreamDecoder::Broken broken = StreamDecoder::Broken::replaced) {
   const ByteTokenizer tokenizer;
   StreamDecoder decoder(tokenizer, broken);
@@ -154,7 +154,7 @@ TEST(StreamDecoder, EmitsCharactersWithoutDelay) {
   EXPECT_EQ(decoder.end(), "\xEF\xBF\xBD");
 }
 
-// Python's bytes.decode("utf-8", "replace") makes the same text of these bytes.
+// Python's bytes.decode("utf-8", "replace") produces the same text.
 TEST(StreamDecoder, ReplacesInvalidBytesLikePython) {
   const std::string bad = "\xEF\xBF\xBD";
   const std::pair<std::string, std::string> cases[] = {

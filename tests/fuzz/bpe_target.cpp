@@ -1,5 +1,4 @@
-// vocab.json and merges.txt, with a line "%" between them: what is accepted encodes and decodes any bytes, and is
-// written as it was read.
+// vocab.json and merges.txt, separated by a line "%": accepted files encode and decode any bytes and round-trip.
 #include "data/tokenizer/described.h"
 #include "tests/fuzz/target.h"
 

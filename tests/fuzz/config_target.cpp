@@ -1,4 +1,4 @@
-// The configuration file: what is accepted is written again as TOML that means the same.
+// The configuration file: accepted options round-trip through TOML.
 #include "app/make_job.h"
 #include "tests/fuzz/target.h"
 
@@ -14,7 +14,7 @@ const Target target("config", [](std::string_view bytes) {
     require(false, std::string("what was read can be written and read again: ") + e.what());
   }
   require(config_values(again) == config_values(options), "what was written means the same");
-  named([&] { validate(options); });  // it names the options, which may come from the command line too
+  named([&] { validate(options); });  // errors name the option, which may also come from the command line
 });
 
 }  // namespace tessera::fuzz

@@ -1,4 +1,4 @@
-// dataset.json, the description beside a dataset's token files.
+// dataset.json, the description next to a dataset's token files.
 #include "data/dataset.h"
 #include "tests/fuzz/target.h"
 

@@ -1,5 +1,5 @@
-// A file of examples, as it may be compressed: lines, shapes and templates. Every line that is an example has a form in
-// each template but one, and a response.
+// A file of examples, possibly compressed: rows, shapes and templates. Every valid example renders in each template but
+// one, with a response.
 #include <algorithm>
 
 #include "data/jsonl.h"

@@ -1,4 +1,4 @@
-// The configuration of GPTQ's codes: one that is accepted says the same when it is written.
+// The GPTQ configuration: an accepted one round-trips.
 #include "hub/gptq_format.h"
 #include "tests/fuzz/target.h"
 

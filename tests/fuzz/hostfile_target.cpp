@@ -1,4 +1,4 @@
-// The file with hosts and their slots, which is read before each start of a run.
+// The file with hosts and slots, which is read before each start of a run.
 #include "app/train/restarts.h"
 #include "tests/fuzz/target.h"
 

@@ -1,4 +1,4 @@
-// model.safetensors.index.json: what is accepted names files beside it and nothing else.
+// model.safetensors.index.json: an accepted index names only files in the same directory.
 #include "hub/folder.h"
 #include "tests/fuzz/target.h"
 

@@ -1,5 +1,5 @@
-// A tokenizer.json of the library `tokenizers`: what is accepted encodes any bytes, survives its own file, and streams
-// a text as it decodes it. Behind a line "%" stands a tokenizer_config.json, and behind another the text.
+// A tokenizer.json of the library `tokenizers`: an accepted one encodes any bytes, round-trips, and decodes streams
+// consistently. A tokenizer_config.json and the text follow, each after a line "%".
 #include "data/tokenizer/described.h"
 #include "data/utf8.h"
 #include "tests/fuzz/target.h"
@@ -19,7 +19,7 @@ const Target target("hub_tokenizer", [](std::string_view bytes) {
     } catch (const InputError&) {
       throw std::logic_error("a text is no file");
     } catch (const Error&) {
-      continue;  // no token for a character
+      continue;  // a character without a token
     }
     std::string whole, streamed;
     StreamDecoder stream(tokenizer);

@@ -1,4 +1,4 @@
-// A checkpoint's manifest, and what --resume compares with what it says about the run.
+// A checkpoint's manifest, and the comparison of --resume with its description of the run.
 #include <nlohmann/json.hpp>
 
 #include "app/run/directory.h"

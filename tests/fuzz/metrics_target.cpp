@@ -1,4 +1,4 @@
-// metrics.jsonl, of which a resumed run keeps the first records.
+// metrics.jsonl, whose first records a resumed run retains.
 #include "app/train/output.h"
 #include "tests/fuzz/target.h"
 

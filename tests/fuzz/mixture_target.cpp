@@ -1,5 +1,4 @@
-// Names and weights of a mixture, from the command line and from both kinds of file: what is accepted has shares that
-// can be dealt.
+// Names and weights of a mixture, from the command line and both file formats: accepted weights yield valid shares.
 #include <numeric>
 
 #include "data/mixture.h"
@@ -25,7 +24,7 @@ void check(const std::vector<Weighted>& all) {
 
 }  // namespace
 
-// The first byte says which of the three.
+// The first byte selects the source.
 const Target target("mixture", [](std::string_view bytes) {
   if (bytes.empty()) throw InputError(std::string(kWhat) + ": nothing");
   const std::string what(kWhat);

@@ -1,4 +1,4 @@
-// adapter_config.json of a PEFT folder: what is accepted is adapters whose own file says the same.
+// adapter_config.json of a PEFT directory: accepted adapters round-trip.
 #include "hub/peft.h"
 #include "tests/fuzz/target.h"
 

@@ -1,4 +1,4 @@
-// Records of applied pushes: what is accepted is written and read back alike, and every server has the same pushes.
+// Records of applied pushes: accepted ones round-trip, and every server has the same pushes.
 
 #include "parallel/async/push_log.h"
 #include "tests/fuzz/target.h"

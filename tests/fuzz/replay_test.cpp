@@ -1,5 +1,5 @@
-// Replays the corpus of every fuzz target: files that begin with ok_ are accepted, with bad_ refused, and any other
-// (found by a fuzzer) either; nothing else happens to any of them.
+// Replays the corpus of every fuzz target: files ok_* must be accepted, bad_* rejected, and others (found by a fuzzer)
+// either, without any other effect.
 #include <gtest/gtest.h>
 
 #include "data/files.h"

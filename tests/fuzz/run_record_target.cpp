@@ -1,5 +1,5 @@
-// A traced run as `tessera report` reads it: report.json, trace.json and metrics.jsonl behind one another, with a line
-// of --- between them. What is accepted can be drawn, also as single figures, and beside a run without a trace.
+// A traced run as `tessera report` reads it: report.json, trace.json and metrics.jsonl separated by lines of ---. An
+// accepted run can be plotted, also as single figures, and next to a run without a trace.
 
 #include "app/report/report.h"
 #include "tests/fuzz/target.h"
@@ -10,7 +10,7 @@ const Target target("run_record", [](std::string_view bytes) {
   const std::string_view report = take(bytes, kBetween), trace = take(bytes, kBetween);
   const report::Record record = report::parse_record({report, trace, bytes}, std::string(kWhat) + "/");
   const std::string page = report::make_report(record, true);
-  require(page.ends_with("</html>\n"), "what is accepted can be drawn");
+  require(page.ends_with("</html>\n"), "an accepted run can be plotted");
   require(report::make_report(record, false).ends_with('\n'), "and be told");
   report::Record bare = report::parse_metrics(bytes, std::string(kWhat) + "/");
   require(report::compare_to_text(record, bare, true).ends_with("</html>\n"), "and be set beside another");
@@ -20,7 +20,7 @@ const Target target("run_record", [](std::string_view bytes) {
       require(svg.ends_with("</svg>\n"), "and be a figure");
     } catch (const InputError&) {
       throw;
-    } catch (const Error&) {  // it lacks what the figure shows
+    } catch (const Error&) {  // it lacks the data of the figure
     }
 });
 

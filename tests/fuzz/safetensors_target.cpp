@@ -1,4 +1,4 @@
-// Safetensors: whatever is accepted covers the data without holes, and every tensor lies inside it.
+// Safetensors: accepted tensors cover the data without holes, each within its bounds.
 #include "data/safetensors.h"
 #include "tests/fuzz/target.h"
 

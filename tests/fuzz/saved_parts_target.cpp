@@ -1,4 +1,4 @@
-// The description of the elements in a checkpoint's part: one that is accepted is written again the same.
+// The description of the elements in a checkpoint shard: an accepted one round-trips.
 #include "tests/fuzz/target.h"
 #include "train/checkpoint/state.h"
 

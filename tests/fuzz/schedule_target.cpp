@@ -1,5 +1,5 @@
-// Pipeline schedules from a file: what is accepted is written and read back alike, can be run to its end, and stays
-// right after every pass that applies to it.
+// Pipeline schedules from a file: an accepted schedule round-trips, runs to completion, and remains valid after every
+// applicable pass.
 
 #include "parallel/pipeline/simulate.h"
 #include "parallel/pipeline/validate.h"

@@ -1,4 +1,4 @@
-// A template of chats, rendered for a small conversation: it has a text or a line that says why not, in bounded work.
+// A chat template, rendered for a small conversation: yields a text or a one-line error, with bounded work.
 #include "data/jinja/template.h"
 #include "tests/fuzz/target.h"
 

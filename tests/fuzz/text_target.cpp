@@ -1,4 +1,4 @@
-// A text file on its way to tokens: the split loses nothing, and the characters come back.
+// A text file on its way to tokens: the split loses nothing, and the characters round-trip.
 #include "data/text.h"
 #include "data/tokenizer/described.h"
 #include "tests/fuzz/target.h"

@@ -1,5 +1,5 @@
-// Folders in the form of the Hugging Face hub: what the transformers library computed with a model's weights, Tessera
-// computes with its folder; what it writes is read back the same; and what is damaged is refused in one line.
+// Hugging Face directories: results match those of the transformers library with the same weights; written directories
+// are read back identically; corrupt ones are rejected with one line.
 
 #include "hub/llmc.h"
 #include "models/sample.h"
@@ -14,7 +14,7 @@ constexpr std::array kVariants{"gpt2",   "exact",  "mistral", "slides", "plain",
 class HubFolderTest : public HubTest {
  protected:
   void write_config(const Json& config) const { write("config.json", config); }
-  // The fixture's model as a folder of one file, or of so many shards.
+  // The fixture's model as a directory with one file, or with several shards.
   void make_folder(const Safetensors& fixture, size_t shards = 1) const {
     for (const auto& e : fs::directory_iterator(path(""))) fs::remove_all(e.path());
     write_config(Json::parse(fixture.metadata().at("config")));
@@ -51,7 +51,7 @@ TEST_F(HubFolderTest, LossMatchesTransformers) {
     }
 }
 
-// And after one step of SGD: each weight is w - lr g by the gradients of PyTorch.
+// After one step of SGD, each weight is w - lr g with the gradients of PyTorch.
 TEST_F(HubFolderTest, RoundTripsAndMatchesPyTorchAfterAnSgdStep) {
   constexpr float kRate = 0.1F;
   for (const char* name : kVariants) {
@@ -103,7 +103,7 @@ TEST(HubConvert, ReadsEveryFloat16) {
   }
 }
 
-// Keys of published models, by which nothing is computed: the loss stays.
+// Keys of published models without effect on the computation: the loss is unchanged.
 TEST_F(HubFolderTest, IgnoredKeysDoNotChangeTheLoss) {
   const std::pair<const char*, Json> cases[] = {
       {"gpt2", {{"_num_labels", 1}}},                                                        // distilgpt2
@@ -111,7 +111,7 @@ TEST_F(HubFolderTest, IgnoredKeysDoNotChangeTheLoss) {
       {"gpt2", {{"output_past", true}}},                                                     // gpt2-xl
       {"plain", {{"is_llama_config", true}, {"rope_interleaved", false}}},                   // SmolLM2
       {"biased", {{"use_mrope", false}, {"max_window_layers", 28}, {"sliding_window", 1}}},  // Qwen2.5
-      {"grouped", {{"model_type", "qwen2"}, {"use_mrope", false}}},  // whose biases are not there
+      {"grouped", {{"model_type", "qwen2"}, {"use_mrope", false}}},                          // without its biases
       {"mistral", {{"sliding_window", 4096}}},
       {"grouped", {{"model_type", "mistral"}, {"sliding_window", 4096}, {"attention_dropout", 0.5}}}};
   for (const auto& [variant, keys] : cases) {
@@ -126,7 +126,7 @@ TEST_F(HubFolderTest, IgnoredKeysDoNotChangeTheLoss) {
   }
 }
 
-// Names and kinds of tensors as other programs leave them: the loss is that of the plain folder.
+// Tensor names and dtypes as other programs leave them: the loss is that of the plain directory.
 TEST_F(HubFolderTest, ReadsWrappedNamesBareModelsAndMasks) {
   const std::vector<std::byte> mask(16);
   const auto renamed = [&](const char* variant, int notes, const std::function<std::string(const std::string&)>& name) {
@@ -134,12 +134,12 @@ TEST_F(HubFolderTest, ReadsWrappedNamesBareModelsAndMasks) {
     make_folder(fixture);
     std::vector<TensorBytes> tensors = fixture_weights(fixture);
     for (TensorBytes& t : tensors) t.name = name(t.name);
-    const std::string masks[] = {"..h.0.attn.bias", "..rotary_emb.inv_freq"};  // what the family derives
+    const std::string masks[] = {"..h.0.attn.bias", "..rotary_emb.inv_freq"};  // derived by the family
     tensors.push_back({masks[fixture.contains("transformer.wte.weight") ? 0 : 1], DType::uint8, {4, 4}, mask});
     write_safetensors(path("model.safetensors"), tensors);
     std::string bytes = read_file(path("model.safetensors"));
     bytes.replace(bytes.find("\"U8\""), 4, "\"BOOL\"");
-    bytes.erase(bytes.find("\"..") + 1, 2);  // the header stays as long
+    bytes.erase(bytes.find("\"..") + 1, 2);  // the header keeps its length
     file("model.safetensors", bytes);
     const HubFolder folder(path(""));
     EXPECT_NEAR(compute_loss(*load_model(folder), fixture), floats(fixture.at("loss")).at(0), 1e-5) << variant;
@@ -157,7 +157,7 @@ TEST_F(HubFolderTest, ReadsWrappedNamesBareModelsAndMasks) {
   });
 }
 
-// Another file in the place of the weights is named for what it is.
+// Files that are mistaken for weights are identified in the error.
 TEST_F(HubFolderTest, ErrorsNameFilesMistakenForWeights) {
   make_folder(open_fixture("untied"));
   const auto with = [&](const std::string& bytes, const char* words) {
@@ -191,7 +191,7 @@ TEST_F(HubFolderTest, ErrorsNameFilesOfOtherPrograms) {
   for (const auto& [name, words] : all) {
     emptied("other");
     file(std::string("other/") + name, "x");
-    file("other/training_args.bin", "x");  // which says less
+    file("other/training_args.bin", "x");  // less specific
     const bool says_more = std::string_view(words).find("checkpoint") != std::string_view::npos;
     for (const std::string from : {"other", "other/"}) {
       if (!says_more) fs::remove(path("other/training_args.bin"));
@@ -244,7 +244,7 @@ TEST_F(HubFolderTest, RejectsCorruptOrUnknownContents) {
   Json& home = other["weight_map"]["model.norm.weight"];
   home = home == "model-0.safetensors" ? "model-1.safetensors" : "model-0.safetensors";
   write("model.safetensors.index.json", other);
-  HubFolder{path("")};  // which of the files has a tensor is said by the files
+  HubFolder{path("")};  // the files themselves define which one contains a tensor
   write("model.safetensors.index.json", index);
   fs::copy(path("model-0.safetensors"), path("copy"));
   fs::remove(path("model-0.safetensors"));
@@ -253,11 +253,11 @@ TEST_F(HubFolderTest, RejectsCorruptOrUnknownContents) {
   expect_refused("no model.safetensors and no model.safetensors.index.json");
 }
 
-// Models of llm.c: the tensors of a folder in its order are the folder's model.
+// --- llm.c models: the tensors of a directory in llm.c's order give the same model ---
 
 class LlmcModelTest : public HubTest {
  protected:
-  // As train_gpt2.py writes it: each kind for all layers, the table filled up to a multiple of 128 with zeros.
+  // As written by train_gpt2.py: each kind for all layers, the embedding padded with zeros to a multiple of 128 rows.
   std::string written(LanguageModel& model, int version) const {
     const ModelConfig& c = model.config;
     const int64_t rows = version == 1 ? c.vocab : 128;

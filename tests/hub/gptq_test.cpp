@@ -1,5 +1,5 @@
-// GPTQ's files: bits against numbers by hand and against those that AutoGPTQ wrote, folders out and in to the bit,
-// and what is damaged or of another format refused in one line.
+// GPTQ files: bits against hand-computed values and those written by AutoGPTQ, exact round trips of directories, and
+// rejection of corrupt files and other formats.
 #include "tensor/ops/quantize/gptq.h"
 
 #include "tests/hub/support.h"
@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-// Codes and scales that AutoGPTQ 0.3.1 was given too (QuantLinear.pack of qlinear_cuda, 64 inputs, 32 outputs).
+// The codes and scales that AutoGPTQ 0.3.1 packed (QuantLinear.pack of qlinear_cuda, 64 inputs, 32 outputs).
 Int4Matrix counted(int64_t rows, int64_t columns, int64_t group) {
   Int4Matrix m(rows, columns, group);
   for (int64_t o = 0; o < rows; ++o) {
@@ -21,7 +21,7 @@ Int4Matrix counted(int64_t rows, int64_t columns, int64_t group) {
 TEST(GptqFormat, WritesTheBitsOfAutoGptq) {
   const GptqTensors t = pack_gptq(counted(32, 64, 32), 0, 32);
   ASSERT_EQ(t.qweight.size(), 8u * 32);
-  // Row 0, inputs 0 to 7: 0 3 6 9 12 15 18 21, of which 16 is taken from the last two.
+  // Row 0, inputs 0 to 7: 0 3 6 9 12 15 18 21, with 16 subtracted from the last two.
   for (const auto& [i, o, bits] : std::initializer_list<std::tuple<size_t, size_t, uint32_t>>{
            {0, 0, 0x52fc9630U}, {0, 1, 0xb741eb85U}, {0, 3, 0x730c952fU}, {7, 28, 0x5e7092b4U}, {7, 31, 0xf708192bU}})
     EXPECT_EQ(static_cast<uint32_t>(t.qweight[i * 32 + o]), bits) << i << " " << o;
@@ -62,7 +62,7 @@ TEST(GptqFormat, RoundTrips) {
 
 class GptqFolderTest : public HubTest {
  protected:
-  // A model of drawn weights, each layer's rounded to nearest.
+  // A model of random weights, with each layer rounded to nearest.
   HubWeights drawn(const ModelConfig& config, int64_t group) {
     model_ = drawn_model(config);
     HubWeights out{.tensors = make_tensors(*model_), .gptq = {.group = group}};
@@ -72,7 +72,7 @@ class GptqFolderTest : public HubTest {
                           round_to_nearest(l->weight.value(), GptqConfig{.group = group}.group_size(l->weight.dim(1))));
     return out;
   }
-  // The file's tensors, as `change` leaves them.
+  // Rewrites the file's tensors after `change`.
   void rewrite(const std::function<void(std::map<std::string, TensorBytes>&)>& change) const {
     const std::string kept = read_file(path("model.safetensors"));
     const Safetensors file(std::as_bytes(std::span(kept)), "kept", true);
@@ -107,7 +107,7 @@ TEST_F(GptqFolderTest, RoundTripsExactly) {
       EXPECT_EQ(file.contains("transformer.h.0.attn.c_attn.qweight"), config.family == Family::gpt2);
       EXPECT_FALSE(file.contains("model.layers.1.self_attn.k_proj.weight"));
       EXPECT_EQ(json("config.json").at("quantization_config"), json("quantize_config.json"));
-      for (const bool in_config : {true, false}) {  // older folders have the other file alone
+      for (const bool in_config : {true, false}) {  // older directories have only the other file
         Json said = json("config.json");
         if (!in_config) said.erase("quantization_config");
         write("config.json", said);
@@ -119,7 +119,7 @@ TEST_F(GptqFolderTest, RoundTripsExactly) {
           std::vector<float> expected = p->var.value().to_vector<float>();
           const auto codes = weights.codes.find(p->name);
           if (codes != weights.codes.end()) codes->second.decode(0, expected);
-          const int64_t half = p->whole.numel() / 2 - 3;  // where no row begins
+          const int64_t half = p->whole.numel() / 2 - 3;  // not at the start of a row
           EXPECT_EQ(floats(folder.tensors(), p->name, p->whole, half), expected) << p->name;
           const auto again = folder.codes(p->name);
           ASSERT_EQ(again.has_value(), codes != weights.codes.end()) << p->name;
@@ -129,7 +129,7 @@ TEST_F(GptqFolderTest, RoundTripsExactly) {
     }
 }
 
-// The keys of GPTQModel 7, AutoGPTQ 0.7 and transformers 5, beside what they say of one and the same codes.
+// The keys of GPTQModel 7, AutoGPTQ 0.7 and transformers 5 for the same codes.
 TEST_F(GptqFolderTest, AcceptsEverySpelling) {
   write_hub_folder(path(""), kLlama, drawn(kLlama, 16));
   const auto sum = [&] {
@@ -167,8 +167,8 @@ TEST_F(GptqFolderTest, AcceptsEverySpelling) {
       folder.notes()[0].ends_with("quantization_config: ignored keys without effect on the computation: of_2027"));
 }
 
-// Groups in another order of columns, codes of 0 that differ, version 2, scales in bfloat16: w = scale (code - zero),
-// as AutoGPTQ 0.7 (qlinear_cuda_old.py, forward) and GPTQModel (which adds 1 to the zeros of version 1) compute it.
+// Groups in another column order, differing zero points, version 2, scales in bfloat16: w = scale (code - zero), as
+// computed by AutoGPTQ 0.7 (qlinear_cuda_old.py, forward) and GPTQModel (which adds 1 to the zero points of version 1).
 TEST_F(GptqFolderTest, DequantizesOtherOrdersAndZeros) {
   const ModelConfig config = kGpt2;
   const HubWeights weights = drawn(config, 16);
@@ -262,7 +262,7 @@ TEST_F(GptqFolderTest, RejectsCorruptFilesAndOtherFormats) {
     expect_refused(words);
     file("model.safetensors", kept);
   };
-  std::vector<std::byte> bytes;  // that a tensor has in place of its own
+  std::vector<std::byte> bytes;  // replaces a tensor's own
   const auto poke = [&](const std::string& part, size_t at, std::initializer_list<int> values) {
     return [&, part, at, values = std::vector<int>(values)](std::map<std::string, TensorBytes>& tensors) {
       TensorBytes& t = tensors.at(layer + part);
@@ -282,7 +282,7 @@ TEST_F(GptqFolderTest, RejectsCorruptFilesAndOtherFormats) {
   refused(shape(".scales", 1, 128), "expected float16 (2, 64), found float16 (1, 128)");
   refused(shape(".qweight", 64, 4), "qweight': expected int32 (4, 64), found int32 (64, 4)");
   refused([&](auto& t) { t[layer + ".qweights"] = t.at(layer + ".qweight"); }, "qweights' is int32; expected floating");
-  // A bias that AutoGPTQ adds is none; one with numbers is.
+  // An all-zero bias added by AutoGPTQ is ignored; a nonzero one is rejected.
   const std::vector<uint16_t> none(64, 0), some(64, 0x3c00);
   const auto biased = [&](const std::vector<uint16_t>& values) {
     return [&](auto& t) { t[layer + ".bias"] = {"", DType::bfloat16, {64}, std::as_bytes(std::span(values)), true}; };

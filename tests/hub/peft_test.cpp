@@ -1,5 +1,5 @@
-// Adapters in the form of the PEFT library: what it computed with them, Tessera computes with its folder, gradients and
-// all; what is written is read back the same; merged weights compute the same; what is damaged is refused in one line.
+// PEFT adapters: results and gradients match those of the library; written adapters are read back identically; merged
+// weights give the same results; corrupt files are rejected with one line.
 #include "hub/peft.h"
 
 #include <cmath>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* kVariants[] = {"gpt2", "grouped"};
 
-// The tensors of a fixture that are adapters.
+// The tensors of a fixture that belong to adapters.
 std::vector<TensorBytes> adapter_tensors(const Safetensors& fixture) {
   std::vector<TensorBytes> out;
   for (const TensorBytes& t : fixture.tensors())
@@ -23,7 +23,7 @@ std::vector<TensorBytes> adapter_tensors(const Safetensors& fixture) {
 
 class PeftFolderTest : public HubTest {
  protected:
-  // The fixture's base and its adapters as folders, and what the library computed.
+  // The fixture's base and adapters as directories, and the library's results.
   void make_folders(const std::string& variant) {
     for (const char* name : {"base", "adapters"}) emptied(name);
     model_ = std::make_unique<Safetensors>(open_fixture(variant));
@@ -35,7 +35,7 @@ class PeftFolderTest : public HubTest {
   }
   void write_config(const Json& config) const { write("adapters/adapter_config.json", config); }
   Json config() const { return json("adapters/adapter_config.json"); }
-  // The adapters beside their base.
+  // The adapters and their base.
   struct Both {
     PeftFolder folder;
     std::unique_ptr<HubFolder> base;
@@ -114,7 +114,7 @@ TEST_F(PeftFolderTest, ReadsAttentionAdaptersOfMixtral) {
                [&] { PeftFolder(path("made")).apply_to(base, source); });
 }
 
-// Other spellings of the same adapters, as PEFT 0.21 reads them, compute the same.
+// Other formats of the same adapters, as read by PEFT 0.21, give the same results.
 TEST_F(PeftFolderTest, AcceptsOtherSpellings) {
   make_folders("grouped");
   const Json good = config();
@@ -127,7 +127,7 @@ TEST_F(PeftFolderTest, AcceptsOtherSpellings) {
   const std::string any = "q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj";
   const Json list{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
   Json more = list;
-  more.push_back("c_attn");  // of no layer here
+  more.push_back("c_attn");  // a name of no layer
   const std::tuple<const char*, Json, size_t> same[] = {
       {"target_modules", ".*\\.(" + any + ")", 0},
       {"target_modules", "^(model)(?!.*(lm_head|output|emb|wte|shared)).*\\.(?:" + any + ")$", 0},
@@ -203,7 +203,7 @@ TEST_F(PeftFolderTest, RejectsUnsupportedSettingsByName) {
     write_config(with(good, key, value));
     expect_refused(words);
   }
-  // First values that change the weights of the base: all of PEFT 0.21's and those to come.
+  // Initializations that change the base's weights: all of PEFT 0.21's and future ones.
   for (const char* value : {"pissa", "pissa_niter_16", "olora", "OLoRA", "corda", "loftq", "lora_ga", "of_2027"}) {
     write_config(with(good, "init_lora_weights", value));
     expect_refused("init_lora_weights': expected true, gaussian, eva or orthogonal (others change");
@@ -217,8 +217,8 @@ TEST_F(PeftFolderTest, RejectsUnsupportedSettingsByName) {
   expect_refused("no adapter_model.safetensors");
 }
 
-// Adapters that differ between layers, and what else PEFT 0.21 saves with adapters: each test writes by hand the
-// weights that PEFT computes with.
+// Adapters that differ between layers, and further data that PEFT 0.21 saves with adapters. Each test computes by hand
+// the weights that PEFT uses.
 class PeftLayersTest : public PeftFolderTest {
  protected:
   struct Values {
@@ -243,7 +243,7 @@ class PeftLayersTest : public PeftFolderTest {
     return out;
   }
   Values& saved(const std::string& name) { return saved_.at("base_model.model." + name); }
-  // W + scale B A of a linear layer, whatever way its weight is stored.
+  // W + scale B A of a linear layer, however its weight is stored.
   void add(const std::string& module, double scale) {
     Values &w = weights_.at(module + ".weight"), &a = saved(module + ".lora_A.weight"),
            &b = saved(module + ".lora_B.weight");
@@ -268,7 +268,7 @@ class PeftLayersTest : public PeftFolderTest {
       all.push_back({name, DType::float32, t.shape, std::as_bytes(std::span(t.all))});
     write_safetensors(file, all);
   }
-  // The adapters compute what a model with weights_ computes, which is not what they computed before.
+  // The adapters give the results of a model with weights_, which differ from the previous ones.
   void expect_in_weights(const std::string& because) {
     SCOPED_TRACE(because);
     write_config(config_);
@@ -364,12 +364,12 @@ TEST_F(PeftLayersTest, MergesMagnitudesAndBiases) {
   expect_in_weights("lora_bias");
 }
 
-// The head of both models is tied to the table: what one of them learns alone unties them.
+// The head of both models is tied to the embedding: training only one of the two unties them.
 TEST_F(PeftLayersTest, MergesEmbeddingsAndHeads) {
   const std::string prefix = "base_model.model.", table = "model.embed_tokens", head = "lm_head";
   const auto begin = [&] { load("grouped"), add_all(scale()); };
   begin();
-  saved_[prefix + table + ".weight"] = weights_[table + ".weight"];  // as it was
+  saved_[prefix + table + ".weight"] = weights_[table + ".weight"];  // unchanged
   write_config(config_);
   write_tensors(path("adapters/adapter_model.safetensors"), saved_);
   EXPECT_EQ(both().adapted.merged, "");
