@@ -11,9 +11,9 @@ const Target target("config", [](std::string_view bytes) {
   try {
     apply_config(again, written, "what was written");
   } catch (const Error& e) {
-    require(false, std::string("what was read can be written and read again: ") + e.what());
+    require(false, std::string("a written configuration can be read: ") + e.what());
   }
-  require(config_values(again) == config_values(options), "what was written means the same");
+  require(config_values(again) == config_values(options), "a configuration round-trips");
   named([&] { validate(options); });  // errors name the option, which may also come from the command line
 });
 

@@ -19,7 +19,7 @@ const Target target("examples", [](std::string_view bytes) {
          {ChatTemplate::automatic, ChatTemplate::chatml, ChatTemplate::llama3, ChatTemplate::alpaca}) {
       const std::vector<Piece> pieces = render(example, style, where);
       const bool answers = std::ranges::any_of(example.turns, &Message::is_response);
-      require(std::ranges::any_of(pieces, &Piece::response) == answers, "what an assistant says is the response");
+      require(std::ranges::any_of(pieces, &Piece::response) == answers, "the assistant's text is the response");
     }
   });
 });

@@ -18,12 +18,12 @@ const Target target("gptq_layer", [](std::string_view bytes) {
   const GptqLayer layer({&qweight, &file.at("qzeros"), &scales, g_idx}, rows, columns, {.group = group}, kWhat);
   std::vector<float> values(static_cast<size_t>(rows * columns));
   layer.decode(0, values);
-  require(std::ranges::all_of(values, [](float v) { return std::isfinite(v); }), "numbers are finite");
+  require(std::ranges::all_of(values, [](float v) { return std::isfinite(v); }), "values are finite");
   if (!layer.plain()) return;  // an Int4Matrix cannot represent its codes
   const Int4Matrix matrix = layer.unpack();
   const GptqTensors packed = pack_gptq(matrix, 0, rows);
-  require(std::memcmp(packed.qweight.data(), qweight.bytes.data(), qweight.bytes.size()) == 0, "codes stay");
-  require(std::memcmp(packed.scales.data(), scales.bytes.data(), scales.bytes.size()) == 0, "scales stay");
+  require(std::memcmp(packed.qweight.data(), qweight.bytes.data(), qweight.bytes.size()) == 0, "codes round-trip");
+  require(std::memcmp(packed.scales.data(), scales.bytes.data(), scales.bytes.size()) == 0, "scales round-trip");
 });
 
 }  // namespace tessera::fuzz

@@ -19,7 +19,7 @@ const Target target("hub_config", [](std::string_view bytes) {
   }
   std::optional<GptqConfig> again;
   const ModelConfig same = parse_hub_config(written, kWhat, &again);
-  require(hub_config(same, DType::float32, again ? &*again : nullptr) == written, "it survives its file");
+  require(hub_config(same, DType::float32, again ? &*again : nullptr) == written, "a configuration round-trips");
 });
 
 }  // namespace tessera::fuzz

@@ -10,7 +10,7 @@ const Target target("hub_tokenizer", [](std::string_view bytes) {
   HubTokenizer::Files files{{"tokenizer.json", json}};
   if (!config.empty()) files.emplace("tokenizer_config.json", config);
   const HubTokenizer tokenizer(std::move(files), std::string(kWhat) + ": ");
-  require(Tokenizer::from_json(tokenizer.to_json(), kWhat)->to_json() == tokenizer.to_json(), "it survives its file");
+  require(Tokenizer::from_json(tokenizer.to_json(), kWhat)->to_json() == tokenizer.to_json(), "it round-trips");
   for (const EncodeOptions& options :
        {EncodeOptions{}, {.special_in_text = true, .add_ends = true}, {.begins = false}}) {
     std::vector<int32_t> tokens;
@@ -28,7 +28,7 @@ const Target target("hub_tokenizer", [](std::string_view bytes) {
       streamed += stream.add(t);
     }
     streamed += stream.end();
-    require(streamed == replace_broken(whole), "a stream says what the whole does");
+    require(streamed == replace_broken(whole), "streamed text equals decoded text");
     require(tokenizer.decode(tokens).size() <= whole.size(), "decoding adds nothing");
   }
 });

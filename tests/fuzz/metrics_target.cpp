@@ -6,8 +6,8 @@ namespace tessera::fuzz {
 
 const Target target("metrics", [](std::string_view bytes) {
   const std::string kept = records_until(bytes, 100, kWhat).records;
-  require(kept.size() <= bytes.size() && (kept.empty() || kept.back() == '\n'), "whole lines are kept");
-  require(records_until(kept, 100, kWhat).records == kept, "what was kept is kept again");
+  require(kept.size() <= bytes.size() && (kept.empty() || kept.back() == '\n'), "complete lines are retained");
+  require(records_until(kept, 100, kWhat).records == kept, "truncation is idempotent");
 });
 
 }  // namespace tessera::fuzz

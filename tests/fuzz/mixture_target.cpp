@@ -16,10 +16,10 @@ void check(const std::vector<Weighted>& all) {
   const std::vector<int64_t> shares = integer_shares(weights);
   for (const int64_t s : shares) require(s > 0 && s <= 1'000'000, "a share is positive");
   const int64_t sum = std::reduce(shares.begin(), shares.end());
-  require(shares.size() == all.size() && sum <= 1'000'000, "a period of a million at most");
+  require(shares.size() == all.size() && sum <= 1'000'000, "a period is at most a million");
   if (sum >= 1000) return;
   const MixtureOrder::Place next = MixtureOrder(shares).at(sum);  // the first of the second period
-  require(next.nth == shares[next.dataset], "a period deals each dataset its share");
+  require(next.nth == shares[next.dataset], "each dataset has its share of a period");
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ const Target target("peft_config", [](std::string_view bytes) {
   LoraConfig lora = c.lora;
   lora.targets = {"q_proj"};
   const PeftConfig again = parse_peft_config(peft_config(lora, Family::llama, c.base), kWhat);
-  require(again.base == c.base && again.lora.rank == c.lora.rank && again.lora.alpha == c.lora.alpha, "it survives");
+  require(again.base == c.base && again.lora.rank == c.lora.rank && again.lora.alpha == c.lora.alpha, "it round-trips");
 });
 
 }  // namespace tessera::fuzz

@@ -8,7 +8,7 @@ namespace tessera::fuzz {
 const Target target("plan_case", [](std::string_view bytes) {
   named<FieldError>([&] {  // names the field; the caller adds the line
     const planner::Case c = planner::case_from_json(bytes, kWhat);
-    require(planner::to_json(c.layout).contains("schedule"), "what is accepted can be printed");
+    require(planner::to_json(c.layout).contains("schedule"), "an accepted plan can be printed");
   });
 });
 

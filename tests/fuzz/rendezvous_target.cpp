@@ -15,7 +15,7 @@ const Target target("rendezvous", [](std::string_view bytes) {
   there[0] = true;
   const std::string why = refusal(hello, there);
   require(!why.empty() || (hello.ranks == there.size() && hello.rank > 0 && hello.rank < there.size()),
-          "who is let in is a rank that is missing");
+          "only missing ranks are admitted");
   const std::string address(bytes.substr(head));
   if (address.empty()) throw InputError(std::string(kWhat) + ": no address");
   named([&] {

@@ -63,8 +63,8 @@ TEST(GptqFormat, RoundTrips) {
 class GptqFolderTest : public HubTest {
  protected:
   // A model of random weights, with each layer rounded to nearest.
-  HubWeights drawn(const ModelConfig& config, int64_t group) {
-    model_ = drawn_model(config);
+  HubWeights random_weights(const ModelConfig& config, int64_t group) {
+    model_ = random_model(config);
     HubWeights out{.tensors = make_tensors(*model_), .gptq = {.group = group}};
     for (int64_t i = 0; i < config.layers; ++i)
       for (Linear* l : model_->layer(i).all<Linear>())
@@ -100,7 +100,7 @@ const ModelConfig kGpt2{.layers = 1, .heads = 2, .channels = 32, .context = 16, 
 TEST_F(GptqFolderTest, RoundTripsExactly) {
   for (const ModelConfig& config : {kLlama, kGpt2})
     for (const int64_t group : {16, -1}) {
-      const HubWeights weights = drawn(config, group);
+      const HubWeights weights = random_weights(config, group);
       write_hub_folder(path(""), config, weights);
       const Safetensors file(path("model.safetensors"), true);
       EXPECT_EQ(file.contains("model.layers.1.self_attn.k_proj.qweight"), config.family == Family::llama);
@@ -131,7 +131,7 @@ TEST_F(GptqFolderTest, RoundTripsExactly) {
 
 // The keys of GPTQModel 7, AutoGPTQ 0.7 and transformers 5 for the same codes.
 TEST_F(GptqFolderTest, AcceptsEverySpelling) {
-  write_hub_folder(path(""), kLlama, drawn(kLlama, 16));
+  write_hub_folder(path(""), kLlama, random_weights(kLlama, 16));
   const auto sum = [&] {
     const HubFolder folder(path(""));
     EXPECT_TRUE(folder.gptq() && folder.has_codes("blocks.0.attn.qkv.weight"));
@@ -171,7 +171,7 @@ TEST_F(GptqFolderTest, AcceptsEverySpelling) {
 // computed by AutoGPTQ 0.7 (qlinear_cuda_old.py, forward) and GPTQModel (which adds 1 to the zero points of version 1).
 TEST_F(GptqFolderTest, DequantizesOtherOrdersAndZeros) {
   const ModelConfig config = kGpt2;
-  const HubWeights weights = drawn(config, 16);
+  const HubWeights weights = random_weights(config, 16);
   write_hub_folder(path(""), config, weights);
   const std::string layer = "transformer.h.0.attn.c_attn", name = "blocks.0.attn.qkv.weight";
   const Int4Matrix& m = weights.codes.at(name);
@@ -228,7 +228,7 @@ TEST_F(GptqFolderTest, DequantizesOtherOrdersAndZeros) {
 }
 
 TEST_F(GptqFolderTest, RejectsCorruptFilesAndOtherFormats) {
-  write_hub_folder(path(""), kLlama, drawn(kLlama, 16));
+  write_hub_folder(path(""), kLlama, random_weights(kLlama, 16));
   const Json config = json("config.json");
   const auto with = [&](const char* key, const Json& value, const std::string& words) {
     Json changed = config;

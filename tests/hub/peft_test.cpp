@@ -95,7 +95,7 @@ TEST_F(PeftFolderTest, ReadsAttentionAdaptersOfMixtral) {
   const std::vector<PeftTensor> all = peft_tensors(config), expected = peft_tensors(dense);
   ASSERT_EQ(all.size(), expected.size());
   for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i].theirs, expected[i].theirs);
-  const auto model = drawn_model(config);
+  const auto model = random_model(config);
   const FullTensors source = make_tensors(*model);
   write_peft_folder(emptied("made"), config, DType::float32, source, "../base");
   const PeftFolder folder(path("made"));

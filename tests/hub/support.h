@@ -39,7 +39,7 @@ inline std::unique_ptr<LanguageModel> load_model(const HubFolder& folder) {
   return load_model(folder.config(), folder.tensors());
 }
 // A model of random weights.
-inline std::unique_ptr<LanguageModel> drawn_model(const ModelConfig& config, uint64_t seed = 3) {
+inline std::unique_ptr<LanguageModel> random_model(const ModelConfig& config, uint64_t seed = 3) {
   std::unique_ptr<LanguageModel> model = make_model(config);
   model->materialize(seed, make_arena(), DType::float32, DType::float32);
   return model;

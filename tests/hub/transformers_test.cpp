@@ -62,7 +62,7 @@ TEST(Transformers, ExchangesDirectoriesBothWays) {
   std::string folders;
   std::vector<std::vector<float>> ours;
   for (const auto& [name, config] : samples()) {
-    const auto model = drawn_model(config);
+    const auto model = random_model(config);
     spread(*model);
     fs::create_directory(exchange.path(name));
     write_hub_folder(exchange.path(name), config, {DType::float32, make_tensors(*model)});
