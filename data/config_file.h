@@ -16,7 +16,7 @@ struct ConfigEntry {
 
 // Parses a configuration file; `path` names it in errors. A value is a "string" with JSON escapes, a 'string' without
 // escapes, a JSON number, true or false; # begins a comment. Throws Error (usage) with line and column for any other
-// syntax, duplicate keys and invalid UTF-8.
+// syntax, duplicate keys and invalid UTF-8, and for more than 4 MiB.
 std::vector<ConfigEntry> read_config(std::string_view file, const std::string& path);
 
 }  // namespace tessera

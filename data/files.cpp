@@ -229,7 +229,7 @@ MappedFile::MappedFile(const fs::path& file) {
   if (map == MAP_FAILED) {
     if (!is_unknown_operation(errno)) bad_input("cannot map {}: {}", file.string(), std::strerror(errno));
     const auto read =
-        std::make_shared<const std::string>(read_whole(file, in.size()));  // the file system does not support mapping
+        std::make_shared<const std::string>(read_whole(file, in.size(), 1));  // the file system cannot map
     size_ = read->size();
     data_ = {read, reinterpret_cast<const std::byte*>(read->data())};
     return;

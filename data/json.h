@@ -14,12 +14,16 @@ namespace tessera {
 enum class JsonFile { ours, others };
 
 // Parses one JSON value. `what` names the source in errors. Throws InputError for a syntax error (with its byte
-// offset), duplicate keys, integers beyond 64 bits, numbers beyond double, and nesting deeper than 64. In other
-// programs' files the last four, and Python's NaN and Infinity, instead produce a discarded value (is_discarded()),
-// which every reader rejects. `aside` extracts the members of one large object.
+// offset), duplicate keys, integers beyond 64 bits, numbers beyond double, nesting deeper than 64, and more values than
+// fit in memory. In other programs' files, duplicate keys, such numbers and nesting, and Python's NaN and Infinity,
+// instead produce a discarded value (is_discarded()), which every reader rejects. `aside` extracts the members of one
+// large object.
 struct JsonAside;
 nlohmann::json parse_json(std::string_view text, const std::string& what, JsonFile manner = JsonFile::ours,
                           JsonAside* aside = nullptr);
+
+// Throws InputError naming `what` if the tree of a text may not fit in the available memory.
+void require_memory_for_json(std::string_view text, const std::string& what);
 
 // Extracts the object root[outer][inner]: the tree contains an empty object in its place, and its members are stored
 // here in the order of the text, because a tree of more than 100,000 members is slow. Duplicate keys are stored twice.

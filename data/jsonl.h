@@ -48,6 +48,7 @@ struct Example {
   std::string input = {};             // of an instruction
   std::string variables = {};         // tools and documents: a JSON object in the row's order
   std::string unshown = {};           // why no built-in template can show all of it; empty otherwise
+  std::string unknown_role = {};      // a role other than those of Role
   std::vector<int32_t> tokens = {};   // of a tokenized row, with
   std::vector<bool> trained = {};     // whether each is a target
   std::set<std::string> mapped = {};  // keys renamed by RowNames that the row has
@@ -92,7 +93,8 @@ struct Piece {
   Kind kind = Kind::text;
   std::string text = {};
   bool response = false;
-  bool never = false;  // never a target, even without responses_only
+  bool never = false;       // never a target, even without responses_only
+  bool is_content = false;  // text of the example, not of the template
 };
 
 // Throws InputError naming `what` if the template does not support the example: messages in a template without roles,

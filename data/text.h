@@ -67,10 +67,13 @@ Text text_of_bytes(std::string bytes, const std::string& name, std::vector<Span>
 // Parquet, other archives.
 void read_text_chunks(const std::filesystem::path& file, const TextChunk& f);
 
-// The entire text.
+// The entire text. Throws InputError also if it does not fit in memory.
 std::string read_text(const std::filesystem::path& file);
 // The first few thousand bytes of the text; empty if the file cannot be read.
 std::string text_start(const std::filesystem::path& file);
+
+// std::getline() of standard input. Throws InputError if the line does not fit in memory.
+bool read_line(std::string& line);
 
 // Decompresses bytes if they are compressed; `what` names them. Throws InputError.
 void unpack_text(std::string_view bytes, const std::string& what, const TextChunk& f);

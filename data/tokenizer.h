@@ -65,6 +65,8 @@ class Tokenizer {
   std::string_view kind() const { return kind_; }
   // One JSON object, the input of from_json().
   virtual std::string to_json() const = 0;
+  // Whether a token absorbs the white space before it in a text, and after it.
+  virtual std::pair<bool, bool> strips(int32_t) const { return {}; }
   // Equal for tokenizers that encode every text identically, judged by their files.
   std::string identity() const;
 

@@ -51,7 +51,7 @@ void check_state_dtype(const Job& s) {
   if (s.optim.state_dtype != DType::bfloat16) return;
   if (s.optim.dtype != DType::bfloat16)
     refuse("state_dtype", "bf16 is for parameters of `dtype` bf16, which are {}; expected fp32",
-           to_string(s.optim.dtype));
+           value_name(s.optim.dtype));
   if (s.plan.device != Device::cpu)
     refuse("state_dtype", "bf16 is built for `device` cpu alone; expected fp32, found bf16 on cuda");
 }
@@ -146,7 +146,7 @@ void check_nccl(const Plan& p) {
     refuse("backend", "nccl is for ranks on GPUs; expected `device` cuda beside it, found {}", to_string(p.device));
   if (p.all_reduce != Algorithm::native)
     refuse("backend", "nccl adds in an order of its own; expected `all_reduce` native beside it, found {}",
-           to_string(p.all_reduce));
+           value_name(p.all_reduce));
   if (!has_processes(p) && p.ranks() > gpu_count())
     refuse("backend",
            "nccl wants a GPU for each of {} ranks, and this machine has {}; without it ranks share "
@@ -165,7 +165,7 @@ void check_diloco(const Plan& p) {
            p.sync_every, p.sync_every, p.sync_fragments);
   if (p.zero != ZeroStage::none)
     refuse("zero", "ranks of `dp_mode` diloco have nothing to share out between two sums; expected 0, found {}",
-           to_string(p.zero));
+           value_name(p.zero));
   const bool in_any_order = p.all_reduce == Algorithm::ring || p.all_reduce == Algorithm::native;
   if (in_any_order && (p.pp > 1 || p.tie_copies || p.tp > 1))
     refuse("all_reduce",
@@ -183,7 +183,7 @@ void check_offload(const Plan& p) {
   if (p.offload != Offload::parameters) return;
   if (p.zero != ZeroStage::three)
     refuse("offload", "parameters moves the shards of `zero` 3; expected `zero` 3 beside it, found {}",
-           to_string(p.zero));
+           value_name(p.zero));
   if (p.device == Device::cpu)
     refuse("offload",
            "parameters moves them to the host's memory. With `device` cpu they lie there already, and a mapped file "
@@ -196,7 +196,7 @@ void check_updates(const Job& s) {
   if (muon && (mode == DataMode::ps_sync || mode == DataMode::ps_async))
     refuse("optimizer",
            "muon needs whole matrices, which the servers of {} have not; expected another, or `dp_mode` ddp",
-           to_string(mode));
+           value_name(mode));
   if (muon && s.model.lora.rank > 0)
     refuse("optimizer", "muon is for matrices of layers, which are frozen beside adapters; expected adamw");
   if (muon && s.optim.state_dtype == DType::bfloat16)
@@ -216,7 +216,7 @@ void check_data(const Plan& p) {
            p.shard_ranks, p.dp * p.cp, divisors_near(p.dp * p.cp, p.shard_ranks));
   if (p.dp_mode == DataMode::ddp || p.dp_mode == DataMode::diloco) return;
   if (p.servers > p.dp) refuse("servers", "expected at most the {} ranks, found {}", p.dp, p.servers);
-  const std::string_view mode = to_string(p.dp_mode);
+  const std::string_view mode = value_name(p.dp_mode);
   if (uses_nccl(p))
     refuse("backend",
            "{} adds at one rank, in rank order, and nccl does not; expected threads or mpi beside `dp_mode` {}, found "
@@ -224,8 +224,8 @@ void check_data(const Plan& p) {
            mode, mode);
   if (p.all_reduce != Algorithm::direct)
     refuse("all_reduce", "{} adds at one rank, in rank order; expected direct, found {}", mode,
-           to_string(p.all_reduce));
-  if (p.zero != ZeroStage::none) refuse("zero", "{} goes with `dp_mode` ddp, found {}", to_string(p.zero), mode);
+           value_name(p.all_reduce));
+  if (p.zero != ZeroStage::none) refuse("zero", "{} goes with `dp_mode` ddp, found {}", value_name(p.zero), mode);
   if (p.ranks() > p.dp)
     refuse("dp_mode", "{} is for data-parallel ranks alone; expected ddp beside `tp`, `pp` and `cp`", mode);
 }
@@ -258,7 +258,7 @@ void check_experts(const Plan& p, const ModelConfig& m) {
     refuse("shard_ranks",
            "each group has all experts, which {} ranks of `ep` share out; expected a multiple of {}, found {}", p.ep,
            p.ep, p.shard_ranks);
-  if (p.dp_mode != DataMode::ddp) refuse("ep", "goes with `dp_mode` ddp, found {}", to_string(p.dp_mode));
+  if (p.dp_mode != DataMode::ddp) refuse("ep", "goes with `dp_mode` ddp, found {}", value_name(p.dp_mode));
   if (p.all_reduce == Algorithm::ring)
     refuse("all_reduce",
            "a ring adds in an order of places, which differ between ranks beside `ep`; expected direct, tree or root");
@@ -297,7 +297,7 @@ void check_sizes(const Job& s) {
 void check_backend(const Plan& p, int64_t ranks) {
   const bool may_meet = p.backend == Backend::tcp || p.backend == Backend::nccl;
   if (!p.rendezvous.empty() && !may_meet)
-    refuse("rendezvous", "expected `backend` tcp or nccl beside it, found {}", to_string(p.backend));
+    refuse("rendezvous", "expected `backend` tcp or nccl beside it, found {}", value_name(p.backend));
   if (p.backend == Backend::tcp && p.rendezvous.empty())
     refuse("backend", "tcp wants an address where the ranks meet; expected `rendezvous` HOST:PORT beside it");
   if (!p.rendezvous.empty()) return;

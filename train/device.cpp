@@ -8,7 +8,7 @@
 #include "tensor/cuda/gpus.h"
 #include "tensor/error.h"
 #include "tensor/ops/attention/cuda/cudnn_attention.h"
-#include "tensor/ops/matmul/cuda/product.h"
+#include "tensor/ops/matmul/cuda/gemm.h"
 
 namespace tessera {
 
@@ -72,7 +72,8 @@ namespace {
 
 // The reason within the run why cuDNN cannot serve it; empty: none.
 std::string obstacle(const Job& job) {
-  if (job.optim.dtype != DType::bfloat16) return fmt::format("cuDNN's take bf16, found {}", to_string(job.optim.dtype));
+  if (job.optim.dtype != DType::bfloat16)
+    return fmt::format("cuDNN's take bf16, found {}", value_name(job.optim.dtype));
   if (job.model.dropout > 0) return "cuDNN's cannot drop the elements that ours count";
   if (job.optim.document_mask) return "cuDNN's do not know where our documents begin";
   if (job.model.window > 0 && job.model.window < job.model.context) return "cuDNN's are not asked for a sliding window";
@@ -89,9 +90,9 @@ std::string obstacle(const Job& job) {
   const Heads heads{m.heads / parts, m.all_heads().key / parts};
   if (!ring) return {cuda::packed_problem(batch, tokens, heads, m.head_size(), backward)};
   std::vector<cuda::FusedAttention> all;
-  for (const cuda::TileOfRing& tile : {cuda::TileOfRing{batch, tokens, tokens, tokens, true},
-                                       cuda::TileOfRing{batch, tokens, tokens, tokens / 2, false},
-                                       cuda::TileOfRing{batch, tokens, tokens / 2, tokens, false}})
+  for (const cuda::RingTile& tile :
+       {cuda::RingTile{batch, tokens, tokens, tokens, true}, cuda::RingTile{batch, tokens, tokens, tokens / 2, false},
+        cuda::RingTile{batch, tokens, tokens / 2, tokens, false}})
     all.push_back(cuda::tile_problem(tile, heads, m.head_size(), backward));
   return all;
 }

@@ -64,13 +64,13 @@ std::string obstacle(const Job& job, bool traced) {
   if (p.device != Device::cuda) return fmt::format("`device` is {}", to_string(p.device));
   if (p.ranks() > 1 && !uses_nccl(p)) return fmt::format("the {} ranks meet on the host within a step", p.ranks());
   if (p.dp_mode == DataMode::diloco) return "some steps of `dp_mode` diloco end with an outer step, and others do not";
-  if (p.dp_mode != DataMode::ddp) return fmt::format("`dp_mode` {} sums on the host", to_string(p.dp_mode));
+  if (p.dp_mode != DataMode::ddp) return fmt::format("`dp_mode` {} sums on the host", value_name(p.dp_mode));
   if (p.pp > 1) return fmt::format("the {} ranks of `pp` send each other messages", p.pp);
   if (p.cp > 1 && p.cp_mode == ContextMode::ring) return "the ranks of `cp_mode` ring send each other messages";
   if (job.optim.optimizer == OptimizerKind::muon && shard_group_size(p) > 1)
     return fmt::format("the {} owners of matrices of muon get parts of them by messages", shard_group_size(p));
   if (p.offload != Offload::none)
-    return fmt::format("`offload` {} moves {} through the host", to_string(p.offload),
+    return fmt::format("`offload` {} moves {} through the host", value_name(p.offload),
                        p.offload == Offload::optimizer ? "state" : "values");
   if (const int64_t experts = job.model.experts.count; experts > 0)
     return fmt::format("the host must know how many tokens each of the {} `experts` gets", experts);

@@ -49,6 +49,7 @@ struct Description {
   std::vector<Change> changes;  // steps of the normalizer, in order
   bool byte_level = false, prefix_space = false;  // of the pre-tokenizer, as the following members
   Prefix prefix_mark = Prefix::never;
+  bool marks_spaces = false;     // Metaspace, which runs after the search for added tokens
   std::vector<bpe::Split> cuts;  // splits, each applied to the pieces of the previous one
   // Tokens of a text, and decoded text.
   bool marks_are_spaces = false, spaces_between = false;  // in decoded text; the second: between tokens
@@ -96,6 +97,7 @@ class DescribedTokenizer : public Tokenizer {
   std::string token_bytes(int32_t token) const override { return to_string(token); }
   std::span<const int32_t> beginning() const override { return d_.before; }
   std::optional<int32_t> special(std::string_view name) const override;
+  std::pair<bool, bool> strips(int32_t token) const override;
   void count_special(std::string_view text, std::map<std::string, int64_t>& counts) const override {
     written_.count_special(text, counts);
   }
