@@ -241,10 +241,10 @@ TEST_F(MixturesTest, TrainsOnShardedDatasets) {
 
 TEST_F(MixturesTest, RejectsInvalidMixtures) {
   fails("train --data text.txt=1,more.txt=0", 2, "--data: the weight of 'more.txt': expected a positive number");
-  fails("train --data text.txt=1,text.txt=2", 2, "'text.txt' is named twice");
+  fails("train --data text.txt=1,text.txt=2", 2, "'text.txt' is a duplicate");
   fails("train --data text.txt=1", 2, "1 dataset with a weight");
   fails("train --data text.txt=1,nowhere=1", 4, "nowhere");
-  fails("train --data text.txt=1,more.txt=1", 2, "another tokenizer (char,");
+  fails("train --data text.txt=1,more.txt=1", 2, "different tokenizer (char,");
   fails("train --data 'x*.bin'", 4, "no file matches");
   fails("train --data text.txt=1,more.txt=1 --pack", 2, "--pack: goes with --data FILE.jsonl");
   fails("data text.txt more.txt", 2, "--out: expected a folder for a dataset of 2 sources");

@@ -159,8 +159,8 @@ TEST_F(BeginningTest, NewEmbeddingRowsAreMeanOfOthers) {
         "--add-tokens: 2 of them are new, but training adapters does not update embedding rows");
   fails("train --init f --data text.txt --tokenizer bytes " + added, 2,
         "--add-tokens: expected a --tokenizer folder or none with --init");
-  fails("train --data text.txt --add-tokens '<a>'", 2, "--add-tokens: a char tokenizer knows characters alone");
-  fails("train --init f --data text.txt --add-tokens 'a,,b'", 2, "--add-tokens: expected names with commas");
+  fails("train --data text.txt --add-tokens '<a>'", 2, "--add-tokens: a char tokenizer supports only characters");
+  fails("train --init f --data text.txt --add-tokens 'a,,b'", 2, "--add-tokens: expected comma-separated names");
 }
 
 TEST_F(BeginningTest, UsesSpareRowsFirst) {
@@ -203,7 +203,7 @@ TEST_F(BeginningTest, EndOptionSelectsEndToken) {
         "mean '<|end|>'?");
   must("data text.txt --tokenizer out --out made");
   fails("train --init out --data made --add-tokens '<x>' --end '<x>'", 2,
-        "--end: the texts in the dataset made have another end, or none; expected <|end|>");
+        "--end: the texts in the dataset made have a different end, or none; expected <|end|>");
   tune("--init out --data made --add-tokens '<x>' --ranks 1");
 }
 
@@ -222,7 +222,7 @@ TEST_F(BeginningTest, RejectsOnlyUsedTokensOutsideTheTable) {
   write("x.txt", "Line 1 of it\n<x> Line 2 of a text that is not short\n");
   write("x.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"prompt\": \"a\", \"completion\": \"<x>\"}\n");
   must("data x.txt --tokenizer f --out made");
-  const std::string is = " token 290 ('<x>') is not in the model's embedding table of 290 rows";
+  const std::string is = " token 290, '<x>', is outside the model's embedding of 290 rows";
   for (const char* command : {"train --init f --no-save --data ", "evaluate f --data "})
     for (const auto& [data, where] :
          {std::pair{"x.txt", "x.txt:"}, {"x.jsonl", "x.jsonl:2:"}, {"made", "x.txt:"}, {"text.txt=1,made=1", "x.txt:"}})

@@ -244,7 +244,7 @@ TEST_F(LoraTest, ResumesAndExports) {
   must("generate adapters --base moved --tokens 2");
   must("checkpoint inspect adapters --base moved");
   anew("train --init adapters --base moved" + next_);
-  fails("evaluate adapters --data text.txt", 4, "--base FOLDER says where it is");
+  fails("evaluate adapters --data text.txt", 4, "specify it with --base FOLDER");
   fails("evaluate whole --base moved --data text.txt", 2, "--base: goes with adapters");
   fails("train --base moved --data text.txt --out run", 2, "--base: goes with --init ADAPTERS");
 }

@@ -322,7 +322,7 @@ TEST_F(ConfigTest, ErrorsHaveLineAndColumn) {
   const auto unexpected = [&](const std::string& text, const std::string& at, const std::string& found) {
     expect(text, "c.toml:" + at + ": expected KEY = VALUE, found " + found);
   };
-  unexpected("layers = 2\nheads = 2\n\n layers = 2\n", "4:2", "layers for the second time");
+  unexpected("layers = 2\nheads = 2\n\n layers = 2\n", "4:2", "layers twice");
   const std::tuple<const char*, const char*, const char*> lines[] = {{"layers\n", "1:7", "the end of the line"},
                                                                      {"layers 2\n", "1:8", "'2'"},
                                                                      {" = 2\n", "1:2", "'= 2'"},
@@ -335,7 +335,7 @@ TEST_F(ConfigTest, ErrorsHaveLineAndColumn) {
   std::string deep = "a";
   for (int i = 0; i < 300'000; ++i) deep += ".a";
   unexpected(deep + " = 1\n", "1:2", "'.a.a");
-  const std::string may = " where one string, number, true or false may stand";
+  const std::string may = "; a value is one string, number, true or false";
   unexpected("layers =\n", "1:9", "the end of the line" + may);
   for (const std::string value : {"[2]",      "{a = 1}",     "1979-05-27",  "07:32:00",
                                   "2\u00e9",  "1_000",       "0x10",        "+1",
@@ -346,7 +346,7 @@ TEST_F(ConfigTest, ErrorsHaveLineAndColumn) {
                                   "\"a\tb\"", "\"a\" \"b\"", "'a'b",        "\"\"\"a\"\"\"",
                                   "'''a'''",  "2 3",         "2'\u00e9'",   "\ufeff2"})
     unexpected("# [\ndata = " + value + "\nmodel = \"gpt2\"\n", "2:8", "'" + one_line(value) + "'" + may);
-  const std::string utf8 = " where UTF-8 without control characters may stand";
+  const std::string utf8 = "; control characters and invalid UTF-8 are not allowed";
   unexpected("data = 'caf\xe9'\n", "1:12", "'\\xe9''" + utf8);
   unexpected("lr = 1 # a\x1b[2J\n", "1:11", "'\\x1b[2J'" + utf8);
   unexpected("lr = 1\r'a'\n", "1:7", "'\\x0d'a''" + utf8);
@@ -513,7 +513,7 @@ TEST_F(ProgramTest, ReportsUnreadableFileWithOptionAndReason) {
         {"generate run --prompts gone", "--prompts: cannot open gone"}})
     expect(arguments, std::string(what) + ": No such file or directory");
   expect("train --config folder", "--config: folder is a directory; expected a file");
-  expect("train --data folder", "--data: folder is no dataset: it has no dataset.json");
+  expect("train --data folder", "--data: folder is not a dataset: it has no dataset.json");
   expect("train --data text.txt --tokenizer folder",
          "--tokenizer: folder: no tokenizer; expected tokenizer.json, or vocab.json and merges.txt");
   expect("train --init gone --out made", "--init: gone: no such file or directory; expected a run or a checkpoint");
