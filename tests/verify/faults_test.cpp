@@ -71,7 +71,7 @@ TEST(Faults, ARankThatFailsAtAnyCallIsNamedWithItsCause) {
       for (int round = 0; round < kFailures; ++round, ++trial) {
         const auto call = static_cast<int64_t>(random.below(24, trial));
         const Failure f = failure(o, {{guilty, {{.kind = Fault::Kind::fail, .call = call}}}}, counted(o));
-        const std::string cause = "a planted fault at call " + std::to_string(call);
+        const std::string cause = "an injected fault at call " + std::to_string(call);
         EXPECT_TRUE(f.what.starts_with("[rank " + std::to_string(guilty) + "] ") && f.what.ends_with(cause))
             << make_command(o) << ", " << cause << ": " << f.what;
         EXPECT_EQ(f.status, Status::communication);
