@@ -59,7 +59,7 @@ std::string memory_table(const std::vector<RankMemory>& ranks, const HostMemory&
     out += row(first == last ? fmt::format("{}", first) : fmt::format("{}-{}", first, last), at(i));
   }
   if (here.gathered > ranks[0].activations)
-    out += fmt::format("  {:<30} {:>69}\n", "gathered by rank 0 to be saved", here.gathered - ranks[0].activations);
+    out += fmt::format("  {:<30} {:>69}\n", "gathered by rank 0 for saving", here.gathered - ranks[0].activations);
   if (here.more > 0) out += fmt::format("  {:<30} {:>69}\n", here.more_is, here.more);
   return out;
 }
@@ -137,11 +137,11 @@ class Search {
 
 std::string to_line(const std::string& bytes, int64_t ranks, const MemoryLimit& limit, const std::string& found) {
   return fmt::format("out of memory before the run: {} {}; expected at most the {} that {}; {}",
-                     ranks == 1 ? "one rank needs" : fmt::format("{} ranks of this host need", ranks), bytes,
+                     ranks == 1 ? "one rank needs" : fmt::format("{} ranks on this host need", ranks), bytes,
                      gigabytes(static_cast<double>(limit.bytes)), limit.of,
-                     found.empty() ? "no smaller `batch`, `microbatches` or `recompute` would fit, a smaller model or "
-                                     "more hosts may"
-                                   : "what would fit: " + found);
+                     found.empty()
+                         ? "no other `batch`, `microbatches` or `recompute` fits; a smaller model or more hosts may"
+                         : "nearest configuration that fits: " + found);
 }
 
 // Counts of a model: its parameters, the bytes of their values, and how many are trained.

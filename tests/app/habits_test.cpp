@@ -226,7 +226,7 @@ TEST_F(BeginningTest, ATokenBeyondTheTableIsRefusedWhenItIsMet) {
       fails(std::string(command) + data, 4, where + is);
   fails("generate f --prompt 'a<x>'", 2, "--prompt: its" + is);
   fails("train --data text.txt --model gpt-nano --tokenizer f --vocab 290", 2,
-        "--vocab: expected at least the tokenizer's 291, found 290");
+        "--vocab: expected at least the tokenizer's 291, got 290");
 }
 
 // The table of learned positions stays whole: its first rows are those of the context.

@@ -139,7 +139,7 @@ TEST_F(ModelsInAndOutTest, ARunInPartsIsTheSameRun) {
   }
   fs::remove_all(path("cube/checkpoints/step-5"));
   fs::remove(path("cube/checkpoints/step-3/model.rank-0-of-8.safetensors"));
-  fails("train --resume --out cube", 4, "is in no part here");
+  fails("train --resume --out cube", 4, "is in none of the files");
   fails("checkpoint reshard base --out other --tp 3", 2, "--tp: 3 does not divide the 2 heads");
   fails("checkpoint reshard base --out other --dp 2 --dp-mode ddp", 2, "unknown option");
   EXPECT_FALSE(fs::exists(path("other")));
@@ -477,7 +477,7 @@ TEST_F(GptqTest, MistakesAreNamed) {
   fails("checkpoint quantize base --calibrate nowhere.txt --out other", 4, "nowhere.txt");
   fails("checkpoint quantize base --calibrate text.txt", 2, "--out: expected a name");
   fails("checkpoint quantize base --calibrate text.txt --out other", 2,
-        "--group: expected a divisor of the 32 inputs of blocks.0.attn.qkv, found 128 (-1: all of a row)");
+        "--group: expected a divisor of the 32 inputs of blocks.0.attn.qkv, got 128 (-1: full rows)");
   for (const char* none : {"0", "-2"})  // the later word holds
     fails(quantize_ + "--out other --group " + none, 2, "--group: expected");
   fails(quantize_ + "--bits 3 --out other", 2, "--bits");

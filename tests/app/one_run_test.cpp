@@ -103,7 +103,7 @@ TEST_F(OneRunTest, TheNewestAndTheBestStay) {
 // The last update makes infinities of finite gradients: there is no later step whose loss would show it.
 TEST_F(OneRunTest, WeightsThatAreNotFiniteAreNotSaved) {
   const std::string huge = "--optimizer sgd --clip 0 --momentum 0 --warmup 0 --lr 1e300 --min-lr 1e300 ";
-  fails("train " + kSmall + huge + "--steps 1 --save-every 1 --out run", 5, "holds inf or nan after the update");
+  fails("train " + kSmall + huge + "--steps 1 --save-every 1 --out run", 5, "contains inf or nan after the update");
   EXPECT_TRUE(!fs::exists(checkpoints()) || fs::is_empty(checkpoints()));
 }
 

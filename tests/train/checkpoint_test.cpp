@@ -219,7 +219,7 @@ TEST_F(CheckpointTest, DamageIsRefusedByNameAndPassedOver) {
   damage("manifest.json", "manifest.json", manifest.substr(0, 50));
   damage("version", "manifest.json", R"({"format":"tessera checkpoint","version":2})");
   damage("not a checkpoint", "manifest.json", "[]");
-  damage("it lists no files", "manifest.json",
+  damage("expected the files of a checkpoint, got none", "manifest.json",
          R"({"format":"tessera checkpoint","version":1,"step":1,"files":{},"about":{}})");
   EXPECT_THROW(open_checkpoint(dir() / "step-99"), InputError);
 }
@@ -346,7 +346,7 @@ TEST_F(FileSystems, ACheckpointIsMadeWherePlainRenamingIsAllThereIs) {
     fs::remove_all(dir());
   }
   refused["renameat2"] = EIO;
-  expect_error(Status::output, {"cannot make the checkpoint", "Input/output error"}, [&] { save(5, "lost"); });
+  expect_error(Status::output, {"cannot create the checkpoint", "Input/output error"}, [&] { save(5, "lost"); });
   EXPECT_EQ(names(), Names{});
 }
 
@@ -355,7 +355,7 @@ TEST_F(FileSystems, PlainRenamingReplacesNothingUnseen) {
   refused["renameat2"] = EINVAL;
   fs::create_directories(dir());
   std::ofstream(dir() / "step-3") << "a file of somebody's";
-  expect_error(Status::output, {"cannot make the checkpoint", "step-3"}, [&] { save(3, "first"); });
+  expect_error(Status::output, {"cannot create the checkpoint", "step-3"}, [&] { save(3, "first"); });
   EXPECT_EQ(read_file(dir() / "step-3"), "a file of somebody's");
   EXPECT_EQ(names(), Names{"step-3"});
 }

@@ -101,18 +101,18 @@ TEST(Plan, ACheckNamesTheField) {
   EXPECT_NO_THROW(check(Plan{}));
   expect({.tp = 0}, "tp", "expected at least 1, found 0");
   expect({.microbatches = -1}, "microbatches", "expected at least 1, found -1");
-  expect({.bucket_mb = 0}, "bucket_mb", "expected a number above 0, found 0");
+  expect({.bucket_mb = 0}, "bucket_mb", "expected a number above 0, got 0");
   expect({.timeout = std::nan("")}, "timeout", "expected a number above 0");
-  expect({.dp = 2, .dp_mode = DataMode::ps_sync, .servers = 3}, "servers", "expected at most the 2 ranks, found 3");
+  expect({.dp = 2, .dp_mode = DataMode::ps_sync, .servers = 3}, "servers", "expected at most the 2 ranks, got 3");
   expect({.staleness = 2}, "staleness", "goes with `dp_mode` ps-async, found ddp; expected 1 beside it");
-  expect({.zero = ZeroStage::two, .dp_mode = DataMode::ps_sync}, "zero", "2 goes with `dp_mode` ddp, found ps-sync");
-  expect({.tp = 2, .dp_mode = DataMode::ps_sync}, "dp_mode", "ps-sync is for data-parallel ranks alone");
+  expect({.zero = ZeroStage::two, .dp_mode = DataMode::ps_sync}, "zero", "2 requires `dp_mode` ddp, got ps-sync");
+  expect({.tp = 2, .dp_mode = DataMode::ps_sync}, "dp_mode", "ps-sync supports only data-parallel ranks");
   expect({.all_reduce = Algorithm::native}, "all_reduce", "expected direct, ring, tree or root");
   expect({.record = "x"}, "record", "goes with `dp_mode` ps-async, found ddp");
-  expect({.chunks = 2}, "chunks", "goes with `schedule` interleaved, found 1f1b");
+  expect({.chunks = 2}, "chunks", "requires `schedule` interleaved, got 1f1b");
   expect({.pp = 2, .schedule = ScheduleKind::interleaved, .microbatches = 3}, "schedule", "3 micro-batches");
-  expect({.backend = Backend::nccl}, "backend", "expected `device` cuda beside it, found cpu");
-  expect({.dp = 2, .backend = Backend::mpi}, "backend", "mpirun, which did not start this");
+  expect({.backend = Backend::nccl}, "backend", "expected `device` cuda, got cpu");
+  expect({.dp = 2, .backend = Backend::mpi}, "backend", "mpi requires a start by mpirun");
 }
 
 TEST(Job, ACheckNamesTheFieldAndTheNearestThatCan) {
@@ -121,12 +121,12 @@ TEST(Job, ACheckNamesTheFieldAndTheNearestThatCan) {
   };
   EXPECT_NO_THROW(check(Job{}));
   expect({.model = {.heads = 3}}, "heads", "3 heads do not divide 128 channels");
-  expect({.plan = {.microbatches = 5}}, "microbatches", "5 do not divide a batch of 12; the nearest that does: 4 or 6");
-  expect({.plan = {.dp = 5}}, "batch", "the nearest that can: 10 or 15");
-  expect({.plan = {.tp = 3}}, "tp", "3 does not divide the 4 heads; the nearest that does: 2 or 4");
-  expect({.plan = {.cp = 3}}, "cp", "the nearest `context` that can be cut: 60 or 66");
-  expect({.plan = {.pp = 8}}, "pp", "8 ranks make 8 stages, more than the 4 layers");
-  expect({.model = {.context = 7}, .plan = {.tp = 2, .sp = true}}, "sp", "the nearest that does: `tp` 1 or 7");
+  expect({.plan = {.microbatches = 5}}, "microbatches", "5 do not divide a batch of 12; nearest valid value: 4 or 6");
+  expect({.plan = {.dp = 5}}, "batch", "nearest valid value: 10 or 15");
+  expect({.plan = {.tp = 3}}, "tp", "3 does not divide the 4 heads; nearest valid value: 2 or 4");
+  expect({.plan = {.cp = 3}}, "cp", "nearest valid `context`: 60 or 66");
+  expect({.plan = {.pp = 8}}, "pp", "8 ranks have 8 stages, more than the 4 layers");
+  expect({.model = {.context = 7}, .plan = {.tp = 2, .sp = true}}, "sp", "nearest valid value: `tp` 1 or 7");
 }
 
 // A program of one's own, with no word of options.
@@ -266,9 +266,8 @@ TEST(TrainedExperts, WhatIsNotBuiltIsRefusedByName) {
     };
   };
   expect(nothing, groups(2, 4));
-  expect(
-      "`shard_ranks`: each group has all experts, which 4 ranks of `ep` share out; expected a multiple of 4, found 2",
-      groups(4, 2));
+  expect("`shard_ranks`: each group holds all experts, sharded over 4 ranks of `ep`; expected a multiple of 4, got 2",
+         groups(4, 2));
   expect(nothing, [](Job& j) { j.optim.optimizer = OptimizerKind::muon; });
   expect("`experts_per_token`", [](Job& j) { j.plan = {}, j.model.experts.per_token = 5; });
   const auto adapters = [](const std::string& target) {
@@ -322,8 +321,8 @@ TEST(CheckReplicas, EqualCopiesPassUnderEveryAxis) {
 
 TEST(CheckReplicas, ACopyThatDriftedIsNamedWithItsRank) {
   EXPECT_TRUE(has(compared(small_job({.dp = 4}), 2, "blocks.1.mlp.up.weight"),
-                  "step 2: copies of blocks.1.mlp.up.weight differ between ranks: rank 2 does not hold what ranks "
-                  "0, 1, 3 hold"));
+                  "step 2: replicas of blocks.1.mlp.up.weight differ between ranks: rank 2 does not match ranks "
+                  "0, 1, 3"));
   for (const std::string name : {"tokens.weight", "norm.bias.m", "blocks.0.mlp.up.bias.v", "blocks.1.mlp.up.bias.v"}) {
     const std::string message = compared(small_job({.dp = 2}), 1, name);  // in the order of ranks, whatever they hold
     EXPECT_TRUE(has(message, name + " differ between ranks: rank 0 and rank 1"));

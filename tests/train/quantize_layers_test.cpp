@@ -118,7 +118,7 @@ TEST(QuantizeLayers, WhatDoesNotFitIsRefused) {
                  "`group`: expected a divisor of the 32 inputs of blocks.0.attn.qkv, found 24");
   expect_refused(&windows, {.group = 64}, "`group`: expected a divisor of the 32 inputs");
   expect_refused(&longer, {.group = 16}, "rows of 32 tokens; the context is 16");
-  expect_refused(nullptr, {.group = 16}, "no calibration data");
+  expect_refused(nullptr, {.group = 16}, "expected calibration data, got none");
 }
 
 }  // namespace

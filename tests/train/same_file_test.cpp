@@ -336,17 +336,17 @@ TEST_F(SavedTensorsTest, WhatNoPartHasIsNamed) {
   const auto described = [](const char* shape, const char* dim, const char* runs, const char* begin) {
     return fmt::format(R"({{"w": {{"shape": {}, "dim": {}, "runs": {}, "begin": {}}}}})", shape, dim, runs, begin);
   };
-  refused("no parts of it");
+  refused("neither this file nor rank files of it exist");
   write(0, described("[3, 2]", "0", "[[0, 2]]", "0"), 4);
-  refused("element 4 of 'w' is in no part here");
+  refused("element 4 of 'w' is in none of the files");
   write(1, described("[3, 2]", "0", "[[1, 2]]", "0"), 4);
-  refused("element 2 of 'w' is in two parts");
+  refused("element 2 of 'w' is in two slices");
   write(1, described("[2, 3]", "0", "[[1, 1]]", "0"), 3);
-  refused("of another kind than in the other parts");
+  refused("differs in dtype or shape from the other rank files");
   write(1, described("[3, 2]", "0", "[[2, 1]]", "0"), 3);
-  refused("'w' has 3 elements from 0 on; its part ends at 2");
+  refused("'w' has 3 elements from 0 on; its slice ends at 2");
   write(1, "{}", 2);
-  refused("the parts do not name tensor 'w'");
+  refused("does not list tensor 'w'");
   for (const auto& [shape, dim, runs, begin] :
        std::vector<std::array<const char*, 4>>{{"[3, 0]", "0", "[[2, 1]]", "0"},
                                                {"[3, 2]", "2", "[[2, 1]]", "0"},

@@ -172,9 +172,9 @@ TEST(Dump, IsRefusedWhereRanksMakeNoStepTogether) {
     expect_error(Status::usage, {why}, [&] { check_dump(job, step); });
     EXPECT_NO_THROW(check_dump(job, 0));
   };
-  refused("dp=2 dp_mode=ps-async", 1, "`dump`: expected ranks that make each step together, found `dp_mode` ps-async");
-  refused("dp=2 dp_mode=diloco", 1, "`dump`: expected ranks that make each step together, found `dp_mode` diloco");
-  refused("steps=3", 4, "`dump`: expected one of the 3 `steps`, found 4");
+  refused("dp=2 dp_mode=ps-async", 1, "`dump`: expected ranks with synchronized steps, got `dp_mode` ps-async");
+  refused("dp=2 dp_mode=diloco", 1, "`dump`: expected ranks with synchronized steps, got `dp_mode` diloco");
+  refused("steps=3", 4, "`dump`: expected one of the 3 `steps`, got 4");
 }
 
 // Modules of PyTorch that have the hub's names, and hooks on them.

@@ -103,10 +103,10 @@ TEST_F(TrainingGpu, Bf16IsRefusedWhereAGpuHasNoProductsOfIt) {
   expect_passes(plan("device=cuda"));
   setenv("TESSERA_EMULATED_GPUS", "2", 1);
   EXPECT_EQ(error_message([] { check(make_job(plan("device=cuda ranks=2"))); }),
-            "`backend`: GPUs 0 and 1 do not reach each other's memory, which ranks that are threads use; expected "
-            "nccl, beside `all_reduce` native");
+            "`backend`: GPUs 0 and 1 have no peer access, which thread ranks require; expected "
+            "nccl with `all_reduce` native");
   EXPECT_EQ(describe_nccl(make_job(plan("device=cuda ranks=2 backend=nccl all_reduce=native")).plan),
-            "GPUs 0 and 1 do not reach each other's memory: NCCL sends through the host's, which is slower");
+            "GPUs 0 and 1 have no peer access: NCCL sends through host memory, which is slower");
   unsetenv("TESSERA_EMULATED_CAPABILITY");
   EXPECT_EQ(gpus_apart(make_job(plan("device=cuda ranks=2")).plan), "");
   unsetenv("TESSERA_EMULATED_GPUS");
@@ -222,7 +222,7 @@ TEST_F(ExpertsTrainingGpu, DefectsAreSeen) {
 
 TEST(ExpertsStepGraph, IsNotCaptured) {
   TrainOptions o = with_experts("ranks=1");
-  EXPECT_EQ(no_graph_because(make_job(o), false), "the host must know how many tokens each of the 4 `experts` gets");
+  EXPECT_EQ(no_graph_because(make_job(o), false), "the host needs the number of tokens of each of the 4 `experts`");
   EXPECT_FALSE(steps_without_host(make_job(o), false));
   o["cuda_graph"] = "on";
   EXPECT_THROW(no_graph_because(make_job(o), false), Error);
@@ -320,13 +320,13 @@ TEST_F(OffloadGpu, ParametersAreSavedAsThoseOfTheGpu) {
 }
 
 TEST(Offload, ParametersAreRefusedWhereNothingIsGained) {
-  const std::string beside = "`offload`: parameters moves the shards of `zero` 3; expected `zero` 3 beside it, found ";
+  const std::string beside = "`offload`: parameters requires `zero` 3, whose shards it moves; got `zero` ";
   const std::pair<const char*, std::string> cases[] = {
       {"zero=0", beside + "0"},
       {"zero=1", beside + "1"},
       {"zero=2", beside + "2"},
-      {"zero=3", "`offload`: parameters moves them to the host's memory. With `device` cpu they lie there already"},
-      {"zero=3", "expected `device` cuda beside it, found cpu"}};
+      {"zero=3", "`offload`: parameters are offloaded to host memory, where `device` cpu already stores them"},
+      {"zero=3", "expected `device` cuda, got cpu"}};
   for (const auto& [zero, why] : cases) {
     const TrainOptions o = small_plan(std::string("ranks=2 offload=parameters ") + zero);
     EXPECT_TRUE(has(error_message([&] { check(make_job(o)); }), why)) << zero;

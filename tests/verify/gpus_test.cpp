@@ -98,14 +98,14 @@ TEST_F(GpuProgramTest, TheSummarySaysWhatRan) {
   const Json queued = summary("--ranks 1 --cuda-graph off --deterministic");
   EXPECT_EQ(queued["graph"], (Json{{"captures", 0}, {"replays", 0}, {"queued", 6}, {"why_not", "--cuda-graph off"}}));
   EXPECT_EQ(queued["epilogues"]["gelu"]["fused"], 0);
-  EXPECT_EQ(summary("--ranks 2")["graph"]["why_not"], "the 2 ranks meet on the host within a step");
+  EXPECT_EQ(summary("--ranks 2")["graph"]["why_not"], "the 2 ranks synchronize on the host within a step");
   EXPECT_EQ(summary("--ranks 2")["graph"]["queued"], 6);
 }
 
 TEST_F(GpuProgramTest, WhatAGpuCannotDoIsOneLine) {
   if (!test::no_float64().empty())
     fails("verify --device cuda --dtype fp64 --ranks 2", 2,
-          "--dtype: fp64 on a GPU takes a build with -DTESSERA_FLOAT64_KERNELS=ON");
+          "--dtype: fp64 on a GPU requires a build with -DTESSERA_FLOAT64_KERNELS=ON");
   if (!test::emulated()) return;
   const auto refused = [&](const char* emulation, int status, const char* words, const std::string& more = "") {
     fails("train " + kSmall + "--device cuda" + more, status, words, emulation);
@@ -119,7 +119,7 @@ TEST_F(GpuProgramTest, WhatAGpuCannotDoIsOneLine) {
 
 TEST_F(GpusTest, WhatCannotBeCapturedSaysWhy) {
   fails("train " + kSmall + "--device cuda --cp 2 --backend nccl --all-reduce native --cuda-graph on", 2,
-        "a step cannot be captured because the ranks of --cp-mode ring send each other messages");
+        "a step cannot be captured because the ranks of --cp-mode ring exchange point-to-point messages");
 }
 
 // One contract on processes: `mpirun ... tessera verify` for every member of the family that can be many

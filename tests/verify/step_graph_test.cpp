@@ -267,17 +267,18 @@ TEST(StepGraph, SaysWhyNot) {
   const std::string owners = "backend=nccl all_reduce=native optimizer=muon";
   const std::pair<TrainOptions, std::string> cases[] = {
       {one_rank(""), ""},
-      {one_rank("ranks=2"), "the 2 ranks meet on the host within a step"},
+      {one_rank("ranks=2"), "the 2 ranks synchronize on the host within a step"},
       {one_rank("device=cpu"), "`device` is cpu"},
-      {one_rank("trace=true"), "`trace` looks at each pass of a step"},
-      {one_rank("dp_mode=ps-sync"), "`dp_mode` ps-sync sums on the host"},
+      {one_rank("trace=true"), "`trace` records each pass of a step"},
+      {one_rank("dp_mode=ps-sync"), "`dp_mode` ps-sync reduces on the host"},
       {one_rank(owners + " ranks=2"), ""},
-      {one_rank(owners + " ranks=2 zero=2"), "the 2 owners of matrices of muon get parts of them by messages"},
+      {one_rank(owners + " ranks=2 zero=2"),
+       "the 2 owners of muon's matrices receive shards in point-to-point messages"},
       {over_nccl(2, ""), ""},
-      {over_nccl(2, "backend=threads"), "the 2 ranks meet on the host within a step"},
-      {over_nccl(2, "pp=2"), "the 2 ranks of `pp` send each other messages"},
-      {over_nccl(2, "cp=2"), "the ranks of `cp_mode` ring send each other messages"},
-      {over_nccl(2, "trace=true"), "`trace` looks at each pass of a step"},
+      {over_nccl(2, "backend=threads"), "the 2 ranks synchronize on the host within a step"},
+      {over_nccl(2, "pp=2"), "the 2 ranks of `pp` exchange point-to-point messages"},
+      {over_nccl(2, "cp=2"), "the ranks of `cp_mode` ring exchange point-to-point messages"},
+      {over_nccl(2, "trace=true"), "`trace` records each pass of a step"},
       {over_nccl(2, "offload=optimizer"), "`offload` optimizer moves state through the host"}};
   for (auto [o, why] : cases) {
     SCOPED_TRACE(make_command(o));
