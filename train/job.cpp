@@ -1,4 +1,4 @@
-// The fields of an optimisation, one entry each, and from a job to what the libraries below are told.
+// Descriptors of the hyperparameters, and options of the lower layers derived from a job.
 #include "train/job.h"
 
 #include <fmt/format.h>
@@ -11,7 +11,7 @@ namespace tessera {
 namespace {
 
 constexpr double kMegabyte = 1 << 20;
-constexpr double kMaxSteps = 1e12;  // times ranks, still far from the end of 64 bits
+constexpr double kMaxSteps = 1e12;  // times the number of ranks far below the 64-bit limit
 
 }  // namespace
 

@@ -1,5 +1,4 @@
-// Memory is asked for before it is missed: sums, a search among plans that need less, and the kernel's words on what
-// there is.
+// Memory checks before a run: totals, a search for configurations that need less, and the kernel's limits.
 #include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -21,7 +20,7 @@ double memory_fraction(const Job& job, int64_t local_world_size) {
   return static_cast<double>(local_world_size) / static_cast<double>(job.plan.ranks());
 }
 
-// Memory of the ranks here. Nothing where they need several times `most`, or one more addresses than there may be.
+// Memory of the local ranks. Empty if they need several times `most`, or one exceeds the address space.
 std::optional<std::vector<RankMemory>> local_world_size(const Job& job, const HostMemory& here, int64_t most) {
   constexpr double kFarOff = 4;
   const MinimumMemory least = least_memory(job);
@@ -47,7 +46,7 @@ std::string row(const std::string& who, const RankMemory& m) {
                      m.held.optimizer, m.activations, m.communication, m.total());
 }
 
-// One row for neighbours that hold the same.
+// One row per range of neighbours with equal memory.
 std::string memory_table(const std::vector<RankMemory>& ranks, const HostMemory& here) {
   std::string out = fmt::format("  {:<10} {:>14} {:>14} {:>14} {:>14} {:>14} {:>15}   bytes\n", "rank", "parameters",
                                 "gradients", "optimizer", "activations", "communication", "in all");
@@ -70,7 +69,7 @@ std::string row_of_least(const MinimumMemory& least) {
       "all ranks", "held", least.held, least.parameters, "activations", least.activations);
 }
 
-// The divisors of n above `least`, ascending, of as many parts as a schedule may reasonably have.
+// Divisors of n above `least`, ascending, up to a practical number of micro-batches.
 std::vector<int64_t> divisors_above(int64_t n, int64_t least) {
   std::vector<int64_t> out;
   for (int64_t d = 1; d <= n / d; ++d)
@@ -103,10 +102,10 @@ class Search {
   }
 
  private:
-  // The first of `count` changes, each of which needs less than the one before and gives the number in its words, with
-  // which the job fits.
+  // The first of `count` changes, ordered by decreasing memory, with which the job fits; `change` returns the number to
+  // insert into `words`.
   bool first_fitting(const char* words, int64_t count, const std::function<int64_t(Job&, int64_t)>& change) {
-    int64_t bytes = 0, number = 0;  // found for the last job that was asked about
+    int64_t bytes = 0, number = 0;  // of the last job tried
     const auto fits = [&](int64_t i) {
       Job changed = job_;
       number = change(changed, i);
@@ -144,13 +143,13 @@ std::string to_line(const std::string& bytes, int64_t ranks, const MemoryLimit& 
                          : "nearest configuration that fits: " + found);
 }
 
-// Counts of a model: its parameters, the bytes of their values, and how many are trained.
+// Counts of a model: parameters, bytes of values, and trainable parameters.
 struct Counted {
   double parameters = 0, values = 0, trained = 0;
 };
 
 Counted count(const ModelConfig& config, const ModelFactory& make, int64_t value) {
-  const auto of_layers = [&](int64_t layers) {  // counts from shapes; one layer has what every other has
+  const auto of_layers = [&](int64_t layers) {  // from shapes; one layer represents all
     ModelConfig sized = config;
     sized.layers = layers;
     sized.vocab = std::max<int64_t>(config.vocab, 1);
@@ -210,7 +209,7 @@ std::optional<MemoryRefusal> memory_refusal(const Job& job, const HostMemory& he
   return MemoryRefusal{row_of_least(least), to_line("more than " + gigabytes(at_least), here.ranks, limit, found)};
 }
 
-// Files of the kernel, each of a few lines.
+// Short files of the kernel.
 
 namespace fs = std::filesystem;
 namespace {
@@ -218,7 +217,7 @@ namespace {
 std::optional<int64_t> number_in(const fs::path& file) {
   std::ifstream in(file);
   if (int64_t n = 0; in >> n) return n;
-  return {};  // "max" too
+  return {};  // includes "max"
 }
 
 // The NUMBER of a line "NAME NUMBER" or "NAME: NUMBER kB".
@@ -229,14 +228,14 @@ std::optional<int64_t> number_after(const std::string& name, const fs::path& fil
   return {};
 }
 
-// Files that were read and are not in use go first when memory is short.
+// The page cache is reclaimable.
 struct Names {
   const char *limit, *used, *given_back;
 };
 constexpr Names kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"};
 constexpr Names kVersion2{"memory.max", "memory.current", "inactive_file"};
 
-// A group and all around it. In a container the path may be one of the host's: then the top is its group.
+// Limits of a cgroup and its ancestors. In a container the path may be the host's: then the top is its group.
 void take_group(MemoryLimit& least, const fs::path& top, const std::string& path, const Names& names) {
   for (fs::path group = fs::path(path).relative_path().lexically_normal();; group = group.parent_path()) {
     const fs::path at = group.empty() || group == "." ? top : top / group;
@@ -251,7 +250,7 @@ void take_group(MemoryLimit& least, const fs::path& top, const std::string& path
   }
 }
 
-// Bytes of a thread's stack, as the C library chooses them.
+// Thread stack size as chosen by the C library.
 int64_t stack_size() {
   constexpr int64_t kWithoutLimit = 2 << 20;
   rlimit limit{};

@@ -1,4 +1,4 @@
-// The fields of a plan, one entry each, and what follows from a plan alone.
+// Descriptors of a plan's fields, and values derived from a plan alone.
 #include "train/plan.h"
 
 #include <fmt/format.h>
@@ -166,7 +166,7 @@ Schedule make_schedule(const Plan& p) {
     return p.schedule_file.empty() ? make_schedule(p.schedule, ranks, microbatches, chunks)
                                    : schedule_from_file(p.schedule_file, ranks, microbatches, chunks);
   } catch (const InputError&) {
-    throw;  // names the file
+    throw;  // includes the file name
   } catch (const Error& e) {
     const std::string text = e.what();
     throw FieldError("schedule", text.substr(text.find(']') == text.npos ? 0 : text.find(']') + 2));

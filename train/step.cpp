@@ -1,4 +1,4 @@
-// Times; numbers that are none, which end a run; and which runs can have their steps captured.
+// Timing, checks for non-finite results, and conditions for capturing steps.
 #include "train/step.h"
 
 #include <fmt/format.h>
@@ -22,7 +22,7 @@ void check_finite(const StepReport& r, int64_t step) {
       Status::not_finite);
 }
 
-// The meeting before a step, and the counts of one that is launched again.
+// Agreement before a step, and call counts of replayed steps.
 
 StepConsensus::StepConsensus(Communicator& world, std::vector<Communicator*> all)
     : world_(world), all_(std::move(all)) {}

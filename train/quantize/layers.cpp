@@ -1,4 +1,4 @@
-// The walk through the layers.
+// Layer-by-layer quantization.
 #include "train/quantize/layers.h"
 
 #include <cstring>
@@ -10,7 +10,7 @@ namespace tessera {
 
 namespace {
 
-// Inputs of a layer: hidden states of some windows, and which of their tokens count.
+// A layer's inputs: hidden states of some windows, and the tokens that count.
 struct Batch {
   Tensor states;               // (B, T, C)
   std::vector<int64_t> count;  // rows of (B T, C); empty: all
@@ -34,7 +34,7 @@ std::vector<Batch> embedded(LanguageModel& model, const Rows& rows, const Quanti
   return out;
 }
 
-// Those of the rows of x (B, T, C) that count.
+// The counted rows of x (B, T, C).
 Tensor counted(const Tensor& x, const std::vector<int64_t>& rows) {
   Tensor all = x.on_host().contiguous().flat_rows();
   if (rows.empty()) return all;
@@ -112,7 +112,7 @@ std::vector<QuantizedWeight> quantize_layers(LanguageModel& model, const Rows* c
   return out;
 }
 
-// Readers around readers.
+// Converting readers.
 
 namespace {
 
