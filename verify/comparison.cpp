@@ -1,4 +1,4 @@
-// Bits first; a distance where they differ.
+// Bitwise comparison first; a distance if the bits differ.
 #include "verify/comparison.h"
 
 #include <fmt/format.h>
@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-// Adds up |a - b|^2 and |b|^2.
+// Accumulates |a - b|^2 and |b|^2.
 struct Distance {
   double difference = 0, norm = 0;
   void add(const Tensor& a, const Tensor& b) {
@@ -43,7 +43,7 @@ double relative_distance(const Parameter& parameter, const Tensor& a, const Tens
 
 namespace {
 
-constexpr int64_t kSteps = 20;  // that are wrong and are described tensor by tensor
+constexpr int64_t kSteps = 20;  // failing steps with one line per tensor
 
 Tensor assemble_full(const Slot& slot, const std::vector<Tensor>& units, size_t unit) {
   if (units.empty()) return {};
@@ -61,7 +61,7 @@ const char* to_string(TensorDifference::Kind kind) {
 
 }  // namespace
 
-// Something is wrong in this step.
+// Records a failing step.
 void Comparison::note(int64_t step) {
   if (result_.wrong_steps.empty() || result_.wrong_steps.back() != step) result_.wrong_steps.push_back(step);
 }
@@ -170,12 +170,12 @@ std::vector<std::string> to_lines(const VerifyResult& result) {
   return out;
 }
 
-// --- how far a plan that splits sums may be from one rank ---
+// --- tolerance of a plan that splits sums ---
 
 namespace {
 
-constexpr double kExact = 1e-12;         // in float64
-constexpr double kMin = 64, kMax = 256;  // bounds of k
+constexpr double kExact = 1e-12;  // in float64
+constexpr double kMin = 64, kMax = 256;  // range of k
 constexpr double kSafety = 4, kGrowth = 1.03;
 
 std::vector<NamedTensor> compute_gradients(Reference& run) {
@@ -186,7 +186,7 @@ std::vector<NamedTensor> compute_gradients(Reference& run) {
   return out;
 }
 
-// The largest relative difference between the gradients of two runs.
+// Largest relative difference between the gradients of two runs.
 double difference(Reference& run, Reference& other) {
   const std::vector<NamedTensor> expected = compute_gradients(run), found = compute_gradients(other);
   double worst = 0;
@@ -199,8 +199,8 @@ double difference(Reference& run, Reference& other) {
   return worst;
 }
 
-// Between two serial runs, in any step: a tensor whose gradient is small beside what it is summed from may come to that
-// late. Both go on with the same gradients.
+// Maximum over steps of the difference between two serial runs, since a tensor whose gradient is small compared with
+// its addends may reach it late. Both continue with the same gradients.
 double difference_of_orders(Job job, const Sequences& sequences, const Working& working) {
   job.plan.microbatches = 1;
   Reference together(job, sequences, {});
@@ -220,8 +220,8 @@ double difference_of_orders(Job job, const Sequences& sequences, const Working& 
   return worst;
 }
 
-// The difference of a serial run in fp32 from float64 at the same values, in any step. Both run on the CPU where the
-// GPU has no kernels of float64.
+// Maximum over steps of the difference of a serial fp32 run from float64 at the same values. Both run on the CPU if the
+// GPU has no float64 kernels.
 double error_of_fp32(Job job, const Sequences& sequences, const Working& working) {
   if constexpr (kWithCuda)
     if (!cuda::has_float64_kernels()) job.plan.device = Device::cpu;

@@ -1,4 +1,4 @@
-// Launching a run beside its oracle, and the bounds of the whole of it.
+// Launches a run with its oracle, and checks the totals.
 #include "verify/verify.h"
 
 #include <fmt/format.h>
@@ -13,14 +13,14 @@
 
 namespace tessera {
 
-// --- the bounds of a whole run: counts against formulas ---
+// --- totals: counts against formulas ---
 
 namespace {
 
-constexpr double kPeakSlack = 1.02;     // the peak of memory, which no formula gives to the byte, may be larger,
-constexpr double kPeakBytes = 1 << 14;  // also by some small arrays, which count in models of a few kilobytes
+constexpr double kPeakSlack = 1.02;  // the peak, which no formula predicts to the byte, may be larger by this factor
+constexpr double kPeakBytes = 1 << 14;  // and by small arrays, which matter in models of a few kilobytes
 constexpr double kSameBubble = 1e-9;
-constexpr size_t kToFall = 40;  // steps after which the loss must have fallen
+constexpr size_t kToFall = 40;  // steps after which the loss must have decreased
 
 const SentBytes* find(const std::vector<SentBytes>& all, const SentBytes& wanted) {
   const auto found = std::ranges::find_if(
@@ -89,7 +89,7 @@ void check_losses(VerifyResult& r) {
         fmt::format("the loss does not fall: {} at the beginning, {} at the end", r.losses.front(), r.losses.back()));
 }
 
-// A choice between experts that are this near is the rounding's.
+// Choices between experts with logits this close may differ by rounding.
 void check_routing(VerifyResult& r) {
   if (r.stray_margin <= r.bound) return;
   r.failures.push_back(fmt::format(
@@ -117,7 +117,7 @@ void check_totals(VerifyResult& r, const Plan& plan) {
 
 namespace {
 
-constexpr int64_t kVocab = 64;  // unless the options say otherwise
+constexpr int64_t kVocab = 64;  // default
 
 void expect_pipeline(VerifyResult& r, const Schedule& schedule) {
   const Simulation clock = simulate(schedule);
@@ -151,7 +151,7 @@ void describe_run(Observations& o, const Job& job, bool exact) {
   if (exact) o.rounding = sums == DType::float64 ? 1e-11 : sums == DType::float32 ? 1e-5 : 0.03;
 }
 
-// launch(), whose failure may be one of the things that are seen.
+// launch(); its failure may be one of the observations.
 void run(const LaunchOptions& how, VerifyResult& result, const VerifyHooks& hooks,
          const std::function<void(Communicator&)>& body) {
   try {
@@ -201,7 +201,7 @@ VerifyResult verify(const Job& given, const VerifyHooks& hooks) {
   });
   if (!result.known) return result;
   for (std::string& line : to_lines(result)) result.failures.push_back(std::move(line));
-  if (!result.seen.stopped.empty()) return result;  // counts and memory are not known
+  if (!result.seen.stopped.empty()) return result;  // counts and memory are unknown
   for (const GivenDifference& g : result.seen.given)
     result.failures.push_back(
         fmt::format("rank {} was given other tokens than the oracle for {} sequences, first for "

@@ -1,5 +1,5 @@
-// Defects of what ranks tell each other: sums of the data axis and of norms, single calls and messages, groups of
-// ranks, ranks that train alone, owners of matrices.
+// Communication faults: data-axis and norm reductions, single calls and messages, groups of ranks, local updates,
+// owners of matrices.
 #include <cstring>
 #include <tuple>
 
@@ -9,11 +9,11 @@
 namespace tessera {
 namespace {
 
-// --- sums ---
+// --- reductions ---
 
 std::string data_axis(const Job& job) { return job.plan.cp > 1 ? "dp+cp" : "dp"; }
 
-// The sums of gradients, on the axis within which ranks are added first.
+// Gradient reductions, on the innermost axis that reduces them.
 auto compute_gradients(const Job& job) {
   const Plan& p = job.plan;
   const bool groups = p.shard_ranks > 0 && p.shard_ranks < p.dp * p.cp;
@@ -25,7 +25,7 @@ auto compute_gradients(const Job& job) {
   };
 }
 
-// A rank goes on with what it has itself.
+// A rank continues with its local values.
 int64_t nothing(Transport& transport, const Call& call) {
   if (call.op != Op::reduce_scatter) return 0;
   const Range own = piece(call.count, transport.size(), transport.rank());
@@ -34,7 +34,7 @@ int64_t nothing(Transport& transport, const Call& call) {
   return 0;
 }
 
-// Scales what this rank has of the result.
+// Scales this rank's output.
 void scale(Transport& transport, const Call& call, double factor) {
   if (call.op == Op::reduce && transport.rank() != call.root) return;
   const int64_t count =
@@ -54,10 +54,10 @@ FaultyCall scaled_sums(const Job& job, bool up) {
           }};
 }
 
-// Numbers of one kind are summed for the loss and for the norm; the norm's are float64, whatever is trained.
+// Loss and norm reductions are distinguished by dtype: the norm's are always float64.
 bool norm_over_tp(const Job& job) { return job.plan.tp > 1 && job.optim.dtype != DType::float64; }
 
-// Groups of one rank sum nothing.
+// Groups of one rank reduce nothing.
 const std::vector<Requirement> kSumWants =
     wants(kDataRanks, kDirect, kCpu,
           Requirement{"dp_mode", "ddp", [](const Job& j) { return j.plan.dp_mode != DataMode::diloco; }},
@@ -65,8 +65,8 @@ const std::vector<Requirement> kSumWants =
 
 // --- calls and messages ---
 
-constexpr int64_t kCall = 5;     // number of the call that fails, counted from 0
-constexpr double kPatience = 2;  // seconds that others wait for a call that never comes
+constexpr int64_t kCall = 5;  // index of the failing call, from 0
+constexpr double kPatience = 2;  // timeout in seconds for a missing call
 
 template <Fault::Kind kind>
 void plant_fault(VerifyHooks& hooks, const Job& job) {
@@ -76,7 +76,7 @@ void plant_fault(VerifyHooks& hooks, const Job& job) {
   });
 }
 
-// A stage that receives from the one before it finds what came one message earlier: it reads its buffer too soon.
+// A stage reads its receive buffer before the message arrives and gets the previous message.
 class EarlyReader final : public AroundTransport {
  public:
   explicit EarlyReader(std::unique_ptr<Transport> inner) : AroundTransport(std::move(inner)) {}
@@ -102,11 +102,11 @@ class EarlyReader final : public AroundTransport {
 
 // --- groups ---
 
-// The second of the groups that the data axis is cut into has the ranks of the first: shards are summed over the ranks
-// that they are cut over, and not over those that have the same.
+// The second grouping of the data axis gets the ranks of the first: shards are reduced over the ranks of their sharding
+// group instead of over their replicas.
 class WrongGroups final : public AroundTransport {
  public:
-  // The axis is split so many times before, for other purposes.
+  // `before`: number of earlier splits of the axis for other purposes.
   WrongGroups(std::unique_ptr<Transport> inner, std::string axis, int before)
       : AroundTransport(std::move(inner)), data_axis_(std::move(axis)), before_(before) {}
   std::unique_ptr<Transport> split(int color, int key) override {
@@ -143,7 +143,7 @@ FaultyCall silent(const std::vector<std::string>& axes, Op op) {
 }
 
 void forget_outer_step(VerifyHooks& hooks, const Job& job) {
-  const Plan& p = job.plan;  // the second of several fragments is the first to make one
+  const Plan& p = job.plan;  // of several fragments, the second is synchronized first
   const int64_t first = p.sync_fragments > 1 ? p.sync_every / p.sync_fragments : p.sync_every;
   hooks.update = [first = std::min(first, job.optim.steps)](Trainer& t, const StepReport& r) {
     if (t.steps_done() + 1 != first) return t.update(r);

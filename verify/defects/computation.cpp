@@ -1,5 +1,5 @@
-// Defects of what ranks compute: sequences and targets, layers, experts, updates; and of memory and schedules, which
-// change no number.
+// Computation faults: sequences and targets, layers, experts, updates; and memory and schedule faults, which do not
+// change values.
 
 #include "optim/grad_norm.h"
 #include "parallel/context_parallel.h"
@@ -14,7 +14,7 @@ namespace {
 int64_t micro_size(const Job& job) { return job.optim.batch / (job.plan.dp * job.plan.microbatches); }
 int64_t last_microbatch(const Job& job) { return job.optim.batch - micro_size(job); }
 
-// Plants other sequences: each is taken from the place that `from` says; -1: its targets are none.
+// Replaces sequences: each is taken from the index returned by `from`; -1: untrained targets.
 using From = int64_t (*)(const Job& job, int64_t sequence);
 auto loads(From from, bool only_targets = false) {
   return [from, only_targets](VerifyHooks& hooks, const Job& job) {
@@ -40,14 +40,14 @@ auto in_model(void (*spoil)(Trainer& t)) {
   return [spoil](VerifyHooks& hooks, const Job&) { then(hooks.made, spoil); };
 }
 
-// The last layer that a rank has, whole or as a part of a pipeline.
+// The last local layer.
 DecoderLayer& last_layer(Trainer& t) { return t.model().layer(t.model().config.layers - 1); }
 Attention& last_attention(Trainer& t) { return *last_layer(t).all<Attention>().at(0); }
 Var as_it_is(const Var& weight) { return weight; }
 
-// R for I: the part that flows back is this rank's alone.
+// R for I: the input gradient is not reduced.
 void unsum_input(Trainer& t) { last_attention(t).qkv.share(column_input(t.mesh()["tp"], R)); }
-// P for I: so is the part that flows on.
+// P for I: the output is not reduced.
 void unsum_output(Trainer& t) {
   last_attention(t).proj.set_matmul(
       [](const Var& x, const Var& w, const Var& b, PackedWeights* packs) { return linear(x, w, b, packs); });
@@ -65,7 +65,7 @@ StepInfo without_positions(StepInfo at) {
   return at;
 }
 
-// Documents are those of the next sequence of the micro-batch.
+// Uses the documents of the micro-batch's next sequence.
 StepInfo with_other_documents(StepInfo at) {
   const Tensor own = at.documents.starts;
   if (!own.defined()) return at;
@@ -85,7 +85,7 @@ const Requirement kContextRanks{"cp", "2", [](const Job& j) { return j.plan.cp >
 const Requirement kNoSequenceParts{"sp", "false", [](const Job& j) { return !j.plan.sp; }};
 const Requirement kLlama{"family", "llama", [](const Job& j) { return j.model.family == Family::llama; }};
 const Requirement kSeveral{"microbatches", "2", [](const Job& j) { return j.plan.microbatches * j.plan.dp > 1; }};
-// In bf16 the bound of a plan that splits sums is wide enough for a wrong mask, or a sum that is missing in one layer.
+// In bf16 the tolerance of a plan that splits sums admits a wrong mask, or a missing reduction in one layer.
 const Requirement kNarrowBound{"dtype", "fp32", [](const Job& j) { return j.optim.dtype != DType::bfloat16; }};
 
 // --- experts ---
@@ -95,14 +95,14 @@ const std::vector<Requirement> kExperts =
           Requirement{"experts", "4", [](const Job& j) { return j.model.experts.count >= 4; }},
           Requirement{"experts_per_token", "2", [](const Job& j) { return j.model.experts.per_token == 2; }});
 
-// Each rank of ep has two of four experts and more.
+// Each ep rank has at least two of at least four experts.
 const std::vector<Requirement> kExpertRanks =
     wants(kExperts, Requirement{"dp", "2", [](const Job& j) { return j.plan.dp % 2 == 0; }},
           Requirement{"ep", "2", [](const Job& j) { return j.plan.ep == 2; }},
           Requirement{"experts", "4", [](const Job& j) { return j.model.experts.count % 4 == 0; }}, kDdp,
           Requirement{"all_reduce", "direct", [](const Job& j) { return j.plan.all_reduce != Algorithm::ring; }});
 
-// The expert that the router likes best for the first token, and the one that it likes least, change places.
+// Swaps the logits of the best and the worst expert for the first token.
 Tensor with_a_lost_token(const Tensor& logits) {
   const Tensor out = logits.on_host().clone();
   with_floating(out.dtype(), "defect", [&](auto t) {
@@ -127,7 +127,7 @@ void lose_a_token(Trainer& t) {
   });
 }
 
-// Rows that the first rank sends to the first and to the second expert of the last rank are counted for each other.
+// Swaps the row counts that the first rank sends to the last rank's first and second expert.
 int64_t swap_counts(Transport& transport, const Call& call) {
   const int64_t sent = transport.direct(call);
   auto* const counts = reinterpret_cast<int64_t*>(call.out);
@@ -149,7 +149,7 @@ const std::vector<Requirement> kShards =
                       [](const Job& j) { return j.plan.zero == ZeroStage::one || j.plan.zero == ZeroStage::two; }},
           Requirement{"shard_ranks", "2", [](const Job& j) { return j.plan.shard_ranks != 1; }});
 
-// The first quarter of each unit stays as it was.
+// Does not update the first quarter of each unit.
 void update_but_a_quarter(Trainer& t, const StepReport& report) {
   if (!is_last(t)) return t.update(report);
   std::vector<Tensor> old;
@@ -163,7 +163,7 @@ void update_but_a_quarter(Trainer& t, const StepReport& report) {
   }
 }
 
-// Every shard comes one place further.
+// Shifts every shard by one position.
 void update_and_misplace(Trainer& t, const StepReport& report) {
   t.update(report);
   const int ranks = t.strategy().shard_axis().size();

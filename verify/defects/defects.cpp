@@ -1,4 +1,4 @@
-// The list of all defects, and the way of one into a run.
+// The list of all faults, and their injection.
 #include "verify/defects/defects.h"
 
 #include <fmt/format.h>
@@ -24,7 +24,7 @@ std::vector<Need> InjectedFault::needs(const Job& job) const {
   if (const int64_t stages = read_value("pp", job.plan.pp) * std::max<int64_t>(1, job.plan.chunks);
       stages > job.model.layers)
     lacking.push_back({"layers", std::to_string(stages)});
-  // The batch that all of it can be divided into.
+  // The smallest batch divisible by all partitions.
   const int64_t parts = read_value("dp", job.plan.dp) * read_value("microbatches", job.plan.microbatches),
                 batch = job.optim.batch;
   if (batch % parts != 0 || batch / parts < sequences)
