@@ -128,16 +128,16 @@ std::string to_line(const TensorDifference& t, const VerifyResult& result) {
   const bool bits = result.exact || t.kind != TensorDifference::Kind::gradient;
   std::string line =
       fmt::format("step {}: {} '{}' differs by {:.3g} of its norm; expected {}", t.step, to_string(t.kind), t.name,
-                  t.distance, bits ? "the same bits" : fmt::format("at most {:.3g}", result.bound));
+                  t.distance, bits ? "bitwise equality" : fmt::format("at most {:.3g}", result.bound));
   if (t.wrong == 0) return line;
   line += fmt::format("; {} of {} elements", t.wrong, t.elements);
   if (t.unchanged)
-    line += ", which are as before the step";
+    line += ", unchanged by the step";
   else if (t.distance <= result.seen.rounding)
-    line += ", as rounding makes it";
+    line += ", within rounding error";
   else if (t.factor)
-    line += fmt::format(", all {:.4g} times what they should be", *t.factor);
-  return line + fmt::format(", first [{}] of rank {}: {:.6g} instead of {:.6g}", fmt::join(t.first, ", "), t.rank,
+    line += fmt::format(", all {:.4g} times the expected value", *t.factor);
+  return line + fmt::format(", first [{}] on rank {}: {:.6g} instead of {:.6g}", fmt::join(t.first, ", "), t.rank,
                             t.found, t.expected);
 }
 
@@ -162,11 +162,10 @@ std::vector<std::string> to_lines(const VerifyResult& result) {
     const auto numbers =
         std::ranges::count_if(result.seen.numbers, [&](const NumberDifference& n) { return n.step == steps[i]; });
     out.push_back(
-        fmt::format("step {}: {} of loss and gradient norm, {} gradients, {} parameters, {} tensors of state "
-                    "differ too",
+        fmt::format("step {}: {} of loss and gradient norm, {} gradients, {} parameters, {} state tensors also differ",
                     steps[i], numbers, counts[0], counts[1], counts[2]));
   }
-  if (std::ssize(steps) > kSteps) out.push_back(fmt::format("and {} steps more", std::ssize(steps) - kSteps));
+  if (std::ssize(steps) > kSteps) out.push_back(fmt::format("and {} more steps", std::ssize(steps) - kSteps));
   return out;
 }
 
@@ -174,7 +173,7 @@ std::vector<std::string> to_lines(const VerifyResult& result) {
 
 namespace {
 
-constexpr double kExact = 1e-12;  // in float64
+constexpr double kExact = 1e-12;         // in float64
 constexpr double kMin = 64, kMax = 256;  // range of k
 constexpr double kSafety = 4, kGrowth = 1.03;
 
@@ -209,7 +208,7 @@ double difference_of_orders(Job job, const Sequences& sequences, const Working& 
   if (job.model.experts.count > 0) one_by_one.replay(together.keep_choices());
   double worst = 0;
   for (int64_t step = 0; step < job.optim.steps; ++step) {
-    working("the bound, by two orders of sums", step);
+    working("calibrating the bound by two summation orders", step);
     const StepReport report = together.compute_gradients();
     one_by_one.compute_gradients();
     worst = std::max(worst, difference(together, one_by_one));
@@ -236,7 +235,7 @@ double error_of_fp32(Job job, const Sequences& sequences, const Working& working
       Tensor values = exact.units()[u].values;
       values.copy_from(run.units()[u].values);
     }
-    working("the bound, by fp32 beside fp64", step);
+    working("calibrating the bound by fp32 versus fp64", step);
     const StepReport report = run.compute_gradients(), exactly = exact.compute_gradients();
     worst = std::max(worst, difference(exact, run));
     run.update(report);

@@ -146,7 +146,7 @@ class VerifiedRank {
 
   void run() {
     for (int64_t step = 0; step < job_.optim.steps; ++step) {
-      if (oracle_) hooks_.working("the plan beside one rank", step);
+      if (oracle_) hooks_.working("comparing the plan with one rank", step);
       one_step();
     }
     finish();
@@ -359,7 +359,8 @@ class VerifiedRank {
                             .rank_of_copy = rank_of_copy},
                            result_.param_max_rel);
     }
-    if (kinds != expected.size()) result_.failures.emplace_back("the optimizer keeps other tensors than the oracle's");
+    if (kinds != expected.size())
+      result_.failures.emplace_back("the optimizer's state tensors differ from the oracle's");
   }
 
   // Sends the counts and memory of each rank to rank 0.
@@ -428,9 +429,9 @@ class VerifiedRank {
   std::vector<int64_t> counts_;
   ArenaPtr aside_ = make_arena();
   int64_t peak_ = 0;
-  std::vector<RankMemory> expected_;  // by rank
+  std::vector<RankMemory> expected_;         // by rank
   std::vector<std::vector<Tensor>> before_;  // the oracle's values before its update
-  Routing replayed_;  // statistics of all steps so far
+  Routing replayed_;                         // statistics of all steps so far
   std::vector<NamedTensor> owners_of_gradients_, owners_of_values_;
 };
 

@@ -229,7 +229,7 @@ TEST(Puzzles, EachBoundRefusesMistakesAndIsNamed) {
 // A seed decides which fault each run has. The parts are of what each fault shows, in the order of the runs.
 TEST(Puzzles, RunsAndAnswersFollowTheSeed) {
   const Puzzle& p = puzzle("traces");
-  const char *none = " 0 bytes sent", *half = "all 0.5 times", *same = "as before the step",
+  const char *none = " 0 bytes sent", *half = "all 0.5 times", *same = "unchanged by the step",
              *twice = "231424 bytes sent";
   using Names = std::vector<const char*>;
   for (const auto& [seed, names, parts] :

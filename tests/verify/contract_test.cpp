@@ -225,9 +225,9 @@ TEST(MeshContract, EachStepOfTheWorkIsTold) {
   std::map<std::string, int64_t> told;
   const auto count = [&](std::string_view work, int64_t step) { EXPECT_EQ(told[std::string(work)]++, step) << work; };
   EXPECT_TRUE(verify(make_job(small_plan("tp=2 steps=3")), {.working = count}).passed());
-  EXPECT_EQ(told, (std::map<std::string, int64_t>{{"the bound, by two orders of sums", 3},
-                                                  {"the bound, by fp32 beside fp64", 3},
-                                                  {"the plan beside one rank", 3}}));
+  EXPECT_EQ(told, (std::map<std::string, int64_t>{{"calibrating the bound by two summation orders", 3},
+                                                  {"calibrating the bound by fp32 versus fp64", 3},
+                                                  {"comparing the plan with one rank", 3}}));
 }
 
 // A vocabulary so wide that the head is scored in two blocks of rows: still every plan has the bits of one rank, also
@@ -355,7 +355,7 @@ TEST(Routing, ChoicesThatAreNotTheRoutersAreNoRounding) {
   EXPECT_TRUE(verify(make_job(o)).passed());
   const VerifyResult r = verify(make_job(o), hooks);
   ASSERT_EQ(r.failures.size(), 1U);
-  EXPECT_TRUE(has(r.failures[0], "tokens went to another expert than on one rank"));
+  EXPECT_TRUE(has(r.failures[0], "tokens were routed to another expert than on one rank"));
   EXPECT_GT(r.strayed, 0);
 }
 

@@ -332,10 +332,10 @@ TEST(Diagnosis, NamesTheRanksThatWereGivenOtherTokens) {
     EXPECT_EQ(found, lines);
     ASSERT_FALSE(r.diagnosis.empty());
     EXPECT_EQ(r.diagnosis[0].cause, "wrong-targets");
-    EXPECT_TRUE(has(r.diagnosis[0].evidence, evidence + " first), all of them of the last pipeline stage"));
+    EXPECT_TRUE(has(r.diagnosis[0].evidence, evidence + "), all of them of the last pipeline stage"));
   };
-  const std::string was = " was given other tokens than the oracle for 3 sequences, first for sequence ",
-                    given = " given other tokens than the plan's (step 2: in the place of sequence ";
+  const std::string was = " was given tokens other than the oracle's for 3 sequences, first for sequence ",
+                    given = " given other tokens than the plan's (step 2: first in place of sequence ";
   expect(5, {"rank 5" + was + "9 of step 2"}, "rank 5 is" + given + "9");
   expect(4, {"rank 4" + was + "5 of step 2", "rank 5" + was + "9 of step 2"}, "ranks 4, 5 are" + given + "5");
 }
@@ -359,7 +359,7 @@ TEST(Diagnosis, ReadsUpdates) {
 
 TEST(Diagnosis, HasASentenceForTheCauseOfEachDefect) {
   for (const InjectedFault& d : defects()) EXPECT_FALSE(text_of_cause(d.cause).empty()) << d.name;
-  EXPECT_EQ(text_of_cause("unknown"), "no rule fits");
+  EXPECT_EQ(text_of_cause("unknown"), "no rule matches");
   EXPECT_EQ(text_of_cause("a-cause"), "");
 }
 
@@ -367,10 +367,10 @@ TEST(Defects, SayWhatAPlanLacks) {
   TrainOptions o = small_plan();
   o["dp"] = 2;
   EXPECT_EQ(error_message([&] { planted(defect("unsummed-head-norm"), make_job(o)); }),
-            "`defect`: unsummed-head-norm cannot be planted in this plan; it can with `tp` 2 and `family` llama and "
+            "`defect`: unsummed-head-norm does not apply to this plan; it requires `tp` 2 and `family` llama and "
             "`qk_norm` (4 ranks)");
   EXPECT_EQ(error_message([&] { planted(defect("ring-order"), make_job(o)); }),
-            "`defect`: ring-order cannot be planted in this plan; it can with `dp` 3 (3 ranks)");
+            "`defect`: ring-order does not apply to this plan; it requires `dp` 3 (3 ranks)");
   EXPECT_TRUE(error_message([&] { defect("a-bug"); }).ends_with("found 'a-bug'"));
 }
 

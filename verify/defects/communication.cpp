@@ -65,7 +65,7 @@ const std::vector<Requirement> kSumWants =
 
 // --- calls and messages ---
 
-constexpr int64_t kCall = 5;  // index of the failing call, from 0
+constexpr int64_t kCall = 5;     // index of the failing call, from 0
 constexpr double kPatience = 2;  // timeout in seconds for a missing call
 
 template <Fault::Kind kind>
@@ -159,7 +159,7 @@ const Requirement kNoFloat64{"dtype", "fp32", [](const Job& j) { return j.optim.
 
 std::vector<InjectedFault> defects_of_calls() {
   return {
-      {"missing-gradient-sum", "each data rank updates by the gradient of its own sequences: the sum is left out",
+      {"missing-gradient-sum", "each data rank updates with the gradient of its own sequences, without the all-reduce",
        "missing-gradient-sum", kEverywhere, kSumWants, spoils([](const Job& j) {
          return FaultyCall{compute_gradients(j), nothing};
        })},
@@ -171,22 +171,23 @@ std::vector<InjectedFault> defects_of_calls() {
                            }};
        })},
       {"gradients-divided-twice",
-       "summed gradients are divided by the number of data ranks, though the loss is already a mean", "wrong-scale",
+       "reduced gradients are divided by the number of data ranks, although the loss is already a mean", "wrong-scale",
        kEverywhere, kSumWants, spoils([](const Job& j) { return scaled_sums(j, false); })},
-      {"local-mean-loss", "each data rank divides by its own tokens, not by those of the whole batch", "wrong-scale",
-       kEverywhere, kSumWants, spoils([](const Job& j) { return scaled_sums(j, true); })},
-      {"rounded-gradients", "gradients are summed and sent in bf16 where the plan says fp32", "narrow-sums",
+      {"local-mean-loss", "each data rank divides by its own number of tokens instead of the global batch's",
+       "wrong-scale", kEverywhere, kSumWants, spoils([](const Job& j) { return scaled_sums(j, true); })},
+      {"rounded-gradients", "gradients are reduced in bf16 although the plan specifies fp32", "narrow-sums",
        kEverywhere,
        wants(kDataRanks, kDdp, kNoFloat64,
              Requirement{"grad_dtype", "fp32", [](const Job& j) { return j.plan.grad_dtype == DType::float32; }}),
        runs([](Job& job) { job.plan.grad_dtype = DType::bfloat16; })},
-      {"ring-order", "sums go around a ring where the plan says the order of ranks", "order-of-sums", kEverywhere,
+      {"ring-order", "a ring all-reduce replaces the summation in rank order that the plan specifies", "order-of-sums",
+       kEverywhere,
        wants(kNoTensorRanks, kNoContextRanks, Requirement{"dp", "3", [](const Job& j) { return j.plan.dp >= 3; }}, kDdp,
              kDirect),
        [](VerifyHooks& h, const Job&) {
          then(h.launching, [](LaunchOptions& how) { how.algorithm = Algorithm::ring; });
        }},
-      {"missing-norm-sum", "each rank clips by the norm of its own part of the model", "norm", kEverywhere,
+      {"missing-norm-sum", "each rank clips by the norm of its own model shard", "norm", kEverywhere,
        wants(kDirect, Requirement{"pp", "2", [](const Job& j) { return j.plan.pp > 1 || norm_over_tp(j); }}),
        spoils([](const Job& j) {
          return FaultyCall{[pp = j.plan.pp > 1](const std::string& axis, const Call& call) {
@@ -195,18 +196,18 @@ std::vector<InjectedFault> defects_of_calls() {
                            },
                            nothing};
        })},
-      {"untied-copies", "the first and the last stage do not sum the gradients of the weight that they share",
-       "tied-copies", "between the first and the last pipeline stage",
+      {"untied-copies", "the first and the last stage do not reduce the gradients of their tied weight", "tied-copies",
+       "between the first and the last pipeline stage",
        wants(kPipeline, Requirement{"untied", "false", [](const Job& j) { return j.model.tied; }}, kNoAdapters, kNoV,
              kDirect),
        spoils([](const Job&) {
          return FaultyCall{[](const std::string& axis, const Call&) { return axis == "tied"; }, nothing};
        })},
-      {"lost-call", "a rank leaves out one of its communications", "lost-call", kOnLastRank, wants(kRanks, kDirect),
+      {"lost-call", "a rank skips one of its communication calls", "lost-call", kOnLastRank, wants(kRanks, kDirect),
        plant_fault<Fault::Kind::drop>},
-      {"failing-rank", "a rank throws an error in one of its communications", "failed-rank", kOnLastRank,
+      {"failing-rank", "a rank throws an error in one of its communication calls", "failed-rank", kOnLastRank,
        wants(kRanks, kDirect), plant_fault<Fault::Kind::fail>},
-      {"needless-all-reduce", "an array that nobody reads is summed over the data ranks after each update",
+      {"needless-all-reduce", "an unused array is all-reduced over the data ranks after each update",
        "needless-communication", kEverywhere, wants(kDataRanks), updates([](Trainer& t, const StepReport& report) {
          t.update(report);
          Tensor unread = Tensor::empty({64}, DType::float32, t.arena(), Category::workspace);
@@ -214,7 +215,7 @@ std::vector<InjectedFault> defects_of_calls() {
          t.data_axis().all_reduce(unread);
        })},
       {"early-receive",
-       "the last stage reads its receive buffer before the message is there, and finds the previous message",
+       "the last stage reads its receive buffer before the message arrives and gets the previous message",
        "wrong-message", kOnLastStage, wants(kPipeline, kNoV, kMicrobatches, kCpu),
        [](VerifyHooks& h, const Job&) { around_every_rank<EarlyReader>(h); }},
   };
@@ -222,20 +223,21 @@ std::vector<InjectedFault> defects_of_calls() {
 
 std::vector<InjectedFault> defects_of_groups() {
   return {
-      {"unsummed-group", "shards are not summed over the groups: each group trains on its own sequences",
+      {"unsummed-group", "shards are not reduced over the sharding groups: each group trains on its own sequences",
        "group-not-summed", kEverywhere, kGroups,
        spoils([](const Job&) { return silent({"dp.replicate"}, Op::all_reduce); })},
-      {"wrong-group", "shards are summed over the ranks of their group, and not over those that have the same shard",
+      {"wrong-group", "shards are reduced over the ranks of their sharding group instead of over their replicas",
        "wrong-group", kEverywhere, kGroups,
        [](VerifyHooks& h, const Job& j) {
          around_every_rank<WrongGroups>(h, data_axis(j), j.plan.ep > 1 ? 2 : 0);  // two groups of experts before
        }},
-      {"forgotten-outer-step", "the first outer step is left out: ranks go on alone", "outer-step", kEverywhere,
+      {"forgotten-outer-step", "the first outer step is skipped: replicas continue without synchronization",
+       "outer-step", kEverywhere,
        wants(kDataRanks,
              Requirement{"dp_mode", "diloco", [](const Job& j) { return j.plan.dp_mode == DataMode::diloco; }},
              Requirement{"dp", "2", [](const Job& j) { return j.plan.dp > 1; }}, kNoShards, kDirect),
        forget_outer_step},
-      {"silent-owner", "owners of matrices do not send what they have made orthogonal", "silent-owner", kEverywhere,
+      {"silent-owner", "owners of matrices do not send their orthogonalized updates", "silent-owner", kEverywhere,
        wants(kDataRanks, kDdp, kDirect,
              Requirement{"optimizer", "muon", [](const Job& j) { return j.optim.optimizer == OptimizerKind::muon; }},
              kNoShards, kNoAdapters),

@@ -50,14 +50,15 @@ const std::vector<InjectedFault>& defects() {
 const InjectedFault& defect(std::string_view name) {
   const auto found = std::ranges::find(defects(), name, &InjectedFault::name);
   if (found != defects().end()) return *found;
-  throw FieldError("defect", fmt::format("expected random, list or a name that list prints; found '{}'", name));
+  throw FieldError("defect", fmt::format("expected random, list or a name printed by list, got '{}'", name));
 }
 
 const InjectedFault& random_defect(const Job& job, uint64_t draw) {
   std::vector<const InjectedFault*> some;
   for (const InjectedFault& d : defects())
     if (d.needs(job).empty()) some.push_back(&d);
-  if (some.empty()) throw FieldError("defect", "none can be planted in this plan; more ranks give it some, as `dp` 2");
+  if (some.empty())
+    throw FieldError("defect", "no fault applies to this plan; faults require more ranks, such as `dp` 2");
   return *some[Philox::named(draw, "defect").below(some.size(), 0)];
 }
 
@@ -75,9 +76,9 @@ void check_applies(const InjectedFault& d, const Job& job) {
     const auto found = std::ranges::find(needs, axis, &Need::field);
     ranks *= found == needs.end() ? size : std::stoll(found->value);
   }
-  throw FieldError(
-      "defect", fmt::format("{} cannot be planted in this plan; it can with {}{}", d.name, fmt::join(changes, " and "),
-                            ranks == job.plan.ranks() ? "" : fmt::format(" ({} ranks)", ranks)));
+  throw FieldError("defect",
+                   fmt::format("{} does not apply to this plan; it requires {}{}", d.name, fmt::join(changes, " and "),
+                               ranks == job.plan.ranks() ? "" : fmt::format(" ({} ranks)", ranks)));
 }
 
 VerifyHooks planted(const InjectedFault& d, const Job& job, VerifyHooks hooks) {

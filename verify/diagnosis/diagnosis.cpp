@@ -304,7 +304,7 @@ std::string given_text(const Observations& o) {
   if (o.given.empty()) return "";
   std::set<int> ranks;
   for (const GivenDifference& g : o.given) ranks.insert(g.rank);
-  return fmt::format("rank{} {} {} given other tokens than the plan's (step {}: in the place of sequence {} first)",
+  return fmt::format("rank{} {} {} given other tokens than the plan's (step {}: first in place of sequence {})",
                      ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "), ranks.size() == 1 ? "is" : "are",
                      o.given[0].step, o.given[0].sequence);
 }
@@ -341,8 +341,8 @@ std::string filled(std::string_view words, const Symptoms& s) {
       arg("and_bytes", s.sent ? "; " + bytes : ""), arg("copies", copies),
       arg("and_copies", copies.empty() ? "" : "; " + copies), arg("gradients", gradients), arg("blocks", blocks),
       arg("numbers", numbers), arg("parameters", s.parameters.size()),
-      arg("times", factor == 0 ? gradients : fmt::format("all gradients are {:.3g} times too large", factor)),
-      arg("on_tensor_axis", s.right_gradients() ? "what was computed is within the bounds of its dtype"
+      arg("times", factor == 0 ? gradients : fmt::format("all gradients are too large by a factor of {:.3g}", factor)),
+      arg("on_tensor_axis", s.right_gradients() ? "computed values are within the tolerance of the dtype"
                                                 : fmt::format("step {}: {}, {}{}", s.step, numbers, gradients, blocks)),
       arg("given", given), arg("shares", shares), arg("sequences", observed_fractions(o).whole ? given : shares),
       arg("worst", worst), arg("scale", scale(s)), arg("axis", axis_text(o, scale(s))), arg("experts", o.experts),
@@ -353,105 +353,104 @@ std::string filled(std::string_view words, const Symptoms& s) {
 
 // --- the table ---
 
-constexpr std::string_view kStale = "a part of the parameters keeps its old values",
+constexpr std::string_view kStale = "some parameters retain their old values",
                            kOld = "{updated}: they have the values from before the step",
                            kProbed =
                                "step {step}: {numbers}, {gradients}; bytes are right; the same run {probe} is right";
 
 struct Rule {
   std::string_view cause, text;
-  Bytes bytes;  // required traffic pattern
+  Bytes bytes;                // required traffic pattern
   bool (*fits)(Symptoms& s);  // further required symptoms
-  std::string_view words;  // evidence
+  std::string_view words;     // evidence
 };
 // Ordered: symptoms of earlier rules include those of later ones.
 constexpr auto kRules = std::to_array<Rule>({
-    {"lost-call", "a rank took no part in a collective, or a message was lost", kAnyBytes,
+    {"lost-call", "a rank did not take part in a collective, or a message was lost", kAnyBytes,
      [](auto& s) { return !s.seen.stopped.empty() && s.seen.out_of_step; }, "{stopped}"},
-    {"failed-rank", "a rank ended with an error of its own", kAnyBytes,
+    {"failed-rank", "a rank ended with its own error", kAnyBytes,
      [](auto& s) { return !s.seen.stopped.empty() && !s.seen.out_of_step; }, "{stopped}"},
-    {"norm", "the gradient norm lacks the part of some ranks", kAnyBytes, norm,
+    {"norm", "the gradient norm omits the shards of some ranks", kAnyBytes, norm,
      "step {step}: all gradients are right, {numbers}{and_bytes}"},
-    {"narrow-sums", "gradients are summed and sent in a narrower dtype", fewer("data", kSums), narrow_sums,
-     "as many calls and about half the bytes: {bytes}; gradients differ in the third digit at most"},
-    {"tied-copies", "the two copies of the tied weight do not sum their gradients", fewer("tied"),
+    {"narrow-sums", "gradients are reduced in a narrower dtype", fewer("data", kSums), narrow_sums,
+     "the same number of calls and about half the bytes: {bytes}; gradients differ at most in the third digit"},
+    {"tied-copies", "the two replicas of the tied weight do not reduce their gradients", fewer("tied"),
      [](auto&) { return true; }, "{bytes}; {gradients}"},
-    {"group-not-summed", "shards are summed within groups of ranks, and not over the groups",
+    {"group-not-summed", "shards are reduced within sharding groups, but not over the groups",
      fewer("dp.replicate", kSums), [](auto& s) { return s.sent->bytes == 0 && !s.gradients.empty(); },
      "{bytes}; {gradients}"},
-    {"wrong-group", "shards are summed over other ranks than those that have the same shard", kAnyBytes, wrong_group,
-     "step {step}: {gradients}, and after it groups hold different values: {copies}"},
-    {"outer-step", "ranks that train alone leave out a step that they should make together",
-     fewer("data", {"all_reduce"}), [](auto& s) { return s.right_but_parameters(); },
-     "{bytes}; step {step}: all gradients are right, and {parameters} parameters are not what ranks should have in "
-     "common"},
+    {"wrong-group", "shards are reduced over ranks that do not have the same shard", kAnyBytes, wrong_group,
+     "step {step}: {gradients}, and after it groups have different values: {copies}"},
+    {"outer-step", "ranks with local updates skip a synchronization", fewer("data", {"all_reduce"}),
+     [](auto& s) { return s.right_but_parameters(); },
+     "{bytes}; step {step}: all gradients are right, and {parameters} parameters are not synchronized"},
     {"silent-owner", "the owner of a matrix does not send its update to the other ranks", fewer("data", {"broadcast"}),
      [](auto& s) { return !s.seen.copies.empty(); }, "{bytes}; {copies}"},
-    {"wrong-expert-sum", "gradients of experts are summed over other ranks than those that have these experts",
-     kAnyBytes,
+    {"wrong-expert-sum", "gradients of experts are reduced over ranks that do not have these experts", kAnyBytes,
      [](auto& s) {
        return !s.wrong_loss() && !s.gradients.empty() &&
               std::ranges::all_of(s.gradients, [](const auto* g) { return g->of_expert; });
      },
      "step {step}: the loss is right, and only gradients of experts are wrong: {gradients}"},
-    {"missing-gradient-sum", "gradients are not summed over the data axis", fewer("data", kSums),
+    {"missing-gradient-sum", "gradients are not reduced over the data axis", fewer("data", kSums),
      [](auto& s) { return !s.gradients.empty(); }, "{bytes}; {gradients}"},
-    {"summed-twice", "gradients are summed over the data axis twice", more("data", kSums),
+    {"summed-twice", "gradients are reduced over the data axis twice", more("data", kSums),
      [](auto& s) { return !s.gradients.empty(); }, "{bytes}; {times}"},
-    {"missing-gather", "updated shards are not gathered: ranks go on with stale ones", fewer("data", kGathers),
+    {"missing-gather", "updated shards are not gathered: ranks continue with stale ones", fewer("data", kGathers),
      [](auto& s) { return s.sent->operation != "broadcast" || !s.seen.copies.empty(); }, "{bytes}{and_copies}"},
-    {"missing-forward-sum", "a row layer's outputs are not summed over the tensor axis", fewer("tp"),
+    {"missing-forward-sum", "the outputs of a row-parallel layer are not reduced over the tensor axis", fewer("tp"),
      [](auto& s) { return on_tensor_axis(s) && s.wrong_loss(); }, "{bytes}; {on_tensor_axis}"},
     {"weight-not-summed",
-     "the gradient of one replicated weight is not summed over the tensor axis: R and I are swapped", fewer("tp"),
+     "the gradient of one replicated weight is not reduced over the tensor axis: R and I are swapped", fewer("tp"),
      [](auto& s) { return on_tensor_axis(s) && !s.wrong_loss() && one_weight(s); }, "{bytes}; {on_tensor_axis}"},
-    {"missing-backward-sum", "the gradient of a column layer's input is not summed over the tensor axis", fewer("tp"),
-     [](auto& s) { return on_tensor_axis(s) && !s.wrong_loss() && !one_weight(s); }, "{bytes}; {on_tensor_axis}"},
-    {"needless-communication", "something is sent that nobody needs", more(""),
-     [](auto& s) { return s.right_numbers(); }, "{bytes}; everything that was computed is right"},
-    {"stale-part", kStale, kAnyBytes, stale_copies, "{copies}; until then everything was right"},
-    {"wrong-targets", "the last stage compares with the targets of other sequences", kAnyBytes, wrong_targets,
+    {"missing-backward-sum", "the input gradient of a column-parallel layer is not reduced over the tensor axis",
+     fewer("tp"), [](auto& s) { return on_tensor_axis(s) && !s.wrong_loss() && !one_weight(s); },
+     "{bytes}; {on_tensor_axis}"},
+    {"needless-communication", "unnecessary communication", more(""), [](auto& s) { return s.right_numbers(); },
+     "{bytes}; all computed values are right"},
+    {"stale-part", kStale, kAnyBytes, stale_copies, "{copies}; everything before was right"},
+    {"wrong-targets", "the last stage uses the targets of other sequences", kAnyBytes, wrong_targets,
      "{given}, all of them of the last pipeline stage; {numbers}"},
-    {"microbatch-skipped", "a micro-batch is left out", kAnyBytes, [](auto& s) { return whole_shares(s, false); },
+    {"microbatch-skipped", "a micro-batch is skipped", kAnyBytes, [](auto& s) { return whole_shares(s, false); },
      "{shares}"},
     {"microbatch-repeated", "a micro-batch is computed twice, in place of another", kAnyBytes,
      [](auto& s) { return whole_shares(s, true); }, "{shares}"},
-    {"wrong-sequences", "ranks compute other sequences than the plan gives them", kAnyBytes,
+    {"wrong-sequences", "ranks compute sequences other than the plan's", kAnyBytes,
      [](auto& s) { return !s.seen.given.empty() || !observed_fractions(s.seen).whole; }, "{sequences}"},
-    {"order-of-sums", "gradients are summed in another order", kAnyBytes,
+    {"order-of-sums", "gradients are summed in a different order", kAnyBytes,
      [](auto& s) { return !s.gradients.empty() && only_rounding(s); },
-     "gradients differ in their last bits only, by {worst:.2g} of their norm"},
+     "gradients differ only in their last bits, by {worst:.2g} of their norm"},
     {"wrong-scale", "gradients are multiplied or divided once too often", kAnyBytes,
      [](auto& s) { return !s.wrong_loss() && scale(s) != 0; },
-     "step {step}: all gradients are {scale:.4g} times what they should be{axis}; loss and bytes are right"},
-    {"dropout-masks", "ranks or micro-batches draw other dropout masks than they should", kAnyBytes,
+     "step {step}: all gradients are {scale:.4g} times the expected value{axis}; loss and bytes are right"},
+    {"dropout-masks", "ranks or micro-batches use wrong dropout masks", kAnyBytes,
      [](auto& s) { return right(s, Without::dropout); }, kProbed},
-    {"document-mask", "attention sees another document, or not all of its own", kAnyBytes,
+    {"document-mask", "attention includes another document, or excludes some of its own", kAnyBytes,
      [](auto& s) { return right(s, Without::documents); }, kProbed},
-    {"context-positions", "attention over context ranks takes tokens for others: the positions or the mask are wrong",
-     kAnyBytes, [](auto& s) { return right(s, Without::context_axis); }, kProbed},
-    {"wrong-message", "a pipeline stage computes with another micro-batch's activations", kAnyBytes,
+    {"context-positions", "attention over context ranks has wrong positions or a wrong mask", kAnyBytes,
+     [](auto& s) { return right(s, Without::context_axis); }, kProbed},
+    {"wrong-message", "a pipeline stage computes with the activations of another micro-batch", kAnyBytes,
      [](auto& s) { return right(s, Without::pipeline); }, kProbed},
-    {"wrong-expert", "tokens meet other experts than the router chose for them", kAnyBytes, wrong_expert,
-     "step {step}: {numbers}, {gradients}{blocks}; its layers have {experts} experts, and every rank had the tokens of "
-     "the plan"},
-    {"misplaced-gather", "gathered shards are put in each other's places", kAnyBytes,
+    {"wrong-expert", "tokens are processed by experts that the router did not choose", kAnyBytes, wrong_expert,
+     "step {step}: {numbers}, {gradients}{blocks}; the layers have {experts} experts, and every rank had the plan's "
+     "tokens"},
+    {"misplaced-gather", "gathered shards are swapped", kAnyBytes,
      [](auto& s) { return s.right_but_parameters() && s.seen.permuted; },
-     "{updated}: all values are there, in other places"},
+     "{updated}: all values are present, but in other places"},
     {"update-skipped", "the update is not applied", kAnyBytes, [](auto& s) { return unchanged(s) && skipped(s); },
      kOld},
     {"stale-part", kStale, kAnyBytes, [](auto& s) { return unchanged(s) && !skipped(s); }, kOld},
-    {"clipping", "gradients are not clipped, or by another norm than they should be", kAnyBytes,
+    {"clipping", "gradients are not clipped, or are clipped by a wrong norm", kAnyBytes,
      [](auto& s) { return s.right_but_parameters() && !s.seen.permuted && !unchanged(s) && moment_factor(s) != 0; },
-     "{updated}; the optimizer's mean gradients are {moment:.4g} times too large"},
-    {"schedule", "the pipeline executes another schedule than the plan's", kAnyBytes,
+     "{updated}; the optimizer's first moments are too large by a factor of {moment:.4g}"},
+    {"schedule", "the pipeline executes a schedule other than the plan's", kAnyBytes,
      [](auto& s) { return !s.seen.in_flight.empty() && s.right_numbers(); },
-     "micro-batches in flight by pipeline rank: {in_flight} instead of {expected_in_flight}; everything that was "
-     "computed is right"},
-    {"kept-memory", "something is kept that should be cut or freed", kAnyBytes,
-     [](auto& s) { return s.right_numbers() && kept(s.seen); }, "{kept}; everything that was computed is right"},
+     "micro-batches in flight by pipeline rank: {in_flight} instead of {expected_in_flight}; all computed values are "
+     "right"},
+    {"kept-memory", "memory is retained that should be sharded or freed", kAnyBytes,
+     [](auto& s) { return s.right_numbers() && kept(s.seen); }, "{kept}; all computed values are right"},
 });
-constexpr std::string_view kUnknown = "unknown", kNoRule = "no rule fits";
+constexpr std::string_view kUnknown = "unknown", kNoRule = "no rule matches";
 
 // Whether traffic, tokens and factors leave the cause open.
 bool asks_for_probes(const Symptoms& s) {
