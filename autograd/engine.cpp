@@ -1,4 +1,4 @@
-// backward(): from the newest node to the oldest.
+// backward(): newest node to oldest.
 #include <set>
 
 #include "autograd/graph.h"
@@ -9,7 +9,8 @@ namespace {
 
 using Ready = std::map<uint64_t, std::shared_ptr<Node>, std::greater<>>;  // newest first
 
-// The leaves under `root`, once for each gradient that this walk will bring; finds graphs that are used up.
+// Collects the leaves under `root`, once per gradient that this walk will produce; rejects graphs that were already
+// traversed.
 std::vector<std::shared_ptr<Leaf>> leaves_under(const std::shared_ptr<Node>& root) {
   std::set<const Node*> seen{root.get()};
   std::vector<const Node*> stack{root.get()};
@@ -30,8 +31,7 @@ std::vector<std::shared_ptr<Leaf>> leaves_under(const std::shared_ptr<Node>& roo
 
 }  // namespace
 
-// The actions of a walk on leaves. They happen at once; for parameters they wait until run() when weight gradients are
-// put off.
+// Updates of leaves during a walk: immediate, or for parameters collected until run() if weight gradients are deferred.
 class DeferrableUpdates {
  public:
   DeferrableUpdates(DeferredWeightGrads* defer, const ArenaPtr& arena) : defer_(defer) {
@@ -109,7 +109,7 @@ void Grads::write_grad(int input, std::function<void(Tensor&)> write) {
   }
 }
 
-// Parameters are counted from the last to the first, as the passes of a chain of layers bring their gradients.
+// Parameters are counted last to first, the order in which a chain of layers produces gradients.
 void Grads::write_grad(int first, int count, std::function<void(std::span<const GradTarget>)> write) {
   std::vector<std::shared_ptr<Leaf>> parameters(static_cast<size_t>(count));
   std::vector<GradTarget> others(parameters.size());
@@ -153,7 +153,7 @@ void DeferredWeightGrads::run() {
   if (empty()) return;
   const NoGrad no_grad;
   const Arena::Scope scope(*arena_, Category::workspace);
-  for (auto& action : std::exchange(pending_, {})) std::exchange(action, nullptr)();  // frees what it holds
+  for (auto& action : std::exchange(pending_, {})) std::exchange(action, nullptr)();  // frees captures
 }
 
 void backward(const Var& root, const BackwardOptions& options) {
@@ -187,7 +187,7 @@ void backward(const Var& root, const BackwardOptions& options) {
       if (e.leaf && !reached) to_leaf(e.leaf, [](Leaf& l) { l.gradient_done(); });
     }
     node->walked = true;
-    node->vjp = nullptr;  // frees what it saved, in the order of the walk
+    node->vjp = nullptr;  // frees saved values in traversal order
     node->inputs.clear();
     node->row_sums = nullptr;
     for (Tensor& g : node->output_grads) g = Tensor();

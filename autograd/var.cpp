@@ -6,7 +6,7 @@
 
 namespace tessera {
 namespace {
-// The one thread-local of the project: whether this thread records, and how many nodes it has recorded.
+// The project's only thread-local state: whether this thread records, and the number of recorded nodes.
 thread_local struct {
   bool enabled = true;
   uint64_t sequence = 0;
@@ -47,7 +47,7 @@ const Tensor& Var::value() const {
     const NoGrad no_grad;
     auto [value, addend] = take_addends();
     if (addend.unique() && addend.is_contiguous()) {
-      add_(addend, value);  // b + a has the bits of a + b
+      add_(addend, value);  // b + a is bitwise identical to a + b
       set_sum(std::move(addend));
     } else {
       set_sum(binary<Add>(value, addend));
@@ -200,7 +200,7 @@ void Leaf::settle() {
   holds = GradState::all;
 }
 
-// An op writes a gradient in its value's dtype or in float32; a buffer of another dtype gets it rounded.
+// Ops write gradients in the value's dtype or in float32; for a buffer of another dtype they are rounded.
 void Leaf::write_fresh(const Tensor& out, const std::function<void(Tensor&)>& write) const {
   Tensor target = out;
   if (out.dtype() == dtype || out.dtype() == DType::float32) return write(target);
@@ -233,7 +233,7 @@ GradTarget Leaf::place() {
   return {sum() = grad.make(shape, grad.dtype(), Category::workspace)};
 }
 
-// A gradient that stands in the lent buffer is in its place; any other is like one that was written just now.
+// A gradient in the lent buffer is already in place; any other is treated as newly written.
 void Leaf::receive(const std::shared_ptr<PrecomputedGrad>& early) {
   if (lent.lock() == early) {
     lent.reset();
@@ -261,7 +261,7 @@ void Leaf::receive(Tensor gradient) {
   gradient_done();
 }
 
-// a + b and b + a have the same bits. A tensor that somebody else holds is not written over.
+// Addition is commutative bitwise. Shared tensors are not overwritten.
 void add_gradient(Tensor& total, Tensor g) {
   if (!total.defined())
     total = std::move(g);

@@ -1,4 +1,4 @@
-// The parts of a decoder, and its forward passes.
+// Components of a decoder, and its forward passes.
 #include "models/decoder.h"
 
 #include "tensor/error.h"

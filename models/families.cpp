@@ -1,4 +1,4 @@
-// The table of families, that of sizes by name, and what may be said of a configuration.
+// Tables of families and named sizes, and descriptors of a configuration.
 
 #include "models/adapters/adapters.h"
 #include "models/decoder.h"
@@ -27,7 +27,7 @@ const FamilyRow& find_row(Family family) {
         .feed_forward = {{"mlp.up", {"mlp.c_fc"}}, {"mlp.down", {"mlp.c_proj"}}},
         .usual_adapters = "c_attn"},
        {.optional_prefix = "model.",
-        .derived = {".rotary_emb.inv_freq"},  // frequencies, which follow from the configuration
+        .derived = {".rotary_emb.inv_freq"},  // derived from the configuration
         .outside = {{"tokens.weight", {"model.embed_tokens.weight"}},
                     {"norm.weight", {"model.norm.weight"}},
                     {"head.weight", {"lm_head.weight"}}},
@@ -68,7 +68,7 @@ std::unique_ptr<LanguageModel> make_model(const ModelConfig& config) {
 
 namespace {
 
-// A model is like another in all but its sizes.
+// Derives a model from another with different sizes.
 struct Preset {
   std::string_view name;
   const ModelConfig& like;
@@ -91,9 +91,9 @@ constexpr ModelConfig kQwen3Moe{.family = Family::llama,
 
 // GPT-2: Radford et al. 2019, table 2; GPT-3: Brown et al. 2020, table 2.1. Llama 2: Touvron et al. 2023, arXiv
 // 2307.09288; Llama 3: Grattafiori et al. 2024, table 3; Qwen2.5: Yang et al. 2024, arXiv 2412.15115, table 1; Mistral
-// 7B: version 0.2, which has no sliding window. nano and mini are sizes for one laptop; those of Llama have the
-// parameters of GPT's within 3%, their heads share; a token of moe-nano meets as many as one of llama-nano. Mixtral:
-// Jiang et al. 2024, arXiv 2401.04088, table 1; Qwen3: Yang et al. 2025, arXiv 2505.09388, table 2.
+// 7B: version 0.2, without sliding window. nano and mini fit a laptop; llama's have within 3% of the parameters of
+// gpt's, with grouped queries; moe-nano uses as many parameters per token as llama-nano. Mixtral: Jiang et al. 2024,
+// arXiv 2401.04088, table 1; Qwen3: Yang et al. 2025, arXiv 2505.09388, table 2.
 constexpr std::array<Preset, 23> kPresets{{{"gpt-nano", kGpt2, 4, 4, 128, 64},
                                            {"gpt-mini", kGpt2, 6, 6, 384, 256},
                                            {"gpt2", kGpt2, 12, 12, 768, 1024},
@@ -142,22 +142,22 @@ const std::string& preset_names() {
   return all;
 }
 
-// The fields of a configuration, one entry each.
+// Descriptors of a configuration's fields.
 
 namespace {
 
-// A size of a model: it is the preset's where nobody says it, and trained weights have it.
+// A model size: defaults to the preset's; fixed for trained weights.
 Field size(std::string_view name, std::string_view help, Bounds range = {}) {
   return Field{name, help, range}.follows().for_weights().for_identity(IdentityRole::unless_usual);
 }
 Field of_llama(std::string_view name, std::string_view help, Bounds range = {}) {
   return size(name, help, range).with("family llama");
 }
-// Something that a model with experts has.
+// A property of models with experts.
 Field of_experts(std::string_view name, std::string_view help, Bounds range = {}) {
   return size(name, help, range).with("experts");
 }
-// A field of experts that belongs to the training: other weights may have been trained with another value.
+// A training setting of experts, which may differ from that of existing weights.
 Field of_routing(std::string_view name, std::string_view help) {
   return Field{name, help, {0, 1e6}}.follows().with("experts").for_identity(IdentityRole::unless_usual);
 }

@@ -1,4 +1,4 @@
-// Layouts of any model: what its axes ask for, cutting its layers into stages, and running these.
+// Layouts of any model: validation, pipeline stages, and their execution.
 #include "models/layout.h"
 
 #include <limits>
@@ -59,8 +59,8 @@ Attention::Core context_core(Communicator& cp, ContextMode mode) {
   };
 }
 
-// best[s][l]: the slowest stage when the first s stages have l layers. The last stage pays for the head. Of equal cuts
-// the one that gives early stages fewer layers: they hold more micro-batches in flight.
+// best[s][l]: cost of the slowest stage if the first s stages have l layers. The last stage includes the head. Ties
+// give early stages fewer layers, since they have more micro-batches in flight.
 std::vector<Range> split_layers(LanguageModel& model, int stages) {
   const int64_t layers = model.config.layers;
   if (stages < 1 || stages > layers)
@@ -119,7 +119,7 @@ ModelStages::ModelStages(LanguageModel& model, DataStrategy& strategy, Options o
   }
 }
 
-// A layer at a time, so that none outlives what needs it.
+// One layer at a time, so that each layer's input is freed early.
 Var ModelStages::body(int stage, Var x) {
   const Range range = options_.layers[static_cast<size_t>(stage)];
   for (int64_t layer = range.begin; layer < range.end; ++layer) x = model_.layer(layer)(x);
@@ -164,7 +164,7 @@ double ModelStages::evaluate(const Microbatch& tokens, const Schedule& schedule,
   Shape shape = options_.activation;
   shape[0] = tokens.ids.dim(0);
   shape[1] = tokens.ids.dim(1) / options_.token_parts;
-  Tensor output;  // by the stage before, where that is here
+  Tensor output;  // from the preceding stage if it is local
   for (int stage = 0; stage <= last(); ++stage) {
     if (schedule.rank_of_stage[static_cast<size_t>(stage)] != pipeline.rank()) continue;
     Tensor input = std::exchange(output, {});

@@ -11,7 +11,7 @@ namespace tessera {
 
 namespace {
 
-// Packed copies where the processor makes them pay.
+// Packed weights if profitable on this CPU.
 PackedWeights* packs_if_profitable(PackedWeights& packs) { return cpu::packing_is_profitable() ? &packs : nullptr; }
 
 Attention::Options resolved(int64_t channels, Attention::Options o) {
@@ -154,8 +154,7 @@ Var Rotary::apply(Var x, int64_t heads, const StepInfo& at) {
   }
   if (!turn.positions.defined() && !at.positions.empty()) {
     const std::vector<int32_t> given(at.positions.begin(), at.positions.end());
-    // A dry run takes them and does not write, since each place that is touched would be a page of the machine's
-    // memory.
+    // A dry run does not write, since every touched page would consume real memory.
     turn.positions = cpu::DryRun::here() ? like.make({std::ssize(given)}, DType::int32)
                                          : Tensor::constant<int32_t>(given, {std::ssize(given)}, like.arena());
   }
@@ -173,8 +172,8 @@ Attention::Attention(const Options& o, int64_t channels)
       norm_k(o.norm_eps ? &param("norm_k.weight", {o.head_dim}, Init::ones()) : nullptr),
       options_(o),
       here_(heads()) {
-  // A softmax does not see what is added to all of its inputs, and that is all that the bias of the keys does, where
-  // nothing turns or normalises what it is added to.
+  // Softmax is invariant to a constant added to all inputs, which is the only effect of the key bias without rotation
+  // or normalization.
   if (qkv.bias && !o.rotary && !o.norm_eps)
     qkv.parameter(*qkv.bias).zero_grad_range = {o.heads * o.head_dim, (o.heads + o.kv_heads) * o.head_dim};
 }
@@ -211,7 +210,7 @@ Var Attention::forward(const Var& x) {
   return proj(checkpoint(attend, {packed.tracked()}, true));
 }
 
-// Texts may differ in length, so each attends for itself.
+// Texts may differ in length, so each attends separately.
 Tensor Attention::decode(const Tensor& x, std::span<KvCache* const> texts, int64_t answers) {
   const NoGrad no_grad;
   const int64_t t = x.dim(1), d = options_.head_dim;
@@ -252,7 +251,7 @@ Mlp::Mlp(int64_t channels, int64_t hidden, const Options& o)
       down(child<Linear>("down", hidden, channels, Linear::Options{.bias = o.bias, .deviation = o.down_deviation})),
       options_(o) {}
 
-// One op where nothing comes between the layers.
+// A single op if nothing intervenes between the layers.
 Var Mlp::forward(const Var& x) {
   if (!up.is_one_product() || !down.is_one_product()) return down(up(x));
   return down.finish(

@@ -1,4 +1,4 @@
-// The gradient norm in its fixed order.
+// Gradient norm with a fixed summation order.
 #include "optim/grad_norm.h"
 
 #include <fmt/format.h>
@@ -13,7 +13,7 @@ constexpr int64_t kLanes = 16;
 
 using Lanes = std::array<double, kLanes>;
 
-// The block at x, of which `n` elements are there.
+// Sum of the block at x with `n` elements.
 template <class G>
 double block_sum(const G* x, int64_t n) {
   Lanes lanes{};

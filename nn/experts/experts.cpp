@@ -1,4 +1,4 @@
-// Routing, and the experts' own rows.
+// Routing, and execution of the experts on their rows.
 #include "nn/experts/experts.h"
 
 #include "tensor/error.h"
@@ -63,7 +63,8 @@ MixtureOfExperts::Load MixtureOfExperts::take_load() {
   return std::exchange(load_, {std::vector<int64_t>(experts_.size())});
 }
 
-// Rows through experts [first, first + count): counts[i] for each of them in turn, as often as there are counts.
+// Applies experts [first, first + count) to consecutive blocks of counts[i] rows, repeating the experts for further
+// counts.
 Var MixtureOfExperts::through(Var rows, size_t first, size_t count, const std::vector<int64_t>& counts) {
   std::vector<Var> in, out;
   for (size_t e = first; e < first + count; ++e)
@@ -79,7 +80,7 @@ Var MixtureOfExperts::through(Var rows, size_t first, size_t count, const std::v
   return grouped_linear(rows, out, counts);
 }
 
-// All at once, or one by one.
+// All experts in one grouped GEMM, or one by one.
 Var MixtureOfExperts::run(const Var& rows, const std::vector<std::vector<int64_t>>& counts) {
   const size_t sources = counts.size(), first = static_cast<size_t>(first_), here = static_cast<size_t>(here_);
   std::vector<int64_t> sizes;
@@ -100,7 +101,7 @@ Var MixtureOfExperts::run(const Var& rows, const std::vector<std::vector<int64_t
   return join_rows(parts);
 }
 
-// Routing options of a pass with `sequences` sequences, of each of which `tokens` tokens are here.
+// Routing options of a pass over `sequences` sequences with `tokens` local tokens each.
 RouteOptions MixtureOfExperts::options_at(const StepInfo& at, int64_t sequences, int64_t tokens) const {
   const ExpertConfig& c = options_.experts;
   RouteOptions o{.per_token = c.per_token, .softmax_first = c.softmax == RouterSoftmax::all, .sequences = sequences};
@@ -147,7 +148,8 @@ Var MixtureOfExperts::forward(const Var& x) {
   Var rows = dispatch_rows(reshape(inner, {tokens, channels}), routed.routed);
   Exchanged there{.counts = {routed.routed.counts}};
   if (exchange_) there = exchange_(std::exchange(rows, Var()), routed.routed.counts);
-  const Var of_all = shared_ ? (*shared_)(inner) : Var();  // while rows travel, there and in the backward pass home
+  const Var of_all = shared_ ? (*shared_)(inner) : Var();  // overlaps with the exchange of rows, also in the backward
+                                                           // pass
   if (exchange_) rows = there.rows();
   rows = run(rows, there.counts);
   if (exchange_) rows = there.back(rows);
