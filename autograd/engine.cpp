@@ -19,8 +19,8 @@ std::vector<std::shared_ptr<Leaf>> leaves_under(const std::shared_ptr<Node>& roo
     const Node* node = stack.back();
     stack.pop_back();
     if (node->walked)
-      throw Error(std::string("[backward] called twice through the same '") + node->op +
-                  "': its saved values are gone; run the forward pass again");
+      throw Error(std::string("[backward] second backward pass through '") + node->op +
+                  "': saved values were freed; rerun the forward pass");
     for (const Edge& e : node->inputs) {
       if (e.leaf) leaves.push_back(e.leaf);
       if (e.node && seen.insert(e.node.get()).second) stack.push_back(e.node.get());
@@ -53,7 +53,7 @@ void Node::add_output_grad(int i, Tensor g) {
   const auto at = static_cast<size_t>(i);
   if (!(g.shape() == output_shapes[at]))
     throw Error(std::string("[backward] a gradient of shape ") + g.shape().str() + " reached output " +
-                std::to_string(i) + " of '" + op + "', whose shape is " + output_shapes[at].str());
+                std::to_string(i) + " of '" + op + "'; expected shape " + output_shapes[at].str());
   add_gradient(output_grads[at], std::move(g));
   row_sums = nullptr;
 }
@@ -86,8 +86,8 @@ void Grads::give(int input, Tensor gradient, RowSums row_sums) {
   const Edge& edge = node_.inputs[at];
   if (edge.leaf) {
     if (!(gradient.shape() == edge.leaf->shape))
-      throw Error(std::string("[backward] '") + node_.op + "' gave input " + std::to_string(input) +
-                  " a gradient of shape " + gradient.shape().str() + "; its shape is " + edge.leaf->shape.str());
+      throw Error(std::string("[backward] '") + node_.op + "' returned for input " + std::to_string(input) +
+                  " a gradient of shape " + gradient.shape().str() + "; expected shape " + edge.leaf->shape.str());
     DeferrableUpdates(defer_, node_.arena)(edge.leaf,
                                            [g = std::move(gradient)](Leaf& l) mutable { l.receive(std::move(g)); });
   } else if (edge.node) {
@@ -158,7 +158,7 @@ void DeferredWeightGrads::run() {
 
 void backward(const Var& root, const BackwardOptions& options) {
   if (!root.requires_grad() || !root.impl_->node)
-    throw Error("[backward] the root has no graph: no input of it requires a gradient, or gradients were off");
+    throw Error("[backward] the root has no graph: none of its inputs requires a gradient, or gradients were disabled");
   const std::shared_ptr<Node>& start = root.impl_->node;
   const DeferrableUpdates to_leaf(options.defer, start->arena);
   for (const auto& leaf : leaves_under(start)) to_leaf(leaf, [](Leaf& l) { ++l.expected; });

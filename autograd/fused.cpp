@@ -443,7 +443,9 @@ Var checkpoint(const std::function<Var(const std::vector<Var>&)>& f, const std::
     block->wanted.push_back(in.requires_grad());
     any = any || in.requires_grad();
   }
-  if (!any) throw Error("[checkpoint] no input requires a gradient, so the block's parameters would get none");
+  if (!any)
+    throw Error(
+        "[checkpoint] expected an input that requires a gradient; otherwise the block's parameters would have none");
   Tensor out;
   {
     const NoGrad no_grad;

@@ -38,7 +38,7 @@ Var Var::input(Tensor value) {
 }
 
 const Tensor& Var::like() const {
-  if (!impl_) throw Error("[var] used before it was given a value");
+  if (!impl_) throw Error("[var] used before a value was set");
   const DeferredAdd* const late = impl_->late.get();
   return !late ? impl_->value : late->sum.defined() ? late->sum : late->value;
 }
@@ -87,7 +87,7 @@ bool Var::is_leaf() const { return impl_ && !impl_->node; }
 
 Var::Impl& Var::leaf_impl(const char* what) const {
   if (!impl_ || !impl_->leaf)
-    throw Error(std::string("[var] ") + what + " needs a leaf that requires a gradient (a parameter)");
+    throw Error(std::string("[var] ") + what + " requires a leaf with gradient (a parameter)");
   return *impl_;
 }
 
@@ -99,7 +99,8 @@ Tensor Var::grad() const {
 void Var::set_grad_buffer(Tensor buffer) {
   Leaf& leaf = *leaf_impl("set_grad_buffer()").leaf;
   if (!(buffer.shape() == leaf.shape))
-    throw Error("[var] gradient buffer is " + buffer.describe() + "; the parameter's shape is " + leaf.shape.str());
+    throw Error("[var] gradient buffer is " + buffer.describe() + "; expected the parameter's shape " +
+                leaf.shape.str());
   leaf.reclaim_buffer();
   leaf.grad = std::move(buffer);
   leaf.holds = GradState::nothing;
@@ -120,7 +121,8 @@ void Var::zero_missing_grad() {
 void Var::set_value(Tensor value) {
   Impl& impl = is_leaf() ? *impl_ : leaf_impl("set_value()");
   if (!(value.shape() == impl.value.shape()))
-    throw Error("[var] new value is " + value.describe() + "; the parameter's shape is " + impl.value.shape().str());
+    throw Error("[var] new value is " + value.describe() + "; expected the parameter's shape " +
+                impl.value.shape().str());
   if (impl.leaf) impl.leaf->dtype = value.dtype();
   if (impl.leaf && value.device() != Device::meta) impl.leaf->arena = value.arena();
   impl.value = std::move(value);

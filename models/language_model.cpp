@@ -17,7 +17,7 @@ int64_t context_length(const TextCache& text) {
 }  // namespace
 
 Tensor DecoderLayer::decode(const Tensor&, std::span<KvCache* const>, int64_t) {
-  throw Error("[model] '" + full_name() + "' cannot decode: it has no decode() of its own");
+  throw Error("[model] '" + full_name() + "' does not support decoding: decode() is not overridden");
 }
 
 Loss LanguageModel::head_loss(const Var& hidden_states, const Tensor& targets, double scale) {
@@ -28,7 +28,7 @@ void LanguageModel::place(const ModelAxes& axes) {
   for (const Communicator* axis : {axes.tp, axes.cp, axes.ep})
     if (is_cut(axis))
       throw FieldError(axis->axis(),
-                       "this model declares no layout for it; expected 1, found " + std::to_string(axis->size()));
+                       "this model does not support the axis; expected 1, got " + std::to_string(axis->size()));
 }
 
 Var LanguageModel::embedded(const Tensor& ids) {
@@ -86,7 +86,7 @@ Tensor LanguageModel::decode_first(const Tensor& ids, std::span<TextCache* const
   const NoGrad no_grad;
   for (const TextCache* text : texts)
     if (context_length(*text) + ids.dim(1) > config.context)
-      throw Error("[model] " + std::to_string(context_length(*text) + ids.dim(1)) + " tokens; the context is " +
+      throw Error("[model] " + std::to_string(context_length(*text) + ids.dim(1)) + " tokens exceed the context of " +
                   std::to_string(config.context));
   return embed(ids).value();
 }

@@ -68,7 +68,7 @@ DecodingState::DecodingState(const LanguageModel& model, std::vector<int32_t> pr
       prompt_(std::ssize(tokens_)),
       number_(number),
       cache_(model.cache(std::min(model.config.context, prompt_ + count))) {
-  if (tokens_.empty()) throw Error("[sample] the prompt has no tokens; expected at least one");
+  if (tokens_.empty()) throw Error("[sample] expected a prompt of at least one token, got none");
   if (tokens_.size() > context_) from_ = tokens_.size() - context_;
 }
 

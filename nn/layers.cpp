@@ -123,18 +123,17 @@ Rotary::Rotary(int64_t context, int64_t head_dim, const RotaryOptions& o)
   const bool scaled = o.scaling != RopeScaling::none, yarn = o.scaling == RopeScaling::yarn,
              bands = yarn || o.scaling == RopeScaling::llama3;
   if (head_dim % 2 != 0)
-    throw FieldError("head_dim", "rotary positions turn pairs of numbers; expected an even number, as " +
-                                     std::to_string(head_dim + 1) + ", found " + std::to_string(head_dim));
-  if (scaled && o.factor == 1)
-    throw FieldError("rope_factor", "expected how many times longer the context is, found 1");
+    throw FieldError("head_dim", "rotary positions rotate pairs of elements; expected an even number such as " +
+                                     std::to_string(head_dim + 1) + ", got " + std::to_string(head_dim));
+  if (scaled && o.factor == 1) throw FieldError("rope_factor", "expected the factor of the context extension, got 1");
   if (!scaled && o.factor != 1)
-    throw FieldError("rope_factor", "goes with `rope_scaling` linear, llama3 or yarn, found none");
+    throw FieldError("rope_factor", "requires `rope_scaling` linear, llama3 or yarn, got none");
   for (const auto& [field, given] : {std::pair{"rope_low_freq", o.low_freq_factor != usual.low_freq_factor},
                                      {"rope_high_freq", o.high_freq_factor != usual.high_freq_factor},
                                      {"rope_original_context", o.original_context != usual.original_context}})
-    if (given && !bands) throw FieldError(field, "goes with `rope_scaling` llama3 or yarn");
+    if (given && !bands) throw FieldError(field, "requires `rope_scaling` llama3 or yarn");
   if (!yarn && o.attention_factor != usual.attention_factor)
-    throw FieldError("rope_attention", "goes with `rope_scaling` yarn");
+    throw FieldError("rope_attention", "requires `rope_scaling` yarn");
   if (bands && !(o.low_freq_factor < o.high_freq_factor))
     throw FieldError("rope_low_freq", "expected less than `rope_high_freq`");
 }
@@ -220,7 +219,7 @@ Tensor Attention::decode(const Tensor& x, std::span<KvCache* const> texts, int64
     KvCache& cache = *texts[i];
     const auto at = static_cast<int64_t>(i);
     if (cache.length + t > cache.capacity)
-      throw Error("[attention] " + std::to_string(cache.length + t) + " tokens do not fit a cache of " +
+      throw Error("[attention] " + std::to_string(cache.length + t) + " tokens exceed the capacity of the cache, " +
                   std::to_string(cache.capacity));
     if (!cache.keys.defined()) {
       cache.keys = x.make({1, cache.capacity, here_.key, d});

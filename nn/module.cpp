@@ -43,7 +43,7 @@ void initialise_bytes(const Tensor& values, const Parameter& p, const Philox& ra
 
 }  // namespace
 
-Var Module::forward(const Var&) { throw Error("[module] '" + full_name() + "' has no forward with one input"); }
+Var Module::forward(const Var&) { throw Error("[module] '" + full_name() + "' has no forward() with one input"); }
 
 Var Module::operator()(const Var& x) {
   return call([this](const Var& in) { return forward(in); }, x);
@@ -61,7 +61,7 @@ void Module::drop_packs() {
 Var& Module::param(std::string name, const Shape& shape, Init init) {
   for (int64_t d : shape)
     if (d <= 0)
-      throw Error("[module] parameter '" + name + "' has shape " + shape.str() + "; every dim must be positive");
+      throw Error("[module] parameter '" + name + "' has shape " + shape.str() + "; expected positive dimensions");
   Var var(Tensor::meta(shape, DType::float32), true);
   return parameters_
       .emplace_back(Parameter{
@@ -84,11 +84,11 @@ StepInfo Module::step() const {
 void Module::shard(const Var& var, ShardSpec spec) {
   Parameter& p = parameter(var);
   if (p.var.value().device() != Device::meta || !p.shard.is_whole())
-    throw Error("[module] '" + p.name + "' cannot be cut: it has memory, or was cut before");
+    throw Error("[module] '" + p.name + "' cannot be sharded: it has memory or is already sharded");
   for (const ShardSpec::Run& run : spec.runs)
     if (run.begin < 0 || run.size < 1 || run.begin + run.size > p.whole[spec.dim])
       throw Error("[module] '" + p.name + "' has " + std::to_string(p.whole[spec.dim]) + " along dim " +
-                  std::to_string(spec.dim) + "; it cannot be cut to " + std::to_string(run.size) + " from " +
+                  std::to_string(spec.dim) + "; it cannot be sharded to " + std::to_string(run.size) + " from " +
                   std::to_string(run.begin));
   p.shard = std::move(spec);
   if (p.packed) cut(*p.packed, p);
@@ -98,7 +98,7 @@ void Module::shard(const Var& var, ShardSpec spec) {
 void Module::quantize(const Var& var, const Packing& packing) {
   Parameter& p = parameter(var);
   if (p.var.value().device() != Device::meta || !p.shard.is_whole())
-    throw Error("[module] '" + p.name + "' cannot be quantised: it has memory, or was cut before");
+    throw Error("[module] '" + p.name + "' cannot be quantized: it has memory or is sharded");
   check(packing, p.name);
   p.packed = make_packed(packing);
   p.trainable = false;

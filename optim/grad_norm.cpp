@@ -96,7 +96,7 @@ double sum_of_squares(std::span<const FlatUnit> units) {
 double grad_norm(std::span<const FlatUnit> units) { return std::sqrt(sum_of_squares(units)); }
 
 double clip_factor(double norm, double max_norm) {
-  if (!(max_norm >= 0)) throw Error(fmt::format("[clip] clip is {}; expected a norm, or 0 for no clipping", max_norm));
+  if (!(max_norm >= 0)) throw Error(fmt::format("[clip] expected a norm, or 0 for no clipping, got {}", max_norm));
   return clipped(norm, max_norm);
 }
 

@@ -13,8 +13,8 @@ namespace {
 void check_unit(const FlatUnit& unit) {
   const Tensor &values = unit.values, &grads = unit.grads;
   if (!is_floating(values.dtype()) || values.ndim() != 1 || !values.is_contiguous())
-    throw Error(fmt::format("[optimizer] values of {} are {}; expected a contiguous floating tensor of rank 1",
-                            unit.name, values.describe()));
+    throw Error(fmt::format("[optimizer] values of {} are {}; expected a contiguous 1-D floating tensor", unit.name,
+                            values.describe()));
   if (!is_floating(grads.dtype()) || grads.shape() != values.shape() || !grads.is_contiguous())
     throw Error(fmt::format("[optimizer] gradients of {} are {}; expected a contiguous floating tensor of shape {}",
                             unit.name, grads.describe(), values.shape().str()));

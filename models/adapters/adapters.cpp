@@ -74,7 +74,7 @@ void attach_lora(LanguageModel& model) {
     if (std::ranges::find(names, name) != names.end()) continue;
     const bool of_experts =
         std::ranges::any_of(lora_targets(dense), [&](const LoraTarget& t) { return t.name == name; });
-    throw FieldError("lora_targets", "expected some of " + adapter_names(c) + ", found '" + name + "'" +
+    throw FieldError("lora_targets", "expected some of " + adapter_names(c) + ", got '" + name + "'" +
                                          (of_experts ? "" : did_you_mean(name, names)));
   }
   if (c.lora.targets.empty()) throw FieldError("lora_targets", "expected some of " + adapter_names(c));

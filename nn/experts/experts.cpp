@@ -9,12 +9,12 @@ namespace {
 
 MixtureOfExperts::Options checked(const MixtureOfExperts::Options& o) {
   const ExpertConfig& e = o.experts;
-  if (e.count < 1) throw FieldError("experts", "expected at least 1, found " + std::to_string(e.count));
+  if (e.count < 1) throw FieldError("experts", "expected at least 1, got " + std::to_string(e.count));
   if (e.per_token < 1 || e.per_token > e.count)
     throw FieldError("experts_per_token",
-                     "expected 1 to the " + std::to_string(e.count) + " experts, found " + std::to_string(e.per_token));
-  if (e.shared < 0) throw FieldError("shared_experts", "expected at least 0, found " + std::to_string(e.shared));
-  if (!(e.capacity >= 0)) throw FieldError("expert_capacity", "expected 0 or a factor above it");
+                     "expected 1 to the " + std::to_string(e.count) + " experts, got " + std::to_string(e.per_token));
+  if (e.shared < 0) throw FieldError("shared_experts", "expected at least 0, got " + std::to_string(e.shared));
+  if (!(e.capacity >= 0)) throw FieldError("expert_capacity", "expected 0 or a positive factor");
   return o;
 }
 
@@ -71,7 +71,7 @@ Var MixtureOfExperts::through(Var rows, size_t first, size_t count, const std::v
     for (const auto& [layer, weights] : {std::pair{in_[e], &in}, {out_[e], &out}}) {
       if (!layer->is_plain())
         throw Error("[experts] '" + layer->full_name() +
-                    "' has a product, a wrap or an adapter of its own, which products of all experts would pass over");
+                    "' has a custom matmul, a wrapper or an adapter, which grouped GEMMs do not support");
       weights->push_back(layer->weights().w);
     }
   const bool again = makes_activation_again(options_.recompute);

@@ -418,7 +418,7 @@ TEST_F(QuantizeTest, MistakesAreNamed) {
   fails("train --init base --data text.txt --lora-rank 2 --quantize gptq --out run", 2,
         "--quantize: gptq is for codes that tessera checkpoint quantize made");
   fails("verify --model llama-nano --channels 64 --ffn 128 --lora-rank 2 --quantize nf4 --dp 1 --tp 2", 2,
-        "--tp: 'blocks.0.attn.proj.weight' (64, 64) would be cut at multiples of 32 elements");
+        "--tp: 'blocks.0.attn.proj.weight' (64, 64) would be sharded at multiples of 32 elements");
   must(tuned_);
   fails("train --resume --out tuned --quantize none", 2, "quantize");
   fails("train --init tuned --data text.txt --quantize gptq --out run", 2, "--quantize: the model has nf4, found gptq");

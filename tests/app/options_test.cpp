@@ -475,7 +475,7 @@ TEST(Mistakes, HaveTheNearestThatCanBe) {
   expect("verify --tensor-model-parallel-size 2", "did you mean '--tp'?");
   expect("verify --pp 6 --schedule zb-v --microbatches 12", "expected at most 4 stages, as with --pp 2");
   expect("verify --tp 2 --vocab 1", "expected at most 1");
-  expect("verify --model llama-nano --head-dim 5", "expected an even number, as 6, found 5");
+  expect("verify --model llama-nano --head-dim 5", "expected an even number such as 6, got 5");
   expect("verify --lora-rank 2 --lora-targets c_atn", "did you mean 'c_attn'?");
 }
 

@@ -81,7 +81,7 @@ TEST(Engine, RefusesASecondBackward) {
   const Var shared = x * x, a = sum(shared), b = sum(shared + x);
   backward(a);
   EXPECT_EQ(error_message([&] { backward(a); }),
-            "[backward] called twice through the same 'sum': its saved values are gone; run the forward pass again");
+            "[backward] second backward pass through 'sum': saved values were freed; rerun the forward pass");
   EXPECT_THROW(backward(b), Error);                         // through the part that was used up
   EXPECT_EQ(grad_values(x), (Doubles{2, 4}));               // the refused calls changed nothing
   EXPECT_THROW(backward(Var(numbers({1}, arena))), Error);  // no graph

@@ -115,9 +115,9 @@ TEST(QuantizeLayers, WhatDoesNotFitIsRefused) {
     expect_error(Status::usage, {words}, [&] { quantize_layers(*drawn(kGpt2), rows, o); });
   };
   expect_refused(&windows, {.group = 24},
-                 "`group`: expected a divisor of the 32 inputs of blocks.0.attn.qkv, found 24");
+                 "`group`: expected a divisor of the 32 inputs of blocks.0.attn.qkv, got 24");
   expect_refused(&windows, {.group = 64}, "`group`: expected a divisor of the 32 inputs");
-  expect_refused(&longer, {.group = 16}, "rows of 32 tokens; the context is 16");
+  expect_refused(&longer, {.group = 16}, "rows have 32 tokens; the model's context is 16");
   expect_refused(nullptr, {.group = 16}, "expected calibration data, got none");
 }
 

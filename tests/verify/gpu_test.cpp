@@ -99,7 +99,7 @@ TEST_F(TrainingGpu, Bf16IsRefusedWhereAGpuHasNoProductsOfIt) {
   setenv("TESSERA_EMULATED_CAPABILITY", "75", 1);
   EXPECT_EQ(
       error_message([] { check(make_job(plan("device=cuda dtype=bf16"))); }),
-      "`dtype`: emulated GPU has compute capability 7.5, and products of bf16 need 8.0; expected fp32, found bf16");
+      "`dtype`: emulated GPU has compute capability 7.5, and products of bf16 need 8.0; expected fp32, got bf16");
   expect_passes(plan("device=cuda"));
   setenv("TESSERA_EMULATED_GPUS", "2", 1);
   EXPECT_EQ(error_message([] { check(make_job(plan("device=cuda ranks=2"))); }),
