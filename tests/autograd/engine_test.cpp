@@ -21,7 +21,7 @@ Var leaf(const Shape& shape, DType dtype, const char* name, const ArenaPtr& aren
 }
 using Doubles = std::vector<double>;
 
-TEST(Engine, AddsTheGradientsOfAllUses) {
+TEST(Engine, AccumulatesGradientsOfAllUses) {
   const ArenaPtr arena = make_arena();
   const Var x(numbers({1, 2, 3}, arena), true);
   const Var y = x * x + x * x * x;  // y' = 2x + 3x^2
@@ -29,7 +29,7 @@ TEST(Engine, AddsTheGradientsOfAllUses) {
   EXPECT_EQ(grad_values(x), (Doubles{5, 16, 33}));
 }
 
-TEST(Engine, GradientsOfSeveralBackwardsAddUpUntilCleared) {
+TEST(Engine, AccumulatesOverBackwardsUntilCleared) {
   const ArenaPtr arena = make_arena();
   Var x(numbers({1, 2}, arena), true);
   for (int i = 0; i < 3; ++i) backward(sum(x * x));
@@ -40,7 +40,7 @@ TEST(Engine, GradientsOfSeveralBackwardsAddUpUntilCleared) {
   EXPECT_EQ(grad_values(x), (Doubles{2, 4}));
 }
 
-TEST(Engine, WritesIntoAGivenBufferAndSettlesWithZeros) {
+TEST(Engine, WritesIntoGivenBufferAndZerosMissingGradients) {
   const ArenaPtr arena = make_arena();
   const Tensor flat = Tensor::zeros({5}, DType::float64, arena);
   Var x(numbers({1, 2}, arena), true), unused(numbers({1, 2}, arena), true);
@@ -53,7 +53,7 @@ TEST(Engine, WritesIntoAGivenBufferAndSettlesWithZeros) {
   EXPECT_THROW(x.set_grad_buffer(flat), Error);
 }
 
-TEST(Engine, HooksRunOnceWhenTheLeafIsComplete) {
+TEST(Engine, HooksRunOnceAfterLastGradient) {
   const ArenaPtr arena = make_arena();
   Var x(numbers({2}, arena), true), w(Tensor::of<double>(std::array{3.0}, {1, 1}, arena), true);
   Doubles seen;
@@ -75,7 +75,7 @@ TEST(Engine, HooksRunOnceWhenTheLeafIsComplete) {
   EXPECT_TRUE(later.empty());
 }
 
-TEST(Engine, RefusesASecondBackward) {
+TEST(Engine, RejectsSecondBackward) {
   const ArenaPtr arena = make_arena();
   const Var x(numbers({1, 2}, arena), true);
   const Var shared = x * x, a = sum(shared), b = sum(shared + x);
@@ -87,7 +87,7 @@ TEST(Engine, RefusesASecondBackward) {
   EXPECT_THROW(backward(Var(numbers({1}, arena))), Error);  // no graph
 }
 
-TEST(Engine, RefusesASeedOfAnotherShapeOrNoneForMany) {
+TEST(Engine, RejectsWrongSeedShapeAndNonScalarRootWithoutSeed) {
   const ArenaPtr arena = make_arena();
   const Var x(numbers({1, 2}, arena), true);
   EXPECT_THROW(backward(x * x, {.seed = numbers({1, 1, 1}, arena)}), Error);
@@ -116,7 +116,7 @@ TEST(Engine, NoGradRecordsNothingAndFreesEverything) {
   EXPECT_EQ(arena->total().live, before + x.grad().nbytes());  // the walk freed what was saved
 }
 
-TEST(Engine, CheckpointKeepsOnlyTheInputAndChangesNoBit) {
+TEST(Engine, CheckpointSavesOnlyInputsAndKeepsGradientsEqual) {
   const ArenaPtr arena = make_arena();
   const Tensor input = made({1000}, DType::float32, arena, [](size_t i) { return 0.001f * static_cast<float>(i); });
   const Tensor one = Tensor::of<float>(std::array{1.5f}, {1}, arena);
@@ -145,7 +145,7 @@ TEST(Engine, CheckpointKeepsOnlyTheInputAndChangesNoBit) {
   EXPECT_THROW(checkpoint(block(Var(one, true)), {Var(input)}), Error);
 }
 
-TEST(Engine, OpsWriteOverOnlyWhatNobodyElseHolds) {
+TEST(Engine, OpsOverwriteOnlyUnsharedTensors) {
   const ArenaPtr arena = make_arena();
   const Var x(numbers({1, 2}, arena), true);
   const Var doubled = scale(x, 2);
@@ -273,7 +273,7 @@ Result interleaved(int microbatches, bool again, const Philox& draw) {
   return run_network(net, inputs);
 }
 
-TEST(Deferral, EveryInterleavingHasTheBitsOfPassesInOrder) {
+TEST(Deferral, EveryInterleavingIsBitwiseEqualToSequentialPasses) {
   for (const bool again : {false, true})
     for (int microbatches = 1; microbatches <= 4; ++microbatches) {
       const Result expected = in_order(microbatches, again);
@@ -288,7 +288,7 @@ TEST(Deferral, EveryInterleavingHasTheBitsOfPassesInOrder) {
     }
 }
 
-TEST(Deferral, TwoPassesMayWaitInOnePlace) {
+TEST(Deferral, CollectsSeveralPasses) {
   Network net;
   const std::vector<Var> inputs{microbatch_input(net, 0), microbatch_input(net, 1)};
   DeferredWeightGrads later;
@@ -297,7 +297,7 @@ TEST(Deferral, TwoPassesMayWaitInOnePlace) {
   EXPECT_TRUE(run_network(net, inputs) == in_order(2, false));
 }
 
-TEST(Deferral, RunFreesWhatWaited) {
+TEST(Deferral, RunFreesDeferredWork) {
   Network net;
   backward(net.loss(microbatch_input(net, 0), 0, false));
   const int64_t before = net.arena->total().live;
@@ -311,7 +311,7 @@ TEST(Deferral, RunFreesWhatWaited) {
   EXPECT_EQ(net.arena->usage(Category::activations).peak, activations);  // tensors made there are workspace
 }
 
-TEST(Deferral, ARefusedBackwardLeavesNothingWaiting) {
+TEST(Deferral, RejectedBackwardDefersNothing) {
   Network net;
   const Var x = microbatch_input(net, 0), loss = net.loss(x, 0, false);
   backward(loss);
@@ -333,7 +333,7 @@ std::vector<Tensor> run(const ArenaPtr& arena, DType dtype, const std::function<
   return {n.value(), s.value(), x.grad(), y.grad(), gamma.grad(), beta.grad()};
 }
 
-TEST(Residual, IsTheSumWhoeverReadsItFirst) {
+TEST(Residual, EqualsSumForAnyFirstReader) {
   const auto arena = make_arena();
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
     const auto whole = run(arena, dtype, [](const Var& x, Var y) { return add(x, std::move(y)); });
@@ -359,7 +359,7 @@ TEST(Residual, IsTheSumWhoeverReadsItFirst) {
   }
 }
 
-TEST(Residual, OfOtherShapesOrTypesIsMadeAtOnce) {
+TEST(Residual, MismatchedShapesOrDtypesAreAddedEagerly) {
   const auto arena = make_arena();
   const Var x(drawn({4, 6}, DType::float32, "x").to(arena), true),
       row(drawn({6}, DType::float32, "row").to(arena), true);
@@ -369,7 +369,7 @@ TEST(Residual, OfOtherShapesOrTypesIsMadeAtOnce) {
 
 // A norm adds its gradient to what its input has by then: the sum is that of float64, with one rounding less than two
 // gradients that are added.
-TEST(Residual, GradientsOfTheStreamMeetInTheNorm) {
+TEST(Residual, NormFusesResidualGradients) {
   const auto arena = make_arena();
   const auto gradient = [&](DType dtype, bool through_input) {
     const auto of = [&](const Shape& shape, const char* name) {
@@ -392,7 +392,7 @@ TEST(Residual, GradientsOfTheStreamMeetInTheNorm) {
 using ResidualGpu = test::OnGpu;
 
 // The gradient of a bias before a norm, made beside the norm's, has the bits of sum_rows().
-TEST_F(ResidualGpu, BiasSumsRideOnTheNorm) {
+TEST_F(ResidualGpu, NormComputesBiasGradients) {
   arena->local<KernelChoice>().deterministic = true;  // else sums that do not ride may be a product's
   for (const DType dtype : test::floating(arena))
     for (const bool later : {false, true}) {
@@ -420,7 +420,7 @@ TEST_F(ResidualGpu, BiasSumsRideOnTheNorm) {
 
 // Put-off work makes the sums itself, as a stage whose gradient comes from elsewhere does: in the same order, never in
 // a product's, whose bits would be others.
-TEST_F(ResidualGpu, BiasSumsThatDoNotArriveAreNoProducts) {
+TEST_F(ResidualGpu, MissingBiasSumsAreNotComputedByGemm) {
   const auto gradients = [&](bool put_off) {
     const auto of = [&](const Shape& shape, const char* name) { return leaf(shape, DType::bfloat16, name, arena); };
     const Var x = of({64, 16}, "x"), w = of({24, 16}, "w"), b = of({24}, "b"), r = of({64, 24}, "r"),
@@ -442,7 +442,7 @@ TEST_F(ResidualGpu, BiasSumsThatDoNotArriveAreNoProducts) {
 }
 
 // Sums of a gradient that another gradient joins are not those of the whole.
-TEST_F(ResidualGpu, SumsOfAPartOfTheGradientAreNotTaken) {
+TEST_F(ResidualGpu, IgnoresRowSumsOfPartialGradients) {
   const auto of = [&](const Shape& shape, const char* name) {
     return Var(drawn(shape, DType::float32, name).to(arena), true);
   };

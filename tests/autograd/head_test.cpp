@@ -56,7 +56,7 @@ struct Head {
   std::vector<Tensor> gradients() const { return {x.grad(), w.grad()}; }
 };
 
-TEST(Head, HasTheBitsOfLogitsThatStandWhole) {
+TEST(Head, IsBitwiseEqualToFullLogits) {
   for (const Sizes& sizes : kSizes)
     for (const DType dtype : kDTypes) {
       const DType wide = dtype == DType::float64 ? dtype : DType::float32;
@@ -78,7 +78,7 @@ TEST(Head, HasTheBitsOfLogitsThatStandWhole) {
 }
 
 // Products of one block: rows have the bits that they have alone, and only sums over rows have another order.
-TEST(Head, AgreesWithOneProduct) {
+TEST(Head, AgreesWithSingleMatmul) {
   for (const Sizes& sizes : kSizes) {
     Head a(sizes, DType::float64, DType::float64), b(sizes, DType::float64, DType::float64);
     const Loss fused = a.fused(), plain = cross_entropy(linear(b.x, b.w, Var()), b.targets, 0.3);
@@ -162,7 +162,7 @@ TEST(Head, ScalesByTheSeed) {
   }
 }
 
-TEST(Head, WithoutGradientsThereIsOnlyTheLoss) {
+TEST(Head, ComputesOnlyLossWithoutGradients) {
   Head a(kSizes[0], DType::float32, DType::float32);
   const double expected = a.whole().loss_sum;
   const NoGrad no_grad;
@@ -175,7 +175,7 @@ TEST(Head, WithoutGradientsThereIsOnlyTheLoss) {
 }
 
 // Gradients of one side alone.
-TEST(Head, MakesWhatIsWanted) {
+TEST(Head, ComputesOnlyRequestedGradients) {
   Head a(kSizes[0], DType::float32, DType::float32), b(kSizes[0], DType::float32, DType::float32);
   backward(a.whole().mean);
   backward(linear_cross_entropy(b.x, Var(b.w.value()), b.targets, 0.3, nullptr, 1).mean);
@@ -185,7 +185,7 @@ TEST(Head, MakesWhatIsWanted) {
 }
 
 // Numbers that stand in the parameter's buffer ahead of their time are neither seen nor lost.
-TEST(Head, AnEarlyGradientIsNotSeenBeforeItIsGiven) {
+TEST(Head, PrecomputedGradientIsHiddenUntilBackward) {
   Head a(kSizes[0], DType::float32, DType::float32);
   {
     const Loss loss = a.fused();
@@ -231,7 +231,7 @@ TEST(Head, PassesMayInterleave) {
 }
 
 // A tied weight: its other use brings a gradient in the same pass, and another loss one between forward and backward.
-TEST(Head, TheWeightMayHaveOtherUses) {
+TEST(Head, SupportsTiedWeights) {
   Head a(kSizes[0], DType::float32, DType::float32), b(kSizes[0], DType::float32, DType::float32);
   const Tensor ids = made({kSizes[0].rows}, DType::int32, a.arena,
                           [](size_t i) { return static_cast<int64_t>(i) * 5 % kSizes[0].vocab; });
@@ -250,7 +250,7 @@ TEST(Head, TheWeightMayHaveOtherUses) {
 }
 
 // A weight without a buffer until its gradient comes, and one that is the result of an op.
-TEST(Head, AnyWeightWillDo) {
+TEST(Head, SupportsNonLeafWeights) {
   Head a(kSizes[0], DType::bfloat16, DType::float32), b(kSizes[0], DType::bfloat16, DType::float32);
   a.w.provide_grad(
       [&] { a.w.set_grad_buffer(Tensor::empty(a.w.shape(), DType::float32, a.arena, Category::gradients)); });
@@ -264,7 +264,7 @@ TEST(Head, AnyWeightWillDo) {
   EXPECT_TRUE(same_bits(a.w.grad(), b.w.grad()));
 }
 
-TEST(Head, WhatDoesNotFitIsRefused) {
+TEST(Head, RejectsMismatchedArguments) {
   Head a(kSizes[0], DType::float32, DType::float32);
   const auto refused = [&] { return error_message([&] { a.fused(); }); };
   a.targets.data<int32_t>()[90] = 70;  // in the last block
@@ -296,7 +296,7 @@ TEST(Head, HoldsOneBlockOfLogits) {
   }
 }
 
-TEST(Head, BlocksAreEqualWhereTheyCanBe) {
+TEST(Head, BlocksAreEqualIfPossible) {
   const ArenaPtr arena = make_arena();
   const auto blocks = [&](int64_t rows, int64_t vocab, DType dtype) {
     const auto column = [&](int64_t length) { return Tensor::empty({length, 1}, dtype, arena); };
@@ -323,7 +323,7 @@ TEST(Head, BlocksAreEqualWhereTheyCanBe) {
 // the router, what does not fit.
 
 // Whatever rows are beside it, and how many.
-TEST(ExpertOps, ARowHasItsOwnBits) {
+TEST(ExpertOps, RowIsBitwiseIndependentOfOtherRows) {
   const ArenaPtr arena = make_arena();
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
     const Tensor x = drawn({97, 70}, dtype, "x"), w = drawn({45, 70}, dtype, "w"), dy = drawn({97, 45}, dtype, "dy");
@@ -377,7 +377,7 @@ Passes two_passes(DType dtype, How how) {
   return out;
 }
 
-TEST(ExpertOps, AtOnceHaveTheBitsOfOneByOne) {
+TEST(ExpertOps, GroupedIsBitwiseEqualToSeparate) {
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
     const Passes expected = two_passes(dtype, How::one_by_one);
     for (const How how : {How::at_once, How::later}) {
@@ -412,7 +412,7 @@ double router_losses(const std::vector<double>& logits, int64_t experts, const R
   return loss;
 }
 
-TEST(ExpertOps, TheRouterLearnsToBalance) {
+TEST(ExpertOps, RouterLearnsToBalance) {
   const int64_t experts = 5;
   const Tensor logits = drawn({12, experts}, DType::float64, "logits");
   const RouteOptions o{.per_token = 2, .sequences = 3, .capacity = 1, .balance = 0.7, .z = 0.3};
@@ -434,7 +434,7 @@ TEST(ExpertOps, TheRouterLearnsToBalance) {
   }
 }
 
-TEST(ExpertOps, SayWhatDoesNotFit) {
+TEST(ExpertOps, RejectsMismatchedArguments) {
   const Tensor logits = drawn({6, 3}, DType::float32, "logits");
   EXPECT_THROW(route(logits, {.per_token = 4}), Error);
   EXPECT_THROW(route(logits, {.per_token = 1, .sequences = 4}), Error);

@@ -114,7 +114,7 @@ Tensor run_op(const Problem& p, const std::vector<Tensor>& operands) {
 
 namespace {
 
-TEST(OpTable, ValuesAreThoseOfTheReference) {
+TEST(OpTable, ValuesMatchReference) {
   for_each_problem(op_table(), [](const Problem& p, Random& random) {
     for (const auto& [dtype, tolerance] :
          {std::pair(DType::float64, 1e-12), std::pair(DType::float32, 2e-6), std::pair(DType::bfloat16, 1.5e-2)}) {
@@ -152,7 +152,7 @@ TEST(OpTable, GradientsAreTheFiniteDifferencesOfTheReference) {
   });
 }
 
-TEST(OpTable, GradientsInOtherDtypesAreNearFloat64) {
+TEST(OpTable, GradientsInOtherDtypesMatchFloat64) {
   for_each_problem(op_table(), [](const Problem& p, Random& random) {
     for (const auto& [dtype, tolerance] : {std::pair(DType::float32, 1e-5), std::pair(DType::bfloat16, 4e-2)}) {
       const ArenaPtr arena = make_arena();
@@ -192,7 +192,7 @@ TEST(OpTable, StridesAndThreadsChangeNoBit) {
 }
 
 // oneDNN promises no bits over threads and strides, but the same bits for the same call, wherever its memory lies.
-TEST(OpTable, TheLibrarysProductsRepeatTheirBits) {
+TEST(OpTable, LibraryMatmulsAreBitwiseRepeatable) {
   int seen = 0;
   for_each_problem(op_table(), [&](const Problem& p, Random& random) {
     if (!p.library) return;
@@ -233,7 +233,7 @@ void expect_rows_alone(const std::vector<OpRow>& table, const std::vector<DType>
   EXPECT_GT(rows_seen, 20);
 }
 
-TEST(OpTable, RowsHaveTheSameBitsAlone) {
+TEST(OpTable, RowsAreBitwiseIndependentOfBatch) {
   expect_rows_alone(op_table(), {DType::float32, DType::bfloat16}, make_arena());
 }
 
@@ -278,7 +278,7 @@ Tensor displaced(const Tensor& t) {
 // Sums in another order, and now and then an element that is rounded the other way.
 double bound(DType dtype) { return dtype == DType::float64 ? 1e-14 : dtype == DType::float32 ? 2e-6 : 4e-3; }
 
-TEST_F(OpTableGpu, ValuesAndGradientsAreThoseOfTheCpu) {
+TEST_F(OpTableGpu, ValuesAndGradientsMatchCpu) {
   std::set<std::string> seen;
   for_each_problem(rows_on_gpu(), [&](const Problem& p, Random& random) {
     for (const DType dtype : floating(arena)) {
@@ -328,7 +328,7 @@ TEST_F(OpTableGpu, StridesAndRepetitionChangeNoBit) {
   });
 }
 
-TEST_F(OpTableGpu, RowsHaveTheSameBitsAlone) { expect_rows_alone(rows_on_gpu(), floating(arena), arena); }
+TEST_F(OpTableGpu, RowsAreBitwiseIndependentOfBatch) { expect_rows_alone(rows_on_gpu(), floating(arena), arena); }
 
 // Values that an op stores as bfloat16 are rounded to nearest even. Most values and gradients are rounded once: they
 // are exactly those of float32, rounded. For the others the mean error says so.
@@ -399,13 +399,13 @@ void expect_rounded(const OpRow& row, const ArenaPtr& there, int64_t elements, u
 
 using Rounding = OneThread;
 
-TEST_F(Rounding, OfEveryOpIsToNearestEven) {
+TEST_F(Rounding, EveryOpRoundsToNearestEven) {
   for (const OpRow& row : op_table()) expect_rounded(row, make_arena(), 3000, 300);
 }
 
 using RoundingGpu = OnGpu;
 
-TEST_F(RoundingGpu, OfEveryOpIsToNearestEven) {
+TEST_F(RoundingGpu, EveryOpRoundsToNearestEven) {
   for (const OpRow& row : op_table()) expect_rounded(row, arena, 1000, 30);
 }
 
@@ -420,7 +420,7 @@ TEST(OpBench, CoversTheOpTable) {
 }
 
 // Operations on 3,072 rows of 384 channels, 1,536 hidden ones and a vocabulary of 4,096: two for each multiplication.
-TEST(OpBench, CountsTheArithmeticOfProducts) {
+TEST(OpBench, CountsFloatingPointOperations) {
   constexpr double kProduct = 3'623'878'656, kScores = 301'989'888;  // 2 3,072 384 1,536; 12 256^2 384
   const std::map<std::string, std::pair<double, double>> expected = {
       {"matmul", {kProduct, 2 * kProduct}},
@@ -439,7 +439,7 @@ TEST(OpBench, CountsTheArithmeticOfProducts) {
   }
 }
 
-TEST(OpBench, EveryCaseRunsBothWays) {
+TEST(OpBench, EveryCaseRunsForwardAndBackward) {
   const ArenaPtr arena = make_arena();
   for (const bench::OpCase& c : bench::op_cases(bench::kForCpu, arena)) {
     std::vector<Var> operands;
@@ -457,7 +457,7 @@ TEST(OpBench, EveryCaseRunsBothWays) {
 }
 
 // Small tensors are drawn whole; of larger ones a beginning is, and repeats.
-TEST(OpBench, OperandsAreMadeOnceInTheirRange) {
+TEST(OpBench, OperandsAreGeneratedOnceWithinRange) {
   const bench::OpCase c{.name = "log",
                         .operands = {{3, 1 << 21}, {7, 5}},
                         .op = [](const std::vector<Var>& v) { return binary<Mul>(v[1], v[1]); },
@@ -485,7 +485,7 @@ TEST(OpBench, OperandsAreMadeOnceInTheirRange) {
 }
 
 // The choices and memory of first calls are not timed.
-TEST(OpBench, AnOpHasRunTwiceBeforeItIsTimed) {
+TEST(OpBench, WarmsUpEachOpTwice) {
   int calls = 0;
   const bench::OpCase c{.name = "mul", .operands = {{7, 5}}, .op = [&calls](const std::vector<Var>& v) {
                           ++calls;
@@ -501,7 +501,7 @@ TEST(OpBench, AnOpHasRunTwiceBeforeItIsTimed) {
   EXPECT_FALSE(trained[0].grad().defined());
 }
 
-TEST(OpBench, AnEmbeddingReadsTheRowsOfItsTokens) {
+TEST(OpBench, CountsOnlyEmbeddingRowsOfTokens) {
   for (const bench::OpCase& c : bench::op_cases(bench::kForCpu, make_arena())) {
     if (c.name != "embedding") {
       EXPECT_EQ(c.rows_read, 0) << c.name;

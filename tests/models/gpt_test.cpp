@@ -126,7 +126,7 @@ const Case kCases[] = {
     {{.layers = 3, .heads = 1, .channels = 24, .context = 9, .vocab = 17}, {4, 7}},
 };
 
-TEST(Gpt, LossAndGradientsAreThoseOfPyTorch) {
+TEST(Gpt, LossAndGradientsMatchPyTorch) {
   if (const std::string why = test::missing("torch"); !why.empty()) GTEST_SKIP() << why;
   for (const Case& c : kCases) {
     const ArenaPtr arena = make_arena();
@@ -143,7 +143,7 @@ TEST(Gpt, LossAndGradientsAreThoseOfPyTorch) {
   }
 }
 
-TEST(Gpt, BFloat16GradientsAreNearFloat64) {
+TEST(Gpt, Bfloat16GradientsMatchFloat64) {
   const Case& c = kCases[0];
   const auto model = make_model(c.config, DType::bfloat16, make_arena()), wide = widened(*model);
   const double loss = run_backward(*model, c.shape), loss64 = run_backward(*wide, c.shape);
@@ -172,7 +172,7 @@ TEST(Gpt, RecomputationChangesNoBit) {
   }
 }
 
-TEST(Gpt, DropoutChangesTheLossAndOnlyWhileTraining) {
+TEST(Gpt, DropoutChangesLossOnlyInTraining) {
   ModelConfig config = kCases[0].config;
   config.dropout = 0.3;
   const ArenaPtr arena = make_arena();
@@ -225,7 +225,7 @@ TEST(Gpt, ThreadsAndDeferredWeightGradientsChangeNoBit) {
   }
 }
 
-TEST(Gpt, DecodingWithACacheIsTheForwardPass) {
+TEST(Gpt, DecodingWithCacheEqualsForwardPass) {
   const Case& c = kCases[1];
   const ArenaPtr arena = make_arena();
   auto model = make_model(c.config, DType::float64, arena);
@@ -244,7 +244,7 @@ TEST(Gpt, DecodingWithACacheIsTheForwardPass) {
   }
 }
 
-TEST(Gpt, RefusesWhatDoesNotFit) {
+TEST(Gpt, RejectsMismatchedArguments) {
   EXPECT_THROW(Decoder({.layers = 1, .heads = 3, .channels = 32, .context = 8, .vocab = 10}), Error);
   const ArenaPtr arena = make_arena();
   Decoder model({.layers = 1, .heads = 2, .channels = 32, .context = 8, .vocab = 10});

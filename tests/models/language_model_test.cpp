@@ -36,7 +36,7 @@ class BareModel : public LanguageModel {
 
 const ModelConfig kConfig{.layers = 3, .heads = 1, .channels = 8, .context = 4, .vocab = 11};
 
-TEST(LanguageModel, UnitsFollowFromTheOrderOfDeclaration) {
+TEST(LanguageModel, UnitsFollowDeclarationOrder) {
   BareModel model(kConfig);
   EXPECT_EQ(model.layers_of_units(), (std::vector<int64_t>{-1, 0, 1, 2, 3}));
   model.layers[0]->set_local(false);
@@ -80,7 +80,7 @@ TEST(LanguageModel, CountsFlopsOfPublishedModels) {
 }
 
 // Without a loss of its own a model has that of its logits.
-TEST(LanguageModel, LossIsThatOfItsLogits) {
+TEST(LanguageModel, LossMatchesLogits) {
   const ArenaPtr arena = make_arena();
   BareModel model(kConfig);
   model.materialize(1, arena, DType::float32, DType::float32);
@@ -92,7 +92,7 @@ TEST(LanguageModel, LossIsThatOfItsLogits) {
   EXPECT_TRUE(model.head->weight.grad().defined());
 }
 
-TEST(LanguageModel, RefusesWhatItDoesNotDeclare) {
+TEST(LanguageModel, RejectsUndeclaredFeatures) {
   BareModel model(kConfig);
   Communicator two(std::make_unique<FakeTransport>(0, 2), "tp"), one(std::make_unique<FakeTransport>(0, 1), "cp");
   EXPECT_NO_THROW(model.place({.tp = &one, .cp = &one}));
@@ -108,7 +108,7 @@ TEST(LanguageModel, RefusesWhatItDoesNotDeclare) {
 
 constexpr int32_t kEnd = 3;
 
-TEST(Documents, BeginAfterTheTokenThatEndsThem) {
+TEST(Documents, BeginAfterEndToken) {
   const ArenaPtr arena = make_arena();
   const std::vector<int32_t> ids = {7, 5, 3, 5, 6, 8, 3, 3, 4, 3, 7, 7, 7, 7, 7, 7, 7, 3};
   const Documents d = find_documents(Tensor::of<int32_t>(ids, {2, 9}, arena), kEnd);
@@ -156,7 +156,7 @@ void expect_near(const std::vector<double>& found, const std::vector<double>& ex
   EXPECT_LE(test::apart(tensor(found), tensor(expected)), 1e-12);
 }
 
-TEST(Documents, AreComputedAsIfAlone) {
+TEST(Documents, AreComputedIndependently) {
   constexpr int64_t kSequences = 2, kTokens = 80;  // tiles of 64 keys, and more
   const auto drawn = [&](uint64_t step) {
     return test::made({kSequences, kTokens}, DType::int32, make_arena(),

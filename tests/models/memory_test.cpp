@@ -36,7 +36,7 @@ Kept kept_by(const ModelConfig& c) {
   return kept;
 }
 
-TEST(Memory, ABlockHoldsWhatTheFormulaSays) {
+TEST(Memory, BlockMatchesFormula) {
   const ModelConfig gpt{.layers = kLayers, .heads = 4, .channels = 64, .context = kTokens, .vocab = 50};
   ModelConfig llama = gpt, normed = gpt;
   llama.family = normed.family = Family::llama;
@@ -73,7 +73,7 @@ TEST(Memory, ABlockHoldsWhatTheFormulaSays) {
       }
 }
 
-TEST(Memory, BackwardGivesEverythingBack) {
+TEST(Memory, BackwardFreesEverything) {
   const ArenaPtr arena = make_arena();
   Decoder model({.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = 50});
   model.materialize(1, arena, DType::float32, DType::float32);
@@ -90,7 +90,7 @@ TEST(Memory, BackwardGivesEverythingBack) {
 
 // The logits of this step would take 256 MiB. One block of them is all there is of that size; beside it are what the
 // model keeps and, small here, the gradient of the embedding.
-TEST(Memory, AStepHoldsNoLogits) {
+TEST(Memory, StepStoresNoLogits) {
   const ModelConfig config{.layers = 1, .heads = 1, .channels = 8, .context = 256, .vocab = 65536};
   const int64_t tokens = 4 * config.context, logits = tokens * config.vocab * 4;
   ASSERT_EQ(logits, 4 * kLogitsBytes);
@@ -122,7 +122,7 @@ TEST(Memory, ParametersGradientsAndStateAreCounted) {
   EXPECT_EQ(arena->usage(Category::optimizer).live, 12 * n);  // master, m, v
 }
 
-TEST(Memory, AStepTakesNoNewMemory) {
+TEST(Memory, StepAllocatesNoNewMemory) {
   const ArenaPtr arena = make_arena();
   Decoder model({.layers = 2, .heads = 4, .channels = 64, .context = 32, .vocab = 100, .dropout = 0.1});
   auto& units = model.materialize(1, arena, DType::float32, DType::float32);

@@ -43,7 +43,7 @@ class DrawTest : public testing::Test {
   Tensor logits_ = compute_logits({1, 4, 2, 3});
 };
 
-TEST_F(DrawTest, TopKAndTopPCutTheTail) {
+TEST_F(DrawTest, TopKAndTopPCutTail) {
   EXPECT_EQ(keys({.top_k = 1}), "1");
   EXPECT_EQ(keys({.top_k = 3}), "123");
   EXPECT_EQ(keys({.top_p = 0.39}), "1");
@@ -56,7 +56,7 @@ TEST_F(DrawTest, TopKAndTopPCutTheTail) {
 }
 
 // As transformers' filters do: one after another on what is left, and ties with the k-th stay.
-TEST_F(DrawTest, FiltersComeInTheirOrder) {
+TEST_F(DrawTest, FiltersApplyInOrder) {
   EXPECT_EQ(keys(compute_logits({4, 3, 3, 1}), {.top_k = 2}), "012");
   // Top-p 0.75 keeps three of 0.4, 0.3, 0.2 and 0.1, and min-p then two; min-p first would leave one of two for top-p.
   EXPECT_EQ(keys(compute_logits({4, 3, 2, 1}), {.top_p = 0.55, .min_p = 0.7}), "01");
@@ -65,7 +65,7 @@ TEST_F(DrawTest, FiltersComeInTheirOrder) {
 }
 
 // transformers' RepetitionPenaltyLogitsProcessor: a token pays once, however often it was read.
-TEST_F(DrawTest, APenaltyIsPaidOnceAToken) {
+TEST_F(DrawTest, PenaltyAppliesOncePerToken) {
   const Tensor logits = Tensor::of<float>(std::array{2.0f, 1.9f, -1.0f, -1.2f}, {4}, make_arena());
   const SampleOptions o{.temperature = 0, .repetition_penalty = 1.04};
   EXPECT_EQ(draw_token(logits, o, 0, std::vector<int32_t>{0, 0, 0, 0}), 0) << "2 / 1.04 is above 1.9";
@@ -76,7 +76,7 @@ TEST_F(DrawTest, APenaltyIsPaidOnceAToken) {
   EXPECT_EQ(draw_token(negative, {.temperature = 0, .repetition_penalty = 1.2}, 0, std::vector<int32_t>{0}), 1);
 }
 
-TEST_F(DrawTest, IsAFunctionOfSeedAndIndex) {
+TEST_F(DrawTest, DependsOnlyOnSeedAndIndex) {
   const auto draws = [&](uint64_t seed) {
     std::vector<int32_t> tokens;
     for (uint64_t i = 0; i < 50; ++i) tokens.push_back(draw_token(logits_, {.seed = seed}, i));
@@ -86,7 +86,7 @@ TEST_F(DrawTest, IsAFunctionOfSeedAndIndex) {
   EXPECT_NE(draws(1), draws(2));
 }
 
-TEST(Sample, WritesPastTheContextAndTakesLongPrompts) {
+TEST(Sample, GeneratesBeyondContextAndFromLongPrompts) {
   const ArenaPtr arena = make_arena();
   Decoder model({.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 11});
   model.materialize(5, arena, DType::float64, DType::float64);
@@ -159,7 +159,7 @@ double apart(const Tensor& a, const Tensor& b) {
 using Window = test::OneThread;
 
 // Otherwise nothing below could see a wrong token.
-TEST_F(Window, EveryTokenAndItsPlaceCount) {
+TEST_F(Window, DependsOnEveryTokenAndPosition) {
   const ArenaPtr arena = make_arena();
   for (const Family family : {Family::gpt2, Family::llama}) {
     const auto model = made(to_model_config(family, 8), arena);
@@ -179,7 +179,7 @@ TEST_F(Window, EveryTokenAndItsPlaceCount) {
 }
 
 // With every cut of the text into pieces that are decoded one after another.
-TEST_F(Window, DecodingInPiecesIsTheForwardPass) {
+TEST_F(Window, ChunkedDecodingEqualsForwardPass) {
   const ArenaPtr arena = make_arena();
   for (const Family family : {Family::gpt2, Family::llama}) {
     const auto model = made(to_model_config(family, 9), arena);
@@ -220,11 +220,11 @@ void expect_written(const ArenaPtr& arena, const std::vector<int64_t>& contexts)
     }
 }
 
-TEST_F(Window, WritingReadsTheWindowAndNothingElse) { expect_written(make_arena(), {1, 2, 3, 5, 8, 16}); }
+TEST_F(Window, GenerationReadsOnlyWindow) { expect_written(make_arena(), {1, 2, 3, 5, 8, 16}); }
 
 using WindowGpu = test::OnGpu;
 
-TEST_F(WindowGpu, WritingReadsTheWindowAndNothingElse) {
+TEST_F(WindowGpu, GenerationReadsOnlyWindow) {
   if (const std::string why = test::no_float64(); !why.empty()) GTEST_SKIP() << why;
   expect_written(arena, {5});
 }
@@ -255,7 +255,7 @@ std::vector<double> probabilities(const std::vector<double>& logits, const Sampl
   return p;
 }
 
-TEST_F(Window, DrawsFollowTheSoftmaxOfTheKeptLogits) {
+TEST_F(Window, SamplesFollowSoftmaxOfRemainingLogits) {
   constexpr int kDraws = 20000;
   const std::vector<double> logits = {0.3, -1.2, 2.1, 0.9, -0.4, 1.6, -2.5, 0.0, 1.1};
   const Tensor tensor = Tensor::of<double>(logits, {9}, make_arena());

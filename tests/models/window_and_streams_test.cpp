@@ -71,7 +71,7 @@ TEST_P(SlidingWindow, DecodingWithACacheEqualsTheForwardPass) {
 
 INSTANTIATE_TEST_SUITE_P(KvHeads, SlidingWindow, testing::Values(1, 2));
 
-TEST(Lora, FusedProjectionsHaveTheRowsOfTheirParts) {
+TEST(Lora, FusedProjectionsHaveRowsOfTheirComponents) {
   const ModelConfig grouped{
       .family = Family::llama, .layers = 1, .heads = 4, .channels = 16, .vocab = 9, .kv_heads = 2};
   EXPECT_EQ(fused_rows(grouped, 3, 32), (std::vector<int64_t>{16, 8, 8}));

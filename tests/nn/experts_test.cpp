@@ -77,7 +77,7 @@ TEST(Experts, AgreeWithPyTorch) {
 }
 
 // The losses of the router are means over the sequences of a step, and a capacity is one of each sequence.
-TEST(Experts, MicroBatchesAddUp) {
+TEST(Experts, AccumulateOverMicrobatches) {
   const int64_t c = 8;
   for (const double capacity : {0.0, 1.0}) {
     MixtureOfExperts m(
@@ -99,7 +99,7 @@ TEST(Experts, MicroBatchesAddUp) {
 }
 
 // All tokens want the first expert: it takes its capacity of each sequence, and what it does not take adds nothing.
-TEST(Experts, DropWhatFindsNoPlace) {
+TEST(Experts, DropTokensBeyondCapacity) {
   MixtureOfExperts m(4, {.hidden = 4, .experts = {.count = 4, .per_token = 1, .capacity = 1.4}});
   m.materialize(1, make_arena(), DType::float32, DType::float32);
   Tensor router = in_order(m)[0]->var.value();
@@ -122,7 +122,7 @@ TEST(Experts, DropWhatFindsNoPlace) {
 }
 
 // Where memory comes and goes.
-TEST(Experts, OneByOneHaveTheBitsOfAllAtOnce) {
+TEST(Experts, SeparateIsBitwiseEqualToGrouped) {
   for (const bool gated : {false, true}) {
     std::vector<Passed> passed;
     for (const bool apart : {false, true}) {
@@ -140,14 +140,14 @@ TEST(Experts, OneByOneHaveTheBitsOfAllAtOnce) {
   }
 }
 
-TEST(Experts, RefuseALayerThatMultipliesInItsOwnWay) {
+TEST(Experts, RejectLayersWithCustomMatmul) {
   MixtureOfExperts m(4, {.hidden = 4, .experts = {.count = 2}});
   m.materialize(1, make_arena(), DType::float32, DType::float32);
   m.all<Mlp>()[1]->down.set_matmul([](const Var& x, const Var&, const Var&, PackedWeights*) { return x; });
   EXPECT_THROW(m(Var(test::drawn({1, 5, 4}, DType::float32, "x"))), Error);
 }
 
-TEST(Experts, AreUnitsOfTheirOwn) {
+TEST(Experts, AreSeparateUnits) {
   MixtureOfExperts m(4, {.hidden = 6, .gated = true, .experts = {.count = 3, .shared = 2}});
   const auto names = [&] {
     std::string all;
@@ -161,7 +161,7 @@ TEST(Experts, AreUnitsOfTheirOwn) {
 }
 
 // A router that has nothing to compare still chooses experts that there are.
-TEST(Experts, NumbersThatAreNoneReachTheLoss) {
+TEST(Experts, NonFiniteValuesReachLoss) {
   MixtureOfExperts m(4, {.hidden = 4, .experts = {.count = 4, .per_token = 3}});
   m.materialize(1, make_arena(), DType::float32, DType::float32);
   Tensor x = test::drawn({1, 5, 4}, DType::float32, "x");
@@ -169,7 +169,7 @@ TEST(Experts, NumbersThatAreNoneReachTheLoss) {
   EXPECT_TRUE(std::isnan(m(Var(x)).value().to_vector<float>()[0]));
 }
 
-TEST(Experts, RefuseWhatCannotBe) {
+TEST(Experts, RejectInvalidOptions) {
   const auto field = [](const ExpertConfig& config) {
     return error_message([&] { MixtureOfExperts(4, {.hidden = 4, .experts = config}); });
   };

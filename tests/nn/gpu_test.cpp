@@ -89,7 +89,7 @@ void expect_same_steps(const char* name, const FlatUnit& unit, const ArenaPtr& a
 }
 
 // Whole units, and shards that begin and end inside slots, at any element.
-TEST_F(UnitsGpu, UpdatesHaveTheBitsOfTheCpu) {
+TEST_F(UnitsGpu, UpdatesAreBitwiseEqualToCpu) {
   test::Draw draw("updates", 0);
   uint64_t seed = 0;
   for (const char* name : {"sgd", "adam", "adamw", "muon"})
@@ -107,7 +107,7 @@ TEST_F(UnitsGpu, UpdatesHaveTheBitsOfTheCpu) {
 }
 
 // State in the host's pinned memory, which grows past what is pinned at once.
-TEST_F(UnitsGpu, OffloadedStateHasTheBitsOfTheCpu) {
+TEST_F(UnitsGpu, OffloadedStateIsBitwiseEqualToCpu) {
   test::Draw draw("offloaded", 0);
   const ArenaPtr pinned = make_pinned_arena();
   for (const char* name : {"sgd", "adamw", "muon"})
@@ -120,13 +120,13 @@ TEST_F(UnitsGpu, OffloadedStateHasTheBitsOfTheCpu) {
 }
 
 // More slots than the parameters of one launch have room for.
-TEST_F(UnitsGpu, UnitsMayHaveAnyNumberOfSlots) {
+TEST_F(UnitsGpu, SupportsAnyNumberOfSlots) {
   std::vector<int64_t> sizes;
   for (int64_t i = 0; i < 150; ++i) sizes.push_back(1 + i % 37);
   expect_same_steps("adamw", normal_unit(sizes), arena);
 }
 
-TEST_F(UnitsGpu, NormsHaveTheBitsOfTheCpu) {
+TEST_F(UnitsGpu, NormsAreBitwiseEqualToCpu) {
   test::Draw draw("norms", 0);
   for (const DType dtype : test::floating(arena)) {
     std::vector<FlatUnit> here, there;
@@ -150,7 +150,7 @@ TEST_F(UnitsGpu, NormsHaveTheBitsOfTheCpu) {
   EXPECT_TRUE(std::isinf(grad_norm(std::array{copy})));
 }
 
-TEST_F(UnitsGpu, RunsOfBlockSumsAreAddedInTheirOrder) {
+TEST_F(UnitsGpu, AddsBlockSumsInOrder) {
   test::Draw draw("runs", 0);
   const Tensor here = made({12000}, DType::float64, make_arena(),
                            [&](size_t) { return static_cast<double>(draw.between(0, (1 << 30) - 1)) * 1e-7; });
@@ -168,7 +168,7 @@ TEST_F(UnitsGpu, RunsOfBlockSumsAreAddedInTheirOrder) {
 }
 
 // Numbers that the GPU finds make the update that the host would have made with them; found wanting, they make none.
-TEST_F(UnitsGpu, UpdatesTakeTheirNumbersFromMemory) {
+TEST_F(UnitsGpu, UpdatesReadScalarsFromDeviceMemory) {
   if constexpr (kWithCuda)
     for (const char* name : {"sgd", "adam", "adamw", "muon"})
       for (const DType values : test::floating(arena)) {
@@ -211,7 +211,7 @@ TEST_F(UnitsGpu, UpdatesTakeTheirNumbersFromMemory) {
 }
 
 // An id outside its table is complained of by the host's next wait; until then nothing is updated.
-TEST_F(UnitsGpu, NothingIsUpdatedAfterAnIndexOutside) {
+TEST_F(UnitsGpu, SkipsUpdateAfterIndexOutOfBounds) {
   if constexpr (kWithCuda) {
     const FlatUnit unit = make_unit("u", {50}, DType::float32, DType::float32, arena);
     unit.grads.narrow(0, 0, 50).fill(1);
@@ -238,7 +238,7 @@ struct Layers final : Module {
 };
 
 // Whole, and the rows and columns of a part.
-TEST_F(UnitsGpu, FirstValuesHaveTheBitsOfTheCpu) {
+TEST_F(UnitsGpu, InitialValuesAreBitwiseEqualToCpu) {
   for (const DType dtype : test::floating(arena))
     for (const bool cut : {false, true}) {
       Layers here, there;
@@ -286,7 +286,7 @@ std::vector<Tensor> results(DType dtype, DType as, const ArenaPtr& arena, const 
   return all;
 }
 
-TEST_F(GeluMlpGpu, GradientsAreThoseOfFloat64) {
+TEST_F(GeluMlpGpu, GradientsMatchFloat64) {
   for (const DType dtype : {DType::float32, DType::bfloat16})
     for (const bool deferred : {false, true})
       for (const bool recompute : {false, true})
@@ -303,7 +303,7 @@ TEST_F(GeluMlpGpu, GradientsAreThoseOfFloat64) {
 }
 
 // The emulated library takes every fused way; on a GPU the clock decides.
-TEST_F(GeluMlpGpu, WeightsBringBothBiasesAlong) {
+TEST_F(GeluMlpGpu, WeightGradientsIncludeBothBiases) {
   if (!test::emulated()) GTEST_SKIP() << "the clock decides";
   const KernelLog& log = arena->local<KernelLog>();
   results(DType::bfloat16, DType::bfloat16, arena, {false, false, false});

@@ -25,7 +25,7 @@ struct Pair : Module {
   Linear &first, &second;
 };
 
-TEST(Module, NamesAndUnitsFollowTheTree) {
+TEST(Module, NamesAndUnitsFollowTree) {
   Pair model;
   std::vector<std::string> names;
   for (const Parameter* p : model.parameters()) names.push_back(p->name);
@@ -45,7 +45,7 @@ TEST(Module, NamesAndUnitsFollowTheTree) {
   EXPECT_EQ(model.first.weight.value().storage(), units[0].values.storage());
 }
 
-TEST(Module, AnElementsFirstValueDependsOnSeedNameAndIndexAlone) {
+TEST(Module, InitialValuesDependOnlyOnSeedNameAndIndex) {
   const ArenaPtr arena = make_arena();
   Pair model, other;
   model.materialize(3, arena, DType::float64, DType::float64);
@@ -59,7 +59,7 @@ TEST(Module, AnElementsFirstValueDependsOnSeedNameAndIndexAlone) {
 
 // Two micro-batches of a weight that is used twice: (a0 + b0) + (a1 + b1), which in float32 is not ((a0 + b0) + a1) +
 // b1.
-TEST(Module, TheUsesOfATiedWeightAreSummedPerBackward) {
+TEST(Module, SumsUsesOfTiedWeightPerBackward) {
   const ArenaPtr arena = make_arena();
   Pair model;
   model.materialize(3, arena, DType::float32, DType::float32);
@@ -82,7 +82,7 @@ TEST(Module, TheUsesOfATiedWeightAreSummedPerBackward) {
   }
 }
 
-TEST(Module, WrapsSeeTheCallFromOutsideIn) {
+TEST(Module, WrappersRunOutermostFirst) {
   const ArenaPtr arena = make_arena();
   Pair model;
   model.materialize(3, arena, DType::float64, DType::float64);
@@ -102,7 +102,7 @@ TEST(Module, WrapsSeeTheCallFromOutsideIn) {
   for (size_t i = 0; i < plain.size(); ++i) EXPECT_NEAR(wrapped[i], 6 * plain[i], 1e-15);
 }
 
-TEST(Module, RefusesWhatCannotBe) {
+TEST(Module, RejectsInvalidOperations) {
   EXPECT_THROW(Linear(0, 3, {}), Error);
   EXPECT_THROW(Attention(10, {.heads = 3}), Error);
   struct NoForward : Module {
@@ -137,7 +137,7 @@ TEST(Losses, MeanSquaredErrorAndItsGradient) {
 // Parts of parameters: where their elements lie in the whole.
 
 // Every element of the part, one after another, against an index written out with loops.
-TEST(Parameter, RunsAreTheElementsOfThePart) {
+TEST(Parameter, RunsCoverElementsOfShard) {
   const Philox random = Philox::named(3, "cuts");
   uint64_t at = 0;
   const auto draw = [&](int64_t least, int64_t most) {
@@ -179,7 +179,7 @@ TEST(Parameter, RunsAreTheElementsOfThePart) {
   }
 }
 
-TEST(Parameter, APartStartsWithTheValuesOfTheWhole) {
+TEST(Parameter, ShardStartsWithValuesOfFullParameter) {
   Linear whole(5, 6, {}), part(5, 6, {});
   part.shard(part.weight, {.runs = {{1, 2}, {4, 1}}});
   EXPECT_THROW(part.shard(part.weight, {.runs = {{0, 1}}}), Error);
@@ -191,7 +191,7 @@ TEST(Parameter, APartStartsWithTheValuesOfTheWhole) {
   EXPECT_TRUE(same_bits({some.narrow(0, 0, 2), some.select(0, 2)}, {all.narrow(0, 1, 2), all.select(0, 4)}));
 }
 
-TEST(Module, UnitsOfAnotherRankAreNotHere) {
+TEST(Module, ExcludesUnitsOfOtherRanks) {
   Mlp mlp(8, 32, {});
   mlp.up.make_unit();
   mlp.down.make_unit();
@@ -221,7 +221,7 @@ std::vector<Tensor> results(DType dtype, bool deferred, const F& f) {
   return all;
 }
 
-TEST(GeluMlp, HasTheBitsOfItsLayers) {
+TEST(GeluMlp, IsBitwiseEqualToItsLayers) {
   for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64})
     for (const bool deferred : {false, true})
       for (const bool recompute : {false, true}) {
@@ -236,7 +236,7 @@ TEST(GeluMlp, HasTheBitsOfItsLayers) {
 }
 
 // A norm behind the op makes the sums for the last bias beside its own, with the same bits.
-TEST(GeluMlp, ItsBiasRidesOnTheNorm) {
+TEST(GeluMlp, NormComputesBiasGradient) {
   const auto gradient = [](bool rides) {
     std::vector<Var> v;
     for (const Shape& shape : {Shape{6, 16}, Shape{40, 16}, Shape{40}, Shape{24, 40}, Shape{24}, Shape{24}})
@@ -251,7 +251,7 @@ TEST(GeluMlp, ItsBiasRidesOnTheNorm) {
 }
 
 // A wrap around a layer, as a tensor axis has one, is called: code between the layers is not passed over.
-TEST(GeluMlp, AWrappedLayerIsCalled) {
+TEST(GeluMlp, CallsWrappedLayers) {
   Mlp mlp(8, 32, {});
   mlp.materialize(1, make_arena(), DType::float32, DType::float32);
   const Var x(normal(1, {2, 8}, DType::float32));
@@ -295,7 +295,7 @@ double expected(const Lora& l, const Tensor& x, int64_t first, int64_t i, int64_
   return sum;
 }
 
-TEST(WeightDecay, AppliesToMatricesAlone) {
+TEST(WeightDecay, AppliesOnlyToMatrices) {
   const auto expect = [](const ModelConfig& config, const std::string& decaying, const std::string& others) {
     const std::unique_ptr<LanguageModel> model = make_model(config);
     std::set<std::string> found[2];
@@ -325,7 +325,7 @@ TEST(WeightDecay, AppliesToMatricesAlone) {
          "");
 }
 
-TEST(Lora, AddsItsProductToItsColumns) {
+TEST(Lora, AddsOutputToItsColumns) {
   Linear layer(8, 20, {});
   layer.freeze();
   Lora& adapter = layer.adapt("part", 6, 10, {.rank = 3, .scale = 2, .starts_idle = false});
@@ -340,7 +340,7 @@ TEST(Lora, AddsItsProductToItsColumns) {
     }
 }
 
-TEST(Lora, BeginsAsTheModelThatItAdapts) {
+TEST(Lora, StartsAsBaseModel) {
   for (const Family family : {Family::gpt2, Family::llama}) {
     ModelConfig adapted = small(family), plain = adapted;
     adapted.lora.starts_idle = true;
@@ -369,7 +369,7 @@ TEST(Lora, OnlyAdaptersHaveGradients) {
   EXPECT_LE(arena->usage(Category::gradients).live, 4 * 2 * (32 + 16));
 }
 
-TEST(Lora, TheScaleFollowsTheRank) {
+TEST(Lora, ScaleDependsOnRank) {
   LoraConfig c{.rank = 16, .alpha = 8};
   EXPECT_EQ(c.scale(), 0.5);
   c.rank_stabilised = true;
@@ -398,7 +398,7 @@ TEST(Lora, ExpertsAndRoutersAreFrozen) {
   }
 }
 
-TEST(Lora, UnknownLayersAreNamed) {
+TEST(Lora, ReportsUnknownLayers) {
   ModelConfig c = small(Family::llama);
   c.lora.targets = {"q_proj", "c_attn"};
   EXPECT_TRUE(has(error_message([&] { make_model(c); }), "found 'c_attn'"));

@@ -117,7 +117,7 @@ using MuonGpu = test::OnGpu;
 TEST_F(MuonGpu, FollowsThePaper) { expect_follows(arena); }
 
 // Beside the matrix, and what a library takes for itself; the emulated one takes nothing.
-TEST_F(MuonGpu, TakesNoMoreMemoryThanItSays) {
+TEST_F(MuonGpu, StaysWithinPredictedMemory) {
   const int64_t library = test::emulated() ? 0 : cuda::kMaxWorkspace;
   for (const auto& [rows, columns] : {std::pair{64, 64}, {64, 256}, {129, 35}, {37, 301}}) {
     Tensor x = Tensor::empty({rows, columns}, DType::float32, arena);
@@ -130,7 +130,7 @@ TEST_F(MuonGpu, TakesNoMoreMemoryThanItSays) {
 }
 
 // Singular values end near 1: the polynomial makes no more of them than it promises.
-TEST(Muon, MakesMatricesNearlyOrthogonal) {
+TEST(Muon, OrthogonalizesMatrices) {
   const FlatUnit unit = matrix_unit(16, 40, 0, DType::float64);
   test::fill_normal(unit, unit.values, 3, 5.0);
   const Tensor x = unit.values.reshape({16, 40});
@@ -145,7 +145,7 @@ TEST(Muon, MakesMatricesNearlyOrthogonal) {
   EXPECT_NEAR(trace / 16, 0.8, 0.3);
 }
 
-TEST(Muon, OfNothingIsNothing) {
+TEST(Muon, MapsZeroToZero) {
   const Tensor x = Tensor::zeros({4, 6}, DType::float32, make_arena());
   orthogonalise(x);
   for (const float e : x.to_vector<float>()) EXPECT_EQ(e, 0);

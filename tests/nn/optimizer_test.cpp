@@ -169,7 +169,7 @@ void expect_bits_of_the_whole(OptimizerKind kind, DType dtype, const OptimizerOp
 }
 
 // Rounding is stochastic where all is bfloat16.
-TEST(Optimizer, AShardGetsTheBitsOfTheWhole) {
+TEST(Optimizer, ShardIsBitwiseEqualToFullUnit) {
   for (const char* name : kNames) {
     SCOPED_TRACE(name);
     for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16})
@@ -178,7 +178,7 @@ TEST(Optimizer, AShardGetsTheBitsOfTheWhole) {
   }
 }
 
-TEST(Optimizer, ThreadsDoNotChangeABitAndGapsStayZero) {
+TEST(Optimizer, IsIndependentOfThreadsAndKeepsGapsZero) {
   const int before = cpu::threads();
   for (const char* name : kNames) {
     Tensor first;
@@ -198,7 +198,7 @@ TEST(Optimizer, ThreadsDoNotChangeABitAndGapsStayZero) {
   cpu::set_threads(before);
 }
 
-TEST(Optimizer, StateIsNamedCountedAndResumes) {
+TEST(Optimizer, StateHasNamesAndCountsAndResumes) {
   FlatUnit unit = drawn_unit({100, 20}, DType::bfloat16, DType::float32, 1);
   unit.name = "blocks.0";
   const ArenaPtr& arena = unit.values.arena();
@@ -222,7 +222,7 @@ TEST(Optimizer, StateIsNamedCountedAndResumes) {
   EXPECT_TRUE(same_bits(first->state()[2].tensor, second->state()[2].tensor));
 }
 
-TEST(Optimizer, RefusesWhatDoesNotFit) {
+TEST(Optimizer, RejectsMismatchedArguments) {
   const ArenaPtr arena = make_arena();
   FlatUnit unit = make_unit("u", {100, 20}, DType::float32, DType::float32, arena);
   EXPECT_THROW(make_optimizer(OptimizerKind::adam, {unit}, {.beta1 = 1.0}), Error);
@@ -291,15 +291,15 @@ void expect_rounded(const ArenaPtr& arena) {
     }
 }
 
-TEST(Rounding, OfUpdatesIsToNearestEven) { expect_rounded(make_arena()); }
+TEST(Rounding, UpdatesRoundToNearestEven) { expect_rounded(make_arena()); }
 
 using RoundingGpu = test::OnGpu;
 
-TEST_F(RoundingGpu, OfUpdatesIsToNearestEven) { expect_rounded(arena); }
+TEST_F(RoundingGpu, UpdatesRoundToNearestEven) { expect_rounded(arena); }
 
 // Stochastic rounding, and optimizers whose state is bfloat16: means, bits of shards and cut parameters, small steps.
 
-TEST(StochasticRounding, TakesANeighbourAndIsRightOnAverage) {
+TEST(StochasticRounding, ChoosesNeighbourAndIsUnbiased) {
   const Philox random(7);
   for (uint64_t trial = 0; trial < 40; ++trial) {
     const auto x = static_cast<float>(random.normal(trial) * std::pow(10.0, static_cast<double>(trial % 9) - 4));
@@ -319,7 +319,7 @@ TEST(StochasticRounding, TakesANeighbourAndIsRightOnAverage) {
   }
 }
 
-TEST(StochasticRounding, LeavesWhatBfloat16HasAndWhatIsNotFinite) {
+TEST(StochasticRounding, PreservesRepresentableAndNonFiniteValues) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   for (const uint32_t bits : {0u, 1u, 0x8000u, 0xffffu, 0xffffffffu}) {
     for (const float x : {0.0f, -0.0f, 1.0f, -2.5f, 0x1p-133f, kInfinity, -kInfinity})
@@ -329,7 +329,7 @@ TEST(StochasticRounding, LeavesWhatBfloat16HasAndWhatIsNotFinite) {
 }
 
 // Steps of a hundredth of the last bit: each is lost when it is rounded to nearest, and none on average here.
-TEST(StochasticRounding, SmallStepsAddUp) {
+TEST(StochasticRounding, AccumulatesSmallSteps) {
   FlatUnit unit = make_unit("u", {40000}, DType::bfloat16, DType::float32, make_arena());
   unit.values.fill(1.25);
   unit.grads.fill(1);
@@ -343,7 +343,7 @@ TEST(StochasticRounding, SmallStepsAddUp) {
 }
 
 // Each element of a parameter that tensor parallelism cut is rounded by its index in the whole.
-TEST(StochasticRounding, ACutParameterGetsTheBitsOfTheWhole) {
+TEST(StochasticRounding, ShardIsBitwiseEqualToFullParameter) {
   constexpr int64_t kRows = 6, kColumns = 701;
   const FlatUnit whole = drawn_unit({kRows * kColumns}, DType::bfloat16, DType::bfloat16, 3),
                  cut = drawn_unit({kRows / 2 * kColumns}, DType::bfloat16, DType::bfloat16, 3);
@@ -370,7 +370,7 @@ TEST(StochasticRounding, ACutParameterGetsTheBitsOfTheWhole) {
 
 const std::vector<int64_t> kSizes{1, 255, 256, 257, 10000, 7, 70001};
 
-TEST(GradNorm, OnesGiveExactlyTheRootOfTheirNumber) {
+TEST(GradNorm, IsExactForOnes) {
   const auto n = std::accumulate(kSizes.begin(), kSizes.end(), int64_t{0});
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
     const FlatUnit unit = make_unit("u", kSizes, dtype, dtype, make_arena());
@@ -379,7 +379,7 @@ TEST(GradNorm, OnesGiveExactlyTheRootOfTheirNumber) {
   }
 }
 
-TEST(GradNorm, ThreadsDoNotChangeABit) {
+TEST(GradNorm, IsIndependentOfThreads) {
   const int before = cpu::threads();
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
     const FlatUnit unit = make_unit("u", kSizes, dtype, dtype, make_arena());
@@ -403,7 +403,7 @@ std::vector<double> sums_of_blocks(const Tensor& grads) {
   return sums.to_vector<double>();
 }
 
-TEST(GradNorm, ShardsCutAtBlocksHaveTheBlocksOfTheWhole) {
+TEST(GradNorm, BlockAlignedShardsHaveBlocksOfFullUnit) {
   const FlatUnit unit = make_unit("u", {300, 1'200'000, 7, 70001}, DType::float32, DType::float32, make_arena());
   fill_normal(unit, unit.grads, 1, 1.0);
   const int64_t n = unit.grads.numel();
@@ -434,7 +434,7 @@ TEST(GradNorm, SpansTheTrainableUnits) {
   EXPECT_NEAR(grad_norm(std::array{first, frozen, second}), std::sqrt(squares), 1e-13 * std::sqrt(squares));
 }
 
-TEST(GradNorm, NonFiniteComesOut) {
+TEST(GradNorm, PropagatesNonFiniteValues) {
   const FlatUnit unit = make_unit("u", kSizes, DType::float32, DType::float32, make_arena());
   unit.grads.data<float>()[600] = std::numeric_limits<float>::infinity();
   EXPECT_TRUE(std::isinf(grad_norm(std::array{unit})));
@@ -442,7 +442,7 @@ TEST(GradNorm, NonFiniteComesOut) {
   EXPECT_TRUE(std::isnan(grad_norm(std::array{unit})));
 }
 
-TEST(ClipFactor, IsPyTorchsRule) {
+TEST(ClipFactor, MatchesPyTorch) {
   EXPECT_EQ(clip_factor(5.0, 0), 1.0);
   EXPECT_EQ(clip_factor(0.5, 1.0), 1.0);
   EXPECT_EQ(clip_factor(4.0, 1.0), 1.0 / (4.0 + 1e-6));
@@ -451,7 +451,7 @@ TEST(ClipFactor, IsPyTorchsRule) {
   EXPECT_THROW(clip_factor(1.0, -1.0), Error);
 }
 
-TEST(LrSchedule, WarmsUpThenFollowsTheCosine) {
+TEST(LrSchedule, WarmsUpThenFollowsCosine) {
   const LrSchedule s{.lr = 1.0, .min_lr = 0.1, .warmup = 9, .steps = 109};
   EXPECT_DOUBLE_EQ(s.at(0), 0.1);
   EXPECT_DOUBLE_EQ(s.at(8), 0.9);

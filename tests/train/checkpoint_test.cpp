@@ -142,7 +142,7 @@ class CheckpointTest : public DataTest {
 };
 using Names = std::vector<std::string>;
 
-TEST_F(CheckpointTest, TheNewestIsFoundAndOldOnesGo) {
+TEST_F(CheckpointTest, FindsNewestAndRemovesOld) {
   EXPECT_FALSE(newest());
   for (const int64_t step : {5, 100, 20}) save(step);
   EXPECT_EQ(newest()->step, 100);  // by number, not by name or time
@@ -153,7 +153,7 @@ TEST_F(CheckpointTest, TheNewestIsFoundAndOldOnesGo) {
   EXPECT_EQ(names(), (Names{"latest", "step-100", "step-200"}));
 }
 
-TEST_F(CheckpointTest, TheBestStays) {
+TEST_F(CheckpointTest, RetainsBest) {
   EXPECT_FALSE(best_checkpoint(dir()));
   save(10);
   write_best(dir(), {10, 1.5});
@@ -168,7 +168,7 @@ TEST_F(CheckpointTest, TheBestStays) {
 }
 
 // Several writers fill a file, each its own bytes, and all of it is the file that one writes.
-TEST_F(CheckpointTest, AFileInPartsIsTheFileOfOneWriter) {
+TEST_F(CheckpointTest, FileWrittenInPartsEqualsSingleWriter) {
   fs::create_directories(dir());
   const std::string a(40, 'a'), b(24, 'b');
   const auto bytes = [](const std::string& s) { return std::as_bytes(std::span(s)); };
@@ -185,7 +185,7 @@ TEST_F(CheckpointTest, AFileInPartsIsTheFileOfOneWriter) {
   EXPECT_EQ(read_file(dir() / "parts"), read_file(dir() / "one"));
 }
 
-TEST_F(CheckpointTest, ATakenNameIsReplacedAndAFileThereIsAnError) {
+TEST_F(CheckpointTest, ReplacesExistingDirectoryAndRejectsFile) {
   save(7, 9, 10);
   save(7, 9, 20);
   EXPECT_EQ(fs::file_size(newest()->path / "model.bin"), 20U);
@@ -196,7 +196,7 @@ TEST_F(CheckpointTest, ATakenNameIsReplacedAndAFileThereIsAnError) {
   EXPECT_EQ(newest()->step, 7);
 }
 
-TEST_F(CheckpointTest, DamageIsRefusedByNameAndPassedOver) {
+TEST_F(CheckpointTest, ReportsAndSkipsDamagedCheckpoints) {
   const auto damage = [&](const std::string& words, const std::string& name, const std::optional<std::string>& left) {
     save(10);
     const fs::path newer = save(20).path;
@@ -225,7 +225,7 @@ TEST_F(CheckpointTest, DamageIsRefusedByNameAndPassedOver) {
 }
 
 // A limit on the size of files stands in for a full disk: the write fails in its middle.
-TEST_F(CheckpointTest, AFailedSaveLeavesNothingAndAFullDiskIsAnErrorThatNamesTheFile) {
+TEST_F(CheckpointTest, FailedSaveLeavesNothingAndReportsFileOnFullDisk) {
   save(10, 9, 1000);
   write_file(NewCheckpoint(dir(), 20).path() / "model.bin", "abc");  // and given up
   EXPECT_EQ(names(), (Names{"latest", "step-10"}));
@@ -236,7 +236,7 @@ TEST_F(CheckpointTest, AFailedSaveLeavesNothingAndAFullDiskIsAnErrorThatNamesThe
 }
 
 // Killed at random moments while it saves again and again: what is found always opens, and the leftovers are removed.
-TEST_F(CheckpointTest, AKillAtAnyMomentLeavesAWholeCheckpoint) {
+TEST_F(CheckpointTest, KillAtAnyMomentLeavesCompleteCheckpoint) {
   save(1, 2, 200000);
   const Philox random(8);
   int unfinished = 0;
@@ -261,7 +261,7 @@ TEST_F(CheckpointTest, AKillAtAnyMomentLeavesAWholeCheckpoint) {
 }
 
 // This process has begun none, so one under its number is of a dead process that had the same.
-TEST_F(CheckpointTest, AttemptsOfOtherLivingProcessesStay) {
+TEST_F(CheckpointTest, RetainsAttemptsOfLiveProcesses) {
   save(1);
   const pid_t living = fork();
   if (living == 0) {
@@ -300,14 +300,14 @@ class FlushTest : public testing::Test {
   std::vector<Watched> calls_;
 };
 
-TEST_F(FlushTest, AFileIsOnTheDiskBeforeItHasItsName) {
+TEST_F(FlushTest, FlushesFileBeforeRename) {
   write_file(folder_.path() / "file", "some words");
   const int64_t named = last("named", folder_.path() / "file");
   ASSERT_GT(named, 0);
   expect_flushed_before(calls_[static_cast<size_t>(named) - 1].path, named);
 }
 
-TEST_F(FlushTest, ACheckpointIsOnTheDiskBeforeItHasItsName) {
+TEST_F(FlushTest, FlushesCheckpointBeforeRename) {
   NewCheckpoint made(folder_.path(), 3);
   const fs::path attempt = made.path();
   write_file(attempt / "one", "words");
@@ -334,7 +334,7 @@ TEST_F(FlushTest, ACheckpointIsOnTheDiskBeforeItHasItsName) {
 
 using FileSystems = CheckpointTest;
 
-TEST_F(FileSystems, ACheckpointIsMadeWherePlainRenamingIsAllThereIs) {
+TEST_F(FileSystems, SavesWithPlainRenameOnly) {
   for (const int cause : {EINVAL, ENOSYS, EOPNOTSUPP}) {
     refused["renameat2"] = cause;
     EXPECT_EQ(read_file(save(3, "first").path / "text"), "first");
@@ -351,7 +351,7 @@ TEST_F(FileSystems, ACheckpointIsMadeWherePlainRenamingIsAllThereIs) {
 }
 
 // Nothing but an empty folder gives way.
-TEST_F(FileSystems, PlainRenamingReplacesNothingUnseen) {
+TEST_F(FileSystems, PlainRenameReplacesNothingSilently) {
   refused["renameat2"] = EINVAL;
   fs::create_directories(dir());
   std::ofstream(dir() / "step-3") << "a file of somebody's";
@@ -361,7 +361,7 @@ TEST_F(FileSystems, PlainRenamingReplacesNothingUnseen) {
 }
 
 // A program that is killed between any two of its calls leaves the older checkpoint of that step or the newer one.
-TEST_F(FileSystems, AKillWhileAStepIsReplacedLosesNothing) {
+TEST_F(FileSystems, KillDuringReplacementLosesNothing) {
   refused["renameat2"] = EINVAL;
   save(2, "early");
   save(3, "old");
@@ -384,7 +384,7 @@ TEST_F(FileSystems, AKillWhileAStepIsReplacedLosesNothing) {
   EXPECT_EQ(newest_text(), "4: next");
 }
 
-TEST_F(FileSystems, TheOldOneIsOnTheDiskUnderItsOtherNameBeforeTheNewOneHasItsOwn) {
+TEST_F(FileSystems, FlushesOldNameBeforeNewOne) {
   refused["renameat2"] = EINVAL;
   save(3, "old");
   const std::vector<Watched> calls = record_calls([&] { save(3, "new"); });
@@ -403,7 +403,7 @@ TEST_F(FileSystems, TheOldOneIsOnTheDiskUnderItsOtherNameBeforeTheNewOneHasItsOw
   EXPECT_GT(removed, flushed) << "the old one stays until the new one's name is on the disk";
 }
 
-TEST_F(FileSystems, AFolderThatCannotBeFlushedIsFlushedWithAll) {
+TEST_F(FileSystems, FlushesWholeFileSystemIfDirectoryFlushFails) {
   for (const int cause : {EINVAL, EOPNOTSUPP}) {
     refused["fsync"] = cause;
     const std::vector<Watched> calls = record_calls([&] { save(1, "text"); });
@@ -413,7 +413,7 @@ TEST_F(FileSystems, AFolderThatCannotBeFlushedIsFlushedWithAll) {
   expect_error(Status::output, {"cannot flush", "Input/output error"}, [&] { save(2, "text"); });
 }
 
-TEST_F(FileSystems, RoomIsMadeByWritingWhereItCannotBePromised) {
+TEST_F(FileSystems, AllocatesByWritingIfFallocateFails) {
   for (const int cause : {EINVAL, ENOSYS}) {
     refused["fallocate"] = cause;
     const fs::path made = path(fmt::format("shared-{}", cause));
@@ -434,7 +434,7 @@ TEST_F(FileSystems, RoomIsMadeByWritingWhereItCannotBePromised) {
                [&] { SharedFile::create(path("full"), "first", 10); });
 }
 
-TEST_F(FileSystems, AFileThatCannotBeMappedIsRead) {
+TEST_F(FileSystems, ReadsFilesIfMappingFails) {
   const fs::path some = file("some", std::string(100'000, 'a') + "end");
   refused["mmap"] = ENODEV;
   const MappedFile whole(some);

@@ -64,7 +64,7 @@ class EpochsTest : public testing::Test {
   }
 };
 
-TEST_F(EpochsTest, EveryWindowOnceInEach) {
+TEST_F(EpochsTest, ReadEveryWindowOncePerEpoch) {
   const Dataset data = shards();
   constexpr int64_t kWindows = 10 + 6 + 3;
   const Sequences sequences = make_sequences(data, kContext, 5, 3);
@@ -84,7 +84,7 @@ TEST_F(EpochsTest, EveryWindowOnceInEach) {
   EXPECT_EQ(firsts(make_sequences(data, kContext, 7, 3), 7, 0, 40), firsts(sequences, 5, 0, 40));
 }
 
-TEST_F(EpochsTest, OneFileOnlyWhereItIsAskedFor) {
+TEST_F(EpochsTest, ShuffleSingleFileOnlyOnRequest) {
   const Dataset data = dataset({numbered(0, 81)});
   const std::vector<int32_t> seen = firsts(make_sequences(data, kContext, 5, 3, true), 5, 0, 10);
   EXPECT_EQ(std::set<int32_t>(seen.begin(), seen.end()).size(), 10U);
@@ -93,7 +93,7 @@ TEST_F(EpochsTest, OneFileOnlyWhereItIsAskedFor) {
 }
 
 // A dataset in a mixture has its epochs, whatever comes between.
-TEST_F(EpochsTest, OfAMixtureEachHasItsOwn) {
+TEST_F(EpochsTest, MixtureSourcesHaveSeparateEpochs) {
   const Dataset data = mixture();
   const Sequences sequences = make_sequences(data, kContext, kBatch, 3);
   const std::vector<int32_t> seen = firsts(sequences, kBatch, 0, 100);  // 50, 20 and 30 of them
@@ -116,7 +116,7 @@ TEST_F(EpochsTest, OfAMixtureEachHasItsOwn) {
   EXPECT_EQ(std::ssize(left), begun);
 }
 
-TEST_F(EpochsTest, EveryLayoutReadsTheSame) {
+TEST_F(EpochsTest, EveryLayoutReadsSameRows) {
   const Dataset cut = shards(), mix = mixture();
   for (const Dataset* data : {&cut, &mix}) {
     const File one = trained(*data, {.microbatches = 4}, 4);
@@ -212,7 +212,7 @@ std::vector<std::vector<Values>> worker_values(const Job& job) {
 
 using AsyncWorkers = test::OneThread;
 
-TEST_F(AsyncWorkers, ComputeTheirOwnRowsOfEachStep) {
+TEST_F(AsyncWorkers, ComputeOwnRowsOfEachStep) {
   for (const int64_t ranks : {1, 2, 3})
     for (const int64_t microbatches : {1, 2}) {
       const Job job = make_job(ranks, microbatches);
@@ -350,7 +350,7 @@ class ValidationTest : public testing::Test {
   std::vector<TokenFile> splits_;
 };
 
-TEST_F(ValidationTest, IsTheMeanOverTheSplitUnderEveryAxis) {
+TEST_F(ValidationTest, EqualsMeanOverSplitUnderEveryAxis) {
   const std::vector<std::pair<Plan, int64_t>> plans = {
       {{}, 12},
       {{.microbatches = 3}, 6},
@@ -374,7 +374,7 @@ TEST_F(ValidationTest, IsTheMeanOverTheSplitUnderEveryAxis) {
   for (const auto& [plan, batch] : plans) expect_direct(make_job(plan, batch));
 }
 
-TEST_F(ValidationTest, IsTheMeanOverTheSplitUnderRandomPlans) {
+TEST_F(ValidationTest, EqualsMeanOverSplitUnderRandomPlans) {
   for (uint64_t trial = 0; trial < 12; ++trial) {
     uint64_t at = 0;
     const Philox random = Philox::named(trial, "validation plans");
@@ -395,7 +395,7 @@ TEST_F(ValidationTest, IsTheMeanOverTheSplitUnderRandomPlans) {
 }
 
 // Their memory is emulated where there is none.
-TEST_F(ValidationTest, IsTheMeanOverTheSplitOnGpus) {
+TEST_F(ValidationTest, EqualsMeanOverSplitOnGpus) {
   if (!kWithCuda) GTEST_SKIP() << "a build without CUDA";
   for (const Plan& plan : {Plan{.dp = 2}, Plan{.dp = 2, .cp = 2, .zero = ZeroStage::three}, Plan{.pp = 2, .tp = 2}}) {
     Job job = make_job(plan, 6);

@@ -117,11 +117,11 @@ const std::vector<Plan> kPlans = {
     {.pp = 2, .dp = 2, .tp = 2, .zero = ZeroStage::three, .microbatches = 2},
 };
 
-TEST_F(Growth, OfLiveBytesIsNoneUnderEveryStrategy) {
+TEST_F(Growth, LiveBytesAreConstantUnderEveryStrategy) {
   for (const Plan& plan : kPlans) expect_steady(make_job(plan));
 }
 
-TEST_F(Growth, OfLiveBytesIsNoneUnderRandomPlans) {
+TEST_F(Growth, LiveBytesAreConstantUnderRandomPlans) {
   for (uint64_t trial = 0; trial < 12; ++trial) {
     uint64_t at = 0;
     const Philox random = Philox::named(trial, "growth");
@@ -143,7 +143,7 @@ TEST_F(Growth, OfLiveBytesIsNoneUnderRandomPlans) {
 }
 
 // Their memory is emulated where there is none.
-TEST_F(Growth, OfLiveBytesIsNoneOnGpus) {
+TEST_F(Growth, LiveBytesAreConstantOnGpus) {
   if (const std::string why = test::no_gpu(); !why.empty()) GTEST_SKIP() << why;
   for (Plan plan : {Plan{.microbatches = 2}, Plan{.dp = 2, .zero = ZeroStage::three}, Plan{.pp = 2, .cp = 2}}) {
     plan.device = Device::cuda;
@@ -155,7 +155,7 @@ TEST_F(Growth, OfLiveBytesIsNoneOnGpus) {
   }
 }
 
-TEST_F(Growth, OfLiveBytesIsNoneOfAsynchronousWorkers) {
+TEST_F(Growth, LiveBytesOfAsyncWorkersAreConstant) {
   const Job job = make_job({.dp = 3, .dp_mode = DataMode::ps_async, .servers = 2, .staleness = 1});
   launch(launch_options(job.plan), [&](Communicator& world) {
     AsyncTrainer trainer(job, synthetic_sequences(kVocab, kContext, job.optim.batch, 1), world);
@@ -182,7 +182,7 @@ Held held() {
 }
 
 // The process is measured while all ranks are between two steps.
-TEST_F(Growth, OfTheProcessIsNone) {
+TEST_F(Growth, ProcessSizeIsConstant) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the address sanitizer keeps what was given back";
 #endif

@@ -47,7 +47,7 @@ Plan odd_one() {
           .timeout = 1.5};
 }
 
-TEST(Plan, IsAValue) {
+TEST(Plan, IsRegularType) {
   EXPECT_EQ(Plan{}, Plan{});
   EXPECT_EQ(kSketch.ranks(), 8);
   Plan other = kSketch;
@@ -59,7 +59,7 @@ TEST(Plan, IsAValue) {
   EXPECT_EQ(describe(kSketch), "8 thread ranks (pp 2 x dp 2 x tp 2), zb-h1, ZeRO-1");
 }
 
-TEST(Plan, IsReadFromWhatItWrites) {
+TEST(Plan, RoundTripsThroughJson) {
   for (const Plan& plan : {Plan{}, kSketch, odd_one()}) EXPECT_EQ(plan_from_json(to_json(plan)), plan) << to_json(plan);
   EXPECT_EQ(plan_from_json("{}"), Plan{});
   EXPECT_EQ(plan_from_json(R"({"dp": 2, "zero": 3, "dp_mode": "ps-sync", "bucket_mb": 1})"),
@@ -75,7 +75,7 @@ void expect_field(const std::function<void()>& f, const std::string& field, cons
   expect_error(Status::usage, {words}, f);
 }
 
-TEST(Plan, WrongJsonNamesTheField) {
+TEST(Plan, ReportsFieldOfInvalidJson) {
   const auto expect = [](const char* json, const char* field, const char* words) {
     expect_field([&] { plan_from_json(json); }, field, words);
   };
@@ -93,7 +93,7 @@ TEST(Plan, WrongJsonNamesTheField) {
   expect_error(Status::usage, {"expected a JSON object"}, [] { plan_from_json("{"); });
 }
 
-TEST(Plan, ACheckNamesTheField) {
+TEST(Plan, CheckReportsField) {
   const auto expect = [](const Plan& plan, const char* field, const char* words) {
     expect_field([&] { check(plan); }, field, words);
   };
@@ -115,7 +115,7 @@ TEST(Plan, ACheckNamesTheField) {
   expect({.dp = 2, .backend = Backend::mpi}, "backend", "mpi requires a start by mpirun");
 }
 
-TEST(Job, ACheckNamesTheFieldAndTheNearestThatCan) {
+TEST(Job, CheckReportsFieldAndNearestValidValue) {
   const auto expect = [](const Job& job, const char* field, const char* words) {
     expect_field([&] { check(job); }, field, words);
   };
@@ -130,7 +130,7 @@ TEST(Job, ACheckNamesTheFieldAndTheNearestThatCan) {
 }
 
 // A program of one's own, with no word of options.
-TEST(Job, TrainsTheSameUnderEveryPlan) {
+TEST(Job, TrainsIdenticallyUnderEveryPlan) {
   const auto losses = [](const Plan& plan) {
     const Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 20},
                   .optim = {.optimizer = OptimizerKind::sgd, .lr = 0.1, .warmup = 0, .steps = 3, .batch = 4},
@@ -155,7 +155,7 @@ TEST(Job, TrainsTheSameUnderEveryPlan) {
 }
 
 // A program of somebody's own may hand each rank another job; in every field that changes the run.
-TEST(JobOfAllRanks, OnesThatDifferAreRefusedByField) {
+TEST(JobOfAllRanks, RejectsDifferencesByField) {
   const Job same{
       .model = {.layers = 1, .channels = 8, .context = 4, .vocab = 5}, .optim = {.batch = 4}, .plan = {.dp = 2}};
   const auto expect = [&](const std::function<void(Job&)>& change, const std::string& words) {
@@ -196,7 +196,7 @@ ExpertLoad expert_load(const Job& job) {
   return out;
 }
 
-TEST(TrainedExperts, LoadIsThatOfAllRanks) {
+TEST(TrainedExperts, LoadCoversAllRanks) {
   Job job = small_job();
   const ExpertLoad one = expert_load(job);
   ASSERT_EQ(one.rows.size(), 3U);
@@ -221,7 +221,7 @@ TEST(TrainedExperts, LoadIsThatOfAllRanks) {
 }
 
 // Ranks of cp have parts of the sequences, whose first tokens find a place.
-TEST(TrainedExperts, ACapacityIsOneOfWholeSequences) {
+TEST(TrainedExperts, CapacityAppliesToFullSequences) {
   Job job = small_job();
   job.model.context = 12;
   job.model.experts.capacity = 0.6;
@@ -235,14 +235,14 @@ TEST(TrainedExperts, ACapacityIsOneOfWholeSequences) {
   }
 }
 
-TEST(TrainedExperts, TheBusiestIsSoManyTimesTooBusy) {
+TEST(TrainedExperts, ReportsLoadOfBusiestExpert) {
   const ExpertLoad load{.rows = {{2, 2, 2, 2}, {1, 6, 1, 0}}};
   EXPECT_EQ(load.busiest().times, 3);
   EXPECT_EQ(load.busiest().layer, 1);
   EXPECT_EQ(load.busiest().expert, 1);
 }
 
-TEST(TrainedExperts, WhatIsNotBuiltIsRefusedByName) {
+TEST(TrainedExperts, RejectsUnsupportedOptions) {
   const auto expect = [](const std::string& words, const std::function<void(Job&)>& change) {
     Job job = small_job();
     job.plan.dp = job.plan.ep = 2;
@@ -280,7 +280,7 @@ TEST(TrainedExperts, WhatIsNotBuiltIsRefusedByName) {
 }
 
 // Experts that a token does not meet are parameters, and no computation.
-TEST(TrainedExperts, ATokenMeetsAsManyAsInADenseModel) {
+TEST(TrainedExperts, ActiveParametersMatchDenseModel) {
   ModelConfig moe = preset("moe-nano").value(), dense = preset("llama-nano").value();
   moe.vocab = dense.vocab = 81;
   const int64_t routers = moe.layers * moe.channels * moe.experts.count;
@@ -311,7 +311,7 @@ std::string compared(const Job& job, int rank, const std::string& tensor) {
   return error_message([&] { train(job, job.optim.steps, spoil); }, Status::communication);
 }
 
-TEST(CheckReplicas, EqualCopiesPassUnderEveryAxis) {
+TEST(CheckReplicas, AcceptsEqualReplicasUnderEveryAxis) {
   for (const Plan& plan :
        {Plan{.dp = 4}, Plan{.dp = 2, .tp = 2}, Plan{.cp = 2, .zero = ZeroStage::two}, Plan{.pp = 2, .dp = 2},
         Plan{.dp = 2, .zero = ZeroStage::one}, Plan{.dp = 2, .tp = 2, .zero = ZeroStage::three},
@@ -319,7 +319,7 @@ TEST(CheckReplicas, EqualCopiesPassUnderEveryAxis) {
     EXPECT_EQ(compared(small_job(plan), -1, ""), "nothing was thrown") << describe(plan);
 }
 
-TEST(CheckReplicas, ACopyThatDriftedIsNamedWithItsRank) {
+TEST(CheckReplicas, ReportsDivergedReplicaWithRank) {
   EXPECT_TRUE(has(compared(small_job({.dp = 4}), 2, "blocks.1.mlp.up.weight"),
                   "step 2: replicas of blocks.1.mlp.up.weight differ between ranks: rank 2 does not match ranks "
                   "0, 1, 3"));
@@ -354,7 +354,7 @@ TEST(FirstNotFinite, IsFoundAnywhere) {
 
 // A rank is called a straggler where it clearly is one.
 
-TEST(Straggler, IsTheOneThatStandsOutOrNobody) {
+TEST(Straggler, IsOutlierOrEmpty) {
   const auto late = find_straggler({0.5, 12, 0.5, 1}, 10);  // three ranks waited 12 s in 10 s each
   ASSERT_TRUE(late);
   EXPECT_EQ(late->rank, 1);

@@ -56,7 +56,7 @@ Tensor hidden(LanguageModel& model, const Windows& windows, int64_t first = 0, i
   return model.hidden(Tensor::of<int32_t>(ids, {count, kContext}, make_arena())).value();
 }
 
-TEST(QuantizeLayers, EachSeesWhatTheRoundedOnesBeforeItMake) {
+TEST(QuantizeLayers, InputsComeFromQuantizedPredecessors) {
   const TokenFile text = tokens();
   const Windows windows(text, kContext);
   for (const ModelConfig& config : {kLlama, kGpt2}) {
@@ -93,7 +93,7 @@ TEST(QuantizeLayers, EachSeesWhatTheRoundedOnesBeforeItMake) {
   }
 }
 
-TEST(QuantizeLayers, GptqStaysNearerThanRounding) {
+TEST(QuantizeLayers, GptqHasLowerErrorThanRounding) {
   const TokenFile text = tokens();
   const Windows windows(text, kContext);
   for (const ModelConfig& config : {kLlama, kGpt2}) {
@@ -108,14 +108,13 @@ TEST(QuantizeLayers, GptqStaysNearerThanRounding) {
   }
 }
 
-TEST(QuantizeLayers, WhatDoesNotFitIsRefused) {
+TEST(QuantizeLayers, RejectsMismatchedArguments) {
   const TokenFile text = tokens();
   const Windows windows(text, kContext), longer(text, 2 * kContext);
   const auto expect_refused = [&](const Rows* rows, const QuantizeOptions& o, const std::string& words) {
     expect_error(Status::usage, {words}, [&] { quantize_layers(*drawn(kGpt2), rows, o); });
   };
-  expect_refused(&windows, {.group = 24},
-                 "`group`: expected a divisor of the 32 inputs of blocks.0.attn.qkv, got 24");
+  expect_refused(&windows, {.group = 24}, "`group`: expected a divisor of the 32 inputs of blocks.0.attn.qkv, got 24");
   expect_refused(&windows, {.group = 64}, "`group`: expected a divisor of the 32 inputs");
   expect_refused(&longer, {.group = 16}, "rows have 32 tokens; the model's context is 16");
   expect_refused(nullptr, {.group = 16}, "expected calibration data, got none");

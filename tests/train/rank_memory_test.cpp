@@ -66,7 +66,7 @@ const Plan kPlans[] = {
     {.pp = 2, .dp = 2, .zero = ZeroStage::three, .schedule = ScheduleKind::gpipe, .microbatches = 3},
 };
 
-TEST(RankMemory, IsWhatRanksThenHold) {
+TEST(RankMemory, MatchesRunningRanks) {
   for (const Plan& plan : kPlans) {
     const Job job = small_job(plan);
     const std::vector<RankMemory> expected = memory_of_ranks(job);
@@ -83,7 +83,7 @@ TEST(RankMemory, IsWhatRanksThenHold) {
 }
 
 // Ranks wait for sums and values of units that another thread brings, and hold the same whenever it comes.
-TEST(RankMemory, IsTheSameInEveryRun) {
+TEST(RankMemory, IsReproducible) {
   Job job = small_job({.pp = 2, .dp = 2, .zero = ZeroStage::three, .schedule = ScheduleKind::gpipe, .microbatches = 3});
   job.model.channels = 32;
   job.model.context = 8;
@@ -95,7 +95,7 @@ TEST(RankMemory, IsTheSameInEveryRun) {
 }
 
 // A ffn of 9 is cut in 4 and 5, so that pieces of the last rank's units are padded to 256 more elements.
-TEST(RankMemory, OfTheTpRankThatHasMost) {
+TEST(RankMemory, CoversLargestTpRank) {
   Job job = small_job({.dp = 2, .cp = 2, .tp = 2, .sp = true, .zero = ZeroStage::three}, 4);
   job.model = {.layers = 4, .heads = 4, .channels = 32, .context = 16, .vocab = 29, .kv_heads = 2, .ffn = 9};
   const std::vector<Peak> found = measured_within(job, memory_of_ranks(job));
@@ -104,7 +104,7 @@ TEST(RankMemory, OfTheTpRankThatHasMost) {
 
 // The last rank of a ring attends with all its queries at every hop, the first with half of them behind hop 0. A
 // processor with AVX2 alone packs less in bf16, where both then have the same peak.
-TEST(RankMemory, OfTheCpRankThatHasMost) {
+TEST(RankMemory, CoversLargestCpRank) {
   for (const DType dtype : {DType::float32, DType::bfloat16})
     for (const int64_t cp : {2, 4}) {
       Job job = small_job({.cp = cp}, 4);
@@ -120,7 +120,7 @@ TEST(RankMemory, OfTheCpRankThatHasMost) {
 
 // Elements: the table 200 x 64, positions 64 x 64, in each of four layers 12 x 64 x 64 of matrices and 13 x 64 besides,
 // and the last norm.
-TEST(RankMemory, SumsByHand) {
+TEST(RankMemory, MatchesManualSums) {
   const int64_t parameters = 200 * 64 + 64 * 64 + 4 * (12 * 64 * 64 + 13 * 64) + 2 * 64;
   const RankMemory one = memory_of_ranks(small_job({})).at(0);
   EXPECT_EQ(one.held, (MemoryByCategory{4 * parameters, 4 * parameters, 8 * parameters}));
@@ -138,7 +138,7 @@ TEST(RankMemory, SumsByHand) {
 }
 
 // Llama 3 8B in bf16 on 64 sequences of 8192 tokens: more than any machine has.
-TEST(RankMemory, IsKnownOfWhatNoMachineHas) {
+TEST(RankMemory, EstimatesModelsLargerThanRam) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the address sanitizer writes an eighth of what is only reserved";
 #endif
@@ -153,7 +153,7 @@ TEST(RankMemory, IsKnownOfWhatNoMachineHas) {
 }
 
 // Models of four and of five equal layers tell what more layers hold, under every plan, with every way to recompute.
-TEST(RankMemory, OfManyLayersFollowsFromFew) {
+TEST(RankMemory, ExtrapolatesFromFewLayers) {
   int trial = 0;
   for (const Plan& plan : kPlans) {
     Job job = small_job(plan);
@@ -172,7 +172,7 @@ int64_t most_resident_bytes() {
 }
 
 // The sums of a bias' gradient alone are 2 GiB.
-TEST(RankMemory, TakesNoMemory) {
+TEST(RankMemory, AllocatesNothing) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the address sanitizer writes an eighth of what is only reserved";
 #endif
@@ -204,12 +204,12 @@ class MemoryLimits : public DataTest {
   }
 };
 
-TEST_F(MemoryLimits, AreWhatTheMachineHasAvailable) {
+TEST_F(MemoryLimits, IncludeAvailableMemory) {
   EXPECT_EQ(limit().bytes, 5000 * 1024);
   EXPECT_EQ(limit().of, "this machine has available");
 }
 
-TEST_F(MemoryLimits, AreWhatAnyGroupAroundLeaves) {
+TEST_F(MemoryLimits, IncludeAncestorCgroups) {
   write("proc/self/cgroup", "0::/user/job\n");
   write("cgroup/user/job/memory.max", "max\n");
   write("cgroup/user/memory.max", "3000000\n");
@@ -224,13 +224,13 @@ TEST_F(MemoryLimits, AreWhatAnyGroupAroundLeaves) {
 }
 
 // In a container the path is one of the host's, and the group is the top.
-TEST_F(MemoryLimits, AreTheContainers) {
+TEST_F(MemoryLimits, IncludeContainerCgroup) {
   write("proc/self/cgroup", "0::/docker/abc\n");
   write("cgroup/memory.max", "2000000\n");
   EXPECT_EQ(limit().bytes, 2000000);
 }
 
-TEST_F(MemoryLimits, AreThoseOfVersionOneToo) {
+TEST_F(MemoryLimits, SupportCgroupV1) {
   write("proc/self/cgroup", "3:cpu,cpuacct:/a\n2:memory:/slurm/job_7\n1:name=systemd:/b\n");
   write("cgroup/memory/slurm/job_7/memory.limit_in_bytes", "4000000\n");
   write("cgroup/memory/slurm/job_7/memory.usage_in_bytes", "1500000\n");
@@ -238,7 +238,7 @@ TEST_F(MemoryLimits, AreThoseOfVersionOneToo) {
   EXPECT_EQ(limit().bytes, 3000000);
 }
 
-TEST_F(MemoryLimits, AreWhatTheAddressSpaceLeaves) {
+TEST_F(MemoryLimits, IncludeAddressSpace) {
   EXPECT_EQ(limit(4000000).bytes, 4000000 - 100 * sysconf(_SC_PAGESIZE));
   EXPECT_TRUE(has(limit(4000000).of, "ulimit -v"));
   EXPECT_EQ(limit(1).bytes, 0);
@@ -252,7 +252,7 @@ int64_t total_tokens(const Job& job) {
 }
 
 // One byte less than all ranks hold is refused, and what is said to fit does.
-TEST(MemoryCheck, RefusesByTheByteAndSaysWhatFits) {
+TEST(MemoryCheck, RejectsByOneByteAndSuggestsFittingPlan) {
   const Job job = small_job({.dp = 2}, 48);
   const int64_t needed = total_tokens(job);
   EXPECT_FALSE(memory_refusal(job, {.ranks = 2}, {needed, "a test leaves"}));
@@ -284,7 +284,7 @@ TEST(MemoryCheck, RefusesByTheByteAndSaysWhatFits) {
 
 // Without activations: 16 bytes of value, gradient and two moments for each parameter. Tables of 200 tokens and of 64
 // positions, four layers of 12 x 64^2 in matrices, 9 x 64 in biases and 4 x 64 in norms, and the last norm.
-TEST(MemoryCheck, LeastMemoryIsRefusedByTheByte) {
+TEST(MemoryCheck, MinimumIsCheckedToTheByte) {
   const Job job = small_job({.dp = 2});
   constexpr int64_t kParameters = (200 + 64) * 64 + 4 * (12 * 64 * 64 + 13 * 64) + 2 * 64;
   for (const int64_t ranks : {1, 2}) {  // of this host: half of it, or all
@@ -294,7 +294,7 @@ TEST(MemoryCheck, LeastMemoryIsRefusedByTheByte) {
   }
 }
 
-TEST(MemoryCheck, CountsTheRanksOfThisHostAndWhatIsBesides) {
+TEST(MemoryCheck, CountsLocalRanksAndAdditionalMemory) {
   const Job job = small_job({.dp = 2}, 48);
   const int64_t one = total_tokens(job) / 2;
   EXPECT_FALSE(memory_refusal(job, {.first = 1, .ranks = 1}, {one, "a test leaves"}));
@@ -308,7 +308,7 @@ TEST(MemoryCheck, CountsTheRanksOfThisHostAndWhatIsBesides) {
   EXPECT_TRUE(memory_refusal(job, {.ranks = 1, .gathered = activations + 1}, {one, "a test leaves"}));
 }
 
-TEST(MemoryCheck, TakesNoTimeForAnySizes) {
+TEST(MemoryCheck, IsFastForAnySizes) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the address sanitizer writes an eighth of what is only reserved";
 #endif

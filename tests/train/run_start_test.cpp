@@ -177,7 +177,7 @@ void for_each_start(const std::string& what, Refusals& refused, const std::funct
   }
 }
 
-TEST_F(RunStart, LoadedWeightsStayThroughAStepOfLearningRateZero) {
+TEST_F(RunStart, ZeroLearningRatePreservesLoadedWeights) {
   Refusals refused;
   for (const Precision precision : {Precision{}, {DType::bfloat16, DType::float32}, {DType::bfloat16, DType::bfloat16}})
     for (const char* optimizer : {"sgd", "adam", "adamw", "muon"})
@@ -201,7 +201,7 @@ TEST_F(RunStart, LoadedWeightsStayThroughAStepOfLearningRateZero) {
 }
 
 // Adapters that are loaded with their base, and new ones, with which the model begins as its base.
-TEST_F(RunStart, AdaptersBeginWithTheirBase) {
+TEST_F(RunStart, AdaptersStartFromBase) {
   Refusals refused;
   for (const bool loaded : {true, false})
     for_each_start(
@@ -261,7 +261,7 @@ void expect_resumes(const Job& from, const Job& under) {
 }
 
 // Of runs whose state has no names of its own; asynchronous and DiLoCo's: async_test.cpp, same_file_test.cpp.
-TEST_F(RunStart, AnotherPlanResumesWithEveryByte) {
+TEST_F(RunStart, ResumesUnderAnotherPlanBytewise) {
   Refusals refused;
   for_each_start(
       "resume", refused,
@@ -332,7 +332,7 @@ double direct_loss(const Job& job, const Weights& weights, const Sequences& rows
   return sum / static_cast<double>(std::ssize(targets) - std::ranges::count(targets, Rows::kIgnored));
 }
 
-TEST_F(RunStart, FirstLossIsTheMeanOverTrainedTargets) {
+TEST_F(RunStart, FirstLossAveragesTrainedTargets) {
   Refusals refused;
   for (const std::string kind : {"examples", "mixture", "documents"}) {
     const Sequences rows = make_rows(kind);

@@ -47,7 +47,7 @@ Job drawn_job(test::Draw& draw) {
 
 // Plans with several data ranks or several micro-batches, not both, save the file of one rank that has as many
 // micro-batches: pipelines, ZeRO, DataParallel, a parameter server.
-TEST(SameFile, OfOneRank) {
+TEST(SameFile, FromOneRank) {
   for (uint64_t trial = 0; trial < 16; ++trial) {
     test::Draw draw("same file", trial);
     const Job job = drawn_job(draw);
@@ -69,7 +69,7 @@ TEST(SameFile, OfOneRank) {
 
 // Several ranks with several micro-batches each save one of two files: some plans sum over ranks once, the others after
 // each micro-batch.
-TEST(SameFile, OfRanksWithMicrobatches) {
+TEST(SameFile, FromRanksWithMicrobatches) {
   for (uint64_t trial = 0; trial < 4; ++trial) {
     test::Draw draw("same file", trial);
     const Job job = drawn_job(draw);
@@ -89,7 +89,7 @@ TEST(SameFile, OfRanksWithMicrobatches) {
 }
 
 // A pipeline adds the two uses of a tied weight in another order than one rank, which takes it by an option.
-TEST(SameFile, OfATiedWeightTakesTheOption) {
+TEST(SameFile, FromTiedWeightRequiresOption) {
   const Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 37},
                 .optim = {.lr = 0.02, .warmup = 1, .steps = 4, .batch = 12}};
   const File pipeline = train_to_file(job, {.pp = 2, .microbatches = 3});
@@ -124,7 +124,7 @@ void expect_goes_on(const Plan& before, const Plan& after, OptimizerKind optimiz
 }
 
 // Step 4 is one after the outer step of step 3; of two fragments the second makes its own in steps 1, 4 and 7.
-TEST(ReplicasResume, GoesOnInTheMiddleOfStepsAlone) {
+TEST(ReplicasResume, ContinuesBetweenSynchronizations) {
   Plan plan{.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 3}, with_stages = plan;
   expect_goes_on(plan, plan, OptimizerKind::adamw);
   with_stages.pp = 2;
@@ -136,7 +136,7 @@ TEST(ReplicasResume, GoesOnInTheMiddleOfStepsAlone) {
 }
 
 // Which fragment a unit is in does not depend on the stage that has it.
-TEST(ReplicasResume, RanksThatTrainAloneGoOnWithOtherStages) {
+TEST(ReplicasResume, ContinuesWithOtherStages) {
   const Plan plan{.dp = 2, .tie_copies = true, .dp_mode = DataMode::diloco, .sync_every = 3, .sync_fragments = 2};
   Plan with_stages = plan;
   with_stages.pp = 2;
@@ -168,13 +168,13 @@ void expect_loss_of_what_is_in_common(Job job) {
   EXPECT_NEAR(found, expected, 1e-6 * expected);
 }
 
-TEST(ReplicasResume, ALossBetweenOuterStepsIsThatOfWhatRanksHaveInCommon) {
+TEST(ReplicasResume, ValidatesSynchronizedWeightsBetweenOuterSteps) {
   for (const DType dtype : {DType::float32, DType::bfloat16})
     expect_loss_of_what_is_in_common(job_with(
         {.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 4, .sync_fragments = 2}, OptimizerKind::adamw, dtype));
 }
 
-TEST(ReplicasResume, AnotherLayoutGoesOnWithTheSameBits) {
+TEST(ReplicasResume, AnotherLayoutContinuesBitwiseIdentically) {
   const Plan ddp{.dp = 4}, zero{.dp = 4, .zero = ZeroStage::one}, staged{.pp = 2, .dp = 4, .tie_copies = true};
   expect_goes_on(ddp, zero, OptimizerKind::muon);
   expect_goes_on(zero, ddp, OptimizerKind::muon);
@@ -194,20 +194,20 @@ TEST(ReplicasResume, AnotherLayoutGoesOnWithTheSameBits) {
 
 // GPUs do as much: their ranks save what the host gets of it.
 using ReplicasResumeGpu = test::OnGpu;
-TEST_F(ReplicasResumeGpu, GoesOnInTheMiddleOfStepsAlone) {
+TEST_F(ReplicasResumeGpu, ContinuesBetweenSynchronizations) {
   Plan plan{.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 3, .sync_fragments = 2, .device = Device::cuda};
   for (const DType dtype : {DType::float32, DType::bfloat16}) expect_goes_on(plan, plan, OptimizerKind::adamw, dtype);
   plan.offload = Offload::optimizer;
   expect_goes_on(plan, plan, OptimizerKind::muon, DType::bfloat16);
 }
 
-TEST_F(ReplicasResumeGpu, AnotherLayoutGoesOnWithTheSameBits) {
+TEST_F(ReplicasResumeGpu, AnotherLayoutContinuesBitwiseIdentically) {
   const Plan ddp{.dp = 2, .device = Device::cuda}, zero{.dp = 2, .zero = ZeroStage::three, .device = Device::cuda};
   expect_goes_on(ddp, zero, OptimizerKind::muon);
   expect_goes_on(zero, ddp, OptimizerKind::muon, DType::bfloat16);
 }
 
-TEST_F(ReplicasResumeGpu, ALossBetweenOuterStepsIsThatOfWhatRanksHaveInCommon) {
+TEST_F(ReplicasResumeGpu, ValidatesSynchronizedWeightsBetweenOuterSteps) {
   for (const DType dtype : {DType::float32, DType::bfloat16})
     expect_loss_of_what_is_in_common(
         job_with({.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 4, .sync_fragments = 2, .device = Device::cuda},
@@ -269,7 +269,7 @@ std::vector<NamedTensor> whole_states(Trainer& trainer) {
 
 using SavedTensorsTest = DataTest;
 
-TEST_F(SavedTensorsTest, ALayoutSaysWhatItsRanksHoldAndPartsReadBackToTheWhole) {
+TEST_F(SavedTensorsTest, LayoutListsSlicesThatReassembleFullTensors) {
   for (uint64_t trial = 0; trial < test::plans(12); ++trial) {
     test::Draw draw("saved parts", trial);
     Job job{
@@ -319,7 +319,7 @@ TEST_F(SavedTensorsTest, ALayoutSaysWhatItsRanksHoldAndPartsReadBackToTheWhole) 
   }
 }
 
-TEST_F(SavedTensorsTest, WhatNoPartHasIsNamed) {
+TEST_F(SavedTensorsTest, ReportsMissingElements) {
   const std::vector<float> values{1, 2, 3, 4};
   const auto write = [&](int rank, const std::string& described, int64_t count) {
     const TensorBytes t{

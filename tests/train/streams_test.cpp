@@ -100,7 +100,7 @@ Streams masks(Plan plan, int64_t seed) {
   return out;
 }
 
-TEST(RandomStreams, DropoutMasksDependOnLayerStepAndSequenceAlone) {
+TEST(RandomStreams, DropoutMasksDependOnlyOnLayerStepAndSequence) {
   Streams all = masks({}, 1);
   EXPECT_EQ(all.size(), 8U * (1 + 2 * (2 + 2 + 1)));  // the embedding's; of a layer two, its adapters', its attention's
   for (const Plan& plan : {Plan{.microbatches = 4}, Plan{.dp = 2, .microbatches = 2},
@@ -111,7 +111,7 @@ TEST(RandomStreams, DropoutMasksDependOnLayerStepAndSequenceAlone) {
 }
 
 // Signs of first values, and directions of stochastic rounding, by parameter; copies of a tied weight share theirs.
-TEST(RandomStreams, ParametersHaveTheirOwn) {
+TEST(RandomStreams, ParametersHaveSeparateStreams) {
   ModelConfig tied = kGpt, mixture = kGpt;
   tied.tie_copies = true;
   mixture.tied = false, mixture.lora = {}, mixture.experts = {.count = 4, .shared = 1};
@@ -170,7 +170,7 @@ std::vector<Values> texts(uint64_t seed, int64_t ranks) {
   return out;
 }
 
-TEST(RandomStreams, DataAndTextsHaveTheirOwn) {
+TEST(RandomStreams, DataAndTextsHaveSeparateStreams) {
   constexpr int32_t kRows = 256, kTokens = kRows * kContext + 1;
   const auto windows = [](int32_t begin) {
     std::vector<int32_t> tokens(kTokens);

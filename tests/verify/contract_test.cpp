@@ -86,13 +86,13 @@ TEST(Contract, EachStrategyAndStage) {
 }
 
 // The default model and the path without parallelism.
-TEST(Contract, OneRankIsItsOwnOracle) {
+TEST(Contract, OneRankMatchesItself) {
   // Any stage is accepted where the axis is 1.
   expect_passes(small_plan("ranks=1 microbatches=3"), {"zero=0", "zero=1", "zero=2", "zero=3"});
 }
 
 // A copy for each use of the tied weight, without a pipeline that needs it.
-TEST(Contract, CopiesOfATiedWeightAreSummedApart) {
+TEST(Contract, TiedWeightCopiesAreReducedSeparately) {
   for (const int64_t zero : {0, 3}) {
     TrainOptions o = verify_defaults();
     say(o,
@@ -105,7 +105,7 @@ TEST(Contract, CopiesOfATiedWeightAreSummedApart) {
 
 // In the second step no token passes the last block, nor the feed-forward layer of the first. Their gradients of the
 // first step are neither added to nor left in place: the moments decay, the step of AdamW is the oracle's.
-TEST(Contract, ParameterSkippedInTheSecondStepHasAGradientOfZero) {
+TEST(Contract, UnusedParameterInSecondStepHasZeroGradient) {
   for (const char* words : {"zero=0", "zero=0 bucket_mb=1e-6", "zero=1", "zero=2", "zero=3", "dp_mode=dataparallel",
                             "dp_mode=ps-sync", "dp_mode=diloco sync_every=2", "zero=0 pp=2"}) {
     Job job = make_job(small_plan(fmt::format("steps=4 dp=2 microbatches=2 batch=8 {}", words)));
@@ -138,7 +138,7 @@ TEST(Contract, ParameterSkippedInTheSecondStepHasAGradientOfZero) {
   }
 }
 
-TEST(Contract, TheLossFalls) {
+TEST(Contract, LossDecreases) {
   for (const std::string words :
        {"ranks=2 zero=2", "ranks=2 zero=3", "pp=2 dp=2 cp=2 tp=2 sp=true zero=1 microbatches=2 batch=12"}) {
     const VerifyResult r = expect_passes(small_plan("steps=40 " + words));
@@ -181,7 +181,7 @@ TrainOptions draw_exact_plan(Draw& d) {
   return o;
 }
 
-TEST(MeshContract, PipelinesTrainLikeOneRankToTheBit) { expect_drawn_pass(40, "pipelines", draw_exact_plan); }
+TEST(MeshContract, PipelinesMatchOneRankExactly) { expect_drawn_pass(40, "pipelines", draw_exact_plan); }
 
 // With at least one rank on a tensor or context axis, and 16 at most in all.
 TrainOptions draw_split_plan(Draw& d) {
@@ -204,15 +204,15 @@ TrainOptions draw_split_plan(Draw& d) {
   return o;
 }
 
-TEST(MeshContract, ProductsOfAllAxesTrainLikeOneRank) { expect_drawn_pass(40, "products", draw_split_plan); }
+TEST(MeshContract, CombinedAxesTrainLikeOneRank) { expect_drawn_pass(40, "products", draw_split_plan); }
 
 // One plan of each kind, so that a failure has a name.
-TEST(MeshContract, EachScheduleAlone) {
+TEST(MeshContract, EachScheduleSeparately) {
   for (const std::string& name : schedule_names())
     expect_passes(small_plan("pp=2 layers=4 microbatches=4 batch=8 schedule=" + name));
 }
 
-TEST(MeshContract, EachSplitAlone) {
+TEST(MeshContract, EachSplitSeparately) {
   const std::vector<std::string_view> splits = {"tp=2", "tp=2 sp=true", "cp=2 cp_mode=ring", "cp=2 cp_mode=ulysses"};
   expect_passes(small_plan("dtype=fp64"), splits);
   // Dropout of a shard of channels or of tokens, also of those that go into adapters, has the mask of one rank.
@@ -221,7 +221,7 @@ TEST(MeshContract, EachSplitAlone) {
                   splits);
 }
 
-TEST(MeshContract, EachStepOfTheWorkIsTold) {
+TEST(MeshContract, EachStepReportsProgress) {
   std::map<std::string, int64_t> told;
   const auto count = [&](std::string_view work, int64_t step) { EXPECT_EQ(told[std::string(work)]++, step) << work; };
   EXPECT_TRUE(verify(make_job(small_plan("tp=2 steps=3")), {.working = count}).passed());
@@ -241,7 +241,7 @@ TrainOptions wide_plan(const std::string& dtype = "fp32") {
   return o;
 }
 
-TEST(WideVocab, TheseHaveTwoBlocks) {
+TEST(WideVocab, PlansHaveTwoBlocks) {
   for (const char* dtype : {"fp32", "bf16", "fp64"}) {
     const ArenaPtr arena = make_arena();
     const TrainOptions o = wide_plan(dtype);
@@ -296,13 +296,13 @@ TEST(MaskedTargets, TrainLikeOneRank) {
 }
 
 // A rank of a GPU is told the number of a step's targets anew: a captured step would keep that of the first.
-TEST(MaskedTargets, HaveTheBitsOfOneRankOnAGpu) {
+TEST(MaskedTargets, AreBitwiseEqualToOneRankOnAGpu) {
   if (const std::string why = no_gpu(); !why.empty()) GTEST_SKIP() << why;
   expect_masked_passes("ranks=1 microbatches=2 steps=5 device=cuda", false);
 }
 
 // The contract can fail: a rank that takes the mean over its own targets is caught.
-TEST(MaskedTargets, ARankThatCountsItsOwnTargetsIsCaught) {
+TEST(MaskedTargets, DetectRankWithLocalMean) {
   VerifyHooks hooks = masked(false);
   hooks.loading = [](Sequences s, const Job& job, int rank) {
     s.trained = [load = s.load, rank, per_rank = job.optim.batch / 2, context = job.model.context](int64_t step) {
@@ -316,7 +316,7 @@ TEST(MaskedTargets, ARankThatCountsItsOwnTargetsIsCaught) {
 }
 
 // And so are ignored targets that count: the oracle's mean is that of a plain loop.
-TEST(MaskedTargets, AreNoPartOfTheMean) {
+TEST(MaskedTargets, AreExcludedFromMean) {
   Job job = make_job(masked_plan("dp=1"));
   job.model.dropout = 0;
   job.optim.dtype = DType::float64;
@@ -331,7 +331,7 @@ TEST(MaskedTargets, AreNoPartOfTheMean) {
   EXPECT_NEAR(masked_loss, std::log(static_cast<double>(job.model.vocab)), 0.3);
 }
 
-TEST(MaskedTargets, AreRefusedWhereWorkersUpdateAlone) {
+TEST(MaskedTargets, AreRejectedWithAsyncWorkers) {
   const Job job = make_job(masked_plan("dp=2 dp_mode=ps-async"));
   EXPECT_THROW(check_sequences(job, masked_sequences(job)), FieldError);
   EXPECT_NO_THROW(check_sequences(make_job(masked_plan("dp=2")), masked_sequences(job)));
@@ -341,7 +341,7 @@ TEST(MaskedTargets, AreRefusedWhereWorkersUpdateAlone) {
 
 // On the plan's ranks every token goes to the same two experts. What they then compute is right, and so are all
 // gradients beside an oracle that follows them: the margin alone says that these were not the router's choices.
-TEST(Routing, ChoicesThatAreNotTheRoutersAreNoRounding) {
+TEST(Routing, WrongChoicesExceedRounding) {
   TrainOptions o = small_plan("dtype=fp64 tp=2 experts=4 steps=2");
   const VerifyHooks hooks = {.made = [](Trainer& t) {
     const int64_t context = t.full_model().config.context;

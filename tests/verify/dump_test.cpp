@@ -104,7 +104,7 @@ TrainOptions draw_dumped(Draw& d) {
   return o;
 }
 
-TEST(Dump, OfADrawnPlanIsThatOfOneRank) {
+TEST(Dump, RandomPlanMatchesOneRank) {
   for (uint64_t trial = 0; trial < plans(40); ++trial) {
     SCOPED_TRACE(trial);
     Draw d("dumps", trial);
@@ -113,7 +113,7 @@ TEST(Dump, OfADrawnPlanIsThatOfOneRank) {
 }
 
 // One plan of each kind, so that a failure has a name.
-TEST(Dump, OfEachKindOfPlanIsThatOfOneRank) {
+TEST(Dump, EachKindOfPlanMatchesOneRank) {
   for (const char* words :
        {"dp=2 microbatches=2", "dp=2 zero=3 recompute=block", "dp=2 dp_mode=dataparallel", "dp=2 dp_mode=ps-sync",
         "tp=2", "tp=2 sp=true", "cp=2 cp_mode=ring", "cp=2 cp_mode=ulysses", "cp=2 tp=2 sp=true family=llama",
@@ -124,7 +124,7 @@ TEST(Dump, OfEachKindOfPlanIsThatOfOneRank) {
 }
 
 // In fp32, where sums that go another way would be seen. Also steps before and after.
-TEST(Dump, ChangesNoBitOfTheRun) {
+TEST(Dump, DoesNotAffectRun) {
   for (const std::string words : {"dp=2 microbatches=2 zero=3 recompute=block", "pp=2 microbatches=2 schedule=zb-h1",
                                   "tp=2 sp=true recompute=activation+norm", "dp=2 dtype=bf16 family=llama"}) {
     const Job job = verifiable(make_job(small_plan("steps=3 batch=8 " + words)));
@@ -135,7 +135,7 @@ TEST(Dump, ChangesNoBitOfTheRun) {
 }
 
 // A rank that fails within the step, whatever the others have written.
-TEST(Dump, ThatDoesNotEndLeavesNoFile) {
+TEST(Dump, AbortedDumpLeavesNoFile) {
   const Exchange folder;
   const Job job = verifiable(make_job(small_plan("dp=2 steps=3")));
   Sequences sequences = sequences_for(job);
@@ -153,7 +153,7 @@ TEST(Dump, ThatDoesNotEndLeavesNoFile) {
 }
 
 // A rank whose layers are not watched: the file would have zeros in their place.
-TEST(Dump, ThatLacksAnythingIsNone) {
+TEST(Dump, IncompleteDumpIsAnError) {
   const Exchange folder;
   const Job job = verifiable(make_job(small_plan("dp=2 steps=1")));
   const auto run = [&](Trainer& trainer) {
@@ -166,7 +166,7 @@ TEST(Dump, ThatLacksAnythingIsNone) {
   EXPECT_TRUE(fs::is_empty(folder.path("")));
 }
 
-TEST(Dump, IsRefusedWhereRanksMakeNoStepTogether) {
+TEST(Dump, RejectsUnsynchronizedRanks) {
   const auto refused = [](const char* words, int64_t step, const char* why) {
     const Job job = make_job(small_plan(words));
     expect_error(Status::usage, {why}, [&] { check_dump(job, step); });
@@ -178,7 +178,7 @@ TEST(Dump, IsRefusedWhereRanksMakeNoStepTogether) {
 }
 
 // Modules of PyTorch that have the hub's names, and hooks on them.
-TEST(Dump, HasTheNumbersThatPyTorchsHooksSee) {
+TEST(Dump, MatchesPyTorchHooks) {
   if (const std::string why = missing("torch"); !why.empty()) GTEST_SKIP() << why;
   for (const std::string words : {"family=gpt2", "family=gpt2 untied=true pp=2 tp=2 sp=true microbatches=2",
                                   "family=llama kv_heads=2 heads=4 untied=true cp=2 dp=2 recompute=block"}) {

@@ -19,7 +19,7 @@ TrainOptions gpt2(int64_t ranks, int64_t zero, const char* grad_dtype) {
 }
 
 // Rajbhandari et al. 2020, section 5: bytes per rank with 2-byte parameters, g-byte gradients and K = 12.
-TEST(Expected, MemoryIsTheTableOfThePaper) {
+TEST(Expected, MemoryMatchesPaper) {
   const double psi = 124'475'904;
   for (const char* grad_dtype : {"bf16", "fp32"}) {
     const double g = std::string(grad_dtype) == "bf16" ? 2 : 4;
@@ -36,7 +36,7 @@ TEST(Expected, MemoryIsTheTableOfThePaper) {
 }
 
 // With all of it in bfloat16 a parameter takes 8 bytes.
-TEST(Expected, StatesOfBfloat16TakeEightBytes) {
+TEST(Expected, Bfloat16StateCostsEightBytes) {
   TrainOptions o = gpt2(4, 0, "bf16");
   o["state_dtype"] = "bf16";
   const MemoryByCategory h = expected_memory(make_job(o)).front();
@@ -68,7 +68,7 @@ TrainOptions tiny(std::string_view words) {
   return o;
 }
 
-TEST(Expected, BytesWorkedByHand) {
+TEST(Expected, BytesMatchManualCount) {
   EXPECT_EQ(sent(tiny("ranks=2"), "all_reduce"), 2 * 3952 * 4);
   EXPECT_EQ(sent(tiny("ranks=2 zero=1"), "reduce_scatter"), 5120 * 4);
   EXPECT_EQ(sent(tiny("ranks=2 zero=1"), "all_gather"), 5120 * 4 + 20 * 8);
@@ -83,7 +83,7 @@ TEST(Expected, BytesWorkedByHand) {
 
 // The same model on four ranks, in two groups of two: each group as above, and two all-reduces over two ranks, of 2560
 // elements each, once per step.
-TEST(Expected, BytesOfGroupsWorkedByHand) {
+TEST(Expected, BytesOfGroupsMatchManualCount) {
   const TrainOptions o = tiny("ranks=4 zero=2 shard_ranks=2 microbatches=3");
   EXPECT_EQ(sent(o, "reduce_scatter", "dp.shard"), 2 * 3 * 5120 * 4);
   EXPECT_EQ(sent(o, "all_gather", "dp.shard"), 2 * (5120 * 4 + 20 * 8));
@@ -93,7 +93,7 @@ TEST(Expected, BytesOfGroupsWorkedByHand) {
 }
 
 // Matrices of 768, 256, 1024 and 1024 elements, of which one rank owns 1024 + 768, and the other 1024 + 256.
-TEST(Expected, BytesOfMuonWorkedByHand) {
+TEST(Expected, BytesOfMuonMatchManualCount) {
   const TrainOptions o = tiny("ranks=2 optimizer=muon");
   EXPECT_EQ(sent(o, "broadcast"), 3072 * 4);
   EXPECT_EQ(optimizer_of_first(o), 3072 * 4 + (3952 - 3072) * 8);
@@ -104,7 +104,7 @@ TEST(Expected, BytesOfMuonWorkedByHand) {
 
 // Matrices of all ranks: qkv 768, proj 256, the router of four experts 64. Of each expert 2048 and 1024, on two of the
 // four ranks.
-TEST(Expected, BytesOfMuonBesideExpertsWorkedByHand) {
+TEST(Expected, BytesOfMuonWithExpertsMatchManualCount) {
   TrainOptions o = tiny("ranks=4 family=llama experts=4 ep=2 optimizer=muon");
   EXPECT_EQ(sent(o, "broadcast"), 3 * (768 + 256 + 64) * 4);
   EXPECT_EQ(sent(o, "broadcast", "edp"), 4 * 3072 * 4);
@@ -118,7 +118,7 @@ TEST(Expected, BytesOfMuonBesideExpertsWorkedByHand) {
 
 // Eight ranks in two groups of four. Over four ranks the table of 512, the block of 16 + 768 + 256 + 16 + 64 and the
 // norm of 16 are 1024, 2048 and 1024. Two of the four have an expert of 3072, in shards of 1536.
-TEST(Expected, BytesOfGroupsBesideExpertsWorkedByHand) {
+TEST(Expected, BytesOfGroupsWithExpertsMatchManualCount) {
   const TrainOptions o = tiny("ranks=8 batch=24 family=llama experts=4 ep=2 zero=2 shard_ranks=4 microbatches=3");
   EXPECT_EQ(sent(o, "reduce_scatter", "dp.shard"), 2 * 3 * 3 * 4096 * 4);
   EXPECT_EQ(sent(o, "reduce_scatter", "edp"), 4 * 3 * 2 * 3072 * 4);
@@ -129,7 +129,7 @@ TEST(Expected, BytesOfGroupsBesideExpertsWorkedByHand) {
 }
 
 // Sums in steps 3, 6, 9, and in step 10, the last one.
-TEST(Expected, BytesOfRanksThatTrainAloneWorkedByHand) {
+TEST(Expected, BytesOfLocalUpdatesMatchManualCount) {
   const TrainOptions o = tiny("ranks=2 dp_mode=diloco sync_every=3 steps=10");
   EXPECT_EQ(sent(o, "all_reduce", "dp", 2), 0);
   EXPECT_EQ(sent(o, "all_reduce", "dp", 9), 3 * 2 * 3952 * 4);
@@ -142,7 +142,7 @@ TEST(Expected, BytesOfRanksThatTrainAloneWorkedByHand) {
 
 // Two layers in two fragments: the embeddings and a block are 512 + 128 + 3280, the other block and the norm 3280 + 32.
 // With H = 5 the first is summed in steps 5 and 10, the second in 2, 7 and 12, and both in step 13.
-TEST(Expected, BytesOfFragmentsWorkedByHand) {
+TEST(Expected, BytesOfFragmentsMatchManualCount) {
   TrainOptions o = tiny("ranks=2 layers=2 dp_mode=diloco sync_every=5 sync_fragments=2 steps=13");
   EXPECT_EQ(sent(o, "all_reduce", "dp", 1), 0);
   EXPECT_EQ(sent(o, "all_reduce", "dp", 2), 2 * 3312 * 4);
@@ -163,7 +163,7 @@ TEST(Expected, BytesOfOuterStepsInBfloat16) {
 }
 
 // Two groups of two context ranks: in each step gradients within a group, and, with this H, one sum between them.
-TEST(Expected, BytesOfContextRanksThatTrainAloneTogether) {
+TEST(Expected, BytesOfContextRanksWithLocalUpdates) {
   const TrainOptions o = tiny("ranks=4 cp=2 dp_mode=diloco sync_every=3 steps=10");
   EXPECT_EQ(sent(o, "all_reduce", "cp", 3), 3 * 2 * 2 * 3952 * 4);
   EXPECT_EQ(sent(o, "all_reduce", "dp", 3), 2 * 2 * 3952 * 4);
@@ -174,7 +174,7 @@ TEST(Expected, BytesOfContextRanksThatTrainAloneTogether) {
 
 using Peaks = std::vector<int64_t>;
 
-TEST(StageMemory, PeaksWorkedByHand) {
+TEST(StageMemory, PeaksMatchManualCount) {
   const StageMemory m{.kept = 10, .deferred = 7, .forward = 12, .backward = 15, .input = 15, .weight = 9, .packs = 100};
   EXPECT_EQ(peaks_of_ranks(gpipe(2, 3), {m, m}, 1), (Peaks{100 + 20 + 15, 100 + 20 + 15}));
   EXPECT_EQ(peaks_of_ranks(one_f_one_b(2, 3), {m, m}, 1), (Peaks{100 + 10 + 15, 100 + 15}));
@@ -194,7 +194,7 @@ TrainOptions pipeline_plan(const std::string& words) {
   return small_plan("layers=4 channels=64 context=64 pp=2 microbatches=6 batch=24 steps=3 " + words);
 }
 
-TEST(StageMemory, TheBoundIsTight) {
+TEST(StageMemory, BoundIsTight) {
   for (const std::string& name : schedule_names())
     for (const char* recompute : {"none", "block"}) {
       const TrainOptions o = pipeline_plan(fmt::format("schedule={} recompute={}", name, recompute));
@@ -207,7 +207,7 @@ TEST(StageMemory, TheBoundIsTight) {
 }
 
 // GPipe's order breaks the bound of 1F1B.
-TEST(StageMemory, AMicrobatchTooManyIsSeen) {
+TEST(StageMemory, DetectsExcessMicrobatch) {
   const TrainOptions o = pipeline_plan("schedule=gpipe");
   const VerifyResult r = verify(make_job(o));
   const auto stages = measure_stages(make_job(o), 0);
@@ -221,7 +221,7 @@ TEST(StageMemory, AMicrobatchTooManyIsSeen) {
 
 using Bounds = test::OneThread;
 
-TEST_F(Bounds, OfPlansThatSplitSums) {
+TEST_F(Bounds, PlansThatSplitSums) {
   const auto bound = [](DType dtype, int64_t layers, double orders, double error) {
     return compute_tolerance(dtype, layers, orders, error).bound;
   };
@@ -264,7 +264,7 @@ bool number_passes(VerifyResult result, double found, double expected, bool exac
   return result.wrong_steps.empty();
 }
 
-TEST_F(Bounds, OfANumber) {
+TEST_F(Bounds, Scalar) {
   const double next = std::nextafter(3.0, 4.0);
   EXPECT_TRUE(number_passes({}, 3, 3));
   EXPECT_FALSE(number_passes({}, next, 3));
@@ -311,7 +311,7 @@ struct Tensors {
   }
 };
 
-TEST_F(Bounds, OfATensor) {
+TEST_F(Bounds, Tensor) {
   // 0.25 in twelve places has the norm 0.25 sqrt(12): a change d of one place is d / (0.25 sqrt(12)) of it.
   const double norm = 0.25 * std::sqrt(12.0);
   for (const size_t which : {0, 1})
@@ -342,7 +342,7 @@ TEST_F(Bounds, OfATensor) {
 }
 
 // A place where the true gradient zero_grad_range is not compared, and all beside it is.
-TEST_F(Bounds, OfATensorThatVanishesInAPart) {
+TEST_F(Bounds, TensorWithZeroGradientRange) {
   for (int64_t place = 0; place < 12; ++place) {
     Tensors t(DType::float64);
     t.first.zero_grad_range = {4, 8};
@@ -372,7 +372,7 @@ bool totals_pass(const std::function<void(VerifyResult&)>& spoil, const Plan& pl
   return r.passed();
 }
 
-TEST_F(Bounds, OfWhatIsCounted) {
+TEST_F(Bounds, Counts) {
   EXPECT_TRUE(totals_pass([](VerifyResult&) {}));
   for (const int64_t by : {-1, 1}) {
     for (const size_t i : {0, 1}) {
@@ -395,7 +395,7 @@ TEST_F(Bounds, OfWhatIsCounted) {
   EXPECT_TRUE(totals_pass(silent, {}));
 }
 
-TEST_F(Bounds, OfAPeak) {
+TEST_F(Bounds, Peak) {
   EXPECT_EQ(peak_bound(0), 16384);
   EXPECT_EQ(peak_bound(1'000'000), 1'036'384);
   for (const size_t rank : {0, 1}) {
@@ -404,7 +404,7 @@ TEST_F(Bounds, OfAPeak) {
   }
 }
 
-TEST_F(Bounds, OfTheLosses) {
+TEST_F(Bounds, Losses) {
   const auto risen = [](VerifyResult& r) { std::reverse(r.losses.begin(), r.losses.end()); };
   EXPECT_FALSE(totals_pass(risen));
   EXPECT_FALSE(totals_pass([](VerifyResult& r) { r.losses.assign(40, 3.0); }));

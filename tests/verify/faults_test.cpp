@@ -63,7 +63,7 @@ Failure failure(const TrainOptions& o, const Faults& faults, const Sequences& se
   return f;
 }
 
-TEST(Faults, ARankThatFailsAtAnyCallIsNamedWithItsCause) {
+TEST(Faults, ReportsFailingRankAndCauseAtAnyCall) {
   const Philox random(3);
   uint64_t trial = 0;
   for (const TrainOptions& o : plans())
@@ -80,7 +80,7 @@ TEST(Faults, ARankThatFailsAtAnyCallIsNamedWithItsCause) {
 }
 
 // Between communications: a rank's data cannot be read.
-TEST(Faults, ARankWhoseDataFailsEndsTheOthers) {
+TEST(Faults, DataErrorOnOneRankEndsOthers) {
   for (const TrainOptions& o : plans()) {
     const int64_t part = o.optim.batch / 3;
     const int guilty = to_string(o.plan.dp_mode) == "dataparallel" ? 0 : 1;
@@ -97,7 +97,7 @@ TEST(Faults, ARankWhoseDataFailsEndsTheOthers) {
 }
 
 // One rank's own loss, not everybody's: all of them hear of it before anything is updated.
-TEST(Faults, ALossThatIsNoNumberOnOneRankEndsAllInTheSameStep) {
+TEST(Faults, NonFiniteLossOnOneRankEndsAllInSameStep) {
   for (const TrainOptions& o : plans()) {
     std::vector<int64_t> done(3, -1);
     const auto steps_to_the_end = [&](Trainer& trainer) {
@@ -117,7 +117,7 @@ TEST(Faults, ALossThatIsNoNumberOnOneRankEndsAllInTheSameStep) {
 
 // One rank's gradient overflows while every loss is finite: a matrix of the last block, on which no other gradient
 // depends, and of which tensor ranks have shards.
-TEST(Faults, GradientNormThatIsNotFiniteOnOneRankEndsAllInTheSameStep) {
+TEST(Faults, NonFiniteGradientNormOnOneRankEndsAllInSameStep) {
   std::vector<TrainOptions> all = plans();
   for (const std::string how : {"ranks=3 dp_mode=diloco sync_every=2", "pp=3 layers=3", "tp=2", "tp=2 sp=true", "cp=2"})
     all.push_back(test::small_plan("steps=4 batch=12 microbatches=2 " + how));
@@ -145,7 +145,7 @@ TEST(Faults, GradientNormThatIsNotFiniteOnOneRankEndsAllInTheSameStep) {
   }
 }
 
-TEST(Faults, ALostCallIsAnErrorAndNoHang) {
+TEST(Faults, LostCallIsAnErrorWithoutHang) {
   for (TrainOptions o : plans()) {
     o["timeout"] = 0.5;
     for (const int64_t call : {2, 9}) {
@@ -157,7 +157,7 @@ TEST(Faults, ALostCallIsAnErrorAndNoHang) {
   }
 }
 
-TEST(Faults, LateRanksChangeNoBit) {
+TEST(Faults, DelayedRanksDoNotAffectResults) {
   const Philox random(4);
   uint64_t draw = 0;
   for (const TrainOptions& o : plans()) {

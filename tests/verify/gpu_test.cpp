@@ -53,7 +53,7 @@ std::vector<TrainOptions> layouts() {
           plan("ranks=2 dp_mode=ps-sync servers=2")};
 }
 
-TEST_F(TrainingGpu, BeginsAndSavesAsOnTheCpu) {
+TEST_F(TrainingGpu, StartsAndSavesAsOnCpu) {
   for (TrainOptions o : layouts()) {
     const Saved expected = whole_run(o);
     o["device"] = "cuda";
@@ -62,7 +62,7 @@ TEST_F(TrainingGpu, BeginsAndSavesAsOnTheCpu) {
 }
 
 // Tensors that are a function of their name alone are read and written again.
-TEST_F(TrainingGpu, ReadsWhatWasSaved) {
+TEST_F(TrainingGpu, LoadsSavedState) {
   Saved files;
   std::mutex mutex;
   const FullTensors source = [&](const std::string& name, DType dtype, const Shape& shape) {
@@ -94,12 +94,11 @@ TEST_F(TrainingGpu, LayoutsTrainLikeOneRank) {
 }
 
 // A T4, as the emulator says that it is one.
-TEST_F(TrainingGpu, Bf16IsRefusedWhereAGpuHasNoProductsOfIt) {
+TEST_F(TrainingGpu, RejectsBf16WithoutHardwareSupport) {
   if (!describe_device().starts_with("emulated")) GTEST_SKIP() << "the GPU here is what it is";
   setenv("TESSERA_EMULATED_CAPABILITY", "75", 1);
-  EXPECT_EQ(
-      error_message([] { check(make_job(plan("device=cuda dtype=bf16"))); }),
-      "`dtype`: emulated GPU has compute capability 7.5, and products of bf16 need 8.0; expected fp32, got bf16");
+  EXPECT_EQ(error_message([] { check(make_job(plan("device=cuda dtype=bf16"))); }),
+            "`dtype`: emulated GPU has compute capability 7.5, and products of bf16 need 8.0; expected fp32, got bf16");
   expect_passes(plan("device=cuda"));
   setenv("TESSERA_EMULATED_GPUS", "2", 1);
   EXPECT_EQ(error_message([] { check(make_job(plan("device=cuda ranks=2"))); }),
@@ -134,7 +133,7 @@ TEST_F(TrainingGpu, OwnersOfMatrices) {
 
 // A model whose matrices are larger than what its passes keep; without what a library may take. The sums of a step (its
 // loss, its norm) are no part of what is expected.
-TEST_F(TrainingGpu, UpdatesOfMatricesTakeNoMoreMemoryThanExpected) {
+TEST_F(TrainingGpu, MatrixUpdatesStayWithinExpectedMemory) {
   constexpr int64_t kSums = 16;
   for (const int64_t zero : {0, 1}) {
     TrainOptions o = plan("ranks=3 channels=64 context=8 device=cuda batch=3 steps=2");
@@ -153,7 +152,7 @@ TEST_F(TrainingGpu, UpdatesOfMatricesTakeNoMoreMemoryThanExpected) {
 }
 
 // Each like a serial run of its own on a GPU, with outer steps.
-TEST_F(TrainingGpu, RanksThatTrainAlone) {
+TEST_F(TrainingGpu, LocalUpdates) {
   expect_passes(
       plan("steps=5 device=cuda dp_mode=diloco sync_every=2"),
       {"ranks=3", "ranks=2 outer_momentum=0 optimizer=sgd dtype=fp64", "ranks=2 sync_fragments=2 dtype=bf16 clip=0.1",
@@ -164,7 +163,7 @@ TEST_F(TrainingGpu, RanksThatTrainAlone) {
 }
 
 // Not in its command alone: no clock chooses what verify() compares, and attention is by kernels that promise bits.
-TEST(Verifiable, ChoosesKernelsThatPromiseBits) {
+TEST(Verifiable, ChoosesKernelsWithBitwiseGuarantee) {
   EXPECT_TRUE(verifiable({}).plan.deterministic);
   EXPECT_EQ(verifiable({}).plan.attention, AttentionKernels::own);
   EXPECT_EQ(verifiable({.plan = {.attention = AttentionKernels::cudnn}}).plan.attention, AttentionKernels::cudnn);
@@ -176,7 +175,7 @@ void expect_seen(const TrainOptions& o, std::initializer_list<const char*> defec
     EXPECT_FALSE(verify(make_job(o), planted(defect(name), make_job(o))).passed()) << name;
 }
 
-TEST_F(TrainingGpu, DefectsAreSeen) {
+TEST_F(TrainingGpu, DetectsInjectedFaults) {
   expect_seen(plan("ranks=2 device=cuda clip=0.1"), {"skipped-microbatch", "unclipped-rank", "stale-part"});
 }
 
@@ -216,7 +215,7 @@ TrainOptions draw_with_experts(Draw& d) {
 
 TEST_F(ExpertsTrainingGpu, RandomPlans) { expect_drawn_pass(12, "experts on a GPU", draw_with_experts); }
 
-TEST_F(ExpertsTrainingGpu, DefectsAreSeen) {
+TEST_F(ExpertsTrainingGpu, DetectsInjectedFaults) {
   expect_seen(with_experts("ranks=2 ep=2"), {"misrouted-token", "swapped-expert-counts"});
 }
 
@@ -291,7 +290,7 @@ TEST_F(OffloadGpu, ParametersTrainLikeOneRank) {
 
 // A checkpoint's tensors after two steps, and the loss of the second one. A rank's GPU has no parameters after them,
 // and rank 0's shards, wherever they lie, are as large.
-TEST_F(OffloadGpu, ParametersAreSavedAsThoseOfTheGpu) {
+TEST_F(OffloadGpu, SavesParametersAsOnGpu) {
   for (const std::string dtype : {"fp32", "bf16"}) {
     Saved saved[2];
     double loss[2];
@@ -319,7 +318,7 @@ TEST_F(OffloadGpu, ParametersAreSavedAsThoseOfTheGpu) {
   }
 }
 
-TEST(Offload, ParametersAreRefusedWhereNothingIsGained) {
+TEST(Offload, RejectsParametersWithoutBenefit) {
   const std::string beside = "`offload`: parameters requires `zero` 3, whose shards it moves; got `zero` ";
   const std::pair<const char*, std::string> cases[] = {
       {"zero=0", beside + "0"},

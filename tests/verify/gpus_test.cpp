@@ -54,7 +54,7 @@ TEST_F(GpusTest, RanksOverNcclMayBeProcesses) {
   }
 }
 
-TEST_F(GpusTest, AVocabularyThatIsReadSlowlyIsNamed) {
+TEST_F(GpusTest, WarnsOfUnalignedVocabulary) {
   const auto said = [&](const std::string& more) {
     const Ran r = train("--device cuda --steps 1 --warmup 0 --no-save --no-eval --ranks 1 " + more);
     return r.out + r.err;
@@ -83,7 +83,7 @@ class GpuProgramTest : public ProgramTest {
   }
 };
 
-TEST_F(GpuProgramTest, TheSummarySaysWhatRan) {
+TEST_F(GpuProgramTest, SummaryReportsKernelsAndModes) {
   const Json one = summary("--ranks 1 --attention own");
   EXPECT_EQ(one["graph"], (Json{{"captures", 1}, {"replays", 4}, {"queued", 2}, {"why_not", ""}}));
   EXPECT_EQ(one["attention"]["forward"],
@@ -102,7 +102,7 @@ TEST_F(GpuProgramTest, TheSummarySaysWhatRan) {
   EXPECT_EQ(summary("--ranks 2")["graph"]["queued"], 6);
 }
 
-TEST_F(GpuProgramTest, WhatAGpuCannotDoIsOneLine) {
+TEST_F(GpuProgramTest, ReportsUnsupportedOptionsInOneLine) {
   if (!test::no_float64().empty())
     fails("verify --device cuda --dtype fp64 --ranks 2", 2,
           "--dtype: fp64 on a GPU requires a build with -DTESSERA_FLOAT64_KERNELS=ON");
@@ -117,7 +117,7 @@ TEST_F(GpuProgramTest, WhatAGpuCannotDoIsOneLine) {
   refused("TESSERA_EMULATED_GPUS='no driver'", 2, "no GPU was found: this machine has no NVIDIA driver");
 }
 
-TEST_F(GpusTest, WhatCannotBeCapturedSaysWhy) {
+TEST_F(GpusTest, ReportsReasonAgainstCapture) {
   fails("train " + kSmall + "--device cuda --cp 2 --backend nccl --all-reduce native --cuda-graph on", 2,
         "a step cannot be captured because the ranks of --cp-mode ring exchange point-to-point messages");
 }
@@ -136,7 +136,7 @@ class MpiContract : public ProgramTest {
 };
 
 // A variable of a launcher that did not start the program.
-TEST_F(MpiContract, RanksThatAreNotThereAreNamedAsTheOption) {
+TEST_F(MpiContract, ReportsMissingRanksByOption) {
   const Ran r = run("verify --layers 1 --steps 1", "ASAN_OPTIONS=detect_leaks=0 PMI_SIZE=2");
   EXPECT_EQ(r.status, 2) << r.err;
   EXPECT_TRUE(has(r.err, "tessera: [rank 0] --ranks: the MPI job has 1 ranks; expected as many, found 2\n"));

@@ -28,19 +28,19 @@ void expect_caught(std::string_view mutation, std::string_view words, std::initi
 
 constexpr auto kThree = "ranks=3 batch=12";
 
-TEST(Mutation, DefectsOfTheDataFamilyAreCaught) {
+TEST(Mutation, DetectsFaultsOfDataStrategies) {
   for (const char* mutation : {"missing-gradient-sum", "gradients-divided-twice", "skipped-microbatch",
                                "shifted-sequences", "stale-part", "ring-order", "unclipped-rank"})
     expect_caught(mutation, kThree, {"zero=0", "zero=1", "zero=2", "zero=3"});
 }
 
-TEST(Mutation, OtherStrategiesCatchThemToo) {
+TEST(Mutation, DetectsFaultsUnderOtherStrategies) {
   for (const char* mutation : {"gradients-divided-twice", "skipped-microbatch", "shifted-sequences"})
     expect_caught(mutation, kThree, {"dp_mode=dataparallel", "dp_mode=ps-sync"});
 }
 
 // The model-parallel family, on the smallest mesh that has the axis, and the other in products.
-TEST(Mutation, DefectsBesideOtherAxesAreCaught) {
+TEST(Mutation, DetectsFaultsWithOtherAxes) {
   const std::pair<const char*, const char*> cases[] = {{"missing-input-gradient-sum", "tp=2"},
                                                        {"unsummed-norm-weight", "tp=2 sp=true"},
                                                        {"wrong-causal-mask", "cp=2"},
@@ -116,12 +116,12 @@ TrainOptions one_step(const char* dtype, std::string_view words) {
   return small_plan(fmt::format("steps=1 batch=4 ranks=2 dtype={} {}", dtype, words));
 }
 
-TEST_F(PlantedErrors, OneBitIsSeenWhereBitsAreEqual) {
+TEST_F(PlantedErrors, DetectsOneBitIfBitwise) {
   for (const char* dtype : {"fp64", "fp32", "bf16"})
     for (const char* words : {"zero=0", "zero=2", "zero=3"}) expect_bits(one_step(dtype, words));
 }
 
-TEST_F(PlantedErrors, OneBitOfParametersAndStateIsSeenWhereSumsAreSplit) {
+TEST_F(PlantedErrors, DetectsOneBitOfStateIfSumsAreSplit) {
   for (const char* dtype : {"fp32", "bf16"}) expect_bits(one_step(dtype, "tp=2"));
 }
 
@@ -137,7 +137,7 @@ VerifyHooks too_large_by(double share) {
   });
 }
 
-TEST_F(PlantedErrors, AGradientMayBeOffByTheBoundAndNoMore) {
+TEST_F(PlantedErrors, GradientMayDifferOnlyByBound) {
   for (const char* dtype : {"fp64", "fp32", "bf16"})
     for (const char* words : {"tp=2", "cp=2"}) {
       const TrainOptions o = one_step(dtype, words);
@@ -211,7 +211,7 @@ std::string to_string(const VerifyResult& r) {
   return out;
 }
 
-TEST(Defects, AreNamedByTheirSymptoms) {
+TEST(InjectedFaults, AreDiagnosedFromSymptoms) {
   const uint64_t count = test::plans(defects().size());
   uint64_t caught = 0, right = 0;
   for (uint64_t trial = 0; trial < count; ++trial) {
@@ -261,9 +261,9 @@ Observations of_two() {
   return o;
 }
 
-TEST(Diagnosis, OfARunThatIsRightIsNothing) { EXPECT_TRUE(diagnose(of_two()).empty()); }
+TEST(Diagnosis, IsEmptyForCorrectRun) { EXPECT_TRUE(diagnose(of_two()).empty()); }
 
-TEST(Diagnosis, TellsAScaleFromASumThatIsMadeTwice) {
+TEST(Diagnosis, DistinguishesScaleFromDoubleReduction) {
   Observations o = of_two();
   o.tensors = {gradient("tokens.weight", {4, 2}, 2.0), gradient("norm.weight", {2}, 2.0)};
   EXPECT_EQ(first_index(o), "wrong-scale");
@@ -276,7 +276,7 @@ TEST(Diagnosis, TellsAScaleFromASumThatIsMadeTwice) {
   EXPECT_EQ(first_index(o), "unknown");
 }
 
-TEST(Diagnosis, TellsWhichSumOfTheTensorAxisIsMissing) {
+TEST(Diagnosis, IdentifiesMissingTensorAxisReduction) {
   Observations o = of_two();
   o.tp = 2;
   o.sent = {{"tp", "all_reduce", 6, 8, 600, 620}};
@@ -289,7 +289,7 @@ TEST(Diagnosis, TellsWhichSumOfTheTensorAxisIsMissing) {
 }
 
 // A wide bound lets nothing be wrong but bytes.
-TEST(Diagnosis, TellsAWeightFromAnActivationByItsBytes) {
+TEST(Diagnosis, DistinguishesWeightFromActivationByBytes) {
   Observations o = of_two();
   o.sent = {{"tp", "all_reduce", 6, 8, 600, 620}};
   EXPECT_EQ(first_index(o), "weight-not-summed");
@@ -297,7 +297,7 @@ TEST(Diagnosis, TellsAWeightFromAnActivationByItsBytes) {
   EXPECT_EQ(first_index(o), "missing-backward-sum");
 }
 
-TEST(Diagnosis, ReadsSequencesFromTheirShares) {
+TEST(Diagnosis, IdentifiesSequencesByCoefficients) {
   Observations o = of_two();
   o.microbatches = 1;  // so two sequences each
   o.tensors = {gradient("tokens.weight", {4, 2})};
@@ -312,7 +312,7 @@ TEST(Diagnosis, ReadsSequencesFromTheirShares) {
 }
 
 // Targets of the second step alone, all but every fourth, on the last stage of one pipeline or of two.
-TEST(Diagnosis, NamesTheRanksThatWereGivenOtherTokens) {
+TEST(Diagnosis, ReportsRanksWithWrongTokens) {
   const auto expect = [](int first_rank, const std::vector<std::string>& lines, const std::string& evidence) {
     VerifyHooks hooks;
     hooks.loading = [=](Sequences s, const Job& run, int rank) {
@@ -340,7 +340,7 @@ TEST(Diagnosis, NamesTheRanksThatWereGivenOtherTokens) {
   expect(4, {"rank 4" + was + "5 of step 2", "rank 5" + was + "9 of step 2"}, "ranks 4, 5 are" + given + "5");
 }
 
-TEST(Diagnosis, ReadsUpdates) {
+TEST(Diagnosis, IdentifiesUpdateErrors) {
   Observations o = of_two();
   TensorDifference p = gradient("tokens.weight", {4, 2}), m = p;
   p.kind = Kind::parameter;
@@ -357,13 +357,13 @@ TEST(Diagnosis, ReadsUpdates) {
   EXPECT_EQ(first_index(o), "misplaced-gather");
 }
 
-TEST(Diagnosis, HasASentenceForTheCauseOfEachDefect) {
+TEST(Diagnosis, DescribesCauseOfEachFault) {
   for (const InjectedFault& d : defects()) EXPECT_FALSE(text_of_cause(d.cause).empty()) << d.name;
   EXPECT_EQ(text_of_cause("unknown"), "no rule matches");
   EXPECT_EQ(text_of_cause("a-cause"), "");
 }
 
-TEST(Defects, SayWhatAPlanLacks) {
+TEST(InjectedFaults, ReportUnmetRequirements) {
   TrainOptions o = small_plan();
   o["dp"] = 2;
   EXPECT_EQ(error_message([&] { planted(defect("unsummed-head-norm"), make_job(o)); }),
@@ -374,7 +374,7 @@ TEST(Defects, SayWhatAPlanLacks) {
   EXPECT_TRUE(error_message([&] { defect("a-bug"); }).ends_with("found 'a-bug'"));
 }
 
-TEST(Defects, AreDrawnFromThoseThatApply) {
+TEST(InjectedFaults, RandomFaultIsApplicable) {
   TrainOptions o = small_plan();
   o.ranks = o["tp"] = 2;
   std::set<std::string_view> drawn;

@@ -56,7 +56,7 @@ File train_to_file(Job job, Plan plan, const Dataset& data, double* validation =
   return out;
 }
 
-TEST(Padding, IsToAMultipleOfWhatRanksShareAndAtMostToTheContext) {
+TEST(Padding, RoundsUpToRankMultipleWithinContext) {
   Job job{.model = {.context = 600}};
   const auto padded = [&](std::vector<int64_t> lengths) { return padded_tokens(job, lengths); };
   EXPECT_EQ(padded({20, 64, 3}), 64);
@@ -142,7 +142,7 @@ double distance(const File& a, const File& b) {
 }
 
 // Dropout, documents, and the router's choices, capacity and losses.
-TEST(Padding, UpdatesAndLossAreThoseOfRowsAlone) {
+TEST(Padding, UpdatesAndLossMatchUnpaddedRows) {
   for (uint64_t trial = 0; trial < test::plans(6); ++trial) {
     test::Draw draw("rows alone", trial);
     const int64_t context = draw.of<int64_t>({240, 480});
@@ -167,7 +167,7 @@ TEST(Padding, UpdatesAndLossAreThoseOfRowsAlone) {
 }
 
 // Micro-batches of other lengths on other ranks and at other times, and a longer context.
-TEST(Padding, LayoutsAndContextsLeaveOneFile) {
+TEST(Padding, LayoutsAndContextsProduceSameFile) {
   for (uint64_t trial = 0; trial < 4; ++trial) {
     test::Draw draw("one file", trial);
     const Job job = make_job(draw, 256, trial % 2 == 0 ? DType::float32 : DType::bfloat16);
@@ -212,7 +212,7 @@ TEST(Padding, PlansMatchTheOracle) {
 }
 
 // Attention to rows that end in padding: it gives zeros for that, and the rest has the bits of rows without.
-TEST(Padding, CostsAttentionNothing) {
+TEST(Padding, AddsNoAttentionCost) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
     const ArenaPtr arena = make_arena();
     const Philox random = Philox::named(5, "attention");

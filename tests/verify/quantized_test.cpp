@@ -24,7 +24,7 @@ TEST(Quantized, EveryStrategyTrainsLikeOneRank) {
   expect_passes(small_qlora("nf4", "ranks=2"), {"dp_mode=dataparallel", "dp_mode=ps-sync"});
 }
 
-TEST(Quantized, AndUnderTheAxesOfTheModel) {
+TEST(Quantized, ModelAxesTrainLikeOneRank) {
   for (const char* codec : {"nf4", "gptq"})
     expect_passes(small_qlora(codec, "dtype=fp64"), {"tp=2", "pp=2 microbatches=4 schedule=zb-h1"});
   expect_passes(small_qlora("nf4", "dtype=fp64"), {"tp=2 sp=true dp=2 zero=3", "cp=2 recompute=block",
@@ -51,7 +51,7 @@ TEST_F(QuantizedGpu, RanksTrainLikeOneRank) {
 }
 
 // The model has 0.516 bytes for each quantised weight, one mean for each matrix.
-TEST(Quantized, MemoryIsTheClosedForm) {
+TEST(Quantized, MemoryMatchesClosedForm) {
   const Job job = make_job(small_qlora());
   const std::unique_ptr<LanguageModel> model = make_model(verifiable(job).model);
   int64_t elements = 0, bytes = 0, matrices = 0, means = 0;
@@ -104,7 +104,7 @@ void quantise_by_itself(Packed& p) {
   std::ranges::copy(bytes, p.bytes.raw());
 }
 
-TEST(Quantized, PlantedDefectsAreCaught) {
+TEST(Quantized, DetectsInjectedFaults) {
   const TrainOptions data = small_qlora("nf4", "dp=2"), tensor = small_qlora("nf4", "tp=2");
   for (const TrainOptions& o : {data, tensor}) {
     EXPECT_FALSE(is_caught(o, [](Packed&) {})) << make_command(o);
@@ -113,7 +113,7 @@ TEST(Quantized, PlantedDefectsAreCaught) {
   EXPECT_TRUE(is_caught(tensor, quantise_by_itself));
 }
 
-TEST(Quantized, CutsThroughBlocksAreRefused) {
+TEST(Quantized, RejectsShardsThatSplitBlocks) {
   const TrainOptions o = small_qlora("nf4", "head_dim=32 tp=2");
   EXPECT_EQ(
       error_message([&] { verify(make_job(o)); }),

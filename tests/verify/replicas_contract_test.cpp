@@ -17,7 +17,7 @@ TrainOptions short_plan(int64_t dp, std::string_view words = {}) {
 }
 
 // Two sums, in every order: within a group, and over the groups.
-TEST(ReplicasContract, GroupsOfShardsTrainLikeOneRankToTheBit) {
+TEST(ReplicasContract, ShardingGroupsMatchOneRankExactly) {
   expect_drawn_pass(14, "groups", [](Draw& d) {
     TrainOptions o = short_plan(d.of<int64_t>({4, 4, 6, 8}));
     o["shard_ranks"] = o.plan.dp == 6 ? d.of<int64_t>({2, 3}) : d.of<int64_t>({1, 2, o.plan.dp / 2, o.plan.dp});
@@ -29,12 +29,12 @@ TEST(ReplicasContract, GroupsOfShardsTrainLikeOneRankToTheBit) {
   });
 }
 
-TEST(ReplicasContract, GroupsBesideTensorAndContextRanks) {
+TEST(ReplicasContract, GroupsWithTensorAndContextRanks) {
   expect_passes(short_plan(4), {"zero=2 shard_ranks=2 tp=2 steps=2"});
   expect_passes(short_plan(2), {"zero=3 shard_ranks=2 cp=2 context=16 steps=2"});
 }
 
-TEST(ReplicasContract, MuonTrainsLikeOneRankToTheBit) {
+TEST(ReplicasContract, MuonMatchesOneRankExactly) {
   expect_drawn_pass(14, "muon", [](Draw& d) {
     TrainOptions o = short_plan(d.of<int64_t>({1, 2, 3, 4}));
     draw(d, o, "optimizer=muon lr=0.02 momentum=0|0.95 zero=0..3 microbatches=1..2");
@@ -51,7 +51,7 @@ TEST(ReplicasContract, TensorRanksGatherMatrices) {
   expect_passes(short_plan(2, "optimizer=muon tp=2 ffn=37 steps=2"), {"family=gpt2 zero=0", "family=llama zero=3"});
 }
 
-TEST(ReplicasContract, RanksThatTrainAloneAreReplayedToTheBit) {
+TEST(ReplicasContract, LocalUpdatesMatchReplayExactly) {
   expect_drawn_pass(14, "diloco", [](Draw& d) {
     TrainOptions o = short_plan(d.of<int64_t>({1, 2, 3, 4}));
     o["channels"] = d.of<int64_t>({16, 24});  // 24: there are gaps between parameters
@@ -72,7 +72,7 @@ TEST(ReplicasContract, RanksThatTrainAloneAreReplayedToTheBit) {
   });
 }
 
-TEST(ReplicasContract, RanksThatTrainAloneBesideTensorAndContextRanks) {
+TEST(ReplicasContract, LocalUpdatesWithTensorAndContextRanks) {
   expect_drawn_pass(8, "diloco groups", [](Draw& d) {
     TrainOptions o = short_plan(d.of<int64_t>({2, 3}));
     draw(d, o, "dp_mode=diloco steps=4 layers=2..4 sync_every=1..3 sync_fragments=1..2");
@@ -93,7 +93,7 @@ VerifyResult explain_planted(const char* name, const TrainOptions& o) {
 }
 
 // An outer step that is left out is seen in the step in which its fragment should make it.
-TEST(ReplicasContract, AForgottenFragmentIsSeen) {
+TEST(ReplicasContract, DetectsSkippedFragment) {
   const VerifyResult r =
       explain_planted("forgotten-outer-step", short_plan(2, "dp_mode=diloco sync_every=4 sync_fragments=2"));
   ASSERT_FALSE(r.passed());
@@ -130,17 +130,17 @@ void expect_ddp_with_one_step_alone(TrainOptions o) {
   EXPECT_NE(trained(o)[0].data<double>()[5], ddp[0].data<double>()[5]);
 }
 
-TEST(ReplicasContract, WithOneStepAloneItIsDdp) { expect_ddp_with_one_step_alone(short_plan(4)); }
+TEST(ReplicasContract, OneLocalStepEqualsDdp) { expect_ddp_with_one_step_alone(short_plan(4)); }
 
 // Ranks with a GPU each, or that share one.
 using ReplicasContractGpu = test::OnGpu;
-TEST_F(ReplicasContractGpu, WithOneStepAloneItIsDdp) {
+TEST_F(ReplicasContractGpu, OneLocalStepEqualsDdp) {
   if (const std::string why = no_float64(); !why.empty()) GTEST_SKIP() << why;
   expect_ddp_with_one_step_alone(short_plan(4, "device=cuda"));
 }
 
 using ReplicasContractGpus = test::OnGpus;
-TEST_F(ReplicasContractGpus, OverNcclTheyTrainAsThreadsDo) {
+TEST_F(ReplicasContractGpus, NcclMatchesThreads) {
   if (const std::string why = no_float64(); !why.empty()) GTEST_SKIP() << why;
   for (const std::string words : {"", " cp=2 cp_mode=ulysses"}) {
     if (!words.empty() && gpus < 4) continue;
@@ -152,7 +152,7 @@ TEST_F(ReplicasContractGpus, OverNcclTheyTrainAsThreadsDo) {
   }
 }
 
-TEST(ReplicasContract, PlansThatCannotBeAreRefused) {
+TEST(ReplicasContract, RejectsInvalidPlans) {
   const std::tuple<int64_t, const char*, const char*> cases[] = {
       {4, "shard_ranks=2", "`shard_ranks`: requires `zero` 1, 2 or 3"},
       {4, "zero=1 shard_ranks=3", "groups of 3 ranks do not divide the 4 data ranks; nearest valid value: 2 or 4"},
@@ -195,7 +195,7 @@ TrainOptions small_experts(const std::string& words) {
   return small_plan("channels=16 steps=2 batch=8 experts=4 " + words);
 }
 
-TEST(ExpertsContract, MuonTrainsLikeOneRankToTheBit) {
+TEST(ExpertsContract, MuonMatchesOneRankExactly) {
   expect_drawn_pass(14, "experts of muon", [](Draw& d) {
     TrainOptions o = draw_with_experts(d, d.of<int64_t>({1, 2, 4, 4, 6}));
     draw(d, o, "optimizer=muon lr=0.02 momentum=0|0.95 zero=0..3 untied=false|true");
@@ -204,7 +204,7 @@ TEST(ExpertsContract, MuonTrainsLikeOneRankToTheBit) {
   });
 }
 
-TEST(ExpertsContract, GroupsOfShardsTrainLikeOneRankToTheBit) {
+TEST(ExpertsContract, ShardingGroupsMatchOneRankExactly) {
   expect_drawn_pass(14, "experts of groups", [](Draw& d) {
     TrainOptions o = draw_with_experts(d, d.of<int64_t>({4, 4, 6, 8}));
     draw(d, o, "zero=1..3 optimizer=adamw|sgd|muon");
@@ -214,11 +214,11 @@ TEST(ExpertsContract, GroupsOfShardsTrainLikeOneRankToTheBit) {
   });
 }
 
-TEST(ExpertsContract, GroupsOfShardsBesideTensorAndContextRanks) {
+TEST(ExpertsContract, ShardingGroupsWithTensorAndContextRanks) {
   expect_passes(small_experts("ep=2 shard_ranks=2"), {"tp=2 dp=4 zero=2", "cp=2 dp=2 zero=3"});
 }
 
-TEST(ExpertsContract, AdaptersBesideFrozenExpertsTrainLikeOneRankToTheBit) {
+TEST(ExpertsContract, AdaptersWithFrozenExpertsMatchOneRankExactly) {
   expect_drawn_pass(14, "experts of adapters", [](Draw& d) {
     const int64_t dp = d.of<int64_t>({1, 2, 4, 4});
     const int64_t rank = d.between(1, 3);
@@ -230,13 +230,13 @@ TEST(ExpertsContract, AdaptersBesideFrozenExpertsTrainLikeOneRankToTheBit) {
   });
 }
 
-TEST(ExpertsContract, AdaptersBesideFrozenExpertsOnTensorAndContextRanks) {
+TEST(ExpertsContract, AdaptersWithFrozenExpertsOnTensorAndContextRanks) {
   expect_passes(small_experts("family=llama lora_rank=2 lora_targets=all shared_experts=1 dp=2 ep=2 dtype=fp64"),
                 {"tp=2 zero=1", "tp=2 sp=true zero=3", "cp=2 zero=1"});
 }
 
 // A bit of an expert that should have stayed.
-TEST(ExpertsContract, AFrozenExpertThatChangesIsSeen) {
+TEST(ExpertsContract, DetectsChangedFrozenExpert) {
   for (const std::string zero : {"zero=0", "zero=3"}) {
     const TrainOptions o = small_experts("lora_rank=2 dp=2 ep=2 family=llama " + zero);
     const VerifyHooks hooks = {.update = [](Trainer& t, const StepReport& report) {
@@ -256,7 +256,7 @@ TEST(ExpertsContract, TensorRanksGatherMatricesOfExperts) {
 }
 
 // An owner among the ranks that have an expert is silent; the owners of all else do their part.
-TEST(ExpertsContract, AnOwnerOfExpertsThatDoesNotSendIsSeen) {
+TEST(ExpertsContract, DetectsSilentOwnerOfExperts) {
   const TrainOptions o = small_experts("dp=4 ep=2 optimizer=muon");
   expect_passes(o);
   VerifyHooks hooks;
@@ -269,7 +269,7 @@ TEST(ExpertsContract, AnOwnerOfExpertsThatDoesNotSendIsSeen) {
 }
 
 // Each on its own: experts that few ranks have, cut over two of a group of four, and summed over two groups.
-TEST(ExpertsContract, GroupsThatDoNotSumAreSeen) {
+TEST(ExpertsContract, DetectsUnreducedGroups) {
   const TrainOptions o = small_experts("dp=8 ep=2 zero=2 shard_ranks=4");
   expect_passes(o);
   for (const char* name : {"unsummed-group", "wrong-group", "experts-summed-over-all"}) {

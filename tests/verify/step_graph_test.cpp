@@ -150,17 +150,17 @@ void expect_same_steps(const TrainOptions& o, std::initializer_list<Way> eager, 
   EXPECT_NE(first.losses.front(), first.losses.back());
 }
 
-TEST_F(StepGraphGpu, ReplaysHaveTheBitsOfEagerSteps) {
+TEST_F(StepGraphGpu, ReplaysAreBitwiseEqualToEagerSteps) {
   for (const TrainOptions& o : plans()) expect_same_steps(o, {Way::queued, Way::halves}, 3);
 }
-TEST_F(RanksStepGraphGpu, ReplaysHaveTheBitsAndCountsOfQueuedSteps) {
+TEST_F(RanksStepGraphGpu, ReplaysAreBitwiseEqualToQueuedStepsWithEqualCounts) {
   // The arena may grow in three steps, and one is captured.
   for (const TrainOptions& o : nccl_plans(gpus)) expect_same_steps(o, {Way::queued}, 4);
 }
 
 // Somebody looks at a gradient in the middle of a step, which no capture allows: in the backward pass of one parameter
 // or another, with half of the step's state made. The run goes on as if it had been queued from the beginning.
-TEST_F(StepGraphGpu, ACaptureThatFailsIsGivenUp) {
+TEST_F(StepGraphGpu, FailedCaptureFallsBackToQueueing) {
   for (const TrainOptions& o : {plans()[0], plans()[5]}) {
     const auto look = [](Trainer& trainer, size_t which) {
       const auto parameters = trainer.model().parameters();
@@ -183,14 +183,14 @@ TEST_F(StepGraphGpu, ACaptureThatFailsIsGivenUp) {
 }
 
 // The bits depend on what a replay must take from memory: with other numbers of the step they are others.
-TEST_F(StepGraphGpu, ReplaysTakeTheirNumbersFromTheStep) {
+TEST_F(StepGraphGpu, ReplaysReadScalarsOfStep) {
   const Ran usual = run(one_rank(""), Way::captured);
   for (const char* words : {"seed=5", "warmup=6", "clip=0.3", "dropout=0"})
     EXPECT_FALSE(run(one_rank(words), Way::captured).ranks[0].end == usual.ranks[0].end) << words;
 }
 
 // Memory that others ask for between the steps, and keep, is not written to: the step is captured anew.
-TEST_F(StepGraphGpu, OthersMayUseTheArenaBetweenSteps) {
+TEST_F(StepGraphGpu, ArenaMayBeUsedBetweenSteps) {
   const TrainOptions o = one_rank("steps=12");
   const Ran usual = run(o, Way::captured);
   std::vector<Tensor> kept;
@@ -225,11 +225,11 @@ void expect_one_wait(const TrainOptions& o, Way way) {
     });
 }
 
-TEST_F(StepGraphGpu, AStepWaitsOnce) {
+TEST_F(StepGraphGpu, StepSynchronizesOnce) {
   for (const Way way : {Way::captured, Way::queued})
     for (const TrainOptions& o : plans()) expect_one_wait(o, way);
 }
-TEST_F(RanksStepGraphGpu, AStepWaitsOnce) {
+TEST_F(RanksStepGraphGpu, StepSynchronizesOnce) {
   for (const TrainOptions& o : nccl_plans(gpus)) expect_one_wait(o, Way::captured);
 }
 
@@ -256,14 +256,14 @@ void expect_nothing_updated(const TrainOptions& o) {
   }
 }
 
-TEST_F(StepGraphGpu, AStepThatIsNotFiniteUpdatesNothing) {
+TEST_F(StepGraphGpu, NonFiniteStepUpdatesNothing) {
   for (const TrainOptions& o : plans()) expect_nothing_updated(o);
 }
-TEST_F(RanksStepGraphGpu, AStepThatIsNotFiniteOnOneRankUpdatesNothing) {
+TEST_F(RanksStepGraphGpu, NonFiniteStepOnOneRankUpdatesNothing) {
   for (const TrainOptions& o : nccl_plans(gpus)) expect_nothing_updated(o);
 }
 
-TEST(StepGraph, SaysWhyNot) {
+TEST(StepGraph, ReportsReasonAgainstCapture) {
   const std::string owners = "backend=nccl all_reduce=native optimizer=muon";
   const std::pair<TrainOptions, std::string> cases[] = {
       {one_rank(""), ""},
@@ -294,7 +294,7 @@ TEST(StepGraph, SaysWhyNot) {
 }
 
 // The tokens of the next step are read while the GPU is at this one; what cannot be read ends the step that needs it.
-TEST_F(StepGraphGpu, TokensAreReadAStepAhead) {
+TEST_F(StepGraphGpu, PrefetchesTokensOfNextStep) {
   const TrainOptions o = one_rank("");
   int64_t last = -1, missing = 1000;
   Sequences sequences = test::counted(make_job(o));
@@ -337,14 +337,14 @@ TEST_F(RanksStepGraphGpu, RanksTrainLikeOne) {
 }
 
 // Owners of matrices get what shards have of them, and those of a pipeline its activations: no step is captured.
-TEST_F(RanksStepGraphGpu, RanksThatSendMessagesTrainLikeOne) {
+TEST_F(RanksStepGraphGpu, RanksWithMessagesTrainLikeOne) {
   for (const auto& [ranks, words] :
        {std::pair{2, "zero=1"}, {3, "zero=2 batch=6"}, {4, "zero=3 tp=2"}, {4, "zero=1 pp=2"}})
     if (ranks <= gpus) expect_like_one(over_nccl(ranks, std::string("optimizer=muon ") + words), Way::queued);
 }
 
 // One rank's arena has another layout: all queue that step, and capture and launch again together.
-TEST_F(RanksStepGraphGpu, RanksAgreeOnHowTheyMakeAStep) {
+TEST_F(RanksStepGraphGpu, RanksAgreeOnStepMode) {
   const TrainOptions o = over_nccl(2, "steps=14");
   const Ran usual = run(o, Way::captured);
   std::vector<Tensor> kept;
@@ -363,7 +363,7 @@ TEST_F(RanksStepGraphGpu, RanksAgreeOnHowTheyMakeAStep) {
   EXPECT_EQ(replays[6], replays[5]);  // the fifth was queued on rank 0 too
 }
 
-TEST_F(RanksStepGraphGpu, AWishIsHeardByAll) {
+TEST_F(RanksStepGraphGpu, RequestReachesAllRanks) {
   const TrainOptions o = over_nccl(2, "");
   for (const StepRequest wish : {StepRequest::save, StepRequest::stop})
     on_ranks(o, Way::captured, [&](Trainer& trainer) {
@@ -375,7 +375,7 @@ TEST_F(RanksStepGraphGpu, AWishIsHeardByAll) {
 
 // A token that is none, in the last sequence of a step: nobody updates anything, and all end in that step, with the
 // cause that those have who were given it.
-TEST_F(RanksStepGraphGpu, ATokenOutsideOnOneRankUpdatesNothing) {
+TEST_F(RanksStepGraphGpu, TokenOutOfBoundsOnOneRankUpdatesNothing) {
   for (const TrainOptions& o : nccl_plans(gpus)) {
     SCOPED_TRACE(make_command(o));
     constexpr int64_t kAfter = 5;  // launched again
@@ -421,7 +421,7 @@ std::string failure(std::string_view words, const std::function<void(Trainer&)>&
 }
 
 // A rank that fails before the meeting, and one that has agreed to a launch and then does not make it.
-TEST_F(RanksStepGraphGpu, ARankThatFailsEndsTheOthers) {
+TEST_F(RanksStepGraphGpu, FailingRankEndsOthers) {
   for (const bool agreed : {false, true}) {
     const std::string what = failure("tp=2", [&](Trainer& trainer) {
       if (trainer.world().rank() == 1) {
