@@ -62,7 +62,7 @@ TEST(Mutation, DetectsFaultsWithOtherAxes) {
 
 // Errors of a known size in a run: the smallest bit where bits must be equal, and either side of the bound elsewhere.
 
-using PlantedErrors = test::OneThread;
+using InjectedErrors = test::OneThread;
 
 void flip_lowest_bit(const Tensor& t, int64_t at) { t.raw()[at * element_size(t.dtype())] ^= std::byte{1}; }
 
@@ -116,12 +116,12 @@ TrainOptions one_step(const char* dtype, std::string_view words) {
   return small_plan(fmt::format("steps=1 batch=4 ranks=2 dtype={} {}", dtype, words));
 }
 
-TEST_F(PlantedErrors, DetectsOneBitIfBitwise) {
+TEST_F(InjectedErrors, DetectsOneBitIfBitwise) {
   for (const char* dtype : {"fp64", "fp32", "bf16"})
     for (const char* words : {"zero=0", "zero=2", "zero=3"}) expect_bits(one_step(dtype, words));
 }
 
-TEST_F(PlantedErrors, DetectsOneBitOfStateIfSumsAreSplit) {
+TEST_F(InjectedErrors, DetectsOneBitOfStateIfSumsAreSplit) {
   for (const char* dtype : {"fp32", "bf16"}) expect_bits(one_step(dtype, "tp=2"));
 }
 
@@ -137,7 +137,7 @@ VerifyHooks too_large_by(double share) {
   });
 }
 
-TEST_F(PlantedErrors, GradientMayDifferOnlyByBound) {
+TEST_F(InjectedErrors, GradientMayDifferOnlyByBound) {
   for (const char* dtype : {"fp64", "fp32", "bf16"})
     for (const char* words : {"tp=2", "cp=2"}) {
       const TrainOptions o = one_step(dtype, words);
