@@ -1,5 +1,5 @@
-// A plan as a value: made in a program, compared, printed, written and read; and the field that is wrong. Plans with
-// experts; checks of what ranks hold; who is called a straggler.
+// Plans as values: construction, comparison, printing, JSON, and reported fields of invalid ones. Also plans with
+// experts, replica checks, and stragglers.
 
 #include <numeric>
 
@@ -15,7 +15,7 @@ namespace {
 const Plan kSketch{
     .pp = 2, .dp = 2, .tp = 2, .zero = ZeroStage::one, .schedule = ScheduleKind::zb_h1, .microbatches = 8};
 
-// Every field has another value than the default.
+// Every field has a non-default value.
 Plan odd_one() {
   return {.pp = 2,
           .dp = 3,
@@ -64,7 +64,7 @@ TEST(Plan, RoundTripsThroughJson) {
   EXPECT_EQ(plan_from_json("{}"), Plan{});
   EXPECT_EQ(plan_from_json(R"({"dp": 2, "zero": 3, "dp_mode": "ps-sync", "bucket_mb": 1})"),
             (Plan{.dp = 2, .zero = ZeroStage::three, .dp_mode = DataMode::ps_sync, .bucket_mb = 1}));
-  // No two fields share a name, and none is forgotten: each alone makes another text.
+  // Field names are unique and complete: each field alone changes the text.
   const std::string text = to_text(odd_one());
   EXPECT_EQ(std::count(text.begin(), text.end(), '='), 28) << text;
 }
@@ -129,7 +129,7 @@ TEST(Job, CheckReportsFieldAndNearestValidValue) {
   expect({.model = {.context = 7}, .plan = {.tp = 2, .sp = true}}, "sp", "nearest valid value: `tp` 1 or 7");
 }
 
-// A program of one's own, with no word of options.
+// A program without options.
 TEST(Job, TrainsIdenticallyUnderEveryPlan) {
   const auto losses = [](const Plan& plan) {
     const Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 20},
@@ -154,7 +154,7 @@ TEST(Job, TrainsIdenticallyUnderEveryPlan) {
   EXPECT_EQ(losses({.dp = 2, .dp_mode = DataMode::ps_sync, .servers = 2, .threads_per_rank = 1}), alone);
 }
 
-// A program of somebody's own may hand each rank another job; in every field that changes the run.
+// A custom program may pass each rank a different job, in every field that affects the run.
 TEST(JobOfAllRanks, RejectsDifferencesByField) {
   const Job same{
       .model = {.layers = 1, .channels = 8, .context = 4, .vocab = 5}, .optim = {.batch = 4}, .plan = {.dp = 2}};
@@ -176,7 +176,7 @@ TEST(JobOfAllRanks, RejectsDifferencesByField) {
   expect([](Job& job) { job.plan.dp_mode = DataMode::ps_async; }, "`dp_mode` is ");
 }
 
-// Plans with experts: how routers share out tokens, what is refused, and what a token costs.
+// Plans with experts: load balance, rejected options, and cost per token.
 
 Job small_job() {
   Job job{.model = {.layers = 3, .heads = 2, .channels = 8, .context = 10, .vocab = 30},
@@ -191,7 +191,7 @@ ExpertLoad expert_load(const Job& job) {
   train(job, 2, [&](Trainer& trainer, Communicator& world) {
     const ExpertLoad found = expert_load(trainer);
     if (world.rank() == 0) out = found;
-    EXPECT_EQ(expert_load(trainer).busiest().times, 0);  // it was asked
+    EXPECT_EQ(expert_load(trainer).busiest().times, 0);  // reset by the previous call
   });
   return out;
 }
@@ -210,7 +210,7 @@ TEST(TrainedExperts, LoadCoversAllRanks) {
   EXPECT_EQ(expert_load(job).rows, one.rows);
   job.model.recompute = Recompute::none;
   job.plan = {.dp = 2, .tp = 2, .ep = 2, .sp = true, .threads_per_rank = 1, .timeout = 20};
-  EXPECT_EQ(expert_load(job).rows, one.rows);  // in fp32 these tokens are not near enough to any border
+  EXPECT_EQ(expert_load(job).rows, one.rows);  // in fp32 no logits here are close enough to be rerouted
   job.plan = {.dp = 2, .ep = 2, .microbatches = 2, .threads_per_rank = 1, .timeout = 20};
   job.model.experts.capacity = 0.5;
   const ExpertLoad dropped = expert_load(job);
@@ -220,7 +220,7 @@ TEST(TrainedExperts, LoadCoversAllRanks) {
   EXPECT_EQ(all, 3 * 2 * 8 * 10 * 2);
 }
 
-// Ranks of cp have parts of the sequences, whose first tokens find a place.
+// Ranks of cp hold shards of the sequences, whose first tokens are within capacity.
 TEST(TrainedExperts, CapacityAppliesToFullSequences) {
   Job job = small_job();
   job.model.context = 12;
@@ -279,7 +279,7 @@ TEST(TrainedExperts, RejectsUnsupportedOptions) {
   expect("`quantize`", [](Job& j) { j.plan = {}, j.model.quantize.codec = Codec::nf4; });
 }
 
-// Experts that a token does not meet are parameters, and no computation.
+// Unselected experts have parameters but no computation.
 TEST(TrainedExperts, ActiveParametersMatchDenseModel) {
   ModelConfig moe = preset("moe-nano").value(), dense = preset("llama-nano").value();
   moe.vocab = dense.vocab = 81;
@@ -289,7 +289,7 @@ TEST(TrainedExperts, ActiveParametersMatchDenseModel) {
             make_model(dense)->parameter_count() + routers + moe.layers * 6 * 3 * 128 * 192);
 }
 
-// Checks of what ranks hold: numbers that are not finite, and copies that have drifted apart.
+// Consistency checks: non-finite values and diverged replicas.
 
 Job small_job(const Plan& plan) {
   Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 32},
@@ -299,7 +299,7 @@ Job small_job(const Plan& plan) {
   return job;
 }
 
-// Runs two steps; then rank `rank` spoils one number of what it holds, and the ranks compare.
+// Runs two steps, modifies one value on rank `rank`, and compares replicas.
 std::string compared(const Job& job, int rank, const std::string& tensor) {
   const auto spoil = [&](Trainer& trainer, Communicator& world) {
     for (const TensorSlice& h : held_between_steps(trainer))
@@ -324,14 +324,14 @@ TEST(CheckReplicas, ReportsDivergedReplicaWithRank) {
                   "step 2: replicas of blocks.1.mlp.up.weight differ between ranks: rank 2 does not match ranks "
                   "0, 1, 3"));
   for (const std::string name : {"tokens.weight", "norm.bias.m", "blocks.0.mlp.up.bias.v", "blocks.1.mlp.up.bias.v"}) {
-    const std::string message = compared(small_job({.dp = 2}), 1, name);  // in the order of ranks, whatever they hold
+    const std::string message = compared(small_job({.dp = 2}), 1, name);  // ordered by rank
     EXPECT_TRUE(has(message, name + " differ between ranks: rank 0 and rank 1"));
   }
-  // A norm is whole on both ranks of a tensor-parallel pair.
+  // A norm is replicated on both ranks of a tensor-parallel pair.
   EXPECT_TRUE(has(compared(small_job({.tp = 2}), 1, "norm.weight"), "norm.weight differ"));
   EXPECT_EQ(compared(small_job({.tp = 2}), 1, "blocks.0.mlp.up.weight"), "nothing was thrown")
       << "there is one copy of it";
-  // A tied weight is on the first stage and on the last.
+  // A tied weight is on the first and the last stage.
   EXPECT_TRUE(has(compared(small_job({.pp = 2}), 1, "tokens.weight"), "tokens.weight differ"));
 }
 
@@ -352,7 +352,7 @@ TEST(FirstNotFinite, IsFoundAnywhere) {
   EXPECT_EQ(first_not_finite(DType::bfloat16, std::as_bytes(std::span(narrow))), 1);
 }
 
-// A rank is called a straggler where it clearly is one.
+// A rank is a straggler only if it clearly stands out.
 
 TEST(Straggler, IsOutlierOrEmpty) {
   const auto late = find_straggler({0.5, 12, 0.5, 1}, 10);  // three ranks waited 12 s in 10 s each
@@ -364,7 +364,7 @@ TEST(Straggler, IsOutlierOrEmpty) {
   EXPECT_FALSE(find_straggler({8, 12, 7, 8}, 10));       // not twice the others' mean
   EXPECT_FALSE(find_straggler({0, 1.5}, 1.9));           // too short a run to say
   EXPECT_FALSE(find_straggler({0}, 10));
-  // One unit on either side of each limit: 6 s are a fifth of 30 s, 6 s are twice 3 s, and 2 s are enough.
+  // One unit on either side of each limit: 6 s is a fifth of 30 s, 6 s is twice 3 s, and 2 s suffice.
   for (const double more : {-0.001, 0.0, 0.001}) {
     EXPECT_EQ(find_straggler({0, 6 + more, 0, 0}, 10).has_value(), more >= 0) << more;
     EXPECT_EQ(find_straggler({3, 6 + more, 3, 3}, 9).has_value(), more >= 0) << more;

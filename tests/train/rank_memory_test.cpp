@@ -1,5 +1,5 @@
-// The memory that ranks will hold, known before they are there: compared with what ranks then held, and for sizes that
-// no machine has; what a process may use, read from folders that stand for the kernel's, and the jobs that are refused.
+// Predicted memory of ranks, compared with that of running ranks, also for sizes beyond any machine; available memory
+// read from directories that emulate the kernel's; and rejected jobs.
 
 #include <regex>
 
@@ -37,7 +37,7 @@ std::vector<Peak> measured(const Job& job) {
   return out;
 }
 
-// Peaks of the ranks, which are no more than was expected.
+// Peaks of the ranks, which must not exceed the prediction.
 std::vector<Peak> measured_within(const Job& job, const std::vector<RankMemory>& expected) {
   std::vector<Peak> found = measured(job);
   for (size_t r = 0; r < found.size(); ++r) EXPECT_LE(found[r].total, expected[r].total()) << "rank " << r;
@@ -76,13 +76,13 @@ TEST(RankMemory, MatchesRunningRanks) {
       EXPECT_EQ(expected[r].held, found[r].held) << to_text(plan) << ", rank " << r;
       const double share = static_cast<double>(expected[r].total()) / static_cast<double>(found[r].total);
       EXPECT_GT(share, 0.97) << to_text(plan) << ", rank " << r;
-      const bool summed = plan.pp > 1 && plan.zero == ZeroStage::three;  // sums peaks that need not come together
+      const bool summed = plan.pp > 1 && plan.zero == ZeroStage::three;  // adds peaks that may not coincide
       EXPECT_LT(share, summed ? 1.2 : 1.06) << to_text(plan) << ", rank " << r;
     }
   }
 }
 
-// Ranks wait for sums and values of units that another thread brings, and hold the same whenever it comes.
+// Ranks wait for reductions and parameters from another thread; their memory is independent of its timing.
 TEST(RankMemory, IsReproducible) {
   Job job = small_job({.pp = 2, .dp = 2, .zero = ZeroStage::three, .schedule = ScheduleKind::gpipe, .microbatches = 3});
   job.model.channels = 32;
@@ -94,7 +94,7 @@ TEST(RankMemory, IsReproducible) {
   }
 }
 
-// A ffn of 9 is cut in 4 and 5, so that pieces of the last rank's units are padded to 256 more elements.
+// A ffn of 9 is sharded into 4 and 5, so that shards of the last rank's units are padded by 256 more elements.
 TEST(RankMemory, CoversLargestTpRank) {
   Job job = small_job({.dp = 2, .cp = 2, .tp = 2, .sp = true, .zero = ZeroStage::three}, 4);
   job.model = {.layers = 4, .heads = 4, .channels = 32, .context = 16, .vocab = 29, .kv_heads = 2, .ffn = 9};
@@ -102,8 +102,8 @@ TEST(RankMemory, CoversLargestTpRank) {
   EXPECT_LT(found[0].held.parameters, found[1].held.parameters);
 }
 
-// The last rank of a ring attends with all its queries at every hop, the first with half of them behind hop 0. A
-// processor with AVX2 alone packs less in bf16, where both then have the same peak.
+// The last rank of a ring attends with all its queries at every hop, the first with half of them after hop 0. A CPU
+// with only AVX2 packs less in bf16, where both then have the same peak.
 TEST(RankMemory, CoversLargestCpRank) {
   for (const DType dtype : {DType::float32, DType::bfloat16})
     for (const int64_t cp : {2, 4}) {
@@ -118,18 +118,18 @@ TEST(RankMemory, CoversLargestCpRank) {
     }
 }
 
-// Elements: the table 200 x 64, positions 64 x 64, in each of four layers 12 x 64 x 64 of matrices and 13 x 64 besides,
-// and the last norm.
+// Elements: token table 200 x 64, positions 64 x 64, in each of four layers 12 x 64 x 64 in matrices and 13 x 64
+// others, and the last norm.
 TEST(RankMemory, MatchesManualSums) {
   const int64_t parameters = 200 * 64 + 64 * 64 + 4 * (12 * 64 * 64 + 13 * 64) + 2 * 64;
   const RankMemory one = memory_of_ranks(small_job({})).at(0);
   EXPECT_EQ(one.held, (MemoryByCategory{4 * parameters, 4 * parameters, 8 * parameters}));
   EXPECT_EQ(one.communication, 0);
-  // An activation of 24 sequences; a layer keeps sixteen and the head's logits come on top.
+  // An activation of 24 sequences; a layer saves sixteen, and the head's logits are added.
   const int64_t activation = 24 * 64 * 64 * 4, logits = 24 * 64 * 200 * 4;
   EXPECT_GT(one.activations, 4 * 16 * activation + logits);
   EXPECT_LT(one.activations, 4 * 16 * activation + logits + 16 * activation);
-  // A server's ranks have the whole beside a shard, which is of whole blocks.
+  // A server's rank has the full model and a shard of complete blocks.
   const std::vector<RankMemory> async =
       memory_of_ranks(small_job({.dp = 2, .dp_mode = DataMode::ps_async, .servers = 1}));
   EXPECT_GE(async[0].held.parameters, 2 * 4 * parameters);
@@ -152,7 +152,7 @@ TEST(RankMemory, EstimatesModelsLargerThanRam) {
   EXPECT_LT(ranks.at(0).total(), 3000 * kGiB);
 }
 
-// Models of four and of five equal layers tell what more layers hold, under every plan, with every way to recompute.
+// Four and five equal layers determine the memory of more layers under every plan and recomputation mode.
 TEST(RankMemory, ExtrapolatesFromFewLayers) {
   int trial = 0;
   for (const Plan& plan : kPlans) {
@@ -171,7 +171,7 @@ int64_t most_resident_bytes() {
   return int64_t{1024} * used.ru_maxrss;
 }
 
-// The sums of a bias' gradient alone are 2 GiB.
+// The row sums of a bias gradient alone are 2 GiB.
 TEST(RankMemory, AllocatesNothing) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the address sanitizer writes an eighth of what is only reserved";
@@ -184,7 +184,7 @@ TEST(RankMemory, AllocatesNothing) {
   EXPECT_LT(most_resident_bytes() - before, kGiB);
 }
 
-// The memory that a process may use, read from folders that stand for the kernel's, and the jobs that are refused.
+// Available memory, read from directories that emulate the kernel's, and rejected jobs.
 
 namespace fs = std::filesystem;
 constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
@@ -251,7 +251,7 @@ int64_t total_tokens(const Job& job) {
   return sum;
 }
 
-// One byte less than all ranks hold is refused, and what is said to fit does.
+// One byte less than all ranks need is rejected, and the suggested configuration fits.
 TEST(MemoryCheck, RejectsByOneByteAndSuggestsFittingPlan) {
   const Job job = small_job({.dp = 2}, 48);
   const int64_t needed = total_tokens(job);
@@ -276,18 +276,19 @@ TEST(MemoryCheck, RejectsByOneByteAndSuggestsFittingPlan) {
     };
     const int64_t microbatches = said("`microbatches"), batch = said("`batch");
     EXPECT_LE(total(microbatches, 48), most);
-    for (int64_t m = 1; m < microbatches; ++m) EXPECT_TRUE(24 % m != 0 || total(m, 48) > most) << m;  // nor fewer do
+    // fewer do not fit
+    for (int64_t m = 1; m < microbatches; ++m) EXPECT_TRUE(24 % m != 0 || total(m, 48) > most) << m;
     EXPECT_LE(total(1, batch), most);
     EXPECT_GT(total(1, batch + 2), most);
   }
 }
 
-// Without activations: 16 bytes of value, gradient and two moments for each parameter. Tables of 200 tokens and of 64
+// Without activations: 16 bytes of value, gradient and two moments per parameter. Tables of 200 tokens and 64
 // positions, four layers of 12 x 64^2 in matrices, 9 x 64 in biases and 4 x 64 in norms, and the last norm.
 TEST(MemoryCheck, MinimumIsCheckedToTheByte) {
   const Job job = small_job({.dp = 2});
   constexpr int64_t kParameters = (200 + 64) * 64 + 4 * (12 * 64 * 64 + 13 * 64) + 2 * 64;
-  for (const int64_t ranks : {1, 2}) {  // of this host: half of it, or all
+  for (const int64_t ranks : {1, 2}) {  // on this host: half or all of them
     const int64_t bytes = 16 * kParameters * ranks / 2;
     EXPECT_FALSE(least_refusal(job, ranks, {bytes, "a test leaves"}));
     EXPECT_TRUE(least_refusal(job, ranks, {bytes - 1, "a test leaves"}));
@@ -302,7 +303,7 @@ TEST(MemoryCheck, CountsLocalRanksAndAdditionalMemory) {
   const auto refusal = memory_refusal(job, {.ranks = 1, .more = 1, .more_is = "a crumb"}, {one, "a test leaves"});
   ASSERT_TRUE(refusal);
   EXPECT_TRUE(has(refusal->table, "a crumb"));
-  // Gathered bytes take the place of activations.
+  // Gathered bytes replace activations.
   const int64_t activations = memory_of_ranks(job)[0].activations;
   EXPECT_FALSE(memory_refusal(job, {.ranks = 1, .gathered = activations}, {one, "a test leaves"}));
   EXPECT_TRUE(memory_refusal(job, {.ranks = 1, .gathered = activations + 1}, {one, "a test leaves"}));
