@@ -1,5 +1,5 @@
-// Plans of every strategy, schedule and product of axes train like one rank, to the bit or to the bound of the
-// contract: random ones and one of each kind; with a vocabulary in two blocks, masked targets and choices of experts.
+// Plans of every strategy, schedule and combination of axes train like one rank, bitwise or within the contract's
+// tolerance: random plans and one of each kind; with a two-block vocabulary, masked targets and expert routing.
 #include <algorithm>
 #include <atomic>
 #include <map>
@@ -12,12 +12,12 @@
 namespace tessera {
 namespace {
 
-// Each sequence ignores its targets before a place of its own, which may be the last: ranks and micro-batches have very
-// different numbers of them. `packed`: documents of 1 to 6 tokens that no token ends.
+// Each sequence ignores its targets before a different position, possibly the last: ranks and micro-batches have very
+// different numbers of targets. `packed`: documents of 1 to 6 tokens without an end token.
 Sequences masked_sequences(const Job& job, bool packed = false) {
   const int64_t context = job.model.context, batch = job.optim.batch;
   const Philox random = Philox::named(5, "masks");
-  const auto kept = [=](int64_t step, int64_t s) {  // targets, 1 to context, most often few
+  const auto kept = [=](int64_t step, int64_t s) {  // number of targets, 1 to context, mostly few
     const auto at = static_cast<uint64_t>(step * batch + s);
     return 1 + random.below(static_cast<uint64_t>(random.below(3, at) == 0 ? context : 2), at, 1);
   };
@@ -85,13 +85,13 @@ TEST(Contract, EachStrategyAndStage) {
                   {"zero=0", "zero=1", "zero=2", "zero=3", "dp_mode=dataparallel", "dp_mode=ps-sync"});
 }
 
-// The default model and the path without parallelism.
+// The default model, and the non-parallel path.
 TEST(Contract, OneRankMatchesItself) {
-  // Any stage is accepted where the axis is 1.
+  // Any stage is valid on an axis of size 1.
   expect_passes(small_plan("ranks=1 microbatches=3"), {"zero=0", "zero=1", "zero=2", "zero=3"});
 }
 
-// A copy for each use of the tied weight, without a pipeline that needs it.
+// Separate copies of a tied weight without a pipeline.
 TEST(Contract, TiedWeightCopiesAreReducedSeparately) {
   for (const int64_t zero : {0, 3}) {
     TrainOptions o = verify_defaults();
@@ -103,8 +103,8 @@ TEST(Contract, TiedWeightCopiesAreReducedSeparately) {
   }
 }
 
-// In the second step no token passes the last block, nor the feed-forward layer of the first. Their gradients of the
-// first step are neither added to nor left in place: the moments decay, the step of AdamW is the oracle's.
+// In the second step no token passes the last block, or the feed-forward layer of the first. Gradients of the first
+// step must neither accumulate nor remain: the moments decay, and AdamW's step equals the oracle's.
 TEST(Contract, UnusedParameterInSecondStepHasZeroGradient) {
   for (const char* words : {"zero=0", "zero=0 bucket_mb=1e-6", "zero=1", "zero=2", "zero=3", "dp_mode=dataparallel",
                             "dp_mode=ps-sync", "dp_mode=diloco sync_every=2", "zero=0 pp=2"}) {
@@ -115,7 +115,7 @@ TEST(Contract, UnusedParameterInSecondStepHasZeroGradient) {
         return m->step().step == 1 ? x : inner(x);
       };
       dynamic_cast<DecoderBlock&>(model->layer(0)).mlp.wrap(skip);
-      model->layer(config.layers - 1).wrap(skip);  // 1; a model of one layer is made to be counted
+      model->layer(config.layers - 1).wrap(skip);  // 1; one-layer models are built only for counting
       return model;
     };
     std::atomic<int64_t> skipped = 0;  // elements
@@ -146,10 +146,10 @@ TEST(Contract, LossDecreases) {
   }
 }
 
-// Pipelines of every schedule train like one rank to the bit, alone and with data parallelism; tensor and context
-// parallelism, and all products up to 16 ranks, to the bound of the contract.
+// Pipelines of every schedule match one rank bitwise, alone and with data parallelism; tensor and context parallelism,
+// and all combinations up to 16 ranks, within the contract's tolerance.
 
-// Every random plan draws these alike.
+// Options of every random plan.
 TrainOptions draw_model(Draw& d) {
   TrainOptions o = small_plan();
   draw(d, o,
@@ -161,7 +161,7 @@ TrainOptions draw_model(Draw& d) {
   return o;
 }
 
-// Pipelines with DDP or a stage of ZeRO.
+// Pipelines with DDP or ZeRO.
 TrainOptions draw_exact_plan(Draw& d) {
   TrainOptions o = draw_model(d);
   o["heads"] = d.between(1, 3);
@@ -183,7 +183,7 @@ TrainOptions draw_exact_plan(Draw& d) {
 
 TEST(MeshContract, PipelinesMatchOneRankExactly) { expect_drawn_pass(40, "pipelines", draw_exact_plan); }
 
-// With at least one rank on a tensor or context axis, and 16 at most in all.
+// With at least one tensor or context rank, and at most 16 in total.
 TrainOptions draw_split_plan(Draw& d) {
   TrainOptions o = draw_model(d);
   do draw(d, o, "tp=1|2|2|3|4 cp=1|1|2|3 dp=1|1|2 pp=1|1|2|3");
@@ -206,7 +206,7 @@ TrainOptions draw_split_plan(Draw& d) {
 
 TEST(MeshContract, CombinedAxesTrainLikeOneRank) { expect_drawn_pass(40, "products", draw_split_plan); }
 
-// One plan of each kind, so that a failure has a name.
+// One plan of each kind, so that failures are identified.
 TEST(MeshContract, EachScheduleSeparately) {
   for (const std::string& name : schedule_names())
     expect_passes(small_plan("pp=2 layers=4 microbatches=4 batch=8 schedule=" + name));
@@ -215,7 +215,7 @@ TEST(MeshContract, EachScheduleSeparately) {
 TEST(MeshContract, EachSplitSeparately) {
   const std::vector<std::string_view> splits = {"tp=2", "tp=2 sp=true", "cp=2 cp_mode=ring", "cp=2 cp_mode=ulysses"};
   expect_passes(small_plan("dtype=fp64"), splits);
-  // Dropout of a shard of channels or of tokens, also of those that go into adapters, has the mask of one rank.
+  // Dropout of a shard of channels or tokens, including adapter inputs, has the mask of one rank.
   for (const std::string family : {"gpt2", "llama"})
     expect_passes(small_plan("dtype=fp64 steps=4 lora_rank=2 lora_targets=all lora_dropout=0.2 family=" + family),
                   splits);
@@ -230,10 +230,10 @@ TEST(MeshContract, EachStepReportsProgress) {
                                                   {"comparing the plan with one rank", 3}}));
 }
 
-// A vocabulary so wide that the head is scored in two blocks of rows: still every plan has the bits of one rank, also
-// where the logits stand whole (DataParallel), and the bound of its peak holds.
+// A vocabulary wide enough for two row blocks in the head: every plan remains bitwise identical to one rank, also with
+// full logits (DataParallel), within its peak bound.
 
-// Two sequences of 64 tokens in a micro-batch.
+// Two sequences of 64 tokens per micro-batch.
 TrainOptions wide_plan(const std::string& dtype = "fp32") {
   TrainOptions o =
       small_plan("channels=8 context=64 ranks=2 microbatches=2 batch=8 steps=2 timeout=120 dtype=" + dtype);
@@ -258,14 +258,14 @@ TEST(WideVocab, EachStrategyTrainsLikeOneRank) {
   expect_passes(wide_plan("bf16"), {"grad_dtype=bf16", "grad_dtype=bf16 dp_mode=dataparallel"});
 }
 
-// Whole and split backward passes; all forward passes before the first backward one; two stages on each rank.
+// Full and split backward passes; all forward passes before the first backward; two stages per rank.
 TEST(WideVocab, PipelinesTrainLikeOneRank) {
   TrainOptions o = wide_plan();
   say(o, "pp=2 layers=4 microbatches=4");
   expect_passes(o, {"schedule=1f1b", "schedule=gpipe", "schedule=zb-h1", "schedule=zb-v"});
 }
 
-// Every plan, where not all targets are trained, takes the mean over those of the whole batch, as one rank does.
+// With untrained targets, every plan averages over those of the global batch, like one rank.
 
 VerifyHooks masked(bool packed) {
   return {.sequences = [packed](const Job& job) { return masked_sequences(job, packed); }};
@@ -295,13 +295,13 @@ TEST(MaskedTargets, TrainLikeOneRank) {
   expect_masked_passes("dp=2 microbatches=2 dp_mode=dataparallel", false);
 }
 
-// A rank of a GPU is told the number of a step's targets anew: a captured step would keep that of the first.
+// A GPU rank receives the number of a step's targets in every step: a captured step must not retain the first one.
 TEST(MaskedTargets, AreBitwiseEqualToOneRankOnAGpu) {
   if (const std::string why = no_gpu(); !why.empty()) GTEST_SKIP() << why;
   expect_masked_passes("ranks=1 microbatches=2 steps=5 device=cuda", false);
 }
 
-// The contract can fail: a rank that takes the mean over its own targets is caught.
+// The contract can fail: a rank that averages over its own targets is detected.
 TEST(MaskedTargets, DetectRankWithLocalMean) {
   VerifyHooks hooks = masked(false);
   hooks.loading = [](Sequences s, const Job& job, int rank) {
@@ -315,7 +315,7 @@ TEST(MaskedTargets, DetectRankWithLocalMean) {
   EXPECT_FALSE(verify(make_job(masked_plan("dp=2")), hooks).passed());
 }
 
-// And so are ignored targets that count: the oracle's mean is that of a plain loop.
+// So are ignored targets that count: the oracle's mean equals that of a plain loop.
 TEST(MaskedTargets, AreExcludedFromMean) {
   Job job = make_job(masked_plan("dp=1"));
   job.model.dropout = 0;
@@ -327,7 +327,7 @@ TEST(MaskedTargets, AreExcludedFromMean) {
   EXPECT_EQ(sequences.trained(0), std::ssize(out) - std::count(out.begin(), out.end(), Rows::kIgnored));
   ASSERT_LT(sequences.trained(0), std::ssize(out) / 2);
   const double masked_loss = Reference(job, sequences, {}).compute_gradients().loss;
-  // Untrained, a model expects every token alike.
+  // An untrained model predicts all tokens equally.
   EXPECT_NEAR(masked_loss, std::log(static_cast<double>(job.model.vocab)), 0.3);
 }
 
@@ -337,10 +337,10 @@ TEST(MaskedTargets, AreRejectedWithAsyncWorkers) {
   EXPECT_NO_THROW(check_sequences(make_job(masked_plan("dp=2")), masked_sequences(job)));
 }
 
-// The oracle takes the routing of a plan that splits sums: only what rounding explains.
+// The oracle replays the routing of a plan that splits sums only if rounding explains it.
 
-// On the plan's ranks every token goes to the same two experts. What they then compute is right, and so are all
-// gradients beside an oracle that follows them: the margin alone says that these were not the router's choices.
+// On the plan's ranks every token is routed to the same two experts. The results are then correct, as are all gradients
+// relative to an oracle that replays them: only the margin reveals that the router did not make these choices.
 TEST(Routing, WrongChoicesExceedRounding) {
   TrainOptions o = small_plan("dtype=fp64 tp=2 experts=4 steps=2");
   const VerifyHooks hooks = {.made = [](Trainer& t) {

@@ -1,5 +1,5 @@
-// The closed forms themselves, against the table of the paper and numbers worked out by hand; the bound on what a
-// pipeline's ranks hold; and the bounds of the contract, each from both sides.
+// Closed forms, compared with the paper's table and manual counts; the memory bound of pipeline ranks; and the
+// contract's bounds, from both sides.
 
 #include "tests/support/one_thread.h"
 #include "tests/verify/draw.h"
@@ -35,7 +35,7 @@ TEST(Expected, MemoryMatchesPaper) {
   }
 }
 
-// With all of it in bfloat16 a parameter takes 8 bytes.
+// With everything in bfloat16 a parameter costs 8 bytes.
 TEST(Expected, Bfloat16StateCostsEightBytes) {
   TrainOptions o = gpt2(4, 0, "bf16");
   o["state_dtype"] = "bf16";
@@ -81,8 +81,8 @@ TEST(Expected, BytesMatchManualCount) {
   EXPECT_EQ(sent(o, "gather"), 6 * 8 * 32 * 4);  // the logits of half of 12 sequences
 }
 
-// The same model on four ranks, in two groups of two: each group as above, and two all-reduces over two ranks, of 2560
-// elements each, once per step.
+// The same model on four ranks in two groups of two: each group as above, and per step two all-reduces over two ranks
+// of 2560 elements each.
 TEST(Expected, BytesOfGroupsMatchManualCount) {
   const TrainOptions o = tiny("ranks=4 zero=2 shard_ranks=2 microbatches=3");
   EXPECT_EQ(sent(o, "reduce_scatter", "dp.shard"), 2 * 3 * 5120 * 4);
@@ -92,7 +92,7 @@ TEST(Expected, BytesOfGroupsMatchManualCount) {
   expect_held(o, 3, 5120 * 4, 2560 * 4, 2560 * 8);
 }
 
-// Matrices of 768, 256, 1024 and 1024 elements, of which one rank owns 1024 + 768, and the other 1024 + 256.
+// Matrices of 768, 256, 1024 and 1024 elements: one rank owns 1024 + 768, the other 1024 + 256.
 TEST(Expected, BytesOfMuonMatchManualCount) {
   const TrainOptions o = tiny("ranks=2 optimizer=muon");
   EXPECT_EQ(sent(o, "broadcast"), 3072 * 4);
@@ -128,7 +128,7 @@ TEST(Expected, BytesOfGroupsWithExpertsMatchManualCount) {
   expect_held(o, 7, (4096 + 2 * 3072) * 4, (1024 + 2 * 1536) * 4, (1024 + 2 * 1536) * 8);
 }
 
-// Sums in steps 3, 6, 9, and in step 10, the last one.
+// Synchronizations in steps 3, 6, 9, and in step 10, the last one.
 TEST(Expected, BytesOfLocalUpdatesMatchManualCount) {
   const TrainOptions o = tiny("ranks=2 dp_mode=diloco sync_every=3 steps=10");
   EXPECT_EQ(sent(o, "all_reduce", "dp", 2), 0);
@@ -136,7 +136,7 @@ TEST(Expected, BytesOfLocalUpdatesMatchManualCount) {
   EXPECT_EQ(sent(o, "all_reduce", "dp", 10), 4 * 2 * 3952 * 4);
   EXPECT_EQ(sent(o, "all_reduce", "world", 10), 10 * 2 * 24);
   EXPECT_EQ(optimizer_of_first(o), 3952 * (8 + 8));
-  // With nine steps the last sum is not a second one.
+  // With nine steps the last synchronization is not repeated.
   EXPECT_EQ(sent(tiny("ranks=2 dp_mode=diloco sync_every=3 steps=9"), "all_reduce", "dp", 9), 3 * 2 * 3952 * 4);
 }
 
@@ -153,7 +153,7 @@ TEST(Expected, BytesOfFragmentsMatchManualCount) {
   EXPECT_EQ(sent(o, "all_reduce", "dp", 1), 2 * (3312 + 3920) * 4);
 }
 
-// Differences have the dtype of gradients, and what ranks have in common is in fp32 beside parameters of bf16.
+// Differences have the gradients' dtype; synchronized values are fp32 with bf16 parameters.
 TEST(Expected, BytesOfOuterStepsInBfloat16) {
   TrainOptions o = tiny("ranks=2 dp_mode=diloco steps=1 dtype=bf16");
   EXPECT_EQ(sent(o, "all_reduce"), 2 * 3952 * 4);
@@ -162,15 +162,15 @@ TEST(Expected, BytesOfOuterStepsInBfloat16) {
   EXPECT_EQ(sent(o, "all_reduce"), 2 * 3952 * 2);
 }
 
-// Two groups of two context ranks: in each step gradients within a group, and, with this H, one sum between them.
+// Two groups of two context ranks: gradients within a group in each step and, with this H, one synchronization between
+// groups.
 TEST(Expected, BytesOfContextRanksWithLocalUpdates) {
   const TrainOptions o = tiny("ranks=4 cp=2 dp_mode=diloco sync_every=3 steps=10");
   EXPECT_EQ(sent(o, "all_reduce", "cp", 3), 3 * 2 * 2 * 3952 * 4);
   EXPECT_EQ(sent(o, "all_reduce", "dp", 3), 2 * 2 * 3952 * 4);
 }
 
-// The bound on what a pipeline's ranks hold: counted by hand, tight where it can be, and broken by a plan that holds
-// more.
+// The memory bound of pipeline ranks: counted manually, tight where possible, and violated by a plan that holds more.
 
 using Peaks = std::vector<int64_t>;
 
@@ -206,7 +206,7 @@ TEST(StageMemory, BoundIsTight) {
     }
 }
 
-// GPipe's order breaks the bound of 1F1B.
+// GPipe's order violates the bound of 1F1B.
 TEST(StageMemory, DetectsExcessMicrobatch) {
   const TrainOptions o = pipeline_plan("schedule=gpipe");
   const VerifyResult r = verify(make_job(o));
@@ -217,7 +217,7 @@ TEST(StageMemory, DetectsExcessMicrobatch) {
     EXPECT_GT(r.peak[rank], peak_bound(r.expected_peak[rank] - all[rank] + few[rank])) << rank;
 }
 
-// The bounds of the contract, each from both sides: what is just below passes, what is just above does not.
+// The contract's bounds from both sides: values just below pass, values just above fail.
 
 using Bounds = test::OneThread;
 
@@ -225,7 +225,7 @@ TEST_F(Bounds, PlansThatSplitSums) {
   const auto bound = [](DType dtype, int64_t layers, double orders, double error) {
     return compute_tolerance(dtype, layers, orders, error).bound;
   };
-  EXPECT_EQ(bound(DType::float64, 4, 1, 1), 1e-12);  // whatever was measured
+  EXPECT_EQ(bound(DType::float64, 4, 1, 1), 1e-12);  // independent of measurements
   const double fp32 = 1.03 * 1.03 * std::ldexp(1.0, -24), bf16 = 1.03 * 1.03 * std::ldexp(1.0, -8);  // two layers
   EXPECT_DOUBLE_EQ(bound(DType::float32, 2, 0, 0), 64 * fp32);
   EXPECT_DOUBLE_EQ(bound(DType::float32, 2, 15.9 * fp32, 31.9 * fp32), 64 * fp32);
@@ -247,7 +247,7 @@ TEST_F(Bounds, CalibrationOfAJobStaysWithinItsLimits) {
   }
 }
 
-// --- numbers and tensors of a step ---
+// --- values and tensors of a step ---
 
 VerifyResult within(double bound) {
   VerifyResult r;
@@ -351,9 +351,9 @@ TEST_F(Bounds, TensorWithZeroGradientRange) {
   }
 }
 
-// --- counts of a whole run ---
+// --- totals of a run ---
 
-// All is right with these two pipeline ranks.
+// Everything is correct with these two pipeline ranks.
 VerifyResult right() {
   VerifyResult r;
   r.sent = r.expected_sent = {{"dp", "all_reduce", 8, 1000, 0}, {"pp", "send", 2, 64, 0}};

@@ -1,5 +1,5 @@
-// Training when a rank fails: it ends on every rank, soon, with the cause and the rank that had it; and a rank that is
-// only late changes no bit.
+// Failures during training: the run ends on every rank promptly, with the cause and the failed rank; and delayed ranks
+// do not affect results.
 
 #include <limits>
 #include <regex>
@@ -16,7 +16,7 @@ namespace {
 using test::make_command;
 
 #ifdef __SANITIZE_THREAD__
-constexpr int kFailures = 2, kLate = 1;  // trials of each plan (and rank): everything takes many times as long
+constexpr int kFailures = 2, kLate = 1;  // trials of each plan (and rank)
 #else
 constexpr int kFailures = 5, kLate = 3;
 #endif
@@ -29,7 +29,7 @@ std::vector<TrainOptions> plans() {
   return out;
 }
 
-// The parameters at the end, as rank 0 knows them.
+// Final parameters, on rank 0.
 std::string train(const TrainOptions& o, const Faults& faults, const Sequences& sequences) {
   std::string out;
   LaunchOptions how = launch_options(make_job(o).plan);
@@ -79,7 +79,7 @@ TEST(Faults, ReportsFailingRankAndCauseAtAnyCall) {
       }
 }
 
-// Between communications: a rank's data cannot be read.
+// Between communication calls: a rank's data cannot be read.
 TEST(Faults, DataErrorOnOneRankEndsOthers) {
   for (const TrainOptions& o : plans()) {
     const int64_t part = o.optim.batch / 3;
@@ -96,7 +96,7 @@ TEST(Faults, DataErrorOnOneRankEndsOthers) {
   }
 }
 
-// One rank's own loss, not everybody's: all of them hear of it before anything is updated.
+// One rank's local loss: all ranks learn of it before any update.
 TEST(Faults, NonFiniteLossOnOneRankEndsAllInSameStep) {
   for (const TrainOptions& o : plans()) {
     std::vector<int64_t> done(3, -1);
@@ -116,7 +116,7 @@ TEST(Faults, NonFiniteLossOnOneRankEndsAllInSameStep) {
 }
 
 // One rank's gradient overflows while every loss is finite: a matrix of the last block, on which no other gradient
-// depends, and of which tensor ranks have shards.
+// depends, and which tensor ranks shard.
 TEST(Faults, NonFiniteGradientNormOnOneRankEndsAllInSameStep) {
   std::vector<TrainOptions> all = plans();
   for (const std::string how : {"ranks=3 dp_mode=diloco sync_every=2", "pp=3 layers=3", "tp=2", "tp=2 sp=true", "cp=2"})

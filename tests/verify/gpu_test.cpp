@@ -1,5 +1,5 @@
-// Runs on GPUs: ranks that share one train like one rank on it, with experts and with parameters in the host's memory
-// too, and what they begin with and save is what ranks on the CPU begin with and save.
+// Runs on GPUs: ranks that share a GPU train like one rank on it, also with experts and with offloaded parameters, and
+// their initial and saved state equals that of CPU ranks.
 
 #include "tensor/ops/matmul/cuda/product.h"
 #include "tests/support/errors.h"
@@ -16,7 +16,7 @@ using namespace test;
 
 using TrainingGpu = test::OnGpu;
 
-using Saved = std::map<std::string, std::vector<std::byte>>;  // by the tensor's name
+using Saved = std::map<std::string, std::vector<std::byte>>;  // by tensor name
 
 Saved as_bytes(const std::vector<NamedTensor>& tensors) {
   Saved out;
@@ -27,7 +27,7 @@ Saved as_bytes(const std::vector<NamedTensor>& tensors) {
   return out;
 }
 
-// Tensors that a run begins with and keeps for its optimizer, as a checkpoint has them: rank 0's.
+// Initial parameters and optimizer state as in a checkpoint, on rank 0.
 Saved whole_run(
     const TrainOptions& o, const std::function<void(Trainer&)>& before = [](Trainer&) {},
     const std::function<void(Trainer&)>& after = [](Trainer&) {}) {
@@ -61,7 +61,7 @@ TEST_F(TrainingGpu, StartsAndSavesAsOnCpu) {
   }
 }
 
-// Tensors that are a function of their name alone are read and written again.
+// Loads and saves tensors whose values depend only on their names.
 TEST_F(TrainingGpu, LoadsSavedState) {
   Saved files;
   std::mutex mutex;
@@ -93,7 +93,7 @@ TEST_F(TrainingGpu, LayoutsTrainLikeOneRank) {
   }
 }
 
-// A T4, as the emulator says that it is one.
+// Emulates a T4.
 TEST_F(TrainingGpu, RejectsBf16WithoutHardwareSupport) {
   if (!describe_device().starts_with("emulated")) GTEST_SKIP() << "the GPU here is what it is";
   setenv("TESSERA_EMULATED_CAPABILITY", "75", 1);
@@ -121,7 +121,7 @@ TEST_F(TrainingGpu, EveryAxisAndSchedule) {
        "ranks=2 zero=2 offload=optimizer dtype=bf16", "ranks=2 dtype=fp64"});
 }
 
-// Parts of matrices go to their owners and back, and owners make the bits of one rank.
+// Shards of matrices are sent to owners and back, bitwise identical to one rank.
 TEST_F(TrainingGpu, OwnersOfMatrices) {
   expect_passes(
       plan("device=cuda optimizer=muon"),
@@ -131,8 +131,8 @@ TEST_F(TrainingGpu, OwnersOfMatrices) {
        "ranks=4 tp=2 zero=3 dtype=fp64", "ranks=4 pp=2 zero=1 microbatches=2", "ranks=2 dp_mode=dataparallel"});
 }
 
-// A model whose matrices are larger than what its passes keep; without what a library may take. The sums of a step (its
-// loss, its norm) are no part of what is expected.
+// A model whose matrices are larger than its activations, without library workspaces. A step's reductions (loss, norm)
+// are not part of the prediction.
 TEST_F(TrainingGpu, MatrixUpdatesStayWithinExpectedMemory) {
   constexpr int64_t kSums = 16;
   for (const int64_t zero : {0, 1}) {
@@ -151,7 +151,7 @@ TEST_F(TrainingGpu, MatrixUpdatesStayWithinExpectedMemory) {
   }
 }
 
-// Each like a serial run of its own on a GPU, with outer steps.
+// Each replica like a serial run on a GPU, with outer steps.
 TEST_F(TrainingGpu, LocalUpdates) {
   expect_passes(
       plan("steps=5 device=cuda dp_mode=diloco sync_every=2"),
@@ -162,14 +162,15 @@ TEST_F(TrainingGpu, LocalUpdates) {
        "ranks=4 cp=2 cp_mode=ulysses dtype=bf16"});
 }
 
-// Not in its command alone: no clock chooses what verify() compares, and attention is by kernels that promise bits.
+// Not only in the command: verify() compares kernels that are not selected by timing, and attention kernels with
+// bitwise guarantees.
 TEST(Verifiable, ChoosesKernelsWithBitwiseGuarantee) {
   EXPECT_TRUE(verifiable({}).plan.deterministic);
   EXPECT_EQ(verifiable({}).plan.attention, AttentionKernels::own);
   EXPECT_EQ(verifiable({.plan = {.attention = AttentionKernels::cudnn}}).plan.attention, AttentionKernels::cudnn);
 }
 
-// Defects are seen there too.
+// Faults are detected on GPUs too.
 void expect_seen(const TrainOptions& o, std::initializer_list<const char*> defects) {
   for (const char* name : defects)
     EXPECT_FALSE(verify(make_job(o), planted(defect(name), make_job(o))).passed()) << name;
@@ -179,8 +180,8 @@ TEST_F(TrainingGpu, DetectsInjectedFaults) {
   expect_seen(plan("ranks=2 device=cuda clip=0.1"), {"skipped-microbatch", "unclipped-rank", "stale-part"});
 }
 
-// Mixtures of experts on GPUs: they train like one rank under every axis, defects are seen there, steps are not
-// captured, and they train over NCCL.
+// Mixtures of experts on GPUs: they train like one rank under every axis, faults are detected, steps are not captured,
+// and they train over NCCL.
 
 using ExpertsTrainingGpu = test::OnGpu;
 using ExpertsOverNcclGpu = test::OnGpus;
@@ -240,22 +241,22 @@ std::vector<double> train_losses(const TrainOptions& o) {
   return losses;
 }
 
-// Float64, where the order of sums shows in the last digits alone.
+// Float64, where summation order affects only the last digits.
 TEST_F(ExpertsOverNcclGpu, RanksTrainLikeOne) {
   if (const std::string why = no_float64(); !why.empty()) GTEST_SKIP() << why;
   const std::vector<double> alone = train_losses(with_experts("ranks=1 dtype=fp64"));
-  for (const std::string zero : {"zero=0", "zero=2", "zero=3"}) {  // whose collectives run beside the messages of rows
+  for (const std::string zero : {"zero=0", "zero=2", "zero=3"}) {  // collectives overlap with row messages
     const std::vector<double> many =
         train_losses(with_experts("ranks=2 dtype=fp64 ep=2 backend=nccl all_reduce=native " + zero));
     for (size_t step = 0; step < alone.size(); ++step) EXPECT_NEAR(many.at(step), alone[step], 1e-11 * alone[step]);
   }
 }
 
-// Parameters of ZeRO-3 that lie in the host's memory: they train and are saved as those that lie on the GPU.
+// ZeRO-3 parameters in host memory: trained and saved like those on the GPU.
 
 using OffloadGpu = test::OnGpu;
 
-// Every axis, groups of shards, adapters, schedules, types and optimizers: what goes with ZeRO-3 on a GPU.
+// Every axis, sharding groups, adapters, schedules, dtypes and optimizers supported with ZeRO-3 on a GPU.
 TrainOptions draw_offloaded(Draw& d) {
   TrainOptions o = small_plan("device=cuda zero=3 offload=parameters steps=2");
   o["heads"] = 2 * d.between(1, 2);
@@ -288,8 +289,8 @@ TEST_F(OffloadGpu, ParametersTrainLikeOneRank) {
   }
 }
 
-// A checkpoint's tensors after two steps, and the loss of the second one. A rank's GPU has no parameters after them,
-// and rank 0's shards, wherever they lie, are as large.
+// Checkpoint tensors after two steps, and the second loss. Afterwards a rank's GPU holds no parameters, and rank 0's
+// shards have the same size wherever they are stored.
 TEST_F(OffloadGpu, SavesParametersAsOnGpu) {
   for (const std::string dtype : {"fp32", "bf16"}) {
     Saved saved[2];

@@ -1,5 +1,5 @@
-// The program on GPUs, real or emulated, and as processes under mpirun. With one GPU: its summary says what ran there,
-// and what it cannot do is one line. With one for each rank, and as processes: it trains like one rank.
+// The program on real or emulated GPUs and under mpirun. With one GPU: summary, and one-line errors for unsupported
+// options. With one per rank, and as processes: it trains like one rank.
 #include "tests/support/gpus.h"
 
 #include "tests/app/program.h"
@@ -37,7 +37,7 @@ TEST_F(GpusTest, RanksOverNcclTrainLikeOne) {
   EXPECT_LT(of_two.back(), of_two.front());
 }
 
-// The same steps whatever a rank is: NCCL adds as it does, and the id of its communicators goes around by MPI.
+// The same steps for threads and processes: NCCL's sums are equal, and MPI broadcasts its communicator ids.
 TEST_F(GpusTest, RanksOverNcclMayBeProcesses) {
   if (!kWithMpi || std::system("mpirun --version >/dev/null 2>&1") != 0) GTEST_SKIP() << "no MPI here";
   const std::string mpirun = kMpirun + "2";
@@ -72,7 +72,7 @@ class GpuProgramTest : public ProgramTest {
   void SetUp() override {
     if (const std::string why = test::no_gpu(); !why.empty()) GTEST_SKIP() << why;
   }
-  // The summary of six steps of a bf16 GPT with heads of 64 says this of its GPU.
+  // Expected summary of six steps of a bf16 GPT with heads of 64 channels.
   Json summary(const std::string& more) {
     return train(
                "--device cuda --dtype bf16 --channels 128 --heads 2 --vocab 64 --steps 6 --no-save --no-eval "
@@ -122,8 +122,7 @@ TEST_F(GpusTest, ReportsReasonAgainstCapture) {
         "a step cannot be captured because the ranks of --cp-mode ring exchange point-to-point messages");
 }
 
-// One contract on processes: `mpirun ... tessera verify` for every member of the family that can be many
-// processes.
+// One contract on processes: `mpirun ... tessera verify` for every strategy that supports several processes.
 
 class MpiContract : public ProgramTest {
  protected:
@@ -142,7 +141,7 @@ TEST_F(MpiContract, ReportsMissingRanksByOption) {
   EXPECT_TRUE(has(r.err, "tessera: [rank 0] --ranks: the MPI job has 1 ranks; expected as many, found 2\n"));
 }
 
-// Twenty steps: every bit of them, or within the bound of plans that split sums.
+// Twenty steps: bitwise, or within the tolerance of plans that split sums.
 TEST_F(MpiContract, ProcessesTrainLikeOneRank) {
   const std::tuple<int, const char*, bool> cases[] = {
       {2, "--pp 2 --microbatches 2 --schedule zb-h1", true},

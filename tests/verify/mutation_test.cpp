@@ -1,5 +1,5 @@
-// The contract is able to fail: each planted defect turns it red, under every strategy that it can be planted in, and
-// the diagnosis names its cause; errors of a known size are seen: one bit, and either side of a bound.
+// The contract detects every injected fault under every applicable strategy, and the diagnosis identifies its cause;
+// errors of known size are detected: a single bit, and both sides of a bound.
 
 #include "tests/support/errors.h"
 #include "tests/support/one_thread.h"
@@ -11,7 +11,7 @@ namespace {
 
 using namespace test;
 
-// The contract turns red, or training itself stops.
+// The contract fails, or training itself stops.
 void expect_caught(std::string_view mutation, const TrainOptions& o) {
   const Job job = make_job(o);
   ASSERT_TRUE(verify(job).passed()) << make_command(o);
@@ -39,7 +39,7 @@ TEST(Mutation, DetectsFaultsUnderOtherStrategies) {
     expect_caught(mutation, kThree, {"dp_mode=dataparallel", "dp_mode=ps-sync"});
 }
 
-// The model-parallel family, on the smallest mesh that has the axis, and the other in products.
+// Model parallelism, on the smallest mesh with the axis, and data parallelism combined with it.
 TEST(Mutation, DetectsFaultsWithOtherAxes) {
   const std::pair<const char*, const char*> cases[] = {{"missing-input-gradient-sum", "tp=2"},
                                                        {"unsummed-norm-weight", "tp=2 sp=true"},
@@ -60,13 +60,13 @@ TEST(Mutation, DetectsFaultsWithOtherAxes) {
     expect_caught(mutation, std::string("batch=8 ") + words, {"dtype=fp64", "dtype=fp32"});
 }
 
-// Errors of a known size in a run: the smallest bit where bits must be equal, and either side of the bound elsewhere.
+// Errors of known size: one bit where equality is required, and both sides of the bound elsewhere.
 
 using InjectedErrors = test::OneThread;
 
 void flip_lowest_bit(const Tensor& t, int64_t at) { t.raw()[at * element_size(t.dtype())] ^= std::byte{1}; }
 
-// Tensors that a plan keeps, by the names of the kinds: the first element of each unit's first parameter that is here.
+// Tensors by kind: the first local element of each unit's first parameter.
 void flip(const std::vector<FlatUnit>& units, const std::function<Tensor(const FlatUnit&)>& of) {
   for (const FlatUnit& unit : units)
     for (const Slot& slot : unit.slots)
@@ -125,7 +125,7 @@ TEST_F(InjectedErrors, DetectsOneBitOfStateIfSumsAreSplit) {
   for (const char* dtype : {"fp32", "bf16"}) expect_bits(one_step(dtype, "tp=2"));
 }
 
-// The gradient of a parameter that all ranks have, too large by a share of itself.
+// Scales the gradient of a replicated parameter by a relative error.
 VerifyHooks too_large_by(double share) {
   return after_sums([=](Trainer& t) {
     for (const FlatUnit& unit : t.strategy().shards())
@@ -148,7 +148,7 @@ TEST_F(InjectedErrors, GradientMayDifferOnlyByBound) {
                               ? 1e-12
                               : 256 * 1.0609 * std::ldexp(1.0, to_string(o.optim.dtype) == "bf16" ? -8 : -24);
       EXPECT_LE(right.bound, 1.001 * unit);
-      const double own = right.grad_max_rel;  // rounding's
+      const double own = right.grad_max_rel;  // rounding error
       ASSERT_LT(own, 0.5 * right.bound) << make_command(o);
       EXPECT_TRUE(verify(job, too_large_by(right.bound - 1.01 * own)).passed()) << make_command(o);
       const VerifyResult wrong = verify(job, too_large_by(right.bound + 1.01 * own + 0.01 * right.bound));
@@ -157,10 +157,10 @@ TEST_F(InjectedErrors, GradientMayDifferOnlyByBound) {
     }
 }
 
-// Each planted defect breaks the contract, and the diagnosis names its cause from what is seen alone: over random plans
-// (TESSERA_PLANS of them, drawn by TESSERA_DRAW).
+// Each injected fault violates the contract, and the diagnosis identifies its cause from observations alone, over
+// TESSERA_PLANS random plans selected by TESSERA_DRAW.
 
-// A plan in which nothing is planted yet, maybe one that cannot be.
+// A plan without faults, possibly invalid.
 TrainOptions draw_plan(Draw& d) {
   TrainOptions o = small_plan();
   draw(d, o,
@@ -175,7 +175,7 @@ TrainOptions draw_plan(Draw& d) {
   return o;
 }
 
-// The plan with all that the defect needs, as the refusal says it; nothing where that is no plan.
+// The plan with all requirements of the fault, from its error; nullopt if that is invalid.
 std::optional<TrainOptions> with_needs(TrainOptions o, const InjectedFault& d) {
   for (int round = 0; round < 3; ++round) {
     const std::vector<Need> needs = d.needs(make_job(o));
@@ -194,11 +194,11 @@ std::optional<TrainOptions> draw_with(const InjectedFault& defect, uint64_t tria
   for (int attempt = 0; attempt < 30; ++attempt) try {
       const TrainOptions drawn = draw_plan(d);
       auto o = with_needs(drawn, defect);
-      if (o && o->optim.document_mask) (*o)["vocab"] = 12;  // with more, the token that ends a document may never come
+      if (o && o->optim.document_mask) (*o)["vocab"] = 12;  // with more, the end-of-document token may be missing
       if (!o || make_job(*o).plan.ranks() > 8) continue;
       check(make_job(*o));
       return o;
-    } catch (const Error&) {  // no such plan
+    } catch (const Error&) {  // invalid plan
       continue;
     }
   return {};
@@ -235,7 +235,7 @@ TEST(InjectedFaults, AreDiagnosedFromSymptoms) {
   EXPECT_GE(static_cast<double>(right), 0.95 * static_cast<double>(count));
 }
 
-// The rules of the diagnosis on made-up observations: nothing is run.
+// Diagnosis rules on synthetic observations; nothing is run.
 
 using Kind = TensorDifference::Kind;
 
@@ -288,7 +288,7 @@ TEST(Diagnosis, IdentifiesMissingTensorAxisReduction) {
   EXPECT_EQ(first_index(o), "missing-forward-sum");
 }
 
-// A wide bound lets nothing be wrong but bytes.
+// A wide tolerance leaves only bytes as evidence.
 TEST(Diagnosis, DistinguishesWeightFromActivationByBytes) {
   Observations o = of_two();
   o.sent = {{"tp", "all_reduce", 6, 8, 600, 620}};
@@ -299,7 +299,7 @@ TEST(Diagnosis, DistinguishesWeightFromActivationByBytes) {
 
 TEST(Diagnosis, IdentifiesSequencesByCoefficients) {
   Observations o = of_two();
-  o.microbatches = 1;  // so two sequences each
+  o.microbatches = 1;  // two sequences each
   o.tensors = {gradient("tokens.weight", {4, 2})};
   const auto with = [&](std::vector<double> shares) {
     o.mixture = Mixture{1, std::move(shares), 0.01};
@@ -311,7 +311,7 @@ TEST(Diagnosis, IdentifiesSequencesByCoefficients) {
   EXPECT_EQ(with({1, 1, 1, 1}), "unknown");
 }
 
-// Targets of the second step alone, all but every fourth, on the last stage of one pipeline or of two.
+// Targets of the second step only, all but every fourth, on the last stage of one or two pipelines.
 TEST(Diagnosis, ReportsRanksWithWrongTokens) {
   const auto expect = [](int first_rank, const std::vector<std::string>& lines, const std::string& evidence) {
     VerifyHooks hooks;

@@ -1,4 +1,4 @@
-// Groups of ranks, ranks that train alone, owners of matrices, and experts beside them, held to the contract.
+// The contract for sharding groups, local updates, owners of matrices, and their combination with experts.
 
 #include "tests/support/errors.h"
 #include "tests/support/gpus.h"
@@ -16,7 +16,7 @@ TrainOptions short_plan(int64_t dp, std::string_view words = {}) {
   return small_plan(fmt::format("channels=16 steps=6 dp={} batch={} {}", dp, dp * 2, words));
 }
 
-// Two sums, in every order: within a group, and over the groups.
+// Two reductions, in every order: within groups and between them.
 TEST(ReplicasContract, ShardingGroupsMatchOneRankExactly) {
   expect_drawn_pass(14, "groups", [](Draw& d) {
     TrainOptions o = short_plan(d.of<int64_t>({4, 4, 6, 8}));
@@ -47,14 +47,14 @@ TEST(ReplicasContract, MuonMatchesOneRankExactly) {
 }
 
 TEST(ReplicasContract, TensorRanksGatherMatrices) {
-  // 37 is cut unevenly.
+  // 37 is sharded unevenly.
   expect_passes(short_plan(2, "optimizer=muon tp=2 ffn=37 steps=2"), {"family=gpt2 zero=0", "family=llama zero=3"});
 }
 
 TEST(ReplicasContract, LocalUpdatesMatchReplayExactly) {
   expect_drawn_pass(14, "diloco", [](Draw& d) {
     TrainOptions o = short_plan(d.of<int64_t>({1, 2, 3, 4}));
-    o["channels"] = d.of<int64_t>({16, 24});  // 24: there are gaps between parameters
+    o["channels"] = d.of<int64_t>({16, 24});  // 24: gaps between parameters
     draw(d, o, "dp_mode=diloco layers=2..4 sync_every=1..4");
     o["sync_fragments"] = d.between(1, std::min(o.plan.sync_every, o.sizes.layers));
     draw(d, o, "untied=true|false|false outer_lr=0.7|1 outer_momentum=0|0.9 microbatches=1..2");
@@ -92,7 +92,7 @@ VerifyResult explain_planted(const char* name, const TrainOptions& o) {
   return explain(make_job(o), [&](const Job& j) { return planted_if_it_applies(defect(name), j); });
 }
 
-// An outer step that is left out is seen in the step in which its fragment should make it.
+// A skipped outer step is detected in the step where its fragment is due.
 TEST(ReplicasContract, DetectsSkippedFragment) {
   const VerifyResult r =
       explain_planted("forgotten-outer-step", short_plan(2, "dp_mode=diloco sync_every=4 sync_fragments=2"));
@@ -120,7 +120,7 @@ void expect_near(const std::vector<Tensor>& found, const std::vector<Tensor>& ex
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_LE(distance(found[i], expected[i]), 1e-12) << i;
 }
 
-// Every step a sum, plain SGD inside and outside: data parallelism, but for the order of operations.
+// Synchronization in every step with plain SGD inside and outside: data parallelism up to the order of operations.
 void expect_ddp_with_one_step_alone(TrainOptions o) {
   say(o, "steps=10 optimizer=sgd momentum=0 weight_decay=0 clip=0 lr=0.3 dtype=fp64 outer_lr=1 outer_momentum=0");
   const std::vector<Tensor> ddp = trained(o);
@@ -132,7 +132,7 @@ void expect_ddp_with_one_step_alone(TrainOptions o) {
 
 TEST(ReplicasContract, OneLocalStepEqualsDdp) { expect_ddp_with_one_step_alone(short_plan(4)); }
 
-// Ranks with a GPU each, or that share one.
+// Ranks with one GPU each, or sharing one.
 using ReplicasContractGpu = test::OnGpu;
 TEST_F(ReplicasContractGpu, OneLocalStepEqualsDdp) {
   if (const std::string why = no_float64(); !why.empty()) GTEST_SKIP() << why;
@@ -176,9 +176,9 @@ TEST(ReplicasContract, RejectsInvalidPlans) {
   }
 }
 
-// Experts beside owners of matrices and groups of shards, held to the contract.
+// Experts combined with owners of matrices and sharding groups.
 
-// A short plan of so many data ranks, whose model has experts, and maybe adapters.
+// A short plan with the given data ranks, whose model has experts and optionally adapters.
 TrainOptions draw_with_experts(Draw& d, int64_t dp, int64_t lora_rank = 0) {
   TrainOptions o = small_plan("channels=16 steps=5");
   o["dp"] = dp;
@@ -235,7 +235,7 @@ TEST(ExpertsContract, AdaptersWithFrozenExpertsOnTensorAndContextRanks) {
                 {"tp=2 zero=1", "tp=2 sp=true zero=3", "cp=2 zero=1"});
 }
 
-// A bit of an expert that should have stayed.
+// Flips a bit of a frozen expert.
 TEST(ExpertsContract, DetectsChangedFrozenExpert) {
   for (const std::string zero : {"zero=0", "zero=3"}) {
     const TrainOptions o = small_experts("lora_rank=2 dp=2 ep=2 family=llama " + zero);
@@ -250,12 +250,12 @@ TEST(ExpertsContract, DetectsChangedFrozenExpert) {
 }
 
 TEST(ExpertsContract, TensorRanksGatherMatricesOfExperts) {
-  // 37 is cut unevenly.
+  // 37 is sharded unevenly.
   expect_passes(small_experts("tp=2 dp=2 ep=2 dtype=fp64 optimizer=muon shared_experts=1 ffn=37"),
                 {"family=llama zero=0", "family=gpt2 zero=1", "family=llama zero=3 sp=true"});
 }
 
-// An owner among the ranks that have an expert is silent; the owners of all else do their part.
+// One owner among an expert's ranks is silent; all other owners send.
 TEST(ExpertsContract, DetectsSilentOwnerOfExperts) {
   const TrainOptions o = small_experts("dp=4 ep=2 optimizer=muon");
   expect_passes(o);
@@ -268,7 +268,7 @@ TEST(ExpertsContract, DetectsSilentOwnerOfExperts) {
   EXPECT_TRUE(has(r.seen.copies.front(), ".experts."));
 }
 
-// Each on its own: experts that few ranks have, cut over two of a group of four, and summed over two groups.
+// Separately: experts with few replicas, sharded over two of a group of four, and reduced over two groups.
 TEST(ExpertsContract, DetectsUnreducedGroups) {
   const TrainOptions o = small_experts("dp=8 ep=2 zero=2 shard_ranks=4");
   expect_passes(o);
