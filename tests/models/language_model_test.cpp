@@ -1,5 +1,5 @@
-// The functions that every language model has from its interface, seen on one that has nothing else; and documents that
-// lie one after another in a sequence, which are computed as if each were alone.
+// The default operations of LanguageModel, on a model that defines only its interface; and packed documents, which are
+// computed independently.
 
 #include "models/decoder.h"
 #include "models/layout.h"
@@ -54,7 +54,8 @@ TEST(LanguageModel, CountsFlops) {
   EXPECT_EQ(gpt.training_flops(), 6.0 * static_cast<double>(gpt.parameter_count() - 4 * 8) + 12 * 3 * 8 * 4);
 }
 
-// A query sees i + 1 keys, or the last `window`: of 4 tokens 1 + 2 + 3 + 4, of windows of 2 about 1 + 2 + 2 + 2.
+// A query attends to i + 1 keys, or the last `window`: for 4 tokens 1 + 2 + 3 + 4, with windows of 2 about 1 + 2 + 2 +
+// 2.
 TEST(LanguageModel, CountsFlopsOfWindows) {
   ModelConfig config{.family = Family::llama, .layers = 3, .heads = 2, .channels = 8, .context = 64, .vocab = 11};
   const double all = make_model(config)->training_flops();
@@ -66,8 +67,8 @@ TEST(LanguageModel, CountsFlopsOfWindows) {
   EXPECT_EQ(all - make_model(config)->training_flops(), 12 * 3 * 8 * (64 - 16 * (2 - 16.0 / 64)));
 }
 
-// Published models: 6 for each parameter that multiplies (GPT-2 124M has 124,439,808, of which 786,432 are positions; a
-// Llama's table of tokens is only looked up), and 12 L C T.
+// Published models: 6 per parameter of a matmul (GPT-2 124M has 124,439,808, of which 786,432 are positions; Llama's
+// token table is only a lookup), and 12 L C T.
 TEST(LanguageModel, CountsFlopsOfPublishedModels) {
   const auto flops = [](const char* name, int64_t vocab) {
     ModelConfig config = preset(name).value();
@@ -79,7 +80,7 @@ TEST(LanguageModel, CountsFlopsOfPublishedModels) {
   EXPECT_EQ(flops("llama3-8b", 128256), 6.0 * (8'030'261'248 - 525'336'576) + 12'884'901'888);
 }
 
-// Without a loss of its own a model has that of its logits.
+// The default loss is that of the logits.
 TEST(LanguageModel, LossMatchesLogits) {
   const ArenaPtr arena = make_arena();
   BareModel model(kConfig);
@@ -104,7 +105,7 @@ TEST(LanguageModel, RejectsUndeclaredFeatures) {
   EXPECT_THROW(model.decode(Tensor::range(2, arena).reshape({1, 2}), cache), Error);
 }
 
-// Documents that lie one after another in a sequence are computed as if each were alone.
+// Packed documents are computed independently.
 
 constexpr int32_t kEnd = 3;
 
@@ -126,7 +127,7 @@ ModelConfig to_model_config(Family family, Recompute recompute) {
   return c;
 }
 
-// Adds up the logits and gradients of tokens (B, T), whose losses are parts of one.
+// Accumulates logits and gradients of tokens (B, T), whose losses contribute to one.
 struct Passes {
   explicit Passes(const ModelConfig& config) : model(make_model(config)) {
     model->materialize(5, make_arena(), DType::float64, DType::float64);
@@ -157,7 +158,7 @@ void expect_near(const std::vector<double>& found, const std::vector<double>& ex
 }
 
 TEST(Documents, AreComputedIndependently) {
-  constexpr int64_t kSequences = 2, kTokens = 80;  // tiles of 64 keys, and more
+  constexpr int64_t kSequences = 2, kTokens = 80;  // more than a tile of 64 keys
   const auto drawn = [&](uint64_t step) {
     return test::made({kSequences, kTokens}, DType::int32, make_arena(),
                       [&](size_t i) { return Philox::named(1, "documents").below(12, i, step); });

@@ -1,5 +1,6 @@
-// Optimizers against the published formulas in float64 and beside PyTorch, the bits of shards, threads and bfloat16
-// masters, and state that is rounded stochastically; the gradient norm's fixed order, clipping, and the schedule.
+// Optimizers compared with the published formulas in float64 and with PyTorch; bitwise independence of sharding and
+// threads; bfloat16 masters and stochastically rounded state; the gradient norm's fixed order, clipping, and the
+// schedule.
 #include "optim/optimizer.h"
 
 #include <limits>
@@ -29,11 +30,11 @@ const OptimizerOptions kOptions{.momentum = 0.9, .beta1 = 0.9, .beta2 = 0.95, .e
 
 const OptimizerOptions kAllBf16{.beta2 = 0.95, .weight_decay = 0.1, .state = DType::bfloat16, .seed = 5};
 
-// No two constants are equal, and eps is so large that its position in the formula matters.
+// All constants differ, and eps is large enough for its position in the formula to matter.
 const OptimizerOptions kDistinct{.momentum = 0.7, .beta1 = 0.85, .beta2 = 0.95, .eps = 0.03, .weight_decay = 0.2};
 const OptimizerOptions kNoMomentum{.momentum = 0, .beta1 = 0, .beta2 = 0.6, .eps = 1e-3, .weight_decay = 0.2};
 
-// One element, as the papers write it, in float64.
+// One element, as published, in float64.
 struct Reference {
   double p = 0, m = 0, v = 0;
   void step(std::string_view name, const OptimizerOptions& o, double g, double lr, int t, bool decay) {
@@ -52,7 +53,7 @@ struct Reference {
   }
 };
 
-// A unit of drawn values, and of gradients of the next seed.
+// A unit of random values, with gradients from the next seed.
 FlatUnit drawn_unit(const std::vector<int64_t>& sizes, DType values, DType grads, uint64_t seed) {
   const FlatUnit unit = make_unit("u", sizes, values, grads, make_arena());
   fill_normal(unit, unit.values, seed, 1.0);
@@ -60,7 +61,7 @@ FlatUnit drawn_unit(const std::vector<int64_t>& sizes, DType values, DType grads
   return unit;
 }
 
-// The tensor that holds the full-precision parameters.
+// The full-precision parameters.
 Tensor precise(const Optimizer& optimizer) {
   for (const NamedTensor& s : optimizer.state())
     if (s.name.ends_with(".master")) return s.tensor;
@@ -93,7 +94,7 @@ void compare_with_reference(std::string_view name, const OptimizerOptions& optio
 }
 
 TEST(Optimizer, FollowsThePublishedFormulasInEveryDtype) {
-  for (const std::string_view name : kOptimizerNames)  // muon updates its vectors as adamw does
+  for (const std::string_view name : kOptimizerNames)  // muon updates vectors like adamw
     for (const OptimizerOptions& options : {kDistinct, kNoMomentum})
       for (const DType values : {DType::float64, DType::float32, DType::bfloat16})
         for (const DType grads : {DType::float64, DType::float32, DType::bfloat16})
@@ -103,7 +104,8 @@ TEST(Optimizer, FollowsThePublishedFormulasInEveryDtype) {
             EXPECT_THROW(compare_with_reference(name, options, values, grads), Error);
 }
 
-// Each step starts from the stored values and state, and every result is one of the two bfloat16 next to the formula's.
+// Each step starts from the stored values and state, and every result is one of the two bfloat16 neighbours of the
+// formula's.
 TEST(Optimizer, Bfloat16StateFollowsThePublishedFormulas) {
   for (const char* name : kNames) {
     OptimizerOptions options = kDistinct;
@@ -136,7 +138,7 @@ TEST(Optimizer, Bfloat16StateFollowsThePublishedFormulas) {
   }
 }
 
-// The part [from, to) of a unit, in memory of its own, with the unit's slots as seen from there.
+// The shard [from, to) of a unit in separate memory, with the unit's slots relative to it.
 FlatUnit make_shard(const FlatUnit& unit, int64_t from, int64_t to) {
   FlatUnit shard = unit;
   shard.values = unit.values.narrow(0, from, to - from).clone();
@@ -168,7 +170,7 @@ void expect_bits_of_the_whole(OptimizerKind kind, DType dtype, const OptimizerOp
   }
 }
 
-// Rounding is stochastic where all is bfloat16.
+// Rounding is stochastic if everything is bfloat16.
 TEST(Optimizer, ShardIsBitwiseEqualToFullUnit) {
   for (const char* name : kNames) {
     SCOPED_TRACE(name);
@@ -234,7 +236,7 @@ TEST(Optimizer, RejectsMismatchedArguments) {
   EXPECT_THROW(make_optimizer(OptimizerKind::adam, {unit}, kOptions), Error);
 }
 
-// Five steps of each optimizer beside PyTorch's.
+// Five steps of each optimizer compared with PyTorch's.
 
 constexpr int kSteps = 5;
 
@@ -265,7 +267,7 @@ TEST(Optimizer, AgreesWithPyTorch) {
   }
 }
 
-// An update writes bfloat16 values as its float32 master rounded to nearest even.
+// An update stores bfloat16 values as the float32 master rounded to nearest even.
 
 void expect_rounded(const ArenaPtr& arena) {
   for (const OptimizerKind kind : {OptimizerKind::sgd, OptimizerKind::adam, OptimizerKind::adamw})
@@ -276,7 +278,9 @@ void expect_rounded(const ArenaPtr& arena) {
       const auto optimizer = make_optimizer(kind, {unit}, {.weight_decay = 0.1});
       for (int step = 0; step < 43; ++step) {
         optimizer->step(step < 3 ? 0.01 : 1e-4, step < 3 ? 0.7 : 1);
-        if (step >= 3 && step < 42) continue;  // forty that bfloat16 loses one by one, and that add up in the master
+        if (step >= 3 && step < 42)
+          continue;  // forty steps that bfloat16 loses individually and the master
+                     // accumulates
         const std::vector<double> values = numbers(unit.values), master = numbers(precise(*optimizer));
         ASSERT_EQ(precise(*optimizer).dtype(), DType::float32);
         int64_t between = 0;
@@ -297,7 +301,7 @@ using RoundingGpu = test::OnGpu;
 
 TEST_F(RoundingGpu, UpdatesRoundToNearestEven) { expect_rounded(arena); }
 
-// Stochastic rounding, and optimizers whose state is bfloat16: means, bits of shards and cut parameters, small steps.
+// Stochastic rounding and bfloat16 state: means, bitwise equality of shards, small steps.
 
 TEST(StochasticRounding, ChoosesNeighbourAndIsUnbiased) {
   const Philox random(7);
@@ -313,7 +317,7 @@ TEST(StochasticRounding, ChoosesNeighbourAndIsUnbiased) {
     }
     EXPECT_LE(low, x);
     EXPECT_GE(high, x);
-    const double gap = std::ldexp(std::abs(static_cast<double>(x)), -7);  // at least that between neighbours
+    const double gap = std::ldexp(std::abs(static_cast<double>(x)), -7);  // at least the distance between neighbours
     EXPECT_LE(static_cast<double>(high - low), gap);
     EXPECT_NEAR(sum / kDraws, static_cast<double>(x), 4 * gap / 2 / std::sqrt(kDraws)) << x;
   }
@@ -328,7 +332,7 @@ TEST(StochasticRounding, PreservesRepresentableAndNonFiniteValues) {
   }
 }
 
-// Steps of a hundredth of the last bit: each is lost when it is rounded to nearest, and none on average here.
+// Steps of a hundredth of the last bit: rounding to nearest loses each, stochastic rounding none on average.
 TEST(StochasticRounding, AccumulatesSmallSteps) {
   FlatUnit unit = make_unit("u", {40000}, DType::bfloat16, DType::float32, make_arena());
   unit.values.fill(1.25);
@@ -342,7 +346,7 @@ TEST(StochasticRounding, AccumulatesSmallSteps) {
   EXPECT_TRUE(sgd->state().empty());
 }
 
-// Each element of a parameter that tensor parallelism cut is rounded by its index in the whole.
+// Each element of a tensor-parallel shard is rounded by its index in the full parameter.
 TEST(StochasticRounding, ShardIsBitwiseEqualToFullParameter) {
   constexpr int64_t kRows = 6, kColumns = 701;
   const FlatUnit whole = drawn_unit({kRows * kColumns}, DType::bfloat16, DType::bfloat16, 3),
