@@ -201,18 +201,19 @@ std::string describe_plan(const Plan& p) {
 std::string how_equal(const VerifyResult& r) {
   if (r.bitwise) return "every bit is the same";
   if (r.exact) return fmt::format("different, gradients by up to {:.3g} ({})", r.grad_max_rel, r.worst);
-  const std::string strayed = r.strayed == 0 ? ""
-                                             : fmt::format(
-                                                   "\n  {} tokens went to another expert than one rank would have "
-                                                   "chosen, whose logit was lower by up to {:.3g} of the largest",
-                                                   r.strayed, r.stray_margin);
+  const std::string rerouted_tokens = r.rerouted_tokens == 0
+                                          ? ""
+                                          : fmt::format(
+                                                "\n  {} tokens went to another expert than one rank would have "
+                                                "chosen, whose logit was lower by up to {:.3g} of the largest",
+                                                r.rerouted_tokens, r.routing_margin);
   return fmt::format(
              "{}\n  relative differences, the largest of all tensors: loss {:.3g}, gradients {:.3g} ({})\n  bound {}; "
              "parameters "
              "and state, updated by these gradients: {}",
              r.passed() ? "equal but for the rounding of sums" : "different", r.loss_max_rel, r.grad_max_rel, r.worst,
              r.bound_text, r.param_max_rel == 0 ? "every bit is the same" : fmt::format("{:.3g}", r.param_max_rel)) +
-         strayed;
+         rerouted_tokens;
 }
 
 std::string bytes_text(const VerifyResult& r) {

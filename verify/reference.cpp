@@ -228,8 +228,8 @@ Tensor Reference::gradient_values(int64_t first, int64_t size, double& loss_sum)
     const MixtureOfExperts::Load load = mixture->take_load();
     if (choices_) choices_->place(routed_.size(), load.passes);
     routed_.push_back(load.rows);
-    strayed_ += load.elsewhere;
-    stray_margin_ = std::max(stray_margin_, load.margin);
+    rerouted_tokens_ += load.elsewhere;
+    routing_margin_ = std::max(routing_margin_, load.margin);
   }
   int64_t total = 0;
   std::vector<Tensor> parts;

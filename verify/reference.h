@@ -61,8 +61,8 @@ class Reference {
   void replay(const std::shared_ptr<const Routing>& routing) { tessera::replay(*model_, routing); }
   // Tokens whose replayed choice differs from the oracle's own, over all passes, and the largest margin
   // (Routed::margin).
-  int64_t strayed() const { return strayed_; }
-  double stray_margin() const { return stray_margin_; }
+  int64_t rerouted_tokens() const { return rerouted_tokens_; }
+  double routing_margin() const { return routing_margin_; }
   const Optimizer& optimizer() const { return *optimizer_; }
   double loss_sum() const { return loss_sum_; }  // of the current step
   double step_targets() const;
@@ -92,8 +92,8 @@ class Reference {
   std::vector<std::vector<int64_t>> routed_;  // of the latest passes: rows by layer and expert
   Routing routing_;
   std::shared_ptr<Routing> choices_;
-  int64_t strayed_ = 0;
-  double stray_margin_ = 0;
+  int64_t rerouted_tokens_ = 0;
+  double routing_margin_ = 0;
 };
 
 // --- sums over ranks and micro-batches, as plain loops ---

@@ -382,8 +382,8 @@ class VerifiedRank {
     result_.imbalance = std::max(1.0, routing.most);
     for (size_t copy = 0; copy < oracle_->count(); ++copy) {
       const Reference& reference = oracle_->of(static_cast<int>(copy));
-      result_.strayed += reference.strayed();
-      result_.stray_margin = std::max(result_.stray_margin, reference.stray_margin());
+      result_.rerouted_tokens += reference.rerouted_tokens();
+      result_.routing_margin = std::max(result_.routing_margin, reference.routing_margin());
     }
     const int64_t* c = counts.data<int64_t>();
     const int64_t* busiest = most.data<int64_t>();

@@ -91,11 +91,11 @@ void check_losses(VerifyResult& r) {
 
 // Choices between experts with logits this close may differ by rounding.
 void check_routing(VerifyResult& r) {
-  if (r.stray_margin <= r.bound) return;
+  if (r.routing_margin <= r.bound) return;
   r.failures.push_back(
       fmt::format("{} tokens were routed to another expert than on one rank, with a logit lower by up to {:.3g} of the "
                   "largest; expected at most {:.3g}",
-                  r.strayed, r.stray_margin, r.bound));
+                  r.rerouted_tokens, r.routing_margin, r.bound));
 }
 
 }  // namespace

@@ -64,9 +64,9 @@ struct VerifyResult {
   double loss_max_rel = 0, grad_max_rel = 0, param_max_rel = 0;  // 2-norms, maximum over tensors and steps
   std::string worst;                                             // tensor with the largest difference
   std::vector<double> losses;
-  int64_t strayed = 0;      // tokens that one rank would have routed to other experts
-  double stray_margin = 0;  // and the largest margin in their logits
-  double imbalance = 1;     // experts: maximum rows of a rank in a pass of a layer, relative to even routing
+  int64_t rerouted_tokens = 0;  // tokens that one rank would have routed to other experts
+  double routing_margin = 0;    // and the largest margin in their logits
+  double imbalance = 1;         // experts: maximum rows of a rank in a pass of a layer, relative to even routing
   std::vector<SentBytes> sent, expected_sent;
   std::vector<MemoryByCategory> held, expected_held;   // by rank
   std::vector<int64_t> peak, expected_peak;            // by rank, with activations

@@ -36,7 +36,7 @@ struct LaunchOptions {
   std::string rendezvous = {};
   int rank = 0;
   Algorithm algorithm = Algorithm::direct;
-  // Puts something around each rank's transport, to watch it or to spoil what it does. Empty: nothing.
+  // Puts something around each rank's transport, to observe it or to inject faults. Empty: nothing.
   std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)> around = {};
   // A cause as it is printed where it cannot be thrown to the caller: of a job that is ended. Empty: as it is.
   std::function<std::string(const std::string& cause)> shown = {};

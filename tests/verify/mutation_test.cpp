@@ -76,13 +76,13 @@ void flip(const std::vector<FlatUnit>& units, const std::function<Tensor(const F
 
 using Spoil = std::function<void(Trainer&)>;
 
-VerifyHooks after_update(const Spoil& spoil) {
+VerifyHooks after_update(const Spoil& inject) {
   return {.update = [=](Trainer& t, const StepReport& report) {
     t.update(report);
-    spoil(t);
+    inject(t);
   }};
 }
-VerifyHooks after_sums(const Spoil& spoil) { return {.summed = spoil}; }
+VerifyHooks after_sums(const Spoil& inject) { return {.summed = inject}; }
 
 void expect_bits(const TrainOptions& o) {
   const Job job = make_job(o);

@@ -76,9 +76,9 @@ Packed& first_packed(Trainer& rank) {
   throw Error("no matrix in four bits");
 }
 
-bool is_caught(const TrainOptions& o, const std::function<void(Packed&)>& spoil) {
+bool is_caught(const TrainOptions& o, const std::function<void(Packed&)>& inject) {
   const VerifyHooks hooks = {.made = [&](Trainer& rank) {
-    if (rank.world().rank() + 1 == rank.world().size()) spoil(first_packed(rank));
+    if (rank.world().rank() + 1 == rank.world().size()) inject(first_packed(rank));
   }};
   return !verify(make_job(o), hooks).passed();
 }

@@ -260,8 +260,8 @@ TEST(ExpertsContract, DetectsSilentOwnerOfExperts) {
   const TrainOptions o = small_experts("dp=4 ep=2 optimizer=muon");
   expect_passes(o);
   VerifyHooks hooks;
-  spoil(hooks, {[](const std::string& axis, const Call& call) { return axis == "edp" && call.op == Op::broadcast; },
-                [](Transport&, const Call&) { return int64_t{0}; }});
+  inject(hooks, {[](const std::string& axis, const Call& call) { return axis == "edp" && call.op == Op::broadcast; },
+                 [](Transport&, const Call&) { return int64_t{0}; }});
   const VerifyResult r = verify(make_job(o), hooks);
   EXPECT_FALSE(r.passed());
   ASSERT_FALSE(r.seen.copies.empty());
@@ -279,13 +279,13 @@ TEST(ExpertsContract, DetectsUnreducedGroups) {
     EXPECT_EQ(r.diagnosis[0].cause, defect(name).cause) << name << " is taken for " << r.diagnosis[0].cause;
   }
   VerifyHooks hooks;
-  spoil(hooks,
-        {[](const std::string& axis, const Call& call) { return axis == "edp" && call.op == Op::reduce_scatter; },
-         [](Transport& transport, const Call& call) {
-           const int64_t sent = transport.direct(call);
-           std::memset(call.out, 0, static_cast<size_t>(element_size(call.dtype)));  // one element
-           return sent;
-         }});
+  inject(hooks,
+         {[](const std::string& axis, const Call& call) { return axis == "edp" && call.op == Op::reduce_scatter; },
+          [](Transport& transport, const Call& call) {
+            const int64_t sent = transport.direct(call);
+            std::memset(call.out, 0, static_cast<size_t>(element_size(call.dtype)));  // one element
+            return sent;
+          }});
   EXPECT_FALSE(verify(make_job(o), hooks).passed());
 }
 

@@ -82,8 +82,8 @@ class EarlyReader final : public AroundTransport {
   explicit EarlyReader(std::unique_ptr<Transport> inner) : AroundTransport(std::move(inner)) {}
   void recv(int from, int tag, std::byte* data, int64_t bytes) override {
     inner().recv(from, tag, data, bytes);
-    const bool spoilt = axis_ == "pp" && rank() == size() - 1 && from < rank();
-    if (!spoilt) return;
+    const bool faulty = axis_ == "pp" && rank() == size() - 1 && from < rank();
+    if (!faulty) return;
     const std::span<std::byte> now(data, static_cast<size_t>(bytes));
     std::vector<std::byte> kept(now.begin(), now.end());
     std::vector<std::byte>& last = last_[from];
@@ -160,11 +160,11 @@ const Requirement kNoFloat64{"dtype", "fp32", [](const Job& j) { return j.optim.
 std::vector<InjectedFault> defects_of_calls() {
   return {
       {"missing-gradient-sum", "each data rank updates with the gradient of its own sequences, without the all-reduce",
-       "missing-gradient-sum", kEverywhere, kSumWants, spoils([](const Job& j) {
+       "missing-gradient-sum", kEverywhere, kSumWants, injects([](const Job& j) {
          return FaultyCall{compute_gradients(j), nothing};
        })},
       {"gradients-summed-twice", "the all-reduce of gradients is called twice", "summed-twice", kEverywhere,
-       wants(kSumWants, kDdp, kNoShards), spoils([](const Job& j) {
+       wants(kSumWants, kDdp, kNoShards), injects([](const Job& j) {
          return FaultyCall{compute_gradients(j), [](Transport& transport, const Call& call) {
                              const int64_t sent = transport.direct(call);
                              return sent + transport.direct(call);
@@ -172,9 +172,9 @@ std::vector<InjectedFault> defects_of_calls() {
        })},
       {"gradients-divided-twice",
        "reduced gradients are divided by the number of data ranks, although the loss is already a mean", "wrong-scale",
-       kEverywhere, kSumWants, spoils([](const Job& j) { return scaled_sums(j, false); })},
+       kEverywhere, kSumWants, injects([](const Job& j) { return scaled_sums(j, false); })},
       {"local-mean-loss", "each data rank divides by its own number of tokens instead of the global batch's",
-       "wrong-scale", kEverywhere, kSumWants, spoils([](const Job& j) { return scaled_sums(j, true); })},
+       "wrong-scale", kEverywhere, kSumWants, injects([](const Job& j) { return scaled_sums(j, true); })},
       {"rounded-gradients", "gradients are reduced in bf16 although the plan specifies fp32", "narrow-sums",
        kEverywhere,
        wants(kDataRanks, kDdp, kNoFloat64,
@@ -189,7 +189,7 @@ std::vector<InjectedFault> defects_of_calls() {
        }},
       {"missing-norm-sum", "each rank clips by the norm of its own model shard", "norm", kEverywhere,
        wants(kDirect, Requirement{"pp", "2", [](const Job& j) { return j.plan.pp > 1 || norm_over_tp(j); }}),
-       spoils([](const Job& j) {
+       injects([](const Job& j) {
          return FaultyCall{[pp = j.plan.pp > 1](const std::string& axis, const Call& call) {
                              return call.op == Op::all_reduce && axis == (pp ? "pp" : "tp") &&
                                     call.dtype == DType::float64;
@@ -200,7 +200,7 @@ std::vector<InjectedFault> defects_of_calls() {
        "between the first and the last pipeline stage",
        wants(kPipeline, Requirement{"untied", "false", [](const Job& j) { return j.model.tied; }}, kNoAdapters, kNoV,
              kDirect),
-       spoils([](const Job&) {
+       injects([](const Job&) {
          return FaultyCall{[](const std::string& axis, const Call&) { return axis == "tied"; }, nothing};
        })},
       {"lost-call", "a rank skips one of its communication calls", "lost-call", kOnLastRank, wants(kRanks, kDirect),
@@ -225,7 +225,7 @@ std::vector<InjectedFault> defects_of_groups() {
   return {
       {"unsummed-group", "shards are not reduced over the sharding groups: each group trains on its own sequences",
        "group-not-summed", kEverywhere, kGroups,
-       spoils([](const Job&) { return silent({"dp.replicate"}, Op::all_reduce); })},
+       injects([](const Job&) { return silent({"dp.replicate"}, Op::all_reduce); })},
       {"wrong-group", "shards are reduced over the ranks of their sharding group instead of over their replicas",
        "wrong-group", kEverywhere, kGroups,
        [](VerifyHooks& h, const Job& j) {
@@ -241,7 +241,7 @@ std::vector<InjectedFault> defects_of_groups() {
        wants(kDataRanks, kDdp, kDirect,
              Requirement{"optimizer", "muon", [](const Job& j) { return j.optim.optimizer == OptimizerKind::muon; }},
              kNoShards, kNoAdapters),
-       spoils([](const Job& j) {
+       injects([](const Job& j) {
          return silent({data_axis(j), "edp"}, Op::broadcast);
        })},
   };

@@ -36,8 +36,8 @@ auto loads(From from, bool only_targets = false) {
 
 // --- layers ---
 
-auto in_model(void (*spoil)(Trainer& t)) {
-  return [spoil](VerifyHooks& hooks, const Job&) { then(hooks.made, spoil); };
+auto in_model(void (*inject)(Trainer& t)) {
+  return [inject](VerifyHooks& hooks, const Job&) { then(hooks.made, inject); };
 }
 
 // The last local layer.
@@ -238,7 +238,7 @@ std::vector<InjectedFault> defects_of_computation() {
       {"misrouted-token", "the first token of every micro-batch is routed to the expert with the lowest score",
        "wrong-expert", "in block {block}, on rank {rank}", kExperts, in_model(lose_a_token)},
       {"swapped-expert-counts", "a rank swaps the row counts of two of its experts", "wrong-expert",
-       "on the last rank of each group of ep", kExpertRanks, spoils([](const Job&) {
+       "on the last rank of each group of ep", kExpertRanks, injects([](const Job&) {
          return FaultyCall{[](const std::string& axis, const Call& call) {
                              return axis == "ep" && call.op == Op::all_to_all && call.dtype == DType::int64;
                            },

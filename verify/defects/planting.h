@@ -62,10 +62,12 @@ void around_every_rank(VerifyHooks& hooks, const Args&... args) {
     how.around = [args...](std::unique_ptr<Transport> inner) { return std::make_unique<T>(std::move(inner), args...); };
   });
 }
-inline void spoil(VerifyHooks& hooks, const FaultyCall& spoilt) { around_every_rank<SpoiltTransport>(hooks, spoilt); }
+inline void inject(VerifyHooks& hooks, const FaultyCall& faulty) {
+  around_every_rank<FaultyCallTransport>(hooks, faulty);
+}
 // Injects the same faulty call into any plan.
-inline auto spoils(FaultyCall (*spoilt)(const Job& job)) {
-  return [spoilt](VerifyHooks& hooks, const Job& job) { spoil(hooks, spoilt(job)); };
+inline auto injects(FaultyCall (*faulty)(const Job& job)) {
+  return [faulty](VerifyHooks& hooks, const Job& job) { inject(hooks, faulty(job)); };
 }
 
 // Runs a modified job instead of the plan's.

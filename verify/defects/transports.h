@@ -144,21 +144,21 @@ struct FaultyCall {
   std::function<int64_t(Transport& transport, const Call& call)> instead;
 };
 
-class SpoiltTransport final : public AroundTransport {
+class FaultyCallTransport final : public AroundTransport {
  public:
-  SpoiltTransport(std::unique_ptr<Transport> inner, FaultyCall spoilt)
-      : AroundTransport(std::move(inner)), spoilt_(std::move(spoilt)) {}
+  FaultyCallTransport(std::unique_ptr<Transport> inner, FaultyCall faulty)
+      : AroundTransport(std::move(inner)), faulty_(std::move(faulty)) {}
   int64_t direct(const Call& call) override {
-    return spoilt_.which(axis_, call) ? spoilt_.instead(inner(), call) : inner().direct(call);
+    return faulty_.which(axis_, call) ? faulty_.instead(inner(), call) : inner().direct(call);
   }
 
  protected:
   std::unique_ptr<Transport> around(std::unique_ptr<Transport> made) const override {
-    return std::make_unique<SpoiltTransport>(std::move(made), spoilt_);
+    return std::make_unique<FaultyCallTransport>(std::move(made), faulty_);
   }
 
  private:
-  FaultyCall spoilt_;
+  FaultyCall faulty_;
 };
 
 }  // namespace tessera
