@@ -367,7 +367,7 @@ void inspect(const CheckpointOptions& o) {
   std::string out = fmt::format(
       "{}\n{}: {} layers, {} heads on {} of keys and values of {} numbers, {} channels, {}{} hidden, context {}, "
       "vocabulary {}{}\n{} parameters in {}{}\n\n",
-      one_line(from.path.string()), to_string(c.family), c.layers, c.heads, c.all_heads().key, c.head_size(),
+      one_line(from.path.string()), value_name(c.family), c.layers, c.heads, c.all_heads().key, c.head_size(),
       c.channels, c.experts.count > 0 ? fmt::format("{} experts of ", c.experts.count) : "", c.hidden(), c.context,
       c.vocab, c.tied ? ", head tied" : "", format_si(static_cast<double>(parameters)), to_string(from.dtype),
       from.gptq ? fmt::format(", of these the layers' in 4 bits in {} (GPTQ)", group_rows(from.gptq->group)) : "");

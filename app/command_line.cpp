@@ -384,7 +384,7 @@ Command CommandLine::plan() {
   const DType dtype = plan_.run.optim.dtype;
   if (dtype != DType::bfloat16 && (plan_.hardware != "this" || dtype == DType::float64))
     bad_usage("--dtype: expected bf16, the one type that descriptions of hardware have rates for; found '{}'",
-              to_string(dtype));
+              value_name(dtype));
   return plan_;
 }
 

@@ -3,7 +3,10 @@
 
 #include "app/output.h"
 #include "app/run/pretrained.h"
+#include "data/files.h"
+#include "data/jsonl.h"
 #include "data/mixture.h"
+#include "data/text.h"
 #include "models/adapters/adapters.h"
 
 namespace tessera {
@@ -116,10 +119,10 @@ void check_lora_options(const TrainOptions& o) {
 void check_quantize_options(const TrainOptions& o) {
   const Codec codec = o.sizes.quantize.codec;
   if (o.gives("quantize_group") && codec != Codec::gptq)
-    bad_usage("--quantize-group: goes with --quantize gptq, found {}", to_string(codec));
+    bad_usage("--quantize-group: goes with --quantize gptq, found {}", value_name(codec));
   if (codec != Codec::none && o.sizes.lora.rank == 0)
     bad_usage("--quantize: expected --lora-rank, since weights in 4 bits do not learn; found {} alone",
-              to_string(codec));
+              value_name(codec));
 }
 
 void check_rendezvous(const TrainOptions& o) {
@@ -149,7 +152,8 @@ void check_restarts(const TrainOptions& o) {
   if (o.hostfile && o.launch && o.launch->find("{ranks}") == std::string::npos)
     bad_usage("--launch: expected {{ranks}} in it where --hostfile gives their number, found '{}'", *o.launch);
   if (o.hostfile && (o.plan.dp_mode == DataMode::ps_async || o.plan.dp_mode == DataMode::diloco))
-    bad_usage("--hostfile: expected ranks that all make the same steps, found --dp-mode {}", to_string(o.plan.dp_mode));
+    bad_usage("--hostfile: expected ranks that all make the same steps, found --dp-mode {}",
+              value_name(o.plan.dp_mode));
 }
 
 // Asks what does not depend on the plan.
@@ -247,7 +251,7 @@ void validate(const TrainOptions& options) {
   found.raise();
 }
 
-// docs/measurements.md, "The default job", has what was tried.
+// docs/measurements/README.md, "The default job", has what was tried.
 TrainOptions default_job() {
   TrainOptions o;
   o.model = "llama-nano";
@@ -354,7 +358,10 @@ void check_example_options(const TrainOptions& o) {
   if (!named || names_examples(o.data)) return;
   if (const auto mixture = mixture_in(o.data))
     if (std::ranges::any_of(*mixture, [](const Weighted& w) { return names_examples(w.spec); })) return;
-  bad_usage("{}: goes with --data FILE.jsonl, found --data {}", named, o.data);
+  std::string_view kind;
+  if (is_plain_file(o.data)) check_table(o.data), kind = known_kind(text_start(o.data), true);
+  bad_usage("{}: goes with --data FILE.jsonl, found --data {}{}{}", named, o.data, kind.empty() ? "" : ", which is ",
+            kind);
 }
 
 std::vector<std::string> describe_data(const Dataset& d) {

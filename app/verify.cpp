@@ -1,7 +1,6 @@
 // The command `verify`: the contract of a plan, as a table or as JSON; broken bounds, causes and defects.
 #include "verify/verify.h"
 
-#include <iostream>
 #include <random>
 
 #include "app/commands.h"
@@ -9,6 +8,7 @@
 #include "app/output.h"
 #include "app/plan_json.h"
 #include "app/run/pretrained.h"
+#include "data/text.h"
 #include "lab/placed_block.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/device.h"
@@ -64,7 +64,7 @@ std::string defect_list(bool json) {
 void ask_player(const InjectedFault& d) {
   print("What is wrong? A name of `verify --defect list`, or Enter for the diagnosis: ");
   std::string guess;
-  std::getline(std::cin, guess);
+  read_line(guess);
   print("\n");
   if (guess.empty()) return;
   print(guess == d.name || guess == d.cause ? "Right.\n\n" : "No.\n\n");
@@ -158,7 +158,7 @@ std::string verify_json(const VerifyResult& r, const TrainOptions& o, const Job&
   if (r.bubble) bubble = {{"simulated", share(r.bubble)}, {"formula", share(r.bubble_formula)}, {"measured", nullptr}};
   const Ordered out = {{"passed", r.passed()},
                        {"steps", r.steps},
-                       {"dtype", to_string(o.optim.dtype)},
+                       {"dtype", value_name(o.optim.dtype)},
                        {"plan", plan_json(job.plan)},
                        {"losses", r.losses},
                        {"bound", r.bound},
@@ -258,7 +258,7 @@ std::string pipeline_text(const VerifyResult& r) {
 std::string to_text(const VerifyResult& r, const TrainOptions& o, const Plan& plan) {
   const bool alone = plan.dp_mode == DataMode::diloco;
   std::string out =
-      fmt::format("{} steps in {} of {}, beside {}{}\n\n", r.steps, to_string(o.optim.dtype), describe_plan(plan),
+      fmt::format("{} steps in {} of {}, beside {}{}\n\n", r.steps, value_name(o.optim.dtype), describe_plan(plan),
                   alone ? fmt::format("{} serial runs and their outer steps", plan.dp) : "one rank",
                   r.exact && !alone ? " that adds in the same order" : "");
   if (r.losses.empty() || !r.seen.stopped.empty()) return out + "  the run did not end\n\n";

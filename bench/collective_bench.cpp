@@ -189,9 +189,9 @@ void add_family(const Place& place, Backend backend, int ranks, Case c, Families
                 std::vector<RankRow>& rows) {
   if (c.reference && c.dtype != DType::float32) return;  // MPI has no type for it
   const std::string name = fmt::format("collective/{}/{}/{}/{}", c.collective->name,
-                                       c.reference ? "mpi-out-of-place" : to_string(c.algorithm), to_string(backend),
+                                       c.reference ? "mpi-out-of-place" : to_string(c.algorithm), value_name(backend),
                                        ranks),
-                    end = c.dtype == DType::float32 ? "" : fmt::format("/{}", to_string(c.dtype));
+                    end = c.dtype == DType::float32 ? "" : fmt::format("/{}", value_name(c.dtype));
   c.place = place;
   c.family = families.size();
   families.push_back({name + end, c.collective->bus_factor(ranks)});

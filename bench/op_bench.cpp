@@ -227,7 +227,7 @@ void backward(benchmark::State& state, const OpCase& c, Context& context, Data& 
 }
 
 std::string to_string(const OpCase& c, bool back, DType dtype) {
-  return fmt::format("op/{}/{}/{}", c.name, back ? "backward" : "forward", to_string(dtype));
+  return fmt::format("op/{}/{}/{}", c.name, back ? "backward" : "forward", value_name(dtype));
 }
 
 }  // namespace
@@ -251,7 +251,7 @@ OpRows op_rows(Device device) {
   out.ceilings = [contexts](const std::vector<Row>& wanted) {
     std::vector<std::pair<std::string, std::string>> words;
     for (const auto& context : contexts) {
-      const std::string dtype(to_string(context->dtype));
+      const std::string dtype(value_name(context->dtype));
       const auto is_case = [&](const Row& row) {
         return row.name.starts_with("op/") && row.name.ends_with("/" + dtype);
       };

@@ -67,10 +67,10 @@ class TimedSteps {
   static constexpr int64_t kWarmUp = 2;
   // Every rank of `world` makes one; `world` and `trace` must outlive it.
   TimedSteps(const Job& job, Communicator& world, Trace* trace = nullptr) : job_(job), world_(world) {
-    world.set_held_up(&held_up_);
+    world.set_stall_timer(&held_up_);
     trainer_ = std::make_unique<Trainer>(job, sequences_for(job), world, trace);
   }
-  ~TimedSteps() { world_.set_held_up(nullptr); }
+  ~TimedSteps() { world_.set_stall_timer(nullptr); }
 
   // One step, which counts from the third on: those before find cold caches and unpacked weights. Returns the slowest
   // rank's seconds.
@@ -286,7 +286,7 @@ std::vector<RankRow> strategy_rows(const Place& place) {
   JobRows out{place};
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
     const auto add = [&](const std::string& name, const Plan& plan, auto* measure, int64_t steps) {
-      out.add(fmt::format("strategy/{}/{}/{}", name, to_string(dtype), plan.ranks()),
+      out.add(fmt::format("strategy/{}/{}/{}", name, value_name(dtype), plan.ranks()),
               {.model = {.layers = 4, .heads = 4, .channels = 128, .context = 64, .vocab = 65},
                .optim = {.batch = 12, .dtype = dtype},
                .plan = plan},

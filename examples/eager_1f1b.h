@@ -1,5 +1,5 @@
-// Eager 1F1B: 1F1B that goes twice as far ahead, so that messages travel while their receiver has other work (Zhuang et
-// al. 2023, "On optimizing the communication of model parallelism", section 4).
+// Eager 1F1B: 1F1B with about twice as many micro-batches in flight, so that messages overlap with other work of their
+// receiver (Zhuang et al. 2023, "On optimizing the communication of model parallelism", section 4).
 //
 //   a message takes one unit, F one, B two:
 //
@@ -11,8 +11,8 @@
 //   rank 0 | F0 F1 F2 .. .. .. B0 -- F3 B1 -- .. B2 -- .. B3 --
 //   rank 1 | .. .. F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .. .. ..
 //
-// A worked example: docs/adding_a_strategy.md goes through it. Rank i of p has min(m, 2 (p - i) - 1) of m micro-batches
-// in flight; 1F1B has min(m, p - i). If messages take no time, both take equally long.
+// A worked example, explained in docs/adding_a_strategy.md. Rank i of p has min(m, 2 (p - i) - 1) of m micro-batches in
+// flight; 1F1B has min(m, p - i). If messages take no time, both have the same step time.
 #pragma once
 #include <utility>
 
@@ -25,7 +25,7 @@ inline Schedule eager_1f1b(int ranks, int microbatches) {
   s.name = "eager-1f1b";
   for (int r = 0; r < ranks; ++r) {
     auto& list = s.actions[static_cast<size_t>(r)];
-    for (size_t i = 1; i < list.size(); ++i) {  // an F moves before the B's in front of it, one for each later rank
+    for (size_t i = 1; i < list.size(); ++i) {  // move F ahead of at most one B per later rank
       int moves = ranks - r - 1;
       for (size_t at = i; at > 0 && list[at].what == PassKind::F && list[at - 1].what == PassKind::B && moves > 0;
            --at, --moves)

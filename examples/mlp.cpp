@@ -1,5 +1,5 @@
-// A program on Tessera with a model, data and a loss of its own. It trains a small network on one rank, and then on
-// four ranks that share each batch: all runs end with the same loss, to the last bit.
+// A program that uses Tessera with a custom model, dataset and loss. It trains a small network on one rank, and then on
+// four ranks, each of which computes a quarter of every batch: all runs end with bitwise the same loss.
 #include <tessera/tessera.h>
 
 #include <cmath>
@@ -23,7 +23,7 @@ class Network : public Module {
 };
 
 // Samples of a step's batch (N, 3): a point of the plane, and the height there, which the network learns. A sample
-// depends only on its number, so every rank draws the same one.
+// depends only on its index and the step, so it is the same on every rank.
 Tensor draw(int64_t step, BatchSlice slice, const ArenaPtr& arena) {
   const Philox random = Philox::named(1, "points");
   std::vector<float> samples;
@@ -34,11 +34,11 @@ Tensor draw(int64_t step, BatchSlice slice, const ArenaPtr& arena) {
   return Tensor::of<float>(samples, {slice.count, 3}, arena);
 }
 
-// The mean of the squared error. It is divided by the size of the whole batch, so the parts of all ranks add up.
+// The mean squared error. It is divided by the size of the whole batch, so the results of all ranks add up.
 Var loss(const Var& output, const Var& heights) { return scale(sum(unary<Square>(output - heights)), 1.0 / kBatch); }
 
-// Trains on the ranks of `world` by DDP or a stage of ZeRO. Each rank computes `parts` parts of every batch. Returns
-// the loss of the last step.
+// Trains on the ranks of `world` with DDP or a ZeRO stage. Each rank computes `parts` micro-batches of every batch.
+// Returns the loss of the last step.
 double train(Communicator& world, int64_t parts, int zero) {
   const ArenaPtr arena = world.make_arena();
   Network network;

@@ -1,5 +1,5 @@
-// A language model of one's own under every kind of plan. Its layers compute attention and the feed-forward part side
-// by side (Wang and Komatsuzaki 2021, GPT-J), it has no table of positions, and its head is not its embedding.
+// A custom language model under every kind of plan. Its layers compute attention and the feed-forward network in
+// parallel (Wang and Komatsuzaki 2021, GPT-J); it has no position embeddings, and its LM head is not tied.
 #include <tessera/tessera.h>
 
 #include <cmath>
@@ -42,7 +42,7 @@ class MyModel : public LanguageModel {
   Var finish(const Var& x) override { return (*norm_)(x); }
   Var logits(const Var& hidden) override { return head_->logits(hidden); }
 
-  // With this the model trains under tp, sp and cp too.
+  // These two functions add support for tp, sp and cp.
   Loss head_loss(const Var& hidden, const Tensor& targets, double scale) override {
     return head_->loss(hidden, targets.contiguous().reshape({-1}), scale);
   }
@@ -70,7 +70,7 @@ class MyModel : public LanguageModel {
   RMSNorm* norm_;
 };
 
-// The loss of the last step under a plan.
+// Returns the loss of the last step under a plan; NaN if verification fails.
 double train(Plan plan) {
   plan.threads_per_rank = 1;
   const Job job{.model = {.layers = 4, .heads = 4, .channels = 32, .context = 16, .vocab = 64},

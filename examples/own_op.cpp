@@ -1,5 +1,4 @@
-// An operation of your own with its gradient, written as the library writes its own, and checked against finite
-// differences.
+// A custom op with its gradient, written like the library's ops, and checked against finite differences.
 #include <tessera/tessera.h>
 
 #include <algorithm>
@@ -14,7 +13,7 @@ using namespace tessera;
 
 // The gated linear unit, y = a sigmoid(b): two tensors of one shape -> that shape (Dauphin et al. 2017).
 //
-// The vjp ("vector-Jacobian product") makes the gradients of a and b from that of y, with s = sigmoid(b):
+// The vjp ("vector-Jacobian product") computes the gradients of a and b from that of y, with s = sigmoid(b):
 //   da = dy s    db = dy a s (1 - s)
 Var glu(const Var& a, const Var& b) {
   if (!(a.shape() == b.shape()))
@@ -63,7 +62,7 @@ double largest_error(const std::function<Var()>& f, const Var& x) {
   return largest;
 }
 
-// A leaf of normal numbers that wants a gradient.
+// A leaf with normally distributed values that requires a gradient.
 Var random_leaf(const char* name, const Shape& shape, const ArenaPtr& arena) {
   const Philox random = Philox::named(1, name);
   std::vector<double> values;

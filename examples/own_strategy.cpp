@@ -1,5 +1,5 @@
-// A strategy of the data axis of one's own: majority vote (Bernstein et al. 2018, "signSGD with majority vote"). Each
-// rank sends the signs of its gradient, and a parameter moves in the direction that most ranks want.
+// A custom strategy of the data axis: majority vote (Bernstein et al. 2018, "signSGD with majority vote"). Each rank
+// sends the signs of its gradient, and a parameter moves in the direction of the majority.
 #include <tessera/tessera.h>
 
 #include <cstdio>
@@ -9,7 +9,7 @@ namespace {
 
 using namespace tessera;
 
-// volume/rank    the signs, as numbers of the gradients' type: 2 (n - 1) / n of them once per step
+// volume/rank    the signs, in the gradients' type: 2 (n - 1) / n of them once per step
 class MajorityVote final : public DataStrategy {
  public:
   MajorityVote(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
@@ -19,7 +19,7 @@ class MajorityVote final : public DataStrategy {
     layout_.reductions = {{{0, grads_.numel()}, grads_.numel()}};
   }
   void reduce_gradients() override {
-    model_.zero_missing_gradients();  // zeros where no gradient came
+    model_.zero_missing_gradients();  // zeros for missing gradients
     to_signs();
     axis_.all_reduce(grads_);
     to_signs();
@@ -31,10 +31,10 @@ class MajorityVote final : public DataStrategy {
     float* const g = grads_.data<float>();
     for (int64_t i = 0; i < grads_.numel(); ++i) g[i] = static_cast<float>((g[i] > 0) - (g[i] < 0));
   }
-  Tensor grads_;  // gradients of all parameters, in one stretch
+  Tensor grads_;  // gradients of all parameters, in one flat buffer
 };
 
-// Trains a GPT on the ranks of `world`; the loss of each step.
+// Trains a GPT on the ranks of `world`; returns the loss of each step.
 std::vector<double> train(Communicator& world) {
   constexpr int64_t kBatch = 8, kSteps = 150;
   const ModelConfig config{.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = 64};
@@ -55,7 +55,7 @@ std::vector<double> train(Communicator& world) {
     backward(loss.mean);
     strategy.end_gradients(0);
     strategy.reduce_gradients();
-    optimizer->step(1e-3, 1);  // every parameter moves by a thousandth
+    optimizer->step(1e-3, 1);  // every parameter moves by 0.001
     strategy.gather_parameters();
     losses.push_back(world.sum(static_cast<double>(loss.loss_sum)) / static_cast<double>(kBatch * config.context));
   }

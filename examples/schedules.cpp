@@ -1,9 +1,9 @@
-// Pipeline schedules beside each other on a simulated clock: how long a step takes, how much of it is bubble, and how
-// much memory that costs. Nothing is trained.
+// Compares pipeline schedules on a simulated clock: the duration of a step, its bubble, and the memory that it needs.
+// Nothing is trained.
 //
 //   schedules 4 8                        all schedules of 4 ranks and 8 micro-batches; F, I and W take one unit each
 //   schedules 4 8 -W 0.5 --message 0.2   with other times
-//   schedules 3 4 --draw 1f1b zb-h1      their pictures
+//   schedules 3 4 --draw 1f1b zb-h1      diagrams of these schedules
 //   schedules 2 4 --lists eager-1f1b     the schedule as text, for `tessera train --schedule FILE`
 #include "parallel/pipeline/schedules.h"
 
@@ -29,8 +29,8 @@ struct Choice {
   std::string lists = {};
 };
 
-// Times are those of a rank's whole share of the layers; a stage of a schedule with chunks has a part of it. The head
-// is added to the last stage.
+// The times apply to all layers of a rank; if a rank has several chunks, each of its stages takes a fraction of them.
+// The LM head is added to the last stage.
 Times simulate_times(const Schedule& s, const Choice& c) {
   Times times{.stages = {}, .message = c.message};
   for (int stage = 0; stage < s.stages; ++stage) {
@@ -44,7 +44,7 @@ Times simulate_times(const Schedule& s, const Choice& c) {
 }
 
 Schedule choose_schedule(const std::string& name, const Choice& c) {
-  if (name == "eager-1f1b") return eager_1f1b(c.ranks, c.microbatches);  // the only line that knows of it
+  if (name == "eager-1f1b") return eager_1f1b(c.ranks, c.microbatches);  // the only line specific to it
   return make_schedule(name, c.ranks, c.microbatches, name == "interleaved" ? c.chunks : 0);
 }
 
@@ -65,7 +65,7 @@ double longest_span(const Simulation& sim) {
 void print_heading(const Choice& c) {
   fmt::print("{} ranks, {} micro-batches; F {:g}, I {:g}, W {:g}, B = I + W, a message {:g}", c.ranks, c.microbatches,
              c.forward, c.input, c.weight, c.message);
-  if (c.head > 0) fmt::print("; the head adds {:g} of a share to the last stage", c.head);
+  if (c.head > 0) fmt::print("; the LM head adds {:g} of a rank's work to the last stage", c.head);
   fmt::print("\n\n  {:<12} {:>8} {:>8} {:>8} {:>10} {:>10}\n", "schedule", "step", "bubble", "span", "in flight",
              "messages");
 }
@@ -97,18 +97,20 @@ void print_drawn(const Choice& c) {
 
 Choice parse(CLI::App& app, int argc, char** argv) {
   Choice c;
-  app.add_option("ranks", c.ranks, "of the pipeline")->required()->check(CLI::Range(1, 64));
-  app.add_option("microbatches", c.microbatches, "of a step")->required()->check(CLI::Range(1, 1024));
+  app.add_option("ranks", c.ranks, "number of pipeline ranks")->required()->check(CLI::Range(1, 64));
+  app.add_option("microbatches", c.microbatches, "number of micro-batches per step")
+      ->required()
+      ->check(CLI::Range(1, 1024));
   app.add_option("-F", c.forward, "time of a forward pass through a rank's layers; default 1")
       ->check(CLI::Range(0.0, 1e6));
-  app.add_option("-I", c.input, "of the gradient of their input; default 1")->check(CLI::Range(0.0, 1e6));
-  app.add_option("-W", c.weight, "of the gradients of their weights; default 1")->check(CLI::Range(0.0, 1e6));
-  app.add_option("--message", c.message, "of a message; default 0")->check(CLI::Range(0.0, 1e6));
-  app.add_option("--head", c.head, "what the head adds to the last stage, in shares of a rank; default 0")
+  app.add_option("-I", c.input, "time of the gradient of their input; default 1")->check(CLI::Range(0.0, 1e6));
+  app.add_option("-W", c.weight, "time of the gradients of their weights; default 1")->check(CLI::Range(0.0, 1e6));
+  app.add_option("--message", c.message, "time of a message; default 0")->check(CLI::Range(0.0, 1e6));
+  app.add_option("--head", c.head, "time of the LM head on the last stage, as a fraction of a rank's work; default 0")
       ->check(CLI::Range(0.0, 1e6));
-  app.add_option("--chunks", c.chunks, "of interleaved; default 2")->check(CLI::Range(1, 64));
-  app.add_option("--draw", c.draw, "draws these schedules, by name or from a file");
-  app.add_option("--lists", c.lists, "prints this schedule as the text that --schedule takes");
+  app.add_option("--chunks", c.chunks, "chunks per rank (interleaved); default 2")->check(CLI::Range(1, 64));
+  app.add_option("--draw", c.draw, "draw these schedules, by name or from a file");
+  app.add_option("--lists", c.lists, "print this schedule in the format of --schedule");
   app.parse(argc, argv);
   return c;
 }
@@ -117,7 +119,7 @@ Choice parse(CLI::App& app, int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  CLI::App app("Pipeline schedules on a made-up clock", "schedules");
+  CLI::App app("Compares pipeline schedules on a simulated clock", "schedules");
   try {
     const tessera::Choice c = tessera::parse(app, argc, argv);
     if (!c.lists.empty())

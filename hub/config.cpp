@@ -401,7 +401,7 @@ nlohmann::ordered_json rope_object(const RotaryOptions& r) {
   nlohmann::ordered_json rope = {{"rope_type", "default"}, {"rope_theta", r.theta}};
   if (r.scaling == RopeScaling::none) return rope;
   const bool yarn = r.scaling == RopeScaling::yarn;
-  rope["rope_type"] = to_string(r.scaling);
+  rope["rope_type"] = value_name(r.scaling);
   rope["factor"] = r.factor;
   if (r.scaling == RopeScaling::linear) return rope;
   rope[yarn ? "beta_slow" : "low_freq_factor"] = r.low_freq_factor;

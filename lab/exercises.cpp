@@ -72,7 +72,7 @@ const std::vector<Exercise>& exercises() {
        kSchedules},
       {"ring-attention",
        "parallel/ring_attention.cpp",
-       {{"Attended forward(", "for (int hop"}},
+       {{"AttentionResult forward(", "for (int hop"}},
        {{"values", 4}, {"bytes", 2}},
        grade_ring_attention},
       {"clipping",
@@ -112,7 +112,7 @@ constexpr Known kKnown[] = {
     {"sent nothing within", "deadlock",
      "a rank waits for a message that is never sent. Either a rank sends to the wrong rank, or it sends one message "
      "too few, or all wait before any of them has sent"},
-    {"did not come within", "deadlock",
+    {"did not arrive within", "deadlock",
      "a rank waits for a rank that takes no part: all ranks of a group must call a collective"},
     {"bad_alloc", "memory",
      "it asks for gigabytes: a loop that never ends adds to a list, or a size is negative or was never set"},
@@ -120,7 +120,7 @@ constexpr Known kKnown[] = {
      "it asks for gigabytes: a size is wrong. Perhaps a lambda that runs later reads a variable that no longer exists: "
      "capture lists and tensors by value, without `&`"},
     {"bad_function_call", "error", "a function that must be returned is empty: of experts, `back` is not set"},
-    {"are not the pieces", "rows",
+    {"do not match the chunk sizes", "rows",
      "the numbers of rows do not fit: `sent` must add up to the rows that leave, and `received` to those that come. On "
      "the way back, and for gradients, the two change places. A lambda that runs later must have copies of both"},
     {"that were dealt out", "rows",

@@ -123,7 +123,7 @@ constexpr const auto& value_names(GeluForm) { return kGeluNames; }
 constexpr const auto& value_names(Codec) { return kCodecNames; }
 
 template <class Enum>
-constexpr std::string_view to_string(Enum value) {
+constexpr std::string_view value_name(Enum value) {
   return name_in(value_names(value), value);
 }
 

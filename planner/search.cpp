@@ -210,7 +210,7 @@ SearchResult search_nodes(const SearchRequest& q, size_t top, bool whole, const 
     throw FieldError("schedule",
                      fmt::format("{} cuts the model into more stages than its {} layers, or wants a multiple of the "
                                  "ranks of `pp` as `microbatches`",
-                                 to_string(q.fixed.schedule.value_or(ScheduleKind::interleaved)), q.model.layers));
+                                 value_name(q.fixed.schedule.value_or(ScheduleKind::interleaved)), q.model.layers));
   answer.feasible = std::ssize(nodes);
   std::ranges::stable_sort(nodes, {}, &Node::bound);
   Kept kept(kSimulated, top), tight(kBesides, top), roomy(kBesides, top);

@@ -49,7 +49,7 @@ void check_float64(const Job& s) {
 void check_state_dtype(const Job& s) {
   if (s.optim.state_dtype != DType::bfloat16) return;
   if (s.optim.dtype != DType::bfloat16)
-    refuse("state_dtype", "bf16 requires `dtype` bf16, got {}; expected fp32", to_string(s.optim.dtype));
+    refuse("state_dtype", "bf16 requires `dtype` bf16, got {}; expected fp32", value_name(s.optim.dtype));
   if (s.plan.device != Device::cpu)
     refuse("state_dtype", "bf16 is supported only on `device` cpu; expected fp32, got bf16 on cuda");
 }
@@ -143,7 +143,7 @@ void check_nccl(const Plan& p) {
     refuse("backend", "nccl requires ranks on GPUs; expected `device` cuda, got {}", to_string(p.device));
   if (p.all_reduce != Algorithm::native)
     refuse("backend", "nccl determines the order of sums; expected `all_reduce` native, got {}",
-           to_string(p.all_reduce));
+           value_name(p.all_reduce));
   if (!has_processes(p) && p.ranks() > gpu_count())
     refuse("backend",
            "nccl requires one GPU for each of {} ranks, and this machine has {}; other backends let ranks share a GPU",
@@ -161,7 +161,7 @@ void check_diloco(const Plan& p) {
            p.sync_every, p.sync_every, p.sync_fragments);
   if (p.zero != ZeroStage::none)
     refuse("zero", "`dp_mode` diloco does not shard state between synchronizations; expected 0, got {}",
-           to_string(p.zero));
+           value_name(p.zero));
   const bool in_any_order = p.all_reduce == Algorithm::ring || p.all_reduce == Algorithm::native;
   if (in_any_order && (p.pp > 1 || p.tie_copies || p.tp > 1))
     refuse("all_reduce",
@@ -178,7 +178,7 @@ void check_diloco(const Plan& p) {
 void check_offload(const Plan& p) {
   if (p.offload != Offload::parameters) return;
   if (p.zero != ZeroStage::three)
-    refuse("offload", "parameters requires `zero` 3, whose shards it moves; got `zero` {}", to_string(p.zero));
+    refuse("offload", "parameters requires `zero` 3, whose shards it moves; got `zero` {}", value_name(p.zero));
   if (p.device == Device::cpu)
     refuse("offload",
            "parameters are offloaded to host memory, where `device` cpu already stores them; a mapped file would save "
@@ -191,7 +191,7 @@ void check_updates(const Job& s) {
   if (muon && (mode == DataMode::ps_sync || mode == DataMode::ps_async))
     refuse("optimizer",
            "muon requires full matrices, which servers of {} do not hold; expected another optimizer, or `dp_mode` ddp",
-           to_string(mode));
+           value_name(mode));
   if (muon && s.model.lora.rank > 0)
     refuse("optimizer", "muon updates matrices of layers, which are frozen when training adapters; expected adamw");
   if (muon && s.optim.state_dtype == DType::bfloat16)
@@ -211,7 +211,7 @@ void check_data(const Plan& p) {
            p.dp * p.cp, divisors_near(p.dp * p.cp, p.shard_ranks));
   if (p.dp_mode == DataMode::ddp || p.dp_mode == DataMode::diloco) return;
   if (p.servers > p.dp) refuse("servers", "expected at most the {} ranks, got {}", p.dp, p.servers);
-  const std::string_view mode = to_string(p.dp_mode);
+  const std::string_view mode = value_name(p.dp_mode);
   if (uses_nccl(p))
     refuse("backend",
            "{} reduces on one rank, in rank order, which nccl does not support; expected threads or mpi with `dp_mode` "
@@ -219,8 +219,8 @@ void check_data(const Plan& p) {
            mode, mode);
   if (p.all_reduce != Algorithm::direct)
     refuse("all_reduce", "{} reduces on one rank, in rank order; expected direct, got {}", mode,
-           to_string(p.all_reduce));
-  if (p.zero != ZeroStage::none) refuse("zero", "{} requires `dp_mode` ddp, got {}", to_string(p.zero), mode);
+           value_name(p.all_reduce));
+  if (p.zero != ZeroStage::none) refuse("zero", "{} requires `dp_mode` ddp, got {}", value_name(p.zero), mode);
   if (p.ranks() > p.dp)
     refuse("dp_mode", "{} supports only data-parallel ranks; expected ddp with `tp`, `pp` and `cp`", mode);
 }
@@ -254,7 +254,7 @@ void check_experts(const Plan& p, const ModelConfig& m) {
     refuse("shard_ranks",
            "each group holds all experts, sharded over {} ranks of `ep`; expected a multiple of {}, got {}", p.ep, p.ep,
            p.shard_ranks);
-  if (p.dp_mode != DataMode::ddp) refuse("ep", "requires `dp_mode` ddp, got {}", to_string(p.dp_mode));
+  if (p.dp_mode != DataMode::ddp) refuse("ep", "requires `dp_mode` ddp, got {}", value_name(p.dp_mode));
   if (p.all_reduce == Algorithm::ring)
     refuse("all_reduce",
            "a ring's summation order depends on positions in the buffer, which differ between ranks of `ep`; expected "
@@ -294,7 +294,7 @@ void check_sizes(const Job& s) {
 void check_backend(const Plan& p, int64_t ranks) {
   const bool may_meet = p.backend == Backend::tcp || p.backend == Backend::nccl;
   if (!p.rendezvous.empty() && !may_meet)
-    refuse("rendezvous", "requires `backend` tcp or nccl, got {}", to_string(p.backend));
+    refuse("rendezvous", "requires `backend` tcp or nccl, got {}", value_name(p.backend));
   if (p.backend == Backend::tcp && p.rendezvous.empty())
     refuse("backend", "tcp requires an address for the rendezvous; expected `rendezvous` HOST:PORT");
   if (!p.rendezvous.empty()) return;

@@ -10,7 +10,7 @@ namespace tessera {
 void check_dump(const Job& job, int64_t step) {
   const DataMode mode = job.plan.dp_mode;
   if (step > 0 && (mode == DataMode::ps_async || mode == DataMode::diloco))
-    throw FieldError("dump", fmt::format("expected ranks with synchronized steps, got `dp_mode` {}", to_string(mode)));
+    throw FieldError("dump", fmt::format("expected ranks with synchronized steps, got `dp_mode` {}", value_name(mode)));
   if (step > job.optim.steps)
     throw FieldError("dump", fmt::format("expected one of the {} `steps`, got {}", job.optim.steps, step));
 }
@@ -28,7 +28,7 @@ StepDump::StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& 
   const Plan& plan = trainer.job().plan;
   const Communicator &tp = trainer.mesh()["tp"], &cp = trainer.mesh()["cp"];
   tokens_ = context_positions(c.context, cp.size(), cp.rank(), sequence_partition(plan.cp_mode));
-  Range own = piece(std::ssize(tokens_), plan.sp ? tp.size() : 1, plan.sp ? tp.rank() : 0);
+  Range own = chunk_range(std::ssize(tokens_), plan.sp ? tp.size() : 1, plan.sp ? tp.rank() : 0);
   if (!plan.sp && tp.rank() > 0) own = {};
   const auto add = [&](const std::string& name) -> const Point& {
     const auto here = std::span(tokens_).subspan(static_cast<size_t>(own.begin), static_cast<size_t>(own.size()));
@@ -49,7 +49,7 @@ StepDump::StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& 
     watch(block, add(layer));
   }
   watch(model_->norm, add(gpt2 ? "transformer.ln_f" : "model.norm"));
-  const int64_t column = piece(c.vocab, tp.size(), tp.rank()).begin;
+  const int64_t column = chunk_range(c.vocab, tp.size(), tp.rank()).begin;
   const Point& logits = points_.emplace_back(Point{"lm_head", tokens_, column, c.vocab});
   watch(model_->tokens, logits, &table);
   if (&model_->head != &model_->tokens) watch(model_->head, logits);
@@ -64,7 +64,7 @@ void StepDump::begin(const Sequences& sequences) {
   for (const Point& p : points_)
     for (const char* what : {"", ".grad"})
       tensors.push_back({p.name + what, trainer_.job().optim.dtype, {batch, context, p.width}, {}});
-  const std::string family(to_string(model_->config.family));
+  const std::string family(value_name(model_->config.family));
   layout_ = safetensors_layout(tensors, {{"step", std::to_string(step_)}, {"family", family}});
   Communicator& world = trainer_.world();
   const OpCounts before = world.counts();

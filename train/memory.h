@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "parallel/pipeline/schedule.h"
+#include "tensor/memory_limit.h"
 #include "train/job.h"
 
 namespace tessera {
@@ -66,26 +67,10 @@ std::vector<int64_t> peaks_of_ranks(const Schedule& plan, const std::vector<Stag
 
 // --- the limit ---
 
-// Available memory of this process: the minimum of the machine's, that of its cgroups (v1 and v2), and its
-// address-space limit (ulimit -v).
-struct MemoryLimit {
-  int64_t bytes = std::numeric_limits<int64_t>::max();
-  std::string of = {};  // "the machine has available", "/sys/fs/cgroup/job/memory.max leaves"
-};
+// Memory is asked for before it is missed: what all ranks of this host will hold, against what they may use.
 
-// Sources of memory information; missing or unreadable ones impose no limit.
-struct MemorySources {
-  std::filesystem::path proc = "/proc", cgroups = "/sys/fs/cgroup";
-  int64_t address_space = limit_of_address_space();
-
-  // RLIMIT_AS; the largest int64_t if unlimited.
-  static int64_t limit_of_address_space();
-};
-// `threads`: threads still to be started; their stacks use address space.
-MemoryLimit memory_limit(int64_t threads = 0, const MemorySources& sources = {});
-
-// Memory of a run on one host: `ranks` of its ranks from `first` on; tensors that rank 0 gathers after its activations
-// are freed; and `more` for anything else.
+// Memory that a run needs on one host: `ranks` of its ranks, from `first` on; what rank 0 gathers when its activations
+// are gone; and `more`, which is no rank's.
 struct HostMemory {
   int64_t first = 0, ranks = 0;
   int64_t gathered = 0, more = 0;

@@ -142,7 +142,7 @@ std::string to_text(const Plan& plan) {
 }
 
 std::string schedule_name(const Plan& p) {
-  return p.schedule_file.empty() ? std::string(to_string(p.schedule)) : p.schedule_file;
+  return p.schedule_file.empty() ? std::string(value_name(p.schedule)) : p.schedule_file;
 }
 
 bool has_processes(const Plan& p) {
@@ -199,14 +199,14 @@ std::string describe(const Plan& p) {
   if (uses_nccl(p)) text += " with NCCL";
   if (p.ranks() > p.dp) text += fmt::format(" ({})", parts);
   if (scheduled) text += ", " + schedule_name(p);
-  if (p.cp > 1) text += fmt::format(", {}", to_string(p.cp_mode));
+  if (p.cp > 1) text += fmt::format(", {}", value_name(p.cp_mode));
   const bool zero = p.zero != ZeroStage::none;
   if (p.ep > 1) text += fmt::format(", ep {}", p.ep);
   if (zero && p.shard_ranks > 0)
     return text + fmt::format(", ZeRO-{} in groups of {}", static_cast<int>(p.zero), p.shard_ranks);
   if (zero) return text + fmt::format(", ZeRO-{}", static_cast<int>(p.zero));
   if (p.dp * p.cp == 1) return text;
-  text += fmt::format(", {}", to_string(p.dp_mode));
+  text += fmt::format(", {}", value_name(p.dp_mode));
   if (p.dp_mode == DataMode::diloco) text += fmt::format(" every {} steps", p.sync_every);
   return p.sync_fragments > 1 ? text + fmt::format(" in {} fragments", p.sync_fragments) : text;
 }

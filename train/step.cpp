@@ -65,14 +65,14 @@ std::string obstacle(const Job& job, bool traced) {
   if (p.ranks() > 1 && !uses_nccl(p))
     return fmt::format("the {} ranks synchronize on the host within a step", p.ranks());
   if (p.dp_mode == DataMode::diloco) return "only some steps of `dp_mode` diloco end with an outer step";
-  if (p.dp_mode != DataMode::ddp) return fmt::format("`dp_mode` {} reduces on the host", to_string(p.dp_mode));
+  if (p.dp_mode != DataMode::ddp) return fmt::format("`dp_mode` {} reduces on the host", value_name(p.dp_mode));
   if (p.pp > 1) return fmt::format("the {} ranks of `pp` exchange point-to-point messages", p.pp);
   if (p.cp > 1 && p.cp_mode == ContextMode::ring) return "the ranks of `cp_mode` ring exchange point-to-point messages";
   if (job.optim.optimizer == OptimizerKind::muon && shard_group_size(p) > 1)
     return fmt::format("the {} owners of muon's matrices receive shards in point-to-point messages",
                        shard_group_size(p));
   if (p.offload != Offload::none)
-    return fmt::format("`offload` {} moves {} through the host", to_string(p.offload),
+    return fmt::format("`offload` {} moves {} through the host", value_name(p.offload),
                        p.offload == Offload::optimizer ? "state" : "values");
   if (const int64_t experts = job.model.experts.count; experts > 0)
     return fmt::format("the host needs the number of tokens of each of the {} `experts`", experts);

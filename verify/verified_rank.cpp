@@ -1,7 +1,7 @@
 // A rank of the plan, step by step, compared with the oracle.
 #include <fmt/format.h>
 
-#include "tensor/ops/matmul/cuda/product.h"
+#include "tensor/ops/matmul/cuda/gemm.h"
 #include "train/checkpoint/state.h"
 #include "train/device.h"
 #include "train/expected_bytes.h"
@@ -190,7 +190,7 @@ class VerifiedRank {
       oracle_->of(static_cast<int>(copy)).replay(routing);
   }
 
-  int trained_copies() const { return trainer_.strategy().layout().apart ? trainer_.strategy().copies() : 1; }
+  int trained_copies() const { return trainer_.strategy().layout().local_updates ? trainer_.strategy().copies() : 1; }
 
   // Gradient norm of each replica, as reported by its first rank.
   std::vector<double> norms(const StepReport& report) {

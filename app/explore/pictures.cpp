@@ -73,10 +73,10 @@ std::string plan_words(const Layout& l) {
   if (p.zero != ZeroStage::none) out += fmt::format("ZeRO-{}, ", static_cast<int>(p.zero));
   if (p.pp > 1) {
     const auto chunks = planner::to_json(l)["chunks"].get<int64_t>();
-    out += fmt::format("{}{}, ", to_string(p.schedule), chunks > 1 ? fmt::format(" x {}", chunks) : "");
+    out += fmt::format("{}{}, ", value_name(p.schedule), chunks > 1 ? fmt::format(" x {}", chunks) : "");
   }
   out += fmt::format("{} micro-batch{} of {}", p.microbatches, p.microbatches > 1 ? "es" : "", l.sequences);
-  return p.recompute == Recompute::none ? out : fmt::format("{}, recompute {}", out, to_string(p.recompute));
+  return p.recompute == Recompute::none ? out : fmt::format("{}, recompute {}", out, value_name(p.recompute));
 }
 
 // The controls' values of a plan, as they stand in a link.

@@ -2,7 +2,6 @@
 // predicts a text.
 #include <unistd.h>
 
-#include <iostream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -12,6 +11,7 @@
 #include "app/run/pretrained.h"
 #include "data/json.h"
 #include "data/mixture.h"
+#include "data/text.h"
 #include "hub/peft.h"
 #include "train/evaluate.h"
 
@@ -69,7 +69,7 @@ std::optional<std::string> next_line(Communicator& world) {
   const bool typed = ::isatty(STDIN_FILENO) == 1;
   while (world.rank() == 0 && line.empty()) {
     if (typed) std::fputs("> ", stderr);
-    const bool more = static_cast<bool>(std::getline(std::cin, line));
+    const bool more = read_line(line);
     if (typed && !more) std::fputs("\n", stderr);
     if (!more) break;
     if (line.ends_with('\r')) line.pop_back();
@@ -355,7 +355,7 @@ Inference open_inference(const std::string& from, const Args& words) {
   take_model(run, out.from.config);
   if (!out.from.merged.empty() && run.sizes.quantize.codec != Codec::none)
     bad_usage("--quantize: expected none, since the adapters are in the weights ({}), found {}", out.from.merged,
-              to_string(run.sizes.quantize.codec));
+              value_name(run.sizes.quantize.codec));
   if (out.from.dtype == DType::bfloat16 && !run.gives("dtype"))
     out.from.notes.push_back(one_line(out.from.path.string()) +
                              ": stored in bf16 and computed in bf16; --dtype fp32 computes in fp32");

@@ -255,7 +255,7 @@ PlanQuestion make_question(const PlanOptions& o) {
   q.batch = o.run.optim.batch;
   q.fixed = fixed_choices(o, given);
   const bool by_family = o.gives("family") && !o.gives("model");
-  out.model = o.model_file.value_or(by_family ? fmt::format("a {}", to_string(o.run.sizes.family)) : o.run.model);
+  out.model = o.model_file.value_or(by_family ? fmt::format("a {}", value_name(o.run.sizes.family)) : o.run.model);
   return out;
 }
 

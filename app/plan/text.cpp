@@ -34,7 +34,7 @@ std::string axes_words(const Layout& l) {
 // "zb-h1", "interleaved, 4 chunks", "-" where there is no pipeline.
 std::string schedule_words(const Layout& l) {
   if (l.plan.pp == 1) return "-";
-  const std::string name(to_string(l.plan.schedule));
+  const std::string name(value_name(l.plan.schedule));
   return l.plan.schedule == ScheduleKind::interleaved ? fmt::format("{} {}", name, l.plan.chunks) : name;
 }
 
@@ -65,7 +65,7 @@ std::string question_words(const PlanQuestion& asked) {
 // The first columns of a plan's row.
 std::vector<Cell> make_cells(const Layout& l) {
   return {axes_words(l), l.plan.zero == ZeroStage::none ? "-" : std::to_string(static_cast<int>(l.plan.zero)),
-          fmt::format("{} x {}", l.plan.microbatches, l.sequences), std::string(to_string(l.plan.recompute)),
+          fmt::format("{} x {}", l.plan.microbatches, l.sequences), std::string(value_name(l.plan.recompute)),
           schedule_words(l)};
 }
 
@@ -79,7 +79,7 @@ Cell fullest_cell(const PlanAnswer& a, const Candidate& c) {
 
 nlohmann::ordered_json layout_json(const Layout& l) {
   nlohmann::ordered_json out = to_json(l);
-  if (l.plan.cp > 1) out["cp_mode"] = to_string(l.plan.cp_mode);
+  if (l.plan.cp > 1) out["cp_mode"] = value_name(l.plan.cp_mode);
   return out;
 }
 
@@ -125,12 +125,12 @@ std::string layout_words(const planner::Layout& l) {
   };
   axis("pp", p.pp), axis("cp", p.cp), axis("tp", p.tp);
   if (p.sp) out += " --sp";
-  if (p.cp > 1) out += fmt::format(" --cp-mode {}", to_string(p.cp_mode));
-  if (p.pp > 1) out += fmt::format(" --schedule {}", to_string(p.schedule));
+  if (p.cp > 1) out += fmt::format(" --cp-mode {}", value_name(p.cp_mode));
+  if (p.pp > 1) out += fmt::format(" --schedule {}", value_name(p.schedule));
   if (p.pp > 1 && p.schedule == ScheduleKind::interleaved) out += fmt::format(" --chunks {}", p.chunks);
   if (p.zero != ZeroStage::none) out += fmt::format(" --zero {}", static_cast<int>(p.zero));
   if (p.microbatches > 1) out += fmt::format(" --microbatches {}", p.microbatches);
-  return p.recompute == Recompute::none ? out : out + fmt::format(" --recompute {}", to_string(p.recompute));
+  return p.recompute == Recompute::none ? out : out + fmt::format(" --recompute {}", value_name(p.recompute));
 }
 
 std::string cell(const planner::Compared& c, double value) {
@@ -420,7 +420,7 @@ std::string train_command(const PlanOptions& o, const planner::SearchRequest& q,
   const bool gpu = q.hardware.processors == 0, one_node = q.ranks <= node || node <= 0;
   std::string out = one_node ? "" : fmt::format("mpirun -n {} --npernode {} ", q.ranks, node);
   out += "tessera train" + (o.model_file ? model_words(q.model) : model_words(o));
-  out += fmt::format(" --dtype {} --batch {}", to_string(o.run.optim.dtype), q.batch);
+  out += fmt::format(" --dtype {} --batch {}", value_name(o.run.optim.dtype), q.batch);
   if (one_node) out += fmt::format(" --ranks {}", q.ranks);
   out += layout_words(l);
   if (l.ep > 1) out += fmt::format(" --dp {} --ep {}", l.plan.dp, l.ep);

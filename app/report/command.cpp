@@ -44,7 +44,7 @@ Record start_record(const TrainOptions& o) {
   r.label = to_text(p);
   r.model =
       fmt::format("{}: {} layers, {} heads, {} channels, context {}, vocabulary {}, {}", o.model, job.model.layers,
-                  job.model.heads, job.model.channels, job.model.context, job.model.vocab, to_string(job.optim.dtype));
+                  job.model.heads, job.model.channels, job.model.context, job.model.vocab, value_name(job.optim.dtype));
   r.schedule = make_schedule(p);
   const std::vector<MeshAxis> axes = {{"pp", static_cast<int>(p.pp)},
                                       {"dp", static_cast<int>(p.dp)},

@@ -91,8 +91,8 @@ std::string track_name(const TraceEvent& e) {
     if (e.what == "send") return "send";
     return e.what == "recv" ? "receive" : "collective " + e.axis;
   }
-  constexpr std::array<const char*, kDos> tracks = {"forward", "backward", "input gradient", "weight gradient",
-                                                    "send",    "receive",  "send",           "receive"};
+  constexpr std::array<const char*, kPassKinds> tracks = {"forward", "backward", "input gradient", "weight gradient",
+                                                          "send",    "receive",  "send",           "receive"};
   return tracks[static_cast<size_t>(Action::parse(e.what).what)];
 }
 
@@ -253,7 +253,7 @@ Ordered model_json(const TrainOptions& o, LanguageModel& model) {
           {"channels", c.channels},
           {"context", c.context},
           {"vocab", c.vocab},
-          {"dtype", to_string(o.optim.dtype)},
+          {"dtype", value_name(o.optim.dtype)},
           {"parameters", model.parameter_count()}};
 }
 
@@ -266,9 +266,9 @@ Ordered plan_json(const TrainOptions& o, Trainer& trainer) {
       {"axes", axes},
       {"strategy", trainer.strategy().name()},
       {"shard_ranks", trainer.job().plan.shard_ranks},
-      {"backend", to_string(trainer.job().plan.backend)},
-      {"all_reduce", to_string(o.plan.all_reduce)},
-      {"recompute", to_string(o.plan.recompute)},
+      {"backend", value_name(trainer.job().plan.backend)},
+      {"all_reduce", value_name(o.plan.all_reduce)},
+      {"recompute", value_name(o.plan.recompute)},
       {"batch", o.optim.batch},
       {"tokens_per_step", trainer.tokens_per_step()},
       {"threads_per_rank", cpu::threads()},

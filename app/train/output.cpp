@@ -143,7 +143,7 @@ std::string describe_model(const TrainOptions& o, LanguageModel& model) {
                      o.init ? one_line("from " + std::filesystem::proximate(*o.init).string()) : o.model, c.layers,
                      c.heads, shared == c.heads ? "" : fmt::format(" on {} of keys and values", shared), c.channels,
                      c.context, c.vocab, format_si(static_cast<double>(model.parameter_count())),
-                     to_string(o.optim.dtype));
+                     value_name(o.optim.dtype));
 }
 
 TrainOutput::TrainOutput(const TrainOptions& o, const Plan& plan, const std::filesystem::path& run,
@@ -205,7 +205,7 @@ void TrainOutput::summary(const Facts& f) {
   const std::optional<Straggler>& late = f.usage.straggler;
   Ordered plan = plan_json(plan_);
   plan["strategy"] = f.strategy;
-  plan["backend"] = to_string(plan_.backend);
+  plan["backend"] = value_name(plan_.backend);
   plan["threads_per_rank"] = cpu::threads();
   Ordered fields{{"event", "summary"},
                  {"steps", f.steps},

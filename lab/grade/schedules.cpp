@@ -52,7 +52,7 @@ std::string cause_of_fault(const Schedule& s, const std::string& fault) {
            "passes";
   if (says("is missing")) return "a loop ends too early, or begins too late: some micro-batches never get that action";
   if (says("twice")) return "two loops both make that action: one should begin where the other has ended";
-  if (says("whole and split")) return "a backward pass is either one B or an I and a W";
+  if (says("fused and split")) return "a backward pass is either one B or an I and a W";
   if (says("ascend")) return "micro-batches of a stage go in their order";
   if (says("micro-batch") && says("does not exist"))
     return "an index runs past the last micro-batch, in the warm-up or in the loop after it. The warm-up must not be "
@@ -113,7 +113,7 @@ void each_size(Grading& grading, Schedule (*make)(int ranks, int microbatches), 
     s.actions = grading.ask(s.ranks, [&] { return make(s.ranks, s.microbatches).actions; });
     for (const auto& list : s.actions)
       for (const Action& a : list)
-        if (static_cast<int>(a.what) >= kDos) throw NoAnswer();
+        if (static_cast<int>(a.what) >= kPassKinds) throw NoAnswer();
     grading.check([&] { check(s, s.ranks, s.microbatches); });
   }
 }

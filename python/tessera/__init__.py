@@ -1,11 +1,11 @@
-"""Tessera from Python: starts the program, and shows its results as tables and figures.
+"""Python client: runs the program, and returns its results as tables and figures.
 
     import tessera
-    run = tessera.train(steps=100, layers=2)       # the options of `tessera train` are arguments
+    run = tessera.train(steps=100, layers=2)       # keyword arguments are the options of `tessera train`
     run.steps                                      # a pandas table; run.weights() are numpy arrays
-    tessera.verify(tessera.Plan(dp=2, zero=1))     # green, or the bound that broke
+    tessera.verify(tessera.Plan(dp=2, zero=1))     # passes, or reports the violated bound
 
-The program is the one that the variable TESSERA names, or that of the checkout, which is built when it is first used.
+The environment variable TESSERA selects the program; the default is that of the checkout, which is built at first use.
 """
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ __all__ = ["Bench", "Error", "Figure", "Placements", "Plan", "Proof", "Ranking",
 
 
 def __getattr__(name: str) -> Any:
-    """A command, whose help has the program's options from the time that there is a program."""
+    """A command; its help includes the program's options as soon as the program is built."""
     if name not in __all__:
         raise AttributeError(f"module 'tessera' has no attribute {name!r}")
     from . import commands

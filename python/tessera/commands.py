@@ -1,4 +1,4 @@
-"""The commands of the program as functions: options go in by their names in Python, and results come out."""
+"""The commands of the program as functions with keyword arguments."""
 from __future__ import annotations
 
 import inspect
@@ -15,19 +15,19 @@ from .process import Error, Finished, Progress, run
 
 
 def train(plan: Plan | None = None, /, **options: Any) -> results.Run:
-    """Trains a model, and gives the run: its losses, its weights, its figures.
+    """Trains a model, and returns the run: its losses, weights and figures.
 
-    An option is an argument: `--lora-rank 8` is lora_rank=8, a flag is True, a list is joined by commas. A plan may
-    come first: tessera.train(tessera.Plan(dp=2, zero=1), steps=100).
+    Options are keyword arguments: `--lora-rank 8` is lora_rank=8, a flag is True, a list is joined by commas. The
+    optional positional argument is a plan: tessera.train(tessera.Plan(dp=2, zero=1), steps=100).
     """
     ended = _run("train", (), _merged(plan, options) | {"format": "json"}, total=options.get("steps"))
     return results.Run(json.loads(ended.out.splitlines()[-1])["out"], ended.log)
 
 
 def verify(plan: Plan | None = None, /, **options: Any) -> results.Proof:
-    """Trains a plan beside one rank, and gives the proof: whether it holds, or which bound broke.
+    """Trains a plan, compares it with one rank, and returns the proof: passed, or the violated bounds.
 
-    `schedule` may be a Schedule or lists of actions, `placements` Placements, a dict or lines.
+    `schedule` may be a Schedule or lists of actions; `placements` may be Placements, a dict or lines.
     """
     form = {} if options.get("defect") == "list" else {"format": "json"}
     ended = _run("verify", (), _merged(plan, options) | form, ok=(0, 1))
@@ -39,14 +39,14 @@ def verify(plan: Plan | None = None, /, **options: Any) -> results.Proof:
 
 
 def plan(plan: Plan | None = None, /, **options: Any) -> results.Ranking:
-    """Ranks layouts for a model and a machine before anything runs. What a plan says is fixed; the rest is searched."""
+    """Predicts and ranks plans for a model and a machine. Fields that `plan` sets are fixed; the rest is searched."""
     return results.Ranking(_records(_run("plan", (), _merged(plan, options) | {"format": "json"}).out))
 
 
 def bench(filter: str | None = None, /, **options: Any) -> results.Bench | results.Text:
-    """Times operations, collectives, strategies and schedules whose names have the filter in them (a pattern).
+    """Benchmarks operations, collectives, strategies and schedules whose names match the filter (a regular expression).
 
-    Flags of Google Benchmark are arguments too: benchmark_min_time=0.1, benchmark_repetitions=5.
+    Flags of Google Benchmark are also keyword arguments: benchmark_min_time=0.1, benchmark_repetitions=5.
     """
     if filter is not None:
         options["benchmark_filter"] = filter
@@ -56,7 +56,7 @@ def bench(filter: str | None = None, /, **options: Any) -> results.Bench | resul
 
 
 def report(*runs: Any, **options: Any) -> Any:
-    """Draws runs, benchmarks, or a plan that has not run: a Figure if `figure` says which, else a Page.
+    """Plots runs, benchmarks, or the prediction for a plan: a Figure if `figure` is set, else an HTML Page.
 
     One option may have several values: tessera.report(figure="memory", ranks=4, zero=[0, 1, 2, 3]).
     """
@@ -73,33 +73,33 @@ def report(*runs: Any, **options: Any) -> Any:
 
 
 def evaluate(model: Any, /, **options: Any) -> results.Record:
-    """Says how well a model (a run, a checkpoint, a folder) predicts a text."""
+    """Evaluates the loss of a model (a run, a checkpoint or a directory) on a text."""
     return results.Record(json.loads(_run("evaluate", (model,), options | {"format": "json"}).out))
 
 
 def generate(model: Any, /, prompt: Any = None, **options: Any) -> results.Texts:
-    """Writes texts with a model (a run, a checkpoint, a folder), one for each prompt."""
+    """Generates text with a model (a run, a checkpoint or a directory), one for each prompt."""
     return results.Texts(_records(_run("generate", (model,), options | {"prompt": prompt, "format": "json"}).out))
 
 
-def lab(*words: Any, **options: Any) -> results.Text | results.Verdict:
+def lab(*arguments: Any, **options: Any) -> results.Text | results.Verdict:
     """Puzzles and exercises: lab(), lab("start", "p1", "my-p1"), lab("check", "p1", "my-p1").
 
-    A puzzle of a schedule or of placements may be checked without a file: lab("check", "p1", Schedule(...)).
+    A schedule or placements can be checked without a file: lab("check", "p1", Schedule(...)).
     """
-    if words[:1] not in (("check",), ("grade",)) or options.get("all"):
-        return results.Text(_run("lab", words, options, ok=(0, 1)).out)
-    told = _run("lab", words, options, ok=(0, 1))
-    return results.Verdict(told.status == 0, told.out)
+    if arguments[:1] not in (("check",), ("grade",)) or options.get("all"):
+        return results.Text(_run("lab", arguments, options, ok=(0, 1)).out)
+    ended = _run("lab", arguments, options, ok=(0, 1))
+    return results.Verdict(ended.status == 0, ended.out)
 
 
-def checkpoint(*words: Any, **options: Any) -> results.Text:
-    """Models as folders of Hugging Face: checkpoint("export", run, out="f"), import, reshard, quantize, inspect."""
-    return results.Text(_run("checkpoint", words, options).out)
+def checkpoint(*arguments: Any, **options: Any) -> results.Text:
+    """Converts models: checkpoint("export", run, out="f") to Hugging Face; import, reshard, quantize, inspect."""
+    return results.Text(_run("checkpoint", arguments, options).out)
 
 
 def data(*sources: Any, **options: Any) -> results.Text:
-    """Makes a token dataset from texts."""
+    """Creates a token dataset from texts."""
     return results.Text(_run("data", sources, options).out)
 
 
@@ -108,53 +108,53 @@ def _records(lines: str) -> list[dict[str, Any]]:
 
 
 def _merged(plan: Plan | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A plan's options and others, which win. The plan may also be named: plan=Plan(dp=2)."""
+    """The options of a plan merged with `options`, which take precedence. A plan may also be a keyword argument."""
     options = dict(options)
     plan = options.pop("plan", None) if plan is None else plan
     if not isinstance(plan, Plan | None):
-        raise Error(f"tessera: the first argument: expected a Plan, found {plan!r}; options have names, as in "
+        raise Error(f"tessera: the first argument: expected a Plan, found {plan!r}; pass options by keyword, as in "
                     "model='gpt-nano'")
     return _with_schedule((plan.options() if plan else {}) | options)
 
 
 def _with_schedule(options: dict[str, Any]) -> dict[str, Any]:
-    """A schedule made of lists says how many ranks and micro-batches it is for."""
-    said = options.get("schedule")
-    if isinstance(said, list | tuple) and said and not all(isinstance(entry, str | Schedule) for entry in said):
-        said = options["schedule"] = Schedule(said)
-    return said.options() | options if isinstance(said, Schedule) else options
+    """A schedule made of lists also sets the number of ranks and micro-batches."""
+    given = options.get("schedule")
+    if isinstance(given, list | tuple) and given and not all(isinstance(entry, str | Schedule) for entry in given):
+        given = options["schedule"] = Schedule(given)
+    return given.options() | options if isinstance(given, Schedule) else options
 
 
-def _run(command: str, words: Iterable[Any], options: Mapping[str, Any], ok: tuple[int, ...] = (0,),
+def _run(command: str, arguments: Iterable[Any], options: Mapping[str, Any], ok: tuple[int, ...] = (0,),
          total: Any = None) -> Finished:
     path = program.find()
     known = program.options_of(command)
-    line = [command, *(os.fspath(word) if hasattr(word, "__fspath__") else str(word) for word in words)]
+    line = [command, *(os.fspath(entry) if hasattr(entry, "__fspath__") else str(entry) for entry in arguments)]
     for name, value in options.items():
         line += _option(name, value, known.get(name.rstrip("_"), {}))
     return run([path, *line], Progress(command, total if isinstance(total, int) else None), ok)
 
 
 def _option(name: str, value: Any, known: Mapping[str, Any]) -> list[str]:
-    """The words of one option, as --name=value."""
+    """The arguments for one option, as --name=value."""
     flag = "--" + (name if name.startswith("benchmark_") else name.rstrip("_").replace("_", "-"))
     if value is None or (value is False and known.get("default") is False):
         return []
     if name == "placements" and (not isinstance(value, str | os.PathLike) or "\n" in str(value)):
         value = Placements(value)
     if isinstance(value, list | tuple | range) and known.get("repeated"):
-        return [f"{flag}={_word(entry)}" for entry in value]
-    return [f"{flag}={_word(value)}"]
+        return [f"{flag}={_text(entry)}" for entry in value]
+    return [f"{flag}={_text(value)}"]
 
 
-def _word(value: Any) -> str:
-    """One value as the program reads it."""
+def _text(value: Any) -> str:
+    """A value in the syntax of the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
-        return ",".join(f"{_word(key)}={_word(entry)}" for key, entry in value.items())
+        return ",".join(f"{_text(key)}={_text(entry)}" for key, entry in value.items())
     if isinstance(value, list | tuple | range):
-        return ",".join(map(_word, value))
+        return ",".join(map(_text, value))
     return os.fspath(value) if hasattr(value, "__fspath__") else str(value)
 
 
@@ -162,7 +162,7 @@ TYPES = {"integer": int, "number": float, "flag": bool, "integers": list, "texts
 
 
 def documented(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Puts the options of a command, as the program describes them, into its function's help and signature."""
+    """Adds the options of a command, as the program describes them, to its function's help and signature."""
     options = program.options_of(function.__name__, build=False)
     if not options:
         return function
@@ -183,11 +183,11 @@ def documented(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _help(entry: Mapping[str, Any]) -> str:
-    """The help of an option, with its choices, its range and its default."""
-    says = [entry["help"]]
+    """The help of an option, with its choices, range and default."""
+    clauses = [entry["help"]]
     if "choices" in entry:
-        says.append("one of " + ", ".join(entry["choices"]))
+        clauses.append("one of " + ", ".join(entry["choices"]))
     elif "least" in entry or "most" in entry:
-        ends = [f"{word} {entry[key]:,.15g}" for key, word in (("least", "from"), ("most", "to")) if key in entry]
-        says.append(" ".join(ends))
-    return "; ".join(says) + (f" [{entry['default']}]" if "default" in entry and says[0][-1] != "]" else "")
+        ends = [f"{side} {entry[key]:,.15g}" for key, side in (("least", "from"), ("most", "to")) if key in entry]
+        clauses.append(" ".join(ends))
+    return "; ".join(clauses) + (f" [{entry['default']}]" if "default" in entry and clauses[0][-1] != "]" else "")

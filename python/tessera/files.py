@@ -1,4 +1,4 @@
-"""What is handed to the program and comes back from it: plans, files of schedules and placements, tensors."""
+"""Inputs and outputs of the program: plans, schedule and placement files, tensors."""
 from __future__ import annotations
 
 import atexit
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @functools.cache
 def scratch() -> Path:
-    """A folder for files that the program reads and writes, until Python ends."""
-    folder = Path(tempfile.mkdtemp(prefix="tessera-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    """A temporary directory for files that the program reads and writes, deleted when Python exits."""
+    directory = Path(tempfile.mkdtemp(prefix="tessera-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
 
 
 def written(name: str, text: str) -> str:
-    """The path of a file with this text."""
+    """Writes this text to a temporary file and returns its path."""
     path = scratch() / (hashlib.sha256(text.encode()).hexdigest()[:12] + "-" + name)
     path.write_text(text, encoding="utf-8")
     return str(path)
@@ -38,9 +38,9 @@ def written(name: str, text: str) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan: how the work is divided among ranks. What is None is left to the program.
+    """A plan: how the work is divided among ranks. Fields that are None have the program's default.
 
-    `more` has other options of a plan, by their names in Python: Plan(dp=2, more={"bucket_mb": 1}).
+    `more` contains further options, by their Python names: Plan(dp=2, more={"bucket_mb": 1}).
     """
 
     ranks: int | None = None
@@ -71,27 +71,27 @@ class Plan:
                                     f"found '{value}'")
 
     def options(self) -> dict[str, Any]:
-        """The options that say this plan."""
-        said = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "more"}
-        return {name: value for name, value in (said | dict(self.more)).items() if value is not None}
+        """This plan as options."""
+        own = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "more"}
+        return {name: value for name, value in (own | dict(self.more)).items() if value is not None}
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Plan:
-        """The plan of a record in JSON; keys that are no options of `train` are left out."""
-        said = {key: record[key] for key in record.keys() & program.options_of("train").keys()}
-        for key in ("backend", "threads_per_rank", *(("chunks",) if said.get("schedule") != "interleaved" else ())):
-            said.pop(key, None)
-        named = {entry.name: said.pop(entry.name) for entry in fields(cls) if entry.name in said}
-        return cls(**named, more=said)
+        """The plan of a JSON record; keys that are not options of `train` are ignored."""
+        known = {key: record[key] for key in record.keys() & program.options_of("train").keys()}
+        for key in ("backend", "threads_per_rank", *(("chunks",) if known.get("schedule") != "interleaved" else ())):
+            known.pop(key, None)
+        named = {entry.name: known.pop(entry.name) for entry in fields(cls) if entry.name in known}
+        return cls(**named, more=known)
 
     def __repr__(self) -> str:
         return "Plan(" + ", ".join(f"{name}={value!r}" for name, value in self.options().items()) + ")"
 
 
 class Schedule:
-    """A pipeline schedule: for each rank its actions in order, as [["0F0", "0B0"], ["1F0", "1B0"]] or as text.
+    """A pipeline schedule: the ordered actions of each rank, as [["0F0", "0B0"], ["1F0", "1B0"]] or as text.
 
-    "1B2" is the backward pass of stage 1 for micro-batch 2. The program draws it, simulates it and checks it.
+    "1B2" is the backward pass of stage 1 for micro-batch 2. The program plots, simulates and checks it.
     """
 
     def __init__(self, ranks: str | Sequence[str | Sequence[str]]) -> None:
@@ -109,13 +109,13 @@ class Schedule:
         return written("schedule.txt", str(self))
 
     def options(self) -> dict[str, int]:
-        """Ranks of the pipeline and micro-batches, counted in the actions."""
+        """The numbers of pipeline ranks and micro-batches, derived from the actions."""
         last = [int(action[-1]) for rank in self.ranks for action in re.findall(r"\d+[A-Z](\d+)", " ".join(rank))]
         return {"pp": len(self.ranks), "microbatches": max(last, default=0) + 1}
 
     @functools.cached_property
     def figure(self) -> Figure:
-        """The program's drawing; a schedule that cannot run raises the program's line."""
+        """The program's plot; an invalid schedule raises the program's error message."""
         from .commands import report
 
         stages = [int(stage) for stage in re.findall(r"(\d+)[A-Z]\d+", str(self))]
@@ -126,7 +126,7 @@ class Schedule:
 
     @property
     def bubble(self) -> float:
-        """The share of the time in which ranks wait, as the program simulates it."""
+        """The idle time of the ranks as a fraction of the total time, from the program's simulation."""
         found = re.search(r"bubble ([\d.]+)%", self.figure.svg)
         return float(found[1]) / 100 if found else 0.0
 
@@ -135,14 +135,14 @@ class Schedule:
 
 
 class Placements:
-    """How each tensor of a part of a model lies on the ranks: {"mlp": "tp=2", "x": "I->R", ...}, lines, or text.
+    """The placement of each tensor of a module: {"mlp": "tp=2", "x": "I->R", ...}, lines, or text.
 
-    A value may be a list, with a placement for each axis: {"mlp": "dp=2 tp=2", "x": ["S(0)", "I"], ...}.
+    A value may be a list with one placement per axis: {"mlp": "dp=2 tp=2", "x": ["S(0)", "I"], ...}.
     """
 
     def __init__(self, lines: str | Sequence[str] | Mapping[str, str | Sequence[str]]) -> None:
         if isinstance(lines, Mapping):
-            lines = [f"{name:<12} {said if isinstance(said, str) else ' '.join(said)}" for name, said in lines.items()]
+            lines = [f"{name:<12} {axes if isinstance(axes, str) else ' '.join(axes)}" for name, axes in lines.items()]
         self.text = lines if isinstance(lines, str) else "\n".join(lines) + "\n"
 
     def __str__(self) -> str:
@@ -160,9 +160,9 @@ DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", 
 
 
 def load(path: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """The tensors of a safetensors file, or of all such files of a folder, as numpy arrays by name.
+    """The tensors of a safetensors file, or of all such files of a directory, as numpy arrays by name.
 
-    Arrays are read from the file when they are used. numpy has no bfloat16: such tensors come as float32, exactly.
+    Arrays are memory-mapped. numpy has no bfloat16: such tensors are converted to float32, exactly.
     """
     import numpy as np
 

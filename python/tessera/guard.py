@@ -1,11 +1,11 @@
-"""The guard of a run: a process between Python and the program, which ends the program and all that it has started.
+"""The guard of a run: a process between Python and the program, which ends the program and all its descendants.
 
     python guard.py GRACE COMMAND...
 
-SIGINT, and the end of the process that started the guard (its end of standard input closes), interrupt the program;
-what is still there GRACE seconds later is killed. SIGTERM kills at once. Ranks and their launcher may be in process
-groups of their own: whatever loses its parent becomes a child of the guard, so none is lost. The exit status is that of
-the program, or 128 and the number of the signal that ended it.
+SIGINT, or the end of the parent process (which closes standard input), interrupts the program; processes that are
+still running GRACE seconds later are killed. SIGTERM kills immediately. Ranks and their launcher may be in separate
+process groups: an orphaned descendant becomes a child of the guard, so that none is missed. The exit status is that of
+the program, or 128 plus the number of the signal that ended it.
 """
 import ctypes
 import os
@@ -19,7 +19,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def start(command: list[str]) -> int:
-    """The program as a child with an empty input, which dies with the guard."""
+    """Starts the program as a child process with empty standard input, which is killed if the guard exits."""
     guard = os.getpid()
     child = os.fork()
     if child:
@@ -37,13 +37,13 @@ def start(command: list[str]) -> int:
 
 
 def descendants() -> list[int]:
-    """Processes that the guard is an ancestor of."""
+    """All descendant processes of the guard."""
     parents = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{name}/stat", "rb") as file:
                 parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has ended
             continue
     found = [os.getpid()]
     for parent in found:
@@ -52,7 +52,7 @@ def descendants() -> list[int]:
 
 
 def reap(child: int) -> int | None:
-    """Takes the statuses of children that have ended; that of the program if it is among them."""
+    """Reaps children that have ended; returns the status of the program if it is one of them."""
     found = None
     try:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -65,7 +65,7 @@ def reap(child: int) -> int | None:
 
 
 def kill_all(child: int) -> int | None:
-    """Kills until nothing is left."""
+    """Kills descendants until none is left."""
     found = None
     while left := descendants():
         for pid in left:
@@ -78,22 +78,22 @@ def kill_all(child: int) -> int | None:
 
 def watch(grace: float, command: list[str]) -> int:
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    heard, told = os.pipe()
-    os.set_blocking(told, False)
-    signal.set_wakeup_fd(told)
+    wakeup, notify = os.pipe()
+    os.set_blocking(notify, False)
+    signal.set_wakeup_fd(notify)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
     parent = os.getppid()
     child = start(command)
-    sources, deadline, status = [heard, 0], float("inf"), None
+    sources, deadline, status = [wakeup, 0], float("inf"), None
     while (status := reap(child)) is None and time.monotonic() < deadline:
         ready = select.select(sources, [], [], 0.5)[0]
-        signals = os.read(heard, 512) if heard in ready else b""
+        signals = os.read(wakeup, 512) if wakeup in ready else b""
         gone = os.getppid() != parent or (0 in ready and not os.read(0, 512))
         if signal.SIGTERM in signals:
             deadline = 0
         elif (gone or signal.SIGINT in signals) and deadline == float("inf"):
-            sources, deadline = [heard], time.monotonic() + grace
+            sources, deadline = [wakeup], time.monotonic() + grace
             os.kill(child, signal.SIGINT)
     killed = kill_all(child)
     return next(code for code in (status, killed, 128 + signal.SIGKILL) if code is not None)

@@ -1,4 +1,4 @@
-"""Finds the program, builds it where that is a checkout, and asks it for its options."""
+"""Finds the program, builds it in a checkout, and queries its options."""
 from __future__ import annotations
 
 import functools
@@ -13,7 +13,7 @@ from . import process
 
 
 def find() -> Path:
-    """The program: TESSERA names it, or it lies in a checkout (and is built there), beside Python, or on PATH."""
+    """The program: set by TESSERA, in a checkout (which is built), next to the Python executable, or on PATH."""
     if named := os.environ.get("TESSERA"):
         if Path(named).is_dir():
             return _built(Path(named).resolve())
@@ -22,18 +22,18 @@ def find() -> Path:
         return Path(named).resolve()
     if top := checkout():
         return _built(top)
-    beside = Path(sys.executable).with_name("tessera")
-    if found := str(beside) if beside.is_file() else shutil.which("tessera"):
+    sibling = Path(sys.executable).with_name("tessera")
+    if found := str(sibling) if sibling.is_file() else shutil.which("tessera"):
         return Path(found)
     raise process.Error("no program found: build one with ./tessera --version in a checkout, and set TESSERA=CHECKOUT")
 
 
 def checkout() -> Path | None:
-    """The checkout around the working folder, around this file, or the one that pip has installed this package from."""
+    """The checkout that contains the working directory or this file, or from which pip installed this package."""
     for start in (Path.cwd(), Path(__file__).resolve(), _origin()):
-        for folder in (start, *start.parents) if start else ():
-            if (folder / "tessera").is_file() and (folder / "tessera.h").is_file():
-                return folder
+        for top in (start, *start.parents) if start else ():
+            if (top / "tessera").is_file() and (top / "tessera.h").is_file():
+                return top
     return None
 
 
@@ -56,7 +56,7 @@ def _built(top: Path) -> Path:
 
 
 def describe(build: bool = True) -> dict[str, Any]:
-    """All commands of the program and their options, as it describes them; without a program and `build`: none."""
+    """All commands of the program and their options; none if there is no program and `build` is false."""
     path = find() if build else _there()
     if path is None:
         return {"commands": []}
@@ -71,7 +71,7 @@ def _described(path: Path, _time: int, _size: int) -> Any:
 
 
 def _there() -> Path | None:
-    """The program if nothing has to be built for it."""
+    """The program if it is already built."""
     top = Path(named) if (named := os.environ.get("TESSERA")) else checkout()
     if top and top.is_dir():
         built = top / "build/release/bin/tessera"
@@ -83,7 +83,7 @@ def _there() -> Path | None:
 
 
 def options_of(command: str, build: bool = True) -> dict[str, dict[str, Any]]:
-    """Options of a command and of its actions, by the names that Python has for them."""
+    """Options of a command and of its actions, by their Python names."""
     found = {}
     for entry in describe(build)["commands"]:
         if entry["command"] == command or entry["command"].startswith(command + " "):

@@ -1,4 +1,4 @@
-"""What comes back from the program: objects that show themselves in a notebook, with tables of pandas."""
+"""Results of the program: objects with a notebook representation and pandas tables."""
 from __future__ import annotations
 
 import base64
@@ -33,7 +33,7 @@ def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def _differing(rows: list[dict[str, Any]]) -> list[str]:
-    """The columns in which not all rows are equal."""
+    """The columns in which rows differ."""
     columns = dict.fromkeys(name for row in rows for name in row)
     return [name for name in columns if len({repr(row.get(name)) for row in rows}) > 1]
 
@@ -43,7 +43,7 @@ def _shown(table: pd.DataFrame, digits: int = 4) -> str:
 
 
 class Text(str):
-    """What the program printed."""
+    """Printed output of the program."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -53,7 +53,7 @@ class Text(str):
 
 
 class Record(dict[str, Any]):
-    """A record of the program; its values are attributes too."""
+    """A JSON record of the program; its keys are also attributes."""
 
     def __getattr__(self, name: str) -> Any:
         if name in self:
@@ -65,7 +65,7 @@ class Record(dict[str, Any]):
 
 
 class Texts(list[Record]):
-    """Texts that a model wrote; each has its `prompt`, its `text`, and why it `ended`."""
+    """Generated texts; each record has its `prompt`, `text`, and `ended`, the reason for its end."""
 
     def __init__(self, records: list[dict[str, Any]]) -> None:
         super().__init__(map(Record, records))
@@ -78,7 +78,7 @@ class Texts(list[Record]):
 
 
 class Figure:
-    """A picture that the program drew, as SVG."""
+    """A figure in SVG format."""
 
     def __init__(self, svg: str) -> None:
         self.svg = svg
@@ -90,12 +90,12 @@ class Figure:
         return self.svg
 
     def as_image(self) -> str:
-        """The picture as an element of HTML; its styles are its own."""
+        """The figure as an HTML element with isolated styles."""
         return f'<img src="data:image/svg+xml;base64,{base64.b64encode(self.svg.encode()).decode()}">'
 
 
 class Page:
-    """A page that the program wrote; `path` is its file."""
+    """An HTML page; `path` is its file."""
 
     def __init__(self, path: Any) -> None:
         self.path = Path(path)
@@ -106,7 +106,7 @@ class Page:
 
 
 class Run:
-    """A run: the folder that `train` wrote. tessera.Run("runs/NAME") opens one that is there."""
+    """A run: the directory that `train` wrote. tessera.Run("runs/NAME") opens an existing one."""
 
     def __init__(self, folder: Any, log: str = "") -> None:
         self.folder, self.log = Path(folder), log
@@ -119,7 +119,7 @@ class Run:
     @functools.cached_property
     def records(self) -> list[dict[str, Any]]:
         text = (self.folder / "metrics.jsonl").read_text(encoding="utf-8")
-        return [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]  # a kill may have cut the last
+        return [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]  # a kill may truncate a line
 
     def _events(self, kind: str) -> pd.DataFrame:
         rows = {entry["step"]: {key: entry[key] for key in entry if key != "event"}
@@ -128,17 +128,17 @@ class Run:
 
     @property
     def steps(self) -> pd.DataFrame:
-        """A row for each step: loss, learning rate, gradient norm, tokens per second."""
+        """One row per step: loss, learning rate, gradient norm, tokens per second."""
         return self._events("step")
 
     @property
     def evals(self) -> pd.DataFrame:
-        """A row for each validation."""
+        """One row per validation."""
         return self._events("eval")
 
     @property
     def summary(self) -> Record:
-        """The last record: losses, speed, memory, bytes sent, the plan."""
+        """The last record: losses, throughput, memory, bytes sent, the plan."""
         return Record(next((entry for entry in reversed(self.records) if entry["event"] == "summary"), {}))
 
     @property
@@ -146,35 +146,35 @@ class Run:
         return Plan.of(self.summary.get("plan", {}))
 
     def weights(self, checkpoint: str = "latest", file: str = "model.safetensors") -> dict[str, Any]:
-        """Arrays of a checkpoint by name: "latest", "best", or a folder in `checkpoints/`."""
+        """Arrays of a checkpoint by name. `checkpoint`: "latest", "best", or a directory in `checkpoints/`."""
         top = self.folder / "checkpoints"
         named = top / checkpoint
         return files.load((top / named.read_text().split()[0] if named.is_file() else named) / file)
 
     def dump(self, step: int) -> dict[str, Any]:
-        """What each layer gave in this step, and its gradient, after train(dump=step)."""
+        """The output of each layer in this step, and its gradient, after train(dump=step)."""
         return files.load(self.folder / f"dump_{step}.safetensors")
 
     def figure(self, kind: str = "loss") -> Figure:
-        """One of the program's pictures: loss, and after train(trace=True) timeline, pipeline, memory or bytes."""
+        """One of the program's figures: loss, and after train(trace=True) timeline, pipeline, memory or bytes."""
         from .commands import report
 
         drawn: Figure = report(self, figure=kind)
         return drawn
 
     def __repr__(self) -> str:
-        said = self.summary
-        return f"Run({str(self.folder)!r}: {said.get('steps', len(self.steps))} steps, loss {said.get('loss', '?')})"
+        last = self.summary
+        return f"Run({str(self.folder)!r}: {last.get('steps', len(self.steps))} steps, loss {last.get('loss', '?')})"
 
     def _repr_html_(self) -> str:
-        said, words = self.summary, [f"{len(self.steps)} steps"]
+        last, facts = self.summary, [f"{len(self.steps)} steps"]
         forms = {"loss": "loss {:.4f}", "val_loss": "validation loss {:.4f}", "tokens_per_s": "{:,.0f} tokens/s"}
-        words += [form.format(said[name]) for name, form in forms.items() if said.get(name) is not None]
-        return f"<p><b>{html.escape(str(self.folder))}</b>: {', '.join(words)}</p>{self.figure().as_image()}"
+        facts += [form.format(last[name]) for name, form in forms.items() if last.get(name) is not None]
+        return f"<p><b>{html.escape(str(self.folder))}</b>: {', '.join(facts)}</p>{self.figure().as_image()}"
 
 
 class Proof:
-    """What `verify` found. It is true if the plan trains like one rank; else `why` says which bound broke."""
+    """The result of `verify`. It is true if the plan trains like one rank; else `why` is the first violated bound."""
 
     def __init__(self, data: dict[str, Any], log: str = "") -> None:
         self.data, self.log = data, data.get("text", "") + log
@@ -196,39 +196,39 @@ class Proof:
 
     @property
     def bytes(self) -> pd.DataFrame:
-        """A row for each operation of each axis: calls, bytes sent, bytes that theory expects."""
+        """One row per axis and operation: calls, bytes sent, expected bytes."""
         axes = self.data.get("bytes", {})
         return _table([{"axis": axis, "operation": name} | axes[axis][name] for axis in axes for name in axes[axis]])
 
     @property
     def memory(self) -> pd.DataFrame:
-        """A row for each category and rank: bytes measured and expected."""
+        """One row per category and rank: measured and expected bytes."""
         return _table([{"category": name, "rank": rank, "measured": number, "expected": both["expected"][rank]}
                        for name, both in self.data.get("memory", {}).items()
                        for rank, number in enumerate(both["measured"])])
 
     @property
     def broken(self) -> pd.DataFrame:
-        """A row for each bound that broke."""
+        """One row per violated bound."""
         return _table(self.data.get("broken", []))
 
     @property
     def why(self) -> str:
-        """The first bound that broke, in the program's words; empty for a proof that holds."""
+        """The program's message about the first violated bound; empty if the proof passed."""
         if self.passed:
             return ""
-        said = self.data.get("failures") or self.log.strip().splitlines()[-1:] or ["a bound broke"]
-        return str(said[0])
+        messages = self.data.get("failures") or self.log.strip().splitlines()[-1:] or ["a bound is violated"]
+        return str(messages[0])
 
     def __repr__(self) -> str:
         if not self.data.get("steps"):
             return self.log if self.log else f"Proof(passed={self.passed})"
-        equal = "every bit is the same" if self.data.get("bitwise") else "equal to rounding"
-        return f"the plan trains like one rank: {self.data['steps']} steps, {equal}" if self else f"broken: {self.why}"
+        equal = "bitwise identical" if self.data.get("bitwise") else "equal within rounding"
+        return f"the plan trains like one rank: {self.data['steps']} steps, {equal}" if self else f"failed: {self.why}"
 
     def _repr_html_(self) -> str:
         if not self.data.get("steps"):
-            return _box(GREEN if self else RED, "holds" if self else "broken", _pre(self.log))
+            return _box(GREEN if self else RED, "passed" if self else "failed", _pre(self.log))
         if self:
             return _box(GREEN, repr(self))
         rows = self.broken.reindex(columns=["bound", "step", "tensor", "found", "expected", "relative"]).head(8)
@@ -237,7 +237,7 @@ class Proof:
 
 
 class Verdict(Text):
-    """What the lab says of a solution; it is true if that solves the exercise."""
+    """The lab's verdict on a solution; it is true if the exercise is solved."""
 
     solved: bool
 
@@ -254,7 +254,7 @@ class Verdict(Text):
 
 
 class Ranking:
-    """Plans in the order of their predicted time. `best` is the one that is recommended, `why` says why."""
+    """Plans in order of predicted time. `best` is the recommended plan, `why` the reasons."""
 
     def __init__(self, records: list[dict[str, Any]]) -> None:
         self.records = records
@@ -274,13 +274,13 @@ class Ranking:
 
     @property
     def why_not(self) -> pd.DataFrame:
-        """Other plans, in what differs from the best one, and what speaks against each."""
+        """Alternative plans: their differences from the best one, and the reason against each."""
         rows = [entry["plan"] | {"because": entry["because"]} for entry in self.answer.get("why_not", [])]
         return _table(rows)[_differing([self.answer["plan"], *rows])] if rows else _table([])
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row per plan: its layout, tokens per second, milliseconds of a step (from, to), GB of its fullest rank."""
+        """One row per plan: its layout, tokens per second, milliseconds per step (from, to), GB of its peak rank."""
         return _table([entry["plan"] | {name: entry[name] for name in ("fits", "tokens_per_s", "mfu")}
                        | {"bubble": round(entry["bubble"], 6), "step_ms": entry["step_s"] * 1e3,
                           "step_ms_to": entry["step_s_range"][1] * 1e3, "peak_gb": entry["memory"]["peak"] / 1e9}
@@ -300,7 +300,7 @@ class Ranking:
 
 
 class Bench:
-    """Rows of `bench`. Bench.read("a.json") reads a file of them; `save` writes one."""
+    """Results of `bench`. Bench.read("a.json") reads a file; `save` writes one."""
 
     HIDDEN = ("family_index", "per_family_instance_index", "run_name", "run_type", "repetitions", "repetition_index",
               "threads")
@@ -321,7 +321,7 @@ class Bench:
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row for each benchmark, by name: its time, and what it counts. Single rounds are in `data`."""
+        """One row per benchmark, by name: its time and counters. Individual repetitions are in `data`."""
         rows = [{key: value for key, value in row.items() if key not in self.HIDDEN and not isinstance(value, list)}
                 | dict(zip(("quartile_1", "quartile_3"), row.get("quartiles", ()), strict=False))
                 for row in self.data["benchmarks"]]

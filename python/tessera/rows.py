@@ -1,9 +1,9 @@
-"""Rows of a table as JSON, one on each line, which `tessera train --data` reads.
+"""Converts the rows of a table to JSON, one per line, for `tessera train --data`.
 
     python3 -m tessera.rows train.parquet > rows.jsonl
 
-Reads CSV, TSV, YAML (PyYAML), Parquet and Arrow (pyarrow: pip install 'tessera[rows]'), told by the name's ending; of
-several files the rows follow one another. Every value of CSV and TSV is a text.
+Reads CSV, TSV, YAML (PyYAML), Parquet and Arrow (pyarrow: pip install 'tessera[rows]'), by file extension; several
+files are concatenated. Every value of CSV and TSV is a string.
 """
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def rows(path: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def main(paths: list[str]) -> int:
-    """Prints the rows of all files; an error is one line."""
+    """Prints the rows of all files; an error is reported in one line."""
     if not paths or paths[0].startswith("-"):
         print("usage: python3 -m tessera.rows FILE... > rows.jsonl", file=sys.stderr)
         return 2

@@ -69,7 +69,7 @@ TEST(FirstModel, DrawsNewAdaptersAlone) {
 TEST(CommandLine, SetsWhatItSays) {
   const TrainOptions o = parsed_train("--layers 2 --lr=3e-4 --dtype bf16 --quiet --out 'x y' --seed 0");
   EXPECT_EQ(
-      std::tuple(o.sizes.layers, o.gives("heads"), o.optim.lr, to_string(o.optim.dtype), o.quiet, o.out, o.optim.seed),
+      std::tuple(o.sizes.layers, o.gives("heads"), o.optim.lr, value_name(o.optim.dtype), o.quiet, o.out, o.optim.seed),
       std::tuple(2, false, 3e-4, "bf16", true, "x y", 0));
   EXPECT_FALSE(o.optim.min_lr);  // a smaller --lr alone brings a smaller --min-lr with it
   EXPECT_EQ(parsed_train("--steps 5 --steps 7").optim.steps, 7);
@@ -401,7 +401,7 @@ TEST(AttentionChoice, ARunSaysWhoseKernelsAndWhy) {
 TEST(AttentionChoice, TheirValuesAreKeptInTheConfiguration) {
   TrainOptions read;
   apply_config(read, to_toml(parsed_train("--attention own --deterministic")), "c.toml");
-  EXPECT_EQ(to_string(read.plan.attention), "own");
+  EXPECT_EQ(value_name(read.plan.attention), "own");
   EXPECT_TRUE(read.plan.deterministic);
 }
 
@@ -444,7 +444,7 @@ TEST(Mistakes, OfAPlanThatDoNotHangTogetherAreAllSaid) {
   const Messages found =
       refused("verify --heads 3 --microbatches 5 --pp 8 --schedule zbh1 --dp-mode ps-sync --zero 1 --min-lr 9");
   for (const char* words :
-       {"--schedule: there is none named 'zbh1'; expected naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, v-half, "
+       {"--schedule: unknown schedule 'zbh1'; expected naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, v-half, "
         "v-min, or the path of a file; did you mean 'zb-h1'?",
         "--heads: 3 heads do not divide 128 channels; nearest valid value: 2 or 4",
         "--microbatches: 5 do not divide a batch of 12; nearest valid value: 4 or 6",

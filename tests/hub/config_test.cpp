@@ -21,11 +21,11 @@ Said parsed(const std::string& text) {
 std::string in_words(const Said& said) {
   const ModelConfig& c = said.config;
   std::string out = fmt::format("{} {} layers, {}/{} heads of {}, {} channels, {} hidden, context {}, vocab {}, eps {}",
-                                to_string(c.family), c.layers, c.heads, c.key_heads(), c.head_size(), c.channels,
+                                value_name(c.family), c.layers, c.heads, c.key_heads(), c.head_size(), c.channels,
                                 c.hidden(), c.context, c.vocab, c.norm_eps);
   const RotaryOptions& r = c.rotary;
   if (c.family == Family::llama) out += fmt::format(", theta {}", r.theta);
-  if (r.scaling != RopeScaling::none) out += fmt::format(", {} {}", to_string(r.scaling), r.factor);
+  if (r.scaling != RopeScaling::none) out += fmt::format(", {} {}", value_name(r.scaling), r.factor);
   if (r.scaling == RopeScaling::llama3 || r.scaling == RopeScaling::yarn)
     out += fmt::format(" {} {} {}", r.low_freq_factor, r.high_freq_factor, r.original_context);
   if (r.scaling == RopeScaling::yarn) out += fmt::format(" times {:.4f}", r.attention_factor);

@@ -206,11 +206,11 @@ TEST(ClosedForms, TheClockSaysWhatTheSimulationSays) {
     const double message = some();
     const Simulation whole = simulate(make_schedule(plan), {.stages = stages, .message = message});
     const PipelineTime found = clock.time(plan, stages, message, false);
-    EXPECT_EQ(found.seconds, whole.makespan) << to_string(plan.schedule) << ' ' << plan.pp;
-    EXPECT_EQ(found.in_flight, whole.in_flight) << to_string(plan.schedule) << ' ' << plan.pp;
+    EXPECT_EQ(found.seconds, whole.makespan) << value_name(plan.schedule) << ' ' << plan.pp;
+    EXPECT_EQ(found.in_flight, whole.in_flight) << value_name(plan.schedule) << ' ' << plan.pp;
     double longest = 0;
     for (const auto& list : whole.actions) longest = std::max(longest, list.back().end - list.front().start);
-    EXPECT_EQ(clock.time(plan, stages, message, true).seconds, longest) << to_string(plan.schedule) << ' ' << plan.pp;
+    EXPECT_EQ(clock.time(plan, stages, message, true).seconds, longest) << value_name(plan.schedule) << ' ' << plan.pp;
   }
 }
 
@@ -231,8 +231,8 @@ TEST(ClosedForms, ALongPipelineIsAsLongAsItsWholeSimulation) {
     const double message = static_cast<double>(draw.between(0, 3)) / 20;
     const Simulation whole = simulate(schedule_with(plan, plan.microbatches), {.stages = stages, .message = message});
     const PipelineTime found = PipelineClock().time(plan, stages, message, false);
-    EXPECT_NEAR(found.seconds, whole.makespan, 0.01 * whole.makespan) << to_string(plan.schedule) << ' ' << p;
-    EXPECT_EQ(found.in_flight, whole.in_flight) << to_string(plan.schedule) << ' ' << p;
+    EXPECT_NEAR(found.seconds, whole.makespan, 0.01 * whole.makespan) << value_name(plan.schedule) << ' ' << p;
+    EXPECT_EQ(found.in_flight, whole.in_flight) << value_name(plan.schedule) << ' ' << p;
   }
 }
 

@@ -1,4 +1,4 @@
-"""What the Python client hands over, finds and shows, beside the program itself and a program that only repeats."""
+"""The Python client with the program itself, and with a stub that prints its arguments."""
 import importlib.util
 import inspect
 import json
@@ -48,7 +48,7 @@ def described(tmp_path_factory):
 
 @pytest.fixture
 def repeats(tmp_path, monkeypatch, described):
-    """Makes a program that describes itself as the real one does, and else runs a line of Python."""
+    """Creates a stub that describes itself like the program, and otherwise runs a line of Python."""
     def make(body="print(json.dumps(sys.argv[1:]))"):
         path = script(tmp_path / "a b µ" / "tessera", REPEATS.format(
             python=sys.executable, starts=str(tmp_path / "starts"), described=str(described), body=body))
@@ -57,19 +57,19 @@ def repeats(tmp_path, monkeypatch, described):
     return make
 
 
-def python(code, *words, **variables):
-    """Another Python that runs this code."""
-    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, encoding="utf-8",
+def python(code, *arguments, **variables):
+    """Runs this code in a new Python process."""
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, encoding="utf-8",
                           env=os.environ | variables, check=False)
 
 
-def test_options_become_words(repeats, tmp_path):
+def test_options_become_arguments(repeats, tmp_path):
     repeats()
-    said = tessera.data("a text.txt", tmp_path / "ü b", tokenizer="bpe", out=Path("x y"), val_share=None)
-    assert json.loads(said) == ["data", "a text.txt", str(tmp_path / "ü b"), "--tokenizer=bpe", "--out=x y"]
+    printed = tessera.data("a text.txt", tmp_path / "ü b", tokenizer="bpe", out=Path("x y"), val_share=None)
+    assert json.loads(printed) == ["data", "a text.txt", str(tmp_path / "ü b"), "--tokenizer=bpe", "--out=x y"]
 
 
-@pytest.mark.parametrize(("options", "words"), [
+@pytest.mark.parametrize(("options", "arguments"), [
     ({"lora_rank": 8}, ["--lora-rank=8"]),
     ({"no_save": True, "resume": False, "sp": False}, ["--no-save=true"]),
     ({"lora_targets": ["q_proj", "v_proj"]}, ["--lora-targets=q_proj,v_proj"]),
@@ -78,62 +78,62 @@ def test_options_become_words(repeats, tmp_path):
     ({"plan": tessera.Plan(dp=2, zero=1, more={"bucket_mb": 1})}, ["--dp=2", "--zero=1", "--bucket-mb=1"]),
     ({"plan": tessera.Plan(dp=2, zero=1), "dp": 4}, ["--dp=4", "--zero=1"]),
 ])
-def test_kinds_of_values(repeats, tmp_path, options, words):
+def test_values_are_formatted(repeats, tmp_path, options, arguments):
     out = tmp_path / "run"
     out.mkdir()
     (out / "metrics.jsonl").write_text(json.dumps({"event": "summary"}) + "\n")
     repeats(f"print(json.dumps({{'out': {str(out)!r}}}))")
     plans = [options.pop("plan")] if "plan" in options else []
-    seen = []
+    observed = []
     original = process.run
 
     def run(command, *rest):
-        seen.append([str(word) for word in command])
+        observed.append([str(entry) for entry in command])
         return original(command, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tessera.commands.run", run)
         tessera.train(*plans, **options)
-    assert seen[0][1:] == ["train", *words, "--format=json"]
+    assert observed[0][1:] == ["train", *arguments, "--format=json"]
 
 
-def test_a_repeated_option_is_said_for_each_value(repeats):
+def test_repeated_option_is_passed_for_each_value(repeats):
     repeats("print(json.dumps({'prompt': ' '.join(sys.argv[2:]), 'text': ''}))")
     assert tessera.generate("r", ["a, b", "--c"])[0].prompt == "r --prompt=a, b --prompt=--c --format=json"
 
 
-def test_describes_once_for_each_program(repeats, tmp_path):
+def test_description_is_cached_per_program(repeats, tmp_path):
     repeats()
     for _ in range(3):
         tessera.describe()
     assert (tmp_path / "starts").read_text().split() == ["describe"]
 
 
-def test_much_output_on_both_pipes(repeats):
+def test_large_output_on_both_pipes_is_read(repeats):
     repeats("sys.stdout.write('o' * 3_000_000); sys.stderr.write('e' * 3_000_000)")
     assert len(tessera.lab()) == 3_000_000
 
 
-def test_a_program_that_says_nothing(repeats):
+def test_silent_failure_reports_the_status(repeats):
     repeats("sys.exit(3)")
-    with pytest.raises(tessera.Error, match="ended with status 3 and said nothing") as caught:
+    with pytest.raises(tessera.Error, match="ended with status 3 without an error message") as caught:
         tessera.lab()
     assert caught.value.status == 3
 
 
-def test_progress_counts_what_it_reads():
+def test_progress_follows_the_output():
     bar = process.Progress("train", 10)
     bar.read('{"event":"step","step":3,"loss":4.25,"lr":0.1}')
-    assert (bar.done, bar.total, bar.words) == (3, 10, "loss 4.250")
+    assert (bar.done, bar.total, bar.postfix) == (3, 10, "loss 4.250")
     bar.read("[12/340] Building CXX object")
     assert (bar.done, bar.total) == (12, 340)
     bar.read("comparing the plan with one rank: step 3 of 20")
     assert (bar.done, bar.total) == (3, 20)
     bar.read('      "name": "op/gelu/forward/fp32",')
-    assert bar.words == "op/gelu/forward/fp32"
+    assert bar.postfix == "op/gelu/forward/fp32"
 
 
-def test_a_bar_follows_the_steps(repeats, monkeypatch, capsys):
+def test_bar_shows_the_steps(repeats, monkeypatch, capsys):
     repeats("import time; print('step 1/2', file=sys.stderr, flush=True); time.sleep(1.2)")
     monkeypatch.setitem(sys.modules, "ipykernel", sys)
     assert tessera.lab() == ""
@@ -141,41 +141,41 @@ def test_a_bar_follows_the_steps(repeats, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("options", [{"layerz": 2}, {"layers": "x"}, {"dtype": "fp31"}, {"heads": 5}])
-def test_a_wrong_option_raises_the_programs_own_line(options):
-    words = [f"--{name}={value}" for name, value in options.items()]
-    told = subprocess.run([PROGRAM, "train", *words], capture_output=True, encoding="utf-8", check=False)
+def test_wrong_option_raises_the_programs_message(options):
+    arguments = [f"--{name}={value}" for name, value in options.items()]
+    expected = subprocess.run([PROGRAM, "train", *arguments], capture_output=True, encoding="utf-8", check=False)
     with pytest.raises(tessera.Error) as caught:
         tessera.train(**options)
-    assert str(caught.value) == told.stderr.strip()
+    assert str(caught.value) == expected.stderr.strip()
     assert str(caught.value).startswith("tessera: ")
-    assert caught.value.status == told.returncode == 2
+    assert caught.value.status == expected.returncode == 2
 
 
 @pytest.mark.parametrize("make", [lambda: tessera.Plan(dp="two"), lambda: tessera.Plan(dp=2.5)])
-def test_a_plan_of_a_wrong_type_raises_the_programs_own_line(make):
+def test_plan_of_wrong_type_raises_the_programs_message(make):
     with pytest.raises(tessera.Error) as caught:
         make()
     value = str(caught.value).split("'")[1]
-    told = subprocess.run([PROGRAM, "train", f"--dp={value}"], capture_output=True, encoding="utf-8", check=False)
-    assert str(caught.value) == told.stderr.strip()
+    expected = subprocess.run([PROGRAM, "train", f"--dp={value}"], capture_output=True, encoding="utf-8", check=False)
+    assert str(caught.value) == expected.stderr.strip()
 
 
-def test_a_first_argument_that_is_no_plan_is_named():
+def test_first_argument_must_be_a_plan():
     for wrong in ("gpt-nano", {"dp": 2}, 2):
         with pytest.raises(tessera.Error, match=r"tessera: the first argument: expected a Plan, found .*gpt-nano"):
             tessera.train(wrong)
     assert tessera.verify(plan=tessera.Plan(dp=2), **SMALL, steps=1).plan.dp == 2
 
 
-def test_without_a_program_one_line_says_the_command(tmp_path):
+def test_missing_program_reports_the_build_command(tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "tessera")
     code = "import os; os.chdir('/'); import tessera; tessera.train.__doc__; tessera.train()"
-    told = python(code, PYTHONPATH=str(tmp_path), PATH="/nowhere", TESSERA="")
-    assert told.stderr.strip().splitlines()[-1].endswith(
+    result = python(code, PYTHONPATH=str(tmp_path), PATH="/nowhere", TESSERA="")
+    assert result.stderr.strip().splitlines()[-1].endswith(
         "no program found: build one with ./tessera --version in a checkout, and set TESSERA=CHECKOUT")
 
 
-def test_a_checkout_is_built_once_and_found_from_below(tmp_path, monkeypatch):
+def test_checkout_is_built_once_and_found_from_subdirectories(tmp_path, monkeypatch):
     top = tmp_path / "check out µ"
     (top / "tessera.h").parent.mkdir()
     (top / "tessera.h").touch()
@@ -192,7 +192,7 @@ def test_a_checkout_is_built_once_and_found_from_below(tmp_path, monkeypatch):
     assert (top / "built").read_text() == "built\n"
 
 
-def test_a_build_that_fails_raises_the_launchers_line(tmp_path, monkeypatch):
+def test_failed_build_raises_the_launchers_message(tmp_path, monkeypatch):
     script(tmp_path / "tessera", "#!/bin/sh\necho 'tessera: missing packages: g++' >&2; exit 2\n")
     (tmp_path / "tessera.h").touch()
     monkeypatch.setenv("TESSERA", str(tmp_path))
@@ -200,15 +200,15 @@ def test_a_build_that_fails_raises_the_launchers_line(tmp_path, monkeypatch):
         program.find()
 
 
-def test_import_is_quick_and_needs_no_table():
+def test_import_is_fast_and_loads_no_pandas():
     code = ("import os, sys; t = sum(os.times()[:4]); import tessera; print(sum(os.times()[:4]) - t);"
             "print([name for name in ('pandas', 'numpy', 'tqdm') if name in sys.modules])")
-    told = [python(code).stdout.splitlines() for _ in range(5)]
-    assert min(float(lines[0]) for lines in told) < 0.3
-    assert {lines[1] for lines in told} == {"[]"}
+    outputs = [python(code).stdout.splitlines() for _ in range(5)]
+    assert min(float(lines[0]) for lines in outputs) < 0.3
+    assert {lines[1] for lines in outputs} == {"[]"}
 
 
-def test_help_has_every_option():
+def test_help_lists_every_option():
     for command in ("train", "verify", "plan", "bench", "report", "evaluate", "generate", "lab", "checkpoint", "data"):
         function = getattr(tessera, command)
         page, names = pydoc.render_doc(function), inspect.signature(function).parameters
@@ -221,11 +221,11 @@ def test_help_has_every_option():
     assert "from 1 to 1,000,000" in " ".join((tessera.train.__doc__ or "").split())
 
 
-def test_a_plan_has_no_field_that_is_no_option():
+def test_plan_fields_are_options():
     assert set(tessera.Plan.__dataclass_fields__) - {"more"} <= set(program.options_of("train"))
 
 
-def test_a_run_is_tables_arrays_and_figures(tmp_path):
+def test_run_has_tables_arrays_and_figures(tmp_path):
     out = tmp_path / "a run, µ"
     run = tessera.train(tessera.Plan(dp=2), **SMALL, steps=4, out=out, trace=True)
     assert list(run.steps.index) == [1, 2, 3, 4]
@@ -247,7 +247,7 @@ def test_a_run_is_tables_arrays_and_figures(tmp_path):
     assert len(tessera.generate(run, "It was", tokens=5)[0].text) == 5
 
 
-def test_bf16_is_read_exactly(tmp_path):
+def test_bf16_is_converted_exactly(tmp_path):
     header = json.dumps({"__metadata__": {"a": "b"}, "x": {"dtype": "BF16", "shape": [1, 2], "data_offsets": [0, 4]},
                          "y": {"dtype": "I64", "shape": [], "data_offsets": [4, 12]}}).encode()
     data = struct.pack("<Q", len(header)) + header + b"\x80\x3f\x40\xc0" + struct.pack("<q", -7)
@@ -257,9 +257,9 @@ def test_bf16_is_read_exactly(tmp_path):
     assert loaded["y"].tolist() == -7
 
 
-def test_a_proof_is_green_or_says_which_bound_broke():
+def test_proof_passes_or_reports_the_violated_bound():
     proof = tessera.verify(tessera.Plan(dp=2, zero=1), **SMALL, steps=2)
-    assert proof and "every bit is the same" in repr(proof) and "#1a7f37" in proof._repr_html_()
+    assert proof and "bitwise identical" in repr(proof) and "#1a7f37" in proof._repr_html_()
     assert len(proof.losses) == 2
     assert (proof.bytes.sent == proof.bytes.expected).all() and (proof.memory.measured == proof.memory.expected).all()
     assert tessera.verify(proof.plan, **SMALL, steps=2).plan == proof.plan
@@ -269,7 +269,7 @@ def test_a_proof_is_green_or_says_which_bound_broke():
     assert "#c62828" in broken._repr_html_() and "once too often" in broken._repr_html_()
 
 
-def test_a_schedule_of_lists_is_drawn_simulated_checked_and_run():
+def test_schedule_of_lists_is_plotted_simulated_checked_and_run():
     lists = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
     schedule = tessera.Schedule(lists)
     assert str(schedule) == "0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1\n" and tessera.Schedule(str(schedule)).ranks == lists
@@ -283,7 +283,7 @@ def test_a_schedule_of_lists_is_drawn_simulated_checked_and_run():
     assert not tessera.lab("check", "p1", schedule)
 
 
-def test_placements_of_a_dict_are_checked():
+def test_placements_from_a_dict_are_checked():
     mlp = {"mlp": "tp=2", "x": ["I->R"], "up.weight": "S(0)", "up.bias": "S(0)", "h": "S(2)", "down.weight": "S(1)",
            "z": "P->I", "down.bias": "I", "y": "I"}
     proof = tessera.verify(placements=mlp)
@@ -294,25 +294,25 @@ def test_placements_of_a_dict_are_checked():
     assert "expected R" in broken.why and "Likely cause" in repr(broken)
 
 
-def test_a_ranking_gives_plans_that_train(tmp_path):
+def test_ranking_returns_valid_plans(tmp_path):
     ranking = tessera.plan(**SMALL, hardware="h100", ranks=2, batch=4, top=3)
     assert ranking.why and len(ranking.table) == len(ranking.plans) >= 3
     assert "because" in ranking.why_not and "<table" in ranking._repr_html_()
     assert tessera.verify(ranking.best, **SMALL, batch=4, steps=1)
 
 
-def test_figures_of_plans_that_have_not_run():
+def test_predicted_plans_have_figures():
     figure = tessera.report(tessera.Plan(ranks=4), **SMALL, figure="memory", zero=[0, 1, 2, 3])
     assert figure.svg.startswith("<svg") and "data:image/svg+xml;base64," in figure.as_image()
 
 
-def test_quartiles_of_rounds_are_columns():
+def test_quartiles_are_columns():
     row = {"name": "a", "real_time": 2.0, "median": 2.0, "quartiles": [1.5, 3.0], "rounds": [1, 2, 3]}
     table = tessera.Bench({"context": {}, "benchmarks": [row, {"name": "b", "real_time": 1.0}]}).table
     assert table.loc["a"].to_dict() == {"real_time": 2.0, "median": 2.0, "quartile_1": 1.5, "quartile_3": 3.0}
 
 
-def test_bench_rows_are_a_table(tmp_path):
+def test_bench_results_are_a_table(tmp_path):
     assert tessera.bench("^op/gelu/forward/fp32$", benchmark_list_tests=True) == "op/gelu/forward/fp32\n"
     bench = tessera.bench("^op/gelu/forward/fp32$", benchmark_min_time=0.01)
     assert list(bench.table.index) == ["op/gelu/forward/fp32"] and bench.table.real_time.iloc[0] > 0
@@ -320,7 +320,7 @@ def test_bench_rows_are_a_table(tmp_path):
     assert again.table.equals(bench.table) and "<table" in again._repr_html_()
 
 
-def test_the_page_shows_what_works(tmp_path, monkeypatch):
+def test_examples_of_the_page_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = (PACKAGE.parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
     blocks = [block.split("```")[0] for block in page.split("```python\n")[1:]]
@@ -330,16 +330,16 @@ def test_the_page_shows_what_works(tmp_path, monkeypatch):
     assert len(blocks) > 5 and names["figure"].svg == Path("zero.svg").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("words", [["ruff", "check", "--config", "pyproject.toml", ".", "../tests/python"], ["mypy"]])
-def test_lint(words):
-    if importlib.util.find_spec(words[0]) is None:
-        pytest.skip(f"{sys.executable} has no {words[0]}")
-    told = subprocess.run([sys.executable, "-m", *words], cwd=PACKAGE.parent, capture_output=True, encoding="utf-8",
+@pytest.mark.parametrize("command", [["ruff", "check", "--config", "pyproject.toml", ".", "../tests/python"], ["mypy"]])
+def test_lint(command):
+    if importlib.util.find_spec(command[0]) is None:
+        pytest.skip(f"{sys.executable} has no {command[0]}")
+    result = subprocess.run([sys.executable, "-m", *command], cwd=PACKAGE.parent, capture_output=True, encoding="utf-8",
                           check=False, env=os.environ | {"MYPY_CACHE_DIR": os.devnull, "RUFF_NO_CACHE": "true"})
-    assert told.returncode == 0, told.stdout + told.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_rows_of_tables(tmp_path):
+def test_table_rows_are_converted(tmp_path):
     rows = [{"prompt": "a, b", "completion": "é\n1"}, {"prompt": "", "completion": "c"}]
     files = {"t.csv": '\ufeffprompt,completion\r\n"a, b","é\n1"\r\n,c\r\n',
              "t.tsv": 'prompt\tcompletion\na, b\t"é\n1"\n\tc\n'}

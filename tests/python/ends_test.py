@@ -1,4 +1,4 @@
-"""However Python ends, the program and the ranks that it has started end too."""
+"""The program and its ranks end whenever the Python process ends."""
 import json
 import os
 import shutil
@@ -30,7 +30,7 @@ if sys.argv[1] == "describe":
     print('{{"commands": []}}')
     sys.exit()
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-if os.fork() == 0:  # a process whose parent has ended, in a session of its own
+if os.fork() == 0:  # an orphan in a separate session
     os.setsid()
     if os.fork():
         os._exit(0)
@@ -44,7 +44,7 @@ while True:
 
 
 def alive(mark):
-    """Processes with this text in their command lines, without those that only wait to be reaped."""
+    """Processes with this text in their command lines, except zombies."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -56,15 +56,15 @@ def alive(mark):
     return found
 
 
-def until(condition, seconds, what):
+def until(condition, seconds, message):
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, message
         time.sleep(0.05)
 
 
 def started(tmp_path, launch):
-    """A Python that trains, and the mark of its processes, once the first steps are made."""
+    """A Python process that trains, and the mark of its processes, after the first steps."""
     out = str(tmp_path / "run µ")
     child = subprocess.Popen([sys.executable, "-c", TRAIN, out, launch], stdout=subprocess.PIPE, encoding="utf-8")
     records = tmp_path / "run µ" / "metrics.jsonl"
@@ -76,15 +76,15 @@ def started(tmp_path, launch):
 LAUNCHES = ["threads", "mpirun"]
 
 
-def is_there(launch):
+def require(launch):
     if launch == "mpirun":
-        words = ["mpirun", "-n", "2", os.environ["TESSERA"], "verify", "--steps=1", "--layers=1", "--channels=32"]
-        if shutil.which("mpirun") is None or subprocess.run(words, capture_output=True, check=False).returncode:
-            pytest.skip("no mpirun here, or a program without MPI")
+        command = ["mpirun", "-n", "2", os.environ["TESSERA"], "verify", "--steps=1", "--layers=1", "--channels=32"]
+        if shutil.which("mpirun") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("no mpirun, or a program without MPI")
 
 
 def test_ranks_of_mpirun_train(tmp_path):
-    is_there("mpirun")
+    require("mpirun")
     run = tessera.train(**SIZES, steps=3, out=tmp_path / "a run", launch="mpirun -n {ranks}", ranks=2, restarts=1,
                         trace=True)
     assert len(run.steps) == 3 and run.summary.plan["backend"] == "mpi"
@@ -92,8 +92,8 @@ def test_ranks_of_mpirun_train(tmp_path):
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
-def test_an_interrupt_saves_the_run_and_ends_the_ranks(tmp_path, launch):
-    is_there(launch)
+def test_interrupt_saves_the_run_and_ends_the_ranks(tmp_path, launch):
+    require(launch)
     child, mark = started(tmp_path, launch)
     assert len(alive(mark)) >= (2 if launch == "threads" else 4)
     child.send_signal(signal.SIGINT)
@@ -104,15 +104,15 @@ def test_an_interrupt_saves_the_run_and_ends_the_ranks(tmp_path, launch):
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
-def test_a_killed_python_leaves_none(tmp_path, launch):
-    is_there(launch)
+def test_killed_python_leaves_no_ranks(tmp_path, launch):
+    require(launch)
     child, mark = started(tmp_path, launch)
     child.kill()
     child.communicate()
     until(lambda: not alive(mark), 30, "ranks are left")
 
 
-def test_what_takes_no_notice_is_killed(tmp_path, monkeypatch):
+def test_unresponsive_program_is_killed(tmp_path, monkeypatch):
     program = tmp_path / "tessera"
     program.write_text(STUBBORN.format(python=sys.executable, seconds=0.1))
     program.chmod(0o755)
@@ -127,7 +127,7 @@ def test_what_takes_no_notice_is_killed(tmp_path, monkeypatch):
     assert alive(str(program)) == []
 
 
-def test_a_second_interrupt_does_not_wait(tmp_path):
+def test_second_interrupt_does_not_wait(tmp_path):
     program = tmp_path / "tessera"
     program.write_text(STUBBORN.format(python=sys.executable, seconds=0.1))
     program.chmod(0o755)
@@ -144,7 +144,7 @@ def test_a_second_interrupt_does_not_wait(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["interrupt", "stop"])
-def test_a_kernel_that_is_interrupted_or_stopped(tmp_path, how):
+def test_interrupted_or_stopped_kernel_ends_the_ranks(tmp_path, how):
     manager = pytest.importorskip("jupyter_client.manager")
     pytest.importorskip("ipykernel")
     out = str(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Executes each notebook of docs/notebooks from top to bottom, in a folder of its own, and looks at what it shows."""
+"""Executes each notebook in docs/notebooks from top to bottom in a temporary directory, and checks its output."""
 import json
 import os
 import time
@@ -10,29 +10,29 @@ import pytest
 
 from tessera import program
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "notebooks"
-NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+DIRECTORY = Path(__file__).resolve().parents[2] / "docs" / "notebooks"
+NOTEBOOKS = sorted(DIRECTORY.glob("*.ipynb"))
 
 
-def test_there_are_five():
+def test_five_notebooks_exist():
     assert [path.name[0] for path in NOTEBOOKS] == list("12345")
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_is_given_out_without_outputs(path):
+def test_is_stored_without_outputs(path):
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     assert all(cell["outputs"] == [] for cell in cells if cell["cell_type"] == "code")
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_links_lead_somewhere(path):
+def test_links_resolve(path):
     text = "".join("".join(cell["source"]) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"])
-    for place in text.split("](")[1:]:
-        name = place.split(")")[0].split("#")[0]
-        assert (FOLDER / name).is_file(), name
+    for link in text.split("](")[1:]:
+        name = link.split(")")[0].split("#")[0]
+        assert (DIRECTORY / name).is_file(), name
 
 
-# What the text of each notebook states about the numbers that its cells show.
+# The statements that the text of each notebook makes about the output of its cells.
 STATEMENTS = {"1": """
 assert proof.data["bitwise"] and (proof.losses == zero.losses).all()
 assert 0 < abs(proof.losses - pipeline.losses).max() < 1e-6
@@ -68,7 +68,7 @@ assert "share" in ops.table and "bubble_predicted" in _.table and len(first.data
 
 @pytest.mark.parametrize("isa", ["avx2", "avx512", "amx"])
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_runs_and_states_the_truth_on_every_kind_of_cpu(path, isa, tmp_path, monkeypatch):
+def test_statements_hold_on_every_isa(path, isa, tmp_path, monkeypatch):
     monkeypatch.setenv("TESSERA_MAX_CPU_ISA", isa)
     if "report(ops" in path.read_text(encoding="utf-8") and "table" not in program.options_of("bench"):
         pytest.skip("the report of this program draws no benchmarks")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the tests of the Python client with pytest: run.py PROGRAM FILE...
 
-The Python that TESSERA_PYTHON names runs them, else this one. Exit status 77, and a sentence, where it lacks a package.
+TESSERA_PYTHON selects the interpreter (default: this one). Exits with status 77 and a message if a package is missing.
 """
 import importlib.util
 import os

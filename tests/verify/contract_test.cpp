@@ -59,20 +59,20 @@ TrainOptions draw_plan(Draw& d) {
   o["microbatches"] = d.between(1, 3);
   o["batch"] = *o.ranks * o.plan.microbatches * d.between(1, 3);
   draw(d, o, "dropout=0|0.1|0.3 dtype=fp32|fp32|bf16|fp64");
-  o["grad_dtype"] = to_string(o.optim.dtype) == "bf16" ? d.of<const char*>({"fp32", "bf16"}) : "fp32";
+  o["grad_dtype"] = value_name(o.optim.dtype) == "bf16" ? d.of<const char*>({"fp32", "bf16"}) : "fp32";
   draw(
       d, o,
       "optimizer=sgd|adam|adamw momentum=0|0.9 clip=0|0.5|1 recompute=none|activation|activation+norm|attention|block");
   o["seed"] = d.between(0, 1 << 20);
-  o["lr"] = to_string(o.optim.optimizer) == "sgd" ? 0.3 : 0.01;
+  o["lr"] = value_name(o.optim.optimizer) == "sgd" ? 0.3 : 0.01;
   o["dp_mode"] = d.of<const char*>({"ddp", "ddp", "ddp", "ddp", "dataparallel", "ps-sync"});
-  if (to_string(o.plan.dp_mode) == "ddp")
+  if (value_name(o.plan.dp_mode) == "ddp")
     draw(d, o, "zero=0..3 all_reduce=direct|direct|ring|tree|root bucket_mb=1e-6|0.001|0.01|4");
   o["offload"] = d.of<const char*>({"none", "none", "optimizer"});
-  if (to_string(o.plan.dp_mode) == "ps-sync") o["servers"] = d.between(1, *o.ranks);
+  if (value_name(o.plan.dp_mode) == "ps-sync") o["servers"] = d.between(1, *o.ranks);
   draw_family(d, o);
   draw_experts(d, o, *o.ranks);
-  if (to_string(o.optim.dtype) == "bf16") o["state_dtype"] = d.of<const char*>({"fp32", "bf16"});
+  if (value_name(o.optim.dtype) == "bf16") o["state_dtype"] = d.of<const char*>({"fp32", "bf16"});
   draw_replicas(d, o, *o.ranks);
   return o;
 }
@@ -156,7 +156,7 @@ TrainOptions draw_model(Draw& d) {
        "vocab=5..70 dropout=0|0.1|0.3 optimizer=sgd|adam|adamw momentum=0|0.9 clip=0|0.5|1 "
        "recompute=none|none|activation|activation+norm|attention|block");
   o["seed"] = d.between(0, 1 << 20);
-  o["lr"] = to_string(o.optim.optimizer) == "sgd" ? 0.3 : 0.01;
+  o["lr"] = value_name(o.optim.optimizer) == "sgd" ? 0.3 : 0.01;
   o["timeout"] = 60;
   return o;
 }
@@ -172,11 +172,11 @@ TrainOptions draw_exact_plan(Draw& d) {
   o["dp"] = d.of<int64_t>({1, 1, 2, 3});
   o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 2);
   o["dtype"] = d.of<const char*>({"fp32", "fp32", "bf16", "fp64"});
-  o["grad_dtype"] = to_string(o.optim.dtype) == "bf16" ? d.of<const char*>({"fp32", "bf16"}) : "fp32";
+  o["grad_dtype"] = value_name(o.optim.dtype) == "bf16" ? d.of<const char*>({"fp32", "bf16"}) : "fp32";
   draw(d, o, "zero=0..3 all_reduce=direct|direct|ring|tree|root bucket_mb=1e-6|0.001|4");
   draw_family(d, o);
   draw_experts(d, o, o.plan.dp);
-  if (to_string(o.optim.dtype) == "bf16") o["state_dtype"] = d.of<const char*>({"fp32", "bf16"});
+  if (value_name(o.optim.dtype) == "bf16") o["state_dtype"] = d.of<const char*>({"fp32", "bf16"});
   draw_replicas(d, o, o.plan.dp * o.plan.cp);
   return o;
 }
@@ -193,7 +193,7 @@ TrainOptions draw_split_plan(Draw& d) {
   else
     o["layers"] = d.between(1, 3);
   draw(d, o, "cp_mode=ring|ulysses sp=false|true");
-  const int64_t unit = o.plan.tp * (to_string(o.plan.cp_mode) == "ulysses" ? o.plan.cp : 1);
+  const int64_t unit = o.plan.tp * (value_name(o.plan.cp_mode) == "ulysses" ? o.plan.cp : 1);
   o["heads"] = unit * d.between(1, 3);
   o["channels"] = o.sizes.heads * 4 * d.between(1, 3);
   o["context"] = 2 * o.plan.cp * o.plan.tp * d.between(1, 2);

@@ -11,8 +11,8 @@ namespace tessera::test {
 
 // Whether this build has the plan's kernels; prints a line if not.
 inline bool has_kernels(const TrainOptions& o) {
-  return to_string(o.optim.dtype) != "fp64" ||
-         has_kernels(DType::float64, to_string(o.plan.device) == "cuda" ? Device::cuda : Device::cpu);
+  return value_name(o.optim.dtype) != "fp64" ||
+         has_kernels(DType::float64, value_name(o.plan.device) == "cuda" ? Device::cuda : Device::cpu);
 }
 
 // Returns the result of a compared plan. An Error fails the test.
@@ -74,8 +74,8 @@ inline void draw_schedule(Draw& d, TrainOptions& o, std::string_view microbatche
   const auto& names = schedule_names();
   o["schedule"] = names[static_cast<size_t>(d.between(0, std::ssize(names) - 1))];
   if (!microbatches.empty()) draw(d, o, microbatches);
-  int64_t own = is_v(*value_named<ScheduleKind>(kScheduleNames, to_string(o.plan.schedule))) ? 2 : 1;
-  if (to_string(o.plan.schedule) == "interleaved") {
+  int64_t own = is_v(*value_named<ScheduleKind>(kScheduleNames, value_name(o.plan.schedule))) ? 2 : 1;
+  if (value_name(o.plan.schedule) == "interleaved") {
     o["chunks"] = own = d.between(1, chunks);
     o["microbatches"] = o.plan.pp * d.between(1, 2);
   }
@@ -85,7 +85,7 @@ inline void draw_schedule(Draw& d, TrainOptions& o, std::string_view microbatche
 // Occasionally adds adapters to some layers of a model with known family.
 inline void draw_adapters(Draw& d, TrainOptions& o) {
   if (d.between(0, 3) != 0) return;
-  const bool llama = to_string(o.sizes.family) == "llama";
+  const bool llama = value_name(o.sizes.family) == "llama";
   draw(d, o, "lora_rank=1|2|5 lora_alpha=1|4 lora_dropout=0|0.2 lora_rslora=false|true");
   o["lora_targets"] = llama
                           ? d.of<const char*>({"all", "q_proj,v_proj", "k_proj,o_proj,up_proj", "gate_proj,down_proj"})
@@ -101,12 +101,12 @@ inline void draw_groups(Draw& d, TrainOptions& o, int64_t data_ranks) {
 
 // Occasionally, for the given data ranks: sharding groups, Muon, local updates.
 inline void draw_replicas(Draw& d, TrainOptions& o, int64_t data_ranks) {
-  const bool ddp = to_string(o.plan.dp_mode) == "ddp", shares_experts = o.plan.ep > 1;
+  const bool ddp = value_name(o.plan.dp_mode) == "ddp", shares_experts = o.plan.ep > 1;
   if (o.plan.zero != ZeroStage::none && d.between(0, 2) == 0) draw_groups(d, o, data_ranks);
-  if ((ddp || to_string(o.plan.dp_mode) == "dataparallel") && o.sizes.lora.rank == 0 && d.between(0, 4) == 0) {
+  if ((ddp || value_name(o.plan.dp_mode) == "dataparallel") && o.sizes.lora.rank == 0 && d.between(0, 4) == 0) {
     say(o, "optimizer=muon state_dtype=fp32 lr=0.01");
   }
-  const bool ring = to_string(o.plan.all_reduce) == "ring" && (o.plan.pp > 1 || o.plan.tp > 1 || o.plan.tie_copies);
+  const bool ring = value_name(o.plan.all_reduce) == "ring" && (o.plan.pp > 1 || o.plan.tp > 1 || o.plan.tie_copies);
   if (ddp && o.plan.zero == ZeroStage::none && !shares_experts && !ring && d.between(0, 2) == 0) {
     draw(d, o, "dp_mode=diloco sync_every=1..6");
     o["sync_fragments"] = d.between(1, std::min(o.plan.sync_every, o.sizes.layers));
@@ -121,9 +121,9 @@ inline void draw_family(Draw& d, TrainOptions& o, int64_t unit = 1) {
   if (d.between(0, 2) == 0) o["head_dim"] = 2 * d.between(1, 5);
   if (d.between(0, 2) == 0) o["ffn"] = d.between(4, 50);
   o["untied"] = d.between(0, 1) == 1;
-  o["document_mask"] = to_string(o.plan.dp_mode) != "dataparallel" && d.between(0, 2) == 0;
+  o["document_mask"] = value_name(o.plan.dp_mode) != "dataparallel" && d.between(0, 2) == 0;
   draw_adapters(d, o);
-  if (to_string(o.sizes.family) == "gpt2") {
+  if (value_name(o.sizes.family) == "gpt2") {
     o["gelu"] = d.of<const char*>({"tanh", "erf"});
     return;
   }
@@ -139,7 +139,7 @@ inline void draw_family(Draw& d, TrainOptions& o, int64_t unit = 1) {
 // Occasionally replaces feed-forward layers by experts, optionally sharded over some of `data` ranks.
 inline void draw_experts(Draw& d, TrainOptions& o, int64_t data) {
   if (d.between(0, 2) != 0) return;
-  if (to_string(o.plan.dp_mode) == "ddp" && to_string(o.plan.all_reduce) != "ring") do
+  if (value_name(o.plan.dp_mode) == "ddp" && value_name(o.plan.all_reduce) != "ring") do
       o["ep"] = d.between(1, data);
     while (data % o.plan.ep != 0);
   o["experts"] = o.plan.ep * d.between(1, 3);
@@ -149,7 +149,7 @@ inline void draw_experts(Draw& d, TrainOptions& o, int64_t data) {
        "shared_experts=0..1 expert_capacity=0|0|0|0.5|1 router_softmax=chosen|all balance_loss=0|0.01|1 "
        "z_loss=0|0.001|0.1");
   if (o.sizes.lora.rank > 0)
-    o["lora_targets"] = to_string(o.sizes.family) == "llama"
+    o["lora_targets"] = value_name(o.sizes.family) == "llama"
                             ? d.of<const char*>({"all", "q_proj,v_proj", "k_proj,o_proj"})
                             : d.of<const char*>({"all", "c_attn", "attn.c_proj"});
 }

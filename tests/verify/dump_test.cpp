@@ -93,7 +93,7 @@ TrainOptions draw_dumped(Draw& d) {
   } else if (o.plan.tp == 1 && o.plan.cp == 1 && d.between(0, 2) == 0) {
     say(o, d.of<const char*>({"dp_mode=dataparallel zero=0", "dp_mode=ps-sync zero=0"}));
   }
-  const int64_t unit = o.plan.tp * (to_string(o.plan.cp_mode) == "ulysses" ? o.plan.cp : 1);
+  const int64_t unit = o.plan.tp * (value_name(o.plan.cp_mode) == "ulysses" ? o.plan.cp : 1);
   o["heads"] = unit * d.between(1, 2);
   o["channels"] = o.sizes.heads * 4 * d.between(1, 3);
   o["context"] = 2 * o.plan.cp * o.plan.tp * d.between(1, 3);

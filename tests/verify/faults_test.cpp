@@ -83,7 +83,7 @@ TEST(Faults, ReportsFailingRankAndCauseAtAnyCall) {
 TEST(Faults, DataErrorOnOneRankEndsOthers) {
   for (const TrainOptions& o : plans()) {
     const int64_t part = o.optim.batch / 3;
-    const int guilty = to_string(o.plan.dp_mode) == "dataparallel" ? 0 : 1;
+    const int guilty = value_name(o.plan.dp_mode) == "dataparallel" ? 0 : 1;
     Sequences sequences = counted(o);
     sequences.load = [=, load = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* in, int32_t* out) {
       if (step == 2 && first / part == 1) throw InputError("the file is gone");

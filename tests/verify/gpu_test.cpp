@@ -1,7 +1,7 @@
 // Runs on GPUs: ranks that share a GPU train like one rank on it, also with experts and with offloaded parameters, and
 // their initial and saved state equals that of CPU ranks.
 
-#include "tensor/ops/matmul/cuda/product.h"
+#include "tensor/ops/matmul/cuda/gemm.h"
 #include "tests/support/errors.h"
 #include "tests/support/gpus.h"
 #include "tests/verify/draw.h"
@@ -98,7 +98,7 @@ TEST_F(TrainingGpu, RejectsBf16WithoutHardwareSupport) {
   if (!describe_device().starts_with("emulated")) GTEST_SKIP() << "the GPU here is what it is";
   setenv("TESSERA_EMULATED_CAPABILITY", "75", 1);
   EXPECT_EQ(error_message([] { check(make_job(plan("device=cuda dtype=bf16"))); }),
-            "`dtype`: emulated GPU has compute capability 7.5, and products of bf16 need 8.0; expected fp32, got bf16");
+            "`dtype`: emulated GPU has compute capability 7.5, and bf16 matmuls need 8.0; expected fp32, got bf16");
   expect_passes(plan("device=cuda"));
   setenv("TESSERA_EMULATED_GPUS", "2", 1);
   EXPECT_EQ(error_message([] { check(make_job(plan("device=cuda ranks=2"))); }),
@@ -268,7 +268,7 @@ TrainOptions draw_offloaded(Draw& d) {
   draw(d, o, "layers=2 microbatches=1..3");
   o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 2);
   draw(d, o, "dtype=fp32|bf16|fp64 optimizer=sgd|adam|adamw momentum=0|0.9 recompute=none|none|attention|block");
-  o["lr"] = to_string(o.optim.optimizer) == "sgd" ? 0.3 : 0.01;
+  o["lr"] = value_name(o.optim.optimizer) == "sgd" ? 0.3 : 0.01;
   if (d.between(0, 2) == 0) o["shard_ranks"] = d.of<int64_t>({1, o.plan.dp});
   draw(d, o, "family=gpt2|llama untied=false|true");
   draw_adapters(d, o);

@@ -96,7 +96,7 @@ void expect_bits(const TrainOptions& o) {
   EXPECT_FALSE(passes(after_update([&](Trainer& t) { flip(t.strategy().resident_units(), of_values); })))
       << make_command(o);
   for (const std::string kind : {"m", "v", "master"}) {
-    if (kind == "master" && to_string(o.optim.dtype) != "bf16") continue;
+    if (kind == "master" && value_name(o.optim.dtype) != "bf16") continue;
     EXPECT_FALSE(passes(after_update([&](Trainer& t) {
       flip(t.strategy().shards(), [&](const FlatUnit& unit) {
         for (const NamedTensor& state : t.optimizer().state())
@@ -144,9 +144,9 @@ TEST_F(InjectedErrors, GradientMayDifferOnlyByBound) {
       const Job job = make_job(o);
       const VerifyResult right = verify(job);
       ASSERT_TRUE(right.passed()) << make_command(o);
-      const double unit = to_string(o.optim.dtype) == "fp64"
+      const double unit = value_name(o.optim.dtype) == "fp64"
                               ? 1e-12
-                              : 256 * 1.0609 * std::ldexp(1.0, to_string(o.optim.dtype) == "bf16" ? -8 : -24);
+                              : 256 * 1.0609 * std::ldexp(1.0, value_name(o.optim.dtype) == "bf16" ? -8 : -24);
       EXPECT_LE(right.bound, 1.001 * unit);
       const double own = right.grad_max_rel;  // rounding error
       ASSERT_LT(own, 0.5 * right.bound) << make_command(o);

@@ -60,10 +60,10 @@ TEST(ReplicasContract, LocalUpdatesMatchReplayExactly) {
     draw(d, o, "untied=true|false|false outer_lr=0.7|1 outer_momentum=0|0.9 microbatches=1..2");
     o["batch"] = o.plan.dp * o.plan.microbatches;
     draw(d, o, "optimizer=adamw|sgd|muon clip=0|0.1 dtype=fp32|bf16|fp64");
-    o["grad_dtype"] = to_string(o.optim.dtype) == "fp64" ? "fp32" : d.of<const char*>({"fp32", "bf16"});
+    o["grad_dtype"] = value_name(o.optim.dtype) == "fp64" ? "fp32" : d.of<const char*>({"fp32", "bf16"});
     o["lora_rank"] = d.of<int64_t>({0, 0, 2});
     if (o.sizes.lora.rank > 0) o["optimizer"] = "adamw";
-    if (to_string(o.optim.dtype) == "bf16" && to_string(o.optim.optimizer) != "muon")
+    if (value_name(o.optim.dtype) == "bf16" && value_name(o.optim.optimizer) != "muon")
       o["state_dtype"] = d.of<const char*>({"fp32", "bf16"});
     o["offload"] = d.of<const char*>({"none", "none", "optimizer"});
     if (d.between(0, 2) == 0) o["pp"] = 2;
