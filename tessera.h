@@ -1,12 +1,11 @@
-// The library in one include: what a program on Tessera is made of. docs/library.md goes through four of them.
+// The complete public API in one header. docs/library.md presents four example programs.
 //
 //   #include <tessera/tessera.h>
 //
-// What these headers declare is meant to be used; other headers of the library serve them, and may change without a
-// word.
+// Other headers of the library are internal and may change without notice.
 #pragma once
 
-// Tensors, their gradients, and random numbers that do not depend on how the work is divided.
+// Tensors, gradients, and random numbers that are independent of the partitioning.
 #include "autograd/ops.h"
 #include "tensor/random.h"
 #include "tensor/tensor.h"
@@ -17,7 +16,7 @@
 #include "optim/lr_schedule.h"
 #include "optim/optimizer.h"
 
-// Ranks, what they do together, and the ways to divide the work among them.
+// Ranks, communication, and parallelization strategies.
 #include "parallel/comm/launch.h"
 #include "parallel/context_parallel.h"
 #include "parallel/data_strategy.h"
@@ -36,7 +35,7 @@
 #include "models/layout.h"
 #include "models/sample.h"
 
-// Training under a plan, and the proof that it is the run of one rank.
+// Training under a plan, and verification against one rank.
 #include "train/plan.h"
 #include "train/trainer.h"
 #include "verify/verify.h"

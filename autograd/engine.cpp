@@ -1,4 +1,4 @@
-// backward(): from the newest node to the oldest.
+// backward(): newest node to oldest.
 #include <set>
 
 #include "autograd/graph.h"
@@ -9,7 +9,8 @@ namespace {
 
 using Ready = std::map<uint64_t, std::shared_ptr<Node>, std::greater<>>;  // newest first
 
-// The leaves under `root`, once for each gradient that this walk will bring; finds graphs that are used up.
+// Collects the leaves under `root`, once per gradient that this walk will produce; rejects graphs that were already
+// traversed.
 std::vector<std::shared_ptr<Leaf>> leaves_under(const std::shared_ptr<Node>& root) {
   std::set<const Node*> seen{root.get()};
   std::vector<const Node*> stack{root.get()};
@@ -18,8 +19,8 @@ std::vector<std::shared_ptr<Leaf>> leaves_under(const std::shared_ptr<Node>& roo
     const Node* node = stack.back();
     stack.pop_back();
     if (node->walked)
-      throw Error(std::string("[backward] called twice through the same '") + node->op +
-                  "': its saved values are gone; run the forward pass again");
+      throw Error(std::string("[backward] second backward pass through '") + node->op +
+                  "': saved values were freed; rerun the forward pass");
     for (const Edge& e : node->inputs) {
       if (e.leaf) leaves.push_back(e.leaf);
       if (e.node && seen.insert(e.node.get()).second) stack.push_back(e.node.get());
@@ -30,8 +31,7 @@ std::vector<std::shared_ptr<Leaf>> leaves_under(const std::shared_ptr<Node>& roo
 
 }  // namespace
 
-// The actions of a walk on leaves. They happen at once; for parameters they wait until run() when weight gradients are
-// put off.
+// Updates of leaves during a walk: immediate, or for parameters collected until run() if weight gradients are deferred.
 class DeferrableUpdates {
  public:
   DeferrableUpdates(DeferredWeightGrads* defer, const ArenaPtr& arena) : defer_(defer) {
@@ -53,7 +53,7 @@ void Node::add_output_grad(int i, Tensor g) {
   const auto at = static_cast<size_t>(i);
   if (!(g.shape() == output_shapes[at]))
     throw Error(std::string("[backward] a gradient of shape ") + g.shape().str() + " reached output " +
-                std::to_string(i) + " of '" + op + "', whose shape is " + output_shapes[at].str());
+                std::to_string(i) + " of '" + op + "'; expected shape " + output_shapes[at].str());
   add_gradient(output_grads[at], std::move(g));
   row_sums = nullptr;
 }
@@ -86,8 +86,8 @@ void Grads::give(int input, Tensor gradient, RowSums row_sums) {
   const Edge& edge = node_.inputs[at];
   if (edge.leaf) {
     if (!(gradient.shape() == edge.leaf->shape))
-      throw Error(std::string("[backward] '") + node_.op + "' gave input " + std::to_string(input) +
-                  " a gradient of shape " + gradient.shape().str() + "; its shape is " + edge.leaf->shape.str());
+      throw Error(std::string("[backward] '") + node_.op + "' returned for input " + std::to_string(input) +
+                  " a gradient of shape " + gradient.shape().str() + "; expected shape " + edge.leaf->shape.str());
     DeferrableUpdates(defer_, node_.arena)(edge.leaf,
                                            [g = std::move(gradient)](Leaf& l) mutable { l.receive(std::move(g)); });
   } else if (edge.node) {
@@ -109,7 +109,7 @@ void Grads::write_grad(int input, std::function<void(Tensor&)> write) {
   }
 }
 
-// Parameters are counted from the last to the first, as the passes of a chain of layers bring their gradients.
+// Parameters are counted last to first, the order in which a chain of layers produces gradients.
 void Grads::write_grad(int first, int count, std::function<void(std::span<const GradTarget>)> write) {
   std::vector<std::shared_ptr<Leaf>> parameters(static_cast<size_t>(count));
   std::vector<GradTarget> others(parameters.size());
@@ -153,12 +153,12 @@ void DeferredWeightGrads::run() {
   if (empty()) return;
   const NoGrad no_grad;
   const Arena::Scope scope(*arena_, Category::workspace);
-  for (auto& action : std::exchange(pending_, {})) std::exchange(action, nullptr)();  // frees what it holds
+  for (auto& action : std::exchange(pending_, {})) std::exchange(action, nullptr)();  // frees captures
 }
 
 void backward(const Var& root, const BackwardOptions& options) {
   if (!root.requires_grad() || !root.impl_->node)
-    throw Error("[backward] the root has no graph: no input of it requires a gradient, or gradients were off");
+    throw Error("[backward] the root has no graph: none of its inputs requires a gradient, or gradients were disabled");
   const std::shared_ptr<Node>& start = root.impl_->node;
   const DeferrableUpdates to_leaf(options.defer, start->arena);
   for (const auto& leaf : leaves_under(start)) to_leaf(leaf, [](Leaf& l) { ++l.expected; });
@@ -187,7 +187,7 @@ void backward(const Var& root, const BackwardOptions& options) {
       if (e.leaf && !reached) to_leaf(e.leaf, [](Leaf& l) { l.gradient_done(); });
     }
     node->walked = true;
-    node->vjp = nullptr;  // frees what it saved, in the order of the walk
+    node->vjp = nullptr;  // frees saved values in traversal order
     node->inputs.clear();
     node->row_sums = nullptr;
     for (Tensor& g : node->output_grads) g = Tensor();

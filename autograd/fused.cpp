@@ -1,4 +1,4 @@
-// Matrix products, forward beside vjp.
+// Matmuls: forward passes and vjps.
 
 #include "autograd/ops.h"
 #include "tensor/ops/embedding.h"
@@ -20,15 +20,15 @@ Var matmul(const Var& a, const Var& b) {
 
 namespace {
 
-// The sums over the rows of a gradient dy, the gradient of the bias that was added where dy arrives.
+// Row sums of a gradient dy: the gradient of a bias added to the value.
 struct BiasSums {
   bool wanted = true;
-  RowSums end = {};           // row sums by the op that made dy, or none
-  bool in_our_order = false;  // the sums are then not a product's, which adds in an order of its own
+  RowSums end = {};           // computed by the op that produced dy, or empty
+  bool in_our_order = false;  // not computed by a GEMM library in its own order
 };
 BiasSums sums_of_output(const Grads& g) { return {.end = g.row_sums(), .in_our_order = g.row_sums_required()}; }
 
-// Gives w (input `at`) and b (the next one) of x w^T + b their gradients; the one may bring the other along.
+// Writes the gradients of w (input `at`) and b (the next one) of x w^T + b, possibly fused.
 void give_linear(Grads& g, int at, const Tensor& dy, const Saved& x, const BiasSums& bias) {
   const auto sums = std::make_shared<Tensor>();
   const bool biased = bias.wanted && g.needs(at + 1), both = g.needs(at) && biased && !bias.end && !bias.in_our_order;
@@ -50,7 +50,7 @@ void give_linear(Grads& g, int at, const Tensor& dy, const Saved& x, const BiasS
     });
 }
 
-// The first layer of an op: its x, w and b are the inputs 0, 1 and 2.
+// First layer of an op: its x, w and b are inputs 0, 1 and 2.
 struct FirstLayer {
   FirstLayer(const Var& input, const LinearWeights& l)
       : x(saved_for(l.w, input)), w(l.w.saved()), packs(l.packs), shared(l.shared) {}
@@ -94,9 +94,9 @@ Var linear(const Var& x, const Var& w, const Var& b, PackedWeights* packs, std::
   return y;
 }
 
-// The backward pass frees each value when it is done with it: the hidden values are the largest of a block.
+// The backward pass frees each value after its last use: the hidden values are the largest of a block.
 Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, bool recompute, GeluForm form) {
-  const bool tanh = form == GeluForm::tanh;  // which may be a part of the products
+  const bool tanh = form == GeluForm::tanh;  // the form that GEMM epilogues support
   const auto activate = [&](const Tensor& in) {
     const Tensor bias = value_or_none(up.b);
     return tanh ? linear_gelu(in, up.w.value(), bias, up.packs)
@@ -122,7 +122,7 @@ Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, b
                        give_linear(g, 3, dy, activated, sums);
                        activated = Saved();
                        dy = Tensor();
-                       const bool given = dbias.defined();  // else the gradient of the weight brings it along
+                       const bool given = dbias.defined();  // else computed with the weight gradient
                        if (given) g.give(2, std::move(dbias));
                        first.give(g, dh, {.wanted = !given});
                      });
@@ -130,12 +130,12 @@ Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, b
   return y;
 }
 
-// Fused and structured ops, forward beside vjp.
+// Fused and structured ops: forward passes and vjps.
 
 namespace {
 
-// The gradient of a norm's x, `residual` in it. Gives gamma (input `at`) and beta (the next one) theirs, made in the
-// same pass: straight into their buffers where it can be. `parts` as in NormSums.
+// Gradient of a norm's x, accumulated onto `residual`. In the same pass writes those of gamma (input `at`) and beta
+// (the next one), directly into their buffers if possible. `parts` as in NormSums.
 Tensor norm_gradients(Grads& g, int at, const Tensor& dy, const Tensor& x, const Tensor& gamma, const Normed& forward,
                       Tensor residual, Tensor* parts) {
   NormSums sums{.parts = parts};
@@ -161,15 +161,15 @@ Tensor norm_gradients(Grads& g, int at, const Tensor& dy, const Tensor& x, const
   return dx;
 }
 
-// Room for the first pass of the sums over rows of input i's gradient, if they are wanted; and the second pass. Put-off
-// work would keep them long.
+// Buffers for the first pass of requested row sums of input i's gradient, and the second pass. Not with deferred work,
+// which would retain them too long.
 bool wants_parts(const Grads& g, int i) { return g.row_sums_requested(i) && !g.defer(); }
 RowSums end_of_sums(const Tensor& parts) {
   if (!parts.defined()) return {};
   return [parts](Tensor& out) { sum_parts(out, parts); };
 }
 
-// How to make norm(x) again. Saved values outlive the Vars, so the recipe holds tensors.
+// Recomputation of norm(x). Saved values outlive the Vars, so the closure captures tensors.
 std::function<Tensor()> norm_recipe(Saved x, const Var& gamma, const Var& beta, const NormOptions& options) {
   return [x = std::move(x), w = gamma.saved(), b = saved_or_none(beta), options] {
     return norm(x.get(), w.get(), b.get(), options).y;
@@ -366,7 +366,7 @@ Loss cross_entropy(Var logits, const Tensor& targets_anywhere, double scale) {
   return {std::move(root), r.loss_sum, r.count};
 }
 
-// The head of a language model and its loss. Where the logits are small they are a product and a loss like any other.
+// Language-model head with loss. Small logits use a plain matmul and loss.
 
 Var linear_by_rows(const Var& x, const Var& w, PackedWeights* packs, int64_t most_bytes) {
   const RowBlocks blocks = row_blocks(x.value(), w.value(), most_bytes);
@@ -386,7 +386,7 @@ Loss linear_cross_entropy(const Var& x, const Var& w, const Tensor& targets, dou
                           int64_t most_bytes) {
   const RowBlocks blocks = row_blocks(x.value(), w.value(), most_bytes);
   if (blocks.one()) {
-    // Nobody else holds the logits then, so that the loss may write over them.
+    // The logits are unshared, so the loss may overwrite them.
     Var logits = reshape(linear(x, w, Var(), packs), {blocks.rows, w.dim(0)});
     return cross_entropy(std::move(logits), targets, scale);
   }
@@ -410,14 +410,14 @@ Loss linear_cross_entropy(const Var& x, const Var& w, const Tensor& targets, dou
   return {std::move(root), r.loss_sum, r.count};
 }
 
-// checkpoint(): a node whose vjp is a forward and a backward pass of its own.
+// checkpoint(): a node whose vjp runs a separate forward and backward pass.
 
 namespace {
 
 struct Block {
   std::function<Var(const std::vector<Var>&)> f;
   std::vector<Tensor> kept;
-  std::vector<bool> wanted;  // whether each input wants a gradient
+  std::vector<bool> wanted;  // inputs that require a gradient
   std::vector<Var> leaves = {};
   Var again = {};
 
@@ -443,7 +443,9 @@ Var checkpoint(const std::function<Var(const std::vector<Var>&)>& f, const std::
     block->wanted.push_back(in.requires_grad());
     any = any || in.requires_grad();
   }
-  if (!any) throw Error("[checkpoint] no input requires a gradient, so the block's parameters would get none");
+  if (!any)
+    throw Error(
+        "[checkpoint] expected an input that requires a gradient; otherwise the block's parameters would have none");
   Tensor out;
   {
     const NoGrad no_grad;
@@ -451,7 +453,7 @@ Var checkpoint(const std::function<Var(const std::vector<Var>&)>& f, const std::
   }
   const Var y = record_one("checkpoint", std::move(out), inputs, [block](Grads& g) {
     block->run();
-    const Var again = std::exchange(block->again, Var()).edge();  // its value is not needed
+    const Var again = std::exchange(block->again, Var()).edge();  // the value is unused
     backward(again, {.seed = g.output(), .defer = g.defer()});
     const std::vector<Var> leaves = std::exchange(block->leaves, {});
     for (size_t i = 0; i < leaves.size(); ++i)

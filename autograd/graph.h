@@ -1,46 +1,46 @@
-// The insides of the graph: nodes, leaves and edges. Only var.cpp and engine.cpp see them.
+// Internals of the graph: nodes, leaves and edges. Only var.cpp and engine.cpp include them.
 #pragma once
 #include "autograd/var.h"
 
 namespace tessera {
 
-// The contents of a leaf's buffer.
+// State of a leaf's gradient buffer.
 //
 //   nothing ----- a gradient ----> this_pass ---- the last of this backward ----> all
 //      ^  \___________________ settle() ___________________________________________^
 //      |____________________________ clear, another buffer _________________________|
 enum class GradState {
   nothing,    // the next gradient overwrites
-  this_pass,  // gradients of the running backward alone
-  all,        // the sum that earlier backwards brought; that of the running one gathers in `pass` if there are several
+  this_pass,  // gradients of the running backward only
+  all,        // sum of earlier backwards; the running one accumulates in `pass` if the leaf has several uses
 };
 
-// Where a parameter's gradient gathers.
+// Gradient accumulation of a parameter.
 struct Leaf {
   Tensor grad;
-  Tensor pass;  // the running backward's sum, of a weight that is used more than once (a tied embedding)
+  Tensor pass;  // the running backward's sum for a weight with several uses (a tied embedding)
   GradState holds = GradState::nothing;
-  int expected = 0;  // gradients still to come in the running backward
+  int expected = 0;  // outstanding gradients of the running backward
   Shape shape;
   DType dtype{};
   ArenaPtr arena;
   Category category = Category::gradients;
   bool transient = false;                    // see Var::input()
-  std::vector<std::function<void()>> hooks;  // called when the last gradient of a backward has been added
-  std::function<void()> provide;             // called when a gradient comes and there is no buffer
-  std::weak_ptr<PrecomputedGrad> lent;       // the early gradient in `grad`; it holds nothing then
+  std::vector<std::function<void()>> hooks;  // called after the last gradient of a backward
+  std::function<void()> provide;             // called on the first gradient without a buffer
+  std::weak_ptr<PrecomputedGrad> lent;       // the precomputed gradient stored in `grad`, whose state is then `nothing`
 
-  // A gradient arrives: the first is written in place, later ones are made fresh and then added, so that one rank with
-  // two micro-batches does what two ranks do (never a matmul that accumulates into its output). For the same reason the
-  // uses of a weight within one backward are summed first, and their sum is added to what earlier ones brought.
+  // Accumulates a gradient: the first is written in place, later ones are computed separately and added (never by a
+  // matmul that accumulates into its output), so that one rank with two micro-batches computes what two ranks do. For
+  // the same reason the uses of a weight within one backward are summed before they are added to earlier backwards.
   void receive(const std::function<void(Tensor&)>& write);
   void receive(Tensor gradient);
   void receive(const std::shared_ptr<PrecomputedGrad>& early);
-  Tensor take();          // gives the gradient that has come to a transient leaf; one that contains it follows
-  GradTarget place();     // for a gradient of a parameter that comes now; gradient_done() says that it is there
-  void reclaim_buffer();  // takes the lent buffer back, before anything else is written to it
-  void settle();          // zero, since no gradient came
-  void gradient_done();   // counts a gradient that has come, or that will not come
+  Tensor take();          // moves out the gradient of a transient leaf
+  GradTarget place();     // destination of a parameter's next gradient; gradient_done() follows the write
+  void reclaim_buffer();  // moves a precomputed gradient out of the buffer before another write
+  void settle();          // zero if no gradient arrived
+  void gradient_done();   // counts a gradient that arrived or is absent
 
  private:
   void make_buffer();
@@ -49,7 +49,7 @@ struct Leaf {
 };
 
 struct Edge {
-  std::shared_ptr<Node> node;  // the node that made the input, and which of its outputs it was,
+  std::shared_ptr<Node> node;  // producer and output index,
   int output = 0;
   std::shared_ptr<Leaf> leaf;  // or the leaf
   bool wanted() const { return node || leaf; }
@@ -64,23 +64,23 @@ struct Node {
   std::vector<DType> input_dtypes;
   std::vector<Tensor> output_grads;
   std::vector<Shape> output_shapes;
-  bool row_sums_requested = false, row_sums_required = false;  // row sums of output 0's gradient
-  RowSums row_sums;                                            // or none
+  bool row_sums_requested = false, row_sums_required = false;  // of output 0's gradient
+  RowSums row_sums;                                            // empty: none
   std::function<void(Grads&)> vjp;
   ArenaPtr arena;
 
   void add_output_grad(int i, Tensor g);
 };
 
-// A sum that is not made yet, of the Vars that share it.
+// A deferred sum, shared by several Vars.
 struct DeferredAdd {
-  Tensor value, addend;  // handed over when it is made
+  Tensor value, addend;  // moved out when the sum is computed
   Tensor sum = {};
 };
 
 struct Var::Impl {
   Tensor value;
-  std::shared_ptr<DeferredAdd> late;  // stands for the value
+  std::shared_ptr<DeferredAdd> late;  // replaces `value` until computed
   std::shared_ptr<Node> node;
   int output = 0;
   std::shared_ptr<Leaf> leaf;
@@ -89,7 +89,7 @@ struct Var::Impl {
 };
 
 uint64_t next_sequence();
-// total += g; an undefined total is zero. May write over g where nobody else holds it.
+// total += g; an undefined total counts as zero. May overwrite g if it is unshared.
 void add_gradient(Tensor& total, Tensor g);
 
 }  // namespace tessera

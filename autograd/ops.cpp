@@ -1,4 +1,4 @@
-// Elementwise sums and shapes, forward beside vjp.
+// Elementwise sums and shape ops: forward passes and vjps.
 #include "autograd/ops.h"
 
 #include "tensor/ops/reduce.h"
@@ -10,7 +10,7 @@ Var add(const Var& a, Var b) {
   const Shape sa = a.shape(), sb = b.shape();
   Tensor other = std::move(b).take(), out;
   if (broadcast(sa, sb, "add") == sb && other.dtype() == a.dtype() && other.unique() && other.is_contiguous()) {
-    add_(other, a.value());  // b + a has the bits of a + b
+    add_(other, a.value());  // b + a is bitwise identical to a + b
     out = std::move(other);
   } else {
     out = binary<Add>(a.value(), other);

@@ -6,7 +6,7 @@
 
 namespace tessera {
 namespace {
-// The one thread-local of the project: whether this thread records, and how many nodes it has recorded.
+// The project's only thread-local state: whether this thread records, and the number of recorded nodes.
 thread_local struct {
   bool enabled = true;
   uint64_t sequence = 0;
@@ -38,7 +38,7 @@ Var Var::input(Tensor value) {
 }
 
 const Tensor& Var::like() const {
-  if (!impl_) throw Error("[var] used before it was given a value");
+  if (!impl_) throw Error("[var] used before a value was set");
   const DeferredAdd* const late = impl_->late.get();
   return !late ? impl_->value : late->sum.defined() ? late->sum : late->value;
 }
@@ -47,7 +47,7 @@ const Tensor& Var::value() const {
     const NoGrad no_grad;
     auto [value, addend] = take_addends();
     if (addend.unique() && addend.is_contiguous()) {
-      add_(addend, value);  // b + a has the bits of a + b
+      add_(addend, value);  // b + a is bitwise identical to a + b
       set_sum(std::move(addend));
     } else {
       set_sum(binary<Add>(value, addend));
@@ -89,7 +89,7 @@ bool Var::is_leaf() const { return impl_ && !impl_->node; }
 
 Var::Impl& Var::leaf_impl(const char* what) const {
   if (!impl_ || !impl_->leaf)
-    throw Error(std::string("[var] ") + what + " needs a leaf that requires a gradient (a parameter)");
+    throw Error(std::string("[var] ") + what + " requires a leaf with gradient (a parameter)");
   return *impl_;
 }
 
@@ -101,7 +101,8 @@ Tensor Var::grad() const {
 void Var::set_grad_buffer(Tensor buffer) {
   Leaf& leaf = *leaf_impl("set_grad_buffer()").leaf;
   if (!(buffer.shape() == leaf.shape))
-    throw Error("[var] gradient buffer is " + buffer.describe() + "; the parameter's shape is " + leaf.shape.str());
+    throw Error("[var] gradient buffer is " + buffer.describe() + "; expected the parameter's shape " +
+                leaf.shape.str());
   leaf.reclaim_buffer();
   leaf.grad = std::move(buffer);
   leaf.holds = GradState::nothing;
@@ -122,7 +123,8 @@ void Var::zero_missing_grad() {
 void Var::set_value(Tensor value) {
   Impl& impl = is_leaf() ? *impl_ : leaf_impl("set_value()");
   if (!(value.shape() == impl.value.shape()))
-    throw Error("[var] new value is " + value.describe() + "; the parameter's shape is " + impl.value.shape().str());
+    throw Error("[var] new value is " + value.describe() + "; expected the parameter's shape " +
+                impl.value.shape().str());
   if (impl.leaf) impl.leaf->dtype = value.dtype();
   if (impl.leaf && value.device() != Device::meta) impl.leaf->arena = value.arena();
   impl.value = std::move(value);
@@ -203,7 +205,7 @@ void Leaf::settle() {
   holds = GradState::all;
 }
 
-// An op writes a gradient in its value's dtype or in float32; a buffer of another dtype gets it rounded.
+// Ops write gradients in the value's dtype or in float32; for a buffer of another dtype they are rounded.
 void Leaf::write_fresh(const Tensor& out, const std::function<void(Tensor&)>& write) const {
   Tensor target = out;
   if (out.dtype() == dtype || out.dtype() == DType::float32) return write(target);
@@ -236,7 +238,7 @@ GradTarget Leaf::place() {
   return {sum() = grad.make(shape, grad.dtype(), Category::workspace)};
 }
 
-// A gradient that stands in the lent buffer is in its place; any other is like one that was written just now.
+// A gradient in the lent buffer is already in place; any other is treated as newly written.
 void Leaf::receive(const std::shared_ptr<PrecomputedGrad>& early) {
   if (lent.lock() == early) {
     lent.reset();
@@ -264,7 +266,7 @@ void Leaf::receive(Tensor gradient) {
   gradient_done();
 }
 
-// a + b and b + a have the same bits. A tensor that somebody else holds is not written over.
+// Addition is commutative bitwise. Shared tensors are not overwritten.
 void add_gradient(Tensor& total, Tensor g) {
   if (!total.defined())
     total = std::move(g);

@@ -1,4 +1,4 @@
-// The parts of a decoder, and its forward passes.
+// Components of a decoder, and its forward passes.
 #include "models/decoder.h"
 
 #include "tensor/error.h"
@@ -88,23 +88,22 @@ Decoder::Decoder(const ModelConfig& c)
       norm(child<Norm>("norm", c.channels, gradient_norm(c), Recompute::none)),
       head(make_head(tokens)) {
   if (c.mlp_bias && c.experts.count > 0)
-    throw FieldError("mlp_bias", "experts have no biases; expected false beside `experts`");
+    throw FieldError("mlp_bias", "experts have no biases; expected false with `experts`");
   if (find_row(c.family).gated && c.gelu != GeluForm::tanh)
-    throw FieldError("gelu", "goes with `family` gpt2, found " + std::string(name_in(kFamilyNames, c.family)));
+    throw FieldError("gelu", "requires `family` gpt2, got " + std::string(name_in(kFamilyNames, c.family)));
   if (find_row(c.family).rotary && c.positions != 0)
-    throw FieldError("positions", "goes with `family` gpt2, found " + std::string(name_in(kFamilyNames, c.family)));
+    throw FieldError("positions", "requires `family` gpt2, got " + std::string(name_in(kFamilyNames, c.family)));
   if (find_row(c.family).rotary) return;
   if (c.position_rows() < c.context)
-    throw FieldError("positions", "expected a row for each of the " + std::to_string(c.context) +
-                                      " tokens of `context`, found " + std::to_string(c.positions));
+    throw FieldError("positions", "expected at least one row for each of the " + std::to_string(c.context) +
+                                      " tokens of `context`, got " + std::to_string(c.positions));
   for (const auto& [field, found] : {std::pair{"rope_theta", c.rotary != RotaryOptions()},
                                      {"window", c.window != 0},
                                      {"qkv_bias", c.qkv_bias},
                                      {"proj_bias", c.proj_bias},
                                      {"mlp_bias", c.mlp_bias},
                                      {"qk_norm", c.qk_norm}})
-    if (found)
-      throw FieldError(field, "goes with `family` llama, found " + std::string(name_in(kFamilyNames, c.family)));
+    if (found) throw FieldError(field, "requires `family` llama, got " + std::string(name_in(kFamilyNames, c.family)));
 }
 
 Var Decoder::embed(const Tensor& ids) {
@@ -113,7 +112,7 @@ Var Decoder::embed(const Tensor& ids) {
   const StepInfo at = step();
   const int64_t t = ids.dim(1), total = std::max(t, at.tokens_total);
   if (total > config.context)
-    throw Error("[gpt] " + std::to_string(total) + " tokens; the context is " + std::to_string(config.context));
+    throw Error("[gpt] " + std::to_string(total) + " tokens exceed the context of " + std::to_string(config.context));
   const std::vector<int32_t> given(at.positions.begin(), at.positions.end());
   Tensor places = at.documents.positions;
   if (!places.defined())

@@ -1,21 +1,20 @@
-// The decoder of all families. Its sizes are those of its configuration, its parts those of its family
-// (models/language_model.h):
+// The decoder of all families, configured by sizes and by the family's components (models/language_model.h):
 //
 //   gpt2    LayerNorm, learned positions, GELU, biases: Radford et al. 2019
 //   llama   RMSNorm, rotary positions, SwiGLU: Touvron et al. 2023, arXiv 2302.13971; Grattafiori et al. 2024, arXiv
-//           2407.21783; and what is built like it: Mistral, Qwen2 (biases of q, k and v), Qwen3 (norms of q and k)
+//           2407.21783; and derived models: Mistral, Qwen2 (biases of q, k and v), Qwen3 (norms of q and k)
 //
-// In both heads of queries may share keys and values, a mixture of experts may stand in place of the feed-forward
-// layer, and the head may be the token table. Weights are drawn from N(0, 0.02), those of projections onto the residual
-// scaled by 1 / sqrt(2 L). No word of parallelism.
+// Both support grouped-query attention, mixtures of experts as feed-forward layers, and tied embeddings. Weights are
+// initialized from N(0, 0.02), projections onto the residual stream scaled by 1 / sqrt(2 L). The model is independent
+// of parallelism.
 #pragma once
 
 #include "models/language_model.h"
 
 namespace tessera {
 
-// A norm before attention and one before the feed-forward layer (Xiong et al. 2020, "On layer normalization in the
-// transformer architecture"): x + attention(norm(x)), then + mlp(norm(.)).
+// A pre-norm block (Xiong et al. 2020, "On layer normalization in the transformer architecture"): x +
+// attention(norm(x)), then + mlp(norm(.)).
 class DecoderBlock : public DecoderLayer {
  public:
   DecoderBlock(const ModelConfig& c, const Attention::Options& attention);
@@ -34,25 +33,26 @@ class DecoderBlock : public DecoderLayer {
 
 class Decoder : public LanguageModel {
  public:
-  // Shapes only: call materialize() before the first forward pass. Throws FieldError for parts that the family lacks.
+  // Meta tensors: call materialize() before the first forward pass. Throws FieldError for features that the family
+  // lacks.
   explicit Decoder(const ModelConfig& c);
 
   Var embed(const Tensor& ids) override;  // T <= context
   DecoderLayer& layer(int64_t i) override { return *blocks[static_cast<size_t>(i)]; }
   Var finish(const Var& x) override { return norm(x); }
   Var logits(const Var& hidden) override { return head.logits(hidden); }
-  // Without the logits in memory where they are large.
+  // Does not store large logits.
   Loss head_loss(const Var& hidden, const Tensor& targets, double scale) override {
     return head.loss(hidden, targets.contiguous().reshape({-1}), scale);
   }
   void place(const ModelAxes& axes) override;  // models/decoder_layout.cpp
 
   Embedding& tokens;
-  Embedding* positions;  // or null, where positions are rotary
+  Embedding* positions;  // null with rotary positions
   Dropout& drop;
   std::vector<DecoderBlock*> blocks;
   Norm& norm;
-  Embedding& head;  // maybe `tokens`
+  Embedding& head;  // `tokens` if tied
 
  private:
   std::vector<DecoderBlock*> make_blocks();

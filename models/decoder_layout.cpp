@@ -1,8 +1,6 @@
-// Which layer of a decoder is cut how: the only file that knows both the model and the strategies.
-//
-// table of placements, volume: parallel/tensor_parallel.h. With S(1) there are also an
-// all-gather of e T C bytes (e B T C where documents have positions of their own), of the gradient of a table of
-// positions, and two all-reduces of C elements for the last norm.
+// Partitioning of the decoder's layers: the only file that depends on both the model and the strategies. Placements and
+// volume: parallel/tensor_parallel.h. S(1) adds an all-gather of e T C bytes (e B T C if documents restart positions)
+// for the gradient of a position embedding, and two all-reduces of C elements for the last norm.
 #include "models/decoder.h"
 #include "models/layout.h"
 
@@ -32,7 +30,7 @@ void Decoder::place(const ModelAxes& axes) {
     Communicator& tp = *axes.tp;
     const Placement between = checked_between(config, axes);
     vocab_wise(tokens, tp, between);
-    if (positions && between == S(1))  // their lookup, (T, C) or (B, T, C), is the same everywhere
+    if (positions && between == S(1))  // the lookup, (T, C) or (B, T, C), is replicated
       positions->wrap([&tp](const Module::Inner& inner, const Var& x) {
         const Var all = inner(x);
         return redistribute(all, tp, I, S(all.shape().ndim() - 2));
@@ -42,8 +40,8 @@ void Decoder::place(const ModelAxes& axes) {
     token_wise(norm, tp, between);
     if (&head != &tokens) vocab_wise(head, tp, between);
   }
-  place_experts(*this, axes, {axes.between.kind, axes.between.dim});  // of sequences of any length
-  if (is_cut(axes.cp))  // after tp, whose heads it deals out again under ulysses
+  place_experts(*this, axes, {axes.between.kind, axes.between.dim});  // for sequences of any length
+  if (is_cut(axes.cp))                                                // after tp, whose heads ulysses redistributes
     for (DecoderBlock* block : blocks) block->attn.set_attention(context_core(*axes.cp, axes.cp_mode));
 }
 

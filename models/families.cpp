@@ -1,4 +1,4 @@
-// The table of families, that of sizes by name, and what may be said of a configuration.
+// Tables of families and named sizes, and descriptors of a configuration.
 
 #include "models/adapters/adapters.h"
 #include "models/decoder.h"
@@ -27,7 +27,7 @@ const FamilyRow& find_row(Family family) {
         .feed_forward = {{"mlp.up", {"mlp.c_fc"}}, {"mlp.down", {"mlp.c_proj"}}},
         .usual_adapters = "c_attn"},
        {.optional_prefix = "model.",
-        .derived = {".rotary_emb.inv_freq"},  // frequencies, which follow from the configuration
+        .derived = {".rotary_emb.inv_freq"},  // derived from the configuration
         .outside = {{"tokens.weight", {"model.embed_tokens.weight"}},
                     {"norm.weight", {"model.norm.weight"}},
                     {"head.weight", {"lm_head.weight"}}},
@@ -68,7 +68,7 @@ std::unique_ptr<LanguageModel> make_model(const ModelConfig& config) {
 
 namespace {
 
-// A model is like another in all but its sizes.
+// Derives a model from another with different sizes.
 struct Preset {
   std::string_view name;
   const ModelConfig& like;
@@ -91,9 +91,9 @@ constexpr ModelConfig kQwen3Moe{.family = Family::llama,
 
 // GPT-2: Radford et al. 2019, table 2; GPT-3: Brown et al. 2020, table 2.1. Llama 2: Touvron et al. 2023, arXiv
 // 2307.09288; Llama 3: Grattafiori et al. 2024, table 3; Qwen2.5: Yang et al. 2024, arXiv 2412.15115, table 1; Mistral
-// 7B: version 0.2, which has no sliding window. nano and mini are sizes for one laptop; those of Llama have the
-// parameters of GPT's within 3%, their heads share; a token of moe-nano meets as many as one of llama-nano. Mixtral:
-// Jiang et al. 2024, arXiv 2401.04088, table 1; Qwen3: Yang et al. 2025, arXiv 2505.09388, table 2.
+// 7B: version 0.2, without sliding window. nano and mini fit a laptop; llama's have within 3% of the parameters of
+// gpt's, with grouped queries; moe-nano uses as many parameters per token as llama-nano. Mixtral: Jiang et al. 2024,
+// arXiv 2401.04088, table 1; Qwen3: Yang et al. 2025, arXiv 2505.09388, table 2.
 constexpr std::array<Preset, 23> kPresets{{{"gpt-nano", kGpt2, 4, 4, 128, 64},
                                            {"gpt-mini", kGpt2, 6, 6, 384, 256},
                                            {"gpt2", kGpt2, 12, 12, 768, 1024},
@@ -142,79 +142,79 @@ const std::string& preset_names() {
   return all;
 }
 
-// The fields of a configuration, one entry each.
+// Descriptors of a configuration's fields.
 
 namespace {
 
-// A size of a model: it is the preset's where nobody says it, and trained weights have it.
+// A model size: defaults to the preset's; fixed for trained weights.
 Field size(std::string_view name, std::string_view help, Bounds range = {}) {
   return Field{name, help, range}.follows().for_weights().for_identity(IdentityRole::unless_default);
 }
 Field of_llama(std::string_view name, std::string_view help, Bounds range = {}) {
   return size(name, help, range).with("family llama");
 }
-// Something that a model with experts has.
+// A property of models with experts.
 Field of_experts(std::string_view name, std::string_view help, Bounds range = {}) {
   return size(name, help, range).with("experts");
 }
-// A field of experts that belongs to the training: other weights may have been trained with another value.
+// A training setting of experts, which may differ from that of existing weights.
 Field of_routing(std::string_view name, std::string_view help) {
   return Field{name, help, {0, 1e6}}.follows().with("experts").for_identity(IdentityRole::unless_default);
 }
 
 void add_rotary(Settings& s, RotaryOptions& r) {
   const std::string_view bands = "rope_scaling llama3 yarn";
-  s.add(r.theta, of_llama("rope_theta", "base of the rotary positions' frequencies [10000]", {1, 1e12}));
-  s.add(r.scaling, of_llama("rope_scaling", "way for rotary positions to reach a longer context"));
-  s.add(r.factor, of_llama("rope_factor", "with `rope_scaling`: how many times longer the context gets [1]", {1, 1e6}));
-  s.add(
-      r.low_freq_factor,
-      size("rope_low_freq", "with llama3 or yarn scaling: divides frequencies of fewer turns per context [1]", {0, 1e6})
-          .with(bands));
-  s.add(r.high_freq_factor,
-        size("rope_high_freq", "with llama3 or yarn scaling: keeps frequencies of more turns per context [4, yarn: 32]",
+  s.add(r.theta, of_llama("rope_theta", "base of the rotary frequencies [10000]", {1, 1e12}));
+  s.add(r.scaling, of_llama("rope_scaling", "scaling method of rotary positions for longer contexts"));
+  s.add(r.factor, of_llama("rope_factor", "with `rope_scaling`: factor of the context extension [1]", {1, 1e6}));
+  s.add(r.low_freq_factor,
+        size("rope_low_freq",
+             "with llama3 or yarn scaling: frequencies with fewer periods per context are divided by the factor [1]",
              {0, 1e6})
             .with(bands));
-  s.add(
-      r.original_context,
-      size("rope_original_context", "with llama3 or yarn scaling: the context before it [8192]", {1, 1e9}).with(bands));
-  s.add(
-      r.attention_factor,
-      size("rope_attention", "with yarn scaling: scales queries and keys; default: 0.1 ln(`rope_factor`) + 1", {0, 1e6})
-          .with("rope_scaling yarn"));
+  s.add(r.high_freq_factor,
+        size("rope_high_freq",
+             "with llama3 or yarn scaling: frequencies with more periods per context are unchanged [4, yarn: 32]",
+             {0, 1e6})
+            .with(bands));
+  s.add(r.original_context,
+        size("rope_original_context", "with llama3 or yarn scaling: context length before scaling [8192]", {1, 1e9})
+            .with(bands));
+  s.add(r.attention_factor,
+        size("rope_attention", "with yarn scaling: scale of queries and keys; default: 0.1 ln(`rope_factor`) + 1",
+             {0, 1e6})
+            .with("rope_scaling yarn"));
 }
 
 void add_experts(Settings& s, ExpertConfig& e) {
-  s.add(e.count,
-        size("experts", "experts of each layer, in place of its feed-forward layer (mixture of experts); 0: none",
-             {0, 1e4}));
-  s.add(e.per_token, of_experts("experts_per_token", "with `experts`: how many of them a token goes to [2]", {1, 1e4}));
+  s.add(e.count, size("experts", "number of experts that replace each feed-forward layer (mixture of experts); 0: none",
+                      {0, 1e4}));
+  s.add(e.per_token, of_experts("experts_per_token", "with `experts`: experts selected per token [2]", {1, 1e4}));
   s.add(e.shared,
-        of_experts("shared_experts",
-                   "with `experts`: every token also goes to a layer of so many times their width [0]", {0, 1e4}));
+        of_experts("shared_experts", "with `experts`: width of a shared expert for all tokens, in expert widths [0]",
+                   {0, 1e4}));
   s.add(e.capacity, of_routing("expert_capacity",
-                               "with `experts`: an expert takes at most this many times its even share of a sequence, "
-                               "and drops the rest; 0 drops none [0]"));
-  s.add(e.softmax, of_experts("router_softmax",
-                              "with `experts`: weights are shares among the chosen experts, or among all of them "
-                              "[chosen]"));
-  s.add(e.balance_loss, of_routing("balance_loss", "with `experts`: weight of the loss that balances them [0.01]"));
-  s.add(e.z_loss,
-        of_routing("z_loss", "with `experts`: weight of the loss that keeps the router's logits small [0.001]"));
+                               "with `experts`: capacity factor, the maximum load of an expert relative to an even "
+                               "distribution in a sequence; excess tokens are dropped; 0: unlimited [0]"));
+  s.add(e.softmax,
+        of_experts("router_softmax",
+                   "with `experts`: routing weights are a softmax over the chosen experts or over all [chosen]"));
+  s.add(e.balance_loss, of_routing("balance_loss", "with `experts`: weight of the load-balancing loss [0.01]"));
+  s.add(e.z_loss, of_routing("z_loss", "with `experts`: weight of the router z-loss, which limits logits [0.001]"));
 }
 
 void add_adapters(Settings& s, LoraConfig& l) {
   s.add(l.rank, {"lora_rank",
-                 "trains adapters of this rank (LoRA) and freezes the model of `init`; 0: trains the whole "
+                 "train LoRA adapters of this rank on the frozen model of `init`; 0: train the full "
                  "model",
                  {0, 1e6}})
       .for_identity(IdentityRole::unless_default);
-  s.add(l.alpha, {"lora_alpha", "scales adapters by alpha / rank; default: the rank", {0, 1e6}}).follows();
-  s.add(l.dropout, {"lora_dropout", "probability of dropping an input of an adapter", {0, 1, true}})
+  s.add(l.alpha, {"lora_alpha", "scale of adapters is alpha / rank; default: the rank", {0, 1e6}}).follows();
+  s.add(l.dropout, {"lora_dropout", "dropout probability of adapter inputs", {0, 1, true}})
       .for_identity(IdentityRole::unless_default);
-  s.add(l.rank_stabilised, {"lora_rslora", "scales adapters by alpha / sqrt(rank) instead"});
-  s.add(l.targets, {"lora_targets",
-                    "layers with adapters, separated by commas, or all; default: q_proj,v_proj, and c_attn for gpt2"})
+  s.add(l.rank_stabilised, {"lora_rslora", "scale adapters by alpha / sqrt(rank) instead"});
+  s.add(l.targets,
+        {"lora_targets", "comma-separated layers with adapters, or all; default: q_proj,v_proj, and c_attn for gpt2"})
       .follows()
       .for_identity(IdentityRole::unless_default);
 }
@@ -229,46 +229,43 @@ ModelConfig whole_sizes(ModelConfig c) {
 Settings field_descriptors(ModelConfig& c) {
   Settings s;
   s.group("Model");
-  s.add(c.family, size("family", "kind of layers; default: that of `model`"));
+  s.add(c.family, size("family", "model family; default: that of `model`"));
   s.add(c.layers, size("layers", "transformer blocks", {1, 100000}).for_identity(IdentityRole::yes));
   s.add(c.heads, size("heads", "attention heads; must divide the channels", {1, 1e6}).for_identity(IdentityRole::yes));
   s.add(c.kv_heads,
         size("kv_heads", "heads of keys and values (grouped-query attention); must divide the heads", {1, 1e6}));
   s.add(c.head_dim, size("head_dim", "channels of one head; default: channels / heads", {1, 1e6}));
-  s.add(c.channels, size("channels", "width of the model", {1, 1e6}).for_identity(IdentityRole::yes));
+  s.add(c.channels, size("channels", "model width (hidden size)", {1, 1e6}).for_identity(IdentityRole::yes));
   s.add(c.ffn, size("ffn", "hidden channels of a feed-forward layer, or of an expert; default: 4 times the channels",
                     {1, 1e7}));
-  s.add(c.context, {"context", "tokens that the model sees at once", {1, 1e9}})
-      .follows()
-      .for_identity(IdentityRole::yes);
-  s.add(c.positions, {"positions", "rows of the gpt2 family's table of positions; default: the context", {1, 1e9}})
+  s.add(c.context, {"context", "context length in tokens", {1, 1e9}}).follows().for_identity(IdentityRole::yes);
+  s.add(c.positions, {"positions", "rows of the position embedding (gpt2 family); default: the context", {1, 1e9}})
       .follows()
       .with("family gpt2")
       .for_identity(IdentityRole::unless_default);
   s.add(c.vocab,
-        size("vocab", "pads the tokenizer's vocabulary to this size", {1, 1e9}).for_identity(IdentityRole::yes));
-  s.add(c.tied, size("tied", "gives the head its own table; default: that of the tokens").unless("untied"));
+        size("vocab", "pad the tokenizer's vocabulary to this size", {1, 1e9}).for_identity(IdentityRole::yes));
+  s.add(c.tied,
+        size("tied", "use a separate table for the head; default: tied to the token embedding").unless("untied"));
   add_rotary(s, c.rotary);
-  s.add(c.window, of_llama("window", "last tokens that one attends to (a sliding window); 0: all [0]", {0, 1e9}));
-  s.add(c.qkv_bias, of_llama("qkv_bias", "adds biases to q, k and v in the llama family, as Qwen2 does"));
-  s.add(c.proj_bias, of_llama("proj_bias", "adds a bias to the projection behind attention in the llama family"));
-  s.add(c.mlp_bias, of_llama("mlp_bias", "adds biases to the feed-forward layers of the llama family"));
-  s.add(c.qk_norm, of_llama("qk_norm", "normalises each head of q and k, as Qwen3 does"));
-  s.add(c.gelu,
-        size("gelu", "GELU of the gpt2 family: GPT-2's own with tanh, or the exact one [tanh]").with("family gpt2"));
+  s.add(c.window, of_llama("window", "sliding attention window in tokens; 0: unlimited [0]", {0, 1e9}));
+  s.add(c.qkv_bias, of_llama("qkv_bias", "biases of q, k and v in the llama family, as in Qwen2"));
+  s.add(c.proj_bias, of_llama("proj_bias", "bias of the attention output projection in the llama family"));
+  s.add(c.mlp_bias, of_llama("mlp_bias", "biases of the feed-forward layers in the llama family"));
+  s.add(c.qk_norm, of_llama("qk_norm", "normalize each head of q and k, as in Qwen3"));
+  s.add(c.gelu, size("gelu", "GELU of the gpt2 family: GPT-2's tanh approximation, or the exact function (erf) [tanh]")
+                    .with("family gpt2"));
   s.add(c.norm_eps, size("norm_eps", "epsilon of the norms [1e-5]", {0, 1}));
   add_experts(s, c.experts);
-  s.add(c.dropout, {"dropout", "probability of dropping an activation", {0, 1, true}}).for_identity(IdentityRole::yes);
+  s.add(c.dropout, {"dropout", "dropout probability of activations", {0, 1, true}}).for_identity(IdentityRole::yes);
   s.group("Fine-tuning");
   add_adapters(s, c.lora);
-  s.add(c.quantize.codec,
-        {"quantize",
-         "keeps frozen weights of the layers in 4 bits (QLoRA): nf4, or gptq for a model that `tessera "
-         "checkpoint quantize` made; default: as `init` has them"})
+  s.add(c.quantize.codec, {"quantize",
+                           "store frozen weights of layers in 4 bits (QLoRA): nf4, or gptq for a model from `tessera "
+                           "checkpoint quantize`; default: the format of `init`"})
       .follows()
       .for_identity(IdentityRole::unless_default);
-  s.add(c.quantize.group,
-        {"quantize_group", "with gptq: columns that share a scale, -1 for all; default: 128", {-1, 1e6}})
+  s.add(c.quantize.group, {"quantize_group", "with gptq: columns per scale, -1 for full rows; default: 128", {-1, 1e6}})
       .follows()
       .for_identity(IdentityRole::unless_default);
   return s;

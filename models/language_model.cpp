@@ -1,4 +1,4 @@
-// Functions that are the same for every language model.
+// Operations shared by all language models.
 #include "models/language_model.h"
 
 #include "autograd/ops.h"
@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-// The length of a text whose layers may be on other ranks too: those that are here are all of one length.
+// Length of a text whose layers may be on several ranks: all local layers have equal lengths.
 int64_t context_length(const TextCache& text) {
   int64_t most = 0;
   for (const KvCache& layer : text) most = std::max(most, layer.length);
@@ -17,7 +17,7 @@ int64_t context_length(const TextCache& text) {
 }  // namespace
 
 Tensor DecoderLayer::decode(const Tensor&, std::span<KvCache* const>, int64_t) {
-  throw Error("[model] '" + full_name() + "' cannot decode: it has no decode() of its own");
+  throw Error("[model] '" + full_name() + "' does not support decoding: decode() is not overridden");
 }
 
 Loss LanguageModel::head_loss(const Var& hidden_states, const Tensor& targets, double scale) {
@@ -28,7 +28,7 @@ void LanguageModel::place(const ModelAxes& axes) {
   for (const Communicator* axis : {axes.tp, axes.cp, axes.ep})
     if (is_cut(axis))
       throw FieldError(axis->axis(),
-                       "this model declares no layout for it; expected 1, found " + std::to_string(axis->size()));
+                       "this model does not support the axis; expected 1, got " + std::to_string(axis->size()));
 }
 
 Var LanguageModel::embedded(const Tensor& ids) {
@@ -99,7 +99,7 @@ Tensor LanguageModel::decode_first(const Tensor& ids, std::span<TextCache* const
   const NoGrad no_grad;
   for (const TextCache* text : texts)
     if (context_length(*text) + ids.dim(1) > config.context)
-      throw Error("[model] " + std::to_string(context_length(*text) + ids.dim(1)) + " tokens; the context is " +
+      throw Error("[model] " + std::to_string(context_length(*text) + ids.dim(1)) + " tokens exceed the context of " +
                   std::to_string(config.context));
   return embed(ids).value();
 }
@@ -108,7 +108,7 @@ Tensor LanguageModel::decode_layer(int64_t i, const Tensor& x, std::span<TextCac
   const NoGrad no_grad;
   std::vector<KvCache*> own;
   for (TextCache* text : texts) own.push_back(&(*text)[static_cast<size_t>(i)]);
-  const int64_t answers = i + 1 == config.layers ? 1 : x.dim(1);  // decode_last() reads the last token alone
+  const int64_t answers = i + 1 == config.layers ? 1 : x.dim(1);  // decode_last() reads only the last token
   DecoderLayer& one = layer(i);
   return one.call([&](const Var& in) { return Var(one.decode(in.value(), own, answers)); }, Var(x)).value();
 }
@@ -123,7 +123,7 @@ Tensor LanguageModel::decode(const Tensor& ids, std::span<TextCache* const> text
   set_step(decode_step(ids.dim(1), texts, ids.arena()));
   Tensor x = decode_first(ids, texts);
   for (int64_t i = 0; i < config.layers; ++i) x = decode_layer(i, x, texts);
-  set_step({});  // which keeps no positions
+  set_step({});  // clears the positions
   return decode_last(x);
 }
 
@@ -154,7 +154,7 @@ double LanguageModel::layer_flops(int64_t i) {
 }
 
 double LanguageModel::training_flops() {
-  int64_t passes = 0;  // over elements: a forward one, one for the gradient of what goes in, and one for its own
+  int64_t passes = 0;  // per element: forward, input gradient, weight gradient
   const std::vector<Unit> units = layout();
   const std::vector<int64_t> at = layers_of_units();
   for (size_t u = 0; u < units.size(); ++u)

@@ -1,4 +1,4 @@
-// Layouts of any model: what its axes ask for, cutting its layers into stages, and running these.
+// Layouts of any model: validation, pipeline stages, and their execution.
 #include "models/layout.h"
 
 #include <limits>
@@ -11,9 +11,9 @@ namespace {
 
 void check_divides(const Communicator& tp, int64_t count, const std::string& what) {
   if (count % tp.size() != 0)
-    throw Error("[tensor_parallel] " + tp.axis() + " axis: " + std::to_string(tp.size()) + " ranks cannot share " +
+    throw Error("[tensor_parallel] " + tp.axis() + " axis: " + std::to_string(tp.size()) + " ranks do not divide " +
                 std::to_string(count) + " " + what +
-                "; the nearest number of ranks that can: " + divisors_near(count, tp.size()));
+                "; nearest valid number of ranks: " + divisors_near(count, tp.size()));
 }
 
 }  // namespace
@@ -29,21 +29,20 @@ Placement checked_between(const ModelConfig& config, const ModelAxes& axes) {
   const Communicator& tp = *axes.tp;
   const Placement& between = axes.between;
   if (!(between == I) && !(between == S(1)))
-    throw Error("[tensor_parallel] between the blocks: expected I or S(1), found " + between.str());
+    throw Error("[tensor_parallel] placement between the blocks: expected I or S(1), got " + between.str());
   check_divides(tp, config.heads, "heads");
   check_divides(tp, config.all_heads().key, "heads of keys and values");
   if (between == S(1)) check_divides(tp, between.whole > 0 ? between.whole : config.context, "tokens of a sequence");
   if (config.vocab < tp.size())
-    throw Error("[tensor_parallel] " + tp.axis() + " axis: " + std::to_string(tp.size()) + " ranks cannot share " +
-                std::to_string(config.vocab) + " entries of a vocabulary; at most " + std::to_string(config.vocab) +
-                " ranks can");
+    throw Error("[tensor_parallel] " + tp.axis() + " axis: " + std::to_string(tp.size()) + " ranks do not divide " +
+                std::to_string(config.vocab) + " entries of a vocabulary; expected at most " +
+                std::to_string(config.vocab) + " ranks");
   return {between.kind, between.dim};
 }
 
 void place_experts(LanguageModel& model, const ModelAxes& axes, const Placement& between) {
   if (model.config.experts.count == 0 && is_cut(axes.ep))
-    throw FieldError(
-        "ep", "a model without experts has none to share out; expected 1, found " + std::to_string(axes.ep->size()));
+    throw FieldError("ep", "a model without experts requires 1, got " + std::to_string(axes.ep->size()));
   for (int64_t i = 0; i < model.config.layers; ++i)
     for (MixtureOfExperts* mixture : model.layer(i).all<MixtureOfExperts>()) {
       if (is_cut(axes.tp)) cut_experts(*mixture, *axes.tp, between);
@@ -59,13 +58,13 @@ Attention::Core context_core(Communicator& cp, ContextMode mode) {
   };
 }
 
-// best[s][l]: the slowest stage when the first s stages have l layers. The last stage pays for the head. Of equal cuts
-// the one that gives early stages fewer layers: they hold more micro-batches in flight.
+// best[s][l]: cost of the slowest stage if the first s stages have l layers. The last stage includes the head. Ties
+// give early stages fewer layers, since they have more micro-batches in flight.
 std::vector<Range> split_layers(LanguageModel& model, int stages) {
   const int64_t layers = model.config.layers;
   if (stages < 1 || stages > layers)
-    throw Error("[pipeline] " + std::to_string(layers) + " layers cannot be cut into " + std::to_string(stages) +
-                " stages; expected at most one for each layer");
+    throw Error("[pipeline] " + std::to_string(layers) + " layers cannot be partitioned into " +
+                std::to_string(stages) + " stages; expected at most one per layer");
   constexpr double kNever = std::numeric_limits<double>::infinity();
   const auto width = static_cast<size_t>(layers) + 1;
   std::vector<std::vector<double>> best(static_cast<size_t>(stages) + 1, std::vector<double>(width, kNever));
@@ -119,7 +118,7 @@ ModelStages::ModelStages(LanguageModel& model, DataStrategy& strategy, Options o
   }
 }
 
-// A layer at a time, so that none outlives what needs it.
+// One layer at a time, so that each layer's input is freed early.
 Var ModelStages::body(int stage, Var x) {
   const Range range = options_.layers[static_cast<size_t>(stage)];
   for (int64_t layer = range.begin; layer < range.end; ++layer) x = model_.layer(layer)(x);
@@ -164,7 +163,7 @@ double ModelStages::evaluate(const Microbatch& tokens, const Schedule& schedule,
   Shape shape = options_.activation;
   shape[0] = tokens.ids.dim(0);
   shape[1] = tokens.ids.dim(1) / options_.token_parts;
-  Tensor output;  // by the stage before, where that is here
+  Tensor output;  // from the preceding stage if it is local
   for (int stage = 0; stage <= last(); ++stage) {
     if (schedule.rank_of_stage[static_cast<size_t>(stage)] != pipeline.rank()) continue;
     Tensor input = std::exchange(output, {});

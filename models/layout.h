@@ -1,4 +1,4 @@
-// How the ranks of a mesh share the layers of a model, for LanguageModel::place().
+// Partitioning of a model's layers over a mesh, for LanguageModel::place().
 //
 //   std::unique_ptr<LanguageModel> model = make_model(config);      // shapes only
 //   model->place({.tp = &mesh["tp"], .between = S(1), .cp = &mesh["cp"]});
@@ -15,17 +15,17 @@
 
 namespace tessera {
 
-// The axes must outlive the model; null is an axis of size 1. The loss is the same on every rank of tp.
+// The axes must outlive the model; null: an axis of size 1. The loss is the same on every tp rank.
 struct ModelAxes {
   Communicator* tp = nullptr;
-  // How activations lie between the cut products: I, or S(1) for Megatron's sequence parallelism. S(1, T) says how many
-  // tokens of a sequence are here, when that is not the context.
+  // Placement of activations between sharded matmuls: I, or S(1) for Megatron's sequence parallelism. S(1, T) has the
+  // number of tokens per sequence if that is not the context.
   Placement between = I;
-  // Each rank has the tokens at context_positions(): a step must say which (StepInfo::positions), and how many there
-  // are.
+  // Each rank has the tokens at context_positions(); steps must specify StepInfo::positions and the total number of
+  // tokens.
   Communicator* cp = nullptr;
   ContextMode cp_mode = ContextMode::ring;
-  // Ranks that share out the experts of each layer, each with sequences of its own.
+  // Ranks with different sequences that shard the experts of each layer.
   Communicator* ep = nullptr;
 };
 
@@ -33,52 +33,49 @@ struct ModelAxes {
 std::string divisors_near(int64_t n, int64_t wanted);
 inline bool is_cut(const Communicator* axis) { return axis && axis->size() > 1; }
 
-// How activations lie between the cut products, of any number of tokens. Throws Error (usage) naming the numbers,
-// and what would work, when the ranks of tp do not divide the heads or the tokens of S(1), or are more than the
-// entries of the vocabulary.
+// Placement of activations between sharded matmuls for any number of tokens. Throws Error (usage) with the sizes and
+// the nearest valid values if tp does not divide the heads or the tokens of S(1), or exceeds the vocabulary.
 Placement checked_between(const ModelConfig& config, const ModelAxes& axes);
 
-// The experts of each layer: cut over tp, their tokens over cp, and shared out over ep. Throws FieldError for ep
+// Experts of each layer: sharded over tp, their tokens over cp, and expert-parallel over ep. Throws FieldError for ep
 // without experts.
 void place_experts(LanguageModel& model, const ModelAxes& axes, const Placement& between);
 
-// Attention over sequences that are cut: each rank of `cp` has a part of each.
+// Attention over sequences sharded over `cp`.
 Attention::Core context_core(Communicator& cp, ContextMode mode);
 
-// --- the stages of a pipeline ---
-// Which layers a stage has, and its forward passes. With one stage it is the whole model, so every run goes this way.
+// --- pipeline stages: their layers and forward passes. A single stage is the full model, so all runs use this path ---
 //
 //   stage 0        embed, layers 0 .. i
 //   stage s        layers i + 1 .. j                      input and output (B, T, C)
 //   last stage     layers j + 1 .. L - 1, finish, loss
 
-// The layers of each stage, in order, at least one for each. The slowest stage is as fast as can be, counted in
-// FLOPs of the forward pass: those of its layers, and of the head in the last stage. Looking up embeddings costs
-// nothing.
+// The layers of each stage, in order, at least one per stage. Minimizes the forward FLOPs of the slowest stage,
+// including the head in the last; embedding lookups are free.
 std::vector<Range> split_layers(LanguageModel& model, int stages);
 
 // The stage of each unit of the model's layout().
 std::vector<int> stages_of_units(LanguageModel& model, const std::vector<Range>& layers);
 
-// Takes the units of other ranks' stages out of the model, before it has memory; `mine` says which stages are here.
+// Removes units of other ranks' stages from the model, before materialization; `mine` selects the local stages.
 void keep_stages(LanguageModel& model, const std::vector<Range>& layers, const std::function<bool(int stage)>& mine);
 
-// The data of one micro-batch on this rank: int32 (B, T), meta tensors where they are not asked for.
+// One micro-batch on this rank: int32 (B, T), meta tensors if not requested.
 struct Microbatch {
   Tensor ids, targets;
-  double scale = 1;  // the loss is multiplied with it: one over the targets of the whole batch
+  double scale = 1;  // loss factor: 1 / targets of the global batch
 };
 
-// The source of a step's micro-batches on one rank, asked before each of their passes. A trainer's reads the data set
-// (train/batches.h); the measure of memory makes tokens up (train/memory.cpp).
+// Source of a step's micro-batches on one rank, queried before each pass: the trainer's data set (train/batches.h), or
+// generated tokens for memory measurement (train/memory.cpp).
 class BatchSource {
  public:
   virtual ~BatchSource() = default;
-  // The tokens of a micro-batch, those that are asked for.
+  // The requested tokens of a micro-batch.
   virtual Microbatch load(int64_t index, bool ids, bool targets) = 0;
-  // Its place in the run.
+  // Its position in the run.
   virtual StepInfo where(int64_t index) = 0;
-  // How many tokens of each of its sequences are on this rank.
+  // Local tokens of each of its sequences.
   virtual int64_t columns(int64_t index) const = 0;
 };
 
@@ -86,15 +83,15 @@ class ModelStages final : public Stages {
  public:
   struct Options {
     std::vector<Range> layers;  // by stage
-    Shape activation = {};      // between stages, on this rank, of sequences that fill the context
-    int64_t token_parts = 1;    // of the tokens that are on this rank, activations between stages have one in so many
+    Shape activation = {};      // local shape between stages, of full-context sequences
+    int64_t token_parts = 1;    // shards of the local tokens over which activations between stages are partitioned
     DType dtype = DType::float32;
     ArenaPtr arena = {};
   };
   // `model` and `strategy` must outlive it.
   ModelStages(LanguageModel& model, DataStrategy& strategy, Options options);
 
-  // From here on passes are of this source's micro-batches.
+  // Subsequent passes use this source's micro-batches.
   void take_from(BatchSource& source) { source_ = &source; }
   StageOutput forward(int stage, int microbatch, const Var& input) override;
   Tensor make_activation(int stage, int microbatch) override;
@@ -102,8 +99,8 @@ class ModelStages final : public Stages {
   void begin_gradients(int stage, int microbatch) override;
   void end_gradients(int stage, int microbatch) override;
 
-  // The forward pass of this rank's part of a model without gradients: the loss sum where the last stage is, else 0.
-  // Every rank of `pipeline` calls it, with the same number of sequences.
+  // Forward pass of this rank's model shard without gradients; returns the loss sum on the last stage, else 0.
+  // Collective over `pipeline`, with equal numbers of sequences.
   double evaluate(const Microbatch& tokens, const Schedule& schedule, Communicator& pipeline);
 
  private:

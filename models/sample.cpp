@@ -1,4 +1,4 @@
-// Choosing among logits, and the walk along the text.
+// Sampling from logits, and generation.
 #include "models/sample.h"
 
 #include <numeric>
@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-// Divided where it is positive, else multiplied: less likely in both cases.
+// Divides positive logits, multiplies others: reduces the probability in both cases.
 void penalise(std::vector<double>& logits, std::span<const int32_t> before, double penalty) {
   if (penalty == 1) return;
   std::vector<int32_t> seen(before.begin(), before.end());
@@ -20,8 +20,8 @@ void penalise(std::vector<double>& logits, std::span<const int32_t> before, doub
   }
 }
 
-// How many of the `order`ed weights take part. The largest weight is 1. Filters come in the order of the transformers
-// library, each on what the one before has left: top-k, with all that are as likely as the last; top-p; min-p.
+// Number of `order`ed weights that remain. The largest weight is 1. Filters apply successively, as in the transformers
+// library: top-k, including ties with the last; top-p; min-p.
 size_t kept(const std::vector<double>& weights, const std::vector<int32_t>& order, const SampleOptions& o) {
   const auto weight = [&](size_t i) { return weights[static_cast<size_t>(order[i])]; };
   size_t n = order.size();
@@ -75,7 +75,7 @@ DecodingState::DecodingState(const LanguageModel& model, std::vector<int32_t> pr
       prompt_(std::ssize(tokens_)),
       number_(number),
       cache_(model.cache(std::min(model.config.context, prompt_ + count))) {
-  if (tokens_.empty()) throw Error("[sample] the prompt has no tokens; expected at least one");
+  if (tokens_.empty()) throw Error("[sample] expected a prompt of at least one token, got none");
   if (tokens_.size() > context_) from_ = tokens_.size() - context_;
 }
 

@@ -11,7 +11,7 @@ namespace tessera {
 
 namespace {
 
-// Packed copies where the processor makes them pay.
+// Packed weights if profitable on this CPU.
 PackedWeights* packs_if_profitable(PackedWeights& packs) { return cpu::packing_is_profitable() ? &packs : nullptr; }
 
 Attention::Options resolved(int64_t channels, Attention::Options o) {
@@ -123,18 +123,17 @@ Rotary::Rotary(int64_t context, int64_t head_dim, const RotaryOptions& o)
   const bool scaled = o.scaling != RopeScaling::none, yarn = o.scaling == RopeScaling::yarn,
              bands = yarn || o.scaling == RopeScaling::llama3;
   if (head_dim % 2 != 0)
-    throw FieldError("head_dim", "rotary positions turn pairs of numbers; expected an even number, as " +
-                                     std::to_string(head_dim + 1) + ", found " + std::to_string(head_dim));
-  if (scaled && o.factor == 1)
-    throw FieldError("rope_factor", "expected how many times longer the context is, found 1");
+    throw FieldError("head_dim", "rotary positions rotate pairs of elements; expected an even number such as " +
+                                     std::to_string(head_dim + 1) + ", got " + std::to_string(head_dim));
+  if (scaled && o.factor == 1) throw FieldError("rope_factor", "expected the factor of the context extension, got 1");
   if (!scaled && o.factor != 1)
-    throw FieldError("rope_factor", "goes with `rope_scaling` linear, llama3 or yarn, found none");
+    throw FieldError("rope_factor", "requires `rope_scaling` linear, llama3 or yarn, got none");
   for (const auto& [field, given] : {std::pair{"rope_low_freq", o.low_freq_factor != usual.low_freq_factor},
                                      {"rope_high_freq", o.high_freq_factor != usual.high_freq_factor},
                                      {"rope_original_context", o.original_context != usual.original_context}})
-    if (given && !bands) throw FieldError(field, "goes with `rope_scaling` llama3 or yarn");
+    if (given && !bands) throw FieldError(field, "requires `rope_scaling` llama3 or yarn");
   if (!yarn && o.attention_factor != usual.attention_factor)
-    throw FieldError("rope_attention", "goes with `rope_scaling` yarn");
+    throw FieldError("rope_attention", "requires `rope_scaling` yarn");
   if (bands && !(o.low_freq_factor < o.high_freq_factor))
     throw FieldError("rope_low_freq", "expected less than `rope_high_freq`");
 }
@@ -154,8 +153,7 @@ Var Rotary::apply(Var x, int64_t heads, const StepInfo& at) {
   }
   if (!turn.positions.defined() && !at.positions.empty()) {
     const std::vector<int32_t> given(at.positions.begin(), at.positions.end());
-    // A dry run takes them and does not write, since each place that is touched would be a page of the machine's
-    // memory.
+    // A dry run does not write, since every touched page would consume real memory.
     turn.positions = cpu::DryRun::here() ? like.make({std::ssize(given)}, DType::int32)
                                          : Tensor::constant<int32_t>(given, {std::ssize(given)}, like.arena());
   }
@@ -173,8 +171,8 @@ Attention::Attention(const Options& o, int64_t channels)
       norm_k(o.norm_eps ? &param("norm_k.weight", {o.head_dim}, Init::ones()) : nullptr),
       options_(o),
       here_(heads()) {
-  // A softmax does not see what is added to all of its inputs, and that is all that the bias of the keys does, where
-  // nothing turns or normalises what it is added to.
+  // Softmax is invariant to a constant added to all inputs, which is the only effect of the key bias without rotation
+  // or normalization.
   if (qkv.bias && !o.rotary && !o.norm_eps)
     qkv.parameter(*qkv.bias).zero_grad_range = {o.heads * o.head_dim, (o.heads + o.kv_heads) * o.head_dim};
 }
@@ -211,7 +209,7 @@ Var Attention::forward(const Var& x) {
   return proj(checkpoint(attend, {packed.tracked()}, true));
 }
 
-// Texts may differ in length, so each attends for itself.
+// Texts may differ in length, so each attends separately.
 Tensor Attention::decode(const Tensor& x, std::span<KvCache* const> texts, int64_t answers) {
   const NoGrad no_grad;
   const int64_t t = x.dim(1), d = options_.head_dim;
@@ -221,7 +219,7 @@ Tensor Attention::decode(const Tensor& x, std::span<KvCache* const> texts, int64
     KvCache& cache = *texts[i];
     const auto at = static_cast<int64_t>(i);
     if (cache.length + t > cache.capacity)
-      throw Error("[attention] " + std::to_string(cache.length + t) + " tokens do not fit a cache of " +
+      throw Error("[attention] " + std::to_string(cache.length + t) + " tokens exceed the capacity of the cache, " +
                   std::to_string(cache.capacity));
     if (!cache.keys.defined()) {
       cache.keys = x.make({1, cache.capacity, here_.key, d});
@@ -252,7 +250,7 @@ Mlp::Mlp(int64_t channels, int64_t hidden, const Options& o)
       down(child<Linear>("down", hidden, channels, Linear::Options{.bias = o.bias, .deviation = o.down_deviation})),
       options_(o) {}
 
-// One op where nothing comes between the layers.
+// A single op if nothing intervenes between the layers.
 Var Mlp::forward(const Var& x) {
   if (!up.is_one_product() || !down.is_one_product()) return down(up(x));
   return down.finish(

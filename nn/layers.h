@@ -1,4 +1,4 @@
-// The layers of a transformer.
+// Transformer layers.
 #pragma once
 
 #include "autograd/ops.h"
@@ -6,15 +6,15 @@
 
 namespace tessera {
 
-// Activations that backward makes again instead of keeping (Chen et al. 2016; Korthikanti et al. 2022, "Reducing
-// activation recomputation in large transformer models"). Gradients are bit for bit the same in all that layers know.
+// Activations recomputed in the backward pass (Chen et al. 2016; Korthikanti et al. 2022, "Reducing activation
+// recomputation in large transformer models"). Gradients are bitwise identical in all modes that layers implement.
 enum class Recompute {
   none,
-  activation,       // the output of GELU (4 C numbers per token less) or of SwiGLU (F less): an elementwise pass more
-  activation_norm,  // and the outputs of both norms: another 2 C
-  attention,        // the output of attention, C less, and its log-sum-exp: attention's forward pass once more
-  block,            // everything but the block's input: C are left, one forward pass more
-  op,               // other programs': all but what attention and every second product give; no layer here does it
+  activation,       // output of GELU (saves 4 C elements per token) or SwiGLU (F); costs an elementwise pass
+  activation_norm,  // and the outputs of both norms (another 2 C)
+  attention,        // output of attention (C) and its log-sum-exp; costs attention's forward pass
+  block,            // everything except the block's input (C remain); costs a forward pass
+  op,               // other frameworks' selective mode (all but attention and every second matmul); planning only
 };
 
 inline bool makes_activation_again(Recompute r) {
@@ -23,7 +23,7 @@ inline bool makes_activation_again(Recompute r) {
 
 enum class Activation { none, gelu, gelu_erf };
 
-// Another way to x w^T + b, b maybe undefined, than linear() of autograd/ops.h.
+// Replacement for linear() of autograd/ops.h: x w^T + b, with b possibly undefined.
 using Product = std::function<Var(const Var& x, const Var& w, const Var& b, PackedWeights* packs)>;
 
 class Lora;
@@ -41,23 +41,22 @@ class Linear : public Module {
   Linear(int64_t in, int64_t out, const Options& options);
   Var forward(const Var& x) override;
   void set_matmul(Product product) { product_ = std::move(product); }
-  // Ranks share the layer: the input of its product, and what makes y of the product's own y, without a bias, and b
-  // (undefined where an activation adds it).
+  // Collectives of a sharded layer: on the input of its matmul, and from the matmul's y (without bias) and b (undefined
+  // if an activation adds it) to the layer's y.
   using Finish = std::function<Var(Var partial, const Var& b)>;
   void share(std::shared_ptr<const SharedInput> input) { input_ = std::move(input); }
   void share(Finish finish) { finish_ = std::move(finish); }
   void drop_packs() override { packs_.packs.clear(); }
-  // Adds an adapter of the rows [first, first + out) of the weight; see nn/adapters/lora.h. Before there is memory.
+  // Adds an adapter for rows [first, first + out) of the weight (nn/adapters/lora.h). Call before materialization.
   Lora& adapt(const std::string& name, int64_t first, int64_t out, const LoraOptions& options);
   const std::vector<Lora*>& adapters() const { return adapters_; }
-  // Whether forward() is linear() and the activation and nothing else: then an op may do this layer with others.
+  // Whether forward() is only linear() and the activation, so that an op may fuse this layer with others.
   bool is_plain() const { return is_one_product() && !input_ && !finish_; }
-  // Whether it is that but for what ranks share of it: then an op may make weights()' product with others, and finish()
-  // goes on.
+  // The same except for collectives: an op may fuse the matmul of weights() with others, followed by finish().
   bool is_one_product() const { return !product_ && !is_wrapped() && adapters_.empty() && !packed_; }
-  // The weight is frozen, and held in four bits from now on. Before there is memory.
+  // Freezes the weight and stores it in 4 bits. Call before materialization.
   void quantize(const Packing& packing);
-  LinearWeights weights();  // as the product of the forward pass sees them
+  LinearWeights weights();  // as used by the forward matmul
   Var finish(Var partial) { return finish_ ? finish_(std::move(partial), seen_bias()) : partial; }
 
   Var& weight;  // (out, in)
@@ -71,17 +70,16 @@ class Linear : public Module {
   std::shared_ptr<const SharedInput> input_;
   Finish finish_;
   std::vector<Lora*> adapters_;
-  const Parameter* packed_ = nullptr;  // the weight, where it is
+  const Parameter* packed_ = nullptr;  // the 4-bit weight, or null
   PackedWeights packs_;
 };
 
-// The common part of LayerNorm and RMSNorm: a normalisation over the last dim with gamma, and with beta where it
-// centers.
+// Normalization over the last dim with gamma, and with beta if it centers; base of LayerNorm and RMSNorm.
 class Norm : public Module {
  public:
   Norm(int64_t channels, const NormOptions& options, Recompute recompute);
   Var forward(const Var& x) override { return norm(x, seen(weight), beta(), options_, recompute_); }
-  // {x + y, norm(x + y)} in one pass; y may be written over.
+  // {x + y, norm(x + y)} in one pass; may overwrite y.
   std::pair<Var, Var> add(const Var& x, Var y) {
     return add_norm(x, std::move(y), seen(weight), beta(), options_, recompute_);
   }
@@ -111,12 +109,12 @@ class Embedding : public Module {
  public:
   Embedding(int64_t entries, int64_t channels, double deviation = 0.02);
   Var lookup(const Tensor& ids);  // int32 (...) -> (..., C)
-  // The transposed use, as the head of a model: x w^T, (..., C) -> (..., entries).
+  // Transposed use as the output head: x w^T, (..., C) -> (..., entries).
   Var project(const Var& x);
-  Var logits(const Var& x);  // the same with a row for each token: (N, entries)
-  // And its loss: targets int32 (N), N rows of x.
+  Var logits(const Var& x);  // the same flattened to one row per token: (N, entries)
+  // Cross-entropy of those logits: targets int32 (N), N rows of x.
   Loss loss(const Var& x, const Tensor& targets, double scale);
-  // Other ways to do these than embedding(), linear() and linear_cross_entropy() of autograd/ops.h.
+  // Replacements for embedding(), linear() and linear_cross_entropy() of autograd/ops.h.
   using Lookup = std::function<Var(const Tensor& ids, const Var& table)>;
   using HeadLoss = std::function<Loss(const Var& x, const Tensor& targets, double scale)>;
   void set_loss(HeadLoss loss) { loss_ = std::move(loss); }
@@ -133,13 +131,13 @@ class Embedding : public Module {
   PackedWeights packs_;
 };
 
-// Drops elements of a (B, T, C) activation while training, by counted randomness: its stream is named after itself.
+// Dropout of a (B, T, C) activation in training, from the counter-based RNG stream of the module's name.
 class Dropout : public Module {
  public:
   explicit Dropout(double p) : p_(p) {}
-  Var apply(Var x);  // may write over x
+  Var apply(Var x);  // may overwrite x
   double p() const { return p_; }
-  // Its input has the channels from `first` on, of `total`.
+  // The input is the channels from `first` on, of `total`.
   void keep_channels(int64_t first, int64_t total) { first_channel_ = first, channels_total_ = total; }
 
  private:
@@ -147,58 +145,56 @@ class Dropout : public Module {
   int64_t first_channel_ = 0, channels_total_ = 0;
 };
 
-// Keys and values of the tokens of one text so far, for decoding one token after another: (1, capacity, H, D) of the
-// heads that are here, made when they are first needed; `length` is filled.
+// KV cache of one text: (1, capacity, H, D) for the local heads, allocated on first use; `length` tokens are filled.
 struct KvCache {
   int64_t capacity = 0, length = 0;
   Tensor keys = {}, values = {};
 };
 
-// The table of rotary positions that the attention layers of a model share.
+// Table of rotary position embeddings, shared by a model's attention layers.
 class Rotary {
  public:
-  // Throws FieldError for an odd head_dim, and for numbers of a scaling that is not chosen or does not use them.
+  // Throws FieldError for an odd head_dim, and for parameters of an inactive or different scaling.
   Rotary(int64_t context, int64_t head_dim, const RotaryOptions& options);
-  // Turns the first `heads` heads of packed x (B, T, W) at their positions within documents, where the step has these,
-  // else at the step's positions, or from 0 on where it has none.
+  // Rotates the first `heads` heads of packed x (B, T, W) by their positions within documents if defined, else by the
+  // step's positions, or from 0 on.
   Var apply(Var x, int64_t heads, const StepInfo& at);
 
  private:
   int64_t context_, head_dim_;
   RotaryOptions options_;
-  Tensor table_;  // made when it is first needed
+  Tensor table_;  // computed on first use
 };
 
-// Causal self-attention with packed [q | k | v]: (B, T, C) -> (B, T, C). Vaswani et al. 2017, section 3.2; with fewer
-// heads of keys and values than of queries Ainslie et al. 2023.
+// Causal self-attention with packed [q | k | v]: (B, T, C) -> (B, T, C). Vaswani et al. 2017, section 3.2; with grouped
+// queries Ainslie et al. 2023.
 class Attention : public Module {
  public:
-  // The attention between the two projections: packed (B, T, (H + 2 K) D) of the heads that are here, maybe not all ->
-  // (B, T, H D).
+  // Attention between the two projections: packed (B, T, (H + 2 K) D) of the local heads -> (B, T, H D).
   using Core = std::function<Var(const Var& qkv, const Heads& heads, const AttentionOptions& options)>;
   struct Options {
     int64_t heads = 1;
-    int64_t kv_heads = 0;                // 0: as many
+    int64_t kv_heads = 0;                // 0: equal to heads
     int64_t head_dim = 0;                // 0: channels / heads
-    double dropout = 0;                  // dropout of the attention probabilities
-    double projection_deviation = 0.02;  // the deviation of the output projection's initial weights
+    double dropout = 0;                  // of the attention probabilities
+    double projection_deviation = 0.02;  // initial standard deviation of the output projection
     bool qkv_bias = true, projection_bias = true;
-    std::shared_ptr<Rotary> rotary = {};  // or null
-    std::optional<double> norm_eps = {};  // where there is one, each head of q and k is normalised (Qwen3)
-    int64_t window = 0;                   // last tokens that one attends to; 0: all
-    bool recompute = false;               // the attention between the projections is made again in backward
+    std::shared_ptr<Rotary> rotary = {};  // null: no rotary embedding
+    std::optional<double> norm_eps = {};  // set: RMSNorm of each head of q and k (Qwen3)
+    int64_t window = 0;                   // window in tokens; 0: unlimited
+    bool recompute = false;               // recomputes the attention between the projections in the backward pass
   };
   Attention(int64_t channels, const Options& options);
   Var forward(const Var& x) override;
-  // The same for new tokens (B, T, C) of B texts, behind those in their caches, at the step's positions within
-  // documents; appends their keys and values. Gives the last `answers` tokens, (B, answers, C). No gradient.
+  // forward() for new tokens (B, T, C) of B texts appended to their caches, at the step's positions within documents.
+  // Returns the last `answers` tokens, (B, answers, C). No gradient.
   Tensor decode(const Tensor& x, std::span<KvCache* const> texts, int64_t answers);
-  // Another way to compute the same; packed_attention() unless it is set.
+  // Replaces packed_attention().
   void set_attention(Core core) { core_ = std::move(core); }
 
-  Heads heads() const { return {options_.heads, options_.kv_heads}; }  // heads of the whole layer
+  Heads heads() const { return {options_.heads, options_.kv_heads}; }  // of the unsharded layer
   int64_t head_dim() const { return options_.head_dim; }
-  // Says that only these heads of the projections are here.
+  // Restricts the projections to these local heads.
   void keep_heads(const Heads& here) { here_ = here; }
 
   Linear &qkv, &proj;
@@ -207,14 +203,14 @@ class Attention : public Module {
  private:
   AttentionOptions at_step();
   Attention(const Options& resolved, int64_t channels);
-  // q and k normalised and turned, where the options say so.
+  // Applies the configured norms and rotation to q and k.
   Var prepare(Var packed);
   Options options_;
   Heads here_;
   Core core_ = packed_attention;
 };
 
-// down(silu(gate(x)) * up(x)): (..., C) -> (..., C); `gate_up` makes both, [gate | up].
+// down(silu(gate(x)) * up(x)): (..., C) -> (..., C); `gate_up` computes [gate | up].
 class GatedMlp : public Module {
  public:
   GatedMlp(int64_t channels, int64_t hidden, double down_deviation, Recompute recompute, bool bias = false);
@@ -244,13 +240,13 @@ class Mlp : public Module {
   Options options_;
 };
 
-// Losses. The cross-entropy of a language model is fused with its softmax: cross_entropy() in autograd/ops.h.
+// Losses; cross-entropy is fused with softmax in cross_entropy() of autograd/ops.h.
 
-// The mean of (prediction - target)^2 over all elements: two tensors of one shape -> ().
+// Mean of (prediction - target)^2 over all elements: two tensors of equal shape -> ().
 inline Var mean_squared_error(const Var& prediction, const Var& target) {
   if (!(prediction.shape() == target.shape()))
     throw Error("[mean_squared_error] prediction is " + prediction.value().describe() + ", target is " +
-                target.value().describe() + "; expected one shape");
+                target.value().describe() + "; expected equal shapes");
   return scale(sum(unary<Square>(prediction - target)), 1.0 / static_cast<double>(prediction.value().numel()));
 }
 

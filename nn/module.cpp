@@ -1,4 +1,4 @@
-// Trees of parameters, and how they get their memory.
+// Parameter trees and their materialization.
 #include "nn/module.h"
 
 #include "nn/quantize/packed.h"
@@ -8,9 +8,9 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kSlotAlignment = 16;  // elements: a slot starts on a 64-byte line in float32
+constexpr int64_t kSlotAlignment = 16;  // elements: 64-byte alignment in float32
 
-// The elements of a parameter from `from` on, to the memory at `values`.
+// Initializes values with the elements of a parameter from index `from` on.
 void initialise_elements(const Tensor& values, const Init& init, const Philox& random, int64_t from) {
   if (init.deviation == 0) {
     Tensor v = values;
@@ -26,7 +26,7 @@ void initialise_elements(const Tensor& values, const Init& init, const Philox& r
   });
 }
 
-// Bytes [begin, begin + values.numel()) of what is here of a matrix in four bits.
+// Initializes bytes [begin, begin + values.numel()) of the local shard of a 4-bit matrix.
 void initialise_bytes(const Tensor& values, const Parameter& p, const Philox& random, int64_t begin) {
   const std::vector<std::byte> whole = quantize(p.packed->packing, [&](int64_t from, std::span<float> to) {
     cpu::split(std::ssize(to), 4096, [&](int64_t first, int64_t last) {
@@ -43,7 +43,7 @@ void initialise_bytes(const Tensor& values, const Parameter& p, const Philox& ra
 
 }  // namespace
 
-Var Module::forward(const Var&) { throw Error("[module] '" + full_name() + "' has no forward with one input"); }
+Var Module::forward(const Var&) { throw Error("[module] '" + full_name() + "' has no forward() with one input"); }
 
 Var Module::operator()(const Var& x) {
   return call([this](const Var& in) { return forward(in); }, x);
@@ -61,7 +61,7 @@ void Module::drop_packs() {
 Var& Module::param(std::string name, const Shape& shape, Init init) {
   for (int64_t d : shape)
     if (d <= 0)
-      throw Error("[module] parameter '" + name + "' has shape " + shape.str() + "; every dim must be positive");
+      throw Error("[module] parameter '" + name + "' has shape " + shape.str() + "; expected positive dimensions");
   Var var(Tensor::meta(shape, DType::float32), true);
   return parameters_
       .emplace_back(Parameter{
@@ -84,11 +84,11 @@ StepInfo Module::step() const {
 void Module::shard(const Var& var, ShardSpec spec) {
   Parameter& p = parameter(var);
   if (p.var.value().device() != Device::meta || !p.shard.is_whole())
-    throw Error("[module] '" + p.name + "' cannot be cut: it has memory, or was cut before");
+    throw Error("[module] '" + p.name + "' cannot be sharded: it has memory or is already sharded");
   for (const ShardSpec::Run& run : spec.runs)
     if (run.begin < 0 || run.size < 1 || run.begin + run.size > p.whole[spec.dim])
       throw Error("[module] '" + p.name + "' has " + std::to_string(p.whole[spec.dim]) + " along dim " +
-                  std::to_string(spec.dim) + "; it cannot be cut to " + std::to_string(run.size) + " from " +
+                  std::to_string(spec.dim) + "; it cannot be sharded to " + std::to_string(run.size) + " from " +
                   std::to_string(run.begin));
   p.shard = std::move(spec);
   if (p.packed) cut(*p.packed, p);
@@ -98,7 +98,7 @@ void Module::shard(const Var& var, ShardSpec spec) {
 void Module::quantize(const Var& var, const Packing& packing) {
   Parameter& p = parameter(var);
   if (p.var.value().device() != Device::meta || !p.shard.is_whole())
-    throw Error("[module] '" + p.name + "' cannot be quantised: it has memory, or was cut before");
+    throw Error("[module] '" + p.name + "' cannot be quantized: it has memory or is sharded");
   check(packing, p.name);
   p.packed = make_packed(packing);
   p.trainable = false;
@@ -118,7 +118,7 @@ void Module::adopt(std::string name, std::unique_ptr<Module> module) {
   require_object(module.get(), "[module] child");
   module->name_ = std::move(name);
   module->parent_ = this;
-  module->rename(module->full_name() + ".");  // with what is above, where that is known already
+  module->rename(module->full_name() + ".");  // with the parent's name, if known
   children_.push_back(std::move(module));
 }
 
@@ -205,7 +205,8 @@ std::vector<Module::Unit> Module::layout() {
 
 void initialise(const Module::Unit& unit, const Tensor& values, int64_t begin, uint64_t seed) {
   if (cpu::DryRun::here()) return;
-  // A GPU gets what was drawn on the host: the C library's sine and logarithm, so the same bits everywhere.
+  // Values for a GPU are generated on the host: the C library's sine and logarithm give bitwise identical values
+  // everywhere.
   const bool here = values.device() == Device::cpu;
   Tensor all =
       here ? values : Tensor::empty(values.shape(), values.dtype(), values.arena()->host(), Category::workspace);
@@ -283,7 +284,7 @@ void Module::zero_missing_gradients() {
     if (p->trainable) p->var.zero_missing_grad();
 }
 
-// The part of a parameter that is here: its shape and its size.
+// Shape and size of the local shard of a parameter.
 
 Shape ShardSpec::slice_unit(Shape whole) const {
   if (is_whole()) return whole;
@@ -300,7 +301,7 @@ int64_t Parameter::stored_here() const {
   return packed ? packed->packing.bytes(elements) : elements;
 }
 
-// Documents: one walk along each sequence.
+// Documents: one pass over each sequence.
 
 Documents find_documents(const Tensor& ids_any, int32_t end) {
   const Tensor ids = ids_any.contiguous();

@@ -1,8 +1,8 @@
 // Module: a tree of named parameters.
 //
-// A model is built on the meta device (shapes, no memory), may then be cut by a strategy, and gets its memory and its
-// first values from materialize(): each element is a function of (seed, full name, index), so every layout starts from
-// the same model. Parameters of one unit (an embedding, a block, a head) share one flat buffer; see nn/parameter.h.
+// A model is built on the meta device (shapes, no memory), may be partitioned by a strategy, and is allocated and
+// initialized by materialize(). Each initial element is a function of (seed, full name, index), so all layouts start
+// from the same model. Parameters of one unit (an embedding, a block, a head) share a flat buffer; see nn/parameter.h.
 #pragma once
 #include <list>
 
@@ -17,43 +17,42 @@ class Module : NotCopied {  // children hold references into it
  public:
   virtual ~Module() = default;
 
-  // A module with one input and one output; ops of other arity have functions of their own.
+  // Modules with one input and one output; others define separate functions.
   virtual Var forward(const Var& x);
-  // forward(), seen through the wraps, the last one outermost.
+  // forward() with all wrappers, the last one outermost.
   Var operator()(const Var& x);
   using Inner = std::function<Var(const Var&)>;
-  // The same for another function of this module's parameters than forward(); x may be undefined.
+  // The same for a function other than forward() that uses this module's parameters; x may be undefined.
   Var call(Inner inner, const Var& x);
   void wrap(std::function<Var(const Inner&, const Var&)> f) { wraps_.push_back(std::move(f)); }
   bool is_wrapped() const { return !wraps_.empty(); }
-  // From now on the memory of this unit's parameters or of their gradients comes and goes, unit by unit: no op uses
+  // Declares that the memory of this unit's parameters or gradients is allocated and freed per unit: ops must not use
   // them together with those of other units.
   void disable_fusion() { is_apart_ = true; }
   bool is_apart() const { return is_apart_ || is_wrapped(); }
-  // From now on the forward pass sees f(parameter) in place of each parameter of this module; f is called at each use.
-  // Its result may hold no memory of its own beyond the use (Var::with_recompute).
+  // The forward pass uses f(parameter) in place of each of this module's parameters; f is called at each use. Its
+  // result may be recomputed after the use (Var::with_recompute).
   void see(std::function<Var(const Var&)> f) { transforms_ = std::move(f); }
 
-  // All that is known of one of this module's own parameters.
+  // Metadata of one of this module's own parameters.
   Parameter& parameter(const Var& var);
-  // Keeps only a part of one of this module's parameters, before it has memory. Throws when it has, and when a run lies
-  // outside the dim.
+  // Restricts one of this module's parameters to a shard. Throws Error after materialization, or if a run exceeds the
+  // dim.
   void shard(const Var& var, ShardSpec spec);
-  // Freezes the parameters of this module and of all modules below it: they are not trained. To be called before they
-  // have memory; throws afterwards.
+  // Freezes all parameters of this module and its descendants. Throws Error after materialization.
   void freeze();
-  // One of this module's own matrices is frozen, and held in four bits. Before it is cut, and before it has memory;
-  // throws otherwise, and for sizes that do not divide.
+  // Freezes one of this module's own matrices and stores it in 4 bits. Throws Error after sharding or materialization,
+  // and for sizes that do not divide.
   void quantize(const Var& var, const Packing& packing);
-  // A module whose parameters are not here has none in parameters() and layout(): another rank has them.
+  // Excludes a module's parameters from parameters() and layout(): they are on another rank.
   void set_local(bool here) { here_ = here; }
 
-  std::vector<Parameter*> parameters();  // depth first, in order of declaration
+  std::vector<Parameter*> parameters();  // depth first, in declaration order
   int64_t parameter_count();
   std::string full_name() const;
-  // Whether `module` is this one or below it.
+  // Whether `module` is this one or a descendant.
   bool contains(const Module& module) const;
-  // This module and all below it that are of a kind, depth first.
+  // This module and its descendants of type M, depth first.
   template <class M>
   std::vector<M*> all() {
     std::vector<M*> out;
@@ -63,11 +62,10 @@ class Module : NotCopied {  // children hold references into it
     return out;
   }
 
-  // Marks this module's parameters, and those of children that are no unit themselves, as one flat buffer.
+  // Makes this module's parameters, and those of descendants outside other units, one flat buffer.
   void make_unit() { is_unit_ = true; }
-  // A unit before it has memory: where each of its parameters goes in `size` elements. Matrices of a module that are
-  // updated as wholes are a unit of their own, after that of the others; so are frozen parameters, and those in four
-  // bits are one of bytes.
+  // Layout of a unit: the position of each parameter in `size` elements. Separate units follow for the same module's
+  // matrices with full-matrix updates, its frozen parameters, and its 4-bit ones (in bytes).
   struct Unit {
     std::string name;
     Module* module = nullptr;
@@ -78,27 +76,27 @@ class Module : NotCopied {  // children hold references into it
     DType dtype(DType of_values) const { return packed ? DType::uint8 : of_values; }
   };
   std::vector<Unit> layout();
-  // Gives every parameter memory for its value (of `dtype`) and its gradient (of `grad_dtype`), and its first value.
-  // Throws when called twice. Returns the units in order.
+  // Allocates and initializes all values (`dtype`) and gradients (`grad_dtype`). Returns the units in order. Throws
+  // Error if called twice.
   std::vector<FlatUnit>& materialize(uint64_t seed, const ArenaPtr& arena, DType dtype, DType grad_dtype);
   std::vector<FlatUnit>& units() { return units_; }
 
-  // The next gradients overwrite.
+  // The next gradients overwrite the buffers.
   void clear_gradients();
-  // After the last backward of a step: gradients that no one brought become zero.
+  // After the last backward of a step: sets gradients that did not arrive to zero.
   void zero_missing_gradients();
-  // Frees copies of weights in other layouts; they are made again when they are needed.
+  // Frees packed copies of weights; they are rebuilt on demand.
   virtual void drop_packs();
 
-  // The place of the running step in the run (dropout reads it). It is set on the root and seen by all modules;
-  // map_step_info() changes it for one module and those below.
+  // Position of the current step in the run, e.g. for dropout. Set on the root and visible to all modules;
+  // map_step_info() modifies it for one subtree.
   void set_step(const StepInfo& step) { step_ = step; }
   StepInfo step() const;
   void map_step_info(std::function<StepInfo(StepInfo)> f) { adjust_ = std::move(f); }
 
  protected:
   Var& param(std::string name, const Shape& shape, Init init);
-  // A parameter as the forward pass sees it.
+  // A parameter as used by the forward pass.
   Var seen(const Var& parameter) const { return transforms_ ? transforms_(parameter) : parameter; }
   template <class M, class... Args>
   M& child(const std::string& name, Args&&... args) {
@@ -132,19 +130,19 @@ class Module : NotCopied {  // children hold references into it
   StepInfo step_;
 };
 
-// The first values of elements [begin, begin + values.numel()) of a unit, whatever the layout: element i of a whole
-// parameter is Philox::named(seed, name).normal(i) times its deviation. Gaps and what lies past the unit are zero. What
-// is held in four bits is drawn whole, in float, whatever of it is here.
+// Initial values of elements [begin, begin + values.numel()) of a unit, independent of the layout: element i of the
+// unsharded parameter is Philox::named(seed, name).normal(i) times its deviation. Gaps and elements past the unit are
+// zero. A 4-bit weight is always generated in full, in float.
 void initialise(const Module::Unit& unit, const Tensor& values, int64_t begin, uint64_t seed);
-// A unit with this memory, of unit.size elements or more: its first values, gradients of zero, and its parameters as
-// views of both. A frozen unit has no gradients: `grads` is not looked at.
+// A unit in the given buffers of at least unit.size elements: initial values, zero gradients, and parameters as views.
+// `grads` is ignored for a frozen unit.
 FlatUnit make_flat(const Module::Unit& unit, Tensor values, Tensor grads, uint64_t seed);
-// The same with memory of its own.
+// The same in newly allocated memory.
 FlatUnit make_unit(const Module::Unit& unit, const ArenaPtr& arena, DType dtype, DType grad_dtype, uint64_t seed);
-// Makes the unit's parameters views of these buffers (of unit.size elements or more).
+// Makes the unit's parameters views of these buffers, of at least unit.size elements.
 void bind_values(const Module::Unit& unit, const Tensor& values);
 void bind_gradients(const Module::Unit& unit, const Tensor& grads);
-// Leaves them without memory, until they are bound again.
+// Detaches the parameters from memory until the next bind_values().
 void drop_values(const Module::Unit& unit, DType dtype);
 
 }  // namespace tessera

@@ -1,7 +1,7 @@
-// Documents that lie one after another in a sequence. Attention does not cross them, and in each of them positions
-// begin again at 0, so that each is computed as if it were alone.
+// Documents packed into one sequence. Attention does not cross document boundaries and positions restart at 0, so each
+// document is computed independently.
 //
-//   ids         7 3 E 5 6 8 E E 4      E ends documents, and belongs to the one that it ends
+//   ids         7 3 E 5 6 8 E E 4      E ends a document and belongs to it
 //   starts      0 0 0 3 3 3 3 7 8
 //   positions   0 1 2 0 1 2 3 0 0
 #pragma once
@@ -10,40 +10,40 @@
 
 namespace tessera {
 
-// The documents that the tokens of a pass belong to; undefined: each sequence is one document, from position 0.
+// Documents of a pass; undefined: each sequence is one document, from position 0.
 struct Documents {
-  static constexpr int32_t kPadding = 1 << 30;  // the start of a token that is padding: it sees no token
-  Tensor starts;     // int32 (B, Tq): where the document of each query begins, by its position in the whole sequence
-  Tensor positions;  // int32 (B, T): the position of each token within its document
-  // Each sequence is one document and its padding. Attention may see padding then: no token sees it, and what it gives
-  // is not used.
+  static constexpr int32_t kPadding = 1 << 30;  // start of a padding token: no token attends to it
+  Tensor starts;     // int32 (B, Tq): start of each query's document, as a position in the full sequence
+  Tensor positions;  // int32 (B, T): position of each token within its document
+  // Each sequence is one document and padding. Attention may then process padding: no token attends to it, and its
+  // outputs are unused.
   bool only_padding = false;
 };
 
-// Documents of whole sequences: ids int32 (B, T) on the host -> starts and positions, both (B, T), on the host.
+// Documents of full sequences: ids int32 (B, T) -> starts and positions, both (B, T), all in host memory.
 Documents find_documents(const Tensor& ids, int32_t end);
 
-// Documents whose starts are known, int32 (B, T) on the host.
+// Documents with known starts, int32 (B, T) in host memory.
 Documents documents_from(const Tensor& starts);
 
-// The place of a forward pass in the run, for counted randomness and positions. With it a dropout mask is a function of
-// the logical element alone, for any part of the activation that is computed here.
+// Position of a forward pass in the run, for the counter-based RNG and position embeddings. It makes a dropout mask a
+// function of the logical element alone, for any local shard of the activation.
 struct StepInfo {
   uint64_t seed = 0;
   int64_t step = 0;
-  int64_t first_sequence = 0;   // index of the first row of this micro-batch within the global batch
-  int64_t sequences_total = 0;  // sequences of the whole step, over which their losses are averaged; 0: those here
-  bool training = false;        // dropout is off otherwise
-  // Where the kernels of a GPU find `step` when they run: a captured step is replayed with other values of it.
+  int64_t first_sequence = 0;   // index of this micro-batch's first row within the global batch
+  int64_t sequences_total = 0;  // sequences of the global step, over which their losses are averaged; 0: the local ones
+  bool training = false;        // enables dropout
+  // Device address of `step` for kernels, since a captured step is replayed with other values.
   const uint64_t* step_on_gpu = nullptr;
-  // If only a part of each sequence is here: the position of each of its tokens, and the number of tokens of the whole.
-  // Empty and 0: all tokens are here, from position 0. The viewed memory must outlive the pass.
+  // If sequences are sharded: position of each local token, and tokens of the full sequence. Empty and 0: all tokens,
+  // from position 0. The viewed memory must outlive the pass.
   std::span<const int64_t> positions = {};
   int64_t tokens_total = 0;
-  // For sequences that hold several documents. Dropout still uses `positions`.
+  // For sequences with several documents. Dropout still uses `positions`.
   Documents documents = {};
-  std::vector<int64_t> lengths = {};  // tokens of each sequence before its padding; empty: none is padded
-  // If only some attention heads are here: the first of them, and the number of all heads; 0: all heads are here.
+  std::vector<int64_t> lengths = {};  // tokens of each sequence before its padding; empty: no padding
+  // If attention heads are sharded: the first local head, and the number of all heads; 0: all are local.
   int64_t first_head = 0, heads_total = 0;
 };
 

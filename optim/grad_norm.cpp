@@ -1,4 +1,4 @@
-// The gradient norm in its fixed order.
+// Gradient norm with a fixed summation order.
 #include "optim/grad_norm.h"
 
 #include <fmt/format.h>
@@ -13,7 +13,7 @@ constexpr int64_t kLanes = 16;
 
 using Lanes = std::array<double, kLanes>;
 
-// The block at x, of which `n` elements are there.
+// Sum of the block at x with `n` elements.
 template <class G>
 double block_sum(const G* x, int64_t n) {
   Lanes lanes{};
@@ -99,7 +99,7 @@ double sum_of_squares(std::span<const FlatUnit> units) {
 double grad_norm(std::span<const FlatUnit> units) { return std::sqrt(sum_of_squares(units)); }
 
 double clip_factor(double norm, double max_norm) {
-  if (!(max_norm >= 0)) throw Error(fmt::format("[clip] clip is {}; expected a norm, or 0 for no clipping", max_norm));
+  if (!(max_norm >= 0)) throw Error(fmt::format("[clip] expected a norm, or 0 for no clipping, got {}", max_norm));
   return clipped(norm, max_norm);
 }
 

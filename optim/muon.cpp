@@ -1,4 +1,4 @@
-// Muon's whole matrices, between its two passes over elements.
+// Muon's operations on full matrices, between its two elementwise passes.
 #include "optim/muon.h"
 
 #include "optim/grad_norm.h"
@@ -10,11 +10,11 @@
 namespace tessera {
 namespace {
 
-// The polynomial of Jordan et al., whose slope at 0 is as steep as five steps allow.
+// Polynomial of Jordan et al., with the maximum slope at 0 for five steps.
 constexpr std::array kPolynomial = {3.4445, -4.7750, 2.0315};
 constexpr int kSteps = 5;
-constexpr double kEps = 1e-7;       // added to the norm that is divided by
-constexpr double kAdamWSize = 0.2;  // the usual root mean square of AdamW's update
+constexpr double kEps = 1e-7;       // added to the norm before division
+constexpr double kAdamWSize = 0.2;  // typical root mean square of AdamW's updates
 
 // x = x / |x|.
 void normalise(const Tensor& x) {
@@ -57,7 +57,7 @@ void orthogonalise(const Tensor& x) {
 int64_t orthogonalise_bytes(int64_t rows, int64_t columns, int64_t element, Device device) {
   const int64_t n = std::min(rows, columns), own = rows * columns + 2 * n * n;
   if (device == Device::cpu) return (own + 2 * rows * columns) * element;
-  const auto up = [](int64_t size) { return (size + 7) / 8 * 8; };  // a product may have padded copies of all three
+  const auto up = [](int64_t size) { return (size + 7) / 8 * 8; };  // a GEMM may pad copies of all three operands
   return (own + up(n) * up(n) + 2 * up(rows) * up(columns)) * element;
 }
 

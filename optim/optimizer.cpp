@@ -1,4 +1,4 @@
-// Optimizers: the checks of their units, their state tensors, and the loop of the CPU that every rule runs in.
+// Optimizers: validation of units, state tensors, and the CPU loop shared by all rules.
 #include "optim/optimizer.h"
 
 #include <fmt/format.h>
@@ -15,8 +15,8 @@ namespace {
 void check_unit(const FlatUnit& unit) {
   const Tensor &values = unit.values, &grads = unit.grads;
   if (!is_floating(values.dtype()) || values.ndim() != 1 || !values.is_contiguous())
-    throw Error(fmt::format("[optimizer] values of {} are {}; expected a contiguous floating tensor of rank 1",
-                            unit.name, values.describe()));
+    throw Error(fmt::format("[optimizer] values of {} are {}; expected a contiguous 1-D floating tensor", unit.name,
+                            values.describe()));
   if (!is_floating(grads.dtype()) || grads.shape() != values.shape() || !grads.is_contiguous())
     throw Error(fmt::format("[optimizer] gradients of {} are {}; expected a contiguous floating tensor of shape {}",
                             unit.name, grads.describe(), values.shape().str()));
@@ -47,8 +47,8 @@ void check_options(const OptimizerOptions& o) {
     throw Error(fmt::format("[optimizer] weight_decay is {}; expected a number of at least 0", o.weight_decay));
 }
 
-// Runs f(begin, end, slot) on ranges that together are the elements of the unit's slots, each in one slot. Cut evenly
-// over the threads; a slot that reaches past the unit's buffers is clipped to them.
+// Runs f(begin, end, slot) on ranges that cover the unit's slots, each within one slot, balanced over the threads;
+// slots are clipped to the unit's buffers.
 template <class F>
 void for_each_segment(const FlatUnit& unit, const F& f) {
   const int64_t n = unit.values.numel();
@@ -62,8 +62,8 @@ void for_each_segment(const FlatUnit& unit, const F& f) {
   });
 }
 
-// Elements of a tensor for a rule that computes in W, a few at a time: they lie in the tensor itself, or widened beside
-// it where it is of bfloat16. So one loop of a rule is for all dtypes.
+// Elements of a tensor for a rule that computes in W, a few at a time: in place, or widened into a buffer for bfloat16,
+// so that each rule has a single loop for all dtypes.
 template <class W>
 class Elements {
  public:
@@ -71,7 +71,7 @@ class Elements {
       : wide_(t.dtype() == DType::bfloat16 ? nullptr : t.data<W>()),
         narrow_(t.dtype() == DType::bfloat16 ? t.data<bfloat16>() : nullptr) {}
 
-  // Elements [at, at + n). Of those of bfloat16, n is at most kRoundedAtOnce, and they stand until the next call.
+  // Elements [at, at + n). For bfloat16, n is at most kRoundedAtOnce, and they are valid until the next call.
   W* wide(int64_t at, int64_t n) {
     if (wide_ != nullptr) return wide_ + at;
     cpu::vectorized([to = room_, from = narrow_ + at, n] {
@@ -79,7 +79,8 @@ class Elements {
     });
     return room_;
   }
-  // Rounds x to elements [at, at + n) of bfloat16, by the bits for a number or, without bits, to nearest.
+  // Rounds x to elements [at, at + n) of bfloat16: stochastically with the bits of `number`, or without bits to
+  // nearest.
   void store(const W* x, int64_t at, int64_t n, const RoundingBits* bits, int number) const {
     if (wide_ != nullptr) return;
     cpu::vectorized([to = narrow_ + at, x, n, bits, number] {
@@ -194,7 +195,7 @@ void Optimizer::run(const UnitUpdate& of, std::span<const Philox> rounding, cons
   on_device(of.unit.grads.device(), on_cpu, [&] { cuda::update(of, options_, now, on_gpu); });
 }
 
-// Matrices of muon are updated in two passes: `updates` takes the place of their values, and then of their gradients.
+// Muon updates matrices in two passes: `updates` replaces their values, then their gradients.
 void Optimizer::update(const UpdateNumbers& now, const UpdateNumbers* on_gpu) {
   std::vector<std::pair<size_t, FlatUnit>> matrices;
   for (size_t u = 0; u < units_.size(); ++u)

@@ -1,9 +1,9 @@
 // Stochastic rounding to bfloat16 (Gupta et al. 2015, "Deep learning with limited numerical precision", section 3): up
-// or down, with probabilities by which the mean is the number itself. So what is smaller than half of the last bit is
-// not lost, but added now and then, and weights need no float32 master copy.
+// or down with probabilities that preserve the value in expectation. Updates below half a unit in the last place
+// accumulate on average, so weights need no float32 master copy.
 //
-// It is counted: the random bits of an element are a function of the seed, its parameter's name, the step and its index
-// in the whole parameter. A shard is rounded as the same elements of the whole are.
+// The random bits come from the counter-based RNG: a function of the seed, the parameter's name, the step and the index
+// in the full parameter. A shard is rounded exactly as the same elements of the full parameter.
 #pragma once
 
 #include "nn/parameter.h"
@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-// x and sixteen random bits, the low ones of `random`, in bfloat16. A number that is not finite is rounded to nearest.
+// Rounds x to bfloat16 using the low sixteen bits of `random`. Non-finite values are rounded to nearest.
 constexpr bfloat16 round_stochastically(float x, uint32_t random) {
   const uint32_t u = std::bit_cast<uint32_t>(x);
   bfloat16 up_or_down;
@@ -22,10 +22,10 @@ constexpr bfloat16 round_stochastically(float x, uint32_t random) {
 
 inline constexpr int64_t kRoundedAtOnce = 256;
 
-// Random bits for three numbers of each of some elements: half a Philox block for an element.
+// Random bits for three values per element: half a Philox block per element.
 class RoundingBits {
  public:
-  // Draws for elements [whole, whole + count) of a parameter; count is at most kRoundedAtOnce.
+  // Generates bits for elements [whole, whole + count) of a parameter; count is at most kRoundedAtOnce.
   void draw(const Philox& random, uint64_t step, int64_t whole, int64_t count) {
     skipped_ = whole % 2;
     cpu::vectorized([first = words_[0], second = words_[1], random, step, pair = static_cast<uint64_t>(whole) / 2,
@@ -39,7 +39,7 @@ class RoundingBits {
       }
     });
   }
-  // to[i] = from[i], rounded by bits of their own for each `number` (0, 1, 2).
+  // to[i] = from[i], rounded with separate bits for each `number` (0, 1, 2).
   template <class W>
   void round(bfloat16* to, const W* from, int64_t count, int number) const {
     const uint32_t* const words = words_[number / 2] + skipped_;
@@ -52,14 +52,14 @@ class RoundingBits {
   int64_t skipped_ = 0;
 };
 
-// The streams that a unit's parameters are rounded by, one for each slot.
+// RNG streams for rounding a unit's parameters, one per slot.
 inline std::vector<Philox> rounding_streams(const FlatUnit& unit, uint64_t seed) {
   std::vector<Philox> out;
   for (const Slot& slot : unit.slots) out.push_back(Philox::named(seed, slot.parameter->source() + ".rounding"));
   return out;
 }
 
-// f(begin, count, bits) for elements [begin, end) of a unit, which are the slot's, a few at a time.
+// Calls f(begin, count, bits) for chunks of elements [begin, end) of a unit, all within the slot.
 template <class F>
 void for_each_rounded(const Slot& slot, const Philox& random, int64_t step, int64_t begin, int64_t end, const F& f) {
   RoundingBits bits;

@@ -1,8 +1,8 @@
-// The rules of the optimizers: what each keeps of an element, and what a step makes of it. There is one loop over the
-// elements for all of them and all dtypes on the CPU (optim/optimizer.cpp), and one on the GPU (optim/cuda/updates.cu).
-// They call the same functions, so they give the same bits.
+// Update rules: each optimizer's state per element, and its update. The loops over elements are shared by all rules and
+// dtypes, one on the CPU (optim/optimizer.cpp) and one on the GPU (optim/cuda/updates.cu); both call the same functions
+// and are therefore bitwise identical.
 //
-// A new optimizer is a struct here, in the list UpdateRule, and a row of kOptimizers under its name in OptimizerKind.
+// To add an optimizer: a struct here, an entry in UpdateRule, and a row of kOptimizers under its OptimizerKind.
 #pragma once
 #include <variant>
 
@@ -12,31 +12,31 @@
 namespace tessera {
 
 struct OptimizerOptions {
-  double momentum = 0.9;  // sgd; muon, of matrices
+  double momentum = 0.9;  // sgd; matrices of muon
   double beta1 = 0.9;     // adam, adamw
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0;
-  DType state = DType::float32;  // bfloat16: for values of bfloat16 on the CPU
+  DType state = DType::float32;  // bfloat16: requires bfloat16 values on the CPU
   uint64_t seed = 0;             // for stochastic rounding
-  // The arena of the state; null: that of the gradients. For gradients on a GPU: memory that its kernels reach, see
-  // make_pinned_arena(). An update then reads and writes the state over the bus, both ways at once, while it computes.
-  // Values may lie in such memory too.
+  // Arena of the state; null: that of the gradients. For gradients on a GPU, memory accessible to its kernels
+  // (make_pinned_arena()): an update then transfers state over the bus in both directions while it computes. Values may
+  // also be in such memory.
   ArenaPtr state_arena = {};
-  // muon: makes updates of matrices from what is here of them, in place. A tensor for each unit, like its values;
-  // undefined for those that are not of matrices. Null: all of each matrix is here.
+  // muon: computes matrix updates in place from the local shards, one tensor per unit, like its values; undefined for
+  // units without such matrices. Null: matrices are unsharded.
   std::function<void(const std::vector<FlatUnit>& units, const std::vector<Tensor>& updates)> orthogonalise = {};
 };
 
-// The numbers of a step that its update is made with; an update rounds them once, to the type that it computes in.
+// Scalars of an update, rounded once to the dtype in which it computes.
 struct UpdateNumbers {
   double lr = 0, grad_scale = 1;         // grad_scale: the clip factor
   double step_size = 0, root_scale = 0;  // Adam's -lr / (1 - beta1^t) and 1 / sqrt(1 - beta2^t)
-  double coupled = 0, keep = 1;          // weight_decay where it is coupled, and 1 - lr weight_decay where it is not
-  bool skip = false;                     // nothing is to be updated
+  double coupled = 0, keep = 1;          // weight_decay if coupled; 1 - lr weight_decay if decoupled
+  bool skip = false;                     // leave everything unchanged
 };
 
-// The constants of a rule, in the type that it computes in.
+// Constants of a rule, in the dtype in which it computes.
 template <class W>
 struct UpdateConstants {
   W momentum, beta1, rest1, beta2, rest2, eps;
@@ -59,7 +59,7 @@ struct UpdateConstants {
     c.keep = static_cast<W>(now.keep);
     return c;
   }
-  // The constants for a slot with weight decay or without.
+  // Constants for a slot with or without weight decay.
   constexpr UpdateConstants of_slot(bool decays) const {
     UpdateConstants c = *this;
     if (!decays) {
@@ -70,7 +70,7 @@ struct UpdateConstants {
   }
 };
 
-// Stochastic gradient descent with heavy-ball momentum, weight decay coupled (added to the gradient), as PyTorch does:
+// Stochastic gradient descent with heavy-ball momentum and coupled weight decay (added to the gradient), as in PyTorch:
 //
 //   g = grad_scale * grad + weight_decay * p     b = momentum b + g     p = p - lr b
 struct Sgd {
@@ -112,8 +112,7 @@ struct Adam {
   }
 };
 
-// Muon's two passes over the elements of its matrices (optim/muon.h): `update` is what is to be made orthogonal, and
-// then what has been.
+// Muon's two elementwise passes (optim/muon.h): `update` is the input of the orthogonalization, then its result.
 struct MuonMomentum {
   static constexpr std::string_view kName = "muon momentum";
   static constexpr std::array<std::string_view, 1> kStates = {"momentum"};
@@ -136,7 +135,7 @@ struct MuonMatrix {
 using UpdateRule = std::variant<Sgd, PlainSgd, Adam, MuonMomentum, MuonMatrix>;
 
 enum class OptimizerKind : uint8_t { sgd, adam, adamw, muon };
-enum class Decay : uint8_t { coupled, decoupled };  // L2 regularisation inside the gradient, or AdamW's
+enum class Decay : uint8_t { coupled, decoupled };  // L2 regularization in the gradient, or AdamW's
 struct OptimizerRow {
   std::string_view name;
   UpdateRule rule;
@@ -153,18 +152,18 @@ inline constexpr auto kOptimizerNames = [] {
   return names;
 }();
 
-// The rule of an optimizer's units; `matrices`: of those that it updates as wholes.
+// The rule of an optimizer's units; `matrices`: of units with full-matrix updates.
 constexpr UpdateRule update_rule(OptimizerKind kind, double momentum, bool matrices) {
   if (kind == OptimizerKind::sgd && momentum == 0) return PlainSgd();
   if (kind == OptimizerKind::muon && matrices) return MuonMomentum();
   return kOptimizers[static_cast<size_t>(kind)].rule;
 }
-// The names of the tensors that it keeps, beside the master copy of bfloat16.
+// Names of its state tensors, excluding bfloat16's master copy.
 constexpr std::span<const std::string_view> state_names(const UpdateRule& rule) {
   return std::visit([](const auto& r) { return std::span<const std::string_view>(r.kStates); }, rule);
 }
 
-// Calls f(V{}, G{}) with the C++ types of the unit's values and gradients, which are float64 together or not at all.
+// Calls f(V{}, G{}) with the C++ types of the unit's values and gradients: both or neither are float64.
 template <class F>
 void with_unit_types(const FlatUnit& unit, const F& f) {
   with_floating(unit.values.dtype(), "optimizer", [&]<class V>(V v) {
@@ -174,13 +173,13 @@ void with_unit_types(const FlatUnit& unit, const F& f) {
   });
 }
 
-// Calls f(T{}) with the type of a tensor of float32 or float64, as an optimizer keeps.
+// Calls f(T{}) with the type of a float32 or float64 state tensor.
 template <class F>
 void with_wide(const Tensor& x, const F& f) {
   x.dtype() == DType::float64 ? f(double{}) : f(float{});
 }
 
-// The tensors of one unit's update by a rule. `master` is what is updated: a copy of the values, or they themselves.
+// Tensors of one unit's update. `master` is updated: a copy of the values, or the values themselves.
 struct UnitUpdate {
   const UpdateRule& rule;
   const FlatUnit& unit;
@@ -189,13 +188,12 @@ struct UnitUpdate {
 };
 
 namespace cuda {
-// One launch for each unit, or for each 64 of its slots. State may lie in the host's pinned memory. With the numbers of
-// the step that the kernel finds at `on_gpu` when it runs, or, where that is null, with `now`. Queued on the stream of
-// the gradients' arena.
+// Launches one kernel per unit, or per 64 of its slots, on the stream of the gradients' arena. State may be in pinned
+// host memory. The kernel reads its scalars from `on_gpu` at run time, or uses `now` if that is null.
 void update(const UnitUpdate& of, const OptimizerOptions& options, const UpdateNumbers& now,
             const UpdateNumbers* on_gpu);
 
-// The address that a kernel has for what may be offloaded: of the GPU's memory, or of the host's pinned memory.
+// Device address of possibly offloaded data: GPU memory, or pinned host memory.
 template <class T>
 T* reached_data(const Tensor& t) {
   return t.device() == Device::cuda ? t.device_data<T>() : t.data<T>();

@@ -1,4 +1,4 @@
-// Tokens from a file, tokens from nothing, and what of them a rank reads.
+// Sequences from files or the RNG, and their local arrays.
 #include "train/batches.h"
 
 #include <cstring>
@@ -12,12 +12,12 @@
 
 namespace tessera {
 namespace {
-constexpr uint64_t kNoise = 4;  // one token in so many is random
+constexpr uint64_t kNoise = 4;  // one of this many tokens is random
 
-// Rows in an endless list of epochs, each of which has all of them in an order of its own.
+// An endless list of epochs, each with all rows in a new order.
 struct Epochs {
   std::shared_ptr<const Rows> rows;
-  std::shared_ptr<const ExampleRows> examples;  // where they are examples: the same
+  std::shared_ptr<const ExampleRows> examples;  // the same rows, if they are examples
   Philox order;
 
   int64_t row(int64_t nth) const {
@@ -26,7 +26,7 @@ struct Epochs {
   }
 };
 
-// Epochs of the rows that are trained on: examples; windows of token files.
+// Epochs of the training rows: examples, or windows of token files.
 Epochs count_epochs(const Dataset& dataset, int64_t context, uint64_t seed, size_t number) {
   const std::string which = number > 0 ? " " + std::to_string(number) : "";
   if (dataset.train_examples)
@@ -35,7 +35,7 @@ Epochs count_epochs(const Dataset& dataset, int64_t context, uint64_t seed, size
           Philox::named(seed, "order of windows" + which)};
 }
 
-// Sequence s of step k is number k * batch + s of an endless list, which MixtureOrder deals to the sources.
+// Sequence s of step k is number k * batch + s of an endless list, which MixtureOrder assigns to the sources.
 class EpochSequences {
  public:
   EpochSequences(std::vector<Epochs> sources, std::vector<int64_t> shares, int64_t batch)
@@ -109,9 +109,9 @@ Sequences in_epochs(const Dataset& dataset, int64_t context, int64_t batch, uint
 
 int32_t document_end(const Sequences& sequences) {
   if (!sequences.document_end)
-    throw FieldError("document_mask",
-                     "the tokenizer has no token that ends documents; expected tokens with <|endoftext|>, as llm.c's "
-                     "files have");
+    throw FieldError(
+        "document_mask",
+        "the tokenizer has no end-of-document token; expected tokens with <|endoftext|>, as in llm.c's files");
   return *sequences.document_end;
 }
 
@@ -119,10 +119,9 @@ void check_sequences(const Job& job, const Sequences& sequences) {
   if (!sequences.load) throw FieldError("load", "expected a function that loads sequences, got an empty one");
   if (job.optim.document_mask && !sequences.starts) document_end(sequences);
   if (sequences.trained && job.plan.dp_mode == DataMode::ps_async)
-    throw FieldError(
-        "dp_mode",
-        "the loss is a mean over the trained targets of a whole batch, and ps-async updates by the batch of "
-        "one worker; expected ddp, dataparallel or ps-sync");
+    throw FieldError("dp_mode",
+                     "the loss is a mean over the trained targets of the global batch, but ps-async updates with one "
+                     "worker's batch; expected ddp, dataparallel or ps-sync");
 }
 
 int64_t targets_of_step(const Sequences& sequences, int64_t step, int64_t all) {
@@ -186,7 +185,7 @@ Tensor padded_starts(const Tensor& starts, std::span<const int64_t> lengths, int
   return out;
 }
 
-// Reading, and what of it a GPU copies by itself.
+// Loading, and asynchronous copies to a GPU.
 
 StepTokens::StepTokens(const Job& job, Sequences sequences, std::vector<int64_t> positions,
                        const DataStrategy& strategy, ArenaPtr arena)
@@ -199,7 +198,6 @@ StepTokens::StepTokens(const Job& job, Sequences sequences, std::vector<int64_t>
   check_sequences(job, sequences_);
 }
 
-// Micro-batches that this rank has asked for before it will ask for again.
 void StepTokens::begin(int64_t step) {
   step_ = step;
   targets_ = static_cast<double>(targets_of_step(sequences_, step, job_.optim.batch * job_.model.context));
@@ -207,7 +205,7 @@ void StepTokens::begin(int64_t step) {
     if (places_[m].memory) fill(places_[m], ahead_step_ == step ? ahead_[m] : read(step, static_cast<int64_t>(m)));
 }
 
-// Ignores tokens that cannot be read: the step that needs them says so, if it comes.
+// Ignores read errors: if the step runs, it reports them.
 void StepTokens::ahead(int64_t step) {
   ahead_step_ = -1;
   ahead_.assign(places_.size(), {});
@@ -220,7 +218,7 @@ void StepTokens::ahead(int64_t step) {
   }
 }
 
-// In the host's memory.
+// In host memory.
 StepTokens::Parts StepTokens::read(int64_t step, int64_t microbatch) const {
   const int64_t context = job_.model.context, tokens = padded_tokens(job_, lengths(step, microbatch, true));
   const BatchSlice mine = strategy_.batches().computes(job_.optim.batch, job_.plan.microbatches, microbatch);
@@ -260,7 +258,7 @@ void StepTokens::fill(Place& place, const Parts& parts) const {
   place.step = step_;
 }
 
-// Those that are wanted, where this rank computes.
+// The requested arrays, on the device.
 StepTokens::Parts StepTokens::parts(int64_t microbatch, const std::array<bool, 4>& wanted) {
   const auto on_cpu = [&] {
     Parts all = read(step_, microbatch);
@@ -273,7 +271,7 @@ StepTokens::Parts StepTokens::parts(int64_t microbatch, const std::array<bool, 4
     if (place.step != step_) {
       Parts read_now = read(step_, microbatch);
       if (read_now[0].device() == Device::meta) return read_now;
-      // For all parts of rows that fill the context: those of another step may be longer, and have other parts.
+      // Sized for rows that fill the context: other steps may have longer rows and other arrays.
       const int64_t most = read_now[0].dim(0) * job_.model.context * std::ssize(read_now) * element_size(DType::int32);
       if (!place.memory) place.memory = cuda::pinned_memory(most);
       fill(place, read_now);
@@ -319,7 +317,7 @@ int64_t StepTokens::columns(int64_t microbatch) const {
   return padded_tokens(job_, lengths(step_, microbatch, false)) / job_.plan.cp;
 }
 
-// The rank's number on the axis follows from the first of its positions: it begins its first chunk.
+// The position on the axis follows from the rank's first token position, the start of its first chunk.
 const std::vector<int64_t>& StepTokens::terminal_width(int64_t tokens) const {
   if (tokens == job_.model.context || !splits_tokens()) return positions_;
   std::vector<int64_t>& made = columns_[tokens];
@@ -362,13 +360,13 @@ StepInfo StepTokens::where(const Tensor& whole, const Tensor& starts) const {
   return at;
 }
 
-// In the host's memory.
+// In host memory.
 Documents StepTokens::own_documents(const Tensor& whole, const Tensor& starts) const {
   const bool masks = job_.optim.document_mask;
   if (!masks && !starts.defined()) return {};
   Documents all = starts.defined() ? documents_from(starts) : find_documents(whole, document_end(sequences_));
   if (!masks) return {job_.plan.cp_mode == ContextMode::ulysses ? starts : own_columns(starts), {}, true};
-  const bool all_queries = job_.plan.cp_mode == ContextMode::ulysses;  // attention has those of all tokens
+  const bool all_queries = job_.plan.cp_mode == ContextMode::ulysses;  // attention sees all queries
   return {all_queries ? all.starts : own_columns(all.starts), own_columns(all.positions)};
 }
 

@@ -1,4 +1,4 @@
-// Batches: where the sequences of a training step come from, and their way to where a rank computes.
+// Batches: the sequences of a training step and their transfer to the device.
 #pragma once
 
 #include <map>
@@ -11,106 +11,102 @@ namespace tessera {
 
 struct Sequences {
   int64_t vocab = 0;
-  // Sequences [first, first + count) of a step: `inputs` and the tokens after them, `targets`, both (count, context).
-  // A target may be Rows::kIgnored only where `trained` is there.
+  // Loads sequences [first, first + count) of a step: `inputs` and the next-token `targets`, both (count, context). A
+  // target may be Rows::kIgnored only if `trained` is set.
   std::function<void(int64_t step, int64_t first, int64_t count, int32_t* inputs, int32_t* targets)> load;
-  std::optional<int32_t> document_end = {};  // the token that ends documents, where there is one
-  // How many targets of a step's whole batch are trained, the same on every rank: the loss is their mean. Without it
-  // all are.
+  std::optional<int32_t> document_end = {};  // end-of-document token, if any
+  // Number of trained targets in a step's global batch, identical on every rank; the loss is their mean. Unset: all.
   std::function<int64_t(int64_t step)> trained = {};
-  // Beginnings of documents, for sequences that know them without such a token: for each token the place in its
+  // Document starts for sequences without an end-of-document token: for each token its document's position in the
   // sequence, (count, context).
   std::function<void(int64_t step, int64_t first, int64_t count, int32_t* starts)> starts = {};
-  // Tokens of a sequence before its padding, as Rows::length() has them. Without it none is padded.
+  // Tokens of a sequence before its padding (Rows::length()). Unset: no padding.
   std::function<int64_t(int64_t step, int64_t sequence)> length = {};
-  int64_t tokens_per_step = 0;  // without padding, on average; 0: each sequence fills the context
+  int64_t tokens_per_step = 0;  // average without padding; 0: every sequence fills the context
 
-  // Lengths of sequences [first, first + count) of a step; empty: none is padded.
+  // Lengths of sequences [first, first + count) of a step; empty if none is padded.
   std::vector<int64_t> lengths(int64_t step, int64_t first, int64_t count) const;
 };
 
-// Tokens of each sequence that a pass computes, of sequences with these lengths: those of the longest, rounded up to a
-// multiple of kTokensTogether and of what the ranks of cp and of sp share, at most the context; and the context where
-// there are no lengths. So a function of the rows of a micro-batch and of the plan's cp, tp and sp alone.
+// Computed tokens per sequence in a pass over sequences of these lengths: the longest, rounded up to a multiple of
+// kTokensTogether and of the token partitions of cp and sp, at most the context; the context if `lengths` is empty.
+// Depends only on the micro-batch and the plan's cp, tp and sp.
 inline constexpr int64_t kTokensTogether = 64;
 int64_t padded_tokens(const Job& job, std::span<const int64_t> lengths);
-// The starts of those tokens, int32 (B, T) in the host's memory: `starts` (B, context), where that is defined, else 0,
-// and Documents::kPadding behind each sequence; without lengths `starts`.
+// Document starts of those tokens, int32 (B, T) in host memory: `starts` (B, context) if defined, else 0, and
+// Documents::kPadding after the end of each sequence. Returns `starts` if `lengths` is empty.
 Tensor padded_starts(const Tensor& starts, std::span<const int64_t> lengths, int64_t tokens, const ArenaPtr& host);
 
-// That token, for a run that masks documents by it. Throws FieldError where there is none.
+// The end-of-document token of a run that masks documents. Throws FieldError if there is none.
 int32_t document_end(const Sequences& sequences);
 
-// Whether the job can be trained on them. Throws FieldError: documents that are to be masked and cannot be told;
-// targets that are not all trained, under a plan whose updates have no whole batch to take the mean over.
+// Throws FieldError if the job masks documents without known boundaries, or if some targets are not trained under a
+// plan whose updates have no global batch to average over.
 void check_sequences(const Job& job, const Sequences& sequences);
 
-// The targets that the loss of a step is divided by.
+// The number of targets that the loss of a step is divided by.
 int64_t targets_of_step(const Sequences& sequences, int64_t step, int64_t all);
 
-// Sequences of the training split, which must outlive the result. Examples, shards and mixtures come in epochs, and so
-// does a single file if it is to be shuffled: each row (data/examples.h, or TrainingWindows) once in an epoch, in an
-// order of its own (data/token_file.h). Otherwise sequences of a file begin where Loader draws them. Throws InputError,
-// Error (usage) for files that are too short.
+// Sequences of the training split, which must outlive the result. Examples, shards, mixtures and a shuffled single file
+// are read in epochs: each row (data/examples.h, or TrainingWindows) once per epoch, in a new order
+// (data/token_file.h). Otherwise Loader samples the start of each sequence. Throws InputError, and Error (usage) if
+// files are too short.
 Sequences make_sequences(const Dataset& dataset, int64_t context, int64_t batch, uint64_t seed, bool shuffle = false);
 
-// Counted random tokens in [0, vocab), most of which follow from the one before, so that there is something to learn.
-// Any rank can make any sequence, and no file is needed. Token 0 ends documents.
+// Random tokens in [0, vocab) from the counter-based RNG, most of them predictable from the preceding token so that a
+// model can learn. Any rank can generate any sequence. Token 0 ends documents.
 Sequences synthetic_sequences(int64_t vocab, int64_t context, int64_t batch, uint64_t seed);
 
-// The tokens of a step on their way from the data set to where a rank computes, and where their documents begin.
-//
-// For a rank on a GPU they lie in pinned memory, one place for each micro-batch, from which the GPU copies them when it
-// comes to them: nothing waits, and a step that was captured finds there the tokens of the step that it is replayed
-// for.
+// The tokens of a step and their document boundaries, from the data set to the device. On a GPU they are staged in
+// pinned memory, one slot per micro-batch: copies are queued without blocking, and a replayed step graph reads the
+// current step's tokens from the same addresses.
 
 class StepTokens final : public BatchSource {
  public:
-  // `positions`: the columns of every sequence that this rank has; empty: all of the context. `job` and `strategy` must
-  // outlive it. Throws FieldError as check_sequences() does.
+  // `positions`: columns of every sequence on this rank; empty: the whole context. `job` and `strategy` must outlive
+  // this object. Throws FieldError as check_sequences() does.
   StepTokens(const Job& job, Sequences sequences, std::vector<int64_t> positions, const DataStrategy& strategy,
              ArenaPtr arena);
-  // From now on micro-batches say where this graph finds the step's number.
+  // Micro-batches loaded from now on refer to this graph's step number.
   void queue_for(const StepGraph& graph) { graph_ = &graph; }
 
-  // From now on load() is about this step, and so is what was queued and is launched again. All copies of the step
-  // before must be done.
+  // Makes `step` the current step for load() and for replays of what was queued. All copies of the previous step must
+  // have completed.
   void begin(int64_t step);
-  // Reads the tokens of a step that may come next, so that a GPU need not wait for that; what it was asked for lies
-  // still where it was.
+  // Prefetches the tokens of a step so that the GPU need not wait for them; tokens already staged stay valid.
   void ahead(int64_t step);
-  // int32 (B, T) of a micro-batch, those that are asked for; meta tensors where this rank loads none. Queued on a GPU.
+  // int32 (B, T) of a micro-batch; meta tensors for arrays that are not requested. Queued on a GPU.
   Microbatch load(int64_t microbatch, bool ids, bool targets) override;
-  // The place of a micro-batch, with its documents for the parts of them that are here, where the job masks documents.
-  // Queued on a GPU; reads the sequences on any rank, also on one that loads no ids.
+  // Position of a micro-batch in the run, with this rank's documents if the job masks them. Queued on a GPU; reads the
+  // sequences on any rank, including ranks that load no ids.
   StepInfo where(int64_t microbatch) override;
   int64_t columns(int64_t microbatch) const override;
-  // The place of sequences (B, T) in the host's memory that are not trained on, with documents as in their ids or by
-  // `starts` (B, T) where that is defined. Waits on a GPU.
+  // The same for sequences (B, T) in host memory that are not trained on, with documents from their ids, or from
+  // `starts` (B, T) if defined. Synchronizes with the GPU.
   StepInfo where(const Tensor& whole, const Tensor& starts) const;
-  // The number of trained targets in the whole batch of the step.
+  // Trained targets in the global batch of the step.
   double targets() const { return targets_; }
-  // Whether each step has another number of them.
+  // Whether that number differs between steps.
   bool counts_targets() const { return sequences_.trained != nullptr; }
   const Sequences& sequences() const { return sequences_; }
-  // Tokens of the step's whole batch, without padding.
+  // Tokens of the global batch without padding.
   int64_t tokens_of_step() const;
-  // This rank's columns of (B, T) in the host's memory, where it computes. Waits on a GPU.
+  // This rank's columns of (B, T) in host memory, on the device. Synchronizes with the GPU.
   Tensor own(const Tensor& whole) const;
 
  private:
-  // Parts of a micro-batch: ids, targets, and where documents are masked their starts and positions.
+  // Arrays of a micro-batch: ids, targets, and starts and positions if documents are masked.
   using Parts = std::array<Tensor, 4>;
-  // They lie one after another in pinned memory.
+  // Consecutive in pinned memory.
   struct Place {
     std::shared_ptr<std::byte> memory;
     Parts like;         // meta, int32 (B, T)
-    int64_t step = -1;  // the step of the tokens that are there
+    int64_t step = -1;  // the step of the staged tokens
   };
   Parts read(int64_t step, int64_t microbatch) const;
   Parts parts(int64_t microbatch, const std::array<bool, 4>& wanted);
   StepInfo place(int64_t tokens) const;
-  // Lengths of the sequences of a micro-batch that are computed here, or move together with them.
+  // Lengths of a micro-batch's sequences: of those computed here, or (`moved`) exchanged together.
   std::vector<int64_t> lengths(int64_t step, int64_t microbatch, bool moved) const;
   // This rank's columns of sequences of `tokens` tokens; empty: all.
   const std::vector<int64_t>& terminal_width(int64_t tokens) const;

@@ -1,4 +1,4 @@
-// Plans that cannot be are refused before anything starts, with the field at fault and the nearest value that can be.
+// Rejects invalid plans before anything starts, with the invalid field and the nearest valid value.
 #include <fmt/format.h>
 
 #include "models/layout.h"
@@ -24,7 +24,7 @@ void check_numbers(Plan p) {
   Plan usual;
   check_least(field_descriptors(p), field_descriptors(usual));
   const auto positive = [](const char* field, double found) {
-    if (!(found > 0) || !std::isfinite(found)) refuse(field, "expected a number above 0, found {}", found);
+    if (!(found > 0) || !std::isfinite(found)) refuse(field, "expected a number above 0, got {}", found);
   };
   positive("bucket_mb", p.bucket_mb);
   positive("timeout", p.timeout);
@@ -32,66 +32,65 @@ void check_numbers(Plan p) {
 
 void check_documents(const Job& s) {
   if (s.optim.document_mask && s.plan.dp_mode == DataMode::dataparallel)
-    refuse(
-        "document_mask",
-        "the ranks of `dp_mode` dataparallel get their tokens from rank 0, and it does not send where documents begin; "
-        "expected `dp_mode` ddp, found dataparallel");
+    refuse("document_mask",
+           "`dp_mode` dataparallel scatters tokens from rank 0 without document boundaries; expected `dp_mode` ddp, "
+           "got dataparallel");
 }
 
 // Before anything is read or queued.
 void check_float64(const Job& s) {
   if constexpr (kWithCuda)
     if (s.plan.device == Device::cuda && s.optim.dtype == DType::float64 && !cuda::has_float64_kernels())
-      refuse("dtype",
-             "fp64 on a GPU takes a build with -DTESSERA_FLOAT64_KERNELS=ON; expected fp32 or bf16, or "
-             "`device` cpu");
+      refuse(
+          "dtype",
+          "fp64 on a GPU requires a build with -DTESSERA_FLOAT64_KERNELS=ON; expected fp32 or bf16, or `device` cpu");
 }
 
 void check_state_dtype(const Job& s) {
   if (s.optim.state_dtype != DType::bfloat16) return;
   if (s.optim.dtype != DType::bfloat16)
-    refuse("state_dtype", "bf16 is for parameters of `dtype` bf16, which are {}; expected fp32",
-           value_name(s.optim.dtype));
+    refuse("state_dtype", "bf16 requires `dtype` bf16, got {}; expected fp32", value_name(s.optim.dtype));
   if (s.plan.device != Device::cpu)
-    refuse("state_dtype", "bf16 is built for `device` cpu alone; expected fp32, found bf16 on cuda");
+    refuse("state_dtype", "bf16 is supported only on `device` cpu; expected fp32, got bf16 on cuda");
 }
 
 void check_batch(const Plan& p, int64_t batch) {
   const int64_t parts = p.dp * p.microbatches;
   if (batch % parts != 0)
-    refuse("batch", "{} sequences cannot be cut evenly into {} data ranks x {} micro-batches; the nearest that can: {}",
-           batch, p.dp, p.microbatches, multiples_near(parts, batch));
+    refuse("batch", "{} is not divisible by {} data ranks x {} micro-batches; nearest valid value: {}", batch, p.dp,
+           p.microbatches, multiples_near(parts, batch));
 }
 
 void check_tensor(const Plan& p, const ModelConfig& m) {
   const auto shared = [&](int64_t heads, const char* what) {
     if (heads % p.tp != 0)
-      refuse("tp", "{} does not divide the {} heads{}; the nearest that does: {}", p.tp, heads, what,
+      refuse("tp", "{} does not divide the {} heads{}; nearest valid value: {}", p.tp, heads, what,
              divisors_near(heads, p.tp));
   };
   shared(m.heads, "");
   shared(m.all_heads().key, " of keys and values");
   if (m.vocab > 0 && m.vocab < p.tp)
-    refuse("tp", "a vocabulary of {} has no row for each of {} ranks; expected at most {}", m.vocab, p.tp, m.vocab);
+    refuse("tp", "a vocabulary of {} cannot be sharded over {} ranks; expected at most {}", m.vocab, p.tp, m.vocab);
   const int64_t tokens = m.context / p.cp;
   if (p.sp && tokens % p.tp != 0)
-    refuse("sp", "{} ranks of `tp` do not divide the {} tokens that each has; the nearest that does: `tp` {}", p.tp,
-           tokens, divisors_near(tokens, p.tp));
+    refuse("sp", "{} ranks of `tp` do not divide the {} tokens per rank; nearest valid value: `tp` {}", p.tp, tokens,
+           divisors_near(tokens, p.tp));
 }
 
 void check_context(const Plan& p, const ModelConfig& m) {
   if (p.cp == 1) return;
   const bool ring = p.cp_mode == ContextMode::ring;
-  const int64_t parts = ring ? 2 * p.cp : p.cp;  // the ring deals out two chunks to each
+  const int64_t parts = ring ? 2 * p.cp : p.cp;  // the ring assigns two chunks to each rank
   if (m.context % parts != 0)
-    refuse("cp", "{} ranks cut a context of {} into {} parts; the nearest `context` that can be cut: {}", p.cp,
-           m.context, parts, multiples_near(parts, m.context));
+    refuse("cp",
+           "{} ranks require a `context` divisible into equal chunks, got {} tokens for {} chunks; nearest valid "
+           "`context`: {}",
+           p.cp, m.context, parts, multiples_near(parts, m.context));
   if (ring) return;
   const auto shared = [&](int64_t heads, const char* what) {
     if (heads % p.cp != 0)
-      refuse("cp",
-             "{} ranks of `cp_mode` ulysses do not divide the {} heads{} that each has; the nearest that does: {}",
-             p.cp, heads, what, divisors_near(heads, p.cp));
+      refuse("cp", "{} ranks of `cp_mode` ulysses do not divide the {} heads{} per rank; nearest valid value: {}", p.cp,
+             heads, what, divisors_near(heads, p.cp));
   };
   shared(m.heads / p.tp, "");
   shared(m.all_heads().key / p.tp, " of keys and values");
@@ -99,18 +98,18 @@ void check_context(const Plan& p, const ModelConfig& m) {
 
 void check_chunks(const Plan& p) {
   if (p.chunks > 0 && (!p.schedule_file.empty() || p.schedule != ScheduleKind::interleaved))
-    refuse("chunks", "goes with `schedule` interleaved, found {}", schedule_name(p));
+    refuse("chunks", "requires `schedule` interleaved, got {}", schedule_name(p));
 }
 
 void check_pipeline(const Plan& p, const ModelConfig& m) {
   check_chunks(p);
   const int stages = make_schedule(p).stages;
   if (stages > m.layers)
-    refuse("pp", "{} ranks make {} stages, more than the {} layers; expected at most {} stages, as of `pp` {}", p.pp,
+    refuse("pp", "{} ranks have {} stages, more than the {} layers; expected at most {} stages, as with `pp` {}", p.pp,
            stages, m.layers, m.layers, std::max<int64_t>(m.layers * p.pp / stages, 1));
 }
 
-// As the model lays one layer out on each rank of tp, beside ranks that are not there.
+// Partitions one layer for each tp rank, using fake ranks.
 void check_quantized(const Job& s) {
   if (s.model.quantize.codec == Codec::none) return;
   ModelConfig one = s.model;
@@ -129,65 +128,61 @@ void check_place(const Job& s, bool traced) {
   no_graph_because(s, traced);
   if (p.device == Device::cpu) return;
   if (p.all_reduce == Algorithm::native && !uses_nccl(p))
-    refuse("all_reduce", "MPI can sum only arrays in the host's memory; expected direct, ring, tree or root");
+    refuse("all_reduce", "MPI reduces only arrays in host memory; expected direct, ring, tree or root");
 }
 
-// NCCL has one order of sums, its own, and no GPU for a second rank.
+// NCCL determines its summation order and requires one GPU per rank.
 void check_nccl(const Plan& p) {
   if (!uses_nccl(p)) {
     if (const std::string pair = has_processes(p) ? "" : gpus_apart(p); !pair.empty())
-      refuse("backend",
-             "{} do not reach each other's memory, which ranks that are threads use; expected nccl, beside "
-             "`all_reduce` native",
+      refuse("backend", "{} have no peer access, which thread ranks require; expected nccl with `all_reduce` native",
              pair);
     return;
   }
   if (p.device != Device::cuda)
-    refuse("backend", "nccl is for ranks on GPUs; expected `device` cuda beside it, found {}", to_string(p.device));
+    refuse("backend", "nccl requires ranks on GPUs; expected `device` cuda, got {}", to_string(p.device));
   if (p.all_reduce != Algorithm::native)
-    refuse("backend", "nccl adds in an order of its own; expected `all_reduce` native beside it, found {}",
+    refuse("backend", "nccl determines the order of sums; expected `all_reduce` native, got {}",
            value_name(p.all_reduce));
   if (!has_processes(p) && p.ranks() > gpu_count())
     refuse("backend",
-           "nccl wants a GPU for each of {} ranks, and this machine has {}; without it ranks share "
-           "one",
+           "nccl requires one GPU for each of {} ranks, and this machine has {}; other backends let ranks share a GPU",
            p.ranks(), gpu_count());
 }
 
-// The data axis: its modes, groups of shards, ranks that train alone, and optimizers that need whole matrices.
+// Data axis: modes, sharding groups, local updates, and optimizers that need full matrices.
 
 void check_diloco(const Plan& p) {
   if (p.dp_mode != DataMode::diloco) return;
   if (p.sync_fragments > p.sync_every)
     refuse("sync_fragments",
-           "each fragment makes its outer steps in other steps, of which there are {} (`sync_every`); expected at most "
-           "{}, found {}",
+           "fragments have their outer steps at different steps, of which there are {} (`sync_every`); expected at "
+           "most {}, got {}",
            p.sync_every, p.sync_every, p.sync_fragments);
   if (p.zero != ZeroStage::none)
-    refuse("zero", "ranks of `dp_mode` diloco have nothing to share out between two sums; expected 0, found {}",
+    refuse("zero", "`dp_mode` diloco does not shard state between synchronizations; expected 0, got {}",
            value_name(p.zero));
   const bool in_any_order = p.all_reduce == Algorithm::ring || p.all_reduce == Algorithm::native;
   if (in_any_order && (p.pp > 1 || p.tie_copies || p.tp > 1))
     refuse("all_reduce",
-           "{} may add what pipeline ranks or tensor ranks have copies of in several orders, and in `dp_mode` diloco "
-           "nothing makes them equal again; expected direct, tree or root{}",
+           "{} may sum replicas on pipeline or tensor ranks in different orders, and `dp_mode` diloco does not "
+           "resynchronize them; expected direct, tree or root{}",
            p.all_reduce == Algorithm::ring ? "a ring" : "a library",
            uses_nccl(p) ? ", and `backend` threads or mpi" : "");
   if (!(p.outer_lr > 0) || !std::isfinite(p.outer_lr))
-    refuse("outer_lr", "expected a number above 0, found {}", p.outer_lr);
+    refuse("outer_lr", "expected a number above 0, got {}", p.outer_lr);
   if (!(p.outer_momentum >= 0 && p.outer_momentum < 1))
-    refuse("outer_momentum", "expected a number in [0, 1), found {}", p.outer_momentum);
+    refuse("outer_momentum", "expected a number in [0, 1), got {}", p.outer_momentum);
 }
 
 void check_offload(const Plan& p) {
   if (p.offload != Offload::parameters) return;
   if (p.zero != ZeroStage::three)
-    refuse("offload", "parameters moves the shards of `zero` 3; expected `zero` 3 beside it, found {}",
-           value_name(p.zero));
+    refuse("offload", "parameters requires `zero` 3, whose shards it moves; got `zero` {}", value_name(p.zero));
   if (p.device == Device::cpu)
     refuse("offload",
-           "parameters moves them to the host's memory. With `device` cpu they lie there already, and a mapped file "
-           "would save nothing, since every pass reads them; expected `device` cuda beside it, found cpu");
+           "parameters are offloaded to host memory, where `device` cpu already stores them; a mapped file would save "
+           "nothing, since every pass reads them; expected `device` cuda, got cpu");
 }
 
 void check_updates(const Job& s) {
@@ -195,84 +190,86 @@ void check_updates(const Job& s) {
   const DataMode mode = s.plan.dp_mode;
   if (muon && (mode == DataMode::ps_sync || mode == DataMode::ps_async))
     refuse("optimizer",
-           "muon needs whole matrices, which the servers of {} have not; expected another, or `dp_mode` ddp",
+           "muon requires full matrices, which servers of {} do not hold; expected another optimizer, or `dp_mode` ddp",
            value_name(mode));
   if (muon && s.model.lora.rank > 0)
-    refuse("optimizer", "muon is for matrices of layers, which are frozen beside adapters; expected adamw");
+    refuse("optimizer", "muon updates matrices of layers, which are frozen when training adapters; expected adamw");
   if (muon && s.optim.state_dtype == DType::bfloat16)
-    refuse("state_dtype", "muon keeps its momentum in fp32; expected fp32, found bf16");
+    refuse("state_dtype", "muon requires fp32 momentum; expected fp32, got bf16");
   if (s.plan.sync_fragments > s.model.layers)
-    refuse("sync_fragments", "a fragment has at least one of the {} layers; expected at most {}, found {}",
+    refuse("sync_fragments", "each fragment has at least one of the {} layers; expected at most {}, got {}",
            s.model.layers, s.model.layers, s.plan.sync_fragments);
 }
 
 void check_data(const Plan& p) {
   if (p.all_reduce == Algorithm::native && !uses_nccl(p) && p.backend != Backend::mpi)
-    refuse("all_reduce", "{} ranks have no library of their own; expected direct, ring, tree or root",
+    refuse("all_reduce", "{} ranks have no native all-reduce; expected direct, ring, tree or root",
            p.backend == Backend::tcp ? "TCP" : "thread");
-  if (p.shard_ranks > 0 && p.zero == ZeroStage::none) refuse("shard_ranks", "goes with `zero` 1, 2 or 3, found 0");
+  if (p.shard_ranks > 0 && p.zero == ZeroStage::none) refuse("shard_ranks", "requires `zero` 1, 2 or 3, got 0");
   if (p.shard_ranks > 0 && (p.dp * p.cp) % p.shard_ranks != 0)
-    refuse("shard_ranks", "groups of {} ranks do not divide the {} that share the batch; the nearest that do: {}",
-           p.shard_ranks, p.dp * p.cp, divisors_near(p.dp * p.cp, p.shard_ranks));
+    refuse("shard_ranks", "groups of {} ranks do not divide the {} data ranks; nearest valid value: {}", p.shard_ranks,
+           p.dp * p.cp, divisors_near(p.dp * p.cp, p.shard_ranks));
   if (p.dp_mode == DataMode::ddp || p.dp_mode == DataMode::diloco) return;
-  if (p.servers > p.dp) refuse("servers", "expected at most the {} ranks, found {}", p.dp, p.servers);
+  if (p.servers > p.dp) refuse("servers", "expected at most the {} ranks, got {}", p.dp, p.servers);
   const std::string_view mode = value_name(p.dp_mode);
   if (uses_nccl(p))
     refuse("backend",
-           "{} adds at one rank, in rank order, and nccl does not; expected threads or mpi beside `dp_mode` {}, found "
-           "nccl",
+           "{} reduces on one rank, in rank order, which nccl does not support; expected threads or mpi with `dp_mode` "
+           "{}, got nccl",
            mode, mode);
   if (p.all_reduce != Algorithm::direct)
-    refuse("all_reduce", "{} adds at one rank, in rank order; expected direct, found {}", mode,
+    refuse("all_reduce", "{} reduces on one rank, in rank order; expected direct, got {}", mode,
            value_name(p.all_reduce));
-  if (p.zero != ZeroStage::none) refuse("zero", "{} goes with `dp_mode` ddp, found {}", value_name(p.zero), mode);
+  if (p.zero != ZeroStage::none) refuse("zero", "{} requires `dp_mode` ddp, got {}", value_name(p.zero), mode);
   if (p.ranks() > p.dp)
-    refuse("dp_mode", "{} is for data-parallel ranks alone; expected ddp beside `tp`, `pp` and `cp`", mode);
+    refuse("dp_mode", "{} supports only data-parallel ranks; expected ddp with `tp`, `pp` and `cp`", mode);
 }
 
 void check_modes(const Plan& p) {
   Plan given = p, usual;
-  check_read(field_descriptors(given), field_descriptors(usual));  // settings that only one mode reads
+  check_read(field_descriptors(given), field_descriptors(usual));  // settings used by only one mode
   check_diloco(p);
   check_offload(p);
   if (p.recompute == Recompute::op)
-    refuse("recompute", "op is a way of other software, for predictions alone; expected block or another, found op");
+    refuse("recompute",
+           "op is supported only by `plan` for other frameworks; expected none, activation, activation+norm, attention "
+           "or block, got op");
   if (p.dp_mode == DataMode::ps_async && p.tie_copies)
-    refuse("tie_copies", "ps-async has no steps in common; expected another `dp_mode`");
+    refuse("tie_copies", "ps-async has no synchronized steps; expected another `dp_mode`");
   if (p.dp_mode == DataMode::dataparallel && has_processes(p))
-    refuse("dp_mode", "dataparallel is one process by definition; expected ddp or ps-sync for several");
+    refuse("dp_mode", "dataparallel supports only one process; expected ddp or ps-sync for several");
 }
 
 void check_experts(const Plan& p, const ModelConfig& m) {
   const int64_t experts = m.experts.count;
-  if (experts == 0 && p.ep > 1)
-    refuse("ep", "a model without experts has none to share out; expected 1, found {}", p.ep);
+  if (experts == 0 && p.ep > 1) refuse("ep", "a model without experts requires 1, got {}", p.ep);
   if (experts == 0 || p.ep == 1) return;
   if (const int64_t data = p.dp * p.cp; data % p.ep != 0)
-    refuse("ep", "it is cut out of the {} data ranks, which {} does not divide; the nearest that does: {}", data, p.ep,
+    refuse("ep", "the {} data ranks are not divisible by {}; nearest valid value: {}", data, p.ep,
            divisors_near(data, p.ep));
   if (experts % p.ep != 0)
-    refuse("ep", "{} ranks do not divide the {} experts; the nearest that does: {}", p.ep, experts,
+    refuse("ep", "{} ranks do not divide the {} experts; nearest valid value: {}", p.ep, experts,
            divisors_near(experts, p.ep));
   if (p.shard_ranks % p.ep != 0)
     refuse("shard_ranks",
-           "each group has all experts, which {} ranks of `ep` share out; expected a multiple of {}, found {}", p.ep,
-           p.ep, p.shard_ranks);
-  if (p.dp_mode != DataMode::ddp) refuse("ep", "goes with `dp_mode` ddp, found {}", value_name(p.dp_mode));
+           "each group holds all experts, sharded over {} ranks of `ep`; expected a multiple of {}, got {}", p.ep, p.ep,
+           p.shard_ranks);
+  if (p.dp_mode != DataMode::ddp) refuse("ep", "requires `dp_mode` ddp, got {}", value_name(p.dp_mode));
   if (p.all_reduce == Algorithm::ring)
     refuse("all_reduce",
-           "a ring adds in an order of places, which differ between ranks beside `ep`; expected direct, tree or root");
+           "a ring's summation order depends on positions in the buffer, which differ between ranks of `ep`; expected "
+           "direct, tree or root");
 }
 
 void check_model(const Job& s) {
   const ModelConfig& m = s.model;
   if (m.head_dim == 0 && m.channels % m.heads != 0)
-    refuse("heads", "{} heads do not divide {} channels; the nearest that does: {}", m.heads, m.channels,
+    refuse("heads", "{} heads do not divide {} channels; nearest valid value: {}", m.heads, m.channels,
            divisors_near(m.channels, m.heads));
   if (m.heads % m.all_heads().key != 0)
-    refuse("kv_heads", "{} do not divide the {} heads; the nearest that does: {}", m.kv_heads, m.heads,
+    refuse("kv_heads", "{} do not divide the {} heads; nearest valid value: {}", m.kv_heads, m.heads,
            divisors_near(m.heads, m.kv_heads));
-  ModelConfig one = m;  // the model says what it does not take; one layer has what every other has
+  ModelConfig one = m;  // the model rejects unsupported features; one layer is representative
   one.layers = 1;
   one.vocab = std::max<int64_t>(m.vocab, 1);
   build_model(s.make, one);
@@ -280,7 +277,7 @@ void check_model(const Job& s) {
 
 void check_microbatches(const Job& s) {
   if (s.optim.batch % s.plan.microbatches != 0)
-    refuse("microbatches", "{} do not divide a batch of {}; the nearest that does: {}", s.plan.microbatches,
+    refuse("microbatches", "{} do not divide a batch of {}; nearest valid value: {}", s.plan.microbatches,
            s.optim.batch, divisors_near(s.optim.batch, s.plan.microbatches));
 }
 
@@ -293,29 +290,26 @@ void check_sizes(const Job& s) {
   found.raise();
 }
 
-// A backend is a wish; what started this process may not be able to fulfil it.
+// Backends may be unavailable, depending on the process launcher.
 void check_backend(const Plan& p, int64_t ranks) {
   const bool may_meet = p.backend == Backend::tcp || p.backend == Backend::nccl;
   if (!p.rendezvous.empty() && !may_meet)
-    refuse("rendezvous", "expected `backend` tcp or nccl beside it, found {}", value_name(p.backend));
+    refuse("rendezvous", "requires `backend` tcp or nccl, got {}", value_name(p.backend));
   if (p.backend == Backend::tcp && p.rendezvous.empty())
-    refuse("backend", "tcp wants an address where the ranks meet; expected `rendezvous` HOST:PORT beside it");
+    refuse("backend", "tcp requires an address for the rendezvous; expected `rendezvous` HOST:PORT");
   if (!p.rendezvous.empty()) return;
   const std::optional<MpiSurroundings> job = mpi_surroundings();
   if (const int tasks = lone_tasks(); tasks > 0)
     refuse("backend",
-           "srun has started {} tasks that cannot join each other, so each would be a separate run; expected "
-           "one task, a PMI (pmix or pmi2) with which srun can join them, or `rendezvous` and `rank`",
+           "srun started {} tasks without a PMI, so each would be a separate run; expected one task, a PMI (pmix or "
+           "pmi2) that connects them, or `rendezvous` and `rank`",
            tasks);
   if (!has_processes(p) && job && job->ranks > 1)
     refuse("backend",
-           "{} has started {} processes, and each would be a separate run; expected mpi, "
-           "or one process, found threads",
+           "{} started {} processes, each of which would be a separate run; expected mpi, or one process, got threads",
            job->launcher, job->ranks);
   if (has_processes(p) && !job && ranks > 1)
-    refuse("backend",
-           "mpi takes its ranks from mpirun, which did not start this process; expected "
-           "mpirun -n {} in front of tessera, or `backend` threads",
+    refuse("backend", "mpi requires a start by mpirun; expected mpirun -n {} before tessera, or `backend` threads",
            ranks);
 }
 
@@ -329,7 +323,7 @@ void check_layout(const Plan& p, const ModelConfig& m, int64_t batch) {
 
 void check(const Plan& p) {
   if constexpr (kWithNccl)
-    if (uses_nccl(p)) prepare_for_nccl();  // before the first call of CUDA's, which looks for GPUs
+    if (uses_nccl(p)) prepare_for_nccl();  // before the first CUDA call, which enumerates GPUs
   check_numbers(p);
   check_backend(p, p.ranks());
   check_data(p);
@@ -344,7 +338,7 @@ void check(const Job& s, bool traced) {
   const Plan& p = s.plan;
   if constexpr (kWithNccl)
     if (uses_nccl(p)) prepare_for_nccl();
-  check_numbers(p);  // by which the others divide
+  check_numbers(p);  // other checks divide by them
   ErrorList found;
   found.check([&] { check_sizes(s); });
   found.check([&] { check_backend(p, p.ranks()); });

@@ -1,4 +1,4 @@
-// The choice between the host and its GPUs.
+// Selection of devices and kernels.
 #include "train/device.h"
 
 #include <fmt/format.h>
@@ -24,7 +24,7 @@ void check_device(Device device) {
   if constexpr (kWithCuda)
     cuda::use_gpu(0);
   else
-    throw Error("`device` cuda: this program was built without CUDA; expected cpu, or a build with -DTESSERA_CUDA=ON");
+    throw Error("`device` cuda: this build has no CUDA; expected cpu, or a build with -DTESSERA_CUDA=ON");
 }
 
 ArenaPtr rank_arena(Device device, int local_rank, const KernelChoice& kernels) {
@@ -32,7 +32,7 @@ ArenaPtr rank_arena(Device device, int local_rank, const KernelChoice& kernels) 
   if (device == Device::cpu) return make_arena();
   if constexpr (kWithCuda) {
     cuda::use_gpu(local_rank % gpu_count());
-    cuda::keep_algorithms_in(cache_directory());  // so that the next run finds what this one times
+    cuda::keep_algorithms_in(cache_directory());  // reused by the next run
   }
   ArenaPtr arena = make_arena(Device::cuda);
   arena->local<KernelChoice>() = kernels;
@@ -63,24 +63,25 @@ std::string gpus_apart([[maybe_unused]] const Plan& p) {
 
 std::string describe_nccl(const Plan& p) {
   const std::string pair = uses_nccl(p) ? gpus_apart(p) : "";
-  return pair.empty() ? "" : pair + " do not reach each other's memory: NCCL sends through the host's, which is slower";
+  return pair.empty() ? "" : pair + " have no peer access: NCCL sends through host memory, which is slower";
 }
 
-// The choice, and what stands against it.
+// Attention kernels: the choice, and the obstacles.
 
 namespace {
 
-// The reason within the run why cuDNN cannot serve it; empty: none.
+// The property of the run that rules out cuDNN; empty: none.
 std::string obstacle(const Job& job) {
   if (job.optim.dtype != DType::bfloat16)
-    return fmt::format("cuDNN's take bf16, found {}", value_name(job.optim.dtype));
-  if (job.model.dropout > 0) return "cuDNN's cannot drop the elements that ours count";
-  if (job.optim.document_mask) return "cuDNN's do not know where our documents begin";
-  if (job.model.window > 0 && job.model.window < job.model.context) return "cuDNN's are not asked for a sliding window";
+    return fmt::format("cuDNN kernels require bf16, got {}", value_name(job.optim.dtype));
+  if (job.model.dropout > 0) return "cuDNN kernels do not support dropout from the counter-based RNG";
+  if (job.optim.document_mask) return "cuDNN kernels do not support document masks";
+  if (job.model.window > 0 && job.model.window < job.model.context)
+    return "cuDNN kernels are not used with a sliding window";
   return "";
 }
 
-// The problems of the run's attention in one direction: of some rank, or of every one.
+// The run's attention problems in one direction, over all ranks.
 [[maybe_unused]] std::vector<cuda::FusedAttention> problems(const Job& job, bool backward) {
   const Plan& p = job.plan;
   const ModelConfig& m = job.model;
@@ -97,7 +98,7 @@ std::string obstacle(const Job& job) {
   return all;
 }
 
-// The reason that cuDNN itself gives against the run's attention on this GPU; empty: none.
+// cuDNN's own reason against the run's attention on this GPU; empty: none.
 std::string refusal(const Job& job) {
   if constexpr (kWithCudnn) {
     for (const bool backward : {false, true})
@@ -123,17 +124,16 @@ KernelChoice select_kernels(const Plan& p) {
 void check_attention(const Plan& p) {
   if (p.attention != AttentionKernels::cudnn) return;
   if (!kWithCudnn)
-    throw FieldError("attention",
-                     "this program was built without cuDNN; expected own, or a build with -DTESSERA_CUDNN=ON");
+    throw FieldError("attention", "this build has no cuDNN; expected own, or a build with -DTESSERA_CUDNN=ON");
   if (p.device != Device::cuda)
-    throw FieldError("attention", "cuDNN's kernels are for GPUs; expected own, or `device` cuda");
+    throw FieldError("attention", "cuDNN kernels require a GPU; expected own, or `device` cuda");
 }
 
 void check_bfloat16([[maybe_unused]] const Job& job) {
   if constexpr (kWithCuda) {
     if (job.plan.device != Device::cuda || job.optim.dtype != DType::bfloat16) return;
     check_device(job.plan.device);
-    if (const std::string why = cuda::refuses_bfloat16(); !why.empty()) throw FieldError("dtype", why + ", found bf16");
+    if (const std::string why = cuda::refuses_bfloat16(); !why.empty()) throw FieldError("dtype", why + ", got bf16");
   }
 }
 
@@ -145,7 +145,7 @@ void check_attention(const Job& job) {
     check_device(job.plan.device);
     why = refusal(job);
   }
-  if (!why.empty()) throw FieldError("attention", why + "; expected own, found cudnn");
+  if (!why.empty()) throw FieldError("attention", why + "; expected own, got cudnn");
 }
 
 std::string describe_attention(const Job& job) {
@@ -153,11 +153,11 @@ std::string describe_attention(const Job& job) {
                     : kWithCudnn                                ? obstacle(job)
                                                                 : "built without cuDNN";
   if (why.empty()) why = refusal(job);
-  if (!why.empty()) return fmt::format("attention: our own kernels ({})", why);
+  if (!why.empty()) return fmt::format("attention: custom kernels ({})", why);
   std::string version;
   if constexpr (kWithCudnn) version = cuda::cudnn_version();
   return fmt::format("attention: cuDNN {}{}", version,
-                     job.plan.deterministic ? ", gradients added in a fixed order" : "");
+                     job.plan.deterministic ? ", gradients accumulated in a fixed order" : "");
 }
 
 Communicator& with_one_job(Communicator& world, Job job) {

@@ -1,4 +1,4 @@
-// The layers that are watched, and the places of what a rank makes of them.
+// Hooks on the layers, and the file positions of a rank's slices.
 #include "train/dump.h"
 
 #include <fmt/format.h>
@@ -10,20 +10,20 @@ namespace tessera {
 void check_dump(const Job& job, int64_t step) {
   const DataMode mode = job.plan.dp_mode;
   if (step > 0 && (mode == DataMode::ps_async || mode == DataMode::diloco))
-    throw FieldError("dump",
-                     fmt::format("expected ranks that make each step together, found `dp_mode` {}", value_name(mode)));
+    throw FieldError("dump", fmt::format("expected ranks with synchronized steps, got `dp_mode` {}", value_name(mode)));
   if (step > job.optim.steps)
-    throw FieldError("dump", fmt::format("expected one of the {} `steps`, found {}", job.optim.steps, step));
+    throw FieldError("dump", fmt::format("expected one of the {} `steps`, got {}", job.optim.steps, step));
 }
 
-// Between layers a rank of tp has all that its cp rank has, or with sp a part of the tokens; of logits it has columns.
+// Between layers a tp rank has its cp rank's full activation, or with sp a shard of the tokens; of logits, a shard of
+// the columns.
 StepDump::StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& folder)
     : trainer_(trainer),
       step_(step),
       file_(folder / fmt::format("dump_{}.safetensors", step)),
       model_(dynamic_cast<Decoder*>(&trainer.model())) {
   check_dump(trainer.job(), step);
-  if (!model_) throw FieldError("dump", "expected a model whose layers have names in the hub, found one of your own");
+  if (!model_) throw FieldError("dump", "expected a model family of the hub, got a custom model");
   const ModelConfig& c = model_->config;
   const Plan& plan = trainer.job().plan;
   const Communicator &tp = trainer.mesh()["tp"], &cp = trainer.mesh()["cp"];
@@ -55,7 +55,7 @@ StepDump::StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& 
   if (&model_->head != &model_->tokens) watch(model_->head, logits);
 }
 
-// Rank 0 makes the file, with the batch in it, and says where it is.
+// Rank 0 creates the file with the batch and broadcasts its path.
 void StepDump::begin(const Sequences& sequences) {
   const int64_t batch = trainer_.job().optim.batch, context = model_->config.context;
   std::vector<TensorBytes> tensors{{"input_ids", DType::int32, {batch, context}, {}},
@@ -81,14 +81,15 @@ void StepDump::begin(const Sequences& sequences) {
     write("input_ids", 0, std::as_bytes(std::span(ids)));
     write("targets", 0, std::as_bytes(std::span(targets)));
   }
-  if (trainer_.mesh().size("tp") == 1)  // else there are logits anyhow
+  if (trainer_.mesh().size("tp") == 1)  // else logits exist anyway
     model_->head.set_loss([&head = model_->head](const Var& x, const Tensor& targets, double scale) {
       return cross_entropy(head.logits(x), targets, scale);
     });
   on_ = true;
 }
 
-// Writes what a module has made, and its gradient when that comes by. A pass without gradients is made again with them.
+// Writes a module's output, and its gradient in the backward pass. Outputs without gradients are replaced by tracked
+// ones.
 Var StepDump::seen(Var made, const Point& point) {
   if (!grad_enabled()) return made;
   made = made.tracked();
@@ -112,7 +113,7 @@ void StepDump::write(const Point& point, const char* what, const Tensor& rows, c
                 context = model_->config.context;
   const Plan& plan = trainer_.job().plan;
   const int64_t tokens = count / (trainer_.job().optim.batch / (plan.dp * plan.microbatches)),
-                computed = context * tokens / std::ssize(point.tokens);  // of each sequence, on all ranks
+                computed = context * tokens / std::ssize(point.tokens);  // per sequence, over all ranks
   std::span<const int64_t> places = point.tokens;
   if (computed < context) {
     std::vector<int64_t>& all = shorter_[computed];
@@ -125,13 +126,13 @@ void StepDump::write(const Point& point, const char* what, const Tensor& rows, c
     const int64_t sequence = at.first + row / tokens, token = places[static_cast<size_t>(row % tokens)],
                   element = (sequence * context + token) * point.width + point.first;
     if (!at.lengths.empty() && token >= at.lengths[static_cast<size_t>(row / tokens)]) {
-      missing_ -= bytes;  // what passes compute of padding differs from plan to plan
+      missing_ -= bytes;  // the number of computed padding tokens depends on the plan
       continue;
     }
     write(point.name + what, element * element_size(here.dtype()),
           {here.raw() + row * bytes, static_cast<size_t>(bytes)});
   }
-  missing_ -= count * bytes * (context - computed) / computed;  // zeros, as the file has them already
+  missing_ -= count * bytes * (context - computed) / computed;  // zeros, already in the file
 }
 
 void StepDump::write(const std::string& name, int64_t at, std::span<const std::byte> bytes) {

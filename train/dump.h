@@ -1,24 +1,24 @@
-// A dumped step: what each layer gives, and the gradient of that, whole and in order whatever the plan, in one file,
-// beside which another program's step can be laid. The names are those of transformers' modules:
+// Dump of one step: the output of every layer and its gradient, unsharded and in order under any plan, in one file for
+// comparison with other programs. Names follow the modules of transformers:
 //
-//   input_ids, targets    int32 (B, T), the step's whole batch; a target of -1 is not trained
+//   input_ids, targets    int32 (B, T), the step's global batch; untrained targets are -1
 //   loss                  float64 (), the mean over the trained targets
-//   NAME                  what the module of that name gives: (B, T, C), of lm_head (B, T, V)
-//   NAME.grad             the gradient of the loss by it; both zero for padding
+//   NAME                  the output of that module: (B, T, C); of lm_head (B, T, V)
+//   NAME.grad             the gradient of the loss with respect to it; both are zero for padding
 //
-//   gpt2    transformer.wte; of each layer transformer.h.0.attn, transformer.h.0.mlp, transformer.h.0;
+//   gpt2    transformer.wte; per layer transformer.h.0.attn, transformer.h.0.mlp, transformer.h.0;
 //           transformer.ln_f, lm_head
-//   llama   model.embed_tokens; of each layer model.layers.0.self_attn, model.layers.0.mlp, model.layers.0; model.norm,
+//   llama   model.embed_tokens; per layer model.layers.0.self_attn, model.layers.0.mlp, model.layers.0; model.norm,
 //           lm_head. Experts of a Mixtral are model.layers.0.block_sparse_moe
 //
-// No rank gathers anything: each writes what its passes make to its place in a file that all of them share, as
-// checkpoints are written. Where ranks of tp have the same, the first writes it.
+// Nothing is gathered: each rank writes its slices to a shared file, as for checkpoints. Values replicated over tp are
+// written by its first rank.
 //
 //   rows of the file      sequences of the micro-batch x tokens of cp (zig-zag or not) and of sp
-//   columns of the file   all, or of lm_head those of the rank's part of the vocabulary
+//   columns of the file   all; of lm_head the rank's shard of the vocabulary
 //
-// Memory beside that of the step: logits, which are whole where a step makes them in blocks; of one tensor at a time a
-// copy in the host's memory, where it is not there; and on rank 0 the batch's tokens.
+// Additional memory: the full logits, even if the step computes them in blocks; a host copy of one device tensor at a
+// time; and on rank 0 the batch's tokens.
 #pragma once
 
 #include <map>
@@ -29,30 +29,30 @@
 
 namespace tessera {
 
-// Throws FieldError where step `step` of the job, counted from 1, cannot be dumped: ranks that make no step together,
-// or a run of fewer steps. Step 0 is none.
+// Throws FieldError if step `step` of the job (from 1; 0: no dump) cannot be dumped: the ranks run no synchronized
+// steps, or the run ends before it.
 void check_dump(const Job& job, int64_t step);
 
 class StepDump {
  public:
-  // For that step, into `folder`/dump_STEP.safetensors. Every rank makes one, before the step; the trainer must outlive
-  // it. Throws what check_dump() throws, and FieldError for a model that is no Decoder.
+  // Dumps that step to `folder`/dump_STEP.safetensors. Every rank constructs one before the step; the trainer must
+  // outlive it. Throws as check_dump() does, and FieldError if the model is no Decoder.
   StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& folder);
   bool is_next() const { return trainer_.steps_done() + 1 == step_; }
-  // Before and after the passes of the step, on every rank. What does not come to an end leaves no file. Both throw
-  // OutputError; finish() throws Error where anything of the file was not written.
+  // Called before and after the passes of the step, on every rank. An aborted dump leaves no file. Both throw
+  // OutputError; finish() throws Error if the file is incomplete.
   void begin(const Sequences& sequences);
   void finish(double loss);
 
  private:
-  // The rank's part of what one module gives.
+  // This rank's slice of one module's output.
   struct Point {
     std::string name;
-    std::span<const int64_t> tokens;  // of each sequence; none where another rank writes the same
-    int64_t first, width;             // the first of its columns, of all
+    std::span<const int64_t> tokens;  // local tokens of each sequence; none if another rank writes the same values
+    int64_t first, width;             // its first column, and the number of all columns
   };
   Var seen(Var made, const Point& point);
-  // The sequences of a pass: the first, and their lengths where some are padded.
+  // Sequences of a pass: the index of the first, and their lengths if some are padded.
   struct PassRows {
     int64_t first = 0;
     std::vector<int64_t> lengths = {};
@@ -64,14 +64,14 @@ class StepDump {
   int64_t step_;
   std::filesystem::path file_;
   Decoder* model_;
-  std::vector<int64_t> tokens_;                      // of each sequence that are here, but for sp
-  std::map<int64_t, std::vector<int64_t>> shorter_;  // the same of shorter sequences
+  std::vector<int64_t> tokens_;                      // local tokens of each sequence before sp partitions them
+  std::map<int64_t, std::vector<int64_t>> shorter_;  // the same for shorter sequences
   std::list<Point> points_;                          // in the order of a forward pass
   bool on_ = false;
   SafetensorsLayout layout_;
   std::unique_ptr<TemporaryName> half_written_;  // on rank 0
   std::optional<SharedFile> out_;
-  int64_t missing_ = 0;  // on rank 0 bytes of the file's tensors; less those that were written
+  int64_t missing_ = 0;  // on rank 0: bytes of the file's tensors minus bytes written
 };
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Sizes from sizes, and traffic added up collective by collective.
+// Sizes of model shards, and traffic summed over collectives.
 #include "train/expected_bytes.h"
 
 #include "models/layout.h"
@@ -19,7 +19,7 @@ bool has(const Module::Unit& unit, const Var& weight) {
   return std::ranges::any_of(unit.slots, [&](const Slot& slot) { return &slot.parameter->var == &weight; });
 }
 
-// As the model lays itself out on that rank of tp, beside ranks that are not there: of each pipeline rank.
+// Sizes by pipeline rank on a tp rank, from a layout with fake ranks.
 std::vector<PartSizes> parameter_sizes(const Job& job, const PlanSizes& s, const std::vector<Range>& layers, int tp) {
   Communicator axis(std::make_unique<FakeTransport>(tp, static_cast<int>(s.plan.tp)), "tp");
   Communicator ep(std::make_unique<FakeTransport>(0, static_cast<int>(s.plan.ep)), "ep");
@@ -62,21 +62,20 @@ std::vector<PartSizes> parameter_sizes(const Job& job, const PlanSizes& s, const
     for (MixtureOfExperts* mixture : units[u].module->all<MixtureOfExperts>()) {
       if (!has(units[u], mixture->router().weight)) continue;
       ++routers;
-      const bool pair = mixture->options().experts.shared > 0 && s.plan.tp > 1;  // it goes with the experts
+      const bool pair = mixture->options().experts.shared > 0 && s.plan.tp > 1;  // shared with the routed experts
       part.columns -= pair ? 1 : 0;
       part.rows -= pair ? 1 : 0;
     }
     part.routers += routers;
     for (Norm* norm : units[u].module->all<Norm>()) norms += static_cast<int64_t>(norm->parameters().size());
     for (const Attention* attention : units[u].module->all<Attention>()) head_norms += attention->norm_q ? 2 : 0;
-    if (config.lora.rank == 0 &&
-        !units[u].matrices) {  // else nothing of what is whole is trained but parts of adapters
+    if (config.lora.rank == 0 && !units[u].matrices) {  // else only adapters' shards are trainable
       part.norms += norms;
       part.head_norms += head_norms;
       (at[u] < 0 ? part.tables : part.biases) += whole - norms - head_norms - routers;
     }
-    // A table for look-ups is needed once, the rest forward and backward; a table that is the head too needs both.
-    // An expert is needed once more where its layer is made again, since it is a unit below it.
+    // Lookup tables are needed once, other units in the forward and backward pass, and a table that is also the head in
+    // both. Recomputation needs an expert once more, since it is a unit inside its layer.
     const bool again = units[u].is_expert() && config.recompute == Recompute::block;
     unit.uses = at[u] >= 0 ? (again ? 3 : 2) : unit.table && !config.tie_copies ? 3 : 1;
     part.units.push_back(std::move(unit));
@@ -92,8 +91,8 @@ int64_t UnitSizes::size() const {
   return sum;
 }
 
-// A layer is in every `fragments`-th; what stands before the first or behind the last layer goes with it, but the tied
-// weight with the first.
+// Layers are assigned round-robin; units before the first or after the last layer belong to that layer's fragment,
+// except that the tied weight belongs to the first's.
 int64_t PartSizes::whole_of_fragment(int64_t fragment, int64_t fragments, int64_t all_layers) const {
   int64_t sum = 0;
   for (const UnitSizes& u : units) {
@@ -130,7 +129,7 @@ PlanSizes::PlanSizes(const Job& job)
   units = static_cast<int64_t>(whole->layout().size());
   const std::vector<Range> layers = split_layers(*whole, schedule.stages);
   parts.resize(static_cast<size_t>(plan.pp));
-  // All ranks of tp have the same sizes where the first and the last have.
+  // If the first and last tp rank have equal sizes, all have.
   const auto of_rank = [&](int64_t t) { return parameter_sizes(job, *this, layers, static_cast<int>(t)); };
   const std::vector<PartSizes> first = of_rank(0), last = plan.tp > 1 ? of_rank(plan.tp - 1) : first;
   for (int64_t t = 0; t < plan.tp; ++t) {
@@ -150,13 +149,13 @@ int PlanSizes::largest_tp_rank() const {
   return static_cast<int>(std::ranges::max_element(sums) - sums.begin());
 }
 
-// Adds up what groups of ranks do, by axis and operation, in the order of axes and of operations, and what the busiest
-// rank of each sends: what is added between two calls of next_ranks() is done by the same ranks.
+// Accumulates traffic by axis and operation, in their order, and the bytes of the busiest rank: everything added
+// between two calls of next_ranks() is executed by the same ranks.
 class Sent {
  public:
   explicit Sent(Algorithm algorithm) : algorithm_(algorithm), through_root_(algorithm == Algorithm::root) {}
 
-  // `ranks` ranks make `calls` collectives each, that send `bytes` in all together, and the busiest rank `most`.
+  // `calls` collectives on each of `ranks` ranks, which send `bytes` in total, and the busiest rank `most`.
   void add(const std::string& axis, Op op, int64_t ranks, int64_t calls, int64_t bytes, std::optional<int64_t> most) {
     if (ranks < 2 || calls == 0) return;
     Entry& entry = sent_[{axis, op}];
@@ -169,21 +168,21 @@ class Sent {
     entry.known = entry.known && most;
     entry.own += most.value_or(0) * steps_;
   }
-  // Collectives of `bytes` each, in elements of such a size.
+  // Collectives of `bytes` each, with the given element size.
   void all_reduce(const std::string& axis, int64_t n, int64_t calls, int64_t bytes, int64_t element) {
     std::optional<int64_t> most = busiest_of_sum(n, bytes, element);
     if (most) most = *most * calls;
     add(axis, Op::all_reduce, n, calls, 2 * (n - 1) * bytes * calls, most);
   }
-  // Sums of numbers in float64, a norm for example, which are made directly whatever the plan says; beside sums of tp
-  // or cp whose busiest rank is another, which one it is of both is not known.
+  // Float64 reductions (e.g. a norm), always by the direct algorithm. Combined with tp or cp reductions that have
+  // another busiest rank, the overall busiest rank is unknown.
   void sum_directly(const std::string& axis, int64_t n, int64_t bytes, int64_t calls = 1) {
     const int64_t most = in_pieces(n, bytes, 8);
     const bool other = (axis == "tp" || axis == "cp") && busiest_of_sum(n, bytes, 8) != most && bytes / 8 % n > 0;
     add(axis, Op::all_reduce, n, calls, 2 * (n - 1) * bytes * calls,
         other ? std::nullopt : std::optional(most * calls));
   }
-  // Collectives whose pieces are alike. Through a root, rank 0 sends on what was gathered, and the others send wholes.
+  // Collectives with equal chunks. Through a root, rank 0 forwards gathered chunks and the others send full arrays.
   void reduce_scatter(const std::string& axis, int64_t n, int64_t calls, int64_t bytes) {
     add(axis, Op::reduce_scatter, n, calls, half(n, bytes) * calls,
         (through_root_ ? bytes : bytes - bytes / n) * calls);
@@ -192,7 +191,7 @@ class Sent {
     const int64_t most = through_root_ ? (n - 1) * bytes : bytes - bytes / n;
     add(axis, Op::all_gather, n, calls, half(n, bytes) * calls, most * calls);
   }
-  // `count` messages, sent by some ranks of an axis and received by others; `most`: bytes of the busiest rank.
+  // `count` point-to-point messages between ranks of an axis; `most`: bytes of the busiest rank.
   void messages(const std::string& axis, int64_t count, int64_t bytes, int64_t most) {
     if (count == 0) return;
     for (const Op op : {Op::send, Op::recv}) {
@@ -202,8 +201,8 @@ class Sent {
     }
     own(axis, Op::send, most);
   }
-  // Bytes that the busiest of n ranks sends in an all-reduce. In pieces it is the last one, whose piece is a largest;
-  // around a ring that is known of pieces alone that are alike.
+  // Bytes sent by the busiest of n ranks in an all-reduce: in chunks the last one, which has a largest chunk; on a ring
+  // known only for equal chunks.
   std::optional<int64_t> busiest_of_sum(int64_t n, int64_t bytes, int64_t element) const {
     if (algorithm_ == Algorithm::root) return (n - 1) * bytes;
     if (algorithm_ == Algorithm::tree) return std::bit_width(static_cast<uint64_t>(n - 1)) * bytes;
@@ -215,7 +214,7 @@ class Sent {
   }
   bool by_tree() const { return algorithm_ == Algorithm::tree; }
 
-  // Counts what follows `steps` times, and in so many groups of ranks, each of which does it.
+  // Multiplies subsequent additions by `steps`, and by the number of groups that execute them.
   void in_steps(int64_t steps) { steps_ = steps; }
   void in_groups(int64_t groups) { groups_ = groups; }
   void next_ranks() {
@@ -229,14 +228,14 @@ class Sent {
       for (const auto& [key, entry] : sent_)
         if (key.first == axis)
           out.push_back({axis, std::string(to_string(key.second)), entry.calls, entry.bytes,
-                         entry.known && axis != "ep" && axis != "edp" ? entry.most : 0});  // routers choose experts
+                         entry.known && axis != "ep" && axis != "edp" ? entry.most : 0});  // depends on routing
     return out;
   }
 
  private:
   struct Entry {
     int64_t calls = 0, bytes = 0, own = 0, most = 0;
-    bool known = true;  // the busiest rank
+    bool known = true;  // whether the busiest rank is known
   };
   int64_t half(int64_t n, int64_t bytes) const { return (n - 1) * bytes + (through_root_ ? (n - 1) * bytes / n : 0); }
   Algorithm algorithm_;
@@ -245,12 +244,12 @@ class Sent {
   std::map<std::pair<std::string, Op>, Entry> sent_;
 };
 
-// Bytes on the wire, axis by axis.
+// Bytes on the wire, by axis.
 
 namespace {
 
-// How many all-reduces DDP makes of them: whole parameters from the last on, until a bucket is full or those come that
-// other ranks have. Of those that all ranks of the data axis have, and of experts that share it out.
+// Number of DDP's all-reduces: full parameters from the last on, until a bucket is full or the set of ranks changes.
+// Counted separately for parameters replicated on all data ranks and for sharded experts.
 struct Buckets {
   int64_t common = 0, experts = 0;
 };
@@ -270,9 +269,9 @@ Buckets buckets(const std::vector<UnitSizes>& units, int64_t element, int64_t bu
   return out;
 }
 
-// Rank 0 deals out ids, losses and the logits' gradient, gathers logits, collects gradients, hands out parameters.
+// Rank 0 scatters ids, losses and the logits' gradient, gathers logits, reduces gradients, broadcasts parameters.
 void add_dataparallel(Sent& out, const PlanSizes& s, const PartSizes& part) {
-  const int64_t n = s.data, others = n - 1, tokens = s.m * s.sequences * s.tokens;  // tokens of one rank in a step
+  const int64_t n = s.data, others = n - 1, tokens = s.m * s.sequences * s.tokens;  // of one rank in a step
   const int64_t logits = tokens * s.config.vocab * s.value;
   const int64_t values = part.whole(true) * s.value, dealt = others * (4 * tokens + 8 * s.m + logits);
   out.sum_directly("dp", n, 8 * std::ssize(part.units));  // the norm
@@ -282,7 +281,7 @@ void add_dataparallel(Sent& out, const PlanSizes& s, const PartSizes& part) {
   out.add("dp", Op::scatter, n, 3 * s.m, dealt, dealt);
 }
 
-// Each server collects its part of every unit, and hands it out again.
+// Each server reduces its shard of every unit and broadcasts it.
 void add_server(Sent& out, const PlanSizes& s, int64_t servers, const PartSizes& part) {
   const int64_t n = s.data, others = n - 1;
   int64_t parts = 0, blocks = 0, with_blocks = 0, most = 0, least = servers < n ? 0 : part.whole(true);
@@ -305,7 +304,7 @@ void add_server(Sent& out, const PlanSizes& s, int64_t servers, const PartSizes&
   out.add("dp", Op::reduce, n, parts, others * part.whole(true) * s.grad, (part.whole(true) - least) * s.grad);
 }
 
-// One group of ranks that ZeRO cuts over. Experts are cut over those of them that have the same ones.
+// One ZeRO group. Experts are sharded over those of its ranks that hold the same ones.
 void add_shards(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part, const std::string& axis) {
   const int64_t n = s.cut;
   int64_t of_experts = 0;
@@ -328,8 +327,8 @@ void add_shards(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& p
     out.all_gather("edp", n / p.ep, 1, of_experts / UnitSizes::kBlock * 8);
 }
 
-// How often a fragment makes an outer step: p H / P steps after the first H, 2 H, ... (p = 0: in these), and in the
-// last step of the run.
+// Outer steps of a fragment: those of fragment p follow p H / P steps after steps H, 2 H, ... (p = 0: at these), and
+// the run's last step has one.
 int64_t outer_steps(const Plan& p, int64_t fragment, int64_t steps, int64_t last) {
   const int64_t first = fragment == 0 ? p.sync_every : fragment * p.sync_every / p.sync_fragments;
   const int64_t times = steps < first ? 0 : (steps - first) / p.sync_every + 1;
@@ -337,7 +336,7 @@ int64_t outer_steps(const Plan& p, int64_t fragment, int64_t steps, int64_t last
   return times + (once_more ? 1 : 0);
 }
 
-// Ranks that train alone: those of the context axis sum gradients; fragments are summed over the data axis.
+// Local updates: context ranks reduce gradients; fragments are synchronized over the data axis.
 void add_alone(Sent& out, const PlanSizes& s, const PartSizes& part, int64_t steps, int64_t last) {
   const Plan& p = s.plan;
   out.in_groups(p.dp);
@@ -352,7 +351,7 @@ void add_alone(Sent& out, const PlanSizes& s, const PartSizes& part, int64_t ste
   out.in_groups(1);
 }
 
-// The data axis of some pipeline and tensor ranks.
+// Data-axis traffic of given pipeline and tensor ranks.
 void add_data(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part) {
   const std::string axis = s.plan.cp > 1 ? "dp+cp" : "dp";
   const int64_t n = s.data;
@@ -361,7 +360,8 @@ void add_data(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& par
     int64_t of_experts = 0;
     for (const UnitSizes& u : part.units) of_experts += u.ep > 1 && u.trainable ? u.size() : 0;
     const int64_t few = n / p.ep, common = (part.whole(true) - of_experts) * s.grad;
-    const bool alike = calls.common == 1 || UnitSizes::kSlot % n == 0;  // pieces of all buckets as those of their sum
+    const bool alike = calls.common == 1 || UnitSizes::kSlot % n == 0;  // chunks of all buckets equal those of their
+                                                                        // total
     out.add(axis, Op::all_reduce, n, calls.common, 2 * (n - 1) * common,
             alike ? out.busiest_of_sum(n, common, s.grad) : std::nullopt);
     out.add("edp", Op::all_reduce, few, calls.experts * p.ep, 2 * (few - 1) * of_experts * s.grad * p.ep, {});
@@ -375,7 +375,8 @@ void add_data(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& par
   out.in_groups(1);
 }
 
-// Matrices on their way to their owners and back, of some pipeline and tensor ranks: of experts, or with ep 1 all else.
+// Matrices sent to their owners and back, for given pipeline and tensor ranks: of experts, or with ep 1 of all other
+// layers.
 void add_owners(Sent& out, const PlanSizes& s, const std::vector<PartSizes>& of_tp, const PartSizes& part, int64_t ep) {
   const bool alone = s.plan.dp_mode != DataMode::ddp, cut = s.plan.zero != ZeroStage::none;
   const int64_t all = alone ? 1 : cut ? s.cut : s.data, n = all / ep;
@@ -386,7 +387,7 @@ void add_owners(Sent& out, const PlanSizes& s, const std::vector<PartSizes>& of_
     for (const Shape& whole : u.matrices)
       if (u.ep == ep) sizes.push_back(whole.numel());
   const std::vector<int> owners = balanced_owners(sizes, static_cast<int>(n));
-  std::vector<int64_t> busy(static_cast<size_t>(n), 0);  // bytes that each sends
+  std::vector<int64_t> busy(static_cast<size_t>(n), 0);  // bytes sent by each rank
   size_t next = 0;
   for (size_t unit = 0; unit < part.units.size(); ++unit) {
     const UnitSizes& u = part.units[unit];
@@ -404,7 +405,7 @@ void add_owners(Sent& out, const PlanSizes& s, const std::vector<PartSizes>& of_
         out.messages(axis, 2 * groups, (to - from) * s.wide, 0);
         owner += (to - from) * s.wide, busy[static_cast<size_t>(r)] += (to - from) * s.wide;
       }
-      if (&part == &of_tp.front() && largest < u.matrices[i].numel())  // which tp cuts
+      if (&part == &of_tp.front() && largest < u.matrices[i].numel())  // sharded over tp
         out.all_gather("tp", s.plan.tp, groups, s.plan.tp * largest * s.wide), out.own("tp", Op::all_gather, {});
     }
   }
@@ -412,7 +413,7 @@ void add_owners(Sent& out, const PlanSizes& s, const std::vector<PartSizes>& of_
     out.own(axis, cut ? Op::send : Op::broadcast, cut || !out.by_tree() ? most : std::optional<int64_t>());
 }
 
-// Traffic between the two matrices of an adapter, and with --sp gradients of those that see a rank's own tokens.
+// Traffic between the two matrices of an adapter, and with --sp gradients of matrices that process only local tokens.
 void add_adapters(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part) {
   const int64_t n = s.plan.tp, rank = s.config.lora.rank, low = s.sequences * s.tokens * rank * s.value;
   const int64_t forwards = p.recompute == Recompute::block ? 2 : 1;
@@ -426,7 +427,7 @@ void add_adapters(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes&
   out.all_reduce("tp", n, columns + rows, rank * s.config.channels * s.wide, s.wide);
 }
 
-// One group of a tensor axis: `part` is what its ranks have, of a micro-batch of N elements.
+// One tensor-parallel group: `part` is its ranks' shard, for micro-batches of N elements.
 void add_tensor(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part) {
   const int64_t n = s.plan.tp, whole = s.micro_elements() * s.value, rows = s.sequences * s.tokens;
   const int64_t forwards = p.recompute == Recompute::block ? 2 : 1;
@@ -435,11 +436,12 @@ void add_tensor(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& p
   if (!p.sp) {
     out.all_reduce("tp", n, inputs * forwards + columns + first + last, whole, s.value);
   } else {
-    // Inputs of column layers and of the head come back for the gradients of their weights, those of tables for theirs.
+    // Inputs of column layers and of the head are gathered again for their weight gradients, those of tables for
+    // theirs.
     const int64_t again = s.config.lora.rank > 0 ? 0 : columns - routers + first + last;
     out.all_gather("tp", n, columns * forwards + again + inputs + last, whole);
     out.reduce_scatter("tp", n, inputs * forwards + columns + first + last, whole);
-    // Gradients of tables: (T, C), or (B, T, C) where documents have positions of their own.
+    // Gradients of tables: (T, C), or (B, T, C) if documents restart positions.
     out.all_gather("tp", n, part.tables * m, (s.documents ? s.sequences : 1) * s.tokens * s.config.channels * s.value);
     out.all_reduce("tp", n, part.norms * m, s.config.channels * s.wide, s.wide);
     out.all_reduce("tp", n, part.biases * m, s.config.channels * s.grad, s.grad);
@@ -447,14 +449,15 @@ void add_tensor(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& p
     if (s.config.lora.rank == 0)
       out.all_reduce("tp", n, routers, s.config.experts.count * s.config.channels * s.grad, s.grad);
   }
-  out.all_reduce("tp", n, routers, rows * s.config.experts.per_token * s.wide, s.wide);  // gradients of their weights
+  // gradients of the routing weights
+  out.all_reduce("tp", n, routers, rows * s.config.experts.per_token * s.wide, s.wide);
   add_adapters(out, s, p, part);
   out.all_reduce("tp", n, part.head_norms * m, s.config.head_size() * s.wide, s.wide);
   out.all_reduce("tp", n, 3 * last, rows * s.wide, s.wide);  // the loss
   out.sum_directly("tp", n, 8 * std::ssize(part.units));     // the norm, once per step
 }
 
-// One group of a context axis.
+// One context-parallel group.
 void add_context(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part) {
   const int64_t n = s.plan.cp, keys = s.key_elements();
   const int64_t forwards = p.recompute == Recompute::block || p.recompute == Recompute::attention ? 2 : 1,
@@ -463,7 +466,7 @@ void add_context(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& 
   const ExpertConfig& experts = s.config.experts;
   const int64_t routings = experts.count == 0 ? 0 : part.layers * s.m * (p.recompute == Recompute::block ? 2 : 1);
   if (experts.balance_loss != 0) out.sum_directly("cp", n, 8 * s.sequences * experts.count, routings);
-  if (experts.capacity > 0)  // the choices of all tokens
+  if (experts.capacity > 0)  // choices of all tokens
     out.all_gather("cp", n, routings, 4 * n * s.sequences * s.tokens * experts.per_token);
   if (p.cp_mode == ContextMode::ulysses) {
     const int64_t bytes = layers * (forwards + 1) * (n - 1) * 2 * (s.query_elements() + keys) * s.value;
@@ -475,8 +478,8 @@ void add_context(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& 
   out.messages("cp", layers * n * (n - 1), pair * s.wide, layers * (n - 1) * pair * s.wide);  // their gradients
 }
 
-// The groups of ranks that share out the experts of one pipeline rank's layers: how many rows each sends to each
-// expert, and the norm. The rows themselves are those of the routing.
+// Expert-parallel groups of one pipeline rank's layers: exchange of row counts per expert, and the norm. The rows
+// themselves depend on routing.
 void add_experts(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part) {
   const int64_t e = p.ep, forwards = p.recompute == Recompute::block ? 2 : 1, passes = part.layers * s.m;
   for (int64_t g = 0; g < s.data / e; ++g) {
@@ -486,18 +489,17 @@ void add_experts(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& 
   }
 }
 
-// Choices of all tokens of a step whose expert is on another rank, where every expert is chosen alike; every rank of tp
-// sends them.
+// Choices of a step's tokens with experts on other ranks under balanced routing; every tp rank sends them.
 int64_t balanced_rows(const Job& job) {
   const ModelConfig& c = job.model;
   return job.optim.batch * c.context * c.layers * c.experts.per_token / job.plan.ep * (job.plan.ep - 1) * job.plan.tp;
 }
 
-// The groups of a pipeline axis, and the copies of the tied weight at its ends.
+// Pipeline groups, and the replicas of the tied weight at their ends.
 void add_pipeline(Sent& out, const PlanSizes& s, const Plan& p) {
   const int64_t activation = s.micro_elements() / (p.sp ? s.plan.tp : 1) * s.value;
   const std::vector<int>& at = s.schedule.rank_of_stage;
-  std::vector<int64_t> sends(static_cast<size_t>(s.plan.pp), 0);  // of a micro-batch
+  std::vector<int64_t> sends(static_cast<size_t>(s.plan.pp), 0);  // per micro-batch
   for (size_t stage = 1; stage < at.size(); ++stage)
     for (const size_t end : {stage - 1, stage})
       if (at[stage - 1] != at[stage]) ++sends[static_cast<size_t>(at[end])];
@@ -523,7 +525,7 @@ std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps, std::option
   const int64_t ranks = s.plan.ranks();
   Sent out(p.all_reduce);
   out.in_steps(steps);
-  out.sum_directly("world", ranks, p.dp_mode == DataMode::diloco ? 24 : 16);  // the loss, a rank's wish and norm
+  out.sum_directly("world", ranks, p.dp_mode == DataMode::diloco ? 24 : 16);  // loss, a rank's request and norm
   for (const std::vector<PartSizes>& stage : s.parts) {
     for (const PartSizes& part : stage) {
       if (p.dp_mode == DataMode::dataparallel)

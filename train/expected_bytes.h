@@ -1,9 +1,5 @@
-// Closed forms of a plan, worked out from the model's sizes and the plan alone: what a rank has of the model, and the
-// traffic of all ranks, calls and bytes by axis and operation. (Bytes that each rank holds: train/memory.h.)
-//
-// S is the bytes of an array, n the data-parallel ranks; figures
-// are sums over ranks. An all-reduce sends 2 (n - 1) S, by every algorithm; a reduce-scatter or an all-gather (n - 1)
-// S, through a root (n - 1) S (1 + 1/n). Rajbhandari et al. 2020, sections 5 and 7.
+// Closed forms computed from the model's sizes and the plan alone: the parameters of each rank, and the traffic of all
+// ranks, as calls and bytes by axis and operation. (Memory of each rank: train/memory.h.)
 #pragma once
 
 #include "models/language_model.h"
@@ -15,37 +11,38 @@ namespace tessera {
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-// A unit's parameters, by their sizes, and how often a micro-batch of ZeRO-3 needs it whole.
+// A unit's parameter sizes, and how often a micro-batch of ZeRO-3 gathers it.
 struct UnitSizes {
-  static constexpr int64_t kSlot = 16, kBlock = 256;  // elements: where parameters begin, and where shards may be cut
+  static constexpr int64_t kSlot = 16, kBlock = 256;  // elements: alignment of parameters, and granularity of shards
   std::vector<int64_t> parameters;
-  int64_t value = 4;  // bytes of an element; 1 of what is held in four bits, whose elements are bytes
+  int64_t value = 4;  // bytes per element; 1 for 4-bit weights, stored as bytes
   int64_t uses = 0;
-  bool table = false;  // whether it holds the tied weight's table
-  int64_t layer = 0;   // that it belongs to: LanguageModel::layers_of_units()
+  bool table = false;  // holds the tied embedding table
+  int64_t layer = 0;   // its layer: LanguageModel::layers_of_units()
   bool trainable = true;
-  int64_t state = 0;                 // bytes that the optimizer keeps of an element
-  std::vector<Shape> matrices = {};  // whole shapes of the parameters that are updated as wholes
-  int64_t ep = 1;  // ranks of the data axis that share out experts, for an expert: 1 / ep of the axis has it
+  int64_t state = 0;                 // optimizer bytes per element
+  std::vector<Shape> matrices = {};  // full shapes of parameters that are updated as full matrices
+  int64_t ep = 1;  // expert-parallel group size of an expert, of which 1 / ep of the data ranks hold a copy; 1: no
+                   // expert
   bool operator==(const UnitSizes&) const = default;
   int64_t size() const;
-  // Over so many ranks of the data axis.
+  // Elements of one shard over the given number of data ranks.
   int64_t piece(int64_t ranks) const { return round_up((size() * ep + ranks - 1) / ranks, kBlock); }
   int64_t padded(int64_t ranks) const { return piece(ranks) * (ranks / ep); }
 };
 
-// Parts of the model that the ranks with these coordinates have.
+// Sizes of the model shard of the ranks with given pp and tp coordinates.
 struct PartSizes {
   std::vector<UnitSizes> units;
   int64_t layers = 0;
-  bool first = false, last = false;  // has the embeddings; has what comes after the layers
-  // Parameters: matrices of layers, cut by outputs and by inputs; and what every rank of tp has of norms, of norms of
-  // heads, of tables before the layers, and besides.
+  bool first = false, last = false;  // holds the embeddings; holds the norm and head after the layers
+  // Parameters: layers' matrices sharded by outputs (columns) and by inputs (rows); and, replicated over tp, norms,
+  // head norms, tables before the layers, and biases.
   int64_t columns = 0, rows = 0, norms = 0, head_norms = 0, tables = 0, biases = 0;
-  int64_t routers = 0;                            // each, with its experts, counts as a pair of such matrices
-  int64_t column_adapters = 0, row_adapters = 0;  // numbers of adapters on such matrices
+  int64_t routers = 0;                            // each one, with its experts, counts as a pair of such matrices
+  int64_t column_adapters = 0, row_adapters = 0;  // adapter elements on such matrices
   bool operator==(const PartSizes&) const = default;
-  // Elements of all units, or of those alone that are trained: of one rank of so many its pieces.
+  // Elements of all units, or only of trainable ones: unsharded, padded, or one rank's shard.
   int64_t whole(bool trained = false) const {
     return sum(trained, [](const UnitSizes& u) { return u.size(); });
   }
@@ -55,15 +52,16 @@ struct PartSizes {
   int64_t pieces(int64_t ranks, bool trained = false) const {
     return sum(trained, [=](const UnitSizes& u) { return u.piece(ranks); });
   }
-  int64_t whole_of_fragment(int64_t fragment, int64_t fragments, int64_t all_layers) const;  // a diloco fragment's size
-  // Bytes of their values: whole, padded for so many ranks, or the piece of one of them.
+  // elements of a diloco fragment
+  int64_t whole_of_fragment(int64_t fragment, int64_t fragments, int64_t all_layers) const;
+  // Bytes of the values: unsharded, padded for that many ranks, or one rank's shard.
   int64_t value_bytes(int64_t ranks = 0) const {
     return sum(false, [=](const UnitSizes& u) { return (ranks > 0 ? u.padded(ranks) : u.size()) * u.value; });
   }
   int64_t piece_bytes(int64_t ranks) const {
     return sum(false, [=](const UnitSizes& u) { return u.piece(ranks) * u.value; });
   }
-  // Bytes that the optimizer keeps of all that is trained: whole, or of the piece of one of so many ranks.
+  // Optimizer bytes of all trainable parameters: unsharded, or of one rank's shard.
   int64_t state_bytes(int64_t ranks = 0) const {
     return sum(false, [=](const UnitSizes& u) { return (ranks > 0 ? u.piece(ranks) : u.size()) * u.state; });
   }
@@ -77,40 +75,39 @@ struct PartSizes {
   }
 };
 
-// The plan's schedule with as few micro-batches as it may have: where its stages are, and which passes they make.
+// The plan's schedule with the minimum number of micro-batches: defines the stage placement and the kinds of passes.
 Schedule shortest_schedule(const Plan& plan);
 
 struct PlanSizes {
-  explicit PlanSizes(const Job& job);  // the vocabulary of `job` is known
+  explicit PlanSizes(const Job& job);  // requires a known vocabulary
 
   Plan plan;
   ModelConfig config;
-  Schedule schedule;                          // the shortest
-  int64_t data = 1;                           // ranks of the data axis
-  int64_t cut = 1;                            // data ranks that share out what ZeRO shares out
+  Schedule schedule;                          // with the minimum number of micro-batches
+  int64_t data = 1;                           // data-parallel ranks
+  int64_t cut = 1;                            // data ranks of a ZeRO group
   int64_t m = 1;                              // micro-batches
-  int64_t value = 4, grad = 4, wide = 4;      // bytes of an element; wide: of sums in float
-  int64_t bucket_bytes = 0;                   // bytes of a bucket of DDP
-  int64_t sequences = 1, tokens = 1;          // sequences of a micro-batch, and the tokens of each on a rank of cp
-  bool documents = false;                     // are masked
-  bool tied_over_ranks = false;               // two pipeline ranks have a copy of the tied weight each
-  int64_t units = 0;                          // units of the whole model
+  int64_t value = 4, grad = 4, wide = 4;      // bytes per element; wide: of float accumulators
+  int64_t bucket_bytes = 0;                   // DDP bucket size in bytes
+  int64_t sequences = 1, tokens = 1;          // sequences of a micro-batch, and tokens of each on a cp rank
+  bool documents = false;                     // documents are masked
+  bool tied_over_ranks = false;               // the tied weight has a copy on each of two pipeline ranks
+  int64_t units = 0;                          // units of the full model
   std::vector<std::vector<PartSizes>> parts;  // [pp][tp]
-  int largest_tp_rank() const;                // the tp rank that has most of the model
+  int largest_tp_rank() const;                // tp rank with the largest model shard
   int64_t micro_elements() const { return sequences * tokens * config.channels; }
-  // Elements of a micro-batch's q, and of its k or v, on a rank of tp.
+  // Elements of a micro-batch's q, and of its k or v, on a tp rank.
   int64_t query_elements() const { return sequences * tokens * config.attended() / plan.tp; }
   int64_t key_elements() const { return query_elements() * config.all_heads().key / config.heads; }
 };
 
 // --- traffic ---
 
-// Traffic of `steps` steps of training, in the order of axes and operations; operations that the plan does not use are
-// absent. `rows`: how often, in all of them, a token was sent to an expert on another rank; without it all experts are
-// taken to be chosen alike.
+// Traffic of `steps` training steps, ordered by axis and operation, without unused operations. `rows`: total number of
+// tokens sent to experts on other ranks; unset: balanced routing is assumed.
 std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps, std::optional<int64_t> rows = {});
-// Copies that each rank makes from the host's memory to its GPU in `steps` steps, with Offload::parameters: its
-// shard of a unit for each use of it.
+// Host-to-GPU copies of each rank in `steps` steps with Offload::parameters: its shard of a unit for each use of the
+// unit.
 std::optional<SentBytes> expected_copies(const Job& job, int64_t steps);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// The fields of an optimisation, one entry each, and from a job to what the libraries below are told.
+// Descriptors of the hyperparameters, and options of the lower layers derived from a job.
 #include "train/job.h"
 
 #include <fmt/format.h>
@@ -11,51 +11,52 @@ namespace tessera {
 namespace {
 
 constexpr double kMegabyte = 1 << 20;
-constexpr double kMaxSteps = 1e12;  // times ranks, still far from the end of 64 bits
+constexpr double kMaxSteps = 1e12;  // times the number of ranks far below the 64-bit limit
 
 }  // namespace
 
 Settings field_descriptors(Optimisation& o) {
   Settings s;
   s.group("Model");
-  s.add(o.dtype, {"dtype", "type of parameters and activations; bf16 keeps fp32 master weights; fp64 is for verify"})
+  s.add(o.dtype, {"dtype", "dtype of parameters and activations; bf16 has fp32 master weights; fp64 is for verify"})
       .of("fp32|bf16|fp64")
       .for_identity(IdentityRole::yes);
   s.group("Data");
-  s.add(o.batch, {"batch", "sequences per step", {1, 1e9}}).for_identity(IdentityRole::yes);
+  s.add(o.batch, {"batch", "global batch size: sequences per step", {1, 1e9}}).for_identity(IdentityRole::yes);
   s.add(o.document_mask,
         {"document_mask",
-         "keeps attention within a document and restarts positions in each; needs tokens with <|endoftext|>"})
+         "restrict attention to documents and restart positions in each; requires tokens with <|endoftext|>"})
       .for_identity(IdentityRole::unless_default);
   s.group("Optimisation");
-  s.add(o.optimizer, {"optimizer", "update rule; muon: of matrices of layers, and adamw of the rest"})
+  s.add(o.optimizer, {"optimizer", "update rule; muon applies to matrices of layers, adamw to all other parameters"})
       .for_identity(IdentityRole::yes);
-  s.add(o.momentum, {"momentum", "momentum of sgd [0.9], and of the matrices of muon [0.95]", {0, 1, true}}).follows();
+  s.add(o.momentum, {"momentum", "momentum of sgd [0.9], and of matrices under muon [0.95]", {0, 1, true}}).follows();
   s.add(o.steps, {"steps", "optimizer steps", {1, kMaxSteps}});
-  s.add(o.lr, {"lr", "learning rate after the warm-up", {0}});
+  s.add(o.lr, {"lr", "learning rate after warm-up", {0}});
   s.add(o.min_lr,
-        {"min_lr", "learning rate at the end of the cosine, or its share of `lr`, as 5%; default: a tenth", {0}})
+        {"min_lr",
+         "learning rate at the end of the cosine schedule, also as a percentage of `lr` (5%); default: a tenth",
+         {0}})
       .or_share(o.min_lr_share, '%');
-  s.add(o.warmup, {"warmup", "steps of linear warm-up, or their share of all, as 3%", {0, kMaxSteps}})
+  s.add(o.warmup, {"warmup", "linear warm-up steps, also as a percentage of `steps` (3%)", {0, kMaxSteps}})
       .or_share(o.warmup_share, '%');
   s.add(o.state_dtype, {"state_dtype",
-                        "type of the optimizer's moments; bf16, with `dtype` bf16: keeps no master weights and "
-                        "rounds stochastically (8 bytes per parameter with `grad_dtype` bf16)"})
+                        "dtype of the optimizer's moments; bf16, with `dtype` bf16: no master weights, stochastic "
+                        "rounding (8 bytes per parameter with `grad_dtype` bf16)"})
       .of("fp32|bf16")
       .for_identity(IdentityRole::unless_default);
-  s.add(o.weight_decay, {"weight_decay", "weight decay of matrices; other parameters have none", {0}});
-  s.add(o.beta1, {"beta1", "Adam's decay of the mean", {0, 1, true}});
-  s.add(o.beta2, {"beta2", "Adam's decay of the mean square", {0, 1, true}});
-  s.add(o.clip, {"clip", "largest global gradient norm; 0 does not clip", {0}});
-  s.add(o.seed, {"seed", "seed of weights, data order and dropout", {0}}).for_identity(IdentityRole::yes);
+  s.add(o.weight_decay, {"weight_decay", "weight decay of matrices (none for other parameters)", {0}});
+  s.add(o.beta1, {"beta1", "Adam's decay rate of the first moment", {0, 1, true}});
+  s.add(o.beta2, {"beta2", "Adam's decay rate of the second moment", {0, 1, true}});
+  s.add(o.clip, {"clip", "maximum global gradient norm; 0: no clipping", {0}});
+  s.add(o.seed, {"seed", "random seed of weights, data order and dropout", {0}}).for_identity(IdentityRole::yes);
   return s;
 }
 
 ModelConfig model_config(const Job& s, int64_t tokens_vocab) {
   ModelConfig config = s.model;
   if (config.vocab > 0 && config.vocab < tokens_vocab)
-    throw FieldError("vocab",
-                     fmt::format("expected at least the tokenizer's {}, found {}", tokens_vocab, config.vocab));
+    throw FieldError("vocab", fmt::format("expected at least the tokenizer's {}, got {}", tokens_vocab, config.vocab));
   if (config.vocab == 0) config.vocab = tokens_vocab;
   config.recompute = s.plan.recompute;
   config.whole_updates = s.optim.optimizer == OptimizerKind::muon;

@@ -1,4 +1,4 @@
-// A whole training run: the model, its optimisation, and the plan of the ranks.
+// A training run: model, hyperparameters and parallelization plan.
 //
 //   Job job{.model = {.layers = 2, .vocab = 64}, .optim = {.lr = 3e-4, .batch = 8}, .plan = {.dp = 2}};
 //   check(job);
@@ -14,23 +14,22 @@
 
 namespace tessera {
 
-// The settings that are the same under every plan. With equal ones two runs are the same run.
+// Hyperparameters and other settings that are independent of the plan. Runs with equal ones are the same run.
 struct Optimisation {
   OptimizerKind optimizer = OptimizerKind::adamw;
-  double momentum = 0.9;                      // momentum of sgd, and of muon's matrices
-  double lr = 1e-3;                           // after the warm-up
-  std::optional<double> min_lr = {};          // at the end of the cosine; not given: a tenth of lr
-  double min_lr_share = 0, warmup_share = 0;  // of lr and of steps, in place of those numbers; 0: none
+  double momentum = 0.9;                      // for sgd, and for muon's matrices
+  double lr = 1e-3;                           // after warm-up
+  std::optional<double> min_lr = {};          // at the end of the cosine; unset: lr / 10
+  double min_lr_share = 0, warmup_share = 0;  // fractions of lr and of steps that replace min_lr and warmup; 0: unset
   int64_t warmup = 100, steps = 3000;
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.99;
-  double clip = 1;               // largest global gradient norm; 0 does not clip
-  int64_t batch = 12;            // sequences per step, of all ranks
-  int64_t seed = 1337;           // the seed of weights, data order and dropout
-  DType dtype = DType::float32;  // dtype of parameters and activations; bfloat16 keeps float32 master weights
-  // The dtype of the optimizer's state; bfloat16, for bfloat16 parameters: without master weights, rounded
-  // stochastically.
+  double clip = 1;               // maximum global gradient norm; 0: no clipping
+  int64_t batch = 12;            // global batch: sequences per step over all ranks
+  int64_t seed = 1337;           // of weights, data order and dropout
+  DType dtype = DType::float32;  // of parameters and activations; bfloat16 has float32 master weights
+  // Optimizer state; bfloat16 requires bfloat16 parameters and replaces master weights by stochastic rounding.
   DType state_dtype = DType::float32;
-  // Attention stays within documents, and positions begin again in each; the tokens must say where documents end.
+  // Restricts attention to documents and restarts positions in each; requires tokens with document boundaries.
   bool document_mask = false;
   bool operator==(const Optimisation&) const = default;
 };
@@ -39,33 +38,33 @@ constexpr const auto& value_names(OptimizerKind) { return kOptimizerNames; }
 Settings field_descriptors(Optimisation& optim);
 
 struct Job {
-  ModelConfig model = {};  // vocab 0: not known yet
+  ModelConfig model = {};  // vocab 0: unknown yet
   Optimisation optim = {};
   Plan plan = {};
-  ModelFactory make = make_model;  // for a model of your own: another
+  ModelFactory make = make_model;  // replaceable by a custom model's factory
 };
 
-// Throws FieldError for sizes that do not divide each other, whatever the ranks.
+// Throws FieldError for model sizes that do not divide each other, independent of the plan.
 void check_sizes(const Job& job);
-// Throws FieldError where this process cannot start, or be one of, so many ranks of that kind.
+// Throws FieldError if this process cannot start, or join, that many ranks of the plan's backend.
 void check_backend(const Plan& plan, int64_t ranks);
-// Throws FieldError for a job that no machine can run: a batch, heads or tokens that the plan cannot divide.
+// Throws FieldError if the plan does not divide the batch, the heads or the tokens.
 void check_layout(const Plan& plan, const ModelConfig& model, int64_t batch);
-// All of these checks, and those of this machine (memory, devices). `traced`: the parts of each step are noted.
+// Runs all of these checks and those of this machine (memory, devices). `traced`: the step's actions are traced.
 void check(const Job& job, bool traced = false);
 
-// The whole model, with the vocabulary of the tokens where the job has none. Throws FieldError where it is smaller.
+// The full model's config; an unset vocabulary is that of the tokens. Throws FieldError if it is smaller than theirs.
 ModelConfig model_config(const Job& job, int64_t tokens_vocab);
-// It, shapes only.
+// The full model as meta tensors.
 std::unique_ptr<LanguageModel> full_model(const Job& job, int64_t tokens_vocab);
 DataOptions data_options(const Job& job);
-// Bytes that the optimizer keeps of each parameter that is trained, or of those in matrices that it updates as wholes:
-// moments, and the master copy of bfloat16.
+// Optimizer bytes per trainable parameter, or per element of matrices that are updated as full matrices: moments, and
+// bfloat16's master copy.
 int64_t state_bytes(const Optimisation& optim, bool matrices = false);
-DType state_dtype(const Optimisation& optim);  // dtype of the moments
+DType state_dtype(const Optimisation& optim);  // of the moments
 LrSchedule lr_schedule(const Optimisation& optim);
-// With Offload::optimizer the state lies elsewhere (offload_arena()), in a place of its own for each call.
-// `orthogonalise` as in OptimizerOptions.
+// With Offload::optimizer the state is in offload_arena(), in a separate arena per call. `orthogonalise` as in
+// OptimizerOptions.
 std::unique_ptr<Optimizer> make_optimizer(const Job& job, std::vector<FlatUnit> units,
                                           decltype(OptimizerOptions::orthogonalise) orthogonalise = {});
 

@@ -1,4 +1,4 @@
-// Closed forms of what stays, and the peaks of passes beside them.
+// Closed forms of persistent memory, and peaks of the passes.
 #include "train/memory.h"
 
 #include <cstring>
@@ -15,7 +15,7 @@ namespace tessera {
 
 namespace {
 
-// Elements of a part that server k of the plan has.
+// Elements of a unit on server k of the plan.
 int64_t served(const PartSizes& part, int64_t k, int64_t servers) {
   int64_t sum = 0;
   for (const UnitSizes& u : part.units)
@@ -25,19 +25,19 @@ int64_t served(const PartSizes& part, int64_t k, int64_t servers) {
 
 MemoryByCategory held_by(const PlanSizes& s, const PartSizes& part, int64_t data_rank) {
   const Plan& p = s.plan;
-  // Elements that are trained: all of them, and a rank's share.
+  // Trainable elements: unsharded, and a rank's shard.
   const int64_t whole = p.zero == ZeroStage::none ? part.whole(true) : part.padded(s.cut, true),
                 piece = part.pieces(s.cut, true);
   const int64_t values = part.value_bytes(p.zero == ZeroStage::none ? 0 : s.cut);
   MemoryByCategory held{.parameters = p.zero == ZeroStage::three ? part.piece_bytes(s.cut) : values,
                         .gradients = (p.zero >= ZeroStage::two ? piece : whole) * s.grad,
                         .optimizer = p.zero == ZeroStage::none ? part.state_bytes() : part.state_bytes(s.cut)};
-  if (p.dp_mode == DataMode::dataparallel && data_rank > 0) held = {};  // copies are communication
-  int64_t state = 0;                                                    // bytes of an element
+  if (p.dp_mode == DataMode::dataparallel && data_rank > 0) held = {};  // replicas count as communication
+  int64_t state = 0;                                                    // bytes per element
   for (const UnitSizes& u : part.units) state = std::max(state, u.state);
   const int64_t own = served(part, data_rank, p.servers);
   if (p.dp_mode == DataMode::ps_sync || p.dp_mode == DataMode::ps_async) held.optimizer = own * state;
-  if (p.dp_mode == DataMode::ps_async) {  // a server has a shard beside its worker's whole
+  if (p.dp_mode == DataMode::ps_async) {  // a server has a shard in addition to its worker's full copy
     held.parameters += own * s.value;
     held.gradients += own * s.grad;
   }
@@ -47,7 +47,7 @@ MemoryByCategory held_by(const PlanSizes& s, const PartSizes& part, int64_t data
   return held;
 }
 
-// Values of the largest unit of a pipeline rank: gathered, and a data rank's shard.
+// Values of the largest unit of a pipeline rank: unsharded, and a data rank's shard.
 struct LargestUnit {
   int64_t whole = 0, piece = 0;
 };
@@ -62,9 +62,9 @@ LargestUnit largest_unit(const PlanSizes& s, int64_t rank) {
   return most;
 }
 
-// Bytes that an update with whole matrices takes: those of all matrices' parts that are here, and of the largest on its
-// way. A message of a GPU lies there until it is received: what owners get from here, and what is sent back of those
-// that are owned here, which are at most their share and one matrix more.
+// Memory of updates with full matrices: the local shards of all matrices, and the largest matrix in transit. A GPU's
+// messages stay allocated until received: shards sent to owners, and results returned for matrices owned here, which
+// are at most 1 / n of all plus one matrix.
 int64_t update_bytes(const PlanSizes& s, const PartSizes& part) {
   int64_t here = 0, most = 0, largest = 0;
   for (const UnitSizes& u : part.units) {
@@ -83,11 +83,11 @@ std::vector<MemoryByCategory> held_by_ranks(const PlanSizes& s) {
   std::vector<MemoryByCategory> out;
   for (const std::vector<PartSizes>& stage : s.parts)
     for (int64_t d = 0; d < s.data; ++d)
-      for (const PartSizes& part : stage) out.push_back(held_by(s, part, d));  // in the order of ranks
+      for (const PartSizes& part : stage) out.push_back(held_by(s, part, d));  // by rank
   return out;
 }
 
-// Without a pipeline one is in flight at a time, and those after the second are like the second.
+// Without a pipeline one is in flight at a time, and the third and later ones equal the second.
 Job with_few_microbatches(Job job) {
   const int64_t few = std::min<int64_t>(2, job.plan.microbatches);
   const ScheduleKind kind = job.plan.schedule;
@@ -98,7 +98,7 @@ Job with_few_microbatches(Job job) {
   return job;
 }
 
-// The threads of a rank, on which the workspace of kernels depends, while one lives.
+// Sets the rank's number of threads, on which kernel workspaces depend, during its lifetime.
 class Team : NotCopied {
  public:
   explicit Team(const Plan& p) : before_(cpu::threads()) {
@@ -122,10 +122,10 @@ std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
   const PlanSizes s(job);
   const Schedule schedule = make_schedule(job.plan);
   const int64_t handed = handed_bytes(job), copies = s.parts[0][0].value_bytes() + s.parts[0][0].whole(true) * s.grad;
-  // In a pipeline stage 3 of ZeRO fetches for another micro-batch than the one that single ones show: what it holds for
-  // that comes on top of passes without it, and another unit is there where the next pass begins with one.
+  // In a pipeline, ZeRO-3 prefetches for another micro-batch than a single one shows: its buffers add to the passes
+  // measured without it, and a different unit is resident at the start of each pass.
   const bool on_top = job.plan.zero == ZeroStage::three && job.plan.pp > 1;
-  std::vector<std::vector<int64_t>> peaks;  // peaks of the first data rank and of another one, by pipeline rank
+  std::vector<std::vector<int64_t>> peaks;  // of the first and of another data rank, by pipeline rank
   std::vector<int64_t> moved;
   for (int d = 0; d < (rooted && s.data > 1 ? 2 : 1); ++d) {
     const std::vector<StageMemory> stages = measure_stages(job, apart ? std::optional<int>() : d, alike);
@@ -140,7 +140,7 @@ std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
     const int64_t peak = std::max(peaks[kind][static_cast<size_t>(rank / together)], update_bytes(s, part)),
                   sent = on_top ? 0 : std::min(moved[kind], peak);
     const LargestUnit largest = largest_unit(s, rank / together);
-    // copies from the host's memory: of the unit that is gathered, and of the next one
+    // copies from host memory: the gathered unit and the prefetched one
     const int64_t copied = job.plan.offload == Offload::parameters ? 2 * largest.piece : 0;
     out.push_back({held, peak - sent, copied + (on_top ? moved[kind] + largest.whole : sent)});
     if (kind > 0) out.back().communication += copies;
@@ -148,7 +148,7 @@ std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
   return out;
 }
 
-// A pipeline on one rank, looked at between its passes.
+// Measurement: a pipeline on one rank, sampled between its passes.
 
 namespace {
 
@@ -158,12 +158,12 @@ std::unique_ptr<Communicator> alone_on(const std::string& axis, int64_t ranks, i
       std::make_unique<FakeTransport>(rank, static_cast<int>(ranks), "threads", supports_row_slices), axis);
 }
 
-// Whether its ranks read each other's arrays, so that pieces of rows are exchanged without copies.
+// Whether ranks read each other's arrays directly, so that row slices are exchanged without copies.
 bool supports_row_slices(const Plan& plan) {
   return plan.backend == Backend::threads && plan.all_reduce == Algorithm::direct;
 }
 
-// One micro-batch after another, through all stages and back, with whole backward passes or split ones.
+// One micro-batch at a time through all stages and back, with full or split backward passes.
 Schedule one_after_another(int stages, int microbatches, bool split) {
   Schedule s = empty_schedule("one after another", 1, stages, microbatches);
   for (int i = 0; i < microbatches; ++i) {
@@ -173,26 +173,26 @@ Schedule one_after_another(int stages, int microbatches, bool split) {
   return split ? split_backward(s) : s;
 }
 
-// Bytes of the arena at the beginning of a pass: those that are live, and the most since the pass before began.
+// Arena usage at the beginning of a pass: live bytes, and the peak since the previous pass began.
 struct Sample {
   int64_t live = 0, peak = 0, communication = 0;
 };
 
-// A host's arena whose ops take what they would take on `device`.
+// A host arena whose ops allocate as on `device`.
 ArenaPtr host_arena_for(Device device) {
   ArenaPtr arena = make_arena();
   arena->local<DryRunDevice>().device = device;
   return arena;
 }
 
-// Without the strategy of the data axis: the plainest one, alone.
+// Replaces the data-axis strategy by the simplest one on a single rank.
 Job without_strategy(Job job) {
   job.plan.dp_mode = DataMode::ddp;
   job.plan.zero = ZeroStage::none;
   return job;
 }
 
-// The ranks that it would speak to send nothing: numbers are whatever memory held, sizes are right.
+// Fake peers send nothing: values are uninitialized, sizes are correct.
 class DryRunRank final : public BatchSource {
  public:
   DryRunRank(const Job& job, const PlanSizes& sizes, bool split, std::optional<int> data_rank, int cp_rank,
@@ -212,7 +212,7 @@ class DryRunRank final : public BatchSource {
   }
 
   const Schedule& list() const { return part_.schedule(); }
-  // A step, and a sample for the beginning of each pass and for the end.
+  // Runs a step and samples the beginning of each pass and the end.
   std::vector<Sample> step() {
     samples_.clear();
     part_.step(*this);
@@ -222,7 +222,7 @@ class DryRunRank final : public BatchSource {
   }
 
  private:
-  // ZeRO-3 frees the packed copies of a unit's weights when it releases the unit, after each pass through it.
+  // ZeRO-3 frees a unit's packed weights when it releases the unit after each pass.
   void drop_packs_after_use() {
     for (const Module::Unit& unit : part_.model().layout())
       unit.module->wrap([module = unit.module](const Module::Inner& inner, const Var& x) {
@@ -236,7 +236,7 @@ class DryRunRank final : public BatchSource {
   ModelPart::Options options(const Job& job, bool split, std::vector<Range> layers) {
     Job lone = job;
     if (data_->size() < sizes_.data) lone.plan.cp = 1;
-    lone.plan.shard_ranks = 0;  // sums over groups are made in place
+    lone.plan.shard_ranks = 0;  // group reductions are in place
     lone.plan.microbatches = job.plan.microbatches > 1 ? 2 : 1;
     DataOptions data = data_options(lone);
     if (job.plan.ep > 1) data.experts = edp_.get();
@@ -260,7 +260,7 @@ class DryRunRank final : public BatchSource {
     return made;
   }
   Tensor tokens() { return tokens(sizes_.sequences, sizes_.tokens); }
-  // Ids that a rank loads: with DataParallel the first rank loads those of all ranks, and the others none.
+  // Ids loaded by a rank: with DataParallel the first rank loads those of all ranks, the others none.
   Tensor loaded() {
     if (!through_root_) return tokens();
     if (data_->rank() > 0) return Tensor::meta({sizes_.sequences, sizes_.tokens}, DType::int32);
@@ -292,8 +292,8 @@ class DryRunRank final : public BatchSource {
   ModelPart part_;
 };
 
-// The first step packs weights and is not looked at otherwise. Of the second one the first micro-batch may hold what
-// was fetched for the next, and the last one makes its gradients beside those of the first.
+// The first step packs weights and is otherwise ignored. In the second, the first micro-batch may include prefetched
+// data for the next, and the last one accumulates onto the gradients of the first.
 void measure(DryRunRank& rank, int64_t handed, std::vector<StageMemory>& out) {
   const std::vector<Sample> first = rank.step(), then = rank.step();
   const Schedule& list = rank.list();
@@ -324,8 +324,8 @@ void measure(DryRunRank& rank, int64_t handed, std::vector<StageMemory>& out) {
   }
 }
 
-// Ranks of a ring between which every hop takes what it takes anywhere. A hop has all queries and the keys' first half,
-// as on the last rank, or the queries' second half and all keys, as on the first; which is more depends on heads and
+// Ranks of a ring that together show the maximum of every hop. A hop has either all queries and the first half of the
+// keys (last rank), or the second half of the queries and all keys (first rank); which is larger depends on heads and
 // dtypes.
 std::vector<int> unlike_cp_ranks(const Plan& plan) {
   if (plan.cp == 1 || plan.cp_mode == ContextMode::ulysses) return {0};
@@ -345,7 +345,7 @@ std::vector<StageMemory> measure_all(const Job& job, std::optional<int> data_ran
   return out;
 }
 
-// The first, a middle and the last stage, of so many layers each.
+// Measures the first, a middle and the last stage with the given number of layers each.
 std::vector<StageMemory> measure_short(Job job, std::optional<int> data_rank, const Schedule& plan, int64_t each) {
   job.plan.pp = std::min(3, plan.stages);
   job.plan.schedule = ScheduleKind::gpipe;
@@ -357,7 +357,7 @@ std::vector<StageMemory> measure_short(Job job, std::optional<int> data_rank, co
   return measure_all(job, data_rank, plan, layers);
 }
 
-// ZeRO-3 holds up to four layers at a time, so that fewer are no measure.
+// ZeRO-3 holds up to four layers at a time, so fewer cannot be extrapolated.
 StageMemory after(const StageMemory& four, const StageMemory& five, int64_t layers) {
   StageMemory out;
   for (int64_t StageMemory::*const field :
@@ -399,9 +399,9 @@ std::vector<int64_t> peaks_of_ranks(const Schedule& plan, const std::vector<Stag
       if (plan.rank_of_stage[static_cast<size_t>(stage)] == static_cast<int>(rank))
         live += stages[static_cast<size_t>(stage)].packs;
     for (const Action& a : plan.actions[rank]) {
-      if (a.what > PassKind::W) continue;  // messages are made of what passes hold
+      if (a.what > PassKind::W) continue;  // buffers of messages are part of the passes
       const StageMemory& m = stages[static_cast<size_t>(a.stage)];
-      // Between neighbours on one rank a value waits here.
+      // A value waits here between stages on the same rank.
       const int64_t below = a.stage > 0 && !plan.crosses(a.stage - 1) ? handed : 0,
                     above = a.stage + 1 < plan.stages && !plan.crosses(a.stage) ? handed : 0;
       if (a.what == PassKind::F) {

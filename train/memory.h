@@ -1,6 +1,6 @@
-// Memory: what every rank of a plan holds, what its passes add, and how much of it there is. All of it is known before
-// there is a rank: between two steps by closed forms, worked out from the model's sizes and the plan (Rajbhandari et
-// al. 2020, section 5), and inside of a step by measure_stages().
+// Memory of every rank of a plan, and the available memory. Predicted before the ranks start: state held between steps
+// by closed forms over the model's sizes and the plan (Rajbhandari et al. 2020, section 5), and the peak within a step
+// by measure_stages().
 #pragma once
 #include <limits>
 
@@ -10,60 +10,59 @@
 
 namespace tessera {
 
-// --- what is held ---
+// --- persistent state ---
 
 struct MemoryByCategory {
   int64_t parameters = 0, gradients = 0, optimizer = 0;
   bool operator==(const MemoryByCategory&) const = default;
 };
-// Between two steps, of each rank.
+// Between steps, by rank.
 std::vector<MemoryByCategory> expected_memory(const Job& job);
 
-// At its peak. Activations are all that passes hold: of layers, of logits, and workspace.
+// Peak memory. Activations include logits and workspace.
 struct RankMemory {
   bool operator==(const RankMemory&) const = default;
   MemoryByCategory held;
   int64_t activations = 0, communication = 0;
   int64_t total() const { return held.parameters + held.gradients + held.optimizer + activations + communication; }
 };
-// The memory of each rank, on its host or its GPU (there without what libraries take while they compute), of a job with
-// a known vocabulary that check() has not refused. Takes milliseconds and no memory, whatever the sizes; fewer where
-// the model's layers are `alike`. Throws OutOfMemory where a rank needs more addresses than this process may have.
+// Memory of each rank, on its host or its GPU (excluding library workspaces), of a job with a known vocabulary that
+// passed check(). Takes milliseconds and no memory for any sizes, less if all layers are `alike`. Throws OutOfMemory if
+// a rank needs more address space than this process may have.
 std::vector<RankMemory> memory_of_ranks(const Job& job, bool alike = false);
 
-// --- what passes add ---
+// --- passes ---
 
-// The peak of a pipeline rank's memory, from what single micro-batches hold of its stages.
+// Peak memory of a pipeline rank, from measurements of single micro-batches on its stages.
 //
-// One rank alone takes one micro-batch after another through all stages, so that what each pass takes and gives back
-// is seen by itself; the ranks that it would speak to are not there, and nothing is computed (cpu::Idle): a model
-// that is larger than the machine has its figures in milliseconds, and so has a rank on a GPU, whose ops take what
-// they take there (tensor/cpu/loops.h). The rest is counting: a rank goes through its list, and holds of every
-// micro-batch what it has between its passes, and the most that the pass under way takes. Nothing is run in the
-// order of the plan, so a runtime that keeps what it should have let go is seen.
+// A single rank runs one micro-batch at a time through all stages as a dry run (cpu::DryRun): nothing is computed or
+// sent, so models larger than the machine and ranks on GPUs are measured in milliseconds with the allocations of
+// their own kernels (tensor/cpu/loops.h). The peak then follows by counting along the rank's schedule: the tensors
+// saved for each micro-batch in flight plus the maximum of the current pass. The plan itself is not executed, so a
+// runtime that retains memory too long exceeds this prediction.
 //
 //   rank 0:   F0      F1      B0      F2      B1      B2          kept: between F and B of a micro-batch
-//   holds    kept   2 kept    kept  2 kept    kept     0          the peak: kept + the most during F or B
+//   holds    kept   2 kept    kept  2 kept    kept     0          the peak: kept + the maximum during F or B
 
-// Bytes of one micro-batch and stage, beside parameters, gradients and optimizer state.
+// Bytes of one micro-batch and stage, excluding parameters, gradients and optimizer state.
 struct StageMemory {
-  int64_t kept = 0;           // from F to B, or to I
+  int64_t kept = 0;           // saved from F to B, or to I
   int64_t deferred = 0;       // from I to W
-  int64_t forward = 0;        // the most during F,
-  int64_t backward = 0;       // during B,
-  int64_t input = 0;          // during I,
-  int64_t weight = 0;         // and during W; each with what is received, kept and deferred
-  int64_t packs = 0;          // packed copies of the weights, which stay
-  int64_t communication = 0;  // the most of all this that is for other ranks, in any pass of any stage
+  int64_t forward = 0;        // maximum during F,
+  int64_t backward = 0;       // B,
+  int64_t input = 0;          // I
+  int64_t weight = 0;         // and W; each including received, saved and deferred tensors
+  int64_t packs = 0;          // persistent packed copies of the weights
+  int64_t communication = 0;  // maximum of communication buffers among these, over all passes and stages
 };
-// Measures every stage of the plan, without what the strategy of the data axis does, or with what it does on a rank of
-// that axis. `alike`: the model's layers are, so that what more than five of them hold follows from four and from five.
+// Measures every stage of the plan, without the data-axis strategy or with it on the given data rank. `alike`: all
+// layers are equal, so more than five are extrapolated from four and five.
 std::vector<StageMemory> measure_stages(const Job& job, std::optional<int> data_rank = {}, bool alike = false);
 
-// Bytes that one stage hands to the next.
+// Bytes of the activations between stages.
 int64_t handed_bytes(const Job& job);
 
-// The most that each pipeline rank holds at a time.
+// Peak of each pipeline rank.
 std::vector<int64_t> peaks_of_ranks(const Schedule& plan, const std::vector<StageMemory>& stages, int64_t handed);
 
 // --- the limit ---
@@ -75,29 +74,28 @@ std::vector<int64_t> peaks_of_ranks(const Schedule& plan, const std::vector<Stag
 struct HostMemory {
   int64_t first = 0, ranks = 0;
   int64_t gathered = 0, more = 0;
-  std::string more_is = {};  // "the oracle"
+  std::string more_is = {};  // description of `more`: "the oracle"
 };
 
-// The refusal of a run that would not fit.
+// The error for a run that does not fit.
 struct MemoryRefusal {
-  std::string table;  // by rank and category, lines
-  std::string line;   // memory that is needed and there, and the nearest that would fit
+  std::string table;  // lines by rank and category
+  std::string line;   // required and available memory, and the nearest configuration that fits
 };
 
-// Nothing where the job fits, or may: then it takes milliseconds. The job has a known vocabulary and is one that
-// check() has not refused.
+// Empty if the job may fit. Takes milliseconds then. Requires a known vocabulary and a job that passed check().
 std::optional<MemoryRefusal> memory_refusal(const Job& job, const HostMemory& here, const MemoryLimit& limit);
 
-// A refusal for a vocabulary that may not be known, by the bytes that are held between steps alone: counted from two
-// layers, so that it takes no time for any number of them.
+// The same for a vocabulary that may be unknown, from persistent state alone; extrapolated from two layers, so the cost
+// is independent of their number.
 std::optional<MemoryRefusal> least_refusal(const Job& job, int64_t local_world_size, const MemoryLimit& limit);
 
-// Bytes that no plan of the job can do without, over all ranks: of the parameters, gradients and state of one model,
-// and of what goes into each layer.
+// Lower bound over all plans of a job's total memory: parameters, gradients and state of one replica, and the input of
+// each layer.
 struct MinimumMemory {
-  double parameters = 0, trained = 0;  // numbers of them
-  double values = 0, state = 0;  // bytes of all parameters, and of the optimizer's state for those that are trained
-  double held = 0;               // bytes of both, and of gradients
+  double parameters = 0, trained = 0;  // number of elements
+  double values = 0, state = 0;        // bytes of all parameters, and of the optimizer state of trainable ones
+  double held = 0;                     // bytes of both and of gradients
   double activations = 0;
 };
 MinimumMemory least_memory(const Job& job);

@@ -1,4 +1,4 @@
-// Memory is asked for before it is missed: sums, and a search among plans that need less.
+// Memory checks before a run: totals, and a search for configurations that need less.
 #include <fmt/format.h>
 
 #include "train/memory.h"
@@ -16,7 +16,7 @@ double memory_fraction(const Job& job, int64_t local_world_size) {
   return static_cast<double>(local_world_size) / static_cast<double>(job.plan.ranks());
 }
 
-// Memory of the ranks here. Nothing where they need several times `most`, or one more addresses than there may be.
+// Memory of the local ranks. Empty if they need several times `most`, or one exceeds the address space.
 std::optional<std::vector<RankMemory>> local_world_size(const Job& job, const HostMemory& here, int64_t most) {
   constexpr double kFarOff = 4;
   const MinimumMemory least = least_memory(job);
@@ -42,7 +42,7 @@ std::string row(const std::string& who, const RankMemory& m) {
                      m.held.optimizer, m.activations, m.communication, m.total());
 }
 
-// One row for neighbours that hold the same.
+// One row per range of neighbours with equal memory.
 std::string memory_table(const std::vector<RankMemory>& ranks, const HostMemory& here) {
   std::string out = fmt::format("  {:<10} {:>14} {:>14} {:>14} {:>14} {:>14} {:>15}   bytes\n", "rank", "parameters",
                                 "gradients", "optimizer", "activations", "communication", "in all");
@@ -54,7 +54,7 @@ std::string memory_table(const std::vector<RankMemory>& ranks, const HostMemory&
     out += row(first == last ? fmt::format("{}", first) : fmt::format("{}-{}", first, last), at(i));
   }
   if (here.gathered > ranks[0].activations)
-    out += fmt::format("  {:<30} {:>69}\n", "gathered by rank 0 to be saved", here.gathered - ranks[0].activations);
+    out += fmt::format("  {:<30} {:>69}\n", "gathered by rank 0 for saving", here.gathered - ranks[0].activations);
   if (here.more > 0) out += fmt::format("  {:<30} {:>69}\n", here.more_is, here.more);
   return out;
 }
@@ -65,7 +65,7 @@ std::string row_of_least(const MinimumMemory& least) {
       "all ranks", "held", least.held, least.parameters, "activations", least.activations);
 }
 
-// The divisors of n above `least`, ascending, of as many parts as a schedule may reasonably have.
+// Divisors of n above `least`, ascending, up to a practical number of micro-batches.
 std::vector<int64_t> divisors_above(int64_t n, int64_t least) {
   std::vector<int64_t> out;
   for (int64_t d = 1; d <= n / d; ++d)
@@ -98,10 +98,10 @@ class Search {
   }
 
  private:
-  // The first of `count` changes, each of which needs less than the one before and gives the number in its words, with
-  // which the job fits.
+  // The first of `count` changes, ordered by decreasing memory, with which the job fits; `change` returns the number to
+  // insert into `words`.
   bool first_fitting(const char* words, int64_t count, const std::function<int64_t(Job&, int64_t)>& change) {
-    int64_t bytes = 0, number = 0;  // found for the last job that was asked about
+    int64_t bytes = 0, number = 0;  // of the last job tried
     const auto fits = [&](int64_t i) {
       Job changed = job_;
       number = change(changed, i);
@@ -132,20 +132,20 @@ class Search {
 
 std::string to_line(const std::string& bytes, int64_t ranks, const MemoryLimit& limit, const std::string& found) {
   return fmt::format("out of memory before the run: {} {}; expected at most the {} that {}; {}",
-                     ranks == 1 ? "one rank needs" : fmt::format("{} ranks of this host need", ranks), bytes,
+                     ranks == 1 ? "one rank needs" : fmt::format("{} ranks on this host need", ranks), bytes,
                      gigabytes(static_cast<double>(limit.bytes)), limit.of,
-                     found.empty() ? "no smaller `batch`, `microbatches` or `recompute` would fit, a smaller model or "
-                                     "more hosts may"
-                                   : "what would fit: " + found);
+                     found.empty()
+                         ? "no other `batch`, `microbatches` or `recompute` fits; a smaller model or more hosts may"
+                         : "nearest configuration that fits: " + found);
 }
 
-// Counts of a model: its parameters, the bytes of their values, and how many are trained.
+// Counts of a model: parameters, bytes of values, and trainable parameters.
 struct Counted {
   double parameters = 0, values = 0, trained = 0;
 };
 
 Counted count(const ModelConfig& config, const ModelFactory& make, int64_t value) {
-  const auto of_layers = [&](int64_t layers) {  // counts from shapes; one layer has what every other has
+  const auto of_layers = [&](int64_t layers) {  // from shapes; one layer represents all
     ModelConfig sized = config;
     sized.layers = layers;
     sized.vocab = std::max<int64_t>(config.vocab, 1);

@@ -1,4 +1,4 @@
-// Cutting comes before memory.
+// Partitions the model before memory is allocated.
 
 #include "parallel/pipeline/validate.h"
 #include "train/trainer.h"
@@ -6,14 +6,14 @@
 namespace tessera {
 namespace {
 
-// Each stage that uses a tied weight has a copy of it, on one rank too: so the sums of its gradients have one order.
+// Each stage that uses a tied weight has a copy, even on one rank, so that the order of the gradient sum is fixed.
 ModelConfig with_copies(ModelConfig config, bool copies) {
   config.tie_copies = copies;
   return config;
 }
 
-// The fragment of each unit: layer i is in fragment i mod P, what comes before the layers is in that of
-// the first layer, what comes after them in that of the last one; all uses of a tied weight are in one fragment.
+// Fragment of each unit: layer i is in fragment i mod P; units before and after the layers are with the first and the
+// last layer; all uses of a tied weight are in one fragment.
 std::vector<int64_t> fragment_sizes(LanguageModel& model, int64_t fragments) {
   const std::vector<Module::Unit> units = model.layout();
   std::vector<int64_t> out = model.layers_of_units();
@@ -44,7 +44,7 @@ ModelPart::ModelPart(LanguageModel& whole, const ModelFactory& make, const Axes&
   runtime_ = std::make_unique<PipelineRuntime>(insert_messages(schedule_), axes.pp, *stages_, o.trace);
 }
 
-// Cuts the model down to this rank's part, before there is memory for it.
+// Reduces the model to this rank's shard before materialization.
 void ModelPart::cut(const Axes& axes, const Options& o) {
   Communicator& cp = axes.cp;
   const int64_t context = model_->config.context;

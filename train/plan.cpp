@@ -1,4 +1,4 @@
-// The fields of a plan, one entry each, and what follows from a plan alone.
+// Descriptors of a plan's fields, and values derived from a plan alone.
 #include "train/plan.h"
 
 #include <fmt/format.h>
@@ -14,57 +14,55 @@ void add_axes(Settings& s, Plan& p) {
   const auto axis = [&](int64_t& ranks, std::string_view name, std::string_view help) {
     s.add(ranks, {name, help, {1, 1024}}).follows();
   };
-  axis(p.pp, "pp", "pipeline-parallel ranks: each has some of the layers");
-  axis(p.dp, "dp", "data-parallel ranks; default: as many as the other axes leave");
-  axis(p.cp, "cp", "context-parallel ranks: each has a part of the tokens of every sequence");
-  axis(p.tp, "tp", "tensor-parallel ranks: each has a part of every matrix");
+  axis(p.pp, "pp", "pipeline-parallel ranks, each with some of the layers");
+  axis(p.dp, "dp", "data-parallel ranks; default: ranks not used by the other axes");
+  axis(p.cp, "cp", "context-parallel ranks, which shard the tokens of every sequence");
+  axis(p.tp, "tp", "tensor-parallel ranks, which shard every weight matrix");
   s.add(p.ep, {"ep",
-               "expert-parallel ranks: those of `dp` x `cp` share out the experts of each layer in groups of "
-               "so many",
+               "expert-parallel group size; each group of `dp` x `cp` ranks shards the experts of every layer",
                {1, 1024}});
-  s.add(p.sp, {"sp", "with `tp`: also cuts the tokens between the blocks (sequence parallel)"});
+  s.add(p.sp, {"sp", "with `tp`: shard activations between blocks over the tokens (sequence parallelism)"});
   s.add(p.tie_copies,
         {"tie_copies",
-         "sums the two gradients of a tied weight as a pipeline does; one rank then has a pipeline's bits"});
+         "sum the two gradients of a tied weight separately, so that one rank is bitwise identical to a pipeline"});
 }
 
 void add_data_axis(Settings& s, Plan& p) {
-  s.add(p.zero, {"zero", "ZeRO stage: shares out optimizer state (1), gradients too (2), parameters too (3)"});
-  s.add(p.shard_ranks, {"shard_ranks",
-                        "with `zero`: data ranks of a group that shares out what `zero` says; groups hold "
-                        "copies; default: all",
-                        {1, 1024}})
+  s.add(p.zero, {"zero", "ZeRO stage: 1 shards optimizer state, 2 also gradients, 3 also parameters"});
+  s.add(
+       p.shard_ranks,
+       {"shard_ranks", "with `zero`: data ranks per sharding group, replicated across groups; default: all", {1, 1024}})
       .follows()
       .for_record(IdentityRole::unless_default);
-  s.add(p.dp_mode, {"dp_mode", "how data-parallel ranks work together"});
-  s.add(p.sync_every, {"sync_every", "with `dp_mode` diloco: steps that each data rank makes alone", {1, 1e9}})
+  s.add(p.dp_mode, {"dp_mode", "data-parallel algorithm"});
+  s.add(p.sync_every, {"sync_every", "with `dp_mode` diloco: local steps between two synchronizations", {1, 1e9}})
       .with("dp_mode diloco")
       .for_record(IdentityRole::yes);
-  s.add(p.sync_fragments, {"sync_fragments",
-                           "with `dp_mode` diloco: parts that the layers are in; they are summed in different steps",
-                           {1, 1e6}})
+  s.add(
+       p.sync_fragments,
+       {"sync_fragments", "with `dp_mode` diloco: groups of layers that are synchronized at different steps", {1, 1e6}})
       .with("dp_mode diloco")
       .for_record(IdentityRole::unless_default);
-  s.add(p.outer_lr, {"outer_lr", "with `dp_mode` diloco: learning rate of the step that all make together", {0, 1e3}})
+  s.add(p.outer_lr, {"outer_lr", "with `dp_mode` diloco: learning rate of the outer step", {0, 1e3}})
       .with("dp_mode diloco");
-  s.add(p.outer_momentum, {"outer_momentum", "with `dp_mode` diloco: Nesterov momentum of that step", {0, 1, true}})
+  s.add(p.outer_momentum,
+        {"outer_momentum", "with `dp_mode` diloco: Nesterov momentum of the outer step", {0, 1, true}})
       .with("dp_mode diloco");
-  s.add(p.servers, {"servers", "number of parameter servers; they are on the first ranks", {1, 1024}})
+  s.add(p.servers, {"servers", "number of parameter servers, on the first ranks", {1, 1024}})
       .with("dp_mode ps-sync or ps-async");
-  s.add(p.staleness, {"staleness", "steps that a worker of ps-async may be ahead of the slowest", {0, 1e6}})
+  s.add(p.staleness, {"staleness", "maximum steps of a ps-async worker ahead of the slowest", {0, 1e6}})
       .with("dp_mode ps-async");
-  s.add(p.record, {"record", "writes the order of the pushes of ps-async to this file"})
+  s.add(p.record, {"record", "write the order of ps-async pushes to this file"}).of_call().with("dp_mode ps-async");
+  s.add(p.replay,
+        {"replay", "replay the ps-async pushes in the order of this file; with `resume`: the file of the run's start"})
       .of_call()
       .with("dp_mode ps-async");
-  s.add(p.replay, {"replay", "repeats the order in this file; with `resume`: the file that the run began with"})
-      .of_call()
-      .with("dp_mode ps-async");
-  s.add(p.bucket_mb, {"bucket_mb", "size of a bucket: the gradients that ddp sends in one call, in MiB", {1e-6, 1e6}});
-  s.add(p.grad_dtype, {"grad_dtype", "type of gradients while they are summed and sent"}).of("fp32|bf16");
-  s.add(p.all_reduce, {"all_reduce", "algorithm that sums over ranks"});
+  s.add(p.bucket_mb, {"bucket_mb", "DDP bucket size (gradients per all-reduce) in MiB", {1e-6, 1e6}});
+  s.add(p.grad_dtype, {"grad_dtype", "dtype of gradient accumulation and communication"}).of("fp32|bf16");
+  s.add(p.all_reduce, {"all_reduce", "all-reduce algorithm"});
   s.add(p.offload, {"offload",
-                    "keeps elsewhere, between uses: optimizer state, in a mapped file, or, with a GPU, in the "
-                    "host's memory; or parameters, with `zero` 3 and a GPU, in the host's memory"});
+                    "offload between uses: optimizer state, to a mapped file or, with a GPU, to host memory; or "
+                    "parameters, with `zero` 3 and a GPU, to host memory"});
 }
 
 void add_pipeline_and_context(Settings& s, Plan& p) {
@@ -73,44 +71,43 @@ void add_pipeline_and_context(Settings& s, Plan& p) {
                  "pipeline schedule: naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, v-half, v-min, or a "
                  "file with one line per rank"});
   s.add(p.schedule_file, {"schedule_file"}).for_programs();
-  s.add(p.chunks, {"chunks", "stages of each pipeline rank, with `schedule` interleaved; default: 2", {1, 1024}})
-      .follows();
-  s.add(p.cp_mode, {"cp_mode", "attention over the parts: keys go around a ring, or ranks exchange tokens for heads"});
+  s.add(p.chunks, {"chunks", "stages per pipeline rank, with `schedule` interleaved; default: 2", {1, 1024}}).follows();
+  s.add(p.cp_mode,
+        {"cp_mode",
+         "context-parallel attention: pass keys and values around a ring, or exchange tokens for heads (ulysses)"});
   s.add(p.microbatches,
-        {"microbatches", "micro-batches of a data rank in a step, computed one after another", {1, 1e9}})
+        {"microbatches", "sequential micro-batches per step and data rank (gradient accumulation)", {1, 1e9}})
       .in("Data");
 }
 
 void add_place(Settings& s, Plan& p) {
-  s.add(p.recompute,
-        {"recompute",
-         "what the backward pass computes again instead of keeping it; gelu is another name of activation; "
-         "op: torchtitan's selection, of which there are predictions alone"})
+  s.add(p.recompute, {"recompute",
+                      "activation checkpointing: activations that the backward pass recomputes; gelu is an alias of "
+                      "activation; op: torchtitan's selective mode, for predictions only"})
       .of("none|activation|activation+norm|attention|block|op|gelu|gelu+norm")
       .renaming(recompute_name);
-  s.add(p.device, {"device", "where ranks compute; cuda: rank r uses GPU r, and ranks share GPUs if there are fewer"});
+  s.add(p.device, {"device", "device of the ranks; cuda: rank r uses GPU r, and ranks share GPUs if there are fewer"});
   s.add(p.backend, {"backend",
-                    "ranks are threads of one process, processes of mpirun, or processes that meet over TCP "
-                    "(default: as the program was started); nccl: any of them, with a GPU each"})
+                    "ranks are threads of one process, processes of mpirun, or processes with a TCP rendezvous "
+                    "(default: as the program was started); nccl: any of them, with one GPU per rank"})
       .follows()
       .of_call();
-  s.add(p.rendezvous,
-        {"rendezvous", "HOST:PORT on the host of rank 0, where the processes of `ranks` meet without mpirun"})
+  s.add(p.rendezvous, {"rendezvous", "HOST:PORT on the host of rank 0 for the rendezvous of processes without mpirun"})
       .of_call();
   s.add(p.cuda_graph, {"cuda_graph",
-                       "captures a step as one CUDA graph and launches it at every step; auto: on one rank, "
-                       "and on NCCL ranks that send no messages (no `pp`, no ring)"});
+                       "capture a step as one CUDA graph and replay it; auto: on one rank, and on NCCL ranks without "
+                       "point-to-point messages (no `pp`, no ring)"});
   s.add(p.attention, {"attention",
-                      "attention kernels on a GPU: cuDNN's where they can run the model, or our own; default: "
-                      "cudnn if it is built in, own for verify"})
+                      "attention kernels on a GPU: cuDNN's if they support the model, or custom ones (own); default: "
+                      "cudnn if built in, own for verify"})
       .of("cudnn|own")
       .follows();
   s.add(p.deterministic,
-        {"deterministic", "gives the same bits in every run on a GPU, and costs some speed; the CPU always does"});
-  s.add(p.threads_per_rank,
-        {"threads_per_rank", "threads of each rank; default: the cores, divided among the ranks", {1, 1024}})
+        {"deterministic",
+         "bitwise reproducible runs on a GPU, at some cost in throughput; the CPU always is reproducible"});
+  s.add(p.threads_per_rank, {"threads_per_rank", "threads per rank; default: cores divided by ranks", {1, 1024}})
       .follows();
-  s.add(p.timeout, {"timeout", "seconds that a rank waits for another", {0.01, 1e6}});
+  s.add(p.timeout, {"timeout", "maximum time in seconds that a rank waits for another", {0.01, 1e6}});
 }
 
 }  // namespace
@@ -169,7 +166,7 @@ Schedule make_schedule(const Plan& p) {
     return p.schedule_file.empty() ? make_schedule(p.schedule, ranks, microbatches, chunks)
                                    : schedule_from_file(p.schedule_file, ranks, microbatches, chunks);
   } catch (const InputError&) {
-    throw;  // names the file
+    throw;  // includes the file name
   } catch (const Error& e) {
     const std::string text = e.what();
     throw FieldError("schedule", text.substr(text.find(']') == text.npos ? 0 : text.find(']') + 2));

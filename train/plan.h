@@ -1,8 +1,8 @@
-// A plan: how a run is laid out over ranks, where it computes, and what it keeps. A model, its data and a seed train
-// alike under every plan.
+// A parallelization plan: the layout of a run over ranks, devices, and the trade-offs between memory, communication and
+// recomputation. A model, its data and a seed train identically under every plan.
 //
 //   Plan plan{.pp = 2, .dp = 2, .tp = 2, .zero = ZeroStage::one, .schedule = ScheduleKind::zb_h1, .microbatches = 8};
-//   check(plan);                                        // throws FieldError, which names the field that cannot be
+//   check(plan);                                        // throws FieldError naming the invalid field
 //   plan_from_json(to_json(plan)) == plan;              // {"pp": 2, "dp": 2, ..., "schedule": "zb-h1", ...}
 //   to_text(plan) == "pp=2 dp=2 tp=2 zero=1 schedule=zb-h1 microbatches=8";
 #pragma once
@@ -16,51 +16,51 @@
 
 namespace tessera {
 
-enum class ZeroStage : uint8_t { none, one, two, three };      // shares out state, gradients too, parameters too
-enum class Offload : uint8_t { none, optimizer, parameters };  // tensors that lie elsewhere while nothing uses them
-enum class CudaGraph : uint8_t { automatic, on, off };         // whether a step is captured and launched again
+enum class ZeroStage : uint8_t { none, one, two, three };  // shards optimizer state, also gradients, also parameters
+enum class Offload : uint8_t { none, optimizer, parameters };  // tensors that are stored elsewhere between uses
+enum class CudaGraph : uint8_t { automatic, on, off };         // whether steps are captured and replayed
 
 struct Plan {
-  // Ranks of each axis, from the outermost to the innermost, whose ranks are neighbours.
+  // Size of each axis, outermost to innermost; innermost ranks are neighbours.
   int64_t pp = 1, dp = 1, cp = 1, tp = 1;
-  int64_t ep = 1;   // ranks of dp x cp, neighbours, that share out the experts of each layer
-  bool sp = false;  // with tp: the tokens between the blocks are cut too
-  // Each use of a tied weight has a copy, and a sum of its own, on one rank too: the bits of a pipeline.
+  int64_t ep = 1;   // expert-parallel group size: neighbours among dp x cp
+  bool sp = false;  // sequence parallelism: shards activations between blocks over the tokens of tp
+  // Each use of a tied weight has a separate copy and gradient sum even on one rank: bitwise identical to a pipeline.
   bool tie_copies = false;
   ZeroStage zero = ZeroStage::none;
-  int64_t shard_ranks = 0;  // ranks of a group that ZeRO shares out over; 0: all data ranks
+  int64_t shard_ranks = 0;  // ranks of a ZeRO group; 0: all data ranks
   DataMode dp_mode = DataMode::ddp;
-  int64_t sync_every = 1;                       // steps of diloco from one outer step of a parameter to the next
-  int64_t sync_fragments = 1;                   // that layers are in: each makes its outer steps in steps of its own
-  double outer_lr = 0.7, outer_momentum = 0.9;  // settings of diloco's outer step
-  int64_t servers = 1;                          // ranks of a parameter server, the first ones
-  int64_t staleness = 1;                        // steps that a worker of ps_async may be ahead of the slowest
-  std::string record = {}, replay = {};         // files: the order of the pushes of ps_async; empty: none
-  double bucket_mb = 4;                         // gradients that ddp sends at once, in MiB
-  DType grad_dtype = DType::float32;  // dtype of gradients while they are summed and sent; a float64 model has float64
+  int64_t sync_every = 1;                       // diloco steps between outer steps of a parameter
+  int64_t sync_fragments = 1;                   // groups of layers with staggered outer steps
+  double outer_lr = 0.7, outer_momentum = 0.9;  // of diloco's outer step
+  int64_t servers = 1;                          // parameter-server ranks, the first ones
+  int64_t staleness = 1;                        // maximum steps of a ps_async worker ahead of the slowest
+  std::string record = {}, replay = {};         // files with the order of ps_async pushes; empty: none
+  double bucket_mb = 4;                         // DDP bucket size in MiB
+  DType grad_dtype = DType::float32;            // accumulation and communication dtype; float64 for a float64 model
   Algorithm all_reduce = Algorithm::direct;
   Offload offload = Offload::none;
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
-  std::string schedule_file = {};  // not empty: the pipeline's schedule is this file's
-  int64_t chunks = 0;              // stages of each pipeline rank; 0: as many as is usual
+  std::string schedule_file = {};  // non-empty: the pipeline schedule is read from this file
+  int64_t chunks = 0;              // pipeline stages per rank; 0: the schedule's default
   ContextMode cp_mode = ContextMode::ring;
   int64_t microbatches = 1;  // per step and data rank
   Recompute recompute = Recompute::none;
   Device device = Device::cpu;
   Backend backend = Backend::threads;
-  std::string rendezvous = {};  // "HOST:PORT", where processes meet that nobody has joined; empty: nowhere
+  std::string rendezvous = {};  // "HOST:PORT" where processes without a launcher rendezvous; empty: none
   CudaGraph cuda_graph = CudaGraph::automatic;
   AttentionKernels attention = AttentionKernels::automatic;
-  bool deterministic = false;    // the same bits in every run on a GPU too; on the CPU they always are
-  int64_t threads_per_rank = 0;  // 0: the cores, divided among the ranks
+  bool deterministic = false;    // bitwise reproducible runs on a GPU; the CPU always is
+  int64_t threads_per_rank = 0;  // 0: the cores divided by the ranks
   double timeout = 300;          // seconds that a rank waits for another
 
   int64_t ranks() const { return pp * dp * cp * tp; }
   bool operator==(const Plan&) const = default;
 };
 
-// The names of a plan's values, for users, in JSON and in messages, and the entries of its fields (settings/setting.h).
-constexpr std::array<std::string_view, 4> kZeroNames = {"0", "1", "2", "3"};  // numbers to a user
+// Names of enum values in the command line, JSON and messages (settings/setting.h).
+constexpr std::array<std::string_view, 4> kZeroNames = {"0", "1", "2", "3"};  // option --zero is numeric
 constexpr std::array<std::string_view, 3> kOffloadNames = {"none", "optimizer", "parameters"};
 constexpr std::array<std::string_view, 3> kCudaGraphNames = {"auto", "on", "off"};
 constexpr std::array<std::string_view, 3> kAttentionNames = {"auto", "cudnn", "own"};
@@ -68,7 +68,7 @@ constexpr std::array<std::string_view, 2> kContextModeNames = {"ring", "ulysses"
 constexpr std::array<std::string_view, 4> kBackendNames = {"threads", "mpi", "nccl", "tcp"};
 constexpr std::array<std::string_view, 6> kRecomputeNames = {"none",      "activation", "activation+norm",
                                                              "attention", "block",      "op"};
-// Returns today's name for one that was renamed.
+// Maps former names to current ones.
 constexpr std::string_view recompute_name(std::string_view name) {
   return name == "gelu" ? "activation" : name == "gelu+norm" ? "activation+norm" : name;
 }
@@ -89,35 +89,35 @@ constexpr const auto& value_names(Device) { return kDeviceNames; }
 constexpr const auto& value_names(DType) { return kFloatNames; }
 
 Settings field_descriptors(Plan& plan);
-// "dp=2 zero=3": the fields that differ.
+// The fields that differ from `usual`: "dp=2 zero=3".
 std::string difference(Plan plan, Plan usual);
 
-// Throws FieldError for a plan that no model can be trained under: the field, what was expected and found, and the
-// nearest legal value. check() of train/job.h also looks at the model and the batch.
+// Throws FieldError with the field, the expected and actual value, and the nearest valid value if the plan is invalid
+// for every model. check() of train/job.h also checks model and batch.
 void check(const Plan& plan);
 
-// Every field by its name; empty file names are left out.
+// All fields by name; empty file names are omitted.
 std::string to_json(const Plan& plan);
-// Fields that are left out have their defaults. Throws FieldError for an unknown key or a value of the wrong kind,
-// Error for text that is no JSON object. The plan is not checked.
+// Missing fields have their defaults. Throws FieldError for an unknown key or a value of the wrong type, Error if the
+// text is no JSON object. Does not check the plan.
 Plan plan_from_json(std::string_view json);
-// The fields that differ from the defaults: "dp=2 zero=3"; "one rank" where none does.
+// The non-default fields: "dp=2 zero=3"; "one rank" if there are none.
 std::string to_text(const Plan& plan);
-// For people: "2 thread ranks, ddp", "one rank".
+// For display: "2 thread ranks, ddp", "one rank".
 std::string describe(const Plan& plan);
-// The user's word for the pipeline's schedule: its name, or its file.
+// The schedule's name, or its file.
 std::string schedule_name(const Plan& plan);
 
-// Ranks are processes under MPI or that meet at an address (as NCCL's may be), or threads of this one.
+// Whether ranks are processes (MPI, TCP rendezvous, optionally NCCL) rather than threads of this one.
 bool has_processes(const Plan& plan);
-// Each rank has a GPU of its own and their arrays go over NCCL.
+// Whether each rank has its own GPU and arrays are exchanged over NCCL.
 bool uses_nccl(const Plan& plan);
-// It sums inside a product or a softmax, and so agrees with one rank to rounding, not to the bit; and so does attention
-// by cuDNN, which does not say that a row has the same bits in another batch.
+// Whether the plan splits the sums inside a matmul or softmax, and therefore agrees with one rank up to rounding rather
+// than bitwise. Includes cuDNN attention, whose rows are not guaranteed to be independent of the batch.
 bool splits_sums(const Plan& plan);
-// The data ranks that what ZeRO shares out is cut over; 1 where nothing is.
+// Data ranks of a ZeRO group; 1 without ZeRO.
 int64_t shard_group_size(const Plan& plan);
-// The pipeline's schedule, not yet lowered. Throws FieldError, and InputError for a fault in a file.
+// The pipeline schedule before lowering. Throws FieldError, and InputError for an invalid file.
 Schedule make_schedule(const Plan& plan);
 LaunchOptions launch_options(const Plan& plan);
 

@@ -1,4 +1,4 @@
-// Times; numbers that are none, which end a run; and which runs can have their steps captured.
+// Timing, checks for non-finite results, and conditions for capturing steps.
 #include "train/step.h"
 
 #include <fmt/format.h>
@@ -17,12 +17,12 @@ void set_time(StepReport& r, double seconds, int64_t tokens) {
 void check_finite(const StepReport& r, int64_t step) {
   if (std::isfinite(r.loss) && std::isfinite(r.grad_norm)) return;
   throw Error(
-      fmt::format("step {}: the loss is {} and the gradient norm {}; expected finite numbers (a smaller `lr` may help)",
+      fmt::format("step {}: the loss is {} and the gradient norm {}; expected finite values (a smaller `lr` may help)",
                   step, number_text(r.loss), number_text(r.grad_norm)),
       Status::not_finite);
 }
 
-// The meeting before a step, and the counts of one that is launched again.
+// Agreement before a step, and call counts of replayed steps.
 
 StepConsensus::StepConsensus(Communicator& world, std::vector<Communicator*> all)
     : world_(world), all_(std::move(all)) {}
@@ -62,19 +62,21 @@ namespace {
 std::string obstacle(const Job& job, bool traced) {
   const Plan& p = job.plan;
   if (p.device != Device::cuda) return fmt::format("`device` is {}", to_string(p.device));
-  if (p.ranks() > 1 && !uses_nccl(p)) return fmt::format("the {} ranks meet on the host within a step", p.ranks());
-  if (p.dp_mode == DataMode::diloco) return "some steps of `dp_mode` diloco end with an outer step, and others do not";
-  if (p.dp_mode != DataMode::ddp) return fmt::format("`dp_mode` {} sums on the host", value_name(p.dp_mode));
-  if (p.pp > 1) return fmt::format("the {} ranks of `pp` send each other messages", p.pp);
-  if (p.cp > 1 && p.cp_mode == ContextMode::ring) return "the ranks of `cp_mode` ring send each other messages";
+  if (p.ranks() > 1 && !uses_nccl(p))
+    return fmt::format("the {} ranks synchronize on the host within a step", p.ranks());
+  if (p.dp_mode == DataMode::diloco) return "only some steps of `dp_mode` diloco end with an outer step";
+  if (p.dp_mode != DataMode::ddp) return fmt::format("`dp_mode` {} reduces on the host", value_name(p.dp_mode));
+  if (p.pp > 1) return fmt::format("the {} ranks of `pp` exchange point-to-point messages", p.pp);
+  if (p.cp > 1 && p.cp_mode == ContextMode::ring) return "the ranks of `cp_mode` ring exchange point-to-point messages";
   if (job.optim.optimizer == OptimizerKind::muon && shard_group_size(p) > 1)
-    return fmt::format("the {} owners of matrices of muon get parts of them by messages", shard_group_size(p));
+    return fmt::format("the {} owners of muon's matrices receive shards in point-to-point messages",
+                       shard_group_size(p));
   if (p.offload != Offload::none)
     return fmt::format("`offload` {} moves {} through the host", value_name(p.offload),
                        p.offload == Offload::optimizer ? "state" : "values");
   if (const int64_t experts = job.model.experts.count; experts > 0)
-    return fmt::format("the host must know how many tokens each of the {} `experts` gets", experts);
-  if (traced) return "`trace` looks at each pass of a step";
+    return fmt::format("the host needs the number of tokens of each of the {} `experts`", experts);
+  if (traced) return "`trace` records each pass of a step";
   return "";
 }
 
@@ -86,10 +88,10 @@ std::string no_graph_because(const Job& job, bool traced, bool counted) {
   const Plan& p = job.plan;
   if (p.cuda_graph == CudaGraph::off) return "`cuda_graph` off";
   std::string why = obstacle(job, traced);
-  if (why.empty() && counted) why = "the loss is divided by the number of targets, which differs from step to step";
+  if (why.empty() && counted) why = "the loss is divided by the number of targets, which varies between steps";
   if (!why.empty() && p.cuda_graph == CudaGraph::on)
     throw FieldError("cuda_graph",
-                     fmt::format("a step cannot be captured because {}; expected auto or off, found on", why));
+                     fmt::format("a step cannot be captured because {}; expected auto or off, got on", why));
   return why;
 }
 

@@ -1,4 +1,4 @@
-// Training steps: what they report, what ranks agree on beside them, and steps that a GPU makes by itself.
+// Training steps: reports, agreement between ranks, and steps that run on the GPU without the host.
 #pragma once
 
 #include "parallel/comm/communicator.h"
@@ -6,9 +6,9 @@
 
 namespace tessera {
 
-// Requests that a rank makes of all others with a step: to save after it, or to end the run.
+// A rank's request to all others with a step: save a checkpoint after it, or end the run.
 enum class StepRequest : uint8_t { none, save, stop };
-// Ranks add up their votes, and the sum says what the most demanding of them wants.
+// Requests are summed over ranks; the sum decodes to the strongest.
 inline double encode(StepRequest wish) {
   return wish == StepRequest::stop ? 1 << 20 : wish == StepRequest::save ? 1 : 0;
 }
@@ -17,48 +17,46 @@ inline StepRequest decode(double votes) {
 }
 
 struct StepReport {
-  int64_t step = 0;  // steps done
+  int64_t step = 0;  // completed steps
   double loss = 0, lr = 0, grad_norm = 0, tokens_per_s = 0, step_ms = 0;
-  StepRequest wish = StepRequest::none;  // the ranks' wish, the same on all
+  StepRequest wish = StepRequest::none;  // strongest request of any rank, the same on all
 };
 
-// Sets the time of a step of `tokens` tokens that took `seconds`, and their speed.
+// Sets time and throughput of a step of `tokens` tokens that took `seconds`.
 void set_time(StepReport& report, double seconds, int64_t tokens);
 
-// As it is shown: a NaN has a sign, which nobody wants to read.
+// For display; drops the sign of NaN.
 std::string number_text(double number);
 
-// Throws Error (not_finite) naming `step` when its loss or its gradient norm is not a number.
+// Throws Error (not_finite) naming `step` if its loss or gradient norm is not finite.
 void check_finite(const StepReport& report, int64_t step);
 
-// The ranks' work together on a step that the host only begins and ends.
-//
-// Before it they meet on the host, once, and agree on how all of them make it: a rank whose arena has another layout
-// than its graph would queue what the others launch, and NCCL may want all of them when it is captured. On the GPU they
-// add up what each has found. Who waits for the end looks after the others, and ends NCCL's kernels where one has
-// failed.
+// Agreement between ranks on steps that the host only starts and awaits. Before each step the ranks exchange flags once
+// on the host to select one mode: a rank whose arena layout no longer matches its graph would queue operations that
+// others replay, and NCCL may require all ranks for a capture. Results are reduced on the GPUs. The final wait checks
+// the progress of the other ranks and aborts NCCL's kernels if one has failed.
 
 class StepConsensus {
  public:
   enum class How : uint8_t { queue, capture, launch };
   struct Agreed {
     How how = How::queue;
-    StepRequest wish = StepRequest::none;  // the wish of all ranks
+    StepRequest wish = StepRequest::none;  // strongest request of any rank
   };
 
-  // Every communicator that this rank uses in a step, once; they must outlive it.
+  // `all`: every communicator of this rank's steps, once each; they must outlive this object.
   StepConsensus(Communicator& world, std::vector<Communicator*> all);
 
-  // Launched where every rank has a graph that fits, captured where every rank could do one or the other.
+  // Replays if every rank has a matching graph, captures if every rank can do either.
   Agreed agree(StepRequest wish, bool can_launch, bool can_capture);
-  // The way that a rank would choose on its own.
+  // This rank's preferred mode.
   static How choose(bool can_launch, bool can_capture);
-  // Queues the sum over ranks, in place.
+  // Queues an in-place all-reduce.
   void add_up(const Tensor& numbers) { world_.all_reduce(numbers); }
   void wait(Arena& gpu) { world_.wait_for_gpu(gpu, "step"); }
 
-  // Between these two a step is captured, whose communications are counted as they are called; a launch without calls
-  // counts them again.
+  // Between these two a step is captured, which counts its communication calls; count_again() adds the same counts for
+  // a replay.
   void begin_capture();
   void end_capture();
   void count_again();
@@ -66,57 +64,55 @@ class StepConsensus {
  private:
   Communicator& world_;
   std::vector<Communicator*> all_;
-  std::vector<OpCounts> of_step_;  // while it is captured: the counts at its beginning
+  std::vector<OpCounts> of_step_;  // counts at the beginning of the capture
 };
 
-// A training step of which the host hears when it is over: it hands numbers and tokens to the GPU, everything from the
-// first embedding to the update is queued without a look at the results, and one wait brings loss and norm back. Where
-// either is not finite the GPU has left the parameters as they were.
-//
-// So nothing that is queued depends on the step, and all of it is captured once as a CUDA graph and launched again for
-// every later step (tensor/cuda/gpus.h). Several ranks do so where NCCL moves what they send each other: they meet on
-// the host before the step and not within it, and add up loss and norm on their GPUs.
+// A training step without host synchronization: the host passes scalars and tokens to the GPU and queues everything
+// from the first embedding to the update without reading results; a single wait returns loss and norm. If either is not
+// finite, the GPU leaves the parameters unchanged. Nothing queued depends on the step, so it is captured once as a CUDA
+// graph and replayed for later steps (tensor/cuda/gpus.h). Several ranks can do so over NCCL: they synchronize on the
+// host only before the step, and reduce loss and norm on their GPUs.
 
-// Whether a run makes its steps so: one rank on a GPU, or several over NCCL that send no messages, without experts,
-// whose rows the host counts, and without a look at the parts of a step from the host (`traced`).
+// Whether a run's steps use this path: one rank on a GPU, or several over NCCL without point-to-point messages; no
+// experts, whose rows the host counts; and no host-side tracing of actions (`traced`).
 bool steps_without_host(const Job& job, bool traced);
-// Why a run's steps are not captured; empty when they are. `counted`: each step has as many trained targets as its
-// sequences happen to hold. Throws FieldError where CudaGraph::on asks for what cannot be.
+// The reason why steps are not captured; empty if they are. `counted`: the number of trained targets varies between
+// steps. Throws FieldError if CudaGraph::on requests an impossible capture.
 std::string no_graph_because(const Job& job, bool traced, bool counted = false);
 
 class StepGraph : NotCopied {
  public:
   struct Parts {
-    std::function<void(int64_t step)> load;   // tokens of the step to where the GPU takes them from
-    std::function<void(int64_t step)> ahead;  // reads those of the next, while the GPU computes
-    std::function<DeviceScalar()> gradients;  // queues the passes; the sum of the losses
-    std::function<void()> finish;             // queues what comes after the update
+    std::function<void(int64_t step)> load;   // stages the step's tokens for the GPU
+    std::function<void(int64_t step)> ahead;  // prefetches the next step's tokens while the GPU computes
+    std::function<DeviceScalar()> gradients;  // queues the passes; returns the sum of the losses
+    std::function<void()> finish;             // queues operations after the update
     std::function<Tensor()>
-        squares;  // queues the sums of squares of the units, in the order in which the norm adds them
+        squares;  // queues the units' sums of squares in the order in which the norm accumulates them
     Optimizer* optimizer = nullptr;
-    double clip = 0;                             // the largest norm; 0: any
-    bool captured = false;                       // otherwise it is queued anew in every step
-    bool may_give_up = false;                    // when a capture fails, all steps are queued; else the run ends
-    StepConsensus* ranks = nullptr;              // null: there is one
-    bool says_loss = true, says_squares = true;  // whether this rank's count when ranks add theirs up
+    double clip = 0;                             // maximum norm; 0: unlimited
+    bool captured = false;                       // false: queued again in every step
+    bool may_give_up = false;                    // after a failed capture, queue all steps instead of ending the run
+    StepConsensus* ranks = nullptr;              // null for one rank
+    bool says_loss = true, says_squares = true;  // whether this rank contributes to the reductions
   };
   struct Found {
-    double loss_sum = 0, grad_norm = 0;  // sum and norm over all ranks
+    double loss_sum = 0, grad_norm = 0;  // over all ranks
     StepRequest wish = StepRequest::none;
   };
 
   virtual ~StepGraph() = default;
 
-  // One step, number `step` of those that dropout counts, with learning rate `lr`. Parameters were updated, and the
-  // optimizer's step was counted, when both numbers are finite (and no rank has met an index outside its bounds, which
-  // that rank throws and ends the others with). `wish` is the same on all ranks afterwards.
+  // Runs step number `step` (as counted by dropout) with learning rate `lr`. Updates parameters and the optimizer's
+  // step count only if loss and norm are finite and no rank found an index out of bounds, for which that rank throws
+  // and ends the run. Returns the request of all ranks.
   virtual Found run(int64_t step, double lr, StepRequest wish) = 0;
-  // Where the GPU finds the step's number, while the passes are queued; otherwise null.
+  // Device address of the step number while the passes are queued; otherwise null.
   virtual const uint64_t* step_on_gpu() const = 0;
-  // How the steps were made. A step that is captured is launched then, and counts as a replay.
+  // Counts of the modes of all steps; a captured step is then launched and also counts as a replay.
   struct Record {
     int64_t captures = 0, replays = 0, queued = 0;
-    std::string given_up = {};  // the error of a capture that failed, so that all steps are queued; empty: none
+    std::string given_up = {};  // error of a failed capture, after which all steps are queued
   };
   const Record& record() const { return record_; }
 
@@ -124,7 +120,7 @@ class StepGraph : NotCopied {
   Record record_;
 };
 
-// Objects that `parts` holds must outlive the result. In a build with CUDA only.
+// Objects referenced by `parts` must outlive the result. Requires CUDA.
 std::unique_ptr<StepGraph> make_step_graph(StepGraph::Parts parts, const ArenaPtr& arena);
 
 }  // namespace tessera

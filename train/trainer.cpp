@@ -19,7 +19,8 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// While it lives, ranks that train alone have the values that they had in common last. Takes memory for their own ones.
+// Swaps in the last synchronized weights of local-update replicas during its lifetime. Allocates a copy of the local
+// ones.
 class ScopedSyncedWeights : NotCopied {
  public:
   explicit ScopedSyncedWeights(const DataStrategy& strategy) : units_(strategy.shards()) {
@@ -79,8 +80,8 @@ Trainer::Trainer(const Job& job, Sequences sequences, Communicator& world, Trace
 
 Trainer::~Trainer() = default;
 
-// Ranks [g e, (g + 1) e) of it share out experts; those of a group of shard ranks with the same remainder have the same
-// ones, and cut them.
+// Ranks [g e, (g + 1) e) of the axis are an expert-parallel group; those of a sharding group with equal remainders hold
+// the same experts, and shard them.
 void Trainer::split_data_axis() {
   const Plan& p = job_.plan;
   const auto e = static_cast<int>(p.ep);
@@ -107,7 +108,7 @@ ModelPart::Options Trainer::part_options() {
           .trace = trace_};
 }
 
-// Where each unit of this rank stands in the whole model; past its end for the copy of a tied weight.
+// Index of each local unit in the full model; past its end for the copy of a tied weight.
 void Trainer::find_units() {
   const std::vector<Module::Unit> whole = whole_->layout();
   for (const int stage : stages_of_units(*whole_, part_->layers()))
@@ -117,21 +118,21 @@ void Trainer::find_units() {
         std::ranges::find_if(whole, [&](const Module::Unit& u) { return u.name == unit.name; }) - whole.begin()));
 }
 
-// Where the first and the last stage are not on one rank, their ranks sum the gradients of the tied weight.
+// If the first and the last stage are on different ranks, these reduce the gradients of the tied weight.
 void Trainer::join_tied_weights() {
   const std::vector<int>& ranks = part_->schedule().rank_of_stage;
   const int first = ranks.front(), last = ranks.back(), own = mesh_.coordinate("pp");
   const std::vector<Parameter*> all = whole_->parameters();
   if (first == last || std::ranges::none_of(all, [](const Parameter* p) { return p->is_tied(); })) return;
   std::vector<int> at = mesh_.coordinates(world_.rank());
-  at[0] = own == first || own == last ? 0 : own;  // the others are alone
+  at[0] = own == first || own == last ? 0 : own;  // other ranks form groups of one
   const int beside = own == first || own == last ? 0 : world_.size();
   tied_ = world_.split(mesh_.rank_at(at) + beside, own == first ? 0 : 1, "tied");
 }
 
 DeviceScalar Trainer::queue_passes() {
   DeviceScalar loss = part_->step(*tokens_);
-  model().set_step({});  // which keeps no documents: a captured step begins with the memory that it ended with
+  model().set_step({});  // frees documents: a captured step must begin with the memory that it ended with
   return loss;
 }
 
@@ -155,8 +156,8 @@ StepReport Trainer::compute_gradients(StepRequest wish) {
   queue_sums();
   StepReport r;
   r.grad_norm = std::sqrt(sum_of_squares());
-  // All ranks of a tensor axis know the same loss: one says it. Where ranks have norms of their own, all hear of one
-  // that is no number.
+  // All tp ranks have the same loss, so one contributes it. With separate norms per rank, all ranks learn of a
+  // non-finite one.
   std::vector<double> totals{mesh_.coordinate("tp") == 0 ? double{sum} : 0.0, encode(wish)};
   if (strategy().layout().local_updates) totals.push_back(r.grad_norm);
   world_.sum(totals);
@@ -169,7 +170,7 @@ StepReport Trainer::compute_gradients(StepRequest wish) {
   return r;
 }
 
-// Both copies of a tied weight get the sum of what their uses brought, so that they stay equal.
+// Both copies of a tied weight get the sum of their gradients, so that they stay equal.
 void Trainer::sum_tied_gradients() {
   const FlatUnit *first = nullptr, *last = nullptr;
   for (const FlatUnit& shard : strategy().shards())
@@ -184,11 +185,12 @@ void Trainer::sum_tied_gradients() {
   }
 }
 
-// Units in the order of the whole model, whoever has them; a copy of a tied weight does not count, nor do the second
-// and later copies of what every rank of a tensor axis has.
+// Units in the order of the full model, on any rank; excludes copies of tied weights and all but the first replica of
+// tensors replicated over tp.
 double Trainer::sum_of_squares() {
   const std::vector<double> own = unit_sums(strategy(), &mesh_["tp"]);
-  const bool first = !ep_ || ep_->rank() == 0;  // the first rank says what all that share out experts have
+  const bool first = !ep_ || ep_->rank() == 0;  // the first rank contributes values replicated in an expert-parallel
+                                                // group
   std::vector<double> all(ranks_of_units_.size(), 0.0);
   for (size_t u = 0; u < own.size(); ++u)
     if (places_[u] < all.size() && (first || strategy().shards()[u].slots[0].parameter->is_expert))
@@ -216,7 +218,7 @@ void Trainer::update(const StepReport& r) {
   const TraceSpan span(trace_, "optimizer");
   optimizer_->step(r.lr, clip_factor(r.grad_norm, job_.optim.clip));
   strategy().gather_parameters();
-  if (job_.plan.offload == Offload::parameters) wait_for(arena_);  // from here on the host may read them
+  if (job_.plan.offload == Offload::parameters) wait_for(arena_);  // the host may read them from here on
 }
 
 StepReport Trainer::step(StepRequest wish) {
@@ -229,7 +231,7 @@ StepReport Trainer::step(StepRequest wish) {
   return r;
 }
 
-// As many sequences at once as a micro-batch has: no more memory than a step, and the same packed weights.
+// As many sequences per pass as a micro-batch: no more memory than a step, and the same packed weights.
 std::optional<double> Trainer::mean_loss(const Rows& split, const std::function<bool()>& stop) {
   const ScopedSyncedWeights model_of_all(strategy());
   const auto forward = [&](const Tensor& ids, const Tensor& targets, const Tensor& starts) {
@@ -248,10 +250,9 @@ std::optional<double> Trainer::mean_loss(const Rows& split, const std::function<
                             world_, split);
 }
 
-// The trainer's steps that the host only begins and ends (train/step.h).
+// Steps that the host only starts and awaits (train/step.h).
 
-// Ranks of a tensor axis know the same loss, and what is whole on all of them: one says it. So do ranks that have the
-// same gradients after they were summed.
+// Ranks with the same loss or replicated gradients contribute them once: tp ranks, and ranks with reduced gradients.
 void Trainer::make_graph() {
   const Plan& p = job_.plan;
   if (!steps_without_host(job_, trace_ != nullptr)) return;
@@ -281,7 +282,7 @@ void Trainer::make_graph() {
   }
 }
 
-// As sum_of_squares(), of what this rank has to say: float64, units in the order of the whole model.
+// This rank's contribution to sum_of_squares(): float64, units in the order of the full model.
 Tensor Trainer::queue_squares() {
   const Tensor own = unit_squares(strategy(), &mesh_["tp"]);
   std::vector<BlockRun> places(ranks_of_units_.size());
@@ -292,7 +293,7 @@ Tensor Trainer::queue_squares() {
   return all;
 }
 
-// Loss and norm are known when the update has been made, or left out.
+// Loss and norm are known once the update has been applied or skipped.
 StepReport Trainer::queued_step(StepRequest wish) {
   const double lr = schedule_.at(steps_done());
   const StepGraph::Found found = graph_->run(steps_done(), lr, wish);

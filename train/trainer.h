@@ -1,5 +1,5 @@
-// One rank of a training run: its part of the model, its optimizer, and its place in the data and on the mesh. One path
-// for every plan: an axis of size 1 costs nothing, and a run without a pipeline is a pipeline of one stage.
+// One rank of a training run: its model shard, optimizer, and coordinates in the data and on the mesh. All plans share
+// one code path: an axis of size 1 costs nothing, and a run without pipeline parallelism is a pipeline of one stage.
 #pragma once
 
 #include "data/token_file.h"
@@ -9,29 +9,30 @@
 
 namespace tessera {
 
-// One rank's part of a model, ready for steps: cut over tp and cp, with the units of its pipeline stages alone, its
-// memory by the strategy of the data axis, and the loop that executes the schedule.
+// One rank's executable model shard: partitioned over tp and cp, with only the units of its pipeline stages, parameters
+// stored by the data-axis strategy, and the runtime of the schedule.
 class ModelPart {
  public:
   struct Axes {
     Communicator &pp, &data, &cp, &tp;
-    Communicator* ep = nullptr;  // ranks of `data` that share out experts; DataOptions::experts goes with it
+    Communicator* ep = nullptr;  // expert-parallel group of `data`; requires DataOptions::experts
   };
   struct Options {
-    Schedule schedule;               // for the ranks of pp, not yet lowered
-    std::vector<Range> layers = {};  // layers of each stage; empty: those of split_layers()
+    Schedule schedule;               // for the pp ranks, before lowering
+    std::vector<Range> layers = {};  // by stage; empty: split_layers()
     ContextMode cp_mode = ContextMode::ring;
     bool sp = false;
-    bool tie_copies = false;  // also in one stage
+    bool tie_copies = false;  // even if both uses are in one stage
     DataOptions data = {};
-    int64_t sequences = 1;  // sequences of a micro-batch on this rank
+    int64_t sequences = 1;  // local sequences per micro-batch
     ArenaPtr arena = {};
     Trace* trace = nullptr;
   };
-  // `whole` is the model as one rank would have it, and `make` makes its parts. The axes and the trace must outlive it.
+  // `whole` is the unsharded model, `make` creates its shards. The axes and the trace must outlive this object.
   ModelPart(LanguageModel& whole, const ModelFactory& make, const Axes& axes, Options options);
 
-  // A step's passes, over the micro-batches of `source`: the sum of their losses, as PipelineRuntime::step() says.
+  // Runs the passes over the micro-batches of `source`; returns the sum of their losses as PipelineRuntime::step()
+  // defines it.
   DeviceScalar step(BatchSource& source) {
     strategy_->begin_step();
     stages_->take_from(source);
@@ -43,9 +44,9 @@ class ModelPart {
   const DataStrategy& strategy() const { return *strategy_; }
   ModelStages& stages() { return *stages_; }
   const PipelineRuntime& runtime() const { return *runtime_; }
-  const Schedule& schedule() const { return schedule_; }                // not lowered
-  const std::vector<Range>& layers() const { return layers_; }          // layers of each stage
-  const std::vector<int64_t>& positions() const { return positions_; }  // positions of this rank's tokens; empty: all
+  const Schedule& schedule() const { return schedule_; }                // before lowering
+  const std::vector<Range>& layers() const { return layers_; }          // by stage
+  const std::vector<int64_t>& positions() const { return positions_; }  // of this rank's tokens; empty: all
 
  private:
   void cut(const Axes& axes, const Options& options);
@@ -63,23 +64,23 @@ class StepDump;
 
 class Trainer {
  public:
-  // Makes the model with its first weights. Every rank of `world` makes one; `world` and `trace` (may be null; of this
-  // rank, of its actions and communications) must outlive it.
+  // Initializes the model. Every rank of `world` constructs one; `world` and `trace` (null: no tracing of this rank's
+  // actions and communication) must outlive it.
   Trainer(const Job& job, Sequences sequences, Communicator& world, Trace* trace = nullptr);
   ~Trainer();
 
-  // One update; on GPUs, of one rank or over NCCL, as train/step.h says, of one rank to the same bits. Throws
-  // Error (not_finite) on every rank when the loss or the gradient norm is not a number, before anything is updated.
-  // The report says whether any rank wants to stop or to save.
+  // One update. Throws Error (not_finite) on every rank if the loss or the gradient norm is not finite, before updating
+  // anything. The report contains the strongest request of any rank. On GPUs, one rank or several over NCCL run as
+  // train/step.h describes, with bitwise identical results for one rank.
   StepReport step(StepRequest wish = StepRequest::none);
-  // The two halves of step(), for those who want to see the gradients in between: they are in strategy().shards().
+  // The two halves of step(), to inspect the gradients between them in strategy().shards().
   StepReport compute_gradients(StepRequest wish = StepRequest::none);
   void update(const StepReport& report);
-  // Step `step`, counted from 1, is dumped when it comes (train/dump.h). Every rank calls it.
+  // Dumps step `step` (from 1) when it runs (train/dump.h). Collective.
   void dump(int64_t step, const std::filesystem::path& folder);
 
-  // The mean loss over the targets of a whole split, whose rows have the context's length; the same on every rank.
-  // Nothing where a rank has stopped it.
+  // Mean loss over all targets of a split, whose rows have the context's length; the same on every rank. nullopt if a
+  // rank stops it.
   std::optional<double> mean_loss(const Rows& split, const std::function<bool()>& stop);
   std::optional<double> mean_loss(const TokenFile& split, const std::function<bool()>& stop) {
     return mean_loss(Windows(split, whole_->config.context), stop);
@@ -87,7 +88,7 @@ class Trainer {
   double mean_loss(const TokenFile& split) { return *mean_loss(split, {}); }
 
   int64_t steps_done() const { return updates_done() - more_updates_; }
-  // A run that was asynchronous once has made more updates than steps.
+  // Exceeds the steps in a run that was asynchronous before.
   int64_t updates_done() const { return optimizer_->steps(); }
   void set_done(int64_t steps, int64_t updates) {
     optimizer_->set_steps(updates);
@@ -95,31 +96,31 @@ class Trainer {
     more_updates_ = updates - steps;
   }
   const Job& job() const { return job_; }
-  LanguageModel& model() { return part_->model(); }  // this rank's part
-  // The whole model, shapes only; the ranks have its parts.
+  LanguageModel& model() { return part_->model(); }  // this rank's shard
+  // The unsharded model as meta tensors.
   LanguageModel& full_model() { return *whole_; }
   Optimizer& optimizer() { return *optimizer_; }
   DataStrategy& strategy() { return part_->strategy(); }
   const DataStrategy& strategy() const { return part_->strategy(); }
   Communicator& world() { return world_; }
   Mesh& mesh() { return mesh_; }
-  // The ranks that share out the gradients: dp, and cp with it.
+  // The ranks that reduce gradients: dp x cp.
   Communicator& data_axis() { return data_axis_; }
-  // The ranks of that axis that share out experts: null without such ranks.
+  // This rank's expert-parallel group on that axis; null without expert parallelism.
   Communicator* expert_ranks() { return ep_.get(); }
-  // The world and every axis, once each; each has its own counts of communications.
+  // The world and every axis, once each; each has separate communication counts.
   std::vector<Communicator*> communicators();
   const Schedule& schedule() const { return part_->runtime().schedule(); }
-  const std::vector<Range>& layers() const { return part_->layers(); }  // layers of each stage
-  // The pipeline rank that has a unit of the whole model, by its number.
+  const std::vector<Range>& layers() const { return part_->layers(); }  // by stage
+  // The pipeline rank of a unit of the full model.
   int pipeline_rank(size_t unit) const { return ranks_of_units_[unit]; }
-  const std::vector<int64_t>& positions() const { return part_->positions(); }  // positions of tokens here; empty: all
+  const std::vector<int64_t>& positions() const { return part_->positions(); }  // of local tokens; empty: all
   DType gradient_dtype() const { return data_options(job_).grad_dtype; }
   int peak_in_flight() const { return part_->runtime().peak_in_flight(); }
-  // How steps were made on a GPU; all zero where the host looks into each of them.
+  // Modes of the steps on a GPU; all zero if the host synchronizes within steps.
   StepGraph::Record step_record() const { return graph_ ? graph_->record() : StepGraph::Record{}; }
   const ArenaPtr& arena() const { return arena_; }
-  // Without padding; where it differs from step to step, on average.
+  // Without padding; on average if it varies.
   int64_t tokens_per_step() const {
     const int64_t found = tokens_->sequences().tokens_per_step;
     return found > 0 ? found : job_.optim.batch * whole_->config.context;
@@ -143,19 +144,19 @@ class Trainer {
   Communicator& world_;
   Mesh mesh_;
   Communicator& data_axis_;
-  std::unique_ptr<Communicator> ep_, edp_;  // neighbours on the data axis; and of a group those with a place among them
+  std::unique_ptr<Communicator> ep_, edp_;  // neighbours on the data axis; ranks with equal positions in these groups
   ArenaPtr arena_;
   std::unique_ptr<LanguageModel> whole_;
   std::unique_ptr<ModelPart> part_;
-  std::vector<size_t> places_;          // places of this rank's units in the whole model
-  std::vector<int> ranks_of_units_;     // places of the whole model's units on the pipeline axis
-  std::unique_ptr<Communicator> tied_;  // the ranks with the first and the last stage, where they are two
+  std::vector<size_t> places_;          // indices of this rank's units in the full model
+  std::vector<int> ranks_of_units_;     // pipeline ranks of the full model's units
+  std::unique_ptr<Communicator> tied_;  // ranks of the first and the last stage, if distinct
   std::unique_ptr<StepTokens> tokens_;
-  std::unique_ptr<MatrixOwners> matrices_;  // owners of matrices, for an optimizer that needs them whole
+  std::unique_ptr<MatrixOwners> matrices_;  // for an optimizer that updates full matrices
   std::unique_ptr<Optimizer> optimizer_;
-  std::unique_ptr<StepConsensus> step_ranks_;  // where there are several
-  std::unique_ptr<StepGraph> graph_;           // the graph of steps that the host only begins and ends
-  std::unique_ptr<StepDump> dump_;             // of a step that may be over
+  std::unique_ptr<StepConsensus> step_ranks_;  // if there are several ranks
+  std::unique_ptr<StepGraph> graph_;           // steps without host synchronization
+  std::unique_ptr<StepDump> dump_;             // of a pending or completed step
   int64_t more_updates_ = 0;
   LrSchedule schedule_;
 };

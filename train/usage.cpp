@@ -1,4 +1,4 @@
-// Counts of all ranks, added up.
+// Usage summed over all ranks.
 #include "train/usage.h"
 
 #include <numeric>
@@ -20,7 +20,7 @@ std::optional<Straggler> find_straggler(const std::vector<double>& waited, doubl
 }
 
 RunUsage run_usage(Communicator& world, const std::vector<Communicator*>& axes, const ArenaPtr& arena) {
-  std::vector<int64_t> counts;  // before this function communicates itself
+  std::vector<int64_t> counts;  // before this function's own communication
   for (const Communicator* axis : axes)
     for (const OpCount& c : axis->counts()) counts.insert(counts.end(), {c.calls, c.sent});
   std::vector<double> waited = world.flight() ? world.flight()->waits() : std::vector<double>();
@@ -41,7 +41,7 @@ RunUsage run_usage(Communicator& world, const std::vector<Communicator*>& axes, 
   return usage;
 }
 
-// Each rank counts its own tokens, and layers of its own.
+// Each rank counts local tokens and local layers.
 
 ExpertLoad::Busiest ExpertLoad::busiest() const {
   Busiest out;
@@ -63,7 +63,8 @@ ExpertLoad expert_load(Trainer& trainer) {
   ExpertLoad out;
   for (MixtureOfExperts* mixture : trainer.model().all<MixtureOfExperts>()) {
     MixtureOfExperts::Load load = mixture->take_load();
-    if (trainer.mesh().coordinate("tp") > 0) load = {std::vector<int64_t>(load.rows.size())};  // its ranks route alike
+    // all tp ranks route alike
+    if (trainer.mesh().coordinate("tp") > 0) load = {std::vector<int64_t>(load.rows.size())};
     counts.insert(counts.end(), load.rows.begin(), load.rows.end());
     out.dropped += load.dropped;
   }

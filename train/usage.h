@@ -1,4 +1,4 @@
-// Counts of what a run has sent and held, over all ranks.
+// Communication and memory usage of a run over all ranks.
 #pragma once
 
 #include "parallel/comm/communicator.h"
@@ -8,34 +8,34 @@ namespace tessera {
 struct SentBytes {
   std::string axis, operation;
   int64_t calls = 0, bytes = 0;  // sums over ranks
-  int64_t most = 0;              // bytes that the busiest rank sent, where it is known
+  int64_t most = 0;              // bytes sent by the busiest rank, if known
 };
-// The rank for which the others have waited most, and the share of their time that they did.
+// The rank with the longest waits of other ranks, and the fraction of their time spent waiting for it.
 struct Straggler {
   int rank = 0;
   double share = 0;
 };
-// `waited`: seconds that all others have waited for each rank, in `seconds` of a run. Nothing where none stands out: by
-// a fifth of the time, and by twice what was waited for another on average.
+// `waited`: seconds that all others have waited for each rank in a run of `seconds`. nullopt unless one rank accounts
+// for a fifth of the time and for twice the average of the others.
 std::optional<Straggler> find_straggler(const std::vector<double>& waited, double seconds);
 
 struct RunUsage {
-  std::vector<int64_t> peak_bytes;  // the peak of each rank's arena
-  std::vector<SentBytes> sent;      // operations that were used at all
+  std::vector<int64_t> peak_bytes;  // by rank, of its arena
+  std::vector<SentBytes> sent;      // operations with at least one call
   std::optional<Straggler> straggler = {};
 };
 
-// The counts of axes, the world maybe among them, up to now; the same on every rank. Every rank calls it.
+// Current counts of the axes (which may include the world), the same on every rank. Collective.
 RunUsage run_usage(Communicator& world, const std::vector<Communicator*>& axes, const ArenaPtr& arena);
 
-// How routers have shared out tokens over the experts of each layer.
+// Load balance of experts.
 
 class Trainer;
 
 struct ExpertLoad {
-  std::vector<std::vector<int64_t>> rows = {};  // by layer and expert: choices of tokens that it took
-  int64_t dropped = 0;                          // choices that found no place
-  // The busiest expert of its layer: 2 is twice an even share.
+  std::vector<std::vector<int64_t>> rows = {};  // by layer and expert: routed tokens
+  int64_t dropped = 0;                          // choices beyond the capacity
+  // The expert with the highest load relative to its layer's mean.
   struct Busiest {
     double times = 0;
     int64_t layer = 0, expert = 0;
@@ -44,13 +44,11 @@ struct ExpertLoad {
   bool empty() const { return rows.empty(); }
 };
 
-// In the training steps that this trainer has made since it was last asked, over all ranks, the same on each; empty for
-// a model without experts. Every rank calls it.
+// Load over all ranks in the training steps since the last call, the same on each rank; empty for a model without
+// experts. Collective.
 ExpertLoad expert_load(Trainer& trainer);
 
-// Numbers that stand for many measurements.
-
-// The middle value, the upper one of two; 0 where there is none.
+// The upper median; 0 if empty.
 inline double median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);

@@ -1,4 +1,4 @@
-// Bits first; a distance where they differ.
+// Bitwise comparison first; a distance if the bits differ.
 #include "verify/comparison.h"
 
 #include <fmt/format.h>
@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-// Adds up |a - b|^2 and |b|^2.
+// Accumulates |a - b|^2 and |b|^2.
 struct Distance {
   double difference = 0, norm = 0;
   void add(const Tensor& a, const Tensor& b) {
@@ -43,7 +43,7 @@ double relative_distance(const Parameter& parameter, const Tensor& a, const Tens
 
 namespace {
 
-constexpr int64_t kSteps = 20;  // that are wrong and are described tensor by tensor
+constexpr int64_t kSteps = 20;  // failing steps with one line per tensor
 
 Tensor assemble_full(const Slot& slot, const std::vector<Tensor>& units, size_t unit) {
   if (units.empty()) return {};
@@ -61,7 +61,7 @@ const char* to_string(TensorDifference::Kind kind) {
 
 }  // namespace
 
-// Something is wrong in this step.
+// Records a failing step.
 void Comparison::note(int64_t step) {
   if (result_.wrong_steps.empty() || result_.wrong_steps.back() != step) result_.wrong_steps.push_back(step);
 }
@@ -128,16 +128,16 @@ std::string to_line(const TensorDifference& t, const VerifyResult& result) {
   const bool bits = result.exact || t.kind != TensorDifference::Kind::gradient;
   std::string line =
       fmt::format("step {}: {} '{}' differs by {:.3g} of its norm; expected {}", t.step, to_string(t.kind), t.name,
-                  t.distance, bits ? "the same bits" : fmt::format("at most {:.3g}", result.bound));
+                  t.distance, bits ? "bitwise equality" : fmt::format("at most {:.3g}", result.bound));
   if (t.wrong == 0) return line;
   line += fmt::format("; {} of {} elements", t.wrong, t.elements);
   if (t.unchanged)
-    line += ", which are as before the step";
+    line += ", unchanged by the step";
   else if (t.distance <= result.seen.rounding)
-    line += ", as rounding makes it";
+    line += ", within rounding error";
   else if (t.factor)
-    line += fmt::format(", all {:.4g} times what they should be", *t.factor);
-  return line + fmt::format(", first [{}] of rank {}: {:.6g} instead of {:.6g}", fmt::join(t.first, ", "), t.rank,
+    line += fmt::format(", all {:.4g} times the expected value", *t.factor);
+  return line + fmt::format(", first [{}] on rank {}: {:.6g} instead of {:.6g}", fmt::join(t.first, ", "), t.rank,
                             t.found, t.expected);
 }
 
@@ -162,20 +162,19 @@ std::vector<std::string> to_lines(const VerifyResult& result) {
     const auto numbers =
         std::ranges::count_if(result.seen.numbers, [&](const NumberDifference& n) { return n.step == steps[i]; });
     out.push_back(
-        fmt::format("step {}: {} of loss and gradient norm, {} gradients, {} parameters, {} tensors of state "
-                    "differ too",
+        fmt::format("step {}: {} of loss and gradient norm, {} gradients, {} parameters, {} state tensors also differ",
                     steps[i], numbers, counts[0], counts[1], counts[2]));
   }
-  if (std::ssize(steps) > kSteps) out.push_back(fmt::format("and {} steps more", std::ssize(steps) - kSteps));
+  if (std::ssize(steps) > kSteps) out.push_back(fmt::format("and {} more steps", std::ssize(steps) - kSteps));
   return out;
 }
 
-// --- how far a plan that splits sums may be from one rank ---
+// --- tolerance of a plan that splits sums ---
 
 namespace {
 
 constexpr double kExact = 1e-12;         // in float64
-constexpr double kMin = 64, kMax = 256;  // bounds of k
+constexpr double kMin = 64, kMax = 256;  // range of k
 constexpr double kSafety = 4, kGrowth = 1.03;
 
 std::vector<NamedTensor> compute_gradients(Reference& run) {
@@ -186,7 +185,7 @@ std::vector<NamedTensor> compute_gradients(Reference& run) {
   return out;
 }
 
-// The largest relative difference between the gradients of two runs.
+// Largest relative difference between the gradients of two runs.
 double difference(Reference& run, Reference& other) {
   const std::vector<NamedTensor> expected = compute_gradients(run), found = compute_gradients(other);
   double worst = 0;
@@ -199,8 +198,8 @@ double difference(Reference& run, Reference& other) {
   return worst;
 }
 
-// Between two serial runs, in any step: a tensor whose gradient is small beside what it is summed from may come to that
-// late. Both go on with the same gradients.
+// Maximum over steps of the difference between two serial runs, since a tensor whose gradient is small compared with
+// its addends may reach it late. Both continue with the same gradients.
 double difference_of_orders(Job job, const Sequences& sequences, const Working& working) {
   job.plan.microbatches = 1;
   Reference together(job, sequences, {});
@@ -209,7 +208,7 @@ double difference_of_orders(Job job, const Sequences& sequences, const Working& 
   if (job.model.experts.count > 0) one_by_one.replay(together.keep_choices());
   double worst = 0;
   for (int64_t step = 0; step < job.optim.steps; ++step) {
-    working("the bound, by two orders of sums", step);
+    working("calibrating the bound by two summation orders", step);
     const StepReport report = together.compute_gradients();
     one_by_one.compute_gradients();
     worst = std::max(worst, difference(together, one_by_one));
@@ -220,8 +219,8 @@ double difference_of_orders(Job job, const Sequences& sequences, const Working& 
   return worst;
 }
 
-// The difference of a serial run in fp32 from float64 at the same values, in any step. Both run on the CPU where the
-// GPU has no kernels of float64.
+// Maximum over steps of the difference of a serial fp32 run from float64 at the same values. Both run on the CPU if the
+// GPU has no float64 kernels.
 double error_of_fp32(Job job, const Sequences& sequences, const Working& working) {
   if constexpr (kWithCuda)
     if (!cuda::has_float64_kernels()) job.plan.device = Device::cpu;
@@ -236,7 +235,7 @@ double error_of_fp32(Job job, const Sequences& sequences, const Working& working
       Tensor values = exact.units()[u].values;
       values.copy_from(run.units()[u].values);
     }
-    working("the bound, by fp32 beside fp64", step);
+    working("calibrating the bound by fp32 versus fp64", step);
     const StepReport report = run.compute_gradients(), exactly = exact.compute_gradients();
     worst = std::max(worst, difference(exact, run));
     run.update(report);

@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-// --- an order of sums for each algorithm, as its file documents it ---
+// --- summation order of each algorithm, as documented in its file ---
 
 template <class T>
 T plus(T a, T b) {
@@ -25,7 +25,7 @@ T in_rank_order(const std::vector<const T*>& x, int64_t i) {
   return static_cast<T>(sum);
 }
 
-// From `first` around, rounded at every step.
+// Around the ring from `first`, rounded at every step.
 template <class T>
 T around(const std::vector<const T*>& x, size_t first, int64_t i) {
   T sum = x[first % x.size()][i];
@@ -33,7 +33,7 @@ T around(const std::vector<const T*>& x, size_t first, int64_t i) {
   return sum;
 }
 
-// Neighbours, neighbours of neighbours, ..., rounded at every step.
+// Pairwise tree over neighbours, rounded at every step.
 template <class T>
 T in_pairs(const std::vector<const T*>& x, int64_t i) {
   std::vector<T> sums;
@@ -46,7 +46,7 @@ T in_pairs(const std::vector<const T*>& x, int64_t i) {
 template <class T>
 void sum_reduction(const std::vector<const T*>& x, T* out, const ReductionSpan& reduced, AdditionOrder order) {
   const auto ranks = static_cast<int>(x.size());
-  int owner = 0;  // the rank whose piece element i lies in
+  int owner = 0;  // rank whose chunk contains element i
   for (int64_t i = reduced.range.begin; i < reduced.range.end; ++i) {
     while (i - reduced.range.begin >= chunk_range(reduced.count, ranks, owner).end) ++owner;
     if (order == AdditionOrder::around)
@@ -88,14 +88,14 @@ Tensor sum_over(const std::vector<Tensor>& ranks, const std::vector<ReductionSpa
 
 namespace {
 
-// The total may lie on a GPU.
+// The total may be on a GPU.
 void add_to_any(Tensor total, const Tensor& x) {
   const Tensor here = total.on_host();
   add_to(here, x);
   if (total.device() != Device::cpu) total.copy_from(here);
 }
 
-// Where documents begin, by a look back from every token: int32 (B, T), and each token's place in its document.
+// Document starts, by a backward search from every token: int32 (B, T), and each token's position in its document.
 Documents documents_in(const Tensor& ids, int32_t end) {
   const int64_t tokens = ids.dim(1);
   Documents found{ids.clone(), ids.clone()};
@@ -139,20 +139,20 @@ std::shared_ptr<const Routing> Reference::keep_choices() {
   return choices_;
 }
 
-// The unit of which the plan has a copy; null where it has none.
+// The unit with a copy in the plan; null if there is none.
 const FlatUnit* Reference::copied() {
   for (const SumOrder::Part& part : order_.parts)
     if (part.copy) return &model_->units()[part.unit];
   return nullptr;
 }
 
-// Targets of the step in hand.
+// Targets of the current step.
 double Reference::step_targets() const {
   return static_cast<double>(
       targets_of_step(sequences_, optimizer_->steps(), job_.optim.batch * model_->config.context));
 }
 
-// Documents of the sequences from `first` on, whose ids are in the host's memory.
+// Documents of the sequences from `first` on, with ids in host memory.
 Documents Reference::documents(const Tensor& ids, int64_t first, const std::vector<int64_t>& lengths) const {
   const bool masks = job_.optim.document_mask;
   Documents made;
@@ -173,7 +173,8 @@ Documents Reference::documents(const Tensor& ids, int64_t first, const std::vect
   return {made.starts.to(arena_), made.positions.to(arena_)};
 }
 
-// Forward and backward. With a head of its own the graph is cut before it: its use of the tied weight is walked alone.
+// Forward and backward. With a separate head gradient the graph is split before the head, whose use of the tied weight
+// is differentiated separately.
 double Reference::passes(const Tensor& ids, const Tensor& targets, Tensor& of_head) {
   const FlatUnit* const apart = copied();
   const double scale = 1.0 / step_targets();
@@ -194,13 +195,13 @@ double Reference::passes(const Tensor& ids, const Tensor& targets, Tensor& of_he
   return loss.loss_sum;
 }
 
-// One micro-batch of one rank.
+// Gradient of one micro-batch of one rank.
 Tensor Reference::gradient(int rank, int64_t microbatch, double& loss_sum) {
   const int64_t size = job_.optim.batch / (order_.ranks * job_.plan.microbatches);
   return gradient_values((rank * job_.plan.microbatches + microbatch) * size, size, loss_sum);
 }
 
-// Some sequences, from nothing: all gradients in the order of the plan.
+// Gradient of some sequences in newly cleared buffers, in the plan's order.
 Tensor Reference::gradient_values(int64_t first, int64_t size, double& loss_sum) {
   const int64_t context = model_->config.context;
   Tensor of_head;
@@ -227,8 +228,8 @@ Tensor Reference::gradient_values(int64_t first, int64_t size, double& loss_sum)
     const MixtureOfExperts::Load load = mixture->take_load();
     if (choices_) choices_->place(routed_.size(), load.passes);
     routed_.push_back(load.rows);
-    strayed_ += load.elsewhere;
-    stray_margin_ = std::max(stray_margin_, load.margin);
+    rerouted_tokens_ += load.elsewhere;
+    routing_margin_ = std::max(routing_margin_, load.margin);
   }
   int64_t total = 0;
   std::vector<Tensor> parts;
@@ -245,7 +246,7 @@ Tensor Reference::gradient_values(int64_t first, int64_t size, double& loss_sum)
   return all;
 }
 
-// The step's gradients into their units.
+// Copies the step's gradients to their units.
 void Reference::take(const Tensor& total) {
   int64_t at = 0;
   Tensor of_head;
@@ -261,7 +262,7 @@ void Reference::take(const Tensor& total) {
   if (of_head.defined()) add_to_any(copied()->grads, of_head);
 }
 
-// Where the parts lie in the row: those of experts, or the others.
+// Spans of the parts in the layout: those of experts, or the others.
 std::vector<ReductionSpan> Reference::reductions_of_parts(bool of_experts) const {
   std::vector<ReductionSpan> out;
   int64_t at = 0;
@@ -274,7 +275,7 @@ std::vector<ReductionSpan> Reference::reductions_of_parts(bool of_experts) const
   return out;
 }
 
-// Ranks that share out experts have one sum of each of them, of all their tokens: it stands at the first of them.
+// An expert-parallel group has one sum per expert over all its tokens, stored for the group's first rank.
 void Reference::sum_experts(const std::vector<Tensor>& ranks) {
   for (size_t r = 0; order_.ep > 1 && r < ranks.size(); ++r) {
     const size_t first = r - r % static_cast<size_t>(order_.ep);
@@ -317,7 +318,7 @@ void Reference::note_routing(const std::vector<std::vector<std::vector<int64_t>>
       }
 }
 
-// The gradients of ranks from `first` on; their losses are added to `losses`.
+// Gradients of ranks from `first` on; adds their losses to `losses`.
 Tensor Reference::sum_of_group(int first, int ranks, std::vector<double>& losses) {
   std::vector<Tensor> of_rank(static_cast<size_t>(ranks));
   Tensor total;

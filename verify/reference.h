@@ -1,12 +1,14 @@
-// The oracle: one rank that trains the same model on the same sequences, and adds what the plan's ranks would add in
-// the order in which the plan adds it.
+// The oracle: one rank that trains the same model on the same sequences and sums over ranks and micro-batches in the
+// plan's order.
 //
-// A plan that sums over ranks once per step (DDP, ZeRO-1, DataParallel, the parameter server): each rank's
-// micro-batches in order, then the ranks. A plan that sums after every micro-batch (ZeRO-2, ZeRO-3): the ranks of each
-// micro-batch, then the micro-batches. With groups of ranks (hybrid sharding) all of this within each group, and then
-// the groups. Of experts that ranks share out, those ranks are added first, in each micro-batch, and then the groups of
-// them in the place of ranks. The order over ranks is the algorithm's, as its file documents it. Nothing here
-// shares code with what it judges but the model, the kernels and the optimizer.
+// - One reduction per step (DDP, ZeRO-1, DataParallel, parameter server): each rank's micro-batches in order, then the
+//   ranks.
+// - One reduction per micro-batch (ZeRO-2, ZeRO-3): the ranks of each micro-batch, then the micro-batches.
+// - With groups of ranks (hybrid sharding): as above within each group, then the groups.
+// - Expert-parallel gradients: first the ranks of a group in each micro-batch, then the groups in place of ranks.
+//
+// The order over ranks is the algorithm's, as documented in its file. The oracle shares only the model, the kernels and
+// the optimizer with the code under test.
 #pragma once
 
 #include "parallel/comm/algorithms.h"
@@ -16,25 +18,24 @@
 
 namespace tessera {
 
-// The order of sums, as a plan decides it.
+// The plan's summation order.
 struct SumOrder {
-  int ranks = 1;  // with sequences of their own
-  // Neighbours among them share out experts, and add the gradients of these first, in each micro-batch.
+  int ranks = 1;  // data ranks
+  // Expert-parallel group size: neighbours whose expert gradients are summed first, in each micro-batch.
   int ep = 1;
-  Algorithm algorithm = Algorithm::direct;  // the collective's that sums gradients
+  Algorithm algorithm = Algorithm::direct;  // of the collective that sums gradients
   bool every_microbatch = false;
-  // All gradients in a row: the units that are trained, as pipeline ranks have them, one rank's after another's, by
-  // their numbers in the whole model. A copy is the tied weight's use at the end of a pipeline, which has a sum of its
-  // own, added to that of its unit at the very end.
+  // Layout of all gradients: the trainable units ordered by pipeline rank, by their indices in the full model. A copy
+  // is the tied weight's use at the end of a pipeline, with a separate gradient sum that is added to its unit's last.
   struct Part {
     size_t unit = 0;
     bool copy = false;
   };
   std::vector<Part> parts = {};
-  std::vector<ReductionSpan> reductions = {};  // in that row
-  // Sums over groups of so many ranks each, after those within: how they are made.
-  int group = 0;  // 0: all ranks
-  // This rank trains alone, on so many times its part of the gradient as there are ranks; -1: none does.
+  std::vector<ReductionSpan> reductions = {};  // of that layout
+  // Reductions between groups of ranks, after those within each.
+  int group = 0;  // ranks per group; 0: all ranks
+  // A rank with local updates, whose gradient is scaled by the number of ranks; -1: none.
   int alone = -1;
   Algorithm between_algorithm = Algorithm::direct;
   std::vector<ReductionSpan> between = {};
@@ -44,25 +45,26 @@ class Reference {
  public:
   Reference(const Job& job, Sequences sequences, SumOrder order);
 
-  // The two halves of a step: the gradients in units(), then the update by them.
+  // The two halves of a step: gradients in units(), then the update.
   StepReport compute_gradients();
   void update(const StepReport& report);
-  // Goes on with other gradients than its own, in the order of units and slots: then update() does what a plan does.
+  // Replaces the gradients, in the order of units and slots, so that update() does what the plan does.
   void adopt(const std::vector<NamedTensor>& gradients);
-  // The gradients of one sequence of the step in hand, alone; overwrites those in units().
+  // Gradient of one sequence of the current step; overwrites the gradients in units().
   void compute_sequence_gradients(int64_t sequence);
-  const std::vector<FlatUnit>& units() { return model_->units(); }  // values, and the gradient of the last step
-  std::vector<FlatUnit> trained();                                  // those that are not frozen
-  // Its own routing of all steps so far, as far as it tells of the plan's ranks; it has no choices.
+  const std::vector<FlatUnit>& units() { return model_->units(); }  // values, and gradients of the last step
+  std::vector<FlatUnit> trained();                                  // without frozen units
+  // Routing statistics of all steps so far over the plan's ranks, without choices.
   const Routing& routing() const { return routing_; }
-  // The choices of each step, from now on; and to take those of another run.
+  // Records the choices of each subsequent step; or replays those of another run.
   std::shared_ptr<const Routing> keep_choices();
   void replay(const std::shared_ptr<const Routing>& routing) { tessera::replay(*model_, routing); }
-  // Tokens whose given choices are not its own, of all passes so far, and the largest margin (Routed::margin).
-  int64_t strayed() const { return strayed_; }
-  double stray_margin() const { return stray_margin_; }
+  // Tokens whose replayed choice differs from the oracle's own, over all passes, and the largest margin
+  // (Routed::margin).
+  int64_t rerouted_tokens() const { return rerouted_tokens_; }
+  double routing_margin() const { return routing_margin_; }
   const Optimizer& optimizer() const { return *optimizer_; }
-  double loss_sum() const { return loss_sum_; }  // the step's in hand
+  double loss_sum() const { return loss_sum_; }  // of the current step
   double step_targets() const;
   const SumOrder& order() const { return order_; }
 
@@ -82,26 +84,26 @@ class Reference {
   Job job_;
   Sequences sequences_;
   SumOrder order_;
-  ArenaPtr arena_, aside_;  // aside: the gradients of ranks and micro-batches
+  ArenaPtr arena_, aside_;  // aside_: gradients of ranks and micro-batches
   std::unique_ptr<LanguageModel> model_;
   std::unique_ptr<Optimizer> optimizer_;
   LrSchedule schedule_;
   double loss_sum_ = 0;
-  std::vector<std::vector<int64_t>> routed_;  // by the passes that were made last: of each layer, rows of each expert
+  std::vector<std::vector<int64_t>> routed_;  // of the latest passes: rows by layer and expert
   Routing routing_;
   std::shared_ptr<Routing> choices_;
-  int64_t strayed_ = 0;
-  double stray_margin_ = 0;
+  int64_t rerouted_tokens_ = 0;
+  double routing_margin_ = 0;
 };
 
-// --- the sums over ranks and micro-batches that the oracle makes, with plain loops ---
+// --- sums over ranks and micro-batches, as plain loops ---
 
 // total += x, each element rounded to their dtype.
 void add_to(const Tensor& total, const Tensor& x);
-// The elements of `reduced` of the sum of the ranks' arrays, in the order in which the algorithm adds them.
+// Elements of `reduced` of the sum of the ranks' arrays, in the algorithm's order.
 void sum_in_order(const std::vector<Tensor>& ranks, const Tensor& out, const ReductionSpan& reduced,
                   Algorithm algorithm);
-// The sum over ranks of arrays in a row, made as these collectives make it.
+// Sum of the ranks' flat arrays as these collectives compute it.
 Tensor sum_over(const std::vector<Tensor>& ranks, const std::vector<ReductionSpan>& reductions, Algorithm algorithm);
 
 }  // namespace tessera

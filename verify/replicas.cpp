@@ -1,4 +1,4 @@
-// Serial runs beside each other, and the steps from their mean.
+// Serial runs of all replicas, and outer steps from their mean.
 #include "verify/replicas.h"
 
 namespace tessera {
@@ -7,7 +7,7 @@ namespace {
 template <class T>
 struct OuterStep {
   T share, momentum, rate;
-  // One element: its sum of differences over ranks, the momentum or null, and the parameter.
+  // One element: the sum of differences over ranks, the momentum or null, and the parameter.
   void operator()(T sum, T* buffer, T& common) const {
     const T mean = share * sum;
     T step = mean;
@@ -19,7 +19,7 @@ struct OuterStep {
   }
 };
 
-// The values of that unit that the optimizer of a run updates. Waits for the update, which a GPU may still be making.
+// The unit's values updated by the run's optimizer. Waits for a pending GPU update.
 Tensor own(Reference& run, size_t unit) {
   wait_for(run.units()[unit].values.arena());
   size_t trained = 0;
@@ -43,7 +43,7 @@ Replicas::Replicas(const Job& job, const Sequences& sequences, const SumOrder& o
     const FlatUnit& unit = all_[0]->units()[u];
     if (!unit.trainable()) continue;
     const auto room = [&] { return Tensor::empty(unit.values.shape(), accum_dtype(unit.values.dtype()), arena_); };
-    // Embeddings go with the first layer, what follows the layers with the last one.
+    // Embeddings belong to the first layer, modules after the layers to the last one.
     const int64_t layer = std::clamp<int64_t>(layers[u], 0, job.model.layers - 1);
     Together t{.unit = u, .common = room(), .fragment = layer % plan_.sync_fragments};
     t.common.copy_from(unit.values);
@@ -68,7 +68,7 @@ StepReport Replicas::compute_gradients() {
   return report;
 }
 
-// Fragments take turns within H steps, by their number.
+// Fragments are staggered within H steps by their index.
 bool Replicas::due(int64_t fragment, int64_t step) const {
   const int64_t behind = fragment * plan_.sync_every / plan_.sync_fragments;
   return step == last_ || (step - behind) % plan_.sync_every == 0;
@@ -80,8 +80,8 @@ void Replicas::update() {
     if (due(fragment, reports_[0].step)) outer_step(fragment);
 }
 
-// Each pipeline rank's part of the fragment makes a row. A copy of a tied weight would only repeat the sum for the
-// weight.
+// Each pipeline rank's shard of the fragment is a flat array, without copies of tied weights, which would repeat the
+// same sum.
 void Replicas::outer_step(int64_t fragment) {
   const SumOrder& order = all_[0]->order();
   for (const ReductionSpan& of_rank : order.reductions) {

@@ -1,6 +1,6 @@
-// The oracle of a plan whose ranks train copies of the model alone and compare them after some steps
-// (parallel/diloco.cpp): a serial run for each of them, and plain loops for what they do together. Of any other plan it
-// is one serial run. Ranks of the context axis are one of them.
+// Oracle of a plan with local updates and periodic synchronization (parallel/diloco.cpp): one serial run per replica,
+// and plain loops for the outer steps. For any other plan it is a single serial run. Ranks of the context axis form one
+// replica.
 #pragma once
 
 #include "verify/reference.h"
@@ -12,18 +12,18 @@ class Replicas {
   Replicas(const Job& job, const Sequences& sequences, const SumOrder& order);
 
   size_t count() const { return all_.size(); }
-  // The serial run of a rank, or of all.
+  // The serial run of a replica, or the only one.
   Reference& of(int copy) { return *all_[apart_ ? static_cast<size_t>(copy) : 0]; }
-  // The loss is that of all; norms() has each one's.
+  // Returns the loss over all replicas; gradient_norm() has each one's norm.
   StepReport compute_gradients();
   double& gradient_norm(int copy) { return reports_[apart_ ? static_cast<size_t>(copy) : 0].grad_norm; }
-  // Each by its norm; and, when it is time, the outer step.
+  // Updates each replica by its norm and, if due, runs the outer step.
   void update();
-  // State that all keep together, named as the optimizer's is.
+  // State of the outer optimizer, named like the optimizer's.
   const std::vector<NamedTensor>& state() const { return state_; }
 
  private:
-  // A unit that is trained: its values that all have in common, and the outer momentum where there is one.
+  // A trainable unit: its synchronized values, and the outer momentum if any.
   struct Together {
     size_t unit = 0;
     Tensor common = {}, momentum = {};

@@ -1,4 +1,4 @@
-// Step by step under the plan, beside the oracle.
+// A rank of the plan, step by step, compared with the oracle.
 #include <fmt/format.h>
 
 #include "tensor/ops/matmul/cuda/gemm.h"
@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-// ZeRO makes reduce-scatters, for which some algorithms have no way of their own.
+// ZeRO uses reduce-scatters, which some algorithms do not define.
 Algorithm find_algorithm(const Plan& p) {
   return p.zero != ZeroStage::none && find_row(p.all_reduce).lacks(Op::reduce_scatter) ? Algorithm::direct
                                                                                        : p.all_reduce;
@@ -28,14 +28,14 @@ std::vector<int64_t> shard_boundaries(const DataStrategy& strategy) {
   return out;
 }
 
-// The pipeline rank that has a copy of a tied unit's weight, for its use at the end; -1: none has.
+// The pipeline rank with the copy of a tied unit's weight for its use at the end; -1: none.
 int copied_to(Trainer& t, const Module::Unit& unit) {
   return !t.model().config.tie_copies || !unit.slots[0].parameter->is_tied() ? -1 : t.schedule().rank_of_stage.back();
 }
 
-// The order in which a plan sums gradients, told to the oracle: on rank 0 of the world that of all its ranks; every
-// rank calls it. A unit tells its stage, and so do the elements of all units how long a rank's row is. Where sums are
-// split inside products anyway, the order of ranks does not matter.
+// Derives the plan's summation order for the oracle, over all ranks on rank 0; collective. Units determine stages, and
+// their elements the length of each rank's flat array. If sums are split inside matmuls, the order of ranks is
+// irrelevant.
 SumOrder order_of_sums(Trainer& t) {
   const Plan& p = t.job().plan;
   Communicator& pp = t.mesh()["pp"];
@@ -85,7 +85,7 @@ SumOrder order_of_sums(Trainer& t) {
     for (size_t u = 0; u < whole.size(); ++u)
       if (whole[u].trainable && copied_to(t, whole[u]) == rank) add(u, true);
   }
-  // Ranks have different experts, and cuts of their own; but no algorithm that goes with `ep` adds by cuts.
+  // Ranks have different experts and chunk boundaries, but no algorithm supported with `ep` sums by chunks.
   if (p.ep > 1) order.between = {{{0, begin}, begin}};
   return order;
 }
@@ -96,12 +96,12 @@ std::vector<Tensor> of_units(const std::vector<FlatUnit>& units, bool gradients)
   return out;
 }
 
-// Tokens of a rank's that are not the oracle's.
+// Tokens of a rank that differ from the oracle's.
 struct Given {
   int64_t step = 0, sequence = 0, sequences = 0;
 };
 
-// The sequences that a rank loads; where they are others than the oracle's, that is noted.
+// Wraps the sequences that a rank loads and records differences from the oracle's.
 Sequences watched(Sequences loading, const Sequences& right, int64_t context, const std::shared_ptr<Given>& given) {
   loading.load = [=, load = loading.load, right = right.load](int64_t step, int64_t first, int64_t count,
                                                               int32_t* inputs, int32_t* targets) {
@@ -123,7 +123,7 @@ Sequences watched(Sequences loading, const Sequences& right, int64_t context, co
   return loading;
 }
 
-// A rank of a run that is verified; rank 0 has the oracle.
+// A rank of a verified run; rank 0 has the oracle.
 class VerifiedRank {
  public:
   VerifiedRank(const Job& job, Communicator& world, const Sequences& sequences, const VerifyHooks& hooks,
@@ -146,14 +146,14 @@ class VerifiedRank {
 
   void run() {
     for (int64_t step = 0; step < job_.optim.steps; ++step) {
-      if (oracle_) hooks_.working("the plan beside one rank", step);
+      if (oracle_) hooks_.working("comparing the plan with one rank", step);
       one_step();
     }
     finish();
   }
 
  private:
-  // Tensors of each copy that is trained alone, or of the one.
+  // Tensors by replica.
   using OfCopies = std::vector<std::vector<NamedTensor>>;
 
   void one_step() {
@@ -180,7 +180,7 @@ class VerifiedRank {
     look_at_copies();
   }
 
-  // Before the oracle computes the same step.
+  // Called before the oracle computes the same step.
   void take_routing() {
     if (!replays_routing(job_)) return;
     const auto routing = std::make_shared<const Routing>(read_routing(trainer_));
@@ -192,7 +192,7 @@ class VerifiedRank {
 
   int trained_copies() const { return trainer_.strategy().layout().local_updates ? trainer_.strategy().copies() : 1; }
 
-  // Norms of the gradients of each copy, as its first rank reports them.
+  // Gradient norm of each replica, as reported by its first rank.
   std::vector<double> norms(const StepReport& report) {
     const std::vector<double> all = gathered<double>({report.grad_norm});
     std::vector<double> out;
@@ -201,7 +201,7 @@ class VerifiedRank {
     return out;
   }
 
-  // The counts of all axes of one rank, and of its copies to the GPU, as one list.
+  // Call and byte counts of all axes of one rank, and of its copies to the GPU, as one list.
   std::vector<int64_t> counts_now() {
     std::vector<int64_t> out;
     for (const Communicator* axis : trainer_.communicators())
@@ -219,7 +219,7 @@ class VerifiedRank {
 
   void note_peaks() { peak_ = std::max(peak_, trainer_.arena()->total().peak); }
 
-  // Copies of tensors that do not count as held by the rank.
+  // Copies of tensors in memory that is not counted as held by the rank.
   std::vector<NamedTensor> aside(const std::vector<NamedTensor>& tensors) const {
     std::vector<NamedTensor> out;
     for (const NamedTensor& t : tensors) {
@@ -230,7 +230,7 @@ class VerifiedRank {
     return out;
   }
 
-  // Copies that several ranks hold are compared. If they are not equal, each rank of the data axis shows its own.
+  // Compares replicated state. If it differs, each data rank shows its own values.
   void look_at_copies() {
     std::string cause;
     try {
@@ -247,7 +247,7 @@ class VerifiedRank {
     }
   }
 
-  // Rank 0 hears what each rank has found.
+  // Reports each rank's differences to rank 0.
   void note_copies(const std::string& mine) {
     constexpr size_t kLength = 256;
     std::vector<int32_t> letters(mine.begin(), mine.end());
@@ -262,7 +262,7 @@ class VerifiedRank {
     }
   }
 
-  // The numbers of all ranks of the world, one rank's after another's.
+  // Gathers values of all world ranks, ordered by rank.
   template <class T>
   std::vector<T> gathered(const std::vector<T>& own) {
     const ArenaPtr host = trainer_.arena()->host();
@@ -307,7 +307,7 @@ class VerifiedRank {
       compare_kept(expected.step, values[static_cast<size_t>(copy)], state[static_cast<size_t>(copy)], copy);
   }
 
-  // Parameters and state, of one copy that the data axis has.
+  // Parameters and state of one replica on the data axis.
   void compare_kept(int64_t step, const std::vector<NamedTensor>& values, const std::vector<NamedTensor>& state,
                     int copy) {
     Reference& reference = oracle_->of(copy);
@@ -327,7 +327,7 @@ class VerifiedRank {
     comparison_->within_bound();
   }
 
-  // A kind may be kept of some units only.
+  // Some units may lack a kind of state.
   void compare_state(int64_t step, const std::vector<NamedTensor>& state, int copy, int rank_of_copy) {
     const std::vector<FlatUnit> trained = oracle_->of(copy).trained();
     std::vector<NamedTensor> expected = oracle_->of(copy).optimizer().state();
@@ -339,7 +339,7 @@ class VerifiedRank {
       std::vector<FlatUnit> units;
       std::vector<Tensor> whole;
       std::vector<NamedTensor> owners;
-      size_t at = 0;  // among the slots of all that are trained
+      size_t at = 0;  // among all trainable slots
       for (const FlatUnit& unit : trained) {
         const auto found = std::ranges::find_if(
             expected, [&, &k = kind](const NamedTensor& t) { return t.name == unit.name + "." + k; });
@@ -359,10 +359,11 @@ class VerifiedRank {
                             .rank_of_copy = rank_of_copy},
                            result_.param_max_rel);
     }
-    if (kinds != expected.size()) result_.failures.emplace_back("the optimizer keeps other tensors than the oracle's");
+    if (kinds != expected.size())
+      result_.failures.emplace_back("the optimizer's state tensors differ from the oracle's");
   }
 
-  // The counts of each rank, and what it holds, go to rank 0.
+  // Sends the counts and memory of each rank to rank 0.
   void finish() {
     Communicator& world = trainer_.world();
     const auto held = [&](Category c) { return trainer_.arena()->usage(c).live; };
@@ -381,8 +382,8 @@ class VerifiedRank {
     result_.imbalance = std::max(1.0, routing.most);
     for (size_t copy = 0; copy < oracle_->count(); ++copy) {
       const Reference& reference = oracle_->of(static_cast<int>(copy));
-      result_.strayed += reference.strayed();
-      result_.stray_margin = std::max(result_.stray_margin, reference.stray_margin());
+      result_.rerouted_tokens += reference.rerouted_tokens();
+      result_.routing_margin = std::max(result_.routing_margin, reference.routing_margin());
     }
     const int64_t* c = counts.data<int64_t>();
     const int64_t* busiest = most.data<int64_t>();
@@ -400,7 +401,7 @@ class VerifiedRank {
     result_.held.push_back({m[0], m[1], m[2]});
     result_.peak.push_back(m[3]);
     const int64_t alike = job_.plan.ranks() / job_.plan.pp;  // ranks with the same stages
-    // Memory of passes grows with the rows that its experts get, at most as these do.
+    // The passes' memory grows with the rows of the local experts, of which these are the maximum.
     const RankMemory& expected = expected_.at(static_cast<size_t>(rank));
     const auto more = static_cast<int64_t>((result_.imbalance - 1) *
                                            static_cast<double>(expected.activations + expected.communication));
@@ -409,8 +410,8 @@ class VerifiedRank {
     if (m[7] > 0) result_.seen.given.push_back({rank, static_cast<int>(rank / alike), m[5], m[6], m[7]});
   }
 
-  // NVIDIA's libraries may take memory on a GPU while they compute: one product, or cuDNN's backward pass of attention,
-  // which in a fixed order keeps a number of 16 bits for each score.
+  // NVIDIA's libraries allocate workspace on a GPU: for one GEMM, or cuDNN's backward attention, whose deterministic
+  // mode stores 16 bits per score.
   int64_t library_workspace() {
     if (job_.plan.device != Device::cuda) return 0;
     const PlanSizes sizes(job_);
@@ -430,7 +431,7 @@ class VerifiedRank {
   int64_t peak_ = 0;
   std::vector<RankMemory> expected_;         // by rank
   std::vector<std::vector<Tensor>> before_;  // the oracle's values before its update
-  Routing replayed_;                         // all steps so far, as far as they tell of ranks
+  Routing replayed_;                         // statistics of all steps so far
   std::vector<NamedTensor> owners_of_gradients_, owners_of_values_;
 };
 

@@ -1,4 +1,4 @@
-// Launching a run beside its oracle, and the bounds of the whole of it.
+// Launches a run with its oracle, and checks the totals.
 #include "verify/verify.h"
 
 #include <fmt/format.h>
@@ -13,14 +13,14 @@
 
 namespace tessera {
 
-// --- the bounds of a whole run: counts against formulas ---
+// --- totals: counts against formulas ---
 
 namespace {
 
-constexpr double kPeakSlack = 1.02;     // the peak of memory, which no formula gives to the byte, may be larger,
-constexpr double kPeakBytes = 1 << 14;  // also by some small arrays, which count in models of a few kilobytes
+constexpr double kPeakSlack = 1.02;     // the peak, which no formula predicts to the byte, may be larger by this factor
+constexpr double kPeakBytes = 1 << 14;  // and by small arrays, which matter in models of a few kilobytes
 constexpr double kSameBubble = 1e-9;
-constexpr size_t kToFall = 40;  // steps after which the loss must have fallen
+constexpr size_t kToFall = 40;  // steps after which the loss must have decreased
 
 const SentBytes* find(const std::vector<SentBytes>& all, const SentBytes& wanted) {
   const auto found = std::ranges::find_if(
@@ -58,7 +58,7 @@ void check_held(VerifyResult& r) {
     one("optimizer state", f.optimizer, e.optimizer);
     if (r.peak[rank] <= peak_bound(r.expected_peak[rank])) continue;
     r.seen.held.push_back({static_cast<int>(rank), "peak", r.peak[rank], peak_bound(r.expected_peak[rank])});
-    r.failures.push_back(fmt::format("rank {} held {} bytes at its peak; expected at most {}", rank, r.peak[rank],
+    r.failures.push_back(fmt::format("rank {}: peak memory is {} bytes; expected at most {}", rank, r.peak[rank],
                                      peak_bound(r.expected_peak[rank])));
   }
 }
@@ -73,8 +73,8 @@ void check_pipeline(VerifyResult& r) {
       r.failures.push_back(fmt::format("pipeline rank {} had {} micro-batches of a stage in flight; expected {}", p,
                                        r.in_flight[p], r.expected_in_flight[p]));
   if (r.bubble && r.bubble_formula && std::abs(*r.bubble - *r.bubble_formula) > kSameBubble)
-    r.failures.push_back(
-        fmt::format("the bubble on the simulated clock is {} of the time; expected {}", *r.bubble, *r.bubble_formula));
+    r.failures.push_back(fmt::format("the pipeline bubble on the simulated clock is {} of the time; expected {}",
+                                     *r.bubble, *r.bubble_formula));
 }
 
 void check_losses(VerifyResult& r) {
@@ -85,17 +85,17 @@ void check_losses(VerifyResult& r) {
   const double first = std::accumulate(r.losses.begin(), r.losses.begin() + quarter, 0.0),
                last = std::accumulate(r.losses.end() - quarter, r.losses.end(), 0.0);
   if (!(last < first))
-    r.failures.push_back(
-        fmt::format("the loss does not fall: {} at the beginning, {} at the end", r.losses.front(), r.losses.back()));
+    r.failures.push_back(fmt::format("the loss does not decrease: {} at the beginning, {} at the end", r.losses.front(),
+                                     r.losses.back()));
 }
 
-// A choice between experts that are this near is the rounding's.
+// Choices between experts with logits this close may differ by rounding.
 void check_routing(VerifyResult& r) {
-  if (r.stray_margin <= r.bound) return;
-  r.failures.push_back(fmt::format(
-      "{} tokens went to another expert than on one rank, whose logit was lower by up to {:.3g} of the largest; "
-      "expected at most {:.3g}",
-      r.strayed, r.stray_margin, r.bound));
+  if (r.routing_margin <= r.bound) return;
+  r.failures.push_back(
+      fmt::format("{} tokens were routed to another expert than on one rank, with a logit lower by up to {:.3g} of the "
+                  "largest; expected at most {:.3g}",
+                  r.rerouted_tokens, r.routing_margin, r.bound));
 }
 
 }  // namespace
@@ -117,7 +117,7 @@ void check_totals(VerifyResult& r, const Plan& plan) {
 
 namespace {
 
-constexpr int64_t kVocab = 64;  // unless the options say otherwise
+constexpr int64_t kVocab = 64;  // default
 
 void expect_pipeline(VerifyResult& r, const Schedule& schedule) {
   const Simulation clock = simulate(schedule);
@@ -130,11 +130,12 @@ void expect_pipeline(VerifyResult& r, const Schedule& schedule) {
 void check_can_be_verified(const Job& s) {
   check(s);
   if (s.plan.dp_mode == DataMode::ps_async)
-    throw FieldError(
-        "dp_mode", "an asynchronous run is not the run of one rank; train `record` and `replay` repeat it to the bit");
+    throw FieldError("dp_mode",
+                     "an asynchronous run has no equivalent one-rank run; use `record` and `replay` with train for "
+                     "bitwise reproduction");
   if (s.plan.all_reduce == Algorithm::native)
     throw FieldError("all_reduce",
-                     "the order of a library's own sums is not known; expected direct, ring, tree or root");
+                     "the summation order of a native all-reduce is unknown; expected direct, ring, tree or root");
 }
 
 void describe_run(Observations& o, const Job& job, bool exact) {
@@ -151,7 +152,7 @@ void describe_run(Observations& o, const Job& job, bool exact) {
   if (exact) o.rounding = sums == DType::float64 ? 1e-11 : sums == DType::float32 ? 1e-5 : 0.03;
 }
 
-// launch(), whose failure may be one of the things that are seen.
+// launch(); its failure may be one of the observations.
 void run(const LaunchOptions& how, VerifyResult& result, const VerifyHooks& hooks,
          const std::function<void(Communicator&)>& body) {
   try {
@@ -201,12 +202,11 @@ VerifyResult verify(const Job& given, const VerifyHooks& hooks) {
   });
   if (!result.known) return result;
   for (std::string& line : to_lines(result)) result.failures.push_back(std::move(line));
-  if (!result.seen.stopped.empty()) return result;  // counts and memory are not known
+  if (!result.seen.stopped.empty()) return result;  // counts and memory are unknown
   for (const GivenDifference& g : result.seen.given)
-    result.failures.push_back(
-        fmt::format("rank {} was given other tokens than the oracle for {} sequences, first for "
-                    "sequence {} of step {}",
-                    g.rank, g.sequences, g.sequence, g.step));
+    result.failures.push_back(fmt::format(
+        "rank {} was given tokens other than the oracle's for {} sequences, first for sequence {} of step {}", g.rank,
+        g.sequences, g.sequence, g.step));
   for (const std::string& line : result.seen.copies) result.failures.push_back(line);
   check_totals(result, s.plan);
   return result;

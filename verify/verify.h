@@ -1,22 +1,21 @@
-// The contract: a run under a plan is the run of one rank. One implementation for `tessera verify` and the test suite.
+// The verification contract: a run under a plan equals the run of one rank. Used by `tessera verify` and the tests.
 //
-// The plan trains for some steps, and after each of them the loss, every gradient, every parameter and every tensor of
-// the optimizer are gathered and held against the oracle (verify/reference.h). Two kinds of plan:
+// The plan trains for some steps. After each step the loss, every gradient, every parameter and every optimizer tensor
+// are gathered and compared with the oracle (verify/reference.h). Two kinds of plan:
 //
-//   data and pipeline axes     equal to the last bit, over the whole run
-//   with tp or cp              sums are split inside products and softmaxes: loss, norm and every gradient agree to a
-//                              relative error (2-norms) of at most 1e-12 in float64; in fp32 and bf16 the bound is
-//                              calibrated (verify/comparison.h). Of a mixture of experts the oracle takes the plan's
-//                              choices, after those that are not its own were seen to be within the bound
-//                              (verify/experts/routing.h). Then the oracle goes on with the plan's gradients,
-//                              so that parameters and optimizer state are equal to the last bit again, and every step
-//                              begins with the same state on both sides
+//   data and pipeline axes     bitwise identical over all steps
+//   with tp or cp              sums are split inside matmuls and softmaxes: loss, norm and every gradient agree up to a
+//                              relative error (2-norms) of 1e-12 in float64; in fp32 and bf16 the bound is
+//                              calibrated (verify/comparison.h). For a mixture of experts the oracle replays the
+//                              plan's choices, after checking that rerouted tokens are within the bound
+//                              (verify/experts/routing.h). The oracle then adopts the plan's gradients, so parameters
+//                              and optimizer state are bitwise identical again, and every step begins with the same
+//                              state on both sides
 //
-// Bytes that were sent and are held are counted and held against closed forms (train/expected_bytes.h,
-// train/memory.h), the peak of what is held against a bound worked out from single micro-batches
-// (train/memory.h), and so are the micro-batches in flight and the pipeline's bubble on the simulated clock. And
-// it is checked that the plan did run: ranks communicated, what they hold is what the plan says, and after forty steps
-// the loss has fallen.
+// Traffic and persistent memory are compared with closed forms (train/expected_bytes.h, train/memory.h), peak memory
+// with a bound from measurements of single micro-batches (train/memory.h); also compared are the micro-batches in
+// flight and the pipeline bubble on the simulated clock. Further checks ensure that the plan was exercised: ranks
+// communicated, they hold what the plan specifies, and after forty steps the loss has decreased.
 #pragma once
 
 #include "train/expected_bytes.h"
@@ -26,79 +25,79 @@
 
 namespace tessera {
 
-// Told what a verification is at, and in which of its steps.
+// Progress callback: the current activity of a verification and its step.
 using Working = std::function<void(std::string_view work, int64_t step)>;
 
-// How ranks are started, and where a run under a plan may be spoilt, never its oracle, to see that the contract turns
-// red.
+// Launch options, and injection points for faults in the run under a plan (never in its oracle), which test that the
+// contract detects them.
 struct VerifyHooks {
   std::function<void(LaunchOptions& how)> launching = [](LaunchOptions&) {};
-  // The ranks run this job, where the oracle runs `job`.
+  // The job that the ranks run; the oracle runs `job`.
   std::function<Job(const Job& job)> running = [](const Job& job) { return job; };
-  // Plan and oracle are trained on these.
+  // Training sequences of plan and oracle.
   std::function<Sequences(const Job& job)> sequences = [](const Job& job) {
     return synthetic_sequences(job.model.vocab, job.model.context, job.optim.batch,
                                static_cast<uint64_t>(job.optim.seed));
   };
-  // The sequences that a rank of the world loads.
+  // The sequences that a world rank loads.
   std::function<Sequences(Sequences sequences, const Job& job, int rank)> loading = [](Sequences s, const Job&, int) {
     return s;
   };
   std::function<void(Trainer& rank)> made = [](Trainer&) {};    // before the first step
-  std::function<void(Trainer& rank)> summed = [](Trainer&) {};  // the gradients are, and are not looked at yet
+  std::function<void(Trainer& rank)> summed = [](Trainer&) {};  // after the reduction of gradients, before their
+                                                                // comparison
   std::function<void(Trainer& rank, const StepReport& report)> update = [](Trainer& rank, const StepReport& report) {
     rank.update(report);
   };
-  // Told where the bound is calibrated, in each process, and by rank 0 in each of its steps.
+  // Called in each process for the calibration of the bound, and by rank 0 for each of its steps.
   Working working = [](std::string_view, int64_t) {};
-  // A run that ends with the failure of a rank, or a loss that is no number, is a bound that is broken; else verify()
-  // throws it.
+  // Whether the failure of a rank or a non-finite loss counts as a violated bound; otherwise verify() throws it.
   bool failure_is_seen = false;
 };
 
 struct VerifyResult {
   int64_t steps = 0;
-  bool exact = true;  // the plan is held to bits; otherwise to `bound`
-  double bound = 0;   // the most of relative errors
+  bool exact = true;  // requires bitwise equality; otherwise a relative error of at most `bound`
+  double bound = 0;   // maximum relative error
   std::string bound_text = {};
   bool bitwise = true;
-  double loss_max_rel = 0, grad_max_rel = 0, param_max_rel = 0;  // 2-norms, the largest over tensors and steps
-  std::string worst;                                             // the tensor with the largest difference
+  double loss_max_rel = 0, grad_max_rel = 0, param_max_rel = 0;  // 2-norms, maximum over tensors and steps
+  std::string worst;                                             // tensor with the largest difference
   std::vector<double> losses;
-  int64_t strayed = 0;      // tokens that one rank would have sent to other experts than the plan did
-  double stray_margin = 0;  // and by how much: of logits, by the largest
-  double imbalance = 1;     // experts: rows that a rank got in a pass of a layer, by those of an even routing, at most
+  int64_t rerouted_tokens = 0;  // tokens that one rank would have routed to other experts
+  double routing_margin = 0;    // and the largest margin in their logits
+  double imbalance = 1;         // experts: maximum rows of a rank in a pass of a layer, relative to even routing
   std::vector<SentBytes> sent, expected_sent;
   std::vector<MemoryByCategory> held, expected_held;   // by rank
   std::vector<int64_t> peak, expected_peak;            // by rank, with activations
-  std::vector<int64_t> in_flight, expected_in_flight;  // by pipeline rank: stages times micro-batches
-  std::optional<double> bubble, bubble_formula;        // share of the time, where there is a pipeline
-  bool known = true;                                   // false in a process without rank 0, which knows nothing
-  std::vector<int64_t> wrong_steps;                    // in which a number or a tensor is not what it should be
-  Observations seen;                                   // all that is
-  std::vector<Diagnosis> diagnosis;                    // likely causes: explain() fills them in
-  std::vector<std::string> failures;                   // one line for each bound that is broken
+  std::vector<int64_t> in_flight, expected_in_flight;  // by pipeline rank: stages x micro-batches
+  std::optional<double> bubble, bubble_formula;        // fraction of the time, with a pipeline
+  bool known = true;                                   // false in a process without rank 0
+  std::vector<int64_t> wrong_steps;                    // steps with a value or tensor that fails the comparison
+  Observations seen;                                   // all differences
+  std::vector<Diagnosis> diagnosis;                    // likely causes, filled in by explain()
+  std::vector<std::string> failures;                   // one line per violated bound
   bool passed() const { return failures.empty(); }
 };
 
-// The job that verify() compares, with what `job` leaves open: a vocabulary, kernels between which no clock decides,
-// and attention by those that keep a row's bits in any batch.
+// The job that verify() compares, with open choices resolved: a vocabulary, kernels that are not selected by timing,
+// and attention kernels whose rows are independent of the batch.
 Job verifiable(Job job);
 
-// Trains job.optim.steps steps of counted random tokens under the plan, on ranks of its own or those of the MPI job,
-// and compares. Throws what training throws.
+// Trains job.optim.steps steps on random tokens (counter-based RNG) under the plan, on newly launched ranks or those of
+// the MPI job, and compares. Throws as training does.
 VerifyResult verify(const Job& job, const VerifyHooks& hooks = {});
 
-// The hooks of a job: planted defects ask what they spoil.
+// Hooks of a job; injected faults depend on it.
 using HooksOf = std::function<VerifyHooks(const Job& job)>;
-// verify(), and where it is broken what the likely cause is. Forward passes that are wrong are tried again without
-// dropout, without the document mask, on one context rank and without a pipeline, as many steps as it takes to see.
+// Runs verify(), and diagnoses the likely cause if it fails. Wrong forward passes are rerun without dropout, without
+// the document mask, on one context rank and without a pipeline, for as many steps as needed to show the error.
 VerifyResult explain(const Job& job, const HooksOf& hooks);
 
-// The last part of verify(): adds a line to result.failures for each bound of the whole run that is broken, bytes and
-// memory against the closed forms, and that there was something to see.
+// The last step of verify(): adds a line to result.failures for each violated bound on totals (traffic and memory
+// against closed forms) and if the plan was not exercised.
 void check_totals(VerifyResult& result, const Plan& plan);
-// 2% and a few small arrays over what is expected of a peak, which no formula gives to the byte.
+// 2% and a few small arrays above the predicted peak, which no formula predicts to the byte.
 int64_t peak_bound(int64_t expected);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Forward beside vjp.
+// Forward passes and vjps of expert ops.
 #include "autograd/experts/ops.h"
 
 #include <numeric>
@@ -89,7 +89,7 @@ Var join_rows(const std::vector<Var>& parts) {
 
 namespace {
 
-// Gives the weights of one round their gradients; the first of these weights is input `first`.
+// Writes the weight gradients of one round; its first weight is input `first`.
 void give_weight_grads(Grads& g, int first, const std::vector<int64_t>& counts, const Tensor& dy, const Tensor& x) {
   g.write_grad(first, static_cast<int>(counts.size()), [counts, dy, x](std::span<const GradTarget> targets) {
     std::vector<GemmGroup> groups;
@@ -102,7 +102,7 @@ void give_weight_grads(Grads& g, int first, const std::vector<int64_t>& counts, 
 
 Var grouped_linear(const Var& x, const std::vector<Var>& w, const std::vector<int64_t>& counts) {
   if (w.empty() || counts.empty() || counts.size() % w.size() != 0)
-    throw Error("[grouped_linear] found " + std::to_string(counts.size()) + " numbers of rows for " +
+    throw Error("[grouped_linear] got " + std::to_string(counts.size()) + " row counts for " +
                 std::to_string(w.size()) + " weights; expected a multiple");
   std::vector<Var> inputs{x};
   std::vector<Saved> kept;

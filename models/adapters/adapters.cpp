@@ -1,4 +1,4 @@
-// The targets of adapters, adapters in their places, and layers in four bits.
+// Adapter targets, adapters, and 4-bit layers.
 #include "models/adapters/adapters.h"
 
 #include "nn/quantize/packed.h"
@@ -13,7 +13,7 @@ std::string adapter_names(const ModelConfig& config) {
   return out + (config.experts.count > 0 ? " (experts have no adapters)" : "");
 }
 
-// The linear layers within layer i, but those of adapters: f(linear, its name there).
+// Calls f(linear, its name) for the linear layers within layer i, excluding those of adapters.
 template <class F>
 void for_each_linear(LanguageModel& model, int64_t i, const F& f) {
   const size_t above = model.layer(i).full_name().size() + 1;
@@ -21,7 +21,7 @@ void for_each_linear(LanguageModel& model, int64_t i, const F& f) {
     if (find_row(model.config.family).find(l->full_name().substr(above))) f(*l, l->full_name().substr(above));
 }
 
-// In the order of layers and targets: f(layer, target, its linear layer).
+// Calls f(layer, target, its linear layer) in the order of layers and targets.
 template <class F>
 void for_each_target(LanguageModel& model, const F& f) {
   for (int64_t i = 0; i < model.config.layers; ++i)
@@ -37,7 +37,7 @@ std::vector<int64_t> fused_rows(const ModelConfig& config, Linear& l, std::strin
 
 }  // namespace
 
-// The last word of a tensor's name, or all of it where two layers end alike.
+// The last component of a tensor's name, or the full name if two layers share it.
 std::vector<LoraTarget> lora_targets(const ModelConfig& config) {
   const FamilyRow& row = find_row(config.family);
   const auto last_word = [](std::string_view name) { return name.substr(name.rfind('.') + 1); };
@@ -74,7 +74,7 @@ void attach_lora(LanguageModel& model) {
     if (std::ranges::find(names, name) != names.end()) continue;
     const bool of_experts =
         std::ranges::any_of(lora_targets(dense), [&](const LoraTarget& t) { return t.name == name; });
-    throw FieldError("lora_targets", "expected some of " + adapter_names(c) + ", found '" + name + "'" +
+    throw FieldError("lora_targets", "expected some of " + adapter_names(c) + ", got '" + name + "'" +
                                          (of_experts ? "" : did_you_mean(name, names)));
   }
   if (c.lora.targets.empty()) throw FieldError("lora_targets", "expected some of " + adapter_names(c));

@@ -1,14 +1,13 @@
-// Adapters beside the frozen weights of a model (nn/adapters/lora.h), and frozen weights in four bits
-// (nn/quantize/packed.h).
+// LoRA adapters on frozen weights (nn/adapters/lora.h), and frozen 4-bit weights (nn/quantize/packed.h).
 //
-// Adapters are for linear layers by the names that the transformers library has for them:
+// Adapter targets are linear layers, named as in the transformers library:
 //
 //   llama   q_proj k_proj v_proj o_proj gate_proj up_proj down_proj
 //   gpt2    c_attn attn.c_proj c_fc mlp.c_proj
 //
-// In a model with experts, attention alone has them. Everything else is frozen, so that a strategy sends and keeps
-// only what adapters have; experts and routers too. In four bits are all linear layers inside of decoder layers, as
-// QLoRA has it. Embeddings, head, norms, biases and adapters stay as they are.
+// With experts, only attention has adapters. Everything else, including experts and routers, is frozen, so strategies
+// reduce and store only adapter state. As in QLoRA, all linear layers within decoder layers are 4-bit; embeddings,
+// head, norms, biases and adapters are not.
 #pragma once
 
 #include "models/language_model.h"
@@ -18,20 +17,20 @@ namespace tessera {
 
 struct LoraTarget {
   std::string_view name;
-  std::string_view linear;  // within a layer of the model
-  int part = 0;             // among the linear layer's fused outputs
+  std::string_view linear;  // name within a layer
+  int part = 0;             // index among the linear layer's fused outputs
 };
-// All that a model of this configuration has, in the order of its layers.
+// All targets of this configuration, in layer order.
 std::vector<LoraTarget> lora_targets(const ModelConfig& config);
 
-// Rows of each of `parts` matrices that a weight of so many rows is fused of: gate and up, or q, k and v.
+// Row counts of the `parts` matrices fused in a weight with the given rows: gate and up, or q, k and v.
 std::vector<int64_t> fused_rows(const ModelConfig& config, size_t parts, int64_t rows);
 
-// Freezes the model and adds the adapters of its configuration; models of rank 0 stay as they are. Before place(), and
-// before there is memory. Throws FieldError ("lora_targets") for a name that the model does not have.
+// Freezes the model and adds the configured adapters; no-op for rank 0. Call before place() and materialization. Throws
+// FieldError ("lora_targets") for unknown names.
 void attach_lora(LanguageModel& model);
 
-// An adapter of a model that has some.
+// An adapter of a model.
 struct AttachedLora {
   int64_t layer = 0;
   LoraTarget target = {};
@@ -40,11 +39,11 @@ struct AttachedLora {
 };
 std::vector<AttachedLora> adapter_tensors(LanguageModel& model);
 
-// Freezes the weights of a model whose configuration asks for four bits, and says how they are quantised. Before
-// place(), and before there is memory. Throws Error (usage) for sizes that do not divide.
+// Freezes the weights and sets their quantization if the configuration requests 4 bits. Call before place() and
+// materialization. Throws Error (usage) for sizes that do not divide.
 void pack_layers(LanguageModel& model);
 
-// The packings of the whole model, by the names of their parameters. Cost: shapes only.
+// Packings of the full model by parameter name. Cost: shapes only.
 std::map<std::string, Packing> weight_packings(const ModelConfig& config);
 
 }  // namespace tessera

@@ -1,10 +1,10 @@
-// Low-rank adaptation (Hu et al. 2021, "LoRA", arXiv 2106.09685, section 4.1): beside a frozen weight W (out, in) two
-// small matrices are trained, and their product is added to it.
+// Low-rank adaptation (Hu et al. 2021, "LoRA", arXiv 2106.09685, section 4.1): the product of two small trainable
+// matrices is added to a frozen weight W (out, in).
 //
-//   y = x W^T + scale * dropout(x) A^T B^T      A (rank, in), drawn;  B (out, rank), zeros at first
+//   y = x W^T + scale * dropout(x) A^T B^T      A (rank, in), random;  B (out, rank), initially zero
 //
-// An adapter may be for some rows of W only: for q and v in a fused [q | k | v]. It costs rank / out + rank / in of the
-// FLOPs of W.
+// An adapter may cover a range of W's rows, such as q or v of a fused [q | k | v]. It costs rank / out + rank / in of
+// W's FLOPs.
 #pragma once
 
 #include "nn/layers.h"
@@ -14,21 +14,21 @@ namespace tessera {
 struct LoraOptions {
   int64_t rank = 8;
   double scale = 1;
-  double dropout = 0;       // dropout of the adapter's own input
-  bool starts_idle = true;  // B is zeros
+  double dropout = 0;       // of the adapter's input
+  bool starts_idle = true;  // B is initially zero
 };
 
 class Lora : public Module {
  public:
-  // An adapter of the rows [first, first + out) of a weight with `in` columns.
+  // Adapter of rows [first, first + out) of a weight with `in` columns.
   Lora(int64_t in, int64_t first, int64_t out, const LoraOptions& options);
 
-  // y (..., more than first + out) with the adapter's part of x (B, T, in) added; may write over y.
+  // y (..., more than first + out) plus the adapter's output for x (B, T, in); may overwrite y.
   Var add_to(Var y, const Var& x);
 
   int64_t first() const { return first_; }
-  // Where ranks share the layer: the columns of y that are the adapter's begin here, and what lies between A and B
-  // passes `between` on its way.
+  // Under tensor parallelism: the first local column of y that the adapter covers; `between` redistributes the
+  // activation between A and B.
   void place(int64_t first_here, std::function<Var(Var)> between);
 
   Linear &a, &b;  // "lora_A" and "lora_B"

@@ -1,4 +1,4 @@
-// Routing, and the experts' own rows.
+// Routing, and execution of the experts on their rows.
 #include "nn/experts/experts.h"
 
 #include "tensor/error.h"
@@ -9,12 +9,12 @@ namespace {
 
 MixtureOfExperts::Options checked(const MixtureOfExperts::Options& o) {
   const ExpertConfig& e = o.experts;
-  if (e.count < 1) throw FieldError("experts", "expected at least 1, found " + std::to_string(e.count));
+  if (e.count < 1) throw FieldError("experts", "expected at least 1, got " + std::to_string(e.count));
   if (e.per_token < 1 || e.per_token > e.count)
     throw FieldError("experts_per_token",
-                     "expected 1 to the " + std::to_string(e.count) + " experts, found " + std::to_string(e.per_token));
-  if (e.shared < 0) throw FieldError("shared_experts", "expected at least 0, found " + std::to_string(e.shared));
-  if (!(e.capacity >= 0)) throw FieldError("expert_capacity", "expected 0 or a factor above it");
+                     "expected 1 to the " + std::to_string(e.count) + " experts, got " + std::to_string(e.per_token));
+  if (e.shared < 0) throw FieldError("shared_experts", "expected at least 0, got " + std::to_string(e.shared));
+  if (!(e.capacity >= 0)) throw FieldError("expert_capacity", "expected 0 or a positive factor");
   return o;
 }
 
@@ -63,14 +63,15 @@ MixtureOfExperts::Load MixtureOfExperts::take_load() {
   return std::exchange(load_, {std::vector<int64_t>(experts_.size())});
 }
 
-// Rows through experts [first, first + count): counts[i] for each of them in turn, as often as there are counts.
+// Applies experts [first, first + count) to consecutive blocks of counts[i] rows, repeating the experts for further
+// counts.
 Var MixtureOfExperts::through(Var rows, size_t first, size_t count, const std::vector<int64_t>& counts) {
   std::vector<Var> in, out;
   for (size_t e = first; e < first + count; ++e)
     for (const auto& [layer, weights] : {std::pair{in_[e], &in}, {out_[e], &out}}) {
       if (!layer->is_plain())
         throw Error("[experts] '" + layer->full_name() +
-                    "' has a product, a wrap or an adapter of its own, which products of all experts would pass over");
+                    "' has a custom matmul, a wrapper or an adapter, which grouped GEMMs do not support");
       weights->push_back(layer->weights().w);
     }
   const bool again = makes_activation_again(options_.recompute);
@@ -79,7 +80,7 @@ Var MixtureOfExperts::through(Var rows, size_t first, size_t count, const std::v
   return grouped_linear(rows, out, counts);
 }
 
-// All at once, or one by one.
+// All experts in one grouped GEMM, or one by one.
 Var MixtureOfExperts::run(const Var& rows, const std::vector<std::vector<int64_t>>& counts) {
   const size_t sources = counts.size(), first = static_cast<size_t>(first_), here = static_cast<size_t>(here_);
   std::vector<int64_t> sizes;
@@ -100,7 +101,7 @@ Var MixtureOfExperts::run(const Var& rows, const std::vector<std::vector<int64_t
   return join_rows(parts);
 }
 
-// Routing options of a pass with `sequences` sequences, of each of which `tokens` tokens are here.
+// Routing options of a pass over `sequences` sequences with `tokens` local tokens each.
 RouteOptions MixtureOfExperts::options_at(const StepInfo& at, int64_t sequences, int64_t tokens) const {
   const ExpertConfig& c = options_.experts;
   RouteOptions o{.per_token = c.per_token, .softmax_first = c.softmax == RouterSoftmax::all, .sequences = sequences};
@@ -147,7 +148,8 @@ Var MixtureOfExperts::forward(const Var& x) {
   Var rows = dispatch_rows(reshape(inner, {tokens, channels}), routed.routed);
   Exchanged there{.counts = {routed.routed.counts}};
   if (exchange_) there = exchange_(std::exchange(rows, Var()), routed.routed.counts);
-  const Var of_all = shared_ ? (*shared_)(inner) : Var();  // while rows travel, there and in the backward pass home
+  const Var of_all = shared_ ? (*shared_)(inner) : Var();  // overlaps with the exchange of rows, also in the backward
+                                                           // pass
   if (exchange_) rows = there.rows();
   rows = run(rows, there.counts);
   if (exchange_) rows = there.back(rows);

@@ -1,14 +1,14 @@
-// A mixture of experts in place of a feed-forward layer (Shazeer et al. 2017; Lepikhin et al. 2020, "GShard"; Jiang et
-// al. 2024, "Mixtral of experts"): a router sends each token to some of the experts, and adds what they give.
+// Mixture of experts as a feed-forward layer (Shazeer et al. 2017; Lepikhin et al. 2020, "GShard"; Jiang et al. 2024,
+// "Mixtral of experts"): a router sends each token to k experts, whose outputs are summed with the router's weights.
 //
 //   x (B, T, C) --router--> the k best experts of each token, and their weights
-//               --> rows by expert --> expert e (its rows) --> weighted sums (B, T, C), and shared(x) where there is
-//               one: it is made between the departure of rows to other ranks and their arrival
+//               --> rows by expert --> expert e (its rows) --> weighted sums (B, T, C), plus shared(x) if configured:
+//               computed while rows are exchanged with other ranks
 //
-// Each expert is a unit of its own (nn/module.h): it may live on one rank of several
-// (parallel/experts/expert_parallel.h). The experts here are one op for each product, of any numbers of rows
-// (tensor/ops/experts/experts.h), unless their memory comes and goes (Module::is_apart). An expert's gradient is made
-// fresh of the rows of one rank and one micro-batch, and then added, whoever computes it.
+// Each expert is a separate unit (nn/module.h), so ranks may hold different experts
+// (parallel/experts/expert_parallel.h). Local experts run as one grouped GEMM (tensor/ops/experts/experts.h) unless
+// their parameters are gathered per unit (Module::is_apart). An expert's gradient is computed separately for the rows
+// of one rank and one micro-batch and then accumulated, independent of the rank that computes it.
 #pragma once
 
 #include "autograd/experts/ops.h"
@@ -16,13 +16,13 @@
 
 namespace tessera {
 
-enum class RouterSoftmax { chosen, all };  // weights are shares among the chosen experts, or among all of them
+enum class RouterSoftmax { chosen, all };  // softmax over the chosen experts, or over all of them
 
 struct ExpertConfig {
-  int64_t count = 0;      // 0: no experts, a feed-forward layer for all tokens
-  int64_t per_token = 2;  // experts that a token goes to
-  int64_t shared = 0;     // so many times an expert's width goes to every token
-  double capacity = 0;    // factor F; 0: every token has a place
+  int64_t count = 0;      // 0: none, an ordinary feed-forward layer
+  int64_t per_token = 2;  // selected experts per token
+  int64_t shared = 0;     // width of the shared expert, in expert widths
+  double capacity = 0;    // capacity factor F; 0: unlimited
   RouterSoftmax softmax = RouterSoftmax::chosen;
   double balance_loss = 0.01, z_loss = 0.001;  // factors
   bool operator==(const ExpertConfig&) const = default;
@@ -31,65 +31,64 @@ struct ExpertConfig {
 class MixtureOfExperts : public Module {
  public:
   struct Options {
-    int64_t hidden = 0;              // channels of an expert
+    int64_t hidden = 0;              // of an expert
     bool gated = false;              // experts are GatedMlp, not Mlp
     GeluForm gelu = GeluForm::tanh;  // of Mlp
     double down_deviation = 0.02;
     Recompute recompute = Recompute::none;
     ExpertConfig experts = {};
   };
-  // Throws FieldError for numbers of experts that cannot be.
+  // Throws FieldError for invalid numbers of experts.
   MixtureOfExperts(int64_t channels, const Options& options);
-  // (B, T, C) -> (B, T, C). In training an expert takes at most ceil(F k T / E) choices of a sequence; the losses of
-  // the router (tensor/ops/experts/experts.h) are means over the sequences of the step (StepInfo::sequences_total), and
-  // only their gradients are made: the loss that is reported is the model's.
+  // (B, T, C) -> (B, T, C). In training an expert accepts at most ceil(F k T / E) choices of a sequence; the router's
+  // auxiliary losses (tensor/ops/experts/experts.h) are means over the step's sequences (StepInfo::sequences_total) and
+  // contribute only gradients, not to the reported loss.
   Var forward(const Var& x) override;
 
-  // Rows on their way to the ranks of their experts.
+  // Rows in transit to their experts' ranks.
   struct Exchanged {
-    std::function<Var()> rows =
-        {};  // those of the experts here, by source rank, then by expert, when they have come; once
+    std::function<Var()> rows = {};  // local experts' rows by source rank, then by expert; waits; call once
     std::vector<std::vector<int64_t>> counts = {};  // [source rank][expert here]
-    std::function<Var(const Var& rows)> back = {};  // and their results on the way back
+    std::function<Var(const Var& rows)> back = {};  // returns their results
   };
   using Exchange = std::function<Exchanged(const Var& rows, const std::vector<int64_t>& counts)>;
-  // Only experts [first, first + count) are here. Before there is memory.
+  // Retains only experts [first, first + count). Call before materialization.
   void keep_experts(int64_t first, int64_t count, Exchange exchange);
 
-  // Steps of forward() on ranks that share the layer or its tokens; empty ones change nothing.
+  // Redistribution steps of forward() under tensor and sequence parallelism; empty: identity.
   struct Ways {
-    std::function<Var(Var logits)> logits;    // logits of the tokens of x -> logits of all tokens here
-    std::function<Var(Var x)> enter;          // -> what the experts are given
-    std::function<Var(Var weights)> weights;  // (N, k), by which their results are added
-    std::function<Var(Var y)> leave;          // the sum here -> the output, which lies like x
-    std::function<void(Tensor&)> count;       // choices of each sequence and expert -> of all its tokens
-    std::function<Tensor(const Tensor& chosen, int64_t sequences)> earlier;  // as in RouteOptions, of so many sequences
+    std::function<Var(Var logits)> logits;    // logits of x's tokens -> logits of all local tokens
+    std::function<Var(Var x)> enter;          // -> the experts' input
+    std::function<Var(Var weights)> weights;  // (N, k), weights of the sum
+    std::function<Var(Var y)> leave;          // local sum -> output, placed like x
+    std::function<void(Tensor&)> count;       // choices by sequence and expert -> over all their tokens
+    std::function<Tensor(const Tensor& chosen, int64_t sequences)> earlier;  // as in RouteOptions, for that many
+                                                                             // sequences
   };
   Ways& ways() { return ways_; }
 
-  // One training pass: its tokens' choices, k of each, dropped ones too, and the rows of each expert.
+  // One training pass: k choices per token, including dropped ones, and rows per expert.
   struct Pass {
     int64_t first_sequence = 0;
     std::vector<int32_t> chosen = {};
     std::vector<int64_t> rows = {};
   };
-  // Choices that training passes have routed since the last take_load(): those of this rank's tokens, by expert, and
-  // how many were dropped.
+  // Choices routed by training passes since the last take_load(): of local tokens, by expert, and the number dropped.
   struct Load {
     std::vector<int64_t> rows;
     int64_t dropped = 0;
-    std::vector<Pass> passes = {};  // after keep_passes()
-    int64_t elsewhere = 0;          // as in Routed, of passes whose choices were given
+    std::vector<Pass> passes = {};  // recorded after keep_passes()
+    int64_t elsewhere = 0;          // as in Routed, for replayed choices
     double margin = 0;
   };
   Load take_load();
   void keep_passes() { keeps_passes_ = true; }
-  // Training passes of so many sequences from the first on take these choices, int32 (N, k).
+  // Replays these choices, int32 (N, k), in training passes over that many sequences.
   using Given = std::function<Tensor(int64_t first_sequence, int64_t sequences)>;
   void set_choices(Given given) { given_ = std::move(given); }
   Linear& router() { return router_; }
   const Options& options() const { return options_; }
-  int64_t idle_elements() const;  // elements of the parameters that a token does not meet
+  int64_t idle_elements() const;  // parameter elements of unselected experts per token
 
  private:
   Var run(const Var& rows, const std::vector<std::vector<int64_t>>& counts);
@@ -100,7 +99,7 @@ class MixtureOfExperts : public Module {
   Options options_;
   Linear& router_;
   std::vector<Module*> experts_;
-  std::vector<Linear*> in_, out_;  // their layers
+  std::vector<Linear*> in_, out_;  // linear layers of the experts
   Module* shared_;                 // or null
   int64_t first_ = 0, here_ = 0;
   Exchange exchange_;

@@ -1,4 +1,4 @@
-// Cuts of matrices in four bits, and their numbers.
+// Sharding and dequantization of 4-bit matrices.
 #include "nn/quantize/packed.h"
 
 #include <numeric>
@@ -18,12 +18,12 @@ void cut(Packed& packed, const Parameter& p) {
     packed.runs.push_back({here, whole, count});
   });
   if (const int64_t bound = splits_block(packing, packed.runs); bound > 0) {
-    int64_t step = bound;  // the greatest common divisor of all bounds
+    int64_t step = bound;  // greatest common divisor of all bounds
     for (const ElementRun& run : packed.runs) step = std::gcd(step, std::gcd(run.whole, run.count));
-    throw FieldError(p.shard.axis, "'" + p.name + "' " + p.whole.str() + " would be cut at multiples of " +
+    throw FieldError(p.shard.axis, "'" + p.name + "' " + p.whole.str() + " would be sharded at multiples of " +
                                        std::to_string(step) + " elements, which the " +
                                        std::to_string(packing.block()) +
-                                       " that are quantised together do not divide; expected fewer ranks");
+                                       " quantized together do not divide; expected fewer ranks");
   }
   packed.shard = {.axis = p.shard.axis};
   for_each_byte_run(packing, packed.runs, [&](int64_t, int64_t whole, int64_t count) {
@@ -33,7 +33,7 @@ void cut(Packed& packed, const Parameter& p) {
 
 Var unpacked(const Parameter& p, DType dtype) {
   const auto make = [packed = p.packed, shape = p.local(), dtype] {
-    if (!packed->bytes.defined()) throw Error("[packed] a matrix in four bits is used where its bytes are not");
+    if (!packed->bytes.defined()) throw Error("[packed] a 4-bit matrix is used without its bytes");
     Tensor out = packed->bytes.make(shape, dtype, Category::workspace);
     dequantize(packed->packing, packed->runs, packed->bytes, out);
     return out;

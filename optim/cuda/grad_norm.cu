@@ -1,4 +1,4 @@
-// Sixteen threads for a block, one for each lane; then one for each group of block sums, and one that adds up groups.
+// Sixteen threads per norm block, one per lane; then one thread per group of block sums, and one that sums groups.
 #include <algorithm>
 #include <vector>
 
@@ -10,8 +10,8 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kLanes = 16;
-constexpr int kBlocksPerThreads = kThreads / kLanes;  // norm blocks of one block of threads
-constexpr int kGroups = 1024;                         // that a block of threads adds up together
+constexpr int kBlocksPerThreads = kThreads / kLanes;  // norm blocks per thread block
+constexpr int kGroups = 1024;                         // summed by one thread block
 constexpr int kMaxRuns = 64;
 
 template <class G>
@@ -23,7 +23,7 @@ __global__ void block_sums_kernel(const G* x, int64_t n, double* sums) {
     const auto g = static_cast<double>(x[i]);
     lane = math::fma(g, g, lane);
   }
-  // Lanes past the first `half` of a block add up what nobody looks at.
+  // Lanes beyond the first `half` of a block compute unused sums.
   for (unsigned half = kLanes / 2; half > 0; half /= 2) lane += __shfl_down_sync(~0u, lane, half);
   if (threadIdx.x % kLanes == 0 && begin < n) sums[block] = lane;
 }
@@ -32,8 +32,8 @@ struct Runs {
   BlockRun of[kMaxRuns];
 };
 
-// Group `group` of a run, which may lie in several of its pieces. The numbers are read where they are: a few hundred
-// threads keep more reads on their way than one that gets them by shared memory.
+// Sum of group `group` of a run, which may span several segments. Reads directly from global memory: a few hundred
+// threads have more loads in flight than a staged copy to shared memory.
 __device__ double group_sum(const BlockRun& run, const double* x, int64_t group) {
   int64_t at = group * kNormGroup, left = std::min(int64_t{kNormGroup}, run.count * run.times - at);
   double sum = 0;
@@ -48,7 +48,7 @@ __device__ double group_sum(const BlockRun& run, const double* x, int64_t group)
   return sum;
 }
 
-// A block of threads for each run.
+// One thread block per run.
 __global__ __launch_bounds__(kGroups) void ordered_sums_kernel(Runs runs, const double* x, double* out) {
   __shared__ double sums[kGroups];
   const BlockRun& run = runs.of[blockIdx.x];

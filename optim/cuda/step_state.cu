@@ -1,4 +1,4 @@
-// One thread joins what a step has found.
+// A single thread combines the results of a step.
 #include <array>
 #include <cstddef>
 #include <span>
@@ -14,10 +14,10 @@ namespace {
 
 constexpr int64_t kBytes = sizeof(StepState::Numbers);
 
-constexpr int64_t kBefore = 2;  // numbers before the units' sums: the loss, and whether an index was outside
+constexpr int64_t kBefore = 2;  // scalars before the units' sums: the loss, and the out-of-bounds flag
 
 struct Part {
-  const double *loss_sum, *squares;  // null: another rank says it
+  const double *loss_sum, *squares;  // null: contributed by another rank
   int64_t units;
   const unsigned long long* complaints;
   size_t count;

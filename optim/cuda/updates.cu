@@ -1,6 +1,6 @@
-// Updates on a GPU: gradients, state and values are read and written once, 16 bytes at a time where they are fp32; and
-// the kernels between the products of Muon's iteration. State or values that are offloaded lie in the host's pinned
-// memory, and come and go over the bus as any other operand.
+// Updates on a GPU: gradients, state and values are read and written once, in 16-byte accesses for fp32; and the
+// kernels between the GEMMs of Muon's iteration. Offloaded state or values are in pinned host memory and are
+// transferred over the bus like any other operand.
 #include <algorithm>
 #include <cstdint>
 #include <string_view>
@@ -12,9 +12,8 @@
 namespace tessera::cuda {
 namespace {
 
-// A thread has four elements that follow each other, and finds the slot they lie in among the slots that came with the
-// launch.
-constexpr int kMaxSegments = 64;  // as many as the parameters of a kernel have room for
+// Each thread has four consecutive elements and finds their slot among the launch's slots.
+constexpr int kMaxSegments = 64;  // limited by the size of kernel parameters
 constexpr int kInSegment = 4;     // elements per thread
 
 struct Segment {
@@ -23,12 +22,12 @@ struct Segment {
 };
 
 struct Segments {
-  int64_t first = 0;  // the first thread's first element
+  int64_t first = 0;  // first element of the first thread
   int count = 0;
   Segment of[kMaxSegments] = {};
 };
 
-// Calls f.at<N>(i, decay) for N elements of one slot from i on, or f.at<1>() for each where they do not lie in one.
+// Calls f.at<N>(i, decay) for N elements of one slot from i on, or f.at<1>() for each if they span slots.
 template <int N, class F>
 __global__ void segments_kernel(F f, Segments s) {
   const int64_t first = s.first + global_thread() * N;
@@ -41,13 +40,13 @@ __global__ void segments_kernel(F f, Segments s) {
   }
 }
 
-// Whether kInSegment elements from a multiple of that on can be read as one from each pointer.
+// Whether kInSegment aligned elements can be accessed as one vector through each pointer.
 template <class... T>
 bool in_vectors(const T*... pointers) {
   return ((reinterpret_cast<uintptr_t>(pointers) % (kInSegment * sizeof(T)) == 0) && ...);
 }
 
-// Runs f on the elements of the unit's slots, as far as they lie inside its buffers.
+// Runs f on the elements of the unit's slots inside its buffers.
 template <class F>
 void for_each_segment(const char* op, const FlatUnit& unit, bool vectors, const F& f) {
   Context& c = context(unit.grads);
@@ -72,7 +71,7 @@ void for_each_segment(const char* op, const FlatUnit& unit, bool vectors, const 
   run();
 }
 
-// The values of bfloat16 are rounded; others are what was updated.
+// bfloat16 values are rounded masters; others are the masters themselves.
 template <class W, int N>
 __device__ void round_to(bfloat16* values, int64_t i, const Packed<W, N>& p) {
   Packed<bfloat16, N> rounded;
@@ -91,7 +90,7 @@ struct Update<Rule, V, G, W, std::index_sequence<K...>> {
   V* values;
   const G* grads;
   W* master;
-  W* states[sizeof...(K) + 1];  // the last is none
+  W* states[sizeof...(K) + 1];  // one extra, since zero-length arrays are invalid
 
   template <int N>
   __device__ void at(int64_t i, bool decay) const {

@@ -281,7 +281,7 @@ class DocumentsTest : public ProgramTest {
 TEST_F(DocumentsTest, RejectsTokensWithoutEndOfDocument) {
   for (const char* tokenizer : {"char", "bytes", "bpe"})
     fails("train " + kSmall + "--document-mask --out run --tokenizer " + tokenizer, 2,
-          "--document-mask: the tokenizer has no token that ends documents; expected tokens with <|endoftext|>");
+          "--document-mask: the tokenizer has no end-of-document token; expected tokens with <|endoftext|>");
   fails("train --document-mask --dp-mode dataparallel --ranks 2 --batch 4", 2, "--document-mask: the ranks of");
   EXPECT_FALSE(fs::exists(path("run")));
 }

@@ -164,7 +164,7 @@ TEST_F(ChangedFilesTest, RejectsIntegersAtTypeLimits) {
 
 TEST_F(ChangedFilesTest, RejectsTasksThatCannotJoin) {
   for (const char* more : {"", "--backend threads", "--ranks 2"})
-    fails("train " + kSmall + more + " --out run", 2, "srun has started 4 tasks that cannot join each other",
+    fails("train " + kSmall + more + " --out run", 2, "srun started 4 tasks without a PMI",
           "export SLURM_STEP_NUM_TASKS=4 SLURM_NTASKS=4;");
   must("train " + kSmall + "--out run", "export SLURM_NTASKS=4;");
 }

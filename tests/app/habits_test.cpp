@@ -229,7 +229,7 @@ TEST_F(BeginningTest, RejectsOnlyUsedTokensOutsideTheTable) {
       fails(std::string(command) + data, 4, where + is);
   fails("generate f --prompt 'a<x>'", 2, "--prompt:" + is);
   fails("train --data text.txt --model gpt-nano --tokenizer f --vocab 290", 2,
-        "--vocab: expected at least the tokenizer's 291, found 290");
+        "--vocab: expected at least the tokenizer's 291, got 290");
 }
 
 // The table of learned positions stays complete; the context uses its first rows.
@@ -259,8 +259,8 @@ TEST_F(BeginningTest, ShorterContextReadsFirstPositions) {
   EXPECT_NEAR(compute_loss("out --context 16"), compute_loss("run --context 16"), 1e-6);
   for (const std::string from : {"f", "run"})
     fails("train --init " + from + " --data text.txt --context 65", 2, "--context: the model has 64, found 65");
-  fails("train --data text.txt --positions 32", 2, "--positions: expected a row for each of the 64 tokens");
-  fails("train --data text.txt --model llama-nano --positions 99", 2, "--positions: goes with --family gpt2");
+  fails("train --data text.txt --positions 32", 2, "--positions: expected at least one row for each of the 64 tokens");
+  fails("train --data text.txt --model llama-nano --positions 99", 2, "--positions: requires --family gpt2");
   must(
       "verify --layers 2 --heads 2 --channels 16 --context 16 --positions 64 --batch 4 --steps 2 --ranks 4 --tp 2 "
       "--zero 3 --threads-per-rank 1");

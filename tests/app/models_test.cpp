@@ -138,7 +138,7 @@ TEST_F(ModelsInAndOutTest, ReshardedRunIsEquivalent) {
   }
   fs::remove_all(path("cube/checkpoints/step-5"));
   fs::remove(path("cube/checkpoints/step-3/model.rank-0-of-8.safetensors"));
-  fails("train --resume --out cube", 4, "is in no part here");
+  fails("train --resume --out cube", 4, "is in none of the files");
   fails("checkpoint reshard base --out other --tp 3", 2, "--tp: 3 does not divide the 2 heads");
   fails("checkpoint reshard base --out other --dp 2 --dp-mode ddp", 2, "unknown option");
   EXPECT_FALSE(fs::exists(path("other")));
@@ -419,7 +419,7 @@ TEST_F(QuantizeTest, RejectsInvalidOptions) {
   fails("train --init base --data text.txt --lora-rank 2 --quantize gptq --out run", 2,
         "--quantize: gptq requires a model quantized by tessera checkpoint quantize");
   fails("verify --model llama-nano --channels 64 --ffn 128 --lora-rank 2 --quantize nf4 --dp 1 --tp 2", 2,
-        "--tp: 'blocks.0.attn.proj.weight' (64, 64) would be cut at multiples of 32 elements");
+        "--tp: 'blocks.0.attn.proj.weight' (64, 64) would be sharded at multiples of 32 elements");
   must(tuned_);
   fails("train --resume --out tuned --quantize none", 2, "quantize");
   fails("train --init tuned --data text.txt --quantize gptq --out run", 2, "--quantize: the model has nf4, found gptq");
@@ -478,7 +478,7 @@ TEST_F(GptqTest, RejectsInvalidOptions) {
   fails("checkpoint quantize base --calibrate nowhere.txt --out other", 4, "nowhere.txt");
   fails("checkpoint quantize base --calibrate text.txt", 2, "--out: expected a name");
   fails("checkpoint quantize base --calibrate text.txt --out other", 2,
-        "--group: expected a divisor of the 32 inputs of blocks.0.attn.qkv, found 128 (-1: all of a row)");
+        "--group: expected a divisor of the 32 inputs of blocks.0.attn.qkv, got 128 (-1: full rows)");
   for (const char* none : {"0", "-2"})  // the later option takes precedence
     fails(quantize_ + "--out other --group " + none, 2, "--group: expected");
   fails(quantize_ + "--bits 3 --out other", 2, "--bits");

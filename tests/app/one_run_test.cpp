@@ -104,7 +104,7 @@ TEST_F(OneRunTest, KeepsNewestAndBestCheckpoints) {
 // The last update turns finite gradients into infinities, and no later loss would reveal it.
 TEST_F(OneRunTest, DoesNotSaveNonFiniteWeights) {
   const std::string huge = "--optimizer sgd --clip 0 --momentum 0 --warmup 0 --lr 1e300 --min-lr 1e300 ";
-  fails("train " + kSmall + huge + "--steps 1 --save-every 1 --out run", 5, "holds inf or nan after the update");
+  fails("train " + kSmall + huge + "--steps 1 --save-every 1 --out run", 5, "contains inf or nan after the update");
   EXPECT_TRUE(!fs::exists(checkpoints()) || fs::is_empty(checkpoints()));
 }
 

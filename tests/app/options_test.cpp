@@ -181,7 +181,7 @@ TEST(CommandLine, DescribesEveryOption) {
   EXPECT_GT(given, 39U);
   EXPECT_EQ(options.at("sync-every"),
             Json::parse(R"({"name": "sync-every", "group": "Plan", "kind": "integer", "default": 1, "least": 1.0,
-              "most": 1e9, "help": "with --dp-mode diloco: steps that each data rank makes alone"})"));
+              "most": 1e9, "help": "with --dp-mode diloco: local steps between two synchronizations"})"));
   EXPECT_EQ(options.at("dropout").at("below"), 1);
   EXPECT_EQ(options.at("untied").at("denies"), "tied");
   EXPECT_EQ(options.at("dtype").at("choices"), Json::parse(R"(["fp32", "bf16", "fp64"])"));
@@ -365,16 +365,15 @@ Job on_gpu(const Values& others = {}, int64_t ranks = 1) {
 }
 
 TEST(AttentionChoice, RejectsUnavailableKernels) {
-  const std::string without =
-      "--attention: this program was built without cuDNN; expected own, or a build with -DTESSERA_CUDNN=ON";
+  const std::string without = "--attention: this build has no cuDNN; expected own, or a build with -DTESSERA_CUDNN=ON";
   const auto expect = [&](const std::string& words, const std::string& with) {
     EXPECT_EQ(message("train --attention cudnn" + words), kWithCudnn ? with : without);
   };
-  expect("", "--attention: cuDNN's kernels are for GPUs; expected own, or --device cuda");
-  expect(" --device cuda", "--attention: cuDNN's take bf16, found fp32; expected own, found cudnn");
+  expect("", "--attention: cuDNN kernels require a GPU; expected own, or --device cuda");
+  expect(" --device cuda", "--attention: cuDNN kernels require bf16, got fp32; expected own, got cudnn");
   if (kWithCudnn)
     expect(" --device cuda --dtype bf16 --dropout 0.1",
-           "--attention: cuDNN's cannot drop the elements that ours count; expected own, found cudnn");
+           "--attention: cuDNN kernels do not support dropout from the counter-based RNG; expected own, got cudnn");
   EXPECT_EQ(message("train --attention flash"), "--attention: expected cudnn, own, found 'flash'");
   EXPECT_EQ(message("train --attention own --deterministic"),
             "");  // on the CPU both options match the default behaviour
@@ -393,12 +392,12 @@ TEST(AttentionChoice, SelectsCudnnOnGpuIfBuilt) {
 
 TEST(AttentionChoice, RunPrintsKernelsAndReason) {
   const auto expect = [](const Values& others, const std::string& why) {
-    EXPECT_EQ(describe_attention(on_gpu(others)), "attention: our own kernels (" + why + ")");
+    EXPECT_EQ(describe_attention(on_gpu(others)), "attention: custom kernels (" + why + ")");
   };
   expect({{"attention", "own"}}, "`attention` own");
   if (!kWithCudnn) return expect({}, "built without cuDNN");
-  expect({{"dtype", "fp32"}}, "cuDNN's take bf16, found fp32");
-  expect({{"dropout", "0.1"}}, "cuDNN's cannot drop the elements that ours count");
+  expect({{"dtype", "fp32"}}, "cuDNN kernels require bf16, got fp32");
+  expect({{"dropout", "0.1"}}, "cuDNN kernels do not support dropout from the counter-based RNG");
 }
 
 TEST(AttentionChoice, ConfigurationStoresChoice) {
@@ -418,8 +417,8 @@ TEST_F(AttentionChoiceGpu, CudnnSupportsGpt) {
   };
   expect(on_gpu(), "cuDNN 9.");
   expect(on_gpu({{"dp", "1"}, {"cp", "2"}}, 2), "cuDNN 9.");  // the tiles of ring attention
-  expect(on_gpu({{"deterministic", "true"}}), "", ", gradients added in a fixed order");
-  expect(on_gpu({{"deterministic", "true"}, {"channels", "80"}}), "our own kernels (cuDNN 9.");  // heads of 20
+  expect(on_gpu({{"deterministic", "true"}}), "", ", gradients accumulated in a fixed order");
+  expect(on_gpu({{"deterministic", "true"}, {"channels", "80"}}), "custom kernels (cuDNN 9.");  // heads of 20
 }
 
 // Error messages: all errors at once, with the nearest valid value, and for files the option and the system's reason;
@@ -449,10 +448,10 @@ TEST(Mistakes, IndependentPlanErrorsAreAllPrinted) {
   for (const char* words :
        {"--schedule: unknown schedule 'zbh1'; expected naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, v-half, "
         "v-min, or the path of a file; did you mean 'zb-h1'?",
-        "--heads: 3 heads do not divide 128 channels; the nearest that does: 2 or 4",
-        "--microbatches: 5 do not divide a batch of 12; the nearest that does: 4 or 6",
-        "--zero: 1 goes with --dp-mode ddp, found ps-sync",
-        "--pp: 8 ranks make 8 stages, more than the 4 layers; expected at most 4 stages, as of --pp 4",
+        "--heads: 3 heads do not divide 128 channels; nearest valid value: 2 or 4",
+        "--microbatches: 5 do not divide a batch of 12; nearest valid value: 4 or 6",
+        "--zero: 1 requires --dp-mode ddp, got ps-sync",
+        "--pp: 8 ranks have 8 stages, more than the 4 layers; expected at most 4 stages, as with --pp 4",
         "--min-lr: expected at most --lr (0.003), found 9"})
     EXPECT_NE(std::ranges::find(found, words), found.end()) << words;
   EXPECT_EQ(found.size(), 6U) << fmt::format("{}", fmt::join(found, "\n"));  // without consequential errors
@@ -476,9 +475,9 @@ TEST(Mistakes, NameNearestValidValue) {
   expect("verify --all-reduce nccl", "did you mean 'native'?");
   expect("train --learning-rate 1e-3", "did you mean '--lr'?");
   expect("verify --tensor-model-parallel-size 2", "did you mean '--tp'?");
-  expect("verify --pp 6 --schedule zb-v --microbatches 12", "expected at most 4 stages, as of --pp 2");
+  expect("verify --pp 6 --schedule zb-v --microbatches 12", "expected at most 4 stages, as with --pp 2");
   expect("verify --tp 2 --vocab 1", "expected at most 1");
-  expect("verify --model llama-nano --head-dim 5", "expected an even number, as 6, found 5");
+  expect("verify --model llama-nano --head-dim 5", "expected an even number such as 6, got 5");
   expect("verify --lora-rank 2 --lora-targets c_atn", "did you mean 'c_attn'?");
 }
 
@@ -490,8 +489,8 @@ TEST_F(ProgramTest, ReportsEachErrorOnOneLine) {
             "tessera: --layers: expected a whole number in [1, 100000], found '0'\n");
   EXPECT_FALSE(fs::exists(path("run")));
   EXPECT_EQ(run("report --figure memory --svg --ranks 2 --heads 3 --batch 12 --microbatches 5").err,
-            "tessera: --microbatches: 5 do not divide a batch of 12; the nearest that does: 4 or 6\n"
-            "tessera: --heads: 3 heads do not divide 128 channels; the nearest that does: 2 or 4\n");
+            "tessera: --microbatches: 5 do not divide a batch of 12; nearest valid value: 4 or 6\n"
+            "tessera: --heads: 3 heads do not divide 128 channels; nearest valid value: 2 or 4\n");
 }
 
 TEST_F(ProgramTest, ReportsUnreadableFileWithOptionAndReason) {

@@ -223,25 +223,25 @@ TEST(Axes, FollowFromNumberOfRanks) {
 
 TEST(Plan, RejectsInvalidPlansOnOneLine) {
   const std::pair<const char*, const char*> refused[] = {
-      {"--tp 3", "--tp: 3 does not divide the 4 heads; the nearest that does: 2 or 4"},
+      {"--tp 3", "--tp: 3 does not divide the 4 heads; nearest valid value: 2 or 4"},
       {"--ranks 8 --tp 3", "makes 3 ranks; expected 8; nearest valid value: 6 or 9 ranks"},
-      {"--pp 8", "--pp: 8 ranks make 8 stages, more than the 4 layers"},
-      {"--pp 4 --schedule zb-v", "4 ranks make 8 stages, more than the 4 layers"},
+      {"--pp 8", "--pp: 8 ranks have 8 stages, more than the 4 layers"},
+      {"--pp 4 --schedule zb-v", "4 ranks have 8 stages, more than the 4 layers"},
       {"--pp 2 --microbatches 3 --schedule interleaved", "3 micro-batches"},
-      {"--cp 3", "cut a context of 64 into 6 parts; the nearest --context that can be cut: 60 or 66"},
-      {"--cp 8 --cp-mode ulysses", "do not divide the 4 heads that each has"},
-      {"--tp 4 --kv-heads 4 --cp 2 --cp-mode ulysses", "do not divide the 1 heads that each has"},
+      {"--cp 3", "got 64 tokens for 6 chunks; nearest valid --context: 60 or 66"},
+      {"--cp 8 --cp-mode ulysses", "do not divide the 4 heads per rank"},
+      {"--tp 4 --kv-heads 4 --cp 2 --cp-mode ulysses", "do not divide the 1 heads per rank"},
       {"--tp 2 --sp --context 7", "--sp: 2 ranks of --tp do not divide the 7 tokens"},
-      {"--backend nccl", "--backend: nccl is for ranks on GPUs; expected --device cuda"},
+      {"--backend nccl", "--backend: nccl requires ranks on GPUs; expected --device cuda"},
       {"--backend nccl --dp-mode ps-sync",
-       "--backend: ps-sync adds at one rank, in rank order, and nccl does not; expected threads or mpi"},
-      {"--all-reduce native", "--all-reduce: thread ranks have no library of their own"},
-      {"--tp 2 --dp-mode ps-sync", "--dp-mode: ps-sync is for data-parallel ranks alone"},
-      {"--pp 2 --dp-mode ps-async", "--dp-mode: ps-async is for data-parallel ranks alone"},
+       "--backend: ps-sync reduces on one rank, in rank order, which nccl does not support; expected threads or mpi"},
+      {"--all-reduce native", "--all-reduce: thread ranks have no native all-reduce"},
+      {"--tp 2 --dp-mode ps-sync", "--dp-mode: ps-sync supports only data-parallel ranks"},
+      {"--pp 2 --dp-mode ps-async", "--dp-mode: ps-async supports only data-parallel ranks"},
       {"--pp 2 --schedule foo", "--schedule: unknown schedule 'foo'"},
-      {"--chunks 3", "--chunks: goes with --schedule interleaved, found 1f1b"},
-      {"--dp 5", "12 sequences cannot be cut evenly into 5 data ranks"},
-      {"--tp 4 --vocab 3", "--tp: a vocabulary of 3 has no row for each of 4 ranks"}};
+      {"--chunks 3", "--chunks: requires --schedule interleaved, got 1f1b"},
+      {"--dp 5", "12 is not divisible by 5 data ranks"},
+      {"--tp 4 --vocab 3", "--tp: a vocabulary of 3 cannot be sharded over 4 ranks"}};
   for (const auto& [words, why] : refused)
     expect_error(Status::usage, {why},
                  [&, words = words] { test::parsed_train("--backend threads " + std::string(words)); });

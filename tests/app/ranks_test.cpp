@@ -85,11 +85,10 @@ TEST_F(RanksTest, RejectsInvalidDumpOnOneLine) {
     fails_in_one_line("train " + kSmall + "--quiet --out run " + words, 2, why);
     EXPECT_FALSE(fs::exists(path("run"))) << words;
   };
-  refused("--ranks 2 --dp-mode diloco --dump 1",
-          "--dump: expected ranks that make each step together, found --dp-mode");
+  refused("--ranks 2 --dp-mode diloco --dump 1", "--dump: expected ranks with synchronized steps, got --dp-mode");
   refused("--ranks 2 --dp-mode ps-async --dump 1", "found --dp-mode ps-async");
-  refused("--dump 13", "--dump: expected one of the 12 --steps, found 13");
-  fails_in_one_line("verify --steps 3 --dump 4", 2, "--dump: expected one of the 3 --steps, found 4");
+  refused("--dump 13", "--dump: expected one of the 12 --steps, got 13");
+  fails_in_one_line("verify --steps 3 --dump 4", 2, "--dump: expected one of the 3 --steps, got 4");
   fails_in_one_line("train " + kSmall + "--quiet --ranks 2 --dump 2 --out run", 6, "run/dump_2.safetensors",
                     "ulimit -f 20;");
   EXPECT_TRUE(half_written().empty());
@@ -101,22 +100,20 @@ TEST_F(RanksTest, InvalidPlansAreOneLineAndStatus2) {
     fails_in_one_line(fmt::format("train {} --batch 12 {} --out run", kSmall, plan), 2, words);
     EXPECT_FALSE(fs::exists(path("run"))) << plan;
   };
-  refused("--ranks 5", "--batch: 12 sequences cannot be cut evenly into 5 data ranks x 1 micro-batches");
-  expect_has(log(), "the nearest that can: 10 or 15");
-  refused("--ranks 4 --microbatches 2", "the nearest that can: 8 or 16");
-  refused("--ranks 13", "the nearest that can: 13");
+  refused("--ranks 5", "--batch: 12 is not divisible by 5 data ranks x 1 micro-batches");
+  expect_has(log(), "nearest valid value: 10 or 15");
+  refused("--ranks 4 --microbatches 2", "nearest valid value: 8 or 16");
+  refused("--ranks 13", "nearest valid value: 13");
   refused("--ranks 0", "--ranks: expected a whole number in [1, 1024], found '0'");
   refused("--zero 4", "--zero: expected a whole number in [0, 3], found '4'");
-  refused("--servers 9",
-          "--servers: goes with --dp-mode ps-sync or ps-async, found ddp; nearest valid value: 1, the default");
-  refused("--dp-mode ps-sync --staleness 2",
-          "--staleness: goes with --dp-mode ps-async, found ps-sync; nearest valid value: 1");
+  refused("--servers 9", "--servers: goes with --dp-mode ps-sync or ps-async, found ddp; nearest valid value: 1, the default");
+  refused("--dp-mode ps-sync --staleness 2", "--staleness: goes with --dp-mode ps-async, found ps-sync; nearest valid value: 1");
   refused("--outer-lr 0.5", "--outer-lr: goes with --dp-mode diloco, found ddp; nearest valid value: 0.7");
-  refused("--ranks 4 --dp-mode ps-sync --servers 5", "--servers: expected at most the 4 ranks, found 5");
+  refused("--ranks 4 --dp-mode ps-sync --servers 5", "--servers: expected at most the 4 ranks, got 5");
   refused("--dp 3 --ranks 2", "makes 3 ranks; expected 2; nearest valid value: --dp 2");
-  refused("--zero 1 --dp-mode ps-sync", "--zero: 1 goes with --dp-mode ddp, found ps-sync");
-  refused("--zero 2 --dp-mode dataparallel", "--zero: 2 goes with --dp-mode ddp, found dataparallel");
-  refused("--dp-mode ps-sync --all-reduce ring", "--all-reduce: ps-sync adds at one rank, in rank order");
+  refused("--zero 1 --dp-mode ps-sync", "--zero: 1 requires --dp-mode ddp, got ps-sync");
+  refused("--zero 2 --dp-mode dataparallel", "--zero: 2 requires --dp-mode ddp, got dataparallel");
+  refused("--dp-mode ps-sync --all-reduce ring", "--all-reduce: ps-sync reduces on one rank, in rank order");
   refused("--dp-mode ps-asink", "--dp-mode");
 }
 
@@ -129,14 +126,14 @@ const std::string kAccumulate =
     "--out run";
 
 TEST_F(Memory, ChecksAllRanksBeforeTheRun) {
-  fails(kAccumulate + " --ranks 4", 2, "4 ranks of this host need", "ulimit -v 1000000;");
-  expect_has(log(), {"what would fit: --microbatches", "activations"});
+  fails(kAccumulate + " --ranks 4", 2, "4 ranks on this host need", "ulimit -v 1000000;");
+  expect_has(log(), {"nearest configuration that fits: --microbatches", "activations"});
   EXPECT_FALSE(fs::exists(path("run")));
 }
 
 TEST_F(Memory, IncludesOracle) {
   fails("verify --channels 256 --heads 4 --layers 4 --context 256 --batch 64 --ranks 2 --steps 1", 2,
-        "2 ranks of this host need", "ulimit -v 500000;");
+        "2 ranks on this host need", "ulimit -v 500000;");
 }
 
 // Four arenas under a limit, half of which the first one once took.

@@ -1,6 +1,6 @@
-// Fused and blocked ops at sizes that take every block, tail and chunk, compared with the same function composed of
-// plain float64 ops (products, sums and elementwise ops, which the op table holds to scalar loops): values and all
-// gradients, accumulated over two passes.
+// Fused and blocked ops at sizes that cover every block, tail and chunk, compared with compositions of plain float64
+// ops (matmuls, sums and elementwise ops, which the op table compares with scalar loops): values and all gradients,
+// accumulated over two passes.
 
 #include "tests/autograd/op_table.h"
 
@@ -50,7 +50,7 @@ double frequency(const RotaryOptions& o, double j, double d) {
   return f / o.factor * ramp + f * (1 - ramp);
 }
 
-// Heads of more than 64 pairs, far into the context.
+// Heads of more than 64 pairs at large positions.
 Composed rope(int64_t d, const RotaryOptions& o) {
   constexpr int64_t kTokens = 5, kHeads = 2, kFirst = 1500;
   const int64_t half = d / 2, width = kHeads * d + 3;
@@ -78,12 +78,12 @@ Composed rope(int64_t d, const RotaryOptions& o) {
   return {"rope " + std::to_string(d), {{2, kTokens, width}}, fused, plain};
 }
 
-// Grouped heads packed as [q | k | v], several blocks of 64 tokens and a rest.
+// Grouped heads packed as [q | k | v], several blocks of 64 tokens and a remainder.
 Composed packed(int64_t tokens, int64_t d, int64_t window, double p) {
   constexpr int64_t kQueries = 4, kKeys = 2, kHeads = kQueries + 2 * kKeys;
   const AttentionOptions o{.dropout = p, .random = Philox(3), .step = 9, .first_sequence = 5, .window = window};
   const auto plain = [=](const Vars& v) {
-    const auto mask = [&](int64_t head) {  // log of a probability's factor before the softmax, and its factor after it
+    const auto mask = [&](int64_t head) {  // log of a probability's factor before the softmax, and its factor after
       const auto log_seen = [=](size_t at) {
         const int64_t i = static_cast<int64_t>(at) / tokens, j = static_cast<int64_t>(at) % tokens;
         return j <= i && (window == 0 || i - j < window) ? 0 : -1e9;

@@ -1,5 +1,5 @@
-// The engine: accumulation, hooks, deferral, recomputation, no-grad, and what it refuses; weight gradients that wait;
-// sums of a residual stream that are made late, and gradients that travel beside others.
+// The engine: accumulation, hooks, deferral, recomputation, no-grad, and errors; deferred weight gradients; deferred
+// residual sums, and row sums that accompany gradients.
 
 #include "autograd/ops.h"
 #include "tensor/kernels.h"
@@ -21,7 +21,7 @@ Var leaf(const Shape& shape, DType dtype, const char* name, const ArenaPtr& aren
 }
 using Doubles = std::vector<double>;
 
-TEST(Engine, AddsTheGradientsOfAllUses) {
+TEST(Engine, AccumulatesGradientsOfAllUses) {
   const ArenaPtr arena = make_arena();
   const Var x(numbers({1, 2, 3}, arena), true);
   const Var y = x * x + x * x * x;  // y' = 2x + 3x^2
@@ -29,7 +29,7 @@ TEST(Engine, AddsTheGradientsOfAllUses) {
   EXPECT_EQ(grad_values(x), (Doubles{5, 16, 33}));
 }
 
-TEST(Engine, GradientsOfSeveralBackwardsAddUpUntilCleared) {
+TEST(Engine, AccumulatesOverBackwardsUntilCleared) {
   const ArenaPtr arena = make_arena();
   Var x(numbers({1, 2}, arena), true);
   for (int i = 0; i < 3; ++i) backward(sum(x * x));
@@ -40,7 +40,7 @@ TEST(Engine, GradientsOfSeveralBackwardsAddUpUntilCleared) {
   EXPECT_EQ(grad_values(x), (Doubles{2, 4}));
 }
 
-TEST(Engine, WritesIntoAGivenBufferAndSettlesWithZeros) {
+TEST(Engine, WritesIntoGivenBufferAndZerosMissingGradients) {
   const ArenaPtr arena = make_arena();
   const Tensor flat = Tensor::zeros({5}, DType::float64, arena);
   Var x(numbers({1, 2}, arena), true), unused(numbers({1, 2}, arena), true);
@@ -53,7 +53,7 @@ TEST(Engine, WritesIntoAGivenBufferAndSettlesWithZeros) {
   EXPECT_THROW(x.set_grad_buffer(flat), Error);
 }
 
-TEST(Engine, HooksRunOnceWhenTheLeafIsComplete) {
+TEST(Engine, HooksRunOnceAfterLastGradient) {
   const ArenaPtr arena = make_arena();
   Var x(numbers({2}, arena), true), w(Tensor::of<double>(std::array{3.0}, {1, 1}, arena), true);
   Doubles seen;
@@ -66,7 +66,7 @@ TEST(Engine, HooksRunOnceWhenTheLeafIsComplete) {
   DeferredWeightGrads later;
   const Var in = Var::input(Tensor::of<double>(std::array{4.0}, {1, 1}, arena));
   backward(sum(linear(in, w, Var())), {.seed = {}, .defer = &later});
-  EXPECT_EQ(grad_values(in), (Doubles{3}));  // the gradient of the input did not wait
+  EXPECT_EQ(grad_values(in), (Doubles{3}));  // the input gradient is not deferred
   EXPECT_FALSE(w.grad().defined());
   EXPECT_EQ(calls, 0);
   later.run();
@@ -75,19 +75,19 @@ TEST(Engine, HooksRunOnceWhenTheLeafIsComplete) {
   EXPECT_TRUE(later.empty());
 }
 
-TEST(Engine, RefusesASecondBackward) {
+TEST(Engine, RejectsSecondBackward) {
   const ArenaPtr arena = make_arena();
   const Var x(numbers({1, 2}, arena), true);
   const Var shared = x * x, a = sum(shared), b = sum(shared + x);
   backward(a);
   EXPECT_EQ(error_message([&] { backward(a); }),
-            "[backward] called twice through the same 'sum': its saved values are gone; run the forward pass again");
-  EXPECT_THROW(backward(b), Error);                         // through the part that was used up
-  EXPECT_EQ(grad_values(x), (Doubles{2, 4}));               // the refused calls changed nothing
+            "[backward] second backward pass through 'sum': saved values were freed; rerun the forward pass");
+  EXPECT_THROW(backward(b), Error);                         // through a traversed subgraph
+  EXPECT_EQ(grad_values(x), (Doubles{2, 4}));               // rejected calls changed nothing
   EXPECT_THROW(backward(Var(numbers({1}, arena))), Error);  // no graph
 }
 
-TEST(Engine, RefusesASeedOfAnotherShapeOrNoneForMany) {
+TEST(Engine, RejectsWrongSeedShapeAndNonScalarRootWithoutSeed) {
   const ArenaPtr arena = make_arena();
   const Var x(numbers({1, 2}, arena), true);
   EXPECT_THROW(backward(x * x, {.seed = numbers({1, 1, 1}, arena)}), Error);
@@ -113,10 +113,10 @@ TEST(Engine, NoGradRecordsNothingAndFreesEverything) {
   EXPECT_TRUE(grad_enabled());
   EXPECT_EQ(arena->total().live, before);
   backward(sum(x * x));
-  EXPECT_EQ(arena->total().live, before + x.grad().nbytes());  // the walk freed what was saved
+  EXPECT_EQ(arena->total().live, before + x.grad().nbytes());  // the walk freed saved tensors
 }
 
-TEST(Engine, CheckpointKeepsOnlyTheInputAndChangesNoBit) {
+TEST(Engine, CheckpointSavesOnlyInputsAndKeepsGradientsEqual) {
   const ArenaPtr arena = make_arena();
   const Tensor input = made({1000}, DType::float32, arena, [](size_t i) { return 0.001f * static_cast<float>(i); });
   const Tensor one = Tensor::of<float>(std::array{1.5f}, {1}, arena);
@@ -140,16 +140,16 @@ TEST(Engine, CheckpointKeepsOnlyTheInputAndChangesNoBit) {
   const auto [dx2, dw2, kept2] = run(true);
   EXPECT_EQ(dx, dx2);
   EXPECT_EQ(dw, dw2);
-  EXPECT_EQ(kept2, 4000);  // the result; the input was there
+  EXPECT_EQ(kept2, 4000);  // the result; the input existed before
   EXPECT_GT(kept, 6 * 4000);
   EXPECT_THROW(checkpoint(block(Var(one, true)), {Var(input)}), Error);
 }
 
-TEST(Engine, OpsWriteOverOnlyWhatNobodyElseHolds) {
+TEST(Engine, OpsOverwriteOnlyUnsharedTensors) {
   const ArenaPtr arena = make_arena();
   const Var x(numbers({1, 2}, arena), true);
   const Var doubled = scale(x, 2);
-  const Var y = add(x, doubled);  // `doubled` is held here
+  const Var y = add(x, doubled);  // `doubled` is shared here
   EXPECT_EQ(doubled.value().to_vector<double>(), (Doubles{2, 4}));
   EXPECT_EQ(y.value().to_vector<double>(), (Doubles{3, 6}));
   Var moved = scale(x, 2);
@@ -160,13 +160,13 @@ TEST(Engine, OpsWriteOverOnlyWhatNobodyElseHolds) {
   EXPECT_EQ(grad_values(x), (Doubles{3, 3}));
 }
 
-// Weight gradients that wait: in every order in which the passes of a pipeline may interleave, the same bits, the same
-// calls of hooks, and nothing of a parameter before its time.
+// Deferred weight gradients: every interleaving of pipeline passes yields bitwise identical results and the same hook
+// calls, and does not touch a parameter early.
 
 constexpr int64_t kRows = 3, kChannels = 4, kVocab = 5;
 
-// A small network with everything that brings gradients to weights: products, biases, norms, a table that is used
-// twice, a scale that is used in two recomputed blocks, and a residual stream whose gradient has many uses.
+// A small network with all sources of weight gradients: matmuls, biases, norms, a tied table, a scale used in two
+// checkpointed blocks, and a residual stream with many uses.
 struct Network {
   ArenaPtr arena = make_arena();
   std::map<std::string, Var> weights;
@@ -191,13 +191,14 @@ struct Network {
   Var block(const std::string& name, const Var& x) {
     const Var y = norm(x, weights.at(name + "gamma"), weights.at(name + "beta"), {}, false);
     const Var& w = weights.at(name + "w");
-    // The last product's output gradient is that of x too, which adds to it while the weight's gradient still waits.
+    // The last matmul's output gradient is also that of x, which accumulates onto it while the weight's gradient is
+    // deferred.
     const Var h = linear(bias_gelu(linear(y, w, Var()), weights.at(name + "bias"), false), w, Var());
     const auto [sum, normed] = add_norm(x, h, weights.at("a.gamma"), weights.at("a.beta"), {}, false);
     return sum * weights.at("scale") + normed;
   }
 
-  // The loss of micro-batch `index` for `x`, what the stage before made.
+  // Loss of micro-batch `index` for `x`, the preceding stage's output.
   Var loss(const Var& x, int index, bool again) {
     const auto id = [&](size_t i) { return (index + 2 * static_cast<int64_t>(i)) % kVocab; };
     const Tensor ids = made({kRows}, DType::int32, arena, id);
@@ -206,7 +207,7 @@ struct Network {
       const auto f = [this, name](const std::vector<Var>& in) { return block(name, in[0]); };
       h = again ? checkpoint(f, {h}) : f({h});
     }
-    const Var side = weights.at("unused") * weights.at("unused");  // in the graph, but nothing flows there:
+    const Var side = weights.at("unused") * weights.at("unused");  // in the graph, but receives no gradient
     const auto both = record("pair", {h.value(), side.value()}, {h, side}, [](Grads& g) { g.give(0, g.output(0)); });
     return cross_entropy(linear(both[0], weights.at("table"), Var()), ids, 0.3).mean;
   }
@@ -243,7 +244,7 @@ Result in_order(int microbatches, bool again) {
   return run_network(net, inputs);
 }
 
-// Forward, input-gradient and weight-gradient passes, each ascending, in an order that `draw` decides.
+// Forward, input-gradient and weight-gradient passes, each in ascending order, interleaved by `draw`.
 Result interleaved(int microbatches, bool again, const Philox& draw) {
   Network net;
   std::vector<Var> inputs, losses;
@@ -273,11 +274,11 @@ Result interleaved(int microbatches, bool again, const Philox& draw) {
   return run_network(net, inputs);
 }
 
-TEST(Deferral, EveryInterleavingHasTheBitsOfPassesInOrder) {
+TEST(Deferral, EveryInterleavingIsBitwiseEqualToSequentialPasses) {
   for (const bool again : {false, true})
     for (int microbatches = 1; microbatches <= 4; ++microbatches) {
       const Result expected = in_order(microbatches, again);
-      // Within a pass without recomputation a weight is complete once; each recomputed block is a pass of its own.
+      // Without recomputation a weight is complete once per pass; each checkpointed block is a separate pass.
       EXPECT_EQ(expected.completed.at("table"), microbatches);
       EXPECT_EQ(expected.completed.at("scale"), (again ? 2 : 1) * microbatches);
       EXPECT_EQ(expected.completed.at("unused"), microbatches);
@@ -288,7 +289,7 @@ TEST(Deferral, EveryInterleavingHasTheBitsOfPassesInOrder) {
     }
 }
 
-TEST(Deferral, TwoPassesMayWaitInOnePlace) {
+TEST(Deferral, CollectsSeveralPasses) {
   Network net;
   const std::vector<Var> inputs{microbatch_input(net, 0), microbatch_input(net, 1)};
   DeferredWeightGrads later;
@@ -297,7 +298,7 @@ TEST(Deferral, TwoPassesMayWaitInOnePlace) {
   EXPECT_TRUE(run_network(net, inputs) == in_order(2, false));
 }
 
-TEST(Deferral, RunFreesWhatWaited) {
+TEST(Deferral, RunFreesDeferredWork) {
   Network net;
   backward(net.loss(microbatch_input(net, 0), 0, false));
   const int64_t before = net.arena->total().live;
@@ -308,10 +309,10 @@ TEST(Deferral, RunFreesWhatWaited) {
   const int64_t activations = net.arena->usage(Category::activations).live;
   later.run();
   EXPECT_EQ(net.arena->total().live, before);
-  EXPECT_EQ(net.arena->usage(Category::activations).peak, activations);  // tensors made there are workspace
+  EXPECT_EQ(net.arena->usage(Category::activations).peak, activations);  // tensors allocated there are workspace
 }
 
-TEST(Deferral, ARefusedBackwardLeavesNothingWaiting) {
+TEST(Deferral, RejectedBackwardDefersNothing) {
   Network net;
   const Var x = microbatch_input(net, 0), loss = net.loss(x, 0, false);
   backward(loss);
@@ -320,10 +321,10 @@ TEST(Deferral, ARefusedBackwardLeavesNothingWaiting) {
   EXPECT_TRUE(later.empty());
 }
 
-// Sums of a residual stream that are made late, and gradients that travel beside others.
+// Deferred residual sums, and row sums that accompany gradients.
 
-// The layers of a block's end and of the next one's beginning: s = x + y, norm(s), and s once more; returns norm(s), s
-// and the gradients of x, y, gamma and beta.
+// The end of a block and the beginning of the next: s = x + y, norm(s), and s again; returns norm(s), s and the
+// gradients of x, y, gamma and beta.
 std::vector<Tensor> run(const ArenaPtr& arena, DType dtype, const std::function<Var(const Var& x, Var y)>& add_them) {
   const Var x = leaf({3, 17, 24}, dtype, "x", arena), y = leaf({3, 17, 24}, dtype, "y", arena),
             gamma = leaf({24}, dtype, "gamma", arena), beta = leaf({24}, dtype, "beta", arena);
@@ -333,7 +334,7 @@ std::vector<Tensor> run(const ArenaPtr& arena, DType dtype, const std::function<
   return {n.value(), s.value(), x.grad(), y.grad(), gamma.grad(), beta.grad()};
 }
 
-TEST(Residual, IsTheSumWhoeverReadsItFirst) {
+TEST(Residual, EqualsSumForAnyFirstReader) {
   const auto arena = make_arena();
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
     const auto whole = run(arena, dtype, [](const Var& x, Var y) { return add(x, std::move(y)); });
@@ -342,7 +343,7 @@ TEST(Residual, IsTheSumWhoeverReadsItFirst) {
       Var s = add_residual(x, std::move(y));
       EXPECT_TRUE(s.is_deferred());
       EXPECT_EQ(s.shape(), Shape({3, 17, 24}));
-      EXPECT_TRUE(s.is_deferred());  // a shape asks for no sum
+      EXPECT_TRUE(s.is_deferred());  // the shape does not need the sum
       s.value();
       EXPECT_FALSE(s.is_deferred());
       return s;
@@ -359,7 +360,7 @@ TEST(Residual, IsTheSumWhoeverReadsItFirst) {
   }
 }
 
-TEST(Residual, OfOtherShapesOrTypesIsMadeAtOnce) {
+TEST(Residual, MismatchedShapesOrDtypesAreAddedEagerly) {
   const auto arena = make_arena();
   const Var x(drawn({4, 6}, DType::float32, "x").to(arena), true),
       row(drawn({6}, DType::float32, "row").to(arena), true);
@@ -367,9 +368,9 @@ TEST(Residual, OfOtherShapesOrTypesIsMadeAtOnce) {
   EXPECT_TRUE(same_bits(add_residual(x, row).value(), add(x, row).value()));
 }
 
-// A norm adds its gradient to what its input has by then: the sum is that of float64, with one rounding less than two
-// gradients that are added.
-TEST(Residual, GradientsOfTheStreamMeetInTheNorm) {
+// A norm adds its gradient to the one accumulated for its input: the sum matches float64, with one rounding less than a
+// separate addition.
+TEST(Residual, NormFusesResidualGradients) {
   const auto arena = make_arena();
   const auto gradient = [&](DType dtype, bool through_input) {
     const auto of = [&](const Shape& shape, const char* name) {
@@ -378,7 +379,7 @@ TEST(Residual, GradientsOfTheStreamMeetInTheNorm) {
     const Var x(of({40, 32}, "x"), true), gamma(of({32}, "gamma"), true);
     const Var in = through_input ? Var::input(x.value()) : scale(x, 1);
     const Var n = norm(in, gamma, Var()), weights(of({40, 32}, "w"));
-    backward(sum(n * weights) + sum(in * weights));  // the stream's own gradient comes first
+    backward(sum(n * weights) + sum(in * weights));  // the stream's own gradient arrives first
     return (through_input ? in : x).grad().to(DType::float64);
   };
   const Tensor exact = gradient(DType::float64, false);
@@ -391,9 +392,9 @@ TEST(Residual, GradientsOfTheStreamMeetInTheNorm) {
 
 using ResidualGpu = test::OnGpu;
 
-// The gradient of a bias before a norm, made beside the norm's, has the bits of sum_rows().
-TEST_F(ResidualGpu, BiasSumsRideOnTheNorm) {
-  arena->local<KernelChoice>().deterministic = true;  // else sums that do not ride may be a product's
+// A bias gradient computed by the following norm is bitwise identical to sum_rows().
+TEST_F(ResidualGpu, NormComputesBiasGradients) {
+  arena->local<KernelChoice>().deterministic = true;  // otherwise separate sums may use a GEMM
   for (const DType dtype : test::floating(arena))
     for (const bool later : {false, true}) {
       const auto bias_gradient = [&](bool rides) {
@@ -402,7 +403,7 @@ TEST_F(ResidualGpu, BiasSumsRideOnTheNorm) {
                   gamma = leaf({24}, dtype, "gamma", arena);
         Var y = linear(x, w, b);
         EXPECT_TRUE(y.row_sums_requested());
-        if (!rides) y = reshape(y, y.shape());  // an op that passes no sums on
+        if (!rides) y = reshape(y, y.shape());  // an op that does not forward row sums
         const Var weights(drawn({2, 50, 24}, dtype, "weights").to(arena));
         if (later) {
           const Var s = add_residual(r, std::move(y));
@@ -418,9 +419,9 @@ TEST_F(ResidualGpu, BiasSumsRideOnTheNorm) {
     }
 }
 
-// Put-off work makes the sums itself, as a stage whose gradient comes from elsewhere does: in the same order, never in
-// a product's, whose bits would be others.
-TEST_F(ResidualGpu, BiasSumsThatDoNotArriveAreNoProducts) {
+// Deferred work computes the sums itself, like a stage whose gradient comes from elsewhere: in the same order, never by
+// a GEMM, whose result would differ.
+TEST_F(ResidualGpu, MissingBiasSumsAreNotComputedByGemm) {
   const auto gradients = [&](bool put_off) {
     const auto of = [&](const Shape& shape, const char* name) { return leaf(shape, DType::bfloat16, name, arena); };
     const Var x = of({64, 16}, "x"), w = of({24, 16}, "w"), b = of({24}, "b"), r = of({64, 24}, "r"),
@@ -437,18 +438,18 @@ TEST_F(ResidualGpu, BiasSumsThatDoNotArriveAreNoProducts) {
   const std::vector<Tensor> at_once = gradients(false);
   const int64_t fused = counted.fused - before;
   const std::vector<Tensor> later = gradients(true);
-  EXPECT_EQ(counted.fused - before, 2 * fused);  // the other layer's, behind a reshape
+  EXPECT_EQ(counted.fused - before, 2 * fused);  // the other layer's, after a reshape
   EXPECT_TRUE(same_bits(later, at_once));
 }
 
-// Sums of a gradient that another gradient joins are not those of the whole.
-TEST_F(ResidualGpu, SumsOfAPartOfTheGradientAreNotTaken) {
+// Row sums of one of several accumulated gradients are not those of the total.
+TEST_F(ResidualGpu, IgnoresRowSumsOfPartialGradients) {
   const auto of = [&](const Shape& shape, const char* name) {
     return Var(drawn(shape, DType::float32, name).to(arena), true);
   };
   Var x = of({30, 16}, "x"), w = of({24, 16}, "w"), b = of({24}, "b"), gamma = of({24}, "gamma");
   const Var y = linear(x, w, b);
-  const Var early = scale(y, 2);  // its gradient comes after the norm's
+  const Var early = scale(y, 2);  // its gradient arrives after the norm's
   backward(sum(norm(y, gamma, Var()) * early));
   Tensor found = b.grad().clone();
   const Var again = linear(x, w, b), more = scale(reshape(again, again.shape()), 2);

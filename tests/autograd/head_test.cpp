@@ -1,6 +1,6 @@
-// Ops where the op table does not reach. The head and its loss by blocks of rows: the bits of logits that stand whole,
-// gradients that are made ahead of their time and are told of in time, and no more memory than a block. Those of a
-// mixture of experts: bits of rows whatever is beside them, the losses of the router, what does not fit.
+// Ops beyond the op table. The head and its loss in row blocks: bitwise equal to full logits, precomputed gradients are
+// visible only in the backward pass, and memory is limited to one block. Mixture-of-experts ops: independence of rows,
+// router losses, errors.
 
 #include <numeric>
 
@@ -17,7 +17,7 @@ using namespace test;
 struct Sizes {
   int64_t rows, channels, vocab;
 };
-// Blocks are of 32 rows at least: equal ones, a rest of one, a rest of many, a single one.
+// Blocks have at least 32 rows: equal ones, a remainder of one or many rows, a single block.
 const Sizes kSizes[] = {{96, 24, 70}, {65, 17, 33}, {127, 8, 301}, {20, 16, 50}};
 const DType kDTypes[] = {DType::float32, DType::bfloat16, DType::float64};
 
@@ -26,7 +26,7 @@ Tensor half_normal(const std::string& name, const Shape& shape, DType dtype, con
   return made(shape, dtype, arena, [&](size_t i) { return 0.5 * numbers.normal(i); });
 }
 
-// A hidden state, a weight with a buffer for its gradient, and targets.
+// A hidden state, a weight with a gradient buffer, and targets.
 struct Head {
   ArenaPtr arena = make_arena();
   Sizes sizes;
@@ -51,18 +51,18 @@ struct Head {
   Loss fused(double scale = 0.3, int64_t most_bytes = 1) const {
     return linear_cross_entropy(x, w, targets, scale, nullptr, most_bytes);
   }
-  // The same with the logits whole: products in the same blocks, then a loss.
+  // The same with full logits: matmuls in the same blocks, then a loss.
   Loss whole(double scale = 0.3) const { return cross_entropy(linear_by_rows(x, w, nullptr, 1), targets, scale); }
   std::vector<Tensor> gradients() const { return {x.grad(), w.grad()}; }
 };
 
-TEST(Head, HasTheBitsOfLogitsThatStandWhole) {
+TEST(Head, IsBitwiseEqualToFullLogits) {
   for (const Sizes& sizes : kSizes)
     for (const DType dtype : kDTypes) {
       const DType wide = dtype == DType::float64 ? dtype : DType::float32;
       for (const DType grad_dtype : {wide, dtype}) {
         Head a(sizes, dtype, grad_dtype), b(sizes, dtype, grad_dtype);
-        for (int microbatch = 0; microbatch < 3; ++microbatch) {  // the first overwrites, others are added
+        for (int microbatch = 0; microbatch < 3; ++microbatch) {  // the first overwrites, others accumulate
           const Loss fused = a.fused(), whole = b.whole();
           EXPECT_EQ(fused.loss_sum, whole.loss_sum);
           EXPECT_EQ(fused.count, whole.count);
@@ -77,8 +77,8 @@ TEST(Head, HasTheBitsOfLogitsThatStandWhole) {
     }
 }
 
-// Products of one block: rows have the bits that they have alone, and only sums over rows have another order.
-TEST(Head, AgreesWithOneProduct) {
+// Matmuls of one block: rows are bitwise equal to single ones; only sums over rows have another order.
+TEST(Head, AgreesWithSingleMatmul) {
   for (const Sizes& sizes : kSizes) {
     Head a(sizes, DType::float64, DType::float64), b(sizes, DType::float64, DType::float64);
     const Loss fused = a.fused(), plain = cross_entropy(linear(b.x, b.w, Var()), b.targets, 0.3);
@@ -91,8 +91,8 @@ TEST(Head, AgreesWithOneProduct) {
   }
 }
 
-// Loss and gradients in plain float64 loops, and for each element of a gradient what its terms come to if nothing
-// cancels: a missing or misplaced row of a term is then seen next to rounding.
+// Loss and gradients in plain float64 loops, and for each gradient element the sum of absolute terms, so that a missing
+// or misplaced row is distinguished from rounding.
 struct PlainHead {
   double loss = 0;
   std::vector<double> dx, dw, dx_terms, dw_terms;
@@ -131,9 +131,9 @@ double worst(const Tensor& found, const std::vector<double>& exact, const std::v
   return most;
 }
 
-// The vocabulary of GPT-2: a row of logits has 12 full blocks of 4,096 and a short one, and what later row blocks add
-// to the weight's gradient (4.6 MB in float32) is computed in slices of 4 MB, the last of which is short. There are
-// three row blocks; the last one of 67 rows is short too.
+// GPT-2's vocabulary: a row of logits has 12 full blocks of 4,096 and a partial one, and the contributions of later row
+// blocks to the weight's gradient (4.6 MB in float32) are computed in slices of 4 MB, the last of which is partial.
+// There are three row blocks, the last one with only 67 rows.
 TEST(Head, LargeVocabulariesMatchPlainLoops) {
   for (const DType dtype : kDTypes)
     for (const bool fused : {true, false}) {
@@ -162,7 +162,7 @@ TEST(Head, ScalesByTheSeed) {
   }
 }
 
-TEST(Head, WithoutGradientsThereIsOnlyTheLoss) {
+TEST(Head, ComputesOnlyLossWithoutGradients) {
   Head a(kSizes[0], DType::float32, DType::float32);
   const double expected = a.whole().loss_sum;
   const NoGrad no_grad;
@@ -174,8 +174,8 @@ TEST(Head, WithoutGradientsThereIsOnlyTheLoss) {
   EXPECT_EQ(a.arena->total().live, before + 8);
 }
 
-// Gradients of one side alone.
-TEST(Head, MakesWhatIsWanted) {
+// Gradients of only one operand.
+TEST(Head, ComputesOnlyRequestedGradients) {
   Head a(kSizes[0], DType::float32, DType::float32), b(kSizes[0], DType::float32, DType::float32);
   backward(a.whole().mean);
   backward(linear_cross_entropy(b.x, Var(b.w.value()), b.targets, 0.3, nullptr, 1).mean);
@@ -184,14 +184,14 @@ TEST(Head, MakesWhatIsWanted) {
   EXPECT_TRUE(same_bits(a.w.grad(), b.w.grad()));
 }
 
-// Numbers that stand in the parameter's buffer ahead of their time are neither seen nor lost.
-TEST(Head, AnEarlyGradientIsNotSeenBeforeItIsGiven) {
+// Precomputed values in the parameter's buffer are neither visible nor lost.
+TEST(Head, PrecomputedGradientIsHiddenUntilBackward) {
   Head a(kSizes[0], DType::float32, DType::float32);
   {
     const Loss loss = a.fused();
     EXPECT_FALSE(a.w.grad().defined());
     EXPECT_EQ(a.told, 0);
-    a.w.clear_grad();  // after the forward pass, as some do
+    a.w.clear_grad();  // after the forward pass
     backward(loss.mean);
   }
   EXPECT_TRUE(a.w.grad().defined());
@@ -202,8 +202,8 @@ TEST(Head, AnEarlyGradientIsNotSeenBeforeItIsGiven) {
   for (const float v : a.w.grad().to_vector<float>()) EXPECT_EQ(v, 0);
 }
 
-// Every order in which passes of three micro-batches may follow each other, put off or not: the bits of passes in order
-// whose gradients come in that order.
+// Every interleaving of passes of three micro-batches, deferred or not, is bitwise equal to sequential passes with
+// gradients in the same order.
 TEST(Head, PassesMayInterleave) {
   const std::vector<std::vector<int>> orders = {{0, 1, 2}, {2, 1, 0}, {1, 2, 0}, {1, 0, 2}};
   for (const DType grad_dtype : {DType::float32, DType::bfloat16})
@@ -230,8 +230,9 @@ TEST(Head, PassesMayInterleave) {
       }
 }
 
-// A tied weight: its other use brings a gradient in the same pass, and another loss one between forward and backward.
-TEST(Head, TheWeightMayHaveOtherUses) {
+// A tied weight: its other use contributes a gradient in the same pass, and another loss one between forward and
+// backward.
+TEST(Head, SupportsTiedWeights) {
   Head a(kSizes[0], DType::float32, DType::float32), b(kSizes[0], DType::float32, DType::float32);
   const Tensor ids = made({kSizes[0].rows}, DType::int32, a.arena,
                           [](size_t i) { return static_cast<int64_t>(i) * 5 % kSizes[0].vocab; });
@@ -239,7 +240,7 @@ TEST(Head, TheWeightMayHaveOtherUses) {
     const Var x = embedding(ids, h.w);
     const Loss loss = fused ? linear_cross_entropy(x, h.w, h.targets, 0.3, nullptr, 1)
                             : cross_entropy(linear_by_rows(x, h.w, nullptr, 1), h.targets, 0.3);
-    backward(sum(h.w));  // comes between
+    backward(sum(h.w));  // in between
     backward(loss.mean);
   };
   for (int microbatch = 0; microbatch < 2; ++microbatch) {
@@ -249,8 +250,8 @@ TEST(Head, TheWeightMayHaveOtherUses) {
   }
 }
 
-// A weight without a buffer until its gradient comes, and one that is the result of an op.
-TEST(Head, AnyWeightWillDo) {
+// A weight without a buffer until its gradient arrives, and one that is the result of an op.
+TEST(Head, SupportsNonLeafWeights) {
   Head a(kSizes[0], DType::bfloat16, DType::float32), b(kSizes[0], DType::bfloat16, DType::float32);
   a.w.provide_grad(
       [&] { a.w.set_grad_buffer(Tensor::empty(a.w.shape(), DType::float32, a.arena, Category::gradients)); });
@@ -264,7 +265,7 @@ TEST(Head, AnyWeightWillDo) {
   EXPECT_TRUE(same_bits(a.w.grad(), b.w.grad()));
 }
 
-TEST(Head, WhatDoesNotFitIsRefused) {
+TEST(Head, RejectsMismatchedArguments) {
   Head a(kSizes[0], DType::float32, DType::float32);
   const auto refused = [&] { return error_message([&] { a.fused(); }); };
   a.targets.data<int32_t>()[90] = 70;  // in the last block
@@ -275,7 +276,7 @@ TEST(Head, WhatDoesNotFitIsRefused) {
             "(N, C), (V, C) and int32 (N)");
 }
 
-// A step holds one block of logits and, where the parameter's buffer is free, no gradient of the weight beside it.
+// A step stores one block of logits and, if the parameter's buffer is free, no separate weight gradient.
 TEST(Head, HoldsOneBlockOfLogits) {
   const Sizes sizes{1024, 64, 2048};
   Head a(sizes, DType::float32, DType::float32);
@@ -287,7 +288,7 @@ TEST(Head, HoldsOneBlockOfLogits) {
     const int64_t before = a.arena->total().live;
     a.arena->reset_peaks();
     const Loss loss = a.fused(0.3, logits / 8);
-    // Beside the block: the gradient of x, that of the block's rows, what is made fresh of the weight's, and some.
+    // In addition to the block: the gradient of x, of the block's rows, the weight gradient's buffer, and small arrays.
     EXPECT_LT(a.arena->total().peak, before + logits / 8 + 2 * hidden + weight + 65536);
     EXPECT_LT(a.arena->total().live, before + hidden + 4096);
     a.arena->reset_peaks();
@@ -296,7 +297,7 @@ TEST(Head, HoldsOneBlockOfLogits) {
   }
 }
 
-TEST(Head, BlocksAreEqualWhereTheyCanBe) {
+TEST(Head, BlocksAreEqualIfPossible) {
   const ArenaPtr arena = make_arena();
   const auto blocks = [&](int64_t rows, int64_t vocab, DType dtype) {
     const auto column = [&](int64_t length) { return Tensor::empty({length, 1}, dtype, arena); };
@@ -319,11 +320,10 @@ TEST(Head, BlocksAreEqualWhereTheyCanBe) {
   EXPECT_EQ(blocks(128, 1000000, DType::float32), 32);
 }
 
-// Ops of a mixture of experts where the op table does not reach: bits of rows whatever is beside them, the losses of
-// the router, what does not fit.
+// Mixture-of-experts ops beyond the op table: independence of rows, router losses, errors.
 
-// Whatever rows are beside it, and how many.
-TEST(ExpertOps, ARowHasItsOwnBits) {
+// Independent of other rows and their number.
+TEST(ExpertOps, RowIsBitwiseIndependentOfOtherRows) {
   const ArenaPtr arena = make_arena();
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
     const Tensor x = drawn({97, 70}, dtype, "x"), w = drawn({45, 70}, dtype, "w"), dy = drawn({97, 45}, dtype, "dy");
@@ -339,8 +339,8 @@ TEST(ExpertOps, ARowHasItsOwnBits) {
   }
 }
 
-// Values and gradients of two passes over a weight that is trained, one that is not, and one that is made of another;
-// rows of two sources.
+// Values and gradients of two passes over a trained weight, a frozen one, and the result of an op; rows from two
+// sources.
 struct Passes {
   std::vector<Tensor> found;
   int hooks = 0;
@@ -357,7 +357,7 @@ Passes two_passes(DType dtype, How how) {
     const Var x(drawn({13, 20}, dtype, pass), true);
     const std::vector<Var> w{trained, Var(weight("b")), scale(below, 0.5)};
     Var y;
-    if (how == How::one_by_one) {  // backward goes from the newest to the oldest
+    if (how == How::one_by_one) {  // backward visits nodes from newest to oldest
       std::vector<Var> parts = split_rows(x, counts);
       for (const size_t first : {size_t{3}, size_t{0}})
         for (size_t i = first; i < first + 3; ++i) parts[i] = grouped_linear(parts[i], {w[i - first]}, {counts[i]});
@@ -377,7 +377,7 @@ Passes two_passes(DType dtype, How how) {
   return out;
 }
 
-TEST(ExpertOps, AtOnceHaveTheBitsOfOneByOne) {
+TEST(ExpertOps, GroupedIsBitwiseEqualToSeparate) {
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
     const Passes expected = two_passes(dtype, How::one_by_one);
     for (const How how : {How::at_once, How::later}) {
@@ -388,7 +388,7 @@ TEST(ExpertOps, AtOnceHaveTheBitsOfOneByOne) {
   }
 }
 
-// The losses that route_backward() adds, worked out anew.
+// Recomputes the auxiliary losses of route_backward().
 double router_losses(const std::vector<double>& logits, int64_t experts, const RouteOptions& o,
                      const std::vector<int32_t>& chosen) {
   const int64_t n = std::ssize(logits) / experts, length = n / o.sequences;
@@ -412,7 +412,7 @@ double router_losses(const std::vector<double>& logits, int64_t experts, const R
   return loss;
 }
 
-TEST(ExpertOps, TheRouterLearnsToBalance) {
+TEST(ExpertOps, RouterLearnsToBalance) {
   const int64_t experts = 5;
   const Tensor logits = drawn({12, experts}, DType::float64, "logits");
   const RouteOptions o{.per_token = 2, .sequences = 3, .capacity = 1, .balance = 0.7, .z = 0.3};
@@ -434,7 +434,7 @@ TEST(ExpertOps, TheRouterLearnsToBalance) {
   }
 }
 
-TEST(ExpertOps, SayWhatDoesNotFit) {
+TEST(ExpertOps, RejectsMismatchedArguments) {
   const Tensor logits = drawn({6, 3}, DType::float32, "logits");
   EXPECT_THROW(route(logits, {.per_token = 4}), Error);
   EXPECT_THROW(route(logits, {.per_token = 1, .sequences = 4}), Error);

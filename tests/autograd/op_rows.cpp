@@ -1,5 +1,4 @@
-// Rows of the op table: what works on rows, matrix products, attention and what happens to heads before it, and the ops
-// of a mixture of experts.
+// Rows of the op table: row-wise ops, matmuls, attention and its preparation, and mixture-of-experts ops.
 
 #include <numeric>
 
@@ -22,7 +21,7 @@ std::vector<double> reference_linear(const std::vector<double>& x, const std::ve
   return y;
 }
 
-// Now and then enough rows for several threads.
+// Occasionally enough rows for several threads.
 Shape rows_shape(Random& random, int64_t least = 1) {
   const int64_t rows = random.between(0, 4) == 0 ? random.between(200, 400) : random.between(1, 9);
   return {rows, std::max(least, random.choose<int64_t>({1, 2, 7, 16, 33, 64, 130}))};
@@ -45,7 +44,7 @@ std::vector<double> norm_rows(const std::vector<double>& x, const std::vector<do
 
 template <bool kCenter>
 Problem draw_norm(Random& random) {
-  // A row of one element bends too sharply near 0 for finite differences.
+  // A row of one element has too much curvature near 0 for finite differences.
   const Shape s = rows_shape(random, 3), c{s[1]};
   std::vector<Operand> operands{{s, -2, 3}, {c, 0.5, 1.5}};
   if (kCenter) operands.push_back({c});
@@ -57,7 +56,7 @@ Problem draw_norm(Random& random) {
 Problem draw_add_norm(Random& random) {
   const Shape s = rows_shape(random, 3), c{s[1]};
   const bool centered = random.between(0, 1) == 1;
-  // Both outputs are used, and y is a fresh result that may be written over.
+  // Both outputs are used, and y is an unshared result that may be overwritten.
   return {{{s}, {s, 1, 3}, {c, 0.5, 1.5}, {c}},
           [centered](const std::vector<Var>& v) {
             const Var beta = centered ? v[3] : Var();
@@ -169,7 +168,7 @@ Problem draw_dropout(Random& random) {
           }};
 }
 
-// The sum of the losses of rows of logits, times 0.25.
+// Sum of the losses of rows of logits, times 0.25.
 std::vector<double> compute_loss(const std::vector<double>& logits, const Tensor& targets, size_t vocab) {
   double total = 0;
   const std::vector<double> log_p = softmax_rows(logits, vocab, true);
@@ -188,7 +187,7 @@ Problem draw_cross_entropy(Random& random) {
           [targets, vocab](const Values& v) { return compute_loss(v[0], targets, static_cast<size_t>(vocab)); }};
 }
 
-// More rows than a block has, as often as fewer; blocks that divide them and blocks that do not.
+// More rows than a block as often as fewer, with divisible and non-divisible block sizes.
 Problem draw_linear_cross_entropy(Random& random) {
   const int64_t rows = random.between(0, 1) == 0 ? random.between(1, 40) : random.between(65, 130);
   const int64_t channels = random.between(1, 20), vocab = random.choose<int64_t>({2, 17, 65});
@@ -205,7 +204,7 @@ Problem draw_linear_cross_entropy(Random& random) {
       true};
 }
 
-// Products and attention.
+// Matmuls and attention.
 
 Problem draw_matmul(Random& random) {
   const int64_t m = random.between(1, 40), k = random.between(1, 70), n = random.between(1, 50),
@@ -233,7 +232,7 @@ Problem draw_linear(Random& random) {
   const auto packs = std::make_shared<PackedWeights>();
   return {{{Shape{b, t, in}}, {Shape{out, in}}, {Shape{out}}},
           [=](const std::vector<Var>& v) {
-            packs->packs.clear();  // other weights than the last time
+            packs->packs.clear();  // the weights have changed
             return linear(v[0], v[1], v[2], packed ? packs.get() : nullptr);
           },
           [](const Values& v) { return reference_linear(v[0], v[1], v[2]); },
@@ -242,10 +241,10 @@ Problem draw_linear(Random& random) {
 }
 
 struct Sizes {
-  int64_t b, tq, tk, h, d, k = h;  // h heads of queries, k of keys and values
+  int64_t b, tq, tk, h, d, k = h;  // h query heads
 };
 
-// softmax(q k^T / sqrt(d)) v, one query after another.
+// softmax(q k^T / sqrt(d)) v, query by query.
 std::vector<double> attend(const Values& v, const Sizes& s, const AttentionOptions& o) {
   std::vector<double> y(static_cast<size_t>(s.b * s.tq * s.h * s.d));
   const auto shared = [&](const std::vector<double>& x, int64_t b, int64_t t, int64_t h) {
@@ -296,7 +295,7 @@ AttentionOptions draw_options(Random& random) {
   return o;
 }
 
-// Each query sees keys from anywhere on, or none; or a window of them.
+// Each query attends from an arbitrary key on, or to none; or within a window.
 void draw_starts(Random& random, const Sizes& s, AttentionOptions& o) {
   o.window = random.choose<int64_t>({0, 0, 1, 7, 70});
   if (random.between(0, 1) == 0) return;
@@ -326,7 +325,7 @@ Problem draw_attention(Random& random) {
   const Shape q{s.b, s.tq, s.h, s.d}, k{s.b, s.tk, s.k, s.d};
   return {{{q}, {k}, {k}},
           [o](const std::vector<Var>& v) {
-            // The last dim must run on: other strides are made so by a copy that keeps the graph.
+            // The last dim must be contiguous: other strides are produced by a copy within the graph.
             const auto whole = [](const Var& x) { return reshape(x, x.shape()); };
             return attention(whole(v[0]), whole(v[1]), whole(v[2]), beside(o, v[0]));
           },
@@ -357,9 +356,9 @@ Problem draw_packed_attention(Random& random) {
       o.dropout == 0 && !o.starts.defined()};
 }
 
-// Heads before attention.
+// Preparation of heads before attention.
 
-// Positions that run on, or any, the same for all sequences or not.
+// Contiguous or arbitrary positions, equal for all sequences or not.
 Problem draw_rotate(Random& random) {
   const int64_t b = random.between(1, 3), t = random.between(1, 40), heads = random.between(1, 3),
                 d = 2 * random.choose<int64_t>({1, 3, 8, 20}),
@@ -426,9 +425,9 @@ Problem draw_norm_heads(Random& random) {
       true};
 }
 
-// A mixture of experts.
+// Mixture of experts.
 
-// Rows of one source or of several, some of them of nobody.
+// Rows of one or several sources, some of them unassigned.
 Problem draw_linear_rows(Random& random) {
   const int64_t in = random.between(1, 300), out = random.between(1, 90), weights = random.between(1, 4);
   std::vector<int64_t> counts;

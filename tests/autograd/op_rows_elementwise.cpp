@@ -1,4 +1,4 @@
-// Rows of the op table: every elementwise op of the lists, with broadcasting, and the ops on shapes.
+// Rows of the op table: every elementwise op of the lists, with broadcasting, and shape ops.
 
 #include <numeric>
 
@@ -29,7 +29,7 @@ const std::map<std::string, Binary> kBinary = {{"add", [](double a, double b) { 
                                                {"maximum", [](double a, double b) { return a > b ? a : b; }},
                                                {"minimum", [](double a, double b) { return a < b ? a : b; }}};
 
-// Where element `i` of a result of shape `shape` comes from in an operand that broadcasts to it.
+// Source index, in an operand that broadcasts to `shape`, of element `i` of the result.
 size_t source(size_t element, const Shape& shape, const Shape& operand) {
   int64_t i = static_cast<int64_t>(element), at = 0, step = 1;
   for (int d = shape.ndim() - 1; d >= 0; --d) {

@@ -1,5 +1,5 @@
-// The op table: one row per op, each a generator of random problems with an independent float64 reference. One test
-// (op_table_test.cpp) drives every row through every check.
+// The op table: one row per op, each a generator of random problems with an independent float64 reference.
+// op_table_test.cpp runs every check on every row.
 #pragma once
 
 #include "autograd/ops.h"
@@ -7,11 +7,11 @@
 
 namespace tessera::test {
 
-// Numbers for a test, one after another.
+// Random values for a test.
 class Random {
  public:
   explicit Random(uint64_t seed) : philox_(Philox::named(seed, "op table")) {}
-  int64_t between(int64_t low, int64_t high) {  // both ends included
+  int64_t between(int64_t low, int64_t high) {  // inclusive
     return low + static_cast<int64_t>(philox_.below(static_cast<uint64_t>(high - low + 1), next_++));
   }
   double uniform(double low, double high) { return low + (high - low) * static_cast<double>(philox_.uniform(next_++)); }
@@ -19,7 +19,7 @@ class Random {
   T choose(std::initializer_list<T> values) {
     return values.begin()[between(0, static_cast<int64_t>(values.size()) - 1)];
   }
-  // A shape of the given rank; sizes up to `most`, often 1 and often odd.
+  // A shape with the given number of dimensions; sizes up to `most`, often 1 and often odd.
   Shape shape(int rank, int64_t most) {
     Shape s;
     for (int i = 0; i < rank; ++i) s.push_back(between(0, 5) == 0 ? 1 : between(1, most));
@@ -41,10 +41,10 @@ using Values = std::vector<std::vector<double>>;  // row-major elements of each 
 struct Problem {
   std::vector<Operand> operands;
   std::function<Var(const std::vector<Var>&)> op;               // under test, in any floating dtype
-  std::function<std::vector<double>(const Values&)> reference;  // the same, written naively
-  bool rows_alone = false;  // slices of dim 0 of all operands give slices of the result, bit for bit
-  bool library = false;     // oneDNN makes it, which may cut sums otherwise for other threads or strides
-  std::string name{};       // the row's name
+  std::function<std::vector<double>(const Values&)> reference;  // the same, implemented naively
+  bool rows_alone = false;  // slices of dim 0 of all operands yield slices of the result bitwise
+  bool library = false;     // computed by oneDNN, which may split sums depending on threads or strides
+  std::string name{};       // of the row
 };
 
 struct OpRow {

@@ -1,6 +1,6 @@
 // Every op of the table: its value against a float64 reference, its gradient against finite differences of that
-// reference, the other dtypes against float64, and that strides, threads and places change no bit; the same on a GPU;
-// how bfloat16 is rounded; and that each has a microbenchmark.
+// reference, other dtypes against float64, and bitwise independence of strides, threads and addresses; the same on a
+// GPU; bfloat16 rounding; and a microbenchmark for each.
 #include "tests/autograd/op_table.h"
 
 #include <set>
@@ -13,9 +13,9 @@
 
 namespace tessera::test {
 
-// Problems drawn, run and compared.
+// Random problems, executed and compared.
 
-// The whole table.
+// All rows of the table.
 std::vector<OpRow> op_table() {
   std::vector<OpRow> all;
   add_elementwise_rows(all);
@@ -23,7 +23,7 @@ std::vector<OpRow> op_table() {
   return all;
 }
 
-// Numbers for the operands, which `dtype` holds exactly.
+// Operand values that are exact in `dtype`.
 Values draw_values(const Problem& p, DType dtype, Random& random) {
   Values values;
   for (const Operand& o : p.operands) {
@@ -33,7 +33,7 @@ Values draw_values(const Problem& p, DType dtype, Random& random) {
   return values;
 }
 
-// Equal elements behind other strides: dims in another order, and inside a larger tensor.
+// Equal elements with other strides: permuted dims, and inside a larger tensor.
 Tensor strided(const Tensor& t) {
   if (t.ndim() < 2) {
     Tensor wide = t.make({t.numel(), 3});
@@ -54,12 +54,12 @@ Tensor strided(const Tensor& t) {
 
 struct Outcome {
   Tensor value;
-  std::vector<Tensor> grads;  // undefined where none came
+  std::vector<Tensor> grads;  // undefined if none arrived
 };
 
 double example_weight(size_t i) { return std::cos(static_cast<double>(3 * i + 1)); }
 
-// Value and gradients of the sum of the result's elements by their weights, or by `weight(i)`.
+// Value and gradients of a weighted sum of the result's elements, with their weights or `weight(i)`.
 Outcome run(const Problem& p, const std::vector<Tensor>& operands, double (*weight)(size_t) = example_weight) {
   std::vector<Var> vars;
   for (const Tensor& t : operands) vars.emplace_back(t, true);
@@ -90,7 +90,7 @@ bool same_bits(const Outcome& a, const Outcome& b) {
   return same;
 }
 
-// f for random problems of each op, the same ones every time.
+// Calls f for fixed random problems of each op.
 void for_each_problem(const std::vector<OpRow>& table, const std::function<void(const Problem&, Random&)>& f) {
   constexpr uint64_t kDraws = 16;  // random problems per op
   for (const OpRow& row : table)
@@ -106,7 +106,7 @@ void for_each_problem(const std::vector<OpRow>& table, const std::function<void(
     }
 }
 
-// Alone, without a graph.
+// Only values, without a graph.
 Tensor run_op(const Problem& p, const std::vector<Tensor>& operands) {
   const NoGrad no_grad;
   return p.op(std::vector<Var>(operands.begin(), operands.end())).value();
@@ -114,7 +114,7 @@ Tensor run_op(const Problem& p, const std::vector<Tensor>& operands) {
 
 namespace {
 
-TEST(OpTable, ValuesAreThoseOfTheReference) {
+TEST(OpTable, ValuesMatchReference) {
   for_each_problem(op_table(), [](const Problem& p, Random& random) {
     for (const auto& [dtype, tolerance] :
          {std::pair(DType::float64, 1e-12), std::pair(DType::float32, 2e-6), std::pair(DType::bfloat16, 1.5e-2)}) {
@@ -152,7 +152,7 @@ TEST(OpTable, GradientsAreTheFiniteDifferencesOfTheReference) {
   });
 }
 
-TEST(OpTable, GradientsInOtherDtypesAreNearFloat64) {
+TEST(OpTable, GradientsInOtherDtypesMatchFloat64) {
   for_each_problem(op_table(), [](const Problem& p, Random& random) {
     for (const auto& [dtype, tolerance] : {std::pair(DType::float32, 1e-5), std::pair(DType::bfloat16, 4e-2)}) {
       const ArenaPtr arena = make_arena();
@@ -160,7 +160,8 @@ TEST(OpTable, GradientsInOtherDtypesAreNearFloat64) {
       const Outcome wide = run(p, make_tensors(p, values, DType::float64, arena));
       const Outcome narrow = run(p, make_tensors(p, values, dtype, arena));
       for (size_t o = 0; o < values.size(); ++o) {
-        // Rounding is held against terms of order one where the true gradient is near zero (attention to one key, sums
+        // Rounding is measured relative to terms of order one where the exact gradient is near zero (attention to one
+        // key, cancelling sums).
         // that cancel).
         const auto terms = static_cast<double>(std::max<int64_t>(wide.value.numel(), wide.grads[o].numel()));
         const double floor = 0.3 * std::sqrt(terms);
@@ -177,7 +178,7 @@ TEST(OpTable, StridesAndThreadsChangeNoBit) {
     for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
       const ArenaPtr arena = make_arena();
       std::vector<Tensor> operands = make_tensors(p, draw_values(p, dtype, random), dtype, arena);
-      if (p.library && dtype != DType::float64) continue;  // the next test
+      if (p.library && dtype != DType::float64) continue;  // covered by the next test
       cpu::set_threads(1);
       const Outcome expected = run(p, operands);
       for (const int threads : {2, 3}) {
@@ -191,8 +192,8 @@ TEST(OpTable, StridesAndThreadsChangeNoBit) {
   cpu::set_threads(before);
 }
 
-// oneDNN promises no bits over threads and strides, but the same bits for the same call, wherever its memory lies.
-TEST(OpTable, TheLibrarysProductsRepeatTheirBits) {
+// oneDNN is not independent of threads and strides, but repeats the same call bitwise, at any address.
+TEST(OpTable, LibraryMatmulsAreBitwiseRepeatable) {
   int seen = 0;
   for_each_problem(op_table(), [&](const Problem& p, Random& random) {
     if (!p.library) return;
@@ -208,7 +209,7 @@ TEST(OpTable, TheLibrarysProductsRepeatTheirBits) {
   EXPECT_GT(seen, 20);
 }
 
-// Some rows of the operands, from a random one on, give those of the result: also where they lie, on a GPU.
+// A random range of rows of the operands yields those rows of the result bitwise, also on a GPU.
 void expect_rows_alone(const std::vector<OpRow>& table, const std::vector<DType>& dtypes, const ArenaPtr& arena) {
   int rows_seen = 0;
   for_each_problem(table, [&](const Problem& p, Random& random) {
@@ -233,25 +234,26 @@ void expect_rows_alone(const std::vector<OpRow>& table, const std::vector<DType>
   EXPECT_GT(rows_seen, 20);
 }
 
-TEST(OpTable, RowsHaveTheSameBitsAlone) {
+TEST(OpTable, RowsAreBitwiseIndependentOfBatch) {
   expect_rows_alone(op_table(), {DType::float32, DType::bfloat16}, make_arena());
 }
 
-// The op table on a GPU: values and gradients beside the CPU's, and that strides, places and repetition change no bit.
+// The op table on a GPU: values and gradients compared with the CPU's, and bitwise independence of strides, addresses
+// and repetition.
 
 using OpTableGpu = OnGpu;
 
-// Ops made of products, which libraries add up in their own order: tests/tensor has tests of these on a GPU.
+// Ops based on GEMMs, whose libraries sum in other orders; tests/tensor covers them on a GPU.
 const std::set<std::string> kProducts = {"matmul",    "linear",           "gelu_mlp",
                                          "attention", "packed_attention", "grouped_attention"};
-// Ops whose formulas, and the orders of whose sums, are the CPU's, gradients included.
+// Ops with the same formulas and summation orders as on the CPU, including gradients.
 const std::set<std::string> kExact = {"neg",     "sqrt", "square", "reciprocal", "relu",    "transpose", "narrow",
                                       "reshape", "sum",  "scale",  "embedding",  "dropout", "rotate"};
-// Equal results, but that the exponentials of float64 are the C library's on the CPU and CUDA's on a GPU.
+// Equal results, except that float64 exponentials come from the C library or from CUDA.
 const std::set<std::string> kExactBut64 = {"exp", "tanh", "sigmoid", "silu", "gelu", "gelu_erf", "bias_gelu", "swiglu"};
 
 bool exact(const Problem& p, DType dtype) {
-  if (p.name == "grouped_linear") return dtype != DType::bfloat16;  // which tensor cores add in steps of sixteen
+  if (p.name == "grouped_linear") return dtype != DType::bfloat16;  // tensor cores accumulate in steps of sixteen
   return kExact.contains(p.name) || (dtype != DType::float64 && kExactBut64.contains(p.name));
 }
 
@@ -267,7 +269,7 @@ std::vector<Tensor> moved(const std::vector<Tensor>& tensors, const ArenaPtr& ar
   return there;
 }
 
-// The elements of t in order, contiguous, from an address that nothing is aligned to.
+// The elements of t, contiguous, at an unaligned address.
 Tensor displaced(const Tensor& t) {
   const Tensor room = t.make({t.numel() + 1});
   Tensor view = room.narrow(0, 1, t.numel()).reshape(t.shape());
@@ -275,10 +277,10 @@ Tensor displaced(const Tensor& t) {
   return view;
 }
 
-// Sums in another order, and now and then an element that is rounded the other way.
+// Other summation orders, and occasionally an element that is rounded differently.
 double bound(DType dtype) { return dtype == DType::float64 ? 1e-14 : dtype == DType::float32 ? 2e-6 : 4e-3; }
 
-TEST_F(OpTableGpu, ValuesAndGradientsAreThoseOfTheCpu) {
+TEST_F(OpTableGpu, ValuesAndGradientsMatchCpu) {
   std::set<std::string> seen;
   for_each_problem(rows_on_gpu(), [&](const Problem& p, Random& random) {
     for (const DType dtype : floating(arena)) {
@@ -294,7 +296,7 @@ TEST_F(OpTableGpu, ValuesAndGradientsAreThoseOfTheCpu) {
       EXPECT_LT(distance(numbers(found.value), numbers(expected.value), 1e-3), bound(dtype));
       for (size_t o = 0; o < operands.size(); ++o) {
         ASSERT_EQ(found.grads[o].dtype(), expected.grads[o].dtype());
-        // As on the CPU: where gradients cancel, rounding is held against terms of order one.
+        // As on the CPU: rounding is measured relative to terms of order one where gradients cancel.
         const auto terms = static_cast<double>(std::max(expected.value.numel(), expected.grads[o].numel()));
         EXPECT_LT(distance(numbers(found.grads[o]), numbers(expected.grads[o]), 0.3 * std::sqrt(terms)),
                   10 * bound(dtype))
@@ -306,8 +308,7 @@ TEST_F(OpTableGpu, ValuesAndGradientsAreThoseOfTheCpu) {
     EXPECT_NE(seen.contains(row.name), kProducts.contains(row.name)) << row.name << " was left out";
 }
 
-// Products among them: a library that chooses by how operands lie is shown them in one way only. Attention has tests of
-// its own.
+// Includes GEMMs: a library that selects algorithms by layout gets a single one. Attention has separate tests.
 TEST_F(OpTableGpu, StridesAndRepetitionChangeNoBit) {
   std::vector<OpRow> rows = op_table();
   std::erase_if(rows, [](const OpRow& row) { return row.name.ends_with("attention"); });
@@ -328,13 +329,12 @@ TEST_F(OpTableGpu, StridesAndRepetitionChangeNoBit) {
   });
 }
 
-TEST_F(OpTableGpu, RowsHaveTheSameBitsAlone) { expect_rows_alone(rows_on_gpu(), floating(arena), arena); }
+TEST_F(OpTableGpu, RowsAreBitwiseIndependentOfBatch) { expect_rows_alone(rows_on_gpu(), floating(arena), arena); }
 
-// Values that an op stores as bfloat16 are rounded to nearest even. Most values and gradients are rounded once: they
-// are exactly those of float32, rounded. For the others the mean error says so.
+// Values stored as bfloat16 are rounded to nearest even. Most values and gradients are rounded once, so they equal the
+// rounded float32 results. For others the mean error is checked.
 
-// Rows that round on the way, all of them or their gradients alone; and products of libraries, which may sum
-// otherwise.
+// Rows with intermediate rounding, of values or only of gradients; and library GEMMs with other summation orders.
 const std::set<std::string> kMore = {"add_norm",  "bias_gelu",        "gelu_mlp",          "linear_cross_entropy",
                                      "attention", "packed_attention", "grouped_attention", "matmul",
                                      "linear",    "mixture"};
@@ -345,7 +345,7 @@ bool rounded_once(const std::string& row, const std::string& output) {
   return !kMore.contains(row) && (output == "value" || !kMoreBackwards.contains(row));
 }
 
-// Values and gradients, by a seed that bfloat16 holds exactly.
+// Values and gradients, with a seed that is exact in bfloat16.
 std::map<std::string, Tensor> outputs(const Problem& p, const Values& values, DType dtype, const ArenaPtr& arena) {
   const Outcome y = run(p, moved(make_tensors(p, values, dtype, make_arena()), arena),
                         [](size_t i) { return nearest_bf16(1.5 + example_weight(i)); });
@@ -355,7 +355,7 @@ std::map<std::string, Tensor> outputs(const Problem& p, const Values& values, DT
   return out;
 }
 
-// Elements that are small beside the others are what cancelled, and their last place says nothing.
+// Small elements next to large ones result from cancellation, so their last bits are meaningless.
 void add(RoundingError& error, const std::vector<double>& found, const std::vector<double>& exact) {
   double largest = 1e-4;
   for (const double e : exact) largest = std::max(largest, std::abs(e));
@@ -369,7 +369,7 @@ int64_t differing(const std::vector<double>& found, const std::vector<double>& s
   return count;
 }
 
-// Checks so many elements of each output at least, as far as so many draws have them.
+// Checks at least the given number of elements of each output, if enough problems provide them.
 void expect_rounded(const OpRow& row, const ArenaPtr& there, int64_t elements, uint64_t draws) {
   std::map<std::string, RoundingError> errors;
   const auto enough = [&] {
@@ -386,7 +386,7 @@ void expect_rounded(const OpRow& row, const ArenaPtr& there, int64_t elements, u
       const std::vector<double> found = numbers(tensor);
       add(errors[output], found, numbers(exact.at(output)));
       if (rounded_once(row.name, output)) {
-        const int64_t most = there->device() == Device::cpu ? 0 : std::ssize(found) / 50 + 1;  // sums in other orders
+        const int64_t most = there->device() == Device::cpu ? 0 : std::ssize(found) / 50 + 1;  // other summation orders
         EXPECT_LE(differing(found, numbers(single.at(output))), most)
             << row.name << ", " << output << ", seed " << seed;
       }
@@ -399,17 +399,17 @@ void expect_rounded(const OpRow& row, const ArenaPtr& there, int64_t elements, u
 
 using Rounding = OneThread;
 
-TEST_F(Rounding, OfEveryOpIsToNearestEven) {
+TEST_F(Rounding, EveryOpRoundsToNearestEven) {
   for (const OpRow& row : op_table()) expect_rounded(row, make_arena(), 3000, 300);
 }
 
 using RoundingGpu = OnGpu;
 
-TEST_F(RoundingGpu, OfEveryOpIsToNearestEven) {
+TEST_F(RoundingGpu, EveryOpRoundsToNearestEven) {
   for (const OpRow& row : op_table()) expect_rounded(row, arena, 1000, 30);
 }
 
-// Every op of the op table has a microbenchmark, every microbenchmark runs, and what they compute with.
+// Every op of the op table has a microbenchmark, every microbenchmark runs, and its operands and counts are correct.
 
 TEST(OpBench, CoversTheOpTable) {
   std::set<std::string> tested, timed;
@@ -419,8 +419,8 @@ TEST(OpBench, CoversTheOpTable) {
   EXPECT_EQ(tested, timed);
 }
 
-// Operations on 3,072 rows of 384 channels, 1,536 hidden ones and a vocabulary of 4,096: two for each multiplication.
-TEST(OpBench, CountsTheArithmeticOfProducts) {
+// FLOPs for 3,072 rows of 384 channels, 1,536 hidden ones and a vocabulary of 4,096: two per multiplication.
+TEST(OpBench, CountsFloatingPointOperations) {
   constexpr double kProduct = 3'623'878'656, kScores = 301'989'888;  // 2 3,072 384 1,536; 12 256^2 384
   const std::map<std::string, std::pair<double, double>> expected = {
       {"matmul", {kProduct, 2 * kProduct}},
@@ -439,7 +439,7 @@ TEST(OpBench, CountsTheArithmeticOfProducts) {
   }
 }
 
-TEST(OpBench, EveryCaseRunsBothWays) {
+TEST(OpBench, EveryCaseRunsForwardAndBackward) {
   const ArenaPtr arena = make_arena();
   for (const bench::OpCase& c : bench::op_cases(bench::kForCpu, arena)) {
     std::vector<Var> operands;
@@ -456,8 +456,8 @@ TEST(OpBench, EveryCaseRunsBothWays) {
   }
 }
 
-// Small tensors are drawn whole; of larger ones a beginning is, and repeats.
-TEST(OpBench, OperandsAreMadeOnceInTheirRange) {
+// Small tensors are fully random; larger ones repeat a random prefix.
+TEST(OpBench, OperandsAreGeneratedOnceWithinRange) {
   const bench::OpCase c{.name = "log",
                         .operands = {{3, 1 << 21}, {7, 5}},
                         .op = [](const std::vector<Var>& v) { return binary<Mul>(v[1], v[1]); },
@@ -484,8 +484,8 @@ TEST(OpBench, OperandsAreMadeOnceInTheirRange) {
   EXPECT_EQ(data.seed().raw(), data.seed().raw());
 }
 
-// The choices and memory of first calls are not timed.
-TEST(OpBench, AnOpHasRunTwiceBeforeItIsTimed) {
+// Algorithm selection and allocations of first calls are not timed.
+TEST(OpBench, WarmsUpEachOpTwice) {
   int calls = 0;
   const bench::OpCase c{.name = "mul", .operands = {{7, 5}}, .op = [&calls](const std::vector<Var>& v) {
                           ++calls;
@@ -501,13 +501,13 @@ TEST(OpBench, AnOpHasRunTwiceBeforeItIsTimed) {
   EXPECT_FALSE(trained[0].grad().defined());
 }
 
-TEST(OpBench, AnEmbeddingReadsTheRowsOfItsTokens) {
+TEST(OpBench, CountsOnlyEmbeddingRowsOfTokens) {
   for (const bench::OpCase& c : bench::op_cases(bench::kForCpu, make_arena())) {
     if (c.name != "embedding") {
       EXPECT_EQ(c.rows_read, 0) << c.name;
       continue;
     }
-    const double vocab = 4096, tokens = 12 * 256;  // drawn with replacement
+    const double vocab = 4096, tokens = 12 * 256;  // sampled with replacement
     EXPECT_NEAR(static_cast<double>(c.rows_read), vocab * (1 - std::pow(1 - 1 / vocab, tokens)), 80);
   }
 }

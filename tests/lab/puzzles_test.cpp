@@ -282,8 +282,8 @@ TEST(Puzzles, EachBoundRefusesMistakesAndIsNamed) {
 // A seed decides which fault each run has. The parts are of what each fault shows, in the order of the runs.
 TEST(Puzzles, RunsAndAnswersFollowTheSeed) {
   const Puzzle& p = puzzle("traces");
-  const char *none = " 0 bytes sent", *half = "all 0.5 times", *same = "as before the step",
-             *twice = "231424 bytes sent", *others = "was given other tokens";
+  const char *none = " 0 bytes sent", *half = "all 0.5 times", *same = "unchanged by the step",
+             *twice = "231424 bytes sent", *others = "was given tokens other";
   using Names = std::vector<const char*>;
   for (const auto& [seed, names, parts] :
        {std::tuple(uint64_t{0}, Names{"missing-gradient-sum", "skipped-update", "skipped-microbatch"},

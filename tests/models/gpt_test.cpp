@@ -1,5 +1,5 @@
-// The whole model: loss and every gradient against an independent PyTorch GPT-2, float32 against float64, recomputation
-// and micro-batches bit for bit, decoding with a cache against the plain forward pass.
+// The full model: loss and all gradients compared with an independent PyTorch GPT-2, float32 with float64,
+// recomputation and micro-batches bitwise, cached decoding with the forward pass.
 #include <gtest/gtest.h>
 
 #include "models/decoder.h"
@@ -12,7 +12,7 @@ namespace {
 
 using namespace test;
 
-// Gradients lie as in the units: unit after unit, each as long as its buffers.
+// Gradients are ordered like units, each as long as its buffer.
 struct OracleResult {
   double loss = 0;
   std::vector<double> gradients;
@@ -35,8 +35,8 @@ std::string oracle_index(const ModelConfig& shape, std::span<const FlatUnit> uni
       shape.layers, shape.heads, shape.channels, shape.context, shape.vocab, batch, tokens, tensors);
 }
 
-// inputs and targets: int32 (batch, tokens). The weights are read as float32; the results are those of float64. Throws
-// with the script's words when the names of the slots are not those of the PyTorch model.
+// inputs and targets: int32 (batch, tokens). Weights are read as float32; results are float64. Throws the script's
+// message if the slot names differ from the PyTorch model's.
 OracleResult gpt_oracle(const ModelConfig& shape, std::span<const FlatUnit> units, const Tensor& inputs,
                         const Tensor& targets) {
   const test::Exchange exchange;
@@ -56,7 +56,7 @@ struct Worst {
   std::string name;
 };
 
-// The parameter whose gradient is farthest from the reference, which lies as in OracleResult; the first that is NaN.
+// The parameter whose gradient is farthest from the reference (in the order of OracleResult); the first NaN wins.
 Worst worst_gradient(std::span<const FlatUnit> units, std::span<const double> reference) {
   Worst worst;
   size_t offset = 0;
@@ -78,7 +78,7 @@ Tensor random_ids(const Shape& shape, int64_t vocab, uint64_t seed, const ArenaP
               [&](size_t i) { return Philox(seed).below(static_cast<uint64_t>(vocab), i); });
 }
 
-// A model whose biases and norms are not at their (too symmetric) initial values.
+// A model with random biases and norms instead of their (symmetric) initial values.
 std::unique_ptr<Decoder> make_model(const ModelConfig& config, DType dtype, const ArenaPtr& arena) {
   auto model = std::make_unique<Decoder>(config);
   model->materialize(7, arena, dtype, dtype == DType::bfloat16 ? DType::float32 : dtype);
@@ -90,7 +90,7 @@ std::unique_ptr<Decoder> make_model(const ModelConfig& config, DType dtype, cons
   return model;
 }
 
-// The same numbers in float64.
+// The same values in float64.
 std::unique_ptr<Decoder> widened(Decoder& model) {
   auto wide = std::make_unique<Decoder>(model.config);
   wide->materialize(7, make_arena(), DType::float64, DType::float64);
@@ -98,7 +98,7 @@ std::unique_ptr<Decoder> widened(Decoder& model) {
   return wide;
 }
 
-// Returns the loss of drawn tokens (batch, tokens).
+// Returns the loss of random tokens (batch, tokens).
 double run_backward(Decoder& model, const Shape& shape) {
   const Tensor ids = random_ids(shape, model.config.vocab, 1, make_arena()),
                targets = random_ids(shape, model.config.vocab, 2, make_arena());
@@ -126,7 +126,7 @@ const Case kCases[] = {
     {{.layers = 3, .heads = 1, .channels = 24, .context = 9, .vocab = 17}, {4, 7}},
 };
 
-TEST(Gpt, LossAndGradientsAreThoseOfPyTorch) {
+TEST(Gpt, LossAndGradientsMatchPyTorch) {
   if (const std::string why = test::missing("torch"); !why.empty()) GTEST_SKIP() << why;
   for (const Case& c : kCases) {
     const ArenaPtr arena = make_arena();
@@ -143,7 +143,7 @@ TEST(Gpt, LossAndGradientsAreThoseOfPyTorch) {
   }
 }
 
-TEST(Gpt, BFloat16GradientsAreNearFloat64) {
+TEST(Gpt, Bfloat16GradientsMatchFloat64) {
   const Case& c = kCases[0];
   const auto model = make_model(c.config, DType::bfloat16, make_arena()), wide = widened(*model);
   const double loss = run_backward(*model, c.shape), loss64 = run_backward(*wide, c.shape);
@@ -172,7 +172,7 @@ TEST(Gpt, RecomputationChangesNoBit) {
   }
 }
 
-TEST(Gpt, DropoutChangesTheLossAndOnlyWhileTraining) {
+TEST(Gpt, DropoutChangesLossOnlyInTraining) {
   ModelConfig config = kCases[0].config;
   config.dropout = 0.3;
   const ArenaPtr arena = make_arena();
@@ -190,7 +190,7 @@ TEST(Gpt, DropoutChangesTheLossAndOnlyWhileTraining) {
   EXPECT_NE(first, loss_at({.seed = 5, .step = 0, .first_sequence = 3, .training = true}));
 }
 
-// The gradients of a step of two micro-batches.
+// Gradients of a step of two micro-batches.
 std::vector<std::byte> gradients_of_a_step(DType dtype, int threads, bool defer) {
   const ModelConfig config{.layers = 2, .heads = 2, .channels = 64, .context = 48, .vocab = 99, .dropout = 0.1};
   const int before = cpu::threads();
@@ -212,7 +212,7 @@ std::vector<std::byte> gradients_of_a_step(DType dtype, int threads, bool defer)
   return gradient_bytes(*model);
 }
 
-// All kernels but oneDNN's products have the same bits for any number of threads.
+// All kernels except oneDNN's GEMMs are bitwise independent of the number of threads.
 TEST(Gpt, ThreadsAndDeferredWeightGradientsChangeNoBit) {
   const std::vector<std::byte> wide = gradients_of_a_step(DType::float64, 1, false);
   for (const int threads : {1, 2, 3}) {
@@ -225,7 +225,7 @@ TEST(Gpt, ThreadsAndDeferredWeightGradientsChangeNoBit) {
   }
 }
 
-TEST(Gpt, DecodingWithACacheIsTheForwardPass) {
+TEST(Gpt, DecodingWithCacheEqualsForwardPass) {
   const Case& c = kCases[1];
   const ArenaPtr arena = make_arena();
   auto model = make_model(c.config, DType::float64, arena);
@@ -244,7 +244,7 @@ TEST(Gpt, DecodingWithACacheIsTheForwardPass) {
   }
 }
 
-TEST(Gpt, RefusesWhatDoesNotFit) {
+TEST(Gpt, RejectsMismatchedArguments) {
   EXPECT_THROW(Decoder({.layers = 1, .heads = 3, .channels = 32, .context = 8, .vocab = 10}), Error);
   const ArenaPtr arena = make_arena();
   Decoder model({.layers = 1, .heads = 2, .channels = 32, .context = 8, .vocab = 10});

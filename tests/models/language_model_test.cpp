@@ -1,5 +1,5 @@
-// The functions that every language model has from its interface, seen on one that has nothing else; and documents that
-// lie one after another in a sequence, which are computed as if each were alone.
+// The default operations of LanguageModel, on a model that defines only its interface; and packed documents, which are
+// computed independently.
 
 #include "models/decoder.h"
 #include "models/layout.h"
@@ -36,7 +36,7 @@ class BareModel : public LanguageModel {
 
 const ModelConfig kConfig{.layers = 3, .heads = 1, .channels = 8, .context = 4, .vocab = 11};
 
-TEST(LanguageModel, UnitsFollowFromTheOrderOfDeclaration) {
+TEST(LanguageModel, UnitsFollowDeclarationOrder) {
   BareModel model(kConfig);
   EXPECT_EQ(model.layers_of_units(), (std::vector<int64_t>{-1, 0, 1, 2, 3}));
   model.layers[0]->set_local(false);
@@ -54,7 +54,8 @@ TEST(LanguageModel, CountsFlops) {
   EXPECT_EQ(gpt.training_flops(), 6.0 * static_cast<double>(gpt.parameter_count() - 4 * 8) + 12 * 3 * 8 * 4);
 }
 
-// A query sees i + 1 keys, or the last `window`: of 4 tokens 1 + 2 + 3 + 4, of windows of 2 about 1 + 2 + 2 + 2.
+// A query attends to i + 1 keys, or the last `window`: for 4 tokens 1 + 2 + 3 + 4, with windows of 2 about 1 + 2 + 2 +
+// 2.
 TEST(LanguageModel, CountsFlopsOfWindows) {
   ModelConfig config{.family = Family::llama, .layers = 3, .heads = 2, .channels = 8, .context = 64, .vocab = 11};
   const double all = make_model(config)->training_flops();
@@ -66,8 +67,8 @@ TEST(LanguageModel, CountsFlopsOfWindows) {
   EXPECT_EQ(all - make_model(config)->training_flops(), 12 * 3 * 8 * (64 - 16 * (2 - 16.0 / 64)));
 }
 
-// Published models: 6 for each parameter that multiplies (GPT-2 124M has 124,439,808, of which 786,432 are positions; a
-// Llama's table of tokens is only looked up), and 12 L C T.
+// Published models: 6 per parameter of a matmul (GPT-2 124M has 124,439,808, of which 786,432 are positions; Llama's
+// token table is only a lookup), and 12 L C T.
 TEST(LanguageModel, CountsFlopsOfPublishedModels) {
   const auto flops = [](const char* name, int64_t vocab) {
     ModelConfig config = preset(name).value();
@@ -79,8 +80,8 @@ TEST(LanguageModel, CountsFlopsOfPublishedModels) {
   EXPECT_EQ(flops("llama3-8b", 128256), 6.0 * (8'030'261'248 - 525'336'576) + 12'884'901'888);
 }
 
-// Without a loss of its own a model has that of its logits.
-TEST(LanguageModel, LossIsThatOfItsLogits) {
+// The default loss is that of the logits.
+TEST(LanguageModel, LossMatchesLogits) {
   const ArenaPtr arena = make_arena();
   BareModel model(kConfig);
   model.materialize(1, arena, DType::float32, DType::float32);
@@ -92,23 +93,23 @@ TEST(LanguageModel, LossIsThatOfItsLogits) {
   EXPECT_TRUE(model.head->weight.grad().defined());
 }
 
-TEST(LanguageModel, RefusesWhatItDoesNotDeclare) {
+TEST(LanguageModel, RejectsUndeclaredFeatures) {
   BareModel model(kConfig);
   Communicator two(std::make_unique<FakeTransport>(0, 2), "tp"), one(std::make_unique<FakeTransport>(0, 1), "cp");
   EXPECT_NO_THROW(model.place({.tp = &one, .cp = &one}));
   EXPECT_EQ(error_message([&] { model.place({.tp = &two, .cp = &one}); }),
-            "`tp`: this model declares no layout for it; expected 1, found 2");
+            "`tp`: this model does not support the axis; expected 1, got 2");
   const ArenaPtr arena = make_arena();
   model.materialize(1, arena, DType::float32, DType::float32);
   TextCache cache = model.cache();
   EXPECT_THROW(model.decode(Tensor::range(2, arena).reshape({1, 2}), cache), Error);
 }
 
-// Documents that lie one after another in a sequence are computed as if each were alone.
+// Packed documents are computed independently.
 
 constexpr int32_t kEnd = 3;
 
-TEST(Documents, BeginAfterTheTokenThatEndsThem) {
+TEST(Documents, BeginAfterEndToken) {
   const ArenaPtr arena = make_arena();
   const std::vector<int32_t> ids = {7, 5, 3, 5, 6, 8, 3, 3, 4, 3, 7, 7, 7, 7, 7, 7, 7, 3};
   const Documents d = find_documents(Tensor::of<int32_t>(ids, {2, 9}, arena), kEnd);
@@ -126,7 +127,7 @@ ModelConfig to_model_config(Family family, Recompute recompute) {
   return c;
 }
 
-// Adds up the logits and gradients of tokens (B, T), whose losses are parts of one.
+// Accumulates logits and gradients of tokens (B, T), whose losses contribute to one.
 struct Passes {
   explicit Passes(const ModelConfig& config) : model(make_model(config)) {
     model->materialize(5, make_arena(), DType::float64, DType::float64);
@@ -156,8 +157,8 @@ void expect_near(const std::vector<double>& found, const std::vector<double>& ex
   EXPECT_LE(test::apart(tensor(found), tensor(expected)), 1e-12);
 }
 
-TEST(Documents, AreComputedAsIfAlone) {
-  constexpr int64_t kSequences = 2, kTokens = 80;  // tiles of 64 keys, and more
+TEST(Documents, AreComputedIndependently) {
+  constexpr int64_t kSequences = 2, kTokens = 80;  // more than a tile of 64 keys
   const auto drawn = [&](uint64_t step) {
     return test::made({kSequences, kTokens}, DType::int32, make_arena(),
                       [&](size_t i) { return Philox::named(1, "documents").below(12, i, step); });

@@ -1,13 +1,12 @@
-// The memory that a block holds between forward and backward, to the byte, and that a step takes no new memory.
+// Memory that a block saves between forward and backward, to the byte, and absence of allocations in later steps.
 //
-// Numbers of a token kept by one block, in the model's dtype, counting its result and not its input, for C channels,
-// q of queries, k of keys, and F hidden ones: norm1 C, qkv q + 2 k, attention q, the residual sum C, norm2 C, the
-// result C, the hidden layer before and after GELU 2 F, or two of them before SwiGLU and one after it 3 F; where heads
-// are normalised, q + 2 k from before. Beside them, 4 bytes each (8 in float64): the log-sum-exp of each head, rstd of
-// two norms, for LayerNorm their means, and where heads are normalised an rstd of each. Recomputing the activation
-// keeps F less, norms too another 2 C less, attention q and the log-sum-exp less, the whole block C and nothing beside.
-// GPT-2: 16 C, 12 C, 10 C, C (Korthikanti et al. 2022 count 34 bytes per element for a block with dropout, a stored
-// attention matrix apart).
+// Elements per token saved by one block, in the model's dtype, including its result and excluding its input, for C
+// channels, q of queries, k of keys, and F hidden ones: norm1 C, qkv q + 2 k, attention q, the residual sum C, norm2 C,
+// the result C, the hidden layer before and after GELU 2 F, or before and after SwiGLU 3 F; with head norms q + 2 k
+// from before them. In addition, 4 bytes each (8 in float64): the log-sum-exp of each head, rstd of two norms, for
+// LayerNorm their means, and with head norms an rstd of each. Recomputing the activation saves F less, norms another
+// 2 C, attention q and the log-sum-exp; the full block leaves only C. GPT-2: 16 C, 12 C, 10 C, C (Korthikanti et al.
+// 2022 count 34 bytes per element for a block with dropout, excluding a stored attention matrix).
 #include <gtest/gtest.h>
 
 #include "models/decoder.h"
@@ -19,7 +18,7 @@ namespace {
 
 constexpr int64_t kBatch = 3, kTokens = 40, kLayers = 3;
 
-// Numbers of a token.
+// Elements per token.
 struct Kept {
   int64_t elements, beside;
 };
@@ -36,7 +35,7 @@ Kept kept_by(const ModelConfig& c) {
   return kept;
 }
 
-TEST(Memory, ABlockHoldsWhatTheFormulaSays) {
+TEST(Memory, BlockMatchesFormula) {
   const ModelConfig gpt{.layers = kLayers, .heads = 4, .channels = 64, .context = kTokens, .vocab = 50};
   ModelConfig llama = gpt, normed = gpt;
   llama.family = normed.family = Family::llama;
@@ -62,7 +61,7 @@ TEST(Memory, ABlockHoldsWhatTheFormulaSays) {
         const std::string what = std::string(to_string(dtype)) + " mode " + std::to_string(static_cast<int>(mode));
         const Usage usage = arena->usage(Category::activations);
         EXPECT_EQ(usage.live - before, kLayers * bytes(kept_by(config))) << what;
-        // While the last block runs it holds all, and where heads are normalised a part of them once more.
+        // While the last block runs, all its tensors exist, and with head norms some of them twice.
         ModelConfig plain = config;
         plain.recompute = Recompute::none;
         const int64_t most = (kLayers - 1) * bytes(kept_by(config)) + bytes(kept_by(plain));
@@ -73,7 +72,7 @@ TEST(Memory, ABlockHoldsWhatTheFormulaSays) {
       }
 }
 
-TEST(Memory, BackwardGivesEverythingBack) {
+TEST(Memory, BackwardFreesEverything) {
   const ArenaPtr arena = make_arena();
   Decoder model({.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = 50});
   model.materialize(1, arena, DType::float32, DType::float32);
@@ -88,9 +87,9 @@ TEST(Memory, BackwardGivesEverythingBack) {
   EXPECT_EQ(arena->usage(Category::activations).live, before);
 }
 
-// The logits of this step would take 256 MiB. One block of them is all there is of that size; beside it are what the
-// model keeps and, small here, the gradient of the embedding.
-TEST(Memory, AStepHoldsNoLogits) {
+// This step's full logits would have 256 MiB. Only one block of that size exists, in addition to saved activations and,
+// small here, the embedding's gradient.
+TEST(Memory, StepStoresNoLogits) {
   const ModelConfig config{.layers = 1, .heads = 1, .channels = 8, .context = 256, .vocab = 65536};
   const int64_t tokens = 4 * config.context, logits = tokens * config.vocab * 4;
   ASSERT_EQ(logits, 4 * kLogitsBytes);
@@ -114,7 +113,7 @@ TEST(Memory, ParametersGradientsAndStateAreCounted) {
   const ArenaPtr arena = make_arena();
   Decoder model({.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = 64});
   const int64_t n = model.parameter_count();
-  EXPECT_EQ(arena->total().live, 0);  // shapes take no memory
+  EXPECT_EQ(arena->total().live, 0);  // meta tensors use no memory
   const auto optimizer =
       make_optimizer(OptimizerKind::adamw, model.materialize(1, arena, DType::bfloat16, DType::float32), {});
   EXPECT_EQ(arena->usage(Category::parameters).live, 2 * n);
@@ -122,7 +121,7 @@ TEST(Memory, ParametersGradientsAndStateAreCounted) {
   EXPECT_EQ(arena->usage(Category::optimizer).live, 12 * n);  // master, m, v
 }
 
-TEST(Memory, AStepTakesNoNewMemory) {
+TEST(Memory, StepAllocatesNoNewMemory) {
   const ArenaPtr arena = make_arena();
   Decoder model({.layers = 2, .heads = 4, .channels = 64, .context = 32, .vocab = 100, .dropout = 0.1});
   auto& units = model.materialize(1, arena, DType::float32, DType::float32);

@@ -1,5 +1,5 @@
-// Drawing tokens: the distribution and its cuts. Writing: the window that a model reads has every token, each at its
-// place, and none before it, also past the end of the context.
+// Sampling: the distribution and its filters. Generation: the model reads exactly the tokens of the window at their
+// positions, also beyond the context.
 #include "models/sample.h"
 
 #include <numeric>
@@ -13,8 +13,7 @@
 namespace tessera {
 namespace {
 
-// Sets the weights of a model on one rank, with memory: each is the constant that its parameter starts from plus 0.4
-// times a normal number.
+// Sets the weights of a materialized model on one rank to their constant initial value plus 0.4 times a normal value.
 void draw_weights(Module& model, uint64_t seed = 3) {
   for (const Parameter* p : model.parameters()) {
     const Philox random = Philox::named(seed, p->name);
@@ -26,7 +25,7 @@ void draw_weights(Module& model, uint64_t seed = 3) {
 
 class DrawTest : public testing::Test {
  protected:
-  // The tokens that come in 4,000 draws.
+  // Distinct tokens in 4,000 samples.
   static std::string keys(const Tensor& logits, const SampleOptions& o) {
     std::set<int32_t> found;
     for (uint64_t i = 0; i < 4000; ++i) found.insert(draw_token(logits, o, i));
@@ -35,7 +34,7 @@ class DrawTest : public testing::Test {
     return s;
   }
   std::string keys(const SampleOptions& o) const { return keys(logits_, o); }
-  // Logits whose probabilities are in these proportions.
+  // Logits whose probabilities have these ratios.
   static Tensor compute_logits(const std::vector<float>& weights) {
     return test::made({std::ssize(weights)}, DType::float32, make_arena(),
                       [&](size_t i) { return std::log(weights[i]); });
@@ -43,29 +42,30 @@ class DrawTest : public testing::Test {
   Tensor logits_ = compute_logits({1, 4, 2, 3});
 };
 
-TEST_F(DrawTest, TopKAndTopPCutTheTail) {
+TEST_F(DrawTest, TopKAndTopPCutTail) {
   EXPECT_EQ(keys({.top_k = 1}), "1");
   EXPECT_EQ(keys({.top_k = 3}), "123");
   EXPECT_EQ(keys({.top_p = 0.39}), "1");
   EXPECT_EQ(keys({.top_p = 0.69}), "13");
   EXPECT_EQ(keys({.top_p = 0.71}), "123");
   EXPECT_EQ(keys({.top_k = 2, .top_p = 0.99}), "13");
-  EXPECT_EQ(keys({.vocab = 3}), "012");  // padding is never drawn
+  EXPECT_EQ(keys({.vocab = 3}), "012");  // padding is never sampled
   EXPECT_EQ(keys({.temperature = 0, .vocab = 1}), "0");
   EXPECT_EQ(keys({.temperature = 0}), "1");
 }
 
-// As transformers' filters do: one after another on what is left, and ties with the k-th stay.
-TEST_F(DrawTest, FiltersComeInTheirOrder) {
+// As in transformers, filters apply successively, and ties with the k-th token remain.
+TEST_F(DrawTest, FiltersApplyInOrder) {
   EXPECT_EQ(keys(compute_logits({4, 3, 3, 1}), {.top_k = 2}), "012");
-  // Top-p 0.75 keeps three of 0.4, 0.3, 0.2 and 0.1, and min-p then two; min-p first would leave one of two for top-p.
+  // Top-p 0.75 retains three of 0.4, 0.3, 0.2 and 0.1, and min-p then two; min-p first would leave one of two for
+  // top-p.
   EXPECT_EQ(keys(compute_logits({4, 3, 2, 1}), {.top_p = 0.55, .min_p = 0.7}), "01");
   EXPECT_EQ(keys(compute_logits({4, 3, 2, 1}), {.top_p = 0.39, .min_p = 0.7}), "0");
-  EXPECT_EQ(keys(compute_logits({40, 30, 20, 10}), {.top_k = 2, .top_p = 0.56}), "0");  // 4/7 is reached by the first
+  EXPECT_EQ(keys(compute_logits({40, 30, 20, 10}), {.top_k = 2, .top_p = 0.56}), "0");  // the first reaches 4/7
 }
 
-// transformers' RepetitionPenaltyLogitsProcessor: a token pays once, however often it was read.
-TEST_F(DrawTest, APenaltyIsPaidOnceAToken) {
+// transformers' RepetitionPenaltyLogitsProcessor: the penalty applies once per token.
+TEST_F(DrawTest, PenaltyAppliesOncePerToken) {
   const Tensor logits = Tensor::of<float>(std::array{2.0f, 1.9f, -1.0f, -1.2f}, {4}, make_arena());
   const SampleOptions o{.temperature = 0, .repetition_penalty = 1.04};
   EXPECT_EQ(draw_token(logits, o, 0, std::vector<int32_t>{0, 0, 0, 0}), 0) << "2 / 1.04 is above 1.9";
@@ -76,7 +76,7 @@ TEST_F(DrawTest, APenaltyIsPaidOnceAToken) {
   EXPECT_EQ(draw_token(negative, {.temperature = 0, .repetition_penalty = 1.2}, 0, std::vector<int32_t>{0}), 1);
 }
 
-TEST_F(DrawTest, IsAFunctionOfSeedAndIndex) {
+TEST_F(DrawTest, DependsOnlyOnSeedAndIndex) {
   const auto draws = [&](uint64_t seed) {
     std::vector<int32_t> tokens;
     for (uint64_t i = 0; i < 50; ++i) tokens.push_back(draw_token(logits_, {.seed = seed}, i));
@@ -86,7 +86,7 @@ TEST_F(DrawTest, IsAFunctionOfSeedAndIndex) {
   EXPECT_NE(draws(1), draws(2));
 }
 
-TEST(Sample, WritesPastTheContextAndTakesLongPrompts) {
+TEST(Sample, GeneratesBeyondContextAndFromLongPrompts) {
   const ArenaPtr arena = make_arena();
   Decoder model({.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 11});
   model.materialize(5, arena, DType::float64, DType::float64);
@@ -111,8 +111,7 @@ TEST(Sample, WritesPastTheContextAndTakesLongPrompts) {
   EXPECT_EQ(calls, 3);
 }
 
-// The window that a model reads when it writes: every token, each at its place, and none before it; and how a token is
-// drawn from its logits.
+// The window that generation reads: exactly its tokens at their positions; and sampling of a token from its logits.
 
 constexpr int64_t kVocab = 13;
 using Text = std::vector<int32_t>;
@@ -140,7 +139,7 @@ Tensor make_ids(std::span<const int32_t> text, const ArenaPtr& arena) {
   return Tensor::of<int32_t>(text, {1, std::ssize(text)}, arena);
 }
 
-// Logits (V) of the token after a text, by a forward pass over all of it.
+// Logits (V) of the token after a text, by a full forward pass.
 Tensor after(LanguageModel& model, std::span<const int32_t> text, const ArenaPtr& arena) {
   const NoGrad no_grad;
   model.set_step({});
@@ -158,8 +157,8 @@ double apart(const Tensor& a, const Tensor& b) {
 
 using Window = test::OneThread;
 
-// Otherwise nothing below could see a wrong token.
-TEST_F(Window, EveryTokenAndItsPlaceCount) {
+// Otherwise a wrong token would go undetected.
+TEST_F(Window, DependsOnEveryTokenAndPosition) {
   const ArenaPtr arena = make_arena();
   for (const Family family : {Family::gpt2, Family::llama}) {
     const auto model = made(to_model_config(family, 8), arena);
@@ -178,8 +177,8 @@ TEST_F(Window, EveryTokenAndItsPlaceCount) {
   }
 }
 
-// With every cut of the text into pieces that are decoded one after another.
-TEST_F(Window, DecodingInPiecesIsTheForwardPass) {
+// With every split of the text into successively decoded chunks.
+TEST_F(Window, ChunkedDecodingEqualsForwardPass) {
   const ArenaPtr arena = make_arena();
   for (const Family family : {Family::gpt2, Family::llama}) {
     const auto model = made(to_model_config(family, 9), arena);
@@ -196,8 +195,8 @@ TEST_F(Window, DecodingInPiecesIsTheForwardPass) {
   }
 }
 
-// The same draw of the logits of a forward pass over the window: the prompt's last tokens, one more after each draw,
-// and when the context is full its last half.
+// Samples equally from the logits of a forward pass over the window: the prompt's last tokens, one more after each
+// sample, and the last half of a full context.
 void expect_written(const ArenaPtr& arena, const std::vector<int64_t>& contexts) {
   for (const Family family : {Family::gpt2, Family::llama})
     for (const int64_t context : contexts) {
@@ -220,21 +219,21 @@ void expect_written(const ArenaPtr& arena, const std::vector<int64_t>& contexts)
     }
 }
 
-TEST_F(Window, WritingReadsTheWindowAndNothingElse) { expect_written(make_arena(), {1, 2, 3, 5, 8, 16}); }
+TEST_F(Window, GenerationReadsOnlyWindow) { expect_written(make_arena(), {1, 2, 3, 5, 8, 16}); }
 
 using WindowGpu = test::OnGpu;
 
-TEST_F(WindowGpu, WritingReadsTheWindowAndNothingElse) {
+TEST_F(WindowGpu, GenerationReadsOnlyWindow) {
   if (const std::string why = test::no_float64(); !why.empty()) GTEST_SKIP() << why;
   expect_written(arena, {5});
 }
 
-// The probabilities of tokens, by their definition.
+// Token probabilities, by definition.
 std::vector<double> probabilities(const std::vector<double>& logits, const SampleOptions& o) {
   const size_t vocab = o.vocab > 0 ? static_cast<size_t>(o.vocab) : logits.size();
   std::vector<double> p(logits.size(), 0.0);
   for (size_t i = 0; i < vocab; ++i) p[i] = std::exp(logits[i] / o.temperature);
-  const auto keep = [&](const auto& wanted) {  // the likeliest stay while wanted(how many are kept, their sum)
+  const auto keep = [&](const auto& wanted) {  // the likeliest remain while wanted(their number, their sum)
     std::vector<size_t> order(p.size());
     std::iota(order.begin(), order.end(), 0);
     std::ranges::stable_sort(order, [&](size_t a, size_t b) { return p[a] > p[b]; });
@@ -255,7 +254,7 @@ std::vector<double> probabilities(const std::vector<double>& logits, const Sampl
   return p;
 }
 
-TEST_F(Window, DrawsFollowTheSoftmaxOfTheKeptLogits) {
+TEST_F(Window, SamplesFollowSoftmaxOfRemainingLogits) {
   constexpr int kDraws = 20000;
   const std::vector<double> logits = {0.3, -1.2, 2.1, 0.9, -0.4, 1.6, -2.5, 0.0, 1.1};
   const Tensor tensor = Tensor::of<double>(logits, {9}, make_arena());

@@ -1,5 +1,5 @@
-// Details that one rank can get wrong alone: the width of a sliding window, in a forward pass and with a KV cache; the
-// rows of adapters on fused projections; random streams of texts that are generated together.
+// Details in which a single rank can be wrong: sliding window width in forward passes and KV caches; rows of adapters
+// on fused projections; random streams of texts generated together.
 
 #include <set>
 
@@ -71,14 +71,14 @@ TEST_P(SlidingWindow, DecodingWithACacheEqualsTheForwardPass) {
 
 INSTANTIATE_TEST_SUITE_P(KvHeads, SlidingWindow, testing::Values(1, 2));
 
-TEST(Lora, FusedProjectionsHaveTheRowsOfTheirParts) {
+TEST(Lora, FusedProjectionsHaveRowsOfTheirComponents) {
   const ModelConfig grouped{
       .family = Family::llama, .layers = 1, .heads = 4, .channels = 16, .vocab = 9, .kv_heads = 2};
   EXPECT_EQ(fused_rows(grouped, 3, 32), (std::vector<int64_t>{16, 8, 8}));
   EXPECT_EQ(fused_rows(grouped, 2, 64), (std::vector<int64_t>{32, 32}));
 }
 
-// Equal prompts and equal logits: only the number of a text tells its random numbers from those of the others.
+// Equal prompts and logits: only the text's number distinguishes its random numbers.
 TEST(Sample, TextsGeneratedTogetherHaveIndependentRandomNumbers) {
   Decoder model({.layers = 1, .heads = 1, .channels = 8, .context = 64, .vocab = kVocab});
   const Tensor uniform = Tensor::zeros({kVocab}, DType::float32, make_arena());
@@ -99,7 +99,7 @@ TEST(Sample, TextsGeneratedTogetherHaveIndependentRandomNumbers) {
     texts.insert(written);
   }
   EXPECT_EQ(texts.size(), kTexts);
-  // 15 pairs of 50 tokens, of which one in 13 is equal by chance: 58 expected, with a standard deviation of 7.
+  // 15 pairs of 50 tokens, each equal by chance with probability 1/13: 58 expected, standard deviation 7.
   EXPECT_LT(equal, 58 + 6 * 7);
 }
 

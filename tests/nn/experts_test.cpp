@@ -1,4 +1,4 @@
-// A mixture of experts: beside PyTorch, over micro-batches, at its capacity, and what it tells of itself.
+// Mixture of experts: compared with PyTorch, over micro-batches, at capacity, and its statistics.
 #include "nn/experts/experts.h"
 
 #include <limits>
@@ -15,7 +15,7 @@ struct Passed {
   std::vector<Tensor> gradients;  // router, each expert, shared layer
 };
 
-// In the order in which the oracle has them: what is no expert's comes first in a module.
+// In the oracle's order: parameters outside of experts come first in a module.
 std::vector<Parameter*> in_order(MixtureOfExperts& m) {
   std::vector<Parameter*> all = m.parameters();
   std::ranges::stable_sort(all, {}, [](const Parameter* p) {
@@ -76,8 +76,8 @@ TEST(Experts, AgreeWithPyTorch) {
   EXPECT_TRUE(left.empty());
 }
 
-// The losses of the router are means over the sequences of a step, and a capacity is one of each sequence.
-TEST(Experts, MicroBatchesAddUp) {
+// Router losses are means over a step's sequences, and the capacity applies to each sequence.
+TEST(Experts, AccumulateOverMicrobatches) {
   const int64_t c = 8;
   for (const double capacity : {0.0, 1.0}) {
     MixtureOfExperts m(
@@ -98,8 +98,8 @@ TEST(Experts, MicroBatchesAddUp) {
   }
 }
 
-// All tokens want the first expert: it takes its capacity of each sequence, and what it does not take adds nothing.
-TEST(Experts, DropWhatFindsNoPlace) {
+// All tokens choose the first expert: it accepts its capacity of each sequence, and dropped tokens contribute nothing.
+TEST(Experts, DropTokensBeyondCapacity) {
   MixtureOfExperts m(4, {.hidden = 4, .experts = {.count = 4, .per_token = 1, .capacity = 1.4}});
   m.materialize(1, make_arena(), DType::float32, DType::float32);
   Tensor router = in_order(m)[0]->var.value();
@@ -115,14 +115,14 @@ TEST(Experts, DropWhatFindsNoPlace) {
   EXPECT_EQ(load.rows, (std::vector<int64_t>{6, 0, 0, 0}));
   EXPECT_EQ(load.dropped, 10);
   EXPECT_EQ(m.take_load().dropped, 0);
-  m.set_step({});  // not in training
+  m.set_step({});  // not training
   const NoGrad no_grad;
   for (const double v : test::numbers(m(Var(x)).value())) EXPECT_NE(v, 0);
   EXPECT_EQ(m.take_load().rows, (std::vector<int64_t>{0, 0, 0, 0}));
 }
 
-// Where memory comes and goes.
-TEST(Experts, OneByOneHaveTheBitsOfAllAtOnce) {
+// With parameters that are gathered per unit.
+TEST(Experts, SeparateIsBitwiseEqualToGrouped) {
   for (const bool gated : {false, true}) {
     std::vector<Passed> passed;
     for (const bool apart : {false, true}) {
@@ -140,14 +140,14 @@ TEST(Experts, OneByOneHaveTheBitsOfAllAtOnce) {
   }
 }
 
-TEST(Experts, RefuseALayerThatMultipliesInItsOwnWay) {
+TEST(Experts, RejectLayersWithCustomMatmul) {
   MixtureOfExperts m(4, {.hidden = 4, .experts = {.count = 2}});
   m.materialize(1, make_arena(), DType::float32, DType::float32);
   m.all<Mlp>()[1]->down.set_matmul([](const Var& x, const Var&, const Var&, PackedWeights*) { return x; });
   EXPECT_THROW(m(Var(test::drawn({1, 5, 4}, DType::float32, "x"))), Error);
 }
 
-TEST(Experts, AreUnitsOfTheirOwn) {
+TEST(Experts, AreSeparateUnits) {
   MixtureOfExperts m(4, {.hidden = 6, .gated = true, .experts = {.count = 3, .shared = 2}});
   const auto names = [&] {
     std::string all;
@@ -160,8 +160,8 @@ TEST(Experts, AreUnitsOfTheirOwn) {
   EXPECT_EQ(names(), "model experts.1 ");
 }
 
-// A router that has nothing to compare still chooses experts that there are.
-TEST(Experts, NumbersThatAreNoneReachTheLoss) {
+// With non-finite logits a router still chooses valid experts.
+TEST(Experts, NonFiniteValuesReachLoss) {
   MixtureOfExperts m(4, {.hidden = 4, .experts = {.count = 4, .per_token = 3}});
   m.materialize(1, make_arena(), DType::float32, DType::float32);
   Tensor x = test::drawn({1, 5, 4}, DType::float32, "x");
@@ -169,7 +169,7 @@ TEST(Experts, NumbersThatAreNoneReachTheLoss) {
   EXPECT_TRUE(std::isnan(m(Var(x)).value().to_vector<float>()[0]));
 }
 
-TEST(Experts, RefuseWhatCannotBe) {
+TEST(Experts, RejectInvalidOptions) {
   const auto field = [](const ExpertConfig& config) {
     return error_message([&] { MixtureOfExperts(4, {.hidden = 4, .experts = config}); });
   };

@@ -1,5 +1,5 @@
-// Parameters on a GPU: their first values, updates and norm, bit for bit those of the CPU; and both layers of an Mlp
-// beside float64 on the CPU, with what their products bring along.
+// Parameters on a GPU: initial values, updates and norm are bitwise identical to the CPU's; and both layers of an Mlp
+// compared with float64 on the CPU, including fused bias gradients.
 #include "tests/support/gpu.h"
 
 #include <limits>
@@ -21,7 +21,7 @@ using namespace test;
 
 using UnitsGpu = test::OnGpu;
 
-// Muon leaves matrices as they are: what it makes of them are products, whose bits a library decides.
+// Muon's matrices are excluded: their updates use GEMMs, whose bits depend on the library.
 const OptimizerOptions kOptions{.momentum = 0.9,
                                 .beta1 = 0.9,
                                 .beta2 = 0.95,
@@ -29,7 +29,7 @@ const OptimizerOptions kOptions{.momentum = 0.9,
                                 .weight_decay = 0.1,
                                 .orthogonalise = [](const auto&, const auto&) {}};
 
-// A copy of the part [from, to) of a unit in another arena.
+// A copy of the shard [from, to) of a unit in another arena.
 FlatUnit slice_unit(const FlatUnit& unit, int64_t from, int64_t to, const ArenaPtr& arena) {
   FlatUnit part = unit;
   part.values = Tensor::empty({to - from}, unit.values.dtype(), arena);
@@ -47,7 +47,7 @@ FlatUnit normal_unit(const std::vector<int64_t>& sizes) {
   return unit;
 }
 
-// Gaps between slots must keep their values, so they hold something.
+// Gaps between slots must be preserved, so they are nonzero.
 FlatUnit drawn_unit(test::Draw& draw, DType values, DType grads, uint64_t seed, std::string_view optimizer = "") {
   std::vector<int64_t> sizes;
   for (int64_t slots = draw.between(1, 6); slots > 0; --slots) sizes.push_back(draw.between(1, draw.between(1, 3000)));
@@ -68,7 +68,7 @@ std::unique_ptr<Optimizer> made_optimizer(const char* name, const FlatUnit& unit
   return make_optimizer(*value_named<OptimizerKind>(kOptimizerNames, name), {unit}, options);
 }
 
-// Expects the same steps of a unit on the host and of its copy in `arena`.
+// Expects equal steps of a unit on the host and of its copy in `arena`.
 void expect_same_steps(const char* name, const FlatUnit& unit, const ArenaPtr& arena,
                        const OptimizerOptions& options = kOptions, const ArenaPtr& state_there = {}) {
   const FlatUnit here = copy_unit(unit, make_arena()), there = copy_unit(unit, arena);
@@ -88,14 +88,14 @@ void expect_same_steps(const char* name, const FlatUnit& unit, const ArenaPtr& a
   }
 }
 
-// Whole units, and shards that begin and end inside slots, at any element.
-TEST_F(UnitsGpu, UpdatesHaveTheBitsOfTheCpu) {
+// Full units, and shards that begin and end inside slots, at any element.
+TEST_F(UnitsGpu, UpdatesAreBitwiseEqualToCpu) {
   test::Draw draw("updates", 0);
   uint64_t seed = 0;
   for (const char* name : {"sgd", "adam", "adamw", "muon"})
     for (const DType values : test::floating(arena))
       for (const DType grads : test::floating(arena)) {
-        if ((values == DType::float64) != (grads == DType::float64)) continue;  // which no optimizer takes
+        if ((values == DType::float64) != (grads == DType::float64)) continue;  // unsupported by all optimizers
         const FlatUnit unit = drawn_unit(draw, values, grads, seed += 2, name);
         const int64_t n = unit.values.numel(), from = draw.between(0, n - 1), to = draw.between(from + 1, n);
         expect_same_steps(name, unit, arena);
@@ -106,8 +106,8 @@ TEST_F(UnitsGpu, UpdatesHaveTheBitsOfTheCpu) {
   expect_same_steps("sgd", drawn_unit(draw, DType::float32, DType::float32, 99), arena, plain);
 }
 
-// State in the host's pinned memory, which grows past what is pinned at once.
-TEST_F(UnitsGpu, OffloadedStateHasTheBitsOfTheCpu) {
+// State in pinned host memory that exceeds one pinned block.
+TEST_F(UnitsGpu, OffloadedStateIsBitwiseEqualToCpu) {
   test::Draw draw("offloaded", 0);
   const ArenaPtr pinned = make_pinned_arena();
   for (const char* name : {"sgd", "adamw", "muon"})
@@ -119,19 +119,19 @@ TEST_F(UnitsGpu, OffloadedStateHasTheBitsOfTheCpu) {
   EXPECT_GT(pinned->footprint(), 32 << 20);
 }
 
-// More slots than the parameters of one launch have room for.
-TEST_F(UnitsGpu, UnitsMayHaveAnyNumberOfSlots) {
+// More slots than fit in the parameters of one launch.
+TEST_F(UnitsGpu, SupportsAnyNumberOfSlots) {
   std::vector<int64_t> sizes;
   for (int64_t i = 0; i < 150; ++i) sizes.push_back(1 + i % 37);
   expect_same_steps("adamw", normal_unit(sizes), arena);
 }
 
-TEST_F(UnitsGpu, NormsHaveTheBitsOfTheCpu) {
+TEST_F(UnitsGpu, NormsAreBitwiseEqualToCpu) {
   test::Draw draw("norms", 0);
   for (const DType dtype : test::floating(arena)) {
     std::vector<FlatUnit> here, there;
     std::vector<Tensor> grads_here, grads_there;
-    for (uint64_t u = 0; u < 70; ++u) {  // more than one launch adds up
+    for (uint64_t u = 0; u < 70; ++u) {  // more than one launch sums
       here.push_back(drawn_unit(draw, DType::float32, dtype, 10 * u));
       there.push_back(copy_unit(here.back(), arena));
       grads_here.push_back(here.back().grads);
@@ -150,7 +150,7 @@ TEST_F(UnitsGpu, NormsHaveTheBitsOfTheCpu) {
   EXPECT_TRUE(std::isinf(grad_norm(std::array{copy})));
 }
 
-TEST_F(UnitsGpu, RunsOfBlockSumsAreAddedInTheirOrder) {
+TEST_F(UnitsGpu, AddsBlockSumsInOrder) {
   test::Draw draw("runs", 0);
   const Tensor here = made({12000}, DType::float64, make_arena(),
                            [&](size_t) { return static_cast<double>(draw.between(0, (1 << 30) - 1)) * 1e-7; });
@@ -167,8 +167,8 @@ TEST_F(UnitsGpu, RunsOfBlockSumsAreAddedInTheirOrder) {
   EXPECT_EQ(sums(here.to(arena)), sums(here));
 }
 
-// Numbers that the GPU finds make the update that the host would have made with them; found wanting, they make none.
-TEST_F(UnitsGpu, UpdatesTakeTheirNumbersFromMemory) {
+// Scalars computed on the GPU produce the same update as on the host; non-finite ones produce none.
+TEST_F(UnitsGpu, UpdatesReadScalarsFromDeviceMemory) {
   if constexpr (kWithCuda)
     for (const char* name : {"sgd", "adam", "adamw", "muon"})
       for (const DType values : test::floating(arena)) {
@@ -198,10 +198,10 @@ TEST_F(UnitsGpu, UpdatesTakeTheirNumbersFromMemory) {
           EXPECT_EQ(state.found().loss_sum, 2.5);
           EXPECT_FALSE(state.found().update.skip);
         }
-        step(1, std::numeric_limits<double>::infinity());  // neither then
+        step(1, std::numeric_limits<double>::infinity());  // no update
         EXPECT_TRUE(state.found().update.skip);
         there.grads.narrow(0, 5, 1).fill(std::numeric_limits<double>::quiet_NaN());
-        step(1, 2.5);  // nor then
+        step(1, 2.5);  // no update
         EXPECT_TRUE(state.found().update.skip);
         EXPECT_TRUE(same_bits(here.values, there.values)) << name << " " << to_string(values);
         for (size_t s = 0; s < known->state().size(); ++s)
@@ -210,8 +210,8 @@ TEST_F(UnitsGpu, UpdatesTakeTheirNumbersFromMemory) {
       }
 }
 
-// An id outside its table is complained of by the host's next wait; until then nothing is updated.
-TEST_F(UnitsGpu, NothingIsUpdatedAfterAnIndexOutside) {
+// The next host synchronization reports an id out of bounds; until then nothing is updated.
+TEST_F(UnitsGpu, SkipsUpdateAfterIndexOutOfBounds) {
   if constexpr (kWithCuda) {
     const FlatUnit unit = make_unit("u", {50}, DType::float32, DType::float32, arena);
     unit.grads.narrow(0, 0, 50).fill(1);
@@ -237,8 +237,8 @@ struct Layers final : Module {
   Linear &first, &second;
 };
 
-// Whole, and the rows and columns of a part.
-TEST_F(UnitsGpu, FirstValuesHaveTheBitsOfTheCpu) {
+// Full, and the rows and columns of a shard.
+TEST_F(UnitsGpu, InitialValuesAreBitwiseEqualToCpu) {
   for (const DType dtype : test::floating(arena))
     for (const bool cut : {false, true}) {
       Layers here, there;
@@ -260,15 +260,16 @@ TEST_F(UnitsGpu, FirstValuesHaveTheBitsOfTheCpu) {
   EXPECT_EQ(arena->host()->total().live, 0);
 }
 
-// Both layers of an Mlp on a GPU: outputs and gradients beside float64 on the CPU, and what its products bring along.
+// Both layers of an Mlp on a GPU: outputs and gradients compared with float64 on the CPU, including fused bias
+// gradients.
 
 using GeluMlpGpu = test::OnGpu;
 
 struct Way {
-  bool deferred, recompute, frozen;  // frozen: the first layer's weight, and not its bias
+  bool deferred, recompute, frozen;  // frozen: the first layer's weight, but not its bias
 };
 
-// The output and the gradients of numbers that `dtype` has, computed in `as`.
+// Output and gradients for values exact in `dtype`, computed in `as`.
 std::vector<Tensor> results(DType dtype, DType as, const ArenaPtr& arena, const Way& way) {
   const auto drawn = [&](const Shape& shape, size_t i) {
     return test::drawn(shape, dtype, "mlp " + std::to_string(i)).to(as).to(arena);
@@ -286,7 +287,7 @@ std::vector<Tensor> results(DType dtype, DType as, const ArenaPtr& arena, const 
   return all;
 }
 
-TEST_F(GeluMlpGpu, GradientsAreThoseOfFloat64) {
+TEST_F(GeluMlpGpu, GradientsMatchFloat64) {
   for (const DType dtype : {DType::float32, DType::bfloat16})
     for (const bool deferred : {false, true})
       for (const bool recompute : {false, true})
@@ -302,8 +303,8 @@ TEST_F(GeluMlpGpu, GradientsAreThoseOfFloat64) {
         }
 }
 
-// The emulated library takes every fused way; on a GPU the clock decides.
-TEST_F(GeluMlpGpu, WeightsBringBothBiasesAlong) {
+// The emulated library supports every fused epilogue; on a GPU timing decides.
+TEST_F(GeluMlpGpu, WeightGradientsIncludeBothBiases) {
   if (!test::emulated()) GTEST_SKIP() << "the clock decides";
   const KernelLog& log = arena->local<KernelLog>();
   results(DType::bfloat16, DType::bfloat16, arena, {false, false, false});

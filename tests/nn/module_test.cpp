@@ -1,5 +1,5 @@
-// Modules: names, units, first values, ties, wraps; where the elements of a part lie; layers, losses; adapters beside a
-// frozen weight.
+// Modules: names, units, initial values, ties, wrappers; elements of shards; layers, losses; adapters on a frozen
+// weight.
 
 #include <fmt/ranges.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 using test::same_bits;
 
-// Two linear layers, the second a unit of its own.
+// Two linear layers, the second a separate unit.
 struct Pair : Module {
   Pair()
       : first(child<Linear>("first", 3, 5, Linear::Options{})),
@@ -25,7 +25,7 @@ struct Pair : Module {
   Linear &first, &second;
 };
 
-TEST(Module, NamesAndUnitsFollowTheTree) {
+TEST(Module, NamesAndUnitsFollowTree) {
   Pair model;
   std::vector<std::string> names;
   for (const Parameter* p : model.parameters()) names.push_back(p->name);
@@ -45,7 +45,7 @@ TEST(Module, NamesAndUnitsFollowTheTree) {
   EXPECT_EQ(model.first.weight.value().storage(), units[0].values.storage());
 }
 
-TEST(Module, AnElementsFirstValueDependsOnSeedNameAndIndexAlone) {
+TEST(Module, InitialValuesDependOnlyOnSeedNameAndIndex) {
   const ArenaPtr arena = make_arena();
   Pair model, other;
   model.materialize(3, arena, DType::float64, DType::float64);
@@ -57,13 +57,13 @@ TEST(Module, AnElementsFirstValueDependsOnSeedNameAndIndexAlone) {
   EXPECT_NE(other.second.weight.value().to_vector<double>(), w.to_vector<double>());
 }
 
-// Two micro-batches of a weight that is used twice: (a0 + b0) + (a1 + b1), which in float32 is not ((a0 + b0) + a1) +
+// Two micro-batches of a weight with two uses: (a0 + b0) + (a1 + b1), which in float32 differs from ((a0 + b0) + a1) +
 // b1.
-TEST(Module, TheUsesOfATiedWeightAreSummedPerBackward) {
+TEST(Module, SumsUsesOfTiedWeightPerBackward) {
   const ArenaPtr arena = make_arena();
   Pair model;
   model.materialize(3, arena, DType::float32, DType::float32);
-  const auto times = [&](float value) {  // a use whose gradient is `value` everywhere
+  const auto times = [&](float value) {  // a use with gradient `value` everywhere
     return sum(model.first.weight * Var(Tensor::of<float>(std::vector<float>(15, value), {5, 3}, arena)));
   };
   const float a0 = 1, b0 = 3e-8F, a1 = 5e-8F, b1 = -1;
@@ -71,18 +71,18 @@ TEST(Module, TheUsesOfATiedWeightAreSummedPerBackward) {
   model.first.weight.on_grad([&] { ++hooks; });
   for (int step = 0; step < 2; ++step) {
     model.clear_gradients();
-    backward(times(b0) + times(a0));  // from the newest to the oldest
+    backward(times(b0) + times(a0));  // newest to oldest
     EXPECT_EQ(model.first.weight.grad().to_vector<float>(), std::vector<float>(15, a0 + b0));
     backward(times(b1) + times(a1));
     model.zero_missing_gradients();
     EXPECT_EQ(model.first.weight.grad().to_vector<float>(), std::vector<float>(15, (a0 + b0) + (a1 + b1)));
     EXPECT_NE((a0 + b0) + (a1 + b1), ((a0 + b0) + a1) + b1);
-    EXPECT_EQ(model.second.weight.grad().to_vector<float>(), std::vector<float>(15, 0));  // nobody brought one
-    EXPECT_EQ(hooks, 2 * (step + 1));  // once per backward, when both uses have come
+    EXPECT_EQ(model.second.weight.grad().to_vector<float>(), std::vector<float>(15, 0));  // no gradient arrived
+    EXPECT_EQ(hooks, 2 * (step + 1));  // once per backward, after both uses
   }
 }
 
-TEST(Module, WrapsSeeTheCallFromOutsideIn) {
+TEST(Module, WrappersRunOutermostFirst) {
   const ArenaPtr arena = make_arena();
   Pair model;
   model.materialize(3, arena, DType::float64, DType::float64);
@@ -102,7 +102,7 @@ TEST(Module, WrapsSeeTheCallFromOutsideIn) {
   for (size_t i = 0; i < plain.size(); ++i) EXPECT_NEAR(wrapped[i], 6 * plain[i], 1e-15);
 }
 
-TEST(Module, RefusesWhatCannotBe) {
+TEST(Module, RejectsInvalidOperations) {
   EXPECT_THROW(Linear(0, 3, {}), Error);
   EXPECT_THROW(Attention(10, {.heads = 3}), Error);
   struct NoForward : Module {
@@ -134,10 +134,10 @@ TEST(Losses, MeanSquaredErrorAndItsGradient) {
   EXPECT_THROW(mean_squared_error(p, sum(t)), Error);
 }
 
-// Parts of parameters: where their elements lie in the whole.
+// Shards of parameters: the positions of their elements in the full tensor.
 
-// Every element of the part, one after another, against an index written out with loops.
-TEST(Parameter, RunsAreTheElementsOfThePart) {
+// Every element of the shard, compared with an index computed by plain loops.
+TEST(Parameter, RunsCoverElementsOfShard) {
   const Philox random = Philox::named(3, "cuts");
   uint64_t at = 0;
   const auto draw = [&](int64_t least, int64_t most) {
@@ -179,7 +179,7 @@ TEST(Parameter, RunsAreTheElementsOfThePart) {
   }
 }
 
-TEST(Parameter, APartStartsWithTheValuesOfTheWhole) {
+TEST(Parameter, ShardStartsWithValuesOfFullParameter) {
   Linear whole(5, 6, {}), part(5, 6, {});
   part.shard(part.weight, {.runs = {{1, 2}, {4, 1}}});
   EXPECT_THROW(part.shard(part.weight, {.runs = {{0, 1}}}), Error);
@@ -191,7 +191,7 @@ TEST(Parameter, APartStartsWithTheValuesOfTheWhole) {
   EXPECT_TRUE(same_bits({some.narrow(0, 0, 2), some.select(0, 2)}, {all.narrow(0, 1, 2), all.select(0, 4)}));
 }
 
-TEST(Module, UnitsOfAnotherRankAreNotHere) {
+TEST(Module, ExcludesUnitsOfOtherRanks) {
   Mlp mlp(8, 32, {});
   mlp.up.make_unit();
   mlp.down.make_unit();
@@ -202,7 +202,7 @@ TEST(Module, UnitsOfAnotherRankAreNotHere) {
   EXPECT_EQ(mlp.parameters().size(), 2u);
 }
 
-// One op for both layers of an Mlp has the bits of the layers one after the other.
+// One op for both layers of an Mlp is bitwise equal to separate layers.
 
 Tensor normal(uint64_t seed, const Shape& shape, DType dtype) { return test::normal(shape, dtype, seed, "mlp"); }
 
@@ -221,7 +221,7 @@ std::vector<Tensor> results(DType dtype, bool deferred, const F& f) {
   return all;
 }
 
-TEST(GeluMlp, HasTheBitsOfItsLayers) {
+TEST(GeluMlp, IsBitwiseEqualToItsLayers) {
   for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64})
     for (const bool deferred : {false, true})
       for (const bool recompute : {false, true}) {
@@ -235,23 +235,23 @@ TEST(GeluMlp, HasTheBitsOfItsLayers) {
       }
 }
 
-// A norm behind the op makes the sums for the last bias beside its own, with the same bits.
-TEST(GeluMlp, ItsBiasRidesOnTheNorm) {
+// A norm after the op computes the last bias gradient with its own, bitwise equal.
+TEST(GeluMlp, NormComputesBiasGradient) {
   const auto gradient = [](bool rides) {
     std::vector<Var> v;
     for (const Shape& shape : {Shape{6, 16}, Shape{40, 16}, Shape{40}, Shape{24, 40}, Shape{24}, Shape{24}})
       v.emplace_back(normal(v.size(), shape, DType::float32), true);
     Var y = gelu_mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]});
     EXPECT_TRUE(y.row_sums_requested());
-    if (!rides) y = reshape(y, y.shape());  // an op that passes no sums on
+    if (!rides) y = reshape(y, y.shape());  // an op that does not forward row sums
     backward(sum(norm(y, v[5], Var()) * Var(normal(9, {6, 24}, DType::float32))));
     return v[4].grad();
   };
   EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
 }
 
-// A wrap around a layer, as a tensor axis has one, is called: code between the layers is not passed over.
-TEST(GeluMlp, AWrappedLayerIsCalled) {
+// A wrapped layer, as under tensor parallelism, is called: code between the layers is not bypassed.
+TEST(GeluMlp, CallsWrappedLayers) {
   Mlp mlp(8, 32, {});
   mlp.materialize(1, make_arena(), DType::float32, DType::float32);
   const Var x(normal(1, {2, 8}, DType::float32));
@@ -265,7 +265,7 @@ TEST(GeluMlp, AWrappedLayerIsCalled) {
   EXPECT_EQ(calls, 1);
 }
 
-// Adapters beside a frozen weight: what they add, what is kept for them, and their names.
+// Adapters on a frozen weight: their output, saved tensors, and names.
 
 ModelConfig small(Family family) {
   return {
@@ -295,7 +295,7 @@ double expected(const Lora& l, const Tensor& x, int64_t first, int64_t i, int64_
   return sum;
 }
 
-TEST(WeightDecay, AppliesToMatricesAlone) {
+TEST(WeightDecay, AppliesOnlyToMatrices) {
   const auto expect = [](const ModelConfig& config, const std::string& decaying, const std::string& others) {
     const std::unique_ptr<LanguageModel> model = make_model(config);
     std::set<std::string> found[2];
@@ -325,7 +325,7 @@ TEST(WeightDecay, AppliesToMatricesAlone) {
          "");
 }
 
-TEST(Lora, AddsItsProductToItsColumns) {
+TEST(Lora, AddsOutputToItsColumns) {
   Linear layer(8, 20, {});
   layer.freeze();
   Lora& adapter = layer.adapt("part", 6, 10, {.rank = 3, .scale = 2, .starts_idle = false});
@@ -340,7 +340,7 @@ TEST(Lora, AddsItsProductToItsColumns) {
     }
 }
 
-TEST(Lora, BeginsAsTheModelThatItAdapts) {
+TEST(Lora, StartsAsBaseModel) {
   for (const Family family : {Family::gpt2, Family::llama}) {
     ModelConfig adapted = small(family), plain = adapted;
     adapted.lora.starts_idle = true;
@@ -369,7 +369,7 @@ TEST(Lora, OnlyAdaptersHaveGradients) {
   EXPECT_LE(arena->usage(Category::gradients).live, 4 * 2 * (32 + 16));
 }
 
-TEST(Lora, TheScaleFollowsTheRank) {
+TEST(Lora, ScaleDependsOnRank) {
   LoraConfig c{.rank = 16, .alpha = 8};
   EXPECT_EQ(c.scale(), 0.5);
   c.rank_stabilised = true;
@@ -387,7 +387,7 @@ TEST(Lora, ExpertsAndRoutersAreFrozen) {
   EXPECT_EQ(adapter_tensors(*model).size(), 2u * 4);
   model->set_step({.training = true});
   backward(model->loss(six_ids(), six_ids(), 1).mean);
-  for (const AttachedLora& attached : adapter_tensors(*model)) {  // through experts and the router of the layer above
+  for (const AttachedLora& attached : adapter_tensors(*model)) {  // including experts and the router of the layer above
     const std::vector<float> gradient = attached.adapter->b.weight.grad().to_vector<float>();
     EXPECT_TRUE(std::ranges::any_of(gradient, [](float g) { return g != 0; })) << attached.adapter->full_name();
   }
@@ -398,7 +398,7 @@ TEST(Lora, ExpertsAndRoutersAreFrozen) {
   }
 }
 
-TEST(Lora, UnknownLayersAreNamed) {
+TEST(Lora, ReportsUnknownLayers) {
   ModelConfig c = small(Family::llama);
   c.lora.targets = {"q_proj", "c_attn"};
   EXPECT_TRUE(has(error_message([&] { make_model(c); }), "found 'c_attn'"));

@@ -1,4 +1,4 @@
-// Muon against its paper in float64, with loops of its own for every product.
+// Muon compared with its paper in float64, with plain loops for every matmul.
 #include "optim/muon.h"
 
 #include "optim/optimizer.h"
@@ -26,7 +26,7 @@ Matrix transposed(const Matrix& a) {
   return out;
 }
 
-// As the authors write it: on the transpose where there are more rows than columns.
+// As published: on the transpose if there are more rows than columns.
 Matrix newton_schulz(Matrix x) {
   const bool tall = x.size() > x[0].size();
   if (tall) x = transposed(x);
@@ -53,9 +53,9 @@ Matrix make_matrix(const double* from, int64_t rows, int64_t columns) {
   return out;
 }
 
-// A unit of one matrix, of whose rows the first `top` are a matrix of their own where that is not 0.
+// A unit of one matrix, whose first `top` rows are a separate matrix unless 0.
 FlatUnit matrix_unit(int64_t rows, int64_t columns, int64_t top, DType dtype) {
-  static std::deque<Parameter> all;  // units outlive whoever made them
+  static std::deque<Parameter> all;  // units outlive their creators
   Parameter& p = all.emplace_back();
   p.name = "w";
   p.whole = {rows, columns};
@@ -116,8 +116,8 @@ TEST(Muon, FollowsThePaper) { expect_follows(make_arena()); }
 using MuonGpu = test::OnGpu;
 TEST_F(MuonGpu, FollowsThePaper) { expect_follows(arena); }
 
-// Beside the matrix, and what a library takes for itself; the emulated one takes nothing.
-TEST_F(MuonGpu, TakesNoMoreMemoryThanItSays) {
+// In addition to the matrix and library workspaces; the emulated library has none.
+TEST_F(MuonGpu, StaysWithinPredictedMemory) {
   const int64_t library = test::emulated() ? 0 : cuda::kMaxWorkspace;
   for (const auto& [rows, columns] : {std::pair{64, 64}, {64, 256}, {129, 35}, {37, 301}}) {
     Tensor x = Tensor::empty({rows, columns}, DType::float32, arena);
@@ -129,8 +129,8 @@ TEST_F(MuonGpu, TakesNoMoreMemoryThanItSays) {
   }
 }
 
-// Singular values end near 1: the polynomial makes no more of them than it promises.
-TEST(Muon, MakesMatricesNearlyOrthogonal) {
+// Singular values end near 1, within the polynomial's range.
+TEST(Muon, OrthogonalizesMatrices) {
   const FlatUnit unit = matrix_unit(16, 40, 0, DType::float64);
   test::fill_normal(unit, unit.values, 3, 5.0);
   const Tensor x = unit.values.reshape({16, 40});
@@ -145,7 +145,7 @@ TEST(Muon, MakesMatricesNearlyOrthogonal) {
   EXPECT_NEAR(trace / 16, 0.8, 0.3);
 }
 
-TEST(Muon, OfNothingIsNothing) {
+TEST(Muon, MapsZeroToZero) {
   const Tensor x = Tensor::zeros({4, 6}, DType::float32, make_arena());
   orthogonalise(x);
   for (const float e : x.to_vector<float>()) EXPECT_EQ(e, 0);

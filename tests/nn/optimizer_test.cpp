@@ -1,5 +1,6 @@
-// Optimizers against the published formulas in float64 and beside PyTorch, the bits of shards, threads and bfloat16
-// masters, and state that is rounded stochastically; the gradient norm's fixed order, clipping, and the schedule.
+// Optimizers compared with the published formulas in float64 and with PyTorch; bitwise independence of sharding and
+// threads; bfloat16 masters and stochastically rounded state; the gradient norm's fixed order, clipping, and the
+// schedule.
 #include "optim/optimizer.h"
 
 #include <limits>
@@ -29,11 +30,11 @@ const OptimizerOptions kOptions{.momentum = 0.9, .beta1 = 0.9, .beta2 = 0.95, .e
 
 const OptimizerOptions kAllBf16{.beta2 = 0.95, .weight_decay = 0.1, .state = DType::bfloat16, .seed = 5};
 
-// No two constants are equal, and eps is so large that its position in the formula matters.
+// All constants differ, and eps is large enough for its position in the formula to matter.
 const OptimizerOptions kDistinct{.momentum = 0.7, .beta1 = 0.85, .beta2 = 0.95, .eps = 0.03, .weight_decay = 0.2};
 const OptimizerOptions kNoMomentum{.momentum = 0, .beta1 = 0, .beta2 = 0.6, .eps = 1e-3, .weight_decay = 0.2};
 
-// One element, as the papers write it, in float64.
+// One element, as published, in float64.
 struct Reference {
   double p = 0, m = 0, v = 0;
   void step(std::string_view name, const OptimizerOptions& o, double g, double lr, int t, bool decay) {
@@ -52,7 +53,7 @@ struct Reference {
   }
 };
 
-// A unit of drawn values, and of gradients of the next seed.
+// A unit of random values, with gradients from the next seed.
 FlatUnit drawn_unit(const std::vector<int64_t>& sizes, DType values, DType grads, uint64_t seed) {
   const FlatUnit unit = make_unit("u", sizes, values, grads, make_arena());
   fill_normal(unit, unit.values, seed, 1.0);
@@ -60,7 +61,7 @@ FlatUnit drawn_unit(const std::vector<int64_t>& sizes, DType values, DType grads
   return unit;
 }
 
-// The tensor that holds the full-precision parameters.
+// The full-precision parameters.
 Tensor precise(const Optimizer& optimizer) {
   for (const NamedTensor& s : optimizer.state())
     if (s.name.ends_with(".master")) return s.tensor;
@@ -93,7 +94,7 @@ void compare_with_reference(std::string_view name, const OptimizerOptions& optio
 }
 
 TEST(Optimizer, FollowsThePublishedFormulasInEveryDtype) {
-  for (const std::string_view name : kOptimizerNames)  // muon updates its vectors as adamw does
+  for (const std::string_view name : kOptimizerNames)  // muon updates vectors like adamw
     for (const OptimizerOptions& options : {kDistinct, kNoMomentum})
       for (const DType values : {DType::float64, DType::float32, DType::bfloat16})
         for (const DType grads : {DType::float64, DType::float32, DType::bfloat16})
@@ -103,7 +104,8 @@ TEST(Optimizer, FollowsThePublishedFormulasInEveryDtype) {
             EXPECT_THROW(compare_with_reference(name, options, values, grads), Error);
 }
 
-// Each step starts from the stored values and state, and every result is one of the two bfloat16 next to the formula's.
+// Each step starts from the stored values and state, and every result is one of the two bfloat16 neighbours of the
+// formula's.
 TEST(Optimizer, Bfloat16StateFollowsThePublishedFormulas) {
   for (const char* name : kNames) {
     OptimizerOptions options = kDistinct;
@@ -136,7 +138,7 @@ TEST(Optimizer, Bfloat16StateFollowsThePublishedFormulas) {
   }
 }
 
-// The part [from, to) of a unit, in memory of its own, with the unit's slots as seen from there.
+// The shard [from, to) of a unit in separate memory, with the unit's slots relative to it.
 FlatUnit make_shard(const FlatUnit& unit, int64_t from, int64_t to) {
   FlatUnit shard = unit;
   shard.values = unit.values.narrow(0, from, to - from).clone();
@@ -168,8 +170,8 @@ void expect_bits_of_the_whole(OptimizerKind kind, DType dtype, const OptimizerOp
   }
 }
 
-// Rounding is stochastic where all is bfloat16.
-TEST(Optimizer, AShardGetsTheBitsOfTheWhole) {
+// Rounding is stochastic if everything is bfloat16.
+TEST(Optimizer, ShardIsBitwiseEqualToFullUnit) {
   for (const char* name : kNames) {
     SCOPED_TRACE(name);
     for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16})
@@ -178,7 +180,7 @@ TEST(Optimizer, AShardGetsTheBitsOfTheWhole) {
   }
 }
 
-TEST(Optimizer, ThreadsDoNotChangeABitAndGapsStayZero) {
+TEST(Optimizer, IsIndependentOfThreadsAndKeepsGapsZero) {
   const int before = cpu::threads();
   for (const char* name : kNames) {
     Tensor first;
@@ -198,7 +200,7 @@ TEST(Optimizer, ThreadsDoNotChangeABitAndGapsStayZero) {
   cpu::set_threads(before);
 }
 
-TEST(Optimizer, StateIsNamedCountedAndResumes) {
+TEST(Optimizer, StateHasNamesAndCountsAndResumes) {
   FlatUnit unit = drawn_unit({100, 20}, DType::bfloat16, DType::float32, 1);
   unit.name = "blocks.0";
   const ArenaPtr& arena = unit.values.arena();
@@ -222,7 +224,7 @@ TEST(Optimizer, StateIsNamedCountedAndResumes) {
   EXPECT_TRUE(same_bits(first->state()[2].tensor, second->state()[2].tensor));
 }
 
-TEST(Optimizer, RefusesWhatDoesNotFit) {
+TEST(Optimizer, RejectsMismatchedArguments) {
   const ArenaPtr arena = make_arena();
   FlatUnit unit = make_unit("u", {100, 20}, DType::float32, DType::float32, arena);
   EXPECT_THROW(make_optimizer(OptimizerKind::adam, {unit}, {.beta1 = 1.0}), Error);
@@ -234,7 +236,7 @@ TEST(Optimizer, RefusesWhatDoesNotFit) {
   EXPECT_THROW(make_optimizer(OptimizerKind::adam, {unit}, kOptions), Error);
 }
 
-// Five steps of each optimizer beside PyTorch's.
+// Five steps of each optimizer compared with PyTorch's.
 
 constexpr int kSteps = 5;
 
@@ -265,7 +267,7 @@ TEST(Optimizer, AgreesWithPyTorch) {
   }
 }
 
-// An update writes bfloat16 values as its float32 master rounded to nearest even.
+// An update stores bfloat16 values as the float32 master rounded to nearest even.
 
 void expect_rounded(const ArenaPtr& arena) {
   for (const OptimizerKind kind : {OptimizerKind::sgd, OptimizerKind::adam, OptimizerKind::adamw})
@@ -276,7 +278,9 @@ void expect_rounded(const ArenaPtr& arena) {
       const auto optimizer = make_optimizer(kind, {unit}, {.weight_decay = 0.1});
       for (int step = 0; step < 43; ++step) {
         optimizer->step(step < 3 ? 0.01 : 1e-4, step < 3 ? 0.7 : 1);
-        if (step >= 3 && step < 42) continue;  // forty that bfloat16 loses one by one, and that add up in the master
+        if (step >= 3 && step < 42)
+          continue;  // forty steps that bfloat16 loses individually and the master
+                     // accumulates
         const std::vector<double> values = numbers(unit.values), master = numbers(precise(*optimizer));
         ASSERT_EQ(precise(*optimizer).dtype(), DType::float32);
         int64_t between = 0;
@@ -291,15 +295,15 @@ void expect_rounded(const ArenaPtr& arena) {
     }
 }
 
-TEST(Rounding, OfUpdatesIsToNearestEven) { expect_rounded(make_arena()); }
+TEST(Rounding, UpdatesRoundToNearestEven) { expect_rounded(make_arena()); }
 
 using RoundingGpu = test::OnGpu;
 
-TEST_F(RoundingGpu, OfUpdatesIsToNearestEven) { expect_rounded(arena); }
+TEST_F(RoundingGpu, UpdatesRoundToNearestEven) { expect_rounded(arena); }
 
-// Stochastic rounding, and optimizers whose state is bfloat16: means, bits of shards and cut parameters, small steps.
+// Stochastic rounding and bfloat16 state: means, bitwise equality of shards, small steps.
 
-TEST(StochasticRounding, TakesANeighbourAndIsRightOnAverage) {
+TEST(StochasticRounding, ChoosesNeighbourAndIsUnbiased) {
   const Philox random(7);
   for (uint64_t trial = 0; trial < 40; ++trial) {
     const auto x = static_cast<float>(random.normal(trial) * std::pow(10.0, static_cast<double>(trial % 9) - 4));
@@ -313,13 +317,13 @@ TEST(StochasticRounding, TakesANeighbourAndIsRightOnAverage) {
     }
     EXPECT_LE(low, x);
     EXPECT_GE(high, x);
-    const double gap = std::ldexp(std::abs(static_cast<double>(x)), -7);  // at least that between neighbours
+    const double gap = std::ldexp(std::abs(static_cast<double>(x)), -7);  // at least the distance between neighbours
     EXPECT_LE(static_cast<double>(high - low), gap);
     EXPECT_NEAR(sum / kDraws, static_cast<double>(x), 4 * gap / 2 / std::sqrt(kDraws)) << x;
   }
 }
 
-TEST(StochasticRounding, LeavesWhatBfloat16HasAndWhatIsNotFinite) {
+TEST(StochasticRounding, PreservesRepresentableAndNonFiniteValues) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   for (const uint32_t bits : {0u, 1u, 0x8000u, 0xffffu, 0xffffffffu}) {
     for (const float x : {0.0f, -0.0f, 1.0f, -2.5f, 0x1p-133f, kInfinity, -kInfinity})
@@ -328,8 +332,8 @@ TEST(StochasticRounding, LeavesWhatBfloat16HasAndWhatIsNotFinite) {
   }
 }
 
-// Steps of a hundredth of the last bit: each is lost when it is rounded to nearest, and none on average here.
-TEST(StochasticRounding, SmallStepsAddUp) {
+// Steps of a hundredth of the last bit: rounding to nearest loses each, stochastic rounding none on average.
+TEST(StochasticRounding, AccumulatesSmallSteps) {
   FlatUnit unit = make_unit("u", {40000}, DType::bfloat16, DType::float32, make_arena());
   unit.values.fill(1.25);
   unit.grads.fill(1);
@@ -342,8 +346,8 @@ TEST(StochasticRounding, SmallStepsAddUp) {
   EXPECT_TRUE(sgd->state().empty());
 }
 
-// Each element of a parameter that tensor parallelism cut is rounded by its index in the whole.
-TEST(StochasticRounding, ACutParameterGetsTheBitsOfTheWhole) {
+// Each element of a tensor-parallel shard is rounded by its index in the full parameter.
+TEST(StochasticRounding, ShardIsBitwiseEqualToFullParameter) {
   constexpr int64_t kRows = 6, kColumns = 701;
   const FlatUnit whole = drawn_unit({kRows * kColumns}, DType::bfloat16, DType::bfloat16, 3),
                  cut = drawn_unit({kRows / 2 * kColumns}, DType::bfloat16, DType::bfloat16, 3);
@@ -370,7 +374,7 @@ TEST(StochasticRounding, ACutParameterGetsTheBitsOfTheWhole) {
 
 const std::vector<int64_t> kSizes{1, 255, 256, 257, 10000, 7, 70001};
 
-TEST(GradNorm, OnesGiveExactlyTheRootOfTheirNumber) {
+TEST(GradNorm, IsExactForOnes) {
   const auto n = std::accumulate(kSizes.begin(), kSizes.end(), int64_t{0});
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
     const FlatUnit unit = make_unit("u", kSizes, dtype, dtype, make_arena());
@@ -379,7 +383,7 @@ TEST(GradNorm, OnesGiveExactlyTheRootOfTheirNumber) {
   }
 }
 
-TEST(GradNorm, ThreadsDoNotChangeABit) {
+TEST(GradNorm, IsIndependentOfThreads) {
   const int before = cpu::threads();
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
     const FlatUnit unit = make_unit("u", kSizes, dtype, dtype, make_arena());
@@ -403,7 +407,7 @@ std::vector<double> sums_of_blocks(const Tensor& grads) {
   return sums.to_vector<double>();
 }
 
-TEST(GradNorm, ShardsCutAtBlocksHaveTheBlocksOfTheWhole) {
+TEST(GradNorm, BlockAlignedShardsHaveBlocksOfFullUnit) {
   const FlatUnit unit = make_unit("u", {300, 1'200'000, 7, 70001}, DType::float32, DType::float32, make_arena());
   fill_normal(unit, unit.grads, 1, 1.0);
   const int64_t n = unit.grads.numel();
@@ -434,7 +438,7 @@ TEST(GradNorm, SpansTheTrainableUnits) {
   EXPECT_NEAR(grad_norm(std::array{first, frozen, second}), std::sqrt(squares), 1e-13 * std::sqrt(squares));
 }
 
-TEST(GradNorm, NonFiniteComesOut) {
+TEST(GradNorm, PropagatesNonFiniteValues) {
   const FlatUnit unit = make_unit("u", kSizes, DType::float32, DType::float32, make_arena());
   unit.grads.data<float>()[600] = std::numeric_limits<float>::infinity();
   EXPECT_TRUE(std::isinf(grad_norm(std::array{unit})));
@@ -442,7 +446,7 @@ TEST(GradNorm, NonFiniteComesOut) {
   EXPECT_TRUE(std::isnan(grad_norm(std::array{unit})));
 }
 
-TEST(ClipFactor, IsPyTorchsRule) {
+TEST(ClipFactor, MatchesPyTorch) {
   EXPECT_EQ(clip_factor(5.0, 0), 1.0);
   EXPECT_EQ(clip_factor(0.5, 1.0), 1.0);
   EXPECT_EQ(clip_factor(4.0, 1.0), 1.0 / (4.0 + 1e-6));
@@ -451,7 +455,7 @@ TEST(ClipFactor, IsPyTorchsRule) {
   EXPECT_THROW(clip_factor(1.0, -1.0), Error);
 }
 
-TEST(LrSchedule, WarmsUpThenFollowsTheCosine) {
+TEST(LrSchedule, WarmsUpThenFollowsCosine) {
   const LrSchedule s{.lr = 1.0, .min_lr = 0.1, .warmup = 9, .steps = 109};
   EXPECT_DOUBLE_EQ(s.at(0), 0.1);
   EXPECT_DOUBLE_EQ(s.at(8), 0.9);

@@ -291,7 +291,7 @@ TEST(CommFailure, InjectedFaultsNeverHang) {
       EXPECT_TRUE(has(what, direct ? by + " did not arrive within 0.5 s" : "sent nothing within 0.5 s")) << what;
     } else {
       EXPECT_TRUE(what.starts_with("[" + by + "] world axis, ")) << what;
-      EXPECT_TRUE(what.ends_with(fmt::format("a planted fault at call {}", fault.call))) << what;
+      EXPECT_TRUE(what.ends_with(fmt::format("an injected fault at call {}", fault.call))) << what;
     }
   }
 }

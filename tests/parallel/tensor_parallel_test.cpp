@@ -196,13 +196,13 @@ std::string refusal(const ModelConfig& config, int ranks, const Placement& betwe
 TEST(TensorParallel, RejectsInvalidConfigurations) {
   const ModelConfig config{.layers = 1, .heads = 6, .channels = 24, .context = 10, .vocab = 5};
   const std::string head = "[tensor_parallel] tp axis: ";
-  EXPECT_EQ(refusal(config, 4, I), head + "4 ranks cannot share 6 heads; the nearest number of ranks that can: 3 or 6");
-  EXPECT_EQ(refusal(config, 8, I), head + "8 ranks cannot share 6 heads; the nearest number of ranks that can: 6");
+  EXPECT_EQ(refusal(config, 4, I), head + "4 ranks do not divide 6 heads; nearest valid number of ranks: 3 or 6");
+  EXPECT_EQ(refusal(config, 8, I), head + "8 ranks do not divide 6 heads; nearest valid number of ranks: 6");
   EXPECT_EQ(refusal(config, 3, S(1)),
-            head + "3 ranks cannot share 10 tokens of a sequence; the nearest number of ranks that can: 2 or 5");
+            head + "3 ranks do not divide 10 tokens of a sequence; nearest valid number of ranks: 2 or 5");
   EXPECT_EQ(refusal(config, 3, S(1, 9)), "nothing was thrown");
-  EXPECT_EQ(refusal(config, 6, I), head + "6 ranks cannot share 5 entries of a vocabulary; at most 5 ranks can");
-  EXPECT_EQ(refusal(config, 2, P), "[tensor_parallel] between the blocks: expected I or S(1), found P");
+  EXPECT_EQ(refusal(config, 6, I), head + "6 ranks do not divide 5 entries of a vocabulary; expected at most 5 ranks");
+  EXPECT_EQ(refusal(config, 2, P), "[tensor_parallel] placement between the blocks: expected I or S(1), got P");
 }
 
 TEST(TensorParallel, RejectsIndivisibleInputs) {

@@ -223,7 +223,7 @@ TEST(Search, RefusesWhatCannotBeDivided) {
             "`ranks`: 7 cannot be divided among the layers, heads, tokens and a batch of 4; the nearest that can: 8");
   SearchRequest q = small(6, 6);
   q.fixed.tp = 3;
-  EXPECT_EQ(refusal(q), "`tp`: 3 does not divide the 4 heads; the nearest that does: 2 or 4");
+  EXPECT_EQ(refusal(q), "`tp`: 3 does not divide the 4 heads; nearest valid value: 2 or 4");
   q = small(8);
   q.fixed.pp = 8;
   EXPECT_EQ(refusal(q), "`pp`: 8 ranks are more than the 4 layers");

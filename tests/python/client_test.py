@@ -127,7 +127,7 @@ def test_progress_follows_the_output():
     assert (bar.done, bar.total, bar.postfix) == (3, 10, "loss 4.250")
     bar.read("[12/340] Building CXX object")
     assert (bar.done, bar.total) == (12, 340)
-    bar.read("the plan beside one rank: step 3 of 20")
+    bar.read("comparing the plan with one rank: step 3 of 20")
     assert (bar.done, bar.total) == (3, 20)
     bar.read('      "name": "op/gelu/forward/fp32",')
     assert bar.postfix == "op/gelu/forward/fp32"

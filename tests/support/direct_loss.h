@@ -1,4 +1,4 @@
-// The loss of tokens by a model on one rank, in plain loops: what validation must find under every plan.
+// Reference validation loss of a model on one rank, in plain loops.
 #pragma once
 
 #include "models/language_model.h"
@@ -6,8 +6,7 @@
 
 namespace tessera::test {
 
-// The sum of losses of `targets`, each of which follows the token of `ids` in its place: one sequence alone, not
-// filled up.
+// Sum of the losses of `targets`, the next tokens of `ids`, for one unpadded sequence.
 inline double direct_loss_sum(LanguageModel& model, std::span<const int32_t> ids, std::span<const int32_t> targets,
                               const ArenaPtr& arena) {
   const NoGrad no_grad;
@@ -27,8 +26,8 @@ inline double direct_loss_sum(LanguageModel& model, std::span<const int32_t> ids
   return sum;
 }
 
-// The mean over all tokens but the first, which are predicted once each, in windows of the context; a document that
-// ends (`end`) is as if the next one stood alone.
+// Mean over all tokens except the first, each predicted once, in windows of the context; documents after an `end` token
+// are independent.
 inline double direct_loss(LanguageModel& model, const std::vector<int32_t>& tokens, const ArenaPtr& arena,
                           std::optional<int32_t> end = {}) {
   const size_t last = tokens.size() - 1, context = static_cast<size_t>(model.config.context);

@@ -1,4 +1,4 @@
-// Random plans of tests: how many, and which.
+// Selection of random plans for tests.
 #pragma once
 #include <cstdlib>
 #include <initializer_list>
@@ -7,19 +7,19 @@
 
 namespace tessera::test {
 
-// How many plans a test draws: TESSERA_PLANS of them, or as many as is usual.
+// Number of plans: TESSERA_PLANS, or the default.
 inline uint64_t plans(uint64_t usual) {
   const char* const wanted = std::getenv("TESSERA_PLANS");
   return wanted ? std::strtoull(wanted, nullptr, 10) : usual;
 }
 
-// Whether item `number` of a long list is tested: all are without TESSERA_DRAW, a number; with it every `every`-th is.
+// Whether to test item `number` of a long list: all, or with TESSERA_DRAW=n every `every`-th.
 inline bool is_drawn(uint64_t number, uint64_t every) {
   const char* const draw = std::getenv("TESSERA_DRAW");
   return !draw || (number + std::strtoull(draw, nullptr, 10)) % every == 0;
 }
 
-// Draws the choices of plans. The number TESSERA_DRAW decides which plans; without it they are always the same.
+// Selects plans by the number TESSERA_DRAW; without it the selection is fixed.
 class Draw {
  public:
   Draw(const char* what, uint64_t trial) : random_(Philox::named(seed(), what)), at_(1000 * trial) {}

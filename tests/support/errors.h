@@ -1,4 +1,4 @@
-// The errors that a test expects.
+// Expected errors.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -8,12 +8,12 @@
 
 namespace tessera {
 
-// Whether a text has this part; a test that fails shows both.
+// Whether a text contains this part; prints both on failure.
 inline testing::AssertionResult has(std::string_view text, std::string_view part) {
   return testing::AssertionResult(text.find(part) != std::string_view::npos) << "'" << part << "' in " << text;
 }
 
-// Expects an Error of this status, in one line, that contains each of the parts.
+// Expects a one-line Error with this status that contains all parts.
 template <class F>
 void expect_error(Status status, std::initializer_list<std::string> parts, F&& action) {
   try {
@@ -28,7 +28,7 @@ void expect_error(Status status, std::initializer_list<std::string> parts, F&& a
   FAIL() << "no error; one with '" << (parts.size() > 0 ? *parts.begin() : "") << "' was expected";
 }
 
-// The words of the Error that an action is refused with, which must have this status.
+// Message of the Error thrown by an action, which must have this status.
 template <class F>
 std::string error_message(F&& action, Status status = Status::usage) {
   try {

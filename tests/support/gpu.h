@@ -1,4 +1,4 @@
-// The GPU that a test uses, or the reason why it is skipped.
+// The GPU of a test, or the reason for skipping it.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 
 namespace tessera::test {
 
-// Empty where a test can use a GPU; otherwise why not.
+// Empty if a GPU is available; otherwise the reason.
 inline std::string no_gpu() {
   if constexpr (!kWithCuda)
     return "a build without CUDA";
@@ -15,14 +15,14 @@ inline std::string no_gpu() {
     return cuda::gpu_count() > 0 ? "" : "this machine has no GPU";
 }
 
-// Empty where ops of float64 tensors have kernels on the GPU; otherwise why not.
+// Empty if the GPU has float64 kernels; otherwise the reason.
 inline std::string no_float64() {
   if constexpr (kWithCuda)
     if (!cuda::has_float64_kernels()) return "a build with -DTESSERA_FLOAT64_KERNELS=OFF";
   return "";
 }
 
-// Whether ops take numbers of that dtype on that device; where a build leaves them out, a line says so.
+// Whether ops support the dtype on the device; prints a line if the build excludes it.
 inline bool has_kernels(DType dtype, Device device) {
   if (dtype != DType::float64 || device == Device::cpu || no_float64().empty()) return true;
   std::cout << "[ LEFT OUT ] float64: " << no_float64() << "\n";
@@ -34,13 +34,13 @@ inline std::vector<DType> floating(const ArenaPtr& arena) {
   return dtypes;
 }
 
-// Where a clock or a library decides, tests of the emulated GPU know what comes of it.
+// Whether timing or library choices are emulated, and therefore deterministic.
 inline bool emulated() {
   if constexpr (kWithCuda) return cuda::describe_gpu().find("emulated") != std::string::npos;
   return false;
 }
 
-// Tests whose names end in Gpu: each is skipped with the reason where there is no GPU, never passed over in silence.
+// Fixture of tests whose names end in Gpu: skips them with the reason if there is no GPU.
 class OnGpu : public testing::Test {
  protected:
   void SetUp() override {

@@ -1,4 +1,4 @@
-// Several GPUs for a test, or the reason why it is skipped. Where CUDA is emulated, so are they.
+// Several GPUs for a test, or the reason for skipping it. Under CUDA emulation they are emulated.
 #pragma once
 
 #include <cstdlib>
@@ -8,8 +8,8 @@
 
 namespace tessera::test {
 
-// Emulates four, which is nothing to a real one, and says why a test of so many ranks with a GPU each that speak over
-// NCCL is skipped; empty: it is not.
+// Emulates four GPUs (without effect on real ones) and returns the reason for skipping a test with that many NCCL
+// ranks; empty if it can run.
 inline std::string no_gpus(int wanted) {
   if (!kWithNccl) return "a build without NCCL";
   setenv("TESSERA_EMULATED_GPUS", "4", 1);

@@ -1,4 +1,4 @@
-// bfloat16 by its definition, and how far numbers are from it.
+// Reference bfloat16 rounding and its error.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -6,18 +6,18 @@
 
 namespace tessera::test {
 
-// The place of the last bit of a bfloat16 near x.
+// One unit in the last place of a bfloat16 near x.
 inline double unit_bf16(double x) { return std::ldexp(1.0, std::max(x == 0 ? -126 : std::ilogb(x), -126) - 7); }
 
-// The bfloat16 that is nearest to x, of two the even one.
+// The nearest bfloat16 to x, ties to even.
 inline double nearest_bf16(double x) {
   if (!std::isfinite(x)) return x;
-  const double nearest = std::nearbyint(x / unit_bf16(x)) * unit_bf16(x);  // the rounding mode is to nearest even
+  const double nearest = std::nearbyint(x / unit_bf16(x)) * unit_bf16(x);  // in the default rounding mode, nearest even
   return std::abs(nearest) < std::ldexp(1.0, 128) ? nearest : std::copysign(INFINITY, x);
 }
 
-// Errors in units of the last place, counted away from zero. Of rounding to nearest their mean is 0, and of cutting low
-// bits off -0.5.
+// Errors in units of the last place, positive away from zero. Their mean is 0 for rounding to nearest and -0.5 for
+// truncation.
 class RoundingError {
  public:
   void add(double found, double exact) {
@@ -28,7 +28,7 @@ class RoundingError {
   }
   int64_t count() const { return count_; }
   double mean() const { return sum_ / n(); }
-  // The largest mean that may come by chance.
+  // Maximum mean by chance.
   double chance() const { return 4.5 * std::sqrt(squares_) / n(); }
 
  private:

@@ -1,4 +1,4 @@
-// A file system that has no locks, for the one test file of a program that includes this.
+// Emulates a file system without locks, for the one test file of a program that includes this.
 #pragma once
 #include <dlfcn.h>
 #include <sys/file.h>
@@ -6,10 +6,10 @@
 #include <cerrno>
 
 namespace {
-int refused = 0;  // the errno of locks; 0: there are some
+int refused = 0;  // errno of lock calls; 0: supported
 }  // namespace
 
-// Found by the program before the C library's.
+// Takes precedence over the C library's.
 extern "C" int flock(int fd, int how) noexcept {
   if (refused != 0) {
     errno = refused;

@@ -1,4 +1,4 @@
-// Tests of small models, which more threads than one only keep waiting.
+// Fixture for tests of small models, which run fastest with one thread.
 #pragma once
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Attention and its gradients in float64, one query after another, and operands whose scores are extreme.
+// Attention and its gradients in float64, query by query, and operands with extreme scores.
 #pragma once
 #include <string>
 #include <vector>
@@ -9,8 +9,8 @@
 namespace tessera::test {
 
 struct AttentionShape {
-  int64_t b = 1, tq = 1, tk = 1, h = 1, k = 1, d = 4;  // h heads of queries on k of keys and values
-  bool causal = true;                                  // query i sees keys up to tk - tq + i
+  int64_t b = 1, tq = 1, tk = 1, h = 1, k = 1, d = 4;  // h query heads on k key/value heads
+  bool causal = true;                                  // query i attends to keys up to tk - tq + i
   int64_t queries() const { return b * tq * h * d; }
   int64_t keys() const { return b * tk * k * d; }
   size_t query(int64_t n, int64_t t, int64_t head) const { return static_cast<size_t>(((n * tq + t) * h + head) * d); }
@@ -24,14 +24,14 @@ struct AttentionValues {
   std::vector<double> q, k, v, dout;
 };
 
-// How the scores lie.
+// Distribution of scores.
 enum class Extreme : uint8_t { apart, rising, falling, alternating, equal, zero };
 inline constexpr Extreme kExtremes[] = {Extreme::apart,       Extreme::rising, Extreme::falling,
                                         Extreme::alternating, Extreme::equal,  Extreme::zero};
 
-// The score of every query with key j lies near so many times ten: of a whole block of keys, or from key to key.
+// Each key's scores are near its level, which varies between blocks of keys or between keys.
 inline double level(Extreme extreme, int64_t j, int64_t tokens, const Philox& random) {
-  constexpr int64_t kBlock = 16;  // smaller than a kernel's, so that its blocks have several
+  constexpr int64_t kBlock = 16;  // smaller than a kernel's, so that each kernel block has several
   const double rising = 240.0 * static_cast<double>(j) / static_cast<double>(tokens) - 120;
   if (extreme == Extreme::apart)
     return 60.0 * static_cast<double>(random.below(5, static_cast<uint64_t>(j / kBlock), 1)) - 120;
@@ -40,7 +40,7 @@ inline double level(Extreme extreme, int64_t j, int64_t tokens, const Philox& ra
   return extreme != Extreme::alternating ? 0 : j % 2 == 0 ? 100 : -100;
 }
 
-// Numbers that bfloat16 holds exactly.
+// Values representable in bfloat16.
 inline AttentionValues draw_extreme(const AttentionShape& s, Extreme extreme, uint64_t seed) {
   const Philox random = Philox::named(seed, "extremes");
   uint64_t at = 0;
@@ -51,7 +51,7 @@ inline AttentionValues draw_extreme(const AttentionShape& s, Extreme extreme, ui
   for (int64_t i = 0; i < s.keys(); ++i) x.v.push_back(normal());
   for (int64_t i = 0; i < s.queries(); ++i) x.dout.push_back(normal());
   if (extreme == Extreme::equal || extreme == Extreme::zero) return x;
-  // The first number of a query is sqrt(D), and that of a key its level.
+  // The first element of a query is sqrt(D), that of a key its level.
   for (size_t i = 0; i < x.q.size(); i += static_cast<size_t>(s.d))
     x.q[i] = nearest_bf16(std::sqrt(static_cast<double>(s.d)));
   for (int64_t n = 0; n < s.b; ++n)
@@ -63,7 +63,7 @@ inline AttentionValues draw_extreme(const AttentionShape& s, Extreme extreme, ui
 
 struct PlainAttention {
   std::vector<double> out, lse, dq, dk, dv;  // lse (B, H, Tq)
-  std::vector<double> dq_terms, dk_terms;    // dq and dk if nothing cancelled
+  std::vector<double> dq_terms, dk_terms;    // dq and dk without cancellation
 };
 
 inline PlainAttention attend_plainly(const AttentionShape& s, const AttentionValues& x) {
@@ -117,8 +117,8 @@ inline PlainAttention attend_plainly(const AttentionShape& s, const AttentionVal
   return y;
 }
 
-// The largest difference of a row of `width` numbers as a share of the largest of the row's `terms`, or of `least` of
-// the largest of all.
+// Largest difference in a row of `width` elements, relative to the row's largest `terms`, or to `least` times the
+// overall largest.
 inline double row_difference(const std::vector<double>& found, const std::vector<double>& expected, int64_t width,
                              double least, const std::vector<double>& terms) {
   const auto w = static_cast<size_t>(width);

@@ -1,10 +1,10 @@
-// A made-up machine, for tests of what is predicted from measurements.
+// A synthetic machine for tests of predictions.
 #pragma once
 #include "planner/machine.h"
 
 namespace tessera::test {
 
-// Every kernel takes a millisecond a call and nothing besides, in any company; every exchange 0.1 ms.
+// Every kernel call takes 1 ms under any load; every exchange 0.1 ms.
 inline planner::Machine planted_machine(int64_t processors, const std::string& version = "test") {
   planner::Machine m{.identity = planner::identity_of_this(version), .memory_bytes = 8e9, .copy_bytes_per_s = 1e10};
   m.identity.processors = processors;

@@ -1,7 +1,7 @@
-// Runs a Python script as an independent oracle, with files in a temporary folder as the exchange.
+// Runs a Python script as an independent reference, exchanging files in a temporary directory.
 //
-// The interpreter is $TESSERA_PYTHON, otherwise /usr/bin/python3. A test that needs a module asks missing() first and
-// skips itself with the reason.
+// The interpreter is $TESSERA_PYTHON, otherwise /usr/bin/python3. Tests that need a module check missing() first and
+// skip themselves with the reason.
 #pragma once
 #include <fmt/format.h>
 #include <unistd.h>
@@ -22,13 +22,13 @@ inline std::string python() {
   return chosen != nullptr && *chosen != '\0' ? chosen : "/usr/bin/python3";
 }
 
-// Why the module cannot be used, or nothing.
+// Why the module is unavailable, or empty.
 inline std::string missing(const std::string& module) {
   const std::string command = fmt::format("'{}' -c 'import {}' > /dev/null 2>&1", python(), module);
   return std::system(command.c_str()) == 0 ? "" : fmt::format("{} cannot import {}", python(), module);
 }
 
-// A folder that is removed with the object; every file in it is raw little-endian numbers or text.
+// A temporary directory, removed with the object; its files are raw little-endian arrays or text.
 class Exchange {
  public:
   Exchange() {
@@ -61,7 +61,7 @@ class Exchange {
     return values;
   }
 
-  // Runs the script file inside the folder; throws with what it printed when it fails.
+  // Runs the script file in the directory; throws its output on failure.
   void run(const std::filesystem::path& script, const std::string& arguments = "") const {
     const std::string command = fmt::format("cd '{}' && '{}' '{}' {} > output.txt 2>&1", folder_.string(), python(),
                                             script.string(), arguments);

@@ -1,4 +1,4 @@
-// The scalars of a TensorBoard event file, read byte by byte.
+// Parses the scalars of a TensorBoard event file.
 #pragma once
 #include <cstring>
 #include <map>
@@ -10,7 +10,7 @@ namespace tessera::test {
 // By tag: steps and values.
 using Scalars = std::map<std::string, std::vector<std::pair<int64_t, float>>>;
 
-// Calls f(field, number, part) with each field of a message: the value of a varint, or the bytes of anything else.
+// Calls f(field, number, part) for each field of a message: the value of a varint, or the bytes of other types.
 template <class F>
 void each_field(std::string_view left, const F& f) {
   const auto varint = [&] {

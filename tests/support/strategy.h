@@ -1,4 +1,4 @@
-// Functions that run a strategy of the data axis for tests: each makes several calls of it.
+// Helpers that run a data-axis strategy.
 #pragma once
 #include "models/decoder.h"
 #include "optim/grad_norm.h"
@@ -6,7 +6,7 @@
 
 namespace tessera::test {
 
-// The forward and backward pass of micro-batch `index`; returns the sum of this rank's losses.
+// Forward and backward pass of micro-batch `index`; returns the sum of this rank's losses.
 inline double run_microbatch(DataStrategy& strategy, Decoder& model, const Tensor& ids, const Tensor& targets,
                              double scale, int64_t index) {
   const Head head{

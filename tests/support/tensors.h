@@ -1,4 +1,4 @@
-// Tensors of numbers for tests, and how far two are apart.
+// Test tensors, and their comparison.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 
 namespace tessera::test {
 
-// Uniform numbers, on the host.
+// Uniform random values on the host.
 inline Tensor drawn(const Shape& shape, DType dtype, const std::string& name, double low = -3, double high = 3) {
   const Philox random = Philox::named(7, name);
   std::vector<double> v(static_cast<size_t>(shape.numel()));
@@ -17,7 +17,7 @@ inline Tensor drawn(const Shape& shape, DType dtype, const std::string& name, do
   return Tensor::of<double>(v, shape, make_arena()).to(dtype);
 }
 
-// Normal numbers of the stream `what`.
+// Normal random values of stream `what`.
 inline Tensor normal(const Shape& shape, DType dtype, uint64_t seed, const char* what,
                      const ArenaPtr& arena = make_arena()) {
   const Philox random = Philox::named(seed, what);
@@ -35,7 +35,7 @@ inline bool same_bits(const Tensor& a, const Tensor& b) {
          std::memcmp(x.raw(), y.raw(), static_cast<size_t>(x.nbytes())) == 0;
 }
 
-// The largest difference of two elements as a share of the largest of b. What is infinite in both is the same.
+// Largest element-wise difference relative to the largest element of b. Equal infinities do not differ.
 inline double apart(const Tensor& a, const Tensor& b) {
   EXPECT_EQ(a.shape(), b.shape());
   const std::vector<double> x = numbers(a), y = numbers(b);
@@ -60,7 +60,7 @@ inline double distance(std::span<const double> a, std::span<const double> b, dou
 }
 inline double distance(const Tensor& a, const Tensor& b) { return distance(numbers(a), numbers(b)); }
 
-// The largest relative difference of two elements.
+// Largest relative difference of two elements.
 inline double farthest(const Tensor& a, const Tensor& b) {
   const std::vector<double> x = numbers(a), y = numbers(b);
   double most = 0;

@@ -1,4 +1,4 @@
-// Expectations of what stands in a text, and what does not.
+// Expected contents of texts.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -8,9 +8,9 @@
 
 namespace tessera {
 
-using Place = std::experimental::source_location;  // of a call; clang 14 knows no other
+using Place = std::experimental::source_location;  // of a call; clang 14 has no std::source_location
 
-// Expects a text in which each of the parts stands.
+// Expects a text that contains all parts.
 inline void expect_has(std::string_view text, std::initializer_list<std::string_view> parts,
                        Place at = Place::current()) {
   for (const std::string_view part : parts)
@@ -21,7 +21,7 @@ inline void expect_has(std::string_view text, std::string_view part, Place at = 
   expect_has(text, {part}, at);
 }
 
-// Expects a text in which none of the parts stands.
+// Expects a text that contains none of the parts.
 inline void expect_lacks(std::string_view text, std::initializer_list<std::string_view> parts,
                          Place at = Place::current()) {
   for (const std::string_view part : parts)

@@ -1,7 +1,6 @@
-// How far apart a formula may come out on a GPU and on the CPU where it calls the mathematical library of each.
-//
-// An error of the libraries is carried through the formula to first order, element by element: 1 - tanh^2 x, for one,
-// keeps the absolute error of the square however small it is itself.
+// Maximum difference of a formula between GPU and CPU due to their mathematical libraries. Library errors are
+// propagated through the formula to first order, element by element: 1 - tanh^2 x, for example, retains the absolute
+// error of the square even if it is small.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -14,10 +13,10 @@ constexpr double machine_epsilon(DType dtype) {
   return dtype == DType::float64 ? 0x1p-52 : dtype == DType::float32 ? 0x1p-23 : 0x1p-7;
 }
 
-// Largest errors in units of the last place. CUDA C++ Programming Guide, "Mathematical Functions", tables of standard
-// functions, counts from the correctly rounded result, and so half a unit less than from the exact one; the glibc
-// manual, "Known Maximum Errors in Math Functions", x86_64, from the exact one. Other functions are of tensor/math.h
-// and have the same bits on both sides.
+// Maximum errors in units of the last place. CUDA C++ Programming Guide, "Mathematical Functions", tables of standard
+// functions: relative to the correctly rounded result, and so half a unit less than relative to the exact one; glibc
+// manual, "Known Maximum Errors in Math Functions", x86_64: relative to the exact one. Other functions are defined in
+// tensor/math.h and bitwise identical on both sides.
 struct MaximumUlps {
   std::string_view function;
   DType dtype;
@@ -27,7 +26,7 @@ struct MaximumUlps {
 inline constexpr MaximumUlps kErfc{"erfc", DType::float64, 5, 5}, kExp{"exp", DType::float64, 1, 1},
     kTanh{"tanh", DType::float64, 1, 2}, kLog{"log", DType::float64, 1, 1}, kLogFloat{"logf", DType::float32, 1, 1};
 
-// A number, and how far apart the two sides have it. Operands without a difference are rounded alike.
+// A value, and its maximum difference between both sides. Equal operands are rounded alike.
 struct Near {
   double value = 0, apart = 0, epsilon = 0;
   Near rounded() const { return {value, apart > 0 ? apart + epsilon * std::abs(value) : 0, epsilon}; }
@@ -38,8 +37,8 @@ struct Near {
   }
 };
 
-// Both sides of an op's value f(x) and derivative df(x) as computed in `wide`, float64 or float32. Ops that are not
-// named here call no library.
+// Both sides of an op's value f(x) and derivative df(x), computed in `wide` (float64 or float32). Ops not listed here
+// call no library.
 struct NearOp {
   Near f, df;
 };
@@ -75,7 +74,7 @@ NearOp near_op(double x, DType wide) {
   return {known(Op::f(x)), known(Op::df(x))};
 }
 
-// `found` is `expected`, but for what near(i) allows element i, and one rounding to a narrower dtype.
+// Expects `found` to equal `expected` within near(i) for element i, and one rounding to a narrower dtype.
 template <class F>
 void expect_near(const Tensor& found, const Tensor& expected, DType wide, const F& near) {
   const std::vector<double> a = numbers(found), b = numbers(expected);
@@ -90,7 +89,7 @@ void expect_near(const Tensor& found, const Tensor& expected, DType wide, const 
   }
 }
 
-// Gradients through unary ops: `found` on a GPU, `expected` on the CPU.
+// Gradients of unary ops: `found` on a GPU, `expected` on the CPU.
 template <class Op>
 void expect_near_gradient(const Tensor& found, const Tensor& expected, const Tensor& dy, const Tensor& x) {
   const DType wide = x.dtype() == DType::float64 ? DType::float64 : DType::float32;

@@ -1,4 +1,4 @@
-// Units of random parameters and gradients for tests of the optimizers and the gradient norm.
+// Units of random parameters and gradients for tests of optimizers and the gradient norm.
 #pragma once
 #include <deque>
 
@@ -13,7 +13,7 @@ inline FlatUnit make_unit(const std::string& name, const std::vector<int64_t>& s
   int64_t n = 0;
   for (size_t i = 0; i < sizes.size(); ++i) {
     static std::mutex one_at_a_time;
-    static std::deque<Parameter> all;  // units outlive whoever made them
+    static std::deque<Parameter> all;  // units outlive their creators
     const std::lock_guard lock(one_at_a_time);
     all.push_back({.name = name + "." + std::to_string(i), .whole = {sizes[i]}, .decays = i % 2 == 0});
     unit.slots.push_back({&all.back(), n, sizes[i]});
@@ -26,7 +26,7 @@ inline FlatUnit make_unit(const std::string& name, const std::vector<int64_t>& s
   return unit;
 }
 
-// Writes f(i) to element i of each slot, i counted from the slot's beginning.
+// Writes f(i) to element i of each slot.
 template <class F>
 void fill_slots(const FlatUnit& unit, const Tensor& target, const F& f) {
   with_floating(target.dtype(), "test", [&](auto type) {

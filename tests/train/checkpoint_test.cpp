@@ -1,7 +1,6 @@
-// Checkpoint folders: whole or absent, whatever happens while they are written, and refused when they are damaged.
-// Files after a power cut: nothing gets its name before its bytes are on the disk. And file systems that refuse what
-// ext4 does: renaming with flags (NFS, Lustre, FUSE), making room, mapping, flushing a folder. Everything has its way
-// around that, and promises what it promises elsewhere.
+// Checkpoint directories are complete or absent whatever happens during a save, and damaged ones are rejected. After a
+// power failure no name refers to unflushed data. File systems without rename flags (NFS, Lustre, FUSE), preallocation,
+// mapping or directory flushes are handled with the same guarantees.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -17,15 +16,15 @@
 
 namespace {
 
-// The system's calls about files, watched, and refused as some file systems refuse them: by functions of the same name,
-// which the program finds before the C library's.
+// File system calls are recorded, and rejected as by some file systems, through functions that take precedence over the
+// C library's.
 struct Watched {
   std::string call, path;
 };
-// Takes each call while a test runs; null: nobody listens.
+// Receives each call during a test; null: none.
 std::vector<Watched>* watched = nullptr;
 
-// Calls that are refused, and the errno of each: "renameat2" (with flags), "fsync" (of folders), "fallocate", "mmap".
+// Rejected calls and their errno: "renameat2" (with flags), "fsync" (of directories), "fallocate", "mmap".
 std::map<std::string, int> refused;
 
 std::string descriptor_path(int fd) {
@@ -37,7 +36,7 @@ void note(const char* call, const std::string& path) {
   if (watched != nullptr) watched->push_back({call, path});
 }
 
-// Whether a call is refused: with its errno.
+// Whether a call is rejected; sets errno.
 bool refuses(const char* call) {
   const auto found = refused.find(call);
   if (found == refused.end()) return false;
@@ -45,7 +44,7 @@ bool refuses(const char* call) {
   return true;
 }
 
-// The calls that an action makes.
+// The calls made by an action.
 std::vector<Watched> record_calls(const std::function<void()>& action) {
   std::vector<Watched> calls;
   watched = &calls;
@@ -105,7 +104,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A folder of checkpoints for one test.
+// A checkpoint directory for one test.
 class CheckpointTest : public DataTest {
  protected:
   ~CheckpointTest() override {
@@ -118,7 +117,7 @@ class CheckpointTest : public DataTest {
     return newest_checkpoint(dir(), passed_over_);
   }
   std::vector<std::string> names() const { return names_in(dir()); }
-  // Two files whose bytes follow from the step.
+  // Two files whose contents depend on the step.
   Checkpoint save(int64_t step, size_t keep = 9, size_t bytes = 3000) const {
     const auto content = [=](char ch) { return std::string(bytes, static_cast<char>(ch + step % 20)); };
     NewCheckpoint made(dir(), step);
@@ -126,13 +125,13 @@ class CheckpointTest : public DataTest {
     write_file(made.path() / "state.bin", content('A'));
     return made.finish(R"({"seed": 5})", keep);
   }
-  // One file that holds `text`.
+  // One file that contains `text`.
   Checkpoint save(int64_t step, const std::string& text, size_t keep = 9) const {
     NewCheckpoint made(dir(), step);
     write_file(made.path() / "text", text);
     return made.finish("{}", keep);
   }
-  // The checkpoint that a run which begins now goes on from.
+  // The checkpoint from which a new run would resume.
   std::string newest_text() {
     const auto found = newest();
     EXPECT_TRUE(passed_over_.empty());
@@ -142,7 +141,7 @@ class CheckpointTest : public DataTest {
 };
 using Names = std::vector<std::string>;
 
-TEST_F(CheckpointTest, TheNewestIsFoundAndOldOnesGo) {
+TEST_F(CheckpointTest, FindsNewestAndRemovesOld) {
   EXPECT_FALSE(newest());
   for (const int64_t step : {5, 100, 20}) save(step);
   EXPECT_EQ(newest()->step, 100);  // by number, not by name or time
@@ -153,7 +152,7 @@ TEST_F(CheckpointTest, TheNewestIsFoundAndOldOnesGo) {
   EXPECT_EQ(names(), (Names{"latest", "step-100", "step-200"}));
 }
 
-TEST_F(CheckpointTest, TheBestStays) {
+TEST_F(CheckpointTest, RetainsBest) {
   EXPECT_FALSE(best_checkpoint(dir()));
   save(10);
   write_best(dir(), {10, 1.5});
@@ -167,8 +166,8 @@ TEST_F(CheckpointTest, TheBestStays) {
   EXPECT_FALSE(best_checkpoint(dir())) << "it is no more";
 }
 
-// Several writers fill a file, each its own bytes, and all of it is the file that one writes.
-TEST_F(CheckpointTest, AFileInPartsIsTheFileOfOneWriter) {
+// Several writers each write their own bytes; the result equals that of a single writer.
+TEST_F(CheckpointTest, FileWrittenInPartsEqualsSingleWriter) {
   fs::create_directories(dir());
   const std::string a(40, 'a'), b(24, 'b');
   const auto bytes = [](const std::string& s) { return std::as_bytes(std::span(s)); };
@@ -185,7 +184,7 @@ TEST_F(CheckpointTest, AFileInPartsIsTheFileOfOneWriter) {
   EXPECT_EQ(read_file(dir() / "parts"), read_file(dir() / "one"));
 }
 
-TEST_F(CheckpointTest, ATakenNameIsReplacedAndAFileThereIsAnError) {
+TEST_F(CheckpointTest, ReplacesExistingDirectoryAndRejectsFile) {
   save(7, 9, 10);
   save(7, 9, 20);
   EXPECT_EQ(fs::file_size(newest()->path / "model.bin"), 20U);
@@ -196,7 +195,7 @@ TEST_F(CheckpointTest, ATakenNameIsReplacedAndAFileThereIsAnError) {
   EXPECT_EQ(newest()->step, 7);
 }
 
-TEST_F(CheckpointTest, DamageIsRefusedByNameAndPassedOver) {
+TEST_F(CheckpointTest, ReportsAndSkipsDamagedCheckpoints) {
   const auto damage = [&](const std::string& words, const std::string& name, const std::optional<std::string>& left) {
     save(10);
     const fs::path newer = save(20).path;
@@ -219,15 +218,15 @@ TEST_F(CheckpointTest, DamageIsRefusedByNameAndPassedOver) {
   damage("manifest.json", "manifest.json", manifest.substr(0, 50));
   damage("version", "manifest.json", R"({"format":"tessera checkpoint","version":2})");
   damage("not a checkpoint", "manifest.json", "[]");
-  damage("it lists no files", "manifest.json",
+  damage("expected the files of a checkpoint, got none", "manifest.json",
          R"({"format":"tessera checkpoint","version":1,"step":1,"files":{},"about":{}})");
   EXPECT_THROW(open_checkpoint(dir() / "step-99"), InputError);
 }
 
-// A limit on the size of files stands in for a full disk: the write fails in its middle.
-TEST_F(CheckpointTest, AFailedSaveLeavesNothingAndAFullDiskIsAnErrorThatNamesTheFile) {
+// A file size limit simulates a full disk: the write fails midway.
+TEST_F(CheckpointTest, FailedSaveLeavesNothingAndReportsFileOnFullDisk) {
   save(10, 9, 1000);
-  write_file(NewCheckpoint(dir(), 20).path() / "model.bin", "abc");  // and given up
+  write_file(NewCheckpoint(dir(), 20).path() / "model.bin", "abc");  // abandoned
   EXPECT_EQ(names(), (Names{"latest", "step-10"}));
   EXPECT_EQ(newest()->step, 10);
   expect_full_disk(2000, "model.bin", [&] { save(20, 1, 100000); });
@@ -235,8 +234,8 @@ TEST_F(CheckpointTest, AFailedSaveLeavesNothingAndAFullDiskIsAnErrorThatNamesThe
   EXPECT_EQ(newest()->step, 10);
 }
 
-// Killed at random moments while it saves again and again: what is found always opens, and the leftovers are removed.
-TEST_F(CheckpointTest, AKillAtAnyMomentLeavesAWholeCheckpoint) {
+// Killed at random moments during repeated saves: what is found always opens, and leftovers are removed.
+TEST_F(CheckpointTest, KillAtAnyMomentLeavesCompleteCheckpoint) {
   save(1, 2, 200000);
   const Philox random(8);
   int unfinished = 0;
@@ -260,8 +259,8 @@ TEST_F(CheckpointTest, AKillAtAnyMomentLeavesAWholeCheckpoint) {
   EXPECT_GT(unfinished, 0);
 }
 
-// This process has begun none, so one under its number is of a dead process that had the same.
-TEST_F(CheckpointTest, AttemptsOfOtherLivingProcessesStay) {
+// This process has started none, so an attempt with its pid belongs to a dead process.
+TEST_F(CheckpointTest, RetainsAttemptsOfLiveProcesses) {
   save(1);
   const pid_t living = fork();
   if (living == 0) {
@@ -285,7 +284,7 @@ class FlushTest : public testing::Test {
  protected:
   FlushTest() { watched = &calls_; }
   ~FlushTest() override { watched = nullptr; }
-  // The place of the last such call, -1 where there is none.
+  // Index of the last such call, -1 if there is none.
   int64_t last(const std::string& call, const fs::path& path) const {
     for (size_t i = calls_.size(); i-- > 0;)
       if (calls_[i].call == call && calls_[i].path == path.string()) return static_cast<int64_t>(i);
@@ -300,14 +299,14 @@ class FlushTest : public testing::Test {
   std::vector<Watched> calls_;
 };
 
-TEST_F(FlushTest, AFileIsOnTheDiskBeforeItHasItsName) {
+TEST_F(FlushTest, FlushesFileBeforeRename) {
   write_file(folder_.path() / "file", "some words");
   const int64_t named = last("named", folder_.path() / "file");
   ASSERT_GT(named, 0);
   expect_flushed_before(calls_[static_cast<size_t>(named) - 1].path, named);
 }
 
-TEST_F(FlushTest, ACheckpointIsOnTheDiskBeforeItHasItsName) {
+TEST_F(FlushTest, FlushesCheckpointBeforeRename) {
   NewCheckpoint made(folder_.path(), 3);
   const fs::path attempt = made.path();
   write_file(attempt / "one", "words");
@@ -334,7 +333,7 @@ TEST_F(FlushTest, ACheckpointIsOnTheDiskBeforeItHasItsName) {
 
 using FileSystems = CheckpointTest;
 
-TEST_F(FileSystems, ACheckpointIsMadeWherePlainRenamingIsAllThereIs) {
+TEST_F(FileSystems, SavesWithPlainRenameOnly) {
   for (const int cause : {EINVAL, ENOSYS, EOPNOTSUPP}) {
     refused["renameat2"] = cause;
     EXPECT_EQ(read_file(save(3, "first").path / "text"), "first");
@@ -346,29 +345,29 @@ TEST_F(FileSystems, ACheckpointIsMadeWherePlainRenamingIsAllThereIs) {
     fs::remove_all(dir());
   }
   refused["renameat2"] = EIO;
-  expect_error(Status::output, {"cannot make the checkpoint", "Input/output error"}, [&] { save(5, "lost"); });
+  expect_error(Status::output, {"cannot create the checkpoint", "Input/output error"}, [&] { save(5, "lost"); });
   EXPECT_EQ(names(), Names{});
 }
 
-// Nothing but an empty folder gives way.
-TEST_F(FileSystems, PlainRenamingReplacesNothingUnseen) {
+// Only an empty directory is replaced.
+TEST_F(FileSystems, PlainRenameReplacesNothingSilently) {
   refused["renameat2"] = EINVAL;
   fs::create_directories(dir());
   std::ofstream(dir() / "step-3") << "a file of somebody's";
-  expect_error(Status::output, {"cannot make the checkpoint", "step-3"}, [&] { save(3, "first"); });
+  expect_error(Status::output, {"cannot create the checkpoint", "step-3"}, [&] { save(3, "first"); });
   EXPECT_EQ(read_file(dir() / "step-3"), "a file of somebody's");
   EXPECT_EQ(names(), Names{"step-3"});
 }
 
-// A program that is killed between any two of its calls leaves the older checkpoint of that step or the newer one.
-TEST_F(FileSystems, AKillWhileAStepIsReplacedLosesNothing) {
+// A program killed between any two calls leaves the old or the new checkpoint of that step.
+TEST_F(FileSystems, KillDuringReplacementLosesNothing) {
   refused["renameat2"] = EINVAL;
   save(2, "early");
   save(3, "old");
   write_best(dir(), {3, 1.5});
   const fs::path whole = path("whole");
   fs::copy(dir(), whole, fs::copy_options::recursive);
-  // Moved aside, and nothing more.
+  // Only moved aside.
   fs::rename(dir() / "step-3", dir() / "step-3.replaced");
   EXPECT_EQ(newest_text(), "3: old");
   ASSERT_TRUE(best_checkpoint(dir()));
@@ -376,7 +375,7 @@ TEST_F(FileSystems, AKillWhileAStepIsReplacedLosesNothing) {
   save(3, "new");
   EXPECT_EQ(newest_text(), "3: new");
   EXPECT_EQ(names(), (Names{"best", "latest", "step-2", "step-3"})) << "the older one goes at the next save";
-  // Moved aside and replaced, and not yet removed.
+  // Moved aside and replaced, but not yet removed.
   fs::rename(whole / "step-3", dir() / "step-3.replaced");
   EXPECT_EQ(newest_text(), "3: new");
   save(4, "next");
@@ -384,7 +383,7 @@ TEST_F(FileSystems, AKillWhileAStepIsReplacedLosesNothing) {
   EXPECT_EQ(newest_text(), "4: next");
 }
 
-TEST_F(FileSystems, TheOldOneIsOnTheDiskUnderItsOtherNameBeforeTheNewOneHasItsOwn) {
+TEST_F(FileSystems, FlushesOldNameBeforeNewOne) {
   refused["renameat2"] = EINVAL;
   save(3, "old");
   const std::vector<Watched> calls = record_calls([&] { save(3, "new"); });
@@ -403,7 +402,7 @@ TEST_F(FileSystems, TheOldOneIsOnTheDiskUnderItsOtherNameBeforeTheNewOneHasItsOw
   EXPECT_GT(removed, flushed) << "the old one stays until the new one's name is on the disk";
 }
 
-TEST_F(FileSystems, AFolderThatCannotBeFlushedIsFlushedWithAll) {
+TEST_F(FileSystems, FlushesWholeFileSystemIfDirectoryFlushFails) {
   for (const int cause : {EINVAL, EOPNOTSUPP}) {
     refused["fsync"] = cause;
     const std::vector<Watched> calls = record_calls([&] { save(1, "text"); });
@@ -413,7 +412,7 @@ TEST_F(FileSystems, AFolderThatCannotBeFlushedIsFlushedWithAll) {
   expect_error(Status::output, {"cannot flush", "Input/output error"}, [&] { save(2, "text"); });
 }
 
-TEST_F(FileSystems, RoomIsMadeByWritingWhereItCannotBePromised) {
+TEST_F(FileSystems, AllocatesByWritingIfFallocateFails) {
   for (const int cause : {EINVAL, ENOSYS}) {
     refused["fallocate"] = cause;
     const fs::path made = path(fmt::format("shared-{}", cause));
@@ -434,7 +433,7 @@ TEST_F(FileSystems, RoomIsMadeByWritingWhereItCannotBePromised) {
                [&] { SharedFile::create(path("full"), "first", 10); });
 }
 
-TEST_F(FileSystems, AFileThatCannotBeMappedIsRead) {
+TEST_F(FileSystems, ReadsFilesIfMappingFails) {
   const fs::path some = file("some", std::string(100'000, 'a') + "end");
   refused["mmap"] = ENODEV;
   const MappedFile whole(some);

@@ -1,5 +1,5 @@
-// The rows that ranks read: in epochs every window once in each, by any layout; those of a worker that updates alone;
-// and the whole of a split, for its loss.
+// Rows read by ranks: every window once per epoch under any layout; the rows of workers with local updates; and all of
+// a split for validation.
 
 #include "data/mixture.h"
 #include "data/tokenizer/described.h"
@@ -16,7 +16,7 @@ constexpr int64_t kContext = 8, kBatch = 12, kVocab = 37;
 
 class EpochsTest : public testing::Test {
  protected:
-  // Windows that begin with different numbers: the token at i is i % 251, and files begin 100 apart.
+  // Windows start with different tokens: the token at i is i % 251, and files begin 100 apart.
   static TokenFile numbered(int32_t first, int64_t count) {
     std::vector<int32_t> tokens;
     for (int64_t i = 0; i < count; ++i) tokens.push_back(static_cast<int32_t>((first + i) % 251));
@@ -38,7 +38,7 @@ class EpochsTest : public testing::Test {
     all.push_back(dataset({numbered(3, 100)}));
     return mixed({{"a", 5}, {"b", 2}, {"c", 3}}, std::move(all));
   }
-  // The first tokens of sequences [first, first + count) of the endless list.
+  // First tokens of sequences [first, first + count) of the endless list.
   static std::vector<int32_t> firsts(const Sequences& sequences, int64_t batch, int64_t first, int64_t count) {
     std::vector<int32_t> out, inputs(kContext), targets(kContext);
     for (int64_t i = first; i < first + count; ++i) {
@@ -50,7 +50,7 @@ class EpochsTest : public testing::Test {
     return out;
   }
 
-  // The values and the state after so many steps of 12 sequences.
+  // Values and state after the given number of steps of 12 sequences.
   static File trained(const Dataset& data, Plan plan, int64_t steps) {
     plan.threads_per_rank = 1;
     const Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = kContext, .vocab = 256, .dropout = 0.1},
@@ -64,7 +64,7 @@ class EpochsTest : public testing::Test {
   }
 };
 
-TEST_F(EpochsTest, EveryWindowOnceInEach) {
+TEST_F(EpochsTest, ReadEveryWindowOncePerEpoch) {
   const Dataset data = shards();
   constexpr int64_t kWindows = 10 + 6 + 3;
   const Sequences sequences = make_sequences(data, kContext, 5, 3);
@@ -78,13 +78,13 @@ TEST_F(EpochsTest, EveryWindowOnceInEach) {
     EXPECT_EQ(std::multiset<int32_t>(seen.begin(), seen.end()), all) << epoch;
     orders.insert(seen);
   }
-  EXPECT_EQ(orders.size(), 8U);  // each has an order of its own
+  EXPECT_EQ(orders.size(), 8U);  // each epoch has a different order
   EXPECT_NE(firsts(make_sequences(data, kContext, 5, 4), 5, 0, kWindows), firsts(sequences, 5, 0, kWindows));
-  // the batch cuts the list and does not change it
+  // The batch size partitions the list without changing it.
   EXPECT_EQ(firsts(make_sequences(data, kContext, 7, 3), 7, 0, 40), firsts(sequences, 5, 0, 40));
 }
 
-TEST_F(EpochsTest, OneFileOnlyWhereItIsAskedFor) {
+TEST_F(EpochsTest, ShuffleSingleFileOnlyOnRequest) {
   const Dataset data = dataset({numbered(0, 81)});
   const std::vector<int32_t> seen = firsts(make_sequences(data, kContext, 5, 3, true), 5, 0, 10);
   EXPECT_EQ(std::set<int32_t>(seen.begin(), seen.end()).size(), 10U);
@@ -92,12 +92,12 @@ TEST_F(EpochsTest, OneFileOnlyWhereItIsAskedFor) {
   EXPECT_NE(firsts(make_sequences(data, kContext, 5, 3), 5, 0, 10), seen);
 }
 
-// A dataset in a mixture has its epochs, whatever comes between.
-TEST_F(EpochsTest, OfAMixtureEachHasItsOwn) {
+// A data set in a mixture has its own epochs, independent of the others.
+TEST_F(EpochsTest, MixtureSourcesHaveSeparateEpochs) {
   const Dataset data = mixture();
   const Sequences sequences = make_sequences(data, kContext, kBatch, 3);
   const std::vector<int32_t> seen = firsts(sequences, kBatch, 0, 100);  // 50, 20 and 30 of them
-  std::multiset<int32_t> expected;                                      // the windows of whole epochs
+  std::multiset<int32_t> expected;                                      // the windows of complete epochs
   int64_t begun = 0;
   for (size_t k = 0; k < 3; ++k) {
     std::vector<int32_t> windows;
@@ -116,7 +116,7 @@ TEST_F(EpochsTest, OfAMixtureEachHasItsOwn) {
   EXPECT_EQ(std::ssize(left), begun);
 }
 
-TEST_F(EpochsTest, EveryLayoutReadsTheSame) {
+TEST_F(EpochsTest, EveryLayoutReadsSameRows) {
   const Dataset cut = shards(), mix = mixture();
   for (const Dataset* data : {&cut, &mix}) {
     const File one = trained(*data, {.microbatches = 4}, 4);
@@ -128,8 +128,8 @@ TEST_F(EpochsTest, EveryLayoutReadsTheSame) {
   }
 }
 
-// The rows that each worker of an asynchronous run computes at each of its clocks: those of that step that are its own,
-// with the random numbers of those rows. All workers together are one rank's step.
+// Rows computed by each worker of an asynchronous run at each of its clocks: its own rows of that step, with their
+// random numbers. All workers together equal one rank's step.
 
 // A loss and gradients, or values, by name.
 using Values = std::map<std::string, std::vector<double>>;
@@ -164,7 +164,7 @@ void expect_near(const Values& found, const Values& expected, const std::string&
   }
 }
 
-// Each of a worker's rows alone on one rank, by the first weights.
+// Each of a worker's rows separately on one rank with the initial weights.
 Values rows_alone(const Job& job, int64_t step, int64_t first, int64_t count) {
   const ArenaPtr arena = make_arena();
   const auto model = full_model(job, kVocab);
@@ -185,7 +185,7 @@ Values rows_alone(const Job& job, int64_t step, int64_t first, int64_t count) {
   return seen(sum, model->units());
 }
 
-// One step of the trainer, on one rank with the whole batch.
+// One trainer step on one rank with the global batch.
 Values one_rank(Job job, int64_t step) {
   job.plan = {.threads_per_rank = 1};
   Values out;
@@ -212,7 +212,7 @@ std::vector<std::vector<Values>> worker_values(const Job& job) {
 
 using AsyncWorkers = test::OneThread;
 
-TEST_F(AsyncWorkers, ComputeTheirOwnRowsOfEachStep) {
+TEST_F(AsyncWorkers, ComputeOwnRowsOfEachStep) {
   for (const int64_t ranks : {1, 2, 3})
     for (const int64_t microbatches : {1, 2}) {
       const Job job = make_job(ranks, microbatches);
@@ -236,7 +236,7 @@ TEST_F(AsyncWorkers, ComputeTheirOwnRowsOfEachStep) {
     }
 }
 
-// A run as it comes, with what it loads written down: each row of each step once, by the worker that it belongs to.
+// A run in its natural order, recording its loads: each row of each step once, by the worker that owns it.
 TEST_F(AsyncWorkers, LoadEachRowOfARunOnce) {
   const Job job = make_job(3, 2);
   std::mutex one_at_a_time;
@@ -257,12 +257,12 @@ TEST_F(AsyncWorkers, LoadEachRowOfARunOnce) {
     EXPECT_EQ(ranks, std::vector<int>{static_cast<int>(at.second / 4)}) << "step " << at.first << ", row " << at.second;
 }
 
-// The validation loss under every plan is the mean over the whole split that one rank finds in plain loops.
+// The validation loss under every plan equals the mean over the split computed on one rank in plain loops.
 
-// Tokens of a split: fewer than a window, a window and one token beside, and numbers of windows that no batch divides.
+// Tokens of a split: less than a window, a window plus one token, and numbers of windows not divisible by any batch.
 constexpr int64_t kSizes[] = {2, 8, 9, 41, 100};
 
-// Weights so large that the loss depends on every token before and on its position.
+// Large weights, so that the loss depends on all preceding tokens and on the position.
 Values drawn_values(LanguageModel& model) {
   Values out;
   for (const Parameter* p : model.parameters()) {
@@ -298,7 +298,7 @@ class ValidationTest : public testing::Test {
     return job;
   }
 
-  // By one rank without dropout, that never heard of a plan.
+  // On one rank without dropout, independent of plans.
   static std::vector<double> expected(const Job& job) {
     ModelConfig config = job.model;
     config.dropout = 0;
@@ -314,7 +314,7 @@ class ValidationTest : public testing::Test {
     return out;
   }
 
-  // On each rank and for each split.
+  // On each rank, for each split.
   std::vector<std::vector<double>> found(const Job& job) const {
     const Values values = drawn_values(*full_model(job, kVocab));
     std::vector<std::vector<double>> out(static_cast<size_t>(job.plan.ranks()));
@@ -350,7 +350,7 @@ class ValidationTest : public testing::Test {
   std::vector<TokenFile> splits_;
 };
 
-TEST_F(ValidationTest, IsTheMeanOverTheSplitUnderEveryAxis) {
+TEST_F(ValidationTest, EqualsMeanOverSplitUnderEveryAxis) {
   const std::vector<std::pair<Plan, int64_t>> plans = {
       {{}, 12},
       {{.microbatches = 3}, 6},
@@ -374,7 +374,7 @@ TEST_F(ValidationTest, IsTheMeanOverTheSplitUnderEveryAxis) {
   for (const auto& [plan, batch] : plans) expect_direct(make_job(plan, batch));
 }
 
-TEST_F(ValidationTest, IsTheMeanOverTheSplitUnderRandomPlans) {
+TEST_F(ValidationTest, EqualsMeanOverSplitUnderRandomPlans) {
   for (uint64_t trial = 0; trial < 12; ++trial) {
     uint64_t at = 0;
     const Philox random = Philox::named(trial, "validation plans");
@@ -394,8 +394,8 @@ TEST_F(ValidationTest, IsTheMeanOverTheSplitUnderRandomPlans) {
   }
 }
 
-// Their memory is emulated where there is none.
-TEST_F(ValidationTest, IsTheMeanOverTheSplitOnGpus) {
+// GPU memory is emulated if there is no GPU.
+TEST_F(ValidationTest, EqualsMeanOverSplitOnGpus) {
   if (!kWithCuda) GTEST_SKIP() << "a build without CUDA";
   for (const Plan& plan : {Plan{.dp = 2}, Plan{.dp = 2, .cp = 2, .zero = ZeroStage::three}, Plan{.pp = 2, .tp = 2}}) {
     Job job = make_job(plan, 6);

@@ -1,5 +1,4 @@
-// A run holds after many steps what it held after a few: of each category, on every rank, under every strategy; and so
-// does the process.
+// Memory does not grow during a run: per category, on every rank, under every strategy, and of the process.
 #include <malloc.h>
 #include <unistd.h>
 
@@ -13,7 +12,7 @@
 
 namespace {
 
-std::atomic<int64_t> in_use{0};  // bytes, by new
+std::atomic<int64_t> in_use{0};  // bytes allocated by new
 
 [[maybe_unused]] void* counted(void* made) {
   if (made == nullptr) throw std::bad_alloc();
@@ -27,8 +26,8 @@ std::atomic<int64_t> in_use{0};  // bytes, by new
 
 }  // namespace
 
-#if !defined(__SANITIZE_ADDRESS__)  // which has its own
-// In place of the library's, so that they count. What malloc says of itself goes by what its threads keep for later.
+#if !defined(__SANITIZE_ADDRESS__)  // which replaces these
+// Replacements of operator new and delete that count. malloc's statistics include memory cached by its threads.
 void* operator new(size_t size) { return counted(std::malloc(size)); }
 void* operator new(size_t size, std::align_val_t align) {
   const auto to = static_cast<size_t>(align);
@@ -45,7 +44,7 @@ namespace {
 
 constexpr int64_t kEarly = 3, kLate = 30, kContext = 8, kVocab = 37;
 
-// Live bytes by category, of a rank's arena and of the host's memory beside it.
+// Live bytes by category, of a rank's arena and of host memory.
 std::vector<int64_t> live(const ArenaPtr& arena) {
   std::vector<int64_t> out;
   for (const ArenaPtr& one : {arena, arena->host()})
@@ -61,7 +60,7 @@ Job make_job(const Plan& plan) {
   return job;
 }
 
-// Does the other work of a run between steps: validation, and gathering all that is saved.
+// Other activities between steps: validation, and gathering of everything that is saved.
 void look_around(Trainer& trainer, const TokenFile& split) {
   trainer.mean_loss(split);
   whole_values(trainer);
@@ -86,7 +85,7 @@ class Growth : public test::OneThread {
             early = now;
             footprint = trainer.arena()->footprint();
           }
-          // Where a message is still under way, what comes next to lie beside it lies further off.
+          // While a message is in flight, the next buffers are placed differently.
           EXPECT_LE(trainer.arena()->footprint(), footprint + footprint / 2) << "rank " << world.rank();
         }
         if (step % 9 == 2) look_around(trainer, split_);
@@ -117,11 +116,11 @@ const std::vector<Plan> kPlans = {
     {.pp = 2, .dp = 2, .tp = 2, .zero = ZeroStage::three, .microbatches = 2},
 };
 
-TEST_F(Growth, OfLiveBytesIsNoneUnderEveryStrategy) {
+TEST_F(Growth, LiveBytesAreConstantUnderEveryStrategy) {
   for (const Plan& plan : kPlans) expect_steady(make_job(plan));
 }
 
-TEST_F(Growth, OfLiveBytesIsNoneUnderRandomPlans) {
+TEST_F(Growth, LiveBytesAreConstantUnderRandomPlans) {
   for (uint64_t trial = 0; trial < 12; ++trial) {
     uint64_t at = 0;
     const Philox random = Philox::named(trial, "growth");
@@ -142,8 +141,8 @@ TEST_F(Growth, OfLiveBytesIsNoneUnderRandomPlans) {
   }
 }
 
-// Their memory is emulated where there is none.
-TEST_F(Growth, OfLiveBytesIsNoneOnGpus) {
+// GPU memory is emulated if there is no GPU.
+TEST_F(Growth, LiveBytesAreConstantOnGpus) {
   if (const std::string why = test::no_gpu(); !why.empty()) GTEST_SKIP() << why;
   for (Plan plan : {Plan{.microbatches = 2}, Plan{.dp = 2, .zero = ZeroStage::three}, Plan{.pp = 2, .cp = 2}}) {
     plan.device = Device::cuda;
@@ -155,7 +154,7 @@ TEST_F(Growth, OfLiveBytesIsNoneOnGpus) {
   }
 }
 
-TEST_F(Growth, OfLiveBytesIsNoneOfAsynchronousWorkers) {
+TEST_F(Growth, LiveBytesOfAsyncWorkersAreConstant) {
   const Job job = make_job({.dp = 3, .dp_mode = DataMode::ps_async, .servers = 2, .staleness = 1});
   launch(launch_options(job.plan), [&](Communicator& world) {
     AsyncTrainer trainer(job, synthetic_sequences(kVocab, kContext, job.optim.batch, 1), world);
@@ -173,7 +172,7 @@ TEST_F(Growth, OfLiveBytesIsNoneOfAsynchronousWorkers) {
 }
 
 struct Held {
-  int64_t resident = 0, heap = 0;  // bytes of the process, and of them by new
+  int64_t resident = 0, heap = 0;  // bytes of the process, and those allocated by new
 };
 Held held() {
   int64_t pages = 0;
@@ -182,7 +181,7 @@ Held held() {
 }
 
 // The process is measured while all ranks are between two steps.
-TEST_F(Growth, OfTheProcessIsNone) {
+TEST_F(Growth, ProcessSizeIsConstant) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the address sanitizer keeps what was given back";
 #endif
@@ -202,7 +201,7 @@ TEST_F(Growth, OfTheProcessIsNone) {
         const Held now = held();
         world.barrier();
         if (step == kFirst) first = now;
-        EXPECT_LE(now.heap - first.heap, 16 << 10) << "rank " << world.rank();  // 160 bytes of a step
+        EXPECT_LE(now.heap - first.heap, 16 << 10) << "rank " << world.rank();  // 160 bytes per step
         EXPECT_LE(now.resident - first.resident, 4 << 20) << "rank " << world.rank();
       }
     });

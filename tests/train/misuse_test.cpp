@@ -1,4 +1,4 @@
-// Misuse of the library: what a user's program passes wrongly is reported where it is passed, by an exception.
+// Misuse of the library is reported at the call by an exception.
 
 #include <gtest/gtest.h>
 
@@ -43,8 +43,8 @@ TEST(Misuse, NullObjectsAreReportedByName) {
     }
 }
 
-// A null pointer that a program dereferences on the way into a strategy. Clang's builds here have sanitizers, which
-// report the reference itself.
+// A null pointer dereferenced in an argument of a strategy. Clang's builds here have sanitizers, which report the
+// dereference itself.
 #ifndef __clang__
 TEST(Misuse, NullModelIsReportedByEveryStrategy) {
   for (const DataMode mode : {DataMode::ddp, DataMode::dataparallel, DataMode::diloco, DataMode::ps_sync})
@@ -52,7 +52,7 @@ TEST(Misuse, NullModelIsReportedByEveryStrategy) {
       if (zero > 0 && mode != DataMode::ddp) continue;
       launch({.ranks = 2}, [&](Communicator& world) {
         const std::unique_ptr<LanguageModel> model;
-        const LanguageModel* volatile hidden = model.get();  // as a compiler sees a pointer that it knows nothing of
+        const LanguageModel* volatile hidden = model.get();  // opaque to the compiler
         EXPECT_EQ(message_from([&] {
                     make_data_strategy(*const_cast<LanguageModel*>(hidden), world, make_arena(),
                                        {.mode = mode, .zero = zero});

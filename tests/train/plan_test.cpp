@@ -1,5 +1,5 @@
-// A plan as a value: made in a program, compared, printed, written and read; and the field that is wrong. Plans with
-// experts; checks of what ranks hold; who is called a straggler.
+// Plans as values: construction, comparison, printing, JSON, and reported fields of invalid ones. Also plans with
+// experts, replica checks, and stragglers.
 
 #include <numeric>
 
@@ -15,7 +15,7 @@ namespace {
 const Plan kSketch{
     .pp = 2, .dp = 2, .tp = 2, .zero = ZeroStage::one, .schedule = ScheduleKind::zb_h1, .microbatches = 8};
 
-// Every field has another value than the default.
+// Every field has a non-default value.
 Plan odd_one() {
   return {.pp = 2,
           .dp = 3,
@@ -47,7 +47,7 @@ Plan odd_one() {
           .timeout = 1.5};
 }
 
-TEST(Plan, IsAValue) {
+TEST(Plan, IsRegularType) {
   EXPECT_EQ(Plan{}, Plan{});
   EXPECT_EQ(kSketch.ranks(), 8);
   Plan other = kSketch;
@@ -59,12 +59,12 @@ TEST(Plan, IsAValue) {
   EXPECT_EQ(describe(kSketch), "8 thread ranks (pp 2 x dp 2 x tp 2), zb-h1, ZeRO-1");
 }
 
-TEST(Plan, IsReadFromWhatItWrites) {
+TEST(Plan, RoundTripsThroughJson) {
   for (const Plan& plan : {Plan{}, kSketch, odd_one()}) EXPECT_EQ(plan_from_json(to_json(plan)), plan) << to_json(plan);
   EXPECT_EQ(plan_from_json("{}"), Plan{});
   EXPECT_EQ(plan_from_json(R"({"dp": 2, "zero": 3, "dp_mode": "ps-sync", "bucket_mb": 1})"),
             (Plan{.dp = 2, .zero = ZeroStage::three, .dp_mode = DataMode::ps_sync, .bucket_mb = 1}));
-  // No two fields share a name, and none is forgotten: each alone makes another text.
+  // Field names are unique and complete: each field alone changes the text.
   const std::string text = to_text(odd_one());
   EXPECT_EQ(std::count(text.begin(), text.end(), '='), 28) << text;
 }
@@ -75,7 +75,7 @@ void expect_field(const std::function<void()>& f, const std::string& field, cons
   expect_error(Status::usage, {words}, f);
 }
 
-TEST(Plan, WrongJsonNamesTheField) {
+TEST(Plan, ReportsFieldOfInvalidJson) {
   const auto expect = [](const char* json, const char* field, const char* words) {
     expect_field([&] { plan_from_json(json); }, field, words);
   };
@@ -93,7 +93,7 @@ TEST(Plan, WrongJsonNamesTheField) {
   expect_error(Status::usage, {"expected a JSON object"}, [] { plan_from_json("{"); });
 }
 
-TEST(Plan, ACheckNamesTheField) {
+TEST(Plan, CheckReportsField) {
   const auto expect = [](const Plan& plan, const char* field, const char* words) {
     expect_field([&] { check(plan); }, field, words);
   };
@@ -101,36 +101,36 @@ TEST(Plan, ACheckNamesTheField) {
   EXPECT_NO_THROW(check(Plan{}));
   expect({.tp = 0}, "tp", "expected at least 1, found 0");
   expect({.microbatches = -1}, "microbatches", "expected at least 1, found -1");
-  expect({.bucket_mb = 0}, "bucket_mb", "expected a number above 0, found 0");
+  expect({.bucket_mb = 0}, "bucket_mb", "expected a number above 0, got 0");
   expect({.timeout = std::nan("")}, "timeout", "expected a number above 0");
-  expect({.dp = 2, .dp_mode = DataMode::ps_sync, .servers = 3}, "servers", "expected at most the 2 ranks, found 3");
+  expect({.dp = 2, .dp_mode = DataMode::ps_sync, .servers = 3}, "servers", "expected at most the 2 ranks, got 3");
   expect({.staleness = 2}, "staleness", "goes with `dp_mode` ps-async, found ddp; nearest valid value: 1");
-  expect({.zero = ZeroStage::two, .dp_mode = DataMode::ps_sync}, "zero", "2 goes with `dp_mode` ddp, found ps-sync");
-  expect({.tp = 2, .dp_mode = DataMode::ps_sync}, "dp_mode", "ps-sync is for data-parallel ranks alone");
+  expect({.zero = ZeroStage::two, .dp_mode = DataMode::ps_sync}, "zero", "2 requires `dp_mode` ddp, got ps-sync");
+  expect({.tp = 2, .dp_mode = DataMode::ps_sync}, "dp_mode", "ps-sync supports only data-parallel ranks");
   expect({.all_reduce = Algorithm::native}, "all_reduce", "expected direct, ring, tree or root");
   expect({.record = "x"}, "record", "goes with `dp_mode` ps-async, found ddp");
-  expect({.chunks = 2}, "chunks", "goes with `schedule` interleaved, found 1f1b");
+  expect({.chunks = 2}, "chunks", "requires `schedule` interleaved, got 1f1b");
   expect({.pp = 2, .schedule = ScheduleKind::interleaved, .microbatches = 3}, "schedule", "3 micro-batches");
-  expect({.backend = Backend::nccl}, "backend", "expected `device` cuda beside it, found cpu");
-  expect({.dp = 2, .backend = Backend::mpi}, "backend", "mpirun, which did not start this");
+  expect({.backend = Backend::nccl}, "backend", "expected `device` cuda, got cpu");
+  expect({.dp = 2, .backend = Backend::mpi}, "backend", "mpi requires a start by mpirun");
 }
 
-TEST(Job, ACheckNamesTheFieldAndTheNearestThatCan) {
+TEST(Job, CheckReportsFieldAndNearestValidValue) {
   const auto expect = [](const Job& job, const char* field, const char* words) {
     expect_field([&] { check(job); }, field, words);
   };
   EXPECT_NO_THROW(check(Job{}));
   expect({.model = {.heads = 3}}, "heads", "3 heads do not divide 128 channels");
-  expect({.plan = {.microbatches = 5}}, "microbatches", "5 do not divide a batch of 12; the nearest that does: 4 or 6");
-  expect({.plan = {.dp = 5}}, "batch", "the nearest that can: 10 or 15");
-  expect({.plan = {.tp = 3}}, "tp", "3 does not divide the 4 heads; the nearest that does: 2 or 4");
-  expect({.plan = {.cp = 3}}, "cp", "the nearest `context` that can be cut: 60 or 66");
-  expect({.plan = {.pp = 8}}, "pp", "8 ranks make 8 stages, more than the 4 layers");
-  expect({.model = {.context = 7}, .plan = {.tp = 2, .sp = true}}, "sp", "the nearest that does: `tp` 1 or 7");
+  expect({.plan = {.microbatches = 5}}, "microbatches", "5 do not divide a batch of 12; nearest valid value: 4 or 6");
+  expect({.plan = {.dp = 5}}, "batch", "nearest valid value: 10 or 15");
+  expect({.plan = {.tp = 3}}, "tp", "3 does not divide the 4 heads; nearest valid value: 2 or 4");
+  expect({.plan = {.cp = 3}}, "cp", "nearest valid `context`: 60 or 66");
+  expect({.plan = {.pp = 8}}, "pp", "8 ranks have 8 stages, more than the 4 layers");
+  expect({.model = {.context = 7}, .plan = {.tp = 2, .sp = true}}, "sp", "nearest valid value: `tp` 1 or 7");
 }
 
-// A program of one's own, with no word of options.
-TEST(Job, TrainsTheSameUnderEveryPlan) {
+// A program without options.
+TEST(Job, TrainsIdenticallyUnderEveryPlan) {
   const auto losses = [](const Plan& plan) {
     const Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 20},
                   .optim = {.optimizer = OptimizerKind::sgd, .lr = 0.1, .warmup = 0, .steps = 3, .batch = 4},
@@ -154,8 +154,8 @@ TEST(Job, TrainsTheSameUnderEveryPlan) {
   EXPECT_EQ(losses({.dp = 2, .dp_mode = DataMode::ps_sync, .servers = 2, .threads_per_rank = 1}), alone);
 }
 
-// A program of somebody's own may hand each rank another job; in every field that changes the run.
-TEST(JobOfAllRanks, OnesThatDifferAreRefusedByField) {
+// A custom program may pass each rank a different job, in every field that affects the run.
+TEST(JobOfAllRanks, RejectsDifferencesByField) {
   const Job same{
       .model = {.layers = 1, .channels = 8, .context = 4, .vocab = 5}, .optim = {.batch = 4}, .plan = {.dp = 2}};
   const auto expect = [&](const std::function<void(Job&)>& change, const std::string& words) {
@@ -176,7 +176,7 @@ TEST(JobOfAllRanks, OnesThatDifferAreRefusedByField) {
   expect([](Job& job) { job.plan.dp_mode = DataMode::ps_async; }, "`dp_mode` is ");
 }
 
-// Plans with experts: how routers share out tokens, what is refused, and what a token costs.
+// Plans with experts: load balance, rejected options, and cost per token.
 
 Job small_job() {
   Job job{.model = {.layers = 3, .heads = 2, .channels = 8, .context = 10, .vocab = 30},
@@ -191,12 +191,12 @@ ExpertLoad expert_load(const Job& job) {
   train(job, 2, [&](Trainer& trainer, Communicator& world) {
     const ExpertLoad found = expert_load(trainer);
     if (world.rank() == 0) out = found;
-    EXPECT_EQ(expert_load(trainer).busiest().times, 0);  // it was asked
+    EXPECT_EQ(expert_load(trainer).busiest().times, 0);  // reset by the previous call
   });
   return out;
 }
 
-TEST(TrainedExperts, LoadIsThatOfAllRanks) {
+TEST(TrainedExperts, LoadCoversAllRanks) {
   Job job = small_job();
   const ExpertLoad one = expert_load(job);
   ASSERT_EQ(one.rows.size(), 3U);
@@ -210,7 +210,7 @@ TEST(TrainedExperts, LoadIsThatOfAllRanks) {
   EXPECT_EQ(expert_load(job).rows, one.rows);
   job.model.recompute = Recompute::none;
   job.plan = {.dp = 2, .tp = 2, .ep = 2, .sp = true, .threads_per_rank = 1, .timeout = 20};
-  EXPECT_EQ(expert_load(job).rows, one.rows);  // in fp32 these tokens are not near enough to any border
+  EXPECT_EQ(expert_load(job).rows, one.rows);  // in fp32 no logits here are close enough to be rerouted
   job.plan = {.dp = 2, .ep = 2, .microbatches = 2, .threads_per_rank = 1, .timeout = 20};
   job.model.experts.capacity = 0.5;
   const ExpertLoad dropped = expert_load(job);
@@ -220,8 +220,8 @@ TEST(TrainedExperts, LoadIsThatOfAllRanks) {
   EXPECT_EQ(all, 3 * 2 * 8 * 10 * 2);
 }
 
-// Ranks of cp have parts of the sequences, whose first tokens find a place.
-TEST(TrainedExperts, ACapacityIsOneOfWholeSequences) {
+// Ranks of cp hold shards of the sequences, whose first tokens are within capacity.
+TEST(TrainedExperts, CapacityAppliesToFullSequences) {
   Job job = small_job();
   job.model.context = 12;
   job.model.experts.capacity = 0.6;
@@ -235,14 +235,14 @@ TEST(TrainedExperts, ACapacityIsOneOfWholeSequences) {
   }
 }
 
-TEST(TrainedExperts, TheBusiestIsSoManyTimesTooBusy) {
+TEST(TrainedExperts, ReportsLoadOfBusiestExpert) {
   const ExpertLoad load{.rows = {{2, 2, 2, 2}, {1, 6, 1, 0}}};
   EXPECT_EQ(load.busiest().times, 3);
   EXPECT_EQ(load.busiest().layer, 1);
   EXPECT_EQ(load.busiest().expert, 1);
 }
 
-TEST(TrainedExperts, WhatIsNotBuiltIsRefusedByName) {
+TEST(TrainedExperts, RejectsUnsupportedOptions) {
   const auto expect = [](const std::string& words, const std::function<void(Job&)>& change) {
     Job job = small_job();
     job.plan.dp = job.plan.ep = 2;
@@ -266,9 +266,8 @@ TEST(TrainedExperts, WhatIsNotBuiltIsRefusedByName) {
     };
   };
   expect(nothing, groups(2, 4));
-  expect(
-      "`shard_ranks`: each group has all experts, which 4 ranks of `ep` share out; expected a multiple of 4, found 2",
-      groups(4, 2));
+  expect("`shard_ranks`: each group holds all experts, sharded over 4 ranks of `ep`; expected a multiple of 4, got 2",
+         groups(4, 2));
   expect(nothing, [](Job& j) { j.optim.optimizer = OptimizerKind::muon; });
   expect("`experts_per_token`", [](Job& j) { j.plan = {}, j.model.experts.per_token = 5; });
   const auto adapters = [](const std::string& target) {
@@ -280,8 +279,8 @@ TEST(TrainedExperts, WhatIsNotBuiltIsRefusedByName) {
   expect("`quantize`", [](Job& j) { j.plan = {}, j.model.quantize.codec = Codec::nf4; });
 }
 
-// Experts that a token does not meet are parameters, and no computation.
-TEST(TrainedExperts, ATokenMeetsAsManyAsInADenseModel) {
+// Unselected experts have parameters but no computation.
+TEST(TrainedExperts, ActiveParametersMatchDenseModel) {
   ModelConfig moe = preset("moe-nano").value(), dense = preset("llama-nano").value();
   moe.vocab = dense.vocab = 81;
   const int64_t routers = moe.layers * moe.channels * moe.experts.count;
@@ -290,7 +289,7 @@ TEST(TrainedExperts, ATokenMeetsAsManyAsInADenseModel) {
             make_model(dense)->parameter_count() + routers + moe.layers * 6 * 3 * 128 * 192);
 }
 
-// Checks of what ranks hold: numbers that are not finite, and copies that have drifted apart.
+// Consistency checks: non-finite values and diverged replicas.
 
 Job small_job(const Plan& plan) {
   Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 32},
@@ -300,7 +299,7 @@ Job small_job(const Plan& plan) {
   return job;
 }
 
-// Runs two steps; then rank `rank` spoils one number of what it holds, and the ranks compare.
+// Runs two steps, modifies one value on rank `rank`, and compares replicas.
 std::string compared(const Job& job, int rank, const std::string& tensor) {
   const auto spoil = [&](Trainer& trainer, Communicator& world) {
     for (const TensorSlice& h : held_between_steps(trainer))
@@ -312,7 +311,7 @@ std::string compared(const Job& job, int rank, const std::string& tensor) {
   return error_message([&] { train(job, job.optim.steps, spoil); }, Status::communication);
 }
 
-TEST(CheckReplicas, EqualCopiesPassUnderEveryAxis) {
+TEST(CheckReplicas, AcceptsEqualReplicasUnderEveryAxis) {
   for (const Plan& plan :
        {Plan{.dp = 4}, Plan{.dp = 2, .tp = 2}, Plan{.cp = 2, .zero = ZeroStage::two}, Plan{.pp = 2, .dp = 2},
         Plan{.dp = 2, .zero = ZeroStage::one}, Plan{.dp = 2, .tp = 2, .zero = ZeroStage::three},
@@ -320,19 +319,19 @@ TEST(CheckReplicas, EqualCopiesPassUnderEveryAxis) {
     EXPECT_EQ(compared(small_job(plan), -1, ""), "nothing was thrown") << describe(plan);
 }
 
-TEST(CheckReplicas, ACopyThatDriftedIsNamedWithItsRank) {
+TEST(CheckReplicas, ReportsDivergedReplicaWithRank) {
   EXPECT_TRUE(has(compared(small_job({.dp = 4}), 2, "blocks.1.mlp.up.weight"),
-                  "step 2: copies of blocks.1.mlp.up.weight differ between ranks: rank 2 does not hold what ranks "
-                  "0, 1, 3 hold"));
+                  "step 2: replicas of blocks.1.mlp.up.weight differ between ranks: rank 2 does not match ranks "
+                  "0, 1, 3"));
   for (const std::string name : {"tokens.weight", "norm.bias.m", "blocks.0.mlp.up.bias.v", "blocks.1.mlp.up.bias.v"}) {
-    const std::string message = compared(small_job({.dp = 2}), 1, name);  // in the order of ranks, whatever they hold
+    const std::string message = compared(small_job({.dp = 2}), 1, name);  // ordered by rank
     EXPECT_TRUE(has(message, name + " differ between ranks: rank 0 and rank 1"));
   }
-  // A norm is whole on both ranks of a tensor-parallel pair.
+  // A norm is replicated on both ranks of a tensor-parallel pair.
   EXPECT_TRUE(has(compared(small_job({.tp = 2}), 1, "norm.weight"), "norm.weight differ"));
   EXPECT_EQ(compared(small_job({.tp = 2}), 1, "blocks.0.mlp.up.weight"), "nothing was thrown")
       << "there is one copy of it";
-  // A tied weight is on the first stage and on the last.
+  // A tied weight is on the first and the last stage.
   EXPECT_TRUE(has(compared(small_job({.pp = 2}), 1, "tokens.weight"), "tokens.weight differ"));
 }
 
@@ -353,9 +352,9 @@ TEST(FirstNotFinite, IsFoundAnywhere) {
   EXPECT_EQ(first_not_finite(DType::bfloat16, std::as_bytes(std::span(narrow))), 1);
 }
 
-// A rank is called a straggler where it clearly is one.
+// A rank is a straggler only if it clearly stands out.
 
-TEST(Straggler, IsTheOneThatStandsOutOrNobody) {
+TEST(Straggler, IsOutlierOrEmpty) {
   const auto late = find_straggler({0.5, 12, 0.5, 1}, 10);  // three ranks waited 12 s in 10 s each
   ASSERT_TRUE(late);
   EXPECT_EQ(late->rank, 1);
@@ -365,7 +364,7 @@ TEST(Straggler, IsTheOneThatStandsOutOrNobody) {
   EXPECT_FALSE(find_straggler({8, 12, 7, 8}, 10));       // not twice the others' mean
   EXPECT_FALSE(find_straggler({0, 1.5}, 1.9));           // too short a run to say
   EXPECT_FALSE(find_straggler({0}, 10));
-  // One unit on either side of each limit: 6 s are a fifth of 30 s, 6 s are twice 3 s, and 2 s are enough.
+  // One unit on either side of each limit: 6 s is a fifth of 30 s, 6 s is twice 3 s, and 2 s suffice.
   for (const double more : {-0.001, 0.0, 0.001}) {
     EXPECT_EQ(find_straggler({0, 6 + more, 0, 0}, 10).has_value(), more >= 0) << more;
     EXPECT_EQ(find_straggler({3, 6 + more, 3, 3}, 9).has_value(), more >= 0) << more;

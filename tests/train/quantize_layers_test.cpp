@@ -1,5 +1,5 @@
-// Layers in 4 bits: each sees what those before it, already rounded, make of the calibration data; and by GPTQ the
-// model stays nearer to what it was than by rounding to nearest.
+// 4-bit layers: each receives inputs from its already quantized predecessors; and GPTQ has a lower error than
+// round-to-nearest.
 
 #include "tests/support/errors.h"
 #include "tests/support/tensors.h"
@@ -17,7 +17,7 @@ const ModelConfig kLlama = [] {
   return c;
 }();
 
-// Its weights are large enough for layers to matter.
+// Weights are large enough for layers to matter.
 std::unique_ptr<LanguageModel> drawn(const ModelConfig& config) {
   std::unique_ptr<LanguageModel> model = make_model(config);
   model->freeze();
@@ -31,7 +31,7 @@ std::unique_ptr<LanguageModel> drawn(const ModelConfig& config) {
   return model;
 }
 
-// A text in which what comes next depends on what was there: 85 tokens are 5 whole windows and a part of one.
+// A predictable text: 85 tokens are 5 full windows and a partial one.
 TokenFile tokens() {
   std::vector<int32_t> out{1, 2};
   const Philox random = Philox::named(3, "tokens");
@@ -56,7 +56,7 @@ Tensor hidden(LanguageModel& model, const Windows& windows, int64_t first = 0, i
   return model.hidden(Tensor::of<int32_t>(ids, {count, kContext}, make_arena())).value();
 }
 
-TEST(QuantizeLayers, EachSeesWhatTheRoundedOnesBeforeItMake) {
+TEST(QuantizeLayers, InputsComeFromQuantizedPredecessors) {
   const TokenFile text = tokens();
   const Windows windows(text, kContext);
   for (const ModelConfig& config : {kLlama, kGpt2}) {
@@ -74,9 +74,9 @@ TEST(QuantizeLayers, EachSeesWhatTheRoundedOnesBeforeItMake) {
       std::vector<float> decoded(static_cast<size_t>(l.weight.value().numel()));
       made[i].matrix.decode(0, decoded);
       EXPECT_EQ(l.weight.value().to_vector<float>(), decoded) << made[i].name;
-      // The inputs are measured in the model as it is now: those of a layer depend on the layers before it alone.
+      // Inputs are measured in the current model: those of a layer depend only on preceding layers.
       InputSquares inputs(l.weight.dim(1));
-      int64_t most = 5;  // the last window has as many targets
+      int64_t most = 5;  // targets of the last window
       l.set_matmul([&](const Var& x, const Var& w, const Var& b, PackedWeights* packs) {
         const Tensor rows = x.value().flat_rows();
         inputs.add(rows.narrow(0, 0, std::min(rows.dim(0), most)));
@@ -93,7 +93,7 @@ TEST(QuantizeLayers, EachSeesWhatTheRoundedOnesBeforeItMake) {
   }
 }
 
-TEST(QuantizeLayers, GptqStaysNearerThanRounding) {
+TEST(QuantizeLayers, GptqHasLowerErrorThanRounding) {
   const TokenFile text = tokens();
   const Windows windows(text, kContext);
   for (const ModelConfig& config : {kLlama, kGpt2}) {
@@ -108,17 +108,16 @@ TEST(QuantizeLayers, GptqStaysNearerThanRounding) {
   }
 }
 
-TEST(QuantizeLayers, WhatDoesNotFitIsRefused) {
+TEST(QuantizeLayers, RejectsMismatchedArguments) {
   const TokenFile text = tokens();
   const Windows windows(text, kContext), longer(text, 2 * kContext);
   const auto expect_refused = [&](const Rows* rows, const QuantizeOptions& o, const std::string& words) {
     expect_error(Status::usage, {words}, [&] { quantize_layers(*drawn(kGpt2), rows, o); });
   };
-  expect_refused(&windows, {.group = 24},
-                 "`group`: expected a divisor of the 32 inputs of blocks.0.attn.qkv, found 24");
+  expect_refused(&windows, {.group = 24}, "`group`: expected a divisor of the 32 inputs of blocks.0.attn.qkv, got 24");
   expect_refused(&windows, {.group = 64}, "`group`: expected a divisor of the 32 inputs");
-  expect_refused(&longer, {.group = 16}, "rows of 32 tokens; the context is 16");
-  expect_refused(nullptr, {.group = 16}, "no calibration data");
+  expect_refused(&longer, {.group = 16}, "rows have 32 tokens; the model's context is 16");
+  expect_refused(nullptr, {.group = 16}, "expected calibration data, got none");
 }
 
 }  // namespace

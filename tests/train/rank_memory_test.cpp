@@ -1,5 +1,5 @@
-// The memory that ranks will hold, known before they are there: compared with what ranks then held, and for sizes that
-// no machine has; what a process may use, read from folders that stand for the kernel's, and the jobs that are refused.
+// Predicted memory of ranks, compared with that of running ranks, also for sizes beyond any machine; available memory
+// read from directories that emulate the kernel's; and rejected jobs.
 
 #include <regex>
 
@@ -37,7 +37,7 @@ std::vector<Peak> measured(const Job& job) {
   return out;
 }
 
-// Peaks of the ranks, which are no more than was expected.
+// Peaks of the ranks, which must not exceed the prediction.
 std::vector<Peak> measured_within(const Job& job, const std::vector<RankMemory>& expected) {
   std::vector<Peak> found = measured(job);
   for (size_t r = 0; r < found.size(); ++r) EXPECT_LE(found[r].total, expected[r].total()) << "rank " << r;
@@ -66,7 +66,7 @@ const Plan kPlans[] = {
     {.pp = 2, .dp = 2, .zero = ZeroStage::three, .schedule = ScheduleKind::gpipe, .microbatches = 3},
 };
 
-TEST(RankMemory, IsWhatRanksThenHold) {
+TEST(RankMemory, MatchesRunningRanks) {
   for (const Plan& plan : kPlans) {
     const Job job = small_job(plan);
     const std::vector<RankMemory> expected = memory_of_ranks(job);
@@ -76,14 +76,14 @@ TEST(RankMemory, IsWhatRanksThenHold) {
       EXPECT_EQ(expected[r].held, found[r].held) << to_text(plan) << ", rank " << r;
       const double share = static_cast<double>(expected[r].total()) / static_cast<double>(found[r].total);
       EXPECT_GT(share, 0.97) << to_text(plan) << ", rank " << r;
-      const bool summed = plan.pp > 1 && plan.zero == ZeroStage::three;  // sums peaks that need not come together
+      const bool summed = plan.pp > 1 && plan.zero == ZeroStage::three;  // adds peaks that may not coincide
       EXPECT_LT(share, summed ? 1.2 : 1.06) << to_text(plan) << ", rank " << r;
     }
   }
 }
 
-// Ranks wait for sums and values of units that another thread brings, and hold the same whenever it comes.
-TEST(RankMemory, IsTheSameInEveryRun) {
+// Ranks wait for reductions and parameters from another thread; their memory is independent of its timing.
+TEST(RankMemory, IsReproducible) {
   Job job = small_job({.pp = 2, .dp = 2, .zero = ZeroStage::three, .schedule = ScheduleKind::gpipe, .microbatches = 3});
   job.model.channels = 32;
   job.model.context = 8;
@@ -94,17 +94,17 @@ TEST(RankMemory, IsTheSameInEveryRun) {
   }
 }
 
-// A ffn of 9 is cut in 4 and 5, so that pieces of the last rank's units are padded to 256 more elements.
-TEST(RankMemory, OfTheTpRankThatHasMost) {
+// A ffn of 9 is sharded into 4 and 5, so that shards of the last rank's units are padded by 256 more elements.
+TEST(RankMemory, CoversLargestTpRank) {
   Job job = small_job({.dp = 2, .cp = 2, .tp = 2, .sp = true, .zero = ZeroStage::three}, 4);
   job.model = {.layers = 4, .heads = 4, .channels = 32, .context = 16, .vocab = 29, .kv_heads = 2, .ffn = 9};
   const std::vector<Peak> found = measured_within(job, memory_of_ranks(job));
   EXPECT_LT(found[0].held.parameters, found[1].held.parameters);
 }
 
-// The last rank of a ring attends with all its queries at every hop, the first with half of them behind hop 0. A
-// processor with AVX2 alone packs less in bf16, where both then have the same peak.
-TEST(RankMemory, OfTheCpRankThatHasMost) {
+// The last rank of a ring attends with all its queries at every hop, the first with half of them after hop 0. A CPU
+// with only AVX2 packs less in bf16, where both then have the same peak.
+TEST(RankMemory, CoversLargestCpRank) {
   for (const DType dtype : {DType::float32, DType::bfloat16})
     for (const int64_t cp : {2, 4}) {
       Job job = small_job({.cp = cp}, 4);
@@ -118,18 +118,18 @@ TEST(RankMemory, OfTheCpRankThatHasMost) {
     }
 }
 
-// Elements: the table 200 x 64, positions 64 x 64, in each of four layers 12 x 64 x 64 of matrices and 13 x 64 besides,
-// and the last norm.
-TEST(RankMemory, SumsByHand) {
+// Elements: token table 200 x 64, positions 64 x 64, in each of four layers 12 x 64 x 64 in matrices and 13 x 64
+// others, and the last norm.
+TEST(RankMemory, MatchesManualSums) {
   const int64_t parameters = 200 * 64 + 64 * 64 + 4 * (12 * 64 * 64 + 13 * 64) + 2 * 64;
   const RankMemory one = memory_of_ranks(small_job({})).at(0);
   EXPECT_EQ(one.held, (MemoryByCategory{4 * parameters, 4 * parameters, 8 * parameters}));
   EXPECT_EQ(one.communication, 0);
-  // An activation of 24 sequences; a layer keeps sixteen and the head's logits come on top.
+  // An activation of 24 sequences; a layer saves sixteen, and the head's logits are added.
   const int64_t activation = 24 * 64 * 64 * 4, logits = 24 * 64 * 200 * 4;
   EXPECT_GT(one.activations, 4 * 16 * activation + logits);
   EXPECT_LT(one.activations, 4 * 16 * activation + logits + 16 * activation);
-  // A server's ranks have the whole beside a shard, which is of whole blocks.
+  // A server's rank has the full model and a shard of complete blocks.
   const std::vector<RankMemory> async =
       memory_of_ranks(small_job({.dp = 2, .dp_mode = DataMode::ps_async, .servers = 1}));
   EXPECT_GE(async[0].held.parameters, 2 * 4 * parameters);
@@ -138,7 +138,7 @@ TEST(RankMemory, SumsByHand) {
 }
 
 // Llama 3 8B in bf16 on 64 sequences of 8192 tokens: more than any machine has.
-TEST(RankMemory, IsKnownOfWhatNoMachineHas) {
+TEST(RankMemory, EstimatesModelsLargerThanRam) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the address sanitizer writes an eighth of what is only reserved";
 #endif
@@ -152,8 +152,8 @@ TEST(RankMemory, IsKnownOfWhatNoMachineHas) {
   EXPECT_LT(ranks.at(0).total(), 3000 * kGiB);
 }
 
-// Models of four and of five equal layers tell what more layers hold, under every plan, with every way to recompute.
-TEST(RankMemory, OfManyLayersFollowsFromFew) {
+// Four and five equal layers determine the memory of more layers under every plan and recomputation mode.
+TEST(RankMemory, ExtrapolatesFromFewLayers) {
   int trial = 0;
   for (const Plan& plan : kPlans) {
     Job job = small_job(plan);
@@ -171,8 +171,8 @@ int64_t most_resident_bytes() {
   return int64_t{1024} * used.ru_maxrss;
 }
 
-// The sums of a bias' gradient alone are 2 GiB.
-TEST(RankMemory, TakesNoMemory) {
+// The row sums of a bias gradient alone are 2 GiB.
+TEST(RankMemory, AllocatesNothing) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the address sanitizer writes an eighth of what is only reserved";
 #endif
@@ -184,7 +184,7 @@ TEST(RankMemory, TakesNoMemory) {
   EXPECT_LT(most_resident_bytes() - before, kGiB);
 }
 
-// The memory that a process may use, read from folders that stand for the kernel's, and the jobs that are refused.
+// Available memory, read from directories that emulate the kernel's, and rejected jobs.
 
 namespace fs = std::filesystem;
 constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
@@ -204,12 +204,12 @@ class MemoryLimits : public DataTest {
   }
 };
 
-TEST_F(MemoryLimits, AreWhatTheMachineHasAvailable) {
+TEST_F(MemoryLimits, IncludeAvailableMemory) {
   EXPECT_EQ(limit().bytes, 5000 * 1024);
   EXPECT_EQ(limit().of, "this machine has available");
 }
 
-TEST_F(MemoryLimits, AreWhatAnyGroupAroundLeaves) {
+TEST_F(MemoryLimits, IncludeAncestorCgroups) {
   write("proc/self/cgroup", "0::/user/job\n");
   write("cgroup/user/job/memory.max", "max\n");
   write("cgroup/user/memory.max", "3000000\n");
@@ -224,13 +224,13 @@ TEST_F(MemoryLimits, AreWhatAnyGroupAroundLeaves) {
 }
 
 // In a container the path is one of the host's, and the group is the top.
-TEST_F(MemoryLimits, AreTheContainers) {
+TEST_F(MemoryLimits, IncludeContainerCgroup) {
   write("proc/self/cgroup", "0::/docker/abc\n");
   write("cgroup/memory.max", "2000000\n");
   EXPECT_EQ(limit().bytes, 2000000);
 }
 
-TEST_F(MemoryLimits, AreThoseOfVersionOneToo) {
+TEST_F(MemoryLimits, SupportCgroupV1) {
   write("proc/self/cgroup", "3:cpu,cpuacct:/a\n2:memory:/slurm/job_7\n1:name=systemd:/b\n");
   write("cgroup/memory/slurm/job_7/memory.limit_in_bytes", "4000000\n");
   write("cgroup/memory/slurm/job_7/memory.usage_in_bytes", "1500000\n");
@@ -238,7 +238,7 @@ TEST_F(MemoryLimits, AreThoseOfVersionOneToo) {
   EXPECT_EQ(limit().bytes, 3000000);
 }
 
-TEST_F(MemoryLimits, AreWhatTheAddressSpaceLeaves) {
+TEST_F(MemoryLimits, IncludeAddressSpace) {
   EXPECT_EQ(limit(4000000).bytes, 4000000 - 100 * sysconf(_SC_PAGESIZE));
   EXPECT_TRUE(has(limit(4000000).of, "ulimit -v"));
   EXPECT_EQ(limit(1).bytes, 0);
@@ -273,8 +273,8 @@ int64_t total_tokens(const Job& job) {
   return sum;
 }
 
-// One byte less than all ranks hold is refused, and what is said to fit does.
-TEST(MemoryCheck, RefusesByTheByteAndSaysWhatFits) {
+// One byte less than all ranks need is rejected, and the suggested configuration fits.
+TEST(MemoryCheck, RejectsByOneByteAndSuggestsFittingPlan) {
   const Job job = small_job({.dp = 2}, 48);
   const int64_t needed = total_tokens(job);
   EXPECT_FALSE(memory_refusal(job, {.ranks = 2}, {needed, "a test leaves"}));
@@ -298,25 +298,26 @@ TEST(MemoryCheck, RefusesByTheByteAndSaysWhatFits) {
     };
     const int64_t microbatches = said("`microbatches"), batch = said("`batch");
     EXPECT_LE(total(microbatches, 48), most);
-    for (int64_t m = 1; m < microbatches; ++m) EXPECT_TRUE(24 % m != 0 || total(m, 48) > most) << m;  // nor fewer do
+    // fewer do not fit
+    for (int64_t m = 1; m < microbatches; ++m) EXPECT_TRUE(24 % m != 0 || total(m, 48) > most) << m;
     EXPECT_LE(total(1, batch), most);
     EXPECT_GT(total(1, batch + 2), most);
   }
 }
 
-// Without activations: 16 bytes of value, gradient and two moments for each parameter. Tables of 200 tokens and of 64
+// Without activations: 16 bytes of value, gradient and two moments per parameter. Tables of 200 tokens and 64
 // positions, four layers of 12 x 64^2 in matrices, 9 x 64 in biases and 4 x 64 in norms, and the last norm.
-TEST(MemoryCheck, LeastMemoryIsRefusedByTheByte) {
+TEST(MemoryCheck, MinimumIsCheckedToTheByte) {
   const Job job = small_job({.dp = 2});
   constexpr int64_t kParameters = (200 + 64) * 64 + 4 * (12 * 64 * 64 + 13 * 64) + 2 * 64;
-  for (const int64_t ranks : {1, 2}) {  // of this host: half of it, or all
+  for (const int64_t ranks : {1, 2}) {  // on this host: half or all of them
     const int64_t bytes = 16 * kParameters * ranks / 2;
     EXPECT_FALSE(least_refusal(job, ranks, {bytes, "a test leaves"}));
     EXPECT_TRUE(least_refusal(job, ranks, {bytes - 1, "a test leaves"}));
   }
 }
 
-TEST(MemoryCheck, CountsTheRanksOfThisHostAndWhatIsBesides) {
+TEST(MemoryCheck, CountsLocalRanksAndAdditionalMemory) {
   const Job job = small_job({.dp = 2}, 48);
   const int64_t one = total_tokens(job) / 2;
   EXPECT_FALSE(memory_refusal(job, {.first = 1, .ranks = 1}, {one, "a test leaves"}));
@@ -324,13 +325,13 @@ TEST(MemoryCheck, CountsTheRanksOfThisHostAndWhatIsBesides) {
   const auto refusal = memory_refusal(job, {.ranks = 1, .more = 1, .more_is = "a crumb"}, {one, "a test leaves"});
   ASSERT_TRUE(refusal);
   EXPECT_TRUE(has(refusal->table, "a crumb"));
-  // Gathered bytes take the place of activations.
+  // Gathered bytes replace activations.
   const int64_t activations = memory_of_ranks(job)[0].activations;
   EXPECT_FALSE(memory_refusal(job, {.ranks = 1, .gathered = activations}, {one, "a test leaves"}));
   EXPECT_TRUE(memory_refusal(job, {.ranks = 1, .gathered = activations + 1}, {one, "a test leaves"}));
 }
 
-TEST(MemoryCheck, TakesNoTimeForAnySizes) {
+TEST(MemoryCheck, IsFastForAnySizes) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the address sanitizer writes an eighth of what is only reserved";
 #endif

@@ -50,7 +50,7 @@ Job source_job(const Job& job) {
 
 using Weights = std::map<std::string, std::vector<float>>;
 
-// Weights far from every initial one, by name, so that a run that ignores them has another loss.
+// Weights far from all initial ones, by name, so that a run that ignores them has another loss.
 Weights source_weights(const Job& job) {
   Weights out;
   const std::unique_ptr<LanguageModel> model = full_model(job, kVocab);
@@ -63,8 +63,8 @@ Weights source_weights(const Job& job) {
   return out;
 }
 
-// Serves the weights in the dtype that is asked for, as a checkpoint of another dtype is read. What they do not name,
-// adapters of a model that had none, keeps its first values.
+// Serves the weights in the requested dtype, like a checkpoint with another dtype. Parameters that it lacks, such as
+// new adapters, retain their initial values.
 FullTensors reader_for(const Weights& weights) {
   return [&weights](const std::string& name, DType dtype, const Shape&) -> TensorReader {
     const auto found = weights.find(name);
@@ -83,13 +83,13 @@ FullTensors reader_for(const Weights& weights) {
 
 Sequences counted() { return synthetic_sequences(kVocab, kContext, kBatch, 1); }
 
-// Losses of rank 0: of a split before any step, of the first step's batch, and of the split after steps with a learning
-// rate of 0, as many as DiLoCo makes between two outer steps.
+// Losses on rank 0: of a split before any step, of the first step's batch, and of the split after as many steps with
+// learning rate 0 as DiLoCo has between outer steps.
 struct Losses {
   double loaded = 0, first = 0, after_steps = 0;
 };
 
-// Workers of an asynchronous run know the servers' weights when they have pulled them: from their first step on.
+// Workers of an asynchronous run have the servers' weights only after a pull: from their first step on.
 Losses asynchronous(AsyncTrainer& trainer, const Weights* weights, Communicator& world) {
   if (weights) trainer.begin_with(reader_for(*weights));
   double first = 0;
@@ -157,10 +157,10 @@ const std::vector<Plan>& start_plans() {
 
 using RunStart = test::OneThread;
 
-// The plans that are refused, by what was asked of them.
+// The expected rejected plans, by request.
 using Refusals = std::map<std::string, std::set<std::string>>;
 
-// Calls f with the job of each plan that is not refused.
+// Calls f with the job of each valid plan.
 void for_each_start(const std::string& what, Refusals& refused, const std::function<Job(const Plan&)>& make,
                     const std::function<void(const Job&)>& f, const Sequences& sequences = counted()) {
   for (const Plan& plan : start_plans()) {
@@ -177,7 +177,7 @@ void for_each_start(const std::string& what, Refusals& refused, const std::funct
   }
 }
 
-TEST_F(RunStart, LoadedWeightsStayThroughAStepOfLearningRateZero) {
+TEST_F(RunStart, ZeroLearningRatePreservesLoadedWeights) {
   Refusals refused;
   for (const Precision precision : {Precision{}, {DType::bfloat16, DType::float32}, {DType::bfloat16, DType::bfloat16}})
     for (const char* optimizer : {"sgd", "adam", "adamw", "muon"})
@@ -200,8 +200,8 @@ TEST_F(RunStart, LoadedWeightsStayThroughAStepOfLearningRateZero) {
   EXPECT_EQ(refused, expected);
 }
 
-// Adapters that are loaded with their base, and new ones, with which the model begins as its base.
-TEST_F(RunStart, AdaptersBeginWithTheirBase) {
+// Adapters loaded with their base, and new ones that start as their base.
+TEST_F(RunStart, AdaptersStartFromBase) {
   Refusals refused;
   for (const bool loaded : {true, false})
     for_each_start(
@@ -215,7 +215,7 @@ TEST_F(RunStart, AdaptersBeginWithTheirBase) {
           Job base = source_job(job);
           base.model.lora = {};
           const Weights own = source_weights(base), all = source_weights(job);
-          if (job.plan.dp_mode == DataMode::ps_async) {  // the program refuses it before ranks begin
+          if (job.plan.dp_mode == DataMode::ps_async) {  // the program rejects it before ranks start
             EXPECT_THROW(run_losses(job, &all), Error);
             return;
           }
@@ -226,8 +226,8 @@ TEST_F(RunStart, AdaptersBeginWithTheirBase) {
   EXPECT_EQ(refused, Refusals{});
 }
 
-// A run resumed under another plan has every byte that was saved, and keeps values and master weights through a step
-// of learning rate 0.
+// A run resumed under another plan has every saved byte, and retains values and master weights through a step of
+// learning rate 0.
 void expect_resumes(const Job& from, const Job& under) {
   const TokenFile split = squares(200);
   Job trained = from;
@@ -260,8 +260,8 @@ void expect_resumes(const Job& from, const Job& under) {
   }
 }
 
-// Of runs whose state has no names of its own; asynchronous and DiLoCo's: async_test.cpp, same_file_test.cpp.
-TEST_F(RunStart, AnotherPlanResumesWithEveryByte) {
+// Runs whose state has plain names; for asynchronous and DiLoCo runs see async_test.cpp, same_file_test.cpp.
+TEST_F(RunStart, ResumesUnderAnotherPlanBytewise) {
   Refusals refused;
   for_each_start(
       "resume", refused,
@@ -278,7 +278,7 @@ TEST_F(RunStart, AnotherPlanResumesWithEveryByte) {
   EXPECT_EQ(refused, Refusals{});
 }
 
-// Rows that are no windows of one file: packed examples whose prompts are no targets, a mixture, documents.
+// Rows other than windows of one file: packed examples with untrained prompts, a mixture, documents.
 Sequences make_rows(const std::string& kind) {
   if (kind == "documents") return counted();
   static const Dataset mixture = [] {
@@ -304,7 +304,7 @@ Sequences make_rows(const std::string& kind) {
   return out;
 }
 
-// The mean over the trained targets of the first batch by a model that knows no plan, with each document alone.
+// The mean over the trained targets of the first batch by a plan-independent model, with each document separate.
 double direct_loss(const Job& job, const Weights& weights, const Sequences& rows) {
   const ArenaPtr arena = make_arena();
   const std::unique_ptr<LanguageModel> model = full_model(job, kVocab);
@@ -332,7 +332,7 @@ double direct_loss(const Job& job, const Weights& weights, const Sequences& rows
   return sum / static_cast<double>(std::ssize(targets) - std::ranges::count(targets, Rows::kIgnored));
 }
 
-TEST_F(RunStart, FirstLossIsTheMeanOverTrainedTargets) {
+TEST_F(RunStart, FirstLossAveragesTrainedTargets) {
   Refusals refused;
   for (const std::string kind : {"examples", "mixture", "documents"}) {
     const Sequences rows = make_rows(kind);

@@ -1,5 +1,5 @@
-// Which runs leave the same file: parameters and optimizer state, byte for byte (README.md has the table), also where a
-// run goes on from one; and what the parts of a checkpoint say and hold.
+// Runs that produce the same file: parameters and optimizer state, byte for byte (see the table in README.md), also
+// when resumed; and the metadata and contents of rank files.
 
 #include "tests/data/support.h"
 #include "tests/support/draw.h"
@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-// The file that a run leaves; it goes on from another one, if there is one, to a step.
+// The file produced by a run up to a step, optionally resumed from another file.
 File run(const Job& job, int64_t to, const File* start = nullptr, int64_t from = 0) {
   File end;
   train(job, 0, [&](Trainer& trainer, Communicator&) {
@@ -45,9 +45,9 @@ Job drawn_job(test::Draw& draw) {
   return job;
 }
 
-// Plans with several data ranks or several micro-batches, not both, save the file of one rank that has as many
+// Plans with either several data ranks or several micro-batches produce the file of one rank with as many
 // micro-batches: pipelines, ZeRO, DataParallel, a parameter server.
-TEST(SameFile, OfOneRank) {
+TEST(SameFile, FromOneRank) {
   for (uint64_t trial = 0; trial < 16; ++trial) {
     test::Draw draw("same file", trial);
     const Job job = drawn_job(draw);
@@ -67,9 +67,9 @@ TEST(SameFile, OfOneRank) {
   }
 }
 
-// Several ranks with several micro-batches each save one of two files: some plans sum over ranks once, the others after
-// each micro-batch.
-TEST(SameFile, OfRanksWithMicrobatches) {
+// With several ranks and several micro-batches each there are two files: some plans reduce over ranks once, others
+// after each micro-batch.
+TEST(SameFile, FromRanksWithMicrobatches) {
   for (uint64_t trial = 0; trial < 4; ++trial) {
     test::Draw draw("same file", trial);
     const Job job = drawn_job(draw);
@@ -88,8 +88,8 @@ TEST(SameFile, OfRanksWithMicrobatches) {
   }
 }
 
-// A pipeline adds the two uses of a tied weight in another order than one rank, which takes it by an option.
-TEST(SameFile, OfATiedWeightTakesTheOption) {
+// A pipeline sums the two uses of a tied weight in another order than one rank, which requires an option.
+TEST(SameFile, FromTiedWeightRequiresOption) {
   const Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 37},
                 .optim = {.lr = 0.02, .warmup = 1, .steps = 4, .batch = 12}};
   const File pipeline = train_to_file(job, {.pp = 2, .microbatches = 3});
@@ -100,8 +100,8 @@ TEST(SameFile, OfATiedWeightTakesTheOption) {
   EXPECT_TRUE(train_to_file(untied, {.microbatches = 3}) == train_to_file(untied, {.pp = 2, .microbatches = 3}));
 }
 
-// A run whose state is read back goes on with the same bits: in the middle of steps that ranks make alone, and of Muon
-// and hybrid sharding under another layout.
+// A resumed run continues bitwise identically: between synchronizations of local updates, and for Muon and hybrid
+// sharding under another layout.
 
 Job job_with(const Plan& plan, OptimizerKind optimizer, DType dtype = DType::float32) {
   Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 37, .dropout = 0.1},
@@ -123,8 +123,8 @@ void expect_goes_on(const Plan& before, const Plan& after, OptimizerKind optimiz
   for (const auto& [name, bytes] : whole) EXPECT_TRUE(bytes == rest[name]) << name;
 }
 
-// Step 4 is one after the outer step of step 3; of two fragments the second makes its own in steps 1, 4 and 7.
-TEST(ReplicasResume, GoesOnInTheMiddleOfStepsAlone) {
+// Step 4 follows the outer step of step 3; of two fragments the second has its outer steps at steps 1, 4 and 7.
+TEST(ReplicasResume, ContinuesBetweenSynchronizations) {
   Plan plan{.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 3}, with_stages = plan;
   expect_goes_on(plan, plan, OptimizerKind::adamw);
   with_stages.pp = 2;
@@ -135,8 +135,8 @@ TEST(ReplicasResume, GoesOnInTheMiddleOfStepsAlone) {
   expect_goes_on(plan, plan, OptimizerKind::adamw, DType::bfloat16);
 }
 
-// Which fragment a unit is in does not depend on the stage that has it.
-TEST(ReplicasResume, RanksThatTrainAloneGoOnWithOtherStages) {
+// A unit's fragment is independent of its stage.
+TEST(ReplicasResume, ContinuesWithOtherStages) {
   const Plan plan{.dp = 2, .tie_copies = true, .dp_mode = DataMode::diloco, .sync_every = 3, .sync_fragments = 2};
   Plan with_stages = plan;
   with_stages.pp = 2;
@@ -144,7 +144,7 @@ TEST(ReplicasResume, RanksThatTrainAloneGoOnWithOtherStages) {
   expect_goes_on(with_stages, plan, OptimizerKind::muon);
 }
 
-// The loss of a model whose values a checkpoint has, and each rank goes on with its own.
+// The validation loss uses the checkpoint's synchronized values, and each rank continues with its own.
 void expect_loss_of_what_is_in_common(Job job) {
   const TokenFile tokens = squares(41);
   File saved;
@@ -168,13 +168,13 @@ void expect_loss_of_what_is_in_common(Job job) {
   EXPECT_NEAR(found, expected, 1e-6 * expected);
 }
 
-TEST(ReplicasResume, ALossBetweenOuterStepsIsThatOfWhatRanksHaveInCommon) {
+TEST(ReplicasResume, ValidatesSynchronizedWeightsBetweenOuterSteps) {
   for (const DType dtype : {DType::float32, DType::bfloat16})
     expect_loss_of_what_is_in_common(job_with(
         {.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 4, .sync_fragments = 2}, OptimizerKind::adamw, dtype));
 }
 
-TEST(ReplicasResume, AnotherLayoutGoesOnWithTheSameBits) {
+TEST(ReplicasResume, AnotherLayoutContinuesBitwiseIdentically) {
   const Plan ddp{.dp = 4}, zero{.dp = 4, .zero = ZeroStage::one}, staged{.pp = 2, .dp = 4, .tie_copies = true};
   expect_goes_on(ddp, zero, OptimizerKind::muon);
   expect_goes_on(zero, ddp, OptimizerKind::muon);
@@ -185,37 +185,37 @@ TEST(ReplicasResume, AnotherLayoutGoesOnWithTheSameBits) {
   Plan copies = ddp;
   copies.tie_copies = true;
   expect_goes_on(copies, staged, OptimizerKind::muon);
-  // Two sums of two ranks each: the order does not depend on the stage where there is one micro-batch.
+  // Two sums of two ranks each: with one micro-batch the order is independent of the stage.
   expect_goes_on({.dp = 4, .zero = ZeroStage::three, .shard_ranks = 2},
                  {.dp = 4, .zero = ZeroStage::one, .shard_ranks = 2}, OptimizerKind::adamw);
   expect_goes_on({.dp = 4, .ep = 2, .zero = ZeroStage::three, .shard_ranks = 2},
                  {.dp = 4, .ep = 2, .zero = ZeroStage::one, .shard_ranks = 2}, OptimizerKind::muon);
 }
 
-// GPUs do as much: their ranks save what the host gets of it.
+// The same on GPUs: ranks save copies from the GPU.
 using ReplicasResumeGpu = test::OnGpu;
-TEST_F(ReplicasResumeGpu, GoesOnInTheMiddleOfStepsAlone) {
+TEST_F(ReplicasResumeGpu, ContinuesBetweenSynchronizations) {
   Plan plan{.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 3, .sync_fragments = 2, .device = Device::cuda};
   for (const DType dtype : {DType::float32, DType::bfloat16}) expect_goes_on(plan, plan, OptimizerKind::adamw, dtype);
   plan.offload = Offload::optimizer;
   expect_goes_on(plan, plan, OptimizerKind::muon, DType::bfloat16);
 }
 
-TEST_F(ReplicasResumeGpu, AnotherLayoutGoesOnWithTheSameBits) {
+TEST_F(ReplicasResumeGpu, AnotherLayoutContinuesBitwiseIdentically) {
   const Plan ddp{.dp = 2, .device = Device::cuda}, zero{.dp = 2, .zero = ZeroStage::three, .device = Device::cuda};
   expect_goes_on(ddp, zero, OptimizerKind::muon);
   expect_goes_on(zero, ddp, OptimizerKind::muon, DType::bfloat16);
 }
 
-TEST_F(ReplicasResumeGpu, ALossBetweenOuterStepsIsThatOfWhatRanksHaveInCommon) {
+TEST_F(ReplicasResumeGpu, ValidatesSynchronizedWeightsBetweenOuterSteps) {
   for (const DType dtype : {DType::float32, DType::bfloat16})
     expect_loss_of_what_is_in_common(
         job_with({.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 4, .sync_fragments = 2, .device = Device::cuda},
                  OptimizerKind::adamw, dtype));
 }
 
-// Checkpoints in parts: what a layout says of its ranks is what they hold, parts read back to the whole, and what no
-// layout can be is refused.
+// Rank files: the slices of a layout match those of its ranks, they reassemble the full tensors, and impossible layouts
+// are rejected.
 
 namespace fs = std::filesystem;
 
@@ -228,7 +228,7 @@ std::vector<SavedPart> saved_parts(const std::vector<TensorSlice>& held) {
   return out;
 }
 
-// In the order of names, since a rank's optimizer lists kinds before units.
+// Ordered by name, since a rank's optimizer lists kinds before units.
 std::string to_string(std::vector<SavedPart> parts) {
   std::ranges::sort(parts, {}, &SavedPart::name);
   std::string out;
@@ -253,7 +253,7 @@ void expect_whole(const SavedTensors& saved, const std::vector<NamedTensor>& ten
   }
 }
 
-// All that a run keeps beside its model, on rank 0: of ranks that train alone of each, and their values.
+// All state outside of the model, on rank 0: with local updates of each replica, including its values.
 std::vector<NamedTensor> whole_states(Trainer& trainer) {
   const bool apart = trainer.strategy().layout().local_updates;
   std::vector<NamedTensor> out = whole_state(trainer);
@@ -269,7 +269,7 @@ std::vector<NamedTensor> whole_states(Trainer& trainer) {
 
 using SavedTensorsTest = DataTest;
 
-TEST_F(SavedTensorsTest, ALayoutSaysWhatItsRanksHoldAndPartsReadBackToTheWhole) {
+TEST_F(SavedTensorsTest, LayoutListsSlicesThatReassembleFullTensors) {
   for (uint64_t trial = 0; trial < test::plans(12); ++trial) {
     test::Draw draw("saved parts", trial);
     Job job{
@@ -319,7 +319,7 @@ TEST_F(SavedTensorsTest, ALayoutSaysWhatItsRanksHoldAndPartsReadBackToTheWhole) 
   }
 }
 
-TEST_F(SavedTensorsTest, WhatNoPartHasIsNamed) {
+TEST_F(SavedTensorsTest, ReportsMissingElements) {
   const std::vector<float> values{1, 2, 3, 4};
   const auto write = [&](int rank, const std::string& described, int64_t count) {
     const TensorBytes t{
@@ -336,17 +336,17 @@ TEST_F(SavedTensorsTest, WhatNoPartHasIsNamed) {
   const auto described = [](const char* shape, const char* dim, const char* runs, const char* begin) {
     return fmt::format(R"({{"w": {{"shape": {}, "dim": {}, "runs": {}, "begin": {}}}}})", shape, dim, runs, begin);
   };
-  refused("no parts of it");
+  refused("neither this file nor rank files of it exist");
   write(0, described("[3, 2]", "0", "[[0, 2]]", "0"), 4);
-  refused("element 4 of 'w' is in no part here");
+  refused("element 4 of 'w' is in none of the files");
   write(1, described("[3, 2]", "0", "[[1, 2]]", "0"), 4);
-  refused("element 2 of 'w' is in two parts");
+  refused("element 2 of 'w' is in two slices");
   write(1, described("[2, 3]", "0", "[[1, 1]]", "0"), 3);
-  refused("of another kind than in the other parts");
+  refused("differs in dtype or shape from the other rank files");
   write(1, described("[3, 2]", "0", "[[2, 1]]", "0"), 3);
-  refused("'w' has 3 elements from 0 on; its part ends at 2");
+  refused("'w' has 3 elements from 0 on; its slice ends at 2");
   write(1, "{}", 2);
-  refused("the parts do not name tensor 'w'");
+  refused("does not list tensor 'w'");
   for (const auto& [shape, dim, runs, begin] :
        std::vector<std::array<const char*, 4>>{{"[3, 0]", "0", "[[2, 1]]", "0"},
                                                {"[3, 2]", "2", "[[2, 1]]", "0"},

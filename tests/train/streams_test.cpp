@@ -1,4 +1,4 @@
-// Random streams: what must be independent shares no random numbers, and what must be equal is equal under every plan.
+// Random streams: independent quantities share no random numbers, and equal ones are equal under every plan.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ namespace {
 
 using Values = std::vector<double>;
 
-constexpr int64_t kContext = 16, kChannels = 32, kHeads = 2, kBatch = 4;  // 16 channels of a head
+constexpr int64_t kContext = 16, kChannels = 32, kHeads = 2, kBatch = 4;  // 16 channels per head
 
 const ModelConfig kGpt{.layers = 2,
                        .heads = kHeads,
@@ -33,14 +33,14 @@ const ModelConfig kGpt{.layers = 2,
                        .dropout = 0.5,
                        .lora = {.rank = 4, .alpha = 4, .dropout = 0.5, .targets = {"c_attn", "mlp.c_proj"}}};
 
-// Fair random bits, by what they decide: which values are above a limit.
+// Fair random bits from comparisons of values with a threshold.
 struct Streams : std::map<std::string, std::vector<bool>> {
   void add(const std::string& name, const Values& values, double limit) {
     std::vector<bool> bits;
     for (const double v : values) bits.push_back(v > limit);
     EXPECT_TRUE(emplace(name, std::move(bits)).second) << name;
   }
-  // No run of 48 bits occurs twice: equal, shifted and overlapping streams would share some.
+  // No sequence of 48 bits repeats: equal, shifted and overlapping streams would share some.
   void expect_independent() const {
     std::unordered_map<uint64_t, std::string> known;
     for (const auto& [name, bits] : *this) {
@@ -56,7 +56,7 @@ struct Streams : std::map<std::string, std::vector<bool>> {
   }
 };
 
-// Which elements dropout and attention dropout keep in two training steps, by layer, step and sequence of the batch.
+// Elements retained by dropout and attention dropout in two training steps, by layer, step and sequence of the batch.
 Streams masks(Plan plan, int64_t seed) {
   plan.threads_per_rank = 1;
   Job job{.model = kGpt, .optim = {.steps = 2, .batch = kBatch, .seed = seed}, .plan = plan};
@@ -71,7 +71,7 @@ Streams masks(Plan plan, int64_t seed) {
     const auto add = [&](const Module& module, const Tensor& y, bool by_heads) {
       for (int64_t row = 0; row < y.dim(0); ++row) {
         Values kept = test::numbers(y.select(0, row));
-        if (by_heads) {  // the keys that a query sees
+        if (by_heads) {  // the keys visible to a query
           const Values all = std::exchange(kept, {});
           for (size_t i = 0; i < all.size(); ++i)  // head, query, key
             if (i % 16 <= i / 16 % 16) kept.push_back(all[i / 16 % 16 * kChannels + i / 256 * 16 + i % 16]);
@@ -80,7 +80,7 @@ Streams masks(Plan plan, int64_t seed) {
         out.add(fmt::format("{} {} {} {}", module.full_name(), seed, at.step, at.first_sequence + row), kept, 0);
       }
     };
-    // Equal scores, and values that tell the keys apart.
+    // Equal scores, and values that identify the keys.
     const Var qkv = constant(96, [](size_t i) { return i % 96 >= 64 && i % 16 == i / 96 % 16 ? 1 : 0; });
     add(layer, packed_attention(qkv, layer.heads(), options).value(), true);
     if (&layer != model.all<Attention>()[0]) return;
@@ -100,9 +100,9 @@ Streams masks(Plan plan, int64_t seed) {
   return out;
 }
 
-TEST(RandomStreams, DropoutMasksDependOnLayerStepAndSequenceAlone) {
+TEST(RandomStreams, DropoutMasksDependOnlyOnLayerStepAndSequence) {
   Streams all = masks({}, 1);
-  EXPECT_EQ(all.size(), 8U * (1 + 2 * (2 + 2 + 1)));  // the embedding's; of a layer two, its adapters', its attention's
+  EXPECT_EQ(all.size(), 8U * (1 + 2 * (2 + 2 + 1)));  // the embedding's; per layer two, its adapters', its attention's
   for (const Plan& plan : {Plan{.microbatches = 4}, Plan{.dp = 2, .microbatches = 2},
                            Plan{.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 2}})
     EXPECT_TRUE(masks(plan, 1) == all) << to_text(plan);
@@ -110,8 +110,9 @@ TEST(RandomStreams, DropoutMasksDependOnLayerStepAndSequenceAlone) {
   all.expect_independent();
 }
 
-// Signs of first values, and directions of stochastic rounding, by parameter; copies of a tied weight share theirs.
-TEST(RandomStreams, ParametersHaveTheirOwn) {
+// Signs of initial values, and directions of stochastic rounding, by parameter; copies of a tied weight have equal
+// ones.
+TEST(RandomStreams, ParametersHaveSeparateStreams) {
   ModelConfig tied = kGpt, mixture = kGpt;
   tied.tie_copies = true;
   mixture.tied = false, mixture.lora = {}, mixture.experts = {.count = 4, .shared = 1};
@@ -126,7 +127,7 @@ TEST(RandomStreams, ParametersHaveTheirOwn) {
         Streams& to = p.is_copy() ? copies : all;
         if (p.init.deviation > 0) to.add(name, test::numbers(p.var.value()), 0);
         const Philox stream = rounding_streams(unit, seed)[s];
-        EXPECT_NE(stream(0), Philox::named(seed, p.source())(0)) << name;  // which first values have
+        EXPECT_NE(stream(0), Philox::named(seed, p.source())(0)) << name;  // used by initial values
         RoundingBits random;
         for (const uint64_t step : {0, 1}) {
           random.draw(stream, step, 0, kRoundedAtOnce);
@@ -144,7 +145,7 @@ TEST(RandomStreams, ParametersHaveTheirOwn) {
   all.expect_independent();
 }
 
-// The token at the beginning of 256 sequences, each so many after the one before.
+// First tokens of 256 sequences, relative to each other.
 Values firsts(const Sequences& sequences, int64_t first, int64_t each = 1) {
   Values out;
   std::vector<int32_t> inputs(kContext), targets(kContext);
@@ -155,7 +156,7 @@ Values firsts(const Sequences& sequences, int64_t first, int64_t each = 1) {
   return out;
 }
 
-// Four texts with the same prompt, by a model whose logits are equal.
+// Four texts with the same prompt, by a model with equal logits.
 std::vector<Values> texts(uint64_t seed, int64_t ranks) {
   std::vector<Values> out(4);
   train({.model = kGpt, .optim = {.batch = kBatch}, .plan = {.dp = ranks, .threads_per_rank = 1}}, 0,
@@ -170,7 +171,7 @@ std::vector<Values> texts(uint64_t seed, int64_t ranks) {
   return out;
 }
 
-TEST(RandomStreams, DataAndTextsHaveTheirOwn) {
+TEST(RandomStreams, DataAndTextsHaveSeparateStreams) {
   constexpr int32_t kRows = 256, kTokens = kRows * kContext + 1;
   const auto windows = [](int32_t begin) {
     std::vector<int32_t> tokens(kTokens);
@@ -193,13 +194,13 @@ TEST(RandomStreams, DataAndTextsHaveTheirOwn) {
     for (const int64_t epoch : {0, 1}) {
       const std::string name = fmt::format("{} epoch {}", seed, epoch);
       const Values one = firsts(of(windows(0), true), epoch * kRows);
-      EXPECT_EQ(firsts(both, epoch * 2 * kRows, 2), one) << name;  // the first source is ordered as alone
+      EXPECT_EQ(firsts(both, epoch * 2 * kRows, 2), one) << name;  // the first source has the same order as alone
       all.add(name, one, kTokens / 2);
       all.add(name + " of source 2", firsts(both, epoch * 2 * kRows + 1, 2), kTokens + kTokens / 2);
       all.add(name + " of examples", firsts(of(rows, false), epoch * rows.train_examples->count()), 'a');
     }
     const Values anywhere = firsts(of(windows(0), false), 0);
-    EXPECT_GT(std::set<double>(anywhere.begin(), anywhere.end()).size(), 230U);  // 256 of 4,096: 248 are expected
+    EXPECT_GT(std::set<double>(anywhere.begin(), anywhere.end()).size(), 230U);  // 248 expected of 256 among 4,096
     all.add(fmt::format("{} anywhere", seed), anywhere, kTokens / 2);
     all.add(fmt::format("{} synthetic", seed), firsts(synthetic_sequences(64, kContext, kBatch, seed), 0), 31);
     const std::vector<Values> written = texts(seed, 1);

@@ -1,4 +1,4 @@
-// Runs of small jobs, for tests of training: what is done on each rank, and the file that is left.
+// Runs of small jobs, and the files that they save.
 #pragma once
 #include <cstring>
 
@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-// Trains for so many steps, and does something on each rank then.
+// Trains for the given number of steps, then calls `f` on each rank.
 inline void train(const Job& job, const Sequences& sequences, int64_t steps,
                   const std::function<void(Trainer&, Communicator&)>& then) {
   launch(launch_options(job.plan), [&](Communicator& world) {
@@ -37,7 +37,7 @@ FullTensors make_source(const std::map<std::string, std::vector<T>>& all) {
   };
 }
 
-// The tensors of a checkpoint, whole: each rank puts those parts in that it saves.
+// Full tensors of a checkpoint, assembled from the slices that each rank saves.
 using File = std::map<std::string, std::vector<std::byte>>;
 inline void save(Trainer& trainer, File& file) {
   static std::mutex one_at_a_time;

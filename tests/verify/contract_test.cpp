@@ -1,5 +1,5 @@
-// Plans of every strategy, schedule and product of axes train like one rank, to the bit or to the bound of the
-// contract: random ones and one of each kind; with a vocabulary in two blocks, masked targets and choices of experts.
+// Plans of every strategy, schedule and combination of axes train like one rank, bitwise or within the contract's
+// tolerance: random plans and one of each kind; with a two-block vocabulary, masked targets and expert routing.
 #include <algorithm>
 #include <atomic>
 #include <map>
@@ -12,12 +12,12 @@
 namespace tessera {
 namespace {
 
-// Each sequence ignores its targets before a place of its own, which may be the last: ranks and micro-batches have very
-// different numbers of them. `packed`: documents of 1 to 6 tokens that no token ends.
+// Each sequence ignores its targets before a different position, possibly the last: ranks and micro-batches have very
+// different numbers of targets. `packed`: documents of 1 to 6 tokens without an end token.
 Sequences masked_sequences(const Job& job, bool packed = false) {
   const int64_t context = job.model.context, batch = job.optim.batch;
   const Philox random = Philox::named(5, "masks");
-  const auto kept = [=](int64_t step, int64_t s) {  // targets, 1 to context, most often few
+  const auto kept = [=](int64_t step, int64_t s) {  // number of targets, 1 to context, mostly few
     const auto at = static_cast<uint64_t>(step * batch + s);
     return 1 + random.below(static_cast<uint64_t>(random.below(3, at) == 0 ? context : 2), at, 1);
   };
@@ -85,14 +85,14 @@ TEST(Contract, EachStrategyAndStage) {
                   {"zero=0", "zero=1", "zero=2", "zero=3", "dp_mode=dataparallel", "dp_mode=ps-sync"});
 }
 
-// The default model and the path without parallelism.
-TEST(Contract, OneRankIsItsOwnOracle) {
-  // Any stage is accepted where the axis is 1.
+// The default model, and the non-parallel path.
+TEST(Contract, OneRankMatchesItself) {
+  // Any stage is valid on an axis of size 1.
   expect_passes(small_plan("ranks=1 microbatches=3"), {"zero=0", "zero=1", "zero=2", "zero=3"});
 }
 
-// A copy for each use of the tied weight, without a pipeline that needs it.
-TEST(Contract, CopiesOfATiedWeightAreSummedApart) {
+// Separate copies of a tied weight without a pipeline.
+TEST(Contract, TiedWeightCopiesAreReducedSeparately) {
   for (const int64_t zero : {0, 3}) {
     TrainOptions o = verify_defaults();
     say(o,
@@ -103,9 +103,9 @@ TEST(Contract, CopiesOfATiedWeightAreSummedApart) {
   }
 }
 
-// In the second step no token passes the last block, nor the feed-forward layer of the first. Their gradients of the
-// first step are neither added to nor left in place: the moments decay, the step of AdamW is the oracle's.
-TEST(Contract, ParameterSkippedInTheSecondStepHasAGradientOfZero) {
+// In the second step no token passes the last block, or the feed-forward layer of the first. Gradients of the first
+// step must neither accumulate nor remain: the moments decay, and AdamW's step equals the oracle's.
+TEST(Contract, UnusedParameterInSecondStepHasZeroGradient) {
   for (const char* words : {"zero=0", "zero=0 bucket_mb=1e-6", "zero=1", "zero=2", "zero=3", "dp_mode=dataparallel",
                             "dp_mode=ps-sync", "dp_mode=diloco sync_every=2", "zero=0 pp=2"}) {
     Job job = make_job(small_plan(fmt::format("steps=4 dp=2 microbatches=2 batch=8 {}", words)));
@@ -115,7 +115,7 @@ TEST(Contract, ParameterSkippedInTheSecondStepHasAGradientOfZero) {
         return m->step().step == 1 ? x : inner(x);
       };
       dynamic_cast<DecoderBlock&>(model->layer(0)).mlp.wrap(skip);
-      model->layer(config.layers - 1).wrap(skip);  // 1; a model of one layer is made to be counted
+      model->layer(config.layers - 1).wrap(skip);  // 1; one-layer models are built only for counting
       return model;
     };
     std::atomic<int64_t> skipped = 0;  // elements
@@ -138,7 +138,7 @@ TEST(Contract, ParameterSkippedInTheSecondStepHasAGradientOfZero) {
   }
 }
 
-TEST(Contract, TheLossFalls) {
+TEST(Contract, LossDecreases) {
   for (const std::string words :
        {"ranks=2 zero=2", "ranks=2 zero=3", "pp=2 dp=2 cp=2 tp=2 sp=true zero=1 microbatches=2 batch=12"}) {
     const VerifyResult r = expect_passes(small_plan("steps=40 " + words));
@@ -146,10 +146,10 @@ TEST(Contract, TheLossFalls) {
   }
 }
 
-// Pipelines of every schedule train like one rank to the bit, alone and with data parallelism; tensor and context
-// parallelism, and all products up to 16 ranks, to the bound of the contract.
+// Pipelines of every schedule match one rank bitwise, alone and with data parallelism; tensor and context parallelism,
+// and all combinations up to 16 ranks, within the contract's tolerance.
 
-// Every random plan draws these alike.
+// Options of every random plan.
 TrainOptions draw_model(Draw& d) {
   TrainOptions o = small_plan();
   draw(d, o,
@@ -161,7 +161,7 @@ TrainOptions draw_model(Draw& d) {
   return o;
 }
 
-// Pipelines with DDP or a stage of ZeRO.
+// Pipelines with DDP or ZeRO.
 TrainOptions draw_exact_plan(Draw& d) {
   TrainOptions o = draw_model(d);
   o["heads"] = d.between(1, 3);
@@ -181,9 +181,9 @@ TrainOptions draw_exact_plan(Draw& d) {
   return o;
 }
 
-TEST(MeshContract, PipelinesTrainLikeOneRankToTheBit) { expect_drawn_pass(40, "pipelines", draw_exact_plan); }
+TEST(MeshContract, PipelinesMatchOneRankExactly) { expect_drawn_pass(40, "pipelines", draw_exact_plan); }
 
-// With at least one rank on a tensor or context axis, and 16 at most in all.
+// With at least one tensor or context rank, and at most 16 in total.
 TrainOptions draw_split_plan(Draw& d) {
   TrainOptions o = draw_model(d);
   do draw(d, o, "tp=1|2|2|3|4 cp=1|1|2|3 dp=1|1|2 pp=1|1|2|3");
@@ -204,36 +204,36 @@ TrainOptions draw_split_plan(Draw& d) {
   return o;
 }
 
-TEST(MeshContract, ProductsOfAllAxesTrainLikeOneRank) { expect_drawn_pass(40, "products", draw_split_plan); }
+TEST(MeshContract, CombinedAxesTrainLikeOneRank) { expect_drawn_pass(40, "products", draw_split_plan); }
 
-// One plan of each kind, so that a failure has a name.
-TEST(MeshContract, EachScheduleAlone) {
+// One plan of each kind, so that failures are identified.
+TEST(MeshContract, EachScheduleSeparately) {
   for (const std::string& name : schedule_names())
     expect_passes(small_plan("pp=2 layers=4 microbatches=4 batch=8 schedule=" + name));
 }
 
-TEST(MeshContract, EachSplitAlone) {
+TEST(MeshContract, EachSplitSeparately) {
   const std::vector<std::string_view> splits = {"tp=2", "tp=2 sp=true", "cp=2 cp_mode=ring", "cp=2 cp_mode=ulysses"};
   expect_passes(small_plan("dtype=fp64"), splits);
-  // Dropout of a shard of channels or of tokens, also of those that go into adapters, has the mask of one rank.
+  // Dropout of a shard of channels or tokens, including adapter inputs, has the mask of one rank.
   for (const std::string family : {"gpt2", "llama"})
     expect_passes(small_plan("dtype=fp64 steps=4 lora_rank=2 lora_targets=all lora_dropout=0.2 family=" + family),
                   splits);
 }
 
-TEST(MeshContract, EachStepOfTheWorkIsTold) {
+TEST(MeshContract, EachStepReportsProgress) {
   std::map<std::string, int64_t> told;
   const auto count = [&](std::string_view work, int64_t step) { EXPECT_EQ(told[std::string(work)]++, step) << work; };
   EXPECT_TRUE(verify(make_job(small_plan("tp=2 steps=3")), {.working = count}).passed());
-  EXPECT_EQ(told, (std::map<std::string, int64_t>{{"the bound, by two orders of sums", 3},
-                                                  {"the bound, by fp32 beside fp64", 3},
-                                                  {"the plan beside one rank", 3}}));
+  EXPECT_EQ(told, (std::map<std::string, int64_t>{{"calibrating the bound by two summation orders", 3},
+                                                  {"calibrating the bound by fp32 versus fp64", 3},
+                                                  {"comparing the plan with one rank", 3}}));
 }
 
-// A vocabulary so wide that the head is scored in two blocks of rows: still every plan has the bits of one rank, also
-// where the logits stand whole (DataParallel), and the bound of its peak holds.
+// A vocabulary wide enough for two row blocks in the head: every plan remains bitwise identical to one rank, also with
+// full logits (DataParallel), within its peak bound.
 
-// Two sequences of 64 tokens in a micro-batch.
+// Two sequences of 64 tokens per micro-batch.
 TrainOptions wide_plan(const std::string& dtype = "fp32") {
   TrainOptions o =
       small_plan("channels=8 context=64 ranks=2 microbatches=2 batch=8 steps=2 timeout=120 dtype=" + dtype);
@@ -241,7 +241,7 @@ TrainOptions wide_plan(const std::string& dtype = "fp32") {
   return o;
 }
 
-TEST(WideVocab, TheseHaveTwoBlocks) {
+TEST(WideVocab, PlansHaveTwoBlocks) {
   for (const char* dtype : {"fp32", "bf16", "fp64"}) {
     const ArenaPtr arena = make_arena();
     const TrainOptions o = wide_plan(dtype);
@@ -258,14 +258,14 @@ TEST(WideVocab, EachStrategyTrainsLikeOneRank) {
   expect_passes(wide_plan("bf16"), {"grad_dtype=bf16", "grad_dtype=bf16 dp_mode=dataparallel"});
 }
 
-// Whole and split backward passes; all forward passes before the first backward one; two stages on each rank.
+// Full and split backward passes; all forward passes before the first backward; two stages per rank.
 TEST(WideVocab, PipelinesTrainLikeOneRank) {
   TrainOptions o = wide_plan();
   say(o, "pp=2 layers=4 microbatches=4");
   expect_passes(o, {"schedule=1f1b", "schedule=gpipe", "schedule=zb-h1", "schedule=zb-v"});
 }
 
-// Every plan, where not all targets are trained, takes the mean over those of the whole batch, as one rank does.
+// With untrained targets, every plan averages over those of the global batch, like one rank.
 
 VerifyHooks masked(bool packed) {
   return {.sequences = [packed](const Job& job) { return masked_sequences(job, packed); }};
@@ -295,14 +295,14 @@ TEST(MaskedTargets, TrainLikeOneRank) {
   expect_masked_passes("dp=2 microbatches=2 dp_mode=dataparallel", false);
 }
 
-// A rank of a GPU is told the number of a step's targets anew: a captured step would keep that of the first.
-TEST(MaskedTargets, HaveTheBitsOfOneRankOnAGpu) {
+// A GPU rank receives the number of a step's targets in every step: a captured step must not retain the first one.
+TEST(MaskedTargets, AreBitwiseEqualToOneRankOnAGpu) {
   if (const std::string why = no_gpu(); !why.empty()) GTEST_SKIP() << why;
   expect_masked_passes("ranks=1 microbatches=2 steps=5 device=cuda", false);
 }
 
-// The contract can fail: a rank that takes the mean over its own targets is caught.
-TEST(MaskedTargets, ARankThatCountsItsOwnTargetsIsCaught) {
+// The contract can fail: a rank that averages over its own targets is detected.
+TEST(MaskedTargets, DetectRankWithLocalMean) {
   VerifyHooks hooks = masked(false);
   hooks.loading = [](Sequences s, const Job& job, int rank) {
     s.trained = [load = s.load, rank, per_rank = job.optim.batch / 2, context = job.model.context](int64_t step) {
@@ -315,8 +315,8 @@ TEST(MaskedTargets, ARankThatCountsItsOwnTargetsIsCaught) {
   EXPECT_FALSE(verify(make_job(masked_plan("dp=2")), hooks).passed());
 }
 
-// And so are ignored targets that count: the oracle's mean is that of a plain loop.
-TEST(MaskedTargets, AreNoPartOfTheMean) {
+// So are ignored targets that count: the oracle's mean equals that of a plain loop.
+TEST(MaskedTargets, AreExcludedFromMean) {
   Job job = make_job(masked_plan("dp=1"));
   job.model.dropout = 0;
   job.optim.dtype = DType::float64;
@@ -327,21 +327,21 @@ TEST(MaskedTargets, AreNoPartOfTheMean) {
   EXPECT_EQ(sequences.trained(0), std::ssize(out) - std::count(out.begin(), out.end(), Rows::kIgnored));
   ASSERT_LT(sequences.trained(0), std::ssize(out) / 2);
   const double masked_loss = Reference(job, sequences, {}).compute_gradients().loss;
-  // Untrained, a model expects every token alike.
+  // An untrained model predicts all tokens equally.
   EXPECT_NEAR(masked_loss, std::log(static_cast<double>(job.model.vocab)), 0.3);
 }
 
-TEST(MaskedTargets, AreRefusedWhereWorkersUpdateAlone) {
+TEST(MaskedTargets, AreRejectedWithAsyncWorkers) {
   const Job job = make_job(masked_plan("dp=2 dp_mode=ps-async"));
   EXPECT_THROW(check_sequences(job, masked_sequences(job)), FieldError);
   EXPECT_NO_THROW(check_sequences(make_job(masked_plan("dp=2")), masked_sequences(job)));
 }
 
-// The oracle takes the routing of a plan that splits sums: only what rounding explains.
+// The oracle replays the routing of a plan that splits sums only if rounding explains it.
 
-// On the plan's ranks every token goes to the same two experts. What they then compute is right, and so are all
-// gradients beside an oracle that follows them: the margin alone says that these were not the router's choices.
-TEST(Routing, ChoicesThatAreNotTheRoutersAreNoRounding) {
+// On the plan's ranks every token is routed to the same two experts. The results are then correct, as are all gradients
+// relative to an oracle that replays them: only the margin reveals that the router did not make these choices.
+TEST(Routing, WrongChoicesExceedRounding) {
   TrainOptions o = small_plan("dtype=fp64 tp=2 experts=4 steps=2");
   const VerifyHooks hooks = {.made = [](Trainer& t) {
     const int64_t context = t.full_model().config.context;
@@ -355,8 +355,8 @@ TEST(Routing, ChoicesThatAreNotTheRoutersAreNoRounding) {
   EXPECT_TRUE(verify(make_job(o)).passed());
   const VerifyResult r = verify(make_job(o), hooks);
   ASSERT_EQ(r.failures.size(), 1U);
-  EXPECT_TRUE(has(r.failures[0], "tokens went to another expert than on one rank"));
-  EXPECT_GT(r.strayed, 0);
+  EXPECT_TRUE(has(r.failures[0], "tokens were routed to another expert than on one rank"));
+  EXPECT_GT(r.rerouted_tokens, 0);
 }
 
 }  // namespace

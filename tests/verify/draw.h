@@ -1,4 +1,4 @@
-// Random plans, and what each of them must pass.
+// Random plans, and their checks.
 #pragma once
 #include <stdexcept>
 
@@ -9,13 +9,13 @@
 
 namespace tessera::test {
 
-// Whether this build has the kernels of a plan; a line says so if it has not.
+// Whether this build has the plan's kernels; prints a line if not.
 inline bool has_kernels(const TrainOptions& o) {
   return value_name(o.optim.dtype) != "fp64" ||
          has_kernels(DType::float64, value_name(o.plan.device) == "cuda" ? Device::cuda : Device::cpu);
 }
 
-// Returns the result of a plan that was compared. An Error ends the test, which then fails.
+// Returns the result of a compared plan. An Error fails the test.
 inline VerifyResult expect_passes(const TrainOptions& o, const VerifyHooks& hooks = {}) {
   const VerifyResult r = [&] {
     try {
@@ -36,7 +36,7 @@ inline VerifyResult expect_passes(const TrainOptions& o, const VerifyHooks& hook
   return r;
 }
 
-// And with each of these words, "zero=1", "zero=2 dp=2", if the build has its kernels.
+// Also with each of these options, "zero=1", "zero=2 dp=2", if the build has the kernels.
 inline void expect_passes(const TrainOptions& o, const std::vector<std::string_view>& each) {
   for (const std::string_view words : each) {
     TrainOptions one = o;
@@ -45,7 +45,7 @@ inline void expect_passes(const TrainOptions& o, const std::vector<std::string_v
   }
 }
 
-// So many plans that are drawn pass, or TESSERA_PLANS of them, but those whose kernels the build leaves out.
+// Checks the given number of random plans, or TESSERA_PLANS, skipping those without kernels in this build.
 template <class F>
 void expect_drawn_pass(uint64_t usual, const char* what, const F& plan) {
   for (uint64_t trial = 0; trial < plans(usual); ++trial) {
@@ -55,7 +55,7 @@ void expect_drawn_pass(uint64_t usual, const char* what, const F& plan) {
   }
 }
 
-// Draws fields of a plan: draw(d, o, "dtype=fp32|bf16 layers=1..3").
+// Samples fields of a plan: draw(d, o, "dtype=fp32|bf16 layers=1..3").
 inline void draw(Draw& d, TrainOptions& o, std::string_view words) {
   for (const std::string& word : split(words, ' ')) {
     const size_t equals = word.find('='), dots = word.find("..");
@@ -68,8 +68,8 @@ inline void draw(Draw& d, TrainOptions& o, std::string_view words) {
   }
 }
 
-// A schedule for pp ranks, with its chunks, and layers for them, maybe more. As many micro-batches as `microbatches`
-// says, where it says any, or as the schedule wants.
+// A schedule for pp ranks with its chunks and at least as many layers; `microbatches` if set, else as the schedule
+// requires.
 inline void draw_schedule(Draw& d, TrainOptions& o, std::string_view microbatches, int64_t chunks, int64_t more) {
   const auto& names = schedule_names();
   o["schedule"] = names[static_cast<size_t>(d.between(0, std::ssize(names) - 1))];
@@ -82,7 +82,7 @@ inline void draw_schedule(Draw& d, TrainOptions& o, std::string_view microbatche
   o["layers"] = o.plan.pp * own + d.between(0, more);
 }
 
-// Adapters on some layers of a model whose family is known, now and then.
+// Occasionally adds adapters to some layers of a model with known family.
 inline void draw_adapters(Draw& d, TrainOptions& o) {
   if (d.between(0, 3) != 0) return;
   const bool llama = value_name(o.sizes.family) == "llama";
@@ -92,14 +92,14 @@ inline void draw_adapters(Draw& d, TrainOptions& o) {
                           : d.of<const char*>({"all", "c_attn", "attn.c_proj,c_fc", "mlp.c_proj"});
 }
 
-// Groups of ranks that share out shards, of so many data ranks; each has all experts.
+// Sharding groups for the given data ranks; each holds all experts.
 inline void draw_groups(Draw& d, TrainOptions& o, int64_t data_ranks) {
   int64_t ranks = o.plan.ep * d.between(1, data_ranks / o.plan.ep);
   while (data_ranks % ranks != 0) ranks -= o.plan.ep;
   o["shard_ranks"] = ranks;
 }
 
-// For a plan of so many data ranks, now and then: groups of shards, Muon, ranks that train alone.
+// Occasionally, for the given data ranks: sharding groups, Muon, local updates.
 inline void draw_replicas(Draw& d, TrainOptions& o, int64_t data_ranks) {
   const bool ddp = value_name(o.plan.dp_mode) == "ddp", shares_experts = o.plan.ep > 1;
   if (o.plan.zero != ZeroStage::none && d.between(0, 2) == 0) draw_groups(d, o, data_ranks);
@@ -114,7 +114,7 @@ inline void draw_replicas(Draw& d, TrainOptions& o, int64_t data_ranks) {
   }
 }
 
-// A family for `o`, which has its heads, channels and context: `unit` is what ranks share heads by.
+// A family for `o`, whose heads, channels and context are set: `unit` is the granularity of heads per rank.
 inline void draw_family(Draw& d, TrainOptions& o, int64_t unit = 1) {
   o["family"] = d.of<const char*>({"gpt2", "llama"});
   if (d.between(0, 1) == 1) o["kv_heads"] = unit;
@@ -127,7 +127,7 @@ inline void draw_family(Draw& d, TrainOptions& o, int64_t unit = 1) {
     o["gelu"] = d.of<const char*>({"tanh", "erf"});
     return;
   }
-  o["window"] = d.of({0, 0, 2, 3, 9});  // with one key alone, q and k have no gradients but rounding
+  o["window"] = d.of({0, 0, 2, 3, 9});  // with a single key, gradients of q and k are rounding errors
   draw(d, o,
        "qkv_bias=true|false|false proj_bias=true|false|false mlp_bias=true|false|false qk_norm=true|false|false "
        "rope_theta=100|10000 rope_scaling=none|linear|llama3|yarn");
@@ -136,7 +136,7 @@ inline void draw_family(Draw& d, TrainOptions& o, int64_t unit = 1) {
   if (scaling == RopeScaling::llama3 || scaling == RopeScaling::yarn) o["rope_original_context"] = 8;
 }
 
-// Now and then experts in place of feed-forward layers, which some of `data` ranks share out.
+// Occasionally replaces feed-forward layers by experts, optionally sharded over some of `data` ranks.
 inline void draw_experts(Draw& d, TrainOptions& o, int64_t data) {
   if (d.between(0, 2) != 0) return;
   if (value_name(o.plan.dp_mode) == "ddp" && value_name(o.plan.all_reduce) != "ring") do
@@ -154,7 +154,7 @@ inline void draw_experts(Draw& d, TrainOptions& o, int64_t data) {
                             : d.of<const char*>({"all", "c_attn", "attn.c_proj"});
 }
 
-// Experts in every trial, shared out likewise.
+// Experts in every trial, sharded likewise.
 inline void draw_some_experts(Draw& d, TrainOptions& o, int64_t data) {
   do forget(o, {"experts"});
   while (draw_experts(d, o, data), !o.gives("experts"));

@@ -1,5 +1,5 @@
-// Dumped steps: the file of any plan is that of one rank, whose numbers are PyTorch's; a dump changes no bit of the
-// run, and leaves no file where it does not end.
+// Dumped steps: the file of any plan equals that of one rank, whose values match PyTorch; a dump does not affect the
+// run, and an aborted dump leaves no file.
 
 #include "train/dump.h"
 
@@ -20,8 +20,8 @@ constexpr double kBound = 1e-12;
 
 Sequences sequences_for(const Job& job) { return test::counted(job, job.optim.seed); }
 
-// Trains under the plan to the end, after `first` on every rank; a step is dumped, or none (0). Returns the losses and
-// the parameters at the end.
+// Trains under the plan to the end, after calling `first` on every rank, dumping one step or none (0). Returns the
+// losses and the final parameters.
 std::vector<std::vector<double>> train(
     const Job& job, int64_t step, const fs::path& folder,
     const std::function<void(Trainer&)>& first = [](Trainer&) {}) {
@@ -59,7 +59,7 @@ void expect_same(const fs::path& found, const fs::path& expected, const std::str
   }
 }
 
-// One rank with this job that takes the batch at once.
+// The same job on one rank with a single micro-batch.
 Job alone(Job job) {
   const Plan plan = job.plan;
   job.plan = {.attention = plan.attention, .deterministic = true, .threads_per_rank = 1, .timeout = plan.timeout};
@@ -81,7 +81,7 @@ void expect_dump_of_one_rank(const TrainOptions& o) {
 
 using namespace test;
 
-// With at most 12 ranks; the optimizer is one whose steps do not enlarge rounding.
+// At most 12 ranks; with an optimizer that does not amplify rounding.
 TrainOptions draw_dumped(Draw& d) {
   TrainOptions o = small_plan("dtype=fp64 optimizer=sgd lr=0.1 timeout=60");
   do draw(d, o, "tp=1|1|2|3 cp=1|1|2|3 dp=1|2|3 pp=1|1|2|3");
@@ -104,7 +104,7 @@ TrainOptions draw_dumped(Draw& d) {
   return o;
 }
 
-TEST(Dump, OfADrawnPlanIsThatOfOneRank) {
+TEST(Dump, RandomPlanMatchesOneRank) {
   for (uint64_t trial = 0; trial < plans(40); ++trial) {
     SCOPED_TRACE(trial);
     Draw d("dumps", trial);
@@ -112,8 +112,8 @@ TEST(Dump, OfADrawnPlanIsThatOfOneRank) {
   }
 }
 
-// One plan of each kind, so that a failure has a name.
-TEST(Dump, OfEachKindOfPlanIsThatOfOneRank) {
+// One plan of each kind, so that failures are identified.
+TEST(Dump, EachKindOfPlanMatchesOneRank) {
   for (const char* words :
        {"dp=2 microbatches=2", "dp=2 zero=3 recompute=block", "dp=2 dp_mode=dataparallel", "dp=2 dp_mode=ps-sync",
         "tp=2", "tp=2 sp=true", "cp=2 cp_mode=ring", "cp=2 cp_mode=ulysses", "cp=2 tp=2 sp=true family=llama",
@@ -123,8 +123,8 @@ TEST(Dump, OfEachKindOfPlanIsThatOfOneRank) {
     expect_dump_of_one_rank(small_plan(std::string("dtype=fp64 steps=1 dump=1 batch=8 ") + words));
 }
 
-// In fp32, where sums that go another way would be seen. Also steps before and after.
-TEST(Dump, ChangesNoBitOfTheRun) {
+// In fp32, which shows other summation orders. Also before and after the dumped step.
+TEST(Dump, DoesNotAffectRun) {
   for (const std::string words : {"dp=2 microbatches=2 zero=3 recompute=block", "pp=2 microbatches=2 schedule=zb-h1",
                                   "tp=2 sp=true recompute=activation+norm", "dp=2 dtype=bf16 family=llama"}) {
     const Job job = verifiable(make_job(small_plan("steps=3 batch=8 " + words)));
@@ -134,13 +134,13 @@ TEST(Dump, ChangesNoBitOfTheRun) {
   }
 }
 
-// A rank that fails within the step, whatever the others have written.
-TEST(Dump, ThatDoesNotEndLeavesNoFile) {
+// A rank fails within the step, regardless of what the others have written.
+TEST(Dump, AbortedDumpLeavesNoFile) {
   const Exchange folder;
   const Job job = verifiable(make_job(small_plan("dp=2 steps=3")));
   Sequences sequences = sequences_for(job);
   sequences.load = [load = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* in, int32_t* out) {
-    if (step == 1 && first > 0) throw Error("these cannot be read");  // those of rank 1
+    if (step == 1 && first > 0) throw Error("these cannot be read");  // rank 1's
     load(step, first, count, in, out);
   };
   const auto run = [&](Trainer& trainer) {
@@ -152,8 +152,8 @@ TEST(Dump, ThatDoesNotEndLeavesNoFile) {
   EXPECT_TRUE(fs::is_empty(folder.path("")));
 }
 
-// A rank whose layers are not watched: the file would have zeros in their place.
-TEST(Dump, ThatLacksAnythingIsNone) {
+// Hooks are missing on one rank: the file would have zeros there.
+TEST(Dump, IncompleteDumpIsAnError) {
   const Exchange folder;
   const Job job = verifiable(make_job(small_plan("dp=2 steps=1")));
   const auto run = [&](Trainer& trainer) {
@@ -166,19 +166,19 @@ TEST(Dump, ThatLacksAnythingIsNone) {
   EXPECT_TRUE(fs::is_empty(folder.path("")));
 }
 
-TEST(Dump, IsRefusedWhereRanksMakeNoStepTogether) {
+TEST(Dump, RejectsUnsynchronizedRanks) {
   const auto refused = [](const char* words, int64_t step, const char* why) {
     const Job job = make_job(small_plan(words));
     expect_error(Status::usage, {why}, [&] { check_dump(job, step); });
     EXPECT_NO_THROW(check_dump(job, 0));
   };
-  refused("dp=2 dp_mode=ps-async", 1, "`dump`: expected ranks that make each step together, found `dp_mode` ps-async");
-  refused("dp=2 dp_mode=diloco", 1, "`dump`: expected ranks that make each step together, found `dp_mode` diloco");
-  refused("steps=3", 4, "`dump`: expected one of the 3 `steps`, found 4");
+  refused("dp=2 dp_mode=ps-async", 1, "`dump`: expected ranks with synchronized steps, got `dp_mode` ps-async");
+  refused("dp=2 dp_mode=diloco", 1, "`dump`: expected ranks with synchronized steps, got `dp_mode` diloco");
+  refused("steps=3", 4, "`dump`: expected one of the 3 `steps`, got 4");
 }
 
-// Modules of PyTorch that have the hub's names, and hooks on them.
-TEST(Dump, HasTheNumbersThatPyTorchsHooksSee) {
+// PyTorch modules with the hub's names, and hooks on them.
+TEST(Dump, MatchesPyTorchHooks) {
   if (const std::string why = missing("torch"); !why.empty()) GTEST_SKIP() << why;
   for (const std::string words : {"family=gpt2", "family=gpt2 untied=true pp=2 tp=2 sp=true microbatches=2",
                                   "family=llama kv_heads=2 heads=4 untied=true cp=2 dp=2 recompute=block"}) {

@@ -1,5 +1,5 @@
-// The closed forms themselves, against the table of the paper and numbers worked out by hand; the bound on what a
-// pipeline's ranks hold; and the bounds of the contract, each from both sides.
+// Closed forms, compared with the paper's table and manual counts; the memory bound of pipeline ranks; and the
+// contract's bounds, from both sides.
 
 #include "tests/support/one_thread.h"
 #include "tests/verify/draw.h"
@@ -19,7 +19,7 @@ TrainOptions gpt2(int64_t ranks, int64_t zero, const char* grad_dtype) {
 }
 
 // Rajbhandari et al. 2020, section 5: bytes per rank with 2-byte parameters, g-byte gradients and K = 12.
-TEST(Expected, MemoryIsTheTableOfThePaper) {
+TEST(Expected, MemoryMatchesPaper) {
   const double psi = 124'475'904;
   for (const char* grad_dtype : {"bf16", "fp32"}) {
     const double g = std::string(grad_dtype) == "bf16" ? 2 : 4;
@@ -35,8 +35,8 @@ TEST(Expected, MemoryIsTheTableOfThePaper) {
   }
 }
 
-// With all of it in bfloat16 a parameter takes 8 bytes.
-TEST(Expected, StatesOfBfloat16TakeEightBytes) {
+// With everything in bfloat16 a parameter costs 8 bytes.
+TEST(Expected, Bfloat16StateCostsEightBytes) {
   TrainOptions o = gpt2(4, 0, "bf16");
   o["state_dtype"] = "bf16";
   const MemoryByCategory h = expected_memory(make_job(o)).front();
@@ -68,7 +68,7 @@ TrainOptions tiny(std::string_view words) {
   return o;
 }
 
-TEST(Expected, BytesWorkedByHand) {
+TEST(Expected, BytesMatchManualCount) {
   EXPECT_EQ(sent(tiny("ranks=2"), "all_reduce"), 2 * 3952 * 4);
   EXPECT_EQ(sent(tiny("ranks=2 zero=1"), "reduce_scatter"), 5120 * 4);
   EXPECT_EQ(sent(tiny("ranks=2 zero=1"), "all_gather"), 5120 * 4 + 20 * 8);
@@ -81,9 +81,9 @@ TEST(Expected, BytesWorkedByHand) {
   EXPECT_EQ(sent(o, "gather"), 6 * 8 * 32 * 4);  // the logits of half of 12 sequences
 }
 
-// The same model on four ranks, in two groups of two: each group as above, and two all-reduces over two ranks, of 2560
-// elements each, once per step.
-TEST(Expected, BytesOfGroupsWorkedByHand) {
+// The same model on four ranks in two groups of two: each group as above, and per step two all-reduces over two ranks
+// of 2560 elements each.
+TEST(Expected, BytesOfGroupsMatchManualCount) {
   const TrainOptions o = tiny("ranks=4 zero=2 shard_ranks=2 microbatches=3");
   EXPECT_EQ(sent(o, "reduce_scatter", "dp.shard"), 2 * 3 * 5120 * 4);
   EXPECT_EQ(sent(o, "all_gather", "dp.shard"), 2 * (5120 * 4 + 20 * 8));
@@ -92,8 +92,8 @@ TEST(Expected, BytesOfGroupsWorkedByHand) {
   expect_held(o, 3, 5120 * 4, 2560 * 4, 2560 * 8);
 }
 
-// Matrices of 768, 256, 1024 and 1024 elements, of which one rank owns 1024 + 768, and the other 1024 + 256.
-TEST(Expected, BytesOfMuonWorkedByHand) {
+// Matrices of 768, 256, 1024 and 1024 elements: one rank owns 1024 + 768, the other 1024 + 256.
+TEST(Expected, BytesOfMuonMatchManualCount) {
   const TrainOptions o = tiny("ranks=2 optimizer=muon");
   EXPECT_EQ(sent(o, "broadcast"), 3072 * 4);
   EXPECT_EQ(optimizer_of_first(o), 3072 * 4 + (3952 - 3072) * 8);
@@ -104,7 +104,7 @@ TEST(Expected, BytesOfMuonWorkedByHand) {
 
 // Matrices of all ranks: qkv 768, proj 256, the router of four experts 64. Of each expert 2048 and 1024, on two of the
 // four ranks.
-TEST(Expected, BytesOfMuonBesideExpertsWorkedByHand) {
+TEST(Expected, BytesOfMuonWithExpertsMatchManualCount) {
   TrainOptions o = tiny("ranks=4 family=llama experts=4 ep=2 optimizer=muon");
   EXPECT_EQ(sent(o, "broadcast"), 3 * (768 + 256 + 64) * 4);
   EXPECT_EQ(sent(o, "broadcast", "edp"), 4 * 3072 * 4);
@@ -118,7 +118,7 @@ TEST(Expected, BytesOfMuonBesideExpertsWorkedByHand) {
 
 // Eight ranks in two groups of four. Over four ranks the table of 512, the block of 16 + 768 + 256 + 16 + 64 and the
 // norm of 16 are 1024, 2048 and 1024. Two of the four have an expert of 3072, in shards of 1536.
-TEST(Expected, BytesOfGroupsBesideExpertsWorkedByHand) {
+TEST(Expected, BytesOfGroupsWithExpertsMatchManualCount) {
   const TrainOptions o = tiny("ranks=8 batch=24 family=llama experts=4 ep=2 zero=2 shard_ranks=4 microbatches=3");
   EXPECT_EQ(sent(o, "reduce_scatter", "dp.shard"), 2 * 3 * 3 * 4096 * 4);
   EXPECT_EQ(sent(o, "reduce_scatter", "edp"), 4 * 3 * 2 * 3072 * 4);
@@ -128,21 +128,21 @@ TEST(Expected, BytesOfGroupsBesideExpertsWorkedByHand) {
   expect_held(o, 7, (4096 + 2 * 3072) * 4, (1024 + 2 * 1536) * 4, (1024 + 2 * 1536) * 8);
 }
 
-// Sums in steps 3, 6, 9, and in step 10, the last one.
-TEST(Expected, BytesOfRanksThatTrainAloneWorkedByHand) {
+// Synchronizations in steps 3, 6, 9, and in step 10, the last one.
+TEST(Expected, BytesOfLocalUpdatesMatchManualCount) {
   const TrainOptions o = tiny("ranks=2 dp_mode=diloco sync_every=3 steps=10");
   EXPECT_EQ(sent(o, "all_reduce", "dp", 2), 0);
   EXPECT_EQ(sent(o, "all_reduce", "dp", 9), 3 * 2 * 3952 * 4);
   EXPECT_EQ(sent(o, "all_reduce", "dp", 10), 4 * 2 * 3952 * 4);
   EXPECT_EQ(sent(o, "all_reduce", "world", 10), 10 * 2 * 24);
   EXPECT_EQ(optimizer_of_first(o), 3952 * (8 + 8));
-  // With nine steps the last sum is not a second one.
+  // With nine steps the last synchronization is not repeated.
   EXPECT_EQ(sent(tiny("ranks=2 dp_mode=diloco sync_every=3 steps=9"), "all_reduce", "dp", 9), 3 * 2 * 3952 * 4);
 }
 
 // Two layers in two fragments: the embeddings and a block are 512 + 128 + 3280, the other block and the norm 3280 + 32.
 // With H = 5 the first is summed in steps 5 and 10, the second in 2, 7 and 12, and both in step 13.
-TEST(Expected, BytesOfFragmentsWorkedByHand) {
+TEST(Expected, BytesOfFragmentsMatchManualCount) {
   TrainOptions o = tiny("ranks=2 layers=2 dp_mode=diloco sync_every=5 sync_fragments=2 steps=13");
   EXPECT_EQ(sent(o, "all_reduce", "dp", 1), 0);
   EXPECT_EQ(sent(o, "all_reduce", "dp", 2), 2 * 3312 * 4);
@@ -153,7 +153,7 @@ TEST(Expected, BytesOfFragmentsWorkedByHand) {
   EXPECT_EQ(sent(o, "all_reduce", "dp", 1), 2 * (3312 + 3920) * 4);
 }
 
-// Differences have the dtype of gradients, and what ranks have in common is in fp32 beside parameters of bf16.
+// Differences have the gradients' dtype; synchronized values are fp32 with bf16 parameters.
 TEST(Expected, BytesOfOuterStepsInBfloat16) {
   TrainOptions o = tiny("ranks=2 dp_mode=diloco steps=1 dtype=bf16");
   EXPECT_EQ(sent(o, "all_reduce"), 2 * 3952 * 4);
@@ -162,19 +162,19 @@ TEST(Expected, BytesOfOuterStepsInBfloat16) {
   EXPECT_EQ(sent(o, "all_reduce"), 2 * 3952 * 2);
 }
 
-// Two groups of two context ranks: in each step gradients within a group, and, with this H, one sum between them.
-TEST(Expected, BytesOfContextRanksThatTrainAloneTogether) {
+// Two groups of two context ranks: gradients within a group in each step and, with this H, one synchronization between
+// groups.
+TEST(Expected, BytesOfContextRanksWithLocalUpdates) {
   const TrainOptions o = tiny("ranks=4 cp=2 dp_mode=diloco sync_every=3 steps=10");
   EXPECT_EQ(sent(o, "all_reduce", "cp", 3), 3 * 2 * 2 * 3952 * 4);
   EXPECT_EQ(sent(o, "all_reduce", "dp", 3), 2 * 2 * 3952 * 4);
 }
 
-// The bound on what a pipeline's ranks hold: counted by hand, tight where it can be, and broken by a plan that holds
-// more.
+// The memory bound of pipeline ranks: counted manually, tight where possible, and violated by a plan that holds more.
 
 using Peaks = std::vector<int64_t>;
 
-TEST(StageMemory, PeaksWorkedByHand) {
+TEST(StageMemory, PeaksMatchManualCount) {
   const StageMemory m{.kept = 10, .deferred = 7, .forward = 12, .backward = 15, .input = 15, .weight = 9, .packs = 100};
   EXPECT_EQ(peaks_of_ranks(gpipe(2, 3), {m, m}, 1), (Peaks{100 + 20 + 15, 100 + 20 + 15}));
   EXPECT_EQ(peaks_of_ranks(one_f_one_b(2, 3), {m, m}, 1), (Peaks{100 + 10 + 15, 100 + 15}));
@@ -194,7 +194,7 @@ TrainOptions pipeline_plan(const std::string& words) {
   return small_plan("layers=4 channels=64 context=64 pp=2 microbatches=6 batch=24 steps=3 " + words);
 }
 
-TEST(StageMemory, TheBoundIsTight) {
+TEST(StageMemory, BoundIsTight) {
   for (const std::string& name : schedule_names())
     for (const char* recompute : {"none", "block"}) {
       const TrainOptions o = pipeline_plan(fmt::format("schedule={} recompute={}", name, recompute));
@@ -206,8 +206,8 @@ TEST(StageMemory, TheBoundIsTight) {
     }
 }
 
-// GPipe's order breaks the bound of 1F1B.
-TEST(StageMemory, AMicrobatchTooManyIsSeen) {
+// GPipe's order violates the bound of 1F1B.
+TEST(StageMemory, DetectsExcessMicrobatch) {
   const TrainOptions o = pipeline_plan("schedule=gpipe");
   const VerifyResult r = verify(make_job(o));
   const auto stages = measure_stages(make_job(o), 0);
@@ -217,15 +217,15 @@ TEST(StageMemory, AMicrobatchTooManyIsSeen) {
     EXPECT_GT(r.peak[rank], peak_bound(r.expected_peak[rank] - all[rank] + few[rank])) << rank;
 }
 
-// The bounds of the contract, each from both sides: what is just below passes, what is just above does not.
+// The contract's bounds from both sides: values just below pass, values just above fail.
 
 using Bounds = test::OneThread;
 
-TEST_F(Bounds, OfPlansThatSplitSums) {
+TEST_F(Bounds, PlansThatSplitSums) {
   const auto bound = [](DType dtype, int64_t layers, double orders, double error) {
     return compute_tolerance(dtype, layers, orders, error).bound;
   };
-  EXPECT_EQ(bound(DType::float64, 4, 1, 1), 1e-12);  // whatever was measured
+  EXPECT_EQ(bound(DType::float64, 4, 1, 1), 1e-12);  // independent of measurements
   const double fp32 = 1.03 * 1.03 * std::ldexp(1.0, -24), bf16 = 1.03 * 1.03 * std::ldexp(1.0, -8);  // two layers
   EXPECT_DOUBLE_EQ(bound(DType::float32, 2, 0, 0), 64 * fp32);
   EXPECT_DOUBLE_EQ(bound(DType::float32, 2, 15.9 * fp32, 31.9 * fp32), 64 * fp32);
@@ -247,7 +247,7 @@ TEST_F(Bounds, CalibrationOfAJobStaysWithinItsLimits) {
   }
 }
 
-// --- numbers and tensors of a step ---
+// --- values and tensors of a step ---
 
 VerifyResult within(double bound) {
   VerifyResult r;
@@ -264,7 +264,7 @@ bool number_passes(VerifyResult result, double found, double expected, bool exac
   return result.wrong_steps.empty();
 }
 
-TEST_F(Bounds, OfANumber) {
+TEST_F(Bounds, Scalar) {
   const double next = std::nextafter(3.0, 4.0);
   EXPECT_TRUE(number_passes({}, 3, 3));
   EXPECT_FALSE(number_passes({}, next, 3));
@@ -311,7 +311,7 @@ struct Tensors {
   }
 };
 
-TEST_F(Bounds, OfATensor) {
+TEST_F(Bounds, Tensor) {
   // 0.25 in twelve places has the norm 0.25 sqrt(12): a change d of one place is d / (0.25 sqrt(12)) of it.
   const double norm = 0.25 * std::sqrt(12.0);
   for (const size_t which : {0, 1})
@@ -342,7 +342,7 @@ TEST_F(Bounds, OfATensor) {
 }
 
 // A place where the true gradient zero_grad_range is not compared, and all beside it is.
-TEST_F(Bounds, OfATensorThatVanishesInAPart) {
+TEST_F(Bounds, TensorWithZeroGradientRange) {
   for (int64_t place = 0; place < 12; ++place) {
     Tensors t(DType::float64);
     t.first.zero_grad_range = {4, 8};
@@ -351,9 +351,9 @@ TEST_F(Bounds, OfATensorThatVanishesInAPart) {
   }
 }
 
-// --- counts of a whole run ---
+// --- totals of a run ---
 
-// All is right with these two pipeline ranks.
+// Everything is correct with these two pipeline ranks.
 VerifyResult right() {
   VerifyResult r;
   r.sent = r.expected_sent = {{"dp", "all_reduce", 8, 1000, 0}, {"pp", "send", 2, 64, 0}};
@@ -372,7 +372,7 @@ bool totals_pass(const std::function<void(VerifyResult&)>& spoil, const Plan& pl
   return r.passed();
 }
 
-TEST_F(Bounds, OfWhatIsCounted) {
+TEST_F(Bounds, Counts) {
   EXPECT_TRUE(totals_pass([](VerifyResult&) {}));
   for (const int64_t by : {-1, 1}) {
     for (const size_t i : {0, 1}) {
@@ -395,7 +395,7 @@ TEST_F(Bounds, OfWhatIsCounted) {
   EXPECT_TRUE(totals_pass(silent, {}));
 }
 
-TEST_F(Bounds, OfAPeak) {
+TEST_F(Bounds, Peak) {
   EXPECT_EQ(peak_bound(0), 16384);
   EXPECT_EQ(peak_bound(1'000'000), 1'036'384);
   for (const size_t rank : {0, 1}) {
@@ -404,7 +404,7 @@ TEST_F(Bounds, OfAPeak) {
   }
 }
 
-TEST_F(Bounds, OfTheLosses) {
+TEST_F(Bounds, Losses) {
   const auto risen = [](VerifyResult& r) { std::reverse(r.losses.begin(), r.losses.end()); };
   EXPECT_FALSE(totals_pass(risen));
   EXPECT_FALSE(totals_pass([](VerifyResult& r) { r.losses.assign(40, 3.0); }));

@@ -1,5 +1,5 @@
-// Training when a rank fails: it ends on every rank, soon, with the cause and the rank that had it; and a rank that is
-// only late changes no bit.
+// Failures during training: the run ends on every rank promptly, with the cause and the failed rank; and delayed ranks
+// do not affect results.
 
 #include <limits>
 #include <regex>
@@ -16,7 +16,7 @@ namespace {
 using test::make_command;
 
 #ifdef __SANITIZE_THREAD__
-constexpr int kFailures = 2, kLate = 1;  // trials of each plan (and rank): everything takes many times as long
+constexpr int kFailures = 2, kLate = 1;  // trials of each plan (and rank)
 #else
 constexpr int kFailures = 5, kLate = 3;
 #endif
@@ -29,7 +29,7 @@ std::vector<TrainOptions> plans() {
   return out;
 }
 
-// The parameters at the end, as rank 0 knows them.
+// Final parameters, on rank 0.
 std::string train(const TrainOptions& o, const Faults& faults, const Sequences& sequences) {
   std::string out;
   LaunchOptions how = launch_options(make_job(o).plan);
@@ -63,7 +63,7 @@ Failure failure(const TrainOptions& o, const Faults& faults, const Sequences& se
   return f;
 }
 
-TEST(Faults, ARankThatFailsAtAnyCallIsNamedWithItsCause) {
+TEST(Faults, ReportsFailingRankAndCauseAtAnyCall) {
   const Philox random(3);
   uint64_t trial = 0;
   for (const TrainOptions& o : plans())
@@ -71,7 +71,7 @@ TEST(Faults, ARankThatFailsAtAnyCallIsNamedWithItsCause) {
       for (int round = 0; round < kFailures; ++round, ++trial) {
         const auto call = static_cast<int64_t>(random.below(24, trial));
         const Failure f = failure(o, {{guilty, {{.kind = Fault::Kind::fail, .call = call}}}}, counted(o));
-        const std::string cause = "a planted fault at call " + std::to_string(call);
+        const std::string cause = "an injected fault at call " + std::to_string(call);
         EXPECT_TRUE(f.what.starts_with("[rank " + std::to_string(guilty) + "] ") && f.what.ends_with(cause))
             << make_command(o) << ", " << cause << ": " << f.what;
         EXPECT_EQ(f.status, Status::communication);
@@ -79,8 +79,8 @@ TEST(Faults, ARankThatFailsAtAnyCallIsNamedWithItsCause) {
       }
 }
 
-// Between communications: a rank's data cannot be read.
-TEST(Faults, ARankWhoseDataFailsEndsTheOthers) {
+// Between communication calls: a rank's data cannot be read.
+TEST(Faults, DataErrorOnOneRankEndsOthers) {
   for (const TrainOptions& o : plans()) {
     const int64_t part = o.optim.batch / 3;
     const int guilty = value_name(o.plan.dp_mode) == "dataparallel" ? 0 : 1;
@@ -96,8 +96,8 @@ TEST(Faults, ARankWhoseDataFailsEndsTheOthers) {
   }
 }
 
-// One rank's own loss, not everybody's: all of them hear of it before anything is updated.
-TEST(Faults, ALossThatIsNoNumberOnOneRankEndsAllInTheSameStep) {
+// One rank's local loss: all ranks learn of it before any update.
+TEST(Faults, NonFiniteLossOnOneRankEndsAllInSameStep) {
   for (const TrainOptions& o : plans()) {
     std::vector<int64_t> done(3, -1);
     const auto steps_to_the_end = [&](Trainer& trainer) {
@@ -116,8 +116,8 @@ TEST(Faults, ALossThatIsNoNumberOnOneRankEndsAllInTheSameStep) {
 }
 
 // One rank's gradient overflows while every loss is finite: a matrix of the last block, on which no other gradient
-// depends, and of which tensor ranks have shards.
-TEST(Faults, GradientNormThatIsNotFiniteOnOneRankEndsAllInTheSameStep) {
+// depends, and which tensor ranks shard.
+TEST(Faults, NonFiniteGradientNormOnOneRankEndsAllInSameStep) {
   std::vector<TrainOptions> all = plans();
   for (const std::string how : {"ranks=3 dp_mode=diloco sync_every=2", "pp=3 layers=3", "tp=2", "tp=2 sp=true", "cp=2"})
     all.push_back(test::small_plan("steps=4 batch=12 microbatches=2 " + how));
@@ -145,7 +145,7 @@ TEST(Faults, GradientNormThatIsNotFiniteOnOneRankEndsAllInTheSameStep) {
   }
 }
 
-TEST(Faults, ALostCallIsAnErrorAndNoHang) {
+TEST(Faults, LostCallIsAnErrorWithoutHang) {
   for (TrainOptions o : plans()) {
     o["timeout"] = 0.5;
     for (const int64_t call : {2, 9}) {
@@ -157,7 +157,7 @@ TEST(Faults, ALostCallIsAnErrorAndNoHang) {
   }
 }
 
-TEST(Faults, LateRanksChangeNoBit) {
+TEST(Faults, DelayedRanksDoNotAffectResults) {
   const Philox random(4);
   uint64_t draw = 0;
   for (const TrainOptions& o : plans()) {

@@ -1,5 +1,5 @@
-// Runs on GPUs: ranks that share one train like one rank on it, with experts and with parameters in the host's memory
-// too, and what they begin with and save is what ranks on the CPU begin with and save.
+// Runs on GPUs: ranks that share a GPU train like one rank on it, also with experts and with offloaded parameters, and
+// their initial and saved state equals that of CPU ranks.
 
 #include "tensor/ops/matmul/cuda/gemm.h"
 #include "tests/support/errors.h"
@@ -16,7 +16,7 @@ using namespace test;
 
 using TrainingGpu = test::OnGpu;
 
-using Saved = std::map<std::string, std::vector<std::byte>>;  // by the tensor's name
+using Saved = std::map<std::string, std::vector<std::byte>>;  // by tensor name
 
 Saved as_bytes(const std::vector<NamedTensor>& tensors) {
   Saved out;
@@ -27,7 +27,7 @@ Saved as_bytes(const std::vector<NamedTensor>& tensors) {
   return out;
 }
 
-// Tensors that a run begins with and keeps for its optimizer, as a checkpoint has them: rank 0's.
+// Initial parameters and optimizer state as in a checkpoint, on rank 0.
 Saved whole_run(
     const TrainOptions& o, const std::function<void(Trainer&)>& before = [](Trainer&) {},
     const std::function<void(Trainer&)>& after = [](Trainer&) {}) {
@@ -53,7 +53,7 @@ std::vector<TrainOptions> layouts() {
           plan("ranks=2 dp_mode=ps-sync servers=2")};
 }
 
-TEST_F(TrainingGpu, BeginsAndSavesAsOnTheCpu) {
+TEST_F(TrainingGpu, StartsAndSavesAsOnCpu) {
   for (TrainOptions o : layouts()) {
     const Saved expected = whole_run(o);
     o["device"] = "cuda";
@@ -61,8 +61,8 @@ TEST_F(TrainingGpu, BeginsAndSavesAsOnTheCpu) {
   }
 }
 
-// Tensors that are a function of their name alone are read and written again.
-TEST_F(TrainingGpu, ReadsWhatWasSaved) {
+// Loads and saves tensors whose values depend only on their names.
+TEST_F(TrainingGpu, LoadsSavedState) {
   Saved files;
   std::mutex mutex;
   const FullTensors source = [&](const std::string& name, DType dtype, const Shape& shape) {
@@ -93,19 +93,19 @@ TEST_F(TrainingGpu, LayoutsTrainLikeOneRank) {
   }
 }
 
-// A T4, as the emulator says that it is one.
-TEST_F(TrainingGpu, Bf16IsRefusedWhereAGpuHasNoProductsOfIt) {
+// Emulates a T4.
+TEST_F(TrainingGpu, RejectsBf16WithoutHardwareSupport) {
   if (!describe_device().starts_with("emulated")) GTEST_SKIP() << "the GPU here is what it is";
   setenv("TESSERA_EMULATED_CAPABILITY", "75", 1);
   EXPECT_EQ(error_message([] { check(make_job(plan("device=cuda dtype=bf16"))); }),
-            "`dtype`: emulated GPU has compute capability 7.5, and bf16 matmuls need 8.0; expected fp32, found bf16");
+            "`dtype`: emulated GPU has compute capability 7.5, and bf16 matmuls need 8.0; expected fp32, got bf16");
   expect_passes(plan("device=cuda"));
   setenv("TESSERA_EMULATED_GPUS", "2", 1);
   EXPECT_EQ(error_message([] { check(make_job(plan("device=cuda ranks=2"))); }),
-            "`backend`: GPUs 0 and 1 do not reach each other's memory, which ranks that are threads use; expected "
-            "nccl, beside `all_reduce` native");
+            "`backend`: GPUs 0 and 1 have no peer access, which thread ranks require; expected "
+            "nccl with `all_reduce` native");
   EXPECT_EQ(describe_nccl(make_job(plan("device=cuda ranks=2 backend=nccl all_reduce=native")).plan),
-            "GPUs 0 and 1 do not reach each other's memory: NCCL sends through the host's, which is slower");
+            "GPUs 0 and 1 have no peer access: NCCL sends through host memory, which is slower");
   unsetenv("TESSERA_EMULATED_CAPABILITY");
   EXPECT_EQ(gpus_apart(make_job(plan("device=cuda ranks=2")).plan), "");
   unsetenv("TESSERA_EMULATED_GPUS");
@@ -121,7 +121,7 @@ TEST_F(TrainingGpu, EveryAxisAndSchedule) {
        "ranks=2 zero=2 offload=optimizer dtype=bf16", "ranks=2 dtype=fp64"});
 }
 
-// Parts of matrices go to their owners and back, and owners make the bits of one rank.
+// Shards of matrices are sent to owners and back, bitwise identical to one rank.
 TEST_F(TrainingGpu, OwnersOfMatrices) {
   expect_passes(
       plan("device=cuda optimizer=muon"),
@@ -131,9 +131,9 @@ TEST_F(TrainingGpu, OwnersOfMatrices) {
        "ranks=4 tp=2 zero=3 dtype=fp64", "ranks=4 pp=2 zero=1 microbatches=2", "ranks=2 dp_mode=dataparallel"});
 }
 
-// A model whose matrices are larger than what its passes keep; without what a library may take. The sums of a step (its
-// loss, its norm) are no part of what is expected.
-TEST_F(TrainingGpu, UpdatesOfMatricesTakeNoMoreMemoryThanExpected) {
+// A model whose matrices are larger than its activations, without library workspaces. A step's reductions (loss, norm)
+// are not part of the prediction.
+TEST_F(TrainingGpu, MatrixUpdatesStayWithinExpectedMemory) {
   constexpr int64_t kSums = 16;
   for (const int64_t zero : {0, 1}) {
     TrainOptions o = plan("ranks=3 channels=64 context=8 device=cuda batch=3 steps=2");
@@ -151,8 +151,8 @@ TEST_F(TrainingGpu, UpdatesOfMatricesTakeNoMoreMemoryThanExpected) {
   }
 }
 
-// Each like a serial run of its own on a GPU, with outer steps.
-TEST_F(TrainingGpu, RanksThatTrainAlone) {
+// Each replica like a serial run on a GPU, with outer steps.
+TEST_F(TrainingGpu, LocalUpdates) {
   expect_passes(
       plan("steps=5 device=cuda dp_mode=diloco sync_every=2"),
       {"ranks=3", "ranks=2 outer_momentum=0 optimizer=sgd dtype=fp64", "ranks=2 sync_fragments=2 dtype=bf16 clip=0.1",
@@ -162,25 +162,26 @@ TEST_F(TrainingGpu, RanksThatTrainAlone) {
        "ranks=4 cp=2 cp_mode=ulysses dtype=bf16"});
 }
 
-// Not in its command alone: no clock chooses what verify() compares, and attention is by kernels that promise bits.
-TEST(Verifiable, ChoosesKernelsThatPromiseBits) {
+// Not only in the command: verify() compares kernels that are not selected by timing, and attention kernels with
+// bitwise guarantees.
+TEST(Verifiable, ChoosesKernelsWithBitwiseGuarantee) {
   EXPECT_TRUE(verifiable({}).plan.deterministic);
   EXPECT_EQ(verifiable({}).plan.attention, AttentionKernels::own);
   EXPECT_EQ(verifiable({.plan = {.attention = AttentionKernels::cudnn}}).plan.attention, AttentionKernels::cudnn);
 }
 
-// Defects are seen there too.
+// Faults are detected on GPUs too.
 void expect_seen(const TrainOptions& o, std::initializer_list<const char*> defects) {
   for (const char* name : defects)
     EXPECT_FALSE(verify(make_job(o), planted(defect(name), make_job(o))).passed()) << name;
 }
 
-TEST_F(TrainingGpu, DefectsAreSeen) {
+TEST_F(TrainingGpu, DetectsInjectedFaults) {
   expect_seen(plan("ranks=2 device=cuda clip=0.1"), {"skipped-microbatch", "unclipped-rank", "stale-part"});
 }
 
-// Mixtures of experts on GPUs: they train like one rank under every axis, defects are seen there, steps are not
-// captured, and they train over NCCL.
+// Mixtures of experts on GPUs: they train like one rank under every axis, faults are detected, steps are not captured,
+// and they train over NCCL.
 
 using ExpertsTrainingGpu = test::OnGpu;
 using ExpertsOverNcclGpu = test::OnGpus;
@@ -215,13 +216,13 @@ TrainOptions draw_with_experts(Draw& d) {
 
 TEST_F(ExpertsTrainingGpu, RandomPlans) { expect_drawn_pass(12, "experts on a GPU", draw_with_experts); }
 
-TEST_F(ExpertsTrainingGpu, DefectsAreSeen) {
+TEST_F(ExpertsTrainingGpu, DetectsInjectedFaults) {
   expect_seen(with_experts("ranks=2 ep=2"), {"misrouted-token", "swapped-expert-counts"});
 }
 
 TEST(ExpertsStepGraph, IsNotCaptured) {
   TrainOptions o = with_experts("ranks=1");
-  EXPECT_EQ(no_graph_because(make_job(o), false), "the host must know how many tokens each of the 4 `experts` gets");
+  EXPECT_EQ(no_graph_because(make_job(o), false), "the host needs the number of tokens of each of the 4 `experts`");
   EXPECT_FALSE(steps_without_host(make_job(o), false));
   o["cuda_graph"] = "on";
   EXPECT_THROW(no_graph_because(make_job(o), false), Error);
@@ -240,22 +241,22 @@ std::vector<double> train_losses(const TrainOptions& o) {
   return losses;
 }
 
-// Float64, where the order of sums shows in the last digits alone.
+// Float64, where summation order affects only the last digits.
 TEST_F(ExpertsOverNcclGpu, RanksTrainLikeOne) {
   if (const std::string why = no_float64(); !why.empty()) GTEST_SKIP() << why;
   const std::vector<double> alone = train_losses(with_experts("ranks=1 dtype=fp64"));
-  for (const std::string zero : {"zero=0", "zero=2", "zero=3"}) {  // whose collectives run beside the messages of rows
+  for (const std::string zero : {"zero=0", "zero=2", "zero=3"}) {  // collectives overlap with row messages
     const std::vector<double> many =
         train_losses(with_experts("ranks=2 dtype=fp64 ep=2 backend=nccl all_reduce=native " + zero));
     for (size_t step = 0; step < alone.size(); ++step) EXPECT_NEAR(many.at(step), alone[step], 1e-11 * alone[step]);
   }
 }
 
-// Parameters of ZeRO-3 that lie in the host's memory: they train and are saved as those that lie on the GPU.
+// ZeRO-3 parameters in host memory: trained and saved like those on the GPU.
 
 using OffloadGpu = test::OnGpu;
 
-// Every axis, groups of shards, adapters, schedules, types and optimizers: what goes with ZeRO-3 on a GPU.
+// Every axis, sharding groups, adapters, schedules, dtypes and optimizers supported with ZeRO-3 on a GPU.
 TrainOptions draw_offloaded(Draw& d) {
   TrainOptions o = small_plan("device=cuda zero=3 offload=parameters steps=2");
   o["heads"] = 2 * d.between(1, 2);
@@ -288,9 +289,9 @@ TEST_F(OffloadGpu, ParametersTrainLikeOneRank) {
   }
 }
 
-// A checkpoint's tensors after two steps, and the loss of the second one. A rank's GPU has no parameters after them,
-// and rank 0's shards, wherever they lie, are as large.
-TEST_F(OffloadGpu, ParametersAreSavedAsThoseOfTheGpu) {
+// Checkpoint tensors after two steps, and the second loss. Afterwards a rank's GPU holds no parameters, and rank 0's
+// shards have the same size wherever they are stored.
+TEST_F(OffloadGpu, SavesParametersAsOnGpu) {
   for (const std::string dtype : {"fp32", "bf16"}) {
     Saved saved[2];
     double loss[2];
@@ -318,14 +319,14 @@ TEST_F(OffloadGpu, ParametersAreSavedAsThoseOfTheGpu) {
   }
 }
 
-TEST(Offload, ParametersAreRefusedWhereNothingIsGained) {
-  const std::string beside = "`offload`: parameters moves the shards of `zero` 3; expected `zero` 3 beside it, found ";
+TEST(Offload, RejectsParametersWithoutBenefit) {
+  const std::string beside = "`offload`: parameters requires `zero` 3, whose shards it moves; got `zero` ";
   const std::pair<const char*, std::string> cases[] = {
       {"zero=0", beside + "0"},
       {"zero=1", beside + "1"},
       {"zero=2", beside + "2"},
-      {"zero=3", "`offload`: parameters moves them to the host's memory. With `device` cpu they lie there already"},
-      {"zero=3", "expected `device` cuda beside it, found cpu"}};
+      {"zero=3", "`offload`: parameters are offloaded to host memory, where `device` cpu already stores them"},
+      {"zero=3", "expected `device` cuda, got cpu"}};
   for (const auto& [zero, why] : cases) {
     const TrainOptions o = small_plan(std::string("ranks=2 offload=parameters ") + zero);
     EXPECT_TRUE(has(error_message([&] { check(make_job(o)); }), why)) << zero;

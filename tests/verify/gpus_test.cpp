@@ -1,5 +1,5 @@
-// The program on GPUs, real or emulated, and as processes under mpirun. With one GPU: its summary says what ran there,
-// and what it cannot do is one line. With one for each rank, and as processes: it trains like one rank.
+// The program on real or emulated GPUs and under mpirun. With one GPU: summary, and one-line errors for unsupported
+// options. With one per rank, and as processes: it trains like one rank.
 #include "tests/support/gpus.h"
 
 #include "tests/app/program.h"
@@ -37,7 +37,7 @@ TEST_F(GpusTest, RanksOverNcclTrainLikeOne) {
   EXPECT_LT(of_two.back(), of_two.front());
 }
 
-// The same steps whatever a rank is: NCCL adds as it does, and the id of its communicators goes around by MPI.
+// The same steps for threads and processes: NCCL's sums are equal, and MPI broadcasts its communicator ids.
 TEST_F(GpusTest, RanksOverNcclMayBeProcesses) {
   if (!kWithMpi || std::system("mpirun --version >/dev/null 2>&1") != 0) GTEST_SKIP() << "no MPI here";
   const std::string mpirun = kMpirun + "2";
@@ -54,7 +54,7 @@ TEST_F(GpusTest, RanksOverNcclMayBeProcesses) {
   }
 }
 
-TEST_F(GpusTest, AVocabularyThatIsReadSlowlyIsNamed) {
+TEST_F(GpusTest, WarnsOfUnalignedVocabulary) {
   const auto said = [&](const std::string& more) {
     const Ran r = train("--device cuda --steps 1 --warmup 0 --no-save --no-eval --ranks 1 " + more);
     return r.out + r.err;
@@ -72,7 +72,7 @@ class GpuProgramTest : public ProgramTest {
   void SetUp() override {
     if (const std::string why = test::no_gpu(); !why.empty()) GTEST_SKIP() << why;
   }
-  // The summary of six steps of a bf16 GPT with heads of 64 says this of its GPU.
+  // Expected summary of six steps of a bf16 GPT with heads of 64 channels.
   Json summary(const std::string& more) {
     return train(
                "--device cuda --dtype bf16 --channels 128 --heads 2 --vocab 64 --steps 6 --no-save --no-eval "
@@ -83,7 +83,7 @@ class GpuProgramTest : public ProgramTest {
   }
 };
 
-TEST_F(GpuProgramTest, TheSummarySaysWhatRan) {
+TEST_F(GpuProgramTest, SummaryReportsKernelsAndModes) {
   const Json one = summary("--ranks 1 --attention own");
   EXPECT_EQ(one["graph"], (Json{{"captures", 1}, {"replays", 4}, {"queued", 2}, {"why_not", ""}}));
   EXPECT_EQ(one["attention"]["forward"],
@@ -98,14 +98,14 @@ TEST_F(GpuProgramTest, TheSummarySaysWhatRan) {
   const Json queued = summary("--ranks 1 --cuda-graph off --deterministic");
   EXPECT_EQ(queued["graph"], (Json{{"captures", 0}, {"replays", 0}, {"queued", 6}, {"why_not", "--cuda-graph off"}}));
   EXPECT_EQ(queued["epilogues"]["gelu"]["fused"], 0);
-  EXPECT_EQ(summary("--ranks 2")["graph"]["why_not"], "the 2 ranks meet on the host within a step");
+  EXPECT_EQ(summary("--ranks 2")["graph"]["why_not"], "the 2 ranks synchronize on the host within a step");
   EXPECT_EQ(summary("--ranks 2")["graph"]["queued"], 6);
 }
 
-TEST_F(GpuProgramTest, WhatAGpuCannotDoIsOneLine) {
+TEST_F(GpuProgramTest, ReportsUnsupportedOptionsInOneLine) {
   if (!test::no_float64().empty())
     fails("verify --device cuda --dtype fp64 --ranks 2", 2,
-          "--dtype: fp64 on a GPU takes a build with -DTESSERA_FLOAT64_KERNELS=ON");
+          "--dtype: fp64 on a GPU requires a build with -DTESSERA_FLOAT64_KERNELS=ON");
   if (!test::emulated()) return;
   const auto refused = [&](const char* emulation, int status, const char* words, const std::string& more = "") {
     fails("train " + kSmall + "--device cuda" + more, status, words, emulation);
@@ -117,13 +117,12 @@ TEST_F(GpuProgramTest, WhatAGpuCannotDoIsOneLine) {
   refused("TESSERA_EMULATED_GPUS='no driver'", 2, "no GPU was found: this machine has no NVIDIA driver");
 }
 
-TEST_F(GpusTest, WhatCannotBeCapturedSaysWhy) {
+TEST_F(GpusTest, ReportsReasonAgainstCapture) {
   fails("train " + kSmall + "--device cuda --cp 2 --backend nccl --all-reduce native --cuda-graph on", 2,
-        "a step cannot be captured because the ranks of --cp-mode ring send each other messages");
+        "a step cannot be captured because the ranks of --cp-mode ring exchange point-to-point messages");
 }
 
-// One contract on processes: `mpirun ... tessera verify` for every member of the family that can be many
-// processes.
+// One contract on processes: `mpirun ... tessera verify` for every strategy that supports several processes.
 
 class MpiContract : public ProgramTest {
  protected:
@@ -136,13 +135,13 @@ class MpiContract : public ProgramTest {
 };
 
 // A variable of a launcher that did not start the program.
-TEST_F(MpiContract, RanksThatAreNotThereAreNamedAsTheOption) {
+TEST_F(MpiContract, ReportsMissingRanksByOption) {
   const Ran r = run("verify --layers 1 --steps 1", "ASAN_OPTIONS=detect_leaks=0 PMI_SIZE=2");
   EXPECT_EQ(r.status, 2) << r.err;
   EXPECT_TRUE(has(r.err, "tessera: [rank 0] --ranks: the MPI job has 1 ranks; expected the same number, found 2\n"));
 }
 
-// Twenty steps: every bit of them, or within the bound of plans that split sums.
+// Twenty steps: bitwise, or within the tolerance of plans that split sums.
 TEST_F(MpiContract, ProcessesTrainLikeOneRank) {
   const std::tuple<int, const char*, bool> cases[] = {
       {2, "--pp 2 --microbatches 2 --schedule zb-h1", true},

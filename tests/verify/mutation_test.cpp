@@ -1,5 +1,5 @@
-// The contract is able to fail: each planted defect turns it red, under every strategy that it can be planted in, and
-// the diagnosis names its cause; errors of a known size are seen: one bit, and either side of a bound.
+// The contract detects every injected fault under every applicable strategy, and the diagnosis identifies its cause;
+// errors of known size are detected: a single bit, and both sides of a bound.
 
 #include "tests/support/errors.h"
 #include "tests/support/one_thread.h"
@@ -11,7 +11,7 @@ namespace {
 
 using namespace test;
 
-// The contract turns red, or training itself stops.
+// The contract fails, or training itself stops.
 void expect_caught(std::string_view mutation, const TrainOptions& o) {
   const Job job = make_job(o);
   ASSERT_TRUE(verify(job).passed()) << make_command(o);
@@ -28,19 +28,19 @@ void expect_caught(std::string_view mutation, std::string_view words, std::initi
 
 constexpr auto kThree = "ranks=3 batch=12";
 
-TEST(Mutation, DefectsOfTheDataFamilyAreCaught) {
+TEST(Mutation, DetectsFaultsOfDataStrategies) {
   for (const char* mutation : {"missing-gradient-sum", "gradients-divided-twice", "skipped-microbatch",
                                "shifted-sequences", "stale-part", "ring-order", "unclipped-rank"})
     expect_caught(mutation, kThree, {"zero=0", "zero=1", "zero=2", "zero=3"});
 }
 
-TEST(Mutation, OtherStrategiesCatchThemToo) {
+TEST(Mutation, DetectsFaultsUnderOtherStrategies) {
   for (const char* mutation : {"gradients-divided-twice", "skipped-microbatch", "shifted-sequences"})
     expect_caught(mutation, kThree, {"dp_mode=dataparallel", "dp_mode=ps-sync"});
 }
 
-// The model-parallel family, on the smallest mesh that has the axis, and the other in products.
-TEST(Mutation, DefectsBesideOtherAxesAreCaught) {
+// Model parallelism, on the smallest mesh with the axis, and data parallelism combined with it.
+TEST(Mutation, DetectsFaultsWithOtherAxes) {
   const std::pair<const char*, const char*> cases[] = {{"missing-input-gradient-sum", "tp=2"},
                                                        {"unsummed-norm-weight", "tp=2 sp=true"},
                                                        {"wrong-causal-mask", "cp=2"},
@@ -60,13 +60,13 @@ TEST(Mutation, DefectsBesideOtherAxesAreCaught) {
     expect_caught(mutation, std::string("batch=8 ") + words, {"dtype=fp64", "dtype=fp32"});
 }
 
-// Errors of a known size in a run: the smallest bit where bits must be equal, and either side of the bound elsewhere.
+// Errors of known size: one bit where equality is required, and both sides of the bound elsewhere.
 
-using PlantedErrors = test::OneThread;
+using InjectedErrors = test::OneThread;
 
 void flip_lowest_bit(const Tensor& t, int64_t at) { t.raw()[at * element_size(t.dtype())] ^= std::byte{1}; }
 
-// Tensors that a plan keeps, by the names of the kinds: the first element of each unit's first parameter that is here.
+// Tensors by kind: the first local element of each unit's first parameter.
 void flip(const std::vector<FlatUnit>& units, const std::function<Tensor(const FlatUnit&)>& of) {
   for (const FlatUnit& unit : units)
     for (const Slot& slot : unit.slots)
@@ -76,13 +76,13 @@ void flip(const std::vector<FlatUnit>& units, const std::function<Tensor(const F
 
 using Spoil = std::function<void(Trainer&)>;
 
-VerifyHooks after_update(const Spoil& spoil) {
+VerifyHooks after_update(const Spoil& inject) {
   return {.update = [=](Trainer& t, const StepReport& report) {
     t.update(report);
-    spoil(t);
+    inject(t);
   }};
 }
-VerifyHooks after_sums(const Spoil& spoil) { return {.summed = spoil}; }
+VerifyHooks after_sums(const Spoil& inject) { return {.summed = inject}; }
 
 void expect_bits(const TrainOptions& o) {
   const Job job = make_job(o);
@@ -116,16 +116,16 @@ TrainOptions one_step(const char* dtype, std::string_view words) {
   return small_plan(fmt::format("steps=1 batch=4 ranks=2 dtype={} {}", dtype, words));
 }
 
-TEST_F(PlantedErrors, OneBitIsSeenWhereBitsAreEqual) {
+TEST_F(InjectedErrors, DetectsOneBitIfBitwise) {
   for (const char* dtype : {"fp64", "fp32", "bf16"})
     for (const char* words : {"zero=0", "zero=2", "zero=3"}) expect_bits(one_step(dtype, words));
 }
 
-TEST_F(PlantedErrors, OneBitOfParametersAndStateIsSeenWhereSumsAreSplit) {
+TEST_F(InjectedErrors, DetectsOneBitOfStateIfSumsAreSplit) {
   for (const char* dtype : {"fp32", "bf16"}) expect_bits(one_step(dtype, "tp=2"));
 }
 
-// The gradient of a parameter that all ranks have, too large by a share of itself.
+// Scales the gradient of a replicated parameter by a relative error.
 VerifyHooks too_large_by(double share) {
   return after_sums([=](Trainer& t) {
     for (const FlatUnit& unit : t.strategy().shards())
@@ -137,7 +137,7 @@ VerifyHooks too_large_by(double share) {
   });
 }
 
-TEST_F(PlantedErrors, AGradientMayBeOffByTheBoundAndNoMore) {
+TEST_F(InjectedErrors, GradientMayDifferOnlyByBound) {
   for (const char* dtype : {"fp64", "fp32", "bf16"})
     for (const char* words : {"tp=2", "cp=2"}) {
       const TrainOptions o = one_step(dtype, words);
@@ -148,7 +148,7 @@ TEST_F(PlantedErrors, AGradientMayBeOffByTheBoundAndNoMore) {
                               ? 1e-12
                               : 256 * 1.0609 * std::ldexp(1.0, value_name(o.optim.dtype) == "bf16" ? -8 : -24);
       EXPECT_LE(right.bound, 1.001 * unit);
-      const double own = right.grad_max_rel;  // rounding's
+      const double own = right.grad_max_rel;  // rounding error
       ASSERT_LT(own, 0.5 * right.bound) << make_command(o);
       EXPECT_TRUE(verify(job, too_large_by(right.bound - 1.01 * own)).passed()) << make_command(o);
       const VerifyResult wrong = verify(job, too_large_by(right.bound + 1.01 * own + 0.01 * right.bound));
@@ -157,10 +157,10 @@ TEST_F(PlantedErrors, AGradientMayBeOffByTheBoundAndNoMore) {
     }
 }
 
-// Each planted defect breaks the contract, and the diagnosis names its cause from what is seen alone: over random plans
-// (TESSERA_PLANS of them, drawn by TESSERA_DRAW).
+// Each injected fault violates the contract, and the diagnosis identifies its cause from observations alone, over
+// TESSERA_PLANS random plans selected by TESSERA_DRAW.
 
-// A plan in which nothing is planted yet, maybe one that cannot be.
+// A plan without faults, possibly invalid.
 TrainOptions draw_plan(Draw& d) {
   TrainOptions o = small_plan();
   draw(d, o,
@@ -175,7 +175,7 @@ TrainOptions draw_plan(Draw& d) {
   return o;
 }
 
-// The plan with all that the defect needs, as the refusal says it; nothing where that is no plan.
+// The plan with all requirements of the fault, from its error; nullopt if that is invalid.
 std::optional<TrainOptions> with_needs(TrainOptions o, const InjectedFault& d) {
   for (int round = 0; round < 3; ++round) {
     const std::vector<Need> needs = d.needs(make_job(o));
@@ -194,11 +194,11 @@ std::optional<TrainOptions> draw_with(const InjectedFault& defect, uint64_t tria
   for (int attempt = 0; attempt < 30; ++attempt) try {
       const TrainOptions drawn = draw_plan(d);
       auto o = with_needs(drawn, defect);
-      if (o && o->optim.document_mask) (*o)["vocab"] = 12;  // with more, the token that ends a document may never come
+      if (o && o->optim.document_mask) (*o)["vocab"] = 12;  // with more, the end-of-document token may be missing
       if (!o || make_job(*o).plan.ranks() > 8) continue;
       check(make_job(*o));
       return o;
-    } catch (const Error&) {  // no such plan
+    } catch (const Error&) {  // invalid plan
       continue;
     }
   return {};
@@ -211,7 +211,7 @@ std::string to_string(const VerifyResult& r) {
   return out;
 }
 
-TEST(Defects, AreNamedByTheirSymptoms) {
+TEST(InjectedFaults, AreDiagnosedFromSymptoms) {
   const uint64_t count = test::plans(defects().size());
   uint64_t caught = 0, right = 0;
   for (uint64_t trial = 0; trial < count; ++trial) {
@@ -235,7 +235,7 @@ TEST(Defects, AreNamedByTheirSymptoms) {
   EXPECT_GE(static_cast<double>(right), 0.95 * static_cast<double>(count));
 }
 
-// The rules of the diagnosis on made-up observations: nothing is run.
+// Diagnosis rules on synthetic observations; nothing is run.
 
 using Kind = TensorDifference::Kind;
 
@@ -261,9 +261,9 @@ Observations of_two() {
   return o;
 }
 
-TEST(Diagnosis, OfARunThatIsRightIsNothing) { EXPECT_TRUE(diagnose(of_two()).empty()); }
+TEST(Diagnosis, IsEmptyForCorrectRun) { EXPECT_TRUE(diagnose(of_two()).empty()); }
 
-TEST(Diagnosis, TellsAScaleFromASumThatIsMadeTwice) {
+TEST(Diagnosis, DistinguishesScaleFromDoubleReduction) {
   Observations o = of_two();
   o.tensors = {gradient("tokens.weight", {4, 2}, 2.0), gradient("norm.weight", {2}, 2.0)};
   EXPECT_EQ(first_index(o), "wrong-scale");
@@ -276,7 +276,7 @@ TEST(Diagnosis, TellsAScaleFromASumThatIsMadeTwice) {
   EXPECT_EQ(first_index(o), "unknown");
 }
 
-TEST(Diagnosis, TellsWhichSumOfTheTensorAxisIsMissing) {
+TEST(Diagnosis, IdentifiesMissingTensorAxisReduction) {
   Observations o = of_two();
   o.tp = 2;
   o.sent = {{"tp", "all_reduce", 6, 8, 600, 620}};
@@ -288,8 +288,8 @@ TEST(Diagnosis, TellsWhichSumOfTheTensorAxisIsMissing) {
   EXPECT_EQ(first_index(o), "missing-forward-sum");
 }
 
-// A wide bound lets nothing be wrong but bytes.
-TEST(Diagnosis, TellsAWeightFromAnActivationByItsBytes) {
+// A wide tolerance leaves only bytes as evidence.
+TEST(Diagnosis, DistinguishesWeightFromActivationByBytes) {
   Observations o = of_two();
   o.sent = {{"tp", "all_reduce", 6, 8, 600, 620}};
   EXPECT_EQ(first_index(o), "weight-not-summed");
@@ -297,9 +297,9 @@ TEST(Diagnosis, TellsAWeightFromAnActivationByItsBytes) {
   EXPECT_EQ(first_index(o), "missing-backward-sum");
 }
 
-TEST(Diagnosis, ReadsSequencesFromTheirShares) {
+TEST(Diagnosis, IdentifiesSequencesByCoefficients) {
   Observations o = of_two();
-  o.microbatches = 1;  // so two sequences each
+  o.microbatches = 1;  // two sequences each
   o.tensors = {gradient("tokens.weight", {4, 2})};
   const auto with = [&](std::vector<double> shares) {
     o.mixture = Mixture{1, std::move(shares), 0.01};
@@ -311,8 +311,8 @@ TEST(Diagnosis, ReadsSequencesFromTheirShares) {
   EXPECT_EQ(with({1, 1, 1, 1}), "unknown");
 }
 
-// Targets of the second step alone, all but every fourth, on the last stage of one pipeline or of two.
-TEST(Diagnosis, NamesTheRanksThatWereGivenOtherTokens) {
+// Targets of the second step only, all but every fourth, on the last stage of one or two pipelines.
+TEST(Diagnosis, ReportsRanksWithWrongTokens) {
   const auto expect = [](int first_rank, const std::vector<std::string>& lines, const std::string& evidence) {
     VerifyHooks hooks;
     hooks.loading = [=](Sequences s, const Job& run, int rank) {
@@ -332,15 +332,15 @@ TEST(Diagnosis, NamesTheRanksThatWereGivenOtherTokens) {
     EXPECT_EQ(found, lines);
     ASSERT_FALSE(r.diagnosis.empty());
     EXPECT_EQ(r.diagnosis[0].cause, "wrong-targets");
-    EXPECT_TRUE(has(r.diagnosis[0].evidence, evidence + " first), all of them of the last pipeline stage"));
+    EXPECT_TRUE(has(r.diagnosis[0].evidence, evidence + "), all of them of the last pipeline stage"));
   };
-  const std::string was = " was given other tokens than the oracle for 3 sequences, first for sequence ",
-                    given = " given other tokens than the plan's (step 2: in the place of sequence ";
+  const std::string was = " was given tokens other than the oracle's for 3 sequences, first for sequence ",
+                    given = " given other tokens than the plan's (step 2: first in place of sequence ";
   expect(5, {"rank 5" + was + "9 of step 2"}, "rank 5 is" + given + "9");
   expect(4, {"rank 4" + was + "5 of step 2", "rank 5" + was + "9 of step 2"}, "ranks 4, 5 are" + given + "5");
 }
 
-TEST(Diagnosis, ReadsUpdates) {
+TEST(Diagnosis, IdentifiesUpdateErrors) {
   Observations o = of_two();
   TensorDifference p = gradient("tokens.weight", {4, 2}), m = p;
   p.kind = Kind::parameter;
@@ -357,24 +357,24 @@ TEST(Diagnosis, ReadsUpdates) {
   EXPECT_EQ(first_index(o), "misplaced-gather");
 }
 
-TEST(Diagnosis, HasASentenceForTheCauseOfEachDefect) {
+TEST(Diagnosis, DescribesCauseOfEachFault) {
   for (const InjectedFault& d : defects()) EXPECT_FALSE(text_of_cause(d.cause).empty()) << d.name;
-  EXPECT_EQ(text_of_cause("unknown"), "no rule fits");
+  EXPECT_EQ(text_of_cause("unknown"), "no rule matches");
   EXPECT_EQ(text_of_cause("a-cause"), "");
 }
 
-TEST(Defects, SayWhatAPlanLacks) {
+TEST(InjectedFaults, ReportUnmetRequirements) {
   TrainOptions o = small_plan();
   o["dp"] = 2;
   EXPECT_EQ(error_message([&] { planted(defect("unsummed-head-norm"), make_job(o)); }),
-            "`defect`: unsummed-head-norm cannot be planted in this plan; it can with `tp` 2 and `family` llama and "
+            "`defect`: unsummed-head-norm does not apply to this plan; it requires `tp` 2 and `family` llama and "
             "`qk_norm` (4 ranks)");
   EXPECT_EQ(error_message([&] { planted(defect("ring-order"), make_job(o)); }),
-            "`defect`: ring-order cannot be planted in this plan; it can with `dp` 3 (3 ranks)");
+            "`defect`: ring-order does not apply to this plan; it requires `dp` 3 (3 ranks)");
   EXPECT_TRUE(error_message([&] { defect("a-bug"); }).ends_with("found 'a-bug'"));
 }
 
-TEST(Defects, AreDrawnFromThoseThatApply) {
+TEST(InjectedFaults, RandomFaultIsApplicable) {
   TrainOptions o = small_plan();
   o.ranks = o["tp"] = 2;
   std::set<std::string_view> drawn;

@@ -1,4 +1,4 @@
-// Rows that end in padding: how many tokens a pass computes, and that nothing depends on it.
+// Padded rows: the number of computed tokens, and the independence of results from it.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kVocab = 37, kBatch = 12;
 
-// Random examples, of which few are long; the second half of each is trained.
+// Random examples, few of them long; the second half of each is trained.
 Dataset examples(int64_t context, bool packed, uint64_t seed) {
   const Philox random = Philox::named(seed, "examples");
   std::vector<EncodedExample> all(2 * kBatch);
@@ -56,7 +56,7 @@ File train_to_file(Job job, Plan plan, const Dataset& data, double* validation =
   return out;
 }
 
-TEST(Padding, IsToAMultipleOfWhatRanksShareAndAtMostToTheContext) {
+TEST(Padding, RoundsUpToRankMultipleWithinContext) {
   Job job{.model = {.context = 600}};
   const auto padded = [&](std::vector<int64_t> lengths) { return padded_tokens(job, lengths); };
   EXPECT_EQ(padded({20, 64, 3}), 64);
@@ -69,7 +69,7 @@ TEST(Padding, IsToAMultipleOfWhatRanksShareAndAtMostToTheContext) {
   EXPECT_EQ(padded({20}), 320);
 }
 
-// Of each row alone, of its own length, by one rank: the values after two steps, and the loss of all rows.
+// Each row separately, unpadded, on one rank: values after two steps, and the loss of all rows.
 struct Alone {
   File values;
   double loss = 0;
@@ -124,7 +124,7 @@ Alone rows_alone(const Job& job, const Dataset& data) {
   return out;
 }
 
-// Largest relative error of a tensor, by 2-norms. The key bias has no gradient but rounding.
+// Largest relative error of a tensor, by 2-norms. The key bias has only rounding errors as gradient.
 double distance(const File& a, const File& b) {
   double worst = 0;
   for (const auto& [name, bytes] : a) {
@@ -141,8 +141,8 @@ double distance(const File& a, const File& b) {
   return worst;
 }
 
-// Dropout, documents, and the router's choices, capacity and losses.
-TEST(Padding, UpdatesAndLossAreThoseOfRowsAlone) {
+// Dropout, documents, and routing with capacity and losses.
+TEST(Padding, UpdatesAndLossMatchUnpaddedRows) {
   for (uint64_t trial = 0; trial < test::plans(6); ++trial) {
     test::Draw draw("rows alone", trial);
     const int64_t context = draw.of<int64_t>({240, 480});
@@ -166,8 +166,8 @@ TEST(Padding, UpdatesAndLossAreThoseOfRowsAlone) {
   }
 }
 
-// Micro-batches of other lengths on other ranks and at other times, and a longer context.
-TEST(Padding, LayoutsAndContextsLeaveOneFile) {
+// Micro-batches of different lengths on different ranks and at different times, and a longer context.
+TEST(Padding, LayoutsAndContextsProduceSameFile) {
   for (uint64_t trial = 0; trial < 4; ++trial) {
     test::Draw draw("one file", trial);
     const Job job = make_job(draw, 256, trial % 2 == 0 ? DType::float32 : DType::bfloat16);
@@ -181,14 +181,14 @@ TEST(Padding, LayoutsAndContextsLeaveOneFile) {
          {Plan{.dp = 3}, Plan{.dp = 3, .dp_mode = DataMode::dataparallel}, Plan{.dp = 3, .dp_mode = DataMode::ps_sync},
           Plan{.dp = 3, .zero = ZeroStage::three}, Plan{.pp = 2, .schedule = ScheduleKind::zb_h1, .microbatches = 3}})
       EXPECT_TRUE(train_to_file(job, plan, data) == one) << trial << ": " << to_text(plan);
-    if (job.model.family != Family::llama) continue;  // else the table of positions is longer
+    if (job.model.family != Family::llama) continue;  // else the position table is longer
     Job longer = job;
     longer.model.context = 4096;
     EXPECT_TRUE(train_to_file(longer, {.microbatches = 3}, examples(4096, false, trial)) == one) << trial;
   }
 }
 
-// Bytes that are sent are those of shorter rows, which formulas do not know.
+// Traffic is that of shorter rows, which formulas do not model.
 TEST(Padding, PlansMatchTheOracle) {
   for (const bool packed : {false, true})
     for (const Plan& plan :
@@ -211,8 +211,8 @@ TEST(Padding, PlansMatchTheOracle) {
     }
 }
 
-// Attention to rows that end in padding: it gives zeros for that, and the rest has the bits of rows without.
-TEST(Padding, CostsAttentionNothing) {
+// Attention over padded rows: zeros for padding, other rows bitwise identical to unpadded ones.
+TEST(Padding, AddsNoAttentionCost) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
     const ArenaPtr arena = make_arena();
     const Philox random = Philox::named(5, "attention");

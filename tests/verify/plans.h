@@ -1,4 +1,4 @@
-// Small plans for the contract, the command that repeats one, and the ranks that train it.
+// Small plans for the contract, the command that reproduces one, and its ranks.
 #pragma once
 
 #include "app/make_job.h"
@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-// Options as a user says them: say(o, "zero=2 shard_ranks=2").
+// Options in user syntax: say(o, "zero=2 shard_ranks=2").
 inline void say(TrainOptions& o, std::string_view words) {
   for (const std::string& word : split(words, ' '))
     if (const size_t equals = word.find('='); equals != std::string::npos)
@@ -15,7 +15,7 @@ inline void say(TrainOptions& o, std::string_view words) {
 
 namespace test {
 
-// A model that trains twenty steps in a fraction of a second, dropout on, one thread per rank.
+// A model that trains twenty steps in a fraction of a second, with dropout, one thread per rank.
 inline TrainOptions small_plan(std::string_view words = {}) {
   TrainOptions o = verify_defaults();
   say(o, "layers=2 heads=2 channels=32 context=16 vocab=40 threads_per_rank=1 timeout=30");
@@ -23,7 +23,7 @@ inline TrainOptions small_plan(std::string_view words = {}) {
   return o;
 }
 
-// "tessera verify --layers 2 ..." of everything that differs from the defaults.
+// "tessera verify --layers 2 ..." with all non-default options.
 inline std::string make_command(const TrainOptions& o) {
   std::string text = "tessera verify";
   const auto defaults = config_values(verify_defaults());
@@ -39,7 +39,7 @@ inline Sequences counted(const Job& job, int64_t seed = 1) {
   return synthetic_sequences(job.model.vocab, job.model.context, job.optim.batch, static_cast<uint64_t>(seed));
 }
 
-// f(trainer) on each rank of the job.
+// Calls f(trainer) on each rank of the job.
 inline void on_ranks(const Job& job, const Sequences& sequences, const std::function<void(Trainer&)>& f) {
   launch(launch_options(job.plan), [&](Communicator& world) {
     Trainer trainer(job, sequences, world);

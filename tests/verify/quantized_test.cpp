@@ -1,5 +1,5 @@
-// Adapters beside weights in four bits train under every plan as on one rank: bits, bytes and memory. Planted
-// defects of these weights turn the contract red.
+// Adapters on 4-bit weights train under every plan as on one rank: bits, traffic and memory. Injected faults of these
+// weights are detected.
 
 #include "nn/quantize/packed.h"
 #include "tests/support/errors.h"
@@ -10,7 +10,7 @@ namespace {
 
 using namespace test;
 
-// The smallest model whose weights two ranks of tp can share at bounds of blocks.
+// The smallest model whose weights two tp ranks can shard at block boundaries.
 TrainOptions small_qlora(std::string_view codec = "nf4", std::string_view words = {}) {
   return small_plan(fmt::format(
       "family=llama layers=2 channels=128 head_dim=64 ffn=128 lora_rank=2 lora_targets=all steps=3 batch=4 dtype=fp32 "
@@ -24,7 +24,7 @@ TEST(Quantized, EveryStrategyTrainsLikeOneRank) {
   expect_passes(small_qlora("nf4", "ranks=2"), {"dp_mode=dataparallel", "dp_mode=ps-sync"});
 }
 
-TEST(Quantized, AndUnderTheAxesOfTheModel) {
+TEST(Quantized, ModelAxesTrainLikeOneRank) {
   for (const char* codec : {"nf4", "gptq"})
     expect_passes(small_qlora(codec, "dtype=fp64"), {"tp=2", "pp=2 microbatches=4 schedule=zb-h1"});
   expect_passes(small_qlora("nf4", "dtype=fp64"), {"tp=2 sp=true dp=2 zero=3", "cp=2 recompute=block",
@@ -50,8 +50,8 @@ TEST_F(QuantizedGpu, RanksTrainLikeOneRank) {
                   {"dp=2 zero=3 dtype=bf16", "tp=2", "pp=2 tp=2 microbatches=2 zero=1"});
 }
 
-// The model has 0.516 bytes for each quantised weight, one mean for each matrix.
-TEST(Quantized, MemoryIsTheClosedForm) {
+// The model has 0.516 bytes per quantized weight, and one mean per matrix.
+TEST(Quantized, MemoryMatchesClosedForm) {
   const Job job = make_job(small_qlora());
   const std::unique_ptr<LanguageModel> model = make_model(verifiable(job).model);
   int64_t elements = 0, bytes = 0, matrices = 0, means = 0;
@@ -64,33 +64,33 @@ TEST(Quantized, MemoryIsTheClosedForm) {
     }
   EXPECT_EQ(matrices, 4 * 2);
   EXPECT_EQ(means, 7 * 2);
-  // Groups of 16384: q, k, v, o, gate, up and down are one each here.
+  // Groups of 16384: q, k, v, o, gate, up and down have one each.
   EXPECT_EQ(bytes, elements / 2 + elements / 64 + 4 * means + 4 * means);
   EXPECT_NEAR(static_cast<double>(bytes) / static_cast<double>(elements), (4 + 8 / 64.0 + 32 / (64.0 * 256)) / 8, 4e-4);
 }
 
-// The bytes of the first matrix that is here.
+// Bytes of the first local matrix.
 Packed& first_packed(Trainer& rank) {
   for (const Parameter* p : rank.model().parameters())
     if (p->packed) return *p->packed;
   throw Error("no matrix in four bits");
 }
 
-bool is_caught(const TrainOptions& o, const std::function<void(Packed&)>& spoil) {
+bool is_caught(const TrainOptions& o, const std::function<void(Packed&)>& inject) {
   const VerifyHooks hooks = {.made = [&](Trainer& rank) {
-    if (rank.world().rank() + 1 == rank.world().size()) spoil(first_packed(rank));
+    if (rank.world().rank() + 1 == rank.world().size()) inject(first_packed(rank));
   }};
   return !verify(make_job(o), hooks).passed();
 }
 
-// The scale of its neighbour.
+// Uses the neighbouring block's scale.
 void take_another_scale(Packed& p) {
   std::byte* const scales = p.bytes.raw() + p.bytes.numel();
   for (int64_t i = 1; i < 64; ++i)
     if (scales[-i] != scales[-i - 1]) return std::swap(scales[-i], scales[-i - 1]);
 }
 
-// A rank that quantises its tile by itself: blocks have their own scales, and the mean is of the tile.
+// A rank quantizes its tile separately: block scales are local, but the mean is the tile's.
 void quantise_by_itself(Packed& p) {
   Tensor numbers = p.bytes.make({p.packing.elements() / 2}, DType::float32);
   dequantize(p.packing, p.runs, p.bytes, numbers);
@@ -104,7 +104,7 @@ void quantise_by_itself(Packed& p) {
   std::ranges::copy(bytes, p.bytes.raw());
 }
 
-TEST(Quantized, PlantedDefectsAreCaught) {
+TEST(Quantized, DetectsInjectedFaults) {
   const TrainOptions data = small_qlora("nf4", "dp=2"), tensor = small_qlora("nf4", "tp=2");
   for (const TrainOptions& o : {data, tensor}) {
     EXPECT_FALSE(is_caught(o, [](Packed&) {})) << make_command(o);
@@ -113,12 +113,12 @@ TEST(Quantized, PlantedDefectsAreCaught) {
   EXPECT_TRUE(is_caught(tensor, quantise_by_itself));
 }
 
-TEST(Quantized, CutsThroughBlocksAreRefused) {
+TEST(Quantized, RejectsShardsThatSplitBlocks) {
   const TrainOptions o = small_qlora("nf4", "head_dim=32 tp=2");
   EXPECT_EQ(
       error_message([&] { verify(make_job(o)); }),
-      "`tp`: 'blocks.0.attn.proj.weight' (128, 64) would be cut at multiples of 32 elements, which the 64 that are "
-      "quantised together do not divide; expected fewer ranks");
+      "`tp`: 'blocks.0.attn.proj.weight' (128, 64) would be sharded at multiples of 32 elements, which the 64 that are "
+      "quantized together do not divide; expected fewer ranks");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Groups of ranks, ranks that train alone, owners of matrices, and experts beside them, held to the contract.
+// The contract for sharding groups, local updates, owners of matrices, and their combination with experts.
 
 #include "tests/support/errors.h"
 #include "tests/support/gpus.h"
@@ -16,8 +16,8 @@ TrainOptions short_plan(int64_t dp, std::string_view words = {}) {
   return small_plan(fmt::format("channels=16 steps=6 dp={} batch={} {}", dp, dp * 2, words));
 }
 
-// Two sums, in every order: within a group, and over the groups.
-TEST(ReplicasContract, GroupsOfShardsTrainLikeOneRankToTheBit) {
+// Two reductions, in every order: within groups and between them.
+TEST(ReplicasContract, ShardingGroupsMatchOneRankExactly) {
   expect_drawn_pass(14, "groups", [](Draw& d) {
     TrainOptions o = short_plan(d.of<int64_t>({4, 4, 6, 8}));
     o["shard_ranks"] = o.plan.dp == 6 ? d.of<int64_t>({2, 3}) : d.of<int64_t>({1, 2, o.plan.dp / 2, o.plan.dp});
@@ -29,12 +29,12 @@ TEST(ReplicasContract, GroupsOfShardsTrainLikeOneRankToTheBit) {
   });
 }
 
-TEST(ReplicasContract, GroupsBesideTensorAndContextRanks) {
+TEST(ReplicasContract, GroupsWithTensorAndContextRanks) {
   expect_passes(short_plan(4), {"zero=2 shard_ranks=2 tp=2 steps=2"});
   expect_passes(short_plan(2), {"zero=3 shard_ranks=2 cp=2 context=16 steps=2"});
 }
 
-TEST(ReplicasContract, MuonTrainsLikeOneRankToTheBit) {
+TEST(ReplicasContract, MuonMatchesOneRankExactly) {
   expect_drawn_pass(14, "muon", [](Draw& d) {
     TrainOptions o = short_plan(d.of<int64_t>({1, 2, 3, 4}));
     draw(d, o, "optimizer=muon lr=0.02 momentum=0|0.95 zero=0..3 microbatches=1..2");
@@ -47,14 +47,14 @@ TEST(ReplicasContract, MuonTrainsLikeOneRankToTheBit) {
 }
 
 TEST(ReplicasContract, TensorRanksGatherMatrices) {
-  // 37 is cut unevenly.
+  // 37 is sharded unevenly.
   expect_passes(short_plan(2, "optimizer=muon tp=2 ffn=37 steps=2"), {"family=gpt2 zero=0", "family=llama zero=3"});
 }
 
-TEST(ReplicasContract, RanksThatTrainAloneAreReplayedToTheBit) {
+TEST(ReplicasContract, LocalUpdatesMatchReplayExactly) {
   expect_drawn_pass(14, "diloco", [](Draw& d) {
     TrainOptions o = short_plan(d.of<int64_t>({1, 2, 3, 4}));
-    o["channels"] = d.of<int64_t>({16, 24});  // 24: there are gaps between parameters
+    o["channels"] = d.of<int64_t>({16, 24});  // 24: gaps between parameters
     draw(d, o, "dp_mode=diloco layers=2..4 sync_every=1..4");
     o["sync_fragments"] = d.between(1, std::min(o.plan.sync_every, o.sizes.layers));
     draw(d, o, "untied=true|false|false outer_lr=0.7|1 outer_momentum=0|0.9 microbatches=1..2");
@@ -72,7 +72,7 @@ TEST(ReplicasContract, RanksThatTrainAloneAreReplayedToTheBit) {
   });
 }
 
-TEST(ReplicasContract, RanksThatTrainAloneBesideTensorAndContextRanks) {
+TEST(ReplicasContract, LocalUpdatesWithTensorAndContextRanks) {
   expect_drawn_pass(8, "diloco groups", [](Draw& d) {
     TrainOptions o = short_plan(d.of<int64_t>({2, 3}));
     draw(d, o, "dp_mode=diloco steps=4 layers=2..4 sync_every=1..3 sync_fragments=1..2");
@@ -92,8 +92,8 @@ VerifyResult explain_planted(const char* name, const TrainOptions& o) {
   return explain(make_job(o), [&](const Job& j) { return planted_if_it_applies(defect(name), j); });
 }
 
-// An outer step that is left out is seen in the step in which its fragment should make it.
-TEST(ReplicasContract, AForgottenFragmentIsSeen) {
+// A skipped outer step is detected in the step where its fragment is due.
+TEST(ReplicasContract, DetectsSkippedFragment) {
   const VerifyResult r =
       explain_planted("forgotten-outer-step", short_plan(2, "dp_mode=diloco sync_every=4 sync_fragments=2"));
   ASSERT_FALSE(r.passed());
@@ -120,7 +120,7 @@ void expect_near(const std::vector<Tensor>& found, const std::vector<Tensor>& ex
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_LE(distance(found[i], expected[i]), 1e-12) << i;
 }
 
-// Every step a sum, plain SGD inside and outside: data parallelism, but for the order of operations.
+// Synchronization in every step with plain SGD inside and outside: data parallelism up to the order of operations.
 void expect_ddp_with_one_step_alone(TrainOptions o) {
   say(o, "steps=10 optimizer=sgd momentum=0 weight_decay=0 clip=0 lr=0.3 dtype=fp64 outer_lr=1 outer_momentum=0");
   const std::vector<Tensor> ddp = trained(o);
@@ -130,17 +130,17 @@ void expect_ddp_with_one_step_alone(TrainOptions o) {
   EXPECT_NE(trained(o)[0].data<double>()[5], ddp[0].data<double>()[5]);
 }
 
-TEST(ReplicasContract, WithOneStepAloneItIsDdp) { expect_ddp_with_one_step_alone(short_plan(4)); }
+TEST(ReplicasContract, OneLocalStepEqualsDdp) { expect_ddp_with_one_step_alone(short_plan(4)); }
 
-// Ranks with a GPU each, or that share one.
+// Ranks with one GPU each, or sharing one.
 using ReplicasContractGpu = test::OnGpu;
-TEST_F(ReplicasContractGpu, WithOneStepAloneItIsDdp) {
+TEST_F(ReplicasContractGpu, OneLocalStepEqualsDdp) {
   if (const std::string why = no_float64(); !why.empty()) GTEST_SKIP() << why;
   expect_ddp_with_one_step_alone(short_plan(4, "device=cuda"));
 }
 
 using ReplicasContractGpus = test::OnGpus;
-TEST_F(ReplicasContractGpus, OverNcclTheyTrainAsThreadsDo) {
+TEST_F(ReplicasContractGpus, NcclMatchesThreads) {
   if (const std::string why = no_float64(); !why.empty()) GTEST_SKIP() << why;
   for (const std::string words : {"", " cp=2 cp_mode=ulysses"}) {
     if (!words.empty() && gpus < 4) continue;
@@ -152,34 +152,33 @@ TEST_F(ReplicasContractGpus, OverNcclTheyTrainAsThreadsDo) {
   }
 }
 
-TEST(ReplicasContract, PlansThatCannotBeAreRefused) {
+TEST(ReplicasContract, RejectsInvalidPlans) {
   const std::tuple<int64_t, const char*, const char*> cases[] = {
-      {4, "shard_ranks=2", "`shard_ranks`: goes with `zero` 1, 2 or 3"},
-      {4, "zero=1 shard_ranks=3",
-       "groups of 3 ranks do not divide the 4 that share the batch; the nearest that do: 2 or 4"},
+      {4, "shard_ranks=2", "`shard_ranks`: requires `zero` 1, 2 or 3"},
+      {4, "zero=1 shard_ranks=3", "groups of 3 ranks do not divide the 4 data ranks; nearest valid value: 2 or 4"},
       {4, "sync_every=5", "`sync_every`: goes with `dp_mode` diloco"},
       {4, "sync_every=5 dp_mode=diloco zero=1", "`zero`"},
       {4, "sync_every=5 dp_mode=diloco sync_fragments=3",
-       "`sync_fragments`: a fragment has at least one of the 2 layers; expected at most 2, found 3"},
+       "`sync_fragments`: each fragment has at least one of the 2 layers; expected at most 2, got 3"},
       {4, "sync_every=5 dp_mode=diloco layers=9 sync_fragments=6",
-       "`sync_fragments`: each fragment makes its outer steps in other steps, of which there are 5 "
-       "(`sync_every`); expected at most 5, found 6"},
+       "`sync_fragments`: fragments have their outer steps at different steps, of which there are 5 "
+       "(`sync_every`); expected at most 5, got 6"},
       {4, "dp_mode=diloco pp=2 all_reduce=ring", "`all_reduce`"},
-      {4, "dp_mode=diloco tp=2 all_reduce=ring", "`all_reduce`: a ring may add"},
+      {4, "dp_mode=diloco tp=2 all_reduce=ring", "`all_reduce`: a ring may sum"},
       {4, "dp_mode=diloco tp=2 backend=nccl device=cuda all_reduce=native",
        "expected direct, tree or root, and `backend` threads or mpi"},
       {4, "sync_fragments=2", "`sync_fragments`: goes with `dp_mode` diloco, found ddp"},
-      {2, "optimizer=muon dp_mode=ps-sync", "`optimizer`: muon needs whole matrices"},
-      {2, "optimizer=muon lora_rank=2", "`optimizer`: muon is for matrices of layers"}};
+      {2, "optimizer=muon dp_mode=ps-sync", "`optimizer`: muon requires full matrices"},
+      {2, "optimizer=muon lora_rank=2", "`optimizer`: muon updates matrices of layers"}};
   for (const auto& [dp, plan, refusal] : cases) {
     const TrainOptions o = short_plan(dp, plan);
     EXPECT_TRUE(has(error_message([&] { check(make_job(o)); }), refusal)) << plan;
   }
 }
 
-// Experts beside owners of matrices and groups of shards, held to the contract.
+// Experts combined with owners of matrices and sharding groups.
 
-// A short plan of so many data ranks, whose model has experts, and maybe adapters.
+// A short plan with the given data ranks, whose model has experts and optionally adapters.
 TrainOptions draw_with_experts(Draw& d, int64_t dp, int64_t lora_rank = 0) {
   TrainOptions o = small_plan("channels=16 steps=5");
   o["dp"] = dp;
@@ -196,7 +195,7 @@ TrainOptions small_experts(const std::string& words) {
   return small_plan("channels=16 steps=2 batch=8 experts=4 " + words);
 }
 
-TEST(ExpertsContract, MuonTrainsLikeOneRankToTheBit) {
+TEST(ExpertsContract, MuonMatchesOneRankExactly) {
   expect_drawn_pass(14, "experts of muon", [](Draw& d) {
     TrainOptions o = draw_with_experts(d, d.of<int64_t>({1, 2, 4, 4, 6}));
     draw(d, o, "optimizer=muon lr=0.02 momentum=0|0.95 zero=0..3 untied=false|true");
@@ -205,7 +204,7 @@ TEST(ExpertsContract, MuonTrainsLikeOneRankToTheBit) {
   });
 }
 
-TEST(ExpertsContract, GroupsOfShardsTrainLikeOneRankToTheBit) {
+TEST(ExpertsContract, ShardingGroupsMatchOneRankExactly) {
   expect_drawn_pass(14, "experts of groups", [](Draw& d) {
     TrainOptions o = draw_with_experts(d, d.of<int64_t>({4, 4, 6, 8}));
     draw(d, o, "zero=1..3 optimizer=adamw|sgd|muon");
@@ -215,11 +214,11 @@ TEST(ExpertsContract, GroupsOfShardsTrainLikeOneRankToTheBit) {
   });
 }
 
-TEST(ExpertsContract, GroupsOfShardsBesideTensorAndContextRanks) {
+TEST(ExpertsContract, ShardingGroupsWithTensorAndContextRanks) {
   expect_passes(small_experts("ep=2 shard_ranks=2"), {"tp=2 dp=4 zero=2", "cp=2 dp=2 zero=3"});
 }
 
-TEST(ExpertsContract, AdaptersBesideFrozenExpertsTrainLikeOneRankToTheBit) {
+TEST(ExpertsContract, AdaptersWithFrozenExpertsMatchOneRankExactly) {
   expect_drawn_pass(14, "experts of adapters", [](Draw& d) {
     const int64_t dp = d.of<int64_t>({1, 2, 4, 4});
     const int64_t rank = d.between(1, 3);
@@ -231,13 +230,13 @@ TEST(ExpertsContract, AdaptersBesideFrozenExpertsTrainLikeOneRankToTheBit) {
   });
 }
 
-TEST(ExpertsContract, AdaptersBesideFrozenExpertsOnTensorAndContextRanks) {
+TEST(ExpertsContract, AdaptersWithFrozenExpertsOnTensorAndContextRanks) {
   expect_passes(small_experts("family=llama lora_rank=2 lora_targets=all shared_experts=1 dp=2 ep=2 dtype=fp64"),
                 {"tp=2 zero=1", "tp=2 sp=true zero=3", "cp=2 zero=1"});
 }
 
-// A bit of an expert that should have stayed.
-TEST(ExpertsContract, AFrozenExpertThatChangesIsSeen) {
+// Flips a bit of a frozen expert.
+TEST(ExpertsContract, DetectsChangedFrozenExpert) {
   for (const std::string zero : {"zero=0", "zero=3"}) {
     const TrainOptions o = small_experts("lora_rank=2 dp=2 ep=2 family=llama " + zero);
     const VerifyHooks hooks = {.update = [](Trainer& t, const StepReport& report) {
@@ -251,26 +250,26 @@ TEST(ExpertsContract, AFrozenExpertThatChangesIsSeen) {
 }
 
 TEST(ExpertsContract, TensorRanksGatherMatricesOfExperts) {
-  // 37 is cut unevenly.
+  // 37 is sharded unevenly.
   expect_passes(small_experts("tp=2 dp=2 ep=2 dtype=fp64 optimizer=muon shared_experts=1 ffn=37"),
                 {"family=llama zero=0", "family=gpt2 zero=1", "family=llama zero=3 sp=true"});
 }
 
-// An owner among the ranks that have an expert is silent; the owners of all else do their part.
-TEST(ExpertsContract, AnOwnerOfExpertsThatDoesNotSendIsSeen) {
+// One owner among an expert's ranks is silent; all other owners send.
+TEST(ExpertsContract, DetectsSilentOwnerOfExperts) {
   const TrainOptions o = small_experts("dp=4 ep=2 optimizer=muon");
   expect_passes(o);
   VerifyHooks hooks;
-  spoil(hooks, {[](const std::string& axis, const Call& call) { return axis == "edp" && call.op == Op::broadcast; },
-                [](Transport&, const Call&) { return int64_t{0}; }});
+  inject(hooks, {[](const std::string& axis, const Call& call) { return axis == "edp" && call.op == Op::broadcast; },
+                 [](Transport&, const Call&) { return int64_t{0}; }});
   const VerifyResult r = verify(make_job(o), hooks);
   EXPECT_FALSE(r.passed());
   ASSERT_FALSE(r.seen.copies.empty());
   EXPECT_TRUE(has(r.seen.copies.front(), ".experts."));
 }
 
-// Each on its own: experts that few ranks have, cut over two of a group of four, and summed over two groups.
-TEST(ExpertsContract, GroupsThatDoNotSumAreSeen) {
+// Separately: experts with few replicas, sharded over two of a group of four, and reduced over two groups.
+TEST(ExpertsContract, DetectsUnreducedGroups) {
   const TrainOptions o = small_experts("dp=8 ep=2 zero=2 shard_ranks=4");
   expect_passes(o);
   for (const char* name : {"unsummed-group", "wrong-group", "experts-summed-over-all"}) {
@@ -280,13 +279,13 @@ TEST(ExpertsContract, GroupsThatDoNotSumAreSeen) {
     EXPECT_EQ(r.diagnosis[0].cause, defect(name).cause) << name << " is taken for " << r.diagnosis[0].cause;
   }
   VerifyHooks hooks;
-  spoil(hooks,
-        {[](const std::string& axis, const Call& call) { return axis == "edp" && call.op == Op::reduce_scatter; },
-         [](Transport& transport, const Call& call) {
-           const int64_t sent = transport.direct(call);
-           std::memset(call.out, 0, static_cast<size_t>(element_size(call.dtype)));  // one element
-           return sent;
-         }});
+  inject(hooks,
+         {[](const std::string& axis, const Call& call) { return axis == "edp" && call.op == Op::reduce_scatter; },
+          [](Transport& transport, const Call& call) {
+            const int64_t sent = transport.direct(call);
+            std::memset(call.out, 0, static_cast<size_t>(element_size(call.dtype)));  // one element
+            return sent;
+          }});
   EXPECT_FALSE(verify(make_job(o), hooks).passed());
 }
 

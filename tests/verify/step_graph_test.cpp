@@ -1,6 +1,6 @@
-// Steps that the host only begins and ends, of one rank and of several over NCCL, real or emulated: captured and
-// launched again, queued anew, or made by halves with a look at the gradients, they leave the same bits; they wait
-// once; what is not finite leaves everything as it was; they end on all ranks when they end on one.
+// Steps that the host only starts and awaits, on one rank and on several over NCCL, real or emulated. Captured and
+// replayed, queued, or split into halves with access to gradients, they are bitwise identical; they synchronize once;
+// non-finite results change nothing; and failures end the run on all ranks.
 #include <limits>
 #include <tuple>
 
@@ -19,7 +19,7 @@ using RanksStepGraphGpu = test::OnGpus;
 
 enum class Way { captured, automatic, queued, halves };
 
-// Some of the steps of either are clipped.
+// Some steps are clipped.
 TrainOptions one_rank(std::string_view words) {
   TrainOptions o = test::small_plan(
       "ranks=1 device=cuda dropout=0.2 channels=16 context=8 batch=6 microbatches=3 steps=8 warmup=3 clip=0.5");
@@ -37,13 +37,13 @@ std::vector<TrainOptions> plans() {
   const std::string widest = test::no_float64().empty() ? "dtype=fp64" : "dtype=fp32";
   return {one_rank(""), one_rank("dtype=bf16 zero=2"), one_rank("optimizer=sgd zero=3 microbatches=1"),
           one_rank("optimizer=adam recompute=block grad_dtype=bf16"), one_rank("optimizer=muon dtype=bf16"),
-          // Two stages, both here, and two copies of the tied weight.
+          // Two local stages, and two copies of the tied weight.
           one_rank("schedule=interleaved " + widest),
-          // Documents begin elsewhere in every step.
+          // Document boundaries differ in every step.
           one_rank("family=llama document_mask=true vocab=12 recompute=attention")};
 }
 
-// Those of as many ranks at most; with TESSERA_DRAW, a number, every third of all.
+// Plans with at most that many ranks; with TESSERA_DRAW=n, every third.
 std::vector<TrainOptions> nccl_plans(int64_t most) {
   const std::pair<int64_t, const char*> all[] = {{2, ""},
                                                  {4, "dtype=bf16 grad_dtype=bf16 optimizer=adam"},
@@ -78,7 +78,7 @@ Bytes as_bytes(Trainer& trainer, const std::vector<FlatUnit>& units) {
   return out;
 }
 Bytes as_bytes(Trainer& trainer) { return as_bytes(trainer, trainer.strategy().resident_units()); }
-// Parameters that the rank updates; it gets the rest of those that it holds from others.
+// Parameters updated by this rank; it receives others from their owners.
 Bytes own_bytes(Trainer& trainer) { return as_bytes(trainer, trainer.strategy().shards()); }
 
 void on_ranks(TrainOptions o, Way way, const Sequences& sequences, const std::function<void(Trainer&)>& f) {
@@ -127,7 +127,7 @@ Ran run(const TrainOptions& o, Way way, const std::function<void(Trainer&, int64
   return ran;
 }
 
-// Replays have the bits and counts of eager steps.
+// Replays match eager steps in bits and counts.
 void expect_same_steps(const TrainOptions& o, std::initializer_list<Way> eager, int64_t most_queued) {
   SCOPED_TRACE(make_command(o));
   const Ran captured = run(o, Way::captured);
@@ -150,17 +150,17 @@ void expect_same_steps(const TrainOptions& o, std::initializer_list<Way> eager, 
   EXPECT_NE(first.losses.front(), first.losses.back());
 }
 
-TEST_F(StepGraphGpu, ReplaysHaveTheBitsOfEagerSteps) {
+TEST_F(StepGraphGpu, ReplaysAreBitwiseEqualToEagerSteps) {
   for (const TrainOptions& o : plans()) expect_same_steps(o, {Way::queued, Way::halves}, 3);
 }
-TEST_F(RanksStepGraphGpu, ReplaysHaveTheBitsAndCountsOfQueuedSteps) {
+TEST_F(RanksStepGraphGpu, ReplaysAreBitwiseEqualToQueuedStepsWithEqualCounts) {
   // The arena may grow in three steps, and one is captured.
   for (const TrainOptions& o : nccl_plans(gpus)) expect_same_steps(o, {Way::queued}, 4);
 }
 
-// Somebody looks at a gradient in the middle of a step, which no capture allows: in the backward pass of one parameter
-// or another, with half of the step's state made. The run goes on as if it had been queued from the beginning.
-TEST_F(StepGraphGpu, ACaptureThatFailsIsGivenUp) {
+// A gradient is read in the middle of a step, which is illegal during a capture: in the backward pass of some
+// parameter, with half of the step complete. The run continues as if it had been queued from the beginning.
+TEST_F(StepGraphGpu, FailedCaptureFallsBackToQueueing) {
   for (const TrainOptions& o : {plans()[0], plans()[5]}) {
     const auto look = [](Trainer& trainer, size_t which) {
       const auto parameters = trainer.model().parameters();
@@ -170,7 +170,7 @@ TEST_F(StepGraphGpu, ACaptureThatFailsIsGivenUp) {
     const Ran queued = run(o, Way::queued);
     for (const size_t which : {0, 7, 11}) {
       const Ran looked = run(o, Way::automatic, [&](Trainer& trainer, int64_t step) {
-        const bool early = step < 2, late = step + 1 == o.optim.steps;  // between them is the capture
+        const bool early = step < 2, late = step + 1 == o.optim.steps;  // the capture is between them
         EXPECT_TRUE(trainer.step_record().given_up.empty() ? !late : !early) << "step " << step;
         if (step == 0) look(trainer, which);
       });
@@ -182,22 +182,22 @@ TEST_F(StepGraphGpu, ACaptureThatFailsIsGivenUp) {
   }
 }
 
-// The bits depend on what a replay must take from memory: with other numbers of the step they are others.
-TEST_F(StepGraphGpu, ReplaysTakeTheirNumbersFromTheStep) {
+// Results depend on the scalars that a replay reads from memory.
+TEST_F(StepGraphGpu, ReplaysReadScalarsOfStep) {
   const Ran usual = run(one_rank(""), Way::captured);
   for (const char* words : {"seed=5", "warmup=6", "clip=0.3", "dropout=0"})
     EXPECT_FALSE(run(one_rank(words), Way::captured).ranks[0].end == usual.ranks[0].end) << words;
 }
 
-// Memory that others ask for between the steps, and keep, is not written to: the step is captured anew.
-TEST_F(StepGraphGpu, OthersMayUseTheArenaBetweenSteps) {
+// Memory allocated by others between steps is not overwritten: the step is captured again.
+TEST_F(StepGraphGpu, ArenaMayBeUsedBetweenSteps) {
   const TrainOptions o = one_rank("steps=12");
   const Ran usual = run(o, Way::captured);
   std::vector<Tensor> kept;
   const Ran disturbed = run(o, Way::captured, [&](Trainer& trainer, int64_t step) {
     if (step == 4) Tensor::empty({1 << 20}, DType::float32, trainer.arena());  // the arena grows
     if (step == 7) {
-      kept.push_back(Tensor::empty({1000}, DType::float32, trainer.arena()));  // among what the graph uses
+      kept.push_back(Tensor::empty({1000}, DType::float32, trainer.arena()));  // within the graph's memory
       kept.back().fill(3);
     }
     if (step == 11) {
@@ -218,31 +218,31 @@ void expect_one_wait(const TrainOptions& o, Way way) {
         trainer.step();
         const int64_t waits = cuda::synchronizations(*trainer.arena()) - before;
         if (step < 2)
-          EXPECT_GE(waits, 1);  // and as often as algorithms are timed
+          EXPECT_GE(waits, 1);  // more while algorithms are timed
         else
           EXPECT_EQ(waits, 1) << make_command(o) << " " << step;
       }
     });
 }
 
-TEST_F(StepGraphGpu, AStepWaitsOnce) {
+TEST_F(StepGraphGpu, StepSynchronizesOnce) {
   for (const Way way : {Way::captured, Way::queued})
     for (const TrainOptions& o : plans()) expect_one_wait(o, way);
 }
-TEST_F(RanksStepGraphGpu, AStepWaitsOnce) {
+TEST_F(RanksStepGraphGpu, StepSynchronizesOnce) {
   for (const TrainOptions& o : nccl_plans(gpus)) expect_one_wait(o, Way::captured);
 }
 
-// A number on the last rank that is none, in a weight of the first norm, which every token passes: all leave the step
-// out and end in it, with equal weights.
+// A non-finite value on the last rank, in a weight of the first norm, which every token passes: all ranks skip the
+// update and end in that step, with equal weights.
 void expect_nothing_updated(const TrainOptions& o) {
-  for (const int64_t after : {0, 5}) {  // queued, and launched again
+  for (const int64_t after : {0, 5}) {  // queued, and replayed
     std::atomic<int> ended = 0;
     on_ranks(o, Way::captured, [&](Trainer& trainer) {
       SCOPED_TRACE(make_command(o));
       for (int64_t step = 0; step < after; ++step) trainer.step();
       const bool last = trainer.world().rank() == trainer.world().size() - 1;
-      for (const FlatUnit& unit : trainer.strategy().resident_units())  // stage 3 of ZeRO has its part alone
+      for (const FlatUnit& unit : trainer.strategy().resident_units())  // ZeRO-3 has only its shard
         if (last && unit.name == "blocks.0") unit.values.narrow(0, 0, 1).fill(std::numeric_limits<double>::quiet_NaN());
       const Bytes before = own_bytes(trainer);
       expect_error(Status::not_finite, {"step " + std::to_string(after + 1) + ": the loss is nan"},
@@ -256,28 +256,29 @@ void expect_nothing_updated(const TrainOptions& o) {
   }
 }
 
-TEST_F(StepGraphGpu, AStepThatIsNotFiniteUpdatesNothing) {
+TEST_F(StepGraphGpu, NonFiniteStepUpdatesNothing) {
   for (const TrainOptions& o : plans()) expect_nothing_updated(o);
 }
-TEST_F(RanksStepGraphGpu, AStepThatIsNotFiniteOnOneRankUpdatesNothing) {
+TEST_F(RanksStepGraphGpu, NonFiniteStepOnOneRankUpdatesNothing) {
   for (const TrainOptions& o : nccl_plans(gpus)) expect_nothing_updated(o);
 }
 
-TEST(StepGraph, SaysWhyNot) {
+TEST(StepGraph, ReportsReasonAgainstCapture) {
   const std::string owners = "backend=nccl all_reduce=native optimizer=muon";
   const std::pair<TrainOptions, std::string> cases[] = {
       {one_rank(""), ""},
-      {one_rank("ranks=2"), "the 2 ranks meet on the host within a step"},
+      {one_rank("ranks=2"), "the 2 ranks synchronize on the host within a step"},
       {one_rank("device=cpu"), "`device` is cpu"},
-      {one_rank("trace=true"), "`trace` looks at each pass of a step"},
-      {one_rank("dp_mode=ps-sync"), "`dp_mode` ps-sync sums on the host"},
+      {one_rank("trace=true"), "`trace` records each pass of a step"},
+      {one_rank("dp_mode=ps-sync"), "`dp_mode` ps-sync reduces on the host"},
       {one_rank(owners + " ranks=2"), ""},
-      {one_rank(owners + " ranks=2 zero=2"), "the 2 owners of matrices of muon get parts of them by messages"},
+      {one_rank(owners + " ranks=2 zero=2"),
+       "the 2 owners of muon's matrices receive shards in point-to-point messages"},
       {over_nccl(2, ""), ""},
-      {over_nccl(2, "backend=threads"), "the 2 ranks meet on the host within a step"},
-      {over_nccl(2, "pp=2"), "the 2 ranks of `pp` send each other messages"},
-      {over_nccl(2, "cp=2"), "the ranks of `cp_mode` ring send each other messages"},
-      {over_nccl(2, "trace=true"), "`trace` looks at each pass of a step"},
+      {over_nccl(2, "backend=threads"), "the 2 ranks synchronize on the host within a step"},
+      {over_nccl(2, "pp=2"), "the 2 ranks of `pp` exchange point-to-point messages"},
+      {over_nccl(2, "cp=2"), "the ranks of `cp_mode` ring exchange point-to-point messages"},
+      {over_nccl(2, "trace=true"), "`trace` records each pass of a step"},
       {over_nccl(2, "offload=optimizer"), "`offload` optimizer moves state through the host"}};
   for (auto [o, why] : cases) {
     SCOPED_TRACE(make_command(o));
@@ -292,8 +293,8 @@ TEST(StepGraph, SaysWhyNot) {
   EXPECT_EQ(no_graph_because(make_job(one_rank("cuda_graph=off")), false), "`cuda_graph` off");
 }
 
-// The tokens of the next step are read while the GPU is at this one; what cannot be read ends the step that needs it.
-TEST_F(StepGraphGpu, TokensAreReadAStepAhead) {
+// Tokens of the next step are read during the current one; read errors end the step that needs them.
+TEST_F(StepGraphGpu, PrefetchesTokensOfNextStep) {
   const TrainOptions o = one_rank("");
   int64_t last = -1, missing = 1000;
   Sequences sequences = test::counted(make_job(o));
@@ -316,10 +317,10 @@ TEST_F(StepGraphGpu, TokensAreReadAStepAhead) {
   });
 }
 
-// In float64, where the order of sums shows in the last digits alone.
+// Float64, where summation order affects only the last digits.
 void expect_like_one(TrainOptions o, Way way) {
   if (!test::has_kernels(DType::float64, Device::cuda)) return;
-  say(o, "dtype=fp64 grad_dtype=fp32 steps=5");  // bf16 is not asked of gradients of float64
+  say(o, "dtype=fp64 grad_dtype=fp32 steps=5");  // bf16 is not supported with float64
   TrainOptions one = o;
   one.ranks = 1;
   forget(one, {"tp", "cp", "pp"});
@@ -335,15 +336,15 @@ TEST_F(RanksStepGraphGpu, RanksTrainLikeOne) {
   for (const TrainOptions& o : nccl_plans(gpus)) expect_like_one(o, Way::captured);
 }
 
-// Owners of matrices get what shards have of them, and those of a pipeline its activations: no step is captured.
-TEST_F(RanksStepGraphGpu, RanksThatSendMessagesTrainLikeOne) {
+// Owners of matrices receive shards, and pipeline ranks activations, in messages: steps are not captured.
+TEST_F(RanksStepGraphGpu, RanksWithMessagesTrainLikeOne) {
   for (const auto& [ranks, words] :
        {std::pair{2, "zero=1"}, {3, "zero=2 batch=6"}, {4, "zero=3 tp=2"}, {4, "zero=1 pp=2"}})
     if (ranks <= gpus) expect_like_one(over_nccl(ranks, std::string("optimizer=muon ") + words), Way::queued);
 }
 
-// One rank's arena has another layout: all queue that step, and capture and launch again together.
-TEST_F(RanksStepGraphGpu, RanksAgreeOnHowTheyMakeAStep) {
+// One rank's arena has another layout: all ranks queue that step, then capture and replay together again.
+TEST_F(RanksStepGraphGpu, RanksAgreeOnStepMode) {
   const TrainOptions o = over_nccl(2, "steps=14");
   const Ran usual = run(o, Way::captured);
   std::vector<Tensor> kept;
@@ -352,7 +353,7 @@ TEST_F(RanksStepGraphGpu, RanksAgreeOnHowTheyMakeAStep) {
     const int rank = trainer.world().rank();
     if (rank == 0) replays.push_back(trainer.step_record().replays);
     if (rank == 1 && step == 5)
-      kept.push_back(Tensor::empty({1000}, DType::float32, trainer.arena()));               // among what the graph uses
+      kept.push_back(Tensor::empty({1000}, DType::float32, trainer.arena()));               // within the graph's memory
     if (rank == 0 && step == 9) Tensor::empty({1 << 20}, DType::float32, trainer.arena());  // the arena grows
     if (rank == 1 && step == 13) kept.clear();
   });
@@ -362,7 +363,7 @@ TEST_F(RanksStepGraphGpu, RanksAgreeOnHowTheyMakeAStep) {
   EXPECT_EQ(replays[6], replays[5]);  // the fifth was queued on rank 0 too
 }
 
-TEST_F(RanksStepGraphGpu, AWishIsHeardByAll) {
+TEST_F(RanksStepGraphGpu, RequestReachesAllRanks) {
   const TrainOptions o = over_nccl(2, "");
   for (const StepRequest wish : {StepRequest::save, StepRequest::stop})
     on_ranks(o, Way::captured, [&](Trainer& trainer) {
@@ -372,12 +373,12 @@ TEST_F(RanksStepGraphGpu, AWishIsHeardByAll) {
     });
 }
 
-// A token that is none, in the last sequence of a step: nobody updates anything, and all end in that step, with the
-// cause that those have who were given it.
-TEST_F(RanksStepGraphGpu, ATokenOutsideOnOneRankUpdatesNothing) {
+// An invalid token in the last sequence of a step: no rank updates, and all end in that step, with the cause on the
+// ranks that had the token.
+TEST_F(RanksStepGraphGpu, TokenOutOfBoundsOnOneRankUpdatesNothing) {
   for (const TrainOptions& o : nccl_plans(gpus)) {
     SCOPED_TRACE(make_command(o));
-    constexpr int64_t kAfter = 5;  // launched again
+    constexpr int64_t kAfter = 5;  // replayed
     Sequences sequences = test::counted(make_job(o));
     sequences.load = [&o, good = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* inputs,
                                                  int32_t* targets) {
@@ -409,7 +410,7 @@ TEST_F(RanksStepGraphGpu, ATokenOutsideOnOneRankUpdatesNothing) {
   }
 }
 
-// After five steps of two ranks; returns the cause of the end.
+// Runs five steps on two ranks; returns the cause of the end.
 std::string failure(std::string_view words, const std::function<void(Trainer&)>& f) {
   const auto after_five = [&](Trainer& trainer) {
     for (int64_t step = 0; step < 5; ++step) trainer.step();
@@ -419,8 +420,8 @@ std::string failure(std::string_view words, const std::function<void(Trainer&)>&
   return error_message([&] { on_ranks(over_nccl(2, words), Way::captured, after_five); }, Status::communication);
 }
 
-// A rank that fails before the meeting, and one that has agreed to a launch and then does not make it.
-TEST_F(RanksStepGraphGpu, ARankThatFailsEndsTheOthers) {
+// A rank fails before the agreement, or after it without launching.
+TEST_F(RanksStepGraphGpu, FailingRankEndsOthers) {
   for (const bool agreed : {false, true}) {
     const std::string what = failure("tp=2", [&](Trainer& trainer) {
       if (trainer.world().rank() == 1) {

@@ -1,4 +1,4 @@
-// The protocol of checkpoint folders.
+// Protocol of checkpoint directories.
 #include "train/checkpoint/directory.h"
 
 #include <fcntl.h>
@@ -25,8 +25,8 @@ constexpr std::string_view kFormat = "tessera checkpoint", kStep = "step-", kRep
 
 std::string hex(uint64_t checksum) { return fmt::format("{:016x}", checksum); }
 
-// Whether a name is of a file in the checkpoint's own folder: nothing that leads out of it, and nothing that the system
-// would cut short.
+// Whether a name is that of a file in the checkpoint's own directory: no path that leaves it, and no name that the
+// system would truncate.
 bool is_plain_name(std::string_view name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == std::string_view::npos &&
          name.find('\0') == std::string_view::npos;
@@ -36,7 +36,7 @@ fs::path to_string(const fs::path& directory, int64_t step) { return directory /
 fs::path aside(fs::path name) { return name += kReplaced; }
 bool is_aside(const fs::path& path) { return path.extension() == kReplaced; }
 
-// N of "step-N" and of "step-N.replaced" with nothing after it.
+// N of exactly "step-N" or "step-N.replaced".
 std::optional<int64_t> step_number(const fs::path& path) {
   const std::string name = (is_aside(path) ? path.stem() : path.filename()).string();
   int64_t step = 0;
@@ -46,7 +46,7 @@ std::optional<int64_t> step_number(const fs::path& path) {
   return error == std::errc() && stop == end && step >= 0 ? std::optional(step) : std::nullopt;
 }
 
-// Checkpoints by step, the newest first.
+// Checkpoints by step, newest first.
 std::vector<fs::path> newest_first(const fs::path& directory) {
   std::vector<fs::path> found;
   std::error_code error;
@@ -57,7 +57,7 @@ std::vector<fs::path> newest_first(const fs::path& directory) {
   return found;
 }
 
-// Best effort: what stays is tried again at the next save or the next start.
+// Best effort: the next save or start retries.
 void remove_checkpoint(const fs::path& path) {
   const TemporaryName nameless(path);
   std::error_code error;
@@ -72,14 +72,14 @@ Json make_manifest(const fs::path& attempt, int64_t step, const std::string& abo
   return {{"format", kFormat}, {"version", 1}, {"step", step}, {"about", Json::parse(about)}, {"files", listed}};
 }
 
-// Gives an attempt the name of a checkpoint. Where the name is taken the two change places in one step, and the older
-// one goes with the attempt. A file system that only renames plainly has the older one moved aside first.
+// Renames an attempt to its final name. If that is taken, the two are exchanged atomically and the older one is deleted
+// with the attempt; without support by the file system, the older one is first renamed.
 void give_name(const fs::path& attempt, const fs::path& name) {
   std::error_code unknown;
   const bool taken = fs::is_directory(name, unknown);
   const auto done = [&](int result) {
     if (result != 0)
-      throw OutputError(fmt::format("cannot make the checkpoint {}: {}", name.string(), std::strerror(errno)));
+      throw OutputError(fmt::format("cannot create the checkpoint {}: {}", name.string(), std::strerror(errno)));
   };
   const int at_once =
       ::renameat2(AT_FDCWD, attempt.c_str(), AT_FDCWD, name.c_str(), taken ? RENAME_EXCHANGE : RENAME_NOREPLACE);
@@ -89,7 +89,7 @@ void give_name(const fs::path& attempt, const fs::path& name) {
     done(::rename(name.c_str(), aside(name).c_str()));
     sync_directory(name.parent_path());
   }
-  done(::rename(attempt.c_str(), name.c_str()));  // into nothing, or an empty folder
+  done(::rename(attempt.c_str(), name.c_str()));  // to a new name, or an empty directory
 }
 
 }  // namespace
@@ -98,7 +98,7 @@ NewCheckpoint::NewCheckpoint(fs::path directory, int64_t step)
     : directory_(std::move(directory)), name_(to_string(directory_, step)), step_(step) {
   make_directories(directory_);
   if (::mkdir(path().c_str(), 0777) != 0)
-    throw OutputError(fmt::format("cannot make the directory {}: {}", path().string(), std::strerror(errno)));
+    throw OutputError(fmt::format("cannot create the directory {}: {}", path().string(), std::strerror(errno)));
 }
 
 Checkpoint NewCheckpoint::finish(const std::string& about, size_t keep) {
@@ -142,18 +142,18 @@ Manifest parse_manifest(std::string_view json, const std::string& what) {
   const auto refuse = [&](const std::string& why) { bad_input("{}: {}", what, why); };
   const auto at = [&](const char* key) -> const Json& { return value_at(manifest, key); };
   if (at("format") != kFormat) refuse("not a checkpoint's manifest");
-  if (at("version") != 1) refuse(fmt::format("version is {}; expected 1", at("version").dump()));
+  if (at("version") != 1) refuse(fmt::format("version: expected 1, got {}", at("version").dump()));
   const Json &files = at("files"), &about = at("about");
   const std::optional<int64_t> step = natural(at("step"));
-  if (!step) refuse(fmt::format("step is {}; expected a whole number", at("step").dump()));
-  if (!files.is_object() || !about.is_object()) refuse("expected files and about, two objects");
-  if (files.empty()) refuse("it lists no files; expected those of a checkpoint");
+  if (!step) refuse(fmt::format("step: expected an integer, got {}", at("step").dump()));
+  if (!files.is_object() || !about.is_object()) refuse("expected two objects, files and about");
+  if (files.empty()) refuse("files: expected the files of a checkpoint, got none");
   Manifest out{*step, about.dump(), {}};
   for (const auto& [name, listed] : files.items()) {
-    if (!is_plain_name(name)) refuse(fmt::format("it lists '{}'; expected the name of a file beside it", name));
+    if (!is_plain_name(name)) refuse(fmt::format("expected names of files in the same directory, got '{}'", name));
     const std::optional<int64_t> bytes = natural(value_at(listed, "bytes"));
     if (!bytes || !value_at(listed, "xxh3").is_string())
-      refuse(fmt::format("'{}' is {}; expected bytes and xxh3", name, listed.dump()));
+      refuse(fmt::format("'{}': expected bytes and xxh3, got {}", name, listed.dump()));
     out.files.push_back({name, static_cast<uint64_t>(*bytes), listed["xxh3"].get<std::string>()});
   }
   return out;
@@ -161,18 +161,19 @@ Manifest parse_manifest(std::string_view json, const std::string& what) {
 
 Checkpoint open_checkpoint(const fs::path& path) {
   std::error_code error;
-  if (!fs::is_directory(path, error)) bad_input("{}: there is no such checkpoint", path.string());
+  if (!fs::is_directory(path, error)) bad_input("{}: no such checkpoint", path.string());
   const fs::path manifest_path = path / "manifest.json";
-  if (!fs::exists(manifest_path, error)) bad_input("{}: not a checkpoint: it has no manifest.json", path.string());
+  if (!fs::exists(manifest_path, error)) bad_input("{}: not a checkpoint (no manifest.json)", path.string());
   const Manifest manifest = parse_manifest(read_file(manifest_path), manifest_path.string());
   for (const ListedFile& listed : manifest.files) {
     const fs::path file = path / listed.name;
     if (listed.name.find(".rank-") != std::string::npos && !fs::exists(file, error)) continue;
     const uintmax_t size = fs::file_size(file, error);
-    if (error) bad_input("{}: {}; the manifest lists it", file.string(), error.message());
-    if (listed.bytes != size) bad_input("{}: {} bytes; the manifest says {}", file.string(), size, listed.bytes);
+    if (error) bad_input("{}: {}; the file is listed in the manifest", file.string(), error.message());
+    if (listed.bytes != size)
+      bad_input("{}: size is {} bytes; the manifest specifies {}", file.string(), size, listed.bytes);
     if (const std::string found = hex(file_checksum(file)); listed.xxh3 != found)
-      bad_input("{}: checksum {}; the manifest says {}", file.string(), found, listed.xxh3);
+      bad_input("{}: checksum is {}; the manifest specifies {}", file.string(), found, listed.xxh3);
   }
   return {path, manifest.step, manifest.about};
 }

@@ -1,12 +1,12 @@
-// Checkpoints on disk: folders `step-N` that are whole or absent.
+// Checkpoints on disk: atomic directories `step-N`.
 //
-//   step-N.tmp-.../ gets the files; manifest.json (step, what the caller says about the run, size and XXH3-64 of every
-//   file) comes last; everything is flushed; one rename makes it step-N; `latest` names it. So a kill, a full disk or a
-//   power cut at any moment leaves the earlier checkpoints as they were, and what is left half-written is never loaded.
-//   An old checkpoint loses its name before its files, so what is left half-removed is none either.
+//   Files are written to step-N.tmp-.../, and last manifest.json (step, the caller's description of the run, size and
+//   XXH3-64 of every file). After a flush, one rename creates step-N, and `latest` names it. A kill, a full disk or a
+//   power failure at any moment leaves earlier checkpoints intact, and incomplete directories are never loaded.
+//   Deletion renames a checkpoint first, so a partly deleted one is never loaded either.
 //
-//   A new step-N takes the place of an old one in one step. NFS, Lustre and FUSE cannot exchange two names: there the
-//   old one is called step-N.replaced meanwhile, which counts as step N for as long as there is no step-N.
+//   A new step-N replaces an old one atomically. NFS, Lustre and FUSE cannot exchange two names: there the old one is
+//   renamed to step-N.replaced, which counts as step N while there is no step-N.
 #pragma once
 #include <functional>
 
@@ -17,27 +17,26 @@ namespace tessera {
 struct Checkpoint {
   std::filesystem::path path;
   int64_t step = 0;
-  std::string about;  // JSON object, as it was saved
+  std::string about;  // JSON object, as saved
 };
 
-// A checkpoint that is being written: files go into path(). Everything throws OutputError naming the path and the
-// cause.
+// A checkpoint being written: files are created in path(). All members throw OutputError with the path and the cause.
 class NewCheckpoint {
  public:
   NewCheckpoint(std::filesystem::path directory, int64_t step);
   const std::filesystem::path& path() const { return name_.path(); }
   int64_t step() const { return step_; }
-  // Makes it directory/step-N, with all files that are in path() now; a folder of that name is replaced. The newest
-  // `keep` checkpoints stay, and the best.
+  // Publishes the files in path() as directory/step-N, replacing an existing one. Retains the newest `keep` checkpoints
+  // and the best one.
   Checkpoint finish(const std::string& about, size_t keep);
 
  private:
   std::filesystem::path directory_;
-  TemporaryName name_;  // which removes what did not become a checkpoint
+  TemporaryName name_;  // deleted unless finish() succeeds
   int64_t step_;
 };
 
-// The checkpoint with the lowest validation loss is named in a file beside it, `best`: "step-N 1.87".
+// The checkpoint with the lowest validation loss, stored in the file `best` of the same directory: "step-N 1.87".
 struct BestCheckpoint {
   int64_t step = 0;
   double val_loss = 0;
@@ -45,26 +44,26 @@ struct BestCheckpoint {
 std::optional<BestCheckpoint> best_checkpoint(const std::filesystem::path& directory);
 void write_best(const std::filesystem::path& directory, const BestCheckpoint& best);
 
-// Entries of a manifest; the names of its files have no directory in them.
+// Manifest entries; file names have no directory.
 struct ListedFile {
   std::string name;
   uint64_t bytes = 0;
-  std::string xxh3;  // XXH3-64 in lower-case hexadecimal
+  std::string xxh3;  // XXH3-64, lower-case hexadecimal
 };
 struct Manifest {
   int64_t step = 0;
   std::string about;
   std::vector<ListedFile> files;
 };
-// `what` names the manifest in messages. Throws InputError.
+// `what` names the manifest in errors. Throws InputError.
 Manifest parse_manifest(std::string_view json, const std::string& what);
 
-// Checks the manifest, and the size and checksum of every file. Parts of ranks ("model.rank-2-of-4.safetensors") may be
-// missing: another host has them. Throws InputError naming the file.
+// Checks the manifest and the size and checksum of every file. Rank files ("model.rank-2-of-4.safetensors") may be
+// missing because another host has them. Throws InputError with the file.
 Checkpoint open_checkpoint(const std::filesystem::path& path);
 
-// The newest that opens and that `check` does not throw for; `passed_over` gets one line for each newer one, with the
-// reason.
+// The newest checkpoint that opens and passes `check` (which throws otherwise); `passed_over` receives one line with
+// the reason for each newer one.
 std::optional<Checkpoint> newest_checkpoint(
     const std::filesystem::path& directory, std::vector<std::string>& passed_over,
     const std::function<void(const Checkpoint&)>& check = [](const Checkpoint&) {});

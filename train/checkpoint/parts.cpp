@@ -1,4 +1,4 @@
-// Reading: whole tensors of files, or of parts of them.
+// Reading full tensors from files or slices.
 
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -19,7 +19,7 @@ using Json = nlohmann::json;
 constexpr const char* kParts = "parts";
 constexpr int64_t kMaxElements = int64_t{1} << 56;
 
-// The files of a stem's parts, in order of their names.
+// The rank files of a stem, ordered by name.
 std::vector<fs::path> part_files(const fs::path& checkpoint, const std::string& stem) {
   std::vector<fs::path> out;
   for (const fs::path& file : list_entries(checkpoint))
@@ -31,7 +31,7 @@ std::vector<fs::path> part_files(const fs::path& checkpoint, const std::string& 
 SavedPart parse_part(const std::string& name, const Json& j, const std::string& what) {
   const auto refuse = [&]() -> InputError {
     return InputError(fmt::format(
-        "{}: part of '{}': expected shape, dim, runs and begin, of elements that the shape has", what, name));
+        "{}: slice of '{}': expected shape, dim, runs and begin, with elements within the shape", what, name));
   };
   SavedPart part{.name = name};
   if (!j.is_object() || !j.contains("shape") || !j["shape"].is_array() || j["shape"].size() > kMaxDims) throw refuse();
@@ -80,7 +80,7 @@ std::string describe_parts(const std::vector<SavedPart>& parts) {
 
 std::vector<SavedPart> parse_parts(std::string_view text, const std::string& what) {
   const Json json = parse_json(text, what);
-  if (!json.is_object()) throw InputError(what + ": the parts are not a JSON object");
+  if (!json.is_object()) throw InputError(what + ": the metadata \"parts\" is not a JSON object");
   std::vector<SavedPart> out;
   for (const auto& [name, described] : json.items()) out.push_back(parse_part(name, described, what));
   return out;
@@ -96,7 +96,7 @@ SavedTensors::SavedTensors(const fs::path& checkpoint, const std::string& stem)
   std::error_code error;
   std::vector<fs::path> names{what_};
   if (!fs::exists(what_, error)) names = part_files(checkpoint, stem);
-  if (names.empty()) bad_input("{}: there is no such file, and no parts of it", what_);
+  if (names.empty()) bad_input("{}: neither this file nor rank files of it exist", what_);
   for (const fs::path& name : names) {
     files_.push_back(std::make_unique<Safetensors>(name));
     add(*files_.back(), name.string());
@@ -111,17 +111,17 @@ void SavedTensors::add(const Safetensors& file, const std::string& what) {
   for (const TensorBytes& t : file.tensors()) {
     const auto found = parts.find(t.name);
     if (described != file.metadata().end() && found == parts.end())
-      bad_input("{}: the parts do not name tensor '{}'", what, t.name);
-    if (t.shape.size() > kMaxDims) bad_input("{}: tensor '{}' has more than six dims", what, t.name);
+      bad_input("{}: the metadata \"parts\" does not list tensor '{}'", what, t.name);
+    if (t.shape.size() > kMaxDims) bad_input("{}: tensor '{}' has more than six dimensions", what, t.name);
     SavedPart part = found != parts.end() ? found->second : SavedPart{.name = t.name, .whole = Shape(t.shape)};
     part.count = std::ssize(t.bytes) / element_size(t.dtype);
     if (const int64_t kept = part.shard.slice_unit(part.whole).numel(); part.count > kept - part.begin)
-      bad_input("{}: tensor '{}' has {} elements from {} on; its part ends at {}", what, t.name, part.count, part.begin,
-                kept);
+      bad_input("{}: tensor '{}' has {} elements from {} on; its slice ends at {}", what, t.name, part.count,
+                part.begin, kept);
     const std::vector<int64_t> shape(part.whole.begin(), part.whole.end());
     Whole& whole = all_.try_emplace(t.name, Whole{t.dtype, shape, {}}).first->second;
     if (whole.dtype != t.dtype || whole.shape != shape)
-      bad_input("{}: tensor '{}' is of another kind than in the other parts", what, t.name);
+      bad_input("{}: tensor '{}' differs in dtype or shape from the other rank files", what, t.name);
     whole.pieces.push_back({&t, std::move(part)});
   }
 }
@@ -129,13 +129,13 @@ void SavedTensors::add(const Safetensors& file, const std::string& what) {
 void SavedTensors::expect_no_others(const std::set<std::string>& names) const {
   for (const auto& [name, whole] : all_)
     if (!names.contains(name))
-      throw InputError(
-          fmt::format("{}: the model has no tensor '{}'; expected those of {} parameters", what_, name, names.size()));
+      throw InputError(fmt::format("{}: the model has no tensor '{}'; expected tensors of {} parameters", what_, name,
+                                   names.size()));
 }
 
 const SavedTensors::Whole& SavedTensors::at(const std::string& name) const {
   const auto found = all_.find(name);
-  if (found == all_.end()) bad_input("{}: there is no tensor '{}'", what_, name);
+  if (found == all_.end()) bad_input("{}: no tensor '{}'", what_, name);
   return found->second;
 }
 
@@ -145,7 +145,7 @@ TensorReader SavedTensors::reader(const std::string& name) const {
     int64_t begin, count;
     const std::byte* at;
   };
-  std::vector<Run> runs;  // by their place in the whole
+  std::vector<Run> runs;  // by position in the full tensor
   const int64_t element = element_size(whole.dtype);
   for (const auto& [bytes, part] : whole.pieces)
     for_each_run(part.whole, part.shard, part.begin, part.begin + part.count,
@@ -153,16 +153,16 @@ TensorReader SavedTensors::reader(const std::string& name) const {
                    runs.push_back({begin, count, data + (here - first) * element});
                  });
   std::ranges::sort(runs, {}, &Run::begin);
-  const bool shared = whole.dtype == DType::uint8;  // parts of a matrix in four bits have some bytes in common
+  const bool shared = whole.dtype == DType::uint8;  // slices of a 4-bit matrix have some bytes in common
   for (size_t i = 1; i < runs.size() && !shared; ++i)
     if (runs[i].begin < runs[i - 1].begin + runs[i - 1].count)
-      bad_input("{}: element {} of '{}' is in two parts", what_, runs[i].begin, name);
+      bad_input("{}: element {} of '{}' is in two slices", what_, runs[i].begin, name);
   return [runs = std::move(runs), element, what = what_, name](int64_t begin, std::span<std::byte> to) {
     auto run = std::ranges::upper_bound(runs, begin, {}, &Run::begin);
     if (run != runs.begin()) --run;
     while (!to.empty()) {
       if (run == runs.end() || begin < run->begin || begin >= run->begin + run->count)
-        bad_input("{}: element {} of '{}' is in no part here", what, begin, name);
+        bad_input("{}: element {} of '{}' is in none of the files", what, begin, name);
       const int64_t skipped = begin - run->begin, count = std::min(run->count - skipped, std::ssize(to) / element);
       std::memcpy(to.data(), run->at + skipped * element, static_cast<size_t>(count * element));
       to = to.subspan(static_cast<size_t>(count * element));
@@ -182,11 +182,11 @@ FullTensors SavedTensors::tensors() const {
   };
 }
 
-// From the layouts that a model declares.
+// Layouts declared by a model.
 
 namespace {
 
-// Elements of a unit that a rank of the data axis saves.
+// Elements of a unit that a data rank saves.
 Range saved_range(const Plan& plan, int64_t size, int rank) {
   const Range all{0, size}, none{0, 0};
   if (plan.zero != ZeroStage::none) {
@@ -197,7 +197,7 @@ Range saved_range(const Plan& plan, int64_t size, int rank) {
   return rank == 0 ? all : none;
 }
 
-// The kinds of state that a rank of the data axis has of a unit to save, as names end.
+// Suffixes of the state of a unit that a data rank saves.
 std::vector<std::string> saved_kinds(const Job& job, bool matrices, int rank) {
   std::vector<std::string> kinds = state_kinds(job.optim, matrices);
   const Plan& plan = job.plan;
@@ -217,7 +217,7 @@ std::vector<std::string> saved_kinds(const Job& job, bool matrices, int rank) {
 std::vector<std::vector<SavedPart>> parts_of_ranks(const Job& job, bool state) {
   const Plan& plan = job.plan;
   if (plan.dp_mode == DataMode::ps_async)
-    throw FieldError("dp_mode", "the servers of ps-async save whole tensors; expected another one");
+    throw FieldError("dp_mode", "ps-async servers save full tensors; expected another mode");
   const Schedule schedule = make_schedule(plan);
   const auto data_ranks = static_cast<int>(plan.dp * plan.cp), tp_ranks = static_cast<int>(plan.tp);
   ModelConfig config = model_config(job, job.model.vocab);

@@ -1,4 +1,4 @@
-// Parts of a whole: who has them, and their way to rank 0 and back.
+// Slices of full tensors: ownership, gathering on rank 0, and loading.
 #include "train/checkpoint/state.h"
 
 #include <fmt/format.h>
@@ -13,8 +13,8 @@ namespace tessera {
 
 namespace {
 
-// Adds the part of each parameter that `flat`, a tensor like the unit's values, has. A slot may begin before it or end
-// past it.
+// Appends the slice of each parameter in `flat`, a tensor like the unit's values. Slots may begin before it or end past
+// it.
 void add_parts(const FlatUnit& unit, const Tensor& flat, const std::string& suffix, std::vector<TensorSlice>& out) {
   for (const Slot& slot : unit.slots) {
     const int64_t from = std::max(slot.begin, int64_t{0}), to = std::min(slot.end(), flat.numel());
@@ -30,7 +30,7 @@ std::vector<TensorSlice> unit_values(const std::vector<FlatUnit>& units) {
   return out;
 }
 
-// Parts of tensors that are named after their units.
+// Slices of tensors that are named after their units.
 std::vector<TensorSlice> optimizer_state(const std::vector<NamedTensor>& all, const std::vector<FlatUnit>& units) {
   std::vector<TensorSlice> out;
   for (const NamedTensor& state : all)
@@ -51,7 +51,7 @@ std::vector<TensorSlice> optimizer_state(const DataStrategy& strategy) {
   return strategy.state().empty() ? std::vector<TensorSlice>() : optimizer_state(strategy.state(), strategy.shards());
 }
 
-// The optimizer's, and the values of ranks that train alone, by names that say whose they are.
+// The optimizer's, and the replicas' values with local updates, with the replica's suffix.
 std::vector<TensorSlice> apart_state(Trainer& trainer) {
   std::vector<TensorSlice> out = optimizer_state(trainer.optimizer());
   const DataStrategy& strategy = trainer.strategy();
@@ -69,19 +69,19 @@ std::vector<TensorSlice> compute_gradients(Trainer& trainer) {
   return out;
 }
 
-// Keeps the parts that this rank saves. Of ranks that hold the same the first has it to save, or those of that copy on
-// the data axis; a copy of a tied weight is nobody's.
+// Filters the slices that this rank saves. Of replicas the first rank saves, or the one of that copy on the data axis;
+// copies of a tied weight are not saved.
 std::vector<TensorSlice> own(Trainer& trainer, std::vector<TensorSlice> held, std::optional<int> copy = 0) {
   const int mine = trainer.strategy().copy();
-  // Neighbours that keep everything have one copy of the experts among them; each group of shard ranks has its own.
+  // Unsharded neighbours hold one copy of the experts together; each sharding group has a separate copy.
   const bool everything = trainer.strategy().layout().sharding == ShardingKind::everywhere;
   const int neighbours = everything ? static_cast<int>(trainer.job().plan.ep) : 1;
   if (trainer.strategy().layout().local_updates && trainer.mesh().coordinate("cp") > 0)
-    return {};  // which are one copy
+    return {};  // which form one replica
   std::erase_if(held, [&](const TensorSlice& h) {
     const ShardSpec& shard = h.parameter->shard;
     const int alike = h.parameter->is_expert ? neighbours : 1;
-    const bool copied = copy && mine / alike != *copy / alike;  // none: of each copy
+    const bool copied = copy && mine / alike != *copy / alike;  // unset: of every copy
     return copied || h.parameter->is_copy() || (shard.is_whole() && trainer.mesh().coordinate("tp") > 0);
   });
   return held;
@@ -96,8 +96,7 @@ std::vector<FullTensor> list(Trainer& trainer, DType dtype, bool of_frozen) {
   return out;
 }
 
-// Whole tensors on rank 0. A rank's table has for each run of its elements, which follow one another: the tensor, where
-// the run begins in it, and its length.
+// Gathers full tensors on rank 0. A rank's table describes its consecutive runs: tensor, start within it, and length.
 std::vector<NamedTensor> gather(Trainer& trainer, const std::vector<FullTensor>& all,
                                 const std::vector<TensorSlice>& mine) {
   Communicator& world = trainer.world();
@@ -105,7 +104,7 @@ std::vector<NamedTensor> gather(Trainer& trainer, const std::vector<FullTensor>&
   std::map<std::string, int64_t> index;
   for (const FullTensor& t : all) index.emplace(t.name, std::ssize(index));
   std::vector<int64_t> table;
-  int64_t count = 0;  // bytes
+  int64_t count = 0;  // in bytes
   for (const TensorSlice& h : mine) {
     for_each_run(*h.parameter, h.begin, h.begin + h.part.numel(), [&](int64_t, int64_t whole, int64_t length) {
       table.insert(table.end(), {index.at(h.name), whole, length});
@@ -179,12 +178,12 @@ std::vector<FullTensor> list_values(Trainer& trainer) { return list(trainer, tra
 
 namespace {
 
-// The state of the optimizer and of the strategy of the data axis, of so many of its copies, with values or without.
+// State of the optimizer and the data-axis strategy for the given number of copies, with or without values.
 std::vector<FullTensor> list_state(Trainer& trainer, int copies, bool values) {
   const Optimisation& o = trainer.job().optim;
   const std::vector<Module::Unit> units = trainer.full_model().layout();
   std::vector<FullTensor> out;
-  // Adds the units that keep that kind, in their order.
+  // Appends the units with that kind of state, in order.
   const auto add = [&](const std::string& kind, DType dtype, const std::string& suffix, bool of_rest,
                        bool of_matrices) {
     for (const Module::Unit& unit : units)
@@ -265,7 +264,7 @@ std::vector<NamedTensor> whole_owners(Trainer& trainer, bool of_gradients) {
     h.part = Tensor::of<int32_t>(rank, {h.part.numel()}, trainer.arena()->host());
   }
   std::vector<FullTensor> whole = list(trainer, DType::int32, !of_gradients);
-  for (FullTensor& t : whole) t.dtype = DType::int32;  // tensors of bytes get int32 too
+  for (FullTensor& t : whole) t.dtype = DType::int32;  // also for tensors of bytes
   return gather(trainer, whole, held);
 }
 
@@ -298,17 +297,17 @@ TensorReader make_reader(std::span<const std::byte> bytes, DType dtype) {
   };
 }
 
-// Hashes of what ranks hold, side by side.
+// Comparison of replicas by hashes.
 
 namespace {
 
-// Exponents of all ones are infinities and NaNs. The first loop has no exit, so it is made of vector instructions.
+// Exponents of all ones are infinities and NaNs. The first loop has no early exit so that it vectorizes.
 template <class Word>
 int64_t first_with(std::span<const std::byte> elements, Word exponent) {
   constexpr int64_t kTogether = 1024;
   const int64_t count = std::ssize(elements) / static_cast<int64_t>(sizeof(Word));
   const auto is_none = [&](int64_t i) {
-    Word word;  // an element of a file, where it may begin anywhere
+    Word word;  // a file's elements may be unaligned
     std::memcpy(&word, elements.data() + i * static_cast<int64_t>(sizeof(Word)), sizeof(Word));
     return (word & exponent) == exponent;
   };
@@ -322,7 +321,7 @@ int64_t first_with(std::span<const std::byte> elements, Word exponent) {
   return -1;
 }
 
-// Returns a hash of a part's place, which several ranks may hold: which elements of which tensor.
+// Hash that identifies a slice: tensor and elements, the same on all ranks that hold a replica.
 uint64_t tensor_offset(const TensorSlice& h) {
   std::string text = h.name;
   const auto add = [&](int64_t n) { text.append(reinterpret_cast<const char*>(&n), sizeof n); };
@@ -335,7 +334,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
-// The ranks that hold each value: the most ranks first, of as many those with the lowest rank.
+// Reports the ranks that hold each value: largest group first, ties by lowest rank.
 [[noreturn]] void refuse(const TensorSlice& h, int64_t step, const std::map<int64_t, std::vector<int>>& by_value) {
   std::vector<std::vector<int>> groups;
   for (const auto& [value, ranks] : by_value) groups.push_back(ranks);
@@ -344,8 +343,8 @@ std::string ranks_text(const std::vector<int>& ranks) {
   std::vector<std::string> others;
   for (size_t g = 1; g < groups.size(); ++g) others.push_back(ranks_text(groups[g]));
   const bool majority = groups[0].size() > groups[1].size();
-  throw Error(fmt::format("step {}: copies of {} differ between ranks: {}", step, h.name,
-                          majority ? fmt::format("{} {} not hold what {} hold", fmt::join(others, " and "),
+  throw Error(fmt::format("step {}: replicas of {} differ between ranks: {}", step, h.name,
+                          majority ? fmt::format("{} {} not match {}", fmt::join(others, " and "),
                                                  groups.size() == 2 && groups[1].size() == 1 ? "does" : "do",
                                                  ranks_text(groups[0]))
                                    : fmt::format("{} and {}", ranks_text(groups[0]), fmt::join(others, " and "))),
@@ -364,8 +363,8 @@ int64_t first_not_finite(DType dtype, std::span<const std::byte> elements) {
 void check_finite(const std::string& name, const Tensor& x, int64_t step) {
   const Tensor here = x.on_host();
   if (first_not_finite(here.dtype(), {here.raw(), static_cast<size_t>(here.nbytes())}) >= 0)
-    throw Error(fmt::format("step {}: {} holds inf or nan after the update; expected finite numbers. Nothing of this "
-                            "step is saved; a smaller `lr` may help",
+    throw Error(fmt::format("step {}: {} contains inf or nan after the update; expected finite values. This step is "
+                            "not saved; a smaller `lr` may help",
                             step, name),
                 Status::not_finite);
 }
@@ -376,7 +375,7 @@ void check_replicas(Trainer& trainer) {
   const OpCounts before = world.counts();
   const std::vector<TensorSlice> held = held_between_steps(trainer);
   const auto most = static_cast<int64_t>(world.max(static_cast<double>(held.size())));
-  std::vector<int64_t> mine;  // place and content of each part
+  std::vector<int64_t> mine;  // identity and content of each slice
   for (const TensorSlice& h : held) {
     const Tensor here = h.part.on_host();
     mine.push_back(static_cast<int64_t>(tensor_offset(h)));

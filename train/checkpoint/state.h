@@ -1,6 +1,5 @@
-// A run's state as one rank would hold it: one tensor per parameter, whatever the layout. Checkpoints hold this, so a
-// run that was saved under one layout goes on under any other. First what ranks hold of it, then the files that they
-// save, then what is checked before.
+// Full training state: one tensor per parameter, independent of the layout. Checkpoints store it, so a run saved under
+// one layout resumes under any other. This header has the ranks' slices, then the files, then the consistency checks.
 #pragma once
 
 #include "data/safetensors.h"
@@ -8,97 +7,94 @@
 
 namespace tessera {
 
-// One tensor of the whole state: "blocks.0.mlp.up.weight", or the optimizer's "blocks.0.mlp.up.weight.m".
+// One full tensor: "blocks.0.mlp.up.weight", or the optimizer's "blocks.0.mlp.up.weight.m".
 struct FullTensor {
   std::string name;
   DType dtype{};
   Shape shape;
 };
-// The kinds of tensors that the optimizer keeps, or keeps of matrices that it updates as wholes: "m", "v".
+// Suffixes of the optimizer state of parameters, or of parameters that it updates as full matrices: "m", "v".
 std::vector<std::string> state_kinds(const Optimisation& optim, bool matrices = false);
-// The suffix in the names of state of ranks that train alone: nothing for the first copy, ".replica1" for the second.
+// Suffix for the state of local-update replicas: empty for the first, ".replica1" for the second.
 std::string suffix_of_copy(int copy);
-// All parameters, and all that optimizers and strategies keep, in the order of a file. Of ranks that train alone the
-// parameters are model_units(), and each rank's own are among what is kept: "....weight.m.replica1",
-// "....value.replica1".
+// All parameters, and all optimizer and strategy state, in file order. With local updates the parameters are those of
+// model_units(), and each replica's own are part of the state: "....weight.m.replica1", "....value.replica1".
 std::vector<FullTensor> list_values(Trainer& trainer);
 std::vector<FullTensor> list_state(Trainer& trainer);
 
-// A rank's part of one tensor: elements [begin, begin + part.numel()) of its part of the parameter. for_each_run() says
-// where these are in the whole.
+// A rank's slice of one tensor: elements [begin, begin + part.numel()) of its shard of the parameter; for_each_run()
+// maps them to the full tensor.
 struct TensorSlice {
   std::string name;
   const Parameter* parameter = nullptr;
-  Tensor part;  // 1-D, where the rank has it
+  Tensor part;  // 1-D; defined on ranks that store it
   int64_t begin = 0;
 };
-// The model of the run as this rank has it: its shards; of ranks that train alone what they had in common last, in the
-// dtype of values.
+// The model as stored on this rank: its shards; with local updates the values of the last synchronization, in the dtype
+// of values.
 std::vector<FlatUnit> model_units(const DataStrategy& strategy);
-// Each element of the whole state is among these on exactly one rank, the one that saves it; what all parts of a matrix
-// in four bits share is with each of them.
+// Every element of the full state is in exactly one rank's slices, that of the rank that saves it; values that all
+// shards of a 4-bit matrix share are in each of them.
 std::vector<TensorSlice> own_values(Trainer& trainer);
 std::vector<TensorSlice> own_state(Trainer& trainer);
-// All that this rank holds between steps and that other ranks hold too, if any does.
+// All state that this rank holds between steps, including replicas.
 std::vector<TensorSlice> held_between_steps(Trainer& trainer);
 
-// Full names of parameters with their values; of gradients; and of the optimizer's tensors. On rank 0; elsewhere empty,
-// but every rank calls these.
-// Where the data axis holds several copies (DataStrategy::copies()), `copy` says which is taken.
+// Full tensors by parameter name: values, gradients, optimizer state. Collective; empty except on rank 0. `copy`
+// selects the replica if the data axis has several (DataStrategy::copies()).
 std::vector<NamedTensor> whole_values(Trainer& trainer, int copy = 0);
 std::vector<NamedTensor> whole_gradients(Trainer& trainer, int copy = 0);
 std::vector<NamedTensor> whole_state(Trainer& trainer, int copy = 0);
-// The rank of the world, int32, that each element of whole_gradients(), or of whole_values(), comes from.
+// The world rank, int32, that each element of whole_gradients() or whole_values() comes from.
 std::vector<NamedTensor> whole_owners(Trainer& trainer, bool of_gradients);
 
-// Copies elements of a whole tensor, from the one at `begin` on, as many as `to` has room for.
+// Copies elements of a full tensor from index `begin` on, filling `to`.
 using TensorReader = std::function<void(int64_t begin, std::span<std::byte> to)>;
-// Whole tensors by name, to be read in that dtype and shape: nothing is read of what nobody asks for.
+// Readers of full tensors by name, in the given dtype and shape; tensors are read only on request.
 using FullTensors = std::function<TensorReader(const std::string& name, DType dtype, const Shape& shape)>;
 // A reader of `bytes`, which must outlive it.
 TensorReader make_reader(std::span<const std::byte> bytes, DType dtype);
-// Units, or shards of them, take their part. Throws what `source` throws.
+// Each unit, or shard of one, reads its elements. Throws what `source` throws.
 void read_values(const std::vector<FlatUnit>& units, const FullTensors& source);
 void read_state(const Optimizer& optimizer, const FullTensors& source);
-// And what the strategy of the data axis keeps; of ranks that train alone also their values.
+// Also reads the state of the data-axis strategy, and with local updates each replica's values.
 void read_state(Trainer& trainer, const FullTensors& source);
-// The first weights of a run: parameters, and their master copies, which are rounded less. What `source` gives no
-// reader for keeps the values that it has.
+// Initial weights of a run: parameters, and their master copies, which are rounded less. Tensors without a reader
+// retain their values.
 void begin_with(const std::vector<FlatUnit>& units, const Optimizer& optimizer, const FullTensors& source);
 
 // --- files ---
 
-// The part of a tensor in one rank's file: `count` elements from the one at `begin` on, of what its layout keeps.
+// One rank's slice of a tensor in its file: `count` elements from index `begin` on of the shard that its layout stores.
 struct SavedPart {
   std::string name;  // the tensor's name: "blocks.0.mlp.up.weight.m"
   Shape whole = {};
   ShardSpec shard = {};  // without the axis
   int64_t begin = 0, count = 0;
 };
-// Parts that a run under this plan saves on each rank, and nothing else; one entry for each rank of the plan. `state`:
-// those of the optimizer, else of the parameters. From sizes alone, without memory. Throws FieldError for ps-async.
+// The slices that each rank saves under this plan; one entry per rank. `state`: optimizer state, else parameters.
+// Computed from sizes alone. Throws FieldError for ps-async.
 std::vector<std::vector<SavedPart>> parts_of_ranks(const Job& job, bool state);
 
-// The tensors of a checkpoint, whole, whether they lie in one file or in parts:
+// Full tensors of a checkpoint, stored in one file or in slices:
 //
-//   model.safetensors                       all of them
-//   model.rank-0-of-4.safetensors           of each tensor that rank 0 had a part of: its elements, one after another
+//   model.safetensors                       all tensors
+//   model.rank-0-of-4.safetensors           rank 0's slices, each 1-D
 //   model.rank-1-of-4.safetensors           ...
 //
-// Which elements a part has is said in its metadata, "parts": {NAME: {"shape", "dim", "runs", "begin"}}, as Parameter
-// and TensorSlice say it. Parts may be missing: a host needs those alone that its ranks read. Files are mapped, so of a
-// tensor only what is asked for is read.
+// The metadata "parts": {NAME: {"shape", "dim", "runs", "begin"}} maps slices to full tensors, as Parameter and
+// TensorSlice do. Files may be missing: a host needs only those that its ranks read. Files are mapped, so only
+// requested elements are read.
 
 std::string part_name(const std::string& stem, size_t rank, size_t ranks);
-// The metadata "parts" of a file.
 std::string describe_parts(const std::vector<SavedPart>& parts);
-// Parses a file's text; `what` names it. Throws InputError for what no layout can be: runs that leave the tensor, or
-// meet.
+// Parses the metadata; `what` names the file. Throws InputError for impossible layouts: runs that leave the tensor or
+// overlap.
 std::vector<SavedPart> parse_parts(std::string_view json, const std::string& what);
 
 class SavedTensors {
  public:
-  // `stem` is "model" or "optimizer". Throws InputError naming file and tensor.
+  // `stem` is "model" or "optimizer". Throws InputError with file and tensor.
   SavedTensors(const std::filesystem::path& checkpoint, const std::string& stem);
   static bool are_in(const std::filesystem::path& checkpoint, const std::string& stem);
 
@@ -112,13 +108,14 @@ class SavedTensors {
     std::vector<Piece> pieces;
   };
   const std::map<std::string, Whole>& all() const { return all_; }
-  const Whole& at(const std::string& name) const;  // throws InputError when there is none of that name
+  const Whole& at(const std::string& name) const;  // throws InputError if missing
   const std::vector<std::unique_ptr<Safetensors>>& files() const { return files_; }
-  // Throws InputError naming a tensor that is not among `names`.
+  // Throws InputError with any tensor that is not among `names`.
   void expect_no_others(const std::set<std::string>& names) const;
-  // Elements as they are stored; the reader throws InputError for elements that no part here has. This must outlive it.
+  // Stored elements; the reader throws InputError for elements that are in none of the files. This object must outlive
+  // it.
   TensorReader reader(const std::string& name) const;
-  // By dtype and shape, which must be as stored.
+  // Readers for the stored dtype and shape.
   FullTensors tensors() const;
 
  private:
@@ -129,17 +126,16 @@ class SavedTensors {
   std::map<std::string, Whole> all_;
 };
 
-// --- checks of what ranks hold: for infinities and NaNs, and for copies that have drifted apart ---
+// --- consistency checks: infinities and NaNs, and diverged replicas ---
 
-// Throws Error (not_finite) naming the tensor and the step when it has an infinity or a NaN. Cost: reads all of it.
+// Throws Error (not_finite) with tensor and step if `x` has an infinity or a NaN. Reads all of `x`.
 void check_finite(const std::string& name, const Tensor& x, int64_t step);
-// The place of the first element that is an infinity or a NaN, -1 where there is none.
+// Index of the first infinity or NaN; -1 if there is none.
 int64_t first_not_finite(DType dtype, std::span<const std::byte> elements);
 
-// Every rank calls it. Where several ranks hold the same elements of parameters or of optimizer state, over whichever
-// axes of the mesh, these must be equal to the last bit. Throws Error (communication) naming the tensor, the step, the
-// ranks, and those in the minority where there is one. Cost: reads and hashes all that a rank holds; one all_gather of
-// 16 bytes per tensor.
+// Collective. Elements of parameters or optimizer state that are replicated, over any mesh axes, must be bitwise
+// identical. Throws Error (communication) with the tensor, the step, the ranks, and the minority if there is one. Cost:
+// reads and hashes all state of a rank, and one all_gather of 16 bytes per tensor.
 void check_replicas(Trainer& trainer);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// The numbers of the step around what is queued, and the choice between queueing and launching.
+// The scalars of a step, and the choice between queueing and launching.
 
 #include "optim/cuda/step_state.h"
 #include "optim/grad_norm.h"
@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-// A flag that is up while one lives, whatever is thrown.
+// Sets a flag during its lifetime, exception-safe.
 class Within {
  public:
   explicit Within(bool& flag) : flag_(flag) { flag_ = true; }
@@ -24,7 +24,7 @@ class Within {
 class QueuedStep final : public StepGraph {
  public:
   QueuedStep(Parts parts, const ArenaPtr& arena) : parts_(std::move(parts)), arena_(arena), state_(arena) {
-    clip_factor(0, parts_.clip);  // refuses what is no norm
+    clip_factor(0, parts_.clip);  // rejects invalid norms
   }
 
   Found run(int64_t step, double lr, StepRequest wish) override {
@@ -32,28 +32,28 @@ class QueuedStep final : public StepGraph {
     state_.set(static_cast<uint64_t>(step), parts_.optimizer->next(lr));
     StepConsensus::Decision agreed = agree(wish);
     if (agreed.how == StepConsensus::StepMode::capture && !captures()) agreed.how = StepConsensus::StepMode::queue;
-    std::optional<Arena::AllowReuse> lent;  // to what is launched, until it is done
+    std::optional<Arena::AllowReuse> lent;  // for the launched graph, until it completes
     if (agreed.how != StepConsensus::StepMode::queue) lent.emplace(*arena_);
     launch_or_queue(agreed.how);
     parts_.ahead(step + 1);
     if (parts_.ranks) parts_.ranks->wait(*arena_);
-    arena_->local<cuda::Context>().synchronize();  // the only wait of a step
+    arena_->local<cuda::Context>().synchronize();  // the only synchronization of a step
     const Found found{state_.found().loss_sum, state_.found().grad_norm, agreed.wish};
     if (!state_.found().update.skip)
       parts_.optimizer->count_step();
     else if (parts_.ranks && std::isfinite(found.loss_sum) && std::isfinite(found.grad_norm))
-      parts_.ranks->agree(wish, false, false);  // another rank has met an index outside: its cause ends this one
+      parts_.ranks->agree(wish, false, false);  // another rank found an index out of bounds; its error ends this one
     return found;
   }
 
   const uint64_t* step_on_gpu() const override { return queueing_ ? state_.step() : nullptr; }
 
  private:
-  // The first steps choose algorithms and make the arena grow. When one has begun with the layout that is there now,
-  // the arena has grown no more, and the next will ask for the same blocks.
+  // The first steps select algorithms and let the arena grow. Once a step began with the current layout, the arena is
+  // stable and the next step will allocate the same blocks.
   StepConsensus::Decision agree(StepRequest wish) {
     const Arena::Layout now = arena_->layout();
-    if (graph_ && !graph_->fits()) graph_.reset();  // a validation, say, has made the arena grow
+    if (graph_ && !graph_->fits()) graph_.reset();  // e.g. after validation has grown the arena
     const bool launches = graph_.has_value(), captures = parts_.captured && (launches || now == before_);
     before_ = now;
     if (parts_.ranks) return parts_.ranks->agree(wish, launches, captures);
@@ -78,7 +78,7 @@ class QueuedStep final : public StepGraph {
     ++record_.captures;
   }
 
-  // Nothing of a capture that fails has run, and gradients() begins a step anew.
+  // Nothing of a failed capture has run, and gradients() restarts the step.
   bool captures() {
     try {
       capture();
@@ -109,7 +109,7 @@ class QueuedStep final : public StepGraph {
   ArenaPtr arena_;
   cuda::StepState state_;
   std::optional<cuda::Graph> graph_;
-  std::optional<Arena::Layout> before_;  // the layout that the last step began with
+  std::optional<Arena::Layout> before_;  // at the beginning of the last step
   bool queueing_ = false;
 };
 

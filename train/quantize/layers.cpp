@@ -1,4 +1,4 @@
-// The walk through the layers.
+// Layer-by-layer quantization.
 #include "train/quantize/layers.h"
 
 #include <cstring>
@@ -10,7 +10,7 @@ namespace tessera {
 
 namespace {
 
-// Inputs of a layer: hidden states of some windows, and which of their tokens count.
+// A layer's inputs: hidden states of some windows, and the tokens that count.
 struct Batch {
   Tensor states;               // (B, T, C)
   std::vector<int64_t> count;  // rows of (B T, C); empty: all
@@ -34,7 +34,7 @@ std::vector<Batch> embedded(LanguageModel& model, const Rows& rows, const Quanti
   return out;
 }
 
-// Those of the rows of x (B, T, C) that count.
+// The counted rows of x (B, T, C).
 Tensor counted(const Tensor& x, const std::vector<int64_t>& rows) {
   Tensor all = x.on_host().contiguous().flat_rows();
   if (rows.empty()) return all;
@@ -70,18 +70,17 @@ void replace(Linear& linear, const Int4Matrix& matrix) {
 }
 
 void check(LanguageModel& model, const Rows* rows, const QuantizeOptions& o) {
-  if (model.config.lora.rank > 0) throw Error("[quantize] the model has adapters; expected one without");
-  if (!rows && o.method == Rounding::gptq) throw Error("[quantize] no calibration data");
-  if (rows && rows->has_starts())
-    throw Error("[quantize] the rows hold documents that begin within them; expected a text");
+  if (model.config.lora.rank > 0) throw Error("[quantize] expected a model without adapters");
+  if (!rows && o.method == Rounding::gptq) throw Error("[quantize] expected calibration data, got none");
+  if (rows && rows->has_starts()) throw Error("[quantize] expected plain text, got rows with document starts");
   if (rows && rows->context() > model.config.context)
-    throw Error("[quantize] rows of " + std::to_string(rows->context()) + " tokens; the context is " +
+    throw Error("[quantize] rows have " + std::to_string(rows->context()) + " tokens; the model's context is " +
                 std::to_string(model.config.context));
   for (int64_t i = 0; i < model.config.layers; ++i)
     for (Linear* l : model.layer(i).all<Linear>())
       if (o.group != -1 && (o.group < 1 || l->weight.dim(1) % o.group != 0))
         throw FieldError("group", "expected a divisor of the " + std::to_string(l->weight.dim(1)) + " inputs of " +
-                                      l->full_name() + ", found " + std::to_string(o.group) + " (-1: all of a row)");
+                                      l->full_name() + ", got " + std::to_string(o.group) + " (-1: full rows)");
 }
 
 }  // namespace
@@ -113,7 +112,7 @@ std::vector<QuantizedWeight> quantize_layers(LanguageModel& model, const Rows* c
   return out;
 }
 
-// Readers around readers.
+// Converting readers.
 
 namespace {
 

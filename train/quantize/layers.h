@@ -1,8 +1,6 @@
-// A trained model's linear layers in 4 bits, by GPTQ or by plain rounding: those of attention and of the feed-forward
-// layers, not embeddings, head and norms.
-//
-// Layer by layer, and within a layer linear by linear, in the order in which they compute: the inputs of one, as GPTQ
-// sees them, come from the calibration data through all linears before it, already rounded (Frantar et al. 2022,
+// 4-bit quantization of a trained model's linear layers in attention and feed-forward layers, by GPTQ or
+// round-to-nearest. Embeddings, head and norms are not quantized. Linears are processed in execution order: GPTQ sees
+// the inputs that the calibration data produces through all preceding linears, already quantized (Frantar et al. 2022,
 // section 5).
 #pragma once
 
@@ -17,36 +15,35 @@ enum class Rounding : uint8_t { nearest, gptq };
 
 struct QuantizeOptions {
   Rounding method = Rounding::gptq;
-  int64_t group = 128;    // columns that share a scale; -1: all of a row
-  double damping = 0.01;  // the damping of GPTQ
-  int64_t windows = 128;  // windows of the calibration data, spread over it evenly
-  int64_t at_once = 4;    // windows of one forward pass
+  int64_t group = 128;    // columns per scale; -1: the full row
+  double damping = 0.01;  // of GPTQ
+  int64_t windows = 128;  // calibration windows, evenly spaced
+  int64_t at_once = 4;    // windows per forward pass
 };
 
 struct QuantizedWeight {
-  std::string name;  // the parameter's name
+  std::string name;  // of the parameter
   Int4Matrix matrix;
-  double error = 0;  // error of the layer's output on the calibration data: output_error()
+  double error = 0;  // of the layer's output on the calibration data: output_error()
 };
 
-// The weights of all linear layers within the layers of a model that is whole, has memory and no adapters, in order. In
-// the model they are replaced by what they were rounded to. Tokens that predict nothing (targets that are ignored) do
-// not count as inputs. Rounding to nearest goes without calibration data (null), and then knows no errors. `done` (may
-// be empty) hears of each weight. Throws Error: for rows that begin documents or are longer than the model's context,
-// FieldError ("group") where groups do not divide a layer's inputs, and as gptq() does. Cost: a forward pass of all
-// windows for each linear and one more, through one layer; 4 C bytes for each of their tokens; the inputs' squares and
-// GPTQ for each weight.
+// Quantizes the weights of all linears in the layers of an unsharded model without adapters, in order, and replaces
+// them in the model by their dequantized values. Ignored targets do not count as inputs. Round-to-nearest accepts
+// `calibration` = null and then reports no errors. `done` (may be empty) is called for each weight. Throws Error for
+// rows that begin documents or exceed the model's context, FieldError ("group") if the group size does not divide a
+// layer's inputs, and as gptq() does. Cost: one forward pass of all windows through one layer per linear plus one; 4 C
+// bytes for each of their tokens; the inputs' squares and GPTQ for each weight.
 std::vector<QuantizedWeight> quantize_layers(LanguageModel& model, const Rows* calibration,
                                              const QuantizeOptions& options,
                                              const std::function<void(const QuantizedWeight&)>& done = {});
 
-// Whole tensors of a model whose frozen weights are in four bits: from numbers to bytes, and back.
+// Full tensors of a model with frozen 4-bit weights: conversion between floating-point values and stored bytes.
 
-// `numbers` with the bytes of what `config` holds in four bits, where uint8 is asked for: each weight is read and
-// quantised whole, whatever is asked of it. The result may be asked by several threads.
+// Quantizes `numbers` on request of uint8 tensors that `config` stores in 4 bits; always reads and quantizes the full
+// weight. Thread-safe.
 FullTensors quantized(const ModelConfig& config, FullTensors numbers);
 
-// `stored`, which has bytes of what `config` holds in four bits, with their numbers, where floating ones are asked for.
+// The reverse: dequantizes the 4-bit tensors of `stored` on request of floating-point values.
 FullTensors dequantized(const ModelConfig& config, FullTensors stored);
 
 }  // namespace tessera

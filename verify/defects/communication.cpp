@@ -1,5 +1,5 @@
-// Defects of what ranks tell each other: sums of the data axis and of norms, single calls and messages, groups of
-// ranks, ranks that train alone, owners of matrices.
+// Communication faults: data-axis and norm reductions, single calls and messages, groups of ranks, local updates,
+// owners of matrices.
 #include <cstring>
 #include <tuple>
 
@@ -9,11 +9,11 @@
 namespace tessera {
 namespace {
 
-// --- sums ---
+// --- reductions ---
 
 std::string data_axis(const Job& job) { return job.plan.cp > 1 ? "dp+cp" : "dp"; }
 
-// The sums of gradients, on the axis within which ranks are added first.
+// Gradient reductions, on the innermost axis that reduces them.
 auto compute_gradients(const Job& job) {
   const Plan& p = job.plan;
   const bool groups = p.shard_ranks > 0 && p.shard_ranks < p.dp * p.cp;
@@ -25,7 +25,7 @@ auto compute_gradients(const Job& job) {
   };
 }
 
-// A rank goes on with what it has itself.
+// A rank continues with its local values.
 int64_t nothing(Transport& transport, const Call& call) {
   if (call.op != Op::reduce_scatter) return 0;
   const Range own = chunk_range(call.count, transport.size(), transport.rank());
@@ -34,7 +34,7 @@ int64_t nothing(Transport& transport, const Call& call) {
   return 0;
 }
 
-// Scales what this rank has of the result.
+// Scales this rank's output.
 void scale(Transport& transport, const Call& call, double factor) {
   if (call.op == Op::reduce && transport.rank() != call.root) return;
   const int64_t count =
@@ -54,10 +54,10 @@ FaultyCall scaled_sums(const Job& job, bool up) {
           }};
 }
 
-// Numbers of one kind are summed for the loss and for the norm; the norm's are float64, whatever is trained.
+// Loss and norm reductions are distinguished by dtype: the norm's are always float64.
 bool norm_over_tp(const Job& job) { return job.plan.tp > 1 && job.optim.dtype != DType::float64; }
 
-// Groups of one rank sum nothing.
+// Groups of one rank reduce nothing.
 const std::vector<Requirement> kSumWants =
     wants(kDataRanks, kDirect, kCpu,
           Requirement{"dp_mode", "ddp", [](const Job& j) { return j.plan.dp_mode != DataMode::diloco; }},
@@ -65,8 +65,8 @@ const std::vector<Requirement> kSumWants =
 
 // --- calls and messages ---
 
-constexpr int64_t kCall = 5;     // number of the call that fails, counted from 0
-constexpr double kPatience = 2;  // seconds that others wait for a call that never comes
+constexpr int64_t kCall = 5;     // index of the failing call, from 0
+constexpr double kPatience = 2;  // timeout in seconds for a missing call
 
 template <Fault::Kind kind>
 void plant_fault(VerifyHooks& hooks, const Job& job) {
@@ -76,14 +76,14 @@ void plant_fault(VerifyHooks& hooks, const Job& job) {
   });
 }
 
-// A stage that receives from the one before it finds what came one message earlier: it reads its buffer too soon.
+// A stage reads its receive buffer before the message arrives and gets the previous message.
 class EarlyReader final : public AroundTransport {
  public:
   explicit EarlyReader(std::unique_ptr<Transport> inner) : AroundTransport(std::move(inner)) {}
   void recv(int from, int tag, std::byte* data, int64_t bytes) override {
     inner().recv(from, tag, data, bytes);
-    const bool spoilt = axis_ == "pp" && rank() == size() - 1 && from < rank();
-    if (!spoilt) return;
+    const bool faulty = axis_ == "pp" && rank() == size() - 1 && from < rank();
+    if (!faulty) return;
     const std::span<std::byte> now(data, static_cast<size_t>(bytes));
     std::vector<std::byte> kept(now.begin(), now.end());
     std::vector<std::byte>& last = last_[from];
@@ -102,11 +102,11 @@ class EarlyReader final : public AroundTransport {
 
 // --- groups ---
 
-// The second of the groups that the data axis is cut into has the ranks of the first: shards are summed over the ranks
-// that they are cut over, and not over those that have the same.
+// The second grouping of the data axis gets the ranks of the first: shards are reduced over the ranks of their sharding
+// group instead of over their replicas.
 class WrongGroups final : public AroundTransport {
  public:
-  // The axis is split so many times before, for other purposes.
+  // `before`: number of earlier splits of the axis for other purposes.
   WrongGroups(std::unique_ptr<Transport> inner, std::string axis, int before)
       : AroundTransport(std::move(inner)), data_axis_(std::move(axis)), before_(before) {}
   std::unique_ptr<Transport> split(int color, int key) override {
@@ -143,7 +143,7 @@ FaultyCall silent(const std::vector<std::string>& axes, Op op) {
 }
 
 void forget_outer_step(VerifyHooks& hooks, const Job& job) {
-  const Plan& p = job.plan;  // the second of several fragments is the first to make one
+  const Plan& p = job.plan;  // of several fragments, the second is synchronized first
   const int64_t first = p.sync_fragments > 1 ? p.sync_every / p.sync_fragments : p.sync_every;
   hooks.update = [first = std::min(first, job.optim.steps)](Trainer& t, const StepReport& r) {
     if (t.steps_done() + 1 != first) return t.update(r);
@@ -159,54 +159,55 @@ const Requirement kNoFloat64{"dtype", "fp32", [](const Job& j) { return j.optim.
 
 std::vector<InjectedFault> defects_of_calls() {
   return {
-      {"missing-gradient-sum", "each data rank updates by the gradient of its own sequences: the sum is left out",
-       "missing-gradient-sum", kEverywhere, kSumWants, spoils([](const Job& j) {
+      {"missing-gradient-sum", "each data rank updates with the gradient of its own sequences, without the all-reduce",
+       "missing-gradient-sum", kEverywhere, kSumWants, injects([](const Job& j) {
          return FaultyCall{compute_gradients(j), nothing};
        })},
       {"gradients-summed-twice", "the all-reduce of gradients is called twice", "summed-twice", kEverywhere,
-       wants(kSumWants, kDdp, kNoShards), spoils([](const Job& j) {
+       wants(kSumWants, kDdp, kNoShards), injects([](const Job& j) {
          return FaultyCall{compute_gradients(j), [](Transport& transport, const Call& call) {
                              const int64_t sent = transport.direct(call);
                              return sent + transport.direct(call);
                            }};
        })},
       {"gradients-divided-twice",
-       "summed gradients are divided by the number of data ranks, though the loss is already a mean", "wrong-scale",
-       kEverywhere, kSumWants, spoils([](const Job& j) { return scaled_sums(j, false); })},
-      {"local-mean-loss", "each data rank divides by its own tokens, not by those of the whole batch", "wrong-scale",
-       kEverywhere, kSumWants, spoils([](const Job& j) { return scaled_sums(j, true); })},
-      {"rounded-gradients", "gradients are summed and sent in bf16 where the plan says fp32", "narrow-sums",
+       "reduced gradients are divided by the number of data ranks, although the loss is already a mean", "wrong-scale",
+       kEverywhere, kSumWants, injects([](const Job& j) { return scaled_sums(j, false); })},
+      {"local-mean-loss", "each data rank divides by its own number of tokens instead of the global batch's",
+       "wrong-scale", kEverywhere, kSumWants, injects([](const Job& j) { return scaled_sums(j, true); })},
+      {"rounded-gradients", "gradients are reduced in bf16 although the plan specifies fp32", "narrow-sums",
        kEverywhere,
        wants(kDataRanks, kDdp, kNoFloat64,
              Requirement{"grad_dtype", "fp32", [](const Job& j) { return j.plan.grad_dtype == DType::float32; }}),
        runs([](Job& job) { job.plan.grad_dtype = DType::bfloat16; })},
-      {"ring-order", "sums go around a ring where the plan says the order of ranks", "order-of-sums", kEverywhere,
+      {"ring-order", "a ring all-reduce replaces the summation in rank order that the plan specifies", "order-of-sums",
+       kEverywhere,
        wants(kNoTensorRanks, kNoContextRanks, Requirement{"dp", "3", [](const Job& j) { return j.plan.dp >= 3; }}, kDdp,
              kDirect),
        [](VerifyHooks& h, const Job&) {
          then(h.launching, [](LaunchOptions& how) { how.algorithm = Algorithm::ring; });
        }},
-      {"missing-norm-sum", "each rank clips by the norm of its own part of the model", "norm", kEverywhere,
+      {"missing-norm-sum", "each rank clips by the norm of its own model shard", "norm", kEverywhere,
        wants(kDirect, Requirement{"pp", "2", [](const Job& j) { return j.plan.pp > 1 || norm_over_tp(j); }}),
-       spoils([](const Job& j) {
+       injects([](const Job& j) {
          return FaultyCall{[pp = j.plan.pp > 1](const std::string& axis, const Call& call) {
                              return call.op == Op::all_reduce && axis == (pp ? "pp" : "tp") &&
                                     call.dtype == DType::float64;
                            },
                            nothing};
        })},
-      {"untied-copies", "the first and the last stage do not sum the gradients of the weight that they share",
-       "tied-copies", "between the first and the last pipeline stage",
+      {"untied-copies", "the first and the last stage do not reduce the gradients of their tied weight", "tied-copies",
+       "between the first and the last pipeline stage",
        wants(kPipeline, Requirement{"untied", "false", [](const Job& j) { return j.model.tied; }}, kNoAdapters, kNoV,
              kDirect),
-       spoils([](const Job&) {
+       injects([](const Job&) {
          return FaultyCall{[](const std::string& axis, const Call&) { return axis == "tied"; }, nothing};
        })},
-      {"lost-call", "a rank leaves out one of its communications", "lost-call", kOnLastRank, wants(kRanks, kDirect),
+      {"lost-call", "a rank skips one of its communication calls", "lost-call", kOnLastRank, wants(kRanks, kDirect),
        plant_fault<Fault::Kind::drop>},
-      {"failing-rank", "a rank throws an error in one of its communications", "failed-rank", kOnLastRank,
+      {"failing-rank", "a rank throws an error in one of its communication calls", "failed-rank", kOnLastRank,
        wants(kRanks, kDirect), plant_fault<Fault::Kind::fail>},
-      {"needless-all-reduce", "an array that nobody reads is summed over the data ranks after each update",
+      {"needless-all-reduce", "an unused array is all-reduced over the data ranks after each update",
        "needless-communication", kEverywhere, wants(kDataRanks), updates([](Trainer& t, const StepReport& report) {
          t.update(report);
          Tensor unread = Tensor::empty({64}, DType::float32, t.arena(), Category::workspace);
@@ -214,7 +215,7 @@ std::vector<InjectedFault> defects_of_calls() {
          t.data_axis().all_reduce(unread);
        })},
       {"early-receive",
-       "the last stage reads its receive buffer before the message is there, and finds the previous message",
+       "the last stage reads its receive buffer before the message arrives and gets the previous message",
        "wrong-message", kOnLastStage, wants(kPipeline, kNoV, kMicrobatches, kCpu),
        [](VerifyHooks& h, const Job&) { around_every_rank<EarlyReader>(h); }},
   };
@@ -222,24 +223,25 @@ std::vector<InjectedFault> defects_of_calls() {
 
 std::vector<InjectedFault> defects_of_groups() {
   return {
-      {"unsummed-group", "shards are not summed over the groups: each group trains on its own sequences",
+      {"unsummed-group", "shards are not reduced over the sharding groups: each group trains on its own sequences",
        "group-not-summed", kEverywhere, kGroups,
-       spoils([](const Job&) { return silent({"dp.replicate"}, Op::all_reduce); })},
-      {"wrong-group", "shards are summed over the ranks of their group, and not over those that have the same shard",
+       injects([](const Job&) { return silent({"dp.replicate"}, Op::all_reduce); })},
+      {"wrong-group", "shards are reduced over the ranks of their sharding group instead of over their replicas",
        "wrong-group", kEverywhere, kGroups,
        [](VerifyHooks& h, const Job& j) {
          around_every_rank<WrongGroups>(h, data_axis(j), j.plan.ep > 1 ? 2 : 0);  // two groups of experts before
        }},
-      {"forgotten-outer-step", "the first outer step is left out: ranks go on alone", "outer-step", kEverywhere,
+      {"forgotten-outer-step", "the first outer step is skipped: replicas continue without synchronization",
+       "outer-step", kEverywhere,
        wants(kDataRanks,
              Requirement{"dp_mode", "diloco", [](const Job& j) { return j.plan.dp_mode == DataMode::diloco; }},
              Requirement{"dp", "2", [](const Job& j) { return j.plan.dp > 1; }}, kNoShards, kDirect),
        forget_outer_step},
-      {"silent-owner", "owners of matrices do not send what they have made orthogonal", "silent-owner", kEverywhere,
+      {"silent-owner", "owners of matrices do not send their orthogonalized updates", "silent-owner", kEverywhere,
        wants(kDataRanks, kDdp, kDirect,
              Requirement{"optimizer", "muon", [](const Job& j) { return j.optim.optimizer == OptimizerKind::muon; }},
              kNoShards, kNoAdapters),
-       spoils([](const Job& j) {
+       injects([](const Job& j) {
          return silent({data_axis(j), "edp"}, Op::broadcast);
        })},
   };

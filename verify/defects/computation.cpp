@@ -1,5 +1,5 @@
-// Defects of what ranks compute: sequences and targets, layers, experts, updates; and of memory and schedules, which
-// change no number.
+// Computation faults: sequences and targets, layers, experts, updates; and memory and schedule faults, which do not
+// change values.
 
 #include "optim/grad_norm.h"
 #include "parallel/context_parallel.h"
@@ -14,7 +14,7 @@ namespace {
 int64_t micro_size(const Job& job) { return job.optim.batch / (job.plan.dp * job.plan.microbatches); }
 int64_t last_microbatch(const Job& job) { return job.optim.batch - micro_size(job); }
 
-// Plants other sequences: each is taken from the place that `from` says; -1: its targets are none.
+// Replaces sequences: each is taken from the index returned by `from`; -1: untrained targets.
 using From = int64_t (*)(const Job& job, int64_t sequence);
 auto loads(From from, bool only_targets = false) {
   return [from, only_targets](VerifyHooks& hooks, const Job& job) {
@@ -36,18 +36,18 @@ auto loads(From from, bool only_targets = false) {
 
 // --- layers ---
 
-auto in_model(void (*spoil)(Trainer& t)) {
-  return [spoil](VerifyHooks& hooks, const Job&) { then(hooks.made, spoil); };
+auto in_model(void (*inject)(Trainer& t)) {
+  return [inject](VerifyHooks& hooks, const Job&) { then(hooks.made, inject); };
 }
 
-// The last layer that a rank has, whole or as a part of a pipeline.
+// The last local layer.
 DecoderLayer& last_layer(Trainer& t) { return t.model().layer(t.model().config.layers - 1); }
 Attention& last_attention(Trainer& t) { return *last_layer(t).all<Attention>().at(0); }
 Var as_it_is(const Var& weight) { return weight; }
 
-// R for I: the part that flows back is this rank's alone.
+// R for I: the input gradient is not reduced.
 void unsum_input(Trainer& t) { last_attention(t).qkv.share(column_input(t.mesh()["tp"], R)); }
-// P for I: so is the part that flows on.
+// P for I: the output is not reduced.
 void unsum_output(Trainer& t) {
   last_attention(t).proj.set_matmul(
       [](const Var& x, const Var& w, const Var& b, PackedWeights* packs) { return linear(x, w, b, packs); });
@@ -65,7 +65,7 @@ StepInfo without_positions(StepInfo at) {
   return at;
 }
 
-// Documents are those of the next sequence of the micro-batch.
+// Uses the documents of the micro-batch's next sequence.
 StepInfo with_other_documents(StepInfo at) {
   const Tensor own = at.documents.starts;
   if (!own.defined()) return at;
@@ -85,7 +85,7 @@ const Requirement kContextRanks{"cp", "2", [](const Job& j) { return j.plan.cp >
 const Requirement kNoSequenceParts{"sp", "false", [](const Job& j) { return !j.plan.sp; }};
 const Requirement kLlama{"family", "llama", [](const Job& j) { return j.model.family == Family::llama; }};
 const Requirement kSeveral{"microbatches", "2", [](const Job& j) { return j.plan.microbatches * j.plan.dp > 1; }};
-// In bf16 the bound of a plan that splits sums is wide enough for a wrong mask, or a sum that is missing in one layer.
+// In bf16 the tolerance of a plan that splits sums admits a wrong mask, or a missing reduction in one layer.
 const Requirement kNarrowBound{"dtype", "fp32", [](const Job& j) { return j.optim.dtype != DType::bfloat16; }};
 
 // --- experts ---
@@ -95,14 +95,14 @@ const std::vector<Requirement> kExperts =
           Requirement{"experts", "4", [](const Job& j) { return j.model.experts.count >= 4; }},
           Requirement{"experts_per_token", "2", [](const Job& j) { return j.model.experts.per_token == 2; }});
 
-// Each rank of ep has two of four experts and more.
+// Each ep rank has at least two of at least four experts.
 const std::vector<Requirement> kExpertRanks =
     wants(kExperts, Requirement{"dp", "2", [](const Job& j) { return j.plan.dp % 2 == 0; }},
           Requirement{"ep", "2", [](const Job& j) { return j.plan.ep == 2; }},
           Requirement{"experts", "4", [](const Job& j) { return j.model.experts.count % 4 == 0; }}, kDdp,
           Requirement{"all_reduce", "direct", [](const Job& j) { return j.plan.all_reduce != Algorithm::ring; }});
 
-// The expert that the router likes best for the first token, and the one that it likes least, change places.
+// Swaps the logits of the best and the worst expert for the first token.
 Tensor with_a_lost_token(const Tensor& logits) {
   const Tensor out = logits.on_host().clone();
   with_floating(out.dtype(), "defect", [&](auto t) {
@@ -127,7 +127,7 @@ void lose_a_token(Trainer& t) {
   });
 }
 
-// Rows that the first rank sends to the first and to the second expert of the last rank are counted for each other.
+// Swaps the row counts that the first rank sends to the last rank's first and second expert.
 int64_t swap_counts(Transport& transport, const Call& call) {
   const int64_t sent = transport.direct(call);
   auto* const counts = reinterpret_cast<int64_t*>(call.out);
@@ -149,7 +149,7 @@ const std::vector<Requirement> kShards =
                       [](const Job& j) { return j.plan.zero == ZeroStage::one || j.plan.zero == ZeroStage::two; }},
           Requirement{"shard_ranks", "2", [](const Job& j) { return j.plan.shard_ranks != 1; }});
 
-// The first quarter of each unit stays as it was.
+// Does not update the first quarter of each unit.
 void update_but_a_quarter(Trainer& t, const StepReport& report) {
   if (!is_last(t)) return t.update(report);
   std::vector<Tensor> old;
@@ -163,7 +163,7 @@ void update_but_a_quarter(Trainer& t, const StepReport& report) {
   }
 }
 
-// Every shard comes one place further.
+// Shifts every shard by one position.
 void update_and_misplace(Trainer& t, const StepReport& report) {
   t.update(report);
   const int ranks = t.strategy().shard_axis().size();
@@ -191,42 +191,40 @@ void keep_gradients(VerifyHooks& hooks, const Job& job) {
 
 std::vector<InjectedFault> defects_of_computation() {
   return {
-      {"skipped-microbatch", "the last micro-batch of the last data rank teaches nothing", "microbatch-skipped",
+      {"skipped-microbatch", "the last micro-batch of the last data rank is skipped", "microbatch-skipped",
        "on data rank {dp}", wants(kSeveral),
        loads([](const Job& j, int64_t s) { return s >= last_microbatch(j) ? -1 : s; })},
-      {"repeated-microbatch",
-       "the last data rank computes its second-to-last micro-batch twice, and its last one never",
+      {"repeated-microbatch", "the last data rank computes its second-to-last micro-batch twice and skips its last one",
        "microbatch-repeated", "on data rank {dp}", wants(kMicrobatches),
        loads([](const Job& j, int64_t s) { return s >= last_microbatch(j) ? s - micro_size(j) : s; })},
-      {"shifted-sequences", "all micro-batches but the first begin one sequence too early", "wrong-sequences",
+      {"shifted-sequences", "all micro-batches except the first begin one sequence too early", "wrong-sequences",
        kEverywhere, wants(kSeveral), loads([](const Job& j, int64_t s) { return s < micro_size(j) ? s : s - 1; }), 2},
-      {"other-targets", "the last stage compares with the targets of the next micro-batch", "wrong-targets",
-       kOnLastStage, wants(kSeveral, kPipeline, kNoV),
+      {"other-targets", "the last stage uses the targets of the next micro-batch", "wrong-targets", kOnLastStage,
+       wants(kSeveral, kPipeline, kNoV),
        loads([](const Job& j, int64_t s) { return (s + micro_size(j)) % j.optim.batch; }, true)},
       {"missing-input-gradient-sum",
-       "the query, key and value layer does not sum the gradient of its input over the tensor ranks",
+       "the query, key and value layer does not all-reduce the gradient of its input over the tensor ranks",
        "missing-backward-sum", kInLastBlock, wants(kTensorRanks, kNoSequenceParts, kNoAdapters, kNarrowBound),
        in_model(unsum_input)},
-      {"missing-output-sum", "attention's output layer does not sum its parts over the tensor ranks",
+      {"missing-output-sum", "the attention output layer does not reduce its partial sums over the tensor ranks",
        "missing-forward-sum", kInLastBlock, wants(kTensorRanks, kNoSequenceParts, kNoAdapters, kNarrowBound),
        in_model(unsum_output)},
-      {"unsummed-norm-weight",
-       "each tensor rank has the gradient of a norm's weight for its own tokens, and these gradients are not summed",
+      {"unsummed-norm-weight", "the gradients of a norm's weight for each tensor rank's own tokens are not reduced",
        "weight-not-summed", kInLastBlock,
        wants(kTensorRanks, Requirement{"sp", "true", [](const Job& j) { return j.plan.sp; }}, kNoAdapters),
        in_model([](Trainer& t) { last_layer(t).all<Norm>().at(0)->see(as_it_is); })},
       {"unsummed-head-norm",
-       "the norm of queries and keys does not sum its gradient over the ranks that share out the heads",
+       "the norm of queries and keys does not reduce its gradient over the tensor ranks, which shard the heads",
        "weight-not-summed", kInLastBlock,
        wants(kTensorRanks, kLlama, Requirement{"qk_norm", "true", [](const Job& j) { return j.model.qk_norm; }},
              kNoAdapters),
        in_model([](Trainer& t) { last_attention(t).see(as_it_is); })},
-      {"wrong-causal-mask", "ring attention treats each rank's tokens as one run of the sequence, though they are two",
+      {"wrong-causal-mask", "ring attention treats each rank's two token chunks as one contiguous chunk",
        "context-positions", kInLastBlock,
        wants(kContextRanks, kNarrowBound,
              Requirement{"cp_mode", "ring", [](const Job& j) { return j.plan.cp_mode == ContextMode::ring; }}),
        in_model(take_contiguous)},
-      {"wrong-positions", "each context rank counts the rotary positions of its tokens from 0", "context-positions",
+      {"wrong-positions", "each context rank numbers the rotary positions of its tokens from 0", "context-positions",
        kInLastBlock, wants(kContextRanks, kNarrowBound, kLlama),
        in_model([](Trainer& t) { last_layer(t).map_step_info(without_positions); })},
       {"wrong-documents", "a layer's attention uses the documents of another sequence", "document-mask", kInLastBlock,
@@ -234,32 +232,32 @@ std::vector<InjectedFault> defects_of_computation() {
              Requirement{"dtype", "fp32",
                          [](const Job& j) { return !splits_sums(j.plan) || j.optim.dtype != DType::bfloat16; }}),
        in_model([](Trainer& t) { last_layer(t).map_step_info(with_other_documents); }), 2},
-      {"repeated-dropout", "every micro-batch draws the dropout masks of the first one", "dropout-masks", kEverywhere,
+      {"repeated-dropout", "every micro-batch uses the dropout masks of the first one", "dropout-masks", kEverywhere,
        wants(Requirement{"dropout", "0.1", [](const Job& j) { return j.model.dropout > 0; }}, kSeveral),
        in_model([](Trainer& t) { t.model().map_step_info(with_first_masks); })},
-      {"misrouted-token", "the first token of every micro-batch goes to the expert that the router likes least",
+      {"misrouted-token", "the first token of every micro-batch is routed to the expert with the lowest score",
        "wrong-expert", "in block {block}, on rank {rank}", kExperts, in_model(lose_a_token)},
-      {"swapped-expert-counts", "a rank takes the number of rows for one of its experts for that of another",
-       "wrong-expert", "on the last rank of each group of ep", kExpertRanks, spoils([](const Job&) {
+      {"swapped-expert-counts", "a rank swaps the row counts of two of its experts", "wrong-expert",
+       "on the last rank of each group of ep", kExpertRanks, injects([](const Job&) {
          return FaultyCall{[](const std::string& axis, const Call& call) {
                              return axis == "ep" && call.op == Op::all_to_all && call.dtype == DType::int64;
                            },
                            swap_counts};
        })},
       {"experts-summed-over-all",
-       "gradients of experts are summed over all data ranks, as others are, though these have other experts",
-       "wrong-expert-sum", kEverywhere, kExpertRanks, [](VerifyHooks& h, const Job&) { then(h.summed, sum_over_all); }},
+       "expert gradients are reduced over all data ranks, including ranks with other experts", "wrong-expert-sum",
+       kEverywhere, kExpertRanks, [](VerifyHooks& h, const Job&) { then(h.summed, sum_over_all); }},
       {"missing-gather",
-       "updated shards are not gathered: each rank goes on with old values of the other ranks' shards",
+       "updated shards are not gathered: each rank continues with old values of the other ranks' shards",
        "missing-gather", kEverywhere, kShards, updates([](Trainer& t, const StepReport& r) {
          t.optimizer().step(r.lr, clip_factor(r.grad_norm, t.job().optim.clip));
        })},
-      {"misplaced-gather", "each gathered shard is put in the place of the next rank's shard", "misplaced-gather",
-       kEverywhere, kShards, updates(update_and_misplace)},
-      {"stale-part", "after each update a rank goes on with old values in a quarter of each unit", "stale-part",
+      {"misplaced-gather", "each gathered shard is written to the position of the next rank's shard",
+       "misplaced-gather", kEverywhere, kShards, updates(update_and_misplace)},
+      {"stale-part", "after each update a rank continues with old values in a quarter of each unit", "stale-part",
        kOnLastRank, wants(kDdp), updates(update_but_a_quarter)},
-      {"skipped-update", "the optimizer counts its steps and updates nothing", "update-skipped", kEverywhere, wants(),
-       updates([](Trainer& t, const StepReport&) {
+      {"skipped-update", "the optimizer increments its step count without updating anything", "update-skipped",
+       kEverywhere, wants(), updates([](Trainer& t, const StepReport&) {
          t.optimizer().count_step();
          t.strategy().gather_parameters();
        })},
@@ -275,9 +273,9 @@ std::vector<InjectedFault> defects_of_computation() {
 
 std::vector<InjectedFault> defects_of_resources() {
   return {
-      {"kept-gradients", "a rank keeps a second buffer as large as its gradients", "kept-memory", kOnLastRank, wants(),
-       keep_gradients},
-      {"gpipe-for-1f1b", "all forward passes come before the first backward pass", "schedule", kEverywhere,
+      {"kept-gradients", "a rank retains a second buffer as large as its gradients", "kept-memory", kOnLastRank,
+       wants(), keep_gradients},
+      {"gpipe-for-1f1b", "all forward passes precede the first backward pass", "schedule", kEverywhere,
        wants(kPipeline,
              Requirement{"schedule", "1f1b",
                          [](const Job& j) {

@@ -1,4 +1,4 @@
-// The list of all defects, and the way of one into a run.
+// The list of all faults, and their injection.
 #include "verify/defects/defects.h"
 
 #include <fmt/format.h>
@@ -24,7 +24,7 @@ std::vector<Need> InjectedFault::needs(const Job& job) const {
   if (const int64_t stages = read_value("pp", job.plan.pp) * std::max<int64_t>(1, job.plan.chunks);
       stages > job.model.layers)
     lacking.push_back({"layers", std::to_string(stages)});
-  // The batch that all of it can be divided into.
+  // The smallest batch divisible by all partitions.
   const int64_t parts = read_value("dp", job.plan.dp) * read_value("microbatches", job.plan.microbatches),
                 batch = job.optim.batch;
   if (batch % parts != 0 || batch / parts < sequences)
@@ -50,14 +50,15 @@ const std::vector<InjectedFault>& defects() {
 const InjectedFault& defect(std::string_view name) {
   const auto found = std::ranges::find(defects(), name, &InjectedFault::name);
   if (found != defects().end()) return *found;
-  throw FieldError("defect", fmt::format("expected random, list or a name that list prints; found '{}'", name));
+  throw FieldError("defect", fmt::format("expected random, list or a name printed by list, got '{}'", name));
 }
 
 const InjectedFault& random_defect(const Job& job, uint64_t draw) {
   std::vector<const InjectedFault*> some;
   for (const InjectedFault& d : defects())
     if (d.needs(job).empty()) some.push_back(&d);
-  if (some.empty()) throw FieldError("defect", "none can be planted in this plan; more ranks give it some, as `dp` 2");
+  if (some.empty())
+    throw FieldError("defect", "no fault applies to this plan; faults require more ranks, such as `dp` 2");
   return *some[Philox::named(draw, "defect").below(some.size(), 0)];
 }
 
@@ -75,9 +76,9 @@ void check_applies(const InjectedFault& d, const Job& job) {
     const auto found = std::ranges::find(needs, axis, &Need::field);
     ranks *= found == needs.end() ? size : std::stoll(found->value);
   }
-  throw FieldError(
-      "defect", fmt::format("{} cannot be planted in this plan; it can with {}{}", d.name, fmt::join(changes, " and "),
-                            ranks == job.plan.ranks() ? "" : fmt::format(" ({} ranks)", ranks)));
+  throw FieldError("defect",
+                   fmt::format("{} does not apply to this plan; it requires {}{}", d.name, fmt::join(changes, " and "),
+                               ranks == job.plan.ranks() ? "" : fmt::format(" ({} ranks)", ranks)));
 }
 
 VerifyHooks planted(const InjectedFault& d, const Job& job, VerifyHooks hooks) {

@@ -1,5 +1,5 @@
-// Known defects of parallel training, to be planted in a plan, one at a time, and never in the oracle: `tessera verify
-// --defect NAME` and the tests plant the same ones.
+// Known faults of distributed training, injected into a plan one at a time and never into the oracle; used by `tessera
+// verify --defect NAME` and by the tests.
 //
 //   const Defect& d = defect("missing-gradient-sum");
 //   check_applies(d, job);                                          // throws FieldError: what the plan lacks
@@ -11,12 +11,12 @@
 
 namespace tessera {
 
-// A field of a job, and a value with which a defect can be planted.
+// A field of a job, and a value that permits the injection of a fault.
 struct Need {
   std::string field, value;
 };
 
-// A need of a defect, and whether a job has it.
+// A condition of a fault, and its test.
 struct Requirement {
   const char *field, *value;
   bool (*there)(const Job& job);
@@ -24,31 +24,30 @@ struct Requirement {
 
 struct InjectedFault {
   std::string_view name;   // "missing-gradient-sum"
-  std::string_view what;   // a sentence: what the code does
-  std::string_view cause;  // a name of the diagnosis' table, which should name it
-  std::string place;       // "in block {block}": where() fills it in
+  std::string_view what;   // a sentence: the behaviour of the faulty code
+  std::string_view cause;  // the diagnosis (a name of its table) that the fault should produce
+  std::string place;       // "in block {block}", expanded by where()
   std::vector<Requirement> wants;
   std::function<void(VerifyHooks&, const Job&)> plant;
-  int64_t sequences = 1;  // that a micro-batch has at least
+  int64_t sequences = 1;  // minimum sequences per micro-batch
 
-  // The nearest values with which it could be planted, of fields that keep it from that; empty: none does.
+  // The nearest field values that satisfy the unmet requirements; empty if it applies.
   std::vector<Need> needs(const Job& job) const;
-  // The place of it then: "on rank 3".
+  // The location of the fault in this job: "on rank 3".
   std::string where(const Job& job) const;
 };
 
 const std::vector<InjectedFault>& defects();
-// The defect of a name. Throws FieldError that names all of them.
+// The fault of that name. Throws FieldError listing all names.
 const InjectedFault& defect(std::string_view name);
-// One that applies, drawn by the number. Throws FieldError where none does.
+// A random applicable fault, selected by `draw`. Throws FieldError if none applies.
 const InjectedFault& random_defect(const Job& job, uint64_t draw);
 
-// Throws FieldError that says with which fields it could be planted.
+// Throws FieldError with the field values that the fault requires.
 void check_applies(const InjectedFault& defect, const Job& job);
-// Hooks with the defect in them: a run that ends with the failure of a rank is a bound that breaks. Throws what
-// check_applies() throws.
+// Hooks that inject the fault; the failure of a rank then counts as a violated bound. Throws as check_applies() does.
 VerifyHooks planted(const InjectedFault& defect, const Job& job, VerifyHooks hooks = {});
-// These hooks for explain(), which also tries plans in which a defect may have no place: nothing is planted there.
+// The same for explain(), which also tries plans without the faulty operation: nothing is injected there.
 VerifyHooks planted_if_it_applies(const InjectedFault& defect, const Job& job, VerifyHooks hooks = {});
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Wants, places and ways of planting that the tables of defects share.
+// Requirements, locations and injection helpers shared by the fault tables.
 #pragma once
 
 #include "train/plan.h"
@@ -7,15 +7,15 @@
 
 namespace tessera {
 
-std::vector<InjectedFault> defects_of_calls();        // sums of the data axis and of norms, other calls and messages
+std::vector<InjectedFault> defects_of_calls();        // collectives, norms and messages
 std::vector<InjectedFault> defects_of_computation();  // sequences, layers, experts, updates
-std::vector<InjectedFault> defects_of_groups();       // groups of ranks, ranks that train alone, owners
+std::vector<InjectedFault> defects_of_groups();       // groups of ranks, local updates, owners
 std::vector<InjectedFault> defects_of_resources();    // memory and schedules
 
 inline constexpr auto kEverywhere = "on every rank", kOnLastRank = "on rank {rank}", kInLastBlock = "in block {block}",
                       kOnLastStage = "on pipeline rank {pp}";
 
-// Ranks of the data axis share out gradients.
+// Gradients are reduced over data ranks.
 inline constexpr Requirement kDataRanks{"dp", "2", [](const Job& j) { return j.plan.dp * j.plan.cp >= 2; }};
 inline constexpr Requirement kMicrobatches{"microbatches", "2", [](const Job& j) { return j.plan.microbatches > 1; }};
 inline constexpr Requirement kPipeline{"pp", "2", [](const Job& j) { return j.plan.pp >= 2; }};
@@ -29,7 +29,7 @@ inline constexpr Requirement kNoTensorRanks{"tp", "1", [](const Job& j) { return
 inline constexpr Requirement kNoContextRanks{"cp", "1", [](const Job& j) { return j.plan.cp == 1; }};
 inline constexpr Requirement kNoAdapters{"lora_rank", "0", [](const Job& j) { return j.model.lora.rank == 0; }};
 
-// Wants and lists of them, in one list.
+// Concatenates requirements and lists of them.
 template <class... Some>
 std::vector<Requirement> wants(const Some&... some) {
   std::vector<Requirement> out;
@@ -43,7 +43,7 @@ std::vector<Requirement> wants(const Some&... some) {
   return out;
 }
 
-// Does f too at a hook.
+// Appends f to a hook.
 template <class... Args, class F>
 void then(std::function<void(Args...)>& hook, F f) {
   hook = [before = std::move(hook), f = std::move(f)](Args... args) {
@@ -55,20 +55,22 @@ void then(std::function<void(Args...)>& hook, F f) {
 inline int last_rank(const Job& job) { return static_cast<int>(job.plan.ranks()) - 1; }
 inline bool is_last(Trainer& t) { return t.world().rank() + 1 == t.world().size(); }
 
-// Puts T, made with these arguments, around the transport of every rank.
+// Wraps the transport of every rank in a T constructed from these arguments.
 template <class T, class... Args>
 void around_every_rank(VerifyHooks& hooks, const Args&... args) {
   then(hooks.launching, [args...](LaunchOptions& how) {
     how.around = [args...](std::unique_ptr<Transport> inner) { return std::make_unique<T>(std::move(inner), args...); };
   });
 }
-inline void spoil(VerifyHooks& hooks, const FaultyCall& spoilt) { around_every_rank<SpoiltTransport>(hooks, spoilt); }
-// Plants the same for a plan.
-inline auto spoils(FaultyCall (*spoilt)(const Job& job)) {
-  return [spoilt](VerifyHooks& hooks, const Job& job) { spoil(hooks, spoilt(job)); };
+inline void inject(VerifyHooks& hooks, const FaultyCall& faulty) {
+  around_every_rank<FaultyCallTransport>(hooks, faulty);
+}
+// Injects the same faulty call into any plan.
+inline auto injects(FaultyCall (*faulty)(const Job& job)) {
+  return [faulty](VerifyHooks& hooks, const Job& job) { inject(hooks, faulty(job)); };
 }
 
-// Plants another job than the plan's.
+// Runs a modified job instead of the plan's.
 inline auto runs(void (*change)(Job& job)) {
   return [change](VerifyHooks& hooks, const Job&) {
     hooks.running = [change](Job job) {
@@ -78,7 +80,7 @@ inline auto runs(void (*change)(Job& job)) {
   };
 }
 
-// Plants another update than the strategy's.
+// Replaces the strategy's update.
 inline auto updates(void (*update)(Trainer& t, const StepReport& report)) {
   return [update](VerifyHooks& hooks, const Job&) { hooks.update = update; };
 }

@@ -1,5 +1,5 @@
-// Transports around another one, in which something goes wrong: a call does something else, or a rank fails, is late or
-// loses a message, to show that no fault hangs a run and each is named.
+// Fault-injecting transport decorators: a call is altered, or a rank fails, is delayed or loses a message. Tests use
+// them to show that no fault hangs a run and that each is reported.
 #pragma once
 #include <map>
 #include <thread>
@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// AroundTransport passes everything on: what spoils a call derives from it.
+// Forwards all calls; base class of the fault-injecting transports.
 class AroundTransport : public Transport {
  public:
   explicit AroundTransport(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
@@ -37,7 +37,7 @@ class AroundTransport : public Transport {
   std::function<void()> native_beside(const Call& call) override { return inner_->native_beside(call); }
   std::shared_ptr<CommWorker> background() override { return inner_->background(); }
   void check_progress(double waited_s, const std::string& during) override { inner_->check_progress(waited_s, during); }
-  // The groups made of this one are spoilt as it is.
+  // Subgroups are wrapped in the same way.
   std::unique_ptr<Transport> split(int color, int key) override { return around(inner_->split(color, key)); }
   void fail(const std::string& cause) override { inner_->fail(cause); }
   bool only_native(const Call& call) const override { return inner_->only_native(call); }
@@ -54,13 +54,12 @@ class AroundTransport : public Transport {
   std::unique_ptr<Transport> inner_;
 };
 
-// A fault happens to one rank when it comes to its call number `call` (counted from 0 over sends, receives and
-// collectives).
+// A fault of one rank at its call number `call` (counted from 0 over sends, receives and collectives).
 struct Fault {
   enum class Kind {
-    delay,  // it comes `seconds` late
-    drop,   // it does not take part, or its message is lost: somebody waits in vain
-    fail,   // it throws
+    delay,  // proceeds `seconds` late
+    drop,   // skips the call or loses the message, so that a peer times out
+    fail,   // throws
   };
   Kind kind = Kind::delay;
   int64_t call = 0;
@@ -77,7 +76,7 @@ class FaultTransport final : public AroundTransport {
     if (takes_part()) inner().send(to, tag, data, bytes);
   }
   void recv(int from, int tag, std::byte* data, int64_t bytes) override {
-    if (!takes_part()) inner().recv(from, tag, data, bytes);  // the message is lost: the next one is waited for
+    if (!takes_part()) inner().recv(from, tag, data, bytes);  // the message is lost: wait for the next
     inner().recv(from, tag, data, bytes);
   }
   void send_from_gpu(int to, int tag, const std::byte* data, int64_t bytes, Arena& gpu) override {
@@ -95,7 +94,7 @@ class FaultTransport final : public AroundTransport {
   }
 
  protected:
-  // The groups made of this one count on with the same calls.
+  // Subgroups share the call counter.
   std::unique_ptr<Transport> around(std::unique_ptr<Transport> made) const override {
     return std::unique_ptr<Transport>(new FaultTransport(std::move(made), plan_));
   }
@@ -103,7 +102,7 @@ class FaultTransport final : public AroundTransport {
  private:
   struct Plan {
     std::vector<Fault> faults;
-    std::atomic<int64_t> calls{0};  // main thread and background together
+    std::atomic<int64_t> calls{0};  // of the main and the background thread together
   };
   FaultTransport(std::unique_ptr<Transport> inner, std::shared_ptr<Plan> plan)
       : AroundTransport(std::move(inner)), plan_(std::move(plan)) {}
@@ -120,7 +119,7 @@ class FaultTransport final : public AroundTransport {
           present = false;
           break;
         case Fault::Kind::fail:
-          throw CommError("a planted fault at call " + std::to_string(now));
+          throw CommError("an injected fault at call " + std::to_string(now));
       }
     }
     return present;
@@ -128,7 +127,7 @@ class FaultTransport final : public AroundTransport {
   std::shared_ptr<Plan> plan_;
 };
 
-using Faults = std::map<int, std::vector<Fault>>;  // by rank of the world
+using Faults = std::map<int, std::vector<Fault>>;  // by world rank
 
 // For LaunchOptions::around.
 inline auto with_faults(Faults faults) {
@@ -139,27 +138,27 @@ inline auto with_faults(Faults faults) {
   };
 }
 
-// FaultyCall calls: which of which axis, and what happens instead; returns the bytes that were sent.
+// Faulty collectives: `which` selects the calls, `instead` replaces them and returns the bytes sent.
 struct FaultyCall {
   std::function<bool(const std::string& axis, const Call& call)> which;
   std::function<int64_t(Transport& transport, const Call& call)> instead;
 };
 
-class SpoiltTransport final : public AroundTransport {
+class FaultyCallTransport final : public AroundTransport {
  public:
-  SpoiltTransport(std::unique_ptr<Transport> inner, FaultyCall spoilt)
-      : AroundTransport(std::move(inner)), spoilt_(std::move(spoilt)) {}
+  FaultyCallTransport(std::unique_ptr<Transport> inner, FaultyCall faulty)
+      : AroundTransport(std::move(inner)), faulty_(std::move(faulty)) {}
   int64_t direct(const Call& call) override {
-    return spoilt_.which(axis_, call) ? spoilt_.instead(inner(), call) : inner().direct(call);
+    return faulty_.which(axis_, call) ? faulty_.instead(inner(), call) : inner().direct(call);
   }
 
  protected:
   std::unique_ptr<Transport> around(std::unique_ptr<Transport> made) const override {
-    return std::make_unique<SpoiltTransport>(std::move(made), spoilt_);
+    return std::make_unique<FaultyCallTransport>(std::move(made), faulty_);
   }
 
  private:
-  FaultyCall spoilt_;
+  FaultyCall faulty_;
 };
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// The rules of the diagnosis, and the verification that asks them.
+// Rules of the diagnosis, and verification with diagnosis.
 #include "verify/diagnosis/diagnosis.h"
 
 #include <fmt/format.h>
@@ -13,13 +13,13 @@ namespace tessera {
 namespace {
 
 constexpr double kSameFactor = 1e-2;
-constexpr size_t kNamed = 3;  // tensors that a text names
+constexpr size_t kNamed = 3;  // tensors named in a text
 
 using Without = Probe::Without;
 
-// --- observations as rules ask for them ---
+// --- observations in the form used by rules ---
 
-// A pattern of bytes: fewer or more than the formula, on an axis ("data": dp, and cp with it; empty: any), in these
+// A traffic pattern: fewer or more bytes than the formula, on an axis ("data": dp including cp; empty: any), in these
 // operations (none: any).
 using Operations = std::array<std::string_view, 3>;
 constexpr Operations kSums{"all_reduce", "reduce_scatter", "reduce"}, kGathers{"all_gather", "broadcast", "gather"};
@@ -41,7 +41,7 @@ constexpr Bytes kAnyBytes;
 constexpr Bytes fewer(std::string_view axis, Operations in = {}) { return {Are::fewer, axis, in}; }
 constexpr Bytes more(std::string_view axis, Operations in = {}) { return {Are::more, axis, in}; }
 
-// Symptoms are those of the first step in which anything differs: after it both sides differ anyway.
+// Symptoms of the first differing step, since later steps differ as a consequence.
 struct Symptoms {
   explicit Symptoms(const Observations& o) : seen(o) {
     const auto note = [&](const auto& d) { step = step == 0 ? d.step : std::min(step, d.step); };
@@ -67,13 +67,13 @@ struct Symptoms {
   }
 
   const Observations& seen;
-  int64_t step = 0;  // 0: nothing differs in any
+  int64_t step = 0;  // 0: no step differs
   std::vector<const NumberDifference*> numbers;
   std::vector<const TensorDifference*> gradients, parameters, state;
-  const SentDifference* sent = nullptr;  // the bytes that the rule in hand asks for
+  const SentDifference* sent = nullptr;  // traffic selected by the current rule
 };
 
-// No gradient, loss or norm differs by more than another rounding does.
+// All differences of gradients, loss and norm are within rounding.
 bool only_rounding(const Symptoms& s) {
   return std::ranges::all_of(s.gradients, [&](const auto* g) { return g->distance < s.seen.rounding; }) &&
          std::ranges::all_of(s.numbers, [&](const auto* n) {
@@ -81,7 +81,7 @@ bool only_rounding(const Symptoms& s) {
          });
 }
 
-// The factor by which all wrong gradients are wrong, where there is one and all are; 0: there is none.
+// The common factor of all wrong gradients; 0 if there is none.
 double common_factor(const Symptoms& s) {
   if (s.gradients.empty() || std::ssize(s.gradients) < s.seen.trained) return 0;
   const double first = s.gradients[0]->factor.value_or(0);
@@ -90,7 +90,7 @@ double common_factor(const Symptoms& s) {
   return first;
 }
 
-// The factor of most of the wrong moments of the optimizer; 0: there is none.
+// The common factor of most wrong optimizer moments; 0 if there is none.
 double moment_factor(const Symptoms& s) {
   std::vector<double> factors;
   size_t moments = 0;
@@ -107,7 +107,7 @@ double moment_factor(const Symptoms& s) {
   return 2 * static_cast<size_t>(alike) > factors.size() && std::abs(middle - 1) > kSameFactor ? middle : 0;
 }
 
-// The axis of which a factor is the number of ranks, or one over it; empty: there is none.
+// Mentions the axis whose size, or its inverse, is the factor; empty if there is none.
 std::string axis_text(const Observations& o, double factor) {
   for (const auto& [n, axis] : {std::pair{o.dp * o.cp, "data"}, {o.tp, "tensor"}})
     for (const double f : {static_cast<double>(n), 1.0 / static_cast<double>(n)})
@@ -115,7 +115,7 @@ std::string axis_text(const Observations& o, double factor) {
   return "";
 }
 
-// The factor of all gradients. The norm has it where bounds are wide and single gradients only show it roughly.
+// Factor of all gradients; taken from the norm if tolerances are wide and single gradients show it only roughly.
 double scale(const Symptoms& s) {
   double factor = common_factor(s);
   for (const NumberDifference* n : s.numbers)
@@ -126,7 +126,7 @@ double scale(const Symptoms& s) {
 
 bool norm(Symptoms& s) {
   if (!s.right_gradients()) return false;
-  s.sent = s.first(fewer("pp", kSums));  // which sums nothing else
+  s.sent = s.first(fewer("pp", kSums));  // which has no other reductions
   if (!s.sent && !s.parameters.empty()) s.sent = s.first(fewer("tp", kSums));
   return s.sent || s.wrong("gradient norm");
 }
@@ -137,14 +137,14 @@ bool narrow_sums(Symptoms& s) {
          std::ranges::all_of(s.gradients, [](const auto* g) { return g->distance < 0.02; });  // none, in bf16
 }
 
-// A group that is not the one with the same shards sums: then groups go on with different values at once.
+// Another group than the shard's replicas reduces it, so groups differ immediately.
 bool wrong_group(Symptoms& s) {
   return s.seen.groups > 1 && !s.gradients.empty() && s.seen.copies_step == s.step && !s.first(fewer("dp.shard")) &&
          !s.first(more("dp.shard"));
 }
 
-// The sum over the tensor axis that is missing is told by what is wrong. Where a bound is so wide that nothing is, the
-// size of the missing calls tells it: a weight has fewer numbers than an activation.
+// The wrong values identify a missing tensor-axis reduction. If wide tolerances hide them, the size of the missing
+// calls does: a weight has fewer elements than an activation.
 bool on_tensor_axis(const Symptoms& s) { return !s.right_gradients() || s.parameters.empty(); }
 bool one_weight(const Symptoms& s) {
   const int64_t missing = s.sent->expected_calls - s.sent->calls;
@@ -157,7 +157,7 @@ bool one_weight(const Symptoms& s) {
   return blocks.size() == 1 && std::ranges::all_of(s.gradients, [](const auto* g) { return g->shape.size() == 1; });
 }
 
-// Copies of what other ranks updated are old: the owners' are right, and later all goes wrong.
+// Stale replicas of parameters updated by other ranks: the owners' are right, and later everything is wrong.
 bool stale_copies(Symptoms& s) {
   const int64_t since = s.seen.copies_step;
   return since != 0 && (s.step == 0 || s.step > since);
@@ -169,14 +169,14 @@ bool wrong_targets(Symptoms& s) {
          std::ranges::all_of(o.given, [&](const GivenDifference& g) { return g.pipeline_rank == o.pp - 1; });
 }
 
-// Sequences whose shares in the gradient are wrong, where that explains it.
+// Sequences with wrong coefficients in the gradient, if these explain it.
 struct Shares {
   std::vector<int64_t> none, twice;
-  bool whole = true;  // they are whole micro-batches
+  bool whole = true;  // they form complete micro-batches
   bool empty() const { return none.empty() && twice.empty(); }
 };
 Shares observed_fractions(const Observations& o) {
-  // With other dropout masks or another mask of attention shares say little, unless tokens are known to be others.
+  // Different dropout or attention masks make coefficients meaningless, unless tokens are known to differ.
   if (!o.mixture || o.mixture->residual > (o.given.empty() ? 0.05 : 0.6)) return {};
   constexpr double kNone = 0.35, kTwice = 1.5, kOne = 0.45;
   const int64_t size = std::max<int64_t>(1, o.batch / (o.dp * o.microbatches));
@@ -197,7 +197,7 @@ bool integer_shares(const Symptoms& s, bool twice) {
   return !found.empty() && found.whole && twice != found.twice.empty();
 }
 
-// The first change of the run that makes it right.
+// The first change with which the run passes.
 const Probe* passing(const Observations& o) {
   const auto found = std::ranges::find_if(o.probes, [](const Probe& p) { return p.passes; });
   return found == o.probes.end() ? nullptr : &*found;
@@ -207,12 +207,12 @@ bool right(const Symptoms& s, Without without) {
   return found && found->without == without && !s.right_gradients();
 }
 
-// Whatever else the forward pass of such a model could do wrong, rules before this one would have seen.
+// Other faults of the forward pass match earlier rules.
 bool wrong_expert(Symptoms& s) {
   return s.seen.experts > 0 && s.wrong_loss() && !passing(s.seen) && s.seen.given.empty();
 }
 
-// Parameters that are wrong though gradients and norm are right: they have the values from before the step.
+// Parameters with the values from before the step, although gradients and norm are right.
 bool unchanged(const Symptoms& s) {
   return s.right_but_parameters() && !s.seen.permuted &&
          std::ranges::all_of(s.parameters, [](const auto* p) { return p->unchanged; });
@@ -227,12 +227,12 @@ const HeldDifference* kept(const Observations& o) {
   return found == o.held.end() ? nullptr : &*found;
 }
 
-// --- the same run with one thing changed at a time ---
+// --- probes: the same run with one change ---
 
 struct Change {
   Without without;
   const char* words;
-  bool (*there)(const Job& job);  // whether it makes the job another one
+  bool (*there)(const Job& job);  // whether the change applies
   void (*change)(Job& job);
 };
 constexpr auto kChanges = std::to_array<Change>({
@@ -251,13 +251,13 @@ constexpr auto kChanges = std::to_array<Change>({
      }},
 });
 
-// The first change that makes the run right.
+// Describes the first change with which the run passes.
 std::string probe_text(const Observations& o) {
   const Probe* const found = passing(o);
   return found ? std::ranges::find(kChanges, found->without, &Change::without)->words : "";
 }
 
-// --- words of the evidence ---
+// --- evidence texts ---
 
 std::string bytes_text(const SentDifference& s) {
   return fmt::format("{} bytes {} than the formula in {} on the {} axis ({} instead of {})",
@@ -292,7 +292,7 @@ std::string numbers_text(const Symptoms& s) {
   return out.empty() ? "loss and gradient norm are right" : fmt::format("{}", fmt::join(out, ", "));
 }
 
-// The ranks that wrong parameters and state were taken from.
+// Source ranks of wrong parameters and state.
 std::string ranks_text(const Symptoms& s) {
   std::set<int> ranks;
   for (const auto* all : {&s.parameters, &s.state})
@@ -304,7 +304,7 @@ std::string given_text(const Observations& o) {
   if (o.given.empty()) return "";
   std::set<int> ranks;
   for (const GivenDifference& g : o.given) ranks.insert(g.rank);
-  return fmt::format("rank{} {} {} given other tokens than the plan's (step {}: in the place of sequence {} first)",
+  return fmt::format("rank{} {} {} given other tokens than the plan's (step {}: first in place of sequence {})",
                      ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "), ranks.size() == 1 ? "is" : "are",
                      o.given[0].step, o.given[0].sequence);
 }
@@ -324,7 +324,7 @@ std::string kept_text(const Observations& o) {
   return h ? fmt::format("rank {} holds {} bytes of {} instead of {}", h->rank, h->found, h->what, h->expected) : "";
 }
 
-// The words of a rule, with all that they may name filled in.
+// A rule's evidence text with all placeholders filled in.
 std::string filled(std::string_view words, const Symptoms& s) {
   using fmt::arg;
   const Observations& o = s.seen;
@@ -341,8 +341,8 @@ std::string filled(std::string_view words, const Symptoms& s) {
       arg("and_bytes", s.sent ? "; " + bytes : ""), arg("copies", copies),
       arg("and_copies", copies.empty() ? "" : "; " + copies), arg("gradients", gradients), arg("blocks", blocks),
       arg("numbers", numbers), arg("parameters", s.parameters.size()),
-      arg("times", factor == 0 ? gradients : fmt::format("all gradients are {:.3g} times too large", factor)),
-      arg("on_tensor_axis", s.right_gradients() ? "what was computed is within the bounds of its dtype"
+      arg("times", factor == 0 ? gradients : fmt::format("all gradients are too large by a factor of {:.3g}", factor)),
+      arg("on_tensor_axis", s.right_gradients() ? "computed values are within the tolerance of the dtype"
                                                 : fmt::format("step {}: {}, {}{}", s.step, numbers, gradients, blocks)),
       arg("given", given), arg("shares", shares), arg("sequences", observed_fractions(o).whole ? given : shares),
       arg("worst", worst), arg("scale", scale(s)), arg("axis", axis_text(o, scale(s))), arg("experts", o.experts),
@@ -353,107 +353,106 @@ std::string filled(std::string_view words, const Symptoms& s) {
 
 // --- the table ---
 
-constexpr std::string_view kStale = "a part of the parameters keeps its old values",
+constexpr std::string_view kStale = "some parameters retain their old values",
                            kOld = "{updated}: they have the values from before the step",
                            kProbed =
                                "step {step}: {numbers}, {gradients}; bytes are right; the same run {probe} is right";
 
 struct Rule {
   std::string_view cause, text;
-  Bytes bytes;                // which must have been sent
-  bool (*fits)(Symptoms& s);  // further symptoms that it asks for
-  std::string_view words;     // the evidence
+  Bytes bytes;                // required traffic pattern
+  bool (*fits)(Symptoms& s);  // further required symptoms
+  std::string_view words;     // evidence
 };
-// Earlier rules explain what later ones would see too.
+// Ordered: symptoms of earlier rules include those of later ones.
 constexpr auto kRules = std::to_array<Rule>({
-    {"lost-call", "a rank took no part in a collective, or a message was lost", kAnyBytes,
+    {"lost-call", "a rank did not take part in a collective, or a message was lost", kAnyBytes,
      [](auto& s) { return !s.seen.stopped.empty() && s.seen.out_of_step; }, "{stopped}"},
-    {"failed-rank", "a rank ended with an error of its own", kAnyBytes,
+    {"failed-rank", "a rank ended with its own error", kAnyBytes,
      [](auto& s) { return !s.seen.stopped.empty() && !s.seen.out_of_step; }, "{stopped}"},
-    {"norm", "the gradient norm lacks the part of some ranks", kAnyBytes, norm,
+    {"norm", "the gradient norm omits the shards of some ranks", kAnyBytes, norm,
      "step {step}: all gradients are right, {numbers}{and_bytes}"},
-    {"narrow-sums", "gradients are summed and sent in a narrower dtype", fewer("data", kSums), narrow_sums,
-     "as many calls and about half the bytes: {bytes}; gradients differ in the third digit at most"},
-    {"tied-copies", "the two copies of the tied weight do not sum their gradients", fewer("tied"),
+    {"narrow-sums", "gradients are reduced in a narrower dtype", fewer("data", kSums), narrow_sums,
+     "the same number of calls and about half the bytes: {bytes}; gradients differ at most in the third digit"},
+    {"tied-copies", "the two replicas of the tied weight do not reduce their gradients", fewer("tied"),
      [](auto&) { return true; }, "{bytes}; {gradients}"},
-    {"group-not-summed", "shards are summed within groups of ranks, and not over the groups",
+    {"group-not-summed", "shards are reduced within sharding groups, but not over the groups",
      fewer("dp.replicate", kSums), [](auto& s) { return s.sent->bytes == 0 && !s.gradients.empty(); },
      "{bytes}; {gradients}"},
-    {"wrong-group", "shards are summed over other ranks than those that have the same shard", kAnyBytes, wrong_group,
-     "step {step}: {gradients}, and after it groups hold different values: {copies}"},
-    {"outer-step", "ranks that train alone leave out a step that they should make together",
-     fewer("data", {"all_reduce"}), [](auto& s) { return s.right_but_parameters(); },
-     "{bytes}; step {step}: all gradients are right, and {parameters} parameters are not what ranks should have in "
-     "common"},
+    {"wrong-group", "shards are reduced over ranks that do not have the same shard", kAnyBytes, wrong_group,
+     "step {step}: {gradients}, and after it groups have different values: {copies}"},
+    {"outer-step", "ranks with local updates skip a synchronization", fewer("data", {"all_reduce"}),
+     [](auto& s) { return s.right_but_parameters(); },
+     "{bytes}; step {step}: all gradients are right, and {parameters} parameters are not synchronized"},
     {"silent-owner", "the owner of a matrix does not send its update to the other ranks", fewer("data", {"broadcast"}),
      [](auto& s) { return !s.seen.copies.empty(); }, "{bytes}; {copies}"},
-    {"wrong-expert-sum", "gradients of experts are summed over other ranks than those that have these experts",
-     kAnyBytes,
+    {"wrong-expert-sum", "gradients of experts are reduced over ranks that do not have these experts", kAnyBytes,
      [](auto& s) {
        return !s.wrong_loss() && !s.gradients.empty() &&
               std::ranges::all_of(s.gradients, [](const auto* g) { return g->of_expert; });
      },
      "step {step}: the loss is right, and only gradients of experts are wrong: {gradients}"},
-    {"missing-gradient-sum", "gradients are not summed over the data axis", fewer("data", kSums),
+    {"missing-gradient-sum", "gradients are not reduced over the data axis", fewer("data", kSums),
      [](auto& s) { return !s.gradients.empty(); }, "{bytes}; {gradients}"},
-    {"summed-twice", "gradients are summed over the data axis twice", more("data", kSums),
+    {"summed-twice", "gradients are reduced over the data axis twice", more("data", kSums),
      [](auto& s) { return !s.gradients.empty(); }, "{bytes}; {times}"},
-    {"missing-gather", "updated shards are not gathered: ranks go on with stale ones", fewer("data", kGathers),
+    {"missing-gather", "updated shards are not gathered: ranks continue with stale ones", fewer("data", kGathers),
      [](auto& s) { return s.sent->operation != "broadcast" || !s.seen.copies.empty(); }, "{bytes}{and_copies}"},
-    {"missing-forward-sum", "a row layer's outputs are not summed over the tensor axis", fewer("tp"),
+    {"missing-forward-sum", "the outputs of a row-parallel layer are not reduced over the tensor axis", fewer("tp"),
      [](auto& s) { return on_tensor_axis(s) && s.wrong_loss(); }, "{bytes}; {on_tensor_axis}"},
     {"weight-not-summed",
-     "the gradient of one replicated weight is not summed over the tensor axis: R and I are swapped", fewer("tp"),
+     "the gradient of one replicated weight is not reduced over the tensor axis: R and I are swapped", fewer("tp"),
      [](auto& s) { return on_tensor_axis(s) && !s.wrong_loss() && one_weight(s); }, "{bytes}; {on_tensor_axis}"},
-    {"missing-backward-sum", "the gradient of a column layer's input is not summed over the tensor axis", fewer("tp"),
-     [](auto& s) { return on_tensor_axis(s) && !s.wrong_loss() && !one_weight(s); }, "{bytes}; {on_tensor_axis}"},
-    {"needless-communication", "something is sent that nobody needs", more(""),
-     [](auto& s) { return s.right_numbers(); }, "{bytes}; everything that was computed is right"},
-    {"stale-part", kStale, kAnyBytes, stale_copies, "{copies}; until then everything was right"},
-    {"wrong-targets", "the last stage compares with the targets of other sequences", kAnyBytes, wrong_targets,
+    {"missing-backward-sum", "the input gradient of a column-parallel layer is not reduced over the tensor axis",
+     fewer("tp"), [](auto& s) { return on_tensor_axis(s) && !s.wrong_loss() && !one_weight(s); },
+     "{bytes}; {on_tensor_axis}"},
+    {"needless-communication", "unnecessary communication", more(""), [](auto& s) { return s.right_numbers(); },
+     "{bytes}; all computed values are right"},
+    {"stale-part", kStale, kAnyBytes, stale_copies, "{copies}; everything before was right"},
+    {"wrong-targets", "the last stage uses the targets of other sequences", kAnyBytes, wrong_targets,
      "{given}, all of them of the last pipeline stage; {numbers}"},
-    {"microbatch-skipped", "a micro-batch is left out", kAnyBytes, [](auto& s) { return integer_shares(s, false); },
+    {"microbatch-skipped", "a micro-batch is skipped", kAnyBytes, [](auto& s) { return integer_shares(s, false); },
      "{shares}"},
     {"microbatch-repeated", "a micro-batch is computed twice, in place of another", kAnyBytes,
      [](auto& s) { return integer_shares(s, true); }, "{shares}"},
-    {"wrong-sequences", "ranks compute other sequences than the plan gives them", kAnyBytes,
+    {"wrong-sequences", "ranks compute sequences other than the plan's", kAnyBytes,
      [](auto& s) { return !s.seen.given.empty() || !observed_fractions(s.seen).whole; }, "{sequences}"},
-    {"order-of-sums", "gradients are summed in another order", kAnyBytes,
+    {"order-of-sums", "gradients are summed in a different order", kAnyBytes,
      [](auto& s) { return !s.gradients.empty() && only_rounding(s); },
-     "gradients differ in their last bits only, by {worst:.2g} of their norm"},
+     "gradients differ only in their last bits, by {worst:.2g} of their norm"},
     {"wrong-scale", "gradients are multiplied or divided once too often", kAnyBytes,
      [](auto& s) { return !s.wrong_loss() && scale(s) != 0; },
-     "step {step}: all gradients are {scale:.4g} times what they should be{axis}; loss and bytes are right"},
-    {"dropout-masks", "ranks or micro-batches draw other dropout masks than they should", kAnyBytes,
+     "step {step}: all gradients are {scale:.4g} times the expected value{axis}; loss and bytes are right"},
+    {"dropout-masks", "ranks or micro-batches use wrong dropout masks", kAnyBytes,
      [](auto& s) { return right(s, Without::dropout); }, kProbed},
-    {"document-mask", "attention sees another document, or not all of its own", kAnyBytes,
+    {"document-mask", "attention includes another document, or excludes some of its own", kAnyBytes,
      [](auto& s) { return right(s, Without::documents); }, kProbed},
-    {"context-positions", "attention over context ranks takes tokens for others: the positions or the mask are wrong",
-     kAnyBytes, [](auto& s) { return right(s, Without::context_axis); }, kProbed},
-    {"wrong-message", "a pipeline stage computes with another micro-batch's activations", kAnyBytes,
+    {"context-positions", "attention over context ranks has wrong positions or a wrong mask", kAnyBytes,
+     [](auto& s) { return right(s, Without::context_axis); }, kProbed},
+    {"wrong-message", "a pipeline stage computes with the activations of another micro-batch", kAnyBytes,
      [](auto& s) { return right(s, Without::pipeline); }, kProbed},
-    {"wrong-expert", "tokens meet other experts than the router chose for them", kAnyBytes, wrong_expert,
-     "step {step}: {numbers}, {gradients}{blocks}; its layers have {experts} experts, and every rank had the tokens of "
-     "the plan"},
-    {"misplaced-gather", "gathered shards are put in each other's places", kAnyBytes,
+    {"wrong-expert", "tokens are processed by experts that the router did not choose", kAnyBytes, wrong_expert,
+     "step {step}: {numbers}, {gradients}{blocks}; the layers have {experts} experts, and every rank had the plan's "
+     "tokens"},
+    {"misplaced-gather", "gathered shards are swapped", kAnyBytes,
      [](auto& s) { return s.right_but_parameters() && s.seen.permuted; },
-     "{updated}: all values are there, in other places"},
+     "{updated}: all values are present, but in other places"},
     {"update-skipped", "the update is not applied", kAnyBytes, [](auto& s) { return unchanged(s) && skipped(s); },
      kOld},
     {"stale-part", kStale, kAnyBytes, [](auto& s) { return unchanged(s) && !skipped(s); }, kOld},
-    {"clipping", "gradients are not clipped, or by another norm than they should be", kAnyBytes,
+    {"clipping", "gradients are not clipped, or are clipped by a wrong norm", kAnyBytes,
      [](auto& s) { return s.right_but_parameters() && !s.seen.permuted && !unchanged(s) && moment_factor(s) != 0; },
-     "{updated}; the optimizer's mean gradients are {moment:.4g} times too large"},
-    {"schedule", "the pipeline executes another schedule than the plan's", kAnyBytes,
+     "{updated}; the optimizer's first moments are too large by a factor of {moment:.4g}"},
+    {"schedule", "the pipeline executes a schedule other than the plan's", kAnyBytes,
      [](auto& s) { return !s.seen.in_flight.empty() && s.right_numbers(); },
-     "micro-batches in flight by pipeline rank: {in_flight} instead of {expected_in_flight}; everything that was "
-     "computed is right"},
-    {"kept-memory", "something is kept that should be cut or freed", kAnyBytes,
-     [](auto& s) { return s.right_numbers() && kept(s.seen); }, "{kept}; everything that was computed is right"},
+     "micro-batches in flight by pipeline rank: {in_flight} instead of {expected_in_flight}; all computed values are "
+     "right"},
+    {"kept-memory", "memory is retained that should be sharded or freed", kAnyBytes,
+     [](auto& s) { return s.right_numbers() && kept(s.seen); }, "{kept}; all computed values are right"},
 });
-constexpr std::string_view kUnknown = "unknown", kNoRule = "no rule fits";
+constexpr std::string_view kUnknown = "unknown", kNoRule = "no rule matches";
 
-// Bytes, tokens and factors do not tell what is wrong.
+// Whether traffic, tokens and factors leave the cause open.
 bool asks_for_probes(const Symptoms& s) {
   const Observations& o = s.seen;
   return s.step > 0 && !s.right_gradients() && o.sent.empty() && o.given.empty() && o.stopped.empty() &&
@@ -491,7 +490,7 @@ VerifyResult explain(const Job& job, const HooksOf& hooks) {
         changed.optim.steps = Symptoms(r.seen).step;
         const VerifyResult again = verify(changed, hooks(changed));
         r.seen.probes.push_back({change.without, again.wrong_steps.empty() && again.seen.stopped.empty()});
-      } catch (const Error&) {  // a plan that cannot be
+      } catch (const Error&) {  // an invalid plan
         continue;
       }
   r.diagnosis = diagnose(r.seen);

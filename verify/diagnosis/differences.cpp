@@ -1,4 +1,4 @@
-// Element by element, in float64.
+// Element-wise comparison in float64.
 #include "verify/diagnosis/differences.h"
 
 #include <numeric>
@@ -6,8 +6,8 @@
 namespace tessera {
 namespace {
 
-constexpr double kLeftByFactor = 2e-3;  // relative distance of what a factor leaves
-constexpr double kExplained = 0.01;     // the most that it leaves of the square of the difference
+constexpr double kLeftByFactor = 2e-3;  // relative residual after applying a factor
+constexpr double kExplained = 0.01;  // maximum fraction of the squared difference that remains
 
 std::vector<double> numbers(const Tensor& t) { return t.to(DType::float64).to_vector<double>(); }
 
@@ -26,7 +26,7 @@ std::vector<int64_t> multi_index(int64_t flat, const Shape& shape) {
   return out;
 }
 
-// Adds up what the least squares of a factor need.
+// Accumulates the least-squares fit of a factor.
 struct Ratio {
   double ff = 0, fe = 0, ee = 0;
   void add(double found, double expected) {
@@ -88,7 +88,7 @@ bool are_permuted(const std::vector<Compared>& pairs) {
       elsewhere += found[i] == 0 || std::ranges::binary_search(all, found[i]) ? 1 : 0;  // 0: padding
     }
   }
-  // Narrow dtypes have few values, which occur in many places: what is misplaced is far from what belongs there, too.
+  // Narrow dtypes have few values, which occur in many places, so misplaced values must also differ widely.
   return wrong > 0 && 10 * elsewhere >= 8 * wrong && difference > 0.1 * norm;
 }
 
@@ -105,7 +105,7 @@ void append(Vector& to, const Tensor& t) {
 
 double product(const Vector& a, const Vector& b) { return std::inner_product(a.begin(), a.end(), b.begin(), 0.0); }
 
-// Solves a x = b, by elimination with the largest pivot; singular directions get 0.
+// Solves a x = b by elimination with pivoting; singular directions get 0.
 Vector solve(std::vector<Vector> a, Vector b) {
   const size_t n = b.size();
   std::vector<size_t> order(n);

@@ -1,4 +1,4 @@
-// Choices of the tokens at hand into those of the batch.
+// Conversion of local tokens' choices to the global batch.
 #include "verify/experts/routing.h"
 
 #include <numeric>
@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-// Rows that leave this one of the ranks that share out experts, and how many the experts here get.
+// Counts rows sent to other ranks of the expert-parallel group, and rows of local experts.
 void count_rows(Trainer& trainer, const std::vector<int64_t>& rows, Routing& out) {
   Communicator& ep = *trainer.expert_ranks();
   const auto here = std::ssize(rows) / ep.size();
@@ -51,7 +51,7 @@ void keep_passes(LanguageModel& model) {
 
 Routing read_routing(Trainer& trainer) {
   Routing out(trainer.full_model(), trainer.job().optim.batch);
-  const bool first = trainer.mesh().coordinate("tp") == 0;  // the ranks of tp route alike
+  const bool first = trainer.mesh().coordinate("tp") == 0;  // all tp ranks route alike
   size_t layer = 0;
   for (MixtureOfExperts* mixture : trainer.model().all<MixtureOfExperts>()) {
     const std::vector<MixtureOfExperts::Pass> passes = mixture->take_load().passes;

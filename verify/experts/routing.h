@@ -1,6 +1,6 @@
-// Which experts tokens were sent to. A plan with tp or cp has other last bits in its logits than one rank, so that a
-// token between two experts may go to the other one: then the oracle takes the plan's choices, and it is counted which
-// tokens it would have sent elsewhere, and by how much.
+// Routing of tokens to experts. A plan with tp or cp has other rounding in its logits than one rank, so a token with
+// nearly equal logits may be routed to another expert. The oracle then replays the plan's choices, and reports the
+// tokens that it would have routed elsewhere and the margin.
 #pragma once
 
 #include "train/trainer.h"
@@ -9,22 +9,22 @@ namespace tessera {
 
 struct Routing {
   Routing() = default;
-  Routing(const LanguageModel& model, int64_t batch);  // nobody's yet
-  // A layer's passes are placed; `positions` of its tokens within their sequences, empty where all of them are there.
+  Routing(const LanguageModel& model, int64_t batch);  // empty
+  // Records a layer's passes; `positions` of its tokens within their sequences, empty if all are local.
   void place(size_t layer, const std::vector<MixtureOfExperts::Pass>& passes, std::span<const int64_t> positions = {});
 
   std::vector<Tensor> chosen = {};  // by layer: int64 (batch, T, k)
-  int64_t leaving = 0;              // rows whose expert is on another rank, of all ranks
-  double most = 1;  // rows that the experts of a rank got in a pass, at most, by those of an even routing
+  int64_t leaving = 0;              // rows sent to experts on other ranks, over all ranks
+  double most = 1;                  // maximum rows of a rank's experts in a pass, relative to even routing
 };
 
-// Whether the oracle takes the plan's choices.
+// Whether the oracle replays the plan's choices.
 bool replays_routing(const Job& job);
-// Before the first step.
+// Called before the first step.
 void keep_passes(LanguageModel& model);
-// The routing of the step whose gradients were computed last; every rank calls it.
+// Routing of the step whose gradients were computed last. Collective.
 Routing read_routing(Trainer& trainer);
-// The model's training passes take the choices that stand there when they are made.
+// The model's training passes use the choices in `routing` at the time of the pass.
 void replay(LanguageModel& model, const std::shared_ptr<const Routing>& routing);
 
 }  // namespace tessera
