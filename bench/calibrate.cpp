@@ -225,10 +225,10 @@ void time_products(KernelTimer& timer) {
                                    {2048, 768, 256}};
   for (const auto& [m, n, k] : kSizes)
     for (const bool of_input : {true, false})
-      timer.time({Kernel::product_forward, of_input ? Kernel::product_input : Kernel::product_weight},
-                 {planner::product_sizes(real(m), real(n), real(k)),
-                  of_input ? planner::product_sizes(real(m), real(k), real(n))
-                           : planner::product_sizes(real(n), real(k), real(m))},
+      timer.time({Kernel::matmul_forward, of_input ? Kernel::matmul_input : Kernel::matmul_weight},
+                 {planner::matmul_sizes(real(m), real(n), real(k)),
+                  of_input ? planner::matmul_sizes(real(m), real(k), real(n))
+                           : planner::matmul_sizes(real(n), real(k), real(m))},
                  {{{m, k}}, {{n, k}, {n}}, of_input, !of_input},
                  [](Vars& in, const Vars& w) { return linear(std::exchange(in[0], Var()), w[0], w[1]); });
 }

@@ -198,7 +198,7 @@ int predict_cases(const std::string& path) {
 }  // namespace
 
 std::shared_ptr<const planner::Machine> kept_here() try {
-  const auto kept = planner::kept_machine(here());
+  const auto kept = planner::load_machine(here());
   return kept ? std::make_shared<const planner::Machine>(*kept) : nullptr;
 } catch (const Error&) {
   return nullptr;
@@ -207,7 +207,7 @@ std::shared_ptr<const planner::Machine> kept_here() try {
 std::shared_ptr<const planner::Machine> measured_here(bool again) {
   const planner::Identity identity = here();
   if (!again) try {
-      if (auto kept = planner::kept_machine(identity))
+      if (auto kept = planner::load_machine(identity))
         return std::make_shared<const planner::Machine>(*std::move(kept));
       say("this machine has not been measured by this version: measuring it, which takes about two minutes");
     } catch (const InputError& e) {
@@ -215,7 +215,7 @@ std::shared_ptr<const planner::Machine> measured_here(bool again) {
     }
   auto measured = std::make_shared<const planner::Machine>(
       bench::calibrate(identity, {}, [](std::string_view line) { say(line); }));
-  planner::keep(*measured);
+  planner::save_machine(*measured);
   say(fmt::format("kept in {}", planner::machine_file(identity).string()));
   return measured;
 }
