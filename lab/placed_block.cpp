@@ -194,9 +194,9 @@ std::pair<std::string, std::string> fault_text(const PlacedPart& part) {
                       axis, *wrong, op[0], fmt::join(op.begin() + 1, op.end(), " "), *expected, fmt::join(best, " ")),
           failure_cause(*wrong, *expected)};
     }
-    if (const auto& x = part["x"].on[a].first, &y = part["y"].on[a].second; x != y)
-      return {fmt::format("y on {} ends as {}; expected {}, as x begins", axis, y.str(), x.str()),
-              "parts stand behind each other: the y of one is the x of the next"};
+    if (const Placement y = part["y"].on[a].second; y == R || y == P)
+      return {fmt::format("y on {} ends as {}; expected I or S", axis, y.str()),
+              "the y of one part is the x of the next, and x begins as I or S"};
   }
   return {};
 }
@@ -236,7 +236,10 @@ void price(const PlacedPart& part, PlacementVerdict& out) {
       out.sent += sent;
       if (is_cut(from)) own /= n;
     }
-    if (t.is_weight()) out.held += own;
+    if (!t.is_weight()) continue;
+    out.held += own;
+    if (std::ranges::any_of(t.on, [](const auto& p) { return is_cut(p.first) && !is_cut(p.second); }))
+      out.gathered.push_back(t.name);
   }
 }
 
@@ -346,6 +349,8 @@ PlacementVerdict check_placements(std::string_view text, const std::string& name
   PlacementVerdict out;
   out.title = part.title + ", x";
   for (const auto& [from, to] : part["x"].on) out.title += " " + from.str();
+  out.title += ", y";
+  for (const auto& [from, to] : part["y"].on) out.title += " " + to.str();
   std::tie(out.found, out.cause) = fault_text(part);
   price(part, out);
   run_beside_one_rank(part, out);

@@ -17,15 +17,17 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tessera::lab {
 
 struct PlacementVerdict {
-  std::string title;            // "mlp tp=2, x I"
-  std::string picture;          // lines for each tensor: the part that each rank has, conversions and their bytes
-  std::string found, cause;     // the first thing that the table refuses; empty: nothing
-  int64_t sent = 0, count = 0;  // bytes that all ranks send, forward and backward, by the table; and as counted
-  int64_t held = 0;             // bytes of the parameters of one rank
+  std::string title;                  // "mlp tp=2, x I, y I": x as it begins, y as it ends
+  std::string picture;                // lines for each tensor: the part that each rank has, conversions and their bytes
+  std::string found, cause;           // the first thing that the table refuses; empty: nothing
+  int64_t sent = 0, count = 0;        // bytes that all ranks send, forward and backward, by the table; and as counted
+  int64_t held = 0;                   // bytes of the parameters of one rank
+  std::vector<std::string> gathered;  // weights that are sharded between steps and used unsharded
   std::string run;     // the largest difference from one rank, of y or a gradient; or why the ranks could not run
   bool alike = false;  // it is within the bound
   bool good() const { return found.empty() && alike && sent == count; }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <optional>
 
 #include "parallel/pipeline/schedules.h"
@@ -49,6 +50,16 @@ Schedule improved(Schedule s, const ScheduleTask& t, const Philox& random) {
     if (const double ends = end_time(other, t); ends <= end) s = std::move(other), end = ends;
   }
   return s;
+}
+
+// Gives the stages of rank r to rank order[r].
+void relabel(ScheduleTask& t, const std::vector<int>& order) {
+  const ScheduleTask from = t;
+  for (int& rank : t.known.rank_of_stage) rank = order[static_cast<size_t>(rank)];
+  for (size_t r = 0; r < order.size(); ++r) {
+    const auto to = static_cast<size_t>(order[r]);
+    t.known.actions[to] = from.known.actions[r], t.in_flight[to] = from.in_flight[r];
+  }
 }
 
 // Rank 0 of two gets a list that no schedule of the product has; the best list of rank 1 for it is the shortest of all.
@@ -110,11 +121,14 @@ ScheduleTask make_task(const ScheduleFamily& f, uint64_t seed) {
       continue;
     }
     double made = kNever, first = kNever;
+    const bool any = f.chunks == 1 || f.splits,
+               is_v = pick(30, 0, 1) == 1;  // whether the last stage is next to the first
     for (const Schedule& s : made_schedules(f.ranks, m)) {
       if (s.chunks() != f.chunks) continue;
       if (f.splits || !s.has(PassKind::W)) made = std::min(made, end_time(s, t));
       for (const Schedule& from : {f.splits ? s : joined(s), f.splits && s.has(PassKind::B) ? split_backward(s) : s})
-        if ((f.splits || !from.has(PassKind::W)) && end_time(from, t) < first)
+        if ((any || (s.rank_of_stage.back() == 0) == is_v) && (f.splits || !from.has(PassKind::W)) &&
+            end_time(from, t) < first)
           first = end_time(from, t), t.known = from;
     }
     if (first == kNever) continue;
@@ -122,6 +136,11 @@ ScheduleTask make_task(const ScheduleFamily& f, uint64_t seed) {
     const double best = end_time(t.known, t);
     if (made < best + 2) continue;
     t.makespan = std::floor(std::min(made == kNever ? best * 1.1 : made - 1, (best + std::min(made, best * 1.2)) / 2));
+    std::vector<int> order(static_cast<size_t>(f.ranks));
+    std::iota(order.begin(), order.end(), 0);
+    for (int r = f.ranks - 1; r > 0; --r)
+      std::swap(order[static_cast<size_t>(r)], order[static_cast<size_t>(pick(31 + static_cast<uint64_t>(r), 0, r))]);
+    relabel(t, order);
     return t;
   }
 }

@@ -1,5 +1,5 @@
-// Pipelines to schedule: a learner's seed decides the numbers, so that no two learners have the same task, and limits
-// lie where no schedule that the product makes reaches them.
+// Pipelines to schedule: a learner's seed decides the numbers and the rank of each stage, so that a file of another
+// learner is refused, and limits lie where no schedule that the product makes reaches them.
 #pragma once
 #include <string_view>
 

@@ -9,13 +9,13 @@
 #include "parallel/pipeline/schedules.h"
 #include "parallel/pipeline/simulate.h"
 #include "tests/app/program.h"
-#include "tests/house/sources.h"
+#include "tests/conventions/sources.h"
 
 namespace tessera {
 namespace {
 
-using house::first_groups;
-using house::Source;
+using conventions::first_groups;
+using conventions::Source;
 using Set = std::set<std::string>;
 
 // Options and files of other programs and of examples.
@@ -104,7 +104,7 @@ class DocsNames : public ProgramTest {
   }
 
   const fs::path root_ = TESSERA_SOURCE_DIR;
-  const std::vector<Source> sources_ = house::all_sources(root_, {});
+  const std::vector<Source> sources_ = conventions::all_sources(root_, {});
   Set paths_, tests_, options_ = {"--help", "--version"}, commands_ = {"test", "schedules"},
                       faults_ = {"list", "random"};
 };
@@ -205,9 +205,9 @@ TEST(DocsRatios, FollowFromClosedFormsAndSchedules) {
 
 TEST(DocsRatios, AreNumbers) {
   const std::regex vague("a\\s(?:little|bit)\\s(?:more|less|fewer)|the\\sfewest\\ssteps");
-  for (const Source& page : house::all_sources(TESSERA_SOURCE_DIR, {".md"}))
+  for (const Source& page : conventions::all_sources(TESSERA_SOURCE_DIR, {".md"}))
     if (is_page(page)) {
-      EXPECT_EQ(house::matches(page.text, vague).size(), 0U) << page.path;
+      EXPECT_EQ(conventions::matches(page.text, vague).size(), 0U) << page.path;
     }
 }
 

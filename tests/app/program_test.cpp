@@ -232,9 +232,14 @@ TEST_F(LabTest, AClassIsGradedWhateverOneLearnerHandsIn) {
   must("lab start 7 class/ada");
   must("lab start p3 class/ada/p3");
   const std::string begun = read_file(path("class/ada/p3/placements.txt"));
-  write("class/ada/p3/placements.txt", begun.substr(0, begun.find("\nx ")) +
-                                           "\nx I->R\nup.weight S(0)\nup.bias S(0)\n" +
-                                           "h S(2)\ndown.weight S(1)\nz P->I\ndown.bias I\ny I\n");
+  const auto given = [&](const char* name) {
+    const size_t at = begun.find(name) + 3;
+    return begun.substr(at, begun.find('\n', at) - at);
+  };
+  const std::string x = given("\nx "), y = given("\ny "), bias = y == "I" ? "I" : y == "S(2)" ? "S(0)" : "I->R";
+  write("class/ada/p3/placements.txt", begun.substr(0, begun.find("\nx ")) + "\nx " + x +
+                                           "->R\nup.weight S(0)\nup.bias S(0)\nh S(2)\ndown.weight S(1)\nz P->" + y +
+                                           "\ndown.bias " + bias + "\ny " + y + "\n");
   fs::copy(path("class/ada/p3"), path("class/cy/mine"));
   write("class/bo/one_f_one_b.cpp", "#error no\n");
   for (const char* empty : {"class/bo/first/ring.cpp", "class/notes.txt"}) write(empty, "");

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Counts lines of code and files of each layer and of the tests; comments and blank lines are not counted.
 
-count.py [FOLDER...]      the layers, the tests and three sums, or only these folders: name, lines, files
-count.py --since REV      beside each number, how it has changed since this revision of git
-count.py --check TABLE    exit status 1 if a folder has more lines or files than the table allows
+count.py [DIRECTORY...]   the layers, the tests and three sums, or only these directories: name, lines, files
+count.py --since REV      in addition the change of each count since a git revision
+count.py --check TABLE    exit status 1 if a directory has more lines or files than the table allows
 
-`product` is all layers. `book` is what there is to read: the layers of BOOK without the folders of OUTSIDE, at any
-depth, and without the sources of CUDA. `outside` is the rest of the product. A file counts where it lies, whatever its
-name says. The numbers are those of cloc within 0.5%; a docstring is a comment, and `#!` is code.
+`product` is all layers. `core` consists of the layers CORE without the directories PERIPHERAL, at any depth, and without
+CUDA sources; `peripheral` is the rest of the product. The directory of a file decides, not its name. Counts agree with
+cloc within 0.5%; a docstring is a comment, and `#!` is code.
 """
 import argparse
 import io
@@ -19,9 +19,9 @@ import tarfile
 
 LAYERS = ["app", "autograd", "bench", "data", "hub", "lab", "models", "nn", "optim", "parallel", "planner", "python",
           "settings", "tensor", "train", "verify"]
-BOOK = {"tensor", "autograd", "nn", "optim", "models", "parallel", "train", "verify"}
-OUTSIDE = {"cuda", "cpu", "mpi", "tcp", "nccl", "async", "quantize", "experts", "adapters", "diagnosis", "defects"}
-SUMS = ["book", "outside", "product"]
+CORE = {"tensor", "autograd", "nn", "optim", "models", "parallel", "train", "verify"}
+PERIPHERAL = {"cuda", "cpu", "mpi", "tcp", "nccl", "async", "quantize", "experts", "adapters", "diagnosis", "defects"}
+SUMS = ["core", "peripheral", "product"]
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 # Each kind of file has a pattern that finds its comments (group 1), and first the texts in which none begins.
@@ -33,7 +33,7 @@ KINDS = {".h": C, ".cpp": C, ".cu": C, ".cuh": C, ".js": C, ".css": C, ".py": PY
 
 
 def lines_of_code(path, text):
-    """The lines of a text on which something besides a comment stands."""
+    """The lines of a text that contain more than a comment."""
     def without(match):
         return "\n" * match[0].count("\n") if match[match.re.groups] else match[0]
     pattern = KINDS[os.path.splitext(path)[1]]
@@ -41,7 +41,7 @@ def lines_of_code(path, text):
 
 
 def in_checkout(tops):
-    """Lines of code of each file below these folders, by path."""
+    """Lines of code of each file below these directories, by path."""
     paths = [os.path.join(folder, name) for top in tops for folder, _, names in os.walk(os.path.join(ROOT, top))
              for name in names if os.path.splitext(name)[1] in KINDS]
     found = {}
@@ -61,14 +61,14 @@ def in_revision(revision, tops):
 
 
 def belongs(path, row):
-    """Whether a file is of a row: of a folder, or of one of the three sums."""
+    """Whether a file belongs to a row: a directory or one of the three sums."""
     top, *folders = path.split("/")[:-1]
     if row not in SUMS:
         return path.startswith(row + "/")
     if top not in LAYERS or row == "product":
         return top in LAYERS
-    book = top in BOOK and OUTSIDE.isdisjoint(folders) and not path.endswith((".cu", ".cuh"))
-    return book == (row == "book")
+    core = top in CORE and PERIPHERAL.isdisjoint(folders) and not path.endswith((".cu", ".cuh"))
+    return core == (row == "core")
 
 
 def total(found, row):
@@ -78,11 +78,11 @@ def total(found, row):
 
 
 def complaints(found, table):
-    """One line for each number over that of the table, and for each row that the table or the checkout lacks."""
+    """One line for each count above its limit, and for each row that the table or the checkout lacks."""
     with open(table, encoding="utf-8") as file:
         rows = [line.split() for line in file if line.strip() and not line.startswith("#")]
     allowed = {row: (int(lines), int(files)) for row, lines, files in rows}
-    for row in dict.fromkeys([*allowed, *LAYERS, "tests", "book", "product"]):
+    for row in dict.fromkeys([*allowed, *LAYERS, "tests", "core", "product"]):
         counts = total(found, row)
         if row not in allowed and counts[1]:
             yield f"{row}: {counts[0]} lines of code in {counts[1]} files, and no row in the budget"
@@ -90,12 +90,12 @@ def complaints(found, table):
             yield f"{row}: has a row in the budget, and no file"
         for number, most, unit in zip(counts, allowed.get(row, counts), ("lines of code", "files")):
             if number > most:
-                yield f"{row}: {number} {unit}, allowed {most}; a commit that raises a number says why"
+                yield f"{row}: {number} {unit}, allowed {most}; a commit that raises a limit gives the reason"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="*", metavar="FOLDER")
+    parser.add_argument("folders", nargs="*", metavar="DIRECTORY")
     parser.add_argument("--since", metavar="REV")
     parser.add_argument("--check", metavar="TABLE")
     asked = parser.parse_args()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of the counter of lines, and of the budget: a folder that is over it is seen. Each test has a small checkout."""
+"""Tests of the line counter and of the budget check. Each test creates a small checkout."""
 import os
 import shutil
 import subprocess
@@ -13,14 +13,14 @@ FILES = {
     "nn/b.cpp": 'auto r = R"x(\n// text\n")x";\nchar c = \'"\';  // a\nint b = 1\'000; /* x */\n',  # 5
     "nn/experts/c.cpp": "int c;\n",
     "tensor/d.cu": "int d;\nint e;\n",
-    "app/e.py": '#!/usr/bin/env python3\n"""Says\n\nmuch."""\n# more\nx = """# text"""\n',  # 2
+    "app/e.py": '#!/usr/bin/env python3\n"""Prints\n\nmuch."""\n# more\nx = """# text"""\n',  # 2
     "app/f.sh": "#!/bin/sh\n# no\n  # no\necho '#'  # yes\n",  # 2
     "app/page/g.html": "<!-- no\nno -->\n<p>\n",
     "app/page/h.js": "let a = '//';\n// no\n",
     "app/page/i.json": "{}\n",
     "tests/j.cpp": "int j;\n",
 }
-BUDGET = "# folder lines files\nnn 9 3\ntensor 2 1\napp 6 4\ntests {tests} 2\nbook 8 2\nproduct 17 8\n"
+BUDGET = "# folder lines files\nnn 9 3\ntensor 2 1\napp 6 4\ntests {tests} 2\ncore 8 2\nproduct 17 8\n"
 
 
 class Count(unittest.TestCase):
@@ -30,9 +30,9 @@ class Count(unittest.TestCase):
         self.root = folder.name
         for path, text in FILES.items():
             self.write(path, text)
-        os.makedirs(os.path.join(self.root, "tests/house"))
-        self.counter = shutil.copy(COUNTER, os.path.join(self.root, "tests/house"))
-        self.budget = BUDGET.format(tests=1 + int(self.rows("tests/house")["tests/house"][0]))
+        os.makedirs(os.path.join(self.root, "tests/conventions"))
+        self.counter = shutil.copy(COUNTER, os.path.join(self.root, "tests/conventions"))
+        self.budget = BUDGET.format(tests=1 + int(self.rows("tests/conventions")["tests/conventions"][0]))
 
     def write(self, path, text):
         path = os.path.join(self.root, path)
@@ -60,25 +60,25 @@ class Count(unittest.TestCase):
             self.write(f"{folder}/{os.path.basename(path)}", FILES[path])
             self.assertEqual(self.rows(folder + "/"), {folder: [str(lines), "1"]})
 
-    def test_the_border(self):
+    def test_core_and_peripheral(self):
         rows = self.rows()
-        self.assertEqual(rows["book"], ["8", "2"])  # without nn/experts and the source of CUDA
-        self.assertEqual(rows["outside"], ["9", "6"])
+        self.assertEqual(rows["core"], ["8", "2"])  # without nn/experts and CUDA sources
+        self.assertEqual(rows["peripheral"], ["9", "6"])
         self.assertEqual(rows["product"], ["17", "8"])
 
-    def test_a_folder_that_is_not_there(self):
+    def test_missing_directory(self):
         self.assertIn("hbu: no code here", self.run_counter("hbu").stderr)
 
-    def test_the_budget_holds(self):
+    def test_budget_allows_its_own_counts(self):
         self.assertEqual(self.check(self.budget), [])
 
-    def test_violations_are_seen(self):
+    def test_violations_are_reported(self):
         self.write("tensor/k.h", "int k;\n")
         self.write("hub/l.h", "int l;\n")
-        why = "; a commit that raises a number says why"
+        why = "; a commit that raises a limit gives the reason"
         self.assertEqual(self.check(self.budget + "lab 9 1\n"), [
             "tensor: 3 lines of code, allowed 2" + why, "tensor: 2 files, allowed 1" + why,
-            "book: 9 lines of code, allowed 8" + why, "book: 3 files, allowed 2" + why,
+            "core: 9 lines of code, allowed 8" + why, "core: 3 files, allowed 2" + why,
             "product: 19 lines of code, allowed 17" + why, "product: 10 files, allowed 8" + why,
             "lab: has a row in the budget, and no file", "hub: 1 lines of code in 1 files, and no row in the budget"])
 

@@ -1,4 +1,4 @@
-// The project's own files, read for the tests that hold the house in order.
+// Reads the project's files for the convention tests.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace tessera::house {
+namespace tessera::conventions {
 
 // A file of the repository: its path from the root, and its text.
 struct Source {
@@ -25,7 +25,7 @@ struct Source {
   bool is_code() const { return is_header() || is_cuda() || ends_with(".cpp"); }
 };
 
-// One #include: the name and whether it stands in quotes (ours) or in angle brackets.
+// One #include: the name, and whether it is in quotes (ours) or in angle brackets.
 struct Include {
   std::string name;
   bool quoted;
@@ -36,7 +36,8 @@ inline std::string read_text(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Every file of these kinds (none: of all), in order of path; build folders, runs and hidden folders are passed over.
+// Every file with one of these suffixes (none: every file), sorted by path; build directories, runs and hidden
+// directories are skipped.
 inline std::vector<Source> all_sources(const std::filesystem::path& root = TESSERA_SOURCE_DIR,
                                        const std::set<std::string>& kinds = {".cpp", ".h", ".cu", ".cuh", ".cmake",
                                                                              ".sh", ".txt", ".py"}) {
@@ -80,4 +81,4 @@ inline std::string complaints(const std::function<std::string(const Source&)>& r
   return all;
 }
 
-}  // namespace tessera::house
+}  // namespace tessera::conventions

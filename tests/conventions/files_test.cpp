@@ -1,12 +1,12 @@
-// Holds what every file of the house has in common: its length, the comment it opens with, and that the list of
-// packages and the README's table of them say the same, and the build's version and the changelog.
+// Conventions of files and text: length, opening comment, pinned downloads, the README's package table, the version in
+// the changelog, parameter names, options in library messages, and docs/reading.md.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "tests/house/sources.h"
+#include "tests/conventions/sources.h"
 
-namespace tessera::house {
+namespace tessera::conventions {
 namespace {
 
 constexpr int64_t kMaxLines = 600;
@@ -24,7 +24,7 @@ std::string no_opening_comment(const Source& source) {
                                               : source.text.starts_with("#");
   if (good) return "";
   return "opens with \"" + source.text.substr(0, std::min<size_t>(20, source.text.find('\n'))) +
-         "\"; expected a comment that says what the file is for";
+         "\"; expected a comment that states the purpose of the file";
 }
 
 std::set<std::string> package_names(const std::string& list) {
@@ -43,17 +43,17 @@ std::set<std::string> packages_named(const std::string& readme) {
 }
 
 // A linker refuses it in a shared library, so no pack could be linked.
-std::string preinit_in_library(const Source& source) {
+std::string preinit_section(const Source& source) {
   const bool found = source.is_code() && source.text.find(std::string(".preinit") + "_array") != std::string::npos;
   return found && !source.path.starts_with("app/main/") ? "has a section that no shared library may have" : "";
 }
 
-TEST(Files, OfLayersLinkAsSharedLibraries) { EXPECT_EQ(complaints(preinit_in_library), ""); }
+TEST(Files, HaveNoPreinitSections) { EXPECT_EQ(complaints(preinit_section), ""); }
 TEST(Files, AreShort) { EXPECT_EQ(complaints(too_long), ""); }
-TEST(Files, OpenWithAComment) { EXPECT_EQ(complaints(no_opening_comment), ""); }
+TEST(Files, BeginWithComment) { EXPECT_EQ(complaints(no_opening_comment), ""); }
 
-// Fetched things are named so that they are the same tomorrow: images by their digests, pip's packages by versions.
-std::string fetches_what_may_change(const std::string& text) {
+// Downloads are reproducible: container images are pinned by digest, pip packages by version.
+std::string unpinned_download(const std::string& text) {
   static const std::regex image("(?:^FROM|^ *container:) +(\\S+)", std::regex::multiline),
       digest(".*@sha256:[0-9a-f]{64}"), install("pip install((?:(?: |\\\\\n *)+[-\\w.=]+)+)"), word("([-\\w.=]+)");
   for (const std::string& name : first_groups(text, image))
@@ -64,15 +64,15 @@ std::string fetches_what_may_change(const std::string& text) {
   return "";
 }
 
-TEST(Files, FetchedThingsHaveDigestsAndVersions) {
+TEST(Files, PinDownloads) {
   for (const char* file : {"Containerfile", ".github/workflows/ci.yml", ".ci/run", "README.md", "docs/cuda.md"})
-    EXPECT_EQ(fetches_what_may_change(read_text(std::filesystem::path(TESSERA_SOURCE_DIR) / file)), "") << file;
-  EXPECT_EQ(fetches_what_may_change("a\n    container: debian:12\n"), "debian:12");
-  EXPECT_EQ(fetches_what_may_change("FROM a AS b\nFROM b\n"), "a");
-  EXPECT_EQ(fetches_what_may_change("pip install -q a==1 \\\n  --no-deps b\n"), "b");
+    EXPECT_EQ(unpinned_download(read_text(std::filesystem::path(TESSERA_SOURCE_DIR) / file)), "") << file;
+  EXPECT_EQ(unpinned_download("a\n    container: debian:12\n"), "debian:12");
+  EXPECT_EQ(unpinned_download("FROM a AS b\nFROM b\n"), "a");
+  EXPECT_EQ(unpinned_download("pip install -q a==1 \\\n  --no-deps b\n"), "b");
 }
 
-TEST(Files, ReadmeNamesEveryPackage) {
+TEST(Files, ReadmeListsEveryPackage) {
   const std::filesystem::path root = TESSERA_SOURCE_DIR;
   const std::set<std::string> needed = package_names(read_text(root / "packages.txt"));
   EXPECT_GT(needed.size(), 5u);
@@ -88,10 +88,10 @@ TEST(Files, ChangelogHasTheVersion) {
   EXPECT_NE(read_text(root / "CHANGELOG.md").find("\n## " + match.str(1) + "\n"), std::string::npos) << match.str(1);
 }
 
-TEST(Files, ViolationsAreSeen) {
+TEST(Files, ChecksDetectViolations) {
   EXPECT_NE(too_long({"nn/a.cpp", std::string(601, '\n')}), "");
   EXPECT_EQ(too_long({"nn/a.cpp", std::string(600, '\n')}), "");
-  EXPECT_NE(preinit_in_library({"app/a.cpp", std::string("section(\".preinit") + "_array\")"}), "");
+  EXPECT_NE(preinit_section({"app/a.cpp", std::string("section(\".preinit") + "_array\")"}), "");
   EXPECT_NE(no_opening_comment({"nn/a.h", "#pragma once\n"}), "");
   EXPECT_NE(no_opening_comment({"CMakeLists.txt", "project(x)\n"}), "");
   EXPECT_EQ(no_opening_comment({"nn/a.h", "// What this is for.\n"}), "");
@@ -102,14 +102,14 @@ TEST(Files, ViolationsAreSeen) {
 TEST(Files, AreFound) {
   const std::vector<Source> sources = all_sources();
   const auto has = [&](const char* path) { return std::ranges::count(sources, path, &Source::path) == 1; };
-  EXPECT_TRUE(has("tensor/tensor.h") && has("CMakeLists.txt") && has("tests/house/files_test.cpp"));
+  EXPECT_TRUE(has("tensor/tensor.h") && has("CMakeLists.txt") && has("tests/conventions/files_test.cpp"));
   EXPECT_FALSE(read_includes({"x.h", "#include \"tensor/tensor.h\"\n"}).empty());
 }
 
-// The properties of a parameter stand in nn/module.h: code outside of tests compares no name with a string to find out
-// which parameter, or which unit, it has before it.
+// The properties of a parameter are fields of `Parameter`: code outside tests never compares a name with a string to
+// identify a parameter or a unit.
 
-// The names that models and layers give: of parameters, and of the modules that they stand in.
+// Names that models and layers assign to parameters and modules.
 std::set<std::string> given_names(const std::vector<Source>& sources) {
   static const std::regex given(R"re((?:param|child<\w+>)\("(\w+)\.?")re");
   std::set<std::string> names;
@@ -120,8 +120,8 @@ std::set<std::string> given_names(const std::vector<Source>& sources) {
   return names;
 }
 
-// A comparison with a literal in which one of the names stands between dots.
-std::string compares_a_name(const Source& source, const std::set<std::string>& names) {
+// A comparison with a literal that contains one of the names as a dotted component.
+std::string compares_name(const Source& source, const std::set<std::string>& names) {
   static const std::regex literal(
       R"re((?:[=!]=\s*|\b(?:r?find|starts_with|ends_with|compare)\()"([\w.]+)"|"([\w.]+)"\s*[=!]=)re");
   static const std::regex word(R"((\w+))");
@@ -137,24 +137,24 @@ std::string compares_a_name(const Source& source, const std::set<std::string>& n
 TEST(Names, AreNotComparedWithStrings) {
   const std::set<std::string> names = given_names(all_sources());
   EXPECT_TRUE(names.contains("tokens") && names.contains("head") && names.contains("weight") && names.contains("qkv"));
-  EXPECT_EQ(complaints([&](const Source& source) { return compares_a_name(source, names); }), "");
+  EXPECT_EQ(complaints([&](const Source& source) { return compares_name(source, names); }), "");
 }
 
-TEST(Names, ComparisonsAreSeen) {
+TEST(Names, CheckDetectsComparisons) {
   const std::set<std::string> names =
       given_names({{"models/a.cpp", "x(child<Embedding>(\"head\", 3)), y(param(\"weight\", {1}))"}});
   EXPECT_EQ(names, (std::set<std::string>{"head", "weight"}));
-  EXPECT_NE(compares_a_name({"app/a.cpp", "if (unit.name == \"head\") f();"}, names), "");
-  EXPECT_NE(compares_a_name({"app/a.cpp", "if (\"head\" != unit.name) f();"}, names), "");
-  EXPECT_NE(compares_a_name({"app/a.cpp", "p.name.ends_with(\"head.weight\")"}, names), "");
-  EXPECT_EQ(compares_a_name({"app/a.cpp", "if (mode == \"ring\") f(\"head\");"}, names), "");
-  EXPECT_EQ(compares_a_name({"tests/a.cpp", "EXPECT_TRUE(name == \"head\");"}, names), "");
+  EXPECT_NE(compares_name({"app/a.cpp", "if (unit.name == \"head\") f();"}, names), "");
+  EXPECT_NE(compares_name({"app/a.cpp", "if (\"head\" != unit.name) f();"}, names), "");
+  EXPECT_NE(compares_name({"app/a.cpp", "p.name.ends_with(\"head.weight\")"}, names), "");
+  EXPECT_EQ(compares_name({"app/a.cpp", "if (mode == \"ring\") f(\"head\");"}, names), "");
+  EXPECT_EQ(compares_name({"tests/a.cpp", "EXPECT_TRUE(name == \"head\");"}, names), "");
 }
 
-// Holds the law of words: a library names fields (`microbatches`), and the command line alone says options
-// (--microbatches). So no string of a library below app/ has the text of an option in it.
+// Libraries name fields (`microbatches`); only the command line names options (--microbatches). No string literal of a
+// layer below app/ may contain an option.
 
-// The string literals of a file, as they are written; comments and characters are passed over.
+// The string literals of a file, unescaped; comments and character literals are skipped.
 std::vector<std::string> find_literals(const std::string& text) {
   std::vector<std::string> out;
   for (size_t at = 0; at < text.size(); ++at) {
@@ -180,21 +180,21 @@ std::vector<std::string> find_literals(const std::string& text) {
   return out;
 }
 
-std::string says_an_option(const Source& source) {
+std::string names_an_option(const Source& source) {
   static const std::set<std::string> libraries{"tensor", "autograd", "nn",      "optim",  "parallel", "lab",
                                                "models", "train",    "planner", "verify", "data"};
   static const std::regex option("--[a-z]");
   if (!source.is_code() || !libraries.contains(source.folder())) return "";
   for (const std::string& literal : find_literals(source.text))
     if (std::regex_search(literal, option) && literal != "--connect-timeout")  // curl's
-      return "says \"" + literal + "\"; expected the name of a field between backticks";
+      return "contains \"" + literal + "\"; expected the name of a field between backticks";
   return "";
 }
 
-TEST(Args, LibrariesNameFieldsAndNoOptions) { EXPECT_EQ(complaints(says_an_option), ""); }
+TEST(Options, LibraryMessagesNameFields) { EXPECT_EQ(complaints(names_an_option), ""); }
 
-// Whoever reads `tessera --help` knows of every variable that the program reads, but for those that launchers set.
-std::string reads_what_no_help_names(const Source& source) {
+// `tessera --help` lists every environment variable that the program reads, except those set by launchers.
+std::string undocumented_variable(const Source& source) {
   static const std::set<std::string> product{"tensor", "autograd", "nn",     "optim", "parallel", "lab", "models",
                                              "train",  "planner",  "verify", "data",  "app",      "hub", "bench"};
   static const std::string help = read_text(std::string(TESSERA_SOURCE_DIR) + "/app/help/tessera.txt");
@@ -202,28 +202,27 @@ std::string reads_what_no_help_names(const Source& source) {
   if (!source.is_code() || !product.contains(source.folder())) return "";
   for (const std::string& name : first_groups(source.text, reads))
     if (!std::regex_match(name, launchers) && help.find(name) == std::string::npos)
-      return "reads the variable " + name + ", which is not in the list of `tessera --help` (app/help/tessera.txt)";
+      return "reads the variable " + name + ", which `tessera --help` does not list (app/help/tessera.txt)";
   return "";
 }
 
-TEST(Args, HelpNamesEveryVariable) {
-  EXPECT_EQ(complaints(reads_what_no_help_names), "");
-  EXPECT_NE(reads_what_no_help_names({"data/a.cpp", "std::getenv(\"TESSERA_OTHER\");"}), "");
-  EXPECT_EQ(reads_what_no_help_names({"data/a.cpp", "std::getenv(\"TESSERA_CACHE\"), environment(\"PMI_RANK\");"}), "");
+TEST(Options, HelpListsEveryVariable) {
+  EXPECT_EQ(complaints(undocumented_variable), "");
+  EXPECT_NE(undocumented_variable({"data/a.cpp", "std::getenv(\"TESSERA_OTHER\");"}), "");
+  EXPECT_EQ(undocumented_variable({"data/a.cpp", "std::getenv(\"TESSERA_CACHE\"), environment(\"PMI_RANK\");"}), "");
 }
 
-TEST(Args, ViolationsAreSeen) {
-  EXPECT_NE(says_an_option({"train/a.cpp", "throw Error(\"--batch: expected 2\");\n"}), "");
-  EXPECT_NE(says_an_option({"data/a.cpp", "f('\"', \"x\", \"or --data FILE\");\n"}), "");
-  EXPECT_NE(says_an_option({"verify/a.cpp", "auto x = R\"(--seed)\";\n"}), "");
-  EXPECT_EQ(says_an_option({"train/a.cpp", "// \"--batch\" is an option\n/* \"--lr\" */ int64_t a = 1'000; --b;\n"}),
+TEST(Options, ChecksDetectViolations) {
+  EXPECT_NE(names_an_option({"train/a.cpp", "throw Error(\"--batch: expected 2\");\n"}), "");
+  EXPECT_NE(names_an_option({"data/a.cpp", "f('\"', \"x\", \"or --data FILE\");\n"}), "");
+  EXPECT_NE(names_an_option({"verify/a.cpp", "auto x = R\"(--seed)\";\n"}), "");
+  EXPECT_EQ(names_an_option({"train/a.cpp", "// \"--batch\" is an option\n/* \"--lr\" */ int64_t a = 1'000; --b;\n"}),
             "");
-  EXPECT_EQ(says_an_option({"train/a.cpp", "throw FieldError(\"batch\", \"a \\\" -- b\");\n"}), "");
-  EXPECT_EQ(says_an_option({"app/a.cpp", "throw Error(\"--batch: expected 2\");\n"}), "");
+  EXPECT_EQ(names_an_option({"train/a.cpp", "throw FieldError(\"batch\", \"a \\\" -- b\");\n"}), "");
+  EXPECT_EQ(names_an_option({"app/a.cpp", "throw Error(\"--batch: expected 2\");\n"}), "");
 }
 
-// Holds docs/reading.md to what it says of itself: that its files are there, that they can be read in an afternoon, and
-// that what is to be noticed in a file stands in it.
+// docs/reading.md: its files exist, are short enough for an afternoon, and contain the names that the page points out.
 
 constexpr int64_t kMaxLinesInAll = 2550;
 constexpr size_t kStops = 14;
@@ -246,7 +245,7 @@ std::vector<Stop> page_stops(const std::string& page) {
   return out;
 }
 
-TEST(Reading, TakesAnAfternoon) {
+TEST(Reading, ListsShortExistingFiles) {
   const std::filesystem::path root = TESSERA_SOURCE_DIR;
   const std::vector<Stop> stops = page_stops(read_text(root / "docs/reading.md"));
   EXPECT_EQ(stops.size(), kStops);
@@ -268,4 +267,4 @@ TEST(Reading, TakesAnAfternoon) {
 }
 
 }  // namespace
-}  // namespace tessera::house
+}  // namespace tessera::conventions

@@ -1,18 +1,18 @@
-// Holds the law of includes: which layer may see which, where the headers of CUDA, MPI and NCCL and of third parties
-// may appear, and that the picture in docs/design.md shows the layers as they are. Every rule is a function of one
-// file, so that a made-up violation shows that it can fail.
+// Include rules: which layer may include which, where headers of CUDA, MPI, NCCL and third parties may appear, and that
+// the figure in docs/design.md shows the actual layers. Each rule is a function of one file, so a synthetic violation
+// proves that it can fail.
 #include <gtest/gtest.h>
 
-#include "tests/house/sources.h"
+#include "tests/conventions/sources.h"
 
-namespace tessera::house {
+namespace tessera::conventions {
 namespace {
 
 using Graph = std::map<std::string, std::set<std::string>>;
 
-// The layers that each layer may include besides itself. Folders that are not named here (app, bench, tests, examples)
-// see all.
-const Graph kLaw{
+// The layers that each layer may include in addition to itself. Directories not listed here (app, bench, tests,
+// examples) may include all.
+const Graph kAllowed{
     {"tensor", {}},
     {"autograd", {"tensor"}},
     {"nn", {"tensor", "autograd"}},
@@ -31,7 +31,7 @@ const Graph kLaw{
 
 std::string broken_layering(const Source& source) {
   if (!source.is_code()) return "";
-  const auto allowed = kLaw.find(source.folder());
+  const auto allowed = kAllowed.find(source.folder());
   for (const Include& include : read_includes(source)) {
     if (!include.quoted) continue;
     const size_t slash = include.name.find('/');
@@ -41,7 +41,7 @@ std::string broken_layering(const Source& source) {
     static const std::regex joining("models/(layout|decoder_layout|language_model)\\.(h|cpp)");
     const bool joins = std::regex_match(source.path, joining);
     if (joins && layer == "parallel") continue;
-    if (allowed != kLaw.end() && layer != source.folder() && !allowed->second.contains(layer))
+    if (allowed != kAllowed.end() && layer != source.folder() && !allowed->second.contains(layer))
       return source.folder() + "/ may not include \"" + include.name + "\"";
   }
   return "";
@@ -54,18 +54,17 @@ std::string misplaced_backend(const Source& source) {
   const auto in = [&](const char* part) { return source.path.find(part) != std::string::npos; };
   for (const Include& include : read_includes(source)) {
     if (std::regex_match(include.name, cuda) && !source.is_cuda() && !in("/cuda/") && !in("/nccl"))
-      return "<" + include.name + "> belongs in .cu files and cuda/ folders";
+      return "<" + include.name + "> belongs in .cu files and cuda/ directories";
     if (std::regex_match(include.name, nccl) && !in("/nccl")) return "<" + include.name + "> belongs in nccl* files";
     if (std::regex_match(include.name, mpi) && !in("/mpi")) return "<" + include.name + "> belongs in mpi* files";
-    if (std::regex_match(include.name, x86) && !in("/x86/")) return "<" + include.name + "> belongs in x86/ folders";
+    if (std::regex_match(include.name, x86) && !in("/x86/")) return "<" + include.name + "> belongs in x86/ directories";
   }
   return "";
 }
 
 // Inside tensor/ includes point downward too: from ops/ to cpu/ and cuda/, which operations share, and from these to
-// the tensor. The headers of the tensor and of operations know no kernels, and what a CPU computes knows no GPU: its
-// code includes no header of a cuda/ folder and takes no type from cuda::. Only the storage asks for a GPU's memory and
-// copies by name.
+// the tensor. Headers of the tensor and of operations do not mention kernels. CPU code includes no header of a cuda/
+// directory and uses no type of cuda::; only the storage allocates and copies GPU memory by name.
 std::string upward_in_tensor(const Source& source) {
   static const std::set<std::string> below{"tensor", "autograd", "nn"},
       storage{"tensor/arena.cpp", "tensor/tensor.cpp"};
@@ -81,10 +80,10 @@ std::string upward_in_tensor(const Source& source) {
                          (shared && in(include.name, "/ops/")) || (contract && in(include.name, "/cpu/"));
     if (refused) return "may not include \"" + include.name + "\"";
   }
-  return !gpu && std::regex_search(source.text, type) ? "takes a type from cuda::" : "";
+  return !gpu && std::regex_search(source.text, type) ? "uses a type of cuda::" : "";
 }
 
-// A header of the C++ library has no dot and no slash; these are the compiler's and the system's.
+// A header of the C++ library has no dot and no slash; the list has headers of the compiler and the system.
 bool is_standard(const std::string& name) {
   static const std::set<std::string> system{"immintrin.h", "omp.h",  "unistd.h", "fcntl.h",
                                             "spawn.h",     "poll.h", "sched.h",  "linux/futex.h"};
@@ -98,7 +97,7 @@ std::string third_party_in_tensor_header(const Source& source) {
   return "";
 }
 
-// The first header in angle brackets in whose name `refused` is found, in a file or in what it includes.
+// The first header in angle brackets that matches `refused`, in a file or in its transitive includes.
 std::string reached(const Source& source, const std::regex& refused, std::set<std::string>&& seen = {}) {
   for (const Include& include : read_includes(source)) {
     if (!include.quoted && std::regex_search(include.name, refused))
@@ -117,7 +116,7 @@ std::string third_party_in_cuda(const Source& source) {
   return reached(source, refused);
 }
 
-// tessera.h is what a user's program includes: it reaches the C++ library and nothing that would have to be found too.
+// tessera.h is the header of user programs: it includes only the C++ library, so no other dependency is needed.
 std::string third_party_for_users(const Source& source) {
   if (source.path != "tessera.h") return "";
   static const std::regex refused("[./]");
@@ -136,7 +135,7 @@ Graph closure(Graph graph) {
   return graph;
 }
 
-// The layers that the includes make: folders that hold code, without tests and examples, which see everything.
+// The actual layers: directories with code, without tests and examples, which may include everything.
 Graph layer_graph(const std::vector<Source>& sources) {
   static const std::set<std::string> outside{"tests", "examples", ""};
   Graph graph;
@@ -151,7 +150,7 @@ Graph layer_graph(const std::vector<Source>& sources) {
   return closure(graph);
 }
 
-// The arrows `a --> b` of the first Mermaid picture in a page.
+// The arrows `a --> b` of the first Mermaid figure of a page.
 Graph parse_figure(const std::string& page) {
   const size_t begin = page.find("```mermaid"), end = page.find("```", begin + 3);
   if (begin == std::string::npos || end == std::string::npos) return {};
@@ -168,7 +167,7 @@ Graph parse_figure(const std::string& page) {
 std::string print(const Graph& graph) {
   std::string text;
   for (const auto& [from, reached] : graph) {
-    text += from + " sees:";
+    text += from + " includes:";
     for (const std::string& to : reached) text += " " + to;
     text += "\n";
   }
@@ -182,16 +181,16 @@ TEST(Includes, KeepThirdPartiesOutOfTensorHeaders) { EXPECT_EQ(complaints(third_
 TEST(Includes, KeepThirdPartiesOutOfCuda) { EXPECT_EQ(complaints(third_party_in_cuda), ""); }
 TEST(Includes, KeepThirdPartiesFromUsers) { EXPECT_EQ(complaints(third_party_for_users), ""); }
 
-TEST(Includes, AreAsTheDesignDrawsThem) {
+TEST(Includes, MatchDesignFigure) {
   EXPECT_EQ(print(parse_figure(read_text(std::filesystem::path(TESSERA_SOURCE_DIR) / "docs/design.md"))),
             print(layer_graph(all_sources())));
 }
 
-TEST(Includes, ViolationsAreSeen) {
+TEST(Includes, ChecksDetectViolations) {
   EXPECT_NE(broken_layering({"tensor/a.h", "#include \"autograd/var.h\"\n"}), "");
   EXPECT_NE(broken_layering({"data/a.cpp", "// x\n  #  include \"nn/module.h\"\n"}), "");
   EXPECT_NE(broken_layering({"optim/a.cpp", "#include \"models/decoder.h\"\n"}), "");
-  EXPECT_NE(broken_layering({"app/a.cpp", "#include \"beside.h\"\n"}), "");
+  EXPECT_NE(broken_layering({"app/a.cpp", "#include \"neighbour.h\"\n"}), "");
   EXPECT_NE(broken_layering({"parallel/a.cpp", "#include \"models/decoder.h\"\n"}), "");
   EXPECT_NE(broken_layering({"train/a.cpp", "#include \"verify/verify.h\"\n"}), "");
   EXPECT_NE(broken_layering({"verify/a.cpp", "#include \"app/options.h\"\n"}), "");
@@ -216,7 +215,7 @@ TEST(Includes, ViolationsAreSeen) {
             "");
 }
 
-TEST(Includes, PictureIsComparedByWhatIsReached) {
+TEST(Includes, FigureIsComparedByReachability) {
   const std::string page = "x\n```mermaid\ngraph TD\n  c --> b\n  b --> a\n```\n";
   const Source b{"b/b.h", "#include \"a/a.h\"\n"}, c{"c/c.h", "#include \"b/b.h\"\n"}, a{"a/a.h", ""};
   EXPECT_EQ(print(parse_figure(page)), print(layer_graph({a, b, c})));
@@ -226,4 +225,4 @@ TEST(Includes, PictureIsComparedByWhatIsReached) {
 }
 
 }  // namespace
-}  // namespace tessera::house
+}  // namespace tessera::conventions
