@@ -3,7 +3,10 @@
 
 #include "app/output.h"
 #include "app/run/pretrained.h"
+#include "data/files.h"
+#include "data/jsonl.h"
 #include "data/mixture.h"
+#include "data/text.h"
 #include "models/adapters/adapters.h"
 
 namespace tessera {
@@ -355,7 +358,10 @@ void check_example_options(const TrainOptions& o) {
   if (!named || names_examples(o.data)) return;
   if (const auto mixture = mixture_in(o.data))
     if (std::ranges::any_of(*mixture, [](const Weighted& w) { return names_examples(w.spec); })) return;
-  bad_usage("{}: goes with --data FILE.jsonl, found --data {}", named, o.data);
+  std::string_view kind;
+  if (is_plain_file(o.data)) check_table(o.data), kind = known_kind(text_start(o.data), true);
+  bad_usage("{}: goes with --data FILE.jsonl, found --data {}{}{}", named, o.data, kind.empty() ? "" : ", which is ",
+            kind);
 }
 
 std::vector<std::string> describe_data(const Dataset& d) {

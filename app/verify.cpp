@@ -1,7 +1,6 @@
 // The command `verify`: the contract of a plan, as a table or as JSON; broken bounds, causes and defects.
 #include "verify/verify.h"
 
-#include <iostream>
 #include <random>
 
 #include "app/commands.h"
@@ -9,6 +8,7 @@
 #include "app/output.h"
 #include "app/plan_json.h"
 #include "app/run/pretrained.h"
+#include "data/text.h"
 #include "lab/placed_block.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/device.h"
@@ -64,7 +64,7 @@ std::string defect_list(bool json) {
 void ask_player(const InjectedFault& d) {
   print("What is wrong? A name of `verify --defect list`, or Enter for the diagnosis: ");
   std::string guess;
-  std::getline(std::cin, guess);
+  read_line(guess);
   print("\n");
   if (guess.empty()) return;
   print(guess == d.name || guess == d.cause ? "Right.\n\n" : "No.\n\n");

@@ -74,9 +74,11 @@ void Var::share_value(const Var& x) const {
   impl_->late = x.impl_->late;
 }
 void Var::request_row_sums() const {
+  if (!impl_) value();  // throws
   if (impl_->node) impl_->node->row_sums_requested = true;
 }
 void Var::require_row_sums() const {
+  if (!impl_) value();  // throws
   if (impl_->node) impl_->node->row_sums_required = true;
 }
 bool Var::row_sums_requested() const { return impl_ && impl_->node && impl_->node->row_sums_requested; }
@@ -151,6 +153,7 @@ Var Var::with_recompute(std::function<Tensor()> recipe) const {
 }
 
 Saved Var::saved() const {
+  if (!impl_) value();  // throws
   if (impl_->read_late) return Saved([impl = impl_] { return impl->value; });
   return impl_->recipe ? Saved(impl_->recipe) : Saved(value());
 }

@@ -65,10 +65,10 @@ OPTIONS = {  # of parts: a step of the table below has values of its own, and a 
     "tools": ("memcheck,racecheck,synccheck,initcheck", "of compute-sanitizer"),
     "over": ("tensor,autograd,nn", "groups of tests that they look at"),
 }
-GROUPS = {  # of the sanitizer: a suite and its tests; ProductsGpu.* is cuBLASLt's kernels
-    "tensor": ("tensor", "*Gpu*-ProductsGpu.*"),
-    "autograd": ("autograd", "*Gpu*-ProductsGpu.*"),
-    "nn": ("nn", "*Gpu*-ProductsGpu.*"),
+GROUPS = {  # of the sanitizer: a suite and its tests; MatmulGpu.* is cuBLASLt's kernels
+    "tensor": ("tensor", "*Gpu*-MatmulGpu.*"),
+    "autograd": ("autograd", "*Gpu*-MatmulGpu.*"),
+    "nn": ("nn", "*Gpu*-MatmulGpu.*"),
     "attention": ("tensor", "AttentionGpu.SmallShapes*"),
     "norms": ("tensor", "StructuredGpu.Norms*:StructuredGpu.WeightGradients*"),
     "experts": ("tensor", "ExpertsGpu.*"),

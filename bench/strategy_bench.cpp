@@ -64,10 +64,10 @@ class TimedSteps {
   static constexpr int64_t kWarmUp = 2;
   // Collective; `world` and `trace` must outlive the object.
   TimedSteps(const Job& job, Communicator& world, Trace* trace = nullptr) : job_(job), world_(world) {
-    world.set_held_up(&held_up_);
+    world.set_stall_timer(&held_up_);
     trainer_ = std::make_unique<Trainer>(job, sequences_for(job), world, trace);
   }
-  ~TimedSteps() { world_.set_held_up(nullptr); }
+  ~TimedSteps() { world_.set_stall_timer(nullptr); }
 
   // One step; the first two are warm-up (cold caches, unpacked weights). Returns the seconds of the slowest rank.
   double step() {

@@ -11,6 +11,7 @@
 namespace tessera {
 namespace {
 
+constexpr size_t kMaxBytes = size_t{4} << 20;
 constexpr const char* kBlank = " \t";
 constexpr const char* kOfKeys = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_";
 constexpr const char* kOfPlainValues = "0123456789+-.eEtrufals";  // numbers, true and false
@@ -71,6 +72,8 @@ std::optional<ConfigEntry> read_line(Line line) {
 std::vector<ConfigEntry> read_config(std::string_view file, const std::string& path) {
   std::vector<ConfigEntry> entries;
   std::set<std::string> keys;
+  if (file.size() > kMaxBytes)
+    throw Error(fmt::format("{}: {} bytes; expected at most {}", path, file.size(), kMaxBytes));
   if (file.starts_with("\xEF\xBB\xBF")) file.remove_prefix(3);
   for (int64_t number = 1; !file.empty(); ++number) {
     std::string_view text = file.substr(0, file.find('\n'));

@@ -16,7 +16,7 @@ struct ConfigEntry {
 
 // The entries of a file that `path` names. A value is a "string" with the escapes of JSON, a 'string' that has none, a
 // number as JSON has it, true or false; comments begin with #. Throws Error (usage) with line and column for anything
-// else, for a key that comes again, and for bytes that are not UTF-8.
+// else, for a key that comes again, for bytes that are not UTF-8, and for more than 4 MiB.
 std::vector<ConfigEntry> read_config(std::string_view file, const std::string& path);
 
 }  // namespace tessera

@@ -7,6 +7,7 @@
 
 #include "data/bad_input.h"
 #include "data/jinja/template.h"
+#include "data/utf8.h"
 
 namespace tessera {
 
@@ -206,9 +207,11 @@ namespace {
 struct Rendered {
   std::string where;  // file and line
   std::vector<Piece> pieces;
-  bool own = false;          // by the model's own template
-  EncodedExample made = {};  // where others made tokens of it
-  bool is_text = false;      // a row of text, in which a template may have been rendered before
+  bool own = false;           // by the model's own template
+  EncodedExample made = {};   // where others made tokens of it
+  bool is_text = false;       // a row of text, in which a template may have been rendered before
+  int64_t content_bytes = 0;  // of the messages, as far as the model's own template prints them
+  std::string role = {};      // one that no response can have
 };
 
 // The template that `automatic` means for messages, where the tokenizer knows how its model was talked to.
@@ -255,6 +258,18 @@ bool names_key(std::string_view source, const std::string& key) {
   return false;
 }
 
+Rendered render_own(const Example& example, const ModelTemplate& own, const std::string& where, bool responses) {
+  Rendered out{
+      .where = where, .pieces = own.render(example, where, responses), .own = true, .role = example.unknown_role};
+  std::string all;
+  for (const Piece& piece : out.pieces) all += piece.text;
+  for (const Message& turn : example.turns)
+    if (const std::string_view bare = jinja::stripped(turn.text, true, true);
+        turn.learnt != Message::Learnt::never && all.find(bare) != std::string::npos)
+      out.content_bytes += std::ssize(all.find(turn.text) == std::string::npos ? bare : std::string_view(turn.text));
+  return out;
+}
+
 // What the examples of some files become. One of the names of `o` that no row has is refused, unless they validate
 // others, which have it.
 std::vector<Rendered> read_rendered(const std::vector<fs::path>& files, const std::string& what,
@@ -284,7 +299,7 @@ std::vector<Rendered> read_rendered(const std::vector<fs::path>& files, const st
       unread.merge(example.unread);
       mapped.merge(example.mapped);
       if (example.shape != Example::Shape::tokens)
-        return void(messages && own ? out.push_back({where, own->render(example, where, o.responses_only), true})
+        return void(messages && own ? out.push_back(render_own(example, *own, where, o.responses_only))
                                     : out.push_back({.where = where,
                                                      .pieces = render(example, o.style, where),
                                                      .is_text = example.shape == Example::Shape::text}));
@@ -311,15 +326,16 @@ class Encoder {
   EncodedExample encode(const Rendered& example) {
     EncodedExample out = read_tokens(example);
     for (const Piece& piece : example.pieces)
-      if (piece.kind == Piece::Kind::text && as_target(piece)) out.bytes += std::ssize(piece.text);
-    if (example.own || example.pieces.empty()) out.bytes = target_bytes(out, 1);  // its text is not apart from markers
-    return cut(std::move(out), example.where);
+      if (piece.is_content && as_target(piece)) out.bytes += std::ssize(piece.text);
+    if (example.own || example.pieces.empty())  // the text of responses is not separate from markers
+      out.bytes = example.own && !options_.responses_only ? example.content_bytes : target_bytes(out, 1);
+    return cut(std::move(out), example);
   }
   // What stands between two special tokens is one text, as for transformers: a response continues its prompt.
   EncodedExample read_tokens(const Rendered& example) {
     EncodedExample out = example.made;
     Run run;
-    bool first = true;
+    bool first = true, strips = false;
     if (options_.ends && !example.own && !example.pieces.empty() && example.pieces[0].kind == Piece::Kind::text)
       for (const int32_t token : tokenizer_.beginning()) add(out, {token}, as_target(example.pieces[0]));
     const auto flush = [&] {
@@ -337,12 +353,17 @@ class Encoder {
       if (piece.kind == Piece::Kind::text) tokenizer_.count_special(piece.text, example.is_text ? read_names_ : names_);
       const bool names = example.own && piece.kind == Piece::Kind::marker;
       const std::optional<int32_t> token = example.own ? std::nullopt : special(piece);
+      const bool follows = piece.kind == Piece::Kind::end && !run.text.empty();
+      const auto [left, right] = token ? tokenizer_.strips(*token) : std::pair(false, false);
+      if (left) run.strip_end();
       if (token || names != run.names) flush();
       run.names = names;
-      if (token)
+      const std::string_view text = stripped(piece.text, strips, false, is_white_space);
+      strips = token ? right : strips && text.empty();
+      if (!token)
+        run.add(text, as_target(piece));
+      else if (!follows || out.tokens.back() != *token)  // a text that ends with its end, as TRL reads it, has one
         add(out, {*token}, as_target(piece)), first = false;
-      else
-        run.add(piece.text, as_target(piece));
     }
     flush();
     check_in_table(out.tokens, options_.vocab, tokenizer_, example.where);
@@ -375,6 +396,11 @@ class Encoder {
       text += more;
       if (!parts.empty() && parts.back().second == trained) parts.pop_back();
       parts.emplace_back(text.size(), trained);
+    }
+    void strip_end() {
+      text.resize(stripped(text, false, true, is_white_space).size());
+      while (!parts.empty() && (parts.size() == 1 ? 0 : parts.rbegin()[1].first) >= text.size()) parts.pop_back();
+      if (!parts.empty()) parts.back().first = text.size();
     }
   };
 
@@ -425,7 +451,7 @@ class Encoder {
     if (!token) as_text_.insert(piece.text);
     return token;
   }
-  EncodedExample cut(EncodedExample e, const std::string& where) {
+  EncodedExample cut(EncodedExample e, const Rendered& example) {
     const auto most = static_cast<size_t>(options_.context) + 1;
     const bool had = count_targets(e) > 0;
     if (e.tokens.size() > most) {
@@ -435,9 +461,12 @@ class Encoder {
       if (count_targets(e) > 0) ++cut_;
     }
     if (count_targets(e) == 0)
-      bad_input("{}: no token to train on: {}", where,
+      bad_input("{}: no token to train on: {}{}", example.where,
                 had ? fmt::format("the response begins behind the context of {} tokens", most - 1)
-                    : "there is no response in it");
+                    : "there is no response in it",
+                had || example.role.empty()
+                    ? ""
+                    : fmt::format("; `roles` {}=assistant makes responses of this role", example.role));
     return e;
   }
 

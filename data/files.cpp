@@ -229,7 +229,8 @@ MappedFile::MappedFile(const fs::path& file) {
   void* const map = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, in.descriptor(), 0);
   if (map == MAP_FAILED) {
     if (!is_unknown_operation(errno)) bad_input("cannot map {}: {}", file.string(), std::strerror(errno));
-    const auto read = std::make_shared<const std::string>(read_whole(file, in.size()));  // a file system that maps none
+    const auto read =
+        std::make_shared<const std::string>(read_whole(file, in.size(), 1));  // a file system that maps none
     size_ = read->size();
     data_ = {read, reinterpret_cast<const std::byte*>(read->data())};
     return;

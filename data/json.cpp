@@ -2,6 +2,7 @@
 #include "data/json.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
@@ -157,10 +158,28 @@ class Events final : public nlohmann::json_sax<Json> {
 
 }  // namespace
 
+// The sum of what the C library allocates for nodes of both trees, sorted and in order, and for arrays that grow.
+void require_memory_for_json(std::string_view text, const std::string& what) {
+  constexpr size_t kSmall = size_t{1} << 14;
+  constexpr int64_t kGrowth = 4;  // what is made of the tree is there before the tree is gone
+  if (text.size() <= kSmall) return;
+  std::array<int64_t, 256> bytes{};
+  bytes['['] = bytes['{'] = 64, bytes[','] = 32, bytes[':'] = 96, bytes['"'] = 24;
+  int64_t all = std::ssize(text);
+  for (size_t at = 0; at < text.size(); ++at) {
+    all += bytes[static_cast<uint8_t>(text[at])];
+    if (text[at] == '"')
+      for (++at; at < text.size() && text[at] != '"'; ++at)
+        if (text[at] == '\\') ++at;
+  }
+  require_memory(what + " as a tree of values", all, kGrowth);
+}
+
 Json parse_json(std::string_view text, const std::string& what, JsonFile manner, JsonAside* aside) {
   // nlohmann's parser takes a NUL for the end and would not see what follows it.
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
     bad_input("{}: not valid JSON at byte {}: a NUL", what, nul);
+  require_memory_for_json(text, what);
   const std::vector<Huge> huge = manner == JsonFile::others ? huge_numbers(text) : std::vector<Huge>();
   std::string without;
   if (!huge.empty()) without = text;

@@ -15,13 +15,16 @@ namespace tessera {
 enum class JsonFile { ours, others };
 
 // Parses one JSON value. `what` names the source in messages. Throws InputError on a syntax error (with its byte), a
-// key given twice, an integer beyond 64 bits, a number beyond double, or nesting deeper than 64. In a file of others
-// each of the last four, and NaN and Infinity as Python writes them, is a value of no kind instead, which
-// is_discarded() and no reader takes.
-// `aside`, where it is given, takes the members of one large object.
+// key given twice, an integer beyond 64 bits, a number beyond double, nesting deeper than 64, or more values than the
+// memory allows. In a file of others each of the last four, and NaN and Infinity as Python writes them, is a value of
+// no kind instead, which is_discarded() and no reader takes. `aside`, where it is given, takes the members of one large
+// object.
 struct JsonAside;
 nlohmann::json parse_json(std::string_view text, const std::string& what, JsonFile manner = JsonFile::ours,
                           JsonAside* aside = nullptr);
+
+// Throws InputError, which names `what`, if the tree of a text may not fit in the memory that is left.
+void require_memory_for_json(std::string_view text, const std::string& what);
 
 // The object of the member `inner` of the root's object `outer`: the tree has an empty one in its place, and its
 // members stand here in the order of the text, since a tree of 100,000 and more is slow. A key given twice stands here

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <nlohmann/json.hpp>
+#include <ranges>
 
 #include "data/bad_input.h"
 #include "data/json.h"
@@ -47,6 +48,9 @@ constexpr std::array<Flag, 12> kFlags{{{"weight", "0", "1"},
                                        {"masked", "true", "false"},
                                        {"ignore", "true", "false"},
                                        {"ignore_loss", "true", "false"}}};
+// Words of other keys that look like one of these: with the value false or 0, and with true or 1.
+constexpr std::array<std::string_view, 4> kLearns{"train", "loss", "learn", "supervis"};
+constexpr std::array<std::string_view, 6> kExcludes{"mask", "ignor", "skip", "exclu", "no_loss", "no_train"};
 constexpr std::array<std::string_view, 2> kInnerFlags{"train_detail", "training_detail"};  // Axolotl's, of characters
 constexpr std::array<std::string_view, 2> kVariables{"tools", "documents"};                // of messages, for templates
 // Keys that a shape reads.
@@ -134,6 +138,14 @@ std::optional<bool> included(const Json& message, Role role, const std::string& 
     if (out.value_or(learns) != learns) bad_input("{}: the keys '{}' and '{}' contradict each other", what, first, key);
     out = learns, first = key;
   }
+  for (const auto& [key, value] : message.items()) {
+    const bool off = value == 0 || value == Json(false), on = value == 1 || value == Json(true);
+    const auto has = [&key = key](std::string_view word) { return key.find(word) != std::string::npos; };
+    if (role == Role::assistant && std::ranges::count(kFlags, key, &Flag::key) == 0 &&
+        ((off && std::ranges::any_of(kLearns, has)) || (on && std::ranges::any_of(kExcludes, has))))
+      bad_input("{}: the key '{}' looks like one that excludes a message from the loss; expected {}", what,
+                key.substr(0, 40), fmt::join(kFlags | std::views::transform(&Flag::key), ", "));
+  }
   for (const std::string_view key : kInnerFlags)
     if (!says_nothing(value_at(message, key)))
       bad_input("{}: the key '{}' excludes a part of a message; expected whole messages excluded", what, key);
@@ -166,6 +178,7 @@ Message parse_message(const Json& json, const std::string& what, const RowNames&
   const std::string name = to_string(json, role, what);
   const auto mapped = names.roles.find(name);
   const std::optional<Role> known = mapped == names.roles.end() ? find_role(name) : std::optional(mapped->second);
+  if (!known) example.unknown_role = name.substr(0, 40);
   Message out{known.value_or(Role::user), silent ? "" : token_content(json, content, what)};
   if (!known && example.unshown.empty())
     example.unshown = fmt::format(
@@ -419,7 +432,7 @@ std::vector<Message> conversation(const Example& example) {
 
 // A piece of what an assistant says, or somebody else.
 Piece said_in(const Message& turn, Kind kind, std::string text) {
-  return {kind, std::move(text), turn.is_response(), turn.learnt == Message::Learnt::never};
+  return {kind, std::move(text), turn.is_response(), turn.learnt == Message::Learnt::never, kind == Kind::text};
 }
 
 std::vector<Piece> chatml(const Example& example) {
@@ -448,11 +461,11 @@ std::vector<Piece> llama3(const Example& example) {
 }
 
 std::vector<Piece> alpaca(const Example& example) {
-  const std::string input = example.input.empty() ? "" : "\n\n### Input:\n" + example.input;
+  const bool input = !example.input.empty();
   Piece before{
       .text = fmt::format(
           "Below is an instruction that describes a task{}. Write a response that appropriately completes the request.",
-          input.empty() ? "" : ", paired with an input that provides further context")};
+          input ? ", paired with an input that provides further context" : "")};
   std::vector<Piece> out;
   for (const Message& turn : example.turns) {
     const Piece said = said_in(turn, Kind::text, turn.text);
@@ -460,7 +473,9 @@ std::vector<Piece> alpaca(const Example& example) {
       before = said;
     } else if (turn.role == Role::user) {
       if (out.empty()) out.push_back(before);
-      out.insert(out.end(), {{.text = "\n\n### Instruction:\n"}, said, {.text = input + "\n\n### Response:\n"}});
+      out.insert(out.end(), {{.text = "\n\n### Instruction:\n"}, said});
+      if (input) out.insert(out.end(), {{.text = "\n\n### Input:\n"}, {.text = example.input, .is_content = true}});
+      out.push_back({.text = "\n\n### Response:\n"});
     } else {
       out.insert(out.end(), {said, said_in(turn, Kind::end, "")});
     }

@@ -48,6 +48,7 @@ struct Example {
   std::string input = {};             // the input of an instruction
   std::string variables = {};         // tools and documents of messages: a JSON object in the order of the row
   std::string unshown = {};           // why no built-in template shows all of it, where that is so
+  std::string unknown_role = {};      // one that is none of Role
   std::vector<int32_t> tokens = {};   // where others made them, and
   std::vector<bool> trained = {};     // whether each is a target
   std::set<std::string> mapped = {};  // keys that RowNames names and the row has
@@ -93,7 +94,8 @@ struct Piece {
   Kind kind = Kind::text;
   std::string text = {};
   bool response = false;
-  bool never = false;  // no target, whatever is trained on
+  bool never = false;       // no target, whatever is trained on
+  bool is_content = false;  // text of the example, not of the template
 };
 
 // Throws InputError, naming `what`, for an example that the template has no form for: messages without one, or with

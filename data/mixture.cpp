@@ -84,7 +84,8 @@ std::vector<Weighted> parse_weights_file(std::string_view bytes, const std::stri
     for (const ConfigEntry& e : read_config(bytes, what)) out.push_back({.name = e.key, .weight = number_in(e.value)});
   } else {
     const nlohmann::json all = parse_json(bytes, what);
-    if (!all.is_object()) throw InputError(what + ": expected an object of names and weights");
+    if (!all.is_object())
+      throw InputError(what + ": expected rows that are objects or texts, or an object of names and weights");
     for (const auto& [name, weight] : all.items())
       out.push_back({.name = name, .weight = weight.is_number() ? weight.get<double>() : -1});
   }

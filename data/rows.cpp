@@ -9,6 +9,7 @@
 #include "data/bad_input.h"
 #include "data/dataset.h"
 #include "data/files.h"
+#include "data/json.h"
 #include "data/jsonl.h"
 #include "data/text.h"
 
@@ -108,6 +109,7 @@ class RowSplitter {
           "{}: one object of more than {} keys; expected a row on each line, as pandas writes it with "
           "orient='records', lines=True",
           what_, kMaxKeys);
+    require_memory_for_json(first_, what_);
     const InOrder all = max_depth_ > kMaxDepth ? InOrder() : InOrder::parse(first_, nullptr, false);
     const std::vector<InOrder> rows = is_object(all) ? table_rows(all, what_) : std::vector<InOrder>();
     if (rows.empty()) return f_(first_, first_begin_);
@@ -157,6 +159,10 @@ class RowSplitter {
 
   void keep(std::string_view part) {
     if (row_.size() + part.size() > kMaxRow) bad_input("{}:{}: a row of more than {} MiB", what_, line_, kMaxRow >> 20);
+    if (row_.size() > 2 * checked_) {
+      checked_ = row_.size();
+      require_memory(fmt::format("{}:{}: a row", what_, line_), static_cast<int64_t>(checked_), 2 * kParsedGrowth);
+    }
     row_ += part;
   }
 
@@ -179,6 +185,7 @@ class RowSplitter {
   int64_t depth_ = 0, max_depth_ = 0;  // of brackets in a row
   int64_t keys_ = 0;                   // of the first row, and of its members
   size_t mark_ = 0;                    // bytes of the byte order mark
+  size_t checked_ = 1 << 19;           // bytes of the longest row that was compared with the memory
   char last_ = 0;                      // of the row, without blanks
   bool started_ = false, in_list_ = false, list_ended_ = false, over_line_ = false, in_text_ = false, escaped_ = false;
 };

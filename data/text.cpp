@@ -6,7 +6,9 @@
 #include <zstd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <iostream>
 
 #include "data/bad_input.h"
 #include "data/files.h"
@@ -237,8 +239,22 @@ void read_text_pieces(const std::filesystem::path& file, const TextPiece& f) {
 
 std::string read_text(const std::filesystem::path& file) {
   std::string all;
-  read_text_pieces(file, [&](std::string_view piece) { all += piece; });
+  read_text_pieces(file, [&](std::string_view piece) {
+    require_memory(file.string(), std::ssize(all) + std::ssize(piece), 2 * kParsedGrowth);
+    all += piece;
+  });
   return all;
+}
+
+bool read_line(std::string& line) {
+  line.clear();
+  while (std::cin && std::cin.peek() != std::char_traits<char>::eof()) {
+    const auto c = static_cast<char>(std::cin.get());
+    if (c == '\n') return true;
+    line += c;
+    if (std::has_single_bit(line.size())) require_memory("standard input: a line", std::ssize(line), 2 * kParsedGrowth);
+  }
+  return !line.empty();
 }
 
 std::string text_start(const std::filesystem::path& file) {

@@ -69,10 +69,13 @@ Text text_of_bytes(std::string bytes, const std::string& name, std::vector<Span>
 // that begins as what is no text does, which it names: UTF-16, Parquet, other archives.
 void read_text_pieces(const std::filesystem::path& file, const TextPiece& f);
 
-// All of it.
+// All of it. Throws InputError also if the memory does not allow it.
 std::string read_text(const std::filesystem::path& file);
 // Its first bytes, some thousands where it has as many; none of a file that cannot be read.
 std::string text_start(const std::filesystem::path& file);
+
+// std::getline() of standard input. Throws InputError if the memory does not allow the line.
+bool read_line(std::string& line);
 
 // The text of compressed or plain bytes; `what` names them. Throws InputError.
 void unpack_text(std::string_view bytes, const std::string& what, const TextPiece& f);

@@ -65,6 +65,8 @@ class Tokenizer {
   std::string_view kind() const { return kind_; }
   // One JSON object, which from_json() reads back.
   virtual std::string to_json() const = 0;
+  // Whether a token absorbs the white space before it in a text, and after it.
+  virtual std::pair<bool, bool> strips(int32_t) const { return {}; }
   // Equal for tokenizers that make the same of every text, by their files.
   std::string identity() const;
 

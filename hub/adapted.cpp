@@ -237,7 +237,7 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
   for (const auto& [module, layer, target] : modules) {
     const std::string by = target.empty() && c.targets.all_linear ? "" : c.targets.found(module);
     if (by.empty()) continue;
-    used.insert(by);
+    used.insert(module);
     if (is_left_out(module, layer)) continue;
     const Place place = places.at(module + ".weight");
     const int64_t rows = place.piece->rows, columns = place.tensor->shape[1];
@@ -275,9 +275,10 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
   std::vector<std::string> others;
   for (const auto& [name, place] : places) others.push_back(name.substr(0, name.rfind('.')));
   for (const std::string& t : c.targets.list)
-    if (!used.contains(t) && (changes.empty() || std::ranges::any_of(others, [&](const std::string& layer) {
-                                return !PeftNames{.list = {t}}.found(layer).empty();
-                              })))
+    if (std::ranges::none_of(used, [&](const std::string& u) { return !PeftNames{.list = {t}}.found(u).empty(); }) &&
+        (changes.empty() || std::ranges::any_of(others, [&](const std::string& layer) {
+           return !PeftNames{.list = {t}}.found(layer).empty();
+         })))
       bad_input("{}: target_modules: the base has no layer '{}' that adapts; expected some of {}", what, t,
                 fmt::join(names, ", "));
   if (changes.empty())
@@ -316,11 +317,11 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
     for (const auto& [name, place] : places) {
       const std::string full = name.substr(0, name.rfind('.'));
       if ((name != table && (name != head || module.empty())) || !full.ends_with(module)) continue;
-      if (base.tied && name == head && changes[table].rows) continue;
+      const std::string delta = full + ".token_adapter.trainable_tokens_delta";
+      if (base.tied && name == head && changes[table].rows && !tensors_.contains("base_model.model." + delta)) continue;
       Change& change = changes[name];
       change.tokens = rows;
-      change.rows =
-          expect(full + ".token_adapter.trainable_tokens_delta", {std::ssize(change.tokens), place.tensor->shape[1]});
+      change.rows = expect(delta, {std::ssize(change.tokens), place.tensor->shape[1]});
       note("trainable_token_indices");
       for (const int64_t token : change.tokens)
         if (token >= place.piece->rows)
@@ -328,6 +329,12 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
       if (base.tied && name == table) changes[head].rows = change.rows, changes[head].tokens = change.tokens;
     }
   if (base.tied && c.keeps_tied && changes.contains(table)) changes[head] = changes[table];
+  // Of saved tables PEFT also writes its wrapper's copies, and of a tied head what it has from the table.
+  for (const std::string& module : {table_module, head_module})
+    for (const char* const copy : {".original_module.weight", ".modules_to_save.weight"})
+      if (is_saved(table_module) || is_saved(head_module)) find(module + copy);
+  for (const char* const matrix : {".lora_A.weight", ".lora_B.weight"})
+    if (base.tied && c.keeps_tied && changes[table].embeds) find(head_module + matrix);
   for (const auto& [name, found] : tensors_)
     if (!taken.contains(found))
       bad_input("{}: the model has no tensor '{}'; expected those of {} parameters", file_->what(), found->name,

@@ -207,7 +207,7 @@ PeftFolder::PeftFolder(const fs::path& folder)
 }
 
 fs::path find_base(const fs::path& name, const fs::path& folder, const std::string& where) {
-  const fs::path here = fs::absolute(name), there = folder / name;
+  const fs::path here = name.empty() ? name : fs::absolute(name), there = folder / name;
   const bool is_here = !name.empty() && is_there(here), is_beside = !name.empty() && is_there(there);
   if (is_here && is_beside && !fs::equivalent(here, there))
     bad_input("{}: '{}' may be {} or {}; --base FOLDER says which", where, name.string(), here.string(),

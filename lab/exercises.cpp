@@ -72,7 +72,7 @@ const std::vector<Exercise>& exercises() {
        kSchedules},
       {"ring-attention",
        "parallel/ring_attention.cpp",
-       {{"Attended forward(", "for (int hop"}},
+       {{"AttentionResult forward(", "for (int hop"}},
        {{"values", 4}, {"bytes", 2}},
        grade_ring_attention},
       {"clipping",
@@ -112,14 +112,14 @@ constexpr Known kKnown[] = {
     {"sent nothing within", "deadlock",
      "a rank waits for a message that is never sent: a rank sends to the wrong rank or sends one message too few, or "
      "all ranks receive before sending"},
-    {"did not come within", "deadlock", "a rank does not participate: all ranks of a group must call a collective"},
+    {"did not arrive within", "deadlock", "a rank does not participate: all ranks of a group must call a collective"},
     {"bad_alloc", "memory",
      "allocates gigabytes: an infinite loop appends to a list, or a size is negative or uninitialized"},
     {"out of memory", "memory",
      "allocates gigabytes: a size is wrong. A lambda called later may read a destroyed variable: capture lists and "
      "tensors by value, without `&`"},
     {"bad_function_call", "error", "a required function is empty: for experts, `back` is not set"},
-    {"are not the pieces", "rows",
+    {"do not match the chunk sizes", "rows",
      "the row counts do not match: `sent` must sum to the rows sent, `received` to the rows received. For the return "
      "path and for gradients the two are swapped. A lambda called later must capture copies of both"},
     {"that were dealt out", "rows",
@@ -130,8 +130,7 @@ constexpr Known kKnown[] = {
      "the result is not connected to its input: call x.edge() before take(), and return the result of record_one()"},
     {"reached output", "gradient",
      "the gradient must return to the source of the value: to the placement of the input, with known sizes (of a "
-     "Step); "
-     "or to the ranks that sent the rows"},
+     "Step); or to the ranks that sent the rows"},
     {"expected 0 elements", "rows", "a list of counts is empty: for experts, `counts` is not set"},
     {"where it is sent and", "rows",
      "ranks disagree on the number of rows: `received` must be the counts announced by the other ranks"},

@@ -278,7 +278,7 @@ Tensor own_part(Tensor whole, const Placed& t, Mesh& mesh) {
     const Placement p = t.name == "y" ? t.on[a].second : t.on[a].first;
     const MeshAxis& axis = mesh.axes()[a];
     if (!is_cut(p)) continue;
-    const Range own = piece(whole.dim(p.dim), axis.size, mesh.coordinate(axis.name));
+    const Range own = chunk_range(whole.dim(p.dim), axis.size, mesh.coordinate(axis.name));
     whole = whole.narrow(p.dim, own.begin, own.size()).contiguous();
   }
   return whole;

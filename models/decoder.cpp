@@ -70,8 +70,17 @@ std::vector<DecoderBlock*> Decoder::make_blocks() {
   return made;
 }
 
+// Throws for sizes that would be refused later, by the name of a parameter.
+static const ModelConfig& checked(const ModelConfig& c) {
+  for (const auto& [field, size] :
+       {std::pair("layers", c.layers), std::pair("heads", c.heads), std::pair("channels", c.channels),
+        std::pair("context", c.context), std::pair("vocab", c.vocab)})
+    if (size < 1) throw FieldError(field, "expected at least 1, found " + std::to_string(size));
+  return c;
+}
+
 Decoder::Decoder(const ModelConfig& c)
-    : LanguageModel(c),
+    : LanguageModel(checked(c)),
       tokens(child<Embedding>("tokens", c.vocab, c.channels)),
       positions(find_row(c.family).rotary ? nullptr : &child<Embedding>("positions", c.position_rows(), c.channels)),
       drop(child<Dropout>("drop", c.dropout)),

@@ -82,6 +82,19 @@ StepInfo LanguageModel::decode_step(int64_t tokens, std::span<TextCache* const> 
   return {.tokens_total = tokens, .documents = {{}, positions}};
 }
 
+// Each text of `ids` needs a cache with a place for every layer.
+static void check_texts(const Tensor& ids, std::span<TextCache* const> texts, int64_t layers) {
+  if (ids.ndim() != 2 || std::ssize(texts) != ids.dim(0))
+    throw Error("[model] texts: " + std::to_string(texts.size()) + " caches for ids " + ids.describe() +
+                "; expected one for each row");
+  for (const TextCache* text : texts) {
+    require_object(text, "[model] texts");
+    if (std::ssize(*text) != layers)
+      throw Error("[model] texts: a cache of " + std::to_string(text->size()) + " layers; expected " +
+                  std::to_string(layers));
+  }
+}
+
 Tensor LanguageModel::decode_first(const Tensor& ids, std::span<TextCache* const> texts) {
   const NoGrad no_grad;
   for (const TextCache* text : texts)
@@ -106,6 +119,7 @@ Tensor LanguageModel::decode_last(const Tensor& x) {
 }
 
 Tensor LanguageModel::decode(const Tensor& ids, std::span<TextCache* const> texts) {
+  check_texts(ids, texts, config.layers);
   set_step(decode_step(ids.dim(1), texts, ids.arena()));
   Tensor x = decode_first(ids, texts);
   for (int64_t i = 0; i < config.layers; ++i) x = decode_layer(i, x, texts);

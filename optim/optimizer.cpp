@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "optim/muon.h"
 #include "optim/rounding.h"
 #include "tensor/cpu/vectorize.h"
@@ -166,6 +168,7 @@ UpdateNumbers Optimizer::next(double lr) const {
 }
 
 void Optimizer::step(double lr, double grad_scale) {
+  if (!std::isfinite(lr)) throw Error("[optimizer] lr is " + std::to_string(lr) + "; expected a finite number");
   UpdateNumbers now = next(lr);
   now.grad_scale = grad_scale;
   update(now, nullptr);

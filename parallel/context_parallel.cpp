@@ -1,4 +1,4 @@
-// Who has which tokens, and Ulysses, which is two changes of placement, each an all-to-all between two copies.
+// Token positions per rank, and Ulysses: two redistributions, each an all-to-all between two copies.
 #include "parallel/context_parallel.h"
 
 #include <numeric>
@@ -14,19 +14,19 @@ std::string nearest_multiples(int64_t n, int64_t unit) {
   return (below > 0 ? std::to_string(below) + " or " : "") + std::to_string(below + unit);
 }
 
-// Ulysses on one rank. What is exchanged lies in memory as (c, T / c, B, ...): the tokens of a rank are one piece, and
-// all of them are (T, B, ...), which attention reads and writes where it lies.
+// Ulysses on one rank. Exchanged arrays have the layout (c, T / c, B, ...): each rank's tokens are one chunk, and all
+// tokens are (T, B, ...), which attention reads and writes in place.
 struct Ulysses {
   Communicator& cp;
   AttentionOptions options;
-  Heads heads, own;  // heads of all ranks, and of this one
-  int64_t b, t, d;   // t: tokens of this rank outside of attention
+  Heads heads, own;
+  int64_t b, t, d;  // t: tokens of this rank outside of attention
 
-  Tensor room(const Tensor& like, int64_t count, Category category) const {
+  Tensor make_buffer(const Tensor& like, int64_t count, Category category) const {
     return like.make({cp.size(), t, b, count * d}, like.dtype(), category);
   }
   Tensor exchange(const Tensor& sent, Category category) const {
-    const Tensor got = room(sent, sent.dim(3) / d, category);
+    const Tensor got = make_buffer(sent, sent.dim(3) / d, category);
     cp.all_to_all(sent, got);
     return got;
   }
@@ -36,17 +36,17 @@ struct Ulysses {
   }
   Tensor part(const Tensor& exchanged, int i) const { return by_head(exchanged).narrow(2, own.begin(i), own.count(i)); }
 
-  // Copies heads from (B, T / c, all ranks' heads D) to what is exchanged, or back: from head `begin` on, n times
-  // `count` heads, of which each rank has its part.
-  void copy(Tensor whole, Tensor ranks, int64_t begin, int64_t count, int64_t n, bool out) const {
+  // Copies heads from (B, T / c, heads of all ranks x D) to the exchanged array, or back: n times `count` heads from
+  // head `begin` on, sharded over the ranks.
+  void copy(Tensor full, Tensor ranks, int64_t begin, int64_t count, int64_t n, bool out) const {
     const int64_t c = cp.size();
-    whole = whole.narrow(2, begin * d, n * count * d).reshape({b, t, n, c, count / c * d});
-    whole = whole.transpose(0, 3).transpose(2, 3);  // (c, T / c, B, n, a rank's part)
+    full = full.narrow(2, begin * d, n * count * d).reshape({b, t, n, c, count / c * d});
+    full = full.transpose(0, 3).transpose(2, 3);  // (c, T / c, B, n, a rank's shard)
     ranks = ranks.narrow(3, begin / c * d, n * count / c * d).reshape({c, t, b, n, count / c * d});
     if (out)
-      ranks.copy_from(whole);
+      ranks.copy_from(full);
     else
-      whole.copy_from(ranks);
+      full.copy_from(ranks);
   }
   void copy_packed(const Tensor& packed, const Tensor& ranks, bool out) const {
     if (heads.query == heads.key) return copy(packed, ranks, 0, heads.query, 3, out);
@@ -59,11 +59,11 @@ Var ulysses(const Ulysses& u, const Var& qkv) {
   const Tensor& packed = qkv.value();
   const Category kept = packed.arena()->default_category(), moved = Category::communication;
   const auto all_tokens = [&] {
-    const Tensor sent = u.room(packed, u.own.packed(), moved);
+    const Tensor sent = u.make_buffer(packed, u.own.packed(), moved);
     u.copy_packed(packed, sent, true);
     return u.exchange(sent, kept);
   };
-  const Tensor mine = all_tokens(), out = u.room(packed, u.own.query, kept);
+  const Tensor mine = all_tokens(), out = u.make_buffer(packed, u.own.query, kept);
   const AttentionResult result{u.by_head(out),
                                packed.make({u.b, u.own.query, u.t * u.cp.size()}, accum_dtype(packed.dtype()))};
   attention_into(u.part(mine, 0), u.part(mine, 1), u.part(mine, 2), u.options, result);
@@ -71,11 +71,11 @@ Var ulysses(const Ulysses& u, const Var& qkv) {
   u.copy(y, u.exchange(out, moved), 0, u.heads.query, 1, false);
   return record_one("ulysses_attention", y, {qkv.edge()}, [=, shape = packed.shape()](Grads& g) {
     const auto all_gradients = [&](const Tensor& dy) {
-      const Tensor sent = u.room(dy, u.own.query, moved);
+      const Tensor sent = u.make_buffer(dy, u.own.query, moved);
       u.copy(dy, sent, 0, u.heads.query, 1, true);
       return u.exchange(sent, moved);
     };
-    const Tensor dout = all_gradients(g.output().contiguous()), gradient = u.room(mine, u.own.packed(), moved);
+    const Tensor dout = all_gradients(g.output().contiguous()), gradient = u.make_buffer(mine, u.own.packed(), moved);
     Tensor dq = u.part(gradient, 0), dk = u.part(gradient, 1), dv = u.part(gradient, 2);
     attention_backward(u.by_head(dout), u.part(mine, 0), u.part(mine, 1), u.part(mine, 2), result, u.options, dq, dk,
                        dv);
@@ -99,8 +99,9 @@ std::vector<int64_t> context_positions(int64_t tokens, int ranks, int rank, Sequ
   const std::vector<int> chunks = context_chunks(ranks, rank, cut);
   const int64_t count = ranks * std::ssize(chunks);
   if (tokens <= 0 || tokens % count != 0)
-    throw Error("[context_parallel] " + std::to_string(tokens) + " tokens do not make " + std::to_string(count) +
-                " equal chunks for " + std::to_string(ranks) + " ranks; expected " + nearest_multiples(tokens, count));
+    throw Error("[context_parallel] " + std::to_string(tokens) + " tokens are not divisible into " +
+                std::to_string(count) + " equal chunks for " + std::to_string(ranks) + " ranks; expected " +
+                nearest_multiples(tokens, count));
   std::vector<int64_t> positions(static_cast<size_t>(tokens / ranks));
   const int64_t size = tokens / count;
   auto at = positions.begin();
@@ -124,8 +125,8 @@ Var ulysses_attention(const Var& qkv, const Heads& heads, const AttentionOptions
   if (c == 1) return packed_attention(qkv, heads, options);
   for (const int64_t count : {heads.query, heads.key})
     if (count <= 0 || count % c != 0)
-      throw Error("[ulysses_attention] " + cp.axis() + " axis: " + std::to_string(c) + " ranks cannot share " +
-                  std::to_string(count) + " heads evenly; expected " + nearest_multiples(count, c));
+      throw Error("[ulysses_attention] " + cp.axis() + " axis: " + std::to_string(c) + " ranks do not divide " +
+                  std::to_string(count) + " heads; nearest valid value: " + nearest_multiples(count, c));
   const Tensor q = packed_part(qkv.value(), heads, 0);
   const Heads own{heads.query / c, heads.key / c};
   AttentionOptions mine = options;

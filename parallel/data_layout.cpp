@@ -1,4 +1,4 @@
-// Ranges, and their way to rank 0.
+// Shard ranges, and transfers from and to rank 0.
 #include "parallel/data_layout.h"
 
 #include "optim/grad_norm.h"
@@ -42,23 +42,22 @@ Tensor gather_shards(Communicator& axis, int64_t size, const Tensor& shard) {
 int64_t shard_size(int64_t size, int owners) { return norm_blocks((size + owners - 1) / owners) * kNormBlock; }
 
 Range shard_range(int64_t size, int owners, int rank) {
-  const int64_t piece = shard_size(size, owners), index = std::min(rank, owners);
-  return {std::min(index * piece, size), rank < owners ? std::min((index + 1) * piece, size) : size};
+  const int64_t shard = shard_size(size, owners), index = std::min(rank, owners);
+  return {std::min(index * shard, size), rank < owners ? std::min((index + 1) * shard, size) : size};
 }
 
 void check_servers(int servers, int ranks) {
   if (servers < 1 || servers > ranks)
-    throw FieldError("servers", "expected 1 to " + std::to_string(ranks) +
-                                    " (servers live beside the workers), found " + std::to_string(servers));
+    throw FieldError("servers", "expected 1 to " + std::to_string(ranks) + " (servers run on worker ranks), found " +
+                                    std::to_string(servers));
 }
 
 Tensor gather_unit(Communicator& axis, const DataLayout& layout, size_t unit, const Tensor& shard) {
-  if (layout.kept == ShardingKind::by_owners) return gather_from_owners(axis, layout.owners, layout.sizes[unit], shard);
-  if (layout.kept == ShardingKind::in_shards) return gather_shards(axis, layout.sizes[unit], shard);
+  if (layout.sharding == ShardingKind::by_owners)
+    return gather_from_owners(axis, layout.owners, layout.sizes[unit], shard);
+  if (layout.sharding == ShardingKind::in_shards) return gather_shards(axis, layout.sizes[unit], shard);
   return axis.rank() == 0 ? shard : Tensor();
 }
-
-// Slices, and what goes to rank 0 and comes back.
 
 DataBatches::DataBatches(Communicator& axis, ArenaPtr arena, const Options& options)
     : axis_(axis), arena_(std::move(arena)), options_(options) {
@@ -91,7 +90,7 @@ std::vector<BatchSlice> DataBatches::loads(int64_t batch, int64_t microbatches, 
   return moves(batch, microbatches, index);
 }
 
-// Each rank its rows: int32 (B, T) on rank 0 -> (B / n, T).
+// Scatters the rows: int32 (B, T) on rank 0 -> (B / n, T).
 Tensor DataBatches::scatter_batch(const Tensor& ids) const {
   if (!options_.through_root) return ids;
   const int64_t rows = root() ? ids.dim(0) / axis_.size() : ids.dim(0);
@@ -100,7 +99,7 @@ Tensor DataBatches::scatter_batch(const Tensor& ids) const {
   return own;
 }
 
-// Those of all ranks, one below the other, on rank 0: (N, V) -> (n N, V).
+// Gathers the rows of all ranks on rank 0: (N, V) -> (n N, V).
 Tensor DataBatches::gather_logits(const Tensor& own) const {
   Tensor all;
   if (root())
@@ -111,10 +110,10 @@ Tensor DataBatches::gather_logits(const Tensor& own) const {
 
 // On rank 0: the gradient of all rows, and the loss sum of each rank's rows.
 struct DataBatches::RootLoss {
-  Tensor gradient, sums;  // undefined on other ranks
+  Tensor gradient, sums;
 };
 
-// Each rank's rows apart, as it would add them up itself; then the gradients of all in the place of the logits.
+// Each rank's loss separately, as that rank would add it; then all gradients in place of the logits.
 DataBatches::RootLoss DataBatches::losses_at_root(Tensor logits, const Tensor& targets, double scale) const {
   const int n = axis_.size();
   const int64_t rows = logits.dim(0) / n;
@@ -140,7 +139,7 @@ Root DataBatches::loss(const Var& hidden, const Tensor& targets, double scale, c
   const Shape shape = own.shape();
   const int64_t sequences = hidden.dim(0), tokens = hidden.dim(1), longest = targets.dim(1), vocab = own.dim(1);
   const auto here = [&](const Tensor& rows) { return rows.reshape({sequences, longest, vocab}).narrow(1, 0, tokens); };
-  if (longest > tokens) {  // the rows of another rank are longer
+  if (longest > tokens) {  // another rank has longer rows
     const Tensor padded = own.make({sequences * longest, vocab}, own.dtype(), Category::communication);
     Tensor(padded).fill(0);
     here(padded).copy_from(own.reshape({sequences, tokens, vocab}));
@@ -150,7 +149,7 @@ Root DataBatches::loss(const Var& hidden, const Tensor& targets, double scale, c
   RootLoss at_root;
   Tensor all = gather_logits(own);
   if (root()) at_root = losses_at_root(std::move(all), targets.contiguous().reshape({-1}), scale);
-  if (!own.unique()) own = own.make(own.shape());  // the model keeps its logits: leave them as they are
+  if (!own.unique()) own = own.make(own.shape());  // the model still uses its logits
   axis_.scatter(at_root.sums, sum, 0);
   axis_.scatter(at_root.gradient, own, 0);
   if (longest > tokens) own = here(own).contiguous().reshape(shape);

@@ -1,5 +1,7 @@
-// The choice of a strategy, and the memory that several of them have alike.
+// Strategy selection, and memory allocation shared by several strategies.
 #include "parallel/data_strategy.h"
+
+#include <cmath>
 
 #include "parallel/ddp.h"
 #include "parallel/zero.h"
@@ -13,9 +15,9 @@ DataStrategy::DataStrategy(Module& model, Communicator& axis, const ArenaPtr& ar
       axis_((require_object(&axis, "[data parallel] axis"), axis)),
       arena_((require_object(arena.get(), "[data parallel] arena"), arena)),
       options_(options),
-      layout_{.kept = identity.kept, .owners = identity.owners, .every_microbatch = identity.every_microbatch},
+      layout_{.sharding = identity.sharding, .owners = identity.owners, .every_microbatch = identity.every_microbatch},
       name_(std::move(identity.name)),
-      batches_(axis, arena, {.copies = options.copies, .through_root = identity.kept == ShardingKind::at_root}) {
+      batches_(axis, arena, {.copies = options.copies, .through_root = identity.sharding == ShardingKind::at_root}) {
   for (const Module::Unit& unit : model.layout()) layout_.sizes.push_back(unit.size);
 }
 
@@ -49,10 +51,48 @@ DataStrategy::FlatBuffer DataStrategy::make_flat_buffer(Category of_values, Cate
   return all;
 }
 
+namespace {
+
+void check_options(const Communicator& axis, const DataOptions& o) {
+  const auto expect = [](bool right, const char* field, const std::string& expected, const std::string& found) {
+    if (!right) throw FieldError(field, "expected " + expected + ", found " + found);
+  };
+  const auto at_least = [&](int64_t least, const char* field, int64_t found) {
+    expect(found >= least, field, "at least " + std::to_string(least), std::to_string(found));
+  };
+  const auto divides = [&](const char* field, int found) {
+    require_object(&axis, "[data parallel] axis");
+    expect(found > 0 && axis.size() % found == 0, field,
+           "a number that divides the " + std::to_string(axis.size()) + " ranks of the axis", std::to_string(found));
+  };
+  at_least(1, "microbatches", o.microbatches);
+  at_least(0, "bucket_bytes", o.bucket_bytes);
+  divides("copies", o.copies);
+  if (o.shard_ranks != 0) divides("shard_ranks", o.shard_ranks);
+  for (const auto& [field, dtype] : {std::pair("dtype", o.dtype), std::pair("grad_dtype", o.grad_dtype)})
+    expect(dtype == DType::float64 || dtype == DType::float32 || dtype == DType::bfloat16, field, "a floating dtype",
+           std::string(to_string(dtype)));
+  if (o.mode != DataMode::diloco) return;
+  at_least(1, "sync.every", o.sync.every);
+  at_least(1, "sync.fragments", o.sync.fragments);
+  expect(o.sync.fragments <= o.sync.every, "sync.fragments", "at most sync.every, " + std::to_string(o.sync.every),
+         std::to_string(o.sync.fragments));
+  for (const int64_t fragment : o.fragments)
+    expect(fragment >= 0 && fragment < o.sync.fragments, "fragments",
+           "numbers below sync.fragments, " + std::to_string(o.sync.fragments), std::to_string(fragment));
+  expect(std::isfinite(o.outer_lr), "outer_lr", "a finite number", std::to_string(o.outer_lr));
+  expect(std::isfinite(o.outer_momentum), "outer_momentum", "a finite number", std::to_string(o.outer_momentum));
+}
+
+}  // namespace
+
 std::unique_ptr<DataStrategy> make_data_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,
                                                  const DataOptions& options) {
+  check_options(axis, options);
+  require_object(&model, "[data parallel] model");
+  if (model.parameters().empty()) throw Error("[data parallel] model: expected parameters, found none");
   if (options.mode == DataMode::ps_async)
-    throw Error("[data parallel] ps-async has no steps that all ranks make; expected ddp, dataparallel or ps-sync");
+    throw Error("[data parallel] ps-async has no common steps; expected ddp, dataparallel or ps-sync");
   if (options.mode == DataMode::dataparallel) return make_data_parallel(model, axis, arena, options);
   if (options.mode == DataMode::diloco) return make_diloco(model, axis, arena, options);
   if (options.mode == DataMode::ps_sync) return make_parameter_server(model, axis, arena, options);

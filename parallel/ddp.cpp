@@ -1,4 +1,4 @@
-// Buckets and the hooks that fill them.
+// Bucket formation, and the gradient hooks.
 #include "parallel/ddp.h"
 
 namespace tessera {
@@ -11,7 +11,6 @@ Ddp::Ddp(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOpt
   for (const Bucket& b : buckets_) layout_.reductions.push_back({b.range, b.range.size()});
 }
 
-// From the last parameter to the first; the first bucket ends at the end of the memory.
 void Ddp::cut_buckets(const std::vector<Module::Unit>& layout) {
   int64_t end = grads_.numel(), begin = end;
   buckets_.push_back({.range = {end, end}});
@@ -54,7 +53,7 @@ void Ddp::send_ready() {
   }
 }
 
-// Parameters that no gradient reached have zeros; their buckets are still to be sent.
+// Parameters without gradients get zeros; their buckets are then sent.
 void Ddp::reduce_gradients() {
   if (next_ < buckets_.size()) {
     model_.zero_missing_gradients();

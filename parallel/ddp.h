@@ -1,6 +1,5 @@
-// Distributed data parallel: every rank has the whole model and a part of the batch; gradients are summed over ranks
-// while the backward pass still runs (Li et al. 2020, "PyTorch Distributed: experiences on accelerating data parallel
-// training").
+// Distributed data parallel: every rank has a replica of the model and a slice of the batch; gradients are all-reduced
+// during the backward pass (Li et al. 2020, "PyTorch Distributed: experiences on accelerating data parallel training").
 //
 //   backward:   [ head ][ block 3 ][ block 2 ][ block 1 ][ block 0 ][ embedding ]
 //   bucket 0:           [--- all-reduce ---]
@@ -8,13 +7,13 @@
 //   bucket 2:                                                     [--- all-reduce ---]
 //
 // placements     parameters I, gradients P -> I (all-reduce), optimizer state I
-// memory/rank    the whole of everything: 16 bytes per parameter in bf16 with fp32 state
-// volume/rank    2 (n - 1) / n of the gradients, once per step: accumulated micro-batches are summed here first
+// memory/rank    everything, unsharded: 16 bytes per parameter in bf16 with fp32 state
+// volume/rank    2 (n - 1) / n of the gradients, once per step: micro-batches are accumulated locally first
 //
-// Gradients lie in one stretch of memory, in order of declaration; a bucket is a run of whole parameters of it, cut
-// from the end, because the backward pass reaches them in that order. Experts that few ranks have are in buckets of
-// their own. A bucket is sent when each of its parameters has got all that the last backward of the step brings it (a
-// tied weight waits for both uses), and after the buckets before it, so that every rank sends in the same order.
+// Gradients are one flat buffer in declaration order; a bucket is a contiguous run of parameters, formed from the end
+// because the backward pass produces gradients in that order. Experts, which only some ranks have, get separate
+// buckets. A bucket is sent when the last backward of the step has completed all of its gradients (a tied weight waits
+// for both uses) and after all buckets before it, so that every rank sends in the same order.
 #pragma once
 #include "parallel/data_strategy.h"
 
@@ -33,7 +32,7 @@ class Ddp final : public DataStrategy {
 
  private:
   struct Bucket {
-    Range range;                   // the bucket's part of all gradients
+    Range range;                   // elements of the flat gradient buffer
     Communicator* axis = nullptr;  // the ranks that have these parameters
     int parameters = 0, missing = 0;
     Work pending = {};
@@ -42,9 +41,9 @@ class Ddp final : public DataStrategy {
   void arrived(size_t bucket);
   void send_ready();
 
-  Tensor grads_;  // all of them
+  Tensor grads_;  // the flat buffer
   std::vector<Bucket> buckets_;
-  size_t next_ = 0;  // the first bucket that was not sent
+  size_t next_ = 0;  // first unsent bucket
   bool last_ = false;
 };
 

@@ -1,5 +1,5 @@
 // DiLoCo (Douillard et al. 2023, arXiv 2311.08105), and local SGD (Stich 2018, "Local SGD converges fast and
-// communicates little"): ranks train copies of the model alone, and compare them only every H steps.
+// communicates little"): replicas train independently and synchronize only every H steps.
 //
 //   step          1     2   ...   H                        H+1
 //   rank 0   |  inner inner ... inner  --+             +-- inner ...
@@ -9,23 +9,24 @@
 //   delta = mean over ranks of (common - own)         momentum = mu momentum + delta
 //   common = common - outer_lr (delta + mu momentum)  own = common     (Nesterov; Sutskever et al. 2013)
 //
-// In P fragments (Streaming DiLoCo, Douillard et al. 2025, arXiv 2501.18512, strided) each makes its outer steps in
-// steps of its own, H apart (SyncSteps), so that about a P-th is sent at once. Here H = 4, P = 2:
+// With P fragments (Streaming DiLoCo, Douillard et al. 2025, arXiv 2501.18512, strided) the fragments synchronize in
+// different steps, each every H steps (SyncSteps), so about 1 / P of the parameters are sent at a time. Here H = 4, P =
+// 2:
 //
 //   step          1     2     3     4     5     6     7     8 (the last)
 //   fragment 0                      o                       o
 //   fragment 1          o                       o           o
 //
-// placements     parameters, gradients and the optimizer's state of each rank are its own; common and momentum are I
-// memory/rank    DDP's, and 8 bytes per parameter: common and momentum in fp32 (4 where mu is 0)
+// placements     parameters, gradients and optimizer state are local to each rank; common and momentum are I
+// memory/rank    DDP's, plus 8 bytes per parameter: common and momentum in fp32 (4 if mu is 0)
 // volume/rank    2 (n - 1) / n of the parameters, every H steps, in the dtype of gradients
 //
-// `own` is what the optimizer updates: the fp32 masters of bfloat16. Differences are made in fp32 (fp64 of fp64), and
-// rounded once to the dtype of gradients, in whose memory they are summed. A rank's gradient is n times its part of the
-// global batch's: the mean over its own sequences. Its norm, by which it is clipped, is its own too. With H = 1, SGD
-// inside, and outside a rate of 1 without momentum, this is DDP but for rounding; with any H it is then local SGD.
-// Beside context ranks a rank here is a group of them: they sum gradients in every step, and each makes outer steps
-// with those that have its place in the other groups.
+// `own` is the tensor that the optimizer updates: the fp32 masters of bfloat16. Differences are computed in fp32 (fp64
+// for fp64), rounded once to the dtype of gradients, and reduced in the gradients' memory. A rank's gradient is the
+// mean over its own sequences, n times its contribution to the global batch's; it is clipped by its own norm. With H =
+// 1, inner SGD and an outer rate of 1 without momentum, this equals DDP up to rounding; with any H it is then local
+// SGD. With context parallelism a replica is a group of context ranks: they sum gradients in every step, and each makes
+// outer steps with the ranks of the same index in the other groups.
 #include "parallel/cuda/outer_step.h"
 #include "parallel/data_strategy.h"
 #include "tensor/cpu/vectorize.h"
@@ -42,22 +43,21 @@ class Diloco final : public DataStrategy {
   void gather_parameters() override;
 
  private:
-  struct Part {  // a unit that is trained; momentum is undefined where its factor is 0
+  struct Part {  // a trained unit; momentum is undefined if its factor is 0
     Tensor values, common, momentum;
     int64_t fragment = 0;
   };
   void outer_step(int64_t fragment);
-  // The values of parts_[i], as the optimizer has them.
   Tensor own(size_t i) const { return masters_.empty() ? parts_[i].values : masters_[i]; }
 
-  Tensor grads_;  // all of them
+  Tensor grads_;  // flat buffer
   std::vector<Part> parts_;
 };
 
 namespace {
 
-// Runs f(W{}, O*, G*, begin, end) over the elements of a part, on this rank's threads: what the optimizer updates, the
-// gradients' memory, and the type to compute in.
+// Runs f(W{}, O*, G*, begin, end) over the elements of a part, on this rank's threads: O is the dtype of `own`, G of
+// the gradients' memory, and W the compute type.
 template <class F>
 void over(const Tensor& own, const Tensor& sums, const F& f) {
   with_floating(own.dtype(), "diloco", [&](auto o) {
@@ -106,14 +106,14 @@ Diloco::Diloco(Module& model, Communicator& axis, const ArenaPtr& arena, const D
   const FlatBuffer all = make_flat_buffer(Category::parameters, Category::gradients);
   grads_ = all.grads;
   shards_ = residents_;
-  const auto room = [&] {
+  const auto make_state = [&] {
     return Tensor::empty(all.values.shape(), accum_dtype(options.dtype), arena, Category::optimizer);
   };
-  Tensor common = room(), momentum;
+  Tensor common = make_state(), momentum;
   common.copy_from(all.values);
   state_kinds_.emplace_back("common");
   if (options.outer_momentum > 0) {
-    momentum = room();
+    momentum = make_state();
     momentum.fill(0);
     state_kinds_.emplace_back("outer");
   }
@@ -132,16 +132,15 @@ Diloco::Diloco(Module& model, Communicator& axis, const ArenaPtr& arena, const D
     begin += size;
   }
   layout_.reductions = {{{0, begin}, begin}};
-  layout_.apart = true;
+  layout_.local_updates = true;
 }
 
-// Values that were read without common ones, before the first step, are what ranks have in common too.
+// Before the first step, loaded values without common ones are also the common values.
 void Diloco::begin_step() {
   DataStrategy::begin_step();
   for (size_t i = 0; steps_ == 0 && i < parts_.size(); ++i) parts_[i].common.copy_from(own(i));
 }
 
-// Parameters that no gradient reached have zeros.
 void Diloco::reduce_gradients() {
   model_.zero_missing_gradients();
   if (options_.context) options_.context->all_reduce(grads_);
@@ -154,11 +153,11 @@ void Diloco::gather_parameters() {
     if (options_.sync.due(fragment, steps_)) outer_step(fragment);
 }
 
-// The gradients are not needed any more: from the first one on their memory takes the differences. These also lie where
-// gradients have gaps, which must be zero again.
+// The gradients are no longer needed, so the differences use their memory from the beginning. This also overwrites gaps
+// between gradients, which must be zero again.
 void Diloco::outer_step(int64_t fragment) {
   int64_t size = 0;
-  // Each part with its place there.
+  // Each part and its offset in that memory.
   const auto each = [&](const auto& f) {
     int64_t begin = 0;
     for (size_t i = 0; i < parts_.size(); ++i) {

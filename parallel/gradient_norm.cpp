@@ -1,4 +1,4 @@
-// Block sums on their way to every rank.
+// Exchange of block sums.
 #include "parallel/gradient_norm.h"
 
 #include <numeric>
@@ -13,8 +13,8 @@ Tensor room(const DataStrategy& s, int64_t numbers) {
   return Tensor::empty({numbers}, DType::float64, s.arena(), Category::workspace);
 }
 
-// Sums of squares of this rank's shards: a whole unit is one part, or each of its slots that counts, by blocks of its
-// own.
+// Sums of squares of this rank's shards: a full unit is one part, or one part per slot that counts, each with its own
+// blocks.
 Tensor squares_of_own(const DataStrategy& s, const Communicator* beside) {
   std::vector<Tensor> parts;
   std::vector<BlockRun> runs;
@@ -40,7 +40,7 @@ Tensor squares_of_own(const DataStrategy& s, const Communicator* beside) {
 
 int64_t count_blocks(const FlatUnit& unit, int64_t elements) { return unit.trainable() ? norm_blocks(elements) : 0; }
 
-// Every rank of the axis has as many blocks of a unit as every other; of some units there may be none.
+// Every rank of the axis has the same number of blocks of a unit; some units may have none.
 Tensor squares_of_shards(const DataStrategy& s, Communicator& axis, const std::vector<int64_t>& blocks) {
   const int64_t here = std::accumulate(blocks.begin(), blocks.end(), int64_t{0});
   const Tensor mine = room(s, here), all = room(s, here * axis.size());
@@ -57,7 +57,6 @@ Tensor squares_of_shards(const DataStrategy& s, Communicator& axis, const std::v
   return sums;
 }
 
-// Each unit along the axis that it is cut over.
 Tensor squares_along_axes(const DataStrategy& s) {
   const auto along = [&](Communicator& axis) {
     std::vector<int64_t> blocks;
@@ -73,7 +72,7 @@ Tensor squares_along_axes(const DataStrategy& s) {
   return sums;
 }
 
-// An owner after another tells all ranks its sums, those of all units one after another.
+// Each owner in turn broadcasts its sums, unit after unit.
 Tensor squares_of_owners(const DataStrategy& s) {
   Communicator& axis = s.axis();
   const DataLayout& layout = s.layout();
@@ -109,7 +108,6 @@ Tensor squares_of_owners(const DataStrategy& s) {
   return Tensor::of<double>(out, {std::ssize(out)}, s.arena()->host());
 }
 
-// Over the ranks that have a part of each unit.
 void sum_over_axes(const DataStrategy& s, std::vector<double>& sums) {
   const auto sum_squares = [&](bool of_experts, Communicator& axis) {
     std::vector<double> own(sums.size(), 0.0);
@@ -126,19 +124,19 @@ void sum_over_axes(const DataStrategy& s, std::vector<double>& sums) {
 
 }  // namespace
 
-Tensor unit_squares(const DataStrategy& s, const Communicator* beside) {
-  if (beside && beside->size() > 1) return squares_of_own(s, beside);
-  const ShardingKind kept = s.layout().kept;
-  if (kept == ShardingKind::in_shards) return squares_along_axes(s);
-  return kept == ShardingKind::by_owners ? squares_of_owners(s) : squares_of_own(s, nullptr);
+Tensor unit_squares(const DataStrategy& s, const Communicator* parameter_axis) {
+  if (parameter_axis && parameter_axis->size() > 1) return squares_of_own(s, parameter_axis);
+  const ShardingKind sharding = s.layout().sharding;
+  if (sharding == ShardingKind::in_shards) return squares_along_axes(s);
+  return sharding == ShardingKind::by_owners ? squares_of_owners(s) : squares_of_own(s, nullptr);
 }
 
-std::vector<double> unit_sums(const DataStrategy& s, Communicator* beside) {
-  std::vector<double> sums = unit_squares(s, beside).to_vector<double>();
-  const ShardingKind kept = s.layout().kept;
-  const bool parts = beside && beside->size() > 1;
-  if (kept == ShardingKind::at_root || (parts && kept != ShardingKind::everywhere)) sum_over_axes(s, sums);
-  if (parts) beside->sum(sums);
+std::vector<double> unit_sums(const DataStrategy& s, Communicator* parameter_axis) {
+  std::vector<double> sums = unit_squares(s, parameter_axis).to_vector<double>();
+  const ShardingKind sharding = s.layout().sharding;
+  const bool parts = parameter_axis && parameter_axis->size() > 1;
+  if (sharding == ShardingKind::at_root || (parts && sharding != ShardingKind::everywhere)) sum_over_axes(s, sums);
+  if (parts) parameter_axis->sum(sums);
   return sums;
 }
 

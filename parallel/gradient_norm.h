@@ -1,21 +1,21 @@
-// The sums of squares that the global gradient norm is made of, of gradients that ranks share out.
+// Sums of squares for the global gradient norm, of sharded gradients.
 //
-// Their order is that of optim/grad_norm.h whoever keeps what: ranks that keep parts of a unit exchange the sums of its
-// blocks, which no part cuts, and each adds them up as if it had the unit.
+// The summation order is that of optim/grad_norm.h for every sharding: ranks exchange the sums of norm blocks, which no
+// shard splits, and each adds them up as if it had the full unit.
 #pragma once
 
 #include "parallel/data_strategy.h"
 
 namespace tessera {
 
-// Sums of squares of each unit's gradients: float64 (units), where the shards are, so that nobody waits for a GPU (but
-// for parameter servers, whose numbers are added on the host). DataParallel's are still to be added up over ranks.
+// Sums of squares of each unit's gradients: float64 (units), on the device of the shards, so no rank waits for a GPU
+// (except with parameter servers, which add on the host). DataParallel's are not yet summed over ranks.
 //
-// `beside`, where it has several ranks, is an axis over which parameters are cut. Then the numbers are of this rank's
-// shards alone, in another order, and are to be added up over both axes (but over the strategy's shard_axis() where
-// every rank has all of each unit's). What every rank of `beside` has counts on its first.
-Tensor unit_squares(const DataStrategy& strategy, const Communicator* beside = nullptr);
-// The same, added up: the same bits on every rank. Every rank calls it.
-std::vector<double> unit_sums(const DataStrategy& strategy, Communicator* beside = nullptr);
+// `parameter_axis` is an axis that shards parameters. If it has several ranks, the sums cover only this rank's shards,
+// in another order, and must be summed over both axes (only over `parameter_axis` if every rank has all of each unit's
+// gradients). Tensors replicated over `parameter_axis` count on its first rank.
+Tensor unit_squares(const DataStrategy& strategy, const Communicator* parameter_axis = nullptr);
+// The same, summed over ranks: bitwise identical on every rank. Collective.
+std::vector<double> unit_sums(const DataStrategy& strategy, Communicator* parameter_axis = nullptr);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Parts to their owners, and back.
+// Gathers shards to their owners and returns the updates.
 #include "parallel/matrix_owners.h"
 
 #include <numeric>
@@ -9,9 +9,9 @@ namespace tessera {
 namespace {
 
 constexpr int kOwnerTag = 7101;
-constexpr size_t kMaxRuns = 3;  // most runs of a part: queries, keys and values
+constexpr size_t kMaxRuns = 3;  // maximum runs of a shard: queries, keys and values
 
-// Copies between the part of a matrix and the whole, run by run.
+// Copies between a shard of a matrix and the full matrix, run by run.
 void copy(const Parameter& p, const ShardSpec& spec, const Tensor& part, const Tensor& whole, bool to_whole) {
   const ShardSpec cut = spec.is_whole() ? ShardSpec{.dim = 0, .runs = {{0, p.whole[0]}}} : spec;
   const Tensor here = part.narrow(0, 0, cut.slice_unit(p.whole).numel()), all = whole.reshape(p.whole);
@@ -34,30 +34,29 @@ std::vector<int> balanced_owners(std::span<const int64_t> sizes, int ranks) {
   std::vector<int64_t> loads(static_cast<size_t>(ranks), 0);
   std::vector<int> owners(sizes.size(), 0);
   for (const size_t i : order) {
-    const auto least = std::ranges::min_element(loads);
-    *least += sizes[i];
-    owners[i] = static_cast<int>(least - loads.begin());
+    const auto smallest = std::ranges::min_element(loads);
+    *smallest += sizes[i];
+    owners[i] = static_cast<int>(smallest - loads.begin());
   }
   return owners;
 }
 
 MatrixOwners::MatrixOwners(const DataStrategy& strategy, Communicator& tp)
     : tp_(tp),
-      cut_(strategy.layout().kept == ShardingKind::in_shards),
-      alone_(strategy.layout().kept == ShardingKind::at_root || strategy.layout().apart) {
+      cut_(strategy.layout().sharding == ShardingKind::in_shards),
+      alone_(strategy.layout().sharding == ShardingKind::at_root || strategy.layout().local_updates) {
   for (const FlatUnit& unit : strategy.shards()) {
     if (!unit.trainable()) continue;
     if (unit.matrices())
       for (const Slot& slot : unit.slots)
-        matrices_.push_back({pieces_.size(), slot, &strategy.gradient_axis(*slot.parameter)});
-    pieces_.push_back(unit.values.numel());
+        matrices_.push_back({shard_elements_.size(), slot, &strategy.gradient_axis(*slot.parameter)});
+    shard_elements_.push_back(unit.values.numel());
   }
   share_out(strategy.shard_axis());
   if (strategy.experts_axis()) share_out(*strategy.experts_axis());
   find_parts();
 }
 
-// The matrices that the ranks of an axis share out.
 void MatrixOwners::share_out(const Communicator& axis) {
   std::vector<int64_t> sizes;
   for (const Matrix& m : matrices_)
@@ -68,13 +67,12 @@ void MatrixOwners::share_out(const Communicator& axis) {
     if (m.axis == &axis) m.owner = alone_ ? axis.rank() : *next++;
 }
 
-// Ranks of a tensor axis tell each other which rows or columns they have.
 void MatrixOwners::find_parts() {
   const auto n = static_cast<size_t>(tp_.size()), width = 2 * kMaxRuns;
   std::vector<int64_t> mine(matrices_.size() * width, 0);
   for (size_t i = 0; i < matrices_.size(); ++i) {
     const std::vector<ShardSpec::Run>& runs = matrices_[i].slot.parameter->shard.runs;
-    if (runs.size() > kMaxRuns) throw Error("[muon] a matrix is cut into more runs than three on a rank");
+    if (runs.size() > kMaxRuns) throw Error("[muon] a matrix has more than three runs per rank");
     for (size_t r = 0; r < runs.size(); ++r) {
       mine[i * width + 2 * r] = runs[r].begin;
       mine[i * width + 2 * r + 1] = runs[r].size;
@@ -97,15 +95,15 @@ void MatrixOwners::find_parts() {
   }
 }
 
-// Elements of the part of the matrix here that a rank of the data axis has.
+// The shard of this matrix on a rank of the data axis.
 Range MatrixOwners::held(const Matrix& m, int rank) const {
   if (!cut_) return {0, m.slot.size};
-  const int64_t piece = pieces_[m.unit], begin = m.slot.begin + (m.axis->rank() - rank) * piece;
+  const int64_t shard = shard_elements_[m.unit], begin = m.slot.begin + (m.axis->rank() - rank) * shard;
   const auto inside = [&](int64_t at) { return std::clamp(at, int64_t{0}, m.slot.size); };
-  return {inside(-begin), inside(piece - begin)};
+  return {inside(-begin), inside(shard - begin)};
 }
 
-// All of the matrix that this rank of tp has, on the owner.
+// On the owner: the shard of this rank of tp, gathered over the data axis.
 Tensor MatrixOwners::gathered(const Matrix& m, const Tensor& update) {
   if (!cut_) return update.narrow(0, m.slot.begin, m.slot.size);
   Tensor here = update.make({m.slot.size}, update.dtype(), Category::workspace);
@@ -124,8 +122,9 @@ Tensor MatrixOwners::gathered(const Matrix& m, const Tensor& update) {
 void MatrixOwners::make_whole(const Matrix& m, const Tensor& here) {
   const Parameter& p = *m.slot.parameter;
   if (tp_.size() == 1 || p.shard.is_whole()) return make_matrix_update(p, here.reshape(p.whole));
-  const auto room = [&](int64_t n) { return here.make({n}, here.dtype(), Category::workspace); };
-  const Tensor own = room(m.largest), all = room(m.largest * tp_.size()), whole = room(p.whole.numel());
+  const auto make_buffer = [&](int64_t n) { return here.make({n}, here.dtype(), Category::workspace); };
+  const Tensor own = make_buffer(m.largest), all = make_buffer(m.largest * tp_.size()),
+               whole = make_buffer(p.whole.numel());
   own.narrow(0, 0, here.numel()).copy_from(here);
   tp_.all_gather(own, all);
   for (int t = 0; t < tp_.size(); ++t)

@@ -1,22 +1,21 @@
-// Updates that need whole matrices (optim/muon.h), of matrices that ranks share out: each has one owner among the ranks
-// that keep its unit, which makes its update for all of them.
+// Optimizers that update matrices as a unit (optim/muon.h) when matrices are sharded: each matrix has one owner among
+// the ranks that store its unit, which computes the update for all of them.
 //
-//   DDP                                        ZeRO, here a matrix whose shards are on three ranks, owned by rank 1
-//     every rank has the update of its sums      ranks 0, 2   --- their parts --->   rank 1
-//     the owner makes it orthogonal              rank 1       makes the whole orthogonal
-//     broadcast from the owner                   ranks 0, 2   <-- their parts ----   rank 1
+//   DDP                                        ZeRO, here a matrix sharded over three ranks, owned by rank 1
+//     every rank has the reduced update          ranks 0, 2   ---- shards ---->   rank 1
+//     the owner orthogonalizes it                rank 1       orthogonalizes the full matrix
+//     broadcast from the owner                   ranks 0, 2   <--- shards -----   rank 1
 //
-// Ranks of a tensor axis have parts of a matrix beside each other: those of the owner's place on the data axis gather
-// it first, and each makes the whole (the same bits), of which it keeps its part. What all of them have whole (a
-// router) they do not send. With groups of shard ranks there is an owner in each group. A matrix of an expert has its
-// owner among the ranks that have this expert.
+// If a tensor axis shards a matrix too, the ranks at the owner's data coordinate gather it first, and each computes the
+// full update (bitwise identical) and retains its shard; replicated matrices (a router) are not sent. Each shard_ranks
+// group has an owner. A matrix of an expert is owned by one of the ranks that have this expert.
 //
-// Owners are balanced by size: the largest matrix first, each to the rank that has least so far (Graham 1969, "Bounds
-// on multiprocessing timing anomalies"); those of experts by themselves. So bytes differ between ranks. Of a matrix of
-// S bytes here and n ranks that share it out, beside what the strategy sends: DDP (n - 1) S in all, from the owner;
-// ZeRO twice the bytes of shards that the owner has not; over a tensor axis of t ranks (t - 1) t times the largest
-// part. (Rajbhandari et al. 2020 do not treat such optimizers; Liu et al. 2025, "Muon is scalable for LLM training",
-// section 2.3, gather as much.)
+// Owners are balanced by size: the largest matrix first, each to the rank with the smallest load (Graham 1969, "Bounds
+// on multiprocessing timing anomalies"); experts separately. Communication volume therefore differs between ranks. For
+// a matrix of S bytes over n ranks, in addition to the strategy's traffic: DDP (n - 1) S in total, from the owner; ZeRO
+// twice the bytes of the shards that the owner lacks; over a tensor axis of t ranks (t - 1) t times the largest shard.
+// (Rajbhandari et al. 2020 do not treat such optimizers; Liu et al. 2025, "Muon is scalable for LLM training", section
+// 2.3, gather as much.)
 #pragma once
 
 #include "optim/optimizer.h"
@@ -24,16 +23,15 @@
 
 namespace tessera {
 
-// The rank of each of the matrices, of such sizes.
 std::vector<int> balanced_owners(std::span<const int64_t> sizes, int ranks);
 
 class MatrixOwners {
  public:
-  // Shares out the matrices among the units of the strategy. Every rank of its axes and of tp makes one; the strategy
-  // and tp must outlive it.
+  // Assigns the matrices of the strategy's units to owners. Collective over the strategy's axes and tp, both of which
+  // must outlive this object.
   MatrixOwners(const DataStrategy& strategy, Communicator& tp);
 
-  // OptimizerOptions::orthogonalise of an optimizer over the strategy's shards. Every rank calls it.
+  // OptimizerOptions::orthogonalise of an optimizer over the strategy's shards. Collective.
   void make_updates(const std::vector<Tensor>& updates);
   decltype(OptimizerOptions::orthogonalise) hook() {
     return [this](const std::vector<FlatUnit>&, const std::vector<Tensor>& updates) { make_updates(updates); };
@@ -41,12 +39,12 @@ class MatrixOwners {
 
  private:
   struct Matrix {
-    size_t unit = 0;                    // among those that are trained
+    size_t unit = 0;                    // index among the trained units
     Slot slot;                          // begin: in this rank's shard
-    Communicator* axis = nullptr;       // the ranks that share it out
-    int owner = 0;                      // number of the owner among them
-    std::vector<ShardSpec> parts = {};  // parts of the ranks of tp
-    int64_t largest = 0;                // elements of the largest of those parts
+    Communicator* axis = nullptr;       // the ranks that shard or replicate it
+    int owner = 0;                      // rank in `axis`
+    std::vector<ShardSpec> parts = {};  // shards of the ranks of tp
+    int64_t largest = 0;                // elements of the largest of those shards
   };
   void share_out(const Communicator& axis);
   void find_parts();
@@ -55,9 +53,9 @@ class MatrixOwners {
   void make_whole(const Matrix& matrix, const Tensor& here);
 
   Communicator& tp_;
-  bool cut_;                     // ranks that share out a unit have parts of it
-  bool alone_;                   // this rank makes updates for nobody else
-  std::vector<int64_t> pieces_;  // elements of each unit that a rank keeps
+  bool cut_;                             // units are sharded over the axis
+  bool alone_;                           // no other rank uses this rank's updates
+  std::vector<int64_t> shard_elements_;  // shard size of each unit
   std::vector<Matrix> matrices_;
 };
 

@@ -1,10 +1,9 @@
-// Groups of a mesh, made by splitting the world.
+// Mesh groups, created by splitting the world.
 #include "parallel/mesh.h"
 
 namespace tessera {
 namespace {
 
-// A group of one rank: there is nobody to talk to.
 class SingleRankTransport final : public Transport {
  public:
   explicit SingleRankTransport(Communicator& world)
@@ -46,11 +45,11 @@ void Mesh::check(int ranks) const {
     if (axis.size < 1)
       throw Error("[mesh] axis " + axis.name + " has size " + std::to_string(axis.size) + "; expected at least 1");
     for (size_t b = 0; b < a; ++b)
-      if (axes_[b].name == axis.name) throw Error("[mesh] two axes of " + describe() + " are called " + axis.name);
+      if (axes_[b].name == axis.name) throw Error("[mesh] two axes of " + describe() + " are named " + axis.name);
     product = std::min<int64_t>(product * axis.size, INT32_MAX);
   }
   if (product != ranks)
-    throw Error("[mesh] " + (axes_.empty() ? "no axis" : describe()) + " makes " + std::to_string(product) +
+    throw Error("[mesh] " + (axes_.empty() ? "no axis" : describe()) + " has " + std::to_string(product) +
                 " ranks; the world has " + std::to_string(ranks));
 }
 
@@ -67,6 +66,8 @@ size_t Mesh::index(std::string_view axis) const {
 }
 
 std::vector<int> Mesh::coordinates(int world_rank) const {
+  if (world_rank < 0 || world_rank >= world_.size())
+    throw Error("[mesh] there is no rank " + std::to_string(world_rank) + "; the mesh is " + describe());
   std::vector<int> at(axes_.size());
   for (size_t a = axes_.size(); a-- > 0; world_rank /= axes_[a].size) at[a] = world_rank % axes_[a].size;
   return at;
@@ -85,7 +86,7 @@ int Mesh::rank_at(const std::vector<int>& coordinates) const {
   return rank;
 }
 
-// Ranks with the same coordinates along all other axes; the key counts along the members, the last one fastest.
+// Ranks with the same coordinates along all other axes; the key numbers the members, with the last axis fastest.
 std::unique_ptr<Communicator> Mesh::group(const std::vector<size_t>& members, const std::string& name) {
   int color = 0, key = 0, size = 1;
   for (const size_t a : members) {
@@ -105,7 +106,7 @@ Communicator& Mesh::flat(const std::vector<std::string>& axes) {
   std::vector<size_t> members;
   for (const std::string& name : axes) {
     members.push_back(index(name));
-    if (std::ranges::count(axes, name) > 1) throw Error("[mesh] axis " + name + " stands twice in " + joined(axes));
+    if (std::ranges::count(axes, name) > 1) throw Error("[mesh] axis " + name + " occurs twice in " + joined(axes));
   }
   std::unique_ptr<Communicator>& made = groups_[joined(axes)];
   if (!made) made = group(members, joined(axes));

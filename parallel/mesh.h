@@ -1,6 +1,6 @@
-// Mesh: the ranks of the world on a grid with named axes, and a communicator along each of them.
+// Mesh: the ranks of the world as a grid with named axes, and a communicator along each axis.
 //
-//   Mesh mesh(world, {{"pp", 2}, {"dp", 2}, {"tp", 2}});       the last axis joins the nearest ranks
+//   Mesh mesh(world, {{"pp", 2}, {"dp", 2}, {"tp", 2}});       adjacent ranks differ along the last axis
 //
 //               tp 0   tp 1
 //   pp 0  dp 0    0      1       mesh["tp"] of rank 5: ranks 4, 5          mesh.coordinate("dp") of rank 5: 0
@@ -8,7 +8,7 @@
 //   pp 1  dp 0    4      5       mesh["pp"] of rank 5: ranks 1, 5
 //         dp 1    6      7       mesh.flat({"pp", "dp"}) of rank 5: ranks 1, 3, 5, 7
 //
-// An axis of size 1 is a communicator of one rank that nothing was set up for: all its operations are free.
+// An axis of size 1 is a one-rank communicator: it needs no setup and all its operations are free.
 #pragma once
 
 #include "parallel/comm/communicator.h"
@@ -22,21 +22,21 @@ struct MeshAxis {
 
 class Mesh {
  public:
-  // Every rank of `world`, which must outlive the mesh, makes the same one. Throws Error (usage) naming the axes and
-  // their sizes when a size is below 1, two axes have one name, or their product is not the size of the world. Cost:
-  // one split of the world for each axis longer than 1.
+  // Collective over `world`, which must outlive the mesh. Throws Error (usage) with the axes and their sizes if a size
+  // is below 1, a name is used twice, or the sizes do not multiply to the world size. Cost: one split of the world per
+  // axis longer than 1.
   Mesh(Communicator& world, std::vector<MeshAxis> axes);
 
-  // The ranks that differ from this one along that axis only, in order of their coordinate. Throws Error (usage)
-  // listing the axes when there is none of that name.
+  // The ranks that differ from this one only along that axis, by coordinate. Throws Error (usage) listing the axes for
+  // an unknown name.
   Communicator& operator[](std::string_view axis);
-  // The ranks that differ along these axes only; the last of them joins the nearest. All ranks of the world ask for
-  // the same groups in the same order, because a group is made when it is first asked for. Its name is "dp+cp".
+  // The ranks that differ only along these axes; adjacent ranks differ along the last. Groups are created on first use,
+  // so all ranks of the world must request the same groups in the same order. Named like "dp+cp".
   Communicator& flat(const std::vector<std::string>& axes);
 
   const std::vector<MeshAxis>& axes() const { return axes_; }
   int size(std::string_view axis) const { return axes_[index(axis)].size; }
-  // This rank's place along an axis, and any rank's along all of them.
+  // This rank's coordinate along an axis, and any rank's coordinates.
   int coordinate(std::string_view axis) const { return coordinates_[index(axis)]; }
   std::vector<int> coordinates(int world_rank) const;
   int rank_at(const std::vector<int>& coordinates) const;

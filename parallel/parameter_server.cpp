@@ -1,46 +1,44 @@
-// The synchronous parameter server: workers push gradients to the servers, which add and update; workers pull the new
-// parameters (Li et al. 2014, OSDI, "Scaling distributed machine learning with the parameter server"). K servers sit on
-// ranks 0 .. K-1 beside the workers: every rank is a worker, a server keeps a K-th of each unit's optimizer state, and
-// a step ends for everyone when the servers have handed out the parameters. It trains bit for bit like DDP.
+// The synchronous parameter server: workers push gradients to the servers, which reduce and update; workers pull the
+// new parameters (Li et al. 2014, OSDI, "Scaling distributed machine learning with the parameter server"). Every rank
+// is a worker, and ranks 0 .. K-1 are also servers; a server stores 1/K of each unit's optimizer state, and a step ends
+// on all ranks when the servers have distributed the parameters. Training is bitwise identical to DDP.
 //
 //        worker 0   worker 1   worker 2   worker 3         every worker: all parameters, all gradients
 //            |          |          |          |
-//            +----+-----+----+-----+----+-----+            push: each its gradients, cut over the servers
+//            +----+-----+----+-----+----+-----+            push: gradients, sharded over the servers
 //                 v          v
 //             server 0   server 1                          g = g_0 + g_1 + g_2 + g_3, one optimizer step of the half
 //                 |          |
-//            +----+-----+----+-----+----+-----+            pull: each server's half to everyone
+//            +----+-----+----+-----+----+-----+            pull: each server's half to all workers
 //            v          v          v          v
 //
 // placements     parameters I, gradients P -> summed at their server, optimizer state S(0) over the first K ranks
-// memory/rank    parameters and gradients whole; optimizer state 1/K on a server, none on the other ranks
-// volume         S bytes of gradients come in from n - 1 workers and S bytes of parameters go out to n - 1: (n - 1) S
-// and
-//                (n - 1) S in all, whatever K is. A server receives and sends (n - 1) S / K, which is the bottleneck;
-//                a worker sends and receives S (a server (K - 1)/K of it, the rest it keeps)
+// memory/rank    unsharded parameters and gradients; optimizer state 1/K on a server, none on the other ranks
+// volume         S bytes of gradients from n - 1 workers and S bytes of parameters to n - 1 workers: (n - 1) S and
+//                (n - 1) S in total, for any K. A server receives and sends (n - 1) S / K, which is the bottleneck;
+//                a worker sends and receives S (on a server (K - 1)/K of it)
 //
-// A server adds in rank order and rounds once, whatever --all-reduce says. Micro-batches are accumulated by the workers
-// and pushed once per step, after the last backward pass: unlike DDP nothing travels while it runs.
+// A server adds in rank order and rounds once, independent of --all-reduce. Workers accumulate micro-batches locally
+// and push once per step, after the last backward pass; unlike DDP, communication does not overlap with it.
 #include "parallel/data_strategy.h"
 namespace tessera {
 
 class ParameterServer final : public DataStrategy {
  public:
-  // options.servers is 1 to axis.size(). Throws Error otherwise.
   ParameterServer(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options);
 
   void reduce_gradients() override;   // push
   void gather_parameters() override;  // pull
 
  private:
-  // Calls f(server, its part of unit u) for every part that has elements, in an order that all ranks share.
+  // Calls f(server, its shard of unit u) for every shard that is not empty, in the same order on all ranks.
   template <class F>
   void for_each_part(const F& f) const;
 };
 
 namespace {
 
-// While it lives the axis exchanges directly: sums in rank order, and each server sends what it has to each worker.
+// Scope in which the axis uses direct: sums in rank order, and each server sends to each worker.
 class Direct : NotCopied {
  public:
   explicit Direct(Communicator& axis) : axis_(axis), before_(axis.algorithm()) {
@@ -57,11 +55,11 @@ Tensor part(const Tensor& t, Range range) { return t.narrow(0, range.begin, rang
 
 }  // namespace
 
-// Shards have no elements on a rank that is no server, and so its optimizer has no state. Servers add in rank order,
-// whatever the algorithm of the axis is.
+// Ranks without a server have empty shards, so their optimizers have no state. Servers add in rank order, independent
+// of the axis's algorithm.
 ParameterServer::ParameterServer(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
     : DataStrategy(model, axis, arena, options,
-                   {.name = "ps-sync", .kept = ShardingKind::by_owners, .owners = options.servers}) {
+                   {.name = "ps-sync", .sharding = ShardingKind::by_owners, .owners = options.servers}) {
   check_servers(options.servers, axis.size());
   int64_t begin = 0;
   for (const Module::Unit& layout : model.layout()) {

@@ -6,15 +6,14 @@ namespace {
 
 using Kind = Placement::Kind;
 
-// One conversion on one rank: sizes are known and dims are counted from 0.
+// One conversion on one rank, with resolved sizes and non-negative dims.
 struct Step {
   Communicator& axis;
   Placement from, to;
   bool background = false;
 
   int n() const { return axis.size(); }
-  Range own(const Placement& s) const { return piece(s.whole, n(), axis.rank()); }
-  // The most that a rank has of the whole dim.
+  Range own(const Placement& s) const { return chunk_range(s.whole, n(), axis.rank()); }
   int64_t widest(const Placement& s) const { return (s.whole + n() - 1) / n(); }
   bool even(const Placement& s) const { return s.whole % n() == 0; }
 
@@ -33,7 +32,7 @@ struct Step {
     axis.all_gather(piece, all, rows);
     return {};
   }
-  // Whether pieces of x along s's dim can be exchanged where they lie: one after the other, or in each of some rows.
+  // Whether chunks of x along s's dim can be exchanged in place: contiguous, or as slices of each row.
   bool in_place(const Placement& s, int64_t rows) const { return even(s) && (rows == 1 || axis.supports_row_slices()); }
 };
 
@@ -42,14 +41,14 @@ Shape with_dim(Shape shape, int dim, int64_t size) {
   return shape;
 }
 
-// The rows of x that pieces along `dim` cut: one where they lie one after the other in memory.
+// The number of rows of x that chunks along `dim` split: 1 if chunks are contiguous.
 int64_t count_rows(const Tensor& x, int dim) {
   int64_t rows = 1;
   for (int d = 0; d < dim; ++d) rows *= x.dim(d);
   return std::max<int64_t>(rows, 1);
 }
 
-// Copies what fits: `from` is smaller than `to` along some dims, or larger; what is left of `to` stays.
+// Copies the common corner: `from` may be smaller or larger than `to` along each dim; the rest of `to` is unchanged.
 void copy_corner(Tensor to, Tensor from) {
   for (int d = 0; d < to.ndim(); ++d) {
     const int64_t size = std::min(to.dim(d), from.dim(d));
@@ -65,21 +64,21 @@ Tensor zeros_like(const Tensor& x, const Shape& shape) {
   return y;
 }
 
-// The blocks that go over the wire: n blocks of one shape, block r for (or from) rank r.
+// Blocks for the wire: n blocks of one shape, block r for (or from) rank r.
 struct Blocks {
   Tensor all;
   Blocks(const Tensor& x, int n, Shape shape) {
-    Shape together{n};
-    for (const int64_t d : shape) together.push_back(d);
-    all = x.make(together, x.dtype(), Category::communication);
+    Shape all_shape{n};
+    for (const int64_t d : shape) all_shape.push_back(d);
+    all = x.make(all_shape, x.dtype(), Category::communication);
   }
   Tensor operator[](int r) const { return all.select(0, r); }
 };
 
 PendingRedistribute pass_on(Tensor x, const Step&) { return PendingRedistribute(std::move(x)); }
 
-// A copy where that frees the whole.
-PendingRedistribute own_piece(Tensor x, const Step& step) {
+// A copy if that frees the full tensor.
+PendingRedistribute own_chunk(Tensor x, const Step& step) {
   const Range r = step.own(step.to);
   const bool last = x.unique();
   x = x.narrow(step.to.dim, r.begin, r.size());
@@ -123,7 +122,7 @@ PendingRedistribute all_gather(Tensor x, const Step& step) {
   Work pending = step.gather(mine, blocks.all);
   return {std::move(pending), std::move(y), [blocks, dim, whole = step.from.whole, n = step.n()](const Tensor& all) {
             for (int r = 0; r < n; ++r) {
-              const Range theirs = piece(whole, n, r);
+              const Range theirs = chunk_range(whole, n, r);
               copy_corner(all.narrow(dim, theirs.begin, theirs.size()), blocks[r]);
             }
             return all;
@@ -142,7 +141,7 @@ PendingRedistribute reduce_scatter(Tensor x, const Step& step) {
   Blocks blocks(x, step.n(), widest);
   if (!step.even(step.to)) blocks.all.fill(0);
   for (int r = 0; r < step.n(); ++r) {
-    const Range theirs = piece(step.to.whole, step.n(), r);
+    const Range theirs = chunk_range(step.to.whole, step.n(), r);
     copy_corner(blocks[r], x.narrow(dim, theirs.begin, theirs.size()));
   }
   Work pending = step.reduce_scatter(blocks.all, sum);
@@ -158,13 +157,13 @@ PendingRedistribute all_to_all(Tensor x, const Step& step) {
   Blocks out(x, step.n(), widest), in(x, step.n(), widest);
   if (!step.even(step.from) || !step.even(step.to)) out.all.fill(0);
   for (int r = 0; r < step.n(); ++r) {
-    const Range theirs = piece(step.to.whole, step.n(), r);
+    const Range theirs = chunk_range(step.to.whole, step.n(), r);
     copy_corner(out[r], x.narrow(b, theirs.begin, theirs.size()));
   }
   step.axis.all_to_all(out.all, in.all);
   Tensor y = x.make(with_dim(with_dim(x.shape(), a, step.from.whole), b, step.own(step.to).size()));
   for (int r = 0; r < step.n(); ++r) {
-    const Range theirs = piece(step.from.whole, step.n(), r);
+    const Range theirs = chunk_range(step.from.whole, step.n(), r);
     copy_corner(y.narrow(a, theirs.begin, theirs.size()), in[r]);
   }
   return PendingRedistribute(std::move(y));
@@ -173,13 +172,13 @@ PendingRedistribute all_to_all(Tensor x, const Step& step) {
 using Conversion = PendingRedistribute (*)(Tensor, const Step&);
 constexpr std::array<std::array<Conversion, 4>, 4> kTable = {{
     // to R       to I        to S            to P
-    {pass_on, pass_on, own_piece, of_rank_0},            // from R
-    {pass_on, pass_on, own_piece, of_rank_0},            // from I
+    {pass_on, pass_on, own_chunk, of_rank_0},            // from R
+    {pass_on, pass_on, own_chunk, of_rank_0},            // from I
     {all_gather, all_gather, all_to_all, zeros_around},  // from S
     {all_reduce, all_reduce, reduce_scatter, pass_on},   // from P
 }};
 
-// Finds what a rank has of x, and where: sizes and dims that the placements left open.
+// Infers this rank's sizes and dims that the placements leave open.
 class Resolver {
  public:
   Resolver(const Tensor& x, Communicator& axis, const Placement& from, const Placement& to)
@@ -196,11 +195,11 @@ class Resolver {
                  std::to_string(step.from.dim) + "; expected " + std::to_string(step.own(step.from).size()));
     }
     if (step.to.kind == Kind::sharded) {
-      const int64_t seen = step.from == step.to ? step.from.whole : x_.dim(step.to.dim);
-      if (step.to.whole != 0 && step.to.whole != seen)
-        complain("dim " + std::to_string(step.to.dim) + " has " + std::to_string(seen) + " and not " +
+      const int64_t size = step.from == step.to ? step.from.whole : x_.dim(step.to.dim);
+      if (step.to.whole != 0 && step.to.whole != size)
+        complain("dim " + std::to_string(step.to.dim) + " has " + std::to_string(size) + "; expected " +
                  std::to_string(step.to.whole));
-      step.to.whole = seen;
+      step.to.whole = size;
     }
     return step;
   }
@@ -209,7 +208,7 @@ class Resolver {
   Placement with_same_dim(Placement p) const {
     if (p.kind != Kind::sharded) return p;
     const int rank = x_.ndim();
-    if (p.dim < -rank || p.dim >= rank) complain("there is no such dim");
+    if (p.dim < -rank || p.dim >= rank) complain("dim out of range");
     if (p.dim < 0) p.dim += rank;
     return p;
   }

@@ -1,4 +1,4 @@
-// Ring attention: the walk around the ring, forward and backward.
+// Ring attention: the hops around the ring, forward and backward.
 
 #include "autograd/ops.h"
 #include "parallel/context_parallel.h"
@@ -8,40 +8,39 @@ namespace {
 
 constexpr int kKeysAndValues = 0, kTheirGradients = 1;  // tags
 
-// One call of attention: a run of this rank's tokens as queries, and of the holder's as keys.
+// One attention call: a run of this rank's tokens as queries and of the holder's tokens as keys.
 struct Tile {
   Range queries, keys;
   AttentionOptions options;
-  bool first_of_queries, first_of_keys;  // no tile before it brought these queries a result, or these keys a gradient
+  bool first_of_queries, first_of_keys;  // first tile of these queries' result, or of these keys' gradient
 };
 
-// One call on one rank: sizes, and who is where.
 struct Ring {
   Communicator& cp;
   SequencePartition balance;
   AttentionOptions options;
-  DType dtype, part, wide;  // dtypes of the operands, of what one tile gives, and of sums
+  DType dtype, part, wide;  // dtypes of operands, of one tile's results, and of sums
   Heads heads;
-  int64_t b, tokens, d;  // tokens: of this rank
+  int64_t b, tokens, d;  // tokens: per rank
 
   int ranks() const { return cp.size(); }
   int next() const { return (cp.rank() + 1) % ranks(); }
   int previous() const { return (cp.rank() + ranks() - 1) % ranks(); }
-  // Whose keys are here after so many hops.
+  // The rank whose keys are here after `hop` hops.
   int holder(int hop) const { return (cp.rank() + ranks() - hop) % ranks(); }
-  // The dtype of sums: two parts of bfloat16 are rounded once as they are added, and more only at the end.
+  // The dtype of sums: with two ranks, the addition of two bfloat16 results is rounded once; otherwise only the end is.
   DType sum() const { return ranks() == 2 ? part : wide; }
 
   int64_t chunk_tokens() const { return balance == SequencePartition::zigzag ? tokens / 2 : tokens; }
-  // The tokens of one of a rank's chunks: the second half of the sequence lies on every rank behind the first.
+  // The local tokens of a chunk: chunks of the sequence's second half follow those of the first on every rank.
   Range place(int chunk) const {
     const int64_t begin = chunk / ranks() * chunk_tokens();
     return {begin, begin + chunk_tokens()};
   }
 
   Shape by_head() const { return {b, tokens, heads.query, d}; }
-  // Keys and values beside each other, or their gradients: (B, T / c, 2 K, D).
-  Tensor travelling(const Tensor& like, DType type) const {
+  // Packed keys and values, or their gradients: (B, T / c, 2 K, D).
+  Tensor make_block(const Tensor& like, DType type) const {
     return like.make({b, tokens, 2 * heads.key, d}, type, Category::communication);
   }
   Tensor q_slice(const Tensor& packed) const { return packed_part(packed, heads, 0); }
@@ -49,15 +48,15 @@ struct Ring {
     return packed.narrow(2, heads.query * d, 2 * heads.key * d).reshape({b, tokens, 2 * heads.key, d});
   }
   Tensor keys_and_values(const Tensor& packed) const {
-    Tensor kv = travelling(packed, dtype);
+    Tensor kv = make_block(packed, dtype);
     kv.copy_from(kv_slice(packed));
     return kv;
   }
   Tensor keys(const Tensor& kv) const { return kv.narrow(2, 0, heads.key); }
   Tensor values(const Tensor& kv) const { return kv.narrow(2, heads.key, heads.key); }
 
-  // The tiles of a hop in which a query sees a key: one, unless elements are counted by their positions in the whole,
-  // which a run of several chunks does not have.
+  // The unmasked tiles of a hop: one, unless elements depend on positions in the full sequence, which are not
+  // contiguous in a run of several chunks.
   std::vector<Tile> tiles(int hop) const;
 };
 
@@ -97,23 +96,23 @@ Ring make_ring(const Tensor& qkv, const Heads& heads, const AttentionOptions& op
   const std::string where = "[ring_attention] " + cp.axis() + " axis: ";
   const Tensor q = packed_part(qkv, heads, 0);
   if (balance == SequencePartition::zigzag && qkv.dim(1) % 2 != 0)
-    throw Error(where + "a rank has " + std::to_string(qkv.dim(1)) + " tokens; zig-zag takes an even number");
+    throw Error(where + "a rank has " + std::to_string(qkv.dim(1)) + " tokens; zig-zag requires an even number");
   if (options.first_key != 0 || options.first_query >= 0)
-    throw Error(where + "first_key and first_query are given; they follow from the ranks");
+    throw Error(where + "first_key and first_query must not be set; they follow from the ranks");
   AttentionOptions o = options;
-  if (o.starts_may_be_ignored) o.starts = {};  // else a hop would be several tiles
+  if (o.starts_may_be_ignored) o.starts = {};  // otherwise a hop would need several tiles
   return {cp,    balance,  o,        qkv.dtype(), dtype_of_parts(q, o), accum_dtype(qkv.dtype()),
           heads, q.dim(0), q.dim(1), q.dim(3)};
 }
 
-// The sum of tiles, in its place or in memory of its own until it is added there.
+// The merged result of tiles; a tile's result may be in separate memory until it is merged.
 struct RingAttended {
   AttentionResult all;  // (B, T / c, H, D) and (B, H, T / c)
 
   AttentionResult of(const Range& queries) const {
     return {attend_tile(all.out, queries), all.lse.narrow(2, queries.begin, queries.size())};
   }
-  // The place of a tile's result at first: each half to its place if that is free and can be written as it is.
+  // Memory for a tile's result: each half in its final place if that is free and needs no conversion.
   AttentionResult room(const Ring& ring, const Tile& tile) const {
     AttentionResult to = of(tile.queries);
     if (!tile.first_of_queries || to.out.dtype() != ring.part)
@@ -122,7 +121,6 @@ struct RingAttended {
       to.lse = to.lse.make(to.lse.shape(), ring.wide, Category::workspace);
     return to;
   }
-  // Takes the first result of some queries, which lies in its room.
   void begin(const Tile& tile, const AttentionResult& room) const {
     AttentionResult place = of(tile.queries);
     if (place.out.address() != room.out.address()) place.out.copy_from(room.out);
@@ -151,7 +149,7 @@ AttentionResult forward(const Ring& ring, const Tensor& packed) {
   return {sum.all.out.to(ring.dtype), sum.all.lse};
 }
 
-// The target of a tile's gradient: its place if that is free, or beside it until it is added.
+// The target of a tile's gradient: its final place if that is free, otherwise separate memory until it is added.
 class Gradient {
  public:
   Gradient(const Tensor& place, DType part, bool first)
@@ -174,14 +172,13 @@ class Gradient {
   bool apart_;
 };
 
-// dq, and dk and dv beside each other, of what is computed on one rank.
 class Backward {
  public:
   Backward(const Ring& ring, const Tensor& packed, const AttentionResult& result, const Tensor& dout)
       : ring_(ring), q_(ring.q_slice(packed)), result_{result}, dout_(dout) {}
 
-  // Adds what the keys that are here after `hop` bring to dq, and writes what this rank's queries bring to their dk and
-  // dv. Returns how many of the keys' tokens, from the first, the queries see: the gradients of others are not written.
+  // Adds the contribution of the keys present after `hop` to dq, and writes this rank's contribution to their dk and
+  // dv. Returns the number of leading key tokens that are unmasked: gradients of the others are not written.
   int64_t add(int hop, const Tensor& kv, const Tensor& dq, const Tensor& dkv) {
     int64_t seen = 0;
     for (const Tile& tile : ring_.tiles(hop)) {
@@ -206,13 +203,13 @@ class Backward {
   const Tensor& dout_;
 };
 
-// The gradients of a block start at the rank after its home and come home at last: c - 1 hops, one behind the block's.
+// The gradients of a block start one rank after its owner and end at the owner: c - 1 hops, one behind the block.
 Tensor backward(const Ring& ring, const Tensor& packed, const AttentionResult& result, const Tensor& dout) {
   const Tensor kv = ring.keys_and_values(packed);
   const Tensor gradient = packed.make(packed.shape(), ring.sum());
   const Tensor dq = ring.q_slice(gradient);
   Tensor home = ring.kv_slice(gradient);
-  const Tensor dkv = ring.travelling(packed, ring.wide), arriving = ring.travelling(packed, ring.wide);
+  const Tensor dkv = ring.make_block(packed, ring.wide), arriving = ring.make_block(packed, ring.wide);
   Backward local(ring, packed, result, dout);
   for (int hop = 0; hop < ring.ranks(); ++hop) {
     const bool last = hop + 1 == ring.ranks();

@@ -1,4 +1,4 @@
-// Cuts, and the products of column and row layers.
+// Parameter sharding, and the matmuls of column and row layers.
 #include "parallel/tensor_parallel.h"
 
 #include <fmt/format.h>
@@ -13,13 +13,13 @@ namespace {
 
 bool is_sharded(const Placement& p) { return p.kind == Placement::Kind::sharded; }
 
-// A parameter whose gradient each rank has a part of. A use may outlive the memory of the value (parallel/zero.h), so
-// it is read from the parameter when it is needed.
+// A parameter of which each rank computes a partial gradient. A use may outlive the memory of the value
+// (parallel/zero.h), so backward reads it from the parameter again.
 Var seen_by_tokens(const Var& parameter, Communicator& tp) {
   return redistribute(parameter, tp, I, R).with_recompute([kept = parameter.saved()] { return kept.get(); });
 }
 
-// y + b. With `sum_over`, each of its ranks has a part of the rows, and the gradients of b are added up.
+// y + b. The gradient of b is summed over `sum_over`, whose ranks have different rows.
 Var add_bias(Var y, const Var& b, Communicator* sum_over) {
   const Var y_edge = y.edge();
   Tensor out = std::move(y).take();
@@ -42,23 +42,22 @@ Var add_bias(Var y, const Var& b, Communicator* sum_over) {
   return sum;
 }
 
-// The positions of this rank's tokens.
 class OwnTokens {
  public:
   explicit OwnTokens(const Communicator& tp) : tp_(tp) {}
   StepInfo of(StepInfo at) {
     if (!at.training) return at;
     if (at.positions.empty()) at.positions = all(at.tokens_total);
-    const Range own = piece(std::ssize(at.positions), tp_.size(), tp_.rank());
+    const Range own = chunk_range(std::ssize(at.positions), tp_.size(), tp_.rank());
     at.positions = at.positions.subspan(static_cast<size_t>(own.begin), static_cast<size_t>(own.size()));
     return at;
   }
 
  private:
-  // One array for each number of tokens that was ever asked for: what was given out stays where it is.
+  // One array per number of tokens, so earlier spans stay valid.
   std::span<const int64_t> all(int64_t tokens) {
     if (tokens < 1)
-      throw Error("[token_wise] dropout on a part of the tokens: the step does not say how many tokens there are");
+      throw Error("[token_wise] dropout on sharded tokens: StepInfo does not specify the number of tokens");
     std::vector<int64_t>& made = positions_[tokens];
     if (made.empty()) {
       made.resize(static_cast<size_t>(tokens));
@@ -79,10 +78,10 @@ void cut_over_ranks(Module& module, const Var& parameter, int dim, const Communi
   int64_t begin = 0;
   for (const int64_t size : segments.empty() ? std::vector<int64_t>{parameter.dim(dim)} : segments) {
     if (size < tp.size())
-      throw Error(
-          fmt::format("[tensor_parallel] {} axis: {} along dim {} of a parameter of '{}' cannot be cut over {} ranks",
-                      tp.axis(), size, dim, module.full_name(), tp.size()));
-    const Range own = piece(size, tp.size(), tp.rank());
+      throw Error(fmt::format(
+          "[tensor_parallel] {} axis: {} along dim {} of a parameter of '{}' cannot be sharded over {} ranks",
+          tp.axis(), size, dim, module.full_name(), tp.size()));
+    const Range own = chunk_range(size, tp.size(), tp.rank());
     spec.runs.push_back({begin + own.begin, own.size()});
     begin += size;
   }
@@ -110,7 +109,7 @@ Var join(Var partial, Communicator& tp, Placement between) {
   if (is_sharded(between) && partial.dim(between.dim) % tp.size() != 0) {
     const int64_t tokens = partial.dim(between.dim), below = tokens / tp.size() * tp.size();
     throw Error(
-        fmt::format("[tensor_parallel] {} axis: {} tokens cannot be cut over {} ranks; the nearest that can: {}{}",
+        fmt::format("[tensor_parallel] {} axis: {} tokens cannot be sharded over {} ranks; nearest valid value: {}{}",
                     tp.axis(), tokens, tp.size(), below > 0 ? fmt::format("{} or ", below) : "", below + tp.size()));
   }
   return redistribute(std::move(partial), tp, P, between);
@@ -118,9 +117,9 @@ Var join(Var partial, Communicator& tp, Placement between) {
 
 namespace {
 
-// Places an adapter's matrices. For a column layer A is whole and B is cut as the weight is; for a row layer A is cut
-// as the weight is and B is whole. The tensor between A and B is small: it moves from `from` to `to`. With S(1) the
-// whole one sees a rank's own tokens.
+// Shards an adapter's matrices. For a column layer A is replicated and B is sharded like the weight; for a row layer A
+// is sharded like the weight and B is replicated. The tensor between A and B is small and is redistributed from `from`
+// to `to`. With S(1) the replicated one processes a rank's own tokens.
 void place_adapter(Lora& l, Communicator& tp, int64_t first_here, Placement from, Placement to) {
   l.place(first_here, [&tp, from, to](Var low) { return redistribute(std::move(low), tp, from, to); });
   if (is_sharded(from)) token_wise(l.a, tp, from);
@@ -140,7 +139,7 @@ void colwise(Linear& l, Communicator& tp, Placement in, const std::vector<int64_
     std::vector<int64_t> own;  // sizes of the adapter's segments
     int64_t begin = 0, before = 0;
     for (const int64_t size : segments) {
-      if (begin < adapter->first()) before += piece(size, tp.size(), tp.rank()).size();
+      if (begin < adapter->first()) before += chunk_range(size, tp.size(), tp.rank()).size();
       if (begin >= adapter->first() && begin < end) own.push_back(size);
       begin += size;
     }
@@ -156,11 +155,11 @@ void rowwise(Linear& l, Communicator& tp, Placement out) {
   for (Lora* adapter : l.adapters()) {
     const int64_t inputs = adapter->a.weight.dim(1);
     cut_over_ranks(adapter->a, adapter->a.weight, 1, tp);
-    adapter->drop.keep_channels(piece(inputs, tp.size(), tp.rank()).begin, inputs);
+    adapter->drop.keep_channels(chunk_range(inputs, tp.size(), tp.rank()).begin, inputs);
     place_adapter(*adapter, tp, 0, P, out);
   }
   l.share([&tp, out, biased = l.bias != nullptr](Var partial, const Var& b) {
-    if (biased && !b.defined()) throw Error("[rowwise] a layer with an activation cannot be cut by rows");
+    if (biased && !b.defined()) throw Error("[rowwise] a layer with an activation cannot be sharded by rows");
     Var y = join(std::move(partial), tp, out);
     return biased ? add_bias(std::move(y), b, is_sharded(out) ? &tp : nullptr) : y;
   });
@@ -182,13 +181,13 @@ void head_wise(Attention& attention, Communicator& tp, Placement between) {
   const int64_t ranks = tp.size(), d = attention.head_dim();
   for (const int64_t count : {all.query, all.key})
     if (count % ranks != 0)
-      throw Error(fmt::format("[tensor_parallel] {} axis: {} ranks cannot share {} heads", tp.axis(), ranks, count));
+      throw Error(fmt::format("[tensor_parallel] {} axis: {} ranks do not divide {} heads", tp.axis(), ranks, count));
   colwise(attention.qkv, tp, between, {all.query * d, all.key * d, all.key * d});
   rowwise(attention.proj, tp, between);
   attention.keep_heads({all.query / ranks, all.key / ranks});
   if (attention.norm_q) attention.see([&tp](const Var& parameter) { return seen_by_tokens(parameter, tp); });
   attention.map_step_info([&tp, heads = all.query](StepInfo at) {
-    at.first_head = piece(heads, tp.size(), tp.rank()).begin;
+    at.first_head = chunk_range(heads, tp.size(), tp.rank()).begin;
     at.heads_total = heads;
     return at;
   });

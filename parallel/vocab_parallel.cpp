@@ -1,4 +1,4 @@
-// Rows of a table that other ranks have in part, and a softmax over columns that they have in part.
+// Lookup in a table sharded by rows, and softmax over sharded columns.
 
 #include "parallel/tensor_parallel.h"
 #include "tensor/ops/embedding.h"
@@ -6,7 +6,7 @@
 namespace tessera {
 
 Var vocab_parallel_embedding(const Tensor& ids, const Var& table, const Communicator& tp, int64_t vocab) {
-  const Range rows = piece(vocab, tp.size(), tp.rank());
+  const Range rows = chunk_range(vocab, tp.size(), tp.rank());
   if (table.shape().ndim() != 2 || table.dim(0) != rows.size())
     throw Error("[vocab_parallel_embedding] " + tp.axis() + " axis: the table of rank " + std::to_string(tp.rank()) +
                 " is " + table.value().describe() + "; expected " + std::to_string(rows.size()) + " of " +
@@ -36,7 +36,7 @@ void vocab_wise(Embedding& e, Communicator& tp, Placement between) {
 
 Loss vocab_parallel_cross_entropy(Var logits, const Tensor& targets, double scale, Communicator& tp, int64_t vocab) {
   if (tp.size() == 1) return cross_entropy(std::move(logits), targets, scale);
-  const Range own = piece(vocab, tp.size(), tp.rank());
+  const Range own = chunk_range(vocab, tp.size(), tp.rank());
   if (logits.shape().ndim() != 2 || logits.dim(1) != own.size())
     throw Error("[vocab_parallel_cross_entropy] " + tp.axis() + " axis: the logits of rank " +
                 std::to_string(tp.rank()) + " are " + logits.value().describe() + "; expected (N, " +

@@ -1,4 +1,4 @@
-// Shards: their memory, and the sums and copies between whole units and pieces.
+// Sharded memory, reductions of gradients and gathers of parameters.
 #include "parallel/zero.h"
 
 #include "tensor/error.h"
@@ -9,7 +9,7 @@ namespace tessera {
 Zero::Zero(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
     : DataStrategy(model, axis, arena, options,
                    {.name = "zero-" + std::to_string(options.zero),
-                    .kept = ShardingKind::in_shards,
+                    .sharding = ShardingKind::in_shards,
                     .owners = axis.size(),
                     .every_microbatch = options.zero >= 2}),
       stage_(options.zero) {
@@ -85,8 +85,8 @@ void Zero::begin_gradients(int64_t microbatch, UnitRange units) {
   }
 }
 
-// The first gradient of a unit has come: memory for all of them, whose gaps and padding must be zero. The sum of one
-// unit is under way meanwhile; that of the unit before it is waited for, and gives its memory back.
+// Called for the first gradient of a unit: allocates all of its gradients, with zeros in gaps and padding. One other
+// unit's reduction stays in flight; the one before it is completed, which releases its memory.
 void Zero::provide_gradients(size_t u) {
   while (reducing_.size() > 1) finish_first();
   Unit& unit = units_[u];
@@ -120,7 +120,7 @@ void Zero::start_reducing(size_t u) {
   reducing_.push_back(u);
 }
 
-// Ends the oldest reduction on the way. After the last micro-batch, the sum of the group is summed over the groups.
+// Completes the oldest reduction in flight. After the last micro-batch, the group's sum is reduced between groups.
 void Zero::finish_first() {
   const size_t u = reducing_.front();
   finish_reducing(u);
@@ -136,7 +136,7 @@ void Zero::finish_reducing(size_t u) {
   if (stage_ >= 2 && microbatch_ > 0) add_(shards_[u].grads, sum);
 }
 
-// Parameters that no gradient reached have zeros; what is on its way arrives before the next micro-batch adds to it.
+// Parameters without gradients get zeros; reductions complete before the next micro-batch accumulates.
 void Zero::end_gradients(int64_t microbatch, UnitRange units) {
   const bool due = stage_ >= 2 || microbatch + 1 == options_.microbatches;
   for (size_t u = std::min(units.end, units_.size()); due && u-- > units.begin;) {
@@ -152,12 +152,12 @@ void Zero::reduce_gradients() {
   learning_ = false;
   for (size_t u = 0; u < units_.size(); ++u) {
     std::exchange(units_[u].summing, {}).wait();
-    if (units_[u].copied.defined()) shard_here(u);  // the update must not pass a copy of old values
+    if (units_[u].copied.defined()) shard_here(u);  // the update must not overtake the copy of old values
   }
 }
 
 void Zero::gather_parameters() {
-  if (stage_ == 3) return;  // each use fetches them
+  if (stage_ == 3) return;  // each use gathers them
   std::vector<Work> pending;
   for (size_t u = 0; u < units_.size(); ++u)
     if (shards_[u].trainable())

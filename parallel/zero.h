@@ -1,5 +1,5 @@
-// ZeRO: the data-parallel ranks share out state that all of them would hold (Rajbhandari et al. 2020, "ZeRO: memory
-// optimizations toward training trillion parameter models"; PyTorch calls stage 3 FSDP, Zhao et al. 2023).
+// ZeRO: data-parallel ranks shard the state that plain data parallelism replicates (Rajbhandari et al. 2020, "ZeRO:
+// memory optimizations toward training trillion parameter models"; PyTorch calls stage 3 FSDP, Zhao et al. 2023).
 //
 //                 rank 0        rank 1        rank 2          of every unit (an embedding, a block, the last norm)
 //   stage 1   p  [#########]   [#########]   [#########]      p parameters, g gradients, s optimizer state
@@ -14,47 +14,47 @@
 //   3        S(0)               S(0)             S(0)    per micro-batch: all-gather 1 forward and 1 backward,
 //                                                        reduce-scatter 1
 //
-// A unit is cut evenly, at multiples of a norm block, and padded with zeros, which are counted. In stages 2 and 3 a
-// unit's whole gradient lies in transient memory, which is freed when the gradient was summed and cut. In stage 3 a
-// unit is whole only around its use, forward and backward; the next one is fetched while this one computes; a tied
-// weight is fetched for each use, and looking up an embedding needs no weights in its backward pass.
+// A unit is sharded evenly, at multiples of a norm block, and padded with zeros, which count as volume. In stages 2 and
+// 3 a unit's full gradient is transient and freed after the reduce-scatter. In stage 3 a unit is unsharded only around
+// its use, forward and backward, and the next one is prefetched during computation; a tied weight is gathered for each
+// use; an embedding lookup needs no weights in its backward pass.
 //
-// With a shard_arena the shards of stage 3 lie in the host's pinned memory (Rajbhandari et al. 2021, "ZeRO-Infinity:
-// breaking the GPU memory wall for extreme scale deep learning", section 5; FSDP's CPUOffload). Before each fetch this
-// rank's shard is copied to the GPU, beside the kernels of the use before. The update writes the shard over the bus.
-// Gradients and state stay on the GPU.
+// With a shard_arena the parameter shards of stage 3 reside in pinned host memory (Rajbhandari et al. 2021,
+// "ZeRO-Infinity: breaking the GPU memory wall for extreme scale deep learning", section 5; FSDP's CPUOffload). Before
+// each gather this rank's shard is copied to the GPU, overlapping with the kernels of the previous use. The update
+// writes the shard over the bus. Gradients and state stay on the GPU.
 //
 // With shard_ranks K the axis is n / K groups of K ranks (FSDP's hybrid sharding, Zhao et al. 2023, section 3.2.2;
-// Zhang et al. 2022, "MiCS: near-linear scaling for training gigantic model on public cloud"). All of the above happens
-// within a group, and once per step each shard's gradient is summed over the groups:
+// Zhang et al. 2022, "MiCS: near-linear scaling for training gigantic model on public cloud"). Everything above happens
+// within a group, and once per step each shard's gradient is all-reduced between the groups:
 //
-//   group 0   rank 0 [###      ]   rank 1 [   ###   ]   rank 2 [      ###]      reduce-scatter, all-gather: along
-//   group 1   rank 3 [###      ]   rank 4 [   ###   ]   rank 5 [      ###]      all-reduce of gradients: across
+//   group 0   rank 0 [###      ]   rank 1 [   ###   ]   rank 2 [      ###]      reduce-scatter, all-gather: within
+//   group 1   rank 3 [###      ]   rank 4 [   ###   ]   rank 5 [      ###]      all-reduce of gradients: between
 //
-// Volume per rank: the table's with K for n, and 2 (n/K - 1) / (n/K) of a shard's gradients, once per step.
+// Volume per rank: the table's with K for n, plus 2 (n/K - 1) / (n/K) of a shard's gradients, once per step.
 //
-// The time of one gradient. Each parameter is a leaf of the graph (Leaf in autograd/graph.h): the engine brings it
-// gradients, and it calls what hook() has hung on it. `holds` is the state of its buffer, `missing` and `reduced` those
-// of its unit here. In stage 2 or 3:
+// Lifetime of one gradient. Each parameter is a leaf of the graph (Leaf in autograd/graph.h), which accumulates
+// gradients and calls the hooks installed by hook(). `holds` is the state of its buffer; `missing` and `reduced` belong
+// to its unit here. In stage 2 or 3:
 //
 //   Trainer             engine and leaf                         Zero
 //
-//   begin_step() ------------------------------------------->   leaves hold nothing
+//   begin_step() ------------------------------------------->   leaves have no gradients
 //   begin_gradients() -------------------------------------->   missing = parameters of the unit, reduced = no
 //   backward() ----->   expected = uses of the weight
-//                       a gradient comes, no buffer: provide --> provide_gradients(): memory for the unit's gradients
+//                       first gradient, no buffer: provide ---> provide_gradients(): memory for the unit's gradients
 //                       it is written; holds this_pass
 //                       the last use's is added; holds all;
 //                       the hooks ---------------------------->  gradient_arrived(): missing - 1. At 0, reduced = yes:
-//                                                                start_reducing(), which takes the buffer away again
-//                       (other units' gradients come)            reduce-scatter in the background
-//   end_gradients() ---------------------------------------->   zeros for what no gradient has reached; waits for the
-//                                                                sums; shard += sum from the second micro-batch on
-//   reduce_gradients() ------------------------------------->   waits for sums over the groups
+//                                                                start_reducing(), which reclaims the buffer
+//                       (other units' gradients)                 reduce-scatter in the background
+//   end_gradients() ---------------------------------------->   zeros for parameters without gradients; waits for the
+//                                                                reductions; shard += sum from the second micro-batch
+//   reduce_gradients() ------------------------------------->   waits for reductions between the groups
 //   the optimizer's step, over shards()
-//   gather_parameters() ------------------------------------->   all-gather (stage 3: each use fetches)
+//   gather_parameters() ------------------------------------>   all-gather (stage 3: each use gathers)
 //
-// In stage 1 leaves have their buffers for good, and reducing waits for the last micro-batch. DDP has the same hooks.
+// In stage 1 leaves have permanent buffers, and the reduction waits for the last micro-batch. DDP has the same hooks.
 #pragma once
 #include <deque>
 
@@ -64,7 +64,6 @@ namespace tessera {
 
 class Zero final : public DataStrategy {
  public:
-  // options.zero is 1, 2 or 3.
   Zero(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options);
 
   void begin_step() override;
@@ -74,22 +73,21 @@ class Zero final : public DataStrategy {
   void gather_parameters() override;
 
  private:
-  // A unit on this rank.
   struct Unit {
     Module::Unit layout;
     Communicator* axis = nullptr;   // the ranks that have it
-    int64_t piece = 0;              // elements that each rank keeps
-    Tensor values;                  // whole; in stage 3 only while it is in use
-    Tensor copied;                  // the shard, from the host's memory, until it is gathered
+    int64_t piece = 0;              // elements of each rank's shard
+    Tensor values;                  // unsharded; in stage 3 only while in use
+    Tensor copied;                  // the shard copied from host memory, until it is gathered
     std::shared_ptr<void> copying;  // the copy into `copied`
-    Tensor grads;                   // whole; in stages 2 and 3 only until they are summed
-    int users = 0;                  // users of the values now, in stage 3
-    int64_t missing = 0;            // parameters whose gradient has not come in this micro-batch
-    Work fetching;                  // values
-    Work reducing;                  // grads, into `arriving`
-    Work summing;                   // the shard's gradient, over the groups
-    Tensor arriving;                // this rank's piece of this micro-batch's sum
-    bool reduced = false;           // the reduction of this micro-batch was started, or there is none
+    Tensor grads;                   // unsharded; in stages 2 and 3 only until they are reduced
+    int users = 0;
+    int64_t missing = 0;  // parameters without a gradient in this micro-batch
+    Work fetching;        // values
+    Work reducing;        // grads, into `arriving`
+    Work summing;         // the shard's gradient, between the groups
+    Tensor arriving;
+    bool reduced = false;  // the reduction of this micro-batch has started, or there is none
   };
 
   void make_unit(const Module::Unit& layout);
@@ -99,8 +97,7 @@ class Zero final : public DataStrategy {
   void gradient_arrived(size_t u);
   void start_reducing(size_t u);
   void finish_reducing(size_t u);
-  void finish_first();  // ends the oldest of those on the way
-  // stage 3
+  void finish_first();  // completes the oldest reduction in flight
   void wrap(size_t u);
   void fetch(size_t u);
   void copy_shard(size_t u);
@@ -111,8 +108,8 @@ class Zero final : public DataStrategy {
   int stage_;
   std::deque<Unit> units_;
   int64_t microbatch_ = 0;
-  std::deque<size_t> reducing_;  // units whose gradients are on the way
-  // The order in which training uses units, learnt from the first step: what to fetch next.
+  std::deque<size_t> reducing_;
+  // The order in which training uses units, recorded in the first step, for prefetching.
   std::vector<size_t> order_;
   size_t position_ = 0;
   bool learning_ = true;

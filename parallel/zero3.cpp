@@ -1,9 +1,9 @@
-// Stage 3: a unit's parameters are whole only while it runs.
+// Stage 3: parameters are unsharded only while their unit runs.
 //
 //   forward:   fetch block 0 | block 0, fetch block 1 | block 1, fetch block 2 | ...
 //   backward:  ... | fetch block 2 | block 2 backward, fetch block 1 | ...
 //
-// Where the shards lie in the host's memory, this rank's shard is copied to the GPU one unit earlier, beside the
+// If the shards are in host memory, this rank's shard is copied to the GPU one unit earlier, overlapping with the
 // kernels:
 //
 //   forward:   copy 2, fetch block 1 | block 0, copy 3, fetch block 2 | block 1, ...
@@ -14,13 +14,13 @@
 
 namespace tessera {
 
-// Around each use of the unit. Backward, its values are there again before the first node of the use runs, and gone
-// after the last: the identities around it are where the engine passes by.
+// Wraps each use of the unit. In the backward pass its values are gathered before the first node of the use runs and
+// released after the last: identity nodes around the use trigger this.
 void Zero::wrap(size_t u) {
   const Module::Unit& layout = units_[u].layout;
   for (const Slot& slot : layout.slots) slot.parameter->var.read_late();
   layout.module->wrap([this, u](const Module::Inner& inner, const Var& x) {
-    const bool returns = grad_enabled() && x.defined();  // backward needs the values of this use
+    const bool returns = grad_enabled() && x.defined();  // backward needs the values again
     use(u);
     Var in = returns ? on_backward(x.tracked(), [this, u] { release(u); }) : x;
     Var y = inner(in);
@@ -29,8 +29,8 @@ void Zero::wrap(size_t u) {
   });
 }
 
-// Starts to bring this rank's shard to the GPU, which reads pinned memory in the order of its streams: behind the
-// update that wrote it, and before the next one.
+// Starts copying this rank's shard to the GPU. Pinned memory is read in stream order: after the update that wrote it
+// and before the next one.
 void Zero::copy_shard(size_t u) {
   Unit& unit = units_[u];
   if (!options_.shard_arena || unit.copied.defined()) return;
@@ -60,7 +60,7 @@ void Zero::fetch(size_t u) {
   unit.fetching = unit.axis->start_all_gather(here, unit.values);
 }
 
-// Training asks for units in the same order in every micro-batch: the next one is fetched while this one computes.
+// Training uses units in the same order in every micro-batch, so the next one is prefetched.
 void Zero::use(size_t u) {
   Unit& unit = units_[u];
   const bool training = model_.step().training && !order_.empty() && !learning_;

@@ -1,4 +1,4 @@
-// Regions of the host: anonymous memory, memory that processes share, and a mapped file.
+// Host regions: anonymous memory, memory shared between processes, and a mapped file.
 #include "tensor/arena.h"
 
 #include <fcntl.h>
@@ -25,16 +25,16 @@ namespace {
 constexpr int64_t kMinReserved = int64_t{1} << 30;
 constexpr int64_t kFileCapacity = int64_t{1} << 38, kFileGrowth = int64_t{1} << 22;
 
-// The most that one region may reserve. Some kernels of 64-bit Arm have 39 bits of addresses, and ThreadSanitizer knows
-// 1.5 TB of them, where the arenas of many ranks reserve more.
-int64_t most_reserved() {
+// Maximum size of one region. Some 64-bit Arm kernels have 39-bit addresses, and ThreadSanitizer supports only 1.5 TB,
+// which the arenas of many ranks would exceed.
+int64_t max_reserved() {
 #ifdef __SANITIZE_THREAD__
   return int64_t{4} << 30;
 #else
   static const bool narrow = [] {
-    constexpr size_t kAccumulate = size_t{1} << 40;
-    void* const p = mmap(nullptr, kAccumulate, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p != MAP_FAILED) munmap(p, kAccumulate);
+    constexpr size_t kProbe = size_t{1} << 40;
+    void* const p = mmap(nullptr, kProbe, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p != MAP_FAILED) munmap(p, kProbe);
     rlimit limit{};
     return p == MAP_FAILED && getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur == RLIM_INFINITY;
   }();
@@ -42,8 +42,8 @@ int64_t most_reserved() {
 #endif
 }
 
-// Places for regions that grow, far from where the system puts what it is asked for without an address.
-class Places {
+// Addresses for regions that grow, far from where the system places mappings without a requested address.
+class AddressSlots {
  public:
   static constexpr int64_t kSize = int64_t{1} << 36;
   static int64_t take() {
@@ -74,7 +74,7 @@ class Places {
 class HostRegion final : public Region {
  public:
   explicit HostRegion(int64_t capacity) : Region(Device::cpu) {
-    capacity_ = std::min(capacity, most_reserved());
+    capacity_ = std::min(capacity, max_reserved());
     void* const p = mmap(nullptr, static_cast<size_t>(capacity_), PROT_READ | PROT_WRITE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p != MAP_FAILED) {
@@ -82,16 +82,17 @@ class HostRegion final : public Region {
       base_ = static_cast<std::byte*>(p);
       return;
     }
-    // A limit on address space (ulimit -v, strict overcommit): all regions share it, and each takes what it uses.
-    place_ = Places::take();
-    capacity_ = std::min(capacity_, Places::kSize);
-    base_ = Places::address(place_);
+    // Address space is limited (ulimit -v, strict overcommit) and shared by all regions, so each maps only what it
+    // uses.
+    slot_ = AddressSlots::take();
+    capacity_ = std::min(capacity_, AddressSlots::kSize);
+    base_ = AddressSlots::address(slot_);
   }
   ~HostRegion() override {
     if (mapped_ > 0) munmap(base_, static_cast<size_t>(mapped_));
-    if (place_ >= 0) Places::give_back(place_);
+    if (slot_ >= 0) AddressSlots::give_back(slot_);
   }
-  void commit(int64_t bytes) override {  // memory comes by the first touch
+  void commit(int64_t bytes) override {  // the first touch allocates memory
     if (bytes <= mapped_) return;
     const int64_t more = std::min(capacity_, (bytes + kStep - 1) / kStep * kStep) - mapped_;
     void* const p = mmap(base_ + mapped_, static_cast<size_t>(more), PROT_READ | PROT_WRITE,
@@ -103,21 +104,21 @@ class HostRegion final : public Region {
  private:
   static constexpr int64_t kStep = int64_t{1} << 21;
   void use(void* p, int64_t bytes) {
-    madvise(p, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // a hint: without huge pages all is slower, nothing else
+    madvise(p, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // a hint: without huge pages everything works, only slower
     mapped_ += bytes;
   }
 
-  int64_t mapped_ = 0, place_ = -1;
+  int64_t mapped_ = 0, slot_ = -1;
 };
 
 class SharedRegion final : public Region {
  public:
   SharedRegion() : Region(Device::cpu) {
     static std::atomic<int64_t> made{0};
-    capacity_ = std::min(2 * int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE), most_reserved());
+    capacity_ = std::min(2 * int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE), max_reserved());
     file_ = {memfd_create("tessera", MFD_CLOEXEC), made++};
     void* p = reserve();
-    // A limit on address space may leave room for less.
+    // Retry with less: address space may be limited.
     while (p == MAP_FAILED && file_.descriptor >= 0 && capacity_ > kMinReserved) {
       capacity_ /= 2;
       p = reserve();
@@ -125,18 +126,18 @@ class SharedRegion final : public Region {
     if (p == MAP_FAILED) {
       const std::string cause = std::strerror(errno);
       if (file_.descriptor >= 0) close(file_.descriptor);
-      throw Error("[arena] cannot make " + std::to_string(capacity_) + " bytes of shared memory: " + cause);
+      throw Error("[arena] cannot reserve " + std::to_string(capacity_) + " bytes of shared memory: " + cause);
     }
-    madvise(p, static_cast<size_t>(capacity_), MADV_HUGEPAGE);  // a hint
+    madvise(p, static_cast<size_t>(capacity_), MADV_HUGEPAGE);
     base_ = static_cast<std::byte*>(p);
   }
-  // Others may have it mapped for as long as they live, so unmapping alone would free nothing.
+  // Punch a hole: other processes may still have it mapped, so unmapping alone would free nothing.
   ~SharedRegion() override {
     fallocate(file_.descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, capacity_);
     munmap(base_, static_cast<size_t>(capacity_));
     close(file_.descriptor);
   }
-  void commit(int64_t) override {}  // by the first touch
+  void commit(int64_t) override {}  // the first touch allocates memory
 
  private:
   void* reserve() const {
@@ -149,17 +150,17 @@ class SharedRegion final : public Region {
 class FileRegion final : public Region {
  public:
   explicit FileRegion(const std::filesystem::path& directory) : Region(Device::cpu) {
-    capacity_ = std::min(kFileCapacity, most_reserved());
+    capacity_ = std::min(kFileCapacity, max_reserved());
     const auto refuse = [&](const char* what) {
       const std::string cause = std::strerror(errno);
       if (backing_ >= 0) close(backing_);
-      throw OutputError(directory.string() + ": cannot " + what + " a file to keep tensors in: " + cause +
-                        "; TMPDIR names another folder");
+      throw OutputError(directory.string() + ": cannot " + what + " a file for tensors: " + cause +
+                        "; set TMPDIR to another directory");
     };
     std::string name = (directory / "tessera-XXXXXX").string();
     backing_ = mkostemp(name.data(), O_CLOEXEC);
-    if (backing_ < 0) refuse("make");
-    unlink(name.c_str());  // gone when this process is
+    if (backing_ < 0) refuse("create");
+    unlink(name.c_str());  // the file disappears with this process
     if (ftruncate(backing_, capacity_) != 0) refuse("size");
     void* const p = mmap(nullptr, static_cast<size_t>(capacity_), PROT_READ | PROT_WRITE, MAP_SHARED, backing_, 0);
     if (p == MAP_FAILED) refuse("map");
@@ -170,19 +171,19 @@ class FileRegion final : public Region {
     close(backing_);
   }
 
-  // A page of a file that finds no room on the disk when it is written to ends the process, so room is made before.
+  // Writing to a mapped page when the disk is full kills the process, so reserve disk space first.
   void commit(int64_t bytes) override {
-    if (bytes <= promised_) return;
+    if (bytes <= reserved_) return;
     const int64_t wanted = (bytes + kFileGrowth - 1) / kFileGrowth * kFileGrowth;
-    if (const int error = make_room(backing_, promised_, wanted); error != 0)
-      throw OutputError("no room for " + std::to_string(wanted) +
-                        " bytes of tensors kept in a file: " + std::strerror(error));
-    promised_ = wanted;
+    if (const int error = make_room(backing_, reserved_, wanted); error != 0)
+      throw OutputError("no disk space for " + std::to_string(wanted) +
+                        " bytes of file-backed tensors: " + std::strerror(error));
+    reserved_ = wanted;
   }
 
  private:
   int backing_ = -1;
-  int64_t promised_ = 0;  // bytes of room that the disk has promised
+  int64_t reserved_ = 0;  // bytes reserved on the disk
 };
 
 }  // namespace
@@ -195,7 +196,8 @@ std::unique_ptr<Region> file_region(const std::filesystem::path& directory) {
 
 }  // namespace tessera
 
-// Best fit over a sorted free list; a neighbour that is free too is merged at once, so a step's pattern repeats itself.
+// Allocator: best fit over a sorted free list. Free neighbours are merged at once, so a step's allocation pattern
+// recurs.
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
@@ -206,7 +208,7 @@ namespace {
 constexpr int64_t kReserved = int64_t{1} << 40;
 constexpr int64_t kHostAlignment = 64, kDeviceAlignment = 256;
 
-// Under AddressSanitizer what is not handed out may not be touched, and a gap lies behind every block.
+// Under AddressSanitizer, free memory is poisoned, and every block is followed by a gap.
 #ifdef __SANITIZE_ADDRESS__
 constexpr bool kGaps = true;
 void forbid(const std::byte* p, int64_t bytes) { __asan_poison_memory_region(p, static_cast<size_t>(bytes)); }
@@ -279,17 +281,17 @@ std::byte* Arena::allocate(int64_t bytes, Category category) {
     const auto next = free_.erase(fit);
     if (rest > 0) free_.emplace_hint(next, at + need, rest);
   } else {
-    // A free block at the very end is extended rather than passed over.
+    // Extend a free block at the very end.
     const auto last = free_.empty() ? free_.end() : std::prev(free_.end());
     const bool extends = last != free_.end() && last->first + last->second == top_;
     if (extends) at = last->first;
     if (fixed_)
       throw Error("[arena] " + std::to_string(bytes) + " bytes of " + std::string(to_string(category)) +
-                  " do not fit what is free of " + std::to_string(top_) +
-                  " bytes, and nothing may be added while a step is captured; `cuda_graph` off runs without");
+                  " do not fit into the free blocks of " + std::to_string(top_) +
+                  " bytes, and a captured step cannot grow the arena; `cuda_graph` off disables capture");
     const auto refuse = [&](const std::string& of) {
       throw OutOfMemory("[arena] " + std::to_string(bytes) + " bytes of " + std::string(to_string(category)) +
-                        " do not fit beside the " + std::to_string(total_.live) + " in use" + of + " on the " +
+                        " do not fit next to the " + std::to_string(total_.live) + " in use" + of + " on the " +
                         std::string(to_string(device())));
     };
     if (need > region_->capacity() - at) refuse(" of " + std::to_string(region_->capacity()));
@@ -334,7 +336,7 @@ void Arena::release(std::byte* block, int64_t bytes, Category category) {
 
 namespace {
 
-// A watcher as its arena keeps it. The arena's own lock is held when it is told, and its lock inside of that.
+// A watcher with its lock, which is acquired while the arena's lock is held.
 struct Watched {
   std::mutex mutex;
   ArenaWatcher watcher;
@@ -394,11 +396,11 @@ void Arena::fix(bool fixed) {
   fixed_ = fixed;
 }
 
-void Arena::lend(bool lent) {
+void Arena::allow_reuse(bool allowed) {
   std::lock_guard lock(mutex_);
-  lent_ += lent ? 1 : -1;
-  if (lent_ != (lent ? 1 : 0)) return;  // one of several
-  for (const auto& [at, bytes] : free_) (lent ? permit : forbid)(region_->base() + at, bytes);
+  reuse_scopes_ += allowed ? 1 : -1;
+  if (reuse_scopes_ != (allowed ? 1 : 0)) return;  // others remain, or were there before
+  for (const auto& [at, bytes] : free_) (allowed ? permit : forbid)(region_->base() + at, bytes);
 }
 
 void Arena::reset_peaks() {

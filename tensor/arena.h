@@ -1,4 +1,4 @@
-// The memory that an arena hands out: one run of addresses, of which only the part that was used is backed by memory.
+// Memory regions: reserved addresses, backed by memory as they are used.
 #pragma once
 #include <filesystem>
 #include <functional>
@@ -19,15 +19,14 @@ class Region : NotCopied {
   std::byte* base() const { return base_; }
   int64_t capacity() const { return capacity_; }
   Device device() const { return device_; }
-  // The file that other processes of this host can map to see the same memory, and what no other region of this process
-  // was ever called; negative: they cannot.
+  // File through which other processes of this host can map this memory, with a number unique within this process.
+  // Negative descriptor: not shareable.
   struct File {
     int descriptor = -1;
     int64_t number = -1;
   };
   File file() const { return file_; }
-  // Makes the first `bytes` usable; called before more than ever before is handed out. Throws when there is no room:
-  // std::bad_alloc where the system has none.
+  // Makes the first `bytes` usable. Throws OutOfMemory, OutputError (full disk) or std::bad_alloc.
   virtual void commit(int64_t bytes) = 0;
 
  protected:
@@ -40,33 +39,34 @@ class Region : NotCopied {
   Device device_;
 };
 
-// Address space of `capacity` bytes on huge pages; memory comes with the first touch. Where the system refuses so much,
-// 64 GiB at most, of which commit() takes what is used.
+// Reserves `capacity` bytes of addresses on huge pages; the first touch allocates memory. If the system refuses, at
+// most 64 GiB, made accessible by commit().
 std::unique_ptr<Region> host_region(int64_t capacity);
-// Twice the machine's memory in addresses, halved while the system refuses, which other processes of this host can map
-// (file()); on huge pages where these are for shared memory (/sys/kernel/mm/transparent_hugepage/shmem_enabled). It
-// gives its memory back when it goes, whoever has it mapped. Throws Error when even 1 GiB is refused.
+// Reserves addresses for twice the machine's memory (halved until the system agrees), which other processes of this
+// host can map through file(); on huge pages if enabled for shared memory
+// (/sys/kernel/mm/transparent_hugepage/shmem_enabled). The destructor frees the memory even while others have it
+// mapped. Throws Error if even 1 GiB is refused.
 std::unique_ptr<Region> shared_region();
-// A region like host_region()'s over a file without a name in `directory`, mapped: what is seldom read or written need
-// not stay in memory. Throws OutputError here or in commit() when the file cannot be made or the disk has no room.
+// Backed by an unnamed file in `directory`, so that rarely used data need not stay in memory. Throws OutputError, as
+// does commit(), if the file cannot be created or the disk is full.
 std::unique_ptr<Region> file_region(const std::filesystem::path& directory);
 
-// The memory of one rank: one reserved region on huge pages, handed out and taken back in order of address.
+// A rank's allocator: one region reserved on huge pages, with best-fit allocation.
 //
-// Every block carries a category, so that the program can say at any time what it holds (parameters, gradients,
-// optimizer state, activations, workspace, communication) and what the peak of each was, to the byte, and compare that
-// with a formula. A training step asks for the same blocks in the same order each time, so after the first step the
-// region no longer grows and no page is new: nothing is taken from the system inside a step.
+// Every block has a category (parameters, gradients, optimizer state, activations, workspace, communication), so that
+// live bytes and their peak per category are known exactly and can be compared with a formula. A training step requests
+// the same blocks in the same order each time; after the first step the region therefore stops growing, and no step
+// allocates memory from the system.
 //
-// An arena belongs to one rank. allocate() and release() may be called from any thread.
+// An arena belongs to one rank. allocate() and release() are thread-safe.
 
 enum class Category : uint8_t { parameters, gradients, optimizer, activations, workspace, communication };
 inline constexpr int kCategories = 6;
 std::string_view to_string(Category category);
 
 struct Usage {
-  int64_t live = 0;  // bytes asked for and not given back
-  int64_t peak = 0;  // the most that was live at one time
+  int64_t live = 0;  // bytes allocated and not released
+  int64_t peak = 0;  // maximum of `live` since the last reset
 };
 
 class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
@@ -76,27 +76,26 @@ class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
 
   Device device() const { return region_->device(); }
   const Region& region() const { return *region_; }
-  // Host memory for what is read from this arena, or is on its way into it: of an arena on the host, itself.
+  // Host arena for transfers; a host arena returns itself.
   std::shared_ptr<Arena> host();
 
-  // A block aligned to 64 bytes (256 on a GPU), its contents undefined. Throws OutOfMemory past the capacity.
+  // Returns an uninitialized block aligned to 64 bytes (256 on a GPU). Throws OutOfMemory beyond the capacity.
   std::byte* allocate(int64_t bytes, Category category);
   void release(std::byte* block, int64_t bytes, Category category);
 
   Usage usage(Category category) const;
   Usage total() const;
-  int64_t footprint() const;  // bytes of the region that were ever handed out, gaps included
-  // The free parts of the region. Whoever asks for the same blocks in the same order, beginning with the same layout,
-  // gets the same addresses.
+  int64_t footprint() const;  // bytes of the region ever handed out, including gaps
+  // The free blocks. Equal layouts and equal sequences of requests produce equal addresses.
   struct Layout {
     int64_t footprint = 0;
     std::map<int64_t, int64_t> free;  // offset -> bytes, neighbours merged
     bool operator==(const Layout&) const = default;
   };
   Layout layout() const;
-  void reset_peaks();  // peaks start again from what is live now
+  void reset_peaks();
 
-  // The category of blocks that are asked for without one: activations in a forward pass, workspace in a backward.
+  // Category of blocks requested without one: activations in a forward pass, workspace in a backward pass.
   Category default_category() const { return default_category_; }
   class Scope : NotCopied {
    public:
@@ -110,7 +109,7 @@ class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
     Category before_;
   };
 
-  // While one lives, no memory is added to the region: allocate() throws Error instead.
+  // While an object lives, allocate() throws Error instead of growing the region.
   class Fixed : NotCopied {
    public:
     explicit Fixed(Arena& arena) : arena_(arena) { arena_.fix(true); }
@@ -119,19 +118,19 @@ class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
    private:
     Arena& arena_;
   };
-  // While one or more live, AddressSanitizer lets free memory be used: by work that was queued when it was not free,
-  // and that is repeated (tensor/cuda/gpus.h).
+  // While an object lives, AddressSanitizer permits access to freed blocks: a captured graph replays kernels that used
+  // them (tensor/cuda/gpus.h).
   class AllowReuse : NotCopied {
    public:
-    explicit AllowReuse(Arena& arena) : arena_(arena) { arena_.lend(true); }
-    ~AllowReuse() { arena_.lend(false); }
+    explicit AllowReuse(Arena& arena) : arena_(arena) { arena_.allow_reuse(true); }
+    ~AllowReuse() { arena_.allow_reuse(false); }
 
    private:
     Arena& arena_;
   };
 
-  // State that lives as long as the rank does, one object per type (the cache of compiled matmuls, for one). What was
-  // made later goes first: it may use what was there before it.
+  // Per-rank state, one object per type, such as the cache of compiled matmuls. Destroyed in reverse order of creation,
+  // because later objects may use earlier ones.
   template <class T>
   T& local() {
     std::lock_guard lock(mutex_);
@@ -141,10 +140,10 @@ class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
   }
 
  private:
-  void* local(std::type_index type) const;  // null: not made yet
+  void* local(std::type_index type) const;
   void count(Category category, int64_t bytes);
   void fix(bool fixed);
-  void lend(bool lent);
+  void allow_reuse(bool allowed);
 
   std::unique_ptr<Region> region_;
   std::shared_ptr<Arena> host_;
@@ -155,24 +154,22 @@ class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
   Usage total_{};
   Category default_category_ = Category::activations;
   bool fixed_ = false;
-  int lent_ = 0;
+  int reuse_scopes_ = 0;
   std::vector<std::pair<std::type_index, std::shared_ptr<void>>> locals_;
 };
 
 using ArenaPtr = std::shared_ptr<Arena>;
-ArenaPtr make_arena();         // in the host's memory
-ArenaPtr make_shared_arena();  // and in reach of other processes, see shared_region()
-ArenaPtr make_file_arena(const std::filesystem::path& directory);  // in a file, see file_region()
-// In memory of the host that kernels on GPUs read and write too, over the bus. Throws Error in a build without CUDA.
+ArenaPtr make_arena();
+ArenaPtr make_shared_arena();                                      // see shared_region()
+ArenaPtr make_file_arena(const std::filesystem::path& directory);  // see file_region()
+// Pinned host memory, which GPU kernels access over the bus. Throws Error in a build without CUDA.
 ArenaPtr make_pinned_arena();
-// On `device`: the host, or the GPU that the calling thread has chosen (cuda::use_gpu). Throws Error in a build without
-// CUDA and on a machine without a GPU.
+// On the host or the calling thread's current GPU (cuda::use_gpu). Throws Error in a build without CUDA or without a
+// GPU.
 ArenaPtr make_arena(Device device);
 
-// Somebody who is told whenever an arena holds more or less.
-
-// Called at once, and behind every allocate() and release() from now on (null: no more), with the live bytes of each
-// category: on the thread that changes them, one at a time. It must not use the arena. An arena has one.
+// Called immediately and after every allocate() and release() with the live bytes per category, serialized, on the
+// allocating thread. It must not use the arena. An arena has at most one watcher; null removes it.
 using ArenaWatcher = std::function<void(const std::array<int64_t, kCategories>& live)>;
 void watch(Arena& arena, ArenaWatcher watcher);
 

@@ -1,7 +1,7 @@
-// Where a tensor's elements live, and how an op chooses its code by it.
+// Where a tensor's elements reside, and how an op dispatches on it.
 //
-// `meta` tensors have a shape and a dtype and no memory: a model is built on meta, cut into shards, and only then
-// materialised. `cuda` is the GPU that the tensor's arena was made for.
+// `meta` tensors have a shape and a dtype but no memory: a model is built on meta, sharded, and only then materialized.
+// `cuda` is the GPU of the tensor's arena.
 #pragma once
 #include <cstdint>
 #include <string_view>
@@ -17,8 +17,8 @@ constexpr std::string_view to_string(Device device) {
 
 inline constexpr bool kWithCuda = TESSERA_WITH_CUDA;
 
-// Calls cuda() for a tensor on a GPU and cpu() for all others. In a build without CUDA the second lambda is never
-// called from anywhere, so the functions it names need not exist.
+// Calls cuda() for a tensor on a GPU, cpu() otherwise. A build without CUDA never instantiates a call of cuda(), so the
+// functions it names need not exist.
 template <class Cpu, class Cuda>
 decltype(auto) on_device([[maybe_unused]] Device device, const Cpu& cpu, [[maybe_unused]] const Cuda& cuda) {
   if constexpr (kWithCuda)

@@ -1,6 +1,6 @@
-// The element types of a tensor, and bfloat16 as a storage type. uint8 is bytes whose meaning somebody else knows.
+// Element types of tensors, and bfloat16 as a storage type. uint8 holds opaque bytes.
 //
-// Arithmetic on bfloat16 is done in float and rounded once, to nearest even, when the value is stored.
+// Arithmetic on bfloat16 is done in float and rounded once, to nearest even, on store.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -24,14 +24,14 @@ constexpr std::string_view to_string(DType t) {
 }
 
 constexpr bool is_floating(DType t) { return t == DType::float64 || t == DType::float32 || t == DType::bfloat16; }
-// The dtype that sums, statistics and optimizer state of floating values of dtype t are kept in.
+// For sums, statistics and optimizer state.
 constexpr DType accum_dtype(DType t) { return t == DType::float64 ? t : DType::float32; }
 
 struct bfloat16 {
   uint16_t bits = 0;
   constexpr bfloat16() = default;
-  constexpr bfloat16(float x) {                     // round to nearest, ties to even; a NaN stays a (quiet) NaN
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800  // which have an instruction for it, in place of seven
+  constexpr bfloat16(float x) {                     // rounds to nearest even; a NaN stays a (quiet) NaN
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800  // one instruction instead of seven
     if (!std::is_constant_evaluated()) {
       asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
       return;
@@ -45,11 +45,11 @@ struct bfloat16 {
   constexpr operator float() const { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 };
 
-// The type that arithmetic on T is done in.
 template <class T>
 using Accumulate = std::conditional_t<std::is_same_v<T, bfloat16>, float, T>;
 
-// x, or of the two floats beside it the one whose last bit is odd: rounded again, that gives what x would.
+// Round to odd: x if it is a float, otherwise the neighbouring float with an odd last bit, so that rounding to bfloat16
+// afterwards rounds only once.
 constexpr float to_odd(double x) {
   const auto nearest = static_cast<float>(x);
   const auto back = static_cast<double>(nearest);
@@ -58,7 +58,6 @@ constexpr float to_odd(double x) {
   return std::bit_cast<float>((x < 0 ? back > x : back < x) ? bits + 1 : bits - 1);
 }
 
-// x in another type, rounded once (to nearest even).
 template <class To, class From>
 constexpr To converted(From x) {
   if constexpr (std::is_same_v<To, From>)
@@ -84,13 +83,12 @@ inline constexpr DType kDTypeOf<int64_t> = DType::int64;
 template <>
 inline constexpr DType kDTypeOf<uint8_t> = DType::uint8;
 
-// IEEE's float16 as bits that files hold; no tensor has it.
+// IEEE float16 as stored in files; not a tensor dtype.
 
 struct Half {
   uint16_t bits = 0;
 };
 
-// Every float16 is a float.
 constexpr float wide(Half h) {
   const uint32_t sign = static_cast<uint32_t>(h.bits & 0x8000u) << 16, exponent = (h.bits >> 10) & 0x1fu,
                  fraction = h.bits & 0x3ffu;
@@ -99,8 +97,8 @@ constexpr float wide(Half h) {
   return std::bit_cast<float>(sign | biased << 23 | fraction << 13);
 }
 
-// Rounded to nearest, ties to even; what is too large becomes infinite. Not for a NaN.
-inline Half unpack_half(float x) {
+// Rounds to nearest even; overflows to infinity. x must not be a NaN.
+inline Half to_half(float x) {
   const auto sign = static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16 & 0x8000u);
   const float magnitude = std::abs(x);
   if (magnitude >= 65520.0F) return {static_cast<uint16_t>(sign | 0x7c00u)};
@@ -108,7 +106,7 @@ inline Half unpack_half(float x) {
   std::frexp(magnitude, &exponent);                                     // magnitude = f 2^exponent with f in [0.5, 1)
   const int step = magnitude > 0 ? std::max(exponent - 11, -24) : -24;  // the last bit is worth 2^step
   const auto count = static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, -step)));
-  // A count of 2048 carries into the exponent by itself, and counts below 1024 are subnormal.
+  // A count of 2048 carries into the exponent; counts below 1024 are subnormal.
   const uint32_t bits = step == -24 ? count : (static_cast<uint32_t>(step + 24) << 10) + count;
   return {static_cast<uint16_t>(sign | bits)};
 }

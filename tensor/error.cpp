@@ -1,4 +1,4 @@
-// How the message of an error is made fit to be shown.
+// Sanitizing of error messages, UTF-8, and suggestions.
 #include "tensor/error.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@ constexpr std::string_view kCut = " [...] ";
 
 bool inside_character(char c) { return (static_cast<unsigned char>(c) & 0xC0U) == 0x80U; }
 
-// Both ends of a text that is too long, cut between characters of UTF-8.
+// Elides the middle of a long text, at UTF-8 character boundaries.
 std::string shortened(const std::string& text) {
   if (text.size() <= kLongest) return text;
   size_t head = kLongest - kTail - kCut.size(), tail = text.size() - kTail;
@@ -25,7 +25,7 @@ std::string shortened(const std::string& text) {
 
 namespace {
 
-// `text` with control characters (C0, DEL, C1) other than those in `allowed`, and bytes that are not UTF-8, as `\x1b`.
+// Escapes control characters (C0, DEL, C1) that are not in `allowed`, and invalid UTF-8, as `\x1b`.
 std::string escape_controls(std::string_view text, std::string_view allowed) {
   std::string out;
   for (size_t i = 0; i < text.size();) {
@@ -51,7 +51,7 @@ std::string one_line(const std::string& message) { return shortened(escape_contr
 
 std::string for_terminal(std::string_view text) { return escape_controls(text, "\n\t"); }
 
-// Decoding of UTF-8, and what is shown for the rest.
+// UTF-8 decoding, and escapes for other bytes.
 
 std::optional<char32_t> next_code_point(std::string_view bytes, size_t& position) {
   if (position >= bytes.size()) return std::nullopt;
@@ -77,11 +77,11 @@ void append_escaped(std::string& out, char byte) {
   out.append("\\x").append({digits[bits >> 4U], digits[bits & 15U]});
 }
 
-// The distance of words.
+// Suggestions by edit distance.
 
 namespace {
 
-// Our names, each with other programs' names for it, where the letters are not near.
+// Tessera's names with other programs' names for them that are not similar in spelling.
 constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
     {"cuda", "gpu"},
     {"native", "nccl"},
@@ -133,9 +133,9 @@ std::string did_you_mean(std::string_view typed, const std::vector<std::string>&
         (" " + std::string(others) + " ").find(between) != std::string::npos &&
         std::ranges::find(known, ours) != known.end())
       return question(ours);
-  for (const std::string& k : known)  // a beginning of a name is no slip: --lay is --layers, not --lr
+  for (const std::string& k : known)  // a prefix is not a typo: --lay is --layers, not --lr
     if (word.size() > 3 && k.starts_with(word)) return question(k);
-  if (word.empty() || word.size() > 64) return "";  // nothing is near to it, and the search takes time
+  if (word.empty() || word.size() > 64) return "";  // no match, and the search would be slow
   const std::string* best = nullptr;
   size_t nearest = std::max<size_t>(2, word.size() / 3) + 1;
   for (const std::string& k : known)

@@ -1,9 +1,8 @@
-// The one exception type of Tessera, and the exit status each kind of failure ends the program with.
+// Exceptions and exit statuses.
 //
-// A message is one line that says which option, key, file, tensor or rank is meant, what was expected and what was
-// found. It may quote what a user typed or a file holds, and stays one line of at most 1,000 bytes: nothing in it
-// reaches the terminal as a command. Ops tag theirs: `[matmul] inner dims differ: a (4, 8) x b (6, 3); b must have 8
-// rows`.
+// A message is one line of at most 1,000 bytes with control characters escaped; it names the option, key, file, tensor
+// or rank, the expected and the actual value. Ops prefix their name: `[matmul] inner dims differ: a (4, 8) x b (6, 3);
+// b must have 8 rows`.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -18,22 +17,21 @@
 namespace tessera {
 
 enum class Status {
-  verification = 1,   // a check of the contract failed
-  usage = 2,          // the command line, the configuration or the plan is wrong
+  verification = 1,   // a contract check failed
+  usage = 2,          // invalid command line, configuration or plan
   communication = 3,  // a rank or its communication failed
   input = 4,          // an input file is missing, malformed or fails its checksum
   not_finite = 5,     // the loss is not finite
   output = 6,         // writing failed
 };
 
-// A message as it is shown: control characters as `\x1b`, and the middle of a long one left out.
+// Escapes control characters as `\x1b` and elides the middle of a long message.
 std::string one_line(const std::string& message);
-// A text of any length as a terminal may show it: line breaks and tabs stay, other control characters become `\x1b`, so
-// no text from a model, a file, a name or a peer moves the cursor, clears the screen or sets the title.
+// Escapes control characters except line breaks and tabs, so that text from files or peers cannot control a terminal.
 std::string for_terminal(std::string_view text);
 
-// Throws Error("WHAT: expected an object, got null") if `object` is null. Callers may pass the address of a reference
-// parameter that a user made from a null pointer: the check is compiled apart, so that no compiler removes it.
+// Throws Error("WHAT: expected an object, got null") if `object` is null. It is compiled separately, so that no
+// compiler removes the check for the address of a reference.
 void require_object(const void* object, const char* what);
 
 class Error : public std::runtime_error {
@@ -49,7 +47,7 @@ class Error : public std::runtime_error {
 struct InputError : Error {
   explicit InputError(const std::string& message) : Error(message, Status::input) {}
 };
-// Says besides what a run does about it.
+// The message suggests options that reduce memory.
 struct OutOfMemory : Error {
   explicit OutOfMemory(const std::string& message)
       : Error("out of memory: " + message +
@@ -60,30 +58,27 @@ struct OutputError : Error {
   explicit OutputError(const std::string& message) : Error(message, Status::output) {}
 };
 
-// A base of classes whose objects are neither copied nor moved.
 struct NotCopied {
   NotCopied() = default;
   NotCopied(const NotCopied&) = delete;
   NotCopied& operator=(const NotCopied&) = delete;
 };
 
-// UTF-8, strictly: no overlong forms, no surrogates, nothing beyond U+10FFFF.
+// Strict UTF-8: no overlong forms, no surrogates, nothing beyond U+10FFFF.
 
-// The code point at `position`, which is moved past it; nothing (and `position` stays) where the bytes are not UTF-8.
+// Returns the code point at `position` and advances past it; nullopt, without advancing, if the bytes are not UTF-8.
 std::optional<char32_t> next_code_point(std::string_view bytes, size_t& position);
 
-// Adds a byte as `\xe9`, for what is not UTF-8 or would not be seen.
+// Appends `\xe9` for a byte of invalid UTF-8 or an invisible character.
 void append_escaped(std::string& out, char byte);
 
-// Suggestions for a name that does not exist: the one that the user may have meant.
-
-// The entry of `known` nearest to `typed`, when it is near enough to be a slip of the finger or another program's word
-// for it ("gpu", "fp16"), as "; did you mean 'x'?"; else nothing.
+// "; did you mean 'x'?" for the nearest entry of `known`, if it is a likely typo or another program's term for the same
+// thing ("gpu", "fp16"); otherwise "".
 std::string did_you_mean(std::string_view typed, const std::vector<std::string>& known);
 std::string did_you_mean(std::string_view typed, std::span<const std::string_view> known);
 
-// The error of one field of what a program was told: what() is "`microbatches`: 5 do not divide a batch of 12". In
-// every message of a library a name between backticks is a field's; the command line shows it as its option.
+// what() is "`microbatches`: expected a divisor of 12, got 5". In library messages backticks mark field names; the
+// command line shows them as options.
 
 class FieldError : public Error {
  public:
@@ -95,9 +90,9 @@ class FieldError : public Error {
   std::string field_;
 };
 
-// Enums whose values have names: beside each stands an array of names, in the order of the values.
+// Enums with named values: each has an array of names in the order of its values.
 
-// The value of that name: value_named<Algorithm>(kAlgorithmNames, "ring"). Nothing where there is none.
+// value_named<Algorithm>(kAlgorithmNames, "ring"); nullopt if no value has the name.
 template <class Enum, size_t n>
 constexpr std::optional<Enum> value_named(const std::array<std::string_view, n>& names, std::string_view name) {
   for (size_t i = 0; i < n; ++i)

@@ -1,4 +1,4 @@
-// Several mistakes at once: checks that do not depend on each other all run, and a user hears of all that they found.
+// Collects errors: independent checks all run, and the user sees every failure at once.
 //
 //   Findings found;
 //   found.check([&] { check_batch(plan); });
@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-// Messages of several checks that failed; what() is the first.
+// Messages of several failed checks; what() is the first.
 class AggregateError {
  public:
   explicit AggregateError(std::vector<std::string> messages) : messages_(std::move(messages)) {}
@@ -27,14 +27,13 @@ class Errors : public Error, public AggregateError {
   Errors(const std::vector<std::string>& messages, Status status)
       : Error(messages.front(), status), AggregateError(messages) {}
 };
-// The same where the first is an error of a field.
+// As Errors, if the first is a FieldError.
 class FieldErrors : public FieldError, public AggregateError {
  public:
   FieldErrors(const FieldError& first, std::vector<std::string> messages)
       : FieldError(first), AggregateError(std::move(messages)) {}
 };
 
-// All that an error says, message by message.
 inline std::vector<std::string> error_messages(const Error& e) {
   if (const auto* several = dynamic_cast<const AggregateError*>(&e)) return several->messages();
   return {e.what()};
@@ -50,7 +49,7 @@ class ErrorList {
       add(e);
     }
   }
-  // An error that is being handled.
+  // Adds the exception that is currently being handled.
   void add(const Error& e) {
     if (!first_) first_ = std::current_exception(), status_ = e.status();
     for (const std::string& message : error_messages(e))
@@ -58,7 +57,7 @@ class ErrorList {
         messages_.push_back(message);
   }
   bool none() const { return messages_.empty(); }
-  // Throws what was found: one error as it was, several as FieldErrors or Errors with the first one's status.
+  // Throws the collected errors: a single one unchanged, several as FieldErrors or Errors with the first one's status.
   void raise() const {
     if (none()) return;
     try {
@@ -73,7 +72,7 @@ class ErrorList {
   }
 
  private:
-  // The option, field or file that a message begins with: what is wrong with one is said once.
+  // The option, field or file that a message begins with: only its first error is reported.
   static std::string_view subject(std::string_view message) { return message.substr(0, message.find(": ")); }
 
   std::vector<std::string> messages_;

@@ -1,7 +1,6 @@
-// Scalar functions that the kernels are written with: plain arithmetic with explicit fused multiply-adds, so that the
-// compiler vectorises them and an element has the same bits in every lane, tail and instruction set, and on a GPU.
-//
-// They are constexpr because nvcc compiles such functions for the device too.
+// Scalar functions of the kernels: plain arithmetic with explicit fused multiply-adds, vectorizable and bitwise
+// identical in every lane, loop tail and instruction set, and on GPUs. constexpr, because nvcc then compiles them for
+// the device.
 #pragma once
 #include <bit>
 #include <cmath>
@@ -12,9 +11,8 @@ namespace tessera::math {
 constexpr float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 constexpr double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 
-// e^x to about 1 unit in the last place: x = n ln 2 + r, |r| <= ln(2)/2, and a polynomial of degree 7 in r (the
-// coefficients of the minimax fit in Moshier's Cephes library). Inputs
-// below -87.34 give 0 (no denormals), above 88.72 infinity; NaN stays NaN.
+// e^x to about 1 ulp: x = n ln 2 + r with |r| <= ln(2)/2, and a polynomial of degree 7 in r (minimax coefficients of
+// Moshier's Cephes library). Inputs below -87.34 give 0 (no denormals), above 88.72 infinity; NaN stays NaN.
 constexpr float exp(float x) {
   const float shifted = fma(x, 1.44269504f, 12582912.0f);  // adds 1.5 * 2^23: the low bits now hold round(x / ln 2)
   const float n = shifted - 12582912.0f;
@@ -26,7 +24,7 @@ constexpr float exp(float x) {
   p = fma(p, r, 1.6666665459e-1f);
   p = fma(p, r, 5.0000001201e-1f);
   p = fma(p, r * r, r) + 1.0f;
-  // 2^n in two steps, since n may be 128; the integer n is read off the bits of `shifted`.
+  // 2^n in two factors, since n may be 128.
   const auto k = static_cast<int32_t>(std::bit_cast<uint32_t>(shifted) - 0x4b400000U);
   const int32_t half = k >> 1;
   const float scaled = p * std::bit_cast<float>((half + 127) << 23) * std::bit_cast<float>((k - half + 127) << 23);
@@ -35,7 +33,7 @@ constexpr float exp(float x) {
 }
 constexpr double exp(double x) { return std::exp(x); }
 
-// ln x. Not on a hot path, so the C library's serves.
+// ln x. Not on a hot path, so the C library suffices.
 constexpr float log(float x) { return std::log(x); }
 constexpr double log(double x) { return std::log(x); }
 
@@ -47,8 +45,8 @@ constexpr T sigmoid(T x) {
   return T(1) / (T(1) + exp(-x));
 }
 
-// tanh x = 1 - 2 / (e^(2x) + 1), and near 0, where that cancels, a polynomial (|x| < 0.625; coefficients of the minimax
-// fit in Moshier's Cephes library).
+// tanh x = 1 - 2 / (e^(2x) + 1); for |x| < 0.625, where that cancels, a polynomial (minimax coefficients of Moshier's
+// Cephes library).
 constexpr float tanh(float x) {
   const float x2 = x * x;
   float p = -5.70498872745e-3f;
@@ -62,8 +60,8 @@ constexpr float tanh(float x) {
 }
 constexpr double tanh(double x) { return std::tanh(x); }
 
-// The share of the normal distribution below x, where e is exp(-x^2 / 2): below -|x| it is e times a polynomial of t =
-// 1 / (1 + 0.27 |x|), a minimax fit of our own to -13.3 (2.4e-8 of the share, before rounding).
+// Normal CDF at x, given e = exp(-x^2 / 2): below -|x| it is e times a polynomial of t = 1 / (1 + 0.27 |x|), a minimax
+// fit down to -13.3 (relative error 2.4e-8 before rounding).
 constexpr float normal_below(float x, float e) {
   const float t = 1.0f / fma(0.27f, x < 0 ? -x : x, 1.0f);
   float p = 2.882688575e-2f;

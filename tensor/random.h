@@ -1,9 +1,8 @@
-// Counted randomness: every random number is a pure function of (seed, name, step, global logical index).
+// Counter-based RNG: a random number is a pure function of (seed, name, step, global logical index).
 //
-// Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) turns a 64-bit key and a
-// 128-bit counter into four independent 32-bit words. The key is made of the run's seed and a name ("blocks.0.mlp.up",
-// "data order"); the counter holds the logical index of the element in the *whole* tensor and the step. So any rank can
-// make its own tile of any tensor, under any split, and all layouts draw the same numbers.
+// Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) maps a 64-bit key and a
+// 128-bit counter to four 32-bit words. The key is derived from seed and name ("blocks.0.mlp.up", "data order"); the
+// counter holds step and index in the full tensor. Any rank can therefore generate its shard under any partition.
 #pragma once
 #include <array>
 #include <cmath>
@@ -18,14 +17,14 @@ class Philox {
 
   constexpr explicit Philox(uint64_t key) : key_(key) {}
 
-  // The key of a named stream: FNV-1a over the name, mixed with the seed (the finaliser of SplitMix64).
+  // Key of a named stream: FNV-1a over the name, mixed with the seed (the finalizer of SplitMix64).
   static constexpr Philox named(uint64_t seed, std::string_view name) {
     uint64_t h = 0xcbf29ce484222325u;
     for (char c : name) h = (h ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
     return Philox(mix(h ^ mix(seed + 0x9e3779b97f4a7c15u)));
   }
 
-  // The four words at position `index` of stream `step`. Cost: ten rounds of two 32 x 32 multiplications.
+  // Cost: ten rounds of two 32 x 32-bit multiplications.
   constexpr Block operator()(uint64_t index, uint64_t step = 0) const {
     uint32_t c0 = static_cast<uint32_t>(index), c1 = static_cast<uint32_t>(index >> 32);
     uint32_t c2 = static_cast<uint32_t>(step), c3 = static_cast<uint32_t>(step >> 32);
@@ -38,8 +37,8 @@ class Philox {
     return {c0, c1, c2, c3};
   }
 
-  // Word of element i when elements are numbered one by one: four consecutive elements share a block.
-  // Chosen by comparisons: an index that is known at run time alone would put the block into a GPU's memory.
+  // Four consecutive elements share a block. Selected by comparisons: a run-time index would place the block in a GPU's
+  // local memory.
   constexpr uint32_t word(uint64_t i, uint64_t step = 0) const {
     const Block b = (*this)(i >> 2, step);
     const uint32_t low = i & 1 ? b[1] : b[0], high = i & 1 ? b[3] : b[2];
@@ -50,8 +49,7 @@ class Philox {
   constexpr float uniform(uint64_t i, uint64_t step = 0) const { return to_uniform(word(i, step)); }
   static constexpr float to_uniform(uint32_t w) { return static_cast<float>(w >> 8) * 0x1p-24f; }
 
-  // uniform() of N elements from `first` on. Blocks lie side by side, in loops for vectorized()
-  // (tensor/cpu/vectorize.h).
+  // uniform() of N elements from `first` on, blocks in parallel lanes: for vectorized() (tensor/cpu/vectorize.h).
   template <int N>
   void uniforms(uint64_t first, uint64_t step, float* to) const {
     constexpr uint64_t kBlocks = N / 4 + 1;
@@ -70,14 +68,14 @@ class Philox {
     for (uint64_t i = first & 3; i < (first & 3) + N; ++i) *to++ = to_uniform(w[i & 3][i >> 2]);
   }
 
-  // Uniform integer in [0, n), by the high half of a 64 x 32 multiplication (bias below n / 2^64).
+  // Uniform integer in [0, n): the high half of a 64 x 32-bit multiplication (bias below n / 2^64).
   constexpr uint64_t below(uint64_t n, uint64_t i, uint64_t step = 0) const {
     const Block b = (*this)(i, step);
     const uint64_t hi = static_cast<uint64_t>(b[0]) << 32 | b[1];
     return static_cast<uint64_t>((static_cast<unsigned __int128>(hi) * n) >> 64);
   }
 
-  // Standard normal (Box and Muller 1958), two elements per block; computed in double.
+  // Standard normal (Box and Muller 1958), two elements per block, computed in double.
   double normal(uint64_t i, uint64_t step = 0) const {
     const Block b = (*this)(i >> 1, step);
     const double u = (static_cast<double>(static_cast<uint64_t>(b[0]) << 21 | b[1] >> 11) + 0.5) * 0x1p-53;

@@ -1,4 +1,4 @@
-// Shapes and strides: small fixed-capacity lists of sizes, so that views never allocate.
+// Shapes and strides: fixed-capacity lists, so that views never allocate.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -10,22 +10,22 @@ namespace tessera {
 
 inline constexpr int kMaxDims = 6;
 
-// A list of at most six sizes. Negative indices count from the end, as in NumPy.
+// At most six sizes. Negative indices count from the end, as in NumPy.
 class Shape {
  public:
   Shape() = default;
   Shape(std::initializer_list<int64_t> dims) : Shape(std::span<const int64_t>(dims.begin(), dims.size())) {}
-  explicit Shape(std::span<const int64_t> dims) : rank_(static_cast<int>(dims.size())) {
+  explicit Shape(std::span<const int64_t> dims) : ndim_(static_cast<int>(dims.size())) {
     if (dims.size() > kMaxDims)
       throw Error("[shape] " + std::to_string(dims.size()) + " dims; at most 6 are supported");
     std::copy(dims.begin(), dims.end(), dims_.begin());
   }
 
-  int ndim() const { return rank_; }
+  int ndim() const { return ndim_; }
   int64_t operator[](int i) const { return dims_[index(i)]; }
   int64_t& operator[](int i) { return dims_[index(i)]; }
   const int64_t* begin() const { return dims_.data(); }
-  const int64_t* end() const { return dims_.data() + rank_; }
+  const int64_t* end() const { return dims_.data() + ndim_; }
 
   int64_t numel() const {
     int64_t n = 1;
@@ -33,36 +33,33 @@ class Shape {
     return n;
   }
   void push_back(int64_t d) {
-    if (rank_ == kMaxDims) throw Error("[shape] more than 6 dims");
-    dims_[static_cast<size_t>(rank_++)] = d;
+    if (ndim_ == kMaxDims) throw Error("[shape] more than 6 dims");
+    dims_[static_cast<size_t>(ndim_++)] = d;
   }
-  // The first n dims, and the shape with the last dim replaced.
   Shape first(int n) const { return Shape(std::span(dims_.data(), static_cast<size_t>(n))); }
   Shape with_last(int64_t d) const {
     Shape s = *this;
     s[-1] = d;
     return s;
   }
-  // "(2, 3)", the form in which errors show a shape.
   std::string str() const {
     std::string s = "(";
-    for (int i = 0; i < rank_; ++i) s += (i ? ", " : "") + std::to_string(dims_[static_cast<size_t>(i)]);
+    for (int i = 0; i < ndim_; ++i) s += (i ? ", " : "") + std::to_string(dims_[static_cast<size_t>(i)]);
     return s + ")";
   }
   friend bool operator==(const Shape& a, const Shape& b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); }
 
  private:
   size_t index(int i) const {
-    const int at = i < 0 ? i + rank_ : i;
-    if (at < 0 || at >= rank_)
-      throw Error("[shape] dim " + std::to_string(i) + " of a shape of rank " + std::to_string(rank_));
+    const int at = i < 0 ? i + ndim_ : i;
+    if (at < 0 || at >= ndim_)
+      throw Error("[shape] dim " + std::to_string(i) + " is out of range for ndim " + std::to_string(ndim_));
     return static_cast<size_t>(at);
   }
-  int rank_ = 0;
+  int ndim_ = 0;
   std::array<int64_t, kMaxDims> dims_{};
 };
 
-// Row-major strides, in elements.
 inline Shape contiguous_strides(const Shape& shape) {
   Shape strides = shape;
   int64_t step = 1;
@@ -73,7 +70,7 @@ inline Shape contiguous_strides(const Shape& shape) {
   return strides;
 }
 
-// The shape that a and b broadcast to (NumPy's rule: dims align at the end, a size of 1 stretches).
+// Broadcast shape of a and b (NumPy's rule: dims align at the end, a size of 1 expands).
 inline Shape broadcast(const Shape& a, const Shape& b, const char* op) {
   Shape out = a.ndim() >= b.ndim() ? a : b;
   for (int i = 1; i <= std::min(a.ndim(), b.ndim()); ++i) {

@@ -1,6 +1,7 @@
 // Views and copies of tensors.
 #include "tensor/tensor.h"
 
+#include <limits>
 #include <numeric>
 
 #include "tensor/cpu/loops.h"
@@ -10,8 +11,12 @@
 namespace tessera {
 
 Tensor Tensor::empty(const Shape& shape, DType dtype, const ArenaPtr& arena, Category category) {
-  for (int64_t d : shape)
+  int64_t elements = 1;
+  for (int64_t d : shape) {
     if (d < 0) throw Error("[empty] shape " + shape.str() + " has a negative dim");
+    if (__builtin_mul_overflow(elements, d, &elements) || elements > std::numeric_limits<int64_t>::max() / 16)
+      throw Error("[empty] shape " + shape.str() + " has more elements than memory can have addresses");
+  }
   require_object(arena.get(), "[empty] arena");
   Tensor t = meta(shape, dtype);
   t.storage_ = std::make_shared<Storage>(arena, t.nbytes(), category);
@@ -32,7 +37,7 @@ Tensor Tensor::zeros(const Shape& shape, DType dtype, const ArenaPtr& arena) {
 Tensor Tensor::range(int64_t n, const ArenaPtr& arena) {
   Tensor t = empty({n}, DType::int32, arena);
   on_device(
-      t.device(), [&] { std::iota(t.data<int32_t>(), t.data<int32_t>() + n, 0); }, [&] { cuda::count_up(t); });
+      t.device(), [&] { std::iota(t.data<int32_t>(), t.data<int32_t>() + n, 0); }, [&] { cuda::fill_range(t); });
   return t;
 }
 
@@ -62,7 +67,7 @@ const ArenaPtr& Tensor::arena() const {
 
 std::byte* Tensor::address(Device expected) const {
   if (arena()->device() != expected)
-    throw Error("[tensor] " + describe() + " lies on " + std::string(to_string(device())) + "; expected on " +
+    throw Error("[tensor] " + describe() + " is on " + std::string(to_string(device())) + "; expected on " +
                 std::string(to_string(expected)));
   return storage_->data() + offset_ * element_size(dtype_);
 }
@@ -82,12 +87,12 @@ std::string Tensor::describe() const {
 
 void Tensor::check_dtype(DType expected) const {
   if (!defined_ || dtype_ != expected)
-    throw Error("[tensor] expected dtype " + std::string(to_string(expected)) + ", found " + describe());
+    throw Error("[tensor] expected dtype " + std::string(to_string(expected)) + ", got " + describe());
 }
 
 void Tensor::check_size(int64_t expected) const {
   if (numel() != expected)
-    throw Error("[tensor] expected " + std::to_string(expected) + " elements, found " + describe());
+    throw Error("[tensor] expected " + std::to_string(expected) + " elements, got " + describe());
 }
 
 Tensor Tensor::reshape(const Shape& wanted) const {
@@ -103,12 +108,12 @@ Tensor Tensor::reshape(const Shape& wanted) const {
   if (free_dim >= 0) shape[free_dim] = known > 0 ? numel() / known : 0;
   if (shape.numel() != numel())
     throw Error("[reshape] " + describe() + " to " + wanted.str() + ": " + std::to_string(numel()) +
-                " elements do not fit");
+                " elements, which do not match");
   Tensor t = *this;
   t.shape_ = shape;
   t.strides_ = contiguous_strides(shape);
   if (is_contiguous()) return t;
-  // Walk both shapes from the right; each group of new dims must come from old dims that run on.
+  // Match both shapes from the right; each group of new dims must come from contiguous old dims.
   int old = ndim() - 1;
   for (int i = shape.ndim() - 1; i >= 0;) {
     while (old > 0 && shape_[old] == 1) --old;
@@ -144,9 +149,9 @@ Tensor Tensor::transpose(int a, int b) const {
 }
 
 Tensor Tensor::narrow(int dim, int64_t start, int64_t length) const {
-  if (start < 0 || length < 0 || start + length > shape_[dim])
-    throw Error("[narrow] dim " + std::to_string(dim) + " of " + describe() + ": [" + std::to_string(start) + ", " +
-                std::to_string(start + length) + ") lies outside");
+  if (start < 0 || length < 0 || length > shape_[dim] - start)
+    throw Error("[narrow] dim " + std::to_string(dim) + " of " + describe() + ": " + std::to_string(length) +
+                " indices from " + std::to_string(start) + " are out of range");
   Tensor t = *this;
   t.offset_ += start * strides_[dim];
   t.shape_[dim] = length;
@@ -195,13 +200,14 @@ Tensor Tensor::to(DType dtype) const {
 }
 
 Tensor Tensor::to(const ArenaPtr& arena) const {
+  require_object(arena.get(), "[to] arena");
   if (device() == arena->device()) return *this;
   Tensor t = empty(shape_, dtype_, arena);
   t.copy_across(*this);
   return t;
 }
 
-// Bytes cross between the host and a GPU as they are; converting, broadcasting and striding is done on either side.
+// Transfers between host and GPU copy raw bytes; conversion, broadcasting and striding happen on either side.
 void Tensor::copy_across(const Tensor& source) {
   const Tensor there = source.to(dtype_).contiguous();
   if (is_contiguous() && there.numel() == numel())
@@ -229,6 +235,7 @@ void fill_on_host(const Tensor& t, double value) {
 }  // namespace
 
 void Tensor::copy_from(const Tensor& source) {
+  if (!source.defined()) throw Error("[copy_from] source: expected a tensor, found an undefined one");
   if (numel() == 0) return;
   if (source.device() != device()) return copy_across(source);
   const Tensor s = source.expand(shape_);
@@ -242,7 +249,7 @@ void Tensor::fill(double value) {
       device(), [&] { fill_on_host(*this, value); }, [&] { cuda::fill(*this, value); });
 }
 
-// Merging dims, once for all elementwise loops.
+// Merging of dims for all elementwise loops.
 
 MergedDims merged_dims(std::span<const Tensor* const> operands) {
   MergedDims m;
@@ -270,31 +277,31 @@ MergedDims merged_dims(std::span<const Tensor* const> operands) {
   return m;
 }
 
-// Sums of numbers that are on their way.
+// Sums of values that may be pending on a GPU.
 
 DeviceScalar::DeviceScalar(const Tensor& made) {
   made.check_size(1);
   if (made.device() == Device::cuda)
-    there_ = made.reshape({});
+    pending_ = made.reshape({});
   else
     value_ = made.item<double>();
 }
 
-// Writes over nothing that somebody else may hold.
+// Allocates a new result instead of overwriting a tensor that others may share.
 DeviceScalar& DeviceScalar::operator+=(const DeviceScalar& more) {
-  if (!there_.defined() && !more.there_.defined()) {
+  if (!pending_.defined() && !more.pending_.defined()) {
     value_ += more.value_;
-  } else if (!there_.defined() && value_ == 0) {
-    there_ = more.there_;
+  } else if (!pending_.defined() && value_ == 0) {
+    pending_ = more.pending_;
   } else {
-    const Tensor& on_gpu = there_.defined() ? there_ : more.there_;
-    const auto beside = [&](const DeviceScalar& x) {
-      if (x.there_.defined()) return x.there_;
+    const Tensor& on_gpu = pending_.defined() ? pending_ : more.pending_;
+    const auto as_tensor = [&](const DeviceScalar& x) {
+      if (x.pending_.defined()) return x.pending_;
       Tensor known = on_gpu.make({});
       known.fill(x.value_);
       return known;
     };
-    there_ = binary<Add>(beside(*this), beside(more));
+    pending_ = binary<Add>(as_tensor(*this), as_tensor(more));
   }
   return *this;
 }

@@ -1,7 +1,7 @@
-// Tensor: a strided view of reference-counted storage. It knows nothing of gradients (autograd/ does) nor of ranks.
+// Tensor: a strided view of reference-counted storage, without gradients (autograd/) or ranks.
 //
-// Copying a Tensor copies the view, never the elements. Ops read tensors of any strides unless they say otherwise, and
-// return new contiguous tensors from the arena of their first argument, in the arena's default category.
+// Copying a Tensor copies the view. Unless documented otherwise, ops accept any strides and return new contiguous
+// tensors from the arena of their first argument, in its default category.
 #pragma once
 
 #include "tensor/arena.h"
@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// One block of an arena. `version` counts the writes that change its meaning (an optimizer step), so that a copy in
-// another layout, such as a packed weight, knows when it is stale.
+// One block of an arena. `version` counts modifications, so that a cached copy in another layout, such as a packed
+// weight, knows when it is stale.
 class Storage : NotCopied {
  public:
   Storage(ArenaPtr arena, int64_t bytes, Category category)
@@ -32,12 +32,12 @@ class Storage : NotCopied {
 
 class Tensor {
  public:
-  Tensor() = default;  // undefined: no shape, no elements
+  Tensor() = default;  // undefined
   static Tensor empty(const Shape& shape, DType dtype, const ArenaPtr& arena);
   static Tensor empty(const Shape& shape, DType dtype, const ArenaPtr& arena, Category category);
   static Tensor zeros(const Shape& shape, DType dtype, const ArenaPtr& arena);
   static Tensor range(int64_t n, const ArenaPtr& arena);  // int32: 0, 1, ... n - 1
-  static Tensor meta(const Shape& shape, DType dtype);    // shape and dtype without memory
+  static Tensor meta(const Shape& shape, DType dtype);
   template <class T>
   static Tensor of(std::span<const T> values, const Shape& shape, const ArenaPtr& arena) {
     const Tensor t = empty(shape, kDTypeOf<T>, arena->host(), arena->default_category());
@@ -46,8 +46,8 @@ class Tensor {
     return t.to(arena);
   }
 
-  // A tensor of values that come again in every step, as positions do: their copy to a GPU is only queued, and may be
-  // captured (tensor/cuda/gpus.h). The arena keeps them from their first use on.
+  // For values that recur in every step, such as positions: the arena caches them, and the copy to a GPU is only queued
+  // and may be captured (tensor/cuda/gpus.h).
   template <class T>
   static Tensor constant(std::span<const T> values, const Shape& shape, const ArenaPtr& arena) {
     if (arena->device() != Device::cuda) return of(values, shape, arena);
@@ -57,7 +57,7 @@ class Tensor {
     return t;
   }
 
-  // An uninitialised contiguous tensor of another shape (and dtype, and category) in the arena of this one.
+  // Uninitialized, contiguous, in this tensor's arena.
   Tensor make(const Shape& shape) const { return make(shape, dtype_); }
   Tensor make(const Shape& shape, DType dtype) const { return make(shape, dtype, arena()->default_category()); }
   Tensor make(const Shape& shape, DType dtype, Category category) const {
@@ -74,29 +74,29 @@ class Tensor {
   int64_t nbytes() const { return numel() * element_size(dtype_); }
   Device device() const { return storage_ ? storage_->arena()->device() : Device::meta; }
   bool is_contiguous() const;
-  // True when no other tensor shares the storage, so that an op may write its result over this value.
+  // Whether no other tensor shares the storage, so that an op may overwrite it.
   bool unique() const { return storage_.use_count() == 1; }
   const std::shared_ptr<Storage>& storage() const { return storage_; }
   const ArenaPtr& arena() const;
 
-  // The first element, in the host's memory. Throws when T is not the dtype, and when the tensor has no memory or lies
-  // on a GPU: on_host() is a copy that can be read.
+  // First element in host memory. Throws Error if T is not the dtype, or if the tensor is on meta or a GPU; on_host()
+  // returns a readable copy.
   template <class T>
   T* data() const {
     check_dtype(kDTypeOf<T>);
     return reinterpret_cast<T*>(raw());
   }
   std::byte* raw() const { return address(Device::cpu); }
-  // The address of the first element on a GPU, for kernels. Throws like data().
+  // First element on a GPU. Throws like data().
   template <class T>
   T* device_data() const {
     check_dtype(kDTypeOf<T>);
     return reinterpret_cast<T*>(address(Device::cuda));
   }
-  // The first element wherever it lies, for what only passes the address on.
+  // First element on any device.
   std::byte* address() const { return address(device()); }
 
-  // Copies to the host when it lies elsewhere, and waits for what is still being computed.
+  // Copies if necessary and waits for pending computations.
   Tensor on_host() const { return to(arena()->host()); }
   template <class T>
   T item() const {  // the only element
@@ -104,7 +104,7 @@ class Tensor {
     return *on_host().data<T>();
   }
   template <class T>
-  std::vector<T> to_vector() const {  // the elements in row-major order
+  std::vector<T> to_vector() const {  // row-major
     const Tensor t = on_host().contiguous();
     return std::vector<T>(t.data<T>(), t.data<T>() + t.numel());
   }
@@ -114,15 +114,15 @@ class Tensor {
   Tensor transpose(int a, int b) const;
   Tensor narrow(int dim, int64_t start, int64_t length) const;
   Tensor select(int dim, int64_t index) const;  // narrow to one index and drop the dim
-  Tensor expand(const Shape& shape) const;      // dims of size 1 (and new leading dims) repeat by a stride of 0
+  Tensor expand(const Shape& shape) const;      // dims of size 1 (and new leading dims) repeat with stride 0
   Tensor flat_rows() const { return reshape({-1, shape_[-1]}); }  // (..., C) -> (N, C)
 
   // Copies.
-  Tensor contiguous() const;               // itself when it is contiguous already
+  Tensor contiguous() const;               // itself if already contiguous
   Tensor clone() const;                    // always a copy
-  Tensor to(DType dtype) const;            // itself when the dtype is the same; rounds to nearest even
-  Tensor to(const ArenaPtr& arena) const;  // itself when it lies on that arena's device
-  // Element by element; source broadcasts and converts, and may lie on another device.
+  Tensor to(DType dtype) const;            // itself if the dtype is equal; rounds to nearest even
+  Tensor to(const ArenaPtr& arena) const;  // itself if already on that arena's device
+  // Elementwise; source is broadcast and converted, and may be on another device.
   void copy_from(const Tensor& source);
   void fill(double value);
 
@@ -142,10 +142,10 @@ class Tensor {
   bool defined_ = false;
 };
 
-// Waits for all that is queued on the GPU of an arena there, and throws what failed; nothing is queued on the host.
+// Waits for the arena's GPU and throws its errors; no-op on the host.
 void wait_for(const ArenaPtr& arena);
 
-// Calls f with a value of the C++ type of a floating dtype, as `f(float{})`; `op` names the caller in the error.
+// Calls f with a value of a floating dtype's C++ type; `op` is the name in the error.
 template <class F>
 decltype(auto) with_floating(DType dtype, const char* op, F&& f) {
   switch (dtype) {
@@ -161,7 +161,7 @@ decltype(auto) with_floating(DType dtype, const char* op, F&& f) {
   }
 }
 
-// Every dtype, floating or not. The call is qualified: kernels that move or fill elements exist in every build.
+// For every dtype. The call is qualified because every build has kernels that move or fill elements.
 template <class F>
 decltype(auto) with_dtype(DType dtype, F&& f) {
   switch (dtype) {
@@ -176,41 +176,39 @@ decltype(auto) with_dtype(DType dtype, F&& f) {
   }
 }
 
-// The least dims that describe how operands of one (expanded) shape are walked: dims of size 1 are dropped, and dims
-// that run on in every operand are merged. Elementwise loops, on the CPU and on a GPU, walk what is left.
+// Minimal dims for iterating over operands of one (expanded) shape: without dims of size 1, and with dims merged that
+// are contiguous in every operand.
 
 inline constexpr int kMaxOperands = 3;
 
 struct MergedDims {
-  Shape shape;  // rank 1 or more; the last dim is the inner loop
+  Shape shape;  // ndim >= 1
   std::array<Shape, kMaxOperands> strides;
 };
 
 MergedDims merged_dims(std::span<const Tensor* const> operands);
 
-// A number that an op makes for the host: known at once, or still on its way on a GPU, which is waited for when
-// somebody reads it and not before.
+// A scalar result for the host: known immediately, or pending on a GPU until it is first read.
 //
 //   DeviceScalar loss = 0;
-//   for (...) loss += cross_entropy(...).loss_sum;   // queued, where the losses lie on a GPU
-//   if (std::isfinite(loss)) ...                     // one wait for all of them
+//   for (...) loss += cross_entropy(...).loss_sum;   // only queued if the losses are on a GPU
+//   if (std::isfinite(loss)) ...                     // waits once for all of them
 
 class DeviceScalar {
  public:
-  DeviceScalar(double value = 0) : value_(value) {}  // NOLINT: a number is one that is known
-  // The only element of a float64 tensor; what lies on the host is read now.
+  DeviceScalar(double value = 0) : value_(value) {}  // NOLINT: implicit conversion from a known value is intended
+  // The only element of a float64 tensor; read immediately on the host.
   explicit DeviceScalar(const Tensor& made);
 
-  // Waits where it lies on a GPU.
-  operator double() const { return there_.defined() ? there_.item<double>() : value_; }  // NOLINT: it is a number
-  // Added in the order of the calls; the same bits on both devices.
+  operator double() const { return pending_.defined() ? pending_.item<double>() : value_; }  // NOLINT: used as a number
+  // In call order; bitwise identical on both devices.
   DeviceScalar& operator+=(const DeviceScalar& more);
-  // float64 () on the GPU; undefined for a number that is known.
-  const Tensor& on_gpu() const { return there_; }
+  // float64 () on the GPU; undefined for a known value.
+  const Tensor& on_gpu() const { return pending_; }
 
  private:
   double value_ = 0;
-  Tensor there_;
+  Tensor pending_;
 };
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Reading, and writing beside a name or into what has it.
+// Reading of files, and atomic or in-place writing.
 #include "tensor/write_file.h"
 
 #include <fcntl.h>
@@ -31,7 +31,7 @@ bool write_all(int fd, std::string_view bytes) {
   return true;
 }
 
-// Closes `fd`; 0 or an errno.
+// Closes `fd`; returns 0 or an errno.
 int write_and_close(int fd, std::span<const std::string_view> parts, bool flush) {
   const auto write_part = [&](std::string_view part) { return write_all(fd, part); };
   const bool ok = std::ranges::all_of(parts, write_part) && (!flush || ::fsync(fd) == 0);
@@ -39,23 +39,24 @@ int write_and_close(int fd, std::span<const std::string_view> parts, bool flush)
   return ::close(fd) == 0 || !ok ? cause : errno;
 }
 
-// Standard output or error where it is the same file, else what has the name; negative where it is to be replaced.
+// Opens a file that must be written in place: standard output or error if it is the same file, a pipe or a device.
+// Negative if the file is to be replaced.
 int open_in_place(const fs::path& file) {
-  struct stat there {};
-  if (::stat(file.c_str(), &there) != 0) return -1;
+  struct stat target_info {};
+  if (::stat(file.c_str(), &target_info) != 0) return -1;
   for (const int standard : {STDOUT_FILENO, STDERR_FILENO}) {
     struct stat own {};
-    if (::fstat(standard, &own) == 0 && own.st_dev == there.st_dev && own.st_ino == there.st_ino)
+    if (::fstat(standard, &own) == 0 && own.st_dev == target_info.st_dev && own.st_ino == target_info.st_ino)
       return ::fcntl(standard, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
   }
-  if (S_ISREG(there.st_mode)) return -1;
+  if (S_ISREG(target_info.st_mode)) return -1;
   const int fd = ::open(file.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY);
   if (fd < 0) cannot_write(file, errno);
   return fd;
 }
 
-// Where a chain of symbolic links ends, whether something is there or not.
-fs::path followed(fs::path file) {
+// Target of a chain of symbolic links, whether it exists or not.
+fs::path resolve_links(fs::path file) {
   std::error_code error;
   for (int links = 0; fs::is_symlink(fs::symlink_status(file, error)); ++links) {
     const fs::path target = fs::read_symlink(file, error);
@@ -100,28 +101,29 @@ void OpenFile::read(int64_t at, std::span<std::byte> out) const {
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) not_read("cannot read " + file_.string() + ": " + std::strerror(errno));
     if (n == 0)
-      not_read(file_.string() + " was cut short while it was used: it had " + std::to_string(size_) +
-               " bytes, and there are none at " + std::to_string(at));
+      not_read(file_.string() + " was truncated while in use: it had " + std::to_string(size_) +
+               " bytes, and now ends before byte " + std::to_string(at));
     out = out.subspan(static_cast<size_t>(n));
     at += n;
   }
 }
 
-std::string read_whole(const fs::path& file, int64_t most) {
+std::string read_whole(const fs::path& file, int64_t most, int64_t growth) {
   const OpenFile in(file);
   if (in.size() > most)
     not_read(file.string() + ": " + std::to_string(in.size()) + " bytes; expected at most " + std::to_string(most));
+  require_memory(file.string(), in.size(), growth);
   std::string bytes(static_cast<size_t>(in.size()), '\0');
   in.read(0, std::as_writable_bytes(std::span(bytes)));
   return bytes;
 }
 
 bool write_file(const fs::path& file, std::span<const std::string_view> parts) {
-  if (const int there = open_in_place(file); there >= 0) {
-    if (const int cause = write_and_close(there, parts, false)) cannot_write(file, cause);
+  if (const int in_place = open_in_place(file); in_place >= 0) {
+    if (const int cause = write_and_close(in_place, parts, false)) cannot_write(file, cause);
     return false;
   }
-  const fs::path name = followed(file);
+  const fs::path name = resolve_links(file);
   const TemporaryName beside(name);
   const int made = ::open(beside.path().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
   if (made < 0) cannot_write(file, errno);
@@ -130,7 +132,7 @@ bool write_file(const fs::path& file, std::span<const std::string_view> parts) {
   return true;
 }
 
-// Ways around what a file system does not know.
+// Fallbacks for file systems without certain operations.
 
 bool is_unknown_operation(int cause) {
   return cause == EINVAL || cause == ENOSYS || cause == EOPNOTSUPP || cause == ENOLCK || cause == ENODEV;
@@ -150,17 +152,17 @@ int make_room(int descriptor, int64_t from, int64_t to) {
   return 0;
 }
 
-// Names of temporary files, and the list of those that there are.
+// Temporary names and their registry.
 
 namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view kMark = ".tmp-";
-constexpr size_t kLongestStem = 190;  // bytes of the 255 that a name may have
+constexpr size_t kLongestStem = 190;  // bytes, of at most 255 for a file name
 constexpr size_t kHostDigits = 8, kRandomDigits = 16;
 
 std::mutex listing;
-// The temporaries of this process. Made at the first use and kept to the end: a program may end while one is written.
+// Temporaries of this process. Never destroyed, because the program may exit while one is being written.
 std::vector<fs::path>& temporaries() {
   static auto* const all = new std::vector<fs::path>;
   return *all;
@@ -184,13 +186,13 @@ std::string host_mark() {
 std::string random_mark() {
   uint64_t random = 0;
   if (::getrandom(&random, sizeof(random), 0) != static_cast<ssize_t>(sizeof(random)))
-    throw OutputError(std::string("cannot draw a random name: ") + std::strerror(errno));
+    throw OutputError(std::string("cannot generate a random name: ") + std::strerror(errno));
   return hexadecimal(random, kRandomDigits);
 }
 
 struct Mark {
   pid_t process = 0;
-  std::string_view host;  // empty where the rest of the name is not as it should be
+  std::string_view host;  // empty if the rest of the name is invalid
 };
 std::optional<Mark> find_mark(std::string_view name) {
   const size_t at = name.rfind(kMark);
@@ -215,7 +217,7 @@ bool is_day_old(const fs::path& path) {
 bool is_being_written(const fs::path& path, pid_t process) {
   if (process <= 0) return false;
   if (process != ::getpid()) return ::kill(process, 0) == 0 || errno == EPERM;
-  const std::lock_guard lock(listing);  // or of a dead process that had the same number
+  const std::lock_guard lock(listing);  // otherwise left by a dead process with the same pid
   const auto same = [&](const fs::path& own) { return own.filename() == path.filename(); };
   return std::ranges::any_of(temporaries(), same);
 }
@@ -237,11 +239,11 @@ TemporaryName::~TemporaryName() {
 }
 
 void remove_temporaries() {
-  listing.lock();  // and never unlocked
+  listing.lock();  // never unlocked
   for (const fs::path& path : temporaries()) {
     std::error_code error;
     do fs::remove_all(path, error);
-    while (error == std::errc::directory_not_empty);  // another thread has written into it meanwhile
+    while (error == std::errc::directory_not_empty);  // another thread wrote to it in the meantime
   }
 }
 
@@ -264,7 +266,7 @@ fs::path temporary_folder() {
   fs::path folder = fs::temp_directory_path(error);
   if (!error) return folder;
   const char* const named = std::getenv("TMPDIR");
-  throw OutputError("TMPDIR: expected a folder for temporary files, found '" +
+  throw OutputError("TMPDIR: expected a directory for temporary files, got '" +
                     std::string(named != nullptr ? named : "/tmp") + "': " + error.message());
 }
 

@@ -8,7 +8,7 @@
 #include "tensor/cuda/gpus.h"
 #include "tensor/error.h"
 #include "tensor/ops/attention/cuda/cudnn_attention.h"
-#include "tensor/ops/matmul/cuda/product.h"
+#include "tensor/ops/matmul/cuda/gemm.h"
 
 namespace tessera {
 
@@ -90,9 +90,9 @@ std::string obstacle(const Job& job) {
   const Heads heads{m.heads / parts, m.all_heads().key / parts};
   if (!ring) return {cuda::packed_problem(batch, tokens, heads, m.head_size(), backward)};
   std::vector<cuda::FusedAttention> all;
-  for (const cuda::TileOfRing& tile : {cuda::TileOfRing{batch, tokens, tokens, tokens, true},
-                                       cuda::TileOfRing{batch, tokens, tokens, tokens / 2, false},
-                                       cuda::TileOfRing{batch, tokens, tokens / 2, tokens, false}})
+  for (const cuda::RingTile& tile :
+       {cuda::RingTile{batch, tokens, tokens, tokens, true}, cuda::RingTile{batch, tokens, tokens, tokens / 2, false},
+        cuda::RingTile{batch, tokens, tokens / 2, tokens, false}})
     all.push_back(cuda::tile_problem(tile, heads, m.head_size(), backward));
   return all;
 }

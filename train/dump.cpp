@@ -28,7 +28,7 @@ StepDump::StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& 
   const Plan& plan = trainer.job().plan;
   const Communicator &tp = trainer.mesh()["tp"], &cp = trainer.mesh()["cp"];
   tokens_ = context_positions(c.context, cp.size(), cp.rank(), sequence_partition(plan.cp_mode));
-  Range own = piece(std::ssize(tokens_), plan.sp ? tp.size() : 1, plan.sp ? tp.rank() : 0);
+  Range own = chunk_range(std::ssize(tokens_), plan.sp ? tp.size() : 1, plan.sp ? tp.rank() : 0);
   if (!plan.sp && tp.rank() > 0) own = {};
   const auto add = [&](const std::string& name) -> const Point& {
     const auto here = std::span(tokens_).subspan(static_cast<size_t>(own.begin), static_cast<size_t>(own.size()));
@@ -49,7 +49,7 @@ StepDump::StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& 
     watch(block, add(layer));
   }
   watch(model_->norm, add(gpt2 ? "transformer.ln_f" : "model.norm"));
-  const int64_t column = piece(c.vocab, tp.size(), tp.rank()).begin;
+  const int64_t column = chunk_range(c.vocab, tp.size(), tp.rank()).begin;
   const Point& logits = points_.emplace_back(Point{"lm_head", tokens_, column, c.vocab});
   watch(model_->tokens, logits, &table);
   if (&model_->head != &model_->tokens) watch(model_->head, logits);

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "parallel/pipeline/schedule.h"
+#include "tensor/memory_limit.h"
 #include "train/job.h"
 
 namespace tessera {
@@ -66,24 +67,6 @@ int64_t handed_bytes(const Job& job);
 std::vector<int64_t> peaks_of_ranks(const Schedule& plan, const std::vector<StageMemory>& stages, int64_t handed);
 
 // --- the limit ---
-
-// How much more memory this process may use: the least of what the machine has available, what the cgroups around it
-// leave (versions 1 and 2), and what its limit on address space leaves (ulimit -v).
-struct MemoryLimit {
-  int64_t bytes = std::numeric_limits<int64_t>::max();
-  std::string of = {};  // "the machine has available", "/sys/fs/cgroup/job/memory.max leaves"
-};
-
-// The system's own words on memory. A source that is not there, or says nothing, is no limit.
-struct MemorySources {
-  std::filesystem::path proc = "/proc", cgroups = "/sys/fs/cgroup";
-  int64_t address_space = limit_of_address_space();
-
-  // RLIMIT_AS; the largest number where there is none.
-  static int64_t limit_of_address_space();
-};
-// `threads`: how many will be started, each of which takes addresses for its stack.
-MemoryLimit memory_limit(int64_t threads = 0, const MemorySources& sources = {});
 
 // Memory is asked for before it is missed: what all ranks of this host will hold, against what they may use.
 

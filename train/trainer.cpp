@@ -1,6 +1,8 @@
 // Steps and validation.
 #include "train/trainer.h"
 
+#include <fmt/format.h>
+
 #include "optim/grad_norm.h"
 #include "parallel/gradient_norm.h"
 #include "tensor/ops/elementwise.h"
@@ -139,6 +141,8 @@ void Trainer::queue_sums() {
 }
 
 void Trainer::dump(int64_t step, const std::filesystem::path& folder) {
+  if (step <= steps_done())
+    throw FieldError("step", fmt::format("expected a step after the {} that are done, found {}", steps_done(), step));
   dump_ = std::make_unique<StepDump>(*this, step, folder);
 }
 
@@ -154,11 +158,11 @@ StepReport Trainer::compute_gradients(StepRequest wish) {
   // All ranks of a tensor axis know the same loss: one says it. Where ranks have norms of their own, all hear of one
   // that is no number.
   std::vector<double> totals{mesh_.coordinate("tp") == 0 ? double{sum} : 0.0, encode(wish)};
-  if (strategy().layout().apart) totals.push_back(r.grad_norm);
+  if (strategy().layout().local_updates) totals.push_back(r.grad_norm);
   world_.sum(totals);
   r.loss = totals[0] / tokens_->targets();
   r.wish = decode(totals[1]);
-  if (!std::isfinite(totals.back()) && strategy().layout().apart) r.grad_norm = totals.back();
+  if (!std::isfinite(totals.back()) && strategy().layout().local_updates) r.grad_norm = totals.back();
   r.lr = schedule_.at(steps_done());
   if (dumps) dump_->finish(r.loss);
   check_finite(r, steps_done() + 1);
@@ -258,7 +262,7 @@ void Trainer::make_graph() {
       queue_sums();
       return sum;
     };
-    const bool own_sums = p.tp > 1 && strategy().layout().kept != ShardingKind::everywhere;
+    const bool own_sums = p.tp > 1 && strategy().layout().sharding != ShardingKind::everywhere;
     graph_ = make_step_graph(
         {.load = [this](int64_t step) { tokens_->begin(step); },
          .ahead = [this](int64_t step) { tokens_->ahead(step); },

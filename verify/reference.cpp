@@ -48,7 +48,7 @@ void sum_reduction(const std::vector<const T*>& x, T* out, const ReductionSpan& 
   const auto ranks = static_cast<int>(x.size());
   int owner = 0;  // the rank whose piece element i lies in
   for (int64_t i = reduced.range.begin; i < reduced.range.end; ++i) {
-    while (i - reduced.range.begin >= piece(reduced.count, ranks, owner).end) ++owner;
+    while (i - reduced.range.begin >= chunk_range(reduced.count, ranks, owner).end) ++owner;
     if (order == AdditionOrder::around)
       out[i] = around(x, static_cast<size_t>(owner) + 1, i);
     else

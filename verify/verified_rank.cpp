@@ -1,7 +1,7 @@
 // Step by step under the plan, beside the oracle.
 #include <fmt/format.h>
 
-#include "tensor/ops/matmul/cuda/product.h"
+#include "tensor/ops/matmul/cuda/gemm.h"
 #include "train/checkpoint/state.h"
 #include "train/device.h"
 #include "train/expected_bytes.h"
@@ -190,7 +190,7 @@ class VerifiedRank {
       oracle_->of(static_cast<int>(copy)).replay(routing);
   }
 
-  int trained_copies() const { return trainer_.strategy().layout().apart ? trainer_.strategy().copies() : 1; }
+  int trained_copies() const { return trainer_.strategy().layout().local_updates ? trainer_.strategy().copies() : 1; }
 
   // Norms of the gradients of each copy, as its first rank reports them.
   std::vector<double> norms(const StepReport& report) {

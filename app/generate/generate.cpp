@@ -2,7 +2,6 @@
 // predicts a text.
 #include <unistd.h>
 
-#include <iostream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -12,6 +11,7 @@
 #include "app/run/pretrained.h"
 #include "data/json.h"
 #include "data/mixture.h"
+#include "data/text.h"
 #include "hub/peft.h"
 #include "train/evaluate.h"
 
@@ -69,7 +69,7 @@ std::optional<std::string> next_line(Communicator& world) {
   const bool typed = ::isatty(STDIN_FILENO) == 1;
   while (world.rank() == 0 && line.empty()) {
     if (typed) std::fputs("> ", stderr);
-    const bool more = static_cast<bool>(std::getline(std::cin, line));
+    const bool more = read_line(line);
     if (typed && !more) std::fputs("\n", stderr);
     if (!more) break;
     if (line.ends_with('\r')) line.pop_back();

@@ -127,7 +127,7 @@ void read_about(Record& r, std::string_view text, const std::string& file) {
 }
 
 bool names_action(const Event& e) {
-  for (int what = 0; what < kDos; ++what)
+  for (int what = 0; what < kPassKinds; ++what)
     if (Action{static_cast<PassKind>(what), e.stage, e.microbatch}.str() == e.name) return true;
   return false;
 }

@@ -102,7 +102,7 @@ void check_replicas_saved(const SavedTensors& state, const DataStrategy& strateg
     if (const size_t at = name.find(".value.replica"); at != std::string::npos) copies.insert(name.substr(at));
   }
   const int saved = static_cast<int>(copies.size());
-  const int wanted = strategy.layout().apart ? strategy.copies() : 0;
+  const int wanted = strategy.layout().local_updates ? strategy.copies() : 0;
   if (saved == wanted) return;
   bad_usage("--resume: {} has the states of {}; expected {}", what,
             saved == 0 ? "ranks that train together" : fmt::format("{} ranks that train alone", saved),

@@ -91,8 +91,8 @@ std::string track_name(const TraceEvent& e) {
     if (e.what == "send") return "send";
     return e.what == "recv" ? "receive" : "collective " + e.axis;
   }
-  constexpr std::array<const char*, kDos> tracks = {"forward", "backward", "input gradient", "weight gradient",
-                                                    "send",    "receive",  "send",           "receive"};
+  constexpr std::array<const char*, kPassKinds> tracks = {"forward", "backward", "input gradient", "weight gradient",
+                                                          "send",    "receive",  "send",           "receive"};
   return tracks[static_cast<size_t>(Action::parse(e.what).what)];
 }
 

@@ -431,7 +431,7 @@ class AsyncRun {
     output_->message(
         fmt::format("{} updates; a worker was at most {} steps ahead of the slowest, and a gradient at most {} "
                     "updates old",
-                    summary.applied, summary.most_ahead, summary.most_behind));
+                    summary.applied, summary.max_ahead, summary.max_behind));
     say_summary(run_, trainer_.model(),
                 {.steps = step_,
                  .tokens_per_step = trainer_.tokens_per_step(),
@@ -468,7 +468,7 @@ class AsyncRun {
     AsyncServer& server = trainer_.server();
     Communicator& axis = trainer_.axis();
     const std::optional<PushLog> order = saved_order(from->path, axis.size(), static_cast<int>(o_.plan.servers));
-    server.go_on(from->steps, order);
+    server.resume(from->steps, order);
     if (server.optimizer()) {
       const SavedTensors model(from->path, kModel), state(from->path, kOptimizer);
       trainer_.read(model.tensors(), state.tensors(), from->updates);

@@ -94,7 +94,7 @@ void give_weight_grads(Grads& g, int first, const std::vector<int64_t>& counts, 
   g.write_grad(first, static_cast<int>(counts.size()), [counts, dy, x](std::span<const GradTarget> targets) {
     std::vector<GemmGroup> groups;
     for (size_t i = 0; i < counts.size(); ++i) groups.push_back({targets[i].to, counts[i], targets[i].adds});
-    linear_rows_weight_grads(groups, dy, x);
+    grouped_linear_weight_grads(groups, dy, x);
   });
 }
 
@@ -121,7 +121,7 @@ Var grouped_linear(const Var& x, const std::vector<Var>& w, const std::vector<in
                       if (g.needs(0)) {
                         std::vector<GemmGroup> again;
                         for (size_t i = 0; i < counts.size(); ++i) again.push_back({kept[i].get(), counts[i]});
-                        g.give(0, linear_rows_input_grad(dy, again));
+                        g.give(0, grouped_linear_input_grad(dy, again));
                       }
                       if (!trains) return;
                       const Tensor rows_in = in.get();

@@ -162,7 +162,9 @@ std::pair<size_t, size_t> ModelTemplate::locate(const Example& example, size_t i
     refuse("differently from another one in its place");
   const std::string asked = i == 0 ? "" : text(std::span(turns).first(i), example.variables, false, what).text;
   size_t begin = head.size();
-  if (whole.starts_with(asked) && before.starts_with(asked)) {
+  if (whole.starts_with(before)) {
+    begin = before.size();
+  } else if (whole.starts_with(asked) && before.starts_with(asked)) {
     begin = static_cast<size_t>(std::ranges::mismatch(whole, before).in1 - whole.begin());
   } else if (const std::string_view marker = before.substr(std::min(asked.size(), before.size()));
              !marker.empty() && before.starts_with(asked)) {

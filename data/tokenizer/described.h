@@ -50,6 +50,7 @@ struct Description {
   std::vector<Change> changes;                    // the normalizer's, in order
   bool byte_level = false, prefix_space = false;  // the pre-tokenizer's, like all below
   Prefix prefix_mark = Prefix::never;
+  bool marks_spaces = false;     // Metaspace, which runs behind the search for added tokens
   std::vector<bpe::Split> cuts;  // each of what the one before has left
   // The changes of tokens and of a decoded text.
   bool marks_are_spaces = false, spaces_between = false;  // in a decoded text; the second: every token but the first
@@ -98,6 +99,7 @@ class DescribedTokenizer : public Tokenizer {
   std::string token_bytes(int32_t token) const override { return to_string(token); }
   std::span<const int32_t> beginning() const override { return d_.before; }
   std::optional<int32_t> special(std::string_view name) const override;
+  std::pair<bool, bool> strips(int32_t token) const override;
   void count_special(std::string_view text, std::map<std::string, int64_t>& counts) const override {
     written_.count_special(text, counts);
   }

@@ -122,6 +122,12 @@ void cut_at_marks(std::string_view text, const std::function<void(std::string_vi
   if (begin < text.size()) f(text.substr(begin));
 }
 
+std::string with_marks(std::string_view text) {
+  std::string out;
+  for (const char c : text) c == ' ' ? out += kMark : out += c;
+  return out;
+}
+
 bool word_at_begin(std::string_view text) {
   size_t position = 0;
   return !text.empty() && bpe::is_word(next_code_point(text, position).value());
@@ -258,6 +264,7 @@ std::string_view DescribedTokenizer::normalized(std::string_view part, bool pref
 void DescribedTokenizer::encode_part(std::string_view part, bool first, bool prefixed, bpe::Matching& matching,
                                      std::vector<int32_t>& out) const {
   std::string begun;
+  if (d_.marks_spaces) part = begun = with_marks(part);
   const bool mark = d_.prefix_mark == hub::Prefix::always || (d_.prefix_mark == hub::Prefix::first && first);
   if (prefixed && mark && !part.starts_with(kMark)) part = begun = std::string(kMark) + std::string(part);
   if (prefixed && d_.prefix_space && !part.starts_with(' ')) part = begun = " " + std::string(part);
@@ -312,6 +319,12 @@ void DescribedTokenizer::split_symbols(std::string_view piece, std::vector<int32
     }
     unknown_before = false;
   }
+}
+
+std::pair<bool, bool> DescribedTokenizer::strips(int32_t token) const {
+  for (const auto& added : d_.added)
+    if (added.second.token == token) return {added.second.left, added.second.right};
+  return {};
 }
 
 std::optional<int32_t> DescribedTokenizer::special(std::string_view name) const {

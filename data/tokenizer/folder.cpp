@@ -6,10 +6,12 @@
 //   `add_bos_token`, `add_eos_token`         without tokenizer.json only, by every class
 //   `added_tokens_decoder`                   always
 //   special_tokens_map.json                  unless there is an `added_tokens_decoder`; then it overrides the keys
-//   below added_tokens.json                        unless there is an `added_tokens_decoder` `bos_token` ...
-//   `mask_token`, other keys
-//   `..._token`, `extra_special_tokens`      always
-//   and (its old name) `additional_special_tokens`
+//   added_tokens.json                        unless there is an `added_tokens_decoder`
+//   `bos_token` ... `mask_token`, `..._token`, `extra_special_tokens`, `additional_special_tokens` (its old name):
+//   always
+//
+// Some classes make the normalizer, the pre_tokenizer and the decoder themselves (overriding_rules()), by
+// `add_prefix_space` and `legacy`, and take only the model and the rest from tokenizer.json.
 //
 // A token that tokenizer.json does not list keeps the id of the vocabulary, or gets the next one, whatever the id that
 // the other file has for it: first the tokens of the decoder or of added_tokens.json by their ids there, then named
@@ -39,7 +41,7 @@ using Json = nlohmann::json;
 constexpr const char *kAdded = "added_tokens.json", *kModel = "config.json", *kVocab = "vocab.json",
                      *kDecoder = "added_tokens_decoder", *kExtra = "extra_special_tokens",
                      *kOldExtra = "additional_special_tokens";
-constexpr const char *kGpt2 = "GPT2Tokenizer", *kQwen = "Qwen2Tokenizer";
+constexpr const char *kGpt2 = "GPT2Tokenizer", *kQwen = "Qwen2Tokenizer", *kLlama = "LlamaTokenizer";
 constexpr const char* kQwenPattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr std::array kIds{"bos_token_id", "eos_token_id", "pad_token_id"};
@@ -145,15 +147,68 @@ bool lists(const Json& file, const Json& token) {
                      [&](const Json& one) { return value_at(one, "content") == token["content"]; });
 }
 
-// The class by which transformers reads a folder without tokenizer.json, without the ending "Fast".
+// The class of a tokenizer that the settings or config.json name, without the ending "Fast".
 std::string tokenizer_class(const Json& settings, const Json& model) {
   std::string name;
   for (const Json* const json : {&settings, &model})
     if (const Json& value = value_at(*json, "tokenizer_class"); name.empty() && value.is_string()) name = value;
   if (name.ends_with("Fast") && name != "PreTrainedTokenizerFast") name.resize(name.size() - 4);
+  return name;
+}
+
+// The class that transformers has for a model of this type.
+std::string model_class(const Json& model) {
   const Json& type = value_at(model, "model_type");
-  const bool qwen = type.is_string() && type.get_ref<const std::string&>().starts_with("qwen");
-  return name.empty() ? (qwen ? kQwen : kGpt2) : name;
+  if (type == "gpt2") return kGpt2;
+  return type.is_string() && type.get_ref<const std::string&>().starts_with("qwen") ? kQwen : "";
+}
+
+// The normalizer, pre_tokenizer and decoder that a class of transformers makes, whatever tokenizer.json has; nothing
+// for a class that reads them from there.
+Json class_rules(const std::string& name, const Json& settings) {
+  const Json& prefix = value_at(settings, "add_prefix_space");
+  const Json bytes = {{"type", "ByteLevel"}, {"add_prefix_space", prefix == Json(true)}};
+  Json rules = {{"normalizer", nullptr}, {"pre_tokenizer", bytes}, {"decoder", {{"type", "ByteLevel"}}}};
+  if (name == kGpt2 || name == "CodeGenTokenizer") return rules;
+  if (name == kQwen) {
+    const Json split = {{"type", "Split"}, {"pattern", {{"Regex", kQwenPattern}}}, {"behavior", "Isolated"}};
+    rules["normalizer"] = {{"type", "NFC"}};
+    rules["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {split, bytes}}};
+    rules["pre_tokenizer"]["pretokenizers"][1]["use_regex"] = false;
+    return rules;
+  }
+  if (name != kLlama) return {};
+  const bool never = prefix == Json(false);
+  const char* const scheme = never ? "never" : value_at(settings, "legacy") == Json(true) ? "always" : "first";
+  rules["pre_tokenizer"] = {
+      {"type", "Metaspace"}, {"replacement", hub::kMark}, {"prepend_scheme", scheme}, {"split", false}};
+  Json decoders = {{{"type", "Replace"}, {"pattern", {{"String", hub::kMark}}}, {"content", " "}},
+                   {{"type", "ByteFallback"}},
+                   {{"type", "Fuse"}}};
+  if (!never) decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
+  rules["decoder"] = {{"type", "Sequence"}, {"decoders", std::move(decoders)}};
+  return rules;
+}
+
+// The rules that AutoTokenizer applies in place of those in a tokenizer.json, by the class and the type of the model.
+Json overriding_rules(const Json& file, const Json& settings, const Json& model) {
+  const Json& type = value_at(model, "model_type");
+  const std::string name = tokenizer_class(settings, model), own = model_class(model);
+  const bool is_byte_level =
+      (value_at(file, "pre_tokenizer").dump() + value_at(file, "decoder").dump()).find("\"ByteLevel\"") !=
+      std::string::npos;
+  if (type == "mistral" || type == "mixtral") return {};
+  if (type != "qwen2" && name == kLlama && is_byte_level) return {};
+  return class_rules(name.empty() || type == "qwen2" ? own : name, settings);
+}
+
+// Whether a value has all that `some` has.
+bool has_all(const Json& all, const Json& some) {
+  if (!some.is_structured() || all.type() != some.type()) return all == some;
+  if (some.is_array() && all.size() != some.size()) return false;
+  for (const auto& [key, value] : some.items())
+    if (!has_all(some.is_array() ? all[std::stoul(key)] : value_at(all, key), value)) return false;
+  return true;
 }
 
 // The tokenizer.json of a class that reads vocab.json and merges.txt; its defaults join the settings.
@@ -173,14 +228,8 @@ Json file_of_vocab(const std::filesystem::path& folder, const std::string& name,
     if (!line.empty() && !line.starts_with("#version")) merges.push_back(std::move(line));
     at = end + 1;
   }
-  const bool prefix = value_at(settings, "add_prefix_space") == Json(true);
-  Json file = {{"added_tokens", Json::array()}, {"decoder", {{"type", "ByteLevel"}}}};
-  file["pre_tokenizer"] = {{"type", "ByteLevel"}, {"add_prefix_space", prefix}, {"use_regex", name != kQwen}};
-  if (name == kQwen) {
-    file["normalizer"] = {{"type", "NFC"}};
-    Json split = {{"type", "Split"}, {"pattern", {{"Regex", kQwenPattern}}}, {"behavior", "Isolated"}};
-    file["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {std::move(split), file["pre_tokenizer"]}}};
-  }
+  Json file = class_rules(name == kQwen ? kQwen : kGpt2, settings);
+  file["added_tokens"] = Json::array();
   file["model"] = {{"type", "BPE"},
                    {"vocab", parse_json(read_tokenizer_file(folder / kVocab), (folder / kVocab).string())},
                    {"merges", std::move(merges)}};
@@ -234,7 +283,8 @@ std::unique_ptr<HubTokenizer> HubTokenizer::load(const std::filesystem::path& fo
   const Json added = settings.contains(kDecoder) ? Json() : read_json(files, kAdded, what);
   const Json model = files.contains(kModel) ? parse_json(files[kModel], what + kModel, JsonFile::others) : Json();
   if (!text) {
-    const std::string name = tokenizer_class(settings, model);
+    std::string name = tokenizer_class(settings, model);
+    if (name.empty() && (name = model_class(model)).empty()) name = kGpt2;
     if (name == kGpt2 && !files.contains(kConfig) && !files.contains(kNames) && added.empty()) return nullptr;
     Json made = file_of_vocab(folder, name, settings);
     add_missing(made, tokens_of_files(settings, added, what));
@@ -247,10 +297,15 @@ std::unique_ptr<HubTokenizer> HubTokenizer::load(const std::filesystem::path& fo
   } else {
     files[kTokenizer] = *text;
     const std::vector<Json> tokens = tokens_of_files(settings, added, what);
-    if (value_at(file->json, "added_tokens").is_array() &&
-        !std::ranges::all_of(tokens, [&](const Json& token) { return lists(file->json, token); })) {
+    const Json rules = overriding_rules(file->json, settings, model);
+    const bool differs = !rules.is_null() && !has_all(file->json, rules);
+    const bool lacks = value_at(file->json, "added_tokens").is_array() &&
+                       !std::ranges::all_of(tokens, [&](const Json& token) { return lists(file->json, token); });
+    if (differs || lacks) {
       Json full = parse_json(*text, what + kTokenizer, JsonFile::others);
-      if (add_missing(full, tokens)) files[kTokenizer] = full.dump() + "\n";
+      if (differs) full.update(rules);
+      if (differs && rules["pre_tokenizer"]["type"] == "Metaspace") full["model"]["byte_fallback"] = true;
+      if ((lacks && add_missing(full, tokens)) || differs) files[kTokenizer] = full.dump() + "\n";
     }
   }
   if (files.contains(kModel)) add_ids(files, model, what);

@@ -240,8 +240,7 @@ class Steps {
     } else if (type == "CharDelimiterSplit" && value_at(step, "delimiter").is_string()) {
       d_.cuts.push_back(Split::of_text(value_at(step, "delimiter").get_ref<const std::string&>(), removed));
     } else if (type == "Metaspace" && value_at(step, "replacement") == kMark && d_.cuts.empty()) {
-      metaspace_ = true;
-      d_.changes.push_back({replace, std::string(kMark), Split::of_text(" ")});
+      metaspace_ = d_.marks_spaces = true;
       d_.prefix_mark = prefix(step);
       if (flag(step, "split", true, what_)) d_.cuts.push_back(Split::of_text(kMark, merged_with_next));
     } else {

@@ -48,7 +48,7 @@ struct Inputs {
     if (whole_numbers) return static_cast<double>(random.below(60, static_cast<uint64_t>(i))) + 1;
     return static_cast<float>(random.uniform(static_cast<uint64_t>(i)) - 0.5);
   }
-  Range range(int r) const { return piece(count, ranks, r); }
+  Range range(int r) const { return chunk_range(count, ranks, r); }
   std::vector<double> of(int rank, Range r) const {
     std::vector<double> out;
     for (int64_t i = r.begin; i < r.end; ++i) out.push_back(at(rank, i));

@@ -50,7 +50,7 @@ std::string cause_of_fault(const Schedule& s, const std::string& fault) {
   if (says("deadlock")) return "a rank runs a backward pass too early, while later ranks wait for its forward passes";
   if (says("is missing")) return "a loop ends too early or starts too late: some micro-batches never get that action";
   if (says("twice")) return "two loops both add that action: one should start where the other ends";
-  if (says("whole and split")) return "a backward pass is either one B or an I and a W";
+  if (says("fused and split")) return "a backward pass is either one B or an I and a W";
   if (says("ascend")) return "the micro-batches of a stage must be in ascending order";
   if (says("micro-batch") && says("does not exist"))
     return "an index exceeds the last micro-batch, in the warm-up or in the loop after it: the warm-up must not be "
@@ -110,7 +110,7 @@ void each_size(Grading& grading, Schedule (*make)(int ranks, int microbatches), 
     s.actions = grading.ask(s.ranks, [&] { return make(s.ranks, s.microbatches).actions; });
     for (const auto& list : s.actions)
       for (const Action& a : list)
-        if (static_cast<int>(a.what) >= kDos) throw NoAnswer();
+        if (static_cast<int>(a.what) >= kPassKinds) throw NoAnswer();
     grading.check([&] { check(s, s.ranks, s.microbatches); });
   }
 }

@@ -21,7 +21,7 @@ std::vector<double> drawn(uint64_t name, int64_t count) {
 // The column shard of a rank.
 std::vector<double> columns(const std::vector<double>& whole, int n, int rank) {
   std::vector<double> out;
-  const Range own = piece(kColumns, n, rank);
+  const Range own = chunk_range(kColumns, n, rank);
   for (int64_t row = 0; row < kRows; ++row)
     for (int64_t c = own.begin; c < own.end; ++c) out.push_back(whole[row * kColumns + c]);
   return out;
@@ -48,7 +48,7 @@ struct Spread {
   std::vector<double> joined() const {
     std::vector<double> out(kRows * kColumns);
     for (int r = 0; r < n; ++r) {
-      const Range own = piece(kColumns, n, r);
+      const Range own = chunk_range(kColumns, n, r);
       for (int64_t i = 0; i < kRows * own.size(); ++i)
         out[i / own.size() * kColumns + own.begin + i % own.size()] = rank[r][i];
     }
@@ -167,7 +167,7 @@ struct VocabularyProblem {
   int32_t target(int64_t row) const {
     return static_cast<int32_t>(Philox(seed + 1).below(static_cast<uint64_t>(vocab), static_cast<uint64_t>(row)));
   }
-  Range own(int r) const { return piece(vocab, ranks, r); }
+  Range own(int r) const { return chunk_range(vocab, ranks, r); }
   int owner(int64_t row) const {
     int r = 0;
     while (target(row) >= own(r).end) ++r;

@@ -1,4 +1,4 @@
-// Reading a log is believing nothing: each line is checked, then the whole is played through.
+// Reads logs from untrusted files: validates each line, then replays the log without parameters.
 #include "parallel/async/push_log.h"
 
 #include <fmt/format.h>
@@ -13,13 +13,13 @@ namespace tessera {
 
 namespace {
 
-constexpr int64_t kMaxWorkers = 1024;  // a few lines must not ask for gigabytes
+constexpr int64_t kMaxWorkers = 1024;  // limits the memory that a few lines can request
 
 class Lines {
  public:
   Lines(std::string_view text, const std::string& name) : text_(text), name_(name) {}
 
-  // The numbers of the next line, which stand where the pattern has '#'.
+  // The numbers of the next line, at the '#' of the pattern.
   std::vector<int64_t> next(std::string_view pattern) {
     ++number_;
     const size_t end = text_.find('\n');
@@ -51,10 +51,10 @@ class Lines {
   int64_t number_ = 0;
 };
 
-// One server's pushes: each worker's clocks count from 0, and each pull lies between the worker's last push and this.
+// One server's pushes: each worker's clocks count from 0, and each pull is between the worker's last push and this one.
 std::vector<Push> parse_server(Lines& lines, const PushLog& log) {
   const std::vector<int64_t> head = lines.next("server # pushes #");
-  if (head[0] != std::ssize(log.servers)) lines.refuse("the servers in order", "another");
+  if (head[0] != std::ssize(log.servers)) lines.refuse("the servers in order", "a different one");
   std::vector<Push> order;
   std::vector<int64_t> clocks(static_cast<size_t>(log.workers)), earliest(clocks);
   for (int64_t p = 0; p < head[1]; ++p) {
@@ -73,7 +73,7 @@ std::vector<Push> parse_server(Lines& lines, const PushLog& log) {
   return order;
 }
 
-// Workers and servers without parameters: does everybody come to an end?
+// Simulates workers and servers without parameters to detect deadlocks.
 class Play {
  public:
   explicit Play(const PushLog& log) : log_(log) {
@@ -97,20 +97,20 @@ class Play {
   }
 
  private:
-  // The next thing between worker w and server k: pull 0, push 0, pull 1, ...
+  // The next action of worker w and server k: pull 0, push 0, pull 1, ...
   bool moves(size_t k, int w) {
     const auto worker = static_cast<size_t>(w);
     int64_t& done = done_[k][worker];
     const int64_t clock = done / 2;
     if (clock == orders_[k].clocks(w)) return false;
     if (done % 2 == 0) {
-      // A worker does not ask anybody for more before the server beside it has applied its push.
+      // A worker pulls from other servers only after its own server has applied its push.
       if (worker < orders_.size() && done_[worker][worker] < done) return false;
       if (!orders_[k].may_pull(w, clock, applied_[k]) || clock - slowest(k) > log_.staleness) return false;
       orders_[k].pulled(applied_[k]);
     } else {
       for (const std::vector<int64_t>& server : done_)
-        if (server[worker] < done) return false;  // it has not all parameters yet
+        if (server[worker] < done) return false;  // parameters incomplete
       if (!orders_[k].may_push(w, clock, applied_[k])) return false;
       ++applied_[k];
     }
@@ -119,11 +119,11 @@ class Play {
   }
 
   int64_t slowest(size_t k) const {
-    int64_t least = std::numeric_limits<int64_t>::max();
+    int64_t min_clock = std::numeric_limits<int64_t>::max();
     for (int w = 0; w < log_.workers; ++w)
       if (const int64_t clock = done_[k][static_cast<size_t>(w)] / 2; clock < orders_[k].clocks(w))
-        least = std::min(least, clock);
-    return least;
+        min_clock = std::min(min_clock, clock);
+    return min_clock;
   }
 
   const PushLog& log_;
@@ -150,11 +150,13 @@ PushLog parse_push_log(std::string_view text, const std::string& name) {
   const std::vector<int64_t> head = lines.next("tessera-pushes version 1 workers # servers # staleness # steps #");
   const int64_t workers = head[0], servers = head[1];
   if (workers < 1 || workers > kMaxWorkers || servers < 1 || servers > workers)
-    lines.refuse("1 worker or more, of which 1 or more are servers", fmt::format("{} and {}", workers, servers));
+    lines.refuse("at least 1 worker and at least 1 server, at most one server per worker",
+                 fmt::format("{} and {}", workers, servers));
   PushLog log{.workers = static_cast<int>(workers), .staleness = head[2], .steps = head[3], .servers = {}};
   for (int64_t k = 0; k < servers; ++k) {
     log.servers.push_back(parse_server(lines, log));
-    if (log.servers.back().size() != log.servers[0].size()) lines.refuse("as many pushes to each server", "others");
+    if (log.servers.back().size() != log.servers[0].size())
+      lines.refuse("equal push counts of all servers", "different ones");
   }
   if (!lines.done()) lines.refuse("the end of the file", "more");
   if (!Play(log).ends())
@@ -171,7 +173,7 @@ std::vector<int64_t> clocks_after(const std::vector<Push>& order, int64_t pushes
   return out;
 }
 
-// Counted are the (server, worker) of which a server has applied more or fewer pushes than the first one.
+// `unequal` counts the (server, worker) pairs whose number of applied pushes differs from that of the first server.
 std::vector<int64_t> common_places(const PushLog& log) {
   std::vector<std::vector<int64_t>> more(log.servers.size(), std::vector<int64_t>(static_cast<size_t>(log.workers)));
   int64_t unequal = 0;
@@ -200,7 +202,7 @@ PushOrder::PushOrder(const std::vector<Push>& order, int workers)
   }
 }
 
-void PushOrder::go_on_at(int64_t applied) { std::fill_n(pulls_.begin(), applied, 0); }
+void PushOrder::resume_at(int64_t applied) { std::fill_n(pulls_.begin(), applied, 0); }
 
 bool PushOrder::may_pull(int worker, int64_t clock, int64_t applied) const {
   return clock < clocks(worker) && versions_[static_cast<size_t>(worker)][static_cast<size_t>(clock)] == applied;

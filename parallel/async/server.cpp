@@ -1,4 +1,4 @@
-// A run's beginning and end (memory, connections, the record), its two sides, and the monitor.
+// AsyncServer: setup, the record, worker and server roles; AsyncShard: the monitor.
 #include "parallel/async/server.h"
 
 #include <fmt/format.h>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kMaxStale = 1'000'000'000;
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
-constexpr auto kPatience = std::chrono::milliseconds(100);  // between two signs of life to who waits
+constexpr auto kKeepAlive = std::chrono::milliseconds(100);  // interval of keep-alive messages to a blocked worker
 
 Tensor to_tensor(const std::vector<AppliedPush>& log, const ArenaPtr& arena) {
   Tensor out = Tensor::empty({std::ssize(log), 3}, DType::int64, arena->host(), Category::communication);
@@ -77,7 +77,8 @@ void AsyncServer::make_memory(const DataOptions& o) {
   const auto values = [&](int64_t size) { return Tensor::empty({size}, o.dtype, arena_, Category::parameters); };
   const auto grads = [&](int64_t size) { return Tensor::empty({size}, o.grad_dtype, arena_, Category::gradients); };
   for (const Module::Unit& layout : model_.layout()) {
-    if (!layout.trainable) throw Error("[ps-async] '" + layout.name + "': frozen parameters are not for this strategy");
+    if (!layout.trainable)
+      throw Error("[ps-async] '" + layout.name + "': frozen parameters are not supported by this strategy");
     units_.push_back(make_unit(layout, arena_, o.dtype, o.grad_dtype, o.seed));
     if (rank_ >= servers_) continue;
     const Range mine = shard_range(layout.size, servers_, rank_);
@@ -100,7 +101,7 @@ void AsyncServer::make_shard() {
   shard_ = std::make_unique<AsyncShard>(options_.optimizer(shards_), std::move(o));
 }
 
-// A communicator for each worker, used on its rank by the worker and on the others by the server's thread for it.
+// One communicator per worker, used on its rank by the worker and on other ranks by the server's thread for it.
 void AsyncServer::connect() {
   for (int w = 0; w < axis_.size(); ++w) {
     auto comm = axis_.split(0, rank_, axis_.axis());
@@ -113,19 +114,18 @@ Range AsyncServer::served(size_t u, int server) const {
   return shard_range(units_[u].values.numel(), servers_, server);
 }
 
-void AsyncServer::go_on(int64_t step, const std::optional<PushLog>& order) {
+void AsyncServer::resume(int64_t step, const std::optional<PushLog>& order) {
   const int n = axis_.size();
   const bool known = order && order->workers == n && order->servers.size() == static_cast<size_t>(servers_);
-  if (replays()) go_on_in_replay(known ? order : std::nullopt);
+  if (replays()) resume_replay(known ? order : std::nullopt);
   if (!known) {
     if (!options_.record.empty())
-      throw FieldError("record",
-                       fmt::format("{} steps were made under another plan; expected a run that had {} ranks and "
-                                   "{} servers from its beginning",
-                                   step, n, servers_));
+      throw FieldError("record", fmt::format("{} steps were made under another plan; expected a run with {} ranks and "
+                                             "{} servers from the start",
+                                             step, n, servers_));
     clock_ = step;
     before_ = step * n;
-    if (shard_) shard_->go_on(step);
+    if (shard_) shard_->resume(step);
     return;
   }
   reported_ = order->servers[0].size();
@@ -133,12 +133,12 @@ void AsyncServer::go_on(int64_t step, const std::optional<PushLog>& order) {
   clock_ = clocks[static_cast<size_t>(rank_)];
   fastest_ = *std::ranges::max_element(clocks);
   staleness_before_ = order->staleness;
-  if (shard_) shard_->go_on(order->servers[static_cast<size_t>(rank_)]);
+  if (shard_) shard_->resume(order->servers[static_cast<size_t>(rank_)]);
 }
 
-// Sets the place at which the replay goes on; and, from the record, which servers this worker had already pulled from
-// for its next clock, and at which versions.
-void AsyncServer::go_on_in_replay(const std::optional<PushLog>& order) {
+// Sets the position at which the replay continues and, from the record, the servers from which this worker has already
+// pulled for its next clock, with the versions.
+void AsyncServer::resume_replay(const std::optional<PushLog>& order) {
   const auto begins = [](const std::vector<Push>& all, const std::vector<Push>& first) {
     return first.size() <= all.size() && std::equal(first.begin(), first.end(), all.begin());
   };
@@ -146,10 +146,9 @@ void AsyncServer::go_on_in_replay(const std::optional<PushLog>& order) {
   for (size_t k = 0; same && k < orders_.size(); ++k) same = begins(replay_.servers[k], order->servers[k]);
   replayed_ = same ? std::ssize(order->servers[0]) : 0;
   if (!same || !std::ranges::binary_search(places_, replayed_))
-    throw FieldError("replay",
-                     fmt::format("{} is not the order of the run that is continued; expected one that begins with "
-                                 "the run's own",
-                                 options_.replay));
+    throw FieldError("replay", fmt::format("{} is not the order of the resumed run; expected one that begins with "
+                                           "the run's own",
+                                           options_.replay));
   const int64_t clock = next_clock(rank_);
   for (size_t k = 0; k < orders_.size(); ++k) {
     fresh_[k] = has_pulled(k, rank_);
@@ -157,7 +156,7 @@ void AsyncServer::go_on_in_replay(const std::optional<PushLog>& order) {
   }
 }
 
-// At the last place: a worker's clock, and whether it had pulled for it.
+// At the current position: a worker's next clock, and whether it has pulled for it.
 int64_t AsyncServer::next_clock(int worker) const {
   return clocks_after(replay_.servers[0], replayed_, axis_.size())[static_cast<size_t>(worker)];
 }
@@ -183,7 +182,6 @@ void AsyncServer::run(int64_t steps, const Hooks& hooks) {
   } while (replayed_ < wanted);
 }
 
-// Until this worker has made `target` of its pushes, and all others theirs.
 void AsyncServer::play(int64_t target, const Hooks& hooks) {
   if (shard_) shard_->begin();
   std::vector<std::thread> threads;
@@ -199,7 +197,6 @@ void AsyncServer::play(int64_t target, const Hooks& hooks) {
   report(hooks.on_push);
 }
 
-// The first failure is this rank's cause. Everybody who waits here or elsewhere is told.
 void AsyncServer::stop(const std::exception_ptr& thrown) {
   {
     const std::lock_guard lock(stopping_);
@@ -210,9 +207,10 @@ void AsyncServer::stop(const std::exception_ptr& thrown) {
 }
 
 AsyncSummary AsyncServer::finish() {
-  const auto most = [&](int64_t of_shard) { return static_cast<int64_t>(axis_.max(static_cast<double>(of_shard))); };
+  const auto max_over_ranks = [&](int64_t x) { return static_cast<int64_t>(axis_.max(static_cast<double>(x))); };
   const AsyncSummary mine = shard_ ? shard_->summary() : AsyncSummary(),
-                     summary{most(mine.applied), most(mine.most_ahead), most(mine.most_behind)};
+                     summary{max_over_ranks(mine.applied), max_over_ranks(mine.max_ahead),
+                             max_over_ranks(mine.max_behind)};
   if (options_.record.empty()) return summary;
   if (const std::optional<PushLog> log = order()) write_push_log(options_.record, *log);
   return summary;
@@ -253,17 +251,16 @@ Tensor AsyncServer::gather_held(size_t unit, int worker) {
 }
 
 Tensor AsyncServer::gather(size_t unit, const Tensor& shard) {
-  const DataLayout layout{.kept = ShardingKind::by_owners, .owners = servers_, .sizes = {units_[unit].values.numel()}};
+  const DataLayout layout{
+      .sharding = ShardingKind::by_owners, .owners = servers_, .sizes = {units_[unit].values.numel()}};
   return gather_unit(axis_, layout, 0, shard);
 }
 
-// The two sides of an asynchronous run: the worker's loop, and the threads of the server beside it.
-
 void AsyncServer::work(int64_t target, const Hooks& hooks) {
-  for (bool told = false; clock_ < target; ++clock_) {
-    if (!replays() && !told && hooks.wish && hooks.wish()) {
-      told = true;
-      wish_to_stop();
+  for (bool stop_requested = false; clock_ < target; ++clock_) {
+    if (!replays() && !stop_requested && hooks.wish && hooks.wish()) {
+      stop_requested = true;
+      request_stop();
     }
     const bool stops = !pull(kNever);
     fresh_.assign(fresh_.size(), false);
@@ -278,14 +275,14 @@ void AsyncServer::work(int64_t target, const Hooks& hooks) {
   end();
 }
 
-void AsyncServer::wish_to_stop() {
+void AsyncServer::request_stop() {
   if (rank_ == 0) return shard_->stop();
   channel(rank_).send(0, {.kind = AsyncMessage::stop});
 }
 
-// Gets the parameters of this worker's next clock from the servers that it does not have them from yet; in a replay
-// only versions below `before`. Returns false when the run stops before that clock. All servers are asked before any is
-// waited for, and the one beside this worker is waited for first: so no answer of one server hangs on another's.
+// Pulls the parameters of this worker's next clock from the servers that have not sent them yet; in a replay only
+// versions below `before`. Returns false if the run stops before that clock. Requests are sent to all servers before
+// any reply is awaited, and the local server is served first, so no server's reply depends on another's.
 bool AsyncServer::pull(int64_t before) {
   std::vector<int> others;
   const auto lacks = [&](int k) {
@@ -320,7 +317,6 @@ void AsyncServer::copy_shard() {
   }
 }
 
-// A server's answer: whether it has sent its parameters.
 bool AsyncServer::fetch(int server) {
   AsyncMessage answer;
   do answer = channel(rank_).recv(server);
@@ -334,7 +330,7 @@ bool AsyncServer::fetch(int server) {
   return true;
 }
 
-// A worker has its whole gradient, so it knows the norm that all servers scale by.
+// A worker has its unsharded gradient, so it computes the norm by which all servers clip.
 void AsyncServer::push(int64_t clock, double loss) {
   const double norm = grad_norm(units_);
   if (!std::isfinite(loss) || !std::isfinite(norm))
@@ -369,7 +365,7 @@ void AsyncServer::push_to(int server, const AsyncMessage& message) {
   }
 }
 
-// Waits for all others. At the run's end there are parameters for everyone once more.
+// Waits for all workers. At the end of the run every worker pulls the final parameters.
 void AsyncServer::end() {
   for_each_other_server([&](int k) { channel(rank_).send(k, {.kind = AsyncMessage::end}); });
   if (shard_) {
@@ -391,7 +387,7 @@ void AsyncServer::report(const OnPush& on_push) {
   }
 }
 
-// The cores are the workers': a server's thread computes alone.
+// The cores belong to the workers: a server's thread computes single-threaded.
 void AsyncServer::serve(int worker) {
   try {
     cpu::set_threads(1);
@@ -404,7 +400,6 @@ void AsyncServer::serve(int worker) {
   }
 }
 
-// One message of the worker. False after its last for now.
 bool AsyncServer::answer(int worker) {
   AsyncChannel& to = channel(worker);
   const AsyncMessage m = to.recv(worker);
@@ -435,23 +430,21 @@ void AsyncServer::send_values(int worker, int64_t version) {
   for (const FlatUnit& shard : shards_) pulled_ += to.send(worker, shard.values);
 }
 
-// The monitor.
-
 AsyncShard::AsyncShard(std::unique_ptr<Optimizer> optimizer, Options options)
     : optimizer_(std::move(optimizer)),
       options_(std::move(options)),
       clocks_(static_cast<size_t>(options_.workers)),
       stop_(kNever) {}
 
-void AsyncShard::go_on(const std::vector<Push>& order) {
+void AsyncShard::resume(const std::vector<Push>& order) {
   for (const Push& push : order)
     log_.push_back({.push = push, .applied = version(), .loss = 0, .grad_norm = 0, .lr = 0});
   clocks_ = clocks_after(order, version(), options_.workers);
   begun_ = *std::ranges::max_element(clocks_);
-  if (options_.order) options_.order->go_on_at(version());
+  if (options_.order) options_.order->resume_at(version());
 }
 
-void AsyncShard::go_on(int64_t clock) {
+void AsyncShard::resume(int64_t clock) {
   before_ = clock * options_.workers;
   clocks_.assign(clocks_.size(), clock);
   begun_ = clock;
@@ -467,7 +460,7 @@ void AsyncShard::await(std::unique_lock<std::mutex>& lock, const Waiting& waitin
   for (;;) {
     if (failed_) throw CommError("the server has stopped");
     if (ready()) return;
-    if (changed_.wait_for(lock, kPatience) == std::cv_status::timeout && waiting) waiting();
+    if (changed_.wait_for(lock, kKeepAlive) == std::cv_status::timeout && waiting) waiting();
   }
 }
 
@@ -476,10 +469,10 @@ int64_t AsyncShard::end_time(size_t worker) const {
 }
 
 int64_t AsyncShard::slowest() const {
-  int64_t least = kNever;
+  int64_t min_clock = kNever;
   for (size_t w = 0; w < clocks_.size(); ++w)
-    if (clocks_[w] < end_time(w)) least = std::min(least, clocks_[w]);
-  return least;
+    if (clocks_[w] < end_time(w)) min_clock = std::min(min_clock, clocks_[w]);
+  return min_clock;
 }
 
 bool AsyncShard::pull(int worker, int64_t clock, const Waiting& waiting,
@@ -491,7 +484,7 @@ bool AsyncShard::pull(int worker, int64_t clock, const Waiting& waiting,
   });
   if (clock >= stop_) return false;
   begun_ = std::max(begun_, clock + 1);
-  summary_.most_ahead = std::max(summary_.most_ahead, clock - slowest());
+  summary_.max_ahead = std::max(summary_.max_ahead, clock - slowest());
   reply(version());
   if (!options_.order) return true;
   options_.order->pulled(version());
@@ -499,7 +492,7 @@ bool AsyncShard::pull(int worker, int64_t clock, const Waiting& waiting,
   return true;
 }
 
-// Throws CommError for a push that the staleness bound of pull() rules out.
+// Throws CommError for a push that violates the staleness bound of pull().
 void AsyncShard::check(const Push& p) const {
   const int64_t behind = version() - p.version, bound = (options_.workers - 1) * (2 * options_.staleness + 1);
   const int64_t done = clocks_[static_cast<size_t>(p.worker)];
@@ -521,7 +514,7 @@ void AsyncShard::push(const AppliedPush& push, double scale, const Waiting& wait
   entry.applied = version();
   entry.lr = options_.lr(entry.applied);
   optimizer_->step(entry.lr, scale);
-  summary_.most_behind = std::max(summary_.most_behind, entry.applied - p.version);
+  summary_.max_behind = std::max(summary_.max_behind, entry.applied - p.version);
   ++clocks_[static_cast<size_t>(p.worker)];
   log_.push_back(entry);
   changed_.notify_all();

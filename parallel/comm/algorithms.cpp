@@ -1,4 +1,4 @@
-// Which algorithm does what, and the direct exchange over messages.
+// Algorithm dispatch, and the direct exchange over messages.
 #include "parallel/comm/algorithms.h"
 
 #include "parallel/comm/memory.h"
@@ -6,7 +6,7 @@
 namespace tessera {
 namespace {
 
-constexpr int kTag = -1;  // tag of the algorithms' own messages
+constexpr int kTag = -1;
 
 struct Exchange {
   Transport& t;
@@ -16,7 +16,7 @@ struct Exchange {
   int64_t sent = 0;
   Memory memory{call};
 
-  Range range(int r) const { return piece(call.count, n, r); }
+  Range range(int r) const { return chunk_range(call.count, n, r); }
   int64_t bytes(int r) const { return range(r).size() * element; }
   void send(int to, const std::byte* data, int64_t size) {
     memory.send(t, to, kTag, data, size);
@@ -24,12 +24,11 @@ struct Exchange {
   }
   void recv(int from, std::byte* data, int64_t size) const { memory.recv(t, from, kTag, data, size); }
 
-  // Sends each rank its piece of the whole at `whole`.
   void send_pieces(const std::byte* whole) {
     for (int r = 0; r < n; ++r)
       if (r != rank) send(r, whole + range(r).begin * element, bytes(r));
   }
-  // out = the sum over ranks, in their order, of what each sent of `size` bytes; this rank's share of it is at `own`.
+  // out = the sum in rank order of the `size` bytes that each rank sent; this rank's input is at `own`.
   void sum_received(const std::byte* own, std::byte* out, int64_t size) const {
     std::vector<Scratch> theirs;
     std::vector<const std::byte*> in(static_cast<size_t>(n), own);
@@ -87,7 +86,7 @@ void Exchange::run() {
       for (int r = 0; r < n; ++r)
         if (r != rank) recv(r, call.out + range(r).begin * element, bytes(r));
       return;
-    default: {  // barrier: everybody hears from everybody
+    default: {  // barrier: a message between every pair of ranks
       std::byte token{};
       for (int r = 0; r < n; ++r)
         if (r != rank) t.send(r, kTag, &token, 1);
@@ -97,7 +96,6 @@ void Exchange::run() {
   }
 }
 
-// A collective of messages: which one it was that a message did not come for.
 int64_t of_messages(int64_t (*algorithm)(Transport&, const Call&), Transport& t, const Call& call) {
   return named_in_errors([&] { return describe(call) + ": "; }, [&] { return algorithm(t, call); });
 }
@@ -113,7 +111,7 @@ int64_t exchange(Transport& t, const Call& call) {
 int64_t direct_by_messages(Transport& t, const Call& call) { return of_messages(exchange, t, call); }
 
 int64_t sent_directly(const Call& call, int ranks, int rank) {
-  const int64_t own = piece(call.count, ranks, rank).size() * element_size(call.dtype), all = call.bytes();
+  const int64_t own = chunk_range(call.count, ranks, rank).size() * element_size(call.dtype), all = call.bytes();
   const int64_t others = ranks - 1;
   switch (call.op) {
     case Op::all_reduce:
@@ -121,7 +119,7 @@ int64_t sent_directly(const Call& call, int ranks, int rank) {
     case Op::reduce_scatter:
       return all - own;
     case Op::all_to_all:
-      return all - piece_for(call, ranks, rank).size() * element_size(call.dtype);
+      return all - send_range(call, ranks, rank).size() * element_size(call.dtype);
     case Op::all_gather:
       return others * own;
     case Op::broadcast:
@@ -138,17 +136,17 @@ int64_t sent_directly(const Call& call, int ranks, int rank) {
 }
 
 bool goes_native(const Transport& t, Algorithm algorithm, const Call& call) {
-  if (algorithm == Algorithm::native && call.op != Op::barrier && !call.pieces) return true;
+  if (algorithm == Algorithm::native && call.op != Op::barrier && !call.splits) return true;
   if (!t.only_native(call)) return false;
   const bool adds = call.op == Op::all_reduce || call.op == Op::reduce_scatter || call.op == Op::reduce;
   if (!adds) return true;
-  throw Error("[comm] " + std::string(t.kind()) + " add arrays on GPUs in an order of their own: " + describe(call) +
+  throw Error("[comm] " + std::string(t.kind()) + " reduce arrays on GPUs in the library's order: " + describe(call) +
               " by " + std::string(to_string(algorithm)) + "; expected the algorithm native");
 }
 
 int64_t run_collective(Transport& t, Algorithm algorithm, const Call& call) {
   if (goes_native(t, algorithm, call)) return t.native(call);
-  if (call.pieces) return of_messages(exchange_uneven, t, call);
+  if (call.splits) return of_messages(exchange_uneven, t, call);
   if (find_row(algorithm).has(call.op)) return of_messages(find_row(algorithm).run, t, call);
   return t.direct(call);
 }

@@ -1,8 +1,8 @@
-// Collective algorithms over messages. Each has a file that says its order of summation and what it sends.
+// Collective algorithms built on messages. The file of each documents its summation order and its traffic.
 //
-//   direct   every rank sends piece r to rank r, which adds in rank order; then every rank sends its sum to all
-//   ring     n - 1 steps around a ring, each adding one rank to a piece; n - 1 more to hand the sums on
-//   tree     pairs, pairs of pairs, ...: log2(n) steps, whole arrays
+//   direct   every rank sends chunk r to rank r, which adds in rank order; then every rank sends its sum to all
+//   ring     n - 1 steps around a ring, each adding one rank to a chunk; n - 1 more to distribute the sums
+//   tree     pairs, pairs of pairs, ...: log2(n) steps with full arrays
 //   root     everything to rank 0, which adds in rank order and sends the sum back
 //   native   the library's own (MPI, NCCL)
 #pragma once
@@ -17,12 +17,11 @@ int64_t ring(Transport& t, const Call& call);
 int64_t tree(Transport& t, const Call& call);
 int64_t root(Transport& t, const Call& call);  // through rank 0
 
-// The order in which the values of one element are added: of ranks, around from the rank after that which owns its
-// piece, in pairs, or the library's. verify/reference.cpp adds so too.
+// The order in which the values of one element are added: by rank, around the ring from the rank after the chunk's
+// owner, in pairs, or the library's. verify/reference.cpp uses the same orders.
 enum class AdditionOrder : uint8_t { ranks, around, pairs, library };
 
-// An algorithm's row of the table: its order, its function, and for which operations that is. All others go the direct
-// way.
+// Descriptor of an algorithm: its order, its function, and the operations that it supports. All others use direct.
 struct AlgorithmRow {
   std::string_view name;
   AdditionOrder order;
@@ -46,31 +45,31 @@ inline constexpr auto kAlgorithmNames = [] {
   return names;
 }();
 
-// Whether a collective is the library's own with this algorithm. Uneven pieces are where nothing else can reach them.
-// Throws Error where it has to be, and is asked to add in another order.
+// Whether this algorithm runs the collective in the library. Uneven chunks use the library only if messages cannot
+// reach the arrays. Throws Error if the library is required but another summation order is requested.
 bool goes_native(const Transport& t, Algorithm algorithm, const Call& call);
-// Runs one collective with the algorithm; operations that an algorithm has no way of its own for go the direct way.
-// Returns the bytes that this rank sent.
+// Runs one collective with the algorithm, or with direct if the algorithm does not support it. Returns the bytes that
+// this rank sent.
 int64_t run_collective(Transport& t, Algorithm algorithm, const Call& call);
 
 int64_t direct_by_messages(Transport& t, const Call& call);
-int64_t exchange(Transport& t, const Call& call);  // the same, as a part of another collective
-// The bytes that a rank sends in the direct exchange: 2 (n - 1) arrays by all ranks of an all-reduce together.
-// Collectives of a library, which does not tell what it sends, are counted so too.
+int64_t exchange(Transport& t, const Call& call);  // the same, inside another collective
+// Bytes that a rank sends in the direct exchange: 2 (n - 1) arrays by all ranks of an all-reduce together. Library
+// collectives, whose traffic is unknown, are counted the same.
 int64_t sent_directly(const Call& call, int ranks, int rank);
 
-// The all-to-all of pieces whose sizes differ: where they lie, and how they go as messages (parallel/comm/tree.cpp).
+// All-to-all with uneven chunks: their ranges, and the exchange by messages (parallel/comm/tree.cpp).
 
-// Ranges of the pieces in an all_to_all among so many ranks, whether its pieces are even or not: where in `in` the
-// piece for rank r lies, and where in `out` that from rank r.
-Range piece_for(const Call& call, int ranks, int r);
-Range piece_from(const Call& call, int ranks, int r);
+// Ranges of the chunks in an all_to_all among `ranks` ranks, even or uneven: in `in` for the chunk to rank r, in `out`
+// for the chunk from rank r.
+Range send_range(const Call& call, int ranks, int r);
+Range recv_range(const Call& call, int ranks, int r);
 
-// Each rank sends its pieces to the others, the next rank's first; empty ones are not sent. Returns the bytes that left
-// this rank.
-int64_t send_pieces(Transport& t, const Call& call);
-// Then it copies its own and takes what comes. Throws CommError where a message is not as long as its piece.
-void receive_pieces(Transport& t, const Call& call);
+// Each rank sends its chunks to the other ranks, beginning with the next rank; empty chunks are not sent. Returns the
+// bytes that this rank sent.
+int64_t send_chunks(Transport& t, const Call& call);
+// Copies this rank's own chunk and receives the others. Throws CommError if a message's size differs from its chunk.
+void receive_chunks(Transport& t, const Call& call);
 int64_t exchange_uneven(Transport& t, const Call& call);
 
 }  // namespace tessera

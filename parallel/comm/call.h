@@ -1,4 +1,4 @@
-// One communication as a rank asks for it, in raw memory: what a transport and an algorithm are given.
+// Descriptor of one communication call, with raw memory: the input of transports and algorithms.
 #pragma once
 #include <atomic>
 
@@ -33,60 +33,59 @@ struct Range {
   int64_t begin = 0, end = 0;
   int64_t size() const { return end - begin; }
 };
-// Piece `index` of `count` elements that are cut evenly over n ranks: from index * count / n to the next one's begin.
-inline Range piece(int64_t count, int n, int index) { return {index * count / n, (index + 1) * count / n}; }
+// Chunk `index` of `count` elements split evenly over n ranks: from index * count / n to the begin of the next.
+inline Range chunk_range(int64_t count, int n, int index) { return {index * count / n, (index + 1) * count / n}; }
 
-// An all_to_all's pieces of any sizes, in elements: sent[r] of `in` go to rank r, and received[r] of `out` come from
-// it, one rank's after another's.
+// Uneven chunks of an all_to_all, in elements: sent[r] of `in` go to rank r, and received[r] of `out` come from rank r,
+// in rank order.
 struct UnevenSplits {
   std::vector<int64_t> sent, received;
 };
 
-// `count` elements are the whole array: what every rank holds of all_reduce, broadcast and reduce, and the pieces of
-// all ranks together of the others. `in` and `out` are the whole array or this rank's piece of it:
+// `count` is the number of elements of the full array: the array of each rank in all_reduce, broadcast and reduce,
+// otherwise the chunks of all ranks together. `in` and `out` are the full array or this rank's chunk of it:
 //
-//   all_reduce, broadcast    whole -> whole, in == out      reduce_scatter, scatter   whole -> piece
-//   reduce                   whole -> whole (at the root)   all_gather, gather        piece -> whole
-//   all_to_all               whole -> whole: piece r of out is this rank's piece of rank r's in. With `pieces` each
+//   all_reduce, broadcast    full -> full, in == out        reduce_scatter, scatter   full -> chunk
+//   reduce                   full -> full (at the root)     all_gather, gather        chunk -> full
+//   all_to_all               full -> full: chunk r of out is this rank's chunk of rank r's in. With `pieces` each
 //                            rank has arrays of its own sizes, and `count` is that of this rank's `in`
 //
-// A piece may lie where it belongs inside the whole.
+// A chunk may be in its place inside the full array.
 struct Call {
   Op op = Op::barrier;
   DType dtype = DType::float32;
   Reduction reduction = Reduction::sum;
-  int32_t root = 0;  // or the other end of a send
+  int32_t root = 0;  // or the peer of a send or recv
   int64_t count = 0;
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
-  const Region* region = nullptr;  // region of the host that `in` and `out` are both known to lie in
-  Arena* gpu = nullptr;  // where `in` and `out` lie on a GPU: this rank's arena there; null: in the host's memory
-  const UnevenSplits* pieces = nullptr;  // pieces of an uneven all_to_all; null: the pieces are even
-  // Rows of the whole, of an all_gather or reduce_scatter that cuts each of them: a piece, which lies packed, has the
-  // same columns of every row. Only for transports that take rows.
+  const Region* region = nullptr;        // host region that contains both `in` and `out`, if known
+  Arena* gpu = nullptr;                  // this rank's arena if `in` and `out` are on a GPU; null: host memory
+  const UnevenSplits* splits = nullptr;  // chunks of an uneven all_to_all; null: even chunks
+  // Rows of the full array of an all_gather or reduce_scatter that splits each row: a chunk is packed and has the same
+  // columns of every row. Only for transports with supports_row_slices().
   int64_t rows = 1;
 
   int64_t bytes() const { return count * element_size(dtype); }
-  // True when two ranks mean the same communication.
   bool matches(const Call& other) const {
     return op == other.op && dtype == other.dtype && reduction == other.reduction && root == other.root &&
-           (pieces == nullptr) == (other.pieces == nullptr) && (pieces || count == other.count) && rows == other.rows &&
+           (splits == nullptr) == (other.splits == nullptr) && (splits || count == other.count) && rows == other.rows &&
            (gpu == nullptr) == (other.gpu == nullptr);
   }
 };
 // "all_reduce of 4096 bytes (float32)", "... (float32, on a GPU)"
 std::string describe(const Call& call);
 
-// A rank that failed, did not come in time, or asked for something else than the others.
+// A rank failed, timed out, or requested a different communication.
 struct CommError : Error {
   explicit CommError(const std::string& message) : Error(message, Status::communication) {}
 };
 
-// Another rank has failed, so this one cannot go on; the launch reports the other's cause.
+// Another rank has failed, so this one cannot continue; the launch reports the original cause.
 struct PeerFailed : CommError {
   using CommError::CommError;
 };
-// Runs f; what it throws of these two begins with the text of what() then.
+// Runs f and prefixes the messages of these two exceptions with what().
 template <class What, class F>
 auto named_in_errors(const What& what, const F& f) {
   try {
@@ -103,20 +102,19 @@ std::string seconds_text(double seconds);
 // "recv of 48 bytes", "rank 2 sent nothing within 30 s"
 std::string receiving(int64_t bytes);
 std::string sent_nothing(int world_rank, double timeout_s);
-// "rank 2 did not come within 30 s; it has not communicated yet"
+// "rank 2 did not arrive within 30 s; it has not communicated yet"
 std::string did_not_come(int world_rank, double timeout_s, const std::string& last);
-// Another rank asks for something else than this one.
 CommError differ(const Call& mine, int world_rank, const Call& theirs);
 
-// The calls that a rank has made. It writes each down as it makes it, and others read, without waiting for it. So where
-// ranks do not meet on the host, since a library takes their collectives, one that does not come, or asks for something
-// else, can still be named. The log lies in memory that all ranks of a group see, and the last calls are kept.
+// A lock-free log of the most recent calls of one rank, in memory that all ranks of a group can read. It identifies a
+// rank that is missing or calls a different operation even when ranks do not synchronize on the host because a library
+// runs their collectives.
 //
-// Each word is atomic; an entry that is written while it is read is recognised by its number.
+// Each field is atomic; the entry's number reveals an entry that is overwritten while it is read.
 
 class CallLog {
  public:
-  // By its own rank alone. Returns the call's number; the first is 1.
+  // Called only by the log's own rank. Returns the call's number, from 1.
   uint64_t add(const Call& call) {
     const uint64_t number = made_.load(std::memory_order_relaxed) + 1;
     Entry& e = entry(number);
@@ -128,8 +126,8 @@ class CallLog {
     return number;
   }
   uint64_t made() const { return made_.load(std::memory_order_seq_cst); }
-  // Nothing where the rank has not come to it yet, or so many others since that it is no longer kept. Arrays and the
-  // sizes of uneven pieces are not kept: only that these are uneven.
+  // Empty if the rank has not reached this call, or the entry has been overwritten. Arrays and the sizes of uneven
+  // chunks are not stored, only that they are uneven.
   std::optional<Call> find(uint64_t number) const {
     const Entry& e = entry(number);
     if (number == 0 || e.number.load(std::memory_order_seq_cst) != number) return {};
@@ -150,7 +148,7 @@ class CallLog {
 
   static uint64_t packed(const Call& c) {
     return static_cast<uint64_t>(static_cast<uint32_t>(c.root)) << 32 |
-           static_cast<uint64_t>(c.pieces != nullptr) << 24 | static_cast<uint64_t>(c.op) << 16 |
+           static_cast<uint64_t>(c.splits != nullptr) << 24 | static_cast<uint64_t>(c.op) << 16 |
            static_cast<uint64_t>(c.dtype) << 8 | static_cast<uint64_t>(c.reduction);
   }
   static Call unpacked(uint64_t kind, int64_t count) {
@@ -159,7 +157,7 @@ class CallLog {
             .reduction = static_cast<Reduction>(kind & 0xff),
             .root = static_cast<int32_t>(kind >> 32),
             .count = count,
-            .pieces = (kind >> 24 & 1) != 0 ? &kUnknown : nullptr};
+            .splits = (kind >> 24 & 1) != 0 ? &kUnknown : nullptr};
   }
 
   std::atomic<uint64_t> made_ = 0;

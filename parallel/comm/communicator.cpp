@@ -1,4 +1,4 @@
-// Checks, counts and the background.
+// Argument checks, counters and background communication.
 #include "parallel/comm/communicator.h"
 
 #include <fmt/format.h>
@@ -23,11 +23,11 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, std::string axi
   transport_->set_axis(axis_);
 }
 
-// With something still in the background this rank is on its way out of an exception: the others must not wait for it.
+// If communication is still in the background, this rank is unwinding an exception: the others must not wait for it.
 Communicator::~Communicator() {
   if (in_background_ == 0) return;
   transport_->fail("");
-  worker_->push([] {}).wait();  // behind all of it
+  worker_->push([] {}).wait();
 }
 
 void Communicator::complain(const Call& call, const std::string& what) const {
@@ -41,8 +41,9 @@ const Region* arena_region(const Tensor& t) { return t.device() == Device::cpu ?
 
 }  // namespace
 
-Call Communicator::whole(Op op, const Tensor& x) const {
+Call Communicator::full_call(Op op, const Tensor& x) const {
   Call call{.op = op, .dtype = x.dtype(), .count = x.numel()};
+  if (!x.defined()) complain(call, "the array is undefined");
   if (!x.is_contiguous()) complain(call, "the array is not contiguous");
   call.in = x.address();
   call.out = x.address();
@@ -51,32 +52,37 @@ Call Communicator::whole(Op op, const Tensor& x) const {
   return call;
 }
 
-// The call of a collective that cuts an array: one of `in` and `out` is the whole array, or undefined or meta where it
-// is not needed; the other is this rank's piece.
-Call Communicator::cut(Op op, const Tensor& in, const Tensor& out, int64_t rows) const {
+// The call of a collective that splits an array: one of `in` and `out` is the full array (undefined or meta if not
+// needed), the other is this rank's chunk.
+Call Communicator::sharded_call(Op op, const Tensor& in, const Tensor& out, int64_t rows) const {
   const bool gathers = op == Op::all_gather || op == Op::gather;
   const Tensor &array = gathers ? out : in, &own = gathers ? in : out;
   Call call{
       .op = op, .dtype = own.dtype(), .count = array.defined() ? array.numel() : own.numel() * size(), .rows = rows};
+  if (!own.defined()) complain(call, "the piece of rank " + std::to_string(rank()) + " is undefined");
+  if (!array.defined() && (op == Op::all_gather || op == Op::reduce_scatter))
+    complain(call, "the full array is undefined");
+  if (rows < 1) complain(call, std::to_string(rows) + " rows; expected at least 1");
   if (rows != 1 && (!supports_row_slices() || call.count % (rows * size()) != 0))
-    complain(call, std::to_string(rows) + " rows cannot be cut here");
-  const int64_t expected = piece(call.count, size(), rank()).size();
+    complain(call, std::to_string(rows) + " rows cannot be split here");
+  const int64_t expected = chunk_range(call.count, size(), rank()).size();
   if (own.numel() != expected)
-    complain(call, "the piece of rank " + std::to_string(rank()) + " has " + std::to_string(own.numel()) +
+    complain(call, "the chunk of rank " + std::to_string(rank()) + " has " + std::to_string(own.numel()) +
                        " elements; expected " + std::to_string(expected));
   if (array.defined() && array.dtype() != own.dtype())
-    complain(call, "the whole is " + array.describe() + " and the piece " + own.describe());
+    complain(call, "the full array is " + array.describe() + " and the chunk " + own.describe());
   const auto memory = [&](const Tensor& t) -> std::byte* {
     if (!t.defined() || t.device() == Device::meta) return nullptr;
     if (!t.is_contiguous()) complain(call, "an array is not contiguous");
-    if (make_gpu_arena(t) != make_gpu_arena(own)) complain(call, "the whole and the piece lie on different devices");
+    if (make_gpu_arena(t) != make_gpu_arena(own))
+      complain(call, "the full array and the chunk are on different devices");
     return t.address();
   };
   call.in = memory(in);
   call.out = memory(out);
   call.gpu = make_gpu_arena(own);
-  const bool apart = call.in && call.out && arena_region(in) != arena_region(out);
-  call.region = apart ? nullptr : arena_region(own);
+  const bool separate = call.in && call.out && arena_region(in) != arena_region(out);
+  call.region = separate ? nullptr : arena_region(own);
   return call;
 }
 
@@ -88,13 +94,12 @@ void Communicator::set_flight(std::shared_ptr<Flight> flight) {
 
 double Communicator::now() const { return trace_ ? trace_->now() : 0; }
 
-// Runs f, and names the axis in what it throws.
 template <class F>
 static int64_t on_axis(const std::string& axis, const F& f) {
   return named_in_errors([&] { return axis + " axis, "; }, f);
 }
 
-// Runs f, which returns the bytes it sent.
+// Runs f, which returns the bytes sent, and records the call.
 template <class F>
 void Communicator::observed(const Call& call, double requested, const F& f) {
   const double begin = now();
@@ -112,53 +117,52 @@ void Communicator::perform(const Call& call, Algorithm algorithm, double request
 }
 
 void Communicator::run(const Call& call, Algorithm algorithm) {
-  if (worker_ && !worker_->idle()) return start(call, {}, algorithm).wait();  // after what was started before
-  const ScopedStall span(held_up_);
-  const TraceSpan wait(trace_, kHeldUp, TraceKind::wait);
+  if (worker_ && !worker_->idle()) return start(call, {}, algorithm).wait();  // in order after background work
+  const ScopedStall span(stall_timer_);
+  const TraceSpan wait(trace_, kStall, TraceKind::wait);
   perform(call, algorithm, now());
 }
 
 Work Communicator::start(const Call& call, std::vector<Tensor> held, Algorithm algorithm,
-                         std::shared_ptr<const UnevenSplits> pieces) {
+                         std::shared_ptr<const UnevenSplits> splits) {
   if (transport_->only_queues(call)) return start_queued(call, std::move(held), algorithm);
   if (!worker_) worker_ = std::make_shared<CommWorker>();
-  // Messages leave at once, on this thread: the others need not wait until the background gets a processor.
-  const bool left = pieces && !transport_->only_native(call);
+  // Messages are sent immediately on this thread, so that peers need not wait until the background thread is scheduled.
+  const bool left = splits && !transport_->only_native(call);
   int64_t sent = 0;
   if (left) {
-    const ScopedStall span(held_up_);
-    const TraceSpan wait(trace_, kHeldUp, TraceKind::wait);
-    sent = on_axis(axis_, [&] { return send_pieces(*transport_, call); });
+    const ScopedStall span(stall_timer_);
+    const TraceSpan wait(trace_, kStall, TraceKind::wait);
+    sent = on_axis(axis_, [&] { return send_chunks(*transport_, call); });
   }
-  // Memory is given back when the caller waits, and not when it happens to be done: then a step has the same peak every
-  // time, and on a GPU the same addresses (tensor/cuda/gpus.h).
+  // Memory is released when the caller waits rather than at completion: this makes the peak of every step equal, and on
+  // a GPU also the addresses (tensor/cuda/gpus.h).
   std::vector<Tensor> until_waited = held;
   ++in_background_;
   std::future<void> done = worker_->push(
-      [this, call, algorithm, left, sent, requested = now(), tensors = std::move(held), pieces = std::move(pieces)] {
+      [this, call, algorithm, left, sent, requested = now(), tensors = std::move(held), splits = std::move(splits)] {
         const auto less = [](std::atomic<int>* count) { --*count; };
         const std::unique_ptr<std::atomic<int>, decltype(less)> counted(&in_background_, less);
         try {
           if (left)
-            observed(call, requested, [&] { return receive_pieces(*transport_, call), sent; });
+            observed(call, requested, [&] { return receive_chunks(*transport_, call), sent; });
           else
             perform(call, algorithm, requested);
         } catch (const PeerFailed&) {
           throw;
         } catch (const std::exception& e) {
-          transport_->fail(e.what());  // or the next one in the queue would meet what the others do now
+          transport_->fail(e.what());  // or the next queued call would be matched with the others' current one
           throw;
         }
       });
-  return Work(held_up_until(std::move(done), trace_), std::move(until_waited), held_up_);
+  return Work(trace_stall(std::move(done), trace_), std::move(until_waited), stall_timer_);
 }
 
-// On this thread, since the order in which work is captured is that of the calls. What waits makes the rank's stream
-// come after it.
+// Runs on this thread, because capture order is call order. Work::wait() joins the rank's stream with the collective.
 Work Communicator::start_queued(const Call& call, std::vector<Tensor> held, Algorithm algorithm) {
   std::function<void()> join;
   observed(call, now(), [&] {
-    goes_native(*transport_, algorithm, call);  // it does, or that is refused
+    goes_native(*transport_, algorithm, call);  // checks that native() is valid
     join = transport_->native_beside(call);
     return sent_directly(call, size(), rank());
   });
@@ -167,121 +171,121 @@ Work Communicator::start_queued(const Call& call, std::vector<Tensor> held, Algo
 
 void Communicator::all_reduce(const Tensor& x, Reduction reduction) {
   if (size() == 1) return;
-  Call call = whole(Op::all_reduce, x);
+  Call call = full_call(Op::all_reduce, x);
   call.reduction = reduction;
   run(call);
 }
 
 Work Communicator::start_all_reduce(const Tensor& x, Reduction reduction) {
   if (size() == 1) return {};
-  Call call = whole(Op::all_reduce, x);
+  Call call = full_call(Op::all_reduce, x);
   call.reduction = reduction;
   return start(call, {x});
 }
 
-// On one rank a piece is the whole.
-bool Communicator::alone(const Call& call) const {
+// With one rank a chunk is the full array.
+bool Communicator::copies_locally(const Call& call) const {
   if (size() > 1) return false;
   Memory(call).copy(call.out, call.in, call.bytes());
   return true;
 }
 
 void Communicator::reduce_scatter(const Tensor& in, const Tensor& out, Reduction reduction, int64_t rows) {
-  Call call = cut(Op::reduce_scatter, in, out, rows);
+  Call call = sharded_call(Op::reduce_scatter, in, out, rows);
   call.reduction = reduction;
-  if (!alone(call)) run(call);
+  if (!copies_locally(call)) run(call);
 }
 
 Work Communicator::start_reduce_scatter(const Tensor& in, const Tensor& out, int64_t rows) {
-  const Call call = cut(Op::reduce_scatter, in, out, rows);
-  return alone(call) ? Work() : start(call, {in, out});
+  const Call call = sharded_call(Op::reduce_scatter, in, out, rows);
+  return copies_locally(call) ? Work() : start(call, {in, out});
 }
 
 void Communicator::all_gather(const Tensor& in, const Tensor& out, int64_t rows) {
-  const Call call = cut(Op::all_gather, in, out, rows);
-  if (!alone(call)) run(call);
+  const Call call = sharded_call(Op::all_gather, in, out, rows);
+  if (!copies_locally(call)) run(call);
 }
 
 Work Communicator::start_all_gather(const Tensor& in, const Tensor& out, int64_t rows) {
-  const Call call = cut(Op::all_gather, in, out, rows);
-  return alone(call) ? Work() : start(call, {in, out});
+  const Call call = sharded_call(Op::all_gather, in, out, rows);
+  return copies_locally(call) ? Work() : start(call, {in, out});
 }
 
 void Communicator::broadcast(const Tensor& x, int root) {
-  Call call = whole(Op::broadcast, x);
-  call.root = checked(call, root);
+  Call call = full_call(Op::broadcast, x);
+  call.root = checked_rank(call, root);
   if (size() > 1) run(call);
 }
 
 void Communicator::reduce(const Tensor& x, int root) {
-  Call call = whole(Op::reduce, x);
-  call.root = checked(call, root);
+  Call call = full_call(Op::reduce, x);
+  call.root = checked_rank(call, root);
   if (size() > 1) run(call);
 }
 
 void Communicator::gather(const Tensor& in, const Tensor& out, int root) {
-  Call call = cut(Op::gather, in, out);
-  call.root = checked(call, root);
-  if (rank() == root && !call.out) complain(call, "the root has no memory for the whole");
-  if (!alone(call)) run(call);
+  Call call = sharded_call(Op::gather, in, out);
+  call.root = checked_rank(call, root);
+  if (rank() == root && !call.out) complain(call, "the root has no memory for the full array");
+  if (!copies_locally(call)) run(call);
 }
 
 void Communicator::scatter(const Tensor& in, const Tensor& out, int root) {
-  Call call = cut(Op::scatter, in, out);
-  call.root = checked(call, root);
-  if (rank() == root && !call.in) complain(call, "the root has no whole to scatter");
-  if (!alone(call)) run(call);
+  Call call = sharded_call(Op::scatter, in, out);
+  call.root = checked_rank(call, root);
+  if (rank() == root && !call.in) complain(call, "the root has no array to scatter");
+  if (!copies_locally(call)) run(call);
 }
 
 void Communicator::all_to_all(const Tensor& in, const Tensor& out) {
-  Call call = whole(Op::all_to_all, in);
+  Call call = full_call(Op::all_to_all, in);
   if (in.numel() % size() != 0)
-    complain(call, std::to_string(in.numel()) + " elements are no multiple of " + std::to_string(size()) + " ranks");
+    complain(call, std::to_string(in.numel()) + " elements are not a multiple of " + std::to_string(size()) + " ranks");
   if (out.numel() != in.numel() || out.dtype() != in.dtype() || !out.is_contiguous() ||
       make_gpu_arena(out) != make_gpu_arena(in) || out.address() == in.address())
     complain(call,
              "out is " + out.describe() + "; expected other contiguous memory of the same size, dtype and device");
   call.out = out.address();
   if (arena_region(out) != call.region) call.region = nullptr;
-  if (!alone(call)) run(call);
+  if (!copies_locally(call)) run(call);
 }
 
-Call Communicator::uneven(const Tensor& in, const Tensor& out, const UnevenSplits& pieces) const {
-  Call call = whole(Op::all_to_all, in);
+Call Communicator::uneven_call(const Tensor& in, const Tensor& out, const UnevenSplits& splits) const {
+  Call call = full_call(Op::all_to_all, in);
   const auto fit = [&](const std::vector<int64_t>& sizes, const Tensor& array) {
     return std::ssize(sizes) == size() && std::accumulate(sizes.begin(), sizes.end(), int64_t{0}) == array.numel();
   };
   const auto own = static_cast<size_t>(rank());
-  if (!fit(pieces.sent, in) || !fit(pieces.received, out) || pieces.sent[own] != pieces.received[own] ||
+  if (!fit(splits.sent, in) || !fit(splits.received, out) || splits.sent[own] != splits.received[own] ||
       out.dtype() != in.dtype() || !out.is_contiguous() || make_gpu_arena(out) != call.gpu)
-    complain(call, in.describe() + " and " + out.describe() + " are not the pieces of " + std::to_string(size()) +
-                       " ranks, as many as their counts say");
+    complain(call, in.describe() + " and " + out.describe() + " do not match the chunk sizes of " +
+                       std::to_string(size()) + " ranks");
   call.out = out.address();
-  call.pieces = &pieces;
+  call.splits = &splits;
   return call;
 }
 
 void Communicator::all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
                               std::span<const int64_t> received) {
-  const UnevenSplits pieces{{sent.begin(), sent.end()}, {received.begin(), received.end()}};
-  const Call call = uneven(in, out, pieces);
-  if (!alone(call)) run(call);
+  const UnevenSplits splits{{sent.begin(), sent.end()}, {received.begin(), received.end()}};
+  const Call call = uneven_call(in, out, splits);
+  if (!copies_locally(call)) run(call);
 }
 
 Work Communicator::start_all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
                                     std::span<const int64_t> received) {
-  const auto pieces = std::make_shared<const UnevenSplits>(
+  const auto splits = std::make_shared<const UnevenSplits>(
       UnevenSplits{{sent.begin(), sent.end()}, {received.begin(), received.end()}});
-  const Call call = uneven(in, out, *pieces);
-  return alone(call) ? Work() : start(call, {in, out}, algorithm_, pieces);
+  const Call call = uneven_call(in, out, *splits);
+  return copies_locally(call) ? Work() : start(call, {in, out}, algorithm_, splits);
 }
 
 void Communicator::send(const Tensor& x, int to, int tag) {
-  Call call = whole(Op::send, x);
-  call.root = checked(call, to);
+  Call call = full_call(Op::send, x);
+  call.root = checked_rank(call, to);
   if (to == rank()) complain(call, "a rank cannot send to itself");
-  const ScopedStall span(held_up_);
-  const TraceSpan wait(trace_, kHeldUp, TraceKind::wait);
+  const ScopedStall span(stall_timer_);
+  const TraceSpan wait(trace_, kStall, TraceKind::wait);
   observed(call, now(), [&] {
     Memory(call).send(*transport_, to, tag, call.in, call.bytes());
     return call.bytes();
@@ -289,11 +293,11 @@ void Communicator::send(const Tensor& x, int to, int tag) {
 }
 
 void Communicator::recv(const Tensor& x, int from, int tag) {
-  Call call = whole(Op::recv, x);
-  call.root = checked(call, from);
+  Call call = full_call(Op::recv, x);
+  call.root = checked_rank(call, from);
   if (from == rank()) complain(call, "a rank cannot receive from itself");
-  const ScopedStall span(held_up_);
-  const TraceSpan wait(trace_, kHeldUp, TraceKind::wait);
+  const ScopedStall span(stall_timer_);
+  const TraceSpan wait(trace_, kStall, TraceKind::wait);
   observed(call, now(), [&] {
     Memory(call).recv(*transport_, from, tag, call.out, call.bytes());
     return 0;
@@ -304,15 +308,14 @@ void Communicator::barrier() {
   if (size() > 1) run({.op = Op::barrier});
 }
 
-int Communicator::checked(const Call& call, int rank) const {
+int Communicator::checked_rank(const Call& call, int rank) const {
   if (rank < 0 || rank >= size())
-    complain(call, "there is no rank " + std::to_string(rank) + " among " + std::to_string(size()));
+    complain(call, "expected a rank below the group size, got rank " + std::to_string(rank) + " of " +
+                       std::to_string(size()));
   return rank;
 }
 
-// Numbers over ranks, and smaller groups.
-
-void Communicator::over_ranks(std::span<double> x, Reduction reduction) {
+void Communicator::reduce_values(std::span<double> x, Reduction reduction) {
   if (size() == 1) return;
   const auto memory = reinterpret_cast<std::byte*>(x.data());
   run({.op = Op::all_reduce,
@@ -325,19 +328,19 @@ void Communicator::over_ranks(std::span<double> x, Reduction reduction) {
 }
 
 double Communicator::sum(double x) {
-  over_ranks(std::span(&x, 1), Reduction::sum);
+  reduce_values(std::span(&x, 1), Reduction::sum);
   return x;
 }
 double Communicator::max(double x) {
-  over_ranks(std::span(&x, 1), Reduction::max);
+  reduce_values(std::span(&x, 1), Reduction::max);
   return x;
 }
-void Communicator::sum(std::span<double> x) { over_ranks(x, Reduction::sum); }
+void Communicator::sum(std::span<double> x) { reduce_values(x, Reduction::sum); }
 
 std::unique_ptr<Communicator> Communicator::split(int color, int key, std::string axis) {
   auto made = std::make_unique<Communicator>(transport_->split(color, key), std::move(axis), algorithm_);
   made->set_trace(trace_);
-  made->set_held_up(held_up_);
+  made->set_stall_timer(stall_timer_);
   if (flight_) made->set_flight(flight_);
   return made;
 }
@@ -349,7 +352,7 @@ void Communicator::count_again(const OpCounts& more) {
   }
 }
 
-// The host's wait for a GPU that waits for other ranks.
+// The host's wait for a GPU that may wait for other ranks.
 
 void Communicator::wait_for_gpu(Arena& gpu, const std::string& during) {
   constexpr int kYields = 1000;
@@ -373,16 +376,16 @@ void Communicator::wait_for_gpu(Arena& gpu, const std::string& during) {
       spins < kYields ? std::this_thread::yield() : std::this_thread::sleep_for(kNap);
     }
   } catch (const CommError&) {
-    while (still_busy()) std::this_thread::sleep_for(kNap);  // the rest is queued behind what was ended
+    while (still_busy()) std::this_thread::sleep_for(kNap);  // the remaining work follows the aborted collectives
     throw;
   }
 }
 
-// Facts are compared by a hash first, and shown where that differs.
+// Facts are compared by hash; the texts are exchanged only if hashes differ.
 
 namespace {
 
-constexpr size_t kShown = 3, kLetters = 80;  // facts, and letters of a value
+constexpr size_t kMaxFacts = 3, kMaxCharacters = 80;  // maximum facts shown, characters per value
 
 using Sorted = std::map<std::string, std::string>;
 
@@ -404,8 +407,8 @@ Sorted parse_facts(const std::string& text) {
 
 std::string shown(const Sorted& facts, const std::string& name) {
   const auto found = facts.find(name);
-  if (found == facts.end()) return "not given";
-  return found->second.size() > kLetters ? found->second.substr(0, kLetters) + "..." : found->second;
+  if (found == facts.end()) return "not set";
+  return found->second.size() > kMaxCharacters ? found->second.substr(0, kMaxCharacters) + "..." : found->second;
 }
 
 }  // namespace
@@ -414,10 +417,10 @@ std::string broadcast_text(Communicator& world, const std::string& text, int roo
   const ArenaPtr arena = make_arena();
   const Tensor size = Tensor::of<int64_t>(std::vector{std::ssize(text)}, {1}, arena);
   world.broadcast(size, root);
-  const Tensor letters = Tensor::zeros({size.item<int64_t>()}, DType::int32, arena);
-  if (world.rank() == root) std::ranges::copy(text, letters.data<int32_t>());
-  world.broadcast(letters, root);
-  const std::vector<int32_t> all = letters.to_vector<int32_t>();
+  const Tensor characters = Tensor::zeros({size.item<int64_t>()}, DType::int32, arena);
+  if (world.rank() == root) std::ranges::copy(text, characters.data<int32_t>());
+  world.broadcast(characters, root);
+  const std::vector<int32_t> all = characters.to_vector<int32_t>();
   return {all.begin(), all.end()};
 }
 
@@ -427,7 +430,7 @@ void require_same(Communicator& world, const Facts& mine) {
   const std::string text = to_string(own);
   const ArenaPtr arena = make_arena();
   const Tensor hashes = Tensor::zeros({world.size()}, DType::int64, arena);
-  const Philox::Block words = Philox::named(0, text)(0);  // any hash would do
+  const Philox::Block words = Philox::named(0, text)(0);  // any hash function works
   const int64_t hash = int64_t{words[0]} << 32 | words[1];
   world.all_gather(Tensor::of<int64_t>(std::vector{hash}, {1}, arena), hashes);
   const std::vector<int64_t> all = hashes.to_vector<int64_t>();
@@ -442,7 +445,7 @@ void require_same(Communicator& world, const Facts& mine) {
   for (size_t found = 0; const auto& [name, value] : names) {
     const std::string here = shown(first, name), there = shown(second, name);
     if (here == there && first.contains(name) == second.contains(name)) continue;
-    if (++found > kShown) {
+    if (++found > kMaxFacts) {
       what += "; and more";
       break;
     }

@@ -1,21 +1,21 @@
-// Communicator: the ranks of one mesh axis (or of the whole world), and what they do together.
+// Communicator: the ranks of one mesh axis (or the world), and their collectives.
 //
-//   world.all_reduce(gradients);                         // blocking, in place
-//   Pending p = world.start_all_reduce(bucket);          // or in the background,
+//   world.all_reduce(gradients);                      // blocking, in place
+//   Work work = world.start_all_reduce(bucket);       // or in the background,
 //   ... compute ...
-//   p.wait();                                            // done here
+//   work.wait();                                      // complete here
 //
-// Every rank of a group must make the same calls in the same order; otherwise the error shows the call of each side.
-// Calls and bytes sent are counted by operation. A group of one rank sends nothing and counts nothing. Tensors must be
-// contiguous. Arrays that are cut over ranks are cut as piece() says, so pieces may be uneven.
+// Every rank of a group must make the same calls in the same order; otherwise the error shows both sides' calls. Calls
+// and bytes sent are counted by operation. A group of one rank sends and counts nothing. Tensors must be contiguous.
+// Arrays are split over ranks by chunk_range(), so chunks may be uneven.
 //
-// Arrays may lie on GPUs, on every rank or on none. Then a call queues its work on the stream of the rank's arena,
-// behind earlier work, and the call (or wait()) returns when the work is queued. That stream may be captured as a CUDA
-// graph (tensor/cuda/gpus.h; NCCL's ranks only). Then a start_...() begins at once, and the graph runs it beside the
-// work that is queued until wait().
+// Arrays may be on GPUs, on every rank or on none. Then a call queues its work on the stream of the rank's arena and
+// returns (or wait() returns) when the work is queued. That stream may be captured as a CUDA graph (tensor/cuda/gpus.h;
+// NCCL only). Then a start_...() begins immediately, and the graph runs it concurrently with the work that is queued
+// until wait().
 //
-// Everything throws CommError that names rank, axis, operation and bytes when a rank fails, does not come within the
-// timeout, or asks for something else. One thread at a time may use a communicator.
+// All functions throw CommError with rank, axis, operation and bytes if a rank fails, times out, or requests a
+// different operation. A communicator may be used by one thread at a time.
 #pragma once
 #include <future>
 
@@ -29,33 +29,32 @@ class Trace;
 class CommWorker;
 
 struct OpCount {
-  int64_t calls = 0, sent = 0;  // sent: bytes that left this rank
+  int64_t calls = 0, sent = 0;
   bool operator==(const OpCount&) const = default;
 };
 using OpCounts = std::array<OpCount, kOps>;
 
-// A communication in the background. wait() returns when it is done, and throws what it threw; to be called before the
-// tensors are used again. The tensors stay alive until then by themselves.
+// A communication in the background. wait() returns when it is complete and rethrows its errors; call it before using
+// the tensors again. Work keeps the tensors alive until then.
 class [[nodiscard]] Work {
  public:
-  Work() = default;  // nothing to wait for
-  explicit Work(std::future<void> done, std::vector<Tensor> held = {}, StallTimer* held_up = nullptr)
-      : done_(std::move(done)), held_(std::move(held)), held_up_(held_up) {}
+  Work() = default;
+  explicit Work(std::future<void> done, std::vector<Tensor> held = {}, StallTimer* stall_timer = nullptr)
+      : done_(std::move(done)), held_(std::move(held)), stall_timer_(stall_timer) {}
   void wait() {
     const std::vector<Tensor> until_done = std::exchange(held_, {});
-    const ScopedStall span(held_up_);
+    const ScopedStall span(stall_timer_);
     if (done_.valid()) done_.get();
   }
 
  private:
   std::future<void> done_;
   std::vector<Tensor> held_;
-  StallTimer* held_up_ = nullptr;
+  StallTimer* stall_timer_ = nullptr;
 };
 
 class Communicator : NotCopied {
  public:
-  // `axis` is its name in messages and counts.
   Communicator(std::unique_ptr<Transport> transport, std::string axis, Algorithm algorithm = Algorithm::direct);
   ~Communicator();
 
@@ -63,40 +62,38 @@ class Communicator : NotCopied {
   int size() const { return transport_->size(); }
   const std::string& axis() const { return axis_; }
   int world_rank(int rank) const { return transport_->world_rank(rank); }
-  int local_rank() const { return transport_->local_rank(); }  // among the world's ranks on this machine
+  int local_rank() const { return transport_->local_rank(); }
   std::string_view kind() const { return transport_->kind(); }
-  // An arena on the host in which the ranks reach each other's arrays, as far as they can: what lies there is exchanged
-  // without copies.
+  // A host arena whose arrays the ranks exchange without copies, if the transport can map peers' memory.
   ArenaPtr make_arena() const { return transport_->maps_peers() ? make_shared_arena() : tessera::make_arena(); }
-  // The algorithm of all_reduce, reduce_scatter and all_gather; it also gives the order of summation.
+  // The algorithm of all_reduce, reduce_scatter and all_gather; it determines the summation order.
   Algorithm algorithm() const { return algorithm_; }
   void set_algorithm(Algorithm algorithm) { algorithm_ = algorithm; }
 
-  // Sums (or largest values) over ranks, in place on every rank.
+  // Sum (or maximum) over ranks, in place on every rank.
   void all_reduce(const Tensor& x, Reduction reduction = Reduction::sum);
-  // out = this rank's piece of the sum of all ranks' `in`; out may lie in its place inside `in`, whose other pieces
-  // stay.
+  // out = this rank's chunk of the sum of all ranks' `in`; out may be its chunk inside `in`, whose other chunks are not
+  // modified.
   void reduce_scatter(const Tensor& in, const Tensor& out, Reduction reduction = Reduction::sum, int64_t rows = 1);
-  // out = all ranks' pieces, of which `in` is this rank's; it may lie in its place inside `out`.
+  // out = all ranks' chunks, of which `in` is this rank's; it may be its chunk inside `out`.
   void all_gather(const Tensor& in, const Tensor& out, int64_t rows = 1);
-  // Whether these two may cut each of `rows` rows of the whole, evenly: where ranks read each other's arrays.
+  // Whether these two support rows > 1, splitting each row evenly: if ranks read each other's arrays.
   bool supports_row_slices() const { return algorithm_ == Algorithm::direct && transport_->supports_row_slices(); }
   void broadcast(const Tensor& x, int root);
-  // The sum in rank order goes to the root's `x`; other ranks keep theirs.
+  // The sum in rank order is written to the root's `x`; other ranks' `x` is unchanged.
   void reduce(const Tensor& x, int root);
-  // The whole (`out` of gather, `in` of scatter) is needed at the root only. Elsewhere it may be undefined when the
-  // pieces are even, or a meta tensor.
+  // The full array (`out` of gather, `in` of scatter) is needed only at the root. Elsewhere it may be undefined if the
+  // chunks are even, or a meta tensor.
   void gather(const Tensor& in, const Tensor& out, int root);
   void scatter(const Tensor& in, const Tensor& out, int root);
-  // Piece r of `in` goes to rank r, which finds it as piece `rank` of its `out`. The size must be a multiple of the
-  // ranks.
+  // Chunk r of `in` goes to rank r as chunk `rank` of its `out`. The size must be a multiple of the number of ranks.
   void all_to_all(const Tensor& in, const Tensor& out);
-  // Sends uneven pieces, as messages (on GPUs by the library, where there is one): sent[r] elements of `in` go to rank
-  // r, and received[r] come from it, one rank's after another's. The other rank must expect as many elements as are
-  // sent to it. Only bytes that leave the rank are counted.
+  // Exchanges uneven chunks, as messages (on GPUs by the library, if available): sent[r] elements of `in` go to rank r,
+  // and received[r] come from it, in rank order. Both sides must specify the same sizes. Only bytes that leave the rank
+  // are counted.
   void all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
                   std::span<const int64_t> received);
-  // Point to point: send() copies and returns at once; messages of one tag arrive in order.
+  // Point to point: send() copies and returns immediately; messages with equal tags arrive in order.
   void send(const Tensor& x, int to, int tag = 0);
   void recv(const Tensor& x, int from, int tag = 0);
   void barrier();
@@ -107,30 +104,29 @@ class Communicator : NotCopied {
   Work start_all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
                         std::span<const int64_t> received);
 
-  // For numbers that every rank needs: added in rank order, whatever the algorithm.
+  // For scalars that every rank needs: added in rank order with every algorithm.
   double sum(double x);
   double max(double x);
   void sum(std::span<double> x);
 
-  // The groups of ranks that give the same color, ranked by key, then by rank here. Every rank calls it.
+  // The groups of ranks with equal color, ordered by key, then by rank. Collective.
   std::unique_ptr<Communicator> split(int color, int key, std::string axis);
 
-  // The host waits for the arena's stream and what collectives are queued on it, of this and of all other groups of the
-  // rank. Does not report what a kernel has found: cuda::synchronize() does.
+  // The host waits for the arena's stream and the collectives queued on it, of all groups of the rank. Kernel errors
+  // are reported only by cuda::synchronize().
   void wait_for_gpu(Arena& gpu, const std::string& during);
 
-  // Since the communicator was made or the counts were reset.
   const OpCounts& counts() const { return counts_; }
   void reset_counts(const OpCounts& to = {}) { counts_ = to; }
-  // For work that was queued once and is done again without a call (a launched graph).
+  // Counts work that is repeated without a call (a launched graph).
   void count_again(const OpCounts& more);
-  // Every communication from now on is noted there too (null: no more). The trace must outlive the communicator.
+  // Records all subsequent communications (null: off). The trace must outlive the communicator.
   void set_trace(Trace* trace) { trace_ = trace; }
-  // Where it is added how long this rank's own thread is held up from now on (null: nowhere), also by groups that are
-  // split from this one. It must outlive them.
-  void set_held_up(StallTimer* held_up) { held_up_ = held_up; }
+  // Accumulates the stall time of this rank's own thread from now on (null: off), also in groups split from this one.
+  // It must outlive them.
+  void set_stall_timer(StallTimer* stall_timer) { stall_timer_ = stall_timer; }
 
-  // The same of a flight, also of waits, and of groups that are split from this one.
+  // Records operations and waits in a flight recorder, also those of groups split from this one.
   void set_flight(std::shared_ptr<Flight> flight);
   const std::shared_ptr<Flight>& flight() const { return flight_; }
 
@@ -138,22 +134,22 @@ class Communicator : NotCopied {
 
  private:
   void run(const Call& call) { run(call, algorithm_); }
-  void run(const Call& call, Algorithm algorithm);  // whoever calls it holds the tensors until it returns
+  void run(const Call& call, Algorithm algorithm);
   Work start(const Call& call, std::vector<Tensor> held) { return start(call, std::move(held), algorithm_); }
-  // `pieces`: those of the call, which stay alive until it is done.
+  // `splits` are those of the call and stay alive until it is complete.
   Work start(const Call& call, std::vector<Tensor> held, Algorithm algorithm,
-             std::shared_ptr<const UnevenSplits> pieces = nullptr);
+             std::shared_ptr<const UnevenSplits> splits = nullptr);
   Work start_queued(const Call& call, std::vector<Tensor> held, Algorithm algorithm);
   void perform(const Call& call, Algorithm algorithm, double requested);
   template <class F>
   void observed(const Call& call, double requested, const F& f);
   double now() const;
-  Call whole(Op op, const Tensor& x) const;
-  Call cut(Op op, const Tensor& in, const Tensor& out, int64_t rows = 1) const;
-  Call uneven(const Tensor& in, const Tensor& out, const UnevenSplits& pieces) const;
-  bool alone(const Call& call) const;
-  int checked(const Call& call, int rank) const;
-  void over_ranks(std::span<double> x, Reduction reduction);
+  Call full_call(Op op, const Tensor& x) const;
+  Call sharded_call(Op op, const Tensor& in, const Tensor& out, int64_t rows = 1) const;
+  Call uneven_call(const Tensor& in, const Tensor& out, const UnevenSplits& splits) const;
+  bool copies_locally(const Call& call) const;
+  int checked_rank(const Call& call, int rank) const;
+  void reduce_values(std::span<double> x, Reduction reduction);
   [[noreturn]] void complain(const Call& call, const std::string& what) const;
 
   std::unique_ptr<Transport> transport_;
@@ -161,25 +157,23 @@ class Communicator : NotCopied {
   Algorithm algorithm_;
   OpCounts counts_{};
   Trace* trace_ = nullptr;
-  StallTimer* held_up_ = nullptr;
+  StallTimer* stall_timer_ = nullptr;
   std::shared_ptr<Flight> flight_;
   int flight_axis_ = 0;
-  std::shared_ptr<CommWorker> worker_;  // worker of the transport, or made by the first start_...()
-  std::atomic<int> in_background_ = 0;  // communications that have started and not ended
+  std::shared_ptr<CommWorker> worker_;  // the transport's, or created by the first start_...()
+  std::atomic<int> in_background_ = 0;
 };
 
-// Ranks that are processes may have been started with other options, in other folders, with other programs. Before they
-// work together they compare what must be the same.
+// Processes may have been started with different options, directories or programs, so they compare the facts that must
+// be equal before they work together.
 
-// Names and values that a rank goes by, in any order.
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
-// Every rank of `world` calls it. Throws Error (usage), the same on every rank, that names each fact which is not the
-// same everywhere, with its value on rank 0 and on the first rank with another. Cost: one all_gather of 8 bytes where
-// all agree, which is not counted.
+// Collective over `world`. Throws Error (usage), the same on every rank, that lists each fact which differs, with its
+// value on rank 0 and on the first rank with another value. Cost: one all_gather of 8 bytes if all agree, which is not
+// counted.
 void require_same(Communicator& world, const Facts& mine);
 
-// A rank's text on every rank.
 std::string broadcast_text(Communicator& world, const std::string& text, int root);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Threads as ranks.
+// Launch with threads as ranks; background workers; launcher detection.
 #include "parallel/comm/launch.h"
 
 #include <fcntl.h>
@@ -27,31 +27,31 @@ namespace tessera {
 
 namespace {
 
-// Throws again what a rank threw, with that rank's number. When something failed in its background it may have thrown
-// only that it has failed: the board has the cause.
-[[noreturn]] void rethrow(const std::exception_ptr& thrown, int rank, int ranks, const FailureState& board) {
-  const std::string who = "[rank " + std::to_string(rank) + "] ";
-  if (!thrown) throw CommError(who + "ended while its communication was still in the background");
+// Rethrows a rank's exception, prefixed with the rank. After a failure in the background the rank may only have thrown
+// PeerFailed; then `failure_state` has the cause.
+[[noreturn]] void rethrow(const std::exception_ptr& thrown, int rank, int ranks, const FailureState& failure_state) {
+  const std::string prefix = "[rank " + std::to_string(rank) + "] ";
+  if (!thrown) throw CommError(prefix + "ended while background communication was still running");
   try {
     std::rethrow_exception(thrown);
   } catch (const PeerFailed&) {
-    throw CommError(who + board.cause());
+    throw CommError(prefix + failure_state.cause());
   } catch (const Error& e) {
     if (ranks == 1) throw;
-    throw Error(who + e.what(), e.status());
+    throw Error(prefix + e.what(), e.status());
   } catch (const std::exception& e) {
-    throw CommError(who + failure_cause(e));
+    throw CommError(prefix + failure_cause(e));
   }
 }
 
 std::unique_ptr<Transport> make_transport(const LaunchOptions& o, const std::shared_ptr<ThreadGroup>& group, int rank) {
-  return finished_transport(o, std::make_unique<ThreadTransport>(group, rank), rank, o.ranks);
+  return wrap_transport(o, std::make_unique<ThreadTransport>(group, rank), rank, o.ranks);
 }
 
-// A thread cannot be killed: when a rank neither ends nor communicates, the whole process has to go.
+// Threads cannot be killed: if a rank neither ends nor communicates, the process must exit.
 void await_others(Flag& done, const LaunchOptions& o, int rank, const std::string& cause,
                   const std::function<void()>& before) {
-  if (wait_for(done, static_cast<uint32_t>(o.ranks), {.timeout_s = o.timeout_s}) == Waited::arrived) return;
+  if (wait_for(done, static_cast<uint32_t>(o.ranks), {.timeout_s = o.timeout_s}) == WaitResult::arrived) return;
   before();
   const std::string line = "tessera: [rank " + std::to_string(rank) + "] " +
                            one_line(o.shown ? o.shown(cause) : cause) +
@@ -63,19 +63,19 @@ void await_others(Flag& done, const LaunchOptions& o, int rank, const std::strin
 
 }  // namespace
 
-std::unique_ptr<Transport> finished_transport(const LaunchOptions& o, std::unique_ptr<Transport> transport,
-                                              int local_rank, int local_world_size) {
+std::unique_ptr<Transport> wrap_transport(const LaunchOptions& o, std::unique_ptr<Transport> transport, int local_rank,
+                                          int local_world_size) {
   if (o.backend == Backend::nccl) {
     if constexpr (kWithNccl)
       transport =
           std::make_unique<NcclTransport>(real_nccl(local_rank, local_world_size), std::move(transport), o.timeout_s);
     else
-      throw Error("`backend` nccl: this build has no NCCL; it needs CUDA and NCCL where it is configured");
+      throw Error("`backend` nccl: this build has no NCCL; expected a build configured with CUDA and NCCL");
   }
   return o.around ? o.around(std::move(transport)) : std::move(transport);
 }
 
-std::shared_ptr<StallReporter> long_waits(const LaunchOptions& o) {
+std::shared_ptr<StallReporter> make_stall_reporter(const LaunchOptions& o) {
   return std::make_shared<StallReporter>(o.say ? o.say : [](const std::string& line) {
     std::fputs(("tessera: " + one_line(line) + "\n").c_str(), stderr);
   });
@@ -86,10 +86,10 @@ void write_flight(const LaunchOptions& o, const Flight& flight, const std::strin
   if (path.empty()) return;
   const int file = open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
   if (file < 0) return;
-  const std::string line = flight.to_json(cause);  // one write, so that the lines of processes stay whole
+  const std::string line = flight.to_json(cause);  // one write, so that lines of several processes do not interleave
   const ssize_t written = write(file, line.data(), line.size());
   struct stat all {};
-  if (written < std::ssize(line) && fstat(file, &all) == 0) {  // no half of a line stays
+  if (written < std::ssize(line) && fstat(file, &all) == 0) {
     const off_t before = all.st_size - std::max<ssize_t>(0, written);
     if (before == 0 || ftruncate(file, before) != 0) unlink(path.c_str());
   }
@@ -110,7 +110,7 @@ void check_threads(int64_t count) {
   ended.notify_all();
   all.clear();
   if (started < count)
-    throw FieldError("ranks", fmt::format("{} threads more cannot be started: {} ({} could); expected fewer `ranks`, a "
+    throw FieldError("ranks", fmt::format("{} more threads cannot be started: {} ({} could); expected fewer `ranks`, a "
                                           "smaller `threads_per_rank`, or a higher limit (ulimit -u, ulimit -v)",
                                           count, cause, started));
 }
@@ -125,7 +125,7 @@ void run_rank(const LaunchOptions& o, std::unique_ptr<Transport> transport, cons
   Communicator all(std::move(transport), "world", o.algorithm);
   all.set_flight(flight);
   require_same(all, o.same);
-  check_threads(cpu::threads());  // and one in the background, less this one
+  check_threads(cpu::threads());
   body(all);
   all.barrier();
 }
@@ -134,16 +134,17 @@ std::string failure_cause(const std::exception& failure) {
   if (dynamic_cast<const std::bad_alloc*>(&failure)) {
     int64_t pages = 0, resident = 0;
     std::ifstream("/proc/self/statm") >> pages >> resident;
-    return OutOfMemory(fmt::format("an array outside of tensors does not fit beside the {} bytes in use on the cpu",
-                                   resident * sysconf(_SC_PAGESIZE)))
+    return OutOfMemory(
+               fmt::format("an array outside tensors does not fit in addition to the {} bytes in use on the cpu",
+                           resident * sysconf(_SC_PAGESIZE)))
         .what();
   }
   if (const auto* file = dynamic_cast<const std::filesystem::filesystem_error*>(&failure))
     return fmt::format("{}: {}", file->path1().string(), file->code().message());
   if (const auto* system = dynamic_cast<const std::system_error*>(&failure))
-    return fmt::format("the system refuses: {}{}", system->code().message(),
+    return fmt::format("system error: {}{}", system->code().message(),
                        system->code() == std::errc::resource_unavailable_try_again
-                           ? "; where that is a thread, expected fewer `ranks` or a higher limit (ulimit -u, ulimit -v)"
+                           ? "; if it is the thread limit, use fewer `ranks` or a higher limit (ulimit -u, ulimit -v)"
                            : "");
   return failure.what();
 }
@@ -159,14 +160,18 @@ std::string text_of_thrown(const std::exception_ptr& thrown) {
     if (text) return text;
   } catch (...) {
   }
-  return "something was thrown that is no std::exception";
+  return "the thrown object is not a std::exception";
 }
 
-void launch(const LaunchOptions& o, const std::function<void(Communicator& world)>& of_user) {
-  if (!of_user) throw FieldError("body", "expected a function of a rank, got an empty one");
+void launch(const LaunchOptions& o, const std::function<void(Communicator& world)>& user_body) {
+  if (!user_body) throw FieldError("body", "expected a function of a rank, got an empty one");
+  if (!(o.timeout_s > 0))
+    throw FieldError("timeout_s", fmt::format("expected more than 0 seconds, found {}", o.timeout_s));
+  if (o.threads_per_rank < 0)
+    throw FieldError("threads_per_rank", fmt::format("expected 0 or more, found {}", o.threads_per_rank));
   const auto body = [&](Communicator& world) {
     try {
-      of_user(world);
+      user_body(world);
     } catch (const std::exception&) {
       throw;
     } catch (...) {
@@ -193,13 +198,13 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
                                           : std::max(1, threads_before / o.ranks);
   rlimit addresses{};
   if (getrlimit(RLIMIT_AS, &addresses) == 0 && addresses.rlim_cur != RLIM_INFINITY)
-    mallopt(M_ARENA_MAX, 1);  // or each thread's malloc reserves 64 MiB, of which ranks may need every one
-  check_threads(int64_t{o.ranks} * team - 1 + (o.ranks > 1 ? o.ranks : 0));  // and each has one in the background
-  const auto board = std::make_shared<FailureState>();
-  const auto group = make_thread_group(o.ranks, o.timeout_s, o.ranks * team > cores, board);
+    mallopt(M_ARENA_MAX, 1);  // or each thread's malloc reserves 64 MiB of the limited address space
+  check_threads(int64_t{o.ranks} * team - 1 + (o.ranks > 1 ? o.ranks : 0));  // one background thread per rank
+  const auto failure_state = std::make_shared<FailureState>();
+  const auto group = make_thread_group(o.ranks, o.timeout_s, o.ranks * team > cores, failure_state);
   std::vector<std::exception_ptr> thrown(static_cast<size_t>(o.ranks));
   std::vector<std::shared_ptr<Flight>> flights;
-  for (const auto waits = long_waits(o); std::ssize(flights) < o.ranks;)
+  for (const auto waits = make_stall_reporter(o); std::ssize(flights) < o.ranks;)
     flights.push_back(std::make_shared<Flight>(static_cast<int>(flights.size()), o.ranks, waits));
   const auto why = [&](size_t rank) -> std::string {
     try {
@@ -212,7 +217,7 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
   const auto write_flights = [&] {
     for (size_t r = 0; r < flights.size(); ++r) write_flight(o, *flights[r], why(r));
   };
-  Flag done;  // counts the ranks that have come to their end
+  Flag done;  // counts finished ranks
   std::mutex counting;
   const auto count_done = [&] {
     const std::lock_guard lock(counting);
@@ -227,9 +232,9 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
       count_done();
     } catch (const std::exception& e) {
       thrown[static_cast<size_t>(rank)] = std::current_exception();
-      board->fail(rank, failure_cause(e));
+      failure_state->fail(rank, failure_cause(e));
       count_done();
-      if (board->failed_rank() == rank) await_others(done, o, rank, failure_cause(e), write_flights);
+      if (failure_state->failed_rank() == rank) await_others(done, o, rank, failure_cause(e), write_flights);
     }
   };
   {
@@ -239,16 +244,14 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
       run(0);
     } catch (const std::system_error& e) {
       thrown[0] = std::current_exception();
-      board->fail(0, failure_cause(e));
+      failure_state->fail(0, failure_cause(e));
     }
   }
   cpu::set_threads(threads_before);
-  const int failed = board->failed_rank();
+  const int failed = failure_state->failed_rank();
   if (failed >= 0) write_flights();
-  if (failed >= 0) rethrow(thrown[static_cast<size_t>(failed)], failed, o.ranks, *board);
+  if (failed >= 0) rethrow(thrown[static_cast<size_t>(failed)], failed, o.ranks, *failure_state);
 }
-
-// A queue and its thread.
 
 CommWorker::CommWorker() : thread_([this] { loop(); }) {}
 
@@ -277,7 +280,7 @@ bool CommWorker::idle() {
   return jobs_.empty() && !busy_;
 }
 
-// Who waits for a job hears of its end when the worker has let go of its tensors and is idle, or at the next job.
+// The future becomes ready only after the job's tensors are released and the worker is idle (or at the next job).
 void CommWorker::loop() {
   std::unique_lock lock(mutex_);
   for (;;) {
@@ -302,8 +305,6 @@ void CommWorker::loop() {
       job.done.set_value();
   }
 }
-
-// Environment variables of launchers.
 
 namespace {
 
@@ -337,7 +338,7 @@ std::optional<MpiSurroundings> mpi_surroundings() {
   return mpi_surroundings([](const char* variable) { return std::getenv(variable); });
 }
 
-// An allocation sets SLURM_NTASKS too, for a program that is the only one.
+// An allocation also sets SLURM_NTASKS, for a program that is not run by srun.
 int lone_tasks(const std::function<const char*(const char*)>& environment) {
   const int tasks = number(environment("SLURM_STEP_NUM_TASKS"));
   return tasks > 1 && !mpi_surroundings(environment) ? tasks : 0;

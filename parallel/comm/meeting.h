@@ -1,46 +1,45 @@
-// Ranks that see each other's memory, threads of one process or processes of one host: how they meet, and how they
-// exchange arrays where these lie.
+// Ranks with access to each other's memory (threads of one process, or processes of one host): their barrier, and the
+// in-place exchange of arrays.
 //
-//   post the call | raise the own flag | wait for all other flags | compare the posts | ... | meet again
+//   post the call | raise the own flag | wait for all other flags | compare the posts | ... | next barrier
 #pragma once
 
 #include "parallel/comm/transport.h"
 
 namespace tessera {
 
-// A rank's place, in memory that all ranks of the group see. Calls alternate between two posts: a rank writes one again
-// only after everybody has come to the call in between, and so has read it.
-struct MeetingPlace {
+// A rank's state in memory that all ranks of the group can access. Calls alternate between two posts: a rank overwrites
+// one only after all ranks have arrived at the next call and so have read it.
+struct RankState {
   Flag flag;
-  std::array<Call, 2> posts;  // the pointers in them mean something to threads of one process
-  CallLog log;                // log of calls in which the hosts do not meet
+  std::array<Call, 2> posts;  // their pointers are valid only for threads of one process
+  CallLog log;                // calls without a host barrier
 };
 
-// One rank's view of the places.
-class HostMeeting {
+class HostBarrier {
  public:
-  // `leave` is called before anything is thrown: it tells all ranks that this one cannot go on. The transport, whose
-  // waits these are, must outlive the meeting.
-  HostMeeting(Transport& transport, int rank, std::vector<MeetingPlace*> places, WaitOptions patience,
+  // `leave` is called before anything is thrown, to notify all ranks that this one cannot continue. The transport, to
+  // which waits are attributed, must outlive this object.
+  HostBarrier(Transport& transport, int rank, std::vector<RankState*> places, WaitOptions wait_options,
               std::function<void()> leave)
       : transport_(transport),
         rank_(rank),
         places_(std::move(places)),
-        patience_(std::move(patience)),
+        wait_options_(std::move(wait_options)),
         leave_(std::move(leave)) {}
 
-  // The next call; meet() compares it with what the others ask for.
+  // Posts the next call; wait() compares it with the other ranks' calls.
   void post(const Call& call) {
     rank_posts(rank_)[++calls_ % 2] = call;
-    first_ = moment_ + 1;
+    first_ = generation_ + 1;
   }
-  // Returns when all ranks have come here. Throws PeerFailed when a rank has failed, and CommError for one that does
-  // not come in time or asks for something else.
-  void meet();
-  // A rank's post of this call, after a meeting.
+  // Barrier: returns when all ranks have arrived. Throws PeerFailed if a rank has failed, and CommError if a rank times
+  // out or posted a different call.
+  void wait();
+  // A rank's post of this call, after a barrier.
   const Call& current_post(int rank) const { return rank_posts(rank)[calls_ % 2]; }
-  uint32_t calls() const { return calls_; }    // posted by this rank
-  uint32_t moment() const { return moment_; }  // number of the last meeting
+  uint32_t calls() const { return calls_; }
+  uint32_t generation() const { return generation_; }
 
  private:
   std::array<Call, 2>& rank_posts(int rank) const { return places_[static_cast<size_t>(rank)]->posts; }
@@ -48,24 +47,23 @@ class HostMeeting {
 
   Transport& transport_;
   int rank_;
-  std::vector<MeetingPlace*> places_;
-  WaitOptions patience_;
+  std::vector<RankState*> places_;
+  WaitOptions wait_options_;
   std::function<void()> leave_;
-  uint32_t calls_ = 0, moment_ = 0;
-  uint32_t first_ = 1;  // first moment of this call
+  uint32_t calls_ = 0, generation_ = 0;
+  uint32_t first_ = 1;  // first barrier of this call
 };
 
-// The direct exchange of ranks that see each other's arrays: threads of one process, or processes that have mapped each
-// other's memory. Each fetches what is meant for it from where it lies; of an all-reduce it adds its piece of all
-// arrays and writes it to all of them. Sums are added in the order of ranks.
+// The direct exchange of ranks that can access each other's arrays: threads of one process, or processes that have
+// mapped each other's memory. Each rank copies its data from the source arrays; in an all-reduce it adds its chunk of
+// all arrays and writes the sum to all of them. Sums are added in rank order.
 
 class InPlaceExchange {
  public:
   InPlaceExchange(int ranks, int rank);
-  // The call that rank r asks for, with pointers that this rank can follow: to be filled in before run().
-  Call& seen(int r) { return seen_[static_cast<size_t>(r)]; }
-  // This rank's part of the collective, for any but barrier, send and recv: after everybody has come, and before
-  // anybody goes.
+  // The call of rank r, with pointers that are valid in this process; set it before run().
+  Call& peer_call(int r) { return peer_calls_[static_cast<size_t>(r)]; }
+  // This rank's part of the collective, for any operation except barrier, send and recv. Call it between two barriers.
   void run(const Call& mine);
 
  private:
@@ -73,7 +71,7 @@ class InPlaceExchange {
   void reduce(const Call& mine, Range range);
 
   int rank_;
-  std::vector<Call> seen_;
+  std::vector<Call> peer_calls_;
   std::vector<const std::byte*> in_;
   std::vector<std::byte*> out_;
 };

@@ -1,12 +1,12 @@
-// The ring: bandwidth-optimal, in n - 1 steps to sum and n - 1 to share (Patarasuk and Yuan 2009, "Bandwidth optimal
+// Ring: bandwidth-optimal, n - 1 steps to reduce and n - 1 to distribute (Patarasuk and Yuan 2009, "Bandwidth optimal
 // all-reduce algorithms for clusters of workstations").
 //
 //   rank 0 -> rank 1 -> rank 2 -> rank 3 -> rank 0        each rank sends to its right, receives from its left
 //
-// In step s rank r sends piece r - s - 1 and adds what it receives to piece r - s - 2, all modulo n. Piece c starts at
-// rank c + 1 and ends complete at rank c. Order of summation of piece c: ranks c + 1, c + 2, ..., n - 1, 0, ..., c,
-// each addition rounded to the dtype. So the order differs from piece to piece, and the bits depend on where pieces
-// begin. Sent by each rank: everything but one piece in each half, 2 (n - 1) / n of the array for an all-reduce.
+// In step s rank r sends chunk r - s - 1 and adds what it receives to chunk r - s - 2, all modulo n. Chunk c starts at
+// rank c + 1 and is complete at rank c. Summation order of chunk c: ranks c + 1, c + 2, ..., n - 1, 0, ..., c, each
+// addition rounded to the dtype. So the order differs between chunks, and results depend on chunk boundaries. Each rank
+// sends all but one chunk in each half, 2 (n - 1) / n of the array for an all-reduce.
 #include "parallel/comm/algorithms.h"
 #include "parallel/comm/memory.h"
 
@@ -24,13 +24,13 @@ struct Ring {
   int64_t sent = 0;
   Memory memory{call};
 
-  Range range(int p) const { return piece(call.count, n, ((p % n) + n) % n); }
+  Range range(int p) const { return chunk_range(call.count, n, ((p % n) + n) % n); }
   void send(const std::byte* data, int64_t bytes) {
     memory.send(t, right, kTag, data, bytes);
     sent += bytes;
   }
 
-  // The sum of piece `rank` over all ranks to `out`, from every rank's whole array at `in`, which stays as it is.
+  // Writes the sum of chunk `rank` over all ranks to `out`; every rank's full array `in` is not modified.
   void reduce_scatter(const std::byte* in, std::byte* out) {
     Scratch sum(call, (call.count + n - 1) / n * element);
     Range held = range(rank - 1);
@@ -44,7 +44,7 @@ struct Ring {
     memory.copy(out, sum.data(), held.size() * element);
   }
 
-  // Every rank's piece, which lies at its place in `whole`, to all ranks.
+  // Distributes every rank's chunk, which is in its place inside `whole`.
   void all_gather(std::byte* whole) {
     for (int s = 0; s < n - 1; ++s) {
       const Range mine = range(rank - s), next = range(rank - s - 1);
@@ -58,7 +58,7 @@ struct Ring {
 
 int64_t ring(Transport& t, const Call& call) {
   Ring r{t, call};
-  std::byte* const own = call.out + r.range(r.rank).begin * r.element;  // meaningful where out is the whole array
+  std::byte* const own = call.out + r.range(r.rank).begin * r.element;  // valid if out is the full array
   const int64_t bytes = r.range(r.rank).size() * r.element;
   if (call.op == Op::reduce_scatter) {
     r.reduce_scatter(call.in, call.out);

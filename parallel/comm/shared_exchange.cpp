@@ -1,4 +1,4 @@
-// Mapping through /proc: the descriptor of another process is a link to its file there, open to processes of one user.
+// Mapping through /proc: /proc/PID/fd links to the other process's file, accessible to processes of the same user.
 #include "parallel/comm/shared_exchange.h"
 
 #include <fcntl.h>
@@ -51,8 +51,6 @@ std::byte* PeerMemory::base(const SharedArrayRef& reach) {
   return base;
 }
 
-// In place, or in rounds over two slots.
-
 namespace {
 
 void put_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
@@ -63,59 +61,59 @@ int64_t count_rounds(int64_t size, int64_t step) { return std::max<int64_t>(1, (
 
 }  // namespace
 
-SharedExchange::SharedExchange(Transport& transport, std::vector<SharedPlace*> places, WaitOptions patience,
+SharedExchange::SharedExchange(Transport& transport, std::vector<SharedPlace*> places, WaitOptions wait_options,
                                PeerMemory* peers)
     : places_(std::move(places)),
       peers_(peers),
       n_(transport.size()),
       me_(transport.rank()),
-      meeting_(transport, me_, {places_.begin(), places_.end()}, std::move(patience),
+      barrier_(transport, me_, {places_.begin(), places_.end()}, std::move(wait_options),
                [&transport] { transport.fail(""); }),
       in_place_(n_, me_),
       in_(static_cast<size_t>(n_)) {}
 
-// Block `index` of the slot that a rank fills in a round.
+// Block `index` of the slot that a rank writes in a round.
 std::byte* SharedExchange::block(int rank, uint32_t round, int index) const {
   return place(rank).slots[round % 2].data() + index * block_bytes_;
 }
 
-// Elements of rank's piece that round k moves, counted in the whole array. A broadcast is all its root's piece.
+// Elements, in the full array, of rank's chunk that round k moves. In a broadcast the root owns everything.
 Range SharedExchange::part(const Call& call, int rank, int64_t k) const {
-  const Range whole = call.op != Op::broadcast ? piece(call.count, n_, rank)
+  const Range chunk = call.op != Op::broadcast ? chunk_range(call.count, n_, rank)
                       : rank == call.root      ? Range{0, call.count}
                                                : Range{};
   const int64_t step = block_bytes_ / element_size(call.dtype);
-  return {std::min(whole.end, whole.begin + k * step), std::min(whole.end, whole.begin + (k + 1) * step)};
+  return {std::min(chunk.end, chunk.begin + k * step), std::min(chunk.end, chunk.begin + (k + 1) * step)};
 }
 
 template <class Put, class Take>
 void SharedExchange::rounds(int64_t count, const Put& put, const Take& take) {
   for (int64_t k = 0; k < count; ++k) {
-    round_ = meeting_.moment() + 1;
+    round_ = barrier_.generation() + 1;
     put(k);
-    meeting_.meet();
+    barrier_.wait();
     take(k);
   }
 }
 
-// Puts of each other rank's piece the part that is its turn into the block for it.
-void SharedExchange::put_parts(const Call& call, int64_t k) const {
+// Writes the current section of each other rank's chunk into the block for that rank.
+void SharedExchange::put_sections(const Call& call, int64_t k) const {
   const int64_t element = element_size(call.dtype);
   for (int r = 0; r < n_; ++r)
     if (r != me_)
       put_bytes(block(me_, round_, r), call.in + part(call, r, k).begin * element, part(call, r, k).size() * element);
 }
 
-// Adds, in the order of ranks, what each other rank has put into that block of its slot, and this one's at `own`.
+// Reduces in rank order block `index` of the other ranks' slots and this rank's data at `own`.
 void SharedExchange::sum(const Call& call, int index, const std::byte* own, std::span<std::byte* const> out,
                          int64_t count) {
   for (int r = 0; r < n_; ++r) in_[static_cast<size_t>(r)] = r == me_ ? own : block(r, round_, index);
   reduce_ranks(call.dtype, call.reduction, in_, out, {0, count});
 }
 
-// all_reduce of two, and reduce: whoever others need puts its whole array, and who wants the sum adds. Of two ranks
-// that is one meeting for a block, and as many bytes through the cache as if each added its half.
-void SharedExchange::wholes(const Call& call) {
+// all_reduce of two ranks, and reduce: each source writes its full array, and the destinations add. For two ranks this
+// costs one barrier per block, with the same cache traffic as if each added its half.
+void SharedExchange::full_arrays(const Call& call) {
   block_bytes_ = kSlotBytes;
   const int64_t element = element_size(call.dtype), step = block_bytes_ / element;
   const bool all = call.op == Op::all_reduce;
@@ -131,13 +129,13 @@ void SharedExchange::wholes(const Call& call) {
   rounds(count_rounds(call.count, step), put, take);
 }
 
-// Each rank adds its part of every block; the sums of a block travel with the next block's arrays, in the place that a
-// rank's own part would take.
+// Each rank reduces its section of every block; the sums of a block are sent with the next block's arrays, in the block
+// that a rank's own section would use.
 void SharedExchange::all_reduce(const Call& call) {
   const int64_t element = element_size(call.dtype);
   const int64_t blocks = count_rounds((call.count + n_ - 1) / n_, block_bytes_ / element);
   const auto put = [&](int64_t k) {
-    if (k < blocks) put_parts(call, k);
+    if (k < blocks) put_sections(call, k);
   };
   const auto take = [&](int64_t k) {
     for (int r = 0; r < n_; ++r)
@@ -153,7 +151,7 @@ void SharedExchange::all_reduce(const Call& call) {
   rounds(blocks + 1, put, take);
 }
 
-// all_gather, gather and broadcast: whoever has a piece puts it, and who wants the whole takes all others'.
+// all_gather, gather and broadcast: owners write their chunks, and destinations read all others'.
 void SharedExchange::from_owners(const Call& call) {
   block_bytes_ = kSlotBytes;
   const int64_t element = element_size(call.dtype);
@@ -174,17 +172,17 @@ void SharedExchange::from_owners(const Call& call) {
   rounds(count_rounds(largest, block_bytes_ / element), put, take);
 }
 
-// reduce_scatter, all_to_all (everybody puts, each piece at its place) and scatter (only the root puts). A piece alone
-// lands at the start of out.
-void SharedExchange::pieces(const Call& call) {
+// reduce_scatter, all_to_all (all ranks write, each chunk in its block) and scatter (only the root writes). A single
+// chunk is stored at the start of out.
+void SharedExchange::chunks(const Call& call) {
   const int64_t element = element_size(call.dtype);
   const bool scatters = call.op == Op::scatter;
   const auto put = [&](int64_t k) {
-    if (!scatters || me_ == call.root) put_parts(call, k);
+    if (!scatters || me_ == call.root) put_sections(call, k);
   };
   const auto take = [&](int64_t k) {
     const Range mine = part(call, me_, k);
-    const int64_t offset = mine.begin - piece(call.count, n_, me_).begin;
+    const int64_t offset = mine.begin - chunk_range(call.count, n_, me_).begin;
     const auto own = [&] { return call.in + mine.begin * element; };
     if (call.op == Op::reduce_scatter) {
       std::byte* const out = call.out + offset * element;
@@ -192,34 +190,34 @@ void SharedExchange::pieces(const Call& call) {
     }
     for (int r = 0; r < n_; ++r) {
       if (scatters && r != call.root) continue;
-      const int64_t to = (scatters ? 0 : piece(call.count, n_, r).begin) + offset;
+      const int64_t to = (scatters ? 0 : chunk_range(call.count, n_, r).begin) + offset;
       put_bytes(call.out + to * element, r == me_ ? own() : block(r, round_, me_), mine.size() * element);
     }
   };
   rounds(count_rounds((call.count + n_ - 1) / n_, block_bytes_ / element), put, take);
 }
 
-void SharedExchange::meet_for(const Call& call) {
-  meeting_.post(call);
-  meeting_.meet();
+void SharedExchange::synchronize_for(const Call& call) {
+  barrier_.post(call);
+  barrier_.wait();
 }
 
-// Comes together, and where all arrays can be reached, exchanges them; false: it is still to be done.
+// Barrier, then the in-place exchange if all arrays are mappable; returns false if it must use the window.
 bool SharedExchange::in_place(const Call& call) {
-  place(me_).reaches[(meeting_.calls() + 1) % 2] = make_reach(call);
-  meet_for(call);
-  const auto reach = [&](int r) -> const SharedArrayRef& { return place(r).reaches[meeting_.calls() % 2]; };
+  place(me_).reaches[(barrier_.calls() + 1) % 2] = make_reach(call);
+  synchronize_for(call);
+  const auto reach = [&](int r) -> const SharedArrayRef& { return place(r).reaches[barrier_.calls() % 2]; };
   for (int r = 0; r < n_; ++r)
     if (!reach(r).known()) return false;
   for (int r = 0; r < n_; ++r) {
-    Call& seen = in_place_.seen(r) = call;
+    Call& peer = in_place_.peer_call(r) = call;
     if (r == me_) continue;
     std::byte* const base = peers_->base(reach(r));
-    seen.in = reach(r).in < 0 ? nullptr : base + reach(r).in;
-    seen.out = reach(r).out < 0 ? nullptr : base + reach(r).out;
+    peer.in = reach(r).in < 0 ? nullptr : base + reach(r).in;
+    peer.out = reach(r).out < 0 ? nullptr : base + reach(r).out;
   }
   in_place_.run(call);
-  meeting_.meet();
+  barrier_.wait();
   return true;
 }
 
@@ -227,27 +225,27 @@ void SharedExchange::through_window(const Call& call) {
   block_bytes_ = kSlotBytes / n_ / 64 * 64;
   switch (call.op) {
     case Op::all_reduce:
-      return n_ == 2 ? wholes(call) : all_reduce(call);
+      return n_ == 2 ? full_arrays(call) : all_reduce(call);
     case Op::reduce:
-      return wholes(call);
+      return full_arrays(call);
     case Op::all_gather:
     case Op::gather:
     case Op::broadcast:
       return from_owners(call);
     default:
-      return pieces(call);
+      return chunks(call);
   }
 }
 
 int64_t SharedExchange::run(const Call& call) {
   if (call.op == Op::barrier) {
-    meet_for(call);
+    synchronize_for(call);
     return 0;
   }
   if (peers_ && call.bytes() >= kInPlaceBytes) {
     if (!in_place(call)) through_window(call);
   } else {
-    meeting_.post(call);
+    barrier_.post(call);
     through_window(call);
   }
   return sent_directly(call, n_, me_);

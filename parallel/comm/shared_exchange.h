@@ -1,5 +1,5 @@
-// Other processes' memory, seen from this one: a rank of this host says where its arrays lie (Reach), and whoever is
-// told maps the file behind them (tensor/arena.h, shared_region()) once and for good.
+// Access to other processes' memory: a rank publishes the location of its arrays (SharedArrayRef), and its peers map
+// the underlying file (tensor/arena.h, shared_region()) once.
 #pragma once
 
 #include "parallel/comm/meeting.h"
@@ -7,27 +7,27 @@
 
 namespace tessera {
 
-// The places of a call's arrays, for other processes of the host. Plain numbers: it stands in shared memory.
+// The location of a call's arrays for other processes of the host. Plain data, because it resides in shared memory.
 struct SharedArrayRef {
   int64_t process = 0;  // the rank's process
   Region::File file = {};
-  int64_t size = 0;           // bytes of the file
-  int64_t in = -1, out = -1;  // offsets in it; negative: there is no such array
+  int64_t size = 0;
+  int64_t in = -1, out = -1;  // offsets in it; negative: no such array
   bool known() const { return file.descriptor >= 0; }
 };
-// Opens the file behind a descriptor of another process, to read and write; negative and errno where the system does
-// not let it.
+// Opens the file of another process's descriptor for reading and writing; negative, with errno, if the system forbids
+// it.
 int open_of_process(int64_t process, int descriptor);
 
-// The reach of a call of this process; not known where its arrays lie outside regions that others can map.
+// The location of a call's arrays in this process; not known() if they are outside shareable regions.
 SharedArrayRef make_reach(const Call& call);
 
 class PeerMemory : NotCopied {
  public:
   ~PeerMemory();
 
-  // The address at which the file of `reach` begins in this process. Any thread may ask. Throws CommError naming the
-  // cause when the system does not let it be mapped.
+  // The address in this process at which the file of `reach` is mapped. Thread-safe. Throws CommError with the cause if
+  // the system forbids mapping.
   std::byte* base(const SharedArrayRef& reach);
 
  private:
@@ -36,45 +36,44 @@ class PeerMemory : NotCopied {
     size_t size;
   };
   std::mutex mutex_;
-  std::map<std::pair<int64_t, int64_t>, Mapping> mapped_;  // by process and number of the region
+  std::map<std::pair<int64_t, int64_t>, Mapping> mapped_;  // by process and region id
 };
 
-// The direct exchange of ranks that are processes of one host, which share a window of memory.
+// The direct exchange of ranks that are processes of one host, with a shared memory window.
 //
-// Large arrays that lie where the others can map them (Communicator::make_arena()) are exchanged in place, with two
-// meetings: all have come, all are done (parallel/comm/meeting.h). Where an array of any rank does not, and for what
-// is too small to be worth a second meeting, the bytes go through the window.
+// Large arrays in mappable memory (Communicator::make_arena()) are exchanged in place between two barriers
+// (parallel/comm/meeting.h). If any rank's array is not mappable, or too small to be worth a second barrier, the data
+// is copied through the window.
 //
-// Each rank has two slots in the shared memory. In a round it puts the next block of its array into the slot whose turn
-// it is, raises its flag, waits for the flags of the others, and takes from their slots what is meant for it:
+// Each rank has two slots in the window. In each round it writes the next block of its array to the current slot,
+// raises its flag, waits for the flags of the others, and reads its data from their slots:
 //
-//   rank 0   put 0 | meet | take 0, put 1 | meet | take 1, put 2 | ...        slots  0 1 0 1 ...
-//   rank 1   put 0 | meet | take 0, put 1 | meet | take 1, put 2 | ...
+//   rank 0   put 0 | barrier | take 0, put 1 | barrier | take 1, put 2 | ...        slots  0 1 0 1 ...
+//   rank 1   put 0 | barrier | take 0, put 1 | barrier | take 1, put 2 | ...
 //
-// Who has come to a meeting has taken everything of the round before, so two slots are enough, no rank waits for the
-// end of a call, and a call of one block costs one meeting (an all-reduce of more than two ranks: two). A block fits
-// into the cache, so that arrays cross the memory bus once. Sums are added in the order of ranks with the bits of the
-// thread transport. With the first block each rank posts its call, so that calls that differ are named.
+// A rank that reaches a barrier has read everything of the previous round, so two slots suffice, no rank waits for the
+// end of a call, and a call of one block costs one barrier (an all-reduce of more than two ranks: two). A block fits
+// into the cache, so arrays cross the memory bus once. Sums are added in rank order, bitwise identical to the thread
+// transport. Each rank posts its call with the first block, so mismatched calls are reported.
 
 inline constexpr int64_t kSlotBytes = 128 << 10;
-inline constexpr int64_t kInPlaceBytes = 8 << 10;  // arrays from this size on are exchanged in place
+inline constexpr int64_t kInPlaceBytes = 8 << 10;  // minimum array size for the in-place exchange
 
-// One rank's part of the shared memory.
-struct alignas(4096) SharedPlace : MeetingPlace {
+struct alignas(4096) SharedPlace : RankState {
   std::array<SharedArrayRef, 2> reaches;
   alignas(4096) std::array<std::array<std::byte, kSlotBytes>, 2> slots;
 };
 
 class SharedExchange {
  public:
-  // `places`: by rank, as this rank sees them. `peers`: null where everything goes through the window. The transport,
-  // whose waits these are, must outlive the exchange.
-  SharedExchange(Transport& transport, std::vector<SharedPlace*> places, WaitOptions patience, PeerMemory* peers);
+  // `places` are indexed by rank and mapped in this process. `peers`: null if everything uses the window. The
+  // transport, to which waits are attributed, must outlive the exchange.
+  SharedExchange(Transport& transport, std::vector<SharedPlace*> places, WaitOptions wait_options, PeerMemory* peers);
   int ranks() const { return n_; }
-  // One collective. Returns the bytes that count as sent. Throws as Transport::direct() does.
+  // Runs one collective. Returns the bytes counted as sent. Throws like Transport::direct().
   int64_t run(const Call& call);
-  // Everybody has come, and to the same call.
-  void meet_for(const Call& call);
+  // Barrier that also checks that all ranks post the same call.
+  void synchronize_for(const Call& call);
 
  private:
   template <class Put, class Take>
@@ -84,22 +83,22 @@ class SharedExchange {
   SharedPlace& place(int rank) const { return *places_[static_cast<size_t>(rank)]; }
   std::byte* block(int rank, uint32_t round, int index) const;
   Range part(const Call& call, int rank, int64_t k) const;
-  void put_parts(const Call& call, int64_t k) const;
+  void put_sections(const Call& call, int64_t k) const;
   void sum(const Call& call, int index, const std::byte* own, std::span<std::byte* const> out, int64_t count);
 
   void all_reduce(const Call& call);
-  void wholes(const Call& call);
+  void full_arrays(const Call& call);
   void from_owners(const Call& call);
-  void pieces(const Call& call);
+  void chunks(const Call& call);
 
   std::vector<SharedPlace*> places_;
   PeerMemory* peers_;
   int n_, me_;
-  HostMeeting meeting_;
-  uint32_t round_ = 0;  // under way
+  HostBarrier barrier_;
+  uint32_t round_ = 0;  // current
   InPlaceExchange in_place_;
-  int64_t block_bytes_ = 0;           // bytes of a block in this call: a slot holds one block, or one for each rank
-  std::vector<const std::byte*> in_;  // by rank, for a sum
+  int64_t block_bytes_ = 0;  // block size in this call: a slot holds one block, or one per rank
+  std::vector<const std::byte*> in_;
 };
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// The state that the threads of a group share: the places where they meet, and their mailboxes.
+// State shared by the threads of a group: rank states and mailboxes.
 #pragma once
 #include <deque>
 
@@ -7,42 +7,41 @@
 
 namespace tessera {
 
-inline constexpr int64_t kSmall = 2048;  // bytes that two ranks exchange with one meeting instead of two
+inline constexpr int64_t kSmall = 2048;  // maximum bytes that two ranks exchange with one barrier
 
-struct Letter {
+struct MailboxMessage {
   int tag;
-  std::vector<std::byte> bytes;  // from the host's memory,
-  cuda::DeviceMessage parcel;    // or from a GPU's
+  std::vector<std::byte> bytes;      // from host memory,
+  cuda::DeviceMessage device_bytes;  // or from a GPU
 };
 
-// The messages that one rank has sent to another and that have not been fetched.
 struct Mailbox {
   std::mutex mutex;
-  std::deque<Letter> letters;
-  Flag arrivals;  // counts letters
+  std::deque<MailboxMessage> messages;
+  Flag arrivals;  // counts messages
 };
 
-// A rank's place in the group.
+// A rank's state in the group.
 //
-// Between arriving and departing a rank touches the memory of others, which must not go while it does. So it says that
-// it works, and only works if no rank has failed by then; and a rank that gives up says so first, and goes only when
-// nobody works any more. Of the two at least one sees what the other said.
+// Between arrive and depart a rank accesses the memory of others, which must not be freed meanwhile. So it sets
+// `working` and proceeds only if no rank has failed; a failing rank first records its failure and leaves only when no
+// rank is working. Sequential consistency guarantees that at least one of the two observes the other.
 //
-// On GPUs the hosts meet as they do for arrays in their memory, and the streams after them: each rank marks its own
-// when it comes, works behind everybody's mark, marks its stream again, and goes on behind everybody's second mark.
+// On GPUs the host barrier is followed by a barrier of the streams: each rank records an event when it arrives, works
+// after all ranks' events, records a second event, and continues after all second events.
 class ThreadGroup;
-struct Place : MeetingPlace {
+struct Place : RankState {
   std::atomic<bool> working{false};
-  cuda::Mark ready, done;                // marks of arrays on GPUs: may be read and written; no longer are
-  std::shared_ptr<ThreadGroup> offered;  // new group that its first rank offers to its others, while they split
+  cuda::Mark ready, done;                // events of GPU arrays: accessible from `ready` until `done`
+  std::shared_ptr<ThreadGroup> offered;  // new group, from its first rank to the others during split()
   alignas(128) std::array<std::array<std::byte, kSmall>, 2> small;
 };
 
 class ThreadGroup {
  public:
-  ThreadGroup(std::vector<int> members, double timeout_s, bool crowded, std::shared_ptr<FailureState> failures)
-      : world_ranks(std::move(members)), board(std::move(failures)), places(world_ranks.size()) {
-    patience = {.timeout_s = timeout_s, .crowded = crowded, .poisoned = &board->flag()};
+  ThreadGroup(std::vector<int> members, double timeout_s, bool oversubscribed, std::shared_ptr<FailureState> failures)
+      : world_ranks(std::move(members)), failure_state(std::move(failures)), places(world_ranks.size()) {
+    wait_options = {.timeout_s = timeout_s, .oversubscribed = oversubscribed, .failed_rank = &failure_state->flag()};
   }
 
   Mailbox& mailbox(int from, int to) {
@@ -53,16 +52,16 @@ class ThreadGroup {
   }
 
   std::vector<int> world_ranks;
-  std::shared_ptr<FailureState> board;
-  WaitOptions patience;
+  std::shared_ptr<FailureState> failure_state;
+  WaitOptions wait_options;
   std::vector<Place> places;
   std::mutex mutex;
   std::map<std::pair<int, int>, std::unique_ptr<Mailbox>> mailboxes;
 };
 
-// Ranks that are threads of one process. They see each other's memory, so the direct exchange needs no copies: each
-// rank adds its piece of everybody's array and writes the sum to everybody. Nothing has to be installed; the oracle of
-// all other backends.
+// Ranks as threads of one process. They access each other's memory, so the direct exchange needs no copies: each rank
+// adds its chunk of all arrays and writes the sum to all. It has no dependencies and serves as the oracle of all other
+// backends.
 
 class ThreadTransport final : public Transport {
  public:
@@ -89,23 +88,23 @@ class ThreadTransport final : public Transport {
   void depart(const Call& call);
   void begin_work();
   void end_work();
-  // Called before anything is thrown out of a meeting: when it returns, nobody reads or writes this rank's memory.
-  void leave_meeting();
+  // Called before an exception leaves the exchange: on return no rank accesses this rank's memory.
+  void leave_barrier();
   [[noreturn]] void give_up(const Call& call);
   Place& place(int rank) const { return group_->places[static_cast<size_t>(rank)]; }
-  void put(int to, Letter letter);
-  Letter take(int from, int tag, int64_t bytes);
+  void put(int to, MailboxMessage message);
+  MailboxMessage take(int from, int tag, int64_t bytes);
   int64_t all_reduce_small(const Call& call);
   int64_t exchange(const Call& call);
 
   std::shared_ptr<ThreadGroup> group_;
   int rank_;
-  HostMeeting meeting_;
+  HostBarrier barrier_;
   InPlaceExchange exchange_;
 };
 
-// The group of all ranks of a launch, for each of its threads to take its transport from.
-std::shared_ptr<ThreadGroup> make_thread_group(int ranks, double timeout_s, bool crowded,
-                                               std::shared_ptr<FailureState> board);
+// Creates the group of a launch, from which each thread constructs its transport.
+std::shared_ptr<ThreadGroup> make_thread_group(int ranks, double timeout_s, bool oversubscribed,
+                                               std::shared_ptr<FailureState> failure_state);
 
 }  // namespace tessera

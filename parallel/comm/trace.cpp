@@ -1,4 +1,4 @@
-// Times on the steady clock.
+// Trace recording, and the flight recorder's reports.
 #include "parallel/comm/trace.h"
 
 #include <fmt/format.h>
@@ -10,12 +10,12 @@
 namespace tessera {
 
 namespace {
-constexpr int64_t kShare = 32;  // changes below 1 / kShare of the most bytes ever are noted with the next event
+constexpr int64_t kShare = 32;  // smaller changes than 1 / kShare of the peak are sampled with the next event
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 int64_t sum(const std::array<int64_t, kCategories>& x) { return std::accumulate(x.begin(), x.end(), int64_t{0}); }
 }  // namespace
 
-Trace::Trace(size_t keep) : began_(seconds()), keep_(keep), noting_(keep == 0) {}
+Trace::Trace(size_t keep) : began_(seconds()), keep_(keep), recording_(keep == 0) {}
 Trace::~Trace() { watch(nullptr); }
 double Trace::now() const { return seconds() - began_; }
 
@@ -27,12 +27,12 @@ double Trace::processor_now() {
 
 void Trace::add(TraceEvent event) {
   const std::lock_guard lock(mutex_);
-  if (!noting_) return;
+  if (!recording_) return;
   (event.kind == TraceKind::wait ? waits_ : events_).push_back(std::move(event));
   sample();
 }
 
-// The arena calls with its own lock held, so it is called without ours.
+// The arena calls back while it holds its own lock, so ours must not be held here.
 void Trace::watch(ArenaPtr arena) {
   if (arena_) tessera::watch(*arena_, nullptr);
   arena_ = std::move(arena);
@@ -43,8 +43,8 @@ void Trace::changed(const std::array<int64_t, kCategories>& live) {
   const std::lock_guard lock(mutex_);
   live_ = live;
   const int64_t held = sum(live);
-  most_ = std::max(most_, held);
-  if (noting_ && std::abs(held - noted_) * kShare >= most_) sample();
+  peak_ = std::max(peak_, held);
+  if (recording_ && std::abs(held - sampled_) * kShare >= peak_) sample();
 }
 
 void Trace::begin_step(int64_t step) {
@@ -52,7 +52,7 @@ void Trace::begin_step(int64_t step) {
   const double time = now();
   steps_.push_back({step, time, time});
   forget();
-  noting_ = true;
+  recording_ = true;
   sample();
 }
 
@@ -60,13 +60,13 @@ void Trace::end_step() {
   const std::lock_guard lock(mutex_);
   sample();
   steps_.back().end = now();
-  noting_ = keep_ == 0;
+  recording_ = keep_ == 0;
 }
 
 void Trace::sample() {
   if (!arena_) return;
   memory_.push_back({.time = now(), .live = live_});
-  noted_ = sum(live_);
+  sampled_ = sum(live_);
 }
 
 void Trace::forget() {
@@ -84,15 +84,13 @@ TraceSpan::~TraceSpan() {
   trace_->add({.what = what_, .axis = {}, .begin = begin_, .end = end, .kind = kind_});
 }
 
-std::future<void> held_up_until(std::future<void> done, Trace* trace) {
+std::future<void> trace_stall(std::future<void> done, Trace* trace) {
   if (!trace) return done;
   return std::async(std::launch::deferred, [trace, until = std::move(done)]() mutable {
-    const TraceSpan span(trace, kHeldUp, TraceKind::wait);
+    const TraceSpan span(trace, kStall, TraceKind::wait);
     until.get();
   });
 }
-
-// The lines that are said and written.
 
 namespace {
 
@@ -113,12 +111,12 @@ std::string quoted(const std::string& text) {
 
 bool StallReporter::is_news(const std::string& axis, int missing) {
   const std::lock_guard lock(mutex_);
-  return said_.insert({axis, missing}).second;
+  return reported_.insert({axis, missing}).second;
 }
 
 Flight::Flight(int rank, int ranks, std::shared_ptr<StallReporter> waits)
     : rank_(rank),
-      long_waits_(std::move(waits)),
+      stall_reporter_(std::move(waits)),
       first_tick_(ticks()),
       start_(std::chrono::steady_clock::now()),
       waited_ns_(static_cast<size_t>(ranks)) {}
@@ -152,10 +150,10 @@ std::vector<double> Flight::waits() const {
 
 void Flight::overdue(const std::string& axis, const std::string& during, int missing, const std::string& last,
                      double seconds, bool again) {
-  if (!again && !long_waits_->is_news(axis, missing)) return;
-  const std::string whom = missing < 0 ? "other ranks" : fmt::format("rank {}", missing);
-  long_waits_->say(fmt::format("[rank {}] has waited {} in {} on axis {} for {}{}", rank_, seconds_text(seconds),
-                               during, axis, whom, last.empty() ? "" : " (" + last + ")"));
+  if (!again && !stall_reporter_->is_news(axis, missing)) return;
+  const std::string peer = missing < 0 ? "other ranks" : fmt::format("rank {}", missing);
+  stall_reporter_->say(fmt::format("[rank {}] has waited {} in {} on axis {} for {}{}", rank_, seconds_text(seconds),
+                                   during, axis, peer, last.empty() ? "" : " (" + last + ")"));
 }
 
 std::string Flight::to_json(const std::string& cause) const {

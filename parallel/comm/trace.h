@@ -1,4 +1,4 @@
-// Two records of what a rank does and when: the trace, for timelines, and the flight, for a failure that may come.
+// Two records of a rank's activity: the trace, for timelines, and the flight recorder, for failures.
 #pragma once
 #include <chrono>
 #include <deque>
@@ -10,24 +10,23 @@
 
 namespace tessera {
 
-// The trace: communications, how long they held up the rank's own thread, the actions of a pipeline, and whatever else
-// wants to be seen beside them; where an arena is watched, with what it held after each, and whenever that had changed
-// by a thirty-second of the most that it held.
+// The trace: communications and the stalls they cause, pipeline actions, and phases. If an arena is watched, also its
+// memory after each event and whenever it has changed by 1/32 of its peak.
 
 enum class TraceKind : uint8_t { communication, action, phase, wait };
 
 struct TraceEvent {
-  std::string what;           // "all_reduce", "2F0", "optimizer"
-  std::string axis;           // axis of a communication or an action
-  int64_t bytes = 0;          // bytes of its array
-  double requested = 0;       // seconds since the trace began: when it was asked for,
-  double begin = 0, end = 0;  // and when it ran
-  int64_t sent = 0;           // bytes that left this rank
+  std::string what;  // "all_reduce", "2F0", "optimizer"
+  std::string axis;
+  int64_t bytes = 0;          // of its array
+  double requested = 0;       // seconds since the trace began, when requested
+  double begin = 0, end = 0;  // and while running
+  int64_t sent = 0;
   TraceKind kind = TraceKind::communication;
-  double processor = 0;  // seconds that an action's thread had a processor meanwhile
+  double processor = 0;  // CPU seconds of an action's thread
 };
 
-// A step of training, and bytes of the watched arena at a moment.
+// A training step, and a sample of the watched arena's memory.
 struct TraceStep {
   int64_t step = 0;  // counted from 1
   double begin = 0, end = 0;
@@ -37,21 +36,20 @@ struct TraceMemory {
   std::array<int64_t, kCategories> live = {};
 };
 
-// May be written from any thread.
 class Trace : NotCopied {
  public:
-  // With `keep` above 0, only what happens within steps is noted, and only the last `keep` steps are kept.
+  // With `keep` > 0, records only events within steps and retains the last `keep` steps.
   explicit Trace(size_t keep = 0);
   ~Trace();
-  double now() const;                       // seconds since the trace began
-  static double processor_now();            // seconds that this thread has had a processor
-  double origin() const { return began_; }  // when it began, on the steady clock, which the processes of a host share
+  double now() const;
+  static double processor_now();
+  double origin() const { return began_; }  // start on the steady clock, which the processes of a host share
   void add(TraceEvent event);
   void begin_step(int64_t step);
   void end_step();
-  void watch(ArenaPtr arena);  // that which is watched now no more; null: none
+  void watch(ArenaPtr arena);  // replaces the watched arena; null: none
 
-  std::vector<TraceEvent> events() const { return copied(events_); }  // in the order of their end; waits apart
+  std::vector<TraceEvent> events() const { return copied(events_); }  // in the order of their end, without waits
   std::vector<TraceEvent> waits() const { return copied(waits_); }
   std::vector<TraceStep> steps() const { return copied(steps_); }
   std::vector<TraceMemory> memory() const { return copied(memory_); }
@@ -69,15 +67,15 @@ class Trace : NotCopied {
   const size_t keep_;
   ArenaPtr arena_;
   std::array<int64_t, kCategories> live_ = {};
-  int64_t noted_ = 0, most_ = 0;  // bytes of all categories: at the last sample, and ever
+  int64_t sampled_ = 0, peak_ = 0;  // total bytes: at the last sample, and peak
   mutable std::mutex mutex_;
-  bool noting_;
+  bool recording_;
   std::deque<TraceEvent> events_, waits_;
   std::deque<TraceStep> steps_;
   std::deque<TraceMemory> memory_;
 };
 
-// A phase, or a wait, from here to the end of the scope; nothing without a trace.
+// Records a phase or a wait until the end of the scope; no-op without a trace.
 class TraceSpan : NotCopied {
  public:
   TraceSpan(Trace* trace, const char* what, TraceKind kind = TraceKind::phase)
@@ -91,43 +89,42 @@ class TraceSpan : NotCopied {
   double begin_;
 };
 
-// A rank's thread that waits for a communication.
-inline constexpr const char* kHeldUp = "held up";
-// `done`, such that the trace knows how long whoever waits for it was held up.
-std::future<void> held_up_until(std::future<void> done, Trace* trace);
+// A rank's thread blocked on a communication.
+inline constexpr const char* kStall = "held up";
+// Wraps `done` so that the trace records how long its waiter was stalled.
+std::future<void> trace_stall(std::future<void> done, Trace* trace);
 
-// The flight recorder notes what one rank does with others, as it does it: its last operations, how long it has waited
-// and for whom, and a word when a wait is long. The notes are kept for the failure that may come: then the file
-// `flight.json` shows what every rank had come to.
+// The flight recorder records the recent communications of one rank, how long it has waited for each other rank, and
+// reports long waits. After a failure the file `flight.json` shows the progress of every rank.
 //
 //   {"rank": 3, "ranks": 4, "cause": "[dp axis] ...", "operations": [{"axis": "dp", "number": 17, "operation":
 //    "all_reduce", "bytes": 4096, "begun": 1.2031, "ended": 1.2034}, ...]}                 one line for each rank
 //
-// `number` counts a rank's operations on an axis, so that those that belong together have the same; `ended` is null
-// where the rank was still in it. Times are seconds since the rank began. Noting an operation costs two readings of the
-// processor's clock and a few stores.
+// `number` counts a rank's operations on an axis, so that matching operations of different ranks have the same number;
+// `ended` is null if the rank was still in the operation. Times are seconds since the rank began. Recording an
+// operation costs two reads of the CPU's time-stamp counter and a few stores.
 
-// Says what the ranks of a process wait for, when they wait long; it says the same thing once.
+// Reports long waits of the ranks of a process, each once.
 class StallReporter {
  public:
   explicit StallReporter(std::function<void(const std::string& line)> say) : say_(std::move(say)) {}
-  // True for the first to wait on that axis for that rank.
+  // True for the first wait on that axis for that rank.
   bool is_news(const std::string& axis, int missing);
   void say(const std::string& line) const { say_(line); }
 
  private:
   std::function<void(const std::string&)> say_;
   std::mutex mutex_;
-  std::set<std::pair<std::string, int>> said_;
+  std::set<std::pair<std::string, int>> reported_;
 };
 
 class Flight {
  public:
   Flight(int rank, int ranks, std::shared_ptr<StallReporter> waits);
 
-  // Number of an axis here; ranks give it the same name.
+  // Local id of an axis, which has the same name on all ranks.
   int axis(const std::string& name);
-  // An operation begins; its ticket is what end() takes. From any thread.
+  // Records the begin of an operation; returns a ticket for end(). Thread-safe.
   uint64_t begin(int axis, Op op, int64_t bytes) {
     const uint64_t ticket = made_.fetch_add(1, std::memory_order_relaxed);
     Entry& e = entries_[ticket % kKept];
@@ -142,24 +139,23 @@ class Flight {
   }
   void end(uint64_t ticket) { entries_[ticket % kKept].ended.store(ticks(), std::memory_order_relaxed); }
 
-  // This rank has waited for a rank of the world.
+  // Adds to the time spent waiting for a world rank.
   void waited(int world_rank, double seconds);
-  std::vector<double> waits() const;  // seconds, by rank of the world
-  double seconds() const;             // since it began
+  std::vector<double> waits() const;
+  double seconds() const;  // since it began
 
-  // It has waited `seconds` up to now: says so where that is news, or goes on. `last` is what the missing rank did
-  // last. `again`: this wait was said before.
+  // Reports a wait that has lasted `seconds` so far, or, if `again`, that it continues. `last` describes the missing
+  // rank's last operation.
   void overdue(const std::string& axis, const std::string& during, int missing, const std::string& last, double seconds,
                bool again);
 
-  // One line of the file.
   std::string to_json(const std::string& cause) const;
 
  private:
   static constexpr size_t kKept = 32, kAxes = 16;
   static uint64_t ticks() {
 #ifdef __x86_64__
-    return __builtin_ia32_rdtsc();  // a third of the time that the clock takes
+    return __builtin_ia32_rdtsc();  // three times as fast as the clock
 #else
     return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 #endif
@@ -171,7 +167,7 @@ class Flight {
   };
 
   const int rank_;
-  const std::shared_ptr<StallReporter> long_waits_;
+  const std::shared_ptr<StallReporter> stall_reporter_;
   const uint64_t first_tick_;
   const std::chrono::steady_clock::time_point start_;
   std::atomic<uint64_t> made_ = 0;
@@ -179,24 +175,24 @@ class Flight {
   std::array<std::atomic<uint64_t>, kAxes> numbers_{};
   mutable std::mutex naming_;
   std::vector<std::string> axes_;
-  std::vector<std::atomic<int64_t>> waited_ns_;  // by rank of the world
+  std::vector<std::atomic<int64_t>> waited_ns_;
 };
 
-// How long until the next word about a wait: 5 s, 30 s, 60 s, and then twice as long each time.
+// Intervals between reports of one wait: after 5 s, 30 s, 60 s, then doubling.
 class ReportInterval {
  public:
   bool is_due(double waited) {
     if (waited < next_) return false;
     next_ = next_ == kFirst ? kSecond : 2 * next_;
-    ++said_;
+    ++reported_;
     return true;
   }
-  bool again() const { return said_ > 1; }
+  bool again() const { return reported_ > 1; }
 
  private:
   static constexpr double kFirst = 5, kSecond = 30;
   double next_ = kFirst;
-  int said_ = 0;
+  int reported_ = 0;
 };
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// The parts of a transport that need no memory in common.
+// Transport functions that do not need shared memory.
 #include "parallel/comm/transport.h"
 
 #include <fmt/format.h>
@@ -53,22 +53,22 @@ void Transport::recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, A
 int64_t Transport::direct(const Call& call) { return direct_by_messages(*this, call); }
 
 std::vector<int> Transport::group_members(int color, int key) {
-  struct Wish {
+  struct ColorKey {
     int32_t color, key;
   };
-  std::vector<Wish> wishes(static_cast<size_t>(size()));
-  const auto wish = [&](int r) -> Wish& { return wishes[static_cast<size_t>(r)]; };
-  wish(rank()) = {color, key};
+  std::vector<ColorKey> color_keys(static_cast<size_t>(size()));
+  const auto color_key = [&](int r) -> ColorKey& { return color_keys[static_cast<size_t>(r)]; };
+  color_key(rank()) = {color, key};
   if (size() > 1)
     direct({.op = Op::all_gather,
             .dtype = DType::int64,
             .count = size(),
-            .in = reinterpret_cast<const std::byte*>(&wish(rank())),
-            .out = reinterpret_cast<std::byte*>(wishes.data())});
+            .in = reinterpret_cast<const std::byte*>(&color_key(rank())),
+            .out = reinterpret_cast<std::byte*>(color_keys.data())});
   std::vector<int> members;
   for (int r = 0; r < size(); ++r)
-    if (wish(r).color == color) members.push_back(r);
-  std::ranges::stable_sort(members, {}, [&](int r) { return wish(r).key; });
+    if (color_key(r).color == color) members.push_back(r);
+  std::ranges::stable_sort(members, {}, [&](int r) { return color_key(r).key; });
   return members;
 }
 
@@ -96,11 +96,9 @@ std::function<void()> Transport::native_beside(const Call& call) {
 }
 
 int64_t Transport::native(const Call& call) {
-  throw Error("[comm] " + std::string(kind()) + " have no collective of their own for " + describe(call) +
+  throw Error("[comm] " + std::string(kind()) + " have no native collective for " + describe(call) +
               "; expected the algorithm direct, ring, tree or root");
 }
-
-// Names of communications.
 
 std::string_view to_string(Op op) {
   constexpr std::array<std::string_view, kOps> names = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
@@ -116,7 +114,7 @@ std::string describe(const Call& call) {
   if (call.reduction == Reduction::max) text += ", max";
   if (call.op == Op::broadcast || call.op == Op::reduce || call.op == Op::gather || call.op == Op::scatter)
     text += ", root " + std::to_string(call.root);
-  if (call.pieces) text += ", uneven pieces";
+  if (call.splits) text += ", uneven chunks";
   if (call.gpu) text += ", on a GPU";
   return text + ")";
 }
@@ -130,7 +128,7 @@ std::string sent_nothing(int world_rank, double timeout_s) {
 }
 
 std::string did_not_come(int world_rank, double timeout_s, const std::string& last) {
-  return fmt::format("rank {} did not come within {}; {}", world_rank, seconds_text(timeout_s), last);
+  return fmt::format("rank {} did not arrive within {}; {}", world_rank, seconds_text(timeout_s), last);
 }
 
 CommError differ(const Call& mine, int world_rank, const Call& theirs) {

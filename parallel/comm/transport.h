@@ -1,20 +1,20 @@
-// Transport: carries bytes between the ranks of a group: threads of one process, processes under MPI, GPUs under NCCL.
+// Transport: moves bytes between the ranks of a group: threads of one process, processes under MPI, GPUs under NCCL.
 //
-// Who calls whom, from top to bottom; one arrow goes up again:
+// Call graph; one arrow returns to an upper layer:
 //
-//   Communicator                  what users see: checks, counts and traces
+//   Communicator                  the public interface: checks, counts and traces
 //        |
-//   run_collective()              chooses one of three ways (parallel/comm/algorithms.h)
+//   run_collective()              selects one of three paths (parallel/comm/algorithms.h)
 //        |
 //        +--> ring(), tree(), root()
 //        |       |
-//        |       +--> send(), recv()                  messages, of which all algorithms are made
+//        |       +--> send(), recv()                  messages, the basis of all algorithms
 //        |
-//        +--> direct()            ranks that see each other's memory need no messages (threads; MPI on one host)
+//        +--> direct()            ranks with access to each other's memory need no messages (threads; MPI on one host)
 //        |       |
-//        |       +--> direct_by_messages() --> send(), recv()         the default: back up into an algorithm
+//        |       +--> direct_by_messages() --> send(), recv()         the default: an algorithm over messages
 //        |
-//        +--> native()            the collective of a library: MPI, NCCL
+//        +--> native()            a library's collective: MPI, NCCL
 //
 // direct(), native(), send() and recv() are functions of a Transport.
 #pragma once
@@ -30,10 +30,10 @@ class CallLog;
 class CommWorker;
 class Flight;
 
-// Where the first rank that fails says so, for all ranks and all groups of one launch.
+// The first failure of a rank, shared by all ranks and groups of a launch.
 class FailureState {
  public:
-  // The first failure stands; a cause may be added to it later when it had none.
+  // Only the first failure is recorded; a missing cause may be added later.
   void fail(int world_rank, const std::string& cause);
   int failed_rank() const { return failed_.load(std::memory_order_acquire); }  // negative: none
   std::string cause() const;
@@ -51,67 +51,65 @@ class Transport : NotCopied {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  virtual int world_rank(int rank) const = 0;  // world rank of a rank of this group, for messages to people
-  // This rank's number among the ranks of the world on this machine; it chooses the GPU.
+  virtual int world_rank(int rank) const = 0;
+  // This rank's index among the world's ranks on this host; it selects the GPU.
   virtual int local_rank() const { return world_rank(rank()); }
   virtual std::string_view kind() const = 0;  // "threads"
-  // The name of the mesh axis, for what is said where no exception passes through the Communicator.
+  // The name of the mesh axis, for reports that do not pass through the Communicator.
   virtual void set_axis(const std::string& axis) { axis_ = axis; }
-  // Where this rank's waits are noted; null: nowhere.
+  // The recorder of this rank's waits; null: none.
   virtual void set_flight(std::shared_ptr<Flight> flight) { flight_ = std::move(flight); }
 
-  // Messages between two ranks arrive in the order of sending, by tag. send() copies what it is given and never waits
-  // for the receiver. recv() throws CommError when the message has another size, a rank fails or the time is over.
+  // Messages between two ranks arrive in sending order, by tag. send() copies its data and never waits for the
+  // receiver. recv() throws CommError if the size differs, a rank fails, or the wait times out.
   virtual void send(int to, int tag, const std::byte* data, int64_t bytes) = 0;
   virtual void recv(int from, int tag, std::byte* data, int64_t bytes) = 0;
 
-  // The same of bytes on a GPU, of whose arena they are a part; queued on its stream. The default takes them through
-  // the host's memory.
+  // The same for data in the arena `gpu`, queued on its stream. The default stages the data in host memory.
   virtual void send_from_gpu(int to, int tag, const std::byte* data, int64_t bytes, Arena& gpu);
   virtual void recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, Arena& gpu);
 
-  // Every rank sends its piece straight to where it belongs; sums are added in the order of ranks. Returns the bytes
-  // that this rank sent. The default is made of messages.
+  // Each rank sends every chunk directly to its destination; sums are added in rank order. Returns the bytes that this
+  // rank sent. The default uses messages.
   virtual int64_t direct(const Call& call);
-  // True of arrays that only the library's collectives can reach, as in a GPU's memory.
+  // Whether only the library's collectives can access the arrays, e.g. in GPU memory.
   virtual bool only_native(const Call& /*call*/) const { return false; }
-  // The library's own collective. Throws Error where there is none.
+  // The library's own collective. Throws Error if there is none.
   virtual int64_t native(const Call& call);
 
-  // Whether direct() takes calls that cut rows (Call::rows).
+  // Whether direct() supports calls that split rows (Call::rows).
   virtual bool supports_row_slices() const { return false; }
-  // Whether its ranks are processes that reach each other's arrays where these lie in shared_region()s.
+  // Whether ranks are processes that exchange arrays in shared_region()s in place.
   virtual bool maps_peers() const { return false; }
-  // True of calls whose arrays lie on a GPU whose work is captured now: native() only queues those.
+  // Whether the call's GPU stream is being captured, so native() only queues the call.
   virtual bool only_queues(const Call& /*call*/) const { return false; }
-  // Starts native() for such a call, beside work that is queued on the rank's stream from now on. Work that is queued
-  // there after the function that is returned was called comes after the collective.
+  // Starts native() for such a call, concurrently with subsequent work of the rank's stream; the returned function
+  // makes work queued after its call wait for the collective.
   virtual std::function<void()> native_beside(const Call& call);
-  // Where communications that are started run in the background; null: each communicator has a thread of its own.
+  // The thread for background communications; null: one per communicator.
   virtual std::shared_ptr<CommWorker> background() { return nullptr; }
-  // For who waits for queued collectives, of any group of this rank, and has done so for `waited_s`. Throws CommError
-  // when another rank or the library has failed, or the time is over, and ends what is under way.
+  // Called while waiting for queued collectives of any group of this rank, for `waited_s` so far. Aborts them and
+  // throws CommError if another rank or the library has failed, or the wait times out.
   virtual void check_progress(double /*waited_s*/, const std::string& /*during*/) {}
 
-  // Groups of the ranks that give the same color, ranked by key, then by rank here. Every rank calls it.
+  // Groups of the ranks with equal color, ordered by key, then by rank. Collective.
   virtual std::unique_ptr<Transport> split(int color, int key) = 0;
 
-  // Ends waiting everywhere: this rank cannot go on. `cause` may be empty when it is not known yet.
+  // Ends all waits: this rank cannot continue. `cause` may be empty if not yet known.
   virtual void fail(const std::string& cause) = 0;
-  // World rank of the rank that has failed; negative: none.
+  // World rank of the failed rank; negative: none.
   virtual int failed_rank() const { return -1; }
-  // Who that is, and why where it is known: "rank 1 has failed: its process 77 is gone".
+  // The failed rank and its cause, if known: "rank 1 has failed: its process 77 is gone".
   virtual std::string failure() const { return "rank " + std::to_string(failed_rank()) + " has failed"; }
-  // Logs of each rank's calls, for calls in which they do not meet on the host. Empty where not all can see them.
+  // Call logs of all ranks, for calls without a host barrier. Empty if not all are accessible.
   virtual std::vector<CallLog*> logs() { return {}; }
 
  protected:
-  // For split(): the ranks that give this one's color, by key and then by rank. Every rank calls it.
+  // For split(): the ranks with this rank's color, ordered by key, then by rank. Collective.
   std::vector<int> group_members(int color, int key);
-  // For recv(): asks until a message has come, which is told how long this rank has waited and may wait a moment
-  // itself. Throws when a rank fails or the time is over.
+  // For recv(): polls has_come(), which may block briefly and receives the time waited so far. Throws if a rank fails
+  // or the wait times out.
   void await_message(int from, int64_t bytes, double timeout_s, const std::function<bool(double waited_s)>& has_come);
-  // Throws CommError for a message of another size.
   void check_size(int from, int64_t bytes, int64_t sent) const;
 
   friend class PeerWait;
@@ -119,8 +117,8 @@ class Transport : NotCopied {
   std::shared_ptr<Flight> flight_;
 };
 
-// A rank's wait for another rank of its group, reported to its flight recorder. `what` is called if a text is needed:
-// it names the waiting operation and the other rank's last one.
+// A rank's wait for another rank of its group, reported to its flight recorder. `what` is called only if text is
+// needed: it returns the waiting operation and the other rank's last one.
 class PeerWait final : public WaitObserver {
  public:
   using What = std::function<std::pair<std::string, std::string>()>;

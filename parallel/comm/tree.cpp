@@ -1,12 +1,12 @@
-// A binary tree: few steps, whole arrays. For small arrays on many ranks, where latency is what counts.
+// Binary tree: few steps with full arrays. For small arrays on many ranks, where latency dominates.
 //
 //   step 1:  0 <- 1   2 <- 3   4 <- 5   6 <- 7       (8 ranks, counted from the root)
 //   step 2:  0 <- 2            4 <- 6
-//   step 3:  0 <- 4                                  and back the same way for a broadcast
+//   step 3:  0 <- 4                                  and the reverse for a broadcast
 //
-// Order of summation, the same for every element: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), each addition rounded to
-// the dtype; where the number of ranks is no power of two the missing ranks are left out. Ranks count from the root on.
-// Sent: every rank but the root its array once upwards; downwards n - 1 arrays by all ranks together.
+// Summation order, the same for every element: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), each addition rounded to the
+// dtype; if the number of ranks is not a power of two, missing ranks are skipped. Ranks count from the root. Sent:
+// every rank but the root sends its array up once; n - 1 arrays are sent down in total.
 #include <numeric>
 
 #include "parallel/comm/algorithms.h"
@@ -66,7 +66,7 @@ int64_t tree(Transport& t, const Call& call) {
   } else if (call.op == Op::all_reduce) {
     tree.reduce(call.out);
     tree.broadcast(call.out);
-  } else {  // only the root's array changes
+  } else {
     Scratch total(call, tree.bytes);
     tree.memory.copy(total.data(), call.in, tree.bytes);
     tree.reduce(total.data());
@@ -75,14 +75,14 @@ int64_t tree(Transport& t, const Call& call) {
   return tree.sent;
 }
 
-// Through a root: what DataParallel and a parameter server do. Simple, and the root's link is the bottleneck.
+// Through a root, as DataParallel and a parameter server do: simple, but the root's link is the bottleneck.
 //
 //   1 \            / 1
 //   2 -> 0 (sum) -> 2        gather, then broadcast
 //   3 /            \ 3
 //
-// Order of summation: rank order, in float32, rounded once; the same bits as the direct exchange. The root receives and
-// sends n - 1 arrays; every other rank sends and receives one.
+// Summation order: rank order, in float32, rounded once; bitwise identical to the direct exchange. The root receives
+// and sends n - 1 arrays; every other rank sends and receives one.
 
 int64_t root(Transport& t, const Call& call) {
   int64_t sent = 0;
@@ -107,11 +107,11 @@ int64_t root(Transport& t, const Call& call) {
   return sent;
 }
 
-// Uneven pieces: each rank sends first, since none of it waits; then it takes what the others sent.
+// Uneven chunks: each rank first sends, which does not block, then receives.
 
 namespace {
 
-constexpr int kPieceTag = 7002;
+constexpr int kChunkTag = 7002;
 
 Range part(const std::vector<int64_t>& sizes, int r) {
   const int64_t begin = std::accumulate(sizes.begin(), sizes.begin() + r, int64_t{0});
@@ -120,45 +120,45 @@ Range part(const std::vector<int64_t>& sizes, int r) {
 
 }  // namespace
 
-Range piece_for(const Call& call, int ranks, int r) {
-  return call.pieces ? part(call.pieces->sent, r) : piece(call.count, ranks, r);
+Range send_range(const Call& call, int ranks, int r) {
+  return call.splits ? part(call.splits->sent, r) : chunk_range(call.count, ranks, r);
 }
 
-Range piece_from(const Call& call, int ranks, int r) {
-  return call.pieces ? part(call.pieces->received, r) : piece(call.count, ranks, r);
+Range recv_range(const Call& call, int ranks, int r) {
+  return call.splits ? part(call.splits->received, r) : chunk_range(call.count, ranks, r);
 }
 
-int64_t send_pieces(Transport& t, const Call& call) {
+int64_t send_chunks(Transport& t, const Call& call) {
   const int own = t.rank(), ranks = t.size();
   const int64_t element = element_size(call.dtype);
   int64_t left = 0;
   for (int step = 1; step < ranks; ++step) {
     const int other = (own + step) % ranks;
-    const Range there = piece_for(call, ranks, other);
+    const Range there = send_range(call, ranks, other);
     if (there.size() == 0) continue;
-    Memory(call).send(t, other, kPieceTag, call.in + there.begin * element, there.size() * element);
+    Memory(call).send(t, other, kChunkTag, call.in + there.begin * element, there.size() * element);
     left += there.size() * element;
   }
   return left;
 }
 
-void receive_pieces(Transport& t, const Call& call) {
+void receive_chunks(Transport& t, const Call& call) {
   const Memory memory(call);
   const int own = t.rank(), ranks = t.size();
   const int64_t element = element_size(call.dtype);
-  const Range here = piece_for(call, ranks, own);
-  memory.copy(call.out + piece_from(call, ranks, own).begin * element, call.in + here.begin * element,
+  const Range here = send_range(call, ranks, own);
+  memory.copy(call.out + recv_range(call, ranks, own).begin * element, call.in + here.begin * element,
               here.size() * element);
   for (int step = 1; step < ranks; ++step) {
     const int other = (own + ranks - step) % ranks;
-    const Range back = piece_from(call, ranks, other);
-    if (back.size() > 0) memory.recv(t, other, kPieceTag, call.out + back.begin * element, back.size() * element);
+    const Range back = recv_range(call, ranks, other);
+    if (back.size() > 0) memory.recv(t, other, kChunkTag, call.out + back.begin * element, back.size() * element);
   }
 }
 
 int64_t exchange_uneven(Transport& t, const Call& call) {
-  const int64_t left = send_pieces(t, call);
-  receive_pieces(t, call);
+  const int64_t left = send_chunks(t, call);
+  receive_chunks(t, call);
   return left;
 }
 

@@ -1,4 +1,4 @@
-// Flags over the futex of Linux, which works between processes as between threads.
+// Flags on Linux futexes, which work between threads and between processes.
 #include "parallel/comm/wait.h"
 
 #include <linux/futex.h>
@@ -15,16 +15,15 @@ namespace tessera {
 
 namespace {
 
-constexpr int kSpins = 2000, kSpinsWhenCrowded = 20;
+constexpr int kSpins = 2000, kSpinsIfOversubscribed = 20;
 constexpr double kYielding_s = 100e-6;
-constexpr long kSlice_ns = 20'000'000;  // a sleeper looks up this often, for a rank that failed or the time,
-constexpr long kBusySlice_ns = 50'000;  // and this often when it has something to do meanwhile
+constexpr long kSlice_ns = 20'000'000;  // polling interval of a sleeper for failures and timeouts,
+constexpr long kBusySlice_ns = 50'000;  // and while `progress` has work
 
 bool reached(const std::atomic<uint32_t>& flag, uint32_t value, std::memory_order order) {
   return static_cast<int32_t>(flag.load(order) - value) >= 0;
 }
 
-// Tells the processor that this loop waits.
 void pause() {
 #ifdef __x86_64__
   __builtin_ia32_pause();
@@ -33,7 +32,7 @@ void pause() {
 #endif
 }
 
-bool has_failed(const WaitOptions& p) { return p.poisoned && p.poisoned->load(std::memory_order_acquire) >= 0; }
+bool has_failed(const WaitOptions& p) { return p.failed_rank && p.failed_rank->load(std::memory_order_acquire) >= 0; }
 
 void sleep_on(Flag& flag, uint32_t value, long slice_ns) {
   flag.sleepers.fetch_add(1, std::memory_order_seq_cst);
@@ -53,19 +52,19 @@ void raise(Flag& flag, uint32_t value) {
     syscall(SYS_futex, &flag.value, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-Waited wait_for(Flag& flag, uint32_t value, const WaitOptions& patience, WaitObserver* observer) {
-  const int spins = patience.crowded ? kSpinsWhenCrowded : kSpins;
+WaitResult wait_for(Flag& flag, uint32_t value, const WaitOptions& wait_options, WaitObserver* observer) {
+  const int spins = wait_options.oversubscribed ? kSpinsIfOversubscribed : kSpins;
   for (int i = 0; i < spins; ++i) {
-    if (reached(flag.value, value, std::memory_order_acquire)) return Waited::arrived;
+    if (reached(flag.value, value, std::memory_order_acquire)) return WaitResult::arrived;
     pause();
   }
   AwakeTimer timer;
   ReportInterval reminder;
   while (!reached(flag.value, value, std::memory_order_acquire)) {
-    if (has_failed(patience)) return Waited::poisoned;
-    const bool busy = patience.meanwhile && patience.meanwhile();
+    if (has_failed(wait_options)) return WaitResult::peer_failed;
+    const bool busy = wait_options.progress && wait_options.progress();
     const double waited = timer.seconds();
-    if (waited >= patience.timeout_s) return Waited::timed_out;
+    if (waited >= wait_options.timeout_s) return WaitResult::timed_out;
     if (observer && reminder.is_due(waited)) observer->overdue(waited, reminder.again());
     if (waited < kYielding_s)
       sched_yield();
@@ -73,7 +72,7 @@ Waited wait_for(Flag& flag, uint32_t value, const WaitOptions& patience, WaitObs
       sleep_on(flag, value, busy ? kBusySlice_ns : kSlice_ns);
   }
   if (observer) observer->waited(timer.seconds());
-  return Waited::arrived;
+  return WaitResult::arrived;
 }
 
 }  // namespace tessera

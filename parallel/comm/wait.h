@@ -1,8 +1,8 @@
-// How one rank waits for another: spin briefly, then give the core away, then sleep in the kernel.
+// Waiting for another rank: spin briefly, then yield the core, then sleep in the kernel.
 //
 // A wait that only spins makes an all-reduce of four ranks on two cores a thousand times slower; one that only sleeps
-// makes two ranks on two cores ten times slower. A flag is a word in memory that both ranks see (of one process, or of
-// a window that processes share), raised to ever higher numbers by one rank and waited for by the others.
+// makes two ranks on two cores ten times slower. A flag is a counter in memory shared by both ranks (of one process, or
+// of a shared window), raised by one rank and awaited by the others.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -15,22 +15,22 @@
 
 namespace tessera {
 
-// Alone on its cache lines, so that raising it disturbs nobody else.
+// Has its own cache lines, to avoid false sharing.
 struct alignas(128) Flag {
   std::atomic<uint32_t> value{0};
   std::atomic<uint32_t> sleepers{0};
 };
 
-// Raises the flag and wakes who sleeps on it. What was written before is visible to those who see the new value.
+// Raises the flag and wakes sleeping waiters. Release/acquire: earlier writes are visible to ranks that observe the new
+// value.
 void raise(Flag& flag, uint32_t value);
 
-// How long a wait has lasted for this process. The time for which the process was stopped (a suspended laptop, a frozen
-// container) does not count, because the ranks it waits for were stopped too: a step between two readings counts as at
-// most kMaxStep, so a wait reads it more often than that.
+// Duration of a wait, excluding time for which the process was stopped (a suspended laptop, a frozen container),
+// because the other ranks were stopped too: an interval between two readings counts as at most kMaxStep, so a wait must
+// read the timer more often.
 class AwakeTimer {
  public:
   static constexpr auto kMaxStep = std::chrono::milliseconds(250);
-  // Seconds since it was made.
   double seconds() {
     const auto now = std::chrono::steady_clock::now();
     awake_ += std::min<std::chrono::steady_clock::duration>(now - std::exchange(last_, now), kMaxStep);
@@ -44,14 +44,14 @@ class AwakeTimer {
 
 struct WaitOptions {
   double timeout_s = 300;
-  bool crowded = false;                        // more threads than cores: spinning would keep the other rank waiting
-  const std::atomic<int>* poisoned = nullptr;  // a rank that failed, or a negative number
-  // Called while a wait goes on, because others may be waiting for what it does; true: again very soon.
-  std::function<bool()> meanwhile = {};
+  bool oversubscribed = false;                    // more threads than cores: spinning would delay the other rank
+  const std::atomic<int>* failed_rank = nullptr;  // the failed rank; negative: none
+  // Called during a wait, for work that other ranks may be waiting for; true: call again soon.
+  std::function<bool()> progress = {};
 };
 
-// Who wants to know of a wait: that it is long (at times of a Reminder), and in the end how long it was. Not told of
-// waits that end while this rank still spins.
+// Receives reports of long waits (at the times of ReportInterval) and the final duration. Not called for waits that end
+// while spinning.
 class WaitObserver {
  public:
   virtual void overdue(double seconds, bool again) = 0;
@@ -61,15 +61,15 @@ class WaitObserver {
   ~WaitObserver() = default;
 };
 
-enum class Waited { arrived, timed_out, poisoned };
+enum class WaitResult { arrived, timed_out, peer_failed };
 
-// Until the flag has `value` or one that is later (numbers wrap around), a rank fails, or the time is over.
-Waited wait_for(Flag& flag, uint32_t value, const WaitOptions& patience, WaitObserver* observer = nullptr);
+// Waits until the flag reaches `value` (with wrap-around), a rank fails, or the wait times out.
+WaitResult wait_for(Flag& flag, uint32_t value, const WaitOptions& wait_options, WaitObserver* observer = nullptr);
 
-// How long communications hold up a rank's own thread: in those that return when they are done, and in wait() for those
-// in the background. What a background thread waits while the rank computes is not in it.
+// Time for which communication stalls a rank's own thread: in blocking calls, and in wait() of background ones. Waits
+// of a background thread during computation do not count.
 
-// Adds up the time for which one rank is held up; it is used on that rank's own thread.
+// Accumulates the stall time of one rank; used only on that rank's own thread.
 class StallTimer {
  public:
   double seconds() const { return std::chrono::duration<double>(total_).count(); }
@@ -79,7 +79,7 @@ class StallTimer {
   std::chrono::steady_clock::duration total_{};
 };
 
-// From here to the end of the scope; nothing without somewhere to add it.
+// Adds the time until the end of the scope; no-op for null.
 class ScopedStall : NotCopied {
  public:
   explicit ScopedStall(StallTimer* to) : to_(to) {

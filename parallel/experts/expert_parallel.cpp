@@ -1,4 +1,4 @@
-// Counts, then rows.
+// Exchange of row counts, then of rows.
 #include "parallel/experts/expert_parallel.h"
 
 #include <numeric>
@@ -17,12 +17,12 @@ Tensor exchanged(const Tensor& x, Communicator& axis, const std::vector<int64_t>
   return rows.out;
 }
 
-// Returns for each source rank how many rows it sends to each expert here.
+// Returns, by source rank, the number of rows that it sends to each expert of this rank.
 std::vector<std::vector<int64_t>> exchange_counts(Communicator& ep, const std::vector<int64_t>& counts,
                                                   const ArenaPtr& arena) {
   const auto ranks = static_cast<size_t>(ep.size()), here = counts.size() / ranks;
   const auto numbers = [&] { return Tensor::of<int64_t>(counts, {std::ssize(counts)}, arena->host()); };
-  const Tensor mine = numbers(), theirs = numbers();  // where nothing is sent, every rank sends as this one
+  const Tensor mine = numbers(), theirs = numbers();  // in a dry run, every rank sends like this one
   ep.all_to_all(mine, theirs);
   std::vector<std::vector<int64_t>> out;
   for (size_t r = 0; r < ranks; ++r) {
@@ -83,7 +83,7 @@ void count_over(MixtureOfExperts& layer, Communicator& cp, SequencePartition bal
 
 namespace {
 
-// Where there is nothing to compute meanwhile.
+// The exchange without overlapping computation.
 std::function<Var()> send_rows(const Var& x, Communicator& axis, const std::vector<int64_t>& sent,
                                const std::vector<int64_t>& received) {
   return [come = exchange_rows(x, axis, sent, received)] { return come; };
@@ -92,7 +92,7 @@ using SendRows = decltype(send_rows);
 
 MixtureOfExperts::Exchanged to_experts(Communicator& ep, const Var& rows, const std::vector<int64_t>& counts,
                                        SendRows* send) {
-  const size_t here = counts.size() / static_cast<size_t>(ep.size());  // experts of a rank
+  const size_t here = counts.size() / static_cast<size_t>(ep.size());  // experts per rank
   MixtureOfExperts::Exchanged there;
   there.counts = exchange_counts(ep, counts, rows.value().arena());
   std::vector<int64_t> sent, received;
@@ -110,16 +110,14 @@ MixtureOfExperts::Exchanged to_experts(Communicator& ep, const Var& rows, const 
 void shard_experts(MixtureOfExperts& layer, Communicator& ep) {
   const int64_t experts = layer.options().experts.count;
   if (experts % ep.size() != 0)
-    throw Error("[expert_parallel] " + ep.axis() + " axis: " + std::to_string(ep.size()) + " ranks cannot share " +
-                std::to_string(experts) + " experts evenly");
+    throw Error("[expert_parallel] " + ep.axis() + " axis: " + std::to_string(ep.size()) + " ranks do not divide " +
+                std::to_string(experts) + " experts");
   const int64_t here = experts / ep.size();
   SendRows* const send = layer.options().experts.shared > 0 ? start_rows : send_rows;
   layer.keep_experts(here * ep.rank(), here, [&ep, send](const Var& rows, const std::vector<int64_t>& counts) {
     return to_experts(ep, rows, counts, send);
   });
 }
-
-// Two nodes, and what they share: the communication that one starts and the other waits for.
 
 RowArrays::RowArrays(const Tensor& x, const std::vector<int64_t>& rows_sent, const std::vector<int64_t>& rows_received)
     : in(x.contiguous()), sent(rows_sent), received(rows_received) {
@@ -157,12 +155,10 @@ std::function<Var()> start_rows(const Var& x, Communicator& axis, const std::vec
   return [=, &axis] {
     return record_one("rows", there->arrived(), {begun}, [=, &axis](Grads& g) {
       *home = start(g.output(), axis, received, sent);
-      g.give(0, g.take_output());  // has the shape of a gradient; the one that counts comes home
+      g.give(0, g.take_output());  // placeholder with the gradient's shape; the real one arrives later
     });
   };
 }
-
-// All ranks' choices, put in the order of the sequence and counted.
 
 Tensor earlier_choices(const Tensor& chosen, int64_t sequences, int64_t experts, Communicator& cp,
                        SequencePartition balance) {
@@ -170,11 +166,11 @@ Tensor earlier_choices(const Tensor& chosen, int64_t sequences, int64_t experts,
   const Tensor all = chosen.make({cp.size(), sequences, here, k});
   Tensor out = chosen.make(chosen.shape());
   cp.all_gather(chosen.contiguous(), all);
-  if (cpu::DryRun::here()) {  // as if every choice had a place
+  if (cpu::DryRun::here()) {  // as if every choice fits
     std::fill_n(out.data<int32_t>(), out.numel(), 0);
     return out;
   }
-  std::vector<int64_t> stage_rank(static_cast<size_t>(context)), slot_index(stage_rank);  // by position in a sequence
+  std::vector<int64_t> stage_rank(static_cast<size_t>(context)), slot_index(stage_rank);  // by sequence position
   for (int r = 0; r < cp.size(); ++r) {
     const std::vector<int64_t> positions = context_positions(context, cp.size(), r, balance);
     for (size_t i = 0; i < positions.size(); ++i) {
@@ -183,10 +179,10 @@ Tensor earlier_choices(const Tensor& chosen, int64_t sequences, int64_t experts,
     }
   }
   for (int64_t s = 0; s < sequences; ++s) {
-    std::vector<int32_t> before(static_cast<size_t>(experts) + 1, 0);  // the last is no expert: padding chooses it
+    std::vector<int32_t> before(static_cast<size_t>(experts) + 1, 0);  // the last entry is for padding
     for (int64_t j = 0; j < k; ++j)
       for (size_t t = 0; t < stage_rank.size(); ++t) {
-        const int64_t choice = (s * here + slot_index[t]) * k + j;  // among those of its rank
+        const int64_t choice = (s * here + slot_index[t]) * k + j;  // index within its rank
         int32_t& count = before[static_cast<size_t>(all.data<int32_t>()[stage_rank[t] * n * k + choice])];
         if (stage_rank[t] == cp.rank()) out.data<int32_t>()[choice] = count;
         ++count;

@@ -1,13 +1,13 @@
-// 1F1B: a rank goes backward as soon as it can, then forward and backward by turns (Narayanan et al. 2019, "PipeDream:
-// generalized pipeline parallelism for DNN training", here with a flush after each step, as in Narayanan et al. 2021a,
-// "Memory-efficient pipeline-parallel DNN training").
+// 1F1B: each rank starts backward passes as early as possible, then alternates forward and backward (Narayanan et al.
+// 2019, "PipeDream: generalized pipeline parallelism for DNN training", here with a flush after each step, as in
+// Narayanan et al. 2021a, "Memory-efficient pipeline-parallel DNN training").
 //
 //   rank 0 | F0 F1 F2 .. .. .. .. B0 -- F3 B1 -- .. B2 -- .. B3 --
 //   rank 1 | .. F0 F1 .. .. B0 -- F2 B1 -- F3 B2 -- .. B3 -- .. ..
 //   rank 2 | .. .. F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .. .. .. ..
 //
-// Rank i goes p - i - 1 micro-batches ahead, and from then on each new one waits until an old one has gone: p - i are
-// in flight instead of GPipe's m, for the same bubble: (p - 1) / (m + p - 1) of the total time.
+// Rank i runs p - i - 1 warm-up micro-batches; then each new one waits until an old one is complete: p - i are in
+// flight instead of GPipe's m, for the same bubble: (p - 1) / (m + p - 1) of the total time.
 #include <algorithm>
 
 #include "parallel/pipeline/schedules.h"

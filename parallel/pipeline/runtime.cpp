@@ -1,4 +1,4 @@
-// The loop, and what each action is.
+// The execution of actions.
 #include "parallel/pipeline/runtime.h"
 
 #include "parallel/pipeline/validate.h"
@@ -19,7 +19,7 @@ PipelineRuntime::PipelineRuntime(Schedule schedule, Communicator& axis, Stages& 
 DeviceScalar PipelineRuntime::step() {
   loss_ = 0;
   in_flight_ = 0;
-  passing_.clear();  // tensors of a step that an exception has left
+  passing_.clear();  // tensors of a step that threw
   for (const Action& action : schedule_.actions[static_cast<size_t>(axis_.rank())]) {
     const double begin = trace_ ? trace_->now() : 0, before = trace_ ? Trace::processor_now() : 0;
     perform(action);
@@ -102,7 +102,7 @@ void PipelineRuntime::weights(int stage, int microbatch) {
   --in_flight_;
 }
 
-// A message bears the number of the stage that it goes to, its micro-batch and its direction.
+// The tag of a message encodes its destination stage, micro-batch and direction.
 void PipelineRuntime::message(const Action& action) {
   const PassKind what = action.what;
   const int stage = action.stage, microbatch = action.microbatch;

@@ -1,16 +1,16 @@
-// Executes one rank's list of a pipeline schedule, whatever the schedule.
+// Executes one rank's action list of any pipeline schedule.
 //
 //   PipelineRuntime pipe(insert_messages(zb_v(p, m)), axis, stages);
 //   for each step: loss = pipe.step();
 //
 //              F: forward                              B, or I: backward
 //   received [input leaf]--> stage --[output] sent      received [output's gradient]--> stage --[input's gradient] sent
-//                                                      W: the weights' gradients that I put off
+//                                                      W: weight gradients that I deferred
 //
-// Volume: one activation forward and one gradient backward per micro-batch and boundary between ranks. Memory of
-// each micro-batch in flight: the tensors of the stage's graph, with its input if an op needs it. An output is freed
-// when it was sent. Weights get the gradients of micro-batches in ascending order under every schedule, so they have
-// the bits of one rank that takes one micro-batch after another.
+// Volume: one activation forward and one gradient backward per micro-batch and boundary between ranks. Memory per
+// micro-batch in flight: the tensors of the stage's graph, including its input if an op needs it. An output is freed
+// once sent. Under every schedule, weights accumulate the gradients of micro-batches in ascending order, so results are
+// bitwise identical to one rank that processes them sequentially.
 #pragma once
 
 #include "autograd/var.h"
@@ -20,56 +20,55 @@
 
 namespace tessera {
 
-// The result of a stage for a micro-batch. Last stage: the root of the backward pass, its gradient if that is not one,
-// and the loss sum. Other stages: the value only.
+// The result of a stage for a micro-batch. Last stage: the root of the backward pass, its gradient unless that is 1,
+// and the loss sum. Other stages: only the value.
 struct StageOutput {
   Var value;
   Tensor seed = {};
   DeviceScalar loss_sum = {};
 };
 
-// This rank's stages of the model.
 class Stages : NotCopied {
  public:
   virtual ~Stages() = default;
 
-  // Before each pass of a stage, forward, backward or for its weights: the step and the sequences that it is about.
+  // Called before each forward, backward or weight pass of a stage; sets its step and sequences.
   virtual void enter(int /*stage*/, int /*microbatch*/) {}
-  // `input` is a leaf that requires a gradient; undefined for stage 0, which reads the micro-batch itself.
+  // `input` is a leaf that requires a gradient; undefined for stage 0, which reads the micro-batch directly.
   virtual StageOutput forward(int stage, int microbatch, const Var& input) = 0;
-  // Memory for the arrays that stage `stage` receives.
+  // Allocates the arrays that stage `stage` receives.
   virtual Tensor make_activation(int stage, int microbatch) = 0;
-  // Called before and after each pass that brings gradients to weights (B or W).
+  // Called before and after each pass that accumulates weight gradients (B or W).
   virtual void begin_gradients(int stage, int microbatch) = 0;
   virtual void end_gradients(int stage, int microbatch) = 0;
 };
 
 class PipelineRuntime {
  public:
-  // Throws Error when the schedule is not for the axis, is not right (validate.h) or lacks messages. All must outlive
-  // the runtime; every rank of the axis makes one with the same schedule. `trace` (may be null) notes each action, as
-  // "2F0".
+  // Throws Error if the schedule does not match the axis, is invalid (validate.h) or lacks messages. All arguments must
+  // outlive the runtime; every rank of the axis passes the same schedule. `trace` (may be null) records each action,
+  // e.g. "2F0".
   PipelineRuntime(Schedule schedule, Communicator& axis, Stages& stages, Trace* trace = nullptr);
 
-  // One step: this rank's list from beginning to end. Returns the sum of the losses of the micro-batches, added in
-  // ascending order, where the last stage is; elsewhere 0.
+  // One step: this rank's action list. Returns the sum of the micro-batch losses, added in ascending order, on the rank
+  // of the last stage; 0 elsewhere.
   DeviceScalar step();
 
   const Schedule& schedule() const { return schedule_; }
-  int peak_in_flight() const { return peak_; }  // the most in all steps: stages times micro-batches, from F to B or W
+  int peak_in_flight() const { return peak_; }  // maximum over all steps; stages x micro-batches, from F to B or W
 
  private:
   // The tensors of one stage and micro-batch, from its F to its B or W.
   struct MicrobatchState {
     Tensor input;      // received, until F
-    Tensor output;     // made by F, until it is sent
+    Tensor output;     // from F, until it is sent
     Tensor gradient;   // gradient of the output: received, until B or I
     Tensor leaving;    // gradient of the input, until it is sent
-    Var leaf;          // the input's place in the graph
-    Var root;          // the output's, with its value only in the last stage
+    Var leaf;          // the input's node
+    Var root;          // the output's node, with its value only in the last stage
     Tensor seed;       // seed of the last stage's backward pass
-    DType received{};  // dtype of the input, and so of its gradient
-    Shape shape;       // shape of the output, and so of its gradient
+    DType received{};  // dtype of the input and of its gradient
+    Shape shape;       // shape of the output and of its gradient
     DType dtype{};
     ArenaPtr arena;
     DeferredWeightGrads later;

@@ -1,4 +1,4 @@
-// Actions as words.
+// Text formats of actions, schedules and diagrams.
 #include "parallel/pipeline/schedule.h"
 
 #include <fmt/ranges.h>
@@ -16,9 +16,9 @@ namespace tessera {
 
 namespace {
 
-constexpr std::array<std::string_view, kDos> kWords{"F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"};
+constexpr std::array<std::string_view, kPassKinds> kTokens{"F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"};
 
-// The digits at the front of `word`, which are taken off; -1 when there are none or too many.
+// Removes and returns the leading digits of `word`; -1 if there are none or too many.
 int take_number(std::string_view& word) {
   int number = -1;
   const char* const end = word.data() + word.size();
@@ -31,21 +31,22 @@ int take_number(std::string_view& word) {
 
 }  // namespace
 
-std::string_view to_string(PassKind what) { return kWords[static_cast<size_t>(what)]; }
+std::string_view to_string(PassKind what) { return kTokens[static_cast<size_t>(what)]; }
 
 std::string Action::str() const { return fmt::format("{}{}{}", stage, to_string(what), microbatch); }
 
 Action Action::parse(std::string_view word) {
   std::string_view rest = word;
   const int stage = take_number(rest);
-  const size_t letters = std::min(rest.size(), rest.find_first_of("0123456789"));
-  const auto known = std::ranges::find(kWords, rest.substr(0, letters));
-  rest.remove_prefix(letters);
+  const size_t name_length = std::min(rest.size(), rest.find_first_of("0123456789"));
+  const auto known = std::ranges::find(kTokens, rest.substr(0, name_length));
+  rest.remove_prefix(name_length);
   const int microbatch = take_number(rest);
-  if (stage < 0 || microbatch < 0 || !rest.empty() || known == kWords.end())
-    throw Error(fmt::format("'{}' is no action; expected a stage, an action and a micro-batch, as 2F0, with one of {}",
-                            word, fmt::join(kWords, ", ")));
-  return {static_cast<PassKind>(known - kWords.begin()), stage, microbatch};
+  if (stage < 0 || microbatch < 0 || !rest.empty() || known == kTokens.end())
+    throw Error(
+        fmt::format("'{}' is not an action; expected a stage, an action and a micro-batch like 2F0, with one of {}",
+                    word, fmt::join(kTokens, ", ")));
+  return {static_cast<PassKind>(known - kTokens.begin()), stage, microbatch};
 }
 
 int Schedule::chunk(int stage) const {
@@ -93,28 +94,26 @@ Schedule empty_v(std::string name, int ranks, int microbatches) {
   return s;
 }
 
-// Schedules as text.
-
 namespace {
 
-// The words of the text's next line, without its comment; the line is taken off.
+// Removes and returns the tokens of the text's next line, without its comment.
 std::vector<std::string_view> take_line(std::string_view& text) {
   const size_t end = std::min(text.size(), text.find('\n'));
   std::string_view line = text.substr(0, end);
   text.remove_prefix(std::min(text.size(), end + 1));
   line = line.substr(0, line.find('#'));
-  std::vector<std::string_view> words;
+  std::vector<std::string_view> tokens;
   while (true) {
     const size_t begin = line.find_first_not_of(" \t\r");
-    if (begin == std::string_view::npos) return words;
+    if (begin == std::string_view::npos) return tokens;
     line.remove_prefix(begin);
     const size_t length = std::min(line.size(), line.find_first_of(" \t\r"));
-    words.push_back(line.substr(0, length));
+    tokens.push_back(line.substr(0, length));
     line.remove_prefix(length);
   }
 }
 
-// Numbers of stages and micro-batches, and the rank of each stage, as the forward passes say.
+// Infers the numbers of stages and micro-batches, and the rank of each stage, from the forward passes.
 void measure(Schedule& s) {
   size_t count = 0;
   int64_t stages = 0, microbatches = 0;
@@ -125,7 +124,7 @@ void measure(Schedule& s) {
       ++count;
     }
   if (stages == 0) throw InputError(s.name + ": no actions; expected one line for each rank");
-  // Each needs two actions or more; where far too few are there, no memory is asked for.
+  // Each needs at least two actions; with far too few, fail before allocating.
   if (static_cast<double>(stages) * static_cast<double>(microbatches) > 4 * static_cast<double>(count))
     throw InputError(fmt::format("{}: {} actions are too few for {} stages and {} micro-batches", s.name, count, stages,
                                  microbatches));
@@ -143,11 +142,11 @@ void measure(Schedule& s) {
 Schedule parse_schedule(std::string_view text, const std::string& name) {
   Schedule s{.name = name};
   for (int line = 1; !text.empty(); ++line) {
-    const std::vector<std::string_view> words = take_line(text);
-    if (words.empty()) continue;
+    const std::vector<std::string_view> tokens = take_line(text);
+    if (tokens.empty()) continue;
     auto& list = s.actions.emplace_back();
-    for (size_t w = 0; w < words.size(); ++w) try {
-        list.push_back(Action::parse(words[w]));
+    for (size_t w = 0; w < tokens.size(); ++w) try {
+        list.push_back(Action::parse(tokens[w]));
       } catch (const Error& e) {
         throw InputError(fmt::format("{}: line {}, word {}: {}", name, line, w + 1, e.what()));
       }
@@ -166,8 +165,6 @@ std::string to_text(const Schedule& schedule) {
     for (size_t i = 0; i < list.size(); ++i) text += list[i].str() + (i + 1 < list.size() ? " " : "\n");
   return text;
 }
-
-// The picture of a simulation, as text.
 
 namespace {
 
@@ -189,7 +186,7 @@ std::string padded(std::string text, size_t width, char with) {
   return text.substr(0, width);
 }
 
-// The cells of a rank: what is under way in the middle of each column.
+// The cells of a rank: the action at the midpoint of each column.
 std::vector<std::string> cells(const std::vector<TimedAction>& list, double unit, size_t columns, bool one_stage) {
   std::vector<std::string> row(columns);
   for (const TimedAction& t : list) {
@@ -221,7 +218,7 @@ std::string draw_to_scale(const Simulation& sim, double span, int columns) {
     for (const TimedAction& t : sim.actions[r]) {
       const size_t begin = column(t.start), length = column(t.end) - begin;
       if (t.action.is_message() || length == 0) continue;
-      std::string name = label(t.action, sim.schedule.chunks() <= 2);  // a small letter tells two stages apart
+      std::string name = label(t.action, sim.schedule.chunks() <= 2);  // lower case distinguishes two stages
       if (name.size() > length) name = label(t.action, true);
       if (name.size() > length) name.resize(1);
       if (sim.schedule.chunk(t.action.stage) > 0) std::ranges::transform(name, name.begin(), ::tolower);

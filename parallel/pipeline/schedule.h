@@ -1,15 +1,15 @@
-// A pipeline schedule is data: for each rank the list of its actions, in order.
+// A pipeline schedule as data: for each rank the ordered list of its actions.
 //
 //   rank 0:  0F0 0F1 0F2         0B0     0B1     0B2        2F0 is the forward pass of stage 2 for micro-batch 0
 //   rank 1:      1F0 1B0 1F1 1B1 1F2 1B2
 //
-// Generators make such lists (schedules.h), passes rewrite them, and find_fault() finds the fault of one
-// (validate.h). simulate() runs it on a made-up clock and draw() draws that (simulate.h). The runtime executes it
-// (runtime.h). All of them use the same value. A schedule may also come from a text file.
+// Generators create schedules (schedules.h), passes rewrite them, find_fault() validates them (validate.h), simulate()
+// times them on a simulated clock and draw() renders the result (simulate.h), and the runtime executes them
+// (runtime.h). A schedule may also be read from a text file.
 //
-// The model's layers are cut into `stages`, the same number on every rank: its chunks. Which rank has which stage is
-// part of the schedule. A stage's micro-batches go forward in ascending order, and so do their gradients, so every
-// schedule adds up the same numbers in the same order.
+// The model's layers are divided into `stages`, the same number (the rank's chunks) on every rank; the schedule assigns
+// stages to ranks. Each stage processes micro-batches, and accumulates their gradients, in ascending order, so the
+// summation order does not depend on the schedule.
 #pragma once
 #include <compare>
 #include <cstdint>
@@ -21,7 +21,7 @@
 namespace tessera {
 
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wshadow"  // g++ takes scoped names for ones that hide parallel/placement.h's I
+#pragma GCC diagnostic ignored "-Wshadow"  // g++ warns that scoped names shadow parallel/placement.h's I
 enum class PassKind : uint8_t {
   F,              // forward
   B,              // backward, or its two halves:
@@ -33,7 +33,7 @@ enum class PassKind : uint8_t {
   recv_backward,  // the output's gradient
 };
 #pragma GCC diagnostic pop
-inline constexpr int kDos = 8;
+inline constexpr int kPassKinds = 8;
 std::string_view to_string(PassKind what);  // F, SEND_F
 
 // Printed as in the figures of the papers: 2F0, 0B3, 1I12, 2SEND_F0, 2RECV_B0.
@@ -44,8 +44,8 @@ struct Action {
 
   bool is_message() const { return what >= PassKind::send_forward; }
   std::string str() const;
-  // Throws Error that says which words are expected.
-  static Action parse(std::string_view word);
+  // Throws Error listing the expected tokens.
+  static Action parse(std::string_view token);
 };
 
 struct Schedule {
@@ -57,20 +57,20 @@ struct Schedule {
 
   int chunks() const { return stages / ranks; }  // stages on each rank
   int chunk(int stage) const;                    // the number of earlier stages on the same rank
-  // Whether the stages `stage` and `stage + 1` are on different ranks.
+  // Whether stages `stage` and `stage + 1` are on different ranks.
   bool crosses(int stage) const;
-  int wire_boundaries() const;  // how many of them do
+  int wire_boundaries() const;  // number of such boundaries
   bool has(PassKind what) const;
 };
 
 // A schedule without actions: stage s on rank s % ranks.
 Schedule empty_schedule(std::string name, int ranks, int chunks, int microbatches);
-// The same of two chunks in a V: stage s on rank s, and from the last rank back to the first.
+// The same with two chunks in a V: stage s on rank s, then from the last rank back to the first.
 Schedule empty_v(std::string name, int ranks, int microbatches);
 
-// One line for each rank, actions separated by blanks; # begins a comment. Numbers of ranks, stages and micro-batches,
-// and where the stages are, follow from the actions. Throws InputError that names `name`, line and word, or what
-// find_fault() finds.
+// One line per rank, actions separated by blanks; # begins a comment. The numbers of ranks, stages and micro-batches
+// and the placement of stages are inferred. Throws InputError with `name`, line and token, or with the result of
+// find_fault().
 Schedule parse_schedule(std::string_view text, const std::string& name);
 Schedule read_schedule(const std::filesystem::path& path);
 std::string to_text(const Schedule& schedule);

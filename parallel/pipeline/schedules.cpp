@@ -15,9 +15,9 @@ namespace {
 
 bool is_path(const std::string& text) { return text.find_first_of("./") != std::string::npos; }
 
-constexpr int kUsualChunks = 2;  // where they are a choice
+constexpr int kUsualChunks = 2;  // if configurable
 
-// `chunks` is the number on each rank; 0 where it is a choice.
+// `chunks` is the number on each rank; 0 if configurable.
 struct Known {
   std::function<Schedule(int ranks, int microbatches, int chunks)> make;
   int chunks = 1;
@@ -28,7 +28,7 @@ Known of(Generator make, int chunks = 1) {
   return {[make](int ranks, int microbatches, int) { return make(ranks, microbatches); }, chunks};
 }
 
-// A new schedule is a file with a generator, its line here, its kind and its name.
+// A new schedule needs a file with its generator, a line here, a kind and a name.
 const Known& known(ScheduleKind kind) {
   static const std::array<Known, kScheduleNames.size()> all{of(naive),        of(gpipe),     of(one_f_one_b),
                                                             {interleaved, 0}, of(zb_h1),     of(zb_h2),
@@ -46,7 +46,7 @@ const std::vector<std::string>& schedule_names() {
 Schedule make_schedule(ScheduleKind kind, int ranks, int microbatches, int chunks) {
   const Known& one = known(kind);
   if (one.chunks != 0 && chunks != 0 && chunks != one.chunks)
-    throw Error(fmt::format("[schedule] {} has {} chunk{} per rank, found {}; with interleaved the number is a choice",
+    throw Error(fmt::format("[schedule] {} has {} chunk{} per rank, found {}; only interleaved supports other numbers",
                             name_in(kScheduleNames, kind), one.chunks, one.chunks == 1 ? "" : "s", chunks));
   return one.make(ranks, microbatches, chunks == 0 ? kUsualChunks : chunks);
 }
@@ -66,7 +66,7 @@ Schedule schedule_from_file(const std::string& path, int ranks, int microbatches
 NamedSchedule schedule_named(const std::string& name_or_path) {
   if (is_path(name_or_path)) return {.file = name_or_path};
   if (const auto kind = value_named<ScheduleKind>(kScheduleNames, name_or_path)) return {.kind = *kind};
-  throw Error(fmt::format("[schedule] there is none named '{}'; expected {}, or the path of a file{}", name_or_path,
+  throw Error(fmt::format("[schedule] unknown schedule '{}'; expected {}, or the path of a file{}", name_or_path,
                           fmt::join(kScheduleNames, ", "), did_you_mean(name_or_path, schedule_names())));
 }
 
@@ -76,14 +76,14 @@ Schedule make_schedule(const std::string& name_or_path, int ranks, int microbatc
                             : schedule_from_file(named.file, ranks, microbatches, chunks);
 }
 
-// Model parallelism without a pipeline: one micro-batch after another goes forward through all stages and back.
+// Model parallelism without pipelining: each micro-batch passes forward through all stages and back before the next.
 //
 //   rank 0 | F0 .. .. .. .. .. .. B0 -- F1 .. .. .. .. .. .. B1 --
 //   rank 1 | .. F0 .. .. .. B0 -- .. .. .. F1 .. .. .. B1 -- .. ..
 //   rank 2 | .. .. F0 B0 -- .. .. .. .. .. .. F1 B1 -- .. .. .. ..
 //
-// One rank works at a time, so of the whole the share (p - 1) / p is bubble, however many micro-batches there are. It
-// is what one gets by putting layers on several devices and no more, and the yardstick of the others: the least memory.
+// One rank works at a time, so the fraction (p - 1) / p is bubble for any number of micro-batches. This is the result
+// of only placing layers on several devices, and the baseline of the others, with minimum memory.
 
 Schedule naive(int ranks, int microbatches) {
   Schedule s = empty_schedule("naive", ranks, 1, microbatches);
@@ -103,8 +103,8 @@ Schedule naive(int ranks, int microbatches) {
 //   rank 1 | .. F0 F1 F2 F3 .. .. .. B0 -- B1 -- B2 -- B3 -- .. ..
 //   rank 2 | .. .. F0 F1 F2 F3 B0 -- B1 -- B2 -- B3 -- .. .. .. ..
 //
-// A rank waits for p - 1 forward passes in all before or after its own, and for as many backward passes: the bubble is
-// (p - 1) / m of the work. All m micro-batches are in flight at once on every rank, which is what later schedules cure.
+// Each rank idles for p - 1 forward and p - 1 backward passes: the bubble is (p - 1) / m of the work. All m
+// micro-batches are in flight on every rank at once, which later schedules avoid.
 
 Schedule gpipe(int ranks, int microbatches) {
   Schedule s = empty_schedule("gpipe", ranks, 1, microbatches);
@@ -114,8 +114,8 @@ Schedule gpipe(int ranks, int microbatches) {
   return s;
 }
 
-// Interleaved 1F1B: each rank has v chunks of layers that lie apart, so a micro-batch goes round the ranks v times, and
-// filling and draining the pipeline takes chunks instead of whole shares (Narayanan et al. 2021, "Efficient large-scale
+// Interleaved 1F1B: each rank has v non-adjacent chunks of layers, so a micro-batch passes each rank v times, and
+// warm-up and cooldown take the time of chunks instead of full stages (Narayanan et al. 2021, "Efficient large-scale
 // language model training on GPU clusters using Megatron-LM", section 2.2).
 //
 //   p = 2, v = 2:  rank 0 has stages 0 and 2, rank 1 has stages 1 and 3
@@ -123,12 +123,13 @@ Schedule gpipe(int ranks, int microbatches) {
 //   rank 0 | 0F0 0F1 2F0 2F1 ... ... 2B0 --- ... 2B1 --- 0B0 --- 0B1 ---
 //   rank 1 | ... 1F0 1F1 3F0 3B0 --- 3F1 3B1 --- 1B0 --- 1B1 --- ... ...
 //
-// Micro-batches go in groups of p: a group through chunk 0, then through chunk 1, ...; then the next group. The bubble
-// is (p - 1) / (v m), v times less; messages are v times more, and rank 0 has p + (p - 1) / v micro-batches in flight.
+// Micro-batches are processed in groups of p: a group through chunk 0, then through chunk 1, ...; then the next group.
+// The bubble is (p - 1) / (v m), v times smaller; there are v times more messages, and rank 0 has p + (p - 1) / v
+// micro-batches in flight.
 
 namespace {
 
-// The k-th pass through a chunk that a rank makes, of microbatches x chunks.
+// The k-th chunk pass of a rank, of microbatches x chunks.
 struct Turns {
   int ranks, chunks;
   int microbatch(int k) const { return k / (ranks * chunks) * ranks + k % ranks; }
@@ -142,9 +143,9 @@ Schedule interleaved(int ranks, int microbatches, int chunks) {
   Schedule s = empty_schedule("interleaved", ranks, chunks, microbatches);
   if (microbatches % ranks != 0) {
     const int below = microbatches / ranks * ranks, above = below + ranks;
-    throw Error(
-        fmt::format("[schedule] interleaved: {} micro-batches are no multiple of {} ranks; the nearest that are: {}{}",
-                    microbatches, ranks, below > 0 ? fmt::format("{} and ", below) : "", above));
+    throw Error(fmt::format(
+        "[schedule] interleaved: {} micro-batches are not a multiple of {} ranks; nearest valid value: {}{}",
+        microbatches, ranks, below > 0 ? fmt::format("{} or ", below) : "", above));
   }
   const Turns turns{ranks, chunks};
   const int total = microbatches * chunks;
@@ -153,8 +154,7 @@ Schedule interleaved(int ranks, int microbatches, int chunks) {
     const auto forward = [&](int k) {
       list.push_back({PassKind::F, turns.chunk_forward(k) * ranks + r, turns.microbatch(k)});
     };
-    // One group reaches the last chunk; twice the ranks after this one, since the way there and the way back both
-    // count.
+    // One group reaches the last chunk; twice the number of later ranks covers the way there and back.
     const int ahead = std::min((chunks - 1) * ranks + 2 * (ranks - r - 1), total);
     for (int k = 0; k < ahead; ++k) forward(k);
     for (int k = 0; k < total; ++k) {
@@ -165,22 +165,21 @@ Schedule interleaved(int ranks, int microbatches, int chunks) {
   return s;
 }
 
-// V-Half and V-Min: the V of ZB-V in half and in a third of 1F1B's memory, for a part of its bubble (Qi et al. 2024,
-// "Pipeline parallelism with controllable memory", section 3).
+// V-Half and V-Min: the V of ZB-V with one half and one third of 1F1B's memory, for a larger bubble than ZB-V's (Qi et
+// al. 2024, "Pipeline parallelism with controllable memory", section 3).
 //
-// A block is what one micro-batch does: F down the first leg of the V and up the second, I the same way back, and the
-// six passes of a rank take six units: F, I and W of each leg. One block begins every six units. Where no two passes of
-// a rank's block begin at the same time modulo 6, blocks fill a rank without a gap. A micro-batch is in flight from its
-// F to its W, so the steps from rank to rank decide the memory:
+// A block is the passes of one micro-batch: F down the first leg of the V and up the second, I along the same path, and
+// W; the six passes of a rank take six units: F, I and W of each leg. One block begins every six units. If no two
+// passes of a rank's block begin at the same time modulo 6, blocks fill a rank without gaps. A micro-batch is in flight
+// from its F to its W, so the offsets between ranks determine the memory:
 //
 //             units from one rank to the next      life on a rank   in flight            bubble of a step, in units
 //             F down  F up  I down  I up           both legs        micro-batches
 //   v-min     1       1     1       1              about 4 p        floor((p + 4) / 3)   4 p - 5
 //   v-half    2       1     2       1              about 6 p        floor((p + 2) / 2)   about 3 p, at most 13 p / 4
 //
-// In flight for m of at least that many. A unit is a sixth of a rank's work for a micro-batch; the bubble of 1F1B is
-// 6 (p - 1) of them. In v-min no rank waits less than the way takes, so a pass that is longer than others, or a
-// message that takes time, holds up every micro-batch.
+// In flight for m of at least that many. A unit is a sixth of a rank's work for a micro-batch; the bubble of 1F1B is 6
+// (p - 1) units. In v-min ranks have no slack, so a slower pass or a slow message delays every micro-batch.
 //
 // v-min, p = 2:
 //   rank 0 | 0F0 ... ... 3F0 3I0 3W0 0F1 0I0 0W0 3F1 3I1 3W1 0F2 0I1 0W1 3F2 3I2 3W2 ... 0I2 0W2
@@ -192,14 +191,14 @@ Schedule interleaved(int ranks, int microbatches, int chunks) {
 
 namespace {
 
-constexpr int kUnits = 6;  // units of a block on each rank
+constexpr int kUnits = 6;  // units per block on each rank
 
 struct Block {
   std::array<int, 4> steps;  // units from one rank to the next: F down, F up, I down, I up
-  std::array<int, 3> turns;  // and at the turns: down to up, F to I, down to up again
+  std::array<int, 3> turns;  // at the turns: down to up, F to I, down to up
 };
 
-// When a pass of the first micro-batch begins on a rank.
+// The start times of the first micro-batch's passes on a rank.
 struct Begin {
   int at;
   PassKind what;
@@ -217,7 +216,7 @@ std::vector<Begin> begins(const Block& b, int rank, int ranks) {
                             {turn_again + up_again * back, PassKind::I, 0}};
   std::array<bool, kUnits> taken{};
   for (const Begin& x : out) taken.at(static_cast<size_t>(x.at % kUnits)) = true;
-  for (const size_t input : {2, 3}) {  // each W in the next free unit
+  for (const size_t input : {2, 3}) {  // each W uses the next free unit
     int at = out[input].at + 1;
     while (std::exchange(taken.at(static_cast<size_t>(at % kUnits)), true)) ++at;
     out.push_back({at, PassKind::W, out[input].leg});
@@ -227,7 +226,7 @@ std::vector<Begin> begins(const Block& b, int rank, int ranks) {
 
 void repeat(Schedule& s, const Block& block, int rank) {
   const std::vector<Begin> all = begins(block, rank, s.ranks);
-  std::array<Begin, kUnits> units{};  // each has a pass
+  std::array<Begin, kUnits> units{};  // one pass each
   for (const Begin& x : all) units.at(static_cast<size_t>(x.at % kUnits)) = x;
   const int end = std::ranges::max(all, {}, &Begin::at).at + kUnits * s.microbatches;
   for (int now = 0; now < end; ++now) {
@@ -237,12 +236,12 @@ void repeat(Schedule& s, const Block& block, int rank) {
   }
 }
 
-// Once a rank has made its last F, its memory only shrinks. Then I comes as soon as it can, since other ranks wait for
-// it, and W where none can. By a clock on which every pass takes a unit.
+// After a rank's last F its memory only shrinks. Then I runs as early as possible, because other ranks wait for it, and
+// W when no I can run, on a clock with unit-time passes.
 void put_off_weights(Schedule& s) {
   ActionTable ends(s);
   std::vector<std::vector<Action>> left;
-  std::vector<ptrdiff_t> first(s.actions.size());  // of what is left
+  std::vector<ptrdiff_t> first(s.actions.size());  // first remaining action
   std::vector<int> forwards(s.actions.size(), s.chunks() * s.microbatches);
   size_t count = 0;
   for (auto& list : s.actions) {
@@ -282,7 +281,7 @@ Schedule repeated(Schedule s, const Block& block) {
 
 }  // namespace
 
-// The turns are the shortest with which no two passes of a rank meet.
+// The shortest turns for which no two passes of a rank collide.
 Schedule v_min(int ranks, int microbatches) {
   return repeated(empty_v("v-min", ranks, microbatches), {{1, 1, 1, 1}, {1, ranks % 3 == 0 ? 3 : 1, 1}});
 }
@@ -291,24 +290,24 @@ Schedule v_half(int ranks, int microbatches) {
   return repeated(empty_v("v-half", ranks, microbatches), {{2, 1, 2, 1}, {1, ranks % 2 == 0 ? 4 : 1, 2}});
 }
 
-// ZB-V: ZB-H2's bubble in ZB-H1's memory (Qi et al. 2024, "Pipeline parallelism with controllable memory", section 3;
-// "Zero bubble pipeline parallelism", section 6). Each rank has two chunks, and the stages lie in a V:
+// ZB-V: ZB-H2's bubble with ZB-H1's memory (Qi et al. 2024, "Pipeline parallelism with controllable memory", section 3;
+// "Zero bubble pipeline parallelism", section 6). Each rank has two chunks, with the stages in a V:
 //
-//   rank 0:  stage 0          stage 5      down one leg and up the other: the first stage and the last are on rank 0,
-//   rank 1:    stage 1      stage 4        so a micro-batch begins its backward pass where it began, and where the
-//   rank 2:      stage 2  stage 3          memory is. At the turn (2 -> 3) nothing goes over the wire.
+//   rank 0:  stage 0          stage 5      down one leg and up the other: the first and the last stage are on rank 0,
+//   rank 1:    stage 1      stage 4        so a micro-batch begins its backward pass on the rank of its forward pass.
+//   rank 2:      stage 2  stage 3          The turn (2 -> 3) needs no message.
 //
 // p = 2:
 //   rank 0 | 0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3 3I3 3W3 0I2 0W2 0I3 0W3 ...
 //   rank 1 | ... 1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 2I3 1I3 1W2 2W3 1W3
 //
-// Rank r fills its two legs, then repeats F I W of the first leg and F I W of the second, and empties them. It never
-// has more than 2 p chunks in flight, p micro-batches, the same on every rank; inside the span of a rank nothing is
-// idle, from m = 2 p - 1 on.
+// Rank r fills its two legs, then alternates F I W of the first leg and F I W of the second, then drains them. It has
+// at most 2 p chunks, that is p micro-batches, in flight on every rank; from m = 2 p - 1 on no rank idles between its
+// first and last action.
 
 namespace {
 
-// The list of one rank, written leg by leg. A pass that has no micro-batch left is left out.
+// The list of one rank, generated leg by leg. Passes beyond the last micro-batch are omitted.
 class Legs {
  public:
   Legs(Schedule& s, int rank)
@@ -338,21 +337,21 @@ class Legs {
 };
 
 void add_rank(Schedule& s, int rank) {
-  const int after = s.ranks - rank;  // ranks from here to the turn
+  const int after = s.ranks - rank;  // ranks until the turn
   Legs legs(s, rank);
-  // Fill: until the first micro-batch is back from the turn, then as far as it takes to reach the last stage,
+  // Warm-up: until the first micro-batch is back from the turn, then until it reaches the last stage,
   for (int i = 0; i < 2 * after - 1; ++i) legs.forward(0);
   for (int i = 0; i < rank; ++i) {
     legs.forward(1);
     legs.forward(0);
   }
-  // and from there back to this rank: here on the second leg, a weight gradient frees what a forward pass took.
+  // and back to this rank: on the second leg, a weight gradient frees the memory of a forward pass.
   for (int i = 0; i < after; ++i) legs.all_three(1);
   while (!legs.forwarded()) {
     legs.all_three(0);
     legs.all_three(1);
   }
-  // Empty: the ranks before this one wait for I, so W comes last, but no later than it fits between.
+  // Cooldown: earlier ranks wait for I, so W runs last, but fills gaps.
   for (int i = 0; i < rank; ++i) {
     legs.input(0);
     legs.input(1);

@@ -1,4 +1,4 @@
-// The clock.
+// The simulated clock.
 #include "parallel/pipeline/simulate.h"
 
 #include <algorithm>
@@ -15,14 +15,14 @@ namespace {
 double duration(const Action& a, const Times& times) {
   if (const auto own = times.actions.find(a); own != times.actions.end()) return own->second;
   const StageTimes& t = times.stages[times.stages.size() == 1 ? 0 : static_cast<size_t>(a.stage)];
-  const std::array by_pass{t.forward, t.backward, t.input, t.weight};  // in the order of Do
+  const std::array by_pass{t.forward, t.backward, t.input, t.weight};  // in the order of PassKind
   return a.is_message() ? 0 : by_pass.at(static_cast<size_t>(a.what));
 }
 
 void check_times(const Schedule& s, const Times& times) {
   if (times.stages.size() != 1 && times.stages.size() != static_cast<size_t>(s.stages))
     throw Error("[simulate] " + std::to_string(times.stages.size()) + " times of stages for " +
-                std::to_string(s.stages) + " stages; expected one for each, or one for all");
+                std::to_string(s.stages) + " stages; expected one per stage, or one for all");
   const auto check = [](double x) {
     if (!(x >= 0)) throw Error("[simulate] a time is " + std::to_string(x) + " s; expected 0 or more");
   };
@@ -31,7 +31,7 @@ void check_times(const Schedule& s, const Times& times) {
   for (const auto& [action, x] : times.actions) check(x);
 }
 
-// When the last of what the action needs is there.
+// The time at which all dependencies of the action are available.
 double there(const Schedule& s, const Action& a, ActionTable& ends, const Times& times, bool messages) {
   double latest = 0;
   for (const Action& n : needs(s, a, messages)) {
@@ -98,8 +98,6 @@ double Simulation::bubble_share() const {
   return all > 0 ? std::accumulate(idle.begin(), idle.end(), 0.0) / all : 0;
 }
 
-// Means, messages and a shifted clock.
-
 Action sent_as(const Action& received) {
   return received.what == PassKind::recv_forward
              ? Action{PassKind::send_forward, received.stage - 1, received.microbatch}
@@ -119,7 +117,7 @@ struct Mean {
 };
 
 double message_time(const TimedLists& lists) {
-  std::map<Action, double> sent;  // when
+  std::map<Action, double> sent;  // send times
   for (const auto& list : lists)
     for (const TimedAction& t : list)
       if (t.action.is_message()) sent[t.action] = t.end;

@@ -1,4 +1,4 @@
-// A schedule on a made-up clock, and its picture.
+// Simulation of a schedule, and its text diagram.
 //
 //   Simulation s = simulate(one_f_one_b(3, 4));
 //   std::puts(draw(s).c_str());
@@ -7,9 +7,8 @@
 //   rank 1 | .. F0 F1 .. .. B0 -- F2 B1 -- F3 B2 -- .. B3 -- .. ..
 //   rank 2 | .. .. F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .. .. .. ..
 //
-// Each rank goes through its list. An action begins when the one before it on its rank has ended and its inputs are
-// there. A value that crosses from one rank to another arrives `message` seconds after it was made (or sent, if the
-// schedule has messages); sending takes its rank no time.
+// An action begins when the previous action of its rank has ended and its inputs are available. A value sent to another
+// rank arrives `message` seconds after it was computed (or sent, if the schedule has messages); sending costs no time.
 #pragma once
 #include <map>
 #include <optional>
@@ -18,15 +17,14 @@
 
 namespace tessera {
 
-// Seconds that a stage takes for one micro-batch.
 struct StageTimes {
   double forward = 1, backward = 2, input = 1, weight = 1;
 };
 
 struct Times {
-  std::vector<StageTimes> stages = {StageTimes{}};  // one for each, or one for all
+  std::vector<StageTimes> stages = {StageTimes{}};  // one per stage, or one for all
   double message = 0;
-  std::map<Action, double> actions = {};  // times of single actions, where they are known; else their stage's
+  std::map<Action, double> actions = {};  // overrides for individual actions
 };
 
 struct TimedAction {
@@ -37,56 +35,54 @@ struct TimedAction {
 struct Simulation {
   Schedule schedule;
   std::vector<std::vector<TimedAction>> actions = {};  // [rank][time]
-  double makespan = 0;                                 // from the first start, which is 0, to the last end of a pass
+  double makespan = 0;                                 // from the first start, which is 0, to the end of the last pass
   std::vector<double> idle = {};                       // idle time of each rank, within the makespan
   std::vector<double> idle_inside = {};                // idle time of each rank between its first start and last end
-  std::vector<int> in_flight = {};                     // the most of each rank, in stages times micro-batches
+  std::vector<int> in_flight = {};                     // maximum of each rank, in stages x micro-batches
 
-  void sum_up();                // all of the above from the schedule and the actions
-  double bubble_share() const;  // idle / makespan of the mean rank
+  void sum_up();                // computes all of the above from the schedule and the actions
+  double bubble_share() const;  // mean idle / makespan over ranks
 };
 
-// Throws Error for a schedule that cannot be run to its end, or when the times are not for its stages.
+// Throws Error for a schedule that deadlocks, or if the number of times does not match its stages.
 Simulation simulate(const Schedule& schedule, const Times& times = {});
 
-// The formula for bubble_share() if F, I and W take equally long and messages no time: Huang et al. 2019, Narayanan
-// et al. 2021, Qi et al. 2024. Nothing where no formula is known.
+// bubble_share() in closed form for equal F, I and W and free messages (Huang et al. 2019, Narayanan et al. 2021, Qi et
+// al. 2024). Empty if no formula is known.
 std::optional<double> bubble_formula(const Schedule& schedule);
 
-// One row for each rank. A column is `unit` seconds (0: the shortest action); a picture of more than `columns` of them
-// (0: any number) takes a longer unit. A column shows the action at its middle, or dots if there is
-// none. Names of stages are left out where each rank has one.
+// One row per rank. A column is `unit` seconds (0: the shortest action), or longer if the diagram would exceed
+// `columns` columns (0: unlimited). A column shows the action at its midpoint, or dots if idle. Stage numbers are
+// omitted if each rank has one stage.
 std::string draw(const Simulation& simulation, double unit = 0, int columns = 0);
 
-// One row for each rank, in which lengths are to scale: `columns` characters are `span` seconds (0: the makespan). A
-// pass begins with its name, or the letter of what it does where there is no room for the name, and goes on with
-// dashes; dots are idle time. A pass shorter than half a character may be missing. Passes of a rank's later stages have
-// small letters, and a name has its stage only where a rank has more than two.
+// One row per rank, to scale: `columns` characters represent `span` seconds (0: the makespan). A pass begins with its
+// name, or its pass letter if the name does not fit, and continues with dashes; dots are idle time. A pass shorter than
+// half a character may be missing. Later stages of a rank use lower case; names include the stage only if a rank has
+// more than two.
 //
 //   rank 0 |F0--F1--........B0------F2--B1------....B2------|
 //   rank 1 |....F0--B0------F1--B1------F2--B2------........|
 std::string draw_to_scale(const Simulation& simulation, double span = 0, int columns = 100);
 
-// A step of a pipeline that was measured: as a picture beside the simulator's, and as times to feed the simulator with.
+// A measured pipeline step, as a diagram next to the simulated one, and as times for the simulator.
 //
 //   measured:  Simulation happened = as_measured(schedule, lists)
 //   replayed:  Simulation clock = simulate(schedule, simulate_times(schedule, lists))
 //
-// Every pass is replayed with its own length and not with the mean of its kind: the first micro-batch of a step finds
-// its weights outside of the caches and its gradients unwritten, and with few micro-batches that is much of the step.
+// Every pass is replayed with its measured duration rather than the mean of its kind: the first micro-batch of a step
+// finds cold caches and unwritten gradients, and with few micro-batches that is a large fraction of the step.
 
-// [rank][time]: what was done and when, messages among it, on one clock.
+// [rank][time]: measured actions, including messages, on one clock.
 using TimedLists = std::vector<std::vector<TimedAction>>;
 
-// The measured step, on a clock that begins with the first pass of a stage. All time outside passes is idle, messages
-// too.
+// The measured step, with time 0 at its first pass. All time outside passes, including messages, is idle.
 Simulation as_measured(const Schedule& schedule, TimedLists lists);
 
-// The message that a receive action takes, as the action that sends it.
 Action sent_as(const Action& received);
 
-// The time of each pass, the means of each stage, and the mean time of a message from when both sides were ready (0 if
-// there is none).
+// The time of each pass, the mean times of each stage, and the mean time of a message since both sides were ready (0
+// without messages).
 Times simulate_times(const Schedule& schedule, const TimedLists& lists);
 
 }  // namespace tessera

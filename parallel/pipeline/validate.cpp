@@ -1,4 +1,4 @@
-// Each pass writes the lists anew.
+// Schedule passes, the traversal, and validation.
 #include "parallel/pipeline/validate.h"
 
 #include <fmt/format.h>
@@ -25,7 +25,7 @@ bool is_backward(PassKind what) { return what == PassKind::B || what == PassKind
 
 Schedule insert_messages(const Schedule& schedule) {
   if (has_messages(schedule))
-    throw Error("[schedule] " + schedule.name + ": it has messages already; insert_messages() adds them once");
+    throw Error("[schedule] " + schedule.name + ": insert_messages() expects a schedule without messages");
   return rewritten(schedule, [&](const List& list) {
     List out;
     for (const Action& a : list) {
@@ -57,7 +57,7 @@ Schedule split_backward(const Schedule& schedule) {
   });
 }
 
-// Needs, and a walk that goes on wherever it can.
+// Dependencies, and a traversal that proceeds on every rank as far as possible.
 
 bool has_messages(const Schedule& schedule) {
   for (const auto& list : schedule.actions)
@@ -127,8 +127,6 @@ std::vector<ActionPlace> walk(const Schedule& schedule, ActionTable& table,
   return stuck;
 }
 
-// The rules, one function each.
-
 namespace {
 
 using Fault = std::optional<std::string>;
@@ -143,7 +141,6 @@ std::string absent(const char* what, int number, int count) {
                      count == 1 ? fmt::format("there is only {} 0", what) : fmt::format("expected 0 to {}", count - 1));
 }
 
-// Calls rule(action, place) for all actions until one has a fault.
 template <class Rule>
 Fault each(const Schedule& s, const Rule& rule) {
   for (int r = 0; r < s.ranks; ++r) {
@@ -160,7 +157,7 @@ Fault wrong_form(const Schedule& s) {
                        s.stages, s.microbatches);
   if (s.actions.size() != static_cast<size_t>(s.ranks))
     return fmt::format("{} lists of actions for {} ranks", s.actions.size(), s.ranks);
-  if (s.stages % s.ranks != 0) return fmt::format("{} stages are no multiple of {} ranks", s.stages, s.ranks);
+  if (s.stages % s.ranks != 0) return fmt::format("{} stages are not a multiple of {} ranks", s.stages, s.ranks);
   if (s.rank_of_stage.size() != static_cast<size_t>(s.stages))
     return fmt::format("{} ranks of stages for {} stages", s.rank_of_stage.size(), s.stages);
   for (int r = 0; r < s.ranks; ++r)
@@ -169,7 +166,7 @@ Fault wrong_form(const Schedule& s) {
   return {};
 }
 
-// Where each action is; of one that is not where it may be, or there twice, the fault.
+// Records the position of each action; returns the fault of one that is misplaced or duplicated.
 Fault misplaced(const Schedule& s, ActionTable& table) {
   return each(s, [&](const Action& a, const ActionPlace& p) -> Fault {
     if (a.stage < 0 || a.stage >= s.stages) return at(s, p) + absent("stage", a.stage, s.stages);
@@ -177,7 +174,7 @@ Fault misplaced(const Schedule& s, ActionTable& table) {
       return at(s, p) + absent("micro-batch", a.microbatch, s.microbatches);
     if (const int rank = s.rank_of_stage[static_cast<size_t>(a.stage)]; rank != p.rank)
       return fmt::format("{}stage {} is on rank {}", at(s, p), a.stage, rank);
-    if (std::exchange(table[a], static_cast<double>(p.index)) >= 0) return at(s, p) + "is there twice";
+    if (std::exchange(table[a], static_cast<double>(p.index)) >= 0) return at(s, p) + "occurs twice";
     const bool forward = a.what == PassKind::send_forward || a.what == PassKind::recv_backward;
     if (a.is_message() && !s.crosses(forward ? a.stage : a.stage - 1))
       return at(s, p) + "there is no boundary between ranks";
@@ -197,7 +194,7 @@ Fault missing(const Schedule& s, ActionTable& table) {
       if (!has(PassKind::F)) return lacks(PassKind::F);
       if (has(PassKind::B) && (has(PassKind::I) || has(PassKind::W))) {
         const ActionPlace both{rank, static_cast<size_t>(table[{PassKind::B, stage, i}])};
-        return at(s, both) + "the backward pass is there whole and split; expected one of them";
+        return at(s, both) + "the backward pass occurs fused and split; expected one of them";
       }
       if (!has(PassKind::B) && !has(PassKind::I)) return lacks(has(PassKind::W) ? PassKind::I : PassKind::B);
       if (!has(PassKind::B) && !has(PassKind::W)) return lacks(PassKind::W);
@@ -213,7 +210,7 @@ Fault missing(const Schedule& s, ActionTable& table) {
   return {};
 }
 
-// Forward passes, gradients of inputs and gradients of weights of a stage, each ascending.
+// F, I and W of a stage must each be in ascending order of micro-batches.
 Fault disordered(const Schedule& s) {
   std::vector<std::array<int, 3>> last(static_cast<size_t>(s.stages), {-1, -1, -1});
   return each(s, [&](const Action& a, const ActionPlace& p) -> Fault {
@@ -243,7 +240,7 @@ Fault stuck(const Schedule& s) {
     for (const Action& need : needs(s, s.actions[static_cast<size_t>(p.rank)][p.index], messages))
       if (done.of_need(need) < 0) {
         const std::string waits = at(s, p) + "waits for " + need.str();
-        // A need that comes later on the same rank can never be met: that is the cause, wherever others wait.
+        // A dependency later on the same rank can never be satisfied: it is the cause of all other waits.
         if (s.rank_of_stage[static_cast<size_t>(need.stage)] == p.rank)
           return waits + ", which comes later on the same rank";
         all += (all.empty() ? "" : "; ") + waits;

@@ -1,4 +1,4 @@
-// Passes: functions from a schedule to a schedule that says more. They may be applied in any order, each once.
+// Passes: functions that refine a schedule. They may be applied in any order, each once.
 //
 //   1f1b on rank 0 of 2:    0F0 0F1 0B0 0B1
 //   insert_messages         0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1
@@ -12,25 +12,24 @@
 
 namespace tessera {
 
-// Every value that crosses from one rank to another is sent as soon as it is there and received when it is needed;
-// sending does not wait. Stages that are neighbours on one rank hand over without a message.
+// Adds a send immediately after, and a receive immediately before, the use of every value that crosses ranks; sends are
+// asynchronous. Adjacent stages of one rank need no message.
 Schedule insert_messages(const Schedule& schedule);
 
-// Every B becomes an I and a W; what is sent of the I goes between.
+// Replaces every B by an I and a W, with the send of I's result between them.
 Schedule split_backward(const Schedule& schedule);
 
-// Going through a schedule as its ranks would: what each action waits for, and an order in which all of it can happen.
-// The validator, the simulator and the drawings stand on it.
+// Symbolic execution of a schedule: the dependencies of each action, and a valid order of all actions. The validator,
+// the simulator and the diagrams use it.
 
-// A place in a schedule.
 struct ActionPlace {
   int rank = 0;
   size_t index = 0;
 };
 
-// The actions that must end before an action may begin, besides those before it on its rank. A `B` among them stands
-// for either form of the backward pass. For a value of another rank it is the message, if the schedule has messages, or
-// else the action that makes the value.
+// The dependencies of an action other than the previous action of its rank. A `B` among them represents either form of
+// the backward pass. A value from another rank depends on its message if the schedule has messages, otherwise on the
+// action that computes it.
 class Needs {
  public:
   void push_back(const Action& a) { all_[size_++] = a; }
@@ -44,19 +43,19 @@ class Needs {
 Needs needs(const Schedule& schedule, const Action& action, bool has_messages);
 bool has_messages(const Schedule& schedule);
 
-// A number for each action of a schedule, found by the action.
+// A value per action of a schedule, indexed by the action.
 class ActionTable {
  public:
   explicit ActionTable(const Schedule& s)
       : microbatches_(static_cast<size_t>(s.microbatches)),
         of_kind_(static_cast<size_t>(s.stages) * microbatches_),
-        values_(of_kind_ * kDos, -1) {}
-  // -1 until it is set.
+        values_(of_kind_ * kPassKinds, -1) {}
+  // -1 until set.
   double& operator[](const Action& a) {
     return values_[static_cast<size_t>(a.what) * of_kind_ + static_cast<size_t>(a.stage) * microbatches_ +
                    static_cast<size_t>(a.microbatch)];
   }
-  // The value of an action that is needed: the I of a split backward pass answers for its B.
+  // The value of a dependency: for a B of a split backward pass, that of its I.
   double of_need(const Action& a) {
     const double own = (*this)[a];
     return own < 0 && a.what == PassKind::B ? (*this)[{PassKind::I, a.stage, a.microbatch}] : own;
@@ -67,23 +66,23 @@ class ActionTable {
   std::vector<double> values_;
 };
 
-// Calls visit(place) for every action, each after those that it needs; the value that it returns (not negative) goes
-// into `table`. Returns the places where ranks are stuck: empty when all of it can be done.
+// Calls visit(place) for every action after its dependencies and stores the result (not negative) in `table`. Returns
+// the positions of blocked ranks; empty if there is no deadlock.
 std::vector<ActionPlace> walk(const Schedule& schedule, ActionTable& table,
                               const std::function<double(const ActionPlace&)>& visit);
 
-// The check of a schedule, and its fault if it has one.
+// Validation of a schedule.
 //
-// A right one has every forward pass and every backward pass (whole or split) of every stage and micro-batch once, on
-// the rank that has the stage, in ascending order within a stage; every rank can go through its list to the end; and
-// where there are messages, every boundary between ranks has all of its own. Cost: one walk through it.
+// A valid schedule has every forward and every backward pass (fused or split) of every stage and micro-batch once, on
+// the rank of the stage, in ascending order within a stage; it does not deadlock; and if it has messages, every
+// boundary between ranks has all of its messages. Cost: one traversal.
 
-// One line that names rank, action and what was expected.
+// One line with the rank, the action and what was expected.
 std::optional<std::string> find_fault(const Schedule& schedule);
-// Throws Error that names the schedule and the fault.
+// Throws Error with the schedule's name and the fault.
 void validate(const Schedule& schedule);
 
-// The most that each rank has in flight: forward passes without their B or W (a chunk's micro-batch counts one).
+// The maximum in flight on each rank: forward passes without their B or W, counted per chunk.
 std::vector<int> peak_in_flight(const Schedule& schedule);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Splitting the work among threads, once for all elementwise kernels.
+// Distribution of elementwise work over threads.
 #include "tensor/cpu/loops.h"
 
 namespace tessera::cpu {

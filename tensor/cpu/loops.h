@@ -1,4 +1,4 @@
-// One loop over broadcast, strided operands: dims that run on are merged, and each inner row is a plain loop.
+// Elementwise loops over broadcast, strided operands; contiguous dims are merged.
 #pragma once
 #include <tuple>
 
@@ -13,7 +13,7 @@ struct Row {
   int64_t n = 0;
 };
 
-// Cuts operands of one (expanded) shape into inner rows, or parts of rows, and calls f on each, on the rank's threads.
+// Calls f for inner rows, or segments of them, of operands of one (expanded) shape, on the rank's threads.
 void for_each_row(std::span<const Tensor* const> operands, const std::function<void(const Row&)>& f);
 
 template <class F, class Y, class... X>
@@ -33,8 +33,7 @@ void map_from(std::index_sequence<K...> all, const Row& row, const F& f, Y* y, c
   map_row(all, row, f, y + row.at[0], x + row.at[1 + K]...);
 }
 
-// y = f(x...) with operands of y's shape, of the element types that are named first: map<Y, X...>(f, y, x...). y may be
-// an operand.
+// y = f(x...): map<Y, X...>(f, y, x...) with explicit element types; operands have y's shape, y may be one.
 template <class Y, class... X, class F, class... In>
 void map(const F& f, const Tensor& y, const In&... in) {
   const std::tuple<Y*, const X*...> all(y.data<Y>(), in.template data<X>()...);
@@ -43,10 +42,10 @@ void map(const F& f, const Tensor& y, const In&... in) {
   });
 }
 
-// Rows of so many elements that are worth waking a thread for.
+// Rows of `width` elements that make waking a thread worthwhile.
 inline int64_t rows_together(int64_t width) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)); }
 
-// Calls f(i) for each of n rows of so many elements, on the rank's threads, vectorised as a whole.
+// Calls f(i) for n rows of `width` elements on the rank's threads, vectorized.
 template <class F>
 void for_rows(int64_t n, int64_t width, const F& f) {
   parallel_for(n, rows_together(width), [&f](int64_t begin, int64_t end) {
@@ -54,12 +53,11 @@ void for_rows(int64_t n, int64_t width, const F& f) {
   });
 }
 
-// Sums and maxima along a row in sixteen fixed lanes: element i belongs to lane i mod 16, and the lanes are combined in
-// pairs. So a row has the same bits on every instruction set, wherever it lies, and the loop is a vector loop.
+// Row reductions in sixteen fixed lanes: element i belongs to lane i mod 16, lanes are combined in pairs. Results are
+// bitwise identical on every instruction set and at any position.
 
 inline constexpr int64_t kRowLanes = 16;
 
-// The sum of f(i) for i in [0, n).
 template <class A, class F>
 inline A lane_sum(int64_t n, const F& f) {
   A lane[kRowLanes] = {};
@@ -72,7 +70,6 @@ inline A lane_sum(int64_t n, const F& f) {
   return lane[0];
 }
 
-// The largest f(i), or `least` when that is larger.
 template <class A, class F>
 inline A lane_max(int64_t n, A least, const F& f) {
   A lane[kRowLanes];
@@ -90,10 +87,9 @@ inline A lane_max(int64_t n, A least, const F& f) {
 
 namespace tessera {
 
-// The device for which an arena stands in a dry run (cpu::DryRun): Arena::local, set by whoever makes the arena. Ops
-// whose memory differs between devices take from it what they would take there: on a GPU logits stand whole, and
-// products and attention take nothing beside their operands: no packed weights, wide copies or tiles of threads. What
-// libraries take there while they compute is not known and not counted.
+// The device that an arena represents in a dry run (cpu::DryRun), for ops whose memory differs: on a GPU logits are
+// stored in full, and matmuls and attention allocate only their results (no packed weights, converted copies or
+// per-thread tiles). Workspaces of GPU libraries are not counted.
 struct DryRunDevice {
   Device device = Device::cpu;
 };

@@ -1,11 +1,9 @@
-// How a kernel reaches the machine's vector units, and the rank's threads.
+// Dispatch to the CPU's vector units and the rank's threads.
 //
-// A kernel is an ordinary loop over scalar code. On x86-64 `vectorized(f)` runs it through one of three copies that the
-// compiler made of it, for AVX-512, for AVX2 with FMA, and for the baseline; which one is decided by the processor that
-// runs the program, so a binary built on a new machine runs on an old one. Other processors have the baseline alone: on
-// 64-bit Arm it has the vectors of all such processors, with a fused multiply-add. Contraction is off and fused
-// multiply-adds are written out, so an element gets the same bits in a vector body, in its tail, and on each of the
-// copies. What only x86-64 has stands in folders named x86, which builds for other processors leave out.
+// On x86-64 `vectorized(f)` runs one of three copies of a scalar loop, compiled for AVX-512, for AVX2 with FMA, and for
+// the baseline, selected at run time. Other CPUs have the baseline, which on 64-bit Arm includes vectors and FMA.
+// Contraction is off and fused multiply-adds are explicit, so an element is bitwise identical in vector body, tail and
+// all copies. Directories named x86 contain code for x86-64 only.
 #pragma once
 #include <omp.h>
 
@@ -22,7 +20,7 @@ template <class F>
 }
 
 #ifdef __x86_64__
-// The whole call tree of f is inlined here and compiled for the named instruction set.
+// Inlines the call tree of f and compiles it for the instruction set.
 template <class F>
 #ifdef __clang__
 [[gnu::target("arch=x86-64-v4"), gnu::flatten, gnu::noinline]]
@@ -37,16 +35,15 @@ template <class F>
   f();
 }
 
-// The best instruction set that our kernels and oneDNN may use, for tests and comparisons: TESSERA_MAX_CPU_ISA=avx2,
-// avx512, avx512_bf16 or amx (the default: all that the CPU has). Throws Error if it is set to anything else. Builds
-// for other CPUs than x86-64 have one instruction set and do not read the variable.
+// The best instruction set for Tessera's kernels and oneDNN: TESSERA_MAX_CPU_ISA=avx2, avx512, avx512_bf16 or amx
+// (default: all of the CPU's). Throws Error for other values. Ignored on other architectures.
 enum class MaxIsa { avx2, avx512, avx512_bf16, amx };
 MaxIsa max_isa();
-// The best of the three copies that the CPU supports and max_isa() allows.
+// The best of the three within max_isa().
 InstructionSet instruction_set();
-// Whether this process may use the tiles of tensor/cpu/x86/amx.h.
+// AMX tiles (tensor/cpu/x86/amx.h).
 bool has_amx();
-// Whether the processor has AVX-512 with the pair products of bfloat16 (AVX512_BF16).
+// AVX512_BF16.
 bool has_pair_products();
 
 template <class F>
@@ -76,19 +73,18 @@ void vectorized(const F& f) {
   run_on(instruction_set(), f);
 }
 
-// A vector of the compiler's, which may lie at any element's address.
+// Requires only element alignment.
 template <class T, int Bytes>
 struct VectorOf {
   typedef T type __attribute__((vector_size(Bytes), aligned(sizeof(T)), may_alias));
 };
 
-// Threads of the calling rank: OpenMP's team size, which is a property of the calling thread, so ranks that are
-// threads of one process each have their own.
+// OpenMP's team size belongs to the calling thread, so ranks that are threads of one process have their own.
 inline int threads() { return omp_get_max_threads(); }
 inline void set_threads(int n) { omp_set_num_threads(n); }
 
-// While one lives, this thread computes nothing: ops take the memory that they would take and leave it as it is. So
-// the memory that a model of any size would hold can be known on any machine (train/memory.h).
+// While an object lives, this thread computes nothing: ops only allocate, which predicts the memory of models of any
+// size on any machine (train/memory.h).
 class DryRun {
  public:
   DryRun() { here_ = true; }
@@ -101,8 +97,8 @@ class DryRun {
   static inline thread_local bool here_ = false;
 };
 
-// Cuts [0, n) into one contiguous range per thread, at multiples of `grain`, and runs f(begin, end) on each. No thread
-// is woken when there is only one grain of work.
+// Runs f(begin, end) on one contiguous range of [0, n) per thread, split at multiples of `grain`; a single grain wakes
+// no thread.
 template <class F>
 void split(int64_t n, int64_t grain, const F& f) {
   if (DryRun::here()) return;
@@ -119,13 +115,13 @@ void split(int64_t n, int64_t grain, const F& f) {
   }
 }
 
-// The same with f vectorised as a whole: for kernels whose range is one loop nest.
+// split() with f vectorized: for ranges that are one loop nest.
 template <class F>
 void parallel_for(int64_t n, int64_t grain, const F& f) {
   split(n, grain, [&](int64_t begin, int64_t end) { vectorized([&] { f(begin, end); }); });
 }
 
-// Elements below which a thread is not worth waking, for loops of a few operations per element.
+// Minimum elements that make waking a thread worthwhile, at a few operations each.
 inline constexpr int64_t kGrain = 8192;
 
 }  // namespace tessera::cpu

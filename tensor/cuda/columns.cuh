@@ -1,6 +1,5 @@
-// Columns of a matrix (n, c), by threads that each have the 16 bytes of some neighbouring columns in some rows; and
-// sums over rows, in two passes of a shape that the number of rows fixes: runs of rows are added in order, and then
-// those sums.
+// Column-wise kernels for a matrix (n, c): a thread processes 16 bytes of adjacent columns in some rows. Sums over rows
+// take two passes whose shape depends only on n: runs of rows in order, then their sums.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -12,19 +11,18 @@
 
 namespace tessera::cuda {
 
-// The rows of a run, which are added first: 32, or 16, 8 or 4 where 1,024 runs, which fill a GPU, would have fewer.
-// Less than 4,096 rows fill none, and the sums of runs of fewer than 4 rows would be as large as the rows.
+// Rows per run: 32, or fewer to obtain 1,024 runs, which fill a GPU; with fewer than 4 rows the partial sums would be
+// as large as the input.
 inline int64_t rows_together(int64_t rows) {
   return rows < 4096 ? 32
                      : static_cast<int64_t>(std::min(std::bit_floor(static_cast<uint64_t>(rows) / 1024), uint64_t{32}));
 }
-inline constexpr int64_t kPartsInRun = 32;  // partial sums that are added next
+inline constexpr int64_t kPartsInRun = 32;
 
 struct Columns {
   int64_t rows = 0;
   int length = 0;  // columns
   int64_t rows_per_thread = 1;
-  // A grid with a thread for each part of a row and each run of rows.
   template <class T>
   Grid grid() const {
     return {.blocks = blocks_for(blocks_for(length, kVecElems<T>) * blocks_for(rows, rows_per_thread), kThreads)};
@@ -32,9 +30,9 @@ struct Columns {
 };
 
 struct ColumnThread {
-  int j = 0;                    // the first of its columns
+  int j = 0;                    // its first column
   int64_t first = 0, last = 0;  // its rows
-  int64_t run = 0;              // which run of rows they are
+  int64_t run = 0;
 };
 
 template <class T>
@@ -45,20 +43,19 @@ __device__ ColumnThread column_thread(const Columns& c) {
           run};
 }
 
-// Elements [j, j + kVecElems<T>) of a row of sums.
 template <bool kVectorized, class T, class A>
 __device__ void store_sums(A* row, int j, int length, const A* sums) {
   if constexpr (kVectorized) {
     for (int p = 0; p < kVecElems<T>; p += kVecElems<A>) {
-      Packed<A, kVecElems<A>> piece;
-      for (int k = 0; k < kVecElems<A>; ++k) piece.v[k] = sums[p + k];
-      store(row + j + p, piece);
+      Packed<A, kVecElems<A>> chunk;
+      for (int k = 0; k < kVecElems<A>; ++k) chunk.v[k] = sums[p + k];
+      store(row + j + p, chunk);
     }
   } else {
     for (int k = 0; k < kVecElems<T> && j + k < length; ++k) row[j + k] = sums[k];
   }
 }
-// The sums of one thread's columns, where those of its run of rows go in (runs, c).
+// Stores one thread's sums in its run's row of `parts` (runs, c).
 template <bool kVectorized, class T, class A>
 __device__ void store_parts(A* parts, const ColumnThread& at, const Columns& c, const A* sums) {
   store_sums<kVectorized, T>(parts + at.run * c.length, at.j, c.length, sums);
@@ -66,15 +63,15 @@ __device__ void store_parts(A* parts, const ColumnThread& at, const Columns& c, 
 
 inline constexpr int kMaxRuns = 32;
 
-// One or two sums of the same rows: where they go, and whether each is added to what stands there.
+// One or two sums over the same rows, and whether to accumulate.
 template <class U>
 struct SumsTo {
   U* to[2] = {};
   bool adds[2] = {};
 };
 
-// Each of `arrays` is `count` rows of sums: in runs of 32, each in order, and these in order. A block has 32 columns of
-// one array, and a warp for each run, at most kMaxRuns at a time.
+// Sums `count` rows of each of `arrays`: runs of 32 rows in order, and then their sums. A block has 32 columns of one
+// array and one warp per run, at most kMaxRuns at a time.
 template <class A, class U>
 __global__ __launch_bounds__(32 * kMaxRuns) void add_parts_kernel(const A* arrays, int64_t count, int c,
                                                                   const __grid_constant__ SumsTo<U> out) {
@@ -89,14 +86,14 @@ __global__ __launch_bounds__(32 * kMaxRuns) void add_parts_kernel(const A* array
     const int64_t begin = first + own * kPartsInRun, end = std::min(begin + kPartsInRun, count);
     A sum = 0;
     if (j < c) {
-      constexpr int kTogether = 16;  // on their way at a time
+      constexpr int kInFlight = 16;  // loads in flight
 #pragma unroll
-      for (int k = 0; k < kPartsInRun; k += kTogether) {
-        A part[kTogether];
+      for (int k = 0; k < kPartsInRun; k += kInFlight) {
+        A part[kInFlight];
 #pragma unroll
-        for (int e = 0; e < kTogether; ++e) part[e] = begin + k + e < end ? parts[(begin + k + e) * c + j] : A(0);
+        for (int e = 0; e < kInFlight; ++e) part[e] = begin + k + e < end ? parts[(begin + k + e) * c + j] : A(0);
 #pragma unroll
-        for (int e = 0; e < kTogether; ++e) sum += part[e];
+        for (int e = 0; e < kInFlight; ++e) sum += part[e];
       }
     }
     run[own][lane] = sum;
@@ -111,8 +108,8 @@ __global__ __launch_bounds__(32 * kMaxRuns) void add_parts_kernel(const A* array
   *to = out.adds[which] ? U(static_cast<Accumulate<U>>(*to) + static_cast<Accumulate<U>>(fresh)) : fresh;
 }
 
-// The second pass: parts (arrays, count, C) of A -> each array's sum where `to` says (RowSum of tensor/ops/reduce.h),
-// (C) of any floating dtype and strides. One launch where the targets are alike.
+// Second pass: parts (arrays, count, C) -> targets (C) with any floating dtype and strides (RowSum of
+// tensor/ops/reduce.h); one launch if their dtypes are equal.
 template <class A, class Sum>
 void add_parts(const char* op, std::span<Sum> to, const Tensor& parts) {
   const int64_t count = parts.dim(1), c = parts.dim(2);
@@ -120,13 +117,13 @@ void add_parts(const char* op, std::span<Sum> to, const Tensor& parts) {
     add_parts<A>(op, to.first(1), parts);
     return add_parts<A>(op, to.last(1), parts.narrow(0, 1, 1));
   }
-  std::array<Tensor, 2> lie;
+  std::array<Tensor, 2> dense;
   with_floating(to[0].to.dtype(), op, [&](auto u) {
     using U = decltype(u);
     SumsTo<U> out;
     for (size_t i = 0; i < to.size(); ++i) {
-      lie[i] = to[i].to.contiguous();
-      out.to[i] = lie[i].template device_data<U>();
+      dense[i] = to[i].to.contiguous();
+      out.to[i] = dense[i].template device_data<U>();
       out.adds[i] = to[i].adds;
     }
     const auto runs = static_cast<int>(std::clamp<int64_t>(blocks_for(count, kPartsInRun), 1, kMaxRuns));
@@ -134,7 +131,7 @@ void add_parts(const char* op, std::span<Sum> to, const Tensor& parts) {
            add_parts_kernel<A, U>, parts.device_data<A>(), count, static_cast<int>(c), out);
   });
   for (size_t i = 0; i < to.size(); ++i)
-    if (!to[i].to.is_contiguous()) Tensor(to[i].to).copy_from(lie[i]);
+    if (!to[i].to.is_contiguous()) Tensor(to[i].to).copy_from(dense[i]);
 }
 template <class A>
 void add_parts(const char* op, const Tensor& out, const Tensor& parts) {
@@ -145,16 +142,15 @@ void add_parts(const char* op, const Tensor& out, const Tensor& parts) {
   add_parts<A>(op, std::span<Sum>(&one, 1), parts);
 }
 
-// Room for the first pass over `rows` rows, of one or more arrays of sums.
+// Partial sums of the first pass over `rows` rows.
 template <class A>
 Tensor parts_for(const Tensor& like, int64_t rows, int64_t c, int64_t arrays = 1) {
   return like.make({arrays, blocks_for(rows, rows_together(rows)), c}, kDTypeOf<A>, Category::workspace);
 }
 
-// The frame of kernels whose threads have the 16 bytes of some neighbouring columns in some rows (columns.cuh). An op
-// says what such a thread does, as a struct that is called with the thread's place.
+// An op provides a function object that is called with the thread's position.
 
-// Rows [first, last) and columns [j, j + kVecElems<T>) of matrices with rows of `length`.
+// Rows [first, last) and columns [j, j + kVecElems<T>).
 template <class T, bool kVectorized>
 struct ColumnPart {
   int64_t first, last, run;
@@ -167,7 +163,6 @@ struct ColumnPart {
   __device__ void store(T* matrix, int64_t row, const Elements& part) const {
     store_part<kVectorized>(matrix + row * length, j, length, part);
   }
-  // Stores the thread's sums over its rows, in (runs, length).
   template <class A>
   __device__ void store_sums(A* parts, const Packed<A, kVecElems<T>>& sums) const {
     cuda::store_sums<kVectorized, T>(parts + run * length, j, length, sums.v);
@@ -180,11 +175,11 @@ __global__ void columns_kernel(const F f, const Columns columns) {
   if (at.first < columns.rows) f(ColumnPart<T, kVectorized>{at.first, at.last, at.run, at.j, columns.length});
 }
 
-// Queues f for all places of matrices of T; `operands` are those (or null) that ColumnPart loads and stores.
+// `operands` are the pointers (or null) that ColumnPart loads and stores.
 template <class T, class F, class... P>
 void for_columns(Context& c, const char* op, const Columns& columns, const F& f, const P*... operands) {
-  const bool whole = is_vectorizable<T>(columns.length, operands...);
-  launch(c, op, columns.grid<T>(), whole ? columns_kernel<T, true, F> : columns_kernel<T, false, F>, f, columns);
+  const bool vectorized = is_vectorizable<T>(columns.length, operands...);
+  launch(c, op, columns.grid<T>(), vectorized ? columns_kernel<T, true, F> : columns_kernel<T, false, F>, f, columns);
 }
 
 }  // namespace tessera::cuda

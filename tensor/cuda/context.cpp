@@ -1,4 +1,4 @@
-// Streams, and the GPUs that they belong to.
+// CUDA streams and devices.
 #include "tensor/cuda/context.h"
 
 #include <fmt/format.h>
@@ -14,7 +14,7 @@ namespace tessera::cuda {
 
 namespace {
 
-// The runtime calls a driver insufficient that is not there at all, whose version is 0.
+// If there is no driver, the runtime reports an insufficient one with version 0.
 std::string why_no_gpu(cudaError_t found) {
   if (found == cudaSuccess || found == cudaErrorNoDevice) return "the NVIDIA driver lists none";
   if (found != cudaErrorInsufficientDriver) return cudaGetErrorString(found);
@@ -23,7 +23,7 @@ std::string why_no_gpu(cudaError_t found) {
   check(cudaRuntimeGetVersion(&own), "gpu");
   const auto name = [](int version) { return fmt::format("CUDA {}.{}", version / 1000, version % 1000 / 10); };
   return driver == 0
-             ? "this machine has no NVIDIA driver, or the container does not reach it"
+             ? "this machine has no NVIDIA driver, or the container has no access to it"
              : fmt::format("the NVIDIA driver is for {}, older than this program's {}", name(driver), name(own));
 }
 
@@ -31,7 +31,7 @@ std::string why_no_gpu(cudaError_t found) {
 
 Context::Context() {
   check(cudaGetDevice(&gpu_), "context");
-  check(cudaDeviceGetAttribute(&most_shared_, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu_), "context");
+  check(cudaDeviceGetAttribute(&max_shared_, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu_), "context");
   for (Stream* made : {&stream_, &copies_})
     check(cudaStreamCreateWithFlags(made->receive(), cudaStreamNonBlocking), "context");
 }
@@ -44,20 +44,20 @@ void Context::finish() noexcept {
 void open_stream(Arena& arena) { arena.local<Context>(); }
 void finish_stream(Arena& arena) noexcept { arena.local<Context>().finish(); }
 
-void Context::about_to_wait(const char* op) const {
+void Context::require_no_capture(const char* op) const {
   if (capturing_)
     throw Error(
-        fmt::format("[{}] the host waits for the GPU while work is captured as a CUDA graph, which does not run; "
-                    "expected work that is only queued (`cuda_graph` off runs without a graph)",
+        fmt::format("[{}] the host waits for the GPU during CUDA graph capture; "
+                    "expected work that is only queued (`cuda_graph` off disables capture)",
                     op));
 }
 
 void Context::synchronize() {
-  about_to_wait(last_op());
+  require_no_capture(last_op());
   ++synchronizations_;
   if (const cudaError_t result = expected(cudaStreamSynchronize(stream())); result != cudaSuccess)
-    throw Error(fmt::format("[{}] CUDA: {}, found while waiting; this op or one queued before it failed, which "
-                            "CUDA_LAUNCH_BLOCKING=1 with `cuda_graph` off names",
+    throw Error(fmt::format("[{}] CUDA: {}, found while waiting; this op or one queued before it failed; "
+                            "CUDA_LAUNCH_BLOCKING=1 with `cuda_graph` off identifies it",
                             last_op(), cudaGetErrorString(result)),
                 Status::communication);
   indices_.report();
@@ -71,7 +71,7 @@ Bounds Context::bounds(const Indices& indices) {
   return indices_.bounds(indices);
 }
 
-// Captures the work of this thread alone: other ranks, and threads that load modules, go on as they like.
+// Captures the work of this thread only; other ranks and threads that load modules are unaffected.
 void Context::begin_capture() {
   check(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal), "graph");
   capturing_ = true;
@@ -101,7 +101,7 @@ cudaDeviceProp properties_here() {
 std::string refuses_bfloat16() {
   const cudaDeviceProp card = properties_here();
   return card.major >= 8 ? ""
-                         : fmt::format("{} has compute capability {}.{}, and products of bf16 need 8.0; expected fp32",
+                         : fmt::format("{} has compute capability {}.{}, and bf16 matmuls need 8.0; expected fp32",
                                        card.name, card.major, card.minor);
 }
 
@@ -127,22 +127,22 @@ void use_gpu(int gpu) {
     throw Error(fmt::format("`device` cuda: no GPU was found: {}; `device` cpu runs everything without one",
                             why_no_gpu(result)));
   if (gpu < 0 || gpu >= count)
-    throw Error(fmt::format("`device` cuda: GPU {} was asked for; this machine has {}, numbered from 0", gpu, count));
+    throw Error(fmt::format("`device` cuda: GPU {} was requested; this machine has {}, numbered from 0", gpu, count));
   check(cudaSetDevice(gpu), "gpu");
   if (!has_code_here()) {
     const cudaDeviceProp card = properties_here();
     throw Error(
-        fmt::format("`device` cuda: this program holds no code for {}, of compute capability {}.{}; expected "
+        fmt::format("`device` cuda: this program contains no code for {}, of compute capability {}.{}; expected "
                     "a build for it: -DTESSERA_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES={}{}",
                     card.name, card.major, card.minor, card.major, card.minor));
   }
 }
 
-// Values that come again in every step, in pinned memory of an arena.
+// Values that recur in every step, in pinned memory.
 
 namespace {
 
-// Held by the arena (Arena::local), and so there as long as a captured copy may read it.
+// Owned by the arena (Arena::local), so a captured copy may read it for the arena's lifetime.
 class PinnedConstants {
  public:
   const std::byte* find(std::span<const std::byte> values) {
@@ -168,13 +168,11 @@ void copy_cached_constant(const Tensor& to, std::span<const std::byte> values) {
   if (!values.empty()) copy_later(to, to.arena()->local<PinnedConstants>().find(values));
 }
 
-// Capture, and the launch of what was captured.
-
 namespace {
 
 using Captured = Handle<cudaGraph_t, cudaGraphDestroy>;
 
-// Ends a capture that an exception has left.
+// Ends a capture after an exception.
 class Capture {
  public:
   explicit Capture(Context& context) : context_(context) { context_.begin_capture(); }
@@ -189,7 +187,7 @@ class Capture {
     cudaGraph_t graph = nullptr;
     if (const cudaError_t result = context_.end_capture(graph); result != cudaSuccess)
       throw Error(std::string("[graph] CUDA: ") + cudaGetErrorString(result) + ", found after '" + context_.last_op() +
-                      "' was captured: some work before it cannot be; `cuda_graph` off runs without a graph",
+                      "' was captured: some work before it cannot be captured; `cuda_graph` off disables capture",
                   Status::communication);
     return Captured(graph);
   }
@@ -217,12 +215,12 @@ Graph::Graph(ArenaPtr arena, const std::function<void()>& f) : arena_(std::move(
 int64_t synchronizations(Arena& arena) { return arena.local<Context>().synchronizations(); }
 
 void Graph::launch() const {
-  const Arena::AllowReuse lent(*arena_);
+  const Arena::AllowReuse reuse(*arena_);
   Context& c = arena_->local<Context>();
   c.queued("captured step", cudaGraphLaunch(static_cast<cudaGraphExec_t>(executable_.get()), c.stream()));
 }
 
-// Slots of indices, one for each op and limit, and the complaint that is made of what a kernel wrote.
+// Index checks: one slot per op and limit.
 
 IndexChecks::IndexChecks() {
   check(cudaHostAlloc(memory_.receive(), kMax * sizeof(*first_), cudaHostAllocDefault), "context");
@@ -262,7 +260,7 @@ void IndexChecks::clear() {
   count_ = 0;
 }
 
-// Pinned memory of the host, registered with the GPUs piece by piece as it is handed out.
+// Pinned host memory, registered with the GPUs in chunks as the region grows.
 
 namespace {
 
@@ -274,7 +272,7 @@ class PinnedRegion final : public Region {
     int gpu = 0, same_address = 0;
     check(cudaGetDevice(&gpu), "offload");
     check(cudaDeviceGetAttribute(&same_address, cudaDevAttrCanUseHostPointerForRegisteredMem, gpu), "offload");
-    if (same_address == 0) throw Error("`offload`: this GPU cannot reach the host's memory at the host's addresses");
+    if (same_address == 0) throw Error("`offload`: this GPU cannot access host memory at host addresses");
     void* const p =
         mmap(nullptr, kCapacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED)
@@ -294,9 +292,8 @@ class PinnedRegion final : public Region {
       if (const cudaError_t result = expected(cudaHostRegister(base_ + pinned_, static_cast<size_t>(kPinnedAtOnce),
                                                                cudaHostRegisterPortable | cudaHostRegisterMapped));
           result != cudaSuccess)
-        throw Error("[arena] CUDA: cannot pin " + std::to_string(kPinnedAtOnce) +
-                    " bytes of the host's memory beside the " + std::to_string(pinned_) +
-                    " in use: " + cudaGetErrorString(result));
+        throw Error("[arena] CUDA: cannot pin " + std::to_string(kPinnedAtOnce) + " bytes of host memory next to the " +
+                    std::to_string(pinned_) + " in use: " + cudaGetErrorString(result));
   }
 
  private:

@@ -17,7 +17,7 @@ struct Constant {
   __device__ T operator()() const { return value; }
 };
 
-__global__ void count_up_kernel(int32_t* t, int64_t n) {
+__global__ void fill_range_kernel(int32_t* t, int64_t n) {
   if (const int64_t i = global_thread(); i < n) t[i] = static_cast<int32_t>(i);
 }
 
@@ -26,7 +26,7 @@ __global__ void count_up_kernel(int32_t* t, int64_t n) {
 void copy_bytes(const Tensor& to, const Tensor& from) {
   const Tensor& on_gpu = to.device() == Device::cuda ? to : from;
   Context& c = context(on_gpu);
-  c.about_to_wait("copy");
+  c.require_no_capture("copy");
   c.queued("copy", cudaMemcpyAsync(to.address(), from.address(), static_cast<size_t>(from.nbytes()), cudaMemcpyDefault,
                                    c.stream()));
   c.synchronize();
@@ -44,7 +44,7 @@ void copy(const Tensor& to, const Tensor& from) {
 
 bool has_code_here() {
   cudaFuncAttributes attributes{};
-  return expected(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(count_up_kernel))) == cudaSuccess;
+  return expected(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(fill_range_kernel))) == cudaSuccess;
 }
 
 bool has_float64_kernels() { return kFloat64Kernels; }
@@ -65,7 +65,7 @@ void copy_later(const Tensor& to, const std::byte* pinned) {
 
 std::shared_ptr<void> start_copy(const Tensor& to, const std::byte* pinned) {
   Context& c = context(to);
-  const auto event = std::make_shared<Event>(make_event());  // first of what is queued, then of the copy
+  const auto event = std::make_shared<Event>(make_event());  // first marks the queued work, then the copy
   c.queued("copy", cudaEventRecord(event->get(), c.stream()));
   c.queued("copy", cudaStreamWaitEvent(c.copies(), event->get(), 0));
   c.queued("copy",
@@ -79,9 +79,9 @@ void join_copy(const Tensor& to, const std::shared_ptr<void>& copy) {
   c.queued("copy", cudaStreamWaitEvent(c.stream(), static_cast<Event*>(copy.get())->get(), 0));
 }
 
-void count_up(const Tensor& t) {
-  launch(context(t), "count up", {.blocks = blocks_for(t.numel(), kThreads)}, count_up_kernel, t.device_data<int32_t>(),
-         t.numel());
+void fill_range(const Tensor& t) {
+  launch(context(t), "count up", {.blocks = blocks_for(t.numel(), kThreads)}, fill_range_kernel,
+         t.device_data<int32_t>(), t.numel());
 }
 
 void fill(const Tensor& t, double value) {

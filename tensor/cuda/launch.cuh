@@ -1,4 +1,4 @@
-// How a kernel is started: on the stream of a tensor's arena, under the name of its op.
+// Kernel launches on the stream of an arena.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -8,39 +8,39 @@
 
 namespace tessera::cuda {
 
-// Defined for .cu files alone, so that a change of it compiles nothing else (cmake/tessera.cmake).
+// Only defined for .cu files, so that a change recompiles nothing else (cmake/tessera.cmake).
 inline constexpr bool kFloat64Kernels = TESSERA_FLOAT64_KERNELS;
 template <class T>
 inline constexpr bool kHasKernels = kFloat64Kernels || !std::is_same_v<T, double>;
 
-[[noreturn]] inline void refuse_float64(DType dtype, const char* op) {
+[[noreturn]] inline void reject_float64(DType dtype, const char* op) {
   throw Error("[" + std::string(op) + "] dtype is " + std::string(to_string(dtype)) +
-              "; expected float32 or bfloat16, since this program was built without kernels of float64 "
+              "; expected float32 or bfloat16, since this program was built without float64 kernels "
               "(-DTESSERA_FLOAT64_KERNELS=ON)");
 }
 
-// As tessera::with_floating(), for kernels that a build may leave out. Code of this namespace gets this one, because it
-// is the more constrained of the two; kernels that every build needs name the other.
+// tessera::with_floating() for kernels that a build may omit. Preferred in this namespace because it is more
+// constrained; kernels of every build qualify the other one.
 template <class F>
 requires(std::is_class_v<std::remove_cvref_t<F>>) decltype(auto) with_floating(DType dtype, const char* op, F&& f) {
   if constexpr (kFloat64Kernels) {
     return tessera::with_floating(dtype, op, f);
   } else {
     if (dtype == DType::bfloat16) return f(bfloat16{});
-    if (dtype != DType::float32) refuse_float64(dtype, op);
+    if (dtype != DType::float32) reject_float64(dtype, op);
     return f(float{});
   }
 }
 
-inline constexpr int kThreads = 256;  // threads of a block, where nothing asks for another number
+inline constexpr int kThreads = 256;  // default threads per block
 
 struct Grid {
   int64_t blocks = 0;
   int threads = kThreads;
-  int shared = 0;  // bytes of shared memory whose size is given at the launch
+  int shared = 0;  // bytes of dynamic shared memory
 };
 
-// Queues kernel(args...). Does nothing for a grid of no blocks. At most 2^31 - 1 blocks.
+// No-op for an empty grid; at most 2^31 - 1 blocks.
 template <class... Parameters, class... Args>
 void launch(Context& c, const char* op, const Grid& grid, void (*kernel)(Parameters...), const Args&... args) {
   if (grid.blocks == 0) return;
@@ -58,9 +58,7 @@ void launch(Context& c, const char* op, const Grid& grid, void (*kernel)(Paramet
 
 constexpr int64_t blocks_for(int64_t n, int64_t per_block) { return (n + per_block - 1) / per_block; }
 
-// Checks of the indices that a kernel is given.
-
-// Whether `value` may be used. It stands at `place` among its like, below 2^32.
+// Whether `value`, at position `place` < 2^32, is a valid index; records it otherwise.
 __device__ inline bool inside(const Bounds& bounds, int64_t place, int32_t value) {
   if (value >= 0 && value < bounds.limit) return true;
   atomicMin(bounds.first, static_cast<unsigned long long>(place) << 32 | static_cast<uint32_t>(value));

@@ -1,7 +1,7 @@
-// One kernel for every elementwise op: y[i] = f(a[i]) and y[i] = f(a[i], b[i]) over broadcast, strided operands.
+// Elementwise ops on a GPU: y[i] = f(a[i]) and y[i] = f(a[i], b[i]) over broadcast, strided operands.
 //
-// Operands that run on, as a whole or in their last dim, are read and written 16 bytes at a time. y may be an operand.
-// An element's bits depend neither on the way nor on its place.
+// Operands contiguous at least in their last dim are accessed 16 bytes at a time. An element's bits depend neither on
+// the kernel nor on its position.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -13,7 +13,6 @@
 
 namespace tessera::cuda {
 
-// N elements that are loaded and stored as one.
 template <class T, int N>
 struct alignas(N * sizeof(T)) Packed {
   T v[N];
@@ -28,7 +27,7 @@ __device__ void store(T* to, const Packed<T, N>& packed) {
   *reinterpret_cast<Packed<T, N>*>(to) = packed;
 }
 
-// Elements per thread: as many as fill 16 bytes of the widest type.
+// Elements per thread: 16 bytes of the widest type.
 template <class... T>
 inline constexpr int kPerThread = static_cast<int>(16 / std::max({sizeof(T)...}));
 
@@ -39,12 +38,12 @@ __global__ void flat_kernel(F f, int64_t n, Y* y, const X*... x) {
   constexpr int kN = kPerThread<Y, X...>;
   const int64_t first = global_thread() * kN;
   if (first + kN <= n) {
-    const auto whole = [&](const Packed<X, kN>&... in) {
+    const auto apply_vector = [&](const Packed<X, kN>&... in) {
       Packed<Y, kN> out;
       for (int k = 0; k < kN; ++k) out.v[k] = f(in.v[k]...);
       store(y + first, out);
     };
-    whole(load<kN>(x + first)...);
+    apply_vector(load<kN>(x + first)...);
   } else {
     for (int64_t i = first; i < n; ++i) y[i] = f(x[i]...);
   }
@@ -57,7 +56,6 @@ struct Strided {
   int64_t step[kMaxOperands][kMaxDims] = {};
 };
 
-// kN neighbours for each thread.
 template <int kN, class F, class Y, class... X>
 __global__ void strided_kernel(F f, Strided s, Y* y, const X*... x) {
   const int64_t i = global_thread();
@@ -88,7 +86,7 @@ Strided strided(const MergedDims& dims) {
   return s;
 }
 
-// Sizes and steps for vectors of n elements, where the last dim of every operand can be cut into such.
+// Sizes and strides in vectors of n elements.
 template <class... T>
 Strided of_vectors(Strided s, int n) {
   s.n /= n;
@@ -103,7 +101,7 @@ bool aligned(const T*... pointers) {
   return ((reinterpret_cast<uintptr_t>(pointers) % (kN * sizeof(T)) == 0) && ...);
 }
 
-// Whether every operand runs on and begins where a vector of kPerThread elements may.
+// Whether every operand is contiguous and aligned to vectors of kPerThread elements.
 template <class... T>
 bool runs_on(const MergedDims& dims, const T*... pointers) {
   if (dims.shape.ndim() != 1) return false;
@@ -112,7 +110,7 @@ bool runs_on(const MergedDims& dims, const T*... pointers) {
   return aligned(pointers...);
 }
 
-// Whether every operand does so along its last dim, and each of its rows is a number of vectors.
+// Whether every operand's rows are contiguous, aligned and an integral number of vectors.
 template <class... T>
 bool rows_run_on(const Strided& s, const T*... pointers) {
   constexpr int kN = kPerThread<T...>;
@@ -125,7 +123,7 @@ bool rows_run_on(const Strided& s, const T*... pointers) {
   return aligned(pointers...);
 }
 
-// y = f(x...) with operands of y's shape, of the element types that are named first: map<Y, X...>(op, f, y, x...).
+// y = f(x...): map<Y, X...>(op, f, y, x...) with explicit element types; operands have y's shape.
 template <class Y, class... X, class F, class... In>
 void map(const char* op, const F& f, const Tensor& y, const In&... in) {
   static_assert(sizeof...(X) == sizeof...(In));

@@ -1,16 +1,14 @@
-// Instructions of a GPU, each a function. Tensor cores and what feeds them: bfloat16 products of 16 x 8 x 16 by a warp,
-// matrices from shared memory, and copies into it that go on beside the arithmetic (PTX ISA, "mma.m16n8k16",
-// "ldmatrix", "cp.async"); a fast exponential, shared memory, and a hint to the L2 cache.
-// (The emulator of tests/cuda_emulator has its own file of this name.)
+// GPU instructions: tensor-core matmuls of bfloat16, matrix loads from shared memory and asynchronous copies into it
+// (PTX ISA, "mma.m16n8k16", "ldmatrix", "cp.async"), and others. The emulator replaces this file by
+// tests/cuda_emulator/tensor/cuda/mma.cuh.
 //
-// GPUs before compute capability 8.0 have no tensor cores for bfloat16, and no copies that go on by themselves. There a
-// copy is a load and a store, and a product of bfloat16 ends the kernel: a plan that asks for one is refused before it
-// begins (train/device.h).
+// GPUs before compute capability 8.0 lack the first and the last: copies load and store, and a bfloat16 matmul traps,
+// which plans exclude (train/device.h).
 //
-// Lane l holds these elements of a 16 x 16 factor A: rows l/4 and l/4 + 8, columns 2 (l%4) and the next, and those 8
-// further, as pairs a[0] (upper left), a[1] (lower left), a[2] (upper right), a[3] (lower right). Its part of the 16 x
-// 8 factor B: column l/4, rows 2 (l%4) and the next (b0), and those 8 further (b1). Its part of the 16 x 8 sums D: row
-// l/4, columns 2 (l%4) and the next (d[0], d[1]), and in row l/4 + 8 these two columns (d[2], d[3]).
+// Fragments: lane l has elements of the 16 x 16 operand A in rows l/4 and l/4 + 8, columns 2 (l%4) and the next, and
+// the columns 8 further right, as pairs a[0] (upper left), a[1] (lower left), a[2] (upper right), a[3] (lower right);
+// of the 16 x 8 operand B column l/4, rows 2 (l%4) and the next (b0), and the rows 8 further down (b1); of the 16 x 8
+// accumulator D row l/4, columns 2 (l%4) and the next (d[0], d[1]), and row l/4 + 8 (d[2], d[3]).
 #pragma once
 #include <cstdint>
 
@@ -18,10 +16,9 @@
 
 namespace tessera::cuda {
 
-// Where something lies in shared memory, in bytes.
 __device__ inline uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
-// Copies 16 bytes into shared memory, or writes zeros there; arrives with the group that is committed next.
+// Copies 16 bytes, or writes zeros; completes with the next committed group.
 __device__ inline void copy_async(uint32_t to, const void* from, bool valid) {
 #if __CUDA_ARCH__ >= 800
   const int bytes = valid ? 16 : 0;
@@ -37,7 +34,6 @@ __device__ inline void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-// Waits until at most `kLeft` of this thread's groups are on their way.
 template <int kLeft>
 __device__ inline void wait_for_copies() {
 #if __CUDA_ARCH__ >= 800
@@ -45,7 +41,7 @@ __device__ inline void wait_for_copies() {
 #endif
 }
 
-// Four 8 x 8 matrices of 2-byte elements; lane l gives the address of row l%8 of matrix l/8, and gets of each matrix
+// Four 8 x 8 matrices of 2-byte elements; lane l passes the address of row l%8 of matrix l/8, and receives from each
 // the pair at row l/4, columns 2 (l%4) and the next.
 __device__ inline void load_matrices(uint32_t (&to)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -53,7 +49,7 @@ __device__ inline void load_matrices(uint32_t (&to)[4], uint32_t row) {
                : "r"(row)
                : "memory");
 }
-// Loads the matrices transposed: a lane gets the pair at rows 2 (l%4) and the next, column l/4.
+// Transposed: a lane receives the pair at rows 2 (l%4) and the next, column l/4.
 __device__ inline void load_transposed(uint32_t (&to)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -61,7 +57,7 @@ __device__ inline void load_transposed(uint32_t (&to)[4], uint32_t row) {
                : "memory");
 }
 
-// d += a b, of bfloat16 pairs, summed in float32.
+// d += a b, accumulated in float32.
 __device__ inline void multiply_add([[maybe_unused]] float (&d)[4], [[maybe_unused]] const uint32_t (&a)[4],
                                     [[maybe_unused]] uint32_t b0, [[maybe_unused]] uint32_t b1) {
 #if __CUDA_ARCH__ >= 800
@@ -74,7 +70,7 @@ __device__ inline void multiply_add([[maybe_unused]] float (&d)[4], [[maybe_unus
 #endif
 }
 
-// Two numbers rounded to bfloat16, to nearest even; the first is in the low half.
+// Rounds to nearest even; the first value is in the low half.
 __device__ inline uint32_t pack_pair(float first, float second) {
 #if __CUDA_ARCH__ >= 800
   uint32_t pair;
@@ -85,23 +81,20 @@ __device__ inline uint32_t pack_pair(float first, float second) {
 #endif
 }
 
-// The exponential that a GPU has an instruction for, where what it is taken of, or its result, has eight digits anyway.
-
-// 2^x to about two units in the last place of a float; 0 for -infinity.
+// 2^x to about two ulps; 0 for -infinity.
 __device__ inline float fast_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// Shared memory whose size is given at the launch, aligned to 1,024 bytes.
+// Aligned to 1,024 bytes.
 template <class T>
 __device__ T* dynamic_shared() {
   extern __shared__ __align__(1024) unsigned char bytes[];
   return reinterpret_cast<T*>(bytes);
 }
 
-// The line that holds `p` is read soon.
 __device__ inline void fetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 }  // namespace tessera::cuda

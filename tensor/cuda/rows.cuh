@@ -1,8 +1,8 @@
-// Rows of a matrix, each by some threads of one block, in parts of 16 bytes.
+// Row-wise kernels, in vectors of 16 bytes.
 //
-// Thread t of a row's W threads has parts t, t + W, ... and adds them up in order; the threads' sums are joined in
-// pairs within each warp, and then warp after warp. W depends on the row's length and type alone, so a row has the same
-// bits wherever it lies, whatever lies beside it, and whether it can be read 16 bytes at a time or not.
+// Thread t of a row's W threads accumulates vectors t, t + W, ... in order; sums are combined in pairs within each
+// warp, and then warp by warp. W depends only on the row's length and type, so a row's result is bitwise identical at
+// any position, next to any rows, with vectorized or scalar loads.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -14,16 +14,16 @@
 
 namespace tessera::cuda {
 
-inline constexpr int kRowThreads = 512;  // threads of a row, at most
-inline constexpr int kHeld = 4;          // parts of a row that a thread keeps in registers
+inline constexpr int kRowThreads = 512;  // maximum threads per row
+inline constexpr int kHeld = 4;          // a thread's vectors in registers
 
 template <class T>
-inline constexpr int kVecElems = static_cast<int>(16 / sizeof(T));  // elements
+inline constexpr int kVecElems = static_cast<int>(16 / sizeof(T));  // elements per vector
 
 struct Rows {
   int64_t count = 0;
-  int length = 0;  // elements of a row
-  int width = 32;  // threads of a row: one warp, or a block of its own
+  int length = 0;  // elements
+  int width = 32;  // threads per row: one warp, or a full block
   Grid grid() const {
     constexpr int kWarps = 8;
     return width == 32 ? Grid{.blocks = blocks_for(count, kWarps), .threads = 32 * kWarps}
@@ -31,16 +31,14 @@ struct Rows {
   }
 };
 
-// Rows (count, length) of T, with about `parts` parts for each thread where that leaves a row its warp at least, and at
-// most `most` threads.
+// About `parts` vectors per thread, at least one warp and at most `most` threads.
 template <class T>
 Rows partition_rows(int64_t count, int64_t length, int parts = kHeld, int most = kRowThreads) {
   const int64_t threads = blocks_for(blocks_for(length, kVecElems<T>), parts);
   return {count, static_cast<int>(length), static_cast<int>(std::clamp<int64_t>((threads + 31) / 32 * 32, 32, most))};
 }
 
-// Whether rows of that length, of all operands (or null), begin where 16 bytes can be read at once and end where such a
-// part does. Kernels are compiled for both (kVectorized).
+// Whether rows of all operands (or null) consist of aligned vectors. Kernels are compiled for both cases (kVectorized).
 template <class T, class... P>
 bool is_vectorizable(int64_t length, const P*... operands) {
   return length % kVecElems<T> == 0 && ((reinterpret_cast<uintptr_t>(operands) % 16 == 0) && ...);
@@ -50,19 +48,19 @@ struct RowThread {
   int64_t row = 0;
   int thread = 0, width = 0;
   template <class T>
-  __device__ int part(int k) const {  // where the thread's part k begins
+  __device__ int part(int k) const {  // offset of the thread's k-th vector
     return (thread + k * width) * kVecElems<T>;
   }
 };
 
-// A warp whose row is not there may return at once: rows of more than a warp have a block each.
+// Warps without a row may return: wider rows have one block each.
 __device__ inline RowThread row_thread(const Rows& rows) {
   const int t = static_cast<int>(threadIdx.x);
   if (rows.width != 32) return {blockIdx.x, t, rows.width};
   return {static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + t / 32, t % 32, 32};
 }
 
-// Elements [j, j + kVecElems) of a row, zero past its end.
+// Zero beyond the row's end.
 template <bool kVectorized, class T>
 __device__ Packed<T, kVecElems<T>> load_part(const T* row, int j, int length) {
   if constexpr (kVectorized) {
@@ -80,7 +78,7 @@ __device__ void store_part(T* row, int j, int length, const Packed<T, kVecElems<
   else
     for (int k = 0; k < kVecElems<T> && j + k < length; ++k) row[j + k] = part.v[k];
 }
-// Calls f(k) for the elements of a part that the row has.
+// Calls f(k) for valid elements.
 template <bool kVectorized, class T, class F>
 __device__ void each_in_part(int j, int length, const F& f) {
 #pragma unroll
@@ -88,8 +86,8 @@ __device__ void each_in_part(int j, int length, const F& f) {
     if (kVectorized || j + k < length) f(k);
 }
 
-// A row that is read more than once: its first parts stay in registers, those beyond (of rows of more than
-// kRowThreads * kHeld parts) are read again. They are kept as four words, or narrow elements would take a register
+// A row that is read more than once: its first vectors stay in registers, further ones (in rows of more than
+// kRowThreads * kHeld vectors) are loaded again. Four words per vector, because narrow elements would occupy a register
 // each.
 template <class T, bool kVectorized>
 struct RegisterRow {
@@ -105,7 +103,7 @@ struct RegisterRow {
   __device__ Packed<T, kVecElems<T>> part(int k) const { return std::bit_cast<Packed<T, kVecElems<T>>>(held[k]); }
 };
 
-// Brings a row's held parts to the L2 cache, for whoever reads them next.
+// Prefetches the vectors that will be held in registers.
 template <class T>
 __device__ void fetch_row(const T* row, const RowThread& at, int length) {
 #pragma unroll
@@ -113,8 +111,7 @@ __device__ void fetch_row(const T* row, const RowThread& at, int length) {
     if (const int j = at.part<T>(k); j < length) fetch(row + j);
 }
 
-// Calls f(k, j, part...) for each part of the thread in each of the rows; k numbers those that are held, and is kHeld
-// for all others.
+// Calls f(k, j, part...) for each of the thread's vectors; k is the register index, or kHeld.
 template <class T, bool kVectorized, class F, class... More>
 __device__ void each_numbered_part(const RowThread& at, int length, const F& f,
                                    const RegisterRow<T, kVectorized>& first, const More&... more) {
@@ -125,7 +122,6 @@ __device__ void each_numbered_part(const RowThread& at, int length, const F& f,
   for (int j = at.part<T>(kHeld); j < length; j += at.width * kVecElems<T>)
     f(kHeld, j, load_part<kVectorized>(first.row, j, length), load_part<kVectorized>(more.row, j, length)...);
 }
-// Calls f(j, part...).
 template <class T, bool kVectorized, class F, class... More>
 __device__ void each_part(const RowThread& at, int length, const F& f, const RegisterRow<T, kVectorized>& first,
                           const More&... more) {
@@ -133,7 +129,7 @@ __device__ void each_part(const RowThread& at, int length, const F& f, const Reg
       at, length, [&](int, int j, const auto&... parts) { f(j, parts...); }, first, more...);
 }
 
-// Calls f(element...) for each element of the thread in each of the rows, in the type of sums.
+// Calls f(element...) in the accumulation type.
 template <class T, bool kVectorized, class F, class... More>
 __device__ void each_element(const RowThread& at, int length, const F& f, const RegisterRow<T, kVectorized>& first,
                              const More&... more) {
@@ -145,7 +141,7 @@ __device__ void each_element(const RowThread& at, int length, const F& f, const 
   each_part(at, length, part_values, first, more...);
 }
 
-// Makes the row f(j, part, its part of the other) of its parts, which f stores at `to`.
+// Replaces vectors by f(j, part, vector of `other`), which f also stores at `to`.
 template <class T, bool kVectorized, class F>
 __device__ void change_parts(const RowThread& at, int length, const F& f, RegisterRow<T, kVectorized>& row,
                              const RegisterRow<T, kVectorized>& other, const T* to) {
@@ -158,12 +154,12 @@ __device__ void change_parts(const RowThread& at, int length, const F& f, Regist
   row.row = to;
 }
 
-// Calls f(j, part) for each part of a row that is read once. f may write to the part's own place.
+// For a row that is read once; f may overwrite the vector.
 template <bool kVectorized, class T, class F>
 __device__ void stream_parts(const RowThread& at, const T* row, int length, const F& f) {
-  constexpr int kBatch = 4;  // loads on their way at a time
+  constexpr int kBatch = 4;  // loads in flight
   for (int first = 0; at.part<T>(first) < length; first += kBatch) {
-    uint4 batch[kBatch] = {};  // words, as in RegisterRow: taken apart they would have to have arrived
+    uint4 batch[kBatch] = {};  // words: unpacking elements would wait for the load
 #pragma unroll
     for (int k = 0; k < kBatch; ++k)
       if (const int j = at.part<T>(first + k); j < length)
@@ -174,13 +170,13 @@ __device__ void stream_parts(const RowThread& at, const T* row, int length, cons
   }
 }
 
-// The threads' values joined, in each thread of the row. `join` must not depend on the order of its two operands.
+// `join` must be commutative; every thread of the row receives the result.
 template <class A, class F>
 __device__ A over_row(const RowThread& at, A value, const F& join) {
   for (int step = 16; step > 0; step /= 2) value = join(value, __shfl_xor_sync(~0u, value, step));
   if (at.width == 32) return value;
   __shared__ A of_warp[kRowThreads / 32];
-  __syncthreads();  // the values before these have been read
+  __syncthreads();  // values were read
   if (at.thread % 32 == 0) of_warp[at.thread / 32] = value;
   __syncthreads();
   value = of_warp[0];

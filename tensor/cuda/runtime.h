@@ -1,4 +1,4 @@
-// Code that every use of the CUDA runtime shares: errors as exceptions, and handles that free what they hold.
+// CUDA runtime errors as exceptions, and owning handles.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -6,8 +6,8 @@
 
 namespace tessera::cuda {
 
-// The result of a call that may fail. The runtime remembers a failure for whoever asks for the last error next, which
-// NVIDIA's libraries do after their launches: what was expected must not be taken for theirs.
+// For a call that may fail. The runtime stores a failure until the next query of the last error, and NVIDIA's libraries
+// query it after their launches: clear it, so that they do not report an expected failure as theirs.
 inline cudaError_t expected(cudaError_t result) {
   if (result != cudaSuccess) cudaGetLastError();
   return result;
@@ -19,7 +19,7 @@ inline void check(cudaError_t result, const char* op) {
     throw Error("[" + std::string(op) + "] CUDA: " + cudaGetErrorString(result), Status::communication);
 }
 
-// A handle of the runtime or of a library on it: moved, not copied; destroyed with its owner.
+// An owning, move-only handle of the runtime or of a library based on it.
 template <class T, auto destroy>
 class Handle {
  public:
@@ -34,7 +34,7 @@ class Handle {
     if (value_ != T{}) destroy(value_);
   }
   T get() const { return value_; }
-  T* receive() { return &value_; }  // for a function that makes it
+  T* receive() { return &value_; }  // for a function that creates it
 
  private:
   T value_{};

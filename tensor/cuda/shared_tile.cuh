@@ -1,4 +1,4 @@
-// Tiles of bfloat16 in shared memory, and the sums that a warp makes of two of them with multiply_add().
+// bfloat16 tiles in shared memory, and warp-level accumulators for multiply_add().
 #pragma once
 #include <cstdint>
 
@@ -6,9 +6,9 @@
 
 namespace tessera::cuda {
 
-// Rows of D numbers in shared memory, from a multiple of a row's size on. Chunks of eight change places within a row by
-// the row's number, so that eight rows' chunks of one column lie in different banks. Since c is exchanged by exclusive
-// or, the address of chunk c ^ x is that of chunk c exclusive or x * 16.
+// Rows of D elements in shared memory, starting at a multiple of the row size. Chunks of eight elements are swizzled by
+// the row index, so that chunks of one column in eight rows are in different banks. Since the swizzle is an exclusive
+// or, the address of chunk c ^ x is the address of chunk c exclusive or x * 16.
 template <int D>
 struct SharedTile {
   uint32_t base;
@@ -22,11 +22,12 @@ struct SharedTile {
 __device__ inline int lane() { return static_cast<int>(threadIdx.x) % 32; }
 __device__ inline int warp() { return static_cast<int>(threadIdx.x) / 32; }
 
-// Sums of R x 16 rows and C x 8 columns, as multiply_add() leaves them in the lanes.
+// Accumulators of R x 16 rows and C x 8 columns in the layout of multiply_add().
 template <int R, int C>
 using WarpSums = float[R][C][4];
 
-// Calls f(r, c, e, row, column) for each sum [r][c][e] of a lane; row and column are its place in the warp's sums.
+// Calls f(r, c, e, row, column) for each accumulator [r][c][e] of a lane; row and column are its position in the warp's
+// tile.
 template <int R, int C, class F>
 __device__ void for_each_sum(const F& f) {
   const int line = lane() / 4, first = lane() % 4 * 2;

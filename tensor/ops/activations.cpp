@@ -1,5 +1,5 @@
-// Threads split the rows. A bias gradient is summed over 64 rows at a time, and then over these sums in order, so it
-// does not depend on the number of threads.
+// Threads split the rows. A bias gradient is summed over chunks of rows and then over these sums, in order, so it does
+// not depend on the number of threads.
 #include "tensor/ops/activations.h"
 
 #include "tensor/cpu/loops.h"
@@ -8,9 +8,9 @@ namespace tessera {
 
 namespace {
 
-constexpr int64_t kChunk = 32;  // rows whose bias gradients are summed together, as on a GPU
+constexpr int64_t kChunk = 32;  // rows per partial sum of a bias gradient, as on a GPU
 
-// h = x + b; h may be x. A loop that stores two arrays of narrow elements is not vectorised, so this is one of its own.
+// h = x + b; h may be x. A separate loop, because loops that store two arrays of narrow elements do not vectorize.
 template <class T>
 void add_bias(const T* x, const T* b, T* h, int64_t c) {
   using A = Accumulate<T>;
@@ -105,8 +105,6 @@ Tensor bias_gelu_backward(Tensor&& dy_any, const Tensor& h_any, Tensor* dbias, G
   return dh;
 }
 
-// Threads split the rows.
-
 namespace {
 
 void swiglu_on_cpu(const Tensor& y, const Tensor& x) {
@@ -133,7 +131,7 @@ void swiglu_backward_on_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x)
     cpu::for_rows(n, f, [=](int64_t i) {
       const T *const gate = in + 2 * i * f, *const up = gate + f, *const g = given + i * f;
       T *const dgate = out + 2 * i * f, *const dup = dgate + f;
-      // Two loops: one that stores two arrays of narrow elements is not vectorised.
+      // Two loops, because one that stores two arrays of narrow elements does not vectorize.
 #pragma GCC ivdep
       for (int64_t j = 0; j < f; ++j)
         dgate[j] = T(static_cast<A>(g[j]) * static_cast<A>(up[j]) * Silu::df(static_cast<A>(gate[j])));
@@ -152,7 +150,7 @@ Shape halved(Shape shape) {
 
 Tensor swiglu(const Tensor& x_any) {
   if (x_any.ndim() < 1 || x_any.dim(-1) % 2 != 0)
-    throw Error("[swiglu] x is " + x_any.describe() + "; expected (..., 2 F), gates and then what they let through");
+    throw Error("[swiglu] x is " + x_any.describe() + "; expected (..., 2 F): gates, then values");
   const Tensor x = x_any.contiguous();
   Tensor y = x.make(halved(x.shape()));
   on_device(
@@ -170,14 +168,14 @@ Tensor swiglu_backward(const Tensor& dy_any, const Tensor& x_any) {
   return dx;
 }
 
-// The choice between one product and a product with a pass after it.
+// Fused or separate elementwise passes.
 
 BiasGelu linear_gelu(const Tensor& x, const Tensor& w, const Tensor& b, PackedWeights* packs) {
   BiasGelu made;
   on_device(
       x.device(), [] {},
       [&] {
-        if (x.dim(-1) != w.dim(1)) return;  // linear() says what is wrong
+        if (x.dim(-1) != w.dim(1)) return;  // linear() reports the error
         const Shape shape = x.shape().with_last(w.dim(0));
         made = {x.make(shape), x.make(shape)};
         check_bias(b, made.h);

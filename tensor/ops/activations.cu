@@ -1,4 +1,4 @@
-// Bias and GELU on a GPU, with the CPU's bits.
+// Bias and GELU on a GPU, bitwise identical to the CPU.
 #include "tensor/cuda/columns.cuh"
 #include "tensor/ops/activations.h"
 
@@ -33,7 +33,7 @@ struct BiasGeluBackward {
   using A = Accumulate<T>;
   const T *dy, *h;
   T* dh;     // may be dy
-  A* parts;  // null where nobody wants the bias gradient
+  A* parts;  // null if no bias gradient is requested
 
   template <class Part>
   __device__ void operator()(const Part& at) const {
@@ -54,7 +54,7 @@ struct BiasGeluBackward {
 }  // namespace
 
 void bias_gelu(const BiasGelu& to, const Tensor& x, const Tensor* bias, GeluForm form) {
-  constexpr int64_t kRows = 8;  // for a thread: the bias is read once for them
+  constexpr int64_t kRows = 8;  // per thread: the bias is read once for them
   const int64_t c = x.dim(-1);
   if (x.numel() == 0) return;
   with_floating(x.dtype(), "bias_gelu", [&](auto t) {
@@ -86,8 +86,8 @@ void bias_gelu_backward(const Tensor& dh, const Tensor& dy, const Tensor& h, con
   });
 }
 
-// SwiGLU on a GPU, with the CPU's bits. Rows are those of y: of x, row 2 i has its gates, and the next what they let
-// through.
+// SwiGLU on a GPU, bitwise identical to the CPU. Rows are those of y; in x, row 2 i has its gates and row 2 i + 1 its
+// values.
 
 namespace {
 

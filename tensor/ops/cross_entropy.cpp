@@ -1,4 +1,4 @@
-// Rows are independent and threads split them.
+// CPU implementation: rows are independent and split over threads.
 #include "tensor/ops/cross_entropy.h"
 
 #include <limits>
@@ -24,7 +24,7 @@ int64_t check_targets(const Tensor& targets, int64_t vocab) {
 
 namespace {
 
-constexpr int64_t kVocabBlock = 4096;  // entries: 16 KiB of float32, which stays in the nearest cache
+constexpr int64_t kVocabBlock = 4096;  // entries: 16 KiB of float32, which fit in the L1 cache
 
 template <class A, class T>
 inline A row_lse(const T* row, int64_t vocab) {
@@ -48,9 +48,9 @@ void check_shapes(const Tensor& logits, const Tensor& targets) {
 
 int64_t full_vocab(const Tensor& logits, const VocabPart& part) { return part.whole > 0 ? part.whole : logits.dim(1); }
 
-CrossEntropy with_sum(CrossEntropy out, const Tensor& beside, double total) {
+CrossEntropy with_sum(CrossEntropy out, const Tensor& like, double total) {
   out.loss_sum = total;
-  out.sum = beside.make({}, DType::float64);
+  out.sum = like.make({}, DType::float64);
   *out.sum.data<double>() = total;
   return out;
 }
@@ -73,8 +73,8 @@ CrossEntropy cross_entropy_on_cpu(const Tensor& logits, const Tensor& targets, d
   return with_sum(std::move(out), logits, total);
 }
 
-// The loss that the GPU was told to compute; it is waited for when somebody reads it.
-CrossEntropy later(const RowLosses& made) {
+// A loss whose kernels are queued; reading it waits.
+CrossEntropy deferred(const RowLosses& made) {
   const Tensor sum = made.totals.select(0, 0);
   return {DeviceScalar(sum), DeviceScalar(made.totals.select(0, 1)), made.lse, sum};
 }
@@ -97,7 +97,7 @@ void backward_on_cpu(const Tensor& out, const Scored& of, const GradientScale& f
       const A shift = log_sum[i], by = target[i] == kIgnoredTarget ? A(0) : factor;
       const int64_t at = target[i] == kIgnoredTarget ? -1 : target[i] - first;
       const bool here = at >= 0 && at < vocab;
-      // The target's element is made from the logit, before it may be overwritten, and rounded once.
+      // Computes the target's element from the logit before that may be overwritten, and rounds it once.
       const A own = here ? math::exp(static_cast<A>(row[at]) - shift) - A(1) : A(0);
 #pragma GCC ivdep
       for (int64_t j = 0; j < vocab; ++j) to[j] = T(math::exp(static_cast<A>(row[j]) - shift) * by);
@@ -120,7 +120,7 @@ CrossEntropy cross_entropy(const Tensor& logits_any, const Tensor& targets_any) 
   const Tensor logits = logits_any.contiguous(), targets = targets_any.contiguous();
   return on_device(
       logits.device(), [&] { return cross_entropy_on_cpu(logits, targets, 0); },
-      [&] { return later(cuda::cross_entropy(logits, targets)); });
+      [&] { return deferred(cuda::cross_entropy(logits, targets)); });
 }
 
 CrossEntropy cross_entropy_in_place(Tensor& logits, const Tensor& targets_any, double scale) {
@@ -132,7 +132,7 @@ CrossEntropy cross_entropy_in_place(Tensor& logits, const Tensor& targets_any, d
     return out;
   };
   return on_device(logits.device(), on_cpu,
-                   [&] { return later(cuda::cross_entropy_in_place(logits, targets, scale)); });
+                   [&] { return deferred(cuda::cross_entropy_in_place(logits, targets, scale)); });
 }
 
 void scale_rows_(Tensor& x, const Tensor& factor) {
@@ -160,7 +160,7 @@ Tensor cross_entropy_backward(Tensor&& logits_any, const Tensor& targets_any, co
 
 namespace {
 
-// out (N) of f(row, i), in the type that sums are made in, or of cuda(out, logits) on a GPU.
+// out (N) = f(row, i) in the accumulation dtype, or on_gpu(out, logits) on a GPU.
 template <class F, class Cuda>
 Tensor over_rows(const Tensor& logits_any, const char* op, const F& f, const Cuda& on_gpu) {
   if (logits_any.ndim() != 2)
@@ -242,32 +242,30 @@ CrossEntropy joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, cons
   const Tensor targets = targets_any.contiguous();
   return on_device(
       max.device(), [&] { return joined_on_cpu(max, sum_exp, own, targets); },
-      [&] { return later(cuda::joined_cross_entropy(max, sum_exp, own, targets)); });
+      [&] { return deferred(cuda::joined_cross_entropy(max, sum_exp, own, targets)); });
 }
-
-// Blocks of rows, one after another.
 
 namespace {
 
-constexpr int64_t kMinRows = 32;  // rows of a block, at least: with fewer, products are bound by reading the weight
-// Bytes of the part of a gradient of w that is made fresh before it is added: a part of the cache that the cores share.
+constexpr int64_t kMinRows = 32;  // minimum rows per block: fewer are bound by the bandwidth of reading w
+// Bytes of a gradient of w computed separately before it is accumulated: a fraction of the shared cache.
 constexpr int64_t kFreshBytes = int64_t{4} << 20;
 
 // dw = or += dy^T x of one block.
 void weight_grad_of_block(Tensor& dw, const Tensor& dy, const Tensor& x, bool first) {
   if (first) return linear_weight_grad(dw, dy, x);
   const int64_t entries = dw.dim(0), row = dw.dim(1) * element_size(dw.dtype());
-  const int64_t most = std::clamp<int64_t>(kFreshBytes / std::max<int64_t>(row, 1), 1, entries);
-  const Tensor room = dw.make({most, dw.dim(1)}, dw.dtype(), Category::workspace);
-  for (int64_t at = 0; at < entries; at += most) {
-    const int64_t n = std::min(most, entries - at);
-    Tensor fresh = room.narrow(0, 0, n), total = dw.narrow(0, at, n);
+  const int64_t max_rows = std::clamp<int64_t>(kFreshBytes / std::max<int64_t>(row, 1), 1, entries);
+  const Tensor buffer = dw.make({max_rows, dw.dim(1)}, dw.dtype(), Category::workspace);
+  for (int64_t at = 0; at < entries; at += max_rows) {
+    const int64_t n = std::min(max_rows, entries - at);
+    Tensor fresh = buffer.narrow(0, 0, n), total = dw.narrow(0, at, n);
     matmul_into(fresh, dy.narrow(1, at, n).transpose(0, 1), x);
     add_(total, fresh);
   }
 }
 
-// A block's part of loss and gradients; `total` goes on from the blocks before.
+// Adds loss and gradients of one block to those of the preceding blocks.
 void take_block(LinearCrossEntropy& total, const Tensor& x, const Tensor& w, const Tensor& targets, double scale,
                 Tensor* dx, Tensor* dw, bool first, PackedWeights* packs) {
   Tensor logits = linear(x, w, {}, packs);
@@ -285,10 +283,10 @@ void take_block(LinearCrossEntropy& total, const Tensor& x, const Tensor& w, con
 RowBlocks row_blocks(const Tensor& x, const Tensor& w, int64_t most_bytes) {
   const int64_t rows = x.numel() / std::max<int64_t>(x.dim(-1), 1);
   const int64_t row_bytes = std::max<int64_t>(w.dim(0) * element_size(x.dtype()), 1);
-  const int64_t most = std::max(kMinRows, most_bytes / row_bytes);
+  const int64_t max_rows = std::max(kMinRows, most_bytes / row_bytes);
   const bool on_gpu = x.device() == Device::cuda || dry_run_on_gpu(x);
-  if (rows <= most || on_gpu) return {rows, std::max<int64_t>(rows, 1)};
-  const int64_t least = (rows + most - 1) / most;
+  if (rows <= max_rows || on_gpu) return {rows, std::max<int64_t>(rows, 1)};
+  const int64_t least = (rows + max_rows - 1) / max_rows;
   for (int64_t blocks = least; blocks < 2 * least; ++blocks)
     if (rows % blocks == 0) return {rows, rows / blocks};
   return {rows, (rows + least - 1) / least};
@@ -339,7 +337,7 @@ void linear_weight_grad_by_rows(Tensor& dw, const Tensor& dy_any, const Tensor& 
   if (blocks.one()) return linear_weight_grad(dw, dy_any, x_any);
   const Tensor dy = dy_any.contiguous().flat_rows(), x = x_any.contiguous().flat_rows();
   const DType wide = accum_dtype(dy.dtype());
-  // Sums of blocks are rounded once.
+  // Rounds the total over blocks once.
   Tensor total = dw.dtype() == wide ? dw : dw.make(dw.shape(), wide, Category::workspace);
   blocks.for_each(
       [&](int64_t at, int64_t n) { weight_grad_of_block(total, dy.narrow(0, at, n), x.narrow(0, at, n), at == 0); });

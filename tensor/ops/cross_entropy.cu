@@ -1,9 +1,8 @@
-// Code that the kernels of the cross-entropy share: logits with their targets, exponentials, and the part of the loss
-// that a row adds.
+// Cross-entropy kernels; this part is shared: logits with targets, exponentials, and the loss of a row.
 //
-// The exponentials are the most of any in a training step. They are CUDA's own, which are good to 1 unit in the last
-// place as math::exp() is and cost a third of it; of bfloat16 logits a fast one, without which the kernels would
-// calculate for as long as they read.
+// Cross-entropy evaluates more exponentials than any other op of a training step. CUDA's expf() is accurate to 1 ulp
+// like math::exp() at a third of its cost; bfloat16 logits use a fast approximation, without which the kernels would be
+// bound by arithmetic instead of bandwidth.
 #include <algorithm>
 #include <limits>
 #include <type_traits>
@@ -20,35 +19,34 @@ namespace tessera::cuda {
 __device__ inline float exponential(float x) { return expf(x); }
 __device__ inline double exponential(double x) { return exp(x); }
 
-// exp(x - y).
 template <class T>
 __device__ Accumulate<T> exponential_from(T x, Accumulate<T> y) {
   constexpr float kLog2OfE = 1.44269504f;
   if constexpr (std::is_same_v<T, bfloat16>)
-    return fast_exp2((static_cast<float>(x) - y) * kLog2OfE);  // the difference first: of -inf it is no NaN
+    return fast_exp2((static_cast<float>(x) - y) * kLog2OfE);  // subtracting first avoids a NaN for -inf
   else
     return exponential(x - y);
 }
 
-inline constexpr int kPartsEach = 8;  // parts of a row for a thread, about
+inline constexpr int kPartsEach = 8;  // approximate vectors of a row per thread
 
 template <class T>
 struct Logits {
   const T* x;
   const int32_t* targets;
   Rows rows;
-  Bounds bounds;  // bounds of all targets
-  int64_t first;  // the first of the columns here
+  Bounds bounds;  // valid range of all targets
+  int64_t first;  // index of the first local column
 };
 
 template <class T>
 Logits<T> compute_logits(const Tensor& x, const Tensor& targets, const VocabPart& part) {
   const int64_t vocab = part.whole > 0 ? part.whole : x.dim(1);
-  return {x.device_data<T>(), targets.device_data<int32_t>(), make_rows<T>(x.dim(0), x.dim(1), kPartsEach),
+  return {x.device_data<T>(), targets.device_data<int32_t>(), partition_rows<T>(x.dim(0), x.dim(1), kPartsEach),
           context(x).bounds({.op = "cross_entropy", .what = "target", .where = "of row", .limit = vocab}), part.first};
 }
 
-// The column of row i's target, or -1 where it is ignored or not here.
+// Local column of row i's target, or -1 if it is ignored or in another shard.
 template <class T>
 __device__ int target_column(const Logits<T>& f, int64_t i, int32_t target) {
   if (target == kIgnoredTarget || !inside(f.bounds, i, target)) return -1;
@@ -56,31 +54,31 @@ __device__ int target_column(const Logits<T>& f, int64_t i, int32_t target) {
   return at >= 0 && at < f.rows.length ? static_cast<int>(at) : -1;
 }
 
-// Stores the parts of one row in the loss and in the number of target tokens.
+// Stores a row's terms of the loss and of the target count.
 template <class A>
 __device__ void store_loss(double* losses, const Rows& rows, int64_t i, A lse, A logit, bool counts) {
   losses[i] = counts ? static_cast<double>(lse) - static_cast<double>(logit) : 0;
   losses[rows.count + i] = counts ? 1 : 0;
 }
 
-inline RowLosses room_for(const Tensor& like, int64_t n, DType wide) {
+inline RowLosses allocate_losses(const Tensor& like, int64_t n, DType wide) {
   return {like.make({n}, wide), like.make({2, n}, DType::float64), like.make({2}, DType::float64)};
 }
 
-// Cross-entropy on a GPU: the vocabulary of a row is walked once by a block, each thread with an online maximum of its
-// own; backward walks it once more and writes each 16 bytes of the gradient where their logits were. Where the gradient
-// is wanted at once, one kernel does both with the row in shared memory.
+// Cross-entropy on a GPU: a block reads a row once, with an online maximum per thread; backward reads it again and
+// overwrites the logits with their gradient, 16 bytes at a time. If the gradient is needed immediately, one kernel does
+// both with the row in shared memory.
 
 namespace {
 
-// Bytes of a row, so that a multiprocessor has two at a time; and what the kernel has besides, as far as it is aligned.
+// Maximum bytes of a row such that two fit on a multiprocessor; and the kernel's other shared memory, with alignment.
 constexpr int64_t kMaxShared = 112 * 1024, kOwnShared = 1024;
 
-// A thread's logits so far: the largest, and the sum of exponentials beside it.
+// A thread's running maximum of logits and sum of exponentials.
 template <class T>
 struct Online {
   using A = Accumulate<T>;
-  A max = -std::numeric_limits<A>::max(), sum = 0;  // finite: no difference of two infinities below
+  A max = -std::numeric_limits<A>::max(), sum = 0;  // finite, so that no difference of infinities occurs below
 
   template <bool kVectorized>
   __device__ void add(const Packed<T, kVecElems<T>>& part, int j, int n) {
@@ -98,7 +96,7 @@ struct Online {
   }
 };
 
-// Results of a row, which its first thread stores.
+// Results of a row, stored by its first thread.
 template <class T>
 struct Scores {
   Accumulate<T>* lse;
@@ -129,11 +127,11 @@ struct Gradient {
   Logits<T> of;
   const Accumulate<T>* lse;
   T* dx;                // may be the logits
-  double scale;         // times
-  const double* times;  // this, unless it is null
+  double scale;         // multiplied by
+  const double* times;  // this, unless null
 };
 
-// A row's gradient, part by part.
+// The gradient of a row, vector by vector.
 template <class T>
 struct RowGradient {
   using A = Accumulate<T>;
@@ -167,9 +165,10 @@ __global__ __launch_bounds__(kRowThreads) void cross_entropy_backward_kernel(Gra
                             [&](int j, const auto& part) { store_part<kVectorized>(to, j, n, gradient.of(part, j)); });
 }
 
-// Both at once, of a row that fits into shared memory: it is read once, all of it on its way at the same time. Each
-// thread has the parts that it copied itself, in the order of the kernels above, so the bits are theirs;
-// the barriers of the row's sum come before its first thread reads the target's logit, which another may have copied.
+// Fused forward and backward for a row that fits into shared memory: it is read once, with all loads in flight. Each
+// thread processes the vectors that it copied, in the order of the kernels above, so results are bitwise identical to
+// theirs; the barriers of the row reduction precede the read of the target's logit, which another thread may have
+// copied.
 template <class T>
 __global__ __launch_bounds__(kRowThreads) void cross_entropy_in_place_kernel(Gradient<T> f, Scores<T> to) {
   const RowThread at{blockIdx.x, static_cast<int>(threadIdx.x), f.of.rows.width};
@@ -186,7 +185,7 @@ __global__ __launch_bounds__(kRowThreads) void cross_entropy_in_place_kernel(Gra
   for (int j = at.part<T>(0); j < n; j += step) store(there + j, gradient.of(load<kVecElems<T>>(row + j), j));
 }
 
-// x *= times, unless that is one.
+// x *= times, skipped if times is 1.
 template <class T, bool kVectorized>
 __global__ void times_kernel(T* x, Rows rows, const double* times) {
   const double by = *times;
@@ -211,11 +210,11 @@ Scores<T> make_scores(const RowLosses& out) {
 RowLosses cross_entropy(const Tensor& logits, const Tensor& targets) {
   return with_floating(logits.dtype(), "cross_entropy", [&](auto t) {
     using T = decltype(t);
-    RowLosses out = room_for(logits, logits.dim(0), kDTypeOf<Accumulate<T>>);
+    RowLosses out = allocate_losses(logits, logits.dim(0), kDTypeOf<Accumulate<T>>);
     const Logits<T> f = compute_logits<T>(logits, targets, {});
-    const bool whole = is_vectorizable<T>(logits.dim(1), f.x);
+    const bool vectorized = is_vectorizable<T>(logits.dim(1), f.x);
     launch(context(logits), "cross_entropy", f.rows.grid(),
-           whole ? cross_entropy_kernel<T, true> : cross_entropy_kernel<T, false>, f, make_scores<T>(out));
+           vectorized ? cross_entropy_kernel<T, true> : cross_entropy_kernel<T, false>, f, make_scores<T>(out));
     sums("cross_entropy", out.totals, out.losses);
     return out;
   });
@@ -227,12 +226,12 @@ RowLosses cross_entropy_in_place(const Tensor& logits, const Tensor& targets, do
     const Logits<T> f = compute_logits<T>(logits, targets, {});
     const int64_t row = logits.dim(1) * static_cast<int64_t>(sizeof(T));
     if (!is_vectorizable<T>(logits.dim(1), f.x) || f.rows.width == 32 ||
-        row + kOwnShared > context(logits).most_shared() || row > kMaxShared) {
+        row + kOwnShared > context(logits).max_shared() || row > kMaxShared) {
       RowLosses out = cuda::cross_entropy(logits, targets);
       cuda::cross_entropy_backward(logits, Scored{logits, targets, out.lse}, scale, {});
       return out;
     }
-    RowLosses out = room_for(logits, logits.dim(0), kDTypeOf<Accumulate<T>>);
+    RowLosses out = allocate_losses(logits, logits.dim(0), kDTypeOf<Accumulate<T>>);
     const Gradient<T> both{f, nullptr, logits.device_data<T>(), scale, nullptr};
     launch(context(logits), "cross_entropy",
            {.blocks = f.rows.count, .threads = f.rows.width, .shared = static_cast<int>(row)},
@@ -248,9 +247,9 @@ void multiply_by(const Tensor& x, const Tensor& times) {
     using T = decltype(t);
     const Rows rows{x.dim(0), static_cast<int>(x.dim(1))};
     T* const to = x.device_data<T>();
-    const bool whole = is_vectorizable<T>(x.dim(1), to);
+    const bool vectorized = is_vectorizable<T>(x.dim(1), to);
     launch(context(x), "cross_entropy_backward", {.blocks = std::min(rows.count, kBlocks)},
-           whole ? times_kernel<T, true> : times_kernel<T, false>, to, rows, times.device_data<double>());
+           vectorized ? times_kernel<T, true> : times_kernel<T, false>, to, rows, times.device_data<double>());
   });
 }
 
@@ -262,17 +261,17 @@ void cross_entropy_backward(const Tensor& dlogits, const Scored& of, const Gradi
     const Gradient<T> f{compute_logits<T>(of.logits, of.targets, part), of.lse.device_data<A>(),
                         dlogits.device_data<T>(), scale.number,
                         scale.times.defined() ? scale.times.device_data<double>() : nullptr};
-    const bool whole = is_vectorizable<T>(dlogits.dim(1), f.of.x, f.dx);
+    const bool vectorized = is_vectorizable<T>(dlogits.dim(1), f.of.x, f.dx);
     launch(context(dlogits), "cross_entropy_backward", f.of.rows.grid(),
-           whole ? cross_entropy_backward_kernel<T, true> : cross_entropy_backward_kernel<T, false>, f);
+           vectorized ? cross_entropy_backward_kernel<T, true> : cross_entropy_backward_kernel<T, false>, f);
   });
 }
 
-// Parts of a loss on a GPU where ranks share out the vocabulary, and the loss that is made of all parts.
+// Partial losses of a vocabulary shard on a GPU, and the loss from the reduced partial results.
 
 namespace {
 
-// out = the row's maximum where max is null, else the sum of exp(logit - max).
+// out = the row's maximum if max is null, otherwise the sum of exp(logit - max).
 template <class T, bool kVectorized>
 __global__ __launch_bounds__(kRowThreads) void row_kernel(const T* x, Rows rows, const Accumulate<T>* max,
                                                           Accumulate<T>* out) {
@@ -323,10 +322,10 @@ void row_max_or_sum(const char* op, const Tensor& out, const Tensor& x, const Te
   with_floating(x.dtype(), op, [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
-    const Rows rows = make_rows<T>(x.dim(0), x.dim(1), kPartsEach);
+    const Rows rows = partition_rows<T>(x.dim(0), x.dim(1), kPartsEach);
     const T* const from = x.device_data<T>();
-    const bool whole = is_vectorizable<T>(x.dim(1), from);
-    launch(context(x), op, rows.grid(), whole ? row_kernel<T, true> : row_kernel<T, false>, from, rows,
+    const bool vectorized = is_vectorizable<T>(x.dim(1), from);
+    launch(context(x), op, rows.grid(), vectorized ? row_kernel<T, true> : row_kernel<T, false>, from, rows,
            max ? max->device_data<A>() : nullptr, out.device_data<A>());
   });
 }
@@ -334,7 +333,7 @@ void row_max_or_sum(const char* op, const Tensor& out, const Tensor& x, const Te
 }  // namespace
 
 RowLosses joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, const Tensor& own, const Tensor& targets) {
-  RowLosses out = room_for(max, max.numel(), max.dtype());
+  RowLosses out = allocate_losses(max, max.numel(), max.dtype());
   with_floating(max.dtype(), "cross_entropy", [&](auto t) {
     using A = Accumulate<decltype(t)>;
     const Joined<A> f{.max = max.device_data<A>(),

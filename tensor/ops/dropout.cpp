@@ -1,4 +1,4 @@
-// Dropout on the CPU: one Philox block serves four neighbours in the global order.
+// CPU dropout: one Philox block serves four adjacent elements in global order.
 #include "tensor/ops/dropout.h"
 
 #include "tensor/cpu/vectorize.h"
@@ -6,23 +6,23 @@
 namespace tessera {
 namespace {
 
-constexpr int kDrawn = 64;  // numbers that are drawn together
+constexpr int kBatch = 64;  // values sampled at a time
 
-// Elements [0, c) of one row whose first element has the global index `first`.
+// Elements [0, c) of one row, whose first element has the global index `first`.
 template <class T>
 void drop_row(T* y, const T* x, int64_t c, uint64_t first, double p, const DropoutTile& tile) {
   using A = Accumulate<T>;
   const A up = static_cast<A>(1 / (1 - p));
   const auto threshold = static_cast<float>(p);
-  float drawn[kDrawn];
-  for (int64_t j = 0; j < c; j += kDrawn) {
-    tile.random.uniforms<kDrawn>(first + static_cast<uint64_t>(j), tile.step, drawn);
-    for (int64_t k = 0; k < std::min<int64_t>(kDrawn, c - j); ++k)
-      y[j + k] = drawn[k] >= threshold ? T(static_cast<A>(x[j + k]) * up) : T(A(0));
+  float uniform[kBatch];
+  for (int64_t j = 0; j < c; j += kBatch) {
+    tile.random.uniforms<kBatch>(first + static_cast<uint64_t>(j), tile.step, uniform);
+    for (int64_t k = 0; k < std::min<int64_t>(kBatch, c - j); ++k)
+      y[j + k] = uniform[k] >= threshold ? T(static_cast<A>(x[j + k]) * up) : T(A(0));
   }
 }
 
-// `tile` has its sizes.
+// The sizes in `tile` must be set.
 void dropout_on_cpu(const Tensor& y, const Tensor& x, double p, const DropoutTile& tile) {
   const int64_t tokens = x.dim(1), c = x.dim(2);
   with_floating(x.dtype(), "dropout", [&]<class T>(T) {
@@ -46,7 +46,7 @@ void dropout_on_cpu(const Tensor& y, const Tensor& x, double p, const DropoutTil
 
 Tensor dropout(Tensor&& x_any, double p, const DropoutTile& tile) {
   if (x_any.ndim() != 3) throw Error("[dropout] x is " + x_any.describe() + "; expected (B, T, C)");
-  if (!(p >= 0 && p < 1)) throw Error("[dropout] p is " + std::to_string(p) + "; expected a number in [0, 1)");
+  if (!(p >= 0 && p < 1)) throw Error("[dropout] p is " + std::to_string(p) + "; expected a value in [0, 1)");
   const int64_t tokens = x_any.dim(1), c = x_any.dim(2);
   if (!tile.positions.empty() && static_cast<int64_t>(tile.positions.size()) != tokens)
     throw Error("[dropout] " + std::to_string(tile.positions.size()) + " positions for " + std::to_string(tokens) +
@@ -55,16 +55,16 @@ Tensor dropout(Tensor&& x_any, double p, const DropoutTile& tile) {
   x_any = Tensor();
   if (p == 0) return x;
   Tensor y = x.unique() ? x : x.make(x.shape());
-  DropoutTile whole = tile;
-  if (whole.tokens_total <= 0) whole.tokens_total = tokens;
-  if (whole.channels_total <= 0) whole.channels_total = c;
+  DropoutTile resolved = tile;
+  if (resolved.tokens_total <= 0) resolved.tokens_total = tokens;
+  if (resolved.channels_total <= 0) resolved.channels_total = c;
   const auto on_gpu = [&] {
     const Tensor positions =
         tile.positions.empty() ? Tensor() : Tensor::constant<int64_t>(tile.positions, {tokens}, x.arena());
-    cuda::dropout(y, x, p, whole, positions.defined() ? &positions : nullptr);
+    cuda::dropout(y, x, p, resolved, positions.defined() ? &positions : nullptr);
   };
   on_device(
-      x.device(), [&] { dropout_on_cpu(y, x, p, whole); }, on_gpu);
+      x.device(), [&] { dropout_on_cpu(y, x, p, resolved); }, on_gpu);
   return y;
 }
 

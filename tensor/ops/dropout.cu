@@ -1,5 +1,5 @@
-// Dropout on a GPU. Where four neighbours in memory are four neighbours in the global order, each thread makes the
-// blocks of random words that its elements share; otherwise each element makes its own.
+// GPU dropout. If four adjacent elements in memory are adjacent in global order, each thread generates the Philox
+// blocks that its elements share; otherwise each element generates its own.
 #include "tensor/cuda/columns.cuh"
 #include "tensor/ops/dropout.h"
 
@@ -14,14 +14,13 @@ struct Dropout {
   const int64_t* positions;
   Philox random;
   uint64_t step;
-  const uint64_t* step_on_gpu;  // instead, unless it is null
+  const uint64_t* step_on_gpu;  // replaces `step` unless null
   int64_t first_sequence, tokens, tokens_total, channels_total, first_channel;
   float threshold;
   A up;
   Columns at;  // rows are tokens
 
   __device__ uint64_t now() const { return step_on_gpu ? *step_on_gpu : step; }
-  // The global index of the first element of row i.
   __device__ uint64_t first_index(int64_t i) const {
     const int64_t sequence = i / tokens, token = i % tokens, position = positions ? positions[token] : token;
     return static_cast<uint64_t>(((first_sequence + sequence) * tokens_total + position) * channels_total +
@@ -33,7 +32,7 @@ struct Dropout {
 };
 
 template <class T>
-inline constexpr int kGroup = std::max(4, kVecElems<T>);  // elements of a thread: whole blocks of words
+inline constexpr int kGroup = std::max(4, kVecElems<T>);  // elements per thread: full Philox blocks
 
 template <class T>
 __global__ void dropout_kernel(Dropout<T> f) {

@@ -1,4 +1,4 @@
-// The elementwise ops: what each checks, and the CPU's loop of its kernel.
+// Argument checks and CPU loops of the elementwise ops.
 #include "tensor/ops/elementwise.h"
 
 #include "tensor/cpu/loops.h"
@@ -12,7 +12,6 @@ void check_same(const char* op, const Tensor& a, const Tensor& b) {
     throw Error(std::string("[") + op + "] dtypes differ: " + a.describe() + " and " + b.describe());
 }
 
-// y = kernel(x...), of elements of Y and X.
 template <class Y, class... X, class Kernel, class... In>
 void map_rounded(const Kernel& kernel, const Tensor& y, const In&... in) {
   cpu::map<Y, X...>([kernel](X... x) { return Y(kernel(static_cast<Accumulate<X>>(x)...)); }, y, in...);
@@ -21,7 +20,7 @@ void map_rounded(const Kernel& kernel, const Tensor& y, const In&... in) {
 template <class T, class>
 using Same = T;
 
-// y = kernel(x...) on y's device, of operands of its shape and dtype.
+// y = kernel(x...) on y's device, with operands of its shape and dtype.
 template <class Kernel, class... In>
 void run(const Kernel& kernel, const Tensor& y, const In&... in) {
   const auto on_cpu = [&] {
@@ -88,7 +87,7 @@ void add_(Tensor& x, const Tensor& y_any, double factor) {
   on_device(x.device(), on_cpu, [&] { cuda::run(kernel, x, x, y); });
 }
 
-// Instantiates the functions above for every op of the lists (their addresses keep them in the library).
+// Instantiates the functions above for every op in the lists; taking their addresses keeps them in the library.
 template <class... Ops>
 auto instantiate_unary(OpList<Ops...>) {
   return std::tuple(&unary<Ops>..., &unary_backward<Ops>...);

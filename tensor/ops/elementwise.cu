@@ -1,4 +1,4 @@
-// The GPU's loop of the elementwise kernels, instantiated for each of them.
+// GPU loop of the elementwise kernels, instantiated for each kernel.
 #include <tuple>
 #include <type_traits>
 
@@ -29,7 +29,7 @@ void run(const Kernel& kernel, const Tensor& y, const In&... in) {
     map<T, Same<T, In>...>(Kernel::name, Rounded<T, Kernel>{kernel}, y, in...);
   };
   if constexpr (std::is_same_v<Kernel, Value<Add>> || std::is_same_v<Kernel, Scaled>)
-    tessera::with_floating(y.dtype(), Kernel::name, queue);  // as losses are added and scaled
+    tessera::with_floating(y.dtype(), Kernel::name, queue);  // every build adds and scales float64 losses
   else
     with_floating(y.dtype(), Kernel::name, queue);
 }
@@ -44,7 +44,7 @@ void run(const AddScaled& kernel, const Tensor& to, const Tensor& x, const Tenso
   });
 }
 
-// The addresses keep the instantiations in the library.
+// Taking the addresses keeps the instantiations in the library.
 template <class... Ops>
 auto instantiate_unary(OpList<Ops...>) {
   return std::tuple(&run<Value<Ops>, Tensor>..., &run<Slope<Ops>, Tensor, Tensor>...);

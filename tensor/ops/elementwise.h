@@ -1,7 +1,7 @@
-// Elementwise ops of elementwise_list.h on tensors, and the few that take a number.
+// The elementwise ops of elementwise_list.h on tensors, and ops with a scalar.
 //
-// Shapes broadcast as in NumPy; any strides. Dtypes of the operands must be equal and floating. bfloat16 is computed in
-// float and rounded once. Cost: one pass over each operand.
+// Shapes broadcast as in NumPy; any strides. Operands must have the same floating dtype. bfloat16 is computed in float
+// and rounded once. Cost: one pass over each operand.
 #pragma once
 #include "tensor/ops/elementwise_list.h"
 #include "tensor/tensor.h"
@@ -14,17 +14,17 @@ template <class Op>
 Tensor unary_backward(const Tensor& dy, const Tensor& x);  // dx = dy f'(x)
 template <class Op>
 Tensor binary(const Tensor& a, const Tensor& b);  // y = f(a, b)
-// dy times the partial derivative by operand 0 or 1, summed to that operand's shape.
+// dy times the partial derivative for operand 0 or 1, reduced to that operand's shape.
 template <class Op>
 Tensor binary_backward(const Tensor& dy, const Tensor& a, const Tensor& b, int operand);
 
 Tensor scale(const Tensor& x, double factor);
-// x += factor * y, in place; y broadcasts, converts and may be of another floating dtype.
+// x += factor * y, in place; y is broadcast and may have another floating dtype.
 void add_(Tensor& x, const Tensor& y, double factor = 1);
 void scale_(Tensor& x, double factor);
 
-// The loop of a GPU: y = kernel(x...), of operands of y's shape and dtype (the second of AddScaled may have another
-// floating one) and of any strides. The caller has made y, which may be an operand.
+// GPU loop: y = kernel(x...), with operands of y's shape and dtype (the second operand of AddScaled may have another
+// floating dtype) and any strides. The caller allocates y, which may be an operand.
 namespace cuda {
 template <class Kernel, class... In>
 void run(const Kernel& kernel, const Tensor& y, const In&... in);

@@ -1,7 +1,5 @@
-// The elementwise ops, each written once: its name, its value and its derivatives.
-//
-// The CPU loop, the autograd binding, the tests, the micro-benchmarks and the CUDA kernel all iterate these lists, so
-// an op is added by writing one struct and naming it in its list.
+// The elementwise ops, each defined once. The CPU loop, the autograd binding, the tests, the micro-benchmarks and the
+// CUDA kernel iterate over these lists: a new op needs one struct and one list entry.
 #pragma once
 #include "tensor/math.h"
 
@@ -9,14 +7,13 @@ namespace tessera {
 
 template <class... Ops>
 struct OpList {
-  // Calls f with a value of each op's type, in order.
   template <class F>
   static void for_each(F&& f) {
     (f(Ops{}), ...);
   }
 };
 
-// Unary: y = f(x); df(x) is dy/dx. `low` and `high` bound the inputs that tests draw.
+// y = f(x), df(x) = dy/dx; `low` and `high` bound the random inputs of tests.
 struct Neg {
   static constexpr const char* name = "neg";
   static constexpr double low = -3, high = 3;
@@ -86,9 +83,8 @@ struct Silu {
     return math::fma(x * s, 1 - s, s);
   }
 };
-// The GELU of the paper, x Phi(x), with the normal distribution's share below x; and GPT-2's, which is near to it and
-// has a tanh: x (1 + tanh u) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3), which is x sigmoid(2u). Hendrycks and Gimpel
-// 2016, section 2.
+// Gelu: the tanh approximation of GPT-2, x (1 + tanh u) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3), which is x
+// sigmoid(2u). GeluErf: the exact form x Phi(x) with the normal CDF Phi. Hendrycks and Gimpel 2016, section 2.
 struct Gelu {
   static constexpr const char* name = "gelu";
   static constexpr double low = -4, high = 4;
@@ -115,7 +111,6 @@ struct GeluErf {
 using UnaryOps = OpList<Neg, Exp, Log, Sqrt, Square, Reciprocal, Tanh, Sigmoid, Relu, Silu, Gelu, GeluErf>;
 
 enum class GeluForm : uint8_t { tanh, erf };
-// Calls f with a value of the op's type.
 template <class F>
 auto with_gelu(GeluForm form, const F& f) {
   return form == GeluForm::tanh ? f(Gelu()) : f(GeluErf());
@@ -166,20 +161,19 @@ struct Minimum {
 };
 using BinaryOps = OpList<Add, Sub, Mul, Div, Maximum, Minimum>;
 
-// Kernels: an element of the result, made of one of each operand in the type of sums. A loop, on the CPU or on a GPU,
-// takes such a value, and rounds what it makes once.
+// Kernels: function objects in the accumulation type; the CPU and GPU loops round their result once.
 template <class Op>
 struct Value {
   static constexpr const char* name = Op::name;
   constexpr auto operator()(auto... x) const { return Op::f(x...); }
 };
 template <class Op>
-struct Slope {  // dy f'(x)
+struct Slope {
   static constexpr const char* name = Op::name;
   constexpr auto operator()(auto dy, auto x) const { return dy * Op::df(x); }
 };
 template <class Op, int operand>
-struct Partial {  // the derivative by operand 0 or 1 at (a, b)
+struct Partial {
   static constexpr const char* name = Op::name;
   constexpr auto operator()(auto a, auto b) const {
     if constexpr (operand == 0)
@@ -193,7 +187,7 @@ struct Scaled {
   double factor;
   constexpr auto operator()(auto x) const { return x * static_cast<decltype(x)>(factor); }
 };
-struct AddScaled {  // x + factor y
+struct AddScaled {
   static constexpr const char* name = "add_";
   double factor;
   constexpr auto operator()(auto x, auto y) const {

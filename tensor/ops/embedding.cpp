@@ -1,4 +1,4 @@
-// Lookup by rows; the gradient by columns, so that no two threads add to one element.
+// Lookup by rows; the gradient is split by columns, so that no two threads accumulate into one element.
 #include "tensor/ops/embedding.h"
 
 #include "tensor/cpu/loops.h"
@@ -8,7 +8,7 @@ namespace {
 
 const int32_t* checked(const Tensor& ids, int64_t vocab) {
   const int32_t* const id = ids.data<int32_t>();
-  for (int64_t i = 0; i < ids.numel() && !cpu::DryRun::here(); ++i)  // else ids are whatever memory holds
+  for (int64_t i = 0; i < ids.numel() && !cpu::DryRun::here(); ++i)  // in a dry run the ids are uninitialized
     if (id[i] < 0 || id[i] >= vocab)
       throw Error("[embedding] id " + std::to_string(id[i]) + " at position " + std::to_string(i) + " is outside [0, " +
                   std::to_string(vocab) + ")");

@@ -1,7 +1,7 @@
-// Lookup by rows on a GPU. Backward, each block has some rows of the table: it walks all ids, keeps the tokens that are
-// its own in the order in which they come, and adds up their gradients row by row, each element in one register. So
-// every sum is in token order without a sort, atomics or workspace. Block b of n blocks has rows b, b + n, b + 2n,
-// ..., since frequent tokens have ids that lie side by side.
+// GPU embedding. In backward, each block owns some rows of the table: it scans all ids, collects the tokens of its rows
+// in order, and accumulates their gradients row by row, each element in one register. Every sum is therefore in token
+// order without a sort, atomics or workspace. Block b of n owns rows b, b + n, b + 2n, ..., because frequent tokens
+// have adjacent ids.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -13,10 +13,9 @@
 namespace tessera::cuda {
 namespace {
 
-// Rows [first, first + count) of a whole table.
 struct Own {
   int64_t first, count;
-  Bounds bounds;  // bounds of ids
+  Bounds bounds;  // valid range of ids
 };
 
 Own own_rows(const Tensor& table, const VocabPart& part) {
@@ -43,10 +42,10 @@ struct Lookup {
   }
 };
 
-constexpr int kIdsPerThread = 8, kTile = kThreads * kIdsPerThread;  // ids that a block looks at together
-constexpr int kTokens = 2 * kTile;  // tokens that a block keeps at most before it adds them up
-constexpr int kMaxRows = 64;        // rows of the table, for a block
-constexpr int kLoads = 8;           // gradients on their way to a thread
+constexpr int kIdsPerThread = 8, kTile = kThreads * kIdsPerThread;  // ids that a block scans at a time
+constexpr int kTokens = 2 * kTile;  // maximum tokens that a block collects before it accumulates them
+constexpr int kMaxRows = 64;        // rows of the table per block
+constexpr int kLoads = 8;           // gradient loads in flight per thread
 
 template <class T>
 struct Backward {
@@ -55,27 +54,25 @@ struct Backward {
   Accumulate<T>* sums;
   int64_t tokens, vocab;
   int c;
-  int shift;  // 2^shift rows lie between two of a block's
+  int shift;  // a block's rows are 2^shift apart
   Own own;
 
-  __device__ int rows() const {  // that the block has
-    return static_cast<int>((vocab - blockIdx.x + (int64_t{1} << shift) - 1) >> shift);
-  }
+  __device__ int rows() const { return static_cast<int>((vocab - blockIdx.x + (int64_t{1} << shift) - 1) >> shift); }
   __device__ int64_t row(int of_block) const { return (static_cast<int64_t>(of_block) << shift) + blockIdx.x; }
   __device__ bool has(int32_t id) const {
     return id >= 0 && id < vocab && (id & ((1 << shift) - 1)) == static_cast<int>(blockIdx.x);
   }
 };
 
-// Tokens of the block's rows, in order.
+// Collected tokens of the block's rows, in order.
 struct BlockTokens {
   int32_t token[kTokens];
-  uint8_t row[kTokens];  // row of each token, among the block's
+  uint8_t row[kTokens];  // row of each token within the block
   int of_warp[kThreads / 32];
   int count;
 };
 
-// How many matches the threads before this one have, and in `all` how many there are.
+// Exclusive prefix sum of `matches` over the block's threads; `all` receives the total.
 __device__ int rank_in_block(BlockTokens& mine, int matches, int& all) {
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   int upto = matches;  // matches of this warp's lanes up to this one
@@ -94,7 +91,7 @@ __device__ int rank_in_block(BlockTokens& mine, int matches, int& all) {
   return before;
 }
 
-// Adds the block's tokens among ids [first, first + kTile) to `mine`. Block 0 checks the ids.
+// Appends the block's tokens among ids [first, first + kTile) to `mine`. Block 0 checks the ids.
 template <class T>
 __device__ void collect(const Backward<T>& f, int64_t first, BlockTokens& mine) {
   const int64_t own = first + threadIdx.x * kIdsPerThread;
@@ -103,7 +100,7 @@ __device__ void collect(const Backward<T>& f, int64_t first, BlockTokens& mine) 
   for (int k = 0; k < kIdsPerThread; ++k) {
     id[k] = own + k < f.tokens ? f.ids[own + k] : -1;
     if (blockIdx.x == 0 && own + k < f.tokens) inside(f.own.bounds, own + k, id[k]);
-    id[k] -= static_cast<int32_t>(f.own.first);  // ids before this part are below zero then
+    id[k] -= static_cast<int32_t>(f.own.first);  // ids before this shard become negative
     if (f.has(id[k])) ++matches;
   }
   int all = 0;
@@ -118,17 +115,17 @@ __device__ void collect(const Backward<T>& f, int64_t first, BlockTokens& mine) 
   __syncthreads();
 }
 
-// The tokens of one row, in order, by a warp.
+// Iterates over the tokens of one row in order, one warp per row.
 struct RowTokens {
   const BlockTokens& mine;
-  int row, window = 0;  // the 32 tokens of the block that are looked at
-  unsigned left;        // a bit for each of them that is of this row and still to come
+  int row, window = 0;  // first of the 32 tokens under inspection
+  unsigned left;        // bit mask of those that belong to the row and remain
   __device__ RowTokens(const BlockTokens& all, int of) : mine(all), row(of), left(matches()) {}
   __device__ unsigned matches() const {
     const int at = window + static_cast<int>(threadIdx.x) % 32;
     return __ballot_sync(~0u, at < mine.count && mine.row[at] == row);
   }
-  // Writes the next ones, at most kLoads, and says how many. The places left over name a token of the row again.
+  // Writes the next tokens, at most kLoads, and returns their number; unused entries repeat a token of the row.
   __device__ int next(int32_t (&token)[kLoads]) {
     int found = 0;
 #pragma unroll
@@ -145,8 +142,8 @@ struct RowTokens {
   }
 };
 
-// A warp's columns of one row: the sum so far, and the gradients in token order. Many are asked for before the first is
-// used, and kept as words, since what is taken apart has arrived.
+// Accumulates gradients in token order in a warp's columns of one row. Many loads are in flight before the first is
+// used; they stay packed in words, because unpacking would wait for them.
 template <class T, bool kVectorized>
 __device__ void add_tokens(const Backward<T>& f, const BlockTokens& mine, int row, int j, bool fresh) {
   using A = Accumulate<T>;
@@ -161,7 +158,7 @@ __device__ void add_tokens(const Backward<T>& f, const BlockTokens& mine, int ro
 #pragma unroll
     for (int l = 0; l < kLoads; ++l)
       if (here) asked[l] = std::bit_cast<uint4>(load_part<kVectorized>(f.dy + int64_t{token[l]} * f.c, j, f.c));
-    __syncwarp();  // or each would be asked for only where it is used
+    __syncwarp();  // keeps the compiler from sinking the loads to their use
 #pragma unroll
     for (int l = 0; l < kLoads; ++l) {
       if (l == found) break;
@@ -172,7 +169,7 @@ __device__ void add_tokens(const Backward<T>& f, const BlockTokens& mine, int ro
   if (here) store_sums<kVectorized, T>(to, j, f.c, total.v);
 }
 
-// Each warp has the columns of some strips of some rows.
+// Each warp processes column strips of some rows.
 template <class T, bool kVectorized>
 __device__ void add_up(const Backward<T>& f, const BlockTokens& mine, bool fresh) {
   constexpr int kStrip = 32 * kVecElems<T>;
@@ -213,7 +210,7 @@ void embedding(const Tensor& out, const Tensor& ids, const Tensor& table, const 
 }
 
 void embedding_backward(const Tensor& sums, const Tensor& dy, const Tensor& ids, const VocabPart& part) {
-  constexpr int64_t kBlocks = 1024;  // about as many as a GPU runs at once
+  constexpr int64_t kBlocks = 1024;  // about the number that runs concurrently on a GPU
   const int64_t vocab = sums.dim(0), blocks = std::max(kBlocks, blocks_for(vocab, kMaxRows));
   if (sums.numel() == 0) return;
   with_floating(dy.dtype(), "embedding_backward", [&](auto t) {
@@ -227,9 +224,9 @@ void embedding_backward(const Tensor& sums, const Tensor& dy, const Tensor& ids,
                         .c = static_cast<int>(sums.dim(1)),
                         .shift = std::countr_zero(std::bit_ceil(static_cast<uint64_t>(blocks))),
                         .own = own_rows(sums, part)};
-    const bool whole = is_vectorizable<T>(f.c, f.dy, f.sums);
+    const bool vectorized = is_vectorizable<T>(f.c, f.dy, f.sums);
     launch(context(dy), "embedding_backward", {.blocks = std::min(vocab, int64_t{1} << f.shift)},
-           whole ? embedding_backward_kernel<T, true> : embedding_backward_kernel<T, false>, f);
+           vectorized ? embedding_backward_kernel<T, true> : embedding_backward_kernel<T, false>, f);
   });
 }
 

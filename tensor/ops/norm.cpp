@@ -1,4 +1,4 @@
-// Rows are independent, so threads split them; gradients of gamma and beta are split by columns.
+// Threads split the rows, which are independent; gradients of gamma and beta are split by columns.
 #include "tensor/ops/norm.h"
 
 #include "tensor/cpu/loops.h"
@@ -14,10 +14,10 @@ void check(const Tensor& x, const Tensor& gamma, const Tensor& beta) {
   if (!fits(gamma) || (beta.defined() && !fits(beta)))
     throw Error("[norm] x is " + x.describe() + "; gamma is " + gamma.describe() +
                 (beta.defined() ? ", beta is " + beta.describe() : "") + "; expected " + std::to_string(c) +
-                " of x's dtype");
+                " elements of x's dtype");
 }
 
-// One call's operands: rows that run on.
+// Operands of one call, with contiguous rows.
 template <class T>
 struct Forward {
   using A = Accumulate<T>;
@@ -148,7 +148,7 @@ void norm_sums_on_cpu(const NormSums& sums, const Tensor& dy, const Tensor& x, c
     const A *const mean = forward.mean.defined() ? forward.mean.data<A>() : nullptr, *const rstd =
                                                                                          forward.rstd.data<A>();
     A *const to_gamma = by_gamma.data<A>(), *const to_beta = by_beta.data<A>();
-    constexpr int64_t kStrip = 64;  // columns at a time, so that their sums stay in the nearest cache
+    constexpr int64_t kStrip = 64;  // columns at a time, so that their sums stay in L1
     cpu::parallel_for(c, kStrip, [=](int64_t begin, int64_t end) {
       for (int64_t j0 = begin; j0 < end; j0 += kStrip) {
         const int64_t width = std::min(kStrip, end - j0);
@@ -186,7 +186,8 @@ Normed norm(const Tensor& x_any, const Tensor& gamma, const Tensor& beta, const 
 AddNormed add_norm(const Tensor& x_any, Tensor&& y_any, const Tensor& gamma, const Tensor& beta,
                    const NormOptions& options) {
   if (!(x_any.shape() == y_any.shape()) || x_any.dtype() != y_any.dtype())
-    throw Error("[add_norm] x is " + x_any.describe() + ", y is " + y_any.describe() + "; expected the same");
+    throw Error("[add_norm] x is " + x_any.describe() + ", y is " + y_any.describe() +
+                "; expected equal shapes and dtypes");
   const Tensor x = x_any.contiguous(), y = y_any.contiguous();
   y_any = Tensor();
   Tensor sum = y.unique() ? y : x.make(x.shape());

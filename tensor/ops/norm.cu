@@ -1,5 +1,5 @@
-// Norms on a GPU: a row stays in the registers of its threads from the one read to the one write, so statistics cost no
-// pass over memory of their own.
+// Norms on a GPU: a row stays in its threads' registers between one read and one write, so statistics need no extra
+// pass over memory.
 #include <span>
 #include <vector>
 
@@ -20,7 +20,7 @@ struct Forward {
   Rows rows;
 };
 
-// x + y as stored, of which the statistics are taken.
+// x + y as stored, the input of the statistics.
 template <class T, bool kVectorized>
 __device__ void add_residual(const Forward<T>& f, const RowThread& at, RegisterRow<T, kVectorized>& x) {
   using A = Accumulate<T>;
@@ -80,24 +80,24 @@ struct Backward {
   const A *mean, *rstd;                // mean is null for RMSNorm
   T* dx;
   A *by_gamma, *by_beta,
-      *by_sum;  // (runs, C), sums of each run of rows: of dy xhat, dy, dx; null where nobody wants it
+      *by_sum;  // (runs, C), sums of each run of rows: of dy xhat, dy, dx; null if not requested
   Rows runs;    // of `together` rows
   int64_t rows, together;
 };
 
-// A thread's sums over the rows of a run: those of the parts that it holds in registers, the others where they end up,
-// since nobody else writes to the run's place there.
+// A thread's sums over the rows of a run: in registers for register-held vectors, otherwise in global memory, where no
+// other thread writes.
 template <class T, bool kVectorized>
 struct RunSums {
   using A = Accumulate<T>;
   A held[kHeld][kVecElems<T>] = {};
   A* to;
   int n;
-  bool first = true;  // row
+  bool first = true;  // first row
 
   __device__ RunSums(A* parts, int64_t run, int length) : to(parts ? parts + run * length : nullptr), n(length) {}
   template <class F>
-  __device__ void add(int k, int j, const F& next) {  // next(e, sum so far) is the sum with element e of the part
+  __device__ void add(int k, int j, const F& next) {  // next(e, sum so far) adds element e of the vector
     if (!to) return;
     if (k < kHeld) {
 #pragma unroll
@@ -114,11 +114,11 @@ struct RunSums {
   }
 };
 
-// A thread's registers hold three rows and three sums: more threads would have to spill them.
+// A thread's registers hold three rows and three sums: more threads would spill them.
 constexpr int kBackwardThreads = 256;
 
-// Each warp, or block of a longer row, walks a run of rows: their gradients, and the sums over them that the
-// gradients of gamma, of beta and of a bias before the norm are made of, in one pass over memory.
+// Each warp (or block, for longer rows) processes a run of rows in one pass over memory: their gradients, and their
+// partial sums for the gradients of gamma, beta and a bias before the norm.
 template <class T, bool kVectorized>
 __global__ __launch_bounds__(kBackwardThreads, 1) void norm_backward_kernel(const __grid_constant__ Backward<T> f) {
   using A = Accumulate<T>;
@@ -131,7 +131,7 @@ __global__ __launch_bounds__(kBackwardThreads, 1) void norm_backward_kernel(cons
   const int64_t end = std::min((at.row + 1) * f.together, f.rows);
 #pragma unroll 1
   for (int64_t i = at.row * f.together; i < end; ++i) {
-    // Without a residual its row is dy's again, which is not added.
+    // Without a residual, dy is loaded instead and not added.
     const RegisterRow<T, kVectorized> dy(f.dy + i * n, at, n), x(f.x + i * n, at, n),
         residual((f.residual ? f.residual : f.dy) + i * n, at, n);
     if (i + 1 < end) {
@@ -193,10 +193,10 @@ void norm(const NormOperands& operands, const Normed& to, double eps) {
                        .mean = data_or_null<A>(&to.mean),
                        .rstd = to.rstd.device_data<A>(),
                        .eps = static_cast<A>(eps),
-                       .rows = make_rows<T>(x.numel() / c, c)};
-    const bool whole = is_vectorizable<T>(c, f.x, f.added, f.gamma, f.beta, f.sum, f.y);
+                       .rows = partition_rows<T>(x.numel() / c, c)};
+    const bool vectorized = is_vectorizable<T>(c, f.x, f.added, f.gamma, f.beta, f.sum, f.y);
     launch(context(x), f.added ? "add_norm" : "norm", f.rows.grid(),
-           whole ? norm_kernel<T, true> : norm_kernel<T, false>, f);
+           vectorized ? norm_kernel<T, true> : norm_kernel<T, false>, f);
   });
 }
 
@@ -227,12 +227,13 @@ void norm_backward(const Tensor& dx, const NormOperands& operands, const Tensor&
                                    : sums.beta.to.defined() ? first
                                                             : nullptr,
                         .by_sum = data_or_null<A>(sums.parts),
-                        .runs = make_rows<T>(runs, c, kHeld, kBackwardThreads),
+                        .runs = partition_rows<T>(runs, c, kHeld, kBackwardThreads),
                         .rows = n,
                         .together = together};
-    const bool whole = is_vectorizable<T>(c, f.dy, f.x, f.gamma, f.residual, f.dx, f.by_gamma, f.by_beta, f.by_sum);
+    const bool vectorized =
+        is_vectorizable<T>(c, f.dy, f.x, f.gamma, f.residual, f.dx, f.by_gamma, f.by_beta, f.by_sum);
     launch(context(x), "norm_backward", f.runs.grid(),
-           whole ? norm_backward_kernel<T, true> : norm_backward_kernel<T, false>, f);
+           vectorized ? norm_backward_kernel<T, true> : norm_backward_kernel<T, false>, f);
     if (!to.empty()) add_parts<A>("norm_backward", std::span(to), parts);
   });
 }

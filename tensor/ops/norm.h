@@ -1,60 +1,56 @@
-// LayerNorm and RMSNorm over the last dim, alone and fused with the residual sum before them.
-//
-// Ba, Kiros and Hinton 2016, "Layer normalization"; Zhang and Sennrich 2019, "Root mean square layer normalization".
-// Any strides (a copy is made where the rows do not run on). Statistics are float32, or float64 for float64. Cost:
-// about 10 FLOPs per element, one pass over memory forward and one backward.
+// LayerNorm (Ba, Kiros and Hinton 2016) and RMSNorm (Zhang and Sennrich 2019) over the last dim, optionally fused with
+// the preceding residual addition. Any strides (rows that are not contiguous are copied). Statistics are float32, or
+// float64 for float64. Cost: about 10 FLOPs per element, one pass over memory forward and one backward.
 #pragma once
 #include "tensor/ops/reduce.h"
 
 namespace tessera {
 
 struct Normed {
-  Tensor y;     // the shape and dtype of x
+  Tensor y;
   Tensor mean;  // per row; undefined for RMSNorm
   Tensor rstd;  // per row: 1 / sqrt(variance + eps), or 1 / sqrt(mean square + eps)
 };
 
 struct NormOptions {
   double eps = 1e-5;
-  bool center = true;  // LayerNorm; false is RMSNorm, which subtracts no mean
+  bool center = true;  // true: LayerNorm; false: RMSNorm, which subtracts no mean
 };
 
 // x (..., C), gamma (C), beta (C) or undefined -> y = (x - mean) rstd gamma + beta.
 Normed norm(const Tensor& x, const Tensor& gamma, const Tensor& beta, const NormOptions& options = {});
 
 struct AddNormed {
-  Tensor sum;  // x + y as stored, in the dtype of x
+  Tensor sum;  // x + y as stored
   Normed normed;
 };
-// r = x + y, then norm(r) of r as stored. Writes r over y when y's storage is held by nobody else.
+// r = x + y, then norm(r) of r as stored. Overwrites y with r if y's storage is not shared.
 AddNormed add_norm(const Tensor& x, Tensor&& y, const Tensor& gamma, const Tensor& beta,
                    const NormOptions& options = {});
 
-// Sums over rows that norm_backward() makes beside dx; on a GPU in the same pass over memory. Rows are added in order.
+// Sums over rows in order that norm_backward() also computes, on a GPU in the same pass.
 struct NormSums {
   RowSum gamma = {}, beta = {};  // dgamma (C) = sum dy xhat, dbeta (C) = sum dy
-  // On a GPU the first pass of sum_rows(dx), for sum_parts(): the gradient of a bias that was added before the norm.
-  // Untouched on the CPU. Null: not wanted.
+  // On a GPU, receives the partial sums of sum_rows(dx) for sum_parts(): the gradient of a bias added before the norm.
+  // Null: not requested.
   Tensor* parts = nullptr;
 };
-// dx, with `residual` (undefined, or the gradient that x gets from elsewhere) added in the same pass. `x` is the
-// input of the normalisation, which for add_norm is the sum. Writes over residual when its storage is held by nobody
-// else.
+// dx plus `residual` (undefined, or the gradient of x from its other uses), which is overwritten if its storage is not
+// shared. `x` is the input of the normalization, for add_norm() the sum.
 Tensor norm_backward(const Tensor& dy, const Tensor& x, const Tensor& gamma, const Normed& forward, Tensor&& residual,
                      const NormSums& sums = {});
 
-// The operands of kernels, checked and contiguous, and results that the caller has made.
 struct NormOperands {
   const Tensor* x = nullptr;
-  const Tensor* added = nullptr;  // null, or the y of add_norm(), and then
-  const Tensor* sum = nullptr;    // where x + y goes
+  const Tensor* added = nullptr;  // null, or the y of add_norm(); then
+  const Tensor* sum = nullptr;    // receives x + y
   const Tensor* gamma = nullptr;
   const Tensor* beta = nullptr;  // null: none
 };
 namespace cuda {
 // `to.mean` is undefined for RMSNorm.
 void norm(const NormOperands& operands, const Normed& to, double eps);
-// `residual` is null, or what is added; it may be dx.
+// `residual` may be null, or dx itself.
 void norm_backward(const Tensor& dx, const NormOperands& operands, const Tensor& dy, const Normed& forward,
                    const Tensor* residual, const NormSums& sums);
 }  // namespace cuda

@@ -1,4 +1,4 @@
-// Sums; those on the CPU. Threads split the outputs, never the terms of one sum.
+// Reductions on the CPU. Threads split the outputs, never the terms of one sum.
 #include "tensor/ops/reduce.h"
 
 #include <limits>
@@ -17,7 +17,7 @@ void sum_rows_on_cpu(const Tensor& out, const Tensor& rows) {
       using A = Accumulate<T>;
       const T* const in = rows.data<T>();
       U* const to = out.data<U>();
-      constexpr int64_t kStrip = 64;  // columns summed at a time: they stay in registers or the first-level cache
+      constexpr int64_t kStrip = 64;  // columns summed at a time: they stay in registers or L1
       cpu::parallel_for(c, kStrip, [=](int64_t begin, int64_t end) {
         for (int64_t j0 = begin; j0 < end; j0 += kStrip) {
           const int64_t width = std::min(kStrip, end - j0);
@@ -63,7 +63,7 @@ void sum_to_on_cpu(const Tensor& out, const Tensor& x) {
     using A = Accumulate<T>;
     const Tensor in = x.contiguous();
     std::vector<A> total(static_cast<size_t>(shape.numel()), A(0));
-    const Shape strides = [&] {  // strides of the output, by the dims of x: 0 where a dim is summed
+    const Shape strides = [&] {  // strides of the output by dims of x: 0 for summed dims
       Shape s = x.shape();
       const Shape own = contiguous_strides(shape);
       for (int i = 0; i < x.ndim(); ++i) {
@@ -96,7 +96,7 @@ void sum_rows(Tensor& out, const Tensor& x) {
 
 void sum_parts(Tensor& out, const Tensor& parts) {
   on_device(
-      parts.device(), [] { throw Error("[sum_parts] on the CPU nothing makes them"); },
+      parts.device(), [] { throw Error("[sum_parts] expected partial sums on a GPU"); },
       [&] { cuda::sum_parts(out, parts); });
 }
 
@@ -111,8 +111,8 @@ Tensor sum(const Tensor& x) {
 Tensor sum_to(const Tensor& x, const Shape& shape) {
   if (x.shape() == shape) return x;
   if (!(broadcast(x.shape(), shape, "sum_to") == x.shape()))
-    throw Error("[sum_to] " + x.describe() + " is no broadcast of " + shape.str());
-  // Leading dims that go away, with the rest kept whole, are a sum over rows: the usual bias gradient.
+    throw Error("[sum_to] " + x.describe() + " is not a broadcast of " + shape.str());
+  // If only leading dims are summed, this is a sum over rows, as for bias gradients.
   Shape tail;
   for (int i = x.ndim() - shape.ndim(); i < x.ndim(); ++i) tail.push_back(x.shape()[i]);
   Tensor out = x.make(shape);
@@ -130,7 +130,7 @@ Tensor sum_to(const Tensor& x, const Shape& shape) {
 
 namespace {
 
-// Runs row(a + i n, b + i n, out + i n, n) on every row.
+// Calls row(a + i n, b + i n, out + i n, n) for every row.
 template <class Row>
 void by_rows(const Tensor& out, const Tensor& a, const Tensor& b, const Row& row) {
   const int64_t n = a.dim(-1), rows = n == 0 ? 0 : a.numel() / n;
@@ -141,7 +141,7 @@ void by_rows(const Tensor& out, const Tensor& a, const Tensor& b, const Row& row
   });
 }
 
-// Checks the operands and runs `row` on the CPU, or cuda::softmax as `of`, on contiguous ones.
+// Checks the operands; runs `row` on the CPU, or cuda::softmax() with `of`, on contiguous ones.
 template <class Row>
 Tensor run(SoftmaxOp of, const Tensor& a_any, const Tensor& b_any, const Row& row) {
   const char* const op = to_string(of);

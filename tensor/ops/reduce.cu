@@ -1,4 +1,5 @@
-// Sums on a GPU. Only sum_rows, which sums gradients of biases, is in a training step's way: the others take the CPU's
+// Sums on a GPU. Training steps use only sum_rows(), for bias gradients; the others follow the CPU's order, hence its
+// bits.
 // order and so give its bits.
 #include <array>
 #include <limits>
@@ -29,9 +30,9 @@ struct ColumnSums {
   }
 };
 
-constexpr int kStaged = 4096;  // elements that a block has near at a time, and the CPU's blocks
+constexpr int kStaged = 4096;  // elements staged at a time; equals the CPU's block size
 
-// out[r] = run r of a row of x, in order. The block brings the elements near, and one thread adds them.
+// out[r] = run r of a row of x, summed in order. The block stages the elements, and one thread adds them.
 template <class T, class U>
 __global__ void add_in_order_kernel(const T* x, int64_t n, int64_t run, U* out) {
   __shared__ double staged[kStaged];
@@ -53,7 +54,7 @@ __global__ void add_in_order_kernel(const T* x, int64_t n, int64_t run, U* out) 
   if (threadIdx.x == 0) out[r] = converted<U>(total);
 }
 
-// The dims of x, those that stay before those that are summed, each group in x's order.
+// Dims of x, unreduced before reduced ones, each group in x's order.
 struct SummedDims {
   int kept = 0, rank = 0;
   int64_t size[kMaxDims] = {}, step[kMaxDims] = {};
@@ -143,7 +144,7 @@ void sum_to(const Tensor& out, const Tensor& x) {
   });
 }
 
-// Softmax on a GPU: a row stays in the registers of its threads from the one read to the one write.
+// Softmax on a GPU: a row stays in its threads' registers between one read and one write.
 
 namespace {
 
@@ -180,7 +181,7 @@ __global__ __launch_bounds__(kRowThreads) void softmax_kernel(Softmax<T> f) {
   each_part(at, n, store_y, x);
 }
 
-// a is dy, b the forward's result.
+// a is dy, b the forward result.
 template <SoftmaxOp kOp, class T, bool kVectorized>
 __global__ __launch_bounds__(kRowThreads) void softmax_backward_kernel(Softmax<T> f) {
   using A = Accumulate<T>;
@@ -204,7 +205,6 @@ __global__ __launch_bounds__(kRowThreads) void softmax_backward_kernel(Softmax<T
   each_part(at, n, store_dx, dy, y);
 }
 
-// Forward or backward.
 template <SoftmaxOp kOp, class T, bool kVectorized>
 constexpr auto select_kernel() {
   if constexpr (kOp == SoftmaxOp::softmax || kOp == SoftmaxOp::log_softmax)
@@ -221,7 +221,8 @@ void softmax(SoftmaxOp op, const Tensor& out, const Tensor& a, const Tensor& b) 
   with_floating(a.dtype(), to_string(op), [&](auto t) {
     using T = decltype(t);
     using Of = SoftmaxOp;
-    const Softmax<T> f{a.device_data<T>(), b.device_data<T>(), out.device_data<T>(), make_rows<T>(a.numel() / n, n)};
+    const Softmax<T> f{a.device_data<T>(), b.device_data<T>(), out.device_data<T>(),
+                       partition_rows<T>(a.numel() / n, n)};
     constexpr std::array kVectorized{select_kernel<Of::softmax, T, true>(), select_kernel<Of::log_softmax, T, true>(),
                                      select_kernel<Of::backward, T, true>(),
                                      select_kernel<Of::log_backward, T, true>()},

@@ -1,41 +1,37 @@
-// Sums, in a fixed order: each output element adds its inputs in row-major order, in float (double for float64), so
-// that neither the number of threads nor the strides change a bit.
+// Reductions in row-major order, in float (double for float64), independent of threads and strides.
 #pragma once
 #include "tensor/tensor.h"
 
 namespace tessera {
 
-// The sum over the dims in which `shape` is smaller: the backward of a broadcast. Throws when x.shape() does not come
-// from `shape` by broadcasting.
+// The backward of broadcasting `shape` to x.shape(). Throws Error if it does not broadcast.
 Tensor sum_to(const Tensor& x, const Shape& shape);
-// All elements, shape (). Sums in double, in row-major order of the elements, by fixed blocks of 4096.
+// All elements, shape (): in double, in row-major order, by blocks of 4096.
 Tensor sum(const Tensor& x);
-// (..., C) -> (C): sums rows in order, in float (double for float64). out may have another floating dtype. On a GPU, as
-// all its sums over rows: runs of rows in order (tensor/cuda/columns.cuh), 32 of these sums in order, and then those.
+// (..., C) -> (C), rows in order, in float (double for float64); any floating dtype of out. On a GPU sums over rows
+// have three levels, each in order: runs of rows (tensor/cuda/columns.cuh), 32 of these sums, the rest.
 void sum_rows(Tensor& out, const Tensor& x);
 
-// The target of a sum over rows: (C) of any floating dtype and strides; undefined where nobody wants it.
+// (C) with any floating dtype and strides; undefined if not requested.
 struct RowSum {
   Tensor to = {};
-  bool adds = false;  // the sum, rounded to `to`'s dtype, is added to what stands there
+  bool adds = false;  // add the sum, rounded to `to`'s dtype, to `to`
 };
-// Ends a sum_rows() whose first pass another kernel has made (tensor/ops/norm.h): parts (1, runs, C) on a GPU.
+// Second pass of sum_rows() after another kernel's first (tensor/ops/norm.h): parts (1, runs, C) on a GPU.
 void sum_parts(Tensor& out, const Tensor& parts);
 
-// Kernels of a GPU: operands checked, results made by the caller.
 namespace cuda {
 void sum_rows(const Tensor& out, const Tensor& x);  // x (N, C), contiguous
 void sum_parts(const Tensor& out, const Tensor& parts);
-// x (K, N) -> out (K), both contiguous: each row in order, in double, by blocks of 4096, and those in order.
+// x (K, N) -> out (K), contiguous: rows in order, in double, by blocks of 4096.
 void sums(const char* op, const Tensor& out, const Tensor& x);
-void sum_to(const Tensor& out, const Tensor& x);  // x of any strides; out contiguous, of a shape that broadcasts to x's
+void sum_to(const Tensor& out, const Tensor& x);  // x of any strides; out contiguous, broadcasts to x's shape
 }  // namespace cuda
 
-// Softmax over the last dim and its logarithm. Any strides. Cost: one pass over memory each way.
+// Softmax and log-softmax over the last dim. Any strides. Cost: one pass over memory forward and one backward.
 
 Tensor softmax(const Tensor& x);      // (..., N) -> (..., N)
 Tensor log_softmax(const Tensor& x);  // x - log(sum(exp(x)))
-// dx from dy and the forward's own result y.
 Tensor softmax_backward(const Tensor& dy, const Tensor& y);
 Tensor log_softmax_backward(const Tensor& dy, const Tensor& y);
 
@@ -47,7 +43,7 @@ constexpr const char* to_string(SoftmaxOp op) {
 }
 
 namespace cuda {
-// All four on a GPU: out from a = x, or from a = dy and b = y, contiguous, of one shape and dtype.
+// out from a = x, or from a = dy and b = y; contiguous, equal shapes and dtypes.
 void softmax(SoftmaxOp op, const Tensor& out, const Tensor& a, const Tensor& b);
 }  // namespace cuda
 

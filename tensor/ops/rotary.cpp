@@ -1,4 +1,4 @@
-// Frequencies, tables, and the turning of heads.
+// RoPE frequencies, tables and rotation.
 #include "tensor/ops/rotary.h"
 
 #include <numbers>
@@ -9,20 +9,21 @@
 namespace tessera {
 namespace {
 
-// How much of the frequency of pair j is kept, and not divided: 0 to 1.
-double kept(double frequency, int64_t j, int64_t head_dim, const RotaryOptions& o) {
+// Interpolation weight of the unscaled frequency of pair j, before clamping to [0, 1].
+double unscaled_weight(double frequency, int64_t j, int64_t head_dim, const RotaryOptions& o) {
   if (o.scaling == RopeScaling::none || o.scaling == RopeScaling::linear) return 0;
-  const double full = static_cast<double>(o.original_context) / (2 * std::numbers::pi);  // turns of 1 radian per token
+  const double full = static_cast<double>(o.original_context) / (2 * std::numbers::pi);  // rotations at 1 rad per token
   if (o.scaling == RopeScaling::llama3)
     return (frequency * full - o.low_freq_factor) / (o.high_freq_factor - o.low_freq_factor);
   const auto d = static_cast<double>(head_dim);
-  const auto pack_pair = [&](double turns) { return d * std::log(full / turns) / (2 * std::log(o.theta)); };
-  const double first = std::max(std::floor(pack_pair(o.high_freq_factor)), 0.0),
-               last = std::min(std::ceil(pack_pair(o.low_freq_factor)), d - 1);
+  const auto pair_index = [&](double turns) { return d * std::log(full / turns) / (2 * std::log(o.theta)); };
+  const double first = std::max(std::floor(pair_index(o.high_freq_factor)), 0.0),
+               last = std::min(std::ceil(pair_index(o.low_freq_factor)), d - 1);
   return 1 - (static_cast<double>(j) - first) / (first == last ? 0.001 : last - first);
 }
 
-// The pairs of one head; y may be x. Two loops: one that stores two arrays of narrow elements is not vectorised.
+// Rotates the pairs of one head; y may be x. Two loops, because one that stores two arrays of narrow elements does not
+// vectorize.
 template <class T, class A>
 void rotate_head(T* y, const T* x, const A* cosines, const A* sines, A sign, int64_t half) {
   constexpr int64_t kVecElems = 64;
@@ -50,7 +51,7 @@ void rotate_on_cpu(const Tensor& y, const Tensor& x, const RopeArgs& turn) {
     T* const out = y.data<T>();
     const A *const table = turn.table.data<A>(), sign = turn.back ? A(-1) : A(1);
     const int32_t* const at = turn.positions.defined() ? turn.positions.data<int32_t>() : nullptr;
-    const int64_t placed = at ? turn.positions.numel() : tokens;  // rows that have positions of their own
+    const int64_t placed = at ? turn.positions.numel() : tokens;  // rows with explicit positions
     cpu::for_rows(x.dim(0) * tokens, width, [=](int64_t i) {
       const T* const from = in + i * width;
       T* const to = out + i * width;
@@ -67,7 +68,7 @@ std::vector<double> rotary_frequencies(const RotaryOptions& options, int64_t hea
   std::vector<double> out;
   for (int64_t j = 0; j < head_dim / 2; ++j) {
     const double f = std::pow(options.theta, -2 * static_cast<double>(j) / static_cast<double>(head_dim));
-    out.push_back(std::lerp(f / options.factor, f, std::clamp(kept(f, j, head_dim, options), 0.0, 1.0)));
+    out.push_back(std::lerp(f / options.factor, f, std::clamp(unscaled_weight(f, j, head_dim, options), 0.0, 1.0)));
   }
   return out;
 }
@@ -100,7 +101,7 @@ Tensor rotate(Tensor&& x_any, const RopeArgs& turn) {
   const int64_t d = turn.table.dim(1);
   if (x_any.ndim() != 3 || d % 2 != 0 || turn.heads < 0 || turn.heads * d > x_any.dim(2))
     throw Error("[rotate] x is " + x_any.describe() + "; expected (B, T, W) with " + std::to_string(turn.heads) +
-                " heads of " + std::to_string(d) + " numbers, an even number");
+                " heads of " + std::to_string(d) + " elements, an even number");
   const DType wide = accum_dtype(x_any.dtype());
   if (turn.table.dtype() != wide) throw Error("[rotate] the table is " + turn.table.describe());
   const int64_t tokens = x_any.dim(1);
@@ -112,10 +113,10 @@ Tensor rotate(Tensor&& x_any, const RopeArgs& turn) {
   Tensor x = x_any.contiguous();
   x_any = Tensor();
   Tensor y = x.unique() ? x : x.make(x.shape());
-  RopeArgs whole = turn;
-  if (whole.positions.defined()) whole.positions = whole.positions.contiguous();
+  RopeArgs args = turn;
+  if (args.positions.defined()) args.positions = args.positions.contiguous();
   on_device(
-      x.device(), [&] { rotate_on_cpu(y, x, whole); }, [&] { cuda::rotate(y, x, whole); });
+      x.device(), [&] { rotate_on_cpu(y, x, args); }, [&] { cuda::rotate(y, x, args); });
   return y;
 }
 

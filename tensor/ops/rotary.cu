@@ -1,5 +1,5 @@
-// Rotary positions on a GPU, with the CPU's bits: a thread has the 16 bytes of some neighbouring pairs, in a few
-// heads of a token, for which it reads their angles once.
+// RoPE on a GPU, bitwise identical to the CPU: a thread processes 16 bytes of adjacent pairs in a few heads of a token,
+// and reads their angles once.
 #include <numeric>
 
 #include "tensor/cuda/rows.cuh"
@@ -17,7 +17,7 @@ struct Rotation {
   T* y;  // may be x
   const Accumulate<T>* table;
   const int32_t* positions;                    // null: first, first + 1, ...
-  int64_t first, rows, tokens, placed, width;  // placed: rows that have positions of their own
+  int64_t first, rows, tokens, placed, width;  // placed: rows with explicit positions
   int heads, half;
   Accumulate<T> sign;
   constexpr int parts() const { return (half + kVecElems<T> - 1) / kVecElems<T>; }
@@ -81,9 +81,9 @@ void rotate(const Tensor& y, const Tensor& x, const RopeArgs& turn) {
                         .heads = static_cast<int>(turn.heads),
                         .half = static_cast<int>(d / 2),
                         .sign = turn.back ? Accumulate<T>(-1) : Accumulate<T>(1)};
-    const bool whole = is_vectorizable<T>(std::gcd(d / 2, width), f.x, f.y, f.table);
+    const bool vectorized = is_vectorizable<T>(std::gcd(d / 2, width), f.x, f.y, f.table);
     launch(context(x), "rotate", {.blocks = blocks_for(f.rows * f.runs() * f.parts(), kThreads)},
-           whole ? rotate_kernel<T, true> : rotate_kernel<T, false>, f);
+           vectorized ? rotate_kernel<T, true> : rotate_kernel<T, false>, f);
     if (f.x != f.y && turned < width)
       y.narrow(2, turned, width - turned).copy_from(x.narrow(2, turned, width - turned));
   });

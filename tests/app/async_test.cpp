@@ -144,8 +144,7 @@ TEST_F(UnevenTest, OtherPlansAreRefused) {
 
 TEST_F(UnevenTest, WhatIsNotTheRunsOwnOrderIsRefused) {
   record("other.txt", {{1, 0, 0}, {0, 0, 0}, {0, 1, 2}, {1, 1, 2}, {0, 2, 4}, {1, 2, 4}});
-  fails("train --resume --out run --replay other.txt", 2,
-        "--replay: other.txt is not the order of the run that is continued");
+  fails("train --resume --out run --replay other.txt", 2, "--replay: other.txt is not the order of the resumed run");
   // One that has not pulled when it is saved, and one that goes on as if it had.
   record("begun.txt", {{0, 0, 0}, {0, 1, 1}, {1, 0, 0}, {0, 2, 3}});
   anew(train_ + "--replay begun.txt --out run");
@@ -156,9 +155,9 @@ TEST_F(UnevenTest, WhatIsNotTheRunsOwnOrderIsRefused) {
 TEST_F(UnevenTest, ARecordNeedsTheWholeOrder) {
   anew("train " + kSmall + "--steps 2 --ranks 2 --out run");
   fails("train --resume --out run --steps 4 --dp-mode ps-async --record new.txt", 2,
-        "--record: 2 steps were made under another plan; expected a run that had 2 ranks and 1 servers");
+        "--record: 2 steps were made under another plan; expected a run with 2 ranks and 1 servers");
   fails("train --resume --out run --steps 3 --dp-mode ps-async --staleness 1 --replay order.txt", 2,
-        "--replay: order.txt is not the order of the run that is continued");
+        "--replay: order.txt is not the order of the resumed run");
 }
 
 // Workers of an asynchronous run that learn nothing have together the losses of one rank that learns nothing.

@@ -138,13 +138,13 @@ TEST(BenchHeldUp, CountsWhatHoldsUpARanksOwnThread) {
     const Tensor x = Tensor::zeros({1024}, DType::float32, world.make_arena());
     const bool late = world.rank() == 1;
     const std::unique_ptr<Communicator> apart = world.split(0, world.rank(), "apart");  // from which nobody hears
-    world.set_held_up(&blocking);
+    world.set_stall_timer(&blocking);
     const std::unique_ptr<Communicator> inner = world.split(0, world.rank(), "inner");
     apart->barrier();
     if (late) std::this_thread::sleep_for(kLate);
     inner->all_reduce(x);
     apart->barrier();
-    world.set_held_up(&beside);
+    world.set_stall_timer(&beside);
     if (late) std::this_thread::sleep_for(kLate);
     Work sum = world.start_all_reduce(x);
     if (!late) std::this_thread::sleep_for(4 * kLate);

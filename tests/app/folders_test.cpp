@@ -38,7 +38,7 @@ TEST_F(ChangedFilesTest, ATokenFileThatIsCutShortIsNamed) {
     for (const uintmax_t left : {uintmax_t{64}, uintmax_t{5000}}) {
       const Ran r = changed(more, [&] { fs::resize_file(path("made/train.tok"), left); });
       EXPECT_EQ(r.status, 4) << more << ": " << r.err;
-      expect_has(r.last_line(), "made/train.tok was cut short while it was used");
+      expect_has(r.last_line(), "made/train.tok was truncated while in use");
     }
 }
 
@@ -141,7 +141,7 @@ TEST_F(ChangedFilesTest, MessagesNameTheOptionThatWasGiven) {
 
 TEST_F(ChangedFilesTest, ATemporaryFolderThatIsNoneIsNamed) {
   fails("train " + kSmall + "--offload optimizer --out run", 6,
-        "TMPDIR: expected a folder for temporary files, found '/nonexistent/t'", "export TMPDIR=/nonexistent/t;");
+        "TMPDIR: expected a directory for temporary files, got '/nonexistent/t'", "export TMPDIR=/nonexistent/t;");
 }
 
 // A reservation of addresses leaves some for others, whatever the limit is.

@@ -142,7 +142,7 @@ TEST_F(OneRunTest, ARankThatNeverBeginsEndsTheJob) {
                                         "0 || kill -STOP $$; exec {} train {} --timeout 2'",
                                         TESSERA_BINARY, kSmall));
   EXPECT_EQ(r.status, 3);
-  expect_has(r.err, "tessera: [rank 0] MPI_Init: the others did not come within 2 s");
+  expect_has(r.err, "tessera: [rank 0] MPI_Init: the other ranks did not arrive within 2 s");
 }
 
 TEST_F(OneRunTest, RankThatEndsBeforeMpiBeginsIsReportedByTheOthers) {

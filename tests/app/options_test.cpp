@@ -445,7 +445,7 @@ TEST(Mistakes, OfAPlanThatDoNotHangTogetherAreAllSaid) {
   const Messages found =
       refused("verify --heads 3 --microbatches 5 --pp 8 --schedule zbh1 --dp-mode ps-sync --zero 1 --min-lr 9");
   for (const char* words :
-       {"--schedule: there is none named 'zbh1'; expected naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, v-half, "
+       {"--schedule: unknown schedule 'zbh1'; expected naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, v-half, "
         "v-min, or the path of a file; did you mean 'zb-h1'?",
         "--heads: 3 heads do not divide 128 channels; the nearest that does: 2 or 4",
         "--microbatches: 5 do not divide a batch of 12; the nearest that does: 4 or 6",

@@ -192,7 +192,7 @@ TEST_F(PlanningTest, BadInputIsOneLine) {
       {h100 + "--model gpt2 --pp 2 --dp 2 --tp 1 --cp 1",
        "--ranks: pp 2 x dp 2 x cp 1 x tp 1 makes 4 ranks; expected 8"},
       {h100 + "--model gpt2 --microbatches 3", "--batch: "},
-      {h100 + "--model gpt2 --schedule 2f2b", "--schedule: there is none named '2f2b'"},
+      {h100 + "--model gpt2 --schedule 2f2b", "--schedule: unknown schedule '2f2b'"},
       {h100 + "--model gpt2 --schedule plan.txt", "--schedule: expected a name"},
       {h100 + "--model gpt2 --zero 4", "--zero: expected"},
       {h100 + "--model gpt2 --dtype fp32", "--dtype: expected bf16"},
@@ -238,7 +238,7 @@ TEST(Plan, OneLineForWhatCannotBe) {
       {"--all-reduce native", "--all-reduce: thread ranks have no library of their own"},
       {"--tp 2 --dp-mode ps-sync", "--dp-mode: ps-sync is for data-parallel ranks alone"},
       {"--pp 2 --dp-mode ps-async", "--dp-mode: ps-async is for data-parallel ranks alone"},
-      {"--pp 2 --schedule foo", "--schedule: there is none named 'foo'"},
+      {"--pp 2 --schedule foo", "--schedule: unknown schedule 'foo'"},
       {"--chunks 3", "--chunks: goes with --schedule interleaved, found 1f1b"},
       {"--dp 5", "12 sequences cannot be cut evenly into 5 data ranks"},
       {"--tp 4 --vocab 3", "--tp: a vocabulary of 3 has no row for each of 4 ranks"}};

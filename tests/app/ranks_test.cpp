@@ -150,7 +150,7 @@ TEST_F(Memory, OfSizesInACheckpointIsNotTakenAtTheirWord) {
 
 TEST_F(Memory, ThreadsThatCannotBeStartedAreSaid) {
   const std::string limits = "ulimit -s 2000000; ulimit -v 12000000;";  // a stack of 2 GB for each
-  fails("train " + kSmall + "--ranks 8 --batch 8 --threads-per-rank 2 --out run", 2, "threads more cannot be started",
+  fails("train " + kSmall + "--ranks 8 --batch 8 --threads-per-rank 2 --out run", 2, "more threads cannot be started",
         limits);
   EXPECT_FALSE(fs::exists(path("run")));
 }

@@ -327,14 +327,14 @@ TEST(ExpertOps, ARowHasItsOwnBits) {
   const ArenaPtr arena = make_arena();
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
     const Tensor x = drawn({97, 70}, dtype, "x"), w = drawn({45, 70}, dtype, "w"), dy = drawn({97, 45}, dtype, "dy");
-    const Tensor y = grouped_linear(x, {{w, 97}}), dx = linear_rows_input_grad(dy, {{w, 97}});
+    const Tensor y = grouped_linear(x, {{w, 97}}), dx = grouped_linear_input_grad(dy, {{w, 97}});
     for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {96, 1}, {13, 50}, {40, 7}, {20, 0}}) {
       const std::vector<GemmGroup> one{{w, count}};
       EXPECT_TRUE(same_bits(grouped_linear(x.narrow(0, first, count), one), y.narrow(0, first, count)));
-      EXPECT_TRUE(same_bits(linear_rows_input_grad(dy.narrow(0, first, count), one), dx.narrow(0, first, count)));
+      EXPECT_TRUE(same_bits(grouped_linear_input_grad(dy.narrow(0, first, count), one), dx.narrow(0, first, count)));
     }
     const Tensor dw = drawn({45, 70}, accum_dtype(dtype), "before");
-    linear_rows_weight_grads({{dw, 0}}, dy.narrow(0, 5, 0), x.narrow(0, 5, 0));
+    grouped_linear_weight_grads({{dw, 0}}, dy.narrow(0, 5, 0), x.narrow(0, 5, 0));
     EXPECT_EQ(dw.to(DType::float64).to_vector<double>(), std::vector<double>(45 * 70, 0.0));  // the sum over no rows
   }
 }

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Faults that are drawn, three kinds of them: a system call of a save that fails, a file that was altered, a rank that is
-killed or stopped. Whatever happens, the program ends by itself with a status and a line of its own, leaves what was
-there usable and nothing half-written, and calls nothing well that is not.
+"""Faults that are drawn, five kinds of them: a system call of a save that fails, a file that was altered, a file larger than
+the memory allows, a wrong call of the library, a rank that is killed or stopped. Whatever happens, the program ends by itself
+with a status and a line of its own, leaves what was there usable and nothing half-written, and calls nothing well that is not.
 
-    tests/campaign/faults.py PROGRAM [--calls 24] [--files 120] [--stops 2] [--seed $TESSERA_DRAW] [--only KIND:N]
+    tests/campaign/faults.py PROGRAM [--calls 24] [--files 120] [--large 6] [--misuse 20] [--stops 2]
+        [--seed $TESSERA_DRAW] [--only KIND:N]
 
 --calls all fails every call of each job once. What is wrong is printed with its kind and number, which --only repeats:
-call:N, file:N or, with --calls all, every:N.
+call:N, file:N, large:N or, with --calls all, every:N. --misuse: wrong calls, by test_train beside the program's directory.
 Ends with 77 (skipped) without a C compiler, which makes the library that fails the calls (failing_calls.c).
 """
 import errno
@@ -55,6 +56,29 @@ READ = {"run/checkpoints/step-4/*": ["generate run --tokens 3 --prompt Line", "c
                   f"train {TINY} --steps 2 --init hub --out made"],
         "set/*": [f"train {TINY.replace('text.txt', 'set')} --steps 2 --out made"]}
 
+# Files that are read whole: (option, file, its beginning, what it goes on with, the command). The beginning is valid.
+RUN = f"train {TINY} --steps 1 --out made"
+LARGE = [("train --config", "c.toml", b"", b"# a comment\n", f"{RUN} --config c.toml"),
+         ("train --config, one line", "c.toml", b"lr = ", b"0", f"{RUN} --config c.toml"),
+         ("train --data, one row", "d.jsonl", b'{"text": "', b"a text ", f"{RUN.replace('text.txt', 'd.jsonl')}"),
+         ("train --data, one list", "d.jsonl", b'{"input_ids": [1', b", 1", f"{RUN.replace('text.txt', 'd.jsonl')}"),
+         ("train --data, weights", "w.toml", b"text.txt = 1\n", b"# a comment\n", f"{RUN.replace('text.txt', 'w.toml')}"),
+         ("train --tokenizer", "t/tokenizer.json", b'{"version": "1.0", "added_tokens": [', b"[],", f"{RUN} --tokenizer t"),
+         ("train --schedule", "s.txt", b"", b"0F0 0B0 ", f"{RUN} --schedule ./s.txt"),
+         ("generate --prompts", "p.txt", b"", b"Line\n", "generate run --tokens 1 --prompts p.txt"),
+         ("generate, config.json", "hub/config.json", b'{"model_type": "gpt2", "x": [', b"1,", "generate hub --tokens 1 --prompt Line"),
+         ("generate, tokenizer.json", "hub/tokenizer.json", b'{"version": "1.0", "model": {"vocab": {"a": 1', b', "b": 2', "generate hub --tokens 1 --prompt Line"),
+         ("generate, tokenizer_config.json", "hub/tokenizer_config.json", b'{"chat_template": "', b"text ", "generate hub --tokens 1 --prompt Line"),
+         ("generate, generation_config.json", "hub/generation_config.json", b'{"eos_token_id": [1', b",1", "generate hub --tokens 1 --prompt Line"),
+         ("checkpoint inspect, manifest", "run/checkpoints/step-4/manifest.json", b'{"format": [', b"0,", "checkpoint inspect run/checkpoints/step-4"),
+         ("plan --model", "m.json", b'{"layers": [', b"1,", "plan --model m.json --ranks 2"),
+         ("plan --cases", "cases.jsonl", b"", b"\n", "plan --cases cases.jsonl --format json"),
+         ("report, metrics.jsonl", "run/metrics.jsonl", b"", b'{"event": "step", "step": 1, "loss": 1}\n', "report run"),
+         ("report, trace.json", "run/trace.json", b'{"traceEvents": [', b"{},", "report run"),
+         ("report, report.json", "run/report.json", b'{"a": [', b"[],", "report run"),
+         ("evaluate, config.toml", "run/checkpoints/step-4/config.toml", b"", b"# a comment\n", "evaluate run/checkpoints/step-4 --data text.txt"),
+         ("train --data, dataset.json", "set/dataset.json", b'{"source": "', b"text ", f"{RUN.replace('text.txt', 'set')}")]
+
 
 class Faults:
     def __init__(self, program, home):
@@ -67,11 +91,11 @@ class Faults:
             if (said := self.run(words, self.template)[1:])[0] != 0:
                 sys.exit(f"faults: {words}: {said}")
 
-    def run(self, words, place, **more):
+    def run(self, words, place, before=(), **more):
         """(seconds are bounded) last line, status, all of standard error"""
         env = {**os.environ, "TESSERA_CACHE": os.path.join(self.home, "cache"), "OMP_WAIT_POLICY": "passive", **more}
         try:
-            done = subprocess.run([self.program, *shlex.split(words)], cwd=place, env=env, stdin=subprocess.DEVNULL,
+            done = subprocess.run([*before, self.program, *shlex.split(words)], cwd=place, env=env, stdin=subprocess.DEVNULL,
                                   capture_output=True, timeout=LIMIT)
         except subprocess.TimeoutExpired:
             return "", "a hang", ""
@@ -169,6 +193,28 @@ class Faults:
         shutil.rmtree(place)
         return f"{words.split(' --')[0]}: {where} of {len(bytes_before)} bytes: {how}; {status} {last[-150:]}", seen
 
+    # --- files beyond the memory ---
+
+    def large(self, name, dice):
+        """A file that an option names is made so large that the memory, bounded to 600 MB, cannot take it."""
+        place = self.fresh(name)
+        option, file, head, chunk, words = dice.choice(LARGE)
+        size, bound = dice.randrange(100, 400) << 20, dice.randrange(500, 700) << 20
+        os.makedirs(os.path.dirname(os.path.join(place, file)), exist_ok=True)
+        with open(os.path.join(place, file), "wb") as f:
+            f.write(head)
+            block = chunk * max(1, (1 << 20) // len(chunk))
+            for _ in range(size // len(block)):
+                f.write(block)
+        last, status, said = self.run(words, place, before=["prlimit", f"--as={bound}"])
+        seen = self.wrong_end(status, last, said) + self.half_written(place)
+        if status not in (2, 4):
+            seen.append(f"status {status}, not that of bad input")
+        if os.path.basename(file) not in last or not re.search("expected|manifest says", last):
+            seen.append("the line does not name the file and the bound: " + last[-300:])
+        shutil.rmtree(place)
+        return f"{option}: {size >> 20} MiB under {bound >> 20} MiB; {status} {last[-200:]}", seen
+
 
 def alter(dice, data):
     """(how, the bytes): small changes, as disks, transfers and editors make them."""
@@ -196,7 +242,7 @@ def alter(dice, data):
 
 
 def main():
-    o = options(__doc__, calls="24", files=120, stops=2, seed=int(os.environ.get("TESSERA_DRAW", "1")), only="", jobs=2)
+    o = options(__doc__, calls="24", files=120, large=6, misuse=20, stops=2, seed=int(os.environ.get("TESSERA_DRAW", "1")), only="", jobs=2)
     if not shutil.which("cc"):
         print("skipped: no C compiler (cc)")
         sys.exit(77)
@@ -209,16 +255,22 @@ def main():
 
         def one(what):
             kind, n = what.split(":")
-            fail = faults.file if kind == "file" else faults.call
+            fail = {"file": faults.file, "large": faults.large}.get(kind, faults.call)
             return (what, *fail(what, random.Random(f"{o.seed} {what}"), *(every[int(n)] if kind == "every" else ())))
 
         drawn = [f"{'every' if o.calls == 'all' else 'call'}:{n}" for n in range(count)] + [f"file:{n}" for n in range(o.files)]
+        bounded = shutil.which("prlimit") and faults.run("--version", home, before=["prlimit", f"--as={500 << 20}"])[1] == 0
+        drawn += [f"large:{n}" for n in range(o.large if bounded else 0)]  # sanitizers need more addresses
         for what, told, seen in pool.map(one, [o.only] if o.only else drawn):
             ends[what.split(":")[0]] += 1
             bad += bool(seen)
             if seen or o.only:
                 print(f"{what} {told}{''.join('; WRONG: ' + s for s in seen)}", flush=True)
     print(f"seed {o.seed}: {', '.join(f'{n} of {kind}' for kind, n in ends.items())}: {bad} ended otherwise than they must", flush=True)
+    library = os.path.join(os.path.dirname(os.path.realpath(o.program)), "../tests/test_train")
+    if o.misuse and not o.only and os.path.exists(library):
+        env = {**os.environ, "TESSERA_MISUSE": str(o.misuse), "TESSERA_DRAW": str(o.seed)}
+        bad += subprocess.run([library, "--gtest_filter=Misuse.Random*", "--gtest_brief=1"], env=env).returncode != 0
     if o.stops and not o.only and shutil.which("mpirun"):
         bad += subprocess.run([sys.executable, os.path.join(HERE, "stops.py"), o.program, "--runs", str(o.stops), "--seed", str(o.seed)]).returncode
     sys.exit(bad > 0)

@@ -1,13 +1,13 @@
-// The CUDA runtime as far as Tessera uses it, on the CPU: so that the kernels and all that calls them are run by tests,
+// The subset of the CUDA runtime that Tessera uses, on the CPU, so that kernels and their callers are tested, also
 // under sanitizers, on machines without a GPU.
 //
-// A build with -DTESSERA_CUDA=EMULATED compiles the .cu files as C++ with this header in place of CUDA's. A block's
-// threads are fibers of one thread, blocks run one after another, in another order at each launch, and what is queued
-// on a stream runs as late as may be, or at once (tests/cuda_emulator/streams.h). While a stream is captured, what is
-// queued is kept with a copy of its arguments, and run by each launch of the graph. There are as many GPUs as
-// TESSERA_EMULATED_GPUS says, usually one; all have the host's memory, where the processor keeps the two apart
-// (tests/cuda_emulator/reach.h). What differs from a GPU: blocks never run at the same time, and only what stands here
-// exists. The macros below are CUDA's own names.
+// A build with -DTESSERA_CUDA=EMULATED compiles the .cu files as C++ with this header instead of CUDA's. A block's
+// threads are fibers of one thread; blocks run one after another, in a different order at each launch; and work queued
+// on a stream runs as late as possible, or immediately (tests/cuda_emulator/streams.h). During stream capture, queued
+// work is recorded with a copy of its arguments and run by each launch of the graph. TESSERA_EMULATED_GPUS sets the
+// number of GPUs (default: one); all use host memory, where protection keys separate host and device if the CPU has
+// them (tests/cuda_emulator/reach.h). Differences from a GPU: blocks never run concurrently, and only the functions
+// declared here exist. The macros below are CUDA's own names.
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -43,7 +43,7 @@ struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
 
-// The indices of the running thread, and the sizes of its block and grid.
+// Indices of the running thread, and sizes of its block and grid.
 inline thread_local uint3 threadIdx, blockIdx;
 inline thread_local dim3 blockDim, gridDim;
 inline constexpr int warpSize = 32;
@@ -66,7 +66,7 @@ T __shfl_down_sync(unsigned mask, T value, unsigned by, int = 32) {
 }
 inline unsigned __ballot_sync(unsigned mask, int predicate) { return tessera::emulator::ballot(mask, predicate != 0); }
 template <class T>
-T atomicMin(T* to, T value) {  // fibers of one block never run at the same time, ranks do
+T atomicMin(T* to, T value) {  // fibers of one block never run concurrently, ranks do
   T before = __atomic_load_n(to, __ATOMIC_RELAXED);
   while (value < before && !__atomic_compare_exchange_n(to, &before, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
   }
@@ -154,18 +154,18 @@ cudaError_t cudaGetLastError();
 
 namespace tessera::emulator {
 
-// The same error, which cudaGetLastError() has from now on.
+// Returns `error` and records it for cudaGetLastError().
 cudaError_t remembered(cudaError_t error);
-// Runs `work`, or keeps it where the stream is captured.
+// Runs `work`, or records it if the stream is being captured.
 void queue(cudaStream_t stream, const std::function<void()>& work);
-// Whether the calling thread's GPU is the stream's, and what a kernel asks of it is allowed it.
+// Whether the stream belongs to the calling thread's GPU and the kernel's shared memory is permitted.
 cudaError_t may_run(cudaStream_t stream, const void* kernel, size_t shared_bytes);
 
 inline void run_grid(const cudaLaunchConfig_t& config, const std::function<void()>& body) {
   const dim3 &grid = config.gridDim, &block = config.blockDim;
   gridDim = grid;
   blockDim = block;
-  // each thread reads its own: not for ThreadSanitizer
+  // Each thread reads its own values: not for ThreadSanitizer.
   const auto enter = [&](unsigned thread) __attribute__((no_sanitize("thread"))) {
     threadIdx = {thread % block.x, thread / block.x % block.y, thread / block.x / block.y};
   };

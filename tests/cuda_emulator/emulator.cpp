@@ -1,4 +1,4 @@
-// Fibers, and the barriers they meet at.
+// Fibers and their barriers.
 #include "tests/cuda_emulator/emulator.h"
 
 #include <sys/mman.h>
@@ -12,10 +12,10 @@
 
 #include "tests/cuda_emulator/sanitizers.h"
 
-// A stack is of no side's memory (tests/cuda_emulator/reach.h).
+// Stacks are accessible to host and device (tests/cuda_emulator/reach.h).
 void* map_really(void* at, size_t bytes, int access, int flags, int file, off_t offset) asm("__real_mmap");
 
-// Keeps the registers that a call must not change on the stack that is left, and goes on where the other was left.
+// Saves callee-saved registers on the current stack, and resumes on the other one.
 extern "C" void tessera_switch_stack(void** leave, void* enter);
 asm(R"(
 .text
@@ -51,21 +51,21 @@ enum class State : uint8_t { ready, at_block, at_warp, ended };
 
 struct Fiber {
   std::byte* stack = nullptr;
-  void* top = nullptr;   // where it was left
+  void* top = nullptr;   // saved stack pointer
   void* kept = nullptr;  // AddressSanitizer's
-  Known known = nullptr;
+  FiberId known = nullptr;
   State state = State::ended;
 };
 
 struct Warp {
   uint32_t arrived = 0;
-  bool odd = false;              // which of the first two points the next barrier of all lanes has, as in a block
-  std::array<char, 3> points{};  // the last is that of barriers of some lanes
+  bool odd = false;              // parity: which of the first two points the next full barrier uses, as in a block
+  std::array<char, 3> points{};  // the last is used by partial barriers
   std::array<uint64_t, kLanes> slots{};
   std::array<const void*, kLanes> operands{};
 };
 
-[[noreturn]] void stuck(const char* why) {
+[[noreturn]] void fail(const char* why) {
   std::fprintf(stderr, "emulated GPU: %s\n", why);
   std::abort();
 }
@@ -87,8 +87,8 @@ class Block {
 
   void run(unsigned threads, const std::function<void(unsigned)>& enter, const std::function<void()>& body) {
     body_ = &body;
-    scheduler_ = known_now();
-    tell(&begun_);
+    scheduler_ = current_fiber();
+    release_order(&begun_);
     threads_ = alive_ = threads;
     waiting_ = 0;
     backwards_ = !backwards_;
@@ -104,12 +104,12 @@ class Block {
         go_on(fibers_[t]);
         moved_ = true;
       }
-      if (!moved_) stuck("threads wait for each other at different barriers");
+      if (!moved_) fail("threads wait for each other at different barriers");
     }
-    hear(&ended_);
+    acquire_order(&ended_);
   }
 
-  // So many bytes, which hold NaN in every type; AddressSanitizer sees what lies behind them.
+  // Provides `bytes` of shared memory filled with NaN in every dtype; AddressSanitizer poisons the memory after it.
   void give_shared(uint64_t bytes) {
     allow(shared_, bytes);
     std::memset(shared_, 0xff, bytes);
@@ -123,24 +123,24 @@ class Block {
     ++waiting_;
     Fiber& f = fibers_[current_];
     f.state = State::at_block;
-    char* const point = &points_[odd_];  // who goes on may come to the next one before the others have left this one
-    tell(point);
+    char* const point = &points_[odd_];  // a fast thread may reach the next barrier before others leave this one
+    release_order(point);
     release_block();
     wait();
-    hear(point);
+    acquire_order(point);
   }
 
-  // `orders`: what lanes did before comes before what they do after, which a shuffle does not promise.
+  // `orders`: whether the barrier orders memory accesses, which a shuffle does not promise.
   void sync_warp(uint32_t mask, bool orders) {
     const unsigned lane = current_ % kLanes;
-    if (!(mask >> lane & 1u)) stuck("a lane waits at a warp barrier whose mask leaves it out");
+    if (!(mask >> lane & 1u)) fail("a lane waits at a warp barrier whose mask leaves it out");
     Warp& w = warp();
     w.arrived |= 1u << lane;
     Fiber& f = fibers_[current_];
     f.state = State::at_warp;
     const bool all = (mask & present()) == present();
     char* const point = &w.points[!all ? 2 : w.odd];
-    if (orders) tell(point);
+    if (orders) release_order(point);
     if ((w.arrived & mask & present()) == (mask & present())) {
       w.arrived &= ~mask;
       if (all) w.odd = !w.odd;
@@ -149,10 +149,10 @@ class Block {
           fibers_[current_ - lane + l].state = State::ready;
     }
     wait();
-    if (orders) hear(point);
+    if (orders) acquire_order(point);
   }
   Warp& warp() { return warps_[current_ / kLanes]; }
-  // Lanes that the block has in the running thread's warp.
+  // Mask of the block's lanes in the running thread's warp.
   uint32_t present() const {
     const unsigned first = current_ / kLanes * kLanes, lanes = std::min(kLanes, threads_ - first);
     return lanes == kLanes ? ~0u : (1u << lanes) - 1;
@@ -163,15 +163,15 @@ class Block {
     f.state = State::ended;
     --alive_;
     release_block();
-    tell(&ended_);
+    release_order(&ended_);
     leave_for(nullptr, bottom_, size_);
-    go_to(scheduler_);
+    switch_fiber(scheduler_);
     tessera_switch_stack(&f.top, top_);
-    stuck("a thread that ended went on");
+    fail("a finished thread resumed");
   }
   void begin() {
     arrived(nullptr, &bottom_, &size_);
-    hear(&begun_);
+    acquire_order(&begun_);
     (*body_)();
   }
 
@@ -180,15 +180,15 @@ class Block {
 
   void go_on(Fiber& f) {
     leave_for(&kept_, f.stack, kStack);
-    go_to(f.known);
+    switch_fiber(f.known);
     tessera_switch_stack(&top_, f.top);
     arrived(kept_, nullptr, nullptr);
   }
-  // Back to the loop over fibers, until the running one is ready again.
+  // Returns to the fiber scheduler until the running fiber is ready again.
   void wait() {
     Fiber& f = fibers_[current_];
     leave_for(&f.kept, bottom_, size_);
-    go_to(scheduler_);
+    switch_fiber(scheduler_);
     tessera_switch_stack(&f.top, top_);
     arrived(f.kept, &bottom_, &size_);
   }
@@ -206,11 +206,11 @@ class Block {
   const std::function<void()>* body_ = nullptr;
   unsigned threads_ = 0, alive_ = 0, waiting_ = 0, current_ = 0;
   bool backwards_ = true, moved_ = false;
-  void *top_ = nullptr, *kept_ = nullptr;  // stack of the loop over fibers: its top, and what AddressSanitizer keeps
+  void *top_ = nullptr, *kept_ = nullptr;  // stack of the scheduler: saved pointer, and AddressSanitizer's data
   const void* bottom_ = nullptr;
   size_t size_ = 0;
-  Known scheduler_ = nullptr;  // the thread that runs the fibers
-  bool odd_ = false;           // which point the next barrier has
+  FiberId scheduler_ = nullptr;  // the thread that runs the fibers
+  bool odd_ = false;             // which point the next barrier uses
   std::array<char, 2> points_{};
   char begun_ = 0, ended_ = 0;
 };
@@ -226,11 +226,11 @@ void Block::prepare(Fiber& f) {
   if (!f.stack) {
     void* const p =
         map_really(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED) stuck("no room for a thread's stack");
+    if (p == MAP_FAILED) fail("cannot allocate a thread's stack");
     f.stack = static_cast<std::byte*>(p);
-    f.known = make_known();
+    f.known = make_fiber_id();
   }
-  // Six registers, then the address to return to; the stack is aligned as at the start of a function.
+  // Six registers, then the return address; the stack is aligned as at a function entry.
   void** const top = reinterpret_cast<void**>(f.stack + kStack) - 8;
   for (int i = 0; i < 6; ++i) top[i] = nullptr;
   top[6] = reinterpret_cast<void*>(&enter_fiber);
@@ -257,7 +257,7 @@ std::byte* dynamic_shared() { return running->shared(); }
 void sync_block() { running->sync_block(); }
 void sync_warp(uint32_t mask) { running->sync_warp(mask, true); }
 
-// Gives f the bits of all lanes and returns its result.
+// Calls f with the bits of all lanes and returns its result.
 template <class F>
 static auto of_all(uint32_t mask, uint64_t bits, const F& f) {
   Warp& w = running->warp();

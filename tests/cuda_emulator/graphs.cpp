@@ -1,4 +1,4 @@
-// Captures that end, and graphs that are launched.
+// End of captures, and graph launches.
 #include <algorithm>
 
 #include "tests/cuda_emulator/streams.h"
@@ -13,11 +13,11 @@ struct EmulatedExecutable : EmulatedGraph {};
 
 namespace {
 
-thread_local std::weak_ptr<Capture> capture_of_thread;  // the one that it has begun
+thread_local std::weak_ptr<Capture> capture_of_thread;  // the capture that this thread began
 
-// Whether all work of the other lines comes before the end of the first, which waits for it, by way of others or not.
+// Whether all work of the other lines is joined, directly or indirectly, before the end of the first line.
 bool all_joined(const Lines& lines) {
-  std::vector<size_t> joined(lines.size(), 0);  // how many nodes of each line come before the end
+  std::vector<size_t> joined(lines.size(), 0);  // number of nodes of each line that precede the end
   const auto reach = [&](size_t line, size_t nodes) { joined[line] = std::max(joined[line], nodes); };
   const auto recorded = [&](size_t event) {
     for (size_t l = 0; l < lines.size(); ++l)
@@ -37,13 +37,13 @@ bool all_joined(const Lines& lines) {
   return true;
 }
 
-// One launch.
+// One launch of a graph.
 class Run {
  public:
   explicit Run(const EmulatedGraph& graph)
       : lines_(graph.lines), next_(lines_->size(), 0), current_(lines_->size()), reached_(graph.events, false) {}
 
-  // The first line as far as it goes; what runs beside it runs as late as it may.
+  // Runs the first line as far as possible; the other lines run as late as possible.
   bool progress() {
     const auto other = [&] {
       for (size_t l = 1; l < lines_->size(); ++l)
@@ -60,7 +60,7 @@ class Run {
   }
 
  private:
-  // The next node of a line; false where there is none, or it waits.
+  // Runs the next node of a line; false if there is none or it is blocked.
   bool step(size_t l) {
     if (next_[l] == (*lines_)[l].size()) return false;
     const Node& node = (*lines_)[l][next_[l]];

@@ -1,15 +1,15 @@
-// Stands in for the library of matrix products: a plain loop that adds in the order of k, from a place that depends on
-// how the matrices lie.
+// Replaces the GEMM library: a plain loop that accumulates in the order of k, starting at an index that depends on the
+// operands' layout.
 #include <cstdlib>
 
 #include "tensor/cuda/context.h"
 #include "tensor/ops/elementwise_list.h"
-#include "tensor/ops/matmul/cuda/product.h"
+#include "tensor/ops/matmul/cuda/gemm.h"
 
 namespace tessera::cuda {
 namespace {
 
-// As tensor cores read a float32 under TF32: to nearest, 10 bits of fraction.
+// Conversion to TF32 as in tensor cores: round to nearest, 10 mantissa bits.
 float to_tf32(float x) {
   const auto bits = std::bit_cast<uint32_t>(x);
   return std::isfinite(x) ? std::bit_cast<float>((bits + 0x1000u) & ~0x1fffu) : x;
@@ -29,20 +29,20 @@ struct Reader {
   int64_t row, column;
 };
 
-// The k that the sums begin with, before they go round. As the library chooses its algorithm by it, the order of sums
-// depends on which operands are transposed, on lines that are longer than they must be, and on addresses.
-int64_t first_index(const Product& p) {
-  const auto lies = [](const Matrices& m, int64_t line) {
-    const auto beside = static_cast<int64_t>(reinterpret_cast<uintptr_t>(m.data) % 16);
-    return m.leading - line + beside + (m.transposed ? 1 : 0);
+// First k of the accumulation, which then wraps around. Like the library's choice of algorithm, it depends on
+// transposition, padded leading dims and alignment of the operands.
+int64_t first_index(const GemmProblem& p) {
+  const auto layout_offset = [](const Matrices& m, int64_t line) {
+    const auto misalignment = static_cast<int64_t>(reinterpret_cast<uintptr_t>(m.data) % 16);
+    return m.leading - line + misalignment + (m.transposed ? 1 : 0);
   };
-  return (lies(p.left, p.left.transposed ? p.k : p.m) + lies(p.right, p.right.transposed ? p.n : p.k) +
-          lies(p.out, p.m)) %
+  return (layout_offset(p.left, p.left.transposed ? p.k : p.m) +
+          layout_offset(p.right, p.right.transposed ? p.n : p.k) + layout_offset(p.out, p.m)) %
          p.k;
 }
 
 template <class T, class Out>
-void multiply_as(const Product& p) {
+void multiply_as(const GemmProblem& p) {
   using A = Accumulate<T>;
   std::vector<A> sums(static_cast<size_t>(p.m));
   const int64_t first = first_index(p);
@@ -86,8 +86,8 @@ void multiply_as(const Product& p) {
 
 }  // namespace
 
-// As a library that wants every row to begin at a multiple of TESSERA_EMULATED_ALIGNMENT bytes, where that is set.
-bool has_algorithm(Arena&, const Product& p) {
+// Emulates a library that requires rows aligned to TESSERA_EMULATED_ALIGNMENT bytes, if that is set.
+bool has_algorithm(Arena&, const GemmProblem& p) {
   const char* const wanted = std::getenv("TESSERA_EMULATED_ALIGNMENT");
   const auto begins_well = [&](const Matrices& m, DType dtype) {
     return m.leading * element_size(dtype) % std::atoi(wanted) == 0;
@@ -96,12 +96,12 @@ bool has_algorithm(Arena&, const Product& p) {
          (begins_well(p.left, p.operands) && begins_well(p.right, p.operands) && begins_well(p.out, p.result));
 }
 
-bool is_faster(Arena&, const Way&, const Way&) { return true; }
+bool is_faster(Arena&, const GemmPath&, const GemmPath&) { return true; }
 
-void multiply(Arena& arena, const Product& product) {
+void multiply(Arena& arena, const GemmProblem& problem) {
   check(emulator::may_run(arena.local<Context>().stream(), nullptr, 0), "matmul");
-  check(cudaGetLastError(), "product: an error of an earlier call");  // as a library looks after its launch
-  emulator::queue(arena.local<Context>().stream(), [p = product] {
+  check(cudaGetLastError(), "matmul: an error of an earlier call");  // libraries check it after their launches
+  emulator::queue(arena.local<Context>().stream(), [p = problem] {
     with_floating(p.operands, "matmul", [&](auto t) {
       using T = decltype(t);
       if (p.result == p.operands)

@@ -1,5 +1,4 @@
-// Memory that is there until it is given back: GPUs' and pinned, each piece for itself. A graph may copy no other, and
-// no copy may reach from one piece into the next.
+// Registry of device and pinned allocations. A graph may copy no other memory, and no copy may span two allocations.
 #pragma once
 #include <cstddef>
 #include <iterator>
@@ -8,13 +7,13 @@
 
 namespace tessera::emulator {
 
-class KnownMemory {
+class MemoryRegistry {
  public:
   void add(const void* p, size_t bytes) {
     const std::lock_guard lock(mutex_);
     ends_[static_cast<const std::byte*>(p)] = static_cast<const std::byte*>(p) + bytes;
   }
-  // The bytes of the piece; 0: there is none.
+  // Returns the bytes of the allocation; 0 if there is none.
   size_t remove(const void* p) {
     const std::lock_guard lock(mutex_);
     const auto piece = ends_.find(static_cast<const std::byte*>(p));
@@ -40,11 +39,11 @@ class KnownMemory {
   }
 
   mutable std::mutex mutex_;
-  std::map<const std::byte*, const std::byte*> ends_;  // by the beginning
+  std::map<const std::byte*, const std::byte*> ends_;  // by start address
 };
 
-inline KnownMemory& known_memory() {
-  static KnownMemory all;
+inline MemoryRegistry& registered_memory() {
+  static MemoryRegistry all;
   return all;
 }
 

@@ -1,4 +1,4 @@
-// Communicators, and the calls of a group on their way to a stream.
+// Communicators and grouped calls.
 
 #include <algorithm>
 #include <cstdlib>
@@ -11,9 +11,9 @@
 namespace tessera::emulator {
 namespace {
 
-constexpr int kAsks = 2;  // that a communicator which does not block answers "in progress", after each call
+constexpr int kAsks = 2;  // number of "in progress" answers of a nonblocking communicator after each call
 
-// The part of a communicator that a rank's tasks use; they may outlive the communicator.
+// State of a communicator used by a rank's tasks, which may outlive the communicator.
 struct Rank {
   std::shared_ptr<NcclExchange> exchange;
   int rank = 0;
@@ -35,14 +35,14 @@ using namespace tessera::emulator;
 struct EmulatedCommunicator {
   std::shared_ptr<Rank> rank;
   bool blocking = true;
-  int asks = 0;                                              // still to be answered "in progress"
-  std::vector<Launch> waiting = {};                          // for the stream
-  std::shared_ptr<int> in_graphs = std::make_shared<int>();  // held by what was captured
+  int asks = 0;                                              // remaining "in progress" answers
+  std::vector<Launch> waiting = {};                          // not yet queued on the stream
+  std::shared_ptr<int> in_graphs = std::make_shared<int>();  // shared with captured work
 
   void launch() {
     for (const Launch& each : std::exchange(waiting, {}))
       push(each.stream, [of = rank, calls = each.calls, held = each.stream->capture ? in_graphs : nullptr] {
-        // Comes to each call when it is run, and is done when all of them are.
+        // Issues its calls when it first runs, and is done when all of them are.
         return [of, calls, ends = std::vector<std::function<bool()>>()]() mutable {
           if (of->aborted) return true;
           if (ends.empty())
@@ -62,22 +62,22 @@ namespace {
 
 using Kind = NcclCall::Kind;
 
-thread_local int depth = 0;  // groups that the thread has begun
+thread_local int depth = 0;  // nesting depth of the thread's groups
 thread_local std::vector<Launch> group;
 
 void end_group() {
   for (const Launch& launch : std::exchange(group, {})) launch.comm->add(launch);
 }
 
-// A captured collective whose buffers NCCL would register as one piece of memory.
-bool registers_pieces(cudaStream_t stream) {
-  const char* const said = std::getenv("NCCL_GRAPH_REGISTER");
-  return stream->capture && (!said || std::strcmp(said, "0") != 0);
+// Whether NCCL would register the buffers of a captured collective as one allocation.
+bool registers_buffers(cudaStream_t stream) {
+  const char* const setting = std::getenv("NCCL_GRAPH_REGISTER");
+  return stream->capture && (!setting || std::strcmp(setting, "0") != 0);
 }
 
 ncclResult_t call(ncclComm_t comm, cudaStream_t stream, const NcclCall& made) {
   if (!comm || !stream || made.root < 0 || made.root >= comm->rank->exchange->ranks()) return ncclInvalidArgument;
-  if (registers_pieces(stream)) return ncclSystemError;
+  if (registers_buffers(stream)) return ncclSystemError;
   const auto same = [&](const Launch& launch) { return launch.comm == comm && launch.stream == stream; };
   if (const auto place = std::find_if(group.begin(), group.end(), same); place != group.end())
     place->calls.push_back(made);

@@ -1,22 +1,22 @@
-// The part of NCCL's interface that parallel/comm/nccl/library.cpp uses, for ranks with an emulated GPU each that are
-// threads of one process or processes of one machine: so that what speaks to NCCL is compiled and run by tests.
+// The subset of NCCL's interface that parallel/comm/nccl/library.cpp uses, for ranks on emulated GPUs that are threads
+// of one process or processes of one machine, so that the NCCL transport is compiled and tested.
 //
-// A collective is a task on its stream. It waits there until every rank of the communicator has come to its own of the
-// same number; the last one moves the data, which it finds in the memory of all, and adds in the order of ranks,
-// rounding once. Calls of a group are one task. On a stream that is captured they are a node, which is run by each
-// launch of the graph.
+// A collective is a task on its stream. It waits until every rank of the communicator has reached its collective of the
+// same number; the last one moves the data, which is in host-accessible memory, and reduces in rank order with a single
+// rounding. The calls of a group are one task. On a captured stream they form a node, which each launch of the graph
+// runs.
 //
-// As with NCCL, a communicator that does not block answers ncclInProgress, and its calls reach the stream only when
-// ncclCommGetAsyncError() has said ncclSuccess: who records an event before that records it too early. Every rank's
-// communicator that is made from one id has to be made, or nobody's is ready. ncclCommAbort() ends what the rank waits
-// for, and nothing is moved any more for the others, which have to abort as well; it returns when no graph holds a
-// collective of the communicator.
+// As with NCCL, a nonblocking communicator returns ncclInProgress, and its calls reach the stream only after
+// ncclCommGetAsyncError() has returned ncclSuccess: an event recorded before that is recorded too early. All ranks of
+// an id must create their communicators before any is ready. ncclCommAbort() ends the rank's pending operations; no
+// more data is moved for the other ranks, which must abort as well. It returns when no graph contains a collective of
+// the communicator.
 //
-// It differs from NCCL: ranks that ask for different collectives at the same time, or for other sizes, types or
-// reductions, get ncclInvalidUsage, where NCCL would hang or move nonsense. A captured collective is ncclSystemError
-// unless NCCL_GRAPH_REGISTER is 0: NCCL would register its buffers, and access memory beside a piece of an arena.
-// Operations keep the order in which they come to run, as they do on a single stream; NCCL keeps that of the calls, on
-// several streams too. No collective is cut into channels, so none disturbs another.
+// Differences from NCCL: concurrent calls of different collectives, sizes, dtypes or reductions return
+// ncclInvalidUsage, where NCCL would hang or corrupt data. A captured collective returns ncclSystemError unless
+// NCCL_GRAPH_REGISTER is 0, because NCCL would register its buffers and access memory next to an arena's chunk.
+// Operations are ordered by execution, as on a single stream; NCCL orders them by call, also across streams.
+// Collectives are not split into channels, so they do not interfere with each other.
 #pragma once
 
 #include "tests/cuda_emulator/cuda_runtime.h"

@@ -1,4 +1,4 @@
-// The data of collectives: sums in the order of ranks, and bytes from one process to another.
+// Data movement of collectives: reduction in rank order, and transfers between processes.
 #include <sys/uio.h>
 
 #include "tensor/dtype.h"
@@ -33,15 +33,15 @@ bool put(const NcclCall& call, Bytes bytes) {
   return process_vm_writev(call.process, &here, 1, &there, 1, 0) == static_cast<ssize_t>(bytes.size());
 }
 
-// How many pieces of `count` the rank brings.
-size_t pieces_from(const NcclCall& call, size_t rank, size_t ranks) {
+// Number of chunks of `count` elements that the rank contributes.
+size_t chunks_from(const NcclCall& call, size_t rank, size_t ranks) {
   using Kind = NcclCall::Kind;
   if (call.kind == Kind::reduce_scatter) return ranks;
   if (call.kind == Kind::recv || (call.kind == Kind::broadcast && rank != static_cast<size_t>(call.root))) return 0;
   return 1;
 }
 
-// Elements [first, first + count) of all ranks' arrays, added up.
+// The sum over ranks of elements [first, first + count) of their arrays.
 Bytes sum_arrays(const NcclCall& call, const std::vector<Bytes>& arrays, size_t first) {
   Bytes out(call.count * element_size(call.type));
   with_type(call.type, [&](auto type) {
@@ -61,10 +61,10 @@ Bytes sum_arrays(const NcclCall& call, const std::vector<Bytes>& arrays, size_t 
   return out;
 }
 
-// The bytes that the rank gets.
+// The bytes that the rank receives.
 Bytes result_for(size_t rank, const NcclCall& call, const std::vector<Bytes>& arrays) {
   using Kind = NcclCall::Kind;
-  if (call.is_message()) return rank == 1 ? arrays[0] : Bytes();  // the sender's call is the first
+  if (call.is_message()) return rank == 1 ? arrays[0] : Bytes();  // the sender's call comes first
   if (call.kind == Kind::broadcast) return arrays[static_cast<size_t>(call.root)];
   if (call.kind == Kind::reduce && rank != static_cast<size_t>(call.root)) return {};
   if (call.kind != Kind::all_gather)
@@ -82,11 +82,11 @@ size_t element_size(ncclDataType_t type) {
   return size;
 }
 
-// Everything is read before anything is written, since arrays may lie in their own results.
+// Reads everything before writing anything, since inputs may overlap outputs.
 bool move_data(const std::vector<NcclCall>& calls) {
   std::vector<Bytes> arrays;
   for (size_t r = 0; r < calls.size(); ++r) {
-    const size_t pieces = pieces_from(calls[r], r, calls.size());
+    const size_t pieces = chunks_from(calls[r], r, calls.size());
     arrays.emplace_back(pieces * calls[r].count * element_size(calls[r].type));
     if (!get(calls[r], arrays.back())) return false;
   }

@@ -1,9 +1,9 @@
-// Ranks of several processes: a process whose ranks have made an id answers those of others at a socket, one question
-// after another, on a thread for each of their communicators. The arrays stay where they are: the process is told their
-// addresses, and reads and writes the memory of the other (process_vm_readv).
+// Ranks in several processes: the process that created an id serves requests of others through a socket, sequentially,
+// with one thread per remote communicator. Arrays stay in place: the serving process receives their addresses and
+// accesses the other process's memory (process_vm_readv).
 //
-// Whoever goes without a word is not waited for, and nothing is moved any more; what his peers ask for is never done,
-// as with NCCL, whose kernels wait for ever.
+// After a process disappears, no more data is moved, and pending operations of its peers never complete, as with NCCL,
+// whose kernels wait forever.
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -25,7 +25,7 @@ struct Question {
   Ask ask = Ask::join;
   char name[sizeof(ncclUniqueId)] = {};  // name of the exchange, for `join`
   int ranks = 0, rank = 0;
-  NcclCall call = {};   // for `come`, which answers with a ticket
+  NcclCall call = {};   // for `come`, which returns a ticket
   uint64_t ticket = 0;  // for `is_done`
 };
 
@@ -37,7 +37,7 @@ int new_socket() {
   return made;
 }
 
-// A name that is no file and goes with the process.
+// An abstract socket address, which disappears with the process.
 struct Address {
   explicit Address(pid_t process) {
     const std::string name = "tessera emulated NCCL of " + std::to_string(process);
@@ -56,10 +56,10 @@ pid_t other_end(int connection) {
   return who.pid;
 }
 
-// One communicator of a rank of another process.
-class Guest {
+// One remote communicator.
+class RemoteRank {
  public:
-  explicit Guest(int connection) : connection_(connection), process_(other_end(connection)) {}
+  explicit RemoteRank(int connection) : connection_(connection), process_(other_end(connection)) {}
   void serve() {
     Question question;
     while (recv(connection_, &question, sizeof(question), 0) == sizeof(question)) {
@@ -105,20 +105,20 @@ class Guest {
 void answer_all(int door) {
   for (;;)
     if (const int connection = accept4(door, nullptr, nullptr, SOCK_CLOEXEC); connection >= 0)
-      std::thread([connection] { Guest(connection).serve(); }).detach();
+      std::thread([connection] { RemoteRank(connection).serve(); }).detach();
 }
 
-class ExchangeElsewhere final : public NcclExchange {
+class RemoteExchange final : public NcclExchange {
  public:
-  ExchangeElsewhere(pid_t process, std::string name, int ranks)
+  RemoteExchange(pid_t process, std::string name, int ranks)
       : name_(std::move(name)), ranks_(ranks), connection_(new_socket()) {
-    prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);  // it will look into this one's memory
+    prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);  // the server accesses this process's memory
     const Address address(process);
     if (connect(connection_, address.get(), address.size) == 0) return;
     ::close(connection_);
     refuse("emulated NCCL: connect");
   }
-  ~ExchangeElsewhere() override { ::close(connection_); }
+  ~RemoteExchange() override { ::close(connection_); }
 
   int ranks() const override { return ranks_; }
   void join() override {
@@ -154,7 +154,7 @@ class ExchangeElsewhere final : public NcclExchange {
 
 }  // namespace
 
-void let_others_in() {
+void accept_processes() {
   static const int door = [] {
     const int made = new_socket();
     const Address address(getpid());
@@ -165,8 +165,8 @@ void let_others_in() {
   static_cast<void>(door);
 }
 
-std::shared_ptr<NcclExchange> exchange_of_another(pid_t process, const std::string& name, int ranks) {
-  return std::make_shared<ExchangeElsewhere>(process, name, ranks);
+std::shared_ptr<NcclExchange> remote_exchange(pid_t process, const std::string& name, int ranks) {
+  return std::make_shared<RemoteExchange>(process, name, ranks);
 }
 
 }  // namespace tessera::emulator

@@ -1,4 +1,4 @@
-// Two protection keys, and what a touch without the right is told.
+// Protection keys, and the report of a forbidden access.
 #include "tests/cuda_emulator/reach.h"
 
 #include <sys/mman.h>
@@ -8,23 +8,23 @@
 #include <csignal>
 #include <cstring>
 
-// All of the program's own mappings come by here (--wrap=mmap); those of libraries do not.
+// Intercepts all mappings of the program itself (--wrap=mmap); libraries' mappings bypass it.
 void* mapped(void* at, size_t bytes, int access, int flags, int file, off_t offset) asm("__wrap_mmap");
 void* mapped_really(void* at, size_t bytes, int access, int flags, int file, off_t offset) asm("__real_mmap");
 
 namespace tessera::emulator {
 namespace {
 
-constexpr int kShared = 0;  // the key of all memory that was given none
+constexpr int kShared = 0;  // default key of all other memory
 constexpr unsigned kAll = 0;
 
-#ifndef __SANITIZE_ADDRESS__  // which tells it with the stack
+#ifndef __SANITIZE_ADDRESS__  // which reports the access with its stack
 struct sigaction before {};
 
 void tell(int, siginfo_t* what, void*);
 #endif
 
-// Made before main, so that every thread comes from one that has the rights of the host.
+// Created before main, so that every thread inherits the host's rights.
 struct Keys {
   Keys() : gpu(pkey_alloc(0, PKEY_DISABLE_ACCESS)), host(pkey_alloc(0, kAll)) {
 #ifndef __SANITIZE_ADDRESS__
@@ -40,7 +40,7 @@ struct Keys {
 const Keys keys;
 
 #ifndef __SANITIZE_ADDRESS__
-// Then the touch is tried again, and ends the program as if nobody had looked.
+// Reports the access; it is then retried with the previous handler and ends the program.
 void tell(int, siginfo_t* what, void*) {
   const auto say = [](const char* line) { [[maybe_unused]] const ssize_t n = write(2, line, std::strlen(line)); };
   if (what->si_code == SEGV_PKUERR && static_cast<int>(what->si_pkey) == keys.gpu)
@@ -71,9 +71,9 @@ Acting::~Acting() {
 }
 
 bool is_guarded() { return keys.work(); }
-void give_to_gpu(void* p, size_t bytes) { give(p, bytes, PROT_READ | PROT_WRITE, keys.gpu); }
-void give_to_host(void* p, size_t bytes) { give(p, bytes, PROT_READ | PROT_WRITE, keys.host); }
-void give_to_both(void* p, size_t bytes) { give(p, bytes, PROT_READ | PROT_WRITE, kShared); }
+void assign_to_gpu(void* p, size_t bytes) { give(p, bytes, PROT_READ | PROT_WRITE, keys.gpu); }
+void assign_to_host(void* p, size_t bytes) { give(p, bytes, PROT_READ | PROT_WRITE, keys.host); }
+void assign_to_both(void* p, size_t bytes) { give(p, bytes, PROT_READ | PROT_WRITE, kShared); }
 
 }  // namespace tessera::emulator
 

@@ -1,18 +1,18 @@
-// Who may touch which memory: the host not the GPU's, a kernel not the host's.
+// Memory protection between host and device: the host may not access device memory, nor a kernel host memory.
 //
-// Both lie in one address space here, so what would end a program on a GPU's machine would go unnoticed. Where the
-// processor has protection keys (man 7 pkeys), the emulated GPU's memory has one and what the program maps for itself
-// (arenas, files) another, and a thread has the rights of what it is doing. A touch without the right ends the program
-// with a line that says which. What lies on the heap or on a stack can be touched by both; without keys all can.
+// Both share one address space here, so accesses that would crash on a real GPU would go unnoticed. If the CPU has
+// protection keys (man 7 pkeys), emulated device memory has one key and the program's own mappings (arenas, files)
+// another, and a thread has the access rights of its current activity. A forbidden access ends the program with a line
+// that names it. Heap and stacks are accessible to both; without protection keys all memory is.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 namespace tessera::emulator {
 
-enum class Side : uint8_t { host, kernel, copy };  // a copy reaches both
+enum class Side : uint8_t { host, kernel, copy };  // a copy may access both
 
-// The side that the calling thread acts for until the end of the scope.
+// Sets the calling thread's access rights for the scope.
 class Acting {
  public:
   explicit Acting(Side as);
@@ -21,14 +21,14 @@ class Acting {
   Acting& operator=(const Acting&) = delete;
 
  private:
-  unsigned gpu_, host_;  // the rights before
+  unsigned gpu_, host_;  // previous rights
 };
 
-// Whether this processor keeps watch.
+// Whether accesses are checked on this CPU.
 bool is_guarded();
-// [p, p + bytes), whole pages, is from now on the GPU's, the host's, or (pinned) of both.
-void give_to_gpu(void* p, size_t bytes);
-void give_to_host(void* p, size_t bytes);
-void give_to_both(void* p, size_t bytes);
+// Assigns the pages [p, p + bytes) to the GPU, to the host, or (pinned) to both.
+void assign_to_gpu(void* p, size_t bytes);
+void assign_to_host(void* p, size_t bytes);
+void assign_to_both(void* p, size_t bytes);
 
 }  // namespace tessera::emulator

@@ -1,6 +1,6 @@
-// The runtime's functions for devices and memory: GPUs whose memory is the host's, as many as are asked for.
+// Runtime functions for devices and memory: any number of GPUs with host memory.
 //
-// New memory of a GPU holds NaN in every type, where the host's holds zeros: what is read before it is written shows.
+// New device memory contains NaN in every dtype, where host memory contains zeros, which exposes uninitialized reads.
 
 #include <cstdlib>
 #include <optional>
@@ -16,7 +16,7 @@ constexpr size_t kSharedUnlessAsked = 48 * 1024;
 thread_local int current_device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
 
-// Bytes of shared memory that cudaFuncSetAttribute has allowed to a kernel on the thread's GPU, or allows it now.
+// Shared memory limit of a kernel on the thread's GPU as set by cudaFuncSetAttribute; sets it if `now` is given.
 size_t allowed_shared(const void* kernel, std::optional<size_t> now = {}) {
   static std::mutex mutex;
   static std::map<std::pair<int, const void*>, size_t> all;
@@ -26,7 +26,7 @@ size_t allowed_shared(const void* kernel, std::optional<size_t> now = {}) {
 }
 }  // namespace
 
-using tessera::emulator::known_memory;
+using tessera::emulator::registered_memory;
 
 const char* cudaGetErrorString(cudaError_t error) {
   constexpr std::pair<cudaError_t, const char*> kWords[] = {
@@ -47,8 +47,7 @@ const char* cudaGetErrorString(cudaError_t error) {
   return "invalid argument";
 }
 
-// As many as TESSERA_EMULATED_GPUS says, each time that it is asked; one where it says nothing. Other words it may say
-// are "no driver" and "old driver".
+// TESSERA_EMULATED_GPUS is read at each call: a number (default: one), "no driver" or "old driver".
 cudaError_t cudaGetDeviceCount(int* count) {
   const char* const asked = std::getenv("TESSERA_EMULATED_GPUS");
   *count = asked ? std::atoi(asked) : 1;
@@ -81,7 +80,7 @@ cudaError_t cudaSetDevice(int device) {
   current_device = device;
   return cudaSuccess;
 }
-// Compute capability 9.0, or what TESSERA_EMULATED_CAPABILITY says; those of 75 are the two T4 of a notebook, apart.
+// Compute capability 9.0, or TESSERA_EMULATED_CAPABILITY; 75 emulates a notebook's two T4 without peer access.
 static int capability() {
   const char* const asked = std::getenv("TESSERA_EMULATED_CAPABILITY");
   return asked ? std::atoi(asked) : 90;
@@ -103,15 +102,15 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   return cudaSuccess;
 }
 
-// Memory that is not pinned may be gone, or be read, when the call returns: it is copied before.
+// Unpinned memory may be freed or modified when the call returns, so it is copied first.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
   const auto copy = [=] {
     const tessera::emulator::Acting as(tessera::emulator::Side::copy);
     std::memmove(to, from, bytes);
   };
-  const bool known = known_memory().has(to, bytes) && known_memory().has(from, bytes);
+  const bool known = registered_memory().has(to, bytes) && registered_memory().has(from, bytes);
   for (const void* const end : {static_cast<const void*>(to), from})
-    if (!known_memory().has(end, bytes) && known_memory().begins_in_one(end)) return cudaErrorInvalidValue;
+    if (!registered_memory().has(end, bytes) && registered_memory().begins_in_one(end)) return cudaErrorInvalidValue;
   if (known) {
     tessera::emulator::queue(stream, copy);
     return cudaSuccess;
@@ -140,30 +139,30 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
 cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
   if (const cudaError_t refused = tessera::emulator::not_while_capturing(); refused != cudaSuccess) return refused;
   *p = std::malloc(bytes);
-  if (*p) known_memory().add(*p, bytes);
+  if (*p) registered_memory().add(*p, bytes);
   return *p ? cudaSuccess : cudaErrorInvalidValue;
 }
 cudaError_t cudaFreeHost(void* p) {
   if (const cudaError_t refused = tessera::emulator::not_while_capturing(); refused != cudaSuccess) return refused;
-  if (known_memory().remove(p) == 0) return cudaErrorInvalidValue;
-  tessera::emulator::go_on();  // CUDA's waits for what may still use it
+  if (registered_memory().remove(p) == 0) return cudaErrorInvalidValue;
+  tessera::emulator::go_on();  // like CUDA, waits for work that may use it
   std::free(p);
   return cudaSuccess;
 }
 cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned) {
   if (const cudaError_t refused = tessera::emulator::not_while_capturing(); refused != cudaSuccess) return refused;
-  known_memory().add(p, bytes);
-  tessera::emulator::give_to_both(p, bytes);
+  registered_memory().add(p, bytes);
+  tessera::emulator::assign_to_both(p, bytes);
   return cudaSuccess;
 }
 cudaError_t cudaHostUnregister(void* p) {
   if (const cudaError_t refused = tessera::emulator::not_while_capturing(); refused != cudaSuccess) return refused;
-  const size_t bytes = known_memory().remove(p);
+  const size_t bytes = registered_memory().remove(p);
   if (bytes == 0) return cudaErrorInvalidValue;
-  tessera::emulator::give_to_host(p, bytes);
+  tessera::emulator::assign_to_host(p, bytes);
   return cudaSuccess;
 }
-// A GPU that the program holds no code for, where TESSERA_EMULATED_GPU_IS_OLD is set.
+// TESSERA_EMULATED_GPU_IS_OLD emulates a GPU for which the program contains no code.
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   *attributes = {};
   return std::getenv("TESSERA_EMULATED_GPU_IS_OLD") ? tessera::emulator::remembered(cudaErrorNoKernelImageForDevice)
@@ -191,10 +190,10 @@ class EmulatedRegion final : public Region {
     base_ = memory_->base();
     const char* const gib = std::getenv("TESSERA_EMULATED_GIB");
     capacity_ = gib ? int64_t{std::atoi(gib)} << 30 : memory_->capacity();
-    emulator::known_memory().add(base_, static_cast<size_t>(capacity_));
-    emulator::give_to_gpu(base_, static_cast<size_t>(capacity_));
+    emulator::registered_memory().add(base_, static_cast<size_t>(capacity_));
+    emulator::assign_to_gpu(base_, static_cast<size_t>(capacity_));
   }
-  ~EmulatedRegion() override { emulator::known_memory().remove(base_); }
+  ~EmulatedRegion() override { emulator::registered_memory().remove(base_); }
   void commit(int64_t bytes) override {
     if (bytes <= filled_) return;
     const emulator::Acting as(emulator::Side::copy);

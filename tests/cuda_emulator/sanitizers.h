@@ -1,4 +1,4 @@
-// Tells sanitizers of fibers, and of shared memory.
+// Sanitizer annotations for fibers and shared memory.
 #pragma once
 #include <cstddef>
 #ifdef __SANITIZE_ADDRESS__
@@ -11,7 +11,7 @@
 
 namespace tessera::emulator {
 
-// AddressSanitizer is told of every change of stack.
+// AddressSanitizer must be notified of every stack switch.
 #ifdef __SANITIZE_ADDRESS__
 inline void leave_for(void** kept, const void* bottom, size_t size) {
   __sanitizer_start_switch_fiber(kept, bottom, size);
@@ -28,24 +28,23 @@ inline void allow(const void*, size_t) {}
 inline void forbid(const void*, size_t) {}
 #endif
 
-// To ThreadSanitizer each fiber is a thread of its own, and nothing but barriers orders those of a block: two that come
-// to one place without a barrier between them are a race. (Blocks are ordered, since the next has the same shared
-// memory.)
-using Known = void*;  // to it
+// For ThreadSanitizer each fiber is a separate thread, and only barriers order the fibers of a block: two accesses
+// without a barrier between them are a race. (Blocks are ordered, because they reuse the same shared memory.)
+using FiberId = void*;
 #ifdef __SANITIZE_THREAD__
-inline Known make_known() { return __tsan_create_fiber(0); }
-inline void forget(Known k) { __tsan_destroy_fiber(k); }
-inline Known known_now() { return __tsan_get_current_fiber(); }
-inline void go_to(Known k) { __tsan_switch_to_fiber(k, __tsan_switch_to_fiber_no_sync); }
-inline void tell(void* point) { __tsan_release(point); }
-inline void hear(void* point) { __tsan_acquire(point); }
+inline FiberId make_fiber_id() { return __tsan_create_fiber(0); }
+inline void forget(FiberId k) { __tsan_destroy_fiber(k); }
+inline FiberId current_fiber() { return __tsan_get_current_fiber(); }
+inline void switch_fiber(FiberId k) { __tsan_switch_to_fiber(k, __tsan_switch_to_fiber_no_sync); }
+inline void release_order(void* point) { __tsan_release(point); }
+inline void acquire_order(void* point) { __tsan_acquire(point); }
 #else
-inline Known make_known() { return nullptr; }
-inline void forget(Known) {}
-inline Known known_now() { return nullptr; }
-inline void go_to(Known) {}
-inline void tell(void*) {}
-inline void hear(void*) {}
+inline FiberId make_fiber_id() { return nullptr; }
+inline void forget(FiberId) {}
+inline FiberId current_fiber() { return nullptr; }
+inline void switch_fiber(FiberId) {}
+inline void release_order(void*) {}
+inline void acquire_order(void*) {}
 #endif
 
 }  // namespace tessera::emulator

@@ -1,8 +1,8 @@
-// AddressSanitizer is told of an arena's blocks when the host hands them out or takes them back. A GPU comes to them
-// later: a block that was taken back while kernels still read it may be touched until they are done.
+// AddressSanitizer is notified when the host allocates or releases an arena's blocks, but a GPU accesses them later: a
+// released block may be accessed until kernels queued before its release are done.
 //
-// So what is forbidden of a GPU's memory, or of pinned memory, waits for all that was queued on any stream; what is
-// permitted is so at once, and is no longer forbidden by what still waits.
+// Therefore poisoning of device or pinned memory is deferred until all work queued on any stream is done; unpoisoning
+// takes effect immediately and cancels deferred poisoning.
 #include "tests/cuda_emulator/streams.h"
 
 #ifdef __SANITIZE_ADDRESS__
@@ -87,11 +87,11 @@ void after_task() { shadow().after_task(); }
 using namespace tessera::emulator;
 
 void forbid(const volatile void* p, size_t bytes) {
-  if (known_memory().begins_in_one(const_cast<const void*>(p))) return shadow().forbid(range(p, bytes));
+  if (registered_memory().begins_in_one(const_cast<const void*>(p))) return shadow().forbid(range(p, bytes));
   forbid_now(p, bytes);
 }
 void permit(const volatile void* p, size_t bytes) {
-  if (known_memory().begins_in_one(const_cast<const void*>(p))) return shadow().permit(range(p, bytes));
+  if (registered_memory().begins_in_one(const_cast<const void*>(p))) return shadow().permit(range(p, bytes));
   permit_now(p, bytes);
 }
 #else

@@ -1,4 +1,4 @@
-// Lines of tasks, and the events between them.
+// Task lines and events.
 #include "tests/cuda_emulator/streams.h"
 
 #include <algorithm>
@@ -13,10 +13,10 @@ namespace tessera::emulator {
 
 bool is_deferred() {
   static const bool late = [] {
-    const char* const said = std::getenv("TESSERA_EMULATED_STREAMS");
-    const std::string_view asked = said ? said : "late";
+    const char* const setting = std::getenv("TESSERA_EMULATED_STREAMS");
+    const std::string_view asked = setting ? setting : "late";
     if (asked != "late" && asked != "early") {
-      std::fprintf(stderr, "TESSERA_EMULATED_STREAMS: expected late or early, found '%s'\n", said);
+      std::fprintf(stderr, "TESSERA_EMULATED_STREAMS: expected late or early, got '%s'\n", setting);
       std::abort();
     }
     return asked == "late";
@@ -29,7 +29,7 @@ namespace {
 struct AllLines {
   std::mutex mutex;
   std::vector<std::weak_ptr<Line>> lines;
-  std::vector<std::shared_ptr<Line>> without_stream;  // lines of streams that are gone: queued work is still to come
+  std::vector<std::shared_ptr<Line>> without_stream;  // lines of destroyed streams with pending work
 
   void tidy() {
     std::erase_if(without_stream, [](const std::shared_ptr<Line>& line) { return line->done() == line->pushed(); });
@@ -65,7 +65,7 @@ bool Point::is_reached() const {
   return !of || of->done() >= tasks;
 }
 
-// The caller holds the mutex. What throws is not tried again.
+// Requires the mutex. A task that throws is not retried.
 void Line::advance() {
   if (running_) return;
   running_ = true;
@@ -105,7 +105,7 @@ void Line::run(const std::function<void()>& work) {
   });
 }
 
-// Where another thread is at it, or the caller is a task of this very line, there is nothing to do here.
+// No-op if another thread is running the line, or the caller is a task of this line.
 bool Line::progress() {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock || running_) return false;
@@ -155,7 +155,7 @@ void finish(cudaStream_t stream) {
 
 namespace {
 
-// The stream waits for a point of the capture, and so takes part in it.
+// The stream waits for an event of the capture and thereby joins it.
 cudaError_t join(cudaStream_t stream, const std::shared_ptr<Capture>& capture, size_t event) {
   if (stream->capture && stream->capture != capture) {
     capture->broken = true;

@@ -1,16 +1,15 @@
-// Streams, events and captures of the emulated GPU.
+// Streams, events and graph capture of the emulated GPU.
 //
-// A GPU may be ahead of the host or behind it, and both are emulated. TESSERA_EMULATED_STREAMS=late: what is queued
-// runs when somebody asks for it, which is a query, a synchronisation, or who waits for an event of the stream; a host
-// that reads a result without waiting, or writes to pinned memory that is still to be read, so works with wrong
-// numbers. "early": at once, on the thread that queues it, unless something before it waits. Two things can wait: a
-// collective of NCCL's for other ranks (tests/cuda_emulator/nccl.h), and a stream for an event of another that waits.
-// Tasks that stand behind them are kept, and the next call on the stream lets them go on too. Late is the default. No
-// thread goes on by itself.
+// A GPU may run ahead of the host or behind it, and both are emulated. TESSERA_EMULATED_STREAMS=late (the default):
+// queued work runs when a query, a synchronization or a wait for an event of the stream requires it, so a host that
+// reads a result without waiting, or overwrites pinned memory before it is read, computes wrong values. "early":
+// immediately, on the thread that queues it, unless an earlier task is blocked. Two kinds of tasks can block: NCCL
+// collectives waiting for other ranks (tests/cuda_emulator/nccl.h), and waits for an event of another blocked stream.
+// Tasks queued after them are resumed by the next call on the stream; no background thread runs them.
 //
-// A capture keeps a line of nodes for each stream that takes part: the one that began it, and those that have waited
-// for an event recorded in it. A launched graph runs the first line as far as it goes, and a node of another only when
-// the first one waits: whatever is not joined in time comes too late, and a test sees other numbers.
+// A capture records a line of nodes for each participating stream: the one that began it, and those that waited for an
+// event recorded in it. A launched graph runs the first line as far as possible, and a node of another line only when
+// the first is blocked, so work that is not joined in time runs too late, and a test observes wrong values.
 #pragma once
 #include <atomic>
 #include <deque>
@@ -23,22 +22,22 @@
 namespace tessera::emulator {
 
 bool is_deferred();
-// Forbids memory that was given back once the tasks queued before are done; called after tasks (shadow.cpp).
+// Poisons released memory once the tasks queued before are done; called after tasks (shadow.cpp).
 void after_task();
 
-using Task = std::function<bool()>;      // asked until it says that it is done
-using MakeTask = std::function<Task()>;  // called anew whenever what was queued is run
+using Task = std::function<bool()>;      // called until it returns true
+using MakeTask = std::function<Task()>;  // called for each execution of queued work
 
-// Tasks one after another.
+// A sequence of tasks.
 class Line {
  public:
   explicit Line(int gpu) : gpu_(gpu) {}
   int gpu() const { return gpu_; }
   void push(Task task);
-  void run(const std::function<void()>& work);  // now, where nothing is before it
-  bool progress();                              // runs what can be run; true: nothing is left
-  uint64_t pushed() const { return pushed_; }   // tasks so far, and those of them that are done
-  uint64_t done() const { return done_; }
+  void run(const std::function<void()>& work);  // immediately if the line is empty
+  bool progress();                              // runs tasks until one blocks; true: none is left
+  uint64_t pushed() const { return pushed_; }   // tasks queued so far
+  uint64_t done() const { return done_; }       // of these, completed
 
  private:
   void add(Task task);
@@ -52,22 +51,22 @@ class Line {
   bool running_ = false;
 };
 
-// A point in a line.
+// A position in a line.
 struct Mark {
   std::atomic<bool> reached = false;
   std::weak_ptr<Line> line;
-  bool wait_a_little();  // lets the line go on; true where it has come to the point
+  bool wait_a_little();  // lets the line progress; true once the position is reached
 };
 
-// The end of what waits on a stream now.
+// The current end of a stream's pending tasks.
 struct Point {
   std::weak_ptr<Line> line;
   uint64_t tasks;
   bool is_reached() const;
 };
-std::vector<Point> ends_of_lines();  // where something waits
+std::vector<Point> ends_of_lines();  // of lines with pending tasks
 
-// Work, or an event that is recorded or waited for, of which it has the number.
+// Work, or recording of or waiting for the event with the given number.
 struct Node {
   enum class Kind : uint8_t { work, record, wait };
   Kind kind = Kind::work;
@@ -83,31 +82,31 @@ struct Capture {
   bool broken = false;  // by a call that cannot be captured
 };
 
-// Kernels and products that this thread has asked for.
+// Number of kernels and GEMMs launched by this thread.
 uint64_t launches();
-// Queues it, or keeps it where the stream is captured.
+// Queues the work, or records it if the stream is being captured.
 void push(cudaStream_t stream, const MakeTask& make);
-// Calls that a capture does not take break it off: on a stream that takes part, or by the thread that has begun one.
+// Invalidate a capture in which the stream participates, or that this thread began: for calls that cannot be captured.
 cudaError_t not_captured(cudaStream_t stream);
 cudaError_t not_while_capturing();
-// Runs all that is queued; waits for other ranks.
+// Runs all queued work; waits for other ranks.
 void finish(cudaStream_t stream);
-// Runs on all streams what can be run.
+// Runs unblocked tasks on all streams.
 void go_on();
 
 }  // namespace tessera::emulator
 
 struct EmulatedStream {
   std::shared_ptr<tessera::emulator::Line> line;
-  std::shared_ptr<tessera::emulator::Capture> capture;  // that it takes part in
-  size_t number = 0;                                    // number of its line there
+  std::shared_ptr<tessera::emulator::Capture> capture;  // the capture in which it participates
+  size_t number = 0;                                    // index of its line there
   int gpu = 0;
 };
 struct EmulatedEvent {
   std::mutex mutex;
-  std::shared_ptr<tessera::emulator::Mark> mark;     // left by a record that ran
-  bool captured = false;                             // the last record was
-  std::weak_ptr<tessera::emulator::Capture> within;  // while it goes on
-  size_t number = 0;                                 // there
+  std::shared_ptr<tessera::emulator::Mark> mark;     // set by an executed record
+  bool captured = false;                             // whether the last record was captured
+  std::weak_ptr<tessera::emulator::Capture> within;  // during the capture
+  size_t number = 0;                                 // the event's number in it
   int gpu = 0;
 };

@@ -308,6 +308,50 @@ TEST_F(LoadedExamples, ABadLineIsNamedOrCounted) {
   EXPECT_TRUE(refusal("", {.name = "char"}).starts_with(name + ": 0 examples"));
 }
 
+// TRL adds no end to a text that ends with its name.
+TEST_F(LoadedExamples, ATextThatEndsWithItsEndHasOne) {
+  emptied("ends");
+  file("ends/tokenizer.json", chat_tokenizer().dump());
+  file("ends/tokenizer_config.json", R"({"eos_token": "<|im_end|>"})");
+  const auto tokenizer = Tokenizer::open_folder(path("ends"));
+  const auto tokens = [&](const std::string& text, bool special = false) {
+    std::vector<std::string> notes;
+    return all_examples(write(text + "\n" + text), *tokenizer, {.special = special, .context = 50}, notes)->tokens() /
+           2;
+  };
+  const auto count = [&](const std::string& text) { return std::ssize(tokenizer->encode(text)); };
+  EXPECT_EQ(tokens(R"({"text": "a b"})"), count("a b") + 1);
+  EXPECT_EQ(tokens(R"({"text": "a b<|im_end|>"})"), count("a b") + 1);
+  EXPECT_EQ(tokens(pair("a", " b<|im_end|>"), true), count("a b") + 1);
+  EXPECT_EQ(tokens(pair("a", " b<|im_end|>")), count("a b<|im_end|>") + 1);
+}
+
+// As where a template's text is tokenized with its markers (the tokens of Phi-4 have both flags).
+TEST_F(LoadedExamples, MarkersAbsorbWhiteSpaceAsTheirTokensDo) {
+  const std::string talk = R"({"messages": [{"role": "user", "content": "a "}, {"role": "assistant", "content": ""}]})";
+  const std::string text = "<|im_start|>user\na <|im_end|>\n<|im_start|>assistant\n<|im_end|>\n";
+  for (const auto& [left, right] : {std::pair(true, true), {true, false}, {false, true}, {false, false}}) {
+    nlohmann::json described = chat_tokenizer();
+    for (nlohmann::json& token : described["added_tokens"]) token["lstrip"] = left, token["rstrip"] = right;
+    emptied("absorbs");
+    file("absorbs/tokenizer.json", described.dump());
+    const auto tokenizer = Tokenizer::open_folder(path("absorbs"));
+    std::vector<std::string> notes;
+    const auto rows = all_examples(write(talk), *tokenizer, {.style = ChatTemplate::chatml, .context = 50}, notes);
+    EXPECT_EQ(rows->tokens(), std::ssize(tokenizer->encode_with(text, {.special_in_text = true}))) << left << right;
+  }
+}
+
+TEST_F(LoadedExamples, ARoleWithoutResponsesIsExplained) {
+  emptied("own");
+  file("own/tokenizer.json", chat_tokenizer().dump());
+  file("own/chat_template.jinja", "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}");
+  const std::string talk = R"({"messages": [{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}]})"
+                           "\n";
+  EXPECT_TRUE(refusal(talk + talk, {.name = path("own").string()})
+                  .ends_with("there is no response in it; `roles` bot=assistant makes responses of this role"));
+}
+
 TEST_F(LoadedExamples, KeysThatNothingReadsAreNamedAndLongOnesAreCutAndCounted) {
   const std::string keys = "{\"prompt\": \"ab\", \"completion\": \"cd\", \"id\": 1}\n", line = pair("ab", "cdefghijkl");
   EXPECT_EQ(load_examples(write(keys + keys), kBytes, {.context = 8}).notes.front(), "nothing reads the keys 'id'");
@@ -330,14 +374,23 @@ TEST_F(LoadedExamples, BytesAreThoseOfTheResponses) {
       const Dataset d = load_examples(write(talk + talk + talk), choice, {.style = style, .context = 400});
       EXPECT_EQ(d.train_bytes, 20);
       EXPECT_EQ(d.val_bytes, 10);
+      const ExampleOptions all{.style = style, .responses_only = false, .context = 400};
+      EXPECT_EQ(load_examples(write(talk + talk), choice, all).val_bytes, 12);
     }
+  const std::string asked = R"({"instruction": "do", "input": "it", "output": "ok"})"
+                            "\n";
+  EXPECT_EQ(load_examples(write(asked + asked), chat, {.responses_only = false, .context = 400}).val_bytes, 6);
+  file("chat/chat_template.jinja", "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>\n{% endfor %}");
+  EXPECT_EQ(load_examples(write(talk + talk), chat, {.responses_only = false, .context = 400}).val_bytes, 12);
+  fs::remove(path("chat/chat_template.jinja"));
   EXPECT_EQ(load_examples(write(kGood + pair("ab", "cdefghijkl")), kBytes, {.context = 6}).val_bytes, 5);
   const std::string made = "{\"input_ids\": [401, 260, 261, 401]}\n";
   const std::shared_ptr<Tokenizer> tokenizer = make_tokenizer(chat, "f");
   EXPECT_EQ(load_examples(write(made + made), chat, {.context = 6}).train_bytes,
             std::ssize(tokenizer->token_bytes(260) + tokenizer->token_bytes(261)));
   const TokenFile tokens = TokenFile::of_tokens(std::vector<int32_t>{401, 260, 261, 400}, tokenizer->vocab_size(), "f");
-  EXPECT_EQ(token_bytes(tokens, 0, 4, *tokenizer), std::ssize(tokenizer->token_bytes(260) + tokenizer->token_bytes(261)));
+  EXPECT_EQ(token_bytes(tokens, 0, 4, *tokenizer),
+            std::ssize(tokenizer->token_bytes(260) + tokenizer->token_bytes(261)));
 }
 
 TEST_F(LoadedExamples, OfMoreRowsThanMemoryHoldsAreRefused) {

@@ -303,6 +303,48 @@ TEST_F(HubTokenizerTest, FilesBesideTokenizerJsonNameTokensAsInTransformers) {
   }
 }
 
+// Expected ids are those of AutoTokenizer of transformers 5.24: some classes make these parts by rules of their own.
+TEST_F(HubTokenizerTest, RulesOfTheClassReplaceThoseOfTokenizerJson) {
+  const std::vector<int32_t> first{352, 302, 262, 301, 2, 270, 271, 272, 273, 379},
+      always{352, 302, 262, 301, 2, 379, 379}, stored{345, 352, 302, 262, 301, 2, 379, 379},
+      gpt2{279, 86, 9, 85, 2, 19, 20, 21, 22, 323}, prefixed{279, 86, 9, 85, 2, 323, 323},
+      qwen{279, 86, 9, 85, 2, 19, 20, 21, 22, 223, 19, 20, 21, 22};
+  const Json generic = {{"tokenizer_class", "PreTrainedTokenizerFast"}},
+             llama = {{"tokenizer_class", "LlamaTokenizer"}};
+  const std::tuple<const char*, Json, const char*, std::vector<int32_t>> cases[] = {
+      {"llama2", llama, "", first},
+      {"llama2", {{"tokenizer_class", "LlamaTokenizerFast"}, {"legacy", true}}, "", always},
+      {"llama2", {{"tokenizer_class", "LlamaTokenizer"}, {"add_prefix_space", false}}, "", first},
+      {"llama2", generic, "", stored},
+      {"llama2", llama, "mistral", stored},
+      {"llama2", Json::object(), "llama", stored},
+      {"gpt2", {{"tokenizer_class", "GPT2Tokenizer"}, {"add_prefix_space", true}}, "", prefixed},
+      {"gpt2", {{"tokenizer_class", "Qwen2Tokenizer"}}, "", qwen},
+      {"gpt2", llama, "", gpt2},
+      {"gpt2", generic, "qwen2", qwen},
+      {"gpt2", generic, "qwen3", gpt2},
+      {"gpt2", Json::object(), "qwen3", qwen}};
+  for (const auto& [name, settings, type, ids] : cases) {
+    const auto folder = configured(name, settings);
+    if (*type != 0) file("made/config.json", Json{{"model_type", type}}.dump());
+    EXPECT_EQ(Tokenizer::open_folder(folder)->encode_with(" it's</s>1234 1234", {.special_in_text = true}), ids)
+        << name << settings << type;
+  }
+}
+
+// The library searches a text for added tokens before Metaspace changes its spaces.
+TEST_F(HubTokenizerTest, MetaspaceFollowsTheSearchForAddedTokens) {
+  const auto folder = changed("mistral", [](Json& json) {
+    for (const char* const name : {"<n>", "the end"}) {
+      Json token = special_token(std::string(name) == "<n>" ? 493 : 494, name);
+      token["special"] = false, token["normalized"] = true;
+      token["lstrip"] = token["rstrip"] = std::string(name) == "<n>";
+      json["added_tokens"].push_back(token);
+    }
+  });
+  EXPECT_EQ(Tokenizer::open_folder(folder)->encode("a <n> b the end"), (std::vector<int32_t>{351, 493, 288, 346, 494}));
+}
+
 TEST_F(HubTokenizerTest, VocabAndMergesAreReadByTheClassOfTheFolder) {
   const Json model = to_json(tokenizer_fixture("gpt2") / "tokenizer.json")["model"];
   std::string merges = "#version: 0.2\n";

@@ -232,6 +232,18 @@ TEST(Jsonl, FlagsExcludeMessages) {
         << flag;
 }
 
+TEST(Jsonl, KeysThatLookLikeFlagsAreRefused) {
+  const auto message = [](const char* flag, const char* role = "assistant") {
+    return fmt::format(R"({{"messages": [{{"role": "{}", "content": "a", {}}}]}})", role, flag);
+  };
+  for (const char* flag : {R"("is_train": false)", R"("compute_loss": 0)", R"("is_masked": true)", R"("skip": 1)"})
+    expect_error(Status::input, {"f:1: message 1: the key '", "excludes a message from the loss; expected weight"},
+                 [&] { row(message(flag)); });
+  for (const char* flag : {R"("is_train": true)", R"("skip": false)", R"("label": 0)", R"("train_id": "x")"})
+    EXPECT_TRUE(row(message(flag)).turns[0].is_response()) << flag;
+  EXPECT_FALSE(row(message(R"("is_train": false)", "user")).turns[0].is_response());
+}
+
 TEST(Jsonl, KeysMayHaveOtherNames) {
   const RowNames names{parse_key_names("prompt=question,completion=answer,system=sys")};
   const Example example = parse_example(R"({"question": "a", "answer": "b", "prompt": "old", "id": 1})", "f:1", names);

@@ -1,6 +1,5 @@
-// Rules of the emulated GPU that it keeps strictly: whose memory it is, when work runs, what a copy may span. And what
-// only it can show: failures that leave nothing behind in the runtime's last error, passes over the logits, and
-// launches.
+// Strict rules of the emulated GPU: memory ownership, execution time of queued work, extent of copies. And properties
+// that only it can check: failures that leave no last error in the runtime, passes over logits, and launch counts.
 #include <fmt/format.h>
 
 #include <cstdlib>
@@ -23,28 +22,28 @@ extern "C" [[gnu::weak]] void __asan_init();
 namespace tessera {
 namespace {
 
-// Each thread hands its number to the one before it, in shared memory.
-void hand_on(float* out, bool waits) {
+// Each thread passes its index to the preceding one through shared memory.
+void pass_on(float* out, bool waits) {
   float* const near = cuda::dynamic_shared<float>();
   near[threadIdx.x] = static_cast<float>(threadIdx.x);
   if (waits) __syncthreads();
   out[threadIdx.x] = near[(threadIdx.x + 1) % blockDim.x];
 }
 
-// A kernel that writes one number.
+// A kernel that writes one value.
 void put(float* to, float value) { *to = value; }
 
-// Each block adds to what the one before it has left.
+// Each block increments the result of the preceding one.
 void count_on(float* sums) { sums[blockIdx.x + 1] = sums[blockIdx.x] + 1; }
 
 class EmulatedGpu : public test::OnGpu {
  protected:
   void SetUp() override {
     OnGpu::SetUp();
-    GTEST_FLAG_SET(death_test_style, "threadsafe");  // ThreadSanitizer sees no order any more behind a fork alone
+    GTEST_FLAG_SET(death_test_style, "threadsafe");  // after a plain fork ThreadSanitizer loses all ordering
   }
   cudaStream_t stream() { return arena->local<cuda::Context>().stream(); }
-  // With so many blocks of so many threads, and so many bytes of shared memory.
+  // Launches `blocks` blocks of `threads` threads with `shared` bytes of shared memory.
   template <class Kernel, class... Args>
   cudaError_t launch(unsigned blocks, unsigned threads, size_t shared, Kernel kernel, Args... args) {
     const cudaLaunchConfig_t config{{blocks}, {threads}, shared, stream()};
@@ -57,11 +56,11 @@ class EmulatedGpuDeathTest : public EmulatedGpu {
  protected:
   void SetUp() override {
     EmulatedGpu::SetUp();
-    if (!emulator::is_guarded()) GTEST_SKIP() << "this processor has no protection keys";
+    if (!emulator::is_guarded()) GTEST_SKIP() << "this CPU has no protection keys";
   }
 };
 
-TEST_F(EmulatedGpu, BlocksThatNeedEachOtherGiveOtherNumbers) {
+TEST_F(EmulatedGpu, DependentBlocksComputeWrongValues) {
   std::vector<float> last;
   for (int i = 0; i < 3; ++i) {
     const Tensor sums = Tensor::zeros({8}, DType::float32, arena);
@@ -80,21 +79,21 @@ TEST_F(EmulatedGpu, BlocksThatNeedEachOtherGiveOtherNumbers) {
     }
 }
 
-TEST_F(EmulatedGpu, ThreadSanitizerSeesABarrierThatIsMissing) {
+TEST_F(EmulatedGpu, ThreadSanitizerDetectsMissingBarrier) {
   if (&__tsan_init == nullptr) GTEST_SKIP() << "a build without ThreadSanitizer";
   const Tensor x = Tensor::zeros({128}, DType::float32, arena);
   const auto run = [&](bool waits, unsigned threads = 64) {
-    ASSERT_EQ(launch(1, threads, 4 * threads, hand_on, x.device_data<float>(), waits), cudaSuccess);
+    ASSERT_EQ(launch(1, threads, 4 * threads, pass_on, x.device_data<float>(), waits), cudaSuccess);
     finish();
   };
   run(true);
   EXPECT_EQ(x.to_vector<float>()[62], 63.0f);
-  run(true, 128);  // half of these threads have met at one barrier more than the others
+  run(true, 128);  // half of these threads have passed one more barrier than the others
   EXPECT_EXIT((run(false), std::exit(66)), testing::ExitedWithCode(66), "data race");
 }
 
-// A block that the host has given back is a kernel's until what was queued before is done.
-TEST_F(EmulatedGpu, AddressSanitizerKnowsWhenABlockIsGivenBack) {
+// Kernels may access a released block until the work queued before its release is done.
+TEST_F(EmulatedGpu, AddressSanitizerDetectsUseAfterRelease) {
   if (&__asan_init == nullptr) GTEST_SKIP() << "a build without AddressSanitizer";
   const auto run = [&](bool in_time) {
     Tensor x = Tensor::zeros({4}, DType::float32, arena);
@@ -108,13 +107,13 @@ TEST_F(EmulatedGpu, AddressSanitizerKnowsWhenABlockIsGivenBack) {
   EXPECT_DEATH(run(false), "use-after-poison");
 }
 
-// AddressSanitizer tells of a fault in its own way.
-TEST_F(EmulatedGpuDeathTest, TheHostMayNotTouchItsMemory) {
+// AddressSanitizer reports a fault in its own format.
+TEST_F(EmulatedGpuDeathTest, HostMayNotAccessDeviceMemory) {
   const Tensor x = Tensor::zeros({4}, DType::float32, arena);
   EXPECT_DEATH(put(x.device_data<float>(), 1), "the host touches the GPU's memory|AddressSanitizer: SEGV");
 }
 
-TEST_F(EmulatedGpuDeathTest, AKernelMayNotTouchTheHosts) {
+TEST_F(EmulatedGpuDeathTest, KernelMayNotAccessHostMemory) {
   const Tensor x = Tensor::zeros({4}, DType::float32, make_arena());
   const auto run = [&] {
     launch_put(x.data<float>(), 1);
@@ -123,7 +122,7 @@ TEST_F(EmulatedGpuDeathTest, AKernelMayNotTouchTheHosts) {
   EXPECT_DEATH(run(), "a kernel touches the host's memory, which is not pinned|AddressSanitizer: SEGV");
 }
 
-TEST_F(EmulatedGpu, BothTouchPinnedMemory) {
+TEST_F(EmulatedGpu, HostAndKernelAccessPinnedMemory) {
   Arena pinned(cuda::pinned_region());
   auto* const x = reinterpret_cast<float*>(pinned.allocate(64, Category::workspace));
   *x = 1;
@@ -133,13 +132,13 @@ TEST_F(EmulatedGpu, BothTouchPinnedMemory) {
   pinned.release(reinterpret_cast<std::byte*>(x), 64, Category::workspace);
 }
 
-TEST_F(EmulatedGpu, NewMemoryHoldsNaN) {
+TEST_F(EmulatedGpu, NewMemoryContainsNaN) {
   const Tensor x = Tensor::empty({1000}, DType::float32, arena);
   for (const float value : x.to_vector<float>()) EXPECT_TRUE(std::isnan(value));
 }
 
-// Queued work is not done before somebody waits, or is done at once.
-TEST_F(EmulatedGpu, RunsLateOrAtOnce) {
+// Queued work runs at the next wait, or immediately.
+TEST_F(EmulatedGpu, RunsWorkLateOrImmediately) {
   const std::shared_ptr<std::byte> pinned = cuda::pinned_memory(sizeof(float));
   auto* const x = reinterpret_cast<float*>(pinned.get());
   *x = 1;
@@ -149,8 +148,8 @@ TEST_F(EmulatedGpu, RunsLateOrAtOnce) {
   EXPECT_EQ(*x, 2.0f);
 }
 
-// Registered piece by piece: CUDA refuses a copy from one into the next.
-TEST_F(EmulatedGpu, ACopyLiesInOnePieceOfPinnedMemory) {
+// Pinned memory is registered in chunks: CUDA rejects a copy that spans two of them.
+TEST_F(EmulatedGpu, CopyMayNotSpanPinnedAllocations) {
   constexpr int64_t kPiece = int64_t{16} << 20;
   const std::unique_ptr<Region> pinned = cuda::pinned_region();
   pinned->commit(2 * kPiece);
@@ -164,7 +163,7 @@ TEST_F(EmulatedGpu, ACopyLiesInOnePieceOfPinnedMemory) {
   finish();
 }
 
-TEST_F(EmulatedGpu, AKernelRunsOnTheGpuOfItsThread) {
+TEST_F(EmulatedGpu, KernelRunsOnTheGpuOfItsThread) {
   setenv("TESSERA_EMULATED_GPUS", "2", 1);
   const std::shared_ptr<void> one_again(nullptr, [](void*) {
     cudaSetDevice(0);
@@ -180,7 +179,7 @@ TEST_F(EmulatedGpu, AKernelRunsOnTheGpuOfItsThread) {
   finish();
 }
 
-TEST_F(EmulatedGpu, MuchSharedMemoryIsAskedFor) {
+TEST_F(EmulatedGpu, LargeSharedMemoryMustBeRequested) {
   const Tensor x = Tensor::zeros({4}, DType::float32, arena);
   const auto launched = [&] { return launch(1, 1, 64 * 1024, put, x.device_data<float>(), 1.0f); };
   EXPECT_EQ(launched(), cudaErrorInvalidValue);
@@ -190,8 +189,8 @@ TEST_F(EmulatedGpu, MuchSharedMemoryIsAskedFor) {
   finish();
 }
 
-// A call that may wait for the GPU breaks a capture off.
-TEST_F(EmulatedGpu, NothingIsPinnedWhileWorkIsCaptured) {
+// A call that may wait for the GPU invalidates a capture.
+TEST_F(EmulatedGpu, RejectsPinningDuringCapture) {
   ASSERT_EQ(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
   EXPECT_THROW(cuda::pinned_memory(16), Error);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaErrorStreamCaptureUnsupported);
@@ -199,12 +198,12 @@ TEST_F(EmulatedGpu, NothingIsPinnedWhileWorkIsCaptured) {
   EXPECT_EQ(cudaStreamEndCapture(stream(), &graph), cudaErrorStreamCaptureInvalidated);
 }
 
-// Failures that are expected leave nothing behind in the runtime's last error, where NVIDIA's libraries look after
-// their launches and would take it for their own.
+// Expected failures leave no last error in the runtime, where NVIDIA's libraries would find it after their launches and
+// report it as their own.
 
 using FailuresGpu = test::OnGpu;
 
-TEST_F(FailuresGpu, LeaveNothingWhereNoGpuIs) {
+TEST_F(FailuresGpu, LeaveNoErrorWithoutGpu) {
   setenv("TESSERA_EMULATED_GPUS", "0", 1);
   EXPECT_EQ(cuda::gpu_count(), 0);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
@@ -212,13 +211,13 @@ TEST_F(FailuresGpu, LeaveNothingWhereNoGpuIs) {
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   int count = 0;
   EXPECT_EQ(cudaGetDeviceCount(&count), cudaErrorNoDevice);
-  EXPECT_EQ(cudaGetLastError(), cudaErrorNoDevice) << "the emulated runtime remembers nothing";
+  EXPECT_EQ(cudaGetLastError(), cudaErrorNoDevice) << "the emulated runtime records no error";
   unsetenv("TESSERA_EMULATED_GPUS");
 }
 
-TEST_F(FailuresGpu, WhyThereIsNoGpuIsOneLine) {
+TEST_F(FailuresGpu, MissingGpuIsExplainedInOneLine) {
   const std::pair<const char*, std::string> cases[] = {
-      {"no driver", "this machine has no NVIDIA driver, or the container does not reach it"},
+      {"no driver", "this machine has no NVIDIA driver, or the container has no access to it"},
       {"old driver", "the NVIDIA driver is for CUDA 12.4, older than this program's CUDA 13.0"},
       {"0", "the NVIDIA driver lists none"}};
   for (const auto& [gpus, why] : cases) {
@@ -230,7 +229,7 @@ TEST_F(FailuresGpu, WhyThereIsNoGpuIsOneLine) {
   unsetenv("TESSERA_EMULATED_GPUS");
 }
 
-TEST_F(FailuresGpu, LeaveNothingAfterALookAtAStreamThatIsBusy) {
+TEST_F(FailuresGpu, LeaveNoErrorAfterQueryOfBusyStream) {
   bool may_end = false;
   cuda::Context& context = arena->local<cuda::Context>();
   context.stream()->line->push([&] { return may_end; });
@@ -245,8 +244,8 @@ struct Kept {
   ~Kept() { ran_before = queued_work_ran; }
 };
 
-// A handle of a library, or pinned memory that a copy reads: queued work may use it.
-TEST_F(FailuresGpu, WhatAnArenaKeepsOutlivesQueuedWork) {
+// Arena locals, such as library handles or pinned memory, may be used by queued work.
+TEST_F(FailuresGpu, ArenaLocalsOutliveQueuedWork) {
   ArenaPtr own = make_arena(Device::cuda);
   own->local<Kept>();
   own->local<cuda::Context>().stream()->line->push([] { return queued_work_ran = true; });
@@ -254,7 +253,7 @@ TEST_F(FailuresGpu, WhatAnArenaKeepsOutlivesQueuedWork) {
   EXPECT_TRUE(ran_before);
 }
 
-TEST_F(FailuresGpu, LeaveNothingAfterACaptureThatFailed) {
+TEST_F(FailuresGpu, LeaveNoErrorAfterFailedCapture) {
   const Tensor x = Tensor::zeros({4}, DType::float32, arena);
   const auto waits = [&] { cudaStreamSynchronize(arena->local<cuda::Context>().stream()); };
   EXPECT_THROW(cuda::Graph(arena, waits), Error);
@@ -263,26 +262,26 @@ TEST_F(FailuresGpu, LeaveNothingAfterACaptureThatFailed) {
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
-TEST_F(FailuresGpu, ASizePastTheCardSaysWhatIsInUse) {
+TEST_F(FailuresGpu, OutOfMemoryStatesBytesInUse) {
   const int64_t all = arena->region().capacity();
   const Tensor held = Tensor::empty({1000}, DType::float32, arena);
   EXPECT_EQ(error_message([&] { arena->allocate(all, Category::activations); }, Status::communication),
-            fmt::format("out of memory: [arena] {0} bytes of activations do not fit beside the 4000 in use of {0} on "
+            fmt::format("out of memory: [arena] {0} bytes of activations do not fit next to the 4000 in use of {0} on "
                         "the cuda; a smaller `batch`, more `microbatches`, `recompute` or `offload` need less",
                         all));
 }
 
-TEST_F(FailuresGpu, AGpuThatThereIsNoCodeForIsNamed) {
+TEST_F(FailuresGpu, GpuWithoutCodeIsNamed) {
   setenv("TESSERA_EMULATED_GPU_IS_OLD", "1", 1);
   EXPECT_EQ(error_message([] { cuda::use_gpu(0); }),
-            "`device` cuda: this program holds no code for emulated GPU, of compute capability 9.0; expected a "
+            "`device` cuda: this program contains no code for emulated GPU, of compute capability 9.0; expected a "
             "build for it: -DTESSERA_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90");
   unsetenv("TESSERA_EMULATED_GPU_IS_OLD");
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
-// That a step which trains makes its loss and the gradient in one pass over the logits: seen by the shared memory of
-// the kernels that run, since the numbers are those of two passes.
+// A training step computes its loss and gradient in one pass over the logits. Detected by the shared memory of the
+// launched kernels, because two passes compute the same values.
 
 constexpr int64_t kVocab = 4104, kBatch = 2, kTokens = 8;
 
@@ -292,7 +291,7 @@ class OnePass : public test::OnGpu {
     OnGpu::SetUp();
     ids = Tensor::zeros({kBatch, kTokens}, DType::int32, arena);
   }
-  // Rows that were read into shared memory while f ran and the GPU came to its end.
+  // Number of rows read into shared memory while f ran and the GPU finished.
   int64_t rows_in_shared(DType dtype, const std::function<void()>& f) {
     const auto bytes = static_cast<uint64_t>(kVocab * element_size(dtype));
     const uint64_t before = emulator::blocks_with_shared(bytes);
@@ -303,7 +302,7 @@ class OnePass : public test::OnGpu {
   Tensor ids;
 };
 
-TEST_F(OnePass, LossesOfATrainingStep) {
+TEST_F(OnePass, TrainingStepReadsLogitsOnce) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
     Decoder model({.layers = 1, .heads = 1, .channels = 16, .context = kTokens, .vocab = kVocab});
     model.materialize(1, arena, dtype, DType::float32);
@@ -316,8 +315,8 @@ TEST_F(OnePass, LossesOfATrainingStep) {
   }
 }
 
-// Logits that somebody else looks at afterwards stay as they are.
-TEST_F(OnePass, NotWhereLogitsAreKept) {
+// Logits that are used again afterwards are not overwritten.
+TEST_F(OnePass, ReusedLogitsAreNotOverwritten) {
   const Var logits(Tensor::zeros({kBatch * kTokens, kVocab}, DType::float32, arena), true);
   const Tensor targets = ids.reshape({kBatch * kTokens});
   EXPECT_EQ(rows_in_shared(DType::float32, [&] { backward(cross_entropy(logits, targets, 1).mean); }), 0);
@@ -328,13 +327,13 @@ TEST_F(OnePass, NotWhereLogitsAreKept) {
             kBatch * kTokens);
 }
 
-// How many kernels a layer of experts launches: as many for each number of experts.
+// Kernel launches of an expert layer are independent of the number of experts.
 
 using Launches = test::OnGpu;
 
 constexpr int64_t kChannels = 8, kHidden = 12;
 
-// Counts the launches of a forward pass, and of its backward pass.
+// Launches of a forward pass, and of its backward pass.
 std::pair<uint64_t, uint64_t> of_a_pass(MixtureOfExperts& layer, const Var& x) {
   const uint64_t before = emulator::launches();
   const Var y = layer(x);
@@ -343,18 +342,18 @@ std::pair<uint64_t, uint64_t> of_a_pass(MixtureOfExperts& layer, const Var& x) {
   return {between - before, emulator::launches() - between};
 }
 
-TEST_F(Launches, OfALayerDoNotDependOnTheNumberOfExperts) {
+TEST_F(Launches, LayerLaunchesAreIndependentOfExpertCount) {
   for (const bool gated : {false, true})
     for (const DType dtype : {DType::float32, DType::bfloat16}) {
       using Passes = std::vector<std::pair<uint64_t, uint64_t>>;
-      Passes first, second;  // gradients are written, or added
+      Passes first, second;  // gradients are written, or accumulated
       for (const int64_t experts : {4, 64, 192}) {
         MixtureOfExperts layer(kChannels, {.hidden = kHidden, .gated = gated, .experts = {.count = experts}});
         layer.materialize(3, arena, dtype, DType::float32);
         layer.set_step({.training = true});
         layer.clear_gradients();
         const Var x(test::drawn({2, 20, kChannels}, dtype, "x").to(arena), true);
-        of_a_pass(layer, x);  // may time products that it meets for the first time
+        of_a_pass(layer, x);  // may time matmuls of new shapes
         layer.clear_gradients();
         first.push_back(of_a_pass(layer, x));
         second.push_back(of_a_pass(layer, x));
@@ -364,8 +363,8 @@ TEST_F(Launches, OfALayerDoNotDependOnTheNumberOfExperts) {
     }
 }
 
-// One for as many groups as its arguments hold, if there are rows or, of gradients, weights.
-TEST_F(Launches, OfGroupsOfRows) {
+// One launch per full set of group arguments, if there are rows or, for gradients, weights.
+TEST_F(Launches, GroupedGemmLaunchesOncePer192Groups) {
   const Tensor x = test::drawn({40, kChannels}, DType::float32, "x").to(arena),
                dy = test::drawn({40, kHidden}, DType::float32, "dy").to(arena),
                w = test::drawn({kHidden, kChannels}, DType::float32, "w").to(arena);
@@ -385,16 +384,16 @@ TEST_F(Launches, OfGroupsOfRows) {
     };
     grouped_linear(x, groups);
     EXPECT_EQ(launches(), expected);
-    linear_rows_input_grad(dy, groups);
+    grouped_linear_input_grad(dy, groups);
     EXPECT_EQ(launches(), expected);
-    linear_rows_weight_grads(gradients, dy, x);
+    grouped_linear_weight_grads(gradients, dy, x);
     EXPECT_EQ(launches(), expected);
   }
 }
 
-// A library without an algorithm for odd rows gets copies of what is odd only: of the weight and the result (fill,
-// copy; copy out), and not of x.
-TEST_F(Launches, OfAPaddedProduct) {
+// Without an algorithm for odd rows, only odd operands are copied: the weight and the result (fill, copy; copy out),
+// not x.
+TEST_F(Launches, PaddedMatmulCopiesOnlyOddOperands) {
   const auto of_rows = [&](int64_t rows) {
     const Tensor x = test::drawn({rows, 16}, DType::bfloat16, "x").to(arena),
                  w = test::drawn({21, 16}, DType::bfloat16, "w").to(arena);

@@ -19,7 +19,7 @@ NAME = os.path.basename(sys.argv[0])
 ARGS = sys.argv[1:]
 LINE = " ".join(ARGS)
 TESTS = ["AttentionGpu.One", "AttentionGpu.Two", "AttentionGpu.SmallShapesThree", "StructuredGpu.NormsA", "StructuredGpu.CrossEntropyB",
-         "OtherGpu.One", "ProductsGpu.One"]
+         "OtherGpu.One", "MatmulGpu.One"]
 
 
 def goes_wrong(text):

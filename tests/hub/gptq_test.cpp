@@ -13,7 +13,7 @@ Int4Matrix counted(int64_t rows, int64_t columns, int64_t group) {
   Int4Matrix m(rows, columns, group);
   for (int64_t o = 0; o < rows; ++o) {
     for (int64_t i = 0; i < columns; ++i) m.set_code(o, i, static_cast<int>((5 * o + 3 * i + o * i / 7) % 16));
-    for (int64_t g = 0; g < m.groups(); ++g) m.scale(o, g) = unpack_half(static_cast<float>(1 + o + 2 * g) / 64);
+    for (int64_t g = 0; g < m.groups(); ++g) m.scale(o, g) = to_half(static_cast<float>(1 + o + 2 * g) / 64);
   }
   return m;
 }

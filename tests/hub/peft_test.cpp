@@ -384,11 +384,20 @@ TEST_F(PeftLayersTest, TablesAndHeadsAreComputed) {
     config_["modules_to_save"] = {module.substr(module.find('.') + 1)};
     weights_[head + ".weight"] = weights_[table + ".weight"];
     weights_[module + ".weight"] = saved_[prefix + module + ".weight"] = made({48, 24}, -0.05f);
+    // What PEFT writes besides where the tables grew, and does not read.
+    saved_[prefix + module + ".modules_to_save.weight"] = saved_[prefix + module + ".weight"];
+    saved_[prefix + module + ".original_module.weight"] = made({48, 24}, 1);
     expect_in_weights("modules_to_save");
   }
   for (const bool ties : {false, true}) {
     begin();
     config_["target_modules"] = ".*(_proj|embed_tokens)", config_["ensure_weight_tying"] = ties;
+    if (ties) {  // PEFT writes the head's side of both, and adds the full name of the table
+      config_["target_modules"] = {"q_proj",  "k_proj",    "v_proj",       "o_proj", "gate_proj",
+                                   "up_proj", "down_proj", "embed_tokens", table};
+      saved_[prefix + head + ".lora_A.weight"] = made({4, 24}, 0.1f);
+      saved_[prefix + head + ".lora_B.weight"] = made({48, 4}, -0.1f);
+    }
     if (!ties) weights_[head + ".weight"] = weights_[table + ".weight"];
     Values &a = saved_[prefix + table + ".lora_embedding_A"] = made({4, 48}, -0.1f),
            &b = saved_[prefix + table + ".lora_embedding_B"] = made({24, 4}, 0.1f);
@@ -416,6 +425,14 @@ TEST_F(PeftLayersTest, TablesAndHeadsAreComputed) {
   config_["trainable_token_indices"] = {3, 48};
   write_config(config_);
   expect_refused("trainable_token_indices: expected tokens below 48, found 48");
+  begin();
+  config_["trainable_token_indices"] = {{"embed_tokens", {3}}, {"lm_head", {1}}};
+  weights_[head + ".weight"] = weights_[table + ".weight"];
+  for (const auto& [module, token] : {std::pair(table, 3), {head, 1}}) {
+    Values& rows = saved_[prefix + module + ".token_adapter.trainable_tokens_delta"] = made({1, 24}, 0.3f);
+    for (int64_t j = 0; j < 24; ++j) weights_[module + ".weight"].at(token, j) = rows.at(0, j);
+  }
+  expect_in_weights("trainable_token_indices");
 }
 
 }  // namespace

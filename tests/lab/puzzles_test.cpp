@@ -212,7 +212,7 @@ std::vector<Attempt> mistakes() {
     const Schedule s = parse_schedule(right, name);
     const int r = s.ranks, m = s.microbatches;
     out.push_back({name, "schedule", right.substr(0, right.find_last_of(' ')) + "\n", "is missing"});
-    out.push_back({name, "schedule", "0G0\n", "word 1: '0G0' is no action"});
+    out.push_back({name, "schedule", "0G0\n", "word 1: '0G0' is not an action"});
     out.push_back({name, "size", to_text(gpipe(r, m + 1)), fmt::format("expected {}, {} and {}", r, m, s.chunks())});
     if (name == "fill") {
       out.push_back({name, "size", to_text(one_f_one_b(r, m)), "the line of rank 0 was changed"});

@@ -2,7 +2,7 @@
 #include "optim/muon.h"
 
 #include "optim/optimizer.h"
-#include "tensor/ops/matmul/cuda/product.h"
+#include "tensor/ops/matmul/cuda/gemm.h"
 #include "tests/support/gpu.h"
 #include "tests/support/units.h"
 

@@ -1,19 +1,18 @@
-// Arrays that ranks bring to a collective, and what must come out.
+// Inputs of collectives and their expected results.
 #pragma once
 
 #include "parallel/comm/launch.h"
 
 namespace tessera::test {
 
-// Algorithms made of messages.
 inline constexpr std::array kByMessages = {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root};
 
-// The elements that rank r brings: whole numbers, whose sums are exact in every order and dtype.
-inline double brought(int rank, int64_t i) { return static_cast<double>((i * 7 + rank * 3) % 5); }
+// Element i of rank r's input: small integers, whose sums are exact in every order and dtype.
+inline double rank_input(int rank, int64_t i) { return static_cast<double>((i * 7 + rank * 3) % 5); }
 
 inline Tensor make_array(int rank, int64_t n, DType dtype, const ArenaPtr& arena) {
   std::vector<double> v(static_cast<size_t>(n));
-  for (int64_t i = 0; i < n; ++i) v[static_cast<size_t>(i)] = brought(rank, i);
+  for (int64_t i = 0; i < n; ++i) v[static_cast<size_t>(i)] = rank_input(rank, i);
   return Tensor::of<double>(v, {n}, arena).to(dtype).to(arena);
 }
 
@@ -24,11 +23,11 @@ inline std::vector<double> values(const Tensor& t) { return t.on_host().to(DType
 inline std::vector<double> summed(int ranks, int64_t n) {
   std::vector<double> total(static_cast<size_t>(n));
   for (int r = 0; r < ranks; ++r)
-    for (int64_t i = 0; i < n; ++i) total[static_cast<size_t>(i)] += brought(r, i);
+    for (int64_t i = 0; i < n; ++i) total[static_cast<size_t>(i)] += rank_input(r, i);
   return total;
 }
 
-// Calls in which the odd one of some ranks asks for another size, dtype, operation, root or reduction.
+// Calls in which one rank requests another size, dtype, operation, root or reduction.
 using OddCall = std::function<void(Communicator&, const Tensor& x, bool odd)>;
 inline const std::vector<std::pair<const char*, OddCall>> kOddCalls = {
     {"size", [](auto& c, auto& x, bool odd) { c.all_reduce(x.narrow(0, 0, odd ? 24 : 12)); }},
@@ -38,13 +37,13 @@ inline const std::vector<std::pair<const char*, OddCall>> kOddCalls = {
     {"root", [](auto& c, auto& x, bool odd) { c.broadcast(x, odd ? 1 : 0); }},
     {"reduction", [](auto& c, auto& x, bool odd) { c.all_reduce(x, odd ? Reduction::max : Reduction::sum); }}};
 
-inline std::vector<double> cut(const std::vector<double>& whole, int ranks, int rank) {
-  const Range p = piece(static_cast<int64_t>(whole.size()), ranks, rank);
-  return {whole.begin() + p.begin, whole.begin() + p.end};
+inline std::vector<double> cut(const std::vector<double>& full, int ranks, int rank) {
+  const Range p = chunk_range(static_cast<int64_t>(full.size()), ranks, rank);
+  return {full.begin() + p.begin, full.begin() + p.end};
 }
 
-// Whether pieces of sizes of their own, some of them empty, come where they belong, and are counted: in the background,
-// and at once behind these.
+// Whether uneven chunks, some of them empty, arrive correctly and are counted: in the background, followed by a
+// blocking call.
 inline bool exchanges_uneven(Communicator& c, DType dtype, const ArenaPtr& arena) {
   const auto size = [](int from, int to) -> int64_t { return (3 * from + 2 * to) % 5; };
   std::vector<int64_t> sent, received;
@@ -66,14 +65,14 @@ inline bool exchanges_uneven(Communicator& c, DType dtype, const ArenaPtr& arena
                after.sent - before.sent == 2 * left * element_size(dtype);
   right = right && values(again) == values(out);
   for (int64_t r = 0, at = 0; r < c.size(); at += received[static_cast<size_t>(r++)]) {
-    int64_t whole = 0, first = 0;
+    int64_t full = 0, first = 0;
     for (int to = 0; to < c.size(); ++to) {
-      if (to == c.rank()) first = whole;
-      whole += size(static_cast<int>(r), to);
+      if (to == c.rank()) first = full;
+      full += size(static_cast<int>(r), to);
     }
     const int64_t count = received[static_cast<size_t>(r)];
     right = right && values(out.narrow(0, at, count)) ==
-                         values(make_array(static_cast<int>(r), whole, dtype, arena).narrow(0, first, count));
+                         values(make_array(static_cast<int>(r), full, dtype, arena).narrow(0, first, count));
   }
   return right;
 }

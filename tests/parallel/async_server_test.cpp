@@ -1,5 +1,5 @@
-// The asynchronous parameter server: it keeps its bound and its numbers, a replay has the bits of its run, and nothing
-// hangs when a worker fails or the run is stopped.
+// The asynchronous parameter server: staleness bound and traffic, bitwise identical replays, and no deadlocks after
+// failures or stops.
 #include <numeric>
 #include <set>
 
@@ -20,23 +20,23 @@ constexpr uint64_t kSeed = 5;
 
 struct AsyncPlan {
   int ranks = 3, servers = 1;
-  int64_t staleness = 1, steps = 8, sequences = 2;  // `sequences` are in a worker's batch
+  int64_t staleness = 1, steps = 8, sequences = 2;  // `sequences` per worker batch
   OptimizerKind optimizer = OptimizerKind::adamw;
   DType dtype = DType::float32;
   double dropout = 0.1;
   double rate = 0.003, timeout = 30;
   std::string record = {}, replay = {};
   std::function<void(int worker, int64_t clock)> before = {};
-  std::function<bool(int worker)> wish = {};       // to stop
-  std::vector<int64_t> stops = {};                 // steps at which it is stopped, to go on at once
-  std::function<double(int64_t applied)> lr = {};  // another than that of `rate`
+  std::function<bool(int worker)> wish = {};       // stop request
+  std::vector<int64_t> stops = {};                 // steps at which to stop and continue immediately
+  std::function<double(int64_t applied)> lr = {};  // overrides `rate`
 };
 
 struct AsyncTraining {
   AsyncSummary summary;
-  std::vector<int64_t> stopped;                              // steps done at each stop and at the end, of rank 0
-  std::vector<AppliedPush> pushes;                           // as rank 0 heard of them
-  std::vector<Bytes> values;                                 // parameters at the end, by rank
+  std::vector<int64_t> stopped;                              // steps completed at each stop and at the end, on rank 0
+  std::vector<AppliedPush> pushes;                           // as reported to rank 0
+  std::vector<Bytes> values;                                 // final parameters, by rank
   Bytes state;                                               // of the optimizer
   std::vector<int64_t> pushed, pulled, parameters, moments;  // bytes, by rank
 };
@@ -97,13 +97,10 @@ AsyncTraining train(const AsyncPlan& plan) {
 
 void sleep_ms(int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
-// A worker that is as fast as no other.
+// Varies the speed of workers.
 void uneven(int worker, int64_t clock) { sleep_ms((worker * 7 + clock * 5) % 6); }
 
 TemporaryDirectory scratch_folder() { return TemporaryDirectory(temporary_folder() / "tessera-async"); }
-
-// The asynchronous parameter server: the bound on staleness holds whoever is slow, a recorded order replays to the same
-// bits, and the model learns.
 
 void expect_same_bits(const AsyncTraining& a, const AsyncTraining& b) {
   ASSERT_EQ(a.pushes.size(), b.pushes.size());
@@ -118,8 +115,8 @@ void expect_same_bits(const AsyncTraining& a, const AsyncTraining& b) {
   EXPECT_TRUE(a.state == b.state);
 }
 
-// One worker computes its clock 4 until the others have begun the last clock that they may, and then a while longer.
-TEST(AsyncServer, StalenessStaysInItsBoundWhoeverIsSlow) {
+// One worker computes its clock 4 until the others have begun the last clock that they may, and then slightly longer.
+TEST(AsyncServer, StalenessStaysWithinBoundForAnySlowWorker) {
   for (const int64_t staleness : {0, 1, 3})
     for (const int slow : {0, 2}) {
       std::array<std::atomic<int64_t>, 3> begun{};
@@ -135,18 +132,18 @@ TEST(AsyncServer, StalenessStaysInItsBoundWhoeverIsSlow) {
       const AsyncTraining run =
           train({.servers = slow == 0 ? 1 : 2, .staleness = staleness, .steps = 10, .before = before});
       EXPECT_EQ(run.summary.applied, 30);
-      EXPECT_EQ(run.summary.most_ahead, staleness);
-      EXPECT_LE(run.summary.most_behind, 2 * (2 * staleness + 1));
+      EXPECT_EQ(run.summary.max_ahead, staleness);
+      EXPECT_LE(run.summary.max_behind, 2 * (2 * staleness + 1));
       std::vector<int64_t> done(3);
       for (const AppliedPush& p : run.pushes) {
         EXPECT_LE(p.push.clock, *std::min_element(done.begin(), done.end()) + staleness);
         EXPECT_EQ(p.push.clock, done[static_cast<size_t>(p.push.worker)]++);
-        EXPECT_LE(p.applied - p.push.version, run.summary.most_behind);
+        EXPECT_LE(p.applied - p.push.version, run.summary.max_behind);
       }
     }
 }
 
-TEST(AsyncServer, StalenessNoneIsARoundAfterTheOther) {
+TEST(AsyncServer, ZeroStalenessProceedsInRounds) {
   const AsyncTraining run = train({.ranks = 3, .servers = 2, .staleness = 0, .steps = 10});
   ASSERT_EQ(run.pushes.size(), 30U);
   for (size_t i = 0; i < 30; ++i) {
@@ -156,8 +153,8 @@ TEST(AsyncServer, StalenessNoneIsARoundAfterTheOther) {
   }
 }
 
-// With one worker nothing is asynchronous: the plain loop gives the same bits.
-TEST(AsyncServer, OneWorkerIsPlainTraining) {
+// One worker is synchronous: bitwise identical to the plain loop.
+TEST(AsyncServer, OneWorkerEqualsPlainTraining) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
     const AsyncPlan plan{.ranks = 1, .staleness = 0, .steps = 12, .dtype = dtype};
     const AsyncTraining run = train(plan);
@@ -179,7 +176,7 @@ TEST(AsyncServer, OneWorkerIsPlainTraining) {
   }
 }
 
-TEST(AsyncServer, ARecordedOrderReplaysToTheSameBits) {
+TEST(AsyncServer, ReplayOfRecordedOrderIsBitwiseIdentical) {
   const TemporaryDirectory scratch = scratch_folder();
   const std::string record = scratch.path() / "record", again = scratch.path() / "again";
   for (const int servers : {1, 2, 3})
@@ -193,31 +190,33 @@ TEST(AsyncServer, ARecordedOrderReplaysToTheSameBits) {
       const AsyncTraining first = train(plan);
       plan.record = again;
       plan.replay = record;
-      plan.before = [](int worker, int64_t clock) { sleep_ms((worker * 4 + clock * 3) % 7); };  // others are slow now
+      plan.before = [](int worker, int64_t clock) {
+        sleep_ms((worker * 4 + clock * 3) % 7);
+      };  // other workers are slow in the replay
       const AsyncTraining second = train(plan);
       expect_same_bits(first, second);
       EXPECT_EQ(read_whole(record), read_whole(again));
     }
 }
 
-// (K = 2, 3 ranks): a server keeps K-th parts, everybody else none; a worker moves all that it does not keep itself.
-TEST(AsyncServer, MovesAndHoldsWhatTheFormulaSays) {
+// (K = 2, 3 ranks): each server stores 1/K, other ranks nothing; a worker transfers all but its own server's shard.
+TEST(AsyncServer, TrafficAndAllocationsMatchFormulas) {
   const AsyncTraining run = train({.servers = 2, .steps = 5});
   Decoder model(tiny_gpt(0));
   int64_t all = 0;
-  std::vector<int64_t> kept(3);
+  std::vector<int64_t> served(3);
   for (const Module::Unit& unit : model.layout()) {
     all += unit.size;
     const int64_t first = std::min(unit.size, (unit.size / 2 + 255) / 256 * 256);  // sizes are even
-    kept[0] += first;
-    kept[1] += unit.size - first;
+    served[0] += first;
+    served[1] += unit.size - first;
   }
   int64_t moved = 0;
   for (size_t r = 0; r < 3; ++r) {
-    EXPECT_EQ(run.parameters[r], 4 * (all + kept[r]));
-    EXPECT_EQ(run.moments[r], 8 * kept[r]);
-    EXPECT_EQ(run.pushed[r], 5 * 4 * (all - kept[r]));
-    EXPECT_EQ(run.pulled[r], 2 * (5 + 1) * 4 * kept[r]);  // to both others, and once more at the end
+    EXPECT_EQ(run.parameters[r], 4 * (all + served[r]));
+    EXPECT_EQ(run.moments[r], 8 * served[r]);
+    EXPECT_EQ(run.pushed[r], 5 * 4 * (all - served[r]));
+    EXPECT_EQ(run.pulled[r], 2 * (5 + 1) * 4 * served[r]);  // to both others, plus once at the end
     moved += run.pushed[r];
   }
   EXPECT_EQ(moved, 5 * 2 * 4 * all);
@@ -229,11 +228,11 @@ double end_time(const std::vector<AppliedPush>& pushes) {
   return std::accumulate(pushes.end() - n, pushes.end(), 0.0, add) / static_cast<double>(n);
 }
 
-// Against the synchronous run over the same sequences in as many clocks, which makes a third of the updates, and
-// against one worker that takes the three workers' batches one after another and so makes as many updates, none of them
-// stale. The bands, for the mean loss of the last fifth of a run that starts at log(37) = 3.6: 0.1 above the first,
-// 0.35 above the second.
-TEST(AsyncServer, LearnsWithinABandOfTheSynchronousRun) {
+// Compared with the synchronous run over the same sequences in the same number of clocks, which makes a third of the
+// updates, and with one worker that processes the three workers' batches sequentially, which makes the same number of
+// updates without staleness. Bounds on the mean loss of the last fifth of a run that starts at log(37) = 3.6: 0.1 above
+// the first, 0.35 above the second.
+TEST(AsyncServer, LearnsWithinBoundsOfSynchronousRun) {
   AsyncPlan plan{.ranks = 1, .staleness = 0, .steps = 60, .sequences = 6, .dropout = 0, .rate = 0.004};
   const double synchronous = end_time(train(plan).pushes);
   plan.steps = 180;
@@ -250,11 +249,11 @@ TEST(AsyncServer, LearnsWithinABandOfTheSynchronousRun) {
   }
 }
 
-// The asynchronous parameter server when something goes wrong: a worker ends early, is slow, or throws; a record does
-// not fit. Nothing hangs, and the cause is named.
+// Failures: a worker ends early, is slow, or throws; a record does not match. No rank hangs, and the error names the
+// cause.
 
-// Worker 1 makes one step, the others three; a run of old records.
-TEST(AsyncFailure, NobodyWaitsForAWorkerThatTheRecordEndsEarly) {
+// Worker 1 makes one step, the others three, as in records of old runs.
+TEST(AsyncFailure, WorkerThatEndsEarlyDoesNotBlockReplay) {
   const TemporaryDirectory scratch = scratch_folder();
   const std::vector<Push> order = {{0, 0, 0}, {1, 0, 0}, {2, 0, 0}, {0, 1, 3}, {2, 1, 3}, {0, 2, 5}, {2, 2, 5}};
   const AsyncPlan plan{.servers = 2, .staleness = 0, .replay = scratch.path() / "record"};
@@ -264,18 +263,18 @@ TEST(AsyncFailure, NobodyWaitsForAWorkerThatTheRecordEndsEarly) {
   EXPECT_TRUE(train(plan).values == run.values);
 }
 
-// Worker `who` sleeps before its clock 1.
-auto late(int who, int64_t ms) {
+// Worker `late_worker` sleeps before its clock 1.
+auto late(int late_worker, int64_t ms) {
   return [=](int worker, int64_t clock) {
-    if (worker == who && clock == 1) sleep_ms(ms);
+    if (worker == late_worker && clock == 1) sleep_ms(ms);
   };
 }
 
-TEST(AsyncFailure, AWaitLongerThanTheTimeoutIsNoFailureOfWhoHasEnded) {
+TEST(AsyncFailure, FinishedWorkersWaitLongerThanTimeout) {
   train({.ranks = 2, .staleness = 0, .steps = 2, .timeout = 2, .before = late(0, 2500)});
 }
 
-TEST(AsyncFailure, AWorkerThatThrowsEndsTheOthersWithItsCause) {
+TEST(AsyncFailure, ThrowingWorkerEndsAllWithItsCause) {
   for (int servers = 1; servers <= 3; ++servers)
     for (int guilty = 0; guilty < 3; ++guilty)
       for (const int64_t staleness : {0, 5}) {
@@ -288,13 +287,13 @@ TEST(AsyncFailure, AWorkerThatThrowsEndsTheOthersWithItsCause) {
       }
 }
 
-TEST(AsyncFailure, ALearningRateThatThrowsInAServersThreadEndsEveryone) {
+TEST(AsyncFailure, ThrowingLearningRateEndsAllRanks) {
   AsyncPlan plan{.staleness = 50, .steps = 50, .sequences = 1, .optimizer = OptimizerKind::sgd, .dropout = 0};
   plan.lr = [](int64_t applied) { return applied == 7 ? throw Error("no rate") : 0.01; };
   EXPECT_EQ(error_message([&] { train(plan); }), "[rank 0] no rate");
 }
 
-TEST(AsyncFailure, AWorkerThatNeverPushesIsNamed) {
+TEST(AsyncFailure, NamesWorkerThatNeverPushes) {
   EXPECT_EQ(
       error_message([] { train({.staleness = 0, .timeout = 1, .before = late(2, 1400)}); }, Status::communication),
       "[rank 0] world axis, recv of 48 bytes: rank 2 sent nothing within 1 s");
@@ -304,7 +303,7 @@ std::string refusal(const AsyncPlan& plan, Status status = Status::usage) {
   return error_message([&] { train(plan); }, status);
 }
 
-TEST(AsyncFailure, ARecordThatDoesNotFitIsRefused) {
+TEST(AsyncFailure, RejectsMismatchedRecord) {
   const TemporaryDirectory scratch = scratch_folder();
   const std::string file = scratch.path() / "record";
   const AsyncPlan plan{.steps = 3, .record = file};
@@ -328,17 +327,17 @@ TEST(AsyncFailure, ARecordThatDoesNotFitIsRefused) {
   EXPECT_TRUE(has(refusal({.steps = 1, .record = scratch.path() / "no/such/place"}, Status::output), "cannot write"));
 }
 
-TEST(AsyncFailure, ALossThatIsNoNumberEndsTheRun) {
+TEST(AsyncFailure, NonFiniteLossEndsRun) {
   EXPECT_TRUE(has(refusal({.rate = 1e30}, Status::not_finite), "the loss or the gradient norm is not finite"));
 }
 
-// An asynchronous run that is stopped: all workers come to one step; a replay is stopped where its record allows it,
-// and goes on to the same bits.
+// Stopping: all workers reach a common step; a replay stops where its record allows it, and continues bitwise
+// identically.
 
-// Whoever wishes to stop, and whoever is slow.
-TEST(AsyncStop, AllWorkersComeToTheStepThatTheFastestHasBegun) {
+// For every worker that requests the stop, and every slow worker.
+TEST(AsyncStop, AllWorkersReachStepOfFastest) {
   for (const int64_t staleness : {0, 2})
-    for (const int who : {0, 1, 2}) {
+    for (const int stopper : {0, 1, 2}) {
       std::array<std::atomic<int64_t>, 3> begun{};
       std::atomic<bool> wished = false;
       AsyncPlan plan{.servers = 2, .staleness = staleness, .steps = 12};
@@ -347,7 +346,7 @@ TEST(AsyncStop, AllWorkersComeToTheStepThatTheFastestHasBegun) {
         begun[static_cast<size_t>(worker)] = clock + 1;
       };
       plan.wish = [&](int worker) {
-        return worker == who && begun[static_cast<size_t>(who)] == 3 && !wished.exchange(true);
+        return worker == stopper && begun[static_cast<size_t>(stopper)] == 3 && !wished.exchange(true);
       };
       plan.stops = {12};
       const AsyncTraining run = train(plan);
@@ -361,18 +360,18 @@ TEST(AsyncStop, AllWorkersComeToTheStepThatTheFastestHasBegun) {
         EXPECT_TRUE(p < first || run.pushes[p].push.version >= static_cast<int64_t>(first)) << p;
       }
       EXPECT_EQ(run.summary.applied, 36);
-      EXPECT_LE(run.summary.most_ahead, staleness);
+      EXPECT_LE(run.summary.max_ahead, staleness);
     }
 }
 
-TEST(AsyncStop, SavesOfEveryStepAreStepsInCommon) {
+TEST(AsyncStop, SavesAreAtCommonSteps) {
   const AsyncTraining run = train({.servers = 3, .staleness = 3, .steps = 6, .stops = {1, 2, 3, 4, 5}});
   EXPECT_EQ(run.stopped, (std::vector<int64_t>{1, 2, 3, 4, 5, 6}));
   for (size_t p = 0; p < run.pushes.size(); ++p) EXPECT_EQ(run.pushes[p].push.clock, static_cast<int64_t>(p / 3));
 }
 
-// In a record of a run that nobody stopped, workers are at different steps everywhere.
-TEST(AsyncStop, AReplayThatIsStoppedAtEveryStepHasTheSameBits) {
+// In a record of a run without stops, workers are at different steps at every position.
+TEST(AsyncStop, StoppedReplayIsBitwiseIdentical) {
   const TemporaryDirectory scratch = scratch_folder();
   for (const int servers : {1, 2, 3}) {
     AsyncPlan plan{.servers = servers, .staleness = 2, .steps = 10, .record = scratch.path() / "record"};
@@ -386,8 +385,8 @@ TEST(AsyncStop, AReplayThatIsStoppedAtEveryStepHasTheSameBits) {
   }
 }
 
-// By another way: the sets of pushes, compared as sets.
-TEST(AsyncStop, CommonPlacesAreWhereAllServersHaveTheSamePushes) {
+// Checked with a different method: comparing the sets of pushes.
+TEST(AsyncStop, CommonPlacesHaveEqualPushesOnAllServers) {
   const Philox random(7);
   uint64_t draws = 0;
   for (int trial = 0; trial < 200; ++trial) {
@@ -401,7 +400,7 @@ TEST(AsyncStop, CommonPlacesAreWhereAllServersHaveTheSamePushes) {
       order.push_back({static_cast<int>(w), clocks[w]++, 0});
     }
     const size_t servers = 1 + below(3);
-    for (size_t k = 0; k < servers; ++k) {  // a few neighbours have changed places
+    for (size_t k = 0; k < servers; ++k) {  // swaps a few neighbours
       log.servers.push_back(order);
       for (size_t swaps = below(5); swaps > 0; --swaps)
         if (const size_t at = below(11); log.servers[k][at].worker != log.servers[k][at + 1].worker)
@@ -421,7 +420,7 @@ TEST(AsyncStop, CommonPlacesAreWhereAllServersHaveTheSamePushes) {
   }
 }
 
-// The record of applied pushes: written and read back, and refused with one line where it is no record.
+// The push log: round trip, and one-line errors.
 
 const std::string kGood =
     "tessera-pushes version 1 workers 2 servers 1 staleness 1 steps 2\n"
@@ -431,7 +430,7 @@ std::string refusal(const std::string& text) {
   return error_message([&] { parse_push_log(text, "log"); }, Status::input);
 }
 
-TEST(PushLog, ReadsWhatItWrites) {
+TEST(PushLog, RoundTripsThroughText) {
   const PushLog log = parse_push_log(kGood, "log");
   EXPECT_EQ(log.workers, 2);
   EXPECT_EQ(log.staleness, 1);
@@ -440,7 +439,7 @@ TEST(PushLog, ReadsWhatItWrites) {
   EXPECT_EQ(to_string(log), kGood);
 }
 
-TEST(PushLog, RefusesEveryPartOfALog) {
+TEST(PushLog, RejectsTruncatedLogs) {
   for (size_t n = 0; n < kGood.size(); ++n) EXPECT_NE(refusal(kGood.substr(0, n)), "nothing was thrown") << n;
   EXPECT_NE(refusal(kGood + "\n"), "nothing was thrown");
   EXPECT_NE(refusal(kGood + kGood), "nothing was thrown");
@@ -452,7 +451,7 @@ std::string with(const std::string& from, const std::string& to) {
   return text;
 }
 
-TEST(PushLog, SaysWhatIsWrongInOneLine) {
+TEST(PushLog, DescribesErrorsInOneLine) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"",
        "log: line 1: expected 'tessera-pushes version 1 workers # servers # staleness # steps #', found the end of "
@@ -481,8 +480,8 @@ TEST(PushLog, SaysWhatIsWrongInOneLine) {
   }
 }
 
-// Worker 1 pulls for its clock 1 when worker 0 has done none: one ahead.
-TEST(PushLog, RefusesAnOrderBeyondItsBound) {
+// Worker 1 pulls for its clock 1 before worker 0 has completed any: one ahead.
+TEST(PushLog, RejectsOrderBeyondStalenessBound) {
   const std::string ahead =
       "tessera-pushes version 1 workers 2 servers 1 staleness 1 steps 2\n"
       "server 0 pushes 4\n1 0 0\n1 1 1\n0 0 0\n0 1 3\n";
@@ -492,9 +491,9 @@ TEST(PushLog, RefusesAnOrderBeyondItsBound) {
   EXPECT_EQ(refusal(bounded), "log: no run with a staleness of at most 0 can apply pushes in this order");
 }
 
-// Each server alone could have seen this; but at server 0 worker 2 pulled after worker 3's push, and at server 1 worker
-// 3 pulled after worker 2's.
-TEST(PushLog, RefusesOrdersThatWaitForEachOther) {
+// Each server's order is possible by itself, but at server 0 worker 2 pulled after worker 3's push, and at server 1
+// worker 3 pulled after worker 2's.
+TEST(PushLog, RejectsDeadlockedOrders) {
   const std::string head = "tessera-pushes version 1 workers 4 servers 2 staleness 9 steps 1\n";
   const std::string first = "server 0 pushes 2\n3 0 0\n2 0 1\n";
   EXPECT_EQ(refusal(head + first + "server 1 pushes 2\n3 0 0\n2 0 1\n"), "nothing was thrown");

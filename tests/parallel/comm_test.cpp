@@ -1,5 +1,4 @@
-// Communicators of threads: every operation, by every algorithm, against sums made here; counts; failures; the messages
-// of ranks that wait long.
+// Communicators of threads: every operation with every algorithm, counts, failures, and reports of long waits.
 #include <fmt/format.h>
 
 #include <regex>
@@ -29,8 +28,8 @@ TEST(Comm, EveryOperationByEveryAlgorithm) {
   EXPECT_EQ(test::failures, 0);
 }
 
-// The order of float32 sums is the documented one.
-TEST(Comm, SumsHaveTheirOrder) {
+// float32 sums use the documented order.
+TEST(Comm, SumsUseDocumentedOrder) {
   constexpr int kRanks = 5;
   constexpr int64_t kSize = 203;
   std::vector<std::vector<float>> in;
@@ -41,7 +40,7 @@ TEST(Comm, SumsHaveTheirOrder) {
     int first = 0;
     if (algorithm == Algorithm::ring)
       for (int c = 0; c < kRanks; ++c)
-        if (static_cast<int64_t>(i) >= piece(kSize, kRanks, c).begin) first = c + 1;
+        if (static_cast<int64_t>(i) >= chunk_range(kSize, kRanks, c).begin) first = c + 1;
     float sum = at(first);
     for (int r = 1; r < kRanks; ++r) sum += at(first + r);
     return sum;
@@ -55,8 +54,8 @@ TEST(Comm, SumsHaveTheirOrder) {
     });
 }
 
-TEST(Comm, BytesAreThoseOfTheFormulas) {
-  // Whole arrays sent by all ranks together, of n = 4.
+TEST(Comm, BytesMatchFormulas) {
+  // Full arrays sent by all ranks together, n = 4.
   const std::vector<std::tuple<Algorithm, Op, double>> cases = {
       {Algorithm::direct, Op::all_reduce, 6},     {Algorithm::ring, Op::all_reduce, 6},
       {Algorithm::root, Op::all_reduce, 6},       {Algorithm::tree, Op::all_reduce, 6},
@@ -81,7 +80,7 @@ TEST(Comm, BytesAreThoseOfTheFormulas) {
   }
 }
 
-TEST(Comm, MessagesKeepTheirOrderByTag) {
+TEST(Comm, MessagesArriveInOrderByTag) {
   launch({.ranks = 2, .timeout_s = 20}, [](Communicator& world) { check_messages(world, 0, 1, 100); });
   EXPECT_EQ(test::failures, 0);
 }
@@ -91,7 +90,7 @@ TEST(Comm, SplitsIntoRowsAndColumns) {
     const int row = world.rank() / 3, column = world.rank() % 3;
     const auto in_row = world.split(row, -column, "row"), in_column = world.split(column, row, "column");
     EXPECT_EQ(in_row->size(), 3);
-    EXPECT_EQ(in_row->rank(), 2 - column);  // the key turns the order around
+    EXPECT_EQ(in_row->rank(), 2 - column);  // the key reverses the order
     EXPECT_EQ(in_row->world_rank(0), 3 * row + 2);
     EXPECT_EQ(in_column->rank(), row);
     EXPECT_EQ(in_row->sum(column + 1), 6);
@@ -110,7 +109,7 @@ TEST(Comm, RunsInTheBackground) {
       x.push_back(make_array(world.rank(), 3000 + i, DType::float32, arena));
       pending.push_back(world.start_all_reduce(x.back()));
     }
-    EXPECT_EQ(world.sum(1), 2);  // after those
+    EXPECT_EQ(world.sum(1), 2);  // after the background calls
     for (size_t i = 0; i < 5; ++i) {
       pending[i].wait();
       EXPECT_EQ(values(x[i]), summed(2, 3000 + static_cast<int64_t>(i)));
@@ -119,9 +118,9 @@ TEST(Comm, RunsInTheBackground) {
   EXPECT_EQ(trace.events().size(), 6U);
 }
 
-// The log that a rank writes of its calls, read by another rank while it goes on.
+// The call log, read by another rank while it is written.
 
-TEST(CallLog, KeepsTheLastCalls) {
+TEST(CallLog, RetainsLastCalls) {
   CallLog log;
   EXPECT_EQ(log.made(), 0U);
   EXPECT_FALSE(log.find(0));
@@ -130,10 +129,10 @@ TEST(CallLog, KeepsTheLastCalls) {
       .op = Op::scatter, .dtype = DType::bfloat16, .reduction = Reduction::max, .root = 5, .count = int64_t{1} << 40};
   EXPECT_EQ(log.add(scatter), 1U);
   EXPECT_TRUE(log.find(1)->matches(scatter));
-  EXPECT_FALSE(log.find(1)->pieces);
-  const UnevenSplits pieces{{1, 2}, {1, 5}}, others{{4, 5}, {2, 5}};  // two ranks' pieces, each of its own arrays
-  log.add({.op = Op::all_to_all, .count = 3, .pieces = &pieces});
-  EXPECT_TRUE(log.find(2)->matches({.op = Op::all_to_all, .count = 9, .pieces = &others}));
+  EXPECT_FALSE(log.find(1)->splits);
+  const UnevenSplits splits{{1, 2}, {1, 5}}, others{{4, 5}, {2, 5}};  // chunks of two ranks
+  log.add({.op = Op::all_to_all, .count = 3, .splits = &splits});
+  EXPECT_TRUE(log.find(2)->matches({.op = Op::all_to_all, .count = 9, .splits = &others}));
   EXPECT_FALSE(log.find(2)->matches({.op = Op::all_to_all, .count = 3}));
   for (int64_t i = 3; i <= 1000; ++i) log.add({.op = Op::broadcast, .count = i});
   EXPECT_EQ(log.made(), 1000U);
@@ -142,7 +141,7 @@ TEST(CallLog, KeepsTheLastCalls) {
   for (const int64_t i : {990, 1000}) EXPECT_EQ(log.find(static_cast<uint64_t>(i))->count, i);
 }
 
-TEST(CallLog, IsReadWhileItIsWritten) {
+TEST(CallLog, SupportsConcurrentReads) {
   CallLog log;
   constexpr int64_t kCalls = 20'000;
   std::jthread writer([&] {
@@ -152,7 +151,7 @@ TEST(CallLog, IsReadWhileItIsWritten) {
   for (uint64_t made = 0; made < kCalls;) {
     made = log.made();
     const std::optional<Call> last = log.find(made);
-    if (!last) continue;  // none yet, or written anew meanwhile
+    if (!last) continue;  // none yet, or overwritten during the read
     ++found;
     ASSERT_EQ(last->count, 3 * static_cast<int64_t>(made));
     ASSERT_EQ(last->root, static_cast<int32_t>(made % 1000));
@@ -160,14 +159,14 @@ TEST(CallLog, IsReadWhileItIsWritten) {
   EXPECT_GT(found, 0);
 }
 
-// Failures of a communicator: a rank fails, is late, or asks for something else than the others.
+// Failures: a rank throws, is late, or calls a different operation.
 
 // Returns the message of the error that launch() throws when the ranks run `body`.
 std::string failure(const LaunchOptions& options, const std::function<void(Communicator&)>& body) {
   return error_message([&] { launch(options, body); }, Status::communication);
 }
 
-TEST(CommFailure, ARankThatThrowsEndsTheOthers) {
+TEST(CommFailure, ThrowingRankEndsAllRanks) {
   const auto thrown_by = [](const std::function<void(Communicator&)>& f) {
     return failure({.ranks = 4, .timeout_s = 20}, [&](Communicator& world) {
       if (world.rank() == 2) f(world);
@@ -175,19 +174,19 @@ TEST(CommFailure, ARankThatThrowsEndsTheOthers) {
     });
   };
   EXPECT_EQ(thrown_by([](Communicator&) { throw CommError("the cause"); }), "[rank 2] the cause");
-  EXPECT_EQ(thrown_by([](Communicator&) { throw 42; }), "[rank 2] something was thrown that is no std::exception");
+  EXPECT_EQ(thrown_by([](Communicator&) { throw 42; }), "[rank 2] the thrown object is not a std::exception");
   EXPECT_EQ(thrown_by([](Communicator&) { throw "a text"; }), "[rank 2] a text");
   EXPECT_EQ(thrown_by([](Communicator&) { throw std::string("a string"); }), "[rank 2] a string");
   EXPECT_EQ(thrown_by([](Communicator&) { throw static_cast<const char*>(nullptr); }),
-            "[rank 2] something was thrown that is no std::exception");
-  const std::string busy = thrown_by([](Communicator& world) {  // with work in the background
+            "[rank 2] the thrown object is not a std::exception");
+  const std::string busy = thrown_by([](Communicator& world) {  // with background work
     const Work p = world.start_all_reduce(zeros(100));
     throw CommError("the cause");
   });
   EXPECT_TRUE(busy == "[rank 2] the cause" || has(busy, "asks for")) << busy;
 }
 
-TEST(CommFailure, ARankThatLeavesWithWorkInTheBackgroundIsNamed) {
+TEST(CommFailure, NamesRankThatLeavesBackgroundWork) {
   const std::string what = failure({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
     if (world.rank() == 0) {
       const Work forgotten = world.start_all_reduce(zeros(100'000));
@@ -196,20 +195,20 @@ TEST(CommFailure, ARankThatLeavesWithWorkInTheBackgroundIsNamed) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     world.barrier();
   });
-  EXPECT_EQ(what, "[rank 0] ended while its communication was still in the background");
+  EXPECT_EQ(what, "[rank 0] ended while background communication was still running");
 }
 
-TEST(CommFailure, ARankThatDoesNotComeIsNamed) {
+TEST(CommFailure, NamesMissingRank) {
   const std::string what = failure({.ranks = 3, .timeout_s = 0.3}, [](Communicator& world) {
     world.all_reduce(zeros(10));
     if (world.rank() != 1) world.all_reduce(zeros(100));
   });
   EXPECT_TRUE(has(what,
-                  "world axis, all_reduce of 400 bytes (float32): rank 1 did not come within 0.3 s; the last it came "
-                  "to was all_reduce of 40 bytes (float32)"));
+                  "world axis, all_reduce of 400 bytes (float32): rank 1 did not arrive within 0.3 s; its last "
+                  "operation was all_reduce of 40 bytes (float32)"));
 }
 
-TEST(CommFailure, CallsThatDifferAreNamed) {
+TEST(CommFailure, NamesMismatchedCalls) {
   const std::string what = failure({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
     world.rank() == 0 ? world.all_reduce(zeros(100)) : world.broadcast(zeros(100), 0);
   });
@@ -217,9 +216,9 @@ TEST(CommFailure, CallsThatDifferAreNamed) {
   EXPECT_TRUE(has(what, "broadcast of 400 bytes (float32, root 0)"));
 }
 
-// Ranks are named as those of the world, also by a group whose own numbers differ, whichever sees it first.
-TEST(CommFailure, OddCallNamesTheRankThatMadeIt) {
-  for (const int first : {0, 1})  // of three ranks in a row
+// Errors use world ranks, also in a group with other numbers, whichever rank detects the mismatch first.
+TEST(CommFailure, NamesRankOfOddCall) {
+  for (const int first : {0, 1})  // three consecutive ranks
     for (const int odd : {first + 1, first + 2}) {
       const std::string what = failure({.ranks = 3 + first, .timeout_s = 20}, [&](Communicator& world) {
         const auto group = world.split(world.rank() >= first ? 1 : 0, world.rank(), "group");
@@ -235,14 +234,14 @@ TEST(CommFailure, OddCallNamesTheRankThatMadeIt) {
     }
 }
 
-TEST(CommFailure, ASilentSenderIsNamed) {
+TEST(CommFailure, NamesSilentSender) {
   const std::string what = failure({.ranks = 2, .timeout_s = 0.3}, [](Communicator& world) {
     if (world.rank() == 1) world.recv(zeros(10), 0);
   });
   EXPECT_EQ(what, "[rank 1] world axis, recv of 40 bytes: rank 0 sent nothing within 0.3 s");
 }
 
-TEST(CommFailure, WrongArgumentsAreRefusedBeforeAnythingIsSent) {
+TEST(CommFailure, RejectsInvalidArgumentsBeforeSending) {
   launch({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
     const ArenaPtr arena = make_arena();
     const Tensor x = Tensor::zeros({4, 4}, DType::float32, arena), y = Tensor::zeros({5}, DType::float32, arena);
@@ -251,17 +250,17 @@ TEST(CommFailure, WrongArgumentsAreRefusedBeforeAnythingIsSent) {
     EXPECT_THROW(world.broadcast(x, 2), Error);
     EXPECT_THROW(world.all_to_all(x, x), Error);
     const std::vector<int64_t> none(static_cast<size_t>(world.size()));
-    EXPECT_THROW(world.all_to_all(x, x, none, none), Error);  // which is not all of x
+    EXPECT_THROW(world.all_to_all(x, x, none, none), Error);  // does not cover x
     EXPECT_THROW((void)world.start_all_to_all(x, x, none, none), Error);
     EXPECT_THROW(world.send(x, world.rank()), Error);
     EXPECT_EQ(world.sum(1), 2);
   });
 }
 
-// Faults at random calls of random ranks: every run ends, late ranks change nothing, and the culprit is named. A
-// dropped message is noticed when no more come; until then a ring, whose messages are all alike, takes the next one for
-// it.
-TEST(CommFailure, NoPlantedFaultHangs) {
+// Faults at random calls of random ranks: every run ends, delays change nothing, and the culprit is named. A dropped
+// message is detected when no more arrive; until then a ring, whose messages are all alike, accepts the next one
+// instead.
+TEST(CommFailure, InjectedFaultsNeverHang) {
   const Philox random = Philox::named(1, "faults");
   for (uint64_t trial = 0; trial < 40; ++trial) {
     const int ranks = 2 + static_cast<int>(random.below(3, 4 * trial)),
@@ -289,7 +288,7 @@ TEST(CommFailure, NoPlantedFaultHangs) {
     }
     const std::string what = failure(options, body), by = fmt::format("rank {}", culprit);
     if (drops) {
-      EXPECT_TRUE(has(what, direct ? by + " did not come within 0.5 s" : "sent nothing within 0.5 s")) << what;
+      EXPECT_TRUE(has(what, direct ? by + " did not arrive within 0.5 s" : "sent nothing within 0.5 s")) << what;
     } else {
       EXPECT_TRUE(what.starts_with("[" + by + "] world axis, ")) << what;
       EXPECT_TRUE(what.ends_with(fmt::format("a planted fault at call {}", fault.call))) << what;
@@ -297,7 +296,7 @@ TEST(CommFailure, NoPlantedFaultHangs) {
   }
 }
 
-TEST(CommFailureDeathTest, ARankThatNeverStopsEndsTheProcess) {
+TEST(CommFailureDeathTest, UnresponsiveRankEndsProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(launch({.ranks = 2, .timeout_s = 0.2},
                      [](Communicator& world) {
@@ -309,10 +308,10 @@ TEST(CommFailureDeathTest, ARankThatNeverStopsEndsTheProcess) {
               "tessera: .rank 1. the cause .and another rank does not stop: ending the process.");
 }
 
-// The messages of ranks that wait long, the notes on their operations, and the ranks that are waited for.
+// Reports of long waits, the flight recorder, and wait times.
 
-// The lines about long waits of ranks that run `body`.
-std::vector<std::string> said(LaunchOptions how, const std::function<void(Communicator&)>& body) {
+// The lines about long waits while ranks run `body`.
+std::vector<std::string> wait_lines(LaunchOptions how, const std::function<void(Communicator&)>& body) {
   std::mutex one_at_a_time;
   std::vector<std::string> lines;
   how.say = [&](const std::string& line) {
@@ -323,7 +322,7 @@ std::vector<std::string> said(LaunchOptions how, const std::function<void(Commun
   return lines;
 }
 
-TEST(ReportInterval, ComesAfter5And30And60AndThenTwiceAsLong) {
+TEST(ReportInterval, IsDueAfter5And30And60SecondsThenDoubles) {
   ReportInterval reminder;
   std::vector<int> at;
   for (int second = 0; second < 300; ++second)
@@ -331,7 +330,7 @@ TEST(ReportInterval, ComesAfter5And30And60AndThenTwiceAsLong) {
   EXPECT_EQ(at, (std::vector<int>{5, 30, 60, 120, 240}));
 }
 
-TEST(StallReporter, AreNewsOnceForEachAxisAndRank) {
+TEST(StallReporter, IsNewsOncePerAxisAndRank) {
   StallReporter waits([](const std::string&) {});
   EXPECT_TRUE(waits.is_news("dp", 3));
   EXPECT_FALSE(waits.is_news("dp", 3));
@@ -340,9 +339,9 @@ TEST(StallReporter, AreNewsOnceForEachAxisAndRank) {
   EXPECT_FALSE(waits.is_news("dp", 3));
 }
 
-// Rank 2 comes late, twice: three ranks wait for it, and one line says so.
-TEST(Flight, ALongWaitIsSaidOnceWithWhomAndWhatItDidLast) {
-  const std::vector<std::string> lines = said({.ranks = 4, .timeout_s = 60}, [](Communicator& world) {
+// Rank 2 is late twice: three ranks wait for it, and one line is printed.
+TEST(Flight, LongWaitIsPrintedOnceWithMissingRankAndItsLastCall) {
+  const std::vector<std::string> lines = wait_lines({.ranks = 4, .timeout_s = 60}, [](Communicator& world) {
     const std::unique_ptr<Communicator> axis = world.split(0, world.rank(), "dp");
     const Tensor x = make_array(world.rank(), 10, DType::float32, make_arena());
     axis->all_reduce(x);
@@ -353,12 +352,12 @@ TEST(Flight, ALongWaitIsSaidOnceWithWhomAndWhatItDidLast) {
   });
   ASSERT_EQ(lines.size(), 1U);
   for (const char* part : {"has waited 5", "in all_reduce of 40 bytes (float32) on axis dp for rank 2",
-                           "the last it came to was all_reduce of 40 bytes"})
+                           "its last operation was all_reduce of 40 bytes"})
     EXPECT_TRUE(has(lines[0], part));
 }
 
-TEST(Flight, AMessageThatDoesNotComeIsSaidToo) {
-  const std::vector<std::string> lines = said({.ranks = 2, .timeout_s = 60}, [](Communicator& world) {
+TEST(Flight, MissingMessageIsPrinted) {
+  const std::vector<std::string> lines = wait_lines({.ranks = 2, .timeout_s = 60}, [](Communicator& world) {
     const Tensor x = make_array(world.rank(), 10, DType::float32, make_arena());
     if (world.rank() == 1) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5300));
@@ -372,16 +371,16 @@ TEST(Flight, AMessageThatDoesNotComeIsSaidToo) {
   EXPECT_TRUE(has(lines[0], "recv of 40 bytes on axis world for rank 1"));
 }
 
-TEST(Flight, ShortWaitsAreNotSaid) {
-  const std::vector<std::string> lines = said({.ranks = 2}, [](Communicator& world) {
+TEST(Flight, ShortWaitsAreNotPrinted) {
+  const std::vector<std::string> lines = wait_lines({.ranks = 2}, [](Communicator& world) {
     if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
     world.barrier();
   });
   EXPECT_TRUE(lines.empty());
 }
 
-// The one that is late is waited for, and who waits is not.
-TEST(Flight, WaitingIsCountedByWhomItIsFor) {
+// Only the late rank is waited for.
+TEST(Flight, WaitTimeIsAttributedToLateRank) {
   std::vector<std::vector<double>> waits(3);
   launch({.ranks = 3}, [&](Communicator& world) {
     for (int i = 0; i < 5; ++i) {
@@ -402,8 +401,8 @@ std::string record_flights(LaunchOptions how, const std::function<void(Communica
   return read_file(how.flight_file());
 }
 
-// Rank 1 leaves out one call: the others are in the fourth, it was never there.
-TEST(Flight, AFailureLeavesWhatEveryRankDidLast) {
+// Rank 1 skips one call: the others are in the fourth, which it never reached.
+TEST(Flight, FailureWritesLastOperationsOfEveryRank) {
   const std::string file = record_flights({.ranks = 3, .timeout_s = 1}, [](Communicator& world) {
     const Tensor x = make_array(world.rank(), 10, DType::float32, make_arena());
     for (int i = 0; i < 3; ++i) world.all_reduce(x);
@@ -415,10 +414,10 @@ TEST(Flight, AFailureLeavesWhatEveryRankDidLast) {
   EXPECT_TRUE(has(file, R"("number": 3, "operation": "all_reduce", "bytes": 40)"));
   EXPECT_TRUE(has(file, R"("number": 4, "operation": "barrier", "bytes": 0)"));
   EXPECT_TRUE(has(file, R"("ended": null)"));
-  EXPECT_TRUE(has(file, "did not come within 1 s"));
+  EXPECT_TRUE(has(file, "did not arrive within 1 s"));
 }
 
-TEST(Flight, KeepsTheLast32AndTheirNumbers) {
+TEST(Flight, RetainsLast32OperationsWithNumbers) {
   Flight flight(0, 1, std::make_shared<StallReporter>([](const std::string&) {}));
   const int dp = flight.axis("dp"), tp = flight.axis("tp");
   EXPECT_EQ(flight.axis("dp"), dp);
@@ -431,10 +430,9 @@ TEST(Flight, KeepsTheLast32AndTheirNumbers) {
   EXPECT_TRUE(has(line, R"("cause": "a \"cause\"")"));
 }
 
-// Sums of bfloat16 over ranks are rounded to nearest even: once by direct and root, once for each value sent by ring
-// and tree.
+// bfloat16 sums over ranks round to nearest even: once in direct and root, once per sent value in ring and tree.
 
-// Positive, so that errors of all roundings on the way go one way or none.
+// Positive, so that a biased rounding would accumulate.
 std::vector<double> numbers(int rank, int64_t count) {
   const Philox random = Philox::named(static_cast<uint64_t>(rank), "rounding of sums");
   std::vector<double> out;
@@ -450,7 +448,7 @@ void expect_rounded(Communicator& world, int64_t count, const ArenaPtr& arena, b
   std::vector<double> total(static_cast<size_t>(count));
   for (int r = 0; r < world.size(); ++r) {
     const std::vector<double> theirs = numbers(r, count);
-    for (size_t i = 0; i < total.size(); ++i) total[i] += theirs[i];  // exact: few numbers of 8 bits
+    for (size_t i = 0; i < total.size(); ++i) total[i] += theirs[i];  // exact: few values with 8 significant bits
   }
   const auto expect = [&](const char* what, const Tensor& found, int64_t first) {
     const std::vector<double> values = found.to(DType::float64).to_vector<double>();
@@ -467,7 +465,7 @@ void expect_rounded(Communicator& world, int64_t count, const ArenaPtr& arena, b
   const Tensor all = mine();
   world.all_reduce(all);
   expect("all_reduce", all, 0);
-  const Range own = piece(count, world.size(), world.rank());
+  const Range own = chunk_range(count, world.size(), world.rank());
   const Tensor part = Tensor::empty({own.size()}, DType::bfloat16, arena);
   world.reduce_scatter(mine(), part);
   expect("reduce_scatter", part, own.begin);
@@ -485,14 +483,14 @@ void expect_rounded_by(Algorithm algorithm, int ranks, Device device) {
   });
 }
 
-TEST(Rounding, OfSumsOverRanksIsToNearestEven) {
+TEST(Rounding, SumsOverRanksRoundToNearestEven) {
   for (const Algorithm algorithm : test::kByMessages)
     for (const int ranks : {2, 3, 4}) expect_rounded_by(algorithm, ranks, Device::cpu);
 }
 
 using RoundingGpu = test::OnGpu;
 
-TEST_F(RoundingGpu, OfSumsOverRanksIsToNearestEven) {
+TEST_F(RoundingGpu, SumsOverRanksRoundToNearestEven) {
   for (const Algorithm algorithm : test::kByMessages) expect_rounded_by(algorithm, 3, Device::cuda);
 }
 

@@ -1,5 +1,5 @@
-// Ring attention and Ulysses: values and gradients are those of one rank that has the whole sequence, on the CPU and on
-// ranks that share a GPU; who has what and computes what, what is moved and held, and when it is sent.
+// Ring attention and Ulysses: values and gradients equal those of one rank with the full sequence, on the CPU and on
+// ranks that share a GPU; partitioning, traffic, memory and overlap.
 #include "parallel/context_parallel.h"
 
 #include <fmt/format.h>
@@ -30,7 +30,7 @@ struct Problem {
   AttentionOptions options = {};
   DType dtype = DType::float64;
   uint64_t name = 0;
-  int64_t queries() const { return b * tokens * heads.query * d; }  // elements of the whole sequence
+  int64_t queries() const { return b * tokens * heads.query * d; }  // elements of the full sequence
   int64_t keys() const { return b * tokens * heads.key * d; }       // elements of the keys, or of the values
 };
 
@@ -41,7 +41,6 @@ Tensor whole_seed(const Problem& p, const ArenaPtr& arena) {
   return test::normal({p.b, p.tokens, p.heads.query * p.d}, p.dtype, 2 * p.name + 1, "context", arena);
 }
 
-// The tokens at these positions of (B, T, C).
 Tensor tokens_at(const Tensor& x, const std::vector<int64_t>& positions) {
   const Tensor y = x.make({x.dim(0), static_cast<int64_t>(positions.size()), x.dim(2)});
   for (size_t i = 0; i < positions.size(); ++i)
@@ -49,7 +48,7 @@ Tensor tokens_at(const Tensor& x, const std::vector<int64_t>& positions) {
   return y;
 }
 
-// Documents of random lengths in each sequence: where that of each token begins.
+// Random document boundaries: for each token the start of its document.
 Tensor draw_starts(const Problem& p, const ArenaPtr& arena) {
   const Tensor starts = Tensor::empty({p.b, p.tokens}, DType::int32, arena);
   const Philox random = Philox::named(p.name, "documents");
@@ -81,7 +80,7 @@ Var attend(const Var& qkv, const Problem& p, Communicator& cp, Way way) {
   return ring_attention(qkv, p.heads, o, cp, sequence_partition(way));
 }
 
-Result together(const Problem& p, Communicator& cp, Way way, const ArenaPtr& arena, bool recomputed = false) {
+Result run_parallel(const Problem& p, Communicator& cp, Way way, const ArenaPtr& arena, bool recomputed = false) {
   const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), sequence_partition(way));
   const Var qkv(tokens_at(whole_qkv(p, arena->host()), mine).to(arena), true);
   const auto run = [&](const std::vector<Var>& v) { return attend(v[0], p, cp, way); };
@@ -95,12 +94,12 @@ std::string describe(const Problem& p, const Communicator& cp, Way way) {
                      cp.size(), to_string(p.dtype), p.b, p.tokens, p.heads.query, p.heads.key, p.d, p.name);
 }
 
-// Every way of this problem, against one rank in float64 with the same inputs.
+// Every mode for this problem, compared with one rank in float64 on the same inputs.
 void expect_as_alone(const Problem& p, Communicator& cp, double of_out = 1e-12, double of_gradient = 1e-12) {
   const ArenaPtr arena = make_arena();
   const Result expected = alone(p, arena);
   for (const Way way : kWays) {
-    const Result got = together(p, cp, way, arena);
+    const Result got = run_parallel(p, cp, way, arena);
     const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), sequence_partition(way));
     const std::string what = describe(p, cp, way);
     EXPECT_EQ(got.out.dtype(), p.dtype) << what;
@@ -109,8 +108,8 @@ void expect_as_alone(const Problem& p, Communicator& cp, double of_out = 1e-12, 
   }
 }
 
-// Heads that c ranks can share, tokens for either way to cut; offsets as tensor and data parallelism give them.
-Problem draw(int ranks, uint64_t trial) {
+// Heads divisible by c and tokens divisible for both partitions; offsets as with tensor and data parallelism.
+Problem random_problem(int ranks, uint64_t trial) {
   const Philox random = Philox::named(trial, "problem");
   const auto below = [&](uint64_t n, uint64_t i) {
     return static_cast<int64_t>(random.below(n, i, static_cast<uint64_t>(ranks)));
@@ -135,19 +134,19 @@ Problem draw(int ranks, uint64_t trial) {
 
 LaunchOptions ranks(int n) { return {.ranks = n, .threads_per_rank = 1, .timeout_s = 300}; }
 
-// Plain ones; documents, where many tiles of a ring hold no key that some of their queries see; and windows, of
-// documents too: within a chunk, over a few of them, and longer than all.
+// Plain sequences; documents, where many ring tiles have no visible key for some queries; and windows, also of
+// documents: within a chunk, over several, and longer than all.
 TEST(ContextParallel, OneRankAndManyAgree) {
   for (const int n : {1, 2, 3, 4})
     launch(ranks(n), [](Communicator& cp) {
-      for (uint64_t trial = 0; trial < 12; ++trial) expect_as_alone(draw(cp.size(), trial), cp);
+      for (uint64_t trial = 0; trial < 12; ++trial) expect_as_alone(random_problem(cp.size(), trial), cp);
       for (uint64_t trial = 0; trial < 12; ++trial) {
-        Problem p = draw(cp.size(), 100 + trial);
+        Problem p = random_problem(cp.size(), 100 + trial);
         p.options.starts = draw_starts(p, make_arena());
         expect_as_alone(p, cp);
       }
       for (uint64_t trial = 0; trial < 16; ++trial) {
-        Problem p = draw(cp.size(), 200 + trial);
+        Problem p = random_problem(cp.size(), 200 + trial);
         p.options.window = std::array<int64_t, 4>{1, 3, p.tokens / 2, p.tokens + 9}[trial % 4];
         if (trial % 3 == 0) p.options.starts = draw_starts(p, make_arena());
         expect_as_alone(p, cp);
@@ -157,18 +156,18 @@ TEST(ContextParallel, OneRankAndManyAgree) {
 
 TEST(ContextParallel, EightRanks) {
   launch(ranks(8), [](Communicator& cp) {
-    Problem p = draw(8, 1);
+    Problem p = random_problem(8, 1);
     p.tokens = 48;
     p.options.dropout = 0.2;
     expect_as_alone(p, cp);
   });
 }
 
-// Bounds, as a share of the largest value: a few units of the last place of what is rounded, and of sums of gradients.
-TEST(ContextParallel, NarrowTypesAreNear) {
+// Bounds, as fractions of the largest value: a few ulps, and sums of gradients.
+TEST(ContextParallel, NarrowTypesMatchWithinRounding) {
   launch(ranks(4), [](Communicator& cp) {
     for (uint64_t trial = 0; trial < 8; ++trial) {
-      Problem p = draw(cp.size(), trial);
+      Problem p = random_problem(cp.size(), trial);
       p.dtype = DType::float32;
       expect_as_alone(p, cp, 2e-6, 4e-6);
       p.dtype = DType::bfloat16;
@@ -184,13 +183,13 @@ double squared_error(const Tensor& x, const Tensor& exact) {
   return sum;
 }
 
-// The squared errors of all ranks, as shares of those of one rank's bfloat16, are at most `bound`.
+// The squared errors of all ranks, relative to those of one rank's bfloat16, are at most `bound`.
 void expect_error(const Problem& p, Communicator& cp, Way way, double bound, const ArenaPtr& arena) {
   const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), sequence_partition(way));
   const Result exact = alone(p, make_arena()), one = alone(p, arena, DType::bfloat16),
-               got = together(p, cp, way, arena);
-  const auto share = [&](const Tensor& x, const Tensor& whole, const Tensor& of_one) {
-    return cp.sum(squared_error(x, tokens_at(whole, mine))) / squared_error(of_one, whole);
+               got = run_parallel(p, cp, way, arena);
+  const auto share = [&](const Tensor& x, const Tensor& full, const Tensor& of_one) {
+    return cp.sum(squared_error(x, tokens_at(full, mine))) / squared_error(of_one, full);
   };
   EXPECT_LE(share(got.out, exact.out, one.out), bound) << describe(p, cp, way);
   EXPECT_LE(share(got.gradient, exact.gradient, one.gradient), bound) << describe(p, cp, way);
@@ -200,8 +199,8 @@ Problem in_bfloat16(int64_t tokens, const Heads& heads, int64_t d, const Attenti
   return {.b = 2, .tokens = tokens, .heads = heads, .d = d, .options = options, .dtype = DType::bfloat16};
 }
 
-// No more error than one rank makes: parts are merged, carried around and added before anything is rounded.
-TEST(ContextParallel, BfloatIsRoundedOnce) {
+// No larger error than one rank's: partial results are merged and sent before rounding.
+TEST(ContextParallel, BfloatRoundsOnce) {
   launch(ranks(4), [](Communicator& cp) {
     for (const Way way : kWays) expect_error(in_bfloat16(256, {8, 4}, 16), cp, way, 1.05, make_arena());
   });
@@ -210,17 +209,17 @@ TEST(ContextParallel, BfloatIsRoundedOnce) {
 TEST(ContextParallel, AlongAnAxisOfAMesh) {
   launch(ranks(4), [](Communicator& world) {
     const auto cp = world.split(world.rank() % 2, world.rank(), "context");
-    Problem p = draw(2, 7);
+    Problem p = random_problem(2, 7);
     p.options.dropout = 0.5;
     p.options.first_sequence = p.b * (world.rank() % 2);
     expect_as_alone(p, *cp);
   });
 }
 
-TEST(ContextParallel, AnAxisOfOneIsPackedAttention) {
+TEST(ContextParallel, OneRankAxisEqualsPackedAttention) {
   launch({.ranks = 1}, [](Communicator& cp) {
-    Problem p = draw(1, 3);
-    p.tokens = 7;  // no two equal chunks
+    Problem p = random_problem(1, 3);
+    p.tokens = 7;  // not divisible into equal chunks
     const ArenaPtr arena = make_arena();
     const Var qkv(whole_qkv(p, arena));
     const std::vector<double> expected = packed_attention(qkv, p.heads, p.options).value().to_vector<double>();
@@ -229,48 +228,48 @@ TEST(ContextParallel, AnAxisOfOneIsPackedAttention) {
   });
 }
 
-TEST(ContextParallel, RecomputingChangesNoBit) {
+TEST(ContextParallel, RecomputationIsExact) {
   launch(ranks(3), [](Communicator& cp) {
     Problem p{.b = 2, .tokens = 36, .heads = {6, 3}, .d = 4, .options = {.dropout = 0.2, .random = Philox(4)}};
     const ArenaPtr arena = make_arena();
     for (const Way way : kWays) {
-      const Result kept = together(p, cp, way, arena), again = together(p, cp, way, arena, true);
+      const Result kept = run_parallel(p, cp, way, arena), again = run_parallel(p, cp, way, arena, true);
       EXPECT_EQ(again.out.to_vector<double>(), kept.out.to_vector<double>()) << describe(p, cp, way);
       EXPECT_EQ(again.gradient.to_vector<double>(), kept.gradient.to_vector<double>()) << describe(p, cp, way);
     }
   });
 }
 
-// --- what would be wrong is seen ---
-double output_difference(const Problem& told, const Problem& p, Communicator& cp, SequencePartition cut) {
+// --- fault detection ---
+double output_difference(const Problem& wrong, const Problem& p, Communicator& cp, SequencePartition cut) {
   const ArenaPtr arena = make_arena();
   const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), cut);
   const Var qkv(tokens_at(whole_qkv(p, arena), mine));
-  const Tensor out = ring_attention(qkv, told.heads, told.options, cp, SequencePartition::zigzag).value();
+  const Tensor out = ring_attention(qkv, wrong.heads, wrong.options, cp, SequencePartition::zigzag).value();
   return cp.max(test::apart(out, tokens_at(alone(p, arena).out, mine)));
 }
 
-TEST(ContextParallel, DefectsAreSeen) {
+TEST(ContextParallel, DetectsFaults) {
   launch(ranks(3), [](Communicator& cp) {
     Problem p{.b = 2, .tokens = 24, .heads = {2}, .d = 5, .options = {.dropout = 0.2, .random = Philox(4)}};
     EXPECT_LE(output_difference(p, p, cp, SequencePartition::zigzag), 1e-12);
     EXPECT_GT(output_difference(p, p, cp, SequencePartition::contiguous),
-              0.1);  // chunks in another order than the op thinks
+              0.1);  // chunks in an order that the op does not expect
     Problem uncaused = p, masked = p, shifted = p;
     uncaused.options.causal = false;
     masked.options.tokens_total = p.tokens + 1;  // another mask
     shifted.options.first_head = 1;
-    for (const Problem& told : {uncaused, masked, shifted})
-      EXPECT_GT(output_difference(told, p, cp, SequencePartition::zigzag), 0.1);
+    for (const Problem& wrong : {uncaused, masked, shifted})
+      EXPECT_GT(output_difference(wrong, p, cp, SequencePartition::zigzag), 0.1);
   });
 }
 
-// Context parallelism: who has what and computes what, what is moved and held, and when it is sent.
+// Partitioning, traffic, memory and overlap.
 
 constexpr std::array<SequencePartition, 2> kBalances{SequencePartition::zigzag, SequencePartition::contiguous};
 
 // --- tokens and chunks ---
-TEST(ContextPositions, CutTheSequence) {
+TEST(ContextPositions, PartitionTheSequence) {
   using List = std::vector<int64_t>;
   EXPECT_EQ(context_positions(12, 3, 0, SequencePartition::zigzag), (List{0, 1, 10, 11}));
   EXPECT_EQ(context_positions(12, 3, 1, SequencePartition::zigzag), (List{2, 3, 8, 9}));
@@ -291,11 +290,11 @@ TEST(ContextPositions, CutTheSequence) {
     }
 }
 
-TEST(ContextPositions, WhatCannotBeCutIsRefused) {
+TEST(ContextPositions, RejectIndivisibleSequences) {
   const auto refusal = [](int64_t tokens, int n, int rank, SequencePartition balance) {
     return error_message([&] { context_positions(tokens, n, rank, balance); });
   };
-  const std::string head = "[context_parallel] ", make = " tokens do not make ";
+  const std::string head = "[context_parallel] ", make = " tokens are not divisible into ";
   EXPECT_EQ(refusal(20, 4, 0, SequencePartition::zigzag),
             head + "20" + make + "8 equal chunks for 4 ranks; expected 16 or 24");
   EXPECT_EQ(refusal(3, 4, 0, SequencePartition::contiguous),
@@ -304,7 +303,7 @@ TEST(ContextPositions, WhatCannotBeCutIsRefused) {
   EXPECT_EQ(refusal(8, 4, 4, SequencePartition::contiguous), head + "there is no rank 4 among 4");
 }
 
-// Tiles that a rank computes with each holder's keys; a tile on the diagonal of a causal mask is half a tile of work.
+// Tiles that a rank computes with each holder's keys; a tile on the diagonal of a causal mask counts as half.
 struct Work {
   size_t tiles = 0, halves = 0;
   std::vector<size_t> by_hop;
@@ -320,7 +319,7 @@ Work count_work(int n, int rank, SequencePartition balance, bool causal) {
   return work;
 }
 
-TEST(ChunkPairs, ZigZagSharesTheWorkEvenly) {
+TEST(ChunkPairs, ZigZagBalancesWork) {
   for (const int n : {2, 3, 4, 8})
     for (int rank = 0; rank < n; ++rank) {
       const Work even = count_work(n, rank, SequencePartition::zigzag, true);
@@ -332,23 +331,23 @@ TEST(ChunkPairs, ZigZagSharesTheWorkEvenly) {
     }
 }
 
-TEST(ChunkPairs, AreThoseThatTheMaskLeaves) {
+TEST(ChunkPairs, CoverUnmaskedTiles) {
   for (const SequencePartition balance : kBalances)
     for (const bool causal : {false, true})
       for (const int n : {2, 3, 5}) {
-        std::set<std::pair<int, int>> seen;
+        std::set<std::pair<int, int>> observed;
         size_t count = 0;
         for (int rank = 0; rank < n; ++rank)
           for (int holder = 0; holder < n; ++holder)
             for (const ChunkPair& pair : chunk_pairs(n, rank, holder, balance, causal)) {
-              seen.insert({pair.query, pair.key});
+              observed.insert({pair.query, pair.key});
               ++count;
             }
         const int chunks = balance == SequencePartition::zigzag ? 2 * n : n;
         std::set<std::pair<int, int>> expected;
         for (int query = 0; query < chunks; ++query)
           for (int key = 0; key < (causal ? query + 1 : chunks); ++key) expected.insert({query, key});
-        EXPECT_EQ(seen, expected);
+        EXPECT_EQ(observed, expected);
         EXPECT_EQ(count, expected.size());
       }
 }
@@ -358,7 +357,7 @@ Var own_part(const Problem& s, const Communicator& cp) {
   return Var(Tensor::zeros({s.b, s.tokens / cp.size(), s.heads.packed() * s.d}, s.dtype, make_arena()), true);
 }
 
-// Calls and bytes of this operation over all ranks; no other was used, but for receiving what was sent.
+// Calls and bytes of this operation over all ranks; fails if another one was used, except recv.
 OpCount total(Communicator& cp, Op op) {
   const OpCounts counts = cp.counts();
   OpCounts others = counts;
@@ -372,7 +371,7 @@ OpCount total(Communicator& cp, Op op) {
   return {static_cast<int64_t>(sums[0]), static_cast<int64_t>(sums[1])};
 }
 
-// Expects these counts after the forward pass, and after the gradients.
+// Checks the counts after the forward and after the backward pass.
 void expect_moved(const Problem& s, Communicator& cp, Way way, Op op, const OpCount& there, const OpCount& back) {
   SCOPED_TRACE(describe(s, cp, way));
   const Var qkv = own_part(s, cp);
@@ -383,7 +382,7 @@ void expect_moved(const Problem& s, Communicator& cp, Way way, Op op, const OpCo
   EXPECT_EQ(total(cp, op), back);
 }
 
-TEST(ContextParallel, MovesWhatTheFormulasSay) {
+TEST(ContextParallel, TrafficMatchesFormulas) {
   for (const int n : {2, 3, 4})
     launch(ranks(n), [](Communicator& cp) {
       const int64_t c = cp.size();
@@ -401,7 +400,7 @@ TEST(ContextParallel, MovesWhatTheFormulasSay) {
 }
 
 // --- memory ---
-TEST(ContextParallel, TheRingHoldsNothingOfTheWholeSequence) {
+TEST(ContextParallel, RingAllocatesNothingOfFullSequence) {
   for (const int n : {2, 4})
     launch(ranks(n), [](Communicator& cp) {
       for (const DType dtype : {DType::float32, DType::bfloat16}) {
@@ -416,23 +415,24 @@ TEST(ContextParallel, TheRingHoldsNothingOfTheWholeSequence) {
         EXPECT_EQ(arena.usage(Category::activations).live - before, e * own + lse);
         EXPECT_EQ(arena.usage(Category::communication).peak, 2 * e * part);  // k and v
         backward(y, {.seed = y.value().clone()});
-        EXPECT_EQ(arena.usage(Category::communication).peak, (2 * e + 2 * 2 * 4) * part);  // dk and dv, here and coming
+        EXPECT_EQ(arena.usage(Category::communication).peak,
+                  (2 * e + 2 * 2 * 4) * part);  // dk and dv, local and arriving
         EXPECT_EQ(arena.usage(Category::communication).live, 0);
       }
     });
 }
 
 // --- time ---
-// "send kv", "recv dkv": gradients have twice the bytes of bfloat16 keys and values.
+// "send kv", "recv dkv": gradients are twice as large as bfloat16 keys and values.
 std::string to_string(const TraceEvent& event, int64_t kv_bytes) {
   return event.what + (event.bytes == kv_bytes ? " kv" : event.bytes == 2 * kv_bytes ? " dkv" : " something else");
 }
 
-// After keys and values are sent on comes the computing, between their arrival and their sending on nothing.
+// Computation follows the sending of keys and values; nothing is computed between their arrival and their sending.
 void expect_sent_before_computing(const Trace& trace, int64_t kv_bytes, const std::vector<std::string>& order) {
   const std::vector<TraceEvent> events = trace.events();
   ASSERT_EQ(events.size(), order.size());
-  double least_work = 1e9, least_pause = 1e9;  // the least, since other programs may come between
+  double least_work = 1e9, least_pause = 1e9;  // minima, because other programs may interrupt
   for (size_t i = 0; i < events.size(); ++i) {
     EXPECT_EQ(to_string(events[i], kv_bytes), order[i]) << i;
     if (i == 0) continue;
@@ -443,7 +443,7 @@ void expect_sent_before_computing(const Trace& trace, int64_t kv_bytes, const st
   EXPECT_GT(least_work, 10 * least_pause);
 }
 
-TEST(ContextParallel, ABlockIsSentOnBeforeItIsComputedWith) {
+TEST(ContextParallel, BlocksAreForwardedBeforeUse) {
   launch(ranks(4), [](Communicator& cp) {
     Trace there, back;
     const Problem s{.b = 1, .tokens = 1024, .heads = {4}, .d = 32, .dtype = DType::bfloat16};
@@ -461,8 +461,8 @@ TEST(ContextParallel, ABlockIsSentOnBeforeItIsComputedWith) {
   });
 }
 
-// --- refusals ---
-TEST(ContextParallel, WhatCannotBeIsRefused) {
+// --- invalid arguments ---
+TEST(ContextParallel, RejectsInvalidArguments) {
   launch(ranks(2), [](Communicator& world) {
     const auto cp = world.split(0, world.rank(), "context");
     const auto refusal = [&](bool ring, int64_t tokens, int64_t heads, const AttentionOptions& options = {}) {
@@ -471,19 +471,20 @@ TEST(ContextParallel, WhatCannotBeIsRefused) {
           [&] { ring ? ring_attention(qkv, {heads}, options, *cp) : ulysses_attention(qkv, {heads}, options, *cp); });
     };
     EXPECT_EQ(refusal(false, 2, 3),
-              "[ulysses_attention] context axis: 2 ranks cannot share 3 heads evenly; expected 2 or 4");
+              "[ulysses_attention] context axis: 2 ranks do not divide 3 heads; nearest valid value: 2 or 4");
     for (const bool ring : {false, true})
       EXPECT_EQ(refusal(ring, 2, 4),
-                "[attention] packed qkv is float32 (1, 2, 18); expected (B, T, (H + 2 K) D) of 4 heads of queries and "
-                "4 of keys and values");
-    EXPECT_EQ(refusal(true, 3, 3), "[ring_attention] context axis: a rank has 3 tokens; zig-zag takes an even number");
+                "[attention] packed qkv is float32 (1, 2, 18); expected (B, T, (H + 2 K) D) with 4 query heads and "
+                "4 key-value heads");
+    EXPECT_EQ(refusal(true, 3, 3),
+              "[ring_attention] context axis: a rank has 3 tokens; zig-zag requires an even number");
     EXPECT_EQ(refusal(true, 2, 3, {.first_key = 2}),
-              "[ring_attention] context axis: first_key and first_query are given; they follow from the ranks");
+              "[ring_attention] context axis: first_key and first_query must not be set; they follow from the ranks");
   });
 }
 
-// On ranks that share a GPU, beside one rank in float64 on the CPU: with our own kernels, whose parts are not rounded,
-// and with parts of bfloat16, which are those of cuDNN's kernels.
+// Ranks that share a GPU, compared with one rank in float64 on the CPU: custom kernels with unrounded partial results,
+// and bfloat16 partial results as in cuDNN's kernels.
 using ContextParallelGpu = test::OnGpu;
 
 void expect_error_on_gpu(int n, int64_t tokens, const Heads& heads, double bound, Way way = Way::zigzag,
@@ -497,8 +498,8 @@ void expect_error_on_gpu(int n, int64_t tokens, const Heads& heads, double bound
   });
 }
 
-// Our kernels write as cuDNN's do where the choice is automatic here: every part is rounded to bfloat16.
-TEST_F(ContextParallelGpu, ARingIsRoundedOnceAndOfRoundedPartsTwice) {
+// Where the choice is automatic, custom kernels behave like cuDNN's here: every partial result is rounded to bfloat16.
+TEST_F(ContextParallelGpu, RingRoundsOnceOrTwiceWithRoundedTiles) {
   for (const int n : {2, 3})
     for (const Heads& heads : {Heads{2}, Heads{2, 1}}) {
       expect_error_on_gpu(n, 64 * n, heads, 1.05);
@@ -507,17 +508,17 @@ TEST_F(ContextParallelGpu, ARingIsRoundedOnceAndOfRoundedPartsTwice) {
     }
 }
 
-TEST_F(ContextParallelGpu, UlyssesIsOneRanksAttention) {
+TEST_F(ContextParallelGpu, UlyssesEqualsOneRankAttention) {
   expect_error_on_gpu(2, 64, {4, 2}, 1.05, Way::ulysses);
   expect_error_on_gpu(3, 96, {3}, 1.05, Way::ulysses);
 }
 
-// Two calls on two ranks, where pairs of chunks take five; dropout counts positions, which pairs have.
-TEST_F(ContextParallelGpu, ARingCallsAttentionOncePerHop) {
+// Two calls on two ranks, where pairs of chunks need five, as with dropout, which depends on positions.
+TEST_F(ContextParallelGpu, RingCallsAttentionOncePerHop) {
   for (const double dropout : {0.0, 0.5})
     launch(ranks(2), [&](Communicator& cp) {
       const ArenaPtr gpu = make_arena(Device::cuda);
-      together(in_bfloat16(64, {1}, 64, {.dropout = dropout, .random = Philox(3)}), cp, Way::zigzag, gpu);
+      run_parallel(in_bfloat16(64, {1}, 64, {.dropout = dropout, .random = Philox(3)}), cp, Way::zigzag, gpu);
       const KernelLog& log = gpu->local<KernelLog>();
       EXPECT_EQ(log.forward.tensor_cores, dropout == 0 ? 2 : 5);
       EXPECT_EQ(log.backward.tensor_cores, dropout == 0 ? 2 : 5);

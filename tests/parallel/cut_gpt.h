@@ -1,5 +1,5 @@
-// A GPT that is cut over a tensor axis beside the same one on one rank: what both are given, a pass of each, and how
-// far the parts of the one are from the other.
+// A GPT sharded over a tensor axis and the one-rank reference: inputs, a pass of each, and the distance between shards
+// and the reference.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@ struct Batch {
   Tensor ids, targets;  // int32 (B, T)
 };
 
-// Every tenth target or so is ignored.
+// About every tenth target is ignored.
 inline Batch random_batch(int64_t rows, int64_t tokens, int64_t vocab, const ArenaPtr& arena) {
   Batch out{Tensor::empty({rows, tokens}, DType::int32, arena), Tensor::empty({rows, tokens}, DType::int32, arena)};
   const Philox random = Philox::named(static_cast<uint64_t>(vocab), "batch");
@@ -25,17 +25,16 @@ inline Batch random_batch(int64_t rows, int64_t tokens, int64_t vocab, const Are
   return out;
 }
 
-// Adds to every parameter what is a function of the whole one's elements, so that biases and norms are not as symmetric
-// as they begin.
+// Adds a function of the full tensor's elements to every parameter, because initial biases and norms are too symmetric.
 inline void disturb(Module& model) {
   for (const Parameter* p : model.parameters()) {
     const Tensor value = p->var.value();
     const Philox random = Philox::named(11, p->name);
     with_floating(value.dtype(), "disturb", [&](auto t) {
       using T = decltype(t);
-      for_each_run(*p, 0, value.numel(), [&](int64_t here, int64_t whole, int64_t count) {
+      for_each_run(*p, 0, value.numel(), [&](int64_t here, int64_t full, int64_t count) {
         for (int64_t i = 0; i < count; ++i) {
-          const double noise = 0.05 * random.normal(static_cast<uint64_t>(whole + i));
+          const double noise = 0.05 * random.normal(static_cast<uint64_t>(full + i));
           T& x = value.data<T>()[here + i];
           x = T(static_cast<Accumulate<T>>(static_cast<double>(static_cast<Accumulate<T>>(x)) + noise));
         }
@@ -44,7 +43,7 @@ inline void disturb(Module& model) {
   }
 }
 
-// A GPT with its first values: a whole one, or the part that a rank of `axes` has.
+// An initialized GPT: full, or the shard of a rank of `axes`.
 struct MadeGpt : Decoder {
   MadeGpt(const ModelConfig& c, const ArenaPtr& arena, const ModelAxes& axes = {}, DType dtype = DType::float32,
           DType grads = DType::float32, uint64_t seed = 7)
@@ -54,10 +53,11 @@ struct MadeGpt : Decoder {
   }
 };
 
-// One training step's gradients; the sum of the losses.
-inline double learn_cut(Decoder& model, const Batch& batch, DeferredWeightGrads* defer = nullptr, bool whole = false) {
+// Computes one training step's gradients; returns the sum of the losses.
+inline double learn_sharded(Decoder& model, const Batch& batch, DeferredWeightGrads* defer = nullptr,
+                            bool full = false) {
   model.set_step(
-      {.seed = 5, .step = 3, .first_sequence = 2, .training = true, .tokens_total = whole ? 0 : batch.ids.dim(1)});
+      {.seed = 5, .step = 3, .first_sequence = 2, .training = true, .tokens_total = full ? 0 : batch.ids.dim(1)});
   model.clear_gradients();
   const double scale = 1.0 / static_cast<double>(batch.ids.numel());
   const Loss loss = model.loss(batch.ids, batch.targets, scale);
@@ -67,36 +67,35 @@ inline double learn_cut(Decoder& model, const Batch& batch, DeferredWeightGrads*
   return loss.loss_sum;
 }
 
-// The same on one rank.
-inline double learn_whole(Decoder& model, const Batch& batch) { return learn_cut(model, batch, nullptr, true); }
+inline double learn_full(Decoder& model, const Batch& batch) { return learn_sharded(model, batch, nullptr, true); }
 
-// |part of x - part of whole| / |whole| over all ranks, where `x` is what this rank has of `whole`; fails when the
-// parts do not cover it.
+// |shard of x - shard of full| / |full| over all ranks, where `x` is this rank's shard; fails if the shards do not
+// cover the full tensor.
 inline double distance(const Tensor& x_any, const Parameter& part, const Tensor& whole_any, Communicator& tp) {
   const std::vector<double> x = x_any.to(DType::float64).to_vector<double>(),
-                            whole = whole_any.to(DType::float64).to_vector<double>();
+                            full = whole_any.to(DType::float64).to_vector<double>();
   double difference = 0, norm = 0;
-  std::vector<double> seen(whole.size());
+  std::vector<double> counts(full.size());
   for_each_run(part, 0, x_any.numel(), [&](int64_t here, int64_t there, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
-      const double expected = whole[static_cast<size_t>(there + i)], d = x[static_cast<size_t>(here + i)] - expected;
+      const double expected = full[static_cast<size_t>(there + i)], d = x[static_cast<size_t>(here + i)] - expected;
       difference += d * d;
       norm += expected * expected;
-      ++seen[static_cast<size_t>(there + i)];
+      ++counts[static_cast<size_t>(there + i)];
     }
   });
-  tp.sum(seen);
-  EXPECT_EQ(std::count(seen.begin(), seen.end(), part.shard.is_whole() ? tp.size() : 1),
-            static_cast<int64_t>(seen.size()));
+  tp.sum(counts);
+  EXPECT_EQ(std::count(counts.begin(), counts.end(), part.shard.is_whole() ? tp.size() : 1),
+            static_cast<int64_t>(counts.size()));
   difference = tp.sum(difference);
   norm = tp.sum(norm);
   EXPECT_GT(norm, 0);
   return std::sqrt(difference / norm);
 }
 
-inline void expect_same_gradients(Decoder& cut, Decoder& whole, Communicator& tp, double bound,
+inline void expect_same_gradients(Decoder& cut, Decoder& full, Communicator& tp, double bound,
                                   const std::string& what) {
-  const std::vector<Parameter*> parts = cut.parameters(), wholes = whole.parameters();
+  const std::vector<Parameter*> parts = cut.parameters(), wholes = full.parameters();
   ASSERT_EQ(parts.size(), wholes.size()) << what;
   for (size_t i = 0; i < parts.size(); ++i) {
     ASSERT_EQ(parts[i]->name, wholes[i]->name);

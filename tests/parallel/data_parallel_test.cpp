@@ -1,6 +1,6 @@
-// Strategies of the data axis in which ranks differ, DataParallel and the synchronous parameter server, against one
-// rank that sums the same micro-batches in the same order, bit for bit; what they load, send and hold, worked by hand;
-// what they refuse. And gradients that are all one, and frozen parameters, under every strategy.
+// Data strategies with asymmetric ranks (DataParallel and the synchronous parameter server): bitwise identical to one
+// rank that adds the same micro-batches in the same order; hand-computed loads, traffic and memory; invalid options.
+// Also all-one gradients and frozen parameters under every strategy.
 
 #include <fmt/format.h>
 
@@ -23,11 +23,11 @@ enum class Frozen : uint8_t { nothing, some, table_too };  // parameters
 struct Setting {
   DataMode mode = DataMode::dataparallel;
   int ranks = 2, servers = 1, zero = 0, steps = 20;
-  int64_t microbatches = 1, sequences = 2;  // sequences of each micro-batch
+  int64_t microbatches = 1, sequences = 2;  // sequences per micro-batch
   OptimizerKind optimizer = OptimizerKind::sgd;
   DType dtype = DType::float32, grads = DType::float32;
   Algorithm algorithm = Algorithm::direct;
-  double learns = 0.8;  // the last loss is below this share of the first
+  double learns = 0.8;  // maximum ratio of the last to the first loss
   Frozen frozen = Frozen::nothing;
   ModelConfig config = {.layers = 2, .heads = 2, .channels = 32, .context = 12, .vocab = 37, .dropout = 0.1};
 
@@ -45,20 +45,20 @@ struct Setting {
   }
 };
 
-// The results that two runs are compared by.
+// The compared results of a run.
 struct Record {
   std::vector<double> losses, squares;
-  std::vector<Bytes> gradients;  // those of each unit, after each step
-  Bytes values;                  // those of each parameter at the end
-  Bytes first, last;             // those that the strategy keeps before and after, put together on rank 0
-  int64_t of_gradients = 0, of_state = 0, of_parameters = 0;  // bytes held
+  std::vector<Bytes> gradients;                               // of each unit, after each step
+  Bytes values;                                               // final parameters
+  Bytes first, last;                                          // strategy state before and after, gathered on rank 0
+  int64_t of_gradients = 0, of_state = 0, of_parameters = 0;  // allocated bytes
   OpCounts counts{};                                          // of the first step
 };
 
 constexpr uint64_t kSeed = 5;
 
-// The positions, all of one block, and of the other what is no matrix of its MLP: a unit of which a part trains; or the
-// table too, so that nothing below the second block wants a gradient.
+// Freezes the positions, one block, and everything but the MLP matrices of the other, so one unit is partly trained; or
+// also the table, so nothing below the second block requires a gradient.
 Decoder& freeze(Decoder& model, Frozen what) {
   if (what == Frozen::nothing) return model;
   DecoderBlock& second = *model.blocks[1];
@@ -69,7 +69,7 @@ Decoder& freeze(Decoder& model, Frozen what) {
   return model;
 }
 
-// Those that have gradients.
+// The units with gradients.
 std::vector<FlatUnit> trained(std::vector<FlatUnit> units) {
   std::erase_if(units, [](const FlatUnit& unit) { return !unit.grads.defined(); });
   return units;
@@ -77,7 +77,7 @@ std::vector<FlatUnit> trained(std::vector<FlatUnit> units) {
 
 // A unit's values or gradients on rank 0; undefined elsewhere.
 Tensor gather_full(const DataStrategy& strategy, size_t unit, Tensor FlatUnit::*kind) {
-  const bool none = strategy.shards().empty();  // DataParallel keeps nothing on other ranks
+  const bool none = strategy.shards().empty();  // DataParallel stores nothing on other ranks
   return gather_unit(strategy.axis(), strategy.layout(), unit, none ? Tensor() : strategy.shards()[unit].*kind);
 }
 
@@ -85,9 +85,9 @@ Bytes kept_values(Decoder& model, const DataStrategy& strategy) {
   Bytes out;
   const std::vector<Module::Unit> layout = model.layout();
   for (size_t u = 0; u < layout.size(); ++u) {
-    const Tensor whole = gather_full(strategy, u, &FlatUnit::values);
+    const Tensor full = gather_full(strategy, u, &FlatUnit::values);
     for (const Slot& slot : layout[u].slots)
-      if (whole.defined()) out.push_back(bytes(whole.narrow(0, slot.begin, slot.size)));
+      if (full.defined()) out.push_back(bytes(full.narrow(0, slot.begin, slot.size)));
   }
   return out;
 }
@@ -172,8 +172,7 @@ double run_microbatch(const Setting& given, Decoder& model, DataStrategy& strate
   return test::run_microbatch(strategy, model, ids, targets, 1.0 / static_cast<double>(given.tokens()), j);
 }
 
-// The same by a strategy: what rank 0 ends with. Every rank must know the same loss and norm, and end with the same
-// parameters.
+// The same with a strategy: rank 0's results. Checks that all ranks have the same loss, norm and final parameters.
 Record parallel(const Setting& given) {
   std::vector<Record> records(static_cast<size_t>(given.ranks));
   const LaunchOptions how{.ranks = given.ranks, .threads_per_rank = 1, .timeout_s = 60, .algorithm = given.algorithm};
@@ -204,9 +203,9 @@ Record parallel(const Setting& given) {
       record.gradients.emplace_back();
       for (size_t u = 0; u < layout.size(); ++u) {
         if (!layout[u].trainable) continue;
-        const Tensor whole = gather_full(*strategy, u, &FlatUnit::grads);
-        EXPECT_EQ(whole.defined(), world.rank() == 0);
-        if (whole.defined()) record.gradients.back().push_back(bytes(whole));
+        const Tensor full = gather_full(*strategy, u, &FlatUnit::grads);
+        EXPECT_EQ(full.defined(), world.rank() == 0);
+        if (full.defined()) record.gradients.back().push_back(bytes(full));
       }
       optimizer->step(given.rate(), clip(record.squares.back()));
       strategy->gather_parameters();
@@ -248,17 +247,17 @@ TEST(DataParallel, TrainsBitForBitLikeOneRank) {
           expect_same({.ranks = ranks, .microbatches = microbatches, .optimizer = optimizer, .dtype = dtype});
 }
 
-TEST(DataParallel, HasTheBitsOfDdp) {
+TEST(DataParallel, MatchesDdpBitwise) {
   for (const int64_t microbatches : {1, 2})
     expect_same({.mode = DataMode::ddp, .ranks = 3, .microbatches = microbatches});
 }
 
-// 72 rows in a product: enough for weights to be packed, and packed again when they have changed.
-TEST(DataParallel, PackedWeightsFollowTheRoot) {
+// A matmul of 72 rows, large enough for packed weights, which must be repacked after updates.
+TEST(DataParallel, PackedWeightsFollowRootUpdates) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) expect_same({.sequences = 6, .dtype = dtype});
 }
 
-TEST(DataParallel, OneRankIsPlainTraining) {
+TEST(DataParallel, OneRankEqualsPlainTraining) {
   expect_same({.ranks = 1, .microbatches = 2, .optimizer = OptimizerKind::adamw});
 }
 
@@ -290,7 +289,7 @@ TEST(ParameterServer, TrainsBitForBitInBfloat16) {
     }
 }
 
-TEST(ParameterServer, AddsInRankOrderWhateverTheAlgorithmOfTheAxis) {
+TEST(ParameterServer, AddsInRankOrderForEveryAlgorithm) {
   Setting given = served(4, 1, OptimizerKind::adamw);
   given.servers = 3;
   const Record expected = serial(given);
@@ -300,7 +299,7 @@ TEST(ParameterServer, AddsInRankOrderWhateverTheAlgorithmOfTheAxis) {
   }
 }
 
-TEST(ParameterServer, RangesCoverEachUnitOnceAtNormBlocks) {
+TEST(ParameterServer, ShardsCoverUnitsAtNormBlocks) {
   for (const int64_t size : {16, 256, 272, 512, 784, 100000})
     for (int servers = 1; servers <= 5; ++servers) {
       int64_t at = 0;
@@ -313,7 +312,7 @@ TEST(ParameterServer, RangesCoverEachUnitOnceAtNormBlocks) {
       EXPECT_EQ(at, size);
       EXPECT_EQ(shard_range(size, servers, servers).size(), 0);
     }
-  // 1000 over 3: ceil(1000 / 3) = 334, in whole blocks of 256 that is 512.
+  // 1000 over 3: ceil(1000 / 3) = 334, rounded up to blocks of 256: 512.
   EXPECT_EQ(shard_range(1000, 3, 0).size(), 512);
   EXPECT_EQ(shard_range(1000, 3, 1).size(), 488);
   EXPECT_EQ(shard_range(1000, 3, 2).size(), 0);
@@ -333,8 +332,8 @@ class Three : public Module {
 // 1040 elements, 4160 bytes of fp32 gradients and 2080 of bf16 values. Two servers: ceil(520 / 256) = 3 blocks, so 768
 // and 272 elements; three: 2 blocks, 512, 512 and 16; four: 2 blocks, 512, 512, 16 and 0. With 4 ranks 3 * 4160 = 12480
 // bytes go in and 3 * 2080 = 6240 come out.
-TEST(ParameterServer, SendsWhatOneWorksOutByHand) {
-  const std::vector<std::vector<int64_t>> kept = {
+TEST(ParameterServer, TrafficMatchesHandComputedBytes) {
+  const std::vector<std::vector<int64_t>> shard_sizes = {
       {1040, 0, 0, 0}, {768, 272, 0, 0}, {512, 512, 16, 0}, {512, 512, 16, 0}};
   for (int servers = 1; servers <= 4; ++servers) {
     launch({.ranks = 4}, [&](Communicator& world) {
@@ -343,7 +342,7 @@ TEST(ParameterServer, SendsWhatOneWorksOutByHand) {
       const auto made = make_parameter_server(model, world, arena, {.servers = servers, .dtype = DType::bfloat16});
       DataStrategy& strategy = *made;
       const auto optimizer = make_optimizer(OptimizerKind::adamw, strategy.shards(), {});
-      const int64_t mine = kept[static_cast<size_t>(servers - 1)][static_cast<size_t>(world.rank())];
+      const int64_t mine = shard_sizes[static_cast<size_t>(servers - 1)][static_cast<size_t>(world.rank())];
       EXPECT_EQ(strategy.shards()[0].values.numel(), mine);
       EXPECT_EQ(arena->usage(Category::parameters).live, 2080);
       EXPECT_EQ(arena->usage(Category::gradients).live, 4160);
@@ -364,11 +363,11 @@ TEST(ParameterServer, SendsWhatOneWorksOutByHand) {
   }
 }
 
-// The cost of each rank of DataParallel.
+// The costs of each rank of DataParallel.
 
 const ModelConfig kConfig{.layers = 1, .heads = 2, .channels = 16, .context = 4, .vocab = 8};
 
-TEST(DataParallelCost, TheRootLoadsForAll) {
+TEST(DataParallelCost, RootLoadsForAllRanks) {
   launch({.ranks = 3, .timeout_s = 20}, [](Communicator& world) {
     Decoder model(kConfig);
     const auto strategy =
@@ -387,7 +386,7 @@ TEST(DataParallelCost, TheRootLoadsForAll) {
 // 32 + 768 + 48 + 256 + 16 + 32 + 1024 + 64 + 1024 + 16 for the block, 32 for the last norm: 3,504 parameters.
 //
 // One step of two micro-batches of one sequence on each of three ranks, in fp32.
-TEST(DataParallelCost, BytesAndMemoryAreThoseWorkedByHand) {
+TEST(DataParallelCost, BytesAndMemoryMatchHandComputation) {
   launch({.ranks = 3, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& world) {
     SCOPED_TRACE("rank " + std::to_string(world.rank()));
     const ArenaPtr arena = make_arena();
@@ -407,7 +406,7 @@ TEST(DataParallelCost, BytesAndMemoryAreThoseWorkedByHand) {
     EXPECT_EQ(count(Op::broadcast), (OpCount{1, root ? 2 * 14016 : 0}));
     EXPECT_EQ(count(Op::gather), (OpCount{2, root ? 0 : 2 * 128}));
     EXPECT_EQ(count(Op::reduce), (OpCount{1, root ? 0 : 14016}));
-    // The norm of four units: three numbers to their owners, its own to two ranks.
+    // The norm of four units: three values to their owners, its own to two ranks.
     EXPECT_TRUE(!root || count(Op::all_reduce) == (OpCount{1, 40})) << count(Op::all_reduce).sent;
     const auto live = [&](Category of) { return arena->usage(of).live; };
     EXPECT_EQ(live(Category::parameters), root ? 14016 : 0);
@@ -425,13 +424,13 @@ std::string refusal(Communicator& axis, const DataOptions& options) {
   });
 }
 
-TEST(DataStrategies, WhatCannotBeIsRefused) {
+TEST(DataStrategies, RejectInvalidOptions) {
   launch({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
     EXPECT_EQ(refusal(world, {.mode = DataMode::dataparallel, .zero = 2}),
-              "`zero`: dataparallel keeps everything on rank 0, so there is no stage 2 of it; expected 0, or ddp "
+              "`zero`: dataparallel stores all state on rank 0 and does not support ZeRO stage 2; expected 0, or ddp "
               "instead of dataparallel");
     EXPECT_EQ(refusal(world, {.mode = DataMode::ps_async}),
-              "[data parallel] ps-async has no steps that all ranks make; expected ddp, dataparallel or ps-sync");
+              "[data parallel] ps-async has no common steps; expected ddp, dataparallel or ps-sync");
     EXPECT_EQ(refusal(world, {.mode = DataMode::dataparallel, .microbatches = 3}),
               "`batch`: expected a multiple of 2 data ranks x 3 micro-batches, found 10");
     for (const int servers : {0, 3})
@@ -439,11 +438,11 @@ TEST(DataStrategies, WhatCannotBeIsRefused) {
   });
   Communicator fake(std::make_unique<FakeTransport>(0, 8), "dp");
   EXPECT_EQ(refusal(fake, {.mode = DataMode::dataparallel}),
-            "[data parallel] dataparallel is for threads of one process, found fake ranks; use ddp");
+            "[data parallel] dataparallel supports only threads of one process, found fake ranks; use ddp");
 }
 
-// Gradients that are all one have a sum of squares of exactly N, the number of parameters, under every strategy and on
-// any number of ranks: no element is left out, none is counted twice, and padding counts for nothing.
+// With all-one gradients the sum of squares is exactly N, the number of parameters, under every strategy and for any
+// number of ranks: no element is omitted or counted twice, and padding does not count.
 
 void expect_n(int ranks, const DataOptions& options, const ModelConfig& config) {
   std::vector<double> found(static_cast<size_t>(ranks));
@@ -452,7 +451,7 @@ void expect_n(int ranks, const DataOptions& options, const ModelConfig& config) 
     Decoder model(config);
     const auto strategy = make_data_strategy(model, world, make_arena(), options);
     for (const FlatUnit& shard : strategy->shards()) {
-      Tensor(shard.grads).fill(0);  // memory that the strategy sees
+      Tensor(shard.grads).fill(0);  // the strategy's memory
       for (const Slot& slot : shard.slots) {
         const int64_t begin = std::max(slot.begin, int64_t{0}), end = std::min(slot.end(), shard.grads.numel());
         if (begin < end) shard.grads.narrow(0, begin, end - begin).fill(1);
@@ -467,11 +466,11 @@ void expect_n(int ranks, const DataOptions& options, const ModelConfig& config) 
         << ranks << " ranks, " << to_string(options.grad_dtype);
 }
 
-// The first model has units that are smaller than a norm block for each rank, the second odd sizes everywhere.
+// The first model has units smaller than a norm block per rank, the second odd sizes everywhere.
 const std::vector<ModelConfig> kModels = {test::tiny_gpt(0),
                                           {.layers = 3, .heads = 1, .channels = 37, .context = 23, .vocab = 101}};
 
-TEST(AllOnes, UnderEveryStrategy) {
+TEST(AllOnes, NormIsExactUnderEveryStrategy) {
   for (const ModelConfig& config : kModels) {
     for (const DType grads : {DType::float32, DType::bfloat16, DType::float64})
       for (int ranks = 1; ranks <= 4; ++ranks)
@@ -487,8 +486,7 @@ TEST(AllOnes, UnderEveryStrategy) {
   }
 }
 
-// Frozen parameters: they keep their bits, and nobody holds a gradient or a state of them, sends or counts anything of
-// them; the others train as on one rank.
+// Frozen parameters: unchanged bits, without gradients, state, traffic or counts; the others train as on one rank.
 
 // Elements of all units, or of those that train; padded for ZeRO on two ranks.
 int64_t elements(Decoder& model, bool all, bool padded) {
@@ -518,7 +516,7 @@ void expect_frozen(const Setting& given, const Record& expected) {
   EXPECT_EQ(std::ranges::count(trains, false), given.frozen == Frozen::table_too ? 22 : 21);
 }
 
-TEST(Frozen, KeepTheirBitsAndTheOthersTrainAsOnOneRank) {
+TEST(Frozen, ParametersKeepBitsAndOthersTrainAsOnOneRank) {
   for (const Recompute recompute : {Recompute::none, Recompute::block})
     for (const Frozen frozen : {Frozen::some, Frozen::table_too}) {
       Setting given = with_frozen(frozen, recompute);
@@ -534,7 +532,7 @@ TEST(Frozen, KeepTheirBitsAndTheOthersTrainAsOnOneRank) {
     }
 }
 
-TEST(Frozen, HaveNoGradientNoStateAndSendNothing) {
+TEST(Frozen, HaveNoGradientsStateOrTraffic) {
   Setting given = with_frozen(Frozen::some);
   Decoder model(given.config);
   freeze(model, given.frozen);
@@ -542,16 +540,16 @@ TEST(Frozen, HaveNoGradientNoStateAndSendNothing) {
   for (given.zero = 0; given.zero <= 3; ++given.zero) {
     const Record run = parallel(given);
     const int zero = given.zero;
-    const int64_t whole = 4 * elements(model, false, zero > 0), piece = 4 * elements(model, false, true) / 2;
-    EXPECT_EQ(run.of_gradients, zero >= 2 ? piece : whole) << zero;
-    EXPECT_EQ(run.of_state, 2 * (zero >= 1 ? piece : whole)) << zero;
+    const int64_t full = 4 * elements(model, false, zero > 0), piece = 4 * elements(model, false, true) / 2;
+    EXPECT_EQ(run.of_gradients, zero >= 2 ? piece : full) << zero;
+    EXPECT_EQ(run.of_state, 2 * (zero >= 1 ? piece : full)) << zero;
     EXPECT_EQ(run.of_parameters, 4 * elements(model, true, zero > 0) / (zero == 3 ? 2 : 1)) << zero;
     const OpCount& sums = run.counts[static_cast<size_t>(zero == 0 ? Op::all_reduce : Op::reduce_scatter)];
-    EXPECT_EQ(sums.sent, zero == 0 ? whole : whole / 2) << zero;  // bytes that one of two ranks sends
+    EXPECT_EQ(sums.sent, zero == 0 ? full : full / 2) << zero;  // sent by one of two ranks
   }
 }
 
-TEST(Frozen, AfterMemoryItIsTooLate) {
+TEST(Frozen, FreezingAfterMemoryAllocationThrows) {
   Decoder model(test::tiny_gpt(0.1));
   model.materialize(kSeed, make_arena(), DType::float32, DType::float32);
   EXPECT_THROW(model.norm.freeze(), Error);

@@ -1,4 +1,4 @@
-// DDP's buckets: when they are sent, how many there are, and that their size changes no bit.
+// DDP's buckets: send times, count, and independence of results from the bucket size.
 #include "parallel/ddp.h"
 
 #include <gtest/gtest.h>
@@ -18,13 +18,13 @@ constexpr uint64_t kSeed = 5;
 struct Watched {
   std::vector<TraceEvent> reductions;      // all-reduces of one step
   std::vector<double> begins, ends;        // when each micro-batch's backward pass begins and ends
-  double head = 0, block = 0, lookup = 0;  // when the last one comes to the head, to the first block, to the lookup
+  double head = 0, block = 0, lookup = 0;  // when the last one reaches the head, the first block, the lookup
   std::vector<ReductionSpan> cut;
   int64_t parameters = 0;
-  test::Bytes values;  // of units, after some steps
+  test::Bytes values;  // of units, after all steps
 };
 
-// Notes when the backward pass comes to the end of a module's part of the graph.
+// Records when the backward pass leaves a module's part of the graph.
 void note_backward(Module& module, const Trace& trace, std::vector<double>& when) {
   module.wrap([&](const Module::Inner& inner, const Var& x) {
     return on_backward(inner(x), [&] { when.push_back(trace.now()); });
@@ -32,7 +32,7 @@ void note_backward(Module& module, const Trace& trace, std::vector<double>& when
 }
 
 void one_step(Decoder& model, Ddp& ddp, const ArenaPtr& arena, const Trace& trace, int rank, int64_t step,
-              Watched& seen) {
+              Watched& watched) {
   const int64_t tokens = 12 * model.config.context;
   ddp.begin_step();
   for (int64_t j = 0; j < kMicrobatches; ++j) {
@@ -41,15 +41,15 @@ void one_step(Decoder& model, Ddp& ddp, const ArenaPtr& arena, const Trace& trac
     const test::Sequences s = test::sequences(model.config, step, first, 2, arena);
     model.set_step({.seed = kSeed, .step = step, .first_sequence = first, .training = true});
     const Loss loss = model.loss(s.ids, s.targets, 1.0 / static_cast<double>(tokens));
-    seen.begins.push_back(trace.now());
+    watched.begins.push_back(trace.now());
     backward(loss.mean);
-    seen.ends.push_back(trace.now());
+    watched.ends.push_back(trace.now());
     ddp.end_gradients(j);
   }
   ddp.reduce_gradients();
 }
 
-// A few steps on two ranks; what rank 1 saw of the first.
+// Runs a few steps on two ranks and returns rank 1's record of the first.
 Watched watch(int64_t bucket_bytes, Algorithm algorithm = Algorithm::direct) {
   Watched out;
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60, .algorithm = algorithm}, [&](Communicator& world) {
@@ -61,30 +61,30 @@ Watched watch(int64_t bucket_bytes, Algorithm algorithm = Algorithm::direct) {
     std::vector<double> tied, block;
     note_backward(model.tokens, trace, tied);
     note_backward(*model.blocks[0], trace, block);
-    Watched seen;
+    Watched watched;
     world.set_trace(&trace);
-    one_step(model, ddp, arena, trace, world.rank(), 0, seen);
+    one_step(model, ddp, arena, trace, world.rank(), 0, watched);
     world.set_trace(nullptr);
     optimizer->step(0.1, 1);
-    seen.reductions = trace.events();
+    watched.reductions = trace.events();
     ASSERT_EQ(tied.size(), 2U * kMicrobatches);
-    seen.head = tied[tied.size() - 2];
-    seen.lookup = tied.back();
-    seen.block = block.back();
-    seen.cut = ddp.layout().reductions;
-    seen.parameters = model.parameter_count();
+    watched.head = tied[tied.size() - 2];
+    watched.lookup = tied.back();
+    watched.block = block.back();
+    watched.cut = ddp.layout().reductions;
+    watched.parameters = model.parameter_count();
     for (int64_t step = 1; step < 4; ++step) {
-      one_step(model, ddp, arena, trace, world.rank(), step, seen);
+      one_step(model, ddp, arena, trace, world.rank(), step, watched);
       optimizer->step(0.1, 1);
     }
-    for (const FlatUnit& unit : ddp.shards()) seen.values.push_back(test::bytes(unit.values));
-    if (world.rank() == 1) out = seen;
+    for (const FlatUnit& unit : ddp.shards()) watched.values.push_back(test::bytes(unit.values));
+    if (world.rank() == 1) out = watched;
   });
   return out;
 }
 
-// Every parameter is a bucket: its all-reduce is asked for as soon as its gradient is there.
-TEST(Ddp, BucketsLeaveWhileTheLastBackwardRuns) {
+// One bucket per parameter: its all-reduce starts as soon as its gradient is complete.
+TEST(Ddp, BucketsAreSentDuringLastBackward) {
   const Watched w = watch(1);
   const double end = w.ends[kMicrobatches - 1];
   ASSERT_GT(w.reductions.size(), 20U);
@@ -96,12 +96,12 @@ TEST(Ddp, BucketsLeaveWhileTheLastBackwardRuns) {
   }
   const TraceEvent& first = w.reductions.front();  // the last norm's bias
   EXPECT_GT(first.requested, w.head);
-  EXPECT_LT(first.requested, w.block) << "with a whole block to go";
+  EXPECT_LT(first.requested, w.block) << "before the last block";
   EXPECT_LT(first.requested, w.lookup);
 }
 
-// The token embedding is the head too, and lies first, so in the last bucket.
-TEST(Ddp, ATiedWeightIsSentAfterBothUses) {
+// The token embedding is also the head and is declared first, so it is in the last bucket.
+TEST(Ddp, TiedWeightIsSentAfterBothUses) {
   for (const int64_t bytes : {int64_t{1}, int64_t{4000}, int64_t{1} << 30}) {
     const Watched w = watch(bytes);
     EXPECT_EQ(w.cut.back().range.begin, 0);
@@ -116,12 +116,12 @@ TEST(Ddp, ATiedWeightIsSentAfterBothUses) {
 constexpr int64_t kBlock = 32 + 32 + 1728 + 80 + 576 + 32 + 32 + 32 + 2304 + 96 + 2304 + 32;
 constexpr int64_t kElements = 896 + 240 + 2 * kBlock + 32 + 32;
 
-TEST(Ddp, TheSizeOfBucketsDecidesTheirNumber) {
+TEST(Ddp, BucketSizeDeterminesBucketCount) {
   const std::vector<std::pair<int64_t, size_t>> cases = {
-      // bytes of a bucket, and how many there are
-      {1, 2 + 2 * 12 + 2},     // one for each parameter
-      {4 * kElements, 1},      // all of it
-      {4 * kElements + 1, 1},  // more than there is
+      // bucket bytes, number of buckets
+      {1, 2 + 2 * 12 + 2},     // one per parameter
+      {4 * kElements, 1},      // all
+      {4 * kElements + 1, 1},  // larger than all
       // From the end: the last norm and the block above it; the block below and the positions; the tokens.
       {4 * (kBlock + 64), 3},
   };
@@ -140,15 +140,15 @@ TEST(Ddp, TheSizeOfBucketsDecidesTheirNumber) {
   }
 }
 
-TEST(Ddp, TheSizeOfBucketsChangesNoBit) {
+TEST(Ddp, ResultIsIndependentOfBucketSize) {
   for (const Algorithm algorithm : {Algorithm::direct, Algorithm::root, Algorithm::tree}) {
-    const Watched whole = watch(int64_t{1} << 30, algorithm);
+    const Watched full = watch(int64_t{1} << 30, algorithm);
     for (const int64_t bytes : {1, 1000, 5000, 20000})
-      EXPECT_TRUE(watch(bytes, algorithm).values == whole.values) << bytes << ", " << to_string(algorithm);
+      EXPECT_TRUE(watch(bytes, algorithm).values == full.values) << bytes << ", " << to_string(algorithm);
   }
 }
 
-TEST(Ddp, WhatNoGradientReachedIsSentAtTheEnd) {
+TEST(Ddp, ParametersWithoutGradientsAreSentLast) {
   for (const int64_t bucket : {int64_t{1}, int64_t{1} << 30})
     launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& world) {
       const ArenaPtr arena = make_arena();
@@ -163,12 +163,12 @@ TEST(Ddp, WhatNoGradientReachedIsSentAtTheEnd) {
       double total = 0;
       for (const FlatUnit& unit : ddp.shards())
         for (const float g : unit.grads.to_vector<float>()) total += g;
-      // A token of each rank counts for its row and for that of its position, once for each channel.
+      // Each rank's tokens count once per channel for their row and for the row of their position.
       EXPECT_EQ(total, 2 * 2.0 * static_cast<double>(model.config.context * model.config.channels));
     });
 }
 
-TEST(Trace, TimeBeginsWithIt) {
+TEST(Trace, TimeStartsAtConstruction) {
   const Trace trace;
   EXPECT_GE(trace.now(), 0);
   EXPECT_LT(trace.now(), 60);

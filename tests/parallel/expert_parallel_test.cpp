@@ -1,4 +1,4 @@
-// Rows of experts on their way: what is computed meanwhile, whose bits they have, and which find a place.
+// Expert parallelism: overlap of the row exchange, bitwise results, and capacity.
 #include "parallel/experts/expert_parallel.h"
 
 #include "parallel/comm/launch.h"
@@ -10,23 +10,23 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kChannels = 4;
-constexpr auto kPatience = std::chrono::seconds(5);
+constexpr auto kTimeout = std::chrono::seconds(5);
 
-// Whether it comes true in time.
-bool comes(const std::function<bool()>& condition) {
-  const auto end = std::chrono::steady_clock::now() + kPatience;
+// Waits until the condition holds; false after a timeout.
+bool becomes_true(const std::function<bool()>& condition) {
+  const auto end = std::chrono::steady_clock::now() + kTimeout;
   while (!condition() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
   return condition();
 }
 
-// The progress of two ranks: how far rank 0 has come with its shared expert, and how many messages each has sent: rows
-// to the experts and back, the gradients of results, and those of rows.
+// The progress of two ranks: rank 0's shared expert, and the messages sent by each: rows to the experts and back, the
+// gradients of results, and those of rows.
 struct Progress {
   std::atomic<int> shared = 0;  // 1: forward has begun, 2: backward has
   std::array<std::atomic<int>, 2> sent = {};
 };
 
-// Rank 1 does not send rows before the shared expert of rank 0 has begun, nor their gradients before its backward pass.
+// Rank 1 delays its rows until the shared expert of rank 0 has begun, and their gradients until its backward pass has.
 class LateTransport final : public AroundTransport {
  public:
   LateTransport(std::unique_ptr<Transport> inner, Progress& progress)
@@ -34,7 +34,7 @@ class LateTransport final : public AroundTransport {
   void send(int to, int tag, const std::byte* data, int64_t bytes) override {
     const int number = ++progress_.sent[static_cast<size_t>(rank())];
     if (rank() == 1 && number % 3 == 1) {
-      EXPECT_TRUE(comes([&] { return progress_.shared >= (number == 1 ? 1 : 2); })) << number;
+      EXPECT_TRUE(becomes_true([&] { return progress_.shared >= (number == 1 ? 1 : 2); })) << number;
     }
     inner().send(to, tag, data, bytes);
   }
@@ -52,9 +52,9 @@ MixtureOfExperts::Options options(int64_t experts, int64_t shared) {
   return {.hidden = 6, .gated = true, .experts = {.count = experts, .shared = shared}};
 }
 
-// Two experts, one on each rank, that every token meets. So the shared expert of rank 0 must begin while its own rows
-// are sent and those of rank 1 are not, and its backward pass likewise.
-TEST(ExpertParallel, TheSharedExpertIsComputedWhileRowsTravel) {
+// Two experts, one per rank, each chosen by every token. The shared expert of rank 0 must begin while its rows are
+// being sent and those of rank 1 are not, and likewise its backward pass.
+TEST(ExpertParallel, SharedExpertOverlapsDispatch) {
   Progress progress;
   const LaunchOptions how{.ranks = 2, .threads_per_rank = 1, .timeout_s = 20, .around = [&](auto transport) {
                             return std::make_unique<LateTransport>(std::move(transport), progress);
@@ -68,7 +68,7 @@ TEST(ExpertParallel, TheSharedExpertIsComputedWhileRowsTravel) {
     const auto begins = [&](int pass) {
       if (world.rank() != 0) return;
       progress.shared = pass;
-      EXPECT_TRUE(comes([&] { return progress.sent[0] >= (pass == 1 ? 1 : 4); })) << pass;
+      EXPECT_TRUE(becomes_true([&] { return progress.sent[0] >= (pass == 1 ? 1 : 4); })) << pass;
     };
     auto* const shared = dynamic_cast<GatedMlp*>(layer.all<GatedMlp>().at(0));
     shared->wrap([&](const Module::Inner& inner, const Var& x) {
@@ -87,7 +87,7 @@ TEST(ExpertParallel, TheSharedExpertIsComputedWhileRowsTravel) {
   EXPECT_EQ(progress.sent[1], 4);
 }
 
-// Outputs and gradients of one rank's tokens through a layer whose experts `ep` shares out; null: all are here.
+// Outputs and gradients of one rank's tokens through a layer whose experts are sharded over `ep`; null: all are local.
 std::vector<Tensor> pass(int rank, Communicator* ep, int64_t experts, int64_t shared, bool again) {
   MixtureOfExperts layer(kChannels, options(experts, shared));
   if (ep) shard_experts(layer, *ep);
@@ -107,7 +107,7 @@ std::vector<Tensor> pass(int rank, Communicator* ep, int64_t experts, int64_t sh
   return out;
 }
 
-TEST(ExpertParallel, HasTheBitsOfOneRank) {
+TEST(ExpertParallel, MatchesOneRankBitwise) {
   for (const int ranks : {2, 3})
     for (const int64_t shared : {0, 2})
       for (const bool again : {false, true})
@@ -121,8 +121,8 @@ TEST(ExpertParallel, HasTheBitsOfOneRank) {
         });
 }
 
-// Against a count over the whole sequence, in its order.
-TEST(ExpertCapacity, CountsWhatComesBeforeInTheWholeSequence) {
+// Compared with a count over the full sequence, in order.
+TEST(ExpertCapacity, CountsEarlierChoicesInFullSequence) {
   for (uint64_t trial = 0; trial < test::plans(20); ++trial) {
     test::Draw d("capacity", trial);
     const int ranks = static_cast<int>(d.between(2, 4));
@@ -143,11 +143,11 @@ TEST(ExpertCapacity, CountsWhatComesBeforeInTheWholeSequence) {
         }
     }
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 20}, [&](Communicator& world) {
-      const auto own = [&](const std::vector<int32_t>& whole) {
+      const auto own = [&](const std::vector<int32_t>& full) {
         std::vector<int32_t> out;
         for (int64_t s = 0; s < sequences; ++s)
           for (const int64_t t : context_positions(context, ranks, world.rank(), balance))
-            for (int64_t j = 0; j < k; ++j) out.push_back(whole[static_cast<size_t>((s * context + t) * k + j)]);
+            for (int64_t j = 0; j < k; ++j) out.push_back(full[static_cast<size_t>((s * context + t) * k + j)]);
         return out;
       };
       const Tensor mine = Tensor::of<int32_t>(own(chosen), {sequences * here, k}, make_arena());

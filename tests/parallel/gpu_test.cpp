@@ -1,6 +1,5 @@
-// Ranks with GPUs: ranks that share one leave the bits that they leave on the CPU; over NCCL, real or emulated, ranks
-// with a GPU each leave what threads leave, at once, in the background and in a graph; and how they end when a rank
-// fails.
+// Ranks with GPUs: ranks that share a GPU match CPU ranks bitwise; ranks over NCCL, real or emulated, match threads, in
+// blocking calls, in the background and in a graph; and failures end all ranks.
 
 #include "autograd/ops.h"
 #include "parallel/comm/nccl/transport.h"
@@ -21,13 +20,13 @@ using CommGpu = test::OnGpu;
 
 constexpr DType kDTypes[] = {DType::float64, DType::float32, DType::bfloat16, DType::int32, DType::int64};
 
-// The array that a rank brings: fractions, whose sums depend on their order.
-Tensor brought(int rank, const Shape& shape, DType dtype, const ArenaPtr& arena) {
-  const Tensor drawn = test::normal(shape, DType::float64, 31, ("rank " + std::to_string(rank)).c_str());
-  return scale(drawn, 100).to(dtype).to(arena);
+// A rank's input: fractions, whose sums depend on their order.
+Tensor rank_input(int rank, const Shape& shape, DType dtype, const ArenaPtr& arena) {
+  const Tensor sample = test::normal(shape, DType::float64, 31, ("rank " + std::to_string(rank)).c_str());
+  return scale(sample, 100).to(dtype).to(arena);
 }
 
-// Small ones, whose sums are exact in any order and dtype.
+// Small integers, whose sums are exact in any order and dtype.
 Tensor whole_numbers(int rank, const Shape& shape, DType dtype, const ArenaPtr& arena) {
   const Philox random = Philox::named(31, "rank " + std::to_string(rank));
   std::vector<double> v(static_cast<size_t>(shape.numel()));
@@ -68,7 +67,7 @@ Ran run(const LaunchOptions& options, const Body& body, Device device = Device::
   return ran;
 }
 
-// The same on both devices: results, calls and bytes sent.
+// Checks that results, calls and bytes sent are equal on both devices.
 void expect_same(const LaunchOptions& options, const Body& body) {
   const Ran cpu = run(options, body), gpu = run(options, body, Device::cuda);
   EXPECT_TRUE(gpu.results == cpu.results) << to_string(options.algorithm) << ", " << options.ranks << " ranks";
@@ -76,34 +75,34 @@ void expect_same(const LaunchOptions& options, const Body& body) {
 }
 
 void every_operation(Communicator& c, const ArenaPtr& arena, int64_t n, DType dtype, Results& out,
-                     decltype(brought) draw = brought) {
+                     decltype(rank_input) make_input = rank_input) {
   const int me = c.rank(), ranks = c.size();
-  const Tensor mine = draw(me, {n}, dtype, arena);
-  const int64_t own = piece(n, ranks, me).size();
+  const Tensor mine = make_input(me, {n}, dtype, arena);
+  const int64_t own = chunk_range(n, ranks, me).size();
   for (const Reduction reduction : {Reduction::sum, Reduction::max}) {
     const Tensor x = mine.clone(), part = Tensor::empty({own}, dtype, arena);
     c.all_reduce(x, reduction);
     c.reduce_scatter(mine, part, reduction);
     for (const Tensor& t : {x, part}) out.push_back(as_bytes(t));
   }
-  const Tensor part = draw(me, {own}, dtype, arena), whole = Tensor::zeros({n}, dtype, arena);
-  c.all_gather(part, whole);
-  out.push_back(as_bytes(whole));
+  const Tensor part = make_input(me, {own}, dtype, arena), full = Tensor::zeros({n}, dtype, arena);
+  c.all_gather(part, full);
+  out.push_back(as_bytes(full));
   for (int root = 0; root < ranks; ++root) {
     const Tensor x = mine.clone(), y = mine.clone(), got = Tensor::zeros({own}, dtype, arena);
     c.broadcast(x, root);
     c.reduce(y, root);
     Tensor all = me == root ? Tensor::zeros({n}, dtype, arena) : Tensor::meta({n}, dtype);
     c.gather(part, all, root);
-    c.scatter(me == root ? whole : all, got, root);
+    c.scatter(me == root ? full : all, got, root);
     for (const Tensor& t : {x, got}) out.push_back(as_bytes(t));
-    if (me == root || draw == brought) out.push_back(as_bytes(y));  // over NCCL others' are anything
+    if (me == root || make_input == rank_input) out.push_back(as_bytes(y));  // over NCCL the others' are undefined
     if (me == root) out.push_back(as_bytes(all));
   }
-  const Tensor in = draw(me, {3 * ranks}, dtype, arena), turned = Tensor::zeros({3 * ranks}, dtype, arena);
+  const Tensor in = make_input(me, {3 * ranks}, dtype, arena), turned = Tensor::zeros({3 * ranks}, dtype, arena);
   c.all_to_all(in, turned);
   EXPECT_TRUE(test::exchanges_uneven(c, dtype, arena));
-  for (const Tensor& t : {turned, mine}) out.push_back(as_bytes(t));  // `mine` is left alone
+  for (const Tensor& t : {turned, mine}) out.push_back(as_bytes(t));  // `mine` is not modified
 }
 
 TEST_F(CommGpu, EveryOperationByEveryAlgorithm) {
@@ -116,14 +115,14 @@ TEST_F(CommGpu, EveryOperationByEveryAlgorithm) {
                   });
 }
 
-// Pieces of the whole in its own memory, and arrays that begin at any element.
-TEST_F(CommGpu, PiecesMayLieInsideTheWhole) {
+// Chunks inside the full array, and arrays at any element offset.
+TEST_F(CommGpu, ChunksMayBeInsideFullArray) {
   for (const Algorithm algorithm : {Algorithm::direct, Algorithm::ring, Algorithm::root})
     expect_same({.ranks = 3, .timeout_s = 60, .algorithm = algorithm},
                 [](Communicator& world, const ArenaPtr& memory, Results& out) {
                   for (const int64_t first : {0, 1, 5, 8}) {
-                    const Tensor x = brought(world.rank(), {2000}, DType::bfloat16, memory).narrow(0, first, 1000);
-                    const Range own = piece(1000, 3, world.rank());
+                    const Tensor x = rank_input(world.rank(), {2000}, DType::bfloat16, memory).narrow(0, first, 1000);
+                    const Range own = chunk_range(1000, 3, world.rank());
                     const Tensor part = x.narrow(0, own.begin, own.size());
                     world.reduce_scatter(x, part);
                     out.push_back(as_bytes(x));
@@ -133,13 +132,13 @@ TEST_F(CommGpu, PiecesMayLieInsideTheWhole) {
                 });
 }
 
-TEST_F(CommGpu, MessagesKeepTheirOrderByTag) {
+TEST_F(CommGpu, MessagesArriveInOrderByTag) {
   expect_same({.ranks = 3, .timeout_s = 60}, [](Communicator& world, const ArenaPtr& memory, Results& out) {
     const int next = (world.rank() + 1) % 3, previous = (world.rank() + 2) % 3;
     for (int i = 0; i < 10; ++i) {
-      Tensor x = brought(world.rank() + 10 * i, {100 + i}, DType::float32, memory);
+      Tensor x = rank_input(world.rank() + 10 * i, {100 + i}, DType::float32, memory);
       world.send(x, next, i % 2);
-      x.fill(0);  // the message keeps the numbers from before
+      x.fill(0);  // the message has the earlier values
     }
     for (const int i : {1, 0, 3, 5, 2, 7, 4, 6, 8, 9}) {
       const Tensor x = Tensor::zeros({100 + i}, DType::float32, memory);
@@ -157,11 +156,11 @@ TEST_F(CommGpu, RunsInTheBackground) {
                   std::vector<Tensor> x;
                   std::vector<Work> pending;
                   for (int i = 0; i < 4; ++i) {
-                    x.push_back(brought(world.rank() + i, {3000 + i}, DType::float32, memory));
+                    x.push_back(rank_input(world.rank() + i, {3000 + i}, DType::float32, memory));
                     pending.push_back(world.start_all_reduce(x.back()));
-                    const Tensor beside = brought(world.rank(), {500}, DType::float32, memory);
-                    row->all_reduce(beside);
-                    out.push_back(as_bytes(beside));
+                    const Tensor concurrent = rank_input(world.rank(), {500}, DType::float32, memory);
+                    row->all_reduce(concurrent);
+                    out.push_back(as_bytes(concurrent));
                   }
                   for (size_t i = 0; i < x.size(); ++i) {
                     pending[i].wait();
@@ -170,22 +169,22 @@ TEST_F(CommGpu, RunsInTheBackground) {
                 });
 }
 
-// Conversions between placements are made of these operations and of copies of corners.
+// Conversions between placements use these operations and corner copies.
 TEST_F(CommGpu, ArraysAreRedistributed) {
   const std::array<Placement, 5> all{R, I, P, S(0), S(1)};
   expect_same({.ranks = 3, .timeout_s = 60}, [&](Communicator& world, const ArenaPtr& memory, Results& out) {
-    // Uneven pieces of both dims, and even ones of the second: odd rows, and rows of whole words.
-    for (const auto& [whole, dtype] : {std::pair{Shape{7, 8}, DType::float32},
-                                       {Shape{5, 9}, DType::float32},
-                                       {Shape{4, 96}, DType::float32},
-                                       {Shape{4, 96}, DType::bfloat16}})
+    // Uneven chunks of both dims, and even ones of the second: odd rows, and word-aligned rows.
+    for (const auto& [full, dtype] : {std::pair{Shape{7, 8}, DType::float32},
+                                      {Shape{5, 9}, DType::float32},
+                                      {Shape{4, 96}, DType::float32},
+                                      {Shape{4, 96}, DType::bfloat16}})
       for (const Placement& from : all)
         for (const Placement& to : all) {
-          Shape shape = whole;
+          Shape shape = full;
           const bool cut = from.kind == Placement::Kind::sharded;
-          if (cut) shape[from.dim] = piece(shape[from.dim], 3, world.rank()).size();
-          const Placement source = cut ? S(from.dim, whole[from.dim]) : from;
-          const Tensor x = brought(world.rank(), shape, dtype, memory);
+          if (cut) shape[from.dim] = chunk_range(shape[from.dim], 3, world.rank()).size();
+          const Placement source = cut ? S(from.dim, full[from.dim]) : from;
+          const Tensor x = rank_input(world.rank(), shape, dtype, memory);
           out.push_back(as_bytes(redistribute(x.clone(), world, source, to)));
           out.push_back(as_bytes(start_redistribute(x.clone(), world, source, to).wait()));
         }
@@ -196,24 +195,24 @@ std::string failure(const LaunchOptions& options, const std::function<void(Commu
   return error_message([&] { launch(options, body); }, Status::communication);
 }
 
-TEST_F(CommGpu, ARankThatFailsEndsTheOthers) {
+TEST_F(CommGpu, FailedRankEndsAllRanks) {
   const std::string what = failure({.ranks = 3, .timeout_s = 20}, [](Communicator& world) {
-    const Tensor x = brought(world.rank(), {1000}, DType::float32, make_arena(Device::cuda));
+    const Tensor x = rank_input(world.rank(), {1000}, DType::float32, make_arena(Device::cuda));
     world.all_reduce(x);
     if (world.rank() == 1) throw CommError("the cause");
     world.all_reduce(x);
   });
   EXPECT_EQ(what, "[rank 1] the cause");
   const std::string late = failure({.ranks = 2, .timeout_s = 0.2}, [](Communicator& world) {
-    const Tensor x = brought(world.rank(), {1000}, DType::float32, make_arena(Device::cuda));
+    const Tensor x = rank_input(world.rank(), {1000}, DType::float32, make_arena(Device::cuda));
     if (world.rank() == 0) world.recv(x, 1);
   });
   EXPECT_TRUE(has(late, "recv of 4000 bytes: rank 1 sent nothing within 0.2 s"));
 }
 
-TEST_F(CommGpu, DevicesMustBeTheSame) {
+TEST_F(CommGpu, RejectsMixedDevices) {
   const auto tensor = [](Communicator& world) {
-    return brought(world.rank(), {100}, DType::float32, make_arena(world.rank() == 0 ? Device::cpu : Device::cuda));
+    return rank_input(world.rank(), {100}, DType::float32, make_arena(world.rank() == 0 ? Device::cpu : Device::cuda));
   };
   const std::string reduce =
       failure({.ranks = 2, .timeout_s = 20}, [&](Communicator& world) { world.all_reduce(tensor(world)); });
@@ -224,29 +223,29 @@ TEST_F(CommGpu, DevicesMustBeTheSame) {
   EXPECT_TRUE(has(message, "rank 0 sent from the host's memory; expected a GPU's"));
 }
 
-// A lost message and a rank that stays away are found as they are on the CPU.
-TEST_F(CommGpu, FaultsAreFound) {
+// A lost message and a missing rank are detected as on the CPU.
+TEST_F(CommGpu, DetectsFaults) {
   LaunchOptions o{.ranks = 2, .timeout_s = 0.5};
   o.around = with_faults({{1, {{.kind = Fault::Kind::drop}}}});
   const std::string lost = failure(o, [](Communicator& world) {
-    const Tensor x = brought(world.rank(), {10}, DType::float32, make_arena(Device::cuda));
+    const Tensor x = rank_input(world.rank(), {10}, DType::float32, make_arena(Device::cuda));
     world.rank() == 1 ? world.send(x, 0) : world.recv(x, 1);
   });
   EXPECT_TRUE(has(lost, "sent nothing within"));
   const std::string away = failure(o, [](Communicator& world) {
-    world.all_reduce(brought(world.rank(), {10}, DType::float32, make_arena(Device::cuda)));
+    world.all_reduce(rank_input(world.rank(), {10}, DType::float32, make_arena(Device::cuda)));
   });
-  EXPECT_TRUE(has(away, "did not come within"));
+  EXPECT_TRUE(has(away, "did not arrive within"));
 }
 
-// Ranks with a GPU each, over NCCL.
+// Ranks with one GPU each, over NCCL.
 using NcclGpu = test::OnGpus;
 
 LaunchOptions over_nccl(int ranks, double timeout_s = 60) {
   return {.backend = Backend::nccl, .ranks = ranks, .timeout_s = timeout_s, .algorithm = Algorithm::native};
 }
 
-TEST_F(NcclGpu, EveryOperationLeavesWhatThreadsLeave) {
+TEST_F(NcclGpu, EveryOperationMatchesThreadRanks) {
   for (int ranks = 2; ranks <= std::min(gpus, 4); ++ranks) {
     const auto body = [](Communicator& world, const ArenaPtr& arena, Results& out) {
       for (const int64_t n : {1, 2, 17, 1000, 5003})
@@ -256,12 +255,12 @@ TEST_F(NcclGpu, EveryOperationLeavesWhatThreadsLeave) {
   }
 }
 
-// Pieces of the whole in its own memory.
-TEST_F(NcclGpu, PiecesMayLieInsideTheWhole) {
+// Chunks inside the full array.
+TEST_F(NcclGpu, ChunksMayBeInsideFullArray) {
   const auto body = [](Communicator& world, const ArenaPtr& arena, Results& out) {
     for (const int64_t n : {1000, 1001}) {
       const Tensor x = whole_numbers(world.rank(), {n}, DType::float32, arena);
-      const Range own = piece(n, world.size(), world.rank());
+      const Range own = chunk_range(n, world.size(), world.rank());
       const Tensor part = x.narrow(0, own.begin, own.size());
       world.reduce_scatter(x, part);
       world.all_gather(part, x);
@@ -271,8 +270,8 @@ TEST_F(NcclGpu, PiecesMayLieInsideTheWhole) {
   EXPECT_TRUE(run(over_nccl(2), body).results == run({.ranks = 2, .timeout_s = 60}, body).results);
 }
 
-// Calls that are started on one communicator and calls that are done at once on another keep one order.
-TEST_F(NcclGpu, CommunicatorsOfARankKeepOneOrder) {
+// Background calls of one communicator and blocking calls of another share one order.
+TEST_F(NcclGpu, CommunicatorsOfRankShareOneOrder) {
   if (gpus < 4) GTEST_SKIP() << "this machine has no four GPUs";
   const auto body = [](Communicator& world, const ArenaPtr& arena, Results& out) {
     const auto row = world.split(world.rank() / 2, world.rank(), "row"),
@@ -295,7 +294,7 @@ std::string failure(const LaunchOptions& options, const std::function<void(Commu
   return failure(options, [&](Communicator& world) { body(world, make_gpu_arena(world)); });
 }
 
-TEST_F(NcclGpu, ARankThatFailsEndsTheOthers) {
+TEST_F(NcclGpu, FailedRankEndsAllRanks) {
   for (const bool background : {false, true}) {
     const std::string what = failure(over_nccl(2), [&](Communicator& world, const ArenaPtr& arena) {
       const Tensor x = whole_numbers(world.rank(), {1000}, DType::float32, arena);
@@ -307,7 +306,7 @@ TEST_F(NcclGpu, ARankThatFailsEndsTheOthers) {
   }
 }
 
-TEST_F(NcclGpu, ARankThatDoesNotComeIsNoticed) {
+TEST_F(NcclGpu, DetectsMissingRank) {
   const std::string what = failure(over_nccl(2, 0.3), [](Communicator& world, const ArenaPtr& arena) {
     const Tensor x = whole_numbers(world.rank(), {1000}, DType::float32, arena);
     world.rank() == 0 ? world.all_reduce(x) : world.recv(x, 0);
@@ -315,7 +314,7 @@ TEST_F(NcclGpu, ARankThatDoesNotComeIsNoticed) {
   EXPECT_TRUE(has(what, "within 0.3 s"));
 }
 
-TEST_F(NcclGpu, ARankThatIsLateIsNamedWithWhatItDidLast) {
+TEST_F(NcclGpu, NamesLateRankAndItsLastCall) {
   std::atomic<bool> noticed = false;
   const std::string what = failure(over_nccl(2, 1), [&](Communicator& world, const ArenaPtr& arena) {
     const Tensor x = whole_numbers(world.rank(), {1000}, DType::float32, arena);
@@ -328,24 +327,25 @@ TEST_F(NcclGpu, ARankThatIsLateIsNamedWithWhatItDidLast) {
       throw;
     }
   });
-  EXPECT_EQ(what,
-            "[rank 0] world axis, broadcast of 4000 bytes (float32, root 0, on a GPU): rank 1 did not come within 1 s; "
-            "the last it came to was all_reduce of 4000 bytes (float32, on a GPU)");
+  EXPECT_EQ(
+      what,
+      "[rank 0] world axis, broadcast of 4000 bytes (float32, root 0, on a GPU): rank 1 did not arrive within 1 s; "
+      "its last operation was all_reduce of 4000 bytes (float32, on a GPU)");
 }
 
-// Seen before NCCL is asked, which would wait for ever.
-TEST_F(NcclGpu, RanksThatAskForDifferentThingsEnd) {
+// Detected before NCCL is called, which would hang.
+TEST_F(NcclGpu, MismatchedCallsEndAllRanks) {
   for (const auto& [what, ask] : test::kOddCalls) {
-    const std::string said = failure(over_nccl(2, 20), [&, &ask = ask](Communicator& world, const ArenaPtr& arena) {
+    const std::string message = failure(over_nccl(2, 20), [&, &ask = ask](Communicator& world, const ArenaPtr& arena) {
       ask(world, whole_numbers(world.rank(), {1000}, DType::float32, arena), world.rank() == 1);
     });
-    EXPECT_TRUE(has(said, " asks for ")) << what;
-    EXPECT_TRUE(has(said, "every rank must communicate in the same order")) << what;
+    EXPECT_TRUE(has(message, " asks for ")) << what;
+    EXPECT_TRUE(has(message, "every rank must communicate in the same order")) << what;
   }
 }
 
-// Collectives of two communicators in one graph, some beside kernels, with other numbers at each launch.
-TEST_F(NcclGpu, AGraphHoldsCollectives) {
+// Collectives of two communicators in one graph, some concurrent with kernels, with different values at each launch.
+TEST_F(NcclGpu, GraphContainsCollectives) {
   if constexpr (kWithCuda)
     launch(over_nccl(2), [](Communicator& world) {
       const ArenaPtr arena = make_gpu_arena(world);
@@ -387,7 +387,7 @@ TEST_F(NcclGpu, AGraphHoldsCollectives) {
     });
 }
 
-TEST_F(NcclGpu, ACollectiveThatNobodyWaitsForBreaksTheCapture) {
+TEST_F(NcclGpu, CollectiveWithoutWaitInvalidatesCapture) {
   if constexpr (kWithCuda)
     launch(over_nccl(2), [](Communicator& world) {
       const ArenaPtr arena = make_gpu_arena(world);
@@ -396,12 +396,12 @@ TEST_F(NcclGpu, ACollectiveThatNobodyWaitsForBreaksTheCapture) {
       Work forgotten;
       EXPECT_THROW(cuda::Graph(arena, [&] { forgotten = world.start_all_reduce(x); }), Error);
       world.barrier();
-      world.all_reduce(x);  // all goes on as before
+      world.all_reduce(x);  // still works
       cuda::synchronize(*arena);
     });
 }
 
-TEST_F(NcclGpu, ARankThatFailsInsideAGraphEndsTheOthers) {
+TEST_F(NcclGpu, FailureInsideGraphEndsAllRanks) {
   if constexpr (kWithCuda)
     for (const bool late : {false, true}) {
       const std::string what = failure(over_nccl(2, late ? 0.5 : 20), [&](Communicator& world, const ArenaPtr& arena) {
@@ -424,8 +424,8 @@ TEST_F(NcclGpu, ARankThatFailsInsideAGraphEndsTheOthers) {
     }
 }
 
-// NCCL with one rank, which every machine with one GPU has: that its library loads and starts, that a collective of it
-// can be captured and launched again, and that it ends.
+// NCCL with one rank, for machines with one GPU: the library loads and starts, a collective is captured and launched
+// repeatedly, and everything is destroyed.
 
 class NcclOneGpu : public test::OnGpu {
  protected:
@@ -445,7 +445,7 @@ bool soon(const F& done) {
   return false;
 }
 
-TEST_F(NcclOneGpu, StartsIsCapturedAndEnds) {
+TEST_F(NcclOneGpu, StartsCapturesAndEnds) {
   if constexpr (kWithCuda && kWithNccl) {
     prepare_for_nccl();
     const std::unique_ptr<NcclApi> nccl = real_nccl(0, 1);
@@ -471,7 +471,7 @@ TEST_F(NcclOneGpu, StartsIsCapturedAndEnds) {
         graph.launch();
         EXPECT_EQ(sum.on_host().to_vector<float>(), std::vector<float>(1000, value));
       }
-    }  // graphs go before communicators
+    }  // graphs must be destroyed before communicators
     EXPECT_TRUE(soon([&] { return nccl->finished(); }));
     nccl->abort();
   }

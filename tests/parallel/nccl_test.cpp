@@ -1,4 +1,6 @@
-// The NCCL transport without a GPU: a stand-in for NCCL writes down every call, over ranks that are threads.
+// The NCCL transport without a GPU: a fake NCCL records every call, with threads as ranks.
+
+#include <cstring>
 
 #include "parallel/comm/nccl/transport.h"
 #include "parallel/comm/thread_transport.h"
@@ -10,13 +12,13 @@ namespace {
 
 using namespace test;
 
-// One rank's calls, with pointers as element offsets into the arrays that it was told of.
+// One rank's calls, with pointers as element offsets into its known arrays.
 struct Log {
   std::vector<std::string> calls;
   const std::byte *in = nullptr, *out = nullptr;
   int64_t element = 4;
   bool stuck = false, captured = false;
-  const Arena* gpu = nullptr;  // stands for the rank's arena on its GPU: nobody looks into it
+  const Arena* gpu = nullptr;  // a placeholder for the rank's GPU arena, never accessed
 };
 
 class FakeNccl final : public NcclApi {
@@ -83,7 +85,7 @@ class FakeNccl final : public NcclApi {
   Log& log_;
 };
 
-// The calls of rank 1 of three for one collective of arrays that are said to be on a GPU.
+// The calls of rank 1 of three for one collective of nominal GPU arrays.
 std::vector<std::string> record_calls(Call call, Algorithm algorithm = Algorithm::native) {
   std::vector<std::string> seen;
   const auto group = make_thread_group(3, 20, true, std::make_shared<FailureState>());
@@ -104,10 +106,10 @@ std::vector<std::string> record_calls(Call call, Algorithm algorithm = Algorithm
     mine.out = call.op == Op::all_reduce ? memory.data() : memory.data() + 2048;
     EXPECT_EQ(run_collective(nccl, algorithm, mine), sent_directly(call, 3, world.rank()));
     ASSERT_FALSE(log.calls.empty());
-    EXPECT_EQ(log.calls.front(), "after");  // earlier work of the rank's own stream comes first
+    EXPECT_EQ(log.calls.front(), "after");  // after earlier work of the rank's own stream
     ASSERT_GE(log.calls.size(), 3U);
     EXPECT_EQ(log.calls[log.calls.size() - 2], "point");
-    EXPECT_EQ(log.calls.back(), "join");  // and its later work comes behind
+    EXPECT_EQ(log.calls.back(), "join");  // before its later work
     if (world.rank() == 1) seen = {log.calls.begin() + 1, log.calls.end() - 2};
     world.barrier();
   });
@@ -116,7 +118,7 @@ std::vector<std::string> record_calls(Call call, Algorithm algorithm = Algorithm
 
 using Calls = std::vector<std::string>;
 
-TEST(Nccl, CollectivesOfTheLibrary) {
+TEST(Nccl, MapsCollectivesToLibraryCalls) {
   EXPECT_EQ(record_calls({.op = Op::all_reduce, .dtype = DType::bfloat16, .count = 10}),
             Calls{"all_reduce in+0 in+0 10 bfloat16 sum"});
   EXPECT_EQ(record_calls({.op = Op::all_reduce, .reduction = Reduction::max, .count = 10}),
@@ -129,14 +131,14 @@ TEST(Nccl, CollectivesOfTheLibrary) {
   EXPECT_EQ(record_calls({.op = Op::reduce, .root = 2, .count = 12}), Calls{"reduce in+0 out+0 12 float32 sum root 2"});
 }
 
-TEST(Nccl, UnevenPiecesAreGroups) {
+TEST(Nccl, UnevenChunksAreGroups) {
   EXPECT_EQ(record_calls({.op = Op::reduce_scatter, .count = 11}),
             (Calls{"(", "reduce in+0 - 3 float32 sum root 0", "reduce in+3 out+0 4 float32 sum root 1",
                    "reduce in+7 - 4 float32 sum root 2", ")"}));
   EXPECT_EQ(record_calls({.op = Op::all_gather, .count = 11}),
             (Calls{"(", "broadcast out+0 out+0 3 float32 root 0", "broadcast in+0 out+3 4 float32 root 1",
                    "broadcast out+7 out+7 4 float32 root 2", ")"}));
-  EXPECT_EQ(record_calls({.op = Op::all_gather, .count = 2}),  // rank 0 has nothing
+  EXPECT_EQ(record_calls({.op = Op::all_gather, .count = 2}),  // rank 0 has no elements
             (Calls{"(", "broadcast in+0 out+0 1 float32 root 1", "broadcast out+1 out+1 1 float32 root 2", ")"}));
 }
 
@@ -144,8 +146,8 @@ TEST(Nccl, MessagesAreGroups) {
   EXPECT_EQ(record_calls({.op = Op::all_to_all, .count = 6}),
             (Calls{"(", "send in+0 2 float32 to 0", "recv out+0 2 float32 from 0", "send in+2 2 float32 to 1",
                    "recv out+2 2 float32 from 1", "send in+4 2 float32 to 2", "recv out+4 2 float32 from 2", ")"}));
-  const UnevenSplits pieces{{2, 1, 0}, {0, 1, 4}};
-  EXPECT_EQ(record_calls({.op = Op::all_to_all, .count = 3, .pieces = &pieces}, Algorithm::direct),
+  const UnevenSplits splits{{2, 1, 0}, {0, 1, 4}};
+  EXPECT_EQ(record_calls({.op = Op::all_to_all, .count = 3, .splits = &splits}, Algorithm::direct),
             (Calls{"(", "send in+0 2 float32 to 0", "send in+2 1 float32 to 1", "recv out+0 1 float32 from 1",
                    "recv out+1 4 float32 from 2", ")"}));
   EXPECT_EQ(record_calls({.op = Op::gather, .root = 1, .count = 5}),
@@ -159,12 +161,12 @@ TEST(Nccl, MessagesAreGroups) {
             (Calls{"(", "recv out+0 2 float32 from 2", ")"}));
 }
 
-TEST(Nccl, SumsOfAnotherOrderAreRefused) {
+TEST(Nccl, RejectsOtherSummationOrders) {
   EXPECT_THROW(record_calls({.op = Op::all_reduce, .count = 4}, Algorithm::direct), Error);
   EXPECT_THROW(record_calls({.op = Op::reduce_scatter, .count = 4}, Algorithm::ring), Error);
 }
 
-TEST(Nccl, ArraysOnTheHostGoOverTheCarrier) {
+TEST(Nccl, HostArraysUseCarrier) {
   const auto group = make_thread_group(2, 20, true, std::make_shared<FailureState>());
   launch({.ranks = 2, .timeout_s = 20}, [&](Communicator& world) {
     Log log;
@@ -186,7 +188,7 @@ TEST(Nccl, ArraysOnTheHostGoOverTheCarrier) {
   });
 }
 
-// Two ranks, each with an all-reduce of its own 100 elements, which are said to be on a GPU.
+// Two ranks, each with an all-reduce of 100 elements in nominal GPU memory.
 void on_two_ranks(double timeout_s, const std::function<void(Log&, NcclTransport&, const Call&)>& f) {
   const auto group = make_thread_group(2, 20, true, std::make_shared<FailureState>());
   launch({.ranks = 2, .timeout_s = 20}, [&](Communicator& world) {
@@ -202,16 +204,17 @@ void on_two_ranks(double timeout_s, const std::function<void(Log&, NcclTransport
   });
 }
 
-TEST(Nccl, AStuckCollectiveIsAbortedAndNamed) {
+TEST(Nccl, StuckCollectiveIsAbortedAndNamed) {
   on_two_ranks(1, [](Log& log, NcclTransport& nccl, const Call& call) {
-    expect_error(Status::communication, {"all_reduce of 400 bytes (float32, on a GPU): NCCL did not end it within 1 s"},
+    expect_error(Status::communication,
+                 {"all_reduce of 400 bytes (float32, on a GPU): NCCL did not complete it within 1 s"},
                  [&] { nccl.native(call); });
     EXPECT_EQ(log.calls.back(), "abort");
   });
 }
 
-// While the rank's stream is captured nobody waits; what is started is joined when it is waited for, and all of a
-// rank's communicators are aborted when one has failed.
+// During capture of the rank's stream no call waits; background calls are joined by wait(), and all of a rank's
+// communicators are aborted after one has failed.
 TEST(Nccl, CapturedCollectivesAreOnlyQueued) {
   on_two_ranks(0.1, [](Log& log, NcclTransport& nccl, const Call& call) {
     const std::unique_ptr<Transport> other = nccl.split(0, nccl.rank());
@@ -239,21 +242,21 @@ TEST(Nccl, CapturedCollectivesAreOnlyQueued) {
   });
 }
 
-// Another rank that fails while a collective waits for it: NCCL is aborted at once, long before the timeout.
-TEST(Nccl, ARankThatFailsAbortsTheOthers) {
+// A rank fails while a collective waits for it: NCCL is aborted immediately, long before the timeout.
+TEST(Nccl, FailedRankAbortsOthers) {
   on_two_ranks(20, [](Log& log, NcclTransport& nccl, const Call& call) {
     if (nccl.rank() == 1) return nccl.fail("out of memory");
     EXPECT_THROW(nccl.native(call), PeerFailed);
     EXPECT_EQ(log.calls.back(), "abort");
-    EXPECT_THROW(nccl.native(call), CommError);  // nothing may follow
+    EXPECT_THROW(nccl.native(call), CommError);  // no calls may follow
   });
 }
 
-TEST(Nccl, WithoutGpusTheBackendIsRefused) {
+TEST(Nccl, RejectsBackendWithoutGpus) {
   const std::string what =
       error_message([] { launch({.backend = Backend::nccl, .ranks = 2, .timeout_s = 20}, [](Communicator&) {}); });
   if (what == "nothing was thrown") GTEST_SKIP() << "this machine has GPUs";
-  EXPECT_TRUE(has(what, kWithNccl ? "`backend` nccl: every rank needs a GPU of its own; expected 2 on this machine"
+  EXPECT_TRUE(has(what, kWithNccl ? "`backend` nccl: every rank needs a separate GPU; expected 2 on this machine"
                                   : "`backend` nccl: this build has no NCCL"));
 }
 

@@ -1,5 +1,5 @@
-// The loop that runs schedules: under each of them every weight gets the bits of one rank that takes one micro-batch
-// after another; messages and memory are those of the closed forms and of the simulation.
+// The pipeline runtime: under each schedule weights are bitwise identical to one rank that processes micro-batches
+// sequentially; messages and memory match the closed forms and the simulation.
 #include "nn/layers.h"
 #include "parallel/comm/launch.h"
 #include "parallel/pipeline/runtime.h"
@@ -30,8 +30,8 @@ struct Layer : Module {
 };
 
 struct Variant {
-  bool seeded = false;      // the last stage gives the seed of the backward pass, else a loss
-  bool recomputed = false;  // each stage but the first is a checkpoint
+  bool seeded = false;      // the last stage returns a seed instead of a loss
+  bool recomputed = false;  // each stage but the first is checkpointed
 };
 
 struct Chain : Module {
@@ -104,7 +104,7 @@ struct Made {
 
 constexpr int kSteps = 2;
 
-// One rank without a pipeline, one micro-batch after another, for two steps that add up. Returns the loss of a step.
+// One rank without a pipeline, with sequential micro-batches, for two accumulated steps. Returns the loss of a step.
 double serial(Made& made, int microbatches, const Variant& variant) {
   double loss = 0;
   for (int step = 0; step < kSteps; ++step) {
@@ -146,12 +146,12 @@ void check_rank(Communicator& axis, const Schedule& schedule, const Variant& var
   EXPECT_EQ(axis.sum(static_cast<double>(sent.sent)), messages * kTokens * kChannels * 4) << what;
 }
 
-TEST(PipelineRuntime, EveryScheduleHasTheBitsOfOneRank) {
+TEST(PipelineRuntime, EveryScheduleMatchesOneRankBitwise) {
   const Philox draw = Philox::named(9, "pipelines");
   uint64_t at = 0;
   for (int p = 1; p <= 4; ++p)
     for (int trial = 0; trial < 4; ++trial) {
-      // Twice any number, twice one that p divides, for the interleaved schedule.
+      // Alternately any number and a multiple of p, for the interleaved schedule.
       const int m = trial % 2 ? p * (1 + static_cast<int>(draw.below(static_cast<uint64_t>(8 / p), at++)))
                               : 1 + static_cast<int>(draw.below(8, at++));
       const Variant variant{.seeded = draw.below(2, at++) > 0, .recomputed = trial >= 2};
@@ -165,7 +165,7 @@ TEST(PipelineRuntime, EveryScheduleHasTheBitsOfOneRank) {
     }
 }
 
-TEST(PipelineRuntime, FreesActivationsAsTheScheduleSays) {
+TEST(PipelineRuntime, FreesActivationsAccordingToSchedule) {
   constexpr int kMicrobatches = 8;
   std::vector<int64_t> peaks;
   for (const Schedule& schedule : {gpipe(2, kMicrobatches), one_f_one_b(2, kMicrobatches)})
@@ -179,13 +179,13 @@ TEST(PipelineRuntime, FreesActivationsAsTheScheduleSays) {
       const int64_t before = live(), kept = made.arena->usage(Category::activations).live;
       pipe.step();
       EXPECT_EQ(live(), before);
-      // Only activations are counted: the working memory of a product depends on the processor.
+      // Only activations are counted: the workspace of a matmul depends on the CPU.
       if (axis.rank() == 0) peaks.push_back(made.arena->usage(Category::activations).peak - kept);
     });
   EXPECT_GT(peaks[0], 3 * peaks[1]);  // 8 in flight against 2
 }
 
-// Stages that only scale: their graphs keep nothing of what goes through.
+// Stages that only scale: their graphs save nothing.
 struct Scaling : Stages {
   ArenaPtr arena = make_arena();
   Var first{normal("input", 0, arena), true};
@@ -198,7 +198,7 @@ struct Scaling : Stages {
   void end_gradients(int, int) override {}
 };
 
-TEST(PipelineRuntime, KeepsNothingThatNoOpKeeps) {
+TEST(PipelineRuntime, RetainsOnlyTensorsSavedByOps) {
   launch({.ranks = 3, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& axis) {
     Scaling stages;
     PipelineRuntime pipe(insert_messages(gpipe(3, 8)), axis, stages);
@@ -206,7 +206,7 @@ TEST(PipelineRuntime, KeepsNothingThatNoOpKeeps) {
     stages.arena->reset_peaks();
     const int64_t before = stages.arena->total().live, one = kTokens * kChannels * 4;
     pipe.step();
-    // All eight are in flight in the middle; of one at a time the input and the output are there.
+    // All eight are in flight in the middle; only the input and the output of one exist at a time.
     EXPECT_LE(axis.rank() == 1 ? stages.arena->total().peak - before : 0, 3 * one);
     EXPECT_EQ(pipe.peak_in_flight(), 8);
   });
@@ -230,7 +230,7 @@ TEST(PipelineRuntime, TracesEveryAction) {
   });
 }
 
-TEST(PipelineRuntime, RefusesSchedulesThatItCannotRun) {
+TEST(PipelineRuntime, RejectsInvalidSchedules) {
   launch({.ranks = 2, .timeout_s = 60}, [&](Communicator& axis) {
     Made made(2);
     TestStages stages(made.chain, {}, made.arena);

@@ -1,5 +1,5 @@
-// Placements: every conversion keeps the tensor that its ranks hold together, and its backward pass is its adjoint; the
-// bytes that it moves; products cut over ranks. Meshes: who meets whom along which axis, and what is refused.
+// Placements: every conversion preserves the represented tensor, and its backward pass is its adjoint; traffic; sharded
+// matmuls. Meshes: groups along axes, and invalid arguments.
 #include "parallel/placement.h"
 
 #include <fmt/format.h>
@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-constexpr uint64_t kTogether = 1000;  // numbers of nobody's own
+constexpr uint64_t kTogether = 1000;  // RNG stream shared by all ranks
 
 Tensor random_tensor(const Shape& shape, const ArenaPtr& arena, uint64_t name, uint64_t of) {
   return test::normal(shape, DType::float64, name * (kTogether + 1) + of, "placement", arena);
@@ -27,28 +27,29 @@ double dot(const Tensor& a, const Tensor& b) {
   return std::inner_product(x.begin(), x.end(), y.begin(), 0.0);
 }
 
-// A tensor of shape `whole` as this rank holds it: equal everywhere in R and I, anything else on every rank in P.
-Tensor placed(const Placement& p, const Shape& whole, const Communicator& axis, const ArenaPtr& arena, uint64_t name) {
-  if (p == P) return random_tensor(whole, arena, name, static_cast<uint64_t>(axis.rank()));
-  const Tensor all = random_tensor(whole, arena, name, kTogether);
+// This rank's part of a tensor of shape `full`: equal on all ranks in R and I, random on every rank in P.
+Tensor placed(const Placement& p, const Shape& full, const Communicator& axis, const ArenaPtr& arena, uint64_t name) {
+  if (p == P) return random_tensor(full, arena, name, static_cast<uint64_t>(axis.rank()));
+  const Tensor all = random_tensor(full, arena, name, kTogether);
   if (p.kind != Placement::Kind::sharded) return all;
-  const Range own = piece(whole[p.dim], axis.size(), axis.rank());
+  const Range own = chunk_range(full[p.dim], axis.size(), axis.rank());
   return all.narrow(p.dim, own.begin, own.size()).clone();
 }
 
-// The tensor that the ranks hold together, as placed() made it.
-Tensor together(const Placement& p, const Shape& whole, const Communicator& axis, const ArenaPtr& arena,
-                uint64_t name) {
-  if (!(p == P)) return random_tensor(whole, arena, name, kTogether);
-  Tensor sum = random_tensor(whole, arena, name, 0);
+// The represented tensor, as created by placed().
+Tensor represented(const Placement& p, const Shape& full, const Communicator& axis, const ArenaPtr& arena,
+                   uint64_t name) {
+  if (!(p == P)) return random_tensor(full, arena, name, kTogether);
+  Tensor sum = random_tensor(full, arena, name, 0);
   for (int r = 1; r < axis.size(); ++r) {
-    const Tensor one = random_tensor(whole, arena, name, static_cast<uint64_t>(r));
+    const Tensor one = random_tensor(full, arena, name, static_cast<uint64_t>(r));
     for (int64_t i = 0; i < sum.numel(); ++i) sum.data<double>()[i] += one.data<double>()[i];
   }
   return sum;
 }
 
-// <value, gradient> for a value in p and its gradient in dual(p): all ranks' products, but in I each has all of it.
+// <value, gradient> for a value in p and its gradient in dual(p), summed over ranks, except in I, where each has all of
+// it.
 double paired(const Placement& p, const Tensor& value, const Tensor& gradient, Communicator& axis) {
   const double own = dot(value, gradient);
   return p == I ? own : axis.sum(own);
@@ -60,30 +61,30 @@ void expect_near(const Tensor& a, const Tensor& b, double tolerance, const std::
   for (size_t i = 0; i < x.size(); ++i) ASSERT_NEAR(x[i], y[i], tolerance) << what << " at " << i;
 }
 
-// The same tensor before and after: what this rank has of it, and in P the sum of what all have.
-void expect_kept(const Placement& from, const Placement& to, const Tensor& got, const Shape& whole, Communicator& axis,
+// Checks that this rank's part of the result, and in P the sum over ranks, matches the original.
+void expect_kept(const Placement& from, const Placement& to, const Tensor& got, const Shape& full, Communicator& axis,
                  uint64_t name, const std::string& what) {
   const ArenaPtr& arena = got.arena();
-  Tensor expected = together(from, whole, axis, arena, name), sum = got.clone();
+  Tensor expected = represented(from, full, axis, arena, name), sum = got.clone();
   if (to.kind == Placement::Kind::sharded) {
-    const Range own = piece(whole[to.dim], axis.size(), axis.rank());
+    const Range own = chunk_range(full[to.dim], axis.size(), axis.rank());
     expected = expected.narrow(to.dim, own.begin, own.size());
   }
   if (to == P) axis.all_reduce(sum);
   expect_near(sum, expected, 1e-13, what);
 }
 
-void check_conversion(Communicator& axis, const ArenaPtr& arena, Placement from, Placement to, const Shape& whole,
+void check_conversion(Communicator& axis, const ArenaPtr& arena, Placement from, Placement to, const Shape& full,
                       uint64_t name) {
   const std::string what =
-      fmt::format("{} -> {} of {} on {} of {}", from.str(), to.str(), whole.str(), axis.rank(), axis.size());
-  if (from.kind == Placement::Kind::sharded) from.whole = whole[from.dim];
-  const Var x(placed(from, whole, axis, arena, name), true);
+      fmt::format("{} -> {} of {} on {} of {}", from.str(), to.str(), full.str(), axis.rank(), axis.size());
+  if (from.kind == Placement::Kind::sharded) from.whole = full[from.dim];
+  const Var x(placed(from, full, axis, arena, name), true);
   const Tensor before = x.value().clone();
   const Var y = redistribute(scale(x, 1), axis, from, to);
-  expect_kept(from, to, y.value(), whole, axis, name, what);
-  // The gradient of a P is an R, which is the same everywhere, and so on: dual() says what to draw.
-  const Tensor dy = placed(dual(to), whole, axis, arena, name + 1);
+  expect_kept(from, to, y.value(), full, axis, name, what);
+  // The gradient of a P is an R, equal on all ranks, and so on: dual() determines the sample.
+  const Tensor dy = placed(dual(to), full, axis, arena, name + 1);
   const double forward = paired(to, y.value(), dy, axis);
   backward(y, {.seed = dy.clone()});
   const double adjoint = paired(from, before, x.grad(), axis);
@@ -111,21 +112,21 @@ TEST(Placement, EveryConversionHasItsAdjoint) {
         for (int to = 0; to < 4; ++to)
           for (int trial = 0; trial < 25; ++trial, name += 2) {
             const int rank = 1 + static_cast<int>(random.below(4, 10 * name));
-            Shape whole;
+            Shape full;
             for (int d = 0; d < rank; ++d)
-              whole.push_back(1 + static_cast<int64_t>(random.below(7, 10 * name + 1 + static_cast<uint64_t>(d))));
+              full.push_back(1 + static_cast<int64_t>(random.below(7, 10 * name + 1 + static_cast<uint64_t>(d))));
             check_conversion(axis, arena, random_placement(random, 10 * name + 6, from, rank),
-                             random_placement(random, 10 * name + 7, to, rank), whole, name);
+                             random_placement(random, 10 * name + 7, to, rank), full, name);
           }
     });
 }
 
-TEST(Placement, EvenPiecesNeedNoWhole) {
+TEST(Placement, EvenChunksNeedNoFullSize) {
   launch({.ranks = 3, .timeout_s = 20}, [](Communicator& axis) {
     const ArenaPtr arena = make_arena();
-    const Shape whole{2, 6, 3};
-    const Tensor all = random_tensor(whole, arena, 1, kTogether);
-    const Tensor mine = placed(S(-2), whole, axis, arena, 1);
+    const Shape full{2, 6, 3};
+    const Tensor all = random_tensor(full, arena, 1, kTogether);
+    const Tensor mine = placed(S(-2), full, axis, arena, 1);
     expect_near(redistribute(mine, axis, S(-2), R), all, 0, "S(-2) -> R");
     expect_near(redistribute(mine, axis, S(1), S(-1)), all.narrow(2, axis.rank(), 1), 0, "S(1) -> S(-1)");
   });
@@ -143,29 +144,29 @@ OpCounts only(Op op, int64_t sent) {
   return counts;
 }
 
-TEST(Placement, MovesWhatTheFormulasSay) {
+TEST(Placement, TrafficMatchesFormulas) {
   launch({.ranks = 4, .timeout_s = 20}, [](Communicator& axis) {
     const ArenaPtr arena = make_arena();
-    const Tensor whole = Tensor::zeros({8, 4}, DType::float32, arena);  // 128 bytes
+    const Tensor full = Tensor::zeros({8, 4}, DType::float32, arena);  // 128 bytes
     const Tensor rows = Tensor::zeros({2, 4}, DType::float32, arena),
                  columns = Tensor::zeros({8, 1}, DType::float32, arena);
-    EXPECT_EQ(sent_by(axis, whole, P, I), only(Op::all_reduce, 192));  // 2 (n - 1) / n
-    EXPECT_EQ(sent_by(axis, whole, P, R), only(Op::all_reduce, 192));
-    EXPECT_EQ(sent_by(axis, whole, P, S(0)), only(Op::reduce_scatter, 96));  // (n - 1) / n
-    EXPECT_EQ(sent_by(axis, whole, P, S(1)), only(Op::reduce_scatter, 96));
+    EXPECT_EQ(sent_by(axis, full, P, I), only(Op::all_reduce, 192));  // 2 (n - 1) / n
+    EXPECT_EQ(sent_by(axis, full, P, R), only(Op::all_reduce, 192));
+    EXPECT_EQ(sent_by(axis, full, P, S(0)), only(Op::reduce_scatter, 96));  // (n - 1) / n
+    EXPECT_EQ(sent_by(axis, full, P, S(1)), only(Op::reduce_scatter, 96));
     EXPECT_EQ(sent_by(axis, rows, S(0), R), only(Op::all_gather, 96));
     EXPECT_EQ(sent_by(axis, columns, S(1), I), only(Op::all_gather, 96));
-    EXPECT_EQ(sent_by(axis, rows, S(0), S(1)), only(Op::all_to_all, 24));  // (n - 1) / n of what a rank has
+    EXPECT_EQ(sent_by(axis, rows, S(0), S(1)), only(Op::all_to_all, 24));  // (n - 1) / n of a rank's shard
     for (const Placement& from : {R, I})
-      for (const Placement& to : {R, I, P, S(0), S(1)}) EXPECT_EQ(sent_by(axis, whole, from, to), OpCounts{});
+      for (const Placement& to : {R, I, P, S(0), S(1)}) EXPECT_EQ(sent_by(axis, full, from, to), OpCounts{});
     EXPECT_EQ(sent_by(axis, rows, S(0), P), OpCounts{});
-    // Six rows are cut 1, 2, 1, 2: two rows of four numbers to each of three.
-    const Tensor own = Tensor::zeros({piece(6, 4, axis.rank()).size(), 4}, DType::float32, arena);
+    // Six rows are split 1, 2, 1, 2: two rows of four elements to each of three.
+    const Tensor own = Tensor::zeros({chunk_range(6, 4, axis.rank()).size(), 4}, DType::float32, arena);
     EXPECT_EQ(sent_by(axis, own, S(0, 6), R), only(Op::all_gather, 96));
   });
 }
 
-TEST(Placement, AnAxisOfOneIsFree) {
+TEST(Placement, OneRankAxisIsFree) {
   launch({.ranks = 1}, [](Communicator& axis) {
     const Var x(random_tensor({3, 2}, make_arena(), 1, 0), true);
     for (const Placement& from : {R, I, P, S(0), S(1)})
@@ -174,14 +175,14 @@ TEST(Placement, AnAxisOfOneIsFree) {
   });
 }
 
-TEST(Placement, WritesOverWhatNobodyElseHolds) {
+TEST(Placement, ReusesUniquelyOwnedTensors) {
   launch({.ranks = 2, .timeout_s = 20}, [](Communicator& axis) {
     const ArenaPtr arena = make_arena();
     Tensor x = random_tensor({4}, arena, 1, 0);
     const std::byte* const memory = x.raw();
     const Tensor held = x, copy = x.clone();
     EXPECT_NE(redistribute(x, axis, P, I).raw(), memory);
-    expect_near(held, copy, 0, "a value that somebody holds");
+    expect_near(held, copy, 0, "a value with another owner");
     Tensor alone = random_tensor({4}, arena, 1, 0);
     const std::byte* const there = alone.raw();
     EXPECT_EQ(redistribute(std::move(alone), axis, P, I).raw(), there);
@@ -192,21 +193,20 @@ std::string refusal(Communicator& axis, const Shape& shape, Placement from, Plac
   return error_message([&] { redistribute(Tensor::zeros(shape, DType::float32, make_arena()), axis, from, to); });
 }
 
-TEST(Placement, WhatCannotBeIsRefused) {
+TEST(Placement, RejectsInvalidConversions) {
   launch({.ranks = 2, .timeout_s = 20}, [](Communicator& axis) {
     const std::string of = " of float32 (2, 3): ", head = "[redistribute] world axis, ";
-    EXPECT_EQ(refusal(axis, {2, 3}, S(2), R), head + "S(2) -> R" + of + "there is no such dim");
-    EXPECT_EQ(refusal(axis, {2, 3}, P, S(-3)), head + "P -> S(-3)" + of + "there is no such dim");
-    EXPECT_EQ(refusal(axis, {2, 3}, R, S(1, 4)), head + "R -> S(1)" + of + "dim 1 has 3 and not 4");
+    EXPECT_EQ(refusal(axis, {2, 3}, S(2), R), head + "S(2) -> R" + of + "dim out of range");
+    EXPECT_EQ(refusal(axis, {2, 3}, P, S(-3)), head + "P -> S(-3)" + of + "dim out of range");
+    EXPECT_EQ(refusal(axis, {2, 3}, R, S(1, 4)), head + "R -> S(1)" + of + "dim 1 has 3; expected 4");
     const std::string rank = std::to_string(axis.rank());
     EXPECT_EQ(refusal(axis, {2, 3}, S(0, 6), I),
               head + "S(0) -> I" + of + "rank " + rank + " of 2 has 2 of 6 along dim 0; expected 3");
   });
 }
 
-// Two products cut over ranks by placements alone, the first by columns and the second by rows (Shoeybi et al. 2019,
-// section 3), with what lies between them replicated or cut by tokens (Korthikanti et al. 2022): gradients are those of
-// one rank.
+// Two matmuls sharded only by placements, the first by columns and the second by rows (Shoeybi et al. 2019, section 3),
+// with replicated or token-sharded activations between (Korthikanti et al. 2022): gradients match one rank.
 
 constexpr int64_t kTokens = 7, kIn = 5, kHidden = 11, kOut = 6;
 
@@ -216,7 +216,7 @@ struct Layers {
   Tensor t;
 };
 
-Layers whole(const ArenaPtr& arena) {
+Layers full(const ArenaPtr& arena) {
   const auto normal = [&](const char* name, const Shape& shape) {
     return test::normal(shape, DType::float64, 11, name, arena);
   };
@@ -226,20 +226,20 @@ Layers whole(const ArenaPtr& arena) {
 }
 
 Layers one_rank(const ArenaPtr& arena) {
-  Layers l = whole(arena);
+  Layers l = full(arena);
   const Var y = linear(unary<Gelu>(linear(l.x, l.w1, l.b1)), l.w2, l.b2);
   backward(sum(y * Var(l.t)));
   return l;
 }
 
 Tensor cut(const Tensor& t, int dim, const Communicator& axis) {
-  const Range own = piece(t.dim(dim), axis.size(), axis.rank());
+  const Range own = chunk_range(t.dim(dim), axis.size(), axis.rank());
   return t.narrow(dim, own.begin, own.size()).contiguous();
 }
 
-// The loss of rank r when `between` is S(0) is its part of the whole one, so it is a P, whose gradient is one anywhere.
+// With `between` = S(0), rank r's loss is a partial sum, so it is a P, whose gradient is one on all ranks.
 Layers on_ranks(Communicator& axis, Placement between, const ArenaPtr& arena) {
-  Layers l = whole(arena);
+  Layers l = full(arena);
   l.w1 = Var(cut(l.w1.value(), 0, axis), true);
   l.b1 = Var(cut(l.b1.value(), 0, axis), true);
   l.w2 = Var(cut(l.w2.value(), 1, axis), true);
@@ -254,7 +254,7 @@ Layers on_ranks(Communicator& axis, Placement between, const ArenaPtr& arena) {
   return l;
 }
 
-TEST(TwoLayers, GradientsAreThoseOfOneRank) {
+TEST(TwoLayers, GradientsMatchOneRank) {
   for (const int ranks : {1, 2, 3, 4})
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& axis) {
       const ArenaPtr arena = make_arena();
@@ -265,7 +265,7 @@ TEST(TwoLayers, GradientsAreThoseOfOneRank) {
         const auto expect = [&](const char* name, const Var& found, const Tensor& expected) {
           SCOPED_TRACE(between.str() + ", rank " + std::to_string(axis.rank()));
           ASSERT_EQ(found.shape(), expected.shape()) << name;
-          // Without a floor: from zeros it is no number.
+          // No floor: with zeros the distance is NaN.
           EXPECT_LE(test::distance(test::numbers(found.grad()), test::numbers(expected), 0), 1e-14) << name;
         };
         expect("x", got.x, between == I ? one.x.grad() : cut(one.x.grad(), 0, axis));
@@ -283,7 +283,7 @@ TEST(TwoLayers, GradientsAreThoseOfOneRank) {
     });
 }
 
-// Meshes: who meets whom along which axis, and what is refused.
+// Meshes: groups along axes, and invalid arguments.
 
 std::vector<int> members(const Communicator& group) {
   std::vector<int> ranks;
@@ -291,7 +291,7 @@ std::vector<int> members(const Communicator& group) {
   return ranks;
 }
 
-// The error that making the mesh, or using it, throws.
+// The error of creating or using the mesh.
 std::string refusal(
     Communicator& world, const std::vector<MeshAxis>& axes, const std::function<void(Mesh&)>& use = [](Mesh&) {}) {
   return error_message([&] {
@@ -300,7 +300,7 @@ std::string refusal(
   });
 }
 
-TEST(Mesh, TheLastAxisJoinsTheNearestRanks) {
+TEST(Mesh, LastAxisConnectsAdjacentRanks) {
   launch({.ranks = 8, .timeout_s = 20}, [](Communicator& world) {
     Mesh mesh(world, {{"pp", 2}, {"dp", 2}, {"tp", 2}});
     const int pp = world.rank() / 4, dp = world.rank() / 2 % 2, tp = world.rank() % 2;
@@ -322,7 +322,7 @@ TEST(Mesh, TheLastAxisJoinsTheNearestRanks) {
   });
 }
 
-TEST(Mesh, UnevenSizesAndPlaces) {
+TEST(Mesh, SupportsUnevenSizes) {
   launch({.ranks = 6, .timeout_s = 20}, [](Communicator& world) {
     Mesh mesh(world, {{"a", 3}, {"none", 1}, {"b", 2}});
     for (int rank = 0; rank < 6; ++rank) EXPECT_EQ(mesh.rank_at(mesh.coordinates(rank)), rank);
@@ -333,7 +333,7 @@ TEST(Mesh, UnevenSizesAndPlaces) {
   });
 }
 
-TEST(Mesh, AnAxisOfOneCostsNothing) {
+TEST(Mesh, OneRankAxisIsFree) {
   launch({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
     world.reset_counts();
     Mesh mesh(world, {{"dp", 1}, {"tp", 2}, {"cp", 1}});
@@ -351,12 +351,12 @@ TEST(Mesh, AnAxisOfOneCostsNothing) {
   });
 }
 
-TEST(Mesh, WhatDoesNotFitIsRefused) {
+TEST(Mesh, RejectsInvalidAxes) {
   launch({.ranks = 4, .timeout_s = 20}, [](Communicator& world) {
-    EXPECT_EQ(refusal(world, {{"dp", 2}, {"tp", 3}}), "[mesh] dp 2 x tp 3 makes 6 ranks; the world has 4");
-    EXPECT_EQ(refusal(world, {}), "[mesh] no axis makes 1 ranks; the world has 4");
+    EXPECT_EQ(refusal(world, {{"dp", 2}, {"tp", 3}}), "[mesh] dp 2 x tp 3 has 6 ranks; the world has 4");
+    EXPECT_EQ(refusal(world, {}), "[mesh] no axis has 1 ranks; the world has 4");
     EXPECT_EQ(refusal(world, {{"dp", 4}, {"tp", 0}}), "[mesh] axis tp has size 0; expected at least 1");
-    EXPECT_EQ(refusal(world, {{"dp", 2}, {"dp", 2}}), "[mesh] two axes of dp 2 x dp 2 are called dp");
+    EXPECT_EQ(refusal(world, {{"dp", 2}, {"dp", 2}}), "[mesh] two axes of dp 2 x dp 2 are named dp");
     EXPECT_EQ(refusal(world, {{"", 4}}), "[mesh] an axis of  4 has no name");
     EXPECT_TRUE(has(refusal(world, {{"a", 65536}, {"b", 65536}, {"c", 65536}}), "; the world has 4"));
     const auto refused = [&](const std::function<void(Mesh&)>& use) {
@@ -365,7 +365,7 @@ TEST(Mesh, WhatDoesNotFitIsRefused) {
     const std::string tail = "; the mesh is dp 2 x tp 2";
     EXPECT_EQ(refused([](Mesh& m) { m["ep"]; }), "[mesh] there is no axis 'ep'" + tail);
     EXPECT_EQ(refused([](Mesh& m) { m.flat({"tp", "ep"}); }), "[mesh] there is no axis 'ep'" + tail);
-    EXPECT_EQ(refused([](Mesh& m) { m.flat({"tp", "tp"}); }), "[mesh] axis tp stands twice in tp+tp");
+    EXPECT_EQ(refused([](Mesh& m) { m.flat({"tp", "tp"}); }), "[mesh] axis tp occurs twice in tp+tp");
     EXPECT_EQ(refused([](Mesh& m) { m.rank_at({1, 2}); }), "[mesh] there is no coordinate 2 on axis tp" + tail);
     EXPECT_EQ(refused([](Mesh& m) { m.rank_at({1}); }), "[mesh] 1 coordinates" + tail);
   });

@@ -1,5 +1,5 @@
-// Schedules as values: every generator is right, after every pass too; every planted defect is seen; text and back; the
-// closed forms of the papers on a clock, and what a replay of a measured step says.
+// Schedules as values: generators and passes, injected faults, text round trips, the papers' closed forms in
+// simulation, and replays of measured steps.
 #include <algorithm>
 #include <sstream>
 
@@ -35,7 +35,7 @@ Schedule with_passes(Schedule s, const Philox& draw, uint64_t at) {
   return s;
 }
 
-TEST(Schedule, EveryGeneratorIsRightAfterEveryPass) {
+TEST(Schedule, EveryGeneratorIsValidAfterEveryPass) {
   const Philox draw = Philox::named(1, "passes");
   uint64_t at = 0;
   for (int p = 1; p <= 8; ++p)
@@ -50,7 +50,7 @@ TEST(Schedule, EveryGeneratorIsRightAfterEveryPass) {
       }
 }
 
-TEST(Schedule, MessagesAreTwoForEachBoundaryAndMicrobatch) {
+TEST(Schedule, HasTwoMessagesPerBoundaryAndMicrobatch) {
   for (const int p : {1, 2, 3, 5})
     for (const int m : {1, p, 4 * p})
       for (const Schedule& s : all_schedules(p, m)) {
@@ -63,7 +63,7 @@ TEST(Schedule, MessagesAreTwoForEachBoundaryAndMicrobatch) {
       }
 }
 
-TEST(Schedule, PassesWriteWhatTheyPromise) {
+TEST(Schedule, PassesProduceDocumentedLists) {
   const Schedule s = one_f_one_b(2, 2);
   const auto rank0 = [](const Schedule& x) {
     Schedule only{.actions = {x.actions[0]}};
@@ -76,7 +76,7 @@ TEST(Schedule, PassesWriteWhatTheyPromise) {
   EXPECT_THROW(insert_messages(insert_messages(s)), Error);
 }
 
-// --- defects ---
+// --- injected faults ---
 
 Action& pick(Schedule& s, const Philox& draw, uint64_t at, ActionPlace& place) {
   place.rank = static_cast<int>(draw.below(static_cast<uint64_t>(s.ranks), at));
@@ -85,7 +85,7 @@ Action& pick(Schedule& s, const Philox& draw, uint64_t at, ActionPlace& place) {
   return list[place.index];
 }
 
-// Swaps an action with one that it depends on, or that must keep its order beside it; false when there is none.
+// Swaps an action with one that it depends on, or with an adjacent one whose order is fixed; false if there is none.
 bool swap_bound(Schedule& s, const ActionPlace& place) {
   auto& list = s.actions[static_cast<size_t>(place.rank)];
   const Action a = list[place.index];
@@ -100,7 +100,7 @@ bool swap_bound(Schedule& s, const ActionPlace& place) {
   return false;
 }
 
-TEST(Validate, SeesEveryPlantedDefect) {
+TEST(Validate, DetectsEveryInjectedFault) {
   const Philox draw = Philox::named(2, "defects");
   int planted[4] = {};
   for (uint64_t trial = 0; trial < 600; ++trial) {
@@ -120,14 +120,14 @@ TEST(Validate, SeesEveryPlantedDefect) {
       if (kind == 3) a.stage += a.stage + 1 < s.stages ? 1 : -1;
       if (kind == 3 && a.stage < 0 && s.stages > 1) a.stage = 0;
       ++planted[kind];
-      ASSERT_TRUE(find_fault(s)) << "defect " << kind << " at " << what << " of " << described(s) << "\n" << to_text(s);
+      ASSERT_TRUE(find_fault(s)) << "fault " << kind << " at " << what << " of " << described(s) << "\n" << to_text(s);
       EXPECT_EQ(fault_text(right), "");
     }
   }
   for (const int n : planted) EXPECT_GT(n, 200);
 }
 
-TEST(Validate, SaysWhatIsWrongAndWhere) {
+TEST(Validate, DescribesFaultAndPosition) {
   Schedule s = one_f_one_b(2, 3);  // rank 0: 0F0 0F1 0B0 0F2 0B1 0B2, rank 1: 1F0 1B0 1F1 1B1 1F2 1B2
   const auto changed = [&](const auto& change) {
     Schedule other = s;
@@ -138,13 +138,13 @@ TEST(Validate, SaysWhatIsWrongAndWhere) {
   EXPECT_EQ(changed([](auto&, auto&, auto& one) { std::swap(one[1], one[3]); }),
             "rank 1, action 1 (1B1): comes before that of micro-batch 0; micro-batches of a stage ascend");
   EXPECT_TRUE(has(changed([](auto&, auto&, auto& one) { one[2] = {PassKind::F, 0, 1}; }), "stage 0 is on rank 0"));
-  EXPECT_TRUE(has(changed([](auto&, auto& zero, auto&) { zero.push_back({PassKind::B, 0, 2}); }), "is there twice"));
+  EXPECT_TRUE(has(changed([](auto&, auto& zero, auto&) { zero.push_back({PassKind::B, 0, 2}); }), "occurs twice"));
   EXPECT_TRUE(has(changed([](auto&, auto&, auto& one) { std::swap(one[0], one[1]); }),
                   "1B0): waits for 1F0, which comes later on the same rank"));
   EXPECT_TRUE(has(changed([](auto&, auto& zero, auto&) {
                     zero.insert(zero.begin(), {PassKind::W, 0, 0});
                   }),
-                  "whole and split"));
+                  "fused and split"));
   EXPECT_TRUE(has(changed([](auto& x, auto&, auto&) { x.microbatches = 0; }), "expected 1 or more"));
   EXPECT_TRUE(has(changed([](auto& x, auto&, auto&) { x.rank_of_stage = {0, 0}; }), "rank 0 has 2 stages"));
   // Two ranks that wait for each other.
@@ -160,7 +160,7 @@ TEST(Validate, SaysWhatIsWrongAndWhere) {
 
 // --- text ---
 
-TEST(ScheduleFile, TextAndBack) {
+TEST(ScheduleFile, RoundTripsThroughText) {
   for (const int p : {1, 3})
     for (const Schedule& s : all_schedules(p, 3)) {
       const Schedule lowered = insert_messages(s);
@@ -177,7 +177,7 @@ TEST(ScheduleFile, TextAndBack) {
   EXPECT_TRUE(has(error_message([&] { read_schedule(folder.path() / "none"); }, Status::input), "cannot open "));
 }
 
-TEST(ScheduleFile, SaysLineAndWord) {
+TEST(ScheduleFile, ErrorsNameLineAndToken) {
   const auto error = [](const std::string& text) {
     return error_message([&] { parse_schedule(text, "my.txt"); }, Status::input);
   };
@@ -196,9 +196,9 @@ TEST(ScheduleFile, SaysLineAndWord) {
   EXPECT_EQ((Action{PassKind::I, 2, 0}.str()), "2I0");
 }
 
-TEST(MakeSchedule, RefusesWhatCannotBe) {
+TEST(MakeSchedule, RejectsInvalidArguments) {
   EXPECT_TRUE(has(error_message([] { make_schedule("interleaved", 4, 6); }),
-                  "no multiple of 4 ranks; the nearest that are: 4 and 8"));
+                  "not a multiple of 4 ranks; nearest valid value: 4 or 8"));
   EXPECT_TRUE(has(error_message([] { make_schedule("1f1b", 4, 6, 2); }), "1f1b has 1 chunk per rank, found 2"));
   EXPECT_TRUE(has(error_message([] { make_schedule("zb-v", 4, 6, 3); }), "zb-v has 2 chunks"));
   EXPECT_TRUE(has(error_message([] { make_schedule("fast", 4, 6); }), "expected naive, gpipe, 1f1b"));
@@ -207,10 +207,9 @@ TEST(MakeSchedule, RefusesWhatCannotBe) {
   EXPECT_TRUE(has(error_message([] { make_schedule("interleaved", 2, 2, -1); }), "chunks is -1"));
 }
 
-// The closed forms of the papers, exactly, on a clock where F, I and W take one unit and B two; and what the clock does
-// with other times.
+// The papers' closed forms, exactly, with unit times for F, I and W and two units for B; and other times.
 
-// Times are whole units, so every sum is exact: idle p / (makespan p) = above / below.
+// Times are integers, so every sum is exact: idle p / (makespan p) = above / below.
 void expect_share(const Simulation& sim, int above, int below) {
   double idle = 0;
   for (const double x : sim.idle) idle += x;
@@ -228,9 +227,9 @@ void for_sizes(const F& f) {
     for (int m = 1; m <= 4 * p; ++m) f(p, m);
 }
 
-// The naive schedule lets one rank work at a time, GPipe holds every micro-batch, 1F1B has its bubble in less memory,
-// and ZB-H1 a third of it.
-TEST(Simulate, NaiveGpipeOneFOneBAndZbH1HaveBubbleAndMemoryOfTheirPapers) {
+// In the naive schedule one rank works at a time, GPipe has every micro-batch in flight, 1F1B has GPipe's bubble with
+// less memory, and ZB-H1 a third of it.
+TEST(Simulate, NaiveGpipeOneFOneBAndZbH1MatchBubbleAndMemoryOfPapers) {
   for_sizes([](int p, int m) {
     const Simulation one = simulate(naive(p, m)), all = simulate(gpipe(p, m)), some = simulate(one_f_one_b(p, m)),
                      split = simulate(zb_h1(p, m));
@@ -258,8 +257,8 @@ TEST(Simulate, InterleavedDividesTheBubbleByItsChunks) {
       }
 }
 
-// The smallest number of micro-batches from which on nothing is idle inside a rank's span.
-TEST(Simulate, ZbH2AndZbVLeaveNothingIdleFromTwoPLessOneOn) {
+// The smallest number of micro-batches without idle time inside a rank's span.
+TEST(Simulate, ZbH2AndZbVHaveNoIdleTimeFromTwoPMinusOne) {
   for_sizes([](int p, int m) {
     const Simulation h2 = simulate(zb_h2(p, m)), v = simulate(zb_v(p, m));
     EXPECT_EQ(std::ranges::max(h2.in_flight), std::min(2 * p - 1, m));
@@ -277,13 +276,13 @@ TEST(Simulate, ZbH2AndZbVLeaveNothingIdleFromTwoPLessOneOn) {
 }
 
 // The paper's table: floor((p + 4) / 3) micro-batches in flight for about 4 p units of bubble, floor((p + 2) / 2) for
-// about 3 p, where 1F1B has p and 6 (p - 1). Beside the sizes of the others, random ones to 40 ranks.
-TEST(Simulate, VMinAndVHalfHaveTheMemoryOfThePaper) {
+// about 3 p, where 1F1B has p and 6 (p - 1). Also random sizes up to 40 ranks.
+TEST(Simulate, VMinAndVHalfMatchMemoryOfPaper) {
   const auto expect = [](int p, int m) {
     const Simulation min = simulate(v_min(p, m)), half = simulate(v_half(p, m));
-    const auto most = [](const Simulation& s) { return std::ranges::max(s.in_flight); };
-    EXPECT_EQ(most(min), 2 * std::min(m, (p + 4) / 3)) << p << " " << m;
-    EXPECT_EQ(most(half), 2 * std::min(m, (p + 2) / 2)) << p << " " << m;
+    const auto max_in_flight = [](const Simulation& s) { return std::ranges::max(s.in_flight); };
+    EXPECT_EQ(max_in_flight(min), 2 * std::min(m, (p + 4) / 3)) << p << " " << m;
+    EXPECT_EQ(max_in_flight(half), 2 * std::min(m, (p + 2) / 2)) << p << " " << m;
     if (p > 1) expect_share(min, 4 * p - 5, 6 * m + 4 * p - 5);
     EXPECT_LE(half.makespan, min.makespan) << p << " " << m;
     if (m < 2 * p) return;
@@ -298,8 +297,8 @@ TEST(Simulate, VMinAndVHalfHaveTheMemoryOfThePaper) {
     expect(1 + static_cast<int>(draw.below(40, 2 * trial)), 1 + static_cast<int>(draw.below(100, 2 * trial + 1)));
 }
 
-// A split backward pass that is not moved changes no time; free messages neither.
-TEST(Simulate, PassesThatTakeNoTimeChangeNone) {
+// Splitting the backward pass without reordering changes no times; neither do free messages.
+TEST(Simulate, PassesWithoutCostChangeNoTimes) {
   for (const int p : {1, 2, 3, 5})
     for (const int m : {1, p, 2 * p, 3 * p + p})
       for (const Schedule& s : test::all_schedules(p, m)) {
@@ -309,18 +308,18 @@ TEST(Simulate, PassesThatTakeNoTimeChangeNone) {
       }
 }
 
-TEST(Simulate, AMessageTakesItsTime) {
+TEST(Simulate, MessagesAddLatency) {
   for (int p = 1; p <= 5; ++p) {
     const Times slow{.message = 0.5};
-    // One micro-batch: there and back over p - 1 boundaries.
+    // One micro-batch: forward and backward over p - 1 boundaries.
     EXPECT_EQ(simulate(gpipe(p, 1), slow).makespan, 3 * p + 0.5 * 2 * (p - 1));
     EXPECT_EQ(simulate(insert_messages(gpipe(p, 1)), slow).makespan, 3 * p + 0.5 * 2 * (p - 1));
-    // The turn of the V is no message.
+    // The turn of the V needs no message.
     EXPECT_EQ(simulate(zb_v(p, 1), slow).makespan, simulate(zb_v(p, 1)).makespan + 0.5 * 2 * (2 * p - 2));
   }
 }
 
-TEST(Simulate, TakesEachStagesOwnTimes) {
+TEST(Simulate, UsesTimesOfEachStage) {
   const Times times{.stages = {{.forward = 1, .backward = 2}, {.forward = 3, .backward = 5}}};
   const Simulation s = simulate(one_f_one_b(2, 2), times);
   // rank 0: F0 0-1, F1 1-2, B0 9-11, B1 17-19; rank 1: F0 1-4, B0 4-9, F1 9-12, B1 12-17
@@ -337,7 +336,7 @@ TEST(Simulate, TakesEachStagesOwnTimes) {
   EXPECT_THROW(simulate(broken), Error);
 }
 
-// A file of the pipeline shows this picture in a comment.
+// Checks that a pipeline source file contains this diagram in a comment.
 void expect_shown(const std::string& file, const std::string& picture) {
   const std::string text = read_file(TESSERA_SOURCE_DIR "/parallel/pipeline/" + file);
   std::istringstream rows(picture);
@@ -346,8 +345,8 @@ void expect_shown(const std::string& file, const std::string& picture) {
   EXPECT_TRUE(has(text, shown)) << file;
 }
 
-// The pictures in the files of the generators are those that draw() makes, so the reader sees what runs.
-TEST(Draw, IsWhatTheFilesShow) {
+// The diagrams in the generators' files are the output of draw().
+TEST(Draw, MatchesDiagramsInSourceFiles) {
   for (const auto& [file, schedule] :
        std::vector<std::pair<std::string, Schedule>>{{"schedules.cpp", naive(3, 2)},
                                                      {"schedules.cpp", gpipe(3, 4)},
@@ -363,13 +362,13 @@ TEST(Draw, IsWhatTheFilesShow) {
   expect_shown("simulate.h", draw_to_scale(simulate(one_f_one_b(2, 3)), 0, 48));
 }
 
-TEST(Draw, LeavesOutMessages) {
+TEST(Draw, OmitsMessages) {
   EXPECT_EQ(draw(simulate(insert_messages(zb_h1(2, 3)))),
             "rank 0 | F0 F1 .. I0 W0 F2 I1 W1 I2 W2\n"
             "rank 1 | .. F0 I0 F1 I1 W0 F2 I2 W1 W2\n");
 }
 
-TEST(Draw, FitsIntoTheGivenColumns) {
+TEST(Draw, FitsIntoGivenColumns) {
   const Simulation s = simulate(gpipe(3, 30));
   for (const int columns : {1, 7, 40}) {
     const std::string text = draw(s, 0, columns), first = text.substr(0, text.find('\n'));
@@ -379,7 +378,7 @@ TEST(Draw, FitsIntoTheGivenColumns) {
   EXPECT_EQ(draw(simulate(gpipe(1, 1)), 0.5), "rank 0 | F0 -- B0 -- -- --\n");
 }
 
-// A measured step is replayed to the same step: every schedule, with passes of random lengths. And its picture.
+// Replaying a measured step reproduces it, for every schedule with random pass times; and its diagram.
 
 Times random_times(const Schedule& s, uint64_t trial) {
   const Philox random = Philox::named(trial, "lengths");
@@ -390,7 +389,7 @@ Times random_times(const Schedule& s, uint64_t trial) {
   return times;
 }
 
-// Happened at some other time, with messages that took none.
+// A measured step at an offset time, with zero message times.
 TimedLists happened(const Schedule& s, const Times& times, double at) {
   TimedLists lists = simulate(insert_messages(s), times).actions;
   for (auto& list : lists)
@@ -401,7 +400,7 @@ TimedLists happened(const Schedule& s, const Times& times, double at) {
   return lists;
 }
 
-TEST(Replay, AStepIsReplayedToItself) {
+TEST(Replay, ReproducesMeasuredStep) {
   for (const int p : {1, 2, 3, 4})
     for (const int m : {p, 2 * p, 2 * p + 1})
       for (const Schedule& s : test::all_schedules(p, m, 2)) {
@@ -417,8 +416,8 @@ TEST(Replay, AStepIsReplayedToItself) {
       }
 }
 
-// Why means will not do: they lose what the first micro-batch takes longer, which the other rank waits for.
-TEST(Replay, TheFirstMicrobatchHasItsOwnTime) {
+// Means would lose the extra time of the first micro-batch, for which the other rank waits.
+TEST(Replay, FirstMicrobatchHasSeparateTime) {
   const Schedule s = zb_h2(2, 4);
   Times slow;
   for (const PassKind what : {PassKind::F, PassKind::I, PassKind::W})
@@ -432,7 +431,7 @@ TEST(Replay, TheFirstMicrobatchHasItsOwnTime) {
   EXPECT_GT(measured - simulate(s, means).bubble_share(), 0.03);
 }
 
-TEST(Replay, MessagesCountFromWhenBothSidesAreReady) {
+TEST(Replay, MessagesStartWhenBothSidesAreReady) {
   const Schedule s = gpipe(2, 1);
   const TimedLists lists = {{{{PassKind::F, 0, 0}, 5, 6},
                              {{PassKind::send_forward, 0, 0}, 6, 6.5},
@@ -453,8 +452,8 @@ TEST(Replay, MessagesCountFromWhenBothSidesAreReady) {
   EXPECT_THROW(simulate(s, {.actions = {{{PassKind::F, 0, 0}, -1.0}}}), Error);
 }
 
-// The picture of any schedule with any times: each rank's line is as wide as was asked for, and idle where the rank is.
-TEST(Draw, ToScaleKeepsLengths) {
+// The scaled diagram of any schedule with any times: rows have the requested width and show each rank's idle time.
+TEST(Draw, ToScalePreservesLengths) {
   for (const Schedule& s : test::all_schedules(3, 6, 2)) {
     const Simulation sim = simulate(s, random_times(s, 7));
     std::istringstream rows(draw_to_scale(sim, 2 * sim.makespan, 1000));

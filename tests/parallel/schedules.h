@@ -1,4 +1,4 @@
-// Every schedule there is, for tests that go through all of them.
+// All schedules, for parameterized tests.
 #pragma once
 
 #include <fmt/format.h>
@@ -7,7 +7,7 @@
 
 namespace tessera::test {
 
-// All generators for p ranks and m micro-batches; interleaved with each of the numbers of chunks, where p divides m.
+// All generators for p ranks and m micro-batches; interleaved with each number of chunks if p divides m.
 inline std::vector<Schedule> all_schedules(int ranks, int microbatches, int most_chunks = 4) {
   std::vector<Schedule> out;
   for (const std::string& name : schedule_names()) {

@@ -1,4 +1,4 @@
-// Ranks that meet over TCP, as threads of one test.
+// Ranks that rendezvous over TCP, as threads of one test.
 #pragma once
 #include <exception>
 
@@ -6,14 +6,14 @@
 
 namespace tessera::test {
 
-// An address of the loopback whose port nobody listens on.
+// A loopback address whose port is free.
 inline std::string free_address() {
   const Addresses any = resolved("127.0.0.1", "0", "127.0.0.1");
   const Descriptor s = listening_on(any->ai_addr, any->ai_addrlen, any->ai_family);
   return "127.0.0.1:" + std::to_string(own_end(s.get()).port());
 }
 
-// Runs body(r) for each rank on a thread of its own; what each threw, "" for none.
+// Runs body(r) for each rank on a separate thread; returns the errors, "" for none.
 inline std::vector<std::string> run_ranks(int ranks, const std::function<void(int rank)>& body) {
   std::vector<std::string> errors(static_cast<size_t>(ranks));
   std::vector<std::jthread> threads;

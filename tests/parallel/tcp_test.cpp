@@ -1,16 +1,29 @@
-// Ranks over TCP do what thread ranks do, to the bit; how they meet; how a launcher of MPI is recognised; the exchange
-// through shared memory.
+// TCP ranks match thread ranks bitwise; the rendezvous; MPI launcher detection; the exchange through shared memory.
 #include "tests/parallel/tcp.h"
 
+#include <dlfcn.h>
 #include <poll.h>
 #include <sys/resource.h>
 
+#include <atomic>
 #include <latch>
 
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/shared_exchange.h"
 #include "tests/parallel/mpi/mpi_checks.h"
 #include "tests/support/errors.h"
+
+// A name service in the place of the C library's: late.invalid is this host, but the first lookups fail, and the next
+// have an address where nobody listens.
+static std::atomic<int> failing_lookups = 0, former_lookups = 0;
+extern "C" int getaddrinfo(const char* node, const char* service, const addrinfo* hints, addrinfo** result) {
+  static const auto library = reinterpret_cast<decltype(&::getaddrinfo)>(::dlsym(RTLD_NEXT, "getaddrinfo"));
+  if (std::string_view(node == nullptr ? "" : node) == "late.invalid") {
+    if (failing_lookups-- > 0) return EAI_NONAME;
+    node = former_lookups-- > 0 ? "127.0.0.2" : "127.0.0.1";
+  }
+  return library(node, service, hints, result);
+}
 
 namespace tessera {
 namespace {
@@ -19,7 +32,7 @@ using namespace test;
 
 using Texts = std::vector<std::string>;
 
-// Runs the ranks over TCP and returns what each of them threw.
+// Runs the ranks over TCP and returns their errors.
 Texts over_tcp(int ranks, const std::function<void(Communicator&)>& body, double timeout_s = 30) {
   const std::string address = test::free_address();
   return test::run_ranks(ranks, [&](int rank) {
@@ -33,7 +46,7 @@ Texts over_tcp(int ranks, const std::function<void(Communicator&)>& body, double
   });
 }
 
-TEST(Tcp, OperationsGroupsAndMessagesAreRight) {
+TEST(Tcp, OperationsGroupsAndMessagesAreCorrect) {
   for (const int n : {1, 2, 3}) {
     const Texts errors = over_tcp(n, [&](Communicator& world) {
       for (const Algorithm algorithm : test::kByMessages) {
@@ -45,7 +58,7 @@ TEST(Tcp, OperationsGroupsAndMessagesAreRight) {
       const auto pairs = world.split(world.rank() / 2, 0, "pairs"), again = world.split(world.rank() / 2, 0, "again");
       std::vector<Work> pending;
       std::vector<Tensor> x;
-      for (int i = 0; i < 12; ++i) {  // arrays of one size, so that groups could be taken for each other
+      for (int i = 0; i < 12; ++i) {  // equal sizes, so that groups could be confused
         x.push_back(make_array(world.rank(), 3000, DType::float32, make_arena()));
         pending.push_back((i % 3 == 0 ? world : i % 3 == 1 ? *pairs : *again).start_all_reduce(x.back()));
       }
@@ -58,7 +71,7 @@ TEST(Tcp, OperationsGroupsAndMessagesAreRight) {
   EXPECT_EQ(test::failures, 0);
 }
 
-TEST(Tcp, SumsHaveTheBitsOfThreadRanks) {
+TEST(Tcp, SumsMatchThreadRanksBitwise) {
   constexpr int64_t kSize = 10'007;
   for (const Algorithm algorithm : test::kByMessages) {
     const std::vector<double> expected = sum_of_threads(3, algorithm, kSize, DType::float32);
@@ -72,8 +85,8 @@ TEST(Tcp, SumsHaveTheBitsOfThreadRanks) {
   }
 }
 
-TEST(Tcp, ARankThatFailsIsNamedToTheOthers) {
-  std::latch others(2);  // or rank 1 fails while they still exchange what a world begins with
+TEST(Tcp, FailedRankIsNamedToOthers) {
+  std::latch others(2);  // otherwise rank 1 fails during the initial exchange of the world
   Texts errors = over_tcp(3, [&](Communicator& world) {
     if (world.rank() == 1) {
       others.wait();
@@ -99,8 +112,8 @@ TEST(Tcp, ARankThatFailsIsNamedToTheOthers) {
   EXPECT_TRUE(has(errors[0], "rank 1 sent nothing within 1 s"));
 }
 
-// A process that is killed closes its connections without a word; what is no message is not obeyed.
-TEST(Tcp, ABrokenConnectionIsARankThatFailed) {
+// A killed process closes its connections without a message; invalid messages are rejected.
+TEST(Tcp, BrokenConnectionMeansFailedRank) {
   const auto after = [](const std::string& bytes) {
     const std::string address = test::free_address();
     Texts errors = test::run_ranks(2, [&](int rank) {
@@ -116,32 +129,31 @@ TEST(Tcp, ABrokenConnectionIsARankThatFailed) {
     });
     return errors[0];
   };
-  EXPECT_EQ(after(""), "recv of 8 bytes: rank 1 has failed: its connection has ended");
+  EXPECT_EQ(after(""), "recv of 8 bytes: rank 1 has failed: its connection has closed");
   TcpWorld::Head head{.bytes = 8};
   const auto text = [&] { return std::string(reinterpret_cast<const char*>(&head), sizeof(head)); };
   EXPECT_EQ(after(text() + "12345678"), "");
-  EXPECT_EQ(after(text() + "123"), "recv of 8 bytes: rank 1 has failed: its connection has ended");
+  EXPECT_EQ(after(text() + "123"), "recv of 8 bytes: rank 1 has failed: its connection has closed");
   head.bytes = -8;
-  EXPECT_EQ(after(text()), "recv of 8 bytes: rank 1 has failed: what it sends is no message");
+  EXPECT_EQ(after(text()), "recv of 8 bytes: rank 1 has failed: it sent an invalid message");
   head.bytes = int64_t{1} << 60;
-  EXPECT_EQ(after(text()), "recv of 8 bytes: rank 1 has failed: what it sends is no message");
-  head.bytes = int64_t{1} << 40;  // memory is for what comes, not for what is announced
+  EXPECT_EQ(after(text()), "recv of 8 bytes: rank 1 has failed: it sent an invalid message");
+  head.bytes = int64_t{1} << 40;  // allocates for received, not for announced bytes
   rusage before{}, behind{};
   getrusage(RUSAGE_SELF, &before);
-  EXPECT_EQ(after(text() + "123"), "recv of 8 bytes: rank 1 has failed: its connection has ended");
+  EXPECT_EQ(after(text() + "123"), "recv of 8 bytes: rank 1 has failed: its connection has closed");
   getrusage(RUSAGE_SELF, &behind);
   EXPECT_LT(behind.ru_maxrss - before.ru_maxrss, 256 << 10) << "KiB";
-  EXPECT_EQ(after(std::string(24, '\x7f')), "recv of 8 bytes: rank 1 has failed: what it sends is no message");
+  EXPECT_EQ(after(std::string(24, '\x7f')), "recv of 8 bytes: rank 1 has failed: it sent an invalid message");
 }
 
-// Ranks meet: every pair gets a connection; strangers are hung up on; who is missing, there twice, or expects
-// another number of ranks is told to all.
-
-TEST(Rendezvous, EveryPairHasAConnection) {
+// Rendezvous: connects every pair; closes foreign connections; sends errors about missing, duplicate or mismatched
+// ranks to all.
+TEST(Rendezvous, ConnectsEveryPair) {
   for (const int n : {1, 2, 3, 7}) {
     const std::string address = free_address();
     const Texts errors = run_ranks(n, [&](int rank) {
-      if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(30));  // the others try again
+      if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(30));  // the others retry
       const RendezvousResult met = meet({.address = address, .rank = rank, .ranks = n, .timeout_s = 20});
       EXPECT_EQ(met.local_rank, rank);
       EXPECT_EQ(met.local_world_size, n);
@@ -159,42 +171,43 @@ TEST(Rendezvous, EveryPairHasAConnection) {
   }
 }
 
-// A stranger connects to rank 0 and says this; the caller lets it hang up or stay.
-Descriptor stranger(const std::string& address, const std::string& says) {
+// Connects to rank 0 and sends this text; the caller may keep the connection open.
+Descriptor foreign_connection(const std::string& address, const std::string& text) {
   const auto [host, port] = parse_address(address);
   std::string why;
   Descriptor s = connected(*resolved(host, port, address), Deadline(5), why);
-  if (s) write_all(s.get(), says.data(), says.size(), Deadline(1));
+  if (s) write_all(s.get(), text.data(), text.size(), Deadline(1));
   return s;
 }
 
-TEST(Rendezvous, StrangersAreHungUpOn) {
+TEST(Rendezvous, ClosesForeignConnections) {
   const std::string address = free_address();
   const Philox draw = Philox::named(1, "strangers");
-  std::vector<Descriptor> they;
+  std::vector<Descriptor> connections;
   const Texts errors = run_ranks(4, [&](int rank) {
     if (rank < 3) {
       if (rank > 0) std::this_thread::sleep_for(std::chrono::milliseconds(200));
       meet({.address = address, .rank = rank, .ranks = 3, .timeout_s = 20});
       return;
     }
-    they.push_back(stranger(address, "GET / HTTP/1.1\r\nHost: a\r\nAccept: text/html\r\n\r\n"));
-    for (int i = 0; i < 100; ++i) they.push_back(stranger(address, i % 3 == 0 ? "" : "TSRmeet1"));  // and say no more
+    connections.push_back(foreign_connection(address, "GET / HTTP/1.1\r\nHost: a\r\nAccept: text/html\r\n\r\n"));
+    for (int i = 0; i < 100; ++i)
+      connections.push_back(foreign_connection(address, i % 3 == 0 ? "" : "TSRmeet1"));  // incomplete
     for (uint64_t i = 0; i < 20; ++i) {
       std::string noise(1 + draw.below(200, 2 * i), ' ');
       for (size_t at = 0; at < noise.size(); ++at) noise[at] = static_cast<char>(draw.below(256, 1000 * i + at));
-      stranger(address, noise);
+      foreign_connection(address, noise);
     }
   });
   EXPECT_EQ(errors, Texts(4));
 }
 
-// A supervisor starts a rank again that was killed while others waited.
+// A supervisor restarts a killed rank while others wait.
 TEST(Rendezvous, RestartedRankReplacesItsFormerProcess) {
   for (const int ended : {0, 1, 2}) {
     const std::string address = free_address();
     const Texts errors = run_ranks(3, [&](int rank) {
-      if (ended == 0 && rank == 0) {  // the first process of rank 0: it listens, hears of ranks, and ends
+      if (ended == 0 && rank == 0) {  // the first process of rank 0: listens, receives hellos, and exits
         const auto [host, port] = parse_address(address);
         const Addresses at = resolved(host, port, address);
         const Descriptor listener = listening_on(at->ai_addr, at->ai_addrlen, at->ai_family);
@@ -205,7 +218,7 @@ TEST(Rendezvous, RestartedRankReplacesItsFormerProcess) {
       }
       if (ended > 0 && rank == ended) {
         const Hello hello{.ranks = 3, .rank = static_cast<uint32_t>(rank)};
-        stranger(address, {reinterpret_cast<const char*>(&hello), sizeof(hello)});
+        foreign_connection(address, {reinterpret_cast<const char*>(&hello), sizeof(hello)});
         std::this_thread::sleep_for(std::chrono::milliseconds(rank == 1 ? 0 : 150));
       }
       if (rank > 0 && rank != ended) std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -216,28 +229,78 @@ TEST(Rendezvous, RestartedRankReplacesItsFormerProcess) {
   }
 }
 
-TEST(Rendezvous, RankThatEndsAndDoesNotReturnIsNamed) {
+TEST(Rendezvous, RetriesLateNames) {
+  const std::string address = free_address(), port = address.substr(address.find(':'));
+  for (const int first_calls : {1, 7}) {
+    failing_lookups = first_calls;
+    const Texts errors = run_ranks(
+        3, [&](int rank) { meet({.address = "late.invalid" + port, .rank = rank, .ranks = 3, .timeout_s = 20}); });
+    EXPECT_EQ(errors, Texts(3));
+    EXPECT_LE(failing_lookups, 0);
+  }
+}
+
+TEST(Rendezvous, EveryRankReportsUnresolvedName) {
+  failing_lookups = 1000;
+  const Texts errors = run_ranks(
+      2, [&](int rank) { meet({.address = "late.invalid:29500", .rank = rank, .ranks = 2, .timeout_s = 0.3}); });
+  for (const std::string& text : errors)
+    EXPECT_EQ(text,
+              "`rendezvous`: 'late.invalid:29500' does not resolve within 0.3 s: Name or service not known; expected "
+              "the name or the address of rank 0's host");
+  EXPECT_LT(failing_lookups, 998);
+}
+
+TEST(Rendezvous, FollowsMovedNames) {
+  const std::string address = free_address(), port = address.substr(address.find(':'));
+  failing_lookups = 0, former_lookups = 1;
+  const Texts errors = run_ranks(2, [&](int rank) {
+    meet({.address = (rank == 0 ? "127.0.0.1" : "late.invalid") + port, .rank = rank, .ranks = 2, .timeout_s = 20});
+  });
+  EXPECT_EQ(errors, Texts(2));
+}
+
+TEST(Rendezvous, RetriesOccupiedPort) {
+  const std::string address = free_address();
+  const auto [host, port] = parse_address(address);
+  const Addresses at = resolved(host, port, address);
+  Descriptor former = listening_on(at->ai_addr, at->ai_addrlen, at->ai_family);
+  ASSERT_TRUE(former);
+  const std::string message = "`rendezvous`: rank 0 cannot listen on " + address +
+                              " within 0.3 s: Address already in use; expected an address of this host and a "
+                              "free port";
+  EXPECT_EQ(run_ranks(1, [&](int) { meet({.address = address, .rank = 0, .ranks = 2, .timeout_s = 0.3}); })[0],
+            message);
+  const Texts errors = run_ranks(3, [&](int rank) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(rank == 0 ? 0 : 600));
+    if (rank == 1) former = Descriptor();
+    if (rank < 2) meet({.address = address, .rank = rank, .ranks = 2, .timeout_s = 20});
+  });
+  EXPECT_EQ(errors, Texts(3));
+}
+
+TEST(Rendezvous, NamesExitedRank) {
   const std::string address = free_address();
   const Texts errors = run_ranks(2, [&](int rank) {
     if (rank == 0) return void(meet({.address = address, .rank = 0, .ranks = 3, .timeout_s = 0.5}));
     const Hello hello{.ranks = 3, .rank = 2};
-    stranger(address, {reinterpret_cast<const char*>(&hello), sizeof(hello)});
+    foreign_connection(address, {reinterpret_cast<const char*>(&hello), sizeof(hello)});
   });
   EXPECT_EQ(errors[0],
-            "[rendezvous] ranks 1, 2 did not come to " + address + " within 0.5 s; rank 2 had come and ended");
+            "[rendezvous] ranks 1, 2 did not connect to " + address + " within 0.5 s; rank 2 had connected and exited");
 }
 
-TEST(Rendezvous, WhoIsMissingIsSaidToAll) {
+TEST(Rendezvous, SendsMissingRanksToAllPeers) {
   const std::string address = free_address();
   const Texts errors =
       run_ranks(2, [&](int rank) { meet({.address = address, .rank = rank, .ranks = 4, .timeout_s = 0.4}); });
   for (const std::string& text : errors)
-    EXPECT_EQ(text, "[rendezvous] ranks 2, 3 did not come to " + address + " within 0.4 s");
+    EXPECT_EQ(text, "[rendezvous] ranks 2, 3 did not connect to " + address + " within 0.4 s");
   EXPECT_EQ(run_ranks(1, [&](int) { meet({.address = address, .rank = 1, .ranks = 2, .timeout_s = 0.3}); })[0],
-            "[rendezvous] nobody answers at " + address + " within 0.3 s: Connection refused; expected rank 0 there");
+            "[rendezvous] no answer at " + address + " within 0.3 s: Connection refused; expected rank 0 there");
 }
 
-TEST(Rendezvous, WhatDoesNotFitTogetherIsSaidToAll) {
+TEST(Rendezvous, SendsMismatchesToAllPeers) {
   const std::string address = free_address();
   const auto all_say = [&](const std::vector<RendezvousOptions>& meetings, const std::string& words) {
     const Texts errors = run_ranks(static_cast<int>(meetings.size()), [&](int i) {
@@ -247,15 +310,15 @@ TEST(Rendezvous, WhatDoesNotFitTogetherIsSaidToAll) {
     for (const std::string& text : errors) EXPECT_EQ(text, "`rank`: " + words);
   };
   all_say({{address, 0, 3, 10}, {address, 1, 3, 10}, {address, 1, 3, 10}},
-          "1 came twice to the rendezvous; expected each rank once");
+          "1 connected twice to the rendezvous; expected each rank once");
   all_say({{address, 0, 3, 10}, {address, 1, 4, 10}},
-          "rank 1 expects 4 ranks, and rank 0 expects 3; expected the same `ranks` of all");
-  EXPECT_EQ(refusal({.ranks = 3, .rank = 3}, {true, false, false}), "3 is none of 3 ranks; expected 0 to 2");
+          "rank 1 expects 4 ranks, and rank 0 expects 3; expected the same `ranks` on all");
+  EXPECT_EQ(refusal({.ranks = 3, .rank = 3}, {true, false, false}), "3 is not a rank among 3 ranks; expected 0 to 2");
   EXPECT_EQ(refusal({.ranks = 3, .rank = 2}, {true, false, false}), "");
   EXPECT_THROW(meet({address, 2, 2, 1}), FieldError);
 }
 
-TEST(Rendezvous, AnAnswerThatIsNoneIsSaid) {
+TEST(Rendezvous, RejectsInvalidAnswers) {
   const std::string address = free_address();
   const Texts errors = run_ranks(2, [&](int rank) {
     if (rank == 1) meet({.address = address, .rank = 1, .ranks = 2, .timeout_s = 5});
@@ -268,19 +331,19 @@ TEST(Rendezvous, AnAnswerThatIsNoneIsSaid) {
     const std::string text = "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n";
     write_all(s.get(), text.data(), text.size(), Deadline(1));
   });
-  EXPECT_EQ(errors[1], "[rendezvous] what answers at " + address + " is no rank 0 of Tessera, or has ended");
+  EXPECT_EQ(errors[1], "[rendezvous] the process at " + address + " is not rank 0 of Tessera, or has exited");
 }
 
-TEST(Rendezvous, AddressesAreHostAndPort) {
+TEST(Rendezvous, ParsesHostAndPort) {
   EXPECT_EQ(parse_address("node1:29500"), std::pair(std::string("node1"), std::string("29500")));
   EXPECT_EQ(parse_address("[::1]:80").first, "::1");
   for (const char* text : {"", "node1", "node1:", ":1", "node1:0", "node1:65536", "node1:x", "node1:1x", "node1:-1"})
     EXPECT_THROW(parse_address(text), FieldError) << text;
   EXPECT_THROW(meet({"no-such-host.invalid:1", 1, 2, 0.1}), FieldError);
-  EXPECT_THROW(meet({"192.0.2.1:29500", 0, 2, 0.1}), FieldError);  // no machine has this address
+  EXPECT_THROW(meet({"192.0.2.1:29500", 0, 2, 0.1}), FieldError);  // reserved for documentation
 }
 
-// How a launcher of MPI is recognised, by made-up environments; and what a build without MPI says.
+// MPI launcher detection with fake environments, and errors of builds without MPI.
 
 using Environment = std::map<std::string, std::string>;
 
@@ -294,7 +357,7 @@ std::optional<MpiSurroundings> with(const Environment& environment) {
   return mpi_surroundings(environment_variables(environment));
 }
 
-TEST(Surroundings, LaunchersAreRecognised) {
+TEST(Surroundings, DetectsLaunchers) {
   EXPECT_EQ(with({{"OMPI_COMM_WORLD_SIZE", "4"}})->ranks, 4);
   EXPECT_EQ(with({{"PMI_SIZE", "3"}, {"PMI_RANK", "1"}})->ranks, 3);
   EXPECT_EQ(with({{"MV2_COMM_WORLD_SIZE", "2"}})->ranks, 2);
@@ -302,31 +365,32 @@ TEST(Surroundings, LaunchersAreRecognised) {
   EXPECT_EQ(with({{"SLURM_NTASKS", "8"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"PMI_RANK", "0"}})->ranks, 2);
 }
 
-TEST(Surroundings, OthersAreNot) {
+TEST(Surroundings, IgnoresOtherEnvironments) {
   EXPECT_FALSE(with({}));
   EXPECT_FALSE(with({{"OMPI_COMM_WORLD_SIZE", "four"}}));
   EXPECT_FALSE(with({{"PMI_SIZE", ""}}));
-  EXPECT_FALSE(with({{"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}}));  // an allocation, or tasks without a PMI
+  EXPECT_FALSE(with({{"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}}));  // an allocation, or tasks without PMI
 }
 
-TEST(Surroundings, TasksOfAStepThatCannotJoinAreAlone) {
+TEST(Surroundings, DetectsUnconnectedTasks) {
   const auto lone = [](const Environment& environment) { return lone_tasks(environment_variables(environment)); };
   EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "4"}}), 4);
   EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "4"}, {"PMI_RANK", "1"}}), 0);
-  EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "2"}, {"OMPI_COMM_WORLD_SIZE", "8"}}), 0);  // mpirun's daemons are the step
+  EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "2"}, {"OMPI_COMM_WORLD_SIZE", "8"}}),
+            0);  // the step consists of mpirun's daemons
   EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "1"}}), 0);
   EXPECT_EQ(lone({{"SLURM_NTASKS", "4"}}), 0);  // an allocation
 }
 
-TEST(Surroundings, ABackendThatIsNotBuiltIsNamed) {
+TEST(Surroundings, NamesMissingBackend) {
   if (kWithMpi) GTEST_SKIP() << "this build has MPI";
   const std::string what = error_message([] { launch({.backend = Backend::mpi}, [](Communicator&) {}); });
   EXPECT_TRUE(has(what, "this build has no MPI"));
 }
 
-// The exchange through shared memory, by threads that play the processes: so that ThreadSanitizer sees it.
+// The exchange through shared memory, with threads as processes, so that ThreadSanitizer can check it.
 
-// The memory that a group of threads shares, each with its own view of it.
+// The shared memory of a group of threads, each with its own mapping.
 struct Shared {
   explicit Shared(int n) : memory(std::make_unique<SharedPlace[]>(static_cast<size_t>(n))) {
     for (int r = 0; r < n; ++r) ranks.push_back(std::make_unique<FakeTransport>(r, n));
@@ -334,8 +398,8 @@ struct Shared {
   SharedExchange exchange(int rank, PeerMemory* peers = nullptr) const {
     std::vector<SharedPlace*> places;
     for (size_t r = 0; r < ranks.size(); ++r) places.push_back(&memory[r]);
-    return SharedExchange(*ranks[static_cast<size_t>(rank)], std::move(places), {.timeout_s = 20, .crowded = true},
-                          peers);
+    return SharedExchange(*ranks[static_cast<size_t>(rank)], std::move(places),
+                          {.timeout_s = 20, .oversubscribed = true}, peers);
   }
   std::unique_ptr<SharedPlace[]> memory;
   std::vector<std::unique_ptr<Transport>> ranks;
@@ -349,19 +413,19 @@ void check(SharedExchange& shared, int me, int64_t count, DType dtype, const Are
   const int n = shared.ranks();
   const std::vector<double> total = summed(n, count);
   const Tensor mine = make_array(me, count, dtype, arena), x = mine.clone();
-  const Tensor part = Tensor::empty({piece(count, n, me).size()}, dtype, arena),
-               whole = Tensor::zeros({count}, dtype, arena);
+  const Tensor part = Tensor::empty({chunk_range(count, n, me).size()}, dtype, arena),
+               full = Tensor::zeros({count}, dtype, arena);
   EXPECT_EQ(shared.run(make_call(Op::all_reduce, dtype, count, x, x)),
             sent_directly({.op = Op::all_reduce, .dtype = dtype, .count = count}, n, me));
   EXPECT_EQ(values(x), total);
   shared.run(make_call(Op::reduce_scatter, dtype, count, mine, part));
   EXPECT_EQ(values(part), cut(total, n, me));
-  shared.run(make_call(Op::all_gather, dtype, count, part, whole));
-  EXPECT_EQ(values(whole), total);
+  shared.run(make_call(Op::all_gather, dtype, count, part, full));
+  EXPECT_EQ(values(full), total);
   shared.run({.op = Op::barrier});
 }
 
-TEST(SharedExchange, MovesWhatThreadRanksMove) {
+TEST(SharedExchange, MatchesThreadRanks) {
   for (const int n : {2, 3, 5}) {
     const Shared memory(n);
     launch({.ranks = n, .timeout_s = 20}, [&](Communicator& world) {
@@ -374,8 +438,7 @@ TEST(SharedExchange, MovesWhatThreadRanksMove) {
   }
 }
 
-// Each rank has a mapping of its own of the others' arrays, as processes have; nothing of these goes through the
-// window.
+// Each rank has its own mapping of the others' arrays, like processes; nothing goes through the window.
 TEST(SharedExchange, LargeArraysStayInPlace) {
   for (const int n : {2, 3, 5}) {
     const Shared memory(n);
@@ -392,8 +455,8 @@ TEST(SharedExchange, LargeArraysStayInPlace) {
   }
 }
 
-// An array of one rank that nobody can map goes through the window, and so does a small array.
-TEST(SharedExchange, OneArrayOutOfReachIsEnough) {
+// Unmappable arrays of one rank, and small arrays, go through the window.
+TEST(SharedExchange, UsesWindowIfOneArrayIsUnmappable) {
   const Shared memory(3);
   launch({.ranks = 3, .timeout_s = 20}, [&](Communicator& world) {
     PeerMemory peers;
@@ -405,8 +468,8 @@ TEST(SharedExchange, OneArrayOutOfReachIsEnough) {
   });
 }
 
-// An arena that is gone has given its memory back, though somebody has it mapped.
-TEST(SharedExchange, MemoryOfAnArenaThatIsGoneIsFree) {
+// A destroyed arena has released its memory even if another rank has mapped it.
+TEST(SharedExchange, DestroyedArenaReleasesMappedMemory) {
   PeerMemory peers;
   ArenaPtr arena = make_shared_arena();
   std::optional<Tensor> x = Tensor::zeros({1 << 20}, DType::float32, arena);
@@ -420,7 +483,7 @@ TEST(SharedExchange, MemoryOfAnArenaThatIsGoneIsFree) {
   EXPECT_EQ(seen[1000], 0);
 }
 
-TEST(SharedExchange, CallsThatDifferAreNamed) {
+TEST(SharedExchange, NamesMismatchedCalls) {
   const Shared memory(2);
   const auto body = [&](Communicator& world) {
     SharedExchange shared = memory.exchange(world.rank());

@@ -1,5 +1,5 @@
-// Tensor and sequence parallelism: a GPT that is cut over ranks has the loss and every gradient of the whole one; its
-// first values are the whole one's; what it refuses, moves and holds.
+// Tensor and sequence parallelism: loss, gradients and initial values of a sharded GPT match the full one; errors,
+// traffic and memory.
 
 #include <fmt/format.h>
 
@@ -21,32 +21,32 @@ struct Case {
   int64_t batch = 1, tokens = 1;
 };
 
-// Sizes that the ranks divide where they must and no more.
+// Sizes that are divisible only where required.
 Case random_case(int ranks, uint64_t trial) {
   const Philox random = Philox::named(trial, "case");
-  auto draw = [&, at = uint64_t{0}](int64_t least, int64_t most) mutable {
-    return least + static_cast<int64_t>(random.below(static_cast<uint64_t>(most - least + 1), at++));
+  auto sample = [&, at = uint64_t{0}](int64_t min_value, int64_t max_value) mutable {
+    return min_value + static_cast<int64_t>(random.below(static_cast<uint64_t>(max_value - min_value + 1), at++));
   };
   Case c;
-  c.config.layers = draw(1, 2);
-  c.config.heads = ranks * draw(1, 2);
-  c.config.channels = c.config.heads * draw(2, 5);
-  c.tokens = ranks * draw(1, 4);
-  c.config.context = c.tokens + draw(0, 5);
-  c.config.vocab = ranks + draw(0, 40);
+  c.config.layers = sample(1, 2);
+  c.config.heads = ranks * sample(1, 2);
+  c.config.channels = c.config.heads * sample(2, 5);
+  c.tokens = ranks * sample(1, 4);
+  c.config.context = c.tokens + sample(0, 5);
+  c.config.vocab = ranks + sample(0, 40);
   c.config.dropout = trial % 3 == 2 ? 0 : 0.2;
   c.config.recompute = static_cast<Recompute>(trial % 4);
   c.config.tie_copies = trial % 2 == 1;
-  c.batch = draw(1, 3);
+  c.batch = sample(1, 3);
   return c;
 }
 
 void check_case(const Case& c, Communicator& tp, DType dtype, double bound) {
   const ArenaPtr arena = make_arena();
   const test::Batch batch = test::random_batch(c.batch, c.tokens, c.config.vocab, arena);
-  test::MadeGpt whole(c.config, arena, {}, dtype, dtype);
-  test::disturb(whole);
-  const double expected = test::learn_whole(whole, batch);
+  test::MadeGpt full(c.config, arena, {}, dtype, dtype);
+  test::disturb(full);
+  const double expected = test::learn_full(full, batch);
   for (const Placement& between : {I, S(1, c.tokens)}) {
     const std::string what = fmt::format(
         "{} layers, {} heads, {} channels, vocabulary {}, {} x {}{}, recompute {}, between {}, rank {} of {}",
@@ -56,16 +56,16 @@ void check_case(const Case& c, Communicator& tp, DType dtype, double bound) {
     test::MadeGpt model(c.config, arena, {.tp = &tp, .between = between}, dtype, dtype);
     test::disturb(model);
     tp.reset_counts();
-    const double got = test::learn_cut(model, batch);
+    const double got = test::learn_sharded(model, batch);
     EXPECT_NEAR(got, expected, bound * expected) << what;
     EXPECT_EQ(tp.max(got), got) << what;
     EXPECT_GT(tp.counts()[static_cast<size_t>(between == I ? Op::all_reduce : Op::reduce_scatter)].calls, 0) << what;
-    EXPECT_LT(model.parameter_count(), whole.parameter_count());
-    test::expect_same_gradients(model, whole, tp, bound, what);
+    EXPECT_LT(model.parameter_count(), full.parameter_count());
+    test::expect_same_gradients(model, full, tp, bound, what);
   }
 }
 
-// Every rank does the same for each of a few cases.
+// Runs the same random cases on every rank.
 void check_cases(DType dtype, double bound, uint64_t trials) {
   for (const int ranks : {2, 3, 4})
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& tp) {
@@ -73,10 +73,10 @@ void check_cases(DType dtype, double bound, uint64_t trials) {
     });
 }
 
-TEST(TensorParallel, LossAndGradientsAreThoseOfOneRank) { check_cases(DType::float64, 1e-12, 12); }
+TEST(TensorParallel, LossAndGradientsMatchOneRank) { check_cases(DType::float64, 1e-12, 12); }
 
-// Sums are cut differently, each rounded to 6e-8: two layers and some tens of channels stay below this.
-TEST(TensorParallel, InFloat32TheyDifferByRounding) { check_cases(DType::float32, 1e-5, 6); }
+// Sums are split differently and rounded to 6e-8 each: two layers and some tens of channels stay below this bound.
+TEST(TensorParallel, Float32DiffersByRounding) { check_cases(DType::float32, 1e-5, 6); }
 
 std::vector<std::vector<float>> compute_gradients(Decoder& model) {
   std::vector<std::vector<float>> out;
@@ -84,25 +84,25 @@ std::vector<std::vector<float>> compute_gradients(Decoder& model) {
   return out;
 }
 
-TEST(TensorParallel, AnAxisOfOneChangesNothing) {
+TEST(TensorParallel, OneRankAxisChangesNothing) {
   launch({.ranks = 1}, [](Communicator& tp) {
     const ArenaPtr arena = make_arena();
     const ModelConfig config{.layers = 1, .heads = 3, .channels = 15, .context = 7, .vocab = 11, .dropout = 0.1};
     const test::Batch batch = test::random_batch(2, 7, config.vocab, arena);
-    test::MadeGpt whole(config, arena), model(config, arena, {.tp = &tp, .between = S(1)});
-    EXPECT_EQ(test::learn_cut(model, batch), test::learn_whole(whole, batch));
-    EXPECT_EQ(compute_gradients(model), compute_gradients(whole));
+    test::MadeGpt full(config, arena), model(config, arena, {.tp = &tp, .between = S(1)});
+    EXPECT_EQ(test::learn_sharded(model, batch), test::learn_full(full, batch));
+    EXPECT_EQ(compute_gradients(model), compute_gradients(full));
     EXPECT_EQ(tp.counts(), OpCounts{});
   });
 }
 
-TEST(TensorParallel, FirstValuesAreTheWholeModelsBits) {
+TEST(TensorParallel, InitialValuesMatchFullModelBitwise) {
   for (const int ranks : {2, 3})
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& tp) {
       const Case c = random_case(ranks, 1);
       const ArenaPtr arena = make_arena();
-      test::MadeGpt whole(c.config, arena), model(c.config, arena, {.tp = &tp, .between = I});
-      const std::vector<Parameter*> parts = model.parameters(), wholes = whole.parameters();
+      test::MadeGpt full(c.config, arena), model(c.config, arena, {.tp = &tp, .between = I});
+      const std::vector<Parameter*> parts = model.parameters(), wholes = full.parameters();
       int cut = 0;
       for (size_t i = 0; i < parts.size(); ++i) {
         const std::vector<float> here = parts[i]->var.value().to_vector<float>(),
@@ -112,12 +112,12 @@ TEST(TensorParallel, FirstValuesAreTheWholeModelsBits) {
         });
         cut += parts[i]->shard.is_whole() ? 0 : 1;
       }
-      EXPECT_EQ(cut, 2 + 6 * c.config.layers);  // table, head; four weights and two biases of a block
+      EXPECT_EQ(cut, 2 + 6 * c.config.layers);  // table, head; four weights and two biases per block
     });
 }
 
-// Once as backward() comes by, once all later: the same bits, on every rank.
-TEST(TensorParallel, DeferredWeightGradientsHaveTheSameBits) {
+// Immediate and deferred weight gradients are bitwise identical on every rank.
+TEST(TensorParallel, DeferredWeightGradientsAreBitwiseIdentical) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& tp) {
     for (const Placement& between : {I, S(1)}) {
       const ModelConfig config{.layers = 2, .heads = 2, .channels = 12, .context = 6, .vocab = 9, .dropout = 0.1};
@@ -126,7 +126,7 @@ TEST(TensorParallel, DeferredWeightGradientsHaveTheSameBits) {
       test::MadeGpt model(config, arena, {.tp = &tp, .between = between});
       test::disturb(model);
       const auto gradients = [&](DeferredWeightGrads* defer) {
-        test::learn_cut(model, batch, defer);
+        test::learn_sharded(model, batch, defer);
         return compute_gradients(model);
       };
       const auto at_once = gradients(nullptr);
@@ -137,8 +137,8 @@ TEST(TensorParallel, DeferredWeightGradientsHaveTheSameBits) {
   });
 }
 
-// One op for both layers of an Mlp, beside the layers one after the other: a wrap keeps them apart.
-TEST(TensorParallel, OneOpHasTheBitsOfItsLayers) {
+// One op for both layers of an Mlp, compared with separate layers: a wrapper disables fusion.
+TEST(TensorParallel, FusedOpMatchesLayersBitwise) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& tp) {
     for (const Placement& between : {I, S(1)})
       for (const DType dtype : {DType::float32, DType::bfloat16})
@@ -155,7 +155,7 @@ TEST(TensorParallel, OneOpHasTheBitsOfItsLayers) {
                 for (Mlp* const mlp : model.all<Mlp>())
                   mlp->up.wrap([](const Module::Inner& inner, const Var& in) { return inner(in); });
               DeferredWeightGrads later;
-              test::learn_cut(model, batch, deferred ? &later : nullptr);
+              test::learn_sharded(model, batch, deferred ? &later : nullptr);
               return compute_gradients(model);
             };
             EXPECT_EQ(gradients(false), gradients(true)) << between.str() << " " << to_string(dtype);
@@ -163,8 +163,8 @@ TEST(TensorParallel, OneOpHasTheBitsOfItsLayers) {
   });
 }
 
-// A norm behind a row layer makes the sums for its bias beside its own, with the same bits.
-TEST(TensorParallel, RowBiasesRideOnTheNorm) {
+// A norm after a row layer also computes the gradient sums of its bias, bitwise identically.
+TEST(TensorParallel, NormSumsRowBiasGradients) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& tp) {
     for (const Placement& between : {I, S(1)}) {
       const auto bias_gradient = [&](bool rides) {
@@ -174,7 +174,7 @@ TEST(TensorParallel, RowBiasesRideOnTheNorm) {
         l.materialize(3, arena, DType::float32, DType::float32);
         Var y = l(Var(test::drawn({2, 6, 6}, DType::float32, "x").to(arena)));
         EXPECT_TRUE(y.row_sums_requested());
-        if (!rides) y = reshape(y, y.shape());  // an op that passes no sums on
+        if (!rides) y = reshape(y, y.shape());  // an op that does not propagate row sums
         const Var weights(test::drawn(y.shape(), DType::float32, "weights").to(arena)),
             gamma(test::drawn({8}, DType::float32, "gamma").to(arena), true);
         backward(sum(norm(y, gamma, Var()) * weights));
@@ -193,7 +193,7 @@ std::string refusal(const ModelConfig& config, int ranks, const Placement& betwe
   });
 }
 
-TEST(TensorParallel, WhatCannotBeIsRefused) {
+TEST(TensorParallel, RejectsInvalidConfigurations) {
   const ModelConfig config{.layers = 1, .heads = 6, .channels = 24, .context = 10, .vocab = 5};
   const std::string head = "[tensor_parallel] tp axis: ";
   EXPECT_EQ(refusal(config, 4, I), head + "4 ranks cannot share 6 heads; the nearest number of ranks that can: 3 or 6");
@@ -205,7 +205,7 @@ TEST(TensorParallel, WhatCannotBeIsRefused) {
   EXPECT_EQ(refusal(config, 2, P), "[tensor_parallel] between the blocks: expected I or S(1), found P");
 }
 
-TEST(TensorParallel, APassThatCannotBeCutIsRefused) {
+TEST(TensorParallel, RejectsIndivisibleInputs) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& tp) {
     const ArenaPtr arena = make_arena();
     test::MadeGpt model({.layers = 1, .heads = 2, .channels = 8, .context = 6, .vocab = 5, .dropout = 0.1}, arena,
@@ -214,28 +214,27 @@ TEST(TensorParallel, APassThatCannotBeCutIsRefused) {
       return error_message([&] { model.hidden(Tensor::zeros(ids, DType::int32, arena)); });
     };
     EXPECT_EQ(refused({1, 5}),
-              "[tensor_parallel] world axis: 5 tokens cannot be cut over 2 ranks; the nearest that can: 4 or 6");
+              "[tensor_parallel] world axis: 5 tokens cannot be sharded over 2 ranks; nearest valid value: 4 or 6");
     model.set_step({.training = true});
     EXPECT_EQ(refused({1, 6}),
-              "[token_wise] dropout on a part of the tokens: the step does not say how many tokens there are");
+              "[token_wise] dropout on sharded tokens: StepInfo does not specify the number of tokens");
   });
 }
 
-// The bytes that tensor and sequence parallelism move, exactly; that they move while matrices are multiplied; and both
-// beside ZeRO-3 on another axis.
+// Exact traffic of tensor and sequence parallelism, overlap with matmuls, and combination with ZeRO-3 on another axis.
 
 constexpr int64_t kBatch = 3, kPerRank = 2;  // sequences, and tokens of each per rank
 constexpr std::array kRecomputes = {Recompute::none, Recompute::activation_norm, Recompute::attention,
                                     Recompute::block};
 
-// Calls per rank, and bytes of the arrays of all calls together; a reduction moves 2 (n - 1) of them in all, an
-// exchange of pieces n - 1.
+// Calls per rank, and bytes of all calls' arrays together; a reduction moves 2 (n - 1) times as many in total, an
+// exchange of chunks n - 1 times.
 struct Expected {
   int64_t reduces = 0, reduced = 0, scatters = 0, scattered = 0, gathers = 0, gathered = 0;
 };
 
-// The counts of one micro-batch: `e` is the bytes of an element, `a` those of an element that is summed over rows. With
-// recomputed blocks their forward pass comes twice.
+// The counts of one micro-batch: `e` is the element size, `a` that of elements summed over rows. Recomputed blocks run
+// their forward pass twice.
 Expected formulas(const ModelConfig& c, const Placement& between, int64_t ranks, DType dtype) {
   const int64_t e = element_size(dtype), a = std::max<int64_t>(e, 4), t = ranks * kPerRank, layers = c.layers;
   const int64_t activation = e * kBatch * t * c.channels, row = a * c.channels;
@@ -245,8 +244,8 @@ Expected formulas(const ModelConfig& c, const Placement& between, int64_t ranks,
     x.reduces = both;  // lookup; blocks forward, backward; the head's input gradient
     x.reduced = x.reduces * activation;
   } else {
-    x.scatters = both;                        // the same, and for each the all-gather that is its other half,
-    x.gathers = x.scatters + 2 * layers + 1;  // and the inputs of column layers and of the head once more
+    x.scatters = both;                        // the same, each with a matching all-gather,
+    x.gathers = x.scatters + 2 * layers + 1;  // plus the inputs of column layers and of the head in the backward pass
     x.scattered = x.scatters * activation;
     x.gathered = x.gathers * activation + e * t * c.channels;  // gradient of the positions
     ++x.gathers;
@@ -273,7 +272,7 @@ void expect_counts(Communicator& tp, const Expected& x, const std::string& what)
     EXPECT_EQ(counts[static_cast<size_t>(other)].calls, 0) << what;
 }
 
-TEST(TensorParallelCost, MovesWhatTheFormulasSay) {
+TEST(TensorParallelCost, MovesBytesOfFormulas) {
   for (const int ranks : {2, 3, 4})
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& tp) {
       for (const DType dtype : {DType::float32, DType::float64, DType::bfloat16})
@@ -287,7 +286,7 @@ TEST(TensorParallelCost, MovesWhatTheFormulasSay) {
                                 dtype == DType::bfloat16 ? DType::float32 : dtype, 1);
             const test::Batch batch = test::random_batch(kBatch, config.context, config.vocab, arena);
             tp.reset_counts();
-            test::learn_cut(model, batch);
+            test::learn_sharded(model, batch);
             expect_counts(tp, formulas(config, between, ranks, dtype),
                           fmt::format("{}, between {}, recompute {}, ranks {}", to_string(dtype), between.str(),
                                       static_cast<int>(recompute), ranks));
@@ -295,12 +294,12 @@ TEST(TensorParallelCost, MovesWhatTheFormulasSay) {
     });
 }
 
-// When rank 0's communications were asked for and ran, in order, and when the weight gradients of the column layers of
-// the one block were done.
+// Request and run times of rank 0's communications, in order, and completion times of the weight gradients of the
+// block's column layers.
 struct Seen {
   std::vector<TraceEvent> events;
-  double up = 0, qkv = 0, began = 0;  // the last: the backward pass
-  // Places among the events: the backward pass's communications of activations by that name.
+  double up = 0, qkv = 0, began = 0;  // began: the backward pass
+  // Indices of the backward pass's activation communications with that name.
   std::vector<size_t> of(const std::string& what) const {
     std::vector<size_t> out;
     for (size_t i = 0; i < events.size(); ++i)
@@ -309,7 +308,7 @@ struct Seen {
   }
 };
 
-// Rank 1 comes late to the communication at that place, so that it is under way on rank 0 for so long.
+// Delays rank 1 at the communications with these indices, so that they remain in flight on rank 0.
 Seen watch_backward(const Placement& between, const std::vector<size_t>& late) {
   Seen out;
   std::vector<Fault> faults;
@@ -336,14 +335,14 @@ Seen watch_backward(const Placement& between, const std::vector<size_t>& late) {
   return out;
 }
 
-// Its thread may not have come to it yet, but it was asked for and is not done.
+// Checks that the event was requested before `when` and completed after; it may not have started.
 void expect_under_way(const TraceEvent& event, double when, const std::string& what) {
   EXPECT_LT(event.requested, when) << what;
   EXPECT_GT(event.end, when) << what;
 }
 
-// The sums of input gradients, of the head, of the MLP, of the attention: the weight's gradient is done meanwhile.
-TEST(TensorParallelCost, SumsOfInputGradientsOverlapWeightGradients) {
+// Reductions of the input gradients of the head, the MLP and the attention overlap with the weight gradients.
+TEST(TensorParallelCost, InputGradientReductionOverlapsWeightGradients) {
   for (const Placement& between : {I, S(1)}) {
     const std::string op = between == I ? "all_reduce" : "reduce_scatter";
     const std::vector<size_t> sums = watch_backward(between, {}).of(op);
@@ -356,21 +355,22 @@ TEST(TensorParallelCost, SumsOfInputGradientsOverlapWeightGradients) {
 }
 
 // Gathers of the backward pass: the head's input; the gradient of `down`, the input of `up`, the gradient of `proj`,
-// the input of `qkv`; the gradient of the token lookup. The sum of the input's gradient is asked for when that is made.
-TEST(TensorParallelCost, InputsComeBackWhileInputGradientsAreMade) {
+// the input of `qkv`; the gradient of the token lookup. The reduction of an input gradient is requested once it is
+// computed.
+TEST(TensorParallelCost, InputGatherOverlapsInputGradients) {
   const Seen first = watch_backward(S(1), {});
   const std::vector<size_t> gathers = first.of("all_gather"), sums = first.of("reduce_scatter");
-  ASSERT_EQ(gathers.size(), 7U);  // the last: of the positions
+  ASSERT_EQ(gathers.size(), 7U);  // the last is for the positions
   const Seen seen = watch_backward(S(1), {gathers[0], gathers[2], gathers[4]});
   for (const auto& [gather, sum] : {std::array<size_t, 2>{0, 0}, {2, 1}, {4, 2}})
     expect_under_way(seen.events[gathers[gather]], seen.events[sums[sum]].requested, "sum " + std::to_string(sum));
 }
 
-// Gradients of a strategy's shards, put together on data rank 0, beside those of one rank.
-void expect_whole_gradients(DataStrategy& strategy, Decoder& model, Decoder& whole, Mesh& mesh,
+// Compares the gradients of a strategy's shards, gathered on data rank 0, with those of one rank.
+void expect_whole_gradients(DataStrategy& strategy, Decoder& model, Decoder& full, Mesh& mesh,
                             const std::string& what) {
   const std::vector<Module::Unit> layout = model.layout();
-  const std::vector<Parameter*> wholes = whole.parameters();
+  const std::vector<Parameter*> wholes = full.parameters();
   size_t at = 0;
   for (size_t u = 0; u < layout.size(); ++u) {
     const Tensor gradients = gather_unit(strategy.axis(), strategy.layout(), u, strategy.shards()[u].grads);
@@ -389,14 +389,14 @@ void check_beside_zero(Communicator& world, int stage, const Placement& between,
   const ModelConfig config{
       .layers = 2, .heads = 2, .channels = 12, .context = 6, .vocab = 21, .dropout = 0.2, .recompute = recompute};
   const ArenaPtr arena = make_arena();
-  test::MadeGpt whole(config, arena, {}, DType::float64, DType::float64);
+  test::MadeGpt full(config, arena, {}, DType::float64, DType::float64);
   Decoder model(config);
   model.place({.tp = &mesh["tp"], .between = between});
   const auto strategy = make_data_strategy(
       model, mesh["dp"], arena, {.zero = stage, .dtype = DType::float64, .grad_dtype = DType::float64, .seed = 7});
-  for (int64_t step = 0; step < 2; ++step) {  // the second fetches ahead
+  for (int64_t step = 0; step < 2; ++step) {  // the second prefetches
     const test::Batch batch = test::random_batch(4, config.context, config.vocab, arena);
-    const double scale = 1.0 / 24, expected = test::learn_whole(whole, batch);
+    const double scale = 1.0 / 24, expected = test::learn_full(full, batch);
     const int64_t first = 2 * mesh.coordinate("dp");
     model.set_step(
         {.seed = 5, .step = 3, .first_sequence = 2 + first, .training = true, .tokens_total = config.context});
@@ -406,7 +406,7 @@ void check_beside_zero(Communicator& world, int stage, const Placement& between,
     {
       const Var hidden = model.hidden(batch.ids.narrow(0, first, 2));
       const Loss loss = model.head_loss(hidden, batch.targets.narrow(0, first, 2), scale);
-      EXPECT_EQ(stage == 3 ? arena->usage(Category::communication).live : 0, 0);  // the graph holds nothing
+      EXPECT_EQ(stage == 3 ? arena->usage(Category::communication).live : 0, 0);  // the graph retains nothing
       backward(loss.mean);
       sum = mesh["dp"].sum(loss.loss_sum);
     }
@@ -416,11 +416,11 @@ void check_beside_zero(Communicator& world, int stage, const Placement& between,
     EXPECT_NEAR(sum, expected, 1e-12 * expected) << what;
     EXPECT_EQ(arena->usage(Category::communication).live, 0) << what;
     EXPECT_GT(arena->usage(Category::communication).peak, 0) << what;
-    expect_whole_gradients(*strategy, model, whole, mesh, what);
+    expect_whole_gradients(*strategy, model, full, mesh, what);
   }
 }
 
-TEST(TensorParallelCost, BesideZeroNoGatheredUnitStaysAlive) {
+TEST(TensorParallelCost, ReleasesGatheredUnitsWithZero) {
   launch({.ranks = 4, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& world) {
     for (const Placement& between : {I, S(1)})
       for (const Recompute recompute : kRecomputes)
@@ -428,17 +428,17 @@ TEST(TensorParallelCost, BesideZeroNoGatheredUnitStaysAlive) {
   });
 }
 
-// The memory that a block cut over ranks holds between forward and backward, to the byte. Of the elements that the
-// whole block holds (tests/models/memory_test.cpp), those inside the attention and the MLP are cut, and with sequence
-// parallelism the others too: norm1 1, sum 1, norm2 1, result 1; qkv 3, attention 1, hidden layer 4 + 4. The inputs of
-// column layers that were gathered are not kept.
+// Exact memory of a sharded block between forward and backward. Of the full block's saved elements
+// (tests/models/memory_test.cpp), those inside the attention and the MLP are sharded, and with sequence parallelism
+// also the others: norm1 1, sum 1, norm2 1, result 1; qkv 3, attention 1, hidden layer 4 + 4. Gathered inputs of column
+// layers are not saved.
 
 constexpr int64_t kTokens = 24, kLayers = 3;
 
 struct Kept {
   Recompute mode;
-  int64_t around, inside;  // elements of (B, T, C): on every token's way, and inside the attention and the MLP
-  bool statistics;         // those of the softmax and of two norms are kept
+  int64_t around, inside;  // elements of (B, T, C): outside and inside the attention and the MLP
+  bool statistics;         // softmax and norm statistics are saved
 };
 const Kept kModes[] = {{Recompute::none, 4, 12, true},
                        {Recompute::activation, 4, 8, true},
@@ -450,7 +450,7 @@ void check(Communicator& tp, const Kept& kept, const Placement& between, DType d
       .layers = kLayers, .heads = 12, .channels = 48, .context = kTokens, .vocab = 50, .recompute = kept.mode};
   const ArenaPtr arena = make_arena();
   test::MadeGpt model(config, arena, {.tp = &tp, .between = between}, dtype, DType::float32, 1);
-  const int64_t n = tp.size(), around = between == I ? 1 : n;  // ranks that share what is around
+  const int64_t n = tp.size(), around = between == I ? 1 : n;  // ranks that shard the outside
   Var x(Tensor::zeros({kBatch, kTokens / around, config.channels}, dtype, arena), true);
   const int64_t before = arena->usage(Category::activations).live;
   for (DecoderBlock* block : model.blocks) x = (*block)(x);
@@ -465,7 +465,7 @@ void check(Communicator& tp, const Kept& kept, const Placement& between, DType d
   EXPECT_EQ(arena->usage(Category::communication).live, 0);
 }
 
-TEST(TensorParallelMemory, ABlockHoldsWhatTheFormulaSays) {
+TEST(TensorParallelMemory, BlockMatchesFormula) {
   for (const int ranks : {1, 2, 3, 4})
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& tp) {
       for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64})
@@ -474,14 +474,14 @@ TEST(TensorParallelMemory, ABlockHoldsWhatTheFormulaSays) {
     });
 }
 
-// Tensor parallelism on a GPU in bfloat16: its products make GELU, its gradient and the gradients of column biases on
-// their way, as those of one rank do.
+// Tensor parallelism on a GPU in bfloat16: GEMM epilogues compute GELU, its gradient and the gradients of column
+// biases, as on one rank.
 
 using TensorParallelGpu = test::OnGpu;
 
 const ModelConfig kConfig{.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = 40};
 
-// Calls f on two ranks that share a GPU, with a batch there, for each placement between the blocks.
+// Calls f on two ranks that share a GPU, with a batch on it, for each placement between the blocks.
 void on_two_ranks(const std::function<void(Communicator&, const Placement&, const ArenaPtr&, const test::Batch&)>& f) {
   for (const Placement& between : {I, S(1)})
     launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& tp) {
@@ -491,27 +491,27 @@ void on_two_ranks(const std::function<void(Communicator&, const Placement&, cons
     });
 }
 
-TEST_F(TensorParallelGpu, EpiloguesAreUsed) {
+TEST_F(TensorParallelGpu, UsesGemmEpilogues) {
   on_two_ranks([](Communicator& tp, const Placement& between, const ArenaPtr& memory, const test::Batch& batch) {
     test::MadeGpt model(kConfig, memory, {.tp = &tp, .between = between}, DType::bfloat16);
-    test::learn_cut(model, batch);
+    test::learn_sharded(model, batch);
     const KernelLog& log = memory->local<KernelLog>();
     EXPECT_EQ(log.gelu.fused + log.gelu.apart, kConfig.layers);
     EXPECT_EQ(log.gelu_gradient.fused + log.gelu_gradient.apart, kConfig.layers);
-    if (!test::emulated()) return;  // the clock decides
+    if (!test::emulated()) return;  // depends on timing
     EXPECT_EQ(log.gelu.apart + log.gelu_gradient.apart + log.bias_sums.apart, 0);
     EXPECT_EQ(log.bias_sums.fused, 2 * kConfig.layers);  // one for [q | k | v], and one for the hidden layer
   });
 }
 
-// Nothing is fused then.
-TEST_F(TensorParallelGpu, DeterministicTheLossAndGradientsAreThoseOfOneRank) {
+// Deterministic mode disables fusion.
+TEST_F(TensorParallelGpu, DeterministicLossAndGradientsMatchOneRank) {
   on_two_ranks([](Communicator& tp, const Placement& between, const ArenaPtr& memory, const test::Batch& batch) {
     memory->local<KernelChoice>().deterministic = true;
-    test::MadeGpt model(kConfig, memory, {.tp = &tp, .between = between}), whole(kConfig, memory);
-    const double expected = test::learn_whole(whole, batch);
-    EXPECT_NEAR(test::learn_cut(model, batch), expected, 1e-5 * expected);
-    test::expect_same_gradients(model, whole, tp, 1e-4, between.str());
+    test::MadeGpt model(kConfig, memory, {.tp = &tp, .between = between}), full(kConfig, memory);
+    const double expected = test::learn_full(full, batch);
+    EXPECT_NEAR(test::learn_sharded(model, batch), expected, 1e-5 * expected);
+    test::expect_same_gradients(model, full, tp, 1e-4, between.str());
     const KernelLog& log = memory->local<KernelLog>();
     EXPECT_EQ(log.gelu.fused + log.gelu_gradient.fused + log.bias_sums.fused, 0);
   });

@@ -1,5 +1,4 @@
-// A GPT that is quick to train and sizes that no number of ranks divides, counted sequences for it, and what a step of
-// it does.
+// A GPT that trains quickly and has indivisible sizes, synthetic sequences for it, and one training step.
 #pragma once
 
 #include "models/decoder.h"
@@ -13,8 +12,7 @@ inline ModelConfig tiny_gpt(double dropout) {
 struct Sequences {
   Tensor ids, targets;  // int32 (count, context)
 };
-// Sequences [first, first + count) of a step: the next token follows from the one before it, so there is something to
-// learn.
+// Sequences [first, first + count) of a step: each token determines the next, so the model can learn.
 inline Sequences sequences(const ModelConfig& config, int64_t step, int64_t first, int64_t count,
                            const ArenaPtr& arena) {
   const Shape shape{count, config.context};
@@ -32,7 +30,7 @@ inline Sequences sequences(const ModelConfig& config, int64_t step, int64_t firs
   return out;
 }
 
-// Forward and backward of those sequences; `tokens` is what the gradient is a mean over. Returns the sum of the losses.
+// Forward and backward of these sequences; `tokens` is the divisor of the mean. Returns the sum of the losses.
 inline double learn(Decoder& model, const Sequences& s, const StepInfo& info, int64_t tokens) {
   model.set_step(info);
   const Loss loss = model.loss(s.ids, s.targets, 1.0 / static_cast<double>(tokens));
@@ -43,7 +41,7 @@ inline double learn(Decoder& model, const Sequences& s, const StepInfo& info, in
 inline std::vector<std::byte> bytes(const Tensor& t) { return {t.raw(), t.raw() + t.nbytes()}; }
 using Bytes = std::vector<std::vector<std::byte>>;
 
-// The bytes of each parameter, in the order of units.
+// The bytes of all parameters, in unit order.
 inline Bytes copy_values(Module& model) {
   Bytes out;
   for (const Module::Unit& unit : model.layout())

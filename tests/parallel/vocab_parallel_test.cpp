@@ -1,5 +1,5 @@
-// The vocabulary cut over ranks: lookup, and a cross-entropy that never sees a whole row of logits; extreme numbers in
-// it and in a context that ranks share.
+// The sharded vocabulary: lookup, and cross-entropy without full rows of logits; extreme values in it and in context
+// parallelism.
 
 #include <fmt/format.h>
 
@@ -32,21 +32,21 @@ Tensor random_ids(int64_t n, int64_t vocab, bool ignore_some, const ArenaPtr& ar
   return t;
 }
 
-Tensor part(const Tensor& whole, int dim, const Communicator& tp) {
-  const Range own = piece(whole.dim(dim), tp.size(), tp.rank());
-  return whole.narrow(dim, own.begin, own.size()).clone();
+Tensor part(const Tensor& full, int dim, const Communicator& tp) {
+  const Range own = chunk_range(full.dim(dim), tp.size(), tp.rank());
+  return full.narrow(dim, own.begin, own.size()).clone();
 }
 
 void check_loss(Communicator& tp, int64_t rows, int64_t vocab, DType dtype, double bound) {
   const ArenaPtr arena = make_arena();
   const std::string what = fmt::format("{} rows of {} in {} over {}", rows, vocab, to_string(dtype), tp.size());
-  const Var whole(normal({rows, vocab}, static_cast<uint64_t>(rows), dtype, arena), true);
-  const Var own(part(whole.value(), 1, tp), true);
+  const Var full(normal({rows, vocab}, static_cast<uint64_t>(rows), dtype, arena), true);
+  const Var own(part(full.value(), 1, tp), true);
   const Tensor targets = random_ids(rows, vocab, true, arena);
-  const Loss expected = cross_entropy(scale(whole, 1), targets, 0.3);
+  const Loss expected = cross_entropy(scale(full, 1), targets, 0.3);
   tp.reset_counts();
   const Loss got = vocab_parallel_cross_entropy(scale(own, 1), targets, 0.3, tp, vocab);
-  // The maximum, the sum and the target's logit of each row, and nothing else.
+  // Only the maximum, the sum and the target's logit of each row.
   const int64_t wide = dtype == DType::float64 ? 8 : 4, n = tp.size();
   const OpCount reduced = tp.counts()[static_cast<size_t>(Op::all_reduce)];
   EXPECT_EQ(reduced.calls, n > 1 ? 3 : 0) << what;
@@ -58,10 +58,10 @@ void check_loss(Communicator& tp, int64_t rows, int64_t vocab, DType dtype, doub
   EXPECT_EQ(-tp.max(-got.loss_sum), got.loss_sum) << what;
   backward(expected.mean);
   backward(got.mean);
-  EXPECT_LE(test::distance(own.grad(), part(whole.grad(), 1, tp)), bound) << what;
+  EXPECT_LE(test::distance(own.grad(), part(full.grad(), 1, tp)), bound) << what;
 }
 
-TEST(VocabParallel, LossAndGradientAreThoseOfWholeRows) {
+TEST(VocabParallel, LossAndGradientMatchFullRows) {
   for (const int ranks : {1, 2, 3, 4})
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& tp) {
       const Philox random = Philox::named(9, "sizes");
@@ -76,8 +76,8 @@ TEST(VocabParallel, LossAndGradientAreThoseOfWholeRows) {
     });
 }
 
-// Logits that overflow without the maximum of all ranks.
-TEST(VocabParallel, TheMaximumIsThatOfAllRanks) {
+// Logits that overflow without the global maximum.
+TEST(VocabParallel, MaximumIsOverAllRanks) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& tp) {
     const ArenaPtr arena = make_arena();
     const std::vector<float> mine = tp.rank() == 0 ? std::vector<float>{-2000, 10} : std::vector<float>{2000, 1999};
@@ -90,12 +90,12 @@ TEST(VocabParallel, TheMaximumIsThatOfAllRanks) {
     const std::vector<double> expected =
         tp.rank() == 0 ? std::vector<double>{-1, 0} : std::vector<double>{first, 1 - first};
     for (size_t j = 0; j < 2; ++j)
-      EXPECT_NEAR(logits.grad().to_vector<float>()[j], expected[j], 1e-4);  // the row's logarithm is rounded
+      EXPECT_NEAR(logits.grad().to_vector<float>()[j], expected[j], 1e-4);  // the row's log-sum-exp is rounded
   });
 }
 
-// No second tensor of their size exists, unless somebody else holds the logits.
-TEST(VocabParallel, TheGradientIsWrittenOverTheLogits) {
+// No second tensor of their size is allocated, unless the logits have another owner.
+TEST(VocabParallel, GradientOverwritesLogits) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& tp) {
     const ArenaPtr arena = make_arena();
     const Var x(normal({8, 5}, 1, DType::float32, arena), true);
@@ -116,21 +116,21 @@ TEST(VocabParallel, TheGradientIsWrittenOverTheLogits) {
 void check_lookup(Communicator& tp, int64_t n, int64_t vocab, const Placement& between) {
   const ArenaPtr arena = make_arena();
   const std::string what = std::to_string(n) + " ids of " + std::to_string(vocab) + ", " + between.str();
-  const Var whole(normal({vocab, 5}, 2, DType::float64, arena), true);
-  const Var own(part(whole.value(), 0, tp), true);
+  const Var full(normal({vocab, 5}, 2, DType::float64, arena), true);
+  const Var own(part(full.value(), 0, tp), true);
   const Tensor ids = random_ids(n, vocab, false, arena).reshape({1, n});
   const Tensor weights = normal({1, n, 5}, 4, DType::float64, arena);
-  const Var expected = embedding(ids, whole), got = join(vocab_parallel_embedding(ids, own, tp, vocab), tp, between);
+  const Var expected = embedding(ids, full), got = join(vocab_parallel_embedding(ids, own, tp, vocab), tp, between);
   const bool sharded = !(between == I);
   EXPECT_EQ(got.value().to_vector<double>(),
             (sharded ? part(expected.value(), 1, tp) : expected.value()).to_vector<double>())
       << what;
   backward(expected, {.seed = weights.clone()});
   backward(got, {.seed = sharded ? part(weights, 1, tp) : weights.clone()});
-  EXPECT_EQ(own.grad().to_vector<double>(), part(whole.grad(), 0, tp).to_vector<double>()) << what;
+  EXPECT_EQ(own.grad().to_vector<double>(), part(full.grad(), 0, tp).to_vector<double>()) << what;
 }
 
-TEST(VocabParallel, LookupHasTheBitsOfTheWholeTable) {
+TEST(VocabParallel, LookupMatchesFullTableBitwise) {
   for (const int ranks : {1, 2, 3, 4})
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& tp) {
       const Philox random = Philox::named(8, "sizes");
@@ -142,8 +142,8 @@ TEST(VocabParallel, LookupHasTheBitsOfTheWholeTable) {
     });
 }
 
-// As the plain operations refuse it, and on every rank, so that nobody waits for another.
-TEST(VocabParallel, WhatIsOutsideIsRefusedOnEveryRank) {
+// With the errors of the plain operations, on every rank, so that no rank blocks.
+TEST(VocabParallel, RejectsInvalidIdsOnEveryRank) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& tp) {
     const ArenaPtr arena = make_arena();
     const Var rows(Tensor::zeros({tp.rank() + 2, 3}, DType::float32, arena)),
@@ -165,12 +165,12 @@ TEST(VocabParallel, WhatIsOutsideIsRefusedOnEveryRank) {
                   logits.value().describe() + "; expected (N, " + std::to_string(tp.rank() + 4) + ") of 9 columns");
     Embedding small(1, 3);
     EXPECT_EQ(error_message([&] { vocab_wise(small, tp, I); }),
-              "[tensor_parallel] world axis: 1 along dim 0 of a parameter of '' cannot be cut over 2 ranks");
+              "[tensor_parallel] world axis: 1 along dim 0 of a parameter of '' cannot be sharded over 2 ranks");
   });
 }
 
-// Ring attention, Ulysses and a vocabulary that ranks share, where scores and logits of different ranks are far apart;
-// against plain loops in float64.
+// Ring attention, Ulysses and a sharded vocabulary with very different scores or logits between ranks, compared with
+// plain loops in float64.
 
 // q, k and v of some tokens as (1, T, (H + 2 K) D).
 std::vector<double> packed(const AttentionShape& s, const std::vector<int64_t>& tokens, const std::vector<double>& q,
@@ -231,11 +231,11 @@ void expect_plain_match(int ranks, std::initializer_list<DType> dtypes, Device d
   });
 }
 
-TEST(Extremes, OfAContextThatRanksShareAreThoseOfPlainLoops) {
+TEST(Extremes, ContextParallelMatchesPlainLoops) {
   for (const int ranks : {1, 2, 3, 4}) expect_plain_match(ranks, {DType::float64, DType::float32}, Device::cpu);
 }
 
-// The largest logit is any rank's, the target's too.
+// The largest logit, and the target's, may be on any rank.
 void expect_loss(int ranks, DType dtype) {
   constexpr int64_t kRows = 12, kVocab = 25;
   const Philox random = Philox::named(2, "logits");
@@ -258,7 +258,7 @@ void expect_loss(int ranks, DType dtype) {
   double total = 0;
   for (const double one : losses) total += one;
   launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& world) {
-    const Range own = piece(kVocab, ranks, world.rank());
+    const Range own = chunk_range(kVocab, ranks, world.rank());
     const ArenaPtr arena = world.make_arena();
     const auto columns = [&](const std::vector<double>& from) {
       return Tensor::of<double>(from, {kRows, kVocab}, arena).narrow(1, own.begin, own.size()).contiguous();
@@ -272,16 +272,14 @@ void expect_loss(int ranks, DType dtype) {
   });
 }
 
-TEST(Extremes, OfAVocabularyThatRanksShareAreThoseOfPlainLoops) {
+TEST(Extremes, VocabParallelMatchesPlainLoops) {
   for (const int ranks : {1, 2, 3, 4})
     for (const DType dtype : {DType::float64, DType::float32}) expect_loss(ranks, dtype);
 }
 
 using ExtremesGpu = test::OnGpu;
 
-TEST_F(ExtremesGpu, OfAContextThatRanksShareAreThoseOfPlainLoops) {
-  expect_plain_match(2, {DType::float32}, Device::cuda);
-}
+TEST_F(ExtremesGpu, ContextParallelMatchesPlainLoops) { expect_plain_match(2, {DType::float32}, Device::cuda); }
 
 }  // namespace
 }  // namespace tessera

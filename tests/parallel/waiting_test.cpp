@@ -1,5 +1,4 @@
-// Who waits for whom: nobody leaves a barrier early, nobody writes over what another still reads, a rank that asks for
-// something else is found wherever it stands, and what is fetched ahead is fetched ahead.
+// Synchronization: barriers, buffer reuse after calls, detection of mismatched calls, and prefetching.
 
 #include "parallel/comm/trace.h"
 #include "parallel/zero.h"
@@ -13,8 +12,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A process that was stopped reads its clock late: of that gap a wait counts a quarter of a second.
-TEST(Waiting, TimeInWhichTheProcessIsStoppedDoesNotCount) {
+// A stopped process reads its clock late: a wait counts a quarter of a second of that gap.
+TEST(Waiting, StoppedTimeDoesNotCount) {
   AwakeTimer timer;
   EXPECT_LT(timer.seconds(), 0.1);
   for (int i = 0; i < 5; ++i) {
@@ -27,7 +26,7 @@ TEST(Waiting, TimeInWhichTheProcessIsStoppedDoesNotCount) {
   EXPECT_NEAR(timer.seconds() - before, 0.25, 1e-6);
 }
 
-TEST(Waiting, NobodyLeavesABarrierBeforeTheLastHasCome) {
+TEST(Waiting, BarrierWaitsForLastRank) {
   for (const int ranks : {2, 3, 5})
     for (int late = 0; late < ranks; ++late) {
       std::atomic<int> come = 0;
@@ -42,16 +41,16 @@ TEST(Waiting, NobodyLeavesABarrierBeforeTheLastHasCome) {
     }
 }
 
-// As soon as a call returns, its arrays are its rank's own again: written over with other numbers while slower ranks
-// may still be in the call. More ranks than processors, and arrays long enough for the system to change between them.
-TEST(Waiting, ArraysMayBeWrittenOverWhenACallReturns) {
+// When a call returns, its arrays belong to its rank again: they are overwritten while slower ranks may still be in the
+// call. Uses more ranks than cores, and arrays long enough for preemption.
+TEST(Waiting, ArraysMayBeOverwrittenAfterCall) {
   constexpr int kRanks = 4;
   constexpr int64_t kElements = 60000;
   for (const Algorithm algorithm : test::kByMessages)
     launch({.ranks = kRanks, .threads_per_rank = 1, .timeout_s = 60, .algorithm = algorithm}, [&](Communicator& world) {
       const ArenaPtr arena = world.make_arena();
       const auto make = [&](int64_t n) { return Tensor::empty({n}, DType::float32, arena); };
-      const Tensor whole = make(kElements), other = make(kElements), part = make(kElements / kRanks);
+      const Tensor full = make(kElements), other = make(kElements), part = make(kElements / kRanks);
       const int me = world.rank();
       const Philox random = Philox::named(static_cast<uint64_t>(me), "waits");
       const auto expect_all = [&](const Tensor& x, float value, const char* what) {
@@ -64,39 +63,39 @@ TEST(Waiting, ArraysMayBeWrittenOverWhenACallReturns) {
         const auto pause = [&] {
           if (random.below(4, round) == 0) std::this_thread::sleep_for(milliseconds(1));
         };
-        Tensor(whole).fill(base + static_cast<float>(me));
-        world.all_reduce(whole);
-        expect_all(whole, base * kRanks + 6, "all_reduce");
-        Tensor(whole).fill(base + static_cast<float>(me));
+        Tensor(full).fill(base + static_cast<float>(me));
+        world.all_reduce(full);
+        expect_all(full, base * kRanks + 6, "all_reduce");
+        Tensor(full).fill(base + static_cast<float>(me));
         pause();
-        world.reduce_scatter(whole, part);
-        Tensor(whole).fill(-1);
+        world.reduce_scatter(full, part);
+        Tensor(full).fill(-1);
         expect_all(part, base * kRanks + 6, "reduce_scatter");
         Tensor(part).fill(base);
-        world.all_gather(part, whole);
+        world.all_gather(part, full);
         Tensor(part).fill(-1);
-        expect_all(whole, base, "all_gather");
+        expect_all(full, base, "all_gather");
         pause();
-        Tensor(whole).fill(base + static_cast<float>(me));
-        world.all_to_all(whole, other);
-        Tensor(whole).fill(-1);
+        Tensor(full).fill(base + static_cast<float>(me));
+        world.all_to_all(full, other);
+        Tensor(full).fill(-1);
         for (int r = 0; r < kRanks; ++r)
           expect_all(other.narrow(0, r * kElements / kRanks, kElements / kRanks), base + static_cast<float>(r),
                      "all_to_all");
         const int root = static_cast<int>(round) % kRanks;
-        Tensor(whole).fill(base + static_cast<float>(me));
-        world.broadcast(whole, root);
-        expect_all(whole, base + static_cast<float>(root), "broadcast");
-        Tensor(whole).fill(base + static_cast<float>(me));
-        world.reduce(whole, root);
-        if (me == root) expect_all(whole, base * kRanks + 6, "reduce");
-        Tensor(whole).fill(-1);
+        Tensor(full).fill(base + static_cast<float>(me));
+        world.broadcast(full, root);
+        expect_all(full, base + static_cast<float>(root), "broadcast");
+        Tensor(full).fill(base + static_cast<float>(me));
+        world.reduce(full, root);
+        if (me == root) expect_all(full, base * kRanks + 6, "reduce");
+        Tensor(full).fill(-1);
       }
     });
 }
 
-// One of several asks for another size, dtype, operation, root or reduction; the others agree.
-TEST(Waiting, TheOddOneOutIsFoundWhereverItStands) {
+// One of several ranks requests another size, dtype, operation, root or reduction; the others agree.
+TEST(Waiting, NamesOddRankAtAnyPosition) {
   for (const int ranks : {3, 4, 5})
     for (int odd = 0; odd < ranks; ++odd)
       for (const auto& [kind, ask] : test::kOddCalls) {
@@ -109,19 +108,19 @@ TEST(Waiting, TheOddOneOutIsFoundWhereverItStands) {
           });
           ADD_FAILURE() << "accepted: another " << what;
         } catch (const Error& e) {
-          EXPECT_FALSE(has(e.what(), "did not come within")) << what;
+          EXPECT_FALSE(has(e.what(), "did not arrive within")) << what;
         }
       }
 }
 
-// When blocks computed, in seconds, and what was sent meanwhile.
+// Computation times of blocks, in seconds, and concurrent communication.
 struct Watched {
-  std::vector<double> begins, ends, backwards;  // forward passes; where backward passes begin, the last block first
-  std::vector<TraceEvent> gathers, sums;        // messages of whole blocks
+  std::vector<double> begins, ends, backwards;  // forward passes; starts of backward passes, last block first
+  std::vector<TraceEvent> gathers, sums;        // of full blocks
 };
 
-// The second step of a stage of ZeRO, when the order of units is known, on rank 1 of two. Rank 0 comes late to
-// everything, so what rank 1 asks for takes longer than what it computes.
+// The second step of a ZeRO stage, after the unit order is recorded, on rank 1 of two. Rank 0 is late everywhere, so
+// communication takes longer than computation on rank 1.
 Watched watch_zero(int stage, double late) {
   Watched out;
   std::vector<Fault> always_late;
@@ -163,8 +162,8 @@ Watched watch_zero(int stage, double late) {
   return out;
 }
 
-// On a busy machine a rank may compute for longer than the other is late: then the other comes later. Who waits where
-// he should compute does so however late it is.
+// On a busy machine computation may take longer than the other rank's delay; then retries with longer delays. A rank
+// that blocks instead of computing fails with any delay.
 template <class F>
 Watched watch_zero_until(int stage, const F& overlaps) {
   for (const double late : {0.004, 0.02})
@@ -172,7 +171,7 @@ Watched watch_zero_until(int stage, const F& overlaps) {
   return watch_zero(stage, 0.1);
 }
 
-TEST(Waiting, TheNextUnitIsFetchedWhileThisOneComputes) {
+TEST(Waiting, PrefetchOverlapsComputation) {
   const Watched w = watch_zero_until(3, [](const Watched& x) {
     if (x.gathers.size() < 2 * x.begins.size() - 1 || x.backwards.size() < x.begins.size()) return true;
     const size_t back = x.gathers.size() - x.begins.size();
@@ -183,21 +182,21 @@ TEST(Waiting, TheNextUnitIsFetchedWhileThisOneComputes) {
   const size_t blocks = w.begins.size();
   ASSERT_EQ(blocks, 4U);
   ASSERT_EQ(w.backwards.size(), blocks);
-  ASSERT_GE(w.gathers.size(), 2 * blocks - 1);  // the last block's may stay from one pass to the other
+  ASSERT_GE(w.gathers.size(), 2 * blocks - 1);  // the last block may stay gathered between the passes
   for (size_t i = 0; i + 1 < blocks; ++i) {
     EXPECT_LT(w.gathers[i + 1].requested, w.begins[i])
         << "block " << i + 1 << " is asked for before " << i << " computes";
     EXPECT_GT(w.gathers[i + 1].end, w.begins[i]) << "and not waited for until it is needed";
     EXPECT_LT(w.gathers[i + 1].end, w.begins[i + 1]);
   }
-  const size_t back = w.gathers.size() - blocks;  // the backward pass begins here: the first block's gather is the last
+  const size_t back = w.gathers.size() - blocks;  // start of the backward pass; the first block's gather is last
   for (size_t i = 1; i < blocks; ++i) {
     EXPECT_LT(w.gathers[back + i].requested, w.backwards[i - 1]) << i;
     EXPECT_GT(w.gathers[back + i].end, w.backwards[i - 1]) << i;
   }
 }
 
-TEST(Waiting, GradientsAreSummedWhileTheNextAreComputed) {
+TEST(Waiting, ReductionOverlapsComputation) {
   for (const int stage : {2, 3}) {
     const Watched w = watch_zero_until(stage, [](const Watched& x) {
       for (size_t i = 0; i + 1 < x.sums.size(); ++i)

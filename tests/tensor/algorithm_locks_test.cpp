@@ -1,19 +1,19 @@
-// A table of algorithms on a file system that has no locks: refused before anything is computed.
+// An algorithm table on a file system without locks is rejected before any computation.
 #include <cstring>
 
 #include "tensor/cuda/gpus.h"
-#include "tensor/ops/matmul/cuda/product.h"
+#include "tensor/ops/matmul/cuda/gemm.h"
 #include "tests/support/errors.h"
 #include "tests/support/no_locks.h"
 
 namespace tessera {
 namespace {
 
-TEST(AlgorithmLocks, AFolderWithoutLocksIsNamed) {
+TEST(AlgorithmLocks, ReportsDirectoryWithoutLocks) {
   if constexpr (kWithCuda) {
     for (const int cause : {ENOSYS, ENOLCK, EOPNOTSUPP}) {
       refused = cause;
-      expect_error(Status::output, {std::strerror(cause), "TESSERA_CACHE names"},
+      expect_error(Status::output, {std::strerror(cause), "set TESSERA_CACHE"},
                    [] { cuda::keep_algorithms_in(testing::TempDir()); });
       refused = 0;
     }

@@ -1,5 +1,5 @@
-// Attention on a GPU beside the CPU's: plain kernels, tensor cores; and by cuDNN: what its own checks say of the
-// problems that are asked of it, which needs no GPU, and its results beside our kernels' and the CPU's.
+// GPU attention against the CPU: plain kernels, tensor cores, and cuDNN: its support checks, which need no GPU, and its
+// results compared with Tessera's kernels and the CPU.
 #include <dlfcn.h>
 #include <fmt/format.h>
 
@@ -29,14 +29,14 @@ Tensor normal(const Shape& shape, DType dtype, uint64_t name) {
   return test::normal(shape, dtype, name, "attention on a GPU");
 }
 
-// Queries, keys and values cut from one packed tensor (B, Tk, H + 2 K, D), the queries being the last Tq.
+// Queries, keys and values as slices of one packed tensor (B, Tk, H + 2 K, D); the queries are the last Tq.
 struct Operands {
   Tensor packed, dout;
   int64_t tq;
   Heads heads;
   Tensor part(int which) const {
-    const Tensor whole = packed.narrow(2, heads.begin(which), heads.count(which));
-    return which == 0 ? whole.narrow(1, whole.dim(1) - tq, tq) : whole;
+    const Tensor full = packed.narrow(2, heads.begin(which), heads.count(which));
+    return which == 0 ? full.narrow(1, full.dim(1) - tq, tq) : full;
   }
   Operands to(const ArenaPtr& arena) const { return {packed.to(arena), dout.to(arena), tq, heads}; }
 };
@@ -48,8 +48,8 @@ Operands operands(int64_t batch, int64_t tq, int64_t tk, const Heads& heads, int
 
 struct Results {
   AttentionResult forward;
-  Tensor gradients;  // packed too
-  Operands parts;    // cut the gradients into those of q, k and v
+  Tensor gradients;  // packed as well
+  Operands parts;    // slices the gradients into those of q, k and v
 };
 
 bool same_bits(const Results& a, const Results& b) {
@@ -76,11 +76,11 @@ Results run(const Operands& x, const AttentionOptions& given, bool wide = false)
 
 struct Case {
   DType dtype;
-  int64_t d, pad = 0;  // tokens have `pad` numbers more, so that rows begin elsewhere
+  int64_t d, pad = 0;  // padding elements per token, which shift the rows' alignment
 };
 
-// Documents, as a rank of a ring sees them that has queries further on: some see no key. Or any starts at all.
-void draw_starts(const Philox& random, int64_t b, int64_t tq, int64_t tk, AttentionOptions& o) {
+// Document starts as on a ring attention rank with later queries (some queries have no keys), or random starts.
+void random_starts(const Philox& random, int64_t b, int64_t tq, int64_t tk, AttentionOptions& o) {
   o.starts = Tensor::empty({b, tq}, DType::int32, make_arena());
   o.first_key = 2;
   o.tokens_total += 2;
@@ -114,7 +114,7 @@ void check(const Case& c, uint64_t trial, const ArenaPtr& arena, const std::stri
   o.tokens_total = tk + below(2, 10) * 7;
   const Operands x = operands(b, tq, tk, heads, c.d, c.dtype, 2 * trial);
   o.window = std::array<int64_t, 5>{0, 0, 1, 20, 90}[static_cast<size_t>(below(5, 15))];
-  if (below(2, 14) == 0) draw_starts(random, b, tq, tk, o);
+  if (below(2, 14) == 0) random_starts(random, b, tq, tk, o);
   const bool wide = below(3, 11) == 0;
   Operands there = x.to(arena);
   if (c.pad > 0) {
@@ -131,41 +131,41 @@ void check(const Case& c, uint64_t trial, const ArenaPtr& arena, const std::stri
   EXPECT_EQ(got.forward.out.dtype(), here.forward.out.dtype());
   EXPECT_LE(apart(got.forward.out, here.forward.out), bound) << what;
   EXPECT_LE(apart(got.forward.lse, here.forward.lse), error_bound(accum_dtype(c.dtype))) << what;
-  // To the largest of all three: where a query sees one key, the gradients of scores are rounding alone.
+  // Relative to the largest of all three: if queries see one key, score gradients consist of rounding errors.
   EXPECT_LE(apart(got.gradients, here.gradients), bound) << what;
   if (trial % 4 != 0) return;
   EXPECT_TRUE(same_bits(run(there, o, wide), got)) << what;
 }
 
-TEST_F(AttentionGpu, PlainKernelsTakeEveryHead) {
+TEST_F(AttentionGpu, PlainKernelsSupportEveryHeadDim) {
   for (const DType dtype : test::floating(arena))
     for (const int64_t d : {1, 20, 33, 130})
       for (uint64_t trial = 0; trial < 4; ++trial)
         check({dtype, d}, 10 * static_cast<uint64_t>(d) + trial, arena, "plain");
 }
 
-TEST_F(AttentionGpu, PlainKernelsTakeRowsThatBeginAnywhere) {
+TEST_F(AttentionGpu, PlainKernelsSupportUnalignedRows) {
   for (uint64_t trial = 0; trial < 6; ++trial) check({DType::bfloat16, 64, 3}, trial, arena, "plain");
 }
 
-TEST_F(AttentionGpu, TensorCoresTakeHeadsOf64) {
+TEST_F(AttentionGpu, TensorCoresSupportHeadDim64) {
   for (uint64_t trial = 0; trial < 10; ++trial)
     check({DType::bfloat16, 64, trial % 3 == 0 ? 8 : 0}, 100 + trial, arena, "tensor cores");
 }
 
-TEST_F(AttentionGpu, TensorCoresTakeHeadsOf128) {
+TEST_F(AttentionGpu, TensorCoresSupportHeadDim128) {
   for (uint64_t trial = 0; trial < 10; ++trial) check({DType::bfloat16, 128}, 200 + trial, arena, "tensor cores");
 }
 
-// A group's gradients of keys and values are those of its heads each alone, added up; its queries have the bits that
-// they have alone.
-TEST_F(AttentionGpu, AGroupAddsWhatItsHeadsBring) {
+// A group's gradients of keys and values are the sums over its heads computed alone; each query has the same bits as
+// alone.
+TEST_F(AttentionGpu, GroupGradientsAreSumsOverItsHeads) {
   for (const Case& c : {Case{DType::float64, 20}, Case{DType::bfloat16, 64}, Case{DType::bfloat16, 128}}) {
     if (!test::has_kernels(c.dtype, Device::cuda)) continue;
     constexpr int64_t kGroup = 3;
     const AttentionOptions o{.dropout = 0.2, .random = Philox(8), .heads_total = 2 * kGroup, .tokens_total = 150};
     const Operands x = operands(1, 150, 150, {2 * kGroup, 2}, c.d, c.dtype, 5).to(arena);
-    const Results whole = run(x, o, true);
+    const Results full = run(x, o, true);
     for (int64_t head = 0; head < 2; ++head) {
       Tensor dk = Tensor::zeros({1, 150, 1, c.d}, accum_dtype(c.dtype), arena), dv = dk.clone();
       for (int64_t h = head * kGroup; h < (head + 1) * kGroup; ++h) {
@@ -177,45 +177,45 @@ TEST_F(AttentionGpu, AGroupAddsWhatItsHeadsBring) {
         Tensor dq = q.make(q.shape(), accum_dtype(c.dtype)), dk_one = dq.make(dq.shape()), dv_one = dq.make(dq.shape());
         attention_backward(dout, q, k, v, alone, one, dq, dk_one, dv_one);
         EXPECT_TRUE(
-            test::same_bits({alone.lse, dq}, {whole.forward.lse.narrow(1, h, 1), whole.parts.part(0).narrow(2, h, 1)}))
+            test::same_bits({alone.lse, dq}, {full.forward.lse.narrow(1, h, 1), full.parts.part(0).narrow(2, h, 1)}))
             << c.d << " head " << h;
         add_(dk, dk_one), add_(dv, dv_one);
       }
-      EXPECT_LE(apart(whole.parts.part(1).narrow(2, head, 1), dk), error_bound(accum_dtype(c.dtype))) << c.d;
-      EXPECT_LE(apart(whole.parts.part(2).narrow(2, head, 1), dv), error_bound(accum_dtype(c.dtype))) << c.d;
+      EXPECT_LE(apart(full.parts.part(1).narrow(2, head, 1), dk), error_bound(accum_dtype(c.dtype))) << c.d;
+      EXPECT_LE(apart(full.parts.part(2).narrow(2, head, 1), dv), error_bound(accum_dtype(c.dtype))) << c.d;
     }
   }
 }
 
-// One query alone, at the same place in the matrix: the bits of its row among others, and in another batch.
-TEST_F(AttentionGpu, ARowHasItsOwnBits) {
+// A single query at the same position in the matrix has the bits of its row among others and in another batch.
+TEST_F(AttentionGpu, RowBitsAreIndependentOfOtherRows) {
   for (const Case& c : {Case{DType::float32, 20}, Case{DType::bfloat16, 33}, Case{DType::bfloat16, 64}})
     for (const double dropout : {0.0, 0.2}) {
       AttentionOptions o{.dropout = dropout, .random = Philox(5)};
       o.tokens_total = 140;
       const Operands x = operands(2, 140, 140, {4, 2}, c.d, c.dtype, 1).to(arena);
-      const Results whole = run(x, o);
+      const Results full = run(x, o);
       for (const int64_t i : {0, 37, 63, 64, 139}) {
         const Operands row{x.packed.narrow(1, 0, i + 1), x.dout.narrow(1, i, 1), 1, x.heads};
         const Results alone = run(row, o);
-        EXPECT_TRUE(test::same_bits({alone.forward.out, alone.forward.lse, alone.parts.part(0)},
-                                    {whole.forward.out.narrow(1, i, 1), whole.forward.lse.narrow(2, i, 1),
-                                     whole.parts.part(0).narrow(1, i, 1)}))
+        EXPECT_TRUE(test::same_bits(
+            {alone.forward.out, alone.forward.lse, alone.parts.part(0)},
+            {full.forward.out.narrow(1, i, 1), full.forward.lse.narrow(2, i, 1), full.parts.part(0).narrow(1, i, 1)}))
             << c.d << " row " << i;
       }
       o.first_sequence = 1;
       const Results second = run({x.packed.narrow(0, 1, 1), x.dout.narrow(0, 1, 1), 140, x.heads}, o);
       EXPECT_TRUE(test::same_bits({second.forward.out, second.gradients},
-                                  {whole.forward.out.narrow(0, 1, 1), whole.gradients.narrow(0, 1, 1)}));
+                                  {full.forward.out.narrow(0, 1, 1), full.gradients.narrow(0, 1, 1)}));
     }
 }
 
-// Attention by cuDNN: what its own checks say of the problems that are asked of it, which needs no GPU, and on a GPU
-// its results beside our kernels' and the CPU's.
+// cuDNN attention: its support checks, which need no GPU, and on a GPU its results compared with Tessera's kernels and
+// the CPU.
 
 using cuda::FusedAttention;
 
-// An H200 as cuDNN's JSON says it (clocks, sizes and limits of compute capability 9.0).
+// An H200 in cuDNN's JSON format (clocks, sizes and limits of compute capability 9.0).
 constexpr const char* kH200 = R"({"deviceName": "NVIDIA H200", "cudaDeviceId": 0, "pciDeviceId": 0, "deviceVer": 900,
  "driverVer": 13000, "isTccDriver": 0, "supportCoopLaunch": 1, "multiProcessorCount": 132, "warpSize": 32,
  "totalGlobalMem": 150109880320, "l2CacheSize": 62914560, "smClockRateKHz": 1980000, "memClockRateKHz": 3201000,
@@ -234,13 +234,13 @@ class CudnnChecks : public testing::Test {
  protected:
   void SetUp() override {
     if (!kWithCudnn) GTEST_SKIP() << "a build without cuDNN";
-    // cuDNN's checks load the driver's library; the toolkit's empty one will do where there is no driver.
+    // cuDNN's checks load the driver's library; without a driver the toolkit's stub suffices.
     if (!dlopen("libcuda.so.1", RTLD_NOW) && !dlopen(TESSERA_CUDA_STUB, RTLD_NOW))
-      GTEST_SKIP() << "no libcuda.so.1, and no stub of it in the toolkit, which cuDNN's checks load";
+      GTEST_SKIP() << "cuDNN's checks load libcuda.so.1, and the toolkit has no stub of it";
   }
 };
 
-// A problem forwards, and backwards in both ways.
+// Checks a forward problem and both modes of its backward.
 void expect_taken(const std::function<FusedAttention(bool backward)>& problem) {
   EXPECT_EQ(refused(problem(false)), "") << "forward";
   for (const bool deterministic : {false, true}) {
@@ -250,12 +250,12 @@ void expect_taken(const std::function<FusedAttention(bool backward)>& problem) {
   }
 }
 
-TEST_F(CudnnChecks, TakeWhatAGptAsks) {
+TEST_F(CudnnChecks, AcceptGptShapes) {
   for (const int64_t d : {64, 128})
     for (const int64_t tokens : {64, 1000, 1024, 4096})
       for (const int64_t keys : {12, 4, 1})
         for (const bool causal : {true, false}) {
-          SCOPED_TRACE(fmt::format("{}: {} tokens, {} heads of keys, causal {}", d, tokens, keys, causal));
+          SCOPED_TRACE(fmt::format("{}: {} tokens, {} key heads, causal {}", d, tokens, keys, causal));
           expect_taken([&](bool backward) {
             FusedAttention p = cuda::packed_problem(4, tokens, {12, keys}, d, backward);
             p.causal = causal;
@@ -264,34 +264,34 @@ TEST_F(CudnnChecks, TakeWhatAGptAsks) {
         }
 }
 
-// The tiles of ring attention: a rank's own tokens, all of its queries beside another's first chunk, the late ones
-// beside both.
-TEST_F(CudnnChecks, TakeWhatARingAsks) {
+// Tiles of ring attention: a rank's own tokens, all its queries with another rank's first chunk, and its second chunk
+// of queries with both chunks.
+TEST_F(CudnnChecks, AcceptRingAttentionTiles) {
   for (const int64_t d : {64, 128})
     for (const int64_t tokens : {128, 512, 1000, 4096})
       for (const int64_t keys : {12, 4})
-        for (const cuda::TileOfRing& tile :
-             {cuda::TileOfRing{4, tokens, tokens, tokens, true}, cuda::TileOfRing{4, tokens, tokens, tokens / 2, false},
-              cuda::TileOfRing{4, tokens, tokens / 2, tokens, false}}) {
+        for (const cuda::RingTile& tile :
+             {cuda::RingTile{4, tokens, tokens, tokens, true}, cuda::RingTile{4, tokens, tokens, tokens / 2, false},
+              cuda::RingTile{4, tokens, tokens / 2, tokens, false}}) {
           SCOPED_TRACE(fmt::format("{}: {} queries, {} keys, {}", d, tile.queries, tile.keys, keys));
           expect_taken([&](bool backward) { return cuda::tile_problem(tile, {12, keys}, d, backward); });
         }
 }
 
-TEST_F(CudnnChecks, AreNotAskedOfAnOldLibrary) {
+TEST_F(CudnnChecks, AreSkippedForOldLibraries) {
   if constexpr (kWithCudnn) {
     EXPECT_EQ(cuda::cudnn_too_old(91501), "");
     EXPECT_EQ(cuda::cudnn_too_old(91900), "");
     EXPECT_EQ(cuda::cudnn_too_old(91500),
-              "9.15.0 is older than 9.15.1: it reads memory that is not its own where 128 does not divide the tokens");
+              "9.15.0 is older than 9.15.1: it reads out of bounds if 128 does not divide the tokens");
   }
 }
 
-TEST_F(CudnnChecks, RefuseWithAReasonInOneLine) {
+TEST_F(CudnnChecks, RefuseWithSingleLineReason) {
   FusedAttention wide = cuda::packed_problem(1, 128, {2}, 320, true),
                  odd = cuda::packed_problem(1, 128, {2}, 20, false);
   FusedAttention shifted = cuda::packed_problem(2, 128, {2}, 64, false);
-  shifted.strides[FusedAttention::k][1] += 3;  // rows that begin anywhere
+  shifted.strides[FusedAttention::k][1] += 3;  // unaligned rows
   for (const FusedAttention& p : {wide, odd, shifted}) {
     EXPECT_NE(refused(p), "") << p.d;
     EXPECT_FALSE(has(refused(p), "\n"));
@@ -312,7 +312,7 @@ class CudnnGpu : public test::OnGpu {
     choose(fixed, {.attention = AttentionKernels::cudnn, .deterministic = true});
   }
   static void choose(const ArenaPtr& arena, const KernelChoice& choice) { arena->local<KernelChoice>() = choice; }
-  ArenaPtr cudnn, fixed;  // beside `arena`, which has our own kernels
+  ArenaPtr cudnn, fixed;  // `arena` uses Tessera's kernels
 };
 
 Operands packed(int64_t batch, int64_t tokens, const Heads& heads, int64_t d, uint64_t name) {
@@ -323,38 +323,38 @@ Operands packed(int64_t batch, int64_t tokens, const Heads& heads, int64_t d, ui
 }
 
 void expect_close(const Results& found, const Results& expected, const std::string& what) {
-  constexpr double kBound = 0x1p-7, kSums = 1e-4;  // bounds of bfloat16 results, and of the sums beneath them
+  constexpr double kBound = 0x1p-7, kSums = 1e-4;  // bounds of bfloat16 results and of float32 sums
   EXPECT_LE(apart(found.forward.out, expected.forward.out), kBound) << what;
   EXPECT_LE(apart(found.forward.lse, expected.forward.lse), kSums) << what;
   EXPECT_LE(apart(found.gradients, expected.gradients), kBound) << what;
 }
 
-// One of each five of these shapes, since each takes four plans and a plan takes cuDNN a few tenths of a second.
-TEST_F(CudnnGpu, ComputesWhatOurKernelsAndTheCpuCompute) {
+// One of every five shapes, because each needs four plans, and a plan takes cuDNN a few tenths of a second.
+TEST_F(CudnnGpu, MatchesOwnKernelsAndCpu) {
   const Philox random = Philox::named(1, "shapes for cuDNN");
-  uint64_t drawn = 0;
+  uint64_t sample = 0;
   for (const int64_t d : {64, 128})
     for (const Heads& heads : {Heads{3}, Heads{4, 2}, Heads{3, 1}})
       for (const bool causal : {true, false}) {
         constexpr std::array<int64_t, 5> kTokens{2, 63, 128, 200, 384};
-        const int64_t tokens = kTokens[random.below(5, drawn++)];
+        const int64_t tokens = kTokens[random.below(5, sample++)];
         const AttentionOptions o{.scale = causal ? 0 : 0.2, .causal = causal};
         const Operands x = packed(2, tokens, heads, d, 1);
-        const std::string what = fmt::format("d {}, {} tokens, {} heads of keys", d, tokens, heads.key);
+        const std::string what = fmt::format("d {}, {} tokens, {} key heads", d, tokens, heads.key);
         const auto on = [&](const ArenaPtr& there) { return run(x.to(there), o); };
         const Results here = run(x, o), ours = on(arena);
         expect_close(ours, here, what + ", ours");
         expect_close(on(cudnn), here, what + ", cuDNN");
         const Results once = on(fixed), again = on(fixed);
         expect_close(once, here, what + ", cuDNN, deterministic");
-        expect_close(once, ours, what + ", cuDNN, deterministic, beside ours");
+        expect_close(once, ours, what + ", cuDNN, deterministic, versus ours");
         EXPECT_TRUE(same_bits(again, once)) << what;
       }
 }
 
-// The tiles of a ring: other keys than queries. Its backward pass takes an out and a log-sum-exp of more keys than its
-// own, here those of the same keys twice, so that every probability is half of what it is alone.
-TEST_F(CudnnGpu, ComputesTilesOfARing) {
+// Ring attention tiles have different numbers of keys and queries. Their backward pass receives an `out` and a
+// log-sum-exp over more keys than the tile's: here the same keys twice, which halves every probability.
+TEST_F(CudnnGpu, MatchesCpuOnRingAttentionTiles) {
   const auto tile = [&](const ArenaPtr& on, int64_t queries, int64_t keys) {
     Operands x = packed(2, 256, {2}, 64, 9).to(on);
     x.tq = queries;
@@ -380,8 +380,8 @@ TEST_F(CudnnGpu, ComputesTilesOfARing) {
   EXPECT_EQ(fixed->local<KernelLog>().backward.cudnn, 3);
 }
 
-// That they were not ours: asked by themselves they say so, and attention() has their bits.
-TEST_F(CudnnGpu, IsAskedWhereItIsChosen) {
+// cuDNN's kernels run when selected: called directly they report success, and attention() has the same bits.
+TEST_F(CudnnGpu, RunsWhenSelected) {
   if constexpr (kWithCudnn) {
     const Operands x = packed(2, 256, {2}, 64, 3).to(fixed);
     const Tensor q = x.part(0), k = x.part(1), v = x.part(2);
@@ -399,8 +399,8 @@ TEST_F(CudnnGpu, IsAskedWhereItIsChosen) {
   }
 }
 
-// It is not asked for dropout, a cache's query, or sums that are not rounded: those have the bits of our kernels.
-TEST_F(CudnnGpu, OurKernelsServeTheRest) {
+// cuDNN is not used for dropout, a KV cache's query or unrounded sums: those have the bits of Tessera's kernels.
+TEST_F(CudnnGpu, FallsBackToOwnKernels) {
   const Operands x = packed(1, 96, {2}, 64, 5);
   const AttentionOptions drops{.dropout = 0.2, .random = Philox(1)};
   EXPECT_TRUE(same_bits(run(x.to(cudnn), drops), run(x.to(arena), drops)));
@@ -420,9 +420,9 @@ TEST_F(CudnnGpu, OurKernelsServeTheRest) {
   EXPECT_TRUE(cudnn->local<KernelLog>().refused.empty());
 }
 
-// Heads of 20 and 40 numbers: whoever serves them, the log says it, and the numbers are right. Who asks for cuDNN alone
-// gets an error where it does not serve.
-TEST_F(CudnnGpu, TheLogSaysWhoServesAnOddHead) {
+// Head dims 20 and 40: results are correct with either kernel, and the log names it. Requiring cuDNN is an error if it
+// does not support them.
+TEST_F(CudnnGpu, LogNamesKernelsForUnusualHeadDims) {
   for (const int64_t d : {20, 40}) {
     const Operands x = packed(1, 96, {2}, d, 7);
     cudnn->local<KernelLog>() = {};
@@ -431,14 +431,14 @@ TEST_F(CudnnGpu, TheLogSaysWhoServesAnOddHead) {
     EXPECT_EQ(log.forward.cudnn + log.forward.plain, 1);
     EXPECT_EQ(log.backward.cudnn + log.backward.plain, 1);
     EXPECT_EQ(log.refused.size(), static_cast<size_t>(log.forward.plain + log.backward.plain));
-    for (const std::string& said : log.refused)
-      EXPECT_TRUE(has(said, "of (B, T, H, D) = (1, 96, 2, " + std::to_string(d) + "): "));
+    for (const std::string& message : log.refused)
+      EXPECT_TRUE(has(message, "of (B, T, H, D) = (1, 96, 2, " + std::to_string(d) + "): "));
     if (log.refused.empty())
       EXPECT_NO_THROW(run(x.to(fixed), {}));
     else
       EXPECT_THROW(run(x.to(fixed), {}), Error);
     if (d == 20) {
-      EXPECT_EQ(log.refused.size(), 2u) << "its checks want multiples of 8";
+      EXPECT_EQ(log.refused.size(), 2u) << "its checks require multiples of 8";
     }
   }
 }

@@ -1,5 +1,5 @@
-// Tiles of the attention matrix: computed apart and put together they are the whole, in their dropout too,
-// on the CPU and on a GPU.
+// Tiles of the attention matrix: computed separately and merged they equal full attention, including dropout, on the
+// CPU and on a GPU.
 #include "tensor/ops/attention/attention.h"
 
 #include "tensor/ops/elementwise.h"
@@ -16,8 +16,8 @@ Tensor normal(const Shape& shape, DType dtype, const ArenaPtr& arena, uint64_t n
   return test::normal(shape, dtype, name, "tiles", arena);
 }
 
-// Documents of random lengths in each sequence: where that of each token begins.
-Tensor draw_starts(int64_t sequences, int64_t tokens, const Philox& random, const ArenaPtr& arena) {
+// Random document starts per token and sequence.
+Tensor random_starts(int64_t sequences, int64_t tokens, const Philox& random, const ArenaPtr& arena) {
   int64_t start = 0;
   return test::made({sequences, tokens}, DType::int32, arena, [&](size_t i) {
     const int64_t token = static_cast<int64_t>(i) % tokens;
@@ -56,16 +56,16 @@ struct Span {
   Tensor of(const Tensor& t) const { return t.narrow(1, begin, size); }
 };
 
-// Attention of the queries of one chunk to some keys. Causal: the last key is that of the last query.
+// Attention of one chunk of queries to a range of keys. Causal: the last key belongs to the last query.
 struct Tile {
   Span queries, keys;
   AttentionOptions options;
 
-  Tile(const AttentionOptions& whole, const Span& q, const Span& k) : queries(q), keys(k), options(whole) {
-    options.causal = whole.causal && k.begin + k.size > q.begin;
+  Tile(const AttentionOptions& full, const Span& q, const Span& k) : queries(q), keys(k), options(full) {
+    options.causal = full.causal && k.begin + k.size > q.begin;
     options.first_query = q.begin;
     options.first_key = k.begin;
-    if (whole.starts.defined()) options.starts = q.of(whole.starts);
+    if (full.starts.defined()) options.starts = q.of(full.starts);
   }
   AttentionResult attend(const Operands& x) const {
     const DType wide = accum_dtype(x.q.dtype());
@@ -82,7 +82,7 @@ struct Tile {
   }
 };
 
-// Two tiles for each chunk of queries, or one: keys before a random chunk, and those from there on.
+// One or two tiles per chunk of queries: keys before a random chunk, and from that chunk on.
 void check_tiles(DType dtype, uint64_t trial) {
   const ArenaPtr arena = make_arena();
   const Philox random = Philox::named(trial, "shapes");
@@ -100,15 +100,15 @@ void check_tiles(DType dtype, uint64_t trial) {
   o.heads_total = o.first_head + 3 * heads + below(2, 9);
   o.tokens_total = chunks * n + below(2, 10) * 7;
   o.window = std::array<int64_t, 5>{0, 0, 1, 40, 100}[static_cast<size_t>(below(5, 13))];
-  if (below(2, 12) == 0) o.starts = draw_starts(b, chunks * n, random, arena);
+  if (below(2, 12) == 0) o.starts = random_starts(b, chunks * n, random, arena);
   const int64_t group = 1 + below(3, 11);
   const auto make = [&](uint64_t name) {
     const bool shared = name == 1 || name == 2;  // k and v
     return normal({b, chunks * n, shared ? heads : heads * group, d}, dtype, arena, 4 * trial + name);
   };
   const Operands x{make(0), make(1), make(2), make(3)};
-  const AttentionResult whole = attention(x.q, x.k, x.v, o);
-  const Gradients expected = x.gradients(whole, o), sums = x.zeros(accum_dtype(dtype));
+  const AttentionResult full = attention(x.q, x.k, x.v, o);
+  const Gradients expected = x.gradients(full, o), sums = x.zeros(accum_dtype(dtype));
   const std::string what = std::string(to_string(dtype)) + " trial " + std::to_string(trial);
   for (int64_t i = 0; i < chunks; ++i) {
     const int64_t last = o.causal ? i + 1 : chunks;
@@ -119,8 +119,8 @@ void check_tiles(DType dtype, uint64_t trial) {
     tiles.emplace_back(o, queries, Span{cut * n, (last - cut) * n});
     const AttentionResult merged = tiles[0].attend(x);
     if (tiles.size() > 1) merge_attention(merged, tiles[1].attend(x));
-    EXPECT_LE(apart(merged.out, queries.of(whole.out)), error_bound(dtype)) << what;
-    EXPECT_LE(apart(merged.lse, whole.lse.narrow(2, i * n, n)), error_bound(accum_dtype(dtype))) << what;
+    EXPECT_LE(apart(merged.out, queries.of(full.out)), error_bound(dtype)) << what;
+    EXPECT_LE(apart(merged.lse, full.lse.narrow(2, i * n, n)), error_bound(accum_dtype(dtype))) << what;
     const AttentionResult rounded{merged.out.to(dtype), merged.lse};
     for (const Tile& tile : tiles) tile.add_gradients(x, rounded, sums);
   }
@@ -129,15 +129,15 @@ void check_tiles(DType dtype, uint64_t trial) {
   EXPECT_LE(apart(sums.dv, expected.dv), error_bound(dtype)) << what << " dv";
 }
 
-TEST(Attention, TilesMakeTheWhole) {
+TEST(Attention, MergedTilesMatchFullAttention) {
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16})
     for (uint64_t trial = 0; trial < 30; ++trial) check_tiles(dtype, trial);
 }
 
 using AttentionGpu = test::OnGpu;
 
-// The last queries, in two tiles of keys, cut from one packed tensor: by plain kernels and by tensor cores.
-TEST_F(AttentionGpu, TilesMakeTheWhole) {
+// The last queries in two tiles of keys, as slices of one packed tensor, with plain and tensor-core kernels.
+TEST_F(AttentionGpu, MergedTilesMatchFullAttention) {
   constexpr int64_t kKeys = 150;
   constexpr Span kQueries{90, 60};
   for (const auto& [dtype, d] : {std::pair{DType::float64, 16}, {DType::float32, 33}, {DType::bfloat16, 64}})
@@ -151,12 +151,12 @@ TEST_F(AttentionGpu, TilesMakeTheWhole) {
       const Operands x{packed.narrow(2, 0, 2), packed.narrow(2, 2, 1), packed.narrow(2, 3, 1), draw(2, 4)};
       const AttentionOptions o{.dropout = 0.25, .random = Philox(6), .tokens_total = kKeys};
       const Tile all(o, kQueries, {0, kKeys}), tiles[] = {{o, kQueries, {0, cut}}, {o, kQueries, {cut, kKeys - cut}}};
-      const AttentionResult whole = all.attend(x), merged = tiles[0].attend(x);
+      const AttentionResult full = all.attend(x), merged = tiles[0].attend(x);
       merge_attention(merged, tiles[1].attend(x));
-      EXPECT_LE(apart(merged.out, whole.out), error_bound(dtype));
-      EXPECT_LE(apart(merged.lse, whole.lse), error_bound(accum_dtype(dtype)));
+      EXPECT_LE(apart(merged.out, full.out), error_bound(dtype));
+      EXPECT_LE(apart(merged.lse, full.lse), error_bound(accum_dtype(dtype)));
       const Gradients expected = x.zeros(accum_dtype(dtype)), sums = x.zeros(accum_dtype(dtype));
-      all.add_gradients(x, {whole.out.to(dtype), whole.lse}, expected);
+      all.add_gradients(x, {full.out.to(dtype), full.lse}, expected);
       for (const Tile& tile : tiles) {
         tile.add_gradients(x, {merged.out.to(dtype), merged.lse}, sums);
         EXPECT_LE(apart(tile.keys.of(sums.dk), tile.keys.of(expected.dk)), error_bound(dtype));
@@ -166,8 +166,8 @@ TEST_F(AttentionGpu, TilesMakeTheWhole) {
     }
 }
 
-// A window is what starts one later for each query are.
-TEST(Attention, AWindowIsStartsThatMoveOn) {
+// A window equals starts that increase by one per query.
+TEST(Attention, WindowEqualsSlidingStarts) {
   const ArenaPtr arena = make_arena();
   constexpr int64_t kTokens = 150;
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16})
@@ -185,8 +185,8 @@ TEST(Attention, AWindowIsStartsThatMoveOn) {
     }
 }
 
-// Queries that begin to see at a key have what they would have if the keys before it were not there.
-TEST(Attention, KeysBeforeAStartAreNotSeen) {
+// Results equal those without the keys before the start.
+TEST(Attention, KeysBeforeStartAreIgnored) {
   const ArenaPtr arena = make_arena();
   constexpr int64_t kTokens = 200, kStart = 130;
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
@@ -205,7 +205,7 @@ TEST(Attention, KeysBeforeAStartAreNotSeen) {
   }
 }
 
-TEST(Attention, AQueryThatSeesNoKeyGivesZeros) {
+TEST(Attention, QueryWithoutKeysReturnsZeros) {
   const ArenaPtr arena = make_arena();
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16})
     for (const int64_t tokens : {3, 70}) {
@@ -230,7 +230,7 @@ TEST(Attention, AQueryThatSeesNoKeyGivesZeros) {
     }
 }
 
-// Equal scores and the identity for values: the output shows which elements the dropout kept.
+// Equal scores and identity values: the output is the dropout mask.
 std::vector<bool> kept(const AttentionOptions& options, int64_t queries, int64_t keys, DType dtype) {
   const ArenaPtr arena = make_arena();
   const Tensor q = Tensor::zeros({1, queries, 1, keys}, dtype, arena),
@@ -241,12 +241,12 @@ std::vector<bool> kept(const AttentionOptions& options, int64_t queries, int64_t
   return elements;
 }
 
-TEST(Attention, ATileDropsWhatTheWholeDrops) {
+TEST(Attention, TileDropoutMatchesFullDropout) {
   constexpr int64_t kTokens = 90;
   for (const DType dtype : {DType::float64, DType::bfloat16})
     for (uint64_t trial = 0; trial < 20; ++trial) {
       AttentionOptions o{.causal = false, .dropout = 0.5, .random = Philox(trial)};
-      const std::vector<bool> whole = kept(o, kTokens, kTokens, dtype);
+      const std::vector<bool> full = kept(o, kTokens, kTokens, dtype);
       const auto keys = static_cast<int64_t>(1 + Philox(9).below(kTokens, trial));
       const auto queries = static_cast<int64_t>(1 + Philox(10).below(static_cast<uint64_t>(keys), trial));
       o.first_key = static_cast<int64_t>(Philox(11).below(static_cast<uint64_t>(kTokens - keys + 1), trial));
@@ -255,12 +255,12 @@ TEST(Attention, ATileDropsWhatTheWholeDrops) {
       std::vector<bool> expected;
       for (int64_t i = 0; i < queries; ++i)
         for (int64_t j = 0; j < keys; ++j)
-          expected.push_back(whole[static_cast<size_t>((o.first_query + i) * kTokens + o.first_key + j)]);
+          expected.push_back(full[static_cast<size_t>((o.first_query + i) * kTokens + o.first_key + j)]);
       EXPECT_EQ(kept(o, queries, keys, dtype), expected) << to_string(dtype) << " trial " << trial;
     }
 }
 
-TEST(Attention, QueriesAreTheLastTokensUnlessTheySayOtherwise) {
+TEST(Attention, QueriesDefaultToTheLastTokens) {
   AttentionOptions o{.causal = false, .dropout = 0.5, .random = Philox(3)};
   o.tokens_total = 40;
   const std::vector<bool> last = kept(o, 20, 30, DType::float32);
@@ -270,7 +270,7 @@ TEST(Attention, QueriesAreTheLastTokensUnlessTheySayOtherwise) {
   EXPECT_NE(kept(o, 20, 30, DType::float32), last);
 }
 
-TEST(Attention, WhatCannotBeIsRefused) {
+TEST(Attention, RejectsInvalidArguments) {
   const ArenaPtr arena = make_arena();
   const auto make = [&](const Shape& shape, DType dtype) { return Tensor::zeros(shape, dtype, arena); };
   const Tensor x = make({1, 4, 2, 3}, DType::bfloat16), lse = make({1, 2, 4}, DType::float32),
@@ -281,21 +281,21 @@ TEST(Attention, WhatCannotBeIsRefused) {
   AttentionOptions o{.dropout = 0.5};
   o.first_query = o.first_key = 5;
   EXPECT_EQ(error_message([&] { attention(x, x, x, o); }),
-            "[attention] the tile reaches token 8 of 4; say how many there are in tokens_total");
+            "[attention] the tile reaches token 8 of 4; set tokens_total to the number of tokens");
   EXPECT_EQ(into({wide, lse}),
-            "[attention] out is float64 (1, 4, 2, 3); expected bfloat16 (1, 4, 2, 3), or that in the type of its sums, "
-            "the last dim running on");
+            "[attention] out is float64 (1, 4, 2, 3); expected bfloat16 (1, 4, 2, 3), or its accumulation dtype, "
+            "with a contiguous last dim");
   EXPECT_EQ(into({x.clone(), lse.narrow(2, 0, 3)}),
             "[attention] lse is float32 (1, 2, 3); expected contiguous (B, H, Tq) for q bfloat16 (1, 4, 2, 3)");
   const AttentionOptions three{.starts = make({1, 3}, DType::int32)};
   EXPECT_EQ(
       error_message([&] { attention(x, x, x, three); }),
-      "[attention] starts is int32 (1, 3); expected int32 (B, Tq) beside q bfloat16 (1, 4, 2, 3), rows running on");
+      "[attention] starts is int32 (1, 3); expected int32 (B, Tq) with contiguous rows, for q bfloat16 (1, 4, 2, 3)");
   const AttentionResult here{x, lse}, there{wide, lse};
   EXPECT_EQ(
       error_message([&] { merge_attention(here, there); }),
       "[merge_attention] into is bfloat16 (1, 4, 2, 3) with lse float32 (1, 2, 4), part float64 (1, 4, 2, 3) with "
-      "lse float32 (1, 2, 4); expected the same shapes, rows that run on, sums of one dtype and a contiguous lse "
+      "lse float32 (1, 2, 4); expected equal shapes, contiguous rows, one accumulation dtype and a contiguous lse "
       "of the part");
 }
 

@@ -1,5 +1,5 @@
-// Rows and attention where a sum of exponentials or of squares goes wrong first: numbers that are far apart, also from
-// block to block, all equal, alone, at the ends; against plain loops in float64, on every device.
+// Rows and attention with extreme inputs, where sums of exponentials or squares fail first: values far apart (also
+// between blocks), all equal, single, at the ends; compared with plain float64 loops on every device.
 
 #include <numeric>
 
@@ -20,7 +20,7 @@ using Values = std::vector<double>;
 
 double error_bound(DType dtype) { return dtype == DType::float64 ? 1e-11 : dtype == DType::float32 ? 2e-4 : 2e-2; }
 
-// Rows of n numbers that bfloat16 holds exactly: what lies at the ends and in the middle is far from the rest.
+// Rows of n values that bfloat16 represents exactly; values at the ends and in the middle are far from the others.
 Values extreme_rows(int64_t n) {
   const Philox random = Philox::named(static_cast<uint64_t>(n), "rows");
   Values out;
@@ -35,7 +35,7 @@ Values extreme_rows(int64_t n) {
     for (const double by : {95.0, 1000.0, -1000.0}) row([&](int64_t j) { return normal(j) + (j == one ? by : 0); });
   row([&](int64_t j) { return normal(j) + (j < n / 2 ? -500 : 500); });
   row([&](int64_t j) { return normal(j) + (j < n / 2 ? 500 : -500); });
-  row([&](int64_t j) { return 100 * static_cast<double>(j >> 10) + normal(j); });  // from block to block
+  row([&](int64_t j) { return 100 * static_cast<double>(j >> 10) + normal(j); });  // increases from block to block
   row([&](int64_t j) { return -100 * static_cast<double>(j >> 10) + normal(j); });
   row([&](int64_t j) { return 20 * normal(j); });
   return out;
@@ -76,7 +76,7 @@ void expect_softmax(int64_t n, DType dtype, const ArenaPtr& arena) {
   const Tensor in = tensor(x, shape, dtype, arena), out = softmax(in), log = log_softmax(in);
   EXPECT_LE(row_difference(numbers(out), expected.p, n, 1), error_bound(dtype)) << n;
   EXPECT_LE(row_difference(numbers(log), expected.log_p, n, 1e-3), error_bound(dtype)) << n;
-  // From the forward's own results, which are stored as they are.
+  // Expected gradients use the stored forward results.
   const Values p = numbers(out), log_p = numbers(log);
   Values dx, log_dx;
   for (int64_t row = 0; row < std::ssize(x); row += n) {
@@ -92,7 +92,7 @@ void expect_softmax(int64_t n, DType dtype, const ArenaPtr& arena) {
   EXPECT_LE(row_difference(numbers(log_softmax_backward(seed, log)), log_dx, n, 1), error_bound(dtype)) << n;
 }
 
-// Losses, and gradients by each of the ways; targets at the ends of a row, in its middle, and none.
+// Losses, and gradients of every implementation; targets at the ends and in the middle of rows, and ignored ones.
 void expect_cross_entropy(int64_t n, DType dtype, const ArenaPtr& arena) {
   const Values x = extreme_rows(n);
   const int64_t rows = std::ssize(x) / n;
@@ -123,7 +123,7 @@ void expect_cross_entropy(int64_t n, DType dtype, const ArenaPtr& arena) {
   Tensor logits = all.clone();
   EXPECT_NEAR(double{cross_entropy_in_place(logits, wanted, 0.5).loss_sum}, loss, wide * (loss + 1)) << n;
   EXPECT_LE(row_difference(numbers(logits), dx, n, 1), bound) << n;
-  // Put together of what ranks know of their parts.
+  // Combined from the partial results of shards.
   const CrossEntropy joined =
       joined_cross_entropy(most, row_sum_exp(all, most), target_logits(all, wanted, {}), wanted);
   EXPECT_NEAR(double{joined.loss_sum}, loss, wide * (loss + 1)) << n;
@@ -133,7 +133,7 @@ void expect_norm(int64_t n, DType dtype, const ArenaPtr& arena) {
   for (const bool center : {true, false}) {
     const Values x = extreme_rows(n), gamma = normals(n, "gamma"), beta = normals(n, "beta"),
                  dy = normals(std::ssize(x), "dy");
-    // A mean is rounded too, which is all that a row of equal numbers shows.
+    // A row of equal values shows only the rounding of its mean.
     const double bound = 5 * error_bound(dtype), of_mean = dtype == DType::float64 ? 0x1p-49 : 0x1p-20;
     Values y, dx, terms;
     const auto width = static_cast<double>(n);
@@ -174,16 +174,16 @@ void expect_rows(const ArenaPtr& arena, const std::vector<int64_t>& sizes) {
 
 using RowExtremes = test::OneThread;
 
-TEST_F(RowExtremes, AreThoseOfPlainLoops) {
+TEST_F(RowExtremes, MatchPlainLoops) {
   expect_rows(make_arena(), {1, 2, 3, 15, 16, 17, 64, 65, 1023, 1025, 4095, 4096, 4097, 8193});
 }
 
 using RowExtremesGpu = test::OnGpu;
 
-TEST_F(RowExtremesGpu, AreThoseOfPlainLoops) { expect_rows(arena, {1, 2, 31, 33, 129, 1025, 4097}); }
+TEST_F(RowExtremesGpu, MatchPlainLoops) { expect_rows(arena, {1, 2, 31, 33, 129, 1025, 4097}); }
 
-// The head's loss by blocks of rows, the last of which has one, and of one row each.
-TEST_F(RowExtremes, OfAHeadInBlocksAreThoseOfPlainLoops) {
+// The head's loss in row blocks, the last of one row, and in blocks of one row each.
+TEST_F(RowExtremes, HeadInRowBlocksMatchesPlainLoops) {
   constexpr int64_t kRows = 7, kChannels = 3, kVocab = 4099;
   const ArenaPtr arena = make_arena();
   Values x = normals(kRows * kChannels, "x"), w = normals(kVocab * kChannels, "w");
@@ -222,10 +222,10 @@ TEST_F(RowExtremes, OfAHeadInBlocksAreThoseOfPlainLoops) {
     }
 }
 
-// Attention where a softmax goes wrong first: scores that are far apart from one block of keys to the next, all equal,
-// blocks of one key, the first and the last query; against plain loops in float64.
+// Attention with extreme scores: far apart between blocks of keys, all equal, blocks of one key, the first and the last
+// query; compared with plain float64 loops.
 
-// Scores of 200 have that much less of a float to say by how much they differ.
+// Scores of 200 leave that much less precision for their differences.
 double attention_bound(DType dtype) { return dtype == DType::float64 ? 1e-11 : dtype == DType::float32 ? 5e-4 : 2e-2; }
 
 void expect_plain(const AttentionShape& s, Extreme extreme, DType dtype, const ArenaPtr& arena) {
@@ -257,22 +257,22 @@ void expect_plain_in(const std::vector<DType>& dtypes, const std::vector<Attenti
 
 using AttentionExtremes = test::OneThread;
 
-TEST_F(AttentionExtremes, AreThoseOfPlainLoops) {
+TEST_F(AttentionExtremes, MatchPlainLoops) {
   std::vector<AttentionShape> shapes;
   for (const int64_t tokens : {1, 2, 16, 63, 64, 65, 127, 128, 129, 193}) {
     shapes.push_back({.tq = tokens, .tk = tokens, .d = 8});
     shapes.push_back({.b = 2, .tq = tokens, .tk = tokens, .h = 2, .d = 5, .causal = false});
   }
-  for (const int64_t queries : {1, 7, 16, 17, 65})  // the last ones: as in decoding
+  for (const int64_t queries : {1, 7, 16, 17, 65})  // the last ones, as in decoding
     shapes.push_back({.tq = queries, .tk = 130, .h = 4, .k = 2, .d = 16});
-  for (const int64_t keys : {1, 16, 65})  // a tile of a ring: all queries, and keys of which there are fewer
+  for (const int64_t keys : {1, 16, 65})  // a ring attention tile: all queries, fewer keys
     shapes.push_back({.tq = 130, .tk = keys, .h = 4, .k = 2, .d = 16, .causal = false});
   expect_plain_in({DType::float64, DType::float32, DType::bfloat16}, shapes, make_arena());
 }
 
 using AttentionExtremesGpu = test::OnGpu;
 
-TEST_F(AttentionExtremesGpu, OfPlainKernelsAreThoseOfPlainLoops) {
+TEST_F(AttentionExtremesGpu, PlainKernelsMatchPlainLoops) {
   expect_plain_in(test::floating(arena),
                   {{.tq = 1, .tk = 1, .d = 8},
                    {.tq = 65, .tk = 65, .d = 8},
@@ -282,7 +282,7 @@ TEST_F(AttentionExtremesGpu, OfPlainKernelsAreThoseOfPlainLoops) {
                   arena);
 }
 
-TEST_F(AttentionExtremesGpu, OfTensorCoresAreThoseOfPlainLoops) {
+TEST_F(AttentionExtremesGpu, TensorCoresMatchPlainLoops) {
   expect_plain_in({DType::bfloat16},
                   {{.tq = 1, .tk = 1, .d = 64},
                    {.tq = 65, .tk = 65, .d = 64},
@@ -293,8 +293,8 @@ TEST_F(AttentionExtremesGpu, OfTensorCoresAreThoseOfPlainLoops) {
                   arena);
 }
 
-// Tiles of keys that are computed apart and merged by their log-sum-exp, in any order: sums in their own dtype or
-// rounded to the operands', whose log-sum-exp is part of a longer one.
+// Tiles of keys computed separately and merged by their log-sum-exp, in any order, in the accumulation dtype or rounded
+// to the operands' dtype.
 void expect_merged(DType dtype, bool rounded, Extreme extreme, std::vector<int64_t> cuts, const ArenaPtr& arena) {
   const AttentionShape s{.b = 2, .tq = 16, .tk = 96, .h = 2, .k = 2, .d = 8, .causal = false};
   const AttentionValues x = draw_extreme(s, extreme, 7);
@@ -302,15 +302,15 @@ void expect_merged(DType dtype, bool rounded, Extreme extreme, std::vector<int64
   const Tensor q = tensor(x.q, queries, dtype, arena), k = tensor(x.k, keys, dtype, arena),
                v = tensor(x.v, keys, dtype, arena);
   const DType wide = accum_dtype(dtype), out_dtype = rounded ? dtype : wide;
-  const AttentionResult whole{q.make(queries, out_dtype), q.make({s.b, s.h, s.tq + 5}, wide).narrow(2, 3, s.tq)};
-  Tensor out = whole.out, lse = whole.lse;
+  const AttentionResult full{q.make(queries, out_dtype), q.make({s.b, s.h, s.tq + 5}, wide).narrow(2, 3, s.tq)};
+  Tensor out = full.out, lse = full.lse;
   out.fill(0);
-  lse.fill(-INFINITY);  // the lse of no keys
+  lse.fill(-INFINITY);  // lse without keys
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
     const int64_t begin = std::min(cuts[i], cuts[i + 1]), count = std::abs(cuts[i + 1] - cuts[i]);
     const AttentionResult part{q.make(queries, out_dtype), q.make({s.b, s.h, s.tq}, wide)};
     attention_into(q, k.narrow(1, begin, count), v.narrow(1, begin, count), {.causal = false}, part);
-    merge_attention(whole, part);
+    merge_attention(full, part);
   }
   const PlainAttention expected = attend_plainly(s, x);
   EXPECT_LE(row_difference(numbers(out), expected.out, s.d, 0.05), attention_bound(dtype));
@@ -328,11 +328,11 @@ void expect_merged(const ArenaPtr& arena) {
       }
 }
 
-TEST_F(AttentionExtremes, OfMergedTilesAreThoseOfPlainLoops) { expect_merged(make_arena()); }
-TEST_F(AttentionExtremesGpu, OfMergedTilesAreThoseOfPlainLoops) { expect_merged(arena); }
+TEST_F(AttentionExtremes, MergedTilesMatchPlainLoops) { expect_merged(make_arena()); }
+TEST_F(AttentionExtremesGpu, MergedTilesMatchPlainLoops) { expect_merged(arena); }
 
-// Each kernel once and no more, for tools that follow every access to memory: tensor cores' and plain ones, with
-// dropout and documents and without.
+// Each kernel exactly once, for tools that check every memory access: tensor-core and plain kernels, with and without
+// dropout and document starts.
 using AttentionGpu = test::OnGpu;
 TEST_F(AttentionGpu, SmallShapesForCheckers) {
   expect_plain({.tq = 33, .tk = 33, .h = 2, .d = 64}, Extreme::apart, DType::bfloat16, arena);

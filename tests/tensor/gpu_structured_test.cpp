@@ -1,5 +1,5 @@
-// Structured ops on a GPU where the op table does not reach: long rows, many rows, tokens of one kind, indices outside,
-// parts of a vocabulary, tiles of a mask; and those of a mixture of experts, of any routing and any number of rows.
+// Structured GPU ops beyond the op table: long rows, many rows, repeated tokens, invalid indices, vocabulary shards,
+// dropout tiles; and mixture-of-experts ops with random routing and row counts.
 #include <limits>
 #include <numeric>
 
@@ -23,19 +23,19 @@ using namespace test;
 
 using StructuredGpu = test::OnGpu;
 
-// One element may be rounded the other way: half a unit in the last place, and what the sums lose.
+// One element may round the other way: half an ulp plus the error of the sums.
 double bound(DType dtype) { return dtype == DType::float64 ? 1e-13 : dtype == DType::float32 ? 1e-5 : 8e-3; }
 
 Tensor make_ids(const std::vector<int32_t>& v) {
   return Tensor::of<int32_t>(v, {static_cast<int64_t>(v.size())}, make_arena());
 }
-std::vector<int32_t> drawn_ids(int64_t n, int64_t below, const std::string& name) {
+std::vector<int32_t> random_ids(int64_t n, int64_t below, const std::string& name) {
   const auto id = [&](size_t i) { return Philox::named(3, name).below(static_cast<uint64_t>(below), i); };
   return made({n}, DType::int32, make_arena(), id).to_vector<int32_t>();
 }
 
-// Rows of one warp, of a block, and past what a block keeps in registers; with and without whole parts of 16 bytes.
-TEST_F(StructuredGpu, NormsAndSoftmaxOfRowsOfAnyLength) {
+// Rows of one warp, of a block, and beyond a block's registers; with and without full vectors of 16 bytes.
+TEST_F(StructuredGpu, NormsAndSoftmaxSupportAnyRowLength) {
   for (const DType dtype : test::floating(arena))
     for (const int64_t c : {1, 96, 1001, 2048, 4100, 8193, 17000}) {
       SCOPED_TRACE(std::string(to_string(dtype)) + " " + std::to_string(c));
@@ -60,8 +60,8 @@ TEST_F(StructuredGpu, NormsAndSoftmaxOfRowsOfAnyLength) {
     }
 }
 
-// More rows than are summed in one run, and a row that does not begin at 16 bytes.
-TEST_F(StructuredGpu, SumsOverManyRows) {
+// More rows than one run, and rows not aligned to 16 bytes.
+TEST_F(StructuredGpu, SumsOverManyRowsMatchCpu) {
   for (const DType dtype : test::floating(arena))
     for (const Shape& shape : {Shape{9000, 5}, Shape{70000, 2}, Shape{65, 40}, Shape{0, 3}}) {
       SCOPED_TRACE(std::string(to_string(dtype)) + " " + shape.str());
@@ -84,7 +84,7 @@ TEST_F(StructuredGpu, SumsOverManyRows) {
     }
 }
 
-TEST_F(StructuredGpu, WeightGradientsOfManyRows) {
+TEST_F(StructuredGpu, WeightGradientsOfManyRowsMatchCpu) {
   for (const DType dtype : test::floating(arena))
     for (const Shape& shape : {Shape{9000, 5}, Shape{130, 64}, Shape{40, 4100}, Shape{33, 8193}, Shape{0, 8}}) {
       SCOPED_TRACE(std::string(to_string(dtype)) + " " + shape.str());
@@ -93,7 +93,7 @@ TEST_F(StructuredGpu, WeightGradientsOfManyRows) {
       const Normed here = norm(x, c, c), there{Tensor(), here.mean.to(arena), here.rstd.to(arena)};
       const NormSums sums{.gamma = {x.make({shape[1]})}, .beta = {x.make({shape[1]}, DType::float32)}};
       norm_backward(dy, x, c, here, {}, sums);
-      // Sums that are added to what stands there, where they do not lie together, of two dtypes.
+      // Sums that are accumulated into non-contiguous targets of two dtypes.
       Tensor parts, gamma = x.to(arena).make({shape[1], 2}).select(1, 1),
                     beta = x.to(arena).make({shape[1]}, DType::float32);
       gamma.fill(0);
@@ -102,12 +102,12 @@ TEST_F(StructuredGpu, WeightGradientsOfManyRows) {
       const Tensor dx = norm_backward(dy.to(arena), x.to(arena), c.to(arena), there, {}, sums_there);
       EXPECT_LT(apart(gamma, sums.gamma.to), 20 * bound(dtype));
       EXPECT_LT(apart(beta, sums.beta.to), bound(dtype));
-      // The first pass of a bias's gradient rides on the kernel that makes dx.
+      // The kernel that computes dx also makes the first pass of a bias gradient.
       Tensor along = beta.clone(), alone = beta.clone();
       sum_parts(along, parts);
       sum_rows(alone, dx);
       EXPECT_TRUE(same_bits(along, alone));
-      // A gradient that is added to another is rounded first.
+      // An accumulated gradient is rounded before the addition.
       Tensor twice = along.clone();
       const NormSums again{.beta = {twice, true}};
       norm_backward(dy.to(arena), x.to(arena), c.to(arena), there, {}, again);
@@ -124,12 +124,12 @@ TEST_F(StructuredGpu, WeightGradientsOfManyRows) {
     }
 }
 
-// A row that many tokens have, more than a block keeps at a time; rows that none has; a table of another dtype.
+// A row with more tokens than a block collects at a time, rows without tokens, a table of another dtype.
 TEST_F(StructuredGpu, EmbeddingGradientsAreSummedInTokenOrder) {
   for (const int64_t vocab : {3, 300, 2100})
     for (const DType dtype : test::floating(arena)) {
       SCOPED_TRACE(std::string(to_string(dtype)) + " " + std::to_string(vocab));
-      std::vector<int32_t> v = drawn_ids(vocab == 3 ? 9000 : 700, vocab, "ids");
+      std::vector<int32_t> v = random_ids(vocab == 3 ? 9000 : 700, vocab, "ids");
       std::fill(v.begin() + 200, v.begin() + 500, 1);
       const Tensor ids = make_ids(v), dy = drawn({ids.numel(), vocab == 3 ? 9 : 72}, dtype, "dy");
       for (const DType to : {dtype, DType::float32}) {
@@ -142,14 +142,14 @@ TEST_F(StructuredGpu, EmbeddingGradientsAreSummedInTokenOrder) {
     }
 }
 
-TEST_F(StructuredGpu, IndicesOutsideAreNamedWhenSomeoneWaits) {
+TEST_F(StructuredGpu, NextWaitReportsInvalidIndices) {
   const Tensor table = drawn({50, 8}, DType::float32, "table"), there = table.to(arena);
   const Tensor ids = make_ids({1, 2, 70000, 3, -4});
   const std::string expected = error_message([&] { embedding(ids, table); });
   EXPECT_EQ(expected, "[embedding] id 70000 at position 2 is outside [0, 50)");
   Tensor rows = embedding(ids.to(arena), there);
   EXPECT_EQ(error_message([&] { rows.to_vector<float>(); }), expected);
-  const std::vector<float> after = rows.to_vector<float>();  // told once; what is outside is zero
+  const std::vector<float> after = rows.to_vector<float>();  // reported once; rows of invalid ids are zero
   EXPECT_EQ(after[2 * 8 + 3], 0);
   EXPECT_EQ(after[8 + 3], table.to_vector<float>()[2 * 8 + 3]);
   EXPECT_EQ(error_message([&] { ids_beside(there, ids); }), expected);
@@ -164,7 +164,7 @@ TEST_F(StructuredGpu, IndicesOutsideAreNamedWhenSomeoneWaits) {
       error_message([&] { static_cast<void>(double(cross_entropy(logits.to(arena), targets.to(arena)).loss_sum)); }),
       outside);
   EXPECT_EQ(error_message([&] { targets_beside(logits.to(arena), targets, 10); }), outside);
-  // More tables than there are slots to complain in.
+  // More tables than slots for index checks.
   for (int64_t vocab = 1; vocab < 200; ++vocab)
     embedding(make_ids({0}).to(arena), drawn({vocab, 2}, DType::float32, "t").to(arena));
   EXPECT_EQ(error_message([&] {
@@ -173,11 +173,11 @@ TEST_F(StructuredGpu, IndicesOutsideAreNamedWhenSomeoneWaits) {
             "[embedding] id 199 at position 0 is outside [0, 199)");
 }
 
-TEST_F(StructuredGpu, CrossEntropyOfAllAndOfParts) {
+TEST_F(StructuredGpu, CrossEntropyOfFullAndShardedVocabMatchesCpu) {
   for (const DType dtype : test::floating(arena))
     for (const int64_t vocab : {7, 1024, 5003}) {
       SCOPED_TRACE(std::string(to_string(dtype)) + " " + std::to_string(vocab));
-      std::vector<int32_t> v = drawn_ids(70, vocab, "targets");
+      std::vector<int32_t> v = random_ids(70, vocab, "targets");
       v[3] = v[69] = -1;
       const Tensor targets = make_ids(v), on_gpu = targets.to(arena),
                    logits = drawn({70, vocab}, dtype, "logits", -9, 9);
@@ -188,8 +188,8 @@ TEST_F(StructuredGpu, CrossEntropyOfAllAndOfParts) {
       EXPECT_EQ(there.sum.item<double>(), there.loss_sum);
       EXPECT_LT(apart(there.lse, here.lse), near);
       const Tensor dx = cross_entropy_backward(logits.clone(), targets, here.lse, 0.25);
-      const Tensor whole = cross_entropy_backward(logits.to(arena), on_gpu, there.lse, 0.25);
-      EXPECT_LT(apart(whole, dx), bound(dtype));
+      const Tensor full = cross_entropy_backward(logits.to(arena), on_gpu, there.lse, 0.25);
+      EXPECT_LT(apart(full, dx), bound(dtype));
       const int64_t cut = vocab / 3;
       const Tensor parts[] = {logits.to(arena).narrow(1, 0, cut), logits.to(arena).narrow(1, cut, vocab - cut)};
       const VocabPart at[] = {{0, vocab}, {cut, vocab}};
@@ -201,18 +201,19 @@ TEST_F(StructuredGpu, CrossEntropyOfAllAndOfParts) {
       EXPECT_NEAR(joined.loss_sum, here.loss_sum, near * here.loss_sum);
       for (size_t i = 0; i < 2; ++i) {
         const Tensor mine = cross_entropy_backward(parts[i].clone(), on_gpu, there.lse, 0.25, at[i]);
-        EXPECT_TRUE(same_bits(mine, whole.narrow(1, at[i].first, mine.dim(1))));
+        EXPECT_TRUE(same_bits(mine, full.narrow(1, at[i].first, mine.dim(1))));
       }
     }
 }
 
-// On a GPU with the row in shared memory where it fits, and by two kernels where it does not, or ends within 16 bytes.
+// On a GPU with the row in shared memory if it fits, and with two kernels if it does not or is not a multiple of 16
+// bytes.
 TEST_F(StructuredGpu, CrossEntropyInPlaceHasTheBitsOfTwoPasses) {
   for (const ArenaPtr& where : {arena, make_arena()})
     for (const DType dtype : test::floating(arena))
       for (const int64_t vocab : {7, 512, 5003, 8192, 40000}) {
         SCOPED_TRACE(std::string(to_string(dtype)) + " " + std::to_string(vocab));
-        std::vector<int32_t> v = drawn_ids(9, vocab, "targets");
+        std::vector<int32_t> v = random_ids(9, vocab, "targets");
         v[3] = -1;
         const Tensor targets = make_ids(v).to(where), logits = drawn({9, vocab}, dtype, "logits", -9, 9).to(where);
         Tensor x = logits.clone();
@@ -230,9 +231,9 @@ TEST_F(StructuredGpu, CrossEntropyInPlaceHasTheBitsOfTwoPasses) {
       }
 }
 
-// Losses are added by blocks of 4096 rows; and a row of which part is masked out.
-TEST_F(StructuredGpu, LossesOfManyRows) {
-  const std::vector<int32_t> v = drawn_ids(9001, 3, "targets");
+// Losses are summed in blocks of 4096 rows; and a row with masked logits.
+TEST_F(StructuredGpu, LossesOfManyRowsAreSummedInBlocks) {
+  const std::vector<int32_t> v = random_ids(9001, 3, "targets");
   const Tensor logits = drawn({9001, 3}, DType::float32, "logits").to(arena), targets = make_ids(v).to(arena);
   const CrossEntropy all = cross_entropy(logits, targets);
   double parts = 0;
@@ -248,7 +249,7 @@ TEST_F(StructuredGpu, LossesOfManyRows) {
               cross_entropy(masked.narrow(1, 2500, 500), make_ids({200})).loss_sum, 1e-5);
 }
 
-TEST_F(StructuredGpu, DropoutDrawsTheMasksOfTheCpu) {
+TEST_F(StructuredGpu, DropoutMasksMatchCpu) {
   for (const DType dtype : test::floating(arena))
     for (const int64_t c : {1, 6, 8, 20, 64}) {
       const std::vector<int64_t> positions = {7, 0, 3, 9, 2};
@@ -268,7 +269,7 @@ TEST_F(StructuredGpu, DropoutDrawsTheMasksOfTheCpu) {
     }
 }
 
-TEST_F(StructuredGpu, AttentionOfTwoPartsIsMerged) {
+TEST_F(StructuredGpu, MergeAttentionMatchesCpu) {
   for (const DType dtype : test::floating(arena)) {
     if (dtype == DType::bfloat16) continue;
     const AttentionResult a{drawn({2, 5, 3, 40}, dtype, "a"), drawn({2, 3, 5}, dtype, "la")},
@@ -283,8 +284,8 @@ TEST_F(StructuredGpu, AttentionOfTwoPartsIsMerged) {
   }
 }
 
-// The ops of a mixture of experts on a GPU beside the CPU's: choices, places and counts of any routing, rows there and
-// back, products of any number of rows.
+// Mixture-of-experts ops on a GPU against the CPU: choices, row assignment and counts of random routings, dispatch and
+// combine, and grouped GEMM with any row counts.
 
 using ExpertsGpu = test::OnGpu;
 
@@ -293,9 +294,9 @@ struct Routing {
   RouteOptions options = {};
 };
 
-// Now and then all logits are of few values, so that many are equal; long sequences, many experts, choices that were
-// made elsewhere. `crowded`: choices of other logits, of which some are dropped.
-Routing draw_routing(Draw& d, DType dtype, bool crowded) {
+// Sometimes all logits have few distinct values, so that many are equal; long sequences, many experts, given choices.
+// `crowded`: given choices of other logits, some of which are dropped.
+Routing random_routing(Draw& d, DType dtype, bool crowded) {
   const int64_t experts = crowded ? 5 : d.of<int64_t>({1, 2, 5, 8, 33, 64, 300, 2000}), sequences = d.between(1, 4),
                 length = crowded ? 40 : std::min<int64_t>(experts > 64 ? 5 : 300, d.of<int64_t>({1, 3, 40, 300})),
                 n = sequences * length;
@@ -316,12 +317,12 @@ Routing draw_routing(Draw& d, DType dtype, bool crowded) {
   return r;
 }
 
-TEST_F(ExpertsGpu, RoutingIsThatOfTheCpu) {
+TEST_F(ExpertsGpu, RoutingMatchesCpu) {
   int64_t dropped = 0, elsewhere = 0;
   for (uint64_t trial = 0; trial < test::plans(40); ++trial)
     for (const DType dtype : test::floating(arena)) {
       Draw d("routing", trial);
-      const Routing r = draw_routing(d, dtype, trial == 0);
+      const Routing r = random_routing(d, dtype, trial == 0);
       SCOPED_TRACE(std::to_string(trial) + " " + r.logits.describe());
       const Routed here = route(r.logits, r.options), there = route(r.logits.to(arena), r.options);
       EXPECT_TRUE(
@@ -329,7 +330,7 @@ TEST_F(ExpertsGpu, RoutingIsThatOfTheCpu) {
       EXPECT_EQ(there.counts, here.counts);
       EXPECT_EQ(std::tuple(there.rows, there.dropped, there.elsewhere, there.margin),
                 std::tuple(here.rows, here.dropped, here.elsewhere, here.margin));
-      if (dtype == DType::float64)  // whose exponentials are the C library's and CUDA's
+      if (dtype == DType::float64)  // whose exponentials come from the C library and CUDA
         EXPECT_LT(test::farthest(there.weights, here.weights), 1e-14);
       else
         EXPECT_TRUE(same_bits(there.weights, here.weights));
@@ -344,8 +345,8 @@ TEST_F(ExpertsGpu, RoutingIsThatOfTheCpu) {
   EXPECT_TRUE(dropped > 0 && elsewhere > 0);
 }
 
-// A logit that is no number leaves every choice an expert.
-TEST_F(ExpertsGpu, ChoicesAreExpertsWhateverTheLogits) {
+// With NaN logits every choice is still a valid expert.
+TEST_F(ExpertsGpu, ChoicesAreValidForAnyLogits) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInfinity = std::numeric_limits<float>::infinity();
   const std::vector<float> values = {kNan, 1,    2,    3, 1, kNan,       3, 2, kNan,      kNan,      kNan,       kNan,
                                      1,    kNan, kNan, 0, 0, -kInfinity, 0, 0, kInfinity, kInfinity, -kInfinity, 5};
@@ -357,8 +358,8 @@ TEST_F(ExpertsGpu, ChoicesAreExpertsWhateverTheLogits) {
   }
 }
 
-// The host waits for the number of each expert's rows, and for nothing else.
-TEST_F(ExpertsGpu, TheHostWaitsOncePerLayer) {
+// The host waits for the row counts of the experts, and for nothing else.
+TEST_F(ExpertsGpu, HostWaitsOncePerLayer) {
   const Tensor logits = drawn({64, 8}, DType::float32, "logits").to(arena),
                x = drawn({64, 16}, DType::float32, "x").to(arena), w = drawn({16, 16}, DType::float32, "w").to(arena);
   const RouteOptions o{.per_token = 2, .sequences = 2, .capacity = 9, .balance = 1, .z = 1};
@@ -376,17 +377,17 @@ TEST_F(ExpertsGpu, TheHostWaitsOncePerLayer) {
   const Tensor rows = grouped_linear(dispatch_rows(x, routed), groups), y = combine_rows(rows, routed.weights, routed);
   const CombineGrads d = combine_rows_backward(y, rows, routed.weights, routed);
   route_backward(d.weights, logits, routed, o);
-  linear_rows_weight_grads(gradients, d.rows, rows);
-  dispatch_rows_backward(linear_rows_input_grad(d.rows, groups), routed);
+  grouped_linear_weight_grads(gradients, d.rows, rows);
+  dispatch_rows_backward(grouped_linear_input_grad(d.rows, groups), routed);
   EXPECT_EQ(waits() - before, 1);
 }
 
-// Rows with and without whole parts of 16 bytes, of a warp and of a block; dropped choices.
-TEST_F(ExpertsGpu, RowsTravelAsOnTheCpu) {
+// Rows with and without full vectors of 16 bytes, of a warp and of a block; dropped choices.
+TEST_F(ExpertsGpu, DispatchAndCombineMatchCpu) {
   for (uint64_t trial = 0; trial < test::plans(20); ++trial)
     for (const DType dtype : test::floating(arena)) {
       Draw d("rows", trial);
-      const Routing r = draw_routing(d, dtype, trial == 0);
+      const Routing r = random_routing(d, dtype, trial == 0);
       const int64_t n = r.logits.dim(0), c = d.of<int64_t>({1, 5, 8, 64, 300, 1100, 2304});
       SCOPED_TRACE(std::to_string(trial) + " " + r.logits.describe() + " " + std::to_string(c));
       const Routed here = route(r.logits, r.options);
@@ -404,7 +405,7 @@ TEST_F(ExpertsGpu, RowsTravelAsOnTheCpu) {
     }
 }
 
-// bfloat16 is added in steps of sixteen: near, and the bits of the CPU elsewhere.
+// bfloat16 accumulates in steps of sixteen: close; other dtypes have the bits of the CPU.
 void expect_product(const Tensor& found, const Tensor& expected, DType dtype) {
   if (dtype != DType::bfloat16)
     EXPECT_TRUE(same_bits(found, expected));
@@ -413,12 +414,12 @@ void expect_product(const Tensor& found, const Tensor& expected, DType dtype) {
 }
 
 struct Sizes {
-  std::vector<int64_t> rows;  // numbers of rows, by group
+  std::vector<int64_t> rows;  // rows per group
   int64_t k, n;
 };
 
-// Groups of no rows, of one, of a part of a tile and of several; now and then more than a launch has.
-Sizes draw_sizes(Draw& d) {
+// Empty groups, single rows, parts of a tile and several tiles; sometimes more groups than one launch supports.
+Sizes random_sizes(Draw& d) {
   const bool many = d.between(0, 5) == 0;
   const int64_t unit = d.of<int64_t>({1, 8}), most = (many ? 30 : 150) / unit;
   Sizes s{.rows = {}, .k = unit * d.between(1, most), .n = unit * d.between(1, most)};
@@ -427,13 +428,13 @@ Sizes draw_sizes(Draw& d) {
   return s;
 }
 
-// Products of groups of rows on a GPU, compared with the CPU's, and with those of a launch for each group alone.
+// Grouped GEMM on a GPU, compared with the CPU and with separate launches for each group.
 class RowsOfGroups {
  public:
   RowsOfGroups(const Sizes& s, DType dtype, const ArenaPtr& arena) : s_(s), dtype_(dtype), arena_(arena) {
     const int64_t rows = std::accumulate(s.rows.begin(), s.rows.end(), int64_t{0});
     const Tensor longer = drawn({rows + 1, s.k}, dtype, "x");
-    x_ = longer.narrow(0, 1, rows);  // which begins anywhere
+    x_ = longer.narrow(0, 1, rows);  // unaligned
     x_there_ = longer.to(arena).narrow(0, 1, rows);
     dy_ = drawn({rows, s.n}, dtype, "dy");
     dy_there_ = dy_.to(arena);
@@ -446,21 +447,21 @@ class RowsOfGroups {
   }
 
   void check() {
-    const Tensor y = grouped_linear(x_there_, there_), dx = linear_rows_input_grad(dy_there_, there_);
+    const Tensor y = grouped_linear(x_there_, there_), dx = grouped_linear_input_grad(dy_there_, there_);
     expect_product(y, grouped_linear(x_, groups_), dtype_);
-    expect_product(dx, linear_rows_input_grad(dy_, groups_), dtype_);
+    expect_product(dx, grouped_linear_input_grad(dy_, groups_), dtype_);
     int64_t at = 0;
     for (size_t g = 0; g < std::min<size_t>(9, there_.size()); ++g) {
       const int64_t m = s_.rows[g];
       const std::vector<GemmGroup> alone{there_[g]};
-      EXPECT_TRUE(same_bits(
-          {grouped_linear(x_there_.narrow(0, at, m), alone), linear_rows_input_grad(dy_there_.narrow(0, at, m), alone)},
-          {y.narrow(0, at, m), dx.narrow(0, at, m)}));
+      EXPECT_TRUE(same_bits({grouped_linear(x_there_.narrow(0, at, m), alone),
+                             grouped_linear_input_grad(dy_there_.narrow(0, at, m), alone)},
+                            {y.narrow(0, at, m), dx.narrow(0, at, m)}));
       at += m;
     }
   }
 
-  // In each dtype that a gradient may have; also where it does not run on.
+  // In each supported gradient dtype; also non-contiguous.
   void check_gradients() {
     for (const DType to : {dtype_, accum_dtype(dtype_)}) check_gradients(to, false);
     check_gradients(DType::float32, true);
@@ -474,11 +475,11 @@ class RowsOfGroups {
       Tensor w = turned ? Tensor::empty({s_.k, s_.n}, to, arena_).transpose(0, 1) : here[g].w.to(arena_);
       w.fill(std::numeric_limits<double>::quiet_NaN());
       there.push_back({w, s_.rows[g]});
-      if (g % 4 == 3) here[g].w = there[g].w = Tensor();  // nobody wants it
+      if (g % 4 == 3) here[g].w = there[g].w = Tensor();  // not requested
     }
-    linear_rows_weight_grads(here, dy_, x_);
-    linear_rows_weight_grads(there, dy_there_, x_there_);
-    std::vector<GemmGroup> sums = there;  // gradients made once more; every second group adds them to the first ones
+    grouped_linear_weight_grads(here, dy_, x_);
+    grouped_linear_weight_grads(there, dy_there_, x_there_);
+    std::vector<GemmGroup> sums = there;  // gradients of a second call; every second group accumulates
     for (size_t g = 0; g < here.size(); ++g) {
       if (!here[g].w.defined()) continue;
       expect_product(there[g].w, here[g].w, dtype_);
@@ -486,7 +487,7 @@ class RowsOfGroups {
       sums[g].w = there[g].w.clone();
       sums[g].adds = g % 2 == 0;
     }
-    linear_rows_weight_grads(sums, dy_there_, x_there_);
+    grouped_linear_weight_grads(sums, dy_there_, x_there_);
     for (size_t g = 0; g < here.size(); ++g) {
       if (!here[g].w.defined()) continue;
       Tensor expected = there[g].w.clone();
@@ -502,13 +503,13 @@ class RowsOfGroups {
   std::vector<GemmGroup> groups_, there_;
 };
 
-TEST_F(ExpertsGpu, ProductsOfAnyNumbersOfRows) {
+TEST_F(ExpertsGpu, GroupedGemmMatchesCpuForAnyRowCounts) {
   std::vector<Sizes> all = {{{1}, 1, 1},         {{0}, 5, 3},     {{64}, 64, 64}, {{65}, 63, 129},
                             {{3}, 200, 72},      {{130}, 96, 40}, {{17}, 8, 264}, {{257, 0, 0, 1}, 24, 136},
                             {{0, 0, 9}, 300, 7}, {{0, 0}, 8, 8}};
   for (uint64_t trial = 0; trial < test::plans(20); ++trial) {
     Draw d("products", trial);
-    all.push_back(draw_sizes(d));
+    all.push_back(random_sizes(d));
   }
   for (const Sizes& s : all)
     for (const DType dtype : test::floating(arena)) {
@@ -519,19 +520,19 @@ TEST_F(ExpertsGpu, ProductsOfAnyNumbersOfRows) {
     }
 }
 
-// Whatever rows and groups are beside it, and how many: also where other tiles are taken for more of them.
-TEST_F(ExpertsGpu, ARowHasItsOwnBits) {
+// Independent of the other rows and groups and their number, also if more of them select another tile size.
+TEST_F(ExpertsGpu, RowBitsAreIndependentOfOtherRows) {
   for (const DType dtype : test::floating(arena)) {
     const int64_t m = dtype == DType::float64 ? 150 : 2100, k = 24, n = 1040;
     const Tensor x = drawn({m, k}, dtype, "x").to(arena), w = drawn({n, k}, dtype, "w").to(arena),
                  dy = drawn({m, k}, dtype, "dy").to(arena), back = drawn({k, n}, dtype, "back").to(arena);
     const std::vector<GemmGroup> once{{w, m}}, twice{{w, 70}, {w, m - 70}};
-    const Tensor y = grouped_linear(x, once), dx = linear_rows_input_grad(dy, {{back, m}});
+    const Tensor y = grouped_linear(x, once), dx = grouped_linear_input_grad(dy, {{back, m}});
     for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {m - 1, 1}, {13, 50}, {61, 70}, {20, 0}}) {
       SCOPED_TRACE(std::string(to_string(dtype)) + " " + std::to_string(first));
       EXPECT_TRUE(same_bits(grouped_linear(x.narrow(0, first, count), {{w, count}}), y.narrow(0, first, count)));
-      EXPECT_TRUE(
-          same_bits(linear_rows_input_grad(dy.narrow(0, first, count), {{back, count}}), dx.narrow(0, first, count)));
+      EXPECT_TRUE(same_bits(grouped_linear_input_grad(dy.narrow(0, first, count), {{back, count}}),
+                            dx.narrow(0, first, count)));
     }
     EXPECT_TRUE(same_bits(grouped_linear(x, once), y));
     EXPECT_TRUE(same_bits(grouped_linear(x, twice), y));

@@ -1,5 +1,5 @@
-// Tensors on a GPU: what is made there, copied there and back; elementwise ops, rotary positions and SwiGLU, bit for
-// bit those of the CPU; work that is captured and launched again.
+// Tensors on a GPU: creation, transfers, elementwise ops, RoPE and SwiGLU, bitwise identical to the CPU; graph capture
+// and launch.
 #include "tests/support/gpu.h"
 
 #include "tensor/cuda/copy.h"
@@ -19,7 +19,7 @@ using namespace test;
 
 using TensorsGpu = test::OnGpu;
 
-TEST_F(TensorsGpu, GoThereAndBack) {
+TEST_F(TensorsGpu, RoundTripPreservesValues) {
   for (const DType dtype : test::floating(arena)) {
     const Tensor here = drawn({5, 7, 3}, dtype, "a"), there = here.to(arena);
     EXPECT_EQ(there.device(), Device::cuda);
@@ -32,7 +32,7 @@ TEST_F(TensorsGpu, GoThereAndBack) {
   EXPECT_EQ(arena->usage(Category::activations).live, 0);
 }
 
-TEST_F(TensorsGpu, ConvertFillAndBroadcast) {
+TEST_F(TensorsGpu, ConvertFillAndBroadcastMatchCpu) {
   for (const DType from : test::floating(arena))
     for (const DType to : {DType::float64, DType::float32, DType::bfloat16, DType::int32, DType::int64}) {
       const Tensor here = drawn({33, 5}, from, "b", -100, 100);
@@ -48,14 +48,14 @@ TEST_F(TensorsGpu, ConvertFillAndBroadcast) {
   EXPECT_TRUE(same_bits(results(row.to(arena)), results(row)));
 }
 
-TEST_F(TensorsGpu, HostCodeMayNotReadThem) {
+TEST_F(TensorsGpu, RejectHostAccess) {
   const Tensor there = drawn({3}, DType::float32, "c").to(arena);
   EXPECT_THROW(there.data<float>(), Error);
   EXPECT_EQ(there.to_vector<float>().size(), 3u);
   EXPECT_THROW(drawn({3}, DType::float32, "c").device_data<float>(), Error);
 }
 
-// The bits are the CPU's, but for functions of two libraries: those of float64, and log.
+// Bitwise identical to the CPU, except for functions of two libraries: float64 functions and log.
 TEST_F(TensorsGpu, UnaryOpsHaveTheBitsOfTheCpu) {
   UnaryOps::for_each([&]<class Op>(Op) {
     for (const DType dtype : test::floating(arena))
@@ -73,8 +73,8 @@ TEST_F(TensorsGpu, UnaryOpsHaveTheBitsOfTheCpu) {
   });
 }
 
-// A build may leave the kernels of float64 out. Copies, sums and the addition of losses stay.
-TEST_F(TensorsGpu, WithoutKernelsOfFloat64OpsSayWhy) {
+// A build may omit float64 kernels. Copies, sums and additions of losses remain.
+TEST_F(TensorsGpu, OpsWithoutFloat64KernelsReportTheReason) {
   const Tensor x = drawn({40}, DType::float64, "x"), there = x.to(arena);
   EXPECT_TRUE(same_bits(sum(there), sum(x)));
   EXPECT_TRUE(same_bits(binary<Add>(there, there), binary<Add>(x, x)));
@@ -84,12 +84,12 @@ TEST_F(TensorsGpu, WithoutKernelsOfFloat64OpsSayWhy) {
     return;
   }
   EXPECT_EQ(error_message([&] { unary<Relu>(there); }),
-            "[relu] dtype is float64; expected float32 or bfloat16, since this program was built without kernels of "
-            "float64 (-DTESSERA_FLOAT64_KERNELS=ON)");
+            "[relu] dtype is float64; expected float32 or bfloat16, since this program was built without "
+            "float64 kernels (-DTESSERA_FLOAT64_KERNELS=ON)");
 }
 
-// Where 1 - tanh^2 x is small, a difference of few units in the last place of tanh is a hundred times as many of it.
-TEST(TwoLibraries, MayDifferAsTheirErrorsDo) {
+// If 1 - tanh^2 x is small, an error of a few ulps of tanh is a hundred times as many ulps of it.
+TEST(TwoLibraries, MayDifferByTheirErrors) {
   const auto relative = [](const test::Near& n) { return n.apart / std::abs(n.value); };
   const test::NearOp tanh = test::near_op<Tanh>(3, DType::float64), exact = test::near_op<Tanh>(3, DType::float32);
   EXPECT_NEAR(relative(tanh.f), 3.5 * 0x1p-52, 1e-18);
@@ -111,13 +111,11 @@ TEST_F(TensorsGpu, BinaryOpsHaveTheBitsOfTheCpu) {
   });
 }
 
-// Pieces of wider arrays and rows for many, of which some can be read 16 bytes at a time and some cannot.
-TEST_F(TensorsGpu, PiecesAndRepeatedRowsHaveTheBitsOfTheCpu) {
+// Slices of wider arrays and broadcast rows, some of them aligned to 16 bytes and some not.
+TEST_F(TensorsGpu, SlicesAndBroadcastRowsHaveTheBitsOfTheCpu) {
   const Philox random = Philox::named(5, "pieces");
-  uint64_t drawn_so_far = 0;
-  const auto choose = [&](std::vector<int64_t> choices) {
-    return choices[random.below(choices.size(), drawn_so_far++)];
-  };
+  uint64_t samples = 0;
+  const auto choose = [&](std::vector<int64_t> choices) { return choices[random.below(choices.size(), samples++)]; };
   const std::vector<DType> dtypes = test::floating(arena);
   for (size_t i = 0; i < 120; ++i) {
     const DType dtype = dtypes[i % dtypes.size()];
@@ -136,7 +134,7 @@ TEST_F(TensorsGpu, PiecesAndRepeatedRowsHaveTheBitsOfTheCpu) {
   }
 }
 
-TEST_F(TensorsGpu, SumsInPlaceHaveTheBitsOfTheCpu) {
+TEST_F(TensorsGpu, InPlaceSumsHaveTheBitsOfTheCpu) {
   for (const DType dtype : test::floating(arena))
     for (const DType other : test::floating(arena)) {
       const auto results = [](const Tensor& to, const Tensor& more) {
@@ -151,11 +149,11 @@ TEST_F(TensorsGpu, SumsInPlaceHaveTheBitsOfTheCpu) {
     }
 }
 
-// Rotary positions and SwiGLU on a GPU beside the CPU's: sizes with and without whole parts of 16 bytes.
+// RoPE and SwiGLU on a GPU against the CPU: sizes with and without full vectors of 16 bytes.
 
 using RotarySwigluGpu = test::OnGpu;
 
-// The bits are the CPU's, but for the exponentials of float64, which are the C library's there and CUDA's here.
+// Bitwise identical to the CPU, except for float64 exponentials, which come from the C library and CUDA.
 TEST_F(RotarySwigluGpu, SwigluHasTheBitsOfTheCpu) {
   for (const DType dtype : test::floating(arena))
     for (const Shape& shape :
@@ -178,9 +176,9 @@ TEST_F(RotarySwigluGpu, SwigluHasTheBitsOfTheCpu) {
     }
 }
 
-// In its own place and in another, where what does not turn is copied; there and back, positions of any order. A token
-// has some numbers more behind those that turn.
-TEST_F(RotarySwigluGpu, RotateHasTheBitsOfTheCpu) {
+// In place and out of place, where unrotated elements are copied; forward and inverse, positions in any order. Tokens
+// have some elements after the rotated ones.
+TEST_F(RotarySwigluGpu, RopeHasTheBitsOfTheCpu) {
   constexpr size_t kTokens = 11;
   const std::vector<int32_t> any = {3, 40, 0, 7, 7, 1, 2, 39, 11, 12, 13};
   const Tensor positions = Tensor::of<int32_t>(any, {kTokens}, make_arena());
@@ -209,12 +207,12 @@ TEST_F(RotarySwigluGpu, RotateHasTheBitsOfTheCpu) {
       }
 }
 
-// Work that is captured and launched again: what it reads at each launch, and what may not be captured.
+// Graph capture: what a launch reads, and what may not be captured.
 
 using GraphGpu = test::OnGpu;
 
-// Kernels, products and copies of what is there when the graph is launched; nothing runs while it is captured.
-TEST_F(GraphGpu, LaunchesReadWhatIsThere) {
+// Kernels, matmuls and copies read the values at launch; nothing runs during capture.
+TEST_F(GraphGpu, LaunchesReadCurrentValues) {
   if constexpr (kWithCuda) {
     const std::shared_ptr<std::byte> pinned = cuda::pinned_memory(4 * sizeof(float));
     const auto put = [&](const std::vector<float>& v) { std::memcpy(pinned.get(), v.data(), 4 * sizeof(float)); };
@@ -222,7 +220,7 @@ TEST_F(GraphGpu, LaunchesReadWhatIsThere) {
     Tensor total = Tensor::zeros({2, 2}, DType::float32, arena);
     const auto work = [&] {
       cuda::copy_later(x, pinned.get());
-      const Tensor product = matmul(x, x);  // in memory that is given back
+      const Tensor product = matmul(x, x);  // in a temporary block
       Tensor(y).copy_from(product);
       add_(total, product);
     };
@@ -242,7 +240,7 @@ TEST_F(GraphGpu, LaunchesReadWhatIsThere) {
   }
 }
 
-TEST_F(GraphGpu, DropoutCountsByTheStepInMemory) {
+TEST_F(GraphGpu, DropoutUsesTheStepInMemory) {
   if constexpr (kWithCuda) {
     const Tensor step = Tensor::zeros({1}, DType::int64, arena);
     const Tensor x = made({2, 4, 24}, DType::float32, arena, [](size_t) { return 1; }), y = x.clone();
@@ -265,7 +263,7 @@ TEST_F(GraphGpu, DropoutCountsByTheStepInMemory) {
   }
 }
 
-TEST_F(GraphGpu, FitsAsLongAsTheArenaIsAsItWas) {
+TEST_F(GraphGpu, FitsWhileTheArenaLayoutIsUnchanged) {
   if constexpr (kWithCuda) {
     const Tensor x = Tensor::zeros({1000}, DType::float32, arena);
     const auto work = [&] { unary<Gelu>(x); };
@@ -282,8 +280,8 @@ TEST_F(GraphGpu, FitsAsLongAsTheArenaIsAsItWas) {
   }
 }
 
-// A capture that throws leaves the stream as it was: work that is queued next runs, and can be captured.
-TEST_F(GraphGpu, AHostThatReadsInsideIsAnError) {
+// A failed capture leaves the stream usable: later work runs and can be captured.
+TEST_F(GraphGpu, RejectsHostReadsDuringCapture) {
   if constexpr (kWithCuda) {
     Tensor x = Tensor::zeros({4}, DType::float32, arena);
     const auto failure = [&](const std::function<void()>& f) {
@@ -299,14 +297,14 @@ TEST_F(GraphGpu, AHostThatReadsInsideIsAnError) {
       EXPECT_EQ(x.to_vector<float>(), std::vector<float>(4, 5.0f));
       return words;
     };
-    Tensor::empty({1000}, DType::float32, arena);  // room for what is made inside
+    Tensor::empty({1000}, DType::float32, arena);  // free memory for allocations during capture
     const DeviceScalar late(x.narrow(0, 0, 1).to(DType::float64));
     for (const auto& read : std::vector<std::function<void()>>{
              [&] { static_cast<void>(static_cast<double>(late)); }, [&] { x.to_vector<float>(); },
              [&] { Tensor::of<float>(std::vector<float>(4), {4}, arena); }})
-      EXPECT_TRUE(has(failure(read), "the host waits for the GPU while work is captured"));
+      EXPECT_TRUE(has(failure(read), "the host waits for the GPU during CUDA graph capture"));
     EXPECT_TRUE(has(failure([&] { Tensor::empty({1 << 20}, DType::float32, arena); }),
-                    "4194304 bytes of activations do not fit what is free"));
+                    "4194304 bytes of activations do not fit into the free blocks"));
   }
 }
 
@@ -328,11 +326,11 @@ TEST_F(GraphGpu, DeviceScalarsAreAddedInOrderAndReadOnce) {
     EXPECT_EQ(cuda::synchronizations(*arena), before);
     EXPECT_EQ(static_cast<double>(sum), expected + 2);
     EXPECT_EQ(cuda::synchronizations(*arena), before + 1);
-    EXPECT_EQ(static_cast<double>(late[0]), 0.1);  // the terms have kept their values
+    EXPECT_EQ(static_cast<double>(late[0]), 0.1);  // the terms are unchanged
   }
 }
 
-// Equal requests from the same layout get the same addresses; what is fixed hands out what it has.
+// Equal requests from the same layout receive the same addresses; a fixed arena uses only existing memory.
 TEST(Arena, LayoutsRepeatAndMayBeFixed) {
   const ArenaPtr memory = make_arena();
   const Tensor kept = Tensor::empty({100}, DType::float32, memory);

@@ -1,11 +1,10 @@
-// Products on the CPU of few rows, on the processor's tiles and by its pair products, against plain sums; where the
-// processor has no such instructions they are skipped.
+// CPU matmuls with few rows, AMX tiles and pair products against plain sums; skipped if the CPU lacks the instructions.
 
 #ifdef __x86_64__
 #include "tensor/cpu/x86/amx.h"
 #endif
 #include "tensor/ops/elementwise.h"
-#include "tensor/ops/matmul/cpu/products.h"
+#include "tensor/ops/matmul/cpu/gemm.h"
 #include "tests/support/one_thread.h"
 #include "tests/support/tensors.h"
 
@@ -16,10 +15,10 @@ using test::numbers;
 
 using cpu::InstructionSet;
 
-// Each sets the number of threads for itself.
+// Each test sets the number of threads itself.
 class FewRows : public test::OneThread {
  protected:
-  // (rows, cols), rows further apart than they are long.
+  // (rows, cols) with padded rows.
   Tensor random(int64_t rows, int64_t cols, DType dtype, uint64_t seed) {
     const Philox random = Philox::named(seed, "few rows");
     const auto number = [&](size_t i) { return 2 * random.uniform(i) - 1; };
@@ -45,7 +44,7 @@ void expect_product(const Tensor& out, const Tensor& a, const Tensor& w, const T
   }
 }
 
-TEST_F(FewRows, AreThoseOfFloat64WithTheSameBitsHoweverTheyAreMade) {
+TEST_F(FewRows, MatchFloat64WithTheSameBitsOnAllPaths) {
   const Philox shapes = Philox::named(5, "shapes");
   for (uint64_t round = 0; round < 60; ++round) {
     const auto draw = [&](int64_t low, int64_t high, uint64_t step) {
@@ -57,14 +56,14 @@ TEST_F(FewRows, AreThoseOfFloat64WithTheSameBitsHoweverTheyAreMade) {
     SCOPED_TRACE(testing::Message() << "(" << m << ", " << k << ") x (" << k << ", " << n << ") round " << round);
     const Tensor a = random(m, k, dtype, 3 * round), w = random(n, k, dtype, 3 * round + 1);
     const Tensor bias = draw(0, 1, 5) ? random(1, n, wanted, 3 * round + 2).contiguous().reshape({n}) : Tensor();
-    ASSERT_TRUE(cpu::few_rows_takes(a, w.transpose(0, 1)));
+    ASSERT_TRUE(cpu::few_rows_supports(a, w.transpose(0, 1)));
     Tensor first = Tensor::empty({m, n}, wanted, arena_);
     cpu::set_threads(1);
     cpu::few_rows_matmul(first, a, w.transpose(0, 1), bias);
     expect_product(first, a, w, bias);
     for (const auto isa : {InstructionSet::avx512, InstructionSet::avx2, InstructionSet::baseline})
       for (const int team : {1, 3}) {
-        if (isa < cpu::instruction_set()) continue;  // better than this processor's
+        if (isa < cpu::instruction_set()) continue;  // not supported by this CPU
         cpu::set_threads(team);
         Tensor wide = Tensor::zeros({m + 1, n + 5}, wanted, arena_);
         wide.fill(7);
@@ -72,27 +71,26 @@ TEST_F(FewRows, AreThoseOfFloat64WithTheSameBitsHoweverTheyAreMade) {
         cpu::few_rows_matmul(again, a, w.transpose(0, 1), bias, isa);
         EXPECT_EQ(numbers(again), numbers(first)) << "instruction set " << static_cast<int>(isa) << ", " << team;
         again.fill(7);
-        EXPECT_EQ(numbers(wide), std::vector<double>(static_cast<size_t>(wide.numel()), 7)) << "it wrote elsewhere";
+        EXPECT_EQ(numbers(wide), std::vector<double>(static_cast<size_t>(wide.numel()), 7)) << "written out of bounds";
       }
     const int64_t row = draw(0, m - 1, 6);
     Tensor alone = Tensor::empty({1, n}, wanted, arena_);
     cpu::few_rows_matmul(alone, a.narrow(0, row, 1), w.transpose(0, 1), bias);
-    EXPECT_EQ(numbers(alone), numbers(first.narrow(0, row, 1))) << "a row by itself";
+    EXPECT_EQ(numbers(alone), numbers(first.narrow(0, row, 1))) << "a single row";
   }
 }
 
-// Products on the processor's tiles against a plain sum, over shapes with and without remainders, for each operand both
-// storage orders, and numbers of threads. Skipped where the processor has no tiles. SetUp() leaves the number of
-// threads.
+// AMX matmul against a plain sum, for shapes with and without remainders, both layouts of each operand, and numbers of
+// threads. Skipped on CPUs without AMX. SetUp() leaves the number of threads unchanged.
 
 class AmxMatmul : public test::OneThread {
  protected:
   void SetUp() override {
-    const Tensor whole = Tensor::zeros({64, 64}, DType::bfloat16, arena_);
-    if (!cpu::amx_takes(whole, whole)) GTEST_SKIP() << "no AMX tiles, or TESSERA_MAX_CPU_ISA excludes them";
+    const Tensor full = Tensor::zeros({64, 64}, DType::bfloat16, arena_);
+    if (!cpu::amx_supports(full, full)) GTEST_SKIP() << "no AMX tiles, or TESSERA_MAX_CPU_ISA excludes them";
   }
 
-  // (rows, cols), stored by columns when `turned`.
+  // (rows, cols), column-major if `turned`.
   Tensor random(int64_t rows, int64_t cols, bool turned, uint64_t seed) {
     const Philox numbers = Philox::named(seed, "amx");
     const Tensor t = test::made(turned ? Shape{cols, rows} : Shape{rows, cols}, DType::bfloat16, arena_,
@@ -103,7 +101,7 @@ class AmxMatmul : public test::OneThread {
   ArenaPtr arena_ = make_arena();
 };
 
-TEST_F(AmxMatmul, IsTheProductForEveryShapeAndOrder) {
+TEST_F(AmxMatmul, MatchesReferenceForEveryShapeAndLayout) {
   const Philox random_shape = Philox::named(3, "shapes");
   for (uint64_t round = 0; round < 40; ++round) {
     const auto draw = [&](uint64_t low, uint64_t high, uint64_t step) {
@@ -129,7 +127,7 @@ TEST_F(AmxMatmul, IsTheProductForEveryShapeAndOrder) {
   }
 }
 
-TEST_F(AmxMatmul, PacksAgainOnlyWhenTheWeightChanges) {
+TEST_F(AmxMatmul, RepacksOnlyWhenTheWeightChanges) {
   const Tensor a = random(64, 96, false, 1);
   Tensor w = random(48, 96, false, 2);
   cpu::Packed packed;
@@ -141,24 +139,24 @@ TEST_F(AmxMatmul, PacksAgainOnlyWhenTheWeightChanges) {
   expect_product_with(w);
   const Tensor before = w.clone();
   w.fill(0.5);
-  expect_product_with(before);  // nobody said that it changed
+  expect_product_with(before);  // the version is unchanged
   ++w.storage()->version;
   expect_product_with(w);
 }
 
 TEST_F(AmxMatmul, WritesOnlyItsRowsAndColumns) {
   const Tensor a = random(33, 32, false, 1), b = random(32, 17, false, 2);
-  Tensor whole = Tensor::empty({40, 40}, DType::bfloat16, arena_);
-  whole.fill(7);
-  Tensor out = whole.narrow(0, 2, 33).narrow(1, 0, 17);
+  Tensor full = Tensor::empty({40, 40}, DType::bfloat16, arena_);
+  full.fill(7);
+  Tensor out = full.narrow(0, 2, 33).narrow(1, 0, 17);
   cpu::amx_matmul(out, a, b, {}, nullptr);
   out.fill(7);
-  const std::vector<double> all = numbers(whole);
+  const std::vector<double> all = numbers(full);
   for (size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], 7) << i / 40 << ", " << i % 40;
 }
 
-// oneDNN's packed layout has blocks of up to 64 columns, which would pad 8 of them to eight times their size.
-TEST(PackedWeights, TakeAtMostTwiceTheBytesOfTheWeight) {
+// oneDNN's packed layout has blocks of up to 64 columns, which would pad 8 columns to eight times their size.
+TEST(PackedWeights, UseAtMostTwiceTheBytesOfTheWeight) {
   const ArenaPtr arena = make_arena();
   const Philox random = Philox::named(1, "packed");
   const auto value = [&](size_t i) { return 2 * random.uniform(i) - 1; };
@@ -185,13 +183,13 @@ TEST(PackedWeights, TakeAtMostTwiceTheBytesOfTheWeight) {
 }
 
 #ifdef __x86_64__
-// A block by the processor's pair products against a plain sum. Skipped where the processor has none.
+// A block of pair products against a plain sum. Skipped on CPUs without them.
 
 using cpu::kTileBlock, cpu::kTileDepth, cpu::kTileElements, cpu::kTileRows;
 
-// A's rows lie as they are, `lda` apart, or as two tiles one after the other.
-TEST(PairBlock, IsTheProduct) {
-  if (!cpu::has_pair_products()) GTEST_SKIP() << "this processor has no AVX512_BF16";
+// A's rows have stride `lda`, or A is packed as two consecutive tiles.
+TEST(PairBlock, MatchesReference) {
+  if (!cpu::has_pair_products()) GTEST_SKIP() << "this CPU has no AVX512_BF16";
   constexpr int64_t kTiles = 3, kInner = kTiles * kTileDepth;
   const Philox numbers = Philox::named(1, "pairs");
   const auto number = [&](int64_t i) { return bfloat16(2 * numbers.uniform(static_cast<uint64_t>(i)) - 1); };

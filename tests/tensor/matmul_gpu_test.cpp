@@ -1,5 +1,5 @@
-// Products on a GPU beside sums in float64, over random shapes, layouts and dtypes; the table of algorithms; and
-// products that make GELU, its gradient or the gradient of a bias on their way.
+// GPU matmuls against float64 sums, for random shapes, layouts and dtypes; the algorithm table; and matmuls fused with
+// GELU, its gradient or a bias gradient.
 #include <unistd.h>
 
 #include <atomic>
@@ -10,7 +10,7 @@
 #include "tensor/kernels.h"
 #include "tensor/ops/activations.h"
 #include "tensor/ops/matmul/cuda/algorithm_table.h"
-#include "tensor/ops/matmul/cuda/product.h"
+#include "tensor/ops/matmul/cuda/gemm.h"
 #include "tensor/ops/reduce.h"
 #include "tests/support/errors.h"
 #include "tests/support/gpu.h"
@@ -21,7 +21,7 @@ namespace {
 
 using namespace test;
 
-using ProductsGpu = test::OnGpu;
+using MatmulGpu = test::OnGpu;
 
 class Draw {
  public:
@@ -31,7 +31,7 @@ class Draw {
   T choose(const std::vector<T>& list) {
     return list[static_cast<size_t>(below(std::ssize(list)))];
   }
-  // (rows, cols), or (batch, rows, cols) where batch is not 0, lying in memory in one of five ways.
+  // (rows, cols), or (batch, rows, cols) if batch is not 0, in one of five layouts.
   Tensor matrix(int64_t batch, int64_t rows, int64_t cols, DType dtype, const ArenaPtr& arena) {
     const auto make = [&](std::initializer_list<int64_t> dims) {
       Shape s = batch ? Shape{batch} : Shape{};
@@ -48,7 +48,7 @@ class Draw {
         return make({rows + 3, cols + 5}).narrow(row, 1, rows).narrow(row + 1, 2, cols);
       case 3:
         return make({cols + 4, rows + 1}).narrow(row, 2, cols).narrow(row + 1, 1, rows).transpose(-2, -1);
-      default:  // neither dim runs on
+      default:  // neither dim contiguous
         return make({rows, cols, 2}).select(row + 2, 1);
     }
   }
@@ -61,14 +61,14 @@ class Draw {
   uint64_t at_ = 0;
 };
 
-// The largest error of out = a b + bias as a share of what rounding may do to its sum of magnitudes; once more where
-// the product is rounded before the bias comes, which no algorithm may do.
+// Maximum error of out = a b + bias relative to the rounding bound of its sum of magnitudes; and the error if the
+// matmul were rounded before the bias is added, which no algorithm may do.
 struct Excess {
   double most = 0, rounded_first = 0;
   friend bool operator<=(const Excess& e, double limit) { return e.most <= limit; }
   friend bool operator>(const Excess& e, double limit) { return e.most > limit; }
   friend std::ostream& operator<<(std::ostream& to, const Excess& e) {
-    return to << e.most << " (" << e.rounded_first << " if the product was rounded before the bias came)";
+    return to << e.most << " (" << e.rounded_first << " if rounded before the bias is added)";
   }
 };
 Excess excess(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, double unit) {
@@ -95,7 +95,7 @@ Excess excess(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor&
 }
 double unit_roundoff(DType dtype) { return dtype == DType::float64 ? 0x1p-52 : 0x1p-23; }
 
-TEST_F(ProductsGpu, AreThoseOfFloat64) {
+TEST_F(MatmulGpu, MatchesFloat64) {
   for (uint64_t trial = 0; trial < 150; ++trial) {
     Draw draw(trial);
     const auto dtype = draw.choose<DType>({DType::float64, DType::float32, DType::bfloat16});
@@ -111,23 +111,23 @@ TEST_F(ProductsGpu, AreThoseOfFloat64) {
   }
 }
 
-TEST_F(ProductsGpu, WriteOnlyTheirRowsAndColumns) {
+TEST_F(MatmulGpu, WritesOnlyItsRowsAndColumns) {
   for (uint64_t trial = 0; trial < 30; ++trial) {
     Draw draw(1000 + trial);
     const auto dtype = draw.choose<DType>({DType::float32, DType::bfloat16});
     const int64_t m = 1 + draw.below(40), n = 1 + draw.below(40), k = 1 + draw.below(40);
     const Tensor a = draw.matrix(0, m, k, dtype, arena), b = draw.matrix(0, k, n, dtype, arena);
-    Tensor whole = Tensor::empty({m + 3, n + 8}, draw.choose<DType>({DType::float32, dtype}), arena);
-    whole.fill(7);
-    Tensor out = whole.narrow(0, 1, m).narrow(1, 4, n);
+    Tensor full = Tensor::empty({m + 3, n + 8}, draw.choose<DType>({DType::float32, dtype}), arena);
+    full.fill(7);
+    Tensor out = full.narrow(0, 1, m).narrow(1, 4, n);
     matmul_into(out, a, b);
     EXPECT_LE(excess(out, a, b, {}, unit_roundoff(dtype)), 1) << "trial " << trial;
     out.fill(7);
-    for (const double x : numbers(whole)) ASSERT_EQ(x, 7) << "trial " << trial;
+    for (const double x : numbers(full)) ASSERT_EQ(x, 7) << "trial " << trial;
   }
 }
 
-TEST_F(ProductsGpu, LinearLayersForwardAndBackward) {
+TEST_F(MatmulGpu, LinearLayersMatchFloat64ForwardAndBackward) {
   for (uint64_t trial = 0; trial < 40; ++trial) {
     Draw draw(2000 + trial);
     const auto dtype = draw.choose(test::floating(arena));
@@ -148,7 +148,7 @@ TEST_F(ProductsGpu, LinearLayersForwardAndBackward) {
   }
 }
 
-TEST_F(ProductsGpu, OfNothingAreTheBias) {
+TEST_F(MatmulGpu, EmptyInnerDimReturnsBias) {
   if constexpr (kWithCuda) {
     const Tensor a = Tensor::zeros({3, 0}, DType::float32, arena), b = Tensor::zeros({0, 2}, DType::float32, arena);
     Tensor bias = Tensor::zeros({2}, DType::float32, arena), out = Tensor::zeros({3, 2}, DType::float32, arena);
@@ -160,7 +160,7 @@ TEST_F(ProductsGpu, OfNothingAreTheBias) {
   }
 }
 
-TEST_F(ProductsGpu, RanksHaveTheSameBits) {
+TEST_F(MatmulGpu, RanksComputeTheSameBits) {
   Draw draw(1);
   const Tensor a = draw.normal({70, 200}, DType::bfloat16, make_arena()),
                b = draw.normal({200, 90}, a.dtype(), a.arena());
@@ -172,8 +172,8 @@ TEST_F(ProductsGpu, RanksHaveTheSameBits) {
     }).join();
 }
 
-// The products have a size at which a GPU is faster with rounded factors: small products round none, allowed or not.
-TEST_F(ProductsGpu, RoundTheirFactorsOnlyWhenTf32IsAllowed) {
+// At this size a GPU is faster with rounded operands; small matmuls are never rounded, even if allowed.
+TEST_F(MatmulGpu, RoundsOperandsOnlyIfTf32IsAllowed) {
   Draw draw(2);
   const Tensor a = draw.normal({128, 1024}, DType::float32, arena),
                b = draw.normal({1024, 1024}, DType::float32, arena);
@@ -186,8 +186,8 @@ TEST_F(ProductsGpu, RoundTheirFactorsOnlyWhenTf32IsAllowed) {
   EXPECT_LE(excess(matmul(a, b), a, b, {}, 0x1p-23), 1);
 }
 
-// A library that knows only rows that begin at multiples of 16 bytes, which the emulated one is told to be.
-TEST_F(ProductsGpu, WithoutAnAlgorithmGoThroughPaddedCopies) {
+// The emulated library is configured to support only rows aligned to 16 bytes.
+TEST_F(MatmulGpu, PadsOperandsWithoutAnAlgorithm) {
   if constexpr (kWithCuda) {
     setenv("TESSERA_EMULATED_ALIGNMENT", "16", 1);
     const auto& log = arena->local<KernelLog>();
@@ -214,7 +214,7 @@ TEST_F(ProductsGpu, WithoutAnAlgorithmGoThroughPaddedCopies) {
   }
 }
 
-TEST_F(ProductsGpu, RefuseOperandsElsewhere) {
+TEST_F(MatmulGpu, RejectsOperandsOnOtherDevices) {
   const Tensor here = Tensor::zeros({4, 4}, DType::float32, make_arena()), there = here.to(arena);
   EXPECT_THROW(matmul(there, here), Error);
   Tensor down = Tensor::zeros({4, 4}, DType::float32, arena).transpose(0, 1);
@@ -233,24 +233,24 @@ class AlgorithmTables : public testing::Test {
   std::filesystem::path directory_;
 };
 
-TEST_F(AlgorithmTables, TheFirstChoiceStands) {
+TEST_F(AlgorithmTables, FirstChoiceIsFinal) {
   if constexpr (kWithCuda) {
     cuda::AlgorithmTable first("A GPU/1"), second("A GPU/1"), alone("A GPU/1");
-    first.keep_in(directory_);
-    second.keep_in(directory_);
+    first.set_directory(directory_);
+    second.set_directory(directory_);
     const auto never = []() -> std::string { throw Error("chosen again"); };
     EXPECT_EQ(first.find_or("1 2", [] { return "x"; }), "x");
     EXPECT_EQ(second.find_or("1 2", never), "x");
     EXPECT_EQ(second.find_or("3", [] { return "y z"; }), "y z");
     EXPECT_EQ(first.find_or("3", never), "y z");
     EXPECT_EQ(alone.find_or("3", [] { return "w"; }), "w");
-    EXPECT_EQ(alone.find_or_keep("3", "v"), "w");
-    EXPECT_EQ(alone.find_or_keep("4", "v"), "v");
+    EXPECT_EQ(alone.find_or_insert("3", "v"), "w");
+    EXPECT_EQ(alone.find_or_insert("4", "v"), "v");
     EXPECT_EQ(alone.find_or("4", never), "v");
   }
 }
 
-TEST_F(AlgorithmTables, OneChoosesWhileOthersWait) {
+TEST_F(AlgorithmTables, OneCallerChoosesWhileOthersWait) {
   if constexpr (kWithCuda) {
     std::atomic<int> choices = 0;
     const auto choose = [&] {
@@ -261,7 +261,7 @@ TEST_F(AlgorithmTables, OneChoosesWhileOthersWait) {
     for (int i = 0; i < 4; ++i)
       threads.emplace_back([&, i] {
         cuda::AlgorithmTable own("A GPU/1");
-        own.keep_in(directory_);
+        own.set_directory(directory_);
         for (int key = 0; key < 20; ++key) EXPECT_EQ(own.find_or(std::to_string((key + 5 * i) % 20), choose), "chosen");
       });
     for (std::thread& t : threads) t.join();
@@ -269,10 +269,10 @@ TEST_F(AlgorithmTables, OneChoosesWhileOthersWait) {
   }
 }
 
-TEST_F(AlgorithmTables, WhatIsNoTableIsRefused) {
+TEST_F(AlgorithmTables, RejectsInvalidFiles) {
   if constexpr (kWithCuda) {
     cuda::AlgorithmTable table("A GPU/1");
-    table.keep_in(directory_);
+    table.set_directory(directory_);
     table.find_or("1", [] { return "x"; });
     for (const char* text : {"", "something else\n", "half of a li"}) {
       std::ofstream(file()) << text;
@@ -286,8 +286,7 @@ TEST_F(AlgorithmTables, WhatIsNoTableIsRefused) {
   }
 }
 
-// Products that make GELU, its gradient or the gradient of a bias on their way, beside the same in float64 and beside
-// the product and its pass.
+// Matmuls fused with GELU, its gradient or a bias gradient, compared with float64 and with the separate passes.
 
 using LinearGeluGpu = test::OnGpu;
 
@@ -295,10 +294,10 @@ Tensor normal(uint64_t seed, const Shape& shape, DType dtype, const ArenaPtr& ar
   return test::normal(shape, dtype, seed, "linear gelu", arena);
 }
 
-// Equal numbers in float64 on the host: what ops make of them is exact beside bfloat16.
+// Exact reference: the same values in float64 on the host.
 Tensor exactly(const Tensor& t) { return t.defined() ? t.on_host().to(DType::float64) : Tensor(); }
 
-// That no element is further from `exact` than `part` of it and `rest` of the largest.
+// Checks that each element differs from `exact` by at most the fraction `part` of it plus `rest` of the largest.
 void expect_near(const Tensor& found, const Tensor& exact, double part, double rest, const std::string& what) {
   const std::vector<double> a = numbers(found), b = numbers(exact);
   ASSERT_EQ(a.size(), b.size()) << what;
@@ -311,11 +310,11 @@ void expect_near(const Tensor& found, const Tensor& exact, double part, double r
 struct Sizes {
   int64_t rows, in, out;
 };
-// The last of them the library may not do with its own GELU: rows of h that are no multiple of 8.
+// The library cannot fuse the last size with its GELU: rows of h are not a multiple of 8.
 constexpr Sizes kSizes[] = {{5, 16, 24}, {64, 8, 8}, {33, 40, 64}, {7, 3, 16}, {9, 16, 13}};
 constexpr double kRounding = 0x1p-8;
 
-TEST_F(LinearGeluGpu, ForwardAndBackwardAreThoseOfFloat64) {
+TEST_F(LinearGeluGpu, ForwardAndBackwardMatchFloat64) {
   for (const DType dtype : {DType::bfloat16, DType::float32})
     for (const auto [rows, in, out] : kSizes)
       for (const bool with_bias : {false, true}) {
@@ -324,7 +323,7 @@ TEST_F(LinearGeluGpu, ForwardAndBackwardAreThoseOfFloat64) {
                      b = with_bias ? normal(3, {out}, dtype, arena) : Tensor();
         const BiasGelu forward = linear_gelu(x, up, b), wanted = linear_gelu(exactly(x), exactly(up), exactly(b));
         EXPECT_EQ(forward.y.shape(), (Shape{2, rows, out}));
-        expect_near(forward.h, wanted.h, unit, unit, "h");  // apart, the product is rounded before the bias comes
+        expect_near(forward.h, wanted.h, unit, unit, "h");  // separate passes round the sum before adding the bias
         expect_near(forward.y, wanted.y, 2 * unit, unit, "y");
         const Tensor dy = normal(4, {2, rows, in}, dtype, arena), w = normal(5, {in, out}, dtype, arena),
                      h = normal(6, {2, rows, out}, dtype, arena);
@@ -334,14 +333,14 @@ TEST_F(LinearGeluGpu, ForwardAndBackwardAreThoseOfFloat64) {
                      exact = linear_input_grad_gelu(exactly(dy), exactly(w), exactly(h), &exact_bias);
         expect_near(dh, exact, 2 * unit, unit, "dh");
         EXPECT_EQ(dbias.defined(), !with_bias || arena->local<KernelLog>().gelu_gradient.fused == before);
-        if (!with_bias || !dbias.defined()) continue;  // the gradient of the weight brings it along
+        if (!with_bias || !dbias.defined()) continue;  // computed with the weight gradient
         Tensor sums = h.make({out}, DType::float32);
-        sum_rows(sums, dh);  // sums dh as it was rounded
+        sum_rows(sums, dh);  // of dh as rounded
         expect_near(dbias, sums, 1e-5, 1e-5, "dbias");
       }
 }
 
-TEST_F(LinearGeluGpu, AWeightsGradientBringsItsBiasAlong) {
+TEST_F(LinearGeluGpu, WeightGradientIncludesBiasGradient) {
   int brought = 0;
   for (const DType grads : {DType::float32, DType::bfloat16})
     for (const auto [rows, in, out] : kSizes) {
@@ -357,10 +356,10 @@ TEST_F(LinearGeluGpu, AWeightsGradientBringsItsBiasAlong) {
       ++brought;
       expect_near(sums, db, unit, unit, "db");
     }
-  EXPECT_TRUE(brought > 0 || !test::emulated());  // on a GPU the clock decides
+  EXPECT_TRUE(brought > 0 || !test::emulated());  // on a GPU timing decides
 }
 
-// The elements of t with a stride between columns, or from an address that nothing is aligned to.
+// The elements of t with strided columns, or at an unaligned address.
 Tensor otherwise(const Tensor& t, bool strided) {
   Tensor view = strided && t.ndim() == 2 ? t.make({t.dim(1), t.dim(0) + 3}).narrow(1, 2, t.dim(0)).transpose(0, 1)
                                          : t.make({t.numel() + 1}).narrow(0, 1, t.numel()).reshape(t.shape());
@@ -368,7 +367,7 @@ Tensor otherwise(const Tensor& t, bool strided) {
   return view;
 }
 
-TEST_F(LinearGeluGpu, StridesAndPlacesChangeNoBit) {
+TEST_F(LinearGeluGpu, StridesAndAddressesDoNotChangeBits) {
   for (const auto [rows, in, out] : kSizes) {
     const Tensor x = normal(1, {rows, in}, DType::bfloat16, arena), w = normal(2, {out, in}, x.dtype(), arena),
                  b = normal(3, {out}, x.dtype(), arena), dy = normal(4, {rows, out}, x.dtype(), arena),
@@ -384,7 +383,7 @@ TEST_F(LinearGeluGpu, StridesAndPlacesChangeNoBit) {
       return made;
     };
     const std::vector<Tensor> expected = all([](const Tensor& t) { return t.clone(); });
-    // The float32 elements here are written too, and the rows of that run on.
+    // The float32 tensors here are also outputs, whose rows must be contiguous.
     for (const bool strided : {false, true})
       EXPECT_TRUE(same_bits(all([&](const Tensor& t) { return otherwise(t, strided && t.dtype() != DType::float32); }),
                             expected))
@@ -392,9 +391,8 @@ TEST_F(LinearGeluGpu, StridesAndPlacesChangeNoBit) {
   }
 }
 
-// Whether the three are made in one product at all: on a GPU by the clock, on the emulated one always, and never where
-// that is not allowed.
-TEST_F(LinearGeluGpu, OneProductOnlyWhereItMayBe) {
+// Whether the passes are fused: decided by timing on a GPU, always on the emulated one, never if disallowed.
+TEST_F(LinearGeluGpu, FusesOnlyWhenAllowed) {
   if constexpr (kWithCuda) {
     const auto tries = [&](DType dtype, int64_t out) {
       const Tensor a = normal(1, {32, 16}, dtype, arena), b = normal(2, {16, out}, dtype, arena);
@@ -411,7 +409,7 @@ TEST_F(LinearGeluGpu, OneProductOnlyWhereItMayBe) {
     const bool first = tries(DType::bfloat16, 16);
     EXPECT_EQ(log.gelu.fused + log.gelu_gradient.fused, first ? 1 : 0);
     EXPECT_TRUE(first || !test::emulated());
-    EXPECT_EQ(tries(DType::bfloat16, 16), first) << "one choice for good";
+    EXPECT_EQ(tries(DType::bfloat16, 16), first) << "the choice is final";
     arena->local<KernelChoice>().deterministic = true;
     EXPECT_FALSE(tries(DType::bfloat16, 16));
   }

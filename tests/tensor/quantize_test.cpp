@@ -1,5 +1,5 @@
-// Matrices in four bits: against a slow encoder in float64 that looks for the nearest value; GPTQ against the algorithm
-// as its paper has it for one row; on a GPU the numbers of the CPU.
+// 4-bit matrices against a slow float64 encoder that searches for the nearest value; GPTQ against the paper's algorithm
+// for one row; on a GPU bitwise identical to the CPU.
 
 #include <limits>
 #include <numeric>
@@ -29,14 +29,14 @@ int64_t count_elements(const std::vector<ElementRun>& runs) {
                          [](int64_t sum, const ElementRun& run) { return sum + run.count; });
 }
 
-// The bytes of these runs of a matrix whose bytes are `whole`.
-Tensor as_bytes(const Packing& p, const std::vector<ElementRun>& runs, const std::vector<std::byte>& whole) {
+// The bytes of these element runs of a matrix with bytes `full`.
+Tensor as_bytes(const Packing& p, const std::vector<ElementRun>& runs, const std::vector<std::byte>& full) {
   const Tensor bytes = Tensor::empty({p.bytes(count_elements(runs))}, DType::uint8, make_arena());
   int64_t next = 0;
   for_each_byte_run(p, runs, [&](int64_t here, int64_t from, int64_t count) {
     EXPECT_EQ(here, next);  // in order, without gaps
     next += count;
-    std::copy_n(whole.begin() + from, count, bytes.raw() + here);
+    std::copy_n(full.begin() + from, count, bytes.raw() + here);
   });
   EXPECT_EQ(next, bytes.numel());
   return bytes;
@@ -48,7 +48,7 @@ FloatSource from(const std::vector<float>& values) {
 
 std::vector<float> unpack_numbers(const Packing& p, const std::vector<std::byte>& bytes) {
   std::vector<float> out(static_cast<size_t>(p.elements()));
-  const size_t part = std::min<size_t>(out.size(), 67);  // odd: the second part begins within a byte
+  const size_t part = std::min<size_t>(out.size(), 67);  // odd: the second part starts inside a byte
   dequantize(p, bytes, 0, std::span(out).first(part));
   dequantize(p, bytes, static_cast<int64_t>(part), std::span(out).subspan(part));
   return out;
@@ -58,7 +58,7 @@ double nearest_value(std::span<const float> values, double x) {
   return *std::ranges::min_element(values, {}, [&](float v) { return std::abs(v - x); });
 }
 
-// Rounds numbers to NF4 as the paper says, with a search in the place of every shortcut.
+// Quantizes to NF4 as in the paper, with a search instead of every shortcut.
 std::vector<double> nf4_slowly(const std::vector<float>& x) {
   std::vector<double> scales, out;
   for (size_t b = 0; b < x.size(); b += 64) {
@@ -78,7 +78,7 @@ std::vector<double> nf4_slowly(const std::vector<float>& x) {
   return out;
 }
 
-// One value in a thousand may lie so near to a middle that float takes the other neighbour.
+// One value in a thousand may be so close to a midpoint that float selects the other neighbour.
 void expect_near(const std::vector<float>& found, const std::vector<double>& expected) {
   size_t off = 0;
   for (size_t i = 0; i < found.size(); ++i)
@@ -86,8 +86,8 @@ void expect_near(const std::vector<float>& found, const std::vector<double>& exp
   EXPECT_LE(off, found.size() / 1000);
 }
 
-TEST(Quantize, Nf4IsWhatThePaperSays) {
-  for (uint64_t trial = 0; trial < 7; ++trial) {  // the last has more elements than are encoded at once
+TEST(Quantize, Nf4MatchesReferenceEncoder) {
+  for (uint64_t trial = 0; trial < 7; ++trial) {  // the last one exceeds the encoder's buffer
     Draw d("nf4", trial);
     const int64_t rows = trial < 6 ? d.between(1, 90) : 700;
     const Packing p{
@@ -98,9 +98,9 @@ TEST(Quantize, Nf4IsWhatThePaperSays) {
   }
 }
 
-// NF4 has quantiles of the normal distribution, equally spaced in probability on each side of 0 and scaled so that the
-// outermost, at 0.9677083, is 1. The 8-bit values are the bins' middles of bitsandbytes' dynamic map.
-TEST(Quantize, ValuesFollowTheirDefinitions) {
+// NF4 values are quantiles of the normal distribution, equally spaced in probability on each side of 0 and scaled so
+// that the outermost, at 0.9677083, is 1. The 8-bit values are the bin centres of bitsandbytes' dynamic map.
+TEST(Quantize, ValuesMatchTheirDefinitions) {
   constexpr double kOutermost = 0.9677083, kScale = 1.8481307;  // the normal quantile of the first is the second
   for (int i = 0; i < 16; ++i) {
     const double side = (i - 7) / (i < 7 ? 7.0 : 8.0);
@@ -118,7 +118,7 @@ TEST(Quantize, ValuesFollowTheirDefinitions) {
   for (size_t i = 0; i < 256; ++i) EXPECT_FLOAT_EQ(dynamic_values()[i], static_cast<float>(expected[i])) << i;
 }
 
-TEST(Quantize, ValuesAreThoseOfTheDataType) {
+TEST(Quantize, ValuesMatchTheDataType) {
   EXPECT_EQ(nf4_values()[0], -1);
   EXPECT_EQ(nf4_values()[7], 0);
   EXPECT_EQ(nf4_values()[15], 1);
@@ -126,11 +126,11 @@ TEST(Quantize, ValuesAreThoseOfTheDataType) {
   EXPECT_TRUE(std::ranges::is_sorted(dynamic_values()));
   EXPECT_EQ(std::ranges::count(dynamic_values(), 0.0F), 1);
   EXPECT_FLOAT_EQ(dynamic_values()[255], 1);
-  EXPECT_FLOAT_EQ(dynamic_values()[254], 0.9929687F);  // the middle of the last of 64 steps from 0.1 to 1
+  EXPECT_FLOAT_EQ(dynamic_values()[254], 0.9929687F);  // the midpoint of the last of 64 steps from 0.1 to 1
   EXPECT_FLOAT_EQ(dynamic_values()[0], -0.9929687F);
 }
 
-TEST(Quantize, FusingChangesNothing) {
+TEST(Quantize, FusionDoesNotChangeCodes) {
   for (const Codec codec : {Codec::nf4, Codec::gptq}) {
     Draw d("fused", 1);
     const std::vector<int64_t> pieces{128, 64, 192};
@@ -147,22 +147,22 @@ TEST(Quantize, FusingChangesNothing) {
   }
 }
 
-// Tiles along both dims hold the numbers of the whole, and their bytes are of it.
-TEST(Quantize, TilesAreOfTheWhole) {
+// Tiles along both dims contain the values and bytes of the full matrix.
+TEST(Quantize, TilesMatchTheFullMatrix) {
   for (const Codec codec : {Codec::nf4, Codec::gptq})
     for (const int dim : {0, 1}) {
       Draw d("tiles", static_cast<uint64_t>(dim));
       const Packing p{.codec = codec, .rows = 96, .columns = 768, .pieces = {32, 64}};
       const std::vector<float> x = normals(d, p.elements());
-      const std::vector<std::byte> whole = quantize(p, from(x));
-      const std::vector<float> expected = unpack_numbers(p, whole);
+      const std::vector<std::byte> full = quantize(p, from(x));
+      const std::vector<float> expected = unpack_numbers(p, full);
       std::vector<ElementRun> runs;
       if (dim == 0)
         runs = {{0, 16 * 768, 16 * 768}, {16 * 768, 64 * 768, 32 * 768}};
       else
         for (int64_t r = 0; r < 96; ++r) runs.push_back({r * 256, r * 768 + 512, 256});
       EXPECT_EQ(splits_block(p, runs), 0);
-      const Tensor bytes = as_bytes(p, runs, whole);
+      const Tensor bytes = as_bytes(p, runs, full);
       for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64}) {
         Tensor out = Tensor::empty({count_elements(runs)}, dtype, bytes.arena());
         dequantize(p, runs, bytes, out);
@@ -177,15 +177,15 @@ TEST(Quantize, TilesAreOfTheWhole) {
     }
 }
 
-TEST(Quantize, CutsThroughBlocksAreSeen) {
+TEST(Quantize, DetectsSplitBlocks) {
   const Packing p{.codec = Codec::nf4, .rows = 3, .columns = 96, .pieces = {3}};
   const std::vector<ElementRun> rows{{0, 96, 192}}, last{{0, 192, 96}};
   EXPECT_EQ(splits_block(p, rows), 96);
-  EXPECT_EQ(splits_block(p, last), 0);  // from a bound to the end, which may be inside of a block
+  EXPECT_EQ(splits_block(p, last), 0);  // from a bound to the end, which may be inside a block
 }
 
-// GPTQ's codes: each number is within half a step of its own, and zero is zero.
-TEST(Quantize, GroupsOfGptqAreRoundedToTheNearest) {
+// GPTQ codes: each value is within half a step of its original, and zero is exact.
+TEST(Quantize, GptqGroupsRoundToNearest) {
   Draw d("gptq", 0);
   const Packing p{.codec = Codec::gptq, .rows = 4, .columns = 96, .pieces = {4}, .group = 32};
   std::vector<float> x = normals(d, p.elements());
@@ -196,14 +196,14 @@ TEST(Quantize, GroupsOfGptqAreRoundedToTheNearest) {
   for (size_t g = 0; g < x.size(); g += 32) {
     float most = 0;
     for (size_t i = g; i < g + 32; ++i) most = std::max(most, std::abs(x[i]));
-    const float step = wide(unpack_half(2 * most / 15));
+    const float step = wide(to_half(2 * most / 15));
     for (size_t i = g; i < g + 32; ++i) EXPECT_LE(std::abs(found[i] - x[i]), 0.51F * step + 1e-3F * std::abs(x[i]));
   }
   EXPECT_EQ(found[0], 0);
   EXPECT_EQ(found[40], 0);
 }
 
-TEST(Quantize, MistakesAreNamed) {
+TEST(Quantize, RejectsInvalidInputs) {
   const Packing split{.codec = Codec::nf4, .rows = 3, .columns = 32, .pieces = {1, 2}},
       odd{.codec = Codec::gptq, .rows = 2, .columns = 200, .pieces = {2}};
   EXPECT_THROW(check(split, "a.weight"), Error);
@@ -214,31 +214,32 @@ TEST(Quantize, MistakesAreNamed) {
   EXPECT_THROW(quantize(p, from(x)), Error);
 }
 
-TEST(Half, EveryFloat16ComesBack) {
+TEST(Half, EveryFloat16RoundTrips) {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     const Half h{static_cast<uint16_t>(bits)};
     if ((bits & 0x7c00u) == 0x7c00u) continue;
-    ASSERT_EQ(unpack_half(wide(h)).bits, bits);
+    ASSERT_EQ(to_half(wide(h)).bits, bits);
   }
-  EXPECT_EQ(unpack_half(65519.0F).bits, 0x7bff);
-  EXPECT_EQ(unpack_half(65520.0F).bits, 0x7c00);
-  EXPECT_EQ(unpack_half(1.0F + 0x1p-11F).bits, 0x3c00);  // a tie, to even
-  EXPECT_EQ(unpack_half(1.0F + 0x1.8p-10F).bits, 0x3c02);
+  EXPECT_EQ(to_half(65519.0F).bits, 0x7bff);
+  EXPECT_EQ(to_half(65520.0F).bits, 0x7c00);
+  EXPECT_EQ(to_half(1.0F + 0x1p-11F).bits, 0x3c00);  // a tie, to even
+  EXPECT_EQ(to_half(1.0F + 0x1.8p-10F).bits, 0x3c02);
 }
 
-// GPTQ and plain rounding: against the algorithm as its paper has it for one row (with an inverse that shrinks),
-// against each other on drawn inputs, and where there is nothing to round by.
+// GPTQ and plain rounding: against the paper's algorithm for one row (with a shrinking inverse), against each other on
+// random inputs, and with degenerate inputs.
 
-Tensor drawn(const Shape& shape, const char* name, uint64_t seed, double deviation = 1) {
+Tensor random_tensor(const Shape& shape, const char* name, uint64_t seed, double deviation = 1) {
   const Philox random = Philox::named(seed, name);
   return test::made(shape, DType::float32, make_arena(), [&](size_t i) { return deviation * random.normal(i); });
 }
 
-// Inputs whose channels are mixtures of a few sources, and some noise: what layers see.
+// Inputs whose channels are mixtures of a few sources plus noise, as in real layers.
 Tensor correlated(int64_t rows, int64_t columns, uint64_t seed) {
   const int64_t sources = columns / 4 + 1;
-  Tensor mixed = matmul(drawn({rows, sources}, "sources", seed), drawn({sources, columns}, "mixing", seed));
-  add_(mixed, drawn({rows, columns}, "noise", seed, 0.3));
+  Tensor mixed =
+      matmul(random_tensor({rows, sources}, "sources", seed), random_tensor({sources, columns}, "mixing", seed));
+  add_(mixed, random_tensor({rows, columns}, "noise", seed, 0.3));
   return mixed;
 }
 
@@ -254,7 +255,7 @@ std::vector<float> decoded(const Int4Matrix& m) {
   return out;
 }
 
-// As GPTQ is derived from optimal brain quantisation: after each column its row and column leave the inverse.
+// GPTQ as derived from optimal brain quantization: after each column, its row and column are removed from the inverse.
 std::vector<int> by_shrinking_inverse(const Tensor& weight, const InputSquares& inputs, int64_t group, double damping) {
   const auto n = static_cast<size_t>(inputs.columns()), rows = static_cast<size_t>(weight.dim(0));
   std::vector<std::vector<double>> a(n, std::vector<double>(2 * n, 0.0));
@@ -265,7 +266,7 @@ std::vector<int> by_shrinking_inverse(const Tensor& weight, const InputSquares& 
     a[i][i] += damping * mean;
     a[i][n + i] = 1;
   }
-  for (size_t i = 0; i < n; ++i) {  // Gauss and Jordan
+  for (size_t i = 0; i < n; ++i) {  // Gauss-Jordan
     const double pivot = a[i][i];
     for (double& x : a[i]) x /= pivot;
     for (size_t r = 0; r < n; ++r)
@@ -282,7 +283,7 @@ std::vector<int> by_shrinking_inverse(const Tensor& weight, const InputSquares& 
         double largest = 0;
         for (size_t k = j; k < std::min(n, j + static_cast<size_t>(group)); ++k)
           largest = std::max(largest, std::abs(row[k]));
-        scale[r] = wide(unpack_half(static_cast<float>(2 * largest / 15)));
+        scale[r] = wide(to_half(static_cast<float>(2 * largest / 15)));
       }
       const double q = std::clamp(std::nearbyint(row[j] / scale[r]), -8.0, 7.0);
       codes[r * n + j] = static_cast<int>(q) + 8;
@@ -295,11 +296,11 @@ std::vector<int> by_shrinking_inverse(const Tensor& weight, const InputSquares& 
   return codes;
 }
 
-TEST(Gptq, RoundsAsThePaperSays) {
+TEST(Gptq, MatchesReferenceAlgorithm) {
   uint64_t seed = 0;
   for (const auto& [rows, columns, group] :
        {std::array<int64_t, 3>{5, 48, 16}, {3, 64, 64}, {4, 300, 20}, {2, 320, 160}, {7, 18, 4}}) {
-    const Tensor w = drawn({rows, columns}, "weight", ++seed, 0.02);
+    const Tensor w = random_tensor({rows, columns}, "weight", ++seed, 0.02);
     const InputSquares inputs = input_squares(correlated(2 * columns, columns, seed));
     const Int4Matrix found = gptq(w, inputs, group);
     const std::vector<int> expected = by_shrinking_inverse(w, inputs, group, 0.01);
@@ -310,7 +311,7 @@ TEST(Gptq, RoundsAsThePaperSays) {
   }
 }
 
-TEST(Gptq, LosesLessOfTheOutputThanRounding) {
+TEST(Gptq, OutputErrorIsBelowRounding) {
   double sum = 0;
   constexpr int kDraws = 20;
   for (uint64_t seed = 1; seed <= kDraws; ++seed) {
@@ -318,7 +319,7 @@ TEST(Gptq, LosesLessOfTheOutputThanRounding) {
     const int64_t group = int64_t{8} << random.below(3, 0),
                   columns = group * static_cast<int64_t>(1 + random.below(6, 1)),
                   rows = static_cast<int64_t>(1 + random.below(40, 2));
-    const Tensor w = drawn({rows, columns}, "weight", seed, 0.05), x = correlated(4 * columns, columns, seed);
+    const Tensor w = random_tensor({rows, columns}, "weight", seed, 0.05), x = correlated(4 * columns, columns, seed);
     const InputSquares inputs = input_squares(x);
     const double rounded = output_error(w, round_to_nearest(w, group), inputs),
                  found = output_error(w, gptq(w, inputs, group), inputs);
@@ -328,8 +329,8 @@ TEST(Gptq, LosesLessOfTheOutputThanRounding) {
   EXPECT_LT(sum, 0.5);
 }
 
-TEST(Gptq, TheErrorIsThatOfTheOutput) {
-  const Tensor w = drawn({6, 32}, "weight", 3), x = correlated(50, 32, 3);
+TEST(Gptq, OutputErrorMatchesLayerOutput) {
+  const Tensor w = random_tensor({6, 32}, "weight", 3), x = correlated(50, 32, 3);
   const Int4Matrix m = round_to_nearest(w, 8);
   const auto out = [&](const Tensor& weight) {  // in float64
     return linear(x.to(DType::float64), weight.to(DType::float64), Tensor());
@@ -338,8 +339,8 @@ TEST(Gptq, TheErrorIsThatOfTheOutput) {
   EXPECT_NEAR(output_error(w, m, input_squares(x)), off * off, 1e-5 * off * off);
 }
 
-TEST(Gptq, ScalesAndCodesOfPlainRounding) {
-  // The largest, 30, has the scale 4: 7 is the last code above, -8 the last below; -0.8 is 0.
+TEST(Gptq, PlainRoundingComputesScalesAndCodes) {
+  // The maximum, 30, gives a scale of 4: 7 is the largest code above zero, -8 the smallest below; -0.8 becomes 0.
   const Tensor w = Tensor::of<float>(std::vector<float>{30, -30, 6.1F, -0.8F, 0, 0, 0, 0}, {1, 8}, make_arena());
   const Int4Matrix m = round_to_nearest(w, 4);
   EXPECT_EQ(decoded(m), (std::vector<float>{28, -32, 8, 0, 0, 0, 0, 0}));
@@ -347,7 +348,7 @@ TEST(Gptq, ScalesAndCodesOfPlainRounding) {
   EXPECT_EQ(m.code(0, 0), 15);
   EXPECT_EQ(m.code(0, 1), 0);
   EXPECT_EQ(m.codes[0], 0x0f);  // the even column in the low half
-  const Tensor many = drawn({9, 40}, "weight", 5);
+  const Tensor many = random_tensor({9, 40}, "weight", 5);
   const Int4Matrix rounded = round_to_nearest(many, 16);  // the last group has 8
   ASSERT_EQ(rounded.groups(), 3);
   const std::vector<float> q = decoded(rounded), from = many.to_vector<float>();
@@ -362,28 +363,28 @@ TEST(Gptq, ScalesAndCodesOfPlainRounding) {
   EXPECT_TRUE(std::equal(part.begin(), part.end(), q.begin() + 31));
 }
 
-TEST(Gptq, PartsThreadsAndOrderOfCallsDoNotMatter) {
-  const Tensor w = drawn({24, 160}, "weight", 8), x = correlated(400, 160, 8);
+TEST(Gptq, ResultIsIndependentOfFusionThreadsAndCallOrder) {
+  const Tensor w = random_tensor({24, 160}, "weight", 8), x = correlated(400, 160, 8);
   const int threads = cpu::threads();
   InputSquares inputs(160);
   for (int64_t t = 0; t < 400; t += 100) inputs.add(x.narrow(0, t, 100).reshape({2, 50, 160}));
   cpu::set_threads(1);
-  const Int4Matrix whole = gptq(w, inputs, 32);
+  const Int4Matrix full = gptq(w, inputs, 32);
   cpu::set_threads(3);
   const Int4Matrix again = gptq(w, inputs, 32);
   cpu::set_threads(threads);
-  EXPECT_EQ(again.codes, whole.codes);
+  EXPECT_EQ(again.codes, full.codes);
   Int4Matrix parts = gptq(w.narrow(0, 0, 8), inputs, 32);
   parts.append(gptq(w.narrow(0, 8, 16), inputs, 32));
   EXPECT_EQ(parts.rows, 24);
-  EXPECT_EQ(parts.codes, whole.codes);
-  EXPECT_EQ(0, std::memcmp(parts.scales.data(), whole.scales.data(), parts.scales.size() * sizeof(Half)));
+  EXPECT_EQ(parts.codes, full.codes);
+  EXPECT_EQ(0, std::memcmp(parts.scales.data(), full.scales.data(), parts.scales.size() * sizeof(Half)));
 }
 
-TEST(Gptq, InputsThatSayNothingLeavePlainRounding) {
-  const Tensor w = drawn({4, 32}, "weight", 9);
+TEST(Gptq, ZeroInputsFallBackToPlainRounding) {
+  const Tensor w = random_tensor({4, 32}, "weight", 9);
   EXPECT_EQ(gptq(w, InputSquares(32), 16).codes, round_to_nearest(w, 16).codes);
-  // A channel that is always zero is rounded to the nearest, and says nothing to others.
+  // A channel that is always zero is rounded to nearest and does not affect others.
   Tensor x = correlated(100, 32, 9);
   x.narrow(1, 31, 1).fill(0);
   const Int4Matrix found = gptq(w, input_squares(x), 32);
@@ -393,12 +394,12 @@ TEST(Gptq, InputsThatSayNothingLeavePlainRounding) {
   }
 }
 
-TEST(Gptq, WhatCannotBeRoundedIsRefused) {
+TEST(Gptq, RejectsInvalidInputs) {
   const auto expect_refused = [](const auto& f, const char* words) { EXPECT_TRUE(has(error_message(f), words)); };
-  const Tensor w = drawn({4, 32}, "weight", 10);
+  const Tensor w = random_tensor({4, 32}, "weight", 10);
   expect_refused([&] { gptq(w, InputSquares(16), 16); }, "float32 (4, 32); expected 16 columns");
   expect_refused([&] { InputSquares(16).add(w); }, "expected (..., 16)");
-  expect_refused([&] { round_to_nearest(w.narrow(1, 0, 31), 16); }, "expected even columns");
+  expect_refused([&] { round_to_nearest(w.narrow(1, 0, 31), 16); }, "expected an even number of columns");
   Tensor bad = w.clone();
   bad.data<float>()[7] = std::numeric_limits<float>::quiet_NaN();
   expect_refused([&] { round_to_nearest(bad, 16); }, "a number is not finite");
@@ -410,7 +411,7 @@ TEST(Gptq, WhatCannotBeRoundedIsRefused) {
 TEST(Int4Matrix, PacksTwoGroupsWithTheirScalesAndZeros) {
   Int4Matrix m(1, 8, 4);
   for (int c = 0; c < 8; ++c) m.set_code(0, c, c + 3);
-  m.scale(0, 0) = unpack_half(1.0F), m.scale(0, 1) = unpack_half(-2.0F);
+  m.scale(0, 0) = to_half(1.0F), m.scale(0, 1) = to_half(-2.0F);
   std::vector<int> found;
   for (const std::byte b : m.packed()) found.push_back(static_cast<int>(b));
   EXPECT_EQ(found, (std::vector<int>{0x43, 0x65, 0x87, 0xa9, 0x00, 0x3c, 0x00, 0xc0, 0x88}));
@@ -418,16 +419,15 @@ TEST(Int4Matrix, PacksTwoGroupsWithTheirScalesAndZeros) {
   EXPECT_THROW((void)Int4Matrix(1, 8, 8).packed(), Error);
 }
 
-// Four bits on a GPU: the CPU's numbers, bit for bit, of whole matrices and of tiles, over random sizes.
+// Dequantization on a GPU, bitwise identical to the CPU, for full matrices and tiles of random sizes.
 
 using QuantizeGpu = test::OnGpu;
 
-// Rows of each piece, and columns; a tile of rows of every piece (dim 0), or of columns (dim 1), cut at bounds of
-// blocks.
+// A tile of rows of every fused matrix (dim 0) or of columns (dim 1), split at block bounds.
 std::vector<ElementRun> make_tile(const Packing& p, int dim, int64_t parts, int64_t part) {
   std::vector<ElementRun> runs;
   int64_t here = 0, first_row = 0;
-  const auto push = [&](int64_t whole, int64_t count) { runs.push_back({here, whole, count}), here += count; };
+  const auto push = [&](int64_t full, int64_t count) { runs.push_back({here, full, count}), here += count; };
   if (dim == 1) {
     const int64_t width = p.columns / parts;
     for (int64_t r = 0; r < p.rows; ++r) push(r * p.columns + part * width, width);
@@ -440,7 +440,7 @@ std::vector<ElementRun> make_tile(const Packing& p, int dim, int64_t parts, int6
   return runs;
 }
 
-TEST_F(QuantizeGpu, NumbersHaveTheBitsOfTheCpu) {
+TEST_F(QuantizeGpu, DequantizedValuesHaveTheBitsOfTheCpu) {
   for (uint64_t trial = 0; trial < 40; ++trial) {
     Draw d("quantized on a gpu", trial);
     Packing p{.codec = d.of({Codec::nf4, Codec::gptq})};
@@ -451,14 +451,14 @@ TEST_F(QuantizeGpu, NumbersHaveTheBitsOfTheCpu) {
     p.columns = is_cut || pieces > 1 || p.codec == Codec::gptq ? unit * parts * d.between(1, 5) : d.between(1, 700);
     for (int64_t i = 0; i < pieces; ++i) p.pieces.push_back(parts * d.between(1, 40));
     for (const int64_t rows : p.pieces) p.rows += rows;
-    const Tensor weights = drawn({p.elements()}, "weights", trial);
-    const std::vector<std::byte> whole = quantize(p, from(weights.to_vector<float>()));
+    const Tensor weights = random_tensor({p.elements()}, "weights", trial);
+    const std::vector<std::byte> full = quantize(p, from(weights.to_vector<float>()));
     const std::vector<ElementRun> runs = is_cut ? make_tile(p, static_cast<int>(d.between(0, 1)), parts, parts - 1)
                                                 : std::vector<ElementRun>{{0, 0, p.elements()}};
     SCOPED_TRACE(std::to_string(p.rows) + " x " + std::to_string(p.columns) + ", " + std::to_string(runs.size()) +
                  " runs");
     ASSERT_EQ(splits_block(p, runs), 0);
-    const Tensor bytes = as_bytes(p, runs, whole);
+    const Tensor bytes = as_bytes(p, runs, full);
     for (const DType dtype : test::floating(arena)) {
       Tensor expected = Tensor::empty({count_elements(runs)}, dtype, bytes.arena()), found = expected.to(arena);
       dequantize(p, runs, bytes, expected);
@@ -468,7 +468,7 @@ TEST_F(QuantizeGpu, NumbersHaveTheBitsOfTheCpu) {
   }
 }
 
-TEST_F(QuantizeGpu, MorePiecesThanAKernelTakesAreNamed) {
+TEST_F(QuantizeGpu, RejectsTooManyFusedMatrices) {
   const Packing p{.codec = Codec::nf4, .rows = 5, .columns = 64, .pieces = {1, 1, 1, 1, 1}};
   const std::vector<ElementRun> runs{{0, 0, p.elements()}};
   const Tensor bytes = Tensor::zeros({p.bytes()}, DType::uint8, arena);

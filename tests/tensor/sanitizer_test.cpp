@@ -1,4 +1,4 @@
-// AddressSanitizer's eye on an arena, whose blocks it would otherwise take for one.
+// AddressSanitizer annotations of an arena's blocks, which it would otherwise treat as one.
 #include <gtest/gtest.h>
 
 #include "tensor/arena.h"
@@ -17,12 +17,12 @@ class SanitizerDeathTest : public testing::Test {
   std::byte* block = arena->allocate(100, Category::workspace);
 };
 
-TEST_F(SanitizerDeathTest, SeesABlockThatWasTakenBack) {
+TEST_F(SanitizerDeathTest, DetectsUseOfReleasedBlock) {
   arena->release(block, 100, Category::workspace);
   EXPECT_DEATH(*block = std::byte{1}, "use-after-poison");
 }
 
-TEST_F(SanitizerDeathTest, SeesWhatLiesBehindABlock) {
+TEST_F(SanitizerDeathTest, DetectsAccessOutsideBlock) {
   std::byte* const next = arena->allocate(100, Category::workspace);
   EXPECT_DEATH(block[100] = std::byte{1}, "use-after-poison");
   EXPECT_DEATH(next[-1] = std::byte{1}, "use-after-poison");

@@ -1,12 +1,12 @@
-// Numbers one by one: the random generator against published vectors, bfloat16 rounding over all values and of copies,
-// exp and tanh with their accuracy, and the same bits on every instruction set (of our matrix product too).
+// Scalars: the RNG against published vectors, bfloat16 rounding over all values and of copies, accuracy of exp and
+// tanh, and bitwise identical results on every instruction set (also of Tessera's GEMM).
 
 #include <cstring>
 #include <limits>
 
 #include "tensor/cpu/loops.h"
 #include "tensor/ops/elementwise_list.h"
-#include "tensor/ops/matmul/cpu/products.h"
+#include "tensor/ops/matmul/cpu/gemm.h"
 #include "tensor/random.h"
 #include "tests/support/gpu.h"
 #include "tests/support/nearest.h"
@@ -17,8 +17,8 @@ namespace {
 
 using test::nearest_bf16;
 
-// The known answers that Random123 publishes for philox4x32-10: counter, key, result.
-TEST(Philox, GivesTheKnownAnswers) {
+// Random123's published known answers for philox4x32-10: counter, key, result.
+TEST(Philox, MatchesKnownAnswers) {
   const auto at = [](uint64_t key, uint64_t low, uint64_t high) { return Philox(key)(low, high); };
   EXPECT_EQ(at(0, 0, 0), (Philox::Block{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   EXPECT_EQ(at(~uint64_t{0}, ~uint64_t{0}, ~uint64_t{0}),
@@ -27,7 +27,7 @@ TEST(Philox, GivesTheKnownAnswers) {
             (Philox::Block{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
-TEST(Philox, NamesAndSeedsAndStepsAreOtherStreams) {
+TEST(Philox, NamesSeedsAndStepsSelectDistinctStreams) {
   const uint32_t word = Philox::named(1, "a").word(5, 0);
   EXPECT_NE(word, Philox::named(1, "b").word(5, 0));
   EXPECT_NE(word, Philox::named(2, "a").word(5, 0));
@@ -36,17 +36,17 @@ TEST(Philox, NamesAndSeedsAndStepsAreOtherStreams) {
   EXPECT_EQ(Philox::named(1, "a").word(7, 3), Philox::named(1, "a")(1, 3)[3]);
 }
 
-TEST(Philox, NumbersThatAreDrawnTogetherAreThoseDrawnAlone) {
+TEST(Philox, BatchedValuesEqualScalarValues) {
   const Philox random = Philox::named(5, "together");
   for (const uint64_t first : {0ULL, 1ULL, 2ULL, 3ULL, 17179869180ULL, 17179869183ULL, 123456789012345ULL})
     for (const uint64_t step : {0ULL, 1ULL << 40}) {
-      float drawn[64];
-      cpu::vectorized([&] { random.uniforms<64>(first, step, drawn); });
-      for (uint64_t i = 0; i < 64; ++i) EXPECT_EQ(drawn[i], random.uniform(first + i, step)) << first << " + " << i;
+      float batch[64];
+      cpu::vectorized([&] { random.uniforms<64>(first, step, batch); });
+      for (uint64_t i = 0; i < 64; ++i) EXPECT_EQ(batch[i], random.uniform(first + i, step)) << first << " + " << i;
     }
 }
 
-TEST(Philox, DistributionsHaveTheirMoments) {
+TEST(Philox, DistributionsMatchTheirMoments) {
   const Philox random = Philox::named(3, "moments");
   constexpr int n = 200000;
   double mean = 0, square = 0, fourth = 0, uniform = 0;
@@ -73,13 +73,13 @@ TEST(BFloat16, RoundsToNearestEven) {
       const auto found = static_cast<float>(bfloat16(x));
       if (std::isnan(x))
         ASSERT_TRUE(std::isnan(found)) << std::hex << (high << 16 | low);
-      else  // the same bits: also the sign of a zero
+      else  // bitwise, including the sign of zero
         ASSERT_EQ(std::bit_cast<uint32_t>(found), std::bit_cast<uint32_t>(static_cast<float>(nearest_bf16(x))))
             << std::hex << (high << 16 | low);
     }
 }
 
-// The distance of a float from the true value in units of the true value's last place.
+// Error of a float in ulps of the true value.
 double ulps(float found, double expected) {
   const auto nearest = static_cast<float>(expected);
   if (std::isinf(nearest) || nearest == 0) return found == nearest ? 0 : 1e9;
@@ -119,7 +119,7 @@ TEST(Math, ExpAndTanhAreAccurate) {
   EXPECT_EQ(math::tanh(-50.0f), -1.0f);
 }
 
-TEST(Math, TheNormalDistributionIsAccurate) {
+TEST(Math, NormalCdfIsAccurate) {
   const auto below = [](float x) { return math::normal_below(x, math::exp(-0.5f * x * x)); };
   const auto exact = [](double x) { return 0.5 * std::erfc(-x * M_SQRT1_2); };
   double worst = 0, worst_tail = 0;
@@ -138,7 +138,7 @@ TEST(Math, TheNormalDistributionIsAccurate) {
   EXPECT_DOUBLE_EQ(GeluErf::f(1.0), 0.8413447460685429);  // Phi(1)
 }
 
-// A kernel that makes element(x, i) on each of the three instruction sets that the program is compiled for.
+// A kernel that computes element(x, i) on each of the three compiled instruction sets.
 template <class F>
 void expect_same_bits_everywhere(const F& element, const char* what) {
   std::vector<float> x(1003), base(1003), other(1003);
@@ -148,17 +148,17 @@ void expect_same_bits_everywhere(const F& element, const char* what) {
   };
   cpu::run_baseline([&] { run(base.data()); });
   for (const auto set : {cpu::InstructionSet::avx512, cpu::InstructionSet::avx2}) {
-    if (set < cpu::instruction_set()) continue;  // better than this processor's
+    if (set < cpu::instruction_set()) continue;  // not supported by this CPU
     cpu::run_on(set, [&] { run(other.data()); });
     EXPECT_EQ(std::memcmp(base.data(), other.data(), x.size() * sizeof(float)), 0)
         << what << " on " << (set == cpu::InstructionSet::avx2 ? "avx2" : "avx512");
   }
 }
 
-TEST(Math, InstructionSetsGiveTheSameBits) {
+TEST(Math, InstructionSetsComputeTheSameBits) {
   UnaryOps::for_each([](auto op) {
     using Op = decltype(op);
-    if (std::string(Op::name) == "log") return;  // the C library's, which no kernel vectorises
+    if (std::string(Op::name) == "log") return;  // from the C library; no kernel vectorizes it
     expect_same_bits_everywhere([](const float* x, int64_t i) { return Op::f(x[i]); }, Op::name);
     expect_same_bits_everywhere([](const float* x, int64_t i) { return Op::df(x[i]); }, Op::name);
   });
@@ -188,7 +188,7 @@ void expect_same_products() {
           sum = math::fma(a[static_cast<size_t>(p * m + i)], b[static_cast<size_t>(p * n + j)], sum);
       }
     for (const auto isa : {cpu::InstructionSet::avx512, cpu::InstructionSet::avx2, cpu::InstructionSet::baseline}) {
-      if (isa < cpu::instruction_set()) continue;  // better than this processor's
+      if (isa < cpu::instruction_set()) continue;  // not supported by this CPU
       std::vector<T> found = c;
       cpu::tile_gemm<T>(m, n, k, {a.data(), 1, m}, b.data(), n, found.data(), n, true, isa);
       EXPECT_EQ(std::memcmp(found.data(), expected.data(), found.size() * sizeof(T)), 0)
@@ -202,7 +202,7 @@ TEST(TileGemm, IsOneChainOfFusedMultiplyAddsEverywhere) {
   expect_same_products<double>();
 }
 
-// Products of any size, with operands that lie by rows or by columns: one or two of the three sizes pass a block.
+// Matmuls of any size, with row-major or column-major operands; one or two of the three sizes exceed a block.
 template <class T>
 void expect_same_blocks() {
   const Philox random(7);
@@ -241,9 +241,9 @@ TEST(Gemm, IsOneChainOfFusedMultiplyAddsWithAnyBlocksAndThreads) {
   expect_same_blocks<double>();
 }
 
-// Numbers that become bfloat16 by a copy are rounded once, to nearest even: contiguous or not, on any device.
+// Copies to bfloat16 round once, to nearest even: contiguous or not, on any device.
 
-// All exponents and signs, and fractions on both sides of every half.
+// All exponents and signs, and mantissas on both sides of every midpoint.
 std::vector<double> floats() {
   const Philox random = Philox::named(1, "floats");
   std::vector<double> out;
@@ -256,7 +256,7 @@ std::vector<double> floats() {
   return out;
 }
 
-// Beside a half by less than a float can say.
+// Closer to a midpoint than float can represent.
 std::vector<double> doubles() {
   const Philox random = Philox::named(2, "doubles");
   std::vector<double> out;
@@ -288,7 +288,7 @@ void expect_filled(const ArenaPtr& arena) {
   }
 }
 
-TEST(Rounding, OfCopiesIsToNearestEven) {
+TEST(Rounding, CopiesRoundToNearestEven) {
   EXPECT_EQ(nearest_bf16(1 + 1.0 / 256), 1);
   EXPECT_EQ(nearest_bf16(1 + 3.0 / 256), 1 + 4.0 / 256);
   expect_nearest(floats(), DType::float32, make_arena());
@@ -299,7 +299,7 @@ TEST(Rounding, OfCopiesIsToNearestEven) {
 
 using RoundingGpu = test::OnGpu;
 
-TEST_F(RoundingGpu, OfCopiesIsToNearestEven) {
+TEST_F(RoundingGpu, CopiesRoundToNearestEven) {
   expect_nearest(floats(), DType::float32, arena);
   expect_nearest(doubles(), DType::float64, arena);
   expect_filled(arena);

@@ -1,5 +1,4 @@
-// Views, copies, and the memory of arenas: what ops take of it, where it lies, and who watches it; the message of an
-// error.
+// Views, copies and arenas: memory of ops, memory regions, watchers; error messages.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -58,11 +57,11 @@ TEST(Arena, CountsByCategoryAndReusesMemory) {
     EXPECT_EQ(arena->usage(Category::activations).peak, 8000);
     EXPECT_EQ(arena->total().peak, 8040);
   }
-  EXPECT_LE(arena->footprint(), 8256);  // under AddressSanitizer two gaps lie between
+  EXPECT_LE(arena->footprint(), 8256);  // AddressSanitizer adds two gaps
   EXPECT_EQ(arena->total().live, 0);
 }
 
-TEST(Arena, MayLieInAFile) {
+TEST(Arena, SupportsFileBacking) {
   const ArenaPtr arena = make_file_arena(std::filesystem::temp_directory_path());
   Tensor t = Tensor::empty({3'000'000}, DType::float32, arena, Category::optimizer);
   t.fill(2.5);
@@ -71,7 +70,7 @@ TEST(Arena, MayLieInAFile) {
   EXPECT_THROW(make_file_arena("/no/such/directory"), OutputError);
 }
 
-TEST(Arena, PastItsCapacityThrowsAndStaysWhole) {
+TEST(Arena, ThrowsBeyondItsCapacityAndStaysUsable) {
   Arena arena(host_region(int64_t{1} << 30));
   std::byte* const a = arena.allocate(1000, Category::workspace);
   arena.release(a, 1000, Category::workspace);
@@ -82,13 +81,13 @@ TEST(Arena, PastItsCapacityThrowsAndStaysWhole) {
   arena.release(a, 1000, Category::workspace);
 }
 
-std::vector<char> ended;  // names that the destructors of the test below add: they cannot capture a variable
+std::vector<char> ended;  // names appended by the destructors below, which cannot capture a variable
 template <char kName>
 struct Ends {
   ~Ends() { ended.push_back(kName); }
 };
 
-TEST(Arena, WhatItKeepsGoesInTheReverseOrder) {
+TEST(Arena, DestroysLocalsInReverseOrder) {
   {
     const ArenaPtr arena = make_arena();
     arena->local<Ends<'b'>>();
@@ -105,7 +104,7 @@ TEST(Tensor, MetaHasNoMemory) {
   EXPECT_THROW(t.data<float>(), Error);
 }
 
-// The memory that ops take from an arena of the host that stands for a GPU, beside what they take from it for itself.
+// Memory that ops allocate from a host arena that represents a GPU, compared with a CPU arena.
 
 constexpr int64_t kRows = 64, kIn = 32, kOut = 48;
 
@@ -113,7 +112,7 @@ struct Operands {
   Tensor x, w, dy, dw;
 };
 
-// Bytes that `op` takes on `device` at its peak, of operands that are there before.
+// Peak bytes that `op` allocates on `device`, in addition to its operands.
 template <class F>
 int64_t taken(Device device, const F& op) {
   const cpu::DryRun nothing_is_computed;
@@ -130,36 +129,36 @@ int64_t taken(Device device, const F& op) {
   return arena->total().peak - before;
 }
 
-TEST(DryRunDevice, ProductsOfAGpuTakeTheirResultAlone) {
+TEST(DryRunDevice, GpuMatmulsAllocateOnlyTheirResult) {
   const auto product = [](const Operands& t) {
     PackedWeights packs;
     linear(t.x, t.w, {}, &packs);
   };
   EXPECT_EQ(taken(Device::cuda, product), 2 * kRows * kOut);
-  EXPECT_GE(taken(Device::cpu, product), 2 * kRows * kOut + 2 * kIn * kOut);  // and a packed weight
+  EXPECT_GE(taken(Device::cpu, product), 2 * kRows * kOut + 2 * kIn * kOut);  // plus a packed weight
 }
 
-TEST(DryRunDevice, ProductsOfExpertsOfAGpuTakeTheirResultAlone) {
+TEST(DryRunDevice, GpuGroupedGemmAllocatesOnlyItsResult) {
   const auto product = [](const Operands& t) { grouped_linear(t.x, {{t.w, kRows / 2}, {t.w, kRows / 2}}); };
-  const auto gradient = [](const Operands& t) { linear_rows_weight_grads({{t.dw, kRows}}, t.dy, t.x); };
+  const auto gradient = [](const Operands& t) { grouped_linear_weight_grads({{t.dw, kRows}}, t.dy, t.x); };
   EXPECT_EQ(taken(Device::cuda, product), 2 * kRows * kOut);
   EXPECT_EQ(taken(Device::cuda, gradient), 0);
-  EXPECT_GT(taken(Device::cpu, product), 2 * kRows * kOut);  // and operands in float32
+  EXPECT_GT(taken(Device::cpu, product), 2 * kRows * kOut);  // plus operands in float32
   EXPECT_GT(taken(Device::cpu, gradient), 0);
 }
 
-TEST(DryRunDevice, AttentionOfAGpuTakesItsResultAlone) {
+TEST(DryRunDevice, GpuAttentionAllocatesOnlyItsResult) {
   const auto attend = [](const Operands& t) {
     Tensor q = t.x.reshape({1, kRows, 1, kIn});
     const AttentionResult forward = attention(q, q, q, {});
     attention_backward(q, q, q, q, forward, {}, q, q, q);
   };
-  const int64_t result = 2 * kRows * kIn + 4 * kRows;  // with a log of a sum for each row
+  const int64_t result = 2 * kRows * kIn + 4 * kRows;  // plus a log-sum-exp for each row
   EXPECT_EQ(taken(Device::cuda, attend), result);
-  EXPECT_GT(taken(Device::cpu, attend), result);  // and tiles of threads
+  EXPECT_GT(taken(Device::cpu, attend), result);  // plus tiles of threads
 }
 
-TEST(DryRunDevice, LogitsOfAGpuAreOneBlock) {
+TEST(DryRunDevice, GpuLogitsAreOneBlock) {
   const auto blocks = [](Device device) {
     bool one = false;
     taken(device, [&](const Operands& t) { one = row_blocks(t.x, t.w, 32 * kOut).one(); });
@@ -169,9 +168,9 @@ TEST(DryRunDevice, LogitsOfAGpuAreOneBlock) {
   EXPECT_FALSE(blocks(Device::cpu));
 }
 
-// The regions that arenas lie in where the system refuses a terabyte of addresses.
+// Regions if the system refuses a terabyte of addresses.
 
-// In a process of its own: regions lie apart, take what is used of them, and give their places back.
+// In a separate process: regions are disjoint, map only what is used, and release their addresses.
 [[noreturn]] void use_regions_under_a_limit() {
   const rlimit limit{int64_t{2} << 30, int64_t{2} << 30};
   const int64_t tera = int64_t{1} << 40, part = int64_t{3} << 20;
@@ -191,7 +190,7 @@ TEST(DryRunDevice, LogitsOfAGpuAreOneBlock) {
   std::_Exit(0);
 }
 
-TEST(Region, UnderALimitOnAddressesEachTakesWhatItUses) {
+TEST(Region, SharesLimitedAddressSpace) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer wants more addresses";
 #endif
@@ -202,12 +201,13 @@ TEST(Region, UnderALimitOnAddressesEachTakesWhatItUses) {
 
 TEST(Error, IsOneLine) {
   EXPECT_STREQ(Error("a\nb\x1b[2J\t\x7f").what(), "a\\x0ab\\x1b[2J\\x09\\x7f");
-  EXPECT_STREQ(Error("\u009b2J\u0085 \u00e9").what(), "\\x9b2J\\x85 \u00e9");  // commands above ASCII
-  EXPECT_STREQ(Error("caf\xe9 \xe2\x82 \xf0\x9f\x98\x80").what(), "caf\\xe9 \\xe2\\x82 \xf0\x9f\x98\x80");  // no UTF-8
-  EXPECT_STREQ(InputError("caf\u00e9 \\x0a 'x'").what(), "caf\u00e9 \\x0a 'x'");  // as it is, and shown twice the same
+  EXPECT_STREQ(Error("\u009b2J\u0085 \u00e9").what(), "\\x9b2J\\x85 \u00e9");  // control characters above ASCII
+  EXPECT_STREQ(Error("caf\xe9 \xe2\x82 \xf0\x9f\x98\x80").what(),
+               "caf\\xe9 \\xe2\\x82 \xf0\x9f\x98\x80");                           // invalid UTF-8
+  EXPECT_STREQ(InputError("caf\u00e9 \\x0a 'x'").what(), "caf\u00e9 \\x0a 'x'");  // unchanged, also if escaped twice
 }
 
-TEST(Error, LeavesOutTheMiddleOfALongMessage) {
+TEST(Error, ElidesTheMiddleOfLongMessages) {
   std::string text = "begin ";
   while (text.size() < 100'000) text += "\u20ac";
   const std::string shown = Error(text + " end").what();

@@ -441,7 +441,7 @@ TEST_F(FileSystems, AFileThatCannotBeMappedIsRead) {
   ASSERT_EQ(whole.bytes().size(), 100'003U);
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(whole.bytes().data()) + 99'999, 4), "aend");
   EXPECT_EQ(mapped_file_at(whole.bytes().data()), nullptr) << "nobody can cut it short";
-  expect_error(Status::output, {"cannot map a file to keep tensors in", "TMPDIR"}, [&] { file_region(path("")); });
+  expect_error(Status::output, {"cannot map a file for tensors", "TMPDIR"}, [&] { file_region(path("")); });
   refused["mmap"] = ENOMEM;
   expect_error(Status::input, {"cannot map", "some"}, [&] { MappedFile{some}; });
 }

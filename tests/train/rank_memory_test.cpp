@@ -245,6 +245,28 @@ TEST_F(MemoryLimits, AreWhatTheAddressSpaceLeaves) {
   EXPECT_LT(limit(4000000, 1).bytes, 4000000 - 100 * sysconf(_SC_PAGESIZE));
 }
 
+TEST_F(MemoryLimits, BoundTheBytesOfTextsByWhatTheirParsingTakes) {
+  const auto message = [&](int64_t bytes, int64_t growth) {
+    return error_message(
+        [&] {
+          require_memory("FILE", bytes, growth, {path("proc"), path("cgroup"), kNone});
+        },
+        Status::input);
+  };
+  write("proc/meminfo", "MemAvailable: 100000000 kB\n");
+  write("proc/self/cgroup", "2:memory:/job\n");
+  write("cgroup/memory/job/memory.limit_in_bytes", "300000000\n");
+  EXPECT_EQ(message(300'000'000 / 16, 16), "nothing was thrown");
+  const std::string bound = "FILE: 400000000 bytes; expected at most 18750000, 1/16 of the memory that ";
+  EXPECT_EQ(message(400'000'000, 16), bound + path("cgroup/memory/job/memory.limit_in_bytes").string() + " leaves");
+  write("proc/self/cgroup", "0::/job\n");
+  write("cgroup/job/memory.max", "300000000\n");
+  EXPECT_EQ(message(400'000'000, 16), bound + path("cgroup/job/memory.max").string() + " leaves");
+  write("cgroup/job/memory.max", "1000\n");
+  EXPECT_EQ(message(1 << 20, 16), "nothing was thrown");  // always there
+  EXPECT_NE(message((1 << 20) + 1, 1), "nothing was thrown");
+}
+
 int64_t total_tokens(const Job& job) {
   int64_t sum = 0;
   for (const RankMemory& r : memory_of_ranks(job)) sum += r.total();

@@ -255,7 +255,7 @@ void expect_whole(const SavedTensors& saved, const std::vector<NamedTensor>& ten
 
 // All that a run keeps beside its model, on rank 0: of ranks that train alone of each, and their values.
 std::vector<NamedTensor> whole_states(Trainer& trainer) {
-  const bool apart = trainer.strategy().layout().apart;
+  const bool apart = trainer.strategy().layout().local_updates;
   std::vector<NamedTensor> out = whole_state(trainer);
   for (int copy = 0; apart && copy < trainer.strategy().copies(); ++copy) {
     for (NamedTensor& t : whole_values(trainer, copy))

@@ -1,7 +1,7 @@
 // Runs on GPUs: ranks that share one train like one rank on it, with experts and with parameters in the host's memory
 // too, and what they begin with and save is what ranks on the CPU begin with and save.
 
-#include "tensor/ops/matmul/cuda/product.h"
+#include "tensor/ops/matmul/cuda/gemm.h"
 #include "tests/support/errors.h"
 #include "tests/support/gpus.h"
 #include "tests/verify/draw.h"
@@ -97,9 +97,8 @@ TEST_F(TrainingGpu, LayoutsTrainLikeOneRank) {
 TEST_F(TrainingGpu, Bf16IsRefusedWhereAGpuHasNoProductsOfIt) {
   if (!describe_device().starts_with("emulated")) GTEST_SKIP() << "the GPU here is what it is";
   setenv("TESSERA_EMULATED_CAPABILITY", "75", 1);
-  EXPECT_EQ(
-      error_message([] { check(make_job(plan("device=cuda dtype=bf16"))); }),
-      "`dtype`: emulated GPU has compute capability 7.5, and products of bf16 need 8.0; expected fp32, found bf16");
+  EXPECT_EQ(error_message([] { check(make_job(plan("device=cuda dtype=bf16"))); }),
+            "`dtype`: emulated GPU has compute capability 7.5, and bf16 matmuls need 8.0; expected fp32, found bf16");
   expect_passes(plan("device=cuda"));
   setenv("TESSERA_EMULATED_GPUS", "2", 1);
   EXPECT_EQ(error_message([] { check(make_job(plan("device=cuda ranks=2"))); }),

@@ -112,7 +112,7 @@ TEST_F(GpuProgramTest, WhatAGpuCannotDoIsOneLine) {
   };
   refused("TESSERA_EMULATED_GIB=1", 3, "a smaller --batch, more --microbatches, --recompute or --offload need less",
           " --ranks 1 --vocab 9000000");
-  refused("TESSERA_EMULATED_GPU_IS_OLD=1", 2, "holds no code for emulated GPU, of compute capability 9.0");
+  refused("TESSERA_EMULATED_GPU_IS_OLD=1", 2, "contains no code for emulated GPU, of compute capability 9.0");
   refused("TESSERA_EMULATED_GPUS=0", 2, "--device cuda: no GPU was found: the NVIDIA driver lists none");
   refused("TESSERA_EMULATED_GPUS='no driver'", 2, "no GPU was found: this machine has no NVIDIA driver");
 }
@@ -139,7 +139,7 @@ class MpiContract : public ProgramTest {
 TEST_F(MpiContract, RanksThatAreNotThereAreNamedAsTheOption) {
   const Ran r = run("verify --layers 1 --steps 1", "ASAN_OPTIONS=detect_leaks=0 PMI_SIZE=2");
   EXPECT_EQ(r.status, 2) << r.err;
-  EXPECT_TRUE(has(r.err, "tessera: [rank 0] --ranks: the MPI job has 1 ranks; expected as many, found 2\n"));
+  EXPECT_TRUE(has(r.err, "tessera: [rank 0] --ranks: the MPI job has 1 ranks; expected the same number, found 2\n"));
 }
 
 // Twenty steps: every bit of them, or within the bound of plans that split sums.

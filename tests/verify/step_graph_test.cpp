@@ -436,7 +436,7 @@ TEST_F(RanksStepGraphGpu, ARankThatFailsEndsTheOthers) {
     StepConsensus(trainer.world(), {}).agree(StepRequest::none, true, true);
     std::this_thread::sleep_for(std::chrono::milliseconds(1300));
   });
-  EXPECT_TRUE(has(what, "step: NCCL did not end it within 1 s"));
+  EXPECT_TRUE(has(what, "step: NCCL did not complete it within 1 s"));
 }
 
 }  // namespace

@@ -55,7 +55,7 @@ std::vector<TensorSlice> optimizer_state(const DataStrategy& strategy) {
 std::vector<TensorSlice> apart_state(Trainer& trainer) {
   std::vector<TensorSlice> out = optimizer_state(trainer.optimizer());
   const DataStrategy& strategy = trainer.strategy();
-  if (!strategy.layout().apart) return out;
+  if (!strategy.layout().local_updates) return out;
   for (const FlatUnit& unit : strategy.shards())
     if (unit.trainable()) add_parts(unit, unit.values, ".value", out);
   for (TensorSlice& h : out) h.name += suffix_of_copy(strategy.copy());
@@ -74,9 +74,10 @@ std::vector<TensorSlice> compute_gradients(Trainer& trainer) {
 std::vector<TensorSlice> own(Trainer& trainer, std::vector<TensorSlice> held, std::optional<int> copy = 0) {
   const int mine = trainer.strategy().copy();
   // Neighbours that keep everything have one copy of the experts among them; each group of shard ranks has its own.
-  const bool everything = trainer.strategy().layout().kept == ShardingKind::everywhere;
+  const bool everything = trainer.strategy().layout().sharding == ShardingKind::everywhere;
   const int neighbours = everything ? static_cast<int>(trainer.job().plan.ep) : 1;
-  if (trainer.strategy().layout().apart && trainer.mesh().coordinate("cp") > 0) return {};  // which are one copy
+  if (trainer.strategy().layout().local_updates && trainer.mesh().coordinate("cp") > 0)
+    return {};  // which are one copy
   std::erase_if(held, [&](const TensorSlice& h) {
     const ShardSpec& shard = h.parameter->shard;
     const int alike = h.parameter->is_expert ? neighbours : 1;
@@ -209,7 +210,7 @@ std::vector<FullTensor> list_state(Trainer& trainer, int copies, bool values) {
 }  // namespace
 
 std::vector<FullTensor> list_state(Trainer& trainer) {
-  const bool apart = trainer.strategy().layout().apart;
+  const bool apart = trainer.strategy().layout().local_updates;
   return list_state(trainer, apart ? trainer.strategy().copies() : 1, apart);
 }
 
@@ -227,7 +228,7 @@ std::vector<TensorSlice> own_values(Trainer& trainer) {
 }
 
 std::vector<TensorSlice> own_state(Trainer& trainer) {
-  const bool apart = trainer.strategy().layout().apart;
+  const bool apart = trainer.strategy().layout().local_updates;
   std::vector<TensorSlice> out = own(trainer, apart_state(trainer), apart ? std::optional<int>() : 0);
   std::ranges::move(own(trainer, optimizer_state(trainer.strategy())), std::back_inserter(out));
   return out;

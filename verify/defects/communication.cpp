@@ -28,7 +28,7 @@ auto compute_gradients(const Job& job) {
 // A rank goes on with what it has itself.
 int64_t nothing(Transport& transport, const Call& call) {
   if (call.op != Op::reduce_scatter) return 0;
-  const Range own = piece(call.count, transport.size(), transport.rank());
+  const Range own = chunk_range(call.count, transport.size(), transport.rank());
   const int64_t element = element_size(call.dtype);
   std::memmove(call.out, call.in + own.begin * element, static_cast<size_t>(own.size() * element));
   return 0;
@@ -38,7 +38,7 @@ int64_t nothing(Transport& transport, const Call& call) {
 void scale(Transport& transport, const Call& call, double factor) {
   if (call.op == Op::reduce && transport.rank() != call.root) return;
   const int64_t count =
-      call.op == Op::reduce_scatter ? piece(call.count, transport.size(), transport.rank()).size() : call.count;
+      call.op == Op::reduce_scatter ? chunk_range(call.count, transport.size(), transport.rank()).size() : call.count;
   with_floating(call.dtype, "defect", [&](auto t) {
     using T = decltype(t);
     T* const x = reinterpret_cast<T*>(call.out);

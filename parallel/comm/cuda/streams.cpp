@@ -1,4 +1,4 @@
-// Marks are events.
+// Marks are CUDA events.
 #include "parallel/comm/cuda/streams.h"
 
 #include "tensor/cuda/context.h"
@@ -48,7 +48,7 @@ bool is_done(Arena& arena) { return expected(cudaStreamQuery(arena.local<Context
 void copy(Arena& arena, std::byte* to, const std::byte* from, int64_t bytes) {
   if (to == from || bytes == 0) return;
   Context& c = arena.local<Context>();
-  use_arena_gpu(arena);  // a worker's thread has chosen none
+  use_arena_gpu(arena);  // a background thread has not selected one
   c.queued("copy between ranks", cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, c.stream()));
 }
 

@@ -1,4 +1,4 @@
-// One thread for each 16 bytes of the sum, which reads them of every rank in order and writes them to every rank.
+// Each thread sums 16 bytes: reads them from every rank in order and writes the sum to every rank.
 #include <string>
 
 #include "parallel/comm/cuda/streams.h"
@@ -13,7 +13,7 @@ struct Pointers {
   const std::byte* in[kMaxRanks];
   std::byte* out[kMaxRanks];
   int ins, outs;
-  int64_t width, pitch;  // of rows in `in`; a width of 0: all is one row
+  int64_t width, pitch;  // of rows in `in`; width 0: one row
 };
 
 template <int N, class T, class Combine>
@@ -39,7 +39,7 @@ __global__ void reduce_kernel(Pointers p, Range range) {
   for (int64_t i = first; i < range.end; ++i) reduce_at<1, T, Combine>(p, i);
 }
 
-// Whether N elements from element `begin` on, and those that follow, can be read as one from each pointer.
+// Whether N consecutive elements from `begin` on can be loaded as one vector from each pointer.
 template <int N, class T>
 bool in_vectors(const Pointers& p, int64_t begin) {
   const auto fits = [&](const std::byte* at) {

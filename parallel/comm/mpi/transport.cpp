@@ -1,4 +1,4 @@
-// Messages, groups and failures over MPI.
+// Messages, groups, native collectives and failure detection under MPI.
 #include <poll.h>
 #include <sched.h>
 #include <sys/syscall.h>
@@ -19,9 +19,9 @@ namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int kFirstTag = 16;  // below are the tags of our own algorithms, which count down from -1
+constexpr int kFirstTag = 16;  // internal tags count down from -1
 constexpr int kSpins = 200;
-constexpr double kYielding = 500e-6, kSoon = 20e-3;  // seconds of a wait
+constexpr double kYielding = 500e-6, kSoon = 20e-3;  // seconds since the wait began
 constexpr auto kShortSleep = std::chrono::microseconds(20), kLongSleep = std::chrono::microseconds(200);
 
 // `bytes` as one element, since MPI-3 counts in int.
@@ -58,10 +58,10 @@ class Bytes : NotCopied {
 
 MpiTransport::MpiTransport(std::shared_ptr<MpiWorld> world, MpiGroup& group) : world_(std::move(world)), group_(group) {
   if (!group_.window) return;
-  // A rank that waits in shared memory is not inside MPI, which sends large messages only while it is called.
-  WaitOptions patience = world_->patience();
-  patience.meanwhile = [world = world_.get()] { return world->reap() > 0; };
-  shared_.emplace(*this, group_.places, std::move(patience), world_->peers());
+  // While a rank waits in shared memory, MPI makes no progress on large messages, so the wait polls them.
+  WaitOptions wait_options = world_->wait_options();
+  wait_options.progress = [world = world_.get()] { return world->reap() > 0; };
+  shared_.emplace(*this, group_.places, std::move(wait_options), world_->peers());
 }
 
 std::vector<CallLog*> MpiTransport::logs() {
@@ -82,12 +82,12 @@ void MpiTransport::send(int to, int tag, const std::byte* data, int64_t bytes) {
 }
 
 template <class Done>
-void MpiTransport::patiently(int from, int64_t bytes, const Done& done) {
-  const WaitOptions& patience = world_->patience();
-  const int spins = patience.crowded ? 1 : kSpins;
+void MpiTransport::wait_until(int from, int64_t bytes, const Done& done) {
+  const WaitOptions& wait_options = world_->wait_options();
+  const int spins = wait_options.oversubscribed ? 1 : kSpins;
   for (int i = 0; i < spins; ++i)
     if (done()) return;
-  await_message(from, bytes, patience.timeout_s, [&, turns = 0](double waited) mutable {
+  await_message(from, bytes, wait_options.timeout_s, [&, turns = 0](double waited) mutable {
     if (turns > 0 && waited < kYielding)
       sched_yield();
     else if (turns > 0)
@@ -100,7 +100,7 @@ void MpiTransport::patiently(int from, int64_t bytes, const Done& done) {
 void MpiTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {
   MPI_Message message = MPI_MESSAGE_NULL;
   MPI_Status status;
-  patiently(from, bytes, [&] {
+  wait_until(from, bytes, [&] {
     int found = 0;
     mpi_check(MPI_Improbe(from, kFirstTag + tag, group_.comm, &found, &message, &status), "MPI_Improbe");
     return found != 0;
@@ -111,7 +111,7 @@ void MpiTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {
   const Bytes what(bytes);
   MPI_Request request = MPI_REQUEST_NULL;
   mpi_check(MPI_Imrecv(data, what.count(), what.type(), &message, &request), "MPI_Imrecv");
-  patiently(from, bytes, [&] {
+  wait_until(from, bytes, [&] {
     int done = 0;
     mpi_check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
     return done != 0;
@@ -124,24 +124,24 @@ int64_t MpiTransport::direct(const Call& call) {
 
 int64_t MpiTransport::native(const Call& call) {
   if (call.gpu)
-    throw Error("[comm] MPI's own collectives are for arrays in the host's memory, found " + describe(call) +
+    throw Error("[comm] MPI's own collectives support only arrays in host memory, found " + describe(call) +
                 "; expected the algorithm direct, ring, tree or root");
-  if (shared_) shared_->meet_for(call);  // so that MPI is entered by all or by none, and for the same
+  if (shared_) shared_->synchronize_for(call);  // all ranks enter the same MPI call, or none
   const MpiWatch::Blocking blocking(world_->watch(), axis_ + " axis, " + describe(call));
   mpi_collective(group_.comm, call);
   return sent_directly(call, size(), rank());
 }
 
 std::unique_ptr<Transport> MpiTransport::split(int color, int key) {
-  const int first = std::ranges::min(group_members(color, key));  // MPI's colors are not negative
+  const int first = std::ranges::min(group_members(color, key));  // MPI requires non-negative colors
   const MpiWatch::Blocking blocking(world_->watch(), axis_ + " axis, split");
   MPI_Comm comm = MPI_COMM_NULL;
   mpi_check(MPI_Comm_split(group_.comm, first, key, &comm), "MPI_Comm_split");
   return std::make_unique<MpiTransport>(world_, world_->add(comm));
 }
 
-// MPI's own collectives, in place where MPI can. Sums of bfloat16 are made in float32 and rounded at each addition, in
-// the order that the library chooses.
+// MPI's own collectives, in place if possible. bfloat16 is added in float32 and rounded at each addition, in the
+// library's order.
 
 namespace {
 
@@ -183,13 +183,13 @@ struct Collective {
   int64_t element = element_size(call.dtype);
   MPI_Datatype type = to_mpi_type(call.dtype);
   int count = static_cast<int>(call.count);
-  std::vector<int> counts, places;  // sizes and places of the pieces
+  std::vector<int> counts, places;
 
   Collective(MPI_Comm c, const Call& what) : comm(c), call(what) {
     MPI_Comm_size(comm, &n);
     MPI_Comm_rank(comm, &rank);
     for (int r = 0; r < n; ++r) {
-      const Range range = piece(call.count, n, r);
+      const Range range = chunk_range(call.count, n, r);
       counts.push_back(static_cast<int>(range.size()));
       places.push_back(static_cast<int>(range.begin));
     }
@@ -199,7 +199,7 @@ struct Collective {
 
   void reduce_scatter() const {
     const Operation op(call);
-    std::vector<std::byte> total(static_cast<size_t>(own() * element));  // `out` may lie inside `in`
+    std::vector<std::byte> total(static_cast<size_t>(own() * element));  // `out` may be inside `in`
     mpi_check(MPI_Reduce_scatter(call.in, total.data(), counts.data(), type, op.get(), comm), "MPI_Reduce_scatter");
     if (!total.empty()) std::memcpy(call.out, total.data(), total.size());
   }
@@ -260,26 +260,26 @@ void Collective::run() const {
 
 void mpi_collective(MPI_Comm comm, const Call& call) {
   if (call.count > INT_MAX)
-    throw Error("[mpi] " + describe(call) + ": MPI's own collective takes at most " + std::to_string(INT_MAX) +
+    throw Error("[mpi] " + describe(call) + ": MPI's own collectives support at most " + std::to_string(INT_MAX) +
                 " elements; use another algorithm");
   Collective(comm, call).run();
 }
 
-// Watching processes through pidfds, which cannot mistake a new process for an old one.
+// Processes are watched through pidfds, which are immune to process id reuse.
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int kTick_ms = 100;
-constexpr auto kToSpeak = std::chrono::milliseconds(400);  // for a rank that waits to see the failure and report it
-constexpr auto kToLearn = std::chrono::milliseconds(300);  // from SIGTERM to knowing why it came
+constexpr auto kToSpeak = std::chrono::milliseconds(400);  // time for a waiting rank to observe and report a failure
+constexpr auto kToLearn = std::chrono::milliseconds(300);  // from SIGTERM until its cause is known
 
 std::atomic<int> terminated{0};
 struct sigaction before;
 
 void on_terminate(int) { terminated.store(1, std::memory_order_relaxed); }
 
-// Handles SIGTERM as the process would without this watch.
+// Handles SIGTERM as without this watcher.
 void terminate_as_before() {
   if (before.sa_handler == SIG_IGN) return;
   if (before.sa_handler != SIG_DFL && !(before.sa_flags & SA_SIGINFO)) return before.sa_handler(SIGTERM);
@@ -310,30 +310,31 @@ MpiWatch::~MpiWatch() {
   thread_.join();
   struct sigaction now {};
   sigaction(SIGTERM, nullptr, &now);
-  if (now.sa_handler == on_terminate) sigaction(SIGTERM, &before, nullptr);  // unless the program has put its own there
+  if (now.sa_handler == on_terminate)
+    sigaction(SIGTERM, &before, nullptr);  // unless the program has replaced the handler
   for (const int fd : descriptors_)
     if (fd >= 0) close(fd);
   if (terminated.exchange(0)) terminate_as_before();
 }
 
 bool MpiWatch::fail(int world_rank, const std::string& cause, bool silent) {
-  HostFailureState& board = *options_.board;
+  HostFailureState& failure_state = *options_.failure_state;
   int none = -1;
-  if (!board.failed.compare_exchange_strong(none, world_rank)) return none == world_rank;
-  board.silent = silent;
-  std::strncpy(board.cause.data(), cause.c_str(), board.cause.size() - 1);
-  board.written.store(true, std::memory_order_release);
+  if (!failure_state.failed.compare_exchange_strong(none, world_rank)) return none == world_rank;
+  failure_state.silent = silent;
+  std::strncpy(failure_state.cause.data(), cause.c_str(), failure_state.cause.size() - 1);
+  failure_state.written.store(true, std::memory_order_release);
   return true;
 }
 
 std::string MpiWatch::failure() const {
-  const HostFailureState& board = *options_.board;
-  for (int i = 0; i < 100 && !board.written.load(std::memory_order_acquire); ++i)
+  const HostFailureState& failure_state = *options_.failure_state;
+  for (int i = 0; i < 100 && !failure_state.written.load(std::memory_order_acquire); ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  if (failed_rank() == kUnknown) return board.cause.data();
+  if (failed_rank() == kUnknown) return failure_state.cause.data();
   std::string text = "rank " + std::to_string(failed_rank()) + " has failed";
-  if (board.written.load(std::memory_order_acquire) && board.cause[0] != 0)
-    text += ": " + std::string(board.cause.data());
+  if (failure_state.written.load(std::memory_order_acquire) && failure_state.cause[0] != 0)
+    text += ": " + std::string(failure_state.cause.data());
   return text;
 }
 
@@ -355,16 +356,16 @@ void MpiWatch::loop() {
     for (const int fd : descriptors_)
       if (fd >= 0) polled.push_back({fd, POLLIN, 0});
     const int tick = failed_rank() >= 0 || terminated ? 5 : kTick_ms;
-    poll(polled.data(), polled.size(), tick);  // ends early when a process does, or on a signal
-    look_at_processes();
+    poll(polled.data(), polled.size(), tick);  // returns early if a process exits, or on a signal
+    check_processes();
     if (options_.listen) options_.listen();
-    look_at_signal();
-    look_at_calls();
-    look_at_failure();
+    check_signal();
+    check_calls();
+    check_failure();
   }
 }
 
-void MpiWatch::look_at_processes() {
+void MpiWatch::check_processes() {
   for (size_t i = 0; i < descriptors_.size(); ++i) {
     const HostPlace& place = *options_.places[i];
     if (place.world_rank == options_.world_rank || place.process == 0) continue;
@@ -376,9 +377,9 @@ void MpiWatch::look_at_processes() {
   }
 }
 
-// The launcher ends a job when a rank has died, and a user ends it in the same way. What the program would have done
-// comes after a moment in which a death would be seen.
-void MpiWatch::look_at_signal() {
+// SIGTERM comes from the launcher after a rank has died, or from a user. The default action is delayed until a death
+// would have been detected.
+void MpiWatch::check_signal() {
   if (!terminated || failed_rank() >= 0) return;
   const auto now = Clock::now();
   if (signal_since_ == Clock::time_point{}) signal_since_ = now;
@@ -391,7 +392,7 @@ void MpiWatch::look_at_signal() {
     terminate_as_before();
 }
 
-void MpiWatch::look_at_calls() {
+void MpiWatch::check_calls() {
   std::string late;
   {
     const std::lock_guard lock(mutex_);
@@ -400,12 +401,12 @@ void MpiWatch::look_at_calls() {
       if (late.empty() && now - entry.since > options_.timeout_s) late = entry.what;
   }
   if (late.empty() || !fail(options_.world_rank, late, false)) return;
-  options_.abort(late + ": MPI did not end it within " + seconds_text(options_.timeout_s) +
-                 "; another rank does not come");
+  options_.abort(late + ": MPI did not complete it within " + seconds_text(options_.timeout_s) +
+                 "; another rank is missing");
 }
 
-// A rank that waits sees the failure itself and reports it, with what it waited for. Another is spoken for here.
-void MpiWatch::look_at_failure() {
+// A waiting rank observes and reports the failure itself; otherwise the watcher reports it.
+void MpiWatch::check_failure() {
   if (failed_rank() < 0 || failed_rank() == options_.world_rank) return;
   const auto now = Clock::now();
   if (failed_since_ == Clock::time_point{}) failed_since_ = now;

@@ -1,4 +1,4 @@
-// MPI_Init_thread and MPI_Finalize.
+// MPI initialization and finalization, shared windows, and the launch under MPI.
 #include "parallel/comm/mpi/world.h"
 
 #include <fcntl.h>
@@ -30,15 +30,14 @@ namespace fs = std::filesystem;
 
 constexpr const char* kMessages = "tessera-messages";
 
-// A folder of this process's own for the files through which Open MPI sends the messages of one host. The process holds
-// a lock on it, which the system ends with the process, however that ends and in whichever container it is: a folder of
-// this name that nobody holds was left behind.
+// A directory of this process for Open MPI's backing files of messages within a host. The process holds a file lock on
+// it, which the system releases when the process ends for any reason and in any container, so an unlocked directory of
+// this name is stale.
 class MessageFolder {
  public:
   explicit MessageFolder(const fs::path& where);
   bool is_held() const { return held_; }
   const fs::path& path() const { return name_.path(); }
-  // Removes what processes of this user have left there.
   static void remove_left(const fs::path& where);
 
  private:
@@ -47,7 +46,7 @@ class MessageFolder {
   bool held_ = false;
 };
 
-// Another rank may remove the folder before it is locked.
+// Another rank may remove the directory before it is locked.
 MessageFolder::MessageFolder(const fs::path& where)
     : name_(where / kMessages),
       folder_(::mkdir(path().c_str(), 0700) == 0 ? ::open(path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1) {
@@ -74,19 +73,19 @@ int64_t number_in(const char* variable) {
   return text != nullptr ? std::atoll(text) : 0;
 }
 
-// Open MPI sends the messages of one host through a file for each rank in /dev/shm, whose memory comes with the first
-// touch: where there is none left then, the system kills the rank. So there must be room for all of them before; where
-// there is not, the files go into the folder for temporary files. Null where Open MPI is to choose the place.
+// Open MPI sends messages within a host through one file per rank in /dev/shm, whose memory is allocated on first
+// touch: if none is left, the system kills the rank. So space for all files must be available; otherwise they are
+// created in the temporary directory. Null if Open MPI should choose the location.
 std::unique_ptr<MessageFolder> place_messages() {
   constexpr int64_t kFile = (int64_t{4} << 20) + 4096;
   const int64_t needed = number_in("OMPI_COMM_WORLD_LOCAL_SIZE") * kFile;
   std::error_code error;
   fs::path where = "/dev/shm";
   for (const fs::path& folder : {where, fs::temp_directory_path(error)}) MessageFolder::remove_left(folder);
-  // Before version 5, and from it on.
+  // Before and since version 5.
   constexpr std::array names = {"OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory"};
   for (const char* name : names)
-    if (std::getenv(name) != nullptr) return nullptr;  // the user has said where
+    if (std::getenv(name) != nullptr) return nullptr;
   const fs::space_info memory = fs::space(where, error);
   const bool is_short = !error && static_cast<int64_t>(memory.available) < needed;
   if (is_short) where = temporary_folder();
@@ -95,8 +94,8 @@ std::unique_ptr<MessageFolder> place_messages() {
   for (const char* name : names) ::setenv(name, (folder->is_held() ? folder->path() : where).c_str(), 0);
   if (is_short && number_in("OMPI_COMM_WORLD_LOCAL_RANK") == 0)
     std::fprintf(stderr,
-                 "tessera: /dev/shm has %lld bytes left, and Open MPI wants %lld of it for messages: they go through "
-                 "files in %s, which may be slower; Docker gives more by its options shm-size and ipc\n",
+                 "tessera: /dev/shm has %lld bytes left, and Open MPI needs %lld of them for messages: they use "
+                 "files in %s, which may be slower; Docker's options shm-size and ipc provide more\n",
                  static_cast<long long>(memory.available), static_cast<long long>(needed),
                  one_line(where.string()).c_str());
   return folder;
@@ -111,7 +110,8 @@ MpiAlarm::MpiAlarm(double timeout_s, const char* what) {
     std::condition_variable_any ended;
     for (AwakeTimer timer; timer.seconds() < timeout_s;)
       if (ended.wait_for(lock, over, std::chrono::milliseconds(100), [&] { return over.stop_requested(); })) return;
-    std::fprintf(stderr, "tessera: [rank %d] %s: the others did not come within %s; one is stopped or has gone\n",
+    std::fprintf(stderr,
+                 "tessera: [rank %d] %s: the other ranks did not arrive within %s; one is stopped or has exited\n",
                  static_cast<int>(number_in("OMPI_COMM_WORLD_RANK")), what, seconds_text(timeout_s).c_str());
     std::fflush(nullptr);
     std::_Exit(static_cast<int>(Status::communication));
@@ -124,8 +124,7 @@ MpiAlarm::MpiAlarm(double timeout_s, const char* what) {
 
 namespace {
 
-// Open MPI opens pipes, sockets and files for its messages; with fewer descriptors it ends the process without naming
-// the cause.
+// Open MPI needs pipes, sockets and files; with too few descriptors it ends the process without naming the cause.
 void require_descriptors() {
   constexpr rlim_t kMinDescriptors = 64;
   rlimit limit{};
@@ -136,8 +135,8 @@ void require_descriptors() {
                 " file descriptors, and `ulimit -n` is " + std::to_string(found));
 }
 
-// The launcher ends all ranks by SIGTERM when one has ended. Inside MPI_Init nothing else of the program runs that
-// could say so, hence a handler; what SIGTERM did before follows.
+// When one rank has exited, the launcher ends all ranks by SIGTERM. Only a signal handler can report this during
+// MPI_Init; afterwards the previous action runs.
 class TerminationDuringInit : NotCopied {
  public:
   TerminationDuringInit() {
@@ -178,8 +177,8 @@ MpiSession::MpiSession(double timeout_s) : timeout_s_(timeout_s), exceptions_(st
     owner_ = true;
   }
   if (provided >= MPI_THREAD_MULTIPLE) return;
-  throw Error("[mpi] this MPI library gives thread level " + std::to_string(provided) +
-              "; expected MPI_THREAD_MULTIPLE, which communication in the background needs");
+  throw Error("[mpi] this MPI library provides thread level " + std::to_string(provided) +
+              "; expected MPI_THREAD_MULTIPLE for background communication");
 }
 
 MpiSession::~MpiSession() {
@@ -196,14 +195,14 @@ void end_mpi_job(const std::string& line, int status, const std::function<void()
   std::fflush(nullptr);
   before_the_end();
   try {
-    std::thread([status] {  // MPI_Abort may wait for a launcher that is busy
+    std::thread([status] {  // MPI_Abort may wait for a busy launcher
       std::this_thread::sleep_for(std::chrono::seconds(5));
       std::_Exit(status);
     })
         .detach();
-    remove_temporaries();  // which a file system may hold up
+    remove_temporaries();
     MPI_Abort(MPI_COMM_WORLD, status);
-  } catch (const std::system_error&) {  // no thread is to be had: the launcher ends the others when this one is gone
+  } catch (const std::system_error&) {  // no thread available: the launcher ends the others after this exit
   }
   std::_Exit(status);
 }
@@ -216,14 +215,14 @@ void mpi_check(int code, const char* call) {
   throw CommError(std::string(call) + ": " + std::string(text.data(), static_cast<size_t>(length)));
 }
 
-// A file without a name, which the first rank of a host makes and the others map through /proc, as they map each
-// other's arrays (parallel/comm/shared_exchange.h).
+// An anonymous file, created by the first rank of a host and mapped by the others through /proc, like their arrays
+// (parallel/comm/shared_exchange.h).
 
 namespace {
 
 constexpr int64_t kPage = 4096;
 
-// The place of the file, and how it is known again: another process may have the same number elsewhere.
+// The file's location and identity: in another process namespace the same process id may refer to another process.
 struct SharedFileRef {
   int64_t process = 0;
   int descriptor = -1;
@@ -259,13 +258,13 @@ std::unique_ptr<MpiWindow> MpiWindow::make(MPI_Comm one_host, int64_t bytes_each
   const SharedFileRef found = make_offer(file);
   int good = 0;
   if (offer.descriptor < 0)
-    why = rank == 0 ? std::string("cannot make memory to share: ") + std::strerror(errno) : "";
+    why = rank == 0 ? std::string("cannot create shared memory: ") + std::strerror(errno) : "";
   else if (file < 0)
     why = "cannot map the memory of process " + std::to_string(offer.process) + ": " + std::strerror(errno);
   else if (found.device != offer.device || found.inode != offer.inode)
-    why = "process " + std::to_string(offer.process) + " is not the rank that says so";
+    why = "process " + std::to_string(offer.process) + " is not the expected rank";
   else if (const int failed = window->map(file, rank); failed != 0)
-    why = "no room for " + std::to_string(window->each_) + " bytes of memory to share: " + std::strerror(failed);
+    why = "cannot allocate " + std::to_string(window->each_) + " bytes of shared memory: " + std::strerror(failed);
   else
     good = 1;
   mpi_check(MPI_Allreduce(MPI_IN_PLACE, &good, 1, MPI_INT, MPI_MIN, one_host), "MPI_Allreduce");
@@ -273,7 +272,7 @@ std::unique_ptr<MpiWindow> MpiWindow::make(MPI_Comm one_host, int64_t bytes_each
   return good != 0 ? std::move(window) : nullptr;
 }
 
-// Each rank makes the room for its own segment, which so lies in the memory that is near to it.
+// Each rank allocates its own segment, so it is in memory near that rank (NUMA).
 int MpiWindow::map(int file, int rank) {
   if (const int cause = make_room(file, rank * each_, (rank + 1) * each_); cause != 0) return cause;
   void* const p = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -286,14 +285,12 @@ MpiWindow::~MpiWindow() {
   if (base_) ::munmap(base_, bytes_);
 }
 
-// Communicators, windows, and the end of a job.
-
 namespace {
 
 constexpr int kAlarmTag = 1;
 
-// mpirun binds each of two ranks, or a single one, to one core: then the OpenMP threads and the background thread of a
-// rank would share it. Where this rank could have more it takes them all; the system keeps it to what the job may use.
+// mpirun binds each of two ranks, or a single one, to one core, so a rank's OpenMP and background threads would share
+// it. If more cores are available, the rank uses them all, within the limits of the job.
 int unbind(int local_world_size) {
   cpu_set_t mine;
   CPU_ZERO(&mine);
@@ -314,58 +311,61 @@ int unbind(int local_world_size) {
 MpiWorld::MpiWorld(double timeout_s, int threads_per_rank) {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
   MPI_Comm_size(MPI_COMM_WORLD, &size_);
-  meet_host();
-  meet_peers();
-  const int cores = unbind(ranks_here_);
-  threads_per_rank_ = threads_of_rank(threads_per_rank, cores, ranks_here_);
-  patience_ = {.timeout_s = timeout_s, .crowded = ranks_here_ * threads_per_rank_ > cores, .poisoned = &board_->failed};
+  connect_host();
+  map_peers();
+  const int cores = unbind(local_world_size_);
+  threads_per_rank_ = threads_of_rank(threads_per_rank, cores, local_world_size_);
+  wait_options_ = {.timeout_s = timeout_s,
+                   .oversubscribed = local_world_size_ * threads_per_rank_ > cores,
+                   .failed_rank = &failure_state_->failed};
   watch_ = std::make_unique<MpiWatch>(MpiWatch::Options{
-      .board = board_,
+      .failure_state = failure_state_,
       .places = host_places_,
       .world_rank = rank_,
       .timeout_s = timeout_s,
       .several_hosts = several_hosts(),
-      .listen = several_hosts() ? std::function<void()>([this] { listen_to_other_hosts(); }) : nullptr,
+      .listen = several_hosts() ? std::function<void()>([this] { poll_other_hosts(); }) : nullptr,
       .abort = [this](const std::string& line) { abort(line, static_cast<int>(Status::communication)); }});
   MPI_Comm world = MPI_COMM_NULL;
   mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &world), "MPI_Comm_dup");
   add(world);
 }
 
-void MpiWorld::meet_host() {
+void MpiWorld::connect_host() {
   mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &alarm_), "MPI_Comm_dup");
   MPI_Comm_set_errhandler(alarm_, MPI_ERRORS_RETURN);
   mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host_), "MPI_Comm_split_type");
-  MPI_Comm_rank(host_, &rank_here_);
-  MPI_Comm_size(host_, &ranks_here_);
+  MPI_Comm_rank(host_, &local_rank_);
+  MPI_Comm_size(host_, &local_world_size_);
   std::string why;
   host_window_ = MpiWindow::make(host_, static_cast<int64_t>(kPage), why);
   static_assert(sizeof(HostPlace) <= kPage / 2 && sizeof(HostFailureState) <= kPage / 2);
-  HostPlace* const own = host_window_ ? new (host_window_->segment(rank_here_)) HostPlace : &own_place_;
+  HostPlace* const own = host_window_ ? new (host_window_->segment(local_rank_)) HostPlace : &own_place_;
   own->world_rank = rank_;
   own->process = getpid();
   if (!host_window_) {
-    say_messages(why);
-    board_ = &own_board_;
+    report_messages(why);
+    failure_state_ = &own_failure_state_;
     host_places_ = {own};
     return;
   }
-  board_ = reinterpret_cast<HostFailureState*>(host_window_->segment(0) + kPage / 2);
-  if (rank_here_ == 0) new (board_) HostFailureState;
+  failure_state_ = reinterpret_cast<HostFailureState*>(host_window_->segment(0) + kPage / 2);
+  if (local_rank_ == 0) new (failure_state_) HostFailureState;
   mpi_check(MPI_Barrier(host_), "MPI_Barrier");
-  for (int r = 0; r < ranks_here_; ++r) host_places_.push_back(reinterpret_cast<HostPlace*>(host_window_->segment(r)));
+  for (int r = 0; r < local_world_size_; ++r)
+    host_places_.push_back(reinterpret_cast<HostPlace*>(host_window_->segment(r)));
 }
 
-void MpiWorld::say_messages(const std::string& why) {
-  if (!why.empty() && ranks_here_ > 1)
+void MpiWorld::report_messages(const std::string& why) {
+  if (!why.empty() && local_world_size_ > 1)
     std::fprintf(stderr, "tessera: [rank %d] %s; this host's ranks exchange messages, which is slower\n", rank_,
                  why.c_str());
 }
 
-// Whether ranks of this host can map each other's memory is tried once, on regions that hold their numbers: all of them
-// can, or none does. Containers that share no process numbers cannot.
-void MpiWorld::meet_peers() {
-  if (ranks_here_ == 1 || !host_window_) return;
+// Tests once whether ranks of this host can map each other's memory, on regions that contain their ranks: all can or
+// none does. Containers with separate process namespaces cannot.
+void MpiWorld::map_peers() {
+  if (local_world_size_ == 1 || !host_window_) return;
   std::string why;
   std::unique_ptr<Region> own;
   SharedArrayRef mine{.in = rank_};
@@ -376,14 +376,14 @@ void MpiWorld::meet_peers() {
   } catch (const Error& e) {
     why = e.what();
   }
-  std::vector<SharedArrayRef> all(static_cast<size_t>(ranks_here_));
+  std::vector<SharedArrayRef> all(static_cast<size_t>(local_world_size_));
   mpi_check(MPI_Allgather(&mine, sizeof(SharedArrayRef), MPI_BYTE, all.data(), sizeof(SharedArrayRef), MPI_BYTE, host_),
             "MPI_Allgather");
   PeerMemory tried;
   try {
     for (const SharedArrayRef& theirs : all)
       if (theirs.known() && *reinterpret_cast<const int*>(tried.base(theirs)) != theirs.in)
-        why = "process " + std::to_string(theirs.process) + " is not the rank that says so";
+        why = "process " + std::to_string(theirs.process) + " is not the expected rank";
   } catch (const CommError& e) {
     why = e.what();
   }
@@ -392,7 +392,7 @@ void MpiWorld::meet_peers() {
   if (good != 0)
     peers_ = std::make_unique<PeerMemory>();
   else if (!why.empty())
-    std::fprintf(stderr, "tessera: [rank %d] %s; this host's ranks exchange arrays in pieces, which is slower\n", rank_,
+    std::fprintf(stderr, "tessera: [rank %d] %s; this host's ranks exchange arrays in chunks, which is slower\n", rank_,
                  why.c_str());
 }
 
@@ -418,7 +418,7 @@ MpiGroup& MpiWorld::add(MPI_Comm comm) {
   if (near == n && n > 1 && host_window_) {
     std::string why;
     group->window = MpiWindow::make(host, static_cast<int64_t>(sizeof(SharedPlace)), why);
-    say_messages(why);
+    report_messages(why);
   }
   if (group->window) {
     new (group->window->segment(group->rank)) SharedPlace;
@@ -464,19 +464,18 @@ void MpiWorld::end() {
 }
 
 void MpiWorld::abort(const std::string& line, int status) {
-  if (printed_.exchange(true))  // another thread of this rank is at it
-    std::this_thread::sleep_for(std::chrono::seconds(10));
+  if (printed_.exchange(true)) std::this_thread::sleep_for(std::chrono::seconds(10));
   end_mpi_job(line, status, [&] {
-    if (several_hosts()) tell_other_hosts(rank_, line);
+    if (several_hosts()) notify_other_hosts(rank_, line);
   });
 }
 
-void MpiWorld::wait_for_the_end(const std::string& line) {
+void MpiWorld::wait_for_abort(const std::string& line) {
   std::this_thread::sleep_for(std::chrono::seconds(4));
   abort(line, static_cast<int>(Status::communication));
 }
 
-void MpiWorld::tell_other_hosts(int failed, const std::string& cause) {
+void MpiWorld::notify_other_hosts(int failed, const std::string& cause) {
   std::vector<bool> here(static_cast<size_t>(size_));
   for (const HostPlace* place : host_places_) here[static_cast<size_t>(place->world_rank.load())] = true;
   std::string text = std::to_string(failed) + " " + cause;
@@ -485,14 +484,14 @@ void MpiWorld::tell_other_hosts(int failed, const std::string& cause) {
     if (!here[static_cast<size_t>(r)])
       MPI_Isend(text.data(), static_cast<int>(text.size()), MPI_CHAR, r, kAlarmTag, alarm_, &request);
   }
-  for (int i = 0; i < 20; ++i) {  // time to leave
+  for (int i = 0; i < 20; ++i) {  // time for sending
     int flag = 0;
     MPI_Iprobe(MPI_ANY_SOURCE, kAlarmTag, alarm_, &flag, MPI_STATUS_IGNORE);
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
 }
 
-void MpiWorld::listen_to_other_hosts() {
+void MpiWorld::poll_other_hosts() {
   int flag = 0;
   MPI_Status status;
   if (MPI_Iprobe(MPI_ANY_SOURCE, kAlarmTag, alarm_, &flag, &status) != MPI_SUCCESS || !flag) return;
@@ -505,29 +504,26 @@ void MpiWorld::listen_to_other_hosts() {
   watch_->fail(std::stoi(text.substr(0, space)), text.substr(space + 1), false);
 }
 
-// One rank's way in and its only ways out.
-
 namespace {
 
 std::string shown(const LaunchOptions& o, const std::string& cause) { return o.shown ? o.shown(cause) : cause; }
 
-// The first rank that fails says why; the others would only repeat that they cannot go on.
+// The first failed rank reports the cause; the others would only repeat that they cannot continue.
 [[noreturn]] void leave(MpiWorld& world, const std::string& cause, Status status) {
-  if (!world.watch().fail(world.rank(), cause, false)) world.wait_for_the_end(cause);
+  if (!world.watch().fail(world.rank(), cause, false)) world.wait_for_abort(cause);
   world.abort(cause, static_cast<int>(status));
 }
 
 void run(const LaunchOptions& o, const std::function<void(Communicator&)>& body,
          const std::shared_ptr<MpiWorld>& world) {
-  const auto flight = std::make_shared<Flight>(world->rank(), world->size(), long_waits(o));
+  const auto flight = std::make_shared<Flight>(world->rank(), world->size(), make_stall_reporter(o));
   try {
     auto transport = std::make_unique<MpiTransport>(world, world->all());
-    run_rank(o, finished_transport(o, std::move(transport), world->local_rank(), world->local_world_size()), flight,
-             body);
+    run_rank(o, wrap_transport(o, std::move(transport), world->local_rank(), world->local_world_size()), flight, body);
   } catch (const PeerFailed& e) {
     write_flight(o, *flight, e.what());
     if (world->watch().culprit_is_silent()) world->abort(e.what(), static_cast<int>(e.status()));
-    world->wait_for_the_end(e.what());
+    world->wait_for_abort(e.what());
   } catch (const Error& e) {
     write_flight(o, *flight, e.what());
     leave(*world, shown(o, e.what()), e.status());
@@ -537,9 +533,9 @@ void run(const LaunchOptions& o, const std::function<void(Communicator&)>& body,
   }
 }
 
-// A rank that cannot meet the others ends them: they wait for it inside MPI.
+// A rank that fails during setup ends the job, because the others wait for it inside MPI.
 std::shared_ptr<MpiWorld> meet(const LaunchOptions& o) {
-  const MpiAlarm alarm(o.timeout_s, "the meeting of the ranks");
+  const MpiAlarm alarm(o.timeout_s, "connecting the ranks");
   try {
     return std::make_shared<MpiWorld>(o.timeout_s, o.threads_per_rank);
   } catch (const Error& e) {
@@ -557,8 +553,8 @@ void launch_under_mpi(const LaunchOptions& o, const std::function<void(Communica
   const int threads_before = cpu::threads();
   if (o.ranks > 1 && o.ranks != world->size())
     leave(*world,
-          shown(o, "`ranks`: the MPI job has " + std::to_string(world->size()) + " ranks; expected as many, found " +
-                       std::to_string(o.ranks)),
+          shown(o, "`ranks`: the MPI job has " + std::to_string(world->size()) +
+                       " ranks; expected the same number, found " + std::to_string(o.ranks)),
           Status::usage);
   cpu::set_threads(world->threads_per_rank());
   run(o, body, world);

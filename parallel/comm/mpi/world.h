@@ -1,5 +1,5 @@
-// Ranks that are processes under MPI, on one host or several: who watches over them, what the transports of one process
-// share, and the transport itself.
+// Ranks as MPI processes, on one host or several: their failure detection, the state shared by the transports of one
+// process, and the transport.
 #pragma once
 #include <mpi.h>
 
@@ -10,53 +10,51 @@
 
 namespace tessera {
 
-// Who watches over the ranks of one host: what they tell each other through shared memory, and a thread of each that
-// sees when another's process is gone.
+// Failure detection for the ranks of one host: shared memory, and a watcher thread per rank that detects when another
+// rank's process has exited.
 //
-// A rank that throws says so itself. One that is killed cannot: the others see its process end, and say it. The thread
-// also speaks for a rank that computes, or is inside the MPI library, when another fails; and mpirun's SIGTERM, which
-// follows a death within milliseconds, waits until what happened is known.
+// A rank that throws reports its failure. If a rank is killed, the others detect the end of its process and report it.
+// The watcher also reports failures while its rank computes or is inside the MPI library, and it delays mpirun's
+// SIGTERM, which follows a death within milliseconds, until the cause is known.
 
-// The board of a host, in shared memory.
 struct HostFailureState {
-  std::atomic<int> failed{-1};      // world rank; the first stands
-  std::atomic<bool> silent{false};  // it cannot speak for itself
+  std::atomic<int> failed{-1};      // world rank; only the first failure is recorded
+  std::atomic<bool> silent{false};  // the failed rank cannot report its cause
   std::atomic<bool> written{false};
   std::array<char, 400> cause{};
 };
 
-// One rank's line on it.
 struct HostPlace {
   std::atomic<int> world_rank{-1};
   std::atomic<int64_t> process{0};
-  std::atomic<bool> ended{false};  // in good order
+  std::atomic<bool> ended{false};  // normally
 };
 
 class MpiWatch : NotCopied {
  public:
   struct Options {
-    HostFailureState* board = nullptr;
-    std::vector<HostPlace*> places;  // places of this host's ranks
+    HostFailureState* failure_state = nullptr;
+    std::vector<HostPlace*> places;
     int world_rank = 0;
     double timeout_s = 300;
     bool several_hosts = false;
-    std::function<void()> listen;                        // to other hosts; called ten times a second
-    std::function<void(const std::string& line)> abort;  // prints and ends the job
+    std::function<void()> listen;
+    std::function<void(const std::string& line)> abort;
   };
   explicit MpiWatch(Options options);
-  ~MpiWatch();  // stops watching
+  ~MpiWatch();  // stops the watcher
 
-  static constexpr int kUnknown = std::numeric_limits<int>::max();  // the launcher ends the job; why is not known here
+  static constexpr int kUnknown = std::numeric_limits<int>::max();  // the launcher ends the job for an unknown reason
 
-  // A rank that failed. `silent`: it cannot print its cause itself. False when another was first.
+  // Records a failed rank. `silent`: it cannot print its cause. Returns false if another failure was recorded first.
   bool fail(int world_rank, const std::string& cause, bool silent);
-  int failed_rank() const { return options_.board->failed.load(std::memory_order_acquire); }
-  bool culprit_is_silent() const { return options_.board->silent.load(std::memory_order_acquire); }
-  const std::atomic<int>& flag() const { return options_.board->failed; }
+  int failed_rank() const { return options_.failure_state->failed.load(std::memory_order_acquire); }
+  bool culprit_is_silent() const { return options_.failure_state->silent.load(std::memory_order_acquire); }
+  const std::atomic<int>& flag() const { return options_.failure_state->failed; }
   // "rank 1 has failed: its process 77 is gone"
   std::string failure() const;
 
-  // While one lives, the calling thread is inside a call of MPI that cannot be interrupted.
+  // Scope in which the calling thread is in an MPI call that cannot be interrupted.
   class Blocking : NotCopied {
    public:
     Blocking(MpiWatch& watch, std::string what);
@@ -74,13 +72,13 @@ class MpiWatch : NotCopied {
     double since;  // by timer_
   };
   void loop();
-  void look_at_processes();
-  void look_at_signal();
-  void look_at_calls();
-  void look_at_failure();
+  void check_processes();
+  void check_signal();
+  void check_calls();
+  void check_failure();
 
   Options options_;
-  std::vector<int> descriptors_;  // descriptors of the others' processes, -1 where there is none
+  std::vector<int> descriptors_;  // pidfds of the other ranks' processes; -1: none
   std::atomic<bool> closing_{false};
   std::chrono::steady_clock::time_point failed_since_{}, signal_since_{};
   std::mutex mutex_;
@@ -90,25 +88,25 @@ class MpiWatch : NotCopied {
   std::thread thread_;
 };
 
-// MPI itself: begun once in a process and ended once, and how it is recognised that a program was started under it.
+// MPI initialization and finalization, once per process.
 
-// Ends the process in one line where what follows in its scope takes longer: calls of MPI that wait for all ranks have
-// no clock of their own, and a rank that is stopped says nothing.
+// Ends the process with one line if its scope exceeds the timeout: MPI calls that wait for all ranks have no timeout,
+// and a stopped rank cannot report anything.
 class MpiAlarm {
  public:
   MpiAlarm(double timeout_s, const char* what);
 
  private:
-  std::jthread thread_;  // none where the system has no more
+  std::jthread thread_;  // none if the system cannot start one
 };
 
 class MessageFolder;
 
-// Begins MPI unless it runs already, and ends it in that case; not while an exception passes, since the end waits for
-// all ranks, and the launcher ends them when this one has gone. Throws Error where the library cannot be used by
-// several threads at a time, which communication in the background needs. Ends the process where the other ranks do not
-// begin or end within the timeout. launch() makes its own; a program that
-// launches more than once under MPI holds one from its start to its end, since MPI cannot be begun again.
+// Initializes MPI unless it already is, and then also finalizes it; not during stack unwinding, because MPI_Finalize
+// waits for all ranks, while the launcher ends them when this one exits. Throws Error if the library does not support
+// multiple threads, which background communication needs. Ends the process if the other ranks do not initialize or
+// finalize within the timeout. launch() creates its own session; a program that launches more than once under MPI must
+// hold one for its lifetime, because MPI cannot be initialized again.
 class MpiSession : NotCopied {
  public:
   explicit MpiSession(double timeout_s = 300);
@@ -117,29 +115,28 @@ class MpiSession : NotCopied {
  private:
   double timeout_s_;
   bool owner_ = false;
-  int exceptions_ = 0;  // under way when it was made
+  int exceptions_ = 0;  // uncaught exceptions at construction
   std::unique_ptr<MessageFolder> messages_;
 };
 
-// Prints "tessera: [rank r] line", does what is given, and ends all ranks of the job with the status.
+// Prints "tessera: [rank r] line", calls before_the_end(), and ends all ranks of the job with the status.
 [[noreturn]] void end_mpi_job(
     const std::string& line, int status, const std::function<void()>& before_the_end = [] {});
 
-// Throws CommError with MPI's own words for what went wrong in `call`.
 void mpi_check(int code, const char* call);
 
-// The state that the transports of one process share under MPI: the groups with their communicators and windows, the
-// watch, and the way out.
+// The state shared by the transports of one process under MPI: the groups with their communicators and windows, the
+// watcher, and the shutdown.
 
-// Memory that the processes of one host share, of which each has a segment. It takes nothing of /dev/shm, and its room
-// is there before it is used.
+// Memory shared by the processes of one host, with one segment per rank. It does not use /dev/shm, and is reserved
+// before it is used.
 class MpiWindow : NotCopied {
  public:
-  // A collective call: all ranks get the window or none does, null; `why` says why not on the ranks that know.
+  // Collective: all ranks get the window or all get null; `why` is the reason on the ranks that know it.
   static std::unique_ptr<MpiWindow> make(MPI_Comm one_host, int64_t bytes_each, std::string& why);
-  // Waits for nobody.
+  // Does not synchronize.
   ~MpiWindow();
-  std::byte* segment(int rank) const { return base_ + rank * each_; }  // begins a page
+  std::byte* segment(int rank) const { return base_ + rank * each_; }  // page-aligned
 
  private:
   MpiWindow() = default;
@@ -154,7 +151,7 @@ struct MpiGroup {
   MPI_Comm comm = MPI_COMM_NULL;
   int rank = 0;
   std::vector<int> world_ranks;
-  std::unique_ptr<MpiWindow> window;  // where all of them are on one host and share memory
+  std::unique_ptr<MpiWindow> window;
   std::vector<SharedPlace*> places;
 };
 
@@ -164,49 +161,49 @@ class MpiWorld : NotCopied {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  int local_rank() const { return rank_here_; }
-  int local_world_size() const { return ranks_here_; }  // on this host
+  int local_rank() const { return local_rank_; }
+  int local_world_size() const { return local_world_size_; }  // on this host
   int threads_per_rank() const { return threads_per_rank_; }
-  const WaitOptions& patience() const { return patience_; }
+  const WaitOptions& wait_options() const { return wait_options_; }
   MpiWatch& watch() { return *watch_; }
-  // Other ranks' memory on this host; null where they cannot map it, or there are none.
+  // Other ranks' memory on this host; null if it cannot be mapped or there are no other ranks.
   PeerMemory* peers() const { return peers_.get(); }
-  // The group of a communicator, which it takes over. Every rank of it calls this.
+  // The group of a communicator, which it takes ownership of. Collective.
   MpiGroup& add(MPI_Comm comm);
   MpiGroup& all() { return *groups_.front(); }
 
-  // A message that MPI still reads from. Threads may send at the same time.
+  // Keeps a message alive until MPI has sent it. Thread-safe.
   void keep(MPI_Request request, std::vector<std::byte> bytes);
-  size_t reap();  // forgets those that have left, and says how many have not
+  size_t reap();  // releases the sent messages and returns the number of pending ones
 
-  // Every rank has come to its end: frees everything, in the order in which it was made on all ranks.
+  // After all ranks have finished: frees everything in creation order, which is the same on all ranks.
   void end();
   // Prints "tessera: [rank r] line" and ends the job.
   [[noreturn]] void abort(const std::string& line, int status);
-  // Another rank says why it failed and ends the job; where that does not happen, this one does.
-  [[noreturn]] void wait_for_the_end(const std::string& line);
+  // Another rank reports its failure and ends the job; if that does not happen, this rank does.
+  [[noreturn]] void wait_for_abort(const std::string& line);
 
  private:
   struct Sent {
     MPI_Request request;
     std::vector<std::byte> bytes;
   };
-  void meet_host();
-  void say_messages(const std::string& why);
-  bool several_hosts() const { return std::ssize(host_places_) < size_; }  // or ranks that only messages reach
-  void meet_peers();
-  void tell_other_hosts(int failed, const std::string& cause);
-  void listen_to_other_hosts();
+  void connect_host();
+  void report_messages(const std::string& why);
+  bool several_hosts() const { return std::ssize(host_places_) < size_; }
+  void map_peers();
+  void notify_other_hosts(int failed, const std::string& cause);
+  void poll_other_hosts();
 
-  int rank_ = 0, size_ = 1, rank_here_ = 0, ranks_here_ = 1;
+  int rank_ = 0, size_ = 1, local_rank_ = 0, local_world_size_ = 1;
   int threads_per_rank_ = 1;
-  WaitOptions patience_;
+  WaitOptions wait_options_;
   MPI_Comm alarm_ = MPI_COMM_NULL, host_ = MPI_COMM_NULL;
-  std::unique_ptr<MpiWindow> host_window_;  // null where this host's ranks share no memory
-  HostPlace own_place_;                     // and the board, for this rank alone, where they do not
-  HostFailureState own_board_;
+  std::unique_ptr<MpiWindow> host_window_;  // null if this host's ranks do not share memory
+  HostPlace own_place_;                     // then this rank's private entry and failure state
+  HostFailureState own_failure_state_;
   std::vector<HostPlace*> host_places_;
-  HostFailureState* board_ = nullptr;
+  HostFailureState* failure_state_ = nullptr;
   std::unique_ptr<PeerMemory> peers_;
   std::vector<std::unique_ptr<MpiGroup>> groups_;
   std::unique_ptr<MpiWatch> watch_;
@@ -215,12 +212,12 @@ class MpiWorld : NotCopied {
   std::atomic<bool> printed_{false};
 };
 
-// Ranks that are processes under MPI, on one host or several.
+// Ranks as MPI processes, on one host or several.
 //
-// Messages are MPI's. The direct exchange of ranks on one host goes through memory that they share
-// (parallel/comm/shared_exchange.h); across hosts it is made of messages. native() is MPI's own collective, whose
-// order of summation is the library's. Nothing waits without looking at failures and at the clock; what cannot be
-// interrupted is under the eyes of the watch. Arrays on GPUs go through the host's memory, message by message.
+// Messages use MPI. The direct exchange uses shared memory between ranks of one host (parallel/comm/shared_exchange.h)
+// and messages between hosts. native() is MPI's own collective, with the library's summation order. Every wait polls
+// failures and the clock; the watcher covers calls that cannot be interrupted. Arrays on GPUs are staged through host
+// memory, message by message.
 
 class MpiTransport final : public Transport {
  public:
@@ -243,16 +240,16 @@ class MpiTransport final : public Transport {
   bool maps_peers() const override { return shared_ && world_->peers() != nullptr; }
 
  private:
-  // Until done() is true; throws when a rank fails or the time is over.
+  // Waits until done() is true; throws if a rank fails or the wait times out.
   template <class Done>
-  void patiently(int from, int64_t bytes, const Done& done);
+  void wait_until(int from, int64_t bytes, const Done& done);
 
   std::shared_ptr<MpiWorld> world_;
   MpiGroup& group_;
   std::optional<SharedExchange> shared_;
 };
 
-// MPI's collective for a call; blocks until it is done.
+// MPI's collective for a call; blocking.
 void mpi_collective(MPI_Comm comm, const Call& call);
 
 }  // namespace tessera

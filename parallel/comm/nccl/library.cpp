@@ -1,4 +1,4 @@
-// NCCL and CUDA behind NcclApi. Compiled where both are, or where both are emulated (tests/cuda_emulator).
+// NcclApi with NCCL and CUDA. Compiled if both are available or emulated (tests/cuda_emulator).
 #include <nccl.h>
 
 #include <cstdlib>
@@ -16,7 +16,7 @@ void check(cudaError_t code, const char* call) {
   if (cuda::expected(code) != cudaSuccess) throw CommError(std::string(call) + ": " + cudaGetErrorString(code));
 }
 
-// A communicator that does not block answers "in progress" to everything that is only begun.
+// A non-blocking communicator returns "in progress" for pending operations.
 void check(ncclResult_t code, const char* call) {
   if (code != ncclSuccess && code != ncclInProgress)
     throw CommError(std::string(call) + ": " + ncclGetErrorString(code));
@@ -42,7 +42,6 @@ ncclDataType_t to_nccl_type(DType dtype) {
 ncclRedOp_t to_nccl_op(Reduction reduction) { return reduction == Reduction::sum ? ncclSum : ncclMax; }
 size_t size(int64_t count) { return static_cast<size_t>(count); }
 
-// The stream that all communicators of a rank share.
 struct NcclStream {
   explicit NcclStream(int gpu) : device(gpu) {
     check(cudaSetDevice(device), "cudaSetDevice");
@@ -60,7 +59,7 @@ class RealNccl final : public NcclApi {
   ~RealNccl() override {
     cudaSetDevice(on_->device);
     if (aborting_.joinable()) aborting_.join();
-    if (comm_) ncclCommAbort(comm_);  // everything asked for has been waited for
+    if (comm_) ncclCommAbort(comm_);  // all operations are complete
   }
 
   NcclId make_id() override {
@@ -93,8 +92,8 @@ class RealNccl final : public NcclApi {
     check(done, "cudaStreamQuery");
     return true;
   }
-  // NCCL first tells its kernels to end, and then waits until no graph holds a collective of the communicator, which
-  // may be one that the caller has launched and has to wait for.
+  // NCCL stops its kernels, then waits until no graph contains collectives of the communicator; the caller may still be
+  // waiting for such a graph, hence the thread.
   void abort() override {
     if (!comm_) return;
     aborting_ = std::thread([comm = std::exchange(comm_, nullptr), device = on_->device] {
@@ -159,7 +158,7 @@ class RealNccl final : public NcclApi {
   std::unique_ptr<NcclApi> another() const override { return std::make_unique<RealNccl>(on_); }
 
  private:
-  // The current device belongs to the thread, and what runs in the background has a thread of its own.
+  // The current device is a property of the thread, and background work has a separate thread.
   void enter() const { check(cudaSetDevice(on_->device), "cudaSetDevice"); }
   std::shared_ptr<NcclStream> on_;
   cudaStream_t stream_;
@@ -178,7 +177,7 @@ std::unique_ptr<NcclApi> real_nccl(int device, int devices_needed) {
   int devices = 0;
   if (cuda::expected(cudaGetDeviceCount(&devices)) != cudaSuccess) devices = 0;
   if (devices < devices_needed)
-    throw Error("`backend` nccl: every rank needs a GPU of its own; expected " + std::to_string(devices_needed) +
+    throw Error("`backend` nccl: every rank needs a separate GPU; expected " + std::to_string(devices_needed) +
                 " on this machine, found " + std::to_string(devices));
   return std::make_unique<RealNccl>(std::make_shared<NcclStream>(device));
 }

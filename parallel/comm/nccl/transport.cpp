@@ -1,4 +1,4 @@
-// Collectives as sequences of NCCL's calls.
+// Collectives as sequences of NCCL calls.
 #include "parallel/comm/nccl/transport.h"
 
 #include "parallel/comm/algorithms.h"
@@ -21,7 +21,7 @@ struct NcclTransport::Family {
     const std::lock_guard lock(mutex);
     std::erase(members, api);
   }
-  // NCCL's kernels would wait for ever for a rank that has failed, and hold up what comes behind them on the stream.
+  // NCCL's kernels would wait forever for a failed rank and block later work on the stream.
   void abort() {
     const std::lock_guard lock(mutex);
     if (!std::exchange(broken, true))
@@ -63,7 +63,7 @@ void NcclTransport::check_peers(const std::string& during) const {
   if (carrier_->failed_rank() >= 0) throw PeerFailed(during + ": " + carrier_->failure());
 }
 
-// With what the others have come to in the place of this rank's last call.
+// Compares this rank's last call with the other ranks' calls of the same number.
 void NcclTransport::compare(const Call& call) const {
   if (logs_.empty()) return;
   const uint64_t number = logs_[static_cast<size_t>(rank())]->made();
@@ -75,7 +75,7 @@ void NcclTransport::compare(const Call& call) const {
   }
 }
 
-// The first rank that has not come to this rank's last call; negative: none, or it cannot be seen from here.
+// The first rank that has not reached this rank's last call; negative: none, or unknown.
 int NcclTransport::behind(const Call* call) const {
   if (!call || logs_.empty()) return -1;
   const uint64_t number = logs_[static_cast<size_t>(rank())]->made();
@@ -88,16 +88,16 @@ std::string NcclTransport::last_operation(int rank, const Call& call) const {
   const CallLog& log = *logs_[static_cast<size_t>(rank)];
   std::optional<Call> last = log.find(log.made());
   if (last) last->gpu = call.gpu;
-  return last ? "the last it came to was " + describe(*last) : "it has not communicated here yet";
+  return last ? "its last operation was " + describe(*last) : "it has not communicated in this group yet";
 }
 
-// Why the time is over, as far as it can be seen from here. `call`: the last, where the wait is for its end.
-std::string NcclTransport::in_vain(const Call* call) const {
+// The cause of a timeout, as far as known. `call`: the last one, if the wait is for its completion.
+std::string NcclTransport::timeout_cause(const Call* call) const {
   const std::string within = " within " + seconds_text(timeout_s_);
   if (!call || logs_.empty())
-    return "NCCL did not end it" + within + "; a rank does not come, or asks for something else";
+    return "NCCL did not complete it" + within + "; a rank is missing or called a different operation";
   if (const int r = behind(call); r >= 0) return did_not_come(world_rank(r), timeout_s_, last_operation(r, *call));
-  return "NCCL did not end it" + within + ", although every rank has come to it";
+  return "NCCL did not complete it" + within + ", although every rank has called it";
 }
 
 void NcclTransport::wait_until(bool (NcclApi::*reached)(), const std::string& during, const Call* call) {
@@ -110,7 +110,7 @@ void NcclTransport::wait_until(bool (NcclApi::*reached)(), const std::string& du
       check_peers(during);
       if (call) compare(*call);
       const double waited = timer.seconds();
-      if (waited > timeout_s_) throw CommError(during + ": " + in_vain(call));
+      if (waited > timeout_s_) throw CommError(during + ": " + timeout_cause(call));
       if (const int r = behind(call); r >= 0) late = r;
       if (flight_ && reminder.is_due(waited))
         flight_->overdue(axis_, during, late < 0 ? -1 : world_rank(late), late < 0 ? "" : last_operation(late, *call),
@@ -128,9 +128,9 @@ void NcclTransport::check_progress(double waited_s, const std::string& during) {
   if (size() == 1) return;
   try {
     check_peers(during);
-    if (waited_s > timeout_s_) throw CommError(during + ": " + in_vain(nullptr));
+    if (waited_s > timeout_s_) throw CommError(during + ": " + timeout_cause(nullptr));
     const std::lock_guard lock(family_->mutex);
-    for (NcclApi* api : family_->members) api->queued();  // throws what NCCL has met
+    for (NcclApi* api : family_->members) api->queued();  // throws NCCL errors
   } catch (const CommError&) {
     family_->abort();
     throw;
@@ -139,7 +139,7 @@ void NcclTransport::check_progress(double waited_s, const std::string& during) {
 
 std::shared_ptr<CommWorker> NcclTransport::background() { return family_->worker; }
 
-// Returns a point behind the collective, which is taken when it is on the stream and not only asked for.
+// Returns an event after the collective, recorded when the collective is on the stream.
 std::shared_ptr<void> NcclTransport::begin(const Call& call) {
   if (family_->is_broken()) throw CommError(describe(call) + ": NCCL has failed before");
   if (!logs_.empty()) logs_[static_cast<size_t>(rank())]->add(call);
@@ -158,8 +158,8 @@ std::shared_ptr<void> NcclTransport::begin(const Call& call) {
 int64_t NcclTransport::native(const Call& call) {
   if (!only_native(call)) return carrier_->direct(call);
   const std::shared_ptr<void> end = begin(call);
-  // The rank's own thread goes on meanwhile. Joined before the end, the rank's stream would hold up a message of it,
-  // for which another rank's stream may wait before it comes to this collective: then neither would end.
+  // The rank's own thread continues in the meantime. If its stream joined before the end, it would block the rank's
+  // messages, which another rank may need before it reaches this collective: a deadlock.
   if (!api_->is_captured(*call.gpu)) wait_until(&NcclApi::finished, describe(call), &call);
   api_->join(*call.gpu, end);
   return sent_directly(call, size(), rank());
@@ -211,7 +211,7 @@ void NcclTransport::all_gather(const Call& call, bool even) {
   api_->group_end();
 }
 
-// gather, scatter and all_to_all are messages in one group, to itself too. Empty pieces are left out on both sides.
+// gather, scatter and all_to_all are messages in one group, including those to itself. Empty chunks are omitted.
 void NcclTransport::exchange(const Call& call) {
   const int64_t element = element_size(call.dtype);
   const Range mine = range(call, rank());
@@ -228,7 +228,7 @@ void NcclTransport::exchange(const Call& call) {
   for (int r = 0; r < size(); ++r) {
     const Range theirs = range(call, r);
     if (call.op == Op::all_to_all) {
-      const Range there = piece_for(call, size(), r), back = piece_from(call, size(), r);
+      const Range there = send_range(call, size(), r), back = recv_range(call, size(), r);
       send(call.in + there.begin * element, there.size(), r);
       recv(call.out + back.begin * element, back.size(), r);
     }

@@ -1,10 +1,10 @@
-// The calls that the NCCL transport makes of NCCL and CUDA, so that a test can stand in for both and see every call.
+// The NCCL and CUDA calls of the NCCL transport, as an interface so that tests can emulate both and observe every call.
 //
-// All calls for the communicators of one rank come from one thread at a time. None of them waits for other ranks:
-// finished() says when what was asked for is done. What NCCL does runs beside the rank's kernels, on one stream for all
-// communicators of the rank: kernels of two communicators that run at the same time may wait for each other's ranks for
-// ever, and on one stream they run in the order in which they were asked for. Graphs in which collectives of a
-// communicator were captured must go before it does.
+// All calls for the communicators of one rank come from one thread at a time and do not wait for other ranks:
+// finished() polls completion. NCCL's work runs concurrently with the rank's kernels, on one stream for all
+// communicators of the rank, because concurrent kernels of two communicators could deadlock waiting for each other's
+// ranks; one stream preserves the order of the calls. Graphs with captured collectives must be destroyed before their
+// communicator.
 #pragma once
 
 #include "parallel/comm/transport.h"
@@ -21,12 +21,12 @@ class NcclApi : NotCopied {
 
   virtual NcclId make_id() = 0;
   virtual void begin(int ranks, const NcclId& id, int rank) = 0;  // joins the communicator
-  // Whether what was asked for is on NCCL's stream by now, which has to be before a point behind it is taken. Throws
-  // CommError when NCCL has met an error.
+  // Whether the enqueued work has reached NCCL's stream, which must precede point(). Throws CommError after an NCCL
+  // error.
   virtual bool queued() = 0;
-  virtual bool finished() = 0;  // and whether it is done; not while it is captured
-  // Ends what is under way; nothing may follow. Returns at once, so that all communicators of a rank can be told before
-  // the first of them waits for the GPU.
+  virtual bool finished() = 0;  // whether it is complete; not during capture
+  // Aborts pending work; no calls may follow. Returns immediately, so that all communicators of a rank are aborted
+  // before the first of them waits for the GPU.
   virtual void abort() = 0;
 
   virtual void group_start() = 0;
@@ -39,59 +39,57 @@ class NcclApi : NotCopied {
   virtual void send(const void* data, int64_t count, DType dtype, int to) = 0;
   virtual void recv(void* data, int64_t count, DType dtype, int from) = 0;
 
-  // Lets work that is asked for from now on come after all that is queued on the arena's stream; where that is captured
-  // as a CUDA graph (tensor/cuda/gpus.h) the work becomes a part of the graph.
+  // Orders subsequent work after everything queued on the arena's stream; if that stream is being captured as a CUDA
+  // graph (tensor/cuda/gpus.h), the work becomes part of the graph.
   virtual void after(Arena& gpu) = 0;
   virtual bool is_captured(Arena& gpu) const = 0;  // now
-  // The end of all that is queued on NCCL's stream.
+  // An event after everything queued on NCCL's stream.
   virtual std::shared_ptr<void> point() = 0;
-  // Lets work that is queued on the arena's stream from now on come after the point.
+  // Orders subsequent work of the arena's stream after the point.
   virtual void join(Arena& gpu, const std::shared_ptr<void>& point) = 0;
-  // An object for another communicator, with this library, device and stream.
+  // An object for another communicator with the same library, device and stream.
   virtual std::unique_ptr<NcclApi> another() const = 0;
 };
 
-// To be called before the first call of CUDA's in a process that will use NCCL, and says two things in the environment,
-// where the user has not (CUDA_MODULE_LOADING, NCCL_GRAPH_REGISTER). Kernels are loaded before they are first launched:
-// CUDA loads lazily otherwise, and may wait for the GPU to be idle when it does, which it never is while a kernel of
-// NCCL's waits for a rank whose next kernel is still to be loaded. And NCCL registers no buffers of a captured graph:
-// it takes a run of addresses for one piece of memory, and an arena's is mapped piece by piece, so such graphs hang or
+// Must be called before the first CUDA call of a process that uses NCCL. Sets two environment variables unless the user
+// has (CUDA_MODULE_LOADING, NCCL_GRAPH_REGISTER). Eager kernel loading: lazy loading may wait for an idle GPU, which
+// deadlocks while an NCCL kernel waits for a rank whose next kernel is not loaded. No buffer registration in captured
+// graphs: NCCL treats an address range as one allocation, but arenas map memory in several, so such graphs hang or
 // access other memory (NVIDIA/nccl, issues 1820, 2332 and 2362).
 void prepare_for_nccl();
 
-// NCCL and CUDA as they are. `device`: of this rank. Throws Error where this build or this machine has none, or fewer
-// devices. Defined where NCCL is on.
+// The real NCCL and CUDA. `device`: this rank's. Throws Error if the build or the machine has no NCCL or too few
+// devices. Defined if the build has NCCL.
 std::unique_ptr<NcclApi> real_nccl(int device, int devices_needed);
 
-// Ranks with a GPU each: collectives of arrays on GPUs are NCCL's, everything else goes over another transport, the
-// carrier (threads or MPI), which also hands around NCCL's id.
+// Ranks with one GPU each: collectives of arrays on GPUs use NCCL, everything else another transport, the carrier
+// (threads or MPI), which also broadcasts NCCL's id.
 //
-//   array on a GPU    collectives by native(); sums in NCCL's order, bfloat16 too
-//                     other messages: the carrier's; of threads from GPU to GPU, of MPI through the host
-//   array on the host the carrier's, with its own order of sums
+//   array on a GPU    collectives by native(), with NCCL's summation order, also for bfloat16
+//                     point-to-point messages: the carrier's; threads from GPU to GPU, MPI through the host
+//   array on the host the carrier's, with its summation order
 //
-// A collective comes after what the rank's stream was given before it, runs on NCCL's stream, and what the rank's
-// stream is given later comes after it. The host waits for its end, and looks at the clock and at ranks that fail
-// meanwhile, and at what they have come to (parallel/comm/call.h), which names a rank that does not come or asks
-// for something else, where NCCL would wait for ever; only while the rank's stream is captured as a CUDA graph it does
-// not: then collectives are nodes of the graph, and who waits for the graph looks after the ranks (check_progress).
-// Those that are started (Communicator::start_...) run beside the kernels that are queued meanwhile. Pieces that are
-// uneven, which NCCL has no collective for, go as a group of one reduce or broadcast for each rank, or of an all_to_all
-// as a group of sends and receives.
+// A collective starts after earlier work of the rank's stream, runs on NCCL's stream, and later work of the rank's
+// stream follows it. The host waits for its completion while polling the clock, failed ranks, and the ranks' call logs
+// (parallel/comm/call.h), which identify a rank that is missing or calls a different operation, where NCCL alone would
+// hang. Only while the rank's stream is captured as a CUDA graph the host does not wait: collectives become nodes of
+// the graph, and the code that waits for the graph calls check_progress(). Collectives in the background
+// (Communicator::start_...) run concurrently with kernels queued in the meantime. NCCL has no collectives for uneven
+// chunks, so these become a group of one reduce or broadcast per rank, or for an all_to_all a group of sends and
+// receives.
 //
-// Order: NCCL wants all ranks to begin the collectives of all their communicators in the same order. Here that is the
-// order of the program, which is one for all ranks: the communicators of a rank (all that were split from one) share
-// NCCL's stream, one thread for what is started in the background, and nothing passes by that thread while it has work
-// (Communicator::run). In a graph they are a chain, since they lie on one stream. When one of them has failed, all are
-// aborted, and nothing may follow in any.
+// Order: NCCL requires all ranks to start the collectives of all their communicators in the same order. That is the
+// program order, which is the same on all ranks: the communicators of a rank (all that were split from one) share
+// NCCL's stream and one thread for background work, and no call bypasses that thread while it is busy
+// (Communicator::run). In a graph they form a chain because they are on one stream. When one has failed, all are
+// aborted and unusable.
 //
-// Tests see which calls are made, in which order and with which pointers (tests/parallel/nccl_test.cpp), and run them
-// over an emulated NCCL (tests/parallel/gpu_test.cpp); that NCCL itself does with them what is expected here has to be
-// tested on GPUs.
+// Tests check the calls, their order and pointers (tests/parallel/nccl_test.cpp), and run them on an emulated NCCL
+// (tests/parallel/gpu_test.cpp); the behaviour of NCCL itself can be tested only on several GPUs.
 
 class NcclTransport final : public Transport {
  public:
-  // Joins the communicator of all ranks of the carrier; every rank calls it.
+  // Joins the communicator of all ranks of the carrier; collective.
   NcclTransport(std::unique_ptr<NcclApi> api, std::unique_ptr<Transport> carrier, double timeout_s);
   ~NcclTransport() override;
 
@@ -130,27 +128,27 @@ class NcclTransport final : public Transport {
   bool maps_peers() const override { return carrier_->maps_peers(); }
 
  private:
-  struct Family;  // the communicators of one rank
+  struct Family;
   NcclTransport(std::unique_ptr<NcclApi> api, std::unique_ptr<Transport> carrier, double timeout_s,
                 std::shared_ptr<Family> family);
   void check_peers(const std::string& during) const;
   void compare(const Call& call) const;
   int behind(const Call* call) const;
   std::string last_operation(int rank, const Call& call) const;
-  std::string in_vain(const Call* call) const;
+  std::string timeout_cause(const Call* call) const;
   void wait_until(bool (NcclApi::*reached)(), const std::string& during, const Call* call = nullptr);
   std::shared_ptr<void> begin(const Call& call);
   void collective(const Call& call);
   void reduce_scatter(const Call& call, bool even);
   void all_gather(const Call& call, bool even);
   void exchange(const Call& call);
-  Range range(const Call& call, int rank) const { return piece(call.count, size(), rank); }
+  Range range(const Call& call, int rank) const { return chunk_range(call.count, size(), rank); }
 
   std::unique_ptr<NcclApi> api_;
   std::unique_ptr<Transport> carrier_;
   double timeout_s_;
   std::shared_ptr<Family> family_;
-  std::vector<CallLog*> logs_;  // by rank; empty where ranks are on several machines
+  std::vector<CallLog*> logs_;  // by rank; empty if ranks are on several hosts
 };
 
 }  // namespace tessera

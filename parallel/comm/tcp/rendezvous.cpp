@@ -1,4 +1,4 @@
-// poll(), getaddrinfo() and their kin.
+// Sockets with deadlines, and the rendezvous protocol.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -23,6 +23,12 @@
 #include "tensor/random.h"
 
 namespace tessera {
+
+namespace {
+constexpr std::chrono::milliseconds kRetry{100};
+}
+
+std::string Deadline::within() const { return seconds_ > 0 ? " within " + seconds_text(seconds_) : ""; }
 
 int Deadline::ms() const {
   const double left = 1e3 * (seconds_ - timer_.seconds());
@@ -70,11 +76,16 @@ std::pair<std::string, std::string> parse_address(const std::string& address) {
   return {host, port};
 }
 
-Addresses resolved(const std::string& host, const std::string& port, const std::string& shown) {
+Addresses resolved(const std::string& host, const std::string& port, const std::string& shown,
+                   const Deadline& deadline) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
-  if (const int error = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &found); error != 0)
-    throw FieldError("rendezvous", "'" + shown + "' leads nowhere: " + ::gai_strerror(error));
+  int error = 0;
+  while ((error = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &found)) != 0 && !deadline.is_over())
+    std::this_thread::sleep_for(kRetry);  // a name service may start after the ranks
+  if (error != 0)
+    throw FieldError("rendezvous", "'" + shown + "' does not resolve" + deadline.within() + ": " +
+                                       ::gai_strerror(error) + "; expected the name or the address of rank 0's host");
   return {found, &::freeaddrinfo};
 }
 
@@ -99,7 +110,7 @@ Descriptor connected(const addrinfo& first, const Deadline& deadline, std::strin
       if (error == 0) return s;
       why = std::strerror(error);
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    std::this_thread::sleep_for(kRetry);
   }
   return Descriptor();
 }
@@ -126,26 +137,27 @@ Endpoint own_end(int fd) {
   return out;
 }
 
-// Who comes, and who is told what.
+// Rendezvous: peer registration and address exchange.
 
 namespace {
 
-constexpr size_t kMaxStrangers = 64;  // that are listened to at a time
-constexpr size_t kMaxText = 500;
-constexpr uint32_t kAddressLetters = 46;  // letters of an address in numbers, with the 0 at its end
+constexpr size_t kMaxUnverified = 64;  // maximum unverified connections
+constexpr size_t kMaxRefusal = 500;
+constexpr double kLookupInterval = 3;  // seconds after which the name is resolved again
+constexpr uint32_t kAddressSize = 46;  // size of a numeric address with its terminating 0
 
-// Rank 0's answer: a refusal with `bytes` of text behind it, or a place for each rank.
+// Rank 0's answer: a refusal followed by `bytes` of text, or one PeerPlace per rank.
 struct Answer {
   std::array<char, 8> magic = Hello::kMagic;
   uint32_t refused = 0, bytes = 0;
   std::array<char, 16> token = {};
 };
 struct PeerPlace {
-  std::array<char, kAddressLetters> address = {};  // numbers, ends with 0
+  std::array<char, kAddressSize> address = {};  // numeric, 0-terminated
   uint16_t port = 0;
   uint64_t host = 0;
 };
-// The first message of a rank to another than rank 0.
+// The first message between two ranks other than rank 0.
 struct PeerHello {
   std::array<char, 16> token = {};
   uint32_t from = 0, to = 0;
@@ -161,7 +173,7 @@ uint64_t this_host() {
   return uint64_t{words[0]} << 32 | words[1];
 }
 
-// Who of the ranks from `first` on has no connection: "ranks 2, 3".
+// The ranks from `first` on without a connection: "ranks 2, 3".
 std::string missing(const RendezvousResult& met, int first) {
   std::vector<int> out;
   for (int r = first; r < std::ssize(met.peers); ++r)
@@ -169,36 +181,28 @@ std::string missing(const RendezvousResult& met, int first) {
   return fmt::format("rank{} {}", out.size() == 1 ? "" : "s", fmt::join(out, ", "));
 }
 
-// A connection whose first words have not all come.
 struct UnverifiedPeer {
   Descriptor socket;
   Hello hello = {};
   size_t got = 0;
 };
 
-// Whether the other end has closed the connection; nothing is read.
+// Whether the peer has closed the connection; does not consume data.
 bool has_ended(const Descriptor& socket) {
   char next = 0;
   const ssize_t n = ::recv(socket.get(), &next, 1, MSG_PEEK | MSG_DONTWAIT);
   return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
 }
 
-// Rank 0's side.
 class Host {
  public:
   explicit Host(const RendezvousOptions& m) : m_(m), deadline_(m.timeout_s), places_(static_cast<size_t>(m.ranks)) {
     met_.peers.resize(places_.size());
   }
   RendezvousResult meet() {
-    const auto [host, port] = parse_address(m_.address);
-    const Addresses addresses = resolved(host, port, m_.address);
-    for (const addrinfo* a = addresses.get(); a != nullptr && !listener_; a = a->ai_next)
-      listener_ = listening_on(a->ai_addr, a->ai_addrlen, a->ai_family);
-    if (!listener_)
-      throw FieldError("rendezvous", "rank 0 cannot listen on " + m_.address + ": " + std::strerror(errno) +
-                                         "; expected an address of its own host, and a port that is free");
+    listen();
     places_[0].host = this_host();
-    while (!all_are_there()) {
+    while (!all_connected()) {
       if (deadline_.is_over()) give_up();
       look();
     }
@@ -208,44 +212,64 @@ class Host {
   const std::vector<PeerPlace>& places() const { return places_; }
 
  private:
-  bool is_there(int rank) const { return rank == 0 || met_.peers[static_cast<size_t>(rank)]; }
-  // A rank that has ended may be started again by a supervisor: its place is free for the new process.
-  bool all_are_there() {
+  // A previous process of rank 0 may still be exiting and occupy the port.
+  void listen() {
+    const auto [host, port] = parse_address(m_.address);
+    int cause = 0;
+    while (true) {
+      const Addresses addresses = resolved(host, port, m_.address, deadline_);
+      for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
+        listener_ = listening_on(a->ai_addr, a->ai_addrlen, a->ai_family);
+        if (listener_) return;
+        cause = errno;
+        if (cause == EADDRINUSE) break;
+      }
+      if (cause != EADDRINUSE || deadline_.is_over()) break;
+      std::this_thread::sleep_for(kRetry);
+    }
+    throw FieldError("rendezvous",
+                     fmt::format("rank 0 cannot listen on {}{}: {}; expected an address of this host and a free "
+                                 "port",
+                                 m_.address, cause == EADDRINUSE ? deadline_.within() : "", std::strerror(cause)));
+  }
+
+  bool is_connected(int rank) const { return rank == 0 || met_.peers[static_cast<size_t>(rank)]; }
+  // A supervisor may restart a rank that has exited: its place is free for the new process.
+  bool all_connected() {
     for (size_t r = 1; r < met_.peers.size(); ++r)
       if (met_.peers[r] && has_ended(met_.peers[r])) leave(r);
     return std::all_of(met_.peers.begin() + 1, met_.peers.end(), [](const Descriptor& peer) { return bool(peer); });
   }
 
-  // Accepts and reads what there is.
   void look() {
     std::vector<pollfd> polled{{listener_.get(), POLLIN, 0}};
-    for (const UnverifiedPeer& s : strangers_) polled.push_back({s.socket.get(), POLLIN, 0});
+    for (const UnverifiedPeer& s : unverified_) polled.push_back({s.socket.get(), POLLIN, 0});
     if (::poll(polled.data(), polled.size(), deadline_.ms()) <= 0) return;
-    for (size_t i = strangers_.size(); i-- > 0;)
-      if (polled[i + 1].revents != 0 && !listen_to(strangers_[i]))
-        strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(i));
+    for (size_t i = unverified_.size(); i-- > 0;)
+      if (polled[i + 1].revents != 0 && !read_hello(unverified_[i]))
+        unverified_.erase(unverified_.begin() + static_cast<std::ptrdiff_t>(i));
     if (polled[0].revents != 0)
       if (Descriptor s(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)); s)
-        strangers_.push_back({std::move(s)});
-    if (strangers_.size() > kMaxStrangers) strangers_.pop_front();
+        unverified_.push_back({std::move(s)});
+    if (unverified_.size() > kMaxUnverified) unverified_.pop_front();
   }
   void leave(size_t rank) {
     met_.peers[rank] = Descriptor();
     left_.insert(rank);
   }
 
-  // False when it is a stranger no more: a rank, or gone.
-  bool listen_to(UnverifiedPeer& s) {
+  // Returns false if the peer is no longer unverified: it is a rank, or closed.
+  bool read_hello(UnverifiedPeer& s) {
     const ssize_t n =
         ::recv(s.socket.get(), reinterpret_cast<char*>(&s.hello) + s.got, sizeof(Hello) - s.got, MSG_DONTWAIT);
     if (n <= 0) return n < 0 && (errno == EAGAIN || errno == EINTR);
     s.got += static_cast<size_t>(n);
     if (s.got < sizeof(Hello)) return true;
     if (s.hello.magic != Hello::kMagic) return false;
-    if (s.hello.rank > 0 && s.hello.rank < met_.peers.size())  // it may have ended since poll() looked
+    if (s.hello.rank > 0 && s.hello.rank < met_.peers.size())  // it may have exited since poll()
       if (const Descriptor& old = met_.peers[s.hello.rank]; old && has_ended(old)) leave(s.hello.rank);
     std::vector<bool> there;
-    for (int r = 0; r < m_.ranks; ++r) there.push_back(is_there(r));
+    for (int r = 0; r < m_.ranks; ++r) there.push_back(is_connected(r));
     if (const std::string why = refusal(s.hello, there); !why.empty()) {
       refuse(s.socket, why);
       for (const Descriptor& peer : met_.peers)
@@ -255,8 +279,7 @@ class Host {
     PeerPlace& place = places_[s.hello.rank];
     Endpoint theirs;
     ::getpeername(s.socket.get(), theirs.get(), &theirs.size);
-    ::getnameinfo(theirs.get(), theirs.size, place.address.data(), socklen_t{kAddressLetters}, nullptr, 0,
-                  NI_NUMERICHOST);
+    ::getnameinfo(theirs.get(), theirs.size, place.address.data(), socklen_t{kAddressSize}, nullptr, 0, NI_NUMERICHOST);
     place.port = s.hello.port, place.host = s.hello.host;
     met_.peers[s.hello.rank] = std::move(s.socket);
     left_.erase(s.hello.rank);
@@ -264,7 +287,7 @@ class Host {
   }
 
   void refuse(const Descriptor& socket, const std::string& why) const {
-    const std::string text = why.substr(0, kMaxText);
+    const std::string text = why.substr(0, kMaxRefusal);
     const Answer answer{.refused = 1, .bytes = static_cast<uint32_t>(text.size())};
     const Deadline soon(1);
     if (write_all(socket.get(), &answer, sizeof(answer), soon)) write_all(socket.get(), text.data(), text.size(), soon);
@@ -277,15 +300,15 @@ class Host {
     for (int r = 1; r < m_.ranks; ++r) {
       const int fd = met_.peers[static_cast<size_t>(r)].get();
       if (!write_all(fd, &answer, sizeof(answer), deadline_) || !write_all(fd, places_.data(), answer.bytes, deadline_))
-        throw CommError("[rendezvous] rank " + std::to_string(r) + " has gone before all had come");
+        throw CommError("[rendezvous] rank " + std::to_string(r) + " disconnected before all ranks had connected");
     }
   }
 
   [[noreturn]] void give_up() const {
-    std::string why = fmt::format("[rendezvous] {} did not come to {} within {}", missing(met_, 1), m_.address,
+    std::string why = fmt::format("[rendezvous] {} did not connect to {} within {}", missing(met_, 1), m_.address,
                                   seconds_text(m_.timeout_s));
     if (!left_.empty())
-      why += fmt::format("; rank{} {} had come and ended", left_.size() == 1 ? "" : "s", fmt::join(left_, ", "));
+      why += fmt::format("; rank{} {} had connected and exited", left_.size() == 1 ? "" : "s", fmt::join(left_, ", "));
     for (const Descriptor& peer : met_.peers)
       if (peer) refuse(peer, why);
     throw CommError(why);
@@ -294,13 +317,12 @@ class Host {
   const RendezvousOptions& m_;
   Deadline deadline_;
   Descriptor listener_;
-  std::deque<UnverifiedPeer> strangers_;
-  std::set<size_t> left_;  // ranks that came and ended
+  std::deque<UnverifiedPeer> unverified_;
+  std::set<size_t> left_;
   std::vector<PeerPlace> places_;
   RendezvousResult met_;
 };
 
-// Every other rank's.
 class Joiner {
  public:
   explicit Joiner(const RendezvousOptions& m) : m_(m), deadline_(m.timeout_s) {
@@ -308,26 +330,29 @@ class Joiner {
   }
 
   RendezvousResult meet() {
-    const auto [host, port] = parse_address(m_.address);
-    const Addresses addresses = resolved(host, port, m_.address);
     Descriptor listener;
-    while (!come_to_rank_0(*addresses, listener)) {  // it has ended, and may be started again
+    while (!join_rank_0(listener)) {  // a rank 0 that has exited may be restarted
       if (deadline_.is_over()) gone();
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      std::this_thread::sleep_for(kRetry);
     }
-    for (int r = 1; r < m_.rank; ++r) greet(r);
+    for (int r = 1; r < m_.rank; ++r) connect_to(r);
     for (int missing = m_.ranks - 1 - m_.rank; missing > 0;) missing -= accept_one(listener) ? 1 : 0;
     return std::move(met_);
   }
   const std::vector<PeerPlace>& places() const { return places_; }
 
  private:
-  // False when rank 0 ends before it answers.
-  bool come_to_rank_0(const addrinfo& address, Descriptor& listener) {
-    std::string why = "it was not tried";
-    Descriptor first = connected(address, deadline_, why);
+  // False if rank 0 exits before it answers.
+  bool join_rank_0(Descriptor& listener) {
+    const auto [host, port] = parse_address(m_.address);
+    std::string why = "not attempted";
+    Descriptor first;
+    do {  // the name may be moved to another address
+      const Addresses addresses = resolved(host, port, m_.address, deadline_);
+      first = connected(*addresses, Deadline(std::min(kLookupInterval, m_.timeout_s)), why);
+    } while (!first && !deadline_.is_over());
     if (!first)
-      throw CommError(fmt::format("[rendezvous] nobody answers at {} within {}: {}; expected rank 0 there", m_.address,
+      throw CommError(fmt::format("[rendezvous] no answer at {} within {}: {}; expected rank 0 there", m_.address,
                                   seconds_text(m_.timeout_s), why));
     Endpoint own = own_end(first.get());
     own.set_port(0);
@@ -337,7 +362,7 @@ class Joiner {
                       .rank = static_cast<uint32_t>(m_.rank),
                       .host = this_host(),
                       .port = own_end(listener.get()).port()};
-    // rank 0 says itself that others do not come, so it is given a moment more
+    // rank 0 reports missing ranks itself, so it gets extra time
     const Deadline later(m_.timeout_s + 5);
     if (!write_all(first.get(), &hello, sizeof(hello), deadline_) || !wait_for(first.get(), POLLIN, later) ||
         has_ended(first))
@@ -348,7 +373,7 @@ class Joiner {
   }
 
   [[noreturn]] void gone() const {
-    throw CommError("[rendezvous] what answers at " + m_.address + " is no rank 0 of Tessera, or has ended");
+    throw CommError("[rendezvous] the process at " + m_.address + " is not rank 0 of Tessera, or has exited");
   }
 
   void read_places(const Descriptor& first, const Deadline& later) {
@@ -356,7 +381,7 @@ class Joiner {
     if (!read_all(first.get(), &answer, sizeof(answer), later) || answer.magic != Hello::kMagic) gone();
     const size_t all = met_.peers.size() * sizeof(PeerPlace);
     if (answer.refused != 0) {
-      std::string text(std::min<size_t>(answer.bytes, kMaxText), ' ');
+      std::string text(std::min<size_t>(answer.bytes, kMaxRefusal), ' ');
       if (!read_all(first.get(), text.data(), text.size(), later)) gone();
       if (text.starts_with("[rendezvous]")) throw CommError(text);
       throw FieldError("rank", text);
@@ -368,7 +393,7 @@ class Joiner {
     for (PeerPlace& p : places_) p.address.back() = 0;
   }
 
-  void greet(int rank) {
+  void connect_to(int rank) {
     const PeerPlace& place = places_[static_cast<size_t>(rank)];
     std::string why;
     Descriptor s =
@@ -381,7 +406,7 @@ class Joiner {
     met_.peers[static_cast<size_t>(rank)] = std::move(s);
   }
 
-  // False for a stranger.
+  // False for a connection that is not a rank.
   bool accept_one(const Descriptor& listener) {
     if (!wait_for(listener.get(), POLLIN, deadline_))
       throw CommError(fmt::format("[rendezvous] {} did not reach rank {} within {}", missing(met_, m_.rank + 1),
@@ -425,10 +450,12 @@ RendezvousResult met_by(const RendezvousOptions& m) {
 std::string refusal(const Hello& hello, const std::vector<bool>& there) {
   const auto ranks = there.size();
   if (hello.ranks != ranks)
-    return fmt::format("rank {} expects {} ranks, and rank 0 expects {}; expected the same `ranks` of all", hello.rank,
+    return fmt::format("rank {} expects {} ranks, and rank 0 expects {}; expected the same `ranks` on all", hello.rank,
                        hello.ranks, ranks);
-  if (hello.rank >= ranks) return fmt::format("{} is none of {} ranks; expected 0 to {}", hello.rank, ranks, ranks - 1);
-  return there[hello.rank] ? fmt::format("{} came twice to the rendezvous; expected each rank once", hello.rank) : "";
+  if (hello.rank >= ranks)
+    return fmt::format("{} is not a rank among {} ranks; expected 0 to {}", hello.rank, ranks, ranks - 1);
+  return there[hello.rank] ? fmt::format("{} connected twice to the rendezvous; expected each rank once", hello.rank)
+                           : "";
 }
 
 RendezvousResult meet(const RendezvousOptions& meeting) {
@@ -439,15 +466,13 @@ RendezvousResult meet(const RendezvousOptions& meeting) {
   return meeting.rank == 0 ? met_by<Host>(meeting) : met_by<Joiner>(meeting);
 }
 
-// One process as one rank of those that meet.
-
 void launch_over_tcp(const LaunchOptions& o, const std::function<void(Communicator&)>& body) {
   const auto world = std::make_shared<TcpWorld>(
       meet({.address = o.rendezvous, .rank = o.rank, .ranks = o.ranks, .timeout_s = o.timeout_s}), o.rank, o.timeout_s);
   const int threads_before = cpu::threads(), cores = static_cast<int>(std::thread::hardware_concurrency());
   cpu::set_threads(threads_of_rank(o.threads_per_rank, cores, world->local_world_size()));
-  const auto flight = std::make_shared<Flight>(o.rank, o.ranks, long_waits(o));
-  const std::string who = "[rank " + std::to_string(o.rank) + "] ";
+  const auto flight = std::make_shared<Flight>(o.rank, o.ranks, make_stall_reporter(o));
+  const std::string prefix = "[rank " + std::to_string(o.rank) + "] ";
   const auto failed = [&](const std::string& cause) {
     write_flight(o, *flight, cause);
     world->fail(cause);
@@ -455,14 +480,13 @@ void launch_over_tcp(const LaunchOptions& o, const std::function<void(Communicat
   };
   try {
     auto transport = std::make_unique<TcpTransport>(world);
-    run_rank(o, finished_transport(o, std::move(transport), world->local_rank(), world->local_world_size()), flight,
-             body);
+    run_rank(o, wrap_transport(o, std::move(transport), world->local_rank(), world->local_world_size()), flight, body);
   } catch (const Error& e) {
     failed(e.what());
-    throw Error(who + e.what(), e.status());
+    throw Error(prefix + e.what(), e.status());
   } catch (const std::exception& e) {
     failed(failure_cause(e));
-    throw CommError(who + failure_cause(e));
+    throw CommError(prefix + failure_cause(e));
   }
   world->end();
   cpu::set_threads(threads_before);

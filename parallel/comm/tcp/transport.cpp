@@ -15,14 +15,14 @@ namespace {
 
 using MessageHead = TcpWorld::Head;
 constexpr auto kMoment = std::chrono::milliseconds(20);
-constexpr int64_t kMaxBytes = int64_t{1} << 40, kMaxLetters = 4096;
+constexpr int64_t kMaxBytes = int64_t{1} << 40, kMaxText = 4096;
 
 bool is_possible(const MessageHead& head) {
-  const int64_t most = head.kind == MessageHead::Kind::message ? kMaxBytes : kMaxLetters;
-  return head.kind <= MessageHead::Kind::goodbye && head.bytes >= 0 && head.bytes <= most;
+  const int64_t max_bytes = head.kind == MessageHead::Kind::message ? kMaxBytes : kMaxText;
+  return head.kind <= MessageHead::Kind::goodbye && head.bytes >= 0 && head.bytes <= max_bytes;
 }
 
-// Without a clock: until it is all there, the other end has gone, or this one closes.
+// Without timeout: until all bytes have arrived, or either end closes.
 bool receive(int fd, void* data, size_t bytes) {
   auto* at = static_cast<char*>(data);
   while (bytes > 0) {
@@ -38,13 +38,13 @@ bool receive(int fd, void* data, size_t bytes) {
   return true;
 }
 
-// Takes memory for what has come and one piece more, whatever a head announces.
+// Allocates only one block beyond the received bytes, whatever size a header announces.
 bool receive_all(int fd, std::vector<std::byte>& bytes, size_t all) {
-  constexpr size_t kPiece = size_t{64} << 20;
+  constexpr size_t kBlock = size_t{64} << 20;
   while (bytes.size() < all) {
-    const size_t had = bytes.size(), piece = std::min(kPiece, all - had);
-    bytes.resize(had + piece);
-    if (!receive(fd, bytes.data() + had, piece)) return false;
+    const size_t had = bytes.size(), block = std::min(kBlock, all - had);
+    bytes.resize(had + block);
+    if (!receive(fd, bytes.data() + had, block)) return false;
   }
   return true;
 }
@@ -66,11 +66,11 @@ TcpWorld::~TcpWorld() {
 void TcpWorld::read_from(int peer) {
   const int fd = met_.peers[static_cast<size_t>(peer)].get();
   const auto lost = [&](const std::string& why) {
-    if (!closing_) board_.fail(peer, why);
-    came_.notify_all();
+    if (!closing_) failure_state_.fail(peer, why);
+    arrived_.notify_all();
   };
   for (MessageHead head; receive(fd, &head, sizeof(head));) {
-    if (!is_possible(head)) return lost("what it sends is no message");
+    if (!is_possible(head)) return lost("it sent an invalid message");
     std::vector<std::byte> bytes;
     try {
       if (!receive_all(fd, bytes, static_cast<size_t>(head.bytes))) break;
@@ -84,16 +84,16 @@ void TcpWorld::read_from(int peer) {
       inbox_[{peer, head.group, head.tag}].push_back(std::move(bytes));
     else
       ++goodbyes_;
-    came_.notify_all();
+    arrived_.notify_all();
     if (head.kind == MessageHead::Kind::goodbye) return;
   }
-  wait_for_a_cause();
-  lost("its connection has ended");
+  wait_for_cause();
+  lost("its connection has closed");
 }
 
-// A rank that ends may have heard of another's failure, which is then on its way to this one too.
-void TcpWorld::wait_for_a_cause() const {
-  for (int i = 0; i < 25 && board_.failed_rank() < 0 && !closing_; ++i) std::this_thread::sleep_for(kMoment);
+// A rank that ends may have received another's failure, which is then also on its way to this one.
+void TcpWorld::wait_for_cause() const {
+  for (int i = 0; i < 25 && failure_state_.failed_rank() < 0 && !closing_; ++i) std::this_thread::sleep_for(kMoment);
 }
 
 void TcpWorld::send(int to, const MessageHead& head, const void* data) {
@@ -104,19 +104,20 @@ void TcpWorld::send(int to, const MessageHead& head, const void* data) {
     return;
   const std::string during = "send of " + std::to_string(head.bytes) + " bytes";
   if (!deadline.is_over()) {
-    wait_for_a_cause();
-    board_.fail(to, "its connection has ended");
+    wait_for_cause();
+    failure_state_.fail(to, "its connection has closed");
   }
-  if (const int failed = board_.failed_rank(); failed >= 0)
-    throw PeerFailed(during + ": rank " + std::to_string(failed) + " has failed: " + board_.cause());
-  throw CommError(during + ": rank " + std::to_string(to) + " took nothing within " + seconds_text(timeout_s_));
+  if (const int failed = failure_state_.failed_rank(); failed >= 0)
+    throw PeerFailed(during + ": rank " + std::to_string(failed) + " has failed: " + failure_state_.cause());
+  throw CommError(during + ": rank " + std::to_string(to) + " received nothing within " + seconds_text(timeout_s_));
 }
 
 std::optional<std::vector<std::byte>> TcpWorld::take(int from, const MessageHead& head) {
   std::unique_lock lock(mutex_);
   const auto at = [&] { return inbox_.find({from, head.group, head.tag}); };
   const auto ready = [&] { return at() != inbox_.end(); };
-  if (!came_.wait_for(lock, kMoment, [&] { return ready() || board_.failed_rank() >= 0; }) || !ready()) return {};
+  if (!arrived_.wait_for(lock, kMoment, [&] { return ready() || failure_state_.failed_rank() >= 0; }) || !ready())
+    return {};
   const auto queue = at();
   std::vector<std::byte> out = std::move(queue->second.front());
   queue->second.pop_front();
@@ -125,14 +126,14 @@ std::optional<std::vector<std::byte>> TcpWorld::take(int from, const MessageHead
 }
 
 void TcpWorld::fail(const std::string& cause) {
-  board_.fail(rank_, cause);
-  came_.notify_all();
-  // A failure that has no cause yet is told to the others when it has one.
-  if (board_.failed_rank() != rank_ || cause.empty() || told_.exchange(true)) return;
-  const std::string text = cause.substr(0, static_cast<size_t>(kMaxLetters));
+  failure_state_.fail(rank_, cause);
+  arrived_.notify_all();
+  // A failure without a cause is reported to the others once the cause is known.
+  if (failure_state_.failed_rank() != rank_ || cause.empty() || reported_.exchange(true)) return;
+  const std::string text = cause.substr(0, static_cast<size_t>(kMaxText));
   for (int peer = 0; peer < size(); ++peer) try {
       if (peer != rank_) send(peer, {.bytes = std::ssize(text), .kind = MessageHead::Kind::failure}, text.data());
-    } catch (const CommError&) {  // it has gone
+    } catch (const CommError&) {  // disconnected
     }
 }
 
@@ -140,8 +141,9 @@ void TcpWorld::end() {
   for (int peer = 0; peer < size(); ++peer)
     if (peer != rank_) send(peer, {.kind = MessageHead::Kind::goodbye}, nullptr);
   std::unique_lock lock(mutex_);
-  for (const Deadline deadline(timeout_s_); goodbyes_ < size() - 1 && board_.failed_rank() < 0 && !deadline.is_over();)
-    came_.wait_for(lock, kMoment);
+  for (const Deadline deadline(timeout_s_);
+       goodbyes_ < size() - 1 && failure_state_.failed_rank() < 0 && !deadline.is_over();)
+    arrived_.wait_for(lock, kMoment);
   closing_ = true;
 }
 
@@ -161,7 +163,7 @@ void TcpTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {
     return found.has_value();
   });
   check_size(from, bytes, std::ssize(*found));
-  if (bytes > 0) std::memcpy(data, found->data(), found->size());  // an empty piece may have no address
+  if (bytes > 0) std::memcpy(data, found->data(), found->size());  // empty chunks may have null addresses
 }
 
 std::unique_ptr<Transport> TcpTransport::split(int color, int key) {

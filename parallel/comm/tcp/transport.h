@@ -1,4 +1,4 @@
-// Ranks that no launcher has joined: TCP connections with deadlines, how the ranks meet, and how they talk.
+// Ranks started without a launcher: TCP connections with deadlines, the rendezvous, and the transport.
 #pragma once
 #include <netdb.h>
 #include <sys/socket.h>
@@ -11,35 +11,37 @@
 
 namespace tessera {
 
-// Of time in which this process is not stopped (AwakeTimer).
+// In time during which this process is not stopped (AwakeTimer).
 class Deadline {
  public:
   explicit Deadline(double seconds) : seconds_(seconds) {}
   bool is_over() const { return timer_.seconds() >= seconds_; }
-  int ms() const;  // that poll() may wait, which is then called again
+  int ms() const;              // timeout for one poll() call
+  std::string within() const;  // " within 300 s"; empty for 0
 
  private:
   double seconds_;
   mutable AwakeTimer timer_;
 };
 
-// Until it can be read (POLLIN) or written (POLLOUT), or is broken; false: the time is over.
+// Waits until `fd` is readable (POLLIN), writable (POLLOUT), or broken; false: timeout.
 bool wait_for(int fd, int16_t what, const Deadline& deadline);
-// False when the other end has gone or the time is over.
+// False if the peer has disconnected or the deadline has passed.
 bool read_all(int fd, void* data, size_t bytes, const Deadline& deadline);
 bool write_all(int fd, const void* data, size_t bytes, const Deadline& deadline);
 
-// "HOST:PORT" in two. Throws FieldError (`rendezvous`), and so does the next for a name that nobody knows.
+// Splits "HOST:PORT". Throws FieldError (`rendezvous`), as resolved() does for a name that does not resolve in time.
 std::pair<std::string, std::string> parse_address(const std::string& address);
 using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
-Addresses resolved(const std::string& host, const std::string& port, const std::string& shown);
+Addresses resolved(const std::string& host, const std::string& port, const std::string& shown,
+                   const Deadline& deadline = Deadline(0));
 
-// No socket where it cannot be; errno says why.
+// An invalid socket on failure, with errno.
 Descriptor listening_on(const sockaddr* address, socklen_t size, int family);
-// Connects until somebody answers; no socket when nobody does, and `why`, the last reason.
+// Retries until a peer answers; an invalid socket after the deadline, with the last reason in `why`.
 Descriptor connected(const addrinfo& first, const Deadline& deadline, std::string& why);
 
-// Sets a connection up so that messages leave as soon as they are written, and a host that has gone is noticed.
+// Disables batching, so messages are sent immediately, and enables keep-alive, to detect failed hosts.
 void set_up_for_messages(const Descriptor& socket);
 
 // An end of a connection.
@@ -52,51 +54,51 @@ struct Endpoint {
 };
 Endpoint own_end(int fd);
 
-// A meeting of processes that no launcher has joined: each knows an address on the host of rank 0, and its own rank.
+// The rendezvous of processes started without a launcher: each knows an address on rank 0's host, and its own rank.
 //
-//   rank 0   listens there. Every other rank connects and says who it is: its rank, how many ranks it expects, and the
-//            port where it listens itself. When all have come, rank 0 tells each where the others listen.
-//   rank r   then connects to the ranks from 1 to r - 1, and the ranks behind it connect to r.
+//   rank 0   listens there. Every other rank connects and sends its rank, the world size it expects, and its listening
+//            port. When all have connected, rank 0 sends each the addresses of the others.
+//   rank r   then connects to the ranks from 1 to r - 1, and higher ranks connect to r.
 //
-// In the end every pair of ranks has a connection. Whoever connects and is no rank (a scanner of ports, a browser) is
-// hung up on: what is read before a rank is known has a fixed size, a magic number and a deadline, and between ranks a
-// number that only they were told. There is no secret in it, so the network has to be trusted, as with MPI.
+// Afterwards every pair of ranks has a connection. Connections from other programs (port scanners, browsers) are
+// closed: the data read before a rank is verified has a fixed size, a magic number and a deadline, and connections
+// between ranks carry a token that rank 0 distributes. The token is not a secret, so the network must be trusted, as
+// with MPI.
 
 struct RendezvousOptions {
   std::string address;  // "HOST:PORT", "[::1]:PORT"
   int rank = 0, ranks = 1;
-  double timeout_s = 300;  // for all to come
+  double timeout_s = 300;
 };
 
-// The connections to the other ranks, by rank, and this rank's place among those of its host.
+// Connections to the other ranks, by rank, and this rank's local rank.
 struct RendezvousResult {
   std::vector<Descriptor> peers;
   int local_rank = 0, local_world_size = 1;
 };
 
-// Every rank calls it. Throws FieldError (`rendezvous`, `rank`) for an address that is none or that cannot be listened
-// on, and where two ranks have the same number or expect different numbers of ranks, which all of them are told;
-// CommError when ranks do not come in time.
+// Collective. Throws FieldError (`rendezvous`, `rank`) for an invalid address or one that cannot be listened on, and on
+// all ranks if two have the same number or expect different world sizes; CommError if ranks do not connect in time.
 RendezvousResult meet(const RendezvousOptions& meeting);
 
-// The first message of a rank to rank 0, in the bytes of this machine.
+// The first message of a rank to rank 0, in native byte order.
 struct Hello {
   static constexpr std::array<char, 8> kMagic = {'T', 'S', 'R', 'm', 'e', 'e', 't', '1'};
   std::array<char, 8> magic = kMagic;
   uint32_t ranks = 0, rank = 0;
-  uint64_t host = 0;  // the same number on one host
+  uint64_t host = 0;  // equal on one host
   uint16_t port = 0;
   std::array<char, 6> unused = {};
 };
-// Why it cannot be let in, where so many ranks are expected and those are there; empty: it can be.
+// The reason to reject a rank, given the expected world size and the ranks already connected; empty: accepted.
 std::string refusal(const Hello& hello, const std::vector<bool>& there);
 
-// Ranks that are processes which met at an address: messages over TCP, a connection between every two of them. The
-// direct exchange is made of messages. Each connection has a thread that reads what comes, so that a sender never waits
-// for the receiver; a rank that has gone is seen when its connection ends.
+// Ranks connected by the rendezvous: messages over TCP, with one connection per pair of ranks. The direct exchange uses
+// messages. Each connection has a reader thread, so a sender never waits for the receiver; a failed rank is detected
+// when its connection closes.
 //
-// A message is a head (which group, tag, how many bytes) and its bytes. Groups that are split from another have the
-// same number on all of their ranks.
+// A message is a header (group, tag, size) and its bytes. Groups that are split from another have the same id on all of
+// their ranks.
 
 // The connections of one process.
 class TcpWorld : NotCopied {
@@ -117,35 +119,35 @@ class TcpWorld : NotCopied {
     enum class Kind : uint32_t { message, failure, goodbye } kind = Kind::message;
   };
   void send(int to, const Head& head, const void* data);
-  // The first that has come with that head's group and tag; waits a moment for it.
+  // The first message received with the header's group and tag; waits briefly for it.
   std::optional<std::vector<std::byte>> take(int from, const Head& head);
-  FailureState& board() { return board_; }
-  // This rank cannot go on, and tells all others.
+  FailureState& failure_state() { return failure_state_; }
+  // Reports to all other ranks that this rank cannot continue.
   void fail(const std::string& cause);
-  // Every rank has come to its end: what was sent has arrived.
+  // Collective, after the body: all sent messages have arrived.
   void end();
 
  private:
   using Address = std::tuple<int, uint64_t, int>;  // rank, group, tag
   void read_from(int peer);
-  void wait_for_a_cause() const;
+  void wait_for_cause() const;
 
   RendezvousResult met_;
   int rank_;
   double timeout_s_;
-  FailureState board_;
+  FailureState failure_state_;
   std::vector<std::mutex> sending_;
   std::mutex mutex_;
-  std::condition_variable came_;
+  std::condition_variable arrived_;
   std::map<Address, std::deque<std::vector<std::byte>>> inbox_;
   int goodbyes_ = 0;
-  std::atomic<bool> closing_{false}, told_{false};
+  std::atomic<bool> closing_{false}, reported_{false};
   std::vector<std::jthread> readers_;
 };
 
 class TcpTransport final : public Transport {
  public:
-  explicit TcpTransport(std::shared_ptr<TcpWorld> world);  // the transport of all ranks
+  explicit TcpTransport(std::shared_ptr<TcpWorld> world);
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(world_ranks_.size()); }
@@ -156,8 +158,8 @@ class TcpTransport final : public Transport {
   void recv(int from, int tag, std::byte* data, int64_t bytes) override;
   std::unique_ptr<Transport> split(int color, int key) override;
   void fail(const std::string& cause) override { world_->fail(cause); }
-  int failed_rank() const override { return world_->board().failed_rank(); }
-  std::string failure() const override { return Transport::failure() + ": " + world_->board().cause(); }
+  int failed_rank() const override { return world_->failure_state().failed_rank(); }
+  std::string failure() const override { return Transport::failure() + ": " + world_->failure_state().cause(); }
 
  private:
   TcpTransport(std::shared_ptr<TcpWorld> world, std::vector<int> world_ranks, int rank, uint64_t group)
@@ -169,7 +171,8 @@ class TcpTransport final : public Transport {
   uint64_t group_ = 0, splits_ = 0;
 };
 
-// launch() of this process as one rank of those that meet. Throws what the body throws, said of this rank.
+// Runs launch() in this process as one of the ranks that rendezvous. Rethrows the body's exception, prefixed with the
+// rank.
 void launch_over_tcp(const LaunchOptions& options, const std::function<void(Communicator& world)>& body);
 
 }  // namespace tessera

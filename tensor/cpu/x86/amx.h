@@ -1,6 +1,5 @@
-// The processor's matrix tiles (Intel AMX, "Intel 64 and IA-32 Architectures Software Developer's Manual", volume 1,
-// chapter 18): eight registers of 16 rows of 64 bytes, and one instruction that multiplies two of bfloat16 into one of
-// float32. Used where the processor's feature flags and the system say that they are there.
+// Intel AMX ("Intel 64 and IA-32 Architectures Software Developer's Manual", volume 1, chapter 18): eight tile
+// registers of 16 rows of 64 bytes, and an instruction that multiplies two bfloat16 tiles and accumulates in float32.
 #pragma once
 #include <immintrin.h>
 
@@ -10,12 +9,12 @@
 
 namespace tessera::cpu {
 
-inline constexpr int64_t kTileRows = 16;                          // rows of any tile; columns of a float32 tile
-inline constexpr int64_t kTileDepth = 32;                         // bfloat16 elements of a tile's row
-inline constexpr int64_t kTileElements = kTileRows * kTileDepth;  // elements of a bfloat16 tile: 1 KiB
-inline constexpr int64_t kTileBlock = 2 * kTileRows;              // rows and columns of C that are made at once
+inline constexpr int64_t kTileRows = 16;                          // also columns of a float32 tile
+inline constexpr int64_t kTileDepth = 32;                         // bfloat16 elements per tile row
+inline constexpr int64_t kTileElements = kTileRows * kTileDepth;  // 1 KiB
+inline constexpr int64_t kTileBlock = 2 * kTileRows;              // rows and columns of C computed at once
 
-// Configures all eight tiles, for the calling thread, as 16 rows of 64 bytes; releases them at the end of the scope.
+// Configures all eight tiles of the thread as 16 rows of 64 bytes.
 class TileScope {
  public:
   [[gnu::target("amx-tile")]] TileScope() {
@@ -29,18 +28,16 @@ class TileScope {
   TileScope& operator=(const TileScope&) = delete;
 };
 
-// C (32 x 32 float32, rows `ldc` apart) = or += A B over `tiles` tiles of depth 32. A has two tiles of 16 rows, each
-// row `lda` elements from the next, `a_step` elements from one tile of depth to the next and `a_down` from the upper
-// tile to the lower. B is packed: for each tile of depth two tiles side by side, each 16 pairs of rows x 16 columns
-// x 2.
-// `beside(t)` is called after the multiplications of tile t were issued: other work that overlaps with them.
+// C (32 x 32 float32, row stride `ldc`) = or += A B over `tiles` tiles of depth 32. A has two tiles of 16 rows with row
+// stride `lda`; `step` is the stride along the depth, `down` from the upper to the lower tile. B is packed: per depth
+// two adjacent tiles of 16 row pairs x 16 columns x 2. `overlapped(t)` runs while tile t is multiplied.
 struct TileOperandA {
   const bfloat16* data;
   int64_t lda, step, down;
 };
 template <class F>
 [[gnu::target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx512bf16"), gnu::always_inline]] inline void tile_block(
-    TileOperandA a, const bfloat16* b, int64_t tiles, float* c, int64_t ldc, bool accumulate, const F& beside) {
+    TileOperandA a, const bfloat16* b, int64_t tiles, float* c, int64_t ldc, bool accumulate, const F& overlapped) {
   const auto a_bytes = static_cast<size_t>(a.lda) * sizeof(bfloat16),
              c_bytes = static_cast<size_t>(ldc) * sizeof(float);
   if (accumulate) {
@@ -63,7 +60,7 @@ template <class F>
     _tile_dpbf16ps(1, 4, 7);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
-    beside(t);
+    overlapped(t);
     a.data += a.step;
     b += 2 * kTileElements;
   }
@@ -73,11 +70,11 @@ template <class F>
   _tile_stored(3, c + kTileRows * ldc + kTileRows, c_bytes);
 }
 
-// The blocks of tensor/cpu/x86/amx.h without tiles: an instruction of AVX512_BF16 (vdpbf16ps) adds the products of
-// sixteen pairs of bfloat16 to sixteen float32, twice the work of a fused multiply-add of float32.
+// Without tiles: vdpbf16ps (AVX512_BF16) adds the dot products of sixteen bfloat16 pairs to sixteen float32 values,
+// twice the work of an FMA.
 
-// C (32 x 32) = or += A B with the operands of tile_block(): 8 rows of 32 columns at a time, which stay in registers
-// over the whole inner dim. Each element of C is one chain of pairs in their order.
+// As tile_block(): 8 rows of 32 columns stay in registers over the inner dim; each element of C is one chain of pairs
+// in order.
 [[gnu::target("avx512f,avx512bf16")]] inline void pair_block(TileOperandA a, const bfloat16* b, int64_t tiles, float* c,
                                                              int64_t ldc, bool accumulate) {
   constexpr int kRows = 8;
@@ -107,13 +104,13 @@ template <class F>
 
 }  // namespace tessera::cpu
 
-// Bringing bfloat16 matrices into the order in which tiles want them, 32 x 32 elements at a time.
+// Packing into tiles, 32 x 32 elements at a time.
 //
-// A tile of A is 16 rows of 32 elements along the inner dim. A tile of B is 16 pairs of inner rows x 16 columns, the
-// two elements of a pair side by side. So a matrix whose rows run on needs its pairs of rows interleaved to be a B and,
-// when it is used transposed, 16 x 16 pairs transposed to be an A; and the other way round.
+// A tile of A is 16 rows of 32 inner elements; a tile of B is 16 inner row pairs x 16 columns, with pairs adjacent. A
+// row-major matrix therefore needs its row pairs interleaved to be a B and, if used transposed, 16 x 16 pairs
+// transposed to be an A; a column-major one the other way round.
 
-// g++ 12 takes its own intrinsics' undefined operand for a mistake (GCC bug 105593).
+// g++ 12 warns about its own intrinsics (GCC bug 105593).
 #pragma GCC diagnostic push
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -129,7 +126,7 @@ struct Bf16View {
   Bf16View at(int64_t i, int64_t j) const { return {data + i * row + j * col, row, col}; }
 };
 
-// Rows become columns for 16 rows of 16 pairs.
+// Transposes 16 rows of 16 pairs.
 [[gnu::target("avx512f")]] inline void transpose_pairs(__m512i (&r)[16]) {
   __m512i t[16];
   for (int i = 0; i < 16; i += 2) {
@@ -156,7 +153,7 @@ struct Bf16View {
   for (int i = 0; i < 16; ++i) r[i] = t[i];
 }
 
-// For pairs of rows that run on, 32 columns: where the elements of the left and of the right 16 columns come from.
+// Sources of the left and right 16 columns of interleaved row pairs.
 struct PairOrder {
   alignas(64) uint16_t left[32], right[32];
 };
@@ -169,8 +166,7 @@ inline constexpr PairOrder kPairOrder = [] {
   return order;
 }();
 
-// 32 rows of 32 elements, `stride` apart, into two tiles whose rows are pairs of these rows: a B, from a matrix of
-// inner rows that run on.
+// A B from a row-major matrix: 32 rows, `stride` apart, into two tiles of interleaved row pairs.
 [[gnu::target("avx512f,avx512bw")]] inline void interleave_block(bfloat16* to, const bfloat16* from, int64_t stride) {
   const __m512i to_left = _mm512_load_si512(kPairOrder.left), to_right = _mm512_load_si512(kPairOrder.right);
   for (int p = 0; p < 16; ++p) {
@@ -181,8 +177,7 @@ inline constexpr PairOrder kPairOrder = [] {
   }
 }
 
-// 32 rows of 32 elements into two tiles, of rows 0 to 15 and 16 to 31, whose rows are pairs of columns: a B, from a
-// matrix of columns that run on.
+// A B from a column-major matrix: two tiles of rows 0 to 15 and 16 to 31, whose rows are column pairs.
 [[gnu::target("avx512f")]] inline void transpose_block(bfloat16* to, const bfloat16* from, int64_t stride) {
   for (int half = 0; half < 2; ++half) {
     __m512i r[16];
@@ -192,8 +187,7 @@ inline constexpr PairOrder kPairOrder = [] {
   }
 }
 
-// 32 rows of 32 elements, which are inner rows, into two tiles of the left and the right 16 columns, each a row of 32
-// inner elements: an A, from a matrix that is used transposed.
+// An A from a matrix used transposed: 32 inner rows into two tiles of the left and right 16 columns.
 [[gnu::target("avx512f,avx512bw")]] inline void turn_block(bfloat16* to, const bfloat16* from, int64_t stride) {
   const __m512i to_left = _mm512_load_si512(kPairOrder.left), to_right = _mm512_load_si512(kPairOrder.right);
   __m512i left[16], right[16];
@@ -215,7 +209,7 @@ inline constexpr PairOrder kPairOrder = [] {
   for (int i = 0; i < 32; ++i) _mm512_store_si512(to + i * 32, _mm512_loadu_si512(from + i * stride));
 }
 
-// A 32 x 32 block of which only rows x cols elements are there, padded with zeros so that the functions above can read.
+// A zero-padded 32 x 32 block with rows x cols valid elements.
 struct PaddedBlock {
   alignas(64) bfloat16 data[32 * 32] = {};
   PaddedBlock(const bfloat16* from, int64_t stride, int64_t rows, int64_t cols) {
@@ -223,7 +217,7 @@ struct PaddedBlock {
   }
 };
 
-// The block of B at (inner, column), of which `depth` x `cols` elements are there, as two tiles.
+// The block of B at (inner, column), `depth` x `cols` valid elements, as two tiles.
 inline void pack_b_block(bfloat16* to, Bf16View b, int64_t depth, int64_t cols) {
   const bool rows_run_on = b.col == 1, whole = depth >= 32 && cols >= 32;
   const int64_t stride = rows_run_on ? b.row : b.col;
@@ -234,7 +228,7 @@ inline void pack_b_block(bfloat16* to, Bf16View b, int64_t depth, int64_t cols) 
   go(to, padded.data, 32);
 }
 
-// The block of A at (row, inner), as two tiles, upper and lower.
+// The block of A at (row, inner) as two tiles, upper and lower.
 inline void pack_a_block(bfloat16* to, Bf16View a, int64_t rows, int64_t depth) {
   const bool rows_run_on = a.col == 1, whole = depth >= 32 && rows >= 32;
   const int64_t stride = rows_run_on ? a.row : a.col;

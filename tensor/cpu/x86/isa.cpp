@@ -1,4 +1,4 @@
-// Instruction sets of the CPU: what it and the system support, limited by TESSERA_MAX_CPU_ISA.
+// Instruction sets supported by the CPU and the system, limited by TESSERA_MAX_CPU_ISA.
 #include <cpuid.h>
 #include <immintrin.h>
 #include <sys/syscall.h>
@@ -15,7 +15,7 @@ namespace tessera::cpu {
 namespace {
 
 constexpr long kRequestPermission = 0x1023;  // arch_prctl's ARCH_REQ_XCOMP_PERM (Linux, asm/prctl.h)
-constexpr long kTileData = 18;               // the state component (XFEATURE_XTILEDATA)
+constexpr long kTileData = 18;               // state component XFEATURE_XTILEDATA
 
 [[gnu::target("xsave")]] bool system_saves_tiles() {
   return (_xgetbv(0) & (uint64_t{3} << 17)) == uint64_t{3} << 17;  // tile configuration and tile data

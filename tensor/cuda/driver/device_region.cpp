@@ -1,5 +1,5 @@
-// A GPU's memory through the driver's virtual addresses (CUDA Driver API, "Virtual Memory Management"): the arena's one
-// run of addresses is reserved at once, and backed as it grows, so that nothing ever moves.
+// GPU memory through the driver's virtual addresses (CUDA Driver API, "Virtual Memory Management"): the arena's address
+// range is reserved at once and backed as it grows, so that blocks never move.
 #include <cuda.h>
 #include <fmt/format.h>
 
@@ -9,12 +9,12 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int64_t kMappedAtOnce = int64_t{64} << 20;  // mapped at once
+constexpr int64_t kMappedAtOnce = int64_t{64} << 20;
 
 constexpr const char* kNeeded =
-    "; a GPU's memory needs the driver's virtual memory management, which this driver or container does not offer";
+    "; GPU memory needs the driver's virtual memory management, which this driver or container does not support";
 
-// The driver's functions are asked for by name, so that the program starts on a machine that has no driver.
+// Driver functions are looked up by name, so that the program starts on machines without a driver.
 template <class F>
 F* entry(const char* name) {
   void* found = nullptr;
@@ -31,7 +31,7 @@ class DeviceRegion final : public Region {
     int gpu = 0;
     size_t room = 0, all = 0;
     check(cudaGetDevice(&gpu), "arena");
-    check(cudaMemGetInfo(&room, &all), "arena");  // the first call of a thread: makes the device's context
+    check(cudaMemGetInfo(&room, &all), "arena");  // the thread's first call: creates the device context
     where_.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     where_.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gpu};
     capacity_ = static_cast<int64_t>(all) / kMappedAtOnce * kMappedAtOnce;
@@ -51,17 +51,17 @@ class DeviceRegion final : public Region {
     if (bytes <= mapped_) return;
     const int64_t more = (bytes - mapped_ + kMappedAtOnce - 1) / kMappedAtOnce * kMappedAtOnce;
     CUmemGenericAllocationHandle piece = 0;
-    checked(create_(&piece, static_cast<size_t>(more), &where_, 0), "take", more);
+    checked(create_(&piece, static_cast<size_t>(more), &where_, 0), "allocate", more);
     pieces_.push_back(piece);
     const auto at = reinterpret_cast<CUdeviceptr>(base_ + mapped_);
     checked(map_(at, static_cast<size_t>(more), 0, piece, 0), "map", more);
     mapped_ += more;
-    checked(allow_(at, static_cast<size_t>(more), access_.data(), access_.size()), "use", more);
+    checked(allow_(at, static_cast<size_t>(more), access_.data(), access_.size()), "enable access to", more);
     is_proven_ = true;
   }
 
  private:
-  // This GPU and those that can reach its memory: ranks that are threads work on each other's arrays.
+  // Grant access to this GPU and to its peers: ranks that are threads access each other's arrays.
   void find_readers(int gpu) {
     int gpus = 0;
     check(cudaGetDeviceCount(&gpus), "arena");
@@ -78,10 +78,10 @@ class DeviceRegion final : public Region {
     if (result == CUDA_SUCCESS) return;
     const char* cause = nullptr;
     explain_(result, &cause);
-    const std::string said = fmt::format("[arena] CUDA: cannot {} {} bytes beside the {} in use: {}", what, bytes,
-                                         mapped_, cause ? cause : "unknown");
-    if (result == CUDA_ERROR_OUT_OF_MEMORY) throw OutOfMemory(said);
-    throw Error(said + (is_proven_ ? "" : kNeeded), Status::communication);
+    const std::string message = fmt::format("[arena] CUDA: cannot {} {} bytes next to the {} in use: {}", what, bytes,
+                                            mapped_, cause ? cause : "unknown");
+    if (result == CUDA_ERROR_OUT_OF_MEMORY) throw OutOfMemory(message);
+    throw Error(message + (is_proven_ ? "" : kNeeded), Status::communication);
   }
 
   decltype(&cuMemAddressReserve) reserve_ = entry<decltype(cuMemAddressReserve)>("cuMemAddressReserve");
@@ -96,12 +96,12 @@ class DeviceRegion final : public Region {
   std::vector<CUmemAccessDesc> access_;
   std::vector<CUmemGenericAllocationHandle> pieces_;
   int64_t mapped_ = 0;
-  bool is_proven_ = false;  // a piece was mapped and may be used
+  bool is_proven_ = false;  // a chunk was mapped and is accessible
 };
 
 }  // namespace
 
-// Some drivers and containers lack a part of the functions, which shows at their first use.
+// Commits a first chunk, because some drivers and containers lack functions, which shows only when they are called.
 std::unique_ptr<Region> device_region() {
   auto region = std::make_unique<DeviceRegion>();
   region->commit(1);

@@ -1,4 +1,4 @@
-// Checks, and which device's kernels do it.
+// Argument checks and device dispatch.
 #include "tensor/ops/attention/attention.h"
 
 #include "tensor/cpu/loops.h"
@@ -12,8 +12,8 @@ void check_starts(const AttentionProblem& p) {
   if (!starts.defined() || (starts.shape() == Shape{p.batch, p.tq} && starts.dtype() == DType::int32 &&
                             starts.device() == p.q.device() && (p.tq == 1 || starts.strides()[1] == 1)))
     return;
-  throw Error("[attention] starts is " + starts.describe() + "; expected int32 (B, Tq) beside q " + p.q.describe() +
-              ", rows running on");
+  throw Error("[attention] starts is " + starts.describe() + "; expected int32 (B, Tq) with contiguous rows, for q " +
+              p.q.describe());
 }
 
 AttentionProblem check(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options) {
@@ -27,7 +27,7 @@ AttentionProblem check(const Tensor& q, const Tensor& k, const Tensor& v, const 
     throw Error("[attention] dtypes differ: q " + q.describe() + ", k " + k.describe() + ", v " + v.describe());
   for (const Tensor* t : {&q, &k, &v})
     if (t->strides()[3] != 1 && t->dim(3) != 1)
-      throw Error("[attention] the last dim must run on; strides are " + t->strides().str());
+      throw Error("[attention] expected a contiguous last dim; strides are " + t->strides().str());
   AttentionProblem p{q, k, v, options};
   if (p.options.scale == 0) p.options.scale = 1 / std::sqrt(static_cast<double>(p.d));
   if (p.options.heads_total == 0) p.options.heads_total = p.heads;
@@ -36,18 +36,18 @@ AttentionProblem check(const Tensor& q, const Tensor& k, const Tensor& v, const 
   const int64_t end = std::max(p.options.first_query + p.tq, p.options.first_key + p.tk);
   if (p.options.dropout > 0 && end > p.options.tokens_total)
     throw Error("[attention] the tile reaches token " + std::to_string(end - 1) + " of " +
-                std::to_string(p.options.tokens_total) + "; say how many there are in tokens_total");
+                std::to_string(p.options.tokens_total) + "; set tokens_total to the number of tokens");
   check_starts(p);
   return p;
 }
 
-// Where a result goes: the shape and the dtype of the operand `like`, or the type of its sums.
+// Checks a result, which must have the shape of the operand `like` and its dtype or accumulation dtype.
 void check_result(const char* name, const Tensor& t, const Tensor& like) {
   if (t.shape() == like.shape() && (t.dtype() == like.dtype() || t.dtype() == accum_dtype(like.dtype())) &&
       (t.strides()[3] == 1 || t.dim(3) == 1))
     return;
   throw Error(std::string("[attention] ") + name + " is " + t.describe() + "; expected " + like.describe() +
-              ", or that in the type of its sums, the last dim running on");
+              ", or its accumulation dtype, with a contiguous last dim");
 }
 
 void check_lse(const AttentionProblem& p, const Tensor& lse) {
@@ -61,9 +61,8 @@ void check_lse(const AttentionProblem& p, const Tensor& lse) {
 Tensor packed_part(const Tensor& packed, const Heads& heads, int i) {
   const int64_t d = packed.ndim() == 3 && heads.packed() > 0 ? packed.dim(2) / heads.packed() : 0;
   if (heads.query < 1 || heads.key < 1 || d < 1 || d * heads.packed() != packed.dim(2))
-    throw Error("[attention] packed qkv is " + packed.describe() + "; expected (B, T, (H + 2 K) D) of " +
-                std::to_string(heads.query) + " heads of queries and " + std::to_string(heads.key) +
-                " of keys and values");
+    throw Error("[attention] packed qkv is " + packed.describe() + "; expected (B, T, (H + 2 K) D) with " +
+                std::to_string(heads.query) + " query heads and " + std::to_string(heads.key) + " key-value heads");
   const Shape by_head{packed.dim(0), packed.dim(1), heads.count(i), d};
   return packed.narrow(2, heads.begin(i) * d, heads.count(i) * d).reshape(by_head);
 }
@@ -119,7 +118,7 @@ void merge_attention(const AttentionResult& into, const AttentionResult& part) {
       !runs_on(into.out) || !runs_on(part.out) || !runs_on(into.lse) || !part.lse.is_contiguous())
     throw Error("[merge_attention] into is " + into.out.describe() + " with lse " + into.lse.describe() + ", part " +
                 part.out.describe() + " with lse " + part.lse.describe() +
-                "; expected the same shapes, rows that run on, sums of one dtype and a contiguous lse of the part");
+                "; expected equal shapes, contiguous rows, one accumulation dtype and a contiguous lse of the part");
   on_device(
       into.out.device(), [&] { cpu::merge_attention(into, part); }, [&] { cuda::merge_attention(into, part); });
 }

@@ -1,14 +1,14 @@
-// The ops of a mixture of experts: their checks, and their loops on the CPU.
+// Mixture-of-experts ops: argument checks and CPU loops.
 #include "tensor/ops/experts/experts.h"
 
 #include "tensor/cpu/loops.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/experts/token.h"
-#include "tensor/ops/matmul/cpu/products.h"
+#include "tensor/ops/matmul/cpu/gemm.h"
 
 namespace tessera {
 
-// Choices, places and weights. Threads split the tokens.
+// Choices, row assignment and weights. Threads split the tokens.
 
 namespace {
 
@@ -17,7 +17,6 @@ void widen(const T* from, int64_t n, A* to) {
   for (int64_t i = 0; i < n; ++i) to[i] = static_cast<A>(from[i]);
 }
 
-// How far the given choices are from those that these logits make.
 void compare_choices(const Tensor& logits, const RouteOptions& o, Routed& out) {
   const int64_t n = logits.dim(0), experts = logits.dim(1), k = o.per_token;
   with_floating(logits.dtype(), "route", [&](auto t) {
@@ -55,12 +54,12 @@ void choose_all(const Tensor& logits, const RouteOptions& o, const Routed& out) 
   });
 }
 
-// Without a look at any number.
-void share_out_evenly(int64_t experts, const Tensor& chosen) {
+// For dry runs, without reading logits.
+void assign_evenly(int64_t experts, const Tensor& chosen) {
   for (int64_t i = 0; i < chosen.numel(); ++i) chosen.data<int32_t>()[i] = static_cast<int32_t>(i % experts);
 }
 
-// Padding chooses no expert.
+// Padding tokens choose no expert.
 void mark_padding(const RouteOptions& o, int64_t experts, const Tensor& chosen) {
   const int64_t row = chosen.numel() / o.sequences;
   for (int64_t s = 0; s < std::ssize(o.lengths); ++s) {
@@ -70,7 +69,7 @@ void mark_padding(const RouteOptions& o, int64_t experts, const Tensor& chosen) 
   }
 }
 
-// First whether a choice has a place, then which.
+// Applies the capacity, then assigns rows.
 void place_all(const RouteOptions& o, int64_t experts, Routed& out) {
   const int64_t n = out.chosen.dim(0), k = o.per_token, length = n / o.sequences;
   const int32_t* const chosen = out.chosen.data<int32_t>();
@@ -107,14 +106,14 @@ void place_all(const RouteOptions& o, int64_t experts, Routed& out) {
 void route_on_cpu(Routed& out, const Tensor& logits, const RouteOptions& o) {
   if (o.given.defined()) compare_choices(logits, o, out);
   if (cpu::DryRun::here())
-    share_out_evenly(logits.dim(1), out.chosen);
+    assign_evenly(logits.dim(1), out.chosen);
   else
     choose_all(logits, o, out);
   mark_padding(o, logits.dim(1), out.chosen);
   place_all(o, logits.dim(1), out);
 }
 
-// Kernels place the choices of sequences of one length; with padding the host, which waits for them anyway, does.
+// Kernels assign rows for sequences of equal length; with padding the host does, since it waits for them anyway.
 void route_on_gpu(Routed& out, const Tensor& logits, const RouteOptions& o) {
   RouteOptions all = o;
   if (!o.lengths.empty()) all.capacity = 0;
@@ -153,7 +152,7 @@ void route_backward_on_cpu(const Tensor& out, const Tensor& dweights, const Tens
       std::vector<A> l(static_cast<size_t>(experts));
       for (int64_t i = begin; i < end; ++i) {
         widen(in + i * experts, experts, l.data());
-        all.of(i, i / length, experts).of_logits(l.data(), experts);
+        all.of(i, i / length, experts).logits_grad(l.data(), experts);
         for (int64_t e = 0; e < experts; ++e) to[i * experts + e] = static_cast<T>(l[static_cast<size_t>(e)]);
       }
     });
@@ -217,11 +216,11 @@ Tensor route_backward(const Tensor& dweights_any, const Tensor& logits_any, cons
   return out;
 }
 
-// All three are one kernel with other strides.
+// Grouped GEMM: all three ops are one kernel with different strides.
 
 namespace {
 
-// A matrix, or its transpose, as the kernel reads it.
+// A matrix or its transpose, as the kernel's operand.
 struct Matrix {
   Tensor t;
   bool turned = false;
@@ -234,13 +233,13 @@ struct Matrix {
   Matrix wide() const { return {t.to(accum_dtype(t.dtype())), turned}; }
 };
 
-// Multiplies one group in the wide type, and rounds once.
-void multiply_on_cpu(RowsProduct which, Tensor out, const Tensor& left, const Tensor& right) {
+// Multiplies one group in the accumulation dtype and rounds once.
+void multiply_on_cpu(GemmKind which, Tensor out, const Tensor& left, const Tensor& right) {
   const DType wide = accum_dtype(left.dtype());
   const bool direct = out.dtype() == wide && out.is_contiguous();
   const Tensor sum = direct ? out : out.make(out.shape(), wide, Category::workspace);
-  const Matrix a = Matrix{left, which == RowsProduct::weight_grad}.wide(),
-               b = Matrix{right, which == RowsProduct::forward}.wide();
+  const Matrix a = Matrix{left, which == GemmKind::weight_grad}.wide(),
+               b = Matrix{right, which == GemmKind::forward}.wide();
   const auto run = [&]<class T>(T) {
     cpu::gemm<T>(a.rows(), b.columns(), a.columns(), a.strided<T>(), b.strided<T>(), sum.data<T>(), sum.dim(1));
   };
@@ -253,13 +252,13 @@ void multiply_on_cpu(RowsProduct which, Tensor out, const Tensor& left, const Te
   if (!direct) out.copy_from(sum);
 }
 
-void multiply_on_cpu(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
-  if (dry_run_on_gpu(left)) return;  // whose kernels write sums where they go, rounded or added
+void multiply_on_cpu(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
+  if (dry_run_on_gpu(left)) return;  // GPU kernels write results in place, rounded or accumulated
   int64_t at = 0;
   for (const GemmGroup& g : groups) {
     const Tensor rows = left.narrow(0, at, g.rows), others = other.narrow(0, at, g.rows);
     at += g.rows;
-    if (which != RowsProduct::weight_grad) {
+    if (which != GemmKind::weight_grad) {
       if (g.rows > 0) multiply_on_cpu(which, others, rows, g.w);
     } else if (g.adds) {
       Tensor total = g.w;
@@ -272,9 +271,9 @@ void multiply_on_cpu(RowsProduct which, const Tensor& left, const Tensor& other,
   }
 }
 
-// Gradients that the kernels cannot write are made beside the others.
-void multiply_on_gpu(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
-  const bool of_weights = which == RowsProduct::weight_grad;
+// Gradients that the kernels cannot write directly are computed separately.
+void multiply_on_gpu(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
+  const bool of_weights = which == GemmKind::weight_grad;
   const bool alike =
       std::ranges::all_of(groups, [&](const GemmGroup& g) { return !g.w.defined() || g.w.dtype() == left.dtype(); });
   const DType dtype = alike ? left.dtype() : accum_dtype(left.dtype());
@@ -282,7 +281,7 @@ void multiply_on_gpu(RowsProduct which, const Tensor& left, const Tensor& other,
   std::vector<GemmGroup> made = groups;
   for (GemmGroup& g : made)
     if (!as_it_is(g.w)) g = {of_weights ? g.w.make(g.w.shape(), dtype, Category::workspace) : g.w.contiguous(), g.rows};
-  cuda::multiply_rows(which, left.contiguous(), of_weights ? other.contiguous() : other, made);
+  cuda::grouped_gemm(which, left.contiguous(), of_weights ? other.contiguous() : other, made);
   for (size_t i = 0; of_weights && i < groups.size(); ++i) {
     Tensor to = groups[i].w;
     if (as_it_is(to)) continue;
@@ -293,15 +292,15 @@ void multiply_on_gpu(RowsProduct which, const Tensor& left, const Tensor& other,
   }
 }
 
-void multiply(const char* op, RowsProduct which, const Tensor& left, const Tensor& other,
+void multiply(const char* op, GemmKind which, const Tensor& left, const Tensor& other,
               const std::vector<GemmGroup>& groups) {
-  const bool forward = which == RowsProduct::forward, of_weights = which == RowsProduct::weight_grad;
+  const bool forward = which == GemmKind::forward, of_weights = which == GemmKind::weight_grad;
   const Tensor &in = forward ? left : other, &out = forward ? other : left;
   int64_t rows = 0;
   for (const GemmGroup& g : groups) rows += g.rows;
   if (left.ndim() != 2 || other.ndim() != 2 || left.dtype() != other.dtype() || left.dim(0) != rows ||
       other.dim(0) != rows)
-    throw Error(std::string("[") + op + "] found " + left.describe() + " and " + other.describe() +
+    throw Error(std::string("[") + op + "] operands are " + left.describe() + " and " + other.describe() +
                 "; expected matrices of one dtype with the " + std::to_string(rows) + " rows of the groups");
   for (const GemmGroup& g : groups) {
     if (of_weights && !g.w.defined()) continue;
@@ -314,7 +313,7 @@ void multiply(const char* op, RowsProduct which, const Tensor& left, const Tenso
       [&] { multiply_on_gpu(which, left, other, groups); });
 }
 
-// Rows as long as dim `dim` of the groups' matrices.
+// Allocates rows as long as dim `dim` of the groups' matrices.
 Tensor make_rows(const char* op, const Tensor& like, const std::vector<GemmGroup>& groups, int dim) {
   if (groups.empty() || groups[0].w.ndim() != 2 || like.ndim() != 2)
     throw Error(std::string("[") + op + "] found " + (groups.empty() ? "no weight" : groups[0].w.describe()) + " for " +
@@ -326,21 +325,21 @@ Tensor make_rows(const char* op, const Tensor& like, const std::vector<GemmGroup
 
 Tensor grouped_linear(const Tensor& x, const std::vector<GemmGroup>& groups) {
   Tensor y = make_rows("grouped_linear", x, groups, 0);
-  multiply("grouped_linear", RowsProduct::forward, x, y, groups);
+  multiply("grouped_linear", GemmKind::forward, x, y, groups);
   return y;
 }
 
-Tensor linear_rows_input_grad(const Tensor& dy, const std::vector<GemmGroup>& groups) {
-  Tensor dx = make_rows("linear_rows_input_grad", dy, groups, 1);
-  multiply("linear_rows_input_grad", RowsProduct::input_grad, dy, dx, groups);
+Tensor grouped_linear_input_grad(const Tensor& dy, const std::vector<GemmGroup>& groups) {
+  Tensor dx = make_rows("grouped_linear_input_grad", dy, groups, 1);
+  multiply("grouped_linear_input_grad", GemmKind::input_grad, dy, dx, groups);
   return dx;
 }
 
-void linear_rows_weight_grads(const std::vector<GemmGroup>& groups, const Tensor& dy, const Tensor& x) {
-  multiply("linear_rows_weight_grads", RowsProduct::weight_grad, dy, x, groups);
+void grouped_linear_weight_grads(const std::vector<GemmGroup>& groups, const Tensor& dy, const Tensor& x) {
+  multiply("grouped_linear_weight_grads", GemmKind::weight_grad, dy, x, groups);
 }
 
-// Rows on their way to experts and back. Threads split the tokens; sums along a row go through fixed lanes.
+// Dispatch and combine. Threads split the tokens; row sums use fixed lanes.
 
 namespace {
 

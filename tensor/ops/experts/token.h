@@ -1,5 +1,4 @@
-// The routing of one token, for loops of the CPU and for kernels: both have the same formulas in the same
-// order. `logits` are the token's E, in the type of sums.
+// Routing of one token with E `logits` in the accumulation type, shared by CPU loops and GPU kernels for equal results.
 #pragma once
 
 #include "tensor/math.h"
@@ -7,14 +6,13 @@
 
 namespace tessera::token {
 
-// Which of the choices `expert` is; -1: none.
 constexpr int64_t place_among(const int32_t* chosen, int64_t count, int64_t expert) {
   for (int64_t j = 0; j < count; ++j)
     if (chosen[j] == expert) return j;
   return -1;
 }
 
-// The k largest, the best first; where numbers are equal, or none are, the first of them.
+// The k largest logits, descending; of equal logits, and of NaNs, the first.
 template <class A>
 constexpr void choose(const A* logits, int64_t experts, int64_t k, int32_t* chosen) {
   for (int64_t j = 0; j < k; ++j) {
@@ -25,8 +23,7 @@ constexpr void choose(const A* logits, int64_t experts, int64_t k, int32_t* chos
   }
 }
 
-// By how much the best logit that `given` leaves out is above the lowest that it takes; -1 where both name the same
-// experts. `own` are the k best.
+// The best logit that `given` leaves out minus the lowest that it includes; -1 if it equals `own`, the k best.
 template <class A>
 constexpr A routing_margin(const A* logits, const int32_t* own, const int32_t* given, int64_t k) {
   const A last = logits[own[k - 1]];
@@ -40,7 +37,7 @@ constexpr A routing_margin(const A* logits, const int32_t* own, const int32_t* g
 }
 
 template <class A>
-constexpr A largest_indices(const A* logits, int64_t experts) {
+constexpr A max_logit(const A* logits, int64_t experts) {
   A largest = logits[0];
   for (int64_t e = 1; e < experts; ++e) largest = largest < logits[e] ? logits[e] : largest;
   return largest;
@@ -49,7 +46,7 @@ constexpr A largest_indices(const A* logits, int64_t experts) {
 template <class A>
 constexpr void weigh(const A* logits, int64_t experts, const int32_t* chosen, int64_t k, bool softmax_first,
                      A* weights) {
-  const A largest = largest_indices(logits, experts);
+  const A largest = max_logit(logits, experts);
   A sum = 0;
   if (softmax_first)
     for (int64_t e = 0; e < experts; ++e) sum += math::exp(logits[e] - largest);
@@ -58,9 +55,9 @@ constexpr void weigh(const A* logits, int64_t experts, const int32_t* chosen, in
   for (int64_t j = 0; j < k; ++j) weights[j] = math::exp(logits[chosen[j]] - largest) / sum;
 }
 
-// Factors of a token's part in the losses of its sequence of T tokens.
+// Factors of a token's auxiliary losses.
 struct Slopes {
-  double share = 0;  // the part of one choice of the sequence: E / (k T)
+  double share = 0;  // E / (k T)
   double balance = 0, z = 0;
 };
 
@@ -76,39 +73,38 @@ struct Gradient {
   const A *weights, *dweights;
   int64_t k;
   bool softmax_first;
-  const double* choices;  // choices of the token's sequence, for each expert; null without a balance loss
+  const double* choices;  // per expert in the token's sequence; null without a balance loss
   Slopes slopes;
 
-  // The gradient of one of several tokens, whose numbers these are, one token's after another's.
+  // The arguments of one token.
   constexpr Gradient of(int64_t token, int64_t sequence, int64_t experts) const {
     Gradient one = *this;
     one.chosen += token * k, one.weights += token * k, one.dweights += token * k;
     if (choices) one.choices += sequence * experts;
     return one;
   }
-  // The gradient of the expert's probability among all.
-  constexpr A of_probability(int64_t expert) const {
+  // With respect to the probability among all experts.
+  constexpr A probability_grad(int64_t expert) const {
     const int64_t j = softmax_first ? place_among(chosen, k, expert) : -1;
     A sum = j < 0 ? A(0) : dweights[j];
     if (choices) sum += static_cast<A>(slopes.balance) * static_cast<A>(choices[expert] * slopes.share);
     return sum;
   }
-  // By the softmax among the chosen.
-  constexpr A of_chosen(int64_t expert, A mean) const {
+  // Through the softmax over the chosen experts.
+  constexpr A chosen_grad(int64_t expert, A mean) const {
     const int64_t j = softmax_first ? -1 : place_among(chosen, k, expert);
     return j < 0 ? A(0) : weights[j] * (dweights[j] - mean);
   }
-  // Turns the logits into their gradient.
-  constexpr void of_logits(A* logits, int64_t experts) const {
-    const A largest = largest_indices(logits, experts);
+  constexpr void logits_grad(A* logits, int64_t experts) const {
+    const A largest = max_logit(logits, experts);
     A sum = 0, mean = 0, among = 0;
     for (int64_t e = 0; e < experts; ++e) sum += logits[e] = math::exp(logits[e] - largest);
     for (int64_t e = 0; e < experts; ++e) logits[e] /= sum;
     const A z_loss = static_cast<A>(slopes.z) * (largest + math::log(sum));
     for (int64_t j = 0; j < k; ++j) mean += weights[j] * dweights[j];
-    for (int64_t e = 0; e < experts; ++e) among += logits[e] * of_probability(e);
+    for (int64_t e = 0; e < experts; ++e) among += logits[e] * probability_grad(e);
     for (int64_t e = 0; e < experts; ++e)
-      logits[e] = of_chosen(e, mean) + logits[e] * (of_probability(e) - among) + logits[e] * z_loss;
+      logits[e] = chosen_grad(e, mean) + logits[e] * (probability_grad(e) - among) + logits[e] * z_loss;
   }
 };
 

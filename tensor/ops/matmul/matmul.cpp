@@ -1,24 +1,24 @@
-// Checks, shapes, and on the CPU the choice between oneDNN and our kernels of few rows, of AMX tiles and of float64.
+// Argument checks, shapes, and on the CPU the choice of an implementation.
 #include "tensor/ops/matmul/matmul.h"
 
 #include "tensor/cpu/loops.h"
 #include "tensor/ops/elementwise.h"
-#include "tensor/ops/matmul/cpu/products.h"
+#include "tensor/ops/matmul/cpu/gemm.h"
 
 namespace tessera {
 namespace {
 
-// Rows below which packing a weight costs more than it saves.
+// Minimum rows for which packing a weight is worthwhile.
 constexpr int64_t kPackFromRows = 32;
 
 bool has_unit_stride(const Tensor& t) {
   return t.strides()[0] == 1 || t.strides()[1] == 1 || t.dim(0) == 1 || t.dim(1) == 1;
 }
 Tensor with_unit_stride(const Tensor& t) { return has_unit_stride(t) ? t : t.contiguous(); }
-// A GPU's library chooses by how operands lie, so they lie in one way: strides change no bit.
+// A GPU's library selects algorithms by layout, so operands are made contiguous: strides do not affect the bits.
 Tensor packed_on_gpu(const Tensor& t) { return t.device() == Device::cuda ? t.contiguous() : t; }
 
-void product_on_cpu(Tensor& out, const Tensor& a_any, const Tensor& b_any, const Tensor& bias, cpu::Packed* packed) {
+void matmul_on_cpu(Tensor& out, const Tensor& a_any, const Tensor& b_any, const Tensor& bias, cpu::Packed* packed) {
   if (out.numel() == 0 || dry_run_on_gpu(out)) return;
   if (a_any.dtype() == DType::float64) {
     const auto strided = [](const Tensor& t) {
@@ -32,34 +32,33 @@ void product_on_cpu(Tensor& out, const Tensor& a_any, const Tensor& b_any, const
   if (a_any.dtype() != DType::float32 && a_any.dtype() != DType::bfloat16)
     throw Error("[matmul] dtype is " + std::string(to_string(a_any.dtype())) + "; expected a floating dtype");
   const Tensor a = with_unit_stride(a_any), b = with_unit_stride(b_any);
-  if (cpu::few_rows_takes(a, b)) return cpu::few_rows_matmul(out, a, b, bias);
-  if (cpu::amx_takes(a, b)) return cpu::amx_matmul(out, a, b, bias, packed);
+  if (cpu::few_rows_supports(a, b)) return cpu::few_rows_matmul(out, a, b, bias);
+  if (cpu::amx_supports(a, b)) return cpu::amx_matmul(out, a, b, bias, packed);
   if (packed)
     cpu::dnnl_matmul(out, a, b, bias, *packed);
   else
     cpu::dnnl_matmul(out, a, b, bias);
 }
 
-// The product of 2-D operands that are known to fit. `packed`, when given, belongs to b.
-void product(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, cpu::Packed* packed) {
+// Matmul of compatible 2-D operands. `packed`, if given, belongs to b.
+void matmul_2d(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, cpu::Packed* packed) {
   on_device(
-      out.device(), [&] { product_on_cpu(out, a, b, bias, packed); }, [&] { cuda::matmul(out, a, b, bias); });
+      out.device(), [&] { matmul_on_cpu(out, a, b, bias, packed); }, [&] { cuda::matmul(out, a, b, bias); });
 }
 
 Tensor stacked(const Tensor& t) { return t.contiguous().reshape({-1, t.dim(-2), t.dim(-1)}); }  // as (L, M, N)
 
-// One product for each index of the leading dim, of contiguous operands.
-void products(const Tensor& outs, const Tensor& as, const Tensor& bs) {
+void batched_matmul(const Tensor& outs, const Tensor& as, const Tensor& bs) {
   const auto on_cpu = [&] {
     for (int64_t i = 0; i < outs.dim(0); ++i) {
       Tensor one = outs.select(0, i);
-      product(one, as.select(0, i), bs.select(0, i), {}, nullptr);
+      matmul_2d(one, as.select(0, i), bs.select(0, i), {}, nullptr);
     }
   };
   on_device(outs.device(), on_cpu, [&] { cuda::matmul(outs, as, bs, {}); });
 }
 
-void check_product(const char* op, const Tensor& a, const Tensor& b) {
+void check_matmul(const char* op, const Tensor& a, const Tensor& b) {
   if (a.dtype() != b.dtype())
     throw Error(std::string("[") + op + "] dtypes differ: " + a.describe() + " x " + b.describe());
   if (a.dim(-1) != b.dim(-2))
@@ -67,13 +66,13 @@ void check_product(const char* op, const Tensor& a, const Tensor& b) {
                 "; b must have " + std::to_string(a.dim(-1)) + " rows");
 }
 
-// The packed copy of b for products with `a`; null where none pays. oneDNN's layout may depend on the rows of a.
+// The packed copy of b for `a`; null if packing is not profitable. oneDNN's layout may depend on the rows of a.
 cpu::Packed* pack_for(PackedWeights* packs, const Tensor& a, const Tensor& b, bool transposed) {
   if (!packs || a.device() == Device::cuda || a.dim(0) < kPackFromRows || a.dtype() == DType::float64) return nullptr;
-  const int64_t rows = cpu::amx_takes(a, b) ? 0 : a.dim(0);
+  const int64_t rows = cpu::amx_supports(a, b) ? 0 : a.dim(0);
   for (cpu::Packed& p : packs->packs)
     if (p.rows == rows && p.transposed == transposed) return &p;
-  // Two row counts (training and evaluation) times two directions: the oldest goes when another comes.
+  // Two row counts (training and evaluation) times two directions: evict the oldest beyond that.
   if (packs->packs.size() == 4) packs->packs.erase(packs->packs.begin());
   packs->packs.reserve(4);
   cpu::Packed& p = packs->packs.emplace_back();
@@ -82,9 +81,9 @@ cpu::Packed* pack_for(PackedWeights* packs, const Tensor& a, const Tensor& b, bo
   return &p;
 }
 
-// Whether the product for an input's gradient is faster with a copy of the weight packed for it alone: measured on
-// AVX-512 without AMX, in float32, from these rows on. The copy of a larger weight would be seen in the peak of memory.
-bool pays_packed_once(const Tensor& dy, const Tensor& w) {
+// Whether input gradients are faster with a temporary packed copy of the weight: measured with AVX-512 without AMX, in
+// float32, from these rows on. Copies of larger weights would raise peak memory.
+bool packs_temporarily(const Tensor& dy, const Tensor& w) {
   constexpr int64_t kFromRows = 1024, kMaxBytes = int64_t{16} << 20;
   return dy.device() == Device::cpu && dy.dtype() == DType::float32 && dy.dim(0) >= kFromRows &&
          w.nbytes() <= kMaxBytes && cpu::has_bfloat16_matmul() && !cpu::packing_is_profitable();
@@ -93,37 +92,37 @@ bool pays_packed_once(const Tensor& dy, const Tensor& w) {
 }  // namespace
 
 void matmul_into(Tensor& out, const Tensor& a, const Tensor& b) {
-  check_product("matmul", a, b);
+  check_matmul("matmul", a, b);
   if (!(out.shape() == Shape{a.dim(0), b.dim(1)}))
     throw Error("[matmul] out is " + out.describe() + "; expected shape (" + std::to_string(a.dim(0)) + ", " +
                 std::to_string(b.dim(1)) + ")");
-  product(out, a, b, {}, nullptr);
+  matmul_2d(out, a, b, {}, nullptr);
 }
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
   if (a.ndim() < 2 || b.ndim() < 2)
     throw Error("[matmul] operands must have 2 dims or more: a " + a.shape().str() + " x b " + b.shape().str());
-  check_product("matmul", a, b);
+  check_matmul("matmul", a, b);
   if (b.ndim() == 2) {
     const Tensor rows = a.ndim() == 2 ? packed_on_gpu(a) : a.contiguous().flat_rows();
     Tensor out = a.make({rows.dim(0), b.dim(1)});
-    product(out, rows, packed_on_gpu(b), {}, nullptr);
+    matmul_2d(out, rows, packed_on_gpu(b), {}, nullptr);
     return out.reshape(a.shape().with_last(b.dim(1)));
   }
   const Shape lead = a.shape().first(a.ndim() - 2);
   if (!(lead == b.shape().first(b.ndim() - 2)))
     throw Error("[matmul] leading dims differ: a " + a.shape().str() + " x b " + b.shape().str());
   Tensor out = a.make(a.shape().with_last(b.dim(-1)));
-  products(stacked(out), stacked(a), stacked(b));
+  batched_matmul(stacked(out), stacked(a), stacked(b));
   return out;
 }
 
 void linear_into(Tensor& y, const Tensor& x, const Tensor& w, const Tensor& b, PackedWeights* packs) {
   const Tensor wt = packed_on_gpu(w).transpose(0, 1);
-  check_product("linear", x, wt);
+  check_matmul("linear", x, wt);
   if (b.defined()) b.check_size(w.dim(0));
   y.check_size(x.dim(0) * w.dim(0));
-  product(y, packed_on_gpu(x), wt, b.defined() ? b.contiguous() : b, pack_for(packs, x, wt, true));
+  matmul_2d(y, packed_on_gpu(x), wt, b.defined() ? b.contiguous() : b, pack_for(packs, x, wt, true));
 }
 
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, PackedWeights* packs) {
@@ -137,16 +136,16 @@ Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, PackedWeights* 
 }
 
 void linear_input_grad_into(Tensor& dx, const Tensor& dy, const Tensor& w, PackedWeights* packs) {
-  check_product("linear_input_grad", dy, w);
+  check_matmul("linear_input_grad", dy, w);
   dx.check_size(dy.dim(0) * w.dim(1));
   cpu::Packed once;
   cpu::Packed* const kept = pack_for(packs, dy, w, false);
-  product(dx, packed_on_gpu(dy), packed_on_gpu(w), {}, kept || !pays_packed_once(dy, w) ? kept : &once);
+  matmul_2d(dx, packed_on_gpu(dy), packed_on_gpu(w), {}, kept || !packs_temporarily(dy, w) ? kept : &once);
 }
 
 Tensor linear_input_grad(const Tensor& dy, const Tensor& w, PackedWeights* packs) {
   const Tensor rows = dy.contiguous().flat_rows();
-  check_product("linear_input_grad", rows, w);
+  check_matmul("linear_input_grad", rows, w);
   Tensor dx = dy.make({rows.dim(0), w.dim(1)});
   linear_input_grad_into(dx, rows, w, packs);
   return dx.reshape(dy.shape().with_last(w.dim(1)));

@@ -1,4 +1,4 @@
-// The algorithm, and plain rounding beside it.
+// GPTQ and round-to-nearest.
 #include "tensor/ops/quantize/gptq.h"
 
 #include "tensor/cpu/vectorize.h"
@@ -8,8 +8,8 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kColumnBlock = 128;  // columns whose losses are handed on together
-constexpr int64_t kColumnTile = 512;   // columns that get them at once: a tile of U stays in the cache
+constexpr int64_t kColumnBlock = 128;  // columns whose errors are propagated together
+constexpr int64_t kColumnTile = 512;   // columns updated at a time: a tile of U stays in the cache
 
 size_t at(int64_t row, int64_t column, int64_t columns) { return static_cast<size_t>(row * columns + column); }
 
@@ -25,12 +25,11 @@ std::vector<double> to_doubles(const Tensor& weight, const char* op) {
   return {values.begin(), values.end()};
 }
 
-// The scale of a group of n numbers.
 Half quantization_scale(const double* w, int64_t n) {
   double largest = 0;
   for (int64_t i = 0; i < n; ++i) largest = std::max(largest, std::abs(w[i]));
-  constexpr double kSmallest = 0x1p-24;  // the least float16 above 0: a group of zeros has a scale too
-  return unpack_half(static_cast<float>(std::max(2 * largest / 15, kSmallest)));
+  constexpr double kSmallest = 0x1p-24;  // the smallest positive float16, so that a group of zeros has a scale
+  return to_half(static_cast<float>(std::max(2 * largest / 15, kSmallest)));
 }
 
 int quantized_code(double w, double scale) {
@@ -42,12 +41,12 @@ void check_scales(const Int4Matrix& m, const Tensor& weight, const char* op) {
     if (!std::isfinite(wide(h))) throw Error(shape_text(weight, op) + ": a scale is too large for a float16");
 }
 
-// U of H^-1 = U^T U, in place. H = R R^T with R upper triangular gives U = R^-1, without H^-1 itself.
+// U of H^-1 = U^T U, in place. H = R R^T with R upper triangular gives U = R^-1 without computing H^-1.
 std::vector<double> factor(std::vector<double> h, int64_t n) {
   std::vector<double> column(static_cast<size_t>(n));
   for (int64_t j = n - 1; j >= 0; --j) {
     const double root = std::sqrt(h[at(j, j, n)]);
-    if (!(root > 0)) throw Error("[gptq] the squares of the inputs are not positive definite; expected more damping");
+    if (!(root > 0)) throw Error("[gptq] the Hessian of the inputs is not positive definite; increase the damping");
     h[at(j, j, n)] = root;
     for (int64_t i = 0; i < j; ++i) column[static_cast<size_t>(i)] = h[at(i, j, n)] /= root;
     const double* const r = column.data();
@@ -60,7 +59,7 @@ std::vector<double> factor(std::vector<double> h, int64_t n) {
     });
   }
   std::vector<double> u(h.size(), 0.0);
-  cpu::parallel_for(n, 64, [&h, &u, n](int64_t begin, int64_t end) {  // columns of U, which know nothing of each other
+  cpu::parallel_for(n, 64, [&h, &u, n](int64_t begin, int64_t end) {  // columns of U are independent
     for (int64_t i = end - 1; i >= 0; --i) {
       double* const row = u.data() + i * n;
       if (i >= begin) row[i] = 1;
@@ -122,7 +121,7 @@ Int4Matrix gptq(const Tensor& weight, const InputSquares& inputs, int64_t group,
   if (inputs.columns() != n)
     throw Error(shape_text(weight, "gptq") + "; expected " + std::to_string(inputs.columns()) + " columns");
   const std::vector<double> u = factor(damped(inputs, damping), n);
-  // A group begins only where all losses of the columns before it have come.
+  // A group may begin only after all errors of preceding columns have been propagated.
   const int64_t block = group >= kColumnBlock ? group : kColumnBlock / group * group;
   for (int64_t first = 0; first < n; first += block) {
     const int64_t last = std::min(first + block, n), width = last - first;
@@ -162,11 +161,10 @@ double output_error(const Tensor& weight, const Int4Matrix& rounded, const Input
   const int64_t rows = rounded.rows, n = rounded.columns;
   if (weight.shape() != Shape{rows, n} || inputs.columns() != n)
     throw Error(shape_text(weight, "output_error") + "; expected the shape of its codes and inputs");
-  std::vector<double> lost(static_cast<size_t>(rows)), whole(lost);
+  std::vector<double> lost(static_cast<size_t>(rows)), full(lost);
   cpu::parallel_for(rows, 8, [&](int64_t begin, int64_t end) {
     std::vector<float> decoded(static_cast<size_t>(n));
     std::vector<double> difference(decoded.size()), sums(decoded.size());
-    // x H x^T
     const auto form = [&](const double* x) {
       std::ranges::fill(sums, 0.0);
       for (int64_t i = 0; i < n; ++i) {
@@ -182,11 +180,11 @@ double output_error(const Tensor& weight, const Int4Matrix& rounded, const Input
       rounded.decode(row * n, decoded);
       for (size_t k = 0; k < decoded.size(); ++k) difference[k] = from[k] - static_cast<double>(decoded[k]);
       lost[static_cast<size_t>(row)] = form(difference.data());
-      whole[static_cast<size_t>(row)] = form(from);
+      full[static_cast<size_t>(row)] = form(from);
     }
   });
   double error = 0, all = 0;
-  for (size_t row = 0; row < lost.size(); ++row) error += lost[row], all += whole[row];
+  for (size_t row = 0; row < lost.size(); ++row) error += lost[row], all += full[row];
   return all > 0 ? error / all : 0;
 }
 

@@ -1,4 +1,4 @@
-// Codes and numbers.
+// Encoding and decoding of 4-bit matrices.
 #include "tensor/ops/quantize/quantize.h"
 
 #include <cstring>
@@ -13,7 +13,7 @@ namespace tessera {
 Int4Matrix::Int4Matrix(int64_t r, int64_t c, int64_t g) : rows(r), columns(c), group(g) {
   if (rows < 1 || columns < 2 || columns % 2 != 0 || group < 1)
     throw Error("[int4] a matrix (" + std::to_string(rows) + ", " + std::to_string(columns) + ") in groups of " +
-                std::to_string(group) + "; expected even columns and sizes above 0");
+                std::to_string(group) + "; expected an even number of columns and positive sizes");
   codes.assign(static_cast<size_t>(rows * columns / 2), kZero << 4 | kZero);
   scales.assign(static_cast<size_t>(rows * groups()), Half());
 }
@@ -32,7 +32,7 @@ void Int4Matrix::decode(int64_t begin, std::span<float> out) const {
 std::vector<std::byte> Int4Matrix::packed() const {
   if (columns % group != 0 || scales.size() % 2 != 0)
     throw Error("[int4] rows of " + std::to_string(columns) + " columns in groups of " + std::to_string(group) +
-                "; expected groups that divide a row, and an even number of them in all");
+                "; expected groups that divide a row, and an even total number of them");
   constexpr size_t kBlock = 2 * sizeof(Half) + 1;  // bytes of two groups: their scales, and both zeros
   std::vector<std::byte> out(codes.size() + scales.size() / 2 * kBlock);
   std::memcpy(out.data(), codes.data(), codes.size());
@@ -54,14 +54,12 @@ void Int4Matrix::append(const Int4Matrix& below) {
   scales.insert(scales.end(), below.scales.begin(), below.scales.end());
 }
 
-// From numbers to codes.
-
 namespace {
 
-constexpr int64_t kAtOnce = 1 << 18;  // elements: a multiple of a block
+constexpr int64_t kBatch = 1 << 18;  // elements: a multiple of a block
 constexpr int kLevels = 16;
 
-// The place of the value nearest to x, among ascending ones: the number of middles between neighbours that x is above.
+// Index of the value nearest to x in an ascending list: the number of midpoints that x exceeds.
 uint8_t nearest(std::span<const float> values, float x) {
   const auto above = std::ranges::lower_bound(values, x);
   const auto i = static_cast<size_t>(above - values.begin());
@@ -80,7 +78,6 @@ float largest(std::span<const float> x) {
   return most;
 }
 
-// The codes of a block, and its scale.
 float encode_nf4(std::span<const float> x, std::byte* to) {
   static const std::array<float, kLevels - 1> middles = [] {
     std::array<float, kLevels - 1> out{};
@@ -99,7 +96,7 @@ float encode_nf4(std::span<const float> x, std::byte* to) {
   return scale;
 }
 
-// Scales of the blocks of one piece, in 8 bits each.
+// Encodes the block scales of one fused matrix, in 8 bits each.
 void encode_scales(std::span<const float> scales, float* groups, float* mean, std::byte* to) {
   double sum = 0;
   for (const float s : scales) sum += s;
@@ -114,7 +111,7 @@ void encode_scales(std::span<const float> scales, float* groups, float* mean, st
   }
 }
 
-// Without GPTQ's algorithm, which wants to see inputs.
+// Plain rounding, because GPTQ requires inputs.
 std::vector<std::byte> rounded_to_nearest(const Packing& p, const FloatSource& source) {
   const Tensor weight = Tensor::empty({p.rows, p.columns}, DType::float32, make_arena());
   source(0, {weight.data<float>(), static_cast<size_t>(p.elements())});
@@ -129,12 +126,12 @@ std::vector<std::byte> quantize(const Packing& p, const FloatSource& source) {
   const Sections at(p, p.elements());
   const int64_t block = p.block();
   std::vector<float> chunk, scales(static_cast<size_t>((p.elements() + block - 1) / block));
-  for (int64_t begin = 0; begin < p.elements(); begin += kAtOnce) {
-    chunk.resize(static_cast<size_t>(std::min(kAtOnce, p.elements() - begin)));
+  for (int64_t begin = 0; begin < p.elements(); begin += kBatch) {
+    chunk.resize(static_cast<size_t>(std::min(kBatch, p.elements() - begin)));
     source(begin, chunk);
     for (size_t i = 0; i < chunk.size(); ++i)
       if (!(std::abs(chunk[i]) <= std::numeric_limits<float>::max()))
-        throw Error("[quantize] element " + std::to_string(begin + static_cast<int64_t>(i)) + " is no finite number");
+        throw Error("[quantize] element " + std::to_string(begin + static_cast<int64_t>(i)) + " is not finite");
     const auto blocks = (std::ssize(chunk) + block - 1) / block;
     cpu::split(blocks, 64, [&](int64_t from, int64_t to) {
       for (int64_t b = from; b < to; ++b) {
@@ -145,7 +142,7 @@ std::vector<std::byte> quantize(const Packing& p, const FloatSource& source) {
       }
     });
   }
-  const PieceBounds pieces(p);
+  const FusedBounds pieces(p);
   std::vector<float> groups(static_cast<size_t>(pieces.groups)), means(p.pieces.size());
   for (size_t i = 0; i < p.pieces.size(); ++i) {
     const int64_t first = pieces.first_blocks[i],
@@ -158,11 +155,9 @@ std::vector<std::byte> quantize(const Packing& p, const FloatSource& source) {
   return out;
 }
 
-// From codes to numbers.
-
 namespace {
 
-constexpr int64_t kGrain = 64;  // blocks that are worth a thread
+constexpr int64_t kGrain = 64;  // minimum blocks per thread
 
 template <class T>
 T read(const std::byte* at) {
@@ -171,15 +166,15 @@ T read(const std::byte* at) {
   return value;
 }
 
-// The bytes of a part, and the numbers in them.
+// Decodes values from the bytes of a shard.
 class Decoder {
  public:
   Decoder(const Packing& p, const std::byte* bytes, int64_t elements)
-      : p_(p), at_(p, elements), pieces_(p), bytes_(bytes), codes_(bytes + at_.codes), scales_(bytes + at_.scales) {}
+      : p_(p), at_(p, elements), bounds_(p), bytes_(bytes), codes_(bytes + at_.codes), scales_(bytes + at_.scales) {}
 
   template <class T>
   void operator()(ElementRun run, T* out) const {
-    const int64_t together = p_.codec == Codec::nf4 ? p_.block() : p_.group;  // that have one scale
+    const int64_t together = p_.codec == Codec::nf4 ? p_.block() : p_.group;  // elements that share a scale
     while (run.count > 0) {
       const int64_t count = std::min(run.count, together - run.here % together);
       std::array<T, kLevels> values;
@@ -205,13 +200,13 @@ class Decoder {
   };
   size_t code(int64_t i) const { return std::to_integer<size_t>(codes_[i / 2] >> (i % 2 * 4)) & 15; }
 
-  // In float64, so that no fused instruction rounds otherwise.
+  // In float64, so that a fused multiply-add cannot change the rounding.
   float nf4_scale(int64_t here, int64_t whole) const {
-    const size_t piece = pieces_.of_block(whole);
-    const int64_t group = pieces_.first_groups[piece] + (whole - pieces_.first_blocks[piece]) / kScalesOfGroup;
+    const size_t piece = bounds_.of_block(whole);
+    const int64_t group = bounds_.first_groups[piece] + (whole - bounds_.first_blocks[piece]) / kScalesOfGroup;
     const double share = dynamic_values()[std::to_integer<size_t>(scales_[here])],
                  most = read<float>(bytes_ + 4 * group),
-                 mean = read<float>(bytes_ + 4 * (pieces_.groups + static_cast<int64_t>(piece)));
+                 mean = read<float>(bytes_ + 4 * (bounds_.groups + static_cast<int64_t>(piece)));
     return static_cast<float>(share * most + mean);
   }
   Group group(int64_t g) const {
@@ -230,7 +225,7 @@ class Decoder {
 
   const Packing& p_;
   Sections at_;
-  PieceBounds pieces_;
+  FusedBounds bounds_;
   const std::byte *bytes_, *codes_, *scales_;
 };
 
@@ -264,14 +259,14 @@ void dequantize(const Packing& p, std::span<const std::byte> whole, int64_t begi
   Decoder(p, whole.data(), p.elements())({begin, begin, std::ssize(to)}, to.data());
 }
 
-// Sizes, cuts and the two tables of values.
+// Sizes, splits, and the tables of values.
 
 namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// One sign: 2^i fractions between 0.1 and 1, of decade i of seven, at the middles of equal steps. Both signs of them, 0
-// and 1 are 256.
+// Per sign: 2^i fractions between 0.1 and 1 in decade i of seven, at the midpoints of equal steps. With both signs, 0
+// and 1 these are 256 values.
 std::array<float, 256> make_dynamic_values() {
   std::array<float, 256> out{};
   size_t at = 0;
@@ -303,7 +298,7 @@ std::span<const float, 256> dynamic_values() {
   return values;
 }
 
-PieceBounds::PieceBounds(const Packing& p) {
+FusedBounds::FusedBounds(const Packing& p) {
   int64_t rows = 0;
   for (const int64_t of_piece : p.pieces) {
     first_blocks.push_back(rows * p.columns / p.block());
@@ -314,7 +309,7 @@ PieceBounds::PieceBounds(const Packing& p) {
 }
 
 int64_t Packing::shared_bytes() const {
-  return codec == Codec::nf4 ? 4 * (PieceBounds(*this).groups + std::ssize(pieces)) : 0;
+  return codec == Codec::nf4 ? 4 * (FusedBounds(*this).groups + std::ssize(pieces)) : 0;
 }
 
 int64_t Packing::bytes(int64_t elements) const {
@@ -328,7 +323,7 @@ void check(const Packing& p, const std::string& name) {
   };
   for (const int64_t rows : p.pieces)
     if ((p.pieces.size() > 1 || p.codec == Codec::gptq) && rows * p.columns % p.block() != 0)
-      refuse("elements that are quantised for themselves", rows * p.columns, p.block());
+      refuse("elements in a separately quantized matrix", rows * p.columns, p.block());
   if (p.codec == Codec::gptq && p.columns % p.group != 0) refuse("columns", p.columns, p.group);
 }
 

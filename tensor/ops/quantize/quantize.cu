@@ -1,4 +1,4 @@
-// From codes to numbers on a GPU: a thread has the four bytes of eight neighbouring elements.
+// Decoding on a GPU: a thread reads the four bytes of eight adjacent elements.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -12,27 +12,27 @@ namespace tessera::cuda {
 
 namespace {
 
-constexpr int kEach = 8;  // elements of a thread
+constexpr int kEach = 8;  // elements per thread
 
-// A run of elements: where it begins here, and in the whole.
+// Start of a run of elements in the shard and in the full matrix.
 struct RunStart {
   int64_t here, whole;
 };
 
 struct Decode {
   const uint8_t *codes, *scales;
-  int64_t count, together;  // elements here, and, of gptq, those that have one scale
-  // Members that nf4 alone uses:
+  int64_t count, together;  // local elements; gptq: elements per scale
+  // nf4 only:
   const float* shared;
-  const RunStart* starts;  // null: there is one run
+  const RunStart* starts;  // null if there is only one run
   int64_t runs, first_whole, groups;
   int pieces;
-  int64_t first_blocks[kMaxPieces] = {}, first_groups[kMaxPieces] = {};
+  int64_t first_blocks[kMaxFused] = {}, first_groups[kMaxFused] = {};
   float levels[16] = {}, shares[256] = {};
 
   __device__ int64_t full_index(int64_t here) const {
     if (!starts) return here + first_whole;
-    int64_t low = 0, high = runs - 1;  // the last run that does not begin behind it
+    int64_t low = 0, high = runs - 1;  // the last run that starts at or before `here`
     while (low < high) {
       const int64_t middle = (low + high + 1) / 2;
       if (starts[middle].here <= here)
@@ -42,7 +42,7 @@ struct Decode {
     }
     return starts[low].whole + here - starts[low].here;
   }
-  // In float64, as on the CPU: a product of two floats is exact there, so a fused instruction rounds alike.
+  // In float64, as on the CPU: a product of two floats is exact, so a fused multiply-add rounds equally.
   __device__ float nf4_scale(int64_t here) const {
     const int64_t block = full_index(here) / kNf4Block;
     int piece = pieces - 1;
@@ -53,7 +53,7 @@ struct Decode {
   }
 };
 
-// gptq: two groups have a scale each, and a byte with both zeros.
+// gptq: two groups have one scale each and a byte with both zeros.
 struct GroupScale {
   float scale;
   int zero;
@@ -66,7 +66,7 @@ __device__ GroupScale group_scale(const uint8_t* scales, int64_t group) {
 
 static_assert(kNf4Block % kEach == 0);
 
-// kOneScale: the elements of a thread share their scale, and so one division finds it. Those of nf4 always do.
+// kOneScale: a thread's elements share their scale, so one division suffices. Always true for nf4.
 template <class T, bool kNf4, bool kOneScale>
 __global__ void decode_kernel(const Decode f, T* out) {
   __shared__ float levels[16];
@@ -107,12 +107,12 @@ __global__ void decode_kernel(const Decode f, T* out) {
 }  // namespace
 
 void dequantize(const Packing& p, std::span<const ElementRun> runs, const Tensor& bytes, const Tensor& out) {
-  const PieceBounds pieces(p);
+  const FusedBounds pieces(p);
   const int64_t n = out.numel();
   const bool nf4 = p.codec == Codec::nf4;
-  if (std::ssize(p.pieces) > kMaxPieces)
-    throw Error("[dequantize] a matrix of " + std::to_string(p.pieces.size()) + " pieces; expected at most " +
-                std::to_string(kMaxPieces));
+  if (std::ssize(p.pieces) > kMaxFused)
+    throw Error("[dequantize] a matrix of " + std::to_string(p.pieces.size()) + " fused matrices; expected at most " +
+                std::to_string(kMaxFused));
   const Sections at(p, n);
   const uint8_t* const from = bytes.device_data<uint8_t>();
   Decode f{.codes = from + at.codes,

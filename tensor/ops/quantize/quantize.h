@@ -1,4 +1,4 @@
-// The ways to hold a matrix in four bits: tensor/ops/quantize/quantize.h.
+// Quantization of frozen weights to 4 bits.
 #pragma once
 
 #include "tensor/tensor.h"
@@ -7,97 +7,84 @@ namespace tessera {
 
 enum class Codec : uint8_t { none, nf4, gptq };
 
-// Matrices in four bits, for weights that nobody trains: codes, and what they are multiplied with.
+// A 4-bit matrix consists of codes and scales:
 //
-//   nf4    blocks of 64 elements, in storage order. A code names one of 16 values, the quantiles of a normal
-//          distribution, and the block's largest magnitude scales it. These scales are quantised again: their mean is
-//          subtracted, and groups of 256 have 8 bits each and one largest magnitude (Dettmers et al. 2023, "QLoRA",
-//          arXiv 2305.14314, sections 2 and 3). 0.5 + 1 / 64 + 4 / 16384 = 0.516 bytes an element.
+//   nf4    blocks of 64 elements, in storage order. A code selects one of 16 values, the quantiles of a normal
+//          distribution, and is scaled by the block's largest magnitude. Scales are quantized too: their mean is
+//          subtracted, and in groups of 256 each has 8 bits, relative to the group's largest magnitude (Dettmers et al.
+//          2023, "QLoRA", arXiv 2305.14314, sections 2 and 3). 0.5 + 1 / 64 + 4 / 16384 = 0.516 bytes per element.
 //   gptq   groups of `group` columns of a row share a scale (float16) and a zero (4 bits): w = scale (code - zero)
 //          (Frantar et al. 2022, "GPTQ", arXiv 2210.17323). 0.5 + 2.5 / 128 = 0.520 bytes for groups of 128.
 //
-// Codes depend on the whole matrix and on nothing else: it is quantised first and cut over ranks after, at bounds of
-// blocks. A matrix that is fused of several (q, k and v) has the bits that each of these would have alone. All that a
-// rank has of one are bytes in three sections:
+// Codes depend only on the full matrix: it is first quantized and then sharded at block bounds. Each matrix of a fused
+// one (q, k and v) is quantized as if it were alone. A rank's shard has three sections of bytes:
 //
 //   [ shared | codes of each block | scales of each block ]
 //
-// shared   nf4: the largest magnitudes of the groups of all pieces (float), then the mean of each piece (float); every
-//          rank has them all. gptq: nothing
-// codes    four bits for each element, the first one in the low bits
-// scales   nf4: 8 bits, which one of 256 values between -1 and 1 (Dettmers et al. 2021, arXiv 2110.02861, section 2.2)
+// shared   nf4: the largest magnitudes of the scale groups of all fused matrices (float), then the mean of each matrix
+//          (float); replicated. gptq: empty
+// codes    four bits per element, the first one in the low bits
+// scales   nf4: 8 bits, the index of one of 256 values in [-1, 1] (Dettmers et al. 2021, arXiv 2110.02861, section 2.2)
 //          gptq: a block is two groups: their scales, and a byte with both zeros
 
 inline constexpr int64_t kNf4Block = 64;  // elements that share a scale
 
-// How a whole matrix is quantised.
 struct Packing {
   Codec codec = Codec::none;
   int64_t rows = 0, columns = 0;
-  std::vector<int64_t> pieces = {};  // rows of each matrix that it is fused of, at least one
-  int64_t group = 128;               // elements of a group, in gptq
+  std::vector<int64_t> pieces = {};  // rows of each fused matrix; at least one
+  int64_t group = 128;               // gptq only
 
   int64_t elements() const { return rows * columns; }
-  int64_t block() const {
-    return codec == Codec::nf4 ? kNf4Block : 2 * group;
-  }                                                                    // elements; cuts are at multiples of it
-  int64_t scale_bytes() const { return codec == Codec::nf4 ? 1 : 5; }  // bytes of the scales of a block
+  int64_t block() const { return codec == Codec::nf4 ? kNf4Block : 2 * group; }  // elements; shards split at multiples
+  int64_t scale_bytes() const { return codec == Codec::nf4 ? 1 : 5; }            // scale bytes per block
   int64_t shared_bytes() const;
-  // Bytes of a part that has so many elements of the whole.
   int64_t bytes(int64_t elements) const;
   int64_t bytes() const { return bytes(elements()); }
   bool operator==(const Packing&) const = default;
 };
-// Throws Error naming what does not divide: pieces must be whole blocks, and the groups of gptq divide a row.
+// Throws Error unless fused matrices consist of full blocks and gptq groups divide a row.
 void check(const Packing& packing, const std::string& name);
 
-// Elements that follow one another both in what is here and in the whole.
+// A run of elements that is contiguous both in the shard and in the full matrix.
 struct ElementRun {
   int64_t here = 0, whole = 0, count = 0;
 };
-// The largest run bound that lies inside a block, or 0: then the runs can be cut.
+// The largest run bound inside a block, or 0 if all bounds are block-aligned.
 int64_t splits_block(const Packing& packing, std::span<const ElementRun> runs);
 
-// Calls f(here, whole, count) for runs of bytes, of a part that has these runs of elements: `here` and `whole` are
-// offsets in the part's bytes and in those of the whole.
+// Calls f for the byte runs of a shard with these element runs; offsets are in bytes.
 void for_each_byte_run(const Packing& packing, std::span<const ElementRun> runs,
                        const std::function<void(int64_t here, int64_t whole, int64_t count)>& f);
 
-// Elements of the whole matrix, from the one at `begin` on, as many as `to` has room for.
+// Provides to.size() elements, starting at `begin`.
 using FloatSource = std::function<void(int64_t begin, std::span<float> to)>;
-// The whole in bytes, each element rounded to the nearest value that there is: gptq without its algorithm, which is in
-// tensor/ops/quantize/gptq.h. Throws Error for a number that is not finite. Cost: reads each element once.
+// Rounds each element of the full matrix to the nearest value, also for gptq (the algorithm is in
+// tensor/ops/quantize/gptq.h). Throws Error for values that are not finite. Cost: reads each element once.
 std::vector<std::byte> quantize(const Packing& packing, const FloatSource& source);
 
-// The part's elements (rows here, columns here), in the dtype of `out`, which has as many: each is made in float and
-// rounded once. Cost: reads 0.52 bytes an element, writes `out`.
+// Decodes the shard's elements into `out`: computed in float and rounded once. Cost: reads 0.52 bytes per element,
+// writes `out`.
 void dequantize(const Packing& packing, std::span<const ElementRun> runs, const Tensor& bytes, Tensor& out);
-// Elements of a whole in the host's memory, from the one at `begin` on.
 void dequantize(const Packing& packing, std::span<const std::byte> whole, int64_t begin, std::span<float> to);
 
-// The 16 values of nf4's codes, and the 256 of its scales' codes, ascending.
 std::span<const float, 16> nf4_values();
 std::span<const float, 256> dynamic_values();
 
-// A matrix in 4 bits: each row has, for each group of columns that follow one another, one scale, and each element a
-// code q in [0, 15].
-//
-//   w = scale (q - 8)        symmetric: from -8 to 7 scales
-//
-// It is what GPTQ makes (tensor/ops/quantize/gptq.h) and what its files hold (hub/gptq_format.h), in an order in which
-// rows run on, so that a fused matrix is the rows of its parts. A scale has 11 bits and q - 8 four: w is exact in
-// float32.
+// A symmetric 4-bit matrix: w = scale (q - 8), with a scale per group of adjacent columns and a code q in [0, 15] per
+// element, in row-major order. Output of GPTQ (tensor/ops/quantize/gptq.h) and contents of its files
+// (hub/gptq_format.h). A scale has 11 significant bits and q - 8 has four, so w is exact in float32.
 
 struct Int4Matrix {
   static constexpr int kZero = 8;  // the code of 0
 
   int64_t rows = 0, columns = 0;  // columns even
-  int64_t group = 1;              // columns that share a scale; the last of a row may be fewer
+  int64_t group = 1;              // columns that share a scale; the last group of a row may be smaller
   std::vector<uint8_t> codes;     // (rows, columns / 2): the even column in the low half
   std::vector<Half> scales;       // (rows, groups())
 
   Int4Matrix() = default;
-  // All zeros. Throws Error unless the columns are even and every size is above 0.
+  // Zeros. Throws Error unless the number of columns is even and every size is positive.
   Int4Matrix(int64_t rows, int64_t columns, int64_t group);
 
   int64_t groups() const { return (columns + group - 1) / group; }
@@ -111,31 +98,28 @@ struct Int4Matrix {
   Half& scale(int64_t row, int64_t g) { return scales[static_cast<size_t>(row * groups() + g)]; }
   Half scale(int64_t row, int64_t g) const { return scales[static_cast<size_t>(row * groups() + g)]; }
 
-  // Elements [begin, begin + out.size()) of the matrix, rows one after another. Cost: a multiplication each.
   void decode(int64_t begin, std::span<float> out) const;
-  // The bytes of the whole matrix in the layout of Packing: codec gptq, with these rows, columns and groups. Throws
-  // Error where groups do not divide a row, or are of an odd number.
+  // The byte layout of Packing with codec gptq. Throws Error if groups do not divide a row, or if their total number is
+  // odd.
   std::vector<std::byte> packed() const;
-  // Adds the rows of another matrix below. Throws Error where columns or groups differ.
+  // Appends the rows of `below`, which must have equal columns and groups.
   void append(const Int4Matrix& below);
 };
 
-// The places of a quantised matrix's parts in its bytes, for the code that makes them and the code that reads them.
+inline constexpr int64_t kScalesOfGroup = 256;  // nf4 scales quantized together
 
-inline constexpr int64_t kScalesOfGroup = 256;  // nf4 scales that are quantised together
-
-// Offsets in the bytes of a part with so many elements.
+// Byte offsets in a shard.
 struct Sections {
   int64_t codes, scales;
   Sections(const Packing& p, int64_t elements)
       : codes(p.shared_bytes()), scales(codes + (elements + p.block() - 1) / p.block() * (p.block() / 2)) {}
 };
 
-// The beginning of each piece of a matrix, in blocks, and in groups of nf4's scales.
-struct PieceBounds {
+// First block, and first group of nf4 scales, of each matrix of a fused one.
+struct FusedBounds {
   std::vector<int64_t> first_blocks, first_groups;
-  int64_t groups = 0;  // in all
-  explicit PieceBounds(const Packing& p);
+  int64_t groups = 0;
+  explicit FusedBounds(const Packing& p);
   size_t of_block(int64_t block) const {
     size_t i = first_blocks.size() - 1;
     while (i > 0 && first_blocks[i] > block) --i;
@@ -144,9 +128,9 @@ struct PieceBounds {
 };
 
 namespace cuda {
-// dequantize() by a kernel, with the CPU's bits: bytes and `out` lie on one GPU. Throws Error for more than kMaxPieces
-// pieces. Where there are several runs of nf4, a table of them is copied in front of the kernel: 16 bytes for each.
-inline constexpr int kMaxPieces = 4;
+// Bitwise identical to the CPU. Throws Error for more than kMaxFused fused matrices. Several nf4 runs require a copy of
+// their table, 16 bytes each, before the kernel.
+inline constexpr int kMaxFused = 4;
 void dequantize(const Packing& p, std::span<const ElementRun> runs, const Tensor& bytes, const Tensor& out);
 }  // namespace cuda
 

@@ -1,4 +1,4 @@
-// Checks that a rank, of any kind, makes of the operations of its communicator, with arrays of the host or of a GPU.
+// Checks of a communicator's operations, for any kind of rank, with host or GPU arrays.
 #pragma once
 #include <cstdio>
 
@@ -30,14 +30,14 @@ inline void check_sums(Communicator& c, int64_t n, DType dtype, const ArenaPtr& 
   x = mine.clone();
   c.start_all_reduce(x).wait();
   expect(values(x) == total, named(c, n, dtype, "all_reduce in the background"));
-  const Range own = piece(n, ranks, me);
+  const Range own = chunk_range(n, ranks, me);
   Tensor part = Tensor::empty({own.size()}, dtype, arena);
   c.reduce_scatter(mine, part);
   expect(values(part) == cut(total, ranks, me), named(c, n, dtype, "reduce_scatter"));
   expect(values(mine) == values(make_array(me, n, dtype, arena)), named(c, n, dtype, "reduce_scatter's input"));
-  Tensor whole = Tensor::zeros({n}, dtype, arena);
-  c.all_gather(part, whole);
-  expect(values(whole) == total, named(c, n, dtype, "all_gather"));
+  Tensor full = Tensor::zeros({n}, dtype, arena);
+  c.all_gather(part, full);
+  expect(values(full) == total, named(c, n, dtype, "all_gather"));
   x = mine.clone();
   const Tensor inside = x.narrow(0, own.begin, own.size());
   c.reduce_scatter(x, inside);
@@ -50,7 +50,7 @@ inline void check_roots(Communicator& c, int64_t n, DType dtype, const ArenaPtr&
   const int ranks = c.size(), me = c.rank();
   const std::vector<double> total = summed(ranks, n);
   const Tensor mine = make_array(me, n, dtype, arena);
-  const Range own = piece(n, ranks, me);
+  const Range own = chunk_range(n, ranks, me);
   const Tensor part = mine.narrow(0, own.begin, own.size()).clone();
   for (int root = 0; root < ranks; ++root) {
     Tensor x = mine.clone();
@@ -59,15 +59,15 @@ inline void check_roots(Communicator& c, int64_t n, DType dtype, const ArenaPtr&
     x = mine.clone();
     c.reduce(x, root);
     expect(values(x) == (me == root ? total : values(mine)), named(c, n, dtype, "reduce"));
-    const Tensor whole = me == root ? Tensor::zeros({n}, dtype, arena) : Tensor::meta({n}, dtype);
-    c.gather(part, whole, root);
+    const Tensor full = me == root ? Tensor::zeros({n}, dtype, arena) : Tensor::meta({n}, dtype);
+    c.gather(part, full, root);
     for (int r = 0; me == root && r < ranks; ++r) {
-      const Range theirs = piece(n, ranks, r);
+      const Range theirs = chunk_range(n, ranks, r);
       const Tensor from = make_array(r, n, dtype, arena).narrow(0, theirs.begin, theirs.size());
-      expect(values(whole.narrow(0, theirs.begin, theirs.size())) == values(from), named(c, n, dtype, "gather"));
+      expect(values(full.narrow(0, theirs.begin, theirs.size())) == values(from), named(c, n, dtype, "gather"));
     }
     const Tensor got = Tensor::zeros({own.size()}, dtype, arena);
-    c.scatter(whole, got, root);
+    c.scatter(full, got, root);
     expect(values(got) == values(part), named(c, n, dtype, "gather and scatter"));
   }
   const int64_t each = n / ranks + 1;
@@ -90,7 +90,7 @@ inline void check_operations(Communicator& c, const std::vector<int64_t>& sizes,
       }
 }
 
-// Messages of two tags, of `size` elements and more, that are taken in another order than they were sent in.
+// Messages with two tags, of `size` elements and more, received in another order than sent.
 inline void check_messages(Communicator& c, int from, int to, int64_t size) {
   const ArenaPtr arena = make_arena();
   const auto message = [&](int i) { return make_array(i, size + i, DType::float32, arena); };
@@ -103,7 +103,7 @@ inline void check_messages(Communicator& c, int from, int to, int64_t size) {
   }
 }
 
-// A rank's part of a sum that depends on its order.
+// A rank's input of a sum that depends on its order.
 inline Tensor for_order(int rank, int ranks, int64_t size, DType dtype) {
   std::vector<float> v;
   for (int64_t i = 0; i < size; ++i)
@@ -111,7 +111,7 @@ inline Tensor for_order(int rank, int ranks, int64_t size, DType dtype) {
   return Tensor::of<float>(v, {size}, make_arena()).to(dtype);
 }
 
-// The sum of these by thread ranks, which are held to the documented order elsewhere.
+// The same sum by thread ranks, whose order other tests check.
 inline std::vector<double> sum_of_threads(int ranks, Algorithm algorithm, int64_t size, DType dtype) {
   std::vector<double> out;
   launch({.ranks = ranks, .timeout_s = 20, .algorithm = algorithm}, [&](Communicator& world) {

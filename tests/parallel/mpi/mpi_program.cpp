@@ -1,6 +1,6 @@
-// The program of one rank in the tests of the MPI transport, and of NCCL's between processes: run under mpirun by
-// mpi_test.sh and two_hosts_test.sh, with the name of a scenario. Prints one line for each expectation that fails, and
-// ends with status 1 then.
+// One rank's program in the tests of the MPI transport and of NCCL between processes: run under mpirun by mpi_test.sh
+// and two_hosts_test.sh, with the name of a scenario. Prints one line per failed expectation and then exits with status
+// 1.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sys/mman.h>
@@ -17,17 +17,17 @@ namespace {
 
 using namespace test;
 
-// The system refuses memory to share, or threads to begin.
+// Injected faults: no shared memory, or no threads.
 std::atomic<bool> no_memory{false}, no_threads{false};
 
 constexpr std::array kEvery = {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root, Algorithm::native};
 
-// Arrays that the others can map, that they cannot, and those of which only this half of the ranks has such.
+// Arenas that the other ranks can map, that they cannot, and that are mappable only on half of the ranks.
 std::vector<ArenaPtr> arenas(const Communicator& world) {
   return {world.make_arena(), make_arena(), world.rank() % 2 == 0 ? world.make_arena() : make_arena()};
 }
 
-// Every operation by every algorithm; the large sizes need several blocks of the shared memory.
+// Every operation with every algorithm; the large sizes need several blocks of the shared window.
 void operations(Communicator& world) {
   for (const Algorithm algorithm : kEvery) {
     world.set_algorithm(algorithm);
@@ -39,9 +39,9 @@ void operations(Communicator& world) {
     Tensor x = make_array(world.rank(), 5, DType::bfloat16, arena);
     world.all_reduce(x, Reduction::max);
     for (int64_t i = 0; i < 5; ++i) {
-      double most = 0;
-      for (int r = 0; r < world.size(); ++r) most = std::max(most, test::brought(r, i));
-      expect(values(x)[static_cast<size_t>(i)] == most, "all_reduce of bfloat16, max");
+      double maximum = 0;
+      for (int r = 0; r < world.size(); ++r) maximum = std::max(maximum, test::rank_input(r, i));
+      expect(values(x)[static_cast<size_t>(i)] == maximum, "all_reduce of bfloat16, max");
     }
     world.barrier();
   }
@@ -57,7 +57,7 @@ void bytes(Communicator& world) {
     world.set_algorithm(algorithm);
     const ArenaPtr arena = world.make_arena();
     const Tensor x = Tensor::zeros({5003}, DType::float32, arena);
-    const Tensor part = Tensor::zeros({piece(5003, world.size(), world.rank()).size()}, DType::float32, arena);
+    const Tensor part = Tensor::zeros({chunk_range(5003, world.size(), world.rank()).size()}, DType::float32, arena);
     world.reset_counts();
     world.all_reduce(x);
     if (algorithm != Algorithm::root) world.reduce_scatter(x, part);
@@ -66,16 +66,16 @@ void bytes(Communicator& world) {
     world.reduce(x, 0);
     const OpCounts counts = world.counts();
     world.set_algorithm(Algorithm::direct);
-    for (const auto& [op, whole] : arrays) {
+    for (const auto& [op, full] : arrays) {
       const OpCount& mine = counts[static_cast<size_t>(op)];
       const double sent = world.sum(static_cast<double>(mine.sent)), calls = world.sum(static_cast<double>(mine.calls));
-      expect(calls == 0 || sent == whole * array,
+      expect(calls == 0 || sent == full * array,
              "bytes of " + std::string(to_string(op)) + " by " + std::string(to_string(algorithm)));
     }
   }
 }
 
-// The bits are those of thread ranks.
+// Bitwise identical to thread ranks.
 void order(Communicator& world) {
   const int n = world.size();
   constexpr int64_t kSize = 100'003;
@@ -122,7 +122,7 @@ ArenaPtr make_gpu_arena(const Communicator& world) {
   return make_arena(Device::cuda);
 }
 
-// Ranks with a GPU each: every operation of arrays there, two groups at the same time, messages, and the host's own.
+// Ranks with one GPU each: every operation on GPU arrays, two concurrent groups, messages, and host arrays.
 void on_gpus(Communicator& world) {
   const ArenaPtr gpu = make_gpu_arena(world);
   check_operations(world, {1, 2, 17, 5003},
@@ -174,7 +174,7 @@ void fault(Communicator& world, const std::string& what, const ArenaPtr& arena) 
   world.all_reduce(zeros(100));
 }
 
-// How many hosts the ranks are on, as MPI sees it.
+// Checks the number of hosts, as reported by MPI.
 void hosts(Communicator& world, int expected) {
   int here = 0;
   MPI_Comm host = MPI_COMM_NULL;
@@ -192,7 +192,7 @@ int run_all(int on_hosts) {
   return failures == 0 ? 0 : 1;
 }
 
-// Ranks of one host that share no memory: from the start on, or after a first world that did.
+// Ranks of one host without shared memory: from the start, or after a first world with it.
 int run_by_messages(bool later) {
   const MpiSession session;
   const LaunchOptions options{.backend = Backend::mpi, .timeout_s = 60};
@@ -203,8 +203,8 @@ int run_by_messages(bool later) {
   return failures == 0 ? 0 : 1;
 }
 
-// Rank 1 fails `before` there is a world, or while the `first` is made, or the `second`, or stops at the `end`, where
-// MPI is left; the others wait for it.
+// Rank 1 fails `before` the world exists, while the `first` or `second` is created, or stops at the `end`, in
+// MPI_Finalize; the others wait for it.
 int run_lost(const std::string& when) {
   const MpiSession session(when == "end" ? 3 : 300);
   int rank = 0;
@@ -248,7 +248,7 @@ F* original(const char* name) {
 }  // namespace
 }  // namespace tessera
 
-// The program finds these before the C library's.
+// These interpose the C library's functions.
 extern "C" {
 int memfd_create(const char* name, unsigned int flags) noexcept {
   if (!tessera::no_memory) return tessera::original<int(const char*, unsigned int)>("memfd_create")(name, flags);

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# MPI between two hosts, which are two network namespaces with names of their own, joined by a pair of virtual Ethernet
-# devices: mpirun starts its other half through `ip netns exec` where it would use ssh, and MPI speaks TCP.
+# MPI between two hosts, emulated by two network namespaces with different host names, connected by a pair of virtual
+# Ethernet devices: mpirun starts its remote half through `ip netns exec` instead of ssh, and MPI uses TCP.
 #   two_hosts_test.sh PROGRAM TESSERA
-# TESSERA trains a pipeline whose stages are on different hosts, under MPI and with ranks that meet over TCP, to the bits of the same plan on thread ranks. Ends with 77 (skipped) and the reason where that cannot be set up.
+# TESSERA trains a pipeline with stages on different hosts, under MPI and after a TCP rendezvous, bitwise identical to the
+# same plan on thread ranks. Exits with 77 (skipped) and the reason if the setup is impossible.
 set -euo pipefail
 program=$1 tessera=$2
 export OMP_NUM_THREADS=1
@@ -11,7 +12,7 @@ skip() { echo "skipped: $*"; exit 77; }
 
 command -v ip >/dev/null || skip "no ip command (iproute2)"
 ((EUID == 0)) || skip "network namespaces need root"
-mpirun --version 2>&1 | grep -qiE 'open(rte| mpi)' || skip "the options used here are Open MPI's"
+mpirun --version 2>&1 | grep -qiE 'open(rte| mpi)' || skip "this test requires Open MPI"
 
 a=tessera-a-$$ b=tessera-b-$$
 work=$(mktemp -d)
@@ -24,7 +25,7 @@ trap cleanup EXIT
 
 { ip netns add "$a" && ip netns add "$b" &&
   ip link add name "ta$$" netns "$a" type veth peer name "tb$$" netns "$b"; } 2>"$work/why" ||
-  skip "network namespaces are not allowed here: $(head -n 1 "$work/why")"
+  skip "network namespaces are not allowed: $(head -n 1 "$work/why")"
 for side in "$a ta$$ 1" "$b tb$$ 2"; do
   read -r name device number <<<"$side"
   ip -n "$name" addr add "10.213.7.$number/24" dev "$device"
@@ -32,7 +33,7 @@ for side in "$a ta$$ 1" "$b tb$$ 2"; do
   ip -n "$name" link set lo up
 done
 
-# on HOST COMMAND...: in the namespace, under the host's name
+# on HOST COMMAND...: runs in the namespace, with the host's name
 cat >"$work/on" <<SCRIPT
 #!/usr/bin/env bash
 case \$1 in 10.213.7.1) name=$a ;; *) name=$b ;; esac
@@ -40,7 +41,7 @@ shift
 exec ip netns exec "\$name" unshare --uts bash -c 'hostname "\$0"; eval "\$@"' "\$name" "\$@"
 SCRIPT
 chmod +x "$work/on"
-"$work/on" 10.213.7.1 true 2>"$work/why" || skip "the host's name cannot be changed here: $(head -n 1 "$work/why")"
+"$work/on" 10.213.7.1 true 2>"$work/why" || skip "cannot change the host name: $(head -n 1 "$work/why")"
 
 over_hosts() {  # over_hosts RANKS_EACH COMMAND...
   local each=$1
@@ -51,10 +52,10 @@ over_hosts() {  # over_hosts RANKS_EACH COMMAND...
 }
 
 over_hosts 2 "$program" hosts 2
-echo "2 hosts: all operations are right"
+echo "2 hosts: all operations are correct"
 
-# A pipeline of two stages on two data ranks each: pp is the outermost axis, so each host has one stage, activations and
-# their gradients go between the hosts, and sums over data ranks stay within one.
+# A pipeline of two stages with two data ranks each: pp is the outermost axis, so each host has one stage, activations and
+# their gradients are sent between the hosts, and data reductions stay within one.
 seq -f 'Line %g of a text that says little.' 900 >"$work/text.txt"
 export TESSERA_CACHE=$work/cache
 plan=(--pp 2 --dp 2 --microbatches 2 --layers 2 --heads 2 --channels 16 --context 16 --batch 8 --threads-per-rank 1)
@@ -66,13 +67,13 @@ for schedule in 1f1b zb-h1; do
   for file in model optimizer; do
     cmp "$work"/{threads,hosts}-"$schedule/checkpoints/step-8/$file.safetensors"
   done
-  echo "2 hosts: a pipeline by $schedule has the bits of thread ranks"
+  echo "2 hosts: a $schedule pipeline matches thread ranks bitwise"
 done
 over_hosts 2 "$tessera" verify "${plan[@]}" --steps 5 >"$work/output" 2>&1 || { cat "$work/output"; exit 1; }
 grep -q 'of 4 MPI ranks (pp 2 x dp 2)' "$work/output" || { cat "$work/output"; exit 1; }
-echo "2 hosts: tessera verify finds that the pipeline trains like one rank"
+echo "2 hosts: tessera verify passes for the pipeline"
 
-# The same without MPI: each rank is started by itself, and they meet at an address of the first host.
+# The same without MPI: each rank is started separately, with a rendezvous on the first host.
 ranks=()
 for rank in 0 1 2 3; do
   "$work/on" "10.213.7.$((rank / 2 + 1))" timeout -k 5 120 "$tessera" train --data "$work/text.txt" "${plan[@]}" --schedule 1f1b \
@@ -82,18 +83,18 @@ for rank in 0 1 2 3; do
 done
 for rank in "${ranks[@]}"; do wait "$rank" || { cat "$work"/output-*; exit 1; }; done
 for file in model optimizer; do cmp "$work"/{threads-1f1b,met}"/checkpoints/step-8/$file.safetensors"; done
-echo "2 hosts: ranks that met over TCP have the bits of thread ranks"
+echo "2 hosts: ranks over TCP match thread ranks bitwise"
 
 failed=0
 fault() {  # fault RANKS_EACH SCENARIO LINE
   local start=$SECONDS
   over_hosts "$1" "$program" "$2" >"$work/output" 2>&1 && failed=1
   if ! grep -aqE "^tessera: \[rank [0-9]\] $3" "$work/output" || ((SECONDS - start > 15)); then
-    echo "FAILED: $2 with $1 rank(s) on each host; expected: $3"
+    echo "FAILED: $2 with $1 rank(s) per host; expected: $3"
     cat "$work/output"
     failed=1
   else
-    echo "ok: $2 with $1 rank(s) on each host after $((SECONDS - start)) s"
+    echo "ok: $2 with $1 rank(s) per host after $((SECONDS - start)) s"
   fi
 }
 all='world axis, all_reduce of 400 bytes \(float32\): recv of [0-9]+ bytes: '

@@ -1,5 +1,4 @@
-// The walk over blocks, and who writes what, for every dtype; bfloat16 where the processor multiplies pairs is
-// bf16.cpp's.
+// Iteration over blocks for every dtype. On CPUs with bfloat16 pair products or tiles, bf16.cpp computes bfloat16.
 
 #include "tensor/ops/attention/cpu/tiles.h"
 
@@ -37,8 +36,8 @@ class Forward {
     std::fill(max, max + w, -std::numeric_limits<A>::infinity());
     std::fill(sum, sum + w, A(0));
     std::fill(out, out + w * ld_, A(0));
-    const int64_t seen = keys_seen(p_, query0, queries), key_head = h / p_.group();
-    for (int64_t key0 = first_block(starts_at(p_, b, query0, queries)); key0 < seen; key0 += kBlock) {
+    const int64_t visible = visible_keys(p_, query0, queries), key_head = h / p_.group();
+    for (int64_t key0 = first_block(starts_at(p_, b, query0, queries)); key0 < visible; key0 += kBlock) {
       const int64_t keys = std::min(kBlock, p_.tk - key0);
       load_tile<A, T>(key, kBlock, ld_, tile_rows<const T>(p_.k, b, key_head, key0), keys, p_.d, A(1));
       load_tile<A, T>(value, kBlock, ld_, tile_rows<const T>(p_.v, b, key_head, key0), keys, p_.d, A(1));
@@ -57,7 +56,7 @@ class Forward {
     }
     A* const lse = result_.lse.template data<A>() + (b * p_.heads + h) * p_.tq + query0;
     for (int64_t i = 0; i < queries; ++i) {
-      const A inverse = sum[i] == 0 ? A(0) : A(1) / sum[i];  // 0: it sees no key
+      const A inverse = sum[i] == 0 ? A(0) : A(1) / sum[i];  // 0: no visible key
       for (int64_t c = 0; c < ld_; ++c) out[i * ld_ + c] *= inverse;
       lse[i] = max[i] + math::log(sum[i]);
     }
@@ -96,13 +95,13 @@ class Backward {
   }
 
  private:
-  // Operands that all key blocks of one (b, h) share: queries and output gradients in both layouts, and two numbers per
-  // query.
+  // Operands shared by all key blocks of one (b, h): queries and output gradients in both layouts, and two statistics
+  // per query.
   struct Shared {
     A *query, *query_t, *dout, *dout_t, *dquery, *lse, *delta;
   };
 
-  // The query heads that see one key-value head.
+  // Processes the query heads that share one key-value head.
   void group(Buffer<A>& m, int64_t b, int64_t key_head) const {
     const int64_t n = padded_ * ld_, keys = padded_keys_ * ld_;
     const Shared s{m.take(n), m.take(n), m.take(n), m.take(n), m.take(n), m.take(padded_), m.take(padded_)};
@@ -117,7 +116,7 @@ class Backward {
         load_tile<A, T>(key, kBlock, ld_, tile_rows<const T>(p_.k, b, key_head, key0), count, p_.d, A(1));
         load_tile<A, T>(value, kBlock, ld_, tile_rows<const T>(p_.v, b, key_head, key0), count, p_.d, A(1));
         for (int64_t query0 = 0; query0 < p_.tq; query0 += kBlock)
-          if (keys_seen(p_, query0, kBlock) > key0 && first_block(starts_at(p_, b, query0, kBlock)) <= key0)
+          if (visible_keys(p_, query0, kBlock) > key0 && first_block(starts_at(p_, b, query0, kBlock)) <= key0)
             pair(s, key, value, dkey + at, dvalue + at, tiles, {b, h, key0, query0});
       }
       load_tile<A, A>(s.dquery, p_.tq, ld_, {s.dquery, ld_}, p_.tq, ld_, static_cast<A>(p_.options.scale));
@@ -156,7 +155,7 @@ class Backward {
     mask_tile(p, kBlock, mask_at(p_, at.b, at.key0, at.query0));
     probability_tile(p, kBlock, s.lse + at.query0);
     tile_gemm<A>(kBlock, kBlock, p_.d, {value, ld_, 1}, s.dout_t + from, kBlock, dp, kBlock, false);
-    const A* weight = p;  // the factors of the values in the forward pass
+    const A* weight = p;  // factors of the values in the forward pass
     if (p_.options.dropout > 0) {
       dropout_tile(keep, kBlock, p_, at.b, at.h, at.key0, at.query0);
       multiply_tile(dp, dp, keep, n);
@@ -182,7 +181,7 @@ class Backward {
   const int64_t ld_, padded_, padded_keys_;
 };
 
-// Out of I and P, of sums in A.
+// Merges outputs of types I and P, accumulated in A.
 template <class A, class I, class P>
 void merge_rows(const AttentionResult& into, const AttentionResult& part) {
   const int64_t heads = into.out.dim(2), tokens = into.out.dim(1), d = into.out.dim(3);
@@ -194,7 +193,7 @@ void merge_rows(const AttentionResult& into, const AttentionResult& part) {
       const A* const other = part.lse.data<A>() + at * tokens;
       for (int64_t i = 0; i < tokens; ++i) {
         const A top = std::max(lse[i], other[i]);
-        if (top == -std::numeric_limits<A>::infinity()) continue;  // no key yet: zeros
+        if (top == -std::numeric_limits<A>::infinity()) continue;  // no visible key yet: zeros
         const A both = top + math::log(math::exp(lse[i] - top) + math::exp(other[i] - top));
         const A mine = math::exp(lse[i] - both), theirs = math::exp(other[i] - both);
         vectorized([=, y = to.data + i * to.stride, x = from.data + i * from.stride] {
@@ -210,13 +209,13 @@ void merge_rows(const AttentionResult& into, const AttentionResult& part) {
 }  // namespace
 
 void attention(const AttentionProblem& p, const AttentionResult& result) {
-  if (bf16_takes_attention(p)) return bf16_attention(p, result);
+  if (supports_bf16_attention(p)) return bf16_attention(p, result);
   with_floating(p.q.dtype(), "attention", [&](auto t) { Forward<decltype(t)>(p, result).run(); });
 }
 
 void attention_backward(const AttentionProblem& p, const Tensor& dout, const AttentionResult& forward,
                         const AttentionGradients& gradients) {
-  if (bf16_takes_attention(p)) return bf16_attention_backward(p, dout, forward, gradients);
+  if (supports_bf16_attention(p)) return bf16_attention_backward(p, dout, forward, gradients);
   with_floating(p.q.dtype(), "attention_backward",
                 [&](auto t) { Backward<decltype(t)>(p, dout, forward, gradients).run(); });
 }

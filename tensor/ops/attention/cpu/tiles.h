@@ -1,18 +1,17 @@
-// The steps of blockwise attention on one tile of keys x queries, which all kernels of the CPU share: where its rows
-// lie, its mask, its softmax and its dropout; see tensor/ops/attention/attention.h.
+// Steps of blockwise attention (tensor/ops/attention/attention.h) on a tile of keys x queries, shared by all CPU
+// kernels.
 #pragma once
 #include <limits>
 
 #include "tensor/cpu/loops.h"
 #include "tensor/math.h"
 #include "tensor/ops/attention/attention.h"
-#include "tensor/ops/matmul/cpu/products.h"
+#include "tensor/ops/matmul/cpu/gemm.h"
 
 namespace tessera::cpu {
 
 inline constexpr int64_t kBlock = 64;  // keys per tile, and queries unless there are only a few
 
-// A matrix of rows that run on, as the caller stores it.
 template <class T>
 struct Rows {
   T* data;
@@ -25,7 +24,7 @@ Rows<T> tile_rows(const Tensor& t, int64_t b, int64_t h, int64_t row) {
   return {t.data<Plain>() + b * t.strides()[0] + row * t.strides()[1] + h * t.strides()[2], t.strides()[1]};
 }
 
-// Copies rows x d values into a zero-padded tile (padded_rows x ld), converting to A and scaling.
+// Copies rows x d values into a zero-padded tile (padded_rows x ld), scaled.
 template <class A, class T>
 void load_tile(A* tile, int64_t padded_rows, int64_t ld, Rows<const T> from, int64_t rows, int64_t d, A factor) {
   vectorized([=] {
@@ -55,12 +54,11 @@ void store_rows(Rows<T> to, const A* tile, int64_t ld, int64_t rows, int64_t d) 
   });
 }
 
-// Where a row of one head lies.
 struct HeadRow {
   int64_t b, h, row;
 };
 
-// Stores rows of a tile in `to`, which is of dtype T or of the tile's own.
+// Stores rows of a tile in `to`, of dtype T or A.
 template <class T, class A>
 void store_head(const Tensor& to, const HeadRow& at, const A* tile, int64_t ld, int64_t rows) {
   if (to.dtype() == kDTypeOf<A>)
@@ -69,20 +67,20 @@ void store_head(const Tensor& to, const HeadRow& at, const A* tile, int64_t ld, 
     store_rows<A, T>(tile_rows<T>(to, at.b, at.h, at.row), tile, ld, rows, to.dim(3));
 }
 
-// The first keys that some queries see, counted from key 0 of the problem: query i's is first[i] - offset, or begin + i
-// by the window, whichever is later.
+// First visible key of each query, relative to the problem's key 0: the later of first[i] - offset (documents) and
+// begin + i (window).
 struct QueryStarts {
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::min() / 2;
-  const int32_t* first = nullptr;  // null: there are no documents
+  const int32_t* first = nullptr;  // null: no documents
   int64_t offset = 0, queries = 0, begin = kNone;
   bool any() const { return first || begin != kNone; }
   int64_t of(int64_t i) const { return std::max(first ? first[i] - offset : kNone, begin + i); }
-  int64_t least() const {
+  int64_t min_start() const {
     int64_t found = any() ? of(0) : 0;
     for (int64_t i = 1; any() && i < queries; ++i) found = std::min(found, of(i));
     return found;
   }
-  int64_t most() const {
+  int64_t max_start() const {
     int64_t found = any() ? of(0) : 0;
     for (int64_t i = 1; any() && i < queries; ++i) found = std::max(found, of(i));
     return found;
@@ -96,12 +94,11 @@ inline QueryStarts starts_at(const AttentionProblem& p, int64_t b, int64_t query
   return out;
 }
 
-// Which elements of a tile take part: key j (of `keys`) and query i with j <= i + diagonal, and not before the query's
-// start.
+// Visible: key j < keys and query i with j <= i + diagonal, where j is not before the query's start.
 struct TileMask {
-  int64_t keys;      // valid keys of the tile
-  int64_t diagonal;  // key j is seen by query i when j <= i + diagonal
-  int64_t key0;      // the place of key 0 of the tile in the problem
+  int64_t keys;  // valid keys of the tile
+  int64_t diagonal;
+  int64_t key0;  // position of the tile's key 0
   QueryStarts starts;
   bool whole(int64_t block) const { return keys == block && diagonal >= block - 1; }
 };
@@ -114,13 +111,13 @@ void mask_tile(A* scores, int64_t width, const TileMask& mask) {
       const int64_t first = j < mask.keys ? std::clamp<int64_t>(j - mask.diagonal, 0, width) : width;
       std::fill(scores + j * width, scores + j * width + first, kNone);
     }
-  if (mask.starts.most() <= mask.key0) return;
+  if (mask.starts.max_start() <= mask.key0) return;
   for (int64_t i = 0; i < mask.starts.queries; ++i)
     for (int64_t j = 0; j < std::min(kBlock, mask.starts.of(i) - mask.key0); ++j) scores[j * width + i] = kNone;
 }
 
-// One step of the online softmax over keys: scores become exp(s - max); `shrink` is what earlier sums and outputs of
-// each query are multiplied by. A query that has seen no key yet keeps a maximum of -infinity.
+// One step of the online softmax: scores become exp(s - max); `shrink` receives the correction factors of earlier sums
+// and outputs. A query without keys so far has a maximum of -infinity.
 template <class A>
 void softmax_tile(A* scores, int64_t width, A* max, A* sum, A* shrink) {
   vectorized([=] {
@@ -145,7 +142,7 @@ void softmax_tile(A* scores, int64_t width, A* max, A* sum, A* shrink) {
   });
 }
 
-// scores become probabilities exp(s - lse).
+// Scores become probabilities exp(s - lse).
 template <class A>
 void probability_tile(A* scores, int64_t width, const A* lse) {
   vectorized([=] {
@@ -154,15 +151,13 @@ void probability_tile(A* scores, int64_t width, const A* lse) {
   });
 }
 
-// The log-sum-exp of query i of `queries`. Padding, and a query that sees no key, get one that makes every probability
-// 0.
+// Infinity for padding and queries without keys, so that every probability is 0.
 template <class A>
 A lse_or_none(const A* lse, int64_t i, int64_t queries) {
   constexpr A kInfinity = std::numeric_limits<A>::infinity();
   return i >= queries || lse[i] == -kInfinity ? kInfinity : lse[i];
 }
 
-// dscores = p (dp - delta), in place over dp.
 template <class A>
 void score_gradient_tile(A* dp, const A* p, int64_t width, const A* delta) {
   vectorized([=] {
@@ -172,7 +167,6 @@ void score_gradient_tile(A* dp, const A* p, int64_t width, const A* delta) {
   });
 }
 
-// Rounds the elements to T, as a product of T takes them.
 template <class T, class A>
 void round_tile(A* tile, int64_t n) {
   if constexpr (!std::is_same_v<T, A>)
@@ -181,7 +175,7 @@ void round_tile(A* tile, int64_t n) {
     });
 }
 
-// The dot products of n rows of d elements, in sixteen lanes.
+// In sixteen lanes.
 template <class A, class T>
 void output_dots(A* dots, Rows<const T> a, Rows<const T> b, int64_t n, int64_t d) {
   vectorized([=] {
@@ -204,14 +198,16 @@ inline TileMask mask_at(const AttentionProblem& p, int64_t b, int64_t key0, int6
   return {std::min(kBlock, p.tk - key0), p.options.causal ? query0 + p.offset() - key0 : p.tk, key0,
           starts_at(p, b, query0, kBlock)};
 }
-// Where the first block of keys begins in which some of these queries sees one.
-inline int64_t first_block(const QueryStarts& starts) { return std::max<int64_t>(starts.least(), 0) / kBlock * kBlock; }
-// Keys that the last of `queries` queries from query0 sees.
-inline int64_t keys_seen(const AttentionProblem& p, int64_t query0, int64_t queries) {
+// First key of the first block that any of these queries sees.
+inline int64_t first_block(const QueryStarts& starts) {
+  return std::max<int64_t>(starts.min_start(), 0) / kBlock * kBlock;
+}
+// Keys up to the last one visible to these queries.
+inline int64_t visible_keys(const AttentionProblem& p, int64_t query0, int64_t queries) {
   return p.options.causal ? std::min(p.tk, query0 + queries + p.offset()) : p.tk;
 }
 
-// keep / (1 - p) or 0 for each element of a tile of keys x queries.
+// Dropout factors: 1 / (1 - p), or 0.
 template <class A>
 void dropout_tile(A* keep, int64_t width, const AttentionProblem& p, int64_t b, int64_t h, int64_t key0,
                   int64_t query0) {
@@ -224,16 +220,16 @@ void dropout_tile(A* keep, int64_t width, const AttentionProblem& p, int64_t b, 
     for (int64_t i = 0; i < width; ++i) {
       const uint64_t row =
           plane + static_cast<uint64_t>(o.first_query + query0 + i) * t + static_cast<uint64_t>(o.first_key + key0);
-      float drawn[kBlock];
-      o.random.uniforms<kBlock>(row, o.step, drawn);
-      for (int64_t j = 0; j < kBlock; ++j) keep[j * width + i] = drawn[j] >= probability ? up : A(0);
+      float uniform[kBlock];
+      o.random.uniforms<kBlock>(row, o.step, uniform);
+      for (int64_t j = 0; j < kBlock; ++j) keep[j * width + i] = uniform[j] >= probability ? up : A(0);
     }
   });
 }
 
 inline int64_t lanes_up(int64_t n, int64_t lanes) { return (n + lanes - 1) / lanes * lanes; }
 
-// Memory of one task, cut from one block.
+// Workspace of one task.
 template <class A>
 struct Buffer {
   explicit Buffer(const Tensor& owner, int64_t elements)
@@ -247,7 +243,7 @@ struct Buffer {
   A* at;
 };
 
-// One for each thread of split(tasks, 1, ...).
+// One Buffer per thread.
 template <class A>
 class Buffers {
  public:
@@ -264,18 +260,17 @@ class Buffers {
   Buffer<A> all_;
 };
 
-// Attention of bfloat16 by products of pairs: the walk of tensor/ops/attention/attention.h with each 64 x 64 product as
-// four blocks, made by the processor's tiles (AMX) or by its pair products (AVX512_BF16). Scores and sums are float32;
-// probabilities and their gradients are rounded to bfloat16 where a product takes them, as they are everywhere else.
+// bfloat16 attention on AMX tiles or AVX512_BF16 pair products, with each 64 x 64 matmul as four blocks. Scores and
+// sums are float32; probabilities and their gradients are rounded as matmul inputs, as in the other kernels.
 
-// Whether the functions below serve a call: bfloat16, such products in the processor, and queries enough to fill them.
-bool bf16_takes_attention(const AttentionProblem& p);
+// bfloat16, a CPU with such instructions, and enough queries to fill a block.
+bool supports_bf16_attention(const AttentionProblem& p);
 
 void bf16_attention(const AttentionProblem& p, const AttentionResult& result);
 void bf16_attention_backward(const AttentionProblem& p, const Tensor& dout, const AttentionResult& forward,
                              const AttentionGradients& gradients);
-#ifndef __x86_64__  // they have no such products
-inline bool bf16_takes_attention(const AttentionProblem& /*p*/) { return false; }
+#ifndef __x86_64__
+inline bool supports_bf16_attention(const AttentionProblem& /*p*/) { return false; }
 inline void bf16_attention(const AttentionProblem&, const AttentionResult&) { std::abort(); }
 inline void bf16_attention_backward(const AttentionProblem&, const Tensor&, const AttentionResult&,
                                     const AttentionGradients&) {

@@ -1,4 +1,4 @@
-// Attention on a GPU: which kernels take a problem, the dot products that the backward pass begins with, and merging.
+// Attention on a GPU: kernel selection, the per-query statistics of the backward pass, and merging.
 #include <limits>
 
 #include "tensor/kernels.h"
@@ -11,14 +11,13 @@ namespace {
 
 bool for_tensor_cores(const AttentionOptions& options, std::initializer_list<const Tensor*> operands) {
   for (const Tensor* t : operands)
-    if (!starts_well(*t)) return false;
+    if (!rows_are_aligned(*t)) return false;
   const Tensor& q = **operands.begin();
   return q.dtype() == DType::bfloat16 && (q.dim(3) == 64 || q.dim(3) == 128) && options.scale > 0;
 }
 
-// Whether cuDNN is to be asked: all of it in bfloat16, under the causal mask as many queries as keys, nothing dropped,
-// one document. A single query (of a text that is written token by token) would need a graph for each length of the
-// cache.
+// Whether to try cuDNN: all operands in bfloat16, equal numbers of queries and keys under the causal mask, no dropout,
+// one document. A single query (token-by-token decoding) would need a graph for each cache length.
 [[maybe_unused]] bool for_cudnn(const AttentionProblem& p, std::initializer_list<const Tensor*> operands) {
   if (!asks_cudnn(p.q, p.options) || p.tq < 2 || (p.options.causal && p.tq != p.tk) || p.q.numel() == 0) return false;
   for (const Tensor* t : operands)
@@ -26,26 +25,25 @@ bool for_tensor_cores(const AttentionOptions& options, std::initializer_list<con
   return true;
 }
 
-// A warp for each query of each head: lane l adds columns l, l + 32, ... of dout * out in order, and the lanes are
-// added in pairs.
+// One warp per query and head: lane l adds columns l, l + 32, ... of dout * out in order, and lanes are added in pairs.
 template <class T>
-struct Know {
+struct ComputeStats {
   AttentionSizes sizes;
   HeadRows<const T> dout, out;
   const Accumulate<T>* lse;
   Accumulate<T> factor;
   int padded;
-  SoftmaxStats<Accumulate<T>>* known;
+  SoftmaxStats<Accumulate<T>>* stats;
 };
 
 template <class T>
-__global__ void softmax_stats_kernel(Know<T> f) {
+__global__ void softmax_stats_kernel(ComputeStats<T> f) {
   using A = Accumulate<T>;
   const AttentionSizes& n = f.sizes;
   const int64_t at = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   if (at >= int64_t{n.batch} * n.heads * f.padded) return;
   const int64_t b = at / f.padded / n.heads, h = at / f.padded % n.heads, i = at % f.padded;
-  SoftmaxStats<A> known{std::numeric_limits<A>::infinity(), A(0)};
+  SoftmaxStats<A> stats{std::numeric_limits<A>::infinity(), A(0)};
   if (i < n.tq) {
     const T *const x = f.dout.at(b, h, i), *const y = f.out.at(b, h, i);
     A sum = 0;
@@ -53,33 +51,32 @@ __global__ void softmax_stats_kernel(Know<T> f) {
       sum = math::fma(static_cast<A>(x[c]), static_cast<A>(y[c]), sum);
     for (int bits = 16; bits > 0; bits /= 2) sum += __shfl_xor_sync(~0u, sum, bits);
     const A lse = f.lse[at / f.padded * n.tq + i];
-    if (lse != -std::numeric_limits<A>::infinity()) known = {lse * f.factor, sum};
+    if (lse != -std::numeric_limits<A>::infinity()) stats = {lse * f.factor, sum};
   }
-  if (threadIdx.x % 32 == 0) f.known[at] = known;
+  if (threadIdx.x % 32 == 0) f.stats[at] = stats;
 }
 
-// (B, H, padded, 2): what the backward kernels have to know of queries (SoftmaxStats).
-Tensor know(const AttentionProblem& p, const Tensor& dout, const AttentionResult& forward, bool tiles) {
+// (B, H, padded, 2): statistics of queries for the backward kernels (SoftmaxStats).
+Tensor compute_stats(const AttentionProblem& p, const Tensor& dout, const AttentionResult& forward, bool tiles) {
   const AttentionSizes n = attention_sizes(p);
   const int padded = tiles ? count_tiles(n.tq, kQueryPadding) * kQueryPadding : n.tq;
-  const Tensor known = forward.lse.make({n.batch, n.heads, padded, 2}, forward.lse.dtype(), Category::workspace);
+  const Tensor stats = forward.lse.make({n.batch, n.heads, padded, 2}, forward.lse.dtype(), Category::workspace);
   with_floating(dout.dtype(), "attention_backward", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
-    const Know<T> f{.sizes = n,
-                    .dout = count_heads<const T>(dout),
-                    .out = count_heads<const T>(forward.out),
-                    .lse = forward.lse.device_data<A>(),
-                    .factor = tiles ? A(kLog2E) : A(1),
-                    .padded = padded,
-                    .known = reinterpret_cast<SoftmaxStats<A>*>(known.device_data<A>())};
-    launch(context(dout), "attention_backward", {.blocks = blocks_for(known.numel() / 2, kThreads / 32)},
+    const ComputeStats<T> f{.sizes = n,
+                            .dout = count_heads<const T>(dout),
+                            .out = count_heads<const T>(forward.out),
+                            .lse = forward.lse.device_data<A>(),
+                            .factor = tiles ? A(kLog2E) : A(1),
+                            .padded = padded,
+                            .stats = reinterpret_cast<SoftmaxStats<A>*>(stats.device_data<A>())};
+    launch(context(dout), "attention_backward", {.blocks = blocks_for(stats.numel() / 2, kThreads / 32)},
            softmax_stats_kernel<T>, f);
   });
-  return known;
+  return stats;
 }
 
-// Merging, by a warp for each query of each head.
 template <class T>
 struct Merge {
   Result<T> into, part;
@@ -90,7 +87,7 @@ struct Merge {
 };
 
 template <class T>
-__global__ void merge_attended_kernel(Merge<T> f) {
+__global__ void merge_attention_kernel(Merge<T> f) {
   using A = Accumulate<T>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t at = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
@@ -98,13 +95,13 @@ __global__ void merge_attended_kernel(Merge<T> f) {
   const int64_t t = at % f.tokens, h = at / f.tokens % f.heads, b = at / f.tokens / f.heads;
   A* const lse = f.lse + b * f.lse_batch + h * f.lse_head + t;
   const A own = *lse, other = f.other[at], top = std::max(own, other);
-  if (top == -std::numeric_limits<A>::infinity()) return;  // no key yet: zeros
+  if (top == -std::numeric_limits<A>::infinity()) return;  // no visible key yet: zeros
   const A both = top + math::log(math::exp(own - top) + math::exp(other - top));
   const A mine = math::exp(own - both), theirs = math::exp(other - both);
   const int64_t to = f.into.at(b, h, t), from = f.part.at(b, h, t);
   for (int64_t c = lane; c < f.d; c += 32)
     f.into.put(to + c, math::fma(f.part.get(from + c), theirs, f.into.get(to + c) * mine));
-  __syncwarp();  // all have read it
+  __syncwarp();  // all lanes have read *lse
   if (lane == 0) *lse = both;
 }
 
@@ -141,8 +138,8 @@ void attention_backward(const AttentionProblem& p, const Tensor& dout, const Att
       return;
     }
   const bool tiles = for_tensor_cores(p.options, {&p.q, &p.k, &p.v, &dout, &dq, &dk, &dv});
-  const Tensor known = know(p, dout, forward, tiles);
-  const BackwardProblem problem{p, dout, known, gradients};
+  const Tensor stats = compute_stats(p, dout, forward, tiles);
+  const BackwardProblem problem{p, dout, stats, gradients};
   if (tiles) {
     ++log.tensor_cores;
     tiled_attention_backward(problem);
@@ -168,7 +165,7 @@ void merge_attention(const AttentionResult& into, const AttentionResult& part) {
                      .lse_batch = into.lse.strides()[0],
                      .lse_head = into.lse.strides()[1]};
     launch(context(into.out), "merge_attention", {.blocks = blocks_for(f.rows, kThreads / 32)},
-           merge_attended_kernel<T>, f);
+           merge_attention_kernel<T>, f);
   });
 }
 

@@ -1,4 +1,4 @@
-// Code that all kernels of attention share: operands, sizes, the mask, and the counted dropout.
+// Shared by all attention kernels.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace tessera::cuda {
 
 inline constexpr float kLog2E = 1.44269504f;
 
-// (B, T, H, D) whose last dim runs on.
+// Tensor (B, T, H, D) with a contiguous last dim.
 template <class T>
 struct HeadRows {
   T* data = nullptr;
@@ -26,12 +26,12 @@ HeadRows<T> count_heads(const Tensor& t) {
           t.strides()[2]};
 }
 
-// A result, of the operands' dtype or of that of their sums.
+// In the operands' dtype or their accumulation dtype.
 template <class T>
 struct Result {
   using A = Accumulate<T>;
   T* narrow = nullptr;
-  A* wide = nullptr;  // one of the two
+  A* wide = nullptr;  // one of the two is set
   int64_t batch = 0, row = 0, head = 0;
   __device__ void put(int64_t at, A value) const {
     if (wide)
@@ -53,22 +53,22 @@ Result<T> collect_result(const Tensor& t) {
   return r;
 }
 
-// Sizes of at most 2^30, so that kernels count in 32 bits.
+// At most 2^30, for 32-bit arithmetic.
 struct AttentionSizes {
   int batch = 0, tq = 0, tk = 0, heads = 0, d = 0;
   int key_heads = 0, group = 1;  // heads = key_heads * group
   bool causal = false;
 
-  constexpr int offset() const { return tk - tq; }  // key that query 0 sees last
+  constexpr int offset() const { return tk - tq; }  // last key visible to query 0
   constexpr bool sees(int query, int key) const { return key < tk && (!causal || key <= query + offset()); }
-  // Keys that the last of `queries` queries from query0 sees.
-  constexpr int keys_seen(int query0, int queries) const {
-    const int seen = query0 + queries + offset();
-    return causal && seen < tk ? seen : tk;
+  // Keys up to the last one visible to these queries.
+  constexpr int visible_keys(int query0, int queries) const {
+    const int visible = query0 + queries + offset();
+    return causal && visible < tk ? visible : tk;
   }
-  // The first query that sees a key from key0 on.
+  // The first query that sees a key at or after key0.
   constexpr int first_query(int key0) const { return causal && key0 > offset() ? key0 - offset() : 0; }
-  // The index of a query in a tensor (B, H, Tq), which has one element for each query.
+  // In a tensor (B, H, Tq).
   constexpr int64_t index(int b, int h, int query) const { return (int64_t{b} * heads + h) * tq + query; }
 };
 
@@ -88,22 +88,22 @@ inline AttentionSizes attention_sizes(const AttentionProblem& p) {
           .causal = p.options.causal};
 }
 
-// The first keys that queries see (AttentionOptions::starts and window), counted from key 0 of the problem.
+// First visible key of each query, relative to the problem's key 0.
 struct QueryStarts {
   static constexpr int kNone = -(1 << 30);
-  const int32_t* first = nullptr;  // null: there are no documents
-  int64_t row = 0;                 // from one sequence to the next
+  const int32_t* first = nullptr;  // null: no documents
+  int64_t row = 0;                 // stride between sequences
   int offset = 0, queries = 0;
-  int begin = kNone;  // that of query 0 by the window; each query's is one later
+  int begin = kNone;  // window start of query 0; one later per query
 
   __host__ __device__ bool any() const { return first || begin != kNone; }
   __device__ int of(int b, int query) const {
     if (query >= queries || !any()) return 0;
     return std::max(first ? first[b * row + query] - offset : kNone, begin == kNone ? kNone : begin + query);
   }
-  // The least and the most of `count` queries; by a whole warp, whose lanes all get them.
+  // Over `count` queries, computed by a full warp.
   struct Bounds {
-    int least = 0, most = 0;
+    int min_start = 0, max_start = 0;
   };
   __device__ Bounds among(int b, int query0, int count) const {
     if (!any()) return {};
@@ -111,16 +111,16 @@ struct QueryStarts {
     for (int query = query0 + static_cast<int>(threadIdx.x) % 32; query < query0 + count && query < queries;
          query += 32) {
       const int start = of(b, query);
-      found.least = std::min(found.least, start);
-      found.most = std::max(found.most, start);
+      found.min_start = std::min(found.min_start, start);
+      found.max_start = std::max(found.max_start, start);
     }
     for (int bits = 16; bits > 0; bits /= 2) {
-      found.least = std::min(found.least, __shfl_xor_sync(~0u, found.least, bits));
-      found.most = std::max(found.most, __shfl_xor_sync(~0u, found.most, bits));
+      found.min_start = std::min(found.min_start, __shfl_xor_sync(~0u, found.min_start, bits));
+      found.max_start = std::max(found.max_start, __shfl_xor_sync(~0u, found.max_start, bits));
     }
-    return {std::max(found.least, 0), found.most};
+    return {std::max(found.min_start, 0), found.max_start};
   }
-  // Past the last query that sees a key before `end`; by a whole warp.
+  // One past the last query that sees a key before `end`; by a full warp.
   __device__ int last_query(int b, int end) const {
     if (!any()) return queries;
     int past = 0;
@@ -141,18 +141,17 @@ inline QueryStarts query_starts(const AttentionProblem& p) {
   return out;
 }
 
-// Which probabilities are kept, and multiplied by `up`: by the element's index in the whole (AttentionOptions).
+// Dropout by global position (AttentionOptions); survivors are multiplied by `up`.
 struct AttentionDropout {
   Philox random{0};
   uint64_t step = 0;
-  const uint64_t* step_on_gpu = nullptr;  // instead, unless it is null
+  const uint64_t* step_on_gpu = nullptr;  // replaces `step` unless null
   uint64_t tokens = 0, first_plane = 0, heads_total = 0, first_query = 0, first_key = 0;
   float probability = 0;
   double up = 1;
   bool any = false;
 
-  // The dropout of one query: element j is key j. It copies what it needs, so that the kernel's parameters stay where
-  // they are.
+  // Mask of one query. Copies its inputs, so that the kernel's parameters stay in constant memory.
   struct Row {
     Philox random;
     uint64_t step, first;
@@ -190,27 +189,27 @@ inline AttentionDropout make_dropout(const AttentionOptions& o) {
           .any = o.dropout > 0};
 }
 
-// The backward pass has to know of a query, besides its row, the log-sum-exp times a factor, and delta, the dot
-// product of its dout and out. A query that is not there, or sees no key, has no probabilities: exp(x - infinity) = 0.
+// For the backward pass: log-sum-exp times a factor, and delta, the dot product of dout and out. Padding and queries
+// without keys have an infinite lse: exp(x - infinity) = 0.
 template <class A>
 struct SoftmaxStats {
   A lse, delta;
 };
-// (B, H, padded): tensor cores' kernels copy whole tiles of queries.
+// (B, H, padded): tensor-core kernels copy full tiles of queries.
 template <class A>
 struct SoftmaxStatsView {
-  const SoftmaxStats<A>* of_query;
+  const SoftmaxStats<A>* data;
   int padded;
   __device__ const SoftmaxStats<A>* at(const AttentionSizes& n, int b, int h, int query) const {
-    return of_query + (int64_t{b} * n.heads + h) * padded + query;
+    return data + (int64_t{b} * n.heads + h) * padded + query;
   }
 };
 inline constexpr int kQueryPadding = 128;  // `padded` is a multiple of this for those kernels
 
-// All that the backward pass reads and writes; known: (B, H, padded, 2), what SoftmaxStats says.
+// `stats` (B, H, padded, 2) contains SoftmaxStats.
 struct BackwardProblem {
   const AttentionProblem& of;
-  const Tensor &dout, &known;
+  const Tensor &dout, &stats;
   const AttentionGradients& gradients;
 };
 
@@ -219,7 +218,6 @@ void plain_attention_backward(const BackwardProblem& problem);
 void tiled_attention(const AttentionProblem& problem, const AttentionResult& result);
 void tiled_attention_backward(const BackwardProblem& problem);
 
-// The argument of the forward kernels.
 template <class T>
 struct ForwardCall {
   AttentionSizes sizes;
@@ -234,7 +232,7 @@ template <class T>
 struct BackwardCall {
   AttentionSizes sizes;
   HeadRows<const T> dout, q, k, v;
-  SoftmaxStatsView<Accumulate<T>> known;
+  SoftmaxStatsView<Accumulate<T>> stats;
   Result<T> dq, dk, dv;
   Accumulate<T> scale;
   AttentionDropout dropout;
@@ -260,8 +258,8 @@ BackwardCall<T> backward_call(const BackwardProblem& p) {
           .q = count_heads<const T>(p.of.q),
           .k = count_heads<const T>(p.of.k),
           .v = count_heads<const T>(p.of.v),
-          .known = {reinterpret_cast<const SoftmaxStats<Accumulate<T>>*>(p.known.device_data<Accumulate<T>>()),
-                    static_cast<int>(p.known.dim(2))},
+          .stats = {reinterpret_cast<const SoftmaxStats<Accumulate<T>>*>(p.stats.device_data<Accumulate<T>>()),
+                    static_cast<int>(p.stats.dim(2))},
           .dq = collect_result<T>(p.gradients.dq),
           .dk = collect_result<T>(p.gradients.dk),
           .dv = collect_result<T>(p.gradients.dv),
@@ -270,8 +268,7 @@ BackwardCall<T> backward_call(const BackwardProblem& p) {
           .starts = query_starts(p.of)};
 }
 
-// Which tile of which head a block works on: heads one after another, and of each the tiles that have most to do under
-// a causal mask first, which are the last queries and the first keys.
+// Tile of a block: heads in order, and within each the tiles with the most work under a causal mask first.
 struct TilePlace {
   int b, h, tile;
 
@@ -281,7 +278,6 @@ struct TilePlace {
   static __device__ TilePlace of_keys(const AttentionSizes& s, int tiles, int at) {
     return {at / tiles / s.key_heads, at / tiles % s.key_heads, at % tiles};
   }
-  // The place of the keys that a place of queries sees; and the place of some queries that see a place of keys.
   __device__ TilePlace keys(const AttentionSizes& s) const { return {b, h / s.group, tile}; }
   __device__ TilePlace queries(const AttentionSizes& s, int member) const { return {b, h * s.group + member, tile}; }
 };

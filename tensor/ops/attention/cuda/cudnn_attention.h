@@ -1,7 +1,7 @@
-// Attention by cuDNN: which problems it serves, and running them. Only in a build where kWithCudnn is true.
+// Attention with cuDNN, if kWithCudnn.
 //
-// A problem is a graph of operations that cuDNN's frontend lowers to one fused kernel (backward: a few). Graphs are
-// built once for each problem and kept with the arena; cuDNN's own checks decide which problems it serves.
+// The frontend compiles a graph of operations to one fused kernel (backward: a few). Graphs are cached with the arena;
+// cuDNN's own checks decide what is supported.
 #pragma once
 #include <compare>
 
@@ -10,20 +10,18 @@
 
 namespace tessera::cuda {
 
-// Whether every row of (B, T, H, D) begins where 16 bytes may be read at once.
-inline bool starts_well(const Tensor& t) {
+inline bool rows_are_aligned(const Tensor& t) {
   const int64_t size = element_size(t.dtype());
   bool all = reinterpret_cast<uintptr_t>(t.address()) % 16 == 0;
   for (int d = 0; d < 3; ++d) all = all && (t.dim(d) == 1 || t.strides()[d] * size % 16 == 0);
   return all;
 }
 
-// All that a graph is built from: bfloat16 (B, T, H, D), keys and values with key_heads that divide H, under the causal
-// mask as many queries as keys, no dropout.
+// Key of a graph: bfloat16 (B, T, H, D), key_heads divide H, as many queries as keys under the causal mask, no dropout.
 struct FusedAttention {
   enum Operand : uint8_t { q, k, v, out, dout, dq, dk, dv };
-  static constexpr int kForward = 4, kOperands = 8;  // the forward pass has the first four
-  using Strides = std::array<int64_t, 3>;  // strides of batch, token and head, in elements; the last dim runs on
+  static constexpr int kForward = 4, kOperands = 8;  // the forward pass uses the first four
+  using Strides = std::array<int64_t, 3>;  // of batch, token and head, in elements; the last dim is contiguous
   int64_t batch = 0, queries = 0, keys = queries, heads = 0, key_heads = heads, d = 0;
   std::array<Strides, kOperands> strides{};
   float scale = 0;
@@ -35,7 +33,7 @@ struct FusedAttention {
   int64_t read_tokens(Operand which) const { return of_keys(which) ? keys : queries; }
 };
 
-// That of a packed qkv (B, T, (H + 2 K) D) and of its packed gradient, causal, as a GPT asks for it.
+// A GPT's packed qkv (B, T, (H + 2 K) D) and its gradient.
 inline FusedAttention packed_problem(int64_t batch, int64_t tokens, const Heads& heads, int64_t d, bool backward) {
   const int64_t c = heads.query * d, all = heads.packed() * d;
   const FusedAttention::Strides packed{tokens * all, all, d}, plain{tokens * c, c, d}, none{};
@@ -47,13 +45,13 @@ inline FusedAttention packed_problem(int64_t batch, int64_t tokens, const Heads&
   return p;
 }
 
-// The problem of a tile of a ring (parallel/ring_attention.cpp): the last `queries` of the tokens of a packed qkv, and
-// the first `keys` of as many tokens of (B, T, 2 K, D), keys and values beside each other; results lie by themselves.
-struct TileOfRing {
+// A tile of ring attention (parallel/ring_attention.cpp): the last `queries` tokens of a packed qkv, the first `keys`
+// tokens of (B, T, 2 K, D), separate results.
+struct RingTile {
   int64_t batch, tokens, queries, keys;
   bool causal;
 };
-inline FusedAttention tile_problem(const TileOfRing& tile, const Heads& heads, int64_t d, bool backward) {
+inline FusedAttention tile_problem(const RingTile& tile, const Heads& heads, int64_t d, bool backward) {
   FusedAttention p = packed_problem(tile.batch, tile.tokens, heads, d, backward);
   const int64_t c = heads.query * d, kv = 2 * heads.key * d;
   p.queries = tile.queries, p.keys = tile.keys, p.causal = tile.causal;
@@ -67,20 +65,20 @@ inline FusedAttention tile_problem(const TileOfRing& tile, const Heads& heads, i
   return p;
 }
 
-// Whether cuDNN did it. Where it refuses the problem, or rows do not begin at multiples of 16 bytes, nothing was queued
-// and the arena's KernelLog says why; under AttentionKernels::cudnn that is an Error.
+// Returns false, with nothing queued and the reason in KernelLog, if the problem is unsupported or rows are not aligned
+// to 16 bytes; under AttentionKernels::cudnn that is an Error.
 bool cudnn_attention(const AttentionProblem& problem, const AttentionResult& result);
 bool cudnn_attention_backward(const AttentionProblem& problem, const Tensor& dout, const AttentionResult& forward,
                               const AttentionGradients& gradients);
 
-std::string cudnn_version();  // "9.19.0", of the library that is loaded
-// Why a library of such a version (91501 is 9.15.1) is not asked at all; empty: it is. Before 9.15.1 kernels read
-// memory that is not theirs where 128 does not divide the tokens.
+std::string cudnn_version();  // "9.19.0": the loaded library
+// Why this version (91501 is 9.15.1) is not used; empty if it is. Before 9.15.1 kernels read out of bounds unless 128
+// divides the tokens.
 std::string cudnn_too_old(size_t version);
-// Why cuDNN refuses the problem on the calling thread's GPU, or cannot compile it there; empty where it serves it.
+// Why cuDNN cannot run the problem on the thread's GPU; empty if it can.
 std::string cudnn_refuses(const FusedAttention& problem);
-// The answer of cuDNN's checks for a GPU that need not be there: compute capability `capability` (90 for 9.0),
-// described by `gpu` in cuDNN's JSON (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION).
+// For a GPU that need not be present: compute capability (90 for 9.0) and description in cuDNN's JSON
+// (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION).
 std::string cudnn_refuses(const FusedAttention& problem, int capability, std::string_view gpu);
 
 }  // namespace tessera::cuda

@@ -1,7 +1,7 @@
-// The steps of plain attention: products of 64 x 64 tiles by 256 threads of four by four sums each.
+// Plain attention: matmuls of 64 x 64 tiles by 256 threads with 4 x 4 accumulators each.
 //
-// The factors come through shared memory, 16 of the inner dim at a time, so a head may be of any size; of a head's
-// columns a block makes 64, and its scores anew for each. Sums run in the order of the inner dim.
+// Operands pass through shared memory, 16 of the inner dim at a time, so the head dim is unlimited. A block computes 64
+// columns of a head and recomputes the scores for them. Sums run in the order of the inner dim.
 #include <limits>
 
 #include "tensor/cuda/mma.cuh"
@@ -15,20 +15,20 @@ static_assert(kThreads == kTile * kTile / (kMicro * kMicro));
 
 template <class A>
 struct PlainShared {
-  A left[kDepth][kTile + 4], right[kDepth][kTile + 4];  // part of the factors of a product
+  A left[kDepth][kTile + 4], right[kDepth][kTile + 4];  // slabs of a matmul's operands
   A p[kTile][kTile + 1], ds[kTile][kTile + 1];          // queries x keys
   A of_row[kTile];
 };
 
-// A factor: element n of the inner dim and index i of the outer one is data[n * inner_step + i * outer_step] * factor,
-// and 0 outside of the bounds.
+// A matmul operand: element n of the inner dim and i of the outer dim is data[n * inner_step + i * outer_step] *
+// factor, and 0 out of bounds.
 template <class T>
 struct Factor {
   const T* data;
   int64_t inner_step, outer_step, inner, outer;
   Accumulate<T> factor = 1;
 
-  // Neighbouring threads read neighbouring elements.
+  // Adjacent threads read adjacent elements.
   __device__ void load(Accumulate<T> (&to)[kDepth][kTile + 4], int64_t n0) const {
     const int t = static_cast<int>(threadIdx.x);
     if (inner_step == 1)
@@ -42,7 +42,7 @@ struct Factor {
   }
 };
 
-// Rows of a head as a factor: `along` them runs the inner dim, or across.
+// Rows of a head as an operand whose inner dim runs along or across them.
 template <class T>
 __device__ Factor<T> along(const T* rows, int64_t stride, int64_t count, int64_t d, Accumulate<T> factor = 1) {
   return {rows, 1, stride, d, count, factor};
@@ -55,13 +55,12 @@ __device__ Factor<T> across(const T* rows, int64_t stride, int64_t count, int64_
 template <class A>
 using Sums = A[kMicro][kMicro];
 
-// This thread's rows and columns of a tile begin here.
 __device__ inline int first_row() { return static_cast<int>(threadIdx.x) / (kTile / kMicro) * kMicro; }
 __device__ inline int first_column() { return static_cast<int>(threadIdx.x) % (kTile / kMicro) * kMicro; }
 
 // sums[r][c] += sum of left(n, row r) * right(n, column c) over n in order.
 template <class A, class L, class R>
-__device__ void add_product(Sums<A>& sums, PlainShared<A>& s, const Factor<L>& left, const Factor<R>& right) {
+__device__ void add_matmul(Sums<A>& sums, PlainShared<A>& s, const Factor<L>& left, const Factor<R>& right) {
   const int row = first_row(), column = first_column();
   for (int64_t n0 = 0; n0 < left.inner; n0 += kDepth) {
     __syncthreads();
@@ -74,8 +73,8 @@ __device__ void add_product(Sums<A>& sums, PlainShared<A>& s, const Factor<L>& l
   }
 }
 
-// One step of the online softmax over the tile of scores in s.p: they become what multiplies the values. Four threads
-// go through a query's keys, a quarter each.
+// One step of the online softmax over the scores in s.p, which become the factors of the values. Four threads process a
+// query's keys, a quarter each.
 template <class T>
 struct OnlineSoftmax {
   using A = Accumulate<T>;
@@ -106,7 +105,7 @@ struct OnlineSoftmax {
   }
 };
 
-// A tile of the backward pass: s.p is what multiplied the values, s.ds the gradient of the scores, both as rounded.
+// One tile of the backward pass: s.p receives the factors of the values, s.ds the gradient of the scores, both rounded.
 template <class T>
 __device__ void gradient_tile(PlainShared<Accumulate<T>>& s, const BackwardCall<T>& call, const TilePlace& at,
                               const TilePlace& of_keys, int query0, int key0) {
@@ -114,20 +113,20 @@ __device__ void gradient_tile(PlainShared<Accumulate<T>>& s, const BackwardCall<
   const AttentionSizes& n = call.sizes;
   const int queries = n.tq - query0, keys = n.tk - key0;
   Sums<A> p = {}, dp = {};
-  add_product<A>(p, s, along(call.q.at(at.b, at.h, query0), call.q.row, queries, n.d, call.scale),
-                 along(call.k.at(of_keys.b, of_keys.h, key0), call.k.row, keys, n.d));
-  add_product<A>(dp, s, along(call.dout.at(at.b, at.h, query0), call.dout.row, queries, n.d),
-                 along(call.v.at(of_keys.b, of_keys.h, key0), call.v.row, keys, n.d));
+  add_matmul<A>(p, s, along(call.q.at(at.b, at.h, query0), call.q.row, queries, n.d, call.scale),
+                along(call.k.at(of_keys.b, of_keys.h, key0), call.k.row, keys, n.d));
+  add_matmul<A>(dp, s, along(call.dout.at(at.b, at.h, query0), call.dout.row, queries, n.d),
+                along(call.v.at(of_keys.b, of_keys.h, key0), call.v.row, keys, n.d));
   const A up = static_cast<A>(call.dropout.up);
   for (int r = 0; r < kMicro; ++r) {
     const int i = query0 + first_row() + r;
     const bool inside = i < n.tq;
-    const SoftmaxStats<A> known = inside ? *call.known.at(n, at.b, at.h, i) : SoftmaxStats<A>{};
+    const SoftmaxStats<A> stats = inside ? *call.stats.at(n, at.b, at.h, i) : SoftmaxStats<A>{};
     AttentionDropout::Row keep = call.dropout.row(at.b, at.h, i);
     const int start = call.starts.of(at.b, i);
     for (int c = 0; c < kMicro; ++c) {
       const int j = key0 + first_column() + c;
-      const A probability = inside && j >= start && n.sees(i, j) ? math::exp(p[r][c] - known.lse) : A(0);
+      const A probability = inside && j >= start && n.sees(i, j) ? math::exp(p[r][c] - stats.lse) : A(0);
       A weight = probability, gradient = dp[r][c];
       if (call.dropout.any) {
         const A kept = keep.keeps(j) ? up : A(0);
@@ -135,12 +134,12 @@ __device__ void gradient_tile(PlainShared<Accumulate<T>>& s, const BackwardCall<
         gradient *= kept;
       }
       s.p[first_row() + r][first_column() + c] = static_cast<A>(T(weight));
-      s.ds[first_row() + r][first_column() + c] = static_cast<A>(T(probability * (gradient - known.delta)));
+      s.ds[first_row() + r][first_column() + c] = static_cast<A>(T(probability * (gradient - stats.delta)));
     }
   }
 }
 
-// Writes this thread's sums to rows row0... and columns column0... of a head.
+// Writes this thread's accumulators to rows row0... and columns column0... of a head.
 template <class T>
 __device__ void put_sums(const Result<T>& to, const TilePlace& at, const Sums<Accumulate<T>>& sums, int row0, int rows,
                          int column0, int d) {
@@ -150,16 +149,14 @@ __device__ void put_sums(const Result<T>& to, const TilePlace& at, const Sums<Ac
         to.put(to.at(at.b, at.h, row0 + first_row() + r) + column0 + first_column() + c, sums[r][c]);
 }
 
-// Plain attention: every dtype, every size of a head, rows that begin anywhere.
-
 namespace {
 
-// Where the first tile of keys begins in which some of a tile's queries sees one.
+// First tile of keys in which any query of the tile sees a key.
 __device__ int first_tile(const QueryStarts& starts, const TilePlace& at) {
-  return starts.among(at.b, at.tile * kTile, kTile).least / kTile * kTile;
+  return starts.among(at.b, at.tile * kTile, kTile).min_start / kTile * kTile;
 }
 
-// One block for 64 queries of a head and 64 of its columns.
+// One block per 64 queries of a head and 64 of its columns.
 template <class T>
 __global__ void __launch_bounds__(kThreads) forward_kernel(ForwardCall<T> call) {
   using A = Accumulate<T>;
@@ -167,14 +164,14 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(ForwardCall<T> call) 
   const AttentionSizes& n = call.sizes;
   const int columns = count_tiles(n.d, kTile), block = static_cast<int>(blockIdx.x), column0 = block % columns * kTile;
   const TilePlace at = TilePlace::of_queries(n, count_tiles(n.tq, kTile), block / columns), keys = at.keys(n);
-  const int query0 = at.tile * kTile, seen = n.keys_seen(query0, kTile);
+  const int query0 = at.tile * kTile, visible = n.visible_keys(query0, kTile);
   const int mine = query0 + OnlineSoftmax<T>::row();
   OnlineSoftmax<T> softmax;
   Sums<A> out = {};
-  for (int key0 = first_tile(call.starts, at); key0 < seen; key0 += kTile) {
+  for (int key0 = first_tile(call.starts, at); key0 < visible; key0 += kTile) {
     Sums<A> scores = {};
-    add_product<A>(scores, s, along(call.q.at(at.b, at.h, query0), call.q.row, n.tq - query0, n.d, call.scale),
-                   along(call.k.at(keys.b, keys.h, key0), call.k.row, n.tk - key0, n.d));
+    add_matmul<A>(scores, s, along(call.q.at(at.b, at.h, query0), call.q.row, n.tq - query0, n.d, call.scale),
+                  along(call.k.at(keys.b, keys.h, key0), call.k.row, n.tk - key0, n.d));
     for (int r = 0; r < kMicro; ++r) {
       const int i = query0 + first_row() + r, start = call.starts.of(at.b, i);
       for (int c = 0; c < kMicro; ++c) {
@@ -188,12 +185,12 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(ForwardCall<T> call) 
     __syncthreads();
     for (int r = 0; r < kMicro; ++r)
       for (int c = 0; c < kMicro; ++c) out[r][c] *= s.of_row[first_row() + r];
-    add_product<A>(out, s, Factor<A>{s.p[0], 1, kTile + 1, kTile, kTile},
-                   across(call.v.at(keys.b, keys.h, key0) + column0, call.v.row, n.tk - key0, n.d - column0));
+    add_matmul<A>(out, s, Factor<A>{s.p[0], 1, kTile + 1, kTile, kTile},
+                  across(call.v.at(keys.b, keys.h, key0) + column0, call.v.row, n.tk - key0, n.d - column0));
   }
   __syncthreads();
   if (softmax.first_key() == 0) {
-    s.of_row[softmax.row()] = softmax.sum == 0 ? A(0) : A(1) / softmax.sum;  // 0: it sees no key
+    s.of_row[softmax.row()] = softmax.sum == 0 ? A(0) : A(1) / softmax.sum;  // 0: no visible key
     if (column0 == 0 && mine < n.tq) call.lse[n.index(at.b, at.h, mine)] = softmax.max + math::log(softmax.sum);
   }
   __syncthreads();
@@ -202,7 +199,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(ForwardCall<T> call) 
   put_sums<T>(call.out, at, out, query0, n.tq, column0, n.d);
 }
 
-// One block for 64 queries of a head and 64 columns of their gradient.
+// One block per 64 queries of a head and 64 columns of their gradient.
 template <class T>
 __global__ void __launch_bounds__(kThreads) query_gradient_kernel(BackwardCall<T> call) {
   using A = Accumulate<T>;
@@ -210,20 +207,20 @@ __global__ void __launch_bounds__(kThreads) query_gradient_kernel(BackwardCall<T
   const AttentionSizes& n = call.sizes;
   const int columns = count_tiles(n.d, kTile), block = static_cast<int>(blockIdx.x), column0 = block % columns * kTile;
   const TilePlace at = TilePlace::of_queries(n, count_tiles(n.tq, kTile), block / columns), keys = at.keys(n);
-  const int query0 = at.tile * kTile, seen = n.keys_seen(query0, kTile);
+  const int query0 = at.tile * kTile, visible = n.visible_keys(query0, kTile);
   Sums<A> dq = {};
-  for (int key0 = first_tile(call.starts, at); key0 < seen; key0 += kTile) {
+  for (int key0 = first_tile(call.starts, at); key0 < visible; key0 += kTile) {
     gradient_tile(s, call, at, keys, query0, key0);
-    add_product<A>(dq, s, Factor<A>{s.ds[0], 1, kTile + 1, kTile, kTile},
-                   across(call.k.at(keys.b, keys.h, key0) + column0, call.k.row, n.tk - key0, n.d - column0));
+    add_matmul<A>(dq, s, Factor<A>{s.ds[0], 1, kTile + 1, kTile, kTile},
+                  across(call.k.at(keys.b, keys.h, key0) + column0, call.k.row, n.tk - key0, n.d - column0));
   }
   for (int r = 0; r < kMicro; ++r)
     for (int c = 0; c < kMicro; ++c) dq[r][c] *= call.scale;
   put_sums<T>(call.dq, at, dq, query0, n.tq, column0, n.d);
 }
 
-// One block for 64 keys of a head and 64 columns of the gradients of keys and values: what the heads of queries that
-// see them bring, in the order of heads.
+// One block per 64 keys of a head and 64 columns of their and the values' gradients, accumulated over the query heads
+// of the group in order.
 template <class T>
 __global__ void __launch_bounds__(kThreads) key_gradient_kernel(BackwardCall<T> call) {
   using A = Accumulate<T>;
@@ -239,10 +236,10 @@ __global__ void __launch_bounds__(kThreads) key_gradient_kernel(BackwardCall<T> 
     for (int query0 = n.first_query(key0) / kTile * kTile; query0 < past; query0 += kTile) {
       gradient_tile(s, call, at, keys, query0, key0);
       const int queries = n.tq - query0;
-      add_product<A>(dv, s, Factor<A>{s.p[0], kTile + 1, 1, kTile, kTile},
-                     across(call.dout.at(at.b, at.h, query0) + column0, call.dout.row, queries, d));
-      add_product<A>(dk, s, Factor<A>{s.ds[0], kTile + 1, 1, kTile, kTile},
-                     across(call.q.at(at.b, at.h, query0) + column0, call.q.row, queries, d, call.scale));
+      add_matmul<A>(dv, s, Factor<A>{s.p[0], kTile + 1, 1, kTile, kTile},
+                    across(call.dout.at(at.b, at.h, query0) + column0, call.dout.row, queries, d));
+      add_matmul<A>(dk, s, Factor<A>{s.ds[0], kTile + 1, 1, kTile, kTile},
+                    across(call.q.at(at.b, at.h, query0) + column0, call.q.row, queries, d, call.scale));
     }
   }
   put_sums<T>(call.dk, keys, dk, key0, n.tk, column0, n.d);

@@ -1,4 +1,4 @@
-// Attention forward on tensor cores: 128 queries of a head for each block of four warps, 16 to 64 keys at a time.
+// Tensor-core attention forward: 128 queries of a head per block of four warps, 16 to 64 keys at a time.
 #include <limits>
 
 #include "tensor/cuda/mma.cuh"
@@ -10,14 +10,14 @@ namespace {
 
 constexpr int kWarps = 4, kRowTiles = 2, kBlockThreads = 32 * kWarps;
 constexpr int kQueries = kWarps * kRowTiles * 16;
-// Keys at a time: as many as leave room in the registers.
+// Keys per step: as many as the registers permit.
 template <int D, bool kDrops>
 constexpr int kKeysOf = D == 64  ? 64
                         : kDrops ? 16
                                  : 32;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-// The state of a lane's four rows: the greatest score, and its part of the sum of exponentials.
+// Softmax state of a lane's four rows: maximum score and the lane's partial sum of exponentials.
 struct RowState {
   float max[kRowTiles][2] = {{kNone, kNone}, {kNone, kNone}}, sum[kRowTiles][2] = {};
 };
@@ -27,8 +27,8 @@ using Out = WarpSums<kRowTiles, D / 8>;
 template <int C>
 using Scores = WarpSums<kRowTiles, C>;
 
-// One step of the online softmax: scores become exponentials, and what was summed before shrinks to the new maximum.
-// `factor` turns a score into the exponent of two.
+// One step of the online softmax: scores become exponentials, and earlier sums are rescaled to the new maximum.
+// `factor` converts a score to an exponent of two.
 template <int D, int C>
 __device__ void softmax_step(Scores<C>& scores, RowState& state, Out<D>& out, float factor) {
 #pragma unroll
@@ -41,7 +41,7 @@ __device__ void softmax_step(Scores<C>& scores, RowState& state, Out<D>& out, fl
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
       const float offset = top > kNone ? top * factor : 0.0f;
-      // Exactly 1 where the maximum stays: a row has the same bits however many masked keys follow.
+      // Exactly 1 if the maximum is unchanged, so that masked keys that follow do not affect a row's bits.
       const float shrink = top > kNone ? fast_exp2((state.max[r][half] - top) * factor) : 0.0f;
       state.max[r][half] = top;
       float total = 0;
@@ -80,7 +80,7 @@ __device__ void mask(Scores<C>& scores, const RowStarts<kRowTiles>& starts, cons
   });
 }
 
-// Divides by the sums, writes the rows from query0 on and the logarithms of their denominators.
+// Divides by the sums; writes the rows from query0 on and their log-sum-exps.
 template <int D>
 __device__ void finish(const ForwardCall<bfloat16>& call, const TilePlace& at, Out<D>& out, RowState& state,
                        int query0) {
@@ -92,7 +92,7 @@ __device__ void finish(const ForwardCall<bfloat16>& call, const TilePlace& at, O
       float sum = state.sum[r][half];
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
-      const float inverse = sum == 0 ? 0.0f : 1.0f / sum;  // 0: it sees no key
+      const float inverse = sum == 0 ? 0.0f : 1.0f / sum;  // 0: no visible key
 #pragma unroll
       for (int c = 0; c < D / 8; ++c) {
         out[r][c][2 * half] *= inverse;
@@ -118,19 +118,20 @@ __global__ void __launch_bounds__(kBlockThreads) forward_kernel(ForwardCall<bflo
   const auto value = [&](int step) { return Tile{key(step).base + Tile::bytes(kKeys)}; };
   const TilePlace at = TilePlace::of_queries(n, count_tiles(n.tq, kQueries), static_cast<int>(blockIdx.x)),
                   keys = at.keys(n);
-  const int tile0 = at.tile * kQueries, steps = count_tiles(n.keys_seen(tile0, kQueries), kKeys);
+  const int tile0 = at.tile * kQueries, steps = count_tiles(n.visible_keys(tile0, kQueries), kKeys);
   const auto fetch = [&](int step) {
     copy_rows<D, kBlockThreads>(key(step), call.k, keys, step * kKeys, kKeys, n.tk);
     copy_rows<D, kBlockThreads>(value(step), call.v, keys, step * kKeys, kKeys, n.tk);
     commit_copies();
   };
-  // A tile of which no query sees a key goes through one step none the less.
-  const int first = kDocuments ? std::min(call.starts.among(at.b, tile0, kQueries).least / kKeys, steps - 1) : 0;
+  // A tile without visible keys still performs one step.
+  const int first = kDocuments ? std::min(call.starts.among(at.b, tile0, kQueries).min_start / kKeys, steps - 1) : 0;
   copy_rows<D, kBlockThreads>(query, call.q, at, tile0, kQueries, n.tq);
   fetch(first);
 
   const int row0 = warp() * kRowTiles * 16;
-  const int query0 = tile0 + row0, seen = n.keys_seen(query0, kRowTiles * 16), whole = n.keys_seen(query0, 1);
+  const int query0 = tile0 + row0, visible = n.visible_keys(query0, kRowTiles * 16),
+            unmasked = n.visible_keys(query0, 1);
   const float factor = call.scale * kLog2E;
   const QueryStarts::Bounds bounds =
       kDocuments ? call.starts.among(at.b, query0, kRowTiles * 16) : QueryStarts::Bounds{};
@@ -138,16 +139,16 @@ __global__ void __launch_bounds__(kBlockThreads) forward_kernel(ForwardCall<bflo
   RowState state;
   for (int step = first; step < steps; ++step) {
     wait_for_copies<0>();
-    __syncthreads();  // the copies of all threads are there, and nobody needs the other stage any more
+    __syncthreads();  // all copies have arrived, and the other stage is no longer in use
     if (step + 1 < steps) fetch(step + 1);
     const int key0 = step * kKeys;
-    if (key0 >= seen || (kDocuments && key0 + kKeys <= bounds.least)) continue;  // other warps of the block see more
+    if (key0 >= visible || (kDocuments && key0 + kKeys <= bounds.min_start)) continue;  // other warps may see more keys
     const ScoresPlace place{query0, key0};
-    const auto kept = kDrops ? kept_sums<kRowTiles, kKeys / 8, false>(call.dropout, at, place) : 0u;
+    const auto kept = kDrops ? dropout_mask<kRowTiles, kKeys / 8, false>(call.dropout, at, place) : 0u;
     Scores<kKeys / 8> scores = {};
     multiply_rows(scores, query, row0, key(step));
-    if (key0 + kKeys > whole) mask<kKeys / 8>(scores, n, place);
-    if (kDocuments && key0 < bounds.most)  // read here: kept over all steps they would spill the sums
+    if (key0 + kKeys > unmasked) mask<kKeys / 8>(scores, n, place);
+    if (kDocuments && key0 < bounds.max_start)  // loaded here: live over all steps they would spill the accumulators
       mask<kKeys / 8>(scores, RowStarts<kRowTiles>(call.starts, at.b, query0), place);
     softmax_step<D, kKeys / 8>(scores, state, out, factor);
     if (kDrops) drop<kKeys / 8>(scores, kept, static_cast<float>(call.dropout.up));

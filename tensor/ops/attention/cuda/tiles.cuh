@@ -1,9 +1,8 @@
-// The steps of attention on tensor cores (after Dao 2023, "FlashAttention-2"): tiles of bfloat16 rows in shared memory,
-// the products of a warp's rows with them, and what each lane holds of the sums.
+// Steps of tensor-core attention (after Dao 2023, "FlashAttention-2").
 //
-// A warp has R times 16 rows of a block's tile to itself. It multiplies them with the rows of another tile (scores),
-// and what comes of that with the columns of a third: sums of the first product are, as pairs, the left factor of the
-// second, so probabilities never leave the registers.
+// A warp multiplies R times 16 rows of a block's tile with the rows of another tile (scores), and the result with the
+// columns of a third: accumulators of the first matmul, packed as pairs, are the left operand of the second, so
+// probabilities never leave the registers.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -13,13 +12,13 @@
 
 namespace tessera::cuda {
 
-// Begins to copy `count` rows of a head from row0 on; rows that the head does not have are zeros.
+// Starts to copy `count` rows from row0 on, zero-padded.
 template <int D, int kBlockThreads>
 __device__ void copy_rows(SharedTile<D> to, const HeadRows<const bfloat16>& from, const TilePlace& at, int row0,
                           int count, int rows) {
   constexpr int kChunks = D / 8, kAtOnce = kBlockThreads / kChunks;
   int t = static_cast<int>(threadIdx.x);
-  asm volatile("" : "+r"(t));  // addresses are made anew at each step: kept over all of them they spill the sums
+  asm volatile("" : "+r"(t));  // recompute addresses: kept live, they would spill the accumulators
   const int c = t % kChunks;
   const bfloat16* const head = from.at(at.b, at.h, 0) + c * 8;
   for (int row = t / kChunks; row < count; row += kAtOnce) {
@@ -81,7 +80,6 @@ __device__ void multiply_weights(WarpSums<R, D / 8>& sums, const WarpSums<R, C>&
   }
 }
 
-// Where a lane's rows of queries begin to see keys.
 template <int R>
 struct RowStarts {
   int of[R][2];
@@ -93,18 +91,17 @@ struct RowStarts {
   }
 };
 
-// Where a warp's sums lie in the matrix of scores.
 struct ScoresPlace {
   int query0, key0;
 };
 
-// Bit (r * C + c) * 4 + e says whether dropout keeps sum [r][c][e]. Elements come one after another, so that the random
-// numbers take few registers.
+// Bit (r * C + c) * 4 + e is set if sum [r][c][e] survives dropout. Elements are processed one by one to save
+// registers.
 template <int R, int C>
 using DropoutMaskBits = std::conditional_t<R * C * 4 <= 32, uint32_t, uint64_t>;
 template <int R, int C, bool kKeysDown>
-__device__ DropoutMaskBits<R, C> kept_sums(const AttentionDropout& dropout, const TilePlace& at,
-                                           const ScoresPlace& place) {
+__device__ DropoutMaskBits<R, C> dropout_mask(const AttentionDropout& dropout, const TilePlace& at,
+                                              const ScoresPlace& place) {
   static_assert(R * C * 4 <= 64);
   const int line = lane() / 4, first = lane() % 4 * 2;
   const auto tokens = static_cast<int64_t>(dropout.tokens);
@@ -127,7 +124,7 @@ __device__ inline void put_pair(const Result<bfloat16>& to, int64_t at, float fi
     *reinterpret_cast<uint32_t*>(to.narrow + at) = pack_pair(first, second);
 }
 
-// Writes the warp's sums times `factor` to the rows of a head from row0 on.
+// Writes the sums times `factor` to rows from row0 on.
 template <int R, int C>
 __device__ void put_rows(const Result<bfloat16>& to, const TilePlace& at, const WarpSums<R, C>& sums, float factor,
                          int row0, int rows) {
@@ -144,8 +141,7 @@ __device__ void put_rows(const Result<bfloat16>& to, const TilePlace& at, const 
     }
 }
 
-// Calls f with the size of a head, 64 or 128, and with whether anything is dropped and there are several documents: as
-// types, for which kernels are compiled.
+// Calls f with the head dim, dropout and document starts as types, for which kernels are compiled.
 template <class Call, class F>
 void with_kind(const Call& call, const F& f) {
   const auto either = [](bool is, const auto& g) { is ? g(std::true_type{}) : g(std::false_type{}); };

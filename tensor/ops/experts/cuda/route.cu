@@ -1,6 +1,6 @@
-// Routing on a GPU. A thread has a token, whose logits lie in shared memory; formulas and their order are the CPU's
-// (tensor/ops/experts/token.h). Places are counted by blocks that each have one expert and one sequence, and walk the
-// choices of that sequence in order: so there are no atomics, and every run has the same rows.
+// Routing on a GPU. Each thread processes a token, whose logits are in shared memory, with the CPU's formulas in the
+// same order (tensor/ops/experts/token.h). Positions are counted by one block per expert and sequence, which scans the
+// sequence's choices in order; without atomics, every run assigns the same rows.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -15,7 +15,7 @@ namespace tessera::cuda {
 
 namespace {
 
-// Logits (tokens, experts), a block's in shared memory: rows of odd length, so that threads meet in no bank.
+// Logits (tokens, experts), a block's in shared memory. The odd row stride avoids bank conflicts.
 template <class T>
 struct Logits {
   using A = Accumulate<T>;
@@ -34,7 +34,7 @@ struct Logits {
   }
   __device__ int64_t token() const { return global_thread(); }
   __device__ A* row() const { return dynamic_shared<A>() + threadIdx.x * (experts | 1); }
-  // Calls f(element, where it lies in shared memory) for all of the block's, side by side.
+  // Calls f(element, its address in shared memory) for all of the block's elements, in coalesced order.
   template <class F>
   __device__ void each(const F& f) const {
     const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x;
@@ -51,9 +51,9 @@ struct Logits {
 template <class T>
 struct Choosing {
   Logits<T> logits;
-  int32_t *chosen, *own;  // own: the k best where others are given, or null
+  int32_t *chosen, *own;  // own: the k best if choices are given, otherwise null
   Accumulate<T>* weights;
-  double* strays;  // (2, tokens) then: by how much they differ, and the largest logit
+  double* reroutes;  // if given: (2, tokens) routing margin and largest logit
   int k;
   bool softmax_first;
 };
@@ -72,18 +72,18 @@ __global__ void choose_kernel(Choosing<T> f) {
   if (!f.own) return;
   A largest = 0;
   for (int e = 0; e < experts; ++e) largest = std::max(largest, row[e] < 0 ? -row[e] : row[e]);
-  f.strays[t] = static_cast<double>(token::routing_margin(row, own, chosen, f.k));
-  f.strays[f.logits.tokens + t] = static_cast<double>(largest);
+  f.reroutes[t] = static_cast<double>(token::routing_margin(row, own, chosen, f.k));
+  f.reroutes[f.logits.tokens + t] = static_cast<double>(largest);
 }
 
-// How many tokens differ, the most by which one does, and the largest logit.
-__global__ __launch_bounds__(kThreads) void strays_kernel(const double* strays, int64_t tokens, double* report) {
+// Number of rerouted tokens, maximum routing margin, and largest logit.
+__global__ __launch_bounds__(kThreads) void reroutes_kernel(const double* reroutes, int64_t tokens, double* report) {
   __shared__ double parts[3][kThreads];
   double count = 0, margin = 0, largest = 0;
   for (int64_t t = threadIdx.x; t < tokens; t += kThreads) {
-    count += strays[t] >= 0 ? 1 : 0;
-    margin = std::max(margin, strays[t]);
-    largest = std::max(largest, strays[tokens + t]);
+    count += reroutes[t] >= 0 ? 1 : 0;
+    margin = std::max(margin, reroutes[t]);
+    largest = std::max(largest, reroutes[tokens + t]);
   }
   parts[0][threadIdx.x] = count;
   parts[1][threadIdx.x] = margin;
@@ -106,15 +106,15 @@ struct Choices {
   int64_t length;
   int experts, k;
   int64_t capacity;
-  const int32_t* earlier;  // as RouteOptions has it; null: all of each sequence is here
+  const int32_t* earlier;  // RouteOptions::earlier; null if sequences are complete
 };
 
-// How many threads of the block before this one have it, and in `all` how many do.
+// Number of preceding threads of the block with `has`; `all` receives the number in the block.
 __device__ int threads_before(bool has, int& all) {
   __shared__ int of_warp[kThreads / 32];
   const int own = static_cast<int>(threadIdx.x) / 32;
   const unsigned with = __ballot_sync(~0u, has);
-  __syncthreads();  // the counts before these have been read
+  __syncthreads();  // previous counts have been read
   if (threadIdx.x % 32 == 0) of_warp[own] = __popc(with);
   __syncthreads();
   int before = __popc(with & ((1u << threadIdx.x % 32) - 1));
@@ -126,8 +126,8 @@ __device__ int threads_before(bool has, int& all) {
   return before;
 }
 
-// Calls f(place in the arrays, how many came before) for the choices of the block's expert in its sequence for which
-// `counts` is true, in the order of n -> at(n). Returns how many there are.
+// Calls f(index of the choice, number of earlier ones) for the choices of the block's expert in its sequence for which
+// `counts` is true, in the order of n -> at(n). Returns their number.
 template <class At, class Counts, class F>
 __device__ int64_t walk(const Choices& c, const At& at, const Counts& counts, const F& f) {
   const int expert = static_cast<int>(blockIdx.x) % c.experts;
@@ -144,7 +144,7 @@ __device__ int64_t walk(const Choices& c, const At& at, const Counts& counts, co
   return seen;
 }
 
-// 0 where a choice has a place, -1 where it has none: first choices of all tokens first, then second ones.
+// Marks choices within the capacity by 0, others by -1: first choices of all tokens precede second ones.
 __global__ __launch_bounds__(kThreads) void fit_kernel(Choices c, double* choices, int32_t* taken) {
   const int64_t seen = walk(
       c, [&](int64_t i) { return i % c.length * c.k + i / c.length; }, [](int64_t) { return true; },
@@ -154,7 +154,7 @@ __global__ __launch_bounds__(kThreads) void fit_kernel(Choices c, double* choice
       });
   int64_t fitting = c.capacity == 0 ? seen : std::min(seen, c.capacity);
   if (c.earlier) {
-    __syncthreads();  // the places have been written
+    __syncthreads();  // the marks have been written
     fitting = walk(
         c, [](int64_t i) { return i; }, [&](int64_t place) { return c.place[place] == 0; }, [](int64_t, int64_t) {});
   }
@@ -163,7 +163,7 @@ __global__ __launch_bounds__(kThreads) void fit_kernel(Choices c, double* choice
   taken[blockIdx.x] = static_cast<int32_t>(fitting);
 }
 
-// Rows of each expert, and where those of each sequence begin: of expert 0 first, the sequences in order.
+// Rows per expert, and the first row of each sequence: grouped by expert, then by sequence.
 __global__ __launch_bounds__(kThreads) void starts_kernel(const int32_t* taken, int sequences, int experts,
                                                           int32_t* starts, double* counts) {
   for (int e = static_cast<int>(threadIdx.x); e < experts; e += kThreads) {
@@ -182,7 +182,7 @@ __global__ __launch_bounds__(kThreads) void starts_kernel(const int32_t* taken, 
   }
 }
 
-// The row of each choice that has one, tokens in order.
+// Assigns rows to the marked choices, in token order.
 __global__ __launch_bounds__(kThreads) void place_kernel(Choices c, const int32_t* starts) {
   const int32_t start = starts[blockIdx.x];
   walk(
@@ -195,7 +195,7 @@ __global__ void route_backward_kernel(Logits<T> logits, token::Gradient<Accumula
                                       T* out) {
   logits.read();
   if (const int64_t t = logits.token(); t < logits.tokens)
-    gradient.of(t, t / length, logits.experts).of_logits(logits.row(), logits.experts);
+    gradient.of(t, t / length, logits.experts).logits_grad(logits.row(), logits.experts);
   __syncthreads();
   logits.each([&](int64_t i, const Accumulate<T>* from) { out[i] = static_cast<T>(*from); });
 }
@@ -210,10 +210,11 @@ Logits<T> compute_logits(const Tensor& logits) {
 void route(Routed& out, const Tensor& logits, const RouteOptions& o) {
   const int64_t n = logits.dim(0), experts = logits.dim(1), blocks = o.sequences * experts;
   Context& c = context(logits);
-  c.about_to_wait("route");
+  c.require_no_capture("route");
   const auto space = [&](const Shape& shape, DType dtype) { return logits.make(shape, dtype, Category::workspace); };
   const Tensor report = space({experts + 3}, DType::float64), taken = space({blocks}, DType::int32),
-               starts = space({blocks}, DType::int32), strays = space({o.given.defined() ? 2 * n : 0}, DType::float64);
+               starts = space({blocks}, DType::int32),
+               reroutes = space({o.given.defined() ? 2 * n : 0}, DType::float64);
   double* const counts = report.device_data<double>();
   int32_t *const chosen = out.chosen.device_data<int32_t>(), *const place = out.place.device_data<int32_t>();
   with_floating(logits.dtype(), "route", [&](auto t) {
@@ -222,13 +223,13 @@ void route(Routed& out, const Tensor& logits, const RouteOptions& o) {
                         .chosen = chosen,
                         .own = o.given.defined() ? place : nullptr,
                         .weights = out.weights.device_data<Accumulate<T>>(),
-                        .strays = strays.device_data<double>(),
+                        .reroutes = reroutes.device_data<double>(),
                         .k = static_cast<int>(o.per_token),
                         .softmax_first = o.softmax_first};
     launch(c, "route", f.logits.grid(), choose_kernel<T>, f);
   });
   if (o.given.defined())
-    launch(c, "route", {.blocks = 1}, strays_kernel, strays.device_data<double>(), n, counts + experts);
+    launch(c, "route", {.blocks = 1}, reroutes_kernel, reroutes.device_data<double>(), n, counts + experts);
   Tensor earlier;
   if (o.capacity > 0 && o.earlier) earlier = o.earlier(out.chosen.on_host()).to(logits.arena());
   const Choices choices{.chosen = chosen,
@@ -246,9 +247,9 @@ void route(Routed& out, const Tensor& logits, const RouteOptions& o) {
   const std::vector<double> found = report.to_vector<double>();  // the host waits
   for (size_t e = 0; e < out.counts.size(); ++e) out.counts[e] = static_cast<int64_t>(found[e]);
   if (!o.given.defined()) return;
-  const double* const stray = found.data() + experts;
-  out.elsewhere = static_cast<int64_t>(stray[0]);
-  out.margin = stray[2] > 0 ? stray[1] / stray[2] : 0;
+  const double* const reroute = found.data() + experts;
+  out.elsewhere = static_cast<int64_t>(reroute[0]);
+  out.margin = reroute[2] > 0 ? reroute[1] / reroute[2] : 0;
 }
 
 void route_backward(const Tensor& out, const Tensor& dweights, const Tensor& logits, const Routed& routed,
@@ -269,8 +270,8 @@ void route_backward(const Tensor& out, const Tensor& dweights, const Tensor& log
   });
 }
 
-// Rows on their way to experts and back on a GPU. A thread has 16 bytes of a row; sums are added in the order of
-// choices, as on the CPU. The gradient of a weight is a sum along a row (tensor/cuda/rows.cuh).
+// Dispatch and combine on a GPU. A thread processes 16 bytes of a row and adds in the order of choices, as on the CPU.
+// The gradient of a weight is a row reduction (tensor/cuda/rows.cuh).
 
 namespace {
 
@@ -335,7 +336,7 @@ __global__ __launch_bounds__(kRowThreads) void combine_backward_kernel(CombineBa
   const int n = f.choices.length;
   const int64_t row = f.to.place[at.row];
   A sum = 0;
-  if (row >= 0) {  // for all threads of the row
+  if (row >= 0) {  // uniform for all threads of the row
     const A w = f.weights[at.row];
     T* const to = f.to.rows + row * n;
     const RegisterRow<T, kVectorized> g(f.dy + at.row / f.to.k * n, at, n), in(f.rows + row * n, at, n);
@@ -388,10 +389,10 @@ void combine_rows_backward(const CombineGrads& out, const Tensor& dy, const Tens
         .rows = rows.device_data<T>(),
         .weights = weights.device_data<A>(),
         .dweights = out.weights.device_data<A>(),
-        .choices = make_rows<T>(place.numel(), dy.dim(-1))};
-    const bool whole = is_vectorizable<T>(dy.dim(-1), f.dy, f.rows, f.to.rows);
+        .choices = partition_rows<T>(place.numel(), dy.dim(-1))};
+    const bool vectorized = is_vectorizable<T>(dy.dim(-1), f.dy, f.rows, f.to.rows);
     launch(context(dy), "combine_rows_backward", f.choices.grid(),
-           whole ? combine_backward_kernel<T, true> : combine_backward_kernel<T, false>, f);
+           vectorized ? combine_backward_kernel<T, true> : combine_backward_kernel<T, false>, f);
   });
 }
 

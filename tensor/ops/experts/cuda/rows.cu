@@ -1,8 +1,8 @@
-// Products for any number of rows in float32 and float64, with the bits of the CPU: an element is one chain of fused
-// multiply-adds in the order of the inner dim, in one thread's register.
+// Grouped GEMM for float32 and float64, bitwise identical to the CPU: each element is one chain of fused multiply-adds
+// in the order of the inner dim, in one thread's register.
 //
-// A block makes a tile of 16 kPer rows and columns, a thread kPer x kPer elements of it. Slabs of the factors, 16 of
-// the inner dim deep, go through shared memory; the next one is on its way to registers while one is multiplied.
+// A block computes a tile of 16 kPer rows and columns, a thread kPer x kPer elements of it. Slabs of the operands with
+// inner depth 16 pass through shared memory, double-buffered: the next one is prefetched into registers.
 #include "tensor/cuda/loops.cuh"
 #include "tensor/math.h"
 #include "tensor/ops/experts/cuda/rows.cuh"
@@ -12,25 +12,25 @@ namespace {
 
 constexpr int kDepth = 16, kSide = 16, kBlockThreads = kSide * kSide;
 
-// [inner][line]; rows of a length that spreads a line over the banks.
+// [inner][line]; the row stride spreads a line over the banks.
 template <class T, int kPer>
 struct alignas(32) Slab {
   static constexpr int kLines = kSide * kPer;
   T at[kDepth][kLines + 4];
 };
 
-// A thread's part of a slab on its way.
+// A thread's prefetched elements of a slab.
 template <class T, int kPer, bool kAlong>
 struct Fetched {
   static constexpr int kLines = Slab<T, kPer>::kLines;
   T values[kPer];
 
-  // Threads beside each other read what lies side by side.
+  // Adjacent threads read adjacent elements.
   static __device__ int line(int t, int i) { return kAlong ? t / kDepth + i * (kBlockThreads / kDepth) : t % kLines; }
   static __device__ int depth(int t, int i) { return kAlong ? t % kDepth : t / kLines + i * (kBlockThreads / kLines); }
   __device__ void fetch(const T* from, int line0, int lines, int inner0, int inner) {
     int t = static_cast<int>(threadIdx.x);
-    asm volatile("" : "+r"(t));  // addresses are made anew at each step: kept over all of them they spill the sums
+    asm volatile("" : "+r"(t));  // recompute addresses in each iteration: kept live, they would spill the accumulators
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
       const int l = line0 + line(t, i), k = inner0 + depth(t, i);
@@ -45,7 +45,7 @@ struct Fetched {
   }
 };
 
-// The lines of a thread: four neighbours of each 64.
+// Lines of a thread: four adjacent ones of each 64.
 __device__ inline int to_line(int side, int i) { return i / 4 * (4 * kSide) + side * 4 + i % 4; }
 
 template <class T, int kPer>
@@ -59,12 +59,12 @@ __device__ void read_lines(const Slab<T, kPer>& slab, int k, int side, T (&to)[k
 }
 
 template <class T, bool kLeftAlong>
-using Call = RowsCall<T, T, !kLeftAlong>;
+using Call = GroupedCall<T, T, !kLeftAlong>;
 
 template <class T, int kPer, bool kLeftAlong, bool kRightAlong>
 __global__ __launch_bounds__(kBlockThreads, 2) void rows_kernel(const __grid_constant__ Call<T, kLeftAlong> call) {
   __shared__ Slab<T, kPer> left, right;
-  const RowsTile at = find_tile<kSide * kPer>(call, static_cast<int>(blockIdx.x));
+  const GroupTile at = find_tile<kSide * kPer>(call, static_cast<int>(blockIdx.x));
   const auto of = load_factors(call, at.group);
   const int down = static_cast<int>(threadIdx.x) / kSide, across = static_cast<int>(threadIdx.x) % kSide;
   Fetched<T, kPer, kLeftAlong> of_left;
@@ -76,7 +76,7 @@ __global__ __launch_bounds__(kBlockThreads, 2) void rows_kernel(const __grid_con
   T sums[kPer][kPer] = {};
   fetch(0);
   for (int k0 = 0; k0 < of.inner; k0 += kDepth) {
-    __syncthreads();  // the slabs before these have been read
+    __syncthreads();  // the previous slabs have been read
     of_left.put(left);
     of_right.put(right);
     __syncthreads();
@@ -105,7 +105,7 @@ __global__ __launch_bounds__(kBlockThreads, 2) void rows_kernel(const __grid_con
 }
 
 template <class T, int kPer>
-void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
+void queue(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
   with_lines(which, [&](auto of_left, auto of_right) {
     constexpr bool kLeft = decltype(of_left)::value, kRight = decltype(of_right)::value;
     for_each_launch<T, T, !kLeft>(which, left, other, groups, kSide * kPer, [&](const auto& call, int64_t blocks) {
@@ -117,13 +117,13 @@ void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std
 
 }  // namespace
 
-void multiply_rows(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
-  if (left.dtype() == DType::bfloat16) return multiply_rows_bf16(which, left, other, groups);
+void grouped_gemm(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
+  if (left.dtype() == DType::bfloat16) return grouped_gemm_bf16(which, left, other, groups);
   if (left.dtype() == DType::float64) {
     if constexpr (kFloat64Kernels)
       return queue<double, 4>(which, left, other, groups);
     else
-      refuse_float64(left.dtype(), "grouped_linear");
+      reject_float64(left.dtype(), "grouped_linear");
   }
   if (small_tiles(which, left, other, groups, kSide * 8))
     queue<float, 4>(which, left, other, groups);

@@ -1,6 +1,5 @@
-// Products of groups of rows on a GPU: the code that kernels of all types share. A line is a row of the left factor or
-// a column of the right one; each element of a product is a sum over the inner dim of two lines. A launch makes the
-// tiles of all groups, one after another: a block looks for its own among them.
+// Grouped GEMM on a GPU, shared by all dtypes. A line is a row of the left or a column of the right operand; an output
+// element is the dot product of two lines. A launch computes the tiles of all groups; a block searches for its tile.
 #pragma once
 #include <algorithm>
 #include <type_traits>
@@ -11,32 +10,31 @@
 
 namespace tessera::cuda {
 
-inline constexpr int kMaxGroups = 192;  // groups of a launch, at most
+inline constexpr int kMaxGroups = 192;
 
-// `left` and `other` are whole, `own` is a matrix of each group: `left` is the left factor, and of weights' gradients
-// `other` is the right one and `own` the product, else the other way round.
+// `left` and `other` span all groups, `own` is a matrix per group. `left` is the left operand. For weight gradients
+// `other` is the right operand and `own` the output; otherwise the other way round.
 template <class T, class Out, bool kOfWeights>
-struct RowsCall {
+struct GroupedCall {
   const T* left;
   std::conditional_t<kOfWeights, const T*, Out*> other;
   int left_width, other_width;
   int groups = 0;
-  int row[kMaxGroups + 1] = {}, tile[kMaxGroups + 1] = {};  // where they begin, and the last one ends
+  int row[kMaxGroups + 1] = {}, tile[kMaxGroups + 1] = {};  // first row and tile per group, and the end
   std::conditional_t<kOfWeights, Out*, const T*> own[kMaxGroups] = {};
   bool adds[kMaxGroups] = {};
 };
-static_assert(sizeof(RowsCall<float, float, true>) <= 4096, "what a launch takes on every GPU");
+static_assert(sizeof(GroupedCall<float, float, true>) <= 4096, "kernel parameters are limited to 4 KiB on some GPUs");
 
-// A group's product.
 template <class T, class Out>
-struct RowsFactors {
+struct GroupOperands {
   const T *left, *right;
   Out* out;
   int rows, columns, inner;
   bool adds;
 };
 template <class T, class Out, bool kOfWeights>
-__device__ RowsFactors<T, Out> load_factors(const RowsCall<T, Out, kOfWeights>& call, int group) {
+__device__ GroupOperands<T, Out> load_factors(const GroupedCall<T, Out, kOfWeights>& call, int group) {
   const int first = call.row[group], rows = call.row[group + 1] - first;
   const auto left = call.left + static_cast<int64_t>(first) * call.left_width;
   const auto other = call.other + static_cast<int64_t>(first) * call.other_width;
@@ -46,12 +44,12 @@ __device__ RowsFactors<T, Out> load_factors(const RowsCall<T, Out, kOfWeights>& 
     return {left, call.own[group], other, rows, call.other_width, call.left_width, false};
 }
 
-// Where a block's tile begins. Neighbouring blocks have the same lines of the right factor.
-struct RowsTile {
+// Adjacent blocks share the lines of the right operand.
+struct GroupTile {
   int group, row, column;
 };
 template <int kTile, class T, class Out, bool kOfWeights>
-__device__ RowsTile find_tile(const RowsCall<T, Out, kOfWeights>& call, int block) {
+__device__ GroupTile find_tile(const GroupedCall<T, Out, kOfWeights>& call, int block) {
   int group = 0;
   for (int end = call.groups; end - group > 1;) {
     const int middle = (group + end) / 2;
@@ -62,17 +60,16 @@ __device__ RowsTile find_tile(const RowsCall<T, Out, kOfWeights>& call, int bloc
   return {group, at % down * kTile, at / down * kTile};
 }
 
-inline int64_t tiles_in(RowsProduct which, const GemmGroup& group, const Tensor& left, const Tensor& other,
-                        int64_t tile) {
-  const bool of_weights = which == RowsProduct::weight_grad;
+inline int64_t tiles_in(GemmKind which, const GemmGroup& group, const Tensor& left, const Tensor& other, int64_t tile) {
+  const bool of_weights = which == GemmKind::weight_grad;
   if (of_weights && !group.w.defined()) return 0;
   return blocks_for(of_weights ? left.dim(1) : group.rows, tile) * blocks_for(other.dim(1), tile);
 }
 
-// Whether to take tiles of half the side: larger ones would leave multiprocessors without a block, or more than a
-// quarter of them would lie outside the products. An element's bits are the same in both.
-inline bool small_tiles(RowsProduct which, const Tensor& left, const Tensor& other,
-                        const std::vector<GemmGroup>& groups, int64_t large) {
+// Use tiles of half the side if larger ones would leave multiprocessors idle, or more than a quarter of their area
+// outside the matrices. Results are bitwise identical.
+inline bool small_tiles(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups,
+                        int64_t large) {
   constexpr int64_t kFewBlocks = 128;
   int64_t of_large = 0, of_small = 0;
   for (const GemmGroup& group : groups) {
@@ -82,14 +79,13 @@ inline bool small_tiles(RowsProduct which, const Tensor& left, const Tensor& oth
   return of_large < kFewBlocks || of_small < 3 * of_large;
 }
 
-// Calls f(call, blocks) for each launch.
 template <class T, class Out, bool kOfWeights, class F>
-void for_each_launch(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups,
+void for_each_launch(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups,
                      int64_t tile, const F& f) {
-  RowsCall<T, Out, kOfWeights> call{.left = left.device_data<T>(),
-                                    .other = other.device_data<std::conditional_t<kOfWeights, T, Out>>(),
-                                    .left_width = static_cast<int>(left.dim(1)),
-                                    .other_width = static_cast<int>(other.dim(1))};
+  GroupedCall<T, Out, kOfWeights> call{.left = left.device_data<T>(),
+                                       .other = other.device_data<std::conditional_t<kOfWeights, T, Out>>(),
+                                       .left_width = static_cast<int>(left.dim(1)),
+                                       .other_width = static_cast<int>(other.dim(1))};
   int64_t row = 0;
   for (size_t begin = 0; begin < groups.size(); begin += kMaxGroups) {
     call.groups = static_cast<int>(std::min<size_t>(kMaxGroups, groups.size() - begin));
@@ -109,19 +105,17 @@ void for_each_launch(RowsProduct which, const Tensor& left, const Tensor& other,
   }
 }
 
-// Calls f(whether a line of the left factor lies side by side, whether one of the right factor does).
+// Calls f(lines of the left operand are contiguous, lines of the right one are).
 template <class F>
-void with_lines(RowsProduct which, const F& f) {
-  if (which == RowsProduct::forward)
+void with_lines(GemmKind which, const F& f) {
+  if (which == GemmKind::forward)
     f(std::true_type{}, std::true_type{});
-  else if (which == RowsProduct::input_grad)
+  else if (which == GemmKind::input_grad)
     f(std::true_type{}, std::false_type{});
   else
     f(std::false_type{}, std::false_type{});
 }
 
-// On tensor cores (rows_bf16.cu).
-void multiply_rows_bf16(RowsProduct which, const Tensor& left, const Tensor& other,
-                        const std::vector<GemmGroup>& groups);
+void grouped_gemm_bf16(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups);
 
 }  // namespace tessera::cuda

@@ -1,9 +1,9 @@
-// Products for any number of rows in bfloat16 on tensor cores: an element is one chain of multiply_add() over steps of
-// sixteen of the inner dim, in order, whatever tile it lies in.
+// Grouped GEMM for bfloat16 on tensor cores: each element is one chain of multiply_add() over steps of sixteen of the
+// inner dim, in order, in any tile.
 //
-// A block makes a tile of kTile rows and columns, a warp a quarter of it. Slabs of the factors, 64 of the inner dim
-// deep, lie in shared memory as they do in the GPU's: a line along a row of the tile, or down a column, and are read as
-// they are or transposed. Two slabs are on their way while one is multiplied.
+// A block computes a tile of kTile rows and columns, a warp a quarter of it. Slabs of the operands with inner depth 64
+// have the layout of global memory in shared memory, with lines along rows or columns, and are loaded directly or
+// transposed. Two slabs are prefetched while one is multiplied.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -17,17 +17,17 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kDepth = 64, kStages = 3;
-constexpr int kBlockThreads = 128;  // a warp for each quarter of a tile
+constexpr int kBlockThreads = 128;  // one warp per quarter of a tile
 template <int kTile>
 constexpr int kSlabBytes = kTile* kDepth * 2;
 
-// A slab of lines that begin at `first`, of `lines` in all.
+// A slab of lines starting at `first`, of `lines` in total.
 template <int kTile, bool kAlong, bool kVectorized>
 struct Slab {
   static constexpr int kWidth = kAlong ? kDepth : kTile, kHeight = kAlong ? kTile : kDepth;
   SharedTile<kWidth> tile;
 
-  // Begins to copy it, from `inner0` of the inner dim on; what is not there is zero.
+  // Starts to copy it from inner index `inner0` on, zero-padded.
   __device__ void fetch(const bfloat16* from, int first, int lines, int inner0, int inner) const {
     constexpr int kChunks = kWidth / 8, kAtOnce = kBlockThreads / kChunks;
     const int width = kAlong ? inner : lines, height = kAlong ? lines : inner;
@@ -50,7 +50,7 @@ struct Slab {
       }
     }
   }
-  // The 16 x 16 factor of lines from `line` + 16 r on, step k of the inner dim: `line` a multiple of the warp's lines.
+  // The 16 x 16 operand of lines from `line` + 16 r on, at inner step k; `line` is a multiple of the warp's lines.
   __device__ void read_left(uint32_t (&a)[4], int line, int r, int k) const {
     const int l = lane();
     if constexpr (kAlong)
@@ -58,7 +58,7 @@ struct Slab {
     else
       load_transposed(a, (tile.chunk(l % 8 + l / 16 * 8, line / 8 + l / 8 % 2) ^ (r * 32u)) + tile.bytes(16 * k));
   }
-  // The 16 x 8 factors of lines from `line` + 8 c on and of the next eight; c is even.
+  // The 16 x 8 operands of lines from `line` + 8 c on and of the next eight lines; c is even.
   __device__ void read_right(uint32_t (&b)[4], int line, int c, int k) const {
     const int l = lane();
     if constexpr (kAlong)
@@ -70,13 +70,13 @@ struct Slab {
 
 template <int kTile, bool kLeftAlong, bool kRightAlong, bool kVectorized, class Out>
 __global__ __launch_bounds__(kBlockThreads, 2) void rows_bf16_kernel(
-    const __grid_constant__ RowsCall<bfloat16, Out, !kLeftAlong> call) {
-  constexpr int kRows = kTile / 32, kColumns = kTile / 16;  // of a warp, in sixteens and in eights
+    const __grid_constant__ GroupedCall<bfloat16, Out, !kLeftAlong> call) {
+  constexpr int kRows = kTile / 32, kColumns = kTile / 16;  // tiles per warp, of 16 and of 8
   const uint32_t base = shared_address(dynamic_shared<unsigned char>());
-  const RowsTile at = find_tile<kTile>(call, static_cast<int>(blockIdx.x));
+  const GroupTile at = find_tile<kTile>(call, static_cast<int>(blockIdx.x));
   const auto factors = [&call, &at] {
     int group = at.group;
-    if constexpr (!kLeftAlong) asm volatile("" : "+r"(group));  // looked up anew at each step: kept they spill the sums
+    if constexpr (!kLeftAlong) asm volatile("" : "+r"(group));  // reload: kept live, they would spill the accumulators
     return load_factors(call, group);
   };
   const int row = warp() % 2 * (kTile / 2), column = warp() / 2 * (kTile / 2);
@@ -99,7 +99,7 @@ __global__ __launch_bounds__(kBlockThreads, 2) void rows_bf16_kernel(
   for (int step = 0; step + 1 < kStages; ++step) fetch(step);
   for (int step = 0; step < steps; ++step) {
     wait_for_copies<kStages - 2>();
-    __syncthreads();  // the copies of all threads are there, and nobody needs the stage that is filled next
+    __syncthreads();  // all copies have arrived, and the stage to be filled next is no longer in use
     fetch(step + kStages - 1);
 #pragma unroll
     for (int k = 0; k < kDepth / 16; ++k) {
@@ -119,7 +119,7 @@ __global__ __launch_bounds__(kBlockThreads, 2) void rows_bf16_kernel(
     }
   }
   const auto of = factors();
-  const auto put = [&](auto at_once) {  // so many neighbours
+  const auto put = [&](auto at_once) {  // number of adjacent elements
     constexpr int kAtOnce = decltype(at_once)::value;
     for_each_sum<kRows, kColumns>([&](int r, int c, int e, int down, int across) {
       const int i = at.row + row + down, j = at.column + column + across;
@@ -144,10 +144,9 @@ __global__ __launch_bounds__(kBlockThreads, 2) void rows_bf16_kernel(
 }
 
 template <int kTile, class Out, class Left, class Right>
-void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups, Left,
-           Right) {
-  // Rows that begin and end with parts of 16 bytes.
-  const auto whole = [&](const Tensor& t) {
+void queue(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups, Left, Right) {
+  // Whether rows consist of aligned vectors of 16 bytes.
+  const auto is_vectorized = [&](const Tensor& t) {
     return t.dim(1) % 8 == 0 && reinterpret_cast<uintptr_t>(t.device_data<bfloat16>()) % 16 == 0;
   };
   const auto with = [&](auto is_whole) {
@@ -158,16 +157,16 @@ void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std
                  rows_bf16_kernel<kTile, Left::value, Right::value, decltype(is_whole)::value, Out>, call);
         });
   };
-  const auto own = [&](const GemmGroup& g) { return whole(g.w); };
-  if (whole(left) && (Left::value ? std::ranges::all_of(groups, own) : whole(other)))
+  const auto own = [&](const GemmGroup& g) { return is_vectorized(g.w); };
+  if (is_vectorized(left) && (Left::value ? std::ranges::all_of(groups, own) : is_vectorized(other)))
     with(std::true_type{});
   else
     with(std::false_type{});
 }
 
 template <class Out, class Left, class Right>
-void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups,
-           Left of_left, Right of_right) {
+void queue(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups, Left of_left,
+           Right of_right) {
   if (small_tiles(which, left, other, groups, 128))
     queue<64, Out>(which, left, other, groups, of_left, of_right);
   else
@@ -176,8 +175,7 @@ void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std
 
 }  // namespace
 
-void multiply_rows_bf16(RowsProduct which, const Tensor& left, const Tensor& other,
-                        const std::vector<GemmGroup>& groups) {
+void grouped_gemm_bf16(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
   with_lines(which, [&](auto of_left, auto of_right) {
     if constexpr (!decltype(of_left)::value)
       if (std::ranges::any_of(groups,

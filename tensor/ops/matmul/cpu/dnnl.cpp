@@ -1,8 +1,8 @@
-// oneDNN's matmul behind plain functions.
+// oneDNN matmul.
 #include <dnnl.hpp>
 #include <unordered_map>
 
-#include "tensor/ops/matmul/cpu/products.h"
+#include "tensor/ops/matmul/cpu/gemm.h"
 
 namespace tessera::cpu {
 namespace {
@@ -13,7 +13,6 @@ memory::data_type to_dnnl_type(DType t) {
   return t == DType::bfloat16 ? memory::data_type::bf16 : memory::data_type::f32;
 }
 
-// The product that a primitive is compiled for.
 struct Key {
   int64_t m, n, k, a_row, a_col, b_row, b_col, out_row;
   DType in, out, bias;
@@ -77,13 +76,13 @@ const Compiled& compiled_for(const Key& key, Dnnl& lib) {
     const dnnl::matmul::primitive_desc desc = describe(key, lib.engine);
     return lib.compiled.emplace(key, Compiled{desc, dnnl::matmul(desc)}).first->second;
   } catch (const dnnl::error& e) {
-    throw Error("[matmul] oneDNN refuses (" + std::to_string(key.m) + ", " + std::to_string(key.k) + ") x (" +
+    throw Error("[matmul] oneDNN does not support (" + std::to_string(key.m) + ", " + std::to_string(key.k) + ") x (" +
                 std::to_string(key.k) + ", " + std::to_string(key.n) + ") in " + std::string(to_string(key.in)) + ": " +
                 e.what());
   }
 }
 
-// Strides as oneDNN accepts them: a dim of size 1 has a stride that fits the other.
+// Strides in oneDNN's convention: a dim of size 1 has a stride consistent with the other dim.
 std::pair<int64_t, int64_t> matrix_strides(const Tensor& t) {
   int64_t row = t.strides()[0], col = t.strides()[1];
   if (t.dim(0) == 1) row = std::max(row, t.dim(1) * std::max<int64_t>(col, 1));
@@ -142,7 +141,7 @@ void pack(Packed& packed, const Compiled& c, Dnnl& lib, const Tensor& b) {
   lib.stream.wait();
 }
 
-// The product of bfloat16 matrices where there is no instruction for it: float32 of the same inputs, rounded once.
+// bfloat16 matmul on CPUs without instructions for it: in float32 from the same inputs, rounded once.
 void emulate(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias) {
   const auto as_float = [](const Tensor& t) {
     Tensor f = t.make(t.shape(), DType::float32, Category::workspace);
@@ -154,7 +153,7 @@ void emulate(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias) 
   out.copy_from(product);
 }
 
-// Whether the processor has these instructions and oneDNN may use them.
+// Whether the CPU has these instructions and oneDNN may use them.
 bool has_instructions(dnnl::cpu_isa need) {
   limit_instructions();
   const int isa = static_cast<int>(dnnl::get_effective_cpu_isa()), all = static_cast<int>(need);
@@ -177,7 +176,7 @@ void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bi
   Dnnl& lib = a.arena()->local<Dnnl>();
   const Key key = cache_key(out, a, b, bias, true);
   const Compiled& c = compiled_for(key, lib);
-  // Blocks of 64 columns pad a narrow weight to eight times its size (8 columns): such a copy is not worth its memory.
+  // Blocks of 64 columns pad a narrow weight up to eight times its size (8 columns): not worth the memory.
   if (static_cast<int64_t>(c.desc.weights_desc().get_size()) > 2 * b.nbytes()) return dnnl_matmul(out, a, b, bias);
   if (packed.source != b.raw() || packed.version != b.storage()->version || packed.threads != key.threads) {
     pack(packed, c, lib, b);

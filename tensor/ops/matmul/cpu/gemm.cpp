@@ -1,8 +1,8 @@
-// The CPU's own products: of tiles in registers, of any sizes and strides by blocks that stay in the caches, and of few
-// rows.
+// Tessera's CPU GEMMs: register tiles, cache-blocked GEMM for any sizes and strides, and matmuls with few rows.
+
+#include "tensor/ops/matmul/cpu/gemm.h"
 
 #include "tensor/math.h"
-#include "tensor/ops/matmul/cpu/products.h"
 #ifdef __x86_64__
 #include "tensor/ops/matmul/cpu/x86/lanes.h"
 #endif
@@ -13,9 +13,9 @@ namespace {
 
 constexpr int64_t kSumLanes = 16;
 
-// The baseline of vectorize.h; the other sets of x86-64 (x86/lanes.h) round alike. scaled_add(): c +=
-// s b on one vector of kBytes. Of sixteen float32 in Lanes: load() from memory, fma() is sum += a b, and total() the
-// sum of the lanes, of l and l + 8, then of l and l + 4, and so on.
+// The baseline of vectorize.h; the other x86-64 sets (x86/lanes.h) are bitwise identical. scaled_add(): c += s b on one
+// vector of kBytes. Lanes: sixteen float32 with load() from memory, fma(): sum += a b, and total(): the sum of the
+// lanes, pairing l and l + 8, then l and l + 4, and so on.
 struct Baseline {
   static constexpr int kBytes = 16;
   static void scaled_add(VectorOf<float, 16>::type& c, float s, const VectorOf<float, 16>::type& b) {
@@ -41,7 +41,7 @@ struct Baseline {
   }
 };
 
-// Runs f(Avx512{}), f(Avx2{}) or f(Baseline{}), all of it compiled for that set.
+// Runs f(Avx512{}), f(Avx2{}) or f(Baseline{}), compiled for that set.
 template <class F>
 void run_for([[maybe_unused]] InstructionSet isa, const F& f) {
 #ifdef __x86_64__
@@ -51,12 +51,12 @@ void run_for([[maybe_unused]] InstructionSet isa, const F& f) {
   run_baseline([f] { f(Baseline{}); });
 }
 
-// Tiles. Register blocking: 6 x 2 vectors of C stay in 16 registers over the whole of k, or 4 x 4 in AVX-512's 32. So
-// two multiply-adds can begin in each cycle, and loads are fewer than they.
+// Register blocking: 6 x 2 vectors of C stay in 16 registers over the full k, or 4 x 4 in the 32 registers of AVX-512,
+// so that two multiply-adds can issue per cycle and outnumber the loads.
 template <class Isa>
-constexpr int kTall = Isa::kBytes == 64 ? 4 : 6;
+constexpr int kBlockRows = Isa::kBytes == 64 ? 4 : 6;
 template <class Isa>
-constexpr int kAccumulate = Isa::kBytes == 64 ? 4 : 2;
+constexpr int kStripVectors = Isa::kBytes == 64 ? 4 : 2;
 template <class Isa, class T>
 constexpr int64_t kVector = Isa::kBytes / static_cast<int64_t>(sizeof(T));
 
@@ -65,7 +65,7 @@ template <class Isa, class T, int R, int V>
 inline void register_block(int64_t k, Strided<T> a, const T* b, int64_t ldb, T* c, int64_t ldc, bool accumulate) {
   using Vector = typename VectorOf<T, Isa::kBytes>::type;
   constexpr int64_t L = kVector<Isa, T>;
-  // Aligned like the instruction set's own vectors, which clang takes a reference to one for.
+  // Aligned like native vectors, which clang assumes of a reference.
   alignas(Isa::kBytes) Vector sum[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v)
@@ -82,7 +82,7 @@ inline void register_block(int64_t k, Strided<T> a, const T* b, int64_t ldb, T* 
     for (int v = 0; v < V; ++v) *reinterpret_cast<Vector*>(c + r * ldc + v * L) = sum[r][v];
 }
 
-// V vectors wide, over all rows.
+// A strip of V vectors, over all rows.
 template <class Isa, class T, int V>
 inline void column_strip(int64_t m, int64_t k, Strided<T> a, const T* b, int64_t ldb, T* c, int64_t ldc,
                          bool accumulate) {
@@ -91,18 +91,18 @@ inline void column_strip(int64_t m, int64_t k, Strided<T> a, const T* b, int64_t
     for (; i + R <= m; i += R)
       register_block<Isa, T, R, V>(k, {a.data + i * a.row, a.row, a.col}, b, ldb, c + i * ldc, ldc, accumulate);
   };
-  rows.template operator()<kTall<Isa>>();
-  if constexpr (kTall<Isa> != 4) rows.template operator()<4>();
+  rows.template operator()<kBlockRows<Isa>>();
+  if constexpr (kBlockRows<Isa> != 4) rows.template operator()<4>();
   rows.template operator()<1>();
 }
 
 template <class Isa, class T>
-inline void whole(int64_t m, int64_t n, int64_t k, Strided<T> a, const T* b, int64_t ldb, T* c, int64_t ldc,
-                  bool accumulate) {
-  constexpr int64_t L = kVector<Isa, T>, kStrip = kAccumulate<Isa> * L;
+inline void all_strips(int64_t m, int64_t n, int64_t k, Strided<T> a, const T* b, int64_t ldb, T* c, int64_t ldc,
+                       bool accumulate) {
+  constexpr int64_t L = kVector<Isa, T>, kStrip = kStripVectors<Isa> * L;
   int64_t j = 0;
   for (; j + kStrip <= n; j += kStrip)
-    column_strip<Isa, T, kAccumulate<Isa>>(m, k, a, b + j, ldb, c + j, ldc, accumulate);
+    column_strip<Isa, T, kStripVectors<Isa>>(m, k, a, b + j, ldb, c + j, ldc, accumulate);
   for (; j < n; j += L) column_strip<Isa, T, 1>(m, k, a, b + j, ldb, c + j, ldc, accumulate);
 }
 
@@ -111,7 +111,7 @@ inline void whole(int64_t m, int64_t n, int64_t k, Strided<T> a, const T* b, int
 template <class T>
 void tile_gemm(int64_t m, int64_t n, int64_t k, Strided<T> a, const T* b, int64_t ldb, T* c, int64_t ldc,
                bool accumulate, InstructionSet isa) {
-  run_for(isa, [=](auto set) { whole<decltype(set)>(m, n, k, a, b, ldb, c, ldc, accumulate); });
+  run_for(isa, [=](auto set) { all_strips<decltype(set)>(m, n, k, a, b, ldb, c, ldc, accumulate); });
 }
 
 template void tile_gemm(int64_t, int64_t, int64_t, Strided<float>, const float*, int64_t, float*, int64_t, bool,
@@ -119,29 +119,29 @@ template void tile_gemm(int64_t, int64_t, int64_t, Strided<float>, const float*,
 template void tile_gemm(int64_t, int64_t, int64_t, Strided<double>, const double*, int64_t, double*, int64_t, bool,
                         InstructionSet);
 
-// Blocks. A strip of B (kDepth x kAccumulate vectors) lies in the first-level cache (with AVX-512, in the second) while
-// rows of A stream past, and a block of A's rows in the second.
+// Cache blocking. A strip of B (kDepth x kStripVectors vectors) stays in L1 (L2 with AVX-512) while rows of A stream
+// past, and a block of A's rows in L2.
 
 namespace {
 
 constexpr int64_t kDepth = 256, kRows = 96, kColumns = 1024;
 
-// C (m x n) of one thread, with room for copies of B's strips and, where A's rows do not run on, of A's.
+// C (m x n) of one thread, with buffers for strips of B and, if A's rows are not contiguous, for A.
 template <class Isa, class T>
 struct Blocks {
-  static constexpr int64_t kStrip = kAccumulate<Isa> * kVector<Isa, T>;
+  static constexpr int64_t kStrip = kStripVectors<Isa> * kVector<Isa, T>;
   int64_t m, n, k;
   Strided<T> a, b;
   T* c;
   int64_t ldc;
   std::vector<T>& room;
 
-  // The copy has rows of kStrip; columns that B has not are zero.
+  // Copies a strip with row stride kStrip, zero-padded beyond the columns of B.
   void copy_strip(T* to, const T* from, int64_t depth, int64_t width) const {
     for (int64_t p = 0; p < depth; ++p)
       for (int64_t j = 0; j < kStrip; ++j) to[p * kStrip + j] = j < width ? from[p * b.row + j * b.col] : T(0);
   }
-  // The copy's rows are kPitch apart.
+  // Row stride of the copy.
   static constexpr int64_t kPitch = kDepth + kLanes<T>, kBand = 16;
   void copy_rows(T* to, const T* from, int64_t rows, int64_t depth) const {
     for (int64_t i = 0; i < rows; i += kBand)
@@ -151,11 +151,11 @@ struct Blocks {
   void strip(int64_t rows, int64_t width, int64_t depth, Strided<T> left, const T* right, T* to,
              bool accumulate) const {
     if (width == kStrip)
-      return column_strip<Isa, T, kAccumulate<Isa>>(rows, depth, left, right, kStrip, to, ldc, accumulate);
-    T edge[kRows * kStrip];  // the last columns do not fill a strip: through a padded one
+      return column_strip<Isa, T, kStripVectors<Isa>>(rows, depth, left, right, kStrip, to, ldc, accumulate);
+    T edge[kRows * kStrip];  // the last columns do not fill a strip: use a padded one
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < kStrip; ++j) edge[i * kStrip + j] = accumulate && j < width ? to[i * ldc + j] : T(0);
-    column_strip<Isa, T, kAccumulate<Isa>>(rows, depth, left, right, kStrip, edge, kStrip, accumulate);
+    column_strip<Isa, T, kStripVectors<Isa>>(rows, depth, left, right, kStrip, edge, kStrip, accumulate);
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < width; ++j) to[i * ldc + j] = edge[i * kStrip + j];
   }
@@ -212,12 +212,12 @@ void gemm(int64_t m, int64_t n, int64_t k, Strided<T> a, Strided<T> b, T* c, int
 template void gemm(int64_t, int64_t, int64_t, Strided<double>, Strided<double>, double*, int64_t);
 template void gemm(int64_t, int64_t, int64_t, Strided<float>, Strided<float>, float*, int64_t);
 
-// A block of four rows of x and four of the weight is in registers over the whole inner dim. Element k of a sum belongs
-// to lane k mod 16, and the lanes are added in pairs: all three instruction sets round alike.
+// A block of four rows of x and four of the weight stays in registers over the full inner dim. Element k of a sum
+// belongs to lane k mod 16, and lanes are added in pairs: all instruction sets round alike.
 
 namespace {
 
-constexpr int64_t kMaxRows = 8;       // rows of x; with more, oneDNN's copy of the weight pays
+constexpr int64_t kMaxRows = 8;       // rows of x; beyond that, oneDNN's copy of the weight is profitable
 constexpr int64_t kColumnGrain = 64;  // columns of y
 
 template <class Y, class T>
@@ -238,13 +238,13 @@ struct FewRows {
       for (int i = 0; i < M; ++i) Isa::load(in[i], left + i * left_row);
       for (int r = 0; r < R; ++r) {
         Isa::load(weight, right + r * right_row);
-        __builtin_prefetch(right + (r + R) * right_row);  // the next block: the processor foresees no rows so short
+        __builtin_prefetch(right + (r + R) * right_row);  // next block: the hardware does not prefetch such short rows
         for (int i = 0; i < M; ++i) Isa::fma(sum[i][r], in[i], weight);
       }
     };
     int64_t p = 0;
     for (; p + kSumLanes <= k; p += kSumLanes) add(a + p, lda, b + p, ldw);
-    if (p < k) {  // the rest, filled up with zeros
+    if (p < k) {  // the remainder, zero-padded
       T left[M][kSumLanes] = {}, right[R][kSumLanes] = {};
       for (int i = 0; i < M; ++i) std::copy_n(a + i * lda + p, k - p, left[i]);
       for (int r = 0; r < R; ++r) std::copy_n(b + r * ldw + p, k - p, right[r]);
@@ -281,7 +281,7 @@ void run(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias
 
 }  // namespace
 
-bool few_rows_takes(const Tensor& a, const Tensor& b) {
+bool few_rows_supports(const Tensor& a, const Tensor& b) {
   return a.dim(0) <= kMaxRows && a.strides()[1] == 1 && b.strides()[0] == 1;
 }
 

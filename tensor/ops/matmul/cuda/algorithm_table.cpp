@@ -1,5 +1,5 @@
-// The file of a table: a line that says what it is, then lines "key: choice". It is read and written under a lock on a
-// file beside it, and written beside its name and renamed.
+// A table's file: a title line, then lines "key: choice". It is read and written under a lock on a separate file, and
+// replaced atomically.
 #include "tensor/ops/matmul/cuda/algorithm_table.h"
 
 #include <fcntl.h>
@@ -10,7 +10,7 @@
 #include <cstring>
 #include <fstream>
 
-#include "tensor/ops/matmul/cuda/product.h"
+#include "tensor/ops/matmul/cuda/gemm.h"
 #include "tensor/write_file.h"
 
 namespace tessera::cuda {
@@ -26,7 +26,7 @@ std::string file_name(std::string device) {
   return device + ".algorithms";
 }
 
-// Held while the file is read, something is timed, and the file is written.
+// Held while the file is read, algorithms are timed, and the file is written.
 class FileLock {
  public:
   explicit FileLock(const fs::path& file) {
@@ -48,20 +48,20 @@ class FileLock {
   int descriptor_;
 };
 
-// Throws before anything is computed where the folder's file system has no locks.
+// Throws before any computation if the directory's file system does not support locks.
 void require_locks(const fs::path& directory) {
   std::error_code error;
   fs::create_directories(directory, error);
   const int folder = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder < 0) return;  // told when a table is kept there
+  if (folder < 0) return;  // reported when a table is stored there
   const int cause = ::flock(folder, LOCK_SH | LOCK_NB) == 0 ? 0 : errno;
   ::close(folder);
   if (is_unknown_operation(cause))
     throw OutputError("[matmul] " + directory.string() + ": cannot lock a table of algorithms there: " +
-                      std::strerror(cause) + "; TESSERA_CACHE names a folder on another file system");
+                      std::strerror(cause) + "; set TESSERA_CACHE to a directory on another file system");
 }
 
-// All tables of this process, and where they are kept.
+// All tables of this process and their directory.
 struct Tables {
   std::mutex mutex;
   std::map<std::string, std::unique_ptr<AlgorithmTable>> of;
@@ -74,12 +74,12 @@ Tables& tables() {
 
 }  // namespace
 
-void AlgorithmTable::keep_in(const fs::path& directory) {
+void AlgorithmTable::set_directory(const fs::path& directory) {
   std::lock_guard lock(mutex_);
   file_ = directory / file_name(device_);
 }
 
-std::string AlgorithmTable::find_or_keep(const std::string& key, const std::string& choice) {
+std::string AlgorithmTable::find_or_insert(const std::string& key, const std::string& choice) {
   std::lock_guard lock(mutex_);
   return choices_.emplace(key, choice).first->second;
 }
@@ -102,14 +102,14 @@ std::string AlgorithmTable::find_or(const std::string& key, const std::function<
   return choices_[key];
 }
 
-// Reads the choices of the file for the products that this process has not chosen for.
+// Reads the file's choices for keys that this process has not chosen.
 void AlgorithmTable::read() {
   std::ifstream in(file_);
-  if (!in) return;  // nobody has chosen yet
+  if (!in) return;  // no choices yet
   std::string line;
   const auto refuse = [&](int64_t number) {
     throw InputError("[matmul] " + file_.string() + " line " + std::to_string(number) + ": '" + line +
-                     "'; expected a table of algorithms of " + device_ + "; without the file they are chosen anew");
+                     "'; expected a table of algorithms of " + device_ + "; without the file they are timed again");
   };
   if (!std::getline(in, line) || line != std::string(kTitle) + device_) refuse(1);
   for (int64_t number = 2; std::getline(in, line); ++number) {
@@ -131,7 +131,7 @@ AlgorithmTable& algorithm_table(const std::string& device) {
   std::unique_ptr<AlgorithmTable>& table = all.of[device];
   if (!table) {
     table = std::make_unique<AlgorithmTable>(device);
-    if (!all.directory.empty()) table->keep_in(all.directory);
+    if (!all.directory.empty()) table->set_directory(all.directory);
   }
   return *table;
 }
@@ -141,7 +141,7 @@ void keep_algorithms_in(const fs::path& directory) {
   Tables& all = tables();
   std::lock_guard lock(all.mutex);
   all.directory = directory;
-  for (const auto& [device, table] : all.of) table->keep_in(directory);
+  for (const auto& [device, table] : all.of) table->set_directory(directory);
 }
 
 }  // namespace tessera::cuda

@@ -1,9 +1,9 @@
-// From our matrices by rows to a product of matrices by columns.
+// Conversion of row-major matmuls to column-major products.
 
 #include "tensor/kernels.h"
 #include "tensor/ops/activations.h"
 #include "tensor/ops/elementwise.h"
-#include "tensor/ops/matmul/cuda/product.h"
+#include "tensor/ops/matmul/cuda/gemm.h"
 #include "tensor/ops/reduce.h"
 
 namespace tessera::cuda {
@@ -19,15 +19,16 @@ std::byte* on_gpu(const Tensor& t) {
 bool is_aligned(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.address()) % 16 == 0; }
 bool is_packed(const Tensor& t) { return t.is_contiguous() && is_aligned(t); }
 
-// Packed matrices as a library sees them: by columns they are (cols, rows).
+// Packed row-major matrices as column-major ones of shape (cols, rows).
 Matrices row_matrices(const Tensor& t) {
   return {.data = on_gpu(t), .leading = t.dim(-1), .step = t.ndim() == 3 ? t.dim(-2) * t.dim(-1) : 0};
 }
 
 bool is_turned(const Tensor& t) { return !t.is_contiguous() && t.transpose(-2, -1).is_contiguous(); }
 
-// Operand t where its rows, or those of its transpose, lie packed: there, else in `copy`. The library chooses by
-// lengths of lines and by addresses too, so no product is asked for with others: strides and places change no bit.
+// Operand t, in place if it is packed and aligned or the transpose of such a matrix, otherwise in `copy`. The library
+// selects algorithms by leading dims and alignment too, so only packed operands are passed: strides and addresses do
+// not affect the bits.
 Matrices operand(const Tensor& t, Tensor& copy) {
   const bool turned = is_turned(t);
   copy = turned ? t.transpose(-2, -1) : t.contiguous();
@@ -37,13 +38,13 @@ Matrices operand(const Tensor& t, Tensor& copy) {
   return m;
 }
 
-// The tensors that a product reads, until it is queued.
-struct Kept {
-  Tensor left, right, beside;
+// Keeps the tensors that a GEMM reads alive until it is queued.
+struct OperandCopies {
+  Tensor left, right, other;
 };
 
-// The product that the library is asked for when out = a b; `out` is packed.
-Product make_gemm(const Tensor& out, const Tensor& a, const Tensor& b, Kept& kept) {
+// The GEMM for out = a b; `out` is packed.
+GemmProblem make_gemm(const Tensor& out, const Tensor& a, const Tensor& b, OperandCopies& kept) {
   return {.m = out.dim(-1),
           .n = out.dim(-2),
           .k = a.dim(-1),
@@ -55,40 +56,40 @@ Product make_gemm(const Tensor& out, const Tensor& a, const Tensor& b, Kept& kep
           .result = out.dtype()};
 }
 
-// The library is told no alignment of a bias, and may read 16 bytes of it at a time.
-const std::byte* bias_data(const Tensor& bias, Kept& kept) {
+// The library assumes no alignment of a bias but may read 16 bytes at a time.
+const std::byte* bias_data(const Tensor& bias, OperandCopies& kept) {
   if (!bias.defined()) return nullptr;
-  kept.beside = is_aligned(bias) ? bias : bias.clone();
-  return on_gpu(kept.beside);
+  kept.other = is_aligned(bias) ? bias : bias.clone();
+  return on_gpu(kept.other);
 }
 
-// Whether t, packed, can be the `aux` of a product.
+// Whether t, packed, is a valid `aux` operand.
 bool can_be_aux(const Tensor& t) { return t.dim(-1) % 8 == 0; }
 
-// Whether a product of these may be made with what comes around it. Only bfloat16 hides that the library's GELU is
-// its own; float32 is for comparing.
+// Whether this matmul may be fused with adjacent passes: only in bfloat16, whose rounding hides that the library has a
+// different GELU; float32 is for comparisons.
 bool may_fuse(const Tensor& out, const Tensor& a, const Tensor& b) {
   return is_packed(out) && a.dtype() == DType::bfloat16 && a.ndim() == 2 && a.dim(0) > 0 && a.dim(1) > 0 &&
          b.dim(1) > 0 && !a.arena()->local<KernelChoice>().deterministic;
 }
 
-// Queues out = a b + bias, unless the library has no algorithm for it.
+// Queues out = a b + bias; returns false if the library has no algorithm.
 bool multiply_packed(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias) {
   Arena& arena = *out.arena();
-  Kept kept;
-  // float64 is for checking: its bias is added in a pass of its own, as on the CPU.
-  const bool beside = bias.defined() && out.dtype() == DType::float64;
-  Product p = make_gemm(out, a, b, kept);
-  p.bias = beside ? nullptr : bias_data(bias, kept);
+  OperandCopies kept;
+  // float64 is for verification: its bias is added in a separate pass, as on the CPU.
+  const bool separate_bias = bias.defined() && out.dtype() == DType::float64;
+  GemmProblem p = make_gemm(out, a, b, kept);
+  p.bias = separate_bias ? nullptr : bias_data(bias, kept);
   p.tf32 = a.dtype() == DType::float32 && arena.local<Tf32>().allowed;
   if (!has_algorithm(arena, p)) return false;
   multiply(arena, p);
   Tensor result = out;
-  if (beside) add_(result, bias);
+  if (separate_bias) add_(result, bias);
   return true;
 }
 
-// The elements of t in (rows, cols), lying the same way, zeros beside them; t itself where it has this size.
+// Zero-pads t to (rows, cols) in the same layout; returns t if it has that size.
 Tensor padded(const Tensor& t, int64_t rows, int64_t cols) {
   if (t.dim(-2) == rows && t.dim(-1) == cols) return t;
   if (is_turned(t)) return padded(t.transpose(-2, -1), cols, rows).transpose(-2, -1);
@@ -103,7 +104,7 @@ Tensor padded(const Tensor& t, int64_t rows, int64_t cols) {
   return wide;
 }
 
-// Through copies all of whose dims are multiples of 8, for which every library has an algorithm.
+// Through padded copies whose dims are multiples of 8, for which every library has an algorithm.
 void multiply_padded(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias) {
   const auto up = [](int64_t n) { return (n + 7) / 8 * 8; };
   const int64_t m = up(a.dim(-2)), k = up(a.dim(-1)), n = up(b.dim(-1));
@@ -114,18 +115,18 @@ void multiply_padded(const Tensor& out, const Tensor& a, const Tensor& b, const 
   const Tensor wide = fits ? out : out.make(shape, out.dtype(), Category::workspace);
   const Tensor addend = bias.defined() ? padded(bias.reshape({1, bias.numel()}), 1, n).reshape({n}) : Tensor{};
   if (!multiply_packed(wide, padded(a, m, k), padded(b, k, n), addend))
-    throw Error("[matmul] the library has no algorithm for " + a.describe() + " x " + b.describe() + ", padded neither",
-                Status::communication);
+    throw Error(
+        "[matmul] the library has no algorithm for " + a.describe() + " x " + b.describe() + ", not even padded",
+        Status::communication);
   Tensor result = out;
   if (!fits) result.copy_from(wide.narrow(-2, 0, out.dim(-2)).narrow(-1, 0, out.dim(-1)));
   ++out.arena()->local<KernelLog>().padded_products;
 }
 
-// Makes the product of the faster way if that is `fused`, and nothing of what is timed after it; or says that it is
-// not.
-bool takes(Arena& arena, const Way& fused, const Way& apart) {
-  if (!has_algorithm(arena, apart.product) || !is_faster(arena, fused, apart)) return false;
-  multiply(arena, fused.product);
+// Runs the fused GEMM and returns true if `fused` is faster; otherwise does nothing and returns false.
+bool run_if_faster(Arena& arena, const GemmPath& fused, const GemmPath& separate) {
+  if (!has_algorithm(arena, separate.problem) || !is_faster(arena, fused, separate)) return false;
+  multiply(arena, fused.problem);
   return true;
 }
 
@@ -142,7 +143,7 @@ void matmul(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& b
     if (bias.defined()) add_(result, bias);
   } else if (!is_packed(out)) {
     if (out.strides()[-1] != 1 && out.dim(-1) > 1)
-      throw Error("[matmul] the rows of out must run on; strides are " + out.strides().str());
+      throw Error("[matmul] expected contiguous rows of out; strides are " + out.strides().str());
     const Tensor made = out.make(out.shape(), out.dtype(), Category::workspace);
     matmul(made, a, b, bias);
     Tensor result = out;
@@ -155,31 +156,31 @@ void matmul(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& b
 bool matmul_gelu(const Tensor& y, const Tensor& h, const Tensor& a, const Tensor& b, const Tensor& bias) {
   KernelLog::Pass& log = y.arena()->local<KernelLog>().gelu;
   if (!may_fuse(y, a, b) || !is_packed(h) || !can_be_aux(h)) return log.count(false);
-  Kept kept;
-  const Product apart = make_gemm(h, a, b, kept);
-  Product fused = apart;
+  OperandCopies kept;
+  const GemmProblem separate = make_gemm(h, a, b, kept);
+  GemmProblem fused = separate;
   fused.out = row_matrices(y);
   fused.bias = bias_data(bias, kept);
   fused.epilogue = Epilogue::gelu;
-  fused.aux = apart.out;
+  fused.aux = separate.out;
   const auto pass = [&] { bias_gelu({h, y}, h, bias.defined() ? &bias : nullptr, GeluForm::tanh); };
-  return log.count(takes(*y.arena(), {fused, [] {}}, {apart, pass}));
+  return log.count(run_if_faster(*y.arena(), {fused, [] {}}, {separate, pass}));
 }
 
 bool matmul_gelu_gradient(const Tensor& dh, const Tensor& a, const Tensor& b, const Tensor& h, const Tensor& dbias) {
   KernelLog::Pass& log = dh.arena()->local<KernelLog>().gelu_gradient;
   if (!may_fuse(dh, a, b) || !can_be_aux(h)) return log.count(false);
-  Kept kept;
-  const Product apart = make_gemm(dh, a, b, kept);
-  Product fused = apart;
+  OperandCopies kept;
+  const GemmProblem separate = make_gemm(dh, a, b, kept);
+  GemmProblem fused = separate;
   fused.epilogue = Epilogue::gelu_gradient;
-  kept.beside = is_packed(h) ? h : h.clone();
-  fused.aux = row_matrices(kept.beside);
-  const auto sums = [&] {  // the most that they may cost
+  kept.other = is_packed(h) ? h : h.clone();
+  fused.aux = row_matrices(kept.other);
+  const auto sums = [&] {  // upper bound of their cost
     if (dbias.defined()) sum_rows(dbias, dh);
   };
   const auto pass = [&] { bias_gelu_backward(dh, dh, h, dbias.defined() ? &dbias : nullptr, GeluForm::tanh); };
-  return log.count(takes(*dh.arena(), {fused, sums}, {apart, pass}));
+  return log.count(run_if_faster(*dh.arena(), {fused, sums}, {separate, pass}));
 }
 
 bool matmul_and_sums(const Tensor& out, const Tensor& sums, const Tensor& a, const Tensor& b) {
@@ -192,12 +193,12 @@ bool matmul_and_sums(const Tensor& out, const Tensor& sums, const Tensor& a, con
   }
   KernelLog::Pass& log = out.arena()->local<KernelLog>().bias_sums;
   if (!may_fuse(out, a, b) || !is_packed(sums)) return log.count(false);
-  Kept kept;
-  const Product apart = make_gemm(out, a, b, kept);
-  Product fused = apart;
+  OperandCopies kept;
+  const GemmProblem separate = make_gemm(out, a, b, kept);
+  GemmProblem fused = separate;
   fused.sums = on_gpu(sums);
   const auto pass = [&] { sum_rows(sums, a.transpose(0, 1)); };
-  return log.count(takes(*out.arena(), {fused, [] {}}, {apart, pass}));
+  return log.count(run_if_faster(*out.arena(), {fused, [] {}}, {separate, pass}));
 }
 
 }  // namespace tessera::cuda

@@ -1,7 +1,7 @@
-// Stands in for tensor/cuda/mma.cuh: the same functions, made of the layouts that the PTX ISA gives.
+// Replaces tensor/cuda/mma.cuh: the same functions, following the layouts of the PTX ISA.
 //
-// Copies into shared memory are done when they are waited for and not before, so a kernel that reads too early
-// reads the old contents.
+// Asynchronous copies into shared memory complete only when they are waited for, so a kernel that reads too early sees
+// the old contents.
 #pragma once
 #include <array>
 #include <cmath>
@@ -116,7 +116,7 @@ inline uint32_t pack_pair(float first, float second) {
 
 inline float fast_exp2(float x) { return std::exp2(x); }
 
-// The running block's memory, and no cache.
+// Memory of the running block.
 template <class T>
 T* dynamic_shared() {
   return reinterpret_cast<T*>(emulator::dynamic_shared());

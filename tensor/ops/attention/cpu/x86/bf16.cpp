@@ -1,7 +1,7 @@
-// Products of 64 x 64 tiles, and the forms in which they take their operands.
+// Matmuls of 64 x 64 tiles, and the packing of their operands.
 //
-// An operand of 64 rows (A) is packed as blocks of 32 rows, an operand of 64 columns (B) as panels of 32 columns;
-// either holds for each 32 of the inner dim two tiles, 1024 elements.
+// A left operand of 64 rows (A) is packed as blocks of 32 rows, a right operand of 64 columns (B) as panels of 32
+// columns; for each 32 of the inner dim both have two tiles of 1024 elements in total.
 
 #include "tensor/cpu/x86/amx.h"
 #include "tensor/ops/attention/cpu/tiles.h"
@@ -11,32 +11,31 @@ namespace tessera::cpu {
 inline constexpr int64_t kPair = 2 * kTileElements;
 inline constexpr int64_t kHalves = kBlock / kTileBlock;  // blocks of 32 in a tile of 64
 
-// Views of the elements of one (b, h): by (row, column), where rows run on, and transposed, where columns run on.
 inline Bf16View rows_run_on(Rows<const bfloat16> r) { return {r.data, r.stride, 1}; }
 inline Bf16View columns_run_on(Rows<const bfloat16> r) { return {r.data, 1, r.stride}; }
 
-// rows x depth elements of `a`, as blocks of 32 rows; what is not there is zero.
+// Packs rows x depth elements of `a` as zero-padded blocks of 32 rows.
 inline void pack_rows(bfloat16* to, Bf16View a, int64_t blocks, int64_t deep, int64_t rows, int64_t depth) {
   for (int64_t i = 0; i < blocks; ++i)
     for (int64_t d = 0; d < deep; ++d, to += kPair)
       pack_a_block(to, a.at(i * kTileBlock, d * kTileDepth), rows - i * kTileBlock, depth - d * kTileDepth);
 }
-// depth x cols elements of `b`, as panels of 32 columns.
+// Packs depth x cols elements of `b` as zero-padded panels of 32 columns.
 inline void pack_columns(bfloat16* to, Bf16View b, int64_t panels, int64_t deep, int64_t depth, int64_t cols) {
   for (int64_t j = 0; j < panels; ++j)
     for (int64_t d = 0; d < deep; ++d, to += kPair)
       pack_b_block(to, b.at(d * kTileDepth, j * kTileBlock), depth - d * kTileDepth, cols - j * kTileBlock);
 }
 
-// Two ways to multiply a 32 x 32 block: by the processor's tiles, or by its pair products.
+// Two implementations of a 32 x 32 block: AMX tiles and AVX512_BF16 pair products.
 struct ByTiles {
   using Scope = TileScope;
-  struct NothingBeside {
+  struct NoOverlap {
     [[gnu::always_inline]] void operator()(int64_t) const {}
   };
   [[gnu::target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx512bf16")]] static void block(
       TileOperandA a, const bfloat16* b, int64_t deep, float* c, int64_t ldc, bool accumulate) {
-    tile_block(a, b, deep, c, ldc, accumulate, NothingBeside{});
+    tile_block(a, b, deep, c, ldc, accumulate, NoOverlap{});
   }
 };
 struct ByPairs {
@@ -46,28 +45,27 @@ struct ByPairs {
   }
 };
 
-// C (32 blocks x 32 panels) = or += A B; `a_block` elements from one block of rows of A to the next.
+// C (32 blocks x 32 panels) = or += A B; `a_block` is the stride between blocks of rows of A.
 template <class By>
-void tile_product(TileOperandA a, int64_t a_block, int64_t blocks, const bfloat16* b, int64_t panels, int64_t deep,
-                  float* c, int64_t ldc, bool accumulate) {
+void tile_matmul(TileOperandA a, int64_t a_block, int64_t blocks, const bfloat16* b, int64_t panels, int64_t deep,
+                 float* c, int64_t ldc, bool accumulate) {
   for (int64_t i = 0; i < blocks; ++i)
     for (int64_t j = 0; j < panels; ++j)
       By::block({a.data + i * a_block, a.lda, a.step, a.down}, b + j * deep * kPair, deep,
                 c + i * kTileBlock * ldc + j * kTileBlock, ldc, accumulate);
 }
-// A as pack_rows() left it.
+// A as packed by pack_rows().
 inline TileOperandA packed_rows(const bfloat16* a) { return {a, kTileDepth, kPair, kTileElements}; }
-// A as rows of 64 elements.
 inline TileOperandA plain_rows(const bfloat16* a) { return {a, kBlock, kTileDepth, kTileRows * kBlock}; }
 
-// 64 x 64 float32 rounded to bfloat16, row by row.
+// Rounds 64 x 64 float32 values to bfloat16, row by row.
 [[gnu::target("avx512f,avx512bf16")]] inline void round_rows(bfloat16* to, const float* from) {
   for (int64_t i = 0; i < kBlock * kBlock; i += 32)
     _mm512_store_si512(to + i, reinterpret_cast<__m512i>(
                                    _mm512_cvtne2ps_pbh(_mm512_load_ps(from + i + 16), _mm512_load_ps(from + i))));
 }
 
-// Rounds such a block as a B of inner dim 64 (the rows) and 64 columns.
+// Rounds such a block to a packed B with inner dim 64 (the rows) and 64 columns.
 [[gnu::target("avx512f,avx512bw,avx512bf16")]] inline void round_columns(bfloat16* to, const float* from) {
   alignas(64) static constexpr auto kInterleaved = [] {
     std::array<uint16_t, 32> order{};
@@ -86,7 +84,7 @@ inline TileOperandA plain_rows(const bfloat16* a) { return {a, kBlock, kTileDept
       }
 }
 
-// rows x cols float32 turned over; both multiples of 16.
+// Transposes rows x cols float32 values; both multiples of 16.
 [[gnu::target("avx512f")]] inline void turn_floats(float* to, const float* from, int64_t rows, int64_t cols) {
   for (int64_t i = 0; i < rows; i += 16)
     for (int64_t j = 0; j < cols; j += 16) {
@@ -104,18 +102,18 @@ inline void scale_tile(Scalar* x, Scalar by, int64_t n) {
   });
 }
 
-// Forward and backward of one key-value head at a time: its keys and values are packed once and met by every block of
+// Forward and backward of one key-value head at a time: its keys and values are packed once and used by every block of
 // queries of the heads that share it.
 
 namespace {
 
 constexpr int64_t kTile = kBlock * kBlock;
-constexpr int64_t kAlignment = 512;  // floats: what beginning each array at a multiple of 64 bytes may take
+constexpr int64_t kAlignment = 512;  // floats: maximum padding that aligns each array to 64 bytes
 
 int64_t blocks_in(int64_t n) { return (n + kBlock - 1) / kBlock; }
 int64_t count_depth_tiles(int64_t d) { return (d + kTileDepth - 1) / kTileDepth; }
 
-// Memory of one thread, handed out at multiples of 64 bytes.
+// Workspace of one thread, aligned to 64 bytes.
 class Memory {
  public:
   explicit Memory(float* at) : at_(reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(at) + 63) / 64 * 64)) {}
@@ -169,18 +167,18 @@ class PairedForward {
 
  private:
   bfloat16* key(int64_t i) const { return keys_ + i * kBlock * dp_; }
-  bfloat16* value(int64_t i) const { return values_ + i * kBlock * dp_; }  // turned over: d rows, keys inside
+  bfloat16* value(int64_t i) const { return values_ + i * kBlock * dp_; }  // transposed: d rows of keys
 
   void queries(int64_t b, int64_t h, int64_t query0) {
-    const int64_t count = std::min(kBlock, p_.tq - query0), seen = keys_seen(p_, query0, count);
+    const int64_t count = std::min(kBlock, p_.tq - query0), visible = visible_keys(p_, query0, count);
     const int64_t first = first_block(starts_at(p_, b, query0, count));
     pack_columns(query_, columns_run_on(tile_rows<const bfloat16>(p_.q, b, h, query0)), kHalves, deep_, p_.d, count);
     std::fill(max_, max_ + kBlock, -std::numeric_limits<float>::infinity());
     std::fill(sum_, sum_ + kBlock, 0.0f);
-    if (first >= seen) std::fill(out_, out_ + kBlock * dp_, 0.0f);
-    for (int64_t key0 = first; key0 < seen; key0 += kBlock) {
-      tile_product<By>(packed_rows(key(key0 / kBlock)), deep_ * kPair, kHalves, query_, kHalves, deep_, scores_, kBlock,
-                       false);
+    if (first >= visible) std::fill(out_, out_ + kBlock * dp_, 0.0f);
+    for (int64_t key0 = first; key0 < visible; key0 += kBlock) {
+      tile_matmul<By>(packed_rows(key(key0 / kBlock)), deep_ * kPair, kHalves, query_, kHalves, deep_, scores_, kBlock,
+                      false);
       scale_tile(scores_, static_cast<float>(p_.options.scale), kTile);
       mask_tile(scores_, kBlock, mask_at(p_, b, key0, query0));
       softmax_tile(scores_, kBlock, max_, sum_, shrink_);
@@ -190,20 +188,20 @@ class PairedForward {
         multiply_tile(scores_, scores_, keep_, kTile);
       }
       round_columns(rounded_, scores_);
-      tile_product<By>(packed_rows(value(key0 / kBlock)), kHalves * kPair, deep_, rounded_, kHalves, kHalves, out_,
-                       kBlock, key0 > first);
+      tile_matmul<By>(packed_rows(value(key0 / kBlock)), kHalves * kPair, deep_, rounded_, kHalves, kHalves, out_,
+                      kBlock, key0 > first);
     }
     float* const lse = result_.lse.data<float>() + (b * p_.heads + h) * p_.tq + query0;
     for (int64_t i = 0; i < kBlock; ++i) {
       if (i < count) lse[i] = max_[i] + math::log(sum_[i]);
-      shrink_[i] = i < count && sum_[i] != 0 ? 1.0f / sum_[i] : 0.0f;  // 0: it sees no key
+      shrink_[i] = i < count && sum_[i] != 0 ? 1.0f / sum_[i] : 0.0f;  // 0: no visible key
     }
     scale_columns(shrink_);
     turn_floats(turned_, out_, dp_, kBlock);
     store_head<bfloat16>(result_.out, {b, h, query0}, turned_, dp_, count);
   }
 
-  // Each query's column of the output (d x queries) times its factor.
+  // Multiplies each query's column of the output (d x queries) by its factor.
   void scale_columns(const float* by) const {
     vectorized([out = out_, by, n = dp_] {
       for (int64_t c = 0; c < n; ++c)
@@ -268,7 +266,7 @@ class PairedBackward {
         pack_rows(value_rows_, rows_run_on(v), kHalves, deep_, count, p_.d);
         pack_columns(key_columns_, rows_run_on(k), deep_, kHalves, count, p_.d);
         for (int64_t query0 = 0; query0 < p_.tq; query0 += kBlock)
-          if (keys_seen(p_, query0, kBlock) > key0 && first_block(starts_at(p_, b, query0, kBlock)) <= key0)
+          if (visible_keys(p_, query0, kBlock) > key0 && first_block(starts_at(p_, b, query0, kBlock)) <= key0)
             pair(b, h, key0, query0);
       }
       scale_tile(dquery_, scale, p_.tq * dp_);
@@ -301,38 +299,38 @@ class PairedBackward {
     }
   }
 
-  // One block of keys against one of queries; tiles are keys x queries.
+  // Tiles are keys x queries.
   void pair(int64_t b, int64_t h, int64_t key0, int64_t query0) {
     const int64_t at = query0 * dp_;
-    tile_product<By>(packed_rows(key_rows_), deep_ * kPair, kHalves, query_t_ + at, kHalves, deep_, scores_, kBlock,
-                     false);
+    tile_matmul<By>(packed_rows(key_rows_), deep_ * kPair, kHalves, query_t_ + at, kHalves, deep_, scores_, kBlock,
+                    false);
     scale_tile(scores_, static_cast<float>(p_.options.scale), kTile);
     mask_tile(scores_, kBlock, mask_at(p_, b, key0, query0));
     probability_tile(scores_, kBlock, lse_ + query0);
-    tile_product<By>(packed_rows(value_rows_), deep_ * kPair, kHalves, dout_t_ + at, kHalves, deep_, dscores_, kBlock,
-                     false);
+    tile_matmul<By>(packed_rows(value_rows_), deep_ * kPair, kHalves, dout_t_ + at, kHalves, deep_, dscores_, kBlock,
+                    false);
     if (p_.options.dropout > 0) {
       dropout_tile(keep_, kBlock, p_, b, h, key0, query0);
       multiply_tile(dscores_, dscores_, keep_, kTile);
       multiply_tile(keep_, scores_, keep_, kTile);
     }
-    round_rows(rounded_, p_.options.dropout > 0 ? keep_ : scores_);  // the factors of the values in the forward pass
-    tile_product<By>(plain_rows(rounded_), kTileBlock * kBlock, kHalves, dout_ + at, deep_, kHalves,
-                     dvalue_ + key0 * dp_, dp_, true);
+    round_rows(rounded_, p_.options.dropout > 0 ? keep_ : scores_);  // factors of the values in the forward pass
+    tile_matmul<By>(plain_rows(rounded_), kTileBlock * kBlock, kHalves, dout_ + at, deep_, kHalves,
+                    dvalue_ + key0 * dp_, dp_, true);
     score_gradient_tile(dscores_, scores_, kBlock, delta_ + query0);
     round_rows(rounded_, dscores_);
-    tile_product<By>(plain_rows(rounded_), kTileBlock * kBlock, kHalves, query_ + at, deep_, kHalves,
-                     dkey_ + key0 * dp_, dp_, true);
+    tile_matmul<By>(plain_rows(rounded_), kTileBlock * kBlock, kHalves, query_ + at, deep_, kHalves, dkey_ + key0 * dp_,
+                    dp_, true);
     pack_rows(turned_, {rounded_, 1, kBlock}, kHalves, kHalves, kBlock, kBlock);
-    tile_product<By>(packed_rows(turned_), kHalves * kPair, kHalves, key_columns_, deep_, kHalves, dquery_ + at, dp_,
-                     true);
+    tile_matmul<By>(packed_rows(turned_), kHalves * kPair, kHalves, key_columns_, deep_, kHalves, dquery_ + at, dp_,
+                    true);
   }
 
   const AttentionProblem& p_;
   const Tensor& given_;  // dout
   const AttentionResult& forward_;
   const AttentionGradients& grads_;
-  const int64_t deep_, dp_, blocks_, keys_;                               // keys_: numbers of all keys
+  const int64_t deep_, dp_, blocks_, keys_;                               // keys_: elements of all keys
   bfloat16 *const query_t_, *const dout_t_, *const query_, *const dout_;  // operands of all queries
   float *const dquery_, *const lse_, *const delta_;
   bfloat16 *const key_rows_, *const value_rows_, *const key_columns_;  // operands of one block of keys
@@ -341,7 +339,7 @@ class PairedBackward {
   bfloat16 *const rounded_, *const turned_;
 };
 
-// Each thread's share of the key-value heads, by a worker of its own.
+// Runs one worker per thread on its share of the key-value heads.
 template <template <class> class Worker, class By, class... Rest>
 void run(const AttentionProblem& p, const Rest&... rest) {
   const int64_t groups = p.batch * p.key_heads, each = Worker<By>::floats(p) + kAlignment;
@@ -360,7 +358,7 @@ void run_by_best(const AttentionProblem& p, const Rest&... rest) {
 
 }  // namespace
 
-bool bf16_takes_attention(const AttentionProblem& p) {
+bool supports_bf16_attention(const AttentionProblem& p) {
   return p.q.dtype() == DType::bfloat16 && p.tq >= kTileBlock && p.d >= kTileRows && (has_amx() || has_pair_products());
 }
 

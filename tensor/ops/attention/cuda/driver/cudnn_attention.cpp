@@ -1,7 +1,7 @@
-// Attention by cuDNN: graphs of scaled dot product attention through the frontend's headers, kept with the arena.
+// cuDNN attention: graphs of scaled dot product attention, built with the frontend's headers and cached with the arena.
 //
-// cuDNN knows a tensor as (B, H, T, D) with any strides, so the slices of a packed qkv are read as they lie, and their
-// gradients written so. The log-sum-exp is the natural logarithm, as in our own kernels: each can go on from the
+// cuDNN describes a tensor as (B, H, T, D) with any strides, so slices of a packed qkv and of its gradient are used in
+// place. The log-sum-exp is the natural logarithm, as in Tessera's kernels, so either backward pass works with the
 // other's forward pass.
 #include "tensor/ops/attention/cuda/cudnn_attention.h"
 
@@ -20,9 +20,9 @@ using frontend::graph::Graph;
 using frontend::graph::Tensor_attributes;
 using Node = std::shared_ptr<Tensor_attributes>;
 
-constexpr int64_t kStatistics = FusedAttention::kOperands;  // the log-sum-exp, numbered behind the operands
+constexpr int64_t kStatistics = FusedAttention::kOperands;  // id of the log-sum-exp, after the operands
 
-// cuDNN's messages may have several lines: the first that says something, without the line that is drawn behind it.
+// cuDNN's messages may have several lines: returns the first non-empty one, without a trailing rule of underscores.
 std::string first_line(const std::string& text) {
   const size_t begin = std::min(text.find_first_not_of(" \n"), text.size());
   const std::string line = text.substr(begin, text.find('\n', begin) - begin);
@@ -52,10 +52,10 @@ Attributes make_attributes(const FusedAttention& p) {
   return a;
 }
 
-// For a GPU of that compute capability, or 0: the calling thread's GPU.
+// `capability`: compute capability of the target GPU, or 0 for the calling thread's GPU.
 std::shared_ptr<Graph> make_graph(const FusedAttention& p, int capability = 0) {
   auto graph = std::make_shared<Graph>();
-  if (capability > 0) graph->set_sm_version(capability);  // before the nodes, which copy it
+  if (capability > 0) graph->set_sm_version(capability);  // before adding nodes, which copy it
   graph->set_io_data_type(frontend::DataType_t::BFLOAT16)
       .set_intermediate_data_type(frontend::DataType_t::FLOAT)
       .set_compute_data_type(frontend::DataType_t::FLOAT);
@@ -81,14 +81,13 @@ std::shared_ptr<Graph> make_graph(const FusedAttention& p, int capability = 0) {
   return graph;
 }
 
-// The reason of cuDNN's refusal; empty: it refused nothing.
-std::string refusal_in(frontend::error_t answer) {  // its own functions are not const
+std::string refusal_in(frontend::error_t answer) {  // its member functions are not const
   if (!answer.is_bad()) return "";
   const std::string line = first_line(answer.get_message());
-  return line.empty() ? "no reason is given" : line;
+  return line.empty() ? "no reason given" : line;
 }
 
-// Goes through cuDNN's checks: why it refuses the graph, or nothing. Without a handle for the GPU that the graph knows.
+// Runs cuDNN's support checks: returns the reason for a refusal, or "". Without a handle, for the GPU in the graph.
 std::string refusal(Graph& graph, cudnnHandle_t library) {
   std::string why = cudnn_too_old(cudnnGetVersion());
   if (why.empty()) why = refusal_in(graph.validate());
@@ -98,7 +97,6 @@ std::string refusal(Graph& graph, cudnnHandle_t library) {
   return why;
 }
 
-// The same, and then compiles the kernels.
 std::string refusal_or_build(Graph& graph, cudnnHandle_t library) {
   std::string why = refusal(graph, library);
   if (!why.empty()) return why;
@@ -116,7 +114,7 @@ void expect(frontend::error_t e, const char* what) {
 
 using Library = Handle<cudnnHandle_t, cudnnDestroy>;
 
-// A graph that is ready to run; none where cuDNN refused it.
+// A compiled graph; null if cuDNN refused it.
 struct Plan {
   std::shared_ptr<Graph> graph;
   int64_t workspace = 0;
@@ -131,8 +129,8 @@ class Cudnn {
     if (found == plans_.end()) found = plans_.emplace(p, cudnn_plan(arena, p)).first;
     const Plan& plan = found->second;
     if (!plan.graph) return false;
-    if (!well) return refuse(arena, p, "rows do not begin at multiples of 16 bytes");  // whatever its checks said
-    // Given back when the kernels are queued: whoever has the block next is queued behind them.
+    if (!well) return refuse(arena, p, "rows are not aligned to 16 bytes");  // regardless of cuDNN's checks
+    // Freed as soon as the kernels are queued: the block's next user is queued after them.
     Tensor workspace;
     if (plan.workspace > 0)
       workspace =
@@ -151,23 +149,23 @@ class Cudnn {
     return library_.get();
   }
 
-  // Says that our own kernels serve the problem, or that nothing may.
+  // Logs that Tessera's kernels are used instead, or throws if that is not allowed.
   static bool refuse(Arena& arena, const FusedAttention& p, const std::string& why) {
-    const std::string said =
-        fmt::format("cuDNN {} does not serve {} of (B, T, H, D) = ({}, {}, {}, {}){}{}: {}", cudnn_version(),
+    const std::string message =
+        fmt::format("cuDNN {} does not support {} of (B, T, H, D) = ({}, {}, {}, {}){}{}: {}", cudnn_version(),
                     p.backward ? "the backward pass" : "attention", p.batch, p.queries, p.heads, p.d,
                     p.keys == p.queries ? "" : fmt::format(", {} keys", p.keys),
                     p.key_heads == p.heads ? "" : fmt::format(" and {} heads of keys", p.key_heads), why);
     if (arena.local<KernelChoice>().attention == AttentionKernels::cudnn)
-      throw Error(fmt::format("[attention] {}; our own kernels were not allowed in its place", said));
-    arena.local<KernelLog>().refuse(said);
+      throw Error(fmt::format("[attention] {}; Tessera's kernels are not allowed in its place", message));
+    arena.local<KernelLog>().refuse(message);
     return false;
   }
 
   Plan cudnn_plan(Arena& arena, const FusedAttention& p) {
     Plan plan{.graph = make_graph(p)};
     if (const std::string why = refusal_or_build(*plan.graph, library(arena)); !why.empty()) {
-      cudaGetLastError();  // drops the error of this trial: it is no error of the next kernel
+      cudaGetLastError();  // clears the error, so that the next kernel does not report it
       refuse(arena, p, why);
       return {};
     }
@@ -179,14 +177,13 @@ class Cudnn {
   std::map<FusedAttention, Plan> plans_;
 };
 
-// A dim of size 1 is never stepped over: its stride is set, so that no graph differs by it and no check asks about it.
+// Dims of size 1 get a canonical stride, so that they neither distinguish graphs nor fail checks.
 FusedAttention::Strides matrix_strides(const Tensor& t) {
   FusedAttention::Strides strides{};
   for (int i = 0; i < 3; ++i) strides[static_cast<size_t>(i)] = t.dim(i) == 1 ? t.numel() : t.strides()[i];
   return strides;
 }
 
-// The problem and where its operands are.
 std::pair<FusedAttention, Pointers> make_call(const std::vector<const Tensor*>& operands, const Tensor& lse,
                                               const AttentionProblem& of) {
   FusedAttention p{.batch = of.batch,
@@ -210,7 +207,7 @@ bool run(const std::vector<const Tensor*>& operands, const Tensor& lse, const At
   Arena& arena = *lse.arena();
   auto [problem, pointers] = make_call(operands, lse, of);
   problem.deterministic = problem.backward && arena.local<KernelChoice>().deterministic;
-  const bool well = std::all_of(operands.begin(), operands.end(), [](const Tensor* t) { return starts_well(*t); });
+  const bool well = std::all_of(operands.begin(), operands.end(), [](const Tensor* t) { return rows_are_aligned(*t); });
   return arena.local<Cudnn>().run(arena, problem, pointers, well);
 }
 
@@ -234,7 +231,7 @@ std::string cudnn_version() { return version_text(cudnnGetVersion()); }
 std::string cudnn_too_old(size_t version) {
   constexpr size_t kOldest = 91501;
   if (version >= kOldest) return "";
-  return fmt::format("{} is older than {}: it reads memory that is not its own where 128 does not divide the tokens",
+  return fmt::format("{} is older than {}: it reads out of bounds if 128 does not divide the tokens",
                      version_text(version), version_text(kOldest));
 }
 

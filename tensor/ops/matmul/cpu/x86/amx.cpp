@@ -1,34 +1,34 @@
-// Packing b, then blocks of 32 x 32 over groups of rows that stay in the second-level cache.
+// AMX GEMM: packs b, then computes blocks of 32 x 32 over groups of columns that stay in the L2 cache.
 #include "tensor/cpu/x86/amx.h"
 
-#include "tensor/ops/matmul/cpu/products.h"
+#include "tensor/ops/matmul/cpu/gemm.h"
 
 namespace tessera::cpu {
 namespace {
 
-// Bytes of a group of columns of b: a good half of a core's second-level cache.
+// Bytes of a group of columns of b: a little more than half of a core's L2 cache.
 constexpr int64_t kGroupBytes = 5 << 18;
-constexpr int64_t kChunk = 32;  // tiles along the inner dim, where sums can be added up in place
+constexpr int64_t kChunk = 32;  // tiles along the inner dim, if C can accumulate in place
 
 int64_t count_blocks(int64_t n) { return (n + kTileBlock - 1) / kTileBlock; }
 bfloat16* aligned(const Tensor& t) {
   return reinterpret_cast<bfloat16*>((reinterpret_cast<uintptr_t>(t.raw()) + 63) / 64 * 64);
 }
-Tensor workspace(const Tensor& owner, int64_t elements) {  // bfloat16 elements, and room to align them
+Tensor workspace(const Tensor& owner, int64_t elements) {  // bfloat16 elements plus alignment
   return owner.make({elements / 2 + 16}, DType::int32, Category::workspace);
 }
 Bf16View make_view(const Tensor& t) {
   const auto unit = [&](int dim) { return t.dim(dim) == 1 ? int64_t{1} : t.strides()[dim]; };
-  // A dim of one element may carry any stride: the other one then runs on, or is the distance that matters.
+  // A dim of size 1 may have any stride: then the other dim determines the layout.
   if (t.strides()[1] == 1 || t.dim(1) == 1) return {t.data<bfloat16>(), t.strides()[0], 1};
   return {t.data<bfloat16>(), unit(0), t.strides()[1]};
 }
 
-// b in tiles: for each 32 columns, for each 32 inner elements, two tiles side by side.
+// Packs b: for each 32 columns and each 32 inner elements, two adjacent tiles.
 void pack_b(bfloat16* to, const Tensor& b) {
   const int64_t k = b.dim(0), n = b.dim(1), deep = count_blocks(k);
   const Bf16View view = make_view(b);
-  // Neighbouring blocks of the dim that runs on share pages and prefetches, so that dim is the inner loop.
+  // Adjacent blocks of the contiguous dim share pages and prefetches, so that dim is the inner loop.
   const bool along_columns = view.col == 1;
   const int64_t outer = along_columns ? deep : count_blocks(n), inner = along_columns ? count_blocks(n) : deep;
   split(outer, 1, [=](int64_t begin, int64_t end) {
@@ -41,17 +41,17 @@ void pack_b(bfloat16* to, const Tensor& b) {
   });
 }
 
-// The end of a block of C: bias, one rounding, and only the elements that are there.
+// Epilogue of a block of C: bias, one rounding, and bounds.
 template <class T>
 struct Store {
   T* out;
   int64_t stride, m, n;
-  const float* bias;  // one number for each column, padded; or null
+  const float* bias;  // padded, one value per column; or null
 
   struct Block {
     const float* c;
     int64_t i, j;  // row and column of its first element
-    bool add;      // to what stands there (float32 only)
+    bool add;      // accumulate (float32 only)
   };
 
   // Rows [from, to) of a block.
@@ -77,7 +77,7 @@ struct Store {
       }
     }
   }
-  // Asks for the lines that rows [from, to) of a block will be written to.
+  // Prefetches the cache lines for rows [from, to) of a block.
   void prefetch(Block b, int64_t from, int64_t to) const {
     for (int64_t r = from; r < to; ++r)
       for (int64_t c = 0; c < kTileBlock; c += 64 / static_cast<int64_t>(sizeof(T)))
@@ -85,7 +85,7 @@ struct Store {
   }
 };
 
-// The bias as float32, with zeros up to a whole block.
+// The bias as float32, zero-padded to full blocks.
 std::vector<float> padded_floats(const Tensor& bias) {
   std::vector<float> wide(static_cast<size_t>(count_blocks(bias.numel()) * kTileBlock));
   const int64_t n = bias.numel();
@@ -96,10 +96,10 @@ std::vector<float> padded_floats(const Tensor& bias) {
   return wide;
 }
 
-// a in tiles, block after block of 32 rows: when its rows do not run on, or not in whole tiles.
+// Packs a in blocks of 32 rows, if its rows are not contiguous or do not consist of full tiles.
 void pack_a(bfloat16* to, Bf16View a, int64_t m, int64_t k) {
   const int64_t deep = count_blocks(k), tall = count_blocks(m);
-  // Memory is read along the dim that runs on.
+  // Memory is read along the contiguous dim.
   const bool down = a.col != 1;
   split(down ? deep : tall, 1, [=](int64_t begin, int64_t end) {
     for (int64_t outer = begin; outer < end; ++outer)
@@ -112,17 +112,17 @@ void pack_a(bfloat16* to, Bf16View a, int64_t m, int64_t k) {
 }
 
 struct Problem {
-  int64_t m, n, deep;  // deep: tiles along the inner dim
-  int64_t chunk;       // tiles of these at a time
+  int64_t m, n, deep;  // tiles along the inner dim
+  int64_t chunk;       // tiles per pass
   TileOperandA a;      // the first block of rows
-  int64_t a_block;     // elements to the next block of rows
+  int64_t a_block;     // stride between blocks of rows
   const bfloat16* b;   // packed
 };
 
-// Work that is done while tile t of `deep` of a block is multiplied: rows of the block before are stored, and memory
-// for this one is fetched.
+// Work overlapped with the multiplication of tile t of `deep`: storing rows of the previous block, and prefetching
+// memory for this one.
 template <class T>
-struct Beside {
+struct Overlapped {
   const Store<T>& store;
   typename Store<T>::Block before, now;
   int64_t deep;
@@ -133,9 +133,9 @@ struct Beside {
   }
 };
 
-// One thread's share: blocks of rows [begin, end). A group of columns of b stays in the second-level cache while all
-// rows pass by, and a block of rows in the first-level cache while the group's columns do. While a block is multiplied,
-// the one before is rounded and stored.
+// One thread's blocks of rows [begin, end). A group of columns of b stays in the L2 cache while all rows stream past,
+// and a block of rows in L1 for the group's columns. While a block is multiplied, the previous one is rounded and
+// stored.
 template <class T>
 struct Worker {
   const Problem& p;
@@ -166,7 +166,7 @@ struct Worker {
     const TileOperandA a{p.a.data + i * p.a_block + from * p.a.step, p.a.lda, p.a.step, p.a.down};
     const typename Store<T>::Block now{c[turn], i * kTileBlock, j * kTileBlock, from > 0};
     tile_block(a, p.b + (j * p.deep + from) * 2 * kTileElements, deep, c[turn], kTileBlock, false,
-               Beside<T>{store, before, now, deep});
+               Overlapped<T>{store, before, now, deep});
     before = now;
     turn ^= 1;
   }
@@ -185,7 +185,7 @@ void multiply(const Problem& p, const Tensor& out, const std::vector<float>& bia
 
 }  // namespace
 
-bool amx_takes(const Tensor& a, const Tensor& b) {
+bool amx_supports(const Tensor& a, const Tensor& b) {
   return a.dtype() == DType::bfloat16 && a.dim(0) >= kTileBlock && b.dim(1) >= kTileRows && a.dim(1) >= kTileRows &&
          has_amx();
 }

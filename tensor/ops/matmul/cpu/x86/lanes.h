@@ -1,7 +1,7 @@
-// AVX2 and AVX-512 under our own products: what gemm.cpp's Baseline has, with the same bits.
+// AVX2 and AVX-512 versions of gemm.cpp's Baseline, bitwise identical to it.
 //
-// A fused multiply-add of a vector is written with the instruction's intrinsic: compilers find it behind a loop over
-// lanes in some versions (g++ 12) and not in others (g++ 13 and 14 were five times slower).
+// Fused multiply-adds of vectors use intrinsics, because some compilers recognize them in a loop over lanes (g++ 12)
+// and others do not (g++ 13 and 14 were five times slower).
 #pragma once
 #include <immintrin.h>
 
@@ -54,7 +54,7 @@ struct Avx512 {
     c = _mm512_fmadd_pd(_mm512_set1_pd(s), b, c);
   }
   using Lanes = __m512;
-  static constexpr __mmask16 kAll = 0xffff;  // g++ 12 warns of the forms without a mask
+  static constexpr __mmask16 kAll = 0xffff;  // g++ 12 warns about the unmasked forms
   [[gnu::target("avx512f")]] static void load(Lanes& to, const float* p) { to = _mm512_loadu_ps(p); }
   [[gnu::target("avx512f")]] static void load(Lanes& to, const bfloat16* p) {
     const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));

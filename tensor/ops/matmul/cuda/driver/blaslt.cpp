@@ -1,4 +1,4 @@
-// One product as cuBLASLt is told of it: the operation, the layouts of its matrices, and the algorithm.
+// cuBLASLt GEMMs: operation and layout descriptors, and algorithm selection.
 #include <cublasLt.h>
 #include <fmt/format.h>
 
@@ -11,32 +11,29 @@
 #include "tensor/error.h"
 #include "tensor/kernels.h"
 #include "tensor/ops/matmul/cuda/algorithm_table.h"
-#include "tensor/ops/matmul/cuda/product.h"
+#include "tensor/ops/matmul/cuda/gemm.h"
 
 namespace tessera::cuda {
 namespace {
-
-// Descriptors, and what of a product they are made of.
 
 using BlasLibrary = Handle<cublasLtHandle_t, cublasLtDestroy>;
 using BlasOperation = Handle<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
 using BlasLayout = Handle<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
 
-// All that a choice of algorithm may depend on: operands lie packed, at multiples of 16 bytes (product.h).
-using ProductKey = std::array<int64_t, 13>;
+// Key of an algorithm choice; operands are packed and aligned to 16 bytes (gemm.h), so nothing else matters.
+using GemmKey = std::array<int64_t, 13>;
 
 struct BlasAlgorithm {
   cublasLtMatmulAlgo_t words{};
   size_t workspace = 0;
 };
 
-// Throws Error naming the library's cause.
 void expect_blas(cublasStatus_t status, const char* what) {
   if (status != CUBLAS_STATUS_SUCCESS)
     throw Error(fmt::format("[matmul] cuBLASLt: {}: {}", what, cublasLtGetStatusString(status)), Status::communication);
 }
 
-ProductKey cache_key(const Product& p) {
+GemmKey cache_key(const GemmProblem& p) {
   return {static_cast<int64_t>(p.operands),
           static_cast<int64_t>(p.result),
           p.tf32,
@@ -52,7 +49,7 @@ ProductKey cache_key(const Product& p) {
           kMaxWorkspace};
 }
 
-// An algorithm in one line, for the table of algorithms. Reading throws InputError.
+// Single-line form of an algorithm for the algorithm table. Parsing throws InputError.
 std::string written(const BlasAlgorithm& a) {
   std::string text = std::to_string(a.workspace);
   for (const uint64_t word : a.words.data) text += fmt::format(" {:x}", word);
@@ -65,14 +62,15 @@ BlasAlgorithm read_algorithm(const std::string& text) {
   in >> a.workspace >> std::hex;
   for (uint64_t& word : a.words.data) in >> word;
   if (!in || !(in >> std::ws).eof() || a.workspace > static_cast<size_t>(kMaxWorkspace))
-    throw InputError(fmt::format("[matmul] '{}' is no algorithm; without its file they are chosen anew", text));
+    throw InputError(
+        fmt::format("[matmul] '{}' is not an algorithm; without its file algorithms are timed again", text));
   return a;
 }
 
-// Proposals that are asked for. With the gradient of GELU the likely best are old kernels, slower than a plain
-// product's; if there are better ones, they come later.
-int count_proposals(const Product& p) { return p.epilogue == Epilogue::gelu_gradient ? 128 : 24; }
-// Alignment of all operands in bytes; more is of no use to an algorithm: this is its widest load.
+// Number of proposals to request. With GELU's gradient the first ones are old kernels, slower than for a plain GEMM;
+// better ones, if any, come later.
+int count_proposals(const GemmProblem& p) { return p.epilogue == Epilogue::gelu_gradient ? 128 : 24; }
+// Alignment of all operands in bytes: the widest load of any algorithm, so more would not help.
 constexpr uint32_t kAlignment = 16;
 
 using Preference = Handle<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
@@ -94,14 +92,14 @@ cudaDataType_t to_cuda_type(DType dtype) {
   return dtype == DType::float64 ? CUDA_R_64F : dtype == DType::bfloat16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
-cublasLtEpilogue_t to_cublas_epilogue(const Product& p) {
+cublasLtEpilogue_t to_cublas_epilogue(const GemmProblem& p) {
   if (p.epilogue == Epilogue::gelu) return p.bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
   if (p.epilogue == Epilogue::gelu_gradient) return CUBLASLT_EPILOGUE_DGELU;
   if (p.sums) return CUBLASLT_EPILOGUE_BGRADB;
   return p.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }
 
-BlasOperation to_blas_operation(const Product& p) {
+BlasOperation to_blas_operation(const GemmProblem& p) {
   const cublasComputeType_t compute = p.operands == DType::float64 ? CUBLAS_COMPUTE_64F
                                       : p.tf32                     ? CUBLAS_COMPUTE_32F_FAST_TF32
                                                                    : CUBLAS_COMPUTE_32F;
@@ -142,23 +140,23 @@ Preference make_preference() {
 }
 
 struct BlasPlan {
-  explicit BlasPlan(const Product& p)
+  explicit BlasPlan(const GemmProblem& p)
       : operation(to_blas_operation(p)),
         left(to_blas_layout(p.left, p.operands, p.m, p.k, p.batch)),
         right(to_blas_layout(p.right, p.operands, p.k, p.n, p.batch)),
         out(to_blas_layout(p.out, p.result, p.m, p.n, p.batch)) {
-    point_to(p);  // proposals look at how it is aligned
+    point_to(p);  // the heuristic considers pointer alignment
   }
 
-  // The addresses of what comes beside the matrices, before each run.
-  void point_to(const Product& p) const {
+  // Sets the addresses of bias, sums and aux before each run.
+  void point_to(const GemmProblem& p) const {
     if (p.bias) set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
     if (p.sums) set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.sums);
     if (p.epilogue != Epilogue::none) set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.aux.data);
   }
 
-  // The algorithms that cuBLASLt proposes, the likely best first; none where it has no such product.
-  std::vector<BlasAlgorithm> proposals(cublasLtHandle_t library, const Product& p) const {
+  // Algorithms proposed by cuBLASLt, best first; empty if the problem is unsupported.
+  std::vector<BlasAlgorithm> proposals(cublasLtHandle_t library, const GemmProblem& p) const {
     std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<size_t>(count_proposals(p)));
     int count = 0;
     const Preference preference = make_preference();
@@ -179,18 +177,17 @@ struct BlasPlan {
   BlasAlgorithm algorithm;
 };
 
-// Products by cuBLASLt. Its description of a product is worked out once for each shape and what is transposed,
-// and the algorithm is the fastest of its proposals, timed on the operands of the first call and kept
-// (algorithm_table.h); or, where the arena's kernels are to be deterministic, the first of them.
+// cuBLASLt GEMMs. Descriptors are created once per problem. The algorithm is the fastest proposal, timed on the
+// operands of the first call and cached (algorithm_table.h); in deterministic mode it is the first proposal.
 //
-// Algorithms that split the inner dim are asked for only if they add the parts in a fixed order.
+// Algorithms that split the inner dim are requested only with a fixed reduction order.
 
 constexpr int kRounds = 5;
-constexpr double kClose = 1.25;  // proposals slower than that are timed twice only
+constexpr double kClose = 1.25;  // proposals slower than this factor are timed only twice
 constexpr auto kWarmUp = std::chrono::milliseconds(50);
-constexpr const char* kApart = "apart";  // how such a choice begins; the times that decided it follow
+constexpr const char* kSeparate = "apart";  // prefix of the choice not to fuse; followed by the timings
 
-std::string to_string(const ProductKey& key) {
+std::string to_string(const GemmKey& key) {
   std::string name;
   for (const int64_t part : key) name += (name.empty() ? "" : " ") + std::to_string(part);
   return name;
@@ -204,8 +201,8 @@ bool is_capturing(Arena& arena) {
 
 class Blas {
  public:
-  void multiply(Arena& arena, const Product& p) {
-    const ProductKey key = cache_key(p);
+  void multiply(Arena& arena, const GemmProblem& p) {
+    const GemmKey key = cache_key(p);
     auto found = plans_.find(key);
     if (found == plans_.end()) {
       BlasPlan plan(p);
@@ -214,27 +211,27 @@ class Blas {
     }
     const BlasPlan& plan = found->second;
     plan.point_to(p);
-    expect_blas(run(arena, plan, plan.algorithm, p), "product");
+    expect_blas(run(arena, plan, plan.algorithm, p), "matmul");
     arena.local<Context>().queued("matmul", cudaSuccess);
   }
 
-  bool has_algorithm(const Product& p) {
-    const ProductKey key = cache_key(p);
+  bool has_algorithm(const GemmProblem& p) {
+    const GemmKey key = cache_key(p);
     if (plans_.contains(key)) return true;
     const auto found = has_.find(key);
     return found != has_.end() ? found->second
                                : has_.emplace(key, !BlasPlan(p).proposals(library(), p).empty()).first->second;
   }
 
-  // A way that is taken leaves its plan; one that is not, that word.
-  bool is_faster(Arena& arena, const Way& fused, const Way& apart) {
-    const ProductKey key = cache_key(fused.product);
+  // A fused choice is stored as a plan, a separate one in separate_.
+  bool is_faster(Arena& arena, const GemmPath& fused, const GemmPath& separate) {
+    const GemmKey key = cache_key(fused.problem);
     if (plans_.contains(key)) return true;
-    if (apart_.contains(key)) return false;
-    BlasPlan plan(fused.product);
-    const std::string choice = chosen_way(arena, key, plan, fused, apart);
-    if (choice.starts_with(kApart)) {
-      apart_.insert(key);
+    if (separate_.contains(key)) return false;
+    BlasPlan plan(fused.problem);
+    const std::string choice = choose_path(arena, key, plan, fused, separate);
+    if (choice.starts_with(kSeparate)) {
+      separate_.insert(key);
       return false;
     }
     plan.algorithm = read_algorithm(choice);
@@ -257,11 +254,11 @@ class Blas {
     return algorithm_table(device_);
   }
 
-  cublasStatus_t run(Arena& arena, const BlasPlan& plan, const BlasAlgorithm& a, const Product& p) {
+  cublasStatus_t run(Arena& arena, const BlasPlan& plan, const BlasAlgorithm& a, const GemmProblem& p) {
     const float one = 1, zero = 0;
     const double one64 = 1, zero64 = 0;
     const bool wide = p.operands == DType::float64;
-    // Given back when the product is queued: whoever has the block next is queued behind it.
+    // Freed as soon as the GEMM is queued: the block's next user is queued after it.
     Tensor workspace;
     if (a.workspace > 0)
       workspace = Tensor::empty({static_cast<int64_t>(a.workspace / 4 + 1)}, DType::float32, arena.shared_from_this(),
@@ -273,7 +270,7 @@ class Blas {
                           arena.local<Context>().stream());
   }
 
-  std::vector<BlasAlgorithm> proposals(const BlasPlan& plan, const Product& p) {
+  std::vector<BlasAlgorithm> proposals(const BlasPlan& plan, const GemmProblem& p) {
     std::vector<BlasAlgorithm> all = plan.proposals(library(), p);
     if (all.empty())
       throw Error(fmt::format("[matmul] cuBLASLt has no algorithm for ({}, {}) x ({}, {}) of {}", p.n, p.k, p.k, p.m,
@@ -281,14 +278,15 @@ class Blas {
     return all;
   }
 
-  BlasAlgorithm choose(Arena& arena, const ProductKey& key, const BlasPlan& plan, const Product& p) {
-    if (arena.local<KernelChoice>().deterministic) return proposals(plan, p).front();  // no clock decides
+  BlasAlgorithm choose(Arena& arena, const GemmKey& key, const BlasPlan& plan, const GemmProblem& p) {
+    if (arena.local<KernelChoice>().deterministic) return proposals(plan, p).front();  // independent of timing
     AlgorithmTable& kept = table(arena);
     const std::string name = to_string(key);
-    // Work that is being captured does not run, so nothing can be timed.
-    if (is_capturing(arena)) return read_algorithm(kept.find_or_keep(name, written(proposals(plan, p).front())));
+    // Captured work does not run, so nothing can be timed.
+    if (is_capturing(arena)) return read_algorithm(kept.find_or_insert(name, written(proposals(plan, p).front())));
     if (const std::string known = kept.known(name); !known.empty()) return read_algorithm(known);
-    arena.local<Context>().synchronize();  // before others wait for us: what is queued here may wait for them
+    // Before taking the lock: other ranks may wait for it, and work queued here may wait for them.
+    arena.local<Context>().synchronize();
     return read_algorithm(kept.find_or(name, [&] {
       const std::optional<Timed> best = fastest(arena, plan, proposals(plan, p), p);
       if (!best) throw Error("[matmul] none of the algorithms that cuBLASLt proposes runs", Status::communication);
@@ -296,25 +294,25 @@ class Blas {
     }));
   }
 
-  std::string chosen_way(Arena& arena, const ProductKey& key, const BlasPlan& plan, const Way& fused,
-                         const Way& apart) {
+  std::string choose_path(Arena& arena, const GemmKey& key, const BlasPlan& plan, const GemmPath& fused,
+                          const GemmPath& separate) {
     AlgorithmTable& kept = table(arena);
     const std::string name = to_string(key);
-    if (is_capturing(arena)) return kept.find_or_keep(name, kApart);
+    if (is_capturing(arena)) return kept.find_or_insert(name, kSeparate);
     if (const std::string known = kept.known(name); !known.empty()) return known;
-    multiply(arena, apart.product);  // chooses for it, which must not be done within another choice
+    multiply(arena, separate.problem);  // selects its algorithm now: selections must not nest
     arena.local<Context>().synchronize();
-    const BlasPlan& other = plans_.at(cache_key(apart.product));
+    const BlasPlan& other = plans_.at(cache_key(separate.problem));
     return kept.find_or(name, [&]() -> std::string {
-      const std::optional<Timed> best = fastest(arena, plan, plan.proposals(library(), fused.product), fused.product);
-      if (!best) return kApart;
+      const std::optional<Timed> best = fastest(arena, plan, plan.proposals(library(), fused.problem), fused.problem);
+      if (!best) return kSeparate;
       double with = std::numeric_limits<double>::infinity(), without = with;
       for (int round = 0; round < kRounds; ++round) {
-        with = std::min(with, time(arena, plan, best->algorithm, fused.product, fused.rest));
-        without = std::min(without, time(arena, other, other.algorithm, apart.product, apart.rest));
+        with = std::min(with, time(arena, plan, best->algorithm, fused.problem, fused.rest));
+        without = std::min(without, time(arena, other, other.algorithm, separate.problem, separate.rest));
       }
       return with < without ? written(best->algorithm)
-                            : fmt::format("{} {:.4f} ms, in one {:.4f} ms", kApart, without, with);
+                            : fmt::format("{} {:.4f} ms, in one {:.4f} ms", kSeparate, without, with);
     });
   }
 
@@ -322,16 +320,17 @@ class Blas {
     BlasAlgorithm algorithm;
     double ms;
   };
-  // Each of them twice in turn, then those that were close to the best; the least time counts. Nothing where none runs.
+  // Times each algorithm twice in alternation, then those close to the best again; returns the minimum. Empty if none
+  // runs.
   std::optional<Timed> fastest(Arena& arena, const BlasPlan& plan, const std::vector<BlasAlgorithm>& algorithms,
-                               const Product& p) {
+                               const GemmProblem& p) {
     const auto nothing = [] {};
     std::vector<Timed> all;
     for (const BlasAlgorithm& a : algorithms) {
       if (run(arena, plan, a, p) == CUBLAS_STATUS_SUCCESS)
         all.push_back({a, std::numeric_limits<double>::infinity()});
       else
-        cudaGetLastError();  // drops the error of a candidate that is dropped
+        cudaGetLastError();  // clears the error of a rejected candidate
     }
     if (all.empty()) return std::nullopt;
     warm_up(arena, [&] { run(arena, plan, all.front().algorithm, p); });
@@ -345,8 +344,8 @@ class Blas {
     return *std::min_element(all.begin(), all.end(), faster);
   }
 
-  // A GPU that has been idle runs at a fraction of its clock, and what is timed first would look slow and stay so: the
-  // choice is kept in a file. Once, before anything is timed.
+  // An idle GPU runs at reduced clocks, so the first candidate would be mistimed, and the choice is cached in a file.
+  // Warms up once, before any timing.
   void warm_up(Arena& arena, const std::function<void()>& work) {
     using Clock = std::chrono::steady_clock;
     if (std::exchange(is_warm_, true)) return;
@@ -356,15 +355,15 @@ class Blas {
     }
   }
 
-  // Milliseconds of a product and what comes after it.
-  double time(Arena& arena, const BlasPlan& plan, const BlasAlgorithm& a, const Product& p,
+  // Milliseconds of a GEMM and the work after it.
+  double time(Arena& arena, const BlasPlan& plan, const BlasAlgorithm& a, const GemmProblem& p,
               const std::function<void()>& rest) {
     Context& c = arena.local<Context>();
     Event begin, end;
     check(cudaEventCreate(begin.receive()), "matmul");
     check(cudaEventCreate(end.receive()), "matmul");
     check(cudaEventRecord(begin.get(), c.stream()), "matmul");
-    expect_blas(run(arena, plan, a, p), "product");
+    expect_blas(run(arena, plan, a, p), "matmul");
     rest();
     check(cudaEventRecord(end.get(), c.stream()), "matmul");
     check(cudaEventSynchronize(end.get()), "matmul");
@@ -375,18 +374,18 @@ class Blas {
 
   BlasLibrary library_;
   std::string device_;
-  std::map<ProductKey, BlasPlan> plans_;
+  std::map<GemmKey, BlasPlan> plans_;
   bool is_warm_ = false;
-  std::map<ProductKey, bool> has_;  // an algorithm, of products without a plan
-  std::set<ProductKey> apart_;      // products that are not to be made with what comes around them
+  std::map<GemmKey, bool> has_;  // problems without a plan: whether an algorithm exists
+  std::set<GemmKey> separate_;   // problems that are not fused with adjacent passes
 };
 
 }  // namespace
 
-bool has_algorithm(Arena& arena, const Product& product) { return arena.local<Blas>().has_algorithm(product); }
-void multiply(Arena& arena, const Product& product) { arena.local<Blas>().multiply(arena, product); }
-bool is_faster(Arena& arena, const Way& fused, const Way& apart) {
-  return arena.local<Blas>().is_faster(arena, fused, apart);
+bool has_algorithm(Arena& arena, const GemmProblem& problem) { return arena.local<Blas>().has_algorithm(problem); }
+void multiply(Arena& arena, const GemmProblem& problem) { arena.local<Blas>().multiply(arena, problem); }
+bool is_faster(Arena& arena, const GemmPath& fused, const GemmPath& separate) {
+  return arena.local<Blas>().is_faster(arena, fused, separate);
 }
 
 }  // namespace tessera::cuda
