@@ -63,7 +63,7 @@ OPTIONS = {  # defaults; overridden by the steps of the table below, and by the 
     "tools": ("memcheck,racecheck,synccheck,initcheck", "compute-sanitizer tools"),
     "over": ("tensor,autograd,nn", "test groups checked by the tools"),
 }
-GROUPS = {  # of the sanitizer: a suite and its tests; MatmulGpu.* is cuBLASLt's kernels
+GROUPS = {  # sanitizer groups: (suite, tests); MatmulGpu.* uses cuBLASLt kernels
     "tensor": ("tensor", "*Gpu*-MatmulGpu.*"),
     "autograd": ("autograd", "*Gpu*-MatmulGpu.*"),
     "nn": ("nn", "*Gpu*-MatmulGpu.*"),
@@ -182,7 +182,7 @@ def sanitizer(bench):
         elif ended and ended.word in ("HUNG", "NOT RUN", "NOT FINISHED"):
             how = f"NOT FINISHED ({ended.cell()}), nothing found so far"
         elif ended or passed == 0:
-            how = f"FAILED ({ended.cell() if ended else 'no test has passed'})"
+            how = f"FAILED ({ended.cell() if ended else 'no test passed'})"
         else:
             how = "clean except library kernels" if tool == "initcheck" and "ninitialized" in text else "clean"
         bench.bad = bench.bad or how.startswith("FAILED")

@@ -54,7 +54,7 @@ class Runner:
     def start(self, name, limit, command, env, **streams):
         """A program, and the name of its logs."""
         if limit < 2:
-            raise Failed("NOT RUN", "no time was left")
+            raise Failed("NOT RUN", "no time left")
         with Runner.lock:
             if Runner.stopped:
                 raise Failed("NOT RUN", "the measurement was ended")
@@ -109,7 +109,7 @@ class Served:
     def answer(self, limit):
         limit = int(min(limit, self.runner.left()))
         if limit < 2:
-            raise Failed("NOT RUN", "no time was left")
+            raise Failed("NOT RUN", "no time left")
         end = time.monotonic() + limit
         while (left := end - time.monotonic()) > 0 and select.select([self.child.stdout], [], [], left)[0]:
             line = self.child.stdout.readline()
@@ -190,7 +190,7 @@ def why_refused(gpu, wanted):
     try:
         return attention_refused(gpu["attention"], wanted["attention"]) or graph_refused(gpu["graph"], wanted["graph"])
     except (KeyError, TypeError) as e:
-        return f"the run's words on its GPU are not understood: {e!r}"
+        return f"the GPU record of the run is invalid: {e!r}"
 
 
 def attention_refused(attention, kind):
@@ -236,7 +236,7 @@ def describe(gpu):
         parts.append(f"{gpu['padded_products']} padded products")
         return "; ".join(parts).replace("|", "/").replace("\n", " ")
     except (KeyError, TypeError, AttributeError) as e:
-        return f"not understood: {e!r}"
+        return f"unexpected error: {e!r}"
 
 
 def write_tokens(folder, vocab, count):
