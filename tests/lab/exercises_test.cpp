@@ -102,7 +102,7 @@ std::string graded(const Submission& s, size_t number) {
 TEST(Lab, DiagnosesMistakes) {
   const std::vector<Submission> all = submissions();
   ASSERT_FALSE(all.empty());
-  EXPECT_EQ(said_of_each(all.size(), [&](size_t i) { return graded(all[i], i); }), "");
+  EXPECT_EQ(concat_messages(all.size(), [&](size_t i) { return graded(all[i], i); }), "");
 }
 
 TEST(Lab, OriginalCodeSolvesEveryExercise) {

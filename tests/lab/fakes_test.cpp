@@ -130,7 +130,7 @@ TEST(Fakes, AreRejected) {
   }
   ASSERT_FALSE(all.empty());
   if (only) fmt::print("{} fakes\n", all.size());
-  EXPECT_EQ(said_of_each(all.size(), [&](size_t i) { return refused_fake(*all[i].first, *all[i].second); }), "");
+  EXPECT_EQ(concat_messages(all.size(), [&](size_t i) { return refused_fake(*all[i].first, *all[i].second); }), "");
 }
 
 // Constant bytes for every request.

@@ -258,18 +258,18 @@ std::vector<Attempt> mistakes() {
 }
 
 TEST(Puzzles, EachCheckRejectsMistakes) {
-  std::map<std::string, std::set<std::string>> told, refused;
+  std::map<std::string, std::set<std::string>> diagnosed, refused;
   for (const Attempt& a : mistakes()) {
     const std::string text = verdict_on(puzzle(a.puzzle), a.seed, a.text);
     EXPECT_TRUE(has(text, fmt::format(": not yet\n  failed {}\n", a.bound)) && has(text, a.says))
         << a.bound << ": " << a.says << " of\n"
         << a.text << "\n"
         << text;
-    told[a.puzzle].insert(text.substr(0, text.find("\n\n")));
+    diagnosed[a.puzzle].insert(text.substr(0, text.find("\n\n")));
     refused[a.puzzle].insert(a.bound);
   }
   for (const Puzzle& p : puzzles()) {
-    EXPECT_GE(told[std::string(p.name)].size(), 3U) << p.name;
+    EXPECT_GE(diagnosed[std::string(p.name)].size(), 3U) << p.name;
     std::set<std::string> bounds;
     for (const Bound& bound : p.bounds) bounds.insert(std::string(bound.name));
     if (p.name == "fill" || p.name == "stages") bounds.erase("in flight");  // in-flight is unlimited

@@ -36,7 +36,7 @@ inline std::vector<Section> read_sections(const std::string& file) {
 }
 
 // Concatenates say(i) for all i below `count`, computed by two threads.
-inline std::string said_of_each(size_t count, const std::function<std::string(size_t)>& say) {
+inline std::string concat_messages(size_t count, const std::function<std::string(size_t)>& say) {
   std::atomic<size_t> next = 0;
   const auto work = [&] {
     std::string said;
