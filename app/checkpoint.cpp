@@ -1,4 +1,4 @@
-// The command `checkpoint`: models in and out, looked at, in parts, and in 4 bits.
+// The command `checkpoint`: import, export, inspect, reshard and quantize models.
 #include <fmt/ranges.h>
 
 #include <nlohmann/json.hpp>
@@ -18,8 +18,8 @@ namespace tessera {
 namespace fs = std::filesystem;
 namespace {
 
-// Makes a folder of this name by what `fill` writes into one beside it, which then gets the name: it is whole or
-// absent. Throws OutputError naming --out where there is something of that name already.
+// Creates the folder atomically: `fill` writes into a temporary folder next to it, which is then renamed. Throws
+// OutputError naming --out if the name exists already.
 void make_model_folder(const std::string& out, const std::function<void(const fs::path& made)>& fill) {
   fs::path folder = fs::absolute(out).lexically_normal();
   if (!folder.has_filename()) folder = folder.parent_path();
@@ -28,8 +28,8 @@ void make_model_folder(const std::string& out, const std::function<void(const fs
   };
   if (is_there(folder)) refuse();
   make_directories(folder.parent_path());
-  const TemporaryDirectory beside(folder);
-  const fs::path made = beside.path() / "model";
+  const TemporaryDirectory temporary(folder);
+  const fs::path made = temporary.path() / "model";
   make_directories(made);
   fill(made);
   std::error_code error;
@@ -38,13 +38,13 @@ void make_model_folder(const std::string& out, const std::function<void(const fs
   if (error) throw OutputError(fmt::format("cannot make {}: {}", folder.string(), error.message()));
 }
 
-bool is_qwen2s(const Tokenizer& tokenizer) {
+bool is_qwen2_tokenizer(const Tokenizer& tokenizer) {
   return tokenizer.files().at("tokenizer_config.json").find("\"Qwen2Tokenizer") != std::string::npos;
 }
 
-// The tokenizer as other programs know it, with the settings of generation, to which `turn_ends` are added; and a
-// model's config.json gets their ids: null where there is none, since a key that is missing stands for an id that is
-// usual in the model's family.
+// Writes the tokenizer in Hugging Face format, with its generation settings extended by `turn_ends`, and copies their
+// ids into an existing config.json of a model. Unset ids are written as null, because a missing key means the default
+// of the model family.
 void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer, const std::vector<int32_t>& turn_ends = {}) {
   nlohmann::json settings = nlohmann::json::parse(tokenizer.generation_config());
   std::vector<int32_t> ends = generation_ends(tokenizer);
@@ -55,27 +55,27 @@ void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer, const s
   const fs::path model = folder / "config.json";
   if (!is_there(model)) return;
   nlohmann::ordered_json config = nlohmann::ordered_json::parse(read_file(model));
-  if (config["model_type"] == "qwen2" && !is_qwen2s(tokenizer))
+  if (config["model_type"] == "qwen2" && !is_qwen2_tokenizer(tokenizer))
     say_notes(
-        {"AutoTokenizer of transformers 5 gives every folder of the type qwen2 the rules of Qwen2's own tokenizer; "
-         "PreTrainedTokenizerFast.from_pretrained() takes the tokenizer of this folder"});
+        {"AutoTokenizer of transformers 5 replaces the rules of every qwen2 folder by those of Qwen2's own tokenizer; "
+         "load this folder's tokenizer with PreTrainedTokenizerFast.from_pretrained()"});
   for (const char* const key : {"bos_token_id", "eos_token_id", "pad_token_id"})
     config[key] = settings.value(key, nlohmann::json());
   write_file(model, config.dump(2) + "\n");
 }
 
-// `checkpoint reshard`: a run whose files are in parts, one for each rank of a layout, or whole again.
+// `checkpoint reshard`: rewrites a run with one file per rank of a layout, or with full tensors.
 
 void write_tensor_file(const fs::path& file, const SavedTensors& saved, const std::vector<SavedPart>& parts,
-                       std::map<std::string, std::string> about, bool whole) {
+                       std::map<std::string, std::string> about, bool full) {
   std::vector<TensorBytes> listed;
   for (const SavedPart& p : parts) {
     const DType dtype = saved.at(p.name).dtype;
     listed.push_back(
-        {p.name, dtype, whole ? std::vector<int64_t>(p.whole.begin(), p.whole.end()) : std::vector{p.count}, {}});
+        {p.name, dtype, full ? std::vector<int64_t>(p.whole.begin(), p.whole.end()) : std::vector{p.count}, {}});
   }
   about.erase("format");
-  if (whole)
+  if (full)
     about.erase("parts");
   else
     about["parts"] = describe_parts(parts);
@@ -94,7 +94,7 @@ void write_tensor_file(const fs::path& file, const SavedTensors& saved, const st
   stream_safetensors(file, listed, part, about);
 }
 
-std::vector<std::vector<SavedPart>> whole_parts(const SavedTensors& saved) {
+std::vector<std::vector<SavedPart>> full_tensor_parts(const SavedTensors& saved) {
   std::vector<SavedPart> all;
   for (const auto& [name, tensor] : saved.all()) {
     const Shape shape(tensor.shape);
@@ -103,16 +103,16 @@ std::vector<std::vector<SavedPart>> whole_parts(const SavedTensors& saved) {
   return {all};
 }
 
-// Ranks that train alone have a state each, which no other number of them could go on with.
+// Independent DiLoCo replicas each have a state, which cannot be converted to another number of replicas.
 void check_replicas_stay(const Plan& before, const Plan& after) {
   if (before.dp_mode == DataMode::diloco && before.dp != after.dp)
     bad_usage(
-        "--dp: each data rank of --dp-mode diloco keeps a state of its own; expected {}, as many as "
-        "the run has, found {}",
+        "--dp: each data rank of --dp-mode diloco has a separate state; expected {}, the number of ranks of the run, "
+        "found {}",
         before.dp, after.dp);
 }
 
-// The newest checkpoint of FROM as a new run; with no layout among the options its files are whole. One tensor is in
+// Writes the newest checkpoint of FROM as a new run, with full tensors if no layout option is given. One tensor is in
 // memory at a time.
 void reshard(const CheckpointOptions& o) {
   std::vector<std::string> passed_over;
@@ -120,15 +120,15 @@ void reshard(const CheckpointOptions& o) {
   TrainOptions run;
   apply_config_file(run, (from.path / "config.toml").string());
   const Plan before = make_job(run).plan;
-  if (!o.layout.empty()) {  // which is a whole one, not a change of the run's
+  if (!o.layout.empty()) {  // the options specify the complete layout; nothing is taken from the run's layout
     forget(run, {"ranks", "dp", "tp", "pp", "cp", "chunks", "shard_ranks", "zero", "schedule", "servers"});
   }
   for (const auto& [name, text] : o.layout) set_option(run, name, text);
   run.out = o.out;
   run.resume = false;
   if (const Plan p = make_job(run).plan; run.optim.batch % (p.dp * p.microbatches) != 0)
-    bad_usage("--dp: {} data ranks x {} micro-batches do not divide {}'s batch of {}", p.dp, p.microbatches, o.from,
-              run.optim.batch);
+    bad_usage("--dp: expected a divisor: {} data ranks x {} micro-batches do not divide {}'s batch of {}", p.dp,
+              p.microbatches, o.from, run.optim.batch);
   validate(run);
   Job job = make_job(run);
   check_replicas_stay(before, job.plan);
@@ -140,55 +140,54 @@ void reshard(const CheckpointOptions& o) {
   for (const char* stem : {kModel, kOptimizer}) {
     if (!SavedTensors::are_in(from.path, stem)) continue;
     const SavedTensors saved(from.path, stem);
-    const bool whole = o.layout.empty();
-    const auto ranks = whole ? whole_parts(saved) : parts_of_ranks(job, stem == kOptimizer);
+    const bool full = o.layout.empty();
+    const auto ranks = full ? full_tensor_parts(saved) : parts_of_ranks(job, stem == kOptimizer);
     std::set<std::string> names;
     for (const auto& parts : ranks)
       for (const SavedPart& p : parts) names.insert(p.name);
     saved.expect_no_others(names);
     for (size_t r = 0; r < ranks.size(); ++r, ++files)
-      write_tensor_file(made.path() / (whole ? fmt::format("{}.safetensors", stem) : part_name(stem, r, ranks.size())),
-                        saved, ranks[r], saved.files()[0]->metadata(), whole);
+      write_tensor_file(made.path() / (full ? fmt::format("{}.safetensors", stem) : part_name(stem, r, ranks.size())),
+                        saved, ranks[r], saved.files()[0]->metadata(), full);
   }
   for (const char* name : {"tokenizer.json", "pushes.txt", "pulled.safetensors"})
     if (is_there(from.path / name)) fs::copy_file(from.path / name, made.path() / name);
   write_file(made.path() / "config.toml", to_toml(run));
   directory.write_config(run);
   made.finish(from.about, 1);
-  print(fmt::format("{} is in {}, in {} files\n", one_line(from.path.string()), one_line(o.out), files));
+  print(fmt::format("{} resharded to {} in {} files\n", one_line(from.path.string()), one_line(o.out), files));
 }
 
-// `checkpoint quantize`: a model whose layers are in 4 bits, as a folder that other programs load too.
+// `checkpoint quantize`: writes a folder with 4-bit layers in GPTQ format.
 
 std::string group_rows(int64_t group) { return group > 0 ? fmt::format("groups of {}", group) : "rows"; }
 
-// Other programs' kernels read so many codes at once.
+// Kernels of other programs read this many codes at once.
 constexpr int64_t kMultiple = 32;
 
-// Before hours of work.
+// Checked before hours of quantization.
 void check_sizes(const ModelConfig& config) {
   const std::unique_ptr<LanguageModel> model = make_model(config);
   std::set<std::string> names;
   for (int64_t i = 0; i < config.layers; ++i)
     for (Linear* l : model->layer(i).all<Linear>()) names.insert(l->parameter(l->weight).name);
-  hub_config(config, DType::float32);  // which says what the hub has no family for
+  hub_config(config, DType::float32);  // throws if the hub has no family for the model
   for (const HubTensor& t : hub_tensors(config))
     for (const HubTensor::Piece& piece : t.pieces)
       if (names.contains(t.name) && (piece.rows % kMultiple != 0 || t.shape[1] % kMultiple != 0))
-        bad_usage("{} is ({}, {}); expected multiples of {}, which is what GPTQ's files can hold", piece.name,
-                  piece.rows, t.shape[1], kMultiple);
+        bad_usage("{} is ({}, {}); GPTQ files require multiples of {}", piece.name, piece.rows, t.shape[1], kMultiple);
 }
 
 void say(const QuantizedWeight& weight, bool is_measured) {
   std::string line = fmt::format("{} ({}, {})", weight.name, weight.matrix.rows, weight.matrix.columns);
-  if (is_measured) line += fmt::format(": {:.3g}% of its output's square lost", 100 * weight.error);
+  if (is_measured) line += fmt::format(": {:.3g}% relative squared error of its output", 100 * weight.error);
   say_above_progress(line);
 }
 
 void quantize(const CheckpointOptions& o) {
   const bool by_gptq = o.method == "gptq";
   if (by_gptq && o.calibrate.empty())
-    throw Error("--calibrate: expected a text like those that the model is to read; found none");
+    throw Error("--calibrate: expected a text similar to the model's inputs; found none");
   for (const auto& [name, value] : o.layout)
     if ((name == "template" || name == "train-on" || name == "skip-bad" || name == "map" || name == "roles") &&
         !names_examples(o.calibrate))
@@ -200,8 +199,8 @@ void quantize(const CheckpointOptions& o) {
   const Inference model = open_inference(o.from, words);
   const Pretrained& from = model.from;
   if (from.config.lora.rank > 0)
-    bad_usage("{}: it has adapters; expected a model without, as checkpoint export --merge makes", one_line(o.from));
-  if (from.gptq) bad_usage("{}: it is quantised already; expected one that is not", one_line(o.from));
+    bad_usage("{}: expected a model without adapters; see checkpoint export --merge", one_line(o.from));
+  if (from.gptq) bad_usage("{}: expected a model that is not quantized, found a quantized model", one_line(o.from));
   check_sizes(from.config);
   EvaluationText text;
   if (!o.calibrate.empty()) text = evaluation_text(o.calibrate, *model.tokenizer, example_options(model.run));
@@ -221,11 +220,9 @@ void quantize(const CheckpointOptions& o) {
     write_hub_folder(made, from.config, weights);
     write_tokenizer(made, *model.tokenizer);
   });
-  print(fmt::format("{} is in {}, its layers in 4 bits in {}, by {}\n", one_line(o.from), one_line(o.out),
+  print(fmt::format("{} quantized to {}: layers in 4 bits in {}, by {}\n", one_line(o.from), one_line(o.out),
                     group_rows(o.group), by_gptq ? "GPTQ" : "rounding to nearest"));
 }
-
-// `checkpoint import`, `export` and `inspect`.
 
 DType stored_in(const CheckpointOptions& o, DType found) {
   if (o.dtype) return *o.dtype == "bf16" ? DType::bfloat16 : DType::float32;
@@ -254,7 +251,7 @@ void write_model(const fs::path& file, const Pretrained& from, DType dtype) {
 
 void import_model(const CheckpointOptions& o) {
   if (!is_hub_folder(o.from) && !is_peft_folder(o.from))
-    bad_input("{}: no config.json; expected the folder of a model{}", o.from, foreign_in(o.from));
+    bad_input("{}: no config.json; expected a model folder{}", o.from, foreign_in(o.from));
   const Pretrained from = open_pretrained(o.from, o.base);
   say_notes(from.notes);
   const std::unique_ptr<Tokenizer> tokenizer =
@@ -275,16 +272,17 @@ void import_model(const CheckpointOptions& o) {
   write_model(made.path() / "model.safetensors", from, dtype);
   directory.write_config(run);
   made.finish(nlohmann::json{{"run", {{"imported_from", one_line(o.from)}}}}.dump(), 1);
-  print(fmt::format("{} is in {}; tessera generate {} writes with it, train --init {} goes on from it\n",
-                    one_line(o.from), one_line(o.out), one_line(o.out), one_line(o.out)));
+  print(fmt::format("{} imported to {}; use it with tessera generate {} or train --init {}\n", one_line(o.from),
+                    one_line(o.out), one_line(o.out), one_line(o.out)));
 }
 
-// A model with biases of q, k and v alone has the type qwen2, whose tokenizer is known by the type. With another one a
-// model of our own has the type llama, which has a bias behind attention too: zeros.
+// transformers chooses the tokenizer of a qwen2 model by the model type, and a model with biases of only q, k and v has
+// this type. With another tokenizer, the model is written as llama, whose additional bias of the attention output is
+// zero.
 void leave_qwen2(Pretrained& from, const Tokenizer& tokenizer) {
   ModelConfig& c = from.config;
   if (c.family != Family::llama || !c.qkv_bias || c.proj_bias || c.qk_norm || c.window > 0 || c.experts.count > 0 ||
-      is_qwen2s(tokenizer))
+      is_qwen2_tokenizer(tokenizer))
     return;
   const std::set<std::string> names = tensor_names(*make_model(c));
   c.proj_bias = true;
@@ -294,7 +292,6 @@ void leave_qwen2(Pretrained& from, const Tokenizer& tokenizer) {
   };
 }
 
-// A whole model, adapters alone, or a whole model that has them in its weights.
 void write_folder(const fs::path& folder, const CheckpointOptions& o, const Pretrained& from, DType dtype,
                   const KnownBase& base) {
   const bool adapted = from.config.lora.rank > 0;
@@ -306,13 +303,13 @@ void write_folder(const fs::path& folder, const CheckpointOptions& o, const Pret
     write_hub_folder(folder, from.config, {dtype, from.tensors, from.dtype});
 }
 
-// Where a model ends an answer, in the template that it learnt here.
-Asked compute_answer(const Pretrained& from, const Tokenizer& tokenizer) {
+// How the model ends an answer in the template that it was trained on.
+Asked answer_markers(const Pretrained& from, const Tokenizer& tokenizer) {
   const bool has_own = from.chat_template == ChatTemplate::automatic && !tokenizer.chat_template().empty();
   if (!has_own && jinja_source(from.chat_template).empty()) return {};
   try {
     return ask({}, {.style = from.chat_template}, tokenizer);
-  } catch (const Error&) {  // a template that cannot be run here taught it nothing
+  } catch (const Error&) {  // the template is not supported here, so the model was not trained on it
     return {};
   }
 }
@@ -321,9 +318,9 @@ void export_model(const CheckpointOptions& o) {
   Pretrained from = open_pretrained(o.from, o.base);
   say_notes(from.notes);
   if (!o.merge && !from.merged.empty())
-    bad_input("{}: such adapters are not written; --merge writes the model with them in its weights", from.merged);
+    bad_input("{}: adapters of this kind can only be exported with --merge", from.merged);
   if (o.merge && from.config.lora.rank == 0 && from.merged.empty())
-    bad_usage("--merge: expected a model with adapters, and {} has none", one_line(o.from));
+    bad_usage("--merge: expected a model with adapters, found none in {}", one_line(o.from));
   const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::open_folder(from.tokenizer());
   const DType dtype = stored_in(o, from.dtype);
   const bool names_base = is_peft_folder(o.from) || (from.config.lora.rank > 0 && !o.merge);
@@ -332,22 +329,22 @@ void export_model(const CheckpointOptions& o) {
   const bool is_run = is_there(from.path / "config.toml"), trained = is_run && from.path.filename() != "step-0";
   if (is_run) apply_config_file(run, (from.path / "config.toml").string());
   if (trained && !run.init) leave_qwen2(from, *tokenizer);
-  const std::string_view jinja = jinja_source(from.chat_template);  // whatever other one came with the tokenizer
-  const Asked answer = trained ? compute_answer(from, *tokenizer) : Asked();
+  const std::string_view jinja = jinja_source(from.chat_template);  // takes precedence over the tokenizer's template
+  const Asked answer = trained ? answer_markers(from, *tokenizer) : Asked();
   if (jinja.empty() && from.chat_template != ChatTemplate::automatic && !tokenizer->chat_template().empty())
-    say_notes({"the chat template that came with the tokenizer is not what the run learnt; it goes out as it came"});
+    say_notes({"the tokenizer's chat template differs from that of the training; it is exported unchanged"});
   for (const std::string& stop : answer.stops)
-    say_notes({fmt::format("a turn ends with the text {}, which is no token: other programs stop there only if told to",
-                           one_line(stop))});
+    say_notes(
+        {fmt::format("a turn ends with the text {}, which is not one token: set it as a stop string in other programs",
+                     one_line(stop))});
   make_model_folder(o.out, [&](const fs::path& made) {
     write_folder(made, o, from, dtype, base);
     write_tokenizer(made, *tokenizer, answer.ends);
     if (!jinja.empty()) write_file(made / "chat_template.jinja", jinja);
   });
-  const bool numbers_again = from.config.quantize.codec != Codec::none && o.merge;
-  print(fmt::format(
-      "{} is in {}, in {}{}\n", one_line(o.from), one_line(o.out), to_string(dtype),
-      numbers_again ? "; weights that were held in 4 bits are numbers again, with what the adapters learnt" : ""));
+  const bool dequantized = from.config.quantize.codec != Codec::none && o.merge;
+  print(fmt::format("{} is in {}, in {}{}\n", one_line(o.from), one_line(o.out), to_string(dtype),
+                    dequantized ? "; 4-bit weights were dequantized and merged with the adapters" : ""));
 }
 
 void inspect(const CheckpointOptions& o) {
@@ -365,12 +362,12 @@ void inspect(const CheckpointOptions& o) {
     width = std::max(width, t.name.size());
   }
   std::string out = fmt::format(
-      "{}\n{}: {} layers, {} heads on {} of keys and values of {} numbers, {} channels, {}{} hidden, context {}, "
+      "{}\n{}: {} layers, {} heads, {} key-value heads of {} channels, {} channels, {}{} hidden, context {}, "
       "vocabulary {}{}\n{} parameters in {}{}\n\n",
       one_line(from.path.string()), value_name(c.family), c.layers, c.heads, c.all_heads().key, c.head_size(),
       c.channels, c.experts.count > 0 ? fmt::format("{} experts of ", c.experts.count) : "", c.hidden(), c.context,
       c.vocab, c.tied ? ", head tied" : "", format_si(static_cast<double>(parameters)), to_string(from.dtype),
-      from.gptq ? fmt::format(", of these the layers' in 4 bits in {} (GPTQ)", group_rows(from.gptq->group)) : "");
+      from.gptq ? fmt::format(", layers in 4 bits in {} (GPTQ)", group_rows(from.gptq->group)) : "");
   for (const HubTensor& t : all) {
     std::vector<std::string> theirs;
     for (const HubTensor::Piece& piece : t.pieces) theirs.push_back(piece.name);

@@ -1,5 +1,5 @@
-// CLI11 behind one function. It splits the words; values are read by the entries of the fields, so that the command
-// line and the configuration file say the same about them.
+// The command line, based on CLI11, which only splits the arguments. Field descriptors parse the values, so that errors
+// of the command line and of the configuration file agree.
 #include <CLI/CLI.hpp>
 #include <tuple>
 
@@ -13,44 +13,43 @@ namespace tessera {
 namespace {
 
 constexpr const char* kAbout =
-    "Tessera trains small language models under any layout, and proves that the layout changes nothing.";
+    "Tessera trains small language models under any parallel layout and proves that the layout changes no result.";
 constexpr const char* kCommands =
     "train, verify, generate, evaluate, checkpoint, data, bench, plan, report, explore, lab or describe";
 constexpr double kMaxRanks = 1 << 20, kMaxBatch = 1e7;  // limits of `plan`, which starts no rank
 
 using Names = std::vector<std::string>;
-const Names kOfGenerate = split("ranks dp tp pp zero dtype quantize backend device timeout threads-per-rank base", ' ');
-const Names kOfEvaluate = split(
-    "base data batch context template train-on skip-bad map roles no-bos special ranks dp tp sp cp pp cp-mode "
-    "zero dtype quantize backend device timeout threads-per-rank format",
+const Names kGenerate = split("ranks dp tp pp zero dtype quantize backend device timeout threads-per-rank base", ' ');
+const Names kEvaluateOptions = split(
+    "base data batch context template train-on skip-bad map roles no-bos special ranks dp tp sp cp pp cp-mode zero "
+    "dtype quantize backend device timeout threads-per-rank format",
     ' ');
-const Names kOfQuantize =
+const Names kQuantizeOptions =
     split("context batch template train-on skip-bad map roles no-bos special device threads-per-rank", ' ');
-const Names kOfReshard = split("ranks dp tp pp cp zero schedule chunks servers", ' ');
-// verify makes its own sequences and writes nothing.
-const Names kNotOfVerify = split(
-    "cuda-graph staleness record replay data tokenizer add-tokens end out resume keep quiet save-every no-save "
-    "no-eval config eval-every trace trace-steps check-replicas template train-on pack skip-bad map "
-    "roles no-bos special init base epochs patience val-data val-share shuffle restarts launch hostfile",
+const Names kReshardOptions = split("ranks dp tp pp cp zero schedule chunks servers", ' ');
+// verify generates its own sequences and writes nothing.
+const Names kExcludedFromVerify = split(
+    "cuda-graph staleness record replay data tokenizer add-tokens end out resume keep quiet save-every no-save no-eval "
+    "config eval-every trace trace-steps check-replicas template train-on pack skip-bad map roles no-bos special init "
+    "base epochs patience val-data val-share shuffle restarts launch hostfile",
     ' ');
 
 bool is_among(const Names& names, const Setting& s) { return std::ranges::find(names, s.word()) != names.end(); }
 
-// The options of a run that say what a plan sends and holds.
-bool is_drawn(const Setting& s) {
+bool is_plan_property(const Setting& s) {
   const std::string_view name = s.field.name;
   if (name == "record" || name == "replay" || name == "staleness") return false;
   return s.field.group == "Model" || s.field.group == "Plan" || name == "batch" || name == "microbatches" ||
          name == "recompute" || name == "optimizer";
 }
 
-// What stands behind the options of a command: app/help/NAME.txt; nothing where there is no such file.
-std::string help_behind(const std::string& command) {
+// The footer of a command's help, app/help/NAME.txt; empty if there is no such file.
+std::string help_footer(const std::string& command) {
   const auto found = std::ranges::find(help::help_files(), command, &help::File::name);
   return found == help::help_files().end() ? "" : std::string(found->text.substr(0, found->text.size() - 1));
 }
 
-// The commands with their options, each told once: to CLI11, and to `describe`.
+// All commands with their options, each registered once, for CLI11 and for `describe`.
 class CommandLine {
  public:
   CommandLine();
@@ -62,40 +61,40 @@ class CommandLine {
 
   CLI::App* command(CLI::App& owner, const std::string& name, const std::string& about);
   void add(CLI::App* to, const Setting& setting, const Take& take, bool has_default);
-  // The fields of a command's own options: what they refuse is added to `wrong_`, so that the user hears of all of it.
+  // Options of the command itself. All errors are collected in `errors_`, so that the user sees every one of them.
   void add(CLI::App* to, const Settings& settings);
-  // Options of a run: words, to be set when all of them are known.
-  void add_run(CLI::App* to, TrainOptions& defaults, Args& words, const std::function<bool(const Setting&)>& wanted,
+  // Options of a run: collected as text and parsed together after the whole command line is known.
+  void add_run(CLI::App* to, TrainOptions& defaults, Args& args, const std::function<bool(const Setting&)>& wanted,
                Defaults shown = Defaults::none);
-  void add_run(CLI::App* to, Args& words, const Names& names) {
-    add_run(to, run_, words, [&names](const Setting& s) { return is_among(names, s); });
+  void add_run(CLI::App* to, Args& args, const Names& names) {
+    add_run(to, run_, args, [&names](const Setting& s) { return is_among(names, s); });
   }
-  std::string described() const;
+  std::string to_json_text() const;
   const CLI::App* chosen() const;
-  void refuse(const std::string& words) {
-    wrong_.check([&] { throw Error(words); });
+  void refuse(const std::string& message) {
+    errors_.check([&] { throw Error(message); });
   }
   void refuse_leftovers();
-  Command taken();
-  void set_all(TrainOptions& o, const Args& words);
-  void set_plan_word(const std::string& name, const std::string& text);
+  Command parsed_command();
+  void set_all(TrainOptions& o, const Args& args);
+  void set_plan_option(const std::string& name, const std::string& text);
   template <class Options>
-  Options with_good_words(Options o);
+  Options with_checked_args(Options o);
   TrainOptions train();
   Command verify();
   Command plan();
 
   CLI::App app_{kAbout, "tessera"};
-  std::vector<std::pair<const CLI::App*, std::vector<std::pair<Setting, bool>>>> told_;
-  ErrorList wrong_;
-  Args words_;  // options of train and verify
-  TrainOptions run_, of_verify_ = verify_defaults(), of_plan_ = plan_defaults();
+  std::vector<std::pair<const CLI::App*, std::vector<std::pair<Setting, bool>>>> registered_;
+  ErrorList errors_;
+  Args args_;  // options of train and verify
+  TrainOptions run_, verify_run_ = verify_defaults(), plan_run_ = plan_defaults();
   GenerateOptions generate_;
   EvaluateOptions evaluate_;
   DatasetOptions data_;
   BenchOptions bench_;
   PlanOptions plan_;
-  Args plan_words_;
+  Args plan_args_;
   ReportOptions report_;
   CheckpointOptions checkpoint_;
   ExploreOptions explore_;
@@ -107,22 +106,22 @@ class CommandLine {
 CLI::App* CommandLine::command(CLI::App& owner, const std::string& name, const std::string& about) {
   CLI::App* out = owner.add_subcommand(name, about);
   out->allow_extras();
-  out->footer(help_behind(name));
-  told_.emplace_back(out, std::vector<std::pair<Setting, bool>>());
+  out->footer(help_footer(name));
+  registered_.emplace_back(out, std::vector<std::pair<Setting, bool>>());
   return out;
 }
 
 void CommandLine::add(CLI::App* to, const Setting& s, const Take& take, bool has_default) {
   const std::string shown = "--" + s.word();
   std::string help = with_options(std::string(s.field.help));
-  told_.back().second.emplace_back(s, has_default);
+  registered_.back().second.emplace_back(s, has_default);
   CLI::Option* made = nullptr;
   if (auto* const* many = std::get_if<std::vector<std::string>*>(&s.at); s.field.place || s.field.repeated) {
     const std::string name = s.field.place ? std::string(s.field.name) : shown;
     made = many ? to->add_option(name, **many, help) : to->add_option(name, *std::get<std::string*>(s.at), help);
     if (many) made->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     if (s.field.repeated) made->expected(1);
-    const bool bounded = s.field.range.most < 1e300;  // one word of a place with bounds may be left out
+    const bool bounded = s.field.range.most < 1e300;  // a bounded positional argument is optional
     if (s.field.place && many && bounded)
       made->expected(static_cast<int>(s.field.range.least), static_cast<int>(s.field.range.most));
     else if (s.field.place && !bounded)
@@ -131,7 +130,7 @@ void CommandLine::add(CLI::App* to, const Setting& s, const Take& take, bool has
     made = to->add_flag_function(
         shown, [s, take](int64_t n) { take(s, n > 0 ? "true" : "false"); }, help);
     made->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-    made->check([](const std::string& text) {  // CLI11 lets stoll throw
+    made->check([](const std::string& text) {  // otherwise std::stoll throws inside CLI11
       return text == "true" || text == "false" ? "" : fmt::format("expected true or false, found '{}'", text);
     });
   } else {
@@ -147,14 +146,14 @@ void CommandLine::add(CLI::App* to, const Setting& s, const Take& take, bool has
 
 void CommandLine::add(CLI::App* to, const Settings& settings) {
   const Take read = [this](const Setting& s, const std::string& text) {
-    wrong_.check([&] { s.read("--" + s.word(), text); });
+    errors_.check([&] { s.read("--" + s.word(), text); });
   };
   for (const Setting& s : settings) add(to, s, read, true);
 }
 
-void CommandLine::add_run(CLI::App* to, TrainOptions& defaults, Args& words,
+void CommandLine::add_run(CLI::App* to, TrainOptions& defaults, Args& args,
                           const std::function<bool(const Setting&)>& wanted, Defaults shown) {
-  const Take note = [&words](const Setting& s, const std::string& text) { words.emplace_back(s.word(), text); };
+  const Take note = [&args](const Setting& s, const std::string& text) { args.emplace_back(s.word(), text); };
   for (const Setting& s : field_descriptors(defaults))
     if (s.field.in_words && wanted(s))
       add(to, s, note, shown == Defaults::all || (shown == Defaults::but_searched && !is_searched(s.word())));
@@ -164,74 +163,74 @@ CommandLine::CommandLine() {
   app_.get_formatter()->column_width(24);
   app_.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app_.set_version_flag("--version", "tessera " TESSERA_VERSION);
-  app_.footer(help_behind("tessera"));
+  app_.footer(help_footer("tessera"));
   app_.allow_extras();
-  app_.require_subcommand(0, 1);  // a second name of a command is a word like others: a run may be called "train"
+  app_.require_subcommand(0, 1);  // later command names are arguments: a run may be called "train"
   const auto any = [](const Setting&) { return true; };
-  CLI::App* c = command(app_, "train", "Train a language model; with no option: a small one on real English prose");
-  c->footer(fmt::format("{}\nIf you name no model, text or tokenizer, it trains the default job:\n  {}",
-                        help_behind("train"), default_job_words(default_job())));
-  add_run(c, run_, words_, any, Defaults::all);
-  c = command(app_, "verify", "Prove that a plan trains like one rank, and count what it sends and holds");
+  CLI::App* c = command(app_, "train", "Train a language model; without options, a small one on English prose");
+  c->footer(fmt::format("{}\nWithout a model, data or tokenizer option, the default job is trained:\n  {}",
+                        help_footer("train"), default_job_words(default_job())));
+  add_run(c, run_, args_, any, Defaults::all);
+  c = command(app_, "verify", "Prove that a plan trains like one rank, and check its traffic and memory");
   add_run(
-      c, of_verify_, words_, [](const Setting& s) { return !is_among(kNotOfVerify, s); }, Defaults::all);
+      c, verify_run_, args_, [](const Setting& s) { return !is_among(kExcludedFromVerify, s); }, Defaults::all);
   add(c, field_descriptors(verify_));
-  c = command(app_, "generate", "Write text with a trained model");
+  c = command(app_, "generate", "Generate text with a trained model");
   add(c, field_descriptors(generate_));
-  add_run(c, generate_.words, kOfGenerate);
-  c = command(app_, "evaluate", "Say how well a model predicts a text");
+  add_run(c, generate_.words, kGenerate);
+  c = command(app_, "evaluate", "Evaluate the loss of a model on a text");
   add(c, field_descriptors(evaluate_));
-  add_run(c, evaluate_.words, kOfEvaluate);
-  c = command(app_, "data", "Make a token dataset from texts");
+  add_run(c, evaluate_.words, kEvaluateOptions);
+  c = command(app_, "data", "Tokenize texts into a dataset");
   add(c, field_descriptors(data_));
-  c = command(app_, "bench", "Time operations, collectives, strategies and schedules");
+  c = command(app_, "bench", "Benchmark operations, collectives, strategies and schedules");
   add(c, field_descriptors(bench_));
-  c = command(app_, "plan", "Choose a layout for a model and a machine before anything runs");
-  add_run(c, of_plan_, plan_words_, is_of_plan, Defaults::but_searched);
+  c = command(app_, "plan", "Choose a layout for a model and a machine without running it");
+  add_run(c, plan_run_, plan_args_, is_of_plan, Defaults::but_searched);
   add(c, field_descriptors(plan_));
-  c = command(app_, "report", "Draw a run, or two beside each other: timeline, memory, bytes, loss");
+  c = command(app_, "report", "Report a run or compare two: timeline, memory, bytes, loss");
   add(c, field_descriptors(report_));
-  add_run(c, run_, report_.words, is_drawn);
-  CLI::App* owner = command(app_, "checkpoint", "Import and export models in the format of Hugging Face");
-  const auto way_of_checkpoint = [&](const char* name, const char* about, CheckpointOptions::Way way) {
+  add_run(c, run_, report_.words, is_plan_property);
+  CLI::App* owner = command(app_, "checkpoint", "Import, export and convert models in Hugging Face format");
+  const auto checkpoint_action = [&](const char* name, const char* about, CheckpointOptions::Way way) {
     c = command(*owner, name, about);
     c->callback([this, way] { checkpoint_.way = way; });
     add(c, field_descriptors(checkpoint_, way));
   };
   using Way = CheckpointOptions::Way;
-  way_of_checkpoint("import", "Make a run from a folder, for train --init, generate and export", Way::import);
-  way_of_checkpoint("export", "Make a folder that transformers loads from a run or a checkpoint", Way::write);
-  way_of_checkpoint("reshard", "Make a run with one file for each rank of a layout, or with whole files again",
-                    Way::reshard);
-  add_run(c, checkpoint_.layout, kOfReshard);
-  way_of_checkpoint("quantize", "Round the weights of attention and feed-forward layers to 4 bits", Way::quantize);
-  add_run(c, checkpoint_.layout, kOfQuantize);
-  way_of_checkpoint("inspect", "Show the contents of a run, a checkpoint or a folder", Way::inspect);
-  c = command(app_, "explore", "Play with the planner: a page with sliders, for a browser here");
+  checkpoint_action("import", "Convert a Hugging Face folder to a run for train --init, generate and export",
+                    Way::import);
+  checkpoint_action("export", "Convert a run or a checkpoint to a folder that transformers loads", Way::write);
+  checkpoint_action("reshard", "Rewrite a run with one file per rank of a layout, or with full tensors", Way::reshard);
+  add_run(c, checkpoint_.layout, kReshardOptions);
+  checkpoint_action("quantize", "Quantize the weights of attention and feed-forward layers to 4 bits", Way::quantize);
+  add_run(c, checkpoint_.layout, kQuantizeOptions);
+  checkpoint_action("inspect", "Show the contents of a run, a checkpoint or a folder", Way::inspect);
+  c = command(app_, "explore", "Explore the planner interactively: a page with sliders, in a local browser");
   add(c, field_descriptors(explore_));
-  owner = command(app_, "lab", "Puzzles and exercises on parallel training: files, or functions of Tessera, to write");
-  const auto way_of_lab = [&](const char* name, const char* about, LabOptions::Way way) {
+  owner = command(app_, "lab", "Puzzles and exercises on parallel training, solved in files or C++ functions");
+  const auto lab_action = [&](const char* name, const char* about, LabOptions::Way way) {
     c = command(*owner, name, about);
     c->callback([this, way] { lab_.way = way; });
     add(c, field_descriptors(lab_, way));
   };
-  way_of_lab("list", "List puzzles and exercises, as without an action", LabOptions::Way::list);
-  way_of_lab("start", "Give one out: its page, and the file that you write, or in which you write a function",
+  lab_action("list", "List puzzles and exercises; the default action", LabOptions::Way::list);
+  lab_action("start", "Create the folder of a puzzle or exercise, with its page and the file to write",
              LabOptions::Way::start);
-  way_of_lab("check", "Grade your file, or build your function and grade it", LabOptions::Way::check);
-  way_of_lab("grade", "Grade the function that this program was built with", LabOptions::Way::grade);
-  way_of_lab("answer", "Answer questions of a grader: check starts it", LabOptions::Way::answer);
+  lab_action("check", "Grade a puzzle file, or build and grade a function", LabOptions::Way::check);
+  lab_action("grade", "Grade the function that is built into this program", LabOptions::Way::grade);
+  lab_action("answer", "Answer the questions of a grader (started by check)", LabOptions::Way::answer);
   owner->require_subcommand(0, 1);
-  c = command(app_, "describe", "Print every option of every command, for programs that make command lines");
+  c = command(app_, "describe", "Print every option of every command, for programs that build command lines");
   Settings s;
-  s.add(describe_format_, {"format", "form of what is printed"}).of("json");
+  s.add(describe_format_, {"format", "output format"}).of("json");
   add(c, s);
 }
 
 // {"version": .., "commands": [{"command": "train", "help": .., "options": [..]}, ..]}
-std::string CommandLine::described() const {
+std::string CommandLine::to_json_text() const {
   nlohmann::ordered_json commands = nlohmann::ordered_json::array();
-  for (const auto& [app, settings] : told_) {
+  for (const auto& [app, settings] : registered_) {
     const CLI::App* owner = app->get_parent();
     nlohmann::ordered_json options = nlohmann::ordered_json::array();
     for (const auto& [setting, has_default] : settings) {
@@ -250,11 +249,11 @@ const CLI::App* CommandLine::chosen() const {
   return all.empty() ? nullptr : all.front();
 }
 
-// The options that nothing took, or where all are known the first word, and what each may have been meant to be.
+// Reports every unknown option, or the first unexpected argument if all options are known, with the nearest valid name.
 void CommandLine::refuse_leftovers() {
   const CLI::App* const command = chosen();
   std::vector<std::string> left = app_.remaining(true);
-  std::erase_if(left, [&](const std::string& word) {  // Google Benchmark's
+  std::erase_if(left, [&](const std::string& word) {
     return command && command->get_name() == "bench" && (word.starts_with("--benchmark_") || word.starts_with("--v="));
   });
   if (left.empty()) return;
@@ -269,14 +268,14 @@ void CommandLine::refuse_leftovers() {
     for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
   const bool options = std::ranges::any_of(left, [](const std::string& word) { return word.starts_with("-"); });
   for (const std::string& word : left) {
-    if (options && !word.starts_with("-")) continue;  // most likely the value of one
+    if (options && !word.starts_with("-")) continue;  // probably the value of an unknown option
     const std::string name = word.substr(0, word.find('='));
-    if (!options) return refuse(fmt::format("unexpected word '{}'", word));
+    if (!options) return refuse(fmt::format("unexpected argument '{}'", word));
     refuse(fmt::format("unknown option '{}'{}", name, did_you_mean(name, known)));
   }
 }
 
-// Words the errors of CLI11 about words that it cannot split as Tessera's own.
+// Rewords the parse errors of CLI11 in Tessera's form.
 std::string parse_error_text(const CLI::ParseError& e) {
   std::string text = e.what();
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&e) != nullptr)
@@ -286,72 +285,72 @@ std::string parse_error_text(const CLI::ParseError& e) {
   return fmt::format("{}: expected true or false, found '{}'", text.substr(name, value - name), text.substr(value + 3));
 }
 
-void CommandLine::set_all(TrainOptions& o, const Args& words) {
-  for (const auto& [name, text] : words) wrong_.check([&, &name = name, &text = text] { set_option(o, name, text); });
-  const auto said = [&](const char* name) {
-    return std::ranges::find(words, name, &Args::value_type::first) != words.end();
+void CommandLine::set_all(TrainOptions& o, const Args& args) {
+  for (const auto& [name, text] : args) errors_.check([&, &name = name, &text = text] { set_option(o, name, text); });
+  const auto is_given = [&](const char* name) {
+    return std::ranges::find(args, name, &Args::value_type::first) != args.end();
   };
   for (const auto& [one, other] : {std::pair("epochs", "steps"), {"val-data", "val-share"}})
-    if (said(one) && said(other))
-      refuse(fmt::format("--{}: expected no --{} beside it, which it is in place of", one, other));
-  wrong_.raise();
+    if (is_given(one) && is_given(other))
+      refuse(fmt::format("--{}: cannot be combined with --{}, which it replaces", one, other));
+  errors_.raise();
 }
 
-// A model is not open yet: what the words set is looked at by itself.
+// The model is not open yet, so the options are parsed on their own to report errors early.
 template <class Options>
-Options CommandLine::with_good_words(Options o) {
+Options CommandLine::with_checked_args(Options o) {
   TrainOptions run;
   set_all(run, o.words);
   return o;
 }
 
 Command CommandLine::verify() {
-  verify_.run = of_verify_;
-  if (verify_.hide && !verify_.defect) refuse("--hide: hides what --defect plants; expected --defect random or a name");
-  const bool of_plan = std::ranges::any_of(words_, [](const auto& w) { return w.first != "format"; });
-  if (verify_.placements && (verify_.defect || of_plan))
-    refuse("--placements: the file says ranks and sizes; expected no option of a plan beside it");
-  set_all(verify_.run, words_);
+  verify_.run = verify_run_;
+  if (verify_.hide && !verify_.defect) refuse("--hide: expected --defect random or a name, found none");
+  const bool has_plan_options = std::ranges::any_of(args_, [](const auto& w) { return w.first != "format"; });
+  if (verify_.placements && (verify_.defect || has_plan_options))
+    refuse("--placements: the file specifies ranks and sizes; expected no plan options");
+  set_all(verify_.run, args_);
   validate(verify_.run);
   return verify_;
 }
 
-// A run knows its base by an absolute path; a resumed one has the base that it began with.
+// Stores the base model's path as an absolute path. A resumed run must use the base model it started with.
 void fix_base(TrainOptions& o) {
-  TrainOptions was;
+  TrainOptions saved;
   const std::string config = o.out ? (std::filesystem::path(*o.out) / "config.toml").string() : "";
-  if (o.resume && is_there(config)) apply_config_file(was, config);
+  if (o.resume && is_there(config)) apply_config_file(saved, config);
   const auto canonical = [](const std::string& path) { return std::filesystem::weakly_canonical(path).string(); };
-  for (const auto& [name, now, before] : {std::tuple("init", &o.init, &was.init), {"base", &o.base, &was.base}}) {
+  for (const auto& [name, now, before] : {std::tuple("init", &o.init, &saved.init), {"base", &o.base, &saved.base}}) {
     if (o.resume && *now != *before && (!*now || !*before || canonical(**now) != canonical(**before)))
-      bad_usage("--{}: the run in {} began with {}; expected the same, found {}", name, *o.out,
+      bad_usage("--{}: the run in {} started with {}; expected the same, found {}", name, *o.out,
                 before->value_or("none"), now->value_or("none"));
     if (o.resume)
       *now = *before;
     else if (*now)
       *now = canonical(**now);
   }
-  o.adapter_base = was.adapter_base, o.base_hash = was.base_hash;
+  o.adapter_base = saved.adapter_base, o.base_hash = saved.base_hash;
 }
 
 TrainOptions CommandLine::train() {
   std::string config, out;
   bool resume = false;
-  if (TrainOptions o; !wrong_.none()) set_all(o, words_);  // no file is read
-  for (const auto& [name, text] : words_) {
+  if (TrainOptions o; !errors_.none()) set_all(o, args_);  // reports all errors before any file is read
+  for (const auto& [name, text] : args_) {
     if (name == "config") config = text;
     if (name == "out") out = text;
     if (name == "resume") resume = text == "true";
   }
   const bool resumed = resume && !out.empty() && config.empty();
   if (resumed) config = (std::filesystem::path(out) / "config.toml").string();
-  bool chooses = std::ranges::any_of(words_, [](const auto& w) { return chooses_job(w.first, w.second); });
+  bool chooses = std::ranges::any_of(args_, [](const auto& w) { return chooses_job(w.first, w.second); });
   const std::string file =
       config.empty() ? "" : of_option(resumed ? "resume" : "config", config, [&] { return read_file(config); });
   for (const ConfigEntry& entry : read_config(file, config)) chooses = chooses || chooses_job(entry.key, entry.value);
   TrainOptions o = chooses ? TrainOptions{} : default_job();
-  wrong_.check([&] { apply_config(o, file, config); });
-  set_all(o, words_);
+  errors_.check([&] { apply_config(o, file, config); });
+  set_all(o, args_);
   if (o.init && !resume) take_model(o, of_option("init", *o.init, [&] { return first_config(o); }));
   if (o.base && !o.init) throw Error("--base: goes with --init ADAPTERS, found none");
   if (!resume || !out.empty()) fix_base(o);
@@ -360,7 +359,7 @@ TrainOptions CommandLine::train() {
   return o;
 }
 
-void CommandLine::set_plan_word(const std::string& name, const std::string& text) {
+void CommandLine::set_plan_option(const std::string& name, const std::string& text) {
   PlanOptions& o = plan_;
   if (name == "model" && text.ends_with(".json")) {
     o.model_file = text;
@@ -378,9 +377,9 @@ void CommandLine::set_plan_word(const std::string& name, const std::string& text
 }
 
 Command CommandLine::plan() {
-  for (const auto& [name, text] : plan_words_)
-    wrong_.check([&, &name = name, &text = text] { set_plan_word(name, text); });
-  wrong_.raise();
+  for (const auto& [name, text] : plan_args_)
+    errors_.check([&, &name = name, &text = text] { set_plan_option(name, text); });
+  errors_.raise();
   const DType dtype = plan_.run.optim.dtype;
   if (dtype != DType::bfloat16 && (plan_.hardware != "this" || dtype == DType::float64))
     bad_usage("--dtype: expected bf16, the one type that descriptions of hardware have rates for; found '{}'",
@@ -388,32 +387,32 @@ Command CommandLine::plan() {
   return plan_;
 }
 
-// `help` and `help train`, as others have it, are `--help` and `train --help`.
+// `help` and `help train` are aliases of `--help` and `train --help`.
 std::vector<const char*> with_help(int argc, const char* const* argv) {
-  std::vector<const char*> words(argv, argv + argc);
-  if (argc < 2 || std::string_view(argv[1]) != "help") return words;
-  words.erase(words.begin() + 1);
-  words.push_back("--help");
-  return words;
+  std::vector<const char*> args(argv, argv + argc);
+  if (argc < 2 || std::string_view(argv[1]) != "help") return args;
+  args.erase(args.begin() + 1);
+  args.push_back("--help");
+  return args;
 }
 
-Command CommandLine::taken() {
+Command CommandLine::parsed_command() {
   const std::string name = chosen() ? chosen()->get_name() : "";
   if (name == "bench") {
     bench_.words = chosen()->remaining();
     refuse_leftovers();
-    wrong_.raise();
+    errors_.raise();
     return bench_;
   }
   refuse_leftovers();
   if (name == "train") return train();
   if (name == "verify") return verify();
-  if (name == "generate") return with_good_words(generate_);
-  if (name == "evaluate") return with_good_words(evaluate_);
+  if (name == "generate") return with_checked_args(generate_);
+  if (name == "evaluate") return with_checked_args(evaluate_);
   if (name == "plan") return plan();
-  wrong_.raise();
+  errors_.raise();
   if (!chosen()) bad_usage("no command given; expected {} (tessera --help says more)", kCommands);
-  if (name == "describe") return Print{described()};
+  if (name == "describe") return Print{to_json_text()};
   if (name == "report") return report_;
   if (name == "explore") return explore_;
   if (name == "data") return data_;
@@ -428,19 +427,19 @@ Command CommandLine::taken() {
 Command CommandLine::parse(int argc, const char* const* argv) {
   const std::vector<const char*> given = with_help(argc, argv);
   try {
-    app_.parse(static_cast<int>(given.size()), const_cast<char**>(given.data()));  // CLI11 2.1 does not write there
+    app_.parse(static_cast<int>(given.size()), const_cast<char**>(given.data()));  // CLI11 2.1 does not modify argv
   } catch (const CLI::CallForHelp&) {
     return Print{chosen() ? chosen()->help("tessera") : app_.help()};
   } catch (const CLI::CallForVersion& e) {
     return Print{std::string(e.what()) + "\n"};
   } catch (const CLI::ParseError& e) {
     refuse_leftovers();
-    if (wrong_.none() || dynamic_cast<const CLI::ArgumentMismatch*>(&e) != nullptr ||
+    if (errors_.none() || dynamic_cast<const CLI::ArgumentMismatch*>(&e) != nullptr ||
         dynamic_cast<const CLI::ConversionError*>(&e) != nullptr)
       refuse(parse_error_text(e));
-    wrong_.raise();
+    errors_.raise();
   }
-  return taken();
+  return parsed_command();
 }
 
 }  // namespace

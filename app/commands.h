@@ -1,4 +1,4 @@
-// The commands with files of their own. Each returns the exit status; failures are thrown.
+// The commands. Each returns the exit status and throws on failure.
 #pragma once
 #include "app/options.h"
 
@@ -13,12 +13,10 @@ int run(const ReportOptions& options);
 int run(const CheckpointOptions& options);
 int run(const ExploreOptions& options);
 
-// The whole program: parses, runs, and turns what is thrown into one line on standard error and the exit status.
+// The program: parses and runs a command line. Errors are printed on standard error and converted to the exit status.
 int run_program(int argc, const char* const* argv);
 
-// From argv to what is to be done.
-
-// Text to print and leave with status 0 (--help, --version).
+// Text to print before exiting with status 0.
 struct Print {
   std::string text;
 };
@@ -26,11 +24,11 @@ using Command =
     std::variant<TrainOptions, VerifyOptions, GenerateOptions, EvaluateOptions, DatasetOptions, BenchOptions,
                  PlanOptions, ReportOptions, CheckpointOptions, ExploreOptions, LabOptions, Print>;
 
-// Throws Error (usage) for an unknown command or option, a missing or wrong value; InputError for an unreadable
+// Throws Error (usage) for unknown commands and options and for missing or invalid values, InputError for an unreadable
 // --config.
 Command parse_command_line(int argc, const char* const* argv);
 
-// Texts behind the options of commands, as the build found them in app/help/.
+// Help footers, embedded from app/help/ by the build.
 namespace help {
 struct File {
   std::string_view name, text;

@@ -1,4 +1,4 @@
-// Options become what the libraries are told; and what cannot go together.
+// Resolution and validation of options.
 #include "app/make_job.h"
 
 #include "app/output.h"
@@ -15,13 +15,13 @@ namespace {
 
 constexpr int64_t kDefaultRanks = 2;
 
-// The sizes that were said, and the preset's.
+// The given sizes, completed by those of the preset.
 ModelConfig model_config(const TrainOptions& o) {
-  ModelConfig c = preset(o.model).value(), said = o.sizes;
+  ModelConfig c = preset(o.model).value(), given = o.sizes;
   const Settings to = field_descriptors(c);
-  for (const Setting& s : field_descriptors(said))
+  for (const Setting& s : field_descriptors(given))
     if (!s.field.open || o.gives(s.field.name)) to.at(s.field.name).assign(s);
-  if (o.gives("heads") && !o.gives("kv_heads")) c.kv_heads = 0;  // those of the preset are for its own heads
+  if (o.gives("heads") && !o.gives("kv_heads")) c.kv_heads = 0;  // the preset's value is for its own heads
   if (o.gives("channels") && !o.gives("ffn")) c.ffn = 0;
   if (RotaryOptions& r = c.rotary; r.scaling == RopeScaling::yarn) {
     if (!o.gives("rope_high_freq")) r.high_freq_factor = 32;
@@ -47,13 +47,13 @@ Optimisation make_optimisation(const TrainOptions& o) {
 }
 
 Backend select_backend(const TrainOptions& o) {
-  if (o.launch) return Backend::threads;  // the launcher's own backend; it starts the ranks as it is told
+  if (o.launch) return Backend::threads;  // the launcher selects the backend of the ranks it starts
   if (o.gives("backend")) return o.plan.backend;
   if (!o.plan.rendezvous.empty()) return Backend::tcp;
   return mpi_surroundings() ? Backend::mpi : Backend::threads;
 }
 
-// By an MPI job or --ranks; 0 when there is none.
+// The number of ranks of an MPI job or --ranks; 0 if neither is given.
 int64_t given_ranks(const TrainOptions& o, const Plan& p) {
   if (!has_processes(p) || !p.rendezvous.empty()) return o.ranks.value_or(0);
   const std::optional<MpiSurroundings> job = mpi_surroundings();
@@ -63,8 +63,8 @@ int64_t given_ranks(const TrainOptions& o, const Plan& p) {
 void set_axes(const TrainOptions& o, Plan& p) {
   const int64_t ranks = given_ranks(o, p);
   if (ranks == 0) {
-    const bool silent = !o.gives("pp") && !o.gives("dp") && !o.gives("cp") && !o.gives("tp");
-    if (silent && std::thread::hardware_concurrency() >= kDefaultRanks &&
+    const bool no_axes = !o.gives("pp") && !o.gives("dp") && !o.gives("cp") && !o.gives("tp");
+    if (no_axes && std::thread::hardware_concurrency() >= kDefaultRanks &&
         o.optim.batch % (kDefaultRanks * p.microbatches) == 0)
       p.dp = kDefaultRanks;
     return;
@@ -102,7 +102,7 @@ void check_ranks(const TrainOptions& o, const Plan& p) {
   const std::string nearest = ranks % rest == 0
                                   ? fmt::format("--dp {}", ranks / rest)
                                   : fmt::format("{} ranks", multiples_near(o.gives("dp") ? p.ranks() : rest, ranks));
-  bad_usage("--ranks: pp {} x dp {} x cp {} x tp {} makes {} ranks; expected {}; the nearest that can: {}", p.pp, p.dp,
+  bad_usage("--ranks: pp {} x dp {} x cp {} x tp {} makes {} ranks; expected {}; nearest valid value: {}", p.pp, p.dp,
             p.cp, p.tp, p.ranks(), ranks, nearest);
 }
 
@@ -113,7 +113,7 @@ void check_lora_options(const TrainOptions& o) {
                                     {"targets", o.gives("lora_targets")}})
     if (given && o.sizes.lora.rank == 0) bad_usage("--lora-{}: goes with --lora-rank, found none", name);
   if (o.sizes.lora.rank > 0 && o.plan.dp_mode == DataMode::ps_async)
-    throw Error("--lora-rank: expected a strategy that leaves frozen weights alone, found --dp-mode ps-async");
+    throw Error("--lora-rank: expected a strategy that does not update frozen weights, found --dp-mode ps-async");
 }
 
 void check_quantize_options(const TrainOptions& o) {
@@ -121,17 +121,16 @@ void check_quantize_options(const TrainOptions& o) {
   if (o.gives("quantize_group") && codec != Codec::gptq)
     bad_usage("--quantize-group: goes with --quantize gptq, found {}", value_name(codec));
   if (codec != Codec::none && o.sizes.lora.rank == 0)
-    bad_usage("--quantize: expected --lora-rank, since weights in 4 bits do not learn; found {} alone",
-              value_name(codec));
+    bad_usage("--quantize: 4-bit weights are frozen; expected --lora-rank with {}, found none", value_name(codec));
 }
 
 void check_rendezvous(const TrainOptions& o) {
   if (o.rank.has_value() != !o.plan.rendezvous.empty())
-    bad_usage("--{}: goes with --{}, found it alone", o.rank ? "rank" : "rendezvous", o.rank ? "rendezvous" : "rank");
+    bad_usage("--{}: goes with --{}, found none", o.rank ? "rank" : "rendezvous", o.rank ? "rendezvous" : "rank");
   if (o.plan.rendezvous.empty()) return;
-  if (!o.ranks) throw Error("--rendezvous: expected --ranks beside it, how many processes meet there; found none");
+  if (!o.ranks) throw Error("--rendezvous: expected --ranks, the world size; found none");
   if (*o.rank >= *o.ranks)
-    bad_usage("--rank: expected one of 0 to {}, of --ranks {}, found {}", *o.ranks - 1, *o.ranks, *o.rank);
+    bad_usage("--rank: expected a rank from 0 to {} (--ranks {}), found {}", *o.ranks - 1, *o.ranks, *o.rank);
 }
 
 void check_restarts(const TrainOptions& o) {
@@ -141,22 +140,21 @@ void check_restarts(const TrainOptions& o) {
   if (o.no_save) throw Error("--restarts: expected a run that saves checkpoints, found --no-save");
   if (const auto job = mpi_surroundings(); job && job->ranks > 1)
     bad_usage(
-        "--restarts: {} has started {} processes, which end together; expected tessera train "
-        "--restarts N --launch \"mpirun -n {{ranks}}\", which starts mpirun",
+        "--restarts: {} has started {} processes and stops them together; expected tessera train --restarts N --launch "
+        "\"mpirun -n {{ranks}}\", which starts mpirun itself",
         job->launcher, job->ranks);
   if (!o.plan.rendezvous.empty() && !o.out)
-    throw Error("--restarts: expected --out beside --rendezvous, one folder for all ranks");
+    throw Error("--restarts: expected --out with --rendezvous, the same directory for all ranks; found none");
   if (!o.plan.rendezvous.empty() && (o.launch || o.hostfile))
-    bad_usage("--{}: expected no --rendezvous beside it, where each rank is started by itself",
+    bad_usage("--{}: cannot be combined with --rendezvous, which requires every rank to be started separately",
               o.launch ? "launch" : "hostfile");
   if (o.hostfile && o.launch && o.launch->find("{ranks}") == std::string::npos)
-    bad_usage("--launch: expected {{ranks}} in it where --hostfile gives their number, found '{}'", *o.launch);
+    bad_usage("--launch: expected {{ranks}} in the command with --hostfile, found '{}'", *o.launch);
   if (o.hostfile && (o.plan.dp_mode == DataMode::ps_async || o.plan.dp_mode == DataMode::diloco))
-    bad_usage("--hostfile: expected ranks that all make the same steps, found --dp-mode {}",
-              value_name(o.plan.dp_mode));
+    bad_usage("--hostfile: expected synchronous data ranks, found --dp-mode {}", value_name(o.plan.dp_mode));
 }
 
-// Asks what does not depend on the plan.
+// Checks that do not depend on the plan.
 void check_pairs(const TrainOptions& o, ErrorList& found) {
   const auto refuse = [&](bool wrong, const std::string& words) {
     if (wrong) found.check([&] { throw Error(words); });
@@ -169,7 +167,7 @@ void check_pairs(const TrainOptions& o, ErrorList& found) {
   refuse(o.optim.min_lr && *o.optim.min_lr > o.optim.lr,
          fmt::format("--min-lr: expected at most --lr ({}), found {}", o.optim.lr, o.optim.min_lr.value_or(0)));
   refuse(o.epochs && *o.epochs <= 0, "--epochs: expected more than 0, found 0");
-  refuse(o.epochs && o.gives("steps"), "--epochs: expected no --steps beside it, which it is in place of");
+  refuse(o.epochs && o.gives("steps"), "--epochs: cannot be combined with --steps, which it replaces");
   refuse(o.held.share <= 0, "--val-share: expected more than 0, found 0");
   const bool never = o.eval_every == 0 && o.eval_share == 0;
   refuse(o.patience > 0 && (o.no_eval || never || o.plan.dp_mode == DataMode::ps_async),
@@ -177,18 +175,16 @@ void check_pairs(const TrainOptions& o, ErrorList& found) {
                                                                                  : never   ? "--eval-every 0"
                                                                                            : "--dp-mode ps-async"));
   refuse(o.check_replicas > 0 && o.plan.dp_mode == DataMode::ps_async,
-         "--check-replicas: expected ranks with equal copies after a step, found --dp-mode ps-async");
+         "--check-replicas: expected a mode with equal replicas after each step, found --dp-mode ps-async");
   refuse(o.trace && o.plan.dp_mode == DataMode::ps_async,
-         "--trace: expected steps that all ranks make together, found --dp-mode ps-async");
+         "--trace: expected a mode with synchronous steps, found --dp-mode ps-async");
   refuse(o.resume && !o.out, "--resume: expected --out DIR, the run to continue; found no --out");
   refuse(o.resume && o.no_save,
-         "--resume: expected a run that saves checkpoints, found --no-save, by option or in its config.toml");
+         "--resume: expected a run that saves checkpoints, found --no-save as an option or in its config.toml");
 }
 
-// The data of a run: its tokenizer, and options of fine-tuning.
-
-constexpr std::string_view kSized = "bpe-";  // with the most tokens behind it
-constexpr double kMinVocab = 256;            // tokens: one for each byte
+constexpr std::string_view kBpePrefix = "bpe-";  // followed by the maximum number of tokens
+constexpr double kMinVocab = 256;
 
 std::string describe_one(const Dataset& d) {
   const auto tokens = [](int64_t count) { return format_si(static_cast<double>(count)); };
@@ -200,10 +196,9 @@ std::string describe_one(const Dataset& d) {
                        fmt::format(fmt::runtime(text), tokens(d.train_tokens()), tokens(d.train_bytes)), files,
                        d.tokenizer->kind(), tokens(d.val_tokens()));
   const ExampleRows& rows = *d.train_examples;
-  return fmt::format(
-      "{}: {} examples of {} tokens ({}), {} of them to be learnt, in {} rows of {}; {} examples held out", d.source,
-      rows.examples(), tokens(rows.tokens()), d.tokenizer->kind(), tokens(rows.targets()), rows.count(), rows.context(),
-      d.val_examples->examples());
+  return fmt::format("{}: {} examples of {} tokens ({}), {} of them targets, in {} rows of {}; {} examples held out",
+                     d.source, rows.examples(), tokens(rows.tokens()), d.tokenizer->kind(), tokens(rows.targets()),
+                     rows.count(), rows.context(), d.val_examples->examples());
 }
 
 }  // namespace
@@ -236,13 +231,13 @@ void validate(const TrainOptions& options) {
   ErrorList found;
   TrainOptions o = options;
   found.check([&] { make_job(o); });
-  if (!found.none()) o.plan.schedule_file.clear();  // the only value that a job cannot be made of
+  if (!found.none()) o.plan.schedule_file.clear();  // other values cannot fail here
   const Job s = make_job(o);
   bool has_sizes = true;
   try {
     check_sizes(s);
   } catch (const Error&) {
-    has_sizes = false;  // which check_plan() says too
+    has_sizes = false;  // reported by check_plan()
   }
   if (has_sizes && o.resume && o.out)
     check_described(std::filesystem::path(*o.out) / "config.toml", std::filesystem::path(*o.out) / "checkpoints", s);
@@ -251,7 +246,7 @@ void validate(const TrainOptions& options) {
   found.raise();
 }
 
-// docs/measurements/README.md, "The default job", has what was tried.
+// docs/measurements/accuracy.md, "The default job", lists the candidates that were measured.
 TrainOptions default_job() {
   TrainOptions o;
   o.model = "llama-nano";
@@ -266,23 +261,23 @@ bool is_default_job(const TrainOptions& o) {
 }
 
 bool chooses_job(std::string_view option, std::string_view value) {
-  if (option == "dropout" || option == "dtype") return false;  // they belong to a model, but do not choose it
+  if (option == "dropout" || option == "dtype") return false;  // properties of a model that do not select it
   TrainOptions o;
   const Settings all = field_descriptors(o);
   const Setting* s = all.find_word(option);
-  if (!s || (s->is_flag() && !s->field.open && value == "false")) return false;  // it stays as it is
+  if (!s || (s->is_flag() && !s->field.open && value == "false")) return false;  // the default
   return option == "data" || option == "tokenizer" || option == "document-mask" || s->field.group == "Model" ||
          s->field.group == "Fine-tuning";
 }
 
 std::string default_job_words(const TrainOptions& o) {
-  const Args usual = config_values(TrainOptions{});
-  std::set<std::string> of_job;
+  const Args defaults = config_values(TrainOptions{});
+  std::set<std::string> job_options;
   for (const auto& entry : config_values(default_job()))
-    if (std::ranges::find(usual, entry) == usual.end()) of_job.insert(entry.first);
+    if (std::ranges::find(defaults, entry) == defaults.end()) job_options.insert(entry.first);
   std::string out;
   for (const auto& [name, value] : config_values(o)) {
-    if (!of_job.contains(name)) continue;
+    if (!job_options.contains(name)) continue;
     const bool text = value.starts_with('"');
     out += fmt::format("{}--{} {}", out.empty() ? "" : " ", name, text ? value.substr(1, value.size() - 2) : value);
   }
@@ -296,7 +291,7 @@ bool saves_in_background(const TrainOptions& o) {
 
 std::string useless_options(const TrainOptions& o) {
   if (!o.plan.sp || make_job(o).plan.tp > 1) return "";
-  return "--sp: cuts the tokens among the ranks of --tp, and there is only one; expected --tp 2 or more beside it";
+  return "--sp: shards tokens over the ranks of --tp and has no effect with --tp 1; expected --tp 2 or more";
 }
 
 TokenizerChoice tokenizer_choice(const std::optional<std::string>& name, const std::string& otherwise, bool quiet) {
@@ -308,9 +303,9 @@ TokenizerChoice tokenizer_choice(const std::optional<std::string>& name, const s
   if (!quiet) out.note = [](const std::string& note) { std::fputs((one_line(note) + "\n").c_str(), stderr); };
   if (!name || *name == "char" || *name == "bytes" || *name == "bpe" || std::filesystem::is_directory(*name, error))
     return out;
-  if (name->starts_with(kSized)) {
+  if (name->starts_with(kBpePrefix)) {
     out.name = "bpe";
-    out.vocab_size = parse_integer("--tokenizer bpe-N", name->substr(kSized.size()), {kMinVocab, 1e9});
+    out.vocab_size = parse_integer("--tokenizer bpe-N", name->substr(kBpePrefix.size()), {kMinVocab, 1e9});
     return out;
   }
   bad_usage(
@@ -347,10 +342,10 @@ Dataset open_data(const TrainOptions& o, const TokenizerChoice& tokenizer) {
 }
 
 void check_example_options(const TrainOptions& o) {
-  const TrainOptions usual;
+  const TrainOptions defaults;
   const char* named = nullptr;
-  if (o.chat_template != usual.chat_template) named = "--template";
-  if (o.train_on != usual.train_on) named = "--train-on";
+  if (o.chat_template != defaults.chat_template) named = "--template";
+  if (o.train_on != defaults.train_on) named = "--train-on";
   if (o.pack) named = "--pack";
   if (o.skip_bad) named = "--skip-bad";
   if (!o.map.empty()) named = "--map";

@@ -1,55 +1,50 @@
-// From options to a job: what the libraries are told, what cannot be, and what is trained where nothing says what.
+// From options to a job: resolves defaults, rejects invalid combinations, and opens the data.
 #pragma once
 #include "app/options.h"
 #include "data/examples.h"
 
 namespace tessera {
 
-// Presets are filled in, and of the axes what is not given follows from the number of ranks (--ranks, or an MPI job's):
-// --dp does, or, when that is given, the only other axis that is not. Otherwise it is 1; with no word about ranks at
-// all, two data-parallel ranks where the machine and the batch allow it. May be a mesh of another number of ranks,
-// which check_plan() refuses. Throws Error (usage) for a schedule that has no such name.
+// Fills in preset sizes and mesh axes. With a given number of ranks (--ranks or an MPI job), --dp follows from it, or,
+// if --dp is given, the only other axis that is not given. All other axes are 1. Without any option about ranks, the
+// job uses two data-parallel ranks if the machine and the batch allow it. The mesh may have a different number of
+// ranks, which check_plan() rejects. Throws Error (usage) for an unknown schedule.
 Job make_job(const TrainOptions& options);
-// How the ranks of a command are started. Processes must have been given the same command, the same options (but
-// for what is said to the user) and the same program.
+// Launch options of a command. All processes must run the same program and command with the same options, output
+// options excepted.
 LaunchOptions launch_options(const std::string& command, const TrainOptions& options, const Plan& plan);
-// Throws Error (usage) in the words of the options, with the nearest values that can be.
+// Throws Error (usage) naming options and the nearest valid values.
 void check_plan(const TrainOptions& options);
-// Throws Error (usage) for values that do not go together, naming the options. Single values were checked when set.
+// Throws Error (usage) for invalid combinations of options. Single values were checked when they were set.
 void validate(const TrainOptions& options);
 
-// The defaults of `train` with the default job in them, which makes the most of a minute on two cores. Other options,
-// as those of the plan or --steps, change it.
+// The defaults of `train` with the default job: the model, tokenizer and learning rate that reach the lowest loss in
+// about a minute on two cores. Other options, such as plan options or --steps, modify it.
 TrainOptions default_job();
-// Whether that is what `o` trains, under whatever plan and at whatever rate.
+// Whether `o` trains the model, data and tokenizer of the default job, under any plan and learning rate.
 bool is_default_job(const TrainOptions& o);
-// Whether an option of `train` with that value says what is trained: a model, its sizes, a text, a tokenizer, weights
-// to begin with. If one is given, on the command line or in a file, there is no default job.
+// Whether an option of `train` with this value selects model, data, tokenizer or initial weights, so that the default
+// job does not apply.
 bool chooses_job(std::string_view option, std::string_view value);
-// The options that the default job stands for, with the values that `o` gives them, to be typed:
-// "--model llama-nano --tokenizer bpe-1024 ...".
+// The command-line options of the default job with their values in `o`: "--model llama-nano --tokenizer bpe-1024 ...".
 std::string default_job_words(const TrainOptions& o);
-// True when there are checkpoints before the last one that are written from a copy.
+// Whether there are checkpoints before the last one, written in the background from a copy.
 bool saves_in_background(const TrainOptions& options);
-// A warning about options that go together and do nothing, for the user; empty where there are none.
+// A warning about a combination of options that has no effect; empty if there is none.
 std::string useless_options(const TrainOptions& o);
 
-// The data of a run: its tokenizer, options of examples for fine-tuning, and the lines that describe it.
-
-// The tokenizer that --tokenizer names, with progress shown while one is trained. bpe-N is a bpe tokenizer of at most N
-// tokens. Throws Error (usage) where it is neither a kind of tokenizer nor a folder.
+// The tokenizer selected by --tokenizer, with a progress display during training. bpe-N is a bpe tokenizer of at most N
+// tokens. Throws Error (usage) if `name` is neither a kind of tokenizer nor a folder.
 TokenizerChoice tokenizer_choice(const std::optional<std::string>& name, const std::string& otherwise, bool quiet);
 
 ExampleOptions example_options(const TrainOptions& options);
 
-// Opens the data that `data` names: a dataset, examples, or a mixture of either. Throws as dataset_for(),
-// load_examples() and mixed() do.
+// Opens --data: a dataset, examples, or a mixture of these. Throws as dataset_for(), load_examples() and mixed().
 Dataset open_data(const TrainOptions& options, const TokenizerChoice& tokenizer);
 
-// Throws Error (usage) for an option about examples beside data that has none.
+// Throws Error (usage) for an option about examples if the data contain none.
 void check_example_options(const TrainOptions& options);
 
-// Lines about it; of a mixture, one for each part.
 std::vector<std::string> describe_data(const Dataset& dataset);
 
 }  // namespace tessera

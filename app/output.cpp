@@ -1,4 +1,4 @@
-// Writing to standard output.
+// Standard output and progress lines.
 #include "app/output.h"
 
 #include <fcntl.h>
@@ -14,7 +14,7 @@ namespace tessera {
 
 void open_standard_descriptors() {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd)
-    if (::fcntl(fd, F_GETFD) < 0 && ::open("/dev/null", O_RDWR) != fd)  // the lowest that is free
+    if (::fcntl(fd, F_GETFD) < 0 && ::open("/dev/null", O_RDWR) != fd)  // the lowest free descriptor
       std::abort();
 }
 
@@ -30,23 +30,20 @@ bool print(std::string_view raw) {
   throw OutputError(fmt::format("cannot write standard output: {}", std::strerror(cause)));
 }
 
-// Lines of progress.
-
 namespace {
 
 constexpr double kNewStep = 0.1;  // weight of the newest step in the moving average
 constexpr std::chrono::milliseconds kBetweenRewrites{80};
 constexpr std::chrono::milliseconds kBetweenPlainWork{10'000};
-constexpr int64_t kPlainLines = 20;  // lines of a whole run
+constexpr int64_t kPlainLines = 20;  // per run
 constexpr int64_t kBar = 20, kMinBar = 5;
-constexpr int64_t kAccumulate = 200;  // where the width is not known
+constexpr int64_t kDefaultWidth = 200;  // default width if it cannot be queried
 
 int64_t terminal_width(std::FILE* file) {
   struct winsize size {};
-  return ::ioctl(::fileno(file), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : kAccumulate;
+  return ::ioctl(::fileno(file), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : kDefaultWidth;
 }
 
-// Single spaces for double ones.
 std::string tight(const std::string& text) {
   std::string out;
   for (const char c : text)
@@ -108,14 +105,14 @@ std::string Progress::line(const StepReport& r) const {
                      r.loss, r.lr, r.grad_norm, format_si(r.tokens_per_s), duration(left));
 }
 
-// A line that wraps could not be rewritten.
-int64_t Progress::room() const { return (o_.columns > 0 ? o_.columns : terminal_width(o_.to)) - 1; }
+// One column is left free, because a wrapped line cannot be rewritten.
+int64_t Progress::cols() const { return (o_.columns > 0 ? o_.columns : terminal_width(o_.to)) - 1; }
 
-// The line behind a bar as long as there is room for.
+// The line, preceded by a progress bar if there is enough space.
 std::string Progress::terminal_line(const StepReport& r) const {
   const std::string text = line(r);
-  const int64_t size = std::min(kBar, room() - std::ssize(text) - 1);
-  if (size < kMinBar) return (std::ssize(text) > room() ? tight(text) : text).substr(0, static_cast<size_t>(room()));
+  const int64_t size = std::min(kBar, cols() - std::ssize(text) - 1);
+  if (size < kMinBar) return (std::ssize(text) > cols() ? tight(text) : text).substr(0, static_cast<size_t>(cols()));
   const double share = o_.steps > 0 ? static_cast<double>(r.step) / static_cast<double>(o_.steps) : 1;
   std::string bar;
   for (int64_t i = 0; i < size; ++i) bar += i < static_cast<int64_t>(share * static_cast<double>(size)) ? "━" : "╌";
@@ -125,7 +122,7 @@ std::string Progress::terminal_line(const StepReport& r) const {
 void say_above_progress(const std::string& line) {
   const std::string text =
       fmt::format("{}tessera: {}\n", ::isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "", one_line(line));
-  std::fputs(text.c_str(), stderr);  // which is not buffered
+  std::fputs(text.c_str(), stderr);
 }
 
 void Progress::step(const StepReport& r) {
@@ -150,9 +147,9 @@ void Progress::work(const std::string& raw) {
   const bool first = last_.time_since_epoch().count() == 0;
   last_ = now;
   if (o_.terminal)
-    rewrite(text.substr(0, static_cast<size_t>(room())));
+    rewrite(text.substr(0, static_cast<size_t>(cols())));
   else if (!first)
-    put(text + "\n");  // short work is not worth a line
+    put(text + "\n");  // short work is not reported
 }
 
 void Progress::message(const std::string& text) {

@@ -1,4 +1,4 @@
-// Standard output as a product: what cannot be written there is an error, unless the reader has closed it.
+// Standard output and progress lines.
 #pragma once
 #include <cstdio>
 
@@ -6,29 +6,30 @@
 
 namespace tessera {
 
-// Writes the text to standard output at once. False when its reader is gone (`| head -1`), which is the reader's
-// choice and no error. Throws OutputError for anything else, such as a full disk. A terminal gets for_terminal(text), a
-// pipe or a file the text itself.
+// Writes the text to standard output and flushes it; escaped by for_terminal() on a terminal, unchanged to a pipe or
+// file. Returns false if the reader has closed the pipe (`| head -1`), which is not an error. Throws OutputError for
+// any other failure, such as a full disk.
 bool print(std::string_view text);
 
-// Opens /dev/null where descriptor 0, 1 or 2 is closed, before a file gets its number and with it what is printed.
+// Opens /dev/null for closed descriptors 0, 1 and 2, so that no opened file receives one of these numbers and then the
+// printed output.
 void open_standard_descriptors();
 
-// The progress of a run for a person, on standard error: one line that is rewritten on a terminal, a plain line now and
-// then elsewhere. Numbers keep their point in any locale, and a closed output is not an error.
+// Progress of a run on standard error: one line that is rewritten on a terminal, occasional plain lines elsewhere.
+// Numbers are formatted independently of the locale; a closed output is not an error.
 
 // "12.3K" for 12345.
 std::string format_si(double v);
-// Bytes in MB, of 10^6 bytes, as it stands in tables beside the bytes: "12.35".
+// Bytes in MB (10^6 bytes) with two digits: "12.35".
 std::string megabytes(int64_t bytes);
 // "1 h 02 min", "3 min 05 s", "42 s".
 std::string duration(double seconds);
 
-// A line of bars, one per `width`-th part of the values (its mean): the highest is full, the lowest a thin line.
+// A bar chart of one line with at most `width` bars, each the mean of consecutive values, scaled from minimum to
+// maximum.
 std::string sparkline(const std::vector<double>& values, size_t width);
 
-// A line on standard error from any rank's thread, or process: in one piece, and over a terminal's line of progress,
-// which the next step writes again.
+// Prints a line on standard error, from any thread or process, in one write and over the progress line of a terminal.
 void say_above_progress(const std::string& line);
 
 class Progress {
@@ -38,31 +39,30 @@ class Progress {
     bool terminal = false;
     bool color = false;
     bool quiet = false;
-    int64_t steps = 0;    // steps of the whole run
-    int64_t columns = 0;  // columns of the terminal; 0: ask it at every line, since windows change
+    int64_t steps = 0;
+    int64_t columns = 0;  // terminal width; 0: query it for each line, since windows are resized
   };
   explicit Progress(const Options& options) : o_(options) {}
   ~Progress() { clear(); }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
-  // For standard error as it is: a terminal or not, NO_COLOR or not.
   static Options for_stderr(int64_t steps, bool quiet);
 
   void step(const StepReport& report);
-  // A line about other work that goes on: rewritten on a terminal, elsewhere every ten seconds.
+  // Shows other work in progress: rewritten on a terminal, every ten seconds elsewhere.
   void work(const std::string& line);
-  void message(const std::string& line);  // a line of its own above the progress; not shown when quiet
+  void message(const std::string& line);
 
  private:
   std::string line(const StepReport& r) const;
   std::string terminal_line(const StepReport& r) const;
-  int64_t room() const;  // columns for a line
+  int64_t cols() const;
   void put(const std::string& text);
   void rewrite(const std::string& text);
   void clear();
   Options o_;
   bool shown_ = false;
-  double step_ms_ = 0;  // moving mean: the time left does not jump with one slow step
+  double step_ms_ = 0;  // moving average, so that a single slow step hardly changes the remaining time
   int64_t next_plain_ = 1;
   std::chrono::steady_clock::time_point last_{};
 };

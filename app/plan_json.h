@@ -1,4 +1,4 @@
-// A plan in the records that programs read: the fields that say how ranks were laid out.
+// The plan as JSON for records: the fields that determine the layout of ranks.
 #pragma once
 #include "settings/json.h"
 #include "train/job.h"
@@ -6,14 +6,14 @@
 namespace tessera {
 
 inline nlohmann::ordered_json plan_json(Plan p) {
-  Plan usual;
+  Plan defaults;
   const Settings all = field_descriptors(p);
   nlohmann::ordered_json out = {{"ranks", p.ranks()}};
   for (const char* field :
        {"pp", "dp", "cp", "tp", "sp", "dp_mode", "zero", "microbatches", "all_reduce", "recompute", "device"})
     out[field] = to_json(all.at(field));
   if (p.pp > 1) out["schedule"] = schedule_name(p);
-  out.update(nlohmann::ordered_json(identity_fields(all, field_descriptors(usual), &Field::recorded)));
+  out.update(nlohmann::ordered_json(identity_fields(all, field_descriptors(defaults), &Field::recorded)));
   if (p.cp > 1) out["cp_mode"] = to_json(all.at("cp_mode"));
   return out;
 }

@@ -1,4 +1,4 @@
-// The program: from argv to an exit status, and the commands that are short.
+// The program's entry point and the short commands.
 #include <new>
 #include <nlohmann/json.hpp>
 
@@ -19,9 +19,7 @@
 namespace tessera {
 namespace {
 
-// The command `bench`: the microbenchmarks.
-
-// The sizes of FROM:TO:FACTOR, or the one of FROM; K, M and G stand for 1024 and its powers.
+// Parses FROM:TO:FACTOR, or a single size; K, M and G are powers of 1024.
 std::vector<int64_t> parse_sizes(const std::string& text) {
   std::vector<int64_t> numbers, out;
   for (std::string part : split(text, ':')) {
@@ -45,7 +43,7 @@ int run(const BenchOptions& o) {
   if (o.bytes) choice.bytes = parse_sizes(*o.bytes);
   if (o.model) {
     choice.sizes = *preset(*o.model);
-    if (choice.sizes.vocab == 0) choice.sizes.vocab = usual_vocab(*o.model);
+    if (choice.sizes.vocab == 0) choice.sizes.vocab = default_vocab(*o.model);
     check_minimum_memory({.model = choice.sizes, .plan = {.dp = 2, .device = o.device}});
   }
   Progress progress(Progress::for_stderr(0, false));
@@ -76,7 +74,7 @@ std::vector<std::string> dataset_sources(const DatasetOptions& o) {
 Dataset make(const DatasetOptions& o) {
   TokenizerChoice choice = tokenizer_choice(o.tokenizer, "char", false);
   choice.special = o.special;
-  if (o.tokenizer == "bpe") choice.vocab_size = o.vocab;  // and not bpe-N
+  if (o.tokenizer == "bpe") choice.vocab_size = o.vocab;  // --vocab does not apply to bpe-N
   const std::vector<std::string> sources = dataset_sources(o);
   const std::string& first = sources.front();
   if (o.out)
@@ -84,30 +82,30 @@ Dataset make(const DatasetOptions& o) {
                ? import_llmc(first, choice, *o.out)
                : make_dataset_from(sources, choice, *o.out, o.shard_tokens);
   if (sources.size() > 1) bad_usage("--out: expected a folder for a dataset of {} sources, found none", sources.size());
-  if (o.shard_tokens > 0) throw Error("--shard-tokens: goes with --out, the folder that the files are written to");
+  if (o.shard_tokens > 0) throw Error("--shard-tokens: expected --out, the folder of the shards; found none");
   return holds_examples(first) ? dataset_of_documents(first, choice) : dataset_for(first, choice);
 }
 
 int run(const DatasetOptions& o) {
   const Dataset d = make(o);
   const std::string files = d.train.size() > 1 ? fmt::format(" in {} files", d.train.size()) : "";
-  print(fmt::format("{}\n  {} tokens to train on{}, {} held out; vocabulary {} ({})\n  {}\n", one_line(d.source),
+  print(fmt::format("{}\n  {} training tokens{}, {} held out; vocabulary {} ({})\n  {}\n", one_line(d.source),
                     d.train_tokens(), files, d.val_tokens(), d.tokenizer->vocab_size(), d.tokenizer->kind(),
                     one_line(d.directory.string())));
   say_notes(d.notes);
   return 0;
 }
 
-// The command `lab`: exercises are listed, given out and graded.
+// The command `lab`: lists, starts and grades puzzles and exercises.
 
 std::string list() {
-  std::string out = "Files to write: no C++ needed\n";
+  std::string out = "Puzzles: write a file, no C++ needed\n";
   for (const lab::Puzzle& p : lab::puzzles())
     out += fmt::format("  {:>3}  {:<16} {:<52} {}\n", fmt::format("p{}", p.number), p.name, p.title(), p.file);
-  out += "\nFunctions to write, in C++\n";
+  out += "\nExercises: write a C++ function\n";
   for (const lab::Exercise& e : lab::exercises())
     out += fmt::format("  {:>3}  {:<16} {:<52} {}\n", e.number, e.name, e.title(), e.file);
-  return out + "\ntessera lab start N DIR gives one out; tessera lab check N DIR grades it.\n";
+  return out + "\ntessera lab start N DIR creates the folder of one; tessera lab check N DIR grades it.\n";
 }
 
 int print_verdict(const lab::Verdict& verdict, const std::string& text) {
@@ -115,9 +113,9 @@ int print_verdict(const lab::Verdict& verdict, const std::string& text) {
   return verdict.solved ? 0 : static_cast<int>(Status::verification);
 }
 
-// Points of each learner of a class by puzzle and exercise, a line for each learner as soon as all that is there was
-// graded; as JSON a line for each of these, and one for each learner. Whatever one learner's code or folder does, the
-// next one's turn comes.
+// Prints a table of points by puzzle and exercise, one row per learner as soon as all submissions of the learner are
+// graded; as JSON, one line per submission and one per learner. Errors of a submission do not stop the grading of
+// others.
 int check_class(const LabOptions& o) {
   const auto all = lab::handed_in(o.all);
   const bool as_text = o.format == "text";
@@ -132,7 +130,7 @@ int check_class(const LabOptions& o) {
   std::string line = fmt::format("{:<{}}", "learner", width), notes;
   for (const std::string& name : names) line += fmt::format(" {:>3}", name);
   if (as_text) print(line + "   all\n");
-  std::map<std::pair<int, uint64_t>, std::string> seeds;  // of puzzles, and who has them
+  std::map<std::pair<int, uint64_t>, std::string> seeds;  // of puzzles, with the learner who used them first
   for (const auto& [learner, handed_in] : all) {
     std::map<std::string, int> points;
     int solved = 0;
@@ -148,7 +146,7 @@ int check_class(const LabOptions& o) {
       if (p && verdict.seed)
         if (const auto& [first, is_new] = seeds.try_emplace({p->number, *verdict.seed}, learner);
             !is_new && first->second != learner)
-          verdict.notes.push_back("has the seed of " + first->second + "'s: one task was handed in twice");
+          verdict.notes.push_back("has the same seed as " + first->second + ": one task was submitted twice");
       const std::string name = p ? fmt::format("p{}", p->number) : std::to_string(e->number);
       points[name] = std::max(points[name], lab::points(p ? p->bounds : e->bounds, verdict.kept));
       solved += verdict.solved;
@@ -177,16 +175,16 @@ int run(const LabOptions& o) {
     print(list());
     return 0;
   }
-  if (!o.all.empty() && !o.exercise.empty()) bad_usage("--all: expected no exercise beside it, found '{}'", o.exercise);
+  if (!o.all.empty() && !o.exercise.empty()) bad_usage("--all: expected no exercise, found '{}'", o.exercise);
   if (!o.all.empty()) return check_class(o);
-  if (o.way == Way::check && o.folder.empty()) bad_usage("lab check: expected N and DIR, or --all and a folder");
+  if (o.way == Way::check && o.folder.empty()) bad_usage("lab check: expected N and DIR, or --all with a folder");
   const bool as_json = o.format == "json";
   if (const lab::Puzzle* p = lab::find_puzzle(o.exercise)) {
     if (o.way == Way::check) {
       const lab::Verdict verdict = lab::grade(*p, o.folder);
       return print_verdict(verdict, as_json ? lab::json(*p, verdict) : verdict.text);
     }
-    if (o.way != Way::start) throw Error("lab grade: expected an exercise in C++; lab check grades a file");
+    if (o.way != Way::start) throw Error("lab grade: expected a C++ exercise; use lab check to grade a file");
     lab::start(*p, o.folder);
   } else {
     const lab::Exercise& e = lab::exercise(o.exercise);
@@ -203,12 +201,10 @@ int run(const LabOptions& o) {
     }
     lab::give_out(e, o.folder);
   }
-  print(fmt::format("{0}: README.md says what to write; tessera lab check {1} {0} grades it\n", one_line(o.folder),
-                    o.exercise));
+  print(fmt::format("{0}: README.md describes the task; tessera lab check {1} {0} grades the solution\n",
+                    one_line(o.folder), o.exercise));
   return 0;
 }
-
-// From argv to an exit status.
 
 int run(const Print& text) {
   print(text.text);
@@ -220,24 +216,25 @@ bool is_any_command(const Command& command) {
   return (std::holds_alternative<Options>(command) || ...);
 }
 
-int run(const Command& command, const std::vector<std::string>& words) {
+int run(const Command& command, const std::vector<std::string>& args) {
   const bool is_shared =
       is_any_command<Print, TrainOptions, VerifyOptions, GenerateOptions, EvaluateOptions, BenchOptions>(command);
   if (const auto job = mpi_surroundings(); !is_shared && job && job->ranks > 1)
-    bad_usage("the job has {} ranks; expected one: only train, verify, generate, evaluate and bench share their work",
+    bad_usage("the job has {} ranks; expected one: only train, verify, generate, evaluate and bench support more",
               job->ranks);
   if (const auto* train = std::get_if<TrainOptions>(&command); train && train->restarts > 0)
-    return run_with_restarts(*train, words);
+    return run_with_restarts(*train, args);
   return std::visit([](const auto& o) { return run(o); }, command);
 }
 
-// OpenMP itself dies of 100,000, without a word of ours.
+// OpenMP itself aborts without a message if the number of threads is far too large.
 void check_openmp() {
-  constexpr int most = 1024;  // as of --threads-per-rank
-  if (cpu::threads() > most) bad_usage("OMP_NUM_THREADS: expected at most {} threads, found {}", most, cpu::threads());
+  constexpr int limit = 1024;  // the bound of --threads-per-rank
+  if (cpu::threads() > limit)
+    bad_usage("OMP_NUM_THREADS: expected at most {} threads, found {}", limit, cpu::threads());
 }
 
-// The first, which was noticed before the others, stands in the last line.
+// Prints the first error, which was detected before the others, in the last line.
 int fail(std::vector<std::string> messages, Status status) {
   std::fflush(stdout);
   std::rotate(messages.begin(), messages.begin() + 1, messages.end());
@@ -259,11 +256,11 @@ int run_program(int argc, const char* const* argv) {
   } catch (const Error& e) {
     return fail(error_messages(e), e.status());
   } catch (const std::bad_alloc&) {
-    return fail({"out of memory; a smaller --batch, more --microbatches or --recompute block need less"},
+    return fail({"out of memory; reduce --batch, increase --microbatches or use --recompute block"},
                 Status::communication);
   } catch (const std::filesystem::filesystem_error& e) {
     return fail({failure_cause(e)}, Status::output);
-  } catch (const std::system_error& e) {  // no thread, where few processes are allowed
+  } catch (const std::system_error& e) {  // for example, the limit on processes is reached
     return fail({failure_cause(e)}, Status::communication);
   } catch (const std::exception& e) {
     return fail({fmt::format("unexpected failure: {}", e.what())}, Status::communication);

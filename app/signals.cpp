@@ -1,4 +1,4 @@
-// A handler that sets flags, and a thread that it wakes to end the program.
+// A signal handler that sets flags, and a thread that it wakes up to end the program.
 #include "app/signals.h"
 
 #include <semaphore.h>
@@ -16,34 +16,34 @@
 namespace tessera {
 namespace {
 
-// Written by the handler on whichever thread it runs.
-std::atomic<int> came{0};
-std::atomic<bool> steps_in_hand{false}, save_requested{false};
+// Written by the handler on any thread.
+std::atomic<int> received{0};
+std::atomic<bool> in_steps{false}, save_requested{false};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
 std::atomic<const char*> cut_file{nullptr};
 sem_t ending;
-pid_t parent = 0;  // the parent process when the program started
+pid_t parent = 0;  // at program start
 
-bool hangup_is_ignored = false;  // when the program was started, as nohup asks
+bool hangup_is_ignored = false;  // at program start, as set by nohup
 
 void handle(int signal, siginfo_t* info, void*) {
   if (signal == SIGUSR1) {
     save_requested = true;
     return;
   }
-  // A launcher's death is said once for each of its threads that the run is handed on to.
-  if (came != 0 && info->si_code == SI_USER && info->si_pid == parent && getppid() != parent) return;
-  const bool first = came.exchange(signal == SIGHUP ? SIGTERM : signal) == 0;
+  // When a launcher dies, the kernel may send its death signal once for each of its threads; only the first counts.
+  if (received != 0 && info->si_code == SI_USER && info->si_pid == parent && getppid() != parent) return;
+  const bool first = received.exchange(signal == SIGHUP ? SIGTERM : signal) == 0;
   const int error = errno;
-  if (!first || !steps_in_hand) sem_post(&ending);
+  if (!first || !in_steps) sem_post(&ending);
   errno = error;
 }
 
-// A file was cut short while a thread reads it where it is mapped: that thread can do nothing more.
+// A mapped file was truncated while a thread read it; that thread cannot continue.
 void handle_bus_error(int, siginfo_t* info, void*) {
   const char* const file = mapped_file_at(info->si_addr);
   if (file == nullptr) {
-    std::signal(SIGBUS, SIG_DFL);  // the reading is tried again, and ends the process
+    std::signal(SIGBUS, SIG_DFL);  // the faulting instruction is retried and ends the process
     return;
   }
   cut_file = file;
@@ -51,17 +51,17 @@ void handle_bus_error(int, siginfo_t* info, void*) {
   for (;;) pause();
 }
 
-// Not from the handlers: what it would wait for may be held by the thread that it interrupted.
+// Runs outside of the handlers, because the interrupted thread may hold locks that this needs.
 void end_program() {
   while (sem_wait(&ending) != 0) {
   }
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_DFL);  // should this last too long
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_DFL);  // if cleanup hangs
   kill_running_programs();
   remove_temporaries();
   const char* const file = cut_file;
-  const std::string cause = file != nullptr  ? std::string(file) + " was cut short while it was read"
-                            : came == SIGINT ? "interrupted (SIGINT)"
-                                             : "terminated (SIGTERM)";
+  const std::string cause = file != nullptr      ? std::string(file) + " was cut short while it was read"
+                            : received == SIGINT ? "interrupted (SIGINT)"
+                                                 : "terminated (SIGTERM)";
   const std::string line = "tessera: " + one_line(cause) + "\n";
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
   _exit(file != nullptr ? static_cast<int>(Status::input) : status_of_interruption());
@@ -76,7 +76,7 @@ void on(int signal) {
 
 }  // namespace
 
-void look_at_hangup() {
+void record_hangup_action() {
   struct sigaction hangup {};
   sigaction(SIGHUP, nullptr, &hangup);
   hangup_is_ignored = hangup.sa_handler == SIG_IGN;
@@ -85,7 +85,7 @@ void look_at_hangup() {
 void watch_signals() {
   sem_init(&ending, 0, 0);
   parent = getppid();
-  // Signals are for the other threads: this one must come to its end.
+  // All signals go to other threads, so that this one is never interrupted.
   sigset_t all, before;
   sigfillset(&all);
   sigdelset(&all, SIGBUS);
@@ -102,11 +102,11 @@ void watch_signals() {
   std::signal(SIGXFSZ, SIG_IGN);
 }
 
-int interrupted() { return came; }
-int status_of_interruption() { return 128 + (came != 0 ? came.load() : SIGTERM); }
+int interrupted() { return received; }
+int status_of_interruption() { return 128 + (received != 0 ? received.load() : SIGTERM); }
 bool take_save_request() { return save_requested.exchange(false); }
 
-GracefulStopScope::GracefulStopScope() { steps_in_hand = true; }
-GracefulStopScope::~GracefulStopScope() { steps_in_hand = false; }
+GracefulStopScope::GracefulStopScope() { in_steps = true; }
+GracefulStopScope::~GracefulStopScope() { in_steps = false; }
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// The command `verify`: the contract of a plan, as a table or as JSON; broken bounds, causes and defects.
+// The command `verify`: compares a plan with one rank, reports failed checks and likely causes, and injects faults.
 #include "verify/verify.h"
 
 #include <random>
@@ -20,10 +20,10 @@ namespace {
 
 constexpr size_t kMaxNames = 4;  // of tensors in a line
 
-// Lines on several tensors of one kind in one step become one: the first, and names of the others.
-std::string broken_text(const VerifyResult& r) {
-  std::string out = fmt::format("{} bound{} broke:\n", r.failures.size(), r.failures.size() == 1 ? "" : "s");
-  const auto words = [](const std::string& line) { return split(line, '\''); };  // before, in and behind a name
+// Merges consecutive failures of the same kind and step into one line with the names of all tensors.
+std::string failure_text(const VerifyResult& r) {
+  std::string out = fmt::format("{} check{} failed:\n", r.failures.size(), r.failures.size() == 1 ? "" : "s");
+  const auto words = [](const std::string& line) { return split(line, '\''); };  // before, in and after a tensor name
   for (size_t first = 0, next; first < r.failures.size(); first = next) {
     std::vector<std::string> others;
     for (next = first + 1; next < r.failures.size(); ++next) {
@@ -46,11 +46,11 @@ std::string diagnosis_text(const VerifyResult& r) {
   return out.empty() ? "" : out + "\n";
 }
 
-std::string defect_text(const InjectedFault& d, const Job& job) {
-  return fmt::format("Planted: {}, {}: {}.\n", d.name, d.where(job), d.what);
+std::string fault_text(const InjectedFault& d, const Job& job) {
+  return fmt::format("Injected fault: {}, {}: {}.\n", d.name, d.where(job), d.what);
 }
 
-std::string defect_list(bool json) {
+std::string fault_list(bool json) {
   std::string out;
   auto all = nlohmann::ordered_json::array();
   for (const InjectedFault& d : defects()) {
@@ -60,17 +60,15 @@ std::string defect_list(bool json) {
   return json ? all.dump() + "\n" : out;
 }
 
-// The turn of a player: waits for a line of the standard input, and says whether it names the defect or its cause.
+// The game of --hide: reads a guess from standard input and prints whether it names the fault or its cause.
 void ask_player(const InjectedFault& d) {
-  print("What is wrong? A name of `verify --defect list`, or Enter for the diagnosis: ");
+  print("Which fault was injected? A name of `verify --defect list`, or Enter for the diagnosis: ");
   std::string guess;
   read_line(guess);
   print("\n");
   if (guess.empty()) return;
-  print(guess == d.name || guess == d.cause ? "Right.\n\n" : "No.\n\n");
+  print(guess == d.name || guess == d.cause ? "Correct.\n\n" : "Wrong.\n\n");
 }
-
-// The output of `verify --format json`: one object.
 
 using Ordered = nlohmann::ordered_json;
 
@@ -102,8 +100,8 @@ Ordered memory_json(const VerifyResult& r) {
   return memory;
 }
 
-// A bound that broke: its kind, and what was found where.
-Ordered broken_json(const VerifyResult& r) {
+// The failed checks: kind, location and observed values.
+Ordered failures_json(const VerifyResult& r) {
   const Observations& o = r.seen;
   Ordered out = Ordered::array();
   if (!o.stopped.empty()) out.push_back({{"bound", "run"}, {"found", o.stopped}});
@@ -148,7 +146,7 @@ Ordered diagnosis_json(const VerifyResult& r) {
   return out;
 }
 
-// `defect` is the planted one; null: nothing.
+// `defect` is the injected fault, or null.
 std::string verify_json(const VerifyResult& r, const TrainOptions& o, const Job& job, const InjectedFault* defect) {
   const auto share = [](const std::optional<double>& x) { return x ? Ordered(*x) : Ordered(nullptr); };
   Ordered bubble = nullptr, defect_json = nullptr;
@@ -172,13 +170,11 @@ std::string verify_json(const VerifyResult& r, const TrainOptions& o, const Job&
                        {"in_flight", {{"measured", r.in_flight}, {"expected", r.expected_in_flight}}},
                        {"bubble", bubble},
                        {"defect", defect_json},
-                       {"broken", broken_json(r)},
+                       {"broken", failures_json(r)},
                        {"diagnosis", diagnosis_json(r)},
                        {"failures", r.failures}};
   return out.dump() + "\n";
 }
-
-// The text.
 
 std::string mark(bool good) { return good ? "ok" : "WRONG"; }
 std::string marked(int64_t found, int64_t expected) { return fmt::format("{}{}", found == expected ? "" : "!", found); }
@@ -189,30 +185,30 @@ std::string describe_plan(const Plan& p) {
   const std::string_view sums = to_string(p.all_reduce);
   const bool lacks = p.zero != ZeroStage::none && find_row(p.all_reduce).lacks(Op::reduce_scatter);
   if (p.dp_mode == DataMode::ddp && p.ranks() > 1)
-    text += fmt::format(fmt::runtime(lacks ? ", {0} (a reduce-scatter has no {0}: direct) sums" : ", {0} sums"), sums);
+    text += fmt::format(
+        fmt::runtime(lacks ? ", {0} all-reduce (reduce-scatter: direct, as it has no {0})" : ", {0} all-reduce"), sums);
   if (p.dp_mode == DataMode::ps_sync) text += fmt::format(", {} server{}", p.servers, p.servers == 1 ? "" : "s");
-  if (p.device == Device::cuda) text += asks_cudnn(p) ? ", on GPUs, attention by cuDNN" : ", on GPUs";
-  if (p.offload == Offload::parameters) text += ", parameters in the host's memory";
+  if (p.device == Device::cuda) text += asks_cudnn(p) ? ", on GPUs with cuDNN attention" : ", on GPUs";
+  if (p.offload == Offload::parameters) text += ", parameters in host memory";
   if (p.offload == Offload::optimizer)
-    text += p.device == Device::cuda ? ", optimizer state in the host's memory" : ", optimizer state in a file";
+    text += p.device == Device::cuda ? ", optimizer state in host memory" : ", optimizer state in a file";
   return text;
 }
 
-std::string how_equal(const VerifyResult& r) {
-  if (r.bitwise) return "every bit is the same";
+std::string describe_equality(const VerifyResult& r) {
+  if (r.bitwise) return "bitwise identical";
   if (r.exact) return fmt::format("different, gradients by up to {:.3g} ({})", r.grad_max_rel, r.worst);
-  const std::string strayed = r.strayed == 0 ? ""
-                                             : fmt::format(
-                                                   "\n  {} tokens went to another expert than one rank would have "
-                                                   "chosen, whose logit was lower by up to {:.3g} of the largest",
-                                                   r.strayed, r.stray_margin);
+  const std::string rerouted = r.strayed == 0 ? ""
+                                              : fmt::format(
+                                                    "\n  {} tokens were routed to other experts than on one rank; "
+                                                    "routing margins up to {:.3g} of the largest logit",
+                                                    r.strayed, r.stray_margin);
   return fmt::format(
-             "{}\n  relative differences, the largest of all tensors: loss {:.3g}, gradients {:.3g} ({})\n  bound {}; "
-             "parameters "
-             "and state, updated by these gradients: {}",
-             r.passed() ? "equal but for the rounding of sums" : "different", r.loss_max_rel, r.grad_max_rel, r.worst,
-             r.bound_text, r.param_max_rel == 0 ? "every bit is the same" : fmt::format("{:.3g}", r.param_max_rel)) +
-         strayed;
+             "{}\n  relative differences, maximum over tensors: loss {:.3g}, gradients {:.3g} ({})\n  bound {}; "
+             "parameters and state after updates with these gradients: {}",
+             r.passed() ? "equal up to rounding of sums" : "different", r.loss_max_rel, r.grad_max_rel, r.worst,
+             r.bound_text, r.param_max_rel == 0 ? "bitwise identical" : fmt::format("{:.3g}", r.param_max_rel)) +
+         rerouted;
 }
 
 std::string bytes_text(const VerifyResult& r) {
@@ -228,7 +224,7 @@ std::string bytes_text(const VerifyResult& r) {
                        marked(s.calls, expected.calls), marked(s.bytes, expected.bytes), megabytes(s.bytes),
                        expected.bytes, mark(s.bytes == expected.bytes && s.calls == expected.calls), s.most);
   }
-  return r.sent.empty() ? out + "  nothing is sent: there is one rank\n" : out;
+  return r.sent.empty() ? out + "  no communication: there is one rank\n" : out;
 }
 
 std::string memory_text(const VerifyResult& r) {
@@ -247,35 +243,34 @@ std::string memory_text(const VerifyResult& r) {
 
 std::string pipeline_text(const VerifyResult& r) {
   if (!r.bubble) return "";
-  std::string out = fmt::format("\n  micro-batches of a stage in flight, by pipeline rank: {}; expected {} {}\n",
+  std::string out = fmt::format("\n  micro-batches in flight per stage, by pipeline rank: {}; expected {} {}\n",
                                 fmt::join(r.in_flight, " "), fmt::join(r.expected_in_flight, " "),
                                 mark(r.in_flight == r.expected_in_flight));
-  out += fmt::format("  bubble on the simulated clock, F, I and W of equal length: {:.4f} of the time", *r.bubble);
-  return out + (r.bubble_formula ? fmt::format("; by formula {:.4f}\n", *r.bubble_formula) : "\n");
+  out += fmt::format("  simulated bubble fraction with F, I and W of equal length: {:.4f}", *r.bubble);
+  return out + (r.bubble_formula ? fmt::format("; formula {:.4f}\n", *r.bubble_formula) : "\n");
 }
 
 std::string to_text(const VerifyResult& r, const TrainOptions& o, const Plan& plan) {
-  const bool alone = plan.dp_mode == DataMode::diloco;
-  std::string out =
-      fmt::format("{} steps in {} of {}, beside {}{}\n\n", r.steps, value_name(o.optim.dtype), describe_plan(plan),
-                  alone ? fmt::format("{} serial runs and their outer steps", plan.dp) : "one rank",
-                  r.exact && !alone ? " that adds in the same order" : "");
-  if (r.losses.empty() || !r.seen.stopped.empty()) return out + "  the run did not end\n\n";
+  const bool independent = plan.dp_mode == DataMode::diloco;
+  std::string out = fmt::format("{} steps in {} of {}, compared with {}{}\n\n", r.steps, value_name(o.optim.dtype),
+                                describe_plan(plan),
+                                independent ? fmt::format("{} serial runs with outer steps", plan.dp) : "one rank",
+                                r.exact && !independent ? " reducing in the same order" : "");
+  if (r.losses.empty() || !r.seen.stopped.empty()) return out + "  the run did not finish\n\n";
   out += fmt::format("  loss {:.4f} -> {:.4f}; losses, gradients, parameters and optimizer state: {}\n\n",
-                     r.losses.front(), r.losses.back(), how_equal(r));
+                     r.losses.front(), r.losses.back(), describe_equality(r));
   return out + bytes_text(r) + "\n" + memory_text(r) + pipeline_text(r) + "\n";
 }
 
-// `verify --placements FILE`.
 int verify_placements(const std::string& file, bool json) {
   const lab::PlacementVerdict v = lab::check_placements(read_file(file), file);
   const std::string failure = v.good() ? "" : v.found.empty() ? v.run : v.found;
   const std::string text = fmt::format(
-      "{}, in fp64\n\n{}\n  bytes sent: {}; by the table {} {}\n  bytes of parameters on each rank: {}\n"
-      "  relative to one rank, y and gradients: {} {}\n\n{}{}",
+      "{}, in fp64\n\n{}\n  bytes sent: {}; expected from the table {} {}\n  bytes of parameters on each rank: {}\n  "
+      "relative difference from one rank, y and gradients: {} {}\n\n{}{}",
       v.title, v.picture, v.count, v.sent, mark(v.sent == v.count), v.held, v.run, mark(v.alike),
       v.cause.empty() ? "" : "Likely cause: " + v.cause + "\n",
-      v.good() ? "The ranks compute what one rank computes.\n" : "");
+      v.good() ? "The ranks compute the same results as one rank.\n" : "");
   Ordered found = {{"passed", v.good()},
                    {"placements", v.title},
                    {"sent", {{"measured", v.count}, {"expected", v.sent}}},
@@ -292,7 +287,7 @@ int verify_placements(const std::string& file, bool json) {
   return 0;
 }
 
-// Step `step` of the plan is dumped into this folder; its peak of memory does not count.
+// Dumps step `step` of the plan into the current directory and excludes the dump from peak memory.
 VerifyHooks dumping(int64_t step, VerifyHooks hooks) {
   hooks.made = [step, made = hooks.made](Trainer& rank) {
     made(rank);
@@ -310,51 +305,51 @@ VerifyHooks dumping(int64_t step, VerifyHooks hooks) {
 int run(const VerifyOptions& options) {
   if (options.placements) return verify_placements(*options.placements, options.run.json());
   TrainOptions o = options.run;
-  const bool drawn = options.defect == "random";
-  if (drawn && !o.gives("seed")) o.optim.seed = std::random_device()() % 1'000'000;
+  const bool is_random = options.defect == "random";
+  if (is_random && !o.gives("seed")) o.optim.seed = std::random_device()() % 1'000'000;
   const bool json = o.format == "json";
   if (options.defect == "list") {
-    print(defect_list(json));
+    print(fault_list(json));
     return 0;
   }
-  if (json && options.hide) throw Error("--hide: a game for people; expected --format text");
+  if (json && options.hide) throw Error("--hide: interactive; expected --format text");
   const Job job = make_job(o);
-  const InjectedFault* const planted_one = drawn            ? &random_defect(job, static_cast<uint64_t>(o.optim.seed))
-                                           : options.defect ? &defect(*options.defect)
-                                                            : nullptr;
-  if (planted_one) check_applies(*planted_one, job);
+  const InjectedFault* const injected = is_random        ? &random_defect(job, static_cast<uint64_t>(o.optim.seed))
+                                        : options.defect ? &defect(*options.defect)
+                                                         : nullptr;
+  if (injected) check_applies(*injected, job);
   check_memory_for_verifying(job);
   check_dump(job, o.dump);
   std::optional<Progress> progress(std::in_place,
                                    Progress::for_stderr(o.optim.steps, o.rank.value_or(0) > 0 || !speaks_for_all()));
-  int64_t dump = o.dump;  // of the first run: one that is broken is tried again
+  int64_t dump = o.dump;  // only in the first run: the search for a cause reruns the plan
   const VerifyResult r = explain(job, [&](const Job& j) {
     VerifyHooks hooks{.launching = [&o, &j](LaunchOptions& how) { how = launch_options("verify", o, j.plan); },
                       .working =
                           [&, steps = j.optim.steps](std::string_view work, int64_t step) {
                             progress->work(fmt::format("{}: step {} of {}", work, step + 1, steps));
                           }};
-    if (planted_one) hooks = planted_if_it_applies(*planted_one, j, std::move(hooks));
+    if (injected) hooks = planted_if_it_applies(*injected, j, std::move(hooks));
     const int64_t step = std::exchange(dump, 0);
     return step > 0 ? dumping(step, std::move(hooks)) : hooks;
   });
-  progress.reset();  // its line goes
+  progress.reset();  // clears the progress line
   if (!r.known) return 0;
   if (const std::string useless = useless_options(o); !useless.empty())
     std::fputs((one_line(useless) + "\n").c_str(), stderr);
-  if (drawn && !json) print(fmt::format("A defect drawn by --seed {}, which draws it again.\n", o.optim.seed));
-  print(json ? verify_json(r, o, job, planted_one) : to_text(r, o, job.plan));
-  if (!json && planted_one && !options.hide) print(defect_text(*planted_one, job) + "\n");
+  if (is_random && !json) print(fmt::format("A random fault, reproducible with --seed {}.\n", o.optim.seed));
+  print(json ? verify_json(r, o, job, injected) : to_text(r, o, job.plan));
+  if (!json && injected && !options.hide) print(fault_text(*injected, job) + "\n");
   if (!json && !r.passed()) {
-    print(broken_text(r));
-    if (options.hide) ask_player(*planted_one);
+    print(failure_text(r));
+    if (options.hide) ask_player(*injected);
     print(diagnosis_text(r));
   }
-  if (!json && options.hide) print(defect_text(*planted_one, job));
+  if (!json && options.hide) print(fault_text(*injected, job));
   if (!r.passed()) throw Error("verify: " + r.failures.front(), Status::verification);
-  if (planted_one)
-    throw Error(fmt::format("verify: {} broke no bound in these {} steps; more --steps or a larger --batch may show it",
-                            planted_one->name, r.steps),
+  if (injected)
+    throw Error(fmt::format("verify: no check failed because of {} in {} steps; use more --steps or a larger --batch",
+                            injected->name, r.steps),
                 Status::verification);
   if (!json)
     print(job.plan.dp_mode == DataMode::diloco ? "The ranks train like serial runs with outer steps.\n"

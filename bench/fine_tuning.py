@@ -125,7 +125,7 @@ def ours(what, o, run, text):
     said = tessera("generate", run, "--prompts", text + ".prompts", "--tokens", tokens, "--temperature", 0).stderr.splitlines()[-1]
     rate = rate_of(said)
     if what == "prefill":  # prompts are processed one by one, one new token each
-        first = float(re.search(r"first after ([0-9.]+) s", said).group(1))
+        first = float(re.search(r"time to first token ([0-9.]+) s", said).group(1))
         return PROMPTS * PROMPT / ((1 + PROMPTS) / rate - first)
     return rate
 

@@ -434,10 +434,10 @@ def tuning(bench):
             text = bench.runner.run(label, ["sh", "-c", 'exec "$0" "$@" 2>&1', bench.options.binary, "generate", base_of(bench, model),
                                             "--device", "cuda", "--dtype", "bf16", "--prompt", "tokens", "--tokens", "256",
                                             "--temperature", "0", "--ignore-end"], bench.options.limit)
-            found = re.search(r"tokens from .*, ([0-9.]+)([KMB]?) tokens/s; the first after ([0-9.]+) s", text)
+            found = re.search(r"tokens from .*, ([0-9.]+)([KMB]?) tokens/s; time to first token ([0-9.]+) s", text)
             if not found:
                 raise Failed("FAILED", "no rate was said")
-            return {"tokens_per_s": float(found[1]) * 1000 ** " KMB".index(found[2] or " "), "said": f"the first after {found[3]} s"}
+            return {"tokens_per_s": float(found[1]) * 1000 ** " KMB".index(found[2] or " "), "said": f"time to first token {found[3]} s"}
         return run
 
     headings(bench)

@@ -1,4 +1,4 @@
-// Refusing an input with a line that is made in place.
+// Throwing InputError with a formatted message.
 #pragma once
 #include <fmt/format.h>
 
@@ -6,7 +6,6 @@
 
 namespace tessera {
 
-// Throws InputError with this text, as fmt::format() makes it.
 template <class... Values>
 [[noreturn]] void bad_input(fmt::format_string<Values...> text, Values&&... values) {
   throw InputError(fmt::format(text, std::forward<Values>(values)...));

@@ -1,4 +1,4 @@
-// Cuts lines into keys and values; JSON's parser says what a value is.
+// Splits lines into keys and values; nlohmann's JSON parser decodes the values.
 #include "data/config_file.h"
 
 #include <fmt/format.h>
@@ -16,7 +16,7 @@ constexpr const char* kBlank = " \t";
 constexpr const char* kOfKeys = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_";
 constexpr const char* kOfPlainValues = "0123456789+-.eEtrufals";  // numbers, true and false
 
-// A line that is taken from the left, piece by piece.
+// A line, of which `rest` is still unread.
 struct Line {
   std::string place;  // PATH:LINE
   std::string_view whole, rest = whole;
@@ -33,7 +33,7 @@ struct Line {
     while (at < rest.size() && rest[at] != rest[0]) at += rest[0] == '"' && rest[at] == '\\' ? 2 : 1;
     return take(at + 1);
   }
-  // Where the next character stands that is not blank.
+  // Skips blanks; returns the position of the next character.
   size_t at() {
     take_all(kBlank);
     return whole.size() - rest.size();
@@ -51,7 +51,7 @@ bool is_control(unsigned char c) { return (c < 0x20 && c != '\t') || c == 0x7f; 
 std::optional<ConfigEntry> read_line(Line line) {
   const auto control = std::ranges::find_if(line.whole, is_control) - line.whole.begin();
   const size_t bad = std::min(find_invalid_utf8(line.whole), static_cast<size_t>(control));
-  if (bad < line.whole.size()) line.refuse(bad, " where UTF-8 without control characters may stand");
+  if (bad < line.whole.size()) line.refuse(bad, "; control characters and invalid UTF-8 are not allowed");
   if (line.ends()) return std::nullopt;
   ConfigEntry entry{line.where(line.at()), std::string(line.take_all(kOfKeys)), {}, {}};
   const size_t equals = line.at();
@@ -61,7 +61,7 @@ std::optional<ConfigEntry> read_line(Line line) {
   const auto parsed = value.size() > 1 && value.front() == '\'' && value.back() == '\''
                           ? nlohmann::json(value.substr(1, value.size() - 2))
                           : nlohmann::json::parse(value, nullptr, false);
-  if (parsed.is_discarded() || !line.ends()) line.refuse(begin, " where one string, number, true or false may stand");
+  if (parsed.is_discarded() || !line.ends()) line.refuse(begin, "; a value is one string, number, true or false");
   entry.value = value;
   if (parsed.is_string()) entry.text = parsed.get<std::string>();
   return entry;
@@ -82,7 +82,7 @@ std::vector<ConfigEntry> read_config(std::string_view file, const std::string& p
     std::optional<ConfigEntry> entry = read_line({fmt::format("{}:{}", path, number), text});
     if (!entry) continue;
     if (!keys.insert(entry->key).second)
-      throw Error(fmt::format("{}: expected KEY = VALUE, found {} for the second time", entry->where, entry->key));
+      throw Error(fmt::format("{}: expected unique keys, found {} twice", entry->where, entry->key));
     entries.push_back(*std::move(entry));
   }
   return entries;

@@ -1,4 +1,4 @@
-// Opening datasets, and what they say of themselves.
+// Opens and validates datasets.
 #include "data/dataset.h"
 
 #include <glob.h>
@@ -31,7 +31,7 @@ int64_t longest_token(const Tokenizer& tokenizer) {
   return longest;
 }
 
-// The names of shards, in the folder of dataset.json and nowhere else.
+// The names of the shards, which must be in the directory of dataset.json.
 std::vector<std::string> files_in(const Json& train, const std::string& what) {
   std::vector<std::string> out;
   const Json list = train.value("files", Json::array({"train.tok"}));
@@ -39,12 +39,12 @@ std::vector<std::string> files_in(const Json& train, const std::string& what) {
     for (const Json& name : list)
       if (name.is_string()) out.push_back(name.get<std::string>());
   if (out.empty() || out.size() != list.size())
-    throw InputError(what + ": the key 'train.files' must be a list of names, at least one");
+    throw InputError(what + ": the key 'train.files' must be a non-empty list of names");
   for (const std::string& name : out)
     if (!name.ends_with(".tok") || name.find('/') != std::string::npos)
-      bad_input("{}: train.files: expected names of files beside it that end in .tok, found '{}'", what, name);
+      bad_input("{}: train.files: expected names of .tok files in the same directory, found '{}'", what, name);
   if (std::set<std::string>(out.begin(), out.end()).size() != out.size())
-    throw InputError(what + ": train.files: a name stands twice");
+    throw InputError(what + ": train.files: expected unique names, found a duplicate");
   return out;
 }
 
@@ -80,7 +80,7 @@ void Dataset::check_tokens(int64_t rows) const {
 }
 
 int64_t token_bytes(const TokenFile& tokens, int64_t begin, int64_t end, const Tokenizer& tokenizer) {
-  std::vector<int64_t> sizes;  // of each token's text: a special token has none
+  std::vector<int64_t> sizes;  // of each token's text; 0 for special tokens
   for (int32_t token = 0; token < tokenizer.vocab_size(); ++token) {
     const std::string text = tokenizer.token_bytes(token);
     sizes.push_back(tokenizer.special(text) == token ? 0 : std::ssize(text));
@@ -88,7 +88,7 @@ int64_t token_bytes(const TokenFile& tokens, int64_t begin, int64_t end, const T
   int64_t bytes = 0;
   tokens.pieces(begin, end, [&](std::span<const int32_t> all) {
     for (const int32_t token : all) {
-      const bool first = bytes == 0;  // the text's first token may lose its space
+      const bool first = bytes == 0;  // decoding may strip the space of the first token
       bytes += sizes.at(static_cast<size_t>(token));
       if (first && bytes > 0) bytes = std::ssize(tokenizer.decode(std::span(&token, 1)));
     }
@@ -132,7 +132,8 @@ std::vector<int32_t> Dataset::prompt() const {
 }
 
 std::shared_ptr<const Rows> Dataset::validation(int64_t context) const {
-  if (!parts.empty()) throw Error("[dataset] a mixture is validated part by part");
+  if (!parts.empty())
+    throw Error("[dataset] expected one dataset, found a mixture: validate its components separately");
   if (val_examples) return val_examples;
   return std::make_shared<Windows>(val, context);
 }
@@ -146,33 +147,33 @@ DatasetDescription parse_description(std::string_view text, const std::string& w
                        integer(json, "val", "bytes", what),  integer(json, "train", "tokens", what),
                        integer(json, "val", "tokens", what), files_in(json["train"], what)};
   if (const Json& note = value_at(json, "note"); note.is_string()) d.note = note.get<std::string>();
-  if (d.train_bytes < 1 || d.val_bytes < 1) throw InputError(what + ": a split of 0 bytes");
+  if (d.train_bytes < 1 || d.val_bytes < 1) throw InputError(what + ": expected at least 1 byte per split");
   return d;
 }
 
 Dataset Dataset::open(const fs::path& directory) {
   const std::string what = (directory / "dataset.json").string();
-  if (!is_there(what)) bad_input("{} is no dataset: it has no dataset.json", directory.string());
-  const DatasetDescription said = parse_description(read_file(what), what);
+  if (!is_there(what)) bad_input("{} is not a dataset: it has no dataset.json", directory.string());
+  const DatasetDescription description = parse_description(read_file(what), what);
   Dataset d;
-  d.source = said.source;
+  d.source = description.source;
   d.directory = directory;
-  for (const std::string& name : said.train_files) d.train.push_back(TokenFile::open(directory / name));
+  for (const std::string& name : description.train_files) d.train.push_back(TokenFile::open(directory / name));
   d.val = TokenFile::open(directory / "val.tok");
   d.tokenizer = Tokenizer::load(directory / "tokenizer.json");
-  d.train_bytes = said.train_bytes;
-  d.val_bytes = said.val_bytes;
-  if (!said.note.empty()) d.notes.push_back(said.note);
+  d.train_bytes = description.train_bytes;
+  d.val_bytes = description.val_bytes;
+  if (!description.note.empty()) d.notes.push_back(description.note);
   const auto same = [&](std::string_view name, int64_t expected, int64_t found) {
-    if (found != expected) bad_input("{}: {} is {} there and {} in the other files", what, name, expected, found);
+    if (found != expected) bad_input("{}: {} is {}, but {} in the other files", what, name, expected, found);
   };
-  same("train.tokens", said.train_tokens, d.train_tokens());
-  same("val.tokens", said.val_tokens, d.val.size());
+  same("train.tokens", description.train_tokens, d.train_tokens());
+  same("val.tokens", description.val_tokens, d.val.size());
   const int64_t vocab = d.tokenizer->vocab_size();
   for (size_t i = 0; i < d.train.size(); ++i)
     if (d.train[i].vocab_size() != vocab || d.val.vocab_size() != vocab)
       bad_input("{}: the vocabularies differ: {} {}, val.tok {}, tokenizer.json {}", directory.string(),
-                said.train_files[i], d.train[i].vocab_size(), d.val.vocab_size(), vocab);
+                description.train_files[i], d.train[i].vocab_size(), d.val.vocab_size(), vocab);
   const int64_t longest = longest_token(*d.tokenizer);
   for (const auto& [split, bytes, tokens] :
        {std::tuple("train", d.train_bytes, d.train_tokens()), {"val", d.val_bytes, d.val.size()}})
@@ -182,7 +183,7 @@ Dataset Dataset::open(const fs::path& directory) {
   return d;
 }
 
-// Finding and opening shards.
+// --- shards ---
 
 namespace {
 
@@ -191,15 +192,15 @@ std::vector<fs::path> sorted(std::vector<fs::path> files) {
   return files;
 }
 
-// The files that a pattern matches; nothing where it matches nothing.
+// The files that match a pattern, possibly none.
 std::vector<fs::path> matches(const std::string& pattern) {
   ::glob_t found{};
   const int status = ::glob(pattern.c_str(), 0, nullptr, &found);
   std::vector<fs::path> files;
   for (size_t i = 0; i < found.gl_pathc; ++i)
-    if (is_plain_file(found.gl_pathv[i]) && !is_of_system(found.gl_pathv[i])) files.emplace_back(found.gl_pathv[i]);
+    if (is_plain_file(found.gl_pathv[i]) && !is_system_file(found.gl_pathv[i])) files.emplace_back(found.gl_pathv[i]);
   ::globfree(&found);
-  if (status != 0 && status != GLOB_NOMATCH) bad_input("{}: cannot be looked through", pattern);
+  if (status != 0 && status != GLOB_NOMATCH) bad_input("{}: cannot be searched", pattern);
   return sorted(std::move(files));
 }
 
@@ -211,15 +212,15 @@ std::vector<fs::path> files_in(const fs::path& folder) {
   return sorted(std::move(files));
 }
 
-// Files for validation beside those of a pattern for files to train on.
+// The validation files that correspond to a pattern of training files.
 std::vector<fs::path> validation_files(std::string pattern) {
   const size_t at = pattern.rfind("train");
   if (at == std::string::npos || pattern.find('/', at) != std::string::npos) return {};
   return matches(pattern.replace(at, 5, "val"));
 }
 
-// Raises the limit of open files: there may be more shards than a process has files open as usual; where it may not
-// have more, opening says so.
+// Raises the limit of open files, because there may be more shards than it allows by default. If that fails, opening
+// them reports the error.
 void allow_open_files(size_t count) {
   ::rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -231,10 +232,10 @@ void allow_open_files(size_t count) {
 
 }  // namespace
 
-std::vector<fs::path> matching_files(const std::string& spec, std::string_view said_by) {
+std::vector<fs::path> matching_files(const std::string& spec, std::string_view prefix) {
   if (!is_pattern(spec)) return {};
   std::vector<fs::path> files = matches(spec);
-  if (files.empty()) bad_input("{}'{}': no file matches", said_by, spec);
+  if (files.empty()) bad_input("{}'{}': no file matches", prefix, spec);
   return files;
 }
 
@@ -250,9 +251,8 @@ ShardFiles find_shards(const std::string& spec) {
   std::vector<fs::path> val;
   for (const fs::path& f : files) {
     if (!is_llmc_file(f))
-      bad_input(
-          "{}: expected a token file of llm.c; of several texts or lists of documents `tessera data` makes a dataset",
-          f.string());
+      bad_input("{}: expected a token file of llm.c; `tessera data` makes a dataset of several texts or document lists",
+                f.string());
     (f.filename().string().find("val") == std::string::npos ? out.train : val).push_back(f);
   }
   if (val.empty() && pattern) val = validation_files(spec);
@@ -261,8 +261,8 @@ ShardFiles find_shards(const std::string& spec) {
     out.train.pop_back();
   }
   if (out.train.empty())
-    bad_input("`data` '{}': {} file{}; expected at least one to train on, and another to validate on", spec,
-              files.size(), files.size() == 1 ? "" : "s");
+    bad_input("`data` '{}': {} file{}; expected at least one for training and one for validation", spec, files.size(),
+              files.size() == 1 ? "" : "s");
   out.val = val.front();
   out.unused.assign(val.begin() + 1, val.end());
   return out;
@@ -278,12 +278,11 @@ Dataset open_shards(const std::string& spec, const TokenizerChoice& choice) {
   allow_open_files(files.train.size());
   for (const fs::path& f : files.train) d.train.push_back(TokenFile::open_llmc(f, vocab));
   d.val = TokenFile::open_llmc(files.val, vocab);
-  if (d.val.size() < 2)
-    bad_input("{}: {} tokens to validate on; expected at least 2", files.val.string(), d.val.size());
+  if (d.val.size() < 2) bad_input("{}: {} validation tokens; expected at least 2", files.val.string(), d.val.size());
   d.val_bytes = token_bytes(d.val, 0, d.val.size(), *d.tokenizer);
   d.notes.push_back(fmt::format(
       "validated on {}{}", files.val.string(),
-      files.unused.empty() ? "" : fmt::format(", not on {} more with \"val\" in their names", files.unused.size())));
+      files.unused.empty() ? "" : fmt::format(", not on {} others with \"val\" in their names", files.unused.size())));
   return d;
 }
 

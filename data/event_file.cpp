@@ -1,5 +1,5 @@
-// Events as protobuf messages, and the file that they are appended to. Field numbers are those of TensorFlow's
-// event.proto and summary.proto.
+// Encodes events as protobuf messages and appends them to a file. Field numbers are those of TensorFlow's event.proto
+// and summary.proto.
 #include "data/event_file.h"
 
 #include <fmt/format.h>
@@ -33,7 +33,7 @@ std::string little_endian(T bits) {
   return out;
 }
 
-// Seven bits at a time, the lowest first; the top bit says that more follow.
+// Seven bits per byte, lowest first; the top bit marks a continuation.
 std::string varint(uint64_t v) {
   std::string out;
   for (; v >= 0x80; v >>= 7) out += static_cast<char>((v & 0x7F) | 0x80);
@@ -54,7 +54,7 @@ std::string at_time(double wall_time) {
 
 double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
-// A checksum of data that holds checksums is weak; the format stores it rotated and shifted.
+// A checksum of data that contains checksums is weak, so the format stores it rotated and offset.
 uint32_t masked_crc(std::string_view bytes) { return std::rotr(crc32c(bytes), 15) + 0xA282EAD8U; }
 
 std::string host_name() {
@@ -64,7 +64,8 @@ std::string host_name() {
   return name.data();
 }
 
-// The time now, or later: two files of one second, or a clock that was put back, must not change the order of names.
+// The current time or later: the names must sort in order even for two files in one second, or after the clock was set
+// back.
 int64_t seconds_after_all(const fs::path& directory) {
   auto seconds = static_cast<int64_t>(now());
   for (const fs::path& file : list_entries(directory)) {
@@ -116,9 +117,9 @@ void EventFile::append(const std::string& event) {
   if (std::fwrite(record.data(), 1, record.size(), file_.get()) != record.size()) cannot_write(path_, errno);
 }
 
-// One table look-up per byte: the records that are checked are a hundred bytes each.
+// One table lookup per byte suffices, because records have about a hundred bytes.
 uint32_t crc32c(std::string_view bytes) {
-  constexpr uint32_t kPolynomial = 0x82F63B78;  // 0x1EDC6F41 with its bits in reverse
+  constexpr uint32_t kPolynomial = 0x82F63B78;  // 0x1EDC6F41 bit-reversed
   static constexpr auto kTable = [] {
     std::array<uint32_t, 256> table{};
     for (uint32_t byte = 0; byte < table.size(); ++byte) {

@@ -1,4 +1,4 @@
-// From files to rows.
+// Loads files of examples and packs them into rows.
 #include "data/examples.h"
 
 #include <fmt/ranges.h>
@@ -14,11 +14,11 @@ namespace tessera {
 namespace fs = std::filesystem;
 static std::shared_ptr<const Rows> make_windows(TokenFile tokens, int64_t context, const std::string& what) {
   if (tokens.size() < 2)
-    bad_input("{}: {} tokens; expected at least 2, one of them to be predicted", what, tokens.size());
+    bad_input("{}: {} tokens; expected at least 2, because the first is not predicted", what, tokens.size());
   return std::make_shared<const Windows>(std::move(tokens), context);
 }
 
-// The tokens of a text, which are in memory, or where they are many in a file that is gone with the last who reads it.
+// Encodes a text in memory or, if it is large, in a temporary file that is deleted with its last reader.
 static TokenFile read_tokens(const Text& text, const Tokenizer& tokenizer, const ExampleOptions& o,
                              std::vector<std::string>& notes) {
   constexpr size_t kInMemory = size_t{16} << 20;
@@ -64,7 +64,7 @@ EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokeniz
   if (is_folder(spec)) {
     const Dataset dataset = Dataset::open(spec);
     if (dataset.tokenizer->identity() != tokenizer.identity())
-      throw Error(fmt::format("{}: its tokens are of another tokenizer than the model's", spec));
+      throw Error(fmt::format("{}: its tokenizer differs from the model's", spec));
     out.bytes = dataset.val_bytes;
     dataset.check_tokens(o.vocab);
     out.rows = make_windows(dataset.val, o.context, spec);
@@ -86,16 +86,16 @@ EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokeniz
   return out;
 }
 
-// Laying out examples in rows.
+// --- packing of examples into rows ---
 
-// For each row the examples in it. An example of n tokens takes n - 1 places: its last token is a target alone.
+// The examples of each row. An example of n tokens occupies n - 1 positions, because its last token is only a target.
 static std::vector<std::vector<int64_t>> packed_rows(const std::vector<EncodedExample>& examples, int64_t context) {
   std::vector<int64_t> order(examples.size());
   std::iota(order.begin(), order.end(), 0);
   const auto places = [&](int64_t e) { return std::ssize(examples[static_cast<size_t>(e)].tokens) - 1; };
   std::ranges::stable_sort(order, [&](int64_t a, int64_t b) { return places(a) > places(b); });
   std::vector<std::vector<int64_t>> rows;
-  std::map<int64_t, std::vector<size_t>> by_room;  // rows that are not full
+  std::map<int64_t, std::vector<size_t>> by_room;  // rows by free space
   for (const int64_t e : order) {
     const auto fits = by_room.lower_bound(places(e));
     size_t row = rows.size();
@@ -194,27 +194,27 @@ std::vector<int32_t> ExampleRows::target_tokens() const {
 }
 
 uint64_t ExampleRows::checksum() const {
-  return tessera::checksum_of_pieces([&](const PieceFunction& add) {
+  return tessera::checksum_of_chunks([&](const ChunkFunction& add) {
     const auto all = [&](const auto& values) { add(std::as_bytes(std::span(values))); };
     all(tokens_), all(trained_), all(begins_), all(members_), all(row_ends_);
   });
 }
 
-// From a JSONL file to examples.
+// --- reading of JSONL files ---
 
 namespace {
 
 struct Rendered {
   std::string where;  // file and line
   std::vector<Piece> pieces;
-  bool own = false;           // by the model's own template
-  EncodedExample made = {};   // where others made tokens of it
-  bool is_text = false;       // a row of text, in which a template may have been rendered before
+  bool own = false;           // uses the model's own template
+  EncodedExample made = {};   // of an example that was tokenized in advance
+  bool is_text = false;       // a text row, in which a template may already be rendered
   int64_t content_bytes = 0;  // of the messages, as far as the model's own template prints them
-  std::string role = {};      // one that no response can have
+  std::string role = {};      // a role without responses
 };
 
-// The template that `automatic` means for messages, where the tokenizer knows how its model was talked to.
+// The model's own template, which `automatic` selects for messages, if its tokenizer has one.
 std::unique_ptr<const ModelTemplate> own_template(const ExampleOptions& o, const Tokenizer* tokenizer,
                                                   const std::string& what) {
   if (o.style != ChatTemplate::automatic || !tokenizer || tokenizer->chat_template().empty()) return nullptr;
@@ -226,7 +226,7 @@ std::unique_ptr<const ModelTemplate> own_template(const ExampleOptions& o, const
   }
 }
 
-// Lines that cannot be trained on: an error, or counted.
+// Rows that cannot be trained on: an error, or counted.
 struct BadLines {
   bool skipped;
   int64_t count = 0;
@@ -248,7 +248,7 @@ struct BadLines {
   }
 };
 
-// Whether a word of a template is the key.
+// Whether the key occurs in a template as a word.
 bool names_key(std::string_view source, const std::string& key) {
   const auto in_word = [&](size_t at) {
     return at < source.size() && (std::isalnum(static_cast<uint8_t>(source[at])) != 0 || source[at] == '_');
@@ -265,13 +265,13 @@ Rendered render_own(const Example& example, const ModelTemplate& own, const std:
   for (const Piece& piece : out.pieces) all += piece.text;
   for (const Message& turn : example.turns)
     if (const std::string_view bare = jinja::stripped(turn.text, true, true);
-        turn.learnt != Message::Learnt::never && all.find(bare) != std::string::npos)
+        turn.training != Message::Training::never && all.find(bare) != std::string::npos)
       out.content_bytes += std::ssize(all.find(turn.text) == std::string::npos ? bare : std::string_view(turn.text));
   return out;
 }
 
-// What the examples of some files become. One of the names of `o` that no row has is refused, unless they validate
-// others, which have it.
+// Renders the examples of files. Throws if a key renamed in `o` is in no row, unless the files are the validation split
+// of others that have it.
 std::vector<Rendered> read_rendered(const std::vector<fs::path>& files, const std::string& what,
                                     const ExampleOptions& o, const Tokenizer* tokenizer, BadLines& bad,
                                     std::vector<std::string>& notes, bool validates = false) {
@@ -283,8 +283,8 @@ std::vector<Rendered> read_rendered(const std::vector<fs::path>& files, const st
   const auto read = [&](const fs::path& file, std::string_view line, int64_t number) {
     if ((bytes += std::ssize(line)) > o.most_bytes)
       bad_input(
-          "{}: more than {} MB of rows, for which memory does not suffice while they are read; expected fewer, or "
-          "documents, of which `tessera data` makes a dataset in little memory",
+          "{}: more than {} MB of rows do not fit in memory while they are read; expected fewer rows, or "
+          "documents, of which `tessera data` makes a dataset in constant memory",
           file.string(), o.most_bytes / 1'000'000);
     bad.attempt([&] {
       const std::string where = fmt::format("{}:{}", file.string(), number);
@@ -292,7 +292,7 @@ std::vector<Rendered> read_rendered(const std::vector<fs::path>& files, const st
       const bool messages = example.shape == Example::Shape::messages;
       if (messages && !std::exchange(known, true)) own = own_template(o, tokenizer, file.string());
       if (messages && own)
-        std::erase_if(example.unread, [&](const std::string& key) {  // what the template names, it may read
+        std::erase_if(example.unread, [&](const std::string& key) {  // keys named in the template may be used by it
           return key.ends_with(kOfMessages) &&
                  names_key(tokenizer->chat_template(), key.substr(1, key.size() - 2 - kOfMessages.size()));
         });
@@ -304,8 +304,8 @@ std::vector<Rendered> read_rendered(const std::vector<fs::path>& files, const st
                                                      .pieces = render(example, o.style, where),
                                                      .is_text = example.shape == Example::Shape::text}));
       if (!tokenizer)
-        throw InputError(where +
-                         ": the key 'input_ids' needs a `tokenizer`: expected the folder whose tokens they are");
+        throw InputError(
+            where + ": the key 'input_ids' needs a `tokenizer`: expected the directory of the one that produced them");
       out.push_back({where, {}, false, {std::move(example.tokens), std::move(example.trained)}});
     });
   };
@@ -313,9 +313,8 @@ std::vector<Rendered> read_rendered(const std::vector<fs::path>& files, const st
     for_each_line(file, [&](std::string_view line, int64_t number) { read(file, line, number); });
   for (const auto& [ours, theirs] : o.names.keys)
     if (!validates && !out.empty() && !mapped.contains(theirs))
-      bad_input("{}: the key '{}', which `map` names, is in no row", what, theirs);
-  if (!unread.empty())
-    notes.push_back(fmt::format("nothing reads the keys {}", fmt::join(unread, ", ")).substr(0, 400));
+      bad_input("{}: the key '{}', named in `map`, is in no row", what, theirs);
+  if (!unread.empty()) notes.push_back(fmt::format("unused keys: {}", fmt::join(unread, ", ")).substr(0, 400));
   return out;
 }
 
@@ -331,7 +330,7 @@ class Encoder {
       out.bytes = example.own && !options_.responses_only ? example.content_bytes : target_bytes(out, 1);
     return cut(std::move(out), example);
   }
-  // What stands between two special tokens is one text, as for transformers: a response continues its prompt.
+  // Text between two special tokens is encoded as one segment, as in transformers, so a response continues its prompt.
   EncodedExample read_tokens(const Rendered& example) {
     EncodedExample out = example.made;
     Run run;
@@ -369,27 +368,27 @@ class Encoder {
     check_in_table(out.tokens, options_.vocab, tokenizer_, example.where);
     if (const auto most = std::ranges::max_element(out.tokens);
         most != out.tokens.end() && *most >= tokenizer_.vocab_size())
-      bad_input("{}: token {}; expected one of the tokenizer's {}", example.where, *most, tokenizer_.vocab_size());
+      bad_input("{}: token {} is outside the tokenizer's vocabulary of {}", example.where, *most,
+                tokenizer_.vocab_size());
     return out;
   }
-  // Notes about all of the examples.
   void note(std::vector<std::string>& notes) const {
     if (cut_ > 0)
-      notes.push_back(fmt::format("{} examples are longer than the context and are cut after {} tokens", cut_,
-                                  options_.context + 1));
+      notes.push_back(
+          fmt::format("{} examples exceed the context and are truncated to {} tokens", cut_, options_.context + 1));
     if (!as_text_.empty())
-      notes.push_back(fmt::format("the tokenizer has no {}; written as text, which a message could hold too",
+      notes.push_back(fmt::format("the tokenizer has no {}; encoded as text, which a message could also contain",
                                   fmt::join(as_text_, ", ")));
     if (const std::string note = special_note(names_, options_.special); !note.empty()) notes.push_back(note);
     if (const std::string note = special_note(read_names_, true); !note.empty()) notes.push_back(note);
-    if (endless_) notes.emplace_back("the tokenizer has no token that ends a text: a model cannot learn where to stop");
+    if (endless_) notes.emplace_back("the tokenizer has no end-of-text token: a model cannot learn where to stop");
   }
 
  private:
   struct Run {
     std::string text = {};
-    std::vector<std::pair<size_t, bool>> parts = {};  // where each ends, and whether it is trained
-    bool names = false;                               // special tokens' names mean these
+    std::vector<std::pair<size_t, bool>> parts = {};  // end of each segment, and whether it is trained
+    bool names = false;                               // names of special tokens encode as these tokens
 
     void add(std::string_view more, bool trained) {
       if (more.empty()) return;
@@ -404,8 +403,8 @@ class Encoder {
     }
   };
 
-  // A token that has a byte of a trained part is a target, as in the masks of transformers' chat templates. Bytes are
-  // those of tokens: a part ends where the text up to it does when it is encoded alone.
+  // A token with at least one byte in a trained segment is a target, as in the masks of transformers' chat templates.
+  // Byte offsets are those of tokens: a segment ends where the encoding of the text up to its end does.
   void add(EncodedExample& to, const Run& run, const EncodeOptions& how) const {
     const std::vector<int32_t> tokens = tokenizer_.encode_with(run.text, how);
     if (run.parts.size() == 1) return add(to, tokens, run.parts[0].second);
@@ -432,7 +431,7 @@ class Encoder {
     to.trained.insert(to.trained.end(), tokens.size(), trained);
   }
   bool is_special(int32_t token) const { return tokenizer_.special(tokenizer_.token_bytes(token)) == token; }
-  // Bytes of the targets from a token on, special tokens not counted.
+  // Bytes of the targets from a token on, without special tokens.
   int64_t target_bytes(const EncodedExample& e, size_t from) const {
     int64_t bytes = 0;
     for (size_t t = from; t < e.tokens.size(); ++t)
@@ -461,12 +460,12 @@ class Encoder {
       if (count_targets(e) > 0) ++cut_;
     }
     if (count_targets(e) == 0)
-      bad_input("{}: no token to train on: {}{}", example.where,
-                had ? fmt::format("the response begins behind the context of {} tokens", most - 1)
-                    : "there is no response in it",
-                had || example.role.empty()
-                    ? ""
-                    : fmt::format("; `roles` {}=assistant makes responses of this role", example.role));
+      bad_input(
+          "{}: no token to train on: {}{}", example.where,
+          had ? fmt::format("the response begins after the context of {} tokens", most - 1) : "it has no response",
+          had || example.role.empty()
+              ? ""
+              : fmt::format("; `roles` {}=assistant makes responses of this role", example.role));
     return e;
   }
 
@@ -475,11 +474,11 @@ class Encoder {
   int64_t cut_ = 0;
   std::set<std::string> as_text_;
   std::map<std::string, int64_t> names_;       // of special tokens, in messages
-  std::map<std::string, int64_t> read_names_;  // in rows of text, where they are these tokens
+  std::map<std::string, int64_t> read_names_;  // in text rows, encoded as these tokens
   bool endless_ = false;
 };
 
-// All examples of some files, none held out.
+// All examples of files, none held out.
 std::shared_ptr<const ExampleRows> find_examples(const std::vector<fs::path>& files, const std::string& what,
                                                  const Tokenizer& tokenizer, const ExampleOptions& o,
                                                  std::vector<std::string>& notes, bool validates = false) {
@@ -488,7 +487,7 @@ std::shared_ptr<const ExampleRows> find_examples(const std::vector<fs::path>& fi
   std::vector<EncodedExample> encoded;
   for (const Rendered& example : read_rendered(files, what, o, &tokenizer, bad, notes, validates))
     bad.attempt([&] { encoded.push_back(encoder.encode(example)); });
-  if (encoded.empty()) bad_input("{}: no example in it", what);
+  if (encoded.empty()) bad_input("{}: it contains no examples", what);
   bad.note(notes);
   encoder.note(notes);
   return std::make_shared<ExampleRows>(encoded, o.context, o.packed);
@@ -506,7 +505,7 @@ Asked ask(const std::vector<Message>& turns, const ExampleOptions& o, const Toke
   const std::string what = "the conversation";
   const auto own = own_template(o, &tokenizer, what);
   if (!own && o.style == ChatTemplate::automatic)
-    throw Error("`template`: the model has none of its own; expected chatml, llama3, alpaca or none, found auto");
+    throw Error("`template`: the model has none; expected chatml, llama3, alpaca or none, found auto");
   Example answered{Example::Shape::messages, turns};
   if (turns.empty()) answered.turns.push_back({Role::user, "x"});
   answered.turns.push_back({Role::assistant, "x"});
@@ -514,7 +513,7 @@ Asked ask(const std::vector<Message>& turns, const ExampleOptions& o, const Toke
   try {
     pieces = own ? own->render(answered, what) : render(answered, o.style, what);
   } catch (const InputError&) {
-    if (!own) throw;  // else the model's own settings alone say where it ends
+    if (!own) throw;  // otherwise only the model's settings define the end
   }
   while (!pieces.empty() && !pieces.back().response) pieces.pop_back();
   const Piece last = pieces.empty() ? Piece() : pieces.back();
@@ -524,8 +523,8 @@ Asked ask(const std::vector<Message>& turns, const ExampleOptions& o, const Toke
     out.tokens = Encoder(tokenizer, o)
                      .read_tokens({what, own ? own->prompt(turns, what) : std::move(pieces), own != nullptr})
                      .tokens;
-  const size_t said = own ? last.text.find('x') : std::string::npos;
-  const std::string behind = last.text.substr(said == std::string::npos ? 0 : said + 1);
+  const size_t content_at = own ? last.text.find('x') : std::string::npos;
+  const std::string behind = last.text.substr(content_at == std::string::npos ? 0 : content_at + 1);
   std::optional<int32_t> end;
   if (last.kind == Piece::Kind::end) end = tokenizer.document_end();
   for (size_t at = 0; at < behind.size() && !end; ++at) end = tokenizer.special(behind.substr(at));
@@ -534,7 +533,7 @@ Asked ask(const std::vector<Message>& turns, const ExampleOptions& o, const Toke
   else if (!own && last.kind == Piece::Kind::marker)
     out.stops.push_back(behind);
   else if (const std::string_view text = jinja::stripped(behind, true, true);
-           own && said != std::string::npos && !text.empty())
+           own && content_at != std::string::npos && !text.empty())
     out.stops.emplace_back(text);
   return out;
 }
@@ -553,8 +552,8 @@ Dataset load_examples(const std::filesystem::path& spec, const TokenizerChoice& 
                                   files.unused.empty() ? "" : "; not read: " + joined(files.unused)));
   const auto require_enough = [&](size_t count) {
     if (count < (held_file ? 1 : 2))
-      bad_input("{}: {} examples to train on; expected at least {}{}", what, count,
-                held_file ? "1" : "2, one of them for validation",
+      bad_input("{}: {} training examples; expected at least {}{}", what, count,
+                held_file ? "1" : "2, one for validation",
                 bad.count > 0 ? fmt::format(" (skipped bad lines: {}, the first: {})", bad.count, bad.first) : "");
   };
   const auto trained = [&](size_t count) {
@@ -565,10 +564,10 @@ Dataset load_examples(const std::filesystem::path& spec, const TokenizerChoice& 
   require_enough(rendered.size());
   const std::span<const Rendered> all(rendered);
   d.source = what;
-  const size_t learnt = trained(all.size());
-  const auto texts = [&](const PartPiece& f) {
+  const size_t train_count = trained(all.size());
+  const auto texts = [&](const SplitChunk& f) {
     for (size_t e = 0; e < all.size(); ++e)
-      for (const Piece& piece : all[e].pieces) f(piece.text, e >= learnt);
+      for (const Piece& piece : all[e].pieces) f(piece.text, e >= train_count);
   };
   d.tokenizer = choice.learns() ? make_tokenizer(choice, what, texts) : std::move(tokenizer);
   Encoder encoder(*d.tokenizer, o);

@@ -1,4 +1,4 @@
-// Whole files, checksums and the cache directory.
+// File contents, checksums and the cache directory.
 #include "data/files.h"
 
 #include <fcntl.h>
@@ -22,11 +22,11 @@ namespace tessera {
 namespace fs = std::filesystem;
 namespace {
 
-// The file itself lies elsewhere where git-lfs was not there to fetch it.
+// A checkout without git-lfs contains a pointer instead of the file.
 void refuse_pointer(std::string_view begin, const fs::path& file) {
   if (begin.starts_with("version https://git-lfs.github.com/spec/v1\n"))
     bad_input(
-        "{} is a pointer of git-lfs, not the file that it stands for; expected that file, which "
+        "{} is a pointer of git-lfs; expected the file itself, which "
         "'git lfs pull' fetches",
         file.string());
 }
@@ -36,7 +36,7 @@ const char* environment(const char* name) {
   return value != nullptr && *value != '\0' ? value : nullptr;
 }
 
-// The kind of what has the name; none where nothing has. A name that cannot be followed is no missing one.
+// The file type of a name; none if it does not exist. A name that cannot be resolved is an error.
 fs::file_type file_kind(const fs::path& name) {
   std::error_code error;
   const fs::file_type kind = fs::status(name, error).type();
@@ -69,26 +69,25 @@ std::string_view known_kind(std::string_view begin, bool as_text) {
     bool may_be_text = false;
   };
   static constexpr Kind kKinds[] = {
-      {"version https://git-lfs"sv, "a pointer of git-lfs: the file itself was not fetched, which git lfs pull does",
-       true},
+      {"version https://git-lfs"sv, "a pointer of git-lfs: 'git lfs pull' fetches the file itself", true},
       {"<!doctype html"sv, "a web page", true},
       {"<!DOCTYPE html"sv, "a web page", true},
       {"<html"sv, "a web page", true},
-      {"<?xml"sv, "a page of XML", true},
-      {"\x80\x02"sv, "a pickle of Python's", true},
+      {"<?xml"sv, "XML", true},
+      {"\x80\x02"sv, "a Python pickle", true},
       {"\x1f\x8b"sv, "compressed by gzip", true},
       {"\x28\xb5\x2f\xfd"sv, "compressed by zstd", true},
       {"\xFF\xFE"sv, "text in UTF-16, which 'iconv -f UTF-16 -t UTF-8' converts"},
       {"\xFE\xFF"sv, "text in UTF-16, which 'iconv -f UTF-16 -t UTF-8' converts"},
-      {"PK\x03\x04"sv, "a zip archive, such as torch.save() writes; 'unzip' unpacks one of other files"},
-      {"GGUF"sv, "a file of llama.cpp's (GGUF)"},
-      {"\x89HDF"sv, "a file of HDF5"},
-      {"MMIDIDX\0"sv, "an index of Megatron-LM's tokens"},
-      {"TESSTOK\n"sv, "a token file of Tessera, whose folder is what is read"},
-      {"PAR1"sv, "Parquet, of which 'python3 -m tessera.rows FILE > rows.jsonl' makes rows of JSON"},
-      {"ARROW1"sv, "Arrow, of which 'python3 -m tessera.rows FILE > rows.jsonl' makes rows of JSON"},
-      {"\xFF\xFF\xFF\xFF"sv, "Arrow, of which 'python3 -m tessera.rows FILE > rows.jsonl' makes rows of JSON"},
-      {"\x93NUMPY"sv, "an array of NumPy"},
+      {"PK\x03\x04"sv, "a zip archive, as written by torch.save(); 'unzip' extracts other archives"},
+      {"GGUF"sv, "a GGUF file of llama.cpp"},
+      {"\x89HDF"sv, "an HDF5 file"},
+      {"MMIDIDX\0"sv, "a token index of Megatron-LM"},
+      {"TESSTOK\n"sv, "a token file of Tessera; pass its directory instead"},
+      {"PAR1"sv, "Parquet, which 'python3 -m tessera.rows FILE > rows.jsonl' converts to JSON"},
+      {"ARROW1"sv, "Arrow, which 'python3 -m tessera.rows FILE > rows.jsonl' converts to JSON"},
+      {"\xFF\xFF\xFF\xFF"sv, "Arrow, which 'python3 -m tessera.rows FILE > rows.jsonl' converts to JSON"},
+      {"\x93NUMPY"sv, "a NumPy array"},
       {"%PDF-"sv, "PDF"},
       {"SQLite format 3"sv, "SQLite"},
       {"BZh91AY&SY"sv, "compressed by bzip2"},
@@ -100,13 +99,13 @@ std::string_view known_kind(std::string_view begin, bool as_text) {
   return "";
 }
 
-bool is_of_system(const fs::path& file) {
+bool is_system_file(const fs::path& file) {
   const std::string name = file.filename().string();
   return name.starts_with("._") || name == ".DS_Store" || name == "__MACOSX" || name == "desktop.ini" ||
          name == "Thumbs.db";
 }
 
-void read_pieces(const fs::path& file, const std::function<void(std::span<const std::byte>)>& f) {
+void read_chunks(const fs::path& file, const std::function<void(std::span<const std::byte>)>& f) {
   const OpenFile in(file);
   std::vector<std::byte> memory(static_cast<size_t>(std::min(in.size(), int64_t{1} << 20)));
   for (int64_t at = 0; at < in.size(); at += std::ssize(memory)) {
@@ -145,7 +144,7 @@ void SharedFile::flush() const {
 void sync_directory(const fs::path& directory) {
   const Descriptor in(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   bool flushed = in.get() >= 0 && ::fsync(in.get()) == 0;
-  // The whole file system is flushed if a folder cannot be by itself.
+  // Flushes the entire file system if the directory cannot be flushed by itself.
   if (!flushed && in.get() >= 0 && is_unknown_operation(errno)) flushed = ::syncfs(in.get()) == 0;
   if (!flushed) throw OutputError(fmt::format("cannot flush {}: {}", directory.string(), std::strerror(errno)));
 }
@@ -154,17 +153,17 @@ void make_directories(const fs::path& directory) {
   std::error_code error;
   fs::create_directories(directory, error);
   if (error || !fs::is_directory(directory, error))
-    throw OutputError(fmt::format("cannot make the directory {}: {}", directory.string(),
-                                  error ? error.message() : "something else has that name"));
+    throw OutputError(fmt::format("cannot create the directory {}: {}", directory.string(),
+                                  error ? error.message() : "the name exists and is not a directory"));
 }
 
 uint64_t checksum(std::string_view bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
 
 uint64_t file_checksum(const fs::path& file) {
-  return checksum_of_pieces([&](const PieceFunction& add) { read_pieces(file, add); });
+  return checksum_of_chunks([&](const ChunkFunction& add) { read_chunks(file, add); });
 }
 
-uint64_t checksum_of_pieces(const std::function<void(const PieceFunction&)>& walk) {
+uint64_t checksum_of_chunks(const std::function<void(const ChunkFunction&)>& walk) {
   Checksum sum;
   walk([&](std::span<const std::byte> piece) { sum.add(piece); });
   return sum.value();
@@ -181,26 +180,26 @@ fs::path cache_directory() {
   if (const char* own = environment("TESSERA_CACHE")) return own;
   if (const char* xdg = environment("XDG_CACHE_HOME")) return fs::path(xdg) / "tessera";
   if (const char* home = environment("HOME")) return fs::path(home) / ".cache" / "tessera";
-  throw Error("there is no cache directory: set TESSERA_CACHE (or HOME) to a directory that can be written");
+  throw Error("no cache directory: set TESSERA_CACHE (or HOME) to a writable directory");
 }
 
 TemporaryDirectory::TemporaryDirectory(const fs::path& stem) : name_(stem) {
   if (::mkdir(path().c_str(), 0700) != 0)
-    throw OutputError(fmt::format("cannot make a temporary directory {}: {}", path().string(), std::strerror(errno)));
+    throw OutputError(fmt::format("cannot create a temporary directory {}: {}", path().string(), std::strerror(errno)));
 }
 
-// Mapping, and a table of what is mapped.
+// --- mapping, and a table of mapped files ---
 
 namespace {
 
-// A mapped file's entry, which a signal handler can read: of fixed size, and complete before its place is known.
+// A mapped file's entry, readable by a signal handler: of fixed size, and complete before its address is published.
 struct Mapped {
   std::atomic<bool> taken{false};
   std::atomic<const std::byte*> begin{nullptr};
   size_t size = 0;
   std::array<char, 512> name{};
 };
-std::array<Mapped, 64> table;  // files that find no room in it are not named
+std::array<Mapped, 64> table;  // files beyond its capacity are not named
 
 void enter(const std::byte* begin, size_t size, const std::string& name) {
   for (Mapped& m : table) {
@@ -230,7 +229,7 @@ MappedFile::MappedFile(const fs::path& file) {
   if (map == MAP_FAILED) {
     if (!is_unknown_operation(errno)) bad_input("cannot map {}: {}", file.string(), std::strerror(errno));
     const auto read =
-        std::make_shared<const std::string>(read_whole(file, in.size(), 1));  // a file system that maps none
+        std::make_shared<const std::string>(read_whole(file, in.size(), 1));  // the file system cannot map
     size_ = read->size();
     data_ = {read, reinterpret_cast<const std::byte*>(read->data())};
     return;

@@ -1,4 +1,4 @@
-// Small helpers of the data layer: whole files, checksums, the cache directory.
+// Helpers of the data layer: file contents, checksums, the cache directory.
 #pragma once
 #include <functional>
 #include <memory>
@@ -9,31 +9,31 @@ struct XXH3_state_s;
 
 namespace tessera {
 
-// All bytes of a regular file. Throws InputError when it is missing, unreadable, or something else than a file.
+// The contents of a regular file. Throws InputError if it is missing, unreadable or not a regular file.
 std::string read_file(const std::filesystem::path& file);
 
-// The kind of a file that stands in the place of another, by its first bytes: "a pointer of git-lfs: ...", "a web
-// page". Empty for others, and where a text is expected for what a text may begin with too.
+// The kind of a file that is mistaken for another, by its first bytes: "a pointer of git-lfs: ...", "a web page". Empty
+// if unknown; with `as_text`, also empty if a text could begin so.
 std::string_view known_kind(std::string_view begin, bool as_text = false);
 inline constexpr std::string_view kConvertsRows = "'python3 -m tessera.rows FILE > rows.jsonl' converts it";
-// Whether a file is one that Windows, macOS or an archive program adds to a directory: desktop.ini, ._NAME.
-bool is_of_system(const std::filesystem::path& file);
+// Whether Windows, macOS or an archive program adds such a file to a directory: desktop.ini, ._NAME.
+bool is_system_file(const std::filesystem::path& file);
 
-// Whether something has the name, a folder, or a regular file. Throws InputError where links or rights keep it secret.
+// Whether the name exists, is a directory, is a regular file. Throws InputError if links or permissions hide it.
 bool is_there(const std::filesystem::path& name);
 bool is_folder(const std::filesystem::path& name);
 bool is_plain_file(const std::filesystem::path& name);
-// The first four bytes of a regular file as a number; 0 of what cannot be read.
+// The first four bytes of a regular file as an integer; 0 if it cannot be read.
 int32_t first_number(const std::filesystem::path& file);
 
-// Calls f for the bytes of a regular file, piece after piece, in one MiB of memory: a mapped file would count as the
-// process's own for as long as it is read. Throws like read_file().
-void read_pieces(const std::filesystem::path& file, const std::function<void(std::span<const std::byte>)>& f);
+// Calls f for successive chunks of a regular file, using 1 MiB of memory (a mapped file would count as resident memory
+// of the process while it is read). Throws like read_file().
+void read_chunks(const std::filesystem::path& file, const std::function<void(std::span<const std::byte>)>& f);
 
-// A file that several writers fill, each its own bytes. Everything throws OutputError.
+// A file that several writers fill at disjoint offsets. Every function throws OutputError.
 class SharedFile {
  public:
-  // Makes the file, with room for `size` bytes, of which `first` are the first; it must not be there yet.
+  // Creates a file of `size` bytes that begins with `first`; it must not exist.
   static void create(const std::filesystem::path& file, std::string_view first, int64_t size);
   explicit SharedFile(const std::filesystem::path& file);
   void write(int64_t at, std::span<const std::byte> bytes) const;
@@ -44,13 +44,13 @@ class SharedFile {
   Descriptor fd_;
 };
 
-// Flushes a directory's entries to disk, so that a rename in it survives a power cut. Throws OutputError.
+// Flushes a directory's entries to disk, so that a rename in it survives a power failure. Throws OutputError.
 void sync_directory(const std::filesystem::path& directory);
 
-// Makes a directory and its parents. Throws OutputError.
+// Creates a directory and its parents. Throws OutputError.
 void make_directories(const std::filesystem::path& directory);
 
-// XXH3-64 of bytes that come one after another.
+// Incremental XXH3-64.
 class Checksum {
  public:
   Checksum();
@@ -61,19 +61,19 @@ class Checksum {
   std::shared_ptr<XXH3_state_s> state_;
 };
 
-// XXH3-64 of bytes, of a file, and of the pieces that `walk` hands on. Throws like read_file().
-using PieceFunction = std::function<void(std::span<const std::byte> piece)>;
+// XXH3-64 of bytes, of a file, and of the chunks passed by `walk`. Throws like read_file().
+using ChunkFunction = std::function<void(std::span<const std::byte> piece)>;
 uint64_t checksum(std::string_view bytes);
 uint64_t file_checksum(const std::filesystem::path& file);
-uint64_t checksum_of_pieces(const std::function<void(const PieceFunction&)>& walk);
+uint64_t checksum_of_chunks(const std::function<void(const ChunkFunction&)>& walk);
 
-// $TESSERA_CACHE, else $XDG_CACHE_HOME/tessera, else ~/.cache/tessera. Throws Error (usage) when none is set.
+// $TESSERA_CACHE, else $XDG_CACHE_HOME/tessera, else ~/.cache/tessera. Throws Error (usage) if none is set.
 std::filesystem::path cache_directory();
 
-// A new empty directory that is removed, with all in it, at the end of the scope. Throws OutputError.
+// A new directory that is removed with its contents at the end of the scope. Throws OutputError.
 class TemporaryDirectory {
  public:
-  // Named `stem` and what TemporaryName adds; the parent must exist.
+  // Named `stem` plus the suffix of TemporaryName; the parent must exist.
   explicit TemporaryDirectory(const std::filesystem::path& stem);
   const std::filesystem::path& path() const { return name_.path(); }
 
@@ -81,16 +81,16 @@ class TemporaryDirectory {
   TemporaryName name_;
 };
 
-// A file mapped read-only for as long as the object lives; by default nothing. A file system that cannot map has it
-// read into memory.
+// A file mapped read-only for the lifetime of the object; empty by default. On file systems without mmap() it is read
+// into memory.
 //
-// A file that is cut short meanwhile ends its readers by SIGBUS. A program that would rather say so than be killed asks
+// If another process truncates the file, readers receive SIGBUS. A signal handler can find its name by
 // mapped_file_at().
 
 class MappedFile {
  public:
   MappedFile() = default;
-  // Throws InputError when it is missing, unreadable or something else than a file.
+  // Throws InputError if the file is missing, unreadable or not a regular file.
   explicit MappedFile(const std::filesystem::path& file);
   std::span<const std::byte> bytes() const { return {data_.get(), size_}; }
 
@@ -99,7 +99,7 @@ class MappedFile {
   std::shared_ptr<const std::byte> data_;
 };
 
-// The name of the file that is mapped at an address, which a signal handler may ask for; null when there is none.
+// The name of the file mapped at an address, or null. Async-signal-safe.
 const char* mapped_file_at(const void* address);
 
 }  // namespace tessera

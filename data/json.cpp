@@ -1,4 +1,4 @@
-// Values built from the events of nlohmann's parser, which sees what the values alone would hide.
+// Builds values from the events of nlohmann's parser, which expose details that are lost in the values.
 #include "data/json.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ constexpr std::string_view kOfNumbers = "+-.0123456789eE", kBefore = " \t\r\n:,[
 
 // A number beyond double, or Python's NaN or Infinity, at which nlohmann's parser stops.
 struct Huge {
-  size_t ordinal;  // among the numbers of the text, the first of which is 1
+  size_t ordinal;  // index among the numbers of the text, from 1
   size_t begin, size;
 };
 
@@ -33,7 +33,7 @@ std::vector<Huge> huge_numbers(std::string_view text) {
     } else if (text[at] == '-' || (text[at] >= '0' && text[at] <= '9') || text[at] == 'N' || text[at] == 'I') {
       const size_t sign = text[at] == '-' ? 1 : 0;
       size_t size = std::min(text.find_first_not_of(kOfNumbers, at), text.size()) - at;
-      bool none = false;  // no number of JSON's
+      bool none = false;  // not a JSON number
       for (const std::string_view word : {"NaN", "Infinity"})
         if (text.substr(at + sign).starts_with(word) && (at == 0 || kBefore.find(text[at - 1]) != kBefore.npos)) {
           size = sign + word.size();
@@ -50,7 +50,6 @@ std::vector<Huge> huge_numbers(std::string_view text) {
   return out;
 }
 
-// Builds the value.
 class Events final : public nlohmann::json_sax<Json> {
  public:
   Events(std::string_view text, const std::string& what, JsonFile manner, const std::vector<Huge>& huge,
@@ -62,7 +61,7 @@ class Events final : public nlohmann::json_sax<Json> {
   bool number_integer(number_integer_t value) override { return number(value); }
   bool number_unsigned(number_unsigned_t value) override { return number(value); }
   bool number_float(number_float_t value, const string_t& digits) override {
-    // The parser makes a double of an integer that does not fit.
+    // The parser converts an integer that does not fit to double.
     if (digits.find_first_of(".eE") != string_t::npos) return number(value);
     refuse(fmt::format("the integer {} is beyond 64 bits", digits));
     return number(Json::value_t::discarded);
@@ -81,7 +80,7 @@ class Events final : public nlohmann::json_sax<Json> {
     if (open_.size() == 1) outer_ = place->first;
     if (fresh && aside_ && open_.size() == 2 && outer_ == aside_->outer && name == aside_->inner) put_aside_ = slot_;
     if (fresh) return true;
-    refuse(fmt::format("the key '{}' stands twice in one object", name));
+    refuse(fmt::format("duplicate key '{}' in one object", name));
     *slot_ = Json::value_t::discarded;
     skips_next_ = true;
     return true;
@@ -104,7 +103,7 @@ class Events final : public nlohmann::json_sax<Json> {
     if (strict_) bad_input("{}: {}", what_, why);
   }
 
-  // The place of the next value; none where it is skipped.
+  // The destination of the next value; null if it is skipped.
   Json* place() {
     if (skipped_ > 0 || std::exchange(skips_next_, false)) return nullptr;
     if (open_.empty()) return &root;
@@ -147,12 +146,12 @@ class Events final : public nlohmann::json_sax<Json> {
   const bool strict_;
   const std::vector<Huge>& huge_;
   JsonAside* const aside_;
-  const Json* put_aside_ = nullptr;  // the object whose members go there
+  const Json* put_aside_ = nullptr;  // the object whose members are extracted
   std::string_view outer_;           // the root's last key
   std::vector<Json*> open_;
-  Json* slot_ = nullptr;     // place for the last key's value
-  bool skips_next_ = false;  // a key's second value
-  size_t skipped_ = 0;       // containers that are open inside of a skipped value
+  Json* slot_ = nullptr;     // destination of the last key's value
+  bool skips_next_ = false;  // the value of a duplicate key
+  size_t skipped_ = 0;       // open containers inside a skipped value
   size_t numbers_ = 0, next_huge_ = 0;
 };
 
@@ -176,7 +175,7 @@ void require_memory_for_json(std::string_view text, const std::string& what) {
 }
 
 Json parse_json(std::string_view text, const std::string& what, JsonFile manner, JsonAside* aside) {
-  // nlohmann's parser takes a NUL for the end and would not see what follows it.
+  // nlohmann's parser treats a NUL as the end and would not see what follows it.
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
     bad_input("{}: not valid JSON at byte {}: a NUL", what, nul);
   require_memory_for_json(text, what);
@@ -195,10 +194,10 @@ const Json& value_at(const Json& json, std::string_view key) {
   return found == json.end() ? null : *found;
 }
 
-std::string shown(const Json& value, size_t most) {
-  if (value.is_discarded()) return "a value that is no number, given twice, beyond 64 bits or nested deeper than 64";
+std::string shown(const Json& value, size_t max_bytes) {
+  if (value.is_discarded()) return "a value that is not a number, duplicate, beyond 64 bits or nested deeper than 64";
   const std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
-  return text.size() <= most ? text : text.substr(0, most) + "...";
+  return text.size() <= max_bytes ? text : text.substr(0, max_bytes) + "...";
 }
 
 bool is_nothing(const Json& value) {

@@ -1,4 +1,4 @@
-// Lines, what stands on them, and what stands around the turns of a conversation.
+// Parses rows, and applies chat templates.
 #include "data/jsonl.h"
 
 #include <fmt/ranges.h>
@@ -17,12 +17,12 @@ namespace {
 
 using Json = nlohmann::json;
 using InOrder = nlohmann::ordered_json;
-// The roles by their names, ShareGPT's too.
+// Roles by name, including ShareGPT's names.
 constexpr std::pair<std::string_view, Role> kRoles[] = {
     {"system", Role::system},     {"user", Role::user},       {"assistant", Role::assistant},
     {"tool", Role::tool},         {"human", Role::user},      {"gpt", Role::assistant},
     {"chatgpt", Role::assistant}, {"model", Role::assistant}, {"observation", Role::tool}};
-// Keys that would change what a model reads, and that no shape has; and keys of a message with what it says.
+// Keys that would change the model's input and that no shape has; and a message's content keys.
 constexpr std::array<std::string_view, 13> kRefused{"tools",   "functions", "documents",   "chosen", "rejected",
                                                     "history", "image",     "images",      "videos", "audio",
                                                     "audios",  "system",    "position_ids"};
@@ -31,8 +31,8 @@ constexpr std::array<std::string_view, 12> kShown{"tool_calls", "function_call",
                                                   "documents",  "image",         "images",
                                                   "videos",     "audio",         "audios"};
 constexpr std::string_view kCalls = "tool_calls";
-// Keys of a message that trainers exclude it by, with the values that exclude and include it: of OpenAI and Mistral,
-// Axolotl, ms-swift and XTuner, torchtune, and the spellings that occur in addition.
+// Keys by which trainers exclude a message, with the values that exclude and include it: those of OpenAI and Mistral,
+// Axolotl, ms-swift and XTuner, torchtune, and other spellings that occur.
 struct Flag {
   std::string_view key, excludes, includes;
 };
@@ -48,12 +48,12 @@ constexpr std::array<Flag, 12> kFlags{{{"weight", "0", "1"},
                                        {"masked", "true", "false"},
                                        {"ignore", "true", "false"},
                                        {"ignore_loss", "true", "false"}}};
-// Words of other keys that look like one of these: with the value false or 0, and with true or 1.
+// Parts of other keys that suggest such a flag: with the value false or 0, and with true or 1.
 constexpr std::array<std::string_view, 4> kLearns{"train", "loss", "learn", "supervis"};
 constexpr std::array<std::string_view, 6> kExcludes{"mask", "ignor", "skip", "exclu", "no_loss", "no_train"};
-constexpr std::array<std::string_view, 2> kInnerFlags{"train_detail", "training_detail"};  // Axolotl's, of characters
+constexpr std::array<std::string_view, 2> kInnerFlags{"train_detail", "training_detail"};  // Axolotl's, per character
 constexpr std::array<std::string_view, 2> kVariables{"tools", "documents"};                // of messages, for templates
-// Keys that a shape reads.
+// Keys that the shapes read.
 constexpr std::array<std::string_view, 12> kRead{"input_ids",     "labels", "attention_mask", "messages",
                                                  "conversations", "system", "prompt",         "completion",
                                                  "instruction",   "input",  "output",         "text"};
@@ -73,8 +73,7 @@ bool says_nothing(const Json& value) { return is_empty(value) || value == Json(f
 const Json& present(const Json& object, const char* key, const std::string& what) {
   const Json& found = value_at(object, key);
   if (found.is_null()) bad_input("{}: the key '{}' is missing", what, key);
-  if (found.is_discarded())
-    bad_input("{}: the key '{}' stands twice in one object, or is too large or too deep", what, key);
+  if (found.is_discarded()) bad_input("{}: the key '{}' is a duplicate, too large or nested too deeply", what, key);
   return found;
 }
 
@@ -84,33 +83,33 @@ std::string to_string(const Json& object, const char* key, const std::string& wh
   return found.get<std::string>();
 }
 
-// The text of a message: a string, or parts of which each is text.
+// The text of a message: a string, or a list of text parts.
 std::string token_content(const Json& message, const char* key, const std::string& what) {
   if (!present(message, key, what).is_array()) return to_string(message, key, what);
   std::string out;
   for (const Json& part : message[key]) {
     if (value_at(part, "type") != "text")
-      bad_input("{}: a part of the type {}; expected text", what, shown(value_at(part, "type"), 40));
+      bad_input("{}: a content part of type {}; expected text", what, shown(value_at(part, "type"), 40));
     out += to_string(part, "text", what);
   }
   return out;
 }
 
-// The role of a name; none of one that only a model's own template may know.
+// The role with this name; nullopt if at most a model's own template may know it.
 std::optional<Role> find_role(std::string_view name, size_t known = std::size(kRoles)) {
   const auto roles = std::span(kRoles).first(known);
   const auto found = std::ranges::find(roles, name, &std::pair<std::string_view, Role>::first);
   return found == roles.end() ? std::nullopt : std::optional(found->second);
 }
 
-// JSON that stands in a text, or the value itself.
+// The JSON inside a string, or the value itself.
 InOrder unpacked(const InOrder& value) {
   if (!value.is_string()) return value;
   const auto inside = InOrder::parse(value.get_ref<const std::string&>(), nullptr, false);
   return inside.is_structured() ? inside : value;
 }
 
-// As other programs do before they run a template on OpenAI's rows.
+// Parses the arguments of tool calls in OpenAI's rows, as other programs do before they render a template.
 void unpack_arguments(InOrder& calls) {
   for (InOrder& call : calls)
     if (call.is_object() && call.contains("function") && call["function"].is_object() &&
@@ -118,12 +117,12 @@ void unpack_arguments(InOrder& calls) {
       call["function"]["arguments"] = unpacked(call["function"]["arguments"]);
 }
 
-// Whether nothing in a value was found to be other than it says.
+// Whether the parser discarded nothing inside a value.
 bool is_whole(const Json& value) {
   return !value.is_discarded() && (!value.is_structured() || std::all_of(value.begin(), value.end(), is_whole));
 }
 
-// Whether trainers learn a message, by its flags; nothing: none has a value.
+// Whether trainers include a message, by its flags; nullopt if none is set.
 std::optional<bool> included(const Json& message, Role role, const std::string& what) {
   std::optional<bool> out;
   std::string_view first;
@@ -133,7 +132,7 @@ std::optional<bool> included(const Json& message, Role role, const std::string& 
     const bool known = value.is_boolean() || value == 0 || value == 1;
     const bool set = value == 1 || value == Json(true), learns = set == (includes == "1" || includes == "true");
     if (!known || (learns && role != Role::assistant))
-      bad_input("{}: the key '{}' is {}; expected {}, or {} of an assistant's", what, key, shown(value, 40), excludes,
+      bad_input("{}: the key '{}' is {}; expected {}, or {} for an assistant", what, key, shown(value, 40), excludes,
                 includes);
     if (out.value_or(learns) != learns) bad_input("{}: the keys '{}' and '{}' contradict each other", what, first, key);
     out = learns, first = key;
@@ -148,28 +147,29 @@ std::optional<bool> included(const Json& message, Role role, const std::string& 
   }
   for (const std::string_view key : kInnerFlags)
     if (!says_nothing(value_at(message, key)))
-      bad_input("{}: the key '{}' excludes a part of a message; expected whole messages excluded", what, key);
+      bad_input("{}: the key '{}' excludes part of a message; only complete messages can be excluded", what, key);
   return out;
 }
 
-// The message in a row, whose keys stand in their order in `ordered`, which is called for a key that only a model's own
-// template shows.
+// Parses a message of a row. `ordered` returns the row with its keys in order; it is called if only a model's own
+// template uses a key.
 template <class F>
 Message parse_message(const Json& json, const std::string& what, const RowNames& names, Example& example,
                       const F& ordered) {
-  if (!json.is_object()) throw InputError(what + " is no object");
+  if (!json.is_object()) throw InputError(what + " is not an object");
   const char* const role = value_at(json, "role").is_null() && json.contains("from") ? "from" : "role";
   const char* const content = value_at(json, "content").is_null() && json.contains("value") ? "value" : "content";
   InOrder more;
   for (const auto& [key, value] : json.items()) {
     if (key == role || key == content || value.is_null() || std::ranges::count(kFlags, key, &Flag::key) > 0) continue;
     if (!is_whole(value))
-      bad_input("{}: in the key '{}' one stands twice, or something is too large or too deep", what, key.substr(0, 40));
+      bad_input("{}: the key '{}' contains a duplicate key, or a value that is too large or nested too deeply", what,
+                key.substr(0, 40));
     more[key] = nullptr;
     if (is_in(kShown, key)) {
       if (example.unshown.empty() && !says_nothing(value))
         example.unshown =
-            fmt::format("{} has the key '{}'; expected role, content and weight alone", what, key.substr(0, 40));
+            fmt::format("{} has the key '{}'; expected only role, content and weight", what, key.substr(0, 40));
     } else if (!is_empty(value)) {
       example.unread.insert("'" + key.substr(0, 40) + "'" + std::string(kOfMessages));
     }
@@ -181,31 +181,30 @@ Message parse_message(const Json& json, const std::string& what, const RowNames&
   if (!known) example.unknown_role = name.substr(0, 40);
   Message out{known.value_or(Role::user), silent ? "" : token_content(json, content, what)};
   if (!known && example.unshown.empty())
-    example.unshown = fmt::format(
-        "{}: the role '{}'; expected system, user, assistant or tool, or `roles`, which gives it one of these", what,
-        name.substr(0, 40));
+    example.unshown =
+        fmt::format("{}: the role '{}'; expected system, user, assistant or tool, or one of these assigned by `roles`",
+                    what, name.substr(0, 40));
   if (!more.empty() || !known) {
     InOrder kept;
     if (!known) kept["role"] = name;
     for (const auto& [key, value] : ordered().items())
       if (more.contains(key)) kept[key] = value;
     if (calls && kept[kCalls].is_array()) unpack_arguments(kept[kCalls]);
-    for (const char* const thought :
-         {"reasoning_content", "thinking", "reasoning"})  // one and the same to transformers
+    for (const char* const thought : {"reasoning_content", "thinking", "reasoning"})  // synonyms in transformers
       if (const auto thoughts = kept.find(thought); thoughts != kept.end()) {
-        const InOrder said = *thoughts;
-        kept["reasoning_content"] = said;
-        if (!kept.contains("thinking")) kept["thinking"] = said;
+        const InOrder value = *thoughts;
+        kept["reasoning_content"] = value;
+        if (!kept.contains("thinking")) kept["thinking"] = value;
         break;
       }
     out.more = kept.dump();
     out.silent = silent;
   }
-  if (!included(json, out.role, what).value_or(true)) out.learnt = Message::Learnt::never;
+  if (!included(json, out.role, what).value_or(true)) out.training = Message::Training::never;
   return out;
 }
 
-// A row on its way to an example.
+// Converts a row to an example.
 class RowReader {
  public:
   RowReader(const Json& row, std::string_view line, const RowNames& names, const std::string& what)
@@ -228,7 +227,7 @@ class RowReader {
       }
       if (says_nothing(value)) continue;
       const std::string why =
-          fmt::format("{}: the key '{}' would change what a model reads; a row of {} has no place for it", what_, key,
+          fmt::format("{}: the key '{}' would change the model's input; a row of {} does not support it", what_, key,
                       found->keys[0]);
       if (out_.shape != Shape::messages || !is_in(kVariables, key) || !is_whole(value)) throw InputError(why);
       if (out_.unshown.empty()) out_.unshown = why;
@@ -241,16 +240,17 @@ class RowReader {
  private:
   using Shape = Example::Shape;
   struct Known {
-    std::array<const char*, 2> keys;  // that tell it
+    std::array<const char*, 2> keys;  // that identify the shape
     Shape shape;
     void (RowReader::*read)();
   };
   static const std::array<Known, 6> kShapes;
 
-  // The row with its keys in their order, by the names that they have there.
+  // The row with its keys in order, under their original names.
   const InOrder& in_order() {
     if (in_order_.is_null()) in_order_ = InOrder::parse(line_, nullptr, false);
-    if (in_order_.is_discarded()) throw InputError(what_ + ": numbers that JSON does not have, in a row with tools");
+    if (in_order_.is_discarded())
+      throw InputError(what_ + ": a row with tools contains numbers that are not valid JSON");
     return in_order_;
   }
   std::string theirs(const std::string& key) const {
@@ -270,7 +270,7 @@ class RowReader {
     read_.insert(key);
     const Json& list = present(row_, key, what_);
     if (!list.is_array() || list.empty())
-      bad_input("{}: the key '{}' must be a list of messages that is not empty", what_, key);
+      bad_input("{}: the key '{}' must be a non-empty list of messages", what_, key);
     for (size_t i = 0; i < list.size(); ++i)
       out_.turns.push_back(parse_message(list[i], fmt::format("{}: message {}", what_, i + 1), names_, out_,
                                          [&]() -> const InOrder& { return in_order()[theirs(key)][i]; }));
@@ -281,10 +281,10 @@ class RowReader {
     const Json& list = present(row_, key, what_);
     const auto is_number = [](const Json& n) { return n.is_number_integer() && n >= INT32_MIN && n <= INT32_MAX; };
     if (!list.is_array() || !std::ranges::all_of(list, is_number))
-      bad_input("{}: the key '{}' must be a list of whole numbers", what_, key);
+      bad_input("{}: the key '{}' must be a list of integers", what_, key);
     for (const Json& n : list) out.push_back(n.get<int64_t>());
     if (count > 0 && out.size() != count)
-      bad_input("{}: the key '{}' has {} numbers; expected {}, as input_ids has", what_, key, out.size(), count);
+      bad_input("{}: the key '{}' has {} elements; expected {}, as in input_ids", what_, key, out.size(), count);
     return out;
   }
 
@@ -297,12 +297,12 @@ class RowReader {
     const auto first = std::ranges::find_if(mask, [](int64_t m) { return m != 0; }),
                end = std::find(first, mask.end(), 0);
     if (first == mask.end() || std::any_of(end, mask.end(), [](int64_t m) { return m != 0; }))
-      throw InputError(what_ + ": the key 'attention_mask' hides " +
-                       (first == mask.end() ? "all tokens; expected one that is not hidden"
-                                            : "tokens between others; expected only first and last ones hidden"));
+      throw InputError(what_ + ": the key 'attention_mask' masks " +
+                       (first == mask.end() ? "all tokens; expected at least one unmasked token"
+                                            : "tokens between others; expected only leading and trailing ones masked"));
     for (auto i = static_cast<size_t>(first - mask.begin()); i < static_cast<size_t>(end - mask.begin()); ++i) {
       if (ids[i] < 0 || (labels[i] != -100 && labels[i] != ids[i]))
-        bad_input("{}: label {} is {} and its token {}; expected that token or -100", what_, i, labels[i], ids[i]);
+        bad_input("{}: label {} is {} and its token is {}; expected this token or -100", what_, i, labels[i], ids[i]);
       out_.tokens.push_back(static_cast<int32_t>(ids[i]));
       out_.trained.push_back(labels[i] != -100);
     }
@@ -318,7 +318,7 @@ class RowReader {
     out_.shape = Shape::messages;
     add_turns("prompt");
     for (Message& turn : out_.turns)
-      if (turn.learnt == Message::Learnt::as_usual) turn.learnt = Message::Learnt::as_prompt;
+      if (turn.training == Message::Training::by_role) turn.training = Message::Training::as_prompt;
     add_turns("completion");
   }
   void instruction() {
@@ -330,13 +330,13 @@ class RowReader {
 
   [[noreturn]] void fail() const {
     for (const auto& [ours, theirs] : names_.keys)
-      if (!row_.contains(ours)) bad_input("{}: the key '{}', which `map` names, is missing", what_, theirs);
+      if (!row_.contains(ours)) bad_input("{}: the key '{}', named in `map`, is missing", what_, theirs);
     std::string found;
     for (const auto& [key, value] : row_.items()) found += (found.empty() ? "" : ", ") + key.substr(0, 40);
     bad_input(
         "{}: expected input_ids, messages, conversations, prompt and completion, instruction and output, or text among "
         "its keys{}",
-        what_, found.empty() ? "" : "; found " + found.substr(0, 200) + ", and `map` says which key is which");
+        what_, found.empty() ? "" : "; found " + found.substr(0, 200) + "; `map` assigns these keys");
   }
 
   const Json& row_;
@@ -356,7 +356,7 @@ const std::array<RowReader::Known, 6> RowReader::kShapes{
      {{"instruction", nullptr}, Shape::instruction, &RowReader::instruction},
      {{"text", nullptr}, Shape::text, &RowReader::plain_text}}};
 
-// Gives the keys of a row their own names, and returns the names of the row that it has; a missing key is null.
+// Renames the keys of a row to the names above, and returns those that the row has; a missing key becomes null.
 std::set<std::string> give_names(Json& row, const KeyNames& names) {
   std::set<std::string> found;
   Json renamed = Json::object();
@@ -380,7 +380,7 @@ KeyNames parse_key_names(std::string_view text) {
     const std::string ours(one.substr(0, equals)), theirs(one.substr(std::min(equals + 1, one.size())));
     if (theirs.empty() || !is_in(kRead, ours) ||
         std::ranges::find(out, ours, &KeyNames::value_type::first) != out.end())
-      throw FieldError("map", fmt::format("expected each of {} once at most, as FIELD=KEY,FIELD=KEY; found '{}'",
+      throw FieldError("map", fmt::format("expected each of {} at most once, as FIELD=KEY,FIELD=KEY; found '{}'",
                                           fmt::join(kRead, ", "), one));
     out.emplace_back(ours, theirs);
     at = end + 1;
@@ -397,10 +397,9 @@ std::map<std::string, Role> parse_role_names(std::string_view text) {
     std::string_view ours = one.substr(0, equals), theirs = one.substr(std::min(equals + 1, one.size()));
     if (!find_role(ours, 4)) std::swap(ours, theirs);
     if (theirs.empty() || !find_role(ours, 4) || !out.emplace(theirs, *find_role(ours, 4)).second)
-      throw FieldError("roles",
-                       fmt::format("expected each name of a role once, as NAME=ROLE,NAME=ROLE, where a role is "
-                                   "system, user, assistant or tool; found '{}'",
-                                   one));
+      throw FieldError("roles", fmt::format("expected unique names, as NAME=ROLE,NAME=ROLE, with the roles "
+                                            "system, user, assistant and tool; found '{}'",
+                                            one));
     at = end + 1;
   }
   return out;
@@ -409,20 +408,20 @@ std::map<std::string, Role> parse_role_names(std::string_view text) {
 Example parse_example(std::string_view line, const std::string& what, const RowNames& names) {
   Json row = parse_json(line, what, JsonFile::others);
   if (row.is_string()) row = {{"text", row}};
-  if (!row.is_object()) throw InputError(what + ": expected an object or a text");
+  if (!row.is_object()) throw InputError(what + ": expected an object or a string");
   const std::set<std::string> found = give_names(row, names.keys);
   Example out = RowReader(row, line, names, what).read();
   out.mapped = found;
   return out;
 }
 
-// The templates, turn by turn.
+// --- chat templates ---
 
 namespace {
 
 using Kind = Piece::Kind;
 
-// As one conversation, whatever the shape: an input stands below its instruction.
+// Any shape as one conversation; an input is placed below its instruction.
 std::vector<Message> conversation(const Example& example) {
   std::vector<Message> turns = example.turns;
   for (Message& turn : turns)
@@ -430,9 +429,9 @@ std::vector<Message> conversation(const Example& example) {
   return turns;
 }
 
-// A piece of what an assistant says, or somebody else.
-Piece said_in(const Message& turn, Kind kind, std::string text) {
-  return {kind, std::move(text), turn.is_response(), turn.learnt == Message::Learnt::never, kind == Kind::text};
+// A piece of a message.
+Piece make_piece(const Message& turn, Kind kind, std::string text) {
+  return {kind, std::move(text), turn.is_response(), turn.training == Message::Training::never, kind == Kind::text};
 }
 
 std::vector<Piece> chatml(const Example& example) {
@@ -440,8 +439,8 @@ std::vector<Piece> chatml(const Example& example) {
   for (const Message& turn : conversation(example))
     out.insert(out.end(), {{Kind::marker, "<|im_start|>"},
                            {Kind::text, std::string(to_string(turn.role)) + "\n"},
-                           said_in(turn, Kind::text, turn.text),
-                           said_in(turn, Kind::marker, "<|im_end|>"),
+                           make_piece(turn, Kind::text, turn.text),
+                           make_piece(turn, Kind::marker, "<|im_end|>"),
                            {Kind::text, "\n"}});
   return out;
 }
@@ -455,8 +454,8 @@ std::vector<Piece> llama3(const Example& example) {
                            {Kind::text, std::string(to_string(turn.role))},
                            {Kind::marker, "<|end_header_id|>"},
                            {Kind::text, "\n\n"},
-                           said_in(turn, Kind::text, std::string(stripped(turn.text, true, true, is_ascii_space))),
-                           said_in(turn, Kind::marker, "<|eot_id|>")});
+                           make_piece(turn, Kind::text, std::string(stripped(turn.text, true, true, is_ascii_space))),
+                           make_piece(turn, Kind::marker, "<|eot_id|>")});
   return out;
 }
 
@@ -468,16 +467,16 @@ std::vector<Piece> alpaca(const Example& example) {
           input ? ", paired with an input that provides further context" : "")};
   std::vector<Piece> out;
   for (const Message& turn : example.turns) {
-    const Piece said = said_in(turn, Kind::text, turn.text);
+    const Piece piece = make_piece(turn, Kind::text, turn.text);
     if (turn.role == Role::system) {
-      before = said;
+      before = piece;
     } else if (turn.role == Role::user) {
       if (out.empty()) out.push_back(before);
-      out.insert(out.end(), {{.text = "\n\n### Instruction:\n"}, said});
+      out.insert(out.end(), {{.text = "\n\n### Instruction:\n"}, piece});
       if (input) out.insert(out.end(), {{.text = "\n\n### Input:\n"}, {.text = example.input, .is_content = true}});
       out.push_back({.text = "\n\n### Response:\n"});
     } else {
-      out.insert(out.end(), {said, said_in(turn, Kind::end, "")});
+      out.insert(out.end(), {piece, make_piece(turn, Kind::end, "")});
     }
   }
   return out;
@@ -485,12 +484,12 @@ std::vector<Piece> alpaca(const Example& example) {
 
 std::vector<Piece> plain(const Example& example) {
   std::vector<Piece> out;
-  for (const Message& turn : conversation(example)) out.push_back(said_in(turn, Kind::text, turn.text));
+  for (const Message& turn : conversation(example)) out.push_back(make_piece(turn, Kind::text, turn.text));
   out.push_back({Kind::end, "", true});
   return out;
 }
 
-// As they stand in tokenizer_config.json of models that many others were made from.
+// As in tokenizer_config.json of widely used base models.
 constexpr std::string_view kChatml =
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + "
     "'\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
@@ -521,7 +520,7 @@ std::vector<Piece> render(const Example& example, ChatTemplate style, const std:
   if (style == ChatTemplate::chatml) return chatml(example);
   if (style == ChatTemplate::llama3) return llama3(example);
   if (style == ChatTemplate::alpaca && any(Role::tool))
-    throw InputError(what + ": `template` alpaca has no place for the role tool; expected chatml or llama3");
+    throw InputError(what + ": `template` alpaca does not support the role tool; expected chatml or llama3");
   if (style == ChatTemplate::alpaca) return alpaca(example);
   if (any(Role::system) && example.shape != Shape::messages)
     throw InputError(what + ": the key 'system' needs a `template`: expected chatml, llama3 or alpaca, found none");

@@ -1,5 +1,5 @@
-// The texts known by name, in a file of their own: a program that links it has their compressed bytes in it
-// (cmake/tessera_embed.cmake), and others have not.
+// The built-in texts, in a separate file so that only programs that link it embed the compressed bytes
+// (cmake/tessera_embed.cmake).
 #include <fmt/format.h>
 #include <zstd.h>
 
@@ -12,7 +12,7 @@ extern "C" const char tessera_tinyshakespeare_begin[], tessera_tinyshakespeare_e
 namespace tessera {
 namespace {
 
-// A text that zstd has compressed, with a checksum; `documents`: bytes of each.
+// A text from a zstd frame with a checksum; `documents`: bytes of each.
 Text unpacked(std::string_view name, std::string_view packed, std::initializer_list<int64_t> documents) {
   std::vector<Span> spans;
   for (const int64_t size : documents) {
@@ -21,13 +21,13 @@ Text unpacked(std::string_view name, std::string_view packed, std::initializer_l
   }
   std::string bytes(static_cast<size_t>(spans.back().end), '\0');
   if (ZSTD_decompress(bytes.data(), bytes.size(), packed.data(), packed.size()) != bytes.size())
-    throw Error(fmt::format("`data` {}: the copy in the program is damaged", name), Status::verification);
+    throw Error(fmt::format("`data` {}: the embedded copy is corrupt", name), Status::verification);
   return text_of_bytes(std::move(bytes), std::string(name), std::move(spans));
 }
 
 }  // namespace
 
-std::optional<Text> known_text(std::string_view name) {
+std::optional<Text> builtin_text(std::string_view name) {
   // Emma, Mansfield Park, Northanger Abbey, Persuasion, Pride and Prejudice, Sense and Sensibility.
   if (name == "austen")
     return unpacked(name, {tessera_austen_begin, tessera_austen_end},

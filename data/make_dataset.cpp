@@ -1,4 +1,4 @@
-// Datasets made of texts and token files: tokens on their way into a directory, and the cache of those made.
+// Makes datasets of texts and token files, and caches them.
 #include <fmt/ranges.h>
 #include <xxhash.h>
 
@@ -15,7 +15,7 @@ namespace tessera {
 namespace fs = std::filesystem;
 namespace {
 
-// The absolute name of a directory to make, of which "name/" is "name"; then its parent is there.
+// The absolute path of a directory to create ("name/" becomes "name"), after creating its parent.
 fs::path with_parent(const fs::path& named) {
   fs::path directory = fs::absolute(named).lexically_normal();
   if (!directory.has_filename()) directory = directory.parent_path();
@@ -24,11 +24,11 @@ fs::path with_parent(const fs::path& named) {
   return directory;
 }
 
-// Writes the files beside the directory and moves them there in the end. Everything throws OutputError.
+// Writes files to a temporary directory, which is renamed at the end. Every function throws OutputError.
 class DatasetWriter {
  public:
-  // With `shard_tokens` the tokens to train on are cut into files of so many, the last of up to twice as many; 0: one
-  // file.
+  // With `shard_tokens` the training tokens are split into files of that many tokens, of which the last may hold up to
+  // twice as many; 0: one file.
   DatasetWriter(const fs::path& directory, std::string source, std::shared_ptr<const Tokenizer> tokenizer,
                 int64_t shard_tokens = 0)
       : directory_(with_parent(directory)),
@@ -51,13 +51,12 @@ class DatasetWriter {
       tokens = tokens.subspan(now.size());
     }
   }
-  // Bytes of the text that the tokens mean.
   void add_names(const std::map<std::string, int64_t>& counts) {
     for (const auto& [name, count] : counts) names_[name] += count;
   }
   void add_bytes(int64_t bytes, bool held) { (held ? val_bytes_ : train_bytes_) += bytes; }
 
-  // False when the name was taken meanwhile.
+  // Returns false if the name was taken in the meantime.
   bool finish(bool special) {
     finish_shards();
     val_->finish();
@@ -77,18 +76,18 @@ class DatasetWriter {
                                         {"train", train},
                                         {"val", {{"tokens", val_->count()}, {"bytes", val_bytes_}}},
                                         {"note", special_note(names_, special)}};
-    // A file name need not be UTF-8; JSON must be.
+    // A file name need not be UTF-8, but JSON must be.
     write_file(made_ / "dataset.json",
                description.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
     std::error_code error, unknown;
     fs::rename(made_, directory_, error);
     if (error && !fs::exists(directory_, unknown))
-      throw OutputError(fmt::format("cannot make the dataset {}: {}", directory_.string(), error.message()));
+      throw OutputError(fmt::format("cannot create the dataset {}: {}", directory_.string(), error.message()));
     return !error;
   }
 
  private:
-  // The one before stays open: it may get the tokens of a last one that is too short.
+  // The previous shard stays open: it receives the tokens of a last shard that is too short.
   void begin_shard() {
     if (train_.size() == 2) finish_first();
     train_files_.push_back(shard_tokens_ > 0 ? fmt::format("train-{:05}.tok", train_files_.size()) : "train.tok");
@@ -117,34 +116,34 @@ class DatasetWriter {
   int64_t shard_tokens_;
   TemporaryDirectory beside_;
   fs::path made_ = beside_.path() / "dataset";
-  std::deque<TokenWriter> train_ = {};  // that are not finished, two at most
+  std::deque<TokenWriter> train_ = {};  // not yet finished, at most two
   std::optional<TokenWriter> val_ = {};
   int64_t train_tokens_ = 0, train_bytes_ = 0, val_bytes_ = 0;
   std::vector<std::string> train_files_ = {};
   std::map<std::string, int64_t> names_ = {};  // of special tokens in the texts
 };
 
-// A text on its way to tokens, or documents, each of which has its end behind it.
+// A source to tokenize: a text, or documents, each followed by an end token.
 struct Parts {
   std::string name;
-  TextWalk walk;  // through its pieces, or through its documents
+  TextWalk walk;  // over its chunks, or over its documents
   bool documents = false;
 };
 
 Parts split_text(const Text& text, const HeldOut& held = {}) {
   int64_t out = 0;
   for (const Span& d : text.documents) out += held.of(d.end - d.begin);
-  // A text that is too short is refused before a folder is made for it; moving a cut takes at most three bytes.
+  // Rejects a text that is too short before creating a directory; adjusting a split position takes at most three bytes.
   if (held.file.empty() && std::min(out, text.size() - out) < 2 + 3 * std::ssize(text.documents))
     split_text(text, held, [](std::string_view, bool) {});
-  if (held.file.empty()) return {text.name, [text, held](const PartPiece& f) { split_text(text, held, f); }};
-  return {text.name, [text, val = load_text_file(held.file)](const PartPiece& f) {
+  if (held.file.empty()) return {text.name, [text, held](const SplitChunk& f) { split_text(text, held, f); }};
+  return {text.name, [text, val = load_text_file(held.file)](const SplitChunk& f) {
             text.read([&](std::string_view piece) { f(piece, false); });
             val.read([&](std::string_view piece) { f(piece, true); });
           }};
 }
 
-// The file to validate on: "train" in the last part of the name replaced by "val".
+// The validation file: "train" in the last path component replaced by "val".
 std::optional<fs::path> validation_path(const fs::path& file) {
   std::string name = file.filename().string();
   const size_t at = name.rfind("train");
@@ -160,7 +159,7 @@ void write_llmc(const fs::path& file, const Tokenizer& tokenizer, DatasetWriter&
     val = TokenFile::open_llmc(*beside, tokenizer.vocab_size());
   const int64_t cut = val ? all.size() : all.size() * 9 / 10, held = val ? val->size() : all.size() - cut;
   if (cut < 2 || held < 2)
-    bad_input("{}: {} tokens to train on and {} held out; expected at least 2 of each", file.string(), cut, held);
+    bad_input("{}: {} training tokens and {} held out; expected at least 2 of each", file.string(), cut, held);
   const auto write = [&](const TokenFile& from, int64_t begin, int64_t end, bool is_held) {
     from.pieces(begin, end, [&](std::span<const int32_t> tokens) { writer.add(tokens, is_held); });
     writer.add_bytes(token_bytes(from, begin, end, tokenizer), is_held);
@@ -175,8 +174,7 @@ void for_each_document(const fs::path& file, const std::function<void(const std:
     const std::string where = fmt::format("{}:{}", file.string(), number);
     const Example example = parse_example(line, where);
     if (example.shape != Example::Shape::text)
-      throw InputError(where +
-                       ": expected a document, {\"text\": ...}; conversations are what a run of `train` reads itself");
+      throw InputError(where + ": expected a document, {\"text\": ...}; `train` reads conversations directly");
     f(example.turns.at(0).text);
   });
 }
@@ -186,7 +184,7 @@ Parts documents_in(const fs::path& file) {
   for_each_document(file, [&](const std::string&) { ++count; });
   if (count < 2) bad_input("{}: {} documents; expected at least 2, one of them held out", file.string(), count);
   const int64_t train = count - std::max<int64_t>(count / 10, 1);
-  const auto walk = [file, train](const PartPiece& f) {
+  const auto walk = [file, train](const SplitChunk& f) {
     int64_t at = 0;
     for_each_document(file, [&](const std::string& text) { f(text, at++ >= train); });
   };
@@ -196,16 +194,16 @@ Parts documents_in(const fs::path& file) {
 Parts split_text(const std::string& source) {
   if (holds_examples(source)) return documents_in(source);
   if (is_llmc_file(source))
-    bad_input("{}: holds tokens of llm.c; `train` reads several such files where they lie", source);
-  std::optional<Text> text = known_text(source);
+    bad_input("{}: contains tokens of llm.c; `train` reads several such files directly", source);
+  std::optional<Text> text = builtin_text(source);
   if (!text) check_table(source);
   return split_text(text ? *text : load_text_file(source));
 }
 
-// The walk through some parts, of which each MiB is told.
-TextWalk told(const Parts& parts, const std::string& what_for, const TokenizerChoice& choice) {
+// Reports the progress of a walk at every MiB.
+TextWalk with_progress(const Parts& parts, const std::string& what_for, const TokenizerChoice& choice) {
   if (!choice.progress) return parts.walk;
-  return [=, walk = parts.walk, name = parts.name, tell = choice.progress](const PartPiece& f) {
+  return [=, walk = parts.walk, name = parts.name, tell = choice.progress](const SplitChunk& f) {
     constexpr size_t kMebi = size_t{1} << 20;
     size_t bytes = 0;
     walk([&](std::string_view piece, bool held) {
@@ -217,7 +215,7 @@ TextWalk told(const Parts& parts, const std::string& what_for, const TokenizerCh
 }
 
 void write_parts(const Parts& parts, const Tokenizer& tokenizer, const TokenizerChoice& choice, DatasetWriter& writer) {
-  const TextWalk walk = told(parts, "its tokens", choice);
+  const TextWalk walk = with_progress(parts, "its tokens", choice);
   const auto write = [&](bool held) { return [&, held](std::span<const int32_t> more) { writer.add(more, held); }; };
   if (!parts.documents) {
     const auto encoder = [&](bool held) {
@@ -244,12 +242,12 @@ void write_parts(const Parts& parts, const Tokenizer& tokenizer, const Tokenizer
   writer.add_names(names);
 }
 
-// One that is learnt learns from all of them.
+// A trained tokenizer is trained on all of them.
 std::shared_ptr<const Tokenizer> tokenizer_for(std::span<const Parts> all, const TokenizerChoice& choice,
                                                const std::string& what) {
-  return make_tokenizer(choice, what, [&](const PartPiece& f) {
+  return make_tokenizer(choice, what, [&](const SplitChunk& f) {
     for (const Parts& p : all)
-      told(p, "a tokenizer", choice)([&](std::string_view text, bool held) {
+      with_progress(p, "a tokenizer", choice)([&](std::string_view text, bool held) {
         f(text, held);
         if (p.documents) f("\n\n", held);
       });
@@ -259,11 +257,11 @@ std::shared_ptr<const Tokenizer> tokenizer_for(std::span<const Parts> all, const
 void require_new(const fs::path& directory) {
   std::error_code error;
   if (fs::exists(directory, error))
-    throw OutputError(fmt::format("the dataset {} exists already; give another name", directory.string()));
-  if (error) throw OutputError(fmt::format("cannot make the dataset {}: {}", directory.string(), error.message()));
+    throw OutputError(fmt::format("the dataset {} already exists; choose another name", directory.string()));
+  if (error) throw OutputError(fmt::format("cannot create the dataset {}: {}", directory.string(), error.message()));
 }
 
-// Writes the dataset of some sources. False when the name was taken meanwhile.
+// Writes the dataset of several sources. Returns false if the name was taken in the meantime.
 bool write_dataset(std::span<const Parts> all, const std::string& what, const TokenizerChoice& choice,
                    const fs::path& directory, int64_t shard_tokens = 0) {
   const std::shared_ptr<const Tokenizer> tokenizer = tokenizer_for(all, choice, what);
@@ -282,11 +280,12 @@ bool write_dataset_of_llmc(const fs::path& file, const TokenizerChoice& choice, 
 }
 
 Dataset opened(bool written, const fs::path& directory) {
-  if (!written) throw OutputError(fmt::format("the dataset {} appeared while it was made", directory.string()));
+  if (!written)
+    throw OutputError(fmt::format("the dataset {} was created by another process in the meantime", directory.string()));
   return Dataset::open(directory);
 }
 
-// Names in the cache: the content, where its documents end, and the tokenizer.
+// Cache keys: the content, the ends of its documents, and the tokenizer.
 std::string cache_key(const Text& text, const HeldOut& held, const TokenizerChoice& choice) {
   const uint64_t cuts = XXH3_64bits(text.documents.data(), text.documents.size() * sizeof(Span));
   const std::string rest = !held.file.empty()              ? fmt::format("-{:016x}", file_checksum(held.file))
@@ -302,18 +301,18 @@ std::string cache_key(const fs::path& file, const TokenizerChoice& choice) {
 Dataset open_fitting(const fs::path& directory, const TokenizerChoice& choice) {
   Dataset dataset = Dataset::open(directory);
   if (!fits(choice, *dataset.tokenizer))
-    throw Error(fmt::format("`tokenizer` {}: the dataset {} was made with another one ({})", choice.name,
+    throw Error(fmt::format("`tokenizer` {}: the dataset {} was made with a different one ({})", choice.name,
                             directory.string(), dataset.tokenizer->kind()));
   const auto end = dataset.tokenizer->document_end();
   dataset.tokenizer = with_tokens(Tokenizer::load(directory / "tokenizer.json"), choice);
   if (!choice.end.empty() && dataset.tokenizer->document_end() != end)
-    throw Error(fmt::format("`end`: the texts in the dataset {} have another end, or none; expected {}",
+    throw Error(fmt::format("`end`: the texts in the dataset {} have a different end, or none; expected {}",
                             directory.string(), end ? dataset.tokenizer->decode(std::span(&*end, 1)) : "no `end`"));
   return dataset;
 }
 
-// The dataset of that name in the cache, made by `make` when it is not there or damaged. A folder's tokenizer is the
-// one that is there now: others that make the same of every text may come with another template or other settings.
+// The cached dataset with this key, made by `make` if it is missing or corrupt. A directory's tokenizer is loaded anew,
+// because tokenizers that encode identically may differ in template or settings.
 template <class Make>
 Dataset cached(const std::string& key, const std::string& source, const TokenizerChoice& choice, const Make& make) {
   const fs::path directory = cache_directory() / "datasets" / key;
@@ -323,7 +322,7 @@ Dataset cached(const std::string& key, const std::string& source, const Tokenize
   if (is_there(directory)) {
     try {
       Dataset found = Dataset::open(directory);
-      found.source = source;  // the same content may have been met under another name
+      found.source = source;  // the same content may be cached under another name
       if (!choice.learns()) found.tokenizer = make_tokenizer(choice, source);
       return found;
     } catch (const InputError&) {
@@ -364,16 +363,16 @@ Dataset import_llmc(const fs::path& file, const TokenizerChoice& choice, const f
 }
 
 Dataset dataset_for(const std::string& spec, const TokenizerChoice& choice, const HeldOut& held) {
-  std::optional<Text> text = known_text(spec);
+  std::optional<Text> text = builtin_text(spec);
   if (!text && (names_shards(spec) || is_folder(spec) || is_llmc_file(spec))) held.refuse(spec);
   if (!held.file.empty() && holds_examples(held.file))
-    throw Error(fmt::format("`val_data`: expected a text, as `data` {} is one; {} holds examples", spec, held.file));
+    throw Error(fmt::format("`val_data`: expected a text, like `data` {}; {} contains examples", spec, held.file));
   if (!text && choice.special && (names_shards(spec) || is_folder(spec) || is_llmc_file(spec)))
     throw Error(fmt::format("`special`: expected a text or examples, found tokens, {}", spec));
   if (!text && names_shards(spec)) return open_shards(spec, choice);
   if (!text && is_folder(spec)) return open_fitting(spec, choice);
   if (!text && !is_there(spec))
-    bad_input("`data` '{}': no such file or directory, and no known text (those are austen and tinyshakespeare)", spec);
+    bad_input("`data` '{}': no such file or directory, and no built-in text (austen, tinyshakespeare)", spec);
   if (!text && is_llmc_file(spec)) {
     require_folder(spec, choice);
     return cached(cache_key(fs::path(spec), choice), spec, choice,

@@ -1,4 +1,4 @@
-// Reading weights, and joining datasets.
+// Parses weights, and combines datasets.
 #include "data/mixture.h"
 
 #include <fmt/format.h>
@@ -25,23 +25,23 @@ double number_in(std::string_view text) {
   return error == std::errc() && end == text.data() + text.size() ? v : -1;
 }
 
-// Refuses what is no mixture, by `Refusal` (name of the source, why).
+// Rejects invalid mixtures by throwing `Refusal` with the source's name and the reason.
 template <class Refusal>
 void check(const std::vector<Weighted>& all, const std::string& what) {
   const auto refuse = [&](const std::string& why) { throw Refusal(fmt::format("{}: {}", what, why)); };
   if (all.size() < 2 || all.size() > kMax)
-    refuse(fmt::format("{} dataset{} with a weight; expected 2 to {}", all.size(), all.size() == 1 ? "" : "s", kMax));
+    refuse(fmt::format("{} weighted dataset{}; expected 2 to {}", all.size(), all.size() == 1 ? "" : "s", kMax));
   std::set<std::string> names;
   for (const Weighted& w : all) {
     if (w.name.empty()) refuse("a dataset without a name; expected NAME=WEIGHT");
     if (!std::isfinite(w.weight) || w.weight <= 0)
       refuse(fmt::format("the weight of '{}': expected a positive number", w.name));
     if (!names.insert(fs::path(w.spec).lexically_normal().string()).second)
-      refuse(fmt::format("'{}' is named twice; its weights can be added", w.name));
+      refuse(fmt::format("'{}' is a duplicate; add its weights", w.name));
   }
 }
 
-// Whether a file holds weights. One of JSON is one object of numbers alone, or no examples.
+// Whether a file contains weights. A .json file must be one object of numbers only, or contain no examples.
 bool is_weights_file(const std::string& name) {
   if (!name.ends_with(".json") || !holds_examples(name)) return name.ends_with(".json") || name.ends_with(".toml");
   constexpr uintmax_t kMaxBytes = 1 << 20;
@@ -112,18 +112,18 @@ Dataset mixed(const std::vector<Weighted>& weights, std::vector<Dataset> dataset
     numbers.push_back(w.weight);
     out.source += fmt::format("{}{}={:.6g}", out.source.empty() ? "" : ",", w.name, w.weight);
   }
-  const std::vector<int64_t> shares = whole_shares(numbers);
+  const std::vector<int64_t> shares = integer_shares(numbers);
   for (size_t k = 0; k < datasets.size(); ++k) {
     const auto d = std::make_shared<const Dataset>(std::move(datasets[k]));
     const std::string& name = weights[k].name;
     if (k == 0) out.tokenizer = d->tokenizer;
     if (d->tokenizer->identity() != out.tokenizer->identity())
-      throw Error(
-          fmt::format("`data`: '{}' has another tokenizer ({}, {} tokens) than '{}' ({}, {} tokens); expected datasets "
-                      "of one, which "
-                      "`tokenizer` or `tessera data` gives them",
-                      name, d->tokenizer->kind(), d->tokenizer->vocab_size(), weights[0].name, out.tokenizer->kind(),
-                      out.tokenizer->vocab_size()));
+      throw Error(fmt::format(
+          "`data`: '{}' has a different tokenizer ({}, {} tokens) from '{}' ({}, {} tokens); expected one for all, "
+          "which "
+          "`tokenizer` or `tessera data` sets",
+          name, d->tokenizer->kind(), d->tokenizer->vocab_size(), weights[0].name, out.tokenizer->kind(),
+          out.tokenizer->vocab_size()));
     if (k > 0 && d->has_examples() != out.parts[0].dataset->has_examples())
       throw Error(fmt::format("`data`: '{}' and '{}': expected examples in both or in none", weights[0].name, name));
     out.train_bytes += d->train_bytes;
@@ -134,10 +134,10 @@ Dataset mixed(const std::vector<Weighted>& weights, std::vector<Dataset> dataset
   return out;
 }
 
-// Shares and their order.
+// --- shares and their order ---
 
-std::vector<int64_t> whole_shares(std::span<const double> weights) {
-  constexpr double kLargest = 3e16;  // 256 of them fit into 64 bits
+std::vector<int64_t> integer_shares(std::span<const double> weights) {
+  constexpr double kLargest = 3e16;  // 256 of them fit in 64 bits
   std::vector<int64_t> shares;
   for (const double scale : {1.0, 1.0 * kMillion}) {
     shares.clear();
@@ -151,12 +151,12 @@ std::vector<int64_t> whole_shares(std::span<const double> weights) {
     if (total(shares) <= kMillion) return shares;
   }
   const double largest =
-      *std::ranges::max_element(weights);  // first divided by it: a sum may be too large for a double
+      *std::ranges::max_element(weights);  // divided by it first, because a sum could overflow a double
   double sum = 0;
   for (const double w : weights) sum += w / largest;
   shares.clear();
   for (const double w : weights) shares.push_back(std::max<int64_t>(std::llround(w / largest / sum * kMillion), 1));
-  *std::ranges::max_element(shares) += kMillion - total(shares);  // the rest that rounding left
+  *std::ranges::max_element(shares) += kMillion - total(shares);  // the remainder from rounding
   divide_by_common(shares);
   return shares;
 }
@@ -165,17 +165,17 @@ MixtureOrder::MixtureOrder(std::vector<int64_t> shares) : shares_(std::move(shar
   const auto count = std::ssize(shares_);
   if (count < 1 || std::cmp_greater(count, kMax) || *std::ranges::min_element(shares_) < 1 ||
       *std::ranges::max_element(shares_) > kMillion || total(shares_) > kMillion)
-    throw Error(fmt::format("[mixture] {} shares; expected 1 to {}, each at least 1 and {} in all at most", count, kMax,
-                            kMillion));
+    throw Error(fmt::format("[mixture] {} shares; expected 1 to {}, each at least 1, with a sum of at most {}", count,
+                            kMax, kMillion));
   const int64_t period = total(shares_), slack = std::max<int64_t>(2 * count - 2, 1);
   std::vector<int64_t> taken(shares_.size());
   period_.reserve(static_cast<size_t>(period));
   for (int64_t n = 1; n <= period; ++n) {
-    // Chooses, among those that may come now (behind by 1 / slack and more), the one that must come first.
+    // Among the eligible datasets (behind by at least 1 / slack), chooses the one with the earliest deadline.
     size_t best = 0;
     int64_t best_room = 0, best_share = 0;
     for (size_t k = 0; k < shares_.size(); ++k) {
-      const int64_t behind = shares_[k] * n - taken[k] * period;  // in 1 / period of a sequence
+      const int64_t behind = shares_[k] * n - taken[k] * period;  // in units of 1 / period sequences
       if (behind * slack < period) continue;
       const int64_t room = period * (slack - 1) - behind * slack;
       if (best_share == 0 || room * best_share < best_room * shares_[k]) {

@@ -1,11 +1,11 @@
-// Several datasets that are trained on together, each with a weight: its share of the sequences.
+// Mixtures: several datasets trained on together, each with a weight (its fraction of the sequences).
 //
-//   data = "books=0.7,code=0.3"     or the name of a file, .json or .toml, whose names are relative to it:
+//   data = "books=0.7,code=0.3"     or the name of a .json or .toml file, relative to which its names are resolved:
 //
 //   {"books": 0.7, "code/texts.txt": 0.3}        books = 0.7
 //                                                code = 0.3
 //
-// Weights are in proportion: 7 and 3 mean the same. Which sequence comes from which dataset: data/mixture.h.
+// Only the ratio of the weights matters: 7 and 3 are equivalent.
 #pragma once
 
 #include "data/dataset.h"
@@ -13,49 +13,47 @@
 namespace tessera {
 
 struct Weighted {
-  std::string name;  // as it is written
+  std::string name;  // as written
   double weight = 0;
-  std::string spec = name;  // the value of `data` that names the dataset alone
+  std::string spec = name;  // the dataset by itself as a value of `data`
 };
 
-// "A=0.7,B=0.3". `what` names it in messages. Throws Error (usage): a name that is empty or comes twice, a weight that
-// is no positive finite number, fewer than two, more than 256.
+// Parses "A=0.7,B=0.3". `what` names the source in errors. Throws Error (usage) for empty or duplicate names, weights
+// that are not positive and finite, fewer than two components, and more than 256.
 std::vector<Weighted> parse_weights(std::string_view text, const std::string& what);
-// Parses a file's weights, JSON or TOML by the end of its name `what`. Throws InputError; of TOML that cannot be read,
-// Error (usage).
+// Parses a weights file, JSON or TOML by the extension of `what`. Throws InputError; Error (usage) for malformed TOML.
 std::vector<Weighted> parse_weights_file(std::string_view bytes, const std::string& what);
 
-// The mixture that `data` names; nothing where it names one dataset: where it has no '=', or is itself the name of a
-// file or folder that is no such file.
+// The mixture that `data` names. Returns nullopt for a single dataset: without '=', or if it is an existing file or
+// directory other than a weights file.
 std::optional<std::vector<Weighted>> mixture_in(const std::string& data);
 
-// One dataset of all of them, opened in the order of the weights. Throws Error (usage) where the tokenizers differ, or
-// where some are examples and some are not.
+// Combines datasets, in the order of the weights. Throws Error (usage) if the tokenizers differ, or if only some of the
+// datasets are examples.
 Dataset mixed(const std::vector<Weighted>& weights, std::vector<Dataset> datasets);
 
-// From which dataset each sequence of a mixture comes: a pure function of its number, so that nothing is kept or
-// carried.
+// Assigns each sequence of a mixture to a dataset: a pure function of the sequence number, so there is no state to
+// store or communicate.
 //
-// Each dataset has, of the first n sequences, for any n, less than one more or fewer than its share of n: the chairman
+// For any n, the first n sequences contain each dataset's share of n to within less than one sequence: the chairman
 // assignment of Tijdeman (1980, "The chairman assignment problem", Discrete Mathematics 32), computed once for the
-// period after which shares of whole numbers come out even. Of shares 3 and 1: a a b a, a a b a, ...
+// period, the sum of the integer shares. For shares 3 and 1: a a b a, a a b a, ...
 
-// Whole numbers, without a common divisor, in the proportions of the weights, of which each is positive and finite. The
-// proportions are exact where the weights have at most six digits behind the point and the sum is at most a million;
-// else each is rounded to millionths of the sum, and is at least one.
-std::vector<int64_t> whole_shares(std::span<const double> weights);
+// Coprime integers in the ratio of the weights, which are positive and finite. The ratio is exact if the weights have
+// at most six decimal places and their scaled sum is at most a million; otherwise each is rounded to millionths of the
+// sum, and is at least one.
+std::vector<int64_t> integer_shares(std::span<const double> weights);
 
 class MixtureOrder {
  public:
-  // Each share is at least 1; at most 256 of them, and their sum at most 1,000,000. Throws Error (usage). Cost: the
-  // sum times the number of shares, and 8 bytes for each of the sum.
+  // Each share is at least 1; at most 256 shares with a sum of at most 1,000,000. Throws Error (usage). Cost: sum times
+  // number of shares; 8 bytes per unit of the sum.
   explicit MixtureOrder(std::vector<int64_t> shares);
 
   struct Place {
     size_t dataset;
-    int64_t nth;  // its place among those that come from it, from 0
+    int64_t nth;  // index among the sequences from this dataset, from 0
   };
-  // Sequence 0, 1, ...
   Place at(int64_t sequence) const;
 
  private:

@@ -1,4 +1,4 @@
-// Running another program with fork() and execvp().
+// Runs other programs with fork() and execvp().
 #include "data/process.h"
 
 #include <fcntl.h>
@@ -22,16 +22,16 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 std::mutex listing;
-std::set<pid_t> running;  // each in a process group of its own
+std::set<pid_t> running;  // each in a separate process group
 
 int exit_status(int waited) { return WIFEXITED(waited) ? WEXITSTATUS(waited) : 128 + WTERMSIG(waited); }
 
-// Becomes the child's program after fork(), with nothing but what a child of several threads may call.
+// Executes the child's program after fork(), using only functions that a child of a multi-threaded process may call.
 [[noreturn]] void become(char* const* arguments, pid_t parent, int report, const char* directory, int out) {
   for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGPIPE, SIGXFSZ, SIGBUS}) ::signal(number, SIG_DFL);
   struct sigaction hangup {};
   ::sigaction(SIGHUP, nullptr, &hangup);
-  if (hangup.sa_handler != SIG_IGN) ::signal(SIGHUP, SIG_DFL);  // as of nohup it stays ignored
+  if (hangup.sa_handler != SIG_IGN) ::signal(SIGHUP, SIG_DFL);  // stays ignored under nohup
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (::getppid() != parent) ::_exit(128 + SIGTERM);
@@ -46,8 +46,8 @@ int exit_status(int waited) { return WIFEXITED(waited) ? WEXITSTATUS(waited) : 1
   ::_exit(127);
 }
 
-// Starts the program in a process group of its own, in a directory (null: in this one's) and with its output on `out`
-// (-1: on this one's); 0 or an errno.
+// Starts the program in a separate process group, in a directory (null: the current one), with its output on `out` (-1:
+// the inherited one). Returns 0 or an errno.
 int start(const std::vector<std::string>& command, const char* directory, int out, pid_t& child) {
   std::vector<char*> arguments;
   for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
@@ -56,14 +56,14 @@ int start(const std::vector<std::string>& command, const char* directory, int ou
   if (::pipe2(report.data(), O_CLOEXEC) != 0) return errno;
   sigset_t all, before;
   ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // no handler of ours runs in the child
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // no handler of this process may run in the child
   const pid_t parent = ::getpid();
   child = ::fork();
   if (child == 0) become(arguments.data(), parent, report[1], directory, out);
   int error = child < 0 ? errno : 0;
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   ::close(report[1]);
-  if (child > 0) ::setpgid(child, child);  // before anybody signals the group
+  if (child > 0) ::setpgid(child, child);  // before the group can be signalled
   const ssize_t told = ::read(report[0], &error, sizeof(error));
   ::close(report[0]);
   if (child > 0 && told <= 0) return 0;
@@ -72,7 +72,7 @@ int start(const std::vector<std::string>& command, const char* directory, int ou
   return error;
 }
 
-// Reads to the end of the pipe, or until the deadline (false). Only the last 64 KiB are kept.
+// Reads to the end of the pipe; returns false at the deadline. Only the last 64 KiB are retained.
 bool drain(int pipe, Clock::time_point deadline, std::string& output) {
   std::array<char, 4096> block;
   while (true) {
@@ -89,7 +89,8 @@ bool drain(int pipe, Clock::time_point deadline, std::string& output) {
   }
 }
 
-// The status as waitpid() says it. Until a child is taken from the list its number is no other's.
+// The status as reported by waitpid(). The child is reaped only when it leaves the list, so its id cannot be reused
+// before.
 int wait_for(pid_t child) {
   siginfo_t ended{};
   while (::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
@@ -131,16 +132,16 @@ ProgramResult run_program(const std::vector<std::string>& command, const std::fi
   ::close(pipe[0]);
   if (!ended) ::kill(-child, SIGKILL);
   const int status = wait_for(child);
-  if (!ended) return {124, "no answer within " + std::to_string(timeout_seconds) + " s"};
+  if (!ended) return {124, "timed out after " + std::to_string(timeout_seconds) + " s"};
   return {exit_status(status), last_line(output), output};
 }
 
 void kill_running_programs() {
-  listing.lock();  // and never unlocked
+  listing.lock();  // never unlocked
   for (const pid_t child : running) ::kill(-child, SIGKILL);
 }
 
-// Children of this process that are in no list: those that the kernel gave to it.
+// Children of this process that are in no list: orphans that the kernel reparented to it.
 static std::set<pid_t> children() {
   std::set<pid_t> out;
   std::error_code none;
@@ -174,7 +175,7 @@ int StartedProgram::end_rest(double seconds) {
   std::set<pid_t> told;
   const Clock::time_point patient =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-  const Clock::time_point end = patient + std::chrono::seconds(10);  // a disk that is gone holds whom it serves
+  const Clock::time_point end = patient + std::chrono::seconds(10);  // a lost disk blocks SIGKILL too
   for (std::set<pid_t> left; Clock::now() < end && !(left = children()).empty();
        std::this_thread::sleep_for(std::chrono::milliseconds(10)))
     for (const pid_t child : left) {

@@ -1,4 +1,4 @@
-// Rows out of JSON files: where each row of a file begins and ends, and rows that one object holds.
+// Splits JSON files into rows, and extracts the rows of a single object.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 
 using InOrder = nlohmann::ordered_json;
 constexpr size_t kMaxRow = size_t{64} << 20;
-// Of an object that is taken apart: writing it again recurses, and keys in their order are compared with each other.
+// Limits for an object that is split up: serializing it recurses, and its keys in order are compared with each other.
 constexpr int64_t kMaxDepth = 64, kMaxKeys = 20'000;
 constexpr std::string_view kByteOrder = "\xEF\xBB\xBF", kBlanks = " \t\r\n";
 
@@ -30,8 +30,8 @@ bool is_message(const InOrder& value) {
   return value.is_object() && (value.contains("role") || value.contains("from"));
 }
 
-// The rows of a file that is one object: columns (to_dict() of `datasets`; to_json() of pandas with its orientations
-// columns, index, split and table), rows by name, or one list of rows among other keys. None if it is a row itself.
+// The rows of a file that is one object: columns (to_dict() of `datasets`; to_json() of pandas with orient columns,
+// index, split or table), rows by name, or one list of rows among other keys. Empty if it is itself a row.
 std::vector<InOrder> table_rows(const InOrder& all, const std::string& what) {
   std::vector<InOrder> rows;
   const auto every = [&](const auto& f) { return std::ranges::all_of(all, f); };
@@ -50,7 +50,7 @@ std::vector<InOrder> table_rows(const InOrder& all, const std::string& what) {
   for (const auto& [key, value] : all.items())
     if (is_list(value) && value.front().is_object()) lists.push_back(key);
   if (lists.size() > 1)
-    bad_input("{}: several lists of rows ({}); expected one; 'jq -c \".{}[]\" FILE' writes the rows of one", what,
+    bad_input("{}: several lists of rows ({}); expected one; 'jq -c \".{}[]\" FILE' extracts one", what,
               fmt::join(lists, ", "), lists.front());
   if (lists.size() == 1) return all[lists.front()];
   const size_t count = all.front().size();
@@ -78,12 +78,12 @@ std::vector<InOrder> table_rows(const InOrder& all, const std::string& what) {
   return rows;
 }
 
-// The file's name without the ending of its compression.
+// The file's name without the extension of its compression.
 fs::path plain_name(const fs::path& file) {
   return file.extension() == ".gz" || file.extension() == ".zst" ? file.stem() : file.filename();
 }
 
-// Pieces of a file in, rows out: the values of a list, or values one after another, which may extend over lines.
+// Splits chunks of a file into rows: the items of a list, or consecutive values, which may span lines.
 class RowSplitter {
  public:
   RowSplitter(const std::string& what, const LineFunction& f) : what_(what), f_(f) {}
@@ -101,12 +101,12 @@ class RowSplitter {
     }
   }
   void finish() {
-    if (in_list_ && !list_ended_) bad_input("{}:{}: the list of rows has no end behind this", what_, begin_);
+    if (in_list_ && !list_ended_) bad_input("{}:{}: the list of rows is not closed after this line", what_, begin_);
     if (!row_.empty()) end_row();
     if (first_.empty()) return;
     if (keys_ > kMaxKeys)
       bad_input(
-          "{}: one object of more than {} keys; expected a row on each line, as pandas writes it with "
+          "{}: one object of more than {} keys; expected one row per line, as written by pandas with "
           "orient='records', lines=True",
           what_, kMaxKeys);
     require_memory_for_json(first_, what_);
@@ -122,13 +122,13 @@ class RowSplitter {
     if (row_.empty()) {
       if (mark_ < kByteOrder.size() && c == kByteOrder[mark_]) return void(++mark_);
       mark_ = kByteOrder.size();
-      if (blank || (c == ',' && started_)) return;  // rows of a list are also written one to a line
-      if (list_ended_) bad_input("{}:{}: something behind the list of rows", what_, line_);
+      if (blank || (c == ',' && started_)) return;  // rows of a list may also be one per line
+      if (list_ended_) bad_input("{}:{}: unexpected content after the list of rows", what_, line_);
       list_ended_ = in_list_ && c == ']';
       if (list_ended_) return;
       begin_ = line_;
       if (!std::exchange(started_, true) && c == '[') return void(in_list_ = true);
-    } else if (over_line_ && !blank) {  // a row that is cut short ends with its line
+    } else if (over_line_ && !blank) {  // a truncated row ends with its line
       over_line_ = false;
       constexpr std::string_view opens = "{[,:", closes = "}],:";
       if (opens.find(last_) == std::string_view::npos && closes.find(c) == std::string_view::npos) {
@@ -166,7 +166,7 @@ class RowSplitter {
     row_ += part;
   }
 
-  // The first row of values one after another waits: if it is the only one, it may be a table.
+  // The first of consecutive values is held back: if it is the only one, it may be a table.
   void end_row() {
     if (!in_list_ && std::exchange(rows_, rows_ + 1) == 0) {
       first_.swap(row_), first_begin_ = begin_;
@@ -182,11 +182,11 @@ class RowSplitter {
   const LineFunction& f_;
   std::string row_ = {}, first_ = {};
   int64_t line_ = 1, begin_ = 0, first_begin_ = 0, rows_ = 0;
-  int64_t depth_ = 0, max_depth_ = 0;  // of brackets in a row
+  int64_t depth_ = 0, max_depth_ = 0;  // nesting of brackets in a row
   int64_t keys_ = 0;                   // of the first row, and of its members
-  size_t mark_ = 0;                    // bytes of the byte order mark
-  size_t checked_ = 1 << 19;           // bytes of the longest row that was compared with the memory
-  char last_ = 0;                      // of the row, without blanks
+  size_t mark_ = 0;                    // size of the byte order mark
+  size_t checked_ = 1 << 19;           // size of the longest row whose memory was checked
+  char last_ = 0;                      // last character of the row except white space
   bool started_ = false, in_list_ = false, list_ended_ = false, over_line_ = false, in_text_ = false, escaped_ = false;
 };
 
@@ -195,7 +195,7 @@ class RowSplitter {
 void for_each_line(const std::filesystem::path& file, const LineFunction& f) {
   const std::string what = file.string();
   RowSplitter rows(what, f);
-  read_text_pieces(file, [&](std::string_view piece) { rows.add(piece); });
+  read_text_chunks(file, [&](std::string_view piece) { rows.add(piece); });
   rows.finish();
 }
 
@@ -243,15 +243,16 @@ std::string check_table(const fs::path& file) {
                                    {"instruction", "output"},
                                    {"text", "text"}})
     if (any(one, other))
-      bad_input("{}: {} with the columns of examples ({}); expected rows of JSON; {}; a text has another name, as .txt",
-                file.string(), found->second, one, kConvertsRows);
+      bad_input(
+          "{}: {} with the columns of examples ({}); expected rows of JSON; {}; a text needs another extension (.txt)",
+          file.string(), found->second, one, kConvertsRows);
   return fmt::format("{}: {}, read as plain text; if its rows are examples, {}", file.string(), found->second,
                      kConvertsRows);
 }
 
 namespace {
 
-// The part of a data set that a path names by one of its words, as the library `datasets` reads them.
+// The split that a word in a path denotes, by the rules of the `datasets` library.
 std::string_view split_name(const std::string& path) {
   constexpr std::pair<std::string_view, std::string_view> kWords[] = {
       {"train", "train"}, {"training", "train"}, {"validation", "val"}, {"valid", "val"}, {"dev", "val"},
@@ -275,7 +276,7 @@ ExampleFiles files_below(const fs::path& folder) {
   std::error_code error;
   std::vector<fs::path> all;
   for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    if (is_of_system(it->path()))
+    if (is_system_file(it->path()))
       it.disable_recursion_pending();
     else if (is_plain_file(it->path()))
       all.push_back(it->path());

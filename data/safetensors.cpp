@@ -1,4 +1,4 @@
-// Writing and strictly reading safetensors.
+// Writes and strictly reads safetensors.
 #include "data/safetensors.h"
 
 #include <fmt/ranges.h>
@@ -18,13 +18,13 @@ using Json = nlohmann::json;
 constexpr uint64_t kMaxHeader = 100'000'000;
 constexpr size_t kLengthBytes = 8, kAlignment = 64;
 
-// The kinds of numbers: those of our tensors, then what files of other programs may have.
+// Stored kinds of elements: those of Tensor, then those of other programs' files.
 struct StoredKind {
   std::string_view name;
   DType dtype;
   int64_t bytes;
 };
-constexpr size_t kOurs = 6, kReadable = 7;  // the kinds behind these are not read
+constexpr size_t kOurs = 6, kReadable = 7;  // later kinds are not readable
 constexpr StoredKind kKinds[] = {
     {"F64", DType::float64, 8},   {"F32", DType::float32, 4},   {"BF16", DType::bfloat16, 2},
     {"I32", DType::int32, 4},     {"I64", DType::int64, 8},     {"U8", DType::uint8, 1},
@@ -37,7 +37,7 @@ std::string_view format_name(const TensorBytes& t) {
   return t.is_half ? "F16" : std::ranges::find(kKinds, t.dtype, &StoredKind::dtype)->name;
 }
 
-// A product of sizes, or nothing past 2^62.
+// A product of dimensions, or nullopt beyond 2^62.
 std::optional<int64_t> product(const std::vector<int64_t>& shape, int64_t start) {
   int64_t n = start;
   for (const int64_t d : shape)
@@ -45,7 +45,7 @@ std::optional<int64_t> product(const std::vector<int64_t>& shape, int64_t start)
   return n;
 }
 
-// All numbers of a JSON array that holds nothing else.
+// The integers of a JSON array; nullopt if it contains anything else.
 std::optional<std::vector<int64_t>> naturals(const Json& j) {
   if (!j.is_array()) return std::nullopt;
   std::vector<int64_t> out;
@@ -61,7 +61,7 @@ std::string_view view(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// The tensor that the header describes as `j`, checked against the data.
+// Parses a tensor's header entry `j` and checks it against the data.
 TensorBytes described(const std::string& name, const Json& j, std::span<const std::byte> data, const std::string& what,
                       bool may_be_half) {
   const auto refuse = [&](const std::string& why) { bad_input("{}: tensor '{}': {}", what, name, why); };
@@ -73,9 +73,9 @@ TensorBytes described(const std::string& name, const Json& j, std::span<const st
     refuse(fmt::format("dtype is {}; expected F64, F32, {}BF16, I32, I64 or U8", j["dtype"].dump(),
                        may_be_half ? "F16, " : ""));
   const auto shape = naturals(j["shape"]), span = naturals(j["data_offsets"]);
-  if (!shape) refuse(fmt::format("shape is {}; expected whole numbers", j["shape"].dump()));
+  if (!shape) refuse(fmt::format("shape is {}; expected integers", j["shape"].dump()));
   if (!span || span->size() != 2 || (*span)[0] > (*span)[1] || (*span)[1] > std::ssize(data))
-    refuse(fmt::format("data_offsets are {}; expected two numbers in order, at most {}", j["data_offsets"].dump(),
+    refuse(fmt::format("data_offsets are {}; expected two ascending integers of at most {}", j["data_offsets"].dump(),
                        data.size()));
   const std::optional<int64_t> expected = product(*shape, kind->bytes);
   const int64_t found = (*span)[1] - (*span)[0];
@@ -113,7 +113,7 @@ SafetensorsLayout safetensors_layout(std::span<const TensorBytes> tensors,
   int64_t at = 0;
   for (const TensorBytes& t : tensors) {
     const int64_t end = at + product(t.shape, element_size(t.dtype)).value();
-    if (!out.begins.emplace(t.name, at).second) throw Error(fmt::format("two tensors are named '{}'", t.name));
+    if (!out.begins.emplace(t.name, at).second) throw Error(fmt::format("duplicate tensor name '{}'", t.name));
     header[t.name] = {{"dtype", format_name(t)}, {"shape", t.shape}, {"data_offsets", {at, end}}};
     at = end;
   }

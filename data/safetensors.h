@@ -1,8 +1,8 @@
-// Tensors in a file, in the safetensors format: 8 bytes little-endian length, a JSON object that gives each tensor its
-// dtype, shape and span, and the bytes.
+// The safetensors format: 8 bytes little-endian length, a JSON header with the dtype, shape and byte range of each
+// tensor, and the data.
 //
-// The reader is strict: no holes, overlaps, trailing bytes or duplicate names, and every span fits its shape. What it
-// refuses it names. Cost of opening: the header; the tensors are mapped, not read.
+// The reader is strict: no holes, overlaps, trailing bytes or duplicate names, and every range matches its shape;
+// errors name the tensor. Opening costs reading the header; tensors are mapped, not read.
 #pragma once
 #include <set>
 
@@ -16,51 +16,51 @@ struct TensorBytes {
   DType dtype{};
   std::vector<int64_t> shape;
   std::span<const std::byte> bytes;
-  bool is_half = false;         // IEEE's float16, which no tensor has: `dtype` is bfloat16, of as many bytes
-  std::string_view other = {};  // the format's name of a kind that nothing here reads, such as BOOL: `dtype` is uint8
+  bool is_half = false;         // IEEE float16, which Tensor does not support: `dtype` is bfloat16, of the same size
+  std::string_view other = {};  // the format's name of an unsupported dtype, such as BOOL: `dtype` is uint8
 };
-// The kind of its numbers in messages: "float16".
+// The stored dtype's name for messages: "float16".
 std::string_view stored_name(const TensorBytes& tensor);
 
-// Bytes of a contiguous tensor in the host's memory, which must outlive the result.
+// The bytes of a contiguous host tensor, which must outlive the result.
 TensorBytes as_bytes(const std::string& name, const Tensor& tensor);
 
-// A file's header, and where each tensor begins in the file: for those who write it in parts.
+// The header and the tensors' offsets in the file, for writers that write slices.
 struct SafetensorsLayout {
   std::string header;
   std::map<std::string, int64_t> begins;
-  int64_t size = 0;  // the file's size
+  int64_t size = 0;
 };
-// The layout of tensors in this order, whose bytes are not looked at. Throws Error for a name given twice.
+// The layout of tensors in this order; their bytes are not accessed. Throws Error for duplicate names.
 SafetensorsLayout safetensors_layout(std::span<const TensorBytes> tensors,
                                      const std::map<std::string, std::string>& metadata = {});
 
-// Writes beside and renames. Data begins at a multiple of 64 bytes. The metadata gets {"format": "pt"}, which other
-// readers ask for. Throws OutputError; Error for a name given twice.
+// Writes atomically (temporary file and rename), with the data aligned to 64 bytes. Adds {"format": "pt"} to the
+// metadata, which other readers require. Throws OutputError; Error for duplicate names.
 void write_safetensors(const std::filesystem::path& file, std::span<const TensorBytes> tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
-// Writes a file whose tensors are made one at a time: `bytes(i)` of the i-th, whose own are not looked at. For folders
-// that get their name when all is in them: what is half-written stays. Throws OutputError.
+// Writes tensors that are produced one at a time by `bytes(i)`; tensors[i].bytes is not accessed. Does not remove a
+// partial file: intended for directories that are renamed when complete. Throws OutputError.
 void stream_safetensors(const std::filesystem::path& file, std::span<const TensorBytes> tensors,
                         const std::function<std::span<const std::byte>(size_t i)>& bytes,
                         const std::map<std::string, std::string>& metadata = {});
 
 class Safetensors {
  public:
-  // Throws InputError naming the file and the tensor. float16 and kinds that nothing here reads are refused unless the
-  // caller asks for them, as for files of other programs.
+  // Throws InputError naming the file and the tensor. float16 and unsupported dtypes are rejected unless the caller
+  // allows them, as for files of other programs.
   explicit Safetensors(const std::filesystem::path& file, bool may_be_half = false);
-  // Reads bytes in memory, which must outlive the object; `what` names them in messages.
+  // Reads bytes in memory, which must outlive the object; `what` names them in errors.
   Safetensors(std::span<const std::byte> bytes, const std::string& what, bool may_be_half = false);
 
   const std::string& what() const { return what_; }                     // the file's name
-  const std::vector<TensorBytes>& tensors() const { return tensors_; }  // in order of their bytes
+  const std::vector<TensorBytes>& tensors() const { return tensors_; }  // in the order of their data
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   bool contains(const std::string& name) const { return index_.contains(name); }
-  // Throws InputError when there is none of that name.
+  // Throws InputError if the name is missing.
   const TensorBytes& at(const std::string& name) const;
-  // Throws InputError naming a tensor that is not among `names`.
+  // Throws InputError naming a tensor that is not in `names`.
   void expect_no_others(const std::set<std::string>& names) const;
 
  private:

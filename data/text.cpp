@@ -1,4 +1,4 @@
-// The train/validation split of a text, and reading files of text.
+// Splits texts into training and validation data, and reads text files.
 #include "data/text.h"
 
 #include <xxhash.h>
@@ -22,18 +22,18 @@ int64_t HeldOut::of(int64_t n) const {
 
 void HeldOut::refuse(const std::string& data) const {
   if (!file.empty() || share != HeldOut{}.share)
-    throw Error(fmt::format("`{}`: expected a text or a file of examples as `data`; {} has its own part for validation",
+    throw Error(fmt::format("`{}`: expected a text or a file of examples as `data`; {} has its own validation split",
                             file.empty() ? "val_share" : "val_data", data));
 }
 
-void split_text(const Text& text, const HeldOut& held, const PartPiece& f) {
+void split_text(const Text& text, const HeldOut& held, const SplitChunk& f) {
   auto document = text.documents.begin();
   int64_t at = 0, train = 0;
   bool held_out = false;
   text.read([&](std::string_view piece) {
     while (!piece.empty()) {
       const int64_t cut = document->end - held.of(document->end - document->begin);
-      const bool inside = (static_cast<uint8_t>(piece.front()) & 0xC0u) == 0x80u;  // a character
+      const bool inside = (static_cast<uint8_t>(piece.front()) & 0xC0u) == 0x80u;  // inside a character
       held_out = at >= cut && (held_out || !inside);
       const int64_t end = held_out ? document->end : at < cut ? cut : at + 1;
       const std::string_view part = piece.substr(0, static_cast<size_t>(end - at));
@@ -49,62 +49,62 @@ void split_text(const Text& text, const HeldOut& held, const PartPiece& f) {
               text.name, at, held.share == HeldOut{}.share ? "its last tenth" : fmt::format("{:g} of it", held.share));
 }
 
-// Reading a plain text file.
+// --- plain text files ---
 
 namespace {
 
-// Words about a file that other trainers name so.
+// An explanation for files that other trainers name like this.
 std::string_view raw_tokens(const std::filesystem::path& file) {
   if (file.extension() != ".bin") return "";
   if (is_there(std::filesystem::path(file).replace_extension(".idx")))
-    return ", with an index beside it: tokens of Megatron-LM, which are not read";
-  return ": tokens without a header, as nanoGPT's, do not say their size or their number; llm.c's have a header";
+    return ", with an index next to it: tokens of Megatron-LM, which are not supported";
+  return ": tokens without a header (nanoGPT) do not specify their width or count; llm.c's have a header";
 }
 
-// Unpacking, piece by piece.
+// --- decompression ---
 
-constexpr size_t kPiece = size_t{1} << 20;
+constexpr size_t kChunk = size_t{1} << 20;
 constexpr uint64_t kFree = uint64_t{64} << 20, kMaxGrowth = 256;
 
-// Unpacks a file, piece by piece; plain text is handed on as it is.
+// Decompresses a file chunk by chunk; plain text is passed on unchanged.
 class Unpacker : NotCopied {
  public:
   explicit Unpacker(const std::string& what, const char* format = nullptr) : what_(what), format_(format) {}
   virtual ~Unpacker() = default;
 
-  virtual void add(std::string_view piece, const TextPiece& f) { f(piece); }
+  virtual void add(std::string_view piece, const TextChunk& f) { f(piece); }
   void finish() const {
-    if (format_ && !ended_) bad_input("{}: the {} data is cut short", what_, format_);
+    if (format_ && !ended_) bad_input("{}: the {} data is truncated", what_, format_);
   }
 
  protected:
-  [[noreturn]] void damaged(std::string_view why) const { bad_input("{}: damaged {} data ({})", what_, format_, why); }
-  // Hands on the first bytes of `out_`.
-  void hand_on(size_t made, const TextPiece& f) {
+  [[noreturn]] void damaged(std::string_view why) const { bad_input("{}: corrupt {} data ({})", what_, format_, why); }
+  // Passes on the first bytes of `out_`.
+  void hand_on(size_t made, const TextChunk& f) {
     made_ += made;
     if (made_ > kFree && made_ / kMaxGrowth > read_)
-      bad_input("{}: unpacks to more than {} times its size; expected a text", what_, kMaxGrowth);
+      bad_input("{}: decompresses to more than {} times its size; expected a text", what_, kMaxGrowth);
     if (made > 0) f({out_.data(), made});
   }
 
   const std::string& what_;
   const char* format_;
-  std::vector<char> out_ = std::vector<char>(format_ ? kPiece : 0);
-  uint64_t read_ = 0, made_ = 0;  // bytes that were read, and bytes that came of them
+  std::vector<char> out_ = std::vector<char>(format_ ? kChunk : 0);
+  uint64_t read_ = 0, made_ = 0;  // compressed bytes read, and decompressed bytes
   bool ended_ = false;
 };
 
-// Members one after another, as gzip's own reader takes them.
+// Accepts concatenated members, as gzip does.
 class Gzip final : public Unpacker {
  public:
   explicit Gzip(const std::string& what) : Unpacker(what, "gzip") {
-    if (inflateInit2(&stream_, 16 + MAX_WBITS) != Z_OK) throw Error("zlib cannot begin");
+    if (inflateInit2(&stream_, 16 + MAX_WBITS) != Z_OK) throw Error("cannot initialize zlib");
   }
   ~Gzip() override { inflateEnd(&stream_); }
 
-  void add(std::string_view piece, const TextPiece& f) override {
+  void add(std::string_view piece, const TextChunk& f) override {
     read_ += piece.size();
-    stream_.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(piece.data()));  // zlib does not write there
+    stream_.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(piece.data()));  // zlib does not write to its input
     stream_.avail_in = static_cast<uInt>(piece.size());
     do {
       if (ended_ && stream_.avail_in > 0) {
@@ -128,10 +128,10 @@ class Gzip final : public Unpacker {
 class Zstd final : public Unpacker {
  public:
   explicit Zstd(const std::string& what) : Unpacker(what, "zstd"), stream_(ZSTD_createDStream(), ZSTD_freeDStream) {
-    if (!stream_) throw Error("zstd cannot begin");
+    if (!stream_) throw Error("cannot initialize zstd");
   }
 
-  void add(std::string_view piece, const TextPiece& f) override {
+  void add(std::string_view piece, const TextChunk& f) override {
     read_ += piece.size();
     ZSTD_inBuffer in{piece.data(), piece.size(), 0};
     bool full = false;
@@ -149,11 +149,11 @@ class Zstd final : public Unpacker {
   std::unique_ptr<ZSTD_DStream, size_t (*)(ZSTD_DStream*)> stream_;
 };
 
-// Hands on the pieces of a text, once its first bytes are known to be none of those.
-TextPiece checked(const std::string& what, const TextPiece& f) {
+// Passes on the chunks of a text after checking that its first bytes are of no other known format.
+TextChunk checked(const std::string& what, const TextChunk& f) {
   return [&what, &f, first = true](std::string_view piece) mutable {
     if (const std::string_view kind = std::exchange(first, false) ? known_kind(piece, true) : ""; !kind.empty())
-      bad_input("{} is {}; expected text in UTF-8, as it is or by gzip or zstd", what, kind);
+      bad_input("{} is {}; expected UTF-8 text, plain or compressed by gzip or zstd", what, kind);
     f(piece);
   };
 }
@@ -168,8 +168,8 @@ std::unique_ptr<Unpacker> make_unpacker(std::string_view first, const std::strin
 
 namespace {
 
-// Looks at all bytes of what is to be a text once.
-Text looked_at(const std::string& name, const std::function<void(const TextPiece&)>& read) {
+// Scans all bytes of a future text once.
+Text looked_at(const std::string& name, const std::function<void(const TextChunk&)>& read) {
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> hash(XXH3_createState(), XXH3_freeState);
   if (!hash) throw std::bad_alloc();
   XXH3_128bits_reset(hash.get());
@@ -185,12 +185,12 @@ Text looked_at(const std::string& name, const std::function<void(const TextPiece
     XXH3_128bits_update(hash.get(), piece.data(), piece.size());
   });
   if (size == 0) bad_input("{} is empty; expected a text", name);
-  if (size == mark) bad_input("{} holds only a byte order mark; expected a text", name);
+  if (size == mark) bad_input("{} contains only a byte order mark; expected a text", name);
   const auto [low, high] = XXH3_128bits_digest(hash.get());
-  const auto again = [name, read, size, mark](const TextPiece& f) {
+  const auto again = [name, read, size, mark](const TextChunk& f) {
     int64_t at = 0;
     const auto changed = [&] {
-      bad_input("{} was changed while it was used: it had {} bytes and has {}", name, size,
+      bad_input("{} changed while it was in use: it had {} bytes and now has {}", name, size,
                 at < size ? "fewer" : "more");
     };
     read([&](std::string_view piece) {
@@ -213,23 +213,23 @@ std::string Text::bytes() const {
 }
 
 Text load_text_file(const std::filesystem::path& file) {
-  return looked_at(file.string(), [file](const TextPiece& f) { read_text_pieces(file, f); });
+  return looked_at(file.string(), [file](const TextChunk& f) { read_text_chunks(file, f); });
 }
 
 Text text_of_bytes(std::string bytes, const std::string& name, std::vector<Span> documents) {
   const auto all = std::make_shared<const std::string>(std::move(bytes));
-  Text text = looked_at(name, [all](const TextPiece& f) {
+  Text text = looked_at(name, [all](const TextChunk& f) {
     if (!all->empty()) f(*all);
   });
   if (!documents.empty()) text.documents = std::move(documents);
   return text;
 }
 
-void read_text_pieces(const std::filesystem::path& file, const TextPiece& f) {
+void read_text_chunks(const std::filesystem::path& file, const TextChunk& f) {
   const std::string what = file.string();
   std::unique_ptr<Unpacker> unpacker;
-  const TextPiece text = checked(what, f);
-  read_pieces(file, [&](std::span<const std::byte> piece) {
+  const TextChunk text = checked(what, f);
+  read_chunks(file, [&](std::span<const std::byte> piece) {
     const std::string_view bytes(reinterpret_cast<const char*>(piece.data()), piece.size());
     if (!unpacker) unpacker = make_unpacker(bytes, what);
     unpacker->add(bytes, text);
@@ -239,7 +239,7 @@ void read_text_pieces(const std::filesystem::path& file, const TextPiece& f) {
 
 std::string read_text(const std::filesystem::path& file) {
   std::string all;
-  read_text_pieces(file, [&](std::string_view piece) {
+  read_text_chunks(file, [&](std::string_view piece) {
     require_memory(file.string(), std::ssize(all) + std::ssize(piece), 2 * kParsedGrowth);
     all += piece;
   });
@@ -262,17 +262,17 @@ std::string text_start(const std::filesystem::path& file) {
   constexpr size_t kEnough = 4096;
   std::string start;
   try {
-    read_text_pieces(file, [&](std::string_view piece) {
+    read_text_chunks(file, [&](std::string_view piece) {
       start += piece;
       if (start.size() >= kEnough) throw Enough();
     });
   } catch (const Enough&) {
-  } catch (const InputError&) {  // which whoever reads it will meet
+  } catch (const InputError&) {  // reported when the file is read
   }
   return start;
 }
 
-void unpack_text(std::string_view bytes, const std::string& what, const TextPiece& f) {
+void unpack_text(std::string_view bytes, const std::string& what, const TextChunk& f) {
   const std::unique_ptr<Unpacker> unpacker = make_unpacker(bytes, what);
   unpacker->add(bytes, checked(what, f));
   unpacker->finish();

@@ -1,4 +1,4 @@
-// Writing, checking and reading token files.
+// Writes, validates and reads token files.
 #include "data/token_file.h"
 
 #include <cstring>
@@ -19,9 +19,9 @@ struct Header {
   std::array<uint64_t, 3> zero{};
 };
 static_assert(sizeof(Header) == 64);
-static_assert(std::endian::native == std::endian::little, "token files are read as they are");
+static_assert(std::endian::native == std::endian::little, "token files are little-endian");
 
-// Appends tokens of which the first has this position in its file.
+// Appends tokens; `position` is the position of the first in its file.
 template <class T>
 void append_as(std::string& out, std::span<const int32_t> tokens, int64_t position, int64_t vocab) {
   const size_t begin = out.size();
@@ -98,7 +98,7 @@ void TokenWriter::finish() {
   file_.flush();
 }
 
-// Everything in the file is checked before anything of it is used.
+// Validates the entire file before any of it is used.
 TokenFile TokenFile::checked(const std::string& what, std::shared_ptr<const OpenFile> file,
                              std::span<const std::byte> bytes, std::optional<int64_t> vocab_of_llmc) {
   TokenFile out;
@@ -108,7 +108,7 @@ TokenFile TokenFile::checked(const std::string& what, std::shared_ptr<const Open
   out.vocab_ = vocab_of_llmc.value_or(0);
   const int64_t size = out.file_ ? out.file_->size() : std::ssize(bytes);
   const std::optional<uint64_t> hash = vocab_of_llmc ? out.read_llmc_header(size) : out.read_header(size);
-  out.checksum_ = checksum_of_pieces([&](const PieceFunction& add) {
+  out.checksum_ = checksum_of_chunks([&](const ChunkFunction& add) {
     out.for_each_piece(0, out.count_, [&](std::span<const std::byte> piece, int64_t) { add(piece); });
   });
   if (hash && *hash != out.checksum_)
@@ -136,9 +136,9 @@ TokenFile TokenFile::of_llmc_bytes(std::span<const std::byte> bytes, int64_t voc
 std::optional<uint64_t> TokenFile::read_header(int64_t size) {
   const auto refuse = [&](const std::string& why) { bad_input("the token file {}: {}", what_, why); };
   Header h;
-  if (size < int64_t{sizeof(h)}) refuse(fmt::format("{} bytes; a header of {} was expected", size, sizeof(h)));
+  if (size < int64_t{sizeof(h)}) refuse(fmt::format("{} bytes; expected a header of {}", size, sizeof(h)));
   read(0, std::as_writable_bytes(std::span(&h, 1)));
-  if (h.magic != Header().magic) refuse("it does not begin as a token file does");
+  if (h.magic != Header().magic) refuse("it does not begin like a token file");
   if (h.version != 1) refuse(fmt::format("version {}; expected 1", h.version));
   if (h.width != 2 && h.width != 4) refuse(fmt::format("{} bytes per token; expected 2 or 4", h.width));
   if (h.vocab < 1 || h.vocab > uint64_t{1} << 31)
@@ -146,7 +146,7 @@ std::optional<uint64_t> TokenFile::read_header(int64_t size) {
   if (h.zero != Header().zero) refuse("the header's last 24 bytes must be zero");
   const uint64_t payload = static_cast<uint64_t>(size) - sizeof(h);
   if (h.count > payload || h.count * h.width != payload)
-    refuse(fmt::format("{} tokens of {} bytes were expected, {} bytes are there", h.count, h.width, payload));
+    refuse(fmt::format("expected {} tokens of {} bytes, found {} bytes", h.count, h.width, payload));
   count_ = static_cast<int64_t>(h.count);
   vocab_ = static_cast<int64_t>(h.vocab);
   begin_ = int64_t{sizeof(h)};
@@ -154,13 +154,13 @@ std::optional<uint64_t> TokenFile::read_header(int64_t size) {
   return h.hash;
 }
 
-// Calls f with the bytes of tokens, as many as fit into a small buffer, and the position of the first.
+// Calls f with the bytes of as many tokens as fit into a small buffer, and the position of the first.
 template <class F>
 void TokenFile::for_each_piece(int64_t begin, int64_t count, const F& f) const {
-  constexpr int64_t kPiece = 8192;
-  std::array<std::byte, kPiece> buffer;
+  constexpr int64_t kChunk = 8192;
+  std::array<std::byte, kChunk> buffer;
   for (const int64_t end = begin + count; begin < end;) {
-    const int64_t here = std::min(end - begin, kPiece / width_);
+    const int64_t here = std::min(end - begin, kChunk / width_);
     const std::span piece(buffer.data(), static_cast<size_t>(here * width_));
     read(begin_ + begin * width_, piece);
     f(std::span<const std::byte>(piece), begin);
@@ -207,7 +207,7 @@ void TokenFile::copy(int64_t begin, int64_t count, int32_t* out) const {
   });
 }
 
-// Reading llm.c's token files.
+// --- llm.c's token files ---
 
 namespace {
 
@@ -216,9 +216,9 @@ struct Format {
   int64_t width;  // bytes per token
 };
 constexpr std::array<Format, 2> kFormats{{{20240520, 1, 2}, {20240801, 7, 4}}};
-constexpr size_t kHeader = 256;  // numbers
+constexpr size_t kHeader = 256;  // int32 values
 
-// `context` tokens from `begin`, and to `targets` the tokens after them.
+// Copies `context` tokens from `begin`, and the tokens after them to `targets`.
 void copy_window(const TokenFile& tokens, int64_t begin, int64_t context, int32_t* inputs, int32_t* targets) {
   std::vector<int32_t> row(static_cast<size_t>(context + 1));
   tokens.copy(begin, context + 1, row.data());
@@ -236,32 +236,32 @@ std::optional<uint64_t> TokenFile::read_llmc_header(int64_t size) {
   const auto refuse = [&](const std::string& why) { bad_input("{}: {}", what_, why); };
   std::array<int32_t, kHeader> header{};
   constexpr int64_t kBytes = sizeof(header);
-  if (size < kBytes) refuse(fmt::format("{} bytes; a header of {} was expected", size, kBytes));
+  if (size < kBytes) refuse(fmt::format("{} bytes; expected a header of {}", size, kBytes));
   read(0, std::as_writable_bytes(std::span(header)));
   const auto format = std::ranges::find(kFormats, header[0], &Format::magic);
   if (format == kFormats.end())
-    refuse(fmt::format("begins with {}; llm.c's token files begin with {} or {}", header[0], kFormats[0].magic,
+    refuse(fmt::format("begins with {}; expected {} or {}, as in llm.c's token files", header[0], kFormats[0].magic,
                        kFormats[1].magic));
   if (header[1] != format->version) refuse(fmt::format("version {}; expected {}", header[1], format->version));
   for (size_t i = 3; i < kHeader; ++i)
-    if (header[i] != 0) refuse(fmt::format("number {} of the header is {}; expected 0", i, header[i]));
+    if (header[i] != 0) refuse(fmt::format("header value {} is {}; expected 0", i, header[i]));
   const int64_t payload = size - kBytes;
   if (header[2] < 0 || payload != header[2] * format->width)
-    refuse(fmt::format("{} tokens of {} bytes were expected, {} bytes are there", header[2], format->width, payload));
+    refuse(fmt::format("expected {} tokens of {} bytes, found {} bytes", header[2], format->width, payload));
   count_ = header[2];
   begin_ = kBytes;
   width_ = format->width;
   return {};
 }
 
-// Batches and rows.
+// --- batches and rows ---
 
 Loader::Loader(const TokenFile& tokens, int64_t context, int64_t batch, uint64_t seed)
     : tokens_(tokens), context_(context), batch_(batch), order_(Philox::named(seed, "data order")) {
   if (context < 1) throw Error(fmt::format("context {}: expected at least 1", context));
   if (batch < 1) throw Error(fmt::format("batch {}: expected at least 1", batch));
   if (context >= tokens.size())
-    throw FieldError("context", fmt::format("{} is too long for a training text of {} tokens; it can be at most {}",
+    throw FieldError("context", fmt::format("{} is too long for a training text of {} tokens; nearest valid value: {}",
                                             context, tokens.size(), tokens.size() - 1));
 }
 
@@ -280,7 +280,7 @@ void Loader::load(int64_t step, int64_t first, int64_t count, int32_t* inputs, i
 
 void Rows::load(int64_t first, int64_t count, int32_t* inputs, int32_t* targets) const {
   if (first < 0 || count < 0 || first > this->count() - count)
-    throw Error(fmt::format("rows {} to {} are not among the {}", first, first + count, this->count()));
+    throw Error(fmt::format("rows {} to {} are outside of the {} rows", first, first + count, this->count()));
   for (int64_t r = 0; r < count; ++r) load_row(first + r, inputs + r * context(), targets + r * context());
 }
 
@@ -291,7 +291,7 @@ TrainingWindows::TrainingWindows(std::vector<TokenFile> files, int64_t context)
   int64_t end = 0;
   for (const TokenFile& f : files_) {
     if (f.size() <= context)
-      bad_input("{}: {} tokens; expected at least {}, a window of `context` and the token behind it", f.name(),
+      bad_input("{}: {} tokens; expected at least {}, one window of `context` and the following token", f.name(),
                 f.size(), context + 1);
     ends_.push_back(end += (f.size() - 1) / context);
   }

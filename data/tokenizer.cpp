@@ -1,4 +1,4 @@
-// Reading any tokenizer from its file, making the one that was chosen, and text from tokens one after another.
+// Loads tokenizers, creates the chosen one, and decodes token streams.
 #include "data/tokenizer.h"
 
 #include <fmt/ranges.h>
@@ -23,7 +23,7 @@ HubTokenizer hub_from_json(nlohmann::json& json, const std::string& what) {
   HubTokenizer::Files texts;
   for (auto& [name, text] : files.items()) {
     if (!HubTokenizer::is_file(name) || !text.is_string())
-      bad_input("{}: 'files' has '{}', which is no text of a tokenizer's file", what, name);
+      bad_input("{}: 'files' has '{}', which is not the text of a tokenizer's file", what, name);
     texts.emplace(name, std::move(text.get_ref<std::string&>()));
   }
   return {std::move(texts), what + ": "};
@@ -59,14 +59,14 @@ std::unique_ptr<Tokenizer> make_tokenizer(nlohmann::json json, const std::string
   return std::make_unique<ByteTokenizer>();
 }
 
-// Rare pairs are not worth a token: its embedding would hardly be trained.
+// Rarer pairs do not merit a token: its embedding would hardly be trained.
 constexpr int64_t kMinCount = 16;
 
 bool is_builtin(std::string_view name) { return name == "char" || name == "bytes" || name == "bpe"; }
 
 std::unique_ptr<Tokenizer> load_folder(std::string_view name) {
   if (!is_folder(name))
-    throw Error(fmt::format("`tokenizer` '{}': expected char, bytes, bpe, or a tokenizer's folder", name));
+    throw Error(fmt::format("`tokenizer` '{}': expected char, bytes, bpe, or a tokenizer's directory", name));
   return Tokenizer::open_folder(name);
 }
 
@@ -74,8 +74,9 @@ bool is_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
 constexpr size_t kBeside = 2048;
 
-// A place near the end of a text where it can be cut; 0: none. Between two characters, or where `may_cut` takes it
-// between white space and something else, with a few thousand bytes before the place and behind it.
+// A position near the end of a text where it can be split, or 0. Any position between two characters qualifies if
+// `anywhere`; otherwise `may_cut` decides between white space and another character, given a few thousand bytes on both
+// sides.
 template <class MayCut>
 size_t place_to_cut(std::string_view text, bool anywhere, const MayCut& may_cut) {
   size_t at = text.size() - kBeside;
@@ -89,7 +90,7 @@ size_t place_to_cut(std::string_view text, bool anywhere, const MayCut& may_cut)
   return 0;
 }
 
-// Calls f for the text that waits, as far as it can be cut, in chunks of `chunk` bytes or more.
+// Calls f for the waiting text, as far as it can be split, in chunks of at least `chunk` bytes.
 template <class MayCut, class F>
 void take_chunks(std::string& waiting, size_t chunk, bool anywhere, const std::string& what, const MayCut& may_cut,
                  const F& f) {
@@ -98,8 +99,8 @@ void take_chunks(std::string& waiting, size_t chunk, bool anywhere, const std::s
     if (at == 0 && waiting.size() < 8 * chunk) return;
     if (at == 0)
       bad_input(
-          "{}: found no place in {} bytes where the text can be cut and has the same tokens; expected documents, which "
-          "are JSON lines of {{\"text\": ...}}",
+          "{}: no position in {} bytes where the text can be split without changing its tokens; expected documents, "
+          "JSON lines of {{\"text\": ...}}",
           what, waiting.size());
     f(std::string_view(waiting).substr(0, at));
     waiting.erase(0, at);
@@ -111,7 +112,7 @@ std::unique_ptr<Tokenizer> make_named(const TokenizerChoice& choice, const std::
   if (name == "bytes") return std::make_unique<ByteTokenizer>();
   if (!choice.learns()) return load_folder(name);
   const bool characters = name == "char";
-  // No piece of GPT-2's pattern has white space behind something else: there a text can be cut without a look.
+  // No piece of GPT-2's pattern contains white space after another character, so a text can be split there unchecked.
   const auto whole_pieces = [](std::string_view left, std::string_view right) {
     size_t at = last_character(left);
     return is_blank(right.front()) && !is_white_space(next_code_point(left, at).value_or(0xFFFD));
@@ -129,10 +130,10 @@ std::unique_ptr<Tokenizer> make_named(const TokenizerChoice& choice, const std::
   WordCounts counts;
   learn([&](std::string_view chunk) { counts.add(chunk); });
   if (counts.forgotten() > 0 && choice.note)
-    choice.note(fmt::format(
-        "{}: more than {} different words; those met {} times or fewer were forgotten while words were counted", what,
-        WordCounts::kMax, counts.forgotten()));
-  BpeTraining training{.vocab_size = choice.vocab_size, .least_count = kMinCount};
+    choice.note(
+        fmt::format("{}: more than {} distinct words; those with {} or fewer occurrences were dropped during counting",
+                    what, WordCounts::kMax, counts.forgotten()));
+  BpeTraining training{.vocab_size = choice.vocab_size, .min_count = kMinCount};
   if (choice.progress)
     training.progress = [&](int64_t made) {
       choice.progress(
@@ -162,8 +163,7 @@ std::vector<int32_t> generation_ends(const Tokenizer& tokenizer) {
   for (const nlohmann::json& id : ends.is_array() ? ends : nlohmann::json::array({ends})) {
     if (id.is_null()) continue;
     if (!id.is_number_integer() || id > INT32_MAX)
-      bad_input("generation_config.json: 'eos_token_id' must be a token's number or a list of them, not {}",
-                shown(ends));
+      bad_input("generation_config.json: 'eos_token_id' must be a token id or a list of ids, not {}", shown(ends));
     out.push_back(id.get<int32_t>());
   }
   return out;
@@ -181,12 +181,12 @@ std::unique_ptr<Tokenizer> Tokenizer::open_folder(const std::filesystem::path& f
   const std::filesystem::path file = folder / "tokenizer.json";
   if (!is_there(file)) {
     if (!is_there(folder / "vocab.json"))
-      bad_input(
-          "{}: no tokenizer; expected tokenizer.json, or vocab.json and merges.txt{}", folder.string(),
-          is_there(folder / "tokenizer.model")
-              ? "; tokenizer.model is not read: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(NEW) of Python's "
-                "transformers makes tokenizer.json of it"
-              : "");
+      bad_input("{}: no tokenizer; expected tokenizer.json, or vocab.json and merges.txt{}", folder.string(),
+                is_there(folder / "tokenizer.model")
+                    ? "; tokenizer.model is not supported: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(NEW) "
+                      "of Python's "
+                      "transformers converts it to tokenizer.json"
+                    : "");
     if (auto hub = HubTokenizer::load(folder, std::nullopt)) return hub;
     return std::make_unique<BpeTokenizer>(BpeTokenizer::load_files(folder));
   }
@@ -254,7 +254,7 @@ std::unique_ptr<Tokenizer> with_tokens(std::unique_ptr<Tokenizer> base, const To
   if (choice.added.empty() && choice.end.empty()) return base;
   if (base->kind() == "char")
     throw Error(
-        fmt::format("`{}`: a char tokenizer knows characters alone; expected `tokenizer` bytes, bpe or a folder",
+        fmt::format("`{}`: a char tokenizer supports only characters; expected `tokenizer` bytes, bpe or a directory",
                     choice.added.empty() ? "end" : "add_tokens"));
   using Json = nlohmann::json;
   HubTokenizer::Files files = base->files();
@@ -263,7 +263,7 @@ std::unique_ptr<Tokenizer> with_tokens(std::unique_ptr<Tokenizer> base, const To
   if (list.is_null()) list = Json::array();
   const Json& vocab = value_at(value_at(file, "model"), "vocab");
   auto next = static_cast<uint64_t>(base->vocab_size());
-  // The token of that name among the added ones, which becomes special.
+  // The added token with this name, which becomes special.
   const auto find = [&](const std::string& name) {
     const auto found =
         std::find_if(list.begin(), list.end(), [&](const Json& token) { return value_at(token, "content") == name; });
@@ -272,7 +272,7 @@ std::unique_ptr<Tokenizer> with_tokens(std::unique_ptr<Tokenizer> base, const To
   };
   for (const std::string& name : choice.added) {
     if (name.empty() || find_invalid_utf8(name) != std::string::npos)
-      throw Error(fmt::format("`add_tokens`: expected names with commas between them, found '{}'", name));
+      throw Error(fmt::format("`add_tokens`: expected comma-separated names, found '{}'", name));
     if (find(name) != list.end()) continue;
     list.push_back(special_token(vocab.contains(name) ? vocab[name] : Json(next++), name));
   }
@@ -305,7 +305,7 @@ void check_in_table(std::span<const int32_t> tokens, int64_t rows, const Tokeniz
   const auto most = std::ranges::max_element(tokens);
   if (rows > 0 && most != tokens.end() && *most >= rows)
     throw InputError(fmt::format(
-        "{}: token {}{} is beyond the model's table of {}", what, *most,
+        "{}: token {}{} is outside the model's embedding of {} rows", what, *most,
         *most < tokenizer.vocab_size() ? fmt::format(", '{}',", tokenizer.decode(std::span(&*most, 1))) : "", rows));
 }
 
@@ -325,7 +325,7 @@ std::string cache_name(const TokenizerChoice& choice) {
 void require_folder(const std::string& file, const TokenizerChoice& choice) {
   if (choice.name.empty() || is_builtin(choice.name))
     throw Error(fmt::format(
-        "`tokenizer`: expected the folder with the tokenizer.json, or the vocab.json and merges.txt, that {} was made "
+        "`tokenizer`: expected the directory of the tokenizer.json, or the vocab.json and merges.txt, that {} was made "
         "with, found {}",
         file, choice.name.empty() ? "none" : "'" + choice.name + "'"));
 }

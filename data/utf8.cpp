@@ -1,4 +1,3 @@
-// Decoding and encoding of UTF-8.
 #include "data/utf8.h"
 
 namespace tessera {
@@ -43,7 +42,7 @@ size_t begun_character(std::string_view bytes, size_t position) {
   size_t length = 1;
   for (; length < most && position + length < bytes.size(); ++length) {
     const unsigned char next = byte(position + length);
-    const bool second = length == 1;  // which tells overlong forms, surrogates and what is beyond U+10FFFF
+    const bool second = length == 1;  // excludes overlong forms, surrogates and code points beyond U+10FFFF
     const unsigned char least = second && lead == 0xE0 ? 0xA0 : second && lead == 0xF0 ? 0x90 : 0x80;
     const unsigned char last = second && lead == 0xED ? 0x9F : second && lead == 0xF4 ? 0x8F : 0xBF;
     if (next < least || next > last) break;
@@ -51,7 +50,7 @@ size_t begun_character(std::string_view bytes, size_t position) {
   return length;
 }
 
-// `show` adds what stands for bytes that are not UTF-8: one that begins no character, or the beginning of one.
+// `show` appends the replacement of invalid bytes: one that begins no character, or an incomplete character.
 template <class F>
 static std::string with_broken(std::string_view bytes, const F& show) {
   std::string out;

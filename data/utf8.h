@@ -1,4 +1,4 @@
-// Texts of UTF-8, which tensor/error.h reads.
+// UTF-8 text; tensor/error.h decodes code points.
 #pragma once
 #include <algorithm>
 
@@ -6,22 +6,22 @@
 
 namespace tessera {
 
-// Appends a code point's one to four bytes.
+// Appends the one to four bytes of a code point.
 void append_utf8(std::string& out, char32_t code_point);
 
-// Offset of the first byte that is not part of valid UTF-8, or npos. Cost: one pass.
+// Offset of the first byte that is not valid UTF-8, or npos. Cost: one pass.
 size_t find_invalid_utf8(std::string_view bytes);
 
-// How many bytes from `position` on are the beginning of a character that is not whole; 0 where no character begins so.
+// The number of bytes from `position` that begin an incomplete character; 0 if no character begins so.
 size_t begun_character(std::string_view bytes, size_t position);
 
-// White space by Unicode's property.
+// Unicode White_Space.
 bool is_white_space(char32_t c);
 
-// The beginning of the last character of a text that is not empty.
+// The offset of the last character of a non-empty text.
 size_t last_character(std::string_view text);
 
-// The text without the characters at its beginning, or at its end, that `goes` takes.
+// The text without leading, or trailing, characters for which `goes` returns true.
 template <class F>
 std::string_view stripped(std::string_view text, bool left, bool right, const F& goes) {
   const auto taken = [&](size_t at, size_t& end) { return goes(next_code_point(text, end = at).value_or(0xFFFD)); };
@@ -31,10 +31,10 @@ std::string_view stripped(std::string_view text, bool left, bool right, const F&
   return text;
 }
 
-// The text with U+FFFD for everything that is not UTF-8: one for each byte that begins no character, and one for each
-// beginning of a character that is not whole, as Python and Rust do (the Unicode Standard, 3.9, "maximal subparts").
+// The text with U+FFFD for everything that is not UTF-8: one per byte that begins no character, and one per incomplete
+// character, as in Python and Rust (Unicode Standard 3.9, "maximal subparts").
 std::string replace_broken(std::string_view bytes);
-// The same with every byte that is not UTF-8 as `\xe9`, for people to read.
+// Same, with every byte that is not UTF-8 escaped as `\xe9`, for display.
 std::string escape_broken(std::string_view bytes);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Adapters and their base: as LoraConfig describes them, or as changes of the weights of the base.
+// Adapters combined with their base: as a LoraConfig, or merged into the base's weights.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -18,16 +18,16 @@
 namespace tessera {
 namespace {
 
-constexpr const char *kTable = "tokens.weight", *kOwnHead = "head.weight";  // of our models
+constexpr const char *kTable = "tokens.weight", *kOwnHead = "head.weight";  // Tessera's names
 
-// The product of two factors that belongs to some rows of a weight: left (rows, rank) x right (rank, width).
+// The product of two factors, added to some rows of a weight: left (rows, rank) x right (rank, width).
 struct LowRank {
   std::vector<float> left, right;
   int64_t rank = 1;
   double scale = 1;
   int64_t first = 0;  // row of the weight
 
-  // Adds it to rows of the weight, the first of which is `row`.
+  // Adds it to rows of the weight, beginning with row `row`.
   void add_to(std::span<float> rows, int64_t row) const {
     const int64_t width = std::ssize(right) / rank, end = first + std::ssize(left) / rank;
     std::vector<double> sum(static_cast<size_t>(width));
@@ -50,7 +50,7 @@ std::vector<float> to_floats(const TensorBytes& from, bool transposed = false) {
   return out;
 }
 
-// A reader of a matrix that `make(row, rows)` makes from any row on, in float32.
+// A reader of a matrix whose rows `make(row, rows)` computes in float32, starting at any row.
 TensorReader reader_by_rows(const Shape& shape, DType dtype, std::function<void(int64_t, std::span<float>)> make) {
   return [width = shape.numel() / shape[0], dtype, make = std::move(make)](int64_t begin, std::span<std::byte> to) {
     const int64_t count = std::ssize(to) / element_size(dtype), row = begin / width,
@@ -61,18 +61,18 @@ TensorReader reader_by_rows(const Shape& shape, DType dtype, std::function<void(
   };
 }
 
-// What an adapter's file changes in one tensor of the base, which it names as the hub does.
+// The changes of an adapter's file to one tensor of the base, identified by its hub name.
 struct Change {
-  const TensorBytes* values = nullptr;                             // in its place
-  const TensorBytes *a = nullptr, *b = nullptr, *norms = nullptr;  // LoRA, and DoRA's magnitudes
-  const TensorBytes *bias = nullptr, *rows = nullptr;              // added; in place of the rows of `tokens`
+  const TensorBytes* values = nullptr;                             // replaces the tensor
+  const TensorBytes *a = nullptr, *b = nullptr, *norms = nullptr;  // LoRA, and magnitudes of DoRA
+  const TensorBytes *bias = nullptr, *rows = nullptr;              // added; replaces the rows `tokens`
   std::vector<int64_t> tokens = {};
   int64_t rank = 1;
   double scale = 1;
-  bool embeds = false;  // a (rank, rows) and b (columns, rank): a^T b^T is added
+  bool embeds = false;  // a (rank, rows) and b (columns, rank): adds a^T b^T
   bool operator==(const Change&) const = default;
 
-  // For rows of the base's tensor, the first of which is `row` of the piece that this is about.
+  // Edits rows of the base's tensor; `row` is the index of the first within the changed piece.
   std::function<void(int64_t row, std::span<float> rows)> editor(int64_t width, bool transposed) const {
     LowRank added{.left = {}, .right = {}, .rank = rank, .scale = scale};
     if (a && embeds) added.left = to_floats(*a, true), added.right = to_floats(*b, true);
@@ -99,10 +99,10 @@ struct Change {
     };
   }
 };
-using Changes = std::map<std::string, Change>;  // by the names of the hub
+using Changes = std::map<std::string, Change>;  // by hub name
 
-// Tensors of a model of `config` that is `base` but for the changes. Where the base ties its head and `config` does
-// not, both begin as the base's table.
+// The tensors of a model with configuration `config`: those of `base` with changes applied. If the base ties its head
+// and `config` does not, both start from the base's embedding.
 FullTensors changed(const ModelConfig& config, bool tied, const Changes& changes, const FullTensors& base,
                     std::shared_ptr<const Safetensors> file) {
   std::map<std::string, HubTensor> table;
@@ -136,7 +136,7 @@ FullTensors changed(const ModelConfig& config, bool tied, const Changes& changes
   };
 }
 
-// Whether a tensor of the file has the values of a tensor of the base.
+// Whether a tensor of the file equals a tensor of the base.
 bool are_equal(const TensorBytes& stored, const std::string& name, const Shape& shape, const FullTensors& base) {
   constexpr int64_t kAtOnce = int64_t{1} << 20;
   const TensorReader read = base(name, DType::float32, shape);
@@ -165,20 +165,20 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
     const TensorBytes* const found = find(name);
     if (!found) bad_input("{}: there is no tensor 'base_model.model.{}'", file_->what(), name);
     if (!is_floating(found->dtype) || found->shape != shape)
-      bad_input("{}: tensor '{}' is {} of ({}); expected floating numbers of ({})", file_->what(), found->name,
+      bad_input("{}: tensor '{}' is {} of ({}); expected floating-point values of ({})", file_->what(), found->name,
                 stored_name(*found), fmt::join(found->shape, ", "), fmt::join(shape, ", "));
     return found;
   };
-  std::string because;  // LoraConfig cannot describe the adapters
+  std::string because;  // why LoraConfig cannot describe the adapters
   const auto note = [&](const std::string& key) { because = because.empty() ? what + ": " + key : because; };
 
-  // The base with a head of its own, and with the rows of saved tables. Places of its tensors by the names of the hub.
+  // The base with an untied head and the row counts of saved embeddings. Places of its tensors by hub name.
   ModelConfig wide = base;
   wide.tied = false, wide.quantize = {};
   const std::string table = std::string(hub_tensors(wide)[0].pieces[0].name), head = "lm_head.weight";
   const std::string_view bias_suffix = ".bias";
   const std::string table_module = table.substr(0, table.rfind('.')), head_module = "lm_head";
-  const auto stored = [&](const std::string& tensor) {  // the name of a module's own tensor in the file
+  const auto stored = [&](const std::string& tensor) {  // stored name of a module's own tensor
     const size_t end = tensor.rfind('.');
     const bool is_wrapped = std::ranges::any_of(std::array{".lora_A.weight", ".lora_embedding_A"}, [&](auto* a) {
       return tensors_.contains("base_model.model." + tensor.substr(0, end) + a);
@@ -195,7 +195,7 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
   for (const HubTensor& t : all)
     for (const HubTensor::Piece& piece : t.pieces) places[piece.name] = {&t, &piece};
 
-  // The modules that adapt: linear layers, which LoraConfig names, then the head and the tables.
+  // Modules with adapters: linear layers in LoraConfig's order, then the head and the embeddings.
   std::vector<std::tuple<std::string, int64_t, std::string_view>> modules;
   std::vector<std::string_view> names;
   for (const LoraTarget& target : lora_targets(base)) {
@@ -252,7 +252,7 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
     if (!first) first.emplace(mine.rank, mine.alpha);
     if (change.embeds) {
       if (c.magnitudes || c.adds_bias)
-        bad_input("{}: {}: expected no target_modules that are tables, found '{}'", what,
+        bad_input("{}: {}: expected no embeddings in target_modules, found '{}'", what,
                   c.magnitudes ? "use_dora" : "lora_bias", module);
       change.a = expect(module + ".lora_embedding_A", {mine.rank, rows});
       change.b = expect(module + ".lora_embedding_B", {columns, mine.rank});
@@ -267,11 +267,11 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
     }
     if (!c.adds_bias) continue;
     if (!places.contains(module + ".bias"))
-      bad_input("{}: lora_bias: the base's '{}' has no bias to which one could be added", what, module);
+      bad_input("{}: lora_bias: the base's '{}' has no bias to add to", what, module);
     note("lora_bias"), changes[module + ".bias"].bias = expect(module + ".lora_B.bias", {rows});
     changes[module + ".bias"].scale = mine.scale();
   }
-  // A name of no layer means nothing, as PEFT has it; one of a layer that cannot have adapters does.
+  // Like PEFT, ignores names that match no layer; rejects those of layers that do not support adapters.
   std::vector<std::string> others;
   for (const auto& [name, place] : places) others.push_back(name.substr(0, name.rfind('.')));
   for (const std::string& t : c.targets.list)
@@ -279,10 +279,10 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
         (changes.empty() || std::ranges::any_of(others, [&](const std::string& layer) {
            return !PeftNames{.list = {t}}.found(layer).empty();
          })))
-      bad_input("{}: target_modules: the base has no layer '{}' that adapts; expected some of {}", what, t,
+      bad_input("{}: target_modules: the base has no adaptable layer '{}'; expected some of {}", what, t,
                 fmt::join(names, ", "));
   if (changes.empty())
-    bad_input("{}: target_modules: no layer of the base; expected some of {}", what, fmt::join(names, ", "));
+    bad_input("{}: target_modules: no layer of the base matches; expected some of {}", what, fmt::join(names, ", "));
   for (const std::string_view name : names)
     if (const int64_t count = layers[name]; count == base.layers)
       lora.targets.emplace_back(name);
@@ -292,7 +292,8 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
           c.layers.empty() ? c.excluded.empty() ? "target_modules" : "exclude_modules" : "layers_to_transform", count,
           base.layers, name));
 
-  // Tensors that the file has as a whole, and rows of tables. A tied pair shares what is not one module's alone.
+  // Tensors stored in full, and trained rows of embeddings. A tied pair shares changes that are not specific to one
+  // module.
   const bool shares = base.tied && (c.keeps_tied || (!is_saved(table_module) && !is_saved(head_module)));
   for (const auto& [name, place] : places) {
     const std::string module = name.substr(0, name.rfind('.'));
@@ -311,7 +312,7 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
         are_equal(*found, base.tied && name == head ? kTable : place.tensor->name, place.tensor->shape, tensors);
     if (is_same) continue;
     changes[name].values = found;
-    note("the base has other values in " + name);
+    note("the base has different values in " + name);
   }
   for (const auto& [module, rows] : c.tokens)
     for (const auto& [name, place] : places) {
@@ -357,8 +358,8 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
   }
   wide.tied = base.tied && changes[table] == changes[head];
   if (wide.vocab != base.vocab && !(changes[table].values && changes[head].values))
-    bad_input("{}: '{}' has {} rows and the base {}; expected a head of as many", file_->what(), table, wide.vocab,
-              base.vocab);
+    bad_input("{}: '{}' has {} rows and the base {}; expected a head of the same number", file_->what(), table,
+              wide.vocab, base.vocab);
   if (changes[table] == Change()) changes.erase(table);
   if (changes[head] == Change()) changes.erase(head);
   return {wide, changed(wide, base.tied, changes, tensors, file_), because};

@@ -1,4 +1,4 @@
-// The table of model types and their keys, and what is read and written by it.
+// The table of model types and their keys, and reading and writing by it.
 #include "hub/config.h"
 
 #include <nlohmann/json.hpp>
@@ -14,8 +14,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Keys that are in many files and that no layer computes by: about the file and its tokens, about training and other
-// tasks, about the program, and repeating what other keys say.
+// Common keys without effect on the computation: about the file and its tokens, training and other tasks, and the
+// program; and keys that repeat others.
 constexpr std::string_view kQuiet =
     "_name_or_path architectures transformers_version torch_dtype dtype bos_token_id eos_token_id pad_token_id "
     "unk_token_id initializer_range attention_dropout resid_pdrop embd_pdrop attn_pdrop gradient_checkpointing "
@@ -25,9 +25,9 @@ constexpr std::string_view kQuiet =
     "_attn_implementation attn_implementation reorder_and_upcast_attn n_ctx max_window_layers rope_type "
     "original_max_position_embeddings";
 
-// Keys by which the transformers library, or a model with code of its own, computes what no layer here does.
-const std::vector<HeldKeys>& held_keys() {
-  static const std::vector<HeldKeys> all{
+// Keys by which transformers, or a model with custom code, computes something that no layer of Tessera does.
+const std::vector<RestrictedKeys>& held_keys() {
+  static const std::vector<RestrictedKeys> all{
       {"attention_bias", {false}, "", "mistral mixtral"},
       {"mlp_bias", {false}, "", "gpt2 mistral mixtral qwen2 qwen3 qwen3_moe"},
       {"scale_attn_weights", {true}},
@@ -35,11 +35,11 @@ const std::vector<HeldKeys>& held_keys() {
        "alibi "
        "use_parallel_residual",
        {false}},
-      {"rotary_pct", {1}, " (all of a head turns)"},
+      {"rotary_pct", {1}, " (rotation of the full head)"},
       {"embedding_multiplier residual_multiplier logits_scaling logit_scale decoder_sparse_step", {1}},
       {"router_jitter_noise", {0}},
       {"mlp_only_layers", {Json::array()}},
-      {"quantization", {}, " (MLX's: mlx_lm.convert --dequantize makes a model that is read)"},
+      {"quantization", {}, " (MLX's: mlx_lm.convert --dequantize converts it to a supported model)"},
       {"pruned_heads attn_logit_softcapping final_logit_softcapping query_pre_attn_scalar attention_multiplier "
        "clip_qkv shared_expert_intermediate_size n_shared_experts compression_config"}};
   return all;
@@ -53,21 +53,20 @@ using Model = ModelConfig;
 using KeyField = std::variant<std::monostate, int64_t Model::*, double Model::*, bool Model::*, GeluForm Model::*,
                               int64_t ExpertConfig::*, RouterSoftmax ExpertConfig::*, double RotaryOptions::*>;
 
-// A key: where its value goes, or the values that it may have, the first of which is written.
+// A key: the destination of its value, or its allowed values, of which the first is written.
 struct Key {
   std::string_view name;
   KeyField field = {};
-  // The size that follows from the keys before this one, where the value is null or nothing is usual.
+  // The size derived from preceding keys if the value is null, or missing without a default.
   int64_t (Model::*follows)() const = nullptr;
   int64_t most = int64_t{1} << 40;
   std::vector<Json> values = {};
-  std::string_view also = {};  // another name of the key, which is read where the first is missing
+  std::string_view also = {};  // an alias, read if the name is missing
 };
 using KeyList = std::vector<Key>;
 
-// The usual values of keys that a file leaves out: those of the classes of the transformers library 5.0 (LlamaConfig
-// and so on, src/transformers/models/*/configuration_*.py), which say the same as those of 4.57. 0: follows from other
-// keys, or none.
+// Default values of missing keys: those of the classes of transformers 5.0 (LlamaConfig etc.,
+// src/transformers/models/*/configuration_*.py), identical to those of 4.57. 0: derived from other keys, or none.
 struct Usual {
   std::string_view type;
   int64_t layers, heads, kv_heads, head_dim, channels, ffn, context, vocab;
@@ -84,16 +83,16 @@ constexpr Usual kUsual[] = {{"gpt2", 12, 12, 0, 0, 768, 0, 1024, 50257, 1e-5, 1e
 
 struct HubType {
   std::string_view name, architecture;
-  ModelConfig base;                       // says what the type says, and what is usual
+  ModelConfig base;                       // properties of the type, and defaults
   KeyList written;                        // in this order
-  KeyList read = {};                      // these are not written
+  KeyList read = {};                      // read only
   std::vector<TensorNames> experts = {};  // in every layer
-  bool may_slide = false;                 // a window is used where "use_sliding_window" says so
+  bool may_slide = false;                 // a window is used only if "use_sliding_window" is set
 };
 
 Key held(std::string_view name, std::vector<Json> values) { return {.name = name, .values = std::move(values)}; }
 
-// The keys of all types that are built like Llama.
+// The keys of all types with Llama's architecture.
 KeyList llama_keys(const KeyList& more) {
   KeyList keys{held("hidden_act", {"silu", "swish"}),
                {"num_hidden_layers", &Model::layers, nullptr, kMaxLayers},
@@ -109,7 +108,7 @@ KeyList llama_keys(const KeyList& more) {
   return keys;
 }
 
-// Activations of the transformers library: the first is exact, and all others are written with tanh.
+// Activations of transformers: the first is exact, the others use the tanh approximation.
 constexpr std::string_view kExactGelu = "gelu", kTanhGelu = "gelu_new";
 
 std::vector<HubType> make_types() {
@@ -194,7 +193,7 @@ const std::vector<HubType>& types() {
 
 bool slides(const ModelConfig& c) { return c.window > 0 && c.window < c.context; }
 
-// The plainest type that has all that the model has, or null.
+// The simplest type with all properties of the model, or null.
 const HubType* hub_type(const ModelConfig& c) {
   const auto found = std::ranges::find_if(types(), [&](const HubType& t) {
     const auto says = [&](std::string_view key) { return std::ranges::count(t.written, key, &Key::name) > 0; };
@@ -226,7 +225,7 @@ void read(HubKeys& keys, const Key& key, ModelConfig&, RouterSoftmax& to) {
   to = keys.flag(key.name, to == RouterSoftmax::chosen) ? RouterSoftmax::chosen : RouterSoftmax::all;
 }
 
-// Calls f with a function from models to the field that a key is for; nothing where it is for none.
+// Calls f with a function from a model to the field of a key; does nothing for a key without a field.
 template <class F>
 void with_field(const Key& key, const F& f) {
   std::visit(
@@ -241,24 +240,23 @@ void with_field(const Key& key, const F& f) {
       key.field);
 }
 
-// "rope_scaling" of older files, or "rope_parameters", in which theta may stand too. Other keys in it are those of
-// types that are refused. What is usual is as in the transformers library 5.24
-// (src/transformers/modeling_rope_utils.py); there the models of all types that are read here turn whole heads,
-// whatever a file says, if positions are not scaled.
+// "rope_scaling" of older files, or "rope_parameters", which may also contain theta. Other keys belong to unsupported
+// types. Defaults follow transformers 5.24 (src/transformers/modeling_rope_utils.py), where models of all supported
+// types rotate full heads if positions are not scaled, whatever the file specifies.
 void read_rope_object(HubKeys& top, const std::string& key, const std::string& what, ModelConfig& c) {
   HubKeys keys(*top.find(key), what + ": " + key);
   RotaryOptions& r = c.rotary;
   r.theta = keys.number("rope_theta", r.theta);
   keys.hold(held_keys());
   for (const auto& [inner, value] : top.find(key)->items())
-    if (value.is_object()) keys.refuse(inner, "positions that turn alike in all layers", value);
+    if (value.is_object()) keys.refuse(inner, "the same positions in all layers", value);
   const std::string type = keys.text("rope_type", keys.text("type", "default"));
   if (type == "default") return;
   if (std::ranges::find(kRopeScalingNames, type) == kRopeScalingNames.end() || type == "none")
     keys.refuse("rope_type", "default, linear, llama3 or yarn", type);
   const bool yarn = type == "yarn";
-  static const HeldKeys partial{"partial_rotary_factor", {1}, " where positions are scaled"},
-      rounded{"truncate", {true}, " (places are whole numbers)"};
+  static const RestrictedKeys partial{"partial_rotary_factor", {1}, " if positions are scaled"},
+      rounded{"truncate", {true}, " (positions are integers)"};
   for (HubKeys* const object : {&top, &keys}) object->hold({&partial, 1});
   if (yarn) keys.hold({&rounded, 1});
   RotaryOptions scaled{.theta = r.theta, .scaling = RopeScaling::linear};
@@ -281,37 +279,37 @@ void read_rope_object(HubKeys& top, const std::string& key, const std::string& w
     scaled.attention_factor =
         keys.number("attention_factor", one > 0 && other > 0 ? scale(one) / scale(other) : scale(1));
     if (scaled.factor == 1 && scaled.attention_factor != 1)
-      keys.refuse("attention_factor", "1 beside the factor 1", scaled.attention_factor);
+      keys.refuse("attention_factor", "1 for factor 1", scaled.attention_factor);
   } else if (type == "llama3") {
     scaled.scaling = RopeScaling::llama3;
     scaled.low_freq_factor = keys.number(low), scaled.high_freq_factor = keys.number(high);
   }
   if (type != "linear" && scaled.low_freq_factor >= scaled.high_freq_factor)
     keys.refuse(low, fmt::format("less than {}", high), scaled.low_freq_factor);
-  if (scaled.factor != 1) r = scaled;  // each frequency times 1 stays what it is
+  if (scaled.factor != 1) r = scaled;  // frequencies times 1 are unchanged
 }
 
-// The last tokens that one attends to, where they are fewer than the context: in all layers of a Mistral, in those of a
-// Qwen where its keys say so, never in a Llama. Only where a layer slides need the number fit, and then all must.
+// The sliding window, if it is shorter than the context: in all layers of Mistral, in the layers that the keys of Qwen
+// select, never in Llama. The size is validated only if a layer slides, and then all layers must.
 void read_window(HubKeys& keys, const HubType& type, ModelConfig& c) {
   const Json *const layers = keys.find("layer_types"), *const first = keys.find("max_window_layers");
   const auto count = [&](const char* kind) { return layers ? std::count(layers->begin(), layers->end(), kind) : 0; };
   const int64_t sliding = count("sliding_attention"), before = first ? natural(*first).value_or(0) : 28;
   if (layers && sliding + count("full_attention") != std::ssize(*layers))
-    keys.refuse("layer_types", "full_attention of every layer", *layers);
+    keys.refuse("layer_types", "full_attention in every layer", *layers);
   if (type.name == "llama") return;
   const bool may_slide = keys.flag("use_sliding_window", false), stands = keys.has("sliding_window");
   const bool some = !type.may_slide || (layers ? sliding > 0 : may_slide && before < c.layers);
   const bool all = !type.may_slide || (layers ? sliding == std::ssize(*layers) : before == 0);
   const Json* const given = keys.find("sliding_window");
   if (some) c.window = given ? keys.size("sliding_window") : stands ? 0 : type.base.window;
-  if (sliding > 0 && c.window == 0) keys.refuse("layer_types", "full_attention of every layer", *layers);
+  if (sliding > 0 && c.window == 0) keys.refuse("layer_types", "full_attention in every layer", *layers);
   if (!slides(c)) c.window = 0;
   const char* const says = layers ? "layer_types" : "max_window_layers";
   if (c.window > 0 && !all) keys.refuse(says, "the same attention in all layers", layers ? *layers : Json(before));
 }
 
-// Sizes that fit each other, and fit into memory.
+// Checks that sizes are consistent and fit in memory.
 void check_sizes(const HubKeys& keys, const std::string& what, const ModelConfig& c, bool has_head_dim) {
   const bool gpt2 = c.family == Family::gpt2;
   if (c.channels % c.heads != 0 && !has_head_dim)
@@ -321,7 +319,7 @@ void check_sizes(const HubKeys& keys, const std::string& what, const ModelConfig
   constexpr int64_t kMax = int64_t{1} << 60;  // any product of two sizes
   for (const int64_t rows : {c.vocab, c.context, 2 * c.hidden(), 3 * c.attended()})
     if (rows > kMax / c.channels)
-      bad_input("{}: a tensor of {} x {} elements; no memory has so many", what, rows, c.channels);
+      bad_input("{}: a tensor of {} x {} elements does not fit in any memory", what, rows, c.channels);
   if (c.experts.count > 0 && c.experts.per_token > c.experts.count)
     keys.refuse("num_experts_per_tok", fmt::format("at most the {} experts", c.experts.count), c.experts.per_token);
 }
@@ -346,7 +344,7 @@ ModelConfig parse_hub_config(std::string_view text, const std::string& what, std
           std::ranges::find(key.values, *value) == key.values.end())
         keys.refuse(key.name, key.values[0].dump(), *value);
     }
-  c.qkv_bias = c.qkv_bias || c.proj_bias;  // "attention_bias" gives all four
+  c.qkv_bias = c.qkv_bias || c.proj_bias;  // "attention_bias" applies to all four
   c.tied = keys.flag("tie_word_embeddings", c.tied);
   keys.hold(held_keys(), type->name);
   if (rotary) {
@@ -356,8 +354,8 @@ ModelConfig parse_hub_config(std::string_view text, const std::string& what, std
   }
   if (const Json* const quantised = keys.find("quantization_config")) {
     if (!gptq) keys.refuse("quantization_config", "none", *quantised);
-    HubKeys said(*quantised, what + ": quantization_config");
-    *gptq = parse_gptq_config(said, true, notes);
+    HubKeys quantization(*quantised, what + ": quantization_config");
+    *gptq = parse_gptq_config(quantization, true, notes);
   }
   if (const std::string unread = keys.unread(kQuiet); notes && !unread.empty()) notes->push_back(unread);
   check_sizes(keys, what, c, type->base.head_dim > 0 || (rotary && keys.find("head_dim")));
@@ -368,18 +366,18 @@ ModelConfig parse_hub_config(std::string_view text, const std::string& what, std
 
 namespace {
 
-// Why the hub has no type for a model; empty where it has one.
+// Why the hub has no type for a model; empty if it has one.
 std::string missing_type(const ModelConfig& c) {
   const bool gpt2 = c.family == Family::gpt2, experts = c.experts.count > 0;
   const bool own_heads = c.head_size() * c.heads != c.channels;
   if (experts && (gpt2 || (c.qkv_bias && !c.qk_norm)))
     return "the hub has experts in mixtral and qwen3_moe, which are of the family llama and have no biases";
   if (gpt2 && (c.key_heads() != c.heads || own_heads))
-    return fmt::format("the hub has no gpt2 with {} heads of keys of {} numbers beside {} heads and {} channels",
+    return fmt::format("the hub has no gpt2 with {} key heads of {} elements for {} heads and {} channels",
                        c.key_heads(), c.head_size(), c.heads, c.channels);
-  if (c.proj_bias && !c.qkv_bias) return "the hub has no family with a bias behind attention and none of q, k and v";
+  if (c.proj_bias && !c.qkv_bias) return "the hub has no family with a bias after attention and none of q, k and v";
   if (c.qkv_bias && c.qk_norm && !c.proj_bias)
-    return "the hub's qwen3 has biases of q, k and v with one behind attention, not alone";
+    return "the hub's qwen3 has biases of q, k and v only together with one after attention";
   if (c.mlp_bias && (c.qk_norm || c.qkv_bias != c.proj_bias || slides(c)))
     return "the hub has biases of feed-forward layers in llama, which has no norms of q and k, no sliding window, and "
            "biases of all four projections of attention or none";
@@ -387,8 +385,8 @@ std::string missing_type(const ModelConfig& c) {
     return "the hub's qwen2 has no heads of another size than channels / heads";
   if (experts && c.experts.shared > 0) return "the hub's mixtral and qwen3_moe have no shared experts";
   if (experts && !c.qk_norm && c.experts.softmax == RouterSoftmax::all)
-    return "the hub's mixtral has weights that are shares among the chosen experts, not among all";
-  return hub_type(c) ? "" : "the hub has no type of models with these parts";
+    return "the hub's mixtral normalizes weights over the selected experts, not over all";
+  return hub_type(c) ? "" : "the hub has no model type with these components";
 }
 
 Json read_value(int64_t value) { return value; }
@@ -424,7 +422,7 @@ std::string hub_config(const ModelConfig& config, DType dtype, const GptqConfig*
     if (!key.values.empty()) out[std::string(key.name)] = key.values[0];
     with_field(key, [&](const auto& field_in) { out[std::string(key.name)] = read_value(field_in(c)); });
   }
-  if (c.family == Family::gpt2) out["n_ctx"] = c.context;  // which llama.cpp asks for
+  if (c.family == Family::gpt2) out["n_ctx"] = c.context;  // required by llama.cpp
   if (find_row(c.family).rotary) {
     const nlohmann::ordered_json rope = rope_object(c.rotary);
     if (c.rotary.scaling != RopeScaling::none) out["rope_scaling"] = rope;
@@ -440,7 +438,7 @@ std::string hub_config(const ModelConfig& config, DType dtype, const GptqConfig*
 
 // --- names of tensors ---
 
-// Their names for a part of a layer: "mlp.down", "mlp.experts.7.down".
+// Hub names for a component of a layer: "mlp.down", "mlp.experts.7.down".
 static std::vector<std::string> layer_tensor_names(const std::string& part, const ModelConfig& c) {
   if (const TensorNames* found = find_row(c.family).find(part)) return {found->theirs.begin(), found->theirs.end()};
   constexpr std::string_view kExperts = "mlp.experts.";
@@ -472,7 +470,7 @@ std::vector<HubTensor> hub_tensors(const ModelConfig& config) {
   plain.tie_copies = false;
   plain.lora = {};
   const std::unique_ptr<LanguageModel> model = make_model(plain);
-  std::map<const Parameter*, std::pair<int64_t, std::string>> layers;  // the number, and the layer's own name
+  std::map<const Parameter*, std::pair<int64_t, std::string>> layers;  // index, and name within the layer
   for (int64_t i = 0; i < plain.layers; ++i)
     for (const Parameter* p : model->layer(i).parameters()) layers[p] = {i, model->layer(i).full_name()};
   std::vector<HubTensor> out;

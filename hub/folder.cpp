@@ -1,4 +1,4 @@
-// Converting numbers, and reading and writing folders.
+// Converts dtypes, and reads and writes model directories.
 #include "hub/folder.h"
 
 #include <fmt/ranges.h>
@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kModelConfig = "config.json";
 constexpr const char* kOneFile = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
-constexpr const char* kQuantised = "quantize_config.json";  // where config.json does not say it, as in older folders
+constexpr const char* kQuantised = "quantize_config.json";  // used by older directories instead of config.json
 constexpr std::string_view kHead = "lm_head.weight", kWeight = ".weight", kBias = ".bias";
 constexpr size_t kMaxShards = 10000;
 
@@ -33,7 +33,6 @@ bool is_code(const std::string& name) {
   return name.ends_with(".qweight") || name.ends_with(".qzeros") || name.ends_with(".g_idx");
 }
 
-// The name of a weight's layer.
 std::string layer_name(const std::string& name) { return name.substr(0, name.size() - kWeight.size()); }
 
 std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("({})", fmt::join(shape, ", ")); }
@@ -44,7 +43,7 @@ void with_stored(const TensorBytes& from, const F& f) {
   with_floating(from.dtype, "hub", f);
 }
 
-// place(i): where element i of the result stands in `from`. Bytes of a file may lie anywhere.
+// place(i): the index in `from` of element i of the result. Bytes of a file may be unaligned.
 template <class Place>
 void copy(const TensorBytes& from, DType dtype, std::span<std::byte> to, const Place& place) {
   with_stored(from, [&]<class From>(From) {
@@ -75,13 +74,13 @@ void convert(const TensorBytes& from, int64_t begin, DType dtype, std::span<std:
 }
 
 void convert_transposed(const TensorBytes& from, int64_t begin, DType dtype, std::span<std::byte> to) {
-  const int64_t rows = from.shape.at(0), columns = from.shape.at(1);  // ours has `columns` rows
+  const int64_t rows = from.shape.at(0), columns = from.shape.at(1);  // the result has `columns` rows
   copy(from, dtype, to, [=](int64_t i) { return (begin + i) % rows * columns + (begin + i) / rows; });
 }
 
 std::string wrapped_note(const fs::path& from, const std::string& name, const std::string& plain) {
-  return fmt::format("{}: tensors have names that training left, such as '{}', which is read as '{}'", from.string(),
-                     name, plain);
+  return fmt::format("{}: tensors have names with affixes of training wrappers, such as '{}', which is read as '{}'",
+                     from.string(), name, plain);
 }
 
 bool is_hub_folder(const fs::path& folder) {
@@ -97,38 +96,38 @@ std::string unwrapped(std::string name) {
 
 std::string foreign_in(const fs::path& path) {
   const std::string pickle =
-      "from_pretrained(FOLDER).save_pretrained(NEW) of Python's transformers or peft makes safetensors of its folder";
-  const std::string source = "take the model that it was made from";
-  // By a whole name or by how it ends; checkpoints of trainers before the files in them.
+      "from_pretrained(FOLDER).save_pretrained(NEW) of Python's transformers or peft converts it to safetensors";
+  const std::string source = "use the model that it was converted from";
+  // By full name or by suffix; checkpoints of trainers precede the files in them.
   static const std::vector<std::tuple<std::vector<std::string_view>, const char*, std::string>> kinds{
       {{"zero_to_fp32.py", "_model_states.pt", "_optim_states.pt"},
        "a checkpoint of DeepSpeed",
-       "python zero_to_fp32.py FOLDER NEW --safe_serialization, in the run's folder, makes safetensors of it"},
+       "python zero_to_fp32.py FOLDER NEW --safe_serialization, in the run's directory, converts it to safetensors"},
       {{".metadata", ".distcp", "pytorch_model_fsdp_0"},
        "a distributed checkpoint of PyTorch (DCP, FSDP)",
-       "accelerate merge-weights FOLDER NEW makes safetensors of it"},
+       "accelerate merge-weights FOLDER NEW converts it to safetensors"},
       {{"latest_checkpointed_iteration.txt", "model_optim_rng.pt"},
        "a checkpoint of Megatron-LM",
-       "Megatron Bridge makes a Hugging Face folder of it"},
+       "Megatron Bridge converts it to a Hugging Face directory"},
       {{"_CHECKPOINT_METADATA", "_METADATA"}, "a checkpoint of Orbax (JAX)", source},
       {{".gguf"},
        "a GGUF model of llama.cpp",
-       "from_pretrained(FOLDER, gguf_file=NAME).save_pretrained(NEW) of Python's transformers makes safetensors of it"},
+       "from_pretrained(FOLDER, gguf_file=NAME).save_pretrained(NEW) of transformers converts it to safetensors"},
       {{".bin", ".pt", ".pth", ".ckpt"}, "a pickle of PyTorch", pickle},
       {{".h5", ".keras", "saved_model.pb"},
        "a model of Keras or TensorFlow",
-       "from_pretrained(FOLDER, from_tf=True).save_pretrained(NEW) of transformers 4 makes safetensors of it"},
+       "from_pretrained(FOLDER, from_tf=True).save_pretrained(NEW) of transformers 4 converts it to safetensors"},
       {{".msgpack"},
        "a model of Flax",
-       "from_pretrained(FOLDER, from_flax=True).save_pretrained(NEW) of transformers 4 makes safetensors of it"},
-      {{".npz", ".npy"}, "arrays of NumPy, as MLX had them", source},
-      {{".onnx"}, "a model in ONNX", source},
-      {{".engine", ".plan"}, "an engine of TensorRT", source},
-      {{".tflite"}, "a model of LiteRT", source},
-      {{".mlpackage", ".mlmodel", ".mlmodelc"}, "a model of Core ML", source},
+       "from_pretrained(FOLDER, from_flax=True).save_pretrained(NEW) of transformers 4 converts it to safetensors"},
+      {{".npz", ".npy"}, "NumPy arrays, as used by older MLX", source},
+      {{".onnx"}, "an ONNX model", source},
+      {{".engine", ".plan"}, "a TensorRT engine", source},
+      {{".tflite"}, "a LiteRT model", source},
+      {{".mlpackage", ".mlmodel", ".mlmodelc"}, "a Core ML model", source},
       {{".safetensors"},
-       "tensors alone",
-       "expected the folder of config.json and model.safetensors, or of shards and their index"}};
+       "tensors without a configuration",
+       "expected a directory with config.json and model.safetensors, or shards and their index"}};
   std::vector<fs::path> names{path.has_filename() ? path.filename() : path.parent_path().filename()};
   std::error_code error;
   for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error))
@@ -150,14 +149,14 @@ std::map<std::string, std::string> parse_hub_index(std::string_view text, const 
   const nlohmann::json json = parse_json(text, what, JsonFile::others);
   const nlohmann::json& map = value_at(json, "weight_map");
   if (!map.is_object() || map.empty())
-    throw InputError(what + ": expected an object 'weight_map' from tensors to files");
+    throw InputError(what + ": expected an object 'weight_map' of tensors and their files");
   std::map<std::string, std::string> out;
   std::set<std::string> files;
   for (const auto& [tensor, file] : map.items()) {
     if (!file.is_string()) bad_input("{}: '{}' names no file", what, tensor);
     const std::string name = file.get<std::string>();
     if (name != fs::path(name).filename().string() || !name.ends_with(".safetensors") || name.find('\0') != name.npos)
-      bad_input("{}: '{}' is in '{}'; expected the name of a .safetensors file beside it", what, tensor,
+      bad_input("{}: '{}' is in '{}'; expected a .safetensors file in the same directory", what, tensor,
                 name.substr(0, 200));
     files.insert(name);
     if (files.size() > kMaxShards) bad_input("{}: more than {} files", what, kMaxShards);
@@ -175,14 +174,14 @@ HubFolder::HubFolder(const fs::path& folder)
   const auto is_bias = [](const auto& tensor) { return tensor.first.ends_with(kBias); };
   if (config_.qkv_bias && !config_.proj_bias && std::ranges::none_of(tensors_, is_bias)) {
     config_.qkv_bias = false;
-    notes_.push_back(path_.string() + ": no layer has the biases of a qwen2: they are zeros, as in transformers");
+    notes_.push_back(path_.string() + ": no layer has the biases of qwen2; using zeros, as in transformers");
   }
   table_ = hub_tensors(config_);
   for (const HubTensor& t : table_) by_name_[t.name] = &t;
   check_names();
 }
 
-// An index gives the names of the files alone: which tensors these hold they say themselves.
+// An index only provides the names of the files, whose headers list the tensors.
 void HubFolder::open_files() {
   std::set<std::string> names;
   if (is_there(path_ / kOneFile)) {
@@ -203,8 +202,8 @@ void HubFolder::open_files() {
       if (is_derived(plain, find_row(config_.family))) continue;
       if (unwrapped(t.name) != t.name) wrapped = t.name;
       if (!is_floating(t.dtype) && !(gptq_ && is_code(plain)))
-        bad_input("{}: tensor '{}' is {}; expected floating numbers", file.string(), t.name, stored_name(t));
-      if (!tensors_.emplace(plain, &t).second) bad_input("{}: tensor '{}' is there twice", path_.string(), t.name);
+        bad_input("{}: tensor '{}' is {}; expected floating-point values", file.string(), t.name, stored_name(t));
+      if (!tensors_.emplace(plain, &t).second) bad_input("{}: duplicate tensor '{}'", path_.string(), t.name);
     }
   }
   if (!wrapped.empty()) notes_.push_back(wrapped_note(path_, wrapped, unwrapped(wrapped)));
@@ -222,32 +221,32 @@ void HubFolder::check_names() {
       }
       const TensorBytes& found = stored(piece.name);
       if (found.shape != ours.piece_shape(piece))
-        bad_input("{}: tensor '{}' is {}; expected {} by {}", path_.string(), piece.name, shape_text(found.shape),
-                  shape_text(ours.piece_shape(piece)), kModelConfig);
+        bad_input("{}: tensor '{}' is {}; expected {} according to {}", path_.string(), piece.name,
+                  shape_text(found.shape), shape_text(ours.piece_shape(piece)), kModelConfig);
       known.insert(piece.name);
       bytes[{found.dtype, found.is_half}] += found.bytes.size();
     }
   for (const auto& [name, found] : tensors_) {
     if (known.contains(name)) continue;
-    // AutoGPTQ gives every layer a bias; one that is all zeros is none.
+    // AutoGPTQ gives every layer a bias; an all-zero bias is ignored.
     if (name.ends_with(kBias) && codes_.contains(name.substr(0, name.size() - kBias.size()).append(kWeight)) &&
         std::ranges::all_of(found->bytes, [](std::byte b) { return b == std::byte{0}; }))
       continue;
-    // Files of a tied model may hold the head as well: then it must be the table.
+    // The file of a tied model may also contain the head, which then must equal the embedding.
     if (name == kHead && config_.tied) {
       const TensorBytes& table = stored(table_[0].pieces[0].name);
       if (found->shape == table.shape && found->dtype == table.dtype &&
           std::memcmp(found->bytes.data(), table.bytes.data(), table.bytes.size()) == 0)
         continue;
-      bad_input("{}: tensor '{}' is not the token table that {} ties it to", path_.string(), name, kModelConfig);
+      bad_input("{}: tensor '{}' differs from the embedding that {} ties it to", path_.string(), name, kModelConfig);
     }
-    bad_input("{}: tensor '{}' is no part of this model", path_.string(), name);
+    bad_input("{}: tensor '{}' does not belong to this model", path_.string(), name);
   }
   const int64_t loose = std::ranges::count_if(codes_, [](const auto& layer) { return !layer.second.plain(); });
   if (loose > 0)
     notes_.push_back(
-        fmt::format("{}: {} of {} layers in 4 bits have groups in another order, codes of 0 that are not 8 "
-                    "or scales that are no float16: they are computed as numbers",
+        fmt::format("{}: {} of {} 4-bit layers have groups in another order, zero points other than 8, "
+                    "or scales other than float16: they are dequantized",
                     path_.string(), loose, codes_.size()));
   const auto most = std::ranges::max_element(bytes, {}, [](const auto& b) { return b.second; });
   dtype_ = most->first.second ? DType::float32 : most->first.first;
@@ -259,7 +258,7 @@ const TensorBytes& HubFolder::stored(const std::string& name) const {
   return *found->second;
 }
 
-// Whether a piece is in 4 bits; then its tensors are held to the format.
+// Whether a piece is 4-bit; if so, validates its tensors.
 bool HubFolder::open_codes(const HubTensor& ours, const HubTensor::Piece& piece) {
   if (!gptq_ || ours.shape.ndim() != 2 || !piece.name.ends_with(kWeight)) return false;
   const std::string layer = layer_name(piece.name);
@@ -309,7 +308,7 @@ FullTensors HubFolder::tensors() const {
   return [this](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
     const auto found = by_name_.find(name);
     if (found == by_name_.end() || found->second->shape != shape)
-      bad_input("{}: a model of this {} has no '{}' of shape {}", path_.string(), kModelConfig, name, shape.str());
+      bad_input("{}: the model of this {} has no '{}' of shape {}", path_.string(), kModelConfig, name, shape.str());
     const HubTensor& tensor = *found->second;
     if (tensor.transposed && !codes_.contains(tensor.pieces[0].name))
       return [&from = stored(tensor.pieces[0].name), dtype](int64_t begin, std::span<std::byte> to) {
@@ -333,7 +332,7 @@ void write_hub_folder(const fs::path& folder, const ModelConfig& config, const H
   const std::string description = hub_config(config, w.dtype, w.codes.empty() ? nullptr : &w.gptq);
   const std::vector<HubTensor> all = hub_tensors(config);
   std::vector<TensorBytes> listed;
-  std::vector<std::function<std::span<const std::byte>()>> makers;  // each makes the bytes of one
+  std::vector<std::function<std::span<const std::byte>()>> makers;  // each produces the bytes of one tensor
   std::vector<std::byte> rows, converted;
   GptqTensors packed;
   for (const HubTensor& ours : all)

@@ -1,4 +1,4 @@
-// Reading and writing GPTQ's tensors and what is said of them.
+// Reads and writes GPTQ tensors and their configuration.
 #include "hub/gptq_format.h"
 
 #include <fmt/ranges.h>
@@ -19,8 +19,8 @@ using Json = nlohmann::json;
 constexpr int64_t kPerWord = 8;
 constexpr uint32_t kStoredZero = Int4Matrix::kZero - 1, kStoredZeros = kStoredZero * 0x11111111U;
 
-// About how codes were made, and how other programs compute with them: the numbers are the same. Which layers have
-// codes, and in which order and from which zeros, is said by their tensors.
+// Keys about the origin of the codes and about other programs' kernels, without effect on the values. The tensors
+// themselves define which layers are quantized, their group order and zero points.
 constexpr std::string_view kOfMaking =
     "sym lm_head true_sequential static_groups model_name_or_path model_file_base_name meta pack_impl "
     "act_group_aware hyb_act mse dataset tokenizer batch_size pad_token_id backend use_exllama exllama_config "
@@ -28,12 +28,12 @@ constexpr std::string_view kOfMaking =
     "offload_to_disk_path block_name_to_quantize module_name_preceding_first_block modules_in_block_to_quantize "
     "modules_to_not_convert";
 
-const std::vector<HeldKeys>& held_keys_of_gptq() {
-  static const std::vector<HeldKeys> all{{"quant_method method", {"gptq"}},
-                                         {"bits", {4}},
-                                         {"pack_dtype", {"int32"}},
-                                         {"is_marlin_format", {false}},
-                                         {"rotation adapter"}};
+const std::vector<RestrictedKeys>& held_keys_of_gptq() {
+  static const std::vector<RestrictedKeys> all{{"quant_method method", {"gptq"}},
+                                               {"bits", {4}},
+                                               {"pack_dtype", {"int32"}},
+                                               {"is_marlin_format", {false}},
+                                               {"rotation adapter"}};
   return all;
 }
 
@@ -57,7 +57,7 @@ GptqConfig parse_gptq_config(HubKeys& keys, bool needs_method, std::vector<std::
   keys.hold(held_keys_of_gptq());
   if (!keys.find("bits")) keys.refuse("bits", "4", Json());
   GptqConfig out;
-  // Two spellings of one thing; where both stand, both must fit.
+  // Two names of one key; if both are present, both must be valid.
   for (const char* key : {"checkpoint_format", "format"}) {
     const std::string format = keys.text(key, out.second ? "gptq_v2" : "gptq");
     if (format != "gptq" && format != "gptq_v2") keys.refuse(key, "\"gptq\" or \"gptq_v2\"", format);
@@ -69,11 +69,11 @@ GptqConfig parse_gptq_config(HubKeys& keys, bool needs_method, std::vector<std::
   if (!group) keys.refuse("group_size", "a number of columns, or -1", Json());
   out.group = *group == -1 ? -1 : keys.size("group_size");
   out.ordered = !keys.flag("desc_act", false) || out.group == -1;
-  // Layers of their own kind: a pattern that begins with "-:" is for layers without codes.
+  // Per-layer overrides: a pattern that begins with "-:" selects layers without codes.
   if (const Json* const dynamic = keys.find("dynamic"); dynamic && dynamic->is_object())
-    for (const auto& [pattern, said] : dynamic->items())
+    for (const auto& [pattern, rule] : dynamic->items())
       if (!pattern.starts_with("-:") &&
-          (!said.is_object() || said.value("bits", Json(4)) != 4 || said.value("group_size", *group) != *group))
+          (!rule.is_object() || rule.value("bits", Json(4)) != 4 || rule.value("group_size", *group) != *group))
         keys.refuse("dynamic", "layers of the same bits and groups", *dynamic);
   if (const Json* const damping = keys.find("damp_percent"); damping && damping->is_number())
     out.damping = damping->get<double>();
@@ -104,7 +104,7 @@ std::string gptq_config(const GptqConfig& config) {
 
 GptqTensors pack_gptq(const Int4Matrix& m, int64_t first, int64_t rows) {
   if (rows % kPerWord != 0 || m.columns % kPerWord != 0)
-    throw Error(fmt::format("[gptq] a matrix ({}, {}); expected multiples of {}", rows, m.columns, kPerWord));
+    throw Error(fmt::format("[gptq] a matrix of shape ({}, {}); expected multiples of {}", rows, m.columns, kPerWord));
   GptqTensors out;
   out.qweight.resize(static_cast<size_t>(m.columns / kPerWord * rows));
   out.qzeros.assign(static_cast<size_t>(m.groups() * rows / kPerWord), static_cast<int32_t>(kStoredZeros));
@@ -166,14 +166,14 @@ GptqLayer::GptqLayer(const Stored& stored, int64_t rows, int64_t columns, const 
     if (word(*stored.qzeros, i) == eights) continue;
     plain_ = false;
     for (int64_t j = 0; j < kPerWord; ++j)
-      if (code_in(*stored.qzeros, i, j) + less_ > 15)  // programs differ in what they make of it
-        refuse(*stored.qzeros, "a code of 0 in [1, 15], which version 1 can store", "16");
+      if (code_in(*stored.qzeros, i, j) + less_ > 15)  // programs differ in their interpretation
+        refuse(*stored.qzeros, "a zero point in [1, 15], as version 1 can store", "16");
   }
   std::vector<float> scales(static_cast<size_t>(groups * rows));
   convert(*stored.scales, 0, DType::float32, std::as_writable_bytes(std::span(scales)));
   for (const float scale : scales)
-    if (!(std::abs(scale) <= std::numeric_limits<float>::max() / 16))  // 15 times that is a number too
-      refuse(*stored.scales, std::isfinite(scale) ? "numbers below 2e37" : "finite numbers", fmt::format("{}", scale));
+    if (!(std::abs(scale) <= std::numeric_limits<float>::max() / 16))  // 15 times the scale must be finite too
+      refuse(*stored.scales, std::isfinite(scale) ? "values below 2e37" : "finite values", fmt::format("{}", scale));
 }
 
 Int4Matrix GptqLayer::unpack(int64_t first, int64_t count) const {

@@ -1,4 +1,4 @@
-// Values by their keys.
+// Access to values by key.
 #include "hub/keys.h"
 
 #include <fmt/ranges.h>
@@ -29,35 +29,35 @@ const json* HubKeys::find(std::string_view key) {
   return found == json_.end() || found->is_null() ? nullptr : &*found;
 }
 
-int64_t HubKeys::size(std::string_view key, std::optional<int64_t> usual, int64_t most) {
-  const json* const found = given(key, "a size", usual.has_value(), [](const json& value) {
+int64_t HubKeys::size(std::string_view key, std::optional<int64_t> default_value, int64_t max) {
+  const json* const found = given(key, "a size", default_value.has_value(), [](const json& value) {
     const std::optional<int64_t> size = natural(value);
     return size && *size >= 1 && *size <= int64_t{1} << 40;
   });
-  if (found && found->get<int64_t>() > most) refuse(key, fmt::format("at most {}", most), *found);
-  return found ? found->get<int64_t>() : *usual;
+  if (found && found->get<int64_t>() > max) refuse(key, fmt::format("at most {}", max), *found);
+  return found ? found->get<int64_t>() : *default_value;
 }
 
-double HubKeys::number(std::string_view key, std::optional<double> usual, double least, double most) {
-  const std::string expected = least == DBL_MIN ? "a number above 0" : fmt::format("a number in [{}, {}]", least, most);
-  const json* const found = given(key, expected, usual.has_value(), [&](const json& value) {
-    return value.is_number() && value.get<double>() >= least && value.get<double>() <= most;
+double HubKeys::number(std::string_view key, std::optional<double> default_value, double min, double max) {
+  const std::string expected = min == DBL_MIN ? "a number above 0" : fmt::format("a number in [{}, {}]", min, max);
+  const json* const found = given(key, expected, default_value.has_value(), [&](const json& value) {
+    return value.is_number() && value.get<double>() >= min && value.get<double>() <= max;
   });
-  return found ? found->get<double>() : *usual;
+  return found ? found->get<double>() : *default_value;
 }
 
-bool HubKeys::flag(std::string_view key, bool usual) {
+bool HubKeys::flag(std::string_view key, bool default_value) {
   const json* const found = given(key, "true or false", true, [](const json& value) { return value.is_boolean(); });
-  return found ? found->get<bool>() : usual;
+  return found ? found->get<bool>() : default_value;
 }
 
-std::string HubKeys::text(std::string_view key, const std::string& usual) {
+std::string HubKeys::text(std::string_view key, const std::string& default_value) {
   const json* const found = given(key, "a text", true, [](const json& value) { return value.is_string(); });
-  return found ? found->get<std::string>() : usual;
+  return found ? found->get<std::string>() : default_value;
 }
 
-void HubKeys::hold(std::span<const HeldKeys> table, std::string_view of) {
-  for (const HeldKeys& held : table) {
+void HubKeys::hold(std::span<const RestrictedKeys> table, std::string_view of) {
+  for (const RestrictedKeys& held : table) {
     if (!held.of.empty() && std::ranges::count(split(held.of, ' '), of) == 0) continue;
     for (const std::string& key : split(held.keys, ' ')) {
       const json* const found = find(key);
@@ -77,8 +77,8 @@ std::string HubKeys::unread(std::string_view quiet) const {
   if (names.empty()) return "";
   const size_t more = names.size() - std::min(names.size(), kMaxNamed);
   names.resize(names.size() - more);
-  return fmt::format("{}: keys by which nothing is computed here, and which are not read: {}{}", what_,
-                     fmt::join(names, ", "), more > 0 ? fmt::format(" and {} more", more) : "");
+  return fmt::format("{}: ignored keys without effect on the computation: {}{}", what_, fmt::join(names, ", "),
+                     more > 0 ? fmt::format(" and {} more", more) : "");
 }
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// The keys of a JSON object that another program wrote. Each is asked for by its name. One that would change what is
-// computed is refused by its name where its value does so; all others may hold anything, and are named in a note.
+// The keys of a JSON object written by another program. Keys are requested by name. A value that would change the
+// computation is rejected; keys that are never requested may have any value and are listed in a note.
 #pragma once
 #include <cfloat>
 #include <nlohmann/json.hpp>
@@ -12,38 +12,39 @@
 
 namespace tessera {
 
-// Keys, as words, that change what is computed, but for these values (none: null, false and empty ones).
-struct HeldKeys {
+// Space-separated keys that change the computation unless they have one of these values (none: null, false or empty).
+struct RestrictedKeys {
   std::string_view keys;
   std::vector<nlohmann::json> values = {};
-  std::string_view because = {};  // behind what was expected
-  std::string_view of = {};       // words: the only objects where it is so; empty: everywhere
+  std::string_view because = {};  // appended to the expected value in errors
+  std::string_view of = {};       // space-separated names of the objects that it applies to; empty: all
 };
 
 class HubKeys {
  public:
-  // `what` names the file in messages. Everything throws InputError.
+  // `what` names the file in errors. Every function throws InputError.
   HubKeys(std::string_view text, std::string what);
   HubKeys(nlohmann::json json, std::string what);
 
   [[noreturn]] void refuse(std::string_view key, std::string_view expected, const nlohmann::json& found) const;
   bool has(std::string_view key) const { return json_.contains(key); }
-  // null counts as a key that is not there.
+  // A null value counts as missing.
   const nlohmann::json* find(std::string_view key);
 
-  // A whole number of at least one, a number, true or false, a text. A key must be there if nothing is usual.
-  int64_t size(std::string_view key, std::optional<int64_t> usual = {}, int64_t most = int64_t{1} << 40);
-  double number(std::string_view key, std::optional<double> usual = {}, double least = DBL_MIN, double most = 1e12);
-  bool flag(std::string_view key, bool usual);
-  std::string text(std::string_view key, const std::string& usual);
+  // A positive integer, a number, a boolean, a string. Without a default the key is required.
+  int64_t size(std::string_view key, std::optional<int64_t> default_value = {}, int64_t max = int64_t{1} << 40);
+  double number(std::string_view key, std::optional<double> default_value = {}, double min = DBL_MIN,
+                double max = 1e12);
+  bool flag(std::string_view key, bool default_value);
+  std::string text(std::string_view key, const std::string& default_value);
 
-  // Refuses what the table forbids in an object that is called `of`.
-  void hold(std::span<const HeldKeys> table, std::string_view of = {});
-  // One line about keys that nobody asked for and that are not among these words; empty where there are none.
+  // Rejects values that the table forbids in an object named `of`.
+  void hold(std::span<const RestrictedKeys> table, std::string_view of = {});
+  // A note about keys that were never requested and are not in `quiet` (space-separated); empty if there are none.
   std::string unread(std::string_view quiet) const;
 
  private:
-  // A value that fits; null where it may be missing and is.
+  // A valid value; null if it is optional and missing.
   template <class Fits>
   const nlohmann::json* given(std::string_view key, std::string_view expected, bool may_miss, const Fits& fits) {
     const nlohmann::json* const found = find(key);

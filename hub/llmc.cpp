@@ -1,4 +1,4 @@
-// The header, and the places of the tensors behind it.
+// Reads the header and locates the tensors after it.
 #include "hub/llmc.h"
 
 #include <cstring>
@@ -35,8 +35,8 @@ LlmcModel::LlmcModel(const std::filesystem::path& file) : what_(file.string()), 
     if (n < 1 || n > kMax) refuse(fmt::format("a size of {}; expected one from 1 to {}", n, kMax));
   const int64_t rows = version == 1 ? vocab : padded;
   if (channels % heads != 0 || rows < vocab || rows > kMax || layers > 10'000)
-    refuse(fmt::format("{} layers, {} heads, {} channels and {} rows for {} tokens are no model", layers, heads,
-                       channels, rows, vocab));
+    refuse(fmt::format("{} layers, {} heads, {} channels and {} rows for {} tokens are not a valid model", layers,
+                       heads, channels, rows, vocab));
   config_ = {.layers = layers, .heads = heads, .channels = channels, .context = context, .vocab = vocab};
   dtype_ = version == 5 ? DType::bfloat16 : DType::float32;
   std::map<std::string, Shape> shapes;

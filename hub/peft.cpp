@@ -1,4 +1,4 @@
-// Reading, writing and merging adapters.
+// Reads, writes and merges adapters.
 #include "hub/peft.h"
 
 #include <fmt/ranges.h>
@@ -25,16 +25,17 @@ constexpr const char* kBaseHash = "base_xxh3";  // metadata of that file
 constexpr int64_t kMaxLoraRank = 1000000;
 constexpr size_t kLongestPattern = 4000;
 
-// About how adapters were made and trained: what they compute does not depend on them. Configurations of first values
-// are used where init_lora_weights asks for them.
+// Keys about the creation and training of adapters, without effect on their computation. Configurations of
+// initializations are relevant only if init_lora_weights selects them.
 constexpr std::string_view kOfTraining =
     "auto_mapping revision inference_mode task_type peft_version megatron_core loftq_config "
     "fan_in_fan_out runtime_config parent_library eva_config corda_config lora_ga_config "
     "megatron_config qalora_group_size";
 
-const std::vector<HeldKeys>& held_keys_of_peft() {
-  // Others subtract the first adapter from the weights of the base, or round these (PEFT 0.21, tuners/lora/layer.py).
-  static const std::vector<HeldKeys> all{
+const std::vector<RestrictedKeys>& held_keys_of_peft() {
+  // Other initializations subtract the first adapter from the base's weights, or round these (PEFT 0.21,
+  // tuners/lora/layer.py).
+  static const std::vector<RestrictedKeys> all{
       {"peft_type", {"LORA"}},
       {"init_lora_weights",
        {true, false, "gaussian", "eva", "orthogonal"},
@@ -55,7 +56,7 @@ PeftNames names_in(HubKeys& keys, const std::string& what, const char* key) {
     if (out.regex.size() > kLongestPattern) keys.refuse(key, fmt::format("at most {} bytes", kLongestPattern), *value);
   }
   for (const Json& one : value && value->is_array() ? *value : Json::array()) {
-    if (!one.is_string()) keys.refuse(key, "names of layers", *value);
+    if (!one.is_string()) keys.refuse(key, "layer names", *value);
     out.all_linear = out.all_linear || one == "all-linear";
     if (one != "all-linear") out.list.push_back(one.get<std::string>());
   }
@@ -66,10 +67,10 @@ PeftNames names_in(HubKeys& keys, const std::string& what, const char* key) {
 bool matches(const std::string& pattern, const std::string& text, const std::string& where) try {
   return bpe::fullmatch(pattern, text);
 } catch (const Error& e) {
-  bad_input("{}: '{}' is no regular expression that can be run: {}", where, pattern, e.what());
+  bad_input("{}: '{}' is not a supported regular expression: {}", where, pattern, e.what());
 }
 
-// Names as PEFT writes them: without the name of an adapter, and with one prefix.
+// Names as PEFT stores them: without the adapter's name, and with one prefix.
 std::string plain_adapter_name(const std::string& stored) {
   constexpr std::string_view kPrefix = "base_model.model.", kAdapter = ".default.weight";
   std::string out = unwrapped(stored);
@@ -117,7 +118,8 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& what, std
       return is_alpha ? value.is_number() && value > 0
                       : natural(value) && *natural(value) >= 1 && *natural(value) <= kMaxLoraRank;
     };
-    if (!found->is_object() || !std::ranges::all_of(*found, fits)) keys.refuse(key, "numbers of modules", *found);
+    if (!found->is_object() || !std::ranges::all_of(*found, fits))
+      keys.refuse(key, "an object of modules and numbers", *found);
     *into = found->get<std::map<std::string, double>>();
   }
   out.magnitudes = keys.flag("use_dora", false), out.adds_bias = keys.flag("lora_bias", false);
@@ -131,7 +133,7 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& what, std
       return list.is_array() && std::ranges::all_of(list, [](const Json& one) { return natural(one).has_value(); });
     };
     if (tokens->is_object() ? !std::ranges::all_of(*tokens, fits) : !fits(*tokens))
-      keys.refuse("trainable_token_indices", "a list of tokens, or one for each of some modules", *tokens);
+      keys.refuse("trainable_token_indices", "a list of tokens, or an object of modules and such lists", *tokens);
     if (tokens->is_object())
       out.tokens = tokens->get<decltype(out.tokens)>();
     else
@@ -148,13 +150,12 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& what, std
   if (!pattern.regex.empty()) out.layers_pattern.push_back(pattern.regex);
   if (const Json* const layers = keys.find("layers_to_transform"); layers && !is_nothing(*layers)) {
     for (const Json& one : layers->is_array() ? *layers : Json::array({*layers})) {
-      if (!natural(one)) keys.refuse("layers_to_transform", "numbers of layers", *layers);
+      if (!natural(one)) keys.refuse("layers_to_transform", "layer indices", *layers);
       out.layers.push_back(*natural(one));
     }
-    if (out.targets.list.empty())
-      keys.refuse("layers_to_transform", "target_modules that are a list, as PEFT does", *layers);
+    if (out.targets.list.empty()) keys.refuse("layers_to_transform", "a list of target_modules, as in PEFT", *layers);
   } else if (!out.layers_pattern.empty()) {
-    keys.refuse("layers_pattern", "layers_to_transform beside it, as PEFT does", *keys.find("layers_pattern"));
+    keys.refuse("layers_pattern", "layers_to_transform in addition, as in PEFT", *keys.find("layers_pattern"));
   }
   out.base = keys.text("base_model_name_or_path", "");
   if (const std::string unread = keys.unread(kOfTraining); notes && !unread.empty()) notes->push_back(unread);
@@ -179,7 +180,7 @@ std::string peft_config(const LoraConfig& lora, Family family, const std::string
 }
 
 std::vector<PeftTensor> peft_tensors(const ModelConfig& config) {
-  hub_tensors(config);  // throws where the hub has no names for all of the base
+  hub_tensors(config);  // throws if the hub has no names for the base
   const std::unique_ptr<LanguageModel> model = make_model(config);
   std::vector<PeftTensor> out;
   for (const AttachedLora& attached : adapter_tensors(*model)) {
@@ -201,7 +202,7 @@ PeftFolder::PeftFolder(const fs::path& folder)
   for (const TensorBytes& t : file_->tensors()) {
     const std::string name = plain_adapter_name(t.name);
     if (name != t.name) changed = t.name;
-    if (!tensors_.emplace(name, &t).second) bad_input("{}: tensor '{}' is there twice", file_->what(), t.name);
+    if (!tensors_.emplace(name, &t).second) bad_input("{}: duplicate tensor '{}'", file_->what(), t.name);
   }
   if (!changed.empty()) notes_.push_back(wrapped_note(file_->what(), changed, plain_adapter_name(changed)));
 }
@@ -210,10 +211,10 @@ fs::path find_base(const fs::path& name, const fs::path& folder, const std::stri
   const fs::path here = name.empty() ? name : fs::absolute(name), there = folder / name;
   const bool is_here = !name.empty() && is_there(here), is_beside = !name.empty() && is_there(there);
   if (is_here && is_beside && !fs::equivalent(here, there))
-    bad_input("{}: '{}' may be {} or {}; --base FOLDER says which", where, name.string(), here.string(),
+    bad_input("{}: '{}' may be {} or {}; select one with --base FOLDER", where, name.string(), here.string(),
               there.string());
   if (!is_here && !is_beside)
-    bad_input("{}: expected the folder of a model, found '{}'; --base FOLDER says where it is", where, name.string());
+    bad_input("{}: expected the directory of a model, found '{}'; specify it with --base FOLDER", where, name.string());
   return is_here ? fs::path(name) : there;
 }
 

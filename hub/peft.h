@@ -1,5 +1,5 @@
-// Adapters in the form of the PEFT library: a folder with adapter_config.json and adapter_model.safetensors, beside the
-// model that it names as its base.
+// Adapters in the format of the PEFT library: a directory with adapter_config.json and adapter_model.safetensors, which
+// names its base model.
 #pragma once
 
 #include "models/adapters/adapters.h"
@@ -7,77 +7,76 @@
 
 namespace tessera {
 
-// Whether a folder has an adapter_config.json and is no run of Tessera's.
+// Whether a directory has an adapter_config.json and is not a Tessera run.
 bool is_peft_folder(const std::filesystem::path& folder);
 
-// Names of layers, as PEFT looks for them: a list of whole names and ends of names, or one regular expression.
+// Layer names as PEFT matches them: a list of full names and name suffixes, or one regular expression.
 struct PeftNames {
   std::vector<std::string> list;
-  std::string regex = {}, where = {};  // where: the file and the key, for messages
+  std::string regex = {}, where = {};  // `where`: file and key, for messages
   bool all_linear = false;
 
   bool empty() const { return list.empty() && regex.empty() && !all_linear; }
-  // The name of the list by which a layer is meant, another text where it is meant without; empty where it is not.
+  // The list entry or expression that matches a layer, or "all-linear"; empty if none matches.
   std::string found(const std::string& layer) const;
 };
 
-// The contents of adapter_config.json.
 struct PeftConfig {
   LoraConfig lora;   // without targets
-  std::string base;  // maybe a path
+  std::string base;  // path, if any
   PeftNames targets, excluded;
-  std::vector<int64_t> layers;                     // the only ones that have adapters; empty: all
-  std::vector<std::string> layers_pattern, saved;  // regular expressions; names of modules that were trained as a whole
-  std::map<std::string, double> ranks, alphas;     // by regular expressions of modules
-  std::map<std::string, std::vector<int64_t>> tokens;  // trained rows, by module; "": the embedding
+  std::vector<int64_t> layers;                         // the only layers with adapters; empty: all
+  std::vector<std::string> layers_pattern, saved;      // regular expressions; modules that were trained in full
+  std::map<std::string, double> ranks, alphas;         // by regular expressions of modules
+  std::map<std::string, std::vector<int64_t>> tokens;  // trained rows by module; "": the embedding
   bool magnitudes = false, adds_bias = false;          // DoRA; B has a bias
-  bool biases = false;                                 // biases of the base were trained
-  bool keeps_tied = false;                             // a tied head follows what the embedding learns
+  bool biases = false;                                 // the base's biases were trained
+  bool keeps_tied = false;                             // a tied head uses the trained embedding
 };
-// Keys that change what an adapter computes are read, or refused by their names where their values ask for what Tessera
-// does not compute: weights of the base that its first values change, among them. `what` names the file; `notes` gets a
-// line about keys that are not read. Throws InputError.
+// Keys that change an adapter's computation are read, or rejected by name if their values request unsupported features,
+// such as initializations that modify the base's weights. `what` names the file; `notes` receives a line about unused
+// keys. Throws InputError.
 PeftConfig parse_peft_config(std::string_view json, const std::string& what, std::vector<std::string>* notes = nullptr);
 std::string peft_config(const LoraConfig& lora, Family family, const std::string& base);
 
-// A matrix of an adapter, by our name and by PEFT's.
+// An adapter matrix, by Tessera's and by PEFT's name.
 struct PeftTensor {
   std::string ours;
   Shape shape;
   std::string theirs;
 };
-// A base with adapters. `merged` is empty if LoraConfig can describe them. Else it names the file and the key because
-// of which it cannot (layers of different ranks, DoRA, trained embeddings ...); then `config` has no adapters, and the
-// tensors are the base's with what the adapters add.
+// A base model with adapters. `merged` is empty if LoraConfig can describe the adapters. Otherwise it names the file
+// and key that prevent this (layers of different ranks, DoRA, trained embeddings, ...); then `config` has no adapters,
+// and the adapters are merged into `tensors`.
 struct Adapted {
   ModelConfig config;
   FullTensors tensors;
   std::string merged = {};
 };
 
-// All of a model with adapters, in the order of its layers. Cost: shapes only.
+// All adapter matrices of a model, in the order of its layers. Cost: shapes only.
 std::vector<PeftTensor> peft_tensors(const ModelConfig& config);
 
-// The base that a file in `folder` names: a path, which may be relative to the current directory or to that directory.
-// `where` names file and key. Throws InputError where there is none, or another one in each.
+// The base named by a file in `folder`: a path relative to the current directory or to `folder`. `where` names file and
+// key. Throws InputError if neither exists, or if both do and differ.
 std::filesystem::path find_base(const std::filesystem::path& name, const std::filesystem::path& folder,
                                 const std::string& where);
 
-// The layer that a target is, as transformers names it: "model.layers.0.self_attn.q_proj".
+// The transformers name of a target layer: "model.layers.0.self_attn.q_proj".
 std::string hub_layer(const ModelConfig& config, int64_t layer, const LoraTarget& target);
 
 class PeftFolder {
  public:
   // Throws InputError naming the file and the key.
   explicit PeftFolder(const std::filesystem::path& folder);
-  // The folder or run of the base: `given`, else as it is named, or beside the adapters. Throws InputError where there
-  // is none.
+  // The directory or run of the base: `given`, otherwise the recorded name, otherwise next to the adapters. Throws
+  // InputError if there is none.
   std::filesystem::path base(const std::optional<std::string>& given = {}) const;
-  // The hash of the base, if the program that wrote the adapters recorded it.
+  // The hash of the base, if it was recorded with the adapters.
   std::string base_hash() const;
   const std::vector<std::string>& notes() const { return notes_; }
-  // The base, whose tensors are `tensors`, with the adapters. Throws InputError for a layer that the base does not
-  // have, and naming a tensor that is missing, is of another shape, or is no part of the adapters.
+  // The base, whose tensors are `tensors`, with the adapters. Throws InputError for a layer missing from the base, and
+  // naming a tensor that is missing, of the wrong shape, or unknown.
   Adapted apply_to(const ModelConfig& base, FullTensors tensors) const;
 
  private:
@@ -85,14 +84,14 @@ class PeftFolder {
   std::vector<std::string> notes_;
   PeftConfig config_;
   std::shared_ptr<const Safetensors> file_;
-  std::map<std::string, const TensorBytes*> tensors_;  // without what wrappers left in their names
+  std::map<std::string, const TensorBytes*> tensors_;  // by name without the affixes of training wrappers
 };
 
-// Writes both files into a folder that is there. Throws OutputError.
+// Writes both files into an existing directory. Throws OutputError.
 void write_peft_folder(const std::filesystem::path& folder, const ModelConfig& config, DType dtype,
                        const FullTensors& source, const std::string& base, const std::string& base_hash = {});
 
-// The model without adapters that computes the same: W + scale B A, added in float32. `config` has adapters.
+// An equivalent model without adapters: W + scale B A, added in float32. `config` has adapters.
 ModelConfig merged(ModelConfig config);
 FullTensors merged(const ModelConfig& config, FullTensors source);
 

@@ -148,7 +148,7 @@ namespace {
 
 // A size of a model: it is the preset's where nobody says it, and trained weights have it.
 Field size(std::string_view name, std::string_view help, Bounds range = {}) {
-  return Field{name, help, range}.follows().for_weights().for_identity(IdentityRole::unless_usual);
+  return Field{name, help, range}.follows().for_weights().for_identity(IdentityRole::unless_default);
 }
 Field of_llama(std::string_view name, std::string_view help, Bounds range = {}) {
   return size(name, help, range).with("family llama");
@@ -159,7 +159,7 @@ Field of_experts(std::string_view name, std::string_view help, Bounds range = {}
 }
 // A field of experts that belongs to the training: other weights may have been trained with another value.
 Field of_routing(std::string_view name, std::string_view help) {
-  return Field{name, help, {0, 1e6}}.follows().with("experts").for_identity(IdentityRole::unless_usual);
+  return Field{name, help, {0, 1e6}}.follows().with("experts").for_identity(IdentityRole::unless_default);
 }
 
 void add_rotary(Settings& s, RotaryOptions& r) {
@@ -208,15 +208,15 @@ void add_adapters(Settings& s, LoraConfig& l) {
                  "trains adapters of this rank (LoRA) and freezes the model of `init`; 0: trains the whole "
                  "model",
                  {0, 1e6}})
-      .for_identity(IdentityRole::unless_usual);
+      .for_identity(IdentityRole::unless_default);
   s.add(l.alpha, {"lora_alpha", "scales adapters by alpha / rank; default: the rank", {0, 1e6}}).follows();
   s.add(l.dropout, {"lora_dropout", "probability of dropping an input of an adapter", {0, 1, true}})
-      .for_identity(IdentityRole::unless_usual);
+      .for_identity(IdentityRole::unless_default);
   s.add(l.rank_stabilised, {"lora_rslora", "scales adapters by alpha / sqrt(rank) instead"});
   s.add(l.targets, {"lora_targets",
                     "layers with adapters, separated by commas, or all; default: q_proj,v_proj, and c_attn for gpt2"})
       .follows()
-      .for_identity(IdentityRole::unless_usual);
+      .for_identity(IdentityRole::unless_default);
 }
 
 }  // namespace
@@ -244,7 +244,7 @@ Settings field_descriptors(ModelConfig& c) {
   s.add(c.positions, {"positions", "rows of the gpt2 family's table of positions; default: the context", {1, 1e9}})
       .follows()
       .with("family gpt2")
-      .for_identity(IdentityRole::unless_usual);
+      .for_identity(IdentityRole::unless_default);
   s.add(c.vocab,
         size("vocab", "pads the tokenizer's vocabulary to this size", {1, 1e9}).for_identity(IdentityRole::yes));
   s.add(c.tied, size("tied", "gives the head its own table; default: that of the tokens").unless("untied"));
@@ -266,11 +266,11 @@ Settings field_descriptors(ModelConfig& c) {
          "keeps frozen weights of the layers in 4 bits (QLoRA): nf4, or gptq for a model that `tessera "
          "checkpoint quantize` made; default: as `init` has them"})
       .follows()
-      .for_identity(IdentityRole::unless_usual);
+      .for_identity(IdentityRole::unless_default);
   s.add(c.quantize.group,
         {"quantize_group", "with gptq: columns that share a scale, -1 for all; default: 128", {-1, 1e6}})
       .follows()
-      .for_identity(IdentityRole::unless_usual);
+      .for_identity(IdentityRole::unless_default);
   return s;
 }
 

@@ -1,4 +1,4 @@
-// Fields from JSON and to JSON.
+// Conversion of fields from and to JSON.
 #include "settings/json.h"
 
 #include <fmt/format.h>
@@ -15,8 +15,8 @@ namespace {
 using Json = nlohmann::json;
 using Ordered = nlohmann::ordered_json;
 
-// Takes a JSON value into the member of a struct, by the member's type.
-struct Taker {
+// Converts a JSON value to a member, depending on its type.
+struct JsonReader {
   const Setting& setting;
   const Json& from;
   const std::string& name;
@@ -45,15 +45,15 @@ struct Taker {
   void operator()(std::vector<T>* to) const {
     if (!from.is_array()) refuse("a list");
     to->clear();
-    for (const Json& one : from) Taker{setting, one, name}(&to->emplace_back());
+    for (const Json& one : from) JsonReader{setting, one, name}(&to->emplace_back());
   }
   void operator()(const Choice& c) const {
-    const std::string said = c.is_number()      ? from.is_number_integer() ? from.dump() : ""
-                             : from.is_string() ? from.get<std::string>()
-                                                : "";
-    const auto found = std::ranges::find(c.names, setting.field.renames ? setting.field.renames(said) : said);
+    const std::string given = c.is_number()      ? from.is_number_integer() ? from.dump() : ""
+                              : from.is_string() ? from.get<std::string>()
+                                                 : "";
+    const auto found = std::ranges::find(c.names, setting.field.renames ? setting.field.renames(given) : given);
     if (found == c.names.end()) {
-      if (!c.is_number()) refuse(fmt::format("{}", fmt::join(c.names, ", ")), did_you_mean(said, c.names));
+      if (!c.is_number()) refuse(fmt::format("{}", fmt::join(c.names, ", ")), did_you_mean(given, c.names));
       refuse(fmt::format("{} or {}", fmt::join(c.names.first(c.names.size() - 1), ", "), c.names.back()));
     }
     c.set(c.at, found - c.names.begin());
@@ -64,7 +64,7 @@ struct Taker {
   }
 };
 
-struct Giver {
+struct JsonWriter {
   Ordered operator()(const Choice& c) const { return c.is_number() ? Ordered(c.get(c.at)) : Ordered(c.name()); }
   template <class T>
   Ordered operator()(const T* v) const {
@@ -84,7 +84,7 @@ std::string below(const std::string& path, std::string_view key) {
 
 Ordered to_json(const Setting& setting) {
   const double* share = setting.field.share;
-  return share && *share > 0 ? Ordered(setting.text()) : std::visit(Giver(), setting.at);
+  return share && *share > 0 ? Ordered(setting.text()) : std::visit(JsonWriter(), setting.at);
 }
 
 Ordered to_json(const Settings& all) {
@@ -95,7 +95,7 @@ Ordered to_json(const Settings& all) {
 }
 
 void take_value(const Setting& s, const Json& value, const std::string& name) {
-  std::visit(Taker{s, value, name}, s.at);
+  std::visit(JsonReader{s, value, name}, s.at);
 }
 
 void check_keys(const Json& object, const std::string& path, const std::vector<std::string>& known,
@@ -124,11 +124,11 @@ void take_json(const Settings& all, std::string_view text, std::string_view what
   take_object(all, json, "", fmt::format("no field of {}", what));
 }
 
-Json identity_fields(const Settings& all, const Settings& usual, IdentityRole Field::*which) {
+Json identity_fields(const Settings& all, const Settings& defaults, IdentityRole Field::*role) {
   Json out = Json::object();
   for (const Setting& s : all) {
-    const IdentityRole when = s.field.*which;
-    const bool differs = s.text() != usual.at(s.field.name).text();
+    const IdentityRole when = s.field.*role;
+    const bool differs = s.text() != defaults.at(s.field.name).text();
     if (when != IdentityRole::no && (when == IdentityRole::yes || differs) && applies(s, all))
       out[std::string(s.field.name)] = to_json(s);
   }

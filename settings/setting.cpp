@@ -1,4 +1,4 @@
-// Values from words and to words, and what their descriptions say of them.
+// Parsing and formatting of field values, and queries on descriptors.
 #include "settings/setting.h"
 
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// `above`: the number is larger than any can be, so that the upper bound is to be said even where it is that of all.
+// `above`: the number exceeds every range, so an upper bound is printed even if the range has none.
 std::string bounds_text(const Bounds& range, bool above = false) {
   const bool low = range.least > -1e300, high = range.most < 1e300 || above;
   if (low && high) return fmt::format(" in [{}, {}{}", range.least, range.most, range.most_excluded ? ")" : "]");
@@ -34,7 +34,7 @@ void check_choice(const std::string& where, const std::string& choices, const st
                             did_you_mean(text, allowed)));
 }
 
-// Reads a text into the member of a struct, by the member's type.
+// Parses a text into a member, depending on its type.
 struct Reader {
   const Setting& setting;
   const std::string &where, &text;
@@ -44,8 +44,8 @@ struct Reader {
     const Bounds& range = setting.field.range;
     double v = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
-    const bool whole = error == std::errc() && end == text.data() + text.size();
-    if (!whole || !std::isfinite(v) || !contains(range, v))
+    const bool parsed = error == std::errc() && end == text.data() + text.size();
+    if (!parsed || !std::isfinite(v) || !contains(range, v))
       wrong(where, "a number" + bounds_text(range, v > range.most || error == std::errc::result_out_of_range), text);
     *to = v;
   }
@@ -66,9 +66,9 @@ struct Reader {
   }
   void operator()(std::vector<std::string>* to) const {
     if (setting.field.repeated) return to->push_back(text);
-    std::string whole;
-    operator()(&whole);
-    *to = split(whole, ',');
+    std::string joined;
+    operator()(&joined);
+    *to = split(joined, ',');
   }
   void operator()(const Choice& c) const {
     if (c.is_number()) return c.set(c.at, parse_integer(where, text, setting.field.range));
@@ -129,8 +129,8 @@ std::vector<std::string> split(std::string_view text, char at) {
 int64_t parse_integer(const std::string& where, const std::string& text, const Bounds& range) {
   int64_t v = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
-  const bool whole = error == std::errc() && end == text.data() + text.size();
-  if (!whole || !contains(range, static_cast<double>(v))) wrong(where, "a whole number" + bounds_text(range), text);
+  const bool parsed = error == std::errc() && end == text.data() + text.size();
+  if (!parsed || !contains(range, static_cast<double>(v))) wrong(where, "a whole number" + bounds_text(range), text);
   return v;
 }
 
@@ -165,7 +165,7 @@ void Setting::read(const std::string& where, const std::string& text) const {
   const bool percent = field.of_what == '%';
   const Setting number{{.name = field.name, .range = {0, percent ? 100.0 : 1e9}}, field.share};
   number.read(where, text.substr(0, text.size() - 1));
-  if (*field.share == 0) wrong(where, percent ? "a share above 0%" : "more than no epoch", text);
+  if (*field.share == 0) wrong(where, percent ? "a percentage above 0%" : "more than 0 epochs", text);
   if (percent) *field.share /= 100;
 }
 
@@ -257,37 +257,37 @@ bool applies(const Setting& setting, const Settings& all) {
   return std::ranges::find(values, value) != values.end();
 }
 
-void check_least(const Settings& all, const Settings& usual) {
+void check_least(const Settings& all, const Settings& defaults) {
   for (const Setting& s : all) {
     const auto* found = std::get_if<int64_t*>(&s.at);
     if (!found) continue;
-    const auto none = static_cast<double>(*std::get<int64_t*>(usual.at(s.field.name).at));  // 0, of some that follow
+    const auto none = static_cast<double>(*std::get<int64_t*>(defaults.at(s.field.name).at));  // 0 if derived
     const double least = std::min(s.field.range.least, none);
     if (static_cast<double>(**found) < least)
       throw FieldError(std::string(s.field.name), fmt::format("expected at least {}, found {}", least, **found));
   }
 }
 
-void check_read(const Settings& all, const Settings& usual) {
+void check_read(const Settings& all, const Settings& defaults) {
   for (const Setting& s : all) {
-    const std::string expected = usual.at(s.field.name).text();
+    const std::string expected = defaults.at(s.field.name).text();
     if (s.text() == expected || applies(s, all)) continue;
     const std::string_view with = s.field.goes_with, owner = with.substr(0, with.find(' '));
     throw FieldError(
         std::string(s.field.name),
         fmt::format("goes with `{}`{}, found {}{}", owner, with.substr(owner.size()), all.at(owner).text(),
-                    expected.empty() ? "" : fmt::format("; expected {} beside it, its default", expected)));
+                    expected.empty() ? "" : fmt::format("; nearest valid value: {}, the default", expected)));
   }
 }
 
-std::string difference(const Settings& from, const Settings& usual) {
-  const auto value = [](const Setting& s) {  // a file is a field of its own
+std::string difference(const Settings& from, const Settings& defaults) {
+  const auto value = [](const Setting& s) {  // without the file, which is a separate field
     const auto* named = std::get_if<Choice>(&s.at);
     return named ? std::string(named->name()) : s.is_text() ? s.text() : s.written();
   };
   std::string out;
   for (const Setting& s : from)
-    if (value(s) != value(usual.at(s.field.name)))
+    if (value(s) != value(defaults.at(s.field.name)))
       out += fmt::format("{}{}={}", out.empty() ? "" : " ", s.field.name, value(s));
   return out;
 }

@@ -1,6 +1,6 @@
-// Settings: what may be said of a program, one entry for each field of a struct. The entry stands beside the struct and
-// names the field, never an option; whoever needs the fields one by one visits the entries: the command line, its help,
-// configuration files, JSON, the identity of a run, checks.
+// Settings: descriptors of the fields of option structs, defined next to each struct. A descriptor names the field, not
+// an option; the command line, its help, configuration files, JSON, run identities and validation are generated from
+// the descriptors.
 //
 //   Settings field_descriptors(Tune& t) {
 //     Settings s;
@@ -29,35 +29,35 @@ struct Bounds {
   bool most_excluded = false;
 };
 
-// Whether a run's identity, or its record, says a field: never, where it applies, or only where it is not as usual too.
-// Two runs with the same identity are the same run.
-enum class IdentityRole : uint8_t { no, yes, unless_usual };
+// Whether a field is part of a run's identity or record: never, whenever it applies, or only if it also differs from
+// its default. Two runs with the same identity are the same run.
+enum class IdentityRole : uint8_t { no, yes, unless_default };
 
-// One entry, and what else there is to say of it: settings.add(t.key, {"key", "..."}).with("voices").follows(). A help
-// names other fields between backticks.
+// The properties of a field: settings.add(t.key, {"key", "..."}).with("voices").follows(). Help texts name other fields
+// in backticks.
 struct Field {
   std::string_view name, help = {};
-  Bounds range = {};                // bounds of a number, and of how many words a place takes
-  std::string_view choices = {};    // "fp32|bf16": of a text; of an enum's names those that a user may say
-  std::string_view expected = {};   // "a file": what a text is; default: a value in UTF-8
-  std::string_view denied = {};     // "untied": what users say where the field is false
-  std::string_view goes_with = {};  // "dp_mode ps-sync or ps-async": the field and the values beside which it is read
+  Bounds range = {};                // bounds of a number, or of the number of positional arguments
+  std::string_view choices = {};    // "fp32|bf16": valid values of a text; for an enum, the names that users may give
+  std::string_view expected = {};   // "a file": description of a text in messages; default: UTF-8
+  std::string_view denied = {};     // "untied": the option that sets the field to false
+  std::string_view goes_with = {};  // "dp_mode ps-sync or ps-async": the field and values that enable it
   std::string_view group = {};      // default: Settings::group()
-  bool open = false;                // follows from other fields where nobody says it: its default is no value
-  bool in_file = true, in_words = true;  // false: about one call of the program, so in no configuration; no option
-  bool repeated = false, place = false;  // each word adds a text to a list; said by its place, not by its name
-  bool of_weights = false;               // trained weights have it
+  bool open = false;                // derived from other fields if it is not given, so it has no default
+  bool in_file = true, in_words = true;  // false: specific to one call, so not stored in configurations; not an option
+  bool repeated = false, place = false;  // the option may be repeated; positional argument
+  bool of_weights = false;               // a property of trained weights
   IdentityRole same = IdentityRole::no, recorded = IdentityRole::no;
-  std::string_view (*renames)(std::string_view name) = nullptr;  // another name of an enum's value, as its own
-  double* share = nullptr;  // where "3%" or "0.25e" lies as 0.03 or 0.25, in place of the number; 0: the number holds
-  char of_what = 0;         // '%' or 'e', behind a share
+  std::string_view (*renames)(std::string_view name) = nullptr;  // maps aliases of an enum's names
+  double* share = nullptr;  // stores "3%" or "0.25e" as 0.03 or 0.25, which replaces the number; 0: the number is used
+  char of_what = 0;         // the suffix of a share, '%' or 'e'
 
   Field& follows() { return open = true, *this; }
   Field& of_call() { return in_file = false, *this; }
   Field& for_programs() { return in_words = false, *this; }
   Field& by_place() { return place = true, *this; }
   Field& many() { return repeated = true, *this; }
-  Field& of(std::string_view said) { return choices = said, *this; }
+  Field& of(std::string_view values) { return choices = values, *this; }
   Field& a(std::string_view thing) { return expected = thing, *this; }
   Field& unless(std::string_view word) { return denied = word, *this; }
   Field& with(std::string_view owner) { return goes_with = owner, *this; }
@@ -65,22 +65,22 @@ struct Field {
   Field& for_identity(IdentityRole when) { return same = when, *this; }
   Field& for_record(IdentityRole when) { return recorded = when, *this; }
   Field& for_weights() { return of_weights = true, *this; }
-  Field& or_share(double& part, char whole) { return share = &part, of_what = whole, *this; }
+  Field& or_share(double& fraction, char suffix) { return share = &fraction, of_what = suffix, *this; }
   Field& renaming(decltype(renames) how) { return renames = how, *this; }
 };
 
-// A value of an enum. Names that are digits are numbers to a user.
+// A reference to an enum value. If its names are digits, users see a number.
 struct Choice {
   void* at;
   int64_t (*get)(const void*);
   void (*set)(void*, int64_t);
   std::span<const std::string_view> names;
-  std::string* file;  // not null: what is none of the names is the name of a file, which lies here
+  std::string* file;  // not null: a text that is none of the names is a file name and is stored here
   std::string_view name() const { return names[static_cast<size_t>(get(at))]; }
   bool is_number() const { return names.front() == "0"; }
 };
 
-// A field of one struct. It points into the struct and does not outlive it.
+// A descriptor of one field. It points into the struct and must not outlive it.
 class Setting {
  public:
   using Place = std::variant<int64_t*, double*, bool*, std::string*, std::optional<int64_t>*, std::optional<double>*,
@@ -88,23 +88,23 @@ class Setting {
   Field field;
   Place at;
 
-  std::string word() const;  // the word that a user says: "sync-every", "untied"
+  std::string word() const;  // the option's name: "sync-every", "untied"
   bool is_flag() const { return std::holds_alternative<bool*>(at); }
   bool is_text() const;           // written in quotes
   std::string_view kind() const;  // "integer", "number", "flag", "choice", "text", "integers" or "texts"
   std::string choices() const;    // "fp32|bf16"; empty: none
-  // Takes a user's words. Throws Error that begins with `where` and says what was expected and found.
+  // Parses a user's text. Throws Error: "`where`: expected X, got Y".
   void read(const std::string& where, const std::string& text) const;
-  // The value in a user's words; empty where there is none.
+  // The value as users write it; empty if there is none.
   std::string text() const;
-  // The value as KEY = VALUE files have it.
+  // The value in KEY = VALUE files.
   std::string written() const;
-  void assign(const Setting& same) const;  // takes the value in another struct of that type
+  void assign(const Setting& same) const;  // copies the value from another struct of the same type
 };
 
 class Settings {
  public:
-  // Whatever is added from here on belongs to it.
+  // Sets the group of all fields added after this.
   Settings& group(std::string_view name);
   template <class T>
   Field& add(T& value, const Field& field) {
@@ -121,9 +121,9 @@ class Settings {
   }
   Settings& add(const Settings& others);
   Field& add(const Setting& other) { return all_.push_back(other), all_.back().field; }
-  // Puts one of them behind another.
+  // Moves a field behind another.
   void move(std::string_view name, std::string_view after);
-  // Groups in this order, and within each the order that they were added in.
+  // Sorts by group, in this order; the order within a group is unchanged.
   void sort(std::span<const std::string_view> groups);
 
   const Setting* find(std::string_view name) const;
@@ -145,16 +145,16 @@ class Settings {
   std::vector<Setting> all_;
 };
 
-// Whether the field is read beside the others' values.
+// Whether the field is used with the current values of the other fields.
 bool applies(const Setting& setting, const Settings& all);
-// Throws FieldError for a whole number below its range, but for the usual one; and for a value that nothing reads and
-// that is not the usual one.
-void check_least(const Settings& all, const Settings& usual);
-void check_read(const Settings& all, const Settings& usual);
-// "dp=2 zero=3": the fields that differ.
-std::string difference(const Settings& from, const Settings& usual);
+// Throw FieldError: check_least() for integers below their range that are not the default, check_read() for values that
+// are not used and differ from the default.
+void check_least(const Settings& all, const Settings& defaults);
+void check_read(const Settings& all, const Settings& defaults);
+// The fields that differ: "dp=2 zero=3".
+std::string difference(const Settings& from, const Settings& defaults);
 
-// A whole number by itself. Throws as Setting::read().
+// Parses a single integer. Throws as Setting::read().
 int64_t parse_integer(const std::string& where, const std::string& text, const Bounds& range);
 std::vector<std::string> split(std::string_view text, char at);
 

@@ -26,7 +26,7 @@ Settings field_descriptors(Optimisation& o) {
   s.add(o.document_mask,
         {"document_mask",
          "keeps attention within a document and restarts positions in each; needs tokens with <|endoftext|>"})
-      .for_identity(IdentityRole::unless_usual);
+      .for_identity(IdentityRole::unless_default);
   s.group("Optimisation");
   s.add(o.optimizer, {"optimizer", "update rule; muon: of matrices of layers, and adamw of the rest"})
       .for_identity(IdentityRole::yes);
@@ -42,7 +42,7 @@ Settings field_descriptors(Optimisation& o) {
                         "type of the optimizer's moments; bf16, with `dtype` bf16: keeps no master weights and "
                         "rounds stochastically (8 bytes per parameter with `grad_dtype` bf16)"})
       .of("fp32|bf16")
-      .for_identity(IdentityRole::unless_usual);
+      .for_identity(IdentityRole::unless_default);
   s.add(o.weight_decay, {"weight_decay", "weight decay of matrices; other parameters have none", {0}});
   s.add(o.beta1, {"beta1", "Adam's decay of the mean", {0, 1, true}});
   s.add(o.beta2, {"beta2", "Adam's decay of the mean square", {0, 1, true}});

@@ -35,7 +35,7 @@ void add_data_axis(Settings& s, Plan& p) {
                         "copies; default: all",
                         {1, 1024}})
       .follows()
-      .for_record(IdentityRole::unless_usual);
+      .for_record(IdentityRole::unless_default);
   s.add(p.dp_mode, {"dp_mode", "how data-parallel ranks work together"});
   s.add(p.sync_every, {"sync_every", "with `dp_mode` diloco: steps that each data rank makes alone", {1, 1e9}})
       .with("dp_mode diloco")
@@ -44,7 +44,7 @@ void add_data_axis(Settings& s, Plan& p) {
                            "with `dp_mode` diloco: parts that the layers are in; they are summed in different steps",
                            {1, 1e6}})
       .with("dp_mode diloco")
-      .for_record(IdentityRole::unless_usual);
+      .for_record(IdentityRole::unless_default);
   s.add(p.outer_lr, {"outer_lr", "with `dp_mode` diloco: learning rate of the step that all make together", {0, 1e3}})
       .with("dp_mode diloco");
   s.add(p.outer_momentum, {"outer_momentum", "with `dp_mode` diloco: Nesterov momentum of that step", {0, 1, true}})

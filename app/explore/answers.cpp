@@ -1,4 +1,4 @@
-// Requests to the planner and back; a query becomes a case in JSON, which the planner's own reader takes.
+// Answers to requests. A query is converted to a JSON case, which the planner's reader validates.
 #include <fmt/ranges.h>
 
 #include <charconv>
@@ -16,7 +16,7 @@ planner::ModelShape shape_of_preset(std::string_view name) {
   const std::optional<ModelConfig> config = preset(name);
   if (!config) throw FieldError("model", fmt::format("expected one of {}, found '{}'", preset_names(), name));
   planner::ModelShape shape = planner::to_model_shape(*config);
-  if (shape.vocab == 0) shape.vocab = usual_vocab(name);
+  if (shape.vocab == 0) shape.vocab = default_vocab(name);
   return shape;
 }
 
@@ -25,41 +25,41 @@ Ordered to_json(planner::ModelShape m) {
   return to_json(planner::field_descriptors(m));
 }
 
-constexpr size_t kLongest = 64;  // characters of a value
+constexpr size_t kMaxValueSize = 64;
 
-constexpr int64_t kLargest = 1'000'000'000;
-// The largest number where more would take the planner long.
-constexpr std::array<std::pair<std::string_view, int64_t>, 6> kLargestOf = {{{"layers", 1000},
-                                                                             {"experts", 4096},
-                                                                             {"vocab", 10'000'000},
-                                                                             {"context", 10'000'000},
-                                                                             {"ranks", 65'536},
-                                                                             {"batch", 1'000'000}}};
+constexpr int64_t kDefaultMax = 1'000'000'000;
+// Limits of fields with which the planner becomes slow.
+constexpr std::array<std::pair<std::string_view, int64_t>, 6> kFieldMax = {{{"layers", 1000},
+                                                                            {"experts", 4096},
+                                                                            {"vocab", 10'000'000},
+                                                                            {"context", 10'000'000},
+                                                                            {"ranks", 65'536},
+                                                                            {"batch", 1'000'000}}};
 
-std::optional<int64_t> whole_number(const std::string& text, int64_t least, int64_t most) {
+std::optional<int64_t> parse_number(const std::string& text, int64_t min, int64_t max) {
   int64_t out = 0;
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), out);
-  const bool is_whole = error == std::errc() && stop == text.data() + text.size();
-  return is_whole && out >= least && out <= most ? std::optional(out) : std::nullopt;
+  const bool is_complete = error == std::errc() && stop == text.data() + text.size();
+  return is_complete && out >= min && out <= max ? std::optional(out) : std::nullopt;
 }
 
 Ordered parse_value(const Setting& s, const std::string& text) {
   const std::string name(s.field.name);
-  if (text.size() > kLongest)
-    throw FieldError(name, fmt::format("expected at most {} characters, found {}", kLongest, text.size()));
+  if (text.size() > kMaxValueSize)
+    throw FieldError(name, fmt::format("expected at most {} characters, found {}", kMaxValueSize, text.size()));
   if (s.is_text()) return text;
   if (s.is_flag()) {
     if (text == "true" || text == "false") return text == "true";
     throw FieldError(name, fmt::format("expected true or false, found '{}'", text));
   }
-  const auto own = std::ranges::find(kLargestOf, s.field.name, &decltype(kLargestOf)::value_type::first);
-  const int64_t most = own == kLargestOf.end() ? kLargest : own->second;
-  const std::optional<int64_t> number = whole_number(text, 0, most);
-  if (!number) throw FieldError(name, fmt::format("expected a whole number from 0 to {}, found '{}'", most, text));
+  const auto own = std::ranges::find(kFieldMax, s.field.name, &decltype(kFieldMax)::value_type::first);
+  const int64_t max = own == kFieldMax.end() ? kDefaultMax : own->second;
+  const std::optional<int64_t> number = parse_number(text, 0, max);
+  if (!number) throw FieldError(name, fmt::format("expected a whole number from 0 to {}, found '{}'", max, text));
   return *number;
 }
 
-// A request says these: descriptions by their names, sizes of the model, and a plan or a question, each a group.
+// The fields of a request: names of model, hardware and software; model sizes; and a plan or a search request.
 struct Asked {
   std::string model, hardware, software;
   planner::ModelShape shape;
@@ -76,7 +76,6 @@ Settings field_descriptors(Asked& a, bool is_plan) {
   return s;
 }
 
-// The given values, by group.
 using Values = std::map<std::string_view, Ordered>;
 Values parse_values(const Request& request, bool is_plan) {
   Asked asked;
@@ -86,7 +85,7 @@ Values parse_values(const Request& request, bool is_plan) {
   for (const auto& [name, text] : request.query) {
     const Setting* key = all.find(name);
     if (!key)
-      throw FieldError(name.substr(0, kLongest),
+      throw FieldError(name.substr(0, kMaxValueSize),
                        fmt::format("unknown key; expected one of {}", fmt::join(all.names(), ", ")));
     Ordered& values = out[key->field.group];
     if (values.contains(name)) throw FieldError(name, "expected it once, found it twice");
@@ -98,7 +97,7 @@ Values parse_values(const Request& request, bool is_plan) {
 planner::Case make_case(Values values) {
   Ordered& top = values[""];
   Ordered sizes = Ordered::object();
-  planner::ModelShape preset;  // whose sizes stand where no others are given
+  planner::ModelShape preset;  // provides all sizes that are not given
   if (top.contains("model")) sizes = to_json(preset = shape_of_preset(top["model"].get<std::string>()));
   sizes.update(values["model"]);
   top["model"] = sizes;
@@ -109,7 +108,7 @@ planner::Case make_case(Values values) {
   return c;
 }
 
-PlanAnswer answer_of_query(const Request& request) {
+PlanAnswer search_answer(const Request& request) {
   Values values = parse_values(request, false);
   const Ordered numbers = values["question"], top = values[""];
   const bool as_named = values["model"].empty();
@@ -118,7 +117,7 @@ PlanAnswer answer_of_query(const Request& request) {
   if (as_named)
     options.words = {{"model", top.value("model", "")}};
   else
-    options.model_file = "the page";  // its sizes stand in the command
+    options.model_file = "the page";  // the command must list the sizes
   return compute_answer(options,
                         {.question = {.model = c.model,
                                       .hardware = c.hardware,
@@ -129,8 +128,8 @@ PlanAnswer answer_of_query(const Request& request) {
                         request.meanwhile);
 }
 
-constexpr int64_t kMaxTokens = 10'000'000;  // in a micro-batch
-constexpr int64_t kMaxPasses = 200'000;     // in a pipeline: stages times micro-batches
+constexpr int64_t kMaxTokens = 10'000'000;  // per micro-batch
+constexpr int64_t kMaxPasses = 200'000;     // per pipeline: stages x micro-batches
 
 Answer json_answer(const Ordered& json) {
   return {.body = json.dump(-1, ' ', false, Ordered::error_handler_t::replace) + "\n"};
@@ -152,7 +151,7 @@ Ordered choices() {
           {"recompute", kRecomputeNames}};
 }
 
-// Refuses a case that the planner would take long for.
+// Rejects cases that would take the planner too long.
 void check_size(const planner::Case& c) {
   const Plan& p = c.layout.plan;
   if (static_cast<double>(c.layout.sequences) * static_cast<double>(c.model.context) > kMaxTokens)
@@ -165,11 +164,11 @@ void check_size(const planner::Case& c) {
                      "chunks or pipeline ranks");
 }
 
-// Takes the width of a picture, which the planner does not know, out of a request.
+// Removes a figure width, which the planner does not know, from the request.
 void take_width(Request& request, const char* name, double& to) {
   for (const auto& [key, text] : request.query) {
     if (key != name) continue;
-    const std::optional<int64_t> pixels = whole_number(text, 200, 20'000);
+    const std::optional<int64_t> pixels = parse_number(text, 200, 20'000);
     if (!pixels) throw FieldError(name, "expected a number of pixels from 200 to 20000");
     to = static_cast<double>(*pixels);
   }
@@ -186,20 +185,20 @@ Ordered prediction(Request request) {
   Ordered out = planner::to_json(c, p);
   out["memory_bytes"] = c.hardware.memory_bytes - c.hardware.reserved_bytes;
   for (const planner::MemoryParts& m : p.memory) out["memory_of_stages"].push_back(planner::to_json(m));
-  out["html"] = drawn_prediction(c, p, widths);
+  out["html"] = render_prediction(c, p, widths);
   return out;
 }
 
-// One at a time, since it takes both processors for a while.
+// Searches run one at a time, because each uses all cores.
 Answer search(const Request& request) {
   static std::timed_mutex one;
   const std::unique_lock lock(one, std::chrono::seconds(5));
-  if (!lock) return refusal(503, "another search takes long; try again");
-  const PlanAnswer found = answer_of_query(request);
+  if (!lock) return refusal(503, "another search is running; try again later");
+  const PlanAnswer found = search_answer(request);
   std::string lines = plan_json_lines(found);
   lines.pop_back();
   std::ranges::replace(lines, '\n', ',');
-  return {.body = "{\"plans\":[" + lines + "],\"html\":" + Ordered(drawn_ranking(found)).dump() + "}\n"};
+  return {.body = "{\"plans\":[" + lines + "],\"html\":" + Ordered(render_ranking(found)).dump() + "}\n"};
 }
 
 }  // namespace

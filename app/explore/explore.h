@@ -1,15 +1,13 @@
-// The page of the planner: a web server for one user of this machine, on 127.0.0.1, for its own page alone, and answers
-// to the page's questions:
+// The planner's web page and its server on 127.0.0.1, for a single local user. Paths:
 //
 //   /          the page
-//   /choices   the names that can be chosen, and what stands behind them
-//   /predict   ?model=llama3-8b&hardware=h100&dp=2&pp=4&...: one plan, as `plan` prints it, and drawn
-//   /search    ?model=llama3-8b&hardware=h100&ranks=8&batch=256: the best plans, as `plan` prints them, and as a table
+//   /choices   the selectable names and their sizes
+//   /predict   ?model=llama3-8b&hardware=h100&dp=2&pp=4&...: prediction of a plan, as printed by `plan`, and figures
+//   /search    ?model=llama3-8b&hardware=h100&ranks=8&batch=256: the best plans, as printed by `plan`, and a table
 //
-// The server reads requests of at most 16 KiB without a body, GET and HEAD only, and takes a few seconds for each
-// connection; a search ends when who asked for it has hung up. A request must name this server as its host, so that no
-// other site's name can be pointed at it (DNS rebinding), and what a page of another site asks for is refused. It keeps
-// nothing between requests.
+// The server accepts GET and HEAD requests of at most 16 KiB without a body and closes connections that are silent for
+// a few seconds; a search is cancelled when its client disconnects. The Host header must name this server, which
+// prevents DNS rebinding, and requests from pages of other sites are rejected. The server is stateless.
 #pragma once
 #include <nlohmann/json.hpp>
 
@@ -19,8 +17,8 @@ namespace tessera::explore {
 
 struct Request {
   std::string path;
-  std::vector<std::pair<std::string, std::string>> query = {};  // decoded, in the order in which they came
-  planner::ProgressCallback meanwhile = [] {};                  // called while a search goes on; may throw
+  std::vector<std::pair<std::string, std::string>> query = {};  // decoded, in the order of the request
+  planner::ProgressCallback meanwhile = [] {};                  // called during a search; may throw
 };
 
 struct Answer {
@@ -29,23 +27,21 @@ struct Answer {
   std::string body = {};
 };
 
-// {"error": message, "field": field}; without a field where that is empty.
+// {"error": message, "field": field}; an empty field is omitted.
 Answer refusal(int status, const std::string& message, const std::string& field = "");
 
-// A case that cannot be is answered with status 400 and {"error": .., "field": ..}. Reads no files and keeps nothing.
-// Runs on several threads at once. What it throws becomes an answer with status 500.
+// Invalid cases are answered with status 400 and {"error": .., "field": ..}. Thread-safe; reads no files and has no
+// state. The caller answers exceptions with status 500.
 Answer answer(const Request& request);
 
-// The page: HTML with its style and script inside, made of the files in app/explore/page/.
+// The HTML page with inlined style and script, built from app/explore/page/.
 extern const std::string_view kPage;
 
-// How many pixels the page has for a picture across both columns, and for one in a column.
+// Width in pixels of a figure across both columns and of one in a single column.
 struct Widths {
   double wide = 1000, narrow = 480;
 };
-// The verdict, and of each picture the sentence and the SVG.
-nlohmann::ordered_json drawn_prediction(const planner::Case& c, const planner::Prediction& p, const Widths& widths);
-// The best plans, those that nearly fit, and the recommendation.
-std::string drawn_ranking(const PlanAnswer& answer);
+nlohmann::ordered_json render_prediction(const planner::Case& c, const planner::Prediction& p, const Widths& widths);
+std::string render_ranking(const PlanAnswer& answer);
 
 }  // namespace tessera::explore

@@ -1,4 +1,4 @@
-// The prediction of a plan and the ranking of others as HTML and SVG, for the page.
+// HTML and SVG of a prediction and a ranking, for the page.
 #include "app/explore/explore.h"
 #include "app/output.h"
 #include "planner/case_json.h"
@@ -13,15 +13,15 @@ using report::escaped;
 using report::percent;
 using report::short_bytes;
 
-// What needs less of each kind of memory.
+// How to reduce each category of memory.
 const std::map<std::string_view, const char*> kHints = {
-    {"parameters", "More pipeline or tensor ranks, or ZeRO-3, share them out."},
-    {"gradients", "More pipeline or tensor ranks, or ZeRO-2, share them out."},
-    {"optimizer", "ZeRO-1, or more pipeline or tensor ranks, share it out."},
+    {"parameters", "Use more pipeline or tensor ranks, or ZeRO-3, to shard them."},
+    {"gradients", "Use more pipeline or tensor ranks, or ZeRO-2, to shard them."},
+    {"optimizer", "Use ZeRO-1, or more pipeline or tensor ranks, to shard it."},
     {"activations",
-     "Fewer sequences in a micro-batch, more tensor ranks with sequence parallel, or recomputation need less."},
-    {"communication", "Fewer ranks along the axes that gather need less."},
-    {"workspace", "Fewer sequences in a micro-batch need less."}};
+     "Use fewer sequences per micro-batch, more tensor ranks with sequence parallelism, or recomputation."},
+    {"communication", "Use fewer ranks along the axes that gather."},
+    {"workspace", "Use fewer sequences per micro-batch."}};
 
 std::string seconds(double x) { return report::short_time(1e3 * x); }
 
@@ -40,29 +40,29 @@ std::string verdict(const Prediction& p) {
   const planner::MemoryParts& peak_rank = p.memory[p.peak_rank];
   std::string line, why;
   if (p.fits) {
-    line = fmt::format("It fits, and a step takes {}.", seconds(p.step_s));
+    line = fmt::format("The plan fits; step time {}.", seconds(p.step_s));
     if (p.slowest_s > p.fastest_s)
-      why = fmt::format("The numbers are those of data sheets: real runs take from {} to {}.", seconds(p.fastest_s),
+      why = fmt::format("Based on data sheets; the expected range in practice is {} to {}.", seconds(p.fastest_s),
                         seconds(p.slowest_s));
   } else {
-    line = fmt::format("It does not fit: a rank needs {}, {} more than it has.", short_bytes(peak_rank.peak()),
+    line = fmt::format("The plan does not fit: a rank needs {}, {} more than available.", short_bytes(peak_rank.peak()),
                        short_bytes(p.over_bytes));
-    if (p.memory.size() > 1) why = fmt::format("Pipeline rank {} has the highest memory peak. ", p.peak_rank);
+    if (p.memory.size() > 1) why = fmt::format("Pipeline rank {} has the highest peak. ", p.peak_rank);
     for (const auto& [name, bytes] : planner::kMemoryParts)
       if (name == p.largest)
-        why += fmt::format("Most of it: {}, {}. {}", name, short_bytes(peak_rank.*bytes), kHints.at(name));
+        why += fmt::format("Largest category: {}, {}. {}", name, short_bytes(peak_rank.*bytes), kHints.at(name));
   }
   return fmt::format("<h2 id=\"verdict-line\">{}</h2><p id=\"verdict-why\">{}</p><div id=\"figures\">", line, why) +
          report::as_html({{"step", seconds(p.step_s)},
                           {"tokens/s", format_si(p.tokens_per_s)},
-                          {"share of peak", percent(p.mfu)},
-                          {"TFLOP/s each", fmt::format("{:.3g}", p.tflops_per_rank)},
+                          {"MFU", percent(p.mfu)},
+                          {"TFLOP/s per rank", fmt::format("{:.3g}", p.tflops_per_rank)},
                           {"bubble, all ranks", percent(p.bubble)},
                           {"peak rank", short_bytes(peak_rank.peak())}}) +
          "</div>";
 }
 
-std::string plan_words(const Layout& l) {
+std::string plan_text(const Layout& l) {
   const Plan& p = l.plan;
   std::string out;
   const std::array<std::pair<const char*, int64_t>, 5> axes = {
@@ -79,8 +79,8 @@ std::string plan_words(const Layout& l) {
   return p.recompute == Recompute::none ? out : fmt::format("{}, recompute {}", out, value_name(p.recompute));
 }
 
-// The controls' values of a plan, as they stand in a link.
-std::string find_link(const Layout& l) {
+// The values of a plan's controls, in link format.
+std::string link_query(const Layout& l) {
   const nlohmann::ordered_json plan = planner::to_json(l);
   std::string out;
   for (const char* key : {"pp", "tp", "cp", "ep", "sequences", "schedule", "chunks", "zero", "recompute", "sp"}) {
@@ -97,30 +97,30 @@ report::Row make_row(const Candidate& c) {
                   p.fits ? "" : "over"};
   row.cells[0].html =
       fmt::format("<button type=\"button\" data-plan=\"{0}\" aria-label=\"Show the plan {1}\">{1}</button>",
-                  find_link(c.layout), plan_words(c.layout));
+                  link_query(c.layout), plan_text(c.layout));
   if (!p.fits)
     row.cells[0].html +=
-        fmt::format("<div>does not fit: {} too much, mostly {}</div>", short_bytes(p.over_bytes), p.largest);
+        fmt::format("<div>does not fit: {} over, mostly {}</div>", short_bytes(p.over_bytes), p.largest);
   return row;
 }
 
 }  // namespace
 
-nlohmann::ordered_json drawn_prediction(const planner::Case& c, const Prediction& p, const Widths& widths) {
+nlohmann::ordered_json render_prediction(const planner::Case& c, const Prediction& p, const Widths& widths) {
   nlohmann::ordered_json out = {{"verdict", verdict(p)}};
   for (const report::Part& figure : make_figures(c, p, widths.wide, widths.narrow)) out[figure.id] = shown(figure);
   return out;
 }
 
-std::string drawn_ranking(const PlanAnswer& a) {
-  report::Table table{.id = "plans", .columns = {{"plan"}, {"step", true}, {"memory", true}, {"of peak", true}}};
+std::string render_ranking(const PlanAnswer& a) {
+  report::Table table{.id = "plans", .columns = {{"plan"}, {"step", true}, {"memory", true}, {"MFU", true}}};
   for (const Candidate& c : a.found.best) table.rows.push_back(make_row(c));
   for (size_t i = 0; i < std::min<size_t>(a.fits() ? 3 : 10, a.found.too_large.size()); ++i)
     table.rows.push_back(make_row(a.found.too_large[i]));
   const std::string line =
-      a.fits() ? fmt::format("Of all ways to divide {} ranks, the fastest that fit. Choose one to see it.",
+      a.fits() ? fmt::format("The fastest plans that fit, of all layouts of {} ranks. Select one to show it.",
                              a.asked.question.ranks)
-               : "No plan fits. Nearest to fitting:";
+               : "No plan fits. Closest plans:";
   std::string out = fmt::format("<p id=\"ranking-line\">{}</p>{}<div id=\"advice\">", line, as_html(table));
   const auto list = [&](const char* title, const std::vector<std::string>& lines) {
     if (!lines.empty()) out += fmt::format("<h3>{}</h3>{}", title, report::list_html(lines));
@@ -128,10 +128,10 @@ std::string drawn_ranking(const PlanAnswer& a) {
   if (a.fits()) {
     const planner::Recommendation& r = a.recommended;
     std::vector<std::string> instead;
-    for (const planner::WhyNot& w : r.why_not) instead.push_back(plan_words(w.layout) + ": " + w.because);
-    list("Why the first", r.why), list("Why not another", instead);
-    if (!r.weakest_assumption.empty()) list("What would turn it", {r.weakest_assumption});
-    if (!a.command.empty()) out += fmt::format("<h3>The command</h3><code>{}</code>", escaped(a.command));
+    for (const planner::WhyNot& w : r.why_not) instead.push_back(plan_text(w.layout) + ": " + w.because);
+    list("Why the first plan", r.why), list("Why not another plan", instead);
+    if (!r.weakest_assumption.empty()) list("What could change the result", {r.weakest_assumption});
+    if (!a.command.empty()) out += fmt::format("<h3>Command</h3><code>{}</code>", escaped(a.command));
   }
   return out + "</div>";
 }

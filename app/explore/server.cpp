@@ -1,5 +1,5 @@
-// The command `explore` serves the planner as a page on this machine: a server over GNU libmicrohttpd, which bounds the
-// memory and the time of a connection.
+// The command `explore`: an HTTP server for the planner's page, based on GNU libmicrohttpd, which limits the memory and
+// time of each connection.
 #include <arpa/inet.h>
 #include <microhttpd.h>
 #include <netinet/in.h>
@@ -20,13 +20,13 @@
 namespace tessera::explore {
 namespace {
 
-constexpr size_t kMaxBytes = 16384;  // that a connection may hold, its request among them
+constexpr size_t kMaxBytes = 16384;  // memory limit of a connection, including its request
 constexpr unsigned kMaxConnections = 800;
-constexpr unsigned kSeconds = 3;  // that a connection may be silent
-constexpr unsigned kThreads = 4;  // a search leaves the others to predictions
+constexpr unsigned kSeconds = 3;  // timeout of a silent connection
+constexpr unsigned kThreads = 4;  // one for a search, the others for predictions
 constexpr size_t kMaxKeys = 64;
 
-// Pages of other origins may neither show nor read anything here, and ours loads nothing from elsewhere.
+// Pages of other origins may neither embed nor read anything, and the page loads nothing from elsewhere.
 constexpr std::pair<const char*, const char*> kHeaders[] = {
     {"Content-Security-Policy",
      "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data: "
@@ -35,10 +35,10 @@ constexpr std::pair<const char*, const char*> kHeaders[] = {
     {"Cross-Origin-Resource-Policy", "same-origin"},
     {"Referrer-Policy", "no-referrer"},
     {"Cache-Control", "no-store"},
-    {"Connection", "close"},  // the next request goes to a thread that is free
+    {"Connection", "close"},  // the next request is handled by an idle thread
 };
 
-// A socket that listens on the loopback interface, and its port.
+// Opens a listening socket on the loopback interface and returns its port.
 int listen_on(int port, int& bound) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   const int yes = 1;
@@ -56,7 +56,7 @@ int listen_on(int port, int& bound) {
   const int cause = errno;
   if (fd >= 0) close(fd);
   throw Error(cause == EADDRINUSE
-                  ? fmt::format("expected a free port, found {}, which another program has", port)
+                  ? fmt::format("expected a free port, found {}, which is in use", port)
                   : fmt::format("cannot listen on port {} of 127.0.0.1: {}", port, std::strerror(cause)));
 }
 
@@ -72,7 +72,6 @@ MHD_Result queue(MHD_Connection* connection, const Answer& answer) {
   return result;
 }
 
-// The headers of a request that matter here.
 struct Headers {
   std::vector<std::string> hosts;
   std::string site;
@@ -90,9 +89,9 @@ MHD_Result take_argument(void* to, MHD_ValueKind, const char* key, size_t key_si
   return query.size() <= kMaxKeys ? MHD_YES : MHD_NO;
 }
 
-// Whether a program has the other end of a connection, which has ended what it sends: the kernel lists a socket that is
-// held with its inode, and one that was closed with none.
-bool is_held(const sockaddr* client, int port) {
+// Whether a half-closed connection is still open in a client process: the kernel lists open sockets with their inode,
+// closed ones with 0.
+bool is_open(const sockaddr* client, int port) {
   const auto end = [](int of) { return fmt::format(":{:04X}", of); };
   const std::string from = end(ntohs(reinterpret_cast<const sockaddr_in*>(client)->sin_port)), to = end(port);
   for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
@@ -106,7 +105,7 @@ bool is_held(const sockaddr* client, int port) {
   return false;
 }
 
-// Throws Error when the other side has hung up. It looks at the socket 20 times a second at most.
+// Throws Error after the client has disconnected; checks at most 20 times per second.
 planner::ProgressCallback client_watch(MHD_Connection* connection, int port) {
   const int fd = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
   const sockaddr* client_at = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS)->client_addr;
@@ -114,8 +113,8 @@ planner::ProgressCallback client_watch(MHD_Connection* connection, int port) {
     if (std::chrono::steady_clock::now() < next) return;
     next = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
     pollfd client{.fd = fd, .events = POLLRDHUP, .revents = 0};
-    if (poll(&client, 1, 0) > 0 && ((client.revents & (POLLHUP | POLLERR)) != 0 || !is_held(client_at, port)))
-      throw Error("the connection was closed before there was an answer");
+    if (poll(&client, 1, 0) > 0 && ((client.revents & (POLLHUP | POLLERR)) != 0 || !is_open(client_at, port)))
+      throw Error("the client closed the connection before the answer");
   };
 }
 
@@ -127,7 +126,7 @@ bool has_body(MHD_Connection* connection) {
 
 class Server {
  public:
-  // It answers from now on, on threads of its own. Port 0 is any that is free. Throws Error that says why it cannot.
+  // Starts serving on separate threads. Port 0 selects any free port. Throws Error with the cause on failure.
   explicit Server(int port)
       : socket_(listen_on(port, port_)),
         daemon_(MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD, 0, nullptr, nullptr, on_request, this,
@@ -158,25 +157,24 @@ class Server {
   Answer answered(MHD_Connection* connection, const char* path, std::string_view method) const {
     Headers headers;
     MHD_get_connection_values(connection, MHD_HEADER_KIND, take_header, &headers);
-    if (!is_ours(headers.hosts))
-      return refusal(403, fmt::format("expected a request to 127.0.0.1:{} by that name or as localhost", port_));
+    if (!is_ours(headers.hosts)) return refusal(403, fmt::format("expected the host 127.0.0.1:{} or localhost", port_));
     if (method != "GET" && method != "HEAD") return refusal(405, "expected GET or HEAD");
     if (has_body(connection)) return refusal(413, "expected a request without a body");
     Request request{.path = path, .meanwhile = client_watch(connection, port_)};
-    const bool is_page = request.path == "/";  // which a link of another site may open
+    const bool is_page = request.path == "/";  // links on other sites may open the page
     if (!is_page && !headers.site.empty() && headers.site != "same-origin" && headers.site != "none")
-      return refusal(403, "expected a request of this server's own page, found one of another site");
+      return refusal(403, "expected a request from this server's page, found one from another site");
     MHD_get_connection_values_n(connection, MHD_GET_ARGUMENT_KIND, take_argument, &request.query);
     if (request.query.size() > kMaxKeys) return refusal(400, fmt::format("expected at most {} keys", kMaxKeys));
     return answer(request);
   }
 
-  // Called twice: when the headers are there, where a request with a body is refused, and when all of it is.
+  // Called twice: after the headers, when requests with a body are rejected, and after the complete request.
   static MHD_Result on_request(void* self, MHD_Connection* connection, const char* path, const char* method,
-                               const char*, const char*, size_t* body, void** seen) {
+                               const char*, const char*, size_t* body, void** context) {
     static char mark;
-    const bool first = *seen == nullptr;
-    *seen = &mark;
+    const bool first = *context == nullptr;
+    *context = &mark;
     const bool may_be = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
     if (first && may_be && !has_body(connection)) return MHD_YES;
     *body = 0;
@@ -191,12 +189,12 @@ class Server {
   MHD_Daemon* daemon_;
 };
 
-constexpr int kUsualPort = 8421;
+constexpr int kDefaultPort = 8421;
 
-// On the port that the user names; else on the usual one, or on any where another program has that.
+// Uses the given port, or the default port, or any free port if the default is in use.
 std::unique_ptr<Server> server_for(const ExploreOptions& o) {
   try {
-    return std::make_unique<Server>(static_cast<int>(o.port.value_or(kUsualPort)));
+    return std::make_unique<Server>(static_cast<int>(o.port.value_or(kDefaultPort)));
   } catch (const Error& e) {
     if (o.port) throw Error(fmt::format("--port: {}", e.what()), e.status());
     return std::make_unique<Server>(0);
@@ -215,8 +213,8 @@ Answer refusal(int status, const std::string& message, const std::string& field)
 
 int tessera::run(const ExploreOptions& o) {
   const std::unique_ptr<explore::Server> server = explore::server_for(o);
-  const bool moved = !o.port && server->port() != explore::kUsualPort;
-  print(fmt::format("{}http://127.0.0.1:{}/ shows the planner until Ctrl-C ends it\n",
-                    moved ? fmt::format("port {} is taken; ", explore::kUsualPort) : "", server->port()));
-  for (;;) pause();  // a signal ends the program (app/signals.h)
+  const bool moved = !o.port && server->port() != explore::kDefaultPort;
+  print(fmt::format("{}planner at http://127.0.0.1:{}/; press Ctrl-C to stop\n",
+                    moved ? fmt::format("port {} is in use; ", explore::kDefaultPort) : "", server->port()));
+  for (;;) pause();  // ended by a signal (app/signals.h)
 }

@@ -1,5 +1,4 @@
-// The commands `generate`, texts of a model, one of them printed as it is written; and `evaluate`, how well a model
-// predicts a text.
+// The commands `generate` and `evaluate`.
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
@@ -19,7 +18,7 @@ namespace tessera {
 
 namespace {
 
-// All values are read: none is drawn before.
+// All values are loaded from a file, so none is initialized randomly.
 std::unique_ptr<LanguageModel> make_frozen(const ModelConfig& config) {
   std::unique_ptr<LanguageModel> model = make_model(config);
   model->freeze();
@@ -27,18 +26,16 @@ std::unique_ptr<LanguageModel> make_frozen(const ModelConfig& config) {
   return model;
 }
 
-// The command `generate`: texts of a model, one of them printed as it is written.
-
-// A model's prompts as turns of a conversation, or each by itself.
+// Prompts as turns of a conversation, or as independent requests.
 class Conversation {
  public:
-  // A template that the model's run was told to learn is its own. Throws Error (usage) for options that do not go
-  // together, and as ask() does.
+  // A template on which the model was trained counts as the model's own. Throws Error (usage) for invalid combinations
+  // of options, and as ask() does.
   Conversation(const GenerateOptions& o, const Tokenizer& tokenizer, const Pretrained& from)
       : tokenizer_(tokenizer),
         how_{.style = o.chat_template, .ends = !o.no_bos, .special = o.special, .vocab = from.config.vocab} {
     if (o.chat && (!o.prompts.empty() || o.prompts_file))
-      throw Error("--chat: takes its turns from standard input; expected no --prompt and no --prompts");
+      throw Error("--chat: reads its turns from standard input; expected no --prompt or --prompts");
     if (!has_template() && (o.chat || o.system)) how_.style = ChatTemplate::automatic;
     if (how_.style == ChatTemplate::automatic && from.chat_template != ChatTemplate::none)
       how_.style = from.chat_template;
@@ -47,7 +44,7 @@ class Conversation {
   }
 
   bool has_template() const { return how_.style != ChatTemplate::none; }
-  // The tokens that the model reads when it is asked this after all that was said. Throws as ask() does.
+  // The tokens of the conversation so far and this prompt. Throws as ask() does.
   Asked asked(const std::string& prompt) const {
     std::vector<Message> turns = turns_;
     turns.push_back({Role::user, prompt});
@@ -63,7 +60,7 @@ class Conversation {
   std::vector<Message> turns_;
 };
 
-// The next line of standard input that is not empty, the same on every rank; nothing at its end.
+// The next non-empty line of standard input, the same on all ranks; nullopt at the end of input.
 std::optional<std::string> next_line(Communicator& world) {
   std::string line;
   const bool typed = ::isatty(STDIN_FILENO) == 1;
@@ -73,13 +70,13 @@ std::optional<std::string> next_line(Communicator& world) {
     if (typed && !more) std::fputs("\n", stderr);
     if (!more) break;
     if (line.ends_with('\r')) line.pop_back();
-    if (line.starts_with("\uFEFF")) line.erase(0, 3);  // the byte order mark of a file
+    if (line.starts_with("\uFEFF")) line.erase(0, 3);  // byte order mark
   }
   if (world.size() > 1) line = broadcast_text(world, line, 0);
   return line.empty() ? std::nullopt : std::optional(line);
 }
 
-// A text as it is shown: until one of the stop texts, or the token that ends texts.
+// The printed text: ends before a stop text or an end token.
 class Shown {
  public:
   Shown(const Tokenizer& tokenizer, const GenerateOptions& o, const Asked& asked)
@@ -91,7 +88,7 @@ class Shown {
     stop_.insert(stop_.end(), asked.stops.begin(), asked.stops.end());
   }
 
-  // Whether the text goes on.
+  // Returns false after the end of the text.
   bool add(int32_t token) {
     if (std::ranges::find(ends_, token) != ends_.end()) {
       ended_ = "end";
@@ -104,7 +101,7 @@ class Shown {
     if (ended_ == kLength) add_text(decoder_.end());
     ready_ = text_.size();
   }
-  // Text that is certain to be part of the result and was not taken yet.
+  // Returns new text that no stop text can remove any more.
   std::string take() {
     std::string out = text_.substr(taken_, ready_ - taken_);
     taken_ = ready_;
@@ -112,7 +109,7 @@ class Shown {
   }
   const std::string& text() const { return text_; }
   int64_t tokens() const { return tokens_; }
-  std::string_view ended() const { return ended_; }  // its reason
+  std::string_view ended() const { return ended_; }
 
  private:
   static constexpr std::string_view kLength = "length";
@@ -123,16 +120,16 @@ class Shown {
     for (const std::string& stop : stop_) first = std::min(first, text_.find(stop, ready_));
     const bool stopped = first != std::string::npos;
     if (stopped) text_.resize(first), ended_ = "stop";
-    ready_ = stopped ? text_.size() : text_.size() - begun();
+    ready_ = stopped ? text_.size() : text_.size() - partial_stop();
     return !stopped;
   }
-  // How much of the end may be the beginning of a stop text.
-  size_t begun() const {
-    size_t most = 0;
+  // The length of the longest suffix that may begin a stop text.
+  size_t partial_stop() const {
+    size_t longest = 0;
     for (const std::string& stop : stop_)
-      for (size_t n = std::min(stop.size() - 1, text_.size() - taken_); n > most; --n)
-        if (text_.ends_with(std::string_view(stop).substr(0, n))) most = n;
-    return most;
+      for (size_t n = std::min(stop.size() - 1, text_.size() - taken_); n > longest; --n)
+        if (text_.ends_with(std::string_view(stop).substr(0, n))) longest = n;
+    return longest;
   }
 
   StreamDecoder decoder_;
@@ -148,13 +145,13 @@ std::vector<std::string> read_prompts(const GenerateOptions& o) {
   std::vector<std::string> out = o.prompts;
   if (o.prompts_file) {
     std::string all = of_option("prompts", *o.prompts_file, [&] { return read_text(*o.prompts_file); });
-    if (all.starts_with("\uFEFF")) all.erase(0, 3);  // the byte order mark
+    if (all.starts_with("\uFEFF")) all.erase(0, 3);
     std::istringstream text(all);
     for (std::string line; std::getline(text, line);) {
       if (line.ends_with('\r')) line.pop_back();
       if (!line.empty()) out.push_back(line);
     }
-    if (out.empty()) bad_input("{}: no prompts; expected one on each line", *o.prompts_file);
+    if (out.empty()) bad_input("{}: expected one prompt per line, found none", *o.prompts_file);
   }
   if (out.empty()) out.emplace_back("\n");
   for (const std::string& prompt : out)
@@ -164,7 +161,7 @@ std::vector<std::string> read_prompts(const GenerateOptions& o) {
   return out;
 }
 
-// The model's own settings that would write another text than the options do, in one line.
+// The model's generation settings that differ from the options, in one line.
 std::string other_settings(const Tokenizer& tokenizer, const GenerateOptions& o) {
   const nlohmann::json settings = nlohmann::json::parse(tokenizer.generation_config());
   const nlohmann::json taken{{"temperature", o.temperature},
@@ -179,16 +176,16 @@ std::string other_settings(const Tokenizer& tokenizer, const GenerateOptions& o)
         key != "transformers_version" && key != "cache_implementation" && !is_nothing(value) &&
         value_at(taken, key) != value)
       out += fmt::format("{}{} {}", out.empty() ? "" : ", ", one_line(key), shown(value, 40));
-  return out.empty() ? "" : fmt::format("the model's own settings, which are not taken: {}\n", out);
+  return out.empty() ? "" : fmt::format("the model's generation settings, overridden by options: {}\n", out);
 }
 
-// The tokens of a prompt, each in the model's table.
+// The tokens of a prompt; throws Error (usage) if one is not in the embedding table.
 std::vector<int32_t> read_tokens(const std::string& prompt, const Inference& model, const GenerateOptions& o) {
   std::vector<int32_t> out =
       model.tokenizer->encode_with(prompt, {.special_in_text = o.special, .add_ends = !o.no_bos});
   for (const int32_t token : out)
     if (token >= model.from.config.vocab)
-      bad_usage("--prompt: its token {}, '{}', is beyond the model's table of {}", token,
+      bad_usage("--prompt: token {} ('{}') is not in the model's embedding table of {} rows", token,
                 model.tokenizer->decode(std::span(&token, 1)), model.from.config.vocab);
   return out;
 }
@@ -199,24 +196,24 @@ std::string to_json(const std::string& prompt, const Shown& shown) {
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-// The texts to continue, and whether they are part of the result.
+// The texts to continue; `shown`: they are printed before their continuations.
 struct Prompts {
-  std::vector<std::string> said;
+  std::vector<std::string> texts;
   std::vector<Asked> asked;
   bool shown;
 };
 
-// Reports a prompt that is longer than the context, whose last tokens alone are read; `which` names it.
+// Reports a prompt longer than the context, which is truncated to its last tokens; `which` names it.
 void report_unread(const std::string& which, const Asked& asked, int64_t context) {
   const int64_t count = std::ssize(asked.tokens);
   if (count > context)
-    std::fputs(fmt::format("{} has {} tokens; its first {} are not read: the context has {}\n", which, count,
+    std::fputs(fmt::format("{} has {} tokens; the first {} are ignored, because the context has {}\n", which, count,
                            count - context, context)
                    .c_str(),
                stderr);
 }
 
-// Writes a text for each prompt, and prints them. Every rank calls it, and gets the first text.
+// Generates and prints a text for each prompt. All ranks call it and receive the first text.
 std::string write_texts(const Inference& model, const GenerateOptions& o, Trainer& part, const Prompts& prompts,
                         uint64_t seed) {
   Communicator& world = part.world();
@@ -227,24 +224,24 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
                               .repetition_penalty = o.repetition_penalty,
                               .seed = seed,
                               .vocab = model.tokenizer->vocab_size()};
-  const size_t count = prompts.said.size();
-  const bool json = o.format == "json", streams = !json && count == 1, says = world.rank() == 0;
+  const size_t count = prompts.texts.size();
+  const bool json = o.format == "json", streams = !json && count == 1, prints = world.rank() == 0;
   std::vector<std::vector<int32_t>> tokens;
   std::vector<Shown> shown;
   for (const Asked& asked : prompts.asked) {
     tokens.push_back(asked.tokens);
     shown.emplace_back(*model.tokenizer, o, asked);
   }
-  const auto before = [&](size_t p) { return prompts.shown ? prompts.said[p] : std::string(); };
+  const auto before = [&](size_t p) { return prompts.shown ? prompts.texts[p] : std::string(); };
   Generator generator(part);
   const auto start = std::chrono::steady_clock::now();
-  if (streams && says) print(before(0));
-  double first = 0;  // seconds
+  if (streams && prints) print(before(0));
+  double first = 0;
   const auto elapsed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
   generator.write(tokens, o.tokens, options, [&](size_t p, int32_t token) {
     if (first == 0) first = elapsed();
     const bool on = shown[p].add(token);
-    const bool open = !streams || !says || print(shown[p].take());
+    const bool open = !streams || !prints || print(shown[p].take());
     return on && (open || world.size() > 1);
   });
   const double seconds = elapsed();
@@ -255,24 +252,25 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
     const int64_t read = std::ssize(tokens[p]) + shown[p].tokens() - 1, context = model.job.model.context;
     if (generator.own(p) && std::ssize(tokens[p]) <= context && read > context) ++long_texts;
     const int root = part.mesh().rank_at({0, static_cast<int>(p % static_cast<size_t>(model.job.plan.dp)), 0, 0});
-    const std::string one = json ? to_json(prompts.said[p], shown[p]) + "\n" : before(p) + shown[p].text() + "\n";
-    const std::string whole = world.size() > 1 && !streams ? broadcast_text(world, one, root) : one;
-    if (says && !streams) print(whole);
-    if (says && !streams && !json && p + 1 < count) print("\n");
+    const std::string one = json ? to_json(prompts.texts[p], shown[p]) + "\n" : before(p) + shown[p].text() + "\n";
+    const std::string full = world.size() > 1 && !streams ? broadcast_text(world, one, root) : one;
+    if (prints && !streams) print(full);
+    if (prints && !streams && !json && p + 1 < count) print("\n");
     if (generator.own(p)) written += static_cast<double>(shown[p].tokens());
   }
-  if (streams && says) print(shown[0].take() + "\n");
+  if (streams && prints) print(shown[0].take() + "\n");
   if (long_texts > 0)
-    std::fputs(fmt::format("{} longer than the context of {} tokens: the beginning is not read for the end\n",
+    std::fputs(fmt::format("{} longer than the context of {} tokens: earlier tokens are ignored at the end\n",
                            count == 1 ? "the text is" : fmt::format("{} of {} texts are", long_texts, count),
                            model.job.model.context)
                    .c_str(),
                stderr);
   const Plan& plan = model.job.plan;
   written = world.size() > 1 ? world.sum(written) / static_cast<double>(plan.pp * plan.tp) : written;
-  const double all = static_cast<double>(count), rest = written - all;  // the first ones come with the prompts
-  if (says && !o.chat)
-    std::fputs(fmt::format("{} tokens from {}, {} tokens/s; the first after {:.3f} s\n", written,
+  const double all = static_cast<double>(count),
+               rest = written - all;  // without first tokens
+  if (prints && !o.chat)
+    std::fputs(fmt::format("{} tokens from {}, {} tokens/s; time to first token {:.3f} s\n", written,
                            one_line(model.from.path.string()),
                            format_si(rest > 0 ? rest / (seconds - first) : written / seconds), first)
                    .c_str(),
@@ -280,9 +278,9 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
   return o.chat && world.size() > 1 ? broadcast_text(world, shown[0].text(), 0) : shown[0].text();
 }
 
-// The command `evaluate`: how well a model predicts a text.
+// The command `evaluate`: the mean loss of a model on a text.
 
-// The evaluation of one text, or of a part of a mixture.
+// The evaluation of a text, or of one dataset of a mixture.
 struct Found {
   std::string name;
   double share = 1;
@@ -293,7 +291,7 @@ struct Found {
   double bits() const { return loss * tokens() / std::log(2.0) / static_cast<double>(text.bytes); }
 };
 
-std::vector<Found> find_texts(const Inference& model) {
+std::vector<Found> load_texts(const Inference& model) {
   const auto one = [&](const std::string& spec) {
     return of_option("data", spec, [&] { return evaluation_text(spec, *model.tokenizer, example_options(model.run)); });
   };
@@ -305,19 +303,19 @@ std::vector<Found> find_texts(const Inference& model) {
   return out;
 }
 
-std::string in_words(const Found& f) {
-  return fmt::format("loss {:.4f} nats a token, over {} tokens in windows of {}; {:.4f} bits a byte", f.loss,
+std::string to_text(const Found& f) {
+  return fmt::format("loss {:.4f} nats per token, {} tokens in windows of {}; {:.4f} bits per byte", f.loss,
                      f.text.rows->targets(), f.text.rows->context(), f.bits());
 }
 
-nlohmann::ordered_json in_json(const Found& f) {
+nlohmann::ordered_json result_json(const Found& f) {
   return {{"loss", f.loss}, {"tokens", f.text.rows->targets()}, {"bits_per_byte", f.bits()}};
 }
 
-// The result as text or JSON; for a mixture the mean by its weights, and behind it its parts.
+// The result as text or JSON; for a mixture the weighted mean, followed by its datasets.
 std::string result(const TrainOptions& run, const std::vector<Found>& all) {
   const bool json = run.format == "json";
-  if (all.size() == 1) return (json ? in_json(all[0]).dump() : in_words(all[0])) + "\n";
+  if (all.size() == 1) return (json ? result_json(all[0]).dump() : to_text(all[0])) + "\n";
   double loss = 0, bytes = 0, shares = 0;
   int64_t tokens = 0;
   for (const Found& f : all) {
@@ -330,11 +328,11 @@ std::string result(const TrainOptions& run, const std::vector<Found>& all) {
   loss /= shares;
   if (json) {
     nlohmann::ordered_json out{{"loss", loss}, {"tokens", tokens}, {"bits_per_byte", bits}};
-    for (const Found& f : all) out["datasets"][f.name] = in_json(f);
+    for (const Found& f : all) out["datasets"][f.name] = result_json(f);
     return out.dump() + "\n";
   }
-  std::string out = fmt::format("loss {:.4f} nats a token, the mean by weights; {:.4f} bits a byte\n", loss, bits);
-  for (const Found& f : all) out += fmt::format("  {}: {}\n", one_line(f.name), in_words(f));
+  std::string out = fmt::format("loss {:.4f} nats per token (weighted mean); {:.4f} bits per byte\n", loss, bits);
+  for (const Found& f : all) out += fmt::format("  {}: {}\n", one_line(f.name), to_text(f));
   return out;
 }
 
@@ -350,18 +348,18 @@ Inference open_inference(const std::string& from, const Args& words) {
   run.optim.dtype = out.from.dtype == DType::bfloat16 ? DType::bfloat16 : DType::float32;
   run.data = "";
   for (const auto& [name, text] : words) set_option(run, name, text);
-  const bool silent = !run.ranks && !run.gives("dp") && !run.gives("tp") && !run.gives("pp") && !run.gives("cp");
-  if (silent && !has_processes(make_job(run).plan)) run.ranks = 1;  // and not those of a job
+  const bool no_axes = !run.ranks && !run.gives("dp") && !run.gives("tp") && !run.gives("pp") && !run.gives("cp");
+  if (no_axes && !has_processes(make_job(run).plan)) run.ranks = 1;  // not the size of an MPI job
   take_model(run, out.from.config);
   if (!out.from.merged.empty() && run.sizes.quantize.codec != Codec::none)
-    bad_usage("--quantize: expected none, since the adapters are in the weights ({}), found {}", out.from.merged,
+    bad_usage("--quantize: expected none for a model with merged adapters ({}), found {}", out.from.merged,
               value_name(run.sizes.quantize.codec));
   if (out.from.dtype == DType::bfloat16 && !run.gives("dtype"))
     out.from.notes.push_back(one_line(out.from.path.string()) +
-                             ": stored in bf16 and computed in bf16; --dtype fp32 computes in fp32");
+                             ": stored and computed in bf16; use --dtype fp32 to compute in fp32");
   say_notes(out.from.notes);
   if (run.optim.dtype == DType::float64) throw Error("--dtype: fp64 is for tessera verify; expected fp32 or bf16");
-  constexpr int64_t kSequences = 4;  // sequences of a rank, at once
+  constexpr int64_t kSequences = 4;  // sequences per rank and batch
   if (!run.gives("batch")) run.optim.batch = kSequences * make_job(run).plan.dp;
   in_options([&] { check_sizes(make_job(run)); });
   check_plan(run);
@@ -381,15 +379,15 @@ std::unique_ptr<Trainer> inference_trainer(const Inference& inference, Communica
 }
 
 int run(const GenerateOptions& o) {
-  const std::vector<std::string> said = o.chat ? std::vector<std::string>() : read_prompts(o);
+  const std::vector<std::string> texts = o.chat ? std::vector<std::string>() : read_prompts(o);
   const Inference model = open_inference(o.from, o.words);
-  const Conversation beginning = in_options([&] { return Conversation(o, *model.tokenizer, model.from); });
-  Prompts prompts{said, {}, !beginning.has_template()};
-  for (const std::string& prompt : said)
-    prompts.asked.push_back(beginning.has_template() ? in_options([&] { return beginning.asked(prompt); })
-                                                     : Asked{read_tokens(prompt, model, o)});
-  for (size_t p = 0; p < said.size(); ++p)
-    report_unread(said.size() > 1 ? fmt::format("prompt {}", p + 1) : "the prompt", prompts.asked[p],
+  const Conversation initial = in_options([&] { return Conversation(o, *model.tokenizer, model.from); });
+  Prompts prompts{texts, {}, !initial.has_template()};
+  for (const std::string& prompt : texts)
+    prompts.asked.push_back(initial.has_template() ? in_options([&] { return initial.asked(prompt); })
+                                                   : Asked{read_tokens(prompt, model, o)});
+  for (size_t p = 0; p < texts.size(); ++p)
+    report_unread(texts.size() > 1 ? fmt::format("prompt {}", p + 1) : "the prompt", prompts.asked[p],
                   model.job.model.context);
   std::fputs(for_terminal(other_settings(*model.tokenizer, o)).c_str(), stderr);
   launch(launch_options("generate", model.run, model.job.plan), [&](Communicator& world) {
@@ -398,13 +396,13 @@ int run(const GenerateOptions& o) {
       write_texts(model, o, *part, prompts, static_cast<uint64_t>(o.seed));
       return;
     }
-    Conversation talk = beginning;
+    Conversation conversation = initial;
     for (auto seed = static_cast<uint64_t>(o.seed);; ++seed) {
       const std::optional<std::string> line = next_line(world);
       if (!line) return;
-      const Asked asked = in_options([&] { return talk.asked(*line); });
+      const Asked asked = in_options([&] { return conversation.asked(*line); });
       if (world.rank() == 0) report_unread("the conversation", asked, model.job.model.context);
-      talk.add(*line, write_texts(model, o, *part, {{*line}, {asked}, false}, seed));
+      conversation.add(*line, write_texts(model, o, *part, {{*line}, {asked}, false}, seed));
     }
   });
   return 0;
@@ -414,7 +412,7 @@ int run(const EvaluateOptions& o) {
   const Inference model = open_inference(o.from, o.words);
   if (model.run.data.empty()) throw Error("--data: expected a text, tokens or examples; found none");
   check_example_options(model.run);
-  const std::vector<Found> texts = find_texts(model);
+  const std::vector<Found> texts = load_texts(model);
   for (const Found& f : texts)
     for (const std::string& note : f.text.notes) std::fputs((one_line(with_options(note)) + "\n").c_str(), stderr);
   launch(launch_options("evaluate", model.run, model.job.plan), [&](Communicator& world) {

@@ -1,4 +1,4 @@
-// The entry point: everything else is in app/, so that tests can link it.
+// The entry point; everything else is in app/, which tests can link.
 #include <sys/auxv.h>
 #include <unistd.h>
 
@@ -7,27 +7,28 @@
 
 namespace {
 
-// GNU's OpenMP lets a thread that waits for its team spin for some 10 ms before it sleeps. Beside other programs it
-// then keeps the core from those that it waits for, and all is ten times slower. How long is read from the environment
-// when the library is loaded: a program that was not told begins once more and says it. Where it cannot, all goes on as
-// it was.
-void begin_with_short_waits(int, char** words, char** environment) {
-  const auto says = [](const std::string_view line) {
+// By default, a waiting thread of GNU OpenMP spins for about 10 ms before it sleeps. On shared cores this slows the
+// program down tenfold, because the spinning thread occupies the core of the thread it waits for. The spin count is
+// read from the environment when the library is loaded, so the program sets it and executes itself again. If exec
+// fails, the program continues unchanged.
+void limit_openmp_spinning(int, char** args, char** environment) {
+  const auto sets_waiting = [](const std::string_view line) {
     return line.starts_with("GOMP_SPINCOUNT=") || line.starts_with("OMP_WAIT_POLICY=");
   };
   static std::array<char*, 4096> more;
-  static char spins[] = "GOMP_SPINCOUNT=1000";  // some 30 us, in which most teams meet
+  static char spins[] = "GOMP_SPINCOUNT=1000";  // about 30 us, enough for most barriers
   size_t n = 0;
   for (; environment[n] != nullptr; ++n)
-    if (n + 2 >= more.size() || says(environment[n])) return;
+    if (n + 2 >= more.size() || sets_waiting(environment[n])) return;
   *std::copy_n(environment, n, more.begin()) = spins;
   const auto program = getauxval(AT_EXECFN);
-  if (program != 0) execve(reinterpret_cast<const char*>(program), words, more.data());
+  if (program != 0) execve(reinterpret_cast<const char*>(program), args, more.data());
 }
 
-// Before the libraries are initialised. Here, since a shared library (bench/pack.sh) may not have such a section.
-[[gnu::section(".preinit_array"), gnu::used]] void (*const begin)(int, char**, char**) = begin_with_short_waits;
-[[gnu::section(".preinit_array"), gnu::used]] void (*const before_libraries)() = tessera::look_at_hangup;
+// Runs before libraries are initialized. Defined here because a shared library (bench/pack.sh) may not have this
+// section.
+[[gnu::section(".preinit_array"), gnu::used]] void (*const begin)(int, char**, char**) = limit_openmp_spinning;
+[[gnu::section(".preinit_array"), gnu::used]] void (*const before_libraries)() = tessera::record_hangup_action;
 
 }  // namespace
 

@@ -13,27 +13,24 @@
 
 namespace tessera {
 
-// Asking the cache, and measuring.
-
 namespace {
 
 void say(std::string_view line) { std::fputs((one_line(std::string(line)) + "\n").c_str(), stderr); }
 
 planner::Identity here() { return planner::identity_of_this(TESSERA_VERSION); }
 
-// From names and files to what the planner is asked.
-
-constexpr int64_t kUsualVocab = 50257, kCharacters = 256;  // where a vocabulary is the tokenizer's: GPT-2's
+constexpr int64_t kDefaultVocab = 50257,
+                  kCharacters = 256;  // vocabularies of the default tokenizers: GPT-2 and characters
 
 bool is_file(const std::string& name) { return name.find('/') != std::string::npos || name.ends_with(".toml"); }
 
-// The user knows a field by its key.
+// In files, the user knows fields by their keys.
 std::string without_backticks(std::string text) {
   std::erase(text, '`');
   return text;
 }
 
-// Reads with `read` the file that the option names; errors name the file and its keys.
+// Reads the file named by the option; errors name the file and its keys.
 template <class F>
 auto from_file(std::string_view option, const std::string& path, const F& read) {
   const std::string text = of_option(option, path, [&] { return read_file(path); });
@@ -48,22 +45,22 @@ planner::ModelShape make_model_shape(const PlanOptions& o) {
   if (o.model_file) {
     for (const auto& [name, text] : o.words)
       if (name != "model" && name != "batch" && !is_searched(name) && name != "dtype")
-        bad_usage("--{}: expected a model by name beside it; found --model {}, a file with its own sizes", name,
+        bad_usage("--{}: expected a named model; found --model {}, a file that specifies the sizes", name,
                   *o.model_file);
     return from_file("model", *o.model_file, planner::model_from_json);
   }
   Job job = make_job(o.run);
   job.plan.microbatches = 1;
   check_sizes(job);
-  if (job.model.vocab == 0) job.model.vocab = usual_vocab(o.run.model);
+  if (job.model.vocab == 0) job.model.vocab = default_vocab(o.run.model);
   return planner::to_model_shape(job.model);
 }
 
-// Those of the axes where they are not said.
+// --ranks, or the product of the axes.
 int64_t rank_count(const PlanOptions& o) {
   if (o.run.ranks) return *o.run.ranks;
   if (!o.gives("pp") && !o.gives("dp") && !o.gives("cp") && !o.gives("tp"))
-    throw Error("--ranks: expected a number of ranks, found none");
+    throw Error("--ranks: expected the number of ranks, found none");
   return o.run.plan.ranks();
 }
 
@@ -71,7 +68,7 @@ planner::Hardware find_hardware(const PlanOptions& o) {
   if (!o.hardware)
     bad_usage("--hardware: expected {}, this, or a TOML file; found none", fmt::join(planner::hardware_names(), ", "));
   if (*o.hardware == "this") {
-    planner::Hardware h = planner::find_hardware(measured_here(o.calibrate), make_job(o.run).optim.dtype);
+    planner::Hardware h = planner::find_hardware(machine_here(o.calibrate), make_job(o.run).optim.dtype);
     h.memory_bytes = o.memory_gb ? *o.memory_gb * 1e9 : h.memory_bytes / static_cast<double>(rank_count(o));
     return h;
   }
@@ -82,7 +79,7 @@ planner::Hardware find_hardware(const PlanOptions& o) {
   return h;
 }
 
-// A program by name takes the attention that the hardware has.
+// A named software uses the attention kernels for which the hardware has rates.
 planner::Software find_software(const PlanOptions& o, const planner::Hardware& h) {
   if (o.hardware == "this" && o.software != "tessera")
     throw Error("--software: expected tessera, because --hardware this was measured with its kernels; found " +
@@ -97,7 +94,7 @@ planner::Software find_software(const PlanOptions& o, const planner::Hardware& h
   return s;
 }
 
-// Fixes a choice that the option gives; a choice that was not given stays open.
+// Fixes a choice that is given as an option; the planner searches the others.
 template <class T>
 void fix(const PlanOptions& o, std::string_view option, std::optional<T>& choice, const T& value) {
   if (o.gives(option)) choice = value;
@@ -105,28 +102,27 @@ void fix(const PlanOptions& o, std::string_view option, std::optional<T>& choice
 
 planner::Fixed fixed_choices(const PlanOptions& o, const Plan& p) {
   planner::Fixed f{.ep = o.ep};
-  const Plan& said = o.run.plan;
-  fix(o, "pp", f.pp, said.pp), fix(o, "dp", f.dp, said.dp), fix(o, "cp", f.cp, said.cp), fix(o, "tp", f.tp, said.tp);
+  const Plan& plan = o.run.plan;
+  fix(o, "pp", f.pp, plan.pp), fix(o, "dp", f.dp, plan.dp), fix(o, "cp", f.cp, plan.cp), fix(o, "tp", f.tp, plan.tp);
   fix(o, "microbatches", f.microbatches, p.microbatches), fix(o, "chunks", f.chunks, p.chunks);
   fix(o, "sp", f.sp, p.sp), fix(o, "zero", f.zero, p.zero), fix(o, "schedule", f.schedule, p.schedule);
   fix(o, "cp-mode", f.cp_mode, p.cp_mode), fix(o, "recompute", f.recompute, p.recompute);
   return f;
 }
 
-// The answer.
-
-// With a whole layout there is no choice, and a plan that does not fit is an answer too.
-bool is_whole(const planner::SearchRequest& q) {
+// Whether the layout is fixed completely. Then the prediction of a plan that does not fit is also printed.
+bool is_fully_specified(const planner::SearchRequest& q) {
   const std::vector<planner::Layout> all = bases(q);
   return all.size() == 1 && variants(q, all.front()).size() == 1;
 }
 
-// Fewer, of which the model fits more: the nearest power of two times these that has a plan.
-std::string where_it_fits(planner::SearchRequest q) {
-  constexpr int64_t most = 1 << 14;
+// The smallest power-of-two multiple of the ranks for which a plan fits.
+std::string sufficient_ranks(planner::SearchRequest q) {
+  constexpr int64_t max_ranks = 1 << 14;
   q.fixed.dp.reset();
-  while ((q.ranks *= 2) <= most) try {
-      if (!search(q, 1).best.empty()) return fmt::format("; on {} such ranks a plan fits", q.ranks);
+  while ((q.ranks *= 2) <= max_ranks) try {
+      if (!search(q, 1).best.empty())
+        return fmt::format("; nearest number of ranks with a plan that fits: {}", q.ranks);
     } catch (const Error&) {
       break;
     }
@@ -137,42 +133,39 @@ std::string where_it_fits(planner::SearchRequest q) {
   const planner::SearchRequest& q = a.asked.question;
   const planner::Candidate& nearest = a.found.too_large.at(0);
   const planner::Prediction& p = nearest.prediction;
-  bad_usage("no plan fits {:.1f} GB: the nearest, {}, needs {:.1f} GB more, most of it {}{}", a.asked.memory() / 1e9,
-            to_text(nearest.layout.plan), p.over_bytes / 1e9, p.largest, where_it_fits(q));
+  bad_usage("no plan fits {:.1f} GB: the nearest, {}, needs {:.1f} GB more, mainly for {}{}", a.asked.memory() / 1e9,
+            to_text(nearest.layout.plan), p.over_bytes / 1e9, p.largest, sufficient_ranks(q));
 }
 
-// The figures that a person looks for first, and where the others are.
-std::string machine_words(const planner::Machine& m) {
+// The main measurements and the path of the file with all of them.
+std::string machine_text(const planner::Machine& m) {
   return fmt::format(
-      "{}, {} processors, GPU: {}\nproducts {:.0f} GFLOP/s in fp32, {:.0f} in bf16; memory {:.1f} GB/s, {:.1f} GB\n"
-      "all others, to be read: {}\n",
+      "{}, {} cores, GPU: {}\nmatmul {:.0f} GFLOP/s in fp32, {:.0f} in bf16; memory {:.1f} GB/s, {:.1f} GB\nall "
+      "measurements: {}\n",
       m.identity.processor, m.identity.processors, m.identity.gpu, m.product_flops_per_s[0] / 1e9,
       m.product_flops_per_s[1] / 1e9, m.copy_bytes_per_s / 1e9, m.memory_bytes / 1e9,
       planner::machine_file(m.identity).string());
 }
 
-// Throws Error (usage) for a number that the ranking has not.
+// Throws Error (usage) for a number outside the ranking.
 std::vector<MeasuredPlan> measure_plans(const planner::SearchRequest& q, const planner::SearchResult& found,
                                         const std::vector<int64_t>& numbers) {
   for (const int64_t number : numbers)
     if (number > std::ssize(found.best))
-      bad_usage("--measure: expected numbers of the ranking, 1 to {}, found {}", found.best.size(), number);
+      bad_usage("--measure: expected positions in the ranking, 1 to {}, found {}", found.best.size(), number);
   std::vector<MeasuredPlan> out;
   Progress progress(Progress::for_stderr(0, false));
   for (const int64_t number : numbers) {
     const planner::Candidate& c = found.best[static_cast<size_t>(number - 1)];
     const Job job = planner::own_job(make_case(q, c.layout)).value();
     check(job, true);
-    const auto at = [&](int done) {
-      progress.work(fmt::format("measuring number {}: {} steps are done", number, done));
-    };
+    const auto at = [&](int done) { progress.work(fmt::format("measuring plan {}: {} steps done", number, done)); };
     out.push_back({static_cast<size_t>(number), c.layout, compare(c.prediction, planner::measure(job, at))});
   }
   return out;
 }
 
-// `plan --cases`: prints one JSON object for each line of the file, in order. Throws Error and InputError that name the
-// line.
+// `plan --cases`: prints one JSON object per line of the file. Throws Error and InputError naming the line.
 int predict_cases(const std::string& path) {
   const std::string file = of_option("cases", path, [&] { return read_file(path); });
   std::string_view rest = file;
@@ -186,7 +179,7 @@ int predict_cases(const std::string& path) {
       const planner::Case c = planner::case_from_json(line, where);
       out = to_json(c, planner::predict(c)).dump() + "\n";
     } catch (const InputError&) {
-      throw;  // says where
+      throw;  // already names the location
     } catch (const Error& e) {
       throw Error(fmt::format("{}: {}", where, without_backticks(e.what())), e.status());
     }
@@ -197,26 +190,26 @@ int predict_cases(const std::string& path) {
 
 }  // namespace
 
-std::shared_ptr<const planner::Machine> kept_here() try {
-  const auto kept = planner::load_machine(here());
-  return kept ? std::make_shared<const planner::Machine>(*kept) : nullptr;
+std::shared_ptr<const planner::Machine> cached_machine_here() try {
+  const auto cached = planner::load_machine(here());
+  return cached ? std::make_shared<const planner::Machine>(*cached) : nullptr;
 } catch (const Error&) {
   return nullptr;
 }
 
-std::shared_ptr<const planner::Machine> measured_here(bool again) {
+std::shared_ptr<const planner::Machine> machine_here(bool again) {
   const planner::Identity identity = here();
   if (!again) try {
-      if (auto kept = planner::load_machine(identity))
-        return std::make_shared<const planner::Machine>(*std::move(kept));
-      say("this machine has not been measured by this version: measuring it, which takes about two minutes");
+      if (auto cached = planner::load_machine(identity))
+        return std::make_shared<const planner::Machine>(*std::move(cached));
+      say("measuring this machine for this version, which takes about two minutes");
     } catch (const InputError& e) {
       say(fmt::format("{}; measuring again, which takes about two minutes", e.what()));
     }
   auto measured = std::make_shared<const planner::Machine>(
       bench::calibrate(identity, {}, [](std::string_view line) { say(line); }));
   planner::save_machine(*measured);
-  say(fmt::format("kept in {}", planner::machine_file(identity).string()));
+  say(fmt::format("saved to {}", planner::machine_file(identity).string()));
   return measured;
 }
 
@@ -237,15 +230,15 @@ std::optional<double> predicted_step(const planner::Machine& machine, const Job&
   return out.step_s;
 }
 
-int64_t usual_vocab(std::string_view preset) {
-  return preset.ends_with("-nano") || preset.ends_with("-mini") ? kCharacters : kUsualVocab;
+int64_t default_vocab(std::string_view preset) {
+  return preset.ends_with("-nano") || preset.ends_with("-mini") ? kCharacters : kDefaultVocab;
 }
 
 PlanQuestion make_question(const PlanOptions& o) {
   const Plan given = make_job(o.run).plan;
   if (!given.schedule_file.empty())
     throw Error("--schedule: expected a name, found the file " + given.schedule_file +
-                ", which is for one number of ranks");
+                ", which fixes the number of ranks");
   PlanQuestion out;
   planner::SearchRequest& q = out.question;
   q.model = make_model_shape(o);
@@ -275,17 +268,17 @@ int run(const PlanOptions& o) {
     return predict_cases(*o.cases);
   }
   if (o.calibrate && !o.hardware) {
-    print(machine_words(*measured_here(true)));
+    print(machine_text(*machine_here(true)));
     return 0;
   }
   if (o.hardware != "this" && (o.calibrate || !o.measure.empty()))
-    bad_usage("--{}: expected --hardware this with it, found {}", o.calibrate ? "calibrate" : "measure",
+    bad_usage("--{}: expected --hardware this, found {}", o.calibrate ? "calibrate" : "measure",
               o.hardware.value_or("none"));
   PlanAnswer a = compute_answer(o, make_question(o));
   if (a.fits()) a.measured = measure_plans(a.asked.question, a.found, o.measure);
   if (o.html) write_file(*o.html, plan_page(a));
   print(o.format == "json" ? plan_json_lines(a) : plan_text(a));
-  if (!a.fits() && !is_whole(a.asked.question)) refuse(a);
+  if (!a.fits() && !is_fully_specified(a.asked.question)) refuse(a);
   return 0;
 }
 

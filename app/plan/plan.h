@@ -1,5 +1,5 @@
-// The command `plan`: a question to the planner, its answer as text, as JSON lines and as a page; predictions of given
-// plans; this machine, and plans that run on it.
+// The command `plan`: searches for the best plans, predicts given plans, calibrates this machine and measures plans on
+// it. Output as text, JSON lines or a page.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 
@@ -13,66 +13,55 @@ namespace tessera {
 
 struct PlanQuestion {
   planner::SearchRequest question;
-  std::string model;  // the user's name for it
-  // Bytes that a rank can use.
+  std::string model;  // the user's name of the model
   double memory() const { return question.hardware.memory_bytes - question.hardware.reserved_bytes; }
 };
 
-// The usual vocabulary: for a preset that of its tokenizer, which is characters or GPT-2's.
-int64_t usual_vocab(std::string_view preset);
+// The vocabulary size of a preset's default tokenizer: characters or GPT-2.
+int64_t default_vocab(std::string_view preset);
 
-// Throws Error (usage) in the words of the options, or that names the file, for what cannot be; InputError for a file
-// that cannot be read.
+// Throws Error (usage), naming the option or the file, for invalid requests; InputError for an unreadable file.
 PlanQuestion make_question(const PlanOptions& options);
 
-// This machine as the planner knows it: what was measured here and kept, or is measured now.
+// The cached measurements of this machine; null if there are none, or if the file is damaged or from another machine.
+std::shared_ptr<const planner::Machine> cached_machine_here();
+// The cached measurements, or new ones if there are none or `again` is set; progress is printed on standard error.
+std::shared_ptr<const planner::Machine> machine_here(bool again);
 
-// The kept measurements of this machine: null where it has not been measured. A file that is damaged, or of another
-// machine, counts as none.
-std::shared_ptr<const planner::Machine> kept_here();
-// It, measured where there is none or where it shall be `again`; standard error says what is done and why.
-std::shared_ptr<const planner::Machine> measured_here(bool again);
-
-// Seconds of the job's step; nothing for a run that was not measured: on GPUs, of processes, without steps in common,
-// with experts.
+// Predicted step time in seconds; nullopt for configurations without measured times: GPUs, processes, asynchronous
+// steps, experts.
 std::optional<double> predicted_step(const planner::Machine& machine, const Job& job);
 
-// Plans of a ranking that are run here, each beside its prediction.
-
 struct MeasuredPlan {
-  size_t number = 0;  // in the ranking, from 1
+  size_t number = 0;
   planner::Layout layout = {};
   std::vector<planner::Compared> parts = {};
 };
 
-// --- answers ---
-
 struct PlanAnswer {
   PlanQuestion asked = {};
   planner::SearchResult found = {};
-  planner::Recommendation recommended = {};  // where a plan fits
-  std::string command = {};                  // that trains under it; may be empty
+  planner::Recommendation recommended = {};
+  std::string command = {};  // the `tessera train` command of the plan; may be empty
   std::vector<MeasuredPlan> measured = {};
   bool fits() const { return !found.best.empty(); }
-  // Its memory is by a formula, where a dry run would tell it.
+  // The memory comes from a formula, although a dry run would be exact.
   bool is_rough(const planner::Candidate& c) const { return c.described && asked.question.software.name == "tessera"; }
 };
 
 std::string plan_text(const PlanAnswer& answer);
 std::string plan_json_lines(const PlanAnswer& answer);
-// A self-contained HTML file, made of parts as a report is.
 std::string plan_page(const PlanAnswer& answer);
-// What a page draws of a prediction, with a sentence for each: memory, pipeline, time and bytes. The first two are so
-// wide, the others `narrow`.
+// Figures of a prediction with captions: memory and pipeline of width `wide`, time and bytes of width `narrow`.
 std::vector<report::Part> make_figures(const planner::Case& c, const planner::Prediction& p, double wide,
                                        double narrow);
 
-// "tessera train --model llama2-7b ... --tp 2 --device cuda ...", with mpirun in front of it for several nodes; for a
-// shell, and for train's own checks.
+// The shell command that trains with this layout: "tessera train --model llama2-7b ... --tp 2 --device cuda ...",
+// prefixed with mpirun for several nodes. train validates it again.
 std::string train_command(const PlanOptions& options, const planner::SearchRequest& question,
                           const planner::Layout& layout);
 
-// The best `top` plans. Throws FieldError where there can be none, and what `meanwhile` throws.
+// The best `top` plans. Throws FieldError if no layout is valid, and anything that `meanwhile` throws.
 PlanAnswer compute_answer(
     const PlanOptions& options, PlanQuestion asked, const planner::ProgressCallback& meanwhile = [] {});
 

@@ -1,4 +1,4 @@
-// An answer of the planner as text, as JSON lines and as a page; a layout in the options of `train`.
+// The planner's answer as text, JSON lines and an HTML page; layouts as options of `train`.
 #include <nlohmann/json.hpp>
 
 #include "app/make_job.h"
@@ -18,7 +18,7 @@ using namespace report;
 constexpr size_t kMaxAlternatives = 8, kMaxTooLarge = 5;
 
 // "pp 2 x dp 4 x tp 2+sp", "one rank".
-std::string axes_words(const Layout& l) {
+std::string axes_text(const Layout& l) {
   const Plan& p = l.plan;
   std::string out;
   const auto axis = [&](const char* name, int64_t size) {
@@ -31,49 +31,47 @@ std::string axes_words(const Layout& l) {
   return out.empty() ? "one rank" : out;
 }
 
-// "zb-h1", "interleaved, 4 chunks", "-" where there is no pipeline.
-std::string schedule_words(const Layout& l) {
+// "zb-h1", "interleaved 4", or "-" without a pipeline.
+std::string schedule_text(const Layout& l) {
   if (l.plan.pp == 1) return "-";
   const std::string name(value_name(l.plan.schedule));
   return l.plan.schedule == ScheduleKind::interleaved ? fmt::format("{} {}", name, l.plan.chunks) : name;
 }
 
-// "10.2", and where hardware has a range "10.2 (9.1-11.3)".
-std::string step_words(const planner::Prediction& p) {
+// "10.2", or "10.2 (9.1-11.3)" if the hardware specifies a range.
+std::string step_text(const planner::Prediction& p) {
   const int digits = p.step_s < 0.1 ? 4 : p.step_s < 10 ? 3 : 1;
   std::string step = fmt::format("{:.{}f}", p.step_s, digits);
   if (p.fastest_s == p.slowest_s) return step;
   return fmt::format("{} ({:.{}f}-{:.{}f})", step, p.fastest_s, digits, p.slowest_s, digits);
 }
 
-// The question that was asked, in two lines.
-std::string question_words(const PlanQuestion& asked) {
+// The search request in two lines.
+std::string request_text(const PlanQuestion& asked) {
   const planner::SearchRequest& q = asked.question;
   const double tokens = static_cast<double>(q.batch) * static_cast<double>(q.model.context);
-  const std::string active = q.model.experts > 0 ? fmt::format(", {:.2f} billion of them for a token",
-                                                               planner::active_parameters(q.model) / 1e9)
-                                                 : "";
+  const std::string active =
+      q.model.experts > 0 ? fmt::format(", {:.2f} billion active per token", planner::active_parameters(q.model) / 1e9)
+                          : "";
   return fmt::format(
-      "{}: {:.2f} billion parameters{}, {} layers, context {}, vocabulary {}\n"
-      "{} rank{} of {}, {:.1f} GB for each, {} in a node; {} sequences a step = {:.4g} million tokens; software {}, {} "
-      "attention\n",
+      "{}: {:.2f} billion parameters{}, {} layers, context {}, vocabulary {}\n{} rank{} of {}, {:.1f} GB each, {} per "
+      "node; {} sequences per step = {:.4g} million tokens; software {}, {} attention\n",
       asked.model, planner::parameters(q.model) / 1e9, active, q.model.layers, q.model.context, q.model.vocab, q.ranks,
       q.ranks == 1 ? "" : "s", q.hardware.name, asked.memory() / 1e9, q.hardware.ranks_per_node, q.batch, tokens / 1e6,
       q.software.name, q.software.attention);
 }
 
-// The first columns of a plan's row.
 std::vector<Cell> make_cells(const Layout& l) {
-  return {axes_words(l), l.plan.zero == ZeroStage::none ? "-" : std::to_string(static_cast<int>(l.plan.zero)),
+  return {axes_text(l), l.plan.zero == ZeroStage::none ? "-" : std::to_string(static_cast<int>(l.plan.zero)),
           fmt::format("{} x {}", l.plan.microbatches, l.sequences), std::string(value_name(l.plan.recompute)),
-          schedule_words(l)};
+          schedule_text(l)};
 }
 
 Cell memory_cell(double bytes, const char* rough = "") {
   return {rough + report::short_bytes(bytes), fmt::format("{}{:.1f}", rough, bytes / 1e9)};
 }
 
-Cell fullest_cell(const PlanAnswer& a, const Candidate& c) {
+Cell peak_cell(const PlanAnswer& a, const Candidate& c) {
   return memory_cell(c.prediction.memory[c.prediction.peak_rank].peak(), a.is_rough(c) ? "~" : "");
 }
 
@@ -91,11 +89,11 @@ std::string for_shell(const std::string& text) {
   return out + "'";
 }
 
-// As it was given.
-std::string model_words(const PlanOptions& o) {
+// Model options as they were given.
+std::string model_args(const PlanOptions& o) {
   std::string out;
   if (std::ranges::none_of(o.words, [](const auto& w) { return chooses_job(w.first, w.second); }))
-    out = " --model " + o.run.model;  // or it would be the default job
+    out = " --model " + o.run.model;  // otherwise the default job would be trained
   TrainOptions run;
   const Settings all = field_descriptors(run);
   for (const auto& [name, text] : o.words) {
@@ -106,8 +104,8 @@ std::string model_words(const PlanOptions& o) {
   return out;
 }
 
-// Options that describe a model which comes from a file: those of the family that has such layers.
-std::string model_words(const planner::ModelShape& m) {
+// Options of a model that was read from a file.
+std::string model_args(const planner::ModelShape& m) {
   std::string out =
       fmt::format(" --family {} --layers {} --channels {} --heads {} --ffn {} --vocab {} --context {}",
                   m.gated ? "llama" : "gpt2", m.layers, m.channels, m.heads, m.hidden(), m.vocab, m.context);
@@ -117,7 +115,7 @@ std::string model_words(const planner::ModelShape& m) {
   return out + (m.tied ? "" : " --untied");
 }
 
-std::string layout_words(const planner::Layout& l) {
+std::string layout_args(const planner::Layout& l) {
   const Plan& p = l.plan;
   std::string out;
   const auto axis = [&](const char* name, int64_t size) {
@@ -137,7 +135,7 @@ std::string cell(const planner::Compared& c, double value) {
   return c.part.starts_with("memory") ? fmt::format("{:.3f} MB", value / 1e6) : fmt::format("{:.3f} ms", value * 1e3);
 }
 
-std::string apart(const planner::Compared& c) {
+std::string deviation(const planner::Compared& c) {
   return c.measured > 0 ? fmt::format("{:+.1f}%", 100 * (c.predicted / c.measured - 1)) : "";
 }
 
@@ -146,10 +144,11 @@ std::string measured_text(const MeasuredPlan& plan) {
                                 to_text(plan.layout.plan), "", "predicted", "measured");
   std::string off;
   for (const planner::Compared& c : plan.parts) {
-    out += fmt::format("  {:<24} {:>14} {:>14} {:>9}\n", c.part, cell(c, c.predicted), cell(c, c.measured), apart(c));
+    out +=
+        fmt::format("  {:<24} {:>14} {:>14} {:>9}\n", c.part, cell(c, c.predicted), cell(c, c.measured), deviation(c));
     if (c.off) off += (off.empty() ? "" : "; ") + c.part;
   }
-  return out + (off.empty() ? "Every part is within 15%.\n" : fmt::format("Off by more than 15%: {}.\n", off));
+  return out + (off.empty() ? "All predictions are within 15%.\n" : fmt::format("Off by more than 15%: {}.\n", off));
 }
 
 nlohmann::ordered_json measured_json(const MeasuredPlan& plan) {
@@ -160,7 +159,6 @@ nlohmann::ordered_json measured_json(const MeasuredPlan& plan) {
   return out;
 }
 
-// The plans that fit, and those that do not.
 std::array<Table, 2> ranking_tables(const PlanAnswer& a) {
   const std::vector<Column> layout = {{"ranks"}, {"ZeRO"}, {"micro-batches"}, {"recompute"}, {"schedule"}};
   const Cell peak_rank("peak rank", "GB");
@@ -175,26 +173,24 @@ std::array<Table, 2> ranking_tables(const PlanAnswer& a) {
     row.cells.insert(row.cells.begin(), std::to_string(best.rows.size()));
     const Cell tokens(report::grouped(static_cast<int64_t>(p.tokens_per_s)), fmt::format("{:.0f}", p.tokens_per_s));
     row.cells.insert(row.cells.end(),
-                     {step_words(p), tokens, report::percent(p.mfu), report::percent(p.bubble), fullest_cell(a, c)});
+                     {step_text(p), tokens, report::percent(p.mfu), report::percent(p.bubble), peak_cell(a, c)});
   }
   for (const Candidate& c : a.found.too_large) {
     Row& row = large.rows.emplace_back(Row{make_cells(c.layout)});
-    row.cells.insert(row.cells.end(), {fullest_cell(a, c), memory_cell(c.prediction.over_bytes), c.prediction.largest});
+    row.cells.insert(row.cells.end(), {peak_cell(a, c), memory_cell(c.prediction.over_bytes), c.prediction.largest});
   }
   large.title = "Does not fit " + report::short_bytes(a.asked.memory());
   return {best, large};
 }
 
-// The page.
-
 Part head_part(const PlanAnswer& a) {
-  Part out{.id = "plan", .title = "A plan for " + a.asked.model, .about = {question_words(a.asked)}};
+  Part out{.id = "plan", .title = "Plan for " + a.asked.model, .about = {request_text(a.asked)}};
   if (!a.fits()) {
     out.warning = "No plan fits the memory.";
     return out;
   }
   const planner::Recommendation& r = a.recommended;
-  out.more = "<h2>Take " + escaped(to_text(r.plan.layout.plan)) + "</h2>\n" + list_html(r.why) +
+  out.more = "<h2>Recommended: " + escaped(to_text(r.plan.layout.plan)) + "</h2>\n" + list_html(r.why) +
              "<p>Weakest assumption: " + escaped(r.weakest_assumption) +
              "</p>\n<pre id=\"command\" style=\"white-space: pre-wrap\">" + escaped(a.command) + "</pre>\n";
   return out;
@@ -202,23 +198,21 @@ Part head_part(const PlanAnswer& a) {
 
 Part ranking_part(const PlanAnswer& a) {
   Part out{.id = "ranking",
-           .title = "The best plans",
+           .title = "Best plans",
            .words =
-               "Fastest first; micro-batches: how many in a step, and the sequences of each; ~: by a formula; a dry "
-               "run would be exact."};
+               "Fastest first. Micro-batches: micro-batches per step x sequences of each. ~: estimated by a formula; a "
+               "dry run would be exact."};
   const auto [best, large] = ranking_tables(a);
   out.tables = {best};
   if (!large.rows.empty()) out.tables.push_back(large);
   return out;
 }
 
-// Figures of a prediction.
+constexpr size_t kMaxDrawn = 6000;
 
-constexpr size_t kMaxDrawn = 6000;  // actions
+std::string time_text(double seconds) { return short_time(1e3 * seconds); }
 
-std::string time_words(double seconds) { return short_time(1e3 * seconds); }
-
-// Names lanes as pipeline ranks, as far as their height gives room.
+// Labels the lanes with pipeline ranks, skipping labels if the lanes are too low for all of them.
 void set_ranks(Lanes& lanes, double least, double most, double all) {
   const size_t ranks = lanes.lanes.size();
   lanes.left = 56, lanes.tall = std::clamp(all / static_cast<double>(ranks), least, most);
@@ -231,10 +225,9 @@ Part memory_part(const planner::Prediction& p, double limit, double width) {
   const MemoryParts& peak_rank = p.memory[p.peak_rank];
   const bool several = p.memory.size() > 1;
   Part out{.id = "memory", .title = "Memory"};
-  out.words =
-      fmt::format("{} at its peak; the line across is what its card has. The peak rank{}: ",
-                  several ? "Each bar is what a rank of one pipeline rank holds" : "The bar is what a rank holds",
-                  several ? fmt::format(" is pipeline rank {}", p.peak_rank) : "");
+  out.words = fmt::format("{} at its peak; the vertical line is the device memory. The peak rank{}: ",
+                          several ? "Each bar is the memory of one pipeline rank" : "The bar is the memory of a rank",
+                          several ? fmt::format(" is pipeline rank {}", p.peak_rank) : "");
   Lanes bars{.title = "",
              .lanes = std::vector<Lane>(p.memory.size()),
              .most = 1.04 * std::max(limit, peak_rank.peak()),
@@ -257,14 +250,14 @@ Part memory_part(const planner::Prediction& p, double limit, double width) {
   }
   out.words += ".";
   for (size_t i = 0; i < p.memory.size(); ++i) {
-    bars.lanes[i].behind = short_bytes(p.memory[i].peak());
-    if (p.memory[i].peak() > limit) bars.lanes[i].behind_css = "bad";
+    bars.lanes[i].suffix = short_bytes(p.memory[i].peak());
+    if (p.memory[i].peak() > limit) bars.lanes[i].suffix_css = "bad";
   }
-  out.pictures = {drawn(bars)};
+  out.pictures = {render_lanes(bars)};
   return out;
 }
 
-// The pipeline's passes; of a long one those that begin first.
+// The passes of the pipeline, truncated if there are too many.
 Part pipeline_part(const planner::Case& c, const planner::Prediction& p, double width) {
   Simulation s = simulate(make_schedule(c.layout.plan), {.stages = p.stages, .message = p.message_s});
   const double bubble = s.bubble_share(), makespan = s.makespan;
@@ -273,13 +266,14 @@ Part pipeline_part(const planner::Case& c, const planner::Prediction& p, double 
     for (const TimedAction& a : rank) starts.push_back(a.start);
   std::ranges::sort(starts);
   Part out{.id = "pipeline", .title = "Pipeline", .legend = pass_legend(s.schedule)};
-  out.legend.push_back({"idle", "waiting"});
+  out.legend.push_back({"idle", "idle"});
   out.words =
-      "Each row is a pipeline rank and time goes to the right; a box is a pass of one micro-batch, with its number";
-  if (s.schedule.chunks() > 1) out.words += ", fainter for a rank's later stages";
+      "Each row is a pipeline rank, time runs to the right, and each box is a pass of one micro-batch, labelled with "
+      "its number";
+  if (s.schedule.chunks() > 1) out.words += "; paler boxes belong to a rank's later stages";
   out.words += s.actions.size() == 1
-                   ? "; one rank never waits for another."
-                   : fmt::format("; empty space is the bubble: {} of the time of all ranks.", percent(bubble));
+                   ? "; a single rank has no bubble."
+                   : fmt::format("; empty space is the bubble: {} of the time, averaged over ranks.", percent(bubble));
   if (starts.size() > kMaxDrawn) {
     const double end = starts[kMaxDrawn];
     for (auto& rank : s.actions) {
@@ -287,20 +281,20 @@ Part pipeline_part(const planner::Case& c, const planner::Prediction& p, double 
       for (TimedAction& a : rank) a.end = std::min(a.end, end);
     }
     s.sum_up();
-    out.words += fmt::format(" The picture shows the first {} of {}.", time_words(end), time_words(makespan));
+    out.words += fmt::format(" The figure shows the first {} of {}.", time_text(end), time_text(makespan));
   }
-  Lanes lanes = panel_lanes({s, "", std::max(s.makespan, 1e-300), time_words, time_words}, width);
+  Lanes lanes = panel_lanes({s, "", std::max(s.makespan, 1e-300), time_text, time_text}, width);
   lanes.right = 24, lanes.gap = 2;
   set_ranks(lanes, 8, 34, 380);
-  out.pictures = {drawn(lanes)};
+  out.pictures = {render_lanes(lanes)};
   return out;
 }
 
-// Bars under each other, each with a name, a value and a colour.
+// Horizontal bars with name, value and colour.
 Lanes bar_lanes(double width) { return {.title = "", .most = 0, .width = width, .left = 128, .right = 118, .gap = 7}; }
 void add_bar(Lanes& to, const std::string& name, double value, const std::string& css, const std::string& note) {
   if (!(value > 0)) return;
-  Lane& bar = to.lanes.emplace_back(Lane{.name = name, .behind = note});
+  Lane& bar = to.lanes.emplace_back(Lane{.name = name, .suffix = note});
   stack(bar, value, css, name + ": " + note);
   to.most = std::max(to.most, value);
 }
@@ -309,17 +303,17 @@ Part time_part(const planner::Prediction& p, double width) {
   Lanes bars = bar_lanes(width);
   const planner::Parts& t = p.parts;
   const auto part = [&](const char* name, double s, const std::string& css) {
-    add_bar(bars, name, s, css, fmt::format("{}, {}", time_words(s), percent(s / p.step_s)));
+    add_bar(bars, name, s, css, fmt::format("{}, {}", time_text(s), percent(s / p.step_s)));
   };
-  part("products", t.compute, "k-F"), part("recomputation", t.recompute, "k-F"), part("update", t.optimizer, "k-F");
-  part("its bubble", t.bubble, "k-fin"), part("tp exposed", t.tp, "a-tp"), part("cp exposed", t.cp, "a-cp");
+  part("matmuls", t.compute, "k-F"), part("recomputation", t.recompute, "k-F"), part("update", t.optimizer, "k-F");
+  part("bubble", t.bubble, "k-fin"), part("tp exposed", t.tp, "a-tp"), part("cp exposed", t.cp, "a-cp");
   part("ep exposed", t.ep, "a-world"), part("dp exposed", t.dp, "a-dp");
   return {.id = "time",
           .title = "Time of a step",
           .words =
-              "Where the slowest rank's step goes: what it computes, its own bubble, and how long it waits for what "
-              "other ranks send, as far as nothing is computed meanwhile.",
-          .pictures = {drawn(bars)}};
+              "Time of the slowest rank: computation, pipeline bubble, and exposed communication, which does not "
+              "overlap with computation.",
+          .pictures = {render_lanes(bars)}};
 }
 
 Part bytes_part(const planner::Prediction& p, double width) {
@@ -329,23 +323,23 @@ Part bytes_part(const planner::Prediction& p, double width) {
     for (const auto& [operation, bytes] : operations) most = std::max(most, bytes);
   for (const auto& [axis, operations] : p.bytes)
     for (const auto& [operation, bytes] : operations) {
-      if (bytes * kSeenBytes < most) continue;
+      if (bytes * kMaxBarRatio < most) continue;
       std::string name = fmt::format("{} {}", axis, operation);
       std::ranges::replace(name, '_', '-');
       add_bar(bars, name, bytes, css_of_axis(axis), short_bytes(bytes));
     }
   return {.id = "bytes",
           .title = "Bytes sent",
-          .words = bars.lanes.empty() ? "One rank alone sends nothing."
-                                      : "What a rank sends in a step on average, by the axis and the operation; the "
-                                        "picture of time says how much of it is waited for.",
-          .pictures = {drawn(bars)}};
+          .words = bars.lanes.empty() ? "A single rank sends nothing."
+                                      : "Average traffic of a rank in a step, by axis and operation; the time figure "
+                                        "shows how much of it is exposed.",
+          .pictures = {render_lanes(bars)}};
 }
 
 Part instead_part(const PlanAnswer& a) {
-  Table table{.id = "others", .columns = {{"plan"}, {"beside the one above"}}};
+  Table table{.id = "others", .columns = {{"plan"}, {"compared with the recommended plan"}}};
   for (const planner::WhyNot& w : a.recommended.why_not) table.rows.push_back({{to_text(w.layout.plan), w.because}});
-  return {.id = "instead", .title = "What other choices cost", .tables = {table}};
+  return {.id = "instead", .title = "Alternatives", .tables = {table}};
 }
 
 }  // namespace
@@ -363,28 +357,29 @@ std::string plan_page(const PlanAnswer& a) {
       if (figure.id != "pipeline" || c.layout.plan.pp > 1) parts.push_back(std::move(figure));
   }
   if (a.fits()) parts.push_back(instead_part(a));
-  return whole_page(a.asked.model + ", a plan of Tessera", parts);
+  return html_page(a.asked.model + ", Tessera plan", parts);
 }
 
 std::string plan_text(const PlanAnswer& a) {
-  std::string out = question_words(a.asked) + "\n";
+  std::string out = request_text(a.asked) + "\n";
   auto [best, large] = ranking_tables(a);
   const bool rough = std::ranges::any_of(best.rows, [](const Row& r) { return r.cells.back().text[0] == '~'; });
   if (a.fits())
-    out += fitted(best) +
-           fmt::format("  micro-batches: how many a step has x the sequences of each; GB: of the peak rank{}\n\n",
-                       rough ? ", ~ by a formula" : "");
+    out += fitted_text(best) +
+           fmt::format("  micro-batches: number per step x sequences of each; GB: memory of the peak rank{}\n\n",
+                       rough ? ", ~ estimated by a formula" : "");
   large.rows.resize(std::min(large.rows.size(), kMaxTooLarge));
-  if (!large.rows.empty()) out += fmt::format("Does not fit {:.1f} GB:\n{}\n", a.asked.memory() / 1e9, fitted(large));
+  if (!large.rows.empty())
+    out += fmt::format("Does not fit {:.1f} GB:\n{}\n", a.asked.memory() / 1e9, fitted_text(large));
   if (!a.fits()) return out;
   const planner::Recommendation& r = a.recommended;
-  out += fmt::format("Take number 1: {}\n", to_text(r.plan.layout.plan));
+  out += fmt::format("Recommended, number 1: {}\n", to_text(r.plan.layout.plan));
   for (const std::string& why : r.why) out += "  - " + why + "\n";
-  out += "Instead:\n";
+  out += "Alternatives:\n";
   for (size_t i = 0; i < std::min(kMaxAlternatives, r.why_not.size()); ++i)
     out += fmt::format("  - {}: {}\n", difference(r.why_not[i].layout.plan, r.plan.layout.plan), r.why_not[i].because);
   out += fmt::format("Weakest assumption: {}\n", r.weakest_assumption);
-  out += "\nRun it:\n  " + a.command + "\n";
+  out += "\nCommand:\n  " + a.command + "\n";
   for (const MeasuredPlan& plan : a.measured) out += "\n" + measured_text(plan);
   return out;
 }
@@ -419,10 +414,10 @@ std::string train_command(const PlanOptions& o, const planner::SearchRequest& q,
   const int64_t node = q.hardware.ranks_per_node;
   const bool gpu = q.hardware.processors == 0, one_node = q.ranks <= node || node <= 0;
   std::string out = one_node ? "" : fmt::format("mpirun -n {} --npernode {} ", q.ranks, node);
-  out += "tessera train" + (o.model_file ? model_words(q.model) : model_words(o));
+  out += "tessera train" + (o.model_file ? model_args(q.model) : model_args(o));
   out += fmt::format(" --dtype {} --batch {}", value_name(o.run.optim.dtype), q.batch);
   if (one_node) out += fmt::format(" --ranks {}", q.ranks);
-  out += layout_words(l);
+  out += layout_args(l);
   if (l.ep > 1) out += fmt::format(" --dp {} --ep {}", l.plan.dp, l.ep);
   if (!gpu) return out;
   return out + (q.ranks > 1 ? " --device cuda --backend nccl --all-reduce native" : " --device cuda");

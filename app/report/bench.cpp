@@ -1,4 +1,4 @@
-// Rows of `bench`: a table and a picture of each group, of one file or of two beside each other.
+// Rows of `bench`: a table and a figure per group, for one side or a comparison of two.
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -13,34 +13,33 @@ using Json = nlohmann::json;
 using Times = std::vector<double>;
 using bench::quantile;
 
-constexpr double kAccumulate = 0.1;
-constexpr double kBusy = 0.2;         // of the processors, used by others before the rows began
+constexpr double kWideSpread = 0.1;
+constexpr double kBusy = 0.2;         // fraction of the cores used by other processes before the benchmark
 constexpr double kBusyRow = 0.1;      // the same during a row
-constexpr double kMachine = 0.05;     // change of the fixed work beyond which the machine is another
-constexpr double kOneStart = 0.1;     // change of a row that a new start of the same program makes,
-constexpr double kManyStarts = 0.05;  // and that medians of several starts do
-constexpr size_t kFewest = 5;         // rounds that have quartiles, and runs that stand for themselves
+constexpr double kMachine = 0.05;     // change of the fixed reference work that indicates a different machine state
+constexpr double kOneStart = 0.1;     // variation of a row between two starts of a program
+constexpr double kManyStarts = 0.05;  // variation of medians over several starts
+constexpr size_t kFewest = 5;         // minimum number of rounds for quartiles, and of runs for medians
 
 const std::map<std::string_view, const char*> kTitles = {
-    {"op", "op/NAME/PASS/DTYPE: an operation, beside what this machine can do"},
-    {"collective", "collective/OPERATION/ALGORITHM/BACKEND/RANKS/BYTES: a call of all ranks"},
-    {"fit", "collective/.../fit: time = latency + bytes / bandwidth, fitted to all sizes"},
-    {"strategy", "strategy/NAME/DTYPE/RANKS: a step of training"},
-    {"schedule", "schedule/NAME/RANKS/MICRO-BATCHES: a step of a pipeline"}};
+    {"op", "op/NAME/PASS/DTYPE: an operation, compared with the machine's ceiling"},
+    {"collective", "collective/OPERATION/ALGORITHM/BACKEND/RANKS/BYTES: a call on all ranks"},
+    {"fit", "collective/.../fit: time = latency + bytes / bandwidth, fitted_text to all sizes"},
+    {"strategy", "strategy/NAME/DTYPE/RANKS: a training step"},
+    {"schedule", "schedule/NAME/RANKS/MICRO-BATCHES: a pipelined training step"}};
 
 constexpr const char* kHowToRead[] = {
-    "A quarter of the rounds is below the quartiles, a quarter above; spread: their distance over the median, marked "
-    "(!)\n"
-    "above 10%: measure while nothing else runs. of one rank: the time over one rank's, alternately; below 1 is "
-    "faster.",
-    "change: the median of all ratios of a value of B and one of A: of rounds over one rank's (alternately), else of\n"
-    "times. slower, faster: the interval (Mann and Whitney) is beyond 10% (of five starts each: 5%) and beyond twice "
+    "Quartiles enclose the middle half of the rounds; spread: their distance over the median, marked (!) above 10%: "
+    "run\n"
+    "on an otherwise idle machine. of one rank: ratio to one rank's time, measured alternately; below 1 is faster.",
+    "change: the median of all ratios of a value of B and one of A: of ratios to one rank (measured alternately), "
+    "else\n"
+    "of times. slower, faster: the interval (Mann-Whitney) is beyond 10% (5% with five starts each) and beyond twice "
     "the\n"
-    "changes of one rank and of fixed work. No verdict if others used a tenth of the processors (busy) or fixed work "
-    "took\n"
-    "5% more or less (machine). (!): a spread above 10%."};
+    "changes of one rank and of fixed work. No verdict if other processes used a tenth of the cores (busy) or fixed "
+    "work\n"
+    "took 5% more or less (machine). (!): a spread above 10%."};
 
-// The columns of counters, where rows have them.
 struct Counter {
   const char *name, *heading;
   double unit = 1;
@@ -57,9 +56,9 @@ std::string_view group_name(std::string_view name) {
   return name.ends_with("/fit") ? name.substr(name.size() - 3) : name.substr(0, name.find('/'));
 }
 
-// Four digits; two if rounds spread by more than a tenth, and one if by more than half.
+// Four digits; two if the spread is above 10%, one if it is above 50%.
 std::string number(double x, double spread = 0) {
-  if (spread > kAccumulate && x > 0) {
+  if (spread > kWideSpread && x > 0) {
     const double unit = std::pow(10, std::floor(std::log10(x)) - (spread > 0.5 ? 0 : 1));
     return fmt::format("{:.{}f}", std::round(x / unit) * unit,
                        std::max(0, static_cast<int>(std::lround(-std::log10(unit)))));
@@ -77,8 +76,8 @@ std::string quartiles(const Times& t) {
 
 using Group = std::vector<const BenchRow*>;
 
-// Steps of the same dtype and ranks are sorted by their ratios to one rank, else by their times, the fastest first;
-// other rows as they were run.
+// Strategy and schedule rows with the same dtype and ranks are sorted by their ratio to one rank, or else by time,
+// fastest first; other rows keep their order.
 std::map<std::string, Group> group_rows(const Bench& all) {
   std::map<std::string, Group> out;
   for (const BenchRow& row : all.rows) out[std::string(group_name(row.name))].push_back(&row);
@@ -92,7 +91,7 @@ std::map<std::string, Group> group_rows(const Bench& all) {
   return out;
 }
 
-Table memory_table(const Group& group, size_t files) {
+Table rows_table(const Group& group, size_t files) {
   Table out{.id = std::string(group_name(group[0]->name)) + "-rows", .columns = {}};
   const auto add = [&](const std::string& head, const std::string& cell) {
     if (out.rows.size() == 1) out.columns.push_back({head, head != "row" && !head.empty()});
@@ -107,7 +106,7 @@ Table memory_table(const Group& group, size_t files) {
     add(whose + heading, t.empty() ? "-" : number(quantile(t, 0.5)));
     if (files == 1 || !ratios) add(whose + (what == Sample::ratio ? "its quartiles" : "quartiles"), quartiles(t));
     const std::string cell = t.size() < kFewest ? "-" : percent(spread);
-    add(whose + (what == Sample::ratio ? "its spread" : "spread"), cell + (spread > kAccumulate ? " !" : "  "));
+    add(whose + (what == Sample::ratio ? "its spread" : "spread"), cell + (spread > kWideSpread ? " !" : "  "));
   };
   const std::vector<Verdict> all = files > 1 ? verdicts(group) : std::vector<Verdict>();
   for (size_t i = 0; i < group.size(); ++i) {
@@ -135,9 +134,9 @@ Table memory_table(const Group& group, size_t files) {
   return out;
 }
 
-// The middle half of the rounds as a box, all of them as a line at its foot. The scale is of factors, and of two files
-// of those by which a round is above the first one's median: so all rows show their noise on one scale.
-Picture parse_figure(const Group& group, size_t files, double width) {
+// A box for the middle half of the rounds and a line for their full range, on a logarithmic scale; for two sides
+// relative to the median of the first, so that the noise of all rows is comparable.
+Picture render_times(const Group& group, size_t files, double width) {
   double least = 1e300, most = 0;
   const std::string unit = group[0]->unit;
   std::vector<std::pair<Lane, Times>> lanes;
@@ -146,7 +145,7 @@ Picture parse_figure(const Group& group, size_t files, double width) {
       auto& [lane, times] = lanes.emplace_back(Lane{row->name}, row->times(f));
       const Times first = row->times(0);
       if (times.empty() || first.empty()) continue;
-      lane.behind = number(quantile(times, 0.5)) + " " + unit;
+      lane.suffix = number(quantile(times, 0.5)) + " " + unit;
       for (double& time : times) {
         if (files > 1) time /= quantile(first, 0.5);
         least = std::min(least, time), most = std::max(most, time);
@@ -156,9 +155,9 @@ Picture parse_figure(const Group& group, size_t files, double width) {
   out.tall = 18, out.named = files, out.ticks = 6;
   for (auto& [lane, times] : lanes) {
     const auto at = [&, &times = times](double share) { return std::log2(quantile(times, share) / least); };
-    const std::string tip = fmt::format("{} | median of {} rounds: {}", lane.name, times.size(), lane.behind);
+    const std::string tip = fmt::format("{} | median of {} rounds: {}", lane.name, times.size(), lane.suffix);
     const char* const css = files > 1 && out.lanes.size() % 2 > 0 ? "k-B" : "k-F";
-    if (!lane.behind.empty()) lane.marks = {{at(0.25), at(0.75), css, tip}, {at(0), at(1), "k-fin", tip, {}, "", true}};
+    if (!lane.suffix.empty()) lane.marks = {{at(0.25), at(0.75), css, tip}, {at(0), at(1), "k-fin", tip, {}, "", true}};
     out.lanes.push_back(lane);
   }
   out.left = left_edge(out.lanes);
@@ -166,7 +165,7 @@ Picture parse_figure(const Group& group, size_t files, double width) {
   out.axis = [=](double at) {
     return files > 1 ? change(least * std::exp2(at)) : number(least * std::exp2(at)) + " " + unit;
   };
-  return drawn(out);
+  return render_lanes(out);
 }
 
 }  // namespace
@@ -174,11 +173,11 @@ Picture parse_figure(const Group& group, size_t files, double width) {
 std::vector<double> BenchRow::values(size_t side, Sample what) const {
   Times out;
   for (const BenchRun& run : runs[side]) {
-    Times of_run = what == Sample::reference ? run.reference : what == Sample::machine ? run.machine : run.rounds;
+    Times sample = what == Sample::reference ? run.reference : what == Sample::machine ? run.machine : run.rounds;
     if (what == Sample::ratio && run.reference.size() != run.rounds.size()) continue;
-    for (size_t i = 0; what == Sample::ratio && i < of_run.size(); ++i) of_run[i] /= run.reference[i];
-    if (runs[side].size() >= kFewest && !of_run.empty()) of_run = {quantile(of_run, 0.5)};
-    out.insert(out.end(), of_run.begin(), of_run.end());
+    for (size_t i = 0; what == Sample::ratio && i < sample.size(); ++i) sample[i] /= run.reference[i];
+    if (runs[side].size() >= kFewest && !sample.empty()) sample = {quantile(sample, 0.5)};
+    out.insert(out.end(), sample.begin(), sample.end());
   }
   return out;
 }
@@ -187,8 +186,8 @@ void Bench::read(size_t side, const std::string& name, const std::string& text) 
   const Json file = parse_json(text, name, JsonFile::others), &context = file.at("context");
   const double busy = std::strtod(context.value("busy_processors", "0").c_str(), nullptr);
   const double processors = context.at("num_cpus");
-  std::string machine = fmt::format("{} processors", processors);
-  if (busy > kBusy * processors) machine += fmt::format(", {:.1f} of them BUSY before it began", busy);
+  std::string machine = fmt::format("{} cores", processors);
+  if (busy > kBusy * processors) machine += fmt::format(", {:.1f} of them BUSY before the start", busy);
   for (const char* key : {"tessera_build", "threads", "matmul", "ceiling_fp32", "ceiling_bf16"})
     if (context.contains(key)) machine += fmt::format("; {} {}", key, context.at(key).get<std::string>());
   const std::string date = context.value("date", "");
@@ -213,7 +212,7 @@ void Bench::read(size_t side, const std::string& name, const std::string& text) 
     for (const Times* list : {&run.rounds, &run.reference, &run.machine})
       if (run.rounds.empty() || r.at("time_unit") != row->unit ||
           std::ranges::any_of(*list, [](double t) { return !(t > 0); }))
-        bad_input("{}: {}: expected times above 0 {} in each file", name, row->name, row->unit);
+        bad_input("{}: {}: expected times above 0 {} in every file", name, row->name, row->unit);
     for (const auto& [key, value] : r.items())
       if (value.is_number()) row->counters[key].push_back(value);
   }
@@ -240,20 +239,20 @@ std::vector<Verdict> verdicts(const std::vector<const BenchRow*>& group) {
     const Times a = row.values(0, what), b = row.values(1, what);
     return a.empty() || b.empty() ? Change{.ratio = 0} : compute_change(a, b);
   };
-  Times one_rank, rows;  // logarithms of changes
+  Times one_rank, rows;  // logarithms of the changes
   for (const BenchRow* row : group)
     for (const auto& [what, changes] : {std::pair(Sample::reference, &one_rank), {Sample::time, &rows}})
       if (const double changed = compare(*row, what).ratio; changed > 0) changes->push_back(std::log(changed));
-  // Which changes the controls show: one rank in all rows, or without it the rows themselves, of which the program may
-  // have changed a quarter. A change that all of them share is not noise if the machine is the same.
+  // The noise shown by controls: the one-rank rounds of all rows, or without them the rows themselves, of which the
+  // program may have changed a quarter. On an unchanged machine, a change common to all rows is not noise.
   const auto largest = [](Times changes, double common, double fraction) {
     for (double& change : changes) change = std::abs(change - common);
     return changes.empty() ? 0 : quantile(changes, fraction);
   };
-  const double of_ratios = largest(one_rank, 0, 1);
-  const double of_times = !one_rank.empty()       ? largest(one_rank, quantile(one_rank, 0.5), 1)
-                          : rows.size() < kFewest ? 0
-                                                  : largest(rows, quantile(rows, 0.5), 0.75);
+  const double ratio_noise = largest(one_rank, 0, 1);
+  const double time_noise = !one_rank.empty()       ? largest(one_rank, quantile(one_rank, 0.5), 1)
+                            : rows.size() < kFewest ? 0
+                                                    : largest(rows, quantile(rows, 0.5), 0.75);
   std::vector<Verdict> out;
   for (const BenchRow* row : group) {
     Verdict& v = out.emplace_back(Verdict{compare(*row, Sample::ratio), compare(*row, Sample::time), "-"});
@@ -269,8 +268,8 @@ std::vector<Verdict> verdicts(const std::vector<const BenchRow*>& group) {
       const double noise = std::max(std::log1p(many ? kManyStarts : kOneStart), 2 * controls);
       return !c.known() ? "" : std::log(c.low) > noise ? "slower" : std::log(c.high) < -noise ? "faster" : "";
     };
-    const std::string by_ratio = direction(v.ratio, of_ratios),
-                      by_time = direction(v.time, std::max(of_times, machine_change));
+    const std::string by_ratio = direction(v.ratio, ratio_noise),
+                      by_time = direction(v.time, std::max(time_noise, machine_change));
     const bool busy = std::ranges::any_of(row->runs, [](const std::vector<BenchRun>& runs) {
       return 2 * std::ranges::count_if(runs, &BenchRun::busy) > std::ssize(runs);
     });
@@ -297,7 +296,7 @@ std::string Bench::about() const {
 }
 
 std::vector<Part> Bench::parts(size_t sides, double width) const {
-  std::vector<Part> out = {{.id = "run", .title = sides > 1 ? "Rows of bench: B beside A" : "Rows of bench"}};
+  std::vector<Part> out = {{.id = "run", .title = sides > 1 ? "Rows of bench: B compared with A" : "Rows of bench"}};
   out[0].words = kHowToRead[sides - 1];
   out[0].about = {about()};
   out[0].text = about() + out[0].words + "\n";
@@ -305,9 +304,9 @@ std::vector<Part> Bench::parts(size_t sides, double width) const {
     const auto title = kTitles.find(id);
     Part& part = out.emplace_back(Part{.id = id, .title = title == kTitles.end() ? id : title->second});
     if (sides > 1) part.legend = {{"k-F", "A"}, {"k-B", "B"}};
-    part.pictures = {parse_figure(group, sides, width)};
-    part.tables = {memory_table(group, sides)};
-    part.text = "\n" + part.title + "\n" + fitted(part.tables[0]);
+    part.pictures = {render_times(group, sides, width)};
+    part.tables = {rows_table(group, sides)};
+    part.text = "\n" + part.title + "\n" + fitted_text(part.tables[0]);
   }
   return out;
 }

@@ -1,4 +1,4 @@
-// Closed forms as a record: a plan that has not run, for pictures that are the same everywhere.
+// Predicted plans as records, so that figures of plans are reproducible.
 #include <numeric>
 
 #include "app/commands.h"
@@ -15,24 +15,23 @@ namespace {
 
 constexpr int64_t kMaxPlans = 8, kMaxPlanned = 1024;
 
-// Commas of --lora-targets and of file names make no list.
+// Commas in --lora-targets and file names do not separate values.
 bool is_list(std::string_view option, const std::string& text) {
   return text.find(',') != std::string::npos && option != "lora-targets" && text.find('/') == std::string::npos;
 }
 
 Job checked_job(const TrainOptions& o) {
   if (o.plan.dp_mode == DataMode::ps_async)
-    throw Error(
-        "--dp-mode: expected a strategy whose ranks make steps together, found ps-async; only a run shows its steps");
+    throw Error("--dp-mode: expected synchronous data ranks, found ps-async, whose steps are only known from a run");
   Job job = make_job(o);
-  if (job.model.vocab == 0) job.model.vocab = usual_vocab(o.model);
+  if (job.model.vocab == 0) job.model.vocab = default_vocab(o.model);
   in_options([&] {
     check_sizes(job);
     check(job.plan);
     check_layout(job.plan, job.model, job.optim.batch);
   });
   if (job.plan.ranks() > kMaxPlanned)
-    bad_usage("--ranks: expected at most {} to draw, found {}", kMaxPlanned, job.plan.ranks());
+    bad_usage("--ranks: expected at most {} in a figure, found {}", kMaxPlanned, job.plan.ranks());
   return job;
 }
 
@@ -60,7 +59,7 @@ Record start_record(const TrainOptions& o) {
     rank.peaks = {m.held.parameters, m.held.gradients, m.held.optimizer, m.activations, 0, m.communication};
     rank.peak = m.total();
   }
-  const int64_t steps = p.sync_every;  // after which everything begins again: of a step a share
+  const int64_t steps = p.sync_every;  // the period of synchronization; bytes are averaged over it
   Job long_run = job;
   long_run.optim.steps = steps + 1;
   for (const SentBytes& s : expected_bytes(long_run, steps))
@@ -75,7 +74,7 @@ std::vector<Record> planned(const Args& words) {
   std::vector<std::string> values = {""};
   for (const auto& [name, text] : words) {
     if (!is_list(name, text)) continue;
-    if (!many.empty() && many != name) bad_usage("--{}: expected one value, since --{} has several", name, many);
+    if (!many.empty() && many != name) bad_usage("--{}: expected one value, because --{} has several", name, many);
     many = name;
     values = split(text, ',');
   }
@@ -85,10 +84,10 @@ std::vector<Record> planned(const Args& words) {
   for (const std::string& value : values) {
     TrainOptions o;
     for (const auto& [name, text] : words) set_option(o, name, name == many ? value : text);
-    if (!o.gives("batch")) {  // as usual, or a little more, so that it can be cut
+    if (!o.gives("batch")) {  // the default, rounded up to a multiple of the micro-batches
       const Plan p = make_job(o).plan;
-      const int64_t pieces = std::max<int64_t>(1, p.dp) * std::max<int64_t>(1, p.microbatches);
-      o.optim.batch = (o.optim.batch + pieces - 1) / pieces * pieces;
+      const int64_t divisor = std::max<int64_t>(1, p.dp) * std::max<int64_t>(1, p.microbatches);
+      o.optim.batch = (o.optim.batch + divisor - 1) / divisor * divisor;
     }
     out.push_back(start_record(o));
     if (!many.empty()) out.back().label = fmt::format("{} {}", many, value);
@@ -100,14 +99,14 @@ std::vector<Record> planned(const Args& words) {
 
 namespace tessera {
 
-// The command `report`: runs with --trace, or one that failed, as HTML, as text on standard output, or as a figure.
+// The command `report`: runs with --trace or failed runs as HTML or text, or single figures.
 
 namespace {
 
 namespace fs = std::filesystem;
 
-// Draws what the ranks of a run that failed did last; of another run, its trace.
-std::string drawn(const fs::path& run, bool as_page) {
+// The flight record of a failed run, or the report of another run.
+std::string report_content(const fs::path& run, bool as_page) {
   const fs::path flights = run / kFlightFile;
   if (is_there(flights))
     return report::record_flights(report::parse_flights(read_file(flights), flights.string()), as_page);
@@ -121,9 +120,9 @@ std::vector<report::Record> load_records(const ReportOptions& o) {
   return out;
 }
 
-bool is_of_bench(const std::string& run) { return run.ends_with(".json"); }
+bool is_bench_file(const std::string& run) { return run.ends_with(".json"); }
 
-// Files of `bench`: each word names one, or by a pattern several.
+// Files of `bench`; an argument is a file name or a pattern.
 std::string bench_content(const ReportOptions& o) {
   report::Bench all;
   for (size_t side = 0; side < o.runs.size(); ++side) {
@@ -133,7 +132,7 @@ std::string bench_content(const ReportOptions& o) {
   }
   std::vector<report::Part> parts = all.parts(o.runs.size(), o.figure ? report::kFigureWidth : report::kWidth);
   if (o.format == "text") return report::as_text(parts);
-  if (!o.figure) return report::whole_page(parts[0].title, parts);
+  if (!o.figure) return report::html_page(parts[0].title, parts);
   for (const report::Part& part : std::span(parts).subspan(1)) {
     parts[0].legend = part.legend;
     parts[0].pictures.push_back(part.pictures[0]);
@@ -143,14 +142,14 @@ std::string bench_content(const ReportOptions& o) {
 
 std::string content(const ReportOptions& o) {
   const bool as_page = o.format != "text";
-  if (!o.runs.empty() && is_of_bench(o.runs[0])) return bench_content(o);
+  if (!o.runs.empty() && is_bench_file(o.runs[0])) return bench_content(o);
   if (o.figure) return report::as_svg_file(report::make_figure(*o.figure, load_records(o)));
-  if (o.runs.size() == 1) return drawn(o.runs[0], as_page);
+  if (o.runs.size() == 1) return report_content(o.runs[0], as_page);
   const std::vector<report::Record> runs = load_records(o);
   return report::compare_to_text(runs[0], runs[1], as_page);
 }
 
-// The file stands beside the first run, where nothing else is said; the second gives it its name.
+// By default, the report is written next to the first run; the second run is part of its name.
 fs::path report_path(const ReportOptions& o) {
   if (o.out) return *o.out;
   std::string name = o.figure.value_or("report");
@@ -158,26 +157,25 @@ fs::path report_path(const ReportOptions& o) {
     const fs::path other = fs::path(o.runs[1]).lexically_normal();
     name += "-" + (other.has_filename() ? other : other.parent_path()).stem().string();
   }
-  const fs::path first = is_of_bench(o.runs[0]) ? fs::path(o.runs[0]).parent_path() : fs::path(o.runs[0]);
+  const fs::path first = is_bench_file(o.runs[0]) ? fs::path(o.runs[0]).parent_path() : fs::path(o.runs[0]);
   return first / (name + (o.figure ? ".svg" : ".html"));
 }
 
 void check(const ReportOptions& o) {
-  if (o.svg && !o.figure) throw Error("--svg: expected --figure beside it, found none");
-  if (o.figure && !o.svg) throw Error("--figure: a figure is an SVG file; expected --svg beside it, found none");
-  if (o.figure && o.format == "text")
-    throw Error("--format: a figure has no text; expected no --format beside --figure, found text");
+  if (o.svg && !o.figure) throw Error("--svg: expected --figure, found none");
+  if (o.figure && !o.svg) throw Error("--figure: expected --svg, since figures are SVG files; found none");
+  if (o.figure && o.format == "text") throw Error("--format: expected no --format with --figure, found text");
   if (o.format == "text" && o.out)
-    throw Error("--out: expected no file with --format text, which goes to standard output");
+    throw Error("--out: expected no file with --format text, which is printed on standard output");
   if (o.runs.empty() && !o.figure) throw Error("RUN: expected a run directory, found none");
-  if (o.runs.size() > 2) bad_usage("RUN: expected at most two, found {}", o.runs.size());
-  const bool rows = !o.runs.empty() && is_of_bench(o.runs[0]);
-  if (std::ranges::count_if(o.runs, is_of_bench) != (rows ? std::ssize(o.runs) : 0))
-    bad_usage("RUN: expected two runs or two files of bench, found {} and {}", o.runs[0], o.runs[1]);
+  if (o.runs.size() > 2) bad_usage("RUN: expected at most two arguments, found {}", o.runs.size());
+  const bool rows = !o.runs.empty() && is_bench_file(o.runs[0]);
+  if (std::ranges::count_if(o.runs, is_bench_file) != (rows ? std::ssize(o.runs) : 0))
+    bad_usage("RUN: expected two runs or two `bench` files, found {} and {}", o.runs[0], o.runs[1]);
   if (o.figure && (*o.figure == "bench") != rows)
-    bad_usage("--figure {}: expected {}", *o.figure, rows ? "bench beside a file of bench" : "a file of bench");
+    bad_usage("--figure {}: expected {}", *o.figure, rows ? "bench with a `bench` file" : "a `bench` file");
   if (!o.runs.empty() && !o.words.empty())
-    bad_usage("--{}: expected no option of a plan beside a run", o.words.front().first);
+    bad_usage("--{}: expected no plan options with a run", o.words.front().first);
 }
 
 }  // namespace

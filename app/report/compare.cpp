@@ -1,4 +1,4 @@
-// Two runs beside each other, and the ranks of one that failed.
+// Comparison of two runs, and the flight record of a failed run.
 #include <nlohmann/json.hpp>
 
 #include "app/report/report.h"
@@ -9,9 +9,8 @@ namespace {
 
 using Maybe = std::optional<double>;
 
-// A run with what its trace says, worked out once.
-struct Seen {
-  explicit Seen(const Record& record) : r(record), step(record.traced ? median_step(record) : StepSpan()) {
+struct Side {
+  explicit Side(const Record& record) : r(record), step(record.traced ? median_step(record) : StepSpan()) {
     if (const auto most = std::ranges::max_element(r.ranks, {}, &Rank::peak); most != r.ranks.end()) peak_rank = &*most;
     if (step.step == 0) return;
     pipeline = measure_pipeline(r, step);
@@ -33,7 +32,7 @@ std::string value_text(Unit unit, const Maybe& x) {
   return unit == Unit::loss ? fmt::format("{:.4f}", *x) : grouped(std::llround(*x));
 }
 
-// How much more b is: in points of shares and of loss, else relative.
+// The change from a to b: in percentage points for fractions, absolute for losses, otherwise relative.
 std::string change(Unit unit, const Maybe& a, const Maybe& b) {
   if (!a || !b) return "";
   if (*a == *b) return "same";
@@ -42,7 +41,7 @@ std::string change(Unit unit, const Maybe& a, const Maybe& b) {
   return *a > 0 ? fmt::format("{:+.1f}%", 100 * (*b / *a - 1)) : "";
 }
 
-// The last letters of a value that is wider than its column.
+// The end of a value that is wider than its column.
 std::string trailing_text(const std::string& text) {
   constexpr size_t most = 17;
   return text.size() <= most ? text : "..." + text.substr(text.size() - most + 3);
@@ -51,10 +50,9 @@ std::string trailing_text(const std::string& text) {
 Maybe above_zero(double x) { return x > 0 ? Maybe(x) : std::nullopt; }
 int64_t last_step(const Record& r) { return r.losses.empty() ? 0 : r.losses.back().step; }
 
-// The rows of two runs, with what is known of each, as cells and as numbers.
 class Comparison {
  public:
-  Comparison(const Seen& a, const Seen& b) : a_(a), b_(b) {
+  Comparison(const Side& a, const Side& b) : a_(a), b_(b) {
     options(), steps(), bubbles(), communication(), sent(), memory(), losses();
   }
   std::vector<Row> rows = {};
@@ -62,7 +60,7 @@ class Comparison {
 
  private:
   void begin(const std::string& name) { part_ = name; }
-  // A row that at least one of the runs has; the first of a part has the part's name above it.
+  // Adds a row if at least one run has the value; the first row of a part is preceded by its heading.
   template <class Get>
   void row(const std::string& name, Unit unit, Get&& get) {
     const Maybe a = get(a_), b = get(b_);
@@ -94,29 +92,29 @@ class Comparison {
 
   void steps() {
     begin("a step");
-    row("median of the run", Unit::ms, [](const Seen& s) { return above_zero(s.r.step_ms); });
-    row("a quarter of its steps is faster than", Unit::ms, [](const Seen& s) { return above_zero(s.r.quick_ms); });
-    row("a quarter of its steps is slower than", Unit::ms, [](const Seen& s) { return above_zero(s.r.slow_ms); });
-    row("tokens/s", Unit::rate, [](const Seen& s) { return above_zero(s.r.tokens_per_s); });
-    row("median of those in the trace", Unit::ms, [](const Seen& s) { return above_zero(s.step.end - s.step.begin); });
+    row("median of the run", Unit::ms, [](const Side& s) { return above_zero(s.r.step_ms); });
+    row("a quarter of its steps is faster than", Unit::ms, [](const Side& s) { return above_zero(s.r.quick_ms); });
+    row("a quarter of its steps is slower than", Unit::ms, [](const Side& s) { return above_zero(s.r.slow_ms); });
+    row("tokens/s", Unit::rate, [](const Side& s) { return above_zero(s.r.tokens_per_s); });
+    row("median of those in the trace", Unit::ms, [](const Side& s) { return above_zero(s.step.end - s.step.begin); });
   }
 
   void bubbles() {
     begin("bubble of the pipeline, share of its time");
-    const auto share = [&](const char* name, Maybe (*get)(const Seen&)) {
-      row(name, Unit::share, [&](const Seen& s) { return s.pipeline ? get(s) : Maybe(); });
+    const auto share = [&](const char* name, Maybe (*get)(const Side&)) {
+      row(name, Unit::share, [&](const Side& s) { return s.pipeline ? get(s) : Maybe(); });
     };
-    share("formula", [](const Seen& s) { return s.pipeline->formula; });
-    share("planned, equal times", [](const Seen& s) { return Maybe(s.pipeline->equal.bubble_share()); });
-    share("planned, measured times", [](const Seen& s) { return Maybe(s.pipeline->replayed.bubble_share()); });
-    share("measured", [](const Seen& s) { return s.r.shared ? Maybe() : Maybe(s.pipeline->measured.bubble_share()); });
+    share("formula", [](const Side& s) { return s.pipeline->formula; });
+    share("planned, equal times", [](const Side& s) { return Maybe(s.pipeline->equal.bubble_share()); });
+    share("planned, measured times", [](const Side& s) { return Maybe(s.pipeline->replayed.bubble_share()); });
+    share("measured", [](const Side& s) { return s.r.shared ? Maybe() : Maybe(s.pipeline->measured.bubble_share()); });
   }
 
   void communication() {
     begin("communication in the step that the trace shows, mean of ranks");
     const auto time_and_share = [&](const std::string& name, double (*get)(const Exposure&)) {
-      row(name, Unit::ms, [&](const Seen& s) { return s.exposure ? Maybe(get(*s.exposure)) : Maybe(); });
-      row(name + ", of the step", Unit::share, [&](const Seen& s) {
+      row(name, Unit::ms, [&](const Side& s) { return s.exposure ? Maybe(get(*s.exposure)) : Maybe(); });
+      row(name + ", of the step", Unit::share, [&](const Side& s) {
         return s.exposure ? Maybe(get(*s.exposure) / std::max(1e-9, s.exposure->step)) : Maybe();
       });
     };
@@ -126,13 +124,13 @@ class Comparison {
     time_and_share("hidden behind computing", [](const Exposure& e) { return e.hidden; });
   }
 
-  // The bytes of a step where both have traces; else of the whole run, of which a summary tells too.
+  // Bytes per step if both runs have traces, otherwise bytes of the full run, which the summary contains.
   void sent() {
     const bool traced = a_.step.step > 0 && b_.step.step > 0;
     begin(traced ? "bytes that all ranks together sent in a step" : "bytes sent in the whole run");
-    std::map<const Seen*, std::map<std::string, double>> bytes;
+    std::map<const Side*, std::map<std::string, double>> bytes;
     std::set<std::string> names;
-    for (const Seen* s : {&a_, &b_}) {
+    for (const Side* s : {&a_, &b_}) {
       const auto add = [&](const std::string& axis, const std::string& operation, int64_t n) {
         const std::string name = fmt::format("{} {}", axis, operation);
         bytes[s][name] += static_cast<double>(n);
@@ -146,27 +144,27 @@ class Comparison {
     }
     names.insert("~all");
     for (const std::string& name : names)
-      row(name == "~all" ? "all" : name, Unit::bytes, [&](const Seen& s) {
+      row(name == "~all" ? "all" : name, Unit::bytes, [&](const Side& s) {
         const bool known = !s.r.ranks.empty() || (name != "~all" && bytes[&s].contains(name));
         return known ? Maybe(bytes[&s][name]) : Maybe();
       });
   }
 
   void memory() {
-    begin("memory of the peak rank at its peaks");
+    begin("memory of the peak rank");
     for (size_t c = 0; c < kCategories; ++c)
-      row(std::string(to_string(static_cast<Category>(c))), Unit::bytes, [&](const Seen& s) {
+      row(std::string(to_string(static_cast<Category>(c))), Unit::bytes, [&](const Side& s) {
         return s.peak_rank && s.r.traced ? Maybe(static_cast<double>(s.peak_rank->peaks[c])) : Maybe();
       });
     row("all at once", Unit::bytes,
-        [](const Seen& s) { return s.peak_rank ? Maybe(static_cast<double>(s.peak_rank->peak)) : Maybe(); });
+        [](const Side& s) { return s.peak_rank ? Maybe(static_cast<double>(s.peak_rank->peak)) : Maybe(); });
   }
 
   void losses() {
     begin("loss");
     const int64_t common = std::min(last_step(a_.r), last_step(b_.r));
     if (common > 0)
-      row(fmt::format("of step {}", common), Unit::loss, [&](const Seen& s) {
+      row(fmt::format("of step {}", common), Unit::loss, [&](const Side& s) {
         Maybe out;
         for (const Point& p : s.r.losses)
           if (p.step == common) out = p.value;
@@ -176,35 +174,34 @@ class Comparison {
       return points.empty() ? Maybe() : Maybe(points.back().value);
     };
     if (last_step(a_.r) != last_step(b_.r))
-      row("at its end", Unit::loss, [&](const Seen& s) { return last(s.r.losses); });
-    row("of the last validation", Unit::loss, [&](const Seen& s) { return last(s.r.validations); });
+      row("at its end", Unit::loss, [&](const Side& s) { return last(s.r.losses); });
+    row("of the last validation", Unit::loss, [&](const Side& s) { return last(s.r.validations); });
   }
 
-  const Seen &a_, &b_;
+  const Side &a_, &b_;
   std::string part_;
 };
 
-// Says what is missing, and what to be careful with.
-std::vector<std::string> comparison_notes(const Seen& a, const Seen& b) {
+std::vector<std::string> comparison_notes(const Side& a, const Side& b) {
   std::vector<std::string> out;
   for (const auto& [one, other] : {std::pair(&a, &b), std::pair(&b, &a)}) {
     const std::string& name = one->r.label;
     if (!one->r.traced)
-      out.push_back(fmt::format(
-          "{} has no trace: its bubble, communication and memory by category are not known; train with --trace to have "
-          "them",
-          name));
+      out.push_back(
+          fmt::format("{} has no trace, so its bubble, communication and memory by category are unknown; train with "
+                      "--trace to record them",
+                      name));
     else if (one->step.step == 0)
-      out.push_back(fmt::format("the trace of {} has no step", name));
+      out.push_back(fmt::format("the trace of {} has no steps", name));
     else if (!one->exposure)
-      out.push_back(fmt::format("the trace of {} does not say how long communication held up its ranks", name));
+      out.push_back(fmt::format("the trace of {} has no communication stalls", name));
     if (!one->r.traced && one->r.ranks.empty())
-      out.push_back(fmt::format("{} has not come to its end: its bytes and its peaks are not known", name));
+      out.push_back(fmt::format("{} did not finish, so its bytes and peaks are unknown", name));
     if (one->r.shared)
-      out.push_back(fmt::format("{}: {} threads of ranks share {} cores, so what a rank waited for is not the plan's",
-                                name, one->r.threads, one->r.cores));
+      out.push_back(fmt::format("{}: {} rank threads share {} cores, so waiting times are not those of the plan", name,
+                                one->r.threads, one->r.cores));
     if (last_step(one->r) > last_step(other->r))
-      out.push_back(fmt::format("{} has {} steps and {} {}: losses are compared at the last that both have", name,
+      out.push_back(fmt::format("{} has {} steps and {} {}: losses are compared at the last common step", name,
                                 last_step(one->r), other->r.label, last_step(other->r)));
   }
   return out;
@@ -218,9 +215,9 @@ std::string about(const Record& r) {
 }
 
 using Json = nlohmann::json;
-constexpr int64_t kRows = 12;  // the last ones of an axis
+constexpr int64_t kRows = 12;
 
-FlightOperation find_operation(const Json& o) {
+FlightOperation parse_operation(const Json& o) {
   const Json& ended = o.at("ended");
   return {.axis = o.at("axis").get<std::string>(),
           .operation = o.at("operation").get<std::string>(),
@@ -233,28 +230,28 @@ FlightOperation find_operation(const Json& o) {
 RankFlight parse_flight(const Json& line) {
   RankFlight out{
       .rank = natural(line.at("rank")).value(), .cause = line.at("cause").get<std::string>(), .operations = {}};
-  for (const Json& o : line.at("operations")) out.operations.push_back(find_operation(o));
+  for (const Json& o : line.at("operations")) out.operations.push_back(parse_operation(o));
   return out;
 }
 
 bool is_message(const std::string& operation) { return operation == "send" || operation == "recv"; }
 
-// A row of the table: a cell for each rank, of css "done", "in" or "missing". Ranks of one axis do the same things in
-// the same order, but for messages.
+// A table row with a cell per rank of css "done", "in" or "missing". All ranks of an axis execute the same operations
+// in the same order, except messages.
 Row flight_row(const Flights& all, const std::string& axis, int64_t number) {
-  std::vector<std::pair<std::string, const char*>> cells(static_cast<size_t>(all.ranks), {"nothing known", "missing"});
+  std::vector<std::pair<std::string, const char*>> cells(static_cast<size_t>(all.ranks), {"unknown", "missing"});
   const FlightOperation* first = nullptr;
   bool differs = false;
   for (const RankFlight& rank : all.written) {
     auto& [words, kind] = cells.at(static_cast<size_t>(rank.rank));
     int64_t last = 0;
-    words = "did not come";
+    words = "missing";
     for (const FlightOperation& o : rank.operations) {
       if (o.axis != axis) continue;
       last = std::max(last, o.number);
       if (o.number != number) continue;
       words = fmt::format("{} of {} bytes, {}", o.operation, o.bytes,
-                          o.ended < 0 ? fmt::format("from {:.3f} s on", o.begun)
+                          o.ended < 0 ? fmt::format("since {:.3f} s", o.begun)
                                       : fmt::format("{:.3f} s, {:.3f} ms", o.begun, 1e3 * (o.ended - o.begun)));
       kind = o.ended < 0 ? "in" : "done";
       if (first && !is_message(o.operation) && !is_message(first->operation))
@@ -273,42 +270,42 @@ Row flight_row(const Flights& all, const std::string& axis, int64_t number) {
 
 std::string failure_cause(const Flights& all, int64_t rank) {
   for (const RankFlight& r : all.written)
-    if (r.rank == rank) return r.cause.empty() ? "ended in good order" : r.cause;
-  return "wrote nothing: it was killed, or its host is gone";
+    if (r.rank == rank) return r.cause.empty() ? "finished normally" : r.cause;
+  return "no record: the process was killed or its host failed";
 }
 
 }  // namespace
 
 std::string compare_to_text(const Record& a, const Record& b, bool as_page) {
-  const Seen in_a(a), in_b(b);
+  const Side in_a(a), in_b(b);
   const Comparison all(in_a, in_b);
   Part head{.id = "run",
-            .title = "Two training runs of Tessera",
+            .title = "Comparison of two Tessera runs",
             .about = {about(a), about(b)},
             .hints = comparison_notes(in_a, in_b)};
   Table t{.id = "compared",
           .columns = {{"", false, 42},
                       {{a.label, ""}, true, 17},
                       {{b.label, ""}, true, 17},
-                      {{"the second beside the first", ""}, true, 14}},
+                      {{"second vs. first", ""}, true, 14}},
           .rows = all.rows,
           .indent = 2};
   head.text = "A  " + about(a) + "\nB  " + about(b) + "\n";
   for (const std::string& note : head.hints) t.below += (t.below.empty() ? "\n" : "") + note + "\n";
   head.tables = {t};
   if (!as_page) return as_text({head});
-  std::vector<Record> traced, piped, told;
-  for (const Seen* s : {&in_a, &in_b}) {
+  std::vector<Record> traced, piped, with_losses;
+  for (const Side* s : {&in_a, &in_b}) {
     if (s->step.step > 0) traced.push_back(s->r);
     if (s->pipeline) piped.push_back(s->r);
-    if (!s->r.losses.empty()) told.push_back(s->r);
+    if (!s->r.losses.empty()) with_losses.push_back(s->r);
   }
   std::vector<Part> parts = {head};
   const std::vector<std::pair<const char*, const std::vector<Record>*>> figures = {
-      {"loss", &told}, {"pipeline", &piped}, {"timeline", &traced}, {"memory", &traced}, {"bytes", &traced}};
+      {"loss", &with_losses}, {"pipeline", &piped}, {"timeline", &traced}, {"memory", &traced}, {"bytes", &traced}};
   for (const auto& [name, runs] : figures)
     if (!runs->empty()) parts.push_back(make_figure(name, *runs, kWidth));
-  return whole_page(a.label + " and " + b.label + ", two runs of Tessera", parts, all.numbers.dump());
+  return html_page(a.label + " and " + b.label + ", Tessera runs", parts, all.numbers.dump());
 }
 
 Flights parse_flights(std::string_view file, const std::string& what) {
@@ -322,9 +319,9 @@ Flights parse_flights(std::string_view file, const std::string& what) {
       out.written.push_back(parse_flight(line));
     }
   } catch (const Json::exception& e) {
-    bad_input("{}: not a failure as ranks record it: {}", what, e.what());
+    bad_input("{}: not a valid flight record: {}", what, e.what());
   } catch (const std::bad_optional_access&) {
-    bad_input("{}: not a failure as ranks record it: expected whole numbers", what);
+    bad_input("{}: not a valid flight record: expected whole numbers", what);
   }
   constexpr int64_t kMax = 1 << 16;
   for (const RankFlight& r : out.written)
@@ -335,11 +332,11 @@ Flights parse_flights(std::string_view file, const std::string& what) {
 }
 
 std::string record_flights(const Flights& all, bool as_page) {
-  Part causes{.id = "run", .title = "This run failed", .text = "This run failed. Why each rank ended:\n"};
-  Table why{.id = "causes", .columns = {{{"rank", ""}, false, 9}, {{"why it ended", ""}, false, 1}}, .indent = 2};
+  Part causes{.id = "run", .title = "This run failed", .text = "This run failed. Cause by rank:\n"};
+  Table why{.id = "causes", .columns = {{{"rank", ""}, false, 9}, {{"cause", ""}, false, 1}}, .indent = 2};
   Part done{.id = "flight",
-            .title = "What each rank did last",
-            .words = "A row is one operation of an axis. Ranks that are still in it wait for those that did not come."};
+            .title = "Last operations of each rank",
+            .words = "Each row is one operation of an axis. Ranks that are in it wait for ranks where it is missing."};
   Table last{.id = "last", .columns = {{"axis"}, {{"number", ""}, false, 6}}, .indent = 2};
   for (int64_t r = 0; r < all.ranks; ++r) {
     const std::string rank = fmt::format("{}", r);
@@ -347,18 +344,18 @@ std::string record_flights(const Flights& all, bool as_page) {
     last.columns.push_back({{"rank " + rank, ""}, false, 1});
   }
   last.columns.push_back({""});
-  std::map<std::string, int64_t> latest;  // number on each axis, of any rank
+  std::map<std::string, int64_t> latest;  // latest operation of any rank on each axis
   for (const RankFlight& rank : all.written)
     for (const FlightOperation& o : rank.operations) latest[o.axis] = std::max(latest[o.axis], o.number);
   for (const auto& [axis, number] : latest) {
     const int64_t first = std::max<int64_t>(1, number - kRows + 1);
     for (int64_t n = first; n <= number; ++n) last.rows.push_back(flight_row(all, axis, n));
     last.rows[last.rows.size() - static_cast<size_t>(number - first + 1)].above =
-        fmt::format("\naxis {}: what each rank did last (begun, and how long it took)\n", axis);
+        fmt::format("\naxis {}: last operations of each rank (start, duration)\n", axis);
   }
   causes.tables = {why};
   done.tables = {last};
-  return as_page ? whole_page("A failed run of Tessera", {causes, done}) : as_text({causes, done});
+  return as_page ? html_page("Failed Tessera run", {causes, done}) : as_text({causes, done});
 }
 
 }  // namespace tessera::report

@@ -1,5 +1,5 @@
-// Words for numbers; pictures: boxes, lanes, charts and axes; parts as HTML, as text and as SVG files, and the page
-// around them.
+// Formatting of numbers; figures from boxes, lanes, charts and axes; rendering of parts as HTML, text and SVG files,
+// and of pages.
 #include "app/report/drawing.h"
 
 #include <fmt/format.h>
@@ -15,10 +15,10 @@
 namespace tessera::report {
 namespace {
 
-constexpr double kLetter = 6.7;  // about the width of one, in pixels
+constexpr double kLetter = 6.7;  // approximate width in pixels
 constexpr double kLetterLine = 13, kKey = 11, kLine = 20, kBelow = 22, kThin = 4;
 
-// About how wide a text of UTF-8 is, in pixels.
+// The approximate width of a UTF-8 text in pixels.
 double text_width(std::string_view text) {
   return kLetter * static_cast<double>(std::ranges::count_if(text, [](char c) { return (c & 0xc0) != 0x80; }));
 }
@@ -27,8 +27,6 @@ std::string line(std::string_view css, double x1, double y1, double x2, double y
   return fmt::format("<line class=\"{}\" x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>\n", css, x1, x2, y1,
                      y2);
 }
-
-// The colours, rules and script of a page, and its parts.
 
 struct Colour {
   const char *name, *light, *dark;
@@ -71,7 +69,7 @@ tr.sum td { font-weight: 600; border-bottom: 0; } tr.head td { font-weight: 600;
 @media print { section { break-inside: avoid; } }
 )css";
 
-// One to a line, so that they can be told apart; the classes of a line come before its brace.
+// One rule per line, because figures select single rules; the classes of a line precede its brace.
 constexpr const char* kPictureRules = R"css(text { font-size: 12px; fill: var(--soft); }
 text.end { text-anchor: end; }
 text.mid { text-anchor: middle; }
@@ -94,7 +92,7 @@ text.title { fill: var(--ink); font-weight: 600; font-size: 15px; }
 .c2 { fill-opacity: .2; }
 )css";
 
-// The rules of pictures; a colour's name is also the class of what it fills.
+// The style of figures. A colour's name is also the class of elements filled with it.
 std::string picture_rules() {
   std::string out = kPictureRules;
   for (const Colour& c : kColours) out += fmt::format(".{0} {{ fill: var(--{0}); }}\n", c.name);
@@ -107,7 +105,7 @@ std::string variables(const char* Colour::*which) {
   return out;
 }
 
-// The rule with its colours written out.
+// The rule with colours inserted for variables.
 std::string coloured(std::string rule, const char* Colour::*which) {
   for (const Colour& c : kColours) {
     const std::string name = fmt::format("var(--{})", c.name);
@@ -116,7 +114,6 @@ std::string coloured(std::string rule, const char* Colour::*which) {
   return rule;
 }
 
-// Whether an element has the rule's class.
 bool uses(const std::string& body, const std::string& rule) {
   const size_t dot = rule.find('.'), brace = rule.find(" {");
   if (dot == std::string::npos || dot > brace) return true;
@@ -128,7 +125,7 @@ bool uses(const std::string& body, const std::string& rule) {
   return false;
 }
 
-// For a page: the pictures in it and all around them. It is light on paper.
+// The style of a page and its figures. Printed pages are light.
 std::string page_style() {
   const std::string light = variables(&Colour::light), dark = variables(&Colour::dark);
   return "\n:root { color-scheme: light dark;" + light +
@@ -136,8 +133,8 @@ std::string page_style() {
          picture_rules();
 }
 
-// For a picture that stands alone as an SVG file. Rules are there whose classes `body` uses; they have their colours in
-// them, since readers of SVG other than browsers know no variables, and again for dark screens.
+// The style of a self-contained SVG file: only rules of classes in `body`, with colours inserted, because most SVG
+// viewers other than browsers do not support variables, and again for dark screens.
 std::string figure_style(const std::string& body) {
   std::string light, dark;
   std::istringstream rules(picture_rules());
@@ -150,7 +147,7 @@ std::string figure_style(const std::string& body) {
          "@media screen and (prefers-color-scheme: dark) {\n" + dark + "}\n";
 }
 
-// The script shows what is pointed at, and the other boxes of the same micro-batch.
+// The script shows tooltips and highlights the boxes of the same micro-batch.
 constexpr const char* kScript = R"js(
 "use strict";
 const tip = document.getElementById("tip");
@@ -204,7 +201,7 @@ std::string legend(const std::vector<LegendEntry>& entries) {
   return entries.empty() ? "" : "<p class=\"legend\">" + out + "</p>\n";
 }
 
-// The first column is as wide in the heading as in rows, which begin with an indent.
+// The first column has the same width in the heading as in rows, which are indented.
 std::string table_text(const Table& t) {
   if (std::ranges::none_of(t.columns, &Column::width)) return "";
   std::string out = t.above;
@@ -340,7 +337,7 @@ std::vector<double> ticks(double low, double high, double count) {
   return out;
 }
 
-std::string Chart::axis(double foot, const Wording& words, double count) const {
+std::string Chart::axis(double foot, const NumberFormat& words, double count) const {
   std::string out;
   for (const double tick : ticks(0, last - first, count > 0 ? count : width > kFigureWidth ? 10 : 6)) {
     const double at = x(first + tick);
@@ -351,7 +348,7 @@ std::string Chart::axis(double foot, const Wording& words, double count) const {
   return out;
 }
 
-std::string Chart::grid(const Wording& words) const {
+std::string Chart::grid(const NumberFormat& words) const {
   std::string out;
   for (const double tick : ticks(low, high, 5))
     out += line("grid", left, y(tick), width - right, y(tick)) + text_at(left - 6, y(tick) + 4, "end", words(tick));
@@ -369,7 +366,7 @@ void stack(Lane& lane, double value, const std::string& css, const std::string& 
   if (value > 0) lane.marks.push_back({begin, begin + value, css, tip, {label}});
 }
 
-Picture drawn(const Lanes& l) {
+Picture render_lanes(const Lanes& l) {
   const double top = l.axis && !l.limit_words.empty() ? kBelow : 0, tall = l.tall - l.gap, foot = tall / 2 + 4.5,
                end = top + static_cast<double>(l.lanes.size()) * l.tall;
   const Chart chart{.width = l.width, .height = end, .left = l.left, .right = l.right, .top = top, .last = l.most};
@@ -384,8 +381,8 @@ Picture drawn(const Lanes& l) {
                               m.attributes});
     if (i % l.named > 0) continue;
     out.body += text_at(l.left - 8, y + foot, "end", lane.name);
-    const double behind = chart.x(lane.marks.empty() ? 0 : lane.marks.back().end) + 6;
-    if (!lane.behind.empty()) out.body += text_at(behind, y + foot, lane.behind_css, lane.behind);
+    const double end_x = chart.x(lane.marks.empty() ? 0 : lane.marks.back().end) + 6;
+    if (!lane.suffix.empty()) out.body += text_at(end_x, y + foot, lane.suffix_css, lane.suffix);
   }
   if (!l.limit) return out;
   const double at = chart.x(*l.limit);
@@ -393,8 +390,6 @@ Picture drawn(const Lanes& l) {
   out.body += l.axis ? text_at(at, top - 8, "bad end", l.limit_words) : text_at(at, end + 14, "mid", l.limit_words);
   return out;
 }
-
-// Parts, and the page around them.
 
 Cell count_cell(int64_t n) { return {grouped(n), fmt::format("{}", n)}; }
 Cell ms_cell(double ms) { return {short_time(ms), fmt::format("{:.3f}", ms)}; }
@@ -428,7 +423,7 @@ std::string as_html(const Table& t) {
   return out + "</tbody></table>\n" + paragraph("note", t.note);
 }
 
-std::string fitted(const Table& t) {
+std::string fitted_text(const Table& t) {
   std::vector<size_t> widths(t.columns.size(), 0);
   std::vector<Row> lines = {{}};
   for (const Column& column : t.columns) lines[0].cells.push_back(column.head);
@@ -505,7 +500,7 @@ std::string as_svg_file(const Part& f) {
          figure_style(frame + body) + "</style>\n" + frame + body + "</svg>\n";
 }
 
-std::string whole_page(const std::string& title, const std::vector<Part>& parts, const std::string& numbers) {
+std::string html_page(const std::string& title, const std::vector<Part>& parts, const std::string& numbers) {
   std::string main;
   for (const Part& p : parts) main += as_html(p, main.empty() ? 1 : 2);
   const std::string data =

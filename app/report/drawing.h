@@ -1,5 +1,5 @@
-// Reports, the page of a plan and `explore` are made of these: words for numbers, a few kinds of pictures in SVG, and
-// parts, each of which is written as HTML, as text or as one SVG file.
+// Building blocks of reports, the page of a plan and `explore`: formatted numbers, a few kinds of SVG figures, and
+// parts, which are rendered as HTML, text or an SVG file.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -11,16 +11,16 @@
 
 namespace tessera::report {
 
-inline constexpr double kWidth = 1180;       // pixels of a picture, in a page of that width
-inline constexpr double kFigureWidth = 860;  // the same in a file
-inline constexpr double kGutter = 150;       // at the left of a picture, for names
-inline constexpr double kRoomForBytes = 96;  // at its right, for words behind a bar
+inline constexpr double kWidth = 1180;       // pixels; width of a figure on a page
+inline constexpr double kFigureWidth = 860;  // width of an SVG file
+inline constexpr double kGutter = 150;       // left margin for names
+inline constexpr double kValueMargin = 96;   // right margin for the text after a bar
 
-inline constexpr double kSeenBytes = 1000;  // the longest bar of a picture by the shortest that is drawn
+inline constexpr double kMaxBarRatio = 1000;  // maximum ratio of the longest and the shortest visible bar of a figure
 
-using Wording = std::function<std::string(double)>;  // for a number
+using NumberFormat = std::function<std::string(double)>;
 
-// Text that may stand between tags and in attributes.
+// Escapes text for HTML content and attributes.
 std::string escaped(std::string_view text);
 // 1,234,567
 std::string grouped(int64_t n);
@@ -30,137 +30,134 @@ std::string short_bytes(double bytes);
 std::string short_time(double milliseconds);
 // "37.5%"
 std::string percent(double share);
-// "12.5 ms", for the numbers below a picture
+// "12.5 ms", for axis labels.
 std::string tick_of_ms(double time);
 
 struct LegendEntry {
   std::string css, words;
 };
-// A picture is drawn without a frame. One without a title is named by what stands around it.
+// A figure without frame. Without a title it is labelled by its surroundings.
 struct Picture {
   std::string title;
   double width = kWidth, height = 0;
-  std::string body = {};  // elements of SVG
+  std::string body = {};
 };
-// The legend within a picture: it flows from `left` and breaks where a line is full; moves y to below itself.
+// The legend inside a figure, wrapped at `width`; moves y below it.
 std::string legend_svg(const std::vector<LegendEntry>& entries, double left, double width, double& y);
 std::string text_at(double x, double y, std::string_view css, std::string_view text);
-// Makes a <title> of what a box says when it is pointed at: browsers show it without a script.
+// Converts tooltips to <title> elements, which browsers show without a script.
 std::string with_titles(const std::string& body);
 
-// A coloured box that says `tip` when it is pointed at; of `labels` the first for which there is room is written on it,
-// in lines.
+// A coloured box with a tooltip, on which the first of `labels` that fits is written.
 struct Box {
   double x = 0, y = 0, width = 0, height = 0;
   std::string css, tip = {};
   std::vector<std::string> labels = {};
-  std::string attributes = {};  // added as they are
+  std::string attributes = {};
 };
 std::string render_svg(const Box& box);
 
-// Lanes below each other on one scale, with boxes in them: bars of bytes, ranks in time.
+// Lanes with boxes on a common scale: bars of bytes, or ranks over time.
 struct Mark {
   double begin = 0, end = 0;
   std::string css, tip = {};
   std::vector<std::string> labels = {};
   std::string attributes = {};
-  bool thin = false;  // a line at the foot of the lane
+  bool thin = false;  // a line at the bottom of the lane
 };
 struct Lane {
   std::string name;
   std::vector<Mark> marks = {};
-  std::string behind = {};  // words behind the last mark
-  std::string behind_css = "start";
+  std::string suffix = {};  // text after the last mark
+  std::string suffix_css = "start";
 };
-// Adds a mark that begins where the last one ends; nothing is not shown.
+// Appends a mark that begins at the end of the last one; zero values are skipped.
 void stack(Lane& lane, double value, const std::string& css, const std::string& tip, const std::string& label = "");
 struct Lanes {
   std::string title;
   std::vector<Lane> lanes = {};
-  double most = 1;  // that the whole width shows
+  double most = 1;
   double width = kWidth, left = kGutter, right = 0, tall = 24, gap = 5;
-  size_t named = 1;                  // each how manieth lane has its words
-  Wording axis = {};                 // the words of a number below the lanes
-  double ticks = 0;                  // about so many numbers, with lines up from them
-  std::optional<double> limit = {};  // a line across, with its words: below, or above where the axis is below
+  size_t named = 1;  // label every n-th lane
+  NumberFormat axis = {};
+  double ticks = 0;                  // approximate number of axis labels, with grid lines
+  std::optional<double> limit = {};  // a vertical line with a label below, or above if there is an axis
   std::string limit_words = {};
 };
-Picture drawn(const Lanes& lanes);
-// The room that names of lanes need.
+Picture render_lanes(const Lanes& lanes);
 double left_edge(const std::vector<Lane>& lanes);
 
-// Curves over an axis of steps or times.
+// Curves over steps or time.
 struct Chart {
-  double width = 1, height = 1, left = 0, right = 0, top = 0, bottom = 0;  // the picture, and margins in it
-  double first = 0, last = 1, low = 0, high = 1;                           // values that it shows
+  double width = 1, height = 1, left = 0, right = 0, top = 0, bottom = 0;
+  double first = 0, last = 1, low = 0, high = 1;
   double x(double at) const { return left + (width - left - right) * (at - first) / (last - first); }
   double y(double value) const { return top + (height - top - bottom) * (high - value) / (high - low); }
-  // Lines across with the words of their values.
-  std::string grid(const Wording& words) const;
-  // Words along `foot` for the distance from `first`; where about `count` are asked for, lines go up from them.
-  std::string axis(double foot, const Wording& words, double count = 0) const;
+  std::string grid(const NumberFormat& words) const;
+  // Axis labels at height `foot`, as distances from `first`; with `count`, about that many, with vertical grid lines.
+  std::string axis(double foot, const NumberFormat& words, double count = 0) const;
 };
-// Round numbers from `low` to `high`, about `count` of them.
+// About `count` round numbers from `low` to `high`.
 std::vector<double> ticks(double low, double high, double count);
-// A cell of a table: what a page shows and what a text says, which often are the same words.
+// A table cell, with separate texts for page and text output.
 struct Cell {
   Cell(const char* both) : page(both), text(both) {}
   Cell(const std::string& both) : page(both), text(both) {}
   Cell(const std::string& on_page, const std::string& in_text, const std::string& style = "")
       : page(on_page), text(in_text), css(style) {}
   std::string page, text, css = {};
-  std::string html = {};  // behind the words, on a page
+  std::string html = {};  // after the text, on a page
 };
-Cell count_cell(int64_t n);                                                   // 1,234 and 1234
-Cell ms_cell(double ms);                                                      // "1.23 ms" and 1.234
-Cell bar_cell(double share, const std::string& css, const std::string& tip);  // a share of its column
+Cell count_cell(int64_t n);
+Cell ms_cell(double ms);
+Cell bar_cell(double share, const std::string& css, const std::string& tip);  // a fraction of the column width
 struct Column {
   Cell head;
-  bool number = false;  // at the right
-  size_t width = 0;     // in a text; 0: it is on a page only
+  bool number = false;
+  size_t width = 0;  // in text output; 0: only on a page
   bool on_page = true;
 };
 struct Row {
-  static constexpr const char* kHead = "head";  // css of a row above others
+  static constexpr const char* kHead = "head";  // css of a heading row
   std::vector<Cell> cells;
   std::string css = {};
-  std::string above = {};  // a line of a text; of a row of css kHead instead of its cells
+  std::string above = {};  // text output: a line above the row, or in place of the cells of a kHead row
 };
 struct Table {
   std::string id;
   std::vector<Column> columns;
   std::vector<Row> rows = {};
-  std::string above = {};  // lines of a text
+  std::string above = {};  // text output: lines above and below
   std::string below = {};
-  size_t indent = 0;       // before rows in a text
-  std::string title = {};  // above it, on a page
-  std::string note = {};   // below it, on a page
+  size_t indent = 0;  // of rows, in text output
+  std::string title = {};
+  std::string note = {};
 };
 
-// A part of a report. In a text it is its `text` and its tables; on a page it is everything else, in this order.
+// A part of a report. Text output consists of `text` and the tables; a page contains everything else, in this order.
 struct Part {
   std::string id, title = {};
-  std::vector<std::string> about = {};  // lines below the heading of the whole page
-  std::string words = {};               // how to read it
+  std::vector<std::string> about = {};  // lines below the page heading
+  std::string words = {};
   std::vector<LegendEntry> legend = {};
   std::vector<std::string> hints = {};
-  std::vector<Picture> pictures = {};  // narrow ones stand beside each other
+  std::vector<Picture> pictures = {};  // narrow figures are placed side by side
   std::vector<std::string> notes = {};
   std::string warning = {};
   std::vector<std::pair<std::string, std::string>> facts = {};
   std::vector<Table> tables = {};
-  std::string more = {};  // HTML
+  std::string more = {};
   std::string text = {};
 };
 std::string as_html(const Table& table);
-std::string fitted(const Table& table);  // its columns as wide as what stands in them, whatever widths it has
+std::string fitted_text(const Table& table);  // columns as wide as their contents, ignoring Column::width
 std::string as_html(const std::vector<std::pair<std::string, std::string>>& facts);
 std::string list_html(const std::vector<std::string>& lines);
 std::string as_html(const Part& part, int level = 2);
 std::string as_text(const std::vector<Part>& parts);
-// The pictures alone, with `words` for those who cannot see them.
+// Only the figures, with `words` as alternative text.
 std::string as_svg_file(const Part& part);
-// The file of these parts. It loads nothing: style and script stand in it, and behind it `numbers`, JSON for programs.
-std::string whole_page(const std::string& title, const std::vector<Part>& parts, const std::string& numbers = "");
+// A self-contained page of these parts; `numbers` is embedded as JSON for programs.
+std::string html_page(const std::string& title, const std::vector<Part>& parts, const std::string& numbers = "");
 
 }  // namespace tessera::report

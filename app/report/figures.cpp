@@ -1,4 +1,4 @@
-// Pictures of runs, and the figures that are made of them: what each needs of a run, and how runs share a scale.
+// Figures of runs: the data that each requires, and scales shared by several runs.
 #include <limits>
 
 #include "app/report/report.h"
@@ -7,12 +7,11 @@ namespace tessera::report {
 namespace {
 
 constexpr double kFigureGap = 16;
-constexpr double kDrawnWait = 0.3;  // pixels of a wait that is drawn
+constexpr double kMinWaitWidth = 0.3;  // minimum width of a visible stall in pixels
 constexpr const char* kPale = " c1 pass";
 
 using Records = std::vector<Record>;
 
-// Times of a schedule whose passes have no measured times.
 std::string tick_of_units(double time) { return fmt::format("{:.4g}", time); }
 std::string units(double time) { return fmt::format("{} units", time); }
 
@@ -37,14 +36,14 @@ std::string event_tooltip(const Event& e, const StepSpan& step) {
   return tip;
 }
 
-// The class of a pass of a rank's later stages.
+// The css class of passes of a rank's later stages.
 std::string pale(const Schedule& s, int stage) {
   const int chunk = stage < 0 ? 0 : std::min(2, s.chunk(stage));
   return chunk > 0 ? fmt::format(" c{}", chunk) : "";
 }
 
-// A rank's tracks in one step, from its begin on. Computing comes first, with what held it up over it; sends and
-// receives share a lane, each axis has its own.
+// The tracks of a rank in one step. The first lane shows computation with stalls over it; sends and receives share a
+// lane, and each axis has one.
 Picture rank_timeline(const Record& r, const Rank& rank, const StepSpan& step, double span, double width) {
   const Mark idle{0, step.end - step.begin, "idle"};
   std::map<std::string, Lane> others;
@@ -61,7 +60,7 @@ Picture rank_timeline(const Record& r, const Rank& rank, const StepSpan& step, d
     Mark mark{e.begin - step.begin, e.end - step.begin, css_class(e), event_tooltip(e, step)};
     if (e.track == "waiting") {
       mark.thin = true;
-      if ((mark.end - mark.begin) * (width - kGutter) / span > kDrawnWait) waits.push_back(std::move(mark));
+      if ((mark.end - mark.begin) * (width - kGutter) / span > kMinWaitWidth) waits.push_back(std::move(mark));
       continue;
     }
     mark.labels = {e.name, e.stage >= 0 ? fmt::format("{}", e.microbatch) : ""};
@@ -73,19 +72,19 @@ Picture rank_timeline(const Record& r, const Rank& rank, const StepSpan& step, d
   }
   out.lanes[0].marks.insert(out.lanes[0].marks.end(), waits.begin(), waits.end());
   for (auto& [name, lane] : others) out.lanes.push_back(std::move(lane));
-  return drawn(out);
+  return render_lanes(out);
 }
 
-int64_t total(const Held& h) {
+int64_t total(const MemorySample& h) {
   int64_t sum = 0;
   for (const int64_t b : h.bytes) sum += b;
   return sum;
 }
 
-// Samples of what was held in the step, from its first moment to its last.
-std::vector<Held> span_samples(const Rank& rank, const StepSpan& step) {
-  std::vector<Held> out;
-  for (const Held& h : rank.memory) {
+// Memory samples of a step, from its begin to its end.
+std::vector<MemorySample> span_samples(const Rank& rank, const StepSpan& step) {
+  std::vector<MemorySample> out;
+  for (const MemorySample& h : rank.memory) {
     if (h.time > step.end) break;
     if (h.time <= step.begin) out.clear();
     out.push_back(h);
@@ -97,8 +96,8 @@ std::vector<Held> span_samples(const Rank& rank, const StepSpan& step) {
   return out;
 }
 
-// The area of one category on top of those before it. What was noted at a moment was held from there on.
-std::string area(const std::vector<Held>& samples, size_t category, const Chart& chart) {
+// The area of one category, stacked on those before it. A sample is valid until the next one.
+std::string area(const std::vector<MemorySample>& samples, size_t category, const Chart& chart) {
   std::string upper, lower;
   for (size_t i = 0; i < samples.size(); ++i) {
     double below = 0;
@@ -111,7 +110,7 @@ std::string area(const std::vector<Held>& samples, size_t category, const Chart&
   return fmt::format("<polygon class=\"m{} area\" points=\"{}{}\"/>\n", category, upper, lower);
 }
 
-std::string sample_text(const Held& h, const StepSpan& step) {
+std::string sample_text(const MemorySample& h, const StepSpan& step) {
   std::string out =
       fmt::format("at {} | {} held", short_time(h.time - step.begin), short_bytes(static_cast<double>(total(h))));
   for (size_t c = 0; c < h.bytes.size(); ++c)
@@ -119,9 +118,9 @@ std::string sample_text(const Held& h, const StepSpan& step) {
   return out;
 }
 
-// Draws what a rank held during a step; narrow pictures say nothing when they are pointed at.
+// The memory of a rank during a step. Narrow figures have no tooltips.
 Picture rank_memory(const Rank& rank, const StepSpan& step, double most, double width) {
-  const std::vector<Held> samples = span_samples(rank, step);
+  const std::vector<MemorySample> samples = span_samples(rank, step);
   const Chart chart{.width = width,
                     .height = 190,
                     .left = 74,
@@ -144,7 +143,6 @@ Picture rank_memory(const Rank& rank, const StepSpan& step, double most, double 
 
 const char* second(size_t run) { return run > 0 ? "2" : ""; }
 
-// Losses of one run, or of two.
 Picture loss_picture(const Records& runs, double width) {
   Chart chart{.width = width,
               .height = 240,
@@ -186,8 +184,7 @@ Picture loss_picture(const Records& runs, double width) {
   return out;
 }
 
-// "what: label", where there are several.
-std::string of_run(const Records& runs, const Record& r, const std::string& what) {
+std::string run_title(const Records& runs, const Record& r, const std::string& what) {
   if (runs.size() == 1) return what;
   return what.empty() ? r.label : fmt::format("{}: {}", r.label, what);
 }
@@ -197,14 +194,14 @@ std::string of_run(const Records& runs, const Record& r, const std::string& what
 }
 
 void need_trace(std::string_view figure, const Record& r) {
-  if (r.planned) refuse(figure, r, "expected a run, found a plan that has not run");
-  if (!r.traced) refuse(figure, r, "the run has no trace; train with --trace to have one");
+  if (r.planned) refuse(figure, r, "expected a run, found a plan that has not been run");
+  if (!r.traced) refuse(figure, r, "the run has no trace; train with --trace to record one");
 }
 
-StepSpan drawn_step(std::string_view figure, const Record& r) {
+StepSpan traced_step(std::string_view figure, const Record& r) {
   need_trace(figure, r);
   const StepSpan step = median_step(r);
-  if (step.step == 0) refuse(figure, r, "its trace has no step");
+  if (step.step == 0) refuse(figure, r, "the trace has no steps");
   return step;
 }
 
@@ -213,29 +210,27 @@ void add_new(std::vector<LegendEntry>& to, const std::vector<LegendEntry>& more)
     if (std::ranges::none_of(to, [&](const LegendEntry& known) { return known.css == e.css; })) to.push_back(e);
 }
 
-// Leaves in the legend what is drawn.
-void keep_drawn(Part& f) {
-  std::string drawn;
-  for (const Picture& p : f.pictures) drawn += p.body;
-  std::erase_if(f.legend, [&](const LegendEntry& e) { return drawn.find("\"" + e.css) == std::string::npos; });
+void prune_legend(Part& f) {
+  std::string bodies;
+  for (const Picture& p : f.pictures) bodies += p.body;
+  std::erase_if(f.legend, [&](const LegendEntry& e) { return bodies.find("\"" + e.css) == std::string::npos; });
 }
 
-// Adds a picture for each of the first ranks of a run, as draw(rank, step) makes it.
+// Adds a figure, made by draw(rank, step), for each of the first ranks of a run.
 template <class F>
 void add_ranks(Part& f, const Records& runs, const Record& r, size_t ranks, const F& draw) {
   const StepSpan step = median_step(r);
   for (size_t i = 0; i < std::min(ranks, r.ranks.size()); ++i) {
     Picture& p = f.pictures.emplace_back(draw(r.ranks[i], step));
-    p.title = of_run(runs, r, p.title);
+    p.title = run_title(runs, r, p.title);
   }
 }
 
-// The names of runs, where there are several, at the end of a heading.
 std::string heading(const std::string& what, const Records& runs) {
   return runs.size() == 1 && !runs[0].planned ? fmt::format("{} of {}", what, runs[0].label) : what;
 }
 
-// Forward takes one unit through all that a rank has.
+// A forward pass through all chunks of a rank takes one unit.
 Simulation on_equal_times(const Schedule& s) {
   const double part = 1.0 / s.chunks();
   return simulate(s, {.stages = {{.forward = part, .backward = 2 * part, .input = part, .weight = part}}});
@@ -246,7 +241,7 @@ Part pipelines(const Records& runs, double width) {
          .title = heading("Pipeline", runs),
          .words =
              "Each row is a rank of the pipeline, time runs to the right, the number in a box is its micro-batch, and "
-             "empty space is time in which a rank waits."};
+             "empty space is idle time."};
   std::vector<Simulation> plans;
   double most = 0;
   for (const Record& r : runs) {
@@ -262,16 +257,17 @@ Part pipelines(const Records& runs, double width) {
     if (r.planned) {
       const double held = static_cast<double>(*std::ranges::max_element(plan.in_flight)) / r.schedule.chunks();
       const std::string words = fmt::format("{}, at most {:.3g} micro-batches in flight on a rank", bubble, held);
-      f.pictures.push_back(drawn(panel_lanes({plan, of_run(runs, r, words), most, units, tick_of_units}, width)));
+      f.pictures.push_back(
+          render_lanes(panel_lanes({plan, run_title(runs, r, words), most, units, tick_of_units}, width)));
       f.words += fmt::format(" {}: {}.", r.label, bubble);
       continue;
     }
     const StepSpan step = median_step(r);
     const std::optional<MeasuredPipeline> p = measure_pipeline(r, step);
-    if (!p) refuse("pipeline", r, "its trace has no step with all actions of the schedule");
+    if (!p) refuse("pipeline", r, "the trace has no step with all actions of the schedule");
     for (Panel& panel : make_panels(r, *p, step)) {
-      panel.title = of_run(runs, r, fmt::format("{}, bubble {}", panel.title, percent(panel.sim.bubble_share())));
-      f.pictures.push_back(drawn(panel_lanes(panel, width)));
+      panel.title = run_title(runs, r, fmt::format("{}, bubble {}", panel.title, percent(panel.sim.bubble_share())));
+      f.pictures.push_back(render_lanes(panel_lanes(panel, width)));
     }
   }
   f.legend.push_back({"idle", "idle"});
@@ -280,15 +276,15 @@ Part pipelines(const Records& runs, double width) {
 
 std::vector<LegendEntry> timeline_legend(const Record& r) {
   std::vector<LegendEntry> out = pass_legend(r.schedule);
-  out.insert(out.end(), {{"k-fin", "finishing gradients, their norm"}, {"k-opt", "optimizer"}});
-  if (r.waits_noted) out.push_back({"wait", "held up by communication"});
+  out.insert(out.end(), {{"k-fin", "gradient reduction and norm"}, {"k-opt", "optimizer"}});
+  if (r.waits_noted) out.push_back({"wait", "exposed communication"});
   if (r.schedule.ranks > 1) out.push_back({"k-msg", "messages"});
   for (const char* axis : {"dp", "tp", "cp", "pp"})
     if (std::ranges::any_of(r.sent, [&](const SentBytes& s) {
           return s.axis.starts_with(axis) && s.operation != "send" && s.operation != "recv";
         }))
       out.push_back({fmt::format("a-{}", axis), fmt::format("collectives of {}", axis)});
-  if (r.ranks.size() > 1) out.push_back({"a-world", "of other groups"});
+  if (r.ranks.size() > 1) out.push_back({"a-world", "other groups"});
   return out;
 }
 
@@ -296,29 +292,29 @@ Part timelines(const Records& runs, double width) {
   Part f{.id = "timeline",
          .title = heading("Timeline of a step", runs),
          .words =
-             "For each rank the upper row is what it computes, and the rows below are what it communicates at the same "
-             "time. A grey line in a pass is time in which communication held it up."};
+             "For each rank, the upper row shows computation and the rows below it concurrent communication. A grey "
+             "line in a pass marks exposed communication."};
   double span = 1e-9;
   for (const Record& r : runs) {
-    const StepSpan step = drawn_step("timeline", r);
+    const StepSpan step = traced_step("timeline", r);
     span = std::max(span, step.end - step.begin);
   }
   for (const Record& r : runs) {
     add_new(f.legend, timeline_legend(r));
-    add_ranks(f, runs, r, drawn_ranks(width),
+    add_ranks(f, runs, r, shown_ranks(width),
               [&](const Rank& rank, const StepSpan& step) { return rank_timeline(r, rank, step, span, width); });
   }
-  keep_drawn(f);
+  prune_legend(f);
   return f;
 }
 
-// Draws what ranks hold by theory: a bar for each kind of rank.
+// The predicted memory of ranks: a bar for each group of equal ranks.
 Part planned_memory(const Records& runs, double width) {
   Part f{.id = "memory",
          .title = heading("Memory of a rank at its peak", runs),
-         .words = "Each bar is what a rank holds, by category.",
+         .words = "Each bar is the memory of a rank, by category.",
          .legend = memory_legend()};
-  Lanes bars{.title = "", .width = width, .right = kRoomForBytes};
+  Lanes bars{.title = "", .width = width, .right = kValueMargin};
   for (const Record& r : runs)
     for (size_t first = 0, next; first < r.ranks.size(); first = next) {
       for (next = first + 1; next < r.ranks.size() && r.ranks[next].peaks == r.ranks[first].peaks;) ++next;
@@ -326,8 +322,8 @@ Part planned_memory(const Records& runs, double width) {
                                 : first == 0 && next == r.ranks.size() ? fmt::format("each of {} ranks", next)
                                                                        : fmt::format("ranks {} to {}", first, next - 1);
       const Rank& rank = r.ranks[first];
-      Lane bar{.name = of_run(runs, r, ranks), .behind = short_bytes(static_cast<double>(rank.peak))};
-      f.words += fmt::format(" {}: {}.", bar.name, bar.behind);
+      Lane bar{.name = run_title(runs, r, ranks), .suffix = short_bytes(static_cast<double>(rank.peak))};
+      f.words += fmt::format(" {}: {}.", bar.name, bar.suffix);
       bars.most = std::max(bars.most, static_cast<double>(rank.peak));
       for (size_t c = 0; c < kCategories; ++c) {
         const auto bytes = static_cast<double>(rank.peaks[c]);
@@ -338,8 +334,8 @@ Part planned_memory(const Records& runs, double width) {
       bars.lanes.push_back(std::move(bar));
     }
   bars.left = left_edge(bars.lanes);
-  f.pictures = {drawn(bars)};
-  keep_drawn(f);
+  f.pictures = {render_lanes(bars)};
+  prune_legend(f);
   return f;
 }
 
@@ -347,16 +343,16 @@ Part memories(const Records& runs, double width) {
   if (std::ranges::all_of(runs, &Record::planned)) return planned_memory(runs, width);
   Part f{.id = "memory",
          .title = heading("Memory in a step", runs),
-         .words = "The height of a colour is what a rank held of that kind; time runs to the right.",
+         .words = "The height of a colour is the memory in that category; time runs to the right.",
          .legend = memory_legend()};
   int64_t most = 1;
   for (const Record& r : runs) {
-    const StepSpan step = drawn_step("memory", r);
+    const StepSpan step = traced_step("memory", r);
     for (const Rank& rank : r.ranks)
-      for (const Held& h : span_samples(rank, step)) most = std::max(most, total(h));
+      for (const MemorySample& h : span_samples(rank, step)) most = std::max(most, total(h));
   }
   for (const Record& r : runs)
-    add_ranks(f, runs, r, drawn_ranks(width), [&](const Rank& rank, const StepSpan& step) {
+    add_ranks(f, runs, r, shown_ranks(width), [&](const Rank& rank, const StepSpan& step) {
       return rank_memory(rank, step, 1.05 * static_cast<double>(most), (width - kFigureGap) / 2);
     });
   return f;
@@ -364,45 +360,45 @@ Part memories(const Records& runs, double width) {
 
 Part all_bytes(const Records& runs, double width) {
   Part f{.id = "bytes",
-         .title = heading("Bytes that all ranks together send in a step", runs) + ", darker: the busiest rank",
+         .title = heading("Bytes sent by all ranks in a step", runs) + ", darker: the busiest rank",
          .words =
-             "Each bar is what one operation sends along one axis of the mesh; its darker part is what the rank "
-             "sends that sends most in this operation. Operations are left out that would be too short to see."};
+             "Each bar is the traffic of one operation along one axis of the mesh; its darker part is the traffic of "
+             "the busiest rank. Operations that would be too short to see are omitted."};
   std::vector<Lanes> all;
   std::vector<std::vector<SentBytes>> sent;
   double most = 1, left = 0;
   for (const Record& r : runs) {
     sent.push_back(r.sent);
     if (!r.planned) {
-      const std::vector<SentInStep> step = sent_in_step(r, drawn_step("bytes", r));
+      const std::vector<SentInStep> step = sent_in_step(r, traced_step("bytes", r));
       sent.back().assign(step.begin(), step.end());
     }
     for (const SentBytes& s : sent.back()) most = std::max(most, static_cast<double>(s.bytes));
   }
   for (size_t i = 0; i < runs.size(); ++i) {
-    Lanes bars{.title = "", .width = width, .right = kRoomForBytes};
+    Lanes bars{.title = "", .width = width, .right = kValueMargin};
     double sum = 0;
     for (const SentBytes& s : sent[i]) {
       sum += static_cast<double>(s.bytes);
-      if (static_cast<double>(s.bytes) * kSeenBytes < most) continue;
+      if (static_cast<double>(s.bytes) * kMaxBarRatio < most) continue;
       const auto bytes = static_cast<double>(s.bytes), own = static_cast<double>(s.most);
       const std::string css = css_of_axis(s.axis);
-      Lane bar{.name = fmt::format("{} {}", s.axis, s.operation), .behind = short_bytes(bytes)};
+      Lane bar{.name = fmt::format("{} {}", s.axis, s.operation), .suffix = short_bytes(bytes)};
       stack(bar, own, css + " pass", fmt::format("{} bytes of the busiest rank", grouped(s.most)), short_bytes(own));
       stack(bar, bytes - own, css + kPale, fmt::format("{} bytes in {} calls", grouped(s.bytes), grouped(s.calls)),
-            own > 0 ? "" : "busiest rank: not known");
+            own > 0 ? "" : "busiest rank: unknown");
       bars.lanes.push_back(std::move(bar));
       add_new(f.legend, {{css, "along " + s.axis}});
     }
     left = std::max(left, left_edge(bars.lanes));
-    bars.title = of_run(runs, runs[i], fmt::format("{} in all", short_bytes(sum)));
+    bars.title = run_title(runs, runs[i], fmt::format("{} in all", short_bytes(sum)));
     f.words += fmt::format(" {}.", bars.title);
     all.push_back(std::move(bars));
   }
   for (Lanes& bars : all) {
     bars.most = most;
     bars.left = left;
-    f.pictures.push_back(drawn(bars));
+    f.pictures.push_back(render_lanes(bars));
   }
   return f;
 }
@@ -410,7 +406,7 @@ Part all_bytes(const Records& runs, double width) {
 Part losses(const Records& runs, double width) {
   Part f{.id = "loss",
          .title = heading("Loss by step", runs),
-         .words = "The training loss of each step, and circles for the loss over the validation split."};
+         .words = "Training loss of each step; circles mark the loss over the validation split."};
   for (size_t i = 0; i < runs.size(); ++i) {
     const Record& r = runs[i];
     if (r.planned) refuse("loss", r, "expected a run, found a plan that has not run");
@@ -434,7 +430,7 @@ std::string css_of_axis(const std::string& axis) {
 Lanes panel_lanes(const Panel& p, double width) {
   const Schedule& s = p.sim.schedule;
   Lanes out{.title = p.title, .most = p.scale, .width = width, .gap = 4, .axis = p.tick};
-  out.tall = s.chunks() > 1 ? 34 : 26;  // a letter above a number in each narrow box
+  out.tall = s.chunks() > 1 ? 34 : 26;  // fits a letter above a number in narrow boxes
   for (size_t r = 0; r < p.sim.actions.size(); ++r) {
     Lane lane{.name = fmt::format("pipeline rank {}", r)};
     lane.marks = {
@@ -449,8 +445,8 @@ Lanes panel_lanes(const Panel& p, double width) {
         const bool waits = t.action.what == PassKind::recv_forward || t.action.what == PassKind::recv_backward;
         if (!waits || t.end <= t.start) continue;
       } else {
-        const bool seen = (t.end - t.start) / p.scale * width > 3;  // it would be hidden by its border
-        mark.css = fmt::format("k-{}{}", to_string(t.action.what), seen ? " pass" : "");
+        const bool visible = (t.end - t.start) / p.scale * width > 3;  // narrower boxes would consist of their border
+        mark.css = fmt::format("k-{}{}", to_string(t.action.what), visible ? " pass" : "");
         mark.css += pale(s, t.action.stage);
         const std::string letter(to_string(t.action.what)), number = fmt::format("{}", t.action.microbatch);
         mark.labels = {letter + number, fmt::format("{}\n{}", letter, number), number};

@@ -1,4 +1,4 @@
-// The parts of a run's report: what ran, its loss, its pipeline, its ranks in one step, memory, bytes and experts.
+// The parts of a run's report: run, loss, pipeline, timeline, memory, bytes and experts.
 #include <cctype>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -9,9 +9,9 @@
 namespace tessera::report {
 namespace {
 
-constexpr size_t kMaxRanks = drawn_ranks(kWidth);
-constexpr size_t kColumns = 80;  // characters of a line
-constexpr double kSeen = 0.1;    // the part of a column's time from which on something is shown
+constexpr size_t kMaxRanks = shown_ranks(kWidth);
+constexpr size_t kColumns = 80;
+constexpr double kMinShare = 0.1;  // minimum fraction of a column's time to be shown
 
 std::string words(const Record& r, std::initializer_list<const char*> names) {
   std::string out;
@@ -23,24 +23,24 @@ std::string words(const Record& r, std::initializer_list<const char*> names) {
 
 std::string first_ranks(const Record& r, const char* more = "") {
   return r.ranks.size() > kMaxRanks
-             ? fmt::format("The first {} of {} ranks are drawn{}.", kMaxRanks, r.ranks.size(), more)
+             ? fmt::format("Only the first {} of {} ranks are shown{}.", kMaxRanks, r.ranks.size(), more)
              : "";
 }
 
 Part head_part(const Record& r, const StepSpan& step) {
-  Part p{.id = "run", .title = "A training run of Tessera", .about = {r.model}};
+  Part p{.id = "run", .title = "Tessera training run", .about = {r.model}};
   p.facts = {{"written", r.written}, {"steps", grouped(r.steps)}};
   const auto fact = [&](const char* name, const std::string& value) { p.facts.emplace_back(name, value); };
   if (r.tokens_per_s > 0) fact("tokens/s", grouped(std::llround(r.tokens_per_s)) + " (median step)");
-  if (!r.losses.empty()) fact("loss at the end", fmt::format("{:.4f}", r.losses.back().value));
+  if (!r.losses.empty()) fact("final loss", fmt::format("{:.4f}", r.losses.back().value));
   if (!r.validations.empty()) fact("validation loss", fmt::format("{:.4f}", r.validations.back().value));
   p.facts.insert(p.facts.end(), r.plan.begin(), r.plan.end());
-  fact("cores", fmt::format("{} for {} threads of ranks", r.cores, r.threads));
+  fact("cores", fmt::format("{} for {} rank threads", r.cores, r.threads));
   fact("traced", r.kept), fact("times", r.clock);
-  p.text = fmt::format("{}\n{}\n{}; {} threads of ranks on {} cores\n", r.model,
+  p.text = fmt::format("{}\n{}\n{}; {} rank threads on {} cores\n", r.model,
                        words(r, {"ranks", "schedule", "data axis"}), words(r, {"batch"}), r.threads, r.cores);
   p.text += step.step == 0
-                ? fmt::format("{} was kept\n", r.kept)
+                ? fmt::format("{} recorded\n", r.kept)
                 : fmt::format("step {}, the median of {}, took {:.3f} ms\n", step.step, r.kept, step.end - step.begin);
   return p;
 }
@@ -53,36 +53,36 @@ Part loss_part(const Record& r) {
     p = make_figure("loss", {r}, kWidth);
   p.title = "Loss";
   p.words =
-      "The line is the training loss of each step, the dots are the mean loss over the whole validation split. A line "
-      "that falls while the dots rise has begun to learn the text by heart.";
+      "The line is the training loss of each step, the dots are the mean loss over the full validation split. A "
+      "falling line with rising dots indicates overfitting.";
   return p;
 }
 
 Table bubble_table(const Record& r, const MeasuredPipeline& p) {
   Table t{.id = "bubble",
-          .columns = {{{"bubble", ""}, false, 10}, {{"share of the time", ""}, true, 6}, {"how it is found"}},
+          .columns = {{{"bubble", ""}, false, 10}, {{"share of the time", ""}, true, 6}, {"method"}},
           .above = "\nbubble, share of the time\n",
           .indent = 2};
-  t.rows = {{{"formula", p.formula ? percent(*p.formula) : Cell("none known", "none"),
-              "the closed form of the schedule, if forward, input and weight gradients take equally long"}},
-            {{{"planned, equal times", "planned"},
-              percent(p.equal.bubble_share()),
-              "the schedule on a simulated clock, with the same assumption"}},
-            {{{"planned, measured times", "replayed"},
-              percent(p.replayed.bubble_share()),
-              r.shared ? "the schedule on the same clock: each pass for as long as it had a processor in this step; "
-                         "messages take no time"
-                       : "the schedule on the same clock: each pass for as long as it took in this step, and messages "
-                         "for as long as they took on average"}}};
+  t.rows = {
+      {{"formula", p.formula ? percent(*p.formula) : Cell("none known", "none"),
+        "closed form of the schedule, assuming F, I and W of equal length"}},
+      {{{"planned, equal times", "planned"},
+        percent(p.equal.bubble_share()),
+        "simulated schedule with the same assumption"}},
+      {{{"planned, measured times", "replayed"},
+        percent(p.replayed.bubble_share()),
+        r.shared
+            ? "simulated schedule with the CPU time of each pass in this step and messages that take no time"
+            : "simulated schedule with the measured time of each pass in this step and the mean time of messages"}}};
   if (r.shared)
     t.rows.push_back({{"measured",
-                       {"not meaningful here", "null"},
-                       fmt::format("null: {} threads of ranks share {} cores, so a rank that computes slows the others "
-                                   "down, and what it waited for is not the plan's bubble",
+                       {"not meaningful", "null"},
+                       fmt::format("null: {} rank threads share {} cores, so ranks slow each other down, and their "
+                                   "waiting time is not the plan's bubble",
                                    r.threads, r.cores)}});
   else
     t.rows.push_back({{"measured", percent(p.measured.bubble_share()),
-                       "the time in which ranks did not compute, from the first pass of the step to the last"}});
+                       "time without computation, from the first pass of the step to the last"}});
   return t;
 }
 
@@ -105,33 +105,34 @@ Table times_table(const Record& r, const MeasuredPipeline& p) {
     Row& row = t.rows.emplace_back(Row{{fmt::format("stage {}", stage)}});
     for (const Field field : fields) row.cells.push_back(ms_cell(p.times.stages[stage].*field));
   }
-  t.note = r.shared ? "Times for which passes had a processor."
-                    : fmt::format("A message takes {} from when both sides are ready.", short_time(p.times.message));
+  t.note = r.shared ? "CPU time of passes."
+                    : fmt::format("A message takes {} after both ranks are ready.", short_time(p.times.message));
   if (!r.shared) t.below = fmt::format("  {:<10} {:>9.3f}\n", "a message", p.times.message);
   return t;
 }
 
-std::string grids(const Record& r, const MeasuredPipeline& p, const StepSpan& step) {
+std::string schedules_text(const Record& r, const MeasuredPipeline& p, const StepSpan& step) {
   const double ms = std::max(p.replayed.makespan, r.shared ? 0.0 : p.measured.makespan);
-  std::string out = "\nplanned: forward pass and the gradients of inputs and of weights equally long\n";
+  std::string out = "\nplanned: forward pass, input gradients and weight gradients of equal length\n";
   out += draw_to_scale(p.equal) + "\n";
-  out += fmt::format("replayed: the plan, with each pass as long as it {}; {:.3f} ms\n",
-                     r.shared ? "had a processor, and messages that take no time" : "took", p.replayed.makespan);
+  out += fmt::format("replayed: the plan with the {}; {:.3f} ms\n",
+                     r.shared ? "CPU times of passes and messages that take no time" : "measured times of passes",
+                     p.replayed.makespan);
   out += draw_to_scale(p.replayed, ms) + "\n";
   if (r.shared)
     out += fmt::format(
-        "measured: not drawn. {} threads of ranks share {} cores and take turns on them, so what a rank waited for\nis "
-        "not the plan's bubble; shown above are the times of single passes, replayed on the simulated clock.\n",
+        "measured: not shown, because {} rank threads share {} cores, so the waiting time of a rank is not the "
+        "plan's\nbubble; the replayed schedule above is simulated with the CPU times of single passes.\n",
         r.threads, r.cores);
   else
-    out += fmt::format("measured: step {} as it happened; {:.3f} ms\n", step.step, p.measured.makespan) +
-           draw_to_scale(p.measured, ms);
-  return out + fmt::format("\nA pass begins with its name (F forward, {}); dashes: it goes on; dots: idle.\n{}",
-                           r.schedule.has(PassKind::B) ? "B backward" : "I gradient of the input, W of the weights",
-                           r.schedule.chunks() > 1 ? "Small letters: a rank's later stages.\n" : "");
+    out +=
+        fmt::format("measured: step {}; {:.3f} ms\n", step.step, p.measured.makespan) + draw_to_scale(p.measured, ms);
+  return out + fmt::format("\nA pass begins with its name (F forward, {}); dashes: continued; dots: idle.\n{}",
+                           r.schedule.has(PassKind::B) ? "B backward" : "I input gradient, W weight gradient",
+                           r.schedule.chunks() > 1 ? "Lower case: a rank's later stages.\n" : "");
 }
 
-// A picture of characters, each of which stands for a part of a span of time.
+// A timeline of characters, each of which represents an interval of time.
 class Line {
  public:
   Line(double begin, double end) : begin_(begin), column_((end - begin) / kColumns), taken_(kColumns) {}
@@ -143,11 +144,11 @@ class Line {
     for (auto c = static_cast<size_t>(from); c < kColumns && static_cast<double>(c) < to; ++c)
       taken_[c][letter] += std::min(to, static_cast<double>(c + 1)) - std::max(from, static_cast<double>(c));
   }
-  // The letters of what takes most of each column; where `shaded`, a small one for less than half of it.
+  // The letter of the event that takes most of each column's time; lower case for less than half of it, if `shaded`.
   std::string str(bool shaded = true) const {
     std::string out(kColumns, '.');
     for (size_t c = 0; c < kColumns; ++c) {
-      double most = kSeen;
+      double most = kMinShare;
       for (const auto& [letter, share] : taken_[c]) {
         if (share < most) continue;
         most = share;
@@ -162,9 +163,9 @@ class Line {
   std::vector<std::map<char, double>> taken_;
 };
 
-// Words behind their letters: first those of what a rank computes, then those of its axes.
+// Letters and their meanings: first computation, then axes.
 const std::vector<std::string> kKinds = split(
-    "F forward|B backward|I gradient of the input|W of the weights|G finishing gradients|U update|P pp|D dp|C cp|T tp|"
+    "F forward|B backward|I input gradient|W weight gradient|G gradient reduction|U update|P pp|D dp|C cp|T tp|"
     "X ep|Y edp|E tied|O world",
     '|');
 
@@ -178,15 +179,15 @@ char event_letter(const Event& e) {
 }
 
 std::string timeline_text(const Record& r, const StepSpan& step) {
-  std::string out = "\nEach rank in this step, to scale: what it computes, and below it what it communicates.\n";
-  std::set<char> seen;
+  std::string out = "\nEach rank in this step, to scale: computation, and below it communication.\n";
+  std::set<char> used;
   const bool chunks = r.schedule.chunks() > 1;
   for (size_t i = 0; i < std::min(kMaxRanks, r.ranks.size()); ++i) {
     Line computes(step.begin, step.end), communicates(step.begin, step.end);
     for (const Event& e : r.ranks[i].events) {
       if (e.step != step.step || e.track == "step" || e.track == "waiting") continue;
       const char letter = event_letter(e);
-      seen.insert(letter);
+      used.insert(letter);
       const bool later = e.operation.empty() && e.stage >= 0 && r.schedule.chunk(e.stage) > 0;
       (e.operation.empty() ? computes : communicates)
           .add(later ? static_cast<char>(std::tolower(letter)) : letter, e.begin, e.end);
@@ -195,9 +196,9 @@ std::string timeline_text(const Record& r, const StepSpan& step) {
   }
   std::string key;
   for (const std::string& kind : kKinds)
-    if (seen.contains(kind[0])) key += fmt::format("{}{}", key.empty() ? "" : ", ", kind);
+    if (used.contains(kind[0])) key += fmt::format("{}{}", key.empty() ? "" : ", ", kind);
   const std::string more = first_ranks(r);
-  return out + key + ".\nSmall letters: " + (chunks ? "a rank's later stages; of communication, " : "") +
+  return out + key + ".\nLower case: " + (chunks ? "a rank's later stages; for communication, " : "") +
          "less than half of a character's time.\n" + (more.empty() ? "" : more + "\n");
 }
 
@@ -205,24 +206,22 @@ Part timeline_part(const Record& r, const StepSpan& step) {
   Part p = make_figure("timeline", {r}, kWidth);
   p.title = fmt::format("Timeline of step {}", step.step);
   p.words =
-      "For each rank the upper row is what it computes and the rows below are what it communicates at the same time. "
-      "Communication below a box that computes costs no time. Below empty space, or below the grey line of a pass that "
-      "waits for it, it does.";
-  p.notes = {first_ranks(r, "; trace.json has all"),
-             "All tracks of all kept steps: open trace.json, which lies beside this file in the run directory, in "
-             "ui.perfetto.dev."};
+      "For each rank, the upper row shows computation and the rows below it concurrent communication. Communication "
+      "below a computation is hidden. Below empty space, or below the grey line of a stalled pass, it is exposed.";
+  p.notes = {first_ranks(r, "; trace.json contains all"),
+             "For all tracks of all recorded steps, open trace.json in this run directory in ui.perfetto.dev."};
   if (static_cast<int>(r.ranks.size()) > r.schedule.ranks) p.text = timeline_text(r, step);
   return p;
 }
 
-// The peaks stand in every text, the pictures need a step.
+// Peaks are part of every text report; figures require a traced step.
 Part memory_part(const Record& r, const StepSpan& step) {
   Part p = step.step > 0 ? make_figure("memory", {r}, kWidth) : Part{.id = "memory"};
   p.title = fmt::format("Memory in step {}", step.step);
   p.words =
-      "The height of a colour is the memory of that kind that a rank held. It was noted each time that it had changed "
-      "by 1/32 of its maximum. All ranks have one scale. Activations grow in forward passes and shrink in backward "
-      "passes. The table has the peaks of the whole run.";
+      "The height of a colour is the memory of a rank in that category, sampled after every change by 1/32 of its "
+      "maximum. All ranks share one scale. Activations grow in forward passes and shrink in backward passes. The table "
+      "lists the peaks of the full run.";
   p.notes = {first_ranks(r)};
   Table t{.id = "peaks",
           .columns = {{{"most bytes at one time", "rank"}, false, 6}},
@@ -242,65 +241,64 @@ Part memory_part(const Record& r, const StepSpan& step) {
   return p;
 }
 
-// A page has what was sent in the whole run too, a text the time that it took in the step.
+// A page also shows the bytes of the full run, a text the time of the operations in the step.
 Part bytes_part(const Record& r, const StepSpan& step) {
   Part p{.id = "bytes",
          .title = "Bytes by axis and operation",
-         .words =
-             fmt::format("Each bar shows the bytes that all ranks together sent in step {} by one operation along one "
-                         "axis of the mesh. A long bar shows where a faster network between ranks would help. Beside "
-                         "it is the whole run, with its set-up and validation.",
-                         step.step)};
-  Table told{.id = "",
-             .columns = {{"axis", false, 6, false},
-                         {"operation", false, 15, false},
-                         {"calls", true, 8, false},
-                         {"bytes in step", true, 15, false},
-                         {"MB", true, 9, false},
-                         {"ms of a rank", true, 15, false}},
-             .above = "\n"};
+         .words = fmt::format("Each bar shows the bytes sent by all ranks in step {} by one operation along one axis "
+                              "of the mesh. Long bars show where a faster network would help. The last columns are "
+                              "those of the full run, with set-up and validation.",
+                              step.step)};
+  Table step_table{.id = "",
+                   .columns = {{"axis", false, 6, false},
+                               {"operation", false, 15, false},
+                               {"calls", true, 8, false},
+                               {"bytes in step", true, 15, false},
+                               {"MB", true, 9, false},
+                               {"ms of a rank", true, 15, false}},
+                   .above = "\n"};
   std::map<std::pair<std::string, std::string>, SentInStep> in_step;
   int64_t most = 1;
   SentInStep sum;
   for (const SentInStep& s : sent_in_step(r, step)) {
-    told.rows.push_back(
+    step_table.rows.push_back(
         {{s.axis, s.operation, count_cell(s.calls), count_cell(s.bytes), megabytes(s.bytes), ms_cell(s.ms)}});
     in_step[{s.axis, s.operation}] = s;
     most = std::max(most, s.bytes);
     sum.bytes += s.bytes, sum.calls += s.calls;
   }
-  if (told.rows.empty()) told.below = "nothing was sent\n";
-  p.tables = {told};
+  if (step_table.rows.empty()) step_table.below = "no communication\n";
+  p.tables = {step_table};
   if (r.sent.empty()) {
-    p.notes = {"One rank sends nothing."};
+    p.notes = {"A single rank sends nothing."};
     return p;
   }
-  Table drawn{.id = "sent",
-              .columns = {{"axis"},
-                          {"operation"},
-                          {"calls in the step", true},
-                          {"bytes", true},
-                          {""},
-                          {"calls in the run", true},
-                          {"bytes", true}}};
-  SentBytes whole;
+  Table sent_table{.id = "sent",
+                   .columns = {{"axis"},
+                               {"operation"},
+                               {"calls in the step", true},
+                               {"bytes", true},
+                               {""},
+                               {"calls in the run", true},
+                               {"bytes", true}}};
+  SentBytes run_total;
   for (const SentBytes& s : r.sent) {
     const SentInStep one = in_step[{s.axis, s.operation}];
     const auto bytes = static_cast<double>(one.bytes);
-    drawn.rows.push_back({{s.axis, s.operation, count_cell(one.calls), count_cell(one.bytes),
-                           bar_cell(bytes / static_cast<double>(most), css_of_axis(s.axis),
-                                    fmt::format("{} {} | {} in a step", s.axis, s.operation, short_bytes(bytes))),
-                           count_cell(s.calls), count_cell(s.bytes)}});
-    whole.calls += s.calls, whole.bytes += s.bytes;
+    sent_table.rows.push_back({{s.axis, s.operation, count_cell(one.calls), count_cell(one.bytes),
+                                bar_cell(bytes / static_cast<double>(most), css_of_axis(s.axis),
+                                         fmt::format("{} {} | {} in a step", s.axis, s.operation, short_bytes(bytes))),
+                                count_cell(s.calls), count_cell(s.bytes)}});
+    run_total.calls += s.calls, run_total.bytes += s.bytes;
   }
-  drawn.rows.push_back(
-      {{"all", "", count_cell(sum.calls), count_cell(sum.bytes), "", count_cell(whole.calls), count_cell(whole.bytes)},
-       "sum"});
-  p.tables.push_back(drawn);
+  sent_table.rows.push_back({{"all", "", count_cell(sum.calls), count_cell(sum.bytes), "", count_cell(run_total.calls),
+                              count_cell(run_total.bytes)},
+                             "sum"});
+  p.tables.push_back(sent_table);
   return p;
 }
 
-// By how much the experts from `first` on, so many of them, are above their even share.
+// The load of `count` experts from `first` on, relative to a uniform distribution.
 double times(const std::vector<int64_t>& layer, size_t first, size_t count) {
   const auto begin = layer.begin() + static_cast<std::ptrdiff_t>(first);
   const auto all = static_cast<double>(std::accumulate(layer.begin(), layer.end(), int64_t{0})),
@@ -308,24 +306,22 @@ double times(const std::vector<int64_t>& layer, size_t first, size_t count) {
   return all > 0 ? own / all * static_cast<double>(layer.size()) / static_cast<double>(count) : 0;
 }
 
-// Choices that found no place, and the all-to-alls' part of the step's time.
-std::string experts_words(const Record& r, const StepSpan& step) {
+// Dropped choices, and the fraction of the step spent in all-to-alls.
+std::string experts_text(const Record& r, const StepSpan& step) {
   int64_t all = r.experts.load.dropped;
   for (const std::vector<int64_t>& layer : r.experts.load.rows)
     all += std::accumulate(layer.begin(), layer.end(), int64_t{0});
-  std::string out = fmt::format("{} of {} choices found no place", grouped(r.experts.load.dropped), grouped(all));
+  std::string out = fmt::format("{} of {} choices dropped", grouped(r.experts.load.dropped), grouped(all));
   const Overlap travel = measure_overlap(r, step, "ep", "all_to_all");
   if (travel.all == 0 || step.step == 0) return out;
-  out += fmt::format("; a rank was in the all-to-alls for {} of step {}", percent(travel.all / (step.end - step.begin)),
-                     step.step);
-  if (r.waits_noted)
-    out += fmt::format(", and computed meanwhile in {} of that time", percent(1 - travel.exposed / travel.all));
+  out += fmt::format("; all-to-alls took {} of step {}", percent(travel.all / (step.end - step.begin)), step.step);
+  if (r.waits_noted) out += fmt::format(", of which {} were hidden", percent(1 - travel.exposed / travel.all));
   return out;
 }
 
-// A box for each expert of a layer, of which a rank has `here`.
+// A box for each expert of a layer; `here`: experts per rank.
 Picture layer_picture(const std::string& title, const std::vector<int64_t>& layer, size_t here) {
-  constexpr double kEven = 24, kMax = 3 * kEven;  // heights of an even share, and of the tallest box
+  constexpr double kEven = 24, kMax = 3 * kEven;  // heights of a uniform share and of the tallest box
   Picture out{.title = title, .height = kMax + 18};
   const double each = kWidth / static_cast<double>(layer.size());
   for (size_t e = 0; e < layer.size(); ++e) {
@@ -335,14 +331,14 @@ Picture layer_picture(const std::string& title, const std::vector<int64_t>& laye
                             std::max(each - 2, 1.0),
                             height,
                             "m0",
-                            fmt::format("expert {} on rank {} of ep | {} choices, {:.2f} times an even share", e,
+                            fmt::format("expert {} on ep rank {} | {} choices, {:.2f} times the uniform load", e,
                                         e / here, grouped(layer[e]), share),
                             {fmt::format("{:.2f}", share)}});
   }
   return out;
 }
 
-// The figures of the pipeline once more, for programs; what is not meaningful is null.
+// The results for the pipeline as JSON for programs; null if not meaningful.
 std::string numbers(const Record& r, const StepSpan& step, const std::optional<MeasuredPipeline>& p) {
   nlohmann::ordered_json bubble;
   if (p) {
@@ -367,44 +363,37 @@ Part pipeline_part(const Record& r, const StepSpan& step, const std::optional<Me
   const MeasuredPipeline& p = *measured;
   part.title = fmt::format("Pipeline: {}, planned and measured", r.schedule.name);
   part.words = fmt::format(
-      "Each row is a rank, time runs to the right, and the number on a box is its micro-batch. Empty space is time in "
-      "which a rank waits: the bubble. The first picture is the schedule as it is taught. In the second its boxes have "
-      "the "
-      "measured lengths{}.",
-      r.shared
-          ? std::string()
-          : fmt::format(". The third is step {} as it happened, with a thin line where a rank waited for a message",
-                        step.step));
+      "Each row is a rank, time runs to the right, and the number on a box is its micro-batch. Empty space is idle "
+      "time: the bubble. The first figure is the schedule with passes of equal length, the second with their measured "
+      "lengths{}.",
+      r.shared ? std::string()
+               : fmt::format(". The third is step {} as measured, with a thin line where a rank waited for a message",
+                             step.step));
   part.legend = pass_legend(r.schedule);
   part.legend.push_back({"idle", "idle"});
   if (!r.shared) part.legend.push_back({"wait", "waiting for a message"});
   if (r.ranks.size() > p.measured.actions.size())
-    part.hints.emplace_back("Of the pipelines that run side by side, the one with rank 0 is drawn.");
-  for (const Panel& panel : make_panels(r, p, step)) part.pictures.push_back(drawn(panel_lanes(panel)));
+    part.hints.emplace_back("Of several parallel pipelines, the one with rank 0 is shown.");
+  for (const Panel& panel : make_panels(r, p, step)) part.pictures.push_back(render_lanes(panel_lanes(panel)));
   if (r.shared)
     part.warning = fmt::format(
-        "What happened is not drawn: {} threads of ranks share {} cores and take turns on them, so what a rank waited "
-        "for "
-        "is not the plan's bubble. Above are the times for which single passes had a processor, replayed on the "
-        "simulated "
-        "clock.",
+        "The measured pipeline is not shown, because {} rank threads share {} cores, so the waiting time of a rank is "
+        "not the plan's bubble. The figures above are simulated with the CPU times of single passes.",
         r.threads, r.cores);
   part.tables = {bubble_table(r, p), times_table(r, p)};
-  part.text = grids(r, p, step);
+  part.text = schedules_text(r, p, step);
   return part;
 }
 
 Part experts_part(const Record& r, const StepSpan& step) {
   const ExpertsOfRun& e = r.experts;
-  const std::string words = experts_words(r, step);
-  Part p{
-      .id = "experts",
-      .title = "Experts",
-      .words = fmt::format("Each box is an expert, and its height the choices of tokens that it took in the whole run; "
-                           "1.00 is an even share. A tall box makes its rank wait for its tokens, and all others for "
-                           "it. {}.",
-                           words),
-      .text = fmt::format("\nexperts: choices of tokens in the whole run, by an even share\n{}\n", words)};
+  const std::string words = experts_text(r, step);
+  Part p{.id = "experts",
+         .title = "Experts",
+         .words = fmt::format("Each box is an expert; its height is the number of tokens routed to it in the full run, "
+                              "and 1.00 is the uniform load. A tall box delays its rank, and thereby all others. {}.",
+                              words),
+         .text = fmt::format("\nexperts: tokens routed in the full run, relative to the uniform load\n{}\n", words)};
   for (size_t i = 0; i < e.load.rows.size(); ++i) {
     const std::vector<int64_t>& layer = e.load.rows[i];
     const size_t here = layer.size() / static_cast<size_t>(e.ranks);
@@ -438,7 +427,7 @@ std::string make_report(const Record& r, bool as_page) {
   if (!r.experts.load.empty()) parts.push_back(experts_part(r, step));
   if (!as_page) parts.push_back(memory_part(r, step));
   if (!as_page) return as_text(parts);
-  return whole_page(r.model.substr(0, r.model.find(':')) + ", a run of Tessera", parts, numbers(r, step, pipeline));
+  return html_page(r.model.substr(0, r.model.find(':')) + ", Tessera run", parts, numbers(r, step, pipeline));
 }
 
 }  // namespace tessera::report

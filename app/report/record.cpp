@@ -1,4 +1,4 @@
-// Reading what `train --trace` wrote, believing none of it before it was looked at.
+// Reading and validation of the files of `train --trace`.
 #include <nlohmann/json.hpp>
 #include <regex>
 
@@ -15,9 +15,8 @@ using Json = nlohmann::json;
 constexpr int64_t kMaxRecorded = 1 << 16;
 constexpr double kMaxNumber = 1e15;
 constexpr double kMaxTime = 1e12;
-constexpr int64_t kMaxBytes = int64_t{1} << 52;  // and calls: sums of many stay within 64 bits
+constexpr int64_t kMaxBytes = int64_t{1} << 52;  // also for calls; sums stay within 64 bits
 
-// A value of a file, with the file's name for what is wrong with it.
 class Value {
  public:
   Value(const Json& json, const std::string& file) : json_(json), file_(file) {}
@@ -36,7 +35,7 @@ class Value {
     return *n;
   }
   double number() const {
-    if (!json_.is_number() || std::abs(json_.get<double>()) > kMaxNumber) refuse("a number that a run can have");
+    if (!json_.is_number() || std::abs(json_.get<double>()) > kMaxNumber) refuse("a finite number in range");
     return json_.get<double>();
   }
   bool truth() const {
@@ -120,7 +119,7 @@ void read_about(Record& r, std::string_view text, const std::string& file) {
     r.ranks.push_back(std::move(rank));
   }
   if (std::ssize(r.ranks) != root["plan"]["ranks"].count())
-    root["plan"]["ranks"].refuse(fmt::format("{} ranks, as many as are listed", r.ranks.size()));
+    root["plan"]["ranks"].refuse(fmt::format("{} ranks, the number of listed ranks", r.ranks.size()));
   for (const Value& v : root["sent"].list())
     r.sent.push_back(
         {v["axis"].text(), v["operation"].text(), v["calls"].count(kMaxBytes), v["bytes"].count(kMaxBytes)});
@@ -137,14 +136,14 @@ Event read_event(const Value& v, const std::string& track, const Schedule& sched
   Event e{.track = track, .name = v["name"].text(), .axis = {}, .operation = {}};
   e.begin = v["ts"].number() / 1e3;
   e.end = e.begin + v["dur"].number() / 1e3;
-  if (!(e.begin >= 0 && e.end >= e.begin && e.end < kMaxTime)) v.refuse("a time of 0 or more that ends after it began");
+  if (!(e.begin >= 0 && e.end >= e.begin && e.end < kMaxTime)) v.refuse("an interval with 0 <= begin <= end");
   e.step = args["step"].count();
   if (args.has("stage")) {
     e.stage = static_cast<int>(args["stage"].count(schedule.stages - 1));
     e.microbatch = static_cast<int>(args["microbatch"].count(schedule.microbatches - 1));
     e.processor = args["processor"].number() / 1e3;
-    if (!names_action(e)) v.refuse("the name of an action of its stage and micro-batch");
-    if (!(e.processor >= 0 && e.processor < kMaxTime)) v.refuse("a processor's time of 0 or more");
+    if (!names_action(e)) v.refuse("the name of an action with this stage and micro-batch");
+    if (!(e.processor >= 0 && e.processor < kMaxTime)) v.refuse("a CPU time of at least 0");
   }
   if (args.has("operation")) {
     e.axis = args["axis"].text();
@@ -166,7 +165,7 @@ void read_trace(Record& r, std::string_view text, const std::string& file) {
       tracks[{pid, tid}] = v["args"]["name"].text();
     } else if (phase == "X") {
       const auto track = tracks.find({pid, tid});
-      if (track == tracks.end()) v.refuse("an event on a track that was named before");
+      if (track == tracks.end()) v.refuse("an event on a named track");
       rank.events.push_back(read_event(v, track->second, r.schedule));
       r.waits_noted = r.waits_noted || track->second == "waiting";
     } else if (phase == "C") {
@@ -176,19 +175,20 @@ void read_trace(Record& r, std::string_view text, const std::string& file) {
 }
 
 void read_experts(Record& r, const Value& v) {
-  constexpr int64_t kMaxChoices = int64_t{1} << 38, kMaxExperts = 10000, kMaxLayers = 1024;  // so that sums fit
+  constexpr int64_t kMaxChoices = int64_t{1} << 38, kMaxExperts = 10000,
+                    kMaxLayers = 1024;  // so that sums do not overflow
   r.experts.load = {.dropped = v["dropped"].count(kMaxChoices * kMaxLayers)};
   r.experts.ranks = std::max<int64_t>(1, v["ranks"].count());
   for (const Value& layer : v["load"].list()) {
     std::vector<int64_t>& rows = r.experts.load.rows.emplace_back();
     for (const Value& choices : layer.list()) rows.push_back(choices.count(kMaxChoices));
     if (rows.empty() || std::ssize(rows) > kMaxExperts || std::ssize(rows) % r.experts.ranks != 0)
-      layer.refuse("the choices of up to 10000 experts that the ranks share evenly");
-    if (std::ssize(r.experts.load.rows) > kMaxLayers) v["load"].refuse("up to 1024 layers");
+      layer.refuse("the loads of at most 10000 experts, divisible by the ranks");
+    if (std::ssize(r.experts.load.rows) > kMaxLayers) v["load"].refuse("at most 1024 layers");
   }
 }
 
-// Reads the run's last line: where there is no trace, all that is known of bytes and memory.
+// Reads the run's summary: without a trace, the only source of bytes and memory.
 void read_summary(Record& r, const Value& v) {
   r.ranks.clear();
   r.sent.clear();
@@ -206,7 +206,7 @@ void read_summary(Record& r, const Value& v) {
 
 void read_metrics(Record& r, std::string_view text, const std::string& file) {
   std::vector<double> rates, lengths;
-  // A last line without its end was cut by a kill.
+  // An incomplete last line was cut off by a kill.
   for (size_t at = 0, end; (end = text.find('\n', at)) != std::string_view::npos; at = end + 1) {
     const Json json = parse_json(text.substr(at, end - at), file);
     const Value v(json, file);
@@ -221,7 +221,7 @@ void read_metrics(Record& r, std::string_view text, const std::string& file) {
       if (!r.traced) read_summary(r, v);
       r.experts = {};
       if (v.has("experts")) read_experts(r, v["experts"]);
-      // The plan as it was resolved: `--ranks 2` and `--dp 2` are the same.
+      // The resolved plan, in which `--ranks 2` and `--dp 2` are equal.
       if (v.has("plan"))
         for (const auto& [key, value] : json.at("plan").items())
           if (key != "strategy") r.options[std::regex_replace(key, std::regex("_"), "-")] = value.dump();
@@ -234,7 +234,7 @@ void read_metrics(Record& r, std::string_view text, const std::string& file) {
   if (!lengths.empty()) r.quick_ms = lengths[lengths.size() / 4], r.slow_ms = lengths[3 * lengths.size() / 4];
 }
 
-// The world rank of each rank of the pipeline.
+// The world rank of each pipeline rank.
 std::vector<size_t> pipeline_ranks(const Record& record) {
   std::vector<size_t> out(static_cast<size_t>(record.schedule.ranks), record.ranks.size());
   for (size_t r = 0; r < record.ranks.size(); ++r) {
@@ -259,7 +259,7 @@ struct Span {
 };
 using Spans = std::vector<Span>;
 
-// In order, apart from each other.
+// Sorted and disjoint.
 Spans merged(Spans spans) {
   std::ranges::sort(spans, {}, &Span::begin);
   Spans out;
@@ -279,7 +279,7 @@ double length(const Spans& spans) {
   return sum;
 }
 
-// The time in which both of two merged lists are.
+// The length of the intersection of two merged lists.
 double common(const Spans& a, const Spans& b) {
   double sum = 0;
   for (size_t i = 0, j = 0; i < a.size() && j < b.size();) {
@@ -289,26 +289,26 @@ double common(const Spans& a, const Spans& b) {
   return sum;
 }
 
-int64_t place_on(const Rank& rank, const std::string& axis) {
+int64_t coordinate(const Rank& rank, const std::string& axis) {
   const auto found = std::ranges::find(rank.at, axis, &std::pair<std::string, int64_t>::first);
   return found == rank.at.end() ? 0 : found->second;
 }
 
-// Axes that are cut out of the data axis: groups of `size` neighbours, and the ranks with the same place in these.
+// Sub-axes of the data axis: groups of `size` adjacent ranks, and the ranks at the same position in these groups.
 struct Cut {
   const char *neighbours, *across;
   int64_t size;
 };
 
-// Names the group of ranks that speak to each other along an axis: where they are along all other axes.
+// Names a rank's group along an axis by its coordinates on all other axes.
 std::string axis_group(const Record& r, const Rank& rank, const std::string& axis) {
   if (axis == "world") return axis;
   std::string along = "+" + (axis == "tied" ? "pp" : axis) + "+", out = axis;
   for (const Cut& cut : {Cut{"ep", "edp", r.experts.ranks}, Cut{"dp.shard", "dp.replicate", r.shard_ranks}}) {
     if (cut.size < 1 || (axis != cut.neighbours && axis != cut.across)) continue;
     int64_t cp = 1;
-    for (const Rank& other : r.ranks) cp = std::max(cp, place_on(other, "cp") + 1);
-    const int64_t at = place_on(rank, "dp") * cp + place_on(rank, "cp");
+    for (const Rank& other : r.ranks) cp = std::max(cp, coordinate(other, "cp") + 1);
+    const int64_t at = coordinate(rank, "dp") * cp + coordinate(rank, "cp");
     out += " " + std::to_string(axis == cut.neighbours ? at / cut.size : at % cut.size);
     if (axis == "edp" && r.shard_ranks > 0) out += " of " + std::to_string(at / r.shard_ranks);
     along = "+dp+cp+";
@@ -320,8 +320,8 @@ std::string axis_group(const Record& r, const Rank& rank, const std::string& axi
 
 bool is_point_to_point(const Event& e) { return e.operation == "send" || e.operation == "recv"; }
 
-// Times at which whatever a rank needs of others was there, as far as can be told; else when the rank itself came. A
-// communication begins on each rank when that rank has come to it; before the last has, there is nothing to move.
+// The times at which all data that a rank needs were available, if they are known, otherwise when the rank itself
+// arrived. A communication event begins when its rank arrives; before the last arrival, no data can be transferred.
 class Arrivals {
  public:
   Arrivals(const Record& r, const StepSpan& step) : record_(r) {
@@ -338,7 +338,7 @@ class Arrivals {
       for (auto& [rank, times] : ranks) std::ranges::sort(times);
   }
 
-  // The n-th of its list on the rank, where lists are of a group's collectives, or of its messages outside of a
+  // The n-th operation of its list on the rank; lists contain the collectives of a group, or its messages outside of a
   // pipeline.
   double of(const Rank& rank, const Event& e, size_t n) const {
     const std::string group = axis_group(record_, rank, e.axis);
@@ -367,8 +367,8 @@ class Arrivals {
   std::map<std::string, std::map<const Rank*, std::vector<double>>> lists_;
 };
 
-Exposure of_rank(const Rank& rank, const StepSpan& step, const Arrivals& arrivals) {
-  Spans waits, moving, alone;  // held up; communicating; of that, before the others came
+Exposure rank_exposure(const Rank& rank, const StepSpan& step, const Arrivals& arrivals) {
+  Spans waits, moving, before_last;  // stalls; communication; the part of it before the last rank arrived
   std::vector<const Event*> events;
   for (const Event& e : rank.events) {
     if (e.step != step.step) continue;
@@ -381,11 +381,11 @@ Exposure of_rank(const Rank& rank, const StepSpan& step, const Arrivals& arrival
     const std::string list = Arrivals::list_name(e->axis, *e) + (e->operation == "send" ? " sent" : "");
     const size_t n = e->stage >= 0 ? 0 : numbers[list]++;
     moving.push_back({e->begin, e->end});
-    alone.push_back({e->begin, std::min(e->end, arrivals.of(rank, *e, n))});
+    before_last.push_back({e->begin, std::min(e->end, arrivals.of(rank, *e, n))});
   }
-  waits = merged(std::move(waits)), moving = merged(std::move(moving)), alone = merged(std::move(alone));
+  waits = merged(std::move(waits)), moving = merged(std::move(moving)), before_last = merged(std::move(before_last));
   Exposure out{.step = step.end - step.begin};
-  out.waiting = common(waits, alone);
+  out.waiting = common(waits, before_last);
   out.transfer = length(waits) - out.waiting;
   out.hidden = length(moving) - common(waits, moving);
   return out;
@@ -415,12 +415,11 @@ Record read_record(const fs::path& run, bool may_lack_trace) {
   Record r;
   if (may_lack_trace && !(is_there(run / "report.json") && is_there(run / "trace.json"))) {
     if (!is_there(run / "metrics.jsonl"))
-      bad_input("{}: there is no metrics.jsonl in it; expected a run directory", run.string());
+      bad_input("{}: expected a run directory, found no metrics.jsonl", run.string());
     r = parse_metrics(read_file(run / "metrics.jsonl"), folder);
   } else {
     for (const char* file : {"report.json", "trace.json"})
-      if (!is_there(run / file))
-        bad_input("{}: there is no {} in it; train with --trace to have one", run.string(), file);
+      if (!is_there(run / file)) bad_input("{}: found no {}; train with --trace to record it", run.string(), file);
     const std::string report = read_file(run / "report.json"), trace = read_file(run / "trace.json"),
                       metrics = read_file(run / "metrics.jsonl");
     r = parse_record({report, trace, metrics}, folder);
@@ -475,25 +474,25 @@ std::optional<MeasuredPipeline> measure_pipeline(const Record& record, const Ste
   MeasuredPipeline p;
   p.equal = simulate(s);
   p.formula = bubble_formula(s);
-  TimedLists happened, lengths;  // lengths: of times in which ranks had a processor
+  TimedLists recorded, lengths;  // CPU times of the passes
   size_t found = 0, planned = 0;
   for (const size_t rank : pipeline_ranks(record)) {
     if (rank == record.ranks.size()) return std::nullopt;
-    std::vector<TimedAction>&list = happened.emplace_back(), &alone = lengths.emplace_back();
+    std::vector<TimedAction>&list = recorded.emplace_back(), &cpu_times = lengths.emplace_back();
     for (const Event& e : record.ranks[rank].events) {
       if (e.step != step.step || e.stage < 0) continue;
       const Action action = Action::parse(e.name);
       list.push_back({action, e.begin, e.end});
-      if (!action.is_message()) alone.push_back({action, 0, e.processor});
+      if (!action.is_message()) cpu_times.push_back({action, 0, e.processor});
     }
     if (list.empty()) return std::nullopt;
     found += passes_in(list);
   }
   for (const auto& list : p.equal.actions) planned += passes_in(list);
   if (found != planned) return std::nullopt;
-  p.times = simulate_times(s, record.shared ? lengths : happened);
+  p.times = simulate_times(s, record.shared ? lengths : recorded);
   p.replayed = simulate(s, p.times);
-  p.measured = as_measured(s, std::move(happened));
+  p.measured = as_measured(s, std::move(recorded));
   return p;
 }
 
@@ -501,7 +500,7 @@ std::optional<std::vector<Exposure>> exposures(const Record& r, const StepSpan& 
   if (!r.waits_noted || step.step == 0) return std::nullopt;
   const Arrivals arrivals(r, step);
   std::vector<Exposure> out;
-  for (const Rank& rank : r.ranks) out.push_back(of_rank(rank, step, arrivals));
+  for (const Rank& rank : r.ranks) out.push_back(rank_exposure(rank, step, arrivals));
   return out;
 }
 

@@ -29,14 +29,14 @@ fs::path new_run_folder() {
   fs::path path = base;
   std::error_code error;
   for (int i = 2; !fs::create_directory(path, error) && !error; ++i) path = fmt::format("{}-{}", base, i);
-  if (error) throw OutputError(fmt::format("cannot make the directory {}: {}", path.string(), error.message()));
+  if (error) throw OutputError(fmt::format("cannot create the directory {}: {}", path.string(), error.message()));
   return path;
 }
 
 namespace {
 
-// True of a new folder, and of one in which a run failed before its first file, or was killed while it wrote it. Throws
-// OutputError where it cannot be read.
+// True for a new directory and for one in which a run failed before its first complete file. Throws OutputError if it
+// cannot be read.
 bool holds_nothing(const fs::path& directory) {
   std::error_code error;
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
@@ -48,21 +48,21 @@ bool holds_nothing(const fs::path& directory) {
   return true;
 }
 
-// "7:3", of a mixture.
+// "7:3"
 std::string mixture_fractions(const Dataset& d) {
   std::string out;
   for (const MixturePart& p : d.parts) out += fmt::format("{}{}", out.empty() ? "" : ":", p.share);
   return out;
 }
 
-// The identity of a run: a checkpoint goes on only where these values are equal.
+// A checkpoint can be resumed only by a run with the same values.
 Json run_identity(TrainOptions o, const ModelConfig& c, const Dataset& d) {
-  TrainOptions usual;
-  usual.sizes.heads = c.heads, usual.sizes.channels = c.channels;
-  usual.sizes = whole_sizes(usual.sizes);
+  TrainOptions defaults;
+  defaults.sizes.heads = c.heads, defaults.sizes.channels = c.channels;
+  defaults.sizes = whole_sizes(defaults.sizes);
   o.sizes = whole_sizes(c);
   o.optim.document_mask = o.optim.document_mask || o.pack;
-  Json out = identity_fields(field_descriptors(o), field_descriptors(usual));
+  Json out = identity_fields(field_descriptors(o), field_descriptors(defaults));
   out["tokenizer"] = d.tokenizer->kind();
   for (const auto& [name, sum] : d.checksums()) out[name] = sum;
   if (c.lora.rank > 0 && c.lora.scale() != 0) out["lora_scale"] = c.lora.scale();
@@ -70,22 +70,21 @@ Json run_identity(TrainOptions o, const ModelConfig& c, const Dataset& d) {
   return out;
 }
 
-// A checkpoint of a run that had gone wrong is none to go on from. Throws InputError naming file and tensor.
+// Rejects checkpoints of a diverged run. Throws InputError naming file and tensor.
 void check_numbers(const Checkpoint& checkpoint) {
   for (const char* stem : {kModel, kOptimizer}) {
-    if (stem == kOptimizer && !SavedTensors::are_in(checkpoint.path, stem)) continue;  // imported: weights alone
+    if (stem == kOptimizer && !SavedTensors::are_in(checkpoint.path, stem)) continue;  // imported weights
     const SavedTensors saved(checkpoint.path, stem);
     for (const auto& file : saved.files())
       for (const TensorBytes& t : file->tensors())
         if (const int64_t at = first_not_finite(t.dtype, t.bytes); at >= 0)
-          bad_input("{}: tensor '{}' holds inf or nan at element {}; expected finite numbers", file->what(), t.name,
-                    at);
+          bad_input("{}: tensor '{}' has inf or nan at element {}; expected finite numbers", file->what(), t.name, at);
   }
 }
 
 [[noreturn]] void refuse_unusable(const fs::path& run, const std::vector<std::string>& passed_over) {
   bad_input("{}: no usable checkpoint: {}", run.string(),
-            passed_over.empty() ? "none was saved there" + foreign_in(run) : passed_over.front());
+            passed_over.empty() ? "none was saved" + foreign_in(run) : passed_over.front());
 }
 
 std::set<std::string> tensor_names(const std::vector<FullTensor>& tensors) {
@@ -94,22 +93,20 @@ std::set<std::string> tensor_names(const std::vector<FullTensor>& tensors) {
   return names;
 }
 
-// Ranks that train alone have a state each, and go on as they were.
+// Independent DiLoCo replicas each have a state, so their number must stay the same.
 void check_replicas_saved(const SavedTensors& state, const DataStrategy& strategy, const std::string& what) {
-  std::set<std::string> copies;  // the first has no suffix; none: by another strategy
-  for (const auto& [name, whole] : state.all()) {
+  std::set<std::string> copies;  // the first has no suffix; empty for other strategies
+  for (const auto& [name, tensor] : state.all()) {
     if (name.ends_with(".common")) copies.insert("");
     if (const size_t at = name.find(".value.replica"); at != std::string::npos) copies.insert(name.substr(at));
   }
   const int saved = static_cast<int>(copies.size());
   const int wanted = strategy.layout().local_updates ? strategy.copies() : 0;
   if (saved == wanted) return;
-  bad_usage("--resume: {} has the states of {}; expected {}", what,
-            saved == 0 ? "ranks that train together" : fmt::format("{} ranks that train alone", saved),
+  bad_usage("--resume: {} is a checkpoint of {}; expected {}", what,
+            saved == 0 ? "synchronous data ranks" : fmt::format("{} independent DiLoCo replicas", saved),
             saved == 0 ? "--dp-mode ddp" : fmt::format("--dp-mode diloco --dp {}", saved));
 }
-
-// A file under flock().
 
 fs::path lock_path(const fs::path& run) { return run / "lock"; }
 
@@ -126,16 +123,16 @@ std::string owner_text() {
 RunDirectory::RunDirectory(const TrainOptions& o) : path_(o.out ? fs::path(*o.out) : new_run_folder()) {
   const auto check_content = [&] {
     const bool is_run = is_there(path_ / "config.toml");
-    if (o.resume && !is_run) bad_input("--resume: {} holds no run (no config.toml)", path_.string());
+    if (o.resume && !is_run) bad_input("--resume: {} is not a run directory (no config.toml)", path_.string());
     if (!o.resume && is_there(path_) && !holds_nothing(path_))
       bad_usage("--out: {} {}", path_.string(),
-                is_run ? "holds a run already; train --resume goes on with it, another name starts a new one"
-                       : "exists and is not an empty folder; expected a new name");
+                is_run ? "already holds a run; resume it with train --resume or choose another name"
+                       : "exists and is not an empty directory; expected a new name");
   };
   of_option("out", path_.string(), check_content);
   make_directories(path_);
   lock_ = std::make_unique<RunLock>(path_);
-  check_content();  // another run may have begun and ended since
+  check_content();  // another run may have started and ended in the meantime
   removed_ = remove_stale(path_, true);
   for (const fs::path& path : remove_stale(checkpoints(), true)) removed_.push_back(path);
 }
@@ -143,7 +140,7 @@ RunDirectory::RunDirectory(const TrainOptions& o) : path_(o.out ? fs::path(*o.ou
 void RunDirectory::write_config(const TrainOptions& o) const {
   check();
   write_file(path_ / "config.toml",
-             "# The options of this run, resolved; tessera train --config reads them.\n" + to_toml(o));
+             "# Resolved options of this run; can be read by tessera train --config.\n" + to_toml(o));
 }
 
 std::unique_ptr<NewCheckpoint> RunDirectory::begin_checkpoint(int64_t step, const TrainOptions& o,
@@ -187,13 +184,13 @@ std::optional<RunDirectory::Saved> RunDirectory::saved(const ModelConfig& config
   if (!checkpoint) refuse_unusable(path_, passed_over);
   const std::string now = run_identity(o, config, dataset).dump(), what = checkpoint->path.string();
   if (!SavedTensors::are_in(checkpoint->path, kOptimizer))
-    bad_usage("--resume: {} holds only weights; expected --init {} and a new --out", what, path_.string());
+    bad_usage("--resume: {} has no optimizer state; expected --init {} and a new --out", what, path_.string());
   if (const auto found = differences(checkpoint->about, now, what); !found.empty())
     bad_usage("--resume: {}: {}", what, fmt::join(found, "; "));
   const Json about = parse_json(checkpoint->about, what);
   const std::optional<int64_t> updates = natural(about.value("updates", Json(checkpoint->step)));
   const Json losses = about.value("losses", Json(0.0));
-  if (!updates || !losses.is_number()) bad_input("{}: the manifest does not count updates", what);
+  if (!updates || !losses.is_number()) bad_input("{}: the manifest has no valid number of updates", what);
   return Saved{checkpoint->path, checkpoint->step, *updates, losses.get<double>()};
 }
 
@@ -206,17 +203,17 @@ std::optional<PushLog> saved_order(const fs::path& checkpoint, int ranks, int se
   const bool same = order.workers == ranks && order.servers.size() == static_cast<size_t>(servers);
   if (!same && std::ranges::adjacent_find(clocks, std::not_equal_to<>()) != clocks.end())
     bad_usage(
-        "--resume: {} was saved inside a replay, with its workers at different steps; expected --dp-mode "
-        "ps-async with {} ranks and {} servers",
+        "--resume: {} was saved inside a replay, with workers at different steps; expected --dp-mode ps-async with {} "
+        "ranks and {} servers",
         checkpoint.string(), order.workers, order.servers.size());
   return order;
 }
 
-static std::string in_words(const Json& value) { return value.is_null() ? "as usual" : value.dump(); }
+static std::string value_text(const Json& value) { return value.is_null() ? "the default" : value.dump(); }
 
 std::vector<std::string> differences(const std::string& about, const std::string& now, const std::string& what) {
   const Json saved = parse_json(about, what).value("run", Json());
-  if (!saved.is_object()) bad_input("{}: the manifest does not say to which run it belongs", what);
+  if (!saved.is_object()) bad_input("{}: the manifest does not identify its run", what);
   const Json current = Json::parse(now);
   std::vector<std::string> out;
   Json all = saved;
@@ -224,8 +221,8 @@ std::vector<std::string> differences(const std::string& about, const std::string
   for (const auto& [key, any] : all.items())
     if (const Json before = saved.value(key, Json()), value = current.value(key, Json());
         before != value &&
-        !(before.is_null() && (key == "validation" || key == "vocabulary")))  // not in the first runs
-      out.push_back(fmt::format("{} is {} and was {}", key, in_words(value), in_words(before)));
+        !(before.is_null() && (key == "validation" || key == "vocabulary")))  // absent from old checkpoints
+      out.push_back(fmt::format("{} is {} and was {}", key, value_text(value), value_text(before)));
   return out;
 }
 
@@ -272,14 +269,14 @@ RunLock::RunLock(const fs::path& run) : run_(run) {
   if (fd_ < 0) throw OutputError(fmt::format("cannot write {}: {}", file.string(), std::strerror(errno)));
   const int cause = ::flock(fd_, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
   if (is_unknown_operation(cause)) {
-    note_ = fmt::format("{} cannot be locked ({}): no other run may write there; this one ends where it meets another",
+    note_ = fmt::format("{} cannot be locked ({}): do not start another run there; this run stops when it detects one",
                         run.string(), std::strerror(cause));
   } else if (cause != 0) {
     ::close(fd_);
     if (cause != EWOULDBLOCK) throw OutputError(fmt::format("cannot lock {}: {}", file.string(), std::strerror(cause)));
     const std::string owner = read(run);
-    bad_usage("--out: {} is being written by another run, {}; expected a folder that no run writes to", run.string(),
-              owner.empty() ? "which has just begun" : owner.substr(0, owner.find(" (")));
+    bad_usage("--out: {} is being written by another run, {}; expected another directory", run.string(),
+              owner.empty() ? "which has just started" : owner.substr(0, owner.find(" (")));
   }
   text_ = owner_text();
   ssize_t done = 0, n = ::ftruncate(fd_, 0) == 0 ? 0 : -1;
@@ -301,7 +298,7 @@ RunLock::~RunLock() { ::close(fd_); }
 void RunLock::check() const {
   if (!is_at(lock_path(run_), fd_))
     throw OutputError(
-        fmt::format("{}: the run's folder was removed, moved or replaced while the run wrote to it", run_.string()));
+        fmt::format("{}: the run directory was removed, moved or replaced during the run", run_.string()));
   if (!note_.empty() && read_file(lock_path(run_)) != text_)
     throw OutputError(fmt::format("{} is being written by another run, {}", run_.string(), read(run_)));
 }

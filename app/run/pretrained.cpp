@@ -1,4 +1,4 @@
-// Models from runs and from folders.
+// Models from runs and folders.
 #include "app/run/pretrained.h"
 
 #include <fmt/ranges.h>
@@ -35,16 +35,16 @@ ModelConfig config_in(const fs::path& checkpoint) {
   return job.model;
 }
 
-// The tensors of a checkpoint, in the dtype that is asked for.
+// Tensors of a checkpoint, converted to the requested dtype.
 FullTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
   return [saved](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
-    const SavedTensors::Whole& whole = saved->at(name);
-    const bool bytes = dtype == DType::uint8;  // a weight in four bits
-    if (bytes != (whole.dtype == DType::uint8) || !(bytes || is_floating(whole.dtype)) ||
-        whole.shape != std::vector<int64_t>(shape.begin(), shape.end()))
-      bad_input("the checkpoint's '{}' does not fit: expected {} of the shape {}", name, bytes ? "bytes" : "numbers",
+    const SavedTensors::Whole& tensor = saved->at(name);
+    const bool bytes = dtype == DType::uint8;  // a 4-bit weight
+    if (bytes != (tensor.dtype == DType::uint8) || !(bytes || is_floating(tensor.dtype)) ||
+        tensor.shape != std::vector<int64_t>(shape.begin(), shape.end()))
+      bad_input("the checkpoint's '{}' does not match: expected {} of shape {}", name, bytes ? "bytes" : "numbers",
                 shape.str());
-    return [saved, read = saved->reader(name), stored = whole.dtype, dtype](int64_t begin, std::span<std::byte> to) {
+    return [saved, read = saved->reader(name), stored = tensor.dtype, dtype](int64_t begin, std::span<std::byte> to) {
       if (stored == dtype) return read(begin, to);
       const int64_t count = std::ssize(to) / element_size(dtype);
       std::vector<std::byte> from(static_cast<size_t>(count * element_size(stored)));
@@ -54,8 +54,8 @@ FullTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
   };
 }
 
-// The configuration of a folder's model. GPTQ's codes are held as they are where all layers have them and their groups
-// can be held so; else they are the numbers that the codes stand for.
+// The configuration of a folder's model. GPTQ codes are used without conversion if all layers have them in a supported
+// group size; otherwise they are dequantized.
 ModelConfig to_model_config(const HubFolder& folder) {
   ModelConfig config = folder.config();
   if (!folder.gptq()) return config;
@@ -69,7 +69,7 @@ ModelConfig to_model_config(const HubFolder& folder) {
   return config;
 }
 
-// Bytes of codes too.
+// Includes the bytes of 4-bit codes.
 FullTensors full_tensors(const std::shared_ptr<const HubFolder>& folder) {
   return [folder, of = folder->tensors()](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
     if (dtype != DType::uint8) return of(name, dtype, shape);
@@ -85,25 +85,25 @@ bool has_tokenizer(const fs::path& folder) {
   return is_there(folder / "tokenizer.json") || is_there(folder / "vocab.json");
 }
 
-// The base, with what lies beside it.
+// The base model with the adapters applied.
 Pretrained open_adapted(const fs::path& from, const Base& given) {
   const PeftFolder adapters(from);
   const fs::path base = fs::weakly_canonical(adapters.base(given));
   Pretrained out = open_pretrained(base);
-  if (out.config.lora.rank > 0) bad_input("{}: its base {} has adapters of its own", from.string(), base.string());
+  if (out.config.lora.rank > 0)
+    bad_input("{}: expected a base model without adapters, found adapters in {}", from.string(), base.string());
   Adapted adapted = adapters.apply_to(out.config, std::move(out.tensors));
   out.config = std::move(adapted.config), out.tensors = std::move(adapted.tensors), out.merged = adapted.merged;
   if (!out.merged.empty()) {
     out.gptq.reset(), out.codes = {};
-    out.notes.push_back(out.merged + ": the adapters are added to the weights of the base");
+    out.notes.push_back(out.merged + ": the adapters are merged into the base weights");
   }
   out.base = base.string();
   out.base_hash = adapters.base_hash();
   if (has_tokenizer(from))
     out.own_tokenizer = from, out.chat_template = ChatTemplate::automatic;
   else if (is_there(from / "tokenizer.model") || is_there(from / "chat_template.jinja"))
-    out.notes.push_back(from.string() +
-                        ": no tokenizer.json: the tokenizer and the chat template are those of the base");
+    out.notes.push_back(from.string() + ": no tokenizer.json; using the tokenizer and chat template of the base model");
   out.notes.insert(out.notes.end(), adapters.notes().begin(), adapters.notes().end());
   return out;
 }
@@ -128,8 +128,8 @@ std::string model_hash(const Pretrained& base) {
   return fmt::format("{:016x}", sum.value());
 }
 
-// Tables with more rows than the model's: the new ones are the mean of its own, in the order of these, in double.
-// transformers' resize_token_embeddings() draws around that mean, with 1e-9 of the rows' variance.
+// Extends tables with new rows, which are the mean of the existing rows, accumulated in row order in double.
+// transformers' resize_token_embeddings() samples around this mean, with 1e-9 of the rows' variance.
 FullTensors with_rows(const ModelConfig& from, FullTensors tensors) {
   std::map<std::string, Shape> shapes;
   const std::unique_ptr<LanguageModel> model = make_model(from);
@@ -141,9 +141,9 @@ FullTensors with_rows(const ModelConfig& from, FullTensors tensors) {
         const int64_t own = found->second[0], columns = shape[1], end = own * columns, element = element_size(dtype);
         std::vector<double> sums(static_cast<size_t>(columns));
         std::vector<float> mean(static_cast<size_t>(columns));
-        const TensorReader wide = tensors(name, DType::float32, {own, columns});
+        const TensorReader values = tensors(name, DType::float32, {own, columns});
         for (int64_t row = 0; row < own; ++row) {
-          wide(row * columns, std::as_writable_bytes(std::span(mean)));
+          values(row * columns, std::as_writable_bytes(std::span(mean)));
           for (size_t c = 0; c < mean.size(); ++c) sums[c] += static_cast<double>(mean[c]);
         }
         for (size_t c = 0; c < mean.size(); ++c) mean[c] = static_cast<float>(sums[c] / static_cast<double>(own));
@@ -159,23 +159,21 @@ FullTensors with_rows(const ModelConfig& from, FullTensors tensors) {
       };
 }
 
-// Which sums a command makes.
-
 void refuse(const std::optional<MemoryRefusal>& refusal) {
   if (!refusal) return;
   std::fputs(for_terminal(with_options(refusal->table)).c_str(), stderr);
   throw Error(with_options(refusal->line));
 }
 
-constexpr double kFarOff = 16;  // a little is for those to say who know which tensor, or which option, it is
+constexpr double kFarOff = 16;  // smaller mismatches are reported elsewhere, naming the tensor or option
 
-// For the threads of the ranks, which are tried, and for what they hold.
-MemoryLimit limit_beside_threads(const Job& job, int64_t local_world_size) {
+// Checks that the threads of all ranks can be created, and returns the memory limit without their stacks.
+MemoryLimit limit_without_threads(const Job& job, int64_t local_world_size) {
   if (has_processes(job.plan)) return memory_limit();
   const int64_t team = job.plan.threads_per_rank > 0 ? job.plan.threads_per_rank
                                                      : std::max<int64_t>(1, cpu::threads() / local_world_size);
   const int64_t threads =
-      local_world_size * (team + (local_world_size > 1 ? 1 : 0)) - 1;  // and each has one in the background
+      local_world_size * (team + (local_world_size > 1 ? 1 : 0)) - 1;  // each rank also has a background thread
   check_threads(threads);
   return memory_limit(threads);
 }
@@ -184,7 +182,7 @@ MemoryLimit limit_beside_threads(const Job& job, int64_t local_world_size) {
 
 Pretrained open_pretrained(const fs::path& from, const Base& base) {
   if (is_peft_folder(from)) return open_adapted(from, base);
-  if (base) bad_usage("--base: goes with adapters, and {} is no folder of them", from.string());
+  if (base) bad_usage("--base: goes with adapters, found none in {}", from.string());
   if (is_hub_folder(from)) {
     const auto folder = std::make_shared<const HubFolder>(from);
     return {.path = from,
@@ -206,7 +204,7 @@ Pretrained open_pretrained(const fs::path& from, const Base& base) {
   Pretrained out;
   std::vector<std::string> passed_over;
   out.path = find_checkpoint(from, passed_over).path;
-  for (const std::string& why : passed_over) out.notes.push_back("passed over a checkpoint: " + why);
+  for (const std::string& why : passed_over) out.notes.push_back("skipped a checkpoint: " + why);
   out.config = config_in(out.path);
   const TrainOptions run = options_in(out.path);
   out.dtype = make_job(run).optim.dtype;
@@ -225,16 +223,16 @@ Pretrained open_pretrained(const fs::path& from, const Base& base) {
 KnownBase known_base(const Pretrained& adapters, const fs::path& named) {
   fs::path path = adapters.base;
   if (path.is_relative())
-    path = fs::weakly_canonical(find_base(path, named, named.string() + ": init"));  // an older run
+    path = fs::weakly_canonical(find_base(path, named, named.string() + ": init"));  // a run of an older version
   if (!is_there(path)) return {path.string(), adapters.base_hash};
   const Pretrained base = open_pretrained(path);
   if (base.config.lora.rank > 0)
-    bad_input("{}: the base is not recorded; expected a model without adapters, found {}", named.string(),
+    bad_input("{}: the base model is not recorded; expected a model without adapters, found {}", named.string(),
               path.string());
   const std::string found = model_hash(base);
   if (!adapters.base_hash.empty() && found != adapters.base_hash)
-    bad_input("{}: the adapters belong to a base with the hash {}; found {} with the hash {}", named.string(),
-              adapters.base_hash, path.string(), found);
+    bad_input("{}: expected the base model with hash {}, found {} with hash {}", named.string(), adapters.base_hash,
+              path.string(), found);
   return {path.string(), found};
 }
 
@@ -264,8 +262,8 @@ ModelConfig pretrained_config(const fs::path& from, const Base& base, bool train
   const Pretrained all = open_pretrained(from, base);
   if (trains && !all.merged.empty())
     bad_input(
-        "{}: these adapters cannot be trained further; expected those of one rank and alpha on linear layers, alike "
-        "in all layers; checkpoint import makes a full model of them",
+        "{}: these adapters cannot be trained further; expected adapters of the same rank and alpha on linear layers "
+        "in all layers; checkpoint import converts them to a full model",
         all.merged);
   say_notes(all.notes);
   return all.config;
@@ -274,8 +272,8 @@ ModelConfig pretrained_config(const fs::path& from, const Base& base, bool train
 bool speaks_for_all() {
   return std::ranges::none_of(std::array{"OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK"},
                               [](const char* rank) {
-                                const char* const mine = std::getenv(rank);
-                                return mpi_surroundings() && mine && std::string_view(mine) != "0";
+                                const char* const value = std::getenv(rank);
+                                return mpi_surroundings() && value && std::string_view(value) != "0";
                               });
 }
 
@@ -288,7 +286,7 @@ ModelConfig first_config(const TrainOptions& o) {
   ModelConfig config = pretrained_config(*o.init, o.base, true);
   if (o.add_tokens.empty()) return config;
   if (o.tokenizer && !is_folder(*o.tokenizer))
-    bad_usage("--add-tokens: beside --init expected a folder as --tokenizer or none, found {}", *o.tokenizer);
+    bad_usage("--add-tokens: expected a --tokenizer folder or none with --init, found {}", *o.tokenizer);
   std::unique_ptr<Tokenizer> own =
       Tokenizer::open_folder(o.tokenizer ? fs::path(*o.tokenizer) : tokenizer_path(*o.init, o.base));
   const int64_t before = own->vocab_size();
@@ -296,15 +294,14 @@ ModelConfig first_config(const TrainOptions& o) {
   if (tokens == before) return config;
   if (config.lora.rank > 0 || o.sizes.lora.rank > 0)
     bad_usage(
-        "--add-tokens: {} of them are new, and adapters leave their rows as they are, untrained; expected a "
-        "model that is trained whole, without --lora-rank",
+        "--add-tokens: {} of them are new, but training adapters does not update embedding rows; expected full "
+        "training, without --lora-rank",
         tokens - before);
   config.vocab = std::max(config.vocab, tokens);
   return config;
 }
 
 namespace {
-// The tensors of a model's adapters, by our names.
 std::set<std::string> adapter_names(const ModelConfig& config) {
   std::set<std::string> own;
   if (config.lora.rank > 0)
@@ -315,9 +312,9 @@ std::set<std::string> adapter_names(const ModelConfig& config) {
 
 std::unique_ptr<LanguageModel> first_model(const ModelConfig& config) {
   std::unique_ptr<LanguageModel> model = make_model(config);
-  const std::set<std::string> drawn = adapter_names(config);
+  const std::set<std::string> sampled = adapter_names(config);
   for (Parameter* p : model->parameters())
-    if (!drawn.contains(p->name)) p->init = Init::zeros();
+    if (!sampled.contains(p->name)) p->init = Init::zeros();
   return model;
 }
 
@@ -342,29 +339,30 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
     to.assign(from);
     o.given.emplace(name);
   };
-  const std::string usual = TrainOptions().model, plain(plain_preset(c.family));
-  if (o.model != usual && o.model != plain)
-    bad_usage("--model: --init names the model already; expected no --model, found {}", o.model);
+  const std::string default_model = TrainOptions().model, plain(plain_preset(c.family));
+  if (o.model != default_model && o.model != plain)
+    bad_usage("--model: expected no --model with --init, which specifies the model; found {}", o.model);
   o.model = plain;
   for (const Setting& s : theirs)
     if (s.field.of_weights && applies(s, theirs)) take(s.field.name);
   const bool learned = !find_row(c.family).rotary, shorter = o.gives("context");
-  const int64_t most = learned ? c.position_rows() : c.context;
-  if (shorter) model.context = most;  // so many can be asked for
-  if (!shorter || o.sizes.context > most) take("context");
-  model.positions = learned ? most : 0;
-  if (learned && (o.gives("positions") || o.sizes.context != most)) take("positions");
+  const int64_t max_context = learned ? c.position_rows() : c.context;
+  if (shorter) model.context = max_context;  // the maximum, of which a prefix may be used
+  if (!shorter || o.sizes.context > max_context) take("context");
+  model.positions = learned ? max_context : 0;
+  if (learned && (o.gives("positions") || o.sizes.context != max_context)) take("positions");
   if (LoraConfig& lora = o.sizes.lora; c.lora.rank > 0) {
     if (lora.rank > 0 || o.gives("lora_alpha") || o.gives("lora_targets") || lora.rank_stabilised)
       throw Error(
-          "--lora-rank: the model of --init has adapters, and these are trained further; expected --lora-dropout "
+          "--lora-rank: expected only --lora-dropout, because the --init model has adapters that are trained further"
           "alone");
     lora.rank = c.lora.rank, lora.rank_stabilised = c.lora.rank_stabilised;
     take("lora_alpha"), take("lora_targets");
   }
   const Codec held = c.quantize.codec, wanted = o.gives("quantize") ? o.sizes.quantize.codec : held;
   if (wanted == Codec::gptq && held == Codec::none)
-    throw Error("--quantize: gptq is for codes that tessera checkpoint quantize made, and the model has none");
+    throw Error(
+        "--quantize: gptq requires a model quantized by tessera checkpoint quantize; found a model without codes");
   if (held != Codec::none && wanted != Codec::none) take("quantize");
   if (wanted == Codec::gptq) take("quantize_group");
 }
@@ -384,14 +382,14 @@ void check_memory_for_training(const TrainOptions& o, const Job& given, int64_t 
   if (!o.no_save && asynchronous) here.gathered = static_cast<int64_t>(of.state);
   if (!o.no_save && o.format == "text" && p.ranks() == 1) {
     here.more = static_cast<int64_t>(of.values);
-    here.more_is = "the model that writes a sample";
+    here.more_is = "the model that generates the sample";
   }
-  if (saves_in_background(o)) {  // where ranks hold the same, the first copies it
+  if (saves_in_background(o)) {  // if replicas are equal, only the first is copied
     const double share = static_cast<double>(here.ranks) / static_cast<double>(p.ranks());
     here.more = static_cast<int64_t>((cut ? share : here.first == 0 ? 1 : 0) * (of.values + of.state));
-    here.more_is = "a copy, saved meanwhile (not with `save_every` 0)";
+    here.more_is = "a copy for saving in the background (not with `save_every` 0)";
   }
-  refuse(memory_refusal(job, here, limit_beside_threads(job, here.ranks)));
+  refuse(memory_refusal(job, here, limit_without_threads(job, here.ranks)));
 }
 
 void check_described(const fs::path& config, const fs::path& folder, const Job& job, int64_t vocab) {
@@ -408,35 +406,33 @@ void check_described(const fs::path& config, const fs::path& folder, const Job& 
     return none ? uintmax_t{0} : bytes;
   };
   const fs::path largest = *std::ranges::max_element(files, {}, bytes_in);
-  const uintmax_t most = bytes_in(largest);
-  if (most > 0 && of.values > kFarOff * static_cast<double>(most))
-    bad_input("{}: describes a model of {:.4g} parameters, {:.4g} bytes; expected at most the {} of {}",
-              config.string(), of.parameters, of.values, most, largest.string());
+  const uintmax_t max_bytes = bytes_in(largest);
+  if (max_bytes > 0 && of.values > kFarOff * static_cast<double>(max_bytes))
+    bad_input("{}: describes a model of {:.4g} parameters, {:.4g} bytes; expected at max_bytes the {} bytes of {}",
+              config.string(), of.parameters, of.values, max_bytes, largest.string());
 }
 
 void check_memory_for_inference(const Job& job) {
   if (job.plan.device != Device::cpu) return;
-  int64_t needed = 0, most = 0;  // bytes of all ranks, which may be threads of this process, and of one
+  int64_t needed = 0, max_rank = 0;  // total of all ranks, which may be threads of this process, and the maximum
   for (const MemoryByCategory& held : expected_memory(job)) {
     needed += held.parameters;
-    most = std::max(most, held.parameters);
+    max_rank = std::max(max_rank, held.parameters);
   }
-  if (has_processes(job.plan)) needed = most;
-  const MemoryLimit limit = limit_beside_threads(job, has_processes(job.plan) ? 1 : job.plan.ranks());
+  if (has_processes(job.plan)) needed = max_rank;
+  const MemoryLimit limit = limit_without_threads(job, has_processes(job.plan) ? 1 : job.plan.ranks());
   if (needed > limit.bytes)
-    bad_usage(
-        "out of memory before the first token: the model needs {:.3g} GB; expected at most the "
-        "{:.3g} GB that {}",
-        static_cast<double>(needed) / 1e9, static_cast<double>(limit.bytes) / 1e9, limit.of);
+    bad_usage("out of memory before the first token: the model needs {:.3g} GB; expected at most {:.3g} GB, which {}",
+              static_cast<double>(needed) / 1e9, static_cast<double>(limit.bytes) / 1e9, limit.of);
 }
 
 void check_memory_for_verifying(const Job& given) {
   const Job job = verifiable(given);
   if (job.plan.device != Device::cpu || has_processes(job.plan)) return;
   const MinimumMemory of = least_memory(job);
-  const MemoryLimit limit = limit_beside_threads(job, job.plan.ranks());
+  const MemoryLimit limit = limit_without_threads(job, job.plan.ranks());
   refuse(least_refusal(job, job.plan.ranks(), limit));
-  // The oracle is a model of its own, and has the gradient of each data rank beside what it gathers of the plan.
+  // The oracle is a separate model, and has a gradient per data rank in addition to those gathered from the plan.
   const double gradients = of.trained * static_cast<double>(element_size(data_options(job).grad_dtype));
   HostMemory here{.ranks = job.plan.ranks(), .more_is = "the oracle"};
   here.more = static_cast<int64_t>(of.held + gradients * static_cast<double>(job.plan.dp * job.plan.cp + 1));

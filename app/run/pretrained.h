@@ -1,6 +1,4 @@
-// A model that somebody trained before: a run, one of its checkpoints, a Hugging Face folder, a file of llm.c, or a
-// PEFT folder beside one of these. Whoever begins with such a model takes it from here and does not ask which of them
-// it was.
+// Uniform access to pretrained models: runs, checkpoints, Hugging Face folders, llm.c files, PEFT folders with a base.
 #pragma once
 #include "app/options.h"
 #include "hub/gptq_format.h"
@@ -10,99 +8,97 @@
 namespace tessera {
 
 struct Pretrained {
-  std::filesystem::path path;    // the checkpoint, or the folder
-  ModelConfig config;            // without dropout
-  DType dtype = DType::float32;  // that its tensors are stored in
-  // By our names, in any floating dtype; what is held in four bits as bytes too. Files stay mapped as long as this
-  // lives.
+  std::filesystem::path path;
+  ModelConfig config;  // without dropout
+  DType dtype = DType::float32;
+  // Tensors by Tessera's names, in any floating dtype; 4-bit weights also as bytes. Files stay mapped for the lifetime
+  // of this.
   FullTensors tensors;
-  std::string base = {};       // adapters only: the model that they were trained on
-  std::string base_hash = {};  // its hash where that was recorded
-  std::string merged = {};     // adapters that are in the weights: the file and key that LoraConfig cannot describe
-  std::filesystem::path own_tokenizer = {};  // adapters only: their directory, if it has a tokenizer
-  // The codes of a folder whose layers are in 4 bits, by our names: a tensor's, or nothing where it has none.
+  std::string base = {};                     // adapters only: the base model
+  std::string base_hash = {};                // hash of the base model, if it was recorded
+  std::string merged = {};                   // merged adapters: the file and key that LoraConfig cannot represent
+  std::filesystem::path own_tokenizer = {};  // adapters only: their directory if it has a tokenizer
+  // The codes of a GPTQ folder by Tessera's names; nullopt for tensors without codes.
   std::optional<GptqConfig> gptq = {};
   std::function<std::optional<Int4Matrix>(const std::string& name)> codes = {};
-  // The template that its run was told to learn; automatic: none, or the tokenizer's own.
+  // The chat template of the training run; automatic: none, or the tokenizer's own.
   ChatTemplate chat_template = ChatTemplate::automatic;
-  // Lines for the user: keys of a folder that are not read, why newer checkpoints of a run were not taken.
+  // Notes for the user: ignored keys of a folder, reasons for skipping newer checkpoints.
   std::vector<std::string> notes = {};
 
   const std::filesystem::path& tokenizer() const { return own_tokenizer.empty() ? path : own_tokenizer; }
 };
 
-// Adapters lie beside `base`, or where nobody says it beside the model that they name. Throws InputError for what is
-// missing, malformed, or no model that Tessera can be; Error (usage) for a base of something else than adapters. Cost:
-// headers are read and tensors mapped; a checkpoint's files are hashed.
+// Opens a model. The base of adapters is `base` or the model that they name. Throws InputError for missing or malformed
+// files and unsupported models; Error (usage) if `base` is given without adapters. Cost: headers are read and tensors
+// mapped; the files of a checkpoint are hashed.
 using Base = std::optional<std::string>;
 Pretrained open_pretrained(const std::filesystem::path& from, const Base& base = {});
 // The base of adapters: its canonical path and its hash, XXH3-64 over the names, shapes and float32 values of its
-// tensors, which is computed if it was not recorded (all of it is read). `named` names the adapters. Throws InputError
-// if the base at that path has another hash, or if several directories may be meant.
+// tensors, which is computed by reading all of them if it was not recorded. `named` names the adapters. Throws
+// InputError if the model at that path has a different hash, or if several directories match.
 struct KnownBase {
   std::string path, hash;
 };
 KnownBase known_base(const Pretrained& adapters, const std::filesystem::path& named);
-// Writes into the options of a run with adapters what their base is, or checks that a resumed run has the same.
+// Records the base model in the options of a run with adapters, or checks that a resumed run has the same base.
 void record_base(TrainOptions& options);
 
-// The directory with the tokenizer: that of the adapters if it has one, of the checkpoint, of the model, or of its
-// file.
+// The directory of the tokenizer: that of the adapters if it has one, otherwise the checkpoint's, the model's, or that
+// of the model file.
 std::filesystem::path tokenizer_path(const std::filesystem::path& from, const Base& base = {});
-// Its notes are said. With `trains` throws InputError for adapters that LoraConfig cannot describe.
+// Prints the notes. With `trains`, throws InputError for adapters that LoraConfig cannot represent.
 ModelConfig pretrained_config(const std::filesystem::path& from, const Base& base = {}, bool trains = false);
-// False in all processes of an MPI job but the first.
+// False on all ranks of an MPI job except rank 0.
 bool speaks_for_all();
-// Says notes on standard error, a line each, where this process speaks for all.
+// Prints notes on standard error, one per line, if speaks_for_all().
 void say_notes(const std::vector<std::string>& notes);
 
-// The model of --init as a run of these options begins with it: with a row of its table for each of --add-tokens. Its
-// notes are said. Throws as open_pretrained() does, and Error (usage) for new tokens beside adapters, which train none.
+// The configuration of the --init model, with an embedding row for each of --add-tokens. Throws as open_pretrained(),
+// and Error (usage) for new tokens with adapters, which do not train embedding rows.
 ModelConfig first_config(const TrainOptions& options);
 
-// Its tensors for a model of `config`: adapters that only the latter has keep their first values, what it holds in nf4
-// is quantised, and rows that only its table has are the mean of the others.
+// Initial tensors for a model of `config`: new adapters keep their initial values, weights are quantized to nf4 if
+// `config` requires it, and new embedding rows are the mean of the existing ones.
 FullTensors first_weights(const Pretrained& from, const ModelConfig& config);
 
-// A model of `config` that first_weights() will fill: nothing is drawn but values of adapters. To draw all takes a core
-// some 40 s for a billion parameters.
+// A model of `config` to be filled by first_weights(): only adapters are initialized randomly, because random
+// initialization of all weights takes a core about 40 s per billion parameters.
 std::unique_ptr<LanguageModel> first_model(const ModelConfig& config);
 
-// Writes the sizes of a model into the options. Throws Error (usage) for an option that says another one. A smaller
-// context stays: rotary positions know no length, and of a table of them the first rows are read.
+// Writes the sizes of a model into the options. Throws Error (usage) for options with different values. A smaller
+// context is kept: rotary positions have no fixed length, and only the first rows of a position table are read.
 void take_model(TrainOptions& options, const ModelConfig& config);
 
-// The commands ask for the memory that they will use, before they draw or write anything.
+// Memory checks, which run before any allocation or output.
 
-// Before data are read. Throws Error (usage) as below.
+// Runs before data are read. Throws Error (usage) as below.
 void check_minimum_memory(const Job& job);
-// For `ranks` ranks of this host from rank `first` on; the vocabulary is that of the tokens where the job has none. On
-// ranks that compute on GPUs nothing is asked. Throws Error (usage) where memory does not suffice, after a table on
-// standard error.
+// Memory for `ranks` ranks of this host, beginning with rank `first`; `vocab` is used if the job has no vocabulary
+// size. GPU ranks are not checked. Prints a table on standard error and throws Error (usage) if memory is insufficient.
 void check_memory_for_training(const TrainOptions& options, const Job& job, int64_t vocab, HostMemory here);
-// Asks for the memory of a plan and of the oracle beside it.
 void check_memory_for_verifying(const Job& job);
-// Asks for the memory of a model that only computes.
 void check_memory_for_inference(const Job& job);
-// Sizes in a file cost nothing: throws InputError, naming both files, where the model that `config` describes has many
-// times the bytes of any `model.safetensors` in `folder` or in a checkpoint there. A vocabulary that is not known is 1.
+// Guards against absurd sizes in a file: throws InputError, naming both files, if the model described by `config` is
+// many times larger than any `model.safetensors` in `folder` or in a checkpoint there. An unknown vocabulary counts as
+// 1.
 void check_described(const std::filesystem::path& config, const std::filesystem::path& folder, const Job& job,
                      int64_t vocab = 1);
 
-// A model that only computes, opened for a plan: what `generate`, `evaluate` and `checkpoint quantize` share.
+// A model for inference under a plan, used by `generate`, `evaluate` and `checkpoint quantize`.
 
 struct Inference {
   Pretrained from;
-  TrainOptions run;  // the options that say the same
-  Job job;           // a model without gradients
+  TrainOptions run;  // equivalent options
+  Job job;
   std::unique_ptr<Tokenizer> tokenizer;
 };
 
-// `words` are options of a run; without a word of ranks there is one. Says what was passed over on standard error.
-// Throws Error (usage), InputError, and Error where memory does not suffice.
+// `words` are options of a run; without any option about ranks there is one rank. Prints notes on standard error.
+// Throws Error (usage), InputError, and Error if memory is insufficient.
 Inference open_inference(const std::string& from, const Args& words);
 
-// This rank's part of it. The inference must outlive the result.
+// This rank's shard of the model. `inference` must outlive the result.
 std::unique_ptr<Trainer> inference_trainer(const Inference& inference, Communicator& world);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Logs travel as CBOR in whole numbers of eight bytes.
+// Logs are sent as CBOR, as arrays of 8-byte integers.
 #include "app/trace/timeline.h"
 
 #include <fmt/chrono.h>
@@ -18,7 +18,6 @@ namespace tessera {
 
 using Cbor = nlohmann::json;
 
-// Logs and what they are made of travel as lists of their fields.
 static auto fields(TraceEvent& e) {
   return std::tie(e.what, e.axis, e.bytes, e.requested, e.begin, e.end, e.sent, e.kind, e.processor);
 }
@@ -39,7 +38,7 @@ static auto from_json(const Cbor& list, T& part) -> decltype(void(fields(part)))
 
 namespace {
 
-constexpr int kTag = 7100;  // the tag of messages with logs
+constexpr int kTag = 7100;
 
 std::vector<int> cores_here() {
   cpu_set_t set;
@@ -80,7 +79,7 @@ std::vector<uint8_t> recv_bytes(Communicator& world, int from, const ArenaPtr& a
 
 using Ordered = nlohmann::ordered_json;
 
-// The tracks in their order; those of axes follow.
+// Track order; tracks of mesh axes follow.
 constexpr const char* kTracks[] = {"step", "forward", "backward", "input gradient", "weight gradient",
                                    "send", "receive", "update",   "waiting"};
 
@@ -96,7 +95,6 @@ std::string track_name(const TraceEvent& e) {
   return tracks[static_cast<size_t>(Action::parse(e.what).what)];
 }
 
-// Bytes by the names of their categories.
 Ordered by_category(const std::array<int64_t, kCategories>& bytes) {
   Ordered out = Ordered::object();
   for (size_t c = 0; c < bytes.size(); ++c) out[std::string(to_string(static_cast<Category>(c)))] = bytes[c];
@@ -105,7 +103,6 @@ Ordered by_category(const std::array<int64_t, kCategories>& bytes) {
 
 double microseconds(double seconds) { return std::round(seconds * 1e9) / 1e3; }
 
-// One rank's part of the file.
 class RankTimeline {
  public:
   RankTimeline(const RankLog& log, int rank, double add) : log_(log), rank_(rank), add_(add) {}
@@ -128,7 +125,7 @@ class RankTimeline {
     out.push_back({{"ph", "M"}, {"name", what}, {"pid", rank_}, {"tid", tid}, {"args", args}});
   }
 
-  // Tracks of axes get the numbers behind the others as they are met.
+  // Tracks of axes are numbered after the fixed tracks, in order of appearance.
   int track_number(const std::string& track) {
     const auto* const found = std::find(std::begin(kTracks), std::end(kTracks), track);
     const bool is_axis = found == std::end(kTracks);
@@ -156,23 +153,23 @@ class RankTimeline {
                    {"args", std::move(args)}});
   }
 
-  // A message of the pipeline is one event, though both its action and its communication are noted.
+  // A pipeline message is logged both as an action and as a communication; both become one event.
   void add_events(std::vector<Ordered>& out) {
     const std::vector<TraceEvent>& events = log_.events;
     std::vector<const TraceEvent*> inside(events.size(), nullptr);
-    std::vector<bool> drawn(events.size(), false);
-    std::optional<size_t> message;  // the last that was sent or received
+    std::vector<bool> written(events.size(), false);
+    std::optional<size_t> message;
     for (size_t i = 0; i < events.size(); ++i) {
       const TraceEvent& e = events[i];
       if (e.kind == TraceKind::communication && (e.what == "send" || e.what == "recv")) message = i;
       if (e.kind != TraceKind::action || !Action::parse(e.what).is_message()) continue;
       if (!message || events[*message].begin < e.begin) continue;
       inside[i] = &events[*message];
-      drawn[*message] = true;
+      written[*message] = true;
       message.reset();
     }
     for (size_t i = 0; i < events.size(); ++i)
-      if (!drawn[i]) add(out, events[i], track_name(events[i]), arguments(events[i], inside[i]));
+      if (!written[i]) add(out, events[i], track_name(events[i]), arguments(events[i], inside[i]));
   }
 
   static Ordered arguments(const TraceEvent& e, const TraceEvent* message) {
@@ -214,7 +211,7 @@ class RankTimeline {
   std::map<std::string, int> numbers_;
 };
 
-// One event for each line. `names` are the processes'; `kept` says which steps the file has.
+// One event per line. `names` are process names, `kept` describes the recorded steps.
 std::string timeline_json(const std::vector<RankLog>& logs, const std::vector<std::string>& names,
                           const std::string& kept) {
   const Alignment clock = align(logs);
@@ -223,7 +220,7 @@ std::string timeline_json(const std::vector<RankLog>& logs, const std::vector<st
     RankTimeline(logs[r], static_cast<int>(r), clock.add[r]).write(events, names[r]);
   std::string text =
       "{\"displayTimeUnit\": \"ms\",\n\"otherData\": " +
-      Ordered{{"program", "tessera"}, {"kept", kept}, {"left_out", "what lies between steps"}, {"clock", clock.words}}
+      Ordered{{"program", "tessera"}, {"kept", kept}, {"left_out", "events between steps"}, {"clock", clock.words}}
           .dump() +
       ",\n\"traceEvents\": [";
   const char* before = "\n";
@@ -234,14 +231,12 @@ std::string timeline_json(const std::vector<RankLog>& logs, const std::vector<st
   return text + "\n]}\n";
 }
 
-// The end of a run with --trace.
-
 std::string name_of_rank(const Mesh& mesh, int rank) {
   return tessera::name_of_rank(mesh.axes(), mesh.coordinates(rank), rank);
 }
 
 std::string kept_steps(const std::vector<TraceStep>& steps, int64_t done) {
-  if (steps.empty()) return "no step";
+  if (steps.empty()) return "no steps";
   return fmt::format("steps {} to {} of {}", steps.front().step, steps.back().step, done);
 }
 
@@ -290,7 +285,7 @@ Ordered ranks_json(const std::vector<RankLog>& logs, const Mesh& mesh, const Run
 }
 
 Ordered report_json(const Run& run, Trainer& trainer, const RunUsage& usage, const std::vector<RankLog>& logs) {
-  const Processors processors = processor_names(logs);
+  const Processors processors = count_processors(logs);
   Ordered sent = Ordered::array();
   for (const SentBytes& s : usage.sent)
     sent.push_back({{"axis", s.axis}, {"operation", s.operation}, {"calls", s.calls}, {"bytes", s.bytes}});
@@ -334,7 +329,7 @@ std::vector<RankLog> gather_logs(Communicator& world, RankLog own) {
 }
 
 Alignment align(const std::vector<RankLog>& logs) {
-  std::map<std::string, double> ahead;  // a host's clock, of rank 0's
+  std::map<std::string, double> ahead;  // offset of a host's clock from rank 0's
   for (const RankLog& log : logs) ahead.try_emplace(log.host, log.meeting - logs[0].meeting);
   ahead[logs[0].host] = 0;
   Alignment a;
@@ -349,12 +344,12 @@ Alignment align(const std::vector<RankLog>& logs) {
   for (double& add : a.add) add -= first;
   a.words = ahead.size() == 1 ? "one clock: all ranks ran on one host"
                               : std::to_string(ahead.size()) +
-                                    " clocks: each host's own, set to one time where all ranks met at the end of the "
-                                    "run; times of different hosts may be off by the length of a barrier";
+                                    " clocks, one per host, aligned at the final barrier of the run; times of "
+                                    "different hosts may differ by the duration of a barrier";
   return a;
 }
 
-Processors processor_names(const std::vector<RankLog>& logs) {
+Processors count_processors(const std::vector<RankLog>& logs) {
   std::map<std::string, std::pair<std::set<int>, int64_t>> hosts;
   for (const RankLog& log : logs) {
     auto& [cores, threads] = hosts[log.host];
@@ -381,7 +376,7 @@ RunTrace::RunTrace(const TrainOptions& o, Communicator& world) : world_(world) {
 }
 
 RunTrace::~RunTrace() {
-  if (trace_) world_.set_trace(nullptr);  // which goes on without us
+  if (trace_) world_.set_trace(nullptr);  // the communicator outlives this
 }
 
 void RunTrace::stop(Trainer& trainer) {

@@ -1,4 +1,4 @@
-// The log of one rank at the end of a run with --trace, and how rank 0 gathers the logs of all ranks.
+// Logs of ranks in a run with --trace, and their gathering on rank 0.
 #pragma once
 #include "app/train/train.h"
 
@@ -6,57 +6,57 @@ namespace tessera {
 
 struct RankLog {
   std::string host;
-  double origin = 0;       // zero of the trace's times, on the host's clock
-  double meeting = 0;      // the host's clock when all ranks met at the end
-  std::vector<int> cores;  // that the rank may run on
+  double origin = 0;       // start of the trace on the host's clock
+  double meeting = 0;      // the host's clock at the final barrier
+  std::vector<int> cores;  // available to the rank
   int threads = 1;
-  std::array<int64_t, kCategories> peaks = {};  // most bytes of each category at one time
+  std::array<int64_t, kCategories> peaks = {};  // peak bytes of each category
   std::vector<TraceEvent> events;
   std::vector<TraceStep> steps;
   std::vector<TraceMemory> memory;
 };
 
-// Describes the machine and the memory of this rank; the trace's part of the log is empty.
+// Describes the machine and memory of this rank; events are not included.
 RankLog describe_rank(const Arena& arena);
 
-// All ranks' logs on rank 0, nothing elsewhere. Every rank calls it; they meet in it.
+// Collective: gathers the logs of all ranks on rank 0; empty on other ranks.
 std::vector<RankLog> gather_logs(Communicator& world, RankLog own);
 
-// Offsets of the ranks' trace times: with them added, all times lie on one clock that begins with the first thing
-// noted. Ranks of one host share a clock; where there are several hosts, they are taken to have met at one time.
+// Offsets that convert the ranks' trace times to one clock, which starts at the first event. Ranks of a host share its
+// clock; clocks of different hosts are aligned at the final barrier.
 struct Alignment {
-  std::vector<double> add;  // for each rank
-  std::string words;        // how, for people
+  std::vector<double> add;
+  std::string words;
 };
 Alignment align(const std::vector<RankLog>& logs);
 
-// Cores of the host where ranks have the fewest for their threads, and whether those are fewer than the threads.
+// Cores and threads of the host with the fewest cores per thread, and whether it is oversubscribed.
 struct Processors {
   int64_t cores = 0, threads = 0;
   bool shared() const { return threads > cores; }
 };
-Processors processor_names(const std::vector<RankLog>& logs);
+Processors count_processors(const std::vector<RankLog>& logs);
 
-// `train --trace`: each rank keeps a log of its last steps, and at the end rank 0 makes two files of all of them.
+// `train --trace`: every rank logs its last steps, and rank 0 writes them to two files:
 //
-//   trace.json     the timeline, for ui.perfetto.dev (app/trace/timeline.h)
-//   report.json    what `tessera report` needs beside it: model, plan and schedule, bytes by axis and operation, peaks
+//   trace.json     the timeline, for ui.perfetto.dev (app/trace/timeline.cpp)
+//   report.json    additional data for `tessera report`: model, plan and schedule, bytes by axis and operation, peaks
 
-// "rank 3 (pp 1, dp 0, tp 1)": axes of one rank are left out.
+// "rank 3 (pp 1, dp 0, tp 1)"; axes of size 1 are omitted.
 std::string name_of_rank(const std::vector<MeshAxis>& axes, const std::vector<int>& at, int64_t rank);
 
 class RunTrace {
  public:
-  // Traces this rank; keeps nothing, and get() is null, where the options do not say --trace. Must outlive the trainer.
+  // Starts tracing with --trace; otherwise get() is null. Must outlive the trainer.
   RunTrace(const TrainOptions& options, Communicator& world);
   ~RunTrace();
   RunTrace(const RunTrace&) = delete;
   RunTrace& operator=(const RunTrace&) = delete;
 
   Trace* get() { return trace_ ? &*trace_ : nullptr; }
-  // The log ends here: what ranks tell each other about the run is not part of it.
+  // Ends the log, so that it does not contain the exchange of run statistics.
   void stop(Trainer& trainer);
-  // After stop(). Every rank calls it, rank 0 writes. Returns whether there was anything to write. Throws OutputError.
+  // Collective, after stop(); rank 0 writes the files. Returns whether tracing was enabled. Throws OutputError.
   bool write(const Run& run, Trainer& trainer, const RunUsage& usage);
 
  private:

@@ -1,4 +1,4 @@
-// Appending records, and dropping those that a resumed run will make again.
+// Metrics files and the output of `train`.
 #include "app/train/output.h"
 
 #include <cerrno>
@@ -18,14 +18,14 @@ double median_rate(std::vector<double> rates) {
   return median(std::move(rates));
 }
 
-KeptRecords records_until(std::string_view file, int64_t step, const std::string& what) {
-  KeptRecords out;
+MetricRecords records_until(std::string_view file, int64_t step, const std::string& what) {
+  MetricRecords out;
   for (size_t at = 0, end; (end = file.find('\n', at)) != std::string_view::npos; at = end + 1) {
     const std::string_view line = file.substr(at, end - at);
     const nlohmann::json j = parse_json(line, what);
     const std::optional<int64_t> found = j.is_object() ? natural(j.value("step", nlohmann::json())) : std::nullopt;
     if (!found) {
-      if (j.is_object() && j.value("event", nlohmann::json()) == "summary") continue;  // written by the run before
+      if (j.is_object() && j.value("event", nlohmann::json()) == "summary") continue;
       bad_input("{}: expected records with a step, found {}", what, line);
     }
     if (*found > step) continue;
@@ -40,9 +40,9 @@ KeptRecords records_until(std::string_view file, int64_t step, const std::string
 Validations Metrics::drop_records_after(const std::filesystem::path& file, int64_t step) {
   std::error_code unknown;
   if (!std::filesystem::is_regular_file(file, unknown)) return {};
-  const KeptRecords kept = records_until(read_file(file), step, file.string());
-  write_file(file, kept.records);
-  return kept.validations;
+  const MetricRecords metrics = records_until(read_file(file), step, file.string());
+  write_file(file, metrics.records);
+  return metrics.validations;
 }
 
 Metrics::Metrics(const std::filesystem::path& run, int64_t resumed_step)
@@ -72,9 +72,7 @@ void Metrics::write(const std::string& json_line) {
     throw OutputError(path_.string() + ": it was removed, moved or replaced while the run wrote to it");
 }
 
-// Validation, part by part.
-
-std::optional<Validation> validation_path(const Dataset& d, int64_t context, const MeanLoss& mean_loss) {
+std::optional<Validation> compute_validation(const Dataset& d, int64_t context, const MeanLoss& mean_loss) {
   Validation out;
   if (d.parts.empty()) {
     const std::optional<double> loss = mean_loss(*d.validation(context));
@@ -94,12 +92,10 @@ std::optional<Validation> validation_path(const Dataset& d, int64_t context, con
   return out;
 }
 
-// Records and words about a training run.
-
 namespace {
 
 using Ordered = nlohmann::ordered_json;
-constexpr size_t kCurve = 48;  // characters of the loss curve
+constexpr size_t kCurve = 48;
 
 Ordered with_scalars(const std::string& event, int64_t step, std::span<const Scalar> scalars) {
   Ordered record{{"event", event}, {"step", step}};
@@ -113,7 +109,7 @@ Ordered attention_json(const KernelLog::Attention& a) {
 
 Ordered pass_json(const KernelLog::Pass& p) { return {{"fused", p.fused}, {"apart", p.apart}}; }
 
-// The work of rank 0's GPU: which kernels ran, and whether steps were captured and launched again, or why not.
+// Work of rank 0's GPU: attention kernels, CUDA graph captures and replays or why there were none, fused epilogues.
 Ordered gpu_json(const TrainOutput::Facts& f) {
   const auto& log = f.arena->local<KernelLog>();
   const bool each_looked_at = f.graph.replays + f.graph.queued == 0;
@@ -141,7 +137,7 @@ std::string describe_model(const TrainOptions& o, LanguageModel& model) {
   const int64_t shared = c.all_heads().key;
   return fmt::format("{}: {} layers, {} heads{}, {} channels, context {}, vocabulary {} ({} parameters, {})",
                      o.init ? one_line("from " + std::filesystem::proximate(*o.init).string()) : o.model, c.layers,
-                     c.heads, shared == c.heads ? "" : fmt::format(" on {} of keys and values", shared), c.channels,
+                     c.heads, shared == c.heads ? "" : fmt::format(" ({} key-value heads)", shared), c.channels,
                      c.context, c.vocab, format_si(static_cast<double>(model.parameter_count())),
                      value_name(o.optim.dtype));
 }
@@ -193,7 +189,7 @@ void TrainOutput::eval(int64_t step, const Validation& v) {
 
 void TrainOutput::summary(const Facts& f) {
   const double rate = median_rate(rates_);
-  const bool stepped = !rates_.empty();  // a resumed run may have had nothing left to do
+  const bool stepped = !rates_.empty();  // false if a resumed run was already complete
   const auto ranks = std::ssize(f.usage.peak_bytes);
   const int64_t units = plan_.device == Device::cuda ? gpu_count() : std::thread::hardware_concurrency(),
                 at_once = has_processes(plan_)
@@ -230,11 +226,11 @@ void TrainOutput::summary(const Facts& f) {
   const std::string record = fields.dump();
   metrics_.write(record);
   show(record);
-  if (options_.format != "json") print(in_words(f, rate, mfu));
+  if (options_.format != "json") print(summary_text(f, rate, mfu));
 }
 
-// `share`: of what the machine's products reach.
-std::string TrainOutput::in_words(const Facts& f, double rate, double share) const {
+// `share` is the fraction of the machine's peak matmul throughput.
+std::string TrainOutput::summary_text(const Facts& f, double rate, double share) const {
   const std::string run = one_line(run_.string());
   const bool stepped = !rates_.empty();
   const int64_t steps = f.steps;
@@ -242,26 +238,25 @@ std::string TrainOutput::in_words(const Facts& f, double rate, double share) con
       fmt::format("\nAfter {} steps ({} tokens) ", steps, format_si(static_cast<double>(steps * f.tokens_per_step)));
   text += validation_ ? fmt::format("the validation loss is {:.4f} ({:.4f} bits per byte).\n", validation_->loss,
                                     validation_->bits_per_byte)
-                      : "the run is done; it was not validated (--no-eval).\n";
+                      : "the run is complete; it was not validated (--no-eval).\n";
   if (stepped)
-    text += fmt::format("loss {:.2f} {} {:.2f}\n{} tokens/s, {:.0f}% of what this machine's matrix products reach; ",
-                        losses_.front(), sparkline(losses_, kCurve), losses_.back(), format_si(rate), 100 * share);
+    text += fmt::format("loss {:.2f} {} {:.2f}\n{} tokens/s, {:.0f}% of this machine's matmul peak; ", losses_.front(),
+                        sparkline(losses_, kCurve), losses_.back(), format_si(rate), 100 * share);
   const double peak_mb = static_cast<double>(*std::ranges::max_element(f.usage.peak_bytes)) / 1e6;
-  text += fmt::format("{} {:.{}f} MB of memory{}.\n", stepped ? "at most" : "No step was left to do; at most", peak_mb,
+  text += fmt::format("{} {:.{}f} MB of memory{}.\n", stepped ? "at most" : "No steps were left; at most", peak_mb,
                       peak_mb < 10 ? 1 : 0, f.usage.peak_bytes.size() > 1 ? " per rank" : "");
   if (f.predicted_s && stepped)
-    text += fmt::format("A step was predicted to take {:.2f} ms on this machine and took {:.2f} ms.\n",
-                        *f.predicted_s * 1e3, median_rate(times_) * 1e3);
+    text += fmt::format("Step time: predicted {:.2f} ms for this machine, measured {:.2f} ms.\n", *f.predicted_s * 1e3,
+                        median_rate(times_) * 1e3);
   if (const auto& late = f.usage.straggler)
-    text +=
-        fmt::format("The other ranks waited for rank {} in {:.0f}% of their time.\n", late->rank, 100 * late->share);
+    text += fmt::format("Straggler: the other ranks waited for rank {} {:.0f}% of the time.\n", late->rank,
+                        100 * late->share);
   if (const ExpertLoad::Busiest most = f.experts.busiest(); most.times > 0)
-    text += fmt::format(
-        "The busiest expert, number {} of layer {}, took {:.2f} times its even share; {} choices were dropped.\n",
-        most.expert, most.layer, most.times, f.experts.dropped);
+    text += fmt::format("Busiest expert: number {} of layer {}, with {:.2f} times the mean load; {} tokens dropped.\n",
+                        most.expert, most.layer, most.times, f.experts.dropped);
   if (options_.no_save) return text + fmt::format("\nThe run is in {}, without a checkpoint (--no-save).\n", run);
-  if (!f.sample.empty()) text += fmt::format("\nA sample:\n{}\n", f.sample);
-  return text + fmt::format("\nThe run is in {}; write more with\n  ./tessera generate {}\n", run, run);
+  if (!f.sample.empty()) text += fmt::format("\nSample:\n{}\n", f.sample);
+  return text + fmt::format("\nThe run is in {}; generate more text with\n  ./tessera generate {}\n", run, run);
 }
 
 double measured_peak_flops(DType dtype, const ArenaPtr& arena) {
@@ -269,7 +264,8 @@ double measured_peak_flops(DType dtype, const ArenaPtr& arena) {
   constexpr int64_t most = 8192;
   int64_t n = arena->device() == Device::cuda ? 128 : 1024;
   double rate = bench::measure_products(n, rounds, dtype, arena);
-  while (arena->device() == Device::cuda && n < most && rate > bench::product_rate(n, 1e-3))  // too short to be timed
+  while (arena->device() == Device::cuda && n < most &&
+         rate > bench::product_rate(n, 1e-3))  // too short to be timed accurately
     rate = bench::measure_products(n *= 2, rounds, dtype, arena);
   return rate;
 }

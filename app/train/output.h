@@ -1,5 +1,5 @@
-// The numbers of a run, in its directory: metrics.jsonl (one JSON object per line, the same that `--format json`
-// prints) and an event file for TensorBoard.
+// Metrics of a run, written to its directory: metrics.jsonl (one JSON object per line, as printed by `--format json`)
+// and a TensorBoard event file.
 #pragma once
 #include "app/options.h"
 #include "app/output.h"
@@ -9,36 +9,35 @@
 
 namespace tessera {
 
-using Validations = std::vector<std::pair<int64_t, double>>;  // steps and losses
+using Validations = std::vector<std::pair<int64_t, double>>;
 
-// The records of a metrics file up to a step, and those alone. A last line without its end was cut by a kill and is
-// dropped, and so is the summary of an earlier run. `what` names the file in messages. Throws InputError.
-struct KeptRecords {
+// The records of a metrics file up to a step. An incomplete last line of a killed run and the summary of an earlier run
+// are dropped. `what` names the file in messages. Throws InputError.
+struct MetricRecords {
   std::string records;
   Validations validations = {};
 };
-KeptRecords records_until(std::string_view file, int64_t step, const std::string& what);
+MetricRecords records_until(std::string_view file, int64_t step, const std::string& what);
 
 inline constexpr size_t kWarmupSteps = 5;
-// The median of a run's tokens per second, one rate for each step. The first steps, which touch memory for the first
-// time and compile kernels, are left out where there are more.
+// The median of per-step rates, without the first kWarmupSteps, in which memory is allocated and kernels are compiled,
+// if there are more steps.
 double median_rate(std::vector<double> rates);
 
 class Metrics {
  public:
-  // Opens `run`/metrics.jsonl to append and begins an event file. On resume, records of steps after `resumed_step` are
-  // dropped first: they will be made again. Throws OutputError, and InputError for a file that is no list of such
-  // records.
+  // Opens `run`/metrics.jsonl for appending and starts an event file. On resume, records after `resumed_step` are
+  // removed, since these steps are repeated. Throws OutputError, and InputError for a malformed file.
   Metrics(const std::filesystem::path& run, int64_t resumed_step);
   ~Metrics();
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
 
-  // Written at once, so that a run can be followed. The event comes first: what metrics.jsonl has, both have. Throws
-  // OutputError.
+  // Writes and flushes a record. The event is written first, so every record of metrics.jsonl is also in the event
+  // file. Throws OutputError.
   void write(const std::string& json_line, int64_t step, std::span<const Scalar> scalars);
   void write(const std::string& json_line);
-  // Whether this step's validation is recorded: a run that was killed at its very end makes it again.
+  // Whether the validation of this step is recorded. A run that was killed at its end repeats the validation.
   bool has_validation(int64_t step) const { return !validations_.empty() && validations_.back().first == step; }
   void validated(int64_t step, double loss) { validations_.emplace_back(step, loss); }
   int64_t validations_since_best() const;
@@ -51,24 +50,22 @@ class Metrics {
   std::FILE* file_;
 };
 
-// The validation of a run's model on the validation split; for a mixture, on each of its parts.
-
 struct Validation {
   double loss = 0, bits_per_byte = 0;
   struct Part {
     std::string name;
     double loss = 0, bits_per_byte = 0;
   };
-  std::vector<Part> parts = {};  // only for a mixture, whose loss is their mean by its shares
+  std::vector<Part> parts = {};  // mixtures only; `loss` is their weighted mean
 };
 
-// The mean loss over the targets of some rows; nothing where it was stopped.
+// The mean loss over the targets of `rows`; nullopt if interrupted.
 using MeanLoss = std::function<std::optional<double>(const Rows& rows)>;
 
-// Nothing where a part was stopped. `context`: of the rows.
-std::optional<Validation> validation_path(const Dataset& dataset, int64_t context, const MeanLoss& mean_loss);
+// Returns nullopt if interrupted. `context`: tokens per row.
+std::optional<Validation> compute_validation(const Dataset& dataset, int64_t context, const MeanLoss& mean_loss);
 
-// The output of `train`: to the person (progress, summary), to a program (--format json) and to the files of metrics.
+// The output of `train`: progress and summary for the user, JSON records (--format json), and metrics files.
 
 class TrainOutput {
  public:
@@ -79,46 +76,44 @@ class TrainOutput {
   bool has_validation(int64_t step) const { return metrics_.has_validation(step); }
   int64_t validations_since_best() const { return metrics_.validations_since_best(); }
   void eval(int64_t step, const Validation& v);
-  // The last record, and for a person the result: the sample of text and where the run lies.
+  // The last record and, for the user, the result with a text sample and the run directory.
   struct Facts {
     int64_t steps = 0, tokens_per_step = 0;
     double flops_per_token = 0;
-    double rank_peak_flops = 0;  // measured_peak_flops() of a rank
+    double rank_peak_flops = 0;  // measured_peak_flops() of one rank
     std::string strategy = {};
     RunUsage usage = {};
     ArenaPtr arena = {};
-    StepGraph::Record graph = {};            // how steps were made on a GPU
-    std::string no_graph = {};               // why none was to be captured; empty: they were to be
-    std::optional<double> predicted_s = {};  // a step, where this machine was measured
-    std::string sample = {};                 // empty: none
+    StepGraph::Record graph = {};
+    std::string no_graph = {};               // why CUDA graphs are disabled; empty if enabled
+    std::optional<double> predicted_s = {};  // predicted step time, if this machine was calibrated
+    std::string sample = {};
     ExpertLoad experts = {};
   };
   void summary(const Facts& facts);
 
  private:
-  std::string in_words(const Facts& facts, double tokens_per_s, double share) const;
-  void show(const std::string& json) const;  // to a program
+  std::string summary_text(const Facts& facts, double tokens_per_s, double share) const;
+  void show(const std::string& json) const;
   const TrainOptions& options_;
   const Plan& plan_;
   std::filesystem::path run_;
   Progress progress_;
   Metrics metrics_;
-  std::vector<double> rates_, losses_;    // tokens per second and loss of each step
-  std::vector<double> times_;             // seconds of each step
-  std::optional<Validation> validation_;  // the last; none with --no-eval
+  std::vector<double> rates_, losses_;
+  std::vector<double> times_;
+  std::optional<Validation> validation_;  // the latest; empty with --no-eval
 };
 
-// For the head of a run: "gpt-nano: 4 layers, 4 heads, 128 channels, context 64, vocabulary 81 (0.81M parameters)".
+// Model summary: "gpt-nano: 4 layers, 4 heads, 128 channels, context 64, vocabulary 81 (0.81M parameters)".
 std::string describe_model(const TrainOptions& options, LanguageModel& model);
 
-// How much this machine can compute.
-
-// The best rate, in FLOP/s, of a few matrix products (of 1024^3; on a GPU, of a millisecond), on the device of the
-// arena: what the model's use of the machine is measured against.
+// The best throughput in FLOP/s of large matmuls (1024^3 on a CPU, about 1 ms on a GPU) on the device of the arena; the
+// denominator of MFU.
 double measured_peak_flops(DType dtype, const ArenaPtr& arena);
 
-// How many of the thread ranks compute at the same time: where they are more than the machine's processors, of which
-// each uses `each`, or than its GPUs, they take turns.
+// The number of thread ranks that compute at the same time on `processors` cores, of which each rank uses `each`, or on
+// as many GPUs.
 int64_t ranks_at_once(int64_t ranks, int64_t processors, int64_t each);
 
 }  // namespace tessera

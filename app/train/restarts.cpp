@@ -1,4 +1,4 @@
-// One start after another, and what was lost between them.
+// The launcher of `train --restarts`.
 #include "app/train/restarts.h"
 
 #include <charconv>
@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 namespace {
 
 using Json = nlohmann::json;
-using Clock = std::chrono::system_clock;  // beside the times of files
+using Clock = std::chrono::system_clock;  // comparable with file times
 constexpr std::string_view kBlanks = " \t\r";
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
@@ -36,9 +36,9 @@ std::string exit_text(int status) {
 std::string_view take_word(std::string_view& line, std::string_view blanks = kBlanks) {
   const size_t begin = std::min(line.find_first_not_of(blanks), line.size());
   const size_t end = std::min(line.find_first_of(blanks, begin), line.size());
-  const std::string_view word = line.substr(begin, end - begin);
+  const std::string_view arg = line.substr(begin, end - begin);
   line.remove_prefix(end);
-  return word;
+  return arg;
 }
 
 std::string describe_ranks(const Plan& p) {
@@ -46,9 +46,7 @@ std::string describe_ranks(const Plan& p) {
                      p.pp, p.dp, p.cp, p.tp, p.microbatches, p.microbatches == 1 ? "micro-batch" : "micro-batches");
 }
 
-// A run's folder, read while the run goes on or after it has failed.
-
-// Bytes of metrics.jsonl; 0 where there is none.
+// Size of metrics.jsonl in bytes; 0 if it does not exist.
 uintmax_t size_of_records(const fs::path& run) {
   std::error_code error;
   const uintmax_t size = fs::file_size(run / "metrics.jsonl", error);
@@ -67,8 +65,9 @@ int64_t last_recorded_step(const fs::path& run) {
   return step;
 }
 
-// The cause of a failure since then, as a rank told it (parallel/comm/trace.h): "rank 1: ..."; empty where none could.
-std::string cause_of_flight(const fs::path& run, std::chrono::system_clock::time_point since) {
+// The cause of a failure since then from the flight record (parallel/comm/trace.h): "rank 1: ..."; empty if there is
+// none.
+std::string flight_cause(const fs::path& run, std::chrono::system_clock::time_point since) {
   std::error_code error;
   const auto written = fs::last_write_time(run / kFlightFile, error);
   if (error || std::chrono::file_clock::to_sys(written) < since) return "";
@@ -82,35 +81,35 @@ std::string cause_of_flight(const fs::path& run, std::chrono::system_clock::time
 
 class Launcher {
  public:
-  Launcher(const TrainOptions& o, const std::vector<std::string>& words)
-      : o_(o), words_(words), whole_(make_job(o).plan), run_(o.out ? fs::path(*o.out) : new_run_folder()) {}
+  Launcher(const TrainOptions& o, const std::vector<std::string>& args)
+      : o_(o), args_(args), full_plan_(make_job(o).plan), run_(o.out ? fs::path(*o.out) : new_run_folder()) {}
   ~Launcher() {
     std::error_code none;
-    if (!o_.out) fs::remove(run_, none), fs::remove("runs", none);  // where nothing came to be in them
+    if (!o_.out) fs::remove(run_, none), fs::remove("runs", none);  // removed only if empty
   }
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
 
   int run() {
-    const GracefulStopScope in_hand;  // the first signal is passed on, and waited for
+    const GracefulStopScope in_hand;  // the first signal is forwarded to the program, whose end is awaited
     for (int64_t number = 1;; ++number) {
       const Plan plan = plan_now();
       if (number > 1) say(fmt::format("start {} of {}: {}", number, o_.restarts + 1, describe_ranks(plan)));
       const Ended e = start(plan);
       before_ = plan;
       if (number > 1) starting_s_ += e.starting_s;
-      if (interrupted() != 0 || !is_worth_a_restart(e.status)) {
-        if (e.status == 0 && restarts_ > 0) sum_up();
+      if (interrupted() != 0 || !is_retryable(e.status)) {
+        if (e.status == 0 && restarts_ > 0) report_total();
         return interrupted() != 0 && e.status != 0 ? status_of_interruption() : e.status;
       }
-      tell(e, number, plan);
+      report_failure(e, number, plan);
       repeated_ += e.step - e.from, again_s_ += e.again_s;
-      end_what_is_left();
+      terminate_remaining();
       if (number > o_.restarts) {
-        sum_up();
+        report_total();
         throw Error(
-            fmt::format("--restarts: all {} are used up; the last start failed: {}; tessera train --resume --out {} "
-                        "goes on after step {}",
+            fmt::format("--restarts: all {} restarts failed; the last failure: {}; tessera train --resume --out {} "
+                        "resumes after step {}",
                         o_.restarts, e.cause, run_.string(), e.from),
             e.status > 128 ? Status::communication : static_cast<Status>(e.status));
       }
@@ -122,16 +121,16 @@ class Launcher {
   struct Ended {
     int status = 0;
     std::string cause;
-    double starting_s = 0, again_s = 0;  // until its first step; of work that has to be done again
-    int64_t step = 0, from = 0;          // it had made; the newest checkpoint's
+    double starting_s = 0, again_s = 0;  // until the first step; of repeated work
+    int64_t step = 0, from = 0;          // last completed step; step of the newest checkpoint
   };
 
-  // Reads who is there, and says so where it has changed.
+  // The plan for the current hostfile; changes are reported.
   Plan plan_now() {
-    if (!o_.hostfile) return whole_;
+    if (!o_.hostfile) return full_plan_;
     const std::vector<Host> hosts =
         of_option("hostfile", *o_.hostfile, [&] { return parse_hosts(read_file(*o_.hostfile), *o_.hostfile); });
-    Plan plan = plan_on(whole_, count_slots(hosts));
+    Plan plan = plan_on(full_plan_, count_slots(hosts));
     std::string members =
         fmt::format("{} slots on {} {}", count_slots(hosts), hosts.size(), hosts.size() == 1 ? "host" : "hosts");
     for (size_t i = 0; i < std::min<size_t>(hosts.size(), 8); ++i)
@@ -140,19 +139,19 @@ class Launcher {
     if (members != members_) say(members);
     members_ = members;
     if (plan.dp != before_.dp)
-      say(
-          fmt::format("{} of {} data ranks: each now computes {} micro-batches, and the batch stays; sums have another "
-                      "order from here on, so the run agrees with an undisturbed one to rounding and not to the bit",
-                      plan.dp, whole_.dp, plan.microbatches));
+      say(fmt::format(
+          "{} of {} data ranks: each now computes {} micro-batches with an unchanged batch size; reductions have a "
+          "different order from now on, so results equal those of an uninterrupted run only up to rounding",
+          plan.dp, full_plan_.dp, plan.microbatches));
     return plan;
   }
   std::vector<std::string> command(const Plan& plan) const {
     std::vector<std::string> out;
     const std::string launch = o_.launch.value_or("");
-    for (std::string_view rest = launch, word; !(word = take_word(rest, " \t")).empty();) out.emplace_back(word);
+    for (std::string_view rest = launch, arg; !(arg = take_word(rest, " \t")).empty();) out.emplace_back(arg);
     const std::string mark = "{ranks}";
-    for (std::string& word : out)
-      for (size_t at; (at = word.find(mark)) != word.npos;) word.replace(at, mark.size(), std::to_string(plan.ranks()));
+    for (std::string& arg : out)
+      for (size_t at; (at = arg.find(mark)) != arg.npos;) arg.replace(at, mark.size(), std::to_string(plan.ranks()));
     out.push_back(fs::read_symlink("/proc/self/exe").string());
     std::vector<std::string> more;
     if (!o_.out) more.insert(more.end(), {"--out", run_.string()});
@@ -161,8 +160,8 @@ class Launcher {
       for (const auto& [name, value] :
            {std::pair{"--ranks", plan.ranks()}, {"--dp", plan.dp}, {"--microbatches", plan.microbatches}})
         more.insert(more.end(), {name, std::to_string(value)});
-    const std::vector<std::string> words = words_of_start(words_, more);
-    out.insert(out.end(), words.begin(), words.end());
+    const std::vector<std::string> args = start_args(args_, more);
+    out.insert(out.end(), args.begin(), args.end());
     return out;
   }
   Ended start(const Plan& plan) const {
@@ -176,41 +175,41 @@ class Launcher {
       throw Error(fmt::format("--{}: {}", o_.launch ? "launch" : "restarts", e.what()), e.status());
     }
     std::optional<int> status;
-    bool told = false;
+    bool notified = false;
     for (uintmax_t records = size_of_records(run_); !(status = program->ended()); std::this_thread::sleep_for(kLook)) {
-      if (interrupted() != 0 && !std::exchange(told, true)) program->signal(interrupted());
+      if (interrupted() != 0 && !std::exchange(notified, true)) program->signal(interrupted());
       if (take_save_request()) program->signal(SIGUSR1);
       if (const uintmax_t now = size_of_records(run_); !first && now != records) {
         if (now > records) first = Clock::now();
-        records = now;  // less: those that will be made again are dropped
+        records = now;  // smaller: records of repeated steps were dropped
       }
     }
     const Clock::time_point end = Clock::now();
     const SavedStep saved = newest_saved(run_);
     Ended e{.status = *status, .cause = exit_text(*status), .from = saved.step};
-    if (const std::string more = cause_of_flight(run_, begin); !more.empty()) e.cause += ": " + more;
+    if (const std::string more = flight_cause(run_, begin); !more.empty()) e.cause += ": " + more;
     e.starting_s = seconds(first.value_or(end) - begin);
     e.step = std::max(first ? last_recorded_step(run_) : 0, saved.step);
     if (first) e.again_s = std::max(0.0, seconds(end - std::max(*first, saved.at)));
     return e;
   }
-  // Ranks of a launcher that was killed may live on, here or on other hosts, and hold the run's lock.
-  void end_what_is_left() const {
-    constexpr double kPatience = 5;
-    if (const int ranks = StartedProgram::end_rest(kPatience); ranks > 0)
-      say(fmt::format("ended {} {} that the last start had left", ranks, ranks == 1 ? "process" : "processes"));
-    if (o_.rank.value_or(0) > 0) return;  // the lock is rank 0's
+  // Ranks of a killed launcher may still run, here or on other hosts, and hold the run's lock.
+  void terminate_remaining() const {
+    constexpr double kGraceSeconds = 5;
+    if (const int ranks = StartedProgram::end_rest(kGraceSeconds); ranks > 0)
+      say(fmt::format("terminated {} remaining {} of the last start", ranks, ranks == 1 ? "process" : "processes"));
+    if (o_.rank.value_or(0) > 0) return;  // rank 0 holds the lock
     AwakeTimer timer;
-    for (bool told = false; RunLock::is_held(run_) && timer.seconds() < whole_.timeout && interrupted() == 0;
+    for (bool notified = false; RunLock::is_held(run_) && timer.seconds() < full_plan_.timeout && interrupted() == 0;
          std::this_thread::sleep_for(std::chrono::milliseconds(100)))
-      if (!std::exchange(told, true))
-        say(fmt::format("waiting for {}, which still writes to {}", RunLock::read(run_), run_.string()));
+      if (!std::exchange(notified, true))
+        say(fmt::format("waiting for {}, which is still writing to {}", RunLock::read(run_), run_.string()));
   }
   void say(const std::string& line) const { say_above_progress(line); }
-  void tell(const Ended& e, int64_t number, const Plan& plan) const {
-    say(fmt::format("start {} of {} failed at step {}: {}; {} steps since {} are to be made again ({:.1f} s of work)",
-                    number, o_.restarts + 1, e.step, e.cause, e.step - e.from,
-                    e.from > 0 ? fmt::format("the checkpoint of step {}", e.from) : "the beginning", e.again_s));
+  void report_failure(const Ended& e, int64_t number, const Plan& plan) const {
+    say(fmt::format("start {} of {} failed at step {}: {}; repeating {} steps since {} ({:.1f} s of work)", number,
+                    o_.restarts + 1, e.step, e.cause, e.step - e.from,
+                    e.from > 0 ? fmt::format("the checkpoint of step {}", e.from) : "the start", e.again_s));
     if (o_.format != "json") return;
     print(Json{{"event", "failure"},
                {"start", number},
@@ -226,22 +225,20 @@ class Launcher {
               .dump() +
           "\n");
   }
-  void sum_up() const {
-    say(fmt::format("{} {}: {} steps were made again; {:.1f} s of work and {:.1f} s of starting again were lost",
-                    restarts_, restarts_ == 1 ? "restart" : "restarts", repeated_, again_s_, starting_s_));
+  void report_total() const {
+    say(fmt::format("{} {}: {} steps repeated; lost {:.1f} s of work and {:.1f} s of restarting", restarts_,
+                    restarts_ == 1 ? "restart" : "restarts", repeated_, again_s_, starting_s_));
   }
 
   const TrainOptions& o_;
-  const std::vector<std::string>& words_;
-  const Plan whole_;  // with all data ranks
+  const std::vector<std::string>& args_;
+  const Plan full_plan_;
   const fs::path run_;
-  Plan before_ = whole_;
-  std::string members_ = {};  // as they were said last
+  Plan before_ = full_plan_;
+  std::string members_ = {};  // as last reported
   int64_t restarts_ = 0, repeated_ = 0;
   double again_s_ = 0, starting_s_ = 0;
 };
-
-// Lines and words.
 
 constexpr size_t kMaxHosts = 100000, kMaxLetters = 255;
 constexpr int64_t kMaxSlots = 100000;
@@ -253,31 +250,31 @@ Host parse_host(std::string_view line, const std::string& where) {
   else if (const size_t colon = name.find(':'); slots.empty() && colon != name.npos)
     slots = name.substr(colon + 1), name = name.substr(0, colon);
   else if (!slots.empty())
-    bad_input("{}: expected slots=N behind the host, found '{}'", where, slots);
+    bad_input("{}: expected slots=N after the host, found '{}'", where, slots);
   else
     slots = "1";
   if (name.empty() || name.size() > kMaxLetters)
-    bad_input("{}: expected the name of a host, of 1 to {} letters", where, kMaxLetters);
+    bad_input("{}: expected a host name of 1 to {} characters", where, kMaxLetters);
   Host out{.name = std::string(name)};
   const auto [end, error] = std::from_chars(slots.data(), slots.data() + slots.size(), out.slots);
   if (error != std::errc() || end != slots.data() + slots.size() || out.slots < 0 || out.slots > kMaxSlots)
     bad_input("{}: expected 0 to {} slots, found '{}'", where, kMaxSlots, slots);
   if (const std::string_view more = take_word(line); !more.empty())
-    bad_input("{}: expected nothing behind the slots, found '{}'", where, more);
+    bad_input("{}: expected nothing after the slots, found '{}'", where, more);
   return out;
 }
 
 }  // namespace
 
-std::vector<std::string> words_of_start(const std::vector<std::string>& words, const std::vector<std::string>& more) {
+std::vector<std::string> start_args(const std::vector<std::string>& args, const std::vector<std::string>& more) {
   constexpr std::array<std::string_view, 3> ours = {"--restarts", "--launch", "--hostfile"};
   std::vector<std::string> out;
-  for (size_t i = 0; i < words.size(); ++i) {
-    const std::string_view word = words[i], name = word.substr(0, word.find('='));
+  for (size_t i = 0; i < args.size(); ++i) {
+    const std::string_view arg = args[i], name = arg.substr(0, arg.find('='));
     if (std::ranges::find(ours, name) == ours.end())
-      out.push_back(words[i]);
-    else if (name.size() == word.size())
-      ++i;  // its value is the next word
+      out.push_back(args[i]);
+    else if (name.size() == arg.size())
+      ++i;  // the value is the next argument
   }
   out.insert(out.end(), more.begin(), more.end());
   return out;
@@ -290,7 +287,7 @@ Plan plan_on(Plan plan, int64_t slots) {
     return all % dp == 0 && data % plan.ep == 0 && (plan.shard_ranks == 0 || data % plan.shard_ranks == 0);
   };
   int64_t least = 1, dp = std::min(plan.dp, slots / each);
-  while (!fits(least)) ++least;  // plan.dp does
+  while (!fits(least)) ++least;  // at most plan.dp
   while (dp > least && !fits(dp)) --dp;
   if (dp < least)
     throw Error(fmt::format("--hostfile: the hosts have {} slots; expected at least {} (pp {} x dp {} x cp {} x tp {})",
@@ -303,7 +300,7 @@ Plan plan_on(Plan plan, int64_t slots) {
 SavedStep newest_saved(const fs::path& run) {
   SavedStep out;
   std::error_code error;
-  // A folder of that name is whole.
+  // Checkpoints are renamed to this name when they are complete.
   for (fs::directory_iterator it(run / "checkpoints", error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();
     if (!name.starts_with("step-") || name.find(".tmp-") != name.npos) continue;
@@ -316,15 +313,15 @@ SavedStep newest_saved(const fs::path& run) {
   return out;
 }
 
-bool is_worth_a_restart(int status) {
+bool is_retryable(int status) {
   constexpr std::array ours = {Status::usage, Status::input, Status::not_finite, Status::output};
-  // the last four: of a shell or a launcher that finds no program, and of a user's signal
+  // The last four: a shell or launcher did not find the program, or the user sent a signal.
   constexpr std::array others = {0, 126, 127, 128 + SIGINT, 128 + SIGTERM};
   return std::ranges::find(ours, static_cast<Status>(status)) == ours.end() &&
          std::ranges::find(others, status) == others.end();
 }
 
-int run_with_restarts(const TrainOptions& o, const std::vector<std::string>& words) { return Launcher(o, words).run(); }
+int run_with_restarts(const TrainOptions& o, const std::vector<std::string>& args) { return Launcher(o, args).run(); }
 
 std::vector<Host> parse_hosts(std::string_view text, const std::string& what) {
   std::vector<Host> out;

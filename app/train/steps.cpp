@@ -1,4 +1,4 @@
-// The steps of the command `train`: those that all ranks make together, an asynchronous run, and their checkpoints.
+// The training loops of `train`, synchronous and asynchronous, and their checkpoints.
 #include <system_error>
 #include <tuple>
 
@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* kHeld = "pulled";
+constexpr const char* kPulled = "pulled";
 
 bool is_ready(const std::future<void>& f) { return f.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
 
@@ -30,42 +30,39 @@ SafetensorsLayout tensor_layout(const std::vector<FullTensor>& tensors,
   return safetensors_layout(listed, about);
 }
 
-// After a step, or in the validation that follows.
-void say_stopped(const Run& run, int64_t step, bool validating, TrainOutput& output) {
+void report_stop(const Run& run, int64_t step, bool validating, TrainOutput& output) {
   const std::string where = fmt::format("stopped {}after step {}", validating ? "in the validation " : "", step);
   if (run.options.no_save) return output.message(where + "; nothing was saved (--no-save)");
-  output.message(fmt::format("{}{}; tessera train --resume --out {} goes on", where,
-                             validating ? ", which is saved" : "", run.directory.path().string()));
+  output.message(fmt::format("{}{}; tessera train --resume --out {} resumes", where,
+                             validating ? ", which was saved" : "", run.directory.path().string()));
 }
 
-// That a checkpoint was asked for by SIGUSR1.
-void say_saved(const Run& run, int64_t step, TrainOutput& output) {
-  output.message(fmt::format("SIGUSR1: {} after step {}{}", run.options.no_save ? "nothing is saved" : "saved", step,
+void report_save(const Run& run, int64_t step, TrainOutput& output) {
+  output.message(fmt::format("SIGUSR1: {} after step {}{}", run.options.no_save ? "nothing saved" : "saved", step,
                              run.options.no_save ? " (--no-save)" : ""));
 }
 
-// Throws Error (usage) when a resumed run has made more steps than it shall.
+// Throws Error (usage) if a resumed run is already past its last step.
 void check_steps_done(const Run& run, int64_t done) {
   if (run.options.optim.steps < done)
-    bad_usage("--steps: expected at least the {} that {} has done, found {}", done, run.directory.path().string(),
+    bad_usage("--steps: expected at least {}, the steps completed in {}; found {}", done, run.directory.path().string(),
               run.options.optim.steps);
 }
 
-// Saves a run's checkpoints while it goes on. Each rank writes what is its own of parameters and optimizer state at its
-// places in the files that all of them share, so no rank needs memory for the whole; the files are those of every
-// layout.
+// Saves checkpoints during a run. Each rank writes its shards of parameters and optimizer state to their offsets in
+// shared files, so no rank needs memory for full tensors, and the files do not depend on the layout.
 //
-//   begin()    rank 0 makes the files; every rank copies what is its own, and writes the copy in the background
-//   poll()     after each step: when all ranks have written, rank 0 makes a checkpoint of it, in the background too
-//   finish()   waits for that
+//   begin()    rank 0 creates the files; every rank copies its shards and writes the copy in the background
+//   poll()     after each step: when all ranks have written, rank 0 completes the checkpoint, also in the background
+//   finish()   waits for completion
 //
-// Every rank calls all of these, and they throw what writing threw. With --offload nothing is copied, since that would
-// take the memory that is to be saved: then begin() is finished when it returns.
+// All are collective and rethrow write errors. With --offload nothing is copied, since that would need the memory that
+// offloading saves: begin() then returns when the checkpoint is complete.
 class Saver {
  public:
-  // Both must outlive it. Does nothing with --no-save.
+  // Both must outlive the saver. Does nothing with --no-save.
   Saver(const Run& run, Trainer& trainer) : run_(run), trainer_(trainer) {}
-  // After a failure: what is being written is no checkpoint, and is removed.
+  // Incomplete checkpoints are removed.
   ~Saver() {
     for (std::future<void>* f : {&writing_, &finishing_})
       if (f->valid()) f->wait();
@@ -73,7 +70,7 @@ class Saver {
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
-  // Throws Error for numbers that are not finite and for copies that differ between ranks (train/checkpoint/state.h).
+  // Throws Error for values that are not finite and for replicas that differ between ranks (train/checkpoint/state.h).
   void begin() {
     if (!saves_in_background(run_.options)) return save();
     open(true);
@@ -100,14 +97,13 @@ class Saver {
     }
     if (finishing_.valid()) made();
   }
-  // Without a copy: done when it returns.
   void save() {
     if (run_.options.no_save) return;
     open(false);
     write();
     finish();
   }
-  // The loss of the whole validation split after the steps done so far: the best of what is saved stays.
+  // Records the validation loss after the current step, to retain the best checkpoint.
   void validated(double loss) {
     if (trainer_.world().rank() > 0 || run_.options.no_save) return;
     judged_ = {trainer_.steps_done(), loss};
@@ -115,10 +111,10 @@ class Saver {
   }
 
  private:
-  // This rank's part of one file.
+  // This rank's shards in one file.
   struct File {
     SharedFile file;
-    std::map<std::string, int64_t> begins;  // first byte of each tensor
+    std::map<std::string, int64_t> begins;  // offset of each tensor in bytes
     std::vector<TensorSlice> parts;
   };
   void open(bool copied) {
@@ -160,8 +156,8 @@ class Saver {
       for (const TensorSlice& h : f.parts) {
         const Tensor here = h.part.on_host();
         const int64_t element = element_size(here.dtype()), begin = f.begins.at(h.name);
-        for_each_run(*h.parameter, h.begin, h.begin + here.numel(), [&](int64_t local, int64_t whole, int64_t count) {
-          f.file.write(begin + whole * element,
+        for_each_run(*h.parameter, h.begin, h.begin + here.numel(), [&](int64_t local, int64_t offset, int64_t count) {
+          f.file.write(begin + offset * element,
                        {here.raw() + (local - h.begin) * element, static_cast<size_t>(count * element)});
         });
       }
@@ -190,9 +186,9 @@ class Saver {
 
   const Run& run_;
   Trainer& trainer_;
-  bool under_way_ = false;     // a rank is writing
-  std::vector<File> files_;    // files that are being written
-  std::future<void> writing_;  // valid until this rank has written
+  bool under_way_ = false;  // a rank is still writing
+  std::vector<File> files_;
+  std::future<void> writing_;  // valid until this rank has finished writing
   // on rank 0:
   std::unique_ptr<NewCheckpoint> new_;
   std::string about_;
@@ -201,20 +197,20 @@ class Saver {
   BestCheckpoint judged_ = {.step = -1};
 };
 
-// True at every `every`-th step; the last step is the caller's.
+// Whether an action with this interval is due; the last step is handled by the caller.
 bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
-// The steps of one rank. Returns the exit status; only rank 0 has an output.
+// Returns the exit status; `output` is null except on rank 0.
 int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* trace) {
   const TrainOptions& o = run.options;
   Saver saver(run, trainer);
-  int64_t validated = -1;      // after which step
-  const auto evaluate = [&] {  // false when it was stopped
+  int64_t validated = -1;  // the last validated step
+  const auto evaluate = [&] {
     if (o.no_eval || validated == trainer.steps_done()) return true;
     const auto stop = [] { return interrupted() != 0; };
     const std::optional<Validation> found =
-        validation_path(run.dataset, trainer.full_model().config.context,
-                        [&](const Rows& rows) { return trainer.mean_loss(rows, stop); });
+        compute_validation(run.dataset, trainer.full_model().config.context,
+                           [&](const Rows& rows) { return trainer.mean_loss(rows, stop); });
     if (!found) return false;
     validated = trainer.steps_done();
     saver.validated(found->loss);
@@ -222,24 +218,25 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
     return true;
   };
   const auto stopped = [&](bool validating) {
-    if (output) say_stopped(run, trainer.steps_done(), validating, *output);
+    if (output) report_stop(run, trainer.steps_done(), validating, *output);
     return status_of_interruption();
   };
-  // Validates where a run was stopped after a step and before the validation that was due.
+  // If the previous run was stopped between a step and its validation, validates first.
   if (o.resume && trainer.steps_done() > 0 && trainer.steps_done() < o.optim.steps &&
       due(trainer.steps_done(), o.eval_every) &&
       trainer.world().max(output && !output->has_validation(trainer.steps_done()) ? 1 : 0) > 0 && !evaluate())
     return stopped(true);
-  const auto patient = [&] {  // as the validations say that rank 0 has recorded, also before the run was resumed
-    return o.patience == 0 || trainer.world().max(output ? output->validations_since_best() : 0) < o.patience;
-  };
+  const auto improves =
+      [&] {  // according to the validations recorded on rank 0, including those before the run was resumed
+        return o.patience == 0 || trainer.world().max(output ? output->validations_since_best() : 0) < o.patience;
+      };
   if (o.dump > trainer.steps_done())
     trainer.dump(o.dump, run.directory.path());
   else if (output && o.dump > 0)
-    output->message(fmt::format("step {} was made before: it is not written again (--dump)", o.dump));
-  bool captures = true;  // as far as was said
-  bool goes_on = patient();
-  while (goes_on && trainer.steps_done() < o.optim.steps) {
+    output->message(fmt::format("step {} was completed before; its dump is not written again (--dump)", o.dump));
+  bool captures = true;  // no failed capture reported yet
+  bool continues = improves();
+  while (continues && trainer.steps_done() < o.optim.steps) {
     if (trace) trace->begin_step(trainer.steps_done() + 1);
     const StepReport report = trainer.step(interrupted() != 0    ? StepRequest::stop
                                            : take_save_request() ? StepRequest::save
@@ -253,7 +250,7 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
     if (output) {
       run.directory.check();
       output->step(report);
-      if (report.step == o.dump) output->message(fmt::format("the layers of step {} are written (--dump)", o.dump));
+      if (report.step == o.dump) output->message(fmt::format("wrote the dump of step {} (--dump)", o.dump));
     }
     saver.poll();
     if (report.wish == StepRequest::stop) {
@@ -263,28 +260,28 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
     if (report.step == o.optim.steps) break;
     if (report.wish == StepRequest::save) {
       saver.save();
-      if (output) say_saved(run, report.step, *output);
+      if (output) report_save(run, report.step, *output);
     }
     if (due(report.step, o.eval_every)) {
       if (!evaluate()) {
         saver.save();
         return stopped(true);
       }
-      goes_on = patient();
+      continues = improves();
     }
     if (due(report.step, o.check_replicas)) check_replicas(trainer);
     if (due(report.step, o.save_every)) saver.begin();
   }
   saver.save();
-  if (!goes_on && output)
-    output->message(fmt::format("{} validations without a better loss (--patience): the run ends after step {} of {}",
+  if (!continues && output)
+    output->message(fmt::format("{} validations without improvement (--patience): stopping after step {} of {}",
                                 o.patience, trainer.steps_done(), o.optim.steps));
   return evaluate() ? 0 : stopped(true);
 }
 
 std::optional<double> predict_step_time(const Run& run, Trainer& trainer) {
-  const auto machine = kept_here();
-  if (!machine || run.dataset.has_examples()) return {};  // whose steps differ in length
+  const auto machine = cached_machine_here();
+  if (!machine || run.dataset.has_examples()) return {};  // steps have different lengths
   Job job = run.job;
   job.model = trainer.full_model().config;
   job.plan.threads_per_rank = cpu::threads();
@@ -293,14 +290,14 @@ std::optional<double> predict_step_time(const Run& run, Trainer& trainer) {
 
 constexpr int64_t kSampleTokens = 300;
 
-// Text by the model as it was saved last: no rank needs to hold the whole of it while it is trained. Empty for a
-// program that reads the output, and with --no-save; cut short by a signal.
-std::string sample_of_saved(const Run& run, const ModelConfig& config) {
+// A text sample from the newest checkpoint, since no rank may have enough memory for the full model during training.
+// Empty with --format json, --quiet and --no-save; truncated by a signal.
+std::string sample_text(const Run& run, const ModelConfig& config) {
   if (run.options.json() || run.options.no_save || run.options.quiet) return "";
   std::vector<std::string> passed_over;
   const std::unique_ptr<LanguageModel> model = build_model(run.job.make, config);
-  const Plan& plan = run.job.plan;  // but for its kernels: a text grows token by token, which is for our own
-  model->freeze();                  // or there would be memory for gradients
+  const Plan& plan = run.job.plan;  // except its kernels: decoding token by token uses Tessera's own
+  model->freeze();                  // avoids memory for gradients
   model->materialize(0, rank_arena(plan.device, 0), run.job.optim.dtype, DType::float32);
   load_model(*model, find_checkpoint(run.directory.path(), passed_over));
   StreamDecoder text(*run.dataset.tokenizer, StreamDecoder::Broken::escaped);
@@ -315,22 +312,21 @@ std::string sample_of_saved(const Run& run, const ModelConfig& config) {
     return interrupted() == 0;
   });
   written += text.end();
-  return run.dataset.val_examples ? written : whole_sentences(written);
+  return run.dataset.val_examples ? written : complete_sentences(written);
 }
 
-// The last record of a run: `facts`, and what is asked of every run alike.
-void say_summary(const Run& run, LanguageModel& model, TrainOutput::Facts facts, TrainOutput& output) {
+// Completes and writes the summary, the last record of a run.
+void write_summary(const Run& run, LanguageModel& model, TrainOutput::Facts facts, TrainOutput& output) {
   const ModelConfig& c = model.config;
   const int64_t row = facts.tokens_per_step / run.job.optim.batch;  // rows of examples are shorter than the context
   facts.flops_per_token = model.training_flops() - 12 * static_cast<double>(c.layers) * c.keys() *
                                                        static_cast<double>(c.attended() - std::min(c.attended(), row));
   facts.rank_peak_flops = measured_peak_flops(run.job.optim.dtype, facts.arena);
   facts.no_graph = with_options(no_graph_because(run.job, run.options.trace, run.dataset.has_examples()));
-  facts.sample = sample_of_saved(run, model.config);
+  facts.sample = sample_text(run, model.config);
   output.summary(facts);
 }
 
-// One file of whole tensors.
 void write_tensors(const std::vector<NamedTensor>& tensors, const fs::path& file,
                    const std::map<std::string, std::string>& metadata) {
   std::vector<TensorBytes> bytes;
@@ -338,25 +334,23 @@ void write_tensors(const std::vector<NamedTensor>& tensors, const fs::path& file
   write_safetensors(file, bytes, metadata);
 }
 
-// An asynchronous run: workers that push when they are ready, servers that apply at once.
-//
-// A shown step is as many pushes as there are workers. To save, and to stop, workers wait until all have made as many
+// An asynchronous run: workers push gradients when they are ready, and servers apply them at once. A reported step
+// consists of one push per worker on average. To save or stop, workers wait until all have completed the same number of
 // steps.
 
-// One rank's side of it: what rank 0 says and writes, and the checkpoints.
+// One rank of the run; rank 0 also writes the output and the checkpoints.
 class AsyncRun {
  public:
   AsyncRun(const Run& run, Communicator& world)
       : run_(run), o_(run.options), world_(world), trainer_(run.job, run.sequences, world) {}
 
-  // Returns the exit status.
   int execute() {
     std::vector<std::string> passed_over;
     const bool resumed = o_.resume && resume(passed_over);
     if (o_.init && !resumed)
       trainer_.begin_with(first_weights(open_pretrained(*o_.init, o_.base), trainer_.model().config));
     check_steps_done(run_, step_);
-    world_.barrier();  // everybody has read what there is before anything is written
+    world_.barrier();  // all ranks must read the checkpoint before anything is written
     begin(passed_over);
     const bool ended = train();
     const AsyncSummary summary = trainer_.server().finish();
@@ -365,7 +359,7 @@ class AsyncRun {
       finish(summary);
       return output_ && interrupted() != 0 ? status_of_interruption() : 0;
     }
-    if (output_) say_stopped(run_, step_, ended, *output_);
+    if (output_) report_stop(run_, step_, ended, *output_);
     return status_of_interruption();
   }
 
@@ -396,9 +390,9 @@ class AsyncRun {
     output_ = begin_output(run_, trainer_.model(), steps, step_, passed_over);
     if (!o_.no_eval)
       output_->message(
-          "the run is validated at its end only: workers and servers have no common step, except when it saves");
+          "the run is validated only at its end, because workers and servers have no common step, except to save");
   }
-  // False when it was stopped before or at its end.
+  // Returns false if the run was stopped.
   bool train() {
     const AsyncServer::Hooks hooks{
         .step = [&](int worker, int64_t clock) { return trainer_.worker_step(worker, clock); },
@@ -406,20 +400,20 @@ class AsyncRun {
         .wish = [&] { return interrupted() != 0 || (!o_.no_save && take_save_request()); }};
     AsyncServer& server = trainer_.server();
     while (!server.complete()) {
-      const bool meet = o_.save_every > 0 && !o_.no_save;
-      const int64_t until = meet ? (step_ / o_.save_every + 1) * o_.save_every : o_.optim.steps;
+      const bool saves = o_.save_every > 0 && !o_.no_save;
+      const int64_t until = saves ? (step_ / o_.save_every + 1) * o_.save_every : o_.optim.steps;
       server.run(std::min(until, o_.optim.steps), hooks);
       step_ = server.steps();
       const bool stopped = world_.max(interrupted()) > 0;
       if (!o_.no_save) save();
       if (stopped) return false;
-      if (output_ && step_ < std::min(until, o_.optim.steps)) say_saved(run_, step_, *output_);
+      if (output_ && step_ < std::min(until, o_.optim.steps)) report_save(run_, step_, *output_);
     }
     return true;
   }
-  // All ranks call it; rank 0 writes it down. False when it was stopped.
+  // Collective; rank 0 records the result. Returns false if it was stopped.
   bool validate() {
-    const auto found = validation_path(run_.dataset, trainer_.model().config.context, [&](const Rows& rows) {
+    const auto found = compute_validation(run_.dataset, trainer_.model().config.context, [&](const Rows& rows) {
       return trainer_.mean_loss(rows, [] { return interrupted() != 0; });
     });
     if (found && output_) output_->eval(step_, *found);
@@ -428,22 +422,21 @@ class AsyncRun {
   void finish(const AsyncSummary& summary) {
     const RunUsage usage = run_usage(world_, {&world_, &trainer_.axis()}, trainer_.arena());
     if (!output_) return;
-    output_->message(
-        fmt::format("{} updates; a worker was at most {} steps ahead of the slowest, and a gradient at most {} "
-                    "updates old",
-                    summary.applied, summary.max_ahead, summary.max_behind));
-    say_summary(run_, trainer_.model(),
-                {.steps = step_,
-                 .tokens_per_step = trainer_.tokens_per_step(),
-                 .strategy = "ps-async",
-                 .usage = usage,
-                 .arena = trainer_.arena()},
-                *output_);
+    output_->message(fmt::format(
+        "{} updates; at most {} steps between the fastest and the slowest worker, gradients at most {} updates old",
+        summary.applied, summary.max_ahead, summary.max_behind));
+    write_summary(run_, trainer_.model(),
+                  {.steps = step_,
+                   .tokens_per_step = trainer_.tokens_per_step(),
+                   .strategy = "ps-async",
+                   .usage = usage,
+                   .arena = trainer_.arena()},
+                  *output_);
   }
 
-  // State that an asynchronous run saves and picks up again: parameters and optimizer state as whole tensors, like any
-  // run; the order of all pushes; and for a replay, whose workers are at different steps, the parameters that they have
-  // pulled for their next.
+  // Checkpoints of asynchronous runs: parameters and optimizer state as full tensors, as in any run; the order of all
+  // pushes; and, in a replay, whose workers are at different steps, the parameters that they pulled for their next
+  // step.
 
   void save() {
     const std::vector<NamedTensor> values = trainer_.values(), state = trainer_.state(), pulled = trainer_.pulled();
@@ -461,7 +454,7 @@ class AsyncRun {
         .steps = step_, .updates = updates, .ranks = world_.size(), .strategy = "ps-async", .losses = losses_};
     made->finish(about(saved, trainer_.model().config, o_, run_.dataset), static_cast<size_t>(o_.keep));
   }
-  // Whether there was one.
+  // Returns false if there is no checkpoint yet.
   bool resume(std::vector<std::string>& passed_over) {
     const auto from = run_.directory.saved(trainer_.model().config, o_, run_.dataset, passed_over);
     if (!from) return false;
@@ -474,12 +467,12 @@ class AsyncRun {
       trainer_.read(model.tensors(), state.tensors(), from->updates);
     }
     if (server.holds(axis.rank())) {
-      if (!SavedTensors::are_in(from->path, kHeld))
+      if (!SavedTensors::are_in(from->path, kPulled))
         bad_usage(
-            "--replay: in {} worker {} has pulled parameters that {} does not hold; expected the record that "
-            "was replayed when it was saved",
+            "--replay: in {} worker {} has pulled parameters that are not in {}; expected the record that was replayed "
+            "when the checkpoint was saved",
             o_.plan.replay, axis.rank(), from->path.string());
-      trainer_.read_pulled(SavedTensors(from->path, kHeld).tensors());
+      trainer_.read_pulled(SavedTensors(from->path, kPulled).tensors());
     }
     step_ = shown_ = from->steps;
     if (!order) return true;
@@ -492,9 +485,9 @@ class AsyncRun {
   const TrainOptions& o_;
   Communicator& world_;
   AsyncTrainer trainer_;
-  std::unique_ptr<TrainOutput> output_;  // rank 0's
-  int64_t step_ = 0;                     // that all workers have made, or in a replay their mean
-  // on rank 0: what was shown, and of the step that has begun
+  std::unique_ptr<TrainOutput> output_;  // on rank 0
+  int64_t step_ = 0;                     // completed by all workers, or in a replay their mean
+  // On rank 0: last reported step, and the pushes and losses of the current one.
   int64_t shown_ = 0, pushes_ = 0;
   double losses_ = 0;
   Clock::time_point last_ = Clock::now();
@@ -512,7 +505,7 @@ int train_in_steps(const Run& run, Communicator& world) {
     begin_with(trainer.strategy().resident_units(), trainer.optimizer(),
                first_weights(open_pretrained(*o.init, o.base), trainer.full_model().config));
   check_steps_done(run, trainer.steps_done());
-  world.barrier();  // everybody has read what there is before anything is written
+  world.barrier();  // all ranks must read the checkpoint before anything is written
   std::unique_ptr<TrainOutput> output;
   if (world.rank() == 0)
     output = begin_output(run, trainer.full_model(),
@@ -525,18 +518,18 @@ int train_in_steps(const Run& run, Communicator& world) {
   const bool traced = trace.write(run, trainer, usage);
   if (!output) return status;
   if (traced)
-    output->message(fmt::format("the timeline is written; tessera report {} draws it", run.directory.path().string()));
+    output->message(fmt::format("timeline written; show it with tessera report {}", run.directory.path().string()));
   if (status != 0) return status;
-  say_summary(run, trainer.full_model(),
-              {.steps = trainer.steps_done(),
-               .tokens_per_step = trainer.tokens_per_step(),
-               .strategy = std::string(trainer.strategy().name()),
-               .usage = usage,
-               .arena = trainer.arena(),
-               .graph = trainer.step_record(),
-               .predicted_s = predict_step_time(run, trainer),
-               .experts = experts},
-              *output);
+  write_summary(run, trainer.full_model(),
+                {.steps = trainer.steps_done(),
+                 .tokens_per_step = trainer.tokens_per_step(),
+                 .strategy = std::string(trainer.strategy().name()),
+                 .usage = usage,
+                 .arena = trainer.arena(),
+                 .graph = trainer.step_record(),
+                 .predicted_s = predict_step_time(run, trainer),
+                 .experts = experts},
+                *output);
   return interrupted() != 0 ? status_of_interruption() : 0;
 }
 

@@ -1,4 +1,4 @@
-// The command `train`: the data, the run's folder, and the ranks.
+// The command `train`: data, run directory, ranks.
 #include "app/train/train.h"
 
 #include <cctype>
@@ -15,8 +15,8 @@ namespace tessera {
 
 namespace {
 
-// The folder with the tokenizer of what --init names; of a resumed run its own newest checkpoint: what it began with
-// may be gone.
+// The directory of the initial tokenizer. A resumed run uses its newest checkpoint, since the --init model may no
+// longer exist.
 std::filesystem::path first_tokenizer(const TrainOptions& o) {
   std::vector<std::string> passed_over;
   const auto own =
@@ -25,9 +25,9 @@ std::filesystem::path first_tokenizer(const TrainOptions& o) {
 }
 
 Dataset open_dataset(const TrainOptions& o, bool quiet) {
-  const std::string usual = o.model.ends_with("-nano") || o.model.ends_with("-mini") ? "char" : "bpe";
+  const std::string default_kind = o.model.ends_with("-nano") || o.model.ends_with("-mini") ? "char" : "bpe";
   TokenizerChoice tokenizer = o.init && !o.tokenizer ? TokenizerChoice{.name = first_tokenizer(o).string()}
-                                                     : tokenizer_choice(o.tokenizer, usual, quiet);
+                                                     : tokenizer_choice(o.tokenizer, default_kind, quiet);
   if (!o.add_tokens.empty()) tokenizer.added = split(o.add_tokens, ',');
   tokenizer.end = o.end;
   tokenizer.special = o.special;
@@ -39,26 +39,26 @@ Dataset open_dataset(const TrainOptions& o, bool quiet) {
   if (const int64_t rows = make_job(o).model.vocab; o.init && rows > 0 && rows < dataset.vocab()) {
     dataset.check_tokens(rows);
     dataset.notes.push_back(
-        fmt::format("the tokenizer has {} tokens and the model's table {} rows: the data use none of the others",
+        fmt::format("the tokenizer has {} tokens, but the embedding table only {} rows; the data contain none of the "
+                    "missing tokens",
                     dataset.vocab(), rows));
     dataset.table = rows;
   }
-  model_config(make_job(o), dataset.vocab());  // refuses a vocabulary that is too small
+  model_config(make_job(o), dataset.vocab());  // throws if the vocabulary is too small
   std::string added;
   for (const std::string& name : tokenizer.added)
     added += fmt::format("{}{} is token {}", added.empty() ? "" : ", ", name, dataset.tokenizer->special(name).value());
   if (!added.empty() && !o.resume)
-    dataset.notes.push_back(added +
-                            (o.init ? "; a row that the table did not have begins as the mean of the others" : ""));
+    dataset.notes.push_back(added + (o.init ? "; new embedding rows are initialized with the mean of the others" : ""));
   if (o.init && o.tokenizer && !o.resume) try {
       if (Tokenizer::open_folder(first_tokenizer(o))->identity() != dataset.tokenizer->identity())
-        dataset.notes.push_back(fmt::format("the tokenizer is not the one of {} (--tokenizer)", *o.init));
-    } catch (const InputError&) {  // it has none
+        dataset.notes.push_back(fmt::format("the tokenizer differs from that of {} (--tokenizer)", *o.init));
+    } catch (const InputError&) {  // the model has no tokenizer
     }
   return dataset;
 }
 
-// Refuses a text that is too short, and what the plan cannot train on.
+// Throws if a text is too short or the plan does not support the data.
 Sequences sequences_for(const TrainOptions& o, const Job& s, const Dataset& dataset) {
   const auto seed = static_cast<uint64_t>(s.optim.seed);
   Sequences made = make_sequences(dataset, s.model.context, s.optim.batch, seed, o.shuffle);
@@ -68,8 +68,8 @@ Sequences sequences_for(const TrainOptions& o, const Job& s, const Dataset& data
   return made;
 }
 
-// The job whose memory is asked for: a pass has no more tokens than the longest row of examples.
-Job of_longest_row(Job job, const Dataset& d) {
+// The job for the memory estimate: a pass has at most the tokens of the longest row of examples.
+Job longest_row_job(Job job, const Dataset& d) {
   std::vector<int64_t> lengths;
   const auto add = [&](const Dataset& one) {
     for (const auto& rows : {one.train_examples, one.val_examples})
@@ -89,9 +89,9 @@ int64_t sequences_in(const Dataset& d, int64_t context) {
   return sum;
 }
 
-// Epochs as steps, once the data are known: of rows of examples and windows of a text, `batch` to a step. An epoch of a
-// mixture has as many sequences as its parts together, of which the weights decide how often each part is read.
-void settle_epochs(TrainOptions& o, const Job& s, Dataset& d) {
+// Converts epochs to steps when the size of the data is known. An epoch of a mixture has as many sequences as all its
+// datasets together; the weights determine how often each dataset is read.
+void resolve_epochs(TrainOptions& o, const Job& s, Dataset& d) {
   if (!o.epochs && o.eval_share == 0 && o.save_share == 0) return;
   const auto sequences = static_cast<double>(sequences_in(d, s.model.context));
   double shares = 0;
@@ -102,7 +102,7 @@ void settle_epochs(TrainOptions& o, const Job& s, Dataset& d) {
                           sequences * static_cast<double>(p.share) / shares /
                               static_cast<double>(sequences_in(*p.dataset, s.model.context)));
   if (!passes.empty())
-    d.notes.push_back(fmt::format("an epoch of the mixture has {} sequences, as its parts together, and reads{}",
+    d.notes.push_back(fmt::format("an epoch of the mixture has {} sequences, the total of its datasets, and reads{}",
                                   sequences, passes.substr(1)));
   const double steps = sequences / static_cast<double>(s.optim.batch);
   const auto of = [&](double epochs) { return std::max<int64_t>(std::llround(std::ceil(epochs * steps - 1e-6)), 1); };
@@ -115,7 +115,7 @@ void settle_epochs(TrainOptions& o, const Job& s, Dataset& d) {
 
 Dataset opened(TrainOptions& o, Job& job, bool quiet) {
   Dataset data = open_dataset(o, quiet);
-  settle_epochs(o, job, data);
+  resolve_epochs(o, job, data);
   job = make_job(o);
   if (o.init) job.make = first_model;
   return data;
@@ -125,8 +125,8 @@ int train_rank(const Run& run, Communicator& world) {
   return run.job.plan.dp_mode == DataMode::ps_async ? train_asynchronously(run, world) : train_in_steps(run, world);
 }
 
-// Facts in which processes may differ from each other: the data, the run's folder, and its newest checkpoint.
-Facts parse_facts(const Dataset& d, const std::filesystem::path& run) {
+// Facts that must agree between processes: data, run directory and newest checkpoint.
+Facts run_facts(const Dataset& d, const std::filesystem::path& run) {
   const auto sums = d.checksums();
   Facts out(sums.begin(), sums.end());
   out.emplace_back("folder of the run", is_there(run / "lock") ? "that of " + RunLock::read(run) : "missing");
@@ -138,7 +138,7 @@ Facts parse_facts(const Dataset& d, const std::filesystem::path& run) {
   return out;
 }
 
-// `run` is asked for where the run's folder is, when something failed.
+// `run` returns the run directory; it is called after a failure.
 LaunchOptions ranks_of_run(const TrainOptions& o, const Plan& plan, const std::function<std::filesystem::path()>& run) {
   LaunchOptions how = launch_options("train", o, plan);
   how.say = say_above_progress;
@@ -146,7 +146,7 @@ LaunchOptions ranks_of_run(const TrainOptions& o, const Plan& plan, const std::f
   return how;
 }
 
-// Each process opens the data for itself, after rank 0 has made what is missing.
+// Each process opens the data itself, after rank 0 has created missing files.
 int train_in_processes(const TrainOptions& asked, const Job& of_asked) {
   int status = 0;
   std::filesystem::path made;
@@ -160,16 +160,16 @@ int train_in_processes(const TrainOptions& asked, const Job& of_asked) {
       record_base(o);
       dataset = opened(o, job, o.quiet);
       sequences_for(o, job, *dataset);
-      check_memory_for_training(o, of_longest_row(job, *dataset), dataset->vocab(), here);
+      check_memory_for_training(o, longest_row_job(job, *dataset), dataset->vocab(), here);
       directory.emplace(o);
     }
     const std::string path = broadcast_text(world, directory ? directory->path().string() : "", 0);
     if (!directory) {
       dataset = opened(o, job, true);
-      if (world.local_rank() == 0) check_memory_for_training(o, of_longest_row(job, *dataset), dataset->vocab(), here);
+      if (world.local_rank() == 0) check_memory_for_training(o, longest_row_job(job, *dataset), dataset->vocab(), here);
       directory.emplace(std::filesystem::path(path));
     }
-    require_same(world, parse_facts(*dataset, path));
+    require_same(world, run_facts(*dataset, path));
     world.reset_counts();
     made = directory->path();
     const Sequences sequences = sequences_for(o, job, *dataset);
@@ -179,52 +179,51 @@ int train_in_processes(const TrainOptions& asked, const Job& of_asked) {
   return status;
 }
 
-// Rows of logits that do not begin at multiples of 16 bytes are read element by element, by us and by cuBLASLt. Empty
-// where they do.
+// cuBLASLt and Tessera's kernels cannot vectorize accesses to logits whose rows are not multiples of 16 bytes. Empty if
+// no padding is needed.
 std::string vocab_hint(const Job& s, int64_t vocab) {
   constexpr int64_t kVector = 16, kRound = 64;
   const int64_t parts = s.plan.tp, row = parts * kVector / element_size(s.optim.dtype), round = parts * kRound;
   if (vocab % row == 0) return "";
   return fmt::format(
-      "a vocabulary of {} is not a multiple of {}, which makes a GPU slow at the head and the loss; --vocab "
-      "{} pads it",
+      "a vocabulary of {} is not a multiple of {}, which slows down the output layer and the loss on a GPU; "
+      "pad it with --vocab {}",
       vocab, row, (vocab + round - 1) / round * round);
 }
 
-// The model, the data and the plan.
 void introduce(TrainOutput& output, const Run& run, LanguageModel& model, const std::string& steps) {
   const TrainOptions& o = run.options;
   const Dataset& d = run.dataset;
   const bool gpu = o.plan.device == Device::cuda, bf16 = o.optim.dtype == DType::bfloat16;
   output.message(describe_model(o, model));
-  if (is_default_job(o)) output.message("the default job, which is: tessera train " + default_job_words(o));
+  if (is_default_job(o)) output.message("default job: tessera train " + default_job_words(o));
   if (const std::string useless = useless_options(o); !useless.empty()) output.message(useless);
   for (const std::string& line : describe_data(d)) output.message(line);
   for (const std::string& note : d.notes) output.message(with_options(note));
-  output.message(fmt::format("{} on {}, {} of each ({}); the run is written to {}", steps, describe(run.job.plan),
+  output.message(fmt::format("{} on {}, {} per rank ({}); run directory {}", steps, describe(run.job.plan),
                              cpu::threads() == 1 ? "one thread" : fmt::format("{} threads", cpu::threads()),
                              gpu                      ? describe_device()
-                             : bf16 && cpu::has_amx() ? "our own products on AMX tiles"
+                             : bf16 && cpu::has_amx() ? "Tessera's AMX matmul"
                                                       : cpu::matmul_library(),
                              run.directory.path().string()));
   if (gpu) {
     output.message(with_options(describe_attention(run.job)));
     const std::string why = with_options(no_graph_because(run.job, o.trace, d.has_examples()));
-    output.message(why.empty() ? "CUDA graph: on (a step is captured once and launched again)"
+    output.message(why.empty() ? "CUDA graph: on (steps are captured once and replayed)"
                                : fmt::format("CUDA graph: off ({})", why));
     if (const std::string way = describe_nccl(run.job.plan); !way.empty()) output.message(way);
     if (const std::string hint = vocab_hint(run.job, model.config.vocab); !hint.empty() && !o.resume)
       output.message(hint);
   }
   if (!gpu && bf16 && !cpu::has_bfloat16_matmul())
-    output.message("bf16 is emulated: this machine has no AVX-512, so products are made in fp32 of rounded inputs");
+    output.message("bf16 is emulated: this CPU has no AVX-512, so matmuls run in fp32 on rounded inputs");
 }
 
-// A sample of text, cut where a reader would begin and end.
+// Text samples, trimmed to complete sentences.
 
 constexpr std::string_view kSpaces = " \n\r\t";
 
-// Titles end with a point, and no sentence with them.
+// Titles end with a full stop that does not end a sentence.
 bool is_title(std::string_view before_point) {
   size_t begin = before_point.size();
   while (begin > 0 && std::isalpha(static_cast<unsigned char>(before_point[begin - 1]))) --begin;
@@ -232,7 +231,7 @@ bool is_title(std::string_view before_point) {
   return std::ranges::find(titles, before_point.substr(begin)) != titles.end();
 }
 
-// Behind the end of the sentence that ends at `at`, or 0.
+// The position after the sentence that ends at `at`, or 0.
 size_t end_at(std::string_view text, size_t at) {
   if (std::string_view(".!?").find(text[at]) == text.npos || (text[at] == '.' && is_title(text.substr(0, at))))
     return 0;
@@ -240,8 +239,8 @@ size_t end_at(std::string_view text, size_t at) {
   return end == text.size() || kSpaces.find(text[end]) != kSpaces.npos ? end : 0;
 }
 
-// The place behind `end` at which the next sentence begins, or npos.
-size_t begin_behind(std::string_view text, size_t end) {
+// The start of the next sentence after `end`, or npos.
+size_t next_sentence(std::string_view text, size_t end) {
   const size_t begin = std::min(text.find_first_not_of(kSpaces, end), text.size());
   const size_t word = begin < text.size() && (text[begin] == '"' || text[begin] == '\'') ? begin + 1 : begin;
   return word < text.size() && text[word] >= 'A' && text[word] <= 'Z' ? begin : text.npos;
@@ -253,49 +252,48 @@ std::unique_ptr<TrainOutput> begin_output(const Run& run, LanguageModel& model, 
                                           const std::vector<std::string>& passed_over) {
   run.directory.write_config(run.options);
   std::error_code none;
-  std::filesystem::remove(run.directory.path() / kFlightFile, none);  // left by a run that failed here before
+  std::filesystem::remove(run.directory.path() / kFlightFile, none);  // left by an earlier failure of this run
   auto output = std::make_unique<TrainOutput>(run.options, run.job.plan, run.directory.path(), done);
   for (const std::filesystem::path& path : run.directory.removed())
-    output->message("removed what a killed run had left half-written: " + path.string());
+    output->message("removed incomplete files of a killed run: " + path.string());
   if (const std::string note = run.directory.note(); !note.empty()) output->message(note);
-  for (const std::string& why : passed_over) output->message("passed over a checkpoint: " + why);
+  for (const std::string& why : passed_over) output->message("skipped a checkpoint: " + why);
   introduce(*output, run, model, steps);
   if (run.options.resume)
-    output->message(done > 0 ? fmt::format("going on after step {}", done)
-                             : "no checkpoint was saved yet: beginning at step 1");
+    output->message(done > 0 ? fmt::format("resuming after step {}", done) : "no checkpoint yet: starting at step 1");
   return output;
 }
 
 int run(const TrainOptions& asked) {
   TrainOptions o = asked;
   if (o.sizes.lora.rank > 0 && !o.init)
-    throw Error("--lora-rank: expected --init, the model that adapters are for; found none");
+    throw Error("--lora-rank: expected --init, the base model of the adapters; found none");
   if (const std::string& order = o.plan.replay; !order.empty() && !o.resume)
-    of_option("replay", order, [&] { return read_file(order); });  // or a rank would
+    of_option("replay", order, [&] { return read_file(order); });  // reports errors before ranks are started
   Job job = make_job(o);
   check_minimum_memory(job);
   if (has_processes(job.plan)) return train_in_processes(o, job);
   record_base(o);
   const Dataset dataset = opened(o, job, o.quiet);
   const Sequences sequences = sequences_for(o, job, dataset);
-  check_memory_for_training(o, of_longest_row(job, dataset), dataset.vocab(), {.ranks = job.plan.ranks()});
+  check_memory_for_training(o, longest_row_job(job, dataset), dataset.vocab(), {.ranks = job.plan.ranks()});
   const GracefulStopScope in_hand;
   const RunDirectory directory(o);
   int status = 0;
   launch(ranks_of_run(o, job.plan, [&] { return directory.path(); }), [&](Communicator& world) {
-    const int mine = train_rank({o, job, dataset, sequences, directory}, world);
-    if (world.rank() == 0) status = mine;
+    const int rank_status = train_rank({o, job, dataset, sequences, directory}, world);
+    if (world.rank() == 0) status = rank_status;
   });
   return status;
 }
 
-std::string whole_sentences(const std::string& text) {
+std::string complete_sentences(const std::string& text) {
   size_t first = std::string::npos, last = 0;
   for (size_t i = 0; i < text.size(); ++i) {
     const size_t end = end_at(text, i);
     if (end == 0) continue;
     if (first == std::string::npos)
-      first = begin_behind(text, end);
+      first = next_sentence(text, end);
     else
       last = end;
   }

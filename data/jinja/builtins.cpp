@@ -1,4 +1,4 @@
-// Filters, tests, functions and methods: each is one entry of a table.
+// Filters, tests, functions and methods; each is a table entry.
 #include <utf8proc.h>
 
 #include <cmath>
@@ -15,11 +15,11 @@ const Value& Call::at(size_t i) const {
   return i < given.size() ? given[i] : kNone;
 }
 const std::string& Call::exact(size_t i) const {
-  if (!at(i).text()) bad_input("{} stands where a text must", type_name(at(i)));
+  if (!at(i).text()) bad_input("expected a string, found {}", type_name(at(i)));
   return *at(i).text();
 }
 int64_t Call::whole(size_t i, int64_t otherwise) const {
-  if (has(i) && !integer(at(i))) bad_input("{} stands where an integer must", type_name(at(i)));
+  if (has(i) && !integer(at(i))) bad_input("expected an integer, found {}", type_name(at(i)));
   return integer(at(i)).value_or(otherwise);
 }
 
@@ -28,7 +28,7 @@ namespace {
 using std::u32string_view;
 using Point = utf8proc_int32_t;
 
-// The place of a word among others.
+// The position of a word in a space-separated list.
 std::optional<size_t> find_substring(std::string_view words, std::string_view word) {
   for (size_t place = 0; !words.empty(); ++place) {
     const size_t end = std::min(words.find(' '), words.size());
@@ -44,7 +44,8 @@ Value strip(const Call& c) {
   return std::string(stripped(c.text(0), c.name != "rstrip", c.name != "lstrip", blanks ? nullptr : &c.exact(1)));
 }
 
-// Where a word begins, which the character before says (0: none), each character as `first` makes it; else small.
+// Changes case: the first character of each word by `first`, the others to lower case. `begins` decides by the
+// preceding character (0: none) whether a word begins.
 std::string cased(std::string_view s, bool (*begins)(char32_t), Point (*first)(Point) = utf8proc_totitle) {
   std::u32string points = code_points(s);
   char32_t before = 0;
@@ -104,7 +105,7 @@ Value split(const Call& c) {
   Values out;
   if (c.has(1)) {
     const std::string& by = c.exact(1);
-    if (by.empty()) throw InputError("a text split by nothing is not known");
+    if (by.empty()) throw InputError("splitting by an empty separator is not supported");
     for (size_t end = s.find(by); most-- != 0 && end != std::string_view::npos; end = s.find(by)) {
       out.emplace_back(std::string(s.substr(0, end)));
       s.remove_prefix(end + by.size());
@@ -119,18 +120,18 @@ Value split(const Call& c) {
   }
   return make_sequence(c.work, std::move(out));
 }
-// The value at a path of keys, "a.b.c".
+// The value at a dotted path of keys, "a.b.c".
 Value at_path(RenderContext& work, Value v, const Value& path) {
   if (!path.text()) return path.is<Undefined>() || path.is<None>() ? v : item(work, v, path);
   if (path.text()->find_first_of(",0123456789") != std::string::npos)
-    bad_input("the attribute '{}' is not known", path.text()->substr(0, 40));
+    bad_input("the attribute '{}' is not supported", path.text()->substr(0, 40));
   for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
     end = path.text()->find('.', begin);
     v = item(work, v, path.text()->substr(begin, end - begin));
   }
   return v;
 }
-// By the values at a path, of which texts in small letters.
+// Sorts by the values at a path; strings case-insensitively.
 Value sorted(RenderContext& work, const Values& items, const Value& path) {
   std::vector<std::pair<Value, Value>> keyed;
   for (const Value& v : items) {
@@ -146,7 +147,7 @@ Value sorted(RenderContext& work, const Values& items, const Value& path) {
 }
 Value pairs(const Call& c, Form form) {
   const Dict* const dict = c.at(0).dict();
-  if (!dict && !c.at(0).is<Undefined>()) bad_input("{} stands where a mapping must", type_name(c.at(0)));
+  if (!dict && !c.at(0).is<Undefined>()) bad_input("expected a mapping, found {}", type_name(c.at(0)));
   Values out;
   for (const auto& [key, value] : dict ? dict->items : Pairs())
     out.push_back(make_sequence(c.work, {Value(key), value}, Form::tuple));
@@ -169,7 +170,7 @@ std::string joined(RenderContext& work, const std::string& between, const Values
   }
   return out;
 }
-// first and last; an iterator has the items behind the first still to come.
+// first and last. Taking the first item of an iterator leaves the following ones.
 Value suffix_test(const Call& c) {
   const bool last = c.name == "last";
   if (last) length(c);
@@ -180,7 +181,7 @@ Value suffix_test(const Call& c) {
   if (s && s->form == Form::iterator) s->items.assign(items.begin() + 1, items.end());
   return out;
 }
-// So many spaces, or the text itself.
+// A number of spaces, or the given string.
 std::string indentation(const Call& c, size_t i, int64_t otherwise) {
   if (c.at(i).text()) return c.text(i);
   const auto width = static_cast<size_t>(std::max<int64_t>(c.whole(i, otherwise), 0));
@@ -188,15 +189,15 @@ std::string indentation(const Call& c, size_t i, int64_t otherwise) {
   return std::string(width, ' ');
 }
 
-// The filter or test whose name is an argument, on a value, with the arguments behind the name.
+// Applies the filter or test named by an argument to a value, with the arguments after the name.
 Value applied(const Call& c, Group group, const Value& v, size_t name) {
   const auto found = find_builtin(group, c.exact(name));
-  if (!found) bad_input("the filter or test '{}' is not known", c.exact(name));
+  if (!found) bad_input("unknown filter or test '{}'", c.exact(name));
   Call to{c.work, {v}, c.named};
   to.given.insert(to.given.end(), c.given.begin() + static_cast<std::ptrdiff_t>(name) + 1, c.given.end());
   return apply(*found, std::move(to));
 }
-// A false value has no items here, be it a number.
+// A false value has no items here, even if it is a number.
 Values items_if_true(const Call& c) { return truth(c.at(0)) ? to_items(c.work, c.at(0)) : Values(); }
 // select, reject, selectattr and rejectattr
 Value selected(const Call& c) {
@@ -231,7 +232,7 @@ constexpr Builtin kFilters[] = {
      }},
     {"dictsort", "value",
      [](const Call& c) {
-       if (!c.at(0).dict()) throw InputError("what is no mapping is sorted as one");
+       if (!c.at(0).dict()) throw InputError("expected a mapping to sort");
        return sorted(c.work, pairs(c, Form::list).sequence()->items, int64_t{0});
      }},
     {"first last", "seq", suffix_test},
@@ -248,7 +249,7 @@ constexpr Builtin kFilters[] = {
     {"int", "value",
      [](const Call& c) -> Value {
        const auto real = number(c.at(0));
-       if (!real || std::fabs(*real) > 9.2e18) bad_input("an integer of {} is not known", type_name(c.at(0)));
+       if (!real || std::fabs(*real) > 9.2e18) bad_input("cannot convert {} to an integer", type_name(c.at(0)));
        return integer(c.at(0)).value_or(static_cast<int64_t>(*real));
      }},
     {"items", "value", [](const Call& c) { return pairs(c, Form::iterator); }},
@@ -287,7 +288,7 @@ constexpr Builtin kFilters[] = {
        Style style{.json = true, .ascii = truth(c.at(1)), .sorted = truth(c.at(4))};
        if (c.has(2)) style.indent = indentation(c, 2, 0), style.comma = ",";
        const Values two = c.has(3) ? to_items(c.work, c.at(3)) : Values{style.comma, style.colon};
-       if (two.size() != 2) throw InputError("JSON has two separators");
+       if (two.size() != 2) throw InputError("expected two separators");
        style.comma = printed(c.work, two[0]), style.colon = printed(c.work, two[1]);
        return written(c.work, c.at(0), style);
      }},
@@ -332,7 +333,7 @@ constexpr Builtin kTests[] = {
 };
 
 void require_names(const Call& c) {
-  if (!c.given.empty()) throw InputError("`dict` and `namespace` are known of names alone");
+  if (!c.given.empty()) throw InputError("`dict` and `namespace` accept only named arguments");
 }
 constexpr Builtin kGlobals[] = {
     {"dict", "*", [](const Call& c) { return require_names(c), make_dict(c.work, c.named); }},
@@ -342,22 +343,22 @@ constexpr Builtin kGlobals[] = {
        return c.work.keep({.fields = std::map<std::string, Value>(c.named.begin(), c.named.end())});
      }},
     {"raise_exception", "message",
-     [](const Call& c) -> Value { throw InputError("the template refuses this: " + c.text(0)); }},
+     [](const Call& c) -> Value { throw InputError("the template raises an error: " + c.text(0)); }},
     {"range", "start stop step",
      [](const Call& c) {
        const int64_t one = c.whole(0, 0), step = c.whole(2, 1);
        const int64_t start = c.has(1) ? one : 0, stop = c.has(1) ? c.whole(1, 0) : one;
-       if (step == 0 || !c.has(0)) throw InputError("a range has no beginning, or no steps");
+       if (step == 0 || !c.has(0)) throw InputError("a range requires a bound and a nonzero step");
        Values items;
        for (__int128 i = start; step > 0 ? i < stop : i > stop; i += step) {
-         if (items.size() == 100000) throw InputError("a range of more than 100000 numbers");
+         if (items.size() == 100000) throw InputError("a range of more than 100000 items");
          items.emplace_back(static_cast<int64_t>(i));
        }
        return make_sequence(c.work, std::move(items), Form::range);
      }},
     {"strftime_now", "format",
      [](const Call& c) -> Value {
-       if (c.exact(0).size() > 200) throw InputError("a format of a date is longer than 200 bytes");
+       if (c.exact(0).size() > 200) throw InputError("a date format is longer than 200 bytes");
        const std::time_t now = std::time(nullptr);
        std::tm parts = {};
        localtime_r(&now, &parts);
@@ -417,16 +418,16 @@ Value apply(const Builtin& builtin, Call c) {
     if (v.text()) c.work.charge(v.text()->size());
   if (c.at(0).marked && !find_builtin(Group::tests, c.name) &&
       !find_substring("safe string length count tojson default d", c.name))
-    bad_input("'{}' of a text that `safe` marked is not known", c.name);
+    bad_input("'{}' is not supported on a string marked by `safe`", c.name);
   if (builtin.parameters == "*") return builtin.function(c);
   for (auto& [name, value] : std::exchange(c.named, {})) {
     const auto place = find_substring(builtin.parameters, name);
-    if (!place || *place < c.given.size()) bad_input("'{}' has no argument '{}', or has it twice", c.name, name);
+    if (!place || *place < c.given.size()) bad_input("'{}' has no argument '{}', or it is passed twice", c.name, name);
     c.given.resize(*place + 1);
     c.given[*place] = std::move(value);
   }
   if (std::ssize(c.given) > 1 + std::count(builtin.parameters.begin(), builtin.parameters.end(), ' '))
-    bad_input("'{}' is given too many arguments", c.name);
+    bad_input("'{}' is called with too many arguments", c.name);
   return builtin.function(c);
 }
 

@@ -1,4 +1,4 @@
-// From turns to pieces.
+// Renders turns and locates responses in the text.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -8,21 +8,21 @@
 namespace tessera {
 namespace {
 
-// Noncharacters of Unicode stand around a special token's name in a message while the template runs.
+// These Unicode noncharacters enclose a special token's name in a message while the template runs.
 constexpr std::string_view kOpens = "\uFDD0", kCloses = "\uFDD1";
 
 constexpr std::string_view kThoughtEnds = "</think>";
-constexpr std::string_view kPlaceholder = "\uFDD2";  // another one, for a message whose place is looked for
+constexpr std::string_view kPlaceholder = "\uFDD2";  // replaces a message that is being located
 
-// Each byte of a rendered text: a response, or no target whatever is trained on.
+// The mark of each byte of a rendered text; `never`: no target, even without responses_only.
 enum class Mark : uint8_t { none, response, never };
 
-// Cuts a text into the pieces between what stands around a message's special tokens.
+// Splits a text into pieces at the delimiters of special tokens' names in messages.
 void cut(std::string_view text, Mark mark, const std::string& what, std::vector<Piece>& out) {
   for (bool plain = false; !text.empty(); plain = !plain) {
     const size_t end = text.find(plain ? kCloses : kOpens), other = text.find(plain ? kOpens : kCloses);
     if ((plain && end == std::string_view::npos) || other < end)
-      throw InputError(what + ": a message has a special token's name, of which the chat template prints a part");
+      throw InputError(what + ": the chat template prints only part of a special token's name in a message");
     if (end != 0)
       out.push_back({plain ? Piece::Kind::text : Piece::Kind::marker, std::string(text.substr(0, end)),
                      mark == Mark::response, mark == Mark::never});
@@ -42,10 +42,10 @@ ModelTemplate::ModelTemplate(const Tokenizer& tokenizer)
   }
 }
 
-// A message's text, with what would be special tokens marked as text.
+// A message's text in which names of special tokens are marked as plain text.
 std::string ModelTemplate::quoted(const std::string& text) const {
   if (text.find(kOpens) != std::string::npos || text.find(kCloses) != std::string::npos)
-    throw InputError("a message has U+FDD0 or U+FDD1, which are no characters");
+    throw InputError("a message contains a noncharacter, U+FDD0 or U+FDD1");
   std::string out;
   special_.split(text, true, [&](std::string_view part, int32_t token) {
     out += token < 0 ? std::string(part) : fmt::format("{}{}{}", kOpens, part, kCloses);
@@ -58,7 +58,7 @@ jinja::Value ModelTemplate::to_jinja(jinja::RenderContext& work, const nlohmann:
   if (json.is_boolean()) return json.get<bool>();
   if (json.is_number_float()) return json.get<double>();
   if (json.is_number_unsigned() && json.get<uint64_t>() > INT64_MAX)
-    bad_input("the whole number {} is too large", json.dump());
+    bad_input("the integer {} is too large", json.dump());
   if (json.is_number()) return json.get<int64_t>();
   if (json.is_null()) return jinja::None{};
   jinja::Values items;
@@ -98,17 +98,17 @@ jinja::Rendered ModelTemplate::text(std::span<const Message> turns, const std::s
   }
 }
 
-// The bytes of a turn's text behind its begin: without blanks behind a special token at the end.
-size_t ModelTemplate::turn_size(std::string_view said, size_t begin) const {
-  const std::string_view bare = jinja::stripped(said, false, true);
+// The size of a turn's text after `begin`, without white space after a final special token.
+size_t ModelTemplate::turn_size(std::string_view with_turn, size_t begin) const {
+  const std::string_view bare = jinja::stripped(with_turn, false, true);
   bool ends = false;
   special_.split(bare, true, [&](std::string_view, int32_t token) { ends = token >= 0; });
-  return std::max(begin, ends ? bare.size() : said.size()) - begin;
+  return std::max(begin, ends ? bare.size() : with_turn.size()) - begin;
 }
 
-// The bytes at the beginning of `rest`, which follows a message in the whole text, that belong to its turn, given what
-// follows it in the last turn: where that has another special token, as gpt-oss, or one more, as Phi-3, the first
-// counts.
+// The number of bytes at the beginning of `rest`, the text after a message, that belong to its turn. `last` is the text
+// after the message in a final turn. If that contains a different special token (gpt-oss) or one more (Phi-3), the
+// first one counts.
 size_t ModelTemplate::closing_size(std::string_view last, std::string_view rest) const {
   size_t size = 0;
   bool marked = false, done = false;
@@ -123,21 +123,22 @@ size_t ModelTemplate::closing_size(std::string_view last, std::string_view rest)
   return turn_size(rest.substr(0, size), 0);
 }
 
-// Where the whole text has a turn if its text for the first turns differs, as Qwen3's, which shows an empty thought in
-// the last turn alone: between the texts around a placeholder that the message is rendered with. The turn begins behind
-// what asks for it, as far as the whole text has that, and ends with what the template prints behind the message.
+// Locates a turn if the rendering of the first turns is not a prefix of the entire text (Qwen3 shows an empty thought
+// only in the last turn): between the texts around a placeholder rendered instead of the message. The turn begins after
+// the generation prompt, as far as the entire text contains it, and ends with the text that the template prints after
+// the message.
 std::pair<size_t, size_t> ModelTemplate::locate(const Example& example, size_t i, std::string_view whole,
                                                 std::string_view before, const std::string& what) const {
   const auto refuse = [&](const char* why) {
     bad_input(
-        "{}: message {}: the chat template prints its text {}; expected once, and as it is, or generation blocks "
+        "{}: message {}: the chat template prints its text {}; expected once and unmodified, or generation blocks "
         "in the template",
         what, i + 1, why);
   };
   std::vector<Message> turns = example.turns;
   const bool silent = std::exchange(turns[i].silent, false);
   std::string& changed = turns[i].text;
-  const size_t thought = changed.rfind(kThoughtEnds);  // a thought in the text stays: templates show it elsewhere
+  const size_t thought = changed.rfind(kThoughtEnds);  // a thought stays in the text: templates move it elsewhere
   const size_t from = thought == std::string::npos ? 0 : changed.find_first_not_of('\n', thought + kThoughtEnds.size());
   const std::string own = quoted(changed.substr(std::min(from, changed.size())));
   changed.resize(std::min(from, changed.size())), changed += kPlaceholder;
@@ -150,16 +151,15 @@ std::pair<size_t, size_t> ModelTemplate::locate(const Example& example, size_t i
   };
   auto [head, rest] = around(turns.size());
   std::string tail = around(i + 1).second;
-  // A message of calls alone has no line break between its text and them.
+  // A message with only tool calls has no line break between its text and the calls.
   for (std::string* const text : {&rest, &tail})
     if (silent) *text = jinja::stripped(*text, true, false);
   if (!whole.starts_with(head) || !whole.ends_with(rest) || whole.size() < head.size() + rest.size())
-    refuse("differently from another one in its place");
+    refuse("differently from a placeholder");
   const size_t end = whole.size() - rest.size();
   const std::string_view found = whole.substr(head.size(), end - head.size());
   const size_t closing = closing_size(tail, rest);
-  if (own.find(found) == std::string::npos || (closing == 0 && !tail.empty()))
-    refuse("differently from another one in its place");
+  if (own.find(found) == std::string::npos || (closing == 0 && !tail.empty())) refuse("differently from a placeholder");
   const std::string asked = i == 0 ? "" : text(std::span(turns).first(i), example.variables, false, what).text;
   size_t begin = head.size();
   if (whole.starts_with(before)) {
@@ -183,14 +183,15 @@ std::vector<Piece> ModelTemplate::render(const Example& example, const std::stri
   };
   for (const auto& [begin, end] : whole.generated) mark(begin, end, Mark::response);
   for (size_t i = 0; i < all.size(); ++i) {
-    const bool answer = all[i].role == Role::assistant, never = all[i].learnt == Message::Learnt::never;
-    // A turn that is no response must be found where a block says that it is one.
+    const bool answer = all[i].role == Role::assistant, never = all[i].training == Message::Training::never;
+    // A turn that is not a response must be located if a block marks it as one.
     if (responses ? !answer || (!never && all[i].is_response() != whole.generated.empty()) : !never) continue;
     const std::string before = i == 0 && !answer ? "" : text(all.first(i), example.variables, answer, what).text;
-    const std::string said =
+    const std::string with_turn =
         i + 1 == all.size() ? whole.text : text(all.first(i + 1), example.variables, false, what).text;
-    std::pair<size_t, size_t> turn{before.size(), before.size() + turn_size(said, before.size())};
-    if (!said.starts_with(before) || !whole.text.starts_with(said)) turn = locate(example, i, whole.text, before, what);
+    std::pair<size_t, size_t> turn{before.size(), before.size() + turn_size(with_turn, before.size())};
+    if (!with_turn.starts_with(before) || !whole.text.starts_with(with_turn))
+      turn = locate(example, i, whole.text, before, what);
     mark(turn.first, turn.second, never ? Mark::never : all[i].is_response() ? Mark::response : Mark::none);
   }
   std::vector<Piece> out;

@@ -1,4 +1,4 @@
-// From a template's text to functions that print its parts: the parser makes one for each.
+// The parser, which compiles each part of a template to a function that prints it.
 #include "data/jinja/template.h"
 
 #include <cctype>
@@ -17,10 +17,10 @@ constexpr int kDeepestSyntax = 150, kMaxLinks = 1500, kDeepestRun = 500;
   bad_input("{}:{}: {}", what, line, escape_broken(why.substr(0, 500)));
 }
 
-// Counts what is open, so that no template takes more stack than there is.
+// Limits nesting, so that no template overflows the stack.
 struct Level : NotCopied {
   Level(int& level, int most) : now(level) {
-    if (++now > most) throw InputError("nested too deep, or a macro that calls itself without end");
+    if (++now > most) throw InputError("nested too deeply, or endless recursion of a macro");
   }
   ~Level() { --now; }
 
@@ -46,7 +46,7 @@ auto within(RenderContext& work, std::shared_ptr<Scope> outer, const F& f) {
   work.scope = before;
   return out;
 }
-// The text that a body makes, in a scope of its own.
+// The output of a body in a new scope.
 std::string to_string(const Step& body, RenderContext& work) {
   std::string text;
   std::string* const before = std::exchange(work.out, &text);
@@ -101,7 +101,7 @@ class Parser {
     const std::string_view found = rest().empty() ? "the end" : rest().substr(0, rest().find_first_of(" \n", 1));
     bad_input("expected {}, found '{}'", expected, found.substr(0, 40));
   }
-  // Goes behind "%}", "}}" or "#}" and its sign, and what these take of the text behind.
+  // Skips "%}", "}}" or "#}" with its sign, and the white space that these remove.
   bool closes(char c) {
     const bool takes = rest().starts_with('-'), keeps = c != '}' && rest().starts_with('+');
     if (rest().substr(takes || keeps ? 1 : 0, 2) != std::string{c, '}'}) return false;
@@ -118,7 +118,7 @@ class Parser {
     expect(word);
     close('%');
   }
-  // The next token of a tag: letters and digits, or a sign; of a text its quote.
+  // The next token of a tag: a word, an operator, or the opening quote of a string.
   std::string_view next() {
     skip_space();
     size_t length = 0;
@@ -148,13 +148,13 @@ class Parser {
     return std::make_shared<const std::string>(token);
   }
   void link() {
-    if (++links_ > kMaxLinks) throw InputError("one tag does too much");
+    if (++links_ > kMaxLinks) throw InputError("a tag is too complex");
   }
 
-  // Statements.
+  // --- statements ---
 
-  // Up to a tag that begins with one of the words, which comes next then. Blanks are kept as in transformers'
-  // environment: lstrip_blocks here, trim_blocks in closes().
+  // Parses up to a tag that begins with one of the words, which is next afterwards. White space is treated as in
+  // transformers' environment: lstrip_blocks here, trim_blocks in closes().
   Step body(Ends ends) {
     const Level level(level_, kDeepestSyntax);
     std::vector<std::pair<int, Step>> steps;
@@ -186,7 +186,7 @@ class Parser {
         steps.emplace_back(at_line, statement());
       }
       for (; kind == '#' && !closes('#'); ++at_)
-        if (at_ == s_.size()) throw InputError("the template ends in a comment");
+        if (at_ == s_.size()) throw InputError("a comment is not closed");
     }
     return [all = std::move(steps)](RenderContext& work) {
       const Level deeper(work.depth, kDeepestRun);
@@ -204,7 +204,7 @@ class Parser {
       return Flow::on;
     };
   }
-  // A body in which `break` and `continue` mean a loop, or do not.
+  // Parses a body; `loops`: whether it may contain `break` and `continue`.
   Step parse_body(Ends ends, bool loops) {
     close('%');
     const bool before = std::exchange(loops_, loops);
@@ -223,7 +223,7 @@ class Parser {
       Step inner = parse_body({"endgeneration"}, false);
       close("endgeneration");
       return [inner](RenderContext& work) {
-        if (work.out != &work.main.text) throw InputError("a generation block stands in another block or a macro");
+        if (work.out != &work.main.text) throw InputError("a generation block is inside another block or a macro");
         const size_t begin = work.main.text.size();
         work.main.text += to_string(inner, work);
         work.main.generated.emplace_back(begin, work.main.text.size());
@@ -231,11 +231,11 @@ class Parser {
       };
     }
     if (kind == "break" || kind == "continue") {
-      if (!loops_) bad_input("`{}` stands in no loop", kind);
+      if (!loops_) bad_input("`{}` is outside of a loop", kind);
       close('%');
       return [flow = kind == "break" ? Flow::broken : Flow::continued](RenderContext&) { return flow; };
     }
-    bad_input("the statement '{}' is not known here", kind.substr(0, 40));
+    bad_input("unexpected statement '{}'", kind.substr(0, 40));
   }
   Step if_statement() {
     std::vector<std::pair<Code, Step>> branches;
@@ -266,7 +266,7 @@ class Parser {
       const auto at = std::make_shared<size_t>(0);
       const Value known =
           work.keep({.attribute = [items, at](const std::string& name) { return loop_attribute(items, *at, name); }});
-      bool empty = true;  // also a loop whose bodies all `continue`, as Jinja has it
+      bool empty = true;  // also after a loop whose bodies all `continue`, as in Jinja
       for (Flow flow = Flow::on; flow != Flow::broken && *at < items.size(); ++*at) {
         flow = within(work, work.scope, [&] {
           work.scope->values["loop"] = known;
@@ -280,7 +280,7 @@ class Parser {
   }
   Step set_statement() {
     const std::vector<Text> to = targets();
-    if (is(".") && to.size() > 1) throw InputError("one attribute is set at a time");
+    if (is(".") && to.size() > 1) throw InputError("only one attribute can be set at a time");
     const std::string attribute = skip(".") ? *word() : "";
     Code value = nullptr;
     if (skip("=")) {
@@ -294,7 +294,7 @@ class Parser {
       const Value v = eval(value, work);
       Object* const object = attribute.empty() ? nullptr : named_value(work, to[0]).object();
       if (attribute.empty()) return assign(work, to, v), Flow::on;
-      if (!object || !object->fields) throw InputError("an attribute is set of what is no namespace");
+      if (!object || !object->fields) throw InputError("attributes can be set only on a namespace");
       (*object->fields)[attribute] = v;
       return Flow::on;
     };
@@ -322,7 +322,7 @@ class Parser {
             if (has) named.erase(*parameter);
           }
           if (!named.empty() || c.given.size() > parameters.size())
-            bad_input("the macro '{}' is given an argument that it does not have", *called);
+            bad_input("the macro '{}' is called with an unknown argument", *called);
           return to_string(inner, work);
         });
         work.line = line;
@@ -341,12 +341,12 @@ class Parser {
     return out;
   }
 
-  // Expressions.
+  // --- expressions ---
 
   static Code constant(Value value) {
     return [v = std::move(value)](RenderContext&) { return v; };
   }
-  // The value that f makes of some values.
+  // Applies f to the values of `parts`.
   template <class F>
   static Code made(std::vector<Code> parts, F f) {
     return [all = Given{std::move(parts)}, f](RenderContext& work) -> Value {
@@ -360,14 +360,14 @@ class Parser {
   static Code inverted(Code of) {
     return made({std::move(of)}, [](RenderContext&, const Values& v) { return !truth(v[0]); });
   }
-  // Operators by how tightly they bind. Signs stand before what they take; calls, members and items belong to it.
+  // Operators by precedence. Signs precede their operand; calls, members and items are part of it.
   enum Power { kTernary, kOr, kAnd, kNot, kCompare, kPlus, kTilde, kTimes, kFilter, kSign };
   static constexpr std::pair<std::string_view, Power> kOperators[] = {
       {"or", kOr},     {"and", kAnd},    {"==", kCompare}, {"!=", kCompare},     {"<", kCompare}, {"<=", kCompare},
       {">", kCompare}, {">=", kCompare}, {"in", kCompare}, {"not in", kCompare}, {"+", kPlus},    {"-", kPlus},
       {"~", kTilde},   {"*", kTimes},    {"/", kTimes},    {"//", kTimes},       {"%", kTimes}};
 
-  // An expression of operators that bind so tightly at least.
+  // Parses an expression of operators of at least this precedence.
   Code expression(int least = kTernary) {
     const Level level(level_, kDeepestSyntax);
     Code out;
@@ -397,7 +397,7 @@ class Parser {
                                                [&](const auto& o) { return o.second >= least && skip(o.first); });
         if (found == std::end(kOperators)) return out;
         if (found->second == kCompare && std::exchange(compared, true))
-          throw InputError("a chain of comparisons is not known");
+          throw InputError("chained comparisons are not supported");
         out = operation(*found, out, expression(found->second + 1));
       }
     }
@@ -417,8 +417,8 @@ class Parser {
       if (Object* const object = function.object(); object && object->call)
         return object->call(evaluated(arguments, work));
       if (const Undefined* const u = function.as<Undefined>())
-        bad_input("'{}' is called, and not known", u->name ? u->name->substr(0, 60) : "a value");
-      bad_input("{} is called as a function", type_name(function));
+        bad_input("'{}' is called but not defined", u->name ? u->name->substr(0, 60) : "a value");
+      bad_input("{} cannot be called", type_name(function));
     };
   }
   Code postfix(Code of) {
@@ -435,7 +435,7 @@ class Parser {
       }
     }
   }
-  // An index, or a slice of up to three parts.
+  // An index, or a slice with up to three bounds.
   Code subscript(const Code& of) {
     if (is("]")) fail_expected("an index");
     std::vector<Code> parts{of};
@@ -457,7 +457,7 @@ class Parser {
     skip_digits();
     const bool real = s_[at_] == '.' && is_digit(s_[at_ + 1]);
     if (real) ++at_, skip_digits();
-    if (is_letter(s_[at_])) throw InputError("a number of a form that is not known");
+    if (is_letter(s_[at_])) throw InputError("a number in an unknown format");
     const std::string text = s_.substr(begin, at_ - begin);
     if (real) return std::strtod(text.c_str(), nullptr);
     int64_t value = 0;
@@ -473,7 +473,7 @@ class Parser {
       for (; is_any("'\""); skip_space()) {
         const size_t begin = at_++;
         while (at_ < s_.size() && s_[at_] != s_[begin]) at_ += s_[at_] == '\\' ? 2 : 1;
-        if (at_ >= s_.size()) throw InputError("the template ends in a text");
+        if (at_ >= s_.size()) throw InputError("a string is not closed");
         text += unescaped(std::string_view(s_).substr(begin + 1, at_++ - begin - 1));
       }
       return constant(text);
@@ -506,7 +506,7 @@ class Parser {
       return make_dict(work, out);
     });
   }
-  // The parts between commas, of which one may stand before the end.
+  // Parses comma-separated items up to `end`, with an optional trailing comma.
   template <class F>
   void all_until(std::string_view end, const F& one) {
     while (!is(end)) {
@@ -525,18 +525,17 @@ class Parser {
         out.named.emplace_back(*key, expression());
       } else {
         at_ = before;
-        if (!out.named.empty()) throw InputError("an argument without a name follows one that has it");
+        if (!out.named.empty()) throw InputError("a positional argument follows a named one");
         out.in_order.push_back(expression());
       }
     });
     return out;
   }
-  // A filter, or a test: of a test a single argument may stand without brackets.
+  // A filter or a test; the only argument of a test may omit its parentheses.
   Code applied(Group group, Code to) {
     const Text called = word();
     const auto builtin = find_builtin(group, *called);
-    if (!builtin)
-      bad_input("the {} '{}' is not known", group == Group::tests ? "test" : "filter", called->substr(0, 40));
+    if (!builtin) bad_input("unknown {} '{}'", group == Group::tests ? "test" : "filter", called->substr(0, 40));
     Given all{{std::move(to)}};
     if (is("(")) {
       Given more = given();
@@ -544,7 +543,7 @@ class Parser {
       all.named = std::move(more.named);
     } else if (group == Group::tests && at_ < s_.size() && (is_letter(s_[at_]) || is_any("'\"[{")) &&
                !at_any_keyword({"else", "or", "and"})) {
-      if (is("is")) throw InputError("tests are not chained");
+      if (is("is")) throw InputError("tests cannot be chained");
       all.in_order.push_back(postfix(primary()));
     }
     return [b = *builtin, all = std::move(all)](RenderContext& work) { return apply(b, evaluated(all, work)); };

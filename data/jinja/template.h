@@ -1,14 +1,14 @@
-// Templates of chats, in Jinja, which models bring along: run as transformers runs them.
+// Jinja chat templates of models, evaluated as in transformers.
 //
 //   const jinja::Template t("{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}\n{% endfor %}", "file");
-//   jinja::Work work;
+//   jinja::RenderContext work;
 //   t.render(work, {{"messages", messages}}).text
 //
-// Known are the statements if, for (else, if, break, continue; not recursive), set, macro and generation; Jinja's
-// operators but ** and % of a text; mappings whose keys are texts; the filters, tests, functions and methods that
-// builtins.cpp lists; its rules for blanks (trim_blocks, lstrip_blocks), for what is undefined, and the sandbox's:
-// nothing is changed but a namespace. Anything else is refused with its line. Letters change case one by one, but for
-// the sharp s of `upper`; integers have 64 bits.
+// Supported: the statements if, for (with else, if, break, continue; not recursive), set, macro and generation; Jinja's
+// operators except ** and string formatting by %; mappings with string keys; the filters, tests, functions and methods
+// of builtins.cpp; Jinja's rules for white space (trim_blocks, lstrip_blocks) and undefined values; and those of the
+// sandbox (only namespaces are mutable). Anything else is rejected with its line. Case mapping is per character except
+// for the sharp s of `upper`; integers have 64 bits.
 #pragma once
 
 #include "data/jinja/value.h"
@@ -24,11 +24,11 @@ using Step = std::function<Flow(RenderContext&)>;
 
 class Template {
  public:
-  // Throws InputError, naming `what` and the line.
+  // Throws InputError naming `what` and the line.
   Template(std::string_view source, std::string what);
 
-  // The variables' values are kept by `work`, which renders once. Throws InputError naming the line: for what Jinja
-  // throws, for what is not known, and where the work has no end.
+  // Renders once; `work` owns the values of the variables. Throws InputError naming the line where Jinja throws, for
+  // unsupported features, and for a template that exceeds the bound on work.
   Rendered render(RenderContext& work, const Variables& variables) const;
 
  private:
@@ -38,26 +38,26 @@ class Template {
 
 }  // namespace jinja
 
-// A model's own template, as its tokenizer brings it along, run on examples and on prompts.
+// The chat template of a model's tokenizer, applied to examples and prompts.
 class ModelTemplate {
  public:
-  // Throws InputError naming the line of the template that is not known, or wrong.
+  // Throws InputError naming the line with a syntax error or an unsupported feature.
   explicit ModelTemplate(const Tokenizer& tokenizer);
 
-  // The pieces of an example's messages: in a marker the names of special tokens mean these, in a text they are text,
-  // since a message has them. A response is what `generation` blocks print, or else what a turn of the assistant adds
-  // to the text that asks for it, without blanks behind a special token at its end; without `responses` only turns of
-  // weight 0 are looked for. If the text for the first turns is not the beginning of that for all of them, the turn is
-  // where the latter has the message's text. Throws InputError, naming `what`, where the template refuses, and where a
-  // turn must be found and is printed never, more than once, or changed.
+  // The rendered pieces of an example. In a marker, names of special tokens denote these tokens; in a message they are
+  // plain text. The response is the output of `generation` blocks or, without any, the text that an assistant's turn
+  // adds to the generation prompt, without white space after a final special token. Without `responses`, only turns of
+  // weight 0 are located. If the rendering of the first turns is not a prefix of the rendering of all turns, a turn is
+  // located by the message's text. Throws InputError naming `what` if the template raises an error, or if a turn that
+  // must be located is printed more than once, modified or not at all.
   std::vector<Piece> render(const Example& example, const std::string& what, bool responses = true) const;
-  // The pieces of the text that asks the assistant for the next turn.
+  // The pieces of the generation prompt, which asks the assistant for the next turn.
   std::vector<Piece> prompt(const std::vector<Message>& turns, const std::string& what) const;
 
  private:
   jinja::Rendered text(std::span<const Message> turns, const std::string& variables, bool asks,
                        const std::string& what) const;
-  size_t turn_size(std::string_view said, size_t begin) const;
+  size_t turn_size(std::string_view with_turn, size_t begin) const;
   size_t closing_size(std::string_view last, std::string_view rest) const;
   std::pair<size_t, size_t> locate(const Example& example, size_t i, std::string_view whole, std::string_view before,
                                    const std::string& what) const;
@@ -66,7 +66,7 @@ class ModelTemplate {
 
   jinja::Template template_;
   std::map<std::string, std::string> variables_;  // names of tokens, such as bos_token
-  hub::AddedTokens special_ = {};                 // those that stay text in a text
+  hub::AddedTokens special_ = {};                 // special tokens, which remain plain text in messages
 };
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Python's ways with values.
+// Python's semantics of values.
 #include "data/jinja/value.h"
 
 #include <utf8proc.h>
@@ -16,7 +16,7 @@ std::u32string code_points(std::string_view text) {
   std::u32string out;
   for (size_t at = 0; at < text.size();) {
     const auto c = next_code_point(text, at);
-    if (!c) throw InputError("a text is not UTF-8");
+    if (!c) throw InputError("a string is not UTF-8");
     out += *c;
   }
   return out;
@@ -45,11 +45,11 @@ std::string unescaped(std::string_view text) {
       const std::string_view hex = text.substr(i + 1, digits);
       const auto [end, error] = std::from_chars(hex.begin(), hex.end(), point, 16);
       if (hex.size() != digits || end != hex.end() || (point >= 0xD800 && point < 0xE000))
-        bad_input("the escape \\{} is not complete, or no character", c);
+        bad_input("the escape \\{} is incomplete or not a character", c);
       append_utf8(out, point);
       i += digits;
     } else if (c == 'N' || c == 'U' || (c >= '0' && c <= '7')) {
-      bad_input("the escape \\{} is not known", c);
+      bad_input("the escape \\{} is not supported", c);
     } else if (c != '\n') {
       (out += '\\') += c;
     }
@@ -76,14 +76,14 @@ bool is_listed(const Value& v) { return v.sequence() && v.sequence()->form <= Fo
 bool is_indexed(const Value& v) { return v.text() || (v.sequence() && v.sequence()->form <= Form::range); }
 
 [[noreturn]] void refuse(std::string_view operation, const Value& a, const Value& b) {
-  bad_input("{} of {} and {} is not known", operation, type_name(a), type_name(b));
+  bad_input("{} of {} and {} is not supported", operation, type_name(a), type_name(b));
 }
-// Python's Markup escapes what it is joined to.
+// Python's Markup escapes the strings that it is concatenated with.
 void require_plain(const Value& v) {
-  if (v.marked) throw InputError("a text that `safe` marked is known only where it is printed, or joined by ~");
+  if (v.marked) throw InputError("a string marked by `safe` may only be printed, or joined by ~");
 }
 
-// As Python does it: a text stands between double quotes where it has a single quote and no double one.
+// As in Python: double quotes if the string contains single quotes and no double quotes.
 std::string quoted(const std::string& text) {
   const char quote = text.find('\'') != std::string::npos && text.find('"') == std::string::npos ? '"' : '\'';
   std::string out(1, quote);
@@ -157,7 +157,7 @@ void write(RenderContext& work, std::string& out, const Value& v, const Style& s
   } else if (v.is<Undefined>() && !style.json) {
     out += "Undefined";
   } else {
-    bad_input("{} is not printed; expected a text, or |list behind it", type_name(v));
+    bad_input("{} cannot be printed; expected a string, or |list after it", type_name(v));
   }
 }
 
@@ -204,7 +204,7 @@ std::partial_ordering order(RenderContext& work, const Value& a, const Value& b)
   if (integer(a) && integer(b)) return *integer(a) <=> *integer(b);
   if (number(a) && number(b)) return *number(a) <=> *number(b);
   if (a.text() && b.text()) return a.text()->compare(*b.text()) <=> 0;
-  bad_input("the order of {} and {} is not known", type_name(a), type_name(b));
+  bad_input("{} and {} cannot be ordered", type_name(a), type_name(b));
 }
 
 bool contains(RenderContext& work, const Value& container, const Value& v) {
@@ -244,9 +244,9 @@ Value make_dict(RenderContext& work, const Pairs& items) {
 }
 
 std::string_view type_name(const Value& v) {
-  static constexpr std::array<std::string_view, 9> kNames = {"an undefined value", "none",   "a boolean", "an integer",
-                                                             "a number",           "a text", "a list",    "a mapping",
-                                                             "an object"};
+  static constexpr std::array<std::string_view, 9> kNames = {
+      "an undefined value", "none",   "a boolean", "an integer", "a number",
+      "a string",           "a list", "a mapping", "an object"};
   static constexpr std::array<std::string_view, 5> kForms = {"a list", "a tuple", "a range", "a view", "an iterator"};
   return v.sequence() ? kForms[static_cast<size_t>(v.sequence()->form)] : kNames[v.index()];
 }
@@ -276,7 +276,7 @@ const Value* find(RenderContext& work, const Dict& dict, const std::string& key)
 }
 
 const std::string& to_key(const Value& v) {
-  if (!v.text()) bad_input("{} as a key is not known", type_name(v));
+  if (!v.text()) bad_input("{} is not supported as a key", type_name(v));
   return *v.text();
 }
 
@@ -309,7 +309,7 @@ Values to_items(RenderContext& work, const Value& v) {
   } else if (Sequence* const s = v.sequence()) {
     out = s->form == Form::iterator ? std::exchange(s->items, {}) : s->items;
   } else {
-    bad_input("{} has no items", type_name(v));
+    bad_input("{} is not iterable", type_name(v));
   }
   work.charge(16 * out.size());
   return out;
@@ -338,7 +338,7 @@ Value member(RenderContext& work, const Value& of, const Value& key, bool dotted
     if (object->fields && object->fields->contains(*key.text())) return object->fields->at(*key.text());
     return Undefined{*key.as<Text>()};
   }
-  // A method comes before a key behind a dot, and behind it in brackets.
+  // After a dot, a method precedes a key; in brackets, a key precedes a method.
   const auto method = find_method(of, key);
   Value found = method && dotted ? Undefined{} : item(work, of, key);
   if (!method || !found.is<Undefined>()) return found;
@@ -359,7 +359,7 @@ Value named_value(RenderContext& work, const Text& name) {
   for (const Scope* s = work.scope.get(); s; s = s->outer.get())
     if (const auto known = s->values.find(*name); known != s->values.end()) return known->second;
   for (const char* const other : {"cycler", "joiner", "lipsum", "self", "super", "varargs", "kwargs"})
-    if (*name == other) bad_input("'{}' is not known", other);
+    if (*name == other) bad_input("'{}' is not supported", other);
   const auto found = find_builtin(Group::globals, *name);
   if (!found) return Undefined{name};
   return work.keep({.call = [b = *found](const Call& c) { return apply(b, c); }});
@@ -376,19 +376,19 @@ Value loop_attribute(const Values& items, size_t at, const std::string& name) {
   if (name == "length") return std::ssize(items);
   if (name == "previtem") return index > 0 ? items[at - 1] : Undefined{};
   if (name == "nextitem") return left > 1 ? items[at + 1] : Undefined{};
-  bad_input("'loop.{}' is not known", name);
+  bad_input("'loop.{}' is not supported", name);
 }
 
 Value slice(RenderContext& work, const Value& of, const Value& from, const Value& to, const Value& step) {
-  item(work, of, None{});  // throws for what is undefined
+  item(work, of, None{});  // throws if undefined
   if (!is_indexed(of)) refuse("a slice", of, from);
   const Values items = to_items(work, of);
   const auto bound = [](const Value& v, int64_t otherwise) {
-    if (!v.is<None>() && !integer(v)) bad_input("{} stands in a slice", type_name(v));
+    if (!v.is<None>() && !integer(v)) bad_input("expected an integer in a slice, found {}", type_name(v));
     return integer(v).value_or(otherwise);
   };
   const int64_t size = std::ssize(items), by = bound(step, 1), low = by > 0 ? 0 : -1, high = by > 0 ? size : size - 1;
-  if (by == 0) throw InputError("a slice has no steps");
+  if (by == 0) throw InputError("a slice requires a nonzero step");
   const auto place = [&](const Value& v, int64_t otherwise) {
     const int64_t i = bound(v, otherwise);
     return v.is<None>() ? i : std::clamp(i < 0 ? i + size : i, low, high);
@@ -419,8 +419,8 @@ Value operated(RenderContext& work, std::string_view op, const Value& a, const V
   const bool rests = op == "%" || op == "//", exact = integer(a) && integer(b);
   const std::string what = fmt::format("the operator {}", op);
   if (!m || !n) refuse(what, a, b);
-  if (rests && !exact) throw InputError(what + " is not known of numbers that are no integers");
-  if (*n == 0 && (rests || op == "/")) throw InputError("a division by zero");
+  if (rests && !exact) throw InputError(what + " is supported only for integers");
+  if (*n == 0 && (rests || op == "/")) throw InputError("division by zero");
   if (exact && op != "/") return of_integers(op, *integer(a), *integer(b));
   return op == "+" ? *m + *n : op == "-" ? *m - *n : op == "*" ? *m * *n : *m / *n;
 }

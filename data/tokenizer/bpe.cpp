@@ -1,4 +1,4 @@
-// The alphabet as two small tables, and merging by a heap.
+// The alphabet as two small tables, and merging with a heap.
 #include "data/tokenizer/bpe.h"
 
 #include <queue>
@@ -36,9 +36,9 @@ constexpr Tables make_tables() {
 }
 constexpr Tables kTables = make_tables();
 
-// A piece while it is merged: a linked list of tokens in an array.
+// A piece during merging: a linked list of tokens in an array.
 struct Symbol {
-  int32_t token, previous, next;  // next -1: none; token -1: merged into the one before
+  int32_t token, previous, next;  // next -1: none; token -1: merged into the previous one
 };
 
 }  // namespace
@@ -72,15 +72,15 @@ bool MergeTable::add(Merge merge, int32_t result) {
   return true;
 }
 
-// Merges in order of rank, and of place among equals: the heap holds those that applied when they were pushed, and what
-// an earlier merge has taken away is noticed when it comes up.
+// Applies merges by rank, and by position among equals. The heap holds merges that were applicable when pushed; those
+// that an earlier merge has invalidated are detected when popped.
 void MergeTable::apply(std::span<const int32_t> piece, std::vector<int32_t>& out) const {
   if (piece.size() >= size_t{1} << 30) throw Error("a piece of text of 2^30 tokens or more");
   const auto n = static_cast<int32_t>(piece.size());
   std::vector<Symbol> symbols(piece.size());
   for (int32_t i = 0; i < n; ++i)
     symbols[static_cast<size_t>(i)] = {piece[static_cast<size_t>(i)], i - 1, i + 1 < n ? i + 1 : -1};
-  std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>> heap;  // rank, then place
+  std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>> heap;  // rank, then position
   const auto rank_at = [&](int32_t i) {
     const Symbol& s = symbols[static_cast<size_t>(i)];
     if (s.token < 0 || s.next < 0) return -1;

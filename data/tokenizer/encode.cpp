@@ -1,4 +1,4 @@
-// A text to tokens: added tokens taken out, the rest normalised, cut into pieces, and merged; and tokens to a text.
+// Encoding (added tokens are extracted; the rest is normalized, split and merged) and decoding.
 #include <utf8proc.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 
 bool is_ascii(char c) { return static_cast<unsigned char>(c) < 0x80; }
 
-// Marks in order of class, by our own stable sort: the library's takes the square of their number.
+// Sorts marks by class with a stable sort; the library's takes quadratic time.
 void order_marks(std::vector<utf8proc_int32_t>& points) {
   const auto mark = [](utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; };
   for (auto at = points.begin(); at != points.end();) {
@@ -41,7 +41,7 @@ void append_normal(std::string& out, std::string_view stretch, Kind form, std::v
     utf8proc_int32_t parts[32];  // a character has at most four in normal form D, and 18 in KD
     int boundary = 0;
     const utf8proc_ssize_t n = utf8proc_decompose_char(c, parts, 32, options, &boundary);
-    if (n < 0 || n > 32) throw Error(fmt::format("utf8proc cannot take apart U+{:04X}", c));
+    if (n < 0 || n > 32) throw Error(fmt::format("utf8proc cannot decompose U+{:04X}", c));
     points.insert(points.end(), parts, parts + n);
   }
   order_marks(points);
@@ -54,16 +54,16 @@ void append_normal(std::string& out, std::string_view stretch, Kind form, std::v
     append_utf8(out, static_cast<char32_t>(points[static_cast<size_t>(i)]));
 }
 
-// The text, which is UTF-8, in one of Unicode's normal forms: one spelling for every character that has several
-// (Unicode Standard Annex 15). libutf8proc is given the stretches of what is not ASCII. Cost: one pass; n log n in the
-// marks that stand on one letter.
+// Converts UTF-8 text to a Unicode normal form, which has one spelling for every character with several (Unicode
+// Standard Annex 15). Only spans that are not ASCII are passed to libutf8proc. Cost: one pass; n log n in the marks on
+// one letter.
 std::string normal_form(std::string_view text, Kind form) {
   std::string out;
   out.reserve(text.size());
   std::vector<utf8proc_int32_t> points;
   while (!text.empty()) {
     const size_t other = static_cast<size_t>(std::find_if_not(text.begin(), text.end(), is_ascii) - text.begin());
-    const size_t plain = other == text.size() ? other : other - (other > 0 ? 1 : 0);  // the letter that takes a mark
+    const size_t plain = other == text.size() ? other : other - (other > 0 ? 1 : 0);  // the base letter of a mark
     out += text.substr(0, plain);
     text.remove_prefix(plain);
     if (text.empty()) break;
@@ -75,7 +75,7 @@ std::string normal_form(std::string_view text, Kind form) {
   return out;
 }
 
-// The text with f(c, out) for each of its characters.
+// The text with f(c, out) applied to each character.
 template <class F>
 std::string by_characters(std::string_view text, const F& f) {
   std::string out;
@@ -89,7 +89,7 @@ std::string changed(std::string_view text, const hub::Change& change, bpe::Match
     case Kind::lowercase:
       return by_characters(text, [](char32_t c, std::string& out) {
         if (c == 0x130)
-          out += "i\xCC\x87";  // the only letter whose small form is two
+          out += "i\xCC\x87";  // the only letter whose lower case has two characters
         else
           append_utf8(out, static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c))));
       });
@@ -111,7 +111,7 @@ std::string changed(std::string_view text, const hub::Change& change, bpe::Match
   }
 }
 
-// Calls f for the stretches of a text that begin at a mark behind something else.
+// Calls f for the segments of a text that begin at a mark after another character.
 void cut_at_marks(std::string_view text, const std::function<void(std::string_view)>& f) {
   size_t begin = 0;
   for (size_t mark = text.find(kMark); mark != std::string_view::npos; mark = text.find(kMark, mark + kMark.size())) {
@@ -134,13 +134,13 @@ bool word_at_begin(std::string_view text) {
 }
 bool word_at_end(std::string_view text) { return !text.empty() && word_at_begin(text.substr(last_character(text))); }
 
-// A text repeats its words: where the tokens of each short piece stand in the output, so that they can be copied.
+// Texts repeat words: stores the output positions of the tokens of short pieces, so that they can be copied.
 class KnownPieces {
  public:
-  // The pieces that append() is given must stay where they are as long as this.
+  // The pieces passed to append() must outlive this.
   explicit KnownPieces(std::vector<int32_t>& out) : out_(&out) {}
 
-  // Appends the tokens of a piece; encode(piece) appends those of one that was not met before.
+  // Appends the tokens of a piece; encode(piece) appends those of a new one.
   template <class Encode>
   void append(std::string_view piece, const Encode& encode) {
     const bool remember = piece.size() <= kBytes;
@@ -155,7 +155,7 @@ class KnownPieces {
   }
 
  private:
-  static constexpr size_t kBytes = 48;  // size of the longest piece that is worth remembering
+  static constexpr size_t kBytes = 48;  // of the longest piece that is stored
   static constexpr size_t kPieces = 1 << 18;
   struct Place {
     size_t begin, count;
@@ -171,7 +171,7 @@ void hub::AddedTokens::add(std::string_view content, const AddedToken& token) {
   begins_[static_cast<uint8_t>(content.at(0))] = true;
 }
 
-// A token at the text's beginning is, among all tokens in order, the one before the text, or the beginning of that one.
+// A token at the text's beginning is, in sorted order, the last one not after the text, or a prefix of that one.
 std::map<std::string, hub::AddedToken, std::less<>>::const_iterator hub::AddedTokens::longest(
     std::string_view text) const {
   for (auto found = tokens_.upper_bound(text); found != tokens_.begin(); found = tokens_.upper_bound(text)) {
@@ -184,7 +184,7 @@ std::map<std::string, hub::AddedToken, std::less<>>::const_iterator hub::AddedTo
 
 void hub::AddedTokens::split(std::string_view text, bool special,
                              const std::function<void(std::string_view, int32_t)>& f) const {
-  size_t begin = 0;  // the text from here on no token has taken
+  size_t begin = 0;  // of the text after the last token
   for (size_t at = 0; at < text.size() && !tokens_.empty();) {
     const auto one = begins_[static_cast<uint8_t>(text[at])] ? longest(text.substr(at)) : tokens_.end();
     if (one == tokens_.end()) {
@@ -252,7 +252,7 @@ std::vector<int32_t> DescribedTokenizer::encode_with(std::string_view text, cons
   return out;
 }
 
-// Returns what the normalizer makes of a part; `room` holds it where it is another text.
+// Returns the normalized segment; `room` stores it if it differs.
 std::string_view DescribedTokenizer::normalized(std::string_view part, bool prefixed, bpe::Matching& matching,
                                                 std::string& room) const {
   for (const hub::Change& change : d_.changes)
@@ -260,7 +260,7 @@ std::string_view DescribedTokenizer::normalized(std::string_view part, bool pref
   return part;
 }
 
-// `first`: at the beginning of the whole text; `prefixed`: whether what marks a beginning may be put there.
+// `first`: at the beginning of the full text; `prefixed`: whether a mark of a beginning may be prepended.
 void DescribedTokenizer::encode_part(std::string_view part, bool first, bool prefixed, bpe::Matching& matching,
                                      std::vector<int32_t>& out) const {
   std::string begun;
@@ -268,7 +268,7 @@ void DescribedTokenizer::encode_part(std::string_view part, bool first, bool pre
   const bool mark = d_.prefix_mark == hub::Prefix::always || (d_.prefix_mark == hub::Prefix::first && first);
   if (prefixed && mark && !part.starts_with(kMark)) part = begun = std::string(kMark) + std::string(part);
   if (prefixed && d_.prefix_space && !part.starts_with(' ')) part = begun = " " + std::string(part);
-  const bool bytes_stay = d_.byte_level && !d_.ignore_merges;  // a single one merges with nothing
+  const bool bytes_stay = d_.byte_level && !d_.ignore_merges;  // a single byte merges with nothing
   std::vector<int32_t> symbols;
   KnownPieces known(out);
   cut(part, 0, matching, [&](std::string_view piece) {
@@ -296,8 +296,7 @@ void DescribedTokenizer::encode_piece(std::string_view piece, std::vector<int32_
   d_.merges.apply(symbols, out);
 }
 
-// The tokens that are merged: of bytes; or of characters, where those that have none become bytes, or else the unknown
-// token.
+// The symbols to merge: bytes, or characters, of which unknown ones become bytes or else the unknown token.
 void DescribedTokenizer::split_symbols(std::string_view piece, std::vector<int32_t>& symbols) const {
   bool unknown_before = false;
   for (size_t position = 0; position < piece.size();) {
@@ -315,7 +314,7 @@ void DescribedTokenizer::split_symbols(std::string_view piece, std::vector<int32
       unknown_before = true;
       continue;
     } else {
-      throw Error(fmt::format("the tokenizer has no token for '{}' and none for the unknown", character));
+      throw Error(fmt::format("the tokenizer has no token for '{}' and no unknown token", character));
     }
     unknown_before = false;
   }

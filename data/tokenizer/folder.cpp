@@ -1,23 +1,24 @@
-// The tokenizer of a Hugging Face folder, whose files name tokens in six places. transformers 5.24 reads them so, and
-// so do we; the keys are those of tokenizer_config.json where no other file is named:
+// The tokenizer of a Hugging Face directory, whose files define tokens in six places, with the semantics of
+// transformers 5.24. Keys are those of tokenizer_config.json unless another file is named:
 //
-//   place                                    read
-//   tokenizer.json, `added_tokens`           always; its post_processor alone says what stands before and behind a text
-//   `add_bos_token`, `add_eos_token`         without tokenizer.json only, by every class
+//   place                                    used
+//   tokenizer.json, `added_tokens`           always; only its post_processor defines the tokens around a text
+//   `add_bos_token`, `add_eos_token`         only without tokenizer.json, for every class
 //   `added_tokens_decoder`                   always
-//   special_tokens_map.json                  unless there is an `added_tokens_decoder`; then it overrides the keys
+//   special_tokens_map.json                  unless there is an `added_tokens_decoder`; overrides the keys below
 //   added_tokens.json                        unless there is an `added_tokens_decoder`
-//   `bos_token` ... `mask_token`, `..._token`, `extra_special_tokens`, `additional_special_tokens` (its old name):
-//   always
+//   `bos_token` ... `mask_token`, other      always
+//   `..._token`, `extra_special_tokens` and
+//   `additional_special_tokens` (old name)
 //
-// Some classes make the normalizer, the pre_tokenizer and the decoder themselves (overriding_rules()), by
-// `add_prefix_space` and `legacy`, and take only the model and the rest from tokenizer.json.
+// Some classes define the normalizer, the pre_tokenizer and the decoder themselves (overriding_rules()), depending on
+// `add_prefix_space` and `legacy`, and use only the other components of tokenizer.json.
 //
-// A token that tokenizer.json does not list keeps the id of the vocabulary, or gets the next one, whatever the id that
-// the other file has for it: first the tokens of the decoder or of added_tokens.json by their ids there, then named
-// ones, then extra ones. Versions before 5 let `add_bos_token` and `add_eos_token` override the post_processor of
-// LlamaTokenizerFast, GemmaTokenizerFast and CohereTokenizerFast. Without tokenizer.json a class of transformers makes
-// one of vocab.json and merges.txt, and says which token begins and ends a text by default.
+// A token that tokenizer.json does not list keeps its id in the vocabulary or gets the next free id, whatever id the
+// other file specifies: first the tokens of the decoder or of added_tokens.json by their ids there, then named ones,
+// then extra ones. Versions before 5 let `add_bos_token` and `add_eos_token` override the post_processor of
+// LlamaTokenizerFast, GemmaTokenizerFast and CohereTokenizerFast. Without tokenizer.json, a class of transformers
+// builds one from vocab.json and merges.txt and defines the default beginning and end of a text.
 #include <algorithm>
 #include <charconv>
 #include <map>
@@ -54,7 +55,7 @@ Json read_json(const HubTokenizer::Files& files, const char* name, const std::st
   return out;
 }
 
-// An entry of `added_tokens` without its id: of a name, or of an object with the flags of the library.
+// An entry of `added_tokens` without its id, from a name or an object with the library's flags.
 Json added_token(const Json& from, bool special) {
   const Json& name = from.is_object() ? value_at(from, "content") : from;
   if (!name.is_string()) return {};
@@ -65,7 +66,7 @@ Json added_token(const Json& from, bool special) {
   return out;
 }
 
-// The tokens that the files next to tokenizer.json name, in the order in which they get their ids.
+// The tokens named by the files next to tokenizer.json, in the order in which they get ids.
 std::vector<Json> tokens_of_files(const Json& settings, const Json& added, const std::string& what) {
   std::vector<Json> named, extra;
   std::set<Json> special;
@@ -96,7 +97,7 @@ std::vector<Json> tokens_of_files(const Json& settings, const Json& added, const
   for (const auto& [name, value] : added.items()) {
     const auto id = natural(value);
     if (!id)
-      bad_input("{}{}: the token {} has the id {}; expected a whole number", what, kAdded, shown(name), shown(value));
+      bad_input("{}{}: the token {} has the id {}; expected an integer", what, kAdded, shown(name), shown(value));
     listed[*id] = special_token({}, name);
     listed[*id]["special"] = special.contains(name);
     listed[*id]["normalized"] = !special.contains(name);
@@ -108,7 +109,7 @@ std::vector<Json> tokens_of_files(const Json& settings, const Json& added, const
   return out;
 }
 
-// The ids that generation_config.json does not name are those of config.json.
+// Ids missing in generation_config.json are taken from config.json.
 void add_ids(HubTokenizer::Files& files, const Json& model, const std::string& what) {
   Json settings = Json::object(), named = Json::object();
   if (files.contains(kGeneration)) settings = parse_json(files[kGeneration], what + kGeneration, JsonFile::others);
@@ -121,7 +122,7 @@ void add_ids(HubTokenizer::Files& files, const Json& model, const std::string& w
   files[kGeneration] = named.dump(2) + "\n";
 }
 
-// Adds the tokens that a tokenizer.json does not list; false if it lists all of them.
+// Adds the tokens missing in a tokenizer.json; returns false if there are none.
 bool add_missing(Json& file, const std::vector<Json>& tokens) {
   Json& list = file["added_tokens"];
   const Json& vocab = value_at(value_at(file, "model"), "vocab");
@@ -147,7 +148,7 @@ bool lists(const Json& file, const Json& token) {
                      [&](const Json& one) { return value_at(one, "content") == token["content"]; });
 }
 
-// The class of a tokenizer that the settings or config.json name, without the ending "Fast".
+// The tokenizer class specified by the settings or config.json, without the suffix "Fast".
 std::string tokenizer_class(const Json& settings, const Json& model) {
   std::string name;
   for (const Json* const json : {&settings, &model})
@@ -211,7 +212,7 @@ bool has_all(const Json& all, const Json& some) {
   return true;
 }
 
-// The tokenizer.json of a class that reads vocab.json and merges.txt; its defaults join the settings.
+// The tokenizer.json that a class builds from vocab.json and merges.txt; its defaults are added to the settings.
 Json file_of_vocab(const std::filesystem::path& folder, const std::string& name, Json& settings) {
   constexpr std::array kLikeGpt2{kGpt2, "CodeGenTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend"};
   if (name != kQwen && std::ranges::find(kLikeGpt2, name) == kLikeGpt2.end())
@@ -236,7 +237,7 @@ Json file_of_vocab(const std::filesystem::path& folder, const std::string& name,
   return file;
 }
 
-// The post_processor by `add_bos_token` and `add_eos_token`.
+// The post_processor specified by `add_bos_token` and `add_eos_token`.
 Json ends_by_keys(const Json& file, const Json& settings) {
   Json single = Json::array({{{"Sequence", {{"id", "A"}, {"type_id", 0}}}}}), ids = Json::object();
   for (const std::string name : {"bos_token", "eos_token"}) {

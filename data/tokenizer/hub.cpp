@@ -1,4 +1,4 @@
-// Reading the files of a Hugging Face tokenizer: the parts of tokenizer.json, and those of the files beside it.
+// Parses a Hugging Face tokenizer: the components of tokenizer.json and the files next to it.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -15,7 +15,7 @@ namespace hub {
 
 namespace {
 
-// More than any known model has; a file beyond them would take minutes and gigabytes.
+// Above any known model; a larger file would take minutes and gigabytes.
 constexpr size_t kMaxTokens = 600'000, kMaxMerges = 600'000, kLongestAdded = 1000;
 
 using Json = nlohmann::json;
@@ -44,12 +44,12 @@ class Model {
       : model_(value_at(file.json, "model")), what_(what), d_(d) {
     flags();
     number_tokens(file.vocab.members, value_at(file.json, "added_tokens"));
-    if (d_.byte_level && fallback_said_ &&
+    if (d_.byte_level && fallback_set_ &&
         std::find(d_.byte_tokens.begin(), d_.byte_tokens.end(), -1) != d_.byte_tokens.end())
       fail("'byte_fallback' and a ByteLevel pre_tokenizer, without a token for every byte; expected one of them");
     read_merges();
     if (const Json& name = value_at(model_, "unk_token"); name.is_string() && !is_blank(name)) {
-      // One that the vocabulary does not have is missed when it is needed, as there.
+      // As in the library, a missing unknown token is an error only when it is needed.
       d_.unknown = d_.vocab.find(name.get_ref<const std::string&>());
     }
   }
@@ -58,7 +58,7 @@ class Model {
   [[noreturn]] void fail(const std::string& why) const { throw InputError(what_ + ": " + why); }
 
   void flags() {
-    // Files of the first versions name no type.
+    // Files of the first versions do not specify a type.
     if (!model_.is_object() || (model_.contains("type") && model_["type"] != "BPE"))
       fail(fmt::format("the model is of type {}; expected BPE", shown(value_at(model_, "type"))));
     if (const Json& dropout = value_at(model_, "dropout"); !dropout.is_null() && dropout != 0)
@@ -69,7 +69,7 @@ class Model {
     d_.fuse_unknown = flag(model_, "fuse_unk", false, what_);
     d_.byte_fallback = flag(model_, "byte_fallback", false, what_);
     d_.ignore_merges = flag(model_, "ignore_merges", false, what_);
-    fallback_said_ = d_.byte_fallback;
+    fallback_set_ = d_.byte_fallback;
     if (d_.byte_level) d_.byte_fallback = false;
   }
 
@@ -85,25 +85,25 @@ class Model {
     return out;
   }
 
-  // Puts a token where its number says, which must be free, and returns its bytes.
+  // Stores a token at its id, which must be free, and returns its bytes.
   const std::string& set(const Json& id, const std::string& spelling) {
     const auto number = natural(id);
     if (spelling.empty()) fail(fmt::format("token {} is empty", shown(id)));
     if (!number || static_cast<size_t>(*number) >= d_.tokens.size() || !d_.tokens[static_cast<size_t>(*number)].empty())
-      fail(fmt::format("the token {} has the number {}; expected each of 0 to {} once", shown(spelling), shown(id),
+      fail(fmt::format("the token {} has the id {}; expected each of 0 to {} once", shown(spelling), shown(id),
                        d_.tokens.size() - 1));
     return d_.tokens[static_cast<size_t>(*number)] = token_bytes(spelling);
   }
 
   void number_tokens(const std::vector<std::pair<std::string, Json>>& vocab, const Json& added) {
     if (!value_at(model_, "vocab").is_object() || vocab.empty())
-      fail("the model's 'vocab' must be an object of tokens and their numbers");
+      fail("the model's 'vocab' must be an object of tokens and their ids");
     if (!added.is_null() && !added.is_array()) fail("'added_tokens' must be a list");
     d_.vocab.reserve(vocab.size());
     for (const auto& [spelling, id] : vocab)
       if (!d_.vocab.add(spelling, static_cast<int32_t>(std::min<int64_t>(natural(id).value_or(INT32_MAX), INT32_MAX))))
         fail(fmt::format("'vocab' has the token {} twice", shown(spelling)));
-    size_t behind = 0;  // added tokens that the vocabulary does not have
+    size_t behind = 0;  // added tokens missing in the vocabulary
     for (const Json& token : added) behind += d_.vocab.find(token_content(token)) < 0 ? 1 : 0;
     if (vocab.size() + behind > kMaxTokens)
       fail(fmt::format("{} tokens; expected at most {}", vocab.size() + behind, kMaxTokens));
@@ -132,8 +132,7 @@ class Model {
     if (const int32_t known = d_.vocab.find(content); known < 0) {
       set(id, content);
     } else if (id != known) {
-      fail(fmt::format("the added token {} has the number {} and in the vocabulary {}", shown(content), shown(id),
-                       known));
+      fail(fmt::format("the added token {} has the id {} and in the vocabulary {}", shown(content), shown(id), known));
     }
     const auto is = [&](const char* key, bool otherwise = false) { return flag(token, key, otherwise, what_); };
     d_.added.emplace_back(content, AddedToken{.token = id.get<int32_t>(),
@@ -144,7 +143,7 @@ class Model {
                                               .right = is("rstrip")});
   }
 
-  // The two tokens of "left right", or ["left", "right"].
+  // Splits "left right", or ["left", "right"].
   std::pair<std::string_view, std::string_view> halves(const Json& merge, size_t rank) const {
     if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string())
       return {merge[0].get_ref<const std::string&>(), merge[1].get_ref<const std::string&>()};
@@ -183,10 +182,10 @@ class Model {
   const Json& model_;
   const std::string& what_;
   Description& d_;
-  bool fallback_said_ = false;
+  bool fallback_set_ = false;
 };
 
-// The normalizer, the pre-tokenizer, the decoder and the post-processor.
+// Parses the normalizer, the pre-tokenizer, the decoder and the post-processor.
 class Steps {
   using Split = bpe::Split;
   using enum bpe::Behaviour;
@@ -206,7 +205,7 @@ class Steps {
     } else if (const auto known = named(kChanges, type)) {
       const Json& text = value_at(step, *known == prepend ? "prepend" : "content");
       const bool has_text = *known == prepend || *known == replace;
-      if (has_text && !text.is_string()) unknown("normalizer", step, "a text to put in");
+      if (has_text && !text.is_string()) unknown("normalizer", step, "a string to insert");
       d_.changes.push_back({*known, has_text ? text.get<std::string>() : "",
                             *known == replace ? std::optional(pattern(step)) : std::nullopt});
     } else {
@@ -222,7 +221,7 @@ class Steps {
       return;
     }
     if (d_.byte_level || (metaspace_ && type == "ByteLevel"))
-      bad_input("{}: the pre_tokenizer's {} is followed by {}; expected it to be the last", what_,
+      bad_input("{}: the pre_tokenizer's {} is followed by {}; expected it last", what_,
                 d_.byte_level ? "ByteLevel" : "Metaspace", shown(type));
     if (type == "ByteLevel") {
       byte_level(step);
@@ -258,7 +257,7 @@ class Steps {
       ends(step);
     } else if (value_at(step, "type") == "RobertaProcessing" || value_at(step, "type") == "BertProcessing") {
       for (const auto& [key, list] : {std::pair{"cls", &d_.before}, {"sep", &d_.behind}}) {
-        const Json& pair = value_at(step, key);  // a name and a number
+        const Json& pair = value_at(step, key);  // a name and an id
         const auto id = pair.is_array() && pair.size() == 2 ? natural(pair[1]) : std::nullopt;
         if (!id || *id >= std::ssize(d_.tokens)) unknown("post_processor", step, "'cls' and 'sep' of the vocabulary");
         list->push_back(static_cast<int32_t>(*id));
@@ -291,7 +290,7 @@ class Steps {
 
  private:
   [[noreturn]] void unknown(const char* part, const Json& step, std::string_view expected) const {
-    bad_input("{}: the {} {} is not known here; expected {}", what_, part, shown(step), expected);
+    bad_input("{}: the {} {} is not supported; expected {}", what_, part, shown(step), expected);
   }
 
   const Json& parts(const Json& step, const char* key) const {
@@ -303,7 +302,7 @@ class Steps {
   void byte_level(const Json& step) {
     d_.byte_level = true;
     d_.prefix_space = flag(step, "add_prefix_space", true, what_);
-    if (d_.prefix_space && !d_.cuts.empty()) unknown("pre_tokenizer", step, "add_prefix_space false behind others");
+    if (d_.prefix_space && !d_.cuts.empty()) unknown("pre_tokenizer", step, "add_prefix_space false after others");
     if (flag(step, "use_regex", true, what_)) d_.cuts.push_back(Split::of_regex(bpe::kGpt2));
   }
 
@@ -331,23 +330,23 @@ class Steps {
 
   bpe::Behaviour behaviour(const Json& step) const {
     const auto known = named(kBehaviours, value_at(step, "behavior"));
-    if (!known) unknown("pre_tokenizer", step, "a 'behavior' like Isolated");
+    if (!known) unknown("pre_tokenizer", step, "a 'behavior' such as Isolated");
     return *known;
   }
 
   Split pattern(const Json& step, bpe::Behaviour how = isolated, bool invert = false) const {
-    const Json& said = value_at(step, "pattern");
-    const Json &regex = value_at(said, "Regex"), &text = value_at(said, "String");
+    const Json& value = value_at(step, "pattern");
+    const Json &regex = value_at(value, "Regex"), &text = value_at(value, "String");
     if (text.is_string()) return Split::of_text(text.get_ref<const std::string&>(), how, invert);
     if (!regex.is_string()) unknown("step", step, "a 'pattern' with a Regex or a String");
     try {
       return Split::of_regex(regex.get_ref<const std::string&>(), how, invert);
     } catch (const Error& e) {
-      bad_input("{}: the pattern {} cannot be run: {}", what_, shown(regex), e.what());
+      bad_input("{}: the pattern {} is not supported: {}", what_, shown(regex), e.what());
     }
   }
 
-  // Older files have add_prefix_space where newer ones have prepend_scheme.
+  // Older files have add_prefix_space instead of prepend_scheme.
   Prefix prefix(const Json& step) const {
     const Json& scheme = value_at(step, "prepend_scheme");
     if (scheme.is_null()) return flag(step, "add_prefix_space", true, what_) ? Prefix::always : Prefix::never;
@@ -361,7 +360,7 @@ class Steps {
     bool behind = false;
     for (const Json& part : parts(step, "single")) {
       if (const Json& text = value_at(part, "Sequence"); !text.is_null()) {
-        if (behind || value_at(text, "id") != "A") unknown("post_processor", step, "'single' with the text A once");
+        if (behind || value_at(text, "id") != "A") unknown("post_processor", step, "'single' with one text A");
         behind = true;
         continue;
       }
@@ -371,7 +370,7 @@ class Steps {
               ? value_at(value_at(value_at(step, "special_tokens"), name.get_ref<const std::string&>()), "ids")
               : name;
       if (!ids.is_array())
-        bad_input("{}: the post_processor's {} is no text and no token of its special_tokens", what_, shown(part));
+        bad_input("{}: the post_processor's {} is neither a text nor one of its special_tokens", what_, shown(part));
       for (const Json& id : ids) {
         const auto token = natural(id);
         if (!token || *token >= std::ssize(d_.tokens))
@@ -380,7 +379,7 @@ class Steps {
         (behind ? d_.behind : d_.before).push_back(static_cast<int32_t>(*token));
       }
     }
-    if (!behind) unknown("post_processor", step, "'single' with the text A once");
+    if (!behind) unknown("post_processor", step, "'single' with one text A");
   }
 
   const std::string& what_;
@@ -409,17 +408,17 @@ using hub::Json, hub::kTokenizer, hub::kConfig, hub::kNames, hub::kTemplate, hub
 
 namespace {
 
-constexpr std::string_view kClass = "PreTrainedTokenizerFast";  // the name of transformers 4, and of 5 too
-constexpr uintmax_t kMaxBytes = 100'000'000;                    // the largest known has a third
+constexpr std::string_view kClass = "PreTrainedTokenizerFast";  // the class name in transformers 4, also accepted by 5
+constexpr uintmax_t kMaxBytes = 100'000'000;                    // the largest known file has a third of this
 constexpr std::array kFiles{kTokenizer, kConfig, kNames, kTemplate, kGeneration};
 
-// The name of a token that a key has, as a text or as an added token's object.
+// The token name under a key: a string, or the content of an added token.
 const Json& name_at(const Json& config, const char* key) {
   const Json& value = value_at(config, key);
   return value.is_object() ? value_at(value, "content") : value;
 }
 
-// The text of a chat template: one string, or the one called "default" of several.
+// The chat template: one string, or the one named "default" of several.
 std::string read_template(const Json& value, const std::string& what) {
   if (value.is_null()) return "";
   if (value.is_string()) return value.get<std::string>();
@@ -427,7 +426,7 @@ std::string read_template(const Json& value, const std::string& what) {
     for (const Json& named : value)
       if (value_at(named, "name") == "default" && value_at(named, "template").is_string())
         return value_at(named, "template").get<std::string>();
-  bad_input("{}: 'chat_template' must be a text, or a list with one named default", what);
+  bad_input("{}: 'chat_template' must be a string, or a list with one named default", what);
 }
 
 }  // namespace
@@ -444,8 +443,7 @@ HubTokenizer::HubTokenizer(Files&& files, const hub::File& file, const std::stri
 std::string read_tokenizer_file(const std::filesystem::path& file) {
   std::error_code error;
   const auto size = std::filesystem::file_size(file, error);
-  if (!error && size > kMaxBytes)
-    bad_input("{} has {} bytes; expected a tokenizer's at most {}", file.string(), size, kMaxBytes);
+  if (!error && size > kMaxBytes) bad_input("{} has {} bytes; expected at most {}", file.string(), size, kMaxBytes);
   return read_file(file);
 }
 
@@ -478,7 +476,7 @@ std::optional<int32_t> HubTokenizer::named(const Json& config, const char* key, 
   if (const auto token = special(name.get_ref<const std::string&>())) return token;
   const int32_t found = d_.vocab.find(name.get_ref<const std::string&>());
   if (found < 0 && !needed) return {};
-  if (found < 0) bad_input("{}: '{}' is {}, which is no token of {}", what, key, shown(name), kTokenizer);
+  if (found < 0) bad_input("{}: '{}' is {}, which is not a token of {}", what, key, shown(name), kTokenizer);
   return found;
 }
 
@@ -486,8 +484,8 @@ std::string HubTokenizer::generation_config() const {
   Json out = Json::parse(Tokenizer::generation_config());
   if (pad_) out["pad_token_id"] = *pad_;
   const auto found = files_.find(kGeneration);
-  const Json said = found == files_.end() ? Json() : parse_json(found->second, kGeneration, JsonFile::others);
-  for (const auto& [key, value] : said.items())
+  const Json settings = found == files_.end() ? Json() : parse_json(found->second, kGeneration, JsonFile::others);
+  for (const auto& [key, value] : settings.items())
     if (!value.is_null() && !value.is_discarded()) out[key] = value;
   return out.dump(2) + "\n";
 }
@@ -498,7 +496,7 @@ HubTokenizer::Files HubTokenizer::files() const {
   Json config = {{"tokenizer_class", kClass}, {"clean_up_tokenization_spaces", false}};
   if (eos_) config["eos_token"] = to_string(*eos_);
   std::string& text = out.try_emplace(kConfig, config.dump(2) + "\n").first->second;
-  constexpr std::string_view kNewest = "\"TokenizersBackend\"";  // which the versions before 5 do not know
+  constexpr std::string_view kNewest = "\"TokenizersBackend\"";  // unknown to versions before 5
   if (const size_t at = text.find(kNewest); at != std::string::npos)
     text.replace(at, kNewest.size(), '"' + std::string(kClass) + '"');
   return out;

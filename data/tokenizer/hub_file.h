@@ -1,4 +1,4 @@
-// A tokenizer.json, parsed, with the members of its vocabulary aside.
+// A parsed tokenizer.json with its vocabulary extracted.
 #pragma once
 #include <nlohmann/json.hpp>
 

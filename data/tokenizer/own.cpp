@@ -1,4 +1,4 @@
-// Our own tokenizers as descriptions, in their files, and learnt from a text.
+// Tessera's own tokenizers: their descriptions, files and training.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -17,7 +17,7 @@ namespace {
 using Json = nlohmann::json;
 using hub::Description;
 
-// A file of ours: format, version, kind and what else the kind has.
+// A tokenizer file: format, version, kind and the kind's other keys.
 std::string written(std::string_view kind, Json more = Json::object()) {
   more.update({{"format", kTokenizerFormat}, {"version", 1}, {"kind", kind}});
   return more.dump() + "\n";
@@ -39,15 +39,15 @@ Description of_characters(const std::vector<char32_t>& characters) {
 
 std::vector<std::string> parse_vocab(std::string_view text, const std::string& what) {
   const Json json = parse_json(text, what);
-  if (!json.is_object()) throw InputError(what + ": expected one object of tokens and their numbers");
+  if (!json.is_object()) throw InputError(what + ": expected one object of tokens and their ids");
   std::vector<std::string> tokens(json.size());
   std::vector<bool> seen(json.size());
   for (const auto& [spelling, id] : json.items()) {
     if (!id.is_number_unsigned() || id.get<uint64_t>() >= tokens.size() || seen[id.get<size_t>()])
-      bad_input("{}: the token '{}' has the number {}; expected each of 0 to {} once", what, spelling, id.dump(),
+      bad_input("{}: the token '{}' has the id {}; expected each of 0 to {} once", what, spelling, id.dump(),
                 tokens.size() - 1);
     seen[id.get<size_t>()] = true;
-    tokens[id.get<size_t>()] = bpe::unspell(spelling).value_or(spelling);  // a special token may have any character
+    tokens[id.get<size_t>()] = bpe::unspell(spelling).value_or(spelling);  // a special token may contain any character
   }
   return tokens;
 }
@@ -55,7 +55,7 @@ std::vector<std::string> parse_vocab(std::string_view text, const std::string& w
 int32_t find_token_id(const hub::Ids& ids, std::string_view spelling, const std::string& what, size_t line) {
   const std::optional<std::string> bytes = bpe::unspell(spelling);
   const int32_t found = bytes ? ids.find(*bytes) : -1;
-  if (found < 0) bad_input("{}: line {}: '{}' is no token of the vocabulary", what, line, spelling);
+  if (found < 0) bad_input("{}: line {}: '{}' is not a token of the vocabulary", what, line, spelling);
   return found;
 }
 
@@ -68,18 +68,18 @@ std::vector<BpeTokenizer::Merge> parse_merges(std::string_view text, const std::
     const size_t end = std::min(text.find('\n'), text.size());
     std::string_view row = text.substr(0, end);
     text.remove_prefix(std::min(end + 1, text.size()));
-    if (row.ends_with('\r')) row.remove_suffix(1);  // no spelling of a byte
+    if (row.ends_with('\r')) row.remove_suffix(1);  // not the spelling of a byte
     if (line == 1 && row.starts_with("#version")) continue;
     const size_t space = row.find(' ');
     if (space == std::string_view::npos || row.find(' ', space + 1) != std::string_view::npos)
-      bad_input("{}: line {}: expected two tokens with one space between them", what, line);
+      bad_input("{}: line {}: expected two tokens separated by one space", what, line);
     merges.push_back(
         {find_token_id(ids, row.substr(0, space), what, line), find_token_id(ids, row.substr(space + 1), what, line)});
   }
   return merges;
 }
 
-// Byte-level BPE with GPT-2's pattern, over any bytes.
+// The description of byte-level BPE with GPT-2's pattern, which accepts any bytes.
 Description of_merges(std::vector<std::string> tokens, const std::vector<BpeTokenizer::Merge>& merges,
                       const std::string& what) {
   Description d;
@@ -105,18 +105,18 @@ Description of_merges(std::vector<std::string> tokens, const std::vector<BpeToke
     const auto [left, right] = merges[rank];
     for (const int32_t part : {left, right})
       if (part < 0 || part >= std::ssize(d.tokens))
-        bad_input("{}: merge {} uses the token {}, which is not there", what, rank, part);
+        bad_input("{}: merge {} uses the unknown token {}", what, rank, part);
     const std::string joined = d.tokens[static_cast<size_t>(left)] + d.tokens[static_cast<size_t>(right)];
     const int32_t result = d.vocab.find(joined);
-    if (result < 0) bad_input("{}: merge {} makes '{}', which is no token", what, rank, bpe::spell(joined));
+    if (result < 0) bad_input("{}: merge {} produces '{}', which is not a token", what, rank, bpe::spell(joined));
     if (!d.merges.add(merges[rank], result))
       bad_input("{}: merge {} (into '{}') appears twice", what, rank, bpe::spell(joined));
   }
   return d;
 }
 
-// The files of a tokenizer for the library `tokenizers` and for transformers, whose classes of these names are there in
-// its versions 4 and 5. Nothing is to be put right in a decoded text, nor joined by spaces.
+// A tokenizer's files for the library `tokenizers` and for transformers, with class names that exist in its versions 4
+// and 5. Decoded text is neither cleaned up nor joined with spaces.
 std::map<std::string, std::string> library_files(const Tokenizer& tokenizer, const Json& vocab,
                                                  const Json& merges = Json::array(),
                                                  const std::vector<std::string>& special = {}) {
@@ -147,11 +147,11 @@ struct Word {
 
 struct Pair {
   int64_t count = 0;
-  std::vector<int32_t> words;  // those that may contain it, ascending
+  std::vector<int32_t> words;  // those that may contain the pair, ascending
 };
 
-// A count, and a pair's key with all bits turned round: a heap has the highest count, then the smallest pair at its
-// top.
+// A count, and a pair's key with all bits inverted, so that the top of a heap has the highest count, then the smallest
+// pair.
 using Candidate = std::pair<int64_t, uint64_t>;
 
 BpeTokenizer::Merge of_key(uint64_t key) {
@@ -170,13 +170,13 @@ class Trainer {
     for (const auto& [key, pair] : pairs_) heap_.push({pair.count, ~key});
   }
 
-  // Makes one merge; false when no pair occurs `least` times.
+  // Performs one merge; returns false if no pair occurs `least` times.
   bool step(int64_t least) {
     while (!heap_.empty()) {
       const auto [count, turned] = heap_.top();
       heap_.pop();
       const Pair& pair = pairs_.at(~turned);
-      if (count != pair.count) {  // the count went down since it was pushed
+      if (count != pair.count) {  // the count decreased since it was pushed
         if (pair.count > 0) heap_.push({pair.count, turned});
         continue;
       }
@@ -196,7 +196,7 @@ class Trainer {
     return place->second;
   }
 
-  // Adds a word's pairs to the counts; `changed` gets them.
+  // Adds a word's pairs to the counts and to `changed`.
   void add_pairs(int32_t w, std::vector<uint64_t>* changed) {
     const Word& word = words_[static_cast<size_t>(w)];
     for (size_t i = 0; i + 1 < word.tokens.size(); ++i) {
@@ -229,13 +229,13 @@ class Trainer {
         heap_.push({pairs_.at(pair).count, ~pair});
   }
 
-  // Joins the pair in one word, from left to right.
+  // Merges the pair in one word, from left to right.
   void merge_in(int32_t w, BpeTokenizer::Merge pair, int32_t result, std::vector<uint64_t>& changed) {
     Word& word = words_[static_cast<size_t>(w)];
     std::vector<int32_t>& t = word.tokens;
     size_t first = 0;
     while (first + 1 < t.size() && (t[first] != pair.left || t[first + 1] != pair.right)) ++first;
-    if (first + 1 >= t.size()) return;  // an earlier merge took it apart
+    if (first + 1 >= t.size()) return;  // an earlier merge removed it
     take_pairs(word);
     size_t to = first;
     for (size_t from = first; from < t.size(); ++to) {
@@ -291,7 +291,7 @@ CharTokenizer CharTokenizer::from_json(const Json& json, const std::string& what
   std::vector<char32_t> characters;
   for (const Json& c : json["characters"]) {
     if (!c.is_number_unsigned() || !is_scalar(c.get<uint64_t>()))
-      bad_input("{}: 'characters' holds {}, which is no Unicode code point", what, c.dump());
+      bad_input("{}: 'characters' contains {}, which is not a Unicode code point", what, c.dump());
     if (!characters.empty() && c.get<char32_t>() <= characters.back())
       bad_input("{}: 'characters' must ascend; {} follows {}", what, c.dump(),
                 static_cast<uint32_t>(characters.back()));
@@ -316,7 +316,7 @@ CharTokenizer CharTokenizer::of_chunks(const ChunkWalk& walk, const std::string&
       if (!c)
         bad_input(
             "{} is not UTF-8 (invalid byte 0x{:02x} at offset {}), which `tokenizer` char needs; `tokenizer` bytes "
-            "takes any encoding",
+            "accepts any encoding",
             what, static_cast<uint8_t>(text[at]), before + at);
       if (!found[*c]) characters.push_back(*c);
       found[*c] = true;
@@ -390,7 +390,7 @@ std::string BpeTokenizer::merges_txt() const {
 
 std::map<std::string, std::string> BpeTokenizer::files() const {
   Json vocab = Json::object(), merges = Json::array();
-  std::set<int32_t> made;  // by merges; other tokens of several bytes are special, and stand there as they are
+  std::set<int32_t> made;  // results of merges; other tokens of several bytes are special and stored literally
   for (const auto& [left, right] : merges_) {
     merges.push_back(bpe::spell(to_string(left)) + " " + bpe::spell(to_string(right)));
     made.insert(d_.vocab.find(to_string(left) + to_string(right)));
@@ -424,9 +424,9 @@ void WordCounts::add(std::string_view text) {
 
 BpeTokenizer train_bpe(WordCounts pieces, const BpeTraining& options) {
   if (options.vocab_size < 256)
-    throw FieldError("vocab", fmt::format("a bpe tokenizer has at least its 256 bytes; found {}", options.vocab_size));
+    throw FieldError("vocab", fmt::format("expected at least 256 (all bytes); found {}", options.vocab_size));
   Trainer trainer(std::exchange(pieces, {}).all());
-  while (trainer.made() < options.vocab_size && trainer.step(options.least_count))
+  while (trainer.made() < options.vocab_size && trainer.step(options.min_count))
     if (options.progress && trainer.made() % kProgressEvery == 0) options.progress(trainer.made());
   return std::move(trainer).finish();
 }

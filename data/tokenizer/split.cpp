@@ -1,4 +1,4 @@
-// Patterns of strangers, run by Oniguruma within limits.
+// Runs untrusted patterns with Oniguruma under limits.
 #include <fmt/format.h>
 #include <oniguruma.h>
 
@@ -12,8 +12,8 @@
 namespace tessera::bpe {
 namespace {
 
-constexpr unsigned kMaxSteps = 10'000'000, kMaxStack = 25'000'000;  // of one try at one place; a GB
-constexpr size_t kTried = 64, kMaxBytes = size_t{1} << 30;          // tries between two looks at the clock; of a text
+constexpr unsigned kMaxSteps = 10'000'000, kMaxStack = 25'000'000;  // per attempt at one position; 1 GB
+constexpr size_t kTried = 64, kMaxBytes = size_t{1} << 30;  // attempts between two checks of the clock; size of a text
 
 using Regex = std::unique_ptr<regex_t, decltype(&onig_free)>;
 
@@ -32,13 +32,14 @@ Regex compiled(std::string_view pattern, OnigSyntaxType* syntax) {
   throw Error(std::string(reinterpret_cast<const char*>(why), static_cast<size_t>(length)));
 }
 
-// A pattern with something around it.
+// A pattern with a prefix and a suffix.
 Regex compiled_in(const char* before, std::string_view pattern, const char* behind, OnigSyntaxType* syntax) {
-  compiled(pattern, syntax);  // alone it must be one, too: "a)(b" is none
+  compiled(pattern, syntax);  // must also compile by itself: "a)(b" does not
   return compiled(fmt::format("{}(?:{}){}", before, pattern, behind), syntax);
 }
 
-// What Oniguruma 6.9.8 takes otherwise than 6.9.10, which is in `tokenizers`, in words that both take so.
+// Constructs that Oniguruma 6.9.8 treats differently from 6.9.10 (the version in `tokenizers`), in a form that both
+// treat alike.
 constexpr std::pair<std::string_view, std::string_view> kOlder[] = {
     {"[:punct:]", R"([[:punct:]\p{S}])"},
     {"[:^punct:]", R"([^[:punct:]\p{S}])"},
@@ -57,7 +58,7 @@ std::string in_older_words(std::string_view pattern) {
   return out;
 }
 
-// The beginning of a character, at this byte or behind it.
+// The beginning of the next character at or after this byte.
 size_t character_from(std::string_view text, size_t at) {
   while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) ++at;
   return at;
@@ -79,7 +80,7 @@ struct Matching::State {
   size_t tries = 0;
 
   ~State() { onig_region_free(&region, 0); }
-  // The library calls it wherever it tries to match.
+  // Called by the library at every attempt to match.
   static int look_at_clock(OnigCalloutArgs*, void* state) {
     auto& s = *static_cast<State*>(state);
     return ++s.tries % kTried == 0 && processor_seconds() > s.until ? ONIG_ABORT : ONIG_CALLOUT_SUCCESS;
@@ -116,7 +117,7 @@ Split Split::of_text(std::string_view text, Behaviour behaviour, bool invert) {
   return {text, true, behaviour, invert};
 }
 
-// The first match at `from` or behind it.
+// Finds the first match at or after `from`.
 bool Split::match(std::string_view text, size_t from, Matching& matching, size_t& begin, size_t& end) const {
   Matching::State& s = *matching.state_;
   const OnigUChar *const first = token_bytes(text), *const last = first + text.size();
@@ -130,8 +131,8 @@ bool Split::match(std::string_view text, size_t from, Matching& matching, size_t
   return true;
 }
 
-// Calls f(begin, end, whether it matches) for the parts of a text that is UTF-8. As in `tokenizers`, a match of nothing
-// right behind a match does not count. Oniguruma counts bytes by int: a longer text is cut at the end of a line.
+// Calls f(begin, end, whether it matches) for the segments of a UTF-8 text. As in `tokenizers`, an empty match directly
+// after a match does not count. Oniguruma counts bytes by int, so a longer text is split at the end of a line.
 template <class F>
 void Split::each(std::string_view text, Matching& matching, const F& f, size_t offset) const {
   if (text.size() > kMaxBytes) {
@@ -206,7 +207,7 @@ bool fullmatch(std::string_view regex, std::string_view text) {
   const Regex whole = compiled_in("", regex, "\\Z", ONIG_SYNTAX_PYTHON);
   const OnigUChar *const first = token_bytes(text), *const last = first + text.size();
   const int found = onig_match(whole.get(), first, last, first, nullptr, ONIG_OPTION_NONE);
-  if (found < ONIG_MISMATCH) throw Error(fmt::format("it takes too long on '{}'", text));
+  if (found < ONIG_MISMATCH) throw Error(fmt::format("matching '{}' takes too long", text));
   return found >= 0;
 }
 

@@ -1,5 +1,5 @@
-// Asynchronous runs that are stopped, killed and picked up again: a replay ends with the bits of one that nobody
-// disturbed, wherever it was stopped; a run without one comes to a common step, from which any plan can go on.
+// Interrupted, killed and resumed asynchronous runs: a replay is bitwise identical to an uninterrupted one; without a
+// replay, workers synchronize at a common step, from which any plan can resume.
 
 #include "parallel/async/push_log.h"
 #include "tests/app/layouts.h"
@@ -16,7 +16,7 @@ class AsyncResumeTest : public ProgramTest {
   void expect_success(const std::string& arguments, const std::string& words = "") const {
     expect_has(must(arguments).err, words);
   }
-  // Disturbs run "run" until it has come to its end, which is step `steps`.
+  // Interrupts the run in "run" until it completes all `steps`.
   void disturb_until_done(const std::string& first, const std::string& again, int64_t steps, int kinds) const {
     const std::string end = fmt::format("run/checkpoints/step-{}", steps);
     const std::vector<int> signals = {SIGINT, SIGKILL, SIGTERM};
@@ -26,9 +26,9 @@ class AsyncResumeTest : public ProgramTest {
       const int signal = signals[static_cast<size_t>(k % kinds)];
       const int64_t before = newest_step();
       const int status = interrupted(begun ? again : first, signal, recorded() + 300);
-      if (status == 0) break;  // it was faster
+      if (status == 0) break;  // it finished first
       if (begun) {
-        expect_has(log(), before > 0 ? fmt::format("going on after step {}\n", before) : "beginning");
+        expect_has(log(), before > 0 ? fmt::format("resuming after step {}\n", before) : "starting at step");
       }
       if (signal == SIGKILL) continue;
       ++stops;
@@ -45,7 +45,7 @@ class AsyncResumeTest : public ProgramTest {
   const std::string settings_ = kSmall + "--steps 150 --dropout 0.1 --dp-mode ps-async ";
 };
 
-TEST_F(AsyncResumeTest, AReplayThatIsStoppedAndKilledEndsWithTheSameBits) {
+TEST_F(AsyncResumeTest, InterruptedReplayIsBitwiseIdentical) {
   for (const char* plan : {"--ranks 4 --servers 2 --staleness 3", "--ranks 2 --staleness 1 --dtype bf16"}) {
     const std::string train = fmt::format("train {} {} --save-every 40 ", settings_, plan);
     expect_success(train + "--record order.txt --out whole");
@@ -58,27 +58,28 @@ TEST_F(AsyncResumeTest, AReplayThatIsStoppedAndKilledEndsWithTheSameBits) {
   }
 }
 
-// Nobody knows in advance what it does; but what it did is in its record, and a replay that is not stopped does it too.
-TEST_F(AsyncResumeTest, ARunThatWasStoppedIsReplayedInOnePiece) {
+// The order of an asynchronous run is not known in advance, but it is recorded, and an uninterrupted replay repeats it.
+TEST_F(AsyncResumeTest, ReplaysInterruptedRunWithoutInterruption) {
   const std::string train = fmt::format("train {} --ranks 4 --servers 2 --staleness 2 ", settings_);
   disturb_until_done(train + "--save-every 0 --out run", "train --resume --out run --record order.txt", 150, 1);
   const std::string end = "run/checkpoints/step-150";
   EXPECT_EQ(read_file(path("order.txt")), read_file(path(end + "/pushes.txt")));
-  EXPECT_EQ(order("order.txt").servers[1].size(), 600U);  // and the bound was held, or it would have been refused
+  EXPECT_EQ(order("order.txt").servers[1].size(),
+            600U);  // the staleness bound holds, otherwise the order would be rejected
   expect_success(train + "--save-every 0 --replay order.txt --out whole");
   EXPECT_TRUE(files(end) == files("whole/checkpoints/step-150"));
   EXPECT_EQ(records("run"), records("whole"));
 }
 
-// Everything is at a common step, so that a plan of any kind can go on; Adam's updates are counted through all of them.
-TEST_F(AsyncResumeTest, OtherPlansGoOnWithAnAsynchronousRun) {
+// At a common step any plan can resume; Adam's updates are counted across all of them.
+TEST_F(AsyncResumeTest, OtherPlansResumeAsynchronousRuns) {
   const std::string async = "--dp-mode ps-async --staleness 2 ";
   expect_success("train " + kSmall + "--steps 4 --ranks 4 --servers 3 " + async + "--out run");
   EXPECT_EQ(about("run/checkpoints/step-4").at("updates"), 16);
   const auto on = [&](int64_t steps, const std::string& plan, int64_t updates) {
     const int64_t before = newest_step();
     expect_success(fmt::format("train --resume --out run --steps {} {}{}", steps, test::kNoPlan, plan),
-                   fmt::format("going on after step {}\n", before));
+                   fmt::format("resuming after step {}\n", before));
     EXPECT_EQ(about(fmt::format("run/checkpoints/step-{}", steps)).at("updates"), updates) << plan;
   };
   on(6, "--ranks 2 --zero 3", 18);
@@ -88,13 +89,13 @@ TEST_F(AsyncResumeTest, OtherPlansGoOnWithAnAsynchronousRun) {
   on(11, "--ranks 2 --tp 2", 28);
   const std::string end = files("run/checkpoints/step-11");
   for (const std::string& plan : {async + "--ranks 4 --servers 2", std::string("--ranks 2"), async + "--ranks 1"}) {
-    on(11, plan, 28);  // nothing is trained, and all of it is saved again
+    on(11, plan, 28);  // no training, only another save
     EXPECT_TRUE(files("run/checkpoints/step-11") == end) << plan;
   }
 }
 
-// With one worker nothing is asynchronous, so bits can be compared.
-TEST_F(AsyncResumeTest, OneWorkerGoesOnLikeOneRankAndBack) {
+// With one worker nothing is asynchronous, so results are bitwise comparable.
+TEST_F(AsyncResumeTest, OneWorkerMatchesOneRankAcrossResumes) {
   expect_success("train " + kSmall + "--dropout 0.1 --ranks 1 --out whole");
   expect_success("train " + kSmall + "--dropout 0.1 --ranks 1 --save-every 4 --out run --dp-mode ps-async");
   EXPECT_TRUE(files("run/checkpoints/step-12") == files("whole/checkpoints/step-12"));
@@ -102,8 +103,8 @@ TEST_F(AsyncResumeTest, OneWorkerGoesOnLikeOneRankAndBack) {
     expect_made_again("run/checkpoints/step-12", 8, std::string(" --dp-mode ") + mode);
 }
 
-// In the middle of this record worker 0 has made three steps and worker 1 one; and worker 1 has pulled a version that
-// is gone then.
+// In the middle of this record worker 0 has completed three steps and worker 1 one, and worker 1 has pulled a version
+// that no longer exists.
 class UnevenTest : public AsyncResumeTest {
  protected:
   UnevenTest() {
@@ -119,14 +120,14 @@ class UnevenTest : public AsyncResumeTest {
   std::string whole_;
 };
 
-TEST_F(UnevenTest, WhatWorkersHadPulledIsSaved) {
+TEST_F(UnevenTest, SavesPulledParameters) {
   EXPECT_TRUE(fs::exists(path("run/checkpoints/step-2/pulled.safetensors")));
-  expect_success("train --resume --out run --replay order.txt", "going on after step 2\n");
+  expect_success("train --resume --out run --replay order.txt", "resuming after step 2\n");
   EXPECT_TRUE(files("run/checkpoints/step-3") == whole_);
 }
 
-TEST_F(UnevenTest, WithoutTheReplayItGoesOnWithinItsBound) {
-  expect_success("train --resume --out run --record on.txt", "going on after step 2\n");
+TEST_F(UnevenTest, ResumesWithoutReplayWithinStalenessBound) {
+  expect_success("train --resume --out run --record on.txt", "resuming after step 2\n");
   const std::vector<Push> pushes = order("on.txt").servers[0];
   EXPECT_EQ(pushes, (std::vector<Push>{{0, 0, 0}, {0, 1, 1}, {1, 0, 0}, {0, 2, 3}, {1, 1, 4}, {1, 2, 5}}));
   EXPECT_FALSE(files("run/checkpoints/step-3") == whole_);  // worker 1 has pulled again
@@ -134,25 +135,26 @@ TEST_F(UnevenTest, WithoutTheReplayItGoesOnWithinItsBound) {
   EXPECT_TRUE(files("run/checkpoints/step-3") == files("again/checkpoints/step-3"));
 }
 
-TEST_F(UnevenTest, OtherPlansAreRefused) {
+TEST_F(UnevenTest, RejectsOtherPlans) {
   const std::string words =
-      "run/checkpoints/step-2 was saved inside a replay, with its workers at different steps; expected --dp-mode "
+      "run/checkpoints/step-2 was saved inside a replay, with workers at different steps; expected --dp-mode "
       "ps-async with 2 ranks and 1 servers";
   for (const char* plan : {"--ranks 2", "--ranks 1 --dp-mode ps-async", "--ranks 2 --dp-mode ps-async --servers 2"})
     fails(fmt::format("train --resume --out run {}{}", test::kNoPlan, plan), 2, words);
 }
 
-TEST_F(UnevenTest, WhatIsNotTheRunsOwnOrderIsRefused) {
+TEST_F(UnevenTest, RejectsOrderOfAnotherRun) {
   record("other.txt", {{1, 0, 0}, {0, 0, 0}, {0, 1, 2}, {1, 1, 2}, {0, 2, 4}, {1, 2, 4}});
-  fails("train --resume --out run --replay other.txt", 2, "--replay: other.txt is not the order of the resumed run");
-  // One that has not pulled when it is saved, and one that goes on as if it had.
+  fails("train --resume --out run --replay other.txt", 2,
+        "--replay: other.txt is not the order of the resumed run");
+  // A record in which worker 1 has not pulled at the checkpoint, and one that assumes it has.
   record("begun.txt", {{0, 0, 0}, {0, 1, 1}, {1, 0, 0}, {0, 2, 3}});
   anew(train_ + "--replay begun.txt --out run");
   fails("train --resume --out run --replay order.txt", 2,
-        "--replay: in order.txt worker 1 has pulled parameters that run/checkpoints/step-2 does not hold");
+        "--replay: in order.txt worker 1 has pulled parameters that are not in run/checkpoints/step-2");
 }
 
-TEST_F(UnevenTest, ARecordNeedsTheWholeOrder) {
+TEST_F(UnevenTest, RecordRequiresCompleteOrder) {
   anew("train " + kSmall + "--steps 2 --ranks 2 --out run");
   fails("train --resume --out run --steps 4 --dp-mode ps-async --record new.txt", 2,
         "--record: 2 steps were made under another plan; expected a run with 2 ranks and 1 servers");
@@ -160,11 +162,11 @@ TEST_F(UnevenTest, ARecordNeedsTheWholeOrder) {
         "--replay: order.txt is not the order of the resumed run");
 }
 
-// Workers of an asynchronous run that learn nothing have together the losses of one rank that learns nothing.
+// Without learning, the workers' losses together are those of one rank.
 
 using AsyncRowsTest = ProgramTest;
 
-TEST_F(AsyncRowsTest, AreThoseOfOneRank) {
+TEST_F(AsyncRowsTest, LossesMatchOneRank) {
   const auto losses = [&](const std::string& plan) {
     std::vector<double> out;
     const auto ran = train("--dropout 0.3 --lr 1e-30 --no-eval --no-save --format json " + plan);

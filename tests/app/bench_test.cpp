@@ -1,5 +1,4 @@
-// The rows of `tessera bench` as a user sees them: their names, that their figures go together, and that what was sent
-// is what the closed forms say.
+// The rows of `tessera bench`: names, consistency of the numbers, and bytes compared with the closed forms.
 
 #include <random>
 #include <set>
@@ -16,7 +15,7 @@ namespace {
 
 class BenchTest : public ProgramTest {
  protected:
-  // The rows of a filter, each made as few times as can be.
+  // The rows of a filter, each with the minimum number of iterations.
   Json rows(const std::string& filter, const std::string& before = "") {
     const std::string words = "bench --benchmark_format=json --benchmark_min_time=0.0001 '--benchmark_filter=";
     return Json::parse(must(words + filter + "'", before).out).at("benchmarks");
@@ -37,7 +36,7 @@ TEST_F(BenchTest, RowsAreNamedByGroup) {
       "op/[a-z_ ]+/(forward|backward)/(fp32|bf16)|collective/[a-z_]+/[a-z-]+/threads/[0-9]+/[0-9]+(/bf16)?|"
       "strategy/[a-z0-9+-]+/(fp32|bf16)/[0-9]+|schedule/[a-z0-9-]+/[0-9]+/[0-9]+");
   for (const std::string& line : test::to_lines(must("bench --benchmark_list_tests").out)) {
-    EXPECT_TRUE(names.insert(line).second) << line << " is there twice";
+    EXPECT_TRUE(names.insert(line).second) << line << " is duplicated";
     EXPECT_TRUE(std::regex_match(line, pattern)) << line;
   }
   for (const char* name :
@@ -49,14 +48,14 @@ TEST_F(BenchTest, RowsAreNamedByGroup) {
     EXPECT_TRUE(names.contains(name)) << name;
 }
 
-TEST_F(BenchTest, AFilterThatMatchesNothingIsRefusedInEveryGroup) {
+TEST_F(BenchTest, RejectsFiltersWithoutMatches) {
   for (const std::string name : {"op/matmul/sideways", "collective/all_reduce/direct/threads/2/7$",
                                  "strategy/zero-4/fp32/2", "schedule/zb-h1/4/9"})
     fails("bench '--benchmark_filter=" + name + "'", 2, "no benchmark matches the filter '" + name + "'");
   fails("bench '--benchmark_filter=op/('", 2, "expected a regular expression, got 'op/('");
 }
 
-TEST(BenchSelection, ReadsAFilterAsGoogleBenchmarkDoes) {
+TEST(BenchSelection, ParsesFiltersLikeGoogleBenchmark) {
   for (const auto& [filter, name] :
        {std::pair{"", "op/add"}, {"all", "op/add"}, {"^op/(add|mul)$", "op/mul"}, {"-add", "op/mul"}})
     EXPECT_TRUE(bench::Selection(filter).has(name)) << filter;
@@ -64,7 +63,7 @@ TEST(BenchSelection, ReadsAFilterAsGoogleBenchmarkDoes) {
   EXPECT_FALSE(bench::Selection("-add").has("op/add"));
 }
 
-// Two ranks' figures: (bus bandwidth over algorithm bandwidth, bytes that all ranks send over the array's).
+// For two ranks: bus bandwidth over algorithm bandwidth, and bytes sent by all ranks over the array size.
 const std::map<std::string, std::pair<double, double>> kOfTwo = {
     {"all_reduce", {1, 2}},  {"reduce_scatter", {0.5, 1}}, {"all_gather", {0.5, 1}},
     {"broadcast", {1, 1}},   {"reduce", {1, 1}},           {"gather", {0.5, 0.5}},
@@ -79,7 +78,7 @@ void expect_collective(const Json& row, double bus_factor, double volume) {
   EXPECT_EQ(row.at("sent"), row.at("sent_expected")) << name;
 }
 
-TEST_F(BenchTest, CollectivesSendWhatTheClosedFormsSay) {
+TEST_F(BenchTest, CollectiveBytesMatchClosedForms) {
   const Json all = rows("collective/.*/threads/2/1024");
   EXPECT_EQ(all.size(), 2U * (4 + 3 + 3 + 2 + 2 + 4));  // each in two dtypes
   for (const Json& row : all) {
@@ -91,7 +90,7 @@ TEST_F(BenchTest, CollectivesSendWhatTheClosedFormsSay) {
   }
 }
 
-TEST_F(BenchTest, SizesAreFittedByALatencyAndABandwidth) {
+TEST_F(BenchTest, FitsLatencyAndBandwidth) {
   const Json all = rows("all_reduce/direct/threads/2/(1024|65536|1048576)$");
   ASSERT_EQ(all.size(), 4U) << all;
   const Json& fit = all.back();
@@ -99,10 +98,10 @@ TEST_F(BenchTest, SizesAreFittedByALatencyAndABandwidth) {
   EXPECT_NEAR(number(fit, "latency_s"), fit.at("real_time").get<double>() * 1e-6, 1e-12);
   EXPECT_EQ(number(fit, "busbw"), number(fit, "algbw"));
   EXPECT_GE(number(fit, "worst_error"), 0);
-  EXPECT_EQ(rows("all_reduce/direct/threads/2/(1024|65536)$").size(), 2U);  // nothing to fit
+  EXPECT_EQ(rows("all_reduce/direct/threads/2/(1024|65536)$").size(), 2U);  // too few sizes for a fit
 }
 
-TEST(BenchFit, RecoversALatencyAndABandwidth) {
+TEST(BenchFit, RecoversLatencyAndBandwidth) {
   std::vector<bench::Sample> samples;
   for (const double bytes : {1024.0, 65536.0, 1048576.0, 16777216.0}) samples.push_back({bytes, 3e-6 + bytes / 5e9});
   const auto exact = bench::fit(samples).value();
@@ -110,19 +109,19 @@ TEST(BenchFit, RecoversALatencyAndABandwidth) {
   EXPECT_NEAR(exact.bytes_per_s, 5e9, 1);
   EXPECT_NEAR(exact.worst, 0, 1e-9);
   for (size_t i = 0; i < samples.size(); ++i) samples[i].seconds *= i % 2 == 0 ? 1.1 : 0.9;
-  const auto near = bench::fit(samples).value();  // small sizes count as much as large ones
+  const auto near = bench::fit(samples).value();  // small sizes have the same weight as large ones
   EXPECT_NEAR(near.latency, 3e-6, 0.6e-6);
   EXPECT_NEAR(near.bytes_per_s, 5e9, 1e9);
   EXPECT_GT(near.worst, 0.02);
 }
 
-TEST(BenchFit, HasNoLatencyBelowNothingAndNoneOfTwoSizes) {
+TEST(BenchFit, RequiresThreeSizesAndNonNegativeLatency) {
   EXPECT_EQ(bench::fit({{1e3, 1e-7}, {1e4, 1e-5}, {1e5, 1e-3}}).value().latency, 0);
   EXPECT_FALSE(bench::fit({{1e3, 1e-6}, {1e6, 1e-3}, {1e6, 2e-3}}));
-  EXPECT_FALSE(bench::fit({{1e3, 1e-3}, {1e4, 1e-4}, {1e5, 1e-5}}));  // the larger, the faster
+  EXPECT_FALSE(bench::fit({{1e3, 1e-3}, {1e4, 1e-4}, {1e5, 1e-5}}));  // decreasing times
 }
 
-TEST(BenchRow, HasAnErrorWhereItSentSomethingElse) {
+TEST(BenchRow, DetectsUnexpectedBytes) {
   bench::Measured measured;
   measured.add_sent(4096, 4096);
   EXPECT_EQ(measured.error, "");
@@ -130,32 +129,33 @@ TEST(BenchRow, HasAnErrorWhereItSentSomethingElse) {
   EXPECT_EQ(measured.error, "sent 4096 bytes per iteration; expected 2048 (closed form)");
 }
 
-// A rank is held up by one that comes late, but not while it computes beside what it has started.
-TEST(BenchHeldUp, CountsWhatHoldsUpARanksOwnThread) {
+// A rank is stalled by a late rank, but not while it computes in parallel with a started operation.
+TEST(BenchHeldUp, CountsStallsOfTheRankThread) {
   constexpr auto kLate = std::chrono::milliseconds(100);
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [&](Communicator& world) {
-    StallTimer blocking, beside;
+    StallTimer blocking, concurrent;
     const Tensor x = Tensor::zeros({1024}, DType::float32, world.make_arena());
     const bool late = world.rank() == 1;
-    const std::unique_ptr<Communicator> apart = world.split(0, world.rank(), "apart");  // from which nobody hears
+    const std::unique_ptr<Communicator> separate =
+        world.split(0, world.rank(), "apart");  // a group that exchanges no messages
     world.set_stall_timer(&blocking);
     const std::unique_ptr<Communicator> inner = world.split(0, world.rank(), "inner");
-    apart->barrier();
+    separate->barrier();
     if (late) std::this_thread::sleep_for(kLate);
     inner->all_reduce(x);
-    apart->barrier();
-    world.set_stall_timer(&beside);
+    separate->barrier();
+    world.set_stall_timer(&concurrent);
     if (late) std::this_thread::sleep_for(kLate);
     Work sum = world.start_all_reduce(x);
     if (!late) std::this_thread::sleep_for(4 * kLate);
     sum.wait();
     if (late) return;
     EXPECT_GT(blocking.seconds(), 0.05);
-    EXPECT_LT(beside.seconds(), 0.05);
+    EXPECT_LT(concurrent.seconds(), 0.05);
   });
 }
 
-TEST_F(BenchTest, StrategiesAreOneRankBesideWhatTheySendAndHold) {
+TEST_F(BenchTest, StrategyRowsHaveBytesAndPeaks) {
   const Json all = rows("strategy/(one-rank/fp32/1|zero-3/bf16/2|tp/fp32/2|ps-async/fp32/2|pp2.dp2/fp32/4)$");
   ASSERT_EQ(all.size(), 5U);
   for (const Json& row : all) {
@@ -173,7 +173,7 @@ TEST_F(BenchTest, StrategiesAreOneRankBesideWhatTheySendAndHold) {
   }
 }
 
-TEST_F(BenchTest, SchedulesAreSimulatedReplayedAndMeasured) {
+TEST_F(BenchTest, ScheduleRowsHaveAllBubbles) {
   const Json all = rows("schedule/(1f1b/2/4|zb-h1/2/4|zb-v/2/2|gpipe/4/4)$");
   ASSERT_EQ(all.size(), 4U);
   for (const Json& row : all) {
@@ -197,8 +197,8 @@ TEST_F(BenchTest, SchedulesAreSimulatedReplayedAndMeasured) {
   EXPECT_NEAR(all.at(1).at("bubble_predicted").get<double>(), 1.0 / 5, 1e-9);  // (p - 1) / (m + p - 1)
 }
 
-// Google Benchmark wants "0.0001" before version 1.8 and "0.0001s" since.
-TEST_F(BenchTest, SecondsAreReadInBothSpellings) {
+// Google Benchmark expects "0.0001" before version 1.8 and "0.0001s" since.
+TEST_F(BenchTest, ParsesBothSpellingsOfSeconds) {
   for (const char* seconds : {"0.0001", "0.0001s"}) {
     const Ran r = must("bench --benchmark_filter=^op/gelu/forward/fp32 --benchmark_min_time=" + std::string(seconds));
     expect_lacks(r.err, "--benchmark_min_time");
@@ -206,8 +206,8 @@ TEST_F(BenchTest, SecondsAreReadInBothSpellings) {
   fails("bench --benchmark_min_time=5x", 2, "--benchmark_min_time: expected seconds, as 0.1 or 0.1s");
 }
 
-TEST_F(BenchTest, RanksOfAJobMeasureTogetherAndOnePrints) {
-  if (!kWithMpi || std::system("mpirun --version >/dev/null 2>&1") != 0) GTEST_SKIP() << "no mpirun here";
+TEST_F(BenchTest, MpiRanksMeasureTogetherAndOnePrints) {
+  if (!kWithMpi || std::system("mpirun --version >/dev/null 2>&1") != 0) GTEST_SKIP() << "mpirun is not installed";
   const std::string mpirun =
       "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ASAN_OPTIONS=detect_leaks=0 && mpirun "
       "--oversubscribe --bind-to none -n 2 ";
@@ -216,15 +216,15 @@ TEST_F(BenchTest, RanksOfAJobMeasureTogetherAndOnePrints) {
   for (size_t i = 0; i < 2; ++i) expect_collective(all[i], 1, 2);
   EXPECT_EQ(all[2].at("name"), "collective/all_reduce/mpi-out-of-place/mpi/2/1024");
   EXPECT_GT(number(all[2], "algbw"), 0);
-  EXPECT_TRUE(all[2].at("sent").is_null());  // MPI does not say
+  EXPECT_TRUE(all[2].at("sent").is_null());  // MPI does not report bytes
   EXPECT_GT(number(all[3], "of_one_rank"), 0);
   expect_has(run("bench --benchmark_filter=op/", mpirun).err,
-             "no benchmark matches the filter 'op/'");  // those are no rank's
+             "no benchmark matches the filter 'op/'");  // these rows use no ranks
 }
 
-// Rounds, tables, and what has changed between two files.
+// Rounds, tables, and comparisons of two files.
 
-TEST_F(BenchTest, EveryRowHasItsRoundsAndTheCountersOfItsGroup) {
+TEST_F(BenchTest, EveryRowHasRoundsAndCounters) {
   std::map<std::string, std::vector<std::string>> keys;
   for (const Json& row :
        rows("op/(gelu|matmul)/.*fp32|direct/threads/2/1024$|strategy/(one-rank|tp|ps-async)/fp32/[12]$"
@@ -253,7 +253,7 @@ TEST_F(BenchTest, EveryRowHasItsRoundsAndTheCountersOfItsGroup) {
   EXPECT_EQ(bench::quantile({7}, 0.75), 7);
 }
 
-TEST_F(BenchTest, OptionsChooseRowsByWhatTheyHave) {
+TEST_F(BenchTest, OptionsSelectRows) {
   for (const auto& [words, pattern] :
        {std::pair{"--dtype bf16 --benchmark_filter=/", ".*/bf16(/.*)?"},
         {"--ranks 1,3", "strategy/one-rank/.*/1|strategy/.*/3|schedule/.*/3/[0-9]+|collective/.*/threads/3/.*"},
@@ -278,13 +278,13 @@ TEST_F(BenchTest, OptionsChooseRowsByWhatTheyHave) {
     fails("bench " + std::string(words), 2, why);
 }
 
-TEST_F(BenchTest, ATableIsAlignedAndItsFileIsReported) {
+TEST_F(BenchTest, PrintsAlignedTableAndReport) {
   const Ran r = must(
       "bench --benchmark_min_time=0.0001 --table --ranks 1,2 --dtype fp32 --benchmark_out=a.json "
       "'--benchmark_filter=strategy/(one-rank|ddp|tp)/|broadcast/direct/.*/1024'");
-  expect_has(r.out, {"strategy/NAME/DTYPE/RANKS: a step of training", "median ms", "quartiles", "spread", "rounds",
+  expect_has(r.out, {"strategy/NAME/DTYPE/RANKS: a training step", "median ms", "quartiles", "spread", "rounds",
                      "of one rank", "tokens/s", "peak MB", "median us", "busbw GB/s", " strategy/ddp/fp32/2 "});
-  expect_lacks(r.out, "worst error");  // no row has it
+  expect_lacks(r.out, "worst error");  // no row has this counter
   const std::vector<std::string> lines = test::to_lines(r.out.substr(r.out.find("strategy/NAME")));
   const size_t ends = lines.at(1).find("tokens/s") + 8;
   for (size_t i = 2; i < lines.size() && !lines[i].empty(); ++i)
@@ -298,35 +298,36 @@ TEST_F(BenchTest, ATableIsAlignedAndItsFileIsReported) {
   expect_has(html, {"strategy/ddp/fp32/2", "<svg", "verdict"});
   must("report a.json --figure bench --svg --out a.svg");
   test::expect_balanced(read_file(path("a.svg")));
-  fails("report a.json . --format text", 2, "RUN: expected two runs or two files of bench, found a.json and .");
-  fails("report a.json --figure loss --svg", 2, "--figure loss: expected bench beside a file of bench");
+  fails("report a.json . --format text", 2, "RUN: expected two runs or two `bench` files, found a.json and .");
+  fails("report a.json --figure loss --svg", 2, "--figure loss: expected bench with a `bench` file");
   fails("report 'b*.json'", 4, "'b*.json': no file matches");
   write("bad.json", R"({"context": {"num_cpus": 2}, "benchmarks": [{"name": "x", "time_unit": "ms"}]})");
   fails("report bad.json", 4, "bad.json: expected JSON of `tessera bench`");
 }
 
-// A file with one row, as Google Benchmark writes it.
+// A file with one row in Google Benchmark's format.
 std::string bench_file(const std::vector<double>& rounds, const char* busy = "0.02", const char* date = "") {
   return Json{{"context", {{"num_cpus", 2}, {"busy_processors", busy}, {"date", date}}},
               {"benchmarks", {{{"name", "op/x"}, {"time_unit", "ms"}, {"real_time", 1}, {"rounds", rounds}}}}}
       .dump();
 }
 
-TEST(BenchChange, IsThatOfTheRankSumTest) {
+TEST(BenchChange, MatchesRankSumTest) {
   const report::Change c = report::compute_change({10, 11, 12, 13, 14}, {20, 22, 24, 26, 28});
   EXPECT_NEAR(c.ratio, 2, 1e-12);
-  EXPECT_NEAR(c.low, 20.0 / 13, 1e-12);  // the second least and largest of 25 ratios: U = 1 has a chance of 1.6%
+  EXPECT_NEAR(c.low, 20.0 / 13,
+              1e-12);  // second smallest and second largest of 25 ratios: U = 1 has a probability of 1.6%
   EXPECT_NEAR(c.high, 26.0 / 10, 1e-12);
   EXPECT_FALSE(report::compute_change({10, 11, 12, 13}, {20, 22, 24}).known());
 }
 
-// A machine whose speed changes, and one file after another that a program measures on it. Rounds of a row, one rank
-// and the fixed work alternate.
+// A simulated machine of varying speed on which a program measures one file after another. Rounds of a row, of one rank
+// and of the fixed work alternate.
 enum class Noise : uint8_t { none, drift, bursts, hidden_bursts, layouts };
 class Machine {
  public:
   Machine(Noise noise, uint64_t seed) : noise_(noise), random_(seed), phase_(uniform() * 200) {}
-  // Eight rows, of strategies beside one rank or of operations; everything, or the last row alone, is so much slower.
+  // Eight rows of strategies or operations; all rows or only the last one are slowed down by a factor.
   std::string measure(const std::string& group, double all = 1, double last = 1) {
     now_ += 40;
     Json rows;
@@ -348,13 +349,14 @@ class Machine {
  private:
   double uniform() { return std::uniform_real_distribution<double>()(random_); }
   double memory_layout() { return noise_ == Noise::layouts && uniform() < 0.3 ? 1.12 : 1; }
-  // Seconds of some work, which bursts of other programs slow down by the given part of 70%.
+  // Duration of some work, of which bursts of other programs slow down the given fraction by 70%.
   double work(double seconds, double exposed_to_bursts) {
     double factor = std::exp(std::normal_distribution<double>(0, 0.02)(random_));
     if (noise_ == Noise::drift) factor *= 1 + 0.25 * std::sin((now_ + phase_) / 30);
     if (noise_ == Noise::bursts || noise_ == Noise::hidden_bursts) {
       for (; now_ >= change_; burst_ = !burst_)
-        change_ += std::exponential_distribution<double>(burst_ ? 0.25 : 0.5)(random_);  // off for 4 s, on for 2 s
+        change_ +=
+            std::exponential_distribution<double>(burst_ ? 0.25 : 0.5)(random_);  // off for 4 s, on for 2 s on average
       if (burst_) factor *= 1 + 0.7 * exposed_to_bursts * (1 + 0.3 * uniform()), ++busy_;
     }
     now_ += seconds * factor;
@@ -367,7 +369,7 @@ class Machine {
   bool burst_ = false;
 };
 
-// The rows of two files that have a verdict.
+// The rows with a verdict.
 std::vector<std::string> judged(const std::vector<std::string>& a, const std::vector<std::string>& b) {
   report::Bench both;
   for (const std::string& file : a) both.read(0, "a", file);
@@ -382,7 +384,7 @@ std::vector<std::string> judged(const std::vector<std::string>& a, const std::ve
   return out;
 }
 
-TEST(BenchVerdict, ASlowerProgramIsFoundAndANoisyMachineIsNot) {
+TEST(BenchVerdict, DetectsSlowdownsDespiteNoise) {
   for (const std::string group : {"strategy", "op"}) {
     int wrong = 0, all_slower = 0, last_slower = 0;
     for (uint64_t pair = 0; pair < 100; ++pair) {
@@ -400,7 +402,7 @@ TEST(BenchVerdict, ASlowerProgramIsFoundAndANoisyMachineIsNot) {
   }
 }
 
-TEST(BenchVerdict, EightStartsOfEachFindSmallerChanges) {
+TEST(BenchVerdict, SeveralStartsDetectSmallerChanges) {
   int found = 0, wrong = 0;
   for (uint64_t pair = 0; pair < 20; ++pair) {
     Machine machine(Noise::none, pair), noisy(static_cast<Noise>(1 + pair % 4), pair);
@@ -411,13 +413,13 @@ TEST(BenchVerdict, EightStartsOfEachFindSmallerChanges) {
     }
     found += judged(a, b) == std::vector<std::string>{"strategy/row7/fp32/2 slower"};
     wrong += std::ssize(judged(same_a, same_b));
-    EXPECT_TRUE(judged({a[0]}, {b[0]}).empty());  // below what another start may change
+    EXPECT_TRUE(judged({a[0]}, {b[0]}).empty());  // below the variation between starts
   }
   EXPECT_GE(found, 19);
   EXPECT_LE(wrong, 1);
 }
 
-TEST(BenchFiles, FiveRunsOfARowStandForThemselves) {
+TEST(BenchFiles, UsesMediansOfFiveRuns) {
   report::Bench all;
   for (int i = 0; i < 4; ++i) all.read(0, "a", bench_file({1.0 + i, 2.0 + i, 9.0 + i}));
   EXPECT_EQ(all.rows.at(0).times(0).size(), 12U);
@@ -428,7 +430,7 @@ TEST(BenchFiles, FiveRunsOfARowStandForThemselves) {
 }
 
 // Quartiles of five rounds are the second and the fourth.
-TEST(BenchFiles, SpreadsAboveATenthAreMarked) {
+TEST(BenchFiles, MarksSpreadsAboveTenPercent) {
   const std::pair<std::vector<double>, const char*> table[] = {{{90, 95, 100, 105, 120}, " 10.0%   "},
                                                                {{90, 95, 100, 105.1, 120}, " 10.1% ! "},
                                                                {{90, 94.9, 100, 105, 120}, " 10.1% ! "},
@@ -440,7 +442,7 @@ TEST(BenchFiles, SpreadsAboveATenthAreMarked) {
   }
 }
 
-TEST(BenchFiles, EqualOnesAreNamedOnce) {
+TEST(BenchFiles, ListsEqualFilesOnce) {
   report::Bench all;
   for (const char* date : {"1:00", "2:00", "3:00"})
     all.read(0, std::string("a-") + date[0], bench_file({1}, "0.39", date));
@@ -448,13 +450,13 @@ TEST(BenchFiles, EqualOnesAreNamedOnce) {
   all.read(1, "b-1", bench_file({1}, "0.41", "5:00"));
   all.read(1, "b-2", bench_file({1}));
   EXPECT_EQ(all.about(),
-            "a-1 and 2 more: 2 processors; 1:00 to 3:00\n"
-            "a-4: 2 processors, 1.3 of them BUSY before it began; 4:00\n"
-            "b-1: 2 processors, 0.4 of them BUSY before it began; 5:00\n"
-            "b-2: 2 processors\n");
+            "a-1 and 2 more: 2 cores; 1:00 to 3:00\n"
+            "a-4: 2 cores, 1.3 of them BUSY before the start; 4:00\n"
+            "b-1: 2 cores, 0.4 of them BUSY before the start; 5:00\n"
+            "b-2: 2 cores\n");
 }
 
-// Plans that are run beside their predictions, and what `train` says on a machine that was measured.
+// Plans run and compared with their predictions, and the output of `train` on a calibrated machine.
 
 class MeasuringTest : public ProgramTest {
  protected:
@@ -469,7 +471,7 @@ class MeasuringTest : public ProgramTest {
       "--ranks 2 ";
 };
 
-TEST_F(MeasuringTest, EveryPartOfAPlanOfTwoRanksIsPrinted) {
+TEST_F(MeasuringTest, PrintsEveryPartOfTwoRankPlan) {
   plant();
   const Ran r =
       must(plan_ + "--pp 2 --schedule zb-h1 --microbatches 2 --zero 0 --recompute none --measure 1 --format json");
@@ -486,7 +488,7 @@ TEST_F(MeasuringTest, EveryPartOfAPlanOfTwoRanksIsPrinted) {
     parts.insert(name);
     EXPECT_TRUE(m >= 0 && p >= 0) << part;
     EXPECT_TRUE(name != "step" || part["off"].get<bool>() == (std::abs(p - m) > 0.15 * m)) << part;
-    // Parts that are counted and not timed agree to the byte.
+    // Counted values agree exactly.
     const bool counted = name == "memory, parameters" || name == "memory, gradients" || name == "memory, optimizer";
     EXPECT_TRUE(!counted || p == m) << part;
   }
@@ -497,23 +499,23 @@ TEST_F(MeasuringTest, EveryPartOfAPlanOfTwoRanksIsPrinted) {
     EXPECT_TRUE(parts.contains(part)) << part;
 }
 
-TEST_F(MeasuringTest, PartsThatAreOffAreNamed) {
+TEST_F(MeasuringTest, NamesInaccurateParts) {
   plant();
   const Ran r = must(plan_ + "--dp 2 --microbatches 1 --zero 0 --recompute none --measure 1");
   expect_has(r.out, {"Measured: number 1, dp=2", "Off by more than 15%: step; "});
 }
 
-TEST_F(MeasuringTest, OptionsThatCannotBe) {
+TEST_F(MeasuringTest, RejectsInvalidOptions) {
   plant();
   fails("plan --model gpt2 --hardware h100 --ranks 2 --measure 1", 2, "--measure: expected --hardware this");
   fails("plan --model gpt2 --hardware h100 --ranks 2 --calibrate", 2, "--calibrate: expected --hardware this");
   for (const char* bad : {"0", "1,", "x", "1,,2", "1 2"})
     fails(plan_ + "--measure '" + bad + "'", 2, "--measure: expected a whole number");
-  fails(plan_ + "--measure 999", 2, "--measure: expected numbers of the ranking, 1 to ");
+  fails(plan_ + "--measure 999", 2, "--measure: expected positions in the ranking, 1 to ");
   fails(plan_ + "--software megatron", 2, "--software: expected tessera");
 }
 
-TEST_F(MeasuringTest, TrainSaysThePredictionOnlyWhereThereIsOne) {
+TEST_F(MeasuringTest, TrainPrintsPredictionIfAvailable) {
   const auto trained = [&](const std::string& out) {
     return train("--ranks 2 --steps 6 --no-eval --no-save --out " + out);
   };
@@ -521,12 +523,12 @@ TEST_F(MeasuringTest, TrainSaysThePredictionOnlyWhereThereIsOne) {
   expect_lacks(trained("a").out, "predicted");
   EXPECT_FALSE(summary("b").contains("predicted"));
   plant();
-  expect_has(trained("c").out, "A step was predicted to take ");
+  expect_has(trained("c").out, "Step time: predicted ");
   const Json with = summary("d");
   ASSERT_TRUE(with.contains("predicted"));
   EXPECT_GT(with["predicted"]["step_s"], 0.0);
   EXPECT_GT(with["predicted"]["measured_step_s"], 0.0);
-  expect_lacks(trained("experts --experts 4").out, "predicted");  // parts that nobody measured
+  expect_lacks(trained("experts --experts 4").out, "predicted");  // parts without measurements
   std::ofstream(file(), std::ios::app) << "damaged\n";
   EXPECT_FALSE(summary("e").contains("predicted"));
 }

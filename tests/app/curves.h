@@ -1,4 +1,4 @@
-// The scalars of a run, by tag: as metrics.jsonl holds them, and as TensorBoard's own reader sees them.
+// The scalars of a run by tag, from metrics.jsonl and from TensorBoard's own reader.
 #pragma once
 #include <map>
 
@@ -9,7 +9,7 @@ namespace tessera::test {
 
 using Curves = std::map<std::string, std::vector<std::pair<int64_t, float>>>;  // steps and values
 
-// Why TensorBoard's reader cannot be asked, or nothing.
+// Why TensorBoard's reader is not available; empty if it is.
 inline std::string tensorboard_missing() { return missing("tensorboard.backend.event_processing.event_accumulator"); }
 
 inline Curves recorded_curves(const fs::path& run) {
@@ -23,7 +23,7 @@ inline Curves recorded_curves(const fs::path& run) {
   return out;
 }
 
-// `view` is "shown", or "held" for everything in the files, the steps that were made again as well.
+// `view` is "shown", or "held" for everything in the files, including repeated steps.
 inline Curves read_curves(const fs::path& run, const std::string& view) {
   const Exchange exchange;
   exchange.run(fs::path(TESSERA_SOURCE_DIR) / "tests/compare/read_events.py", "'" + fs::absolute(run).string() + "'");

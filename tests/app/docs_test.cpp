@@ -1,5 +1,5 @@
-// Holds the pages to the programs: what a page says that a command prints is what it prints, code that a page quotes is
-// the code of its file, and links lead to files.
+// Compares the pages with the programs: a page shows the actual output of a command, quoted code matches its source,
+// and links resolve to files.
 //
 //   ```console
 //   $ ./tessera verify --ranks 4
@@ -8,19 +8,18 @@
 //   what it printed
 //   ```
 //
-// The commands are `./tessera verify`, `./tessera lab`, `./tessera plan` (of whose output, and of `verify --defect`, a
-// page may leave out lines, as `...`), `./tessera bench --benchmark_list_tests`, `./tessera data SOURCE --out FOLDER`,
+// The commands are `./tessera verify`, `./tessera lab`, `./tessera plan` (of its output, and of `verify --defect`, a
+// page may omit lines as `...`), `./tessera bench --benchmark_list_tests`, `./tessera data SOURCE --out FOLDER`,
 // `./tessera report RUN --format text`, `build/release/bin/schedules`, and `cat FILE`, whose block becomes that file
-// for the page's later commands; `./tessera train --trace` is run for a report and has no block of output, nor has
-// `./tessera report --figure NAME --svg --out FILE`: that file is in the repository, and the page shows it. Of a plan
-// it is compared byte by byte, of a run by its structure; so is memory, of which closed forms count. Of a block of C++
-// that begins with a line `// path`, all other lines stand together in that file.
+// for later commands of the page. `./tessera train --trace` runs for a report and has no output block, nor has
+// `./tessera report --figure NAME --svg --out FILE`: that file is in the repository and shown by the page. Figures of
+// plans are compared byte by byte, figures of runs by structure, including memory with closed forms.
 //
-// Spaces do not count, numbers do; but a loss may be 0.01 away and a peak of memory 10%, and the rounding of sums may
-// be anything, since processors multiply matrices in different ways; oneDNN, whose working memory differs most, is held
-// to AVX2, as the pages were made. Of a report, whatever is a time may be anything: ms, the lengths in pictures, and
-// the bubbles that follow from them; what is planned, sent and held may not. It is made on two processors, since it
-// says so where there are fewer than ranks. TESSERA_UPDATE_DOCS=1 writes what is printed into the pages instead.
+// Whitespace is ignored, numbers are compared; but a loss may differ by 0.01 and a peak of memory by 10%, and rounding
+// of sums may be anything, because CPUs multiply matrices in different ways; oneDNN, whose workspace varies most, is
+// limited to AVX2, with which the pages were made. In reports, times may be anything: ms, lengths in figures, and
+// bubbles derived from them; planned and sent values and memory may not. Reports are made on two cores, because they
+// mention whether there are fewer than ranks. TESSERA_UPDATE_DOCS=1 writes the output into the pages instead.
 
 #include <sched.h>
 
@@ -35,7 +34,7 @@ namespace {
 
 using Lines = std::vector<std::string>;
 
-// Without empty lines at the end.
+// Removes trailing empty lines.
 Lines to_lines(const std::string& text) { return test::to_lines(text.substr(0, text.find_last_not_of('\n') + 1)); }
 
 Lines find_words(const std::string& line) {
@@ -45,13 +44,13 @@ Lines find_words(const std::string& line) {
 
 bool is_fence(const std::string& line) { return line.starts_with("```"); }
 
-// A command of a page, and the lines [begin, end) that it is said to print; lines are counted from 0.
+// A command of a page, and the lines [begin, end) of its expected output; lines are counted from 0.
 struct Example {
   std::string program, arguments;
   size_t begin = 0, end = 0;
   bool shows() const { return end > 0; }
   bool is_report() const { return arguments.starts_with("report "); }
-  // The file that `report --figure` writes; empty for others.
+  // The file written by `report --figure`; otherwise empty.
   std::string figure() const {
     static const std::string out = " --out ";
     const size_t at = arguments.find(out);
@@ -59,13 +58,13 @@ struct Example {
                ? arguments.substr(at + out.size())
                : "";
   }
-  // Whether a page may leave out lines of the command's output.
+  // Whether the page may omit lines of this command's output.
   bool leaves_out() const {
     return arguments.starts_with("plan ") || arguments.find(" --defect ") != std::string::npos;
   }
 };
 
-// Throws std::runtime_error for a command without a block of output.
+// Throws std::runtime_error for a command without an output block.
 std::vector<Example> find_examples(const Lines& page) {
   static const std::regex command(
       R"(\$ (?:\./tessera (?=schedules )|\./|build/release/bin/)?(tessera(?= verify| plan| lab| bench --benchmark_list_tests| data .*--out| train .*--trace| report .*--format text| report .*--figure .*--svg.* --out \S+)|schedules|cat) (.*))");
@@ -92,7 +91,7 @@ std::vector<Example> find_examples(const Lines& page) {
   return out;
 }
 
-// The blocks of code that are quoted from a file: its path, and the lines.
+// The code blocks quoted from a file: path and lines.
 std::vector<std::pair<std::string, Lines>> find_quotes(const Lines& page) {
   static const std::regex path("// ([a-z0-9_/]+\\.(?:h|cpp))");
   std::vector<std::pair<std::string, Lines>> out;
@@ -105,8 +104,8 @@ std::vector<std::pair<std::string, Lines>> find_quotes(const Lines& page) {
   return out;
 }
 
-// The lines of `found`, with each run of lines that the page leaves out as its "...": those up to the line with the
-// same first words as the next one that the page has.
+// The lines of `found` with "..." for every section that the page omits: up to the line that starts with the same words
+// as the page's next line.
 Lines left_out(const Lines& page, const Lines& found) {
   Lines out;
   size_t at = 0;
@@ -129,16 +128,15 @@ Lines left_out(const Lines& page, const Lines& found) {
   return out;
 }
 
-// The parts of a figure that are the same each time it is drawn of a run like it: its words without numbers, how many
-// boxes of which name it has, its rules, and bytes that have closed forms; not how long anything took, nor what was too
-// short to be drawn.
+// The reproducible parts of a figure: its text without numbers, the number of boxes of each name, its style rules, and
+// bytes with closed forms; no durations, and no boxes that may be too short to be drawn.
 std::map<std::string, int> count_elements(const std::string& svg) {
   static const std::regex number("[0-9]+([.,][0-9]+)*( (ms|µs|s|B|KB|MB)\\b)?|[0-9.]+%"),
-      kept(
+      stored(
           "<title id[^/]*|<desc[^/]*|<text class=\"(?:title|name|end)\"[^>]*>[^<]*|\n[a-z.][^\n]* \\{[^\n]*|<rect "
           "class=\"[^\"]*\"[^>]*><title>[^,<]*,[^,<]*");
   std::map<std::string, int> out;
-  for (std::sregex_iterator it(svg.begin(), svg.end(), kept), end; it != end; ++it) {
+  for (std::sregex_iterator it(svg.begin(), svg.end(), stored), end; it != end; ++it) {
     const std::string part = it->str();
     if (part.find("\"wait\"") != std::string::npos || part.find("\"idle\"") != std::string::npos) continue;
     const bool box = part.starts_with("<rect");
@@ -157,12 +155,11 @@ bool within(const std::string& a, const std::string& b, double absolute, double 
   return std::abs(x - y) <= absolute + relative * std::max(std::abs(x), std::abs(y));
 }
 
-// Compares output line by line; knows in which columns of a table the peaks and their bounds are, and in a report what
-// is a time.
+// Compares output line by line, with tolerances for peaks and bounds by table column, and for times in reports.
 class Difference {
  public:
   explicit Difference(bool report = false) : report_(report) {}
-  // The first difference of `found` from `expected`, in one line; empty if there is none.
+  // The first difference of `found` from `expected` in one line; empty if there is none.
   std::string between(const Lines& expected, const Lines& found, size_t first_line) {
     for (size_t i = 0; i < std::max(expected.size(), found.size()); ++i) {
       const std::string e = i < expected.size() ? expected[i] : "(no more)", f = i < found.size() ? found[i] : "(ends)";
@@ -174,8 +171,8 @@ class Difference {
 
  private:
   static bool is_picture(const std::string& line) { return line.ends_with('|') && line.find('|') + 1 < line.size(); }
-  // Pictures are the same when they are of the same width; to the letter where nothing in them was measured. The time
-  // in which a rank computes can be seen; its communication, in the line without a name, may be too short to be drawn.
+  // Text timelines are equal if their widths are equal; exactly, if nothing in them was measured. Computation is always
+  // visible, communication (in the line without a name) may be too short.
   bool same_picture(const std::string& e, const std::string& f) const {
     if (planned_) return e == f;
     const size_t bar = e.find('|');
@@ -189,7 +186,7 @@ class Difference {
     if (e[0] == "rank") columns_ = e;
     if (e[0].ends_with(':') || e[0] == "Each") planned_ = e[0] == "planned:";
     const bool is_loss = e[0] == "loss", is_rounding = e[0].starts_with("relative") || e[0] == "bound";
-    size_t marks = 0;  // before the word: they have no name in the heading
+    size_t marks = 0;  // before this word: marks have no column heading
     for (size_t w = 0; w < e.size(); ++w) {
       marks += e[w] == "ok" ? 1 : 0;
       const std::string column = w - marks < columns_.size() ? columns_[w - marks] : "";
@@ -201,8 +198,7 @@ class Difference {
     }
     return true;
   }
-  // Words of a report that are measured: milliseconds, which have three decimals, the step that is shown, shares of
-  // them, and what is held while ranks run beside each other.
+  // Measured words of a report: milliseconds (three decimals), the step, fractions, and memory of concurrent ranks.
   static bool is_measured(const Lines& e, size_t w, const std::string& column, const std::string& found) {
     static const std::regex ms("\\d+\\.\\d{3}"), number("\\d+,?"), share("\\d+\\.\\d%");
     const auto both = [&](const std::regex& form) {
@@ -214,7 +210,7 @@ class Difference {
         column == "activations" || column == "workspace" || column == "communication" || column == "peak";
     return (is_held && within(e[w], found, 1 << 14, 0.1)) || (column == "MB" && within(e[w], found, 0.02, 0.1));
   }
-  // A number, or the name of the tensor that is farthest from the oracle's.
+  // A number, or the name of the tensor with the largest difference from the oracle.
   static bool is_figure(const std::string& word) {
     return word[0] == '(' || word.find_first_of("0123456789") != std::string::npos;
   }
@@ -222,7 +218,7 @@ class Difference {
   Lines columns_;
 };
 
-// As long as it lives, programs are started on two processors, if there are so many.
+// Restricts started programs to two cores, if available.
 class OnTwoProcessors {
  public:
   OnTwoProcessors() {
@@ -254,7 +250,7 @@ std::vector<fs::path> pages() {
 
 std::string to_string(const fs::path& page) { return page.lexically_relative(TESSERA_SOURCE_DIR).generic_string(); }
 
-// Where the links of a page lead, with their lines; not those to other sites, nor within the page.
+// Link targets of a page with their lines; without links to other sites and within the page.
 std::vector<std::pair<std::string, size_t>> find_links(const Lines& page) {
   static const std::regex link(R"(\]\(([^)#\s]+)[^)]*\))"), code("`[^`]*`");
   std::vector<std::pair<std::string, size_t>> out;
@@ -271,25 +267,25 @@ std::vector<std::pair<std::string, size_t>> find_links(const Lines& page) {
 
 class DocsTest : public ProgramTest {
  protected:
-  // Pages train on the README, so that their commands work where it lies.
+  // Pages train on the README, so it is in the working directory of their commands.
   DocsTest() {
     fs::copy_file(fs::path(TESSERA_SOURCE_DIR) / "README.md", path("README.md"));
     fs::create_directories(path("docs/strategies/figures"));
     setenv("TESSERA_MAX_CPU_ISA", "avx2", 1);
   }
   ~DocsTest() override { unsetenv("TESSERA_MAX_CPU_ISA"); }
-  // The file of a figure that the page shows is as the example has drawn it.
+  // Compares the figure file shown on the page with the one that the example draws.
   void check_figure(const Example& e, const fs::path& page, const Lines& text, bool update) const {
-    const fs::path kept = fs::path(TESSERA_SOURCE_DIR) / e.figure();
-    const std::string shown = "](" + kept.lexically_relative(page.parent_path()).generic_string() + ")";
+    const fs::path stored = fs::path(TESSERA_SOURCE_DIR) / e.figure();
+    const std::string shown = "](" + stored.lexically_relative(page.parent_path()).generic_string() + ")";
     EXPECT_TRUE(std::ranges::any_of(text, [&](const std::string& line) { return line.find(shown) != line.npos; }))
         << to_string(page) << " does not show " << e.figure();
-    const std::string made = read_file(path(e.figure())), before = fs::exists(kept) ? read_file(kept) : "";
+    const std::string made = read_file(path(e.figure())), before = fs::exists(stored) ? read_file(stored) : "";
     const bool planned =
         e.arguments.starts_with("report --") && e.arguments.find("--figure memory") == std::string::npos;
     const auto [left, right] = std::pair(count_elements(before), count_elements(made));
     if (planned ? made == before : left == right) return;
-    if (update) write_file(kept, made);
+    if (update) write_file(stored, made);
     if (update || (!planned && !OnTwoProcessors().are_there())) return;
     ADD_FAILURE() << e.figure() << " is not what tessera " << e.arguments << " draws";
     for (const auto& [part, times] : left)
@@ -305,8 +301,8 @@ class DocsTest : public ProgramTest {
       return shown;
     }
     const OnTwoProcessors two;
-    const fs::path beside = fs::path(TESSERA_BINARY).parent_path() / e.program;
-    const Ran r = run_program(beside.string(), e.arguments);
+    const fs::path sibling = fs::path(TESSERA_BINARY).parent_path() / e.program;
+    const Ran r = run_program(sibling.string(), e.arguments);
     if (!e.shows()) {
       EXPECT_EQ(r.status, 0) << e.arguments << ": " << r.err;
     }
@@ -315,7 +311,7 @@ class DocsTest : public ProgramTest {
   }
 };
 
-TEST_F(DocsTest, PagesShowWhatIsPrinted) {
+TEST_F(DocsTest, PagesShowActualOutput) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "many times slower with sanitizers, and tests/verify runs the same there";
 #endif
@@ -342,7 +338,7 @@ TEST_F(DocsTest, PagesShowWhatIsPrinted) {
       EXPECT_GE(figures, 1U) << to_string(page) << " shows no figure";
     }
     if (!update) continue;
-    for (size_t i = examples.size(); i-- > 0;) {  // from the end, since lines move
+    for (size_t i = examples.size(); i-- > 0;) {  // from the end, since line numbers change
       if (!examples[i].shows()) continue;
       const auto begin = text.begin() + static_cast<std::ptrdiff_t>(examples[i].begin),
                  end = text.begin() + static_cast<std::ptrdiff_t>(examples[i].end);
@@ -354,7 +350,7 @@ TEST_F(DocsTest, PagesShowWhatIsPrinted) {
   EXPECT_GE(count, 4U);
 }
 
-TEST(Docs, QuotedCodeIsInItsFile) {
+TEST(Docs, QuotedCodeMatchesSource) {
   size_t count = 0;
   for (const fs::path& page : pages())
     for (const auto& [file, lines] : find_quotes(to_lines(read_file(page)))) {
@@ -363,13 +359,13 @@ TEST(Docs, QuotedCodeIsInItsFile) {
       ASSERT_TRUE(fs::exists(path)) << to_string(page) << ": there is no " << file;
       const Lines code = to_lines(read_file(path));
       EXPECT_NE(std::search(code.begin(), code.end(), lines.begin(), lines.end()), code.end())
-          << to_string(page) << ": " << file << " has not these lines any more:\n"
+          << to_string(page) << ": " << file << " no longer has these lines:\n"
           << fmt::format("{}", fmt::join(lines, "\n"));
     }
   EXPECT_GE(count, 1U);
 }
 
-TEST(Docs, LinksLeadToFiles) {
+TEST(Docs, LinksResolveToFiles) {
   size_t count = 0;
   for (const fs::path& page : pages())
     for (const auto& [target, line] : find_links(to_lines(read_file(page)))) {
@@ -380,7 +376,7 @@ TEST(Docs, LinksLeadToFiles) {
   EXPECT_GE(count, 8U);
 }
 
-TEST(Docs, DifferencesAreSeen) {
+TEST(Docs, DetectsDifferences) {
   const Lines page = to_lines("text\n```console\n$ ./tessera verify --ranks 2\n```\n\n```\na  1\n```\nmore\n");
   const std::vector<Example> examples = find_examples(page);
   ASSERT_EQ(examples.size(), 1U);
@@ -416,7 +412,7 @@ TEST(Docs, DifferencesAreSeen) {
   EXPECT_FALSE(same({"bound 1e-6; the rest: same"}, {"bound 1e-6; the rest: differs"}));
 }
 
-TEST(Docs, DifferencesOfReportsAreSeen) {
+TEST(Docs, DetectsDifferencesOfReports) {
   const std::vector<Example> examples =
       find_examples({"```console", "$ ./tessera train --pp 2 --trace --out runs/a", "```", "text", "```console",
                      "$ ./tessera report runs/a --format text", "```", "```", "out", "```"});
@@ -455,7 +451,7 @@ TEST(Docs, DifferencesOfReportsAreSeen) {
   EXPECT_FALSE(same({"rank parameters peak", "0 100 1000000"}, {"rank parameters peak", "0 101 1000000"}));
 }
 
-TEST(Docs, LinesMayBeLeftOut) {
+TEST(Docs, AllowsOmittedLines) {
   const Lines found = {"a 1", "b 2", "- x 1", "- y 2", "end"};
   EXPECT_EQ(left_out({"a 1", "...", "- y 2", "..."}, found), (Lines{"a 1", "...", "- y 2", "..."}));
   EXPECT_EQ(left_out({"a 1", "...", "- y 3", "..."}, found), (Lines{"a 1", "...", "- y 2", "..."}));
@@ -464,25 +460,25 @@ TEST(Docs, LinesMayBeLeftOut) {
   EXPECT_EQ(left_out({"a 1", "b 2"}, found), found);
 }
 
-TEST(Docs, LinksAreFound) {
+TEST(Docs, FindsLinks) {
   EXPECT_EQ(find_links({"[a](b.md) `[c](d.md)` [e](f.md#g)", "```", "[h](i.md)", "```", "[j](https://k) [l](#m)"}),
             (std::vector<std::pair<std::string, size_t>>{{"b.md", 1}, {"f.md", 1}}));
 }
 
-// The page on fine-tuning: its commands run in order, in a folder that has what the page names, and print what it shows
-// but for numbers.
+// The page on fine-tuning: its commands run in order in a directory with the files it names, and print what the page
+// shows, except for numbers.
 
-// Numbers may differ from machine to machine, what the model makes of a word too, and with them how wide columns are.
+// Numbers may differ between machines, and so may generated text and column widths.
 std::string without_numbers(const std::string& line) {
   const std::regex number("[0-9][0-9.e+-]*|two|three|four|five|six|seven|eight");
   return std::regex_replace(std::regex_replace(line, number, "#"), std::regex(" +"), " ");
 }
 
-TEST(FineTuningPage, SaysWhatIsPrinted) {
+TEST(FineTuningPage, ShowsActualOutput) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "many times slower with sanitizers";
 #endif
-  if (!test::is_drawn(0, 3)) GTEST_SKIP() << "a minute; TESSERA_DRAW draws every third time";
+  if (!test::is_drawn(0, 3)) GTEST_SKIP() << "takes a minute; TESSERA_DRAW selects every third run";
   const fs::path source = TESSERA_SOURCE_DIR;
   const TemporaryDirectory folder(fs::temp_directory_path() / "tessera-page-");
   fs::create_directory_symlink(source / "examples", folder.path() / "examples");

@@ -1,4 +1,4 @@
-// generate and evaluate: the same texts and the same loss under every plan, and alone as in a batch.
+// generate and evaluate: same texts and losses under every plan, in a batch and alone.
 
 #include "data/tokenizer/described.h"
 #include "tests/app/program.h"
@@ -24,7 +24,7 @@ class InferenceTest : public ProgramTest {
   double loss_on(const std::string& more) const { return evaluate("--data " + more).at("loss"); }
 };
 
-TEST_F(InferenceTest, WritesTheSameUnderEveryPlan) {
+TEST_F(InferenceTest, GeneratesSameTextUnderEveryPlan) {
   const std::string several =
       "--prompt 'Line 7' --prompt 'a text that is longer than all of the context' --prompt of --tokens 40 "
       "--temperature 0.7 --top-k 9 --repetition-penalty 1.1 --seed 5 --format json ";
@@ -39,8 +39,8 @@ TEST_F(InferenceTest, WritesTheSameUnderEveryPlan) {
   }
 }
 
-// Draws differ by the prompt's number, and greedy texts not at all.
-TEST_F(InferenceTest, APromptAmongOthersIsWrittenAsAlone) {
+// Samples depend on the index of the prompt; greedy texts do not.
+TEST_F(InferenceTest, BatchedPromptMatchesSinglePrompt) {
   make("llama-nano");
   write("prompts.txt", "Line 1\na text\n\nsays little, but more of it\nL\r\n");
   const std::vector<Json> together =
@@ -55,10 +55,10 @@ TEST_F(InferenceTest, APromptAmongOthersIsWrittenAsAlone) {
   }
 }
 
-// A stop text may reach over several tokens, here of one byte each; what begins it is held back until it is sure.
-TEST_F(InferenceTest, StopsBeforeItsStopTexts) {
+// A stop text may span several tokens (here one byte each); a possible beginning is withheld until it is decided.
+TEST_F(InferenceTest, StopsBeforeStopTexts) {
   make("llama-nano");
-  const std::string whole = generate("--prompt Line --temperature 0 --tokens 60"), text = whole.substr(4);
+  const std::string full_text = generate("--prompt Line --temperature 0 --tokens 60"), text = full_text.substr(4);
   for (const size_t at : {5u, 17u, 30u})
     for (const size_t length : {1u, 3u, 6u}) {
       const std::string stop = text.substr(at, length), found = text.substr(0, text.find(stop));
@@ -69,7 +69,7 @@ TEST_F(InferenceTest, StopsBeforeItsStopTexts) {
     }
 }
 
-TEST_F(InferenceTest, EvaluatesTheSameUnderEveryPlan) {
+TEST_F(InferenceTest, EvaluationMatchesUnderEveryPlan) {
   write("other.txt", "Line 3 of a text that says nothing at all.\nAnd another line.\n");
   write("pairs.jsonl",
         "{\"prompt\": \"Line 1\", \"completion\": \" of a text\"}\n{\"prompt\": \"Li\", \"completion\": \"ne 2\"}\n");
@@ -93,8 +93,8 @@ TEST_F(InferenceTest, EvaluatesTheSameUnderEveryPlan) {
   }
 }
 
-// Training and evaluate say the same of the tokens of the validation part.
-TEST_F(InferenceTest, EvaluatesAsTrainingValidates) {
+// Training and evaluate report the same loss on the validation split.
+TEST_F(InferenceTest, EvaluationMatchesValidation) {
   must("data text.txt --tokenizer bytes --out tokens");
   const Json summary = train("--data tokens --steps 5 --ranks 1 --format json --out base").last_record();
   const Json found = evaluate("--data tokens");
@@ -103,7 +103,7 @@ TEST_F(InferenceTest, EvaluatesAsTrainingValidates) {
   EXPECT_EQ(must("evaluate folder --threads-per-rank 1 --data tokens --format json").last_record(), found);
 }
 
-TEST_F(InferenceTest, MistakesAreNamed) {
+TEST_F(InferenceTest, RejectsInvalidOptions) {
   make("llama-nano");
   write("empty.txt", "");
   write("one.txt", "a");
@@ -116,17 +116,17 @@ TEST_F(InferenceTest, MistakesAreNamed) {
   fails("evaluate base --data text.txt --context 32", 2, "--context: the model has 16");
   fails("generate base --prompt ''", 2, "--prompt: expected at least one character");
   fails("generate base --stop ''", 2, "--stop: expected at least one character");
-  fails("generate base --prompts empty.txt", 4, "no prompts; expected one on each line");
+  fails("generate base --prompts empty.txt", 4, "expected one prompt per line, found none");
   fails("generate base --cp 2", 2, "unknown option '--cp'");
   fails("generate base --min-p 2", 2, "--min-p: expected a number in [0, 1]");
   fails("generate nowhere", 4, "nowhere");
 }
 
-// The validation that a run reports, against the weights that it has saved and the text that it was given.
+// The validation loss of a run, compared with its saved weights and its text.
 
 class ValidationOfRunsTest : public ProgramTest {
  protected:
-  // 'é' has two bytes, so that a token is more than a byte.
+  // 'é' has two bytes, so tokens are longer than bytes.
   ValidationOfRunsTest() {
     std::string text;
     for (int i = 0; i < 500; ++i)
@@ -137,7 +137,7 @@ class ValidationOfRunsTest : public ProgramTest {
     held_out_ = split_characters(text.substr(cut));
     bytes_ = text.size() - cut;
     const std::vector<std::string> all = split_characters(text);
-    vocabulary_ = {all.begin(), all.end()};  // in the order of code points, as UTF-8 is
+    vocabulary_ = {all.begin(), all.end()};  // in code point order, as in UTF-8
   }
 
   static std::vector<std::string> split_characters(const std::string& text) {
@@ -150,7 +150,7 @@ class ValidationOfRunsTest : public ProgramTest {
     return out;
   }
 
-  // By the weights of a checkpoint, on one rank that knows neither plans nor dropout.
+  // The loss of a checkpoint's weights on one rank, without plan and dropout.
   double direct_loss(const std::string& checkpoint) const {
     const auto model = make_model(
         {.layers = 1, .heads = 2, .channels = 16, .context = 16, .vocab = static_cast<int64_t>(vocabulary_.size())});
@@ -168,7 +168,7 @@ class ValidationOfRunsTest : public ProgramTest {
   size_t bytes_ = 0;
 };
 
-TEST_F(ValidationOfRunsTest, IsThatOfTheSavedWeightsOverTheWholeSplit) {
+TEST_F(ValidationOfRunsTest, MatchesSavedWeightsOverFullSplit) {
   int run = 0;
   for (const std::string plan :
        {"--ranks 1", "--ranks 2 --microbatches 2", "--ranks 2 --dp-mode dataparallel", "--cp 2 --ranks 2",
@@ -197,22 +197,22 @@ TEST_F(ValidationOfRunsTest, IsThatOfTheSavedWeightsOverTheWholeSplit) {
   }
 }
 
-// Mixtures and shards as a user trains on them: what is said, the same files after a resume in the middle of an epoch
-// and under another layout, and what is refused.
+// Training on mixtures and shards: messages, identical files after a resume within an epoch and under other layouts,
+// and rejected inputs.
 
 class MixturesTest : public ProgramTest {
  protected:
   MixturesTest() { std::ofstream(path("more.txt")) << std::string(1500, '1') << " and other digits\n"; }
-  // A mixture of bytes of two texts.
+  // A byte-level mixture of two texts.
   const std::string kMixed = "--tokenizer bytes --data text.txt=0.7,more.txt=0.3 ";
 };
 
-TEST_F(MixturesTest, GoesOnAndIsLaidOutWithTheSameBits) {
-  const Ran whole =
+TEST_F(MixturesTest, ResumesUnderOtherLayoutsBitwise) {
+  const Ran reference =
       train(kMixed + "--save-every 5 --eval-every 5 --ranks 1 --microbatches 2 --format json --out whole");
-  expect_has(whole.err, {"a mixture of 2 datasets\n70% text.txt", "30% more.txt"});
+  expect_has(reference.err, {"a mixture of 2 datasets\n70% text.txt", "30% more.txt"});
   Json eval;
-  for (const Json& record : parse_records(whole.out))
+  for (const Json& record : parse_records(reference.out))
     if (record["event"] == "eval") eval = record;
   EXPECT_NEAR(eval.at("val_loss").get<double>(),
               0.7 * eval.at("val_loss/text.txt").get<double>() + 0.3 * eval.at("val_loss/more.txt").get<double>(),
@@ -220,10 +220,10 @@ TEST_F(MixturesTest, GoesOnAndIsLaidOutWithTheSameBits) {
   train(kMixed + "--save-every 5 --dp 2 --no-eval --format json --out run");
   EXPECT_TRUE(files("run/checkpoints/step-12") == files("whole/checkpoints/step-12"));
   expect_made_again("run/checkpoints/step-12", 10, " --format json");
-  // another mixture is another run, and so is another order
+  // another mixture or another order is a different run
   fs::remove_all(path("run/checkpoints/step-12"));
   fails("train --resume --out run --data text.txt=0.3,more.txt=0.7", 2, "mixture is \"3:7\" and was \"7:3\"");
-  fails("train --resume --out run --shuffle", 2, "shuffle is true and was as usual");
+  fails("train --resume --out run --shuffle", 2, "shuffle is true and was the default");
   const Json found = must("evaluate whole --data text.txt=7,more.txt=3 --format json").last_record(),
              parts = found.at("datasets");
   EXPECT_NEAR(found.at("loss").get<double>(),
@@ -231,7 +231,7 @@ TEST_F(MixturesTest, GoesOnAndIsLaidOutWithTheSameBits) {
               1e-6);
 }
 
-TEST_F(MixturesTest, ADatasetOfShards) {
+TEST_F(MixturesTest, TrainsOnShardedDatasets) {
   expect_has(must("data 't*.txt' more.txt --tokenizer bytes --shard-tokens 10000 --out set").out, "in 4 files");
   expect_has(train("--data set --steps 3 --no-save --out run").err, " in 4 files (bytes)");
   fails("train --data set --model gpt-nano --context 20000 --ranks 1", 4, "expected at least 20001");
@@ -239,21 +239,21 @@ TEST_F(MixturesTest, ADatasetOfShards) {
   fails("train --data set", 4, "train-00002.tok");
 }
 
-TEST_F(MixturesTest, WhatIsRefused) {
+TEST_F(MixturesTest, RejectsInvalidMixtures) {
   fails("train --data text.txt=1,more.txt=0", 2, "--data: the weight of 'more.txt': expected a positive number");
-  fails("train --data text.txt=1,text.txt=2", 2, "'text.txt' is named twice");
+  fails("train --data text.txt=1,text.txt=2", 2, "'text.txt' is a duplicate");
   fails("train --data text.txt=1", 2, "1 dataset with a weight");
   fails("train --data text.txt=1,nowhere=1", 4, "nowhere");
-  fails("train --data text.txt=1,more.txt=1", 2, "another tokenizer (char,");
+  fails("train --data text.txt=1,more.txt=1", 2, "different tokenizer (char,");
   fails("train --data 'x*.bin'", 4, "no file matches");
   fails("train --data text.txt=1,more.txt=1 --pack", 2, "--pack: goes with --data FILE.jsonl");
   fails("data text.txt more.txt", 2, "--out: expected a folder for a dataset of 2 sources");
-  fails("data text.txt --shard-tokens 5", 2, "--shard-tokens: goes with --out");
+  fails("data text.txt --shard-tokens 5", 2, "--shard-tokens: expected --out");
 }
 
-// --document-mask: what it refuses, and runs on tokens with <|endoftext|> under several plans.
+// --document-mask: rejected inputs, and runs on tokens with <|endoftext|> under several plans.
 
-// A tokenizer of bytes and <|endoftext|> in the folder "tokenizer", and a file of llm.c's with documents of its tokens.
+// A byte tokenizer with <|endoftext|> in "tokenizer", and an llm.c file with documents of its tokens.
 class DocumentsTest : public ProgramTest {
  protected:
   DocumentsTest() {
@@ -278,7 +278,7 @@ class DocumentsTest : public ProgramTest {
   }
 };
 
-TEST_F(DocumentsTest, TokensWithoutAnEndOfDocumentAreRefused) {
+TEST_F(DocumentsTest, RejectsTokensWithoutEndOfDocument) {
   for (const char* tokenizer : {"char", "bytes", "bpe"})
     fails("train " + kSmall + "--document-mask --out run --tokenizer " + tokenizer, 2,
           "--document-mask: the tokenizer has no token that ends documents; expected tokens with <|endoftext|>");
@@ -286,7 +286,7 @@ TEST_F(DocumentsTest, TokensWithoutAnEndOfDocumentAreRefused) {
   EXPECT_FALSE(fs::exists(path("run")));
 }
 
-TEST_F(DocumentsTest, EveryPlanTrainsTheSame) {
+TEST_F(DocumentsTest, EveryPlanTrainsIdentically) {
   for (const std::string family : {"gpt2", "llama"}) {
     const std::string model = "--layers 2 --tie-copies --family " + family;
     train_on_documents(model + " --document-mask --ranks 1 --out one-" + family);
@@ -298,7 +298,7 @@ TEST_F(DocumentsTest, EveryPlanTrainsTheSame) {
     train_on_documents(model + " --document-mask --cp 2 --tp 2 --sp --out cp-" + family);
     train_on_documents("--document-mask --dp-mode ps-async --ranks 2 --out async-" + family);
   }
-  fails("train --resume --out crossed-gpt2 --document-mask --steps 8", 2, "document_mask is true and was as usual");
+  fails("train --resume --out crossed-gpt2 --document-mask --steps 8", 2, "document_mask is true and was the default");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The schedule of examples/: that it is one, that it does what its file says, and that it trains like one rank.
+// The schedule of examples/: it is valid, has the documented properties, and trains like one rank.
 #include "app/make_job.h"
 #include "examples/eager_1f1b.h"
 #include "parallel/pipeline/simulate.h"
@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-TEST(Examples, Eager1f1bIsASchedule) {
+TEST(Examples, Eager1f1bIsValidSchedule) {
   for (int p = 1; p <= 6; ++p)
     for (int m = 1; m <= 3 * p; ++m) {
       const Schedule s = eager_1f1b(p, m);
@@ -20,7 +20,7 @@ TEST(Examples, Eager1f1bIsASchedule) {
     }
 }
 
-// While a message takes no longer than half a forward and backward pass, only the way there and back costs time.
+// If a message takes at most half of a forward and backward pass, only the first round trip costs time.
 TEST(Examples, Eager1f1bHidesMessages) {
   for (int p = 2; p <= 6; ++p)
     for (int m = 2 * p; m <= 4 * p; ++m)
@@ -32,7 +32,7 @@ TEST(Examples, Eager1f1bHidesMessages) {
       }
 }
 
-TEST(Examples, Eager1f1bIsDrawnAsItIs) {
+TEST(Examples, Eager1f1bDrawingMatchesSchedule) {
   const std::string text = read_file(std::string(TESSERA_SOURCE_DIR) + "/examples/eager_1f1b.h");
   for (const Schedule& s : {one_f_one_b(2, 4), eager_1f1b(2, 4)}) {
     std::string picture = "//   " + s.name + "\n";

@@ -1,4 +1,4 @@
-// Every figure that a person reads of a run, worked out by hand from what was told.
+// All reported numbers of a run, compared with values computed by hand.
 #include <clocale>
 
 #include "app/report/report.h"
@@ -11,33 +11,33 @@
 namespace tessera {
 namespace {
 
-TEST(Figures, OfAStep) {
+TEST(Figures, StepThroughput) {
   StepReport r;
   set_time(r, 0.25, 1200);
   EXPECT_EQ(std::tie(r.step_ms, r.tokens_per_s), std::tuple(250, 4800));
 }
 
-TEST(Figures, OfTheMachine) {
+TEST(Figures, MachinePeak) {
   EXPECT_EQ(bench::matmul_rate(1000, 0.5), 4e9);  // 2 10^9 FLOPs in half a second
   EXPECT_EQ(bench::copy_rate(3'000'000, 0.5), 1.2e7);
   const bench::Rates by_memory = bench::compute_rates(600, 1000, 2, {.bytes_per_s = 400, .flops = 1000});
   EXPECT_EQ(std::tie(by_memory.bytes_per_s, by_memory.flops, by_memory.share),
             std::tuple(300, 500, 0.75));  // 1.5 s of 2
   EXPECT_EQ(bench::compute_rates(600, 1600, 2, {.bytes_per_s = 400, .flops = 1000}).share, 0.8);
-  EXPECT_EQ(ranks_at_once(4, 2, 1), 2);  // two processors for four ranks of one thread
+  EXPECT_EQ(ranks_at_once(4, 2, 1), 2);  // two cores for four ranks of one thread
   EXPECT_EQ(ranks_at_once(8, 16, 4), 4);
   EXPECT_EQ(ranks_at_once(2, 64, 1), 2);
   EXPECT_EQ(ranks_at_once(3, 1, 4), 1);
 }
 
-TEST(Figures, MedianRateLeavesTheFirstFiveStepsOut) {
+TEST(Figures, MedianRateExcludesFirstFiveSteps) {
   EXPECT_EQ(median_rate({1, 2, 3, 4, 5, 1000, 3000, 2000}), 2000);
   EXPECT_EQ(median_rate({9000, 9000, 9000, 9000, 9000, 10}), 10);
-  EXPECT_EQ(median_rate({30, 10, 20, 50, 40}), 30);  // no more than five: all
+  EXPECT_EQ(median_rate({30, 10, 20, 50, 40}), 30);  // at most five rates: all are used
   EXPECT_EQ(median_rate({}), 0);
 }
 
-TEST(Figures, NumbersBytesAndTimesInWords) {
+TEST(Figures, FormatsNumbersBytesAndTimes) {
   using Args = std::pair<double, const char*>;
   const Args numbers[] = {
       {0, "0"},       {7, "7"},         {1.2345, "1.23"}, {99.96, "100"},       {999, "999"},
@@ -61,7 +61,7 @@ struct Said {
   test::Scalars scalars;      // read from the event file
 };
 
-// Eight steps of 48 tokens, of which the last three made 1,000, 3,000 and 2,000 tokens/s.
+// Eight steps of 48 tokens; the last three have 1,000, 3,000 and 2,000 tokens/s.
 Said say(const std::string& format, const Plan& plan, const std::vector<int64_t>& peaks) {
   const TemporaryDirectory folder(fs::temp_directory_path() / "tessera-figures-");
   TrainOptions options;
@@ -97,7 +97,7 @@ Said say(const std::string& format, const Plan& plan, const std::vector<int64_t>
   return said;
 }
 
-TEST(Figures, OfARunForAProgram) {
+TEST(Figures, JsonSummaryOfRun) {
   const Said said = say("json", {}, {5'400'000});
   ASSERT_EQ(said.records.size(), 10U);
   EXPECT_EQ(said.records[5], Json::parse(R"({"event": "step", "step": 6, "loss": 2.75, "lr": 0.5, "grad_norm": 3.0,
@@ -114,7 +114,7 @@ TEST(Figures, OfARunForAProgram) {
   EXPECT_EQ(parse_records(said.out), said.records);
 }
 
-TEST(Figures, OfARunForTensorBoard) {
+TEST(Figures, TensorBoardScalarsOfRun) {
   const Said said = say("json", {}, {1});
   test::Scalars expected;
   for (const Json& record : said.records)
@@ -125,21 +125,19 @@ TEST(Figures, OfARunForTensorBoard) {
   EXPECT_EQ(said.scalars, expected);
 }
 
-TEST(Figures, OfARunForAPerson) {
+TEST(Figures, TextSummaryOfRun) {
   const std::string one = say("text", {}, {5'400'000}).out;
-  expect_has(one,
-             {"After 8 steps (384 tokens) the validation loss is 2.1250 (3.0625 bits per byte).\n", "\nloss 4.00 ",
-              " 2.25\n2.0K tokens/s, 60% of what this machine's matrix products reach; at most 5.4 MB of memory.\n",
-              "A step was predicted to take 20.00 ms on this machine and took 24.00 ms.\n",  // 48 of 2,000 tokens/s
-              "The other ranks waited for rank 2 in 25% of their time.\n",
-              // five of eight choices, where two are even
-              "The busiest expert, number 1 of layer 1, took 2.50 times its even share; 4 choices were dropped.\n"});
+  expect_has(one, {"After 8 steps (384 tokens) the validation loss is 2.1250 (3.0625 bits per byte).\n", "\nloss 4.00 ",
+                   " 2.25\n2.0K tokens/s, 60% of this machine's matmul peak; at most 5.4 MB of memory.\n",
+                   "Step time: predicted 20.00 ms for this machine, measured 24.00 ms.\n",  // 48 of 2,000 tokens/s
+                   "Straggler: the other ranks waited for rank 2 25% of the time.\n",
+                   // five of eight choices, where two would be uniform
+                   "Busiest expert: number 1 of layer 1, with 2.50 times the mean load; 4 tokens dropped.\n"});
   const std::string three = say("text", {.dp = 3, .backend = Backend::mpi}, {54'000'000, 56'700'000, 1}).out;
-  expect_has(three,
-             "2.0K tokens/s, 20% of what this machine's matrix products reach; at most 57 MB of memory per rank.\n");
+  expect_has(three, "2.0K tokens/s, 20% of this machine's matmul peak; at most 57 MB of memory per rank.\n");
 }
 
-TEST(Figures, MfuIsOfTheRanksThatComputeAtOnce) {
+TEST(Figures, MfuCountsConcurrentRanks) {
   const auto mfu = [](const Plan& plan) {
     return say("json", plan, std::vector<int64_t>(static_cast<size_t>(plan.ranks()), 1)).records.back()["mfu"];
   };
@@ -151,7 +149,7 @@ TEST(Figures, MfuIsOfTheRanksThatComputeAtOnce) {
   cpu::set_threads(static_cast<int>(threads));
 }
 
-// The figures that the programs print agree with each other: rate x time = work, and the same figure everywhere.
+// The numbers printed by the programs are consistent: rate x time = work, and equal values everywhere.
 
 using Clock = std::chrono::steady_clock;
 
@@ -161,7 +159,7 @@ using FiguresOfRunsTest = ProgramTest;
 
 constexpr double kTokens = 4 * 16;
 
-// Identities that must hold for a run of kSmall that took so long.
+// Identities that hold for a run of kSmall with this duration.
 void expect_identities(const std::vector<Json>& records, double seconds, int64_t vocab) {
   std::vector<double> rates;
   double ms = 0;
@@ -177,17 +175,16 @@ void expect_identities(const std::vector<Json>& records, double seconds, int64_t
   ASSERT_EQ(rates.size(), 12U);
   std::sort(rates.begin() + 5, rates.end());
   const Json& s = records.back();
-  EXPECT_EQ(s["tokens_per_s"], rates[5 + 3]);  // the middle of seven
+  EXPECT_EQ(s["tokens_per_s"], rates[5 + 3]);  // the median of seven
   EXPECT_EQ(s["tokens"], 12 * kTokens);
-  // One layer of 16 channels: 12 C^2 of matrices, 9 C of biases, two norms; the last norm; the table, which is the
-  // head.
+  // One layer of 16 channels: 12 C^2 in matrices, 9 C in biases, two norms; the final norm; the tied token table.
   const double parameters = 12 * 256 + 9 * 16 + 4 * 16 + 2 * 16 + 16.0 * static_cast<double>(vocab);
   EXPECT_EQ(s["flops_per_token"], 6 * parameters + 12 * 16 * 16);
   const double used = s["flops_per_token"].get<double>() * s["tokens_per_s"].get<double>();
   EXPECT_NEAR(s["mfu"].get<double>() * s["peak_flops"].get<double>(), used, 1e-9 * used);
 }
 
-TEST_F(FiguresOfRunsTest, RatesTimesAndWorkAgree) {
+TEST_F(FiguresOfRunsTest, RatesTimesAndWorkAreConsistent) {
   const std::string text = read_file(path("text.txt"));
   const auto vocab = std::ssize(std::set<char>(text.begin(), text.end()));
   for (const std::string plan : {"--ranks 2 --trace", "--ranks 2 --dp-mode ps-async"}) {
@@ -216,7 +213,7 @@ TEST_F(FiguresOfRunsTest, RatesTimesAndWorkAgree) {
     return page.substr(at, page.find("</dd>", at) - at);
   };
   EXPECT_EQ(fact("tokens/s"), report::grouped(std::llround(summary["tokens_per_s"].get<double>())) + " (median step)");
-  EXPECT_EQ(fact("loss at the end"), fmt::format("{:.4f}", summary["loss"].get<double>()));
+  EXPECT_EQ(fact("final loss"), fmt::format("{:.4f}", summary["loss"].get<double>()));
   EXPECT_EQ(fact("validation loss"), fmt::format("{:.4f}", summary["val_loss"].get<double>()));
   EXPECT_EQ(fact("steps"), "12");
   const auto expect_row = [&](const std::string& begin, int64_t bytes) {
@@ -233,31 +230,31 @@ TEST_F(FiguresOfRunsTest, RatesTimesAndWorkAgree) {
   for (const Json& peak : summary["peak_bytes"]) expect_has(page, "\"all n\">" + report::grouped(peak) + "</td></tr>");
 }
 
-// On a clock of the test's own, which looks a little longer.
-TEST_F(FiguresOfRunsTest, AStepTakesTheTimeThatItTakes) {
+// Measured by the test's own clock, which includes the start of the program.
+TEST_F(FiguresOfRunsTest, StepTimesMatchExternalClock) {
   const Job job{.model = {.layers = 1, .heads = 2, .channels = 64, .context = 64, .vocab = 64},
                 .optim = {.batch = 4},
                 .plan = {.threads_per_rank = 1}};
   launch(launch_options(job.plan), [&](Communicator& world) {
     Trainer trainer(job, synthetic_sequences(64, 64, 4, 1), world);
-    double told = 0, seen = 0;
+    double reported = 0, observed = 0;
     for (int i = 0; i < 10; ++i) {
       const Clock::time_point start = Clock::now();
-      told += trainer.step().step_ms * 1e-3;
-      seen += seconds_since(start);
+      reported += trainer.step().step_ms * 1e-3;
+      observed += seconds_since(start);
     }
-    EXPECT_LE(told, seen);
-    EXPECT_GE(told, 0.6 * seen);
+    EXPECT_LE(reported, observed);
+    EXPECT_GE(reported, 0.6 * observed);
   });
 }
 
-TEST_F(FiguresOfRunsTest, RatesOfBenchmarksAreWorkOverTime) {
+TEST_F(FiguresOfRunsTest, BenchmarkRatesAreWorkOverTime) {
   const Ran ran = must(
       "bench --benchmark_filter='^op/(add|scale|matmul|gelu_mlp)/.*' --benchmark_format=json "
       "--benchmark_min_time=0.001");
   const Json all = Json::parse(ran.out);
   constexpr double kPlane = 12 * 256 * 384, kProduct = 3'623'878'656;
-  // Elements read and written once, and products.
+  // Elements read and written once, and matmuls.
   const std::map<std::string, std::pair<double, double>> work = {
       {"add/forward", {3 * kPlane, 0}},
       {"add/backward", {5 * kPlane, 0}},
@@ -268,35 +265,35 @@ TEST_F(FiguresOfRunsTest, RatesOfBenchmarksAreWorkOverTime) {
       {"gelu_mlp/forward", {2 * kPlane + 2 * 384 * 1536 + 1536 + 384, 2 * kProduct}},
       {"gelu_mlp/backward", {2 * (kPlane + 2 * 384 * 1536 + 1536 + 384) + kPlane, 4 * kProduct}},
   };
-  size_t seen = 0;
+  size_t observed = 0;
   for (const Json& row : all["benchmarks"]) {
-    const std::string name = row["name"].get<std::string>().substr(3);  // behind "op/"
+    const std::string name = row["name"].get<std::string>().substr(3);  // after "op/"
     const bool wide = name.ends_with("fp32");
     const auto [elements, flops] = work.at(name.substr(0, name.size() - 5));
     const double bytes = elements * (wide ? 4 : 2), seconds = row["real_time"].get<double>() * 1e-6;
     EXPECT_EQ(row["time_unit"], "us");
     EXPECT_NEAR(row["bytes/s"].get<double>() * seconds, bytes, 1e-6 * bytes) << name;
-    EXPECT_EQ(row["FLOP/s"].is_number(), flops > 0) << name;  // null: an op without products
+    EXPECT_EQ(row["FLOP/s"].is_number(), flops > 0) << name;  // null: an op without matmuls
     EXPECT_NEAR((flops > 0 ? row["FLOP/s"].get<double>() : 0) * seconds, flops, 1e-6 * flops) << name;
     double roof_bytes = 0, roof_flops = 0;  // "10.1 GB/s, 120.2 GFLOP/s"
     ASSERT_EQ(std::sscanf(all["context"][wide ? "ceiling_fp32" : "ceiling_bf16"].get<std::string>().c_str(),
                           "%lf GB/s, %lf GFLOP/s", &roof_bytes, &roof_flops),
               2);
-    const double least = std::max(bytes / roof_bytes, flops / roof_flops) * 1e-9;
-    EXPECT_NEAR(row["share"].get<double>() * seconds, least, 0.05 * least) << name;
-    ++seen;
+    const double min_seconds = std::max(bytes / roof_bytes, flops / roof_flops) * 1e-9;
+    EXPECT_NEAR(row["share"].get<double>() * seconds, min_seconds, 0.05 * min_seconds) << name;
+    ++observed;
   }
-  EXPECT_EQ(seen, 2 * work.size());
+  EXPECT_EQ(observed, 2 * work.size());
 }
 
-TEST_F(FiguresOfRunsTest, GenerationTakesTheTimeThatItSays) {
+TEST_F(FiguresOfRunsTest, GenerationTimesMatchExternalClock) {
   train("--ranks 1 --out run");
   const Clock::time_point start = Clock::now();
   const Ran ran = run("generate run --prompt Line --tokens 50");
   const double seconds = seconds_since(start);
   std::smatch found;
-  ASSERT_TRUE(std::regex_search(ran.err, found,
-                                std::regex("50 tokens from .*, ([0-9.]+)(K?) tokens/s; the first after ([0-9.]+) s")))
+  ASSERT_TRUE(std::regex_search(
+      ran.err, found, std::regex("50 tokens from .*, ([0-9.]+)(K?) tokens/s; time to first token ([0-9.]+) s")))
       << ran.err;
   const double rate = std::stod(found[1]) * (found[2].length() > 0 ? 1e3 : 1);
   EXPECT_LE(49 / rate + std::stod(found[3]), 1.06 * seconds);
@@ -330,9 +327,9 @@ std::string shown(Progress::Options options) {
   });
 }
 
-// The run has 1,000 steps, and a tenth of a new one's time goes into the mean: 1,000 ms, then 1,000 + 0.1 1,000 ms,
-// then 1,100 - 0.1 600 ms.
-TEST(Progress, TheTimeLeftIsOfTheStepsLeft) {
+// The run has 1,000 steps, and a new step has a weight of one tenth in the mean: 1,000 ms, then 1,000 + 0.1 x 1,000 ms,
+// then 1,100 - 0.1 x 600 ms.
+TEST(Progress, RemainingTimeFollowsRemainingSteps) {
   const std::string out = shown({.steps = 1000}, [](Progress& progress) {
     progress.step({.step = 1, .loss = 2.25, .lr = 0.001, .grad_norm = 0.5, .tokens_per_s = 4800, .step_ms = 1000});
     progress.step({.step = 100, .tokens_per_s = 4800, .step_ms = 2000});
@@ -343,7 +340,7 @@ TEST(Progress, TheTimeLeftIsOfTheStepsLeft) {
                    "tok/s  7 min 48 s left\n", "tok/s  0 s left\n"});  // 450 steps of 1.04 s
 }
 
-TEST(Progress, WritesPlainLinesAwayFromATerminal) {
+TEST(Progress, WritesPlainLinesWithoutTerminal) {
   const std::string out = shown({});
   expect_lacks(out, {"\033", "\r"});
   expect_has(out, "step 50/100  loss 2.5000  lr 1.00e-03  grad norm 0.75  12.3K tok/s  5 s left\n");
@@ -352,14 +349,14 @@ TEST(Progress, WritesPlainLinesAwayFromATerminal) {
   EXPECT_LE(lines, 25);
 }
 
-TEST(Progress, RewritesOneLineOnATerminal) {
+TEST(Progress, RewritesOneLineOnTerminal) {
   const std::string out = shown({.terminal = true, .color = true});
   expect_has(out, {"\r\033[K", "\033[36m", "step 100/100"});
   EXPECT_EQ(std::count(out.begin(), out.end(), '\n'), 2);  // the two messages
   expect_lacks(shown({.terminal = true}), "\033[36m");     // NO_COLOR
 }
 
-// The most cells that one of the lines takes on a terminal; colours take no room, every other character takes one cell.
+// The maximum number of terminal cells of a line; colours take none, every other character takes one.
 size_t widest(const std::string& out) {
   size_t cells = 0, most = 0;
   for (size_t i = 0; i < out.size(); ++i) {
@@ -375,39 +372,39 @@ size_t widest(const std::string& out) {
   return most;
 }
 
-TEST(Progress, NeverWrapsOnANarrowTerminal) {
+TEST(Progress, NeverWrapsOnNarrowTerminal) {
   for (const int64_t columns : {1, 20, 60, 80, 90, 100, 200})
     EXPECT_LT(widest(shown({.terminal = true, .color = true, .columns = columns})), std::max<size_t>(columns, 7))
-        << columns;  // "hello" is not a line of progress
+        << columns;  // "hello" is not a progress line
   expect_has(shown({.terminal = true, .columns = 80}), "left");
   expect_has(shown({.terminal = true, .columns = 120}), "━");
 }
 
 TEST(Progress, IsSilentWhenQuiet) { EXPECT_EQ(shown({.quiet = true}), ""); }
 
-TEST(Progress, NumbersKeepTheirPointInAnyLocale) {
+TEST(Progress, FormatsNumbersIndependentlyOfLocale) {
   const std::string expected = shown({});
   const char* const before = std::setlocale(LC_ALL, nullptr);
   const std::string restore = before;
   if (!std::setlocale(LC_ALL, "de_DE.UTF-8") && !std::setlocale(LC_ALL, "fr_FR.UTF-8"))
-    GTEST_SKIP() << "no locale with a decimal comma here";
+    GTEST_SKIP() << "no locale with a decimal comma is installed";
   EXPECT_EQ(shown({}), expected);
   std::setlocale(LC_ALL, restore.c_str());
 }
 
-TEST(Progress, AClosedOutputIsNoError) {
+TEST(Progress, IgnoresClosedOutput) {
   std::FILE* const full = std::fopen("/dev/full", "w");
   Progress progress({.to = full, .steps = 3});
   for (int64_t i = 1; i <= 3; ++i) progress.step({i, 1, 1, 1, 1, 1});
   std::fclose(full);
 }
 
-TEST(Args, ForWhatIsNoNumberHaveNoSign) {
+TEST(Args, FormatsNanWithoutSign) {
   EXPECT_EQ(number_text(std::copysign(std::nan(""), -1.0)), "nan");
   EXPECT_EQ(number_text(-2.5), "-2.5");
 }
 
-TEST(Args, DrawACurve) {
+TEST(Args, SparklineScalesMeans) {
   EXPECT_EQ(sparkline({7, 6, 5, 4, 3, 2, 1, 0}, 8), "█▇▆▅▄▃▂▁");
   EXPECT_EQ(sparkline({2, 0, 0, 0}, 2), "█▁");  // means of halves
   EXPECT_EQ(sparkline({3, 3}, 9), "▁▁");
@@ -421,13 +418,13 @@ class MetricsTest : public testing::Test {
   TemporaryDirectory folder_{fs::temp_directory_path() / "tessera-metrics-"};
 };
 
-TEST_F(MetricsTest, AResumedRunDropsWhatItWillMakeAgain) {
+TEST_F(MetricsTest, ResumeDropsRepeatedRecords) {
   {
     Metrics m(run(), 0);
     for (int i = 1; i <= 4; ++i) m.write(R"({"event":"step","step":)" + std::to_string(i) + "}");
     m.write(R"({"event":"summary","steps":4})");
   }
-  std::ofstream(path(), std::ios::app) << R"({"event":"step","st)";  // cut by a kill
+  std::ofstream(path(), std::ios::app) << R"({"event":"step","st)";  // cut off by a kill
   {
     Metrics m(run(), 2);
     m.write(R"({"event":"step","step":3})");
@@ -436,7 +433,7 @@ TEST_F(MetricsTest, AResumedRunDropsWhatItWillMakeAgain) {
             "{\"event\":\"step\",\"step\":1}\n{\"event\":\"step\",\"step\":2}\n{\"event\":\"step\",\"step\":3}\n");
 }
 
-TEST_F(MetricsTest, KnowTheValidationThatTheyHave) {
+TEST_F(MetricsTest, DetectsRecordedValidation) {
   for (const int64_t resumed : {0, 3, 2}) {
     Metrics m(run(), resumed);
     EXPECT_EQ(m.has_validation(2), resumed == 2) << resumed;
@@ -446,12 +443,12 @@ TEST_F(MetricsTest, KnowTheValidationThatTheyHave) {
   }
 }
 
-TEST_F(MetricsTest, CountTheValidationsSinceTheBest) {
+TEST_F(MetricsTest, CountsValidationsSinceBest) {
   const std::pair<std::vector<double>, int64_t> table[] = {{{}, 0},
                                                            {{3}, 0},
                                                            {{3, 2}, 0},
                                                            {{2, 3}, 1},
-                                                           {{2, 2}, 1},  // an equal one is no better
+                                                           {{2, 2}, 1},  // an equal loss is no improvement
                                                            {{3, 1, 2, 1, 4}, 3},
                                                            {{3, 1, 2, 0.5}, 0}};
   for (const auto& [losses, since] : table) {
@@ -461,7 +458,7 @@ TEST_F(MetricsTest, CountTheValidationsSinceTheBest) {
   }
 }
 
-TEST_F(MetricsTest, RefusesAnotherKindOfFileAndAFullDisk) {
+TEST_F(MetricsTest, RejectsOtherFilesAndFullDisk) {
   std::ofstream(path()) << "something else\n";
   EXPECT_THROW(Metrics(run(), 3), InputError);
   EXPECT_THROW(Metrics("/nonexistent", 0), OutputError);
@@ -471,7 +468,7 @@ TEST_F(MetricsTest, RefusesAnotherKindOfFileAndAFullDisk) {
   EXPECT_THROW(full.write("{}"), OutputError);
 }
 
-// TensorBoard's view of a run: exactly the numbers of metrics.jsonl, read with TensorBoard's own reader.
+// TensorBoard's view of a run: exactly the values of metrics.jsonl, read by TensorBoard's own reader.
 
 using test::Curves;
 
@@ -481,14 +478,14 @@ class EventsTest : public ProgramTest {
   Curves read(const std::string& view) const { return test::read_curves(path("run"), view); }
 };
 
-TEST_F(EventsTest, TensorBoardShowsTheNumbersOfMetricsAcrossAResume) {
+TEST_F(EventsTest, TensorBoardMatchesMetricsAfterResume) {
   if (const std::string why = test::tensorboard_missing(); !why.empty()) GTEST_SKIP() << why;
   train("--out run --eval-every 4 --save-every 5");
   const Curves first = recorded();
   EXPECT_EQ(read("shown"), first);
   EXPECT_TRUE(first.at("loss").size() == 12 && first.at("val_loss").size() == 3);
 
-  // As a kill at the very end leaves it: the newest checkpoint is of step 10, the last record is torn.
+  // The state after a kill at the very end: the newest checkpoint is of step 10, and the last record is incomplete.
   fs::remove_all(path("run/checkpoints/step-12"));
   ASSERT_EQ(event_files("run").size(), 1U);
   fs::resize_file(event_files("run")[0], fs::file_size(event_files("run")[0]) - 7);
@@ -498,9 +495,9 @@ TEST_F(EventsTest, TensorBoardShowsTheNumbersOfMetricsAcrossAResume) {
   const Curves resumed = recorded();
   for (const char* tag : {"loss", "lr", "grad_norm", "val_loss"}) EXPECT_EQ(resumed.at(tag), first.at(tag)) << tag;
   EXPECT_EQ(read("shown"), resumed);
-  EXPECT_EQ(read("held").at("loss").size(), 14U);  // steps 11 and 12 twice: the session's start hides the first ones
+  EXPECT_EQ(read("held").at("loss").size(), 14U);  // steps 11 and 12 twice: the session start hides the first ones
 
-  // Nothing is left to do: nothing is written a second time.
+  // No steps are left, so nothing is written twice.
   must("train --resume --out run");
   EXPECT_EQ(event_files("run").size(), 3U);
   EXPECT_EQ(recorded(), resumed);

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# A run's folder on a file system that is not ext4: FUSE (bindfs), which refuses to rename with flags, as NFS and Lustre
-# do. Everything that writes there ends well, with the bits of a run on the disk.
+# A run directory on a file system other than ext4: FUSE (bindfs), which does not support rename flags, like NFS and
+# Lustre. All commands that write there must succeed with the same bits as on a disk.
 #   file_systems_test.sh TESSERA
-# Ends with 77 (skipped) and the reason where that cannot be mounted.
+# Exits with 77 (skipped) and the reason if it cannot be mounted.
 set -euo pipefail
 tessera=$(readlink -f "$1")
 skip() { echo "skipped: $*"; exit 77; }
 [[ -e /dev/fuse ]] || skip "no /dev/fuse"
 command -v bindfs >/dev/null || skip "no bindfs"
 ((EUID == 0)) || skip "mounting needs root"
-# A mount that nobody else sees, and that is gone with this process.
+# A private mount that is removed with this process.
 if [[ -z ${TESSERA_OWN_MOUNTS:-} ]]; then
   unshare --mount true 2>/dev/null || skip "mounts of one's own are not allowed here"
   TESSERA_OWN_MOUNTS=1 exec unshare --mount "$0" "$@"
@@ -40,14 +40,14 @@ same() { for file in model optimizer; do cmp {disk-run,"$1"}"/checkpoints/step-1
 run "${train[@]}" --data text.txt --steps 12 --out disk-run
 run "${train[@]}" --data text.txt --steps 12 --trace --out fuse/run
 same fuse/run
-echo "a run saves its checkpoints, with the bits of one on the disk"
+echo "checkpoints are bitwise identical to those on a disk"
 
-# Checkpoints that are there already: the newest is damaged, so the run goes on from the one before and makes it anew.
+# Existing checkpoints: the newest is damaged, so the run resumes from the previous one and replaces it.
 echo '{}' >fuse/run/checkpoints/step-12/manifest.json
 run "${train[@]}" --data text.txt --steps 12 --trace --resume --out fuse/run
 same fuse/run
 [[ -z $(find fuse -name '*.replaced*' -o -name '*.tmp-*') ]] || fail "$(find fuse -name '*.replaced*' -o -name '*.tmp-*')"
-echo "a checkpoint takes the place of another"
+echo "a checkpoint replaces another"
 
 run data text.txt --out fuse/set
 run "${train[@]}" --data fuse/set --steps 12 --out fuse/of-set
@@ -57,21 +57,21 @@ run checkpoint import fuse/folder --out fuse/imported
 run generate fuse/imported --tokens 5
 run report fuse/run
 run "${train[@]}" --data text.txt --steps 12 --ranks 2 --zero 3 --out fuse/sharded
-echo "datasets, parts, models of others and reports are written and read"
+echo "datasets, resharded runs, foreign models and reports are written and read"
 
-# One writer at a time; a run that is killed leaves a folder that the next goes on with.
+# A single writer; a killed run leaves a directory that can be resumed.
 "$tessera" "${train[@]}" --data text.txt --steps 100000000 --save-every 1 --out fuse/long >long.txt 2>&1 &
 long=$!
 for _ in {1..400}; do [[ -e fuse/long/checkpoints/latest ]] && break; sleep 0.05; done
 if timeout 60 "$tessera" "${train[@]}" --data text.txt --steps 100000000 --resume --out fuse/long >output 2>&1; then fail "two writers"; fi
-grep -q 'is being written by another run, process' output || { cat output; fail "the lock says nothing"; }
+grep -q 'is being written by another run, process' output || { cat output; fail "the lock is not reported"; }
 kill -KILL "$long"
 wait "$long" 2>/dev/null || true
 read -r name <fuse/long/checkpoints/latest
 run "${train[@]}" --data text.txt --steps $((${name#step-} + 3)) --resume --out fuse/long
 [[ -z $(find fuse -name '*.replaced*' -o -name '*.tmp-*') ]] || fail "$(find fuse -name '*.replaced*' -o -name '*.tmp-*')"
-echo "a folder has one writer, and a killed run goes on"
+echo "a directory has one writer, and a killed run resumes"
 
-# A file system may take names for one that differ by case alone (SMB, FAT): there are no such two.
+# A file system may be case-insensitive (SMB, FAT): no two names differ only by case.
 [[ -z $(find fuse | tr '[:upper:]' '[:lower:]' | sort | uniq -d) ]] || fail "$(find fuse | tr '[:upper:]' '[:lower:]' | sort | uniq -d)"
-echo "no two names differ by case alone"
+echo "no two names differ only by case"

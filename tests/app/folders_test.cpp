@@ -1,4 +1,4 @@
-// Files that change under a running program, or are not what they should be: one line that names them, and status 4.
+// Files that change during a run or are invalid: one line naming them, and status 4.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -18,7 +18,7 @@ namespace {
 
 class ChangedFilesTest : public ProgramTest {
  protected:
-  // Begins a long run on the dataset "made", changes its token files when a few steps are made, and returns the end.
+  // Starts a long run on the dataset "made", modifies its token files after a few steps, and returns the outcome.
   template <class Change>
   Ran changed(const std::string& more, const Change& change) {
     fs::remove_all(path("run"));
@@ -33,7 +33,7 @@ class ChangedFilesTest : public ProgramTest {
   }
 };
 
-TEST_F(ChangedFilesTest, ATokenFileThatIsCutShortIsNamed) {
+TEST_F(ChangedFilesTest, NamesTruncatedTokenFile) {
   for (const char* more : {"--ranks 1", "--ranks 2", "--ranks 2 --dp-mode ps-async"})
     for (const uintmax_t left : {uintmax_t{64}, uintmax_t{5000}}) {
       const Ran r = changed(more, [&] { fs::resize_file(path("made/train.tok"), left); });
@@ -42,7 +42,7 @@ TEST_F(ChangedFilesTest, ATokenFileThatIsCutShortIsNamed) {
     }
 }
 
-TEST_F(ChangedFilesTest, ATokenThatIsNoneIsNamedWithItsPlace) {
+TEST_F(ChangedFilesTest, NamesPositionOfInvalidToken) {
   const Ran r = changed("--ranks 2", [&] {
     const auto size = fs::file_size(path("made/train.tok"));
     std::fstream(path("made/train.tok"), std::ios::in | std::ios::out | std::ios::binary).seekp(64)
@@ -52,8 +52,8 @@ TEST_F(ChangedFilesTest, ATokenThatIsNoneIsNamedWithItsPlace) {
   expect_has(r.last_line(), {"made/train.tok: token 32639 at position ", "is outside the vocabulary of 31"});
 }
 
-// The thread that reads what is gone can do nothing more; the program says why it ends.
-TEST_F(ChangedFilesTest, AMappedFileThatIsCutShortIsNamed) {
+// The reading thread cannot continue, but the program reports the cause.
+TEST_F(ChangedFilesTest, NamesTruncatedMappedFile) {
   testing::GTEST_FLAG(death_test_style) = "threadsafe";
   EXPECT_EXIT(
       {
@@ -70,7 +70,7 @@ TEST_F(ChangedFilesTest, AMappedFileThatIsCutShortIsNamed) {
   EXPECT_EQ(mapped_file_at(this), nullptr);
 }
 
-TEST_F(ChangedFilesTest, ACheckpointThatHoldsMoreThanTheModelIsRefused) {
+TEST_F(ChangedFilesTest, RejectsCheckpointWithExtraTensors) {
   train("--out run");
   const fs::path checkpoint = path("run/checkpoints/step-12");
   for (const std::string name : {"model.safetensors", "optimizer.safetensors"}) {
@@ -89,8 +89,8 @@ TEST_F(ChangedFilesTest, ACheckpointThatHoldsMoreThanTheModelIsRefused) {
   must("train --resume --out run --steps 14");
 }
 
-// Each file that is read whole: what never ends, and what no memory holds.
-TEST_F(ChangedFilesTest, WhatStandsInTheirPlaceIsNamed) {
+// Files that are read completely: endless files, and files larger than memory.
+TEST_F(ChangedFilesTest, NamesSpecialAndHugeFiles) {
   ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
   std::ofstream(path("huge"));
   fs::resize_file(path("huge"), uintmax_t{1} << 40);
@@ -112,7 +112,7 @@ TEST_F(ChangedFilesTest, WhatStandsInTheirPlaceIsNamed) {
   }
 }
 
-TEST_F(ChangedFilesTest, ALoopOfLinksIsNamed) {
+TEST_F(ChangedFilesTest, NamesLinkLoops) {
   fs::create_symlink("b", path("a"));
   fs::create_symlink("a", path("b"));
   for (const auto& [words, option] :
@@ -132,22 +132,23 @@ TEST_F(ChangedFilesTest, ALoopOfLinksIsNamed) {
   expect_lacks(failure_cause(std::system_error(EIO, std::system_category())), "ulimit");
 }
 
-TEST_F(ChangedFilesTest, MessagesNameTheOptionThatWasGiven) {
+TEST_F(ChangedFilesTest, MessagesNameTheGivenOption) {
   train("--out run");
   fails("train " + kSmall + "--val-data nowhere", 4, "--val-data: cannot open nowhere: No such file");
   fails("train --data text.txt --context 1000000", 2, "--context: 1000000 is too long for a training text of");
-  fails("checkpoint reshard run --out parts --dp 5 --zero 3", 2, "--dp: 5 data ranks x 1 micro-batches do not divide");
+  fails("checkpoint reshard run --out parts --dp 5 --zero 3", 2,
+        "--dp: expected a divisor: 5 data ranks x 1 micro-batches do not divide");
 }
 
-TEST_F(ChangedFilesTest, ATemporaryFolderThatIsNoneIsNamed) {
+TEST_F(ChangedFilesTest, NamesInvalidTemporaryDirectory) {
   fails("train " + kSmall + "--offload optimizer --out run", 6,
         "TMPDIR: expected a directory for temporary files, got '/nonexistent/t'", "export TMPDIR=/nonexistent/t;");
 }
 
-// A reservation of addresses leaves some for others, whatever the limit is.
-TEST_F(ChangedFilesTest, LimitsOnAddressSpaceLeaveRoom) {
+// A reservation of address space leaves enough for others under any limit.
+TEST_F(ChangedFilesTest, ReservationsRespectAddressSpaceLimits) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "a sanitizer wants more addresses";
+  GTEST_SKIP() << "sanitizers need more address space";
 #endif
   for (const int gb : {6, 8, 12, 16, 20, 24, 33, 65}) {
     must(fmt::format("train {} --steps 2 --no-save --batch 8 --ranks 8 --out run-{}", kSmall, gb),
@@ -155,20 +156,20 @@ TEST_F(ChangedFilesTest, LimitsOnAddressSpaceLeaveRoom) {
   }
 }
 
-TEST_F(ChangedFilesTest, NumbersAtTheEndOfTheirTypeAreRefused) {
+TEST_F(ChangedFilesTest, RejectsIntegersAtTypeLimits) {
   for (const char* option : {"steps", "warmup", "save-every", "eval-every", "check-replicas"})
     fails(fmt::format("train {} --{} 9223372036854775807", kSmall, option), 2,
           fmt::format("--{}: expected a whole number in [", option));
 }
 
-TEST_F(ChangedFilesTest, TasksThatCannotJoinAreRefused) {
+TEST_F(ChangedFilesTest, RejectsTasksThatCannotJoin) {
   for (const char* more : {"", "--backend threads", "--ranks 2"})
     fails("train " + kSmall + more + " --out run", 2, "srun has started 4 tasks that cannot join each other",
           "export SLURM_STEP_NUM_TASKS=4 SLURM_NTASKS=4;");
   must("train " + kSmall + "--out run", "export SLURM_NTASKS=4;");
 }
 
-TEST_F(ChangedFilesTest, NamesAreShownWithoutCommandsForATerminal) {
+TEST_F(ChangedFilesTest, EscapesControlCharactersInNames) {
   const std::string name = "$(printf 'a\\033[31mb')";
   const Ran r = train(fmt::format("--out \"{}\"", name));
   const Ran data = run(fmt::format("data text.txt --out \"made-{}\"", name)),
@@ -179,20 +180,20 @@ TEST_F(ChangedFilesTest, NamesAreShownWithoutCommandsForATerminal) {
   }
 }
 
-TEST_F(ChangedFilesTest, AMessageIsOneShortLineWhateverItQuotes) {
+TEST_F(ChangedFilesTest, MessagesAreOneShortLine) {
   fails("train --layers \"$(printf 'a\\n\\033b')\"", 2, "found 'a\\x0a\\x1bb'");
   const Ran r = run(fmt::format("train --layers {}", std::string(8000, '7')));
   EXPECT_EQ(r.status, 2);
   EXPECT_LT(r.err.size(), 1100U);
 }
 
-// Output goes where its name leads: to a pipe, a device, standard output or the target of a link, which stay what they
-// are; and never into a file that has got the number of a closed descriptor.
+// Output goes to the target of its name: a pipe, a device, standard output or the target of a link, none of which is
+// replaced; never into a file that received the number of a closed descriptor.
 
 class OutputPlacesTest : public ProgramTest {
  protected:
   void SetUp() override { train("--out run --trace"); }
-  // A device of our own: the machine's must not be at stake. False where none can be made.
+  // Creates a device for the test, so that the machine's own is not at risk. False if that is not possible.
   bool make_device(const char* name, unsigned int minor) const {
     const fs::path made = path(name);
     if (mknod(made.c_str(), S_IFCHR | 0666, makedev(1, minor)) != 0) return false;
@@ -204,9 +205,9 @@ class OutputPlacesTest : public ProgramTest {
 
 const std::string kRows = "bench --benchmark_filter=^op/gelu/forward/fp32 --benchmark_min_time=0.001 ";
 
-TEST_F(OutputPlacesTest, ADeviceIsWrittenTo) {
+TEST_F(OutputPlacesTest, WritesToDevices) {
   const std::string null = "null", full = "full";
-  if (!make_device("null", 3) || !make_device("full", 7)) GTEST_SKIP() << "no device can be made here";
+  if (!make_device("null", 3) || !make_device("full", 7)) GTEST_SKIP() << "cannot create devices";
   for (const std::string& to : {std::string("report run --out "), kRows + "--benchmark_out="}) {
     must(to + null);
     EXPECT_TRUE(is_device(null)) << to;
@@ -223,7 +224,7 @@ TEST_F(OutputPlacesTest, ADeviceIsWrittenTo) {
   expect_no_temporary(".");
 }
 
-TEST_F(OutputPlacesTest, APipeIsWrittenTo) {
+TEST_F(OutputPlacesTest, WritesToPipes) {
   ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
   must("report run --out pipe", "(timeout 30 cat pipe > page.html &) ;");
   EXPECT_TRUE(fs::is_fifo(path("pipe")));
@@ -234,19 +235,19 @@ TEST_F(OutputPlacesTest, APipeIsWrittenTo) {
   fails("train " + kSmall + "--out pipe", 2, "pipe");
 }
 
-TEST_F(OutputPlacesTest, StandardOutputIsWrittenTo) {
+TEST_F(OutputPlacesTest, WritesToStandardOutput) {
   must("report run");
   const std::string page = read_file(path("run/report.html"));
-  // Links of our own, as /dev/stdout is one.
+  // Links like /dev/stdout.
   fs::create_symlink("/proc/self/fd/1", path("stdout"));
   fs::create_symlink("/proc/self/fd/2", path("stderr"));
-  EXPECT_EQ(must("report run --out stdout").out, page);  // a file, which must stay the one that the shell has opened
+  EXPECT_EQ(must("report run --out stdout").out, page);  // a file opened by the shell, which must not be replaced
   EXPECT_EQ(run("report run --out stdout | cat").out, page);
   EXPECT_EQ(run("report run --out stderr").err, page);
   EXPECT_TRUE(fs::is_symlink(path("stdout")) && fs::is_symlink(path("stderr")));
 }
 
-TEST_F(OutputPlacesTest, ALinkIsFollowed) {
+TEST_F(OutputPlacesTest, FollowsLinks) {
   fs::create_directories(path("far"));
   fs::create_symlink("far/page.html", path("link.html"));
   for (const char* what : {"a new file", "an old one"}) {
@@ -263,8 +264,8 @@ TEST_F(OutputPlacesTest, ALinkIsFollowed) {
   expect_no_temporary(".");
 }
 
-// A name that another program has planted where one could be guessed must not be written through.
-TEST_F(OutputPlacesTest, TemporaryNamesAreNotReused) {
+// A file planted at a guessable temporary name must not be written through.
+TEST_F(OutputPlacesTest, DoesNotReuseTemporaryNames) {
   const TemporaryName first(path("x")), second(path("x"));
   EXPECT_NE(first.path(), second.path());
   write_file(path("victim"), "as it was");
@@ -272,7 +273,7 @@ TEST_F(OutputPlacesTest, TemporaryNamesAreNotReused) {
   EXPECT_EQ(read_file(path("victim")), "as it was");
 }
 
-TEST_F(OutputPlacesTest, BenchWritesItsRowsOrFails) {
+TEST_F(OutputPlacesTest, BenchWritesRowsOrFails) {
   const Ran r = must(kRows + "--benchmark_out=rows.json");
   expect_has(r.out, "op/gelu/forward/fp32");
   const Json rows = to_json("rows.json");
@@ -282,8 +283,8 @@ TEST_F(OutputPlacesTest, BenchWritesItsRowsOrFails) {
   fails(kRows + "--benchmark_out=missing/rows.json", 6, "missing");
 }
 
-// The first files that are opened would be descriptors 0, 1 and 2, and get what is printed.
-TEST_F(OutputPlacesTest, ClosedDescriptorsAreNotTakenByFiles) {
+// Otherwise the first opened files would get descriptors 0, 1 and 2, and the printed output.
+TEST_F(OutputPlacesTest, FilesDoNotReuseClosedDescriptors) {
   train("--out whole");
   for (const char* closed : {"0<&-", "1>&-", "2>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"}) {
     anew("train " + kSmall + "--out closed > /dev/null 2> err.txt " + closed + " #");
@@ -295,11 +296,11 @@ TEST_F(OutputPlacesTest, ClosedDescriptorsAreNotTakenByFiles) {
     }
     EXPECT_NO_THROW(parse_records(read_file(path("closed/metrics.jsonl")))) << closed;
     ASSERT_EQ(event_files("closed").size(), 1U);
-    expect_lacks(read_file(event_files("closed")[0]), {"characters of training text", "A sample:", "validation loss"});
+    expect_lacks(read_file(event_files("closed")[0]), {"characters of training text", "\nSample:", "validation loss"});
   }
 }
 
-TEST_F(OutputPlacesTest, FilesOfARunAreForAllToRead) {
+TEST_F(OutputPlacesTest, RunFilesAreWorldReadable) {
   must("train " + kSmall + "--out mine --trace", "umask 022;");
   for (const auto& e : fs::recursive_directory_iterator(path("mine"))) {
     const auto expected = e.is_directory() ? 0755 : 0644;
@@ -307,7 +308,8 @@ TEST_F(OutputPlacesTest, FilesOfARunAreForAllToRead) {
   }
 }
 
-// The lock of a run's folder, and a file system that has no locks: the run says so, and ends where it meets another.
+// The lock of a run directory; on a file system without locks, the run reports it and stops when it detects another
+// run.
 
 class RunLocks : public testing::Test {
  protected:
@@ -316,7 +318,7 @@ class RunLocks : public testing::Test {
   TemporaryDirectory folder_{fs::temp_directory_path() / "tessera-lock-"};
 };
 
-TEST_F(RunLocks, AFolderHasOneWriter) {
+TEST_F(RunLocks, AllowsOneWriterPerDirectory) {
   std::optional<RunLock> first(run());
   EXPECT_EQ(first->note(), "");
   first->check();
@@ -326,7 +328,7 @@ TEST_F(RunLocks, AFolderHasOneWriter) {
   RunLock(run()).check();
 }
 
-TEST_F(RunLocks, WithoutLocksARunEndsWhereItMeetsAnother) {
+TEST_F(RunLocks, DetectsSecondWriterWithoutLocks) {
   for (const int cause : {ENOSYS, ENOLCK, EOPNOTSUPP}) {
     refused = cause;
     const RunLock first(run());

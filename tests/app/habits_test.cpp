@@ -1,5 +1,5 @@
-// Numbers as people say them: epochs and shares in place of steps, another file to validate on, an end by patience; and
-// what they want of a model that they begin with: more tokens, another end, a shorter context.
+// Convenience options: epochs and fractions in place of steps, a separate validation file, early stopping; and changes
+// of an initial model: new tokens, another end token, a shorter context.
 #include <cstring>
 
 #include "data/safetensors.h"
@@ -19,8 +19,8 @@ class HabitsTest : public ProgramTest {
   }
 };
 
-TEST_F(HabitsTest, EpochsAndSharesAreSteps) {
-  std::string rows;  // 30 to train on, 4 to a step: 7.5 steps an epoch
+TEST_F(HabitsTest, ConvertsEpochsAndFractionsToSteps) {
+  std::string rows;  // 30 training rows, 4 per step: 7.5 steps per epoch
   for (int i = 0; i < 33; ++i) rows += fmt::format("{{\"prompt\": \"{} and\", \"completion\": \" {}\"}}\n", i, i * i);
   write("rows.jsonl", rows);
   const std::string model =
@@ -34,35 +34,36 @@ TEST_F(HabitsTest, EpochsAndSharesAreSteps) {
     EXPECT_EQ(validated(), (std::vector<int64_t>{4, 8, 12, 15}));
     anew(model + plan + "--steps 15 --eval-every 4 --warmup 3 --min-lr 0.001 --out told");
     EXPECT_EQ(weights("run/checkpoints/step-15"), weights("told/checkpoints/step-15"));
-    must("train --resume --out run --config run/config.toml --epochs 3");  // shares hold on
+    must("train --resume --out run --config run/config.toml --epochs 3");  // fractions remain in effect
     expect_has(config(), "steps = 23\n");
   }
-  for (const auto& [epochs, steps] : {std::pair{"0.39", 3}, {"0.4", 3}, {"0.41", 4}, {"0.01", 1}}) {  // times 7.5, up
+  for (const auto& [epochs, steps] :
+       {std::pair{"0.39", 3}, {"0.4", 3}, {"0.41", 4}, {"0.01", 1}}) {  // times 7.5, rounded up
     anew(model + "--no-eval --no-save --epochs " + epochs + " --out run");
     expect_has(config(), fmt::format("steps = {}\n", steps));
   }
-  fails(model + "--epochs 2 --steps 3", 2, "--epochs: expected no --steps");
-  // A later word, or one of the command line, is in the place of what a file says.
+  fails(model + "--epochs 2 --steps 3", 2, "--epochs: cannot be combined with --steps");
+  // Later options, and the command line, take precedence over the configuration file.
   must("train --config run/config.toml --epochs 0.5 --out half");
   expect_has(read_file(path("half/config.toml")), "steps = 4\n");
   write("epochs.toml", "epochs = 2.0\n");
   must(model + "--config epochs.toml --steps 1 --no-eval --out one");
   fails(model + "--warmup 101%", 2, "--warmup: expected a number in [0, 100], found '101'");
   fails(model + "--warmup 3e", 2, "--warmup: expected a whole number");
-  write("few.jsonl", rows.substr(0, rows.find("{\"prompt\": \"10 ")));  // 9 to train on: 39 of both
+  write("few.jsonl", rows.substr(0, rows.find("{\"prompt\": \"10 ")));  // 9 training rows: 39 in both
   const auto mixed = must(
       "train --data rows.jsonl=1,few.jsonl=2 --model gpt-nano --layers 1 --channels 16 --context 16 "
       "--batch 4 --tokenizer bytes --threads-per-rank 1 --epochs 1 --no-eval --out mixed");
   expect_has(mixed.err,
-             "an epoch of the mixture has 39 sequences, as its parts together, and reads rows.jsonl 0.433 "
+             "an epoch of the mixture has 39 sequences, the total of its datasets, and reads rows.jsonl 0.433 "
              "times, few.jsonl 2.89 times");
   expect_has(read_file(path("mixed/config.toml")), "steps = 10\n");
 }
 
-TEST_F(HabitsTest, PatienceEndsARunAlsoOneThatIsResumed) {
-  const std::string still = "--lr 0 --eval-every 2 --out run ";  // no validation is better than the first
+TEST_F(HabitsTest, PatienceEndsNewAndResumedRuns) {
+  const std::string still = "--lr 0 --eval-every 2 --out run ";  // no validation improves on the first
   const auto r = train(still + "--steps 40 --patience 2");
-  expect_has(r.err, "2 validations without a better loss (--patience): the run ends after step 6 of 40");
+  expect_has(r.err, "2 validations without improvement (--patience): stopping after step 6 of 40");
   EXPECT_EQ(validated(), (std::vector<int64_t>{2, 4, 6}));
   EXPECT_TRUE(fs::exists(path("run/checkpoints/step-6")));
   anew("train " + kSmall + still + "--steps 4");
@@ -72,7 +73,7 @@ TEST_F(HabitsTest, PatienceEndsARunAlsoOneThatIsResumed) {
   fails("train --patience 2 --no-eval", 2, "--patience: expected validations between steps, found --no-eval");
 }
 
-TEST_F(HabitsTest, AFileOrAShareIsHeldOut) {
+TEST_F(HabitsTest, HoldsOutFileOrFraction) {
   write("other.txt", std::string(700, 'o'));
   const auto tokens = static_cast<int64_t>(fs::file_size(path("text.txt")));
   const auto held = [&](const std::string& more) {
@@ -84,17 +85,17 @@ TEST_F(HabitsTest, AFileOrAShareIsHeldOut) {
   must("train --resume --out run --config run/config.toml --steps 3");
   write("rows.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n");
   train("--tokenizer bytes --data rows.jsonl --val-data rows.jsonl --steps 1 --out rows");
-  fails("train --val-data other.txt --val-share 0.2", 2, "--val-data: expected no --val-share");
+  fails("train --val-data other.txt --val-share 0.2", 2, "--val-data: cannot be combined with --val-share");
   fails("train --data text.txt --val-data rows.jsonl", 2, "--val-data: expected a text");
   must("data text.txt --tokenizer bytes --out made");
   fails("train --data made --val-share 0.2", 2, "--val-share: expected a text or a file of examples");
 }
 
-// --- a model to begin with ---
+// Initial models.
 
 class BeginningTest : public ProgramTest {
  protected:
-  // A run "base" of 290 tokens and a folder "f" of it.
+  // A run "base" with 290 tokens and its exported folder "f".
   void make_base(const std::string& more = "") {
     train("--model llama-nano --ffn 32 --tokenizer bpe-290 --steps 3 --ranks 1 --no-eval --quiet --out base " + more);
     must("checkpoint export base --out f");
@@ -117,16 +118,16 @@ class BeginningTest : public ProgramTest {
   }
 };
 
-// The mean of the old rows is where transformers 5.24 draws new ones, too (with 1e-9 of their variance); the ids are
-// those of its add_special_tokens().
-TEST_F(BeginningTest, NewTokensGetRowsThatAreTheMeanOfTheOthers) {
+// transformers 5.24 samples new rows around the mean of the old ones (with 1e-9 of their variance); the ids are those
+// of its add_special_tokens().
+TEST_F(BeginningTest, NewEmbeddingRowsAreMeanOfOthers) {
   make_base();
   const std::string added = "--add-tokens '<|im_start|>,<|im_end|>' ";
   std::string first;
   for (const char* plan : {"--init f --ranks 1", "--init base --ranks 2 --tp 2", "--init f --ranks 2 --zero 3",
                            "--init f --ranks 2 --dp-mode ps-async"}) {
     expect_has(tune(added + plan).err,
-               "<|im_start|> is token 290, <|im_end|> is token 291; a row that the table did not have");
+               "<|im_start|> is token 290, <|im_end|> is token 291; new embedding rows are initialized");
     const std::string made = weights("run/checkpoints/step-1");
     if (first.empty()) first = made;
     EXPECT_EQ(made, first) << plan;
@@ -151,17 +152,18 @@ TEST_F(BeginningTest, NewTokensGetRowsThatAreTheMeanOfTheOthers) {
   const Json tokens = to_json("out/tokenizer.json")["added_tokens"];
   ASSERT_EQ(tokens.size(), 2U);
   EXPECT_TRUE(tokens[1]["id"] == 291 && tokens[1]["content"] == "<|im_end|>" && tokens[1]["special"] == true) << tokens;
-  const auto said = must("generate out --special --prompt 'Line<|im_end|>' --tokens 2 --temperature 0");
-  EXPECT_TRUE(said.out.starts_with("Line<|im_end|>")) << said.out;
+  const auto output = must("generate out --special --prompt 'Line<|im_end|>' --tokens 2 --temperature 0");
+  EXPECT_TRUE(output.out.starts_with("Line<|im_end|>")) << output.out;
 
   fails("train --init f --data text.txt --lora-rank 2 " + added, 2,
-        "--add-tokens: 2 of them are new, and adapters leave their rows as they are");
-  fails("train --init f --data text.txt --tokenizer bytes " + added, 2, "--add-tokens: beside --init");
-  fails("train --data text.txt --add-tokens '<a>'", 2, "--add-tokens: a char tokenizer knows characters alone");
-  fails("train --init f --data text.txt --add-tokens 'a,,b'", 2, "--add-tokens: expected names with commas");
+        "--add-tokens: 2 of them are new, but training adapters does not update embedding rows");
+  fails("train --init f --data text.txt --tokenizer bytes " + added, 2,
+        "--add-tokens: expected a --tokenizer folder or none with --init");
+  fails("train --data text.txt --add-tokens '<a>'", 2, "--add-tokens: a char tokenizer supports only characters");
+  fails("train --init f --data text.txt --add-tokens 'a,,b'", 2, "--add-tokens: expected comma-separated names");
 }
 
-TEST_F(BeginningTest, RowsToSpareAreUsedFirst) {
+TEST_F(BeginningTest, UsesSpareRowsFirst) {
   make_base("--vocab 291");
   const std::vector<float> old = values("base/checkpoints/step-3/model.safetensors", "tokens.weight");
   tune("--init f --add-tokens '<a>' --ranks 1");
@@ -172,7 +174,7 @@ TEST_F(BeginningTest, RowsToSpareAreUsedFirst) {
   EXPECT_TRUE(std::equal(old.begin(), old.end(), now.begin()));
 }
 
-TEST_F(BeginningTest, ATextEndsWithTheTokenThatIsNamed) {
+TEST_F(BeginningTest, EndOptionSelectsEndToken) {
   make_base();
   std::string rows;
   for (int i = 0; i < 12; ++i) rows += "{\"prompt\": \"Line 7\", \"completion\": \" of it\"}\n";
@@ -180,13 +182,13 @@ TEST_F(BeginningTest, ATextEndsWithTheTokenThatIsNamed) {
   tune("--init f --data rows.jsonl --add-tokens '<|end|>' --end '<|end|>' --ranks 1 --steps 120 --lr 0.02 --warmup 5");
   must("checkpoint export run --out out");
   for (const std::string from : {"run", "out"}) {
-    const Json said = must("generate " + from + " --prompt 'Line 7' --temperature 0 --format json").last_record();
-    test::expect_values(said, {{"text", " of it"}, {"ended", "end"}}, from);
+    const Json output = must("generate " + from + " --prompt 'Line 7' --temperature 0 --format json").last_record();
+    test::expect_values(output, {{"text", " of it"}, {"ended", "end"}}, from);
   }
   for (const char* file : {"out/config.json", "out/generation_config.json"})
     EXPECT_EQ(to_json(file)["eos_token_id"], 290) << file;
   EXPECT_EQ(to_json("out/tokenizer_config.json")["eos_token"], "<|end|>");
-  // The end of a folder that has one is replaced, in all of its files.
+  // An existing end token is replaced in all files of the folder.
   Json settings = to_json("out/generation_config.json");
   settings["eos_token_id"] = {290, 7};
   write("out/generation_config.json", settings.dump());
@@ -201,17 +203,18 @@ TEST_F(BeginningTest, ATextEndsWithTheTokenThatIsNamed) {
         "mean '<|end|>'?");
   must("data text.txt --tokenizer out --out made");
   fails("train --init out --data made --add-tokens '<x>' --end '<x>'", 2,
-        "--end: the texts in the dataset made have another end, or none; expected <|end|>");
+        "--end: the texts in the dataset made have a different end, or none; expected <|end|>");
   tune("--init out --data made --add-tokens '<x>' --ranks 1");
 }
 
-TEST_F(BeginningTest, ATokenBeyondTheTableIsRefusedWhenItIsMet) {
+TEST_F(BeginningTest, RejectsOnlyUsedTokensOutsideTheTable) {
   make_base();
   Json tokenizer = to_json("f/tokenizer.json");
   tokenizer["added_tokens"].push_back({{"id", 290}, {"content", "<x>"}, {"special", false}, {"normalized", false}});
   write("f/tokenizer.json", tokenizer.dump());
   expect_has(tune("--init f --ranks 2").err,
-             "the tokenizer has 291 tokens and the model's table 290 rows: the data use none of the others");
+             "the tokenizer has 291 tokens, but the embedding table only 290 rows; the data contain none of the "
+             "missing tokens");
   for (const char* next : {"train --resume --out run --quiet --config run/config.toml --steps 2",
                            "checkpoint reshard run --out two --ranks 2 --tp 2", "generate run --prompt Line --tokens 3",
                            "train --init run --data text.txt --steps 1 --lr 0 --no-eval --out more"})
@@ -219,18 +222,18 @@ TEST_F(BeginningTest, ATokenBeyondTheTableIsRefusedWhenItIsMet) {
   write("x.txt", "Line 1 of it\n<x> Line 2 of a text that is not short\n");
   write("x.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"prompt\": \"a\", \"completion\": \"<x>\"}\n");
   must("data x.txt --tokenizer f --out made");
-  const std::string is = " token 290, '<x>', is beyond the model's table of 290";
+  const std::string is = " token 290, '<x>', is outside the model's embedding of 290 rows";
   for (const char* command : {"train --init f --no-save --data ", "evaluate f --data "})
     for (const auto& [data, where] :
          {std::pair{"x.txt", "x.txt:"}, {"x.jsonl", "x.jsonl:2:"}, {"made", "x.txt:"}, {"text.txt=1,made=1", "x.txt:"}})
       fails(std::string(command) + data, 4, where + is);
-  fails("generate f --prompt 'a<x>'", 2, "--prompt: its" + is);
+  fails("generate f --prompt 'a<x>'", 2, "--prompt:" + is);
   fails("train --data text.txt --model gpt-nano --tokenizer f --vocab 290", 2,
         "--vocab: expected at least the tokenizer's 291, found 290");
 }
 
-// The table of learned positions stays whole: its first rows are those of the context.
-TEST_F(BeginningTest, AShorterContextReadsTheFirstLearnedPositions) {
+// The table of learned positions stays complete; the context uses its first rows.
+TEST_F(BeginningTest, ShorterContextReadsFirstPositions) {
   train("--model gpt-nano --layers 2 --context 64 --tokenizer bytes --steps 3 --ranks 1 --no-eval --out base");
   must("checkpoint export base --out f");
   const std::vector<float> old = values("f/model.safetensors", "transformer.wpe.weight");
@@ -244,7 +247,7 @@ TEST_F(BeginningTest, AShorterContextReadsTheFirstLearnedPositions) {
   }
   const std::vector<float> now = values("run/checkpoints/step-3/model.safetensors", "positions.weight");
   ASSERT_EQ(now.size(), old.size());
-  EXPECT_TRUE(std::equal(old.begin() + 256, old.end(), now.begin() + 256)) << "rows behind the context";
+  EXPECT_TRUE(std::equal(old.begin() + 256, old.end(), now.begin() + 256)) << "rows beyond the context";
   for (size_t row = 0; row < 16; ++row) EXPECT_NE(now[row * 16], old[row * 16]) << row;
   must("train --resume --out run --quiet --config run/config.toml --steps 4");
   must("checkpoint export run --out out");
@@ -252,7 +255,7 @@ TEST_F(BeginningTest, AShorterContextReadsTheFirstLearnedPositions) {
   EXPECT_EQ(values("out/model.safetensors", "transformer.wpe.weight"),
             values("run/checkpoints/step-4/model.safetensors", "positions.weight"));
   must("train --init run --data text.txt --context 64 --steps 1 --no-eval --quiet --out longer");
-  // As many tokens as the context, wherever the table ends.
+  // As many tokens as the context, independent of the size of the table.
   EXPECT_NEAR(compute_loss("out --context 16"), compute_loss("run --context 16"), 1e-6);
   for (const std::string from : {"f", "run"})
     fails("train --init " + from + " --data text.txt --context 65", 2, "--context: the model has 64, found 65");

@@ -1,5 +1,5 @@
-// A training run that is killed again and again, most times while it writes a checkpoint, and resumed after each: it
-// loses nothing, leaves nothing half-written, and ends with the bits of a run that nobody disturbed.
+// A training run that is killed repeatedly, mostly while it writes a checkpoint, and resumed after each kill: it loses
+// nothing, leaves no incomplete files, and is bitwise identical to an uninterrupted run.
 #include <cstdio>
 #include <iterator>
 
@@ -15,29 +15,29 @@ using Seconds = std::chrono::duration<double>;
 
 constexpr uint64_t kAllKills = 50;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr uint64_t kKills = 15;  // a start takes many times as long
+constexpr uint64_t kKills = 15;  // starting is many times slower here
 #else
 constexpr uint64_t kKills = kAllKills;
 #endif
-constexpr uint64_t kAtStart = 5;  // every fifth kill falls into the start of the program, the others into its saving
-constexpr uint64_t kSteps = 16 * kKills;  // more than are done between the kills
+constexpr uint64_t kAtStart = 5;          // every fifth kill hits the start of the program, the others a save
+constexpr uint64_t kSteps = 16 * kKills;  // more than are completed between kills
 
 class KillTest : public ProgramTest {
  protected:
-  // Steps 1, 2, 3 and so on, each once, up to at least `least`.
-  void expect_steps_in_order(int64_t least) const {
+  // Steps 1, 2, 3 and so on, each exactly once, up to at least `least`.
+  void expect_steps_in_order(int64_t min_steps) const {
     int64_t last = 0;
     for (const Json& record : records("run"))
       EXPECT_TRUE(record.at("event") != "step" || record.at("step") == ++last) << record;
-    EXPECT_GE(last, least);
+    EXPECT_GE(last, min_steps);
   }
 
   void expect_same_records() const {
     EXPECT_EQ(records("run"), records("whole"));
-    EXPECT_TRUE(read_file(path("run/metrics.jsonl")).ends_with("\n")) << "the last record is torn";
+    EXPECT_TRUE(read_file(path("run/metrics.jsonl")).ends_with("\n")) << "the last record is incomplete";
   }
 
-  // Calls `condition` until it holds.
+  // Polls `condition` until it holds.
   template <class Condition>
   void wait_until(const Condition& condition) const {
     const auto end = Clock::now() + std::chrono::seconds(30);
@@ -59,7 +59,7 @@ class KillTest : public ProgramTest {
   uint64_t while_saving_ = 0;
 };
 
-// How long a start and a save take here: the disk and the load decide it.
+// Measures the duration of a start and of a save, which depend on disk and load.
 void KillTest::measure() {
   constexpr int64_t kSaves = 10;
   const auto begin = Clock::now();
@@ -97,7 +97,7 @@ void KillTest::kill_and_check(uint64_t k) {
     std::this_thread::sleep_for(Seconds(fraction * save_));
   }
   kill(child, SIGKILL);
-  ASSERT_EQ(test::wait_for_exit(child), 1000) << "it ended before it was killed: " << log();
+  ASSERT_EQ(test::wait_for_exit(child), 1000) << "ended before it was killed: " << log();
 
   while_saving_ += saving(child);
   EXPECT_GE(newest_step(), before);
@@ -105,16 +105,16 @@ void KillTest::kill_and_check(uint64_t k) {
   if (!at_start && begun) expect_words_about(before, leftovers);
 }
 
-// Checks the words of a process that came as far as saving: what it found, and what it removed.
+// Checks the output of a process that got as far as saving: resumed step and removed files.
 void KillTest::expect_words_about(int64_t newest, const std::vector<std::string>& leftovers) const {
-  expect_has(log(), newest > 0 ? fmt::format("going on after step {}\n", newest) : "beginning at step 1\n");
+  expect_has(log(), newest > 0 ? fmt::format("resuming after step {}\n", newest) : "starting at step 1\n");
   for (const std::string& name : leftovers) {
-    expect_has(log(), "removed what a killed run had left half-written: " + name + "\n");
+    expect_has(log(), "removed incomplete files of a killed run: " + name + "\n");
     EXPECT_FALSE(fs::exists(path(name))) << name;
   }
 }
 
-TEST_F(KillTest, ARunKilledAtFiftyMomentsEndsWithTheSameBits) {
+TEST_F(KillTest, RunKilledFiftyTimesIsBitwiseIdentical) {
   const auto begin = Clock::now();
   measure();
   train(options_ + "--save-every 0 --out whole");
@@ -122,7 +122,7 @@ TEST_F(KillTest, ARunKilledAtFiftyMomentsEndsWithTheSameBits) {
   for (uint64_t k = 0; k < kKills && !HasFailure(); ++k) kill_and_check(k);
   ASSERT_FALSE(HasFailure());
   const int64_t reached = newest_step();
-  // Two thirds and more on a disk; a memory file system saves too fast to be aimed at.
+  // Two thirds or more on a disk; a memory file system saves too fast to hit.
   EXPECT_GT(while_saving_, kKills / 4);
   must("train --resume --out run --save-every 0");
 
@@ -141,30 +141,30 @@ TEST_F(KillTest, ARunKilledAtFiftyMomentsEndsWithTheSameBits) {
              reached, Seconds(Clock::now() - begin).count());
 }
 
-TEST_F(KillTest, ARunKilledBeforeItsFirstCheckpointBeginsAgain) {
+TEST_F(KillTest, RunKilledBeforeFirstCheckpointRestarts) {
   train("--out whole");
-  // Killed while it wrote config.toml, its first file: the name can be taken by a new run.
+  // Killed while it wrote config.toml, its first file: a new run can reuse the name.
   fs::create_directories(path("run"));
   write_file(path("run/config.toml.tmp-999999999"), "seed = ");
   train("--out run");
   EXPECT_TRUE(half_written().empty());
-  // Killed in its first steps: what was recorded is made again.
+  // Killed in its first steps: recorded steps are repeated.
   fs::remove_all(checkpoints());
-  expect_has(must("train --resume --out run").err, "no checkpoint was saved yet: beginning at step 1");
+  expect_has(must("train --resume --out run").err, "no checkpoint yet: starting at step 1");
   EXPECT_EQ(weights("run/checkpoints/step-12"), weights("whole/checkpoints/step-12"));
   expect_same_records();
-  // Checkpoints that are all damaged are another matter.
+  // If all checkpoints are damaged, resuming fails.
   fs::remove(checkpoints() / "step-12/manifest.json");
   fails("train --resume --out run", 4, "run: no usable checkpoint: run/checkpoints/step-12");
 }
 
-// A soak: short runs under random plans that are killed, stopped, interrupted and held up at random moments, and
-// resumed under other plans; one in five is the replay of an asynchronous server, and resumed as such. Each ends within
-// its time, loses no checkpoint, and in the end has the bits of a run that nobody disturbed. Off unless TESSERA_SOAK
-// says how many disturbed runs there shall be; TESSERA_SOAK_SEED draws others.
+// A soak test: short runs under random plans are killed, stopped, interrupted and stalled at random times, and resumed
+// under other plans; one in five is the replay of an asynchronous server. Each finishes within its time limit, loses no
+// checkpoint, and is finally bitwise identical to an uninterrupted run. Off unless TESSERA_SOAK sets the number of
+// runs; TESSERA_SOAK_SEED selects others.
 
 constexpr int64_t kSoakSteps = 60;
-constexpr double kTimeout = 120;  // seconds for a run that takes one; the machine may be busy
+constexpr double kTimeout = 120;  // seconds, for a run of about one; the machine may be busy
 
 class SoakTest : public ProgramTest {
  protected:
@@ -176,7 +176,7 @@ class SoakTest : public ProgramTest {
     return text ? std::strtoull(text, nullptr, 10) : otherwise;
   }
 
-  // Until it saves, or a while has gone by: not every run does.
+  // Until the next save, or a time limit: not every run saves.
   void await_saving(pid_t child) const {
     const auto begin = Clock::now();
     while (!saving(child) && Seconds(Clock::now() - begin).count() < duration_)
@@ -185,23 +185,23 @@ class SoakTest : public ProgramTest {
   void disturb(pid_t child);
   void one_disturbed_run(const std::string& settings, const std::string& plan);
   void one_trial();
-  // The files that `settings` end with under the plan.
+  // The final files of `settings` under the plan.
   std::string undisturbed(const std::string& settings, const std::string& plan);
-  // An asynchronous plan, and its record in order.txt.
+  // A random asynchronous plan with its record in order.txt.
   test::Plans recorded(const std::string& settings);
 
   Philox random_{number("TESSERA_SOAK_SEED", 1)};
   uint64_t draws_ = 0;
-  double duration_ = 1;  // seconds of a whole run, about
+  double duration_ = 1;  // approximate duration of a full run in seconds
   uint64_t runs_ = 0, trials_ = 0;
-  int last_signal_ = 0;  // the last that was sent which ends a run
-  std::string replay_;   // the option of a trial with an asynchronous server
-  std::string history_;  // the trial so far, for whoever wants to know how it went wrong
+  int last_signal_ = 0;  // the last signal that ends a run
+  std::string replay_;   // options of a trial with an asynchronous server
+  std::string history_;  // the trial so far, for diagnosis
   std::map<std::string, std::string> ends_;
   std::map<std::string, uint64_t> outcomes_;
 };
 
-// Disturbs a run: it is held up, then killed or asked to stop, once or twice.
+// Disturbs a run: it is stalled, then killed or asked to stop, once or twice.
 void SoakTest::disturb(pid_t child) {
   if (below(2) == 0)
     await_saving(child);
@@ -235,7 +235,7 @@ void SoakTest::one_disturbed_run(const std::string& settings, const std::string&
   const pid_t child = start(command + replay_);
   disturb(child);
   int status = 0;
-  ASSERT_TRUE(test::ends(child, status, kTimeout, SIGABRT)) << "it did not end" << history_ << "\n" << log();
+  ASSERT_TRUE(test::ends(child, status, kTimeout, SIGABRT)) << "did not end" << history_ << "\n" << log();
   ++runs_;
   const std::string log = this->log();
   if (WIFSIGNALED(status)) {
@@ -247,12 +247,12 @@ void SoakTest::one_disturbed_run(const std::string& settings, const std::string&
     ++outcomes_[fmt::format("status {}", code)];
     if (code > 128) {
       EXPECT_NE(log.find("stopped after step"), std::string::npos) << history_ << "\n" << log;
-      EXPECT_GE(newest_step(), before + (replay_.empty() ? 1 : 0)) << history_;  // a replay goes on push by push
+      EXPECT_GE(newest_step(), before + (replay_.empty() ? 1 : 0)) << history_;  // a replay advances push by push
     }
   }
   EXPECT_GE(newest_step(), before) << "a checkpoint was lost" << history_;
   if (before > 0) {
-    EXPECT_TRUE(WIFSIGNALED(status) || log.find(fmt::format("going on after step {}\n", before)) != std::string::npos)
+    EXPECT_TRUE(WIFSIGNALED(status) || log.find(fmt::format("resuming after step {}\n", before)) != std::string::npos)
         << history_ << "\n"
         << log;
   }
@@ -271,7 +271,7 @@ test::Plans SoakTest::recorded(const std::string& settings) {
   const std::string plan = fmt::format("--dp-mode ps-async {} --staleness {}",
                                        of({"--ranks 2", "--ranks 4 --servers 2", "--ranks 4 --servers 3"}), below(4));
   const std::string recording = plan + " --record order.txt";
-  ends_.erase(settings + recording);  // every record is another run
+  ends_.erase(settings + recording);  // every record is a different run
   ends_[settings + plan] = undisturbed(settings, recording);
   return {plan};
 }
@@ -295,13 +295,13 @@ void SoakTest::one_trial() {
                        : train(fmt::format("{} {}{} --out run", saving_too, plan, replay_));
   ASSERT_EQ(last.status, 0) << history_ << "\n" << last.err;
   const std::string newest = fmt::format("run/checkpoints/step-{}", kSoakSteps);
-  ASSERT_TRUE(files(newest) == end) << "other bits" << history_ << "\n  at last: " << plan;
+  ASSERT_TRUE(files(newest) == end) << "different bits" << history_ << "\n  finally: " << plan;
   EXPECT_TRUE(half_written().empty()) << half_written().front() << history_;
   fs::remove_all(path("run"));
   ++trials_;
 }
 
-TEST_F(SoakTest, RandomPlansAndRandomFaults) {
+TEST_F(SoakTest, SurvivesRandomFaultsUnderRandomPlans) {
   const uint64_t wanted = number("TESSERA_SOAK", 0);
   if (wanted == 0) GTEST_SKIP() << "TESSERA_SOAK=1000 runs it";
   const auto begin = Clock::now();

@@ -1,4 +1,4 @@
-// Models in and out of runs: checkpoint import, export and inspect, and train --init.
+// Import and export of models: checkpoint import, export and inspect, and train --init.
 
 #include "data/safetensors.h"
 #include "tests/app/program.h"
@@ -12,7 +12,7 @@ class ModelsTest : public ProgramTest {
   Safetensors tensors(const std::string& checkpoint, const char* file = "model.safetensors") const {
     return Safetensors(path(checkpoint) / file);
   }
-  std::string said(const std::string& from) const {
+  std::string generated(const std::string& from) const {
     return must("generate " + from + " --prompt Line --tokens 8 --seed 3 --threads-per-rank 1").out;
   }
   const std::string base_ = "train " + kSmall + "--model llama-nano --layers 2 --tokenizer bytes --steps 5 --out base ";
@@ -21,14 +21,14 @@ class ModelsTest : public ProgramTest {
 
 class ModelsInAndOutTest : public ModelsTest {
  protected:
-  // A run "base" and a folder of it.
+  // Creates a run "base" and its exported folder.
   void make_base(const std::string& more) const {
     anew(base_ + more);
     anew("checkpoint export base --out folder");
   }
 };
 
-TEST_F(ModelsInAndOutTest, ImportAndExportGiveTheSameBytes) {
+TEST_F(ModelsInAndOutTest, ImportAndExportRoundTripBytes) {
   for (const std::string dtype : {"fp32", "bf16"}) {
     make_base("--qkv-bias --proj-bias --untied=false --dtype " + dtype);
     anew("checkpoint import folder --out imported");
@@ -36,13 +36,13 @@ TEST_F(ModelsInAndOutTest, ImportAndExportGiveTheSameBytes) {
     EXPECT_EQ(weights("imported/checkpoints/step-0"), weights("base/checkpoints/step-5"));
     for (const char* file : {"model.safetensors", "config.json", "tokenizer.json"})
       EXPECT_EQ(read_file(path("again") / file), read_file(path("folder") / file)) << file;
-    EXPECT_EQ(said("imported"), said("base"));
+    EXPECT_EQ(generated("imported"), generated("base"));
     expect_has(run("checkpoint inspect folder").out, "self_attn.q_proj.weight | ");
   }
 }
 
-// Keys of others: a note where they mean nothing, or a refusal in time.
-TEST_F(ModelsInAndOutTest, FoldersOfOthersAreReadWithOneNote) {
+// Foreign keys are noted if they have no effect, otherwise rejected early.
+TEST_F(ModelsInAndOutTest, ReadsForeignFoldersWithOneNote) {
   make_base("--dtype bf16");
   const auto with = [&, plain = to_json("folder/config.json")](const Json& keys) {
     Json config = plain;
@@ -57,7 +57,7 @@ TEST_F(ModelsInAndOutTest, FoldersOfOthersAreReadWithOneNote) {
     expect_has(err, note);
     EXPECT_EQ(err.find(note), err.rfind(note)) << command << err;
     const bool computes = command[0] != 't';
-    EXPECT_EQ(err.find("folder: stored in bf16 and computed in bf16; --dtype fp32") != err.npos, computes) << err;
+    EXPECT_EQ(err.find("folder: stored and computed in bf16; use --dtype fp32") != err.npos, computes) << err;
   }
   EXPECT_EQ(compute_loss("folder"), loss);
   EXPECT_EQ(run("evaluate folder --data text.txt --dtype fp32").err.find("computed in bf16"), std::string::npos);
@@ -74,9 +74,8 @@ TEST_F(ModelsInAndOutTest, FoldersOfOthersAreReadWithOneNote) {
   fails("train --init folder --window 4 --data text.txt --out run", 2, "--window: the model has 8, found 4");
 }
 
-// The loss at the beginning of a run is the one that the run before ended with, whatever the weights came from and
-// under every plan.
-TEST_F(ModelsInAndOutTest, ARunBeginsWithWhatAnotherEndedWith) {
+// The initial loss of a run is the final loss of the run it starts from, for every source of weights and every plan.
+TEST_F(ModelsInAndOutTest, InitStartsAtFinalLossOfOtherRun) {
   make_base("--ranks 1");
   for (const std::string from : {"base", "base/checkpoints/step-5", "folder"})
     for (const char* plan :
@@ -86,13 +85,13 @@ TEST_F(ModelsInAndOutTest, ARunBeginsWithWhatAnotherEndedWith) {
     }
 }
 
-// In bf16, where the master weights begin with the model too. All windows of a text of one letter are alike, so the
-// loss of the first batch is that of the whole text by another command, and so is the loss after the step.
-TEST_F(ModelsInAndOutTest, Bf16RunBeginsWithTheLossOfItsModel) {
+// In bf16 the master weights also start from the model. All windows of a text of one letter are equal, so the loss of
+// the first batch equals the loss on the full text, before and after the step.
+TEST_F(ModelsInAndOutTest, Bf16RunStartsAtLossOfItsModel) {
   make_base("--dtype bf16 --ranks 1");
   write("text.txt", std::string(3000, 'e'));
   const double loss = compute_loss("base");
-  EXPECT_GT(std::abs(loss - std::log(256.0)), 0.5) << "a new model's";
+  EXPECT_GT(std::abs(loss - std::log(256.0)), 0.5) << "the loss of a new model";
   for (const std::string from : {"base", "folder"})
     for (const auto& [plan, bound] : {std::pair{"--ranks 1", 1e-6},
                                       {"--dp 2 --zero 3", 1e-6},
@@ -108,7 +107,7 @@ TEST_F(ModelsInAndOutTest, Bf16RunBeginsWithTheLossOfItsModel) {
     }
 }
 
-TEST_F(ModelsInAndOutTest, ARunIsPickedUpWithoutWhatItBeganWith) {
+TEST_F(ModelsInAndOutTest, ResumesWithoutInitialModel) {
   make_base("--ranks 1");
   must(
       "train --init folder --data text.txt --batch 4 --threads-per-rank 1 --ranks 1 --steps 4 --save-every 2 --keep 2 "
@@ -117,8 +116,8 @@ TEST_F(ModelsInAndOutTest, ARunIsPickedUpWithoutWhatItBeganWith) {
   expect_made_again("run/checkpoints/step-4", 2);
 }
 
-// A run in parts goes on under its layout and under others, writes text, and becomes the run again that it was made of.
-TEST_F(ModelsInAndOutTest, ARunInPartsIsTheSameRun) {
+// A resharded run resumes under its layout and others, generates text, and can be resharded back to the original run.
+TEST_F(ModelsInAndOutTest, ReshardedRunIsEquivalent) {
   must(base_ + "--ranks 2 --save-every 3 --keep 2");
   const std::string end = weights("base/checkpoints/step-5");
   fs::rename(path("base/checkpoints/step-5"), path("end"));
@@ -127,7 +126,7 @@ TEST_F(ModelsInAndOutTest, ARunInPartsIsTheSameRun) {
   must("checkpoint reshard base --out cube --pp 2 --dp 2 --tp 2 --zero 1");
   EXPECT_TRUE(fs::exists(path("cube/checkpoints/step-3/optimizer.rank-7-of-8.safetensors")));
   for (const char* from : {"parts", "cube"}) {
-    EXPECT_EQ(said(from), said("base"));
+    EXPECT_EQ(generated(from), generated("base"));
     anew(fmt::format("checkpoint reshard {} --out back", from));
     for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
       const Safetensors a(path("base/checkpoints/step-3") / file), b(path("back/checkpoints/step-3") / file);
@@ -145,9 +144,9 @@ TEST_F(ModelsInAndOutTest, ARunInPartsIsTheSameRun) {
   EXPECT_FALSE(fs::exists(path("other")));
 }
 
-// Each of them has a state of its own; the checkpoint in the middle is between the outer steps of both fragments, and
-// so is the validation after step 3.
-TEST_F(ModelsInAndOutTest, RanksThatTrainAloneGoOnFromParts) {
+// Replicas have separate states; the checkpoint in the middle lies between the outer steps of both fragments, and so
+// does the validation after step 3.
+TEST_F(ModelsInAndOutTest, DilocoReplicasResumeFromShards) {
   must(base_ + "--dp 2 --dp-mode diloco --sync-every 4 --sync-fragments 2 --save-every 3 --eval-every 3 --keep 2");
   const std::string end = weights("base/checkpoints/step-5");
   fs::remove_all(path("base/checkpoints/step-5"));
@@ -155,12 +154,12 @@ TEST_F(ModelsInAndOutTest, RanksThatTrainAloneGoOnFromParts) {
   EXPECT_TRUE(fs::exists(path("parts/checkpoints/step-3/optimizer.rank-7-of-8.safetensors")));
   must("train --resume --out parts --dp 2 --pp 1 --tp 1");
   EXPECT_EQ(weights("parts/checkpoints/step-5"), end);
-  fails(
-      "checkpoint reshard base --out other --dp 4", 2,
-      "--dp: each data rank of --dp-mode diloco keeps a state of its own; expected 2, as many as the run has, found 4");
+  fails("checkpoint reshard base --out other --dp 4", 2,
+        "--dp: each data rank of --dp-mode diloco has a separate state; expected 2, the number of ranks of the run, "
+        "found 4");
 }
 
-TEST_F(ModelsInAndOutTest, MistakesAreNamed) {
+TEST_F(ModelsInAndOutTest, RejectsInvalidOptions) {
   make_base("");
   fails("checkpoint", 2, "expected import, export, inspect, quantize or reshard");
   fails("checkpoint export base", 2, "--out: expected a name");
@@ -168,20 +167,20 @@ TEST_F(ModelsInAndOutTest, MistakesAreNamed) {
   fails("checkpoint import base --out imported", 4, "no config.json");
   fails("checkpoint inspect nowhere", 4, "nowhere: no such file");
   fails("train --init base --layers 3 --out run", 2, "--layers: the model has 2, found 3");
-  fails("train --init base --model gpt2 --out run", 2, "--model: --init names the model already");
+  fails("train --init base --model gpt2 --out run", 2, "--model: expected no --model with --init");
   must("checkpoint import folder --out imported");
-  fails("train --resume --out imported", 2, "holds only weights; expected --init imported");
+  fails("train --resume --out imported", 2, "has no optimizer state; expected --init imported");
   fs::resize_file(path("folder/model.safetensors"), 500);
   fails("checkpoint import folder --out other", 4, "model.safetensors");
   EXPECT_FALSE(fs::exists(path("other")) || fs::exists(path("run")));
 }
 
-// train --init with adapters: the base keeps its bits, adapters are all that is trained and kept, and what they learnt
-// goes out alone or inside the weights.
+// train --init with adapters: the base keeps its bits, only adapters are trained and saved, and they are exported alone
+// or merged.
 
 class LoraTest : public ModelsTest {
  protected:
-  // In run "tuned", which is that of `base` but for so many adapters.
+  // Checks that the checkpoint of run "tuned" equals that of `base` plus this number of adapters.
   void expect_only_adapters(const Safetensors& base, size_t adapters) const {
     const Safetensors model = tensors("tuned/checkpoints/step-6"),
                       state = tensors("tuned/checkpoints/step-6", "optimizer.safetensors");
@@ -199,7 +198,7 @@ class LoraTest : public ModelsTest {
       "--lora-alpha 4 --format json --out tuned ";
 };
 
-TEST_F(LoraTest, TheBaseKeepsItsBitsUnderEveryPlan) {
+TEST_F(LoraTest, BaseKeepsItsBitsUnderEveryPlan) {
   must(base_);
   const Safetensors base = tensors("base/checkpoints/step-5");
   std::optional<double> first;
@@ -213,7 +212,7 @@ TEST_F(LoraTest, TheBaseKeepsItsBitsUnderEveryPlan) {
   }
 }
 
-TEST_F(LoraTest, ItGoesOnAndGoesOut) {
+TEST_F(LoraTest, ResumesAndExports) {
   must(base_);
   must(tuned_ + "--ranks 1 --save-every 3");
   expect_made_again("tuned/checkpoints/step-6", 3);
@@ -229,12 +228,12 @@ TEST_F(LoraTest, ItGoesOnAndGoesOut) {
   EXPECT_TRUE(fs::exists(path("whole/config.json")));
   expect_has(run("checkpoint inspect adapters").out, "q_proj.lora_A.weight");
 
-  // Adapters that somebody else trained go on; those of a merged model are new ones.
+  // Foreign adapters can be trained further; those of a merged model are new.
   for (const std::string from : {"adapters", "tuned", "whole --lora-rank 3"}) {
     anew("train --init " + from + next_);
     EXPECT_EQ(weights("next/checkpoints/step-1") == end, from != "whole --lora-rank 3") << from;
     if (from == "whole --lora-rank 3") continue;
-    anew("checkpoint export next --out onward");  // beside the first base, whatever they went through
+    anew("checkpoint export next --out onward");  // the original base model, independent of the intermediate runs
     const std::string base = to_json("onward/adapter_config.json").at("base_model_name_or_path");
     EXPECT_EQ(fs::path(base), path("base")) << from;
   }
@@ -245,13 +244,13 @@ TEST_F(LoraTest, ItGoesOnAndGoesOut) {
   must("generate adapters --base moved --tokens 2");
   must("checkpoint inspect adapters --base moved");
   anew("train --init adapters --base moved" + next_);
-  fails("evaluate adapters --data text.txt", 4, "--base FOLDER says where it is");
+  fails("evaluate adapters --data text.txt", 4, "specify it with --base FOLDER");
   fails("evaluate whole --base moved --data text.txt", 2, "--base: goes with adapters");
   fails("train --base moved --data text.txt --out run", 2, "--base: goes with --init ADAPTERS");
 }
 
-// From whatever directory: the adapters of a run name the directory that it was trained on, and no other model serves.
-TEST_F(LoraTest, AdaptersNameTheBaseThatTheyWereTrainedOn) {
+// Adapters name the directory of their base model independent of the current directory, and reject any other model.
+TEST_F(LoraTest, AdaptersNameTheirBaseModel) {
   must(base_);
   must(tuned_ + "--ranks 1");
   for (const char* name : {"other", "other/base"}) fs::create_directory(path(name));
@@ -272,8 +271,8 @@ TEST_F(LoraTest, AdaptersNameTheBaseThatTheyWereTrainedOn) {
     expect_has(read_file(path(run) / "config.toml"), "base-hash = \"" + hash("adapters") + "\"");
 
   must("train --resume --out tuned --steps 7 --init other/../base");
-  fails("train --resume --out tuned --steps 8 --init other", 2, "--init: the run in tuned began with ");
-  fails("train --resume --out base --steps 8 --init other", 2, "began with none; expected the same, found other");
+  fails("train --resume --out tuned --steps 8 --init other", 2, "--init: the run in tuned started with ");
+  fails("train --resume --out base --steps 8 --init other", 2, "started with none; expected the same, found other");
   Json config = to_json("adapters/adapter_config.json");
   config["base_model_name_or_path"] = "base";
   write("adapters/adapter_config.json", config.dump());
@@ -287,13 +286,13 @@ TEST_F(LoraTest, AdaptersNameTheBaseThatTheyWereTrainedOn) {
   for (const char* words : {"checkpoint export tuned --out x", "checkpoint export onward --out x --merge",
                             "train --resume --out tuned --steps 9", "evaluate adapters --data text.txt",
                             "train --init adapters --data text.txt --out x", "checkpoint import adapters --out x"})
-    fails(words, 4, "the adapters belong to a base with the hash " + hash("adapters") + "; found ");
+    fails(words, 4, "expected the base model with hash " + hash("adapters") + ", found ");
   must("checkpoint export tuned --out merged --merge");
   must("evaluate adapters --base first --data text.txt");
 }
 
-// Adapters that differ between modules are added to the weights wherever a model only computes.
-TEST_F(LoraTest, AdaptersOfSeveralKindsAreMerged) {
+// Adapters that differ between modules are merged into the weights for inference.
+TEST_F(LoraTest, MergesAdaptersOfSeveralKinds) {
   must(base_);
   must(tuned_ + "--ranks 1");
   must("checkpoint export tuned --out adapters");
@@ -309,14 +308,15 @@ TEST_F(LoraTest, AdaptersOfSeveralKindsAreMerged) {
   must("checkpoint export adapters --merge --out whole");
   must("checkpoint export imported --out again");
   for (const char* from : {"imported", "whole", "again"}) EXPECT_NEAR(compute_loss(from), loss, 1e-6) << from;
-  expect_has(run("generate adapters --tokens 2").err,
-             "alpha_pattern: the adapters are added to the weights of the base");
+  expect_has(run("generate adapters --tokens 2").err, "alpha_pattern: the adapters are merged into the base weights");
   fails("train --init adapters --data text.txt --out x", 4, "alpha_pattern: these adapters cannot be trained further");
-  fails("checkpoint export adapters --out x", 4, "alpha_pattern: such adapters are not written; --merge");
-  fails("evaluate adapters --data text.txt --quantize nf4", 2, "--quantize: expected none, since the adapters are in");
+  fails("checkpoint export adapters --out x", 4,
+        "alpha_pattern: adapters of this kind can only be exported with --merge");
+  fails("evaluate adapters --data text.txt --quantize nf4", 2,
+        "--quantize: expected none for a model with merged adapters");
 }
 
-// A model with experts: they stay, and adapters of attention go out as those of a dense model.
+// Experts stay frozen, and adapters of attention are exported as for a dense model.
 TEST_F(LoraTest, ExpertsStayFrozen) {
   must(base_ + "--experts 4");
   const Safetensors base = tensors("base/checkpoints/step-5");
@@ -335,7 +335,7 @@ TEST_F(LoraTest, ExpertsStayFrozen) {
         "--lora-targets: expected some of q_proj, k_proj, v_proj, o_proj (experts have no adapters), found 'up_proj'");
 }
 
-TEST_F(LoraTest, MistakesAreNamed) {
+TEST_F(LoraTest, RejectsInvalidOptions) {
   must(base_);
   fails("train --data text.txt --lora-rank 2 --out run", 2, "--lora-rank: expected --init");
   fails("train --init base --lora-alpha 2 --out run", 2, "--lora-alpha: goes with --lora-rank");
@@ -343,7 +343,7 @@ TEST_F(LoraTest, MistakesAreNamed) {
   fails("train --init base --lora-rank 2 --dp 2 --dp-mode ps-async --out run", 2, "found --dp-mode ps-async");
   fails("checkpoint export base --merge --out whole", 2, "--merge: expected a model with adapters");
   must(tuned_);
-  fails("train --init tuned --lora-rank 2 --out run", 2, "--lora-rank: the model of --init has adapters");
+  fails("train --init tuned --lora-rank 2 --out run", 2, "--lora-rank: expected only --lora-dropout");
   fails("train --resume --out tuned --lora-alpha 5", 2, "lora_scale");
   must("checkpoint export tuned --out adapters");
   fs::rename(path("base"), path("gone"));
@@ -351,8 +351,8 @@ TEST_F(LoraTest, MistakesAreNamed) {
   EXPECT_FALSE(fs::exists(path("whole")) || fs::exists(path("run")));
 }
 
-// train --quantize: a base in four bits, the same bytes under every plan, saved as it is, and numbers again on its way
-// out.
+// train --quantize: a 4-bit base with the same bytes under every plan, saved without conversion and dequantized on
+// export.
 
 class QuantizeTest : public ModelsTest {
  protected:
@@ -364,7 +364,7 @@ class QuantizeTest : public ModelsTest {
       "--quantize nf4 --no-eval --out tuned ";
 };
 
-TEST_F(QuantizeTest, TheBaseHasTheSameBytesUnderEveryPlan) {
+TEST_F(QuantizeTest, BaseHasSameBytesUnderEveryPlan) {
   must(base_);
   std::map<std::string, std::string> first;
   for (const char* plan : {"--ranks 1", "--dp 2 --zero 3", "--dp 1 --tp 2 --sp", "--dp 1 --cp 2"}) {
@@ -382,21 +382,21 @@ TEST_F(QuantizeTest, TheBaseHasTheSameBytesUnderEveryPlan) {
   }
 }
 
-TEST_F(QuantizeTest, ItGoesOnAndGoesOut) {
+TEST_F(QuantizeTest, ResumesAndExports) {
   must(base_);
   must(tuned_ + "--ranks 1 --save-every 2");
   const std::string end = weights("tuned/checkpoints/step-4");
-  fs::rename(path("base"), path("gone"));  // the run has all that it needs
+  fs::rename(path("base"), path("gone"));  // the run needs no other files
   expect_made_again("tuned/checkpoints/step-4", 2);
   const double loss = compute_loss("tuned");
   EXPECT_NEAR(compute_loss("tuned --dp 1 --tp 2"), loss, 1e-5);
   must("generate tuned --tokens 5 --temperature 0");
 
-  // Numbers again: what the layers computed with, and the adapters in them.
+  // Dequantized: the weights used in computation, with merged adapters.
   expect_has(must("checkpoint export tuned --out whole --merge").out, "4 bits");
   EXPECT_NEAR(compute_loss("whole"), loss, 1e-5);
 
-  // Adapters alone, beside a base that is quantised again.
+  // Adapters alone, with a base that is quantized again.
   fs::rename(path("gone"), path("base"));
   must("checkpoint export tuned --out adapters");
   EXPECT_NEAR(compute_loss("adapters --quantize nf4"), loss, 1e-6);
@@ -404,19 +404,20 @@ TEST_F(QuantizeTest, ItGoesOnAndGoesOut) {
   must("checkpoint reshard tuned --dp 1 --tp 2 --zero 3 --out parts");
   EXPECT_NEAR(compute_loss("parts"), loss, 1e-6);
 
-  // A tuned model goes on as it is.
+  // A tuned model can be trained further without changes.
   const auto next =
       must("train --init tuned --data text.txt --batch 4 --steps 1 --lr 0 --min-lr 0 --no-eval --out next");
   EXPECT_TRUE(weights("next/checkpoints/step-1") == end);
 }
 
-TEST_F(QuantizeTest, MistakesAreNamed) {
+TEST_F(QuantizeTest, RejectsInvalidOptions) {
   must(base_);
-  fails("train --init base --data text.txt --quantize nf4 --out run", 2, "--quantize: expected --lora-rank");
+  fails("train --init base --data text.txt --quantize nf4 --out run", 2,
+        "--quantize: 4-bit weights are frozen; expected --lora-rank");
   fails("train --init base --data text.txt --lora-rank 2 --quantize-group 64 --out run", 2,
         "--quantize-group: goes with --quantize gptq, found none");
   fails("train --init base --data text.txt --lora-rank 2 --quantize gptq --out run", 2,
-        "--quantize: gptq is for codes that tessera checkpoint quantize made");
+        "--quantize: gptq requires a model quantized by tessera checkpoint quantize");
   fails("verify --model llama-nano --channels 64 --ffn 128 --lora-rank 2 --quantize nf4 --dp 1 --tp 2", 2,
         "--tp: 'blocks.0.attn.proj.weight' (64, 64) would be cut at multiples of 32 elements");
   must(tuned_);
@@ -424,7 +425,7 @@ TEST_F(QuantizeTest, MistakesAreNamed) {
   fails("train --init tuned --data text.txt --quantize gptq --out run", 2, "--quantize: the model has nf4, found gptq");
 }
 
-// checkpoint quantize: a folder that every command reads to the bit, and mistakes in one line.
+// checkpoint quantize: a folder that every command reads bitwise identically, and one-line errors.
 
 class GptqTest : public ModelsTest {
  protected:
@@ -435,10 +436,10 @@ class GptqTest : public ModelsTest {
       "checkpoint quantize base --calibrate text.txt --windows 32 --group 16 --threads-per-rank 1 ";
 };
 
-TEST_F(GptqTest, MakesAFolderThatEveryCommandReads) {
+TEST_F(GptqTest, EveryCommandReadsQuantizedFolder) {
   must(base_);
   const Ran made = must(quantize_ + "--method gptq --bits 4 --out small");
-  EXPECT_EQ(made.out, "base is in small, its layers in 4 bits in groups of 16, by GPTQ\n");
+  EXPECT_EQ(made.out, "base quantized to small: layers in 4 bits in groups of 16, by GPTQ\n");
   expect_has(made.err, "blocks.0.mlp.down.weight (32, 64): ");
   must("checkpoint quantize base --method rtn --group 16 --out rounded");
   const double before = compute_loss("base"), rounded = compute_loss("rounded"), small = compute_loss("small");
@@ -447,16 +448,16 @@ TEST_F(GptqTest, MakesAFolderThatEveryCommandReads) {
             fs::file_size(path("base/checkpoints/step-40/model.safetensors")));
   expect_has(run("checkpoint inspect small").out, "in 4 bits in groups of 16 (GPTQ)");
 
-  // A run made of it has the numbers that the codes stand for, and computes the same.
+  // A run imported from it has the dequantized weights and computes the same results.
   must("checkpoint import small --out again");
   EXPECT_NEAR(compute_loss("again"), small, 1e-6);
-  EXPECT_EQ(said("small --temperature 0"), said("again --temperature 0"));
+  EXPECT_EQ(generated("small --temperature 0"), generated("again --temperature 0"));
   const std::string tune = " --lora-rank 2 --data text.txt --batch 4 --steps 1 --ranks 1 --threads-per-rank 1 --out ";
   must("train --init small" + tune + "tuned");
-  // A whole row is one group: layers of 32 and of 64 inputs have one scale a row.
+  // A group per row: layers with 32 and 64 inputs have one scale per row.
   for (const char* method : {"gptq", "rtn"}) {
-    const Ran whole = anew(quantize_ + "--group -1 --out rows --method " + method);
-    expect_has(whole.out, "its layers in 4 bits in rows, by ");
+    const Ran by_rows = anew(quantize_ + "--group -1 --out rows --method " + method);
+    expect_has(by_rows.out, ": layers in 4 bits in rows, by ");
     EXPECT_EQ(to_json("rows/quantize_config.json").at("group_size"), -1);
     const Safetensors stored(path("rows/model.safetensors"), true);
     for (const TensorBytes& t : stored.tensors())
@@ -467,18 +468,18 @@ TEST_F(GptqTest, MakesAFolderThatEveryCommandReads) {
   must("train --init rows" + tune + "by-rows");
   expect_has(read_file(path("by-rows/config.toml")), "quantize-group = -1\n");
   fails(quantize_ + "--out small", 6, "--out: ");
-  fails("checkpoint quantize small --calibrate text.txt --out other", 2, "it is quantised already");
-  fails("checkpoint quantize tuned --calibrate text.txt --out other", 2, "it has adapters");
+  fails("checkpoint quantize small --calibrate text.txt --out other", 2, "expected a model that is not quantized");
+  fails("checkpoint quantize tuned --calibrate text.txt --out other", 2, "expected a model without adapters");
 }
 
-TEST_F(GptqTest, MistakesAreNamed) {
+TEST_F(GptqTest, RejectsInvalidOptions) {
   must(base_);
   fails("checkpoint quantize base --out other", 2, "--calibrate: expected a text");
   fails("checkpoint quantize base --calibrate nowhere.txt --out other", 4, "nowhere.txt");
   fails("checkpoint quantize base --calibrate text.txt", 2, "--out: expected a name");
   fails("checkpoint quantize base --calibrate text.txt --out other", 2,
         "--group: expected a divisor of the 32 inputs of blocks.0.attn.qkv, found 128 (-1: all of a row)");
-  for (const char* none : {"0", "-2"})  // the later word holds
+  for (const char* none : {"0", "-2"})  // the later option takes precedence
     fails(quantize_ + "--out other --group " + none, 2, "--group: expected");
   fails(quantize_ + "--bits 3 --out other", 2, "--bits");
   fails(quantize_ + "--method awq --out other", 2, "--method");
@@ -486,11 +487,11 @@ TEST_F(GptqTest, MistakesAreNamed) {
   fails(quantize_ + "--train-on all --out other", 2, "--train-on: goes with --calibrate FILE.jsonl");
   train("--model llama-nano --tokenizer bytes --steps 1 --warmup 0 --ranks 1 --eval-every 0 --out narrow");
   fails("checkpoint quantize narrow --calibrate text.txt --group 16 --out other", 2,
-        "expected multiples of 32, which is what GPTQ's files can hold");
+        "GPTQ files require multiples of 32");
   EXPECT_FALSE(fs::exists(path("other")));
 }
 
-// Training on examples, as a user does it.
+// Training on examples.
 
 class TuningTest : public ModelsTest {
  protected:
@@ -504,7 +505,7 @@ class TuningTest : public ModelsTest {
       "--data sums.jsonl --layers 2 --context 32 --batch 8 --microbatches 2 --lr 0.001 --tie-copies ";
 };
 
-TEST_F(TuningTest, EveryPlanWritesTheCheckpointOfOneRank) {
+TEST_F(TuningTest, EveryPlanMatchesOneRankCheckpoint) {
   for (const std::string more : {"", "--pack "}) {
     expect_has(anew(small_ + more + "--ranks 1 --out one").err, "54 examples");
     anew(small_ + more + "--pp 2 --dp 1 --out two");
@@ -512,8 +513,8 @@ TEST_F(TuningTest, EveryPlanWritesTheCheckpointOfOneRank) {
   }
 }
 
-// Where the order of sums is another one the losses are the same but for rounding.
-TEST_F(TuningTest, LossesAreThoseOfOneRank) {
+// If reductions have another order, losses are equal up to rounding.
+TEST_F(TuningTest, LossesMatchOneRank) {
   const auto last_loss = [&](const std::string& plan) {
     return anew(small_ + "--pack --format json --out run " + plan).last_record().at("loss").get<double>();
   };
@@ -522,14 +523,14 @@ TEST_F(TuningTest, LossesAreThoseOfOneRank) {
     EXPECT_NEAR(last_loss(plan), one, 1e-4 * one) << plan;
 }
 
-TEST_F(TuningTest, ARunIsPickedUpInItsOrder) {
+TEST_F(TuningTest, ResumesInTheSameOrder) {
   must(small_ + "--pack --ranks 1 --out whole");
   must(small_ + "--pack --ranks 1 --out part --save-every 5");
   expect_made_again("part/checkpoints/step-12", 10);
   EXPECT_EQ(weights("part/checkpoints/step-12"), weights("whole/checkpoints/step-12"));
 }
 
-TEST_F(TuningTest, MistakesAreNamed) {
+TEST_F(TuningTest, RejectsInvalidOptions) {
   write("bad.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"prompt\": \"a\"}\n");
   fails("train --data bad.jsonl --out run", 4, "bad.jsonl:2: expected input_ids, messages, conversations");
   fails("train --data bad.jsonl --skip-bad --out run", 4, "expected at least 2");

@@ -1,5 +1,5 @@
-// Names on pages and in comments exist: of files, tests, options, commands and injected faults. Ratios that a page
-// states in words follow from the schedules and the closed forms.
+// Names on pages and in comments exist: files, tests, options, commands and faults. Ratios stated on pages follow from
+// the schedules and the closed forms.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -18,7 +18,7 @@ using conventions::first_groups;
 using conventions::Source;
 using Set = std::set<std::string>;
 
-// Options and files of other programs and of examples.
+// Options and files of other programs, of scripts used for dated measurements, and of examples.
 const std::string kOthers =
     " --build --expert-model-parallel-size --gpus --gtest_filter --install --ipc --mca --mpi --network --no-deps "
     "--preset "
@@ -35,7 +35,7 @@ bool is_page(const Source& s) {
   return s.path == "README.md" || (s.ends_with(".md") && (s.folder() == "docs" || s.path.starts_with("lab/pages/")));
 }
 
-// What the code has: all paths, tests, options, commands, and names of injected faults.
+// All existing paths, tests, options, commands and fault names.
 class DocsNames : public ProgramTest {
  protected:
   DocsNames() {
@@ -43,7 +43,7 @@ class DocsNames : public ProgramTest {
       paths_.insert(s.path);
       for (size_t at = 0; (at = s.path.find('/', at) + 1) > 0;) paths_.insert(s.path.substr(at));
       if (s.folder() == "tests" && (s.is_code())) add(tests_, s.text, R"(\bTEST(?:_F|_P)?\((\w+, *\n? *\w+)\))");
-      // Of scripts and examples: add_argument("--x"), --x) in a shell's case.
+      // Options of scripts and examples: add_argument("--x"), --x) in a shell's case.
       if (s.ends_with(".py") || s.ends_with(".sh") || s.folder() == "examples")
         add(options_, s.text, R"(["'| (](--[a-z][a-z_-]*)["')])");
       if (s.path == "verify/diagnosis/diagnosis.cpp") add(faults_, s.text, R"re(\n    \{"([a-z-]+)",)re");
@@ -67,7 +67,7 @@ class DocsNames : public ProgramTest {
     }
   }
 
-  // The names in a span of code, a command or a comment that do not exist, separated by blanks.
+  // Nonexistent names in a code span, a command or a comment, separated by blanks.
   std::string unknown(const std::string& text) const {
     static const std::regex file(
         R"((?:^|[^\w./$~<{*-])((?:[\w-]+/)*[\w.-]+\.(?:h|cpp|cuh?|py|sh|cmake|md|txt))(?![\w/*.-]\w))"),
@@ -80,7 +80,7 @@ class DocsNames : public ProgramTest {
         if (name.find("NAME") == std::string::npos && !exists(name)) out += name + " ";
     };
     check(file, [&](const std::string& name) {
-      // Text files without a folder are a run's, or the reader's.
+      // Text files without a directory belong to a run or to the reader.
       const bool ours = name.find('/') == std::string::npos ? !name.ends_with(".txt") && !name.ends_with(".md")
                                                             : fs::is_directory(root_ / name.substr(0, name.find('/')));
       return !ours || is_known(paths_, name);
@@ -88,14 +88,14 @@ class DocsNames : public ProgramTest {
     check(clone, [&](const std::string& name) { return name == "URL tessera"; });  // the README explains URL
     check(stem, [&](const std::string& name) { return paths_.contains(name + ".cpp"); });
     check(test, [&](std::string name) { return tests_.contains(name.replace(name.find('.'), 1, ",")); });
-    if (text.find("-->") == std::string::npos)  // an arrow with words in it
+    if (text.find("-->") == std::string::npos)  // an arrow with a label
       check(option,
             [&](const std::string& name) { return is_known(options_, name) || name.starts_with("--benchmark_"); });
     check(command, [&](const std::string& name) { return commands_.contains(name); });
     check(fault, [&](const std::string& name) { return faults_.contains(name); });
     return out;
   }
-  // In sections "What breaks", and in the table of symptoms, each name of several words is that of a fault.
+  // In sections "What breaks" and in the table of symptoms, every hyphenated name is that of a fault.
   std::string unknown_faults(const std::string& section) const {
     std::string out;
     for (const std::string& name : first_groups(section, std::regex("`([a-z]+(?:[_-][a-z]+)+)`")))
@@ -109,7 +109,7 @@ class DocsNames : public ProgramTest {
                       faults_ = {"list", "random"};
 };
 
-TEST_F(DocsNames, OnPagesExist) {
+TEST_F(DocsNames, NamesOnPagesExist) {
   size_t pages = 0;
   for (const Source& page : sources_) {
     if (!is_page(page)) continue;
@@ -135,7 +135,7 @@ TEST_F(DocsNames, OnPagesExist) {
   EXPECT_GE(pages, 60U);
 }
 
-TEST_F(DocsNames, InCommentsExist) {
+TEST_F(DocsNames, NamesInCommentsExist) {
   for (const Source& source : sources_) {
     const bool hash = source.ends_with(".py") || source.ends_with(".sh") || source.ends_with(".cmake");
     if (!source.is_code() && !hash) continue;
@@ -146,9 +146,9 @@ TEST_F(DocsNames, InCommentsExist) {
   }
 }
 
-TEST_F(DocsNames, UnknownOnesAreFound) {
+TEST_F(DocsNames, FindsUnknownNames) {
   for (const char* known :
-       {"tests/app/names_test.cpp", "names_test.cpp", "DocsNames.OnPagesExist", "$ ./tessera train --lr 1",
+       {"tests/app/names_test.cpp", "names_test.cpp", "DocsNames.NamesOnPagesExist", "$ ./tessera train --lr 1",
         "x --embed--> y", "ReduceOp.SUM", "metrics.jsonl", "--defect stale-part", "runs/a.txt", "parallel/NAME.cpp",
         "transformer.h.0.attn", "bench/pack.sh --double"})
     EXPECT_EQ(unknown(known), "") << known;
@@ -164,7 +164,7 @@ TEST_F(DocsNames, UnknownOnesAreFound) {
   EXPECT_EQ(unknown_faults("`drop_reduction`, `stale-part`, `zb-v`, `wrong_mask`"), "drop_reduction wrong_mask ");
 }
 
-// Bytes of these operations in a step of a plan, by the busiest rank.
+// Bytes of these operations in a step of a plan, on the busiest rank.
 double busiest(const Args& plan, const Set& operations) {
   double sum = 0;
   for (const auto& s : report::planned(plan).at(0).sent)
@@ -172,7 +172,7 @@ double busiest(const Args& plan, const Set& operations) {
   return sum;
 }
 
-// The time for which the ranks wait, or the most micro-batches in flight, by those of 1f1b.
+// Bubble time or maximum number of micro-batches in flight, relative to 1f1b.
 double beside_1f1b(const std::string& name, int ranks, bool memory) {
   const auto measured = [&](const std::string& schedule) {
     const Simulation s = simulate(make_schedule(schedule, ranks, 6 * ranks));
@@ -182,7 +182,7 @@ double beside_1f1b(const std::string& name, int ranks, bool memory) {
   return measured(name) / measured("1f1b");
 }
 
-TEST(DocsRatios, FollowFromClosedFormsAndSchedules) {
+TEST(DocsRatios, MatchClosedFormsAndSchedules) {
   const auto dp = [](const char* n) {
     return busiest({{"ranks", n}, {"batch", n}, {"dp-mode", "dataparallel"}}, {"broadcast", "scatter"});
   };
@@ -203,7 +203,7 @@ TEST(DocsRatios, FollowFromClosedFormsAndSchedules) {
   }
 }
 
-TEST(DocsRatios, AreNumbers) {
+TEST(DocsRatios, ParsesRatios) {
   const std::regex vague("a\\s(?:little|bit)\\s(?:more|less|fewer)|the\\sfewest\\ssteps");
   for (const Source& page : conventions::all_sources(TESSERA_SOURCE_DIR, {".md"}))
     if (is_page(page)) {

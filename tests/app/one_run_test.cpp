@@ -1,4 +1,4 @@
-// One run, one folder: who writes to it, what it is the run of, and which checkpoints of it stay.
+// Run directories: single writer, run identity, and retained checkpoints.
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -10,14 +10,14 @@ namespace {
 
 class OneRunTest : public ProgramTest {
  protected:
-  // Starts the run in "run" and waits until it has made a step.
+  // Starts the run in "run" and waits for its first step.
   pid_t begun(const std::string& more) const {
     const pid_t child = start("train " + kSmall + "--steps 10000000 --out run --quiet " + more);
     EXPECT_TRUE(test::comes([&] { return fs::exists(path("run/metrics.jsonl")); }));
     return child;
   }
-  // One job of two processes, each with its own arguments and in its own folder. The shell chooses them by the rank:
-  // mpirun of Debian 13 crashes where it is given two programs.
+  // One job of two processes, each with its own arguments and directory, which the shell selects by rank: mpirun of
+  // Debian 13 crashes if it is given two programs.
   Ran two_processes(const std::string& first, const std::string& second, const std::string& first_folder = ".",
                     const std::string& second_folder = ".") const {
     return run_program("mpirun",
@@ -27,11 +27,11 @@ class OneRunTest : public ProgramTest {
   }
 };
 
-TEST_F(OneRunTest, ASecondWriterIsRefusedAndADeadOneIsNone) {
+TEST_F(OneRunTest, RejectsSecondLiveWriter) {
   const pid_t child = begun("--save-every 0 --eval-every 0");
   const std::string owner = fmt::format("process {} on ", child);
   fails("train --resume --out run", 2, owner);
-  fails("train " + kSmall + "--out run", 2, "holds a run already");
+  fails("train " + kSmall + "--out run", 2, "already holds a run");
   kill(child, SIGSTOP);
   fails("train --resume --out run", 2, owner);
   kill(child, SIGKILL);
@@ -40,7 +40,7 @@ TEST_F(OneRunTest, ASecondWriterIsRefusedAndADeadOneIsNone) {
   must("train --resume --out run --steps 3 --warmup 1");
 }
 
-TEST_F(OneRunTest, AFolderThatIsMovedEndsTheRun) {
+TEST_F(OneRunTest, MovedDirectoryEndsTheRun) {
   const pid_t child = begun("--save-every 5");
   fs::rename(path("run"), path("other"));
   EXPECT_EQ(test::wait_for_exit(child), 6);
@@ -49,14 +49,14 @@ TEST_F(OneRunTest, AFolderThatIsMovedEndsTheRun) {
   EXPECT_TRUE(fs::exists(path("other/config.toml")));
 }
 
-TEST_F(OneRunTest, MetricsThatAreRemovedEndTheRun) {
+TEST_F(OneRunTest, RemovedMetricsEndTheRun) {
   const pid_t child = begun("--save-every 1000000");
   fs::remove(path("run/metrics.jsonl"));
   EXPECT_EQ(test::wait_for_exit(child), 6);
   expect_has(log(), "metrics.jsonl: it was removed, moved or replaced");
 }
 
-TEST_F(OneRunTest, AnotherRunInItsPlaceIsNotTouched) {
+TEST_F(OneRunTest, DoesNotTouchReplacingRun) {
   const pid_t child = begun("--save-every 1000000");
   fs::rename(path("run"), path("other"));
   fs::create_directories(path("run/checkpoints/step-1"));
@@ -66,8 +66,8 @@ TEST_F(OneRunTest, AnotherRunInItsPlaceIsNotTouched) {
   EXPECT_EQ(read_file(path("run/lock")), "of another");
 }
 
-// The same ids, another alphabet; and the same training text, another end.
-TEST_F(OneRunTest, AnotherTextIsRefusedThoughItsIdsAreTheSame) {
+// The same ids with another alphabet; and the same training text with another ending.
+TEST_F(OneRunTest, RejectsOtherTextWithSameIds) {
   train("--steps 4 --out run");
   const std::string text = read_file(path("text.txt")),
                     tokenizer = read_file(path("run/checkpoints/step-4/tokenizer.json"));
@@ -85,13 +85,14 @@ TEST_F(OneRunTest, AnotherTextIsRefusedThoughItsIdsAreTheSame) {
   must("train --resume --out run --steps 8");
 }
 
-TEST_F(OneRunTest, TheNewestAndTheBestStay) {
+TEST_F(OneRunTest, KeepsNewestAndBestCheckpoints) {
   train("--steps 60 --lr 0.5 --min-lr 0.5 --save-every 10 --eval-every 10 --keep 3 --out run");
   const std::optional<BestCheckpoint> best = best_checkpoint(checkpoints());
   ASSERT_TRUE(best);
-  size_t kept = 0;
-  for (const auto& e : fs::directory_iterator(checkpoints())) kept += e.path().filename().string().starts_with("step-");
-  EXPECT_EQ(kept, best->step < 40 ? 4U : 3U);
+  size_t count = 0;
+  for (const auto& e : fs::directory_iterator(checkpoints()))
+    count += e.path().filename().string().starts_with("step-");
+  EXPECT_EQ(count, best->step < 40 ? 4U : 3U);
   EXPECT_EQ(newest_step(), 60);
   double lowest = 1e9;
   for (const auto& record : parse_records(read_file(path("run/metrics.jsonl"))))
@@ -100,26 +101,26 @@ TEST_F(OneRunTest, TheNewestAndTheBestStay) {
   must("generate run/checkpoints/best --tokens 3");
 }
 
-// The last update makes infinities of finite gradients: there is no later step whose loss would show it.
-TEST_F(OneRunTest, WeightsThatAreNotFiniteAreNotSaved) {
+// The last update turns finite gradients into infinities, and no later loss would reveal it.
+TEST_F(OneRunTest, DoesNotSaveNonFiniteWeights) {
   const std::string huge = "--optimizer sgd --clip 0 --momentum 0 --warmup 0 --lr 1e300 --min-lr 1e300 ";
   fails("train " + kSmall + huge + "--steps 1 --save-every 1 --out run", 5, "holds inf or nan after the update");
   EXPECT_TRUE(!fs::exists(checkpoints()) || fs::is_empty(checkpoints()));
 }
 
-TEST_F(OneRunTest, APoisonedCheckpointIsPassedOver) {
+TEST_F(OneRunTest, SkipsNonFiniteCheckpoint) {
   train("--steps 8 --save-every 4 --out run");
   std::string bytes = weights("run/checkpoints/step-8");
   const uint32_t nan = 0x7fc00000;
   bytes.replace(bytes.size() - 4, 4, reinterpret_cast<const char*>(&nan), 4);
   rewrite(checkpoints() / "step-8", "model.safetensors", bytes);
-  fails("generate run/checkpoints/step-8 --tokens 3", 4, "holds inf or nan at element");
+  fails("generate run/checkpoints/step-8 --tokens 3", 4, "has inf or nan at element");
   const auto resumed = must("train --resume --out run --steps 10");
-  expect_has(resumed.err, {"passed over a checkpoint: ", "going on after step 4"});
+  expect_has(resumed.err, {"skipped a checkpoint: ", "resuming after step 4"});
 }
 
-// Every rank writes its own part while the next steps are made; the file is that of one rank all the same.
-TEST_F(OneRunTest, SavesInTheBackgroundAreThoseOfOneRank) {
+// Every rank writes its shard while the next steps run; the file equals that of one rank.
+TEST_F(OneRunTest, BackgroundSavesMatchOneRank) {
   const std::string often = "--steps 40 --save-every 3 --keep 20 --microbatches 4 --layers 2 ";
   train(often + "--ranks 1 --tie-copies --out one");
   for (const char* plan :
@@ -136,7 +137,7 @@ TEST_F(OneRunTest, SavesInTheBackgroundAreThoseOfOneRank) {
 }
 
 #if TESSERA_WITH_MPI
-TEST_F(OneRunTest, ARankThatNeverBeginsEndsTheJob) {
+TEST_F(OneRunTest, RankThatNeverStartsEndsTheJob) {
   const Ran r =
       run_program("mpirun", fmt::format("--allow-run-as-root --oversubscribe -n 2 sh -c 'test $OMPI_COMM_WORLD_RANK = "
                                         "0 || kill -STOP $$; exec {} train {} --timeout 2'",
@@ -145,7 +146,7 @@ TEST_F(OneRunTest, ARankThatNeverBeginsEndsTheJob) {
   expect_has(r.err, "tessera: [rank 0] MPI_Init: the other ranks did not arrive within 2 s");
 }
 
-TEST_F(OneRunTest, RankThatEndsBeforeMpiBeginsIsReportedByTheOthers) {
+TEST_F(OneRunTest, ReportsRankThatEndsBeforeMpiInit) {
   const auto ran = [&](const std::string& first) {
     return run_program("mpirun",
                        fmt::format("--allow-run-as-root --oversubscribe -n 2 sh -c '{}; exec {} train {} --steps 2 "
@@ -162,7 +163,7 @@ TEST_F(OneRunTest, RankThatEndsBeforeMpiBeginsIsReportedByTheOthers) {
   EXPECT_EQ(ran("ulimit -Sn 16").status, 0) << "a soft limit is raised";
 }
 
-TEST_F(OneRunTest, ProcessesThatWereToldOtherThingsDoNotTrain) {
+TEST_F(OneRunTest, RejectsProcessesWithDifferentOptions) {
   const std::string all = "train " + kSmall + "--out run ";
   const auto refused = [&](const std::string& first, const std::string& second, const std::string& words) {
     const auto ran = two_processes(first, second);
@@ -179,7 +180,7 @@ TEST_F(OneRunTest, ProcessesThatWereToldOtherThingsDoNotTrain) {
   EXPECT_EQ(two_processes(all, all).status, 0);
 }
 
-TEST_F(OneRunTest, ProcessesInOtherFoldersDoNotTrain) {
+TEST_F(OneRunTest, RejectsProcessesInDifferentDirectories) {
   const std::string text = read_file(path("text.txt"));
   for (const std::string folder : {"a", "b"}) {
     fs::create_directories(path(folder));
@@ -199,13 +200,13 @@ TEST_F(OneRunTest, ProcessesInOtherFoldersDoNotTrain) {
 }
 #endif
 
-// The effects of signals on every command: they end it soon, with its status, and nothing half-written stays.
+// Signals end every command promptly, with the right status and without incomplete files.
 
-constexpr double kSoon = 4;  // seconds; promised are 2, and a machine may be busy
+constexpr double kSoon = 4;  // seconds; the documented limit is 2, but the machine may be busy
 
 class SignalsTest : public ProgramTest {
  protected:
-  // Writes a text of words that a tokenizer takes long to learn and a model long to read.
+  // Writes a text that takes long to tokenize and to train on.
   void write_long_text() const {
     const Philox random{7};
     std::string text;
@@ -226,14 +227,14 @@ class SignalsTest : public ProgramTest {
       if (line.starts_with("SigCgt:")) return (std::stoull(line.substr(7), nullptr, 16) >> (signal - 1) & 1U) != 0;
     return false;
   }
-  // The exit status, or 1000 when it ended in another way or not soon.
+  // The exit status, or 1000 if the process ended otherwise or not in time.
   static int wait_for_exit(pid_t child) {
     int status = 0;
     if (test::ends(child, status, kSoon, SIGKILL)) return test::exit_status(status);
-    ADD_FAILURE() << "it did not end soon";
+    ADD_FAILURE() << "did not end in time";
     return 1000;
   }
-  // Begins the command and sends it a signal a while after it is `ready`.
+  // Starts the command and sends it a signal some time after it is `ready`.
   int signalled(const std::string& arguments, int signal, const std::function<bool()>& ready = {},
                 const std::string& before = "") const {
     const pid_t child = start(arguments, before);
@@ -246,7 +247,7 @@ class SignalsTest : public ProgramTest {
   static void expect_to_survive(pid_t child, int signal) {
     kill(child, signal);
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
-    EXPECT_EQ(waitpid(child, nullptr, WNOHANG), 0) << "it ended";
+    EXPECT_EQ(waitpid(child, nullptr, WNOHANG), 0) << "ended";
   }
   std::string names() const {
     std::string all;
@@ -259,7 +260,7 @@ class SignalsTest : public ProgramTest {
   const std::string endless_ = "train " + kSmall + "--steps 100000000 --save-every 0 --eval-every 0 --out run ";
 };
 
-TEST_F(SignalsTest, EndEveryCommandSoonAndLeaveNothing) {
+TEST_F(SignalsTest, EndEveryCommandWithoutLeftovers) {
   write_long_text();
   train("--out made-run --trace");
   ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
@@ -281,7 +282,7 @@ TEST_F(SignalsTest, EndEveryCommandSoonAndLeaveNothing) {
   }
 }
 
-TEST_F(SignalsTest, EndAValidationAndSaveTheStepsBeforeIt) {
+TEST_F(SignalsTest, EndValidationAndSaveCompletedSteps) {
   write_long_text();
   const std::string options = "train " + kSmall + "--data long.txt --batch 2 --save-every 0 --out run ";
   const std::function<bool()> saved = [&] { return exists("run/checkpoints/latest"); };
@@ -289,30 +290,30 @@ TEST_F(SignalsTest, EndAValidationAndSaveTheStepsBeforeIt) {
                                     {"--steps 4 --eval-every 2", begun_},
                                     {"--steps 2 --ranks 2 --dp-mode ps-async", saved}}) {
     EXPECT_EQ(signalled(options + more, SIGTERM, ready), 143) << more;
-    expect_has(log(), "stopped in the validation after step 2, which is saved; tessera train --resume --out run");
+    expect_has(log(), "stopped in the validation after step 2, which was saved; tessera train --resume --out run");
     EXPECT_EQ(read_file(path("run/checkpoints/latest")), "step-2\n");
     expect_lacks(read_file(path("run/metrics.jsonl")), "eval");
     fs::remove_all(path("run"));
   }
 }
 
-// A run that is stopped where it would have been validated makes up for it.
-TEST_F(SignalsTest, AResumedRunMakesTheValidationThatWasStopped) {
+// A run that was stopped before its validation makes it up.
+TEST_F(SignalsTest, ResumedRunRepeatsStoppedValidation) {
   train("--eval-every 5 --save-every 5 --out run");
-  const std::string whole = read_file(path("run/metrics.jsonl"));
+  const std::string all_records = read_file(path("run/metrics.jsonl"));
   fs::remove_all(path("run/checkpoints/step-12"));
-  const size_t eval = whole.find("{\"event\":\"eval\",\"step\":10"), after = whole.find('\n', eval) + 1;
-  std::ofstream(path("run/metrics.jsonl")) << whole.substr(0, eval);
+  const size_t eval = all_records.find("{\"event\":\"eval\",\"step\":10"), after = all_records.find('\n', eval) + 1;
+  std::ofstream(path("run/metrics.jsonl")) << all_records.substr(0, eval);
   must("train --resume --out run");
   const std::string resumed = read_file(path("run/metrics.jsonl"));
-  EXPECT_EQ(resumed.substr(0, after), whole.substr(0, after));
+  EXPECT_EQ(resumed.substr(0, after), all_records.substr(0, after));
 }
 
-TEST_F(SignalsTest, EachEndsARunThatSavesAndAHangUpUnlessItIsIgnored) {
+TEST_F(SignalsTest, EachSavesTheRunAndIgnoredHangupDoesNot) {
   for (const auto& [signal, status] : {std::pair{SIGINT, 130}, {SIGTERM, 143}, {SIGHUP, 143}}) {
     EXPECT_EQ(signalled(endless_, signal, begun_), status);
     EXPECT_GT(newest_step(), 0) << signal;
-    expect_has(log(), "goes on");
+    expect_has(log(), "resumes");
     fs::remove_all(path("run"));
   }
   const pid_t child = start(endless_, "trap '' HUP;");
@@ -322,7 +323,7 @@ TEST_F(SignalsTest, EachEndsARunThatSavesAndAHangUpUnlessItIsIgnored) {
   EXPECT_EQ(wait_for_exit(child), 143);
 }
 
-TEST_F(SignalsTest, SigUsr1SavesAndTheRunGoesOn) {
+TEST_F(SignalsTest, SigUsr1SavesAndContinues) {
   for (const char* more : {"", "--ranks 2", "--ranks 2 --zero 3", "--ranks 2 --dp-mode ps-async"}) {
     SCOPED_TRACE(more);
     const pid_t child = start(endless_ + more);
@@ -341,19 +342,19 @@ TEST_F(SignalsTest, SigUsr1SavesAndTheRunGoesOn) {
   EXPECT_EQ(signalled(endless_ + "--no-save", SIGTERM, [&] { return exists("run/metrics.jsonl"); }), 143);
 }
 
-TEST_F(SignalsTest, ASecondOneEndsARunAtOnce) {
-  // The only step lasts for long.
+TEST_F(SignalsTest, SecondSignalEndsTheRunImmediately) {
+  // The single step takes long.
   const pid_t child = start(
       "train --data text.txt --layers 8 --heads 8 --channels 512 --context 512 --batch 64 --threads-per-rank 1 "
       "--no-save --steps 1000 --out run");
   wait_until([&] { return exists("run/metrics.jsonl"); });
-  expect_to_survive(child, SIGINT);  // until its step ends
+  expect_to_survive(child, SIGINT);  // until the end of its step
   kill(child, SIGINT);
   EXPECT_EQ(wait_for_exit(child), 130);
 }
 
-// The killed process is one that nobody could ask to clear up.
-TEST_F(SignalsTest, WhatAKilledProcessLeftIsRemovedByALaterOne) {
+// SIGKILL leaves no chance for a cleanup.
+TEST_F(SignalsTest, LaterProcessRemovesLeftoversOfKilledOne) {
   fs::create_directories(path("cache/datasets"));
   const pid_t dead = fork();
   if (dead == 0) {
@@ -374,7 +375,7 @@ TEST_F(SignalsTest, WhatAKilledProcessLeftIsRemovedByALaterOne) {
   EXPECT_TRUE(exists("mine.tmp-999999999"));
 }
 
-// A run that fails leaves what its ranks did last, and `report` shows it; one in which a rank is slow says which.
+// Flight records of failed runs and their reports; a straggler is named.
 
 const char* const kFile =
     R"({"rank": 1, "ranks": 3, "cause": "dp axis, barrier: rank 2 did not come", "operations": [)"
@@ -386,7 +387,7 @@ const char* const kFile =
     R"({"axis": "dp", "number": 2, "operation": "all_gather", "bytes": 8, "begun": 2.0, "ended": null}]})"
     "\n";
 
-TEST(FlightReport, ShowsWhoIsMissingAndWhoDiffers) {
+TEST(FlightReport, ShowsMissingAndDifferingRanks) {
   const report::Flights all = report::parse_flights(kFile, "flight.json");
   ASSERT_TRUE(all.ranks == 3 && all.written.size() == 2 && all.written[0].rank == 0);
   const std::string text = report::record_flights(all, false), html = report::record_flights(all, true);
@@ -395,10 +396,10 @@ TEST(FlightReport, ShowsWhoIsMissingAndWhoDiffers) {
   ASSERT_NE(second, std::string::npos) << text;
   expect_has(text.substr(second), {"DIFFERS", "barrier of 0 bytes, from 2.000 s on"});
   expect_lacks(text.substr(0, second), "DIFFERS");
-  expect_has(html, {"<tr class=\"differs\">", "wrote nothing"});
+  expect_has(html, {"<tr class=\"differs\">", "no record"});
 }
 
-TEST(FlightReport, RefusesWhatIsNone) {
+TEST(FlightReport, RejectsInvalidRecords) {
   for (const char* file : {"[]", "{}", R"({"rank": 5, "ranks": 2, "cause": "", "operations": []})",
                            R"({"rank": 0, "ranks": 1, "cause": "", "operations": [{"axis": 3}]})",
                            R"({"rank": -1, "ranks": 1, "cause": "", "operations": []})"})
@@ -407,8 +408,8 @@ TEST(FlightReport, RefusesWhatIsNone) {
 
 using FlightOfRun = ProgramTest;
 
-// The loss is soon no number: every rank says why it ended, and the table is drawn.
-TEST_F(FlightOfRun, IsLeftByAFailureAndDrawn) {
+// The loss soon becomes NaN: every rank records the cause, and the report shows it.
+TEST_F(FlightOfRun, FailedRunWritesFlightRecord) {
   fails("train " + kSmall + "--ranks 2 --lr 1e30 --steps 200 --out run", 5, "expected finite numbers");
   ASSERT_TRUE(fs::exists(path("run/flight.json")));
   expect_has(must("report run --format text").out, {"axis dp", "all_reduce"});
@@ -416,7 +417,7 @@ TEST_F(FlightOfRun, IsLeftByAFailureAndDrawn) {
   EXPECT_TRUE(fs::exists(path("run/report.html")));
 }
 
-TEST_F(FlightOfRun, IsNotThereAfterAGoodEnd) {
+TEST_F(FlightOfRun, SuccessfulRunWritesNoRecord) {
   const Ran r = train("--ranks 2 --format json --out run");
   EXPECT_FALSE(fs::exists(path("run/flight.json")));
   expect_has(r.out, "\"straggler\":null");

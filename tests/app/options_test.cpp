@@ -1,4 +1,4 @@
-// Command line and configuration file: what they set, and what they say about mistakes.
+// Command line and configuration file: values and error messages.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ using namespace test;
 
 using Messages = std::vector<std::string>;
 
-// Refusals of a command line, each in one line; nothing when it is taken.
+// The errors of a command line, each in one line; empty if it is accepted.
 Messages refused(const std::string& line) {
   try {
     parsed(line);
@@ -35,7 +35,7 @@ Messages refused(const std::string& line) {
   return {};
 }
 
-// The first of them.
+// The first error.
 std::string message(const std::string& line) {
   const Messages all = refused(line);
   return all.empty() ? "" : all.front();
@@ -56,7 +56,7 @@ class ConfigTest : public testing::Test {
   TemporaryDirectory folder_{fs::temp_directory_path() / "tessera-config-"};
 };
 
-TEST(FirstModel, DrawsNewAdaptersAlone) {
+TEST(FirstModel, InitializesOnlyNewAdaptersRandomly) {
   ModelConfig config = *preset("llama-nano");
   config.vocab = 65;
   config.lora.rank = 2;
@@ -66,20 +66,20 @@ TEST(FirstModel, DrawsNewAdaptersAlone) {
     EXPECT_EQ(p->init.deviation > 0, p->name.ends_with(".lora_A.weight")) << p->name;
 }
 
-TEST(CommandLine, SetsWhatItSays) {
+TEST(CommandLine, SetsGivenOptions) {
   const TrainOptions o = parsed_train("--layers 2 --lr=3e-4 --dtype bf16 --quiet --out 'x y' --seed 0");
   EXPECT_EQ(
       std::tuple(o.sizes.layers, o.gives("heads"), o.optim.lr, value_name(o.optim.dtype), o.quiet, o.out, o.optim.seed),
       std::tuple(2, false, 3e-4, "bf16", true, "x y", 0));
-  EXPECT_FALSE(o.optim.min_lr);  // a smaller --lr alone brings a smaller --min-lr with it
+  EXPECT_FALSE(o.optim.min_lr);  // a smaller --lr implies a smaller --min-lr
   EXPECT_EQ(parsed_train("--steps 5 --steps 7").optim.steps, 7);
   const auto g = std::get<GenerateOptions>(parsed("generate run --prompt --x --top-p 0.5"));
   EXPECT_EQ(std::tuple(g.from, g.top_p), std::tuple("run", 0.5));
-  EXPECT_EQ(std::get<GenerateOptions>(parsed("generate train")).from, "train");  // a run may be called so
+  EXPECT_EQ(std::get<GenerateOptions>(parsed("generate train")).from, "train");  // a valid name of a run
   EXPECT_EQ(std::get<DatasetOptions>(parsed("data a.txt --tokenizer bytes")).tokenizer, "bytes");
 }
 
-TEST(CommandLine, HelpTeachesEveryOption) {
+TEST(CommandLine, HelpListsEveryOption) {
   const std::string help = std::get<Print>(parsed("train --help")).text;
   TrainOptions defaults;
   for (const Setting& s : field_descriptors(defaults))
@@ -90,19 +90,19 @@ TEST(CommandLine, HelpTeachesEveryOption) {
   EXPECT_EQ(std::get<Print>(parsed("--version")).text, "tessera " TESSERA_VERSION "\n");
 }
 
-TEST(CommandLine, SaysWhichOptionWhatIsExpectedAndWhatWasFound) {
+TEST(CommandLine, ErrorsNameOptionExpectedAndActualValue) {
   EXPECT_EQ(message("train --rnaks=2"), "unknown option '--rnaks'; did you mean '--ranks'?");
   const std::string commands =
       "expected train, verify, generate, evaluate, checkpoint, data, bench, plan, report, explore, lab or describe";
   EXPECT_EQ(message("trian"), "unknown command 'trian'; " + commands + "; did you mean 'train'?");
   EXPECT_EQ(message(""), "no command given; " + commands + " (tessera --help says more)");
   EXPECT_EQ(message("train --lay 3"), "unknown option '--lay'; did you mean '--layers'?");
-  EXPECT_EQ(message("train generate x"), "unexpected word 'generate'");
+  EXPECT_EQ(message("train generate x"), "unexpected argument 'generate'");
   for (const std::string flag : {"--quiet", "--untied"})
     EXPECT_EQ(message("train " + flag + "=maybe"), flag + ": expected true or false, found 'maybe'");
   EXPECT_EQ(message("train --data caf\xe9"), "--data: expected UTF-8, found 'caf\\xe9'");
-  EXPECT_EQ(message("data x --out ''"), "--out: expected a folder to make, found ''");
-  EXPECT_EQ(message("train extra"), "unexpected word 'extra'");
+  EXPECT_EQ(message("data x --out ''"), "--out: expected a new folder, found ''");
+  EXPECT_EQ(message("train extra"), "unexpected argument 'extra'");
   EXPECT_EQ(message("train --dtype fp23"), "--dtype: expected fp32, bf16, fp64, found 'fp23'; did you mean 'fp32'?");
   EXPECT_EQ(message("train --device GPU"), "--device: expected cpu, cuda, found 'GPU'; did you mean 'cuda'?");
   EXPECT_EQ(message("bench --device gpu"), "--device: expected cpu, cuda, found 'gpu'; did you mean 'cuda'?");
@@ -125,8 +125,8 @@ TEST(CommandLine, SaysWhichOptionWhatIsExpectedAndWhatWasFound) {
                 fmt::format("{}: expected {}, found '{}'", std::strstr(line, "--"), expected, value));
 }
 
-// In a build without CUDA and on a machine without a GPU too: one line, whichever way it was asked for.
-TEST_F(ConfigTest, ADeviceMustBeThere) {
+// Also in a build without CUDA and without a GPU: one line for every way to select the device.
+TEST_F(ConfigTest, RequiresAvailableDevice) {
   for (const std::string& way :
        {std::string("train --device cuda"), std::string("verify --device cuda"),
         "train --config " + file("device = \"cuda\"\n"), std::string("train --device cuda --offload optimizer")}) {
@@ -136,23 +136,23 @@ TEST_F(ConfigTest, ADeviceMustBeThere) {
   EXPECT_EQ(std::get<GenerateOptions>(parsed("generate x --device cuda")).words, (Args{{"device", "cuda"}}));
 }
 
-TEST(CommandLine, RefusesOptionsThatDoNotGoTogether) {
+TEST(CommandLine, RejectsConflictingOptions) {
   EXPECT_EQ(message("train --model gpt-nano --min-lr 1"), "--min-lr: expected at most --lr (0.001), found 1");
   EXPECT_EQ(message("train --resume"), "--resume: expected --out DIR, the run to continue; found no --out");
   EXPECT_EQ(message("train --model gpt2"), "");
 }
 
-TEST(CommandLine, AFlagThatIsFalseAsksForNothing) {
+TEST(CommandLine, FalseFlagsHaveNoEffect) {
   EXPECT_EQ(message("train --resume=false --out gone"), "");
   EXPECT_EQ(message("train --resume --resume=false --out gone"), "");
-  EXPECT_THROW(parsed("train --resume=false --init gone"), InputError);          // which a resumed run does not read
-  EXPECT_THROW(parsed("train --resume=false --resume --out gone"), InputError);  // as --restarts says it
+  EXPECT_THROW(parsed("train --resume=false --init gone"), InputError);          // not read by a resumed run
+  EXPECT_THROW(parsed("train --resume=false --resume --out gone"), InputError);  // as --restarts passes it
   for (const char* flag : {"document-mask", "pack", "skip-bad", "no-bos", "lora-rslora"})
     EXPECT_TRUE(is_default_job(parsed_train(fmt::format("--{}=false", flag)))) << flag;
-  EXPECT_FALSE(is_default_job(parsed_train("--untied=false")));  // a model may have it, so this says a size
+  EXPECT_FALSE(is_default_job(parsed_train("--untied=false")));  // sets a size
 }
 
-TEST(CommandLine, RefusesModelsLargerThanTheMachine) {
+TEST(CommandLine, RejectsModelsLargerThanTheMachine) {
   for (const char* words : {"--channels 900000", "--vocab 1000000000 --channels 100000"})
     expect_has(error_message([&] { check_minimum_memory(make_job(parsed_train(words))); }),
                "this machine has available");
@@ -160,7 +160,7 @@ TEST(CommandLine, RefusesModelsLargerThanTheMachine) {
   EXPECT_EQ(message("train --model gpt2 --tokenizer bytes"), "");
 }
 
-// A command line made of the defaults that `describe` gives means the same as one without a word.
+// A command line of all defaults printed by `describe` is equivalent to an empty one.
 TEST(CommandLine, DescribesEveryOption) {
   const auto all = Json::parse(std::get<Print>(parsed("describe --format json")).text);
   std::map<std::string, Json> commands;
@@ -172,9 +172,9 @@ TEST(CommandLine, DescribesEveryOption) {
   for (const auto& o : commands.at("train").at("options")) {
     options[o.at("name")] = o;
     if (o.at("kind") == "flag" || !o.contains("default") || o.at("name") == "model") continue;
-    const auto& usual = o.at("default");
+    const auto& default_value = o.at("default");
     words += fmt::format(" --{} '{}'", o.at("name").get<std::string>(),
-                         usual.is_string() ? usual.get<std::string>() : usual.dump());
+                         default_value.is_string() ? default_value.get<std::string>() : default_value.dump());
     ++given;
   }
   EXPECT_EQ(config_values(parsed_train(words)), config_values(parsed_train("--model gpt-nano")));
@@ -185,13 +185,14 @@ TEST(CommandLine, DescribesEveryOption) {
   EXPECT_EQ(options.at("dropout").at("below"), 1);
   EXPECT_EQ(options.at("untied").at("denies"), "tied");
   EXPECT_EQ(options.at("dtype").at("choices"), Json::parse(R"(["fp32", "bf16", "fp64"])"));
-  EXPECT_FALSE(options.at("layers").contains("default"));  // the preset's
+  EXPECT_FALSE(options.at("layers").contains("default"));  // set by the preset
   EXPECT_EQ(options.at("out").at("in_file"), false);
   EXPECT_EQ(commands.at("verify").at("options")[0].at("name"), "model");
 }
 
-// Of every option: its default, or what its help has in brackets. A change of one changes its line of the list too.
-TEST(CommandLine, DefaultsAreThoseOfTheList) {
+// The default of every option, or the bracketed defaults in its help. A changed default must also be changed in the
+// list.
+TEST(CommandLine, DefaultsMatchList) {
   std::set<std::string> found, expected;
   const Json all = Json::parse(std::get<Print>(parsed("describe --format json")).text);
   for (const Json& c : all.at("commands"))
@@ -211,7 +212,7 @@ TEST(CommandLine, DefaultsAreThoseOfTheList) {
   std::ranges::set_difference(expected, found, std::back_inserter(gone));
   EXPECT_EQ(added, Messages()) << "new or changed";
   EXPECT_EQ(gone, Messages()) << "removed or changed";
-  // Those in brackets are what a job then has.
+  // Bracketed defaults are the values of a job.
   for (const auto& [rule, momentum] : {std::pair{"sgd", 0.9}, {"muon", 0.95}})
     EXPECT_EQ(make_job(parsed_train(std::string("--optimizer ") + rule)).optim.momentum, momentum) << rule;
   const ModelConfig m = make_job(parsed_train("--model moe-nano")).model;
@@ -224,7 +225,7 @@ TEST(CommandLine, DefaultsAreThoseOfTheList) {
       32);
 }
 
-TEST(CommandLine, PercentagesAreStepsAndLearningRates) {
+TEST(CommandLine, ConvertsPercentagesToStepsAndRates) {
   const auto schedule = [](const std::string& words) { return lr_schedule(make_job(parsed_train(words)).optim); };
   const std::pair<const char*, int64_t> warmups[] = {{"--steps 49 --warmup 3%", 1},  // 1.47
                                                      {"--steps 50 --warmup 3%", 2},  // 1.5, rounded up
@@ -240,7 +241,7 @@ TEST(CommandLine, PercentagesAreStepsAndLearningRates) {
             Messages{"--min-lr: expected at most --lr (0.02), found 0.0201"});
 }
 
-TEST(CommandLine, HandsTheFlagsOfBenchOn) {
+TEST(CommandLine, PassesFlagsToGoogleBenchmark) {
   const auto options = [](const char* line) { return std::get<BenchOptions>(parsed(line)); };
   EXPECT_EQ(options("bench --benchmark_filter=norm --v=1").words, (Messages{"--benchmark_filter=norm", "--v=1"}));
   EXPECT_TRUE(options("bench").words.empty());
@@ -248,7 +249,7 @@ TEST(CommandLine, HandsTheFlagsOfBenchOn) {
   EXPECT_TRUE(on_gpu.device == Device::cuda && on_gpu.words == Messages{"--benchmark_filter=norm"});
 }
 
-TEST(CommandLine, PresetsHaveTheirSizes) {
+TEST(CommandLine, PresetsSetSizes) {
   const auto sizes = [](const std::string& words) {
     const ModelConfig s = make_job(parsed_train(words)).model;
     return std::array{s.layers, s.heads, s.channels, s.context};
@@ -258,16 +259,16 @@ TEST(CommandLine, PresetsHaveTheirSizes) {
   EXPECT_EQ(sizes("--model gpt2-xl --tokenizer bytes"), (std::array<int64_t, 4>{48, 25, 1600, 1024}));
 }
 
-TEST_F(ConfigTest, IsReadAndOptionsWin) {
+TEST_F(ConfigTest, OptionsOverrideConfiguration) {
   const std::string path = file("layers = 2\nlr = 1\nmin-lr = 0.5\ndata = \"x.txt\"  # a comment\n");
   const TrainOptions o = parsed_train("--layers 3 --config " + path);
   EXPECT_EQ(std::tuple(o.sizes.layers, o.optim.lr, o.data), std::tuple(3, 1, "x.txt"));
 }
 
-TEST_F(ConfigTest, ARunWithoutCheckpointsIsNotResumed) {
+TEST_F(ConfigTest, RejectsResumeWithoutCheckpoints) {
   const std::string saves = file("layers = 2\n");
   const std::string expected =
-      "--resume: expected a run that saves checkpoints, found --no-save, by option or in its config.toml";
+      "--resume: expected a run that saves checkpoints, found --no-save as an option or in its config.toml";
   EXPECT_EQ(message("train --resume --out x --no-save --config " + saves), expected);
   EXPECT_EQ(message("train --resume --out x --no-eval --config " + saves), "");
   const std::string saves_not = file("no-save = true\n");
@@ -289,7 +290,7 @@ TEST_F(ConfigTest, RoundTrips) {
   EXPECT_EQ(back.data, o.data);
 }
 
-TEST_F(ConfigTest, StringsOfEveryKindHoldAnything) {
+TEST_F(ConfigTest, ParsesStringsOfEveryKind) {
   EXPECT_EQ(read("data = \"a\\\"[\"").data, "a\"[");
   EXPECT_EQ(read("data = 'a\\'  # [\n").data, "a\\");
   EXPECT_EQ(read("data = \"a#b=c.d\" # \"\"\"\nlayers = 2\n").data, "a#b=c.d");
@@ -297,14 +298,14 @@ TEST_F(ConfigTest, StringsOfEveryKindHoldAnything) {
   EXPECT_EQ(read("data = \"\\u00e9\\t\\\"\\\\\"#\n").data, "\u00e9\t\"\\");
 }
 
-TEST_F(ConfigTest, LinesMayBeWrittenInManyWays) {
+TEST_F(ConfigTest, ParsesLinesOfAllForms) {
   const TrainOptions o =
       read("\xEF\xBB\xBFlayers=2\r\n\t \r\n#\r\n  lr\t= 5E-5#x\r\nno-save =true\n\nseed = 9223372036854775807");
   EXPECT_EQ(std::tuple(o.sizes.layers, o.optim.lr, o.no_save, o.optim.seed), std::tuple(2, 5e-5, true, INT64_MAX));
   EXPECT_EQ(config_values(read("# As a run writes it.\n" + to_toml(o))), config_values(o));
 }
 
-TEST_F(ConfigTest, MistakesHaveTheirLineAndColumn) {
+TEST_F(ConfigTest, ErrorsHaveLineAndColumn) {
   const auto expect = [&](const std::string& text, const std::string& words) {
     expect_error(Status::usage, {words}, [&] { read(text); });
   };
@@ -321,7 +322,7 @@ TEST_F(ConfigTest, MistakesHaveTheirLineAndColumn) {
   const auto unexpected = [&](const std::string& text, const std::string& at, const std::string& found) {
     expect(text, "c.toml:" + at + ": expected KEY = VALUE, found " + found);
   };
-  unexpected("layers = 2\nheads = 2\n\n layers = 2\n", "4:2", "layers for the second time");
+  unexpected("layers = 2\nheads = 2\n\n layers = 2\n", "4:2", "layers twice");
   const std::tuple<const char*, const char*, const char*> lines[] = {{"layers\n", "1:7", "the end of the line"},
                                                                      {"layers 2\n", "1:8", "'2'"},
                                                                      {" = 2\n", "1:2", "'= 2'"},
@@ -334,7 +335,7 @@ TEST_F(ConfigTest, MistakesHaveTheirLineAndColumn) {
   std::string deep = "a";
   for (int i = 0; i < 300'000; ++i) deep += ".a";
   unexpected(deep + " = 1\n", "1:2", "'.a.a");
-  const std::string may = " where one string, number, true or false may stand";
+  const std::string may = "; a value is one string, number, true or false";
   unexpected("layers =\n", "1:9", "the end of the line" + may);
   for (const std::string value : {"[2]",      "{a = 1}",     "1979-05-27",  "07:32:00",
                                   "2\u00e9",  "1_000",       "0x10",        "+1",
@@ -345,16 +346,16 @@ TEST_F(ConfigTest, MistakesHaveTheirLineAndColumn) {
                                   "\"a\tb\"", "\"a\" \"b\"", "'a'b",        "\"\"\"a\"\"\"",
                                   "'''a'''",  "2 3",         "2'\u00e9'",   "\ufeff2"})
     unexpected("# [\ndata = " + value + "\nmodel = \"gpt2\"\n", "2:8", "'" + one_line(value) + "'" + may);
-  const std::string utf8 = " where UTF-8 without control characters may stand";
+  const std::string utf8 = "; control characters and invalid UTF-8 are not allowed";
   unexpected("data = 'caf\xe9'\n", "1:12", "'\\xe9''" + utf8);
   unexpected("lr = 1 # a\x1b[2J\n", "1:11", "'\\x1b[2J'" + utf8);
   unexpected("lr = 1\r'a'\n", "1:7", "'\\x0d'a''" + utf8);
   expect_error(Status::input, {"/nonexistent.toml"}, [] { parsed_train("--config /nonexistent.toml"); });
 }
 
-// --attention and --deterministic: what is refused, what is the default, and what a run says of its attention.
+// --attention and --deterministic: rejected values, defaults, and what a run reports.
 
-// A run whose attention cuDNN can serve, with other values.
+// A run whose attention cuDNN supports, with these changes.
 using Values = std::vector<std::pair<const char*, const char*>>;
 Job on_gpu(const Values& others = {}, int64_t ranks = 1) {
   TrainOptions o;
@@ -363,7 +364,7 @@ Job on_gpu(const Values& others = {}, int64_t ranks = 1) {
   return make_job(o);
 }
 
-TEST(AttentionChoice, KernelsThatAreNotThereAreRefused) {
+TEST(AttentionChoice, RejectsUnavailableKernels) {
   const std::string without =
       "--attention: this program was built without cuDNN; expected own, or a build with -DTESSERA_CUDNN=ON";
   const auto expect = [&](const std::string& words, const std::string& with) {
@@ -375,21 +376,22 @@ TEST(AttentionChoice, KernelsThatAreNotThereAreRefused) {
     expect(" --device cuda --dtype bf16 --dropout 0.1",
            "--attention: cuDNN's cannot drop the elements that ours count; expected own, found cudnn");
   EXPECT_EQ(message("train --attention flash"), "--attention: expected cudnn, own, found 'flash'");
-  EXPECT_EQ(message("train --attention own --deterministic"), "");  // on the CPU both say what is so anyway
+  EXPECT_EQ(message("train --attention own --deterministic"),
+            "");  // on the CPU both options match the default behaviour
 }
 
-TEST(AttentionChoice, CudnnIsAskedWhereItIsBuiltAndOnAGpu) {
+TEST(AttentionChoice, SelectsCudnnOnGpuIfBuilt) {
   EXPECT_EQ(asks_cudnn(on_gpu().plan), kWithCudnn);
   EXPECT_FALSE(asks_cudnn(on_gpu({{"attention", "own"}}).plan));
   EXPECT_FALSE(asks_cudnn(on_gpu({{"device", "cpu"}}).plan));
-  TrainOptions proof = verify_defaults();  // to the bit, so by kernels that promise it
+  TrainOptions proof = verify_defaults();  // bitwise comparisons require kernels that guarantee it
   proof["device"] = "cuda";
   EXPECT_FALSE(asks_cudnn(make_job(proof).plan));
   EXPECT_TRUE(proof.plan.deterministic);
   EXPECT_FALSE(TrainOptions().plan.deterministic);
 }
 
-TEST(AttentionChoice, ARunSaysWhoseKernelsAndWhy) {
+TEST(AttentionChoice, RunPrintsKernelsAndReason) {
   const auto expect = [](const Values& others, const std::string& why) {
     EXPECT_EQ(describe_attention(on_gpu(others)), "attention: our own kernels (" + why + ")");
   };
@@ -399,7 +401,7 @@ TEST(AttentionChoice, ARunSaysWhoseKernelsAndWhy) {
   expect({{"dropout", "0.1"}}, "cuDNN's cannot drop the elements that ours count");
 }
 
-TEST(AttentionChoice, TheirValuesAreKeptInTheConfiguration) {
+TEST(AttentionChoice, ConfigurationStoresChoice) {
   TrainOptions read;
   apply_config(read, to_toml(parsed_train("--attention own --deterministic")), "c.toml");
   EXPECT_EQ(value_name(read.plan.attention), "own");
@@ -408,22 +410,22 @@ TEST(AttentionChoice, TheirValuesAreKeptInTheConfiguration) {
 
 using AttentionChoiceGpu = test::OnGpu;
 
-TEST_F(AttentionChoiceGpu, CudnnServesAGpt) {
+TEST_F(AttentionChoiceGpu, CudnnSupportsGpt) {
   if (!kWithCudnn) GTEST_SKIP() << "a build without cuDNN";
   const auto expect = [](const Job& job, const std::string& begins, const std::string& ends = "") {
-    const std::string said = describe_attention(job);
-    EXPECT_TRUE(said.starts_with("attention: " + begins) && said.ends_with(ends)) << said;
+    const std::string description = describe_attention(job);
+    EXPECT_TRUE(description.starts_with("attention: " + begins) && description.ends_with(ends)) << description;
   };
   expect(on_gpu(), "cuDNN 9.");
-  expect(on_gpu({{"dp", "1"}, {"cp", "2"}}, 2), "cuDNN 9.");  // the tiles of a ring
+  expect(on_gpu({{"dp", "1"}, {"cp", "2"}}, 2), "cuDNN 9.");  // the tiles of ring attention
   expect(on_gpu({{"deterministic", "true"}}), "", ", gradients added in a fixed order");
   expect(on_gpu({{"deterministic", "true"}, {"channels", "80"}}), "our own kernels (cuDNN 9.");  // heads of 20
 }
 
-// The messages about a user's mistakes: all of them at once, with the nearest value that can be, and for files the
-// option and the system's reason; and the default job.
+// Error messages: all errors at once, with the nearest valid value, and for files the option and the system's reason;
+// the default job.
 
-TEST(Mistakes, OnTheCommandLineAreAllSaid) {
+TEST(Mistakes, CommandLineErrorsAreAllPrinted) {
   EXPECT_EQ(refused("train --layers 0 --hedas 3 --lr fast --dtype fp23 --whats"),
             (Messages{"unknown option '--hedas'; did you mean '--heads'?", "unknown option '--whats'",
                       "--layers: expected a whole number in [1, 100000], found '0'",
@@ -435,13 +437,13 @@ TEST(Mistakes, OnTheCommandLineAreAllSaid) {
                       "--tp: expected a whole number in [1, 1024], found '0'"}));
   EXPECT_EQ(refused("data x --vocab 1 --out ''"),
             (Messages{"--vocab: expected a whole number in [256, 1000000000], found '1'",
-                      "--out: expected a folder to make, found ''"}));
+                      "--out: expected a new folder, found ''"}));
   EXPECT_EQ(refused("plan --top 0 --pp 0 --hardware h100").size(), 2U);
   EXPECT_EQ(refused("train --layers"), Messages{"--layers: expected a value, found none"});
   EXPECT_EQ(refused("train --hedas --layers").size(), 2U);
 }
 
-TEST(Mistakes, OfAPlanThatDoNotHangTogetherAreAllSaid) {
+TEST(Mistakes, IndependentPlanErrorsAreAllPrinted) {
   const Messages found =
       refused("verify --heads 3 --microbatches 5 --pp 8 --schedule zbh1 --dp-mode ps-sync --zero 1 --min-lr 9");
   for (const char* words :
@@ -453,17 +455,17 @@ TEST(Mistakes, OfAPlanThatDoNotHangTogetherAreAllSaid) {
         "--pp: 8 ranks make 8 stages, more than the 4 layers; expected at most 4 stages, as of --pp 4",
         "--min-lr: expected at most --lr (0.003), found 9"})
     EXPECT_NE(std::ranges::find(found, words), found.end()) << words;
-  EXPECT_EQ(found.size(), 6U) << fmt::format("{}", fmt::join(found, "\n"));  // and not what follows from another
+  EXPECT_EQ(found.size(), 6U) << fmt::format("{}", fmt::join(found, "\n"));  // without consequential errors
   const Job wrong{.model = {.heads = 3}, .plan = {.cp = 3, .microbatches = 5}};
   try {
     check(wrong);
-    ADD_FAILURE() << "is taken";
+    ADD_FAILURE() << "is accepted";
   } catch (const Error& e) {
     EXPECT_EQ(error_messages(e).size(), 3U) << e.what();
   }
 }
 
-TEST(Mistakes, HaveTheNearestThatCanBe) {
+TEST(Mistakes, NameNearestValidValue) {
   const auto expect = [](const std::string& words, const std::string& nearest) {
     const Messages found = refused(words);
     ASSERT_EQ(found.size(), 1U) << nearest;
@@ -480,7 +482,7 @@ TEST(Mistakes, HaveTheNearestThatCanBe) {
   expect("verify --lora-rank 2 --lora-targets c_atn", "did you mean 'c_attn'?");
 }
 
-TEST_F(ProgramTest, EachMistakeHasALine) {
+TEST_F(ProgramTest, ReportsEachErrorOnOneLine) {
   const Ran r = run("train --layers 0 --lr fast --out run");
   EXPECT_EQ(r.status, 2);
   EXPECT_EQ(r.err,
@@ -492,7 +494,7 @@ TEST_F(ProgramTest, EachMistakeHasALine) {
             "tessera: --heads: 3 heads do not divide 128 channels; the nearest that does: 2 or 4\n");
 }
 
-TEST_F(ProgramTest, AFileThatCannotBeReadIsSaidByOptionAndReason) {
+TEST_F(ProgramTest, ReportsUnreadableFileWithOptionAndReason) {
   fs::create_directory(path("folder"));
   const auto expect = [&](const std::string& arguments, const std::string& line) {
     const Ran r = run(arguments);
@@ -511,7 +513,7 @@ TEST_F(ProgramTest, AFileThatCannotBeReadIsSaidByOptionAndReason) {
         {"generate run --prompts gone", "--prompts: cannot open gone"}})
     expect(arguments, std::string(what) + ": No such file or directory");
   expect("train --config folder", "--config: folder is a directory; expected a file");
-  expect("train --data folder", "--data: folder is no dataset: it has no dataset.json");
+  expect("train --data folder", "--data: folder is not a dataset: it has no dataset.json");
   expect("train --data text.txt --tokenizer folder",
          "--tokenizer: folder: no tokenizer; expected tokenizer.json, or vocab.json and merges.txt");
   expect("train --init gone --out made", "--init: gone: no such file or directory; expected a run or a checkpoint");
@@ -519,32 +521,32 @@ TEST_F(ProgramTest, AFileThatCannotBeReadIsSaidByOptionAndReason) {
   expect("plan --hardware h100 --software folder/ --ranks 2", "--software: folder/ is a directory; expected a file");
 }
 
-TEST_F(ProgramTest, QuietRunsEndWithoutASample) {
+TEST_F(ProgramTest, QuietRunsPrintNoSample) {
   const Ran r = train("--out run --quiet --sp --tp 1 --tokenizer bytes");
   EXPECT_EQ(r.err, "");
-  expect_lacks(r.out, "A sample");
-  expect_has(r.out, "write more with");
+  expect_lacks(r.out, "Sample:");
+  expect_has(r.out, "generate more text with");
   expect_has(train("--out told --sp").err,
-             "--sp: cuts the tokens among the ranks of --tp, and there is only one; expected --tp 2 or more");
-  const Ran bytes = run("generate run --tokens 400 --temperature 50");  // as good as any byte
+             "--sp: shards tokens over the ranks of --tp and has no effect with --tp 1; expected --tp 2 or more");
+  const Ran bytes = run("generate run --tokens 400 --temperature 50");  // as good as random bytes
   EXPECT_EQ(find_invalid_utf8(bytes.out), std::string::npos);
   expect_has(bytes.out, "\\x");
 }
 
-TEST(CommandLine, HelpIsACommandToo) {
+TEST(CommandLine, HelpIsAlsoACommand) {
   const auto text = [](const std::string& words) { return std::get<Print>(parsed(words)).text; };
   EXPECT_EQ(text("help"), text("--help"));
   EXPECT_EQ(text("help train"), text("train --help"));
   expect_has(text("help train"), default_job_words(default_job()));
 }
 
-TEST(DefaultJob, IsWhatItsWordsSay) {
+TEST(DefaultJob, MatchesItsOptions) {
   const TrainOptions job = parsed_train("");
   EXPECT_TRUE(is_default_job(job));
   EXPECT_EQ(config_values(parsed_train(default_job_words(job))), config_values(job)) << default_job_words(job);
 }
 
-TEST(DefaultJob, IsChangedByItsPlanAndEndsWhereAModelOrATextIsChosen) {
+TEST(DefaultJob, AppliesUnlessModelOrDataIsChosen) {
   const TrainOptions cube = parsed_train("--pp 2 --steps 9 --lr 0.001");
   EXPECT_TRUE(is_default_job(cube));
   EXPECT_EQ(cube.model, default_job().model);
@@ -558,14 +560,14 @@ TEST(DefaultJob, IsChangedByItsPlanAndEndsWhereAModelOrATextIsChosen) {
   }
 }
 
-TEST_F(ProgramTest, AFileMayChooseToo) {
+TEST_F(ProgramTest, ConfigurationFileMayChooseJob) {
   write("a.toml", "channels = 64\n");
   write("b.toml", "steps = 7\n");
   EXPECT_FALSE(is_default_job(parsed_train("--config " + path("a.toml").string())));
   EXPECT_TRUE(is_default_job(parsed_train("--config " + path("b.toml").string())));
 }
 
-TEST(TokenizerChoice, OfASize) {
+TEST(TokenizerChoice, ParsesVocabularySize) {
   EXPECT_EQ(tokenizer_choice("bpe-1024", "char", true).vocab_size, 1024);
   EXPECT_EQ(tokenizer_choice("bpe-1024", "char", true).name, "bpe");
   EXPECT_EQ(tokenizer_choice("bpe", "char", true).vocab_size, 50257);
@@ -573,13 +575,13 @@ TEST(TokenizerChoice, OfASize) {
     EXPECT_THROW(tokenizer_choice(wrong, "char", true), Error) << wrong;
 }
 
-TEST(Sentences, BeginAndEndWhole) {
-  EXPECT_EQ(whole_sentences("nd of it. She was there. He said so, and"), "She was there.");
-  EXPECT_EQ(whole_sentences("so. \"Is it?\" said Mr. Bennet. \"It is,\" cried Mrs. Long.\" And"),
+TEST(Sentences, AreComplete) {
+  EXPECT_EQ(complete_sentences("nd of it. She was there. He said so, and"), "She was there.");
+  EXPECT_EQ(complete_sentences("so. \"Is it?\" said Mr. Bennet. \"It is,\" cried Mrs. Long.\" And"),
             "\"Is it?\" said Mr. Bennet. \"It is,\" cried Mrs. Long.\"");
-  EXPECT_EQ(whole_sentences("x.\n\nThe end!\nThe very"), "The end!");
-  const char* const kept = "A long beginning without an end. Yes. and then nothing";  // most of it would be gone
-  for (const char* whole : {kept, "int main() { return 0; }", ""}) EXPECT_EQ(whole_sentences(whole), whole);
+  EXPECT_EQ(complete_sentences("x.\n\nThe end!\nThe very"), "The end!");
+  const char* const unchanged = "A long beginning without an end. Yes. and then nothing";  // most of it would be lost
+  for (const char* text : {unchanged, "int main() { return 0; }", ""}) EXPECT_EQ(complete_sentences(text), text);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Command lines, read as the program reads them.
+// Command lines, parsed by the program's own parser.
 #pragma once
 #include <iomanip>
 
@@ -7,7 +7,7 @@
 
 namespace tessera::test {
 
-// The words of a line; those in single quotes may have spaces, or be empty.
+// The arguments of a line; single-quoted arguments may contain spaces or be empty.
 inline std::vector<std::string> split(const std::string& line) {
   std::istringstream in(line);
   std::vector<std::string> out;

@@ -1,4 +1,4 @@
-// The command `plan`, as a user and as a program see it.
+// The command `plan`: text and JSON output.
 #include <numeric>
 
 #include "app/plan/plan.h"
@@ -72,17 +72,17 @@ TEST_F(PlanningTest, JsonHasEveryField) {
   EXPECT_TRUE(last["command"].get<std::string>().starts_with("mpirun -n 16 --npernode 8 tessera train "));
 }
 
-TEST_F(PlanningTest, WholeLayoutIsPredictedWhetherItFitsOrNot) {
-  const std::string whole = "--dp 8 --tp 1 --pp 1 --cp 1 --microbatches 8 --recompute none --zero ";
-  const std::vector<Json> small = lines(k7b_ + whole + "3 --memory 1000"), large = lines(k7b_ + whole + "0");
+TEST_F(PlanningTest, PredictsFixedLayoutEvenIfItDoesNotFit) {
+  const std::string full_layout = "--dp 8 --tp 1 --pp 1 --cp 1 --microbatches 8 --recompute none --zero ";
+  const std::vector<Json> small = lines(k7b_ + full_layout + "3 --memory 1000"),
+                          large = lines(k7b_ + full_layout + "0");
   ASSERT_TRUE(small.size() == 2 && large.size() == 1);
   EXPECT_EQ(small[0]["plan"]["zero"], 3);
   EXPECT_TRUE(small[0]["fits"] && !large[0]["fits"]);
 }
 
-// The command that is printed to be copied is one that train takes; where ranks are and how they start is another
-// machine's.
-TEST_F(PlanningTest, CommandIsOneThatTrainTakes) {
+// train accepts the printed command; placement and launching of ranks depend on the target machine.
+TEST_F(PlanningTest, TrainAcceptsPrintedCommand) {
   for (const std::string question :
        {"--model llama2-7b --hardware h100 --software megatron --ranks 8 --batch 256",
         "--model llama3-70b --context 4096 --hardware a100-80 --software megatron --ranks 64 --batch 128",
@@ -113,7 +113,7 @@ TEST_F(PlanningTest, CommandIsOneThatTrainTakes) {
   }
 }
 
-TEST_F(PlanningTest, PageStandsAlone) {
+TEST_F(PlanningTest, PageIsSelfContained) {
   for (const std::string more : {"--ranks 8", "--ranks 16 --pp 4 --tp 2 --schedule zb-v",
                                  "--ranks 2 --dp 2 --tp 1 --pp 1 --cp 1 --microbatches 1 --zero 0 --recompute none"}) {
     must("plan " + k7b_ + more + " --memory 80 --html page.html");
@@ -125,22 +125,22 @@ TEST_F(PlanningTest, PageStandsAlone) {
   }
 }
 
-TEST_F(PlanningTest, TextIsReadInAMinute) {
+TEST_F(PlanningTest, TextIsConcise) {
   const Ran r = must("plan " + k7b_ + "--ranks 8");
   EXPECT_LE(std::count(r.out.begin(), r.out.end(), '\n'), 50);
-  expect_has(r.out, {"llama2-7b: 6.74 billion parameters", "8 ranks of h100", "\nTake number 1: ", "\nInstead:\n",
-                     "\nWeakest assumption: ", "\nRun it:\n  tessera train --model llama2-7b "});
+  expect_has(r.out, {"llama2-7b: 6.74 billion parameters", "8 ranks of h100", "\nRecommended, number 1: ",
+                     "\nAlternatives:\n", "\nWeakest assumption: ", "\nRun it:\n  tessera train --model llama2-7b "});
 }
 
-TEST_F(PlanningTest, SaysWhatIsMissingWhereNothingFits) {
+TEST_F(PlanningTest, NamesMissingSpaceIfNothingFits) {
   const std::string words =
       "--model llama3-70b --context 4096 --hardware a100-40 --software megatron --ranks 8 --batch 64";
   fails_in_one_line("plan " + words, 2, " GB: the nearest, ");
-  expect_has(log(), {" GB more, most of it ", " such ranks a plan fits"});
+  expect_has(log(), {" GB more, mainly for ", "; nearest number of ranks with a plan that fits: "});
   for (const Json& line : lines(words, 2)) expect_plan(line);
 }
 
-TEST_F(PlanningTest, BadInputIsOneLine) {
+TEST_F(PlanningTest, RejectsInvalidInputOnOneLine) {
   const std::string rest = R"("channels": 64, "heads": 2, "vocab": 100, "context": 64)";
   for (const auto& [name, layers] : {std::pair{"good", "2"}, {"negative", "-2"}, {"huge", "99999999999999999999"}})
     write(std::string(name) + ".json", fmt::format("{{\"layers\": {}, {}}}", layers, rest));
@@ -161,7 +161,7 @@ TEST_F(PlanningTest, BadInputIsOneLine) {
   };
   const std::vector<Bad> table = {
       {"plan --ranks 8", "--hardware: expected a100-40, "},
-      {"plan --hardware h100", "--ranks: expected a number of ranks"},
+      {"plan --hardware h100", "--ranks: expected the number of ranks"},
       {nano + "--hardware h101", "h101"},
       {nano + "--hardware none.toml", "none.toml", 4},
       {nano + "--hardware zero.toml", "zero.toml: intra_bytes_per_s: expected more than 0, got 0"},
@@ -176,7 +176,7 @@ TEST_F(PlanningTest, BadInputIsOneLine) {
       {h100 + "--model torn.json", "torn.json", 4},
       {h100 + "--model huge.json", "huge.json", 4},
       {h100 + "--model nowhere.json", "nowhere.json", 4},
-      {h100 + "--model good.json --layers 3", "--layers: expected a model by name beside it"},
+      {h100 + "--model good.json --layers 3", "--layers: expected a named model"},
       {h100 + "--model lama2-7b", "did you mean 'llama2-7b'?"},
       {h100 + "--model gpt2 --batch 1e18", "--batch: expected a whole number"},
       {h100 + "--model gpt2 --batch 1000000000000000000", "--batch: expected a whole number"},
@@ -204,9 +204,9 @@ TEST_F(PlanningTest, BadInputIsOneLine) {
   EXPECT_EQ(run(nano + "--hardware h100 --html missing/page.html").status, 6);
 }
 
-// The meaning of the options, and one line for plans that cannot be.
+// Resolution of axes, and one-line errors for invalid plans.
 
-TEST(Axes, WhatIsNotGivenFollowsFromTheRanks) {
+TEST(Axes, FollowFromNumberOfRanks) {
   using Axes = std::array<int64_t, 4>;
   const auto axes = [](const std::string& words) {
     const Plan p = make_job(test::parsed_train("--backend threads " + words)).plan;
@@ -221,10 +221,10 @@ TEST(Axes, WhatIsNotGivenFollowsFromTheRanks) {
   for (const auto& [words, expected] : table) EXPECT_EQ(axes(words), expected) << words;
 }
 
-TEST(Plan, OneLineForWhatCannotBe) {
+TEST(Plan, RejectsInvalidPlansOnOneLine) {
   const std::pair<const char*, const char*> refused[] = {
       {"--tp 3", "--tp: 3 does not divide the 4 heads; the nearest that does: 2 or 4"},
-      {"--ranks 8 --tp 3", "makes 3 ranks; expected 8; the nearest that can: 6 or 9 ranks"},
+      {"--ranks 8 --tp 3", "makes 3 ranks; expected 8; nearest valid value: 6 or 9 ranks"},
       {"--pp 8", "--pp: 8 ranks make 8 stages, more than the 4 layers"},
       {"--pp 4 --schedule zb-v", "4 ranks make 8 stages, more than the 4 layers"},
       {"--pp 2 --microbatches 3 --schedule interleaved", "3 micro-batches"},
@@ -248,7 +248,7 @@ TEST(Plan, OneLineForWhatCannotBe) {
 }
 
 // GPT-2's head costs as much as five of its blocks.
-TEST(SplitLayers, TheLastStagePaysForTheHead) {
+TEST(SplitLayers, LastStageAccountsForHead) {
   Decoder gpt2({.layers = 12, .heads = 12, .channels = 768, .context = 1024, .vocab = 50304});
   const std::vector<Range> stages = split_layers(gpt2, 4);
   std::vector<int64_t> sizes;
@@ -262,7 +262,7 @@ TEST(SplitLayers, TheLastStagePaysForTheHead) {
   EXPECT_THROW(split_layers(gpt2, 13), Error);
 }
 
-TEST(SplitLayers, UnitsLieInTheStageOfTheirLayer) {
+TEST(SplitLayers, UnitsBelongToStageOfTheirLayer) {
   const std::vector<Range> layers = {{0, 2}, {2, 3}, {3, 12}};
   Decoder model({.layers = 12, .heads = 1, .channels = 4, .context = 4, .vocab = 4, .tie_copies = true});
   std::map<std::string, int> stages;

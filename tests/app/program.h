@@ -1,5 +1,4 @@
-// Helpers of the tests that run the binary: a folder with a text and a cache, and the small model that is trained
-// there.
+// Helpers of end-to-end tests: a working directory with a text and a cache, and the small model that is trained there.
 #pragma once
 #include <fmt/format.h>
 #include <sys/wait.h>
@@ -45,20 +44,20 @@ inline std::vector<std::string> to_lines(const std::string& text) {
   return out;
 }
 
-// The values of a text with one on each line.
+// The values of a file with one value per line.
 inline std::vector<Json> parse_records(const std::string& text) {
   std::vector<Json> out;
   for (const std::string& line : to_lines(text)) out.push_back(Json::parse(line));
   return out;
 }
 
-// Expects an object that has these values, and may have others.
+// Expects an object with these values and possibly others.
 inline void expect_values(const Json& object, const Json& values, const std::string& where = "") {
   for (const auto& [key, value] : values.items())
     EXPECT_TRUE(object.contains(key) && object[key] == value) << where << " " << key << ": " << object;
 }
 
-// The exit status of a process that has been waited for, or 1000 when it ended in another way.
+// The exit status of a terminated process, or 1000 if it was killed by a signal.
 inline int exit_status(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 1000; }
 inline int wait_for_exit(pid_t child) {
   int status = 0;
@@ -66,7 +65,7 @@ inline int wait_for_exit(pid_t child) {
   return exit_status(status);
 }
 
-// Waits for the end; false when it did not come in time, and the signal had to bring it.
+// Waits for the end; returns false after a timeout, when the process is killed.
 inline bool ends(pid_t child, int& status, double seconds, int signal) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   while (waitpid(child, &status, WNOHANG) == 0) {
@@ -80,7 +79,7 @@ inline bool ends(pid_t child, int& status, double seconds, int signal) {
   return true;
 }
 
-// Whether it comes to hold within a minute.
+// Polls a condition for up to a minute.
 inline bool comes(const std::function<bool()>& condition) {
   for (int i = 0; i < 60000; ++i) {
     if (condition()) return true;
@@ -89,7 +88,7 @@ inline bool comes(const std::function<bool()>& condition) {
   return false;
 }
 
-// The program's path: where it was built, or in a packed build (bench/pack.sh) beside the tests.
+// The program's path: in the build directory, or in a packed build (bench/pack.sh) next to the tests.
 inline std::string built_program() {
   return fs::exists(TESSERA_BINARY)
              ? TESSERA_BINARY
@@ -105,7 +104,7 @@ class ProgramTest : public testing::Test {
     std::ofstream(path("text.txt")) << text;
   }
   fs::path path(const std::string& name) const { return folder_.path() / name; }
-  // Runs the program in the test's folder; `before` is shell code in front of it.
+  // Runs the program in the test's directory; `before` is shell code that precedes it.
   Ran run(const std::string& arguments, const std::string& before = "") const {
     return run_program(built_program(), arguments, before);
   }
@@ -116,7 +115,7 @@ class ProgramTest : public testing::Test {
     const int status = exit_status(std::system(command.c_str()));
     return {status, read_file(path("out.txt")), read_file(path("err.txt"))};
   }
-  // A command that must end well, or the test ends.
+  // Runs a command that must succeed; otherwise the test ends.
   Ran must(const std::string& arguments, const std::string& before = "", Place at = Place::current()) const {
     const Ran r = run(arguments, before);
     if (r.status == 0) return r;
@@ -126,7 +125,7 @@ class ProgramTest : public testing::Test {
   Ran train(const std::string& more, Place at = Place::current()) const {
     return must("train " + kSmall + more, "", at);
   }
-  // A command that makes what its --out names, which is removed before.
+  // Runs a command after removing its --out.
   Ran anew(const std::string& arguments, Place at = Place::current()) const {
     const size_t out = arguments.rfind("--out ") + 6;
     fs::remove_all(path(arguments.substr(out, arguments.find(' ', out) - out)));
@@ -134,21 +133,20 @@ class ProgramTest : public testing::Test {
   }
   // Standard error of the last command.
   std::string log() const { return read_file(path("err.txt")); }
-  // Removes this checkpoint, the newest of its run, and expects the run to resume after `step`, that of an older one,
-  // and to write the same files again.
+  // Removes this checkpoint, the newest of its run, and expects the run to resume after `step`, an older one, and to
+  // write identical files again.
   void expect_made_again(const std::string& checkpoint, int64_t step, const std::string& more = "") const {
     const std::string before = files(checkpoint);
     fs::remove_all(path(checkpoint));
-    ASSERT_GT(step, 0) << "a run that begins again shows nothing of resuming";
-    const std::string resumed = fmt::format("going on after step {}\n", step);
+    ASSERT_GT(step, 0) << "a restarted run does not test resuming";
+    const std::string resumed = fmt::format("resuming after step {}\n", step);
     expect_has(must("train --resume --out " + checkpoint.substr(0, checkpoint.find('/')) + more).err, resumed);
     EXPECT_TRUE(files(checkpoint) == before) << checkpoint << more;
   }
   double compute_loss(const std::string& words) const {
     return must("evaluate " + words + " --data text.txt --threads-per-rank 1 --format json").last_record().at("loss");
   }
-  // The records of steps and validations of a run without what depends on the time; a last line that is torn is left
-  // out.
+  // The step and validation records of a run without timing data; an incomplete last line is omitted.
   std::vector<Json> records(const std::string& run) const {
     const std::string all = fs::exists(path(run) / "metrics.jsonl") ? read_file(path(run) / "metrics.jsonl") : "";
     std::vector<Json> out = parse_records(all.substr(0, all.rfind('\n') + 1));
@@ -157,7 +155,7 @@ class ProgramTest : public testing::Test {
       for (const char* key : {"tokens_per_s", "step_ms"}) record.erase(key);
     return out;
   }
-  // Values that TensorBoard reads of a run.
+  // Values read by TensorBoard.
   std::vector<fs::path> event_files(const std::string& run) const {
     std::vector<fs::path> out;
     for (const auto& e : fs::directory_iterator(path(run)))
@@ -177,8 +175,8 @@ class ProgramTest : public testing::Test {
   void fails_in_one_line(const std::string& arguments, int status, const std::string& words,
                          const std::string& before = "") const {
     fails(arguments, status, words, before);
-    const std::string said = read_file(path("err.txt"));
-    EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << arguments << ": " << said;
+    const std::string errors = read_file(path("err.txt"));
+    EXPECT_EQ(std::count(errors.begin(), errors.end(), '\n'), 1) << arguments << ": " << errors;
   }
   std::string weights(const std::string& checkpoint) const { return read_file(path(checkpoint) / "model.safetensors"); }
   std::string optimizer(const std::string& checkpoint) const {
@@ -186,7 +184,7 @@ class ProgramTest : public testing::Test {
   }
   std::string files(const std::string& checkpoint) const { return weights(checkpoint) + optimizer(checkpoint); }
 
-  // The same without waiting for its end; standard output is dropped.
+  // The same without waiting for the end; standard output is discarded.
   pid_t start(const std::string& arguments, const std::string& before = "") const {
     const pid_t child = fork();
     if (child != 0) return child;
@@ -197,24 +195,24 @@ class ProgramTest : public testing::Test {
     _exit(99);
   }
 
-  // Sends the signal when run "run" has made a few steps, or `bytes` of records. Returns the exit status, or 1000 when
-  // it ended in another way.
+  // Sends the signal when run "run" has completed a few steps or written `bytes` of records. Returns the exit status,
+  // or 1000 if it was killed by a signal.
   int interrupted(const std::string& arguments, int signal, uintmax_t bytes = 1) const {
     const pid_t child = start(arguments);
     EXPECT_TRUE(comes([&] { return recorded() >= bytes; }));
     kill(child, signal);
     return wait_for_exit(child);
   }
-  // The bytes of records that run "run" has written.
+  // The size of the records written by run "run".
   uintmax_t recorded() const {
     std::error_code error;
     const uintmax_t bytes = fs::file_size(path("run/metrics.jsonl"), error);
     return error ? 0 : bytes;
   }
 
-  // --- the run in the folder "run", which may be disturbed at any moment ---
+  // The run in "run", which may be disturbed at any time.
   fs::path checkpoints() const { return path("run/checkpoints"); }
-  // Names of half-written files and folders, as the program prints them.
+  // Names of incomplete files and directories, as printed by the program.
   std::vector<std::string> half_written() const {
     std::vector<std::string> out;
     for (const std::string folder : {"run", "run/checkpoints"}) {
@@ -229,7 +227,7 @@ class ProgramTest : public testing::Test {
     for (const auto& e : fs::recursive_directory_iterator(path(folder)))
       expect_lacks(e.path().filename().string(), ".tmp-");
   }
-  // The step of the newest checkpoint, 0 if there is none. Whatever has a checkpoint's name must be one.
+  // The step of the newest checkpoint, 0 if there is none; all checkpoints must be complete.
   int64_t newest_step() const {
     std::vector<std::string> damaged;
     const auto newest = newest_checkpoint(checkpoints(), damaged);
@@ -243,7 +241,7 @@ class ProgramTest : public testing::Test {
     }
     return newest->step;
   }
-  // Writes a file of a checkpoint, with the manifest's checksum made to fit.
+  // Replaces a file of a checkpoint and updates the manifest's checksum.
   void rewrite(const fs::path& checkpoint, const std::string& name, const std::string& bytes) const {
     const std::string manifest = read_file(checkpoint / "manifest.json");
     std::string with = manifest;
@@ -256,13 +254,13 @@ class ProgramTest : public testing::Test {
     std::ofstream(checkpoint / name, std::ios::binary) << bytes;
     std::ofstream(checkpoint / "manifest.json") << with;
   }
-  // By the name of the newest alone; 0 if there is none.
+  // The same by name only; 0 if there is none.
   int64_t newest_saved() const {
     const fs::path latest = checkpoints() / "latest";
     std::error_code error;
     return fs::exists(latest, error) ? std::stoll(read_file(latest).substr(5)) : 0;
   }
-  // Whether this process is saving, or was when it ended.
+  // Whether this process is saving, or was saving when it ended.
   bool saving(pid_t child) const {
     const std::string mark = fmt::format(".tmp-{}-", child);
     const std::vector<std::string> names = half_written();

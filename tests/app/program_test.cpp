@@ -1,4 +1,4 @@
-// The program as its users meet it: every test runs the binary.
+// End-to-end tests, which run the program.
 #include "tests/app/program.h"
 
 #include <cmath>
@@ -8,22 +8,22 @@
 namespace tessera {
 namespace {
 
-TEST_F(ProgramTest, ThreadsThatWaitSleepSoonUnlessTheEnvironmentSaysHow) {
-  const auto spins = [&](const std::string& words) {  // as OpenMP's library says what it has read
-    const std::string said =
+TEST_F(ProgramTest, LimitsOpenMpSpinningUnlessConfigured) {
+  const auto spins = [&](const std::string& words) {  // as reported by the OpenMP library
+    const std::string output =
         must("--version", "env -u GOMP_SPINCOUNT -u OMP_WAIT_POLICY OMP_DISPLAY_ENV=verbose " + words).err;
     const std::string name = "GOMP_SPINCOUNT = '";
-    const size_t at = said.find(name) + name.size();
-    return said.substr(at, said.find('\'', at) - at);
+    const size_t at = output.find(name) + name.size();
+    return output.substr(at, output.find('\'', at) - at);
   };
   EXPECT_EQ(spins(""), "1000");
   EXPECT_EQ(spins("GOMP_SPINCOUNT=77"), "77");
   EXPECT_EQ(spins("OMP_WAIT_POLICY=passive"), "0");
 }
 
-TEST_F(ProgramTest, TrainsAndLeavesARunThatGenerates) {
+TEST_F(ProgramTest, TrainedRunGenerates) {
   const Ran r = train("--out run");
-  expect_has(r.out, {"the validation loss is", "A sample:"});
+  expect_has(r.out, {"the validation loss is", "\nSample:"});
   for (const char* name : {"config.toml", "metrics.jsonl", "checkpoints/latest",
                            "checkpoints/step-12/model.safetensors", "checkpoints/step-12/manifest.json"})
     EXPECT_TRUE(fs::exists(path("run") / name)) << name;
@@ -37,7 +37,7 @@ TEST_F(ProgramTest, TrainsAndLeavesARunThatGenerates) {
   fails("generate text.txt", 4, "text.txt");
 }
 
-TEST_F(ProgramTest, MoreThreadsThanOpenMpCanStartAreRefused) {
+TEST_F(ProgramTest, RejectsMoreThreadsThanOpenMpCanStart) {
   fails("verify --layers 1 --steps 1", 2, "OMP_NUM_THREADS: expected at most 1024 threads, found 100000",
         "OMP_NUM_THREADS=100000");
 }
@@ -51,7 +51,7 @@ TEST_F(ProgramTest, MaxCpuIsaLimitsKernelsAndLibrary) {
 }
 #endif
 
-TEST_F(ProgramTest, JsonIsOneObjectPerLineWithTheKeysPromised) {
+TEST_F(ProgramTest, JsonHasDocumentedKeys) {
   const Ran r = train("--out run --format json --eval-every 5 --quiet");
   EXPECT_EQ(r.err, "");
   EXPECT_EQ(r.out, read_file(path("run/metrics.jsonl")));
@@ -75,17 +75,17 @@ TEST_F(ProgramTest, JsonIsOneObjectPerLineWithTheKeysPromised) {
   EXPECT_NEAR(losses.front(), std::log(31), 0.3);
 }
 
-TEST_F(ProgramTest, SameSeedSameBitsAndAnotherSeedOthers) {
+TEST_F(ProgramTest, SeedDeterminesBits) {
   for (const char* name : {"a", "b"}) train(fmt::format("--dropout 0.1 --out {}", name));
   train("--dropout 0.1 --out c --seed 2");
   EXPECT_EQ(weights("a/checkpoints/step-12"), weights("b/checkpoints/step-12"));
   EXPECT_NE(weights("a/checkpoints/step-12"), weights("c/checkpoints/step-12"));
-  // The resolved configuration is the run.
+  // The resolved configuration reproduces the run.
   must("train --config a/config.toml --out d");
   EXPECT_EQ(weights("a/checkpoints/step-12"), weights("d/checkpoints/step-12"));
 }
 
-TEST_F(ProgramTest, ResumeRefusesAnotherRunAndPassesOverDamage) {
+TEST_F(ProgramTest, ResumeRejectsOtherRunsAndSkipsDamage) {
   train("--out run --save-every 5");
   fails("train --resume --out run --seed 3 --layers 2", 2, "layers is 2 and was 1; seed is 3 and was 1337");
   fails("train " + kSmall + " --out run", 2, "--resume");
@@ -93,13 +93,13 @@ TEST_F(ProgramTest, ResumeRefusesAnotherRunAndPassesOverDamage) {
   const fs::path file = path("run/checkpoints/step-12/model.safetensors");
   std::fstream(file, std::ios::in | std::ios::out | std::ios::binary).seekp(2000).put('x').put('y');
   const Ran r = must("train --resume --out run");
-  expect_has(r.err, {"passed over a checkpoint: run/checkpoints/step-12/model.safetensors: checksum",
-                     "going on after step 10"});
+  expect_has(r.err,
+             {"skipped a checkpoint: run/checkpoints/step-12/model.safetensors: checksum", "resuming after step 10"});
   fs::resize_file(file, 1000);
   fails("generate run/checkpoints/step-12", 4, "model.safetensors: 1000 bytes");
 }
 
-TEST_F(ProgramTest, BadDataIsRefusedBeforeAnythingIsWritten) {
+TEST_F(ProgramTest, RejectsInvalidDataBeforeWriting) {
   write("empty.txt", "");
   write("one.txt", "x");
   write("nul.bin", std::string("abc\0def", 7));
@@ -113,7 +113,7 @@ TEST_F(ProgramTest, BadDataIsRefusedBeforeAnythingIsWritten) {
   EXPECT_FALSE(fs::exists(path("run")));
 }
 
-TEST_F(ProgramTest, OutputThatCannotBeWrittenIsStatus6) {
+TEST_F(ProgramTest, UnwritableOutputIsStatus6) {
   train("--out run");
   for (const std::string& arguments :
        {std::string("--help"), std::string("generate run --tokens 5 --prompt Line"), std::string("data text.txt"),
@@ -123,54 +123,54 @@ TEST_F(ProgramTest, OutputThatCannotBeWrittenIsStatus6) {
   fails("train " + kSmall + " --out /proc/run", 6, "/proc/run");
 }
 
-TEST_F(ProgramTest, AFinishedRunResumesToNothing) {
+TEST_F(ProgramTest, FinishedRunResumesWithoutSteps) {
   train("--out run");
   const std::string config = read_file(path("run/config.toml"));
-  fails("train --resume --out run --steps 5", 2, "--steps: expected at least the 12");
+  fails("train --resume --out run --steps 5", 2, "--steps: expected at least 12");
   EXPECT_EQ(read_file(path("run/config.toml")), config);
   const Json last = must("train --resume --out run --format json").last_record();
   EXPECT_TRUE(last.at("loss").is_null() && last.at("val_loss").is_number()) << last;
 }
 
-// Asynchronous runs save and validate in places of their own.
-TEST_F(ProgramTest, ARunMayLeaveNoCheckpointAndNoValidation) {
+// Asynchronous runs have separate code for saving and validation.
+TEST_F(ProgramTest, RunsWithoutCheckpointAndValidation) {
   for (const std::string mode : {"", "--ranks 2 --dp-mode ps-async --servers 2 "}) {
     const Ran r = anew("train " + kSmall + mode + "--save-every 5 --eval-every 5 --no-save --no-eval --out run");
-    expect_lacks(r.out, {"A sample:", "validation loss"});
+    expect_lacks(r.out, {"\nSample:", "validation loss"});
     expect_has(r.out, {"not validated (--no-eval)", "without a checkpoint (--no-save)"});
     expect_lacks(r.err, "validat");
     EXPECT_FALSE(fs::exists(path("run/checkpoints")));
     expect_lacks(read_file(path("run/metrics.jsonl")), "\"eval\"");
-    fails("generate run", 4, "run: no usable checkpoint: none was saved there");
+    fails("generate run", 4, "run: no usable checkpoint: none was saved");
     write("run/a.gguf", "GGUF");
     for (const char* const from : {"run", "run/a.gguf"})
-      fails(std::string("evaluate ") + from + " --data text.txt", 4, "none was saved there; a.gguf is a GGUF model");
-    fails("checkpoint import run --out x", 4, "expected the folder of a model; a.gguf is a GGUF model");
-    fails("report run", 4, "run: there is no report.json in it");
+      fails(std::string("evaluate ") + from + " --data text.txt", 4, "none was saved; a.gguf is a GGUF model");
+    fails("checkpoint import run --out x", 4, "expected a model folder; a.gguf is a GGUF model");
+    fails("report run", 4, "run: found no report.json");
     fails("train --resume --out run", 2, "--resume: expected a run that saves checkpoints, found --no-save");
   }
 }
 
-TEST_F(ProgramTest, ARunWithoutCheckpointIsTheSameRun) {
+TEST_F(ProgramTest, NoSaveDoesNotChangeTheRun) {
   const auto summary = [&](const std::string& options) { return train("--format json " + options).last_record(); };
-  const Json whole = summary("--out whole"), unsaved = summary("--no-save --out unsaved"),
+  const Json saved = summary("--out whole"), unsaved = summary("--no-save --out unsaved"),
              bare = summary("--no-save --no-eval --trace --out bare");
-  for (const Json& other : {unsaved, bare}) EXPECT_EQ(other.at("loss"), whole.at("loss"));
-  EXPECT_EQ(unsaved.at("val_loss"), whole.at("val_loss"));
+  for (const Json& other : {unsaved, bare}) EXPECT_EQ(other.at("loss"), saved.at("loss"));
+  EXPECT_EQ(unsaved.at("val_loss"), saved.at("val_loss"));
   EXPECT_TRUE(bare.at("val_loss").is_null() && bare.at("val_bits_per_byte").is_null()) << bare;
-  must("report bare");  // draws what there is
+  must("report bare");  // reports the available data
   expect_lacks(read_file(path("bare/report.html")), "validation loss</dt>");
   EXPECT_EQ(interrupted("train " + kSmall + "--steps 100000000 --no-save --out run", SIGINT), 130);
   expect_has(log(), "nothing was saved (--no-save)");
   EXPECT_FALSE(fs::exists(path("run/checkpoints")));
 }
 
-TEST_F(ProgramTest, ClosedOutputDoesNotStopARun) {
+TEST_F(ProgramTest, ClosedOutputDoesNotStopRun) {
   must("train " + kSmall + " --out run --format json | head -1");
   EXPECT_TRUE(fs::exists(path("run/checkpoints/step-12")));
 }
 
-TEST_F(ProgramTest, MakesDatasets) {
+TEST_F(ProgramTest, WritesDatasets) {
   expect_has(must("data text.txt --tokenizer bytes --out made").out, "vocabulary 256 (bytes)");
   must("train " + kSmall + " --data made --steps 2 --out run");
   expect_has(must("data text.txt --tokenizer bpe --vocab 280 --out made-bpe").out, "(bpe)");
@@ -182,30 +182,30 @@ TEST_F(ProgramTest, MakesDatasets) {
   fails("data missing.txt", 4, "missing.txt");
 }
 
-// The command `lab`: what it lists and refuses, and the status of an exercise that is not solved. (Solved ones are on
-// the page docs/lab.md; the exercises themselves in tests/lab.)
+// The command `lab`: list, errors, and the status of an unsolved exercise. (docs/lab.md shows solved ones, tests/lab
+// tests the exercises.)
 
 using LabTest = ProgramTest;
 
-TEST_F(LabTest, ListsTheExercises) {
+TEST_F(LabTest, ListsExercises) {
   const Ran r = must("lab");
   expect_has(r.out, {"p14  leaderboard", " 1  messages", " 7  1f1b", "10  clipping"});
   EXPECT_EQ(run("lab list").out, r.out);
 }
 
-TEST_F(LabTest, SaysWhatItCannotDo) {
+TEST_F(LabTest, RejectsInvalidCommands) {
   fs::create_directory(path("empty"));
   fails("lab start", 2, "N");
   fails("lab start 2", 2, "DIR");
   fails("lab start 12 a", 2, "unknown exercise '12'; expected a number or name: 1 messages");
   fails("lab check p1 none.txt", 4, "none.txt");
-  fails("lab grade p1", 2, "lab check grades a file");
+  fails("lab grade p1", 2, "use lab check to grade a file");
   fails("lab start p1 .", 2, "is not empty");
   fails("verify --placements none.txt", 4, "none.txt");
-  fails("verify --placements none.txt --tp 2", 2, "expected no option of a plan beside it");
-  fails("lab again", 2, "unexpected word 'again'");
-  fails("lab check 2", 2, "expected N and DIR, or --all and a folder");
-  fails("lab check 2 --all empty", 2, "--all: expected no exercise beside it, found '2'");
+  fails("verify --placements none.txt --tp 2", 2, "expected no plan options");
+  fails("lab again", 2, "unexpected argument 'again'");
+  fails("lab check 2", 2, "expected N and DIR, or --all with a folder");
+  fails("lab check 2 --all empty", 2, "--all: expected no exercise, found '2'");
   fails("lab check --all nowhere", 4, "nowhere is not a directory");
   fails("lab answer 2", 2, "no channel");
   fails("lab start 2 .", 2, "is not empty; expected a new or empty directory");
@@ -217,7 +217,7 @@ TEST_F(LabTest, SaysWhatItCannotDo) {
   EXPECT_FALSE(fs::exists(path("a")));
 }
 
-TEST_F(LabTest, AnExerciseThatIsNotSolvedEndsWithOne) {
+TEST_F(LabTest, UnsolvedExerciseIsStatus1) {
   fs::create_directory(path("mine"));
   must("lab start 7 mine");
   const Ran r = run("lab check 7 mine");
@@ -225,9 +225,9 @@ TEST_F(LabTest, AnExerciseThatIsNotSolvedEndsWithOne) {
   expect_has(r.out, "failed nothing\n  found  not written yet: one_f_one_b");
 }
 
-// A class: an exercise as it was given out, one that ends at once beside one in a folder of its own, a puzzle that is
-// solved, its copy, and nothing.
-TEST_F(LabTest, AClassIsGradedWhateverOneLearnerHandsIn) {
+// A class: an unchanged exercise, one that fails immediately next to one in a separate folder, a solved puzzle and its
+// copy, and an empty folder.
+TEST_F(LabTest, GradesClassDespiteInvalidSubmissions) {
   for (const char* folder : {"class/bo/first", "class/cy"}) fs::create_directories(path(folder));
   must("lab start 7 class/ada");
   must("lab start p3 class/ada/p3");
@@ -257,7 +257,7 @@ TEST_F(LabTest, AClassIsGradedWhateverOneLearnerHandsIn) {
           "cy     " +
           before.substr(4) + none +
           "     6\n"
-          "note: cy, p3: has the seed of ada's: one task was handed in twice\n");
+          "note: cy, p3: has the same seed as ada: one task was submitted twice\n");
   expect_has(must("lab check --all class --format json").out,
              {R"({"learner":"ada","exercise":"1f1b","number":7,"solved":false,"points":0,"of":6,)",
               R"({"learner":"ada","puzzle":"column-row","number":3,"solved":true,"points":6,"of":6,"bounds":[)",
@@ -265,40 +265,40 @@ TEST_F(LabTest, AClassIsGradedWhateverOneLearnerHandsIn) {
               R"("broke":"compiler")", R"("found":"undefined function tessera::ring(tessera::Transport&)"});
 }
 
-// The text that `tessera verify` prints for people says the same as its JSON.
+// The text of `tessera verify` agrees with its JSON.
 
 using VerifyTextTest = ProgramTest;
 
-TEST_F(VerifyTextTest, PlacementsAreSaidAsJsonToo) {
+TEST_F(VerifyTextTest, PlacementTextMatchesJson) {
   const std::string rest = "\nup.weight S(0)\nup.bias S(0)\nh S(2)\ndown.weight S(1)\nz P->I\ndown.bias I\ny I\n";
   write("right.txt", "mlp tp=2\nx I->R" + rest), write("wrong.txt", "mlp tp=2\nx I" + rest);
   test::expect_values(Json::parse(must("verify --placements right.txt --format json").out),
                       {{"passed", true},
                        {"sent", {{"measured", 16384}, {"expected", 16384}}},
                        {"text", must("verify --placements right.txt").out}});
-  const Ran told = run("verify --format=json --placements wrong.txt");
-  EXPECT_EQ(told.status, 1);
-  const Json wrong = Json::parse(told.out);
+  const Ran failed = run("verify --format=json --placements wrong.txt");
+  EXPECT_EQ(failed.status, 1);
+  const Json wrong = Json::parse(failed.out);
   test::expect_values(wrong, {{"passed", false}, {"alike", false}});
-  expect_has(told.err, wrong["failures"].at(0).get<std::string>());
+  expect_has(failed.err, wrong["failures"].at(0).get<std::string>());
   expect_has(run("verify --placements wrong.txt").out, wrong["diagnosis"].at(0).at("text").get<std::string>());
 }
 
 const std::string kProof =
     "verify --heads 2 --channels 16 --context 8 --vocab 32 --batch 4 --steps 1 --threads-per-rank 1 ";
 
-TEST_F(VerifyTextTest, HasALineForEachOperationAndEachRank) {
+TEST_F(VerifyTextTest, ListsEveryOperationAndRank) {
   const std::string line = kProof + "--layers 2 --microbatches 2 --dp 1 --pp 2";
   const Ran text = must(line);
-  const Json said = Json::parse(must(line + " --format json").out);
+  const Json output = Json::parse(must(line + " --format json").out);
   const auto expect_match = [&](const std::string& pattern) {
     EXPECT_TRUE(std::regex_search(text.out, std::regex(pattern))) << pattern << "\n" << text.out;
   };
-  for (const auto& [axis, operations] : said["bytes"].items())
+  for (const auto& [axis, operations] : output["bytes"].items())
     for (const auto& [operation, counts] : operations.items())
       expect_match(fmt::format("\n +{} +{} +{} +{} +{:.2f} +{} ok +\\d+\n", axis, operation, counts["calls"].dump(),
                                counts["sent"].dump(), counts["sent"].get<double>() / 1e6, counts["expected"].dump()));
-  const Json& memory = said["memory"];
+  const Json& memory = output["memory"];
   for (size_t rank = 0; rank < 2; ++rank) {
     std::string pattern = fmt::format("\n +{}", rank);
     for (const char* category : {"parameters", "gradients", "optimizer"})
@@ -306,11 +306,11 @@ TEST_F(VerifyTextTest, HasALineForEachOperationAndEachRank) {
     const Json& peak = memory["peak"]["measured"][rank];
     expect_match(pattern + fmt::format(" ok +{} +{:.2f} +\\d+ ok\n", peak.dump(), peak.get<double>() / 1e6));
   }
-  expect_match("in flight, by pipeline rank: 2 1; expected 2 1 ok\n");
-  expect_match("bubble on the simulated clock.*: 0\\.3333 of the time; by formula 0\\.3333\n");
+  expect_match("in flight per stage, by pipeline rank: 2 1; expected 2 1 ok\n");
+  expect_match("simulated bubble fraction.*: 0\\.3333; formula 0\\.3333\n");
 }
 
-TEST_F(VerifyTextTest, SaysNothingOfAPipelineWhereThereIsNone) {
+TEST_F(VerifyTextTest, OmitsPipelineWithoutStages) {
   const std::string line = kProof + "--layers 1 --ranks 2";
   expect_lacks(must(line).out, "bubble");
   EXPECT_TRUE(Json::parse(must(line + " --format json").out)["bubble"].is_null());
@@ -318,32 +318,32 @@ TEST_F(VerifyTextTest, SaysNothingOfAPipelineWhereThereIsNone) {
 
 const std::string kOfDefects = kProof + "--layers 1 --dp 2 ";
 
-TEST_F(VerifyTextTest, SaysWhatADefectBreaksAndWhy) {
+TEST_F(VerifyTextTest, PrintsFailedChecksAndCauseOfFault) {
   const std::string line = kOfDefects + "--defect missing-gradient-sum";
   const Ran json = run(line + " --format json");
   EXPECT_EQ(json.status, 1) << json.err;
-  const Json said = Json::parse(json.out);
-  EXPECT_FALSE(said["passed"].get<bool>());
-  EXPECT_EQ(said["defect"]["name"], "missing-gradient-sum");
-  EXPECT_EQ(said["diagnosis"][0]["cause"], "missing-gradient-sum");
+  const Json output = Json::parse(json.out);
+  EXPECT_FALSE(output["passed"].get<bool>());
+  EXPECT_EQ(output["defect"]["name"], "missing-gradient-sum");
+  EXPECT_EQ(output["diagnosis"][0]["cause"], "missing-gradient-sum");
   std::map<std::string, int> bounds;
-  for (const Json& b : said["broken"]) ++bounds[b["bound"].get<std::string>()];
+  for (const Json& b : output["broken"]) ++bounds[b["bound"].get<std::string>()];
   for (const char* bound : {"gradient", "parameter", "state", "bytes", "gradient norm"}) EXPECT_GE(bounds[bound], 1);
   const Ran hidden = run(line + " --hide");
   EXPECT_EQ(hidden.status, 1);
   const auto at = [&](const char* words) { return hidden.out.find(words); };
-  EXPECT_LT(at("bounds broke:"), at("What is wrong?")) << hidden.out;
-  EXPECT_LT(at("What is wrong?"), at("Likely cause: gradients are not summed")) << hidden.out;
+  EXPECT_LT(at("checks failed:"), at("Which fault was injected?")) << hidden.out;
+  EXPECT_LT(at("Which fault was injected?"), at("Likely cause: gradients are not summed")) << hidden.out;
   EXPECT_LT(at("Likely cause"), at("Planted: missing-gradient-sum, on every rank")) << hidden.out;
-  expect_has(run(line + " --hide", "echo missing-gradient-sum |").out, "\nRight.\n");
+  expect_has(run(line + " --hide", "echo missing-gradient-sum |").out, "\nCorrect.\n");
   expect_has(run(line + " --hide", "echo lost-call |").out, "\nNo.\n");
 }
 
-TEST_F(VerifyTextTest, MarksWhatIsWrongAndSaysItInAFewLines) {
+TEST_F(VerifyTextTest, MarksFailuresConcisely) {
   const std::string sums = run(kOfDefects + "--defect missing-gradient-sum").out;
   EXPECT_TRUE(std::regex_search(sums, std::regex("dp +all_reduce +[0-9]+ +!0 +0.00 +[0-9]+ WRONG"))) << sums;
   const std::string broken =
-      sums.substr(sums.find("bounds broke"), sums.find("Likely cause") - sums.find("bounds broke"));
+      sums.substr(sums.find("checks failed"), sums.find("Likely cause") - sums.find("checks failed"));
   EXPECT_LE(std::ranges::count(broken, '\n'), 14) << broken;
   EXPECT_TRUE(std::regex_search(broken, std::regex("gradient 'tokens.weight' .*; and [0-9]+ more: "))) << broken;
   expect_lacks(broken, "all 1 times");
@@ -353,15 +353,15 @@ TEST_F(VerifyTextTest, MarksWhatIsWrongAndSaysItInAFewLines) {
   expect_has(run(three + "--defect ring-order").out, ", as rounding makes it");
 }
 
-TEST_F(VerifyTextTest, DrawsAnotherDefectEachTimeAndSaysHowToDrawItAgain) {
+TEST_F(VerifyTextTest, RandomFaultIsReproducibleBySeed) {
   const std::string once = run(kOfDefects + "--defect random").out, again = run(kOfDefects + "--defect random").out;
-  const std::string words = "A defect drawn by --seed ",
+  const std::string words = "A random fault, reproducible with --seed ",
                     seed = once.substr(words.size(), once.find(',') - words.size());
   EXPECT_NE(once, again);
   EXPECT_EQ(run(kOfDefects + "--defect random --seed " + seed).out, once);
 }
 
-TEST_F(VerifyTextTest, RefusesDefectsThatCannotBePlanted) {
+TEST_F(VerifyTextTest, RejectsInapplicableFaults) {
   fails(kOfDefects + "--defect missing-output-sum", 2, "--defect: missing-output-sum cannot be");
   expect_has(log(), "it can with --tp 2 (4 ranks)");
   fails(kOfDefects + "--defect untied-copies", 2, "it can with --pp 2 and --layers 2 (4 ranks)");

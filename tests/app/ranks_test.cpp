@@ -1,5 +1,5 @@
-// Several ranks as the user meets them: Ctrl-C, numbers that are none, files that cannot be written, and plans that
-// cannot be, each with one line and its status, whatever the strategy.
+// Several ranks: Ctrl-C, non-finite values, unwritable files and invalid plans, each with a one-line error and its
+// status, under every strategy.
 #include <map>
 #include <regex>
 
@@ -18,7 +18,7 @@ class RanksTest : public ProgramTest {
   }
 };
 
-TEST_F(RanksTest, AnInterruptedRunSavesItsStepAndGoesOnToTheSameBits) {
+TEST_F(RanksTest, InterruptedRunResumesToSameBits) {
   const std::string settings = kSmall + "--steps 300 --eval-every 0 --save-every 0 --dropout 0.1 ";
   std::map<int, std::string> ends;
   for (const int ranks : {2, 4}) {
@@ -29,7 +29,8 @@ TEST_F(RanksTest, AnInterruptedRunSavesItsStepAndGoesOnToTheSameBits) {
   int signal = SIGINT;
   for (const char* plan : {"--zero 0", "--zero 3", "--dp-mode dataparallel", "--dp-mode ps-sync --servers 2"})
     for (const int ranks : {2, 4}) {
-      if (ranks == 2) signal = signal == SIGINT ? SIGTERM : SIGINT;  // each signal meets both numbers of ranks
+      if (ranks == 2)
+        signal = signal == SIGINT ? SIGTERM : SIGINT;  // both signals are tested with both numbers of ranks
       SCOPED_TRACE(fmt::format("--ranks {} {}, signal {}", ranks, plan, signal));
       ASSERT_EQ(interrupted(fmt::format("train {} --ranks {} {} --out run", settings, ranks, plan), signal),
                 128 + signal)
@@ -44,7 +45,7 @@ TEST_F(RanksTest, AnInterruptedRunSavesItsStepAndGoesOnToTheSameBits) {
     }
 }
 
-TEST_F(RanksTest, ALossThatIsNotANumberIsOneLineAndStatus5) {
+TEST_F(RanksTest, NonFiniteLossIsOneLineAndStatus5) {
   const std::string settings = kSmall + "--quiet --lr 1e30 --min-lr 1e30 --warmup 0 --clip 0 --steps 50 ";
   for_each_plan([&](const std::string& plan) {
     fails_in_one_line(fmt::format("train {}{} --out run", settings, plan), 5, "expected finite numbers");
@@ -52,18 +53,19 @@ TEST_F(RanksTest, ALossThatIsNotANumberIsOneLineAndStatus5) {
   });
 }
 
-TEST_F(RanksTest, ACheckpointThatCannotBeWrittenIsOneLineAndStatus6) {
-  train("--out first");  // the data is in the cache now
+TEST_F(RanksTest, UnwritableCheckpointIsOneLineAndStatus6) {
+  train("--out first");  // caches the dataset
   for_each_plan([&](const std::string& plan) {
     fails_in_one_line(fmt::format("train {} --quiet {} --out run", kSmall, plan), 6, "run/", "ulimit -f 3;");
     EXPECT_TRUE(half_written().empty()) << plan;
   });
 }
 
-// Threads and processes write the same file. A resumed run counts on, and says where the step was made before.
-TEST_F(RanksTest, ADumpedStepIsOneFileOfTheRun) {
+// Threads and processes write the same file. A resumed run continues counting steps and reports a step that was
+// completed before.
+TEST_F(RanksTest, WritesDumpFile) {
   const std::string file = "/dump_3.safetensors", words = "train " + kSmall + "--steps 4 --dump 3 --pp 2 --layers 2 ";
-  expect_has(must(words + "--out threads").err, "the layers of step 3 are written");
+  expect_has(must(words + "--out threads").err, "wrote the dump of step 3");
   const std::string dumped = read_file(path("threads" + file));
   EXPECT_GT(dumped.size(), 80'000U);
   if (kWithMpi && std::system("mpirun --version >/dev/null 2>&1") == 0) {
@@ -73,12 +75,12 @@ TEST_F(RanksTest, ADumpedStepIsOneFileOfTheRun) {
   must("train " + kSmall + "--steps 2 --pp 2 --layers 2 --out resumed");
   must("train --resume --out resumed --steps 4 --dump 3");
   EXPECT_EQ(read_file(path("resumed" + file)).size(), dumped.size());
-  expect_has(must("train --resume --out threads --steps 5 --dump 3").err, "step 3 was made before");
+  expect_has(must("train --resume --out threads --steps 5 --dump 3").err, "step 3 was completed before");
   must("verify --layers 2 --channels 16 --steps 2 --pp 2 --vocab 40 --dump 2");
   EXPECT_TRUE(fs::exists(path("dump_2.safetensors")));
 }
 
-TEST_F(RanksTest, ADumpThatCannotBeIsOneLine) {
+TEST_F(RanksTest, RejectsInvalidDumpOnOneLine) {
   const auto refused = [&](const std::string& words, const std::string& why) {
     fails_in_one_line("train " + kSmall + "--quiet --out run " + words, 2, why);
     EXPECT_FALSE(fs::exists(path("run"))) << words;
@@ -94,7 +96,7 @@ TEST_F(RanksTest, ADumpThatCannotBeIsOneLine) {
   EXPECT_FALSE(fs::exists(path("run/dump_2.safetensors")));
 }
 
-TEST_F(RanksTest, PlansThatCannotBeAreOneLineAndStatus2) {
+TEST_F(RanksTest, InvalidPlansAreOneLineAndStatus2) {
   const auto refused = [&](const std::string& plan, const std::string& words) {
     fails_in_one_line(fmt::format("train {} --batch 12 {} --out run", kSmall, plan), 2, words);
     EXPECT_FALSE(fs::exists(path("run"))) << plan;
@@ -105,18 +107,20 @@ TEST_F(RanksTest, PlansThatCannotBeAreOneLineAndStatus2) {
   refused("--ranks 13", "the nearest that can: 13");
   refused("--ranks 0", "--ranks: expected a whole number in [1, 1024], found '0'");
   refused("--zero 4", "--zero: expected a whole number in [0, 3], found '4'");
-  refused("--servers 9", "--servers: goes with --dp-mode ps-sync or ps-async, found ddp; expected 1 beside it");
-  refused("--dp-mode ps-sync --staleness 2", "--staleness: goes with --dp-mode ps-async, found ps-sync; expected 1");
-  refused("--outer-lr 0.5", "--outer-lr: goes with --dp-mode diloco, found ddp; expected 0.7");
+  refused("--servers 9",
+          "--servers: goes with --dp-mode ps-sync or ps-async, found ddp; nearest valid value: 1, the default");
+  refused("--dp-mode ps-sync --staleness 2",
+          "--staleness: goes with --dp-mode ps-async, found ps-sync; nearest valid value: 1");
+  refused("--outer-lr 0.5", "--outer-lr: goes with --dp-mode diloco, found ddp; nearest valid value: 0.7");
   refused("--ranks 4 --dp-mode ps-sync --servers 5", "--servers: expected at most the 4 ranks, found 5");
-  refused("--dp 3 --ranks 2", "makes 3 ranks; expected 2; the nearest that can: --dp 2");
+  refused("--dp 3 --ranks 2", "makes 3 ranks; expected 2; nearest valid value: --dp 2");
   refused("--zero 1 --dp-mode ps-sync", "--zero: 1 goes with --dp-mode ddp, found ps-sync");
   refused("--zero 2 --dp-mode dataparallel", "--zero: 2 goes with --dp-mode ddp, found dataparallel");
   refused("--dp-mode ps-sync --all-reduce ring", "--all-reduce: ps-sync adds at one rank, in rank order");
   refused("--dp-mode ps-asink", "--dp-mode");
 }
 
-// Memory and threads that are not there: one line, the right status, and nothing written.
+// Insufficient memory or threads: one line, the right status, and no output files.
 
 using Memory = ProgramTest;
 
@@ -124,23 +128,23 @@ const std::string kAccumulate =
     "train --data text.txt --channels 256 --heads 4 --layers 4 --context 256 --batch 64 --steps 1 --threads-per-rank 1 "
     "--out run";
 
-TEST_F(Memory, OfAllRanksIsAskedForBeforeTheRun) {
+TEST_F(Memory, ChecksAllRanksBeforeTheRun) {
   fails(kAccumulate + " --ranks 4", 2, "4 ranks of this host need", "ulimit -v 1000000;");
   expect_has(log(), {"what would fit: --microbatches", "activations"});
   EXPECT_FALSE(fs::exists(path("run")));
 }
 
-TEST_F(Memory, OfTheOracleIsAskedForToo) {
+TEST_F(Memory, IncludesOracle) {
   fails("verify --channels 256 --heads 4 --layers 4 --context 256 --batch 64 --ranks 2 --steps 1", 2,
         "2 ranks of this host need", "ulimit -v 500000;");
 }
 
-// Four arenas under a limit that once the first of them took half of.
-TEST_F(Memory, UnderALimitIsSharedByAllRanks) {
+// Four arenas under a limit, half of which the first one once took.
+TEST_F(Memory, RanksShareLimit) {
   must("train " + kSmall + "--ranks 4 --batch 4 --steps 2 --threads-per-rank 1 --out run", "ulimit -v 3000000;");
 }
 
-TEST_F(Memory, OfSizesInACheckpointIsNotTakenAtTheirWord) {
+TEST_F(Memory, RejectsAbsurdSizesInCheckpoint) {
   train("--steps 2 --out run");
   write("run/config.toml",
         std::regex_replace(read_file(path("run/config.toml")), std::regex("layers = 1"), "layers = 99999"));
@@ -148,72 +152,72 @@ TEST_F(Memory, OfSizesInACheckpointIsNotTakenAtTheirWord) {
   expect_has(log(), "model.safetensors");
 }
 
-TEST_F(Memory, ThreadsThatCannotBeStartedAreSaid) {
-  const std::string limits = "ulimit -s 2000000; ulimit -v 12000000;";  // a stack of 2 GB for each
+TEST_F(Memory, ReportsThreadsThatCannotStart) {
+  const std::string limits = "ulimit -s 2000000; ulimit -v 12000000;";  // a stack of 2 GB per thread
   fails("train " + kSmall + "--ranks 8 --batch 8 --threads-per-rank 2 --out run", 2, "more threads cannot be started",
         limits);
   EXPECT_FALSE(fs::exists(path("run")));
 }
 
-// Checkpoints know no layout: a run that was saved under one plan and resumed under another goes on to the bits of a
-// run that nobody interrupted, as long as both plans add the same micro-batches in the same order. The files are
-// compared, not what the program says of itself.
+// Checkpoints are independent of the layout: a run saved under one plan and resumed under another is bitwise identical
+// to an uninterrupted run if both plans add the same micro-batches in the same order. The test compares files, not
+// printed output.
 
 class ResumeLayoutsTest : public ProgramTest {
  protected:
   std::string both_files(const std::string& run) const { return files(run + "/checkpoints/step-12"); }
-  // The files that 12 steps of `settings` end with under `plan`; step 8 is saved too.
+  // The final files of 12 steps of `settings` under `plan`; step 8 is also saved.
   std::string ended(const std::string& settings, const std::string& plan, const std::string& out = "run") const {
     anew(
         fmt::format("train {}--save-every 8 --eval-every 0 --dropout 0.1 {} {} --out {}", kSmall, settings, plan, out));
     return both_files(out);
   }
-  // Each plan ends like the first, and is picked up by the one after it and by another.
+  // Every plan has the same result as the first, and is resumed by the next plan and by another.
   void expect_one_run(const std::string& settings, const test::Plans& plans) const {
-    const std::string whole = ended(settings, plans[0], "whole");
+    const std::string reference = ended(settings, plans[0], "whole");
     for (size_t p = 0; p < plans.size(); ++p) {
       SCOPED_TRACE(settings + ": " + plans[p]);
-      ASSERT_TRUE(ended(settings, plans[p]) == whole);
+      ASSERT_TRUE(ended(settings, plans[p]) == reference);
       for (const size_t away : {1, 3})
         expect_made_again("run/checkpoints/step-12", 8, " " + test::kNoPlan + plans[(p + away) % plans.size()]);
       ASSERT_FALSE(HasFailure());
     }
   }
-  // The first plan's end stays the same when each of the others has read and saved it.
+  // Reading and saving the first plan's final checkpoint under every other plan does not change it.
   void expect_same_through(const std::string& settings, const std::string& first, const test::Plans& plans) const {
-    const std::string whole = ended(settings, first);
+    const std::string reference = ended(settings, first);
     for (const std::string& plan : plans) {
       must("train --resume --out run " + test::kNoPlan + plan);
-      ASSERT_TRUE(both_files("run") == whole) << settings << ": " << plan;
+      ASSERT_TRUE(both_files("run") == reference) << settings << ": " << plan;
     }
   }
 };
 
-TEST_F(ResumeLayoutsTest, TwoPartsOfABatch) { expect_one_run("", test::kTwoParts); }
-TEST_F(ResumeLayoutsTest, TwoPartsOfABatchInBfloat16) { expect_one_run("--dtype bf16", test::kTwoParts); }
-TEST_F(ResumeLayoutsTest, FourPartsInARow) { expect_one_run("--dtype bf16", test::kFourInARow); }
-TEST_F(ResumeLayoutsTest, TwoPairs) { expect_one_run("", test::kTwoPairs); }
+TEST_F(ResumeLayoutsTest, TwoBatchParts) { expect_one_run("", test::kTwoParts); }
+TEST_F(ResumeLayoutsTest, TwoBatchPartsInBfloat16) { expect_one_run("--dtype bf16", test::kTwoParts); }
+TEST_F(ResumeLayoutsTest, FourSequentialBatchParts) { expect_one_run("--dtype bf16", test::kFourInARow); }
+TEST_F(ResumeLayoutsTest, TwoPairsOfBatchParts) { expect_one_run("", test::kTwoPairs); }
 
-// Four layers and heads, so that they can be cut.
+// Four layers and heads, so that they can be partitioned.
 const std::string kFour = "--layers 4 --heads 4 ";
-TEST_F(ResumeLayoutsTest, OnePart) { expect_one_run(kFour, test::kOnePart); }
+TEST_F(ResumeLayoutsTest, UndividedBatch) { expect_one_run(kFour, test::kOnePart); }
 TEST_F(ResumeLayoutsTest, Pipelines) { expect_one_run(kFour, test::kPipelines); }
 TEST_F(ResumeLayoutsTest, PipelinesInBfloat16) { expect_one_run(kFour + "--dtype bf16", test::kPipelines); }
 
-// Equal again through parts of every kind.
-TEST_F(ResumeLayoutsTest, AnyLayoutSavesWhatItHasRead) {
+// Unchanged after resharding through all kinds of layouts.
+TEST_F(ResumeLayoutsTest, EveryLayoutRoundTripsCheckpoints) {
   for (const std::string settings : {"--dtype bf16", "--optimizer sgd --lr 0.1 --momentum 0.9"})
     expect_same_through(kFour + settings, "--ranks 1", test::kLayouts);
 }
 
-// Nothing is trained, and all of it is saved again.
-TEST_F(ResumeLayoutsTest, AFinishedRunIsSavedAgainAsItWas) {
+// Nothing is trained, but everything is saved again.
+TEST_F(ResumeLayoutsTest, FinishedRunSavesIdenticalCheckpoint) {
   for (const char* settings : {"--dtype bf16", "--dtype bf16 --optimizer sgd --lr 0.1 --momentum 0.9", ""})
     expect_same_through(settings, test::kTwoParts[0], test::kTwoParts);
 }
 
-// SGD hides no wrong scale, as Adam does.
-TEST_F(ResumeLayoutsTest, SgdWithMicrobatchesWritesTheFilesOfRanks) {
+// SGD exposes wrong gradient scales, unlike Adam.
+TEST_F(ResumeLayoutsTest, SgdWithMicrobatchesMatchesRanks) {
   const std::string sgd = "--optimizer sgd --lr 0.1 --momentum ";
   for (const char* momentum : {"0", "0.9"}) {
     const std::string settings = sgd + momentum;
@@ -222,11 +226,11 @@ TEST_F(ResumeLayoutsTest, SgdWithMicrobatchesWritesTheFilesOfRanks) {
     EXPECT_TRUE(ended(settings, "--dp 2") == two);
     EXPECT_TRUE(ended(settings, "--ranks 1 --microbatches 4") == four);
     EXPECT_TRUE(ended(settings, "--dp 4 --all-reduce tree") == pairs);
-    EXPECT_FALSE(four == pairs) << "the order of sums shows in the bits, or this test would see nothing";
+    EXPECT_FALSE(four == pairs) << "the order of sums must affect the bits for this test";
   }
 }
 
-TEST_F(ResumeLayoutsTest, SgdRunsArePickedUpToo) {
+TEST_F(ResumeLayoutsTest, ResumesSgdRuns) {
   expect_one_run("--optimizer sgd --lr 0.1 --momentum 0.9 --dtype bf16",
                  {"--ranks 2 --zero 3", "--ranks 1 --microbatches 2", "--ranks 2 --dp-mode ps-sync", "--ranks 2"});
 }

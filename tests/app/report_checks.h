@@ -1,4 +1,4 @@
-// Checks of every page of HTML, and of `tessera report --format text` against report.json and trace.json.
+// Checks of HTML pages, and of `tessera report --format text` against report.json and trace.json.
 #pragma once
 #include <regex>
 
@@ -9,8 +9,8 @@
 
 namespace tessera::test {
 
-// Tags open and close in order, quotes are even within each, and text has none of their characters; what stands in
-// styles and scripts is no text.
+// Tags are balanced, quotes are paired within each tag, and text contains no special characters; styles and scripts are
+// not checked.
 inline void expect_balanced(const std::string& html) {
   std::vector<std::string> open;
   for (size_t at = html.find('<'); at != std::string::npos; at = html.find('<', at + 1)) {
@@ -38,7 +38,7 @@ inline void expect_page(const std::string& html) {
     EXPECT_EQ(html.find(none), std::string::npos) << none;
 }
 
-// The arguments of the events of a trace that have this key.
+// The arguments of trace events that have this key.
 inline std::vector<Json> args_with(const Json& trace, const char* key) {
   std::vector<Json> out;
   for (const Json& e : trace["traceEvents"])
@@ -46,7 +46,7 @@ inline std::vector<Json> args_with(const Json& trace, const char* key) {
   return out;
 }
 
-// The run may have threads of ranks on cores of their own, or not.
+// Handles both ranks on separate cores and ranks that share cores.
 inline void expect_text(const std::string& text, const Json& report, const Json& trace) {
   const auto has = [&](const std::string& part) { return text.find(part) != std::string::npos; };
   const bool shared = report["processors"]["shared"], pipeline = report["plan"]["axes"]["pp"] > 1;
@@ -56,11 +56,11 @@ inline void expect_text(const std::string& text, const Json& report, const Json&
   }
   EXPECT_EQ(has("\nplanned: "), pipeline);
   EXPECT_EQ(has("\nreplayed: "), pipeline);
-  EXPECT_EQ(has("as it happened"), pipeline && !shared);
-  EXPECT_EQ(has("measured: not drawn"), pipeline && shared);
+  EXPECT_EQ(has("measured: step"), pipeline && !shared);
+  EXPECT_EQ(has("measured: not shown"), pipeline && shared);
   EXPECT_EQ(has("measured     null"), pipeline && shared);
   EXPECT_EQ(has("Each rank in this step"), report["ranks"].size() > report["plan"]["axes"]["pp"].get<size_t>());
-  const auto step = std::stoll(text.substr(text.find("\nstep ") + 6));  // that is shown
+  const auto step = std::stoll(text.substr(text.find("\nstep ") + 6));  // the shown step
   std::map<std::pair<std::string, std::string>, std::pair<int64_t, int64_t>> sent;
   for (const Json& args : args_with(trace, "operation")) {
     if (args["step"] != step) continue;
@@ -87,14 +87,14 @@ struct Span {
   std::string name;
 };
 
-// Sorted by their begin, none begins before the one before has ended (to the nanosecond that times are rounded to).
+// Sorted by begin and not overlapping, up to the rounding of times to a nanosecond.
 inline void expect_apart(std::vector<Span> spans, const std::string& where) {
   std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
   for (size_t i = 1; i < spans.size(); ++i)
     EXPECT_GE(spans[i].begin, spans[i - 1].end - 0.002) << where << ": " << spans[i - 1].name << ", " << spans[i].name;
 }
 
-// Every event has a track with a name; nothing on a track overlaps, nor do two actions of a rank.
+// Every event is on a named track; events of a track and actions of a rank do not overlap.
 inline void expect_tracks(const Json& trace, int ranks) {
   static const std::regex known(
       "step|forward|backward|input gradient|weight gradient|send|receive|update|waiting|collective .+");
@@ -122,7 +122,7 @@ inline void expect_tracks(const Json& trace, int ranks) {
   for (const auto& [where, list] : spans) expect_apart(list, where);
 }
 
-// Each rank did what its list in the schedule says, once in each of the three steps.
+// Each rank executed its list of the schedule exactly once in each of the three steps.
 inline void expect_actions(const Json& trace, const Json& report) {
   const Schedule schedule = parse_schedule(report["plan"]["schedule"]["text"].get<std::string>(), "text");
   std::map<std::tuple<int, int64_t, std::string>, int> found;
@@ -139,8 +139,8 @@ inline void expect_actions(const Json& trace, const Json& report) {
   EXPECT_EQ(found.size(), expected);
 }
 
-// The trace has, by axis and operation, the calls and bytes of three steps that theory expects, and none that were not
-// counted by the run (which counts validation too).
+// The trace has the expected calls and bytes of three steps by axis and operation, and none that the run (including
+// validation) did not count.
 inline void expect_bytes(const Json& trace, const Json& report, const TrainOptions& options) {
   using Counts = std::map<std::string, std::pair<int64_t, int64_t>>;
   Counts traced, expected;
@@ -159,7 +159,7 @@ inline void expect_bytes(const Json& trace, const Json& report, const TrainOptio
   }
 }
 
-// The memory of a rank never exceeds its peaks, and holds its parameters at the end of a step.
+// The memory of a rank never exceeds its peaks, and contains its parameters at the end of a step.
 inline void expect_memory(const Json& trace, const Json& report) {
   std::map<int, int> samples;
   for (const Json& e : trace["traceEvents"]) {

@@ -1,4 +1,4 @@
-// `train --trace` and `tessera report`: what the files say of a run is held against each other and against the run.
+// `train --trace` and `tessera report`: consistency of the files with each other and with the run.
 #include "app/report/report.h"
 
 #include "app/trace/timeline.h"
@@ -13,7 +13,7 @@ const std::string kTiny =
     "--data text.txt --layers 2 --heads 2 --channels 16 --context 8 --batch 8 --steps 3 --warmup 1 --lr 0.01 "
     "--threads-per-rank 1 --quiet ";
 
-// Each with its ranks, and the name of its schedule.
+// Plans with their numbers of ranks and schedule names.
 const std::tuple<std::string, int, std::string> kPlans[] = {
     {"--pp 2 --dp 1 --microbatches 4 ", 2, "1f1b"},
     {"--pp 2 --dp 1 --microbatches 4 --schedule zb-h1 ", 2, "zb-h1"},
@@ -27,7 +27,7 @@ class ReportTest : public ProgramTest {
   void train_with_trace(const std::string& more) const { anew("train " + kTiny + "--trace " + more + " --out run"); }
 };
 
-// Bytes: what the text says of the step, and the whole run.
+// Bytes: the text of the step, and the full run.
 void expect_figures(const std::string& html, const std::string& text, const Json& report) {
   for (const Json& s : report["sent"]) {
     const std::string axis = s["axis"], operation = s["operation"];
@@ -51,7 +51,7 @@ void expect_figures(const std::string& html, const std::string& text, const Json
   }
 }
 
-TEST_F(ReportTest, EveryPlanLeavesATimelineThatTheReportDraws) {
+TEST_F(ReportTest, EveryPlanRecordsReportableTimeline) {
   for (const auto& [options, ranks, schedule] : kPlans) {
     SCOPED_TRACE(options);
     train_with_trace(options);
@@ -71,14 +71,14 @@ TEST_F(ReportTest, EveryPlanLeavesATimelineThatTheReportDraws) {
       EXPECT_EQ(html.find(planned) != std::string::npos, pipeline) << planned;
     expect_has(html, "prefers-color-scheme: dark");
     fs::remove(path("run/report.html"));
-    const Ran told = must("report run --format text");
-    test::expect_text(told.out, report, trace);
-    expect_figures(html, told.out, report);
+    const Ran report_text = must("report run --format text");
+    test::expect_text(report_text.out, report, trace);
+    expect_figures(html, report_text.out, report);
     EXPECT_FALSE(fs::exists(path("run/report.html")));
   }
 }
 
-TEST_F(ReportTest, BubblesAreThoseOfTheScheduleAndNullWhereCoresAreShared) {
+TEST_F(ReportTest, BubblesMatchScheduleAndAreNullOnSharedCores) {
   const auto numbers = [&](const std::string& threads) {
     train_with_trace("--pp 2 --dp 1 --microbatches 4 --threads-per-rank " + threads);
     must("report run --out page.html");
@@ -92,9 +92,9 @@ TEST_F(ReportTest, BubblesAreThoseOfTheScheduleAndNullWhereCoresAreShared) {
   EXPECT_NEAR(shared["bubble"]["formula"].get<double>(), 1.0 / 5, 1e-12);
   EXPECT_NEAR(shared["bubble"]["equal"].get<double>(), 1.0 / 5, 1e-9);
   EXPECT_TRUE(shared["bubble"]["measured"].is_null());
-  expect_has(
-      html, {"not meaningful here", fmt::format("is not drawn: {} threads of ranks share {} cores", 2 * cores, cores)});
-  expect_lacks(html, "<h3>Measured, step");  // of which the text says that it is not drawn
+  expect_has(html,
+             {"not meaningful", fmt::format("is not shown, because {} rank threads share {} cores", 2 * cores, cores)});
+  expect_lacks(html, "<h3>Measured, step");  // the text states that it is not shown
   const double replayed = shared["bubble"]["replayed"];
   EXPECT_TRUE(replayed > 0 && replayed < 1) << replayed;
   const Json alone = numbers("1").first;
@@ -103,8 +103,8 @@ TEST_F(ReportTest, BubblesAreThoseOfTheScheduleAndNullWhereCoresAreShared) {
   EXPECT_EQ(report["processors"]["threads"], 2);
 }
 
-// A pass of all layers is one action; what it keeps is seen layer by layer.
-TEST_F(ReportTest, ActivationsPileUpWithinAPass) {
+// A pass through all layers is one action; its activations are visible layer by layer.
+TEST_F(ReportTest, ActivationsAccumulateWithinPass) {
   train_with_trace("--ranks 2 --layers 4");
   std::set<int64_t> held;
   double begin = 0, end = 0;
@@ -117,7 +117,7 @@ TEST_F(ReportTest, ActivationsPileUpWithinAPass) {
   EXPECT_GE(held.size(), 4U);
 }
 
-TEST_F(ReportTest, OnlyTheLastStepsAreKept) {
+TEST_F(ReportTest, RecordsOnlyLastSteps) {
   train_with_trace("--steps 9 --trace-steps 2 --ranks 2");
   const Json trace = to_json("run/trace.json");
   std::set<int64_t> steps;
@@ -128,17 +128,17 @@ TEST_F(ReportTest, OnlyTheLastStepsAreKept) {
   must("report run");
 }
 
-TEST_F(ReportTest, AnInterruptedRunLeavesItsTimeline) {
+TEST_F(ReportTest, InterruptedRunWritesTimeline) {
   const std::string endless = "train " + kTiny + "--trace --steps 100000000 --eval-every 0 --ranks 2 --out run";
   EXPECT_EQ(interrupted(endless, SIGINT), 130);
   must("report run");
   EXPECT_TRUE(half_written().empty());
 }
 
-TEST_F(ReportTest, WithoutTheOptionNothingIsWritten) {
+TEST_F(ReportTest, WritesNothingWithoutTraceOption) {
   must("train " + kTiny + "--out run");
   EXPECT_FALSE(fs::exists(path("run/trace.json")) || fs::exists(path("run/report.json")));
-  fails("report run", 4, "run: there is no report.json in it; train with --trace to have one");
+  fails("report run", 4, "run: found no report.json; train with --trace to record it");
   fails("report nowhere", 4, "nowhere: no such directory");
   fails("report nowhere --format text", 4, "nowhere: no such directory");
   fails("report run --format pdf", 2, "--format: expected html, text, found 'pdf'");
@@ -146,7 +146,7 @@ TEST_F(ReportTest, WithoutTheOptionNothingIsWritten) {
   fails("train " + kTiny + "--trace --dp-mode ps-async --out other", 2, "--trace");
 }
 
-TEST_F(ReportTest, DamageIsOneLineThatNamesTheFile) {
+TEST_F(ReportTest, ReportsDamagedFileOnOneLine) {
   train_with_trace("--pp 2 --dp 1 --microbatches 2");
   fails("report run --out nowhere/x.html", 6, "nowhere/x.html");
   const auto expect_refused = [&](const std::string& file, const std::string& from, const std::string& to) {
@@ -172,7 +172,7 @@ TEST_F(ReportTest, DamageIsOneLineThatNamesTheFile) {
   must("report run");
 }
 
-// Figures of `tessera report`, what communication costs, and two runs beside each other.
+// Figures of `tessera report`, cost of communication, and comparison of runs.
 
 using report::Event;
 using report::Record;
@@ -187,7 +187,7 @@ size_t count(const std::string& text, const std::string& part) {
   return n;
 }
 
-// It can be read anywhere: alone, by browsers in light and dark, by programs that know no variables, and aloud.
+// Self-contained and accessible: in light and dark mode, without CSS variables, and with alternative text.
 void expect_figure(const std::string& svg) {
   test::expect_balanced(svg);
   EXPECT_TRUE(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\""));
@@ -198,7 +198,7 @@ void expect_figure(const std::string& svg) {
     EXPECT_EQ(count(svg, none), 0U) << none;
 }
 
-TEST(Figures, SchedulesAreDrawnOnOneScale) {
+TEST(Figures, SchedulesShareOneScale) {
   const Args plan = {{"pp", "4"}, {"microbatches", "8"}, {"layers", "8"}, {"schedule", "gpipe,1f1b,zb-h1"}};
   const std::string svg = render_svg("pipeline", plan);
   expect_figure(svg);
@@ -211,11 +211,11 @@ TEST(Figures, SchedulesAreDrawnOnOneScale) {
   EXPECT_EQ(svg, render_svg("pipeline", plan));
 }
 
-TEST(Figures, MemoryAndBytesOfPlansAreThoseOfTheirClosedForms) {
+TEST(Figures, MemoryAndBytesOfPlansMatchClosedForms) {
   const Args plan = {{"ranks", "4"}, {"layers", "2"}, {"channels", "64"}, {"vocab", "64"}, {"zero", "0,1,3"}};
   const std::vector<Record> all = report::planned(plan);
   ASSERT_EQ(all.size(), 3U);
-  // 108,288 parameters; 109,568 where units are padded to four pieces of blocks (docs/strategies/zero.md).
+  // 108,288 parameters; 109,568 if units are padded for four shards (docs/strategies/zero.md).
   const auto peak = [&](size_t which, size_t category) { return all[which].ranks[3].peaks[category]; };
   EXPECT_EQ((std::array{peak(0, 0), peak(0, 2), peak(1, 0), peak(1, 2), peak(2, 1)}),
             (std::array<int64_t, 5>{4 * 108288, 8 * 108288, 4 * 109568, 8 * 109568 / 4, 4 * 109568 / 4}));
@@ -227,18 +227,18 @@ TEST(Figures, MemoryAndBytesOfPlansAreThoseOfTheirClosedForms) {
                      "<title>649,728 bytes of the busiest rank</title>"});
   for (const char* none : {"along world", "not known"}) EXPECT_EQ(count(bytes, none), 0U) << none;
   EXPECT_EQ(count(render_svg("bytes", {{"ranks", "3"}, {"batch", "6"}, {"all-reduce", "ring"}, {"bucket-mb", "0.01"}}),
-                  "busiest rank: not known"),
+                  "busiest rank: unknown"),
             1U);
 }
 
-TEST(Figures, WhatCannotBeDrawnIsRefused) {
+TEST(Figures, RejectsInvalidRequests) {
   const std::tuple<const char*, Args, const char*> table[] = {
       {"timeline", {{"ranks", "2"}}, "--figure timeline: dp=2: expected a run, found a plan that has not run"},
       {"pipeline", {{"ranks", "2"}}, "--figure pipeline: dp=2: expected at least 2 pipeline ranks, found 1"},
-      {"memory", {{"zero", "1,2"}, {"ranks", "2,4"}}, "--ranks: expected one value, since --zero has several"},
+      {"memory", {{"zero", "1,2"}, {"ranks", "2,4"}}, "--ranks: expected one value, because --zero has several"},
       {"memory", {{"zero", "1,7"}, {"ranks", "2"}}, "--zero"},
       {"bytes", {{"tp", "3"}}, "--tp"},
-      {"bytes", {{"dp-mode", "ps-async"}}, "only a run shows"}};
+      {"bytes", {{"dp-mode", "ps-async"}}, "only known from a run"}};
   for (const auto& [name, words, why] : table)
     expect_has(error_message([&, name = name, &words = words] { render_svg(name, words); }), why);
 }
@@ -250,8 +250,8 @@ Event event(const char* track, const char* name, double begin, double end, const
   return e;
 }
 
-// Two ranks of dp. Rank 1 comes to the first sum 10 ms later; rank 0 waits for nothing of it, since it computes beside,
-// and then both wait for a second one.
+// Two ranks of dp. Rank 1 reaches the first all-reduce 10 ms late, but rank 0 is not stalled, since it computes; both
+// wait for the second one.
 Record two_ranks() {
   Record r;
   r.label = "a", r.traced = r.waits_noted = true;
@@ -273,7 +273,7 @@ Record two_ranks() {
   return r;
 }
 
-TEST(Exposure, WaitingIsToldFromTransferAndBothFromWhatIsHidden) {
+TEST(Exposure, SeparatesWaitingTransferAndHiddenTime) {
   const Record r = two_ranks();
   const auto found = report::exposures(r, report::median_step(r));
   ASSERT_TRUE(found && found->size() == 2);
@@ -282,7 +282,7 @@ TEST(Exposure, WaitingIsToldFromTransferAndBothFromWhatIsHidden) {
     EXPECT_NEAR((*found)[rank].transfer, transfer, 1e-9) << rank;
     EXPECT_NEAR((*found)[rank].hidden, hidden, 1e-9) << rank;
   };
-  expect(0, 10, 15, 20);  // from 60 to 70; to 80, and until it was told at 85; from 20 to 40
+  expect(0, 10, 15, 20);  // from 60 to 70; until 80, reported at 85; from 20 to 40
   expect(1, 0, 15, 10);
   EXPECT_NEAR(report::mean(*found).exposed(), 20, 1e-9);
   Record old = r;
@@ -290,8 +290,8 @@ TEST(Exposure, WaitingIsToldFromTransferAndBothFromWhatIsHidden) {
   EXPECT_FALSE(report::exposures(old, report::median_step(old)));
 }
 
-// Four data ranks, of which 0 and 1 share out experts, and 2 and 3: 1 and 3 come late, and 3 later than 1.
-TEST(Exposure, RanksWaitForThoseOfTheirGroup) {
+// Four data ranks with experts sharded over 0, 1 and over 2, 3: ranks 1 and 3 are late, and 3 later than 1.
+TEST(Exposure, RanksWaitForTheirGroup) {
   Record r = two_ranks();
   const auto waiting = [&](const char* axis) {
     r.ranks.clear();
@@ -316,18 +316,18 @@ TEST(Exposure, RanksWaitForThoseOfTheirGroup) {
   EXPECT_EQ(waiting("dp.shard"), (std::vector<double>{10, 0, 30, 0}));
   EXPECT_EQ(waiting("dp.replicate"), (std::vector<double>{0, 20, 0, 0}));
   EXPECT_EQ(waiting("dp+cp"), (std::vector<double>{30, 20, 30, 0}));
-  EXPECT_EQ(waiting("edp"), (std::vector<double>{0, 0, 0, 0}));  // one rank of each group has an expert
+  EXPECT_EQ(waiting("edp"), (std::vector<double>{0, 0, 0, 0}));  // one rank per group has an expert
 }
 
-TEST(Exposure, TheOverlapOfOneOperationIsTold) {
+TEST(Exposure, MeasuresOverlapOfOneOperation) {
   Record r = two_ranks();
   report::Overlap found = report::measure_overlap(r, report::median_step(r), "dp", "all_reduce");
   EXPECT_NEAR(found.all, 30, 1e-9);      // 20 and 20, 10 and 10
-  EXPECT_NEAR(found.exposed, 15, 1e-9);  // 20 and 10: the second ones
+  EXPECT_NEAR(found.exposed, 15, 1e-9);  // 20 and 10: the second operations
   EXPECT_EQ(report::measure_overlap(r, report::median_step(r), "ep", "all_to_all").all, 0);
 }
 
-TEST(Compare, TwoRunsAreBesideEachOtherAlsoWithoutATrace) {
+TEST(Compare, ComparesRunsWithAndWithoutTrace) {
   Record a = two_ranks(), longer = a;
   a.options = {{"dp", "2"}, {"zero", "0"}}, longer.options = {{"dp", "2"}, {"zero", "1"}};
   a.quick_ms = 90, longer.quick_ms = 45;
@@ -340,7 +340,7 @@ TEST(Compare, TwoRunsAreBesideEachOtherAlsoWithoutATrace) {
   EXPECT_EQ(row(text, "median of the run"), "        100.000 ms         50.000 ms         -50.0%");
   EXPECT_EQ(row(text, "a quarter of its steps is faster"), "         90.000 ms         45.000 ms         -50.0%");
   EXPECT_EQ(row(text, "zero"), "                 0                 1               ");
-  EXPECT_EQ(row(text, "dp  "), "no row");  // it does not differ
+  EXPECT_EQ(row(text, "dp  "), "no row");  // equal in both runs
   EXPECT_LT(text.find("options that differ"), text.find("a step\n"));
   EXPECT_EQ(row(text, "exposed "), "         20.000 ms         20.000 ms           same");
   EXPECT_EQ(row(text, "- waiting for other ranks "), "          5.000 ms          5.000 ms           same");
@@ -349,7 +349,7 @@ TEST(Compare, TwoRunsAreBesideEachOtherAlsoWithoutATrace) {
   EXPECT_EQ(row(text, "all at once"), "               101               101           same");
   EXPECT_EQ(row(text, "of step 2"), "            3.2500            3.2500           same");
   EXPECT_EQ(row(text, "at its end"), "            3.2500            3.0000        -0.2500");
-  expect_has(text, "b has 3 steps and a 2: losses are compared at the last that both have");
+  expect_has(text, "b has 3 steps and a 2: losses are compared at the last common step");
   test::expect_page(report::compare_to_text(a, longer, true));
 
   Record bare = report::parse_metrics(
@@ -373,22 +373,22 @@ TEST(Compare, TwoRunsAreBesideEachOtherAlsoWithoutATrace) {
   expect_figure(report::as_svg_file(report::make_figure("loss", {bare, a})));
 }
 
-TEST(Panels, AReplayFillsTheWidthWhereCoresAreShared) {
+TEST(Panels, ReplayFillsWidthOnSharedCores) {
   const Simulation equal = simulate(parse_schedule("0F0 0B0\n1F0 1B0\n", "made"));
   Simulation slow = equal;
-  slow.makespan *= 4;  // ranks that took turns
+  slow.makespan *= 4;  // ranks that time-share cores
   const report::MeasuredPipeline p{.times = {}, .equal = equal, .replayed = equal, .measured = slow, .formula = {}};
   Record r;
-  const auto apart = report::make_panels(r, p, {.step = 1});
-  ASSERT_EQ(apart.size(), 3U);
-  EXPECT_EQ(apart[1].scale, slow.makespan);
+  const auto unshared = report::make_panels(r, p, {.step = 1});
+  ASSERT_EQ(unshared.size(), 3U);
+  EXPECT_EQ(unshared[1].scale, slow.makespan);
   r.shared = true;
   const auto panels = report::make_panels(r, p, {.step = 1});
-  ASSERT_EQ(panels.size(), 2U) << "what happened says nothing of the plan";
+  ASSERT_EQ(panels.size(), 2U) << "on shared cores the measured times are not those of the plan";
   EXPECT_EQ(panels[1].scale, equal.makespan);
 }
 
-// The parts that a report is worked out from: clocks of hosts, processors of ranks, and the pipeline of one step.
+// Components of reports: host clocks, cores of ranks, and the pipeline of a step.
 
 RankLog make_log(const std::string& host, double origin, double meeting, const std::vector<int>& cores) {
   RankLog log;
@@ -397,8 +397,8 @@ RankLog make_log(const std::string& host, double origin, double meeting, const s
   return log;
 }
 
-TEST(Report, ClocksOfHostsAreSetByTheirMeeting) {
-  // Rank 1 began 2 s after rank 0 on the same clock; rank 2's host is 1000 s ahead and began with rank 0.
+TEST(Report, AlignsHostClocksAtBarrier) {
+  // Rank 1 started 2 s after rank 0 on the same clock; rank 2's host is 1000 s ahead and started together with rank 0.
   const Alignment a =
       align({make_log("a", 10, 20, {0, 1}), make_log("a", 12, 20.1, {0, 1}), make_log("b", 1010, 1020, {0, 1, 2})});
   EXPECT_EQ(a.add, (std::vector<double>{-0.5, 1.5, -0.5}));
@@ -406,15 +406,15 @@ TEST(Report, ClocksOfHostsAreSetByTheirMeeting) {
   expect_has(align({make_log("a", 1, 2, {0})}).words, "one clock");
 }
 
-TEST(Report, ProcessorsAreThoseOfTheNarrowestHost) {
-  const auto shared = [](std::vector<RankLog> logs) { return processor_names(logs).shared(); };
-  EXPECT_FALSE(shared({make_log("a", 0, 0, {0, 1}), make_log("a", 0, 0, {2, 3})}));  // bound to cores of their own
+TEST(Report, CountsCoresOfMostLoadedHost) {
+  const auto shared = [](std::vector<RankLog> logs) { return count_processors(logs).shared(); };
+  EXPECT_FALSE(shared({make_log("a", 0, 0, {0, 1}), make_log("a", 0, 0, {2, 3})}));  // bound to separate cores
   EXPECT_TRUE(shared({make_log("a", 0, 0, {0, 1}), make_log("a", 0, 0, {0, 1})}));
   EXPECT_TRUE(shared({make_log("a", 0, 0, {0, 1}), make_log("b", 0, 0, {0})}));
-  EXPECT_EQ(processor_names({make_log("a", 0, 0, {0, 1, 2}), make_log("b", 0, 0, {7})}).cores, 1);
+  EXPECT_EQ(count_processors({make_log("a", 0, 0, {0, 1, 2}), make_log("b", 0, 0, {7})}).cores, 1);
 }
 
-// A record of 2 ranks, 1f1b with 3 micro-batches, in which all happens as the simulator says.
+// A record of 2 ranks, 1f1b with 3 micro-batches, with the times of the simulator.
 report::Record made_record() {
   report::Record r;
   r.schedule = parse_schedule("0F0 0F1 0B0 0F2 0B1 0B2\n1F0 1B0 1F1 1B1 1F2 1B2\n", "made");
@@ -435,7 +435,7 @@ report::Record made_record() {
   return r;
 }
 
-TEST(Report, TheMeasuredPipelineIsThatOfTheMedianStep) {
+TEST(Report, MeasuresPipelineOfMedianStep) {
   report::Record r = made_record();
   const report::StepSpan step = report::median_step(r);
   EXPECT_EQ(step.step, 1);
@@ -450,7 +450,7 @@ TEST(Report, TheMeasuredPipelineIsThatOfTheMedianStep) {
   EXPECT_NEAR(p->measured.bubble_share(), p->replayed.bubble_share(), 1e-9);
   EXPECT_GT(p->measured.bubble_share(), 0.1);
   EXPECT_NEAR(*p->formula, 0.25, 1e-12);
-  // A pass counts, where cores are shared, for as long as it had one: half of what it took here.
+  // On shared cores a pass counts with its CPU time, here half of its duration.
   r.shared = true;
   const auto alone = report::measure_pipeline(r, step);
   ASSERT_TRUE(alone);
@@ -459,15 +459,15 @@ TEST(Report, TheMeasuredPipelineIsThatOfTheMedianStep) {
   EXPECT_NEAR(alone->replayed.bubble_share(), p->replayed.bubble_share(), 1e-9);
   EXPECT_EQ(alone->times.message, 0);
   r.shared = false;
-  r.ranks[1].events.pop_back();  // belongs to step 3, which is not drawn
+  r.ranks[1].events.pop_back();  // of step 3, which is not shown
   EXPECT_TRUE(report::measure_pipeline(r, step));
   std::erase_if(r.ranks[1].events, [](const report::Event& e) { return e.name == "1B2"; });
   EXPECT_FALSE(report::measure_pipeline(r, step));
 }
 
-TEST(Report, TimelinesTellTheStagesOfARankApart) {
+TEST(Report, TimelinesDistinguishStagesOfRank) {
   report::Record r;
-  r.traced = true, r.clock = "one", r.schedule = v_half(1, 1);  // the simulated order is F f i I w W, a unit each
+  r.traced = true, r.clock = "one", r.schedule = v_half(1, 1);  // the simulated order is F f i I w W, one unit each
   const Simulation sim = simulate(r.schedule);
   const std::map<PassKind, const char*> tracks = {
       {PassKind::F, "forward"}, {PassKind::I, "input gradient"}, {PassKind::W, "weight gradient"}};
@@ -483,22 +483,22 @@ TEST(Report, TimelinesTellTheStagesOfARankApart) {
   const std::string text = report::make_report(r, false),
                     svg = report::as_svg_file(report::make_figure("timeline", {r}));
   EXPECT_TRUE(std::regex_search(text, std::regex("\\|F{13}f{14}i{13}I{13}w{14}W{13}\\|"))) << text;
-  expect_has(text, "Small letters: a rank's later stages; of communication, less than half of a character's time.\n");
-  for (const char* pass : {"k-F", "k-I", "k-W", "k-F c1", "k-I c1", "k-W c1"})  // the legend has some of them too
+  expect_has(text, "Lower case: a rank's later stages; for communication, less than half of a character's time.\n");
+  for (const char* pass : {"k-F", "k-I", "k-W", "k-F c1", "k-I c1", "k-W c1"})  // also contained in the legend
     EXPECT_EQ(count(svg, fmt::format("<rect class=\"{}\"", pass)), pass[4] == 'c' && pass[2] != 'F' ? 2U : 3U) << pass;
   expect_has(svg, "paler: a rank's later stages");
 }
 
-TEST(Report, EachPanelOfThePipelineSaysHowLongARankIsIdle) {
+TEST(Report, EveryPanelReportsIdleTime) {
   const report::Record r = made_record();
   const report::StepSpan step = report::median_step(r);
   const std::string part = report::as_html(report::pipeline_part(r, step, report::measure_pipeline(r, step)));
   EXPECT_EQ(count(part, "idle | rank "), 3 * 2U) << "planned, replayed and measured, of two ranks each";
-  // Rank 0 of 1f1b waits once for B0: p - 1 times F + B, of 3 (F + B) and that.
+  // Rank 0 of 1f1b is idle once before B0: p - 1 times F + B, out of 3 (F + B) plus that.
   expect_has(part, {"idle | rank 0 is idle for 3 units of 12 units", "idle | rank 1 is idle for 3 units of 12 units"});
 }
 
-TEST(RankLog, ComesToRankZeroAsItWas) {
+TEST(RankLog, IsGatheredUnchanged) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& world) {
     RankLog own = make_log("host", 1.5, 2.5, {3, 5});
     own.peaks[1] = 77;
@@ -520,16 +520,16 @@ TEST(RankLog, ComesToRankZeroAsItWas) {
   });
 }
 
-TEST(Report, LoadsOfExpertsAreByAnEvenShare) {
+TEST(Report, ExpertLoadsAreRelativeToUniform) {
   const std::string step = R"({"event":"step","step":1,"loss":2,"tokens_per_s":9})";
   const auto record = [&](const char* experts) {
     return report::parse_metrics(step + "\n" + R"({"event":"summary","experts":)" + experts + "}\n", "made ");
   };
   const report::Record r = record(R"({"load":[[2,2,2,2],[1,5,1,1]],"dropped":4,"ranks":2})");
   const report::Part part = report::experts_part(r, {});
-  expect_has(report::as_text({part}), {"4 of 20 choices found no place\n",
-                                       "layer 1      0.50   2.50   0.50   0.50\n  by rank    1.50   0.50\n"});
-  expect_has(report::as_html(part), "5 choices, 2.50 times an even share");
+  expect_has(report::as_text({part}),
+             {"4 of 20 choices dropped\n", "layer 1      0.50   2.50   0.50   0.50\n  by rank    1.50   0.50\n"});
+  expect_has(report::as_html(part), "5 choices, 2.50 times the uniform load");
   expect_lacks(report::make_report(report::parse_metrics(step + "\n", "made "), false), "experts");
   for (const char* wrong : {R"({"load":[[1,2,3]],"dropped":0,"ranks":2})", R"({"load":[[]],"dropped":0,"ranks":1})",
                             R"({"load":[[-1]],"dropped":0,"ranks":1})", R"({"load":3,"dropped":0,"ranks":1})"})

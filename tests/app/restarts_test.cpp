@@ -1,5 +1,5 @@
-// Runs that start again by themselves: what is killed ends with the bits of an undisturbed run, what cannot get better
-// is left, fewer hosts make fewer data ranks, and a signal to the launcher ends all.
+// Automatic restarts: a killed run is bitwise identical to an uninterrupted one, permanent failures are not retried,
+// fewer hosts reduce the number of data ranks, and a signal to the launcher ends everything.
 #include "app/train/restarts.h"
 
 #include <cstring>
@@ -13,13 +13,13 @@ namespace tessera {
 namespace {
 using Args = std::vector<std::string>;
 
-TEST(Restarts, TheStartedProgramHasTheWordsThatAreNotTheLaunchers) {
+TEST(Restarts, StartedProgramGetsRemainingArguments) {
   const Args words = {"train",      "--restarts", "3",      "--dp=2", "--launch=mpirun -n {ranks}",
                       "--hostfile", "hosts",      "--quiet"};
-  EXPECT_EQ(words_of_start(words, {"--resume"}), (Args{"train", "--dp=2", "--quiet", "--resume"}));
+  EXPECT_EQ(start_args(words, {"--resume"}), (Args{"train", "--dp=2", "--quiet", "--resume"}));
 }
 
-TEST(Restarts, TheDataAxisShrinksToTheSlotsAndTheBatchStays) {
+TEST(Restarts, DataAxisShrinksToSlotsAtConstantBatch) {
   const auto on = [](const Plan& plan, int64_t slots) {
     const Plan found = plan_on(plan, slots);
     EXPECT_EQ(found.dp * found.microbatches, plan.dp * plan.microbatches);
@@ -28,7 +28,7 @@ TEST(Restarts, TheDataAxisShrinksToTheSlotsAndTheBatchStays) {
   };
   const Plan plan{.pp = 2, .dp = 6, .tp = 2, .microbatches = 2};
   for (const auto& [slots, dp] : {std::pair{1000, 6}, {24, 6}, {23, 4}, {15, 3}, {4, 1}})
-    EXPECT_EQ(on(plan, slots), dp) << slots;  // on 23: 12 micro-batches in all do not divide by 5
+    EXPECT_EQ(on(plan, slots), dp) << slots;  // with 23 slots: 12 micro-batches in total are not divisible by 5
   EXPECT_THROW(plan_on(plan, 3), Error);
   const Plan groups{.dp = 6, .zero = ZeroStage::two, .shard_ranks = 2, .microbatches = 2};
   const Plan experts{.dp = 6, .ep = 2, .microbatches = 2};
@@ -41,21 +41,21 @@ TEST(Restarts, TheDataAxisShrinksToTheSlotsAndTheBatchStays) {
   }
 }
 
-TEST(Restarts, WhatCannotGetBetterIsLeft) {
-  for (const int status : {0, 2, 4, 5, 6, 127, 130, 143}) EXPECT_FALSE(is_worth_a_restart(status)) << status;
-  for (const int status : {1, 3, 134, 137, 139}) EXPECT_TRUE(is_worth_a_restart(status)) << status;
+TEST(Restarts, DoesNotRetryPermanentFailures) {
+  for (const int status : {0, 2, 4, 5, 6, 127, 130, 143}) EXPECT_FALSE(is_retryable(status)) << status;
+  for (const int status : {1, 3, 134, 137, 139}) EXPECT_TRUE(is_retryable(status)) << status;
 }
 
-TEST(Hostfile, IsReadAsMpirunReadsIt) {
+TEST(Hostfile, ParsesMpirunFormat) {
   const auto hosts = parse_hosts("# two\n\n  node1 slots=4 # here\r\nnode2:3\nnode3\nnode1 slots=0", "hosts");
   EXPECT_TRUE(hosts.size() == 4 && hosts[1].name == "node2");
   EXPECT_EQ(count_slots(hosts), 8);
   for (const auto& [text, words] : {std::pair{"a\nb slots=x", "hosts: line 2: expected 0 to 100000 slots, found 'x'"},
                                     {"a slots=-1", "found '-1'"},
                                     {"a:1000000", "found '1000000'"},
-                                    {"a 4", "expected slots=N behind the host, found '4'"},
-                                    {"a slots=4 max", "expected nothing behind the slots, found 'max'"},
-                                    {":4", "expected the name of a host"}})
+                                    {"a 4", "expected slots=N after the host, found '4'"},
+                                    {"a slots=4 max", "expected nothing after the slots, found 'max'"},
+                                    {":4", "expected a host name"}})
     expect_error(Status::input, {words}, [&, text = text] { parse_hosts(text, "hosts"); });
 }
 
@@ -76,13 +76,14 @@ class RestartsTest : public ProgramTest {
     std::error_code gone;
     return !fs::read_symlink(fmt::format("/proc/{}/exe", process), gone).empty();
   }
-  // The launcher of a run, once this step is saved.
+  // Starts the launcher of a run and waits until this step is saved.
   pid_t launched(const std::string& more, int64_t step = 20) const {
     const pid_t launcher = start("train " + kSettings + more + " --out run");
     EXPECT_TRUE(test::comes([&] { return newest_saved() >= step; })) << log();
     return launcher;
   }
-  // When "run" has made `step` steps since the launcher's child began, kills what `whom` finds below the launcher.
+  // Waits until "run" has completed `step` steps since the last start, then kills the process that `whom` selects below
+  // the launcher.
   void kill_at(int64_t step, const std::function<pid_t()>& whom) const {
     pid_t rank = 0;
     ASSERT_TRUE(test::comes([&] { return (rank = whom()) > 0; }));
@@ -96,13 +97,13 @@ class RestartsTest : public ProgramTest {
       return all.empty() ? 0 : all.front();
     };
   }
-  void expect_said(const std::string& words) const { expect_has(log(), words); }
+  void expect_logged(const std::string& words) const { expect_has(log(), words); }
   std::string wait_for_exit(const std::string& run) const { return files(run + kEnd); }
   const std::string kSettings = kSmall + "--steps 240 --save-every 20 --eval-every 0 --dropout 0.1 ";
   const std::string kEnd = "/checkpoints/step-240";
 };
 
-TEST_F(RestartsTest, AKilledRunGoesOnByItselfToTheSameBits) {
+TEST_F(RestartsTest, KilledRunRestartsToSameBits) {
   must("train " + kSettings + "--ranks 2 --out whole");
   const pid_t launcher = start("train " + kSettings + "--ranks 2 --restarts 2 --out run");
   kill_at(40, child_process(launcher));
@@ -113,20 +114,20 @@ TEST_F(RestartsTest, AKilledRunGoesOnByItselfToTheSameBits) {
                      "2 restarts: ", "start 3 of 3: 2 ranks (pp 1 x dp 2 x cp 1 x tp 1), 1 micro-batch each"});
 }
 
-TEST_F(RestartsTest, WhenAllAreUsedUpTheRunCanStillBeResumed) {
+TEST_F(RestartsTest, RunCanBeResumedAfterLastRestart) {
   must("train " + kSettings + "--ranks 2 --out whole");
   const pid_t launcher = start("train " + kSettings + "--ranks 2 --zero 1 --restarts 1 --out run");
   kill_at(40, child_process(launcher));
   kill_at(100, child_process(launcher));
   EXPECT_EQ(test::wait_for_exit(launcher), 3);
   expect_has(log(),
-             "tessera: --restarts: all 1 are used up; the last start failed: killed by signal 9 (Killed); tessera "
-             "train --resume --out run goes on after step ");
+             "tessera: --restarts: all 1 restarts failed; the last failure: killed by signal 9 (Killed); tessera "
+             "train --resume --out run resumes after step ");
   must("train --resume --out run");
   EXPECT_TRUE(wait_for_exit("run") == wait_for_exit("whole"));
 }
 
-TEST_F(RestartsTest, NothingIsStartedAgainThatCannotGetBetter) {
+TEST_F(RestartsTest, DoesNotRetryPermanentFailures) {
   const auto fails_once = [&](const std::string& options, int status, const std::string& words) {
     const Ran r = run("train " + kSmall + "--quiet --restarts 5 " + options);
     EXPECT_EQ(r.status, status) << r.err;
@@ -140,13 +141,13 @@ TEST_F(RestartsTest, NothingIsStartedAgainThatCannotGetBetter) {
              "--launch: no-such-program cannot be started: command not found");
   fails_once("--hostfile none", 4, "--hostfile: cannot open none");
   fails_once("--no-save", 2, "--restarts: expected a run that saves checkpoints, found --no-save");
-  fails_once("--launch mpirun --hostfile text.txt", 2, "--launch: expected {ranks} in it");
+  fails_once("--launch mpirun --hostfile text.txt", 2, "--launch: expected {ranks} in the command");
   fails("train " + kSmall + "--launch mpirun", 2, "--launch: goes with --restarts N, found none");
-  for (const auto& entry : fs::directory_iterator(path("runs")))  // the run whose loss was not finite
+  for (const auto& entry : fs::directory_iterator(path("runs")))  // the run with the non-finite loss
     EXPECT_TRUE(fs::exists(entry.path() / "config.toml")) << entry.path();
 }
 
-TEST_F(RestartsTest, OnFewerSlotsThereAreFewerDataRanksAndTheBatchStays) {
+TEST_F(RestartsTest, FewerSlotsReduceDataRanksAtConstantBatch) {
   must("train " + kSettings + "--ranks 4 --optimizer sgd --out whole");
   write_file(path("hosts"), "localhost slots=4\n");
   const pid_t launcher = launched("--ranks 4 --optimizer sgd --restarts 1 --hostfile hosts", 40);
@@ -154,48 +155,49 @@ TEST_F(RestartsTest, OnFewerSlotsThereAreFewerDataRanksAndTheBatchStays) {
   kill_at(60, child_process(launcher));
   EXPECT_EQ(test::wait_for_exit(launcher), 0) << log();
   expect_has(log(), {"2 slots on 1 host: localhost 2",
-                     "2 of 4 data ranks: each now computes 2 micro-batches, and the batch stays",
+                     "2 of 4 data ranks: each now computes 2 micro-batches with an unchanged batch size",
                      "start 2 of 2: 2 ranks (pp 1 x dp 2 x cp 1 x tp 1), 2 micro-batches each"});
   expect_has(read_file(path("run/config.toml")), "dp = 2\n");
-  // Rounding, after more than a hundred steps of SGD, and no more.
+  // Rounding differences only, after more than a hundred steps of SGD.
   const Safetensors one(path("whole" + kEnd) / "model.safetensors"), other(path("run" + kEnd) / "model.safetensors");
-  double most = 0, largest = 0;
+  double max_difference = 0, largest = 0;
   for (size_t i = 0; i < one.tensors().size(); ++i) {
     const auto a = one.tensors()[i].bytes, b = other.tensors()[i].bytes;
     ASSERT_EQ(a.size(), b.size());
     for (size_t at = 0; at < a.size(); at += 4) {
       float x = 0, y = 0;
       std::memcpy(&x, a.data() + at, 4), std::memcpy(&y, b.data() + at, 4);
-      most = std::max<double>(most, std::abs(x - y)), largest = std::max<double>(largest, std::abs(x));
+      max_difference = std::max<double>(max_difference, std::abs(x - y)),
+      largest = std::max<double>(largest, std::abs(x));
     }
   }
-  EXPECT_LT(most, 1e-3 * largest);
+  EXPECT_LT(max_difference, 1e-3 * largest);
 }
 
-TEST_F(RestartsTest, ASignalToTheLauncherEndsTheRunAfterItsStep) {
+TEST_F(RestartsTest, SignalToLauncherEndsRunAfterStep) {
   for (const int signal : {SIGINT, SIGTERM}) {
     const pid_t launcher = launched("--steps 100000 --restarts 5");
     const pid_t rank = child_process(launcher)();
     kill(launcher, signal);
     EXPECT_EQ(test::wait_for_exit(launcher), 128 + signal);
     EXPECT_FALSE(is_running(rank));
-    expect_said("stopped after step ");
+    expect_logged("stopped after step ");
     expect_lacks(log(), "start 2");
     fs::remove_all(path("run"));
   }
 }
 
-TEST_F(RestartsTest, AKilledLauncherLeavesNoRunBehind) {
+TEST_F(RestartsTest, KilledLauncherLeavesNoRun) {
   const pid_t launcher = launched("--steps 100000 --restarts 5");
   const pid_t rank = child_process(launcher)();
   kill(launcher, SIGKILL);
   test::wait_for_exit(launcher);
   EXPECT_TRUE(test::comes([&] { return !is_running(rank); }));
-  expect_said("stopped after step ");
+  expect_logged("stopped after step ");
 }
 
-// Ranks that meet: one that is killed ends the others, and their launchers bring all of them together again.
-TEST_F(RestartsTest, RanksThatMeetAreStartedAgainByTheirLaunchers) {
+// Ranks with a rendezvous: a killed rank ends the others, and their launchers restart all of them together.
+TEST_F(RestartsTest, LaunchersRestartRendezvousRanks) {
   must("train " + kSettings + "--ranks 2 --out whole");
   const std::string met =
       fmt::format("{}--ranks 2 --rendezvous {} --restarts 2 --out run ", kSettings, test::free_address());
@@ -210,7 +212,7 @@ class RestartsOfMpirun : public RestartsTest {
  protected:
   void SetUp() override {
     if (!kWithMpi || std::system("mpirun --version 2>/dev/null | grep -qiE 'open(rte| mpi)'") != 0)
-      GTEST_SKIP() << "no Open MPI here";
+      GTEST_SKIP() << "Open MPI is not installed";
     must("train " + kSettings + "--ranks 2 --out whole");
     launcher_ = start("train " + kSettings +
                       "--ranks 2 --restarts 2 --out run --launch 'mpirun --allow-run-as-root --oversubscribe -x "
@@ -227,25 +229,25 @@ class RestartsOfMpirun : public RestartsTest {
   void expect_to_go_on() const {
     EXPECT_EQ(test::wait_for_exit(launcher_), 0) << log();
     EXPECT_TRUE(wait_for_exit("run") == wait_for_exit("whole"));
-    expect_said("start 2 of 3: 2 ranks");
+    expect_logged("start 2 of 3: 2 ranks");
   }
   pid_t launcher_ = 0;
 };
 
-// mpirun ends the others, and the launcher starts mpirun again.
-TEST_F(RestartsOfMpirun, AKilledRankIsStartedAgainWithTheOthers) {
+// mpirun ends the other ranks, and the launcher restarts mpirun.
+TEST_F(RestartsOfMpirun, RestartsAllRanksAfterKilledRank) {
   kill_at(40, [&] { return rank(); });
   expect_to_go_on();
-  expect_said("has failed: its process ");
+  expect_logged("has failed: its process ");
 }
 
-// Its ranks live on for a while, one of them stopped, and hold the run's lock.
-TEST_F(RestartsOfMpirun, AKilledMpirunIsStartedAgainWhenItsRanksHaveEnded) {
+// Its ranks survive for a while, one of them stopped, and hold the run's lock.
+TEST_F(RestartsOfMpirun, RestartsKilledMpirunAfterItsRanksEnd) {
   ASSERT_TRUE(test::comes([&] { return rank() > 0; }));
   kill(rank(), SIGSTOP);
   kill_at(0, child_process(launcher_));
   expect_to_go_on();
-  expect_said("that the last start had left");
+  expect_logged("of the last start");
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The lines of docs/cluster.md under SLURM: a controller and a node of the test's own, both on this host, with as many CPUs
-# as the tasks want. What the page says of GPUs and of several nodes is left out.
+# The commands of docs/cluster.md under SLURM: a controller and a node for this test, both on this host, with enough
+# CPUs for the tasks. GPU and multi-node commands of the page are omitted.
 #   slurm_test.sh TESSERA PAGE
-# Ends with 77 (skipped) and the reason where that cannot be set up.
+# Exits with 77 (skipped) and the reason if SLURM cannot be set up.
 set -euo pipefail
 tessera=$1 page=$2
 skip() { echo "skipped: $*"; exit 77; }
@@ -17,7 +17,7 @@ chmod 755 "$work"
 chmod 700 "$work/munge"
 ln -s "$tessera" "$work/bin/tessera"
 export PATH=$work/bin:$PATH SLURM_CONF=$work/slurm.conf OMP_NUM_THREADS=1 TESSERA_CACHE=$work/cache
-# Open MPI's own daemons and locks are for one user's shells; in a container there may be no other.
+# Open MPI's daemons and locks belong to a single user; a container may have no other.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 port=$((20000 + $$ % 5000 * 2))
 cat >"$SLURM_CONF" <<CONF
@@ -74,14 +74,14 @@ same() {  # the bits of thread ranks
 # shellcheck disable=SC2086  # a word is an option
 tessera train $small --out "$work/threads" >"$work/threads.out" 2>&1 || fail "thread ranks"
 
-# block N: the page's N-th piece of code for SLURM, for this host
+# block N: the page's N-th SLURM code block, adapted to this host
 block() {
   awk '/^## /{here = /^## SLURM/} here && /^```/{if (inside) inside = 0; else {inside = 1; ++n}; next} here && inside && n == '"$1" "$page" |
     sed -e '/gpus-per-node/d' -e 's/--nodes=2/--nodes=1/' -e 's/--ntasks-per-node=4/--ntasks-per-node=2/' -e 's/--ranks 8/--ranks 2/' \
       -e "s#/shared/runs#$work#" -e "s#--tp 4 --dp 2 --device cuda .*\.\.\.#$small#" -e "s#--rank \$SLURM_PROCID \.\.\.#--rank \$SLURM_PROCID $small --out $work/met#"
 }
 
-# batch ARGUMENT...: as sbatch --wait, which looks every ten seconds
+# batch ARGUMENT...: like sbatch --wait, which polls every ten seconds
 batch() {
   local job state=
   job=$(sbatch --parsable "$@") || return 1
@@ -97,10 +97,10 @@ block 1 >"$work/job.sh"
 grep -q -- '--launch "srun --mpi=pmix' "$work/job.sh" || fail "the page has no such lines"
 batch --output "$work/job.out" "$work/job.sh" || fail "the job of the page"
 same tessera
-echo "the job of docs/cluster.md trains with the bits of thread ranks"
+echo "the job of docs/cluster.md is bitwise identical to thread ranks"
 batch --output "$work/again.out" "$work/job.sh" || fail "the job, queued again"
 same tessera
-echo "the same job again goes on with what is there"
+echo "the same job resumes"
 
 # shellcheck disable=SC2086
 timeout 60 srun --mpi=pmix -n 2 tessera train $small --out "$work/pmix" >"$work/pmix.out" 2>&1 || fail "srun --mpi=pmix"
@@ -109,11 +109,11 @@ echo "srun --mpi=pmix: tasks are ranks"
 
 # shellcheck disable=SC2086
 if timeout 60 srun --mpi=none -n 2 tessera train $small --out "$work/none" >"$work/none.out" 2>&1; then fail "srun without a PMI"; fi
-grep -q 'srun' "$work/none.out" || fail "srun without a PMI: no line says why"
-echo "srun without a PMI: refused"
+grep -q 'srun' "$work/none.out" || fail "srun without a PMI: the reason is not printed"
+echo "srun without a PMI: rejected"
 
 { echo '#!/bin/bash'; block 2; } >"$work/meet.sh"
 grep -q -- '--rendezvous' "$work/meet.sh" || fail "the page has no such lines"
 batch --ntasks 2 --output "$work/meet.out" "$work/meet.sh" || fail "tasks that meet at an address"
 same met
-echo "tasks that meet at an address have the bits of thread ranks"
+echo "tasks with a rendezvous are bitwise identical to thread ranks"

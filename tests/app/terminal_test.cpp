@@ -1,4 +1,4 @@
-// What a terminal receives: text from models, files and names without control sequences, which a pipe gets unchanged.
+// Terminal output: control sequences in generated text, files and names are escaped, but passed unchanged to pipes.
 
 #include "tests/app/program.h"
 
@@ -17,7 +17,7 @@ class TerminalTest : public ProgramTest {
     for (int i = 0; i < 300; ++i) text += fmt::format("{}line {}{} {}\b\n", kClear, i % 7, kTitle, kCsi);
     write_file(path("escapes.txt"), text);
   }
-  // Standard output and error as a terminal receives them, less the program's own rewriting of its progress line.
+  // Standard output and error as received by a terminal, without the rewriting of the progress line.
   std::string on_terminal(const std::string& arguments) const {
     std::string out =
         run_program("/usr/bin/script", fmt::format("-qec \"'{}' {}\" typescript", test::built_program(), arguments))
@@ -37,9 +37,9 @@ class TerminalTest : public ProgramTest {
   }
 };
 
-TEST_F(TerminalTest, TextOfModelsFilesAndNamesHasNoControlCharacters) {
+TEST_F(TerminalTest, EscapesControlCharacters) {
   const std::string train = "train " + kSmall + " --data escapes.txt --ranks 1 --out run";
-  expect_safe(train, "A sample:");
+  expect_safe(train, "\nSample:");
   expect_safe("generate run --prompt '" + kClear + "' --tokens 30 --temperature 0", "\\x1b[2J");
   const Ran piped = must("generate run --prompt '" + kClear + "' --tokens 30 --temperature 0");
   EXPECT_TRUE(piped.out.starts_with(kClear)) << "a pipe gets the text unchanged";

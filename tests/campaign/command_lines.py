@@ -132,7 +132,7 @@ def complaints(line, status, out, err, mpi):
     if status == 0 and re.search(r"\b(error|fatal|failed)\b", text, re.I):
         seen.append("status 0, and an error on standard error")
     if status > 0 and "2>&-" not in before:
-        promised = ("tessera: ", "[rank ") + ("stopped after step ", "the timeline is written") * bool(strike)
+        promised = ("tessera: ", "[rank ") + ("stopped after step ", "timeline written") * bool(strike)
         if mpi or re.search("OMPI_|PMI_|SLURM_", " ".join(changes)):  # MPI output is mixed with ours
             spoken = [x for x in spoken if x.startswith(promised)]
         last = spoken[-1:] or [""]

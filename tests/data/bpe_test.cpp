@@ -1,4 +1,4 @@
-// Byte-level BPE: alphabet, pieces, training against a plain version, encoding against a plain version, files.
+// Byte-level BPE: alphabet, pieces, training and encoding against naive implementations, files.
 
 #include "data/tokenizer/described.h"
 #include "tests/data/bpe_texts.h"
@@ -22,7 +22,7 @@ std::string random_bytes(uint64_t length, uint64_t seed, uint64_t kinds) {
   return out;
 }
 
-TEST(BpeAlphabet, SpellsEveryByteAndReadsItBack) {
+TEST(BpeAlphabet, RoundTripsEveryByte) {
   std::string all;
   for (int b = 0; b < 256; ++b) all += static_cast<char>(b);
   EXPECT_EQ(bpe::unspell(bpe::spell(all)), all);
@@ -35,21 +35,21 @@ TEST(BpeAlphabet, SpellsEveryByteAndReadsItBack) {
   EXPECT_EQ(bpe::bytes_in_order()[255], 0xAD);
 }
 
-TEST(BpePieces, CutAsGpt2Does) {
+TEST(BpePieces, MatchGpt2) {
   EXPECT_EQ(pieces("Hello, it's 12 o'clock"), (Pieces{"Hello", ",", " it", "'s", " 12", " o", "'", "clock"}));
   EXPECT_EQ(pieces("a  b\n\n c \n"), (Pieces{"a", " ", " b", "\n\n", " c", " \n"}));
   EXPECT_EQ(pieces("we'll WE'LL"), (Pieces{"we", "'ll", " WE", "'", "LL"}));
   EXPECT_EQ(pieces("x\xC2\xB2\xE2\x85\xA3"), (Pieces{"x", "\xC2\xB2\xE2\x85\xA3"}));        // both are numbers
-  EXPECT_EQ(pieces("a\u180Eb"), (Pieces{"a", "\xE1\xA0\x8E", "b"}));                        // U+180E: no space
-  EXPECT_EQ(pieces("a\u2003\u2003b"), (Pieces{"a", "\xE2\x80\x83", "\xE2\x80\x83", "b"}));  // is space
+  EXPECT_EQ(pieces("a\u180Eb"), (Pieces{"a", "\xE1\xA0\x8E", "b"}));                        // U+180E is not a space
+  EXPECT_EQ(pieces("a\u2003\u2003b"), (Pieces{"a", "\xE2\x80\x83", "\xE2\x80\x83", "b"}));  // is a space
   EXPECT_EQ(pieces("S[^S]"), (Pieces{"S", "[^", "S", "]"}));
   EXPECT_EQ(pieces(""), Pieces{});
-  // Invalid bytes are runs of their own.
+  // Each run of invalid bytes is a separate piece.
   EXPECT_EQ(pieces("a\xFF\376b \xC3"), (Pieces{"a", "\xFF\xFE", "b", " ", "\xC3"}));
   EXPECT_EQ(pieces("\xED\xA0\x80"), (Pieces{"\xED\xA0\x80"}));  // a surrogate
 }
 
-TEST(BpePieces, AreTheWholeTextWhateverItIs) {
+TEST(BpePieces, ConcatenateToTheText) {
   for (uint64_t seed = 0; seed < 50; ++seed) {
     const std::string text = random_bytes(2000, seed, seed % 2 == 0 ? 256 : 128);
     std::string joined;
@@ -58,18 +58,17 @@ TEST(BpePieces, AreTheWholeTextWhateverItIs) {
   }
 }
 
-TEST(BpePieces, OfTenMegabytesAreNoTrouble) {
+TEST(BpePieces, SplitTenMegabytes) {
   for (const char c : {'a', ' ', '\n', '\xFF'}) ASSERT_EQ(pieces(std::string(10'000'000, c)).size(), 1U) << c;
 }
 
-// The tokens of the 256 bytes.
 std::vector<std::string> byte_tokens() {
   std::vector<std::string> out;
   for (const uint8_t b : bpe::bytes_in_order()) out.emplace_back(1, static_cast<char>(b));
   return out;
 }
 
-// The number of each token.
+// The id of each token.
 using Numbers = std::map<std::string, int32_t>;
 Numbers to_numbers(const std::vector<std::string>& tokens) {
   Numbers out;
@@ -77,7 +76,7 @@ Numbers to_numbers(const std::vector<std::string>& tokens) {
   return out;
 }
 
-// The pieces of a text, each byte a token.
+// The pieces of a text, with one token per byte.
 std::vector<std::vector<int32_t>> find_words(std::string_view text, const Numbers& ids) {
   std::vector<std::vector<int32_t>> out;
   for (const std::string& piece : pieces(text)) {
@@ -87,7 +86,7 @@ std::vector<std::vector<int32_t>> find_words(std::string_view text, const Number
   return out;
 }
 
-// Joins a pair wherever it stands.
+// Merges every occurrence of a pair.
 void join(std::vector<int32_t>& word, int32_t left, int32_t right, int32_t joined) {
   for (size_t i = 0; i + 1 < word.size(); ++i)
     if (word[i] == left && word[i + 1] == right) {
@@ -96,7 +95,7 @@ void join(std::vector<int32_t>& word, int32_t left, int32_t right, int32_t joine
     }
 }
 
-// The rule as it is said: count all pairs, join the most frequent, again.
+// Naive training: count all pairs, merge the most frequent, repeat.
 BpeTokenizer plain_training(std::string_view text, int64_t vocab, int64_t least) {
   std::vector<std::string> tokens = byte_tokens();
   Numbers ids = to_numbers(tokens);
@@ -120,7 +119,7 @@ BpeTokenizer plain_training(std::string_view text, int64_t vocab, int64_t least)
   return {tokens, merges, "plain"};
 }
 
-// Joins the pair of lowest rank that stands furthest left, until none is left.
+// Naive encoding: merge the leftmost pair of lowest rank until none is left.
 std::vector<int32_t> plain_encoding(const BpeTokenizer& t, std::string_view text) {
   const Numbers ids = to_numbers(t.tokens());
   std::vector<int32_t> out;
@@ -132,14 +131,14 @@ std::vector<int32_t> plain_encoding(const BpeTokenizer& t, std::string_view text
   return out;
 }
 
-TEST(BpeTokenizer, LearnsAndEncodesAsThePlainRuleSays) {
+TEST(BpeTokenizer, TrainingAndEncodingMatchTheNaiveAlgorithm) {
   for (uint64_t seed = 0; seed < 24; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     const std::string text = seed % 3 == 0   ? random_bytes(600, seed, 256)
                              : seed % 3 == 1 ? "aaaa " + random_bytes(600, seed, 100)
                                              : test::mixed_text().substr(seed * 97, 700);
     const int64_t least = 1 + static_cast<int64_t>(seed % 4);
-    const BpeTokenizer ours = train_bpe(text, {.vocab_size = 420, .least_count = least});
+    const BpeTokenizer ours = train_bpe(text, {.vocab_size = 420, .min_count = least});
     const BpeTokenizer plain = plain_training(text, 420, least);
     ASSERT_EQ(ours.tokens(), plain.tokens());
     ASSERT_EQ(ours.merges_txt(), plain.merges_txt());
@@ -151,7 +150,7 @@ TEST(BpeTokenizer, LearnsAndEncodesAsThePlainRuleSays) {
   }
 }
 
-TEST(BpeTokenizer, TravelsThroughItsFiles) {
+TEST(BpeTokenizer, RoundTripsThroughItsFiles) {
   const BpeTokenizer t = train_bpe(test::mixed_text(), {.vocab_size = 1000});
   ASSERT_EQ(t.vocab_size(), 1000);
   const std::string text = test::unseen_text();
@@ -171,14 +170,14 @@ TEST(BpeTokenizer, TravelsThroughItsFiles) {
   EXPECT_EQ(hub.decode(tokens), text);
 }
 
-// The 256 bytes and some tokens more, as the text of vocab.json.
+// The 256 bytes and further tokens in the format of vocab.json.
 std::string vocabulary(const std::vector<std::string>& more) {
   std::vector<std::string> tokens = byte_tokens();
   tokens.insert(tokens.end(), more.begin(), more.end());
   return BpeTokenizer(tokens, {}, "t").vocab_json();
 }
 
-TEST(BpeTokenizer, SpecialTokensAreDecodedAndNeverMade) {
+TEST(BpeTokenizer, DecodesButNeverEncodesSpecialTokens) {
   const BpeTokenizer t = BpeTokenizer::parse_files(vocabulary({"th", "<|endoftext|>"}), "#version: 0.2\nt h\n",
                                                    "vocab.json", "merges.txt");
   EXPECT_EQ(t.encode("th<|endoftext|>").size(), 14U);
@@ -191,7 +190,7 @@ TEST(BpeTokenizer, SpecialTokensAreDecodedAndNeverMade) {
   expect_error(Status::usage, {"token 258", "vocabulary of 258"}, [&] { t.decode(std::vector<int32_t>{258}); });
 }
 
-TEST(BpeTokenizer, RefusesFilesThatDoNotFit) {
+TEST(BpeTokenizer, RejectsInconsistentFiles) {
   const auto refuse = [](const std::string& vocab, const std::string& merges,
                          std::initializer_list<std::string> parts) {
     expect_error(Status::input, parts, [&] { BpeTokenizer::parse_files(vocab, merges, "v.json", "m.txt"); });
@@ -201,8 +200,8 @@ TEST(BpeTokenizer, RefusesFilesThatDoNotFit) {
   refuse("{\"a\":0", "", {"v.json", "not valid JSON"});
   refuse(R"({"a":0,"a":1})", "", {"v.json", "'a'", "twice"});
   refuse(R"({"a":0})", "", {"v.json", "no token for the byte 0x00"});
-  refuse(R"({"a":1})", "", {"v.json", "'a' has the number 1", "0 to 0"});
-  refuse(R"({"a":0,"b":0})", "", {"v.json", "has the number 0"});
+  refuse(R"({"a":1})", "", {"v.json", "'a' has the id 1", "0 to 0"});
+  refuse(R"({"a":0,"b":0})", "", {"v.json", "has the id 0"});
   refuse(R"({"a":-1})", "", {"v.json", "-1"});
   refuse(R"({"a":"x"})", "", {"v.json", "\"x\""});
   refuse(R"({"":0})", "", {"v.json", "token 0 is empty"});
@@ -211,24 +210,24 @@ TEST(BpeTokenizer, RefusesFilesThatDoNotFit) {
   refuse(good, "t h\n\n", {"m.txt", "line 2"});
   refuse(good, "#version: 0.2\nt h\nth x\n", {"merge 1", "'thx'", "no token"});
   refuse(good, "t qq\n", {"m.txt", "line 1", "'qq'", "no token"});
-  BpeTokenizer::parse_files(good, "t h\nth e", "v.json", "m.txt");  // the last line need not end
+  BpeTokenizer::parse_files(good, "t h\nth e", "v.json", "m.txt");  // the last line need not be terminated
   expect_error(Status::usage, {"`vocab`", "256", "100"}, [] { train_bpe("text", {.vocab_size = 100}); });
 }
 
-// Our byte-level BPE beside that of HF tokenizers: the same merges learnt, the same tokens, each reading the other's
-// files.
+// Tessera's byte-level BPE against HF tokenizers: training produces the same merges, encoding the same tokens, and each
+// reads the other's files.
 
-// Python's and Rust's lossy reading of UTF-8: each maximal broken part becomes U+FFFD. Ours has the bytes.
+// Lossy UTF-8 decoding of Python and Rust: each maximal invalid subpart becomes U+FFFD. Tessera retains the bytes.
 constexpr const char* kBroken = "a\xFF\xFE b \xE2\x82 c \xF0\x9F\x98 \xC3";
 constexpr const char* kBrokenShown = "a\xEF\xBF\xBD\xEF\xBF\xBD b \xEF\xBF\xBD c \xEF\xBF\xBD \xEF\xBF\xBD";
 
-TEST(BpeBesideHfTokenizers, LearnsAndEncodesTheSame) {
+TEST(BpeVersusHfTokenizers, TrainingAndEncodingMatch) {
   if (const std::string why = test::missing("tokenizers"); !why.empty()) GTEST_SKIP() << why;
   const std::string text = test::mixed_text();
   for (const auto& [vocab, least] : {std::pair<int64_t, int64_t>{700, 2}, {4000, 2}, {4000, 5}}) {
     SCOPED_TRACE(testing::Message() << "vocabulary " << vocab << ", least count " << least);
     const test::Exchange exchange;
-    const BpeTokenizer ours = train_bpe(text, {.vocab_size = vocab, .least_count = least});
+    const BpeTokenizer ours = train_bpe(text, {.vocab_size = vocab, .min_count = least});
     make_directories(exchange.path("ours"));
     exchange.write_text("ours/vocab.json", ours.vocab_json());
     exchange.write_text("ours/merges.txt", ours.merges_txt());
@@ -250,8 +249,8 @@ TEST(BpeBesideHfTokenizers, LearnsAndEncodesTheSame) {
   }
 }
 
-// The files of our own tokenizers, read by the library and by our reader of such files.
-TEST(OwnTokenizersInTheLibrary, HaveTheSameTokens) {
+// The files of Tessera's own tokenizers, read by the library and by Tessera's reader of such files.
+TEST(OwnTokenizersVersusLibrary, TokensMatch) {
   if (const std::string why = test::missing("tokenizers"); !why.empty()) GTEST_SKIP() << why;
   const std::string text = test::mixed_text() + test::unseen_text() + " \xE2\x96\x81 <0x0A> </s> <|endoftext|>\r\n";
   std::vector<std::unique_ptr<Tokenizer>> all;
@@ -275,11 +274,11 @@ TEST(OwnTokenizersInTheLibrary, HaveTheSameTokens) {
   }
 }
 
-// Tokenizers of published kinds on a text in many scripts: the library's tokens, and its text when it decodes them.
-TEST(PatternsBesideHfTokenizers, MakeTheSameTokens) {
+// Tokenizers of published kinds on a text in many scripts: tokens and decoded text of the library.
+TEST(PatternsVersusHfTokenizers, TokensMatch) {
   if (const std::string why = test::missing("tokenizers"); !why.empty()) GTEST_SKIP() << why;
   const test::Exchange exchange;
-  // The library needs two minutes for 3 MB, which TESSERA_COMPARE_BYTES=3000000 asks for.
+  // The library needs two minutes for 3 MB, the size set by TESSERA_COMPARE_BYTES=3000000.
   const char* const bytes = std::getenv("TESSERA_COMPARE_BYTES");
   exchange.run(std::string(TESSERA_SOURCE_DIR) + "/tests/compare/library_patterns.py", bytes ? bytes : "300000");
   const std::string text = read_file(exchange.path("text.txt"));
@@ -295,7 +294,7 @@ TEST(PatternsBesideHfTokenizers, MakeTheSameTokens) {
                 theirs.c_str());
     const auto right = exchange.read<int32_t>(name + "/ids");
     const std::span same(right.begin(), std::ranges::mismatch(right, tokens).in1);
-    EXPECT_TRUE(right == tokens) << "from token " << same.size() << " on, behind '"
+    EXPECT_TRUE(right == tokens) << "from token " << same.size() << " on, after '"
                                  << tokenizer->decode(same.last(std::min<size_t>(20, same.size()))) << "'";
     const std::string decoded = replace_broken(tokenizer->decode(right)),
                       theirs_decoded = read_file(exchange.path(name + "/decoded.txt"));

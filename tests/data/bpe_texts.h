@@ -1,4 +1,4 @@
-// Texts in many scripts for the tests of byte-level BPE: one to learn from, one that was not seen.
+// Texts in many scripts for the tests of byte-level BPE: one for training, and one that training does not see.
 #pragma once
 #include <iterator>
 
@@ -30,7 +30,7 @@ inline std::string mixed_text() {
   return text;
 }
 
-// Words that the text above does not have, and characters drawn from blocks of many scripts, digits, marks, spaces and
+// Words missing in the text above, and random characters from blocks of many scripts, digits, marks, spaces and
 // symbols, all assigned long before the Unicode version of any library in use.
 inline std::string unseen_text() {
   std::string text = mixed_text().substr(0, 5000) + " supercalifragilistic 20260101 ''s 's'll   \n\n  x";

@@ -1,4 +1,4 @@
-// Datasets: made, cached, opened, refused; and the texts known by name.
+// Datasets: creation, caching, opening, errors; and the built-in texts.
 
 #include "data/mixture.h"
 #include "tests/data/support.h"
@@ -14,7 +14,7 @@ std::string prose() {
   return text;
 }
 
-TEST_F(DatasetTest, IsMadeAndOpened) {
+TEST_F(DatasetTest, RoundTripsThroughItsDirectory) {
   const Text text = text_of_bytes(prose(), "prose");
   const Dataset d = make_dataset(text, {"char"}, path("deep/set/"));
   const auto split = split_text(text);
@@ -25,13 +25,13 @@ TEST_F(DatasetTest, IsMadeAndOpened) {
   EXPECT_LT(d.val.size(), d.val_bytes);  // the text has characters of two bytes
   const double per_byte = static_cast<double>(d.val.size()) / static_cast<double>(d.val_bytes);
   EXPECT_NEAR(d.bits_per_byte(std::log(2.0)), per_byte, 1e-12);
-  expect_error(Status::output, {"set", "exists already"}, [&] { make_dataset(text, {"char"}, path("deep/set")); });
+  expect_error(Status::output, {"set", "already exists"}, [&] { make_dataset(text, {"char"}, path("deep/set")); });
   EXPECT_EQ(dataset_for(path("deep/set").string(), {}).tokenizer->kind(), "char");
   expect_error(Status::usage, {"`tokenizer` bytes", "char"},
                [&] { dataset_for(path("deep/set").string(), {"bytes"}); });
 }
 
-TEST_F(DatasetTest, AFailureLeavesNothing) {
+TEST_F(DatasetTest, FailureLeavesNoFiles) {
   const auto refuse = [&](const std::string& text, const TokenizerChoice& choice, const std::string& folder,
                           Status status, std::initializer_list<std::string> parts) {
     expect_error(status, parts, [&] { make_dataset(text_of_bytes(text, "t"), choice, path(folder)); });
@@ -41,23 +41,23 @@ TEST_F(DatasetTest, AFailureLeavesNothing) {
   EXPECT_TRUE(std::filesystem::is_empty(path("")));
   file("blocked", "");
   refuse(prose(), {"char"}, "blocked/set", Status::output, {"blocked"});
-  refuse(prose(), {"char"}, std::string(300, 'x'), Status::output, {"cannot make the dataset", "too long"});
+  refuse(prose(), {"char"}, std::string(300, 'x'), Status::output, {"cannot create the dataset", "too long"});
 }
 
-TEST_F(DatasetTest, TextFilesAreCachedByContent) {
+TEST_F(DatasetTest, CachesTextFilesByContent) {
   const std::string a = file("a.txt", prose()).string(), b = file("b.txt", prose()).string();
   const Dataset first = dataset_for(a, {}), second = dataset_for(b, {"char"}), bytes = dataset_for(a, {"bytes"});
   EXPECT_EQ(first.directory, second.directory);
   EXPECT_NE(first.directory, bytes.directory);
   EXPECT_EQ(second.source, b);
   EXPECT_EQ(bytes.tokenizer->vocab_size(), 256);
-  std::filesystem::resize_file(first.directory / "val.tok", 70);  // a damaged cache is made again
+  std::filesystem::resize_file(first.directory / "val.tok", 70);  // a corrupt cache entry is rebuilt
   EXPECT_EQ(dataset_for(a, {}).val.size(), second.val.size());
   expect_error(Status::input, {"nowhere", "austen"}, [&] { dataset_for("nowhere", {}); });
-  expect_error(Status::input, {"no dataset"}, [&] { dataset_for(path("").string(), {}); });
+  expect_error(Status::input, {"not a dataset"}, [&] { dataset_for(path("").string(), {}); });
 }
 
-TEST_F(DatasetTest, DocumentsOfAJsonlFile) {
+TEST_F(DatasetTest, TokenizesDocumentsOfJsonlFiles) {
   std::string lines;
   for (int i = 0; i < 25; ++i) lines += "{\"text\": \"document " + std::to_string(i) + "\", \"id\": 3}\n\n";
   const std::filesystem::path jsonl = file("d.jsonl", lines);
@@ -80,7 +80,7 @@ TEST_F(DatasetTest, DocumentsOfAJsonlFile) {
   EXPECT_FALSE(std::filesystem::exists(path("other")));
 }
 
-TEST_F(DatasetTest, RefusesDirectoriesThatDoNotFitTogether) {
+TEST_F(DatasetTest, RejectsInconsistentDirectories) {
   const auto damage = [&](const std::string& name, const std::string& bytes, std::initializer_list<std::string> parts) {
     std::filesystem::remove_all(path("set"));
     make_dataset(text_of_bytes(prose(), "prose"), {"char"}, path("set"));
@@ -114,9 +114,9 @@ TEST_F(DatasetTest, CacheDirectoryFollowsTheEnvironment) {
   EXPECT_EQ(cache_directory(), std::filesystem::path(home) / ".cache" / "tessera");
 }
 
-// The checksums are those of the texts whose SHA-256 docs/data.md gives.
-TEST_F(DatasetTest, AustenIsTheSixNovels) {
-  const std::optional<Text> text = known_text("austen");
+// The checksums are those of the texts whose SHA-256 is in docs/data.md.
+TEST_F(DatasetTest, AustenHasSixNovels) {
+  const std::optional<Text> text = builtin_text("austen");
   ASSERT_TRUE(text);
   EXPECT_EQ(checksum(text->bytes()), 0x9d8dc2e17e6618beu);
   const std::vector<std::string> openings{"EMMA\n",       "MANSFIELD PARK\n",      "NORTHANGER ABBEY\n",
@@ -129,17 +129,17 @@ TEST_F(DatasetTest, AustenIsTheSixNovels) {
 }
 
 TEST_F(DatasetTest, TinyshakespeareIsOneDocument) {
-  const std::optional<Text> text = known_text("tinyshakespeare");
+  const std::optional<Text> text = builtin_text("tinyshakespeare");
   ASSERT_TRUE(text);
   EXPECT_EQ(checksum(text->bytes()), 0x6572a3fb9fde75d3u);
   ASSERT_EQ(text->documents.size(), 1u);
   EXPECT_EQ(text->documents[0].end, 1'115'394);
-  EXPECT_FALSE(known_text("dickens"));
+  EXPECT_FALSE(builtin_text("dickens"));
 }
 
-// Mixtures: weights that are read and refused, shares, and the order that keeps to them over every prefix.
+// --- mixtures: parsing of weights, shares, and the order that matches them over every prefix ---
 
-// Each dataset has its share of every prefix, to less than one sequence, and its sequences come in order.
+// Each dataset has its share of every prefix to within less than one sequence, and its sequences come in order.
 void expect_shares(const std::vector<int64_t>& shares, int64_t until) {
   const MixtureOrder order(shares);
   const int64_t sum = std::reduce(shares.begin(), shares.end(), int64_t{0});
@@ -152,7 +152,7 @@ void expect_shares(const std::vector<int64_t>& shares, int64_t until) {
   }
 }
 
-TEST(MixtureOrder, KeepsToTheSharesOverEveryPrefix) {
+TEST(MixtureOrder, MatchesTheSharesOverEveryPrefix) {
   expect_shares({1}, 5);
   expect_shares({7, 3}, 100);
   expect_shares({1, 1, 1, 1}, 100);
@@ -166,7 +166,7 @@ TEST(MixtureOrder, KeepsToTheSharesOverEveryPrefix) {
   }
 }
 
-TEST(MixtureOrder, KnowsAnyPlaceWithoutThoseBefore) {
+TEST(MixtureOrder, RandomAccessMatchesSequentialAccess) {
   const MixtureOrder order({700'000, 299'999, 1});
   const auto far = order.at(3'000'000'000'000 + 17), near = order.at(17);
   EXPECT_EQ(far.dataset, near.dataset);
@@ -176,9 +176,9 @@ TEST(MixtureOrder, KnowsAnyPlaceWithoutThoseBefore) {
     expect_error(Status::usage, {"[mixture]", "shares"}, [&] { MixtureOrder{bad}; });
 }
 
-TEST(MixtureOrder, SharesAreWholeNumbers) {
+TEST(MixtureOrder, ConvertsWeightsToIntegerShares) {
   using Shares = std::vector<int64_t>;
-  const auto of = [](std::vector<double> weights) { return whole_shares(weights); };
+  const auto of = [](std::vector<double> weights) { return integer_shares(weights); };
   EXPECT_EQ(of({0.7, 0.3}), (Shares{7, 3}));
   EXPECT_EQ(of({2, 4, 6}), (Shares{1, 2, 3}));
   EXPECT_EQ(of({0.333333, 0.333333, 0.333333}), (Shares{1, 1, 1}));
@@ -192,13 +192,13 @@ TEST(MixtureOrder, SharesAreWholeNumbers) {
     std::vector<double> weights(2 + random.below(255, 0));
     for (size_t k = 0; k < weights.size(); ++k)
       weights[k] = k % 17 == 3 ? most : k % 11 == 2 ? least : std::exp(20 * random.normal(k + 1));
-    const Shares shares = whole_shares(weights);
+    const Shares shares = integer_shares(weights);
     EXPECT_LE(std::reduce(shares.begin(), shares.end(), int64_t{0}), 1'000'000);
     EXPECT_GE(*std::ranges::min_element(shares), 1);
   }
 }
 
-TEST(Weights, AreRead) {
+TEST(Weights, ParsesNamesAndNumbers) {
   const auto as_text = [](const std::vector<Weighted>& all) {
     std::string out;
     for (const Weighted& w : all) out += w.name + ":" + std::to_string(w.weight).substr(0, 4) + " ";
@@ -210,7 +210,7 @@ TEST(Weights, AreRead) {
   EXPECT_EQ(as_text(parse_weights_file("x = 3 # more\ny = 0.25\n", "m.toml")), "x:3.00 y:0.25 ");
 }
 
-TEST(Weights, AreRefusedInOneLine) {
+TEST(Weights, RejectsInvalidWeights) {
   const auto refuse = [](const std::string& text, std::initializer_list<std::string> parts) {
     expect_error(Status::usage, parts, [&] { parse_weights(text, "`data`"); });
   };
@@ -220,8 +220,8 @@ TEST(Weights, AreRefusedInOneLine) {
   refuse("a=1,=2", {"without a name"});
   for (const char* bad : {"0", "-1", "nan", "inf", "1e999", "x", "", "0x1", "1 "})
     refuse("a=1,b=" + std::string(bad), {"weight of 'b'", "positive number"});
-  refuse("a=1,b=2,a=3", {"'a' is named twice"});
-  refuse("a=1,b=2,./a=3", {"'./a' is named twice"});
+  refuse("a=1,b=2,a=3", {"'a' is a duplicate"});
+  refuse("a=1,b=2,./a=3", {"'./a' is a duplicate"});
   std::string many = "a=1";
   for (int i = 0; i < 256; ++i) many += ",b" + std::to_string(i) + "=1";
   refuse(many, {"257 datasets", "2 to 256"});
@@ -239,7 +239,7 @@ class MixtureTest : public DataTest {
   Dataset text(const std::string& name, const std::string& bytes, const char* tokenizer = "bytes") const {
     return dataset_for(file(name, bytes).string(), {tokenizer});
   }
-  // Mixes a.txt and b.txt in these shares.
+  // Mixes a.txt and b.txt with these weights.
   static Dataset mixture(Dataset a, double share_of_a, Dataset b, double share_of_b) {
     std::vector<Dataset> all;
     all.push_back(std::move(a));
@@ -248,7 +248,7 @@ class MixtureTest : public DataTest {
   }
 };
 
-TEST_F(MixtureTest, NamesAreRelativeToItsFile) {
+TEST_F(MixtureTest, ResolvesNamesRelativeToItsFile) {
   std::filesystem::create_directory(path("sets"));
   file("sets/a.txt", "text");
   const auto found = mixture_in(file("sets/m.json", R"({"a.txt": 1, "austen": 2})").string());
@@ -259,7 +259,7 @@ TEST_F(MixtureTest, NamesAreRelativeToItsFile) {
   EXPECT_FALSE(mixture_in(file("b=1", "a text of that name").string()));
 }
 
-TEST_F(MixtureTest, TellsItselfFromOthers) {
+TEST_F(MixtureTest, ChecksumsDifferBetweenMixtures) {
   const auto sums = [&](double a, double b, const std::string& second) {
     return mixture(text("a.txt", std::string(50, 'a')), a, text("b.txt", second), b).checksums();
   };
@@ -270,16 +270,16 @@ TEST_F(MixtureTest, TellsItselfFromOthers) {
   EXPECT_NE(sums(1, 2, b), sums(1, 2, b + "cc"));
 }
 
-TEST_F(MixtureTest, NeedsOneTokenizer) {
+TEST_F(MixtureTest, RequiresOneTokenizer) {
   const auto mix = [&] {
     mixture(text("a.txt", std::string(30, 'a'), "char"), 1, text("b.txt", std::string(29, 'b') + "cb", "char"), 1);
   };
-  expect_error(Status::usage, {"`data`", "'b.txt'", "another tokenizer (char, 2 tokens)", "'a.txt' (char, 1 tokens)"},
+  expect_error(Status::usage, {"`data`", "'b.txt'", "different tokenizer (char, 2 tokens)", "'a.txt' (char, 1 tokens)"},
                mix);
 }
 
-// Parts are held to the rows of the model's table, each by its own tokens: 'a' is token 97, 'b' is 98.
-TEST_F(MixtureTest, TokensOfEveryPartFitTheTable) {
+// Each component is checked against the rows of the model's embedding: 'a' is token 97, 'b' is 98.
+TEST_F(MixtureTest, ChecksTokensOfEveryComponent) {
   for (const bool first : {false, true}) {
     const Dataset b = text("b.txt", std::string(90, 'b')), a = text("a.txt", std::string(50, 'a'));
     const Dataset d = first ? mixture(b, 1, a, 1) : mixture(a, 1, b, 1);
@@ -288,13 +288,13 @@ TEST_F(MixtureTest, TokensOfEveryPartFitTheTable) {
   }
 }
 
-// Each token is one byte of text, whatever the mixture; a mean loss of log(2) is one bit.
-TEST_F(MixtureTest, BitsPerByte) {
+// Each token is one byte of text in any mixture; a mean loss of log(2) is one bit.
+TEST_F(MixtureTest, BitsPerByteAreIndependentOfTheMixture) {
   const Dataset d = mixture(text("a.txt", std::string(50, 'a')), 1, text("b.txt", std::string(90, 'b')), 3);
   EXPECT_NEAR(d.bits_per_byte(std::log(2.0)), 1, 1e-12);
   EXPECT_EQ(d.train_tokens(), 45 + 81);
   EXPECT_EQ(d.val_tokens(), 5 + 9);
-  expect_error(Status::usage, {"part by part"}, [&] { (void)d.validation(4); });
+  expect_error(Status::usage, {"found a mixture"}, [&] { (void)d.validation(4); });
 }
 
 }  // namespace

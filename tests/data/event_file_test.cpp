@@ -1,4 +1,4 @@
-// Event files, byte by byte: messages and frames as the protobuf and TFRecord libraries of TensorBoard 2.21 write them.
+// Event files, compared bytewise with the messages and frames of TensorBoard 2.21's protobuf and TFRecord libraries.
 #include "data/event_file.h"
 
 #include <numeric>
@@ -18,7 +18,7 @@ std::string hex(std::string_view bytes) {
 
 constexpr Scalar kTwo[] = {{"loss", 2.5}, {"lr", 0.1}};
 
-TEST(Events, AreTheBytesOfTheReferenceLibrary) {
+TEST(Events, MatchTheReferenceLibrary) {
   EXPECT_EQ(hex(version_event(1.5)), "09000000000000f83f1a0d627261696e2e4576656e743a32");
   EXPECT_EQ(hex(session_start_event(1.5, 6)), "09000000000000f83f10063a020801");
   EXPECT_EQ(hex(scalars_event(2.25, 300, kTwo)),
@@ -29,7 +29,7 @@ TEST(Events, AreTheBytesOfTheReferenceLibrary) {
             "3dbc0415");
 }
 
-// The events of a file, without their times. Every length and checksum is checked by framing the event again.
+// The events of a file without their times. Validates every length and checksum by framing the event again.
 std::vector<std::string> read_events(const std::string& bytes) {
   constexpr size_t kBefore = 12, kAfter = 4, kTime = 9;
   std::vector<std::string> out;
@@ -49,7 +49,7 @@ class EventFileTest : public DataTest {
   EventFileTest() { make_directories(path("run")); }
 };
 
-TEST_F(EventFileTest, BeginsWithItsVersionAndItsSessionAndIsWholeAfterEveryWrite) {
+TEST_F(EventFileTest, IsCompleteAfterEveryWrite) {
   EventFile file(path("run"), 6);
   std::vector<std::string> expected{version_event(0).substr(9), session_start_event(0, 6).substr(9)};
   EXPECT_EQ(read_events(read_file(file.path())), expected);
@@ -60,9 +60,9 @@ TEST_F(EventFileTest, BeginsWithItsVersionAndItsSessionAndIsWholeAfterEveryWrite
   }
 }
 
-TEST_F(EventFileTest, NamesAreInTheOrderOfTheSessions) {
+TEST_F(EventFileTest, NamesSortInSessionOrder) {
   std::ofstream(path("run/events.out.tfevents.x"));
-  std::ofstream(path("run/events.out.tfevents.4000000000.another-machine"));  // a clock that was put back
+  std::ofstream(path("run/events.out.tfevents.4000000000.another-machine"));  // from a clock that was set back
   for (int session = 1; session <= 3; ++session) {
     const std::string name = EventFile(path("run"), 1).path().filename().string();
     EXPECT_TRUE(name.starts_with("events.out.tfevents.400000000" + std::to_string(session) + ".")) << name;
@@ -70,18 +70,18 @@ TEST_F(EventFileTest, NamesAreInTheOrderOfTheSessions) {
   EXPECT_EQ(names_in(path("run")).size(), 5U);
 }
 
-TEST_F(EventFileTest, AFolderThatIsMissingAndAFullDiskAreErrorsThatNameTheFile) {
+TEST_F(EventFileTest, ErrorsNameTheFile) {
   expect_error(Status::output, {"nowhere/events.out.tfevents."}, [&] { EventFile(path("nowhere"), 1); });
   EventFile file(path("run"), 1);
   expect_full_disk(200, "run/events.out.tfevents.", [&] {
-    EXPECT_NO_THROW(file.write(1, kTwo)) << "there is room for one";
+    EXPECT_NO_THROW(file.write(1, kTwo)) << "one record fits";
     for (int step = 2; step < 10; ++step) file.write(step, kTwo);
   });
 }
 
-// CRC-32C against the examples of RFC 3720, appendix B.4, and the check value of the catalogue of CRCs.
+// CRC-32C against the examples of RFC 3720, appendix B.4, and the check value of the CRC catalogue.
 
-TEST(Crc32c, HasThePublishedValues) {
+TEST(Crc32c, MatchesPublishedValues) {
   std::string up(32, '\0');
   std::iota(up.begin(), up.end(), '\0');
   EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8A9136AAU);

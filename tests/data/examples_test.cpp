@@ -1,4 +1,4 @@
-// Examples for fine-tuning: their tokens, and which of them are trained.
+// Examples for fine-tuning: tokens and targets.
 #include "data/examples.h"
 
 #include <numeric>
@@ -20,37 +20,37 @@ const std::string kGood = pair("ab", "cd");
 class LoadedExamples : public DataTest {
  protected:
   fs::path write(const std::string& text) const { return file("f.jsonl", text); }
-  // Why a file of this text is refused.
+  // The error for a file with this text.
   std::string refusal(const std::string& text, const TokenizerChoice& choice = kBytes, bool skip = false) const {
     return error_message([&] { load_examples(write(text), choice, {.skip_bad = skip, .context = 8}); }, Status::input);
   }
 };
 
-TEST_F(LoadedExamples, AreTokensOfPromptAndResponse) {
+TEST_F(LoadedExamples, EncodePromptAndResponse) {
   const Dataset d = load_examples(write(kGood + kGood + kGood), kBytes, {.context = 8});
   EXPECT_EQ(d.train_examples->examples(), 2);
   EXPECT_EQ(d.val_examples->examples(), 1);
   EXPECT_EQ(d.train_examples->targets(), 4);
   EXPECT_EQ(d.val_bytes, 2);
-  EXPECT_NEAR(d.bits_per_byte(std::log(2.0)), 1, 1e-12);  // of the targets, "cd": a prompt has no loss
+  EXPECT_NEAR(d.bits_per_byte(std::log(2.0)), 1, 1e-12);  // of the targets, "cd"; the prompt has no loss
   EXPECT_EQ(d.prompt(), (std::vector<int32_t>{'a', 'b'}));
-  EXPECT_EQ(d.notes, std::vector<std::string>{
-                         "the tokenizer has no token that ends a text: a model cannot learn where to stop"});
+  EXPECT_EQ(d.notes,
+            std::vector<std::string>{"the tokenizer has no end-of-text token: a model cannot learn where to stop"});
   ExampleOptions all{.responses_only = false, .context = 8};
   EXPECT_EQ(load_examples(write(kGood + kGood), kBytes, all).train_examples->targets(), 3);
   const Dataset chat =
       load_examples(write("{\"instruction\": \"a\", \"output\": \"b\"}\n{\"instruction\": \"a\", \"output\": \"c\"}\n"),
                     {.name = "char"}, {.style = ChatTemplate::chatml, .context = 200});
   EXPECT_EQ(chat.notes,
-            std::vector<std::string>{"the tokenizer has no <|im_end|>, <|im_start|>; written as text, which "
-                                     "a message could hold too"});
+            std::vector<std::string>{"the tokenizer has no <|im_end|>, <|im_start|>; encoded as text, which "
+                                     "a message could also contain"});
   EXPECT_EQ(chat.tokenizer->decode(chat.prompt()), "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
   EXPECT_EQ(chat.tokenizer->decode(chat.val_examples->target_tokens()), "c<|im_end|>");
 }
 
-// A completion continues its prompt: the ids of both as one text, and targets by the offsets of the library
-// `tokenizers` 0.23, in which a token that ends behind the prompt has a byte of the completion.
-TEST_F(LoadedExamples, CompletionsContinueTheTokensOfTheirPrompts) {
+// A completion continues its prompt: the ids are those of both as one text, and the targets follow from the offsets of
+// the library `tokenizers` 0.23, where a token that ends after the prompt contains a byte of the completion.
+TEST_F(LoadedExamples, EncodeCompletionsTogetherWithTheirPrompts) {
   const std::pair<const char*, const char*> texts[] = {
       {"the river", " bank"}, {"Q: ", "bar that"}, {"in the", "refore it"}, {"a\\n", "\\nb \u00e9"}};
   const int targets[][4] = {{3, 5, 6, 5}, {3, 5, 6, 5}, {3, 5, 6, 5}, {3, 5, 6, 4},
@@ -76,8 +76,8 @@ TEST_F(LoadedExamples, CompletionsContinueTheTokensOfTheirPrompts) {
   }
 }
 
-// A chat template's output as a text: with `special` its markers are tokens, else text, and a note says which.
-TEST_F(LoadedExamples, NamesOfSpecialTokensAreReadAndReportedAsAsked) {
+// The output of a chat template as text: with `special` its markers are tokens, otherwise text, and a note lists them.
+TEST_F(LoadedExamples, ReportNamesOfSpecialTokens) {
   const fs::path folder = emptied("chat");
   file("chat/tokenizer.json", chat_tokenizer().dump());
   const std::string marked = "<|im_start|>user\\na<|im_end|>", row = R"({"text": ")" + marked + "\"}\n",
@@ -87,7 +87,7 @@ TEST_F(LoadedExamples, NamesOfSpecialTokensAreReadAndReportedAsAsked) {
     std::vector<std::string> notes;
     const auto rows = all_examples(write(row + row), *tokenizer, {.special = special, .context = 50}, notes);
     const auto tokens = rows->tokens() / 2 - (tokenizer->document_end() ? 1 : 0);
-    // A row of text may have been rendered by a template: its names are tokens, as for transformers.
+    // A text row may have been rendered by a template, so its names encode as tokens, as in transformers.
     EXPECT_EQ(tokens, std::ssize(tokenizer->encode_with("<|im_start|>user\na<|im_end|>", {.special_in_text = true})));
     EXPECT_EQ(rows->prompt()[0], 400);
     const std::string four = "4 occurrences of <|im_end|>, <|im_start|> in the data: read as ";
@@ -98,7 +98,7 @@ TEST_F(LoadedExamples, NamesOfSpecialTokensAreReadAndReportedAsAsked) {
         all_examples(write(asked + asked), *tokenizer, {.special = special, .context = 50}, notes)->prompt()[0] == 400,
         special);
     EXPECT_EQ(notes.at(0), four + how);
-    // The same of a text, whose dataset is in the cache the second time, and of documents.
+    // Same for a text, whose second dataset is cached, and for documents.
     std::string long_text;
     for (int i = 0; i < 20; ++i) long_text += "<|im_end|> a b\n";
     const TokenizerChoice choice{.name = folder.string(), .special = special};
@@ -116,8 +116,8 @@ TEST_F(LoadedExamples, NamesOfSpecialTokensAreReadAndReportedAsAsked) {
   });
 }
 
-// The forms that people, git, editors and compressors give one file: the same rows, whatever its name.
-TEST_F(LoadedExamples, AreTheSameInEveryFormAndUnderEveryName) {
+// Formats in which people, git, editors and compressors store one file: the same rows under any name.
+TEST_F(LoadedExamples, AreIdenticalInEveryFileFormat) {
   const std::string one = "{\"prompt\": \"ab\", \"completion\": \"c[,]\\\"}\\\\d\"}",
                     two = "{\"prompt\": \"e\",\n \"completion\": \"f\"}",
                     flat = "{\"prompt\": \"e\", \"completion\": \"f\"}";
@@ -139,37 +139,38 @@ TEST_F(LoadedExamples, AreTheSameInEveryFormAndUnderEveryName) {
   }
   for (const char* text : {"{ int x; }\n", "[1] A. Author, a book.\n", ""})
     EXPECT_FALSE(holds_examples(file("b.txt", text))) << text;
-  EXPECT_TRUE(holds_examples(file("b.jsonl", "nonsense"))) << "whose line is named";
+  EXPECT_TRUE(holds_examples(file("b.jsonl", "nonsense"))) << "the error names its line";
   EXPECT_TRUE(holds_examples(file("b.ndjson", "")));
   const auto refusal = [&](const std::string& bytes) {
     return error_message([&] { for_each_line(bytes, "f", [](std::string_view, int64_t) {}); }, Status::input);
   };
-  EXPECT_EQ(refusal("[\n{\"text\": \"a\"},\n{\"text\": \"b\""), "f:3: the list of rows has no end behind this");
-  EXPECT_EQ(refusal("[{\"text\": \"a\"}]\n{\"text\": \"b\"}"), "f:2: something behind the list of rows");
+  EXPECT_EQ(refusal("[\n{\"text\": \"a\"},\n{\"text\": \"b\""), "f:3: the list of rows is not closed after this line");
+  EXPECT_EQ(refusal("[{\"text\": \"a\"}]\n{\"text\": \"b\"}"), "f:2: unexpected content after the list of rows");
 }
 
-TEST_F(LoadedExamples, MayBeTokensAlready) {
+TEST_F(LoadedExamples, AcceptTokenizedRows) {
   const std::string rows = "{\"input_ids\": [97, 98, 99], \"labels\": [-100, -100, 99]}\n{\"input_ids\": [97, 98]}\n";
   for (const bool responses : {true, false}) {
     const Dataset d = load_examples(write(rows), kBytes, {.responses_only = responses, .context = 8});
     EXPECT_EQ(d.train_examples->target_tokens(), std::vector<int32_t>{'c'});
     EXPECT_EQ(d.val_examples->target_tokens(), std::vector<int32_t>{'b'});
   }
-  EXPECT_TRUE(
-      refusal(rows, {.name = "char"})
-          .ends_with("f.jsonl:1: the key 'input_ids' needs a `tokenizer`: expected the folder whose tokens they are"));
+  EXPECT_TRUE(refusal(rows, {.name = "char"})
+                  .ends_with("f.jsonl:1: the key 'input_ids' needs a `tokenizer`: expected the directory of the one "
+                             "that produced them"));
   const fs::path far = write("{\"input_ids\": [97, 300]}\n");
   std::vector<std::string> notes;
-  for (const auto& [vocab, words] : {std::pair<int64_t, std::string>{0, "; expected one of the tokenizer's 256"},
-                                     {98, " is beyond the model's table of 98"}})
+  for (const auto& [vocab, words] :
+       {std::pair<int64_t, std::string>{0, " is outside the tokenizer's vocabulary of 256"},
+        {98, " is outside the model's embedding of 98 rows"}})
     expect_error(Status::input, {":1: token 300" + words},
                  [&, size = vocab] { all_examples(far, ByteTokenizer(), {.context = 8, .vocab = size}, notes); });
 }
 
-// The targets of a conversation in brackets, with the cases in which they are: r, responses only; a, all; R and A, the
-// same with a weight of 0 for the first answer and the second question. The first token is no target: nothing predicts
-// it.
-TEST_F(LoadedExamples, TargetsOfEachTemplateAreExact) {
+// The targets of a conversation in brackets, with the cases in which they apply: r, responses only; a, all; R and A,
+// the same with a weight of 0 for the first answer and the second question. The first token is not a target, because
+// nothing predicts it.
+TEST_F(LoadedExamples, HaveExactTargetsForEachTemplate) {
   auto described = nlohmann::json::parse(read_file(TESSERA_SOURCE_DIR "/tests/app/fixtures/bos/tokenizer.json"));
   for (const char* marker :
        {"<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"}) {
@@ -199,7 +200,7 @@ TEST_F(LoadedExamples, TargetsOfEachTemplateAreExact) {
       };
       add(in[0], false);
       for (size_t t = 1, end = static_cast<size_t>(rows->tokens()); t < end; ++t)
-        if (const bool target = next[t - 1] != Rows::kIgnored; target || t + 1 < end)  // else it is not in the row
+        if (const bool target = next[t - 1] != Rows::kIgnored; target || t + 1 < end)  // otherwise outside the row
           add(target ? next[t - 1] : in[t], target);
     }
     for (size_t i = 0; i < text.size(); ++i) {
@@ -227,8 +228,8 @@ TEST_F(LoadedExamples, TargetsOfEachTemplateAreExact) {
   EXPECT_EQ(marked(ChatTemplate::none, R"({{"prompt": "a", "completion": "b"}})"), "<s>[aA:a][raRA:b</s>]");
 }
 
-// Tokens that the tokenizer itself puts before a text stand before rows that begin with text.
-TEST_F(LoadedExamples, BeginAsTheTokenizersTextsDo) {
+// Tokens that the tokenizer itself inserts before a text precede rows that begin with text.
+TEST_F(LoadedExamples, BeginWithTheTokenizersOwnBeginning) {
   const TokenizerChoice bos{.name = std::string(TESSERA_SOURCE_DIR) + "/tests/app/fixtures/bos"};
   const auto load = [&](const std::string& line, ExampleOptions o) {
     o.context = 100;
@@ -245,9 +246,9 @@ TEST_F(LoadedExamples, BeginAsTheTokenizersTextsDo) {
   EXPECT_EQ(load(text, {}).train_examples->targets(), load(text, {.ends = false}).train_examples->targets() + 1);
 }
 
-// The tokenizer was made for chats: its markers are tokens, which nobody's message can hold, and its template is the
-// one that `auto` means for messages.
-TEST_F(LoadedExamples, MarkersAreTheTokenizersOwnTokens) {
+// A tokenizer for chats: its markers are tokens, which no message can contain, and its template is the one that `auto`
+// selects for messages.
+TEST_F(LoadedExamples, EncodeMarkersAsSpecialTokens) {
   fs::create_directories(path("chat"));
   file("chat/tokenizer.json", chat_tokenizer().dump());
   const auto with = [&](const std::string& jinja) {
@@ -266,10 +267,10 @@ TEST_F(LoadedExamples, MarkersAreTheTokenizersOwnTokens) {
                                               "them as special tokens"});
   const std::vector<int32_t> prompt = d.prompt();
   EXPECT_EQ(std::ranges::count(prompt, 400), 2);
-  EXPECT_EQ(std::ranges::count(prompt, 401), 1) << "the one in the message is text";
+  EXPECT_EQ(std::ranges::count(prompt, 401), 1) << "the name in the message is text";
   EXPECT_EQ(d.train_examples->target_tokens().back(), 401);
 
-  // Keys of messages that the template names are read, a false one too; others are reported.
+  // Keys of messages named in the template count as used, even if false; others are reported.
   const std::string reads = "{% for m in messages %}{% if m.draft is defined %}[{{ m.draft }}]{% endif %}" +
                             chatml.substr(chatml.find("{{"), chatml.find("{% endfor") - chatml.find("{{"))
                                 .replace(0, 0, "{% set message = m %}") +
@@ -279,37 +280,36 @@ TEST_F(LoadedExamples, MarkersAreTheTokenizersOwnTokens) {
   const Dataset keys = load_examples(
       write(std::string(line).erase(line.find('\n'), 1) + "\n" + std::string(line).erase(line.find('\n'), 1)),
       with(reads), {.context = 60});
-  EXPECT_EQ(keys.notes, std::vector<std::string>{"nothing reads the keys 'dr' of messages"});
+  EXPECT_EQ(keys.notes, std::vector<std::string>{"unused keys: 'dr' of messages"});
   EXPECT_TRUE(keys.tokenizer->decode(keys.prompt()).starts_with("[False]<|im_start|>user"));
 
   const TokenizerChoice other = with("{{ messages }}\n{{ messages | in_its_own_way }}");
-  const std::string why = "`template` for " + rows.string() + ": chat_template:2: the filter 'in_its_own_way' is not";
+  const std::string why = "`template` for " + rows.string() + ": chat_template:2: unknown filter 'in_its_own_way'";
   expect_error(Status::usage, {why}, [&] { load_examples(rows, other, {.skip_bad = true, .context = 60}); });
   EXPECT_NO_THROW(load_examples(rows, other, {.style = ChatTemplate::chatml, .context = 60}));
   EXPECT_NO_THROW(load_examples(write(kGood + kGood), other, {.context = 60})) << "no messages";
 }
 
-TEST_F(LoadedExamples, ABadLineIsNamedOrCounted) {
+TEST_F(LoadedExamples, NameOrCountBadLines) {
   const std::string rows =
       kGood + "{\"prompt\": \"ab\"}\n" + kGood + "nonsense\n" + pair("ab", "") + pair("abcdefghij", "k") + kGood;
   const std::string name = path("f.jsonl").string();
   EXPECT_EQ(refusal(rows),
             name +
                 ":2: expected input_ids, messages, conversations, prompt and completion, instruction and output, or "
-                "text among its keys; found prompt, and `map` says which key is which");
+                "text among its keys; found prompt; `map` assigns these keys");
   const Dataset d = load_examples(write(rows), kBytes, {.skip_bad = true, .context = 8});
   EXPECT_EQ(d.train_examples->examples() + d.val_examples->examples(), 3);
   EXPECT_TRUE(d.notes.front().starts_with("4 bad lines are skipped; the first: " + name + ":2: ")) << d.notes.front();
-  EXPECT_EQ(refusal(kGood + pair("ab", "")), name + ":2: no token to train on: there is no response in it");
+  EXPECT_EQ(refusal(kGood + pair("ab", "")), name + ":2: no token to train on: it has no response");
   EXPECT_EQ(refusal(kGood + pair("abcdefghi", "k")),
-            name + ":2: no token to train on: the response begins behind the context of 8 tokens");
-  EXPECT_TRUE(
-      refusal(kGood + "{}\n", kBytes, true).starts_with(name + ": 1 examples to train on; expected at least 2"));
+            name + ":2: no token to train on: the response begins after the context of 8 tokens");
+  EXPECT_TRUE(refusal(kGood + "{}\n", kBytes, true).starts_with(name + ": 1 training examples; expected at least 2"));
   EXPECT_TRUE(refusal("", {.name = "char"}).starts_with(name + ": 0 examples"));
 }
 
-// TRL adds no end to a text that ends with its name.
-TEST_F(LoadedExamples, ATextThatEndsWithItsEndHasOne) {
+// Like TRL, adds no end to a text that already ends with its name.
+TEST_F(LoadedExamples, AddNoSecondEnd) {
   emptied("ends");
   file("ends/tokenizer.json", chat_tokenizer().dump());
   file("ends/tokenizer_config.json", R"({"eos_token": "<|im_end|>"})");
@@ -326,8 +326,8 @@ TEST_F(LoadedExamples, ATextThatEndsWithItsEndHasOne) {
   EXPECT_EQ(tokens(pair("a", " b<|im_end|>")), count("a b<|im_end|>") + 1);
 }
 
-// As where a template's text is tokenized with its markers (the tokens of Phi-4 have both flags).
-TEST_F(LoadedExamples, MarkersAbsorbWhiteSpaceAsTheirTokensDo) {
+// As if the template's text were tokenized with its markers (the tokens of Phi-4 have both flags).
+TEST_F(LoadedExamples, MarkersAbsorbWhiteSpaceLikeTheirTokens) {
   const std::string talk = R"({"messages": [{"role": "user", "content": "a "}, {"role": "assistant", "content": ""}]})";
   const std::string text = "<|im_start|>user\na <|im_end|>\n<|im_start|>assistant\n<|im_end|>\n";
   for (const auto& [left, right] : {std::pair(true, true), {true, false}, {false, true}, {false, false}}) {
@@ -342,27 +342,27 @@ TEST_F(LoadedExamples, MarkersAbsorbWhiteSpaceAsTheirTokensDo) {
   }
 }
 
-TEST_F(LoadedExamples, ARoleWithoutResponsesIsExplained) {
+TEST_F(LoadedExamples, ExplainRolesWithoutResponses) {
   emptied("own");
   file("own/tokenizer.json", chat_tokenizer().dump());
   file("own/chat_template.jinja", "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}");
   const std::string talk = R"({"messages": [{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}]})"
                            "\n";
   EXPECT_TRUE(refusal(talk + talk, {.name = path("own").string()})
-                  .ends_with("there is no response in it; `roles` bot=assistant makes responses of this role"));
+                  .ends_with("it has no response; `roles` bot=assistant makes responses of this role"));
 }
 
-TEST_F(LoadedExamples, KeysThatNothingReadsAreNamedAndLongOnesAreCutAndCounted) {
+TEST_F(LoadedExamples, NoteUnusedKeysAndTruncation) {
   const std::string keys = "{\"prompt\": \"ab\", \"completion\": \"cd\", \"id\": 1}\n", line = pair("ab", "cdefghijkl");
-  EXPECT_EQ(load_examples(write(keys + keys), kBytes, {.context = 8}).notes.front(), "nothing reads the keys 'id'");
+  EXPECT_EQ(load_examples(write(keys + keys), kBytes, {.context = 8}).notes.front(), "unused keys: 'id'");
   const Dataset d = load_examples(write(line + line), kBytes, {.context = 6});
   EXPECT_EQ(d.train_examples->tokens(), 7);
   EXPECT_EQ(d.train_examples->targets(), 5);
-  EXPECT_EQ(d.notes.front(), "2 examples are longer than the context and are cut after 7 tokens");
+  EXPECT_EQ(d.notes.front(), "2 examples exceed the context and are truncated to 7 tokens");
 }
 
-// Special tokens and markers have no bytes, whatever tokenizer and template there are; nor has what is cut off.
-TEST_F(LoadedExamples, BytesAreThoseOfTheResponses) {
+// Special tokens, markers and truncated text count 0 bytes, for every tokenizer and template.
+TEST_F(LoadedExamples, CountBytesOfResponses) {
   const std::string talk =
       R"({"messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "the cat é"}]})"
       "\n";
@@ -393,16 +393,16 @@ TEST_F(LoadedExamples, BytesAreThoseOfTheResponses) {
             std::ssize(tokenizer->token_bytes(260) + tokenizer->token_bytes(261)));
 }
 
-TEST_F(LoadedExamples, OfMoreRowsThanMemoryHoldsAreRefused) {
+TEST_F(LoadedExamples, RejectRowsBeyondMemory) {
   const fs::path file = write(std::string(kGood) + kGood + kGood);
   const int64_t bytes = 3 * (std::ssize(std::string_view(kGood)) - 1);
   EXPECT_EQ(load_examples(file, kBytes, {.context = 8, .most_bytes = bytes}).train_examples->examples(), 2);
   for (const bool skip : {false, true})
-    expect_error(Status::input, {"f.jsonl", "memory does not suffice", "`tessera data`"},
+    expect_error(Status::input, {"f.jsonl", "do not fit in memory", "`tessera data`"},
                  [&] { load_examples(file, kBytes, {.skip_bad = skip, .context = 8, .most_bytes = bytes - 1}); });
 }
 
-// How rows hold examples, and the order that they come in.
+// --- placement of examples in rows, and the order of training ---
 
 EncodedExample make_example(int32_t first, int64_t prompt, int64_t response) {
   EncodedExample out{std::vector<int32_t>(static_cast<size_t>(prompt + response)),
@@ -412,7 +412,7 @@ EncodedExample make_example(int32_t first, int64_t prompt, int64_t response) {
   return out;
 }
 
-TEST(ExampleRows, TrainTheResponseAndNeverThePadding) {
+TEST(ExampleRows, TrainOnResponsesButNotPadding) {
   const ExampleRows rows({make_example(10, 2, 2), make_example(20, 0, 2)}, 5, false);
   std::vector<int32_t> in(10), out(10);
   rows.load(0, 2, in.data(), out.data());
@@ -424,11 +424,11 @@ TEST(ExampleRows, TrainTheResponseAndNeverThePadding) {
   EXPECT_EQ(rows.target_tokens(), (std::vector<int32_t>{12, 13, 21}));
   EXPECT_THROW(rows.load(1, 2, in.data(), out.data()), Error);
   EXPECT_THROW(ExampleRows({make_example(0, 2, 5)}, 5, false), Error);  // too long
-  EXPECT_THROW(ExampleRows({make_example(0, 3, 0)}, 5, false), Error);  // nothing to learn
+  EXPECT_THROW(ExampleRows({make_example(0, 3, 0)}, 5, false), Error);  // without a target
 }
 
-// Every target once, with the same tokens before it as alone, and its document's beginning.
-TEST(ExampleRows, PackedHoldEachExampleOnceAndApart) {
+// Every target once, with the same preceding tokens as in isolation, and the beginning of its document.
+TEST(ExampleRows, PackingIsolatesEachExample) {
   std::vector<EncodedExample> examples;
   const Philox random = Philox::named(1, "packing");
   for (uint64_t e = 0; e < 50; ++e)
@@ -461,7 +461,7 @@ TEST(ExampleRows, PackedHoldEachExampleOnceAndApart) {
   EXPECT_EQ(rows.targets(), positions);
   EXPECT_NE(rows.checksum(), ExampleRows(examples, 16, false).checksum());
 }
-TEST(Permutation, HoldsEveryPlaceOnceInEachRound) {
+TEST(Permutation, IsABijectionInEachRound) {
   const Philox random = Philox::named(3, "shuffle");
   for (const uint64_t count : {1U, 2U, 3U, 7U, 64U, 65U, 1000U}) {
     std::set<std::vector<uint64_t>> orders;
@@ -477,8 +477,8 @@ TEST(Permutation, HoldsEveryPlaceOnceInEachRound) {
   }
 }
 
-// The first place goes to any of five alike: chi-square with four degrees of freedom below its 99.9% quantile.
-TEST(Permutation, HasNoFavourites) {
+// The first position is uniform over five elements: chi-square with four degrees of freedom below its 99.9% quantile.
+TEST(Permutation, FirstElementIsUniform) {
   const Philox random = Philox::named(4, "shuffle");
   std::vector<double> firsts(5, 0.0);
   constexpr uint64_t kTrials = 5000;

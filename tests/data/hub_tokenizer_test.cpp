@@ -1,4 +1,4 @@
-// Tokenizers of Hugging Face folders: the same tokens as the library `tokenizers` makes, and files that are refused.
+// Hugging Face tokenizers: the same tokens as the library `tokenizers`, and rejected files.
 #include <regex.h>
 
 #include <chrono>
@@ -23,13 +23,13 @@ std::string unhex(const std::string& digits) {
 
 class HubTokenizerTest : public DataTest {
  protected:
-  // The folder of a fixture with its tokenizer.json changed.
+  // A fixture's directory with a modified tokenizer.json.
   std::filesystem::path changed(const std::string& name, const std::function<void(Json&)>& change) const {
     Json json = to_json(tokenizer_fixture(name) / "tokenizer.json");
     change(json);
     return folder_with(json.dump());
   }
-  // The folder of a fixture with another configuration.
+  // A fixture's directory with another configuration.
   std::filesystem::path configured(const std::string& name, const Json& config) const {
     const std::filesystem::path folder = changed(name, [](Json&) {});
     file("made/tokenizer_config.json", config.dump());
@@ -45,7 +45,7 @@ class HubTokenizerTest : public DataTest {
   }
 };
 
-TEST_F(HubTokenizerTest, EncodesAndDecodesTokenForTokenAsTheLibrary) {
+TEST_F(HubTokenizerTest, MatchesTheLibraryTokenForToken) {
   for (const char* const name : kTokenizers) {
     const auto tokenizer = Tokenizer::open_folder(tokenizer_fixture(name));
     for (const Json& e : to_json(tokenizer_fixture(name) / "expected.json")) {
@@ -62,8 +62,8 @@ TEST_F(HubTokenizerTest, EncodesAndDecodesTokenForTokenAsTheLibrary) {
   }
 }
 
-// Special tokens in a text are text unless it is asked otherwise.
-TEST_F(HubTokenizerTest, KnowsItsSpecialTokensAndSurvivesItsOwnFile) {
+// Special tokens in a text are text unless requested otherwise.
+TEST_F(HubTokenizerTest, RoundTripsWithItsSpecialTokens) {
   for (const char* const name : kTokenizers) {
     SCOPED_TRACE(name);
     const auto tokenizer = Tokenizer::open_folder(tokenizer_fixture(name));
@@ -88,7 +88,7 @@ TEST_F(HubTokenizerTest, KnowsItsSpecialTokensAndSurvivesItsOwnFile) {
   }
 }
 
-TEST_F(HubTokenizerTest, ATextThatGoesOnGetsNoMarkOfABeginning) {
+TEST_F(HubTokenizerTest, ContinuedTextGetsNoBeginningMark) {
   for (const char* const name : {"roberta", "llama2", "mistral"}) {
     const auto tokenizer = Tokenizer::open_folder(tokenizer_fixture(name));
     const auto to_string = [&](const std::vector<int32_t>& tokens) {
@@ -101,8 +101,8 @@ TEST_F(HubTokenizerTest, ATextThatGoesOnGetsNoMarkOfABeginning) {
   }
 }
 
-// Rules that trained files do not show: there, the merges lead to every token, and digits were never joined.
-TEST_F(HubTokenizerTest, WholePiecesAndSingleDigitsGoBeforeMerges) {
+// Rules that trained files do not exercise, because their merges reach every token and digits were never merged.
+TEST_F(HubTokenizerTest, FullPiecesAndDigitsPrecedeMerges) {
   for (const bool ignore : {true, false}) {
     const auto folder = changed("llama3", [&](Json& json) {
       json["model"]["merges"] = Json::array();
@@ -124,7 +124,7 @@ TEST_F(HubTokenizerTest, WholePiecesAndSingleDigitsGoBeforeMerges) {
   }
 }
 
-TEST_F(HubTokenizerTest, ADatasetKeepsItAndLendsItToAnother) {
+TEST_F(HubTokenizerTest, IsStoredWithADataset) {
   std::string text;
   for (int i = 0; i < 40; ++i) text += "She'd said <|end|> caf\xC3\xA9 " + std::to_string(i) + "\n";
   const std::string name = tokenizer_fixture("qwen").string();
@@ -138,8 +138,8 @@ TEST_F(HubTokenizerTest, ADatasetKeepsItAndLendsItToAnother) {
   EXPECT_NE(cache_name({.name = name}), cache_name({.name = tokenizer_fixture("gpt2").string()}));
 }
 
-// Two folders whose tokenizers make the same tokens share what is in the cache, and nothing else.
-TEST_F(HubTokenizerTest, SettingsAreThoseOfTheFolderAndNotOfTheCache) {
+// Two directories whose tokenizers produce the same tokens share cached tokens, and nothing else.
+TEST_F(HubTokenizerTest, ReadsSettingsFromTheDirectoryNotTheCache) {
   file("text.txt", std::string(500, 'a'));
   for (const int32_t end : {7, 8}) {
     const TokenizerChoice choice{.name = changed("smollm", [](Json&) {}).string()};
@@ -149,9 +149,9 @@ TEST_F(HubTokenizerTest, SettingsAreThoseOfTheFolderAndNotOfTheCache) {
   }
 }
 
-// The bytes 1 and 2 are spelled "\u0101\u0102"; a token that is written "\u0001\u0002" is another, which no merge
-// makes.
-TEST_F(HubTokenizerTest, AMergeFindsTokensByTheirSpelling) {
+// The bytes 1 and 2 are spelled "\u0101\u0102"; a token written as "\u0001\u0002" is a different one, which no merge
+// produces.
+TEST_F(HubTokenizerTest, MergesFindTokensBySpelling) {
   for (const bool as_pairs : {false, true}) {
     int32_t spelled = 0;
     const auto tokenizer = Tokenizer::open_folder(changed("gpt2", [&](Json& json) {
@@ -167,13 +167,13 @@ TEST_F(HubTokenizerTest, AMergeFindsTokensByTheirSpelling) {
   }
 }
 
-TEST_F(HubTokenizerTest, AVocabularyMayBeOneToken) {
+TEST_F(HubTokenizerTest, AcceptsAVocabularyOfOneToken) {
   const auto tokenizer = Tokenizer::open_folder(folder_with(R"({"model": {"vocab": {"a": 0}, "merges": []}})"));
   EXPECT_EQ(tokenizer->encode("aa"), (std::vector<int32_t>{0, 0}));
   expect_error(Status::usage, {"no token for 'b'"}, [&] { tokenizer->encode("b"); });
 }
 
-TEST_F(HubTokenizerTest, AnythingUnknownIsRefusedByName) {
+TEST_F(HubTokenizerTest, RejectsUnknownComponentsByName) {
   const auto set = [](const char* pointer, const Json& value) {
     return [=](Json& json) { json[Json::json_pointer(pointer)] = value; };
   };
@@ -216,8 +216,8 @@ TEST_F(HubTokenizerTest, AnythingUnknownIsRefusedByName) {
   expect_refused(emptied("made"), {"tokenizer.json", "vocab.json"});
 }
 
-// A pattern that would try every way to cut a run of one letter, and one that looks back from everywhere.
-TEST_F(HubTokenizerTest, APatternThatNeverEndsIsStopped) {
+// A pattern with exponentially many ways to split a run of one letter, and one that looks back from every position.
+TEST_F(HubTokenizerTest, StopsCatastrophicPatterns) {
   for (const char* const regex : {"(a+)+$", "(a|aa)+b", "(?:a*)*c"}) {
     const auto folder =
         changed("llama3", [&](Json& json) { json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = regex; });
@@ -228,7 +228,7 @@ TEST_F(HubTokenizerTest, APatternThatNeverEndsIsStopped) {
   }
 }
 
-TEST_F(HubTokenizerTest, ItsConfigurationIsCheckedToo) {
+TEST_F(HubTokenizerTest, ValidatesItsConfiguration) {
   expect_refused(configured("gpt2", {{"added_tokens_decoder", {{"x", "y"}}}}), {"'added_tokens_decoder'", "\"x\""});
   expect_refused(configured("gpt2", {{"bos_token", 3}}), {"tokenizer_config.json", "'bos_token'", "3"});
   expect_refused(configured("gpt2", {{"chat_template", 3}}), {"tokenizer_config.json", "'chat_template'"});
@@ -241,9 +241,9 @@ TEST_F(HubTokenizerTest, ItsConfigurationIsCheckedToo) {
   expect_refused(path("made"), {"chat_template.jinja", "UTF-8"});
 }
 
-// As transformers 5.24: with a tokenizer.json its post_processor decides, whatever class and keys are.
-TEST_F(HubTokenizerTest, EndsAreAddedAsTransformersAddsThem) {
-  // The tokenizer, keys beside those of both ends, and what is put before and behind a text.
+// As in transformers 5.24: if there is a tokenizer.json, its post_processor decides, whatever the class and keys.
+TEST_F(HubTokenizerTest, AddsEndsLikeTransformers) {
+  // The tokenizer, keys in addition to those of both ends, and the tokens before and after a text.
   const std::tuple<const char*, Json, std::string, std::string> cases[] = {
       {"llama2", Json::object(), "<s>", ""},
       {"llama2", {{"add_bos_token", false}}, "<s>", ""},
@@ -266,7 +266,7 @@ TEST_F(HubTokenizerTest, EndsAreAddedAsTransformersAddsThem) {
 }
 
 // Expected ids are those of transformers 5.24 for the same files.
-TEST_F(HubTokenizerTest, FilesBesideTokenizerJsonNameTokensAsInTransformers) {
+TEST_F(HubTokenizerTest, ReadsCompanionFilesLikeTransformers) {
   const auto token = [](const char* name, bool special) { return Json{{"content", name}, {"special", special}}; };
   const Json config = {{"eos_token", "<s>"}, {"pad_token", "<|z|>"}};
   const Json map = {
@@ -303,8 +303,8 @@ TEST_F(HubTokenizerTest, FilesBesideTokenizerJsonNameTokensAsInTransformers) {
   }
 }
 
-// Expected ids are those of AutoTokenizer of transformers 5.24: some classes make these parts by rules of their own.
-TEST_F(HubTokenizerTest, RulesOfTheClassReplaceThoseOfTokenizerJson) {
+// Expected ids are those of AutoTokenizer in transformers 5.24: some classes define these components themselves.
+TEST_F(HubTokenizerTest, ClassRulesOverrideTokenizerJson) {
   const std::vector<int32_t> first{352, 302, 262, 301, 2, 270, 271, 272, 273, 379},
       always{352, 302, 262, 301, 2, 379, 379}, stored{345, 352, 302, 262, 301, 2, 379, 379},
       gpt2{279, 86, 9, 85, 2, 19, 20, 21, 22, 323}, prefixed{279, 86, 9, 85, 2, 323, 323},
@@ -345,7 +345,7 @@ TEST_F(HubTokenizerTest, MetaspaceFollowsTheSearchForAddedTokens) {
   EXPECT_EQ(Tokenizer::open_folder(folder)->encode("a <n> b the end"), (std::vector<int32_t>{351, 493, 288, 346, 494}));
 }
 
-TEST_F(HubTokenizerTest, VocabAndMergesAreReadByTheClassOfTheFolder) {
+TEST_F(HubTokenizerTest, ReadsVocabAndMergesByTokenizerClass) {
   const Json model = to_json(tokenizer_fixture("gpt2") / "tokenizer.json")["model"];
   std::string merges = "#version: 0.2\n";
   for (const Json& merge : model["merges"])
@@ -376,8 +376,8 @@ TEST_F(HubTokenizerTest, VocabAndMergesAreReadByTheClassOfTheFolder) {
   expect_refused(folder({{"tokenizer_class", "RobertaTokenizer"}}), {"'tokenizer_class'", "RobertaTokenizer"});
 }
 
-// The ids of generation_config.json, else of config.json, else of the tokenizer; they go where the tokenizer goes.
-TEST_F(HubTokenizerTest, GenerationEndsWhereTheModelsSettingsSay) {
+// The ids of generation_config.json, else of config.json, else of the tokenizer; they are copied with the tokenizer.
+TEST_F(HubTokenizerTest, GenerationEndsFollowTheModelsSettings) {
   const int32_t own = Tokenizer::open_folder(tokenizer_fixture("smollm"))->document_end().value();
   const std::tuple<const char*, const char*, std::vector<int32_t>> cases[] = {
       {nullptr, nullptr, {own}},
@@ -397,14 +397,14 @@ TEST_F(HubTokenizerTest, GenerationEndsWhereTheModelsSettingsSay) {
     EXPECT_EQ(generation_ends(*again), ends);
     EXPECT_EQ(again->files(), tokenizer->files());
     if (identity.empty()) identity = tokenizer->identity();
-    EXPECT_TRUE(again->identity() == identity) << "settings of a model are no part of it";
+    EXPECT_TRUE(again->identity() == identity) << "settings of a model do not belong to it";
   }
   file("made/generation_config.json", R"({"eos_token_id": "</s>"})");
   expect_refused(path("made"), {"generation_config.json", "'eos_token_id'"});
 }
 
-// transformers before 5 knows no TokenizersBackend; and a folder that names no class gets that of its model.
-TEST_F(HubTokenizerTest, FilesNameAClassThatEveryVersionHas) {
+// transformers before 5 does not know TokenizersBackend; a directory without a class gets that of its model.
+TEST_F(HubTokenizerTest, WritesAClassKnownToEveryVersion) {
   const auto folder = changed("gpt2", [](Json&) {});
   EXPECT_EQ(Json::parse(Tokenizer::open_folder(folder)->files().at("tokenizer_config.json")).at("tokenizer_class"),
             "PreTrainedTokenizerFast");
@@ -414,9 +414,9 @@ TEST_F(HubTokenizerTest, FilesNameAClassThatEveryVersionHas) {
             R"({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "pad_token": "<none>"})");
 }
 
-// Numbers and tokens by add_special_tokens() of tokenizers 0.23.3: of a new name, of a word of the vocabulary, of
-// another new name, and of an added token that was not special.
-TEST_F(HubTokenizerTest, AddsTokensAsTheLibraryDoes) {
+// Ids and tokens of add_special_tokens() in tokenizers 0.23.3: for a new name, a word of the vocabulary, another new
+// name, and an added token that was not special.
+TEST_F(HubTokenizerTest, AddsTokensLikeTheLibrary) {
   const std::tuple<const char*, int32_t, int32_t, std::vector<int32_t>> cases[] = {
       {"gpt2", 403, 331, {86, 299, 223, 403, 90, 223, 331, 223, 130, 105, 404}},
       {"roberta", 403, 334, {280, 300, 223, 403, 374, 223, 334, 223, 130, 105, 404}},
@@ -448,15 +448,15 @@ TEST_F(HubTokenizerTest, AddsTokensAsTheLibraryDoes) {
                [&] { make_tokenizer(bytes, "text"); });
 }
 
-TEST_F(HubTokenizerTest, AMillionMergesAreRefused) {
+TEST_F(HubTokenizerTest, RejectsAMillionMerges) {
   std::string json = R"({"decoder":{"type":"Fuse"},"model":{"type":"BPE","vocab":{"a":0,"aa":1},"merges":[)";
   for (int i = 0; i < 1'000'000; ++i) json += i == 0 ? "\"a a\"" : ",\"a a\"";
   expect_refused(folder_with(json + "]}}"), {"1000000 merges; expected at most 600000"});
-  std::filesystem::resize_file(path("made/tokenizer.json"), 200'000'000);  // with a hole
-  expect_refused(path("made"), {"200000000 bytes; expected a tokenizer's at most"});
+  std::filesystem::resize_file(path("made/tokenizer.json"), 200'000'000);  // sparse
+  expect_refused(path("made"), {"200000000 bytes; expected at most"});
 }
 
-TEST_F(HubTokenizerTest, LongRunsTakeTheirLengthAndNotItsSquare) {
+TEST_F(HubTokenizerTest, EncodesLongRunsInLinearTime) {
   const auto began = std::chrono::steady_clock::now();
   std::string marks = "a";
   for (int i = 0; i < 100'000; ++i) marks += i % 2 == 0 ? "\xCC\x81" : "\xCC\xA3";
@@ -467,11 +467,12 @@ TEST_F(HubTokenizerTest, LongRunsTakeTheirLengthAndNotItsSquare) {
     const auto tokenizer = Tokenizer::open_folder(tokenizer_fixture(name));
     for (const std::string& text : texts) EXPECT_FALSE(tokenizer->encode(text).empty());
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(60));  // their squares take hours
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(60));  // quadratic time would take hours
 }
 
-// Oniguruma's regcomp reads these flags otherwise, and its regexec cannot read what the C library compiled.
-TEST(Oniguruma, LeavesTheRegularExpressionsOfTheCLibraryAlone) {
+// Oniguruma's regcomp interprets these flags differently, and its regexec cannot read patterns compiled by the C
+// library.
+TEST(Oniguruma, DoesNotReplaceTheCLibrarysRegex) {
   regex_t compiled;
   ASSERT_EQ(regcomp(&compiled, "tessera", REG_ICASE | REG_NOSUB), 0);
   EXPECT_EQ(regexec(&compiled, "TESSERA", 0, nullptr, 0), 0);

@@ -1,5 +1,4 @@
-// Templates of chats: the language beside python3-jinja2, its bounds, and what a model's own template makes of
-// examples.
+// Chat templates: the language against python3-jinja2, its bounds, and models' own templates applied to examples.
 #include "data/jinja/template.h"
 #include "tests/data/support.h"
 #include "tests/support/python.h"
@@ -30,7 +29,7 @@ std::string rendered(const std::string& source, const nlohmann::ordered_json& va
   return made.render(work, given).text;
 }
 
-// A template, its text or why it is refused, and what it is given.
+// A template, its text or error, and its variables.
 struct Case {
   std::string source, result;
   nlohmann::ordered_json variables = nlohmann::ordered_json::object();
@@ -41,7 +40,7 @@ void expect_refused(const std::vector<Case>& cases) {
         << c.source.substr(0, 200);
 }
 
-TEST(Jinja, MakesWhatPythonMakes) {
+TEST(Jinja, MatchesPython) {
   if (const std::string why = test::missing("jinja2"); !why.empty()) GTEST_SKIP() << why;
   const std::filesystem::path source(TESSERA_SOURCE_DIR);
   const test::Exchange exchange;
@@ -57,17 +56,19 @@ TEST(Jinja, MakesWhatPythonMakes) {
       ++texts;
       EXPECT_EQ(nlohmann::ordered_json(text), one["text"]);
     } catch (const InputError& e) {
-      EXPECT_TRUE(one["text"].is_null() || has(e.what(), "not known") || has(e.what(), "is not printed")) << e.what();
+      EXPECT_TRUE(one["text"].is_null() || has(e.what(), "supported") || has(e.what(), "unknown") ||
+                  has(e.what(), "not defined") || has(e.what(), "cannot ") || has(e.what(), "unexpected"))
+          << e.what();
       refused += one["text"].is_null() ? 0 : 1;
     }
   }
   EXPECT_GE(cases, 3900);
-  EXPECT_GE(texts, 2900) << "most of the templates have a text";
-  EXPECT_LE(refused, 20) << "hardly one says what is not known";
+  EXPECT_GE(texts, 2900) << "most of the templates produce a text";
+  EXPECT_LE(refused, 20) << "few templates are unsupported";
 }
 
-// Some of the same by hand, where Python is not there to be asked.
-TEST(Jinja, KeepsItsRules) {
+// Some of these cases by hand, for machines without Python.
+TEST(Jinja, FollowsTheRulesOfJinja) {
   const std::vector<Case> cases = {
       {"  {% if true %}\n a\n  {%- endif %}\n{# c #}\nb\n", " ab"},
       {"{% for x in [1, 2, 3] if x != 2 %}{{ loop.index }}/{{ loop.length }}:{{ x }}{{ ',' if not loop.last }}{% else "
@@ -92,45 +93,45 @@ TEST(Jinja, KeepsItsRules) {
   for (const Case& c : cases) EXPECT_EQ(rendered(c.source, c.variables), c.result) << c.source;
 }
 
-TEST(Jinja, RefusesByLine) {
-  expect_refused({{"a\nb\n{{ x | nosuch }}", "t:3: the filter 'nosuch' is not known"},
-                  {"{{ x is nosuch }}", "t:1: the test 'nosuch' is not known"},
-                  {"\n{% include 'x' %}", "t:2: the statement 'include' is not known here"},
-                  {"\n\n{% if x %}\n", "t:3: expected 'endif', found 'the end'"},
-                  {"{{ a\nb }}", "t:2: expected the end of the tag, found 'b'"},
-                  {"{{ 'a", "t:1: the template ends in a text"},
-                  {"\n{{ x.y }}", "t:2: 'x' is undefined"},
-                  {"{% for m in ms %}\n{{ m.a.b }}{% endfor %}",
-                   "t:2: 'a' is undefined",
-                   {{"ms", {nlohmann::ordered_json::object()}}}},
-                  {"{{ xs.append(1) }}", "t:1: 'append' is called, and not known", {{"xs", {1}}}},
-                  {"{{ raise_exception('no\nway') }}", "t:1: the template refuses this: no\\x0away"},
-                  {"{{ [1] | map('string') }}", "t:1: an iterator is not printed; expected a text, or |list behind it"},
-                  {"{% set x = '<' | safe %}\n{{ x + '>' }}",
-                   "t:2: a text that `safe` marked is known only where it is printed, or joined by ~"},
-                  {"{{ '<' | safe | upper }}", "t:1: 'upper' of a text that `safe` marked is not known"},
-                  {"{{ '%s' % 1 }}", "t:1: the operator % of a text and an integer is not known"},
-                  {"{{ {1: 2} }}", "t:1: an integer as a key is not known"},
-                  {"{{ false[1:] }}", "t:1: a slice of a boolean and an integer is not known"},
-                  {"{{ 'a b'.rsplit(' ') }}", "t:1: 'rsplit' is called, and not known"},
-                  {"{{ 1 < 2 < 3 }}", "t:1: a chain of comparisons is not known"},
-                  {"{{ '4.7' | int }}", "t:1: an integer of a text is not known"},
-                  {"{{ 9223372036854775807 + 1 }}", "t:1: an integer is beyond 64 bits"}});
+TEST(Jinja, RejectsErrorsByLine) {
+  expect_refused(
+      {{"a\nb\n{{ x | nosuch }}", "t:3: unknown filter 'nosuch'"},
+       {"{{ x is nosuch }}", "t:1: unknown test 'nosuch'"},
+       {"\n{% include 'x' %}", "t:2: unexpected statement 'include'"},
+       {"\n\n{% if x %}\n", "t:3: expected 'endif', found 'the end'"},
+       {"{{ a\nb }}", "t:2: expected the end of the tag, found 'b'"},
+       {"{{ 'a", "t:1: a string is not closed"},
+       {"\n{{ x.y }}", "t:2: 'x' is undefined"},
+       {"{% for m in ms %}\n{{ m.a.b }}{% endfor %}",
+        "t:2: 'a' is undefined",
+        {{"ms", {nlohmann::ordered_json::object()}}}},
+       {"{{ xs.append(1) }}", "t:1: 'append' is called but not defined", {{"xs", {1}}}},
+       {"{{ raise_exception('no\nway') }}", "t:1: the template raises an error: no\\x0away"},
+       {"{{ [1] | map('string') }}", "t:1: an iterator cannot be printed; expected a string, or |list after it"},
+       {"{% set x = '<' | safe %}\n{{ x + '>' }}",
+        "t:2: a string marked by `safe` may only be printed, or joined by ~"},
+       {"{{ '<' | safe | upper }}", "t:1: 'upper' is not supported on a string marked by `safe`"},
+       {"{{ '%s' % 1 }}", "t:1: the operator % of a string and an integer is not supported"},
+       {"{{ {1: 2} }}", "t:1: an integer is not supported as a key"},
+       {"{{ false[1:] }}", "t:1: a slice of a boolean and an integer is not supported"},
+       {"{{ 'a b'.rsplit(' ') }}", "t:1: 'rsplit' is called but not defined"},
+       {"{{ 1 < 2 < 3 }}", "t:1: chained comparisons are not supported"},
+       {"{{ '4.7' | int }}", "t:1: cannot convert a string to an integer"},
+       {"{{ 9223372036854775807 + 1 }}", "t:1: an integer is beyond 64 bits"}});
   for (const std::string word : {"call m()", "filter upper", "with x = 1", "raw", "extends 'x'", "import 'x' as y",
                                  "from 'x' import y", "block b", "trans", "do x", "autoescape true"})
-    expect_refused(
-        {{"{% " + word + " %}", "t:1: the statement '" + word.substr(0, word.find(' ')) + "' is not known here"}});
+    expect_refused({{"{% " + word + " %}", "t:1: unexpected statement '" + word.substr(0, word.find(' ')) + "'"}});
 }
 
-// Nesting in the template's text, in its values and in its calls, and work without end.
-TEST(Jinja, HasBounds) {
+// Bounds on nesting of the template's text, of its values and of its calls, and on work.
+TEST(Jinja, BoundsNestingAndWork) {
   const auto repeated = [](const std::string& text, int times) {
     std::string out;
     for (int i = 0; i < times; ++i) out += text;
     return out;
   };
-  const std::string deep = "t:1: nested too deep, or a macro that calls itself without end",
-                    much = "t:1: one tag does too much",
+  const std::string deep = "t:1: nested too deeply, or endless recursion of a macro",
+                    much = "t:1: a tag is too complex",
                     work = "t:1: does more work, or makes more text, than a template should";
   expect_refused(
       {{"{{ " + repeated("(", 10000) + repeated(")", 10000) + " }}", deep},
@@ -150,10 +151,10 @@ TEST(Jinja, HasBounds) {
         work},
        {"{% set ns = namespace(s=[1]) %}{% for a in range(200) %}{% set ns.s = [ns.s] %}{% endfor %}",
         "t:1: values are nested deeper than 100"},
-       {"{{ range(100001) }}", "t:1: a range of more than 100000 numbers"}});
+       {"{{ range(100001) }}", "t:1: a range of more than 100000 items"}});
 }
 
-// A tokenizer for chats, with a template.
+// A tokenizer for chats with a template.
 class ModelTemplates : public testing::Test {
  protected:
   static ModelTemplate with(const std::string& jinja) {
@@ -163,7 +164,7 @@ class ModelTemplates : public testing::Test {
     return ModelTemplate(
         HubTokenizer({{"tokenizer.json", tokenizer.dump()}, {"tokenizer_config.json", config.dump()}}, "t/"));
   }
-  // Responses in brackets, and what is text whatever it says between quotes.
+  // Responses in brackets, and plain text in quotes.
   static std::string shown(const std::vector<Piece>& pieces) {
     std::string out;
     for (const Piece& p : pieces) {
@@ -179,7 +180,7 @@ class ModelTemplates : public testing::Test {
                          {{Role::user, "a"}, {Role::assistant, "b "}, {Role::user, "c"}, {Role::assistant, "d"}}};
 };
 
-TEST_F(ModelTemplates, ResponsesAreWhatTurnsAdd) {
+TEST_F(ModelTemplates, ResponsesAreTheTextAddedByTurns) {
   const ModelTemplate chatml = with(
       "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + eos_token + '\\n' }}{% endfor %}"
       "{% if add_generation_prompt %}{{ bos_token }}assistant\n{% endif %}");
@@ -188,23 +189,23 @@ TEST_F(ModelTemplates, ResponsesAreWhatTurnsAdd) {
             "<|im_start|>assistant\n[d<|im_end|>]\n");
   EXPECT_EQ(shown(chatml.prompt({{Role::system, "s"}, {Role::user, "a"}}, "f:7")),
             "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
-  // A message says text, also where it names a special token.
+  // Names of special tokens in a message are plain text.
   EXPECT_EQ(shown(chatml.render(
                 {Example::Shape::messages, {{Role::user, "x<|im_end|>y"}, {Role::assistant, "<|im_end|"}}}, "f:7")),
             "<|im_start|>user\nx'<|im_end|>'y<|im_end|>\n<|im_start|>assistant\n[<|im_end|<|im_end|>]\n");
   EXPECT_EQ(refused(chatml, {Example::Shape::messages, {{Role::user, "\uFDD0"}}}),
-            "f:7: a message has U+FDD0 or U+FDD1, which are no characters");
+            "f:7: a message contains a noncharacter, U+FDD0 or U+FDD1");
 }
 
-TEST_F(ModelTemplates, GenerationBlocksSayWhatIsTheResponse) {
+TEST_F(ModelTemplates, GenerationBlocksMarkTheResponse) {
   const ModelTemplate marked = with(
       "{% for m in messages %}{% if m.role == 'assistant' %}A:{% generation %}{{ m.content if loop.last else '...' }}"
       "{% endgeneration %};{% else %}{{ m.content }} {% endif %}{% endfor %}");
   EXPECT_EQ(shown(marked.render(talk_, "f:7")), "a A:[...];c A:[d];");
 }
 
-// A message with the weight 0 (in braces) is not learnt, nor is a prompt that is a list of messages.
-TEST_F(ModelTemplates, WhatIsNotLearntIsFoundByItsTurn) {
+// A message of weight 0 (in braces) is not trained on, nor is a prompt that is a list of messages.
+TEST_F(ModelTemplates, LocatesUntrainedTurns) {
   const std::string row = R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b",
       "weight": 0}, {"role": "user", "content": "c", "weight": 0}, {"role": "assistant", "content": "d"}]})";
   const std::string list = R"({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
@@ -220,17 +221,17 @@ TEST_F(ModelTemplates, WhatIsNotLearntIsFoundByItsTurn) {
   EXPECT_EQ(shown(marked.render(parse_example(list, "f:1"), "f:1")), "u:a;a:b;u:c;a:[d];");
 }
 
-// No turn must be found in a text that counts as a whole.
-TEST_F(ModelTemplates, AllOfATextNeedsNoPrefixes) {
+// If all of a text is trained on, no turn must be located.
+TEST_F(ModelTemplates, FullTextTrainingNeedsNoPrefixes) {
   const ModelTemplate last = with("{% for m in messages %}{{ m.content if loop.last else '-' }};{% endfor %}");
   EXPECT_EQ(refused(last, talk_),
-            "f:7: message 2: the chat template prints its text never; expected once, and as it is, or generation "
+            "f:7: message 2: the chat template prints its text never; expected once and unmodified, or generation "
             "blocks in the template");
   EXPECT_EQ(shown(last.render(talk_, "f:7", false)), "-;-;-;d;");
 }
 
-// As transformers 5.24 hands messages on: a key that is null is not there, thoughts have one name.
-TEST_F(ModelTemplates, NamesOfThoughtsAreOne) {
+// Messages are passed on as in transformers 5.24: a null key is omitted, thoughts have one name.
+TEST_F(ModelTemplates, NormalizesThoughtKeys) {
   const ModelTemplate thinks =
       with("{% for m in messages %}{{ m.reasoning_content }}/{{ m.thinking }}/{{ m.content is defined }};{% endfor %}");
   for (const char* key : {"reasoning_content", "thinking", "reasoning"}) {
@@ -241,19 +242,19 @@ TEST_F(ModelTemplates, NamesOfThoughtsAreOne) {
   EXPECT_EQ(shown(thinks.render(parse_example(calls, "f:1"), "f:1", false)), "//False;");
 }
 
-TEST_F(ModelTemplates, PartsOfSpecialNamesAreRefused) {
+TEST_F(ModelTemplates, RejectsPartialSpecialTokenNames) {
   const Example cut = {Example::Shape::messages, {{Role::assistant, "x<|im_end|>y"}}};
-  const std::string words = "f:7: a message has a special token's name, of which the chat template prints a part";
+  const std::string words = "f:7: the chat template prints only part of a special token's name in a message";
   EXPECT_EQ(refused(with("{% for m in messages %}{{ m.content.split('im_end')[0] }}{% endfor %}"), cut), words);
   EXPECT_EQ(refused(with("{% for m in messages %}{{ m.content.split('im_end')[1] }}{% endfor %}"), cut), words);
   const std::string large = R"({"messages": [{"role": "assistant", "content": "b"}], "tools": [18446744073709551615]})";
   EXPECT_EQ(refused(with("{{ tools }}"), parse_example(large, "f:1")),
-            "f:7: the whole number 18446744073709551615 is too large");
+            "f:7: the integer 18446744073709551615 is too large");
 }
 
-// Rows as OpenAI's documentation of function calling has them: calls without content, arguments as a text, answers of
-// tools. Templates read arguments as mappings, so vLLM makes such ones of them before it renders.
-TEST_F(ModelTemplates, ToolsReachTheTemplate) {
+// Rows in the format of OpenAI's function calling: calls without content, arguments as a string, answers of tools.
+// Templates read arguments as mappings, so vLLM parses them before it renders.
+TEST_F(ModelTemplates, PassesToolsToTheTemplate) {
   const ModelTemplate tools = with(
       "{{ tools | tojson }}\n{% for m in messages %}{{ m.role }}{{ '/' + m.name if m.name }}:{% if m.content is "
       "undefined %}"
@@ -270,12 +271,12 @@ TEST_F(ModelTemplates, ToolsReachTheTemplate) {
             "[assistant:f({\"z\": [1, 2.0], \"a\": null});]tool:t;[assistant:b;]");
   EXPECT_THROW(render(example, ChatTemplate::chatml, "f:1"), InputError);
   const std::string twice = R"({"messages": [{"role": "assistant", "tool_calls": [{"id": 1, "id": 2}]}]})";
-  EXPECT_THROW(parse_example(twice, "f:1"), InputError) << "a key that stands twice is read by nobody";
+  EXPECT_THROW(parse_example(twice, "f:1"), InputError) << "a duplicate key cannot be read";
 }
 
-// The kinds of Qwen3 (an empty thought in the last turn alone, thoughts of earlier turns gone), of Phi-3 (one more end
-// behind the last turn), of gpt-oss (another end there) and of R1 (a thought begins in what asks for an answer).
-TEST_F(ModelTemplates, AnswersAreFoundWhereTheTextDoesNotGrow) {
+// Templates like those of Qwen3 (an empty thought only in the last turn, thoughts of earlier turns removed), Phi-3 (an
+// additional end after the last turn), gpt-oss (a different end there) and R1 (the generation prompt begins a thought).
+TEST_F(ModelTemplates, LocatesAnswersWithoutCommonPrefix) {
   const std::string user = "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>{{ m.content }}{% else %}A:";
   const std::string asks = "{% endif %}{% endfor %}{% if add_generation_prompt %}A:";
   const auto rendered = [&](const std::string& answer, const std::string& behind, const Example& example) {
@@ -296,7 +297,7 @@ TEST_F(ModelTemplates, AnswersAreFoundWhereTheTextDoesNotGrow) {
             "<|im_start|>aA:[b <|im_end|>]\n<|im_start|>cA:[d<|im_end|>\n</s>]");
   EXPECT_EQ(rendered("{{ m.content }}{{ '</s>' if loop.last else '<|im_end|>' }}", "{% endif %}", talk_),
             "<|im_start|>aA:[b <|im_end|>]<|im_start|>cA:[d</s>]");
-  // A call without text, in a turn that has an empty thought only at the end.
+  // A call without text, in a turn with an empty thought only at the end.
   Example calls = talk_;
   calls.turns[1] = {.role = Role::assistant, .text = "", .more = R"({"tool_calls": [1]})", .silent = true};
   const std::string call =
@@ -309,10 +310,10 @@ TEST_F(ModelTemplates, AnswersAreFoundWhereTheTextDoesNotGrow) {
             std::string::npos);
 }
 
-TEST_F(ModelTemplates, WhatATemplateRefusesIsRefused) {
+TEST_F(ModelTemplates, PropagatesErrorsRaisedByTheTemplate) {
   const ModelTemplate strict =
       with("{% if messages[0].role != 'system' %}\n{{ raise_exception('no system') }}{% endif %}");
-  EXPECT_EQ(refused(strict, talk_), "f:7: chat_template:2: the template refuses this: no system");
+  EXPECT_EQ(refused(strict, talk_), "f:7: chat_template:2: the template raises an error: no system");
   EXPECT_THROW(with("{{ messages | nosuch }}"), InputError);
 }
 

@@ -20,7 +20,7 @@ std::string refused(std::string_view line) {
   return error_message([&] { render(parse_example(line, "f:3"), ChatTemplate::automatic, "f:3"); }, Status::input);
 }
 
-TEST(Jsonl, HasFourShapes) {
+TEST(Jsonl, ParsesFourShapes) {
   const Example chat =
       row(R"({"id": 7, "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hé"}]})");
   EXPECT_EQ(chat.shape, Example::Shape::messages);
@@ -30,7 +30,7 @@ TEST(Jsonl, HasFourShapes) {
   const Example completion = row(R"({"prompt": "1+1=", "completion": "2"})");
   EXPECT_EQ(completion.shape, Example::Shape::completion);
   EXPECT_EQ(completion.turns[1].text, "2");
-  // Alpaca's own files have a text beside the rest.
+  // Alpaca's own files have a text in addition.
   const Example instruction = row(R"({"instruction": "Add.", "input": "1 1", "output": "2", "text": "all of it"})");
   EXPECT_EQ(instruction.shape, Example::Shape::instruction);
   EXPECT_EQ(instruction.input, "1 1");
@@ -38,60 +38,61 @@ TEST(Jsonl, HasFourShapes) {
   EXPECT_EQ(row(R"({"text": "once"})").shape, Example::Shape::text);
 }
 
-TEST(Jsonl, NamesTheLineThatIsWrong) {
+TEST(Jsonl, ErrorsNameTheLine) {
   constexpr const char* kAmong =
       "f:3: expected input_ids, messages, conversations, prompt and completion, instruction and output, or text among "
       "its keys";
   const std::pair<const char*, std::string> cases[] = {
       {"{}", kAmong},
       {R"({"question": "a", "answer": "b"})",
-       std::string(kAmong) + "; found answer, question, and `map` says which key is which"},
+       std::string(kAmong) + "; found answer, question; `map` assigns these keys"},
       {R"({"text": 3})", "f:3: the key 'text' is a number; expected a string"},
       {R"({"instruction": "Add."})", "f:3: the key 'output' is missing"},
       {R"({"instruction": "Add.", "output": null})", "f:3: the key 'output' is missing"},
-      {R"({"messages": []})", "f:3: the key 'messages' must be a list of messages that is not empty"},
+      {R"({"messages": []})", "f:3: the key 'messages' must be a non-empty list of messages"},
       {R"({"messages": [{"role": "critic", "content": ""}]})",
-       "f:3: message 1: the role 'critic'; expected system, user, assistant or tool, or `roles`, which gives it one of "
-       "these"},
+       "f:3: message 1: the role 'critic'; expected system, user, assistant or tool, or one of these assigned "
+       "by `roles`"},
       {R"({"messages": [{"role": "assistant", "content": null, "tool_calls": [{"id": "1"}]}]})",
-       "f:3: message 1 has the key 'tool_calls'; expected role, content and weight alone"},
+       "f:3: message 1 has the key 'tool_calls'; expected only role, content and weight"},
       {R"({"messages": [{"role": "user", "content": "a", "weight": 1}]})",
-       "f:3: message 1: the key 'weight' is 1; expected 0, or 1 of an assistant's"},
+       "f:3: message 1: the key 'weight' is 1; expected 0, or 1 for an assistant"},
       {R"({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]})",
-       "f:3: message 1: the key 'weight' is 0.5; expected 0, or 1 of an assistant's"},
+       "f:3: message 1: the key 'weight' is 0.5; expected 0, or 1 for an assistant"},
       {R"({"messages": [{"role": "assistant", "content": "a", "loss": 0.5}]})",
-       "f:3: message 1: the key 'loss' is 0.5; expected false, or true of an assistant's"},
+       "f:3: message 1: the key 'loss' is 0.5; expected false, or true for an assistant"},
       {R"({"messages": [{"role": "user", "content": "a", "masked": false}]})",
-       "f:3: message 1: the key 'masked' is false; expected true, or false of an assistant's"},
+       "f:3: message 1: the key 'masked' is false; expected true, or false for an assistant"},
       {R"({"messages": [{"role": "assistant", "content": "a", "weight": 1, "train": false}]})",
        "f:3: message 1: the keys 'weight' and 'train' contradict each other"},
       {R"({"messages": [{"role": "assistant", "content": "a", "train_detail": [{"begin_offset": 0}]}]})",
-       "f:3: message 1: the key 'train_detail' excludes a part of a message; expected whole messages excluded"},
+       "f:3: message 1: the key 'train_detail' excludes part of a message; only complete messages can be excluded"},
       {R"({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]})",
-       "f:3: message 1: a part of the type \"image_url\"; expected text"},
+       "f:3: message 1: a content part of type \"image_url\"; expected text"},
       {R"({"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]})",
-       "f:3: the key 'tools' would change what a model reads; a row of messages has no place for it"},
+       "f:3: the key 'tools' would change the model's input; a row of messages does not support it"},
       {R"({"prompt": "a", "completion": "b", "chosen": "c"})",
-       "f:3: the key 'chosen' would change what a model reads; a row of prompt has no place for it"},
+       "f:3: the key 'chosen' would change the model's input; a row of prompt does not support it"},
       {R"({"prompt": [{"role": "user", "content": "a"}], "completion": "b"})",
-       "f:3: the key 'completion' must be a list of messages that is not empty"},
-      {R"({"input_ids": [1, "2"]})", "f:3: the key 'input_ids' must be a list of whole numbers"},
-      {R"({"input_ids": [[1, 2]]})", "f:3: the key 'input_ids' must be a list of whole numbers"},
+       "f:3: the key 'completion' must be a non-empty list of messages"},
+      {R"({"input_ids": [1, "2"]})", "f:3: the key 'input_ids' must be a list of integers"},
+      {R"({"input_ids": [[1, 2]]})", "f:3: the key 'input_ids' must be a list of integers"},
       {R"({"input_ids": []})", "f:3: the key 'input_ids' is empty"},
-      {R"({"input_ids": [1, 2], "labels": [1]})", "f:3: the key 'labels' has 1 numbers; expected 2, as input_ids has"},
-      {R"({"input_ids": [1, 2], "labels": [1, 3]})", "f:3: label 1 is 3 and its token 2; expected that token or -100"},
+      {R"({"input_ids": [1, 2], "labels": [1]})", "f:3: the key 'labels' has 1 elements; expected 2, as in input_ids"},
+      {R"({"input_ids": [1, 2], "labels": [1, 3]})",
+       "f:3: label 1 is 3 and its token is 2; expected this token or -100"},
       {R"({"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]})",
-       "f:3: the key 'attention_mask' hides tokens between others; expected only first and last ones hidden"},
+       "f:3: the key 'attention_mask' masks tokens between others; expected only leading and trailing ones masked"},
       {R"({"input_ids": [1, 2], "attention_mask": [0, 0]})",
-       "f:3: the key 'attention_mask' hides all tokens; expected one that is not hidden"},
-      {"[1]", "f:3: expected an object or a text"}};
+       "f:3: the key 'attention_mask' masks all tokens; expected at least one unmasked token"},
+      {"[1]", "f:3: expected an object or a string"}};
   for (const auto& [row, why] : cases) EXPECT_EQ(refused(row), why) << row;
-  EXPECT_TRUE(refused(R"({"text": "a", "text": "b"})").starts_with("f:3: the key 'text' stands twice"));
+  EXPECT_TRUE(refused(R"({"text": "a", "text": "b"})").starts_with("f:3: the key 'text' is a duplicate"));
   EXPECT_TRUE(refused(R"({"text": "a)").starts_with("f:3: not valid JSON at byte"));
   EXPECT_TRUE(refused("{\"text\": \"\xff\"}").starts_with("f:3: not valid JSON at byte"));
 }
 
-TEST(Jsonl, RolesHaveNames) {
+TEST(Jsonl, ParsesRoleNames) {
   const char* const line =
       R"({"messages": [{"role": "developer", "content": "s"}, {"role": "bot", "content": "b", "name": "n"}]})";
   const Example own = row(line);
@@ -103,11 +104,10 @@ TEST(Jsonl, RolesHaveNames) {
   EXPECT_EQ(mapped.turns[0].more, "");
   EXPECT_EQ(parse_role_names("user=assistant").at("assistant"), Role::user) << "as with `map`";
   for (const char* bad : {"a=b", "user", "user=", "bot=user,bot=tool"})
-    EXPECT_TRUE(error_message([&] { parse_role_names(bad); }).starts_with("`roles`: expected each name of a role once"))
-        << bad;
+    EXPECT_TRUE(error_message([&] { parse_role_names(bad); }).starts_with("`roles`: expected unique names")) << bad;
 }
 
-TEST(Jsonl, LinesAreCountedWithTheBlankOnes) {
+TEST(Jsonl, CountsBlankLines) {
   std::vector<std::string> found;
   for_each_line("\uFEFFa\r\n\n  \nb\n\nc", "f", [&](std::string_view line, int64_t number) {
     found.push_back(std::to_string(number) + std::string(line));
@@ -115,7 +115,7 @@ TEST(Jsonl, LinesAreCountedWithTheBlankOnes) {
   EXPECT_EQ(found, (std::vector<std::string>{"1a\r", "4b", "6c"}));
 }
 
-// As text, with the response in brackets, and * for the end.
+// The rendered text, with the response in brackets and * for the end.
 std::string shown(const Example& example, ChatTemplate style) {
   std::string out;
   bool within = false;
@@ -127,7 +127,7 @@ std::string shown(const Example& example, ChatTemplate style) {
   return out + (within ? "]" : "");
 }
 
-TEST(ChatTemplates, AreThoseOfTheField) {
+TEST(ChatTemplates, MatchPublishedTemplates) {
   const Example chat{
       Example::Shape::messages,
       {{Role::system, "S"}, {Role::user, " U "}, {Role::assistant, " A "}, {Role::user, "V"}, {Role::assistant, "B"}}};
@@ -162,8 +162,8 @@ TEST(ChatTemplates, AreThoseOfTheField) {
   EXPECT_EQ(shown(text, ChatTemplate::chatml), "[once*]");
 }
 
-// Rows as OpenAI, ShareGPT, TRL and Alpaca's successors write them, in ChatML without its markers' names.
-TEST(Jsonl, ReadsTheShapesOfTheWorld) {
+// Rows as written by OpenAI, ShareGPT, TRL and Alpaca's successors, in ChatML without the names of its markers.
+TEST(Jsonl, ParsesRowsOfOtherPrograms) {
   const std::pair<const char*, const char*> cases[] = {
       {R"({"messages": null, "prompt": "a", "completion": "b"})", "user\na;assistant\n[b]"},
       {R"({"instruction": "a", "input": null, "output": "b"})", "user\na;assistant\n[b]"},
@@ -209,7 +209,7 @@ TEST(Jsonl, ReadsTheShapesOfTheWorld) {
   EXPECT_EQ(refused(row(R"({"prompt": "a", "completion": "b", "system": "s"})"), ChatTemplate::none),
             "f:1: the key 'system' needs a `template`: expected chatml, llama3 or alpaca, found none");
   EXPECT_EQ(refused(row(R"({"messages": [{"role": "tool", "content": "t"}]})"), ChatTemplate::alpaca),
-            "f:1: `template` alpaca has no place for the role tool; expected chatml or llama3");
+            "f:1: `template` alpaca does not support the role tool; expected chatml or llama3");
 }
 
 TEST(Jsonl, FlagsExcludeMessages) {
@@ -220,8 +220,8 @@ TEST(Jsonl, FlagsExcludeMessages) {
     const Example example = row(fmt::format(R"({{"conversations": [{{"from": "gpt", "value": "a", {0}}},
         {{"from": "human", "value": "b", {0}}}, {{"from": "gpt", "value": "c"}}]}})",
                                             flag));
-    EXPECT_EQ(example.turns[0].learnt, Message::Learnt::never) << flag;
-    EXPECT_EQ(example.turns[2].learnt, Message::Learnt::as_usual) << flag;
+    EXPECT_EQ(example.turns[0].training, Message::Training::never) << flag;
+    EXPECT_EQ(example.turns[2].training, Message::Training::by_role) << flag;
     EXPECT_EQ(example.turns[0].more + example.unshown, "") << flag;
     EXPECT_TRUE(example.unread.empty()) << flag;
   }
@@ -232,7 +232,7 @@ TEST(Jsonl, FlagsExcludeMessages) {
         << flag;
 }
 
-TEST(Jsonl, KeysThatLookLikeFlagsAreRefused) {
+TEST(Jsonl, RejectsKeysSimilarToFlags) {
   const auto message = [](const char* flag, const char* role = "assistant") {
     return fmt::format(R"({{"messages": [{{"role": "{}", "content": "a", {}}}]}})", role, flag);
   };
@@ -244,26 +244,26 @@ TEST(Jsonl, KeysThatLookLikeFlagsAreRefused) {
   EXPECT_FALSE(row(message(R"("is_train": false)", "user")).turns[0].is_response());
 }
 
-TEST(Jsonl, KeysMayHaveOtherNames) {
+TEST(Jsonl, RenamesKeys) {
   const RowNames names{parse_key_names("prompt=question,completion=answer,system=sys")};
   const Example example = parse_example(R"({"question": "a", "answer": "b", "prompt": "old", "id": 1})", "f:1", names);
   EXPECT_EQ(shown(example, ChatTemplate::none), "a[b*]");
   EXPECT_EQ(example.unread, std::set<std::string>{"'id'"});
   EXPECT_EQ(example.mapped, (std::set<std::string>{"answer", "question"})) << "a missing key is null";
-  // Names may be exchanged.
+  // Names may be swapped.
   EXPECT_EQ(shown(parse_example(R"({"prompt": "b", "completion": "a"})", "f:1",
                                 {parse_key_names("prompt=completion,completion=prompt")}),
                   ChatTemplate::none),
             "a[b*]");
   EXPECT_EQ(error_message([&] { parse_example(R"({"question": "a"})", "f:1", names); }, Status::input),
-            "f:1: the key 'answer', which `map` names, is missing");
+            "f:1: the key 'answer', named in `map`, is missing");
   for (const char* bad : {"prompt", "prompt=", "question=prompt", "prompt=a,prompt=b", "=a"})
     EXPECT_TRUE(error_message([&] { parse_key_names(bad); }).starts_with("`map`: expected each of input_ids, ")) << bad;
   EXPECT_EQ(parse_key_names("text=a=b").at(0).second, "a=b");
 }
 
-// The template that an export writes makes the text of the built-in one.
-TEST(ChatTemplates, OneThatIsExportedSaysTheSame) {
+// The exported Jinja template renders the same text as the built-in one.
+TEST(ChatTemplates, ExportedTemplatesRenderIdentically) {
   nlohmann::json tokenizer = chat_tokenizer();
   for (nlohmann::json& token : tokenizer["added_tokens"])
     if (token["id"] == 400) token["content"] = "<|begin_of_text|>";

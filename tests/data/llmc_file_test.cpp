@@ -1,4 +1,4 @@
-// llm.c's token files, read strictly, and datasets made of them; datasets with byte-level BPE.
+// llm.c's token files, strictly validated, and datasets of them; datasets with byte-level BPE.
 #include <cstring>
 #include <numeric>
 
@@ -24,13 +24,13 @@ std::vector<int32_t> parse(const std::string& bytes, int64_t vocab) {
   return read_tokens(TokenFile::of_llmc_bytes(std::as_bytes(std::span(bytes)), vocab, "t.bin"));
 }
 
-TEST(LlmcFile, IsReadInBothWidths) {
+TEST(LlmcFile, ReadsBothWidths) {
   EXPECT_EQ(parse(gpt2_file({0, 7, 50256, 65535}), 65536), (std::vector<int32_t>{0, 7, 50256, 65535}));
   EXPECT_EQ(parse(llmc<uint32_t>(20240801, 7, {0, 128000}), 128256), (std::vector<int32_t>{0, 128000}));
   EXPECT_EQ(parse(gpt2_file({}), 10), std::vector<int32_t>{});
 }
 
-TEST(LlmcFile, IsCheckedStrictly) {
+TEST(LlmcFile, RejectsInvalidFiles) {
   const auto refuse = [](std::string bytes, size_t at, int32_t value, std::initializer_list<std::string> parts) {
     std::memcpy(bytes.data() + at, &value, at < bytes.size() ? 4 : 0);
     expect_error(Status::input, parts, [&] { parse(bytes, 100); });
@@ -38,9 +38,9 @@ TEST(LlmcFile, IsCheckedStrictly) {
   const std::string good = gpt2_file({1, 2, 99});
   refuse(good, 0, 7, {"t.bin", "begins with 7", "20240520"});
   refuse(good, 4, 2, {"t.bin", "version 2", "expected 1"});
-  refuse(good, 8, 4, {"4 tokens of 2 bytes", "6 bytes are there"});
+  refuse(good, 8, 4, {"4 tokens of 2 bytes", "found 6 bytes"});
   refuse(good, 8, -1, {"-1 tokens"});
-  refuse(good, 12, 1, {"number 3 of the header is 1"});
+  refuse(good, 12, 1, {"header value 3 is 1"});
   refuse(good, 1020, 1, {"number 255"});
   refuse(gpt2_file({1, 100, 2, 3}), 4, 1, {"token 100 at position 1", "vocabulary of 100"});
   refuse(good.substr(0, 1029), 4, 1, {"3 tokens of 2 bytes"});
@@ -61,7 +61,7 @@ class LlmcDataset : public DataTest {
   TokenizerChoice folder() const { return {.name = path("tokenizer").string()}; }
 };
 
-TEST_F(LlmcDataset, HoldsOutTheLastTenthOrItsSibling) {
+TEST_F(LlmcDataset, HoldsOutTheLastTenthOrTheValidationFile) {
   const Dataset alone = dataset_for(path("text_train.bin").string(), folder());
   EXPECT_EQ(alone.val.size(), (alone.train_tokens() + alone.val.size() + 9) / 10);
   EXPECT_EQ(alone.train_bytes + alone.val_bytes, static_cast<int64_t>(test::unseen_text().size()));
@@ -69,10 +69,10 @@ TEST_F(LlmcDataset, HoldsOutTheLastTenthOrItsSibling) {
   const Dataset both = import_llmc(path("text_train.bin"), folder(), path("both"));
   EXPECT_EQ(both.val.size(), 4);
   EXPECT_EQ(both.train_tokens(), alone.train_tokens() + alone.val.size());
-  EXPECT_EQ(dataset_for(path("text_train.bin").string(), folder()).val.size(), 4);  // not what the cache had
+  EXPECT_EQ(dataset_for(path("text_train.bin").string(), folder()).val.size(), 4);  // not the cached one
 }
 
-TEST_F(LlmcDataset, NeedsTheTokenizer) {
+TEST_F(LlmcDataset, RequiresATokenizer) {
   const std::string bin = path("text_train.bin").string();
   expect_error(Status::usage, {"`tokenizer`", "text_train.bin", "found none"}, [&] { dataset_for(bin, {}); });
   expect_error(Status::usage, {"`tokenizer`", "'bpe'"}, [&] { dataset_for(bin, {"bpe"}); });
@@ -81,18 +81,18 @@ TEST_F(LlmcDataset, NeedsTheTokenizer) {
   expect_error(Status::input, {"text_val.bin", "token 500"}, [&] { dataset_for(bin, folder()); });
 }
 
-TEST_F(LlmcDataset, ATextTakesATokenizerFromAFolder) {
+TEST_F(LlmcDataset, TokenizesTextWithATokenizerDirectory) {
   const std::string text = file("other.txt", test::unseen_text()).string();
   const Dataset other = dataset_for(text, folder());
   EXPECT_EQ(other.tokenizer->to_json(), Tokenizer::load(path("tokenizer/tokenizer.json"))->to_json());
   EXPECT_EQ(dataset_for(path("tokenizer").string(), folder()).tokenizer->vocab_size(), 500);
   const Dataset again =
       make_dataset(text_of_bytes(test::unseen_text(), "t"), {.name = "bpe", .vocab_size = 300}, path("another"));
-  expect_error(Status::usage, {"`tokenizer`", "another one (bpe)"},
+  expect_error(Status::usage, {"`tokenizer`", "a different one (bpe)"},
                [&] { dataset_for(again.directory.string(), folder()); });
 }
 
-// Datasets of several token files: made by `tessera data`, or llm.c's where they lie.
+// --- datasets of several token files: of `tessera data`, or llm.c's in place ---
 
 std::vector<uint16_t> numbered(uint16_t first, uint16_t count) {
   std::vector<uint16_t> out(count);
@@ -117,7 +117,7 @@ class ShardsTest : public DataTest {
   std::string folder_;
 };
 
-TEST_F(ShardsTest, AreReadWhereTheyLie) {
+TEST_F(ShardsTest, ReadsShardsInPlace) {
   shard("t_train_2.bin", 40, 30);
   shard("t_train_1.bin", 0, 40);
   shard("t_val_0.bin", 100, 20);
@@ -134,7 +134,7 @@ TEST_F(ShardsTest, AreReadWhereTheyLie) {
   EXPECT_EQ(evaluation_text(path("set").string(), *Tokenizer::open_folder(tokenizer().name), {.context = 4}).bytes, 20);
 }
 
-TEST_F(ShardsTest, TheLastIsHeldOutWhereNoneIsNamed) {
+TEST_F(ShardsTest, HoldsOutTheLastShardByDefault) {
   shard("a.bin", 0, 10);
   shard("b.bin", 10, 11);
   shard("c.bin", 20, 12);
@@ -144,7 +144,7 @@ TEST_F(ShardsTest, TheLastIsHeldOutWhereNoneIsNamed) {
   EXPECT_NE(d.notes.at(0).find("c.bin"), std::string::npos);
 }
 
-TEST_F(ShardsTest, AreTheSameDataOnlyInFull) {
+TEST_F(ShardsTest, ChecksumsCoverEveryShard) {
   shard("a.bin", 0, 10);
   shard("b.bin", 10, 11);
   shard("val.bin", 0, 12);
@@ -156,16 +156,16 @@ TEST_F(ShardsTest, AreTheSameDataOnlyInFull) {
   EXPECT_EQ(sums().at("validation"), before.at("validation"));
 }
 
-TEST_F(ShardsTest, AreRefusedByName) {
+TEST_F(ShardsTest, ErrorsNameTheFile) {
   const auto refuse = [&](const std::string& spec, Status status, std::initializer_list<std::string> parts) {
     expect_error(status, parts, [&] { dataset_for(spec, tokenizer()); });
   };
   refuse(pattern("*.bin"), Status::input, {"`data`", "*.bin", "no file matches"});
-  refuse(path("set").string(), Status::input, {"no dataset"});
+  refuse(path("set").string(), Status::input, {"not a dataset"});
   shard("a.bin", 0, 10);
-  refuse(pattern("*.bin"), Status::input, {"1 file;", "another to validate on"});
+  refuse(pattern("*.bin"), Status::input, {"1 file;", "one for validation"});
   shard("val.bin", 0, 1);
-  refuse(pattern("*.bin"), Status::input, {"val.bin", "1 tokens to validate on"});
+  refuse(pattern("*.bin"), Status::input, {"val.bin", "1 validation tokens"});
   shard("val.bin", 0, 10);
   expect_error(Status::usage, {"`tokenizer`", "found none"}, [&] { dataset_for(pattern("*.bin"), {}); });
   file("set/b.bin", "no tokens");
@@ -176,7 +176,7 @@ TEST_F(ShardsTest, AreRefusedByName) {
   refuse(pattern("*.bin"), Status::input, {"b.bin", "9 tokens of 2 bytes"});
 }
 
-TEST_F(ShardsTest, MadeOfSeveralSources) {
+TEST_F(ShardsTest, MergesSeveralSources) {
   const std::string text(300, 'x'), more = file("more.txt", std::string(200, 'y')).string();
   std::string lines;
   for (int i = 0; i < 20; ++i) lines += "{\"text\": \"document\"}\n";
@@ -193,7 +193,7 @@ TEST_F(ShardsTest, MadeOfSeveralSources) {
   for (const TokenFile& f : cut.train)
     for (int64_t i = 0; i < f.size(); ++i, ++at) ASSERT_EQ(f[i], whole.train[0][at]) << at;
   for (size_t i = 0; i + 1 < cut.train.size(); ++i) EXPECT_EQ(cut.train[i].size(), 100);
-  // a tokenizer that is trained learns from all of them
+  // A trained tokenizer is trained on all of them.
   EXPECT_EQ(make_dataset_from(sources, {"char"}, path("char")).tokenizer->decode(std::vector<int32_t>{9, 10}), "xy");
   std::filesystem::remove(path("cut/train-00003.tok"));
   expect_error(Status::input, {"train-00003.tok"}, [&] { Dataset::open(path("cut")); });

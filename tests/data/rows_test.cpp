@@ -1,4 +1,4 @@
-// Rows out of JSON files as other programs write them, and the files of examples that a name means.
+// Rows of JSON files as other programs write them, and the files of examples that a name denotes.
 #include <gtest/gtest.h>
 
 #include "data/examples.h"
@@ -9,7 +9,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Rows of a file as "LINE ROW", blanks removed.
+// Rows of a file as "LINE ROW", without white space.
 std::vector<std::string> rows_in(std::string_view bytes) {
   std::vector<std::string> out;
   for_each_line(bytes, "f", [&](std::string_view line, int64_t number) {
@@ -20,23 +20,23 @@ std::vector<std::string> rows_in(std::string_view bytes) {
   return out;
 }
 
-TEST(Rows, ReadsValuesOfEveryLayout) {
+TEST(Rows, SplitsEveryLayout) {
   const std::pair<const char*, std::vector<std::string>> cases[] = {
       {"{\n  \"a\": [\n1,\n2\n]\n  , \"b\": \"}\\\"{\"\n}\r\n{\n\"a\": 3}",
        {R"(1 {"a":[1,2],"b":"}\"{"})", R"(8 {"a":3})"}},
       {"{\"a\": 1}{\"a\": 2},\n{\"a\": 3},\n", {R"(1 {"a":1})", R"(1 {"a":2})", R"(2 {"a":3})"}},
       {"[\"x, ]\",\n \"y\", [1, [2]], 3]", {R"(1 "x,]")", R"(2 "y")", "2 [1,[2]]", "2 3"}},
       {"\"x\"\n\n\"y\"", {R"(1 "x")", R"(3 "y")"}},
-      // A row that is cut short ends with its line.
+      // A truncated row ends with its line.
       {"{\"a\": \"b\n{\"a\": 1\n{\"a\": 2}\n}{\n", {R"(1 {"a":"b)", R"(2 {"a":1)", R"(3 {"a":2})", "4 }{"}}};
   for (const auto& [bytes, expected] : cases) EXPECT_EQ(rows_in(bytes), expected) << bytes;
   EXPECT_EQ(error_message([] { rows_in("[{\"a\": 1},"); }, Status::input),
-            "f:1: the list of rows has no end behind this");
-  EXPECT_EQ(error_message([] { rows_in("[1]\n2"); }, Status::input), "f:2: something behind the list of rows");
+            "f:1: the list of rows is not closed after this line");
+  EXPECT_EQ(error_message([] { rows_in("[1]\n2"); }, Status::input), "f:2: unexpected content after the list of rows");
 }
 
-// What to_dict() of `datasets` and to_json() of pandas write, with its orientations, and lists below a key.
-TEST(Rows, ReadsRowsOfOneObject) {
+// The output of to_dict() of `datasets` and to_json() of pandas in each orientation, and nested lists.
+TEST(Rows, SplitsTablesInOneObject) {
   const std::vector<std::string> rows{R"(1 {"prompt":"a","completion":"c"})", R"(2 {"prompt":"b","completion":"d"})"};
   for (const char* text :
        {R"({"prompt": ["a", "b"], "completion": ["c", "d"]})",
@@ -53,10 +53,10 @@ TEST(Rows, ReadsRowsOfOneObject) {
         R"({"prompt":"a","completion":"b","sources":[{"url":"c"}]})", R"({"text":"a"})"})
     EXPECT_EQ(rows_in(row), std::vector<std::string>{"1 " + std::string(row)});
   EXPECT_EQ(error_message([] { rows_in(R"({"train": [{"text": "a"}], "test": [{"text": "b"}]})"); }, Status::input),
-            "f: several lists of rows (train, test); expected one; 'jq -c \".train[]\" FILE' writes the rows of one");
+            "f: several lists of rows (train, test); expected one; 'jq -c \".train[]\" FILE' extracts one");
 }
 
-TEST(Rows, LargeObjectsAreRefused) {
+TEST(Rows, RejectsLargeObjects) {
   std::string text = "{\"text\": {";
   for (int i = 0; i < 30'000; ++i) text += fmt::format("{}\"{}\": \"a\"", i > 0 ? "," : "", i);
   EXPECT_TRUE(
@@ -67,7 +67,7 @@ TEST(Rows, LargeObjectsAreRefused) {
 
 using RowFiles = DataTest;
 
-TEST_F(RowFiles, SeveralFilesAreOneDataSet) {
+TEST_F(RowFiles, SeveralFilesFormOneDataset) {
   const std::string one = "{\"prompt\": \"ab\", \"completion\": \"cd\"}\n";
   file("a1.jsonl", one + one), file("a2.jsonl", one + one + one), file("b.jsonl", one), file("b.txt", "text");
   const auto examples = [&](const std::string& spec) {
@@ -78,7 +78,7 @@ TEST_F(RowFiles, SeveralFilesAreOneDataSet) {
   EXPECT_EQ(examples(path("a*.jsonl").string() + "," + path("b.jsonl").string()), std::pair(int64_t{5}, int64_t{1}));
   EXPECT_FALSE(names_examples(path("b.txt")));
   expect_error(Status::input, {"b.txt: expected examples, as in "}, [&] { example_files(path("b.*")); });
-  // A folder as `datasets` reads it, with what Windows and macOS leave there.
+  // A directory as `datasets` reads it, with files added by Windows and macOS.
   fs::create_directories(path("d/train")), fs::create_directories(path("d/__MACOSX"));
   file("d/train/x.jsonl", one + one), file("d/train/._x.jsonl", "\1"), file("d/__MACOSX/x.jsonl", "\1");
   file("d/desktop.ini", "[x]"), file("d/test.json", one);
@@ -92,17 +92,17 @@ TEST_F(RowFiles, SeveralFilesAreOneDataSet) {
   // A key that some rows have.
   const ExampleOptions options{.names = {parse_key_names("prompt=q")}, .context = 8};
   EXPECT_EQ(error_message([&] { load_examples(file("f.jsonl", one + one), {"bytes"}, options); }, Status::input),
-            path("f.jsonl").string() + ":1: the key 'q', which `map` names, is missing");
+            path("f.jsonl").string() + ":1: the key 'q', named in `map`, is missing");
   EXPECT_EQ(error_message(
                 [&] {
                   load_examples(file("f.jsonl", one + one), {"bytes"},
                                 {.names = {parse_key_names("system=q")}, .context = 8});
                 },
                 Status::input),
-            path("f.jsonl").string() + ": the key 'q', which `map` names, is in no row");
+            path("f.jsonl").string() + ": the key 'q', named in `map`, is in no row");
 }
 
-TEST_F(RowFiles, NamesTablesOfOtherFormats) {
+TEST_F(RowFiles, ErrorsNameOtherTableFormats) {
   for (const char* bytes : {"id,prompt,completion\n1,a,b\n", "\"text\"\n\"a\"\n", "messages\n"})
     expect_error(Status::input, {"CSV with the columns of examples", "python3 -m tessera.rows"},
                  [&] { dataset_for(file("t.csv", bytes), {"bytes"}); });

@@ -1,4 +1,4 @@
-// The safetensors file: round trips, what other readers see, and refusal of everything malformed.
+// The safetensors format: round trips, the reference reader, and rejection of malformed files.
 #include "data/safetensors.h"
 
 #include "tensor/random.h"
@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-// A file of the given header and data bytes.
+// A file with this header and data.
 std::string make_file(const std::string& header, const std::string& data) {
   const uint64_t length = header.size();
   return std::string(reinterpret_cast<const char*>(&length), 8) + header + data;
@@ -37,7 +37,7 @@ class SafetensorsTest : public DataTest {
                                   Tensor::empty({0, 4}, DType::float32, arena_)};
 };
 
-TEST_F(SafetensorsTest, ReadsWhatItWrote) {
+TEST_F(SafetensorsTest, RoundTrips) {
   const Safetensors file(sample());
   EXPECT_EQ(file.metadata().at("steps"), "12");
   EXPECT_EQ(file.metadata().at("format"), "pt");
@@ -52,7 +52,7 @@ TEST_F(SafetensorsTest, ReadsWhatItWrote) {
   EXPECT_THROW(write_safetensors("/nonexistent/y", {}), OutputError);
 }
 
-TEST_F(SafetensorsTest, TheReferenceReaderSeesTheSame) {
+TEST_F(SafetensorsTest, MatchesTheReferenceReader) {
   if (const std::string why = test::missing("safetensors, numpy"); !why.empty()) GTEST_SKIP() << why;
   const std::string script =
       "import sys, safetensors; f = safetensors.safe_open(sys.argv[1], 'np'); assert f.metadata()['steps'] == '12'; "
@@ -61,7 +61,7 @@ TEST_F(SafetensorsTest, TheReferenceReaderSeesTheSame) {
   EXPECT_EQ(std::system((test::python() + " -c \"" + script + "\" " + sample().string()).c_str()), 0);
 }
 
-TEST_F(SafetensorsTest, RefusesWhatIsMalformedByName) {
+TEST_F(SafetensorsTest, RejectsMalformedFilesByName) {
   const std::string f32 = R"("dtype":"F32","shape":[1],)";
   const auto one = [&](const std::string& entry) { return "{\"a\":{" + entry + "}}"; };
   const auto expect = [&](const std::string& header, const std::string& data, const std::string& words) {
@@ -93,8 +93,8 @@ TEST_F(SafetensorsTest, RefusesWhatIsMalformedByName) {
                [&] { Safetensors(std::as_bytes(std::span(half)), "h", true); });
 }
 
-// Random damage is either refused with an InputError or leaves a file that fits together; nothing is read outside it.
-TEST_F(SafetensorsTest, SurvivesRandomDamage) {
+// A randomly corrupted file is either rejected with an InputError or consistent; nothing outside it is read.
+TEST_F(SafetensorsTest, SurvivesRandomCorruption) {
   const std::string whole = read_file(sample());
   const Philox random(4);
   int refused = 0;

@@ -1,5 +1,5 @@
-// Helpers of the data layer's tests: a scratch directory, a private cache, a full disk, token fixtures, and
-// the message of an error.
+// Helpers of the data layer's tests: a scratch directory, a private cache, a full disk, token fixtures, and error
+// messages.
 #pragma once
 
 #include <fmt/format.h>
@@ -19,13 +19,13 @@
 
 namespace tessera {
 
-// Tokenizers of Hugging Face folders, as tests/data/fixtures/make_tokenizers.py names them.
+// Hugging Face tokenizers made by tests/data/fixtures/make_tokenizers.py.
 inline constexpr std::array kTokenizers{"gpt2", "roberta", "llama3", "qwen", "smollm", "llama2", "mistral", "words"};
 inline std::filesystem::path tokenizer_fixture(const std::string& name) {
   return TESSERA_SOURCE_DIR "/tests/data/fixtures/tokenizers/" + name;
 }
 
-// A tokenizer of some words, and of <|im_start|> and <|im_end|> as the special tokens 400 and 401.
+// A tokenizer of some words, with <|im_start|> and <|im_end|> as the special tokens 400 and 401.
 inline nlohmann::json chat_tokenizer() {
   nlohmann::json made = nlohmann::json::parse(read_file(tokenizer_fixture("smollm") / "tokenizer.json"));
   for (nlohmann::json& token : made["added_tokens"]) {
@@ -35,7 +35,7 @@ inline nlohmann::json chat_tokenizer() {
   return made;
 }
 
-// A scratch directory, with the cache inside it, for one test.
+// A scratch directory that contains the cache, for one test.
 class DataTest : public testing::Test {
  protected:
   DataTest() { ::setenv("TESSERA_CACHE", (scratch_.path() / "cache").c_str(), 1); }
@@ -46,20 +46,20 @@ class DataTest : public testing::Test {
     std::ofstream(path(name), std::ios::binary) << bytes;
     return path(name);
   }
-  // A folder that is there and empty.
+  // An existing empty directory.
   std::filesystem::path emptied(const std::string& name) const {
     std::filesystem::remove_all(path(name));
     std::filesystem::create_directory(path(name));
     return path(name);
   }
-  // The names in a folder, in order.
+  // The sorted names in a directory.
   static std::vector<std::string> names_in(const std::filesystem::path& folder) {
     std::vector<std::string> out;
     for (const auto& e : std::filesystem::directory_iterator(folder)) out.push_back(e.path().filename().string());
     std::ranges::sort(out);
     return out;
   }
-  // Expects what is done in a process whose files may have so many bytes, as on a full disk, to fail by this file.
+  // Expects the action to fail, naming this file, in a process with this limit on file sizes, as on a full disk.
   static void expect_full_disk(uint64_t bytes, const std::string& named, const std::function<void()>& action) {
     const pid_t child = fork();
     if (child == 0) {
@@ -88,7 +88,7 @@ inline std::vector<int32_t> read_tokens(const TokenFile& file) {
   return out;
 }
 
-// Both parts of a text.
+// Both splits of a text.
 struct TextParts {
   std::string train = {}, val = {};
 };

@@ -1,4 +1,4 @@
-// Text files, their refusals, UTF-8 and the split; token files; and long texts, in little memory.
+// Text files and their errors, UTF-8 and the split; token files; and long texts in little memory.
 
 #include <sys/stat.h>
 
@@ -17,7 +17,7 @@ namespace {
 
 using TextTest = DataTest;
 
-TEST_F(TextTest, KeepsLineEndsAndDropsTheByteOrderMark) {
+TEST_F(TextTest, PreservesLineEndsAndDropsTheByteOrderMark) {
   EXPECT_EQ(load_text_file(file("a", "one\r\ntwo\n")).bytes(), "one\r\ntwo\n");
   const Text text = load_text_file(file("b", "\xEF\xBB\xBFword"));
   EXPECT_EQ(text.bytes(), "word");
@@ -27,7 +27,7 @@ TEST_F(TextTest, KeepsLineEndsAndDropsTheByteOrderMark) {
   EXPECT_EQ(load_text_file(file("long", line)).bytes().size(), line.size());
 }
 
-TEST_F(TextTest, RefusesWhatIsNoText) {
+TEST_F(TextTest, RejectsNonTextFiles) {
   const auto refuse = [&](const std::string& name, std::initializer_list<std::string> parts) {
     expect_error(Status::input, parts, [&] { load_text_file(path(name)); });
   };
@@ -38,7 +38,7 @@ TEST_F(TextTest, RefusesWhatIsNoText) {
       {"empty", "", "empty is empty"},
       {"mark", "\xEF\xBB\xBF", "byte order mark"},
       {"binary", std::string("abc\0def", 7), "NUL byte at offset 3"},
-      {"train.bin", raw, "tokens without a header, as nanoGPT's"},
+      {"train.bin", raw, "tokens without a header (nanoGPT)"},
       {"mega.bin", raw, "Megatron-LM"},
       {"foreign", std::string("\377\376a\0", 4), "UTF-16"},
       {"foreign", std::string("\xFE\xFF\0a", 4), "UTF-16"},
@@ -61,7 +61,7 @@ TEST_F(TextTest, RefusesWhatIsNoText) {
   if (::geteuid() != 0) refuse("secret", {"secret", "Permission denied"});
 }
 
-TEST(Utf8, EveryCodePointComesBackAndNothingElseIsTaken) {
+TEST(Utf8, RoundTripsCodePointsAndRejectsInvalidBytes) {
   for (char32_t c = 0; c <= 0x110000; ++c) {
     std::string bytes;
     append_utf8(bytes, c);
@@ -85,7 +85,7 @@ TEST(SplitText, HoldsOutTheLastTenthOfEveryDocument) {
   const auto split = split_text(text);
   EXPECT_EQ(split.train, "aaaaaaaaabbbbbbbbbbbbbbbbbb");
   EXPECT_EQ(split.val, "ABB");
-  // Five characters of two bytes: nine bytes are cut inside the last one, which goes to the training part whole.
+  // Five characters of two bytes: nine bytes end inside the last one, so it belongs to the training split.
   std::string umlauts;
   for (int i = 0; i < 15; ++i) umlauts += "\xC3\xA4";
   EXPECT_EQ(split_text(text_of_bytes(umlauts, "u")).train.size(), 28u);
@@ -93,14 +93,14 @@ TEST(SplitText, HoldsOutTheLastTenthOfEveryDocument) {
   expect_error(Status::input, {"'tiny'", "5 bytes", "too short"}, [] { split_text(text_of_bytes("hello", "tiny")); });
 }
 
-TEST_F(TextTest, WholeFiles) {
+TEST_F(TextTest, WritesFilesAtomically) {
   write_file(path("f"), "one", "two");
   EXPECT_EQ(read_file(path("f")), "onetwo");
   expect_error(Status::output, {"no/such/f"}, [&] { write_file(path("no/such/f"), "x"); });
-  EXPECT_EQ(names_in(path("")), std::vector<std::string>{"f"}) << "something half-written stayed";
+  EXPECT_EQ(names_in(path("")), std::vector<std::string>{"f"}) << "a partial file was left";
 }
 
-TEST_F(TextTest, RunsProgramsAndGivesUpOnSlowOnes) {
+TEST_F(TextTest, RunsProgramsWithATimeout) {
   EXPECT_EQ(run_program({"sh", "-c", "echo one; echo two >&2; exit 3"}, path(""), 10).status, 3);
   EXPECT_EQ(run_program({"sh", "-c", "echo one; echo two >&2"}, path(""), 10).last_line, "two");
   EXPECT_EQ(run_program({"no-such-program-here"}, path(""), 10).status, 127);
@@ -108,7 +108,7 @@ TEST_F(TextTest, RunsProgramsAndGivesUpOnSlowOnes) {
   EXPECT_EQ(run_program({"sh", "-c", "test ! -t 0 && pwd"}, "/", 10).last_line, "/");
 }
 
-// Token files, the order of training, and the windows of validation.
+// --- token files, the order of training, and windows for validation ---
 
 class TokenFileTest : public DataTest {
  protected:
@@ -121,7 +121,7 @@ class TokenFileTest : public DataTest {
   }
 };
 
-TEST_F(TokenFileTest, KeepsTokensOfBothWidths) {
+TEST_F(TokenFileTest, RoundTripsBothWidths) {
   for (const int64_t vocab : {int64_t{65536}, int64_t{70000}}) {
     const std::vector<int32_t> tokens{0, 65535, static_cast<int32_t>(vocab - 1)};
     TokenFile::write(path("t.tok"), tokens, vocab);
@@ -136,7 +136,7 @@ TEST_F(TokenFileTest, KeepsTokensOfBothWidths) {
   expect_error(Status::output, {"no/t.tok"}, [&] { TokenFile::write(path("no/t.tok"), bad, 8); });
 }
 
-TEST_F(TokenFileTest, RefusesEveryTruncationAndEveryChangedByte) {
+TEST_F(TokenFileTest, RejectsEveryTruncationAndChangedByte) {
   counting(20);
   const std::string good = read_file(path("t.tok"));
   const auto refused = [&](const std::string& bytes) {
@@ -151,7 +151,7 @@ TEST_F(TokenFileTest, RefusesEveryTruncationAndEveryChangedByte) {
     std::string bad = good;
     const size_t at = random.below(bad.size(), i);
     bad[at] = static_cast<char>(bad[at] ^ (1 + random.below(255, i, 1)));
-    // The vocabulary (bytes 16 to 23) is not under the checksum: another one may still hold every token.
+    // The checksum does not cover the vocabulary (bytes 16 to 23); a different one may still include every token.
     const bool caught = refused(bad);
     EXPECT_TRUE(caught || (at >= 16 && at <= 23)) << at;
   }
@@ -159,7 +159,7 @@ TEST_F(TokenFileTest, RefusesEveryTruncationAndEveryChangedByte) {
   expect_error(Status::input, {"directory"}, [&] { TokenFile::open(path("")); });
 }
 
-TEST_F(TokenFileTest, AFileThatChangesWhileItIsOpenIsRefused) {
+TEST_F(TokenFileTest, RejectsFilesModifiedWhileOpen) {
   const TokenFile f = counting(20000);
   std::vector<int32_t> out(20000);
   std::fstream(path("t.tok"), std::ios::in | std::ios::out | std::ios::binary)
@@ -173,7 +173,7 @@ TEST_F(TokenFileTest, AFileThatChangesWhileItIsOpenIsRefused) {
   expect_error(Status::input, {"t.tok", "cut short"}, [&] { f.copy(8000, 2000, out.data()); });
 }
 
-TEST_F(TokenFileTest, OrderIsAFunctionOfSeedAndStepUnderEverySlicing) {
+TEST_F(TokenFileTest, OrderDependsOnlyOnSeedAndStep) {
   const TokenFile f = counting(1000);
   const Loader loader(f, 16, 12, 7);
   std::vector<int32_t> in(12 * 16), out(12 * 16), part_in(12 * 16), part_out(12 * 16);
@@ -195,7 +195,7 @@ TEST_F(TokenFileTest, OrderIsAFunctionOfSeedAndStepUnderEverySlicing) {
   EXPECT_NE(in, part_in);
 }
 
-TEST_F(TokenFileTest, LoaderReachesTheLastTokenAndRefusesALongContext) {
+TEST_F(TokenFileTest, LoaderReachesTheLastTokenAndRejectsALongContext) {
   const TokenFile f = counting(9);
   std::vector<int32_t> in(8), out(8);
   Loader(f, 8, 1, 1).load(5, 0, 1, in.data(), out.data());
@@ -227,13 +227,13 @@ TEST_F(TokenFileTest, WindowsCoverEveryTargetOnce) {
   expect_error(Status::usage, {"1 tokens"}, [&] { Windows(one, 8); });
 }
 
-// Long texts: encoded chunk by chunk they have the tokens of the whole, and little memory is enough for them.
+// --- long texts: chunked encoding produces the same tokens in little memory ---
 
 using LongText = DataTest;
 
 constexpr size_t kChunk = size_t{8} << 10;
 
-// The tokens of a text that comes in pieces of drawn sizes, and how often it was cut.
+// The tokens of a text in chunks of random sizes, and the number of splits.
 std::pair<std::vector<int32_t>, int> streamed(const Tokenizer& tokenizer, std::string_view text, bool ends,
                                               uint64_t seed) {
   std::vector<int32_t> out;
@@ -255,7 +255,7 @@ std::pair<std::vector<int32_t>, int> streamed(const Tokenizer& tokenizer, std::s
   return {out, chunks};
 }
 
-TEST_F(LongText, ChunksHaveTheTokensOfTheWhole) {
+TEST_F(LongText, ChunkedEncodingMatchesFullEncoding) {
   const std::string text = test::mixed_text() + test::unseen_text() + test::mixed_text();
   std::vector<std::unique_ptr<Tokenizer>> all;
   all.push_back(make_tokenizer({"bytes"}, "t"));
@@ -270,30 +270,30 @@ TEST_F(LongText, ChunksHaveTheTokensOfTheWhole) {
     }
 }
 
-TEST_F(LongText, ATextThatCannotBeCutIsRefused) {
+TEST_F(LongText, RejectsTextWithoutSplitPositions) {
   const auto tokenizer = Tokenizer::open_folder(tokenizer_fixture("llama3"));
-  expect_error(Status::input, {"text", "no place in", "documents"},
+  expect_error(Status::input, {"text", "no position in", "documents"},
                [&] { streamed(*tokenizer, std::string(20 * kChunk, 'x'), false, 1); });
 }
 
-TEST_F(LongText, AnUnknownCharacterIsNamedByItsPlaceInTheText) {
+TEST_F(LongText, ErrorsNameTheOffsetInTheText) {
   const CharTokenizer tokenizer = CharTokenizer::of_text("ab", "t");
   const std::string text = std::string(5 * kChunk, 'a') + "c";
   expect_error(Status::usage, {"'c'", "at byte " + std::to_string(5 * kChunk)},
                [&] { streamed(tokenizer, text, false, 2); });
 }
 
-// A tokenizer learns the same from chunks: no piece of GPT-2's pattern crosses a cut.
-TEST_F(LongText, WordsAreCountedAsOfTheWhole) {
+// Training on chunks gives the same tokenizer, because no piece of GPT-2's pattern crosses a split.
+TEST_F(LongText, ChunkedWordCountsMatchFullText) {
   const std::string one = test::mixed_text() + test::unseen_text();
   std::string text;
   while (text.size() < size_t{9} << 20) text += one;
-  const TextWalk walk = [&](const PartPiece& f) { f(text, false); };
+  const TextWalk walk = [&](const SplitChunk& f) { f(text, false); };
   const auto learnt = make_tokenizer({.name = "bpe", .vocab_size = 600}, "t", walk);
-  EXPECT_EQ(learnt->to_json(), train_bpe(text, {.vocab_size = 600, .least_count = 16}).to_json());
+  EXPECT_EQ(learnt->to_json(), train_bpe(text, {.vocab_size = 600, .min_count = 16}).to_json());
 }
 
-TEST_F(LongText, RareWordsAreForgottenAndItIsSaid) {
+TEST_F(LongText, NotesDroppedRareWords) {
   WordCounts counts;
   const size_t words = WordCounts::kMax + 2;
   std::string text;
@@ -306,7 +306,7 @@ TEST_F(LongText, RareWordsAreForgottenAndItIsSaid) {
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 
-// The most memory that the process has had since the last call, in MB.
+// The peak memory of the process since the last call, in MB.
 int64_t peak() {
   std::ifstream status("/proc/self/status");
   int64_t kilobytes = 0;
@@ -316,7 +316,7 @@ int64_t peak() {
   return kilobytes / 1024;
 }
 
-TEST_F(LongText, TakesLittleMemory) {
+TEST_F(LongText, UsesLittleMemory) {
   std::string lines;
   for (int i = 0; i < 20'000; ++i) lines += "line " + std::to_string(i) + " of a long text, word by word\n";
   for (int i = 0; i < 50; ++i) {

@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-TEST(CharTokenizer, NumbersCharactersInOrderOfCodePoint) {
+TEST(CharTokenizer, NumbersCharactersByCodePoint) {
   const CharTokenizer t = CharTokenizer::of_text("ba\xC3\xA9\xE2\x82\xAC\na", "t");
   EXPECT_EQ(t.vocab_size(), 5);
   EXPECT_EQ(t.encode("\nab\xC3\xA9\xE2\x82\xAC"), (std::vector<int32_t>{0, 1, 2, 3, 4}));
@@ -15,7 +15,7 @@ TEST(CharTokenizer, NumbersCharactersInOrderOfCodePoint) {
   EXPECT_EQ(Tokenizer::from_json(t.to_json(), "t")->encode("\xE2\x82\xAC"), (std::vector<int32_t>{4}));
 }
 
-TEST(CharTokenizer, NamesWhatItCannotEncode) {
+TEST(CharTokenizer, ErrorsNameTheCharacter) {
   const CharTokenizer t = CharTokenizer::of_text("ab", "t");
   expect_error(Status::usage, {"'\xC3\xA9'", "U+00E9", "byte 2", "2 of the tokenizer"},
                [&] { t.encode("ab\xC3\xA9"); });
@@ -28,7 +28,7 @@ TEST(CharTokenizer, NamesWhatItCannotEncode) {
   expect_error(Status::input, {"empty"}, [] { CharTokenizer::of_text("", "t"); });
 }
 
-TEST(ByteTokenizer, TakesEveryByte) {
+TEST(ByteTokenizer, EncodesEveryByte) {
   std::string all;
   for (int b = 0; b < 256; ++b) all += static_cast<char>(b);
   const std::unique_ptr<Tokenizer> t = make_tokenizer({"bytes"}, "t");
@@ -38,7 +38,7 @@ TEST(ByteTokenizer, TakesEveryByte) {
   expect_error(Status::usage, {"`tokenizer` 'words'"}, [] { make_tokenizer({"words"}, "t"); });
 }
 
-TEST(TokenizerJson, IsReadStrictly) {
+TEST(TokenizerJson, RejectsInvalidFiles) {
   const auto refuse = [](const std::string& json, const std::string& part) {
     expect_error(Status::input, {"tok.json", part}, [&] { Tokenizer::from_json(json, "tok.json"); });
   };
@@ -56,13 +56,13 @@ TEST(TokenizerJson, IsReadStrictly) {
   refuse(start + R"("char","characters":["a"]})", "code point");
 }
 
-TEST(Json, RefusesWhatALenientReaderChanges) {
+TEST(Json, RejectsSilentlyLossyInput) {
   EXPECT_EQ(parse_json(R"({"a":[1,{"b":2}],"c":{"b":18446744073709551615}})", "f")["c"]["b"], 18446744073709551615u);
   const auto refuse = [](const std::string& json, const std::string& part) {
     expect_error(Status::input, {"f.json", part}, [&] { parse_json(json, "f.json"); });
   };
   refuse(std::string("{}\0 more", 8), "byte 2: a NUL");
-  refuse(R"({"a":1,"a":2})", "'a' stands twice");
+  refuse(R"({"a":1,"a":2})", "duplicate key 'a'");
   refuse(R"({"a":18446744073709551616})", "18446744073709551616 is beyond 64 bits");
   refuse(R"({"a":-9223372036854775809})", "beyond 64 bits");
   refuse(R"({"a":NaN})", "byte 6");
@@ -73,7 +73,7 @@ TEST(Json, RefusesWhatALenientReaderChanges) {
   refuse(std::string(100'000, '['), "nested deeper");
 }
 
-TEST(Json, FilesOfOthersMayHoldAnythingThatIsNotRead) {
+TEST(Json, IgnoresUnusedKeysInForeignFiles) {
   const std::string deep = std::string(200, '[') + std::string(200, ']');
   const nlohmann::json json =
       parse_json(R"({"a":[1e400,7,-1e999],"b":{"x":1,"x":{"x":2,"y":3},"z":4},"c":123456789012345678901,"d":)" + deep +
@@ -91,7 +91,7 @@ TEST(Json, FilesOfOthersMayHoldAnythingThatIsNotRead) {
     expect_error(Status::input, {"f.json", "not valid JSON"}, [&] { parse_json(broken, "f.json", JsonFile::others); });
 }
 
-TEST(Json, PutsTheMembersOfOneObjectAside) {
+TEST(Json, ExtractsTheMembersOfOneObject) {
   using Json = nlohmann::json;
   const auto find_aside = [](const Json& all, const std::string& text) {
     JsonAside aside{"model", "vocab", {}};
@@ -110,19 +110,19 @@ TEST(Json, PutsTheMembersOfOneObjectAside) {
     EXPECT_TRUE(find_aside(Json::parse(other), other).empty()) << other;
 }
 
-TEST(Json, ShowsValuesAndFindsKeys) {
+TEST(Json, FormatsValuesAndFindsKeys) {
   EXPECT_EQ(shown(nlohmann::json{{"a", "\xC3\xA9\xFF"}}), R"({"a":"\u00e9\ufffd"})");
   EXPECT_EQ(shown(nlohmann::json::value_t::discarded),
-            "a value that is no number, given twice, beyond 64 bits or nested deeper than 64");
+            "a value that is not a number, duplicate, beyond 64 bits or nested deeper than 64");
   EXPECT_EQ(shown(nlohmann::json("abcdef"), 4), "\"abc...");
   EXPECT_EQ(value_at(nlohmann::json{{"a", 1}}, "a"), 1);
   for (const nlohmann::json& other : {nlohmann::json(2), nlohmann::json{{"b", 1}}})
     EXPECT_TRUE(value_at(other, "a").is_null());
 }
 
-// Text that comes token by token: whole characters only, and nothing lost.
+// --- decoding of token streams: only complete characters, and no loss ---
 
-// The decoder's text for bytes that come one by one; each time it must be UTF-8.
+// The decoder's text for bytes that arrive one by one; it must be UTF-8 each time.
 std::string streamed(std::string_view bytes, StreamDecoder::Broken broken = StreamDecoder::Broken::replaced) {
   const ByteTokenizer tokenizer;
   StreamDecoder decoder(tokenizer, broken);
@@ -137,14 +137,14 @@ std::string streamed(std::string_view bytes, StreamDecoder::Broken broken = Stre
   return out;
 }
 
-TEST(StreamDecoder, GivesWholeCharactersOfBytesThatComeOneByOne) {
+TEST(StreamDecoder, EmitsOnlyCompleteCharacters) {
   const std::string text = test::mixed_text().substr(0, 6000);
   const std::string whole = text.substr(0, std::min(find_invalid_utf8(text), text.size()));
   ASSERT_GT(whole.size(), 5000U);
   EXPECT_EQ(streamed(whole), whole);
 }
 
-TEST(StreamDecoder, WaitsForACharacterAndNoLonger) {
+TEST(StreamDecoder, EmitsCharactersWithoutDelay) {
   const ByteTokenizer tokenizer;
   StreamDecoder decoder(tokenizer);
   const std::pair<int32_t, const char*> steps[] = {
@@ -154,8 +154,8 @@ TEST(StreamDecoder, WaitsForACharacterAndNoLonger) {
   EXPECT_EQ(decoder.end(), "\xEF\xBF\xBD");
 }
 
-// Python's bytes.decode("utf-8", "replace") makes the same text of these bytes.
-TEST(StreamDecoder, ShowsWhatIsNoCharacterAsPythonDoes) {
+// Python's bytes.decode("utf-8", "replace") produces the same text.
+TEST(StreamDecoder, ReplacesInvalidBytesLikePython) {
   const std::string bad = "\xEF\xBF\xBD";
   const std::pair<std::string, std::string> cases[] = {
       {"a\xFF\xFE b", "a" + bad + bad + " b"},
@@ -173,7 +173,7 @@ TEST(StreamDecoder, ShowsWhatIsNoCharacterAsPythonDoes) {
   }
 }
 
-TEST(StreamDecoder, ShowsPeopleTheBytesThatAreNoCharacter) {
+TEST(StreamDecoder, EscapesInvalidBytes) {
   EXPECT_EQ(streamed("a\xFF \xE2\x82 \xC3\xA9\xF0\x9F", StreamDecoder::Broken::escaped),
             "a\\xff \\xe2\\x82 \xC3\xA9\\xf0\\x9f");
 }

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over its debugging pipe: opens a page, sends keys, asks for values, takes pictures."""
+"""A headless Chromium, controlled over its debugging pipe: opens pages, sends keys, evaluates scripts, takes screenshots."""
 import base64
 import fcntl
 import json
@@ -15,19 +15,19 @@ NAMES = ("chromium-headless-shell", "chromium", "google-chrome")
 
 
 def found():
-    """The path of a browser, or None."""
+    """Path of a browser, or None."""
     return next((path for path in map(shutil.which, NAMES) if path), None)
 
 
 class Browser:
-    """One page of one browser. Errors of the page's console are kept in `complaints`."""
+    """One page of one browser. Console errors are collected in `complaints`."""
 
     def __init__(self, width=1600, height=1000):
         self.home = tempfile.mkdtemp(prefix="tessera-browser-")
-        ours, theirs = os.pipe(), os.pipe()  # commands to it, answers from it
+        ours, theirs = os.pipe(), os.pipe()  # commands and answers
         ends = [fcntl.fcntl(fd, fcntl.F_DUPFD, 20) for fd in (ours[0], theirs[1])]
 
-        def place():  # where it looks for them
+        def place():  # Chromium's fixed descriptors
             os.dup2(ends[0], 3)
             os.dup2(ends[1], 4)
 
@@ -82,7 +82,7 @@ class Browser:
                 self.complaints.append(json.dumps(details["args"])[:600])
 
     def value(self, script):
-        """Of an expression, or of the promise that it is."""
+        """Value of an expression, or of its promise."""
         result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True, userGesture=True)
         if "exceptionDetails" in result:
             raise RuntimeError(json.dumps(result["exceptionDetails"])[:600])
@@ -112,7 +112,7 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def picture(self, scale=1.0, whole=False):
-        """A PNG of what is seen, or of the whole page."""
+        """A PNG of the visible part or of the full page."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize" if whole else "cssLayoutViewport"]
         clip = {"x": 0, "y": 0, "width": size.get("width", size.get("clientWidth")),
                 "height": size.get("height", size.get("clientHeight")), "scale": scale}

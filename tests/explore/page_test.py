@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests of the page of `tessera explore` in a headless browser: by keyboard, by links, in light and in dark. Skipped, with a
-word that says so and status 77, where there is no browser.
+"""Tests of the page of `tessera explore` in a headless browser: keyboard, links, light and dark mode. Skipped with a message
+and status 77 if there is no browser.
 
 usage: page_test.py TESSERA
 """
@@ -19,10 +19,10 @@ import browser  # noqa: E402
 from served import Served  # noqa: E402
 
 BINARY = ""
-BARS = "document.querySelectorAll('#memory text.end').length - 1"  # one name for each bar, and the card's
+BARS = "document.querySelectorAll('#memory text.end').length - 1"  # labels of the bars and of the limit
 STATE = "Object.fromEntries(new URLSearchParams(location.hash.slice(1)))"
 IDLE = "document.readyState === 'complete' && document.getElementById('pp') && !document.querySelector('[aria-busy=true]')"
-# The contrast of every text with what lies behind it, as WCAG 2 defines it; the least, and whose it is.
+# The minimum WCAG 2 contrast of any text with its background, and that text.
 CONTRAST = """(() => {
   const numbers = (css) => css.match(/[0-9.]+/g).map(Number);
   const light = ([r, g, b]) => [r, g, b].map((x) => x / 255).map((x) => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4)
@@ -51,7 +51,7 @@ CONTRAST = """(() => {
   return least;
 })()"""
 
-# How red, green and blue are seen without each kind of cone (Machado, Oliveira and Fernandes 2009, severity 1).
+# Colours as perceived without each kind of cone (Machado, Oliveira and Fernandes 2009, severity 1).
 SIGHT = {
     "all cones": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
     "no red cones": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
@@ -60,7 +60,7 @@ SIGHT = {
 }
 
 
-def seen(colour, sight):
+def perceived(colour, sight):
     """CIE Lab of #rrggbb."""
     linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in (int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5))]
     red, green, blue = (min(1, max(0, sum(a * b for a, b in zip(row, linear)))) for row in SIGHT[sight])
@@ -89,7 +89,7 @@ class Page(unittest.TestCase):
         self.browser.size(1600, 1000)
         self.open("")
 
-    def tearDown(self):  # the browser itself says of a refused plan that it was refused
+    def tearDown(self):  # the browser logs rejected requests itself
         self.assertEqual([c for c in self.browser.complaints if "status of 400" not in c], [])
 
     def open(self, link):
@@ -105,75 +105,75 @@ class Page(unittest.TestCase):
             self.browser.key(key, code)
         self.browser.wait(IDLE)
 
-    def pictures(self):
+    def figures(self):
         return self.value("['memory', 'pipeline', 'time', 'bytes'].map((id) => document.querySelector(`#${id} svg`).outerHTML)")
 
-    def test_shows_a_plan_and_the_best(self):
+    def test_shows_prediction_and_ranking(self):
         self.assertEqual(self.value(BARS), 4)
-        self.assertEqual(self.value("document.querySelectorAll('#pipeline rect.k-F').length"), 4 * 16 + 1)  # and the legend's
+        self.assertEqual(self.value("document.querySelectorAll('#pipeline rect.k-F').length"), 4 * 16 + 1)  # including the legend
         self.assertGreater(self.value("document.querySelectorAll('#memory rect.m2').length"), 4)
         self.assertGreater(self.value("document.querySelectorAll('#time rect').length"), 1)
         self.assertGreater(self.value("document.querySelectorAll('#bytes rect').length"), 0)
         self.assertGreater(self.value("document.querySelectorAll('#ranking tbody tr').length"), 2)
-        self.assertIn("a step takes", self.value("document.getElementById('verdict-line').textContent"))
+        self.assertIn("step time", self.value("document.getElementById('verdict-line').textContent"))
         self.assertTrue(self.value("document.querySelector('#advice code').textContent").startswith("tessera train "))
 
-    def test_follows_a_slider_moved_by_keyboard(self):
-        before = self.pictures()
+    def test_sliders_respond_to_keyboard(self):
+        before = self.figures()
         self.press("pp-slider", ("ArrowLeft", 37))
         self.assertEqual((self.value(BARS), self.value(STATE)["pp"], self.value("document.getElementById('pp').value")), (2, "2", "2"))
-        after = self.pictures()
+        after = self.figures()
         for one, other in zip(before, after):
             self.assertNotEqual(one, other)
         self.press("pp-slider", ("ArrowRight", 39))
-        self.assertEqual(self.pictures(), before)
+        self.assertEqual(self.figures(), before)
         self.press("sp", (" ", 32))
         self.press("schedule", ("ArrowDown", 40))
         self.assertEqual((self.value(STATE)["sp"], self.value(STATE)["schedule"]), ("true", "interleaved"))
         self.assertEqual(self.value("document.querySelectorAll('#pipeline rect.c1').length > 0"), True)
 
-    def test_a_link_reproduces_the_view(self):
+    def test_link_reproduces_view(self):
         self.open("pp=2")
         for _ in range(2):
             self.press("batch-slider", ("ArrowRight", 39))
         self.press("tp-slider", ("ArrowRight", 39))
-        link, before = self.value("location.hash.slice(1)"), self.pictures()
+        link, before = self.value("location.hash.slice(1)"), self.figures()
         self.assertIn("tp=2", link)
         self.open(link)
-        self.assertEqual(self.pictures(), before)
+        self.assertEqual(self.figures(), before)
         self.value("location.hash = location.hash.replace('tp=2', 'tp=1')")
         self.browser.wait("document.getElementById('tp').value === '1'")
         self.browser.wait(IDLE)
-        self.assertNotEqual(self.pictures(), before)
+        self.assertNotEqual(self.figures(), before)
 
-    def test_a_link_is_not_believed(self):
+    def test_rejects_invalid_values_in_link(self):
         self.open("model=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&pp=-1&__proto__=1&constructor=2&zero=7&tp=2")
         self.assertEqual(self.value("document.querySelectorAll('img').length"), 0)
         self.assertEqual(self.value(STATE)["tp"], "2")
-        said = self.value("document.getElementById('copied').textContent")
+        message = self.value("document.getElementById('copied').textContent")
         for word in ("model=<img", "pp=-1", "__proto__=1", "constructor=2", "zero=7"):
-            self.assertIn(word, said)
+            self.assertIn(word, message)
 
-    def test_says_at_the_control_what_cannot_be(self):
+    def test_shows_errors_at_controls(self):
         error = "document.getElementById('{0}-error').textContent + document.getElementById('{0}').getAttribute('aria-invalid')"
         self.open("pp=3")
-        self.assertEqual(self.value(error.format("pp")), "4 ranks cannot be divided by pp 3 x tp 1 x cp 1 = 3.true")
+        self.assertEqual(self.value(error.format("pp")), "4 ranks are not divisible by pp 3 x tp 1 x cp 1 = 3.true")
         self.open("batch=31&pp=2")
-        self.assertIn("31 cannot be divided", self.value(error.format("batch")))
-        self.open("ranks=64&pp=64&batch=64")  # which the planner refuses, since there are 32 layers
+        self.assertIn("31 is not divisible", self.value(error.format("batch")))
+        self.open("ranks=64&pp=64&batch=64")  # rejected by the planner, because there are 32 layers
         self.assertTrue(self.value(error.format("pp")).endswith("true"))
         self.assertNotIn("`", self.value(error.format("pp")))
-        self.assertEqual(self.value("document.getElementById('verdict-line').textContent"), "There is no such plan.")
+        self.assertEqual(self.value("document.getElementById('verdict-line').textContent"), "Invalid plan.")
         self.press("pp-slider", ("ArrowLeft", 37))
         self.assertEqual(self.value(error.format("pp")), "null")
         self.assertEqual(self.value("document.querySelectorAll('.stale').length"), 0)
 
-    def test_says_what_does_not_fit(self):
+    def test_reports_plans_that_do_not_fit(self):
         self.open("model=llama3-70b&pp=1")
-        self.assertIn("It does not fit: a rank needs", self.value("document.getElementById('verdict-line').textContent"))
-        self.assertIn("Most of it:", self.value("document.getElementById('verdict-why').textContent"))
+        self.assertIn("The plan does not fit: a rank needs", self.value("document.getElementById('verdict-line').textContent"))
+        self.assertIn("Largest category:", self.value("document.getElementById('verdict-why').textContent"))
 
-    def test_takes_a_plan_of_the_ranking(self):
+    def test_selects_plan_from_ranking(self):
         self.value("document.querySelectorAll('#ranking td button')[1].focus()")
         self.browser.key("Enter", 13)
         self.browser.wait(IDLE)
@@ -181,7 +181,7 @@ class Page(unittest.TestCase):
         self.assertEqual(self.value("document.querySelector('#ranking tr[aria-current] .n').textContent"),
                          self.value("document.querySelector('#figures dd').textContent"))
 
-    def test_pictures_stand_alone_as_svg(self):
+    def test_saved_figures_are_self_contained(self):
         for id in ("memory", "pipeline", "time", "bytes"):
             text = self.value(f"svgText('{id}')")
             root = xml.etree.ElementTree.fromstring(text)
@@ -190,8 +190,8 @@ class Page(unittest.TestCase):
             self.assertGreater(len(root.findall(".//{http://www.w3.org/2000/svg}text")), 1)
         self.assertEqual(self.value("document.querySelectorAll('figure button').length"), 4)
 
-    def test_is_read_in_light_and_dark_wide_and_narrow(self):
-        seen = []
+    def test_is_readable_in_all_schemes_and_widths(self):
+        means = []
         for scheme in ("light", "dark"):
             for width in (1600, 800):
                 self.browser.scheme(scheme)
@@ -203,11 +203,11 @@ class Page(unittest.TestCase):
                 rows = browser.pixels(self.browser.picture(0.1))
                 colours = {pixel for row in rows for pixel in row}
                 self.assertGreater(len(colours), 100)
-                seen.append(sum(map(sum, (pixel for row in rows for pixel in row))) / (3 * len(rows) * len(rows[0])))
-        self.assertGreater(min(seen[:2]), 170)  # of 255
-        self.assertLess(max(seen[2:]), 80)
+                means.append(sum(map(sum, (pixel for row in rows for pixel in row))) / (3 * len(rows) * len(rows[0])))
+        self.assertGreater(min(means[:2]), 170)  # of 255
+        self.assertLess(max(means[2:]), 80)
 
-    def test_pictures_have_room_at_the_width_of_a_laptop(self):
+    def test_figures_fit_laptop_widths(self):
         longest = "Math.max(...[...document.querySelectorAll('#{0} rect')].map((x) => x.getBoundingClientRect().width))"
         for width in (1280, 1366, 1600):
             self.browser.size(width, 900)
@@ -215,10 +215,10 @@ class Page(unittest.TestCase):
             for picture in ("time", "bytes"):
                 self.assertGreater(self.value(longest.format(picture)), 100, f"{picture} at {width}")
         self.assertNotIn("world", self.value("document.querySelector('#bytes svg').textContent"))
-        for words in ("bubble, all ranks", "its bubble", "ZeRO", "Recomputation"):
+        for words in ("bubble, all ranks", "matmuls", "ZeRO", "Recomputation"):
             self.assertIn(words, self.value("document.body.innerText"))
 
-    def test_a_report_answers_the_mouse_and_keeps_its_size_on_a_narrow_screen(self):
+    def test_report_shows_tips_and_fits_narrow_screens(self):
         for words in ("train --pp 2 --microbatches 2 --layers 2 --heads 2 --channels 32 --context 16 --batch 4 --steps 2 "
                       "--threads-per-rank 1 --no-eval --no-save --trace --quiet --out run",
                       "report run"):
@@ -237,7 +237,7 @@ class Page(unittest.TestCase):
         alike = self.value("document.querySelectorAll('.same').length")  # F and B on both stages, in each picture
         self.assertEqual(alike, 4 * self.value("document.querySelectorAll('#pipeline > svg').length"))
 
-    def test_colours_differ_for_every_eye(self):
+    def test_colours_differ_for_all_kinds_of_vision(self):
         for scheme in ("light", "dark"):
             self.browser.scheme(scheme)
             for names in ("parameters gradients optimizer activations communication workspace", "F B W idle", "F I W idle",
@@ -246,10 +246,10 @@ class Page(unittest.TestCase):
                            for name in names.split()}
                 for one, other in itertools.combinations(colours, 2):
                     for sight in SIGHT:
-                        apart = math.dist(seen(colours[one], sight), seen(colours[other], sight))
-                        self.assertGreater(apart, 14, f"{scheme}: {one} and {other} with {sight}")
+                        distance = math.dist(perceived(colours[one], sight), perceived(colours[other], sight))
+                        self.assertGreater(distance, 14, f"{scheme}: {one} and {other} with {sight}")
 
-    def test_serves_a_keyboard_and_a_screen_reader(self):
+    def test_supports_keyboard_and_screen_reader(self):
         named = self.browser.call("Accessibility.getFullAXTree")["nodes"]
         roles = {"button", "slider", "spinbutton", "combobox", "checkbox", "image", "img", "form", "complementary", "link"}
         found = [(n["role"]["value"], n.get("name", {}).get("value")) for n in named if n.get("role", {}).get("value") in roles]
@@ -267,6 +267,6 @@ class Page(unittest.TestCase):
 if __name__ == "__main__":
     BINARY = os.path.abspath(sys.argv.pop(1))
     if not browser.found():
-        print("SKIPPED: the page was not tested, since there is no browser here; one is in the package chromium-headless-shell")
+        print("SKIPPED: no browser found; install the package chromium-headless-shell to test the page")
         sys.exit(77)
     unittest.main(verbosity=2)

@@ -1,4 +1,4 @@
-"""The program as a server: starts `tessera explore`, sends it bytes, ends it."""
+"""Starts `tessera explore` as a server, sends requests and ends it."""
 import json
 import re
 import signal
@@ -19,27 +19,27 @@ class Served:
         self.port, self.url = int(address[1]), address[0]
 
     def end(self, how=signal.SIGINT):
-        """The exit status, and what was said on standard error."""
+        """Exit status and standard error."""
         self.process.send_signal(how)
-        said = self.process.communicate(timeout=10)[1]
-        return self.process.returncode, said
+        errors = self.process.communicate(timeout=10)[1]
+        return self.process.returncode, errors
 
     def connect(self, patience=10):
         return socket.create_connection(("127.0.0.1", self.port), timeout=patience)
 
     def exchange(self, sent, patience=10):
-        """Everything that comes back for these bytes, also where not all of them were taken."""
+        """The complete response to these bytes, even if the server does not read all of them."""
         back = b""
         with self.connect(patience) as s:
             with suppress(ConnectionError):
                 s.sendall(sent)
             with suppress(ConnectionError):
-                while piece := s.recv(65536):
-                    back += piece
+                while chunk := s.recv(65536):
+                    back += chunk
         return back
 
     def ask(self, target, *headers, method="GET", host=None):
-        """Status, head and body of one request."""
+        """Status, head and body of a response."""
         lines = [f"{method} {target} HTTP/1.1", f"Host: {host or f'127.0.0.1:{self.port}'}", *headers, "", ""]
         head, _, body = self.exchange("\r\n".join(lines).encode()).partition(b"\r\n\r\n")
         return int(head.split()[1]) if head else 0, head.decode("latin-1"), body

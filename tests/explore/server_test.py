@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of the server of `tessera explore`: what it answers, what it refuses, and how it ends.
+"""Tests of the server of `tessera explore`: answers, rejected requests and termination.
 
 usage: server_test.py TESSERA
 """
@@ -43,11 +43,11 @@ class Server(unittest.TestCase):
 
     @classmethod
     def tearDownClass(cls):
-        status, said = cls.server.end()
+        status, errors = cls.server.end()
         left = os.listdir(cls.folder.name)
         cls.folder.cleanup()
-        if (status, said, left) != (130, "tessera: interrupted (SIGINT)\n", []):
-            raise AssertionError(f"expected an end by Ctrl-C that leaves nothing, found {status}, {said!r}, {left}")
+        if (status, errors, left) != (130, "tessera: interrupted (SIGINT)\n", []):
+            raise AssertionError(f"expected Ctrl-C to end the server without leaving files, found {status}, {errors!r}, {left}")
 
     def refused(self, status, field, path="/predict", **query):
         found, answer = self.server.json(path, **query)
@@ -55,7 +55,7 @@ class Server(unittest.TestCase):
         self.assertEqual(answer.get("field", "").split(".")[-1], field, (query, answer))
         self.assertNotIn("\n", answer["error"])
 
-    def test_gives_the_page_and_nothing_from_elsewhere(self):
+    def test_page_is_self_contained(self):
         status, head, body = self.server.ask("/")
         self.assertEqual(status, 200)
         self.assertIn("Content-Type: text/html; charset=utf-8", head)
@@ -64,26 +64,26 @@ class Server(unittest.TestCase):
         self.assertTrue(text.startswith("<!doctype html>") and text.rstrip().endswith("</html>"))
         for word in ("http://", "https://", "@import", "url("):
             self.assertNotIn(word, text.replace("http://www.w3.org/2000/svg", ""))
-        for name in ("style.css", "page.js"):  # everything is in it
+        for name in ("style.css", "page.js"):  # all placeholders are replaced
             self.assertNotIn("{" + name + "}", text)
         status, head, body = self.server.ask("/", method="HEAD")
         self.assertEqual((status, body), (200, b""))
 
-    def test_predicts_as_plan_does(self):
+    def test_prediction_matches_plan(self):
         status, found = self.server.json("/predict", **PLAN)
         self.assertEqual(status, 200, found)
         case = ('{"model":{"layers":32,"channels":4096,"heads":32,"ffn":11008,"gated":true,"vocab":32000,"context":4096,'
                 '"tied":false,"positions":"rope"},"plan":{"pp":4,"dp":2,"microbatches":8},"hardware":"h100"}\n')
-        said = run("plan", "--cases", "cases", "--format", "json", cases=case)
-        self.assertEqual(said.returncode, 0, said.stderr)
-        expected = json.loads(said.stdout)
+        done = run("plan", "--cases", "cases", "--format", "json", cases=case)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        expected = json.loads(done.stdout)
         self.assertEqual({key: found[key] for key in expected}, expected)
         self.assertEqual([m["peak"] for m in found["memory_of_stages"]], expected["memory_per_stage"])
 
-    def test_draws_the_pipeline_of_the_simulator(self):
-        drawn = self.server.json("/predict", **PLAN, wide=1000)[1]["html"]["pipeline"]
+    def test_pipeline_figure_matches_simulation(self):
+        figure = self.server.json("/predict", **PLAN, wide=1000)[1]["html"]["pipeline"]
         rows = {}
-        for box in xml.etree.ElementTree.fromstring(drawn["svg"]).find("g").iter("rect"):
+        for box in xml.etree.ElementTree.fromstring(figure["svg"]).find("g").iter("rect"):
             if box.get("class").startswith("k-"):
                 rows.setdefault(box.get("y"), []).append(box)
         self.assertEqual(len(rows), 4)
@@ -94,11 +94,11 @@ class Server(unittest.TestCase):
             self.assertEqual([a[0] >= b[1] - 0.02 for b, a in zip(ends, ends[1:])], [True] * (len(row) - 1))
         self.assertAlmostEqual(max(float(box.get("x")) + float(box.get("width")) for row in rows.values() for box in row), 976, 1)
         long = self.server.json("/predict", **{**PLAN, "microbatches": 4096})[1]["html"]["pipeline"]
-        self.assertIn("The picture shows the first", long["sentence"])
+        self.assertIn("The figure shows the first", long["sentence"])
         self.assertLessEqual(long["svg"].count("data-mb="), 6000)
         self.refused(400, "wide", **PLAN, wide="1e9")
 
-    def test_believes_no_name_of_another_host(self):
+    def test_rejects_other_host_names(self):
         port = self.server.port
         for host in (f"localhost:{port}", f"127.0.0.1:{port}", f"LocalHost:{port}"):
             self.assertEqual(self.server.ask("/", host=host)[0], 200, host)
@@ -111,12 +111,12 @@ class Server(unittest.TestCase):
         self.assertEqual(self.server.ask("/choices", "Sec-Fetch-Site: cross-site")[0], 403)
         self.assertEqual(self.server.ask("/choices", "Sec-Fetch-Site: same-origin")[0], 200)
 
-    def test_listens_to_this_machine_alone(self):
+    def test_listens_on_loopback_only(self):
         with open("/proc/net/tcp") as f:
             local = [line.split()[1] for line in f if line.split()[3] == "0A"]
         self.assertEqual([a for a in local if a.endswith(f":{self.server.port:04X}")], [f"0100007F:{self.server.port:04X}"])
 
-    def test_refuses_what_it_does_not_know(self):
+    def test_rejects_unknown_and_invalid_values(self):
         self.refused(400, "nope", nope=1)
         self.refused(400, "ranks", **PLAN, ranks=8)
         self.refused(400, "pp", path="/search", model="gpt2", hardware="h100", pp=2)
@@ -132,21 +132,21 @@ class Server(unittest.TestCase):
         self.assertEqual((status, b"twice" in body), (400, True))
         self.assertEqual(self.server.ask("/predict?" + "&".join(f"k{i}" for i in range(100)))[0], 400)
 
-    def test_reads_no_file(self):
+    def test_serves_no_files(self):
         for path in ("/../../../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "/etc/passwd", "/./", "/page.html",
                      "/..%2f..%2fetc/passwd", "/predict/../x", "/\xff", "http://127.0.0.1/etc/passwd", "*"):
             status, _, body = self.server.ask(path.encode("latin-1").decode("latin-1"))
             self.assertIn(status, (400, 404), path)
             self.assertNotIn(b"root:", body)
 
-    def test_takes_no_body_and_no_other_method(self):
+    def test_rejects_bodies_and_other_methods(self):
         for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "BREW"):
             status, head, _ = self.server.ask("/", method=method)
             self.assertIn(status, (400, 405), method)
         length = "Content-Length: 1000000000000"
         self.assertEqual(self.server.ask("/", length, method="POST")[0], 405)
 
-    def test_answers_what_is_too_large(self):
+    def test_answers_oversized_requests(self):
         for method in ("GET", "HEAD", "POST"):
             for size in (1, 20_000, 1 << 20):
                 for headers, body in ((f"Content-Length: {size}", b"a" * size),
@@ -162,17 +162,17 @@ class Server(unittest.TestCase):
                 self.assertEqual((found, said.count(b"\n")), (status, 0), (size, said))
         self.assertEqual(self.server.ask("/choices", "Content-Length: 0")[0], 200)
 
-    def test_ends_a_search_whose_client_has_gone(self):
+    def test_cancels_search_of_disconnected_client(self):
         long = {"model": "llama2-7b", "hardware": "h100", "layers": 960, "heads": 960, "ranks": 50400, "batch": 720720}
-        with self.server.connect() as s:  # it takes more than a minute
+        with self.server.connect() as s:  # a search of more than a minute
             s.sendall(f"GET /search?{urllib.parse.urlencode(long)} HTTP/1.1\r\nHost: 127.0.0.1:{self.server.port}\r\n\r\n".encode())
             time.sleep(0.5)
         end, status = time.monotonic() + 30, 503
-        while status == 503 and time.monotonic() < end:  # another search takes long
+        while status == 503 and time.monotonic() < end:  # the cancelled search is still running
             status, found = self.server.json("/search", model="gpt2", hardware="h100", ranks=2, batch=8)
         self.assertEqual(status, 200, found)
 
-    def test_answers_a_client_that_has_ended_its_sending(self):
+    def test_answers_half_closed_connections(self):
         searched = urllib.parse.urlencode({"model": "gpt2", "hardware": "h100", "ranks": 16, "batch": 64})
         for version, path in itertools.product(("1.0", "1.1"), ("/", "/choices", f"/search?{searched}")):
             with self.server.connect() as s:
@@ -181,7 +181,7 @@ class Server(unittest.TestCase):
                 back = b"".join(iter(lambda: s.recv(65536), b""))
             self.assertEqual(back[:15], b"HTTP/1.1 200 OK", (version, path, back))
 
-    def test_bounds_what_it_reads(self):
+    def test_limits_request_size(self):
         for line in (b"GET /", b"GET /predict?pp=", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\nHost: "):
             back, sent = b"", 0
             with self.server.connect() as s, suppress(ConnectionError):
@@ -196,10 +196,10 @@ class Server(unittest.TestCase):
         resident = int(re.search("VmRSS: *\t* *([0-9]+)", status)[1])
         self.assertLess(resident, 300_000)
 
-    def test_lives_through_garbage(self):
-        draw = random.Random(7)
+    def test_survives_garbage(self):
+        rng = random.Random(7)
         for i in range(150):
-            text = bytes(draw.randrange(256) for _ in range(draw.randrange(1, 400)))
+            text = bytes(rng.randrange(256) for _ in range(rng.randrange(1, 400)))
             if i % 3 == 0:
                 text = b"GET /predict?" + text.replace(b"\n", b"") + b" HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n" % self.server.port
             with self.server.connect() as s:
@@ -208,13 +208,13 @@ class Server(unittest.TestCase):
                     s.recv(100)
         self.assertEqual(self.server.ask("/choices")[0], 200)
 
-    def test_answers_beside_many_silent_connections(self):
+    def test_answers_despite_silent_connections(self):
         silent = [self.server.connect() for _ in range(300)]
         begin = time.monotonic()
         self.assertEqual(self.server.ask("/choices")[0], 200)
         self.assertLess(time.monotonic() - begin, 2)
         silent[0].settimeout(10)
-        self.assertEqual(silent[0].recv(1), b"")  # it has waited long enough
+        self.assertEqual(silent[0].recv(1), b"")  # closed after its timeout
         for s in silent:
             s.close()
 
@@ -227,30 +227,30 @@ class Command(unittest.TestCase):
         for word in said:
             self.assertIn(word, done.stderr, words)
 
-    def test_says_what_is_wrong_with_a_port(self):
+    def test_reports_invalid_ports(self):
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             port = taken.getsockname()[1]
-            self.fails(["--port", str(port)], "--port", str(port), "another program")
+            self.fails(["--port", str(port)], "--port", str(port), "in use")
         for words, *said in (("--port x", "--port", "'x'"), ("--port 65536", "--port", "65535"), ("--port -1", "--port"),
                              ("--port", "--port"), ("page.html", "page.html")):
             self.fails(words.split(), *said)
 
-    def test_takes_a_free_port_where_the_usual_one_is_taken(self):
+    def test_uses_free_port_if_default_is_in_use(self):
         with socket.socket() as taken:
-            with suppress(OSError):  # another program has it
+            with suppress(OSError):  # already in use
                 taken.bind(("127.0.0.1", 8421))
                 taken.listen()
             server = Served(BINARY, "/", words=())
             self.assertNotEqual(server.port, 8421)
-            self.assertTrue(server.line.startswith("port 8421 is taken; "), server.line)
+            self.assertTrue(server.line.startswith("port 8421 is in use; "), server.line)
             self.assertEqual(server.end(signal.SIGTERM), (143, "tessera: terminated (SIGTERM)\n"))
 
-    def test_help_teaches(self):
-        said = run("explore", "--help").stdout
+    def test_help_is_complete(self):
+        help = run("explore", "--help").stdout
         for word in ("--port", "Ctrl-C", "127.0.0.1", "Examples:"):
-            self.assertIn(word, said)
+            self.assertIn(word, help)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-// vocab.json and merges.txt, with a line "%" between them: what is accepted encodes and decodes any bytes, and is
-// written as it was read.
+// vocab.json and merges.txt, separated by a line "%": accepted files encode and decode any bytes and round-trip.
 #include "data/tokenizer/described.h"
 #include "tests/fuzz/target.h"
 
@@ -8,9 +7,9 @@ const Target target("bpe", [](std::string_view bytes) {
   std::string_view merges = bytes;
   const std::string_view vocab = take(merges);
   const BpeTokenizer tokenizer = BpeTokenizer::parse_files(vocab, merges, kWhat, kWhat);
-  require(tokenizer.decode(tokenizer.encode(bytes)) == bytes, "bytes survive the way to tokens and back");
+  require(tokenizer.decode(tokenizer.encode(bytes)) == bytes, "bytes round-trip through tokens");
   const BpeTokenizer again = BpeTokenizer::parse_files(tokenizer.vocab_json(), tokenizer.merges_txt(), kWhat, kWhat);
-  require(again.encode(bytes) == tokenizer.encode(bytes), "files that were written encode alike");
+  require(again.encode(bytes) == tokenizer.encode(bytes), "the written files encode identically");
 });
 
 }  // namespace tessera::fuzz

@@ -1,4 +1,4 @@
-// The configuration file: what is accepted is written again as TOML that means the same.
+// The configuration file: accepted options round-trip through TOML.
 #include "app/make_job.h"
 #include "tests/fuzz/target.h"
 
@@ -11,10 +11,10 @@ const Target target("config", [](std::string_view bytes) {
   try {
     apply_config(again, written, "what was written");
   } catch (const Error& e) {
-    require(false, std::string("what was read can be written and read again: ") + e.what());
+    require(false, std::string("a written configuration can be read: ") + e.what());
   }
-  require(config_values(again) == config_values(options), "what was written means the same");
-  named([&] { validate(options); });  // it names the options, which may come from the command line too
+  require(config_values(again) == config_values(options), "a configuration round-trips");
+  named([&] { validate(options); });  // errors name the option, which may also come from the command line
 });
 
 }  // namespace tessera::fuzz

@@ -1,5 +1,5 @@
-// A file of examples, as it may be compressed: lines, shapes and templates. Every line that is an example has a form in
-// each template but one, and a response.
+// A file of examples, possibly compressed: rows, shapes and templates. Every valid example renders in each template but
+// one, with a response.
 #include <algorithm>
 
 #include "data/jsonl.h"
@@ -19,7 +19,7 @@ const Target target("examples", [](std::string_view bytes) {
          {ChatTemplate::automatic, ChatTemplate::chatml, ChatTemplate::llama3, ChatTemplate::alpaca}) {
       const std::vector<Piece> pieces = render(example, style, where);
       const bool answers = std::ranges::any_of(example.turns, &Message::is_response);
-      require(std::ranges::any_of(pieces, &Piece::response) == answers, "what an assistant says is the response");
+      require(std::ranges::any_of(pieces, &Piece::response) == answers, "the assistant's text is the response");
     }
   });
 });

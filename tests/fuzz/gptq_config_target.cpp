@@ -1,4 +1,4 @@
-// The configuration of GPTQ's codes: one that is accepted says the same when it is written.
+// The GPTQ configuration: an accepted one round-trips.
 #include "hub/gptq_format.h"
 #include "tests/fuzz/target.h"
 
@@ -8,7 +8,7 @@ const Target target("gptq_config", [](std::string_view bytes) {
   const GptqConfig config = parse_gptq_config(bytes, kWhat, false);
   require(config.group == -1 || config.group > 0, "a group has columns");
   const GptqConfig again = parse_gptq_config(gptq_config(config), kWhat);
-  require(again.group == config.group, "it survives its file");
+  require(again.group == config.group, "a configuration round-trips");
 });
 
 }  // namespace tessera::fuzz

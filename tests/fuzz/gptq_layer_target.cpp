@@ -1,5 +1,4 @@
-// A layer in GPTQ's codes, as a file of tensors: what is accepted has the numbers of its codes, and is packed to the
-// same bits.
+// A GPTQ layer in a safetensors file: an accepted layer decodes to the values of its codes and packs to identical bits.
 #include <cstring>
 
 #include "hub/gptq_format.h"
@@ -10,7 +9,7 @@ namespace tessera::fuzz {
 const Target target("gptq_layer", [](std::string_view bytes) {
   const Safetensors file(as_bytes(bytes), kWhat, true);
   const TensorBytes &qweight = file.at("qweight"), &scales = file.at("scales");
-  // A model says its sizes; here they follow from two tensors, which may not fit each other.
+  // A model defines the sizes; here they follow from two tensors, which may be inconsistent.
   if (qweight.shape.size() != 2 || scales.shape.size() != 2 || qweight.bytes.empty() || scales.bytes.empty())
     throw InputError(std::string(kWhat) + ": no sizes");
   const int64_t rows = qweight.shape[1], columns = 8 * qweight.shape[0], groups = scales.shape[0];
@@ -19,12 +18,12 @@ const Target target("gptq_layer", [](std::string_view bytes) {
   const GptqLayer layer({&qweight, &file.at("qzeros"), &scales, g_idx}, rows, columns, {.group = group}, kWhat);
   std::vector<float> values(static_cast<size_t>(rows * columns));
   layer.decode(0, values);
-  require(std::ranges::all_of(values, [](float v) { return std::isfinite(v); }), "numbers are finite");
-  if (!layer.plain()) return;  // no matrix of ours holds its codes
+  require(std::ranges::all_of(values, [](float v) { return std::isfinite(v); }), "values are finite");
+  if (!layer.plain()) return;  // an Int4Matrix cannot represent its codes
   const Int4Matrix matrix = layer.unpack();
   const GptqTensors packed = pack_gptq(matrix, 0, rows);
-  require(std::memcmp(packed.qweight.data(), qweight.bytes.data(), qweight.bytes.size()) == 0, "codes stay");
-  require(std::memcmp(packed.scales.data(), scales.bytes.data(), scales.bytes.size()) == 0, "scales stay");
+  require(std::memcmp(packed.qweight.data(), qweight.bytes.data(), qweight.bytes.size()) == 0, "codes round-trip");
+  require(std::memcmp(packed.scales.data(), scales.bytes.data(), scales.bytes.size()) == 0, "scales round-trip");
 });
 
 }  // namespace tessera::fuzz

@@ -1,5 +1,5 @@
-// config.json of a Hugging Face folder: what is accepted is a model whose own config.json says the same, of its layers'
-// bits too.
+// config.json of a Hugging Face directory: an accepted model round-trips through config.json, including its
+// quantization.
 #include "hub/config.h"
 #include "tests/fuzz/target.h"
 
@@ -15,11 +15,11 @@ const Target target("hub_config", [](std::string_view bytes) {
   } catch (const InputError&) {
     throw std::logic_error("a model is no file");
   } catch (const Error&) {
-    return;  // heads of another size in a family that has none
+    return;  // heads of another size in a family without such
   }
   std::optional<GptqConfig> again;
   const ModelConfig same = parse_hub_config(written, kWhat, &again);
-  require(hub_config(same, DType::float32, again ? &*again : nullptr) == written, "it survives its file");
+  require(hub_config(same, DType::float32, again ? &*again : nullptr) == written, "a configuration round-trips");
 });
 
 }  // namespace tessera::fuzz

@@ -1,4 +1,4 @@
-// model.safetensors.index.json: what is accepted names files beside it and nothing else.
+// model.safetensors.index.json: an accepted index names only files in the same directory.
 #include "hub/folder.h"
 #include "tests/fuzz/target.h"
 
@@ -9,7 +9,7 @@ const Target target("hub_index", [](std::string_view bytes) {
   require(!shards.empty(), "there are tensors");
   for (const auto& [tensor, file] : shards)
     require(file.ends_with(".safetensors") && file.find_first_of(std::string_view("/\0", 2)) == std::string::npos,
-            "a file beside it");
+            "a file is in the same directory");
 });
 
 }  // namespace tessera::fuzz

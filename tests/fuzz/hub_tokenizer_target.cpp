@@ -1,5 +1,5 @@
-// A tokenizer.json of the library `tokenizers`: what is accepted encodes any bytes, survives its own file, and streams
-// a text as it decodes it. Behind a line "%" stands a tokenizer_config.json, and behind another the text.
+// A tokenizer.json of the library `tokenizers`: an accepted one encodes any bytes, round-trips, and decodes streams
+// consistently. A tokenizer_config.json and the text follow, each after a line "%".
 #include "data/tokenizer/described.h"
 #include "data/utf8.h"
 #include "tests/fuzz/target.h"
@@ -10,7 +10,7 @@ const Target target("hub_tokenizer", [](std::string_view bytes) {
   HubTokenizer::Files files{{"tokenizer.json", json}};
   if (!config.empty()) files.emplace("tokenizer_config.json", config);
   const HubTokenizer tokenizer(std::move(files), std::string(kWhat) + ": ");
-  require(Tokenizer::from_json(tokenizer.to_json(), kWhat)->to_json() == tokenizer.to_json(), "it survives its file");
+  require(Tokenizer::from_json(tokenizer.to_json(), kWhat)->to_json() == tokenizer.to_json(), "it round-trips");
   for (const EncodeOptions& options :
        {EncodeOptions{}, {.special_in_text = true, .add_ends = true}, {.begins = false}}) {
     std::vector<int32_t> tokens;
@@ -19,7 +19,7 @@ const Target target("hub_tokenizer", [](std::string_view bytes) {
     } catch (const InputError&) {
       throw std::logic_error("a text is no file");
     } catch (const Error&) {
-      continue;  // no token for a character
+      continue;  // a character without a token
     }
     std::string whole, streamed;
     StreamDecoder stream(tokenizer);
@@ -28,7 +28,7 @@ const Target target("hub_tokenizer", [](std::string_view bytes) {
       streamed += stream.add(t);
     }
     streamed += stream.end();
-    require(streamed == replace_broken(whole), "a stream says what the whole does");
+    require(streamed == replace_broken(whole), "streamed text equals decoded text");
     require(tokenizer.decode(tokens).size() <= whole.size(), "decoding adds nothing");
   }
 });

@@ -1,4 +1,4 @@
-// llm.c's token files: what is accepted has as many tokens as the bytes hold, each inside the vocabulary.
+// llm.c's token files: an accepted file has as many tokens as its bytes hold, each in the vocabulary.
 #include "data/token_file.h"
 #include "tests/fuzz/target.h"
 

@@ -1,4 +1,4 @@
-// A checkpoint's manifest, and what --resume compares with what it says about the run.
+// A checkpoint's manifest, and the comparison of --resume with its description of the run.
 #include <nlohmann/json.hpp>
 
 #include "app/run/directory.h"
@@ -13,11 +13,11 @@ const Target target("manifest", [](std::string_view bytes) {
   for (const ListedFile& file : manifest.files) {
     const std::filesystem::path name(file.name);
     require(name.is_relative() && name.filename() == name && name != ".." && name != ".",
-            "a listed file lies beside the manifest");
-    require(std::string_view(name.c_str()) == file.name, "the system sees the whole name");
+            "a listed file is in the manifest's directory");
+    require(std::string_view(name.c_str()) == file.name, "a name contains no NUL");
   }
   const size_t found = differences(manifest.about, R"({"layers": 4, "dtype": "fp32"})", kWhat).size();
-  require(found <= 2 + parse_json(manifest.about, kWhat)["run"].size(), "a difference for each key at most");
+  require(found <= 2 + parse_json(manifest.about, kWhat)["run"].size(), "at most one difference per key");
 });
 
 }  // namespace tessera::fuzz

@@ -1,4 +1,4 @@
-// metrics.jsonl, of which a resumed run keeps the first records.
+// metrics.jsonl, whose first records a resumed run retains.
 #include "app/train/output.h"
 #include "tests/fuzz/target.h"
 
@@ -6,8 +6,8 @@ namespace tessera::fuzz {
 
 const Target target("metrics", [](std::string_view bytes) {
   const std::string kept = records_until(bytes, 100, kWhat).records;
-  require(kept.size() <= bytes.size() && (kept.empty() || kept.back() == '\n'), "whole lines are kept");
-  require(records_until(kept, 100, kWhat).records == kept, "what was kept is kept again");
+  require(kept.size() <= bytes.size() && (kept.empty() || kept.back() == '\n'), "complete lines are retained");
+  require(records_until(kept, 100, kWhat).records == kept, "truncation is idempotent");
 });
 
 }  // namespace tessera::fuzz

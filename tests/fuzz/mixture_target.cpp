@@ -1,5 +1,4 @@
-// Names and weights of a mixture, from the command line and from both kinds of file: what is accepted has shares that
-// can be dealt.
+// Names and weights of a mixture, from the command line and both file formats: accepted weights yield valid shares.
 #include <numeric>
 
 #include "data/mixture.h"
@@ -14,18 +13,18 @@ void check(const std::vector<Weighted>& all) {
     require(!w.name.empty() && std::isfinite(w.weight) && w.weight > 0, "names and positive weights");
     weights.push_back(w.weight);
   }
-  const std::vector<int64_t> shares = whole_shares(weights);
+  const std::vector<int64_t> shares = integer_shares(weights);
   for (const int64_t s : shares) require(s > 0 && s <= 1'000'000, "a share is positive");
   const int64_t sum = std::reduce(shares.begin(), shares.end());
-  require(shares.size() == all.size() && sum <= 1'000'000, "a period of a million at most");
+  require(shares.size() == all.size() && sum <= 1'000'000, "a period is at most a million");
   if (sum >= 1000) return;
   const MixtureOrder::Place next = MixtureOrder(shares).at(sum);  // the first of the second period
-  require(next.nth == shares[next.dataset], "a period deals each dataset its share");
+  require(next.nth == shares[next.dataset], "each dataset has its share of a period");
 }
 
 }  // namespace
 
-// The first byte says which of the three.
+// The first byte selects the source.
 const Target target("mixture", [](std::string_view bytes) {
   if (bytes.empty()) throw InputError(std::string(kWhat) + ": nothing");
   const std::string what(kWhat);

@@ -1,4 +1,4 @@
-// adapter_config.json of a PEFT folder: what is accepted is adapters whose own file says the same.
+// adapter_config.json of a PEFT directory: accepted adapters round-trip.
 #include "hub/peft.h"
 #include "tests/fuzz/target.h"
 
@@ -10,7 +10,7 @@ const Target target("peft_config", [](std::string_view bytes) {
   LoraConfig lora = c.lora;
   lora.targets = {"q_proj"};
   const PeftConfig again = parse_peft_config(peft_config(lora, Family::llama, c.base), kWhat);
-  require(again.base == c.base && again.lora.rank == c.lora.rank && again.lora.alpha == c.lora.alpha, "it survives");
+  require(again.base == c.base && again.lora.rank == c.lora.rank && again.lora.alpha == c.lora.alpha, "it round-trips");
 });
 
 }  // namespace tessera::fuzz

@@ -1,4 +1,4 @@
-// One line of `plan --cases`: a model, a plan, hardware and software. What is accepted has a plan that can be printed.
+// One line of `plan --cases`: a model, a plan, hardware and software. The plan of an accepted line can be printed.
 #include <nlohmann/json.hpp>
 
 #include "planner/case_json.h"
@@ -6,9 +6,9 @@
 
 namespace tessera::fuzz {
 const Target target("plan_case", [](std::string_view bytes) {
-  named<FieldError>([&] {  // the field is named, and the line by whoever reads lines
+  named<FieldError>([&] {  // names the field; the caller adds the line
     const planner::Case c = planner::case_from_json(bytes, kWhat);
-    require(planner::to_json(c.layout).contains("schedule"), "what is accepted can be printed");
+    require(planner::to_json(c.layout).contains("schedule"), "an accepted plan can be printed");
   });
 });
 

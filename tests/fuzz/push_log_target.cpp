@@ -1,4 +1,4 @@
-// Records of applied pushes: what is accepted is written and read back alike, and every server has the same pushes.
+// Records of applied pushes: accepted ones round-trip, and every server has the same pushes.
 
 #include "parallel/async/push_log.h"
 #include "tests/fuzz/target.h"
@@ -7,7 +7,7 @@ namespace tessera::fuzz {
 
 const Target target("push_log", [](std::string_view bytes) {
   const PushLog log = parse_push_log(bytes, kWhat);
-  require(parse_push_log(to_string(log), kWhat) == log, "a log that was written is read back");
+  require(parse_push_log(to_string(log), kWhat) == log, "a log round-trips");
   require(!log.servers.empty() && log.servers.size() <= static_cast<size_t>(log.workers), "servers are workers");
   for (const std::vector<Push>& order : log.servers)
     for (int w = 0; w < log.workers; ++w)

@@ -1,4 +1,4 @@
-// The hello that a rank sends first where ranks meet, and the address where they do.
+// The hello that a rank sends first to the rendezvous, and the rendezvous address.
 #include <cstring>
 
 #include "parallel/comm/tcp/transport.h"
@@ -6,7 +6,7 @@
 
 namespace tessera::fuzz {
 
-// The first letter: how many ranks there are to be; then a hello, and the rest an address.
+// The first byte: the world size; then a hello, and the rest is an address.
 const Target target("rendezvous", [](std::string_view bytes) {
   Hello hello;
   const size_t head = std::min(bytes.size(), sizeof(hello) + 1);
@@ -15,7 +15,7 @@ const Target target("rendezvous", [](std::string_view bytes) {
   there[0] = true;
   const std::string why = refusal(hello, there);
   require(!why.empty() || (hello.ranks == there.size() && hello.rank > 0 && hello.rank < there.size()),
-          "who is let in is a rank that is missing");
+          "only missing ranks are admitted");
   const std::string address(bytes.substr(head));
   if (address.empty()) throw InputError(std::string(kWhat) + ": no address");
   named([&] {

@@ -1,5 +1,5 @@
-// Replays the corpus of every fuzz target: files that begin with ok_ are accepted, with bad_ refused, and any other
-// (found by a fuzzer) either; nothing else happens to any of them.
+// Replays the corpus of every fuzz target: files ok_* must be accepted, bad_* rejected, and others (found by a fuzzer)
+// either, without any other effect.
 #include <gtest/gtest.h>
 
 #include "data/files.h"
@@ -18,7 +18,7 @@ std::vector<fs::path> entries(const fs::path& folder) {
   return found;
 }
 
-TEST(Fuzz, EveryCorpusDoesWhatItsNamesSay) {
+TEST(Fuzz, CorpusFilesMatchTheirNames) {
   for (const auto& [name, parse] : targets()) {
     int accepted = 0, refused = 0;
     for (const fs::path& file : entries(kCorpus / name)) {
@@ -35,7 +35,7 @@ TEST(Fuzz, EveryCorpusDoesWhatItsNamesSay) {
   }
 }
 
-TEST(Fuzz, EveryTargetHasACorpusAndTheOtherWayRound) {
+TEST(Fuzz, TargetsAndCorporaCorrespond) {
   std::set<std::string> named, kept;
   for (const auto& [name, parse] : targets()) named.insert(name);
   for (const fs::path& folder : entries(kCorpus)) kept.insert(folder.filename().string());
@@ -43,7 +43,7 @@ TEST(Fuzz, EveryTargetHasACorpusAndTheOtherWayRound) {
   EXPECT_GE(named.size(), 10U);
 }
 
-TEST(Fuzz, ABrokenPromiseIsSeen) {
+TEST(Fuzz, DetectsViolatedInvariants) {
   EXPECT_TRUE(accepts([](std::string_view) {}, ""));
   EXPECT_FALSE(accepts([](std::string_view) { throw InputError("the input: bad"); }, ""));
   EXPECT_THROW(accepts([](std::string_view) { throw InputError("something is bad"); }, ""), std::logic_error);

@@ -1,4 +1,4 @@
-// Safetensors: whatever is accepted covers the data without holes, and every tensor lies inside it.
+// Safetensors: accepted tensors cover the data without holes, each within its bounds.
 #include "data/safetensors.h"
 #include "tests/fuzz/target.h"
 
@@ -9,10 +9,10 @@ const Target target("safetensors", [](std::string_view bytes) {
   const Safetensors file(all, kWhat);
   const std::byte* at = nullptr;
   for (const TensorBytes& t : file.tensors()) {
-    require(at == nullptr || t.bytes.data() == at, "tensors lie side by side");
+    require(at == nullptr || t.bytes.data() == at, "tensors are contiguous");
     require(t.bytes.data() >= all.data() + 8 &&
                 t.bytes.size() <= static_cast<size_t>(all.data() + all.size() - t.bytes.data()),
-            "a tensor lies inside the file");
+            "a tensor is inside the file");
     auto size = static_cast<size_t>(element_size(t.dtype));
     for (const int64_t d : t.shape) size *= static_cast<size_t>(d);
     require(size == t.bytes.size(), "the shape fits the bytes");

@@ -1,4 +1,4 @@
-// The description of the elements in a checkpoint's part: one that is accepted is written again the same.
+// The description of the elements in a checkpoint shard: an accepted one round-trips.
 #include "tests/fuzz/target.h"
 #include "train/checkpoint/state.h"
 
@@ -7,7 +7,7 @@ namespace tessera::fuzz {
 const Target target("saved_parts", [](std::string_view bytes) {
   const std::vector<SavedPart> parts = parse_parts(bytes, kWhat);
   const std::string said = describe_parts(parts);
-  require(describe_parts(parse_parts(said, kWhat)) == said, "it survives its text");
+  require(describe_parts(parse_parts(said, kWhat)) == said, "a description round-trips");
   for (const SavedPart& p : parts)
     for (const ShardSpec::Run& run : p.shard.runs)
       require(run.begin >= 0 && run.size > 0 && run.begin + run.size <= p.whole[p.shard.dim], "a run is in its dim");

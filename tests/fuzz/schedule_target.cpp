@@ -1,5 +1,5 @@
-// Pipeline schedules from a file: what is accepted is written and read back alike, can be run to its end, and stays
-// right after every pass that applies to it.
+// Pipeline schedules from a file: an accepted schedule round-trips, runs to completion, and remains valid after every
+// applicable pass.
 
 #include "parallel/pipeline/simulate.h"
 #include "parallel/pipeline/validate.h"
@@ -8,13 +8,13 @@
 namespace tessera::fuzz {
 const Target target("schedule", [](std::string_view bytes) {
   const Schedule schedule = parse_schedule(bytes, kWhat);
-  require(parse_schedule(to_text(schedule), kWhat) == schedule, "a schedule that was written is read back");
+  require(parse_schedule(to_text(schedule), kWhat) == schedule, "a schedule round-trips");
   const Simulation sim = simulate(schedule);
-  require(sim.makespan >= 3.0 * schedule.microbatches, "every micro-batch goes forward and back");
-  require(sim.bubble_share() >= 0 && sim.bubble_share() < 1, "somebody works");
-  require(!draw(sim, 0, 40).empty(), "there is a picture");
-  require(!find_fault(split_backward(schedule)), "splitting keeps a schedule right");
-  require(has_messages(schedule) || !find_fault(insert_messages(schedule)), "messages keep a schedule right");
+  require(sim.makespan >= 3.0 * schedule.microbatches, "every micro-batch has a forward and a backward pass");
+  require(sim.bubble_share() >= 0 && sim.bubble_share() < 1, "the bubble is below 1");
+  require(!draw(sim, 0, 40).empty(), "a schedule can be drawn");
+  require(!find_fault(split_backward(schedule)), "a schedule is valid after splitting");
+  require(has_messages(schedule) || !find_fault(insert_messages(schedule)), "a schedule is valid with messages");
 });
 
 }  // namespace tessera::fuzz

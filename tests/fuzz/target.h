@@ -1,7 +1,7 @@
-// A fuzz target, and the list that each tests/fuzz/NAME_target.cpp puts its one target on.
+// A fuzz target, and the registry to which each tests/fuzz/NAME_target.cpp adds its target.
 //
-// The same targets are built twice: as fuzz_NAME, with libFuzzer, and all together into the ordinary test suite, which
-// replays tests/fuzz/corpus/NAME. So a new target is one new file and its corpus.
+// Targets are built twice: as fuzz_NAME with libFuzzer, and all together in the regular test suite, which replays
+// tests/fuzz/corpus/NAME. A new target therefore consists of one file and its corpus.
 #pragma once
 #include <map>
 
@@ -9,10 +9,10 @@
 
 namespace tessera::fuzz {
 
-inline constexpr const char* kWhat = "the input";  // the name of the bytes in messages
+inline constexpr const char* kWhat = "the input";  // the name of the bytes in errors
 
-// Parses bytes, and holds what it accepts to what the parser promises about it. Throws Error when they are refused;
-// anything else that is thrown is a finding.
+// Parses bytes and checks the parser's invariants on accepted input. Throws Error if the bytes are rejected; any other
+// exception is a finding.
 using Parse = void (*)(std::string_view bytes);
 
 inline std::map<std::string, Parse>& targets() {
@@ -20,7 +20,7 @@ inline std::map<std::string, Parse>& targets() {
   return all;
 }
 
-// Put in a target's file as a constant, it adds the target before main() begins.
+// A constant of this type in a target's file registers the target before main() begins.
 struct Target {
   Target(const std::string& name, Parse parse) { targets()[name] = parse; }
 };
@@ -29,7 +29,7 @@ inline void require(bool held, const std::string& promise) {
   if (!held) throw std::logic_error("a promise is broken: " + promise);
 }
 
-// Takes the part of an input that stands before this, and this.
+// Removes the part of an input before `between`, and `between`, and returns that part.
 inline std::string_view take(std::string_view& bytes, std::string_view between = "\n%\n") {
   const size_t end = std::min(bytes.find(between), bytes.size());
   const std::string_view part = bytes.substr(0, end);
@@ -37,7 +37,7 @@ inline std::string_view take(std::string_view& bytes, std::string_view between =
   return part;
 }
 
-// Refusals that name a field alone get the input's name before them.
+// Prepends the input's name to errors that name only a field.
 template <class Refusal = Error, class F>
 void named(const F& parse) {
   try {
@@ -49,7 +49,7 @@ void named(const F& parse) {
 
 inline std::span<const std::byte> as_bytes(std::string_view text) { return std::as_bytes(std::span(text)); }
 
-// Whether the target accepts the bytes. A refusal must be one line that names them.
+// Whether the target accepts the bytes. An error must be one line that names them.
 inline bool accepts(Parse parse, std::string_view bytes) {
   try {
     parse(bytes);

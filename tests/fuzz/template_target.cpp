@@ -1,4 +1,4 @@
-// A template of chats, rendered for a small conversation: it has a text or a line that says why not, in bounded work.
+// A chat template, rendered for a small conversation: yields a text or a one-line error, with bounded work.
 #include "data/jinja/template.h"
 #include "tests/fuzz/target.h"
 
@@ -19,7 +19,7 @@ const Target target("template", [](std::string_view bytes) {
                                           {"eos_token", std::string("</s>")}});
   size_t at = 0;
   for (const auto& [begin, end] : out.generated) {
-    require(begin >= at && end >= begin && end <= out.text.size(), "what is generated lies in the text, in order");
+    require(begin >= at && end >= begin && end <= out.text.size(), "generated spans are in the text, in order");
     at = end;
   }
 });

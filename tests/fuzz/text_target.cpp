@@ -1,4 +1,4 @@
-// A text file on its way to tokens: the split loses nothing, and the characters come back.
+// A text file on its way to tokens: the split loses nothing, and the characters round-trip.
 #include "data/text.h"
 #include "data/tokenizer/described.h"
 #include "tests/fuzz/target.h"
@@ -9,10 +9,10 @@ const Target target("text", [](std::string_view bytes) {
   const Text text = text_of_bytes(std::string(bytes), kWhat);
   std::string train, val;
   split_text(text, {}, [&](std::string_view piece, bool held) { (held ? val : train) += piece; });
-  require(train + val == text.bytes(), "the parts of one document make the whole");
+  require(train + val == text.bytes(), "the splits of one document form the text");
   const CharTokenizer tokenizer = CharTokenizer::of_text(text.bytes(), kWhat);
-  require(tokenizer.decode(tokenizer.encode(train)) == train, "the training part comes back");
-  require(tokenizer.decode(tokenizer.encode(val)) == val, "the validation part comes back");
+  require(tokenizer.decode(tokenizer.encode(train)) == train, "the training split round-trips");
+  require(tokenizer.decode(tokenizer.encode(val)) == val, "the validation split round-trips");
 });
 
 }  // namespace tessera::fuzz

@@ -1,4 +1,4 @@
-// Token files. No fuzzer guesses a checksum, so the bytes are parsed once more with the right one put in.
+// Token files. Fuzzers do not guess checksums, so the bytes are parsed a second time with the correct one inserted.
 #include <xxhash.h>
 
 #include <cstring>
@@ -21,7 +21,7 @@ void read_all(std::span<const std::byte> bytes) {
 }  // namespace
 
 const Target target("token_file", [](std::string_view text) {
-  std::vector<std::byte> bytes(text.size());  // at an address that suits the tokens
+  std::vector<std::byte> bytes(text.size());  // aligned for the tokens
   if (!text.empty()) std::memcpy(bytes.data(), text.data(), text.size());
   if (bytes.size() >= kHeader) {
     std::vector<std::byte> mended = bytes;

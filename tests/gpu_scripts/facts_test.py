@@ -55,7 +55,7 @@ class Facts(unittest.TestCase):
 
     def test_rates_as_the_program_writes_them(self):
         for said, rate in (("87.5", 87.5), ("512", 512), ("12.3K", 12300), ("1.20M", 1200000)):
-            line = f"64 tokens from 2 prompts, {said} tokens/s; the first after 0.010 s"
+            line = f"64 tokens from 2 prompts, {said} tokens/s; time to first token 0.010 s"
             self.assertAlmostEqual(fine_tuning.rate_of(line), rate)
 
     def test_other_kernels(self):

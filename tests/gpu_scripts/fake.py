@@ -97,7 +97,7 @@ def tessera():
         os.makedirs(out, exist_ok=True)
         open(os.path.join(out, "run"), "w").close()
     if ARGS[0] == "generate":
-        return says(0, "256 tokens from base, 1.23K tokens/s; the first after 0.010 s")
+        return says(0, "256 tokens from base, 1.23K tokens/s; time to first token 0.010 s")
     said = {"verify": '{"bitwise": true, "grad_max_rel": 0.0}', "plan": '{"memory": {"peak": 5e6}, "tokens_per_s": 2500.0}',
             "bench": "attention/forward/bf16  12 us"}
     if ARGS[0] not in said:

@@ -139,7 +139,7 @@ class Scripts(unittest.TestCase):
         self.assertIn("small: made", text)
         self.assertIn("| 1 | 2,000 |", self.row(text, "small, batch 8, adapters of rank 16 on NF4"))
         self.assertIn("| 1,230 |", self.row(text, "small, batch 1, generation"))
-        self.assertIn("| the first after 0.010 s |", text)
+        self.assertIn("| time to first token 0.010 s |", text)
         self.assertIn("| FAILED: status 5", self.row(self.small("tuning", fake="bad=--lr+0", status=1), "small, batch 8, adapters of rank 16 |"))
 
     def test_curve(self):
@@ -237,7 +237,7 @@ class Scripts(unittest.TestCase):
         report = self.contact("B", fake="hang=train")
         self.assertLess(time.monotonic() - begin, 35)
         self.assertIn("| gpt2, batch 32, Tessera, cuDNN, graph | 0 | NOT FINISHED:", report)
-        self.assertIn("## ways\n\nNOT RUN: no time was left", report)
+        self.assertIn("## ways\n\nNOT RUN: no time left", report)
         self.assertIn("3 steps were not run", report)
         self.nobody_is_left()
 

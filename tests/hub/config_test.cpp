@@ -1,5 +1,5 @@
-// config.json as other programs write it: configurations of published models, keys that would change what is computed,
-// keys that would not, and what is usual where one is left out.
+// config.json as other programs write it: configurations of published models, keys that would change the computation,
+// keys that would not, and defaults of missing keys.
 
 #include "tests/hub/support.h"
 #include "tests/support/texts.h"
@@ -47,7 +47,7 @@ std::string refusal_message(const std::string& text) {
   return taken.empty() ? refused : taken;
 }
 
-TEST(HubConfig, PublishedConfigurationsAreReadOrRefusedByName) {
+TEST(HubConfig, ReadsOrRejectsPublishedConfigurations) {
   const Json all = Json::parse(read_file(TESSERA_SOURCE_DIR "/tests/hub/fixtures/configurations.json"));
   int refused = 0, taken = 0;
   for (const Json& one : all.at("models")) {
@@ -70,8 +70,8 @@ TEST(HubConfig, PublishedConfigurationsAreReadOrRefusedByName) {
 
 const Json kTiny{{"model_type", "llama"}, {"hidden_size", 16}, {"num_attention_heads", 2}, {"vocab_size", 50}};
 
-// A harmful value is refused by its name, a harmless one changes nothing.
-TEST(HubConfig, KeysThatChangeWhatIsComputedAreRefusedByName) {
+// A harmful value is rejected by name, a harmless one has no effect.
+TEST(HubConfig, RejectsUnsupportedKeysByName) {
   const std::string plain = in_words(parsed(kTiny.dump()));
   const std::tuple<const char*, Json, Json> keys[] = {
       {"hidden_act", "gelu", "swish"},
@@ -97,12 +97,12 @@ TEST(HubConfig, KeysThatChangeWhatIsComputedAreRefusedByName) {
     EXPECT_TRUE(found.find(key) != std::string::npos && !found.starts_with("taken")) << found;
     EXPECT_EQ(in_words(parsed(with(kTiny, key, harmless).dump())), plain) << key;
   }
-  // A Qwen2 has biases of q, k and v whatever a key says, and its class has none of that name.
+  // Qwen2 has biases of q, k and v whatever a key specifies, and its class has no such key.
   const Json qwen = with(with(kTiny, "model_type", "qwen2"), "num_key_value_heads", 2);
   EXPECT_TRUE(in_words(parsed(with(qwen, "attention_bias", true).dump())).ends_with("biased; note: attention_bias"));
 }
 
-TEST(HubConfig, WhatNobodyReadsMayHoldAnything) {
+TEST(HubConfig, IgnoresUnusedKeys) {
   const std::string plain = in_words(parsed(kTiny.dump()));
   std::string deep(100, '[');
   deep.append(100, ']');
@@ -113,10 +113,10 @@ TEST(HubConfig, WhatNobodyReadsMayHoldAnything) {
     std::string text = kTiny.dump();
     text.insert(1, "\"of_others\": " + value + ", ");
     EXPECT_EQ(in_words(parsed(text)), plain + (value == "null" ? "" : "; note: of_others")) << text;
-    text.replace(text.find("of_others"), 9, "use_cache");  // so well known that no note is needed
+    text.replace(text.find("of_others"), 9, "use_cache");  // common enough not to need a note
     EXPECT_EQ(in_words(parsed(text)), plain + (text.find("of_others") == text.npos ? "" : "; note: of_others")) << text;
   }
-  // A value that is read must fit.
+  // A value that is read must be valid.
   for (const char* value : {"NaN", "1e999", "1, \"rms_norm_eps\": 2"}) {
     std::string text = kTiny.dump();
     text.insert(1, fmt::format("\"rms_norm_eps\": {}, ", value));
@@ -124,7 +124,7 @@ TEST(HubConfig, WhatNobodyReadsMayHoldAnything) {
   }
   for (const char* broken : {"{\"a\": NaNa}", "{\"a\": 1NaN}", "{\"a\": Infinit}", "{NaN: 1}", "NaN"})
     EXPECT_FALSE(refusal_message(broken).starts_with("taken")) << broken;
-  // Many are named in one line.
+  // Several keys are named in one line.
   Json many = kTiny;
   for (int i = 0; i < 40; ++i) many["k" + std::to_string(i)] = i;
   const Said said = parsed(many.dump());
@@ -132,8 +132,8 @@ TEST(HubConfig, WhatNobodyReadsMayHoldAnything) {
   EXPECT_TRUE(said.notes[0].ends_with(" and 28 more")) << said.notes[0];
 }
 
-// LlamaConfig() and its like of transformers 5.0 (src/transformers/models/*/configuration_*.py).
-TEST(HubConfig, WhatIsLeftOutIsAsUsualInTransformers) {
+// The defaults of LlamaConfig() etc. in transformers 5.0 (src/transformers/models/*/configuration_*.py).
+TEST(HubConfig, DefaultsMatchTransformers) {
   const std::map<std::string, std::string> usual = {
       {"gpt2",
        "gpt2 12 layers, 12/12 heads of 64, 768 channels, 3072 hidden, context 1024, vocab 50257, eps 1e-05, tied"},
@@ -156,7 +156,7 @@ TEST(HubConfig, WhatIsLeftOutIsAsUsualInTransformers) {
        "llama 24 layers, 32/4 heads of 64, 2048 channels, 768 hidden, context 32768, vocab 151936, eps 1e-06, "
        "theta 10000, normed, experts 128/8"}};
   for (const auto& [type, words] : usual) EXPECT_EQ(in_words(parsed(Json{{"model_type", type}}.dump())), words);
-  // null is not the same as left out.
+  // null differs from a missing key.
   const auto type = [](const char* name) { return Json{{"model_type", name}}; };
   EXPECT_EQ(parsed(with(type("mistral"), "num_key_value_heads", nullptr).dump()).config.key_heads(), 32);
   EXPECT_EQ(parsed(with(type("mistral"), "sliding_window", nullptr).dump()).config.window, 0);
@@ -164,15 +164,15 @@ TEST(HubConfig, WhatIsLeftOutIsAsUsualInTransformers) {
   EXPECT_EQ(parsed(with(type("qwen3_moe"), "intermediate_size", 100).dump()).config.ffn, 768);
 }
 
-// Transformers 5.24.0: with default positions no model of these types looks at a part of a head, with scaled ones
-// each fails; its Qwen3 and Llama have biases of all four projections, its Mistral and Qwen2 look at no key.
-TEST(HubConfig, PartsOfHeadsAndBiasesAreThoseOfTransformers) {
+// In transformers 5.24.0 no model of these types rotates part of a head with default positions, and each fails with
+// scaled ones; its Qwen3 and Llama have biases of all four projections, its Mistral and Qwen2 ignore the key.
+TEST(HubConfig, PartialRotationAndBiasesMatchTransformers) {
   const std::string plain = in_words(parsed(kTiny.dump()));
   const Json part = with(kTiny, "partial_rotary_factor", 0.5);
   EXPECT_EQ(in_words(parsed(part.dump())), plain + "; note: partial_rotary_factor");
   EXPECT_EQ(in_words(parsed(with(kTiny, "rope_parameters", {{"partial_rotary_factor", 0.5}}).dump())), plain);
   const Json linear{{"type", "linear"}, {"factor", 2.0}};
-  const std::string expected = "'partial_rotary_factor': expected 1 where positions are scaled, found 0.5";
+  const std::string expected = "'partial_rotary_factor': expected 1 if positions are scaled, found 0.5";
   for (const Json& config :
        {with(part, "rope_scaling", linear), with(kTiny, "rope_scaling", with(linear, "partial_rotary_factor", 0.5))})
     expect_has(refusal_message(config.dump()), expected);
@@ -191,9 +191,9 @@ TEST(HubConfig, PartsOfHeadsAndBiasesAreThoseOfTransformers) {
   EXPECT_EQ(biases("qwen3", "mlp_bias"), "refused");
 }
 
-// As transformers 5.24.0 takes them: 0 and null count as missing, a length in the file itself comes first, and
-// attention_factor before what follows from mscale.
-TEST(HubConfig, KeysOfYarnAreThoseOfTransformers) {
+// As in transformers 5.24.0: 0 and null count as missing, a length in the object itself takes precedence, as does
+// attention_factor over the value derived from mscale.
+TEST(HubConfig, YarnKeysMatchTransformers) {
   const auto words = [](const Json& more, const Json& top = Json::object()) {
     Json rope{{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 16}};
     rope.update(more);
@@ -218,8 +218,8 @@ TEST(HubConfig, KeysOfYarnAreThoseOfTransformers) {
       words({{"factor", 1.0}, {"attention_factor", 1.2}}).starts_with("the key 'attention_factor': expected 1"));
 }
 
-// A model that we write is read as that model.
-TEST(HubConfig, WhatIsWrittenIsReadAsTheSame) {
+// A written model is read back as the same model.
+TEST(HubConfig, RoundTrips) {
   const ModelConfig gpt2{.layers = 2, .heads = 2, .channels = 16, .context = 32, .vocab = 40, .ffn = 24};
   ModelConfig exact = gpt2, yarn = gpt2;
   exact.gelu = GeluForm::erf;
@@ -237,14 +237,14 @@ TEST(HubConfig, WhatIsWrittenIsReadAsTheSame) {
     EXPECT_EQ(in_words(parsed(written)), in_words({config, {}})) << written;
     EXPECT_EQ(parsed(written).config.rotary, config.rotary) << written;
   }
-  slides.window = 32;  // all of the context
+  slides.window = 32;  // the full context
   EXPECT_EQ(Json::parse(hub_config(slides, DType::float32)).at("model_type"), "llama");
   biases.window = 5;
   EXPECT_THROW(hub_config(biases, DType::float32), Error);
 }
 
-// A window is used where layers slide, and means something where it is shorter than the context.
-TEST(HubConfig, WindowsAreKnownWhereTheyMeanSomething) {
+// A window is used if layers slide, and has an effect if it is shorter than the context.
+TEST(HubConfig, ReadsWindowsOfSlidingLayers) {
   const auto window = [](const char* type, const Json& keys) {
     Json config = with(with(kTiny, "model_type", type), "max_position_embeddings", 64);
     config.update({{"num_hidden_layers", 2}, {"num_key_value_heads", 2}});
@@ -262,7 +262,7 @@ TEST(HubConfig, WindowsAreKnownWhereTheyMeanSomething) {
                InputError);
   EXPECT_EQ(window("qwen2", {{"sliding_window", 64}, {"use_sliding_window", true}, {"max_window_layers", 1}}), 0);
   EXPECT_EQ(window("mixtral", {{"sliding_window", 8}}), 8);
-  EXPECT_EQ(window("llama", {{"sliding_window", 8}}), 0);  // whose class has no window
+  EXPECT_EQ(window("llama", {{"sliding_window", 8}}), 0);  // its class has no window
   EXPECT_EQ(window("qwen2", {{"sliding_window", "no number"}, {"max_window_layers", -1}}), 0);
   EXPECT_THROW(window("qwen3", {{"sliding_window", 8}, {"layer_types", {"full_attention", "sliding_attention"}}}),
                InputError);
@@ -272,10 +272,8 @@ TEST(HubConfig, WindowsAreKnownWhereTheyMeanSomething) {
   EXPECT_THROW(window("qwen3", {{"sliding_window", nullptr}, {"layer_types", {"sliding_attention"}}}), InputError);
 }
 
-// Models with experts under the names and keys of the transformers library.
-
-// Every layer of Mixtral and Qwen3-MoE has experts, each with tensors of its own.
-TEST(HubExperts, HaveTheNamesAndKeysOfTransformers) {
+// Every layer of Mixtral and Qwen3-MoE has experts, each with separate tensors.
+TEST(HubExperts, NamesAndKeysMatchTransformers) {
   ModelConfig mixtral{.family = Family::llama, .layers = 2, .heads = 2, .channels = 16, .context = 32, .vocab = 40};
   mixtral.kv_heads = 1, mixtral.head_dim = 8, mixtral.ffn = 24, mixtral.tied = false;
   mixtral.experts.count = 3;

@@ -1,5 +1,5 @@
-// Folders in the form of the Hugging Face hub: what the transformers library computed with a model's weights, Tessera
-// computes with its folder; what it writes is read back the same; and what is damaged is refused in one line.
+// Hugging Face directories: results match those of the transformers library with the same weights; written directories
+// are read back identically; corrupt ones are rejected with one line.
 
 #include "hub/llmc.h"
 #include "models/sample.h"
@@ -14,7 +14,7 @@ constexpr std::array kVariants{"gpt2",   "exact",  "mistral", "slides", "plain",
 class HubFolderTest : public HubTest {
  protected:
   void write_config(const Json& config) const { write("config.json", config); }
-  // The fixture's model as a folder of one file, or of so many shards.
+  // The fixture's model as a directory with one file, or with several shards.
   void make_folder(const Safetensors& fixture, size_t shards = 1) const {
     for (const auto& e : fs::directory_iterator(path(""))) fs::remove_all(e.path());
     write_config(Json::parse(fixture.metadata().at("config")));
@@ -30,7 +30,7 @@ class HubFolderTest : public HubTest {
   }
 };
 
-TEST_F(HubFolderTest, ComputesWhatTransformersComputed) {
+TEST_F(HubFolderTest, LossMatchesTransformers) {
   const Json written = Json::parse(read_file(TESSERA_SOURCE_DIR "/tests/models/fixtures/greedy.json"));
   for (const char* name : kVariants)
     for (const size_t shards : {1, 3}) {
@@ -51,8 +51,8 @@ TEST_F(HubFolderTest, ComputesWhatTransformersComputed) {
     }
 }
 
-// And after one step of SGD: each weight is w - lr g by the gradients of PyTorch.
-TEST_F(HubFolderTest, IsWrittenAsItWasReadAndAfterAStepOfSgdWithTheWeightsOfPyTorch) {
+// After one step of SGD, each weight is w - lr g with the gradients of PyTorch.
+TEST_F(HubFolderTest, RoundTripsAndMatchesPyTorchAfterAnSgdStep) {
   constexpr float kRate = 0.1F;
   for (const char* name : kVariants) {
     const Safetensors fixture = open_fixture(name);
@@ -103,15 +103,15 @@ TEST(HubConvert, ReadsEveryFloat16) {
   }
 }
 
-// Keys of published models, by which nothing is computed: the loss stays.
-TEST_F(HubFolderTest, KeysThatMeanNothingChangeNoLoss) {
+// Keys of published models without effect on the computation: the loss is unchanged.
+TEST_F(HubFolderTest, IgnoredKeysDoNotChangeTheLoss) {
   const std::pair<const char*, Json> cases[] = {
       {"gpt2", {{"_num_labels", 1}}},                                                        // distilgpt2
       {"gpt2", {{"n_special", 0}, {"predict_special_tokens", true}}},                        // gpt2-medium
       {"gpt2", {{"output_past", true}}},                                                     // gpt2-xl
       {"plain", {{"is_llama_config", true}, {"rope_interleaved", false}}},                   // SmolLM2
       {"biased", {{"use_mrope", false}, {"max_window_layers", 28}, {"sliding_window", 1}}},  // Qwen2.5
-      {"grouped", {{"model_type", "qwen2"}, {"use_mrope", false}}},  // whose biases are not there
+      {"grouped", {{"model_type", "qwen2"}, {"use_mrope", false}}},                          // without its biases
       {"mistral", {{"sliding_window", 4096}}},
       {"grouped", {{"model_type", "mistral"}, {"sliding_window", 4096}, {"attention_dropout", 0.5}}}};
   for (const auto& [variant, keys] : cases) {
@@ -126,20 +126,20 @@ TEST_F(HubFolderTest, KeysThatMeanNothingChangeNoLoss) {
   }
 }
 
-// Names and kinds of tensors as other programs leave them: the loss is that of the plain folder.
-TEST_F(HubFolderTest, NamesOfWrappersAndOfBareModelsAndMasksAreRead) {
+// Tensor names and dtypes as other programs leave them: the loss is that of the plain directory.
+TEST_F(HubFolderTest, ReadsWrappedNamesBareModelsAndMasks) {
   const std::vector<std::byte> mask(16);
   const auto renamed = [&](const char* variant, int notes, const std::function<std::string(const std::string&)>& name) {
     const Safetensors fixture = open_fixture(variant);
     make_folder(fixture);
     std::vector<TensorBytes> tensors = fixture_weights(fixture);
     for (TensorBytes& t : tensors) t.name = name(t.name);
-    const std::string masks[] = {"..h.0.attn.bias", "..rotary_emb.inv_freq"};  // what the family derives
+    const std::string masks[] = {"..h.0.attn.bias", "..rotary_emb.inv_freq"};  // derived by the family
     tensors.push_back({masks[fixture.contains("transformer.wte.weight") ? 0 : 1], DType::uint8, {4, 4}, mask});
     write_safetensors(path("model.safetensors"), tensors);
     std::string bytes = read_file(path("model.safetensors"));
     bytes.replace(bytes.find("\"U8\""), 4, "\"BOOL\"");
-    bytes.erase(bytes.find("\"..") + 1, 2);  // the header stays as long
+    bytes.erase(bytes.find("\"..") + 1, 2);  // the header keeps its length
     file("model.safetensors", bytes);
     const HubFolder folder(path(""));
     EXPECT_NEAR(compute_loss(*load_model(folder), fixture), floats(fixture.at("loss")).at(0), 1e-5) << variant;
@@ -157,8 +157,8 @@ TEST_F(HubFolderTest, NamesOfWrappersAndOfBareModelsAndMasksAreRead) {
   });
 }
 
-// Another file in the place of the weights is named for what it is.
-TEST_F(HubFolderTest, OtherFilesInThePlaceOfWeightsAreNamed) {
+// Files that are mistaken for weights are identified in the error.
+TEST_F(HubFolderTest, ErrorsNameFilesMistakenForWeights) {
   make_folder(open_fixture("untied"));
   const auto with = [&](const std::string& bytes, const char* words) {
     file("model.safetensors", bytes);
@@ -176,22 +176,22 @@ TEST_F(HubFolderTest, OtherFilesInThePlaceOfWeightsAreNamed) {
   expect_refused("index.json is a pointer of git-lfs");
 }
 
-TEST_F(HubFolderTest, FilesAndCheckpointsOfOtherProgramsAreNamed) {
+TEST_F(HubFolderTest, ErrorsNameFilesOfOtherPrograms) {
   const std::pair<const char*, const char*> all[] = {
       {"a.gguf", "a GGUF model of llama.cpp, which is not read: from_pretrained(FOLDER, gguf_file=NAME)"},
-      {"model.onnx", "a model in ONNX"},
-      {"weights.npz", "arrays of NumPy"},
+      {"model.onnx", "an ONNX model"},
+      {"weights.npz", "NumPy arrays"},
       {"a.pt", "a pickle of PyTorch"},
       {"tf_model.h5", "a model of Keras"},
-      {"rank0.engine", "an engine of TensorRT"},
+      {"rank0.engine", "a TensorRT engine"},
       {"zero_to_fp32.py", "a checkpoint of DeepSpeed, which is not read: python zero_to_fp32.py FOLDER NEW"},
       {"__0_0.distcp", "a distributed checkpoint of PyTorch (DCP, FSDP), which is not read: accelerate merge-weights"},
       {"latest_checkpointed_iteration.txt", "a checkpoint of Megatron-LM"},
-      {"model-00001.safetensors", "tensors alone"}};
+      {"model-00001.safetensors", "tensors without a configuration"}};
   for (const auto& [name, words] : all) {
     emptied("other");
     file(std::string("other/") + name, "x");
-    file("other/training_args.bin", "x");  // which says less
+    file("other/training_args.bin", "x");  // less specific
     const bool says_more = std::string_view(words).find("checkpoint") != std::string_view::npos;
     for (const std::string from : {"other", "other/"}) {
       if (!says_more) fs::remove(path("other/training_args.bin"));
@@ -203,7 +203,7 @@ TEST_F(HubFolderTest, FilesAndCheckpointsOfOtherProgramsAreNamed) {
   EXPECT_EQ(foreign_in(path("missing")), "");
 }
 
-TEST_F(HubFolderTest, WhatIsDamagedOrUnknownIsRefused) {
+TEST_F(HubFolderTest, RejectsCorruptOrUnknownContents) {
   const Safetensors fixture = open_fixture("untied");
   make_folder(fixture, 2);
   const Json config = json("config.json");
@@ -219,7 +219,7 @@ TEST_F(HubFolderTest, WhatIsDamagedOrUnknownIsRefused) {
   Json huge = config;
   huge["hidden_size"] = huge["intermediate_size"] = int64_t{1} << 40;
   write_config(huge);
-  expect_refused("no memory has so many");
+  expect_refused("does not fit in any memory");
   refused("num_key_value_heads", 3, "'num_key_value_heads': expected a divisor of the heads");
   refused("attention_bias", true, "tensor 'model.layers.0.self_attn.q_proj.bias' is missing");
   refused("mlp_bias", true, "tensor 'model.layers.0.mlp.gate_proj.bias' is missing");
@@ -228,8 +228,8 @@ TEST_F(HubFolderTest, WhatIsDamagedOrUnknownIsRefused) {
           "quantization_config: the key 'quant_method': expected \"gptq\", found null");
   refused("rope_parameters", Json{{"rope_type", "longrope"}}, "default, linear, llama3 or yarn, found \"longrope\"");
   refused("vocab_size", 49, "is (48, 24); expected (49, 24)");
-  refused("tie_word_embeddings", true, "is not the token table");
-  refused("num_hidden_layers", 1, "is no part of this model");
+  refused("tie_word_embeddings", true, "differs from the embedding");
+  refused("num_hidden_layers", 1, "does not belong to this model");
   refused("num_hidden_layers", 3, "model.layers.2.input_layernorm.weight' is missing");
   write_config(config);
   HubFolder{path("")};
@@ -238,13 +238,13 @@ TEST_F(HubFolderTest, WhatIsDamagedOrUnknownIsRefused) {
     Json changed = index;
     changed["weight_map"]["model.norm.weight"] = name;
     write("model.safetensors.index.json", changed);
-    expect_refused("expected the name of a .safetensors file beside it");
+    expect_refused("expected a .safetensors file in the same directory");
   }
   Json other = index;
   Json& home = other["weight_map"]["model.norm.weight"];
   home = home == "model-0.safetensors" ? "model-1.safetensors" : "model-0.safetensors";
   write("model.safetensors.index.json", other);
-  HubFolder{path("")};  // which of the files has a tensor is said by the files
+  HubFolder{path("")};  // the files themselves define which one contains a tensor
   write("model.safetensors.index.json", index);
   fs::copy(path("model-0.safetensors"), path("copy"));
   fs::remove(path("model-0.safetensors"));
@@ -253,11 +253,11 @@ TEST_F(HubFolderTest, WhatIsDamagedOrUnknownIsRefused) {
   expect_refused("no model.safetensors and no model.safetensors.index.json");
 }
 
-// Models of llm.c: the tensors of a folder in its order are the folder's model.
+// --- llm.c models: the tensors of a directory in llm.c's order give the same model ---
 
 class LlmcModelTest : public HubTest {
  protected:
-  // As train_gpt2.py writes it: each kind for all layers, the table filled up to a multiple of 128 with zeros.
+  // As written by train_gpt2.py: each kind for all layers, the embedding padded with zeros to a multiple of 128 rows.
   std::string written(LanguageModel& model, int version) const {
     const ModelConfig& c = model.config;
     const int64_t rows = version == 1 ? c.vocab : 128;
@@ -285,9 +285,9 @@ class LlmcModelTest : public HubTest {
   }
 };
 
-TEST_F(LlmcModelTest, HasTheTensorsOfItsHeader) {
+TEST_F(LlmcModelTest, ReadsTheTensorsOfItsHeader) {
   const ModelConfig config{.layers = 3, .heads = 2, .channels = 8, .context = 5, .vocab = 90};
-  const auto model = drawn_model(config), again = drawn_model(config, 4);
+  const auto model = random_model(config), again = random_model(config, 4);
   for (const int version : {1, 3, 5}) {
     SCOPED_TRACE(version);
     const auto file = this->file("model.bin", written(*model, version));
@@ -314,8 +314,8 @@ TEST_F(LlmcModelTest, HasTheTensorsOfItsHeader) {
   };
   refused(with(1, 2), "of version 2; expected 1, 3 or 5");
   refused(with(4, -1), "a size of -1");
-  refused(with(5, 3), "3 heads, 8 channels and 128 rows for 90 tokens are no model");
-  refused(with(7, 64), "64 rows for 90 tokens are no model");
+  refused(with(5, 3), "3 heads, 8 channels and 128 rows for 90 tokens are not a valid model");
+  refused(with(7, 64), "64 rows for 90 tokens are not a valid model");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// GPTQ's files: bits against numbers by hand and against those that AutoGPTQ wrote, folders out and in to the bit,
-// and what is damaged or of another format refused in one line.
+// GPTQ files: bits against hand-computed values and those written by AutoGPTQ, exact round trips of directories, and
+// rejection of corrupt files and other formats.
 #include "tensor/ops/quantize/gptq.h"
 
 #include "tests/hub/support.h"
@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-// Codes and scales that AutoGPTQ 0.3.1 was given too (QuantLinear.pack of qlinear_cuda, 64 inputs, 32 outputs).
+// The codes and scales that AutoGPTQ 0.3.1 packed (QuantLinear.pack of qlinear_cuda, 64 inputs, 32 outputs).
 Int4Matrix counted(int64_t rows, int64_t columns, int64_t group) {
   Int4Matrix m(rows, columns, group);
   for (int64_t o = 0; o < rows; ++o) {
@@ -21,7 +21,7 @@ Int4Matrix counted(int64_t rows, int64_t columns, int64_t group) {
 TEST(GptqFormat, WritesTheBitsOfAutoGptq) {
   const GptqTensors t = pack_gptq(counted(32, 64, 32), 0, 32);
   ASSERT_EQ(t.qweight.size(), 8u * 32);
-  // Row 0, inputs 0 to 7: 0 3 6 9 12 15 18 21, of which 16 is taken from the last two.
+  // Row 0, inputs 0 to 7: 0 3 6 9 12 15 18 21, with 16 subtracted from the last two.
   for (const auto& [i, o, bits] : std::initializer_list<std::tuple<size_t, size_t, uint32_t>>{
            {0, 0, 0x52fc9630U}, {0, 1, 0xb741eb85U}, {0, 3, 0x730c952fU}, {7, 28, 0x5e7092b4U}, {7, 31, 0xf708192bU}})
     EXPECT_EQ(static_cast<uint32_t>(t.qweight[i * 32 + o]), bits) << i << " " << o;
@@ -41,7 +41,7 @@ TEST(GptqFormat, WritesTheBitsOfAutoGptq) {
   EXPECT_THROW((void)pack_gptq(counted(12, 64, 32), 0, 12), Error);
 }
 
-TEST(GptqFormat, IsReadAsItWasWritten) {
+TEST(GptqFormat, RoundTrips) {
   for (const auto& [rows, columns, group] : {std::array<int64_t, 3>{32, 64, 32}, {8, 24, 16}, {16, 8, 8}}) {
     const Int4Matrix m = counted(rows, columns, group);
     const GptqTensors t = pack_gptq(m, 0, rows);
@@ -62,9 +62,9 @@ TEST(GptqFormat, IsReadAsItWasWritten) {
 
 class GptqFolderTest : public HubTest {
  protected:
-  // A model of drawn weights, each layer's rounded to nearest.
-  HubWeights drawn(const ModelConfig& config, int64_t group) {
-    model_ = drawn_model(config);
+  // A model of random weights, with each layer rounded to nearest.
+  HubWeights random_weights(const ModelConfig& config, int64_t group) {
+    model_ = random_model(config);
     HubWeights out{.tensors = make_tensors(*model_), .gptq = {.group = group}};
     for (int64_t i = 0; i < config.layers; ++i)
       for (Linear* l : model_->layer(i).all<Linear>())
@@ -72,7 +72,7 @@ class GptqFolderTest : public HubTest {
                           round_to_nearest(l->weight.value(), GptqConfig{.group = group}.group_size(l->weight.dim(1))));
     return out;
   }
-  // The file's tensors, as `change` leaves them.
+  // Rewrites the file's tensors after `change`.
   void rewrite(const std::function<void(std::map<std::string, TensorBytes>&)>& change) const {
     const std::string kept = read_file(path("model.safetensors"));
     const Safetensors file(std::as_bytes(std::span(kept)), "kept", true);
@@ -97,17 +97,17 @@ const ModelConfig kLlama = [] {
 }();
 const ModelConfig kGpt2{.layers = 1, .heads = 2, .channels = 32, .context = 16, .vocab = 11};
 
-TEST_F(GptqFolderTest, GoesOutAndComesInToTheBit) {
+TEST_F(GptqFolderTest, RoundTripsExactly) {
   for (const ModelConfig& config : {kLlama, kGpt2})
     for (const int64_t group : {16, -1}) {
-      const HubWeights weights = drawn(config, group);
+      const HubWeights weights = random_weights(config, group);
       write_hub_folder(path(""), config, weights);
       const Safetensors file(path("model.safetensors"), true);
       EXPECT_EQ(file.contains("model.layers.1.self_attn.k_proj.qweight"), config.family == Family::llama);
       EXPECT_EQ(file.contains("transformer.h.0.attn.c_attn.qweight"), config.family == Family::gpt2);
       EXPECT_FALSE(file.contains("model.layers.1.self_attn.k_proj.weight"));
       EXPECT_EQ(json("config.json").at("quantization_config"), json("quantize_config.json"));
-      for (const bool in_config : {true, false}) {  // older folders have the other file alone
+      for (const bool in_config : {true, false}) {  // older directories have only the other file
         Json said = json("config.json");
         if (!in_config) said.erase("quantization_config");
         write("config.json", said);
@@ -119,7 +119,7 @@ TEST_F(GptqFolderTest, GoesOutAndComesInToTheBit) {
           std::vector<float> expected = p->var.value().to_vector<float>();
           const auto codes = weights.codes.find(p->name);
           if (codes != weights.codes.end()) codes->second.decode(0, expected);
-          const int64_t half = p->whole.numel() / 2 - 3;  // where no row begins
+          const int64_t half = p->whole.numel() / 2 - 3;  // not at the start of a row
           EXPECT_EQ(floats(folder.tensors(), p->name, p->whole, half), expected) << p->name;
           const auto again = folder.codes(p->name);
           ASSERT_EQ(again.has_value(), codes != weights.codes.end()) << p->name;
@@ -129,9 +129,9 @@ TEST_F(GptqFolderTest, GoesOutAndComesInToTheBit) {
     }
 }
 
-// The keys of GPTQModel 7, AutoGPTQ 0.7 and transformers 5, beside what they say of one and the same codes.
-TEST_F(GptqFolderTest, EverySpellingSaysTheSame) {
-  write_hub_folder(path(""), kLlama, drawn(kLlama, 16));
+// The keys of GPTQModel 7, AutoGPTQ 0.7 and transformers 5 for the same codes.
+TEST_F(GptqFolderTest, AcceptsEverySpelling) {
+  write_hub_folder(path(""), kLlama, random_weights(kLlama, 16));
   const auto sum = [&] {
     const HubFolder folder(path(""));
     EXPECT_TRUE(folder.gptq() && folder.has_codes("blocks.0.attn.qkv.weight"));
@@ -163,15 +163,15 @@ TEST_F(GptqFolderTest, EverySpellingSaysTheSame) {
   write("config.json", config);
   const HubFolder folder(path(""));
   ASSERT_EQ(folder.notes().size(), 1u);
-  EXPECT_TRUE(folder.notes()[0].ends_with(
-      "quantization_config: keys by which nothing is computed here, and which are not read: of_2027"));
+  EXPECT_TRUE(
+      folder.notes()[0].ends_with("quantization_config: ignored keys without effect on the computation: of_2027"));
 }
 
-// Groups in another order of columns, codes of 0 that differ, version 2, scales in bfloat16: w = scale (code - zero),
-// as AutoGPTQ 0.7 (qlinear_cuda_old.py, forward) and GPTQModel (which adds 1 to the zeros of version 1) compute it.
-TEST_F(GptqFolderTest, OtherOrdersAndZerosAreComputedAsNumbers) {
+// Groups in another column order, differing zero points, version 2, scales in bfloat16: w = scale (code - zero), as
+// computed by AutoGPTQ 0.7 (qlinear_cuda_old.py, forward) and GPTQModel (which adds 1 to the zero points of version 1).
+TEST_F(GptqFolderTest, DequantizesOtherOrdersAndZeros) {
   const ModelConfig config = kGpt2;
-  const HubWeights weights = drawn(config, 16);
+  const HubWeights weights = random_weights(config, 16);
   write_hub_folder(path(""), config, weights);
   const std::string layer = "transformer.h.0.attn.c_attn", name = "blocks.0.attn.qkv.weight";
   const Int4Matrix& m = weights.codes.at(name);
@@ -227,8 +227,8 @@ TEST_F(GptqFolderTest, OtherOrdersAndZerosAreComputedAsNumbers) {
   expect_refused("c_attn.g_idx' is missing");
 }
 
-TEST_F(GptqFolderTest, WhatIsDamagedOrOfAnotherFormatIsRefused) {
-  write_hub_folder(path(""), kLlama, drawn(kLlama, 16));
+TEST_F(GptqFolderTest, RejectsCorruptFilesAndOtherFormats) {
+  write_hub_folder(path(""), kLlama, random_weights(kLlama, 16));
   const Json config = json("config.json");
   const auto with = [&](const char* key, const Json& value, const std::string& words) {
     Json changed = config;
@@ -262,7 +262,7 @@ TEST_F(GptqFolderTest, WhatIsDamagedOrOfAnotherFormatIsRefused) {
     expect_refused(words);
     file("model.safetensors", kept);
   };
-  std::vector<std::byte> bytes;  // that a tensor has in place of its own
+  std::vector<std::byte> bytes;  // replaces a tensor's own
   const auto poke = [&](const std::string& part, size_t at, std::initializer_list<int> values) {
     return [&, part, at, values = std::vector<int>(values)](std::map<std::string, TensorBytes>& tensors) {
       TensorBytes& t = tensors.at(layer + part);
@@ -273,8 +273,8 @@ TEST_F(GptqFolderTest, WhatIsDamagedOrOfAnotherFormatIsRefused) {
   };
   refused(poke(".g_idx", 4, {2}), "g_idx': expected the group of column 1, below 2, found 2");
   refused(poke(".g_idx", 0, {0xff, 0xff, 0xff, 0xff}), "expected the group of column 0, below 2, found -1");
-  refused(poke(".qzeros", 8, {0x77, 0xf7}), "expected a code of 0 in [1, 15], which version 1 can store, found 16");
-  refused(poke(".scales", 2, {0x00, 0x7c}), "scales': expected finite numbers, found inf");
+  refused(poke(".qzeros", 8, {0x77, 0xf7}), "expected a zero point in [1, 15], as version 1 can store, found 16");
+  refused(poke(".scales", 2, {0x00, 0x7c}), "scales': expected finite values, found inf");
   refused([&](auto& t) { t.erase(layer + ".scales"); }, "up_proj.scales' is missing");
   const auto shape = [&](const char* part, int64_t rows, int64_t columns) {
     return [&, part, rows, columns](auto& t) { t.at(layer + part).shape = {rows, columns}; };
@@ -282,18 +282,18 @@ TEST_F(GptqFolderTest, WhatIsDamagedOrOfAnotherFormatIsRefused) {
   refused(shape(".scales", 1, 128), "expected float16 (2, 64), found float16 (1, 128)");
   refused(shape(".qweight", 64, 4), "qweight': expected int32 (4, 64), found int32 (64, 4)");
   refused([&](auto& t) { t[layer + ".qweights"] = t.at(layer + ".qweight"); }, "qweights' is int32; expected floating");
-  // A bias that AutoGPTQ adds is none; one with numbers is.
+  // An all-zero bias added by AutoGPTQ is ignored; a nonzero one is rejected.
   const std::vector<uint16_t> none(64, 0), some(64, 0x3c00);
   const auto biased = [&](const std::vector<uint16_t>& values) {
     return [&](auto& t) { t[layer + ".bias"] = {"", DType::bfloat16, {64}, std::as_bytes(std::span(values)), true}; };
   };
-  refused(biased(some), "up_proj.bias' is no part of this model");
+  refused(biased(some), "up_proj.bias' does not belong to this model");
   rewrite(biased(none));
   EXPECT_NO_THROW(HubFolder(path("")));
   fs::remove(path("quantize_config.json"));
   changed.erase("quantization_config");
   write("config.json", changed);
-  expect_refused("is int32; expected floating numbers");
+  expect_refused("is int32; expected floating-point values");
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
-// Models of the Llama family against two that others wrote: logits, loss and every gradient of Hugging Face's
-// transformers in float32 (tests/models/fixtures), and of a plain PyTorch model in float64 (tests/compare). And the
-// tokens that a cache decodes against the forward pass.
+// Llama models against two independent implementations: logits, loss and every gradient of Hugging Face's transformers
+// in float32 (tests/models/fixtures), and of a plain PyTorch model in float64 (tests/compare). Also tokens decoded with
+// a cache against the forward pass.
 //
-// Configurations and names of tensors are read here by the documentation of transformers, without the product's parser
-// (hub/config.h), so that a fault of that parser cannot move both sides alike; the parser is compared with these.
+// Configurations and tensor names are read here according to the documentation of transformers, without Tessera's
+// parser (hub/config.h), so that a fault in that parser cannot affect both sides; the parser is compared with these.
 
 #include "settings/setting.h"
 #include "tests/hub/support.h"
@@ -17,7 +17,7 @@ namespace {
 constexpr std::array kVariants{"plain",  "grouped", "untied", "linear", "llama3", "yarn",
                                "biases", "biased",  "normed", "theta",  "slides"};
 
-// Logits, loss and every gradient, by the names of our parameters.
+// Logits, loss and every gradient, by Tessera's parameter names.
 using Results = std::map<std::string, std::vector<double>>;
 
 ModelConfig to_model_config(const Safetensors& fixture) {
@@ -44,7 +44,7 @@ ModelConfig to_model_config(const Safetensors& fixture) {
   return c;
 }
 
-// Their tensors whose rows, one after another, are those of our parameter, "blocks.0.attn.qkv.weight".
+// The hub tensors whose concatenated rows form Tessera's parameter, such as "blocks.0.attn.qkv.weight".
 std::vector<std::string> hub_names(const std::string& ours) {
   static const std::map<std::string, std::vector<std::string>> table{
       {"tokens", {"model.embed_tokens"}},
@@ -67,7 +67,7 @@ std::vector<std::string> hub_names(const std::string& ours) {
   return out;
 }
 
-// Numbers of a file for each of our parameters; `kind` is "" for values and "grad." for gradients.
+// The values in a file for each parameter of Tessera; `kind` is "" for values and "grad." for gradients.
 Results joined(const Safetensors& file, const std::string& kind, LanguageModel& model) {
   Results out;
   for (const Parameter* p : model.parameters())
@@ -89,7 +89,7 @@ std::unique_ptr<LanguageModel> load_model(const Safetensors& fixture, DType dtyp
   return made;
 }
 
-// Results of a fixture's model, computed here.
+// Results of Tessera for a fixture's model.
 Results computed(const Safetensors& fixture, DType dtype, const ArenaPtr& arena) {
   const auto model = load_model(fixture, dtype, arena);
   const Tensor ids = make_rows(fixture, "ids").to(arena), targets = make_rows(fixture, "targets").to(arena);
@@ -107,14 +107,14 @@ Results computed(const Safetensors& fixture, DType dtype, const ArenaPtr& arena)
   return out;
 }
 
-// Results that a file holds for a fixture's model.
+// Results stored in a file for a fixture's model.
 Results written(const Safetensors& fixture, const Safetensors& file) {
   const std::unique_ptr<LanguageModel> model = make_model(to_model_config(fixture));
   Results out = joined(file, "grad.", *model);
   size_t parts = 0;
   for (const Parameter* p : model->parameters()) parts += hub_names(p->name).size();
   for (const TensorBytes& t : file.tensors()) parts -= t.name.starts_with("grad.") ? 1 : 0;
-  EXPECT_EQ(parts, 0U) << "gradients that belong to no parameter";
+  EXPECT_EQ(parts, 0U) << "gradients without a parameter";
   for (const char* name : {"logits", "loss"}) out[name] = copy_values<double>(file.at(name));
   return out;
 }
@@ -127,7 +127,7 @@ void expect_near(const Results& ours, const Results& theirs, double bound) {
   }
 }
 
-// The logits that a cache decodes, token by token, are those of a forward pass over all.
+// The logits decoded token by token with a cache equal those of a forward pass.
 void expect_decoding(const Safetensors& fixture, const ArenaPtr& arena) {
   const auto model = load_model(fixture, DType::float64, arena);
   const ModelConfig& c = model->config;
@@ -154,7 +154,7 @@ void for_each_variant(const std::function<void(const Safetensors&)>& check) {
   }
 }
 
-// What the product reads of a configuration, and where it finds each tensor, is what is read above.
+// Tessera's parser yields the configurations and tensor locations read above.
 TEST(LlamaReference, HubParserReadsTheReferenceConfigurations) {
   for_each_variant([&](const Safetensors& fixture) {
     ModelConfig read = parse_hub_config(fixture.metadata().at("config"), "config"), expected = to_model_config(fixture);
@@ -167,17 +167,17 @@ TEST(LlamaReference, HubParserReadsTheReferenceConfigurations) {
   });
 }
 
-TEST(LlamaReference, LogitsLossAndGradientsAreThoseOfTransformers) {
+TEST(LlamaReference, LogitsLossAndGradientsMatchTransformers) {
   for_each_variant([&](const Safetensors& fixture) {
     expect_near(computed(fixture, DType::float32, make_arena()), written(fixture, fixture), 1e-5);
   });
 }
 
-TEST(LlamaReference, DecodingTokenByTokenIsTheForwardPass) {
+TEST(LlamaReference, IncrementalDecodingMatchesForward) {
   for_each_variant([&](const Safetensors& fixture) { expect_decoding(fixture, make_arena()); });
 }
 
-TEST(LlamaReference64, LogitsLossAndGradientsAreThoseOfPyTorch) {
+TEST(LlamaReference64, LogitsLossAndGradientsMatchPyTorch) {
   if (const std::string why = test::missing("torch"); !why.empty()) GTEST_SKIP() << why;
   const test::Exchange exchange;
   std::string fixtures;
@@ -192,14 +192,14 @@ TEST(LlamaReference64, LogitsLossAndGradientsAreThoseOfPyTorch) {
 
 using LlamaReferenceGpu = test::OnGpu;
 
-// The CPU's float64 stands for transformers', whose own fp32 has rounded too.
-TEST_F(LlamaReferenceGpu, LogitsLossAndGradientsAreThoseOfTransformers) {
+// The reference is float64 on the CPU, because transformers' own fp32 is rounded too.
+TEST_F(LlamaReferenceGpu, LogitsLossAndGradientsMatchTransformers) {
   for_each_variant([&](const Safetensors& fixture) {
     expect_near(computed(fixture, DType::float32, arena), computed(fixture, DType::float64, make_arena()), 1e-5);
   });
 }
 
-TEST_F(LlamaReferenceGpu, DecodingTokenByTokenIsTheForwardPass) {
+TEST_F(LlamaReferenceGpu, IncrementalDecodingMatchesForward) {
   if (const std::string why = test::no_float64(); !why.empty()) GTEST_SKIP() << why;
   for_each_variant([&](const Safetensors& fixture) { expect_decoding(fixture, arena); });
 }

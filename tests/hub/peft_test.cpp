@@ -1,5 +1,5 @@
-// Adapters in the form of the PEFT library: what it computed with them, Tessera computes with its folder, gradients and
-// all; what is written is read back the same; merged weights compute the same; what is damaged is refused in one line.
+// PEFT adapters: results and gradients match those of the library; written adapters are read back identically; merged
+// weights give the same results; corrupt files are rejected with one line.
 #include "hub/peft.h"
 
 #include <cmath>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* kVariants[] = {"gpt2", "grouped"};
 
-// The tensors of a fixture that are adapters.
+// The tensors of a fixture that belong to adapters.
 std::vector<TensorBytes> adapter_tensors(const Safetensors& fixture) {
   std::vector<TensorBytes> out;
   for (const TensorBytes& t : fixture.tensors())
@@ -23,7 +23,7 @@ std::vector<TensorBytes> adapter_tensors(const Safetensors& fixture) {
 
 class PeftFolderTest : public HubTest {
  protected:
-  // The fixture's base and its adapters as folders, and what the library computed.
+  // The fixture's base and adapters as directories, and the library's results.
   void make_folders(const std::string& variant) {
     for (const char* name : {"base", "adapters"}) emptied(name);
     model_ = std::make_unique<Safetensors>(open_fixture(variant));
@@ -35,7 +35,7 @@ class PeftFolderTest : public HubTest {
   }
   void write_config(const Json& config) const { write("adapters/adapter_config.json", config); }
   Json config() const { return json("adapters/adapter_config.json"); }
-  // The adapters beside their base.
+  // The adapters and their base.
   struct Both {
     PeftFolder folder;
     std::unique_ptr<HubFolder> base;
@@ -57,7 +57,7 @@ class PeftFolderTest : public HubTest {
   std::unique_ptr<Safetensors> model_, adapters_;
 };
 
-TEST_F(PeftFolderTest, ComputesWhatPeftComputedIsWrittenAsItWasReadAndMergedComputesTheSame) {
+TEST_F(PeftFolderTest, RoundTripsMergesAndMatchesPeft) {
   for (const char* variant : kVariants) {
     make_folders(variant);
     const Both b = both();
@@ -86,7 +86,7 @@ TEST_F(PeftFolderTest, ComputesWhatPeftComputedIsWrittenAsItWasReadAndMergedComp
 }
 
 // Adapters of attention in a Mixtral; its experts have none.
-TEST_F(PeftFolderTest, AdaptersBesideExpertsHaveTheNamesOfThoseOfALlama) {
+TEST_F(PeftFolderTest, ReadsAttentionAdaptersOfMixtral) {
   ModelConfig dense{.family = Family::llama, .layers = 2, .heads = 2, .channels = 8, .context = 6, .vocab = 11};
   dense.kv_heads = 1;
   dense.lora = {.rank = 2, .alpha = 4, .targets = {"q_proj", "v_proj", "o_proj"}, .starts_idle = false};
@@ -95,7 +95,7 @@ TEST_F(PeftFolderTest, AdaptersBesideExpertsHaveTheNamesOfThoseOfALlama) {
   const std::vector<PeftTensor> all = peft_tensors(config), expected = peft_tensors(dense);
   ASSERT_EQ(all.size(), expected.size());
   for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i].theirs, expected[i].theirs);
-  const auto model = drawn_model(config);
+  const auto model = random_model(config);
   const FullTensors source = make_tensors(*model);
   write_peft_folder(emptied("made"), config, DType::float32, source, "../base");
   const PeftFolder folder(path("made"));
@@ -110,12 +110,12 @@ TEST_F(PeftFolderTest, AdaptersBesideExpertsHaveTheNamesOfThoseOfALlama) {
   EXPECT_EQ(again->loss(ids, ids, 1).loss_sum, loss);
   EXPECT_NEAR(whole->loss(ids, ids, 1).loss_sum, loss, 1e-5 * loss);
   write("made/adapter_config.json", with(json("made/adapter_config.json"), "target_modules", {"q_proj", "w1"}));
-  expect_error(Status::input, {"no layer 'w1' that adapts; expected some of q_proj, k_proj, v_proj, o_proj"},
+  expect_error(Status::input, {"no adaptable layer 'w1'; expected some of q_proj, k_proj, v_proj, o_proj"},
                [&] { PeftFolder(path("made")).apply_to(base, source); });
 }
 
-// Other spellings of the same adapters, as PEFT 0.21 reads them, compute the same.
-TEST_F(PeftFolderTest, OtherSpellingsComputeTheSame) {
+// Other formats of the same adapters, as read by PEFT 0.21, give the same results.
+TEST_F(PeftFolderTest, AcceptsOtherSpellings) {
   make_folders("grouped");
   const Json good = config();
   const auto expect_same = [&](size_t notes) {
@@ -127,7 +127,7 @@ TEST_F(PeftFolderTest, OtherSpellingsComputeTheSame) {
   const std::string any = "q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj";
   const Json list{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
   Json more = list;
-  more.push_back("c_attn");  // of no layer here
+  more.push_back("c_attn");  // a name of no layer
   const std::tuple<const char*, Json, size_t> same[] = {
       {"target_modules", ".*\\.(" + any + ")", 0},
       {"target_modules", "^(model)(?!.*(lm_head|output|emb|wte|shared)).*\\.(?:" + any + ")$", 0},
@@ -169,7 +169,7 @@ TEST_F(PeftFolderTest, OtherSpellingsComputeTheSame) {
   EXPECT_EQ(folder.base(path("elsewhere").string()), path("elsewhere"));
 }
 
-TEST_F(PeftFolderTest, WhatIsOtherwiseIsRefusedByName) {
+TEST_F(PeftFolderTest, RejectsUnsupportedSettingsByName) {
   make_folders("grouped");
   const Json good = config();
   const std::tuple<const char*, Json, const char*> wrong[] = {
@@ -182,27 +182,28 @@ TEST_F(PeftFolderTest, WhatIsOtherwiseIsRefusedByName) {
       {"trainable_token_indices", {"a"}, "trainable_token_indices': expected a list of tokens"},
       {"target_parameters", {"w"}, "target_parameters': expected nothing"},
       {"rank_pattern", {{"q_proj", 2}}, "q_proj.lora_A.weight' is"},
-      {"rank_pattern", {{"q_proj", "2"}}, "rank_pattern': expected numbers of modules"},
-      {"alpha_pattern", 2, "alpha_pattern': expected numbers of modules"},
-      {"layers_pattern", "layers", "layers_pattern': expected layers_to_transform beside it"},
+      {"rank_pattern", {{"q_proj", "2"}}, "rank_pattern': expected an object of modules and numbers"},
+      {"alpha_pattern", 2, "alpha_pattern': expected an object of modules and numbers"},
+      {"layers_pattern", "layers", "layers_pattern': expected layers_to_transform in addition"},
       {"r", 0, "r': expected a size"},
       {"r", 5, "tensor 'base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight'"},
       {"lora_alpha", "8", "lora_alpha': expected a number"},
-      {"target_modules", {"q_proj", "norm"}, "has no layer 'norm'"},
+      {"target_modules", {"q_proj", "norm"}, "has no adaptable layer 'norm'"},
       {"target_modules", {"q_proj", "lm_head"}, "no tensor 'base_model.model.lm_head.lora_A.weight'"},
-      {"target_modules", {"nothing"}, "has no layer 'nothing'"},
-      {"target_modules", "(q_proj", "target_modules: '(q_proj' is no regular expression"},
+      {"target_modules", {"nothing"}, "has no adaptable layer 'nothing'"},
+      {"target_modules", "(q_proj", "target_modules: '(q_proj' is not a supported regular expression"},
       {"target_modules", ".*nothing", "target_modules: no layer of the base"},
       {"target_modules", {"q_proj"}, "the model has no tensor"},
       {"target_modules", Json(), "target_modules': expected a list of layers, a regular expression, or all-linear"},
       {"layers_to_transform", 0, "the model has no tensor 'base_model.model.model.layers.1."},
       {"exclude_modules", ".*layers\\.1\\..*", "the model has no tensor 'base_model.model.model.layers.1."},
-      {"base_model_name_or_path", "nowhere", "expected the folder of a model, found 'nowhere'; --base FOLDER"}};
+      {"base_model_name_or_path", "nowhere",
+       "expected the directory of a model, found 'nowhere'; specify it with --base FOLDER"}};
   for (const auto& [key, value, words] : wrong) {
     write_config(with(good, key, value));
     expect_refused(words);
   }
-  // First values that change the weights of the base: all of PEFT 0.21's and those to come.
+  // Initializations that change the base's weights: all of PEFT 0.21's and future ones.
   for (const char* value : {"pissa", "pissa_niter_16", "olora", "OLoRA", "corda", "loftq", "lora_ga", "of_2027"}) {
     write_config(with(good, "init_lora_weights", value));
     expect_refused("init_lora_weights': expected true, gaussian, eva or orthogonal (others change");
@@ -216,8 +217,8 @@ TEST_F(PeftFolderTest, WhatIsOtherwiseIsRefusedByName) {
   expect_refused("no adapter_model.safetensors");
 }
 
-// Adapters that differ between layers, and what else PEFT 0.21 saves with adapters: each test writes by hand the
-// weights that PEFT computes with.
+// Adapters that differ between layers, and further data that PEFT 0.21 saves with adapters. Each test computes by hand
+// the weights that PEFT uses.
 class PeftLayersTest : public PeftFolderTest {
  protected:
   struct Values {
@@ -242,7 +243,7 @@ class PeftLayersTest : public PeftFolderTest {
     return out;
   }
   Values& saved(const std::string& name) { return saved_.at("base_model.model." + name); }
-  // W + scale B A of a linear layer, whatever way its weight is stored.
+  // W + scale B A of a linear layer, however its weight is stored.
   void add(const std::string& module, double scale) {
     Values &w = weights_.at(module + ".weight"), &a = saved(module + ".lora_A.weight"),
            &b = saved(module + ".lora_B.weight");
@@ -267,7 +268,7 @@ class PeftLayersTest : public PeftFolderTest {
       all.push_back({name, DType::float32, t.shape, std::as_bytes(std::span(t.all))});
     write_safetensors(file, all);
   }
-  // The adapters compute what a model with weights_ computes, which is not what they computed before.
+  // The adapters give the results of a model with weights_, which differ from the previous ones.
   void expect_in_weights(const std::string& because) {
     SCOPED_TRACE(because);
     write_config(config_);
@@ -295,7 +296,7 @@ class PeftLayersTest : public PeftFolderTest {
   std::string layers_;
 };
 
-TEST_F(PeftLayersTest, LayersOfTheirOwnAreComputed) {
+TEST_F(PeftLayersTest, MergesAdaptersOfSelectedLayers) {
   for (const std::string layer : {"0", "1"}) {
     for (const char* key : {"layers_to_transform", "exclude_modules"}) {
       load("grouped");
@@ -315,7 +316,7 @@ TEST_F(PeftLayersTest, LayersOfTheirOwnAreComputed) {
   expect_refused("target_modules: no layer of the base");
 }
 
-TEST_F(PeftLayersTest, RanksAndAlphasOfTheirOwnAreComputed) {
+TEST_F(PeftLayersTest, MergesRankAndAlphaPatterns) {
   for (const bool stabilised : {false, true}) {
     load("grouped");
     config_["use_rslora"] = stabilised;
@@ -331,7 +332,7 @@ TEST_F(PeftLayersTest, RanksAndAlphasOfTheirOwnAreComputed) {
   }
 }
 
-TEST_F(PeftLayersTest, MagnitudesAndBiasesAreComputed) {
+TEST_F(PeftLayersTest, MergesMagnitudesAndBiases) {
   for (const char* variant : kVariants) {
     load(variant);
     config_["use_dora"] = true;
@@ -363,12 +364,12 @@ TEST_F(PeftLayersTest, MagnitudesAndBiasesAreComputed) {
   expect_in_weights("lora_bias");
 }
 
-// The head of both models is tied to the table: what one of them learns alone unties them.
-TEST_F(PeftLayersTest, TablesAndHeadsAreComputed) {
+// The head of both models is tied to the embedding: training only one of the two unties them.
+TEST_F(PeftLayersTest, MergesEmbeddingsAndHeads) {
   const std::string prefix = "base_model.model.", table = "model.embed_tokens", head = "lm_head";
   const auto begin = [&] { load("grouped"), add_all(scale()); };
   begin();
-  saved_[prefix + table + ".weight"] = weights_[table + ".weight"];  // as it was
+  saved_[prefix + table + ".weight"] = weights_[table + ".weight"];  // unchanged
   write_config(config_);
   write_tensors(path("adapters/adapter_model.safetensors"), saved_);
   EXPECT_EQ(both().adapted.merged, "");
@@ -377,7 +378,7 @@ TEST_F(PeftLayersTest, TablesAndHeadsAreComputed) {
     begin();
     for (const std::string& module : {table, head}) saved_[prefix + module + ".weight"] = made({rows, 24}, -0.05f);
     weights_[table + ".weight"] = made({rows, 24}, -0.05f);
-    expect_in_weights("the base has other values in lm_head.weight");
+    expect_in_weights("the base has different values in lm_head.weight");
   }
   for (const std::string& module : {table, head}) {
     begin();

@@ -1,4 +1,4 @@
-// Fixtures of models that other libraries made, as folders, and what is computed with them.
+// Fixtures of other libraries' models as directories, and the computation of their results.
 #pragma once
 
 #include "hub/folder.h"
@@ -14,13 +14,12 @@ inline Json with(Json config, const std::string& key, const Json& value) {
   return config;
 }
 
-// The fixture of a model (tests/models/fixtures/make.py).
 inline fs::path fixture_path(const std::string& name) {
   return TESSERA_SOURCE_DIR "/tests/models/fixtures/" + name + ".safetensors";
 }
 inline Safetensors open_fixture(const std::string& name) { return Safetensors(fixture_path(name), true); }
 
-// The tensors of a fixture that are the weights of its model.
+// The weights of a fixture's model.
 inline std::vector<TensorBytes> fixture_weights(const Safetensors& fixture) {
   std::vector<TensorBytes> out;
   for (const TensorBytes& t : fixture.tensors())
@@ -39,13 +38,13 @@ inline std::unique_ptr<LanguageModel> load_model(const ModelConfig& config, cons
 inline std::unique_ptr<LanguageModel> load_model(const HubFolder& folder) {
   return load_model(folder.config(), folder.tensors());
 }
-// A model of drawn weights.
-inline std::unique_ptr<LanguageModel> drawn_model(const ModelConfig& config, uint64_t seed = 3) {
+// A model of random weights.
+inline std::unique_ptr<LanguageModel> random_model(const ModelConfig& config, uint64_t seed = 3) {
   std::unique_ptr<LanguageModel> model = make_model(config);
   model->materialize(seed, make_arena(), DType::float32, DType::float32);
   return model;
 }
-// The weights of a model that lives as long as this.
+// The weights of a model, which must outlive the result.
 inline FullTensors make_tensors(LanguageModel& model) {
   return [&model](const std::string& name, DType dtype, const Shape&) -> TensorReader {
     for (const Parameter* p : model.parameters())
@@ -75,7 +74,7 @@ std::vector<T> copy_values(const TensorBytes& t) {
 }
 inline std::vector<float> floats(const TensorBytes& t) { return copy_values<float>(t); }
 
-// A whole tensor, by our name, read in two parts.
+// A full tensor by Tessera's name, read in two slices.
 inline std::vector<float> floats(const FullTensors& tensors, const std::string& name, const Shape& shape,
                                  int64_t cut = 1) {
   std::vector<float> out(static_cast<size_t>(shape.numel()));
@@ -86,7 +85,7 @@ inline std::vector<float> floats(const FullTensors& tensors, const std::string& 
   return out;
 }
 
-// Expects numbers near to those that another library found.
+// Expects values close to those of another library.
 inline void expect_near(const std::vector<float>& found, const std::vector<float>& expected,
                         const std::string& what = "") {
   ASSERT_EQ(found.size(), expected.size()) << what;
@@ -94,12 +93,12 @@ inline void expect_near(const std::vector<float>& found, const std::vector<float
     ASSERT_NEAR(found[i], expected[i], 1e-5 * (1 + std::abs(expected[i]))) << what << " " << i;
 }
 
-// A folder of models, each test's own.
+// A directory of models per test.
 class HubTest : public DataTest {
  protected:
   Json json(const std::string& name) const { return Json::parse(read_file(path(name))); }
   void write(const std::string& name, const Json& value) const { file(name, value.dump()); }
-  // Expects the folder "" to be refused in one line.
+  // Expects the directory "" to be rejected with one line.
   void expect_refused(const std::string& words) const {
     expect_error(Status::input, {words}, [&] { HubFolder folder(path("")); });
   }

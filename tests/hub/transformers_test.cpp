@@ -1,5 +1,5 @@
-// Folders that we write, read by the transformers library, and folders that it writes, read by us. Runs where Python
-// has transformers; tests/hub/folder_test.cpp has numbers of it that are always there.
+// Directories written by Tessera are read by the transformers library, and vice versa. Requires Python with
+// transformers; tests/hub/folder_test.cpp has results of it for every machine.
 #include <numeric>
 
 #include "tests/hub/support.h"
@@ -33,7 +33,7 @@ std::vector<std::pair<std::string, ModelConfig>> samples() {
           {"yarn", yarn},       {"biases", biases},       {"slides", slides}, {"sliding_qwen2", sliding_qwen2}};
 }
 
-// First weights leave a model nearly linear, and biases at zero.
+// A model with initial weights is nearly linear and has zero biases, so random values are added.
 void spread(LanguageModel& model) {
   for (const Parameter* p : model.parameters()) {
     const Tensor& values = p->var.value();
@@ -55,14 +55,14 @@ std::vector<int32_t> some_ids() {
   return ids;
 }
 
-TEST(Transformers, ReadsOurFoldersAndWeReadItsFolders) {
+TEST(Transformers, ExchangesDirectoriesBothWays) {
   if (const std::string why = test::missing("transformers"); !why.empty()) GTEST_SKIP() << why;
   const test::Exchange exchange;
   const std::vector<int32_t> ids = some_ids();
   std::string folders;
   std::vector<std::vector<float>> ours;
   for (const auto& [name, config] : samples()) {
-    const auto model = drawn_model(config);
+    const auto model = random_model(config);
     spread(*model);
     fs::create_directory(exchange.path(name));
     write_hub_folder(exchange.path(name), config, {DType::float32, make_tensors(*model)});
@@ -81,8 +81,8 @@ TEST(Transformers, ReadsOurFoldersAndWeReadItsFolders) {
   }
 }
 
-// The keys as published, the sizes small: what transformers computes by them is what we compute.
-TEST(Transformers, PublishedConfigurationsMeanTheSameToBoth) {
+// Published keys with small sizes: transformers and Tessera compute the same.
+TEST(Transformers, AgreesOnPublishedConfigurations) {
   if (const std::string why = test::missing("transformers"); !why.empty()) GTEST_SKIP() << why;
   const test::Exchange exchange;
   exchange.run(TESSERA_SOURCE_DIR "/tests/compare/published_configurations.py",

@@ -1,4 +1,4 @@
-// The entries of a made-up struct: what they take, what they refuse, and every form that a value has.
+// Descriptors of a sample struct: accepted and rejected values, and all representations of a value.
 
 #include "settings/json.h"
 #include "tests/support/errors.h"
@@ -33,7 +33,7 @@ Settings field_descriptors(Tune& t) {
   s.add(t.voices, {"voices", "number of voices", {1, 64}}).for_identity(IdentityRole::yes);
   s.add(t.bars, {"bars", "default: as many as the words have", {1, 100}})
       .follows()
-      .for_identity(IdentityRole::unless_usual);
+      .for_identity(IdentityRole::unless_default);
   s.add(t.speed, {"speed", "with `voices`", {0, 1, true}}).of_call();
   s.add(t.sung, {"sung", "by people"}).with("mood loud or very-loud");
   s.add(t.in_key, {"in_key", "any note"}).unless("off_key");
@@ -42,7 +42,7 @@ Settings field_descriptors(Tune& t) {
   s.add(t.file, {"file", "to write"}).a("a file");
   s.add(t.pitch, {"pitch", "of the first note", {-1e300, 9}});
   s.add(t.beats, {"beats", "strong ones", {1, 8}});
-  s.add(t.words, {"words", "sung"}).for_identity(IdentityRole::unless_usual);
+  s.add(t.words, {"words", "sung"}).for_identity(IdentityRole::unless_default);
   s.add_or_file(t.mood, t.mood_file, {"mood", "a name or a file"});
   s.add(t.mood_file, {"mood_file"}).for_programs();
   s.add(t.level, {"level", "a number"});
@@ -54,7 +54,7 @@ std::string refusal(std::string_view name, const std::string& text) {
   return error_message([&] { field_descriptors(t).at(name).read("--x", text); });
 }
 
-TEST(Settings, TakeWordsOfEveryKindAndGiveThemBack) {
+TEST(Settings, RoundTripTextsOfEveryKind) {
   Tune t;
   const Settings all = field_descriptors(t);
   for (const auto& [name, text, written] :
@@ -73,7 +73,7 @@ TEST(Settings, TakeWordsOfEveryKindAndGiveThemBack) {
     EXPECT_EQ(all.at(name).text(), text) << name;
     EXPECT_EQ(all.at(name).written(), written) << name;
   }
-  EXPECT_FALSE(t.in_key);  // said by its opposite: --off-key
+  EXPECT_FALSE(t.in_key);  // set by its negation, --off-key
   EXPECT_EQ(all.find_word("off-key"), &all.at("in_key"));
   EXPECT_EQ(t.mood, Mood::very_loud);
   EXPECT_EQ(t.level, Level::two);
@@ -86,7 +86,7 @@ TEST(Settings, TakeWordsOfEveryKindAndGiveThemBack) {
   EXPECT_EQ(to_json(field_descriptors(other)), to_json(all));
 }
 
-TEST(Settings, SayWhatIsExpectedAndFound) {
+TEST(Settings, ErrorsNameExpectedAndActualValue) {
   EXPECT_EQ(refusal("voices", "65"), "--x: expected a whole number in [1, 64], found '65'");
   EXPECT_EQ(refusal("speed", "1"), "--x: expected a number in [0, 1), found '1'");
   EXPECT_EQ(refusal("pitch", "10"), "--x: expected a number, found '10'");
@@ -99,7 +99,7 @@ TEST(Settings, SayWhatIsExpectedAndFound) {
   EXPECT_EQ(refusal("mood", ""), "--x: expected a value, found ''");
 }
 
-TEST(Settings, AreCheckedByTheirEntries) {
+TEST(Settings, AreValidatedByDescriptors) {
   Tune t, usual;
   const auto least = [&] {
     return error_message([&] { check_least(field_descriptors(t), field_descriptors(usual)); });
@@ -112,15 +112,15 @@ TEST(Settings, AreCheckedByTheirEntries) {
   t.bars = 0, t.voices = 0;
   EXPECT_EQ(least(), "`voices`: expected at least 1, found 0");
   t.name = "last";
-  EXPECT_EQ(read(), "`name`: goes with `voices`, found 0; expected none beside it, its default");
+  EXPECT_EQ(read(), "`name`: goes with `voices`, found 0; nearest valid value: none, the default");
   t.voices = 2, t.sung = true;
-  EXPECT_EQ(read(), "`sung`: goes with `mood` loud or very-loud, found calm; expected false beside it, its default");
+  EXPECT_EQ(read(), "`sung`: goes with `mood` loud or very-loud, found calm; nearest valid value: false, the default");
   t.mood = Mood::loud;
   EXPECT_EQ(read(), "nothing was thrown");
   EXPECT_EQ(difference(field_descriptors(t), field_descriptors(usual)), "voices=2 sung=true name=last mood=loud");
 }
 
-TEST(Settings, AreJsonThereAndBack) {
+TEST(Settings, RoundTripThroughJson) {
   Tune t, back;
   t.beats = {1, 2}, t.file = "f", t.mood = Mood::loud, t.level = Level::one, t.in_key = false;
   const std::string json = to_json(field_descriptors(t)).dump();
@@ -141,7 +141,7 @@ TEST(Settings, AreJsonThereAndBack) {
   EXPECT_TRUE(wrong(R"({"voicse": 1})").ends_with("level; did you mean 'voices'?"));
 }
 
-TEST(Settings, SayWhatMakesRunsTheSameAndDescribeThemselves) {
+TEST(Settings, ProvideIdentityAndDescriptors) {
   Tune t, usual;
   EXPECT_EQ(identity_fields(field_descriptors(t), field_descriptors(usual)).dump(), R"({"voices":1})");
   t.words = {"la"}, t.speed = 0.1;
@@ -157,7 +157,7 @@ TEST(Settings, SayWhatMakesRunsTheSameAndDescribeThemselves) {
                            R"("choices":["none","first","last"],"help":"title!"})");
 }
 
-TEST(Settings, AreSortedByGroupsAndMoved) {
+TEST(Settings, SortByGroupAndMove) {
   Tune t;
   Settings all = field_descriptors(t);
   constexpr std::array<std::string_view, 2> groups = {"Names", "Sound"};

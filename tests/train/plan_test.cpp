@@ -104,7 +104,7 @@ TEST(Plan, ACheckNamesTheField) {
   expect({.bucket_mb = 0}, "bucket_mb", "expected a number above 0, found 0");
   expect({.timeout = std::nan("")}, "timeout", "expected a number above 0");
   expect({.dp = 2, .dp_mode = DataMode::ps_sync, .servers = 3}, "servers", "expected at most the 2 ranks, found 3");
-  expect({.staleness = 2}, "staleness", "goes with `dp_mode` ps-async, found ddp; expected 1 beside it");
+  expect({.staleness = 2}, "staleness", "goes with `dp_mode` ps-async, found ddp; nearest valid value: 1");
   expect({.zero = ZeroStage::two, .dp_mode = DataMode::ps_sync}, "zero", "2 goes with `dp_mode` ddp, found ps-sync");
   expect({.tp = 2, .dp_mode = DataMode::ps_sync}, "dp_mode", "ps-sync is for data-parallel ranks alone");
   expect({.all_reduce = Algorithm::native}, "all_reduce", "expected direct, ring, tree or root");

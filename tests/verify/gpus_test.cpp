@@ -61,8 +61,8 @@ TEST_F(GpusTest, AVocabularyThatIsReadSlowlyIsNamed) {
   };
   EXPECT_TRUE(has(said("--vocab 50"), "a vocabulary of 50 is not a multiple of 4"));
   EXPECT_TRUE(has(said("--vocab 60 --dtype bf16"),
-                  "60 is not a multiple of 8, which makes a GPU slow at the head and the "
-                  "loss; --vocab 64 pads it"));
+                  "60 is not a multiple of 8, which slows down the output layer and the "
+                  "loss on a GPU; pad it with --vocab 64"));
   for (const char* const good : {"--vocab 60", "--vocab 64 --dtype bf16"})
     EXPECT_FALSE(has(said(good), "is not a multiple of")) << good;
 }

@@ -192,7 +192,7 @@ Shares observed_fractions(const Observations& o) {
   }
   return found.none.size() == kinds.size() || found.twice.size() == kinds.size() ? Shares{} : found;
 }
-bool whole_shares(const Symptoms& s, bool twice) {
+bool integer_shares(const Symptoms& s, bool twice) {
   const Shares found = observed_fractions(s.seen);
   return !found.empty() && found.whole && twice != found.twice.empty();
 }
@@ -412,10 +412,10 @@ constexpr auto kRules = std::to_array<Rule>({
     {"stale-part", kStale, kAnyBytes, stale_copies, "{copies}; until then everything was right"},
     {"wrong-targets", "the last stage compares with the targets of other sequences", kAnyBytes, wrong_targets,
      "{given}, all of them of the last pipeline stage; {numbers}"},
-    {"microbatch-skipped", "a micro-batch is left out", kAnyBytes, [](auto& s) { return whole_shares(s, false); },
+    {"microbatch-skipped", "a micro-batch is left out", kAnyBytes, [](auto& s) { return integer_shares(s, false); },
      "{shares}"},
     {"microbatch-repeated", "a micro-batch is computed twice, in place of another", kAnyBytes,
-     [](auto& s) { return whole_shares(s, true); }, "{shares}"},
+     [](auto& s) { return integer_shares(s, true); }, "{shares}"},
     {"wrong-sequences", "ranks compute other sequences than the plan gives them", kAnyBytes,
      [](auto& s) { return !s.seen.given.empty() || !observed_fractions(s.seen).whole; }, "{sequences}"},
     {"order-of-sums", "gradients are summed in another order", kAnyBytes,

@@ -1,34 +1,34 @@
-// The controls: one table of what can be chosen, and the form that is made of it.
+// The controls: a table of fields and the form built from it.
 const powers = (most) => Array.from({ length: Math.log2(most) + 1 }, (_, i) => 2 ** i);
 const divisors = (n, most) => Array.from({ length: Math.min(n, most) }, (_, i) => i + 1).filter((d) => n % d === 0);
 
-// kind: list, slider (stops(state) beside a number), number, tick
+// kind: list, slider (stops(state) and a number input), number, tick
 const FIELDS = [
   { key: "model", group: "Model", label: "Model", kind: "list", value: "llama2-7b" },
-  ...[["layers", "Layers"], ["channels", "Channels"], ["heads", "Heads"], ["kv_heads", "Heads of keys and values"],
-    ["head_dim", "Numbers of a head"], ["ffn", "Hidden channels of a feed-forward layer"], ["experts", "Experts"],
-    ["experts_per_token", "Experts per token"], ["vocab", "Vocabulary"], ["context", "Tokens of a sequence"]]
+  ...[["layers", "Layers"], ["channels", "Channels"], ["heads", "Heads"], ["kv_heads", "Key-value heads"],
+    ["head_dim", "Channels per head"], ["ffn", "Feed-forward hidden channels"], ["experts", "Experts"],
+    ["experts_per_token", "Experts per token"], ["vocab", "Vocabulary"], ["context", "Context length (tokens)"]]
     .map(([key, label]) => ({ key, label, group: "Sizes", kind: "number" })),
   { key: "gated", group: "Sizes", label: "Gated feed-forward layers (SwiGLU)", kind: "tick" },
-  { key: "tied", group: "Sizes", label: "The head is the token table", kind: "tick" },
+  { key: "tied", group: "Sizes", label: "Tied embeddings", kind: "tick" },
   { key: "hardware", group: "Machines", label: "Hardware", kind: "list", value: "h100" },
   { key: "software", group: "Machines", label: "Software", kind: "list", value: "tessera" },
-  { key: "ranks", group: "Machines", label: "Ranks (cards)", kind: "slider", value: 8, stops: () => powers(16384) },
-  { key: "batch", group: "Machines", label: "Batch: sequences of a step", kind: "slider", value: 32, stops: () => powers(8192) },
-  { key: "pp", group: "Plan", label: "Pipeline (pp): divides layers", kind: "slider", value: 4, stops: (s) => divisors(s.ranks, 128) },
-  { key: "tp", group: "Plan", label: "Tensor (tp): divides matrices", kind: "slider", value: 1, stops: (s) => divisors(s.ranks, 64) },
-  { key: "cp", group: "Plan", label: "Context (cp): divides tokens", kind: "slider", value: 1, stops: (s) => divisors(s.ranks, 64) },
-  { key: "ep", group: "Plan", label: "Experts (ep): out of data ranks", kind: "slider", value: 1, stops: (s) => divisors(s.ranks, 64) },
-  { key: "sequences", group: "Plan", label: "Sequences of a micro-batch", kind: "slider", value: 1, stops: () => powers(64) },
-  { key: "schedule", group: "Plan", label: "Schedule of the pipeline", kind: "list", value: "1f1b" },
-  { key: "chunks", group: "Plan", label: "Stages of a pipeline rank", kind: "slider", value: 1, stops: () => [1, 2, 3, 4, 5, 6, 8] },
-  { key: "zero", group: "Plan", label: "ZeRO: data ranks share out", kind: "list", value: "1" },
+  { key: "ranks", group: "Machines", label: "Ranks (GPUs)", kind: "slider", value: 8, stops: () => powers(16384) },
+  { key: "batch", group: "Machines", label: "Batch: sequences per step", kind: "slider", value: 32, stops: () => powers(8192) },
+  { key: "pp", group: "Plan", label: "Pipeline (pp): partitions layers", kind: "slider", value: 4, stops: (s) => divisors(s.ranks, 128) },
+  { key: "tp", group: "Plan", label: "Tensor (tp): shards matrices", kind: "slider", value: 1, stops: (s) => divisors(s.ranks, 64) },
+  { key: "cp", group: "Plan", label: "Context (cp): shards tokens", kind: "slider", value: 1, stops: (s) => divisors(s.ranks, 64) },
+  { key: "ep", group: "Plan", label: "Experts (ep): group size", kind: "slider", value: 1, stops: (s) => divisors(s.ranks, 64) },
+  { key: "sequences", group: "Plan", label: "Sequences per micro-batch", kind: "slider", value: 1, stops: () => powers(64) },
+  { key: "schedule", group: "Plan", label: "Pipeline schedule", kind: "list", value: "1f1b" },
+  { key: "chunks", group: "Plan", label: "Stages per pipeline rank", kind: "slider", value: 1, stops: () => [1, 2, 3, 4, 5, 6, 8] },
+  { key: "zero", group: "Plan", label: "ZeRO: sharded over data ranks", kind: "list", value: "1" },
   { key: "recompute", group: "Plan", label: "Recomputation (activation checkpointing)", kind: "list", value: "none" },
-  { key: "sp", group: "Plan", label: "Tensor ranks divide tokens too (sp)", kind: "tick", value: false },
+  { key: "sp", group: "Plan", label: "Sequence parallelism (sp)", kind: "tick", value: false },
 ];
 const FIELD = Object.fromEntries(FIELDS.map((f) => [f.key, f]));
-const ZERO = { 0: "nothing", 1: "state (ZeRO-1)", 2: "and gradients (ZeRO-2)", 3: "and parameters (ZeRO-3)" };
-const CHUNKS = { interleaved: 2, "zb-v": 2, "v-half": 2, "v-min": 2 };  // that a schedule has at least
+const ZERO = { 0: "nothing", 1: "optimizer state (ZeRO-1)", 2: "and gradients (ZeRO-2)", 3: "and parameters (ZeRO-3)" };
+const CHUNKS = { interleaved: 2, "zb-v": 2, "v-half": 2, "v-min": 2 };  // minimum of a schedule
 const state = Object.fromEntries(FIELDS.filter((f) => "value" in f).map((f) => [f.key, f.value]));
 let choices = {};
 
@@ -98,7 +98,7 @@ function makeControls(changed) {
   });
 }
 
-// Every control as the state has it, but for the one that the user is in.
+// Updates every control from the state, except the one being edited.
 function showState(except) {
   for (const f of FIELDS) {
     const control = byId(f.key), value = numberOf(f.key);
@@ -119,19 +119,19 @@ function showState(except) {
 const dataRanks = () => state.ranks / (state.pp * state.tp * state.cp);
 const microbatches = () => state.batch / (dataRanks() * state.sequences);
 
-// The first thing that is wrong before the planner is asked: {field, error}, or nothing.
-function impossible() {
+// Checks the state before the planner is queried: {field, error}, or null.
+function findError() {
   for (const f of FIELDS)
     if ((f.kind === "slider" || f.kind === "number") && !Number.isSafeInteger(numberOf(f.key)))
       return { field: f.key, error: "Expected a whole number." };
   const { ranks, batch, pp, tp, cp, sequences } = state;
   if (!Number.isInteger(dataRanks()) || ranks < 1) {
     const field = ["pp", "tp", "cp"].find((axis) => ranks % state[axis] !== 0) || (cp > 1 ? "cp" : tp > 1 ? "tp" : "pp");
-    return { field, error: `${ranks} ranks cannot be divided by pp ${pp} x tp ${tp} x cp ${cp} = ${pp * tp * cp}.` };
+    return { field, error: `${ranks} ranks are not divisible by pp ${pp} x tp ${tp} x cp ${cp} = ${pp * tp * cp}.` };
   }
   if (!Number.isInteger(microbatches()) || batch < 1)
     return { field: batch % dataRanks() ? "batch" : "sequences",
-      error: `A batch of ${batch} cannot be divided among ${dataRanks()} data ranks in micro-batches of ${sequences}.` };
+      error: `A batch of ${batch} is not divisible by ${dataRanks()} data ranks x micro-batches of ${sequences}.` };
   return null;
 }
 
@@ -148,29 +148,29 @@ function showError(found) {
   byId(key).setAttribute("aria-invalid", "true");
   byId(key).setAttribute("aria-describedby", key + "-error");
 }
-// Whenever something is chosen, the planner is asked, and shows what it found in HTML of its own.
+// Every change of a control queries the planner, which returns HTML.
 
-// The view is a link, too: what stands behind the # is the state, and nothing else is kept.
+// The URL fragment stores the complete state, so every view is a link.
 function linkOfState() {
   const words = new URLSearchParams();
   for (const f of FIELDS) if (f.key in state) words.set(f.key, state[f.key]);
   return "#" + words;
 }
 
-// Takes from a link what can be a value of its control; the rest is named.
+// Sets the valid values of a link; returns the invalid ones.
 function takeLink(hash) {
-  const refused = [];
+  const rejected = [];
   for (const [key, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
     const f = FIELD[key];
     if (f && f.kind === "list" && [...byId(key).options].some((o) => o.value === text)) state[key] = text;
     else if (f && f.kind === "tick" && /^(true|false)$/.test(text)) state[key] = text === "true";
     else if (f && /^(slider|number)$/.test(f.kind) && /^[0-9]{1,9}$/.test(text)) state[key] = Number(text);
-    else refused.push(`${key}=${text}`.slice(0, 60));
+    else rejected.push(`${key}=${text}`.slice(0, 60));
   }
-  return refused;
+  return rejected;
 }
 
-// Questions to the server about this state.
+// Queries for the current state.
 function modelQuery() {
   const words = new URLSearchParams({ model: state.model, hardware: state.hardware, software: state.software });
   for (const f of FIELDS) if (f.group === "Sizes" && f.key in state) words.set(f.key, state[f.key]);
@@ -193,8 +193,7 @@ function searchQuery() {
   return words;
 }
 
-// Asks one question of a kind at a time: questions that come meanwhile wait, and only the newest of them is asked. null
-// takes the question back.
+// Sends one query of a kind at a time; while it is pending, only the newest further query is kept. null cancels it.
 function asker(path, delay, done) {
   let timer = 0, busy = false, newest = null, answered = null;
   async function ask() {
@@ -204,10 +203,10 @@ function asker(path, delay, done) {
     busy = true;
     try {
       const response = await fetch(`${path}?${query}`);
-      again = response.status === 503;  // it works on what another page asked
+      again = response.status === 503;  // busy with a query of another page
       answer = await response.json();
     } catch {
-      answer = { error: "The server does not answer. Does `tessera explore` still run?" };
+      answer = { error: "The server does not respond. Is `tessera explore` still running?" };
     }
     busy = false;
     if (query !== newest || again) return setTimeout(ask, again ? 1000 : 0);
@@ -225,18 +224,18 @@ function asker(path, delay, done) {
 }
 
 const plain = (text) => text.replace(/^`[\w.]+`: /, "").replace(/`/g, "");
-function showImpossible(found) {
+function showInvalid(found) {
   byId("prediction").classList.add("stale");
   byId("prediction").setAttribute("aria-busy", "false");
   byId("verdict").className = "bad";
   for (const old of byId("verdict").querySelectorAll("h2, p")) old.remove();
-  byId("verdict").prepend(node("h2", { id: "verdict-line", textContent: "There is no such plan." }),
+  byId("verdict").prepend(node("h2", { id: "verdict-line", textContent: "Invalid plan." }),
     node("p", { id: "verdict-why", textContent: found.error }));
   showError(found);
 }
 
 function showPrediction(p) {
-  if (p.error) return showImpossible({ field: (p.field || "").split(".").pop(), error: plain(p.error) });
+  if (p.error) return showInvalid({ field: (p.field || "").split(".").pop(), error: plain(p.error) });
   const { verdict, ...pictures } = p.html;
   byId("verdict").className = p.fits ? "good" : "bad";
   byId("verdict").innerHTML = verdict;
@@ -258,7 +257,7 @@ function showSearch(found) {
   markShown();
 }
 
-// The row of the plan that is shown; a schedule without chunks has one.
+// Marks the row of the current plan; schedules without chunks have one chunk.
 function markShown() {
   const valueOf = (plan, key) => key === "chunks" && !(plan.schedule in CHUNKS) ? "1" : String(plan[key]);
   for (const button of document.querySelectorAll("[data-plan]")) {
@@ -268,7 +267,7 @@ function markShown() {
   }
 }
 
-// The picture with its colours of now, so that it needs nothing else.
+// A self-contained SVG with the current colours.
 function svgText(id) {
   const svg = byId(id).querySelector("svg").cloneNode(true), look = getComputedStyle(document.documentElement);
   const [, , width, height] = svg.getAttribute("viewBox").split(" ").map(Number);
@@ -292,15 +291,15 @@ const predict = asker("/predict", 60, showPrediction), search = asker("/search",
 
 function changed(control) {
   showState(control);
-  const wrong = impossible();
-  byId("derived").textContent = wrong ? "" : `So there are ${dataRanks()} data rank${dataRanks() > 1 ? "s" : ""} (dp), and each makes ` +
-    `${microbatches()} micro-batch${microbatches() > 1 ? "es" : ""} in a step.`;
+  const wrong = findError();
+  byId("derived").textContent = wrong ? "" : `This gives ${dataRanks()} data rank${dataRanks() > 1 ? "s" : ""} (dp), each with ` +
+    `${microbatches()} micro-batch${microbatches() > 1 ? "es" : ""} per step.`;
   history.replaceState(null, "", linkOfState());
   markShown();
   if (search(searchQuery().toString())) byId("ranking").setAttribute("aria-busy", "true");
   if (wrong) {
     predict(null);
-    return showImpossible(wrong);
+    return showInvalid(wrong);
   }
   if (predict(predictQuery().toString())) byId("prediction").setAttribute("aria-busy", "true");
 }
@@ -308,9 +307,9 @@ function changed(control) {
 async function begin() {
   choices = await (await fetch("/choices")).json();
   makeControls(changed);
-  const refused = takeLink(location.hash);
+  const rejected = takeLink(location.hash);
   changed();
-  if (refused.length) byId("copied").textContent = `These values of the link are impossible: ${refused.join(", ")}`;
+  if (rejected.length) byId("copied").textContent = `Invalid values in the link: ${rejected.join(", ")}`;
   addEventListener("hashchange", () => {
     takeLink(location.hash);
     changed();

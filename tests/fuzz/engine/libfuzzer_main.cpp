@@ -1,4 +1,4 @@
-// Where libFuzzer calls in: the one target that is linked gets the bytes.
+// The entry point of libFuzzer, which passes the bytes to the only linked target.
 #include <cstdint>
 
 #include "tests/fuzz/target.h"
