@@ -1,4 +1,4 @@
-// Two unknowns, of equations 1 = alpha / t + beta S / t.
+// Least squares of the equations 1 = alpha / t + beta S / t.
 #include "bench/calibrate.h"
 
 #include <fmt/format.h>
@@ -32,7 +32,7 @@ std::optional<Fit> fit(const std::vector<Sample>& samples) {
   return out;
 }
 
-// The order in which a machine is measured.
+// Measurement sequence.
 
 namespace {
 
@@ -60,10 +60,10 @@ Machine calibrate(const planner::Identity& identity, const Calibration& how,
     }
   });
   for (const auto& [company, ranks, threads, what] :
-       {std::tuple{MachineLoad::alone, 1, 1, "one rank alone"},
-        {MachineLoad::together, processors, 1, "a rank on every processor"},
-        {MachineLoad::threads, 1, processors, "a rank with a thread on every processor"}}) {
-    say(fmt::format("measuring the kernels of a step: {}", what));
+       {std::tuple{MachineLoad::alone, 1, 1, "one rank, other cores idle"},
+        {MachineLoad::together, processors, 1, "one rank on each core"},
+        {MachineLoad::threads, 1, processors, "one rank with a thread on each core"}}) {
+    say(fmt::format("measuring kernels of a step: {}", what));
     auto& measure_costs = m.costs[static_cast<size_t>(company)];
     on(ranks, threads, [&](Communicator& world) {
       for (size_t t = 0; t < kTypes.size(); ++t) {
@@ -83,16 +83,14 @@ Machine calibrate(const planner::Identity& identity, const Calibration& how,
   return m;
 }
 
-// The kernels of a step, by the sizes that they are timed at.
+// Kernels of a step and the sizes at which they are timed.
 
 namespace {
 
 using planner::Kernel;
 using planner::real;
 
-// How long a kernel takes for calls of one size, and what it finds in the caches: see bench/calibrate.h.
-
-// The kernels of an op's two passes, and the sizes of a call of each.
+// (forward, backward) of an op.
 using TwoKernels = std::pair<Kernel, Kernel>;
 using TwoSizes = std::pair<planner::Sizes, planner::Sizes>;
 
@@ -101,20 +99,20 @@ TwoSizes matrix_sizes(int64_t rows, int64_t columns) {
   return {both, both};
 }
 
-// The variables of an op, and the gradients that are made.
+// Operand shapes of an op, and the gradients to compute.
 struct Operands {
   std::vector<Shape> inputs, parameters;
   bool of_inputs = true, of_parameters = true;
 };
 using OpCall = std::function<Var(Vars& in, const Vars& weights)>;
-// Makes the root of the backward pass of a result, in time that does not count.
+// Creates the root of the backward pass from a result; not timed.
 using Root = std::function<Var(Vars& in, Var result)>;
 
 class KernelTimer {
  public:
   KernelTimer(DType dtype, const Calibration& how, Communicator& world) : dtype_(dtype), how_(how), world_(world) {}
 
-  // Both passes of the op. Every rank calls it.
+  // Times both passes of an op; collective.
   void time(const TwoKernels& kernels, const TwoSizes& sizes, const Operands& c, const OpCall& op,
             const Root& root = {}) {
     int64_t bytes = 0;
@@ -127,12 +125,12 @@ class KernelTimer {
       Vars weights;
     };
     std::vector<Set> sets(static_cast<size_t>(copies));
-    std::vector<Tensor> given;
-    for (const Shape& shape : c.inputs) given.push_back(drawn(shape));
+    std::vector<Tensor> source;
+    for (const Shape& shape : c.inputs) source.push_back(random_tensor(shape));
     for (Set& set : sets) {
-      for (const Tensor& x : given) set.inputs.push_back(x.clone());
+      for (const Tensor& x : source) set.inputs.push_back(x.clone());
       for (const Shape& shape : c.parameters) {
-        set.weights.emplace_back(drawn(shape), c.of_parameters);
+        set.weights.emplace_back(random_tensor(shape), c.of_parameters);
         if (c.of_parameters) set.weights.back().set_grad_buffer(Tensor::zeros(shape, DType::float32, arena_));
       }
     }
@@ -143,8 +141,8 @@ class KernelTimer {
       double total = 0, back = 0;
       for (Set& set : sets) {
         Vars in;
-        for (size_t i = 0; i < given.size(); ++i) {
-          set.inputs[i].copy_from(given[i]);  // as the kernel before it left them
+        for (size_t i = 0; i < source.size(); ++i) {
+          set.inputs[i].copy_from(source[i]);  // in cache, as written by the preceding kernel
           in.push_back(c.of_inputs ? Var::input(set.inputs[i]) : Var(set.inputs[i]));
         }
         const double begin = now();
@@ -152,7 +150,7 @@ class KernelTimer {
         total += now() - begin;
         if (root) results.back() = root(in, std::exchange(results.back(), Var()));
       }
-      if (!seed.defined()) seed = results[0].dtype() == dtype_ ? drawn(results[0].shape()) : Tensor();
+      if (!seed.defined()) seed = results[0].dtype() == dtype_ ? random_tensor(results[0].shape()) : Tensor();
       const Tensor pristine = seed.defined() ? seed.clone() : Tensor();
       for (size_t i = results.size(); i-- > 0 && (c.of_inputs || c.of_parameters);) {
         if (c.of_parameters)
@@ -174,7 +172,7 @@ class KernelTimer {
     if (!c.of_inputs && !c.of_parameters) return;
     note(kernels.second, sizes.second, median(backward_seconds));
   }
-  // Work that says itself how long it took.
+  // Times work that returns its own seconds.
   void time(Kernel kernel, const planner::Sizes& sizes, const std::function<double()>& once) {
     note(kernel, sizes, repeat(once));
   }
@@ -183,7 +181,7 @@ class KernelTimer {
     for (size_t k = 0; k < out.size(); ++k) out[k] = planner::fit(timed_[k]);
     return out;
   }
-  // Seconds of this thread, or on the wall where it has others to help it.
+  // CPU time of a single-threaded rank, wall-clock time otherwise.
   static double now() {
     if (cpu::threads() == 1) return Trace::processor_now();
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -193,11 +191,11 @@ class KernelTimer {
   int64_t bytes() const { return how_.bytes; }
 
  private:
-  Tensor drawn(const Shape& shape) const {
-    constexpr int64_t kDrawn = 4096;
-    return repeated(random_numbers(kDrawn, "calibrate", dtype_, arena_), shape);
+  Tensor random_tensor(const Shape& shape) const {
+    constexpr int64_t kRandom = 4096;
+    return repeated(random_numbers(kRandom, "calibrate", dtype_, arena_), shape);
   }
-  // The median of rounds, as many on every rank.
+  // Median over rounds; the number of rounds is equal on all ranks.
   double repeat(const std::function<double()>& once) const {
     const double slowest = std::max(world_.max(measure_seconds(once)), 1e-6);
     const auto rounds = static_cast<size_t>(std::clamp(how_.seconds_of_case / slowest, 1.0, 50.0));
@@ -217,7 +215,7 @@ class KernelTimer {
   std::array<std::vector<planner::Timed>, planner::kKernels> timed_;
 };
 
-// (rows, outputs, inputs) of linear layers: narrow and wide ones, few rows and many.
+// (rows, outputs, inputs) of linear layers.
 void time_products(KernelTimer& timer) {
   constexpr int64_t kSizes[][3] = {{768, 384, 128},  {768, 128, 128},   {768, 128, 512},  {192, 512, 128},
                                    {384, 256, 64},   {64, 128, 256},    {1024, 65, 128},  {512, 512, 512},
@@ -225,10 +223,10 @@ void time_products(KernelTimer& timer) {
                                    {2048, 768, 256}};
   for (const auto& [m, n, k] : kSizes)
     for (const bool of_input : {true, false})
-      timer.time({Kernel::product_forward, of_input ? Kernel::product_input : Kernel::product_weight},
-                 {planner::product_sizes(real(m), real(n), real(k)),
-                  of_input ? planner::product_sizes(real(m), real(k), real(n))
-                           : planner::product_sizes(real(n), real(k), real(m))},
+      timer.time({Kernel::matmul_forward, of_input ? Kernel::matmul_input : Kernel::matmul_weight},
+                 {planner::matmul_sizes(real(m), real(n), real(k)),
+                  of_input ? planner::matmul_sizes(real(m), real(k), real(n))
+                           : planner::matmul_sizes(real(n), real(k), real(m))},
                  {{{m, k}}, {{n, k}, {n}}, of_input, !of_input},
                  [](Vars& in, const Vars& w) { return linear(std::exchange(in[0], Var()), w[0], w[1]); });
 }
@@ -274,7 +272,7 @@ void time_rows(KernelTimer& timer) {
   }
 }
 
-// Lookups, and the loss over narrow and wide vocabularies. A lookup's gradient is as large as the table.
+// Embedding lookups (whose gradient has the size of the table) and the loss, for small and large vocabularies.
 void time_tables(KernelTimer& timer) {
   constexpr int64_t kSizes[][3] = {
       {768, 65, 128}, {192, 256, 128}, {1024, 4096, 64}, {512, 256, 512}, {256, 2048, 384}};
@@ -291,7 +289,7 @@ void time_tables(KernelTimer& timer) {
   }
 }
 
-// Times the work that is done on parameters once a step, by units and elements.
+// Times the update of parameters once per step, by units and elements.
 void time_state(KernelTimer& timer) {
   for (const auto& [layers, channels] :
        {std::pair<int64_t, int64_t>{2, 64}, {4, 128}, {8, 128}, {2, 256}, {2, 384}, {1, 512}}) {
@@ -309,7 +307,7 @@ void time_state(KernelTimer& timer) {
     Tensor other = Tensor::zeros({timer.bytes() / 16}, DType::float32, timer.arena());
     const auto timed = [&](Kernel kernel, const std::function<void()>& work) {
       timer.time(kernel, sizes, [&] {
-        scale_(other, 1.0);  // out of the nearest caches, as after the passes of a step
+        scale_(other, 1.0);  // evicts from the inner caches, as the passes of a step do
         const double begin = KernelTimer::now();
         work();
         return KernelTimer::now() - begin;

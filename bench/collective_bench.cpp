@@ -1,4 +1,4 @@
-// The collectives and how they are timed.
+// Timing of collectives.
 #include <fmt/format.h>
 
 #include "bench/mpi/reference.h"
@@ -18,7 +18,7 @@ void Measured::add_sent(double counted, double closed_form) {
   add("sent", counted);
   add("sent_expected", closed_form);
   if (counted != closed_form && !std::isnan(counted))
-    error = fmt::format("{} bytes were sent in an iteration; by the closed form it is {}", counted, closed_form);
+    error = fmt::format("sent {} bytes per iteration; expected {} (closed form)", counted, closed_form);
 }
 
 double slowest_machine(Communicator& world) {
@@ -26,11 +26,11 @@ double slowest_machine(Communicator& world) {
   return world.max(machine_seconds());
 }
 
-std::vector<int> Place::several(std::vector<int> usual) const {
-  if (!ranks.empty()) usual.assign(ranks.begin(), ranks.end());
-  if (processes()) usual = {job->size()};
-  std::erase(usual, 1);
-  return usual;
+std::vector<int> Place::several(std::vector<int> default_value) const {
+  if (!ranks.empty()) default_value.assign(ranks.begin(), ranks.end());
+  if (processes()) default_value = {job->size()};
+  std::erase(default_value, 1);
+  return default_value;
 }
 
 Backend Place::backend() const {
@@ -42,26 +42,26 @@ namespace {
 
 constexpr int kCallRounds = 9;
 
-// The memory of a row: the whole array, this rank's piece inside it, and as much again.
+// Buffers of a row: the full array, this rank's chunk as a view of it, and a second array.
 struct Arrays {
   Arrays(const ArenaPtr& arena, DType dtype, int64_t count, const Communicator& world)
-      : whole(Tensor::zeros({count}, dtype, arena)),
-        piece(whole.narrow(0, count / world.size() * world.rank(), count / world.size())),
+      : full(Tensor::zeros({count}, dtype, arena)),
+        chunk(full.narrow(0, count / world.size() * world.rank(), count / world.size())),
         other(Tensor::zeros({count}, dtype, arena)) {}
-  Tensor whole, piece, other;
+  Tensor full, chunk, other;
 };
 
 struct Collective {
   std::string_view name;
   Op op;
-  bool native;           // MPI and NCCL have one of their own
-  double bus_numerator;  // busbw / algbw, times n / (n - 1) where `cut`
-  bool cut;              // each rank has a part of the result or of the work
-  // Bytes that all ranks send together, over S / n.
+  bool native;           // MPI and NCCL provide it
+  double bus_numerator;  // busbw / algbw, times n / (n - 1) if chunked
+  bool chunked;          // each rank holds a chunk of the result or of the work
+  // Bytes sent by all ranks in units of S / n.
   int64_t (*volume)(int64_t n, bool through_root);
   void (*call)(Communicator& world, const Arrays& at);
 
-  double bus_factor(double n) const { return bus_numerator * (cut ? (n - 1) / n : 1); }
+  double bus_factor(double n) const { return bus_numerator * (chunked ? (n - 1) / n : 1); }
 };
 
 int64_t others(int64_t n, bool) { return (n - 1) * n; }
@@ -70,32 +70,32 @@ int64_t shares(int64_t n, bool) { return n - 1; }
 
 const Collective kCollectives[] = {
     {"all_reduce", Op::all_reduce, true, 2, true, [](int64_t n, bool) { return 2 * (n - 1) * n; },
-     [](Communicator& w, const Arrays& at) { w.all_reduce(at.whole); }},
+     [](Communicator& w, const Arrays& at) { w.all_reduce(at.full); }},
     {"reduce_scatter", Op::reduce_scatter, true, 1, true, half,
-     [](Communicator& w, const Arrays& at) { w.reduce_scatter(at.whole, at.piece); }},
+     [](Communicator& w, const Arrays& at) { w.reduce_scatter(at.full, at.chunk); }},
     {"all_gather", Op::all_gather, true, 1, true, half,
-     [](Communicator& w, const Arrays& at) { w.all_gather(at.piece, at.whole); }},
+     [](Communicator& w, const Arrays& at) { w.all_gather(at.chunk, at.full); }},
     {"broadcast", Op::broadcast, true, 1, false, others,
-     [](Communicator& w, const Arrays& at) { w.broadcast(at.whole, 0); }},
-    {"reduce", Op::reduce, true, 1, false, others, [](Communicator& w, const Arrays& at) { w.reduce(at.whole, 0); }},
+     [](Communicator& w, const Arrays& at) { w.broadcast(at.full, 0); }},
+    {"reduce", Op::reduce, true, 1, false, others, [](Communicator& w, const Arrays& at) { w.reduce(at.full, 0); }},
     {"gather", Op::gather, false, 1, true, shares,
-     [](Communicator& w, const Arrays& at) { w.gather(at.piece, at.whole, 0); }},
+     [](Communicator& w, const Arrays& at) { w.gather(at.chunk, at.full, 0); }},
     {"scatter", Op::scatter, false, 1, true, shares,
-     [](Communicator& w, const Arrays& at) { w.scatter(at.whole, at.piece, 0); }},
+     [](Communicator& w, const Arrays& at) { w.scatter(at.full, at.chunk, 0); }},
     {"all_to_all", Op::all_to_all, false, 1, true, others,
-     [](Communicator& w, const Arrays& at) { w.all_to_all(at.whole, at.other); }},
+     [](Communicator& w, const Arrays& at) { w.all_to_all(at.full, at.other); }},
     {"send_recv", Op::send, false, 1, false, [](int64_t n, bool) { return n * n; },
      [](Communicator& w, const Arrays& at) {
-       w.send(at.whole, (w.rank() + 1) % w.size());
+       w.send(at.full, (w.rank() + 1) % w.size());
        w.recv(at.other, (w.rank() + w.size() - 1) % w.size());
      }},
 };
 
 struct Timed {
-  double seconds = 0;  // time of a call, by the slowest rank
-  double sent = 0;     // bytes in all calls, by this rank
+  double seconds = 0;  // per call, slowest rank
+  double sent = 0;     // bytes of this rank, all calls
 };
-// So many calls in turn. Every rank makes them.
+// Collective: `calls` consecutive calls.
 template <class F>
 Timed one_round(Communicator& world, Arena& arena, int64_t calls, const F& call) {
   world.barrier();
@@ -108,7 +108,7 @@ Timed one_round(Communicator& world, Arena& arena, int64_t calls, const F& call)
   return {world.max(took) / static_cast<double>(calls), sent};
 }
 
-// The seconds of a call in each round, by the slowest rank, and what all ranks send in a call.
+// Seconds per call in each round (slowest rank), and bytes sent by all ranks per call.
 template <class F>
 std::pair<std::vector<double>, double> timed(Communicator& world, Arena& arena, int64_t calls, const F& call) {
   const int64_t rounds = std::min<int64_t>(kCallRounds, calls), repeats = std::max<int64_t>(1, calls / kCallRounds);
@@ -125,14 +125,14 @@ std::pair<std::vector<double>, double> timed(Communicator& world, Arena& arena, 
 struct Case {
   const Collective* collective;
   Algorithm algorithm;
-  bool reference = false;  // MPI's own from one array to another
+  bool reference = false;  // out-of-place MPI_Allreduce
   DType dtype = DType::float32;
   int64_t bytes = 0;
   Place place = {};
   size_t family = 0;
 };
 
-// S is `bytes`, or a little less where that is no multiple of the ranks.
+// S is `bytes` rounded down to a multiple of the ranks.
 Measured measure(const Case& c, Families& families, Communicator& world, int64_t calls) {
   const int64_t n = world.size(), count = c.bytes / element_size(c.dtype) / n * n;
   const ArenaPtr arena =
@@ -146,8 +146,7 @@ Measured measure(const Case& c, Families& families, Communicator& world, int64_t
   check_machine();
   const auto [rounds, sent] = timed(world, *arena, calls, [&] {
     if constexpr (kWithMpi)
-      if (c.reference)
-        return mpi_all_reduce_out_of_place(arrays.whole.data<float>(), arrays.other.data<float>(), count);
+      if (c.reference) return mpi_all_reduce_out_of_place(arrays.full.data<float>(), arrays.other.data<float>(), count);
     c.collective->call(world, arrays);
   });
   world.set_algorithm(Algorithm::direct);
@@ -160,18 +159,18 @@ Measured measure(const Case& c, Families& families, Communicator& world, int64_t
   m.add("busbw", c.collective->bus_factor(static_cast<double>(n)) * size / m.seconds);
   const auto volume = static_cast<double>(c.collective->volume(n, c.algorithm == Algorithm::root));
   c.reference ? m.add_sent(kNone, kNone)
-              : m.add_sent(sent, size / static_cast<double>(n) * volume);  // MPI's is not said
+              : m.add_sent(sent, size / static_cast<double>(n) * volume);  // MPI does not report it
   if (world.rank() > 0) return m;
   std::vector<Sample>& samples = families[c.family].samples;
-  // Removes the sample of this size that a guess at the number of calls has left.
+  // Replaces the sample of an estimate of the iteration count.
   std::erase_if(samples, [&](const Sample& s) { return s.bytes == size; });
   samples.push_back({size, m.seconds});
   return m;
 }
 
-// The ways in which a place runs a collective: the algorithms over messages, and what the place has besides. On GPUs
-// NCCL adds in an order of its own, and no other.
-std::vector<Case> ways(const Collective& collective, Backend backend) {
+// The implementations of a collective on a backend: algorithms over messages, and native ones. NCCL has only native
+// collectives.
+std::vector<Case> implementations(const Collective& collective, Backend backend) {
   std::vector<Case> out;
   if (backend != Backend::nccl)
     for (size_t a = 0; a < kAlgorithms.size(); ++a)
@@ -182,12 +181,12 @@ std::vector<Case> ways(const Collective& collective, Backend backend) {
   return out;
 }
 
-// As many calls in a round as take a while, and not too long.
-int64_t usual_calls(int64_t bytes) { return kCallRounds * std::clamp<int64_t>((32 << 20) / bytes, 1, 2000); }
+// Default number of calls, for rounds of similar duration.
+int64_t default_calls(int64_t bytes) { return kCallRounds * std::clamp<int64_t>((32 << 20) / bytes, 1, 2000); }
 
 void add_family(const Place& place, Backend backend, int ranks, Case c, Families& families,
                 std::vector<RankRow>& rows) {
-  if (c.reference && c.dtype != DType::float32) return;  // MPI has no type for it
+  if (c.reference && c.dtype != DType::float32) return;  // not an MPI datatype
   const std::string name = fmt::format("collective/{}/{}/{}/{}", c.collective->name,
                                        c.reference ? "mpi-out-of-place" : to_string(c.algorithm), value_name(backend),
                                        ranks),
@@ -197,15 +196,15 @@ void add_family(const Place& place, Backend backend, int ranks, Case c, Families
   families.push_back({name + end, c.collective->bus_factor(ranks)});
   std::vector<int64_t> sizes = place.bytes;
   if (sizes.empty()) sizes = {1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20};
-  if (place.bytes.empty() && c.dtype != DType::float32) sizes.pop_back();  // which says no more, and takes long
+  if (place.bytes.empty() && c.dtype != DType::float32) sizes.pop_back();  // slow and not informative
   for (const int64_t bytes : sizes) {
-    if (bytes < ranks * element_size(c.dtype)) continue;  // less than an element for each
+    if (bytes < ranks * element_size(c.dtype)) continue;  // less than one element per rank
     c.bytes = bytes;
     rows.push_back(
         {.name = fmt::format("{}/{}{}", name, bytes, end),
          .ranks = ranks,
          .measure = [c, &families](Communicator& world, int64_t calls) { return measure(c, families, world, calls); },
-         .iterations = usual_calls(bytes),
+         .iterations = default_calls(bytes),
          .backend = backend,
          .unit = benchmark::kMicrosecond});
   }
@@ -213,7 +212,7 @@ void add_family(const Place& place, Backend backend, int ranks, Case c, Families
 
 }  // namespace
 
-// Each size in turn in every round, so that a machine that is slow for a moment is slow for all; the median counts.
+// Rounds iterate over all sizes, so a temporary slowdown affects all of them; the result is the median.
 planner::LinkCost measure_exchange(planner::Exchange what, const Calibration& how, Communicator& world) {
   constexpr std::array<int64_t, 6> kBytes = {256, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20};
   const std::string_view name = planner::kExchangeNames[static_cast<size_t>(what)];
@@ -236,14 +235,14 @@ planner::LinkCost measure_exchange(planner::Exchange what, const Calibration& ho
 }
 
 std::vector<RankRow> collective_rows(const Place& place, Families& families) {
-  std::vector<int> thread_ranks{2};  // and 4 and 8 where each has a processor
+  std::vector<int> thread_ranks{2};  // 4 and 8 only with enough CPUs
   for (const int n : {4, 8})
     if (static_cast<unsigned>(n) <= std::thread::hardware_concurrency()) thread_ranks.push_back(n);
   std::vector<RankRow> rows;
   const auto add = [&](Backend backend, const std::vector<int>& ranks) {
     for (const int n : ranks)
       for (const Collective& collective : kCollectives)
-        for (Case c : ways(collective, backend))
+        for (Case c : implementations(collective, backend))
           for (const DType dtype : {DType::float32, DType::bfloat16}) {
             c.dtype = dtype;
             add_family(place, backend, n, c, families, rows);

@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""Training speed beside PyTorch: the same model, batch, clipping and AdamW, in alternating rounds, as a Markdown table.
+"""Compares training throughput with PyTorch: same model, batch, clipping and AdamW, alternating rounds, Markdown table.
 
 usage: bench/compare_pytorch.py [--binary build/release/bin/tessera] [--configs A,B,C,L,M] [--dtype fp32|bf16]
        [--rounds 5] [--threads N]
 
-Each round runs Tessera and then PyTorch, each in a process of its own; a run's number is the median over its steps
-after the first five, the table's the median over rounds. PyTorch runs with the fastest of its settings that this
-version has (plain or fused attention, AdamW in its kinds, torch.compile; in bf16 autocast or bf16 parameters; with
-OpenBLAS the kernels it chooses itself or those for AVX-512), chosen by one run of each beforehand. Memory is the
-largest resident set of the process; of PyTorch's, what it held after importing torch is taken off.
+Each round runs Tessera and then PyTorch in separate processes; a run reports the median over its steps after the first
+five, the table the median over rounds. PyTorch uses the fastest available setting (plain or fused attention, AdamW variant,
+torch.compile; in bf16 autocast or bf16 parameters; with OpenBLAS its default kernels or those for AVX-512), selected by one
+trial run each. Memory is the peak resident set of the process, for PyTorch minus that after importing torch.
 """
 import argparse
 import json
@@ -25,7 +24,7 @@ from gpu_run import model_words
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WARMUP = 5
-TRIAL = 2, 3  # steps of warm-up and timed steps that choose PyTorch's setting
+TRIAL = 2, 3  # warm-up and timed steps of a trial run
 
 # layers, heads, channels, context, batch, vocab, timed steps; L is A as a Llama, M is moe-nano
 CONFIGS = {
@@ -38,7 +37,7 @@ CONFIGS = {
 
 
 def optimizer_kinds(torch):
-    """Keyword arguments of AdamW that this version takes on a CPU."""
+    """Keyword arguments of AdamW supported by this version on a CPU."""
     kinds = {"AdamW": {}}
     for kind in ("foreach", "fused"):
         try:
@@ -60,13 +59,13 @@ def settings(dtype):
     if hasattr(torch, "compile"):
         found.append(found[-1] + ", compile")
     a = torch.ones(256, 256)
-    a @ a  # so that the library is loaded
+    a @ a  # loads the library
     with open("/proc/self/maps") as maps:
         files = sorted({os.path.realpath(line.split()[-1]) for line in maps if ("blas" in line or "libmkl_" in line)
                         and "cublas" not in line and "numpy" not in line})
     with open("/proc/cpuinfo") as cpu:
         wide = "avx512bw" in cpu.read()
-    if dtype == "fp32" and wide and any("openblas" in path for path in files):  # it does not know newer processors
+    if dtype == "fp32" and wide and any("openblas" in path for path in files):  # it does not detect newer CPUs
         found += [f"{f}, OpenBLAS for {core}" for f in found for core in ("SkylakeX", "Cooperlake")]
     return {"settings": found, "version": torch.__version__, "blas": files,
             "built_with": "; ".join(s.strip(" -") for s in torch.__config__.show().splitlines()
@@ -74,7 +73,7 @@ def settings(dtype):
 
 
 def pytorch_step(config, setting):
-    """The function that does one training step."""
+    """Returns a function that performs one training step."""
     import torch
 
     from pytorch_peer import training_step
@@ -111,7 +110,7 @@ def environment(threads, setting=""):
 
 
 def in_pytorch(args, setting, *words):
-    """What this script says of a setting, in a process of its own."""
+    """Output of this script for one setting, in a separate process."""
     command = [args.python, os.path.abspath(__file__), "--child", setting, *words]
     done = subprocess.run(command, env=environment(args.threads, setting), stdout=subprocess.PIPE, check=True, text=True)
     return json.loads(done.stdout.splitlines()[-1])

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""A fine-tuning step beside PEFT, and evaluation, prefill and decoding beside transformers, with the same weights.
+"""Compares a fine-tuning step with PEFT, and evaluation, prefill and decoding with transformers, with the same weights.
 
 usage: bench/fine_tuning.py [--binary build/release/bin/tessera] [--dtype fp32|bf16] [--rounds 5] [--threads N]
        [--only lora,evaluate,prefill,decode]
 
-The model has the sizes of SmolLM-135M and random weights. Each round runs Tessera and then the library, each in a
-process of its own; a table row is the median over rounds. Both read one prompt first, whose time does not count. The
-library uses its fused attention ("sdpa") and, for LoRA, PyTorch's fused AdamW. Decoding also stands beside the bandwidth
-of a copy in the same round: bytes of all weights, read once for each token, by the bytes that two threads copy in that time.
+The model has the sizes of SmolLM-135M and random weights. Each round runs Tessera and then the library in
+separate processes; a table row is the median over rounds. Both process one prompt as warm-up. The library uses its fused
+attention ("sdpa") and, for LoRA, PyTorch's fused AdamW. Decoding is also compared with copy bandwidth of the same round:
+bytes of all weights (read once per token) relative to the bytes copied by two threads in that time.
 
 Needs: pip install torch transformers peft numpy
 """
@@ -42,7 +42,7 @@ def make_model(folder, dtype):
 
 
 def peer(what, folder, dtype, threads):
-    """Tokens per second of the library; for `copy` gigabytes per second."""
+    """Tokens/s of the library; GB/s for `copy`."""
     import torch
 
     from pytorch_peer import median_time
@@ -94,7 +94,7 @@ def peer(what, folder, dtype, threads):
 
 
 def rate_of(said):
-    """Tokens per second, as the program writes them: 123, 12.3K, 1.20M."""
+    """Parses tokens/s as printed by the program: 123, 12.3K, 1.20M."""
     number, unit = re.search(r"([0-9.]+)([KMB]?) tokens/s", said).groups()
     return float(number) * 1000 ** " KMB".index(unit or " ")
 
@@ -112,7 +112,7 @@ def ours(what, o, run, text):
         return json.loads(done.stdout.splitlines()[-1])["tokens_per_s"]
     if what == "evaluate":
         seconds = []
-        for name in (".short", ".long"):  # the longer text, less the start of a process and its first windows
+        for name in (".short", ".long"):  # difference: excludes startup and first windows
             start = time.perf_counter()
             tessera("evaluate", run, "--data", text + name, "--context", CONTEXT, "--batch", BATCH)
             seconds.append(time.perf_counter() - start)
@@ -124,7 +124,7 @@ def ours(what, o, run, text):
     tokens = 1 if what == "prefill" else WRITTEN
     said = tessera("generate", run, "--prompts", text + ".prompts", "--tokens", tokens, "--temperature", 0).stderr.splitlines()[-1]
     rate = rate_of(said)
-    if what == "prefill":  # a prompt is read after another, and each brings one token
+    if what == "prefill":  # prompts are processed one by one, one new token each
         first = float(re.search(r"time to first token ([0-9.]+) s", said).group(1))
         return PROMPTS * PROMPT / ((1 + PROMPTS) / rate - first)
     return rate

@@ -1,34 +1,32 @@
 #!/usr/bin/env python3
-"""Everything that needs a GPU, in one go of eight minutes: a build for it (bench/pack.sh, or any other), tested and measured
-on a machine with one. Each part ends by itself, and never stops the others: it says what failed, and what it has not come
-to is NOT RUN. What takes no times runs side by side, what is timed runs alone.
+"""Tests and measures a build (bench/pack.sh, or any other) on a machine with a GPU, in one run of eight minutes. Parts are
+independent: each reports its failures, and steps without remaining time are NOT RUN. Tests run in parallel, measurements
+run alone.
 
 usage: bench/first_contact.sh all|A|B|C|PART[,PART...] [OUT [FILE...]] [OPTIONS]
-  all (480 s)  first runs; then side by side all GPU tests, verify of every strategy, losses beside the CPU's, models to tune,
-               and PyTorch compiles; then alone, one after another: PyTorch in turns, a step kernel by kernel, strategies,
-               long contexts, experts and 1B with their memory, adapters and generation, ways, ops; last compute-sanitizer
-  A B C        its thirds, for machines that are had for minutes: is it right (240 s), PyTorch, kernels, ways and ops
-               (270 s), strategies, shapes and tuning (200 s)
+  all (480 s)  first runs; then in parallel all GPU tests, verify of every strategy, losses compared with the CPU, models to
+               tune, and PyTorch compilation; then sequentially: rounds alternating with PyTorch, a step by kernels,
+               strategies, long contexts, experts and 1B with their memory, adapters and generation, ways, ops; last
+               compute-sanitizer
+  A B C        its thirds, for machines available for minutes: correctness (240 s), PyTorch, kernels, ways and ops (270 s),
+               strategies, shapes and tuning (200 s)
   PART         first_runs right pytorch kernels strategies strategy_kernels shapes tuning ways ops sanitizer, or one step of
                first_runs and right: versions libraries ladder tests verify curve bases
-  OUT          (default first_contact) gets report_WHAT.md, and first_contact_WHAT.tar.gz with report and logs, and caches
-               where it was not `all`; one of more than 15 MB in pieces, at most 6, for what carries only small files
-  FILE...      that archive of an earlier call, or its pieces, if there is one: its caches save a minute or two
-TESSERA_PYTHON names the interpreter that has torch (default python3), TESSERA_PACKED the build (default ../build),
-FIRST_CONTACT_SECONDS another time for all of it. Ends with 1 when something failed, 2 when there is no GPU, 3 when nothing
-could be trained, 143 when it was ended from outside.
+  OUT          (default first_contact) receives report_WHAT.md and first_contact_WHAT.tar.gz with report, logs and, except for
+               `all`, caches; an archive above 15 MB is split into at most 6 files
+  FILE...      that archive of an earlier call, or its parts: its caches save a minute or two
+TESSERA_PYTHON is the interpreter with torch (default python3), TESSERA_PACKED the build (default ../build),
+FIRST_CONTACT_SECONDS the total time. Exit status: 1 a failure, 2 no GPU, 3 no model could be trained, 143 terminated.
 
-A run's rate is the median over its steps after the first five, a table's the median over rounds. The share of the peak is
-given in both conventions: attention counted whole, 6 N + 12 L C T FLOP per token (Chowdhery et al. 2022, appendix B), and
-as a causal model needs it, with half of that attention; N are the parameters without positions. Every run says which
-kernels it asks for; one that was served by others is REFUSED and has no rate. One that does not end is HUNG. Where a run
-fails as it was asked for, parts ladder, pytorch and shapes try it without the graph, with our own attention, and
-deterministic, and each way is a row.
+The throughput of a run is the median over its steps after the first five, that of a table the median over rounds. Utilization
+is reported in both conventions: full attention, 6 N + 12 L C T FLOP per token (Chowdhery et al. 2022, appendix B), and
+causal attention with half of that; N excludes position embeddings. Every run specifies its kernels; a run with other
+kernels is REFUSED and has no throughput. A run that does not end is HUNG. If a run fails, the parts ladder, pytorch and
+shapes retry it without CUDA graph, with Tessera's own attention, and deterministic, one row each.
 
-Each test that wants a GPU (those of GoogleTest's --filter in the suites with ctest's label `gpu`) runs in a process of its
-own, several side by side; the first of a suite that crashes runs once more under memcheck. Of the sanitizer's runs
-(--tools over --over) our kernels alone are checked, which are all in the namespace tessera, but for initcheck, to which
-memory that another kernel has written would be unwritten.
+Each GPU test (GoogleTest's --filter in suites with the ctest label `gpu`) runs in a separate process, several in parallel;
+the first crashing test of a suite is rerun under memcheck. The sanitizer (--tools over --over) checks only Tessera's kernels
+(namespace tessera), except initcheck, which must also observe the writes of library kernels.
 """
 import argparse
 import glob
@@ -48,24 +46,24 @@ import gpu_parts
 from gpu_run import Failed, Runner, end_all, library_path, text_of
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-OPTIONS = {  # of parts: a step of the table below has values of its own, and a command line wins over both
-    "models": ("gpt2", "several for pytorch, shapes, bases and tuning, the others take the first: " + ", ".join(gpu_parts.MODELS)
-               + "; for pytorch, gpt2=bf16/default has a setting of its own"),
-    "attention": ("cudnn", "what runs ask for, cudnn or own"),
-    "rounds": (5, "of what is timed in turns"),
-    "steps": (30, "that are timed, after five that are not"),
-    "ranks": (2, "of strategies"),
-    "only": ("", "some strategies, with ; between them, in the order in which they are to run"),
-    "settings": ("bf16/default,autocast/default", "of PyTorch's: bf16 or autocast, and a mode of torch.compile"),
-    "limit": (120, "seconds of one run"),
-    "cpu_limit": (900, "seconds of the curve's run on the CPU"),
-    "compile_limit": (900, "seconds in which PyTorch compiles"),
-    "jobs": (6, "tests, checks or plans side by side"),
-    "filter": ("*Gpu*:GpusTest.*", "of the tests, as GoogleTest's"),
-    "tools": ("memcheck,racecheck,synccheck,initcheck", "of compute-sanitizer"),
-    "over": ("tensor,autograd,nn", "groups of tests that they look at"),
+OPTIONS = {  # defaults; overridden by the steps of the table below, and by the command line
+    "models": ("gpt2", "several for pytorch, shapes, bases and tuning; other parts use the first: " + ", ".join(gpu_parts.MODELS)
+               + "; for pytorch, gpt2=bf16/default sets the setting of a model"),
+    "attention": ("cudnn", "attention kernels: cudnn or own"),
+    "rounds": (5, "alternating rounds"),
+    "steps": (30, "timed steps after five warm-up steps"),
+    "ranks": (2, "ranks of strategies"),
+    "only": ("", "strategies to run, separated by ;, in this order"),
+    "settings": ("bf16/default,autocast/default", "PyTorch settings: bf16 or autocast, and a torch.compile mode"),
+    "limit": (120, "time limit of a run, seconds"),
+    "cpu_limit": (900, "time limit of the CPU run of curve, seconds"),
+    "compile_limit": (900, "time limit of PyTorch compilation, seconds"),
+    "jobs": (6, "parallel tests, checks or plans"),
+    "filter": ("*Gpu*:GpusTest.*", "GoogleTest filter of the tests"),
+    "tools": ("memcheck,racecheck,synccheck,initcheck", "compute-sanitizer tools"),
+    "over": ("tensor,autograd,nn", "test groups checked by the tools"),
 }
-GROUPS = {  # of the sanitizer: a suite and its tests; MatmulGpu.* is cuBLASLt's kernels
+GROUPS = {  # sanitizer groups: (suite, tests); MatmulGpu.* uses cuBLASLt kernels
     "tensor": ("tensor", "*Gpu*-MatmulGpu.*"),
     "autograd": ("autograd", "*Gpu*-MatmulGpu.*"),
     "nn": ("nn", "*Gpu*-MatmulGpu.*"),
@@ -74,7 +72,7 @@ GROUPS = {  # of the sanitizer: a suite and its tests; MatmulGpu.* is cuBLASLt's
     "experts": ("tensor", "ExpertsGpu.*"),
     "cross-entropy": ("tensor", "StructuredGpu.CrossEntropy*:StructuredGpu.Losses*"),
 }
-# After one of these every later call of the process fails with it.
+# Sticky errors: all later calls of the process fail with them.
 STICKY = re.compile(r"illegal memory access|misaligned address|unspecified launch failure|device-side assert|"
                     r"illegal instruction|illegal address|hardware stack error|invalid program counter", re.I)
 
@@ -94,7 +92,7 @@ command -v ncu compute-sanitizer || true""", 30)
 
 
 def libraries(bench):
-    """Where the program's libraries are; a missing one fails."""
+    """Locations of the program's libraries; fails if one is missing."""
     shell(bench, "libraries", f"""cd {bench.options.build}; found=$(ldd bin/tessera tests/test_*)
 printf '%s\\n' "$found" | grep -E 'libcu|libnccl|libnv|not found' | sed 's/ (0x.*//' | sort -u
 ! grep -q 'not found' <<<"$found" && bin/tessera --help >/dev/null""", 20)
@@ -106,7 +104,7 @@ def tests(bench):
         fixture = listed = ""
         try:
             listed = bench.runner.run("list", [program, "--gtest_list_tests", f"--gtest_filter={o.filter}"], 30)
-        except Failed as e:  # it does not start, the others may
+        except Failed as e:  # this one does not start, others may
             bench.say(f"- {os.path.basename(program)[5:]}: {bench.failed('its list', e)}")
         for line in listed.splitlines():
             line = line.split("#")[0].rstrip()
@@ -115,7 +113,7 @@ def tests(bench):
             elif line.startswith("  ") and fixture:
                 suites.setdefault(program, []).append(fixture + line.strip())
     if not suites:
-        raise Failed("FAILED", f"no test of {o.build}/tests is called {o.filter}")
+        raise Failed("FAILED", f"no test in {o.build}/tests matches {o.filter}")
 
     def verdict(test):
         program, name = test
@@ -128,10 +126,10 @@ def tests(bench):
         if error := STICKY.search(text):
             how = f"CRASHED: {error[0]}"
         if re.search("this machine has no GPU|a build without CUDA", text):
-            how = "FAILED: no GPU was found"
+            how = "FAILED: no GPU found"
         return how
 
-    # cuDNN compiles a plan for each shape, at a tenth to half of a second each: such a test begins first.
+    # cuDNN compiles a plan per shape (0.1 to 0.5 s each), so these tests start first.
     ordered = sorted(((program, name) for program in suites for name in suites[program]), key=lambda test: "Cudnn" not in test[1])
     with ThreadPoolExecutor(o.jobs) as pool:
         verdicts = dict(zip(ordered, pool.map(verdict, ordered)))
@@ -141,7 +139,7 @@ def tests(bench):
             found[name] += f"; under memcheck: {first_finding(bench, program, name)}"
         red = [f"  - {name}: {how}" for name, how in found.items() if how not in ("passed", "skipped")]
         count = {word: list(found.values()).count(word) for word in ("passed", "skipped")}
-        bench.say(f"- {os.path.basename(program)[5:]}: {count['passed']} passed, {count['skipped']} skipped, {len(red)} red", *red)
+        bench.say(f"- {os.path.basename(program)[5:]}: {count['passed']} passed, {count['skipped']} skipped, {len(red)} failed", *red)
         bench.bad = bench.bad or bool(red)
 
 
@@ -151,7 +149,7 @@ def gtest(bench, program, wanted, name, before=()):
 
 
 def sanitized(bench, tool, program, wanted, name, *more):
-    """What compute-sanitizer and the tests said, and how it ended or None."""
+    """Output of compute-sanitizer and the tests, and the failure or None."""
     path = shutil.which("compute-sanitizer", path=os.environ.get("PATH", "") + ":/usr/local/cuda/bin")
     if not path:
         raise Failed("FAILED", "compute-sanitizer is not on PATH")
@@ -180,13 +178,13 @@ def sanitizer(bench):
         passed, found = text.count("[       OK ]"), findings(tool, text)
         red = re.findall(r"^\[  FAILED  \] ([^\s,]+).* \(\d+ ms\)$", text, re.M)
         if found or red:
-            how = f"FAILED, {found} findings" + (f", red: {', '.join(red)}" if red else "")
+            how = f"FAILED, {found} findings" + (f", failed tests: {', '.join(red)}" if red else "")
         elif ended and ended.word in ("HUNG", "NOT RUN", "NOT FINISHED"):
             how = f"NOT FINISHED ({ended.cell()}), nothing found so far"
         elif ended or passed == 0:
-            how = f"FAILED ({ended.cell() if ended else 'no test has passed'})"
+            how = f"FAILED ({ended.cell() if ended else 'no test passed'})"
         else:
-            how = "clean but for libraries' kernels" if tool == "initcheck" and "ninitialized" in text else "clean"
+            how = "clean except library kernels" if tool == "initcheck" and "ninitialized" in text else "clean"
         bench.bad = bench.bad or how.startswith("FAILED")
         return f"- {tool}, {group}: {how}; {passed} tests passed"
 
@@ -196,14 +194,14 @@ def sanitizer(bench):
 
 
 def findings(tool, text):
-    """How many findings a log has. Of initcheck those in our kernels and in copies: a library may read what it does not use."""
+    """Number of findings in a log; for initcheck only in Tessera's kernels and copies, because libraries may read unused memory."""
     if tool != "initcheck":
         return sum(not re.search("COMPUTE-SANIT|SUMMARY|process didn|Target appl", line) for line in re.findall("^========= [^ ].*", text, re.M))
     places = re.findall(r"^========= .*[Uu]ninitialized(.*)\n(?:========= +at (.*))?", text, re.M)
     return sum("Host API" in what or "tessera" in where for what, where in places)
 
 
-# Each part: steps that run side by side, with their name in the report, seconds, function and options.
+# Steps of each part, which run in parallel: (name in the report, seconds, function, options).
 PARTS = {
     "first_runs": [("versions", 30, versions, {}), ("libraries", 20, libraries, {}),
                    ("first_runs", 90, gpu_parts.ladder, dict(models="small", limit=40))],
@@ -233,12 +231,12 @@ WHOLE = {"all": (480, [part for part in PARTS if part != "bases"]), "A": (240, [
 
 
 class Contact:
-    """One call: its steps as they run in threads, and the report."""
+    """One invocation: steps in threads, and the report."""
 
     def __init__(self, given, seconds):
-        self.given, self.start, self.end = given, time.monotonic(), time.monotonic() + seconds - 15  # the rest is for the archive
+        self.given, self.start, self.end = given, time.monotonic(), time.monotonic() + seconds - 15  # reserves time for the archive
         self.seconds, self.status, self.unrun, self.begun = seconds, 0, 0, {}
-        self.what = given.what.replace(",", "_")  # some carriers of files take no commas
+        self.what = given.what.replace(",", "_")  # some file transfers do not accept commas
         self.report, self.logs = (os.path.join(given.out, name.format(self.what)) for name in ("report_{}.md", "logs_{}"))
 
     def say(self, *lines):
@@ -247,11 +245,11 @@ class Contact:
                 print(*lines, sep="\n", file=to, flush=True)
 
     def begin(self, steps):
-        """Starts steps side by side, each with no more time than is left."""
+        """Starts steps in parallel, limited by the remaining time."""
         for name, seconds, function, own in steps:
             seconds = int(min(self.given.seconds or seconds, self.end - time.monotonic()))
             if seconds < 8:
-                self.say("", f"## {name}", "", "NOT RUN: no time was left")
+                self.say("", f"## {name}", "", "NOT RUN: no time left")
                 self.unrun += 1
                 continue
             print(f"=== {name} (at most {seconds} s)", flush=True)
@@ -270,15 +268,15 @@ class Contact:
             function(bench)
         except Failed as e:
             bench.say(bench.failed(function.__name__, e))
-        except Exception as e:  # the report tells it, and the other parts go on
-            bench.say(bench.failed(function.__name__, Failed("FAILED", f"not understood: {e!r}")))
+        except Exception as e:  # reported; other parts continue
+            bench.say(bench.failed(function.__name__, Failed("FAILED", f"unexpected error: {e!r}")))
 
     def finish(self, but=()):
-        """Waits for all that has begun, and puts it into the report in that order."""
+        """Waits for the started steps and adds them to the report in order."""
         for name in [name for name in self.begun if name not in but]:
             bench, thread, start, seconds = self.begun[name]
             thread.join(max(start + seconds + 2 - time.monotonic(), 0))
-            self.tell(name, f"HUNG, ended after {seconds} s" if thread.is_alive() else "FAILED" if bench.bad else "ok")
+            self.tell(name, f"HUNG, stopped after {seconds} s" if thread.is_alive() else "FAILED" if bench.bad else "ok")
 
     def tell(self, name, how):
         bench, _, start, _ = self.begun.pop(name)
@@ -294,7 +292,7 @@ class Contact:
         for part in parts:
             steps = PARTS.get(part) or STEPS[part]
             early = {"right": ["pytorch", "bases"], "tuning": ["bases"]}.get(part, [])
-            for other in early:  # PyTorch compiles beside the tests, and waits until it is timed
+            for other in early:  # PyTorch compiles during the tests and then waits for its turn
                 if other not in made and (other in parts or other == "bases" and "tuning" in parts):
                     made[other] = True
                     self.begin(PARTS[other])
@@ -312,7 +310,7 @@ class Contact:
                  f"{self.unrun} steps were not run")
 
     def pack_up(self, caches):
-        """The archive of the report, the logs and, where something may come after it, the caches."""
+        """Archives the report, the logs and, except for `all`, the caches."""
         archive = os.path.join(self.given.out, f"first_contact_{self.what}.tar.gz")
         for old in glob.glob(archive + "*"):
             os.remove(old)
@@ -332,14 +330,14 @@ class Contact:
 
 
 def mend_libraries(contact):
-    """Looks for each library that the loader has not found, wherever it lies on this machine."""
+    """Searches this machine for libraries that the loader did not find."""
     found = subprocess.run(["ldd", f"{contact.given.build}/bin/tessera", *glob.glob(f"{contact.given.build}/tests/test_*")],
                            capture_output=True, text=True).stdout
     for name in sorted(set(re.findall(r"(\S+) => not found", found))):
         search = ["timeout", "-k", "5", "20", "find", "/", "(", "-path", "/proc", "-o", "-path", "/sys", ")", "-prune", "-o", "-name", name,
                   "-not", "-path", "*/stubs/*", "-printf", "%h\\n", "-quit"]
         folder = subprocess.run(search, capture_output=True, text=True).stdout.strip()
-        contact.say(f"mended: {name} is in {folder or 'no folder of this machine'}")
+        contact.say(f"library path: {name} is in {folder or 'no directory of this machine'}")
         os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, [os.environ.get("LD_LIBRARY_PATH"), folder]))
 
 

@@ -1,4 +1,4 @@
-"""The parts of gpu.py that train, each a function of a Bench that says a Markdown table, and the kernels of their steps."""
+"""Training parts of gpu.py, each a function of a Bench that prints a Markdown table, and kernel breakdowns of their steps."""
 import csv
 import glob
 import json
@@ -22,19 +22,19 @@ MODELS = {name: dict(zip(MODEL_KEYS, sizes)) for name, sizes in {
     "gpt2-xl": (48, 25, 1600, 8, CONTEXT, VOCAB),
     "gpt2-8k": (12, 12, 768, 4, 8192, VOCAB),
     "gpt2-32k": (12, 12, 768, 1, 32768, VOCAB),
-    # Those with heads of keys are Llamas; two of the experts, each half as wide, are for a token.
+    # Models with kv_heads are Llamas; llama-experts: top-2 experts of half the width.
     "llama": (12, 12, 768, 32, CONTEXT, VOCAB, 4, 2048),
     "llama-experts": (12, 12, 768, 32, CONTEXT, VOCAB, 4, 1024, 8),
     "llama-8k": (12, 12, 768, 4, 8192, VOCAB, 4, 2048),
     "llama-1b": (16, 32, 2048, 4, CONTEXT, VOCAB, 8, 8192),
     "small": (4, 4, 256, 8, 128, 512),
 }.items()}
-MODELS["llama-8k-window"] = MODELS["llama-8k"] | {"window": 1024}  # our own attention's, which cuDNN is not asked for
-PEAK_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # dense, as printed by the maker
+MODELS["llama-8k-window"] = MODELS["llama-8k"] | {"window": 1024}  # Tessera's own attention; not requested from cuDNN
+PEAK_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # dense, from data sheets
 LIKE = {"own": "own attention", "cudnn": "cuDNN"}
 ONE_RANK = ["--ranks", "1", "--dtype", "bf16"]
 ADAPTERS = ONE_RANK + ["--lora-rank", "16", "--lora-targets", "all"]
-STRATEGIES = {  # what is given beside the ranks; R stands for their number
+STRATEGIES = {  # options in addition to --ranks; R: number of ranks
     "DDP": "",
     **{f"ZeRO-{stage}": f"--zero {stage}" for stage in (1, 2, 3)},
     "ZeRO-2, state in the host's memory": "--zero 2 --offload optimizer",
@@ -44,12 +44,12 @@ STRATEGIES = {  # what is given beside the ranks; R stands for their number
     "tensor and sequence": "--tp R --sp",
     "context, ring": "--cp R",
     "context, Ulysses": "--cp R --cp-mode ulysses",
-    "one of 4 experts": "--experts 4 --experts-per-token 1 --ep R",  # one rank's work, and a router
+    "one of 4 experts": "--experts 4 --experts-per-token 1 --ep R",  # the work of one rank plus the router
     "naive model parallel": "--pp R --schedule naive --microbatches 4",
     **{name: f"--pp R --schedule {name.lower()} --microbatches 4" for name in (
         "GPipe", "1F1B", "interleaved", "ZB-H1", "ZB-H2", "ZB-V")},
 }
-PRODUCTS = {  # with ranks of their own; they are verified and not timed
+PRODUCTS = {  # combinations with fixed ranks; verified but not timed
     "ZeRO-3 in two groups": "--ranks 4 --zero 3 --shard-ranks 2",
     "ZeRO-1, tensor and pipeline": "--ranks 8 --zero 1 --tp 2 --sp --pp 2 --schedule 1f1b --microbatches 4",
     "DDP, ring and pipeline": "--ranks 8 --cp 2 --pp 2 --schedule gpipe --microbatches 2",
@@ -62,7 +62,7 @@ PRODUCTS = {  # with ranks of their own; they are verified and not timed
 
 
 class Bench:
-    """A part as it runs: its options, what it says, its programs, and whether one of them was bad."""
+    """A running part: options, output, programs, and whether one failed."""
 
     making_data = threading.Lock()
 
@@ -79,7 +79,7 @@ class Bench:
         print(line, file=sys.stderr, flush=True)
 
     def failed(self, name, e):
-        """A run that failed: said now, and by the exit status. Gives the table's cell."""
+        """Reports a failed run and sets the exit status. Returns the table cell."""
         self.bad = self.bad or e.bad()
         self.note(f"{name}: {e.cell()}")
         return e.cell()
@@ -94,11 +94,11 @@ class Bench:
         return f"{model}, batch {MODELS[model]['batch']}"
 
     def data(self, model):
-        """The token file of a model's vocabulary and the dataset made of it, on which all runs train."""
+        """Token file of a vocabulary and the dataset built from it, used by all runs."""
         vocab = MODELS[model]["vocab"]
         folder = os.path.join(self.options.work, f"vocab{vocab}")
         tokens, data = (os.path.join(folder, name) for name in ("tokens.bin", "data"))
-        with Bench.making_data:  # other parts may want it at the same time
+        with Bench.making_data:  # other parts may need it concurrently
             if not os.path.exists(folder):
                 os.makedirs(folder + ".part", exist_ok=True)
                 write_tokens(folder + ".part", vocab, TOKENS if vocab == VOCAB else TOKENS // 16)
@@ -111,7 +111,7 @@ class Bench:
         return ["train", "--device", device, "--data", self.data(model)[1], "--no-eval"]
 
     def train(self, name, model, words, steps, device="cuda", env=None, limit=None, batch=None, init=None):
-        """The last record of a run, with its losses; raises Failed, also where other kernels served it."""
+        """The last record of a run, with its losses; raises Failed, also if it used other kernels."""
         words = (["--init", init, "--batch", str(MODELS[model]["batch"])] if init else self.words(model, batch)) + words
         with tempfile.TemporaryDirectory(dir=self.options.work) as out:
             command = self.training(model, device) + ["--format", "json", "--no-save", "--optimizer", "adamw", "--weight-decay",
@@ -128,25 +128,25 @@ class Bench:
         return summary
 
     def rounds(self):
-        """0, 1, ...: --rounds of them, or as many as are likely to end in time, the first always."""
+        """0, 1, ...: up to --rounds, limited to those that fit into the remaining time, at least one."""
         longest = 0
         for made in range(self.options.rounds):
             begin = self.runner.left()
             if made > 0 and begin < longest:
-                self.note(f"{made} of {self.options.rounds} rounds: no time was left for another")
+                self.note(f"{made} of {self.options.rounds} rounds: no time left")
                 return
             yield made
             longest = max(longest, begin - self.runner.left())
 
     def shares(self, model, rate):
-        """The share of the card's peak, attention counted whole and causal."""
+        """Utilization (fraction of the GPU's peak) for full and causal attention."""
         try:
             card = self.runner.run("card", ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], 20).split("\n")[0]
         except Failed:
             card = ""
         peak = next((peak for name, peak in PEAK_BF16.items() if name in card), None)
         m = MODELS.get(model, {"window": None})
-        if not peak or "window" in m:  # the conventions know no windows
+        if not peak or "window" in m:  # the conventions do not cover windows
             return "- | -"
         channels, head = m["channels"], m["channels"] // m["heads"]
         layer = 12 * channels * channels + 13 * channels
@@ -166,8 +166,8 @@ def asking(attention, graph, deterministic=False):
 
 
 class Row:
-    """A line of a table. `tries`: the wanted way and what is tried where it fails, each a function that gives a run's last
-    record; `model`: whose share of the peak is told."""
+    """A table row. `tries`: the requested mode and fallbacks, each a function that returns the last record of a run; `model`:
+    for the utilization."""
 
     def __init__(self, name, model, tries):
         self.name, self.model, self.tries = name, model, list(tries.items())
@@ -180,7 +180,7 @@ class Row:
         return statistics.median(run["tokens_per_s"] for run in self.runs)
 
     def round(self, bench):
-        """One more run. What fails keeps the runs that it has, but those by other kernels, and is not run again."""
+        """One more run. A failed row retains its previous runs, except those with other kernels, and is not rerun."""
         while self.tries and not (self.runs and self.failures.get(self.label())):
             try:
                 self.runs.append(self.tries[0][1](f"{self.label()}, round {len(self.runs) + 1}"))
@@ -198,7 +198,7 @@ class Row:
 
 
 def timed(bench, rows, columns=()):
-    """Rows in turns, as a table. `columns`: more of them, a heading and a function of a row."""
+    """Runs rows alternately and prints a table. `columns`: additional (heading, function of a row)."""
     for _ in bench.rounds():
         for row in rows:
             row.round(bench)
@@ -226,28 +226,28 @@ def lines_of(bench, row, columns):
 
 
 def one_run(bench, model, words, init=None):
-    """A run as a row tries it."""
+    """A run for `tries` of a row."""
     return lambda label: bench.train(label, model, words, WARMUP + bench.options.steps, init=init)
 
 
 def trained_by(bench, name, model, words):
-    """The row of a model that is trained in one way."""
+    """The row of a model with one mode."""
     return Row(name, model, {"": one_run(bench, model, words)})
 
 
 def trained(bench, model, name=None):
-    """The row of a model on one rank, in the way that is asked for or else the first that works."""
+    """The row of a model on one rank with the requested mode, or the first fallback that works."""
     attention = bench.options.attention
     ways = {f"{LIKE[attention]}, graph": asking(attention, "on"), "own attention, graph": asking("own", "on"),
             f"{LIKE[attention]}, no graph": asking(attention, "off"), "own attention, no graph": asking("own", "off"),
             "own attention, no graph, deterministic": asking("own", "off", True)}
-    captured, windows = "experts" not in MODELS[model], "window" in MODELS[model]  # a step of experts cannot be captured
+    captured, windows = "experts" not in MODELS[model], "window" in MODELS[model]  # steps with experts cannot be captured
     return Row(name or bench.named(model), model, {way: one_run(bench, model, ONE_RANK + words) for way, words in ways.items()
                                                    if (captured or "on" not in words) and not (windows and "cudnn" in words)})
 
 
 def ladder(bench):
-    """Tiny runs that each ask for one thing more (fp32, bf16, cuDNN, the captured graph), then the first number of a model."""
+    """Tiny runs with one more feature each (fp32, bf16, cuDNN, captured graph), then the first throughput of a model."""
     columns = [("loss, first and last", lambda row: f"{row.runs[0]['losses'][0]:.4f}, {row.runs[0]['losses'][-1]:.4f}")]
     attention, expected = bench.options.attention, []
     rungs = {"fp32, own attention, no graph, each launch waited for": ("fp32", "own", "off", {"CUDA_LAUNCH_BLOCKING": "1"}),
@@ -285,12 +285,12 @@ def ways(bench):
 
 
 def pytorch(bench):
-    """Training in alternating rounds with PyTorch on the same tokens, which compiles all models side by side, and waits for
-    its turn. Last, the kernels of a step of PyTorch's first model, by its profiler."""
+    """Training in rounds alternating with PyTorch on the same tokens. PyTorch compiles all models in parallel before its
+    first round. Finally the kernels of a step of PyTorch's first model, by its profiler."""
     o, settings = bench.options, dict(word.partition("=")[::2] for word in bench.models)
     servers = {(model, setting): None for model, own in settings.items() for setting in (own or o.settings).split(",")}
 
-    def compile_all(model):  # one after another: a step takes memory, a PyTorch that waits gives it back
+    def compile_all(model):  # sequentially: a step needs memory, which a waiting PyTorch releases
         for setting in (setting for of, setting in servers if of == model):
             dtype, mode = setting.split("/")
             asked = MODELS[model] | dict(dtype=dtype, mode=mode, warmup=WARMUP, tokens=bench.data(model)[0])
@@ -342,7 +342,7 @@ def asker(bench, served):
 
 
 def strategies_given(bench):
-    """The words of each strategy that is asked for."""
+    """The options of each selected strategy."""
     names = bench.options.only.split(";") if bench.options.only else list(STRATEGIES)
     for name in names:
         if name not in STRATEGIES:
@@ -352,7 +352,7 @@ def strategies_given(bench):
 
 
 def verify(bench):
-    """`tessera verify` of every strategy with its ranks on the one card, of products of them, and of what other models are made of."""
+    """`tessera verify` of every strategy with all ranks on one GPU, of combinations, and of features of other models."""
     def verdict(name):
         try:
             result = json_lines(bench.program(f"verify {name}", [
@@ -371,11 +371,11 @@ def verify(bench):
 
 
 def strategies(bench):
-    """The same batch trained by one rank and by each strategy in turns."""
+    """The same batch trained by one rank and by each strategy, alternately."""
     model, attention = bench.models[0], bench.options.attention
     one = trained_by(bench, "one rank", model, ONE_RANK + asking(attention, "on"))
     rows = [one]
-    for name, words in strategies_given(bench).items():  # what serves a ring is said, and not asked for
+    for name, words in strategies_given(bench).items():  # kernels of ring attention are reported, not requested
         asked = [] if name == "context, ring" else ["--attention", attention]
         rows.append(trained_by(bench, name, model, ["--dtype", "bf16"] + asked + words))
     columns = [("one rank's time x", lambda row: f"{one.rate() / row.rate():.3f}" if one.runs else "-")]
@@ -385,7 +385,7 @@ def strategies(bench):
 
 
 def shapes(bench):
-    """One rank of each model, with its memory as `tessera plan` predicts it, and the error of a card that is full."""
+    """One rank of each model, with memory predicted by `tessera plan`, and the error of a full GPU."""
     columns = [("MB and tokens/s predicted", lambda row: predicted(bench, row.model))]
     headings(bench, columns)
     for model in bench.models:
@@ -402,7 +402,7 @@ def shapes(bench):
 
 
 def predicted(bench, model):
-    """MB at the peak of one rank, and its tokens/s, by the planner for one H100."""
+    """Peak MB and tokens/s of one rank, predicted for one H100."""
     try:
         found = json_lines(bench.program(f"plan {model}", [
             "plan", "--hardware", "h100", "--ranks", "1", "--dtype", "bf16", "--top", "1", "--recompute", "none", "--microbatches",
@@ -417,7 +417,7 @@ def base_of(bench, model):
 
 
 def bases(bench):
-    """A run directory of each model, of one step, which part tuning needs."""
+    """Creates a run directory of each model (one step) for part tuning."""
     for model in bench.models:
         words = ["--quiet", *ONE_RANK, "--optimizer", "sgd", "--lr", "0", "--steps", "1", "--out", base_of(bench, model)]
         try:
@@ -428,8 +428,8 @@ def bases(bench):
 
 
 def tuning(bench):
-    """Adapters on the weights as they are and in 4 bits, and tokens/s of generation at batch 1."""
-    def generation(model):  # the last line on standard error has the rate
+    """Adapters on unquantized and 4-bit weights, and tokens/s of generation at batch 1."""
+    def generation(model):  # the last line of standard error contains the throughput
         def run(label):
             text = bench.runner.run(label, ["sh", "-c", 'exec "$0" "$@" 2>&1', bench.options.binary, "generate", base_of(bench, model),
                                             "--device", "cuda", "--dtype", "bf16", "--prompt", "tokens", "--tokens", "256",
@@ -449,8 +449,8 @@ def tuning(bench):
 
 
 def curve(bench):
-    """The first losses of a model in fp32 on the GPU beside those on the CPU. Both have rounding of their own, which grows as
-    a run goes on; the bound is of the whole 20 steps."""
+    """The first fp32 losses of a model on the GPU compared with the CPU. Rounding differences grow during a run; the bound
+    holds for 20 steps."""
     model, bound, steps, least = bench.models[0], 1e-3, 20, 5
     words, losses = ["--dtype", "fp32", "--ranks", "1"], {}
     for device, limit in (("cuda", bench.options.limit), ("cpu", bench.options.cpu_limit)):
@@ -458,7 +458,7 @@ def curve(bench):
             losses[device] = bench.train(f"curve, {device}", model, words, steps, device, limit=limit, batch=1)["losses"]
         except Failed as e:
             losses[device] = losses_of(json_lines(e.out))
-            if device == "cuda" or len(losses[device]) < least:  # a slow CPU's first losses are worth the comparison
+            if device == "cuda" or len(losses[device]) < least:  # the first losses of a slow CPU are sufficient
                 bench.say(f"{model} on {device}: {bench.failed(f'curve, {device}', e)}")
                 return
     apart = [abs(a - b) / abs(a) for a, b in zip(losses["cpu"], losses["cuda"])]
@@ -468,11 +468,11 @@ def curve(bench):
               f"{max(apart):.1e} (relative) from the CPU's, the first {apart[0]:.1e}; expected at most {bound:.0e}")
 
 
-MOST_ROWS, LEAST_STEP = 30, 30  # kernels of the table; a step launches more than this
+MOST_ROWS, LEAST_STEP = 30, 30  # kernels in the table; minimum launches of a step
 
 
 def kernels_of(text):
-    """(kernel, nanoseconds) of each launch in the CSV that ncu writes, in order."""
+    """(kernel, nanoseconds) of each launch in ncu's CSV, in order."""
     lines = text.splitlines()
     begin = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
     scale = {"ns": 1, "nsecond": 1, "us": 1e3, "usecond": 1e3, "ms": 1e6, "msecond": 1e6, "s": 1e9, "second": 1e9}
@@ -482,7 +482,7 @@ def kernels_of(text):
 
 
 def last_step(launches):
-    """The launches of the last step: the longest run of kernels that stands twice in a row near the end. Empty: none does."""
+    """The launches of the last step: the longest kernel sequence repeated consecutively near the end, or empty."""
     names = [name for name, _ in launches]
     for size in range(len(names) // 2, LEAST_STEP, -1):
         for behind in range(min(100, len(names) - 2 * size) + 1):
@@ -493,7 +493,7 @@ def last_step(launches):
 
 
 def table(launches, steps=1):
-    """Rows of a Markdown table: what the launches of so many steps are in one of them."""
+    """Rows of a Markdown table: launches averaged over steps."""
     total, rows = sum(ns for _, ns in launches) / steps, {}
     for name, ns in launches:
         short = re.sub(r"\(anonymous namespace\)::|tessera::|^void ", "", name).replace("|", "/")[:110]
@@ -508,7 +508,7 @@ def table(launches, steps=1):
 
 
 def kernels(bench):
-    """The kernels of one queued step, by ncu, or where it may not be used the ops by themselves."""
+    """The kernels of one queued step by ncu or, if not permitted, separately timed ops."""
     model = bench.models[0]
     for attention in dict.fromkeys((bench.options.attention, "own")):
         if says_kernels(bench, f"attention {attention}", ONE_RANK + ["--attention", attention]):
@@ -518,17 +518,17 @@ def kernels(bench):
 
 
 def strategy_kernels(bench):
-    """The kernels of one step of each strategy, of all ranks together, where each kernel has the card to itself: ncu takes
-    10 ms for a launch, so the first step is the only one."""
+    """The kernels of one step of each strategy, all ranks together; each kernel has the GPU to itself. ncu takes 10 ms per
+    launch, so there is only one step."""
     for name, words in strategies_given(bench).items():
         says_kernels(bench, f"{name}, {bench.options.ranks} ranks together", ["--dtype", "bf16", *words], 1)
 
 
 def says_kernels(bench, name, words, steps=3):
-    """Whether the table of a step was said: of the last one, or where none repeats the one before an equal part of all."""
+    """Prints the table of the last step, or of all launches divided by the steps if none repeats; returns success."""
     model, words = bench.models[0], words + ["--cuda-graph", "off"]
     try:
-        # Chooses the products' algorithms and keeps them: chosen under ncu, they would be those that ncu slows least.
+        # Selects and caches matmul algorithms without ncu, whose overhead would distort the choice.
         bench.train(f"{name} before ncu", model, words, 3)
         launches = profiled(bench, model, words, steps)
     except Failed as e:
@@ -541,7 +541,7 @@ def says_kernels(bench, name, words, steps=3):
 
 
 def profiled(bench, model, words, steps):
-    """The launches of so many steps, and of the few kernels before them."""
+    """The launches of the given steps and the few kernels before them."""
     folders = [os.environ.get("PATH", ""), "/usr/local/cuda/bin", *sorted(glob.glob("/opt/nvidia/nsight-compute/*"), reverse=True)]
     ncu = shutil.which("ncu", path=os.pathsep.join(folders))
     if not ncu:
@@ -561,12 +561,12 @@ def profiled(bench, model, words, steps):
     return launches
 
 
-# The ops that a step of GPT-2 is made of.
+# The ops of a GPT-2 step.
 STEP_OPS = "linear|gelu_mlp|packed_attention|cross_entropy|layer_norm|add_norm|embedding|add in place|bias_gelu"
 
 
 def ops(bench):
-    """The ops of which a step is made, by themselves in bf16, beside what the card can do at most."""
+    """The ops of a step separately in bf16, compared with the ceilings of the GPU."""
     try:
         found = bench.program("ops", ["bench", "--device", "cuda", f"--benchmark_filter=^op/({STEP_OPS})/.*bf16", "--benchmark_min_time=0.05"])
     except Failed as e:

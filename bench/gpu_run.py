@@ -1,11 +1,11 @@
-"""Runs the programs of a measurement on a GPU: each for a limited time, what it says kept in a file of its own.
+"""Runs the programs of a GPU measurement with time limits, and writes their output to separate files.
 
-Every program runs under `timeout -k 5 LIMIT`, which ends it and all that it has started, also when this process is gone.
-A Runner may have a time of its own: no program gets more of it than is left, and none begins when it is over.
+Every program runs under `timeout -k 5 LIMIT`, which kills it and its children even if this process is gone. A Runner may
+have a total time, which limits its programs.
 
-The last record of `tessera train --device cuda --format json` has an object "gpu": calls of attention by kind of kernel,
-steps that were queued or launched as a graph, products whose epilogue was fused. A rate that was measured with other
-kernels than the table says is worse than none: why_refused() compares the two, and such a run fails as REFUSED.
+The last record of `tessera train --device cuda --format json` has an object "gpu": attention calls by kernel, steps queued
+or launched as a graph, matmuls with fused epilogue. A throughput measured with kernels other than those in the table would
+be misleading: why_refused() compares both, and such a run fails as REFUSED.
 """
 import array
 import itertools
@@ -22,12 +22,11 @@ import threading
 import time
 
 KINDS = ("cudnn", "tensor cores", "plain")
-HEADER = [20240520, 1]  # of llm.c's token file: magic and version, then the number of tokens, in 256 int32
+HEADER = [20240520, 1]  # header of llm.c's token file (256 int32): magic, version, number of tokens
 
 
 class Failed(RuntimeError):
-    """A run without a result. `word` says how it ended: FAILED, CRASHED, HUNG or REFUSED, or for want of
-    time NOT RUN or NOT FINISHED."""
+    """A run without a result. `word`: FAILED, CRASHED, HUNG or REFUSED; NOT RUN or NOT FINISHED for lack of time."""
 
     def __init__(self, word, cause, out=""):
         super().__init__(re.sub(r"\s+", " ", cause).replace("|", "/").strip())
@@ -41,9 +40,9 @@ class Failed(RuntimeError):
 
 
 class Runner:
-    """Programs of one measurement. `seconds`: the time that all of them have."""
+    """Programs of one measurement. `seconds`: their total time limit."""
 
-    running, stopped, lock = set(), False, threading.Lock()  # of the process, for end_all()
+    running, stopped, lock = set(), False, threading.Lock()  # process-wide, for end_all()
 
     def __init__(self, logs, seconds, env=None):
         self.logs, self.end, self.number, self.env = logs, time.monotonic() + seconds, 0, env or {}
@@ -55,7 +54,7 @@ class Runner:
     def start(self, name, limit, command, env, **streams):
         """A program, and the name of its logs."""
         if limit < 2:
-            raise Failed("NOT RUN", "no time was left")
+            raise Failed("NOT RUN", "no time left")
         with Runner.lock:
             if Runner.stopped:
                 raise Failed("NOT RUN", "the measurement was ended")
@@ -70,14 +69,14 @@ class Runner:
         return child, log
 
     def run(self, name, command, limit, env=None, cwd=None):
-        """What the program wrote to standard output; both outputs are in the log. Raises Failed."""
+        """Standard output of the program; both outputs are logged. Raises Failed."""
         asked, limit, begin = limit, int(min(limit, self.left())), time.monotonic()
         child, log = self.start(name, limit, command, env, stdin=subprocess.DEVNULL, cwd=cwd)
         try:
             status = child.wait()
         finally:
             Runner.running.discard(child)
-        status = 128 - status if status < 0 else status  # `timeout` dies of the signal that its program died of
+        status = 128 - status if status < 0 else status  # `timeout` dies from the signal of its program
         took, text = time.monotonic() - begin, text_of(log + ".out")
         with open(log + ".err", "a") as errors:
             errors.write(f"\n$ status {status} after {took:.1f} s\n")
@@ -92,7 +91,7 @@ class Runner:
 
 
 class Served:
-    """A program that stays, and answers a line of JSON with a line of JSON. Its first record comes when it is ready."""
+    """A persistent program that answers lines of JSON with lines of JSON. It prints a first record when it is ready."""
 
     def __init__(self, runner, name, command, limit):
         self.runner = runner
@@ -104,13 +103,13 @@ class Served:
         try:
             self.child.stdin.write(json.dumps(question).encode() + b"\n")
         except OSError:
-            pass  # it has ended, and answer() says how
+            pass  # it has ended; answer() reports how
         return self.answer(limit)
 
     def answer(self, limit):
         limit = int(min(limit, self.runner.left()))
         if limit < 2:
-            raise Failed("NOT RUN", "no time was left")
+            raise Failed("NOT RUN", "no time left")
         end = time.monotonic() + limit
         while (left := end - time.monotonic()) > 0 and select.select([self.child.stdout], [], [], left)[0]:
             line = self.child.stdout.readline()
@@ -132,10 +131,10 @@ class Served:
 
 
 def end_all():
-    """Ends what was started, and nothing more begins."""
+    """Stops all running programs and prevents new ones."""
     Runner.stopped = True
     for child in list(Runner.running):
-        child.send_signal(signal.SIGTERM)  # `timeout` hands it on to all that its program has started
+        child.send_signal(signal.SIGTERM)  # `timeout` forwards it to the children of its program
 
 
 def text_of(path):
@@ -146,14 +145,14 @@ def text_of(path):
 
 
 def last_message(log, out):
-    """The last line that a program wrote to standard error, or else to standard output."""
+    """The last line of standard error, or else of standard output."""
     lines = [line.strip() for line in text_of(log + ".err").splitlines() if line.strip() and not line.startswith("$ ")]
     lines = lines or [line.strip() for line in out.splitlines() if line.strip()]
     return lines[-1][:400] if lines else "no message"
 
 
 def json_lines(text):
-    """The records of a program that writes one a line; of one that was ended, those that are whole."""
+    """The records of a program that prints one per line; ignores an incomplete last one."""
     records = []
     for line in text.splitlines():
         try:
@@ -164,20 +163,20 @@ def json_lines(text):
 
 
 def option(words, name, otherwise=None):
-    """What stands behind `name` in a command line."""
+    """The argument after `name` in a command line."""
     return words[words.index(name) + 1] if name in words else otherwise
 
 
 def model_words(sizes):
-    """The command line's words for a model and a batch; one with heads of keys is a Llama."""
+    """Arguments for a model and a batch; a model with kv_heads is a Llama."""
     words = [word for key, value in sizes.items() for word in ("--" + key.replace("_", "-"), str(value))]
     return words + (["--family", "llama", "--untied"] if "kv_heads" in sizes else [])
 
 
 def wanted_of(words):
-    """{"attention": a kind or None, "graph": "on", "off" or None}: what a command line of `train` asks for."""
+    """{"attention": a kind or None, "graph": "on", "off" or None}: the kernels requested by a `train` command line."""
     attention, graph = option(words, "--attention"), option(words, "--cuda-graph")
-    if attention == "own":  # kernels for tensor cores take bf16 and these head sizes; a ring's tiles are its own affair
+    if attention == "own":  # tensor core kernels support bf16 and these head sizes; ring attention has its own tiles
         head = int(option(words, "--channels", 0)) // int(option(words, "--heads", 1))
         tiles = option(words, "--dtype", "fp32") == "bf16" and head in (64, 128)
         attention = "own" if "--cp" in words else "tensor cores" if tiles else "plain"
@@ -185,13 +184,13 @@ def wanted_of(words):
 
 
 def why_refused(gpu, wanted):
-    """Why the run is not what was asked for; empty where it is."""
+    """Why the run does not match the request, or empty."""
     if not isinstance(gpu, dict):
         return "the run says nothing of its GPU's kernels"
     try:
         return attention_refused(gpu["attention"], wanted["attention"]) or graph_refused(gpu["graph"], wanted["graph"])
     except (KeyError, TypeError) as e:
-        return f"the run's words on its GPU are not understood: {e!r}"
+        return f"the GPU record of the run is invalid: {e!r}"
 
 
 def attention_refused(attention, kind):
@@ -214,13 +213,13 @@ def graph_refused(graph, asked):
     if asked == "on":
         if graph["replays"] == 0 or graph["why_not"]:
             return f"graph: asked for on, found {graph['replays']} launches ({graph['why_not'] or 'no cause was given'})"
-        if graph["queued"] > graph["replays"]:  # the rate is the median of steps
+        if graph["queued"] > graph["replays"]:  # the throughput is the median over steps
             return f"graph: asked for on, found {graph['queued']} steps queued and {graph['replays']} launched"
     return ""
 
 
 def describe(gpu):
-    """One line of what served a run, for a table and for standard error."""
+    """One line about the kernels of a run, for a table and standard error."""
     if not isinstance(gpu, dict):
         return "not said"
     try:
@@ -237,7 +236,7 @@ def describe(gpu):
         parts.append(f"{gpu['padded_products']} padded products")
         return "; ".join(parts).replace("|", "/").replace("\n", " ")
     except (KeyError, TypeError, AttributeError) as e:
-        return f"not understood: {e!r}"
+        return f"unexpected error: {e!r}"
 
 
 def write_tokens(folder, vocab, count):

@@ -1,10 +1,10 @@
-"""PyTorch beside Tessera, for gpu.py: trains a GPT-2 or a Llama on a token file, as often as it is asked.
+"""PyTorch reference for gpu.py: trains a GPT-2 or a Llama on a token file, on request.
 
 usage: bench/gpu_torch.py '{"layers": 12, "heads": 12, "channels": 768, "context": 1024, "vocab": 50304, "batch": 32,
        "dtype": "bf16" or "autocast", "mode": of torch.compile, "tokens": FILE, "warmup": 5}'
-"kv_heads" and "ffn" beside these make it a Llama. It compiles, warms up, and writes {"version"} on a line; then it answers
-each line of its standard input: {"steps": N} by {"rate", "peak"}, tokens/s and bytes, the median of so many steps after
-three others; {"profile": true} by {"kernels"}, [name, nanoseconds] of each launch of one step.
+With "kv_heads" and "ffn" the model is a Llama. It compiles, warms up and prints {"version"}; then it answers each line of
+standard input: {"steps": N} by {"rate", "peak"} (tokens/s and bytes, median of N steps after three warm-up steps),
+{"profile": true} by {"kernels"} ([name, nanoseconds] of each launch of one step).
 """
 import itertools
 import json
@@ -19,7 +19,7 @@ from pytorch_peer import median_time, training_step
 
 
 def grouped_is_faster(c):
-    """Whether attention with fewer heads of keys takes them as they are in less time than repeated."""
+    """Whether grouped-query attention is faster than repeating keys and values."""
     def shape(heads):
         return torch.randn(c["batch"], heads, c["context"], c["channels"] // c["heads"], device="cuda", dtype=torch.bfloat16,
                            requires_grad=True)
@@ -68,7 +68,7 @@ def main(c):
     rate_of(1, c["warmup"])
     answer = {"version": torch.__version__}
     while True:
-        torch.cuda.empty_cache()  # others work until it is asked again
+        torch.cuda.empty_cache()  # frees memory for other programs between requests
         print(json.dumps(answer), flush=True)
         line = sys.stdin.readline()
         if not line:

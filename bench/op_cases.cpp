@@ -1,4 +1,4 @@
-// The problems.
+// Cases of the op benchmarks.
 #include <set>
 
 #include "bench/op_bench.h"
@@ -8,7 +8,6 @@ namespace {
 
 constexpr int64_t kExperts = 8;
 
-// Every case of one set of sizes.
 class Cases {
  public:
   Cases(const Sizes& sizes, const ArenaPtr& arena) : s_(sizes), arena_(arena) {}
@@ -26,7 +25,7 @@ class Cases {
   OpCase& add(std::string name, std::vector<Shape> operands, OpCase::Op op) {
     return cases_.emplace_back(OpCase{.name = std::move(name), .operands = std::move(operands), .op = std::move(op)});
   }
-  // An op with products inside.
+  // An op that contains matmuls.
   struct Flops {
     double forward, backward;
   };
@@ -69,7 +68,7 @@ void Cases::add_elementwise() {
 }
 
 void Cases::add_shape() {
-  // A view by itself moves nothing: the copy that makes it contiguous is what it costs.
+  // A view alone moves no data; the cost is the copy that makes it contiguous.
   add("transpose", {plane_}, [](const Vars& v) { return scale(transpose(v[0], 0, 1), 1); });
   add("add_columns", {plane_}, [](const Vars& v) { return add_columns(scale(v[0], 1), 64, narrow(v[0], 1, 64, 128)); });
   add("narrow", {plane_}, [](const Vars& v) { return scale(narrow(v[0], 1, 64, 128), 1); });
@@ -88,10 +87,11 @@ void Cases::add_rows() {
   add("log_softmax", {vocabulary}, [](const Vars& v) { return log_softmax(v[0]); });
   add("bias_gelu", {{rows_, hidden_}, {hidden_}}, [](const Vars& v) { return bias_gelu(v[0], v[1]); });
   add("swiglu", {{rows_, 2 * hidden_}}, [](const Vars& v) { return swiglu(v[0]); });
-  const Tensor drawn = ids();
-  const std::vector<int32_t> numbers = drawn.on_host().to_vector<int32_t>();
-  add("embedding", {{s_.vocab, s_.channels}}, [drawn](const Vars& v) { return embedding(drawn, v[0]); }).rows_read =
-      std::ssize(std::set(numbers.begin(), numbers.end()));
+  const Tensor token_ids = ids();
+  const std::vector<int32_t> numbers = token_ids.on_host().to_vector<int32_t>();
+  add("embedding", {{s_.vocab, s_.channels}}, [token_ids](const Vars& v) {
+    return embedding(token_ids, v[0]);
+  }).rows_read = std::ssize(std::set(numbers.begin(), numbers.end()));
   add("dropout", {{s_.batch, s_.tokens, s_.channels}}, [](const Vars& v) {
     DropoutTile tile;
     tile.random = Philox(7);
@@ -108,7 +108,7 @@ void Cases::add_products() {
       [packs = std::make_shared<PackedWeights>()](const Vars& v) { return linear(v[0], v[1], v[2], packs.get()); });
   add("gelu_mlp", {plane_, up_, {hidden_}, {s_.channels, hidden_}, {s_.channels}}, twice,
       [](const Vars& v) { return gelu_mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}); });
-  // Both gradients are made forward.
+  // Computes both gradients in forward.
   const Flops forward{6.0 * static_cast<double>(rows_ * s_.channels * s_.vocab), 0};
   add("linear_cross_entropy", {plane_, {s_.vocab, s_.channels}}, forward,
       [targets = ids(), scale = mean_](const Vars& v) {
@@ -117,7 +117,7 @@ void Cases::add_products() {
 }
 
 void Cases::add_attention() {
-  // Half of the scores are masked: two products forward, five backward, each 2 B H T^2/2 D.
+  // Causal (half of the scores): two matmuls in forward, five in backward, 2 B H T^2/2 D FLOPs each.
   const double product = static_cast<double>(s_.batch * s_.tokens * s_.tokens * s_.channels);
   const Flops flops{2 * product, 5 * product};
   const int64_t d = s_.channels / s_.heads;
@@ -125,7 +125,7 @@ void Cases::add_attention() {
   add("attention", {by_head, by_head, by_head}, flops, [](const Vars& v) { return attention(v[0], v[1], v[2]); });
   add("packed_attention", {{s_.batch, s_.tokens, 3 * s_.channels}}, flops,
       [heads = s_.heads](const Vars& v) { return packed_attention(v[0], {heads}); });
-  // All queries share one head of keys and values.
+  // Multi-query: one head of keys and values.
   const Heads shared{s_.heads, 1};
   const Shape packed{s_.batch, s_.tokens, shared.packed() * d};
   add("grouped_attention", {packed}, flops, [shared](const Vars& v) { return packed_attention(v[0], shared); });
@@ -138,8 +138,7 @@ void Cases::add_attention() {
   });
 }
 
-// The products of a layer of eight experts, each with as many rows; and a token that goes to two of them, which give it
-// back as it is: the way of rows without the products.
+// Grouped GEMM of eight experts with equally many rows; and dispatch and combine of tokens to two identity experts.
 void Cases::add_experts() {
   std::vector<Shape> rows_and_weights(1 + kExperts, up_);
   rows_and_weights[0] = plane_;

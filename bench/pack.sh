@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
-# A build of the program and its tests to carry to a machine with a GPU that has not the packages to build them: stripped,
-# with the shared libraries that they need beside them, but for CUDA's, cuDNN's, NCCL's and the C and C++ runtimes, which
-# are that machine's own. Without MPI, whose programs a machine has or has not. The pack is whole: with the scripts of its
-# commit, it can be used as it is, whatever the repository has become.
+# Packs a build of the program and its tests for a GPU machine without build packages: stripped, with the required shared
+# libraries except CUDA, cuDNN, NCCL and the C and C++ runtimes, which that machine provides. Without MPI. Self-contained: the
+# pack includes the scripts of its commit.
 #
 # usage: bench/pack.sh [--architectures '80;90-real'] [--double] [--build DIR] FILE.tar.xz [-- OPTIONS OF CMAKE]
-#   there:  tar xf FILE.tar.xz && tessera-gpu/bench/first_contact.sh all OUT
-# --architectures, of GPUs: by default machine code for compute capability 8.0 and 9.0, and PTX of 8.0 for what comes after.
-# --double: with kernels in double precision, which take a third of the time to compile; tests that want them are skipped without.
-# --build: where to compile (default build/packed). TESSERA_PYTHON: the interpreter whose packages have cudnn-frontend, or
-# cuDNN and NCCL.
+#   on the GPU machine:  tar xf FILE.tar.xz && tessera-gpu/bench/first_contact.sh all OUT
+# --architectures: GPU architectures; default: machine code for compute capability 8.0 and 9.0, and PTX of 8.0 for later GPUs.
+# --double: includes float64 kernels (a third of the compile time); without them, tests that need them are skipped.
+# --build: build directory (default build/packed). TESSERA_PYTHON: interpreter whose packages contain cudnn-frontend, or cuDNN
+# and NCCL.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=$root/build/packed architectures='80;90-real' double=OFF file='' options=()

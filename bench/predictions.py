@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""What `tessera plan --hardware this` predicts beside what the same plans take here, as a Markdown table.
+"""Compares predictions of `tessera plan --hardware this` with measured steps of the same plans, as a Markdown table.
 
 usage: bench/predictions.py [--binary build/release/bin/tessera] [--rounds 3] [--quick]
 
-Everything is predicted before anything is run, from the measurement that `tessera plan --calibrate` keeps. A round then
-runs each plan once, in turn; measured is the median over rounds of the median step of 12. Below the table: the median
-of the errors, and Kendall's tau of the order of the plans of each model and dtype, pairs within 2% of each other left
-out.
+All predictions precede the runs and use the measurement stored by `tessera plan --calibrate`. A round runs each plan once;
+the measured time is the median over rounds of the median of 12 steps. Below the table: the median error, and Kendall's tau
+of the order of plans per model and dtype, without pairs within 2% of each other.
 """
 import argparse
 import itertools
@@ -22,7 +21,7 @@ MODELS = {
     "W": "--layers 4 --heads 6 --channels 384 --context 128 --vocab 256 --batch 8",
 }
 USUAL = {"cp-mode": "ring", "pp": 1, "dp": 1, "cp": 1, "tp": 1, "microbatches": 1, "zero": 0, "recompute": "none", "schedule": "1f1b"}
-PLANS = [  # model, dtype, what differs from one rank
+PLANS = [  # model, dtype, options
     *((model, dtype, plan) for model in MODELS for dtype in ("fp32", "bf16") for plan in (
         {}, {"dp": 2}, {"dp": 2, "zero": 3}, {"tp": 2}, {"pp": 2, "microbatches": 4}, {"dp": 4})),
     *((model, "fp32", plan) for model in MODELS for plan in (
@@ -43,7 +42,7 @@ def plan_lines(binary, model, dtype, plan, more=()):
 
 
 def predicted(binary, model, dtype, plan):
-    """(seconds, number in the ranking)"""
+    """(seconds, index in the ranking)"""
     lines = [x for x in plan_lines(binary, model, dtype, plan) if x["event"] == "plan"]
     number = next(i for i, x in enumerate(lines) if x["plan"]["sp"] == plan.get("sp", False))
     return lines[number]["step_s"], number + 1
@@ -55,7 +54,7 @@ def measured(binary, row, number):
 
 
 def tau(rows):
-    """Of (predicted, measured)."""
+    """Of pairs (predicted, measured)."""
     signs = [1 if (p - q) * (m - n) > 0 else -1 for (p, m), (q, n) in itertools.combinations(rows, 2)
              if abs(m - n) > 0.02 * max(m, n)]
     return sum(signs) / max(1, len(signs))

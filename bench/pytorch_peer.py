@@ -1,4 +1,4 @@
-"""PyTorch's side of a comparison: a Llama in plain PyTorch, as fast as it goes there, and training steps of it and of GPT-2."""
+"""PyTorch side of a comparison: an optimized Llama in plain PyTorch, and training steps of it and of GPT-2."""
 import os
 import statistics
 import sys
@@ -66,7 +66,7 @@ class FeedForward(nn.Module):
 
 
 class Experts(nn.Module):
-    """Two of them for each token; rows are sorted by expert, and products are grouped, or made in a loop."""
+    """Top-2 experts; rows are sorted by expert, matmuls are grouped or run in a loop."""
 
     def __init__(self, channels, ffn, experts, grouped):
         super().__init__()
@@ -135,8 +135,8 @@ class Llama(nn.Module):
 
 
 def training_step(config, adamw, bf16=False, autocast=False, compiled=None, device="cpu", **how):
-    """The function of tokens and targets that makes a step of a GPT-2, or with "kv_heads" of a Llama. `adamw`, `compiled`:
-    keyword arguments of AdamW and of torch.compile, without which it is not compiled; `how`: more of the model's."""
+    """Returns a function (tokens, targets) that runs a step of a GPT-2 or, with "kv_heads", of a Llama. `adamw`, `compiled`:
+    keyword arguments of AdamW and torch.compile (None: not compiled); `how`: further arguments of the model."""
     model = (Llama if "kv_heads" in config else GPT)(**{k: config[k] for k in SIZES if k in config}, **how)
     model = model.to(device, torch.bfloat16 if bf16 else torch.float32)
     groups = [{"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
@@ -157,7 +157,7 @@ def training_step(config, adamw, bf16=False, autocast=False, compiled=None, devi
 
 
 def median_time(f, count, warmup, ready=lambda: None):
-    """The median of so many calls' seconds, after those that warm up; each call waits until ready() returns."""
+    """Median seconds of calls after warm-up calls; each call ends when ready() returns."""
     times = []
     for _ in range(warmup + count):
         ready()

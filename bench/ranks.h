@@ -1,5 +1,5 @@
-// Rows that several ranks measure together: threads that the row launches, or the processes of an MPI job, of which
-// rank 0 runs Google Benchmark and tells the others what comes next.
+// Rows measured by several ranks: threads launched by the row, or the processes of an MPI job, in which rank 0 runs
+// Google Benchmark and broadcasts the next row.
 #pragma once
 
 #include "bench/calibrate.h"
@@ -8,55 +8,55 @@
 
 namespace tessera::bench {
 
-// Bytes that this rank has sent on an axis.
+// Bytes sent by this rank over an axis.
 int64_t sent_by(const Communicator& axis);
 
-// The findings of the ranks for a row. Every row's figures are of `seconds`, so a rate times `seconds` is the work that
-// was done.
+// Result of a row. All counters refer to `seconds`: a rate times `seconds` is the amount of work.
 struct Measured {
   explicit Measured(std::vector<double> all = {0}) : rounds(std::move(all)), seconds(quantile(rounds, 0.5)) {}
-  std::vector<double> rounds;                        // times of an iteration, by the slowest rank
-  double seconds;                                    // their median
-  std::vector<double> reference = {}, machine = {};  // control measurements, as add_rounds() describes them
+  std::vector<double> rounds;                        // seconds per iteration of the slowest rank
+  double seconds;                                    // median of rounds
+  std::vector<double> reference = {}, machine = {};  // control measurements, see add_rounds()
   std::vector<std::pair<std::string, double>> counters = {};
   std::string label = {}, error = {};
 
   void add(std::string name, double value) { counters.emplace_back(std::move(name), value); }
-  // Bytes that all ranks sent in an iteration, beside the closed form's. Where they differ the row has an error.
+  // Bytes sent by all ranks per iteration, and their closed form. A difference makes the row fail.
   void add_sent(double counted, double closed_form);
 };
 
-// Seconds of machine_seconds() on all ranks at once, by the slowest. Every rank calls it.
+// Collective: machine_seconds() on all ranks concurrently, of the slowest rank.
 double slowest_machine(Communicator& world);
 
 struct RankRow {
   std::string name;
   int ranks = 2;
-  // On every rank; what it returns on rank 0 is the row's.
+  // Runs on every rank; the result of rank 0 is reported.
   std::function<Measured(Communicator& world, int64_t iterations)> measure;
   int64_t iterations = 9;  // as in Row
   Backend backend = Backend::threads;
   benchmark::TimeUnit unit = benchmark::kMillisecond;
 };
 
-// Places of the rows, and which of them are wanted.
+// Where rows run and which are selected.
 struct Place : Choice {
   Communicator* job = nullptr;  // communicator of the MPI job; null: ranks are threads
 
   bool processes() const { return job != nullptr; }
-  // How many ranks there may be where there are several: the job's, or those that were said, or any of `usual`.
-  std::vector<int> several(std::vector<int> usual) const;
+  // Rank counts of multi-rank rows: that of the job, those of --ranks, or the default.
+  std::vector<int> several(std::vector<int> default_value) const;
   Backend backend() const;
 };
 
-// The group `collective/`: every collective by every algorithm that has a way of its own for it.
+// Group `collective/`: every collective with every algorithm that implements it.
 //
-//   collective/all_reduce/direct/threads/2/1048576        name, algorithm, backend, ranks, bytes; bf16: `/bf16` behind
+//   collective/all_reduce/direct/threads/2/1048576        name, algorithm, backend, ranks, bytes; suffix `/bf16` for
+//   bf16
 //
-// Sizes and bandwidths are those of nccl-tests (its doc/PERFORMANCE.md): S is the whole array, algbw = S / time, and
-// busbw is that times a factor by which it can be compared with the rate of a link, whatever the ranks.
+// Sizes and bandwidths as in nccl-tests (doc/PERFORMANCE.md): S is the full array, algbw = S / time, busbw = algbw
+// times a factor that makes it comparable with link bandwidth for any number of ranks.
 
-// The samples that the rows of one collective, algorithm, backend, number of ranks and dtype have found.
+// Samples of one collective, algorithm, backend, number of ranks and dtype over sizes.
 struct Family {
   std::string name;       // "collective/all_reduce/direct/threads/2"
   double bus_factor = 1;  // busbw / algbw
@@ -64,24 +64,24 @@ struct Family {
 };
 using Families = std::vector<Family>;
 
-// The rows note their times in `families`, which must outlive them.
+// The rows add samples to `families`, which must outlive them.
 std::vector<RankRow> collective_rows(const Place& place, Families& families);
 
-// The group `strategy/`: a step of config C (4 layers, 4 heads, 128 channels, 64 tokens, batch 12, vocabulary 65), or
-// of the chosen model, under every strategy of every axis, and some products of them, beside one rank's.
+// Group `strategy/`: a step of config C (4 layers, 4 heads, 128 channels, 64 tokens, batch 12, vocabulary 65) or of
+// --model with every strategy of every axis and some combinations, relative to one rank.
 //
-//   strategy/zero-3/fp32/2          strategy, dtype, ranks, of one thread each; a chosen model: `/gpt-mini` behind
-//   strategy/one-rank/fp32/1        the trainer on one rank, beside a plain loop that knows no ranks
+//   strategy/zero-3/fp32/2          strategy, dtype, single-threaded ranks; suffix `/gpt-mini` with --model
+//   strategy/one-rank/fp32/1        the trainer on one rank, relative to a plain training loop
 
 std::vector<RankRow> strategy_rows(const Place& place);
 
-// The group `schedule/`: a step of a pipeline under every schedule, and its bubble, which is the share of a step in
-// which the mean rank does not compute: as the simulator has it with equal times, by a formula where one is known, as
-// the simulator replays it with the measured times, and as it was where each rank has a processor.
+// Group `schedule/`: a step of a pipeline with every schedule and its bubble, the fraction of the step in which the
+// mean rank is idle: simulated with equal times, by a formula if known, simulated with measured times, and measured if
+// each rank has a core.
 //
-//   schedule/zb-h1/4/8          schedule, ranks of one thread each, micro-batches of 2 sequences; beside one rank
+//   schedule/zb-h1/4/8          schedule, single-threaded ranks, micro-batches of 2 sequences; relative to one rank
 //
-// The model has 8 layers of 128 channels, 4 heads, 64 tokens and 256 words, in fp32, or is the chosen one.
+// Model: --model, or 8 layers, 128 channels, 4 heads, 64 tokens, vocabulary of 256, fp32.
 
 std::vector<RankRow> schedule_rows(const Place& place);
 

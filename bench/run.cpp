@@ -1,4 +1,4 @@
-// The words, the outputs and the rows of `tessera bench`.
+// Arguments, output and execution of `tessera bench`.
 #include "bench/run.h"
 
 #include <fmt/format.h>
@@ -26,7 +26,7 @@ namespace {
 using Args = std::vector<std::string>;
 using Print = std::function<void(std::string_view)>;
 
-// Takes `--flag=value` out of the words; a flag without a value has `bare`, where there is one.
+// Removes `--flag=value` from the arguments and returns the value; `bare` is the value of a flag without one.
 std::optional<std::string> take(Args& words, std::string_view flag, const char* bare = nullptr) {
   std::optional<std::string> value;
   const std::string begin = fmt::format("--{}=", flag);
@@ -42,48 +42,48 @@ std::optional<std::string> take(Args& words, std::string_view flag, const char* 
   return value;
 }
 
-// Whether a flag that allows two words has the first of them.
-bool take_first(Args& words, std::string_view flag, const std::array<std::string, 2>& two, bool usual,
+// Whether a flag with two allowed values has the first.
+bool take_first(Args& words, std::string_view flag, const std::array<std::string, 2>& two, bool first_by_default,
                 const char* bare = nullptr) {
-  const std::string value = take(words, flag, bare).value_or(two[usual ? 0 : 1]);
+  const std::string value = take(words, flag, bare).value_or(two[first_by_default ? 0 : 1]);
   if (value != two[0] && value != two[1])
-    throw Error(fmt::format("--{}: expected {} or {}, found '{}'", flag, two[0], two[1], value));
+    throw Error(fmt::format("--{}: expected {} or {}, got '{}'", flag, two[0], two[1], value));
   return value == two[0];
 }
 
-// The file of `--benchmark_out`. The words about it are ours, since Google Benchmark would write into it row by row.
+// Target of --benchmark_out, which Tessera handles because Google Benchmark writes the file row by row.
 struct OutputChoice {
   std::filesystem::path file = {};  // empty: none
   bool json = true;
 };
 OutputChoice take_output_choice(Args& words) {
-  const char* const usual = std::getenv("BENCHMARK_OUT");  // read by Google Benchmark too
-  OutputChoice out{.file = take(words, "benchmark_out").value_or(usual != nullptr ? usual : ""),
+  const char* const default_value = std::getenv("BENCHMARK_OUT");  // read by Google Benchmark too
+  OutputChoice out{.file = take(words, "benchmark_out").value_or(default_value != nullptr ? default_value : ""),
                    .json = take_first(words, "benchmark_out_format", {"json", "console"}, true)};
   words.emplace_back("--benchmark_out=");
   std::error_code error;
   if (const std::filesystem::path folder = out.file.parent_path();
       !folder.empty() && !std::filesystem::is_directory(folder, error))
-    throw OutputError(fmt::format("--benchmark_out: {} is no folder", folder.string()));
+    throw OutputError(fmt::format("--benchmark_out: {} is not a directory", folder.string()));
   return out;
 }
 
-// The seconds of --benchmark_min_time, which versions of Google Benchmark write as 0.1 or as 0.1s: both are read.
+// Seconds of --benchmark_min_time; accepts both 0.1 and 0.1s, which depend on the version of Google Benchmark.
 std::optional<double> take_min_time(Args& words) {
-  const std::optional<std::string> given = take(words, "benchmark_min_time");
-  if (!given) return {};
-  const char* const end = given->data() + given->size();
+  const std::optional<std::string> value = take(words, "benchmark_min_time");
+  if (!value) return {};
+  const char* const end = value->data() + value->size();
   double seconds = 0;
-  const auto [rest, error] = std::from_chars(given->data(), end, seconds);
+  const auto [rest, error] = std::from_chars(value->data(), end, seconds);
   if (error != std::errc() || seconds <= 0 || (rest != end && std::string_view(rest, end) != "s"))
-    throw Error(fmt::format("--benchmark_min_time: expected seconds, as 0.1 or 0.1s, found '{}'", *given));
+    throw Error(fmt::format("--benchmark_min_time: expected seconds, as 0.1 or 0.1s, got '{}'", *value));
   return seconds;
 }
 
-// Lists travel among the counters of a row, as "list NAME INDEX".
+// Lists are encoded as counters of a row, named "list NAME INDEX".
 constexpr std::string_view kList = "list ";
 
-// The field has another name since version 1.8.
+// The field was renamed in Google Benchmark 1.8.
 template <class Run>
 std::string error_message(const Run& row) {
   if constexpr (requires { row.error_message; })
@@ -92,8 +92,8 @@ std::string error_message(const Run& row) {
     return row.skip_message;
 }
 
-// Rows for two reporters of Google Benchmark: of standard output, and of the file, which is written when all are there.
-// After benchmark::Initialize(), which knows how the rows are to be shown. `last` gives rows to show after all others.
+// Forwards rows to two reporters: standard output, and the file, which is written at the end. Must be created after
+// benchmark::Initialize(), which sets the display format. `last` returns rows to append.
 class Outputs final : public benchmark::BenchmarkReporter {
  public:
   using Rows = std::vector<Run>;
@@ -115,7 +115,7 @@ class Outputs final : public benchmark::BenchmarkReporter {
   bool ReportContext(const Context& context) override {
     return to_both([&](benchmark::BenchmarkReporter& to) { return to.ReportContext(context); });
   }
-  // A row has our name, without Google Benchmark's words about how it was timed.
+  // Removes Google Benchmark's suffixes about timing from the names.
   void ReportRuns(const Rows& rows) override {
     Rows named = rows;
     for (Run& row : named) {
@@ -134,7 +134,7 @@ class Outputs final : public benchmark::BenchmarkReporter {
   void write_file() const {
     if (file_) tessera::write_file(choice_.file, written_.str());
   }
-  // The error of the first row that had one; empty: none had.
+  // The error of the first failed row, or empty.
   const std::string& first_error() const { return first_error_; }
 
  private:
@@ -147,7 +147,7 @@ class Outputs final : public benchmark::BenchmarkReporter {
       if (wanted_.done) wanted_.done(row.run_name.str());
     }
   }
-  // In the row's unit; none of a mean of repetitions.
+  // In the unit of the row; empty for aggregates over repetitions.
   using Lists = std::map<std::string, std::vector<double>, std::greater<>>;  // `rounds` first
   static Lists take_lists(Run& row) {
     Lists out;
@@ -178,7 +178,7 @@ class Outputs final : public benchmark::BenchmarkReporter {
     text.str("");
     text << before << added;
   }
-  // Whether both say that it goes on. Prints what is for standard output.
+  // Returns true if both reporters continue. Prints pending standard output.
   template <class F>
   bool to_both(const F& report) {
     const bool goes_on = (!file_ || report(*file_)) && report(*display_);
@@ -195,7 +195,7 @@ class Outputs final : public benchmark::BenchmarkReporter {
   std::string first_error_;
   std::ostringstream shown_, written_;
   benchmark::JSONReporter for_table_;
-  benchmark::BenchmarkReporter* display_;  // it, or the library's own
+  benchmark::BenchmarkReporter* display_;  // for_table_ or a reporter of the library
   std::unique_ptr<benchmark::BenchmarkReporter> file_;
 };
 
@@ -203,7 +203,7 @@ std::regex to_regex(const std::string& filter) {
   try {
     return std::regex(filter.empty() || filter == "all" ? "." : filter, std::regex::extended);
   } catch (const std::regex_error& e) {
-    throw Error(fmt::format("--benchmark_filter: expected a regular expression, found '{}' ({})", filter, e.what()));
+    throw Error(fmt::format("--benchmark_filter: expected a regular expression, got '{}' ({})", filter, e.what()));
   }
 }
 
@@ -225,12 +225,12 @@ double machine_seconds() {
   return measure_seconds([&] {
     std::ranges::copy(from, to.begin());
     float x = to.back();
-    for (int i = 0; i < 100'000; ++i) x = x * 0.999F + 0.5F;  // each step waits for the one before
+    for (int i = 0; i < 100'000; ++i) x = x * 0.999F + 0.5F;  // a dependency chain
     benchmark::DoNotOptimize(x);
   });
 }
 
-// Names of rows in bfloat16 say so.
+// Names of bf16 rows contain /bf16.
 bool Choice::has(const std::string& name) const {
   const bool is_op = name.starts_with("op/"), is_collective = name.starts_with("collective/");
   return (!dtype || (*dtype == DType::bfloat16) == (name.find("/bf16") != name.npos)) && (ranks.empty() || !is_op) &&
@@ -240,13 +240,11 @@ bool Choice::has(const std::string& name) const {
 Selection::Selection(const std::string& filter)
     : inverted_(filter.starts_with('-')), expression_(to_regex(inverted_ ? filter.substr(1) : filter)) {}
 
-// Choosing rows, running them, and what is said after them.
+// Selection and execution of rows.
 
 namespace {
 
-// Rows that several ranks measure together.
-
-constexpr double kTimeout = 120;  // seconds: no row lets a rank wait so long
+constexpr double kTimeout = 120;  // seconds, longer than any wait of a row
 
 void report(benchmark::State& state, const Measured& m) {
   if (!m.error.empty()) return state.SkipWithError(m.error.c_str());
@@ -258,45 +256,44 @@ void report(benchmark::State& state, const Measured& m) {
   if (!m.label.empty()) state.SetLabel(m.label);
 }
 
-// Every rank of a job has the same rows, in the same order. Rank 0 runs Google Benchmark, and tells the others what
-// comes next: a row and its iterations, or that no more do.
+// All ranks of a job have the same list of rows. Rank 0 runs Google Benchmark and broadcasts (row, iterations) or
+// kNoMore.
 using Order = std::array<int64_t, 2>;
 constexpr Order kNoMore{-1, 0};
 
-// Returns on every rank what rank 0 says.
-Order told(Communicator& job, const Order& order) {
-  const Tensor said = Tensor::of<int64_t>(order, {2}, make_arena());
-  job.broadcast(said, 0);
-  return {said.data<int64_t>()[0], said.data<int64_t>()[1]};
+Order broadcast_order(Communicator& job, const Order& order) {
+  const Tensor message = Tensor::of<int64_t>(order, {2}, make_arena());
+  job.broadcast(message, 0);
+  return {message.data<int64_t>()[0], message.data<int64_t>()[1]};
 }
 
-// The findings for row i, on rank 0: that is the calling thread, so what it finds can be written here.
+// The result of row i. Rank 0 of a launch is the calling thread, so it may write `found`.
 Measured measured(const Place& place, const std::vector<RankRow>& rows, size_t i, int64_t iterations) {
   const RankRow& row = rows[i];
   if (place.processes()) {
-    told(*place.job, {static_cast<int64_t>(i), iterations});
+    broadcast_order(*place.job, {static_cast<int64_t>(i), iterations});
     return row.measure(*place.job, iterations);
   }
   Measured found;
   launch({.backend = row.backend, .ranks = row.ranks, .threads_per_rank = 1, .timeout_s = kTimeout},
          [&](Communicator& world) {
-           Measured mine = row.measure(world, iterations);
-           if (world.rank() == 0) found = std::move(mine);
+           Measured local = row.measure(world, iterations);
+           if (world.rank() == 0) found = std::move(local);
          });
   return found;
 }
 
-// Google Benchmark keeps the first word, the program's name, as it lies there.
+// Google Benchmark stores the pointer to argv[0], so `words` must outlive the run.
 void initialise(Args& words) {
   words.insert(words.begin(), "tessera bench");
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   int argc = static_cast<int>(argv.size());
   benchmark::Initialize(&argc, argv.data());
-  if (argc > 1) throw Error(fmt::format("bench: expected a flag of Google Benchmark, found '{}'", argv[1]));
+  if (argc > 1) throw Error(fmt::format("bench: expected a flag of Google Benchmark, got '{}'", argv[1]));
 }
 
-// The ranks' part of all groups, the same on every rank of a job.
+// The multi-rank rows of all groups, identical on every rank of a job.
 std::vector<RankRow> rank_rows(const Place& place, const Selection& selection, Families& families) {
   std::vector<RankRow> all = collective_rows(place, families);
   for (const auto& more : {strategy_rows(place), schedule_rows(place)}) all.insert(all.end(), more.begin(), more.end());
@@ -307,8 +304,8 @@ std::vector<RankRow> rank_rows(const Place& place, const Selection& selection, F
   return all;
 }
 
-// Rows with the cost of the collectives by size, behind all other rows.
-Outputs::Rows fits(const Families& families) {
+// Additional rows at the end: fitted cost of each collective.
+Outputs::Rows fit_rows(const Families& families) {
   Outputs::Rows out;
   for (const Family& family : families) {
     const std::optional<Fit> found = fit(family.samples);
@@ -327,13 +324,12 @@ Outputs::Rows fits(const Families& families) {
   return out;
 }
 
-// Processors that other programs use, virtual machines on the same host included (`steal`); none if the system does
-// not report it. The load average is no such figure: it counts what ran in the minutes before, and the last round of an
-// A/B series with it.
+// Number of CPUs used by other programs, including other virtual machines (`steal`); nullopt if not reported. The load
+// average is unsuitable because it covers several minutes, including preceding rounds of an A/B series.
 class OtherPrograms {
  public:
-  // Since the last call that was at least a fifth of a second ago, because the system counts in units of 10 ms.
-  // `processes` of this program run on this host, about equally busy.
+  // Average since the last call at least kWindow ago, because the system counts in units of 10 ms. `processes`: number
+  // of equally busy processes of this program on this host.
   std::optional<double> processors(int processes = 1) {
     const Usage now;
     if (now.at - last_.at >= kWindow) first_ = std::exchange(last_, now);
@@ -346,11 +342,11 @@ class OtherPrograms {
  private:
   struct Usage {
     std::chrono::steady_clock::time_point at = std::chrono::steady_clock::now();
-    double busy = 0, own = static_cast<double>(std::clock()) / CLOCKS_PER_SEC;  // seconds of all processors
+    double busy = 0, own = static_cast<double>(std::clock()) / CLOCKS_PER_SEC;  // CPU seconds of all CPUs
     Usage() {
       std::ifstream in("/proc/stat");
       std::string name;
-      std::array<double, 8> times{};  // user, nice, system, idle, waiting, interrupts (2), taken by other machines
+      std::array<double, 8> times{};  // user, nice, system, idle, iowait, irq, softirq, steal
       in >> name;
       for (double& time : times) in >> time;
       times[3] = times[4] = 0;
@@ -373,10 +369,10 @@ void add_context() {
   benchmark::AddCustomContext("matmul", cpu::matmul_library());
   benchmark::AddCustomContext("threads", std::to_string(cpu::threads()));
   benchmark::AddCustomContext("google_benchmark",
-                              "if DEBUG, as Debian builds it: no row is slower, Tessera has its own clock");
+                              "a DEBUG build (Debian's) slows no row: Tessera measures the times itself");
 }
 
-// The least time of a row that counts no iterations of its own, so that all operations take less than two minutes.
+// Minimum time of a row without a fixed iteration count, so that all ops take less than two minutes.
 constexpr double kSeconds = 0.05;
 
 void register_rows(const std::vector<Row>& rows, std::optional<double> seconds, int processes) {
@@ -394,14 +390,14 @@ void register_rows(const std::vector<Row>& rows, std::optional<double> seconds, 
   }
 }
 
-// Memory that messages have taken stays with the process: otherwise it depends on the rows before whether the next one
-// pays for fresh pages. 32 MiB is the most that malloc takes.
+// Freed message buffers stay in the process; otherwise page faults of a row depend on the preceding rows. 32 MiB is the
+// maximum that malloc accepts.
 void keep_memory() {
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
 }
 
-// All rows of one process, which is rank 0 where there is a job.
+// All rows of one process; in a job, every rank calls it.
 void run_rows(const Args& words, const Place& place, const Print& print) {
   Args kept = words;
   const OutputChoice choice = take_output_choice(kept);
@@ -422,17 +418,18 @@ void run_rows(const Args& words, const Place& place, const Print& print) {
                     .iterations = by_ranks[i].iterations});
   if (rows.empty())
     throw Error(
-        fmt::format("bench: no benchmark matches the filter '{}' and what else was said of rows; expected part of a "
-                    "name, as op/matmul/forward/fp32 or collective/all_reduce, and ranks that can divide the model",
+        fmt::format("bench: no benchmark matches the filter '{}' and the other options; expected part of a name, "
+                    "as op/matmul/forward/fp32 or collective/all_reduce, and a number of ranks that divides the model",
                     filter));
   if (place.processes() && place.job->rank() > 0) {
     keep_memory();
-    for (Order next = told(*place.job, kNoMore); next != kNoMore; next = told(*place.job, kNoMore))
+    for (Order next = broadcast_order(*place.job, kNoMore); next != kNoMore;
+         next = broadcast_order(*place.job, kNoMore))
       by_ranks[static_cast<size_t>(next[0])].measure(*place.job, next[1]);
     return;
   }
   const auto dismiss = [&] {
-    if (place.processes()) told(*place.job, kNoMore);
+    if (place.processes()) broadcast_order(*place.job, kNoMore);
   };
   if (lists) {
     for (const Row& row : rows) print(row.name + "\n");
@@ -443,11 +440,11 @@ void run_rows(const Args& words, const Place& place, const Print& print) {
   if (ops.ceilings)
     for (const auto& [name, value] : ops.ceilings(rows)) benchmark::AddCustomContext(name, value);
   register_rows(rows, seconds, place.processes() ? place.job->size() : 1);
-  Outputs outputs(choice, place, print, [&] { return fits(families); });
+  Outputs outputs(choice, place, print, [&] { return fit_rows(families); });
   benchmark::RunSpecifiedBenchmarks(&outputs, "all");
   dismiss();
   outputs.write_file();
-  benchmark::ClearRegisteredBenchmarks();  // and what they hold
+  benchmark::ClearRegisteredBenchmarks();
   benchmark::Shutdown();
   if (!outputs.first_error().empty())
     throw Error(fmt::format("bench: {}", outputs.first_error()), Status::verification);
@@ -460,7 +457,7 @@ void run_benchmarks(const Args& words, const Choice& choice, const Print& print)
   if (!kWithMpi || !job || job->ranks == 1) return run_rows(words, {choice}, print);
   launch({.backend = choice.device == Device::cuda ? Backend::nccl : Backend::mpi,
           .threads_per_rank = 1,
-          .same = {{"words behind `bench`", fmt::format("{}", fmt::join(words, " "))}}},
+          .same = {{"arguments of `bench`", fmt::format("{}", fmt::join(words, " "))}}},
          [&](Communicator& world) {
            run_rows(words, {choice, &world}, print);
          });

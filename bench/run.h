@@ -1,4 +1,4 @@
-// A row of the microbenchmarks: its name and what it does under Google Benchmark.
+// Rows of the microbenchmarks and their execution by Google Benchmark.
 #pragma once
 #include <benchmark/benchmark.h>
 
@@ -14,45 +14,44 @@ struct Row {
   std::string name;
   std::function<void(benchmark::State&)> run;
   benchmark::TimeUnit unit = benchmark::kMicrosecond;
-  int64_t iterations = 0;  // unless `--benchmark_min_time` says how long; 0: as many as that takes
+  int64_t iterations = 0;  // fixed count unless --benchmark_min_time is set; 0: by time
 };
 
-// A counter that other rows of the group have: null in JSON, where all rows of a group have the same counters.
+// Value of a counter that does not apply to a row: null in JSON, in which all rows of a group have the same counters.
 inline constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
-// The value below which this share of all lies, between the two nearest; `values` is not empty.
+// Quantile with linear interpolation; `values` must not be empty.
 double quantile(std::vector<double> values, double share);
-// Records the seconds of each round of a row as the list `name` of its JSON; of `rounds` it has `median` and
-// `quartiles` too. Other lists are control measurements, taken alternately with the rounds: `reference_rounds` (one
-// rank, or the plain loop) and `machine_rounds`.
+// Adds the seconds of each round to the row's JSON as list `name`; `rounds` also yields `median` and `quartiles`. Other
+// lists are control measurements, alternating with the rounds: `reference_rounds` (one rank or the plain loop) and
+// `machine_rounds`.
 void add_rounds(benchmark::State& state, const std::vector<double>& seconds, std::string_view name = "rounds");
-// Seconds of a fixed amount of work that includes no code of Tessera: multiply-adds in registers and a copy of 4 MiB.
-// If these change between two files, the machine has changed.
+// Seconds of a fixed workload without Tessera code: multiply-adds in registers and a copy of 4 MiB. A change between
+// two files indicates a change of the machine.
 double machine_seconds();
-inline constexpr int kChecks = 5;  // of it before and after a row whose data should stay in caches in between
+inline constexpr int kChecks = 5;  // calls before and after a row, instead of between rounds, so caches stay warm
 
-// Rows that are wanted, besides the filter, and how they are shown. Whoever names ranks wants no row that has none, and
-// so with the model and with bytes.
+// Selection of rows in addition to the filter, and their output. A choice of ranks, model or bytes excludes rows to
+// which it does not apply.
 struct Choice {
   Device device = Device::cpu;
   std::optional<DType> dtype = {};
-  std::string model = {};  // the name of `sizes`; empty: each group has its own
+  std::string model = {};  // name of `sizes`; empty: default of each group
   ModelConfig sizes = {};
-  std::vector<int64_t> ranks = {}, bytes = {};  // empty: the usual ones
-  // Text that is printed in place of Google Benchmark's own, made of the JSON of all rows; and what hears of each row.
+  std::vector<int64_t> ranks = {}, bytes = {};  // empty: defaults
+  // table: formats the JSON of all rows instead of Google Benchmark's console output; done: called after each row.
   std::function<std::string(const std::string& json)> table = {};
   std::function<void(const std::string& name)> done = {};
 
   bool has(const std::string& name) const;
 };
 
-// Which rows run: the names that `--benchmark_filter` means. Google Benchmark reads it so too, but compares it with
-// names that have words of its own at their end.
+// Row names that match --benchmark_filter. Google Benchmark itself matches against names with additional suffixes.
 
 class Selection {
  public:
-  // A POSIX extended expression, which may be found anywhere in a name; behind a minus, all names that it is not found
-  // in. Empty or "all": every name. Throws Error (usage) for what is no expression.
+  // A POSIX extended regular expression, searched anywhere in a name; a leading minus inverts it. Empty or "all": every
+  // name. Throws Error (usage) for an invalid expression.
   explicit Selection(const std::string& filter);
   bool has(const std::string& name) const { return std::regex_search(name, expression_) != inverted_; }
 
@@ -61,8 +60,8 @@ class Selection {
   std::regex expression_;
 };
 
-// The microbenchmarks of `tessera bench`, under Google Benchmark: the groups `op/`, `collective/`, `strategy/` and
-// `schedule/`. Under mpirun those whose ranks are the job's; rank 0 prints.
+// The groups of `tessera bench`: `op/`, `collective/`, `strategy/` and `schedule/`. With mpirun, only rows with as many
+// ranks as the job; rank 0 prints.
 
 template <class F>
 double measure_seconds(const F& f) {
@@ -71,9 +70,9 @@ double measure_seconds(const F& f) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Runs with the words behind `bench` (Google Benchmark's flags). `print` gets what is for standard output. Throws
-// Error: usage for a word that it does not know and for a filter that matches nothing, verification where a row sent
-// other bytes than the closed form says; and OutputError.
+// `words`: the arguments after `bench` (flags of Google Benchmark). `print` writes to standard output. Throws Error
+// (usage) for unknown arguments and a filter without matches, Error (verification) if the bytes sent differ from the
+// closed form, and OutputError.
 void run_benchmarks(const std::vector<std::string>& words, const Choice& choice,
                     const std::function<void(std::string_view)>& print);
 

@@ -1,4 +1,4 @@
-// The strategies, each in turn with one rank.
+// Steps of strategies and pipeline schedules, alternating with one rank.
 #include <fmt/format.h>
 
 #include <numeric>
@@ -16,14 +16,12 @@ namespace {
 
 constexpr int64_t kSteps = 9, kPipelined = 4;  // kPipelined: micro-batches
 
-// The tokens that every row trains on.
 Sequences sequences_for(const Job& job) {
   return synthetic_sequences(job.model.vocab, job.model.context, job.optim.batch,
                              static_cast<uint64_t>(job.optim.seed));
 }
 
-// Training as one would write it with no word of ranks: what the trainer on one rank is measured against. Load,
-// forward, backward, clip, update.
+// Reference for the trainer on one rank: a plain single-process loop of load, forward, backward, clip and update.
 class PlainLoop {
  public:
   PlainLoop(const Job& job, Sequences sequences)
@@ -52,7 +50,7 @@ class PlainLoop {
   std::unique_ptr<Optimizer> optimizer_;
 };
 
-// Adds the most bytes that a rank held, beside the most that were predicted. Every rank calls it.
+// Collective: adds the measured and the predicted peak of memory over all ranks.
 void add_peak(Measured& m, const Job& job, Communicator& world, int64_t own_peak) {
   int64_t expected = 0;
   for (const RankMemory& rank : memory_of_ranks(job)) expected = std::max(expected, rank.total());
@@ -60,20 +58,18 @@ void add_peak(Measured& m, const Job& job, Communicator& world, int64_t own_peak
   m.add("peak_expected", static_cast<double>(expected));
 }
 
-// Steps of training under a plan, one by one, with what they send, hold and wait for. The rows of strategies and
-// those of schedules are made of them.
+// Single training steps of a plan with bytes sent, memory and stall times.
 class TimedSteps {
  public:
   static constexpr int64_t kWarmUp = 2;
-  // Every rank of `world` makes one; `world` and `trace` must outlive it.
+  // Collective; `world` and `trace` must outlive the object.
   TimedSteps(const Job& job, Communicator& world, Trace* trace = nullptr) : job_(job), world_(world) {
     world.set_stall_timer(&held_up_);
     trainer_ = std::make_unique<Trainer>(job, sequences_for(job), world, trace);
   }
   ~TimedSteps() { world_.set_stall_timer(nullptr); }
 
-  // One step, which counts from the third on: those before find cold caches and unpacked weights. Returns the slowest
-  // rank's seconds.
+  // One step; the first two are warm-up (cold caches, unpacked weights). Returns the seconds of the slowest rank.
   double step() {
     world_.barrier();
     const int64_t sent_before = sent();
@@ -91,8 +87,8 @@ class TimedSteps {
     machine_.push_back(slowest_machine(world_));
     return slowest;
   }
-  // The figures of the steps that count: the median of their times, tokens/s, what was sent and held beside the closed
-  // forms, and how long communications held up a rank. Every rank calls it.
+  // Collective: median step time, tokens/s, bytes sent and peak memory with their closed forms, and exposed
+  // communication.
   Measured result() {
     const auto steps = static_cast<double>(seconds_.size());
     Measured m(seconds_);
@@ -154,10 +150,10 @@ std::vector<std::pair<std::string, Plan>> strategies(int64_t n) {
   return out;
 }
 
-// Training on one rank, in turns with what a row measures: on rank 0 of a world whose other ranks wait meanwhile.
-struct Beside {
+// Reference steps that alternate with those of a row: on rank 0 while the other ranks wait.
+struct ReferenceSteps {
   std::string name;                   // "one_rank"
-  std::function<double()> step = {};  // returns its seconds; empty on other ranks
+  std::function<double()> step = {};  // returns seconds; empty on other ranks
   std::function<int64_t()> peak = {};
   std::vector<double> seconds = {};
 
@@ -166,7 +162,7 @@ struct Beside {
   }
   void add_to(Measured& m) const {
     const size_t rounds = m.rounds.size(),
-                 each = (seconds.size() - TimedSteps::kWarmUp) / rounds;  // steps after which a round follows
+                 each = (seconds.size() - TimedSteps::kWarmUp) / rounds;  // reference steps per round
     for (size_t i = 0; i < (step ? rounds : 0); ++i) {
       const auto end = seconds.end() - static_cast<std::ptrdiff_t>((rounds - 1 - i) * each);
       m.reference.push_back(std::accumulate(end - static_cast<std::ptrdiff_t>(each), end, 0.0) /
@@ -180,14 +176,14 @@ struct Beside {
   }
 };
 
-Beside plain_loop(const Job& job) {
+ReferenceSteps plain_loop(const Job& job) {
   const auto loop = std::make_shared<PlainLoop>(job, sequences_for(job));
   return {.name = "plain_loop",
           .step = [loop] { return measure_seconds([&] { loop->step(); }); },
           .peak = [loop] { return loop->peak(); }};
 }
 
-Beside one_rank(const Job& job, Communicator& world) {
+ReferenceSteps one_rank(const Job& job, Communicator& world) {
   const std::shared_ptr<Communicator> axis = world.split(world.rank(), 0, "alone");
   if (world.rank() > 0) return {.name = "one_rank"};
   Job one = job;
@@ -196,7 +192,7 @@ Beside one_rank(const Job& job, Communicator& world) {
   return {.name = "one_rank", .step = [steps] { return steps->step(); }, .peak = [steps] { return steps->peak(); }};
 }
 
-Measured in_turns(Beside one, const Job& job, Communicator& world, int64_t steps) {
+Measured measure_alternating(ReferenceSteps one, const Job& job, Communicator& world, int64_t steps) {
   TimedSteps all(job, world);
   for (int64_t i = 0; i < TimedSteps::kWarmUp + steps; ++i) {
     one.steps(1);
@@ -208,21 +204,21 @@ Measured in_turns(Beside one, const Job& job, Communicator& world, int64_t steps
 }
 
 Measured measure_one_rank(const Job& job, Communicator& world, int64_t steps) {
-  return in_turns(plain_loop(job), job, world, steps);
+  return measure_alternating(plain_loop(job), job, world, steps);
 }
 
 Measured measure_steps(const Job& job, Communicator& world, int64_t steps) {
-  return in_turns(one_rank(job, world), job, world, steps);
+  return measure_alternating(one_rank(job, world), job, world, steps);
 }
 
-// Workers have no step in common, so a round is several of each. It is left before its last step, at which every worker
-// would get the parameters once more.
-Measured measure_async(const Job& given, Communicator& world, int64_t steps) {
+// Workers are not synchronized per step, so a round has several steps of each. Stops before the last step of the job,
+// in which each worker would pull the parameters again.
+Measured measure_async(const Job& requested, Communicator& world, int64_t steps) {
   constexpr int64_t kTurn = 3;
-  const int64_t turns = steps + 1;  // the first warms up
-  Job job = given;
+  const int64_t turns = steps + 1;  // the first is warm-up
+  Job job = requested;
   job.optim.steps = turns * kTurn + 1;
-  Beside one = one_rank(job, world);
+  ReferenceSteps one = one_rank(job, world);
   AsyncTrainer trainer(job, sequences_for(job), world);
   AsyncServer& server = trainer.server();
   std::vector<double> seconds, machine;
@@ -250,8 +246,7 @@ Measured measure_async(const Job& given, Communicator& world, int64_t steps) {
   return m;
 }
 
-// Whether the plan's ranks can divide the model and the batch.
-bool can_be(const Job& job) try {
+bool is_valid(const Job& job) try {
   check_sizes(job);
   check_layout(job.plan, job.model, job.optim.batch);
   return make_schedule(job.plan).stages <= job.model.layers;
@@ -259,14 +254,14 @@ bool can_be(const Job& job) try {
   return false;
 }
 
-// The rows of a group, but for jobs that cannot be.
+// The rows of a group; skips invalid jobs.
 struct JobRows {
   Place place;
   std::vector<RankRow> rows = {};
 
   void add(std::string name, Job job, Measured (*measure)(const Job&, Communicator&, int64_t), int64_t steps) {
     if (!place.model.empty()) name += "/" + place.model, job.model = place.sizes;
-    if (!can_be(job)) return;
+    if (!is_valid(job)) return;
     job.plan.device = place.device;
     job.plan.backend = place.backend();
     job.plan.threads_per_rank = 1;
@@ -300,20 +295,19 @@ std::vector<RankRow> strategy_rows(const Place& place) {
   return out.rows;
 }
 
-// Steps with a trace, and what the simulator makes of them.
+// Traced steps of pipelines, replayed by the simulator.
 
 namespace {
 
-constexpr int64_t kScheduleSteps = 5, kSequences = 2;  // kSequences: sequences of a micro-batch
-constexpr int64_t kNumbers = 6;                        // numbers of an action, as ranks tell it each other
+constexpr int64_t kScheduleSteps = 5, kSequences = 2;  // kSequences: per micro-batch
+constexpr int64_t kNumbers = 6;                        // numbers per action in the exchange between ranks
 
-// The actions of a step by rank: as they were on the clock that the ranks of a host share, and the passes alone with
-// the time for which they had a processor.
+// Actions of a step by rank: wall-clock intervals (host-wide clock), and the CPU time of passes.
 struct Actions {
   TimedLists happened, lengths;
 };
 
-// Every rank calls it, and hears of all.
+// Collective; returns the actions of all ranks.
 Actions make_actions(Communicator& world, const Trace& trace) {
   std::vector<double> own;
   for (const TraceEvent& e : trace.events()) {
@@ -323,7 +317,7 @@ Actions make_actions(Communicator& world, const Trace& trace) {
                            trace.origin() + e.begin, trace.origin() + e.end, e.processor});
   }
   const auto width = static_cast<int64_t>(world.max(static_cast<double>(own.size())));
-  own.resize(static_cast<size_t>(width), -1);  // a rank with fewer says that these are none
+  own.resize(static_cast<size_t>(width), -1);  // padding
   const ArenaPtr arena = make_arena();
   const Tensor all = Tensor::empty({width * world.size()}, DType::float64, arena);
   world.all_gather(Tensor::of<double>(own, {width}, arena), all);
@@ -340,28 +334,28 @@ Actions make_actions(Communicator& world, const Trace& trace) {
   return out;
 }
 
-// Figures of steps, by name.
+// Values per step by name.
 using Figures = std::map<std::string, std::vector<double>>;
 
 void note(Figures& figures, const Schedule& schedule, const Actions& step, bool shared) {
   const Times times = simulate_times(schedule, shared ? step.lengths : step.happened);
   figures["bubble_replayed"].push_back(simulate(schedule, times).bubble_share());
   if (!shared) figures["bubble_measured"].push_back(as_measured(schedule, step.happened).bubble_share());
-  std::map<std::string, double> whole;  // seconds of all stages, for a micro-batch
+  std::map<std::string, double> totals;  // sum over stages, per micro-batch
   for (const StageTimes& t : times.stages) {
-    whole["forward_s"] += t.forward;
-    if (schedule.has(PassKind::B)) whole["backward_s"] += t.backward;
-    if (schedule.has(PassKind::I)) whole["input_s"] += t.input;
-    if (schedule.has(PassKind::W)) whole["weight_s"] += t.weight;
+    totals["forward_s"] += t.forward;
+    if (schedule.has(PassKind::B)) totals["backward_s"] += t.backward;
+    if (schedule.has(PassKind::I)) totals["input_s"] += t.input;
+    if (schedule.has(PassKind::W)) totals["weight_s"] += t.weight;
   }
-  for (const auto& [name, seconds] : whole) figures[name].push_back(seconds);
+  for (const auto& [name, seconds] : totals) figures[name].push_back(seconds);
 }
 
 Measured measure_schedule(const Job& job, Communicator& world, int64_t steps) {
   const unsigned processors = std::thread::hardware_concurrency();
   const bool shared = static_cast<unsigned>(world.size()) > processors;
   Trace trace(1);
-  Beside one = one_rank(job, world);
+  ReferenceSteps one = one_rank(job, world);
   TimedSteps timed(job, world, &trace);
   Figures figures;
   for (int64_t i = 0; i < TimedSteps::kWarmUp + steps; ++i) {
@@ -378,7 +372,7 @@ Measured measure_schedule(const Job& job, Communicator& world, int64_t steps) {
   for (const char* name : {"bubble_replayed", "bubble_measured", "forward_s", "backward_s", "input_s", "weight_s"})
     m.add(name, figures[name].empty() ? kNone : median(figures[name]));
   one.add_to(m);
-  if (shared) m.label = fmt::format("no bubble_measured: {} ranks share {} processors", world.size(), processors);
+  if (shared) m.label = fmt::format("no bubble_measured: {} ranks share {} cores", world.size(), processors);
   return m;
 }
 
@@ -386,7 +380,7 @@ Measured measure_schedule(const Job& job, Communicator& world, int64_t steps) {
 
 std::vector<RankRow> schedule_rows(const Place& place) {
   JobRows out{place};
-  if (place.device == Device::cuda) return {};  // there the times of a trace are those of queueing
+  if (place.device == Device::cuda) return {};  // GPU traces contain enqueue times
   for (size_t kind = 0; kind < kScheduleNames.size(); ++kind)
     for (const int p : place.several({2, 4}))
       for (const int m : {p, 2 * p, 4 * p})

@@ -1,5 +1,5 @@
-# Finds oneDNN as DNNL::dnnl by its header and library alone: the CMake file that Debian 12 ships with it wants the
-# development files of OpenCL, which nothing here uses.
+# Finds oneDNN as DNNL::dnnl by header and library, because the CMake config of Debian 12 requires the development files of
+# OpenCL, which Tessera does not use.
 find_path(dnnl_INCLUDE_DIR dnnl.hpp)
 find_library(dnnl_LIBRARY dnnl)
 include(FindPackageHandleStandardArgs)

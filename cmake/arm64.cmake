@@ -1,12 +1,12 @@
-# The toolchain for 64-bit Arm Linux on another machine: Debian's cross compiler, the libraries of tests/arm/root.sh in
-# TESSERA_ARM_ROOT, and qemu-user, which runs what was built. On an Arm machine itself none of this is needed.
+# Cross toolchain for 64-bit Arm Linux: Debian's cross compiler, the libraries of tests/arm/root.sh in TESSERA_ARM_ROOT, and
+# qemu-user to run programs. Not needed on Arm machines.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_TRY_COMPILE_PLATFORM_VARIABLES TESSERA_ARM_ROOT)
 set(CMAKE_SYSROOT ${TESSERA_ARM_ROOT})
 set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)
 set(CMAKE_LIBRARY_ARCHITECTURE aarch64-linux-gnu)
-# 384 GiB of addresses: qemu-user keeps a record of each page that is reserved, and of 1 TiB these fill the memory.
+# 384 GiB of address space: qemu-user tracks every reserved page, and tracking 1 TiB exhausts the memory.
 set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64-static -R 0x6000000000 -L ${TESSERA_ARM_ROOT})
 set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
 set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)

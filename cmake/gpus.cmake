@@ -1,5 +1,5 @@
-# tessera_visible_gpus(result): the compute capabilities of the GPUs that this machine shows, as CMake writes them ("80;90");
-# empty where there is none, "?" where there is one that nvidia-smi cannot ask.
+# tessera_visible_gpus(result): the compute capabilities of visible GPUs in CMake format ("80;90"); empty without a GPU, "?" if
+# nvidia-smi cannot query it.
 function(tessera_visible_gpus result)
   set(found "")
   find_program(nvidia_smi_PROGRAM nvidia-smi NO_CACHE)

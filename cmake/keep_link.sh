@@ -1,5 +1,5 @@
 #!/bin/sh
-# keep_link.sh FILE COMMAND...: runs the command of a link, and keeps its words in FILE, one on each line, when it worked.
+# keep_link.sh FILE COMMAND...: runs a link command and, on success, writes its arguments to FILE, one per line.
 set -e
 file=$1
 shift

@@ -1,8 +1,8 @@
-# Run by cpack while it stages a package: what `cmake --install` does not write.
-#   lib/tessera/lab   sources, libraries and commands by which `tessera lab check` builds a solution (lab/check.cpp)
-#   lib/tessera       of an archive: the shared libraries of the program, but for those of the C and C++ runtime
+# Run by cpack while staging a package: files not written by `cmake --install`.
+#   lib/tessera/lab   sources, libraries and commands used by `tessera lab check` (lab/check.cpp)
+#   lib/tessera       archives only: shared libraries except the C and C++ runtime
 #   share/tessera     the Python client as a wheel
-#   share/doc/tessera the pages and notebooks, as in a checkout
+#   share/doc/tessera documentation and notebooks, as in a checkout
 cmake_policy(VERSION 3.25)
 set(from ${CPACK_TESSERA_SOURCE})
 set(build ${CPACK_TESSERA_BUILD})
@@ -14,12 +14,12 @@ set(lab ${to}/lib/tessera/lab)
 
 file(GET_RUNTIME_DEPENDENCIES EXECUTABLES ${build}/bin/tessera RESOLVED_DEPENDENCIES_VAR shared
   POST_EXCLUDE_REGEXES "/(ld-linux[^/]*|lib(c|m|pthread|dl|rt|resolv|stdc[+][+]|gcc_s))[.]so")
-if(NOT CPACK_GENERATOR STREQUAL "DEB")  # which depends on their packages
+if(NOT CPACK_GENERATOR STREQUAL "DEB")  # a .deb depends on packages instead
   foreach(library IN LISTS shared)
     file(COPY ${library} DESTINATION ${to}/lib/tessera FOLLOW_SYMLINK_CHAIN)
     file(REAL_PATH ${library} path)
     get_filename_component(name ${path} NAME)
-    file(RPATH_REMOVE FILE ${to}/lib/tessera/${name})  # a run path would hide the program's
+    file(RPATH_REMOVE FILE ${to}/lib/tessera/${name})  # it would override the program's run path
   endforeach()
 endif()
 
@@ -30,7 +30,7 @@ foreach(file IN LISTS headers CPACK_TESSERA_EXERCISES ITEMS lab/not_yet.h)
   file(COPY ${from}/${file} DESTINATION ${lab}/${directory})
 endforeach()
 
-# The compilations of the exercises' files, with paths relative to the lab's directory and without the precompiled header.
+# Compile commands of the exercises, relative to the lab directory and without precompiled header.
 file(READ ${build}/compile_commands.json all)
 string(JSON last LENGTH "${all}")
 math(EXPR last "${last} - 1")
@@ -51,7 +51,7 @@ endforeach()
 list(JOIN commands ",\n" commands)
 file(WRITE ${lab}/compile_commands.json "[\n${commands}\n]\n")
 
-# The link of the program: Tessera's libraries in the lab's directory, shared ones by the names that the loader knows.
+# Link command of the program: Tessera's libraries in the lab directory, shared libraries by soname.
 file(STRINGS ${build}/lab_link.txt words)
 set(link "")
 foreach(word IN LISTS words)
@@ -92,8 +92,8 @@ file(MAKE_DIRECTORY ${to}/share/tessera)
 execute_process(COMMAND ${python} -m flit_core.wheel ${from}/python --outdir ${to}/share/tessera
   RESULT_VARIABLE failed OUTPUT_QUIET ERROR_VARIABLE why)
 if(failed)
-  message(FATAL_ERROR "A package holds the Python client as a wheel, which ${python} could not build: ${why}\n"
-    "It needs flit_core (pip install flit_core, or Debian's package flit); TESSERA_PYTHON names another Python.")
+  message(FATAL_ERROR "The package contains the Python client as a wheel, which ${python} failed to build: ${why}\n"
+    "It requires flit_core (pip install flit_core, or Debian package flit); set TESSERA_PYTHON to use another Python.")
 endif()
 file(GLOB wheel ${to}/share/tessera/*.whl)
 file(CHMOD ${wheel} PERMISSIONS OWNER_READ OWNER_WRITE GROUP_READ WORLD_READ)

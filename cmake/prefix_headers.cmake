@@ -1,6 +1,6 @@
-# Writes HEADERS, paths from the folder FROM, to TO/tessera/, where "tensor/tensor.h" is included as
-# "tessera/tensor/tensor.h". A file that would not change is left alone, so that nothing is compiled again for it, and one
-# whose header is gone is removed. Run by `cmake -P` (tessera_library.cmake).
+# Copies HEADERS (relative to the directory FROM) to TO/tessera/ and rewrites includes of "tensor/tensor.h" to
+# "tessera/tensor/tensor.h". Unchanged files are not written, to avoid recompilation; obsolete files are removed. Run by
+# `cmake -P` (tessera_library.cmake).
 file(GLOB_RECURSE gone RELATIVE ${TO}/tessera ${TO}/tessera/*)
 foreach(header IN LISTS HEADERS)
   list(REMOVE_ITEM gone ${header})

@@ -1,7 +1,7 @@
-# Where Python keeps its packages: the wheels of PyTorch bring cuDNN and NCCL, and that of cudnn-frontend brings headers.
+# Python package directories: PyTorch's wheels contain cuDNN and NCCL, the cudnn-frontend wheel contains headers.
 include_guard()
 
-# tessera_python_packages(result): the folders of the Python that TESSERA_PYTHON names, or of the first in PATH.
+# tessera_python_packages(result): the package directories of TESSERA_PYTHON, or of the first Python in PATH.
 function(tessera_python_packages result)
   find_program(python_PROGRAM python3)
   mark_as_advanced(python_PROGRAM)

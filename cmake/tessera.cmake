@@ -1,38 +1,38 @@
-# How a layer (one folder) becomes a library, how programs and tests become binaries, and the flags that all code here is
-# built with. Flags are no part of what a user's program gets of the library (cmake/tessera_library.cmake).
+# Targets of layers (one library per directory), programs and tests, and the compile flags of Tessera's own code, which are
+# not propagated to users of the library (cmake/tessera_library.cmake).
 
 include(CheckCXXCompilerFlag)
 add_library(tessera_flags INTERFACE)
 if(TESSERA_CUDA_EMULATED)
-  target_include_directories(tessera_flags INTERFACE ${PROJECT_SOURCE_DIR}/tests/cuda_emulator)  # before what it stands in for
+  target_include_directories(tessera_flags INTERFACE ${PROJECT_SOURCE_DIR}/tests/cuda_emulator)  # takes precedence over the real headers
 endif()
 target_include_directories(tessera_flags INTERFACE ${PROJECT_SOURCE_DIR})
 if(TESSERA_WITH_CUDA AND NOT TESSERA_CUDA_EMULATED)
   target_link_libraries(tessera_flags INTERFACE CUDA::cudart)
 endif()
-# -ffp-contract=off: an element has the same bits in a vector body, in its tail and on every instruction set; where a
-# fused multiply-add is wanted it is written. -Wno-psabi: our vector types never cross a call that is not inlined.
+# -ffp-contract=off: elements are bitwise identical in vector bodies, tails and on all instruction sets; fused multiply-adds
+# are explicit. -Wno-psabi: vector types are passed only to inlined functions.
 target_compile_options(tessera_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wno-psabi -ffp-contract=off -fno-math-errno -fno-trapping-math>)
-# Of clang: pragmas of g++; and functions that are constexpr because nvcc compiles such for the device (tensor/math.h).
+# clang only: g++ pragmas, and functions declared constexpr for device compilation by nvcc (tensor/math.h).
 target_compile_options(tessera_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-unknown-pragmas$<SEMICOLON>-Wno-invalid-constexpr>)
-# Off in a newcomer's build: a compiler that is newer than these lines may know new warnings.
-option(TESSERA_WERROR "Warnings are errors" OFF)
+# Off by default, because newer compilers may have new warnings.
+option(TESSERA_WERROR "Treat warnings as errors" OFF)
 if(TESSERA_WERROR)
   target_compile_options(tessera_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
 endif()
-# g++ 12 and 13 see an overlap, and a copy that is too long, inside std::string's own operator+ (GCC bug 105651); the
-# library's own pragmas against that are not kept in precompiled headers.
+# g++ 12 and 13 report false overlaps and overlong copies inside std::string operator+ (GCC bug 105651); the library's
+# pragmas against that are lost in precompiled headers.
 target_compile_options(tessera_flags INTERFACE
   $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict$<SEMICOLON>-Wno-stringop-overflow$<SEMICOLON>-Wno-stringop-overread$<SEMICOLON>-Wno-array-bounds>)
-# A test's time goes by in the libraries, and so does that of layers which talk to people (tessera_layer): their own code
-# is compiled in half the time with -Og. Layers without long loops over numbers take a third less with -O1, or a tenth
-# with -O2. With all three, g++ sees values that are not set where all are; and g++ 13 refuses a precompiled header made
-# with -O3 to a file compiled with -Og or -O1, unless two options that -O2 brings on x86 are set for it.
+# Tests and user-interface layers (tessera_layer) spend their time in the libraries: -Og halves their compile time. Layers
+# without long numeric loops compile in a third less with -O1, a tenth less with -O2. At these levels g++ reports false
+# uninitialized values; and g++ 13 rejects a precompiled header built with -O3 for -Og or -O1 files unless two options that
+# -O2 implies on x86 are set.
 target_compile_options(tessera_flags INTERFACE
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:$<IF:$<BOOL:$<TARGET_PROPERTY:TESSERA_OPTIMISED>>,$<TARGET_PROPERTY:TESSERA_OPTIMISED>,-O3>>)
 
-# The sanitizers' checks hide from g++ 12 what is initialised, inside its own std::regex too: that warning is off with them.
+# With sanitizers, g++ 12 reports false uninitialized values, also inside std::regex, so that warning is off.
 if(TESSERA_SANITIZE)
   add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized>)
 endif()
@@ -46,15 +46,15 @@ elseif(NOT TESSERA_SANITIZE STREQUAL "")
   message(FATAL_ERROR "TESSERA_SANITIZE is '${TESSERA_SANITIZE}'; expected empty, address or thread")
 endif()
 
-# The headers that nearly every file includes are compiled once: a third of a build's time. A file includes what it uses all
-# the same: builds without them (another project's, clang-tidy's) must work.
-option(TESSERA_PRECOMPILE "Compile the standard library's headers once for all files" ${PROJECT_IS_TOP_LEVEL})
+# Precompiled common headers save a third of the build time. Files must still include what they use, for builds without
+# precompiled headers (subprojects, clang-tidy).
+option(TESSERA_PRECOMPILE "Precompile common headers" ${PROJECT_IS_TOP_LEVEL})
 set(tessera_standard <algorithm> <array> <atomic> <chrono> <cmath> <condition_variable> <cstdint> <cstring> <filesystem> <fmt/format.h>
   <fstream> <functional> <limits> <map> <memory> <mutex> <numeric> <optional> <set> <span> <sstream> <string> <string_view>
   <thread> <utility> <vector>)
 set(tessera_test_standard ${tessera_standard} <gtest/gtest.h>)
 
-# tessera_precompile(target owner libraries...): `target` uses what is compiled once for `owner`, whose headers these are.
+# tessera_precompile(target owner libraries...): `target` reuses the precompiled headers of `owner`.
 function(tessera_precompile target owner)
   if(NOT TESSERA_PRECOMPILE)
     return()
@@ -72,16 +72,16 @@ function(tessera_precompile target owner)
   target_precompile_headers(${target} REUSE_FROM ${owner})
 endfunction()
 
-# Several files of a layer are one unit for the compiler, which reads their headers once: half of a first build's time.
-# Who changes files builds without: -DTESSERA_UNITY=OFF. The files of exercises stay alone (lab/check.cpp).
+# Unity builds of several files of a layer halve the time of a first build. For development use -DTESSERA_UNITY=OFF. Files of
+# exercises are compiled separately (lab/check.cpp).
 option(TESSERA_UNITY "Compile several files of a layer together" ${PROJECT_IS_TOP_LEVEL})
 file(STRINGS ${PROJECT_SOURCE_DIR}/lab/exercises.cpp tessera_exercises REGEX "\"[a-z_0-9/]+[.]cpp\"")
 list(TRANSFORM tessera_exercises REPLACE "^.*\"([a-z_0-9/]+[.]cpp)\".*$" "\\1")
-set(tessera_alone ${tessera_exercises} parallel/comm/memory.cpp)  # where ranks' sums are loops over numbers
+set(tessera_alone ${tessera_exercises} parallel/comm/memory.cpp)  # contains the loops of reductions
 set_source_files_properties(parallel/comm/memory.cpp PROPERTIES COMPILE_OPTIONS $<$<CONFIG:Release>:-O3>)
 
-# tessera_units(name sources...): sixteen files a unit (the largest takes g++ 1.3 GB). A backend's folder has a unit of its own, so that the others hold the
-# same files whatever is built, and names that collide are seen by all who build.
+# tessera_units(name sources...): sixteen files per unit (at most 1.3 GB for g++). Backend directories are separate units, so
+# that other units are independent of the configuration and name collisions are detected in every build.
 function(tessera_units name)
   set(count 0)
   foreach(source IN LISTS ARGN)
@@ -98,12 +98,12 @@ function(tessera_units name)
   set_target_properties(tessera_${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
 endfunction()
 
-# tessera_layer(name PUBLIC layers... PRIVATE libraries...): the library tessera_<name> of every .cpp under <name>/ (and
-# .cu, with CUDA), but for the files of a backend that is off. Static, or shared with -DBUILD_SHARED_LIBS=ON, so that
-# several programs hold the kernels once (bench/pack.sh).
+# tessera_layer(name PUBLIC layers... PRIVATE libraries...): the library tessera_<name> of all .cpp files (with CUDA also .cu)
+# under <name>/ except disabled backends. Static, or shared with -DBUILD_SHARED_LIBS=ON, to share kernels between programs
+# (bench/pack.sh).
 function(tessera_layer name)
   file(GLOB_RECURSE sources RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${name}/*.cpp)
-  list(FILTER sources EXCLUDE REGEX "/main/[^/]*[.]cpp$")  # of programs
+  list(FILTER sources EXCLUDE REGEX "/main/[^/]*[.]cpp$")  # main files of programs
   if(NOT TESSERA_WITH_MPI)
     list(FILTER sources EXCLUDE REGEX "/mpi/")
   endif()
@@ -121,8 +121,8 @@ function(tessera_layer name)
     list(APPEND sources ${cuda_sources})
     set_source_files_properties(${cuda_sources} PROPERTIES COMPILE_DEFINITIONS TESSERA_FLOAT64_KERNELS=$<BOOL:${TESSERA_FLOAT64_KERNELS}>)
     if(TESSERA_CUDA_EMULATED)
-      list(FILTER sources EXCLUDE REGEX "/cuda/driver/")  # what speaks to the driver and NVIDIA's libraries
-      # unrolling is nvcc's; every multiplication and addition of a kernel is written as one
+      list(FILTER sources EXCLUDE REGEX "/cuda/driver/")  # code that calls the driver and NVIDIA libraries
+      # nvcc unrolls; multiply-adds of kernels are explicit
       set_source_files_properties(${cuda_sources} PROPERTIES LANGUAGE CXX
         SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS "-xc++;-Wno-unknown-pragmas;$<$<CXX_COMPILER_ID:Clang>:-Wno-pass-failed>;$<$<STREQUAL:${CMAKE_SYSTEM_PROCESSOR},x86_64>:-mfma>;${TESSERA_FIBER_OPTIONS}")
     endif()
@@ -151,16 +151,16 @@ function(tessera_layer name)
   endif()
 endfunction()
 
-# tessera_program(name sources...): a program in bin/ of the build folder.
+# tessera_program(name sources...): a program in bin/ of the build directory.
 function(tessera_program name)
   add_executable(${name} ${ARGN})
   target_link_libraries(${name} PRIVATE tessera_flags)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 endfunction()
 
-# tessera_tests(name libraries...): the GoogleTest binary test_<name> of tests/<name>/*.cpp, one entry of ctest. Where
-# TESSERA_TESTS_WITH is a word, of the files of tests only those that have it: a packed build has those for a GPU.
-set(TESSERA_TESTS_WITH "" CACHE STRING "Build only the files of tests that have this word, such as Gpu")
+# tessera_tests(name libraries...): the GoogleTest binary test_<name> of tests/<name>/*.cpp, one ctest entry. If set,
+# TESSERA_TESTS_WITH selects the test files that contain it (a packed build has only GPU tests).
+set(TESSERA_TESTS_WITH "" CACHE STRING "Build only test files that contain this text, such as Gpu")
 function(tessera_tests name)
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${name}/*.cpp)
   foreach(source IN LISTS sources)

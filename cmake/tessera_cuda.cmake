@@ -1,10 +1,10 @@
-# Decides whether the CUDA files are built (TESSERA_WITH_CUDA) and for which GPUs, and says so in one line. AUTO builds
-# them where nvcc and a GPU are: without a GPU they are a quarter of the compile time and could not run. EMULATED compiles
-# the kernels as C++ beside an emulation of the CUDA runtime on the CPU (tests/cuda_emulator): for tests, without nvcc.
+# Sets TESSERA_WITH_CUDA and the target GPUs, and prints one line. AUTO enables CUDA if nvcc and a GPU are present; otherwise
+# the kernels would take a quarter of the compile time without being usable. EMULATED compiles the kernels as C++ with a
+# CUDA runtime emulated on the CPU (tests/cuda_emulator), for tests without nvcc.
 
 include(${CMAKE_CURRENT_LIST_DIR}/gpus.cmake)
 set(TESSERA_WITH_CUDA OFF)
-set(cuda_any "80;90-real") # code for A100 and Hopper, and PTX of the first for what comes after
+set(cuda_any "80;90-real") # A100 and Hopper, and PTX of A100 for later GPUs
 if(NOT TESSERA_CUDA MATCHES "^(AUTO|ON|OFF|EMULATED)$")
   message(FATAL_ERROR "TESSERA_CUDA is '${TESSERA_CUDA}'; expected AUTO, ON, OFF or EMULATED")
 elseif(TESSERA_CUDA STREQUAL "OFF")
@@ -28,7 +28,7 @@ else()
   endif()
   if(NOT cuda_why)
     set(cuda_for "as asked for")
-    if(DEFINED CMAKE_CUDA_ARCHITECTURES) # with -D, or at an earlier configuration
+    if(DEFINED CMAKE_CUDA_ARCHITECTURES) # by -D or an earlier configuration
     elseif(DEFINED ENV{CUDAARCHS})
       set(CMAKE_CUDA_ARCHITECTURES "$ENV{CUDAARCHS}" CACHE STRING "GPUs that kernels are compiled for")
     elseif(cuda_gpus AND NOT cuda_gpus STREQUAL "?")
@@ -41,11 +41,11 @@ else()
     endif()
     enable_language(CUDA)
     find_package(CUDAToolkit REQUIRED)
-    # CMake 3.25 does not know how nvcc 13 is asked for C++20.
+    # CMake 3.25 does not know the C++20 flag of nvcc 13.
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
     set(CMAKE_CUDA_STANDARD 20)
-    # Constexpr functions are for the device too. Contraction is off as on the CPU: the same bits from the same formula.
+    # Constexpr functions are callable on the device. Contraction is off as on the CPU, for bitwise identical results.
     string(APPEND CMAKE_CUDA_FLAGS " --expt-relaxed-constexpr -fmad=false")
     set(TESSERA_WITH_CUDA ON)
     message(STATUS "CUDA: on (${CMAKE_CUDA_COMPILER_VERSION}; code for ${CMAKE_CUDA_ARCHITECTURES}, ${cuda_for})")

@@ -1,12 +1,12 @@
-# Decides whether attention by cuDNN is built (TESSERA_WITH_CUDNN) and says so in one line. It takes cuDNN itself, looked
-# for beside CUDA, in the system's places and in CUDNN_ROOT, and the headers of NVIDIA's cudnn-frontend: in the system's
-# places, in CUDNN_FRONTEND_ROOT, and where pip puts those of the wheel nvidia-cudnn-frontend.
+# Sets TESSERA_WITH_CUDNN (attention by cuDNN) and prints one line. Requires cuDNN (searched next to CUDA, in system
+# directories and CUDNN_ROOT) and the headers of cudnn-frontend (system directories, CUDNN_FRONTEND_ROOT, and the pip package
+# nvidia-cudnn-frontend).
 
 include(python_packages)
-set(TESSERA_CUDNN AUTO CACHE STRING "Build attention by cuDNN: AUTO (where CUDA, cuDNN and cudnn-frontend are found), ON, OFF")
+set(TESSERA_CUDNN AUTO CACHE STRING "Build attention by cuDNN: AUTO (if CUDA, cuDNN and cudnn-frontend are found), ON, OFF")
 set(TESSERA_WITH_CUDNN OFF)
 
-# tessera_version_in(result header prefix): the version that #defines of a header make, "9.19.0".
+# tessera_version_in(result header prefix): the version defined in a header, "9.19.0".
 function(tessera_version_in result header prefix)
   set(version "")
   foreach(part MAJOR MINOR PATCH)
@@ -18,7 +18,7 @@ function(tessera_version_in result header prefix)
   set(${result} "${version}" PARENT_SCOPE)
 endfunction()
 
-# tessera_find_cudnn(result): looks for both; `result` becomes what is missing, or empty.
+# tessera_find_cudnn(result): searches for both; `result` is the missing one, or empty.
 function(tessera_find_cudnn result)
   tessera_python_packages(packages)
   set(wheels ${packages})
@@ -36,7 +36,7 @@ function(tessera_find_cudnn result)
   endif()
   tessera_version_in(cudnn ${cudnn_INCLUDE_DIR}/cudnn_version.h CUDNN)
   tessera_version_in(frontend ${cudnn_frontend_INCLUDE_DIR}/cudnn_frontend_version.h CUDNN_FRONTEND)
-  if(cudnn VERSION_LESS 9.15.1)  # older ones read memory that is not theirs where 128 does not divide the tokens
+  if(cudnn VERSION_LESS 9.15.1)  # older versions read out of bounds unless 128 divides the tokens
     set(${result} "cuDNN ${cudnn} is too old, expected 9.15.1 or newer" PARENT_SCOPE)
   elseif(frontend VERSION_LESS 1.32)
     set(${result} "cudnn-frontend ${frontend} is too old, expected 1.32 or newer" PARENT_SCOPE)
@@ -61,7 +61,7 @@ else()
     add_library(CUDNN::cudnn UNKNOWN IMPORTED)
     set_target_properties(CUDNN::cudnn PROPERTIES IMPORTED_LOCATION ${cudnn_LIBRARY}
       INTERFACE_INCLUDE_DIRECTORIES "${cudnn_INCLUDE_DIR};${cudnn_frontend_INCLUDE_DIR}"
-      INTERFACE_COMPILE_DEFINITIONS CUDNN_FRONTEND_SKIP_JSON_LIB  # its log as JSON, half of what it takes to compile
+      INTERFACE_COMPILE_DEFINITIONS CUDNN_FRONTEND_SKIP_JSON_LIB  # JSON logging, half of the compile time
       INTERFACE_LINK_LIBRARIES CUDA::nvrtc)
     message(STATUS "cuDNN: on (${cudnn_versions})")
   endif()

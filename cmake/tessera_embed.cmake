@@ -1,5 +1,5 @@
-# tessera_embed(target folder ending namespace header): the text of every file with that ending in the folder, in the program
-# itself, so that an installed one needs no files: FOLDER_files() of the header, {name, text} in the order of names.
+# tessera_embed(target folder ending namespace header): embeds all files with that extension, so that an installed program
+# requires no data files. Accessed by FOLDER_files() of the header: {name, text} sorted by name.
 function(tessera_embed target folder ending namespace header)
   file(GLOB files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.${ending})
   list(SORT files)
@@ -28,8 +28,8 @@ const std::vector<File>& ${name}_files() {
   target_sources(${target} PRIVATE ${source})
 endfunction()
 
-# tessera_embed_bytes(target folder): the bytes of every file in the folder, in the program itself, between the symbols
-# tessera_NAME_begin and tessera_NAME_end, where NAME ends at the first dot. The assembler takes them in: no compile time.
+# tessera_embed_bytes(target folder): embeds the bytes of all files between the symbols tessera_NAME_begin and
+# tessera_NAME_end, where NAME ends at the first dot. Included by the assembler, without compile time.
 function(tessera_embed_bytes target folder)
   file(GLOB files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*)
   set(text "// Made of ${folder}.\n")

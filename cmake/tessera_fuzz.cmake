@@ -1,5 +1,5 @@
-# Fuzzing: tessera_fuzz() builds fuzz_NAME of every tests/fuzz/NAME_target.cpp, with clang's libFuzzer and the address and
-# undefined sanitizers. Included before any target is made, because every library is then built for it.
+# Fuzzing: tessera_fuzz() builds fuzz_NAME from tests/fuzz/NAME_target.cpp with libFuzzer and the address and undefined
+# behaviour sanitizers. Must be included before any target, because all libraries are instrumented.
 
 option(TESSERA_BUILD_FUZZ "Build the fuzz targets (clang only)" OFF)
 if(NOT TESSERA_BUILD_FUZZ)
@@ -24,12 +24,12 @@ endif()
 
 add_compile_options(-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all)
 add_link_options(-fsanitize=address,undefined)
-add_compile_definitions(__SANITIZE_ADDRESS__=1)  # as g++ says it; clang 14 does not
-# An emulated GPU's threads are fibers, hundreds for each block: a second stack for each of them, and the counters that a
-# fuzzer steers by, took most of a test's time.
+add_compile_definitions(__SANITIZE_ADDRESS__=1)  # defined by g++ but not by clang 14
+# Threads of an emulated GPU are fibers, hundreds per block: a fake stack for each and coverage counters took most of the
+# test time.
 set(TESSERA_FIBER_OPTIONS -fsanitize-address-use-after-return=never -fno-sanitize=fuzzer-no-link -O2)
 
-# tessera_fuzz(libraries...): fuzz_NAME for each target, and `fuzz` for all of them.
+# tessera_fuzz(libraries...): the targets fuzz_NAME, and `fuzz` for all of them.
 function(tessera_fuzz)
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/fuzz/*_target.cpp)
   add_custom_target(fuzz)

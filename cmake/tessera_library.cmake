@@ -1,9 +1,9 @@
-# Tessera as a library: the target tessera::tessera, its headers as <tessera/...>, and what `cmake --install` writes.
+# The library tessera::tessera with headers <tessera/...>, and its installation.
 
 set(layers tensor autograd nn optim parallel data settings models train verify)
 
-# A user's program has its own nn/ and data/, maybe, so what it gets is a folder with nothing but tessera/ in it. Headers
-# of backends are left out: they need headers that a user's program may not have, and tessera.h reaches none of them.
+# The include directory contains only tessera/, because a user's program may have its own nn/ or data/. Backend headers are
+# excluded: they require headers that may be missing, and tessera.h does not include them.
 set(headers tessera.h)
 foreach(layer IN LISTS layers)
   file(GLOB_RECURSE found RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${layer}/*.h)

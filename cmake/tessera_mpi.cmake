@@ -1,6 +1,6 @@
-# Decides whether the MPI transport is built (TESSERA_WITH_MPI) and says so in one line.
+# Sets TESSERA_WITH_MPI (MPI transport) and prints one line.
 
-set(TESSERA_MPI AUTO CACHE STRING "Build the MPI transport: AUTO (where MPI is found), ON, OFF")
+set(TESSERA_MPI AUTO CACHE STRING "Build the MPI transport: AUTO (if MPI is found), ON, OFF")
 set(TESSERA_WITH_MPI OFF)
 if(NOT TESSERA_MPI MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "TESSERA_MPI is '${TESSERA_MPI}'; expected AUTO, ON or OFF")
@@ -9,7 +9,7 @@ elseif(TESSERA_MPI STREQUAL "OFF")
 elseif(TESSERA_SANITIZE STREQUAL "thread")
   set(mpi_why "a ThreadSanitizer build: the library is not instrumented")
 else()
-  set(MPI_CXX_SKIP_MPICXX ON)  # the C interface alone
+  set(MPI_CXX_SKIP_MPICXX ON)  # only the C interface
   set(MPI_DETERMINE_LIBRARY_VERSION ON)
   find_package(MPI 3.0 QUIET COMPONENTS CXX)
   if(MPI_CXX_FOUND)

@@ -1,9 +1,8 @@
-# Decides whether the NCCL transport is built (TESSERA_WITH_NCCL) and says so in one line. It is looked for in NCCL_ROOT,
-# beside CUDA, in the system's places, and where pip puts the wheel nvidia-nccl. Where CUDA is emulated NCCL is too
-# (tests/cuda_emulator/nccl.h).
+# Sets TESSERA_WITH_NCCL (NCCL transport) and prints one line. NCCL is searched in NCCL_ROOT, next to CUDA, in system
+# directories and in the pip package nvidia-nccl. With emulated CUDA, NCCL is emulated too (tests/cuda_emulator/nccl.h).
 
 include(python_packages)
-set(TESSERA_NCCL AUTO CACHE STRING "Build the NCCL transport: AUTO (where CUDA and NCCL are found), ON, OFF")
+set(TESSERA_NCCL AUTO CACHE STRING "Build the NCCL transport: AUTO (if CUDA and NCCL are found), ON, OFF")
 set(TESSERA_WITH_NCCL OFF)
 if(NOT TESSERA_NCCL MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "TESSERA_NCCL is '${TESSERA_NCCL}'; expected AUTO, ON or OFF")

@@ -1,6 +1,6 @@
-# What `cpack` makes of a build: an archive that runs from any directory, with the shared libraries that it needs, and a
-# .deb for the release of Debian or Ubuntu that it was built on. Both hold what `cmake --install` writes, and what
-# exercises, notebooks and Python need without a checkout (package_contents.cmake).
+# Packages built by `cpack`: a relocatable archive with its shared libraries, and a .deb for the Debian or Ubuntu release of
+# the build. Both contain the files of `cmake --install` and those required by exercises, notebooks and Python without a
+# checkout (package_contents.cmake).
 
 set(release unknown)
 if(EXISTS /etc/os-release)
@@ -16,14 +16,14 @@ set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "Trains small transformers under every par
 set(CPACK_PACKAGE_DIRECTORY ${PROJECT_BINARY_DIR}/packages)
 set(CPACK_PACKAGE_FILE_NAME tessera-${PROJECT_VERSION}-${release}-${CMAKE_SYSTEM_PROCESSOR})
 set(CPACK_GENERATOR TXZ DEB)
-set(CPACK_THREADS 0)  # of xz: all cores
+set(CPACK_THREADS 0)  # xz on all cores
 set(CPACK_STRIP_FILES ON)
 set(CPACK_MONOLITHIC_INSTALL ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_VERSION ${PROJECT_VERSION}~${release})
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
-# Exercises are compiled, and their files include fmt's headers. What else programs on the library need is named by
+# Compiling exercises requires fmt's headers. Further dependencies of programs that use the library are reported by
 # find_package(tessera).
 string(REGEX MATCH "^[0-9]+" major "${CMAKE_CXX_COMPILER_VERSION}")
 set(CPACK_DEBIAN_PACKAGE_DEPENDS "g++ (>= 4:${major}), libfmt-dev")

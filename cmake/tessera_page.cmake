@@ -1,5 +1,5 @@
-# tessera_page(target folder): the page of the folder in the program itself: page.html with the text of every other file
-# in the place of its name between braces, such as {style.css}. A source with `kPage` of app/explore/explore.h.
+# tessera_page(target folder): embeds page.html as `kPage` of app/explore/explore.h, with placeholders such as {style.css}
+# replaced by the files of that name.
 function(tessera_page target folder)
   file(READ ${PROJECT_SOURCE_DIR}/${folder}/page.html page)
   file(GLOB parts CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*)

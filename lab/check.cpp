@@ -1,4 +1,4 @@
-// The build's own commands, with the learner's file in the place of the product's.
+// Runs the commands of the build with the learner's file in place of the original.
 #include "lab/check.h"
 
 #include <fmt/format.h>
@@ -20,31 +20,30 @@ namespace {
 namespace fs = std::filesystem;
 using Args = std::vector<std::string>;
 
-constexpr int kBuildSeconds = 60;  // a compilation takes less than ten, also on a slow machine
+constexpr int kBuildSeconds = 60;  // limit; compilation takes less than 10 s on slow machines
 constexpr int64_t kMaxBytes = int64_t{1} << 20;
 constexpr size_t kShownLines = 30;
 
-// How the build compiles one file of the product.
+// Compile command of one source file.
 struct Compilation {
   fs::path directory, source;
   Args command;
 };
 
-// What exercises are built from: the build directory that this program is in, build/release of
-// build/release/bin/tessera, or the directory that a package of Tessera installs for this
-// (cmake/package_contents.cmake).
+// The directory with compile commands and libraries: build/release of build/release/bin/tessera, or the directory
+// installed by a package (cmake/package_contents.cmake).
 fs::path build_folder() {
   std::error_code none;
   const fs::path prefix = fs::read_symlink("/proc/self/exe", none).parent_path().parent_path();
   for (const fs::path& folder : {prefix, prefix / "lib" / "tessera" / "lab"})
     if (fs::exists(folder / "compile_commands.json", none) && fs::exists(folder / "lab_link.txt", none)) return folder;
-  throw Error(
-      fmt::format("lab: exercises need the files they are built from, which {} lacks; expected ./tessera in a clone of "
-                  "the repository, or a program that a package of Tessera has installed",
-                  prefix.string()));
+  throw Error(fmt::format(
+      "lab: exercises require the build files, which are missing in {}; expected ./tessera in a clone of the "
+      "repository, or a program installed by a Tessera package",
+      prefix.string()));
 }
 
-// The words of a command for a shell, as CMake writes it: blanks between them, quotes and backslashes.
+// Splits a shell command as written by CMake (spaces, quotes, backslashes).
 Args split_command(const std::string& command) {
   static const std::regex word(R"re((\\.|"(\\.|[^"\\])*"|[^ "\\])+)re"), mark(R"re(\\(.)|")re");
   Args out;
@@ -67,10 +66,10 @@ Compilation compile_command(const Exercise& e) {
       fmt::format("{}: no command for {}; expected the file of a build by ./tessera", list.string(), e.file));
 }
 
-// The list of files that a compilation has read.
+// Path of the dependency file of an object.
 std::string files_read(const fs::path& object) { return fs::path(object).replace_extension(".d").string(); }
 
-// The command for a learner's file: quickly, and with warnings that say something of a file that is half written.
+// Compile command of a learner's file: fast, without warnings about incomplete code.
 Args learners(const Compilation& product, const fs::path& source, const fs::path& object) {
   Args out;
   for (size_t i = 0; i < product.command.size(); ++i) {
@@ -85,8 +84,8 @@ Args learners(const Compilation& product, const fs::path& source, const fs::path
   return out;
 }
 
-// The link of this program with the learner's object. The library in which the product has its own is a copy without
-// that one, at `library`: who leaves a function out does not get the product's.
+// Link command with the learner's object. `library` is a copy of the original library without the original object, so a
+// missing function is not taken from there.
 Args link_with(const fs::path& build, const Exercise& e, const fs::path& object, const fs::path& library,
                const fs::path& program) {
   const std::string product = fmt::format("libtessera_{}.a", e.file.substr(0, e.file.find('/')));
@@ -104,7 +103,7 @@ Args link_with(const fs::path& build, const Exercise& e, const fs::path& object,
   const auto output = std::ranges::find(out, "-o");
   if (taken.status != 0 || taken.output.find("d - ") == std::string::npos || out.end() - output < 2 ||
       std::ranges::find(out, library.string()) == out.end())
-    throw Error(fmt::format("lab: {} cannot be linked without {}: {}", product, e.file, one_line(taken.output)));
+    throw Error(fmt::format("lab: cannot link {} without {}: {}", product, e.file, one_line(taken.output)));
   *(output + 1) = program.string();
   out.insert(output, object.string());
   return out;
@@ -116,7 +115,7 @@ std::string first_lines(const std::string& text) {
   size_t count = 0;
   for (std::string line; std::getline(in, line); ++count)
     if (count < kShownLines) out += "  " + one_line(line) + "\n";
-  return count > kShownLines ? out + fmt::format("  ... {} lines more\n", count - kShownLines) : out;
+  return count > kShownLines ? out + fmt::format("  ... {} more lines\n", count - kShownLines) : out;
 }
 
 // "reduce_scatter" of "void reduce_scatter(const"
@@ -125,25 +124,25 @@ std::string plain_name(std::string_view function) {
   return std::string(before.substr(before.find_last_of(' ') + 1));
 }
 
-// Nothing where it was built. Compilers have limits too: a file can ask for any time and memory.
+// Runs a build command; nullopt on success. Limits memory and file size of the compiler.
 std::optional<Verdict> failed(const Exercise& e, const char* what, const Args& command, const fs::path& directory) {
   Args limited{"sh", "-c", "ulimit -v 8388608; ulimit -f 2097152; exec \"$@\"", "sh"};
   limited.insert(limited.end(), command.begin(), command.end());
   const ProgramResult built = run_program(limited, directory, kBuildSeconds);
   if (built.status == 0) return {};
   if (built.status == 124)
-    return refused(e, {"time", fmt::format("the {} did not end within {} s", what, kBuildSeconds), ""});
+    return refused(e, {"time", fmt::format("the {} did not finish within {} s", what, kBuildSeconds), ""});
   if (built.status == 127)
-    throw Error(fmt::format("lab: {}: {}; expected the compiler of the build", command[0], built.last_line));
+    throw Error(fmt::format("lab: {}: {}; expected the compiler used by the build", command[0], built.last_line));
   static const std::regex undefined("undefined reference to `([^']*)'");
   if (std::smatch missing; std::regex_search(built.output, missing, undefined))
-    return refused(e, {what, fmt::format("there is no {}", missing[1].str()),
-                       "your file must define it, with the name and the parameters that it was given out with"});
-  return refused(e, {what, fmt::format("the {} found errors and stopped:", what), "",
+    return refused(e, {what, fmt::format("undefined function {}", missing[1].str()),
+                       "your file must define it with its original name and parameters"});
+  return refused(e, {what, fmt::format("the {} reported errors:", what), "",
                      first_lines(built.output.empty() ? built.last_line : built.output)});
 }
 
-// Refuses what a compiler would read for ever: a source, or a file beside it that it includes, that is no plain file.
+// Rejects sources and includes next to them that are not regular files, because reading them may not end.
 void check_readable(const fs::path& source) {
   static const std::regex include(R"(#[ \t]*include[ \t]*["<]([^">\n]+)[">])");
   const std::string text = read_whole(source, kMaxBytes);
@@ -157,31 +156,31 @@ void check_readable(const fs::path& source) {
   }
 }
 
-// A call of another function of the product that does the exercise; none in most exercises.
+// Detects calls of a function of Tessera that does the exercise.
 std::optional<Failure> call_of_the_whole(const Exercise& e, const Compilation& product, const fs::path& object) {
   const std::string called = run_program({"nm", "-uC", object.string()}, product.directory, kBuildSeconds).output;
   for (const std::string_view name : e.without)
     if (called.find(fmt::format(" tessera::{}(", name)) != std::string::npos)
-      return Failure{"copy", fmt::format("your file calls {}(), which does what you are to write", name),
-                     "the exercise is to write it, and not to call what has it already"};
+      return Failure{"copy", fmt::format("your file calls {}(), which implements the exercise", name),
+                     "implement it yourself instead of calling it"};
   return {};
 }
 
-// What a lecturer may want to know of the text: files that were compiled and have bodies with the product's own text,
-// comments and blanks aside. Short functions have few texts, so that decides nothing.
+// Notes for the lecturer: compiled files with bodies identical to the original except for comments and whitespace. They
+// do not affect the result, because short functions have few variants.
 std::vector<std::string> notes_on_text(const Exercise& e, const Compilation& product, const fs::path& source,
                                        const fs::path& object) {
   const std::string text = read_file(product.source), list = read_file(files_read(object)),
                     root = product.source.string().substr(0, product.source.string().size() - e.file.size());
   std::vector<std::string> out;
   for (const std::string& file : split_command(std::regex_replace(list, std::regex("\\\\?\n"), " "))) {
-    if (file.ends_with(':')) continue;  // what was made
+    if (file.ends_with(':')) continue;  // the target
     std::error_code none;
     const std::string name = std::regex_replace(file, std::regex("\\$\\$"), "$");
     const fs::path path = fs::canonical(product.directory / name, none);
     if (path.string().starts_with("/usr/") && !path.string().starts_with(root)) continue;
     if (none || !is_plain_file(path)) {
-      out.push_back(fmt::format("includes {}, which cannot be read again", one_line(name)));
+      out.push_back(fmt::format("includes {}, which cannot be read", one_line(name)));
       continue;
     }
     const std::string read = without_blanks(read_file(path));
@@ -193,8 +192,9 @@ std::vector<std::string> notes_on_text(const Exercise& e, const Compilation& pro
     }
     if (same.empty()) continue;
     const bool own = fs::equivalent(path, source, none);
-    out.push_back(fmt::format("{} the product's text, comments and blanks aside: {}",
-                              own ? "has" : "includes " + one_line(name) + ", which has", fmt::join(same, ", ")));
+    out.push_back(fmt::format("{} Tessera's code except for comments and whitespace: {}",
+                              own ? "contains" : "includes " + one_line(name) + ", which contains",
+                              fmt::join(same, ", ")));
   }
   return out;
 }
@@ -206,8 +206,7 @@ void give_out(const Exercise& e, const fs::path& given) {
   const Compilation product = compile_command(e);
   std::error_code none;
   if (fs::exists(folder, none) && !(fs::is_directory(folder, none) && fs::is_empty(folder, none)))
-    throw Error(
-        fmt::format("lab start: {} has something in it; expected a folder that is new or empty", folder.string()));
+    throw Error(fmt::format("lab start: {} is not empty; expected a new or empty directory", folder.string()));
   const fs::path source = folder / product.source.filename();
   const std::string from = product.source.string(), file = blanked_file(read_file(from), e);
   nlohmann::ordered_json commands = nlohmann::ordered_json::array();
@@ -222,7 +221,7 @@ void give_out(const Exercise& e, const fs::path& given) {
   const fs::path header = fs::path(from).replace_extension(".h");
   if (e.page.find(header.filename().string()) != std::string::npos)
     fs::copy_file(header, whole.path() / header.filename());
-  fs::rename(whole.path(), folder, none);  // takes the place of an empty folder
+  fs::rename(whole.path(), folder, none);  // replaces an empty directory
   if (none) throw OutputError(fmt::format("{}: {}", folder.string(), none.message()));
 }
 
@@ -232,11 +231,10 @@ Verdict check(const Exercise& e, const fs::path& given, int seconds) {
   const fs::path source = folder / product.source.filename(), made = folder / "build";
   std::error_code none;
   if (!is_there(source))
-    throw InputError(fmt::format("{} is missing; `tessera lab start {} {}` gives it out", source.string(), e.number,
-                                 given.string()));
+    throw InputError(
+        fmt::format("{} is missing; `tessera lab start {} {}` creates it", source.string(), e.number, given.string()));
   check_readable(source);
-  // Files that were handed in have no say: a link there would let the compiler write elsewhere, or hide what it has
-  // read.
+  // Remove submitted links and outputs: they could redirect compiler output or hide included files.
   if (fs::is_symlink(made, none)) fs::remove(made, none);
   make_directories(made);
   const fs::path object = made / "learner.o", program = made / "tessera", output = made / "output.txt",
@@ -253,8 +251,8 @@ Verdict check(const Exercise& e, const fs::path& given, int seconds) {
     verdict.score = {{"bytes_of_text", static_cast<double>(without_blanks(read_whole(source, kMaxBytes)).size())}};
   for (const std::string& note : verdict.notes) verdict.text += fmt::format("  note   your file {}\n", note);
   if (verdict.solved)
-    verdict.text += fmt::format("  made   {}: all of Tessera, with your code in it\n",
-                                one_line((given / "build" / "tessera").string()));
+    verdict.text +=
+        fmt::format("  built  {}: Tessera with your code\n", one_line((given / "build" / "tessera").string()));
   if (const std::string printed = first_lines(read_file(output)); !printed.empty())
     verdict.text += "\n  your code printed:\n" + printed;
   return verdict;
@@ -262,7 +260,7 @@ Verdict check(const Exercise& e, const fs::path& given, int seconds) {
 
 std::map<std::string, std::vector<Submission>> handed_in(const fs::path& folder) {
   if (!is_folder(folder))
-    throw InputError(folder.string() + " is no folder; expected one with a folder of each learner");
+    throw InputError(folder.string() + " is not a directory; expected one with a subdirectory per learner");
   std::map<std::string, std::vector<Submission>> out;
   std::error_code none;
   for (fs::recursive_directory_iterator at(folder, fs::directory_options::skip_permission_denied, none), end; at != end;
@@ -281,8 +279,8 @@ std::map<std::string, std::vector<Submission>> handed_in(const fs::path& folder)
   return out;
 }
 
-// Where a function is: it begins a line, the first line of its body is behind one that ends with a brace, and the last
-// one before a brace that stands as far to the right as the function: so clang-format lays out all files here.
+// Location of a function body, relying on clang-format: the definition starts a line, its body follows a line that ends
+// with a brace, and the closing brace has the indentation of the definition.
 
 namespace {
 
@@ -346,11 +344,11 @@ std::string blanked_file(std::string_view source, const Exercise& e) {
   std::vector<std::string> bodies;
   for (const Blank& blank : e.blanks) {
     const Part part = blanked_part(source, blank);
-    bodies.push_back(fmt::format("{0}// Yours to write: README.md says what.\n{0}lab::not_yet(\"{1}\");\n",
+    bodies.push_back(fmt::format("{0}// Your code here: see README.md.\n{0}lab::not_yet(\"{1}\");\n",
                                  line_indent(source, part.begin), plain_name(blank.function)));
   }
   std::string out = filled_file(source, e, bodies);
-  const std::string include = "#include \"lab/not_yet.h\"  // only for the exercise; you may delete it at the end\n";
+  const std::string include = "#include \"lab/not_yet.h\"  // only for the exercise; may be deleted\n";
   return out.insert(out.find("#include"), include);
 }
 

@@ -1,5 +1,5 @@
-// Giving exercises out, and building and grading what comes back. Both need the build folder of a checkout, in which
-// this program was built: its sources, libraries and commands are what an exercise is made of.
+// Creates exercise directories, and builds and grades submissions. Requires the sources, libraries and compile commands
+// of the build that produced this program.
 #pragma once
 #include <filesystem>
 #include <map>
@@ -8,53 +8,47 @@
 
 namespace tessera::lab {
 
-// Writes the exercise's file, the headers that its page names, README.md and compile_commands.json (for editors) into a
-// new or empty folder. Throws Error (usage) where the folder has something in it, OutputError, or what check() throws
-// where there is no build.
+// Writes the blanked file, the headers named by its page, README.md and compile_commands.json (for editors) to a new or
+// empty directory. Throws Error (usage) if the directory is not empty or without a build, and OutputError.
 void give_out(const Exercise& exercise, const std::filesystem::path& folder);
 
-constexpr int kGradingSeconds = 30;  // a learner's program may take; graders take less than one
+constexpr int kGradingSeconds = 30;  // limit of a learner's program; graders take less than 1 s
 
-// Compiles the learner's file, links it into `folder`/build/tessera in the place of the product's, and asks that
-// program. Takes seconds. Throws InputError where the folder has no such file; Error
-// (usage) where there is no build folder or no compiler to be found.
+// Compiles the learner's file, links it into `folder`/build/tessera in place of the original and grades that program
+// (takes seconds). Throws InputError if the file is missing, Error (usage) without a build directory or compiler.
 Verdict check(const Exercise& exercise, const std::filesystem::path& folder, int seconds = kGradingSeconds);
 
-// Grades a program as check() has linked it, in a process that is confined (lab/learner.cpp); what it prints goes to
-// the file `output`, at most a MiB. Throws Error where no process can be started or confined.
+// Grades a program linked by check() in a sandboxed process (lab/learner.cpp); its output is written to `output`, at
+// most 1 MiB. Throws Error if the process cannot be started or sandboxed.
 Verdict grade_program(const Exercise& exercise, const std::filesystem::path& program,
                       const std::filesystem::path& output, int seconds = kGradingSeconds);
-// The learner's side of it: answers until nothing more is asked. Throws Error (usage) where nobody asks.
+// The learner's side: answers until the channel is closed. Throws Error (usage) without a channel.
 void answer(const Exercise& exercise);
 
-// An exercise, or a puzzle, that was handed in: files of that name, or a puzzle's task.txt, are looked for in a
-// learner's folder, and in folders there.
+// A submitted exercise or puzzle, found by its file name or task.txt in a learner's directory or its subdirectories.
 struct Submission {
   const Exercise* exercise = nullptr;
   const Puzzle* puzzle = nullptr;
   std::filesystem::path folder;
 };
-// The learners of a class, each of whom has a folder. Throws InputError where there is no such folder.
+// The submissions of a class by learner (subdirectory of `folder`). Throws InputError if the directory does not exist.
 std::map<std::string, std::vector<Submission>> handed_in(const std::filesystem::path& folder);
 
-// Functions in the text of a source file: where a body is, and the file with bodies blanked.
-
-// Bytes [begin, end) of a text.
+// Byte range [begin, end) of a text.
 struct Part {
   size_t begin = 0, end = 0;
 };
 
-// The blanked part: whole lines between the braces of the function's definition. Throws Error (usage) where the text
-// has no such function, or two.
+// The lines to blank between the braces of the definition. Throws Error (usage) unless there is exactly one.
 Part blanked_part(std::string_view source, const Blank& blank);
 
-// A text without comments, and without blanks outside of strings: what two writers of the same code share.
+// Source text without comments and whitespace (except in strings), for comparison.
 std::string without_blanks(std::string_view text);
 
-// The file as a learner gets it: each blanked part is a comment and a call of not_yet().
+// The learner's initial file: each blanked body is a comment and a call of not_yet().
 std::string blanked_file(std::string_view source, const Exercise& exercise);
 
-// The file with other bodies, one for each blank and in their order: what a solution, or a mistake, would look like.
+// The file with one new body per blank, in order.
 std::string filled_file(std::string_view source, const Exercise& exercise, const std::vector<std::string>& bodies);
 
 }  // namespace tessera::lab

@@ -1,4 +1,4 @@
-// The first wrong element, a factor, a guess that matches.
+// First wrong element, constant factors, matching guesses.
 #include "lab/compare.h"
 
 #include <fmt/format.h>
@@ -6,10 +6,10 @@
 namespace tessera::lab {
 namespace {
 
-constexpr double kPatience = 5;     // seconds that a rank waits for another
-constexpr double kRounding = 1e-4;  // differences below it may be of the order of a sum
-constexpr double kMatches = 2e-6;   // the error that a guess may have: its sums have another order
-constexpr size_t kEnough = 3;       // numbers that show a factor: of one there is always some
+constexpr double kPatience = 5;     // timeout of a rank, seconds
+constexpr double kRounding = 1e-4;  // relative differences explained by summation order
+constexpr double kMatches = 2e-6;   // relative error of a matching guess (summation order)
+constexpr size_t kEnough = 3;       // minimum number of values that identify a factor
 
 double largest(const std::vector<double>& x) {
   double most = 0;
@@ -26,7 +26,7 @@ bool close(const std::vector<double>& a, const std::vector<double>& b, double re
   return true;
 }
 
-// k where a = k b.
+// k if a = k b.
 std::optional<double> factor_between(const std::vector<double>& a, const std::vector<double>& b) {
   double dot = 0, norm = 0;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -44,30 +44,29 @@ bool about(double a, double b) { return std::abs(a - b) <= 1e-4 * std::abs(b); }
 std::string factor_cause(double k, int n) {
   if (n > 1 && about(k, n))
     return fmt::format(
-        "every number is {0} times too large, and there are {0} ranks: a finished sum is summed again, "
-        "or each rank adds numbers that only one rank should add",
+        "every value is {0} times too large with {0} ranks: a completed sum is reduced again, or each rank "
+        "contributes values that only one rank should contribute",
         n);
   if (n > 1 && about(k, 1.0 / n))
     return fmt::format(
-        "every number is {0} times too small, and there are {0} ranks: you averaged; the loss is already "
-        "divided by all tokens, so sum and do not average",
+        "every value is {0} times too small with {0} ranks: you averaged; the loss is already divided by all "
+        "tokens, so sum instead",
         n);
-  if (about(k, -1)) return "every number has the wrong sign";
-  if (about(k, 2)) return "every number is twice what it should be: something is added twice";
-  if (about(k, 0.5)) return "every number is half of what it should be: one of two equal parts is missing";
+  if (about(k, -1)) return "every value has the wrong sign";
+  if (about(k, 2)) return "every value is twice the expected one: something is added twice";
+  if (about(k, 0.5)) return "every value is half of the expected one: one of two equal terms is missing";
   return "";
 }
 
 std::string cause_of_values(const std::vector<double>& found, const std::vector<double>& expected,
                             const std::vector<Guess>& guesses, int n, bool exact) {
   if (std::ranges::any_of(found, [](double x) { return !std::isfinite(x); }))
-    return "a number is NaN or infinite: memory that nobody has written, or a difference of infinities";
+    return "a value is NaN or infinite: uninitialized memory, or a difference of infinities";
   for (const Guess& guess : guesses)
     if (close(found, guess.would_be, kMatches) && !close(guess.would_be, expected, kMatches)) return guess.cause;
   if (close(found, expected, kRounding))
-    return exact ? "the numbers are right up to rounding: they are added in another order than the exercise asks for"
-                 : "";
-  if (largest(found) == 0) return "all numbers are zero: nothing was written there";
+    return exact ? "correct up to rounding: the summation order differs from the required one" : "";
+  if (largest(found) == 0) return "all values are zero: nothing was written";
   if (const auto k = factor_between(found, expected)) return factor_cause(*k, n);
   return "";
 }
@@ -77,9 +76,8 @@ std::string cause_of_values(const std::vector<double>& found, const std::vector<
 void expect_values(const std::string& where, const std::vector<double>& found, const std::vector<double>& expected,
                    const std::vector<Guess>& guesses, int ranks, double tolerance) {
   if (found.size() != expected.size())
-    throw Failure{
-        "values", fmt::format("{}: {} numbers; expected {}", where, found.size(), expected.size()),
-        found.empty() ? "nothing has come: of a gradient, g.give(0, tensor) is missing in the backward pass" : ""};
+    throw Failure{"values", fmt::format("{}: {} values; expected {}", where, found.size(), expected.size()),
+                  found.empty() ? "no values: for a gradient, g.give(0, tensor) is missing in the backward pass" : ""};
   const double most = tolerance * largest(expected);
   const auto wrong = [&](size_t i) { return !(std::abs(found[i] - expected[i]) <= most); };
   size_t first = found.size(), count = 0;

@@ -1,5 +1,5 @@
-// Bounds that graders hold numbers and bytes to, and how they find the likely cause of a fault: each typical mistake
-// says what it would have computed, and the one that matches is named.
+// Comparison of values and bytes for graders, with diagnosis: each typical mistake predicts its result, and a matching
+// prediction is reported as the cause.
 #pragma once
 
 #include "autograd/var.h"
@@ -8,16 +8,15 @@
 
 namespace tessera::lab {
 
-// A mistake, and the numbers that it makes. The last may be what was found, for what is known of all others.
+// A mistake and its result. The last guess may equal the actual result, as a fallback.
 struct Guess {
   std::string cause;
   std::vector<double> would_be;
 };
 
-// Throws Wrong with the first wrong element. `where` says which case it is: "3 ranks, 7 numbers, float32, rank 1". A
-// constant factor is a cause too if it means something: 2, 1/2, -1, and `ranks` above 1 or one over them. `tolerance`
-// is relative to the largest expected number; 0: the same numbers, and a difference that rounding explains is said to
-// be one of order.
+// Throws Failure for the first wrong element. `where` describes the case: "3 ranks, 7 elements, float32, rank 1".
+// Constant factors 2, 1/2, -1, `ranks` and 1 / `ranks` are diagnosed too. `tolerance` is relative to the largest
+// expected value; 0 requires equality, and rounding differences are diagnosed as a different summation order.
 void expect_values(const std::string& where, const std::vector<double>& found, const std::vector<double>& expected,
                    const std::vector<Guess>& guesses = {}, int ranks = 1, double tolerance = 0);
 
@@ -25,14 +24,14 @@ struct BytesGuess {
   std::string cause;
   int64_t would_be = 0;
 };
-// Tells the grading how many bytes are too many or too few; `formula` is what they should be, in symbols.
+// Records a failure if the bytes differ; `formula` is the symbolic form of the expected value.
 void expect_bytes(Grading& grading, const std::string& where, int64_t found, int64_t expected,
                   const std::string& formula, const std::vector<BytesGuess>& guesses = {});
 
-// Ranks as threads that wait for each other only a short time. What a rank throws comes out, its number in front.
+// Runs ranks as threads with a short timeout. Exceptions of a rank are rethrown with its number as prefix.
 void on_ranks(int ranks, const std::function<void(Communicator& world)>& body, Algorithm algorithm = Algorithm::direct);
 
-// The findings of each rank, by its number.
+// The results of all ranks.
 template <class F>
 auto by_ranks(int ranks, const F& body, Algorithm algorithm = Algorithm::direct) {
   std::vector<std::invoke_result_t<F, Communicator&>> found(static_cast<size_t>(ranks));
@@ -41,12 +40,12 @@ auto by_ranks(int ranks, const F& body, Algorithm algorithm = Algorithm::direct)
   return found;
 }
 
-// Bytes that left a rank by any operation, so that what goes another way is seen too.
+// Bytes sent by a rank in all operations.
 int64_t sent(const Communicator& world);
 
-// A tensor's numbers.
+// The elements of a tensor as double.
 std::vector<double> numbers(const Tensor& t);
-// Empty where none has come.
+// Empty if there is no gradient.
 std::vector<double> gradient_values(const Var& x);
 std::vector<double> operator+(std::vector<double> a, const std::vector<double>& b);
 std::vector<double> operator*(std::vector<double> a, double factor);

@@ -1,19 +1,18 @@
-// The exercises on parallel training: which functions of the real code are blanked, and who grades them.
+// Exercises on parallel training: blanked functions of Tessera's sources and their graders.
 //
-// An exercise names one source file of the product and one or a few functions in it. A learner gets that file with
-// the bodies blanked (lab/check.h), and a page of theory (lab/pages/NAME.md). What the learner writes is compiled
-// and linked into a Tessera of their own in the place of the product's file (lab/check.h). So the solution of an
-// exercise is the product's file, and a solved exercise is a Tessera that trains with it.
+// An exercise consists of functions of one source file. The learner receives the file with blanked bodies (lab/check.h)
+// and a page of theory (lab/pages/NAME.md). The learner's file is compiled and linked into a separate Tessera in place
+// of the original, so the original file is the solution, and a solved exercise trains.
 //
-//   tessera lab check: never loads the learner's code           DIR/build/tessera lab answer: has it, and is confined
+//   tessera lab check: never loads the learner's code           DIR/build/tessera lab answer: contains it, sandboxed
 //
-//     draws a seed              ------ seed ------------------->    draws the same inputs
+//     samples a seed            ------ seed ------------------->    generates the same inputs
 //     ask(): waits              ------ number of an answer ---->    ask(): runs the learner's function, on ranks that
-//     check(): computes what    <----- number, what ranks found --     are threads
-//     is right, and compares                                        check(): does nothing
-//     speaks
+//     check(): computes the     <----- number, ranks' results ----     are threads
+//     reference and compares                                        check(): does nothing
+//     prints the verdict
 //
-// A grader (lab/grade/) is one function, which both run. `lab grade` is both in one process, for the product's own.
+// Both processes run the same grader function (lab/grade/). `lab grade` does both in one process for the original code.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -26,29 +25,29 @@
 
 namespace tessera::lab {
 
-// A body that is blanked.
+// A blanked function body.
 struct Blank {
-  std::string_view function;   // how its definition begins, up to the opening parenthesis at least
-  std::string_view from = {};  // how the first blanked line begins; empty: the whole body
+  std::string_view function;   // prefix of the definition, at least up to the parenthesis
+  std::string_view from = {};  // prefix of the first blanked line; empty: full body
 };
 
-// Properties that an exercise was found to keep, line by line, for a learner who has solved it.
+// Verified properties of a solved exercise, one per line.
 using PassedChecks = std::vector<std::string>;
 
-// Findings of a grader, in a learner's terms.
+// A failed check, explained to the learner.
 struct Failure {
-  std::string bound;      // which one broke: "values", "bytes", "deadlock"
-  std::string found;      // where, what was expected and what was found
-  std::string cause;      // the likely one; empty: none is known
-  std::string more = {};  // lines behind: a picture
+  std::string bound;      // failed check: "values", "bytes", "deadlock"
+  std::string found;      // location, actual and expected
+  std::string cause;      // likely cause, or empty
+  std::string more = {};  // trailing lines, such as a diagram
 };
 
-// Returns a packed answer: the local one, which is computed here, or another process's. Throws Wrong for a process that
-// gives none, and Error for what was thrown there.
+// Returns a packed answer, computed by `local` or received from another process. Throws Failure if the process sends
+// none, and rethrows its exceptions as Error.
 using Ask = std::function<std::string(const std::function<std::string()>& local)>;
 
-// A bound that a grader checks, and the points of an exercise that keeps it. The bounds of an exercise are in the order
-// in which one gives sense to the next: behind a broken one none gives points.
+// A check of a grader and its points. Checks are ordered by dependency: after a failed one no further points are
+// awarded.
 struct Bound {
   std::string_view name;
   int points = 0;
@@ -56,23 +55,23 @@ struct Bound {
 
 class Grading;
 
-// The pages, as the build found them.
+// Embedded pages.
 struct File {
   std::string_view name, text;
 };
 const std::vector<File>& pages_files();
-// "An all-reduce around a ring", of a page that begins "# 2. An all-reduce around a ring".
+// The title of a page: "An all-reduce around a ring" for "# 2. An all-reduce around a ring".
 std::string_view page_title(std::string_view page);
 
 struct Exercise {
   std::string_view name;
-  std::string_view file;  // from the root of the repository
+  std::string_view file;  // relative to the repository root
   std::vector<Blank> blanks;
   std::vector<Bound> bounds;
-  // Throws Wrong, or tells the grading, for what is wrong.
+  // Throws Failure, or records it in the grading.
   PassedChecks (*grade)(Grading& grading) = nullptr;
-  std::vector<std::string_view> without = {};  // the product's functions that do the same under another name
-  int number = 0;                              // its place in the list, from 1
+  std::vector<std::string_view> without = {};  // forbidden functions of Tessera that do the same
+  int number = 0;                              // index in the list, from 1
   std::string_view page = {};                  // lab/pages/NAME.md
 
   std::string_view title() const { return page_title(page); }
@@ -80,16 +79,14 @@ struct Exercise {
 
 const std::vector<Exercise>& exercises();
 
-// By number or name. Throws Error (usage) that lists them.
+// By number or name. Throws Error (usage) that lists all if there is none.
 const Exercise& exercise(std::string_view number_or_name);
 
-// Packed answers: bytes that go from the process that has a learner's code to the grader.
-//
-// Numbers and plain structs go as they lie in memory, lists as their length and their elements, and a struct with lists
-// in it field by field: its fields() names them.
+// Serialization of answers from the learner's process to the grader: trivially copyable types as bytes, lists as length
+// and elements, other structs field by field (their fields()).
 
 struct NoAnswer : Error {
-  NoAnswer() : Error("what came back is no answer to what was asked") {}
+  NoAnswer() : Error("the reply does not match the request") {}
 };
 
 template <class T>
@@ -105,7 +102,7 @@ void pack(std::string& to, T& x) {
   }
 }
 
-// Takes an object from the beginning of the bytes. Throws NoAnswer where they end too early.
+// Removes and returns an object from the front of `from`. Throws NoAnswer if it is truncated.
 template <class T>
 T take(std::string_view& from) {
   T x{};
@@ -128,14 +125,14 @@ std::string packed(T x) {
   return out;
 }
 
-// One grading of an exercise: whom it asks, and what was found to be wrong.
+// One run of a grader: source of answers and recorded failures.
 class Grading {
  public:
-  // `compares`: false in the process that only answers.
+  // `compares`: false in the learner's process.
   Grading(const Exercise& exercise, Ask ask, uint64_t seed, bool compares = true)
       : exercise_(exercise), ask_(std::move(ask)), seed_(seed), compares_(compares) {}
 
-  // The findings of so many ranks, which f computes with the learner's function. Empty where nothing is compared.
+  // The results of `ranks` ranks, computed by f with the learner's function. Empty in the learner's process.
   template <class F>
   auto ask(int ranks, const F& f) const {
     const std::string bytes = ask_([&] { return packed(f()); });
@@ -146,7 +143,7 @@ class Grading {
     if (std::ssize(out) != ranks) throw NoAnswer();
     return out;
   }
-  // Calls f, which may throw Wrong, where answers are compared.
+  // Calls f, which may throw Failure, in the comparing process.
   template <class F>
   void check(const F& f) {
     try {
@@ -155,12 +152,12 @@ class Grading {
       tell(wrong);
     }
   }
-  // Keeps what is wrong, so that bounds before it can still be checked. Throws Enough where there are none.
+  // Records a failure, so that preceding checks still run. Throws Enough if there are none.
   void tell(const Failure& wrong);
   struct Enough {};
 
   const std::vector<Failure>& wrong() const { return wrong_; }
-  uint64_t seed() const { return seed_; }  // drawn for each grading, so that nobody knows the numbers before
+  uint64_t seed() const { return seed_; }  // random per grading, so answers cannot be prepared
   bool compares() const { return compares_; }
 
  private:
@@ -171,35 +168,34 @@ class Grading {
   bool compares_;
 };
 
-// Numbers by which solutions may be compared: bubble_percent, bytes_sent.
+// Metrics to compare solutions: bubble_percent, bytes_sent.
 using Scores = std::vector<std::pair<std::string, double>>;
 
 struct Verdict {
   bool solved = false;
   std::string text;                     // several lines
-  Failure wrong = {};                   // of one that is not solved
-  size_t kept = 0;                      // bounds that are kept, from the first one
-  std::vector<std::string> notes = {};  // for a lecturer; they decide nothing
-  Scores score = {};                    // of one that is solved
+  Failure wrong = {};                   // if not solved
+  size_t kept = 0;                      // number of leading checks that passed
+  std::vector<std::string> notes = {};  // for the lecturer, without effect on the result
+  Scores score = {};                    // if solved
   std::optional<uint64_t> seed = {};    // of a puzzle
 };
 
-// Asks and compares.
 Verdict grade(const Exercise& exercise, const Ask& ask, uint64_t seed);
-// Grades what this program was built with.
+// Grades the code of this program.
 Verdict grade(const Exercise& exercise);
-// The first bounds of a list, up to the one that broke; none, where that is no bound.
+// Number of checks before the failed one; 0 if the failure is not in the list.
 size_t kept_bounds(const std::vector<Bound>& bounds, const Failure& wrong);
-// The verdict on one that is not solved.
+// The verdict on an unsolved exercise.
 Verdict refused(const Exercise& exercise, const Failure& wrong, size_t kept = 0);
 // Points of the first `kept` bounds.
 int points(const std::vector<Bound>& bounds, size_t kept);
-// A verdict for other programs: a line with an object, whose it is in it if that is said.
+// A verdict as one line of JSON, with the learner if not empty.
 std::string json(const Exercise& exercise, const Verdict& verdict, const std::string& learner = "");
 std::string json(const char* kind, std::string_view name, int number, const std::vector<Bound>& bounds,
                  const Verdict& verdict, const std::string& learner);
 
-// One grader for each exercise; a file of lab/grade/ has one or two that are alike.
+// Graders of the exercises (lab/grade/).
 
 PassedChecks grade_messages(Grading& grading);
 PassedChecks grade_ring(Grading& grading);

@@ -1,4 +1,4 @@
-// The list of exercises, and what is said of one that is graded.
+// List of exercises; verdicts and their diagnosis.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
@@ -19,7 +19,7 @@ std::vector<Exercise> numbered(std::vector<Exercise> all) {
   return all;
 }
 
-// One schedule can be made of another.
+// Forbidden calls: one schedule can be derived from another.
 const std::vector<std::string_view> kSchedules{
     "naive",  "gpipe", "one_f_one_b",   "interleaved",       "zb_h1", "zb_h2", "zb_v",
     "v_half", "v_min", "make_schedule", "schedule_from_file"};
@@ -94,8 +94,8 @@ const Exercise& exercise(std::string_view text) {
     if (text == e.name || text == std::to_string(e.number)) return e;
   std::string names;
   for (const Exercise& e : exercises()) names += fmt::format("{}{} {}", names.empty() ? "" : ", ", e.number, e.name);
-  throw Error(fmt::format("there is no exercise '{}'; expected the number or the name of one: {}; or of a puzzle, p1",
-                          text, names));
+  throw Error(
+      fmt::format("unknown exercise '{}'; expected a number or name: {}; or a puzzle, such as p1", text, names));
 }
 
 namespace {
@@ -107,48 +107,44 @@ std::string head(const Exercise& e, const char* how) {
 struct Known {
   std::string_view words, bound, cause;
 };
-// Messages of the product about typical mistakes; the first whose words are there.
+// Error messages of Tessera caused by typical mistakes; the first match applies.
 constexpr Known kKnown[] = {
     {"sent nothing within", "deadlock",
-     "a rank waits for a message that is never sent. Either a rank sends to the wrong rank, or it sends one message "
-     "too few, or all wait before any of them has sent"},
-    {"did not arrive within", "deadlock",
-     "a rank waits for a rank that takes no part: all ranks of a group must call a collective"},
+     "a rank waits for a message that is never sent: a rank sends to the wrong rank or sends one message too few, or "
+     "all ranks receive before sending"},
+    {"did not arrive within", "deadlock", "a rank does not participate: all ranks of a group must call a collective"},
     {"bad_alloc", "memory",
-     "it asks for gigabytes: a loop that never ends adds to a list, or a size is negative or was never set"},
+     "allocates gigabytes: an infinite loop appends to a list, or a size is negative or uninitialized"},
     {"out of memory", "memory",
-     "it asks for gigabytes: a size is wrong. Perhaps a lambda that runs later reads a variable that no longer exists: "
-     "capture lists and tensors by value, without `&`"},
-    {"bad_function_call", "error", "a function that must be returned is empty: of experts, `back` is not set"},
+     "allocates gigabytes: a size is wrong. A lambda called later may read a destroyed variable: capture lists and "
+     "tensors by value, without `&`"},
+    {"bad_function_call", "error", "a required function is empty: for experts, `back` is not set"},
     {"do not match the chunk sizes", "rows",
-     "the numbers of rows do not fit: `sent` must add up to the rows that leave, and `received` to those that come. On "
-     "the way back, and for gradients, the two change places. A lambda that runs later must have copies of both"},
+     "the row counts do not match: `sent` must sum to the rows sent, `received` to the rows received. For the return "
+     "path and for gradients the two are swapped. A lambda called later must capture copies of both"},
     {"that were dealt out", "rows",
-     "as many rows must come back as this rank has sent: `back` returns results to where rows came from"},
-    {"asks for", "order", "ranks ask for different communications at the same time"},
-    {"recv of", "message",
-     "a message has the wrong size: the rank that sends and the rank that receives do not mean the same piece in this "
-     "step"},
+     "as many rows must return as this rank sent: `back` returns results to the source ranks of the rows"},
+    {"asks for", "order", "ranks call different collectives at the same time"},
+    {"recv of", "message", "a message has the wrong size: sender and receiver use different chunks in this step"},
     {"the root has no graph", "gradient",
-     "the result is not joined to its input: call x.edge() before take(), and return what record_one() returns"},
+     "the result is not connected to its input: call x.edge() before take(), and return the result of record_one()"},
     {"reached output", "gradient",
-     "the gradient must go back to where the value came from: to the placement of the input, with sizes that are known "
-     "(of a Step); or to the ranks that sent the rows"},
-    {"expected 0 elements", "rows", "a list of counts is empty: of experts, `counts` is not set"},
+     "the gradient must return to the source of the value: to the placement of the input, with known sizes (of a "
+     "Step); or to the ranks that sent the rows"},
+    {"expected 0 elements", "rows", "a list of counts is empty: for experts, `counts` is not set"},
     {"where it is sent and", "rows",
-     "ranks do not mean the same number of rows: `received` is what the other ranks have said that they send"},
-    {"outside [0, ", "error",
-     "a target is counted from the first column of the whole vocabulary: VocabPart{own.begin, vocab}"},
+     "ranks disagree on the number of rows: `received` must be the counts announced by the other ranks"},
+    {"outside [0, ", "error", "targets are relative to the full vocabulary: VocabPart{own.begin, vocab}"},
     {"undefined tensor", "error",
-     "a tensor is read that was never made (a frozen unit has no gradients), or was moved away: a lambda that runs "
-     "later takes it along, x = std::move(x)"},
-    {"[narrow]", "error", "a part begins or ends outside of its tensor: cut it to what this rank has"},
+     "an undefined tensor is read: it was never created (a frozen unit has no gradients) or was moved; a lambda called "
+     "later must capture it, x = std::move(x)"},
+    {"[narrow]", "error", "a slice exceeds its tensor: restrict it to the range of this rank"},
 };
 
-// Explains an error that the learner's code, or a rank in it, has thrown.
+// Diagnoses an exception thrown by the learner's code.
 Failure explained(const std::string& what, const char* otherwise) {
   if (const size_t at = what.find(kNotYet); at != std::string::npos)
-    return {"nothing", what.substr(at), "the function is still as it was given out"};
+    return {"nothing", what.substr(at), "the function is not implemented yet"};
   for (const Known& k : kKnown)
     if (what.find(k.words) != std::string::npos)
       return {std::string(k.bound), what.substr(0, what.find("; a smaller `batch`")), std::string(k.cause)};
@@ -164,7 +160,7 @@ void Grading::tell(const Failure& wrong) {
 
 Verdict refused(const Exercise& e, const Failure& wrong, size_t kept) {
   std::string out = head(e, "not yet");
-  out += fmt::format("  broke  {}\n  found  {}\n", wrong.bound, wrong.found);
+  out += fmt::format("  failed {}\n  found  {}\n", wrong.bound, wrong.found);
   if (!wrong.cause.empty()) out += fmt::format("  cause  {}\n", wrong.cause);
   return {false, wrong.more.empty() ? out : out + "\n" + wrong.more, wrong, kept};
 }
@@ -208,7 +204,7 @@ Verdict grade(const Exercise& e, const Ask& ask, uint64_t seed) {
   std::string out = head(e, "solved");
   try {
     grading.check([&] {
-      for (const std::string& line : e.grade(grading)) out += fmt::format("  held   {}\n", line);
+      for (const std::string& line : e.grade(grading)) out += fmt::format("  passed {}\n", line);
     });
   } catch (const Grading::Enough&) {
   } catch (const Error& error) {

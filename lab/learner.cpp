@@ -1,8 +1,8 @@
-// A learner's process: the program that has a learner's code, confined, and asked over a channel.
+// The learner's process: the program with the learner's code in a sandbox, queried over a socket.
 //
-// It is a session of its own. Its filter of system calls (seccomp) lets it start no process and no other program,
-// signal nobody else, reach no network, and write no file; limits hold its memory, its output and its time. So it can
-// answer, compute for too long, or end. An answer has the number that it was asked for with, which nobody knows before.
+// It runs in a separate session. A system call filter (seccomp) prevents it from starting processes and programs,
+// signalling other processes, using the network and writing files; memory, output and time are limited. It can only
+// answer, time out or exit. Each answer contains the random number of its request.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <linux/audit.h>
@@ -36,8 +36,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kChannel = 3;                          // its descriptor in the learner's process
-constexpr uint64_t kMemory = uint64_t{2} << 30;      // beyond what a program has when it begins
+constexpr int kChannel = 3;                          // file descriptor in the learner's process
+constexpr uint64_t kMemory = uint64_t{2} << 30;      // limit in addition to the initial memory
 constexpr uint64_t kMaxPrinted = uint64_t{1} << 20;  // bytes
 constexpr uint32_t kDeny = SECCOMP_RET_ERRNO | EPERM;
 constexpr uint64_t kLongestAnswer = uint64_t{1} << 26;  // bytes
@@ -46,15 +46,14 @@ struct Header {
   uint64_t number = 0, size = 0;
 };
 
-// An answer, or what was thrown in its place.
+// An answer or an exception.
 struct Reply {
-  int status = 0;  // 0, or the Status of what was thrown
+  int status = 0;  // 0, or the Status of the exception
   std::string text;
   auto fields() { return std::tie(status, text); }
 };
 
-// System calls that a learner's process may not make: those that reach other processes, what lies on disks, or the
-// network and the system.
+// Denied system calls: access to other processes, file systems, network and system settings.
 constexpr int kSignals[] = {SYS_kill, SYS_tkill, SYS_rt_sigqueueinfo, SYS_rt_tgsigqueueinfo, SYS_pidfd_send_signal};
 constexpr int kProcesses[] = {SYS_execveat,   SYS_ptrace,           SYS_setpriority,
                               SYS_pidfd_open, SYS_process_vm_readv, SYS_process_vm_writev,
@@ -67,8 +66,8 @@ constexpr int kSystem[] = {SYS_socket,      SYS_connect, SYS_io_uring_setup, SYS
                            SYS_userfaultfd, SYS_keyctl,  SYS_unshare,        SYS_bpf};
 #ifdef __x86_64__
 constexpr uint32_t kProcessor = AUDIT_ARCH_X86_64;
-constexpr uint64_t kAddresses = uint64_t{1} << 46;  // of a program
-// Older calls, which other processors never had.
+constexpr uint64_t kAddresses = uint64_t{1} << 46;  // size of the address space
+// Legacy calls that exist only on x86-64.
 constexpr int kOld[] = {SYS_fork,  SYS_vfork, SYS_unlink, SYS_rmdir, SYS_rename, SYS_link,   SYS_symlink, SYS_creat,
                         SYS_mkdir, SYS_mknod, SYS_chmod,  SYS_chown, SYS_lchown, SYS_utimes, SYS_utime};
 #else
@@ -77,11 +76,11 @@ constexpr uint64_t kAddresses = uint64_t{1} << 38;
 constexpr std::array<int, 0> kOld{};
 #endif
 
-// Numbers of the filter that the process fills in itself: two addresses, low and high half, and its own number.
+// Constants of the filter set by the process: two addresses (low and high half) and its process id.
 constexpr size_t kLater = 0xffffff00;
 
-// The filter of a process that starts one program, whose name and words lie at addresses that nobody else knows, and
-// has threads: a program in the kernel's filter language.
+// BPF filter of a process that may execute one program, whose name and arguments are at secret addresses, and may
+// create threads.
 std::vector<sock_filter> confining_filter() {
   constexpr size_t writes = O_WRONLY | O_RDWR | O_CREAT | O_TRUNC, first = offsetof(seccomp_data, args);
   std::vector<sock_filter> out;
@@ -90,7 +89,7 @@ std::vector<sock_filter> confining_filter() {
                    static_cast<uint32_t>(k)});
   };
   const auto load = [&](size_t offset) { add(BPF_LD | BPF_W | BPF_ABS, offset); };
-  // Ends with `result` where a word of the call passes a test with k, or with `unless` where it does not.
+  // Returns `result` if an argument word of the call passes a test with k, or `unless` otherwise.
   const auto end = [&](int call, size_t word, int test, size_t k, bool unless = false, uint32_t result = kDeny) {
     load(offsetof(seccomp_data, nr));
     add(BPF_JMP | BPF_K | BPF_JEQ, static_cast<size_t>(call), 0, 3);
@@ -102,11 +101,11 @@ std::vector<sock_filter> confining_filter() {
   add(BPF_JMP | BPF_K | BPF_JEQ, kProcessor, 1, 0);
   add(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
   load(offsetof(seccomp_data, nr));
-  add(BPF_JMP | BPF_K | BPF_JGE, 0x40000000, 0, 1);  // the calls of another table
+  add(BPF_JMP | BPF_K | BPF_JGE, 0x40000000, 0, 1);  // the x32 system call table
   add(BPF_RET | BPF_K, kDeny);
   for (const std::span<const int> calls : {std::span<const int>(kSignals), {kProcesses}, {kDisks}, {kSystem}, {kOld}})
     for (const int call : calls) end(call, first, BPF_JGE, 0);
-  end(SYS_clone3, first, BPF_JGE, 0, false, SECCOMP_RET_ERRNO | ENOSYS);  // then clone() is tried
+  end(SYS_clone3, first, BPF_JGE, 0, false, SECCOMP_RET_ERRNO | ENOSYS);  // the C library then falls back to clone()
   end(SYS_clone, first, BPF_JSET, CLONE_THREAD, true);
   end(SYS_openat, first + 16, BPF_JSET, writes);
 #ifdef SYS_open
@@ -126,15 +125,15 @@ void limit(int what, uint64_t most) {
   ::setrlimit(what, &now);
 }
 
-// The bytes that limits of memory count of this process, which is the same program as the learner's.
+// Bytes of this process that count towards memory limits; the learner's program is the same.
 uint64_t data_now() {
-  std::ifstream sizes("/proc/self/statm");  // in pages; the sixth is what RLIMIT_DATA limits
+  std::ifstream sizes("/proc/self/statm");  // in pages; the sixth value is limited by RLIMIT_DATA
   uint64_t pages = 0;
   for (int i = 0; i < 6; ++i) sizes >> pages;
   return pages * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
-// A copy at an address that nobody can guess, or find: what the filter lets pass there once, it would let pass again.
+// A copy at a random address, because the filter would accept an exec with these addresses again.
 void* hidden_copy(const void* from, size_t bytes) {
   for (;;) {
     uint64_t at = 0;
@@ -146,7 +145,7 @@ void* hidden_copy(const void* from, size_t bytes) {
   }
 }
 
-// Becomes the learner's program after fork(), with nothing but what a child of several threads may call.
+// Executes the learner's program after fork(); uses only async-signal-safe functions.
 [[noreturn]] void become(std::span<char* const> words, char* const* environment, std::vector<sock_filter>& filter,
                          int channel, int output, uint64_t memory) {
   ::setsid();
@@ -179,8 +178,8 @@ void* hidden_copy(const void* from, size_t bytes) {
 
 class Learner {
  public:
-  // Starts `PROGRAM lab answer NAME`; what it prints goes to the file `output`. Throws Error where a process cannot be
-  // started or confined.
+  // Starts `PROGRAM lab answer NAME` with output to the file `output`. Throws Error if the process cannot be started or
+  // sandboxed.
   Learner(const fs::path& program, std::string_view exercise, const fs::path& output, int seconds);
   ~Learner() {
     if (process_ <= 0) return;
@@ -188,9 +187,9 @@ class Learner {
     ::waitpid(process_, nullptr, 0);
   }
 
-  // As of Ask.
+  // See Ask.
   std::string ask();
-  // Sends or receives so many bytes. Throws Wrong that says how the process ended, or that the time is over.
+  // Sends or receives all bytes. Throws Failure if the process ended or timed out.
   void move(bool sends, void* data, size_t size);
 
  private:
@@ -207,10 +206,11 @@ Learner::Learner(const fs::path& program, std::string_view exercise, const fs::p
     : output_(output), seconds_(seconds) {
   uint32_t action = SECCOMP_RET_ERRNO;
   if (::syscall(SYS_seccomp, SECCOMP_GET_ACTION_AVAIL, 0, &action) != 0)
-    throw Error("lab check: this system has no filters of system calls (seccomp), which confine a learner's program");
+    throw Error(
+        "lab check: this system does not support system call filters (seccomp), which sandbox a learner's program");
   std::string name = program, answer(exercise);
   std::array<char*, 5> words{name.data(), const_cast<char*>("lab"), const_cast<char*>("answer"), answer.data()};
-  // UCX, which Open MPI 5 loads, asks for a socket in a thread; refused, it would print among the learner's own words.
+  // UCX, loaded by Open MPI 5, opens a socket in a thread and would print an error into the learner's output.
   std::vector<char*> environment{const_cast<char*>("UCX_VFS_ENABLE=n")};
   for (char* const* entry = environ; *entry != nullptr; ++entry) environment.push_back(*entry);
   environment.push_back(nullptr);
@@ -224,7 +224,7 @@ Learner::Learner(const fs::path& program, std::string_view exercise, const fs::p
   const Descriptor its(ends[1]);
   process_ = ::fork();
   if (process_ == 0) become(words, environment.data(), filter, its.get(), printed.get(), memory);
-  if (process_ < 0) throw Error("lab check: no process: " + std::generic_category().message(errno));
+  if (process_ < 0) throw Error("lab check: cannot start a process: " + std::generic_category().message(errno));
 }
 
 void Learner::move(bool sends, void* data, size_t size) {
@@ -232,7 +232,7 @@ void Learner::move(bool sends, void* data, size_t size) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(end_ - std::chrono::steady_clock::now());
     pollfd wait{channel_->get(), static_cast<int16_t>(sends ? POLLOUT : POLLIN), 0};
     if (left.count() <= 0 || ::poll(&wait, 1, static_cast<int>(left.count())) == 0)
-      throw Failure{"time", fmt::format("no end within {} s", seconds_), "a loop that does not end"};
+      throw Failure{"time", fmt::format("not finished within {} s", seconds_), "an infinite loop"};
     char* const at = static_cast<char*>(data) + done;
     const ssize_t n = sends ? ::send(channel_->get(), at, size - done, MSG_NOSIGNAL | MSG_DONTWAIT)
                             : ::recv(channel_->get(), at, size - done, MSG_DONTWAIT);
@@ -248,8 +248,8 @@ std::string Learner::ask() {
   Header header;
   move(false, &header, sizeof(header));
   if (header.number != number || header.size > kLongestAnswer)
-    throw Failure{"answer", "something else came than the answer to what was asked",
-                  "your code writes to a file that it has not opened, or prepared answers before they were asked for"};
+    throw Failure{"answer", "the reply does not match the request",
+                  "your code writes to a file descriptor that it did not open, or prepared answers in advance"};
   std::string bytes(header.size, 0);
   move(false, bytes.data(), bytes.size());
   std::string_view left = bytes;
@@ -264,21 +264,23 @@ void Learner::ended() {
   for (int i = 0; i < 200 && (found = ::waitpid(process_, &status, WNOHANG)) == 0; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   if (found == 0)
-    throw Failure{"answer", "your code answers no more, and has not ended", "it closes files that it has not opened"};
+    throw Failure{"answer", "your code stopped answering but did not exit",
+                  "it closes file descriptors that it did not open"};
   process_ = 0;
   std::string last;
   std::ifstream printed(output_);
   for (std::string line; std::getline(printed, line);) last = one_line(line);
   if (WIFEXITED(status) && WEXITSTATUS(status) == static_cast<int>(Status::communication))
-    throw Failure{"time", last, "a rank neither ends nor communicates: a loop that does not end"};
+    throw Failure{"time", last, "a rank neither finishes nor communicates: an infinite loop"};
   if (WIFEXITED(status))
-    throw Failure{"exit", fmt::format("the program ended with status {}: {}", WEXITSTATUS(status), last),
-                  "a function returns, or throws an exception that says what is wrong; it never ends the program"};
+    throw Failure{"exit", fmt::format("the program exited with status {}: {}", WEXITSTATUS(status), last),
+                  "a function must return or throw an exception, not exit the program"};
   const int number = WTERMSIG(status);
-  throw Failure{"crash", fmt::format("signal {} ended the program", number),
-                number == SIGSEGV ? "it reads or writes outside of an array, or a tensor that is undefined, "
-                                    "or a lambda reads a variable that is gone (capture by value)"
-                                  : "memory was overwritten, or std::abort() was called"};
+  throw Failure{"crash", fmt::format("the program was killed by signal {}", number),
+                number == SIGSEGV
+                    ? "access outside of an array or to an undefined tensor, or a lambda reads a destroyed "
+                      "variable (capture by value)"
+                    : "corrupted memory, or std::abort() was called"};
 }
 
 }  // namespace
@@ -299,9 +301,9 @@ Verdict grade_program(const Exercise& e, const fs::path& program, const fs::path
 void answer(const Exercise& e) {
   const auto receive = [](uint64_t& x) { return ::recv(kChannel, &x, sizeof(x), MSG_WAITALL) == sizeof(x); };
   std::fflush(stdout);
-  ::setlinebuf(stdout);  // what was printed before a crash is seen
+  ::setlinebuf(stdout);  // preserves output before a crash
   uint64_t seed = 0;
-  if (!receive(seed)) throw Error("lab answer: nobody asks; expected to be started by `lab check`");
+  if (!receive(seed)) throw Error("lab answer: no channel; expected to be started by `lab check`");
   struct Closed {};
   const auto ask = [&](const std::function<std::string()>& local) {
     Header header;
@@ -328,7 +330,7 @@ void answer(const Exercise& e) {
   try {
     Grading grading(e, ask, seed, false);
     e.grade(grading);
-  } catch (const Closed&) {  // nothing more is asked
+  } catch (const Closed&) {  // no further requests
   }
 }
 

@@ -1,4 +1,4 @@
-// The parts of a block as lists of operations, the table of what an operation may be given, and the run.
+// Submodules of a block as lists of operations, the table of valid placements, and the run.
 #include "lab/placed_block.h"
 
 #include <fmt/format.h>
@@ -23,7 +23,7 @@ struct Entry {
   std::string_view key, rows;
 };
 
-// Operations: a kind, the inputs, the output.
+// Operations: kind, inputs, output.
 constexpr Entry kParts[] = {
     {"mlp", "linear x up.weight up.bias h|product h down.weight z|sum z down.bias y"},
     {"attention", "linear x qkv.weight qkv.bias qkv|attend qkv o|product o proj.weight a|sum a proj.bias y"},
@@ -32,28 +32,29 @@ constexpr Entry kParts[] = {
      "sum x a proj.bias r|normed r norm2.weight norm2.bias n2|linear n2 up.weight up.bias h|product h down.weight z|"
      "sum r z down.bias y"}};
 
-// The table: placements of the inputs of an operation and, last, of its output. Whatever else a sum begins with lies
-// as its first input does.
+// Valid placements of the inputs and, last, the output of an operation. A sum with three inputs requires equal
+// placements of the first two.
 constexpr Entry kTable[] = {{"normed", "I I I I|S(1) R R S(1)|S(0) R R S(0)|R R R R"},
                             {"linear", "R S(0) S(0) S(2)|S(0) R R S(0)|S(1) R R S(1)|I I I I|R R R R"},
                             {"product", "S(2) S(1) P|R S(0) S(2)|S(0) R S(0)|S(1) R S(1)|I I I|R R R|P R P"},
                             {"attend", "S(2) S(2)|S(0) S(0)|I I|R R"},
                             {"sum", "I I I|S(1) R S(1)|S(0) R S(0)|S(2) S(0) S(2)|R R R|P P P"}};
 
-// The likely mistake where the first was found and the second expected; S stands for each S(d), * for any.
+// Likely cause by (actual, expected) placement; S matches every S(d), * any placement.
 constexpr std::array<std::array<std::string_view, 3>, 7> kCauses = {{
     {"I", "R",
-     "I promises that every rank has the whole gradient; here each has a part of it, and nobody sums the parts: I->R "
-     "does, in the backward pass"},
-    {"R", "I", "R says that each rank has a part of the gradient; here every rank has all of it, which is then summed"},
-    {"*", "P", "a sum over a dim that is cut is a partial sum on each rank, P, until it is reduced"},
-    {"P", "*", "nothing but a sum goes through a partial sum: reduce it first, by P->I or P->S(1)"},
-    {"S", "S", "it is cut along another dim than what it meets: a weight's outputs are its dim 0, its inputs dim 1"},
-    {"S", "*", "it is cut, and what it meets needs all of it"},
-    {"*", "S", "it is whole, and what it meets is cut"},
+     "I requires that every rank has the full gradient; here the gradients are partial sums that are not reduced: "
+     "I->R reduces them in the backward pass"},
+    {"R", "I",
+     "R requires a partial gradient on each rank; here every rank has the full gradient, which is then summed"},
+    {"*", "P", "a sum over a sharded dim is a partial sum on each rank, P, until it is reduced"},
+    {"P", "*", "only sums accept partial sums: reduce it first, by P->I or P->S(1)"},
+    {"S", "S", "sharded along a different dim than the other operand: outputs of a weight are dim 0, inputs dim 1"},
+    {"S", "*", "sharded, but the other operand requires the full tensor"},
+    {"*", "S", "unsharded, but the other operand is sharded"},
 }};
 
-// Tensors that are no vector, or activation, of as many channels as x, in channels of x.
+// Sizes of tensors in units of the channels of x; others are vectors or activations with the channels of x.
 struct Sizes {
   std::string_view name;
   int64_t outputs, inputs;
@@ -77,7 +78,7 @@ std::string failure_cause(const std::string& found, const std::string& expected)
 
 struct Placed {
   std::string name;
-  std::vector<std::pair<Placement, Placement>> on = {};  // for each axis: as it is made, and as it is used
+  std::vector<std::pair<Placement, Placement>> on = {};  // per axis: placement as computed and as used
 
   bool is_weight() const { return name.find('.') != std::string::npos; }
   bool is_leaf() const { return is_weight() || name == "x"; }
@@ -106,7 +107,7 @@ struct PlacedPart {
   std::string title;
   std::vector<Names> ops = {};
   std::vector<MeshAxis> axes = {};
-  std::vector<Placed> tensors = {};  // in the order of the operations
+  std::vector<Placed> tensors = {};  // in order of the operations
   int ranks = 1;
 
   PlacedPart(const Names& words, const std::string& where) : title(fmt::format("{}", fmt::join(words, " "))) {
@@ -118,9 +119,10 @@ struct PlacedPart {
     }
     const std::string_view all = find_entries(kParts, words[0]);
     if (all.empty() || axes.empty() || axes.size() + 1 != words.size() || ranks > 8)
-      throw InputError(fmt::format(
-          "{}: expected mlp, attention or block, and axes of 2 or 4 ranks, at most 8 in all, as mlp tp=2; found '{}'",
-          where, title));
+      throw InputError(
+          fmt::format("{}: expected mlp, attention or block, and axes of 2 or 4 ranks, at most 8 ranks in total, as "
+                      "mlp tp=2; got '{}'",
+                      where, title));
     for (const std::string& op : split(all, '|')) {
       ops.push_back(split(op, ' '));
       for (size_t i = 1; i < ops.back().size(); ++i)
@@ -134,7 +136,7 @@ Placement placement_named(std::string_view word, const std::string& where) {
   for (const Placement& p : {R, I, P, S(0), S(1), S(2)})
     if (word == p.str()) return p;
   throw InputError(
-      fmt::format("{}: expected R, I, P, S(0), S(1) or S(2), or two of them as I->R; found '{}'", where, word));
+      fmt::format("{}: expected R, I, P, S(0), S(1) or S(2), or two of them as I->R; got '{}'", where, word));
 }
 
 PlacedPart parsed(std::string_view text, const std::string& name) {
@@ -152,7 +154,7 @@ PlacedPart parsed(std::string_view text, const std::string& name) {
     for (const Placed& t : part->tensors)
       if (t.on.empty()) open.push_back(t.name);
     if (std::ranges::count(open, words[0]) == 0 || words.size() != part->axes.size() + 1)
-      throw InputError(fmt::format("{}: expected one of {}, and a placement on each of {} axes; found '{}'", where,
+      throw InputError(fmt::format("{}: expected one of {}, and a placement on each of {} axes; got '{}'", where,
                                    fmt::join(open, ", "), part->axes.size(), lines[i]));
     auto& on = std::ranges::find(part->tensors, words[0], &Placed::name)->on;
     for (size_t w = 1; w < words.size(); ++w) {
@@ -161,20 +163,20 @@ PlacedPart parsed(std::string_view text, const std::string& name) {
       on.emplace_back(from, arrow == std::string::npos ? from : placement_named(words[w].substr(arrow + 2), where));
     }
   }
-  if (!part) throw InputError(name + ": expected a part and its axes in the first line, as mlp tp=2; found no line");
+  if (!part) throw InputError(name + ": expected a module and its axes in the first line, as mlp tp=2; got no line");
   for (const Placed& t : part->tensors)
-    if (t.on.empty()) throw InputError(fmt::format("{}: expected a line for '{}'; found none", name, t.name));
+    if (t.on.empty()) throw InputError(fmt::format("{}: expected a line for '{}'; got none", name, t.name));
   return *std::move(part);
 }
 
-// The first tensor or operation that the table refuses: what was found, and the likely cause.
+// The first violation of the table and its likely cause.
 std::pair<std::string, std::string> fault_text(const PlacedPart& part) {
   for (size_t a = 0; a < part.axes.size(); ++a) {
     const std::string& axis = part.axes[a].name;
     for (const Placed& t : part.tensors)
       if (const Placement from = t.on[a].first; t.is_leaf() && (from == R || from == P))
-        return {fmt::format("{} on {} begins as {}; expected I or S", t.name, axis, from.str()),
-                "what stays from step to step is I or S: the gradient of an R is a partial sum, which I->R adds up"};
+        return {fmt::format("{} on {} starts as {}; expected I or S", t.name, axis, from.str()),
+                "persistent tensors are I or S: the gradient of R is a partial sum, which I->R reduces"};
     for (const Names& op : part.ops) {
       Names found, best;
       for (size_t i = 1; i < op.size(); ++i)
@@ -196,25 +198,25 @@ std::pair<std::string, std::string> fault_text(const PlacedPart& part) {
     }
     if (const Placement y = part["y"].on[a].second; y == R || y == P)
       return {fmt::format("y on {} ends as {}; expected I or S", axis, y.str()),
-              "the y of one part is the x of the next, and x begins as I or S"};
+              "y is the x of the next module, and x starts as I or S"};
   }
   return {};
 }
 
-// The collective of a conversion, as the table of parallel/placement.h has it, and the bytes that the ranks of an axis
-// send for it, as a share of the whole tensor's.
+// The collective of a conversion (parallel/placement.h) and the bytes sent by the ranks of an axis, relative to the
+// full tensor.
 std::pair<const char*, double> collective(const Placement& from, const Placement& to, int n) {
   if (from == to) return {"-", 0};
   if (is_cut(from) && to != P)
     return is_cut(to) ? std::pair{"all-to-all", (n - 1.0) / n} : std::pair{"all-gather", n - 1.0};
   if (from == P) return is_cut(to) ? std::pair{"reduce-scatter", n - 1.0} : std::pair{"all-reduce", 2.0 * (n - 1)};
-  return {is_cut(to) ? "own piece" : to != P ? "-" : is_cut(from) ? "zeros around" : "rank 0's", 0};
+  return {is_cut(to) ? "slice" : to != P ? "-" : is_cut(from) ? "zero padding" : "rank 0 only", 0};
 }
 
-// Adds what each rank has and sends.
+// Sets the diagram, bytes sent and parameter bytes.
 void price(const PlacedPart& part, PlacementVerdict& out) {
   out.picture = fmt::format("{:<12} {:<4} {:<11} {:<24} {:<15} {:<15} {}\n", "tensor", "axis", "placement",
-                            "what each rank has", "forward", "backward", "bytes sent");
+                            "shards by rank", "forward", "backward", "bytes sent");
   for (const Placed& t : part.tensors) {
     int64_t own = 8 * t.shape().numel();
     for (size_t a = 0; a < part.axes.size(); ++a) {
@@ -243,7 +245,7 @@ void price(const PlacedPart& part, PlacementVerdict& out) {
   }
 }
 
-// The run.
+// Run.
 
 Tensor drawn(const Placed& t, const std::string& what, const ArenaPtr& arena) {
   std::vector<double> values(static_cast<size_t>(t.shape().numel()));
@@ -251,7 +253,7 @@ Tensor drawn(const Placed& t, const std::string& what, const ArenaPtr& arena) {
   return Tensor::of<double>(values, t.shape(), arena);
 }
 
-// qkv has the q, k and v of head 0, then those of head 1, so that a piece of it has whole heads.
+// Layout of qkv: q, k and v of head 0, then of head 1, so that shards contain complete heads.
 Var attend(const Var& qkv) {
   const int64_t d = kWidth / kHeads, heads = qkv.dim(2) / (3 * d);
   const Var all = reshape(qkv, {qkv.dim(0), qkv.dim(1), heads, 3 * d});
@@ -270,7 +272,7 @@ Var result(const Names& op, const std::vector<Var>& in) {
   return sum;
 }
 
-// A rank's part of a whole tensor, as it lies at first or, of y, in the end.
+// The local shard of a full tensor: in its initial placement or, for y, the final one.
 Tensor own_part(Tensor whole, const Placed& t, Mesh& mesh) {
   for (size_t a = 0; a < t.on.size(); ++a) {
     const Placement p = t.name == "y" ? t.on[a].second : t.on[a].first;
@@ -282,7 +284,7 @@ Tensor own_part(Tensor whole, const Placed& t, Mesh& mesh) {
   return whole;
 }
 
-// The output, and the gradients of x and of the weights.
+// The output and the gradients of x and the weights.
 std::map<std::string, Tensor> run_part(const PlacedPart& part, Mesh& mesh, const ArenaPtr& arena) {
   std::map<std::string, Var> leaves, used;
   const auto use = [&](const Placed& t, Var v) {
@@ -309,7 +311,7 @@ double distance(const Tensor& found, const Tensor& expected) {
   double difference = 0, norm = 0;
   for (size_t i = 0; i < f.size(); ++i) difference += (f[i] - e[i]) * (f[i] - e[i]), norm += e[i] * e[i];
   const double relative = difference == 0 ? 0 : std::sqrt(difference / norm);
-  return std::isfinite(relative) ? relative : INFINITY;  // a nan is no less than anything
+  return std::isfinite(relative) ? relative : INFINITY;  // NaN compares false
 }
 
 void run_beside_one_rank(const PlacedPart& part, PlacementVerdict& out) try {
@@ -332,7 +334,7 @@ void run_beside_one_rank(const PlacedPart& part, PlacementVerdict& out) try {
       const double apart = distance(found.at(name), own_part(whole, part[name], mesh));
       if (apart <= largest) continue;
       largest = apart;
-      out.run = fmt::format("differences up to {:.3g} ({}), bound {}", apart, name, kBound);
+      out.run = fmt::format("maximum difference {:.3g} ({}), bound {}", apart, name, kBound);
     }
     for (const MeshAxis& axis : part.axes)
       for (const OpCount& c : mesh[axis.name].counts()) out.count += c.sent;

@@ -1,7 +1,7 @@
-// Placement files: one part of a transformer block, and how each of its tensors lies on the ranks of a mesh.
+// Placement files: a submodule of a transformer block and the placement of each of its tensors on a mesh.
 //
-//   mlp tp=2                    the part (mlp, attention or block), and the axes with their sizes
-//   x            I->R           a tensor, and for each axis a placement; or two, and the conversion between them
+//   mlp tp=2                    submodule (mlp, attention or block), mesh axes with sizes
+//   x            I->R           tensor, and one placement per axis, or a conversion between two
 //   up.weight    S(0)
 //   up.bias      S(0)
 //   h            S(2)           h = gelu(x up.weight^T + up.bias)
@@ -10,9 +10,9 @@
 //   down.bias    I
 //   y            I              y = z + down.bias
 //
-// A table says for each operation which placements its tensors may have together, so that no communication is needed
-// inside of it. Conversions are those of parallel/placement.h. Their bytes follow from the same table, and are counted
-// when the part runs, on ranks that are threads, beside one rank with the same numbers: values and gradients in fp64.
+// A table lists the placements for which each operation requires no communication. Conversions are those of
+// parallel/placement.h. Their bytes are computed from the table and counted in a run on thread ranks, whose fp64 values
+// and gradients are compared with one rank.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -22,18 +22,18 @@
 namespace tessera::lab {
 
 struct PlacementVerdict {
-  std::string title;                  // "mlp tp=2, x I, y I": x as it begins, y as it ends
-  std::string picture;                // lines for each tensor: the part that each rank has, conversions and their bytes
-  std::string found, cause;           // the first thing that the table refuses; empty: nothing
-  int64_t sent = 0, count = 0;        // bytes that all ranks send, forward and backward, by the table; and as counted
-  int64_t held = 0;                   // bytes of the parameters of one rank
+  std::string title;                  // "mlp tp=2, x I, y I": initial placement of x, final of y
+  std::string picture;                // lines per tensor: shards of the ranks, conversions and their bytes
+  std::string found, cause;           // first violation of the table, or empty
+  int64_t sent = 0, count = 0;        // bytes sent by all ranks, forward and backward: by the table, and counted
+  int64_t held = 0;                   // parameter bytes of one rank
   std::vector<std::string> gathered;  // weights that are sharded between steps and used unsharded
-  std::string run;     // the largest difference from one rank, of y or a gradient; or why the ranks could not run
-  bool alike = false;  // it is within the bound
+  std::string run;                    // maximum difference of y and gradients from one rank, or the error of the run
+  bool alike = false;                 // within the bound
   bool good() const { return found.empty() && alike && sent == count; }
 };
 
-// Throws InputError that names the line, what was expected and found.
+// Throws InputError with the line.
 PlacementVerdict check_placements(std::string_view text, const std::string& name);
 
 }  // namespace tessera::lab

@@ -1,5 +1,5 @@
-// Plans to find: a learner's seed decides the model's context, the batch and the limits. A part of the layers
-// recomputes, which no plan of the planner has, so that its list has no answer.
+// Tasks of plan puzzles. The seed determines context length, batch and limits. Only some layers recompute, which `plan`
+// does not support, so its ranking contains no solution.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -9,17 +9,17 @@
 
 namespace tessera::lab {
 
-// What the tasks of a puzzle have in common.
+// Parameters of a puzzle.
 struct PlanFamily {
-  ZeroStage zero;                      // at most
-  int64_t pp;                          // at most
-  std::vector<planner::Layout> known;  // plans among which a seed's is found
+  ZeroStage zero;                      // upper bound
+  int64_t pp;                          // upper bound
+  std::vector<planner::Layout> known;  // candidate solutions
 };
 
-// At least so many layers recompute, and at most so many.
+// Range of the number of layers that recompute.
 inline constexpr int64_t kMinLayers = 4, kMaxLayers = 28;
 
-// Of the layers, `recompute_layers` recompute what the plan specifies; the others keep all activations.
+// `recompute_layers` layers recompute as specified by the plan; the others save all activations.
 struct PlannedLayout {
   planner::Layout all = {};
   int64_t recompute_layers = 0;
@@ -28,12 +28,12 @@ struct PlannedLayout {
 
 struct PlanTask {
   planner::Case with;  // without a layout
-  int64_t batch = 0;   // sequences of a step
+  int64_t batch = 0;   // sequences per step
   double activations = 0, tokens_per_s = 0;
-  PlannedLayout known = {};  // solves it
+  PlannedLayout known = {};  // a solution
 };
 
-// Interpolates linearly between the prediction without recomputation and the one where all layers recompute.
+// Interpolates linearly between the predictions without recomputation and with recomputation in all layers.
 planner::Prediction predict_partly(const PlanTask& task, const PlannedLayout& layout);
 
 PlanTask make_task(const PlanFamily& family, uint64_t seed);

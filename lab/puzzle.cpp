@@ -1,5 +1,5 @@
-// The list of puzzles, their graders and verdicts. A grader holds what a file describes to the puzzle's targets, and
-// names likely mistakes.
+// List of puzzles, their graders and verdicts. A grader compares the described result with the targets and names likely
+// mistakes.
 #include "lab/puzzle.h"
 
 #include <fmt/format.h>
@@ -24,10 +24,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The line of a page in whose place a learner's page has the numbers of the seed.
+// Placeholder line of a page for the numbers of the seed.
 constexpr std::string_view kNumbers = "(`tessera lab start` writes your numbers here.)\n";
 
-// Words of a finding, and the mistake that they are typical of.
+// Text of a failure and its typical cause.
 struct Sign {
   std::string_view words, cause;
 };
@@ -37,7 +37,6 @@ std::string failure_cause(std::span<const Sign> signs, std::string_view found) {
   return sign == signs.end() ? "" : std::string(sign->cause);
 }
 
-// A target of the most, or the least, that a number may be.
 void expect(bool good, const char* bound, const std::string& found, const std::string& cause, const std::string& more) {
   if (!good) throw Failure{bound, found, cause, more};
 }
@@ -49,34 +48,34 @@ struct SchedulePuzzle {
 };
 
 constexpr Sign kFaults[] = {
-    {"later on the same rank", "a pass stands before the one that it needs, in the list of the same rank"},
-    {"deadlock", "a rank goes backward too early, while the ranks after it still wait for its F"},
-    {"is missing", "a stage needs F and B, or F, I and W, once for every micro-batch"},
-    {"ascend", "micro-batches of a stage go in their order"},
+    {"later on the same rank", "a pass precedes one that it depends on, in the list of the same rank"},
+    {"deadlock", "a rank runs a backward pass too early, while later ranks wait for its F"},
+    {"is missing", "each stage requires F and B, or F, I and W, exactly once per micro-batch"},
+    {"ascend", "the micro-batches of a stage must be in ascending order"},
 };
 
 std::string cause_in_flight(const Schedule& s, const std::vector<Action>& list) {
   const auto backward = std::ranges::find_if(list, [](const Action& a) { return a.what != PassKind::F; });
   if (backward - list.begin() == std::ptrdiff_t{s.chunks()} * s.microbatches)
-    return "all micro-batches go forward before the first goes backward: that is GPipe";
-  return s.has(PassKind::W) ? "W's come late, or too many F come first: what an F keeps is freed by its W"
-                            : "too many F come before the first backward pass, or before the next one";
+    return "all forward passes precede the first backward pass: that is GPipe";
+  return s.has(PassKind::W) ? "W runs too late, or too many F run first: the activations of an F are freed by its W"
+                            : "too many F precede the first or the next backward pass";
 }
 
 std::string cause_of_bubble(const Schedule& s, const ScheduleTask& t) {
   if (s.microbatches > 1 && std::ranges::max(peak_in_flight(s)) == 1)
-    return "one micro-batch at a time: the others could follow it while it travels";
+    return "one micro-batch at a time: the next ones could follow it through the stages";
   if (s.has(PassKind::B) && t.known.has(PassKind::W))
-    return "B is whole: the rank before waits for both halves of it, and needs only the first: write I and W";
+    return "B is not split: the previous rank waits for both halves but needs only the first: use I and W";
   bool at_once = s.has(PassKind::W);
   for (const auto& list : s.actions)
     for (size_t i = 1; i < list.size(); ++i)
       at_once = at_once && (list[i].what != PassKind::W || list[i - 1].what == PassKind::I);
-  return at_once ? "every W follows its I at once: keep some for the times when the rank would wait"
-                 : "a rank waits though it could work: look at what it does just before the dots";
+  return at_once ? "every W directly follows its I: delay some of them to fill idle times"
+                 : "a rank is idle although work is available: look at its actions before the dots";
 }
 
-// In percent, of a step of so many units.
+// Percentage for a step of `makespan` units.
 double measured_bubble(const ScheduleTask& t, double makespan) {
   const Simulation known = simulate(t.known, t.times);
   return 100 * (1 - (1 - known.bubble_share()) * known.makespan / makespan);
@@ -84,7 +83,7 @@ double measured_bubble(const ScheduleTask& t, double makespan) {
 
 ScheduleTask make_task(const SchedulePuzzle& p, uint64_t seed) { return make_task(p.family, seed); }
 
-Task make_defect_task(const SchedulePuzzle& p, const ScheduleTask& t) {
+Task make_learner_task(const SchedulePuzzle& p, const ScheduleTask& t) {
   std::vector<double> forward;
   for (const StageTimes& stage : t.times.stages) forward.push_back(stage.forward);
   Task out;
@@ -103,7 +102,7 @@ Task make_defect_task(const SchedulePuzzle& p, const ScheduleTask& t) {
   out.numbers += fmt::format("- a step takes at most {} units: a bubble of {:.1f}% of the time\n", t.makespan,
                              measured_bubble(t, t.makespan));
   out.solution = to_text(t.known);
-  if (t.is_given) out.begun = split(out.solution, '\n')[1] + "\n";  // behind a comment
+  if (t.is_given) out.begun = split(out.solution, '\n')[1] + "\n";  // after a comment line
   return out;
 }
 
@@ -114,30 +113,30 @@ Right graded(const SchedulePuzzle& p, const ScheduleTask& t, const std::string& 
   } catch (const Error& e) {
     throw Failure{"schedule", e.what(), failure_cause(kFaults, e.what()), ""};
   }
-  expect(p.family.splits || !s.has(PassKind::I), "schedule", "there are I and W; expected F and B",
-         "the halves of a backward pass are taught by p8", "");
+  expect(p.family.splits || !s.has(PassKind::I), "schedule", "I and W are not allowed here; expected F and B",
+         "split backward passes are introduced in p8", "");
   const int chunks = p.family.chunks;
   expect(s.ranks == p.family.ranks && s.microbatches == t.known.microbatches && s.chunks() == chunks, "size",
          fmt::format("{} ranks, {} micro-batches, {} stages on each; expected {}, {} and {}", s.ranks, s.microbatches,
                      s.chunks(), p.family.ranks, t.known.microbatches, chunks),
-         "a line is a rank, and numbers begin at 0", draw(simulate(s), 0, 60));
+         "each line is a rank; numbers start at 0", draw(simulate(s), 0, 60));
   expect(s.rank_of_stage == t.known.rank_of_stage, "size",
          fmt::format("stages 0, 1 and so on are on ranks {}; expected {}", fmt::join(s.rank_of_stage, ", "),
                      fmt::join(t.known.rank_of_stage, ", ")),
          "the first line is rank 0, and your numbers specify its stages", draw(simulate(s), 0, 60));
   const Simulation sim = simulate(s, t.times);
   const std::string picture = draw(sim, 1, 120);
-  expect(!t.is_given || s.actions[0] == t.known.actions[0], "size", "rank 0 has another line; expected the given one",
-         "write rank 1's line alone", picture);
+  expect(!t.is_given || s.actions[0] == t.known.actions[0], "size",
+         "the line of rank 0 was changed; expected the given one", "write only the line of rank 1", picture);
   const std::vector<int> peaks = peak_in_flight(s);
   for (size_t r = 0; r < peaks.size(); ++r)
     expect(peaks[r] <= t.in_flight[r], "in flight",
-           fmt::format("rank {} keeps {} F at once; expected at most {}", r, peaks[r], t.in_flight[r]),
+           fmt::format("rank {} has {} F in flight; expected at most {}", r, peaks[r], t.in_flight[r]),
            cause_in_flight(s, s.actions[r]), picture);
   const double bubble = 100 * sim.bubble_share();
   expect(sim.makespan <= t.makespan, "bubble",
-         fmt::format("a step takes {} units, and ranks wait {:.1f}% of the time; expected at most {} units, {:.1f}%",
-                     sim.makespan, bubble, t.makespan, measured_bubble(t, t.makespan)),
+         fmt::format("a step takes {} units with a bubble of {:.1f}%; expected at most {} units, {:.1f}%", sim.makespan,
+                     bubble, t.makespan, measured_bubble(t, t.makespan)),
          cause_of_bubble(s, t), picture);
   const double best = simulate(t.known, t.times).makespan;
   return {
@@ -148,31 +147,31 @@ Right graded(const SchedulePuzzle& p, const ScheduleTask& t, const std::string& 
       {{"bubble_percent", bubble}, {"units", sim.makespan}, {"best_known_units", best}}};
 }
 
-// A part of a block, on dp x tp ranks of 2 or 4 each.
+// A submodule of a block on dp x tp ranks, 2 or 4 each.
 struct PlacementPuzzle {
   static constexpr const char* file = "placements.txt";
   static std::vector<Bound> bounds() {
     return {{"size", 0}, {"table", 1}, {"values", 1}, {"parameters", 2}, {"bytes", 2}};
   }
   std::string part;
-  bool data = false;                 // whether there is dp, over whose ranks x is S(0)
-  std::vector<std::string> at_tp;    // placements on tp that x, and y, may have
-  int64_t pairs = 1, cut = 0;        // pairs of matrices; numbers in tensors that tp cuts
-  std::vector<std::string> vectors;  // those that no rank of tp needs a piece of
+  bool data = false;                 // with a dp axis, over which x is S(0)
+  std::vector<std::string> at_tp;    // allowed placements of x and y on tp
+  int64_t pairs = 1, cut = 0;        // pairs of matrices; elements of tensors sharded by tp
+  std::vector<std::string> vectors;  // vectors that tp does not shard
 };
 
 struct PlacementTask {
-  std::string title, first;                // as of a PlacementVerdict; the first lines
-  int64_t sent, held;                      // bytes: what all ranks send, what one keeps of the parameters, at most
-  std::vector<std::string> gathered = {};  // vectors that stay S(0) between steps
+  std::string title, first;                // title: PlacementVerdict::title; first: initial lines
+  int64_t sent, held;                      // limits: bytes sent by all ranks, parameter bytes of one rank
+  std::vector<std::string> gathered = {};  // vectors sharded as S(0) between steps
 };
 
 PlacementTask make_task(const PlacementPuzzle& p, uint64_t seed) {
-  constexpr int64_t activation = 4 * 8 * 16 * 8, vector = 16 * 8;  // bytes of x, and of as many numbers as a token has
+  constexpr int64_t activation = 4 * 8 * 16 * 8, vector = 16 * 8;  // bytes of x and of a vector of all channels
   const Philox random = Philox::named(seed, p.part);
   const auto pick = [&](size_t below, uint64_t what) { return static_cast<size_t>(random.below(below, what)); };
   const bool is_block = p.vectors.size() > 1;
-  const size_t kinds = p.at_tp.size(), from = pick(kinds * kinds - 1, 0) + 1;  // not both the first: Megatron's own
+  const size_t kinds = p.at_tp.size(), from = pick(kinds * kinds - 1, 0) + 1;  // excludes Megatron's placement
   const std::string &x = p.at_tp[is_block ? pick(kinds, 0) : from / kinds], &y = is_block ? x : p.at_tp[from % kinds];
   const int64_t tp = 2 << pick(2, 1), dp = !p.data ? 1 : tp == 4 ? 2 : 2 << pick(2, 2);
   PlacementTask t;
@@ -193,7 +192,7 @@ PlacementTask make_task(const PlacementPuzzle& p, uint64_t seed) {
   return t;
 }
 
-Task make_defect_task(const PlacementPuzzle&, const PlacementTask& t) {
+Task make_learner_task(const PlacementPuzzle&, const PlacementTask& t) {
   return {
       fmt::format(
           "- {}\n{}- parameters of a rank: at most {} bytes\n- sent by all ranks, forward and backward: at most "
@@ -207,26 +206,27 @@ Task make_defect_task(const PlacementPuzzle&, const PlacementTask& t) {
 Right graded(const PlacementPuzzle&, const PlacementTask& t, const std::string& text, const std::string& name) {
   const PlacementVerdict v = check_placements(text, name);
   expect(v.title == t.title, "size", fmt::format("{}; expected {}", v.title, t.title),
-         "the first line says part and ranks, x how it comes in, and y how it must be in the end", v.picture);
+         "the first line specifies module and ranks, x its input placement, y its output placement", v.picture);
   expect(v.found.empty(), "table", v.found, v.cause,
          v.picture + "\nrelative to one rank, y and gradients: " + v.run + "\n");
   expect(v.good(), "values", "relative to one rank: " + v.run, "", v.picture);
   expect(v.held <= t.held, "parameters", fmt::format("{} bytes on a rank; expected at most {}", v.held, t.held),
-         "a matrix is whole on each rank: cut it by outputs, S(0), or by inputs, S(1)", v.picture);
+         "a matrix is replicated on all ranks: shard its outputs, S(0), or its inputs, S(1)", v.picture);
   expect(t.gathered.empty() || v.gathered == t.gathered, "parameters",
          fmt::format("sharded between steps and gathered: {}; expected {}",
                      v.gathered.empty() ? "none" : fmt::format("{}", fmt::join(v.gathered, ", ")),
                      fmt::join(t.gathered, ", ")),
          "your numbers specify which vectors begin as S(0); all others begin as I", v.picture);
   expect(v.sent <= t.sent, "bytes", fmt::format("{} bytes sent; expected at most {}", v.sent, t.sent),
-         "a conversion too many: a matrix cut by outputs and one cut by inputs need none between them", v.picture);
+         "unnecessary conversion: a matrix sharded by outputs followed by one sharded by inputs requires none",
+         v.picture);
   return {{"relative to one rank, y and gradients: " + v.run,
            fmt::format("{} bytes sent, {} bytes of parameters on a rank", v.sent, v.held)},
           v.picture,
           {{"bytes_sent", static_cast<double>(v.sent)}, {"parameter_bytes", static_cast<double>(v.held)}}};
 }
 
-// A plan for eight cards of 24 GiB in which a part of the layers recomputes: the planner makes none.
+// A plan for eight GPUs of 24 GiB in which some layers recompute, so `plan` does not print a solution.
 struct PlanPuzzle {
   static constexpr const char* file = "plan.toml";
   static std::vector<Bound> bounds() {
@@ -236,23 +236,21 @@ struct PlanPuzzle {
 };
 
 constexpr Sign kPlanCauses[] = {
-    {"activations", "activations are kept: recompute in more layers, or give more micro-batches fewer sequences each"},
-    {"parameters", "every rank keeps them: tp and pp cut the model, zero = 3 shares them out over dp"},
-    {"optimizer",
-     "a rank keeps it for all parameters that it has: zero shares it out over dp, tp and pp cut the model"},
-    {"bubble", "ranks wait in the pipeline: more micro-batches, fewer stages, or a better schedule"},
-    {"tp", "activations of every layer go over PCI Express: fewer ranks of tp"},
-    {"dp", "parameters and gradients go over PCI Express for every micro-batch: make fewer of them"},
-    {"recompute", "much is computed twice: recompute in fewer layers, and keep what then fits"},
+    {"activations", "activations: recompute in more layers, or use more micro-batches of fewer sequences"},
+    {"parameters", "replicated parameters: tp and pp split the model, zero = 3 shards them over dp"},
+    {"optimizer", "optimizer state of all local parameters: zero shards it over dp, tp and pp split the model"},
+    {"bubble", "pipeline bubble: use more micro-batches, fewer stages or a better schedule"},
+    {"tp", "activations of every layer are sent over PCI Express: use fewer tp ranks"},
+    {"dp", "parameters and gradients are sent over PCI Express per micro-batch: use fewer micro-batches"},
+    {"recompute", "recomputation: recompute in fewer layers, as far as memory allows"},
 };
 
 PlanTask make_task(const PlanPuzzle& p, uint64_t seed) { return make_task(p.family, seed); }
 
-Task make_defect_task(const PlanPuzzle& p, const PlanTask& t) {
+Task make_learner_task(const PlanPuzzle& p, const PlanTask& t) {
   Task out{
-      fmt::format("- {} sequences of {} tokens a step; `zero` at most {}, `pp` at most {}\n- memory of the peak "
-                  "rank: at most {:.1f} "
-                  "GB, its activations: at most {:.1f} GB\n- at least {:.0f} tokens/s\n",
+      fmt::format("- {} sequences of {} tokens per step; `zero` at most {}, `pp` at most {}\n- memory of the peak "
+                  "rank: at most {:.1f} GB, its activations: at most {:.1f} GB\n- at least {:.0f} tokens/s\n",
                   t.batch, t.with.model.context, static_cast<int>(p.family.zero), p.family.pp,
                   t.with.hardware.usable_bytes() / 1e9, t.activations, t.tokens_per_s)};
   PlannedLayout l = t.known;
@@ -267,54 +265,55 @@ Right graded(const PlanPuzzle& p, const PlanTask& t, const std::string& text, co
   for (const ConfigEntry& e : read_config(text, name)) {
     const Setting* field = all.find(e.key);
     if (!field)
-      throw InputError(fmt::format("{}: expected one of {}; found {}", e.where, fmt::join(all.names(), ", "), e.key));
+      throw InputError(fmt::format("{}: expected one of {}; got {}", e.where, fmt::join(all.names(), ", "), e.key));
     field->read(e.where + ": " + e.key, e.text.value_or(e.value));
   }
   expect(l.plan.ranks() == 8 && l.batch() == t.batch, "size",
-         fmt::format("{} ranks and {} sequences a step; expected 8 and {}", l.plan.ranks(), l.batch(), t.batch),
-         "ranks are dp x tp x pp x cp; a step has dp x microbatches x sequences", "");
+         fmt::format("{} ranks and {} sequences per step; expected 8 and {}", l.plan.ranks(), l.batch(), t.batch),
+         "ranks = dp x tp x pp x cp; sequences per step = dp x microbatches x sequences", "");
   expect(l.plan.pp <= p.family.pp, "size", fmt::format("pp = {}; expected at most {}", l.plan.pp, p.family.pp),
-         "pipelines are for p13", "");
+         "pipelines are introduced in p13", "");
   const int64_t layers = planned.recompute_layers;
   expect(layers >= kMinLayers && layers <= kMaxLayers, "size",
          fmt::format("recompute_layers = {}; expected {} to {}", layers, kMinLayers, kMaxLayers),
-         "a plan of `plan` recomputes in all layers or in none; here a part of them does", "");
+         "`plan` recomputes in all layers or none; here only some layers recompute", "");
   expect(l.plan.zero <= p.family.zero, "zero",
          fmt::format("zero = {}; expected at most {}", name_in(kZeroNames, l.plan.zero),
                      name_in(kZeroNames, p.family.zero)),
-         "here the pipeline divides the model", "");
-  const planner::Prediction seen = predict_partly(t, planned);
+         "in this puzzle the pipeline splits the model", "");
+  const planner::Prediction predicted = predict_partly(t, planned);
   const auto bar = [](const char* what, double gb, char of) {
     return fmt::format("{:<14} {:>5.1f} GB {}\n", what, gb, std::string(static_cast<size_t>(std::min(gb, 80.0)), of));
   };
   std::string picture, slowest;
   for (const auto& [part, bytes] : planner::kMemoryParts)
-    picture += bar(part, seen.memory[seen.peak_rank].*bytes / 1e9, '#');
-  const double card = t.with.hardware.usable_bytes() / 1e9, needs = seen.memory[seen.peak_rank].peak() / 1e9;
-  picture += bar("the card", card, '=');
+    picture += bar(part, predicted.memory[predicted.peak_rank].*bytes / 1e9, '#');
+  const double card = t.with.hardware.usable_bytes() / 1e9, needs = predicted.memory[predicted.peak_rank].peak() / 1e9;
+  picture += bar("GPU", card, '=');
   expect(
-      seen.fits, "memory",
-      fmt::format("the peak rank needs {:.1f} GB, most of it {}; expected at most {:.1f}", needs, seen.largest, card),
-      failure_cause(kPlanCauses, seen.largest), picture);
-  const double activations = seen.memory[seen.peak_rank].activations / 1e9;
+      predicted.fits, "memory",
+      fmt::format("the peak rank needs {:.1f} GB, mostly {}; expected at most {:.1f}", needs, predicted.largest, card),
+      failure_cause(kPlanCauses, predicted.largest), picture);
+  const double activations = predicted.memory[predicted.peak_rank].activations / 1e9;
   expect(activations <= t.activations, "activations",
          fmt::format("{:.2f} GB on the peak rank; expected at most {:.1f}", activations, t.activations),
          failure_cause(kPlanCauses, "activations"), picture);
   double most = 0;
   for (const auto& [part, seconds] : planner::kParts)
-    if (part != planner::kParts[0].first && seen.parts.*seconds > most) most = seen.parts.*seconds, slowest = part;
-  expect(seen.tokens_per_s >= t.tokens_per_s, "speed",
-         fmt::format("{:.0f} tokens/s, {:.0f}% of the time for {}; expected at least {:.0f}", seen.tokens_per_s,
-                     100 * most / seen.step_s, slowest, t.tokens_per_s),
+    if (part != planner::kParts[0].first && predicted.parts.*seconds > most)
+      most = predicted.parts.*seconds, slowest = part;
+  expect(predicted.tokens_per_s >= t.tokens_per_s, "speed",
+         fmt::format("{:.0f} tokens/s, {:.0f}% of the time for {}; expected at least {:.0f}", predicted.tokens_per_s,
+                     100 * most / predicted.step_s, slowest, t.tokens_per_s),
          failure_cause(kPlanCauses, slowest), picture);
   return {
       {fmt::format("the peak rank needs {:.1f} of {:.1f} GB, {:.2f} of it for activations", needs, card, activations),
-       fmt::format("{:.0f} tokens/s, bubble {:.1f}%", seen.tokens_per_s, 100 * seen.bubble)},
+       fmt::format("{:.0f} tokens/s, bubble {:.1f}%", predicted.tokens_per_s, 100 * predicted.bubble)},
       picture,
-      {{"tokens_per_s", seen.tokens_per_s}, {"memory_gb", needs}, {"activations_gb", activations}}};
+      {{"tokens_per_s", predicted.tokens_per_s}, {"memory_gb", needs}, {"activations_gb", activations}}};
 }
 
-// Three runs with a defect each, of these names.
+// Three runs with one injected fault each, out of these names.
 struct DefectPuzzle {
   static constexpr const char* file = "answers.txt";
   static std::vector<Bound> bounds() { return {{"name", 6}}; }
@@ -324,8 +323,8 @@ struct DefectPuzzle {
 
 constexpr size_t kRuns = 3;
 
-// Three different ones, in any order.
-const std::string& planted_in(const DefectPuzzle& p, uint64_t seed, uint64_t run) {
+// Samples without replacement.
+const std::string& fault_of_run(const DefectPuzzle& p, uint64_t seed, uint64_t run) {
   const Philox random = Philox::named(seed, "puzzle");
   std::vector<size_t> left(p.names.size());
   std::iota(left.begin(), left.end(), size_t{0});
@@ -334,7 +333,7 @@ const std::string& planted_in(const DefectPuzzle& p, uint64_t seed, uint64_t run
   return p.names[left[static_cast<size_t>(random.below(left.size(), run))]];
 }
 
-// Weights and data follow from the seed, so that equal lines in two learners' files do not show equal defects.
+// Weights and data depend on the seed, so equal lines for two learners do not imply equal faults.
 VerifyResult run_puzzle(const DefectPuzzle& p, uint64_t seed, const std::string& name) {
   Job job;
   job.model.layers = job.model.heads = 2, job.model.channels = 16, job.model.context = 8, job.model.vocab = 32;
@@ -347,7 +346,7 @@ VerifyResult run_puzzle(const DefectPuzzle& p, uint64_t seed, const std::string&
 std::string puzzle_runs(const DefectPuzzle& p, uint64_t seed) {
   std::string out;
   for (size_t run = 0; run < kRuns; ++run) {
-    const VerifyResult r = run_puzzle(p, seed + run, planted_in(p, seed, run));
+    const VerifyResult r = run_puzzle(p, seed + run, fault_of_run(p, seed, run));
     out += fmt::format("run {}\n", run + 1);
     for (const SentBytes& s : r.sent)
       for (const SentBytes& e : r.expected_sent)
@@ -361,7 +360,7 @@ std::string puzzle_runs(const DefectPuzzle& p, uint64_t seed) {
 
 uint64_t make_task(const DefectPuzzle&, uint64_t seed) { return seed; }
 
-Task make_defect_task(const DefectPuzzle& p, uint64_t seed) {
+Task make_learner_task(const DefectPuzzle& p, uint64_t seed) {
   return {"- three runs, in `runs.txt`\n", "", "", [=] { return puzzle_runs(p, seed); }};
 }
 
@@ -372,25 +371,25 @@ Right graded(const DefectPuzzle& p, uint64_t seed, const std::string& text, cons
   const auto value = [&](size_t line, const std::string& key) {
     if (lines[line].starts_with(key + " ")) return lines[line].substr(key.size() + 1);
     throw InputError(
-        fmt::format("{}: line {} of answers: expected '{}' and a word; found '{}'", name, line + 1, key, lines[line]));
+        fmt::format("{}: line {} of answers: expected '{}' and a name; got '{}'", name, line + 1, key, lines[line]));
   };
   Failure wrong;
   size_t right = 0;
   std::string picture;
   for (size_t run = 0; run < kRuns; ++run) {
-    const std::string said = value(run, std::to_string(run + 1)), &is = planted_in(p, seed, run);
-    if (std::ranges::count(p.names, said) == 0)
-      throw InputError(fmt::format("{}: line {} of answers: expected one of {}; found '{}'", name, run + 1,
-                                   fmt::join(p.names, ", "), said));
-    picture += fmt::format("run {} [{}] {}\n", run + 1, said == is ? '#' : ' ', said);
-    right += said == is;
-    if (said == is || !wrong.bound.empty()) continue;
-    const VerifyResult would = run_puzzle(p, seed + run, said), was = run_puzzle(p, seed + run, is);
-    std::string other = "less than it does";
+    const std::string answer = value(run, std::to_string(run + 1)), &is = fault_of_run(p, seed, run);
+    if (std::ranges::count(p.names, answer) == 0)
+      throw InputError(fmt::format("{}: line {} of answers: expected one of {}; got '{}'", name, run + 1,
+                                   fmt::join(p.names, ", "), answer));
+    picture += fmt::format("run {} [{}] {}\n", run + 1, answer == is ? '#' : ' ', answer);
+    right += answer == is;
+    if (answer == is || !wrong.bound.empty()) continue;
+    const VerifyResult would = run_puzzle(p, seed + run, answer), was = run_puzzle(p, seed + run, is);
+    std::string other = "fewer differences";
     for (const std::string& line : would.failures)
       if (std::ranges::count(was.failures, line) == 0) other = line;
-    wrong = {"name", fmt::format("run {} is not {}", run + 1, said),
-             fmt::format("{}. The run would show: {}", defect(said).what, other)};
+    wrong = {"name", fmt::format("run {} is not {}", run + 1, answer),
+             fmt::format("{}. The run would show: {}", defect(answer).what, other)};
   }
   wrong.found += fmt::format("; score {} of {}", right, kRuns);
   expect(right == kRuns, "name", wrong.found, wrong.cause, picture);
@@ -403,7 +402,7 @@ template <class Family>
 Puzzle puzzle(const char* name, const Family& f) {
   return {name, Family::file, Family::bounds(), [f](uint64_t seed) {
             const auto numbers = make_task(f, seed);
-            Task out = make_defect_task(f, numbers);
+            Task out = make_learner_task(f, numbers);
             out.grade = [=](const auto& text, const auto& path) { return graded(f, numbers, text, path); };
             return out;
           }};
@@ -411,7 +410,7 @@ Puzzle puzzle(const char* name, const Family& f) {
 
 Puzzle scheduled(const ScheduleFamily& f) { return puzzle(f.name.data(), SchedulePuzzle{f}); }
 
-// Which puzzle and seed a first line names: "# p2 seed 123456".
+// Puzzle and seed in the first line of a file: "# p2 seed 123456".
 struct Noted {
   const Puzzle* puzzle = nullptr;
   uint64_t seed = 0;
@@ -493,7 +492,7 @@ void start(const Puzzle& p, const fs::path& folder) { start(p, folder, std::rand
 void start(const Puzzle& p, const fs::path& folder, uint64_t seed) {
   std::error_code none;
   if (fs::exists(folder, none) && !fs::is_empty(folder, none))
-    throw Error(fmt::format("lab start: {} has something in it; expected a new or empty folder", folder.string()));
+    throw Error(fmt::format("lab start: {} is not empty; expected a new or empty directory", folder.string()));
   make_directories(folder);
   const Task task = p.task(seed);
   const size_t end = p.page.rfind("```"), begin = p.page.rfind("```\n", end - 1) + 4;
@@ -513,7 +512,8 @@ Verdict grade(const Puzzle& p, const fs::path& given) {
     throw InputError(fmt::format("{} is missing or damaged; `tessera lab start p{} {}` writes it",
                                  (folder / kTaskFile).string(), p.number, given.string()));
   if (given_out && given_out->puzzle != &p)
-    throw InputError(fmt::format("{} is of another puzzle; expected p{}", (folder / kTaskFile).string(), p.number));
+    throw InputError(
+        fmt::format("{} belongs to another puzzle; expected p{}", (folder / kTaskFile).string(), p.number));
   const std::string text = read_whole(file, 1 << 20);
   const std::optional<Noted> own = noted_in(text);
   std::string lines, picture;
@@ -524,17 +524,17 @@ Verdict grade(const Puzzle& p, const fs::path& given) {
       throw Failure{"seed",
                     fmt::format("the first line is '{}'; expected '{}'", split(text, '\n')[0],
                                 split(note(p, *out.seed), '\n')[0]),
-                    "the file belongs to another task: each `lab start` gives out another one"};
+                    "the file belongs to another task: each `lab start` creates a new one"};
     const Right right = p.task(*out.seed).grade(text, file.string());
     picture = right.picture, out.score = right.score, out.solved = true, out.kept = p.bounds.size();
-    for (const std::string& line : right.held) lines += fmt::format("  held   {}\n", line);
+    for (const std::string& line : right.held) lines += fmt::format("  passed {}\n", line);
   } catch (const Failure& w) {
     out.wrong = w, out.kept = kept_bounds(p.bounds, w);
   } catch (const Error& e) {
     out.wrong = {"file", e.what(), ""};
   }
   if (const Failure& w = out.wrong; !out.solved) {
-    lines = fmt::format("  broke  {}\n  found  {}\n{}", w.bound, w.found,
+    lines = fmt::format("  failed {}\n  found  {}\n{}", w.bound, w.found,
                         w.cause.empty() ? "" : "  cause  " + w.cause + "\n");
     picture = w.more;
   }

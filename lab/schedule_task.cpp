@@ -1,4 +1,4 @@
-// Limits of a schedule puzzle: what the product's schedules reach, and what a small search reaches from there.
+// Limits of schedule puzzles: results of Tessera's schedules, and of a local search that starts from them.
 #include "lab/schedule_task.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 constexpr int kMoves = 1000;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// When a step ends; never, if the schedule breaks a rule of the task but the last.
+// Step time; infinite if the schedule violates the task (except for the time limit).
 double end_time(const Schedule& s, const ScheduleTask& t) {
   if (find_fault(s)) return kNever;
   const std::vector<int> peaks = peak_in_flight(s);
@@ -27,7 +27,7 @@ double end_time(const Schedule& s, const ScheduleTask& t) {
   return simulate(s, t.times).makespan;
 }
 
-// The schedule with its halves of backward passes as one.
+// Merges I and W into B.
 Schedule joined(Schedule s) {
   for (auto& list : s.actions) {
     std::erase_if(list, [](const Action& a) { return a.what == PassKind::W; });
@@ -36,7 +36,7 @@ Schedule joined(Schedule s) {
   return s;
 }
 
-// Moves single actions as long as the step does not get longer.
+// Local search: moves single actions and accepts moves that do not increase the step time.
 Schedule improved(Schedule s, const ScheduleTask& t, const Philox& random) {
   double end = end_time(s, t);
   for (uint64_t move = 0; move < kMoves; ++move) {
@@ -52,7 +52,7 @@ Schedule improved(Schedule s, const ScheduleTask& t, const Philox& random) {
   return s;
 }
 
-// Gives the stages of rank r to rank order[r].
+// Moves the stages of rank r to rank order[r].
 void relabel(ScheduleTask& t, const std::vector<int>& order) {
   const ScheduleTask from = t;
   for (int& rank : t.known.rank_of_stage) rank = order[static_cast<size_t>(rank)];
@@ -62,8 +62,8 @@ void relabel(ScheduleTask& t, const std::vector<int>& order) {
   }
 }
 
-// Rank 0 of two gets a list that no schedule of the product has; the best list of rank 1 for it is the shortest of all.
-// A mask has a bit for each place of a list: an F or a B.
+// Generates a list for rank 0 of two ranks that differs from Tessera's schedules, and finds the best list of rank 1 by
+// exhaustive search. A mask has one bit per list position: F or B.
 bool give_rank_0(ScheduleTask& t, int microbatches, const Philox& random, uint64_t i) {
   const auto make_list = [&](int rank, uint64_t mask) {
     std::vector<Action> list;
@@ -77,7 +77,7 @@ bool give_rank_0(ScheduleTask& t, int microbatches, const Philox& random, uint64
   const uint64_t masks = uint64_t{1} << 2 * microbatches;
   Schedule s = empty_schedule("", 2, 1, microbatches);
   s.actions[0] = make_list(0, random.below(masks, i));
-  for (const Schedule& made : made_schedules(2, microbatches))
+  for (const Schedule& made : builtin_schedules(2, microbatches))
     if (made.actions[0] == s.actions[0]) return false;
   t.makespan = kNever;
   for (uint64_t mask = 0; mask < masks && !s.actions[0].empty(); ++mask)
@@ -89,12 +89,12 @@ bool give_rank_0(ScheduleTask& t, int microbatches, const Philox& random, uint64
 
 }  // namespace
 
-std::vector<Schedule> made_schedules(int ranks, int microbatches) {
+std::vector<Schedule> builtin_schedules(int ranks, int microbatches) {
   std::vector<Schedule> out;
   for (size_t kind = 0; kind < kScheduleNames.size(); ++kind)
     for (const int chunks : {0, 1, 2}) try {
         out.push_back(make_schedule(static_cast<ScheduleKind>(kind), ranks, microbatches, chunks));
-      } catch (const Error&) {  // not of these sizes
+      } catch (const Error&) {  // does not support these sizes
       }
   return out;
 }
@@ -102,10 +102,10 @@ std::vector<Schedule> made_schedules(int ranks, int microbatches) {
 ScheduleTask make_task(const ScheduleFamily& f, uint64_t seed) {
   const Philox random = Philox::named(seed, std::string(f.name));
   for (uint64_t i = 0;; ++i) {
-    const auto pick = [&](uint64_t what, int least, int most) {
-      return least + static_cast<int>(random.below(static_cast<uint64_t>(most - least + 1), 64 * i + what));
+    const auto pick = [&](uint64_t what, int min, int max) {
+      return min + static_cast<int>(random.below(static_cast<uint64_t>(max - min + 1), 64 * i + what));
     };
-    const int m = pick(0, f.least, f.most);
+    const int m = pick(0, f.min_microbatches, f.max_microbatches);
     ScheduleTask t;
     t.times.stages.clear();
     t.times.message = f.gives_rank_0 ? 0 : pick(1, 0, 1);
@@ -114,7 +114,7 @@ ScheduleTask make_task(const ScheduleFamily& f, uint64_t seed) {
       t.times.stages.push_back({one, 2 * one, one, one});
     }
     for (int r = 0; r < f.ranks; ++r)
-      t.in_flight.push_back(f.in_flight > 0 ? static_cast<int>((f.in_flight - r * f.gradient_done) * f.chunks)
+      t.in_flight.push_back(f.in_flight > 0 ? static_cast<int>((f.in_flight - r * f.decrease_per_rank) * f.chunks)
                                             : m * f.chunks);
     if (f.gives_rank_0) {
       if (give_rank_0(t, m, random, 64 * i + 63)) return t;
@@ -122,8 +122,8 @@ ScheduleTask make_task(const ScheduleFamily& f, uint64_t seed) {
     }
     double made = kNever, first = kNever;
     const bool any = f.chunks == 1 || f.splits,
-               is_v = pick(30, 0, 1) == 1;  // whether the last stage is next to the first
-    for (const Schedule& s : made_schedules(f.ranks, m)) {
+               is_v = pick(30, 0, 1) == 1;  // whether the last stage is on the rank of the first
+    for (const Schedule& s : builtin_schedules(f.ranks, m)) {
       if (s.chunks() != f.chunks) continue;
       if (f.splits || !s.has(PassKind::W)) made = std::min(made, end_time(s, t));
       for (const Schedule& from : {f.splits ? s : joined(s), f.splits && s.has(PassKind::B) ? split_backward(s) : s})

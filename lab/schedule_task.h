@@ -1,5 +1,5 @@
-// Pipelines to schedule: a learner's seed decides the numbers and the rank of each stage, so that a file of another
-// learner is refused, and limits lie where no schedule that the product makes reaches them.
+// Tasks of schedule puzzles. The seed determines the numbers and the rank of each stage, so files of other learners are
+// rejected, and the limits are beyond those of Tessera's own schedules.
 #pragma once
 #include <string_view>
 
@@ -7,28 +7,28 @@
 
 namespace tessera::lab {
 
-// What the tasks of a puzzle have in common.
+// Parameters of a puzzle.
 struct ScheduleFamily {
   std::string_view name;
-  int ranks, chunks;          // stages on each rank
-  int least, most;            // micro-batches
-  bool splits = false;        // whether I and W are taught: without them a file has F and B alone
-  double in_flight = 0;       // micro-batches that rank 0 may keep; 0: all
-  double gradient_done = 0;   // rank r keeps so many fewer than rank r - 1
-  bool gives_rank_0 = false;  // rank 0's list is given, and times are even
+  int ranks, chunks;  // stages on each rank
+  int min_microbatches, max_microbatches;
+  bool splits = false;           // whether backward passes are split (I, W)
+  double in_flight = 0;          // limit on rank 0 in micro-batches; 0: unlimited
+  double decrease_per_rank = 0;  // decrease of the limit from rank to rank
+  bool gives_rank_0 = false;     // the list of rank 0 is given, and times are equal
 };
 
 struct ScheduleTask {
-  Schedule known = {};              // solves it: the best that the search has found
-  Times times = {};                 // of each stage, B twice as long as F, and of a message
-  std::vector<int> in_flight = {};  // F that each rank may keep, at most
-  double makespan = 0;              // of a step, at most
-  bool is_given = false;            // rank 0's list
+  Schedule known = {};              // the best solution found by the search
+  Times times = {};                 // of stages (B = 2 F) and messages
+  std::vector<int> in_flight = {};  // limit of F in flight per rank
+  double makespan = 0;              // limit of the step time
+  bool is_given = false;            // the list of rank 0
 };
 
 ScheduleTask make_task(const ScheduleFamily& family, uint64_t seed);
 
-// The schedules of these sizes that the product makes, those that exist.
-std::vector<Schedule> made_schedules(int ranks, int microbatches);
+// Tessera's schedules that exist for these sizes.
+std::vector<Schedule> builtin_schedules(int ranks, int microbatches);
 
 }  // namespace tessera::lab

@@ -1,4 +1,4 @@
-// Sizes of a model from its shape, and whether a case can be at all.
+// Parameter counts of a model shape, and validation of a case.
 #include "planner/case.h"
 
 #include <fmt/format.h>
@@ -25,31 +25,31 @@ static constexpr const auto& value_names(Positions) { return kPositionNames; }
 
 namespace {
 
-constexpr double kPositive = std::numeric_limits<double>::min();  // the least number above 0
+constexpr double kPositive = std::numeric_limits<double>::min();
 
-void divides(const char* field, int64_t part, const char* what, int64_t whole) {
-  if (whole % part != 0)
-    throw FieldError(field,
-                     fmt::format("{} do not divide {} {}; {} do", part, whole, what, divisors_near(whole, part)));
+void divides(const char* field, int64_t part, const char* what, int64_t total) {
+  if (total % part != 0)
+    throw FieldError(field, fmt::format("{} does not divide {} {}; nearest valid value: {}", part, total, what,
+                                        divisors_near(total, part)));
 }
 
-// Throws FieldError for the first number that is not in its range.
+// Throws FieldError for the first number out of its range.
 void check_ranges(const Settings& all) {
   for (const Setting& s : all) {
-    const auto* whole = std::get_if<int64_t*>(&s.at);
+    const auto* integer = std::get_if<int64_t*>(&s.at);
     const auto* number = std::get_if<double*>(&s.at);
-    if (!whole && !number) continue;
-    const double value = whole ? real(**whole) : **number;
+    if (!integer && !number) continue;
+    const double value = integer ? real(**integer) : **number;
     const Bounds& range = s.field.range;
     if (value >= range.least && value <= range.most) continue;
     const std::string expected = !(value < range.least)     ? fmt::format("at most {}", range.most)
                                  : range.least == kPositive ? "more than 0"
                                                             : fmt::format("at least {}", range.least);
-    throw FieldError(std::string(s.field.name), fmt::format("expected {}, found {}", expected, s.text()));
+    throw FieldError(std::string(s.field.name), fmt::format("expected {}, got {}", expected, s.text()));
   }
 }
 
-// The fields that a shape and a configuration have alike.
+// The fields that ModelShape and ModelConfig have in common.
 auto shared_sizes(auto& m) {
   return std::tie(m.layers, m.channels, m.heads, m.kv_heads, m.head_dim, m.ffn, m.vocab, m.context, m.window, m.tied,
                   m.qkv_bias, m.proj_bias, m.mlp_bias, m.qk_norm);
@@ -128,9 +128,9 @@ void check(const Hardware& given) {
   check_ranges(field_descriptors(h));
   for (const auto& [kernel, rate] : h.attention)
     if (!(rate.flops > 0) || !std::isfinite(rate.flops) || !(rate.half_tokens >= 0) || !std::isfinite(rate.half_tokens))
-      throw FieldError("attention_" + kernel + "_flops", fmt::format("expected more than 0, found {}", rate.flops));
+      throw FieldError("attention_" + kernel + "_flops", fmt::format("expected more than 0, got {}", rate.flops));
   if (h.range_fastest > h.range_slowest)
-    throw FieldError("range_fastest", fmt::format("expected at most {}, found {}", h.range_slowest, h.range_fastest));
+    throw FieldError("range_fastest", fmt::format("expected at most {}, got {}", h.range_slowest, h.range_fastest));
 }
 
 void check(const Software& given) {
@@ -141,7 +141,7 @@ void check(const Software& given) {
 ModelShape to_model_shape(const ModelConfig& c) {
   if (c.experts.count > 0 && c.experts.shared > 0)
     throw FieldError("shared_experts",
-                     "predictions do not know them; expected 0, found " + std::to_string(c.experts.shared));
+                     "not supported by predictions; expected 0, got " + std::to_string(c.experts.shared));
   const FamilyRow& family = find_row(c.family);
   ModelShape m{.experts = c.experts.count,
                .experts_per_token = c.experts.count > 0 ? c.experts.per_token : 0,
@@ -174,7 +174,7 @@ double layer_parameters(const ModelShape& m) {
   double small = m.gated ? 2 * h + (m.qkv_bias ? qkv : 0) + (m.proj_bias ? h : 0) + (m.mlp_bias ? 2 * f + h : 0)
                          : 4 * h + qkv + h + (m.experts > 0 ? 0 : f + h);  // experts have no biases
   if (m.qk_norm) small += 2 * real(m.head_size());
-  return layer_matrices(m) + small + h * real(m.experts);  // with the router
+  return layer_matrices(m) + small + h * real(m.experts);  // + router
 }
 
 double parameters(const ModelShape& m) {
@@ -197,32 +197,32 @@ Case checked_case(const Case& given) {
   if (m.head_dim == 0) divides("heads", m.heads, "channels", m.channels);
   divides("kv_heads", m.key_heads(), "heads", m.heads);
   if (m.experts > 0 && (m.experts_per_token < 1 || m.experts_per_token > m.experts))
-    throw FieldError("experts_per_token", fmt::format("expected 1 to {}, found {}", m.experts, m.experts_per_token));
+    throw FieldError("experts_per_token", fmt::format("expected 1 to {}, got {}", m.experts, m.experts_per_token));
   check_ranges(field_descriptors(c.layout));
   divides("tp", p.tp, "heads", m.heads), divides("tp", p.tp, "hidden channels", m.hidden());
   divides("cp", p.cp, "tokens of the context", m.context);
   constexpr int64_t kMaxRanks = 1 << 17;
   if (real(p.dp) * real(p.tp) * real(p.pp) * real(p.cp) > kMaxRanks)
-    throw FieldError("dp", fmt::format("expected at most {} ranks of all axes", kMaxRanks));
+    throw FieldError("dp", fmt::format("expected at most {} ranks in total", kMaxRanks));
   if (real(p.dp) * real(p.microbatches) * real(c.layout.sequences) * real(m.context) > 1e15)
-    throw FieldError("sequences", "expected at most 1e15 tokens in a step");
+    throw FieldError("sequences", "expected at most 1e15 tokens per step");
   if (c.layout.ep > 1 && m.experts == 0)
-    throw FieldError("ep", fmt::format("expected 1 without experts, found {}", c.layout.ep));
+    throw FieldError("ep", fmt::format("expected 1 for a model without experts, got {}", c.layout.ep));
   if (c.layout.ep > 1) {
     divides("ep", c.layout.ep, "experts", m.experts);
     divides("ep", c.layout.ep, "ranks of dp x cp", p.dp * p.cp);
   }
   if (p.recompute == Recompute::op && (c.software.name == "tessera" || m.experts > 0))
-    throw FieldError("recompute", m.experts > 0 ? "op is not described of experts; expected another way, or no experts"
-                                                : "op is other software's; Tessera has none of it");
+    throw FieldError("recompute", m.experts > 0 ? "op is not supported for models with experts; use another mode"
+                                                : "op is supported only for other `software`; use another mode");
   if (p.schedule != ScheduleKind::interleaved && (p.chunks == 1 || p.pp == 1)) p.chunks = 0;
   if (const int64_t stages = std::ssize(rank_of_stages(p));
       stages > m.layers + (c.software.fewer_layers_at_ends ? 2 : 0))
     throw FieldError("pp",
-                     fmt::format("{} stages for {} layers; expected at most one for each layer", stages, m.layers));
+                     fmt::format("{} stages for {} layers; expected at most one stage per layer", stages, m.layers));
   if (p.pp > 1 && p.schedule == ScheduleKind::interleaved && p.microbatches % p.pp != 0)
     throw FieldError("microbatches",
-                     fmt::format("{} are no multiple of {} pipeline ranks, as interleaved needs; {} are",
+                     fmt::format("{} is not a multiple of {} pipeline ranks (interleaved); nearest valid value: {}",
                                  p.microbatches, p.pp, multiples_near(p.pp, p.microbatches)));
   check(c.hardware);
   check(c.software);

@@ -1,4 +1,4 @@
-// Cases from JSON, hardware and software from files too; predictions to JSON.
+// Cases from JSON, hardware and software descriptions also from files; predictions to JSON.
 #include "planner/case_json.h"
 
 #include <fmt/format.h>
@@ -19,16 +19,16 @@ namespace {
 using Json = nlohmann::json;
 
 std::string text_in(const std::string& name, const Json& value) {
-  if (!value.is_string()) throw FieldError(name, "expected a string, found " + value.dump());
+  if (!value.is_string()) throw FieldError(name, "expected a string, got " + value.dump());
   return value.get<std::string>();
 }
 
 void take_number(const std::string& name, const Json& value, double& to) {
-  if (!value.is_number()) throw FieldError(name, "expected a number, found " + value.dump());
+  if (!value.is_number()) throw FieldError(name, "expected a number, got " + value.dump());
   to = value.get<double>();
 }
 
-// Takes attention_flash2_flops or attention_flash2_half_tokens, of a kernel; or the first of several in an object.
+// Reads attention_KERNEL_flops and attention_KERNEL_half_tokens, or `attention` with the FLOP/s of several kernels.
 bool take_other(Hardware& h, const std::string& key, const Json& value) {
   if (key == "attention" && value.is_object()) {  // {"flash2": 2e14}
     for (const auto& [kernel, rate] : value.items())
@@ -55,7 +55,7 @@ T from_json(const Json& object, T out, const char* what, T (*by_name)(std::strin
     if (const Setting* field = all.find(key))
       take_value(*field, value, key);
     else if (key != "base" && !take_other(out, key, value))
-      throw FieldError(key, fmt::format("no field of {}", what));
+      throw FieldError(key, fmt::format("unknown field of {}", what));
   check(out);
   return out;
 }
@@ -64,7 +64,7 @@ Software software_from_json(const Json& object) {
   return from_json(object, Software{.name = "other"}, "software", software_named);
 }
 
-// Reads a KEY = VALUE file as one JSON object. Throws Error with line and column.
+// Converts a KEY = VALUE file to a JSON object. Throws Error with line and column.
 Json json_of_file(std::string_view text, const std::string& path) {
   Json out = Json::object();
   for (const ConfigEntry& e : read_config(text, path))
@@ -78,13 +78,12 @@ std::vector<std::string> file_names(const std::vector<File>& files) {
   return out;
 }
 
-// The description of that name. Throws FieldError of `field` that lists the names.
 template <class T>
 T named(const std::vector<File>& files, std::string_view name, const char* field,
         T (*read)(std::string_view, const std::string&)) {
   const auto found = std::ranges::find(files, name, &File::name);
   if (found == files.end())
-    throw FieldError(field, fmt::format("expected {} or a file, found {}{}", fmt::join(file_names(files), ", "), name,
+    throw FieldError(field, fmt::format("expected {} or a file, got {}{}", fmt::join(file_names(files), ", "), name,
                                         did_you_mean(name, file_names(files))));
   T out = read(found->text, std::string(name) + ".toml");
   out.name = name;
@@ -112,10 +111,10 @@ Software software_from_file(std::string_view text, const std::string& path) {
 
 Case case_from_json(std::string_view text, const std::string& what) {
   const Json json = parse_json(text, what);
-  if (!json.is_object()) throw InputError(what + ": expected an object, found " + json.dump());
+  if (!json.is_object()) throw InputError(what + ": expected an object, got " + json.dump());
   const auto part = [&](const char* key) -> const Json& {
     if (const auto found = json.find(key); found != json.end()) return *found;
-    throw FieldError(key, "expected a value, found none");
+    throw FieldError(key, "expected a value, got none");
   };
   Case c{.software = software_named("tessera")};
   take_object(field_descriptors(c.model), part("model"), "model");

@@ -1,4 +1,4 @@
-// Cases and predictions as JSON: what `plan` reads and prints.
+// JSON input and output of `plan`.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace tessera::planner {
 
-// {"model": {..}, "plan": {..}, "hardware": NAME or {..}, "software": NAME or {..}}. Throws FieldError for keys that
-// are unknown or missing and for values that cannot be, InputError for text that is no JSON object; `what` names it.
+// {"model": {..}, "plan": {..}, "hardware": NAME or {..}, "software": NAME or {..}}. Throws FieldError for
+// unknown or missing keys and invalid values, InputError if the text is not a JSON object; `what` names it in errors.
 Case case_from_json(std::string_view text, const std::string& what);
-// The object of a case's model alone.
+// Reads only the model object of a case.
 ModelShape model_from_json(std::string_view text, const std::string& what);
 nlohmann::ordered_json to_json(const Layout& layout);
 // {"parameters": .., ..., "peak": ..}

@@ -1,4 +1,4 @@
-// Divisors, and what divides what.
+// Enumeration of the layouts of a search: meshes by divisors of the rank count, then their variants.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,8 +19,8 @@ constexpr std::array kZeroStages = {ZeroStage::none, ZeroStage::one, ZeroStage::
 constexpr std::array kSchedules = {ScheduleKind::one_f_one_b, ScheduleKind::gpipe,      ScheduleKind::zb_h1,
                                    ScheduleKind::zb_h2,       ScheduleKind::zb_v,       ScheduleKind::v_half,
                                    ScheduleKind::v_min,       ScheduleKind::interleaved};
-constexpr int64_t kMaxStages = 512;  // stages of a pipeline that nobody asked for
-constexpr int64_t kNear = 64;        // how far from the number of ranks another is looked for
+constexpr int64_t kMaxStages = 512;  // upper bound of stages unless the user fixes them
+constexpr int64_t kNear = 64;        // search radius around the requested number of ranks
 
 std::vector<int64_t> divisors(int64_t n) {
   std::vector<int64_t> low, high;
@@ -33,7 +33,7 @@ std::vector<int64_t> divisors(int64_t n) {
   return low;
 }
 
-// Gives the fixed choice, or all there are.
+// Returns the fixed choice, or all choices if it is free.
 template <class T, class All>
 std::vector<T> choices(const std::optional<T>& fixed, const All& all) {
   return fixed ? std::vector<T>{*fixed} : std::vector<T>(all.begin(), all.end());
@@ -50,26 +50,26 @@ class Bases {
 
   std::vector<Layout> all(int64_t ranks) {
     const Fixed& f = q_.fixed;
-    const std::vector<int64_t> of_ranks = divisors(ranks);
-    for (const int64_t pp : choices(f.pp, of_ranks)) {
+    const std::vector<int64_t> rank_divisors = divisors(ranks);
+    for (const int64_t pp : choices(f.pp, rank_divisors)) {
       if (ranks % pp != 0 || (!f.pp && pp > std::min(q_.model.layers, kMaxStages))) continue;
-      for (const int64_t tp : choices(f.tp, of_ranks)) {
+      for (const int64_t tp : choices(f.tp, rank_divisors)) {
         if (ranks / pp % tp != 0) continue;
-        for (const int64_t cp : choices(f.cp, of_ranks))
+        for (const int64_t cp : choices(f.cp, rank_divisors))
           if (const int64_t rest = ranks / pp / tp; rest % cp == 0 && (!f.dp || *f.dp == rest / cp))
             add_mesh(pp, rest / cp, cp, tp);
       }
     }
     return std::move(found_);
   }
-  // Why a mesh that the user's choices ask for was none.
+  // Why the first mesh compatible with the user's choices was rejected.
   const std::optional<FieldError>& why_none() const { return why_none_; }
 
  private:
   void add_mesh(int64_t pp, int64_t dp, int64_t cp, int64_t tp) {
     const Fixed& f = q_.fixed;
     if (pp > q_.model.layers && !why_none_)
-      why_none_.emplace("pp", fmt::format("{} ranks are more than the {} layers", pp, q_.model.layers));
+      why_none_.emplace("pp", fmt::format("{} ranks exceed the {} layers", pp, q_.model.layers));
     if (pp > q_.model.layers) return;
     Plan p = q_.rest;
     p.pp = pp, p.dp = dp, p.cp = cp, p.tp = tp;
@@ -97,7 +97,7 @@ class Bases {
 
   void add_parts(Plan p) {
     const Fixed& f = q_.fixed;
-    const int64_t here = q_.batch / p.dp;  // sequences of a step
+    const int64_t here = q_.batch / p.dp;  // sequences per step and data rank
     for (const int64_t m : choices(f.microbatches, divisors(here))) {
       if (here % m != 0) continue;
       p.microbatches = m;
@@ -124,8 +124,8 @@ class Bases {
   std::optional<FieldError> why_none_ = {};
 };
 
-// Says how the user's choices divide the ranks.
-std::string fixed_words(const Fixed& f) {
+// The mesh axes fixed by the user: "pp 2 x tp 4".
+std::string fixed_mesh_text(const Fixed& f) {
   std::string out;
   for (const auto& [name, size] : {std::pair{"pp", f.pp}, {"dp", f.dp}, {"cp", f.cp}, {"tp", f.tp}})
     if (size) out += fmt::format("{}{} {}", out.empty() ? "" : " x ", name, *size);
@@ -136,16 +136,17 @@ std::string fixed_words(const Fixed& f) {
   if (why_none) throw *why_none;
   const Fixed& f = q.fixed;
   const int64_t product = f.pp.value_or(1) * f.dp.value_or(1) * f.cp.value_or(1) * f.tp.value_or(1);
-  const bool whole = f.pp && f.dp && f.cp && f.tp;
-  if (whole && product != q.ranks)
-    throw FieldError("ranks", fmt::format("{} makes {} ranks; expected {}", fixed_words(f), product, q.ranks));
-  if (q.ranks % product != 0) throw FieldError("ranks", fmt::format("{} does not divide {}", fixed_words(f), q.ranks));
+  const bool all_fixed = f.pp && f.dp && f.cp && f.tp;
+  if (all_fixed && product != q.ranks)
+    throw FieldError("ranks", fmt::format("{} makes {} ranks; expected {}", fixed_mesh_text(f), product, q.ranks));
+  if (q.ranks % product != 0)
+    throw FieldError("ranks", fmt::format("{} does not divide {}", fixed_mesh_text(f), q.ranks));
   std::string nearest = "none";
   for (int64_t step = 1; step < kNear && nearest == "none"; ++step)
     for (const int64_t ranks : {q.ranks + step, q.ranks - step})
       if (ranks > 0 && nearest == "none" && !Bases(q).all(ranks).empty()) nearest = std::to_string(ranks);
-  throw FieldError("ranks", fmt::format("{} cannot be divided among the layers, heads, tokens and a batch of {}; the "
-                                        "nearest that can: {}",
+  throw FieldError("ranks", fmt::format("{} does not divide into axes for the layers, heads, tokens and a batch of {}; "
+                                        "nearest valid value: {}",
                                         q.ranks, q.batch, nearest));
 }
 
@@ -153,7 +154,7 @@ bool can_be(const SearchRequest& q, const Plan& p, int64_t chunks) {
   return p.pp * chunks <= q.model.layers && (p.schedule != ScheduleKind::interleaved || p.microbatches % p.pp == 0);
 }
 
-// Chunks of each rank that a schedule may have.
+// Candidate chunk counts per rank; 0: the schedule has no choice.
 std::vector<int64_t> chunk_choices(const SearchRequest& q, const Plan& p) {
   if (p.schedule != ScheduleKind::interleaved) return {0};
   if (q.fixed.chunks) return {*q.fixed.chunks};

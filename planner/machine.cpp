@@ -1,4 +1,4 @@
-// Constants from times, what they say of a call, and the file of a machine's measurement.
+// Least-squares fit of kernel constants, call times computed from them, and the measurement file of a machine.
 #include "planner/machine.h"
 
 #include <fmt/format.h>
@@ -20,14 +20,14 @@
 namespace tessera::planner {
 namespace {
 
-// Constants of `chosen` sizes alone, by the normal equations; nothing where they do not tell them apart.
+// Constants of the `chosen` sizes by the normal equations; nullopt if the system is singular.
 std::optional<Cost> solve(const std::vector<Timed>& timed, unsigned chosen) {
   std::array<size_t, kSizes> of{};
   size_t n = 0;
   for (size_t i = 0; i < kSizes; ++i)
     if ((chosen >> i & 1U) != 0) of[n++] = i;
   std::array<std::array<double, kSizes + 1>, kSizes> a{};
-  std::array<double, kSizes> unit{};  // so that all of them are of a size
+  std::array<double, kSizes> unit{};  // scales the sizes to similar magnitude
   for (size_t i = 0; i < n; ++i) {
     for (const Timed& t : timed) unit[i] += std::pow(t.sizes[of[i]] / t.seconds, 2);
     unit[i] = std::sqrt(unit[i]);
@@ -61,7 +61,7 @@ double error_message(const Cost& cost, const std::vector<Timed>& timed) {
   return sum;
 }
 
-// The value of a line "key   : value" of /proc/cpuinfo, of the first processor.
+// The value of the first line "key   : value" of /proc/cpuinfo.
 std::string cpu_field(const std::string& text, std::string_view key) {
   for (size_t at = 0; at < text.size();) {
     const size_t end = std::min(text.find('\n', at), text.size());
@@ -76,7 +76,7 @@ std::string cpu_field(const std::string& text, std::string_view key) {
 constexpr std::array<std::string_view, 2> kTypes = {"fp32", "bf16"};
 constexpr int64_t kFormat = 1;
 
-// Every field with its key, in the order of the file: what writes and what reads walk through the same.
+// Visits every field with its key in file order; shared by reader and writer.
 void each_field(Machine& m, const auto& text, const auto& number) {
   text("processor", m.identity.processor);
   text("gpu", m.identity.gpu);
@@ -85,12 +85,12 @@ void each_field(Machine& m, const auto& text, const auto& number) {
   number("copy_bytes_per_s", m.copy_bytes_per_s);
   for (size_t t = 0; t < kTypes.size(); ++t)
     number(fmt::format("product_flops_per_s_{}", kTypes[t]), m.product_flops_per_s[t]);
-  for (size_t c = 0; c < kCompanyNames.size(); ++c)
+  for (size_t c = 0; c < kMachineLoadNames.size(); ++c)
     for (size_t t = 0; t < kTypes.size(); ++t)
       for (size_t k = 0; k < kKernels; ++k) {
         const std::vector<std::string_view>& names = size_names(static_cast<Kernel>(k));
         for (size_t i = 0; i < names.size(); ++i)
-          number(fmt::format("{}_{}_{}_{}", kCompanyNames[c], kTypes[t], kKernelNames[k], names[i]),
+          number(fmt::format("{}_{}_{}_{}", kMachineLoadNames[c], kTypes[t], kKernelNames[k], names[i]),
                  m.costs[c][t][k][i]);
       }
   for (size_t e = 0; e < kExchangeNames.size(); ++e)
@@ -103,20 +103,21 @@ void each_field(Machine& m, const auto& text, const auto& number) {
 double number_in(const ConfigEntry& entry) {
   const auto value = nlohmann::json::parse(entry.value, nullptr, false);
   if (!value.is_number() || !std::isfinite(value.get<double>()) || value.get<double>() < 0)
-    throw InputError(fmt::format("{}: {}: expected a number from 0 on, found {}", entry.where, entry.key, entry.value));
+    throw InputError(
+        fmt::format("{}: {}: expected a number of at least 0, got {}", entry.where, entry.key, entry.value));
   return value.get<double>();
 }
 
 }  // namespace
 
 const std::vector<std::string_view>& size_names(Kernel kernel) {
-  static const std::vector<std::string_view> products{"call", "flop", "output", "left", "right"},
+  static const std::vector<std::string_view> matmuls{"call", "flop", "output", "left", "right"},
       attention{"call", "query", "score", "product"}, rows{"call", "row", "element"};
-  if (kernel <= Kernel::product_weight) return products;
+  if (kernel <= Kernel::matmul_weight) return matmuls;
   return kernel <= Kernel::attention_backward ? attention : rows;
 }
 
-Sizes product_sizes(double m, double n, double k) { return {1, 2 * m * n * k, m * n, m * k, n * k}; }
+Sizes matmul_sizes(double m, double n, double k) { return {1, 2 * m * n * k, m * n, m * k, n * k}; }
 
 Sizes attention_sizes(double heads, double queries, double keys, double head_dim) {
   return {1, heads * queries * head_dim, heads * queries * keys, heads * queries * keys * head_dim};
@@ -130,10 +131,10 @@ double seconds(const Cost& cost, const Sizes& sizes) {
   return sum;
 }
 
-// The best of all choices of sizes whose constants are not negative is the best without negative constants.
+// Exhaustive active-set search: the best subset of sizes with non-negative constants is the non-negative optimum.
 Cost fit(const std::vector<Timed>& timed) {
   for (const Timed& t : timed)
-    if (!(t.seconds > 0) || !std::isfinite(t.seconds)) throw Error("[fit] a time is no positive number");
+    if (!(t.seconds > 0) || !std::isfinite(t.seconds)) throw Error("[fit] expected positive times");
   Cost best{};
   double least = std::numeric_limits<double>::infinity();
   for (unsigned chosen = 1; chosen < 1U << kSizes; ++chosen) {
@@ -146,7 +147,7 @@ Cost fit(const std::vector<Timed>& timed) {
     least = error;
     best = *cost;
   }
-  if (timed.empty() || !std::isfinite(least)) throw Error("[fit] expected times of several sizes");
+  if (timed.empty() || !std::isfinite(least)) throw Error("[fit] expected times of at least two sizes");
   return best;
 }
 
@@ -161,7 +162,7 @@ Identity identity_of_this(std::string_view version) {
       .version = std::string(version)};
 }
 
-// Between what was measured, linear: in the processors that are busy, and in a rank's share of them.
+// Linear interpolation between measurements, in the number of busy cores and in the cores per rank.
 double Machine::seconds(Kernel kernel, const Sizes& sizes, DType dtype, int64_t threads, double busy) const {
   const auto p = static_cast<double>(identity.processors), wanted = busy * static_cast<double>(threads);
   const auto of = [&](MachineLoad company) {
@@ -171,9 +172,9 @@ double Machine::seconds(Kernel kernel, const Sizes& sizes, DType dtype, int64_t 
   const double alone = of(MachineLoad::alone);
   if (p == 1) return alone * std::max(1.0, wanted);
   if (threads > 1) {
-    const double part = 1 - 1 / static_cast<double>(threads), whole = 1 - 1 / p;
-    const double mine = alone + (of(MachineLoad::threads) - alone) * std::min(1.0, part / whole);
-    return mine * std::max(1.0, wanted / p);
+    const double part = 1 - 1 / static_cast<double>(threads), full = 1 - 1 / p;
+    const double local = alone + (of(MachineLoad::threads) - alone) * std::min(1.0, part / full);
+    return local * std::max(1.0, wanted / p);
   }
   const double company = std::clamp((busy - 1) / (p - 1), 0.0, 1.0);
   return (alone + (of(MachineLoad::together) - alone) * company) * std::max(1.0, wanted / p);
@@ -184,7 +185,7 @@ double Machine::seconds(Exchange exchange, int64_t ranks, double bytes) const {
   const auto& measured = links[static_cast<size_t>(exchange)];
   const auto of = [&](const LinkCost& link) { return link.latency_s + link.s_per_byte * bytes; };
   const auto above = measured.lower_bound(ranks);
-  if (above == measured.end())  // more ranks share the same processors
+  if (above == measured.end())  // more ranks on the same cores
     return of(measured.rbegin()->second) * static_cast<double>(ranks) / static_cast<double>(measured.rbegin()->first);
   if (above->first == ranks || above == measured.begin()) return of(above->second);
   const auto below = std::prev(above);
@@ -201,11 +202,11 @@ std::filesystem::path machine_file(const Identity& identity) {
 std::string to_text(const Machine& machine) {
   Machine m = machine;
   std::string out =
-      "# This machine, measured. A constant is seconds for one of what its key ends with: a call, a row, an element, "
-      "a\n"
-      "# FLOP, a score of attention; alone: one rank while the other processors rest; together: a rank on each of "
-      "them;\n"
-      "# threads: one rank with a thread on each. all_reduce_2_latency_s and the like are of so many thread ranks.\n";
+      "# Measurement of this machine. A constant is seconds per unit, which the last word of its key names: call, "
+      "row,\n"
+      "# element, FLOP, attention score. alone: one rank, other cores idle; together: one rank on each core; threads: "
+      "one\n"
+      "# rank with a thread on each core. all_reduce_2_latency_s: collective, number of thread ranks, constant.\n";
   out += fmt::format("format = {}\nprocessors = {}\n", kFormat, m.identity.processors);
   std::string ranks;
   for (const auto& [count, link] : m.links[0]) ranks += fmt::format("{}{}", ranks.empty() ? "" : " ", count);
@@ -228,29 +229,29 @@ Machine machine_from_text(std::string_view text, const std::string& path) {
   }
   const auto take = [&](std::string_view key) {
     auto entry = entries.extract(std::string(key));
-    if (entry.empty()) throw InputError(fmt::format("{}: expected a line {} = VALUE, found none", path, key));
+    if (entry.empty()) throw InputError(fmt::format("{}: expected a line {} = VALUE, got none", path, key));
     return std::move(entry.mapped());
   };
   if (const double format = number_in(take("format")); format != static_cast<double>(kFormat))
-    throw InputError(fmt::format("{}: format: expected {}, found {}", path, kFormat, format));
+    throw InputError(fmt::format("{}: format: expected {}, got {}", path, kFormat, format));
   Machine m;
   const ConfigEntry processors = take("processors");
   m.identity.processors = static_cast<int64_t>(std::min(number_in(processors), 1e6));
   if (m.identity.processors < 1)
-    throw InputError(fmt::format("{}: processors: expected a number from 1 on", processors.where));
+    throw InputError(fmt::format("{}: processors: expected a number of at least 1", processors.where));
   const ConfigEntry ranks = take("ranks");
   std::istringstream words(ranks.text.value_or(""));
   for (std::string digits; words >> digits;) {
     if (digits.size() > 4 || digits.find_first_not_of("0123456789") != std::string::npos)
-      throw InputError(fmt::format("{}: ranks: expected numbers, found {}", ranks.where, ranks.value));
+      throw InputError(fmt::format("{}: ranks: expected integers, got {}", ranks.where, ranks.value));
     for (auto& links : m.links) links[std::stol(digits)] = {};
   }
-  if (m.links[0].empty()) throw InputError(fmt::format("{}: ranks: expected numbers, found none", ranks.where));
+  if (m.links[0].empty()) throw InputError(fmt::format("{}: ranks: expected integers, got none", ranks.where));
   each_field(
       m,
       [&](std::string_view key, std::string& value) {
         const ConfigEntry entry = take(key);
-        if (!entry.text) throw InputError(fmt::format("{}: {}: expected a \"text\"", entry.where, key));
+        if (!entry.text) throw InputError(fmt::format("{}: {}: expected a quoted string", entry.where, key));
         value = *entry.text;
       },
       [&](std::string_view key, double& value) { value = number_in(take(key)); });
@@ -259,20 +260,20 @@ Machine machine_from_text(std::string_view text, const std::string& path) {
   return m;
 }
 
-void keep(const Machine& machine) {
+void save_machine(const Machine& machine) {
   make_directories(cache_directory());
   write_file(machine_file(machine.identity), to_text(machine));
 }
 
-std::optional<Machine> kept_machine(const Identity& identity) {
+std::optional<Machine> load_machine(const Identity& identity) {
   const std::filesystem::path file = machine_file(identity);
   std::error_code none;
   if (!std::filesystem::exists(file, none)) return std::nullopt;
   Machine machine = machine_from_text(read_file(file), file.string());
   if (!(machine.identity == identity))
-    throw InputError(fmt::format("{}: measured on {} ({} processors, GPU: {}) by version {}, not here", file.string(),
-                                 machine.identity.processor, machine.identity.processors, machine.identity.gpu,
-                                 machine.identity.version));
+    throw InputError(fmt::format(
+        "{}: measured on another machine or by another version: {} ({} cores, GPU: {}), version {}", file.string(),
+        machine.identity.processor, machine.identity.processors, machine.identity.gpu, machine.identity.version));
   return machine;
 }
 

@@ -1,4 +1,4 @@
-// Prices of one rank on this machine, in the company of all others, and the step that they make.
+// Cost model of this machine: times of a rank while the other ranks run, and the resulting step.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -12,20 +12,20 @@ namespace tessera::planner {
 namespace {
 
 Sizes task_sizes(const Task& t) {
-  if (*t.kernel <= Kernel::product_weight) return product_sizes(t.rows, t.columns, t.inner);
+  if (*t.kernel <= Kernel::matmul_weight) return matmul_sizes(t.rows, t.columns, t.inner);
   return *t.kernel <= Kernel::attention_backward ? attention_sizes(t.rows, t.columns, t.inner, t.head_dim)
                                                  : row_sizes(t.rows, t.columns);
 }
 
-// A pipeline rank's work after the passes of a step, and what the data axis does beside them.
+// Work of a pipeline rank after the passes of a step, and its communication over the data axis.
 struct Update {
   std::vector<Task> tasks = {};
-  std::vector<Sent> sent = {};                // once a step
-  std::vector<Sent> gathers = {}, sums = {};  // in every micro-batch: parameters of stage 3, gradients of 2 and 3
-  double messages = 0;                        // small ones between all ranks: loss, norm
+  std::vector<Sent> sent = {};                // once per step
+  std::vector<Sent> gathers = {}, sums = {};  // per micro-batch: parameters (ZeRO-3), gradients (ZeRO-2 and 3)
+  double messages = 0;                        // small all-reduces over all ranks: loss, norm
 };
 
-// One rank's share of what all of them do, with the company that it has: so many ranks are busy.
+// Times of one rank as a function of the number of busy ranks.
 class Clock {
  public:
   Clock(const Case& c, const Machine& machine)
@@ -39,7 +39,7 @@ class Clock {
     for (size_t i = 0; i < layers_.size(); ++i) add_update(i);
   }
 
-  // Everything but the bubble is split as it would be with all ranks at work.
+  // All parts except the bubble are computed as if all ranks were busy.
   void set(Prediction& out) const {
     const double all = real(ranks_), each = real(ranks_ / p_.pp), m = real(p_.microbatches), pp = real(p_.pp);
     std::map<std::pair<size_t, int>, StageTimes> known;
@@ -84,8 +84,7 @@ class Clock {
     double sum = 0;
     for (const Sent& s : sent) {
       if (s.axis.ranks < 2 || (!axis.empty() && s.axis.name != axis)) continue;
-      // A rank that shares its processor waits until it is its turn, as among so many ranks; what it copies takes a
-      // part of a processor.
+      // Latency includes waiting for the core shared with the other ranks; copies use a fraction of a core.
       const double latency = m_.seconds(s.exchange, ranks_, 0),
                    bytes = m_.seconds(s.exchange, s.axis.ranks, s.bytes) - m_.seconds(s.exchange, s.axis.ranks, 0);
       sum += s.count * (latency + bytes * std::max(1.0, busy / p) / std::max(1.0, real(s.axis.ranks) / p));
@@ -95,22 +94,21 @@ class Clock {
 
   WorkTime time(const Work& w, double busy) const {
     const auto sent = [&](std::string_view axis) {
-      return Passes{of(w.forward.sent, busy, axis), of(w.input.sent, busy, axis) + of(w.again.sent, busy, axis), 0};
+      return Passes{of(w.forward.sent, busy, axis), of(w.input.sent, busy, axis) + of(w.recompute.sent, busy, axis), 0};
     };
     return {.compute = {of(w.forward.tasks, busy), of(w.input.tasks, busy), of(w.weight.tasks, busy)},
-            .recompute = of(w.again.tasks, busy),
+            .recompute = of(w.recompute.tasks, busy),
             .tp = sent("tp"),
             .cp = sent("cp")};
   }
 
-  // A stage beside so many ranks.
   StageTime stage(size_t i, double busy) const {
     StageTime out;
     out.add(real(layers_[i]), time(work_.layer, busy));
     const bool first = i == 0, last = i + 1 == layers_.size();
     if (first) out.add(1, time(work_.first, busy));
     if (last) out.add(1, time(work_.last, busy));
-    // Micro-batches after the first add their gradients to what is there; a tied table has two gradients.
+    // Micro-batches after the first accumulate their gradients; a tied table accumulates two.
     const double m = real(p_.microbatches), table = real(c_.model.vocab) / real(p_.tp) * real(c_.model.channels);
     Work sums;
     sums.weight.tasks = {
@@ -120,8 +118,8 @@ class Clock {
     return out;
   }
 
-  // Parameters are gathered for both passes, gradients are summed with the weights'. Of what a stage sends and receives
-  // in a pass half is its own, the other half its neighbour's.
+  // All-gathers are split over both passes, reductions belong to W. Half of each message is charged to the sender and
+  // half to the receiver.
   StageTimes times(size_t i, double busy) const {
     const Passes all = stage(i, busy).all;
     const Update& u = updates_[static_cast<size_t>(schedule_.rank_of_stage[i])];
@@ -144,9 +142,9 @@ class Clock {
     const Axis data = data_axis(c_.layout);
     Update& u = updates_[static_cast<size_t>(schedule_.rank_of_stage[i])];
     const double all = elements(i), units = real(layers_[i]) + (first ? 2 : 0) + (last ? 1 : 0),
-                 mine = p_.zero == ZeroStage::none ? all : all / real(data.ranks);
+                 local = p_.zero == ZeroStage::none ? all : all / real(data.ranks);
     const auto add_task = [&](Kernel kernel, double count) {
-      u.tasks.push_back({.kernel = kernel, .rows = units, .columns = mine / units, .count = count});
+      u.tasks.push_back({.kernel = kernel, .rows = units, .columns = local / units, .count = count});
     };
     add_task(Kernel::squares, 1);
     add_task(Kernel::update, 1);
@@ -162,7 +160,7 @@ class Clock {
                                ? std::max(1.0, std::ceil(all * s.bytes / (p_.bucket_mb * 1048576)))
                                : units;
       (!s.each ? u.sent : gathers ? u.gathers : u.sums).push_back({s.exchange, data, all * s.bytes / count, count});
-      if (s.each && !gathers)  // a micro-batch's sum is added to those before it
+      if (s.each && !gathers)  // gradient accumulation of the reduced shards
         add_task(Kernel::accumulate, real(p_.microbatches) - 1);
     }
   }
@@ -181,7 +179,7 @@ class Clock {
 }  // namespace
 
 Hardware find_hardware(const std::shared_ptr<const Machine>& machine, DType dtype) {
-  // For heads of 64: seconds of a query for itself, and for each of the keys that it sees, which are half of them.
+  // For head_dim 64: seconds per query, and per key (a causal query attends to half of the keys).
   constexpr double kHead = 64;
   const size_t type = dtype == DType::bfloat16 ? 1 : 0;
   const Cost& attention =
@@ -189,7 +187,7 @@ Hardware find_hardware(const std::shared_ptr<const Machine>& machine, DType dtyp
   const double query = attention[1] * kHead, key = std::max(attention[2] + attention[3] * kHead, 1e-15);
   const double p = real(machine->identity.processors);
   LinkCost link = machine->links[static_cast<size_t>(Exchange::send)].begin()->second;
-  link.s_per_byte = std::max(link.s_per_byte, 1e-13);  // a fit may find that bytes are free
+  link.s_per_byte = std::max(link.s_per_byte, 1e-13);  // the fit may return 0
   return {.name = "this",
           .peak_flops = machine->product_flops_per_s[type] / p,
           .hbm_bytes_per_s = machine->copy_bytes_per_s / p,
@@ -218,8 +216,8 @@ bool has_measured_times(const Case& c) {
 void set_measured_times(const Case& c, const Machine& machine, Prediction& out) {
   if (!has_measured_times(c))
     throw FieldError("hardware",
-                     "this machine was measured with Tessera's own kernels; expected `software` tessera and a model "
-                     "that it trains");
+                     "the measurement of this machine covers only Tessera's kernels; expected `software` tessera and a "
+                     "model that it trains");
   Clock(c, machine).set(out);
 }
 

@@ -1,4 +1,4 @@
-// Reads from the traces of ranks where the time of a plan went.
+// Derives the time breakdown of a plan from the traces of its ranks.
 #include "planner/measured.h"
 
 #include <fmt/format.h>
@@ -23,7 +23,7 @@ constexpr std::chrono::minutes kLongest{1};
 
 bool within(const TraceEvent& e, const TraceStep& step) { return e.begin >= step.begin && e.begin < step.end; }
 
-// One rank's step: seconds of its own thread by what it did; communication inside of passes is no part of computing.
+// One rank's step: seconds of its compute thread; communication inside passes is not counted as compute.
 struct RankStep {
   Parts parts = {};
   std::vector<TimedAction> actions = {};
@@ -33,9 +33,9 @@ double overlap(const TraceEvent& a, const TraceEvent& b) {
   return std::max(0.0, std::min(a.end, b.end) - std::max(a.begin, b.begin));
 }
 
-// Communication that its own thread asks for keeps a rank for as long as it takes; what goes on in the background only
-// while the thread does nothing else: so much of it as no pass covers.
-RankStep of_step(const std::vector<TraceEvent>& events, const TraceStep& step) {
+// Communication on the compute thread (tp, cp) is fully exposed; background communication (dp) only where no pass
+// overlaps it.
+RankStep analyze_step(const std::vector<TraceEvent>& events, const TraceStep& step) {
   RankStep out;
   std::vector<const TraceEvent*> passes, phases;
   for (const TraceEvent& e : events) {
@@ -59,7 +59,7 @@ RankStep of_step(const std::vector<TraceEvent>& events, const TraceStep& step) {
       out.parts.compute -= inside;
     } else {
       out.parts.dp += after;
-      const bool gathers = e.what == "all_gather" && inside > 0;  // ZeRO-3: a pass waits for it
+      const bool gathers = e.what == "all_gather" && inside > 0;  // ZeRO-3: the pass waits for it
       if (gathers) out.parts.dp += inside, out.parts.compute -= inside;
     }
     out.parts.optimizer -= after;
@@ -81,7 +81,7 @@ MemoryParts memory_parts(const Arena& arena) {
                 .gradients = peak(Category::gradients),
                 .optimizer = peak(Category::optimizer),
                 .communication = peak(Category::communication)};
-  m.activations = static_cast<double>(arena.total().peak) - m.peak();  // and workspace: what is left of the whole
+  m.activations = static_cast<double>(arena.total().peak) - m.peak();  // includes workspace
   return m;
 }
 
@@ -101,7 +101,7 @@ Measured measure(const Job& job, const std::function<void(int done)>& working, i
       if (s == 1) trainer.arena()->reset_peaks();
       if (world.rank() == 0) working(s);
       const std::chrono::duration<double> so_far = std::chrono::steady_clock::now() - start;
-      if (world.max(so_far > kLongest ? 1 : 0) > 0 && s >= kMinSteps + kWarmUp) break;  // ranks meet here too
+      if (world.max(so_far > kLongest ? 1 : 0) > 0 && s >= kMinSteps + kWarmUp) break;  // also a barrier
       log.trace.begin_step(s + 1);
       trainer.step();
       log.trace.end_step();
@@ -121,7 +121,7 @@ Measured measure(const Job& job, const std::function<void(int done)>& working, i
     for (const Log& log : logs) {
       const TraceStep step = log.trace.steps()[s];
       longest = std::max(longest, step.end - step.begin);
-      const RankStep r = of_step(log.trace.events(), step);
+      const RankStep r = analyze_step(log.trace.events(), step);
       for (const auto& [name, part] : kParts) mean.*part += r.parts.*part;
       for (const TimedAction& t : r.actions)
         if (!t.action.is_message()) passes[{t.action.stage, t.action.what}].push_back(t.end - t.start);
@@ -151,9 +151,9 @@ Measured measure(const Job& job, const std::function<void(int done)>& working, i
 std::vector<Compared> compare(const Prediction& p, const Measured& m) {
   constexpr double kOff = 0.15, kSeen = 0.01;
   std::vector<Compared> out;
-  const auto add = [&](std::string part, double predicted, double measured, double whole) {
+  const auto add = [&](std::string part, double predicted, double measured, double full) {
     const double apart = std::abs(predicted - measured);
-    out.push_back({std::move(part), predicted, measured, apart > kOff * measured && apart > kSeen * whole});
+    out.push_back({std::move(part), predicted, measured, apart > kOff * measured && apart > kSeen * full});
   };
   add("step", p.step_s, m.step_s, m.step_s);
   for (size_t s = 0; s < m.stages.size(); ++s) {
@@ -172,7 +172,7 @@ std::vector<Compared> compare(const Prediction& p, const Measured& m) {
     add(fmt::format("memory, {}", name), predicted, measured, m.memory.peak());
   };
   for (const auto& [name, part] : kMemoryParts)
-    if (part != &MemoryParts::workspace) memory(name, a.*part, m.memory.*part);  // which is measured with activations
+    if (part != &MemoryParts::workspace) memory(name, a.*part, m.memory.*part);  // measured as part of activations
   memory("peak", a.peak(), m.memory.peak());
   return out;
 }

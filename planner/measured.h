@@ -1,4 +1,4 @@
-// A plan run here, on ranks that are threads, and its prediction beside what was measured.
+// Runs a plan on this machine, with threads as ranks, and compares its prediction with the measurement.
 #pragma once
 #include <functional>
 #include <string>
@@ -12,21 +12,21 @@ namespace tessera::planner {
 // Medians over steps, means over ranks.
 struct Measured {
   double step_s = 0;
-  Parts parts = {};                     // exposed communication: what a rank's own thread was kept by
-  std::vector<StageTimes> stages = {};  // for a micro-batch; what a schedule does not do is 0
-  double bubble = 0;                    // share of the step
-  MemoryParts memory = {};              // the peak rank's
+  Parts parts = {};                     // communication: time that blocked a rank's compute thread
+  std::vector<StageTimes> stages = {};  // per micro-batch; 0 for passes not in the schedule
+  double bubble = 0;                    // fraction of the step
+  MemoryParts memory = {};              // of the peak rank
 };
-// Trains on counted tokens, so many steps after three that do not count, or fewer, three at least, when a minute is
-// over. `working` is told how many are done. The job is one that check() has not refused.
+// Trains on synthetic tokens: 3 warm-up steps, then `steps` steps, or after one minute fewer (at least 3). Calls
+// `working` with the number of completed steps. Requires a job accepted by check().
 Measured measure(
     const Job& job, const std::function<void(int done)>& working = [](int) {}, int steps = 12);
 
-// One part as both say it, in seconds, bytes or a share.
+// One quantity, predicted and measured, in seconds or bytes.
 struct Compared {
   std::string part = {};  // "step", "F of stage 1", "tp exposed", "memory, gradients"
   double predicted = 0, measured = 0;
-  bool off = false;  // by more than 15%, and by more than 1% of the step or of the memory
+  bool off = false;  // differs by more than 15%, and by more than 1% of the step or memory
 };
 std::vector<Compared> compare(const Prediction& predicted, const Measured& measured);
 

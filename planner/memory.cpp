@@ -1,4 +1,4 @@
-// A program's bytes by its description, and from a case to a job, what train/ says of it.
+// Memory and bytes sent by description; conversion of a case to a job for the closed forms and dry run of train/.
 #include "planner/memory.h"
 
 #include <algorithm>
@@ -11,27 +11,27 @@
 namespace tessera::planner {
 namespace {
 
-constexpr int64_t kMaxLayers = 512;  // that are cut by their FLOPs, and run dry, in no time
+constexpr int64_t kMaxLayers = 512;  // upper bound for a fast FLOP-balanced split and dry run
 
-// Bytes of one micro-batch's arrays on a rank.
+// Bytes of the (tokens, channels) arrays of one micro-batch on a rank.
 struct Arrays {
-  double between;  // h channels of two bytes, as they lie between blocks
-  double whole;    // the same as products see it
-  double mask;     // one byte for an element
+  double between;  // 16-bit, as laid out between blocks (sharded with sp)
+  double full;     // 16-bit, all local tokens, as matmuls read it
+  double mask;     // one byte per element
 };
 Arrays expected_arrays(const Case& c) {
   const Plan& p = c.layout.plan;
-  const double whole = 2 * local_tokens(c) * real(c.model.channels), between = whole / (p.sp ? real(p.tp) : 1);
-  return {between, whole, c.software.dropout ? between / 2 : 0};
+  const double full = 2 * local_tokens(c) * real(c.model.channels), between = full / (p.sp ? real(p.tp) : 1);
+  return {between, full, c.software.dropout ? between / 2 : 0};
 }
 
-// Bytes of ZeRO-3's units that are whole for a while: two at a time, of which one may be the head, which other programs
-// gather once for both passes, and a gradient; or all that a rank holds.
+// Bytes of ZeRO-3 units that are gathered at the same time: two units, of which one may be the head (other frameworks
+// gather it once for both passes), and one gradient; or all parameters of the rank without resharding.
 double gathered(const Case& c, double layer, double head, double held) {
   const Software& s = c.software;
   if (c.layout.plan.zero != ZeroStage::three || data_axis(c.layout).ranks == 1) return 0;
-  const double whole = stays_whole(c) ? held : layer + (s.name == "tessera" ? layer : std::max(layer, head));
-  return whole * s.gather_bytes + layer * s.reduce_bytes;
+  const double full = stays_unsharded(c) ? held : layer + (s.name == "tessera" ? layer : std::max(layer, head));
+  return full * s.gather_bytes + layer * s.reduce_bytes;
 }
 
 }  // namespace
@@ -60,48 +60,47 @@ StageParameters stage_parameters(const Case& c, int64_t layers, bool first, bool
   return out;
 }
 
-double kept_by_layer(const Case& c) {
+double saved_by_layer(const Case& c) {
   const ModelShape& m = c.model;
   const Plan& p = c.layout.plan;
   const Software& s = c.software;
   const Arrays a = expected_arrays(c);
   if (p.recompute == Recompute::block) return a.between;
   const double t = real(p.tp), tokens = local_tokens(c), heads = real(m.heads) / t;
-  const double query = a.whole * real(m.query()) / real(m.channels) / t, key = query * real(m.key()) / real(m.query());
+  const double query = a.full * real(m.query()) / real(m.channels) / t, key = query * real(m.key()) / real(m.query());
   if (p.recompute == Recompute::op) {
-    // The input; attention and its log-sum-exp; q, v, the first product into the feed-forward layer and, as the
-    // seventh, the one out of it where there are two in; and what reduce-scatters gave. torchtitan's policy counts the
-    // products.
-    const double last = m.gated ? a.whole : 0, scattered = p.sp && p.tp > 1 ? 2 * a.between : 0;
+    // torchtitan's policy saves every second matmul: the input; attention and its log-sum-exp; q, v, the first matmul
+    // of the feed-forward layer and, if gated, its output projection (the seventh); and the outputs of reduce-scatters.
+    const double last = m.gated ? a.full : 0, scattered = p.sp && p.tp > 1 ? 2 * a.between : 0;
     return a.between + 2 * query + key + 4 * heads * tokens + 2 * tokens * real(m.hidden()) / t + last + scattered;
   }
-  // Norms and products read these: the inputs of two norms and of the two blocks.
+  // Inputs of the two norms and of the two blocks.
   const bool norms_again = p.recompute == Recompute::activation_norm;
   double kept = 2 * a.between + (norms_again ? 0 : 2 * a.between) + 2 * a.mask;
-  // q, k, v, what attention gives; and of pairs the softmax and, with dropout, its mask and what is left of it; or the
-  // log-sum-exp alone.
+  // q, k, v and the attention output; per query-key pair the softmax and, with dropout, mask and result; fused kernels
+  // save only the log-sum-exp.
   kept += 2 * query + 2 * key;
   if (s.attention != "unfused")
     kept += 4 * heads * tokens;
   else if (p.recompute != Recompute::attention)
     kept += (s.dropout ? 5 : 2) * heads * tokens * real(m.context);
-  // The inside of the feed-forward layer: of GELU what it reads and gives; with experts of all copies of a token.
+  // Feed-forward layer: input and output of GELU; with experts, for all copies of a token.
   const double copies = m.experts > 0 ? real(m.experts_per_token) : 1;
   const double wide = 2 * tokens * copies * real(m.hidden()) / t;
   const bool activation_again = norms_again || p.recompute == Recompute::activation;
   kept += wide * (m.gated ? s.gated_activation_pieces : 2) - (activation_again ? wide : 0);
-  if (m.experts > 0) kept += 2 * copies * a.whole;  // as they are sent and come back
+  if (m.experts > 0) kept += 2 * copies * a.full;  // dispatched and combined
   return kept;
 }
 
-double kept_for_weights(const Case& c) {
+double saved_for_weight_pass(const Case& c) {
   const ModelShape& m = c.model;
   const Arrays a = expected_arrays(c);
   const double t = real(c.layout.plan.tp), copies = m.experts > 0 ? real(m.experts_per_token) : 1,
-               query = a.whole * real(m.query()) / real(m.channels) / t, key = query * real(m.key()) / real(m.query()),
+               query = a.full * real(m.query()) / real(m.channels) / t, key = query * real(m.key()) / real(m.query()),
                wide = 2 * local_tokens(c) * copies * real(m.hidden()) / t;
-  // With sequence parallelism Tessera keeps what it has gathered; others gather it again.
-  const double outside = c.software.name == "tessera" ? a.whole : a.between;
+  // With sequence parallelism Tessera saves the gathered input; others gather it again.
+  const double outside = c.software.name == "tessera" ? a.full : a.between;
   return 4 * outside + 2 * (query + key) + wide * (m.gated ? 3 : 2);
 }
 
@@ -113,26 +112,26 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
   const std::vector<int> rank_of_stage = rank_of_stages(p);
   const size_t stages = rank_of_stage.size();
   const double chunks = real(std::ssize(rank_of_stage)) / real(p.pp);
-  const double n = real(data_axis(c.layout).ranks), t = real(p.tp), kept = kept_by_layer(c);
+  const double n = real(data_axis(c.layout).ranks), t = real(p.tp), kept = saved_by_layer(c);
   const double own = local_tokens(c) * real(c.model.vocab) / t * s.logit_bytes;
   Case none = c;
   none.layout.plan.recompute = Recompute::none;
-  // One layer's, during backward; and in other programs' sums the gradients inside of its feed-forward layer, of what
-  // each of the products there gives, and its input and that input's gradient where tp gathers and scatters them.
-  double again = p.recompute == Recompute::block ? kept_by_layer(none)
-                 : p.recompute == Recompute::op  ? std::max(0.0, kept_by_layer(none) - kept)
-                                                 : 0;
+  // Workspace of backward: recomputed activations of one layer. For other frameworks also the gradients of the
+  // feed-forward layer's matmul outputs, and with sp its gathered input and the gradient of that input.
+  double workspace = p.recompute == Recompute::block ? saved_by_layer(none)
+                     : p.recompute == Recompute::op  ? std::max(0.0, saved_by_layer(none) - kept)
+                                                     : 0;
   if (s.name != "tessera")
-    again += (c.model.gated ? 3 : 2) * 2 * local_tokens(c) * real(c.model.hidden()) / t +
-             (p.sp && p.tp > 1 ? 2 * a.whole : 0);
-  double whole_table = 0;  // where Tessera shares out gradients: those of a table, and itself, are whole for a while
+    workspace += (c.model.gated ? 3 : 2) * 2 * local_tokens(c) * real(c.model.hidden()) / t +
+                 (p.sp && p.tp > 1 ? 2 * a.full : 0);
+  double unsharded_table = 0;  // ZeRO-2/3 in Tessera: a table and its gradient are temporarily unsharded
   if (s.name == "tessera" && n > 1 && p.zero >= ZeroStage::two)
-    whole_table = stage_parameters(c, 0, false, true).dense *
-                  (s.reduce_bytes + (p.zero == ZeroStage::three ? s.gather_bytes : 0));
-  // Tessera frees after I what W does not read.
-  const double until_w = s.name == "tessera" ? kept_for_weights(c) : std::max(kept, kept_for_weights(c));
+    unsharded_table = stage_parameters(c, 0, false, true).dense *
+                      (s.reduce_bytes + (p.zero == ZeroStage::three ? s.gather_bytes : 0));
+  // Tessera frees activations that W does not read after I.
+  const double until_w = s.name == "tessera" ? saved_for_weight_pass(c) : std::max(kept, saved_for_weight_pass(c));
   std::vector<MemoryParts> out;
-  std::vector<StageParameters> held_by(static_cast<size_t>(p.pp));  // a tied table twice, where the ends are two stages
+  std::vector<StageParameters> held_by(static_cast<size_t>(p.pp));  // counts a tied table on both end stages
   std::vector<int64_t> layers_on(held_by.size(), 0), side_lengths(held_by.size(), 0);
   for (size_t stage = 0; stage < stages; ++stage) {
     const auto rank = static_cast<size_t>(rank_of_stage[stage]);
@@ -145,29 +144,30 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
     const StageParameters held = held_by[static_cast<size_t>(rank)];
     const int64_t here = layers_on[static_cast<size_t>(rank)];
     const bool first = rank == rank_of_stage.front(), last = rank == rank_of_stage.back();
-    const int64_t sides = side_lengths[static_cast<size_t>(rank)];  // of its stages, where messages come in
-    const auto shared = [&](ZeroStage from) {                       // experts lie on n / ep ranks
+    const int64_t sides = side_lengths[static_cast<size_t>(rank)];  // stage boundaries with incoming messages
+    const auto shared = [&](ZeroStage from) {                       // experts are replicated on n / ep ranks
       return p.zero >= from ? held.dense / n + held.experts / std::max(1.0, n / real(c.layout.ep)) : held.all();
     };
     const double flights = pipeline.in_flight[static_cast<size_t>(rank)], stage_layers = real(here) / chunks,
                  waiting = pipeline.waiting[static_cast<size_t>(rank)];
     MemoryParts m{
         .parameters = shared(ZeroStage::three) * s.parameter_bytes,
-        .gradients = sums_at_the_end(c) ? held.all() * s.reduce_bytes : shared(ZeroStage::two) * s.gradient_bytes,
+        .gradients = reduces_at_step_end(c) ? held.all() * s.reduce_bytes : shared(ZeroStage::two) * s.gradient_bytes,
         .optimizer = shared(ZeroStage::one) * s.state_bytes,
         .activations = stage_layers * ((flights - waiting) * kept + waiting * until_w),
         .communication = gathered(c, stage_parameters(c, 1, false, false).all(),
                                   last ? stage_parameters(c, 0, false, true).all() : 0, held.all()),
-        .workspace = again};
-    if (s.message_buffers)  // a stage keeps its outputs too; what it was handed is its first layer's input
+        .workspace = workspace};
+    if (s.message_buffers)  // outputs are saved too; a received input is counted as that of the first layer
       m.communication +=
           (real(p.microbatches * sides) + flights / chunks * (real(first) - real(last))) * handed_bytes(c, 2);
-    if (first) m.activations += flights / chunks * a.mask;  // the mask of the embeddings' dropout
+    if (first) m.activations += flights / chunks * a.mask;  // dropout mask of the embeddings
     if (last) {
-      m.activations += pipeline.at_the_end * (2 * a.between + own);  // the last norm's input, the head's, logits
-      m.workspace = std::max(0.0, again - own);                      // the logits' place, once the head is behind
+      m.activations +=
+          pipeline.in_flight_last_stage * (2 * a.between + own);  // inputs of the last norm and head, logits
+      m.workspace = std::max(0.0, workspace - own);               // reuses the memory of the logits
     }
-    if (first || last) m.communication += whole_table;
+    if (first || last) m.communication += unsharded_table;
     out.push_back(m);
   }
   return out;
@@ -198,7 +198,7 @@ std::optional<Job> own_job(const Case& c) {
         job.model.dropout = s.dropout ? 0.1 : 0;
         job.plan.grad_dtype = grad;
         job.plan.ep = c.layout.ep;
-        // Ranks that share no processors have a GPU each.
+        // Ranks that do not share CPU cores have one GPU each.
         job.plan.device = c.hardware.processors == 0 ? Device::cuda : Device::cpu;
         check_sizes(job);
         return job;
@@ -214,13 +214,13 @@ std::vector<int64_t> layer_range(const Case& c, const std::optional<Job>& own) {
   return out;
 }
 
-// Layers send what their list of work says, the ends two arrays over tp: of the embedding, and of the head's input
-// gradient. With sequence parallelism a sum is a gathering and a scattering.
+// Layers send according to their Work. Both ends add one array over tp each: the embedding output and the gradient of
+// the head's input. With sequence parallelism an all-reduce becomes an all-gather and a reduce-scatter.
 Bytes described_bytes(const Case& c) {
   const Plan& p = c.layout.plan;
   const std::vector<int> rank_of_stage = rank_of_stages(p);
-  const double m = real(p.microbatches), pp = real(p.pp), layers = m * real(c.model.layers) / pp;  // a mean rank's
-  Bytes arrays, counts, out;  // bytes of an array that the mean rank sends so often
+  const double m = real(p.microbatches), pp = real(p.pp), layers = m * real(c.model.layers) / pp;  // of the mean rank
+  Bytes arrays, counts, out;  // bytes per transfer and number of transfers of the mean rank
   const auto add = [&](const Sent& s, double count) {
     const double n = real(s.axis.ranks), part = s.exchange == Exchange::send ? 1 : (n - 1) / n;
     const std::string axis(s.axis.name), operation(kExchangeNames[static_cast<size_t>(s.exchange)]);
@@ -228,7 +228,7 @@ Bytes described_bytes(const Case& c) {
     out[axis][operation] = arrays[axis][operation] * (counts[axis][operation] += count);
   };
   const Work layer = step_work(c, Caller::described).layer;
-  for (const Pass* pass : {&layer.forward, &layer.again, &layer.input})
+  for (const Pass* pass : {&layer.forward, &layer.recompute, &layer.input})
     for (const Sent& sent : pass->sent) {
       add(sent, layers * sent.count);
       if (sent.axis.name == "tp" && pass == &layer.forward) add(sent, 2 * m / pp);
@@ -258,7 +258,7 @@ std::optional<std::vector<MemoryParts>> own_memory(const Job& job) {
   std::vector<RankMemory> ranks;
   try {
     ranks = memory_of_ranks(job, true);
-  } catch (const OutOfMemory&) {  // more addresses than an arena has
+  } catch (const OutOfMemory&) {  // exceeds the address space of an arena
     return {};
   }
   const size_t alike = ranks.size() / static_cast<size_t>(job.plan.pp);
@@ -270,8 +270,8 @@ std::optional<std::vector<MemoryParts>> own_memory(const Job& job) {
                             .optimizer = static_cast<double>(held.optimizer),
                             .activations = static_cast<double>(ranks[r].activations),
                             .communication = static_cast<double>(ranks[r].communication)};
-    MemoryParts& most = out[r / alike];
-    if (found.peak() > most.peak()) most = found;
+    MemoryParts& peak = out[r / alike];
+    if (found.peak() > peak.peak()) peak = found;
   }
   return out;
 }

@@ -1,5 +1,5 @@
-// Bytes that a rank holds and sends. Nothing about Tessera's own runs is described: its closed forms and a dry run of
-// the step say it (train/expected_bytes.h, train/memory.h). Other programs are described.
+// Memory and communication volume of a rank. For Tessera's own runs they come from its closed forms and a dry run of
+// the step (train/expected_bytes.h, train/memory.h), for other frameworks from their description (Software).
 #pragma once
 #include <optional>
 #include <vector>
@@ -10,40 +10,39 @@
 
 namespace tessera::planner {
 
-// The job that the case is, when its software is Tessera and trains such a model, with bytes as one of its dtypes and
-// optimizers have. Throws FieldError for sizes that Tessera refuses.
+// The job equivalent to the case; nullopt unless the software is Tessera, supports the model, and has a dtype and
+// optimizer with these bytes per parameter. Throws FieldError for sizes that Tessera rejects.
 std::optional<Job> own_job(const Case& c);
-// The description of Tessera training in that dtype.
+// The description of Tessera training in `dtype`.
 Software own_software(DType dtype, DType grad_dtype, OptimizerKind optimizer = OptimizerKind::adamw);
 
-// Layers of each stage of the schedule: as even as can be, the later stages more.
+// Layers of each stage: split evenly, remainders to the later stages.
 std::vector<int64_t> layers_of_stages(const Case& c, int64_t stages);
-// Layers of each stage; a job of our own is cut as Tessera cuts it, by FLOPs.
+// Layers of each stage; for a Tessera job the split of the run, balanced by FLOPs.
 std::vector<int64_t> layer_range(const Case& c, const std::optional<Job>& own);
 
-// Parameters that a rank of a stage has before the data axis shares them out: those of layers (with experts: those
-// here), and those before and after the layers.
+// Parameters of a rank of a stage before sharding over the data axis: layers (with local experts), embeddings and head.
 struct StageParameters {
   double dense = 0, experts = 0;
   double all() const { return dense + experts; }
 };
 StageParameters stage_parameters(const Case& c, int64_t layers, bool first, bool last);
 
-// Bytes that a layer keeps between forward and backward, of one micro-batch (Korthikanti et al. 2022, equations 1 to 6,
-// where attention is unfused and there is dropout).
-double kept_by_layer(const Case& c);
-// Bytes that wait between I and W, where backward passes are split: what products have read, and the gradients of what
-// they gave. Recomputation comes before I.
-double kept_for_weights(const Case& c);
+// Bytes that a layer saves for backward, per micro-batch. With unfused attention and dropout: Korthikanti et al. 2022,
+// equations 1 to 6.
+double saved_by_layer(const Case& c);
+// Bytes that a layer saves between I and W of a split backward pass: inputs of matmuls and gradients of their outputs.
+// Recomputation precedes I.
+double saved_for_weight_pass(const Case& c);
 
-// The memory of each pipeline rank; `layers` of each stage.
+// Memory of each pipeline rank by description; `layers` per stage.
 std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64_t>& layers,
                                           const PipelineTime& pipeline);
-// The memory of each pipeline rank by a dry run, of the peak rank of its ranks. Nothing where one needs more than a
+// Memory of each pipeline rank by a dry run: the peak over the ranks of its stages. nullopt if a rank exceeds a
 // terabyte.
 std::optional<std::vector<MemoryParts>> own_memory(const Job& job);
 
-// Sent in a step by the mean rank, by axis and operation.
+// Bytes sent per step, averaged over ranks, by axis and operation.
 Bytes described_bytes(const Case& c);
 Bytes own_bytes(const Job& job);
 

@@ -1,9 +1,8 @@
-// A step put together: passes of the stages, the pipeline's schedule, the data axis, the optimizer.
+// Composition of a step:
 //
-//   step = the busiest rank's passes + its waiting in the pipeline + what is seen of the data axis + the update
+//   step = passes of the busiest rank + its pipeline bubble + exposed communication of the data axis + update
 //
-// Compute, recomputation and the axes tp, cp and ep of a rank's passes are parts by themselves; the gathering of
-// ZeRO-3, as far as it is seen, belongs to dp.
+// The passes are split into compute, recomputation, tp, cp and ep; exposed all-gathers of ZeRO-3 count as dp.
 #include "planner/predict.h"
 
 #include <algorithm>
@@ -18,8 +17,8 @@
 namespace tessera::planner {
 namespace {
 
-// A layer's parameters are gathered beside the layer before it, and its gradient is scattered beside the next.
-Passes sharing_of_layer(const Case& c, const WorkTime& layer) {
+// ZeRO-3: the all-gather of a layer's parameters overlaps the layer before it, its reduce-scatter the layer after it.
+Passes layer_data_times(const Case& c, const WorkTime& layer) {
   const double size = stage_parameters(c, 1, false, false).all();
   Passes sent;
   for (const DataSent& s : data_work(c))
@@ -30,9 +29,9 @@ Passes sharing_of_layer(const Case& c, const WorkTime& layer) {
           exposed(c.hardware, sent.input, layer.input() + layer.weight()), 0};
 }
 
-// A stage's gradients and parameters are sent once in a step: beside the last backward pass, and the first forward
-// pass of the next step (Li et al. 2020, "PyTorch Distributed").
-double sharing_of_step(const Case& c, double held, const Passes& passes) {
+// Collectives once per step overlap the last backward pass (gradients) and the first forward pass of the next step
+// (parameters); Li et al. 2020, "PyTorch Distributed".
+double step_data_seconds(const Case& c, double held, const Passes& passes) {
   double sums = 0, values = 0;
   for (const DataSent& s : data_work(c))
     if (!s.each)
@@ -43,15 +42,14 @@ double sharing_of_step(const Case& c, double held, const Passes& passes) {
   return sums + values - (1 - c.hardware.contention) * (beside + before);
 }
 
-// Gradients are read for their norm, and all of a parameter's state is read and written once.
+// The norm reads all gradients; the update reads and writes the state of each parameter once.
 double update_s(const Case& c, double held) {
   const Software& s = c.software;
   const double n = c.layout.plan.zero == ZeroStage::none ? 1 : real(data_axis(c.layout).ranks);
   return bytes_s(c.hardware, held / n * (2 * s.state_bytes + 3 * s.gradient_bytes + s.parameter_bytes));
 }
 
-// Chowdhery et al. 2022, appendix B: 6 N + 12 L q s for a token, N without tables that are only looked up; of experts
-// those that see the token.
+// Chowdhery et al. 2022, appendix B: 6 N + 12 L q s per token; N excludes embedding lookups and inactive experts.
 double model_flops_of_token(const ModelShape& m) {
   const double idle = parameters(m) - active_parameters(m);
   const double matrices = real(m.layers) * layer_parameters(m) - idle + real(m.vocab) * real(m.channels);
@@ -66,7 +64,7 @@ void set_rates(const Case& c, const StageTime& all, Prediction& out) {
   out.tokens_per_s = tokens / out.step_s;
   out.tflops_per_rank = each / out.step_s / 1e12;
   out.mfu = each / out.step_s / c.hardware.peak_flops;
-  out.hfu = out.mfu * (1 + (all.flops > 0 ? all.again / all.flops / 3 : 0));
+  out.hfu = out.mfu * (1 + (all.flops > 0 ? all.recompute_flops / all.flops / 3 : 0));
 }
 
 void set_memory(const Case& c, std::vector<MemoryParts> memory, Prediction& out) {
@@ -76,12 +74,11 @@ void set_memory(const Case& c, std::vector<MemoryParts> memory, Prediction& out)
   const double over = peak_rank->peak() - c.hardware.usable_bytes();
   out.fits = over <= 0;
   out.over_bytes = std::max(0.0, over);
-  double most = 0;
+  double max_bytes = 0;
   for (const auto& [name, part] : kMemoryParts)
-    if ((*peak_rank).*part >= most) most = (*peak_rank).*part, out.largest = name;
+    if ((*peak_rank).*part >= max_bytes) max_bytes = (*peak_rank).*part, out.largest = name;
 }
 
-// Every stage's passes, and the pipeline that they make.
 struct Stages {
   std::vector<int64_t> layers = {};
   std::vector<int> rank = {};
@@ -96,7 +93,7 @@ Stages plan_stages(const Case& c, const std::vector<int64_t>& layers, PipelineCl
   const StepWork work = step_work(c, Caller::described);
   const WorkTime layer = published_time(c, work.layer), first = published_time(c, work.first),
                  last = published_time(c, work.last);
-  const Passes shared = sharing_of_layer(c, layer);
+  const Passes shared = layer_data_times(c, layer);
   Stages s{.layers = layers, .rank = rank_of_stages(p)};
   const double parts = c.software.scatter_messages && !p.sp ? real(p.tp) : 1;
   const double message = seconds(c.hardware, {Exchange::send, pp_axis(c.layout), handed_bytes(c, 2) / parts});
@@ -116,30 +113,30 @@ Stages plan_stages(const Case& c, const std::vector<int64_t>& layers, PipelineCl
   return s;
 }
 
-// Time; the update and the data axis are those of the busiest rank.
+// Update and data axis are those of the busiest rank.
 Prediction predict_time(const Case& c, const Stages& s) {
   const double m = real(c.layout.plan.microbatches);
   const auto busiest = std::ranges::max_element(s.pipeline.busy) - s.pipeline.busy.begin();
   Prediction out;
   double held = 0;
   Passes once;
-  StageTime whole;
+  StageTime total;
   for (size_t i = 0; i < s.work.size(); ++i) {
-    whole.flops += s.work[i].flops, whole.again += s.work[i].again;
+    total.flops += s.work[i].flops, total.recompute_flops += s.work[i].recompute_flops;
     if (s.rank[i] != busiest) continue;
     for (const auto& [name, part] : kParts) out.parts.*part += m * s.work[i].parts.*part;
     held += stage_parameters(c, s.layers[i], i == 0, i + 1 == s.work.size()).all();
     once += s.work[i].all;
   }
   out.parts.bubble = std::max(0.0, s.pipeline.seconds - out.parts.sum());
-  out.parts.dp += sharing_of_step(c, held, once);
+  out.parts.dp += step_data_seconds(c, held, once);
   out.parts.optimizer = update_s(c, held);
   out.step_s = out.parts.sum();
   out.bubble = s.pipeline.bubble;
   out.stages = s.times;
   out.message_s = s.message_s;
   if (c.hardware.measured) set_measured_times(c, *c.hardware.measured, out);
-  set_rates(c, whole, out);
+  set_rates(c, total, out);
   return out;
 }
 
@@ -150,7 +147,7 @@ void StageTime::add(double n, const WorkTime& t) {
   parts.compute += n * t.compute.sum();
   parts.recompute += n * t.recompute;
   parts.tp += n * t.tp.sum(), parts.cp += n * t.cp.sum(), parts.ep += n * t.ep.sum();
-  flops += n * t.flops, again += n * t.again;
+  flops += n * t.flops, recompute_flops += n * t.recompute_flops;
 }
 
 void StageTime::add_dp(double n, const Passes& p) {
@@ -165,13 +162,13 @@ Prediction predict(const Case& given) {
 }
 
 Prediction as_run(const Case& c, Prediction out) {
-  constexpr double kDryRun = 4e12;  // bytes: more than an arena has
+  constexpr double kDryRun = 4e12;  // bytes, above the capacity of an arena
   if (const std::optional<Job> own = own_job(c); own && out.memory[out.peak_rank].peak() <= kDryRun) {
     if (std::optional<std::vector<MemoryParts>> found = own_memory(*own)) set_memory(c, *std::move(found), out);
     out.bytes = own_bytes(*own);
   }
   if (!std::isfinite(out.slowest_s) || !std::isfinite(out.memory[out.peak_rank].peak()) || !(out.step_s > 0))
-    throw FieldError("hardware", "expected rates with which a step takes a finite time");
+    throw FieldError("hardware", "expected rates that yield a finite step time");
   return out;
 }
 

@@ -1,4 +1,4 @@
-// The cost of a plan before anybody runs it: time, bytes and memory of a step.
+// Predicted time, communication volume and memory of a training step.
 //
 //   Case c{.model = to_model_shape(*preset("llama3-8b")), .layout = {.plan = {.dp = 8, .zero = ZeroStage::three}},
 //          .hardware = hardware_named("h100"), .software = software_named("fsdp")};
@@ -12,14 +12,14 @@
 
 namespace tessera::planner {
 
-// The sum of a struct's members, which stand in a table with their names.
+// Sum of the members listed in `names`, a table of (name, member pointer).
 double sum_fields(const auto& all, const auto& names) {
   double sum = 0;
   for (const auto& [name, part] : names) sum += all.*part;
   return sum;
 }
 
-// Seconds of the slowest rank's step, which add up to step_s. Communication is what is exposed.
+// Seconds of the slowest rank's step; the sum is step_s. tp, cp, ep and dp count exposed communication only.
 struct Parts {
   double compute = 0, recompute = 0, bubble = 0, tp = 0, cp = 0, ep = 0, dp = 0, optimizer = 0;
   double sum() const;
@@ -30,7 +30,7 @@ inline constexpr std::array kParts = {std::pair{"compute", &Parts::compute}, std
                                       std::pair{"dp", &Parts::dp},           std::pair{"optimizer", &Parts::optimizer}};
 inline double Parts::sum() const { return sum_fields(*this, kParts); }
 
-// Bytes of one rank at its peak.
+// Bytes of one rank at its memory peak.
 struct MemoryParts {
   double parameters = 0, gradients = 0, optimizer = 0, activations = 0, communication = 0, workspace = 0;
   double peak() const;
@@ -41,30 +41,30 @@ inline constexpr std::array kMemoryParts = {
     std::pair{"communication", &MemoryParts::communication}, std::pair{"workspace", &MemoryParts::workspace}};
 inline double MemoryParts::peak() const { return sum_fields(*this, kMemoryParts); }
 
-using Bytes = std::map<std::string, std::map<std::string, double>>;  // axis, operation
+using Bytes = std::map<std::string, std::map<std::string, double>>;  // [axis][operation]
 
 struct Prediction {
   double step_s = 0, fastest_s = 0, slowest_s = 0;
   double tokens_per_s = 0, mfu = 0, hfu = 0, tflops_per_rank = 0;
   Parts parts = {};
-  double bubble = 0;                     // share of the step that the mean rank waits in the pipeline
-  std::vector<StageTimes> stages = {};   // the schedule's: what simulate() draws
-  double message_s = 0;                  // between stages, beside what their times have of it
-  std::vector<MemoryParts> memory = {};  // each pipeline rank's
-  size_t peak_rank = 0;                  // the rank among them
+  double bubble = 0;                     // fraction of the step in which the mean rank is idle
+  std::vector<StageTimes> stages = {};   // input of simulate()
+  double message_s = 0;                  // between stages, in addition to the part included in `stages`
+  std::vector<MemoryParts> memory = {};  // per pipeline rank
+  size_t peak_rank = 0;                  // index of `memory`
   bool fits = true;
-  double over_bytes = 0;     // the peak rank's, over the memory that there is
+  double over_bytes = 0;     // excess of the peak rank over the available memory
   std::string largest = {};  // its largest category
   Bytes bytes = {};          // sent per rank and step
 };
 
-// Throws FieldError for a case that cannot be: the field, what was expected and found.
+// Throws FieldError for an invalid case.
 Prediction predict(const Case& c);
-// The prediction of a checked case whose stages have so many layers: memory by description. Without a clock, for a
-// search among many, times are by closed forms and bytes are left out.
+// Prediction of a checked case with the given layers per stage and memory by description. Without a clock (in a
+// search), times are closed-form and `bytes` is empty.
 class PipelineClock;
 Prediction by_description(const Case& c, const std::vector<int64_t>& layers, PipelineClock* clock);
-// The same with what predict() knows of Tessera's own runs instead of a description, where the case is one.
+// Replaces memory and bytes by those of a dry run if the case is a run of Tessera.
 Prediction as_run(const Case& c, Prediction by_description);
 
 }  // namespace tessera::planner

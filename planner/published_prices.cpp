@@ -1,4 +1,4 @@
-// Prices of one rank on published hardware, each with its source.
+// Cost model of published hardware; sources are cited at each formula.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,21 +11,20 @@
 namespace tessera::planner {
 namespace {
 
-// A block of threads makes a tile of the result, and all multiprocessors one tile each in a wave (NVIDIA, "Matrix
-// Multiplication Background User's Guide": tile and wave quantization). Smaller tiles read more for each product.
+// Tile and wave quantization (NVIDIA, "Matrix Multiplication Background User's Guide"): a thread block computes one
+// output tile, a wave one tile per multiprocessor. Smaller tiles have a lower arithmetic intensity.
 struct Tile {
   double rows, columns, speed;
 };
 constexpr std::array<Tile, 4> kTiles{{{256, 128, 1}, {128, 256, 1}, {128, 128, 0.92}, {64, 64, 0.6}}};
-// Before a tile's first product its operands must come, and after its last its sums must go: as long as 256 steps of
-// the inner dimension.
+// Prologue and epilogue of a tile (loads, stores), in steps of the inner dimension.
 constexpr double kStartUp = 256;
-// Few tiles are split over the inner dimension, not into less than this.
+// Split-K: minimum inner dimension of a split.
 constexpr double kMinInner = 512;
-// Attention makes five products backward, two forward.
+// Attention: five matmuls in backward, two in forward.
 constexpr double kBackward = 2.5;
 
-// Seconds at a speed of one FLOP/s and one multiprocessor.
+// Seconds at 1 FLOP/s per multiprocessor.
 double tiles_s(const Task& p, double speed, const Tile& tile, double multiprocessors) {
   const double tiles = std::ceil(p.rows / tile.rows) * std::ceil(p.columns / tile.columns) * p.count;
   const double parts = std::clamp(std::floor(multiprocessors / tiles), 1.0, std::max(1.0, p.inner / kMinInner));
@@ -33,8 +32,8 @@ double tiles_s(const Task& p, double speed, const Tile& tile, double multiproces
   return waves * 2 * tile.rows * tile.columns * (p.inner / parts + kStartUp * speed) / tile.speed;
 }
 
-// Williams et al. 2009, "Roofline": no faster than its arithmetic, nor than its bytes.
-double product_s(const Hardware& h, const Task& p) {
+// Williams et al. 2009, "Roofline": the maximum of arithmetic and memory time.
+double matmul_s(const Hardware& h, const Task& p) {
   const double multiprocessors = real(h.multiprocessors), speed = p.fp8 ? 2 : 1;
   double least = HUGE_VAL;
   for (const Tile& tile : kTiles) least = std::min(least, tiles_s(p, speed, tile, multiprocessors));
@@ -44,18 +43,18 @@ double product_s(const Hardware& h, const Task& p) {
   return std::max(arithmetic, bytes_s(h, bytes)) + h.launch_s + bytes_s(h, casts);
 }
 
-// Dao 2023, "FlashAttention-2", figures 4 to 7: forward and backward over 512 to 16k tokens, heads of 64 and of 128.
+// Dao 2023, "FlashAttention-2", figures 4 to 7: forward and backward, 512 to 16k tokens, head_dim 64 and 128.
 double flash_s(const Hardware& h, const std::string& kernel, double flops, double tokens, double head_dim) {
   constexpr double kHalfHead = 16;
   const auto found = h.attention.find(kernel);
   if (found == h.attention.end())
-    throw FieldError("attention", fmt::format("expected a kernel that the hardware has a rate for, found {}", kernel));
+    throw FieldError("attention", fmt::format("expected a kernel with a rate in `hardware`, got {}", kernel));
   const AttentionRate& rate = found->second;
   return flops * (tokens + rate.half_tokens) / tokens * (head_dim + kHalfHead) / head_dim / rate.flops + h.launch_s;
 }
 
-// Unfused attention: batches of products over all pairs, and passes over the pairs between them (Korthikanti et al.
-// 2022, section 4.1): softmax, and dropout with its mask.
+// Unfused attention: batched matmuls over all query-key pairs, and elementwise passes over the scores for softmax and
+// dropout (Korthikanti et al. 2022, section 4.1).
 double attention_s(const Case& c, const Task& task) {
   const Hardware& h = c.hardware;
   const double d = task.head_dim, all = real(c.model.context);
@@ -67,21 +66,21 @@ double attention_s(const Case& c, const Task& task) {
   const double tokens = local_tokens(c), heads = real(c.model.query()) / real(c.layout.plan.tp) / d,
                pairs = 2 * tokens * all * heads, batch = heads * tokens / all, times = backward ? 2 : 1,
                passes = times + 1 + (c.software.dropout ? 2.5 : 0);
-  const double scores = product_s(h, {.rows = all, .columns = all, .inner = d, .count = batch}),
-               sums = product_s(h, {.rows = all, .columns = d, .inner = all, .count = batch});
+  const double scores = matmul_s(h, {.rows = all, .columns = all, .inner = d, .count = batch}),
+               sums = matmul_s(h, {.rows = all, .columns = d, .inner = all, .count = batch});
   return times * scores + times * sums + bytes_s(h, passes * pairs) + 2 * h.launch_s;
 }
 
 struct PassTime {
-  double products = 0, attention = 0, memory = 0;
-  double sum() const { return products + attention + memory; }
+  double matmuls = 0, attention = 0, memory = 0;
+  double sum() const { return matmuls + attention + memory; }
 };
 PassTime pass_time(const Case& c, const Pass& pass) {
   PassTime out;
   double bytes = 0;
   for (const Task& task : pass.tasks)
-    if (task.kernel && *task.kernel <= Kernel::product_weight)
-      out.products += product_s(c.hardware, task);
+    if (task.kernel && *task.kernel <= Kernel::matmul_weight)
+      out.matmuls += matmul_s(c.hardware, task);
     else if (task.kernel && *task.kernel <= Kernel::attention_backward)
       out.attention += attention_s(c, task);
     else
@@ -103,29 +102,29 @@ double sent_s(const Hardware& h, const Pass& pass, std::string_view axis) {
   return sum;
 }
 
-// Backward with sequence parallelism nothing is there to be done beside the gathering of a block's output's gradient,
-// which takes as long as the gathering of its input.
-Passes tensor_parallel(const Case& c, const Work& w, const Passes& products) {
+// With sequence parallelism, backward cannot overlap the all-gather of the block output's gradient, which takes as long
+// as the all-gather of the block input in forward.
+Passes tensor_parallel(const Case& c, const Work& w, const Passes& matmuls) {
   const Hardware& h = c.hardware;
   const double forward = sent_s(h, w.forward, "tp"), backward = sent_s(h, w.input, "tp");
   if (!w.hides || c.software.tp_overlap == TensorOverlap::none) return {forward, backward, 0};
   if (c.software.tp_overlap == TensorOverlap::all)
-    return {exposed(h, forward, products.forward), exposed(h, backward, products.backward()), 0};
+    return {exposed(h, forward, matmuls.forward), exposed(h, backward, matmuls.backward()), 0};
   double alone = 0;
   for (const Sent& sent : w.forward.sent)
     if (sent.axis.name == "tp" && sent.exchange == Exchange::all_gather) alone += seconds(h, sent);
-  return {forward, alone + exposed(h, backward - alone, products.backward()), 0};
+  return {forward, alone + exposed(h, backward - alone, matmuls.backward()), 0};
 }
 
-// An axis's links: ranks lie in nodes one after another.
+// Links of an axis; ranks are assigned to nodes consecutively.
 struct Link {
-  int64_t ranks = 1, in_node = 1;  // all of the axis; those in one node
-  double bytes_per_s = 0;          // a rank's, around a ring
+  int64_t ranks = 1, in_node = 1;  // size of the axis; ranks of it per node
+  double bytes_per_s = 0;          // per rank, around a ring
   double latency_s = 0;            // once around the ring
   int64_t nodes() const { return (ranks + in_node - 1) / in_node; }
 };
 
-// Around a ring that enters and leaves each node once, over all adapters of the axis's ranks there.
+// A ring that enters and leaves each node once and uses the adapters of all ranks of the axis in a node.
 Link find_link(const Hardware& h, const Axis& axis) {
   const int64_t in_node = std::clamp<int64_t>(h.ranks_per_node / axis.stride, 1, axis.ranks);
   const double intra = h.intra_bytes_per_s * h.intra_efficiency, inter = h.inter_bytes_per_s * h.inter_efficiency;
@@ -142,14 +141,13 @@ double ring_s(const Link& link, double latency, double bytes) {
   return latency + (n - 1) / n * bytes / link.bytes_per_s;
 }
 
-// Twice around the ring, or up and down a tree of nodes (Sanders et al. 2009), whose latency grows with their
-// logarithm.
+// Twice around the ring, or up and down a tree of nodes with logarithmic latency (Sanders et al. 2009).
 double all_reduce_s(const Hardware& h, const Link& link, double bytes) {
   const double tree = real(link.in_node) * h.intra_latency_s + std::log2(real(link.nodes())) * h.inter_latency_s;
   return 2 * ring_s(link, std::min(link.latency_s, tree), bytes);
 }
 
-// Every rank sends each other one its part, those in other nodes over its own adapter.
+// Direct sends; inter-node traffic of a rank uses its own adapter.
 double all_to_all_s(const Hardware& h, const Link& link, double bytes) {
   const double n = real(link.ranks), near = real(link.in_node);
   const double inside = (near - 1) / n * bytes / (h.intra_bytes_per_s * h.intra_efficiency);
@@ -192,14 +190,15 @@ WorkTime published_time(const Case& c, const Work& w) {
   const PassTime forward = pass_time(c, w.forward), input = pass_time(c, w.input), weight = pass_time(c, w.weight);
   WorkTime out{.compute = {forward.sum(), input.sum(), weight.sum()},
                .flops = count_flops(w.forward),
-               .again = count_flops(w.again)};
-  out.tp = tensor_parallel(c, w, {forward.products, input.products, weight.products});
+               .recompute_flops = count_flops(w.recompute)};
+  out.tp = tensor_parallel(c, w, {forward.matmuls, input.matmuls, weight.matmuls});
   out.cp = {exposed(h, sent_s(h, w.forward, "cp"), forward.attention),
             exposed(h, sent_s(h, w.input, "cp"), input.attention), 0};
   out.ep = {sent_s(h, w.forward, "ep"), sent_s(h, w.input, "ep"), 0};
-  out.recompute = pass_time(c, w.again).sum();
+  out.recompute = pass_time(c, w.recompute).sum();
   for (const auto& [axis, seen] : {std::pair{"tp", out.tp.forward}, {"cp", out.cp.forward}, {"ep", out.ep.forward}})
-    if (const double all = sent_s(h, w.forward, axis); all > 0) out.recompute += seen * sent_s(h, w.again, axis) / all;
+    if (const double all = sent_s(h, w.forward, axis); all > 0)
+      out.recompute += seen * sent_s(h, w.recompute, axis) / all;
   return out;
 }
 

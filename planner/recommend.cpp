@@ -1,4 +1,4 @@
-// Sentences about numbers, and one assumption after another, a little wrong, then more.
+// Texts of a recommendation, and its sensitivity analysis.
 #include "planner/recommend.h"
 
 #include <fmt/format.h>
@@ -16,13 +16,10 @@
 namespace tessera::planner {
 namespace {
 
-constexpr double kTight = 0.92;    // share of the memory: little is left for what is not modelled
-constexpr double kNothing = 1e-3;  // share of a time: no difference
+constexpr double kTight = 0.92;    // fraction of the memory above which unmodelled usage may exceed the capacity
+constexpr double kNothing = 1e-3;  // relative time difference reported as equal
 
-std::string_view part_label(std::string_view part) {
-  if (part == "recompute") return "recomputation";
-  return part == "bubble" ? "the bubble" : part == "optimizer" ? "the optimizer" : part;
-}
+std::string_view part_label(std::string_view part) { return part == "recompute" ? "recomputation" : part; }
 
 std::string seconds(double s) { return s < 1 ? fmt::format("{:.1f} ms", 1e3 * s) : fmt::format("{:.2f} s", s); }
 
@@ -33,29 +30,29 @@ bool same_mesh(const Layout& a, const Layout& b) {
   return p.pp == q.pp && p.dp == q.dp && p.cp == q.cp && p.tp == q.tp;
 }
 
-std::string time_words(const Prediction& p) {
+std::string time_text(const Prediction& p) {
   std::string out;
   for (const auto& [name, part] : kParts)
     if (const double s = p.parts.*part; s > 0.005 * p.step_s)
       out += fmt::format("{}{:.0f}% {}", out.empty() ? "" : ", ", 100 * s / p.step_s, part_label(name));
-  return "of a step " + out;
+  return "step time: " + out;
 }
 
-std::string memory_words(const SearchRequest& q, const SearchResult& a) {
+std::string memory_text(const SearchRequest& q, const SearchResult& a) {
   const Prediction& p = a.best[0].prediction;
   const auto is_tight = [&](const Candidate& c) {
     return peak_rank(c.prediction).peak() > kTight * q.hardware.usable_bytes();
   };
-  std::string out = fmt::format("the peak rank holds {:.1f} of {:.1f} GB, most of it {}", peak_rank(p).peak() / 1e9,
+  std::string out = fmt::format("peak rank: {:.1f} of {:.1f} GB, mostly {}", peak_rank(p).peak() / 1e9,
                                 q.hardware.usable_bytes() / 1e9, p.largest);
   if (!is_tight(a.best[0])) return out;
-  out += "; that is tight, and fragmentation is not in it";
+  out += "; tight, because fragmentation is not included";
   for (size_t i = 1; i < a.best.size(); ++i)
-    if (!is_tight(a.best[i])) return out + fmt::format(": number {} leaves more room", i + 1);
+    if (!is_tight(a.best[i])) return out + fmt::format("; number {} has more headroom", i + 1);
   return out;
 }
 
-std::string node_words(const SearchRequest& q, const Plan& p) {
+std::string node_text(const SearchRequest& q, const Plan& p) {
   const int64_t node = q.hardware.ranks_per_node;
   if (node <= 0 || q.ranks <= node) return "";
   std::string inside, across;
@@ -66,18 +63,18 @@ std::string node_words(const SearchRequest& q, const Plan& p) {
     std::string& list = width <= node ? inside : across;
     list += fmt::format("{}{}", list.empty() ? "" : ", ", name);
   }
-  return fmt::format("{}over the links between nodes: {}",
+  return fmt::format("{}between nodes: {}",
                      inside.empty() ? "" : fmt::format("within a node of {} ranks: {}; ", node, inside), across);
 }
 
-// The plans beside it that the model cannot tell from it.
-std::string close_words(const SearchResult& a) {
+// The other plans within the error of the cost model.
+std::string close_call_text(const SearchResult& a) {
   size_t last = 1;
   while (last < a.best.size() && a.best[last].prediction.step_s < (1 + kCloseCall) * a.best[0].prediction.step_s)
     ++last;
-  if (last == 1) return "no other of the plans listed is within the model's error of 4%";
-  if (last == 2) return "too close to call: number 2 is within the model's error of 4%";
-  return fmt::format("too close to call: numbers 2 to {} are within the model's error of 4%", last);
+  if (last == 1) return "no other listed plan is within the model error of 4%";
+  if (last == 2) return "too close to call: number 2 is within the model error of 4%";
+  return fmt::format("too close to call: numbers 2 to {} are within the model error of 4%", last);
 }
 
 bool respects(const Fixed& f, const Layout& l) {
@@ -102,7 +99,7 @@ bool is_feasible(const SearchRequest& q, const Layout& l) {
   return false;
 }
 
-// The same plan with one other choice.
+// The layouts that differ from `l` in one choice.
 std::vector<Layout> neighbours(const SearchRequest& q, const Layout& l) {
   std::vector<Layout> out;
   const auto with = [&](const auto& change) {
@@ -145,10 +142,10 @@ std::vector<WhyNot> why_not(const SearchRequest& q, const SearchResult& a) {
   const Candidate& best = a.best[0];
   for (size_t i = 1; i < a.best.size(); ++i)
     if (!same_mesh(a.best[i].layout, best.layout)) {
-      out.push_back({a.best[i].layout, "the runner-up: " + compared(a.best[i], best)});
+      out.push_back({a.best[i].layout, "runner-up: " + compared(a.best[i], best)});
       break;
     }
-  Estimator estimate(q);  // both sides by the same means
+  Estimator estimate(q);  // predicts both sides by the same method
   const Candidate here{best.layout, estimate.simulated(best.layout)};
   for (const Layout& l : neighbours(q, best.layout))
     if (out.empty() || !(out[0].layout == l)) out.push_back({l, compared({l, estimate.simulated(l)}, here)});
@@ -162,7 +159,7 @@ struct Assumption {
   std::function<void(Hardware&, double factor)> scale;
 };
 
-// A rate of the machine at hand: constants of its kernels, from one to another, are divided by it.
+// Scales the throughput of the kernels `first` to `last` of the measured machine.
 std::function<void(Hardware&, double)> kernels(Kernel first, Kernel last) {
   return [=](Hardware& h, double f) {
     auto other = std::make_shared<Machine>(*h.measured);
@@ -185,39 +182,39 @@ std::function<void(Hardware&, double)> links(double LinkCost::*part, bool rate) 
 
 std::vector<Assumption> assumptions(const SearchRequest& q) {
   if (q.hardware.measured)
-    return {{"the rate of products", kernels(Kernel::product_forward, Kernel::product_weight)},
-            {"the rate of memory", kernels(Kernel::norm_forward, Kernel::update)},
-            {"the rate of attention", kernels(Kernel::attention_forward, Kernel::attention_backward)},
-            {"the rate between ranks", links(&LinkCost::s_per_byte, true)},
-            {"the time that a message takes to start", links(&LinkCost::latency_s, false)}};
+    return {{"matmul throughput", kernels(Kernel::matmul_forward, Kernel::matmul_weight)},
+            {"memory bandwidth", kernels(Kernel::norm_forward, Kernel::update)},
+            {"attention throughput", kernels(Kernel::attention_forward, Kernel::attention_backward)},
+            {"bandwidth between ranks", links(&LinkCost::s_per_byte, true)},
+            {"message latency", links(&LinkCost::latency_s, false)}};
   std::vector<Assumption> out = {
-      {"the rate of products", [](Hardware& h, double f) { h.peak_flops *= f; }},
-      {"the rate of memory", [](Hardware& h, double f) { h.hbm_bytes_per_s *= f; }},
-      {"the rate of attention",
+      {"matmul throughput", [](Hardware& h, double f) { h.peak_flops *= f; }},
+      {"memory bandwidth", [](Hardware& h, double f) { h.hbm_bytes_per_s *= f; }},
+      {"attention throughput",
        [](Hardware& h, double f) {
          for (auto& [kernel, rate] : h.attention) rate.flops *= f;
        }},
-      {"the rate of links within a node", [](Hardware& h, double f) { h.intra_bytes_per_s *= f; }},
-      {"how much communication slows the computing beside it", [](Hardware& h, double f) { h.contention *= f; }},
-      {"the time that a message and a kernel take to start",
+      {"intra-node bandwidth", [](Hardware& h, double f) { h.intra_bytes_per_s *= f; }},
+      {"slowdown of compute by overlapped communication", [](Hardware& h, double f) { h.contention *= f; }},
+      {"latency of messages and kernel launches",
        [](Hardware& h, double f) { h.intra_latency_s *= f, h.inter_latency_s *= f, h.launch_s *= f; }}};
   if (q.ranks > q.hardware.ranks_per_node)
-    out.push_back({"the rate of links between nodes", [](Hardware& h, double f) { h.inter_bytes_per_s *= f; }});
+    out.push_back({"inter-node bandwidth", [](Hardware& h, double f) { h.inter_bytes_per_s *= f; }});
   return out;
 }
 
-// Seconds of the answer's plans, by closed forms that are set right by the simulation.
+// Closed-form seconds of the plans of a result.
 std::vector<double> times(Estimator estimate, const SearchResult& a) {
   std::vector<double> out;
   for (const Candidate& c : a.best) out.push_back(estimate(c.layout).step_s);
   return out;
 }
 
-// Who wins instead of the first.
-std::optional<size_t> turned(const Estimator& other, const SearchResult& a, const std::vector<double>& usual) {
+// The new fastest plan under `other`, if it changes; closed forms are calibrated by the simulated times.
+std::optional<size_t> new_winner(const Estimator& other, const SearchResult& a, const std::vector<double>& baseline) {
   const std::vector<double> changed = times(other, a);
   size_t best = 0;
-  const auto seconds = [&](size_t i) { return a.best[i].prediction.step_s * changed[i] / usual[i]; };
+  const auto seconds = [&](size_t i) { return a.best[i].prediction.step_s * changed[i] / baseline[i]; };
   for (size_t i = 1; i < changed.size(); ++i)
     if (seconds(i) < seconds(best)) best = i;
   return best == 0 ? std::nullopt : std::optional(best);
@@ -231,15 +228,15 @@ bool is_faster(Estimator on, const Layout& l, const Layout& than) {
 
 std::string compared(const Candidate& other, const Candidate& best) {
   const Prediction &p = other.prediction, &b = best.prediction;
-  if (!p.fits) return fmt::format("does not fit: {:.1f} GB too much, most of it {}", p.over_bytes / 1e9, p.largest);
+  if (!p.fits) return fmt::format("does not fit: {:.1f} GB over capacity, mostly {}", p.over_bytes / 1e9, p.largest);
   const double more = p.step_s / b.step_s - 1, memory = (peak_rank(p).peak() - peak_rank(b).peak()) / 1e9;
   std::string out = std::abs(more) < kNothing
-                        ? "as fast"
+                        ? "same time"
                         : fmt::format("{:.1f}% {}", 100 * std::abs(more), more > 0 ? "slower" : "faster");
   if (more >= kNothing) {
     const auto extra = [&](const auto& named) { return p.parts.*named.second - b.parts.*named.second; };
-    const auto& most = *std::ranges::max_element(kParts, {}, extra);
-    out += fmt::format(": {} more for {}", seconds(extra(most)), part_label(most.first));
+    const auto& largest = *std::ranges::max_element(kParts, {}, extra);
+    out += fmt::format(": +{} {}", seconds(extra(largest)), part_label(largest.first));
   }
   if (std::abs(memory) >= 0.1)
     out += fmt::format("; {:.1f} GB {} on the peak rank", std::abs(memory), memory > 0 ? "more" : "less");
@@ -250,26 +247,26 @@ Recommendation recommend(const SearchRequest& q, const SearchResult& a) {
   const Candidate& best = a.best.at(0);
   const Prediction& p = best.prediction;
   Recommendation r{.plan = best};
-  r.why.push_back(fmt::format("the fastest that fits: {} a step, {:.0f} tokens/s, {:.0f}% of the peak (MFU)",
-                              seconds(p.step_s), p.tokens_per_s, 100 * p.mfu));
-  r.why.push_back(time_words(p));
-  r.why.push_back(memory_words(q, a));
-  if (const std::string words = node_words(q, best.layout.plan); !words.empty()) r.why.push_back(words);
-  r.why.push_back(close_words(a));
+  r.why.push_back(fmt::format("fastest plan that fits: {} per step, {:.0f} tokens/s, {:.0f}% MFU", seconds(p.step_s),
+                              p.tokens_per_s, 100 * p.mfu));
+  r.why.push_back(time_text(p));
+  r.why.push_back(memory_text(q, a));
+  if (const std::string words = node_text(q, best.layout.plan); !words.empty()) r.why.push_back(words);
+  r.why.push_back(close_call_text(a));
   r.why_not = why_not(q, a);
   r.weakest_assumption = weakest_assumption(q, a);
   return r;
 }
 
-std::optional<TippingPoint> nearest_turn(const SearchRequest& q, const SearchResult& a) {
+std::optional<TippingPoint> nearest_tipping_point(const SearchRequest& q, const SearchResult& a) {
   const Estimator estimate(q);
-  const std::vector<double> usual = times(estimate, a);
+  const std::vector<double> baseline = times(estimate, a);
   for (const double factor : kFactors)
     for (const Assumption& assumption : assumptions(q))
       for (const bool larger : {false, true}) {
         Hardware other = q.hardware;
         assumption.scale(other, larger ? factor : 1 / factor);
-        const auto winner = turned(estimate.on(other), a, usual);
+        const auto winner = new_winner(estimate.on(other), a, baseline);
         if (winner && is_faster(estimate.on(other), a.best[*winner].layout, a.best[0].layout))
           return TippingPoint{assumption.what, factor, larger, other, *winner};
       }
@@ -277,9 +274,9 @@ std::optional<TippingPoint> nearest_turn(const SearchRequest& q, const SearchRes
 }
 
 std::string weakest_assumption(const SearchRequest& q, const SearchResult& a) {
-  const std::optional<TippingPoint> turn = nearest_turn(q, a);
-  if (!turn) return "none alone: each rate four times larger or smaller leaves this plan the fastest of those listed";
-  return fmt::format("{}: were it {} times {}, number {} would win ({})", turn->what, turn->factor,
+  const std::optional<TippingPoint> turn = nearest_tipping_point(q, a);
+  if (!turn) return "none: scaling any single assumption by up to 4x leaves this plan the fastest of the listed plans";
+  return fmt::format("{}: if {} times {}, number {} would be the fastest ({})", turn->what, turn->factor,
                      turn->larger ? "larger" : "smaller", turn->winner + 1, to_text(a.best[turn->winner].layout.plan));
 }
 

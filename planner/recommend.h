@@ -1,5 +1,5 @@
-// Which plan, and why: what its time and its memory are made of, what each other choice would cost, and which
-// assumption of the model would have to be wrong for another plan to win.
+// Explanation of a search result: time and memory breakdown of the best plan, cost of each alternative choice, and the
+// sensitivity of the ranking to the assumptions of the cost model.
 #pragma once
 #include <optional>
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace tessera::planner {
 
-// Ratios of two plans of one model on one machine are that right: closer ones are too close to call.
+// Relative error of the predicted ratio of two plans of one model on one machine.
 inline constexpr double kCloseCall = 0.04;
 
 struct WhyNot {
@@ -20,28 +20,28 @@ struct WhyNot {
 struct Recommendation {
   Candidate plan = {};
   std::vector<std::string> why = {};
-  // The runner-up first, which divides the ranks in another way; then the same plan with one other choice each.
+  // The best plan with another mesh (runner-up), then the recommended plan with one choice changed each.
   std::vector<WhyNot> why_not = {};
   std::string weakest_assumption = {};
 };
 
-// Recommends from an answer with a plan that fits.
+// Expects at least one plan in answer.best.
 Recommendation recommend(const SearchRequest& question, const SearchResult& answer);
 
-// "does not fit: 3.2 GB too much, most of it activations", "4.1% slower: 0.31 s more for tp".
+// "does not fit: 3.2 GB over capacity, mostly activations", "4.1% slower: +0.31 s tp".
 std::string compared(const Candidate& other, const Candidate& best);
 
-// The assumption that changes the winner among the plans of an answer when it is wrong by the smallest factor.
+// The assumption whose smallest change makes another plan of the result the fastest.
 struct TippingPoint {
   std::string what;
   double factor = 1;
-  bool larger = false;     // than it is assumed
-  Hardware hardware = {};  // as it would be then
-  size_t winner = 0;       // then, of the answer's best
+  bool larger = false;     // direction of the change
+  Hardware hardware = {};  // with the change
+  size_t winner = 0;       // index of SearchResult::best
 };
-// Each is varied alone, up to four times larger and smaller; nothing where none of these changes the winner.
-std::optional<TippingPoint> nearest_turn(const SearchRequest& question, const SearchResult& answer);
-// The nearest turn in words.
+// Varies one assumption at a time, up to a factor of 4 in both directions; nullopt if the fastest plan never changes.
+std::optional<TippingPoint> nearest_tipping_point(const SearchRequest& question, const SearchResult& answer);
+// The result of nearest_tipping_point() as a sentence.
 std::string weakest_assumption(const SearchRequest& question, const SearchResult& answer);
 
 }  // namespace tessera::planner

@@ -1,4 +1,4 @@
-// Bounds first, then simulations.
+// Branch and bound by closed forms, then simulation and dry runs of the best candidates.
 #include "planner/search.h"
 
 #include <fmt/format.h>
@@ -17,18 +17,18 @@
 namespace tessera::planner {
 namespace {
 
-constexpr size_t kSimulated = 200;  // as many of the best by closed forms
-// Tessera's memory is told by a dry run, which each plan that is listed has, and before that roughly by a description:
-// how far that may be from it, and how many plans are looked at besides because they may fit, or fit with room.
+constexpr size_t kSimulated = 200;  // number of the best plans by closed forms that are simulated
+// Memory of Tessera's plans: each listed plan gets a dry run; before that it is estimated by description, with this
+// relative error. kExtra: additional candidates near the capacity, and with the headroom kRoomy.
 constexpr double kRoughly = 0.1, kRoomy = 0.15;
-constexpr size_t kBesides = 100;
-constexpr double kSlack = 0.98;  // times a bound: closed forms are that near to simulations
+constexpr size_t kExtra = 100;
+constexpr double kSlack = 0.98;  // lower bound of simulated over closed-form time
 
 using Kind = std::tuple<int64_t, int64_t, int64_t, int64_t, ZeroStage>;  // pp, dp, cp, tp, ZeRO
 
-Kind optimizer_kind(const Layout& l) { return {l.plan.pp, l.plan.dp, l.plan.cp, l.plan.tp, l.plan.zero}; }
+Kind make_kind(const Layout& l) { return {l.plan.pp, l.plan.dp, l.plan.cp, l.plan.tp, l.plan.zero}; }
 
-// Plans that take equally long are ordered: the one with less in it comes first.
+// Ties in time are ordered by simplicity.
 auto sort_key(const Candidate& c) {
   const Plan& p = c.layout.plan;
   return std::tuple(c.prediction.step_s, p.zero, p.sp, p.recompute, p.schedule, p.chunks, p.cp_mode, p.pp, p.tp);
@@ -37,27 +37,26 @@ bool is_before(const Candidate& a, const Candidate& b) { return sort_key(a) < so
 
 bool is_nearer(const Candidate& a, const Candidate& b) { return a.prediction.over_bytes < b.prediction.over_bytes; }
 
-// A base, and a time that none of its variants is shorter than: that of a schedule without a bubble and of a shared
-// update.
+// A base and a lower bound of the time of its variants: schedule without bubble, sharded update.
 struct Node {
   Layout base;
   double bound = 0;
 };
 
-bool shares_are_open(const SearchRequest& q, const Plan& p) { return !q.fixed.zero && p.dp * p.cp > 1; }
+bool zero_is_open(const SearchRequest& q, const Plan& p) { return !q.fixed.zero && p.dp * p.cp > 1; }
 bool schedule_is_open(const SearchRequest& q, const Plan& p) { return !q.fixed.schedule && p.pp > 1; }
 
 Node make_node(Estimator& estimate, const SearchRequest& q, Layout base) {
   Layout quick = base;
   if (schedule_is_open(q, base.plan)) quick.plan.schedule = ScheduleKind::zb_h2;
-  if (shares_are_open(q, base.plan)) quick.plan.zero = ZeroStage::one;
+  if (zero_is_open(q, base.plan)) quick.plan.zero = ZeroStage::one;
   return {std::move(base), estimate(quick).step_s};
 }
 
-// The variant of a base that needs the least memory, by closed forms: which stage of ZeRO that is depends on what a
-// pipeline keeps whole. Stops at one that needs at most so much more than there is.
+// The variant of a base with the smallest memory by closed forms (the best ZeRO stage depends on what a pipeline leaves
+// unsharded). Returns early if a variant exceeds the capacity by at most `allowed` bytes.
 Candidate smallest_candidate(Estimator& estimate, const SearchRequest& q, Layout layout, double allowed) {
-  const bool open = shares_are_open(q, layout.plan);
+  const bool open = zero_is_open(q, layout.plan);
   const bool folded = schedule_is_open(q, layout.plan) && 2 * layout.plan.pp <= q.model.layers;
   std::optional<Candidate> least;
   for (const ScheduleKind schedule : {layout.plan.schedule, ScheduleKind::v_min})
@@ -73,20 +72,20 @@ Candidate smallest_candidate(Estimator& estimate, const SearchRequest& q, Layout
   return *least;
 }
 
-// The first candidate of each kind.
+// The best candidate of each kind by the given order.
 class FirstOfKinds {
  public:
   explicit FirstOfKinds(bool (*is_first)(const Candidate&, const Candidate&)) : is_first_(is_first) {}
 
   void add(const Candidate& c) {
-    const auto [found, is_new] = kinds_.try_emplace(optimizer_kind(c.layout), c);
+    const auto [found, is_new] = kinds_.try_emplace(make_kind(c.layout), c);
     if (!is_new && is_first_(c, found->second)) found->second = c;
   }
-  std::vector<Candidate> first(size_t most) const {
+  std::vector<Candidate> first(size_t max_count) const {
     std::vector<Candidate> out;
     for (const auto& [kind, c] : kinds_) out.push_back(c);
     std::ranges::sort(out, is_first_);
-    out.resize(std::min(out.size(), most));
+    out.resize(std::min(out.size(), max_count));
     return out;
   }
   size_t faster_than(double seconds) const {
@@ -99,23 +98,24 @@ class FirstOfKinds {
   std::map<Kind, Candidate> kinds_ = {};
 };
 
-// The candidates that are kept: some best ones, and the best of each kind.
-class Kept {
+// The `size` best candidates and the best of each kind.
+class CandidatePool {
  public:
-  Kept(size_t size, size_t kinds) : size_(size), kinds_(kinds) {}
+  CandidatePool(size_t size, size_t kinds) : size_(size), kinds_(kinds) {}
 
   void add(Candidate c) {
-    of_kinds_.add(c);
+    best_of_kinds_.add(c);
     if (best_.size() == size_ && !is_before(c, best_.back())) return;
     best_.insert(std::ranges::upper_bound(best_, c, is_before), std::move(c));
     if (best_.size() > size_) best_.pop_back();
   }
-  // Whether a plan that takes at least this long could still be kept.
-  bool wants(double seconds) const {
-    return best_.size() < size_ || seconds < best_.back().prediction.step_s || of_kinds_.faster_than(seconds) < kinds_;
+  // Whether a plan with this lower bound could still enter.
+  bool may_accept(double seconds) const {
+    return best_.size() < size_ || seconds < best_.back().prediction.step_s ||
+           best_of_kinds_.faster_than(seconds) < kinds_;
   }
-  void give(std::vector<Candidate>& to) const {
-    std::vector<Candidate> all = best_, others = of_kinds_.first(8 * kinds_);
+  void append_to(std::vector<Candidate>& to) const {
+    std::vector<Candidate> all = best_, others = best_of_kinds_.first(8 * kinds_);
     all.insert(all.end(), others.begin(), others.end());
     for (Candidate& c : all)
       if (std::ranges::none_of(to, [&](const Candidate& t) { return t.layout == c.layout; }))
@@ -125,14 +125,14 @@ class Kept {
  private:
   size_t size_, kinds_;
   std::vector<Candidate> best_ = {};
-  FirstOfKinds of_kinds_{is_before};
+  FirstOfKinds best_of_kinds_{is_before};
 };
 
-// Ranks candidates by time: the first of each kind that fits; where these are fewer than asked for, the next ones too.
+// Ranks candidates by time: the fastest of each kind that fits, filled up with the next fastest.
 class Ranking {
  public:
-  Ranking(const SearchRequest& q, Estimator& estimate, FirstOfKinds& too_large, const ProgressCallback& meanwhile)
-      : q_(q), estimate_(estimate), too_large_(too_large), meanwhile_(meanwhile) {}
+  Ranking(const SearchRequest& q, Estimator& estimate, FirstOfKinds& too_large, const ProgressCallback& progress)
+      : q_(q), estimate_(estimate), too_large_(too_large), progress_(progress) {}
 
   std::vector<Candidate> of(std::vector<Candidate> all, size_t top) {
     std::ranges::sort(all, is_before);
@@ -140,7 +140,7 @@ class Ranking {
     std::map<Kind, bool> seen;
     for (const Candidate& c : all) {
       if (out_.size() == top) break;
-      const Kind kind = optimizer_kind(c.layout);
+      const Kind kind = make_kind(c.layout);
       if (seen[kind])
         rest.push_back(&c);
       else
@@ -153,14 +153,14 @@ class Ranking {
   }
 
  private:
-  // These decide how far a description is from a dry run.
+  // Settings that determine the ratio of dry-run to described memory.
   using Memory = std::tuple<Recompute, ScheduleKind, bool, bool>;
 
   bool take(Candidate c) {
-    meanwhile_();
+    progress_();
     const Plan& p = c.layout.plan;
     const Memory memory{p.recompute, p.schedule, p.tp > 1, p.zero == ZeroStage::three};
-    const bool own = estimate_.is_of_tessera();
+    const bool own = estimate_.uses_dry_run();
     Prediction simulated = c.prediction;
     if (own) correct(c.prediction, ratios_.contains(memory) ? ratios_[memory] : 1);
     const bool hopeless = c.prediction.over_bytes > kRoughly / 2 * q_.hardware.memory_bytes;
@@ -185,72 +185,72 @@ class Ranking {
   const SearchRequest& q_;
   Estimator& estimate_;
   FirstOfKinds& too_large_;
-  const ProgressCallback& meanwhile_;
+  const ProgressCallback& progress_;
   std::map<Memory, double> ratios_ = {};
   std::vector<Candidate> out_ = {};
 };
 
-// Looks at all nodes; where not `whole`, only as long as they can be among the best.
-SearchResult search_nodes(const SearchRequest& q, size_t top, bool whole, const ProgressCallback& meanwhile) {
+// Visits all nodes if `exhaustive`, else only while they can be among the best.
+SearchResult search_nodes(const SearchRequest& q, size_t top, bool exhaustive, const ProgressCallback& progress) {
   SearchResult answer;
   Estimator estimate(q);
-  const bool own = estimate.is_of_tessera();
+  const bool own = estimate.uses_dry_run();
   const double allowed = kRoughly * q.hardware.memory_bytes;
   const auto is_roomy = [&](const Candidate& c) {
     return c.prediction.memory[c.prediction.peak_rank].peak() < (1 - kRoomy) * q.hardware.memory_bytes;
   };
-  const bool always = !q.fixed.schedule && !q.fixed.chunks;  // 1f1b takes any numbers
+  const bool always = !q.fixed.schedule && !q.fixed.chunks;  // 1f1b has no constraints
   std::vector<Node> nodes;
   for (Layout& base : bases(q)) {
-    meanwhile();
+    progress();
     if (!always && variants(q, base).empty()) continue;
-    nodes.push_back(whole ? Node{std::move(base)} : make_node(estimate, q, std::move(base)));
+    nodes.push_back(exhaustive ? Node{std::move(base)} : make_node(estimate, q, std::move(base)));
   }
   if (nodes.empty())
     throw FieldError("schedule",
-                     fmt::format("{} cuts the model into more stages than its {} layers, or wants a multiple of the "
-                                 "ranks of `pp` as `microbatches`",
+                     fmt::format("{} has more stages than the model's {} layers, or requires `microbatches` to be a "
+                                 "multiple of `pp`",
                                  value_name(q.fixed.schedule.value_or(ScheduleKind::interleaved)), q.model.layers));
   answer.feasible = std::ssize(nodes);
   std::ranges::stable_sort(nodes, {}, &Node::bound);
-  Kept kept(kSimulated, top), tight(kBesides, top), roomy(kBesides, top);
-  FirstOfKinds too_large(is_nearer);  // the plan of each kind that is nearest to fitting
+  CandidatePool kept(kSimulated, top), tight(kExtra, top), roomy(kExtra, top);
+  FirstOfKinds too_large(is_nearer);  // the closest to fitting of each kind
   std::vector<Candidate> simulated;
   for (const Node& node : nodes) {
-    if (!whole && !kept.wants(kSlack * node.bound) && !(own && roomy.wants(kSlack * node.bound))) break;
-    const Candidate least = whole ? Candidate{} : smallest_candidate(estimate, q, node.base, allowed);
+    if (!exhaustive && !kept.may_accept(kSlack * node.bound) && !(own && roomy.may_accept(kSlack * node.bound))) break;
+    const Candidate least = exhaustive ? Candidate{} : smallest_candidate(estimate, q, node.base, allowed);
     if (least.prediction.over_bytes > allowed) {
       too_large.add(least);
       continue;
     }
     for (const Layout& layout : variants(q, node.base)) {
-      meanwhile();
+      progress();
       ++answer.estimated;
-      Candidate c{layout, whole ? estimate.simulated(layout) : estimate(layout)};
+      Candidate c{layout, exhaustive ? estimate.simulated(layout) : estimate(layout)};
       if (c.prediction.over_bytes > allowed)
         too_large.add(c);
-      else if (whole)
+      else if (exhaustive)
         simulated.push_back(std::move(c));
       else
         (!c.prediction.fits ? tight : own && is_roomy(c) ? roomy : kept).add(std::move(c));
     }
   }
-  if (!whole) {
-    for (const Kept* some : {&kept, &tight, &roomy}) some->give(simulated);
-    std::vector<Candidate*> in_turn;  // by their schedules
+  if (!exhaustive) {
+    for (const CandidatePool* some : {&kept, &tight, &roomy}) some->append_to(simulated);
+    std::vector<Candidate*> in_turn;  // for schedule caching
     for (Candidate& c : simulated) in_turn.push_back(&c);
     std::ranges::stable_sort(in_turn, {}, [](const Candidate* c) {
       const Plan& p = c->layout.plan;
       return std::tuple(p.pp, p.schedule, p.chunks, p.microbatches);
     });
     for (Candidate* c : in_turn) {
-      meanwhile();
+      progress();
       c->prediction = estimate.simulated(c->layout);
       if (!own && !c->prediction.fits) too_large.add(*c);
     }
   }
   answer.simulated = std::ssize(simulated);
-  answer.best = Ranking(q, estimate, too_large, meanwhile).of(std::move(simulated), top);
+  answer.best = Ranking(q, estimate, too_large, progress).of(std::move(simulated), top);
   answer.too_large = too_large.first(top);
   return answer;
 }
@@ -290,8 +290,8 @@ Prediction Estimator::as_run(const Layout& layout, Prediction simulated) {
   return planner::as_run(checked_case(case_), std::move(simulated));
 }
 
-SearchResult search(const SearchRequest& q, size_t top, const ProgressCallback& meanwhile) {
-  return search_nodes(q, top, false, meanwhile);
+SearchResult search(const SearchRequest& q, size_t top, const ProgressCallback& progress) {
+  return search_nodes(q, top, false, progress);
 }
 
 SearchResult search_all(const SearchRequest& q, size_t top) {

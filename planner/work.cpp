@@ -1,4 +1,4 @@
-// The calls of GPT-2 and of Llama, and what other programs do in their place.
+// Kernel calls of GPT-2 and Llama, in Tessera and in other frameworks.
 #include "planner/work.h"
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 namespace tessera::planner {
 namespace {
 
-// The sizes that a rank sees, and what adds calls of these sizes to a list.
+// Local sizes of a rank, and functions that append calls of these sizes to Work.
 class Lists {
  public:
   Lists(const Case& c, Caller caller) : c_(c), tessera_(caller == Caller::tessera) {}
@@ -14,15 +14,15 @@ class Lists {
   Work layer() const {
     const bool fused = s_.fused_elementwise, dropout = s_.dropout, gated = m_.gated;
     const double mask = dropout ? 0.5 : 0, pieces = gated ? 2 : 1, u = between_, f = wide_;
-    // A norm reads and writes; backward it reads two, writes one and adds it to the residual's gradient. A residual is
-    // the sum of block and residual, with dropout its mask.
+    // Norm: one read and one write; backward two reads, one write, and the addition to the residual's gradient.
+    // Residual: the sum of block and residual, with the dropout mask.
     const double norm = (fused ? 2 : 5) * u, norm_back = (fused ? 5 : 11) * u;
     const double residual = (3 + (dropout ? (fused ? mask : 2 + mask) : 0)) * u,
                  residual_back = dropout ? (2 + mask) * u : 0;
     Work w{.hides = true};
     add_pair(w, Kernel::norm_forward, Kernel::norm_backward, own_rows_, h_, norm, norm_back);
     add_product(w, tokens_, h_, q_ + 2 * k_, 1, s_.fp8);
-    if (m_.qk_norm) {  // other programs make these norms in another pass
+    if (m_.qk_norm) {  // other frameworks fuse these norms into another pass
       const double d = real(m_.head_size());
       add_pair(w, Kernel::norm_forward, Kernel::norm_backward, tokens_ * (q_ + k_) / d, d, 0, 0);
     }
@@ -35,19 +35,19 @@ class Lists {
     add_joining(w);
     add_pair(w, Kernel::add_norm_forward, Kernel::add_norm_backward, own_rows_, h_, norm + residual,
              norm_back + residual_back);
-    // With experts each sees its part of the tokens.
+    // Each expert processes its fraction of the tokens.
     const double here = m_.experts > 0 ? std::max(1.0, real(m_.experts) / real(c_.layout.ep)) : 1;
     add_product(w, rows_ / here, h_, (gated ? 2 : 1) * f_, here, s_.fp8);
-    // GELU is F to F, SwiGLU 2 F to F; backward come the gradients of what was read.
+    // GELU: F -> F, SwiGLU: 2 F -> F; backward also reads the output gradient and writes that of the input.
     add_pair(w, gated ? Kernel::swiglu_forward : Kernel::gelu_forward,
              gated ? Kernel::swiglu_backward : Kernel::gelu_backward, rows_, f_, (fused || !gated ? pieces + 1 : 5) * f,
              (fused || !gated ? 2 * pieces + 1 : 8) * f);
     add_product(w, rows_ / here, f_, h_, here, s_.fp8);
     w.forward.tasks.push_back({.kernel = Kernel::add, .rows = own_rows_, .columns = h_, .bytes = residual});
     w.input.tasks.push_back({.bytes = residual_back});
-    // Biases are added in the products' epilogues or passes, their gradients in a pass each.
+    // Biases are fused into matmul epilogues or passes; each bias gradient is a separate pass.
     if (!gated) w.input.tasks.push_back({.bytes = query_ + 2 * key_ + 2 * u + f});
-    if (m_.experts > 0) {  // tokens are dealt out and collected: Lepikhin et al. 2020, GShard
+    if (m_.experts > 0) {  // dispatch and combine: Lepikhin et al. 2020, GShard
       add_product(w, tokens_, h_, real(m_.experts), 1, s_.fp8);
       add_pass(w, 4 * 2 * rows_ * h_, 4 * 2 * rows_ * h_);
       if (c_.layout.ep > 1)
@@ -56,11 +56,10 @@ class Lists {
     }
     w.forward.launches = fused ? 8 : 20;
     w.input.launches = 2 * w.forward.launches;
-    w.again = again(w, norm);
+    w.recompute = recomputation(w, norm);
     return w;
   }
 
-  // A row of the table is read for each token; backward its gradient is added there.
   Work first() const {
     const double array = 2 * tokens_ * h_, rows = tokens_ / real(c_.layout.sequences);
     Work w;
@@ -78,12 +77,12 @@ class Lists {
     if (s_.dropout) w.forward.tasks.push_back({.bytes = 2 * array});
     if (tp_.ranks == 1) return w;
     const bool scatters = tessera_ && p_.sp;
-    w.forward.sent.push_back({scatters ? Exchange::reduce_scatter : Exchange::all_reduce, tp_, whole_});
-    if (scatters) w.input.sent.push_back({Exchange::all_gather, tp_, whole_});
+    w.forward.sent.push_back({scatters ? Exchange::reduce_scatter : Exchange::all_reduce, tp_, full_});
+    if (scatters) w.input.sent.push_back({Exchange::all_gather, tp_, full_});
     return w;
   }
 
-  // Logits are written by the product, read for the loss, and their gradient is written and read by two products.
+  // Logits: written by the head, read by the loss; their gradient is written once and read by two matmuls.
   Work last() const {
     const double logits = tokens_ * v_ * std::max(2.0, s_.logit_bytes);
     Work w;
@@ -94,22 +93,21 @@ class Lists {
     const bool scatters = tessera_ && p_.sp;
     w.forward.sent.push_back({Exchange::all_reduce, tp_, 4 * tokens_, 3});
     if (scatters)
-      for (Pass* pass : {&w.forward, &w.input}) pass->sent.push_back({Exchange::all_gather, tp_, whole_});
-    w.input.sent.push_back({scatters ? Exchange::reduce_scatter : Exchange::all_reduce, tp_, whole_});
+      for (Pass* pass : {&w.forward, &w.input}) pass->sent.push_back({Exchange::all_gather, tp_, full_});
+    w.input.sent.push_back({scatters ? Exchange::reduce_scatter : Exchange::all_reduce, tp_, full_});
     return w;
   }
 
  private:
-  // A product with a weight, then the gradients of its input and of its weight, which adds to what other micro-batches
-  // gave.
+  // Matmul with a weight and its two gradients; the weight gradient accumulates over micro-batches.
   void add_product(Work& w, double rows, double in, double out, double count, bool fp8) const {
     const Task all{.count = count, .flops = 2 * rows * in * out * count, .fp8 = fp8};
     Task& forward = w.forward.tasks.emplace_back(all);
-    forward.kernel = Kernel::product_forward, forward.rows = rows, forward.columns = out, forward.inner = in;
+    forward.kernel = Kernel::matmul_forward, forward.rows = rows, forward.columns = out, forward.inner = in;
     Task& input = w.input.tasks.emplace_back(all);
-    input.kernel = Kernel::product_input, input.rows = rows, input.columns = in, input.inner = out;
+    input.kernel = Kernel::matmul_input, input.rows = rows, input.columns = in, input.inner = out;
     Task& weight = w.weight.tasks.emplace_back(all);
-    weight.kernel = Kernel::product_weight, weight.rows = out, weight.columns = in, weight.inner = rows;
+    weight.kernel = Kernel::matmul_weight, weight.rows = out, weight.columns = in, weight.inner = rows;
     weight.out_bytes = 2 * s_.gradient_bytes;
   }
 
@@ -125,30 +123,30 @@ class Lists {
   }
 
   // Shoeybi et al. 2019: an all-reduce after each of the two blocks, and one of its input's gradient. With sequence
-  // parallelism (Korthikanti et al. 2022, section 4.2.2) an all-gather and a reduce-scatter each; backward the
-  // inputs of column layers are gathered again, for they are not kept whole.
+  // parallelism (Korthikanti et al. 2022, section 4.2.2) an all-gather and a reduce-scatter each; backward gathers the
+  // inputs of column-parallel layers again, because they are saved sharded.
   void add_joining(Work& w) const {
     if (tp_.ranks == 1) return;
     if (!p_.sp) {
-      for (Pass* pass : {&w.forward, &w.input}) pass->sent.push_back({Exchange::all_reduce, tp_, whole_, 2});
+      for (Pass* pass : {&w.forward, &w.input}) pass->sent.push_back({Exchange::all_reduce, tp_, full_, 2});
       return;
     }
     for (Pass* pass : {&w.forward, &w.input}) {
-      pass->sent.push_back({Exchange::all_gather, tp_, whole_, pass == &w.forward ? 2.0 : 4.0});
-      pass->sent.push_back({Exchange::reduce_scatter, tp_, whole_, 2});
+      pass->sent.push_back({Exchange::all_gather, tp_, full_, pass == &w.forward ? 2.0 : 4.0});
+      pass->sent.push_back({Exchange::reduce_scatter, tp_, full_, 2});
     }
   }
 
-  // Queries see half of the keys. Liu et al. 2023, ring attention: keys and values go around beside the attention of
-  // the blocks that are here, backward also their gradients. A rank of a ring has a call for each of c hops, of all its
-  // queries in the first and of all or half of them in others; what those bring is merged into what was there. Backward
-  // there are five products, forward two (Dao et al. 2022, algorithm 4).
+  // Causal: queries attend to half of the keys. Ring attention (Liu et al. 2023): keys and values circulate during the
+  // attention of the local blocks, in backward also their gradients. A rank makes one call per hop (c hops), with all
+  // its queries in the first and all or half of them in the others, and merges the results. Five matmuls in backward,
+  // two in forward (Dao et al. 2022, algorithm 4).
   void add_attention(Work& w) const {
     const Axis cp = cp_axis(c_.layout);
     const double c = real(cp.ranks), d = real(m_.head_size()), heads = q_ / d, sequences = real(c_.layout.sequences),
                  queries = tokens_ / sequences, keys = m_.keys() / 2;
     const bool ring = cp.ranks > 1 && (p_.cp_mode == ContextMode::ring || !tessera_);
-    constexpr double kLater = 0.75;  // share of the queries, on average
+    constexpr double kLater = 0.75;  // mean fraction of the queries in later hops
     Task task{.kernel = Kernel::attention_forward,
               .rows = sequences * heads,
               .columns = queries,
@@ -156,7 +154,7 @@ class Lists {
               .head_dim = d,
               .flops = 2 * tokens_ * m_.keys() * q_};
     if (ring) {
-      const double seen = 1 + kLater * (c - 1);  // how often a query is seen, by all calls
+      const double seen = 1 + kLater * (c - 1);  // calls per query over all hops
       task.columns = queries * seen / c, task.inner = keys / seen, task.count = c;
     } else {
       task.rows /= c, task.columns *= c;
@@ -165,7 +163,7 @@ class Lists {
     task.kernel = Kernel::attention_backward;
     task.flops *= 2.5;
     w.input.tasks.push_back(task);
-    // q, k and v are laid out for attention, its result for the next product.
+    // Layout changes of q, k and v for attention and of its result.
     add_pass(w, 2 * query_, 2 * query_);
     if (cp.ranks == 1) return;
     const double keys_bytes = 2 * element_ * tokens_ * k_, gradients = 2 * (tessera_ ? 4 : 2) * tokens_ * k_;
@@ -180,13 +178,14 @@ class Lists {
     }
     for (Pass* pass : {&w.forward, &w.input})
       for (const double channels : {q_ + 2 * k_, q_}) {
-        pass->tasks.push_back({.kernel = Kernel::add, .rows = tokens_, .columns = channels});  // a copy by rank
+        pass->tasks.push_back(
+            {.kernel = Kernel::add, .rows = tokens_, .columns = channels});  // packs a copy by destination rank
         pass->sent.push_back({Exchange::all_to_all, cp, element_ * tokens_ * channels});
       }
   }
 
-  // Chen et al. 2016; Korthikanti et al. 2022, section 5. `norm`: bytes of one.
-  Pass again(const Work& w, double norm) const {
+  // Recomputation: Chen et al. 2016; Korthikanti et al. 2022, section 5. `norm`: bytes per norm.
+  Pass recomputation(const Work& w, double norm) const {
     const Recompute recompute = p_.recompute;
     if (recompute == Recompute::block) return w.forward;
     if (recompute == Recompute::op) return every_second(w);
@@ -205,18 +204,18 @@ class Lists {
     return out;
   }
 
-  // torchtitan's selective checkpoints: k, o and the second of two products into the feed-forward layer are made again,
-  // and all passes; attention, the other products and reduce-scatters are not.
+  // torchtitan's selective activation checkpointing recomputes k, o, the second input matmul of a gated feed-forward
+  // layer and all elementwise passes, but not attention, other matmuls or reduce-scatters.
   Pass every_second(const Work& w) const {
-    Work products;
-    add_product(products, tokens_, h_, k_, 1, s_.fp8);
-    add_product(products, tokens_, q_, h_, 1, s_.fp8);
-    if (m_.gated) add_product(products, rows_, h_, f_, 1, s_.fp8);
-    Pass out{.tasks = products.forward.tasks, .launches = w.forward.launches};
+    Work matmuls;
+    add_product(matmuls, tokens_, h_, k_, 1, s_.fp8);
+    add_product(matmuls, tokens_, q_, h_, 1, s_.fp8);
+    if (m_.gated) add_product(matmuls, rows_, h_, f_, 1, s_.fp8);
+    Pass out{.tasks = matmuls.forward.tasks, .launches = w.forward.launches};
     for (const Task& task : w.forward.tasks)
       if (task.flops == 0) out.tasks.push_back(task);
     if (tp_.ranks > 1)
-      out.sent.push_back({p_.sp ? Exchange::all_gather : Exchange::all_reduce, tp_, whole_, p_.sp ? 2.0 : 1});
+      out.sent.push_back({p_.sp ? Exchange::all_gather : Exchange::all_reduce, tp_, full_, p_.sp ? 2.0 : 1});
     return out;
   }
 
@@ -228,15 +227,15 @@ class Lists {
   const Axis tp_ = tp_axis(c_.layout);
   double element_ = tessera_ ? s_.parameter_bytes : 2;
   double t_ = real(p_.tp), tokens_ = local_tokens(c_), own_rows_ = p_.sp ? tokens_ / t_ : tokens_;
-  // Channels: of the model; of q, of k and of a feed-forward layer here; entries of the vocabulary here.
+  // Channels of the model; local channels of q, k and the feed-forward layer; local vocabulary.
   double h_ = real(m_.channels), q_ = real(m_.query()) / t_;
-  double k_ = real(m_.key()) / std::min(t_, real(m_.key_heads()));  // more ranks than heads: some hold the same one
+  double k_ = real(m_.key()) / std::min(t_, real(m_.key_heads()));  // more ranks than heads: replicated heads
   double f_ = real(m_.hidden()) / t_, v_ = real(m_.vocab) / t_;
-  // Tokens that a feed-forward layer sees here: with experts, the copies that were sent here.
+  // Local tokens of a feed-forward layer; with experts, routed copies.
   double rows_ = tokens_ * (m_.experts > 0 ? real(m_.experts_per_token) : 1);
-  // Bytes of arrays: between the blocks of a layer, of q, of k, and of the feed-forward layer's inside.
+  // Bytes of arrays: between blocks, q, k, hidden activations of the feed-forward layer.
   double between_ = 2 * tokens_ * h_ / (p_.sp ? t_ : 1), query_ = 2 * tokens_ * q_, key_ = 2 * tokens_ * k_;
-  double wide_ = 2 * rows_ * f_, whole_ = element_ * tokens_ * h_;
+  double wide_ = 2 * rows_ * f_, full_ = element_ * tokens_ * h_;
 };
 
 }  // namespace
@@ -259,26 +258,26 @@ StepWork step_work(const Case& c, Caller caller) {
   return {lists.layer(), lists.first(), lists.last()};
 }
 
-bool stays_whole(const Case& c) {
+bool stays_unsharded(const Case& c) {
   const Reshard reshard = c.software.reshard_after_forward;
   return reshard == Reshard::never || (reshard == Reshard::automatic && c.layout.plan.pp > 1);
 }
 
-bool sums_at_the_end(const Case& c) {
+bool reduces_at_step_end(const Case& c) {
   const Plan& p = c.layout.plan;
   return c.software.sums_after_pipeline && p.pp > 1 && p.zero >= ZeroStage::two && data_axis(c.layout).ranks > 1;
 }
 
-// Rajbhandari et al. 2020, section 5: with ZeRO-3 a layer's parameters are gathered for each pass; from ZeRO-2 on
-// gradients are scattered for each micro-batch.
+// Rajbhandari et al. 2020, section 5: ZeRO-3 gathers a layer's parameters for each pass; ZeRO-2 and 3 reduce-scatter
+// gradients per micro-batch.
 std::vector<DataSent> data_work(const Case& c) {
   const Software& s = c.software;
   const ZeroStage zero = c.layout.plan.zero;
   if (data_axis(c.layout).ranks == 1) return {};
   if (zero == ZeroStage::none) return {{Exchange::all_reduce, s.reduce_bytes}};
-  const bool again = zero == ZeroStage::three && !stays_whole(c);
+  const bool again = zero == ZeroStage::three && !stays_unsharded(c);
   std::vector<DataSent> out = {
-      {Exchange::reduce_scatter, s.reduce_bytes, zero != ZeroStage::one && !sums_at_the_end(c)},
+      {Exchange::reduce_scatter, s.reduce_bytes, zero != ZeroStage::one && !reduces_at_step_end(c)},
       {Exchange::all_gather, s.gather_bytes, again, again}};
   if (again) out.push_back({Exchange::all_gather, s.gather_bytes, true});
   return out;

@@ -191,7 +191,7 @@ int predict_cases(const std::string& path) {
 }  // namespace
 
 std::shared_ptr<const planner::Machine> cached_machine_here() try {
-  const auto cached = planner::kept_machine(here());
+  const auto cached = planner::load_machine(here());
   return cached ? std::make_shared<const planner::Machine>(*cached) : nullptr;
 } catch (const Error&) {
   return nullptr;
@@ -200,7 +200,7 @@ std::shared_ptr<const planner::Machine> cached_machine_here() try {
 std::shared_ptr<const planner::Machine> machine_here(bool again) {
   const planner::Identity identity = here();
   if (!again) try {
-      if (auto cached = planner::kept_machine(identity))
+      if (auto cached = planner::load_machine(identity))
         return std::make_shared<const planner::Machine>(*std::move(cached));
       say("measuring this machine for this version, which takes about two minutes");
     } catch (const InputError& e) {
@@ -208,7 +208,7 @@ std::shared_ptr<const planner::Machine> machine_here(bool again) {
     }
   auto measured = std::make_shared<const planner::Machine>(
       bench::calibrate(identity, {}, [](std::string_view line) { say(line); }));
-  planner::keep(*measured);
+  planner::save_machine(*measured);
   say(fmt::format("saved to {}", planner::machine_file(identity).string()));
   return measured;
 }

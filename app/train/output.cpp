@@ -263,10 +263,10 @@ double measured_peak_flops(DType dtype, const ArenaPtr& arena) {
   constexpr int rounds = 6;
   constexpr int64_t most = 8192;
   int64_t n = arena->device() == Device::cuda ? 128 : 1024;
-  double rate = bench::measure_products(n, rounds, dtype, arena);
+  double rate = bench::measure_matmuls(n, rounds, dtype, arena);
   while (arena->device() == Device::cuda && n < most &&
-         rate > bench::product_rate(n, 1e-3))  // too short to be timed accurately
-    rate = bench::measure_products(n *= 2, rounds, dtype, arena);
+         rate > bench::matmul_rate(n, 1e-3))  // too short to be timed accurately
+    rate = bench::measure_matmuls(n *= 2, rounds, dtype, arena);
   return rate;
 }
 

@@ -1,4 +1,4 @@
-// One call of MPI.
+// Out-of-place MPI_Allreduce.
 #include "bench/mpi/reference.h"
 
 #include <mpi.h>

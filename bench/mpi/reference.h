@@ -1,4 +1,4 @@
-// MPI's own all-reduce from one array to another: what ours is measured against.
+// Out-of-place MPI_Allreduce, the reference of the collective benchmarks.
 #pragma once
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-// The global norm: of gradients that are all one, and of a training step beside one rank's.
+// Grader of the global gradient norm: gradients of ones, and a training step compared with one rank.
 #include <fmt/format.h>
 
 #include "lab/compare.h"
@@ -10,9 +10,9 @@
 namespace tessera::lab {
 namespace {
 
-// A small model that graders train, under a plan and on one rank.
+// A small model trained with a plan and on one rank.
 
-// Two layers, whose sizes two and three tensor ranks divide, 12 sequences in a step.
+// Sizes are divisible by two and three tensor ranks; 12 sequences per step.
 Job small_job(const Plan& plan, uint64_t seed) {
   Job job{
       .model = {.layers = 2, .heads = 6, .channels = 48, .context = 16, .vocab = 42},
@@ -25,7 +25,7 @@ Job small_job(const Plan& plan, uint64_t seed) {
   return job;
 }
 
-// A job of one rank with the sequences of `job`, cut into as many micro-batches as all ranks together have.
+// The one-rank job with the sequences of `job` and the total number of micro-batches of its ranks.
 Job one_rank(Job job) {
   Plan plan{.microbatches = job.plan.dp * job.plan.microbatches};
   plan.threads_per_rank = 1;
@@ -34,7 +34,7 @@ Job one_rank(Job job) {
   return job;
 }
 
-// The findings of a Trainer on each rank.
+// Results of a Trainer on each rank.
 template <class F>
 auto on_job_ranks(const Job& job, const F& body) {
   check(job);
@@ -48,18 +48,18 @@ auto on_job_ranks(const Job& job, const F& body) {
   return by_ranks(static_cast<int>(job.plan.ranks()), rank, job.plan.all_reduce);
 }
 
-// The part of a slot that a shard has.
+// The range of a slot within a shard.
 Range part_here(const Slot& slot, const FlatUnit& shard) {
   return {std::max(slot.begin, int64_t{0}), std::min(slot.end(), shard.grads.numel())};
 }
 
-// The axis that the last unit, a norm, is said to be cut over beside tensor ranks: for them its parameters are whole.
+// Name of a second axis over which the last unit, a norm, is declared as sharded; over tp it stays replicated.
 constexpr const char* kOtherAxis = "other";
 
-// Counts and sums of gradients that are all one, unit by unit.
+// Counts and sums of squares per unit for gradients of ones.
 struct Counted {
-  std::vector<double> found;             // the sums of squares, as the rank knows them
-  std::vector<double> here, whole_here;  // gradients that it has; among them those that every tensor rank has too
+  std::vector<double> found;             // sums of squares computed by the rank
+  std::vector<double> here, whole_here;  // local gradient elements; those replicated over tp
   std::vector<std::vector<double>> blocks;
   auto fields() { return std::tie(found, here, whole_here, blocks); }
 };
@@ -91,7 +91,7 @@ std::vector<Counted> count_ones(const Job& job) {
   });
 }
 
-// The runs of all ranks' blocks where each goes on behind itself, and not at the same unit of the next rank.
+// Result if the stride of a run is the length of its own block instead of that of all units.
 std::vector<double> with_short_stride(const std::vector<Counted>& ranks) {
   std::vector<double> all, out;
   for (const Counted& c : ranks)
@@ -106,7 +106,7 @@ std::vector<double> with_short_stride(const std::vector<Counted>& ranks) {
   return out;
 }
 
-// Whose work a plan shows.
+// The function tested by a plan.
 std::string where_text(const Job& job, const std::string& what) {
   const Plan& p = job.plan;
   const char* function = p.tp > 1                    ? "squares_of_own with `beside`"
@@ -129,52 +129,50 @@ void check_ones(Grading& grading, const Job& job) {
   whole = whole * (1.0 / (job.plan.zero == ZeroStage::none ? n : tp));
   for (int r = 0; r < n; ++r) {
     const Counted& mine = ranks[r];
-    const std::string where =
-        where_text(job, fmt::format("all gradients one, rank {}: the sums of squares of the units", r));
+    const std::string where = where_text(job, fmt::format("gradients of ones, rank {}: sums of squares per unit", r));
     if (mine.found.size() != all.size())
-      throw Failure{"values", fmt::format("{}: {} numbers; expected {}", where, mine.found.size(), all.size()),
-                    "there is one number for each unit, and for a frozen one it is 0"};
+      throw Failure{"values", fmt::format("{}: {} values; expected {}", where, mine.found.size(), all.size()),
+                    "one value per unit is required, 0 for a frozen one"};
     std::vector<Guess> guesses;
     for (int q = 0; q < n; ++q)
       guesses.push_back(
-          {fmt::format("it is the sum of the shards of rank {} alone: add the sums of all shards", q), ranks[q].here});
+          {fmt::format("only the shards of rank {} are summed: add the sums of all shards", q), ranks[q].here});
     if (dp > 1) {
       guesses.push_back(
-          {"it is the sum of this rank's own shards, counted once for each data rank: the runs do not go "
-           "through the blocks of the others",
+          {"this rank's shards are counted once per data rank: the runs do not cover the blocks of other ranks",
            mine.here * dp});
       guesses.push_back(
-          {"the stride of a run is as long as the blocks of its unit: the next rank's blocks of a unit are "
-           "as far away as the blocks of all units are long",
+          {"the stride of a run is the block length of its unit, but must be the block length of all units",
            with_short_stride(ranks)});
     }
     if (tp > 1) {
-      guesses.push_back({"norms and row biases, which every tensor rank has whole, are counted on every tensor rank",
-                         all + whole * (tp - 1)});
       guesses.push_back(
-          {"norms and row biases, which every tensor rank has whole, are counted on no tensor rank", all + whole * -1});
+          {"norms and row-parallel biases, which are replicated over tp, are counted on every tensor rank",
+           all + whole * (tp - 1)});
+      guesses.push_back({"norms and row-parallel biases, which are replicated over tp, are counted on no tensor rank",
+                         all + whole * -1});
       std::vector<double> other = all;
       other.back() *= tp;
       guesses.push_back(
-          {"what is cut over another axis is counted on every tensor rank: compare with beside->axis()", other});
+          {"parameters sharded over another axis are counted on every tensor rank: compare with beside->axis()",
+           other});
       guesses.push_back(
-          {"what every tensor rank has whole is counted on all tensor ranks but one", all + whole * (tp - 2)});
+          {"parameters replicated over tp are counted on all tensor ranks except one", all + whole * (tp - 2)});
       guesses.push_back(
-          {"the condition is the wrong way round: what is cut is counted on rank 0 alone, and what every "
-           "tensor rank has whole on every one",
+          {"the condition is inverted: sharded parameters are counted only on rank 0, replicated ones on every rank",
            all * (1.0 / tp) + whole * (tp - 1.0 / tp)});
     }
-    if (dp > 1) guesses.push_back({"every gradient is counted once for each data rank", all * dp});
+    if (dp > 1) guesses.push_back({"every gradient is counted once per data rank", all * dp});
     guesses.push_back({"every gradient is counted on each rank that has it", everything});
     std::vector<double> roots = all;
     for (double& x : roots) x = std::sqrt(x);
-    guesses.push_back({"it is the norm, not its square", roots});
+    guesses.push_back({"the norm is returned instead of its square", roots});
     expect_values(where, mine.found, all, guesses, n);
   }
 }
 
 void check_step(Grading& grading, const Job& job, double tolerance) {
-  // The norm, and what it is made of.
+  // The norm and the sums of squares.
   const auto norm = [](Trainer& t) {
     std::vector<double> out{t.compute_gradients().grad_norm};
     for (const double sum : unit_sums(t.strategy(), &t.mesh()["tp"])) out.push_back(sum);
@@ -184,11 +182,10 @@ void check_step(Grading& grading, const Job& job, double tolerance) {
   if (!grading.compares()) return;
   const std::vector<double> expected = on_job_ranks(one_rank(job), norm)[0];
   for (size_t r = 0; r < found.size(); ++r)
-    expect_values(where_text(job, fmt::format("a training step, rank {}: the norm, and the sums of squares", r)),
+    expect_values(where_text(job, fmt::format("training step, rank {}: the norm, and the sums of squares", r)),
                   found[r], expected, {}, 1, tolerance);
 }
 
-// Nothing is to be added up.
 void check_frozen(Grading& grading) {
   Decoder model(small_job({}, 0).model);
   model.freeze();
@@ -197,7 +194,7 @@ void check_frozen(Grading& grading) {
         1, [&](Communicator& world) { return unit_sums(*make_data_strategy(model, world, make_arena(), {})); });
   });
   grading.check([&] {
-    expect_values("squares_of_own without `beside`, a model that is frozen: the sums of squares of the units", sums[0],
+    expect_values("squares_of_own without `beside`, frozen model: sums of squares per unit", sums[0],
                   std::vector<double>(model.layout().size()));
   });
 }
@@ -210,7 +207,7 @@ Job with_adapters(Job job) {
 }  // namespace
 
 PassedChecks grade_clipping(Grading& grading) {
-  // The simple ones first: each plan needs the functions of those before it.
+  // Each plan requires the functions tested by the preceding ones.
   std::vector<Plan> plans{{}, {.dp = 2}};
   for (const int dp : {2, 3})
     for (const ZeroStage zero : {ZeroStage::two, ZeroStage::three, ZeroStage::none})
@@ -224,10 +221,10 @@ PassedChecks grade_clipping(Grading& grading) {
     if (plan.dp < 3) check_ones(grading, with_adapters(job));
   }
   check_frozen(grading);
-  return {"gradients that are all one have a norm of sqrt(N), under DDP, ZeRO-2, ZeRO-3, TP and TP with ZeRO-2",
-          "units of a frozen model count 0",
-          "the norm of a training step has the bits of one rank if only the batch is divided",
-          "parameters that every tensor rank has whole count once"};
+  return {"gradients of ones have the norm sqrt(N) with DDP, ZeRO-2, ZeRO-3, TP and TP with ZeRO-2",
+          "units of a frozen model contribute 0",
+          "the norm of a training step is bitwise identical to one rank if only the batch is sharded",
+          "parameters replicated over tensor ranks count once"};
 }
 
 }  // namespace tessera::lab

@@ -1,4 +1,4 @@
-// Collectives that are graded: inputs of every rank, and results that typical mistakes would make of them.
+// Graders of collectives: inputs of all ranks, and results of typical mistakes.
 #include <fmt/format.h>
 
 #include "lab/compare.h"
@@ -7,11 +7,11 @@
 namespace tessera::lab {
 namespace {
 
-// The value that results are filled with before.
+// Initial value of results.
 constexpr double kUntouched = -1000;
 constexpr int64_t kFloat = 4;  // bytes
 
-// A transport that counts what another one sends.
+// A transport that counts the messages of another one.
 class Counting final : public Transport {
  public:
   explicit Counting(Transport& through) : through_(through) {}
@@ -25,16 +25,18 @@ class Counting final : public Transport {
     through_.send(to, tag, data, bytes);
   }
   void recv(int from, int tag, std::byte* data, int64_t bytes) override { through_.recv(from, tag, data, bytes); }
-  std::unique_ptr<Transport> split(int, int) override { throw Error("split() here: its messages are not counted"); }
+  std::unique_ptr<Transport> split(int, int) override {
+    throw Error("split() is not supported: its messages would not be counted");
+  }
   void fail(const std::string& cause) override { through_.fail(cause); }
 
-  int64_t sent = 0, elsewhere = 0;  // elsewhere than to the next rank
+  int64_t sent = 0, elsewhere = 0;  // elsewhere: not to the next rank
 
  private:
   Transport& through_;
 };
 
-// Each rank's array of `count` float32 numbers: small whole ones, or any.
+// Input arrays of `count` float32 values: small integers, or arbitrary.
 struct Inputs {
   int ranks = 2;
   int64_t count = 1;
@@ -57,16 +59,16 @@ struct Inputs {
     const char* operation = op == Op::all_gather   ? "all-gather"
                             : op == Op::all_reduce ? "all-reduce"
                                                    : "reduce-scatter";
-    return fmt::format("{} of {} number{} on {} ranks, rank {}", operation, count, count == 1 ? "" : "s", ranks, rank);
+    return fmt::format("{} of {} element{} on {} ranks, rank {}", operation, count, count == 1 ? "" : "s", ranks, rank);
   }
 
   struct Result {
-    std::vector<double> values, whole, room;  // its result, its array, the room for its piece and a number more
-    int64_t sent = 0, counted = 0;            // bytes that left it, and as the learner's code counts them
-    int64_t elsewhere = 0;                    // bytes that did not go to the next rank
+    std::vector<double> values, whole, room;  // result, input array, buffer of one chunk and one element
+    int64_t sent = 0, counted = 0;            // bytes sent, and as counted by the learner's code
+    int64_t elsewhere = 0;                    // bytes not sent to the next rank
     auto fields() { return std::tie(values, whole, room, sent, counted, elsewhere); }
   };
-  // Runs a collective from one tensor to another on each rank.
+  // Runs an out-of-place collective on each rank.
   std::vector<Result> run(Op op, int64_t (*algorithm)(Transport& t, const Call& call)) const {
     const auto rank = [&](Communicator& world) {
       const ArenaPtr arena = make_arena();
@@ -74,7 +76,7 @@ struct Inputs {
       const std::vector<float> narrow(mine.begin(), mine.end());
       Tensor whole = Tensor::of<float>(narrow, {count}, arena), in = whole;
       const Range own = range(world.rank());
-      Tensor room = Tensor::empty({own.size() + 1}, DType::float32, arena);  // pieces differ by one at most
+      Tensor room = Tensor::empty({own.size() + 1}, DType::float32, arena);  // chunk sizes differ by at most one
       room.fill(kUntouched);
       if (op == Op::all_gather) {
         in = whole.narrow(0, own.begin, own.size()).clone();
@@ -89,59 +91,56 @@ struct Inputs {
     return by_ranks(ranks, rank);
   }
 
-  // Throws Wrong where a reduce-scatter has changed its input, or has written more than a piece.
+  // Throws Failure if a reduce-scatter modified its input or wrote more than one chunk.
   void expect_kept(const std::string& where, int rank, const Result& result) const {
     if (result.room.empty() || result.room.back() != kUntouched)
-      throw Failure{"values", where + ": more than a piece was written to `out`; expected this rank's piece alone",
-                    "`out` has room for one piece: the sum that travels needs memory of its own"};
+      throw Failure{"values", where + ": more than one chunk was written to `out`; expected only this rank's chunk",
+                    "`out` holds one chunk: the partial sum needs a separate buffer"};
     if (result.whole != of(rank, {0, count}))
-      throw Failure{"values", where + ": the array at `in` has changed; expected it as it was",
-                    "a sum is added to `in`, or a message is received there: this needs memory of its own"};
+      throw Failure{"values", where + ": the array `in` was modified; expected it unchanged",
+                    "a sum or message is written to `in`: use a separate buffer"};
   }
-  // Guesses at the sum of all ranks' piece `r`, on rank r.
+  // Guesses for the sum of chunk `r` on rank r.
   std::vector<Guess> guesses_of_sum(int r) const {
     std::vector<double> sum(range(r).size());
     for (int q = 0; q < ranks; ++q) sum = sum + of_piece(q, r);
-    std::vector<Guess> out{{"nothing was written there", std::vector<double>(sum.size(), kUntouched)},
-                           {"it is this rank's own piece: nothing that came from others was added", of_piece(r, r)},
-                           {"this rank's own piece is added once for each rank: what the others sent is not used",
-                            of_piece(r, r) * ranks}};
+    std::vector<Guess> out{
+        {"nothing was written", std::vector<double>(sum.size(), kUntouched)},
+        {"this rank's own chunk: no received values were added", of_piece(r, r)},
+        {"this rank's own chunk is added once per rank: the received values are not used", of_piece(r, r) * ranks}};
     for (int q = 0; q < ranks; ++q) {
       const std::vector<double> theirs = of_piece(q, r);
       out.push_back(
-          {fmt::format("it is the piece of rank {} alone: the message replaced the sum, and was not added to it", q),
-           theirs});
-      out.push_back({fmt::format("the numbers of rank {} are missing in the sum", q), sum + theirs * -1});
-      out.push_back({fmt::format("the numbers of rank {} are in the sum twice", q), sum + theirs});
+          {fmt::format("only the chunk of rank {}: the message replaced the sum instead of being added", q), theirs});
+      out.push_back({fmt::format("the values of rank {} are missing in the sum", q), sum + theirs * -1});
+      out.push_back({fmt::format("the values of rank {} are added twice", q), sum + theirs});
     }
     for (int p = 0; p < ranks; ++p) {
       std::vector<double> other(range(p).size());
       for (int q = 0; q < ranks; ++q) other = other + of_piece(q, p);
-      out.push_back({fmt::format("it is the sum of piece {0}; rank {1} must end with piece {1}", p, r), other});
+      out.push_back({fmt::format("the sum of chunk {0}; rank {1} must end with chunk {1}", p, r), other});
     }
     return out;
   }
-  // Throws Wrong where a piece is not that of its rank.
+  // Throws Failure if a chunk is not that of its rank.
   void expect_gathered(const std::string& where, const std::vector<double>& found) const {
     for (int p = 0; p < ranks; ++p) {
       const Range r = range(p);
       const auto begin = found.begin();
-      std::vector<Guess> guesses{{"nothing was written there: a piece never arrived, or went to another place",
+      std::vector<Guess> guesses{{"nothing was written: a chunk was not received, or was written elsewhere",
                                   std::vector<double>(static_cast<size_t>(r.size()), kUntouched)}};
       for (int q = 0; q < ranks; ++q)
-        guesses.push_back(
-            {fmt::format("it is the piece of rank {}: pieces are at the wrong places", q), of_piece(q, q)});
+        guesses.push_back({fmt::format("the chunk of rank {}: chunks are at the wrong offsets", q), of_piece(q, q)});
       guesses.push_back(
-          {"a piece is sent from a wrong place, or written to one: piece p begins range(p).begin * element "
-           "bytes behind the beginning",
+          {"a chunk is sent from or written to a wrong offset: chunk p starts at byte range(p).begin * element",
            {begin + r.begin, begin + r.end}});
-      expect_values(fmt::format("{}, the piece of rank {}", where, p), {begin + r.begin, begin + r.end}, of_piece(p, p),
+      expect_values(fmt::format("{}, the chunk of rank {}", where, p), {begin + r.begin, begin + r.end}, of_piece(p, p),
                     guesses, ranks);
     }
   }
 };
 
-// The sum of piece p, each addition rounded: ranks from `first` up, and around to the one before it.
+// The float32 sum of chunk p in the rank order first, first + 1, ... (cyclic).
 std::vector<double> sum_from(const Inputs& in, int p, int first) {
   std::vector<double> out;
   for (int64_t i = in.range(p).begin; i < in.range(p).end; ++i) {
@@ -152,14 +151,14 @@ std::vector<double> sum_from(const Inputs& in, int p, int first) {
   return out;
 }
 
-// An algorithm as it is graded: how it runs, and what each rank must have.
+// A graded algorithm and its expected results.
 struct Graded {
   int64_t (*algorithm)(Transport& t, const Call& call);
-  int (*first)(int piece);  // the rank whose numbers a piece's sum begins with, modulo the ranks
+  int (*first)(int piece);  // first rank in the summation order of a chunk, modulo the ranks
   std::vector<Guess> (*guesses)(const Inputs& in, int rank);
   void (*expect_bytes)(Grading& grading, const std::string& where, const Inputs& in, Op op, int rank, int64_t found);
-  const char* halves = nullptr;  // the cause where each half of an all-reduce is right alone
-  bool to_the_next = false;      // messages go to no other rank
+  const char* halves = nullptr;  // cause if each half of an all-reduce is correct separately
+  bool to_the_next = false;      // requires messages only to the next rank
 };
 
 void check(Grading& grading, const Inputs& in, Op op, const Graded& graded,
@@ -183,12 +182,11 @@ void check(Grading& grading, const Inputs& in, Op op, const Graded& graded,
     }
     for (const int64_t sent : {found.sent, found.counted}) graded.expect_bytes(grading, where, in, op, r, sent);
     if (graded.to_the_next)
-      expect_bytes(grading, where + ", to other ranks than the next one", found.elsewhere, 0, "none: a ring");
+      expect_bytes(grading, where + ", to ranks other than the next one", found.elsewhere, 0, "none: a ring");
   }
 }
 
-// Checks arrays over 2, 3 and 5 ranks, of 1 to 1003 numbers: of whole ones first, whose sums have one value in any
-// order.
+// Checks arrays of 1 to 1003 elements on 2, 3 and 5 ranks; integers first, whose sums are exact in any order.
 void check_all(Grading& grading, std::initializer_list<Op> ops, const Graded& graded) {
   for (const bool whole_numbers : {true, false})
     for (const int n : {3, 2, 5})
@@ -200,17 +198,16 @@ void check_all(Grading& grading, std::initializer_list<Op> ops, const Graded& gr
         }
 }
 
-// The direct exchange over messages: values, order of sums, bytes.
+// Direct algorithm over messages: values, summation order, bytes.
 
 void expect_direct_bytes(Grading& grading, const std::string& where, const Inputs& in, Op op, int rank, int64_t found) {
   const int64_t all = in.count * kFloat, own = in.range(rank).size() * kFloat, n = in.ranks;
   const bool gathers = op == Op::all_gather;
-  expect_bytes(
-      grading, where, found, sent_directly({.op = op, .count = in.count}, in.ranks, rank),
-      gathers ? "its piece to each of the others" : "of each other rank's piece once, S less its own",
-      {{"the whole array goes to every other rank; each needs its own piece alone", (n - 1) * all},
-       {"a rank sends to itself too", gathers ? n * own : all},
-       {"the number of bytes is not counted: send() of this struct counts, and that of `memory` does not", 0}});
+  expect_bytes(grading, where, found, sent_directly({.op = op, .count = in.count}, in.ranks, rank),
+               gathers ? "its chunk to every other rank" : "one chunk to every other rank, S minus its own",
+               {{"the full array is sent to every other rank; each needs only its own chunk", (n - 1) * all},
+                {"a rank sends to itself too", gathers ? n * own : all},
+                {"the bytes are not counted: send() of this struct counts, that of `memory` does not", 0}});
 }
 
 constexpr Graded kMessages{direct_by_messages, [](int) { return 0; },
@@ -220,53 +217,50 @@ constexpr Graded kMessages{direct_by_messages, [](int) { return 0; },
 
 PassedChecks grade_messages(Grading& grading) {
   check_all(grading, {Op::reduce_scatter, Op::all_gather, Op::all_reduce}, kMessages);
-  return {"sums over 2, 3 and 5 ranks of 1 to 1003 numbers, pieces even and uneven, some of them empty",
-          "order: ranks are added from 0 up, to the bit", "bytes: each half sends (n - 1) / n of the array"};
+  return {"sums over 2, 3 and 5 ranks of 1 to 1003 elements, with even, uneven and empty chunks",
+          "order: ranks are added in ascending order, bitwise", "bytes: each half sends (n - 1) / n of the array"};
 }
 
-// The ring, half by half: values, order of sums, bytes.
+// Ring algorithm, each half separately: values, summation order, bytes.
 
 namespace {
 
-// A reduce-scatter: piece rank + first is copied, and in step s the numbers of piece(rank, s) are added to what comes.
-struct Way {
+// A variant of reduce-scatter: copies chunk rank + first, and in step s adds chunk piece(rank, s) to the received sum.
+struct Variant {
   const char* cause;
-  int first = -1, steps = -1;  // `steps` less than 0: before n, the steps that it makes too few
+  int first = -1, steps = -1;  // steps < 0: relative to n
   std::function<int(int rank, int s)> piece = [](int rank, int s) { return rank - s - 2; };
 };
 
-const std::vector<Way>& typical_mistakes() {
-  static const std::vector<Way> all{
-      {"a step is missing: the last rank has not added its numbers yet; there are n - 1 steps", -1, -2},
-      {"there is a step too many: n - 1 of them are enough", -1, 0},
-      {"the same piece is added to in every step: `s` is missing in the number of the piece", -1, -1,
+const std::vector<Variant>& typical_mistakes() {
+  static const std::vector<Variant> all{
+      {"a step is missing: the values of the last rank are not added; n - 1 steps are required", -1, -2},
+      {"one step too many: n - 1 steps are sufficient", -1, 0},
+      {"every step adds the same chunk: `s` is missing in the chunk index", -1, -1,
        [](int rank, int) { return rank - 2; }},
-      {"the number of the piece goes up with s; expected rank - s - 2", 1, -1,
-       [](int rank, int s) { return rank + s + 2; }},
-      {"the number of the piece goes up with s; expected rank - s - 2", -1, -1,
-       [](int rank, int s) { return rank + s - 2; }},
-      {"the first piece is rank + 1; expected rank - 1", 1},
-      {"the first piece is `rank`; expected rank - 1", 0},
-      {"the first piece is `rank`, and all others one too far; expected rank - 1 first", 0, -1,
+      {"the chunk index increases with s; expected rank - s - 2", 1, -1, [](int rank, int s) { return rank + s + 2; }},
+      {"the chunk index increases with s; expected rank - s - 2", -1, -1, [](int rank, int s) { return rank + s - 2; }},
+      {"the first chunk is rank + 1; expected rank - 1", 1},
+      {"the first chunk is `rank`; expected rank - 1", 0},
+      {"the first chunk is `rank`, and all others are off by one; expected rank - 1 first", 0, -1,
        [](int rank, int s) { return rank - s - 1; }}};
   return all;
 }
 
-// Sums that each rank ends with, where all pieces are equally long.
-std::vector<double> on_this_way(const Inputs& in, const Way& way, int r) {
+// Result of a variant on each rank, for equal chunks.
+std::vector<double> variant_sums(const Inputs& in, const Variant& variant, int r) {
   const int n = in.ranks;
   const auto of = [&](int rank, int p) { return in.of_piece(rank, ((p % n) + n) % n); };
   std::vector<std::vector<double>> sums;
-  for (int q = 0; q < n; ++q) sums.push_back(of(q, q + way.first));
-  for (int s = 0; s < n + way.steps; ++s) {
-    std::rotate(sums.begin(), sums.end() - 1, sums.end());  // each to the right
-    for (int q = 0; q < n; ++q) sums[q] = sums[q] + of(q, way.piece(q, s));
+  for (int q = 0; q < n; ++q) sums.push_back(of(q, q + variant.first));
+  for (int s = 0; s < n + variant.steps; ++s) {
+    std::rotate(sums.begin(), sums.end() - 1, sums.end());  // to the next rank
+    for (int q = 0; q < n; ++q) sums[q] = sums[q] + of(q, variant.piece(q, s));
   }
   return sums[r];
 }
 
-// The sum of piece r whose first numbers, or those that are added to them, or all, begin `begin` bytes behind the
-// beginning of their array.
+// The sum of chunk r if the first values, the added ones or both are read at byte offset `begin`.
 std::vector<double> from_byte(const Inputs& in, int r, bool first, bool others) {
   const Range own = in.range(r);
   std::vector<double> sum(own.size());
@@ -286,26 +280,23 @@ std::vector<double> from_byte(const Inputs& in, int r, bool first, bool others) 
 std::vector<Guess> guesses(const Inputs& in, int r) {
   std::vector<Guess> out;
   if (in.count % in.ranks == 0)
-    for (const Way& way : typical_mistakes()) out.push_back({way.cause, on_this_way(in, way, r)});
+    for (const Variant& variant : typical_mistakes()) out.push_back({variant.cause, variant_sums(in, variant, r)});
   for (Guess& guess : in.guesses_of_sum(r)) out.push_back(std::move(guess));
   for (const auto& [first, others] : {std::pair(true, true), {true, false}, {false, true}})
-    out.push_back({"a place in memory is in bytes: piece p begins at in + range(p).begin * element",
-                   from_byte(in, r, first, others)});
+    out.push_back(
+        {"offsets are in bytes: chunk p starts at in + range(p).begin * element", from_byte(in, r, first, others)});
   return out;
 }
 
 void expect_ring_bytes(Grading& grading, const std::string& where, const Inputs& in, Op op, int rank, int64_t found) {
-  if (op == Op::all_reduce) return;  // its halves have been counted
+  if (op == Op::all_reduce) return;  // both halves are checked separately
   const bool gathers = op == Op::all_gather;
   const int64_t all = in.count * kFloat, kept = in.range(gathers ? (rank + 1) % in.ranks : rank).size() * kFloat;
-  std::vector<BytesGuess> guesses{
-      {"the whole array is sent in each step; a step moves one piece", (in.ranks - 1) * all},
-      {"there is a step too many: n - 1 of them are enough", all}};
+  std::vector<BytesGuess> guesses{{"each step sends the full array instead of one chunk", (in.ranks - 1) * all},
+                                  {"one step too many: n - 1 steps are sufficient", all}};
   if (gathers) std::swap(guesses[0], guesses[1]);
-  expect_bytes(
-      grading, where, found, all - kept,
-      gathers ? "all of the array except its right neighbour's piece" : "all of the array except its own piece",
-      guesses);
+  expect_bytes(grading, where, found, all - kept,
+               gathers ? "the array except the chunk of the next rank" : "the array except its own chunk", guesses);
 }
 
 constexpr Graded kRing{
@@ -313,17 +304,17 @@ constexpr Graded kRing{
     [](int piece) { return piece + 1; },
     guesses,
     expect_ring_bytes,
-    "each half is right alone. In an all-reduce `in` and `out` lie in the same array, so the sum that "
-    "travels needs memory of its own",
+    "each half is correct separately; in an all-reduce `in` and `out` alias the same array, so the partial "
+    "sum needs a separate buffer",
     true};
 
 }  // namespace
 
 PassedChecks grade_ring(Grading& grading) {
   for (const Op op : {Op::reduce_scatter, Op::all_gather, Op::all_reduce}) check_all(grading, {op}, kRing);
-  return {"sums over 2, 3 and 5 ranks of 1 to 1003 numbers, pieces even and uneven, some of them empty",
-          "order: piece c is added from rank c + 1 around to rank c, to the bit",
-          "bytes: each rank sends all but one piece in each half, 2 (n - 1) / n of the array"};
+  return {"sums over 2, 3 and 5 ranks of 1 to 1003 elements, with even, uneven and empty chunks",
+          "order: chunk c is added from rank c + 1 cyclically to rank c, bitwise",
+          "bytes: each rank sends all but one chunk per half, 2 (n - 1) / n of the array"};
 }
 
 }  // namespace tessera::lab

@@ -1,5 +1,4 @@
-// DDP and ZeRO: the gradients that ranks end a step with, what the update leaves, bytes, memory, and when buckets
-// leave.
+// Graders of DDP and ZeRO: reduced gradients, updated parameters, bytes, memory, and the launch times of buckets.
 #include <fmt/format.h>
 
 #include "lab/compare.h"
@@ -9,17 +8,17 @@
 namespace tessera::lab {
 namespace {
 
-// Gradients of each micro-batch of each data rank, computed by one rank without a strategy; and their sums in the
-// orders of the strategies, and as typical mistakes would have them.
+// Reference gradients per data rank and micro-batch, computed on one rank without a strategy, with their sums in the
+// order of the strategies and of typical mistakes.
 
-constexpr int64_t kSequences = 2;  // sequences of a micro-batch
+constexpr int64_t kSequences = 2;  // per micro-batch
 
 struct DataCase {
   int ranks = 2;
   int64_t microbatches = 1;
   int zero = 0;
   int64_t bucket_bytes = int64_t{1} << 20;
-  bool idle = false;  // the model has a parameter that is never used
+  bool idle = false;  // with an unused parameter
   uint64_t seed = 0;
 
   std::string where(int rank) const {
@@ -36,14 +35,14 @@ class GptWithIdle : public Decoder {
   explicit GptWithIdle(const ModelConfig& c) : Decoder(c) { child<Embedding>("idle", 30, c.channels).make_unit(); }
 };
 
-// A GPT; with `idle` a parameter more, declared last, that no gradient reaches.
+// A GPT; with `idle`, the last parameter is unused and gets no gradient.
 std::unique_ptr<Decoder> small_model(const DataCase& c) {
   const ModelConfig sizes{.layers = 2, .heads = 2, .channels = 24, .context = 8, .vocab = 37};
   if (c.idle) return std::make_unique<GptWithIdle>(sizes);
   return std::make_unique<Decoder>(sizes);
 }
 
-// Forward and backward of one micro-batch of one rank: its part of the gradient of the mean over the global batch.
+// Forward and backward of one micro-batch; the loss is scaled by the global batch.
 void learn(Decoder& model, const DataCase& c, int rank, int64_t microbatch, const ArenaPtr& arena) {
   const ModelConfig& m = model.config;
   const int64_t batch = c.ranks * c.microbatches * kSequences,
@@ -56,7 +55,7 @@ void learn(Decoder& model, const DataCase& c, int rank, int64_t microbatch, cons
   backward(model.loss(ids, targets, 1.0 / static_cast<double>(batch * m.context)).mean);
 }
 
-// Gradients of every parameter, in order.
+// Gradients of all parameters, in order.
 using Gradients = std::vector<std::vector<float>>;
 void add(Gradients& to, const Gradients& more) {
   if (to.empty()) {
@@ -70,10 +69,10 @@ void add(Gradients& to, const Gradients& more) {
 struct MicroGradients {
   DataCase of;
   std::vector<std::string> names;
-  std::vector<std::vector<float>> values;     // values of the parameters, before the update
+  std::vector<std::vector<float>> values;     // parameters before the update
   std::vector<std::vector<Gradients>> parts;  // [rank][micro-batch]
 
-  // The sum of some ranks' micro-batches.
+  // The sum over some ranks and micro-batches.
   Gradients sum_gradients(Range ranks, Range microbatches) const {
     Gradients sum;
     for (int64_t r = ranks.begin; r < ranks.end; ++r)
@@ -82,7 +81,8 @@ struct MicroGradients {
   }
   Gradients of_rank(int r) const { return sum_gradients({r, r + 1}, {0, of.microbatches}); }
   Gradients of_microbatch(int64_t j) const { return sum_gradients({0, of.ranks}, {j, j + 1}); }
-  // Each rank's micro-batches in order, then the ranks; or the ranks of each micro-batch, then the micro-batches.
+  // Summed over the micro-batches of each rank, then over ranks; or over ranks per micro-batch, then over
+  // micro-batches.
   Gradients summed() const {
     Gradients sum;
     if (of.zero >= 2)
@@ -122,10 +122,10 @@ MicroGradients micro_gradients(const DataCase& c) {
   return out;
 }
 
-constexpr double kRate = 0.5;  // the learning rate
-constexpr int kSteps = 2;      // with the same parameters: what a step leaves behind would be seen in the next
+constexpr double kRate = 0.5;  // learning rate
+constexpr int kSteps = 2;      // with the same parameters, to detect state left by a step
 
-// A rank's part of a parameter: its elements [begin, end).
+// Elements [begin, end) of a parameter on a rank.
 struct TensorSlice {
   size_t parameter = 0;
   Range range;
@@ -136,11 +136,11 @@ struct TensorSlice {
 struct Seen {
   std::vector<std::vector<TensorSlice>> gradients;  // [step]
   std::vector<TensorSlice> values;
-  std::vector<double> requested;          // times of the first step's collectives, seconds
-  double last_begins = 0, last_ends = 0;  // the last micro-batch
-  OpCounts counts{};                      // counts of the first step, with its update
-  int64_t left = 0;                       // bytes of category communication that are held after a step
-  int64_t whole = 0;                      // elements of all units, padding with it
+  std::vector<double> requested;          // start times of the first step's collectives, seconds
+  double last_begins = 0, last_ends = 0;  // of the last micro-batch
+  OpCounts counts{};                      // of the first step, including its update
+  int64_t left = 0;                       // bytes of category communication after a step
+  int64_t whole = 0;                      // elements of all units, with padding
   auto fields() { return std::tie(gradients, values, requested, last_begins, last_ends, counts, left, whole); }
 };
 
@@ -206,7 +206,7 @@ std::vector<Seen> run(const DataCase& c) {
 
 std::vector<double> slice(const std::vector<float>& x, Range r) { return {x.begin() + r.begin, x.begin() + r.end}; }
 
-// Parts of parameters that cover each parameter so many times; throws NoAnswer for others.
+// Throws NoAnswer unless the slices cover every parameter `times` times.
 using Parts = std::vector<std::vector<TensorSlice>>;
 void check_cover(const MicroGradients& g, const Parts& parts, int times) {
   std::vector<std::vector<int>> covered;
@@ -229,8 +229,8 @@ void check_gradients(const DataCase& c, const MicroGradients& g, const std::vect
   std::vector<Mistake> mistakes;
   for (int r = 0; r < c.ranks; ++r)
     mistakes.push_back(
-        {fmt::format("it is the gradient of rank {} alone: the gradients are not summed over the ranks, or the step "
-                     "goes on before the sum is there",
+        {fmt::format("only the gradient of rank {}: the gradients are not summed over the ranks, or the step continues "
+                     "before the reduction completes",
                      r),
          g.of_rank(r)});
   if (c.microbatches > 1) {
@@ -239,18 +239,15 @@ void check_gradients(const DataCase& c, const MicroGradients& g, const std::vect
     for (int64_t j = 0; j < last; ++j) add(earlier, g.of_microbatch(j));
     for (int i = 0; i < c.ranks; ++i) add(again, earlier);
     add(again, g.of_microbatch(last));
-    mistakes.push_back({"it is the gradient of the last micro-batch: those before it are lost", g.of_microbatch(last)});
-    mistakes.push_back({"it is the gradient of the micro-batches before the last one: the last one is lost", earlier});
-    mistakes.push_back(
-        {"it is summed over the ranks after every micro-batch, in place: earlier micro-batches are summed again, once "
-         "for each rank",
-         again});
+    mistakes.push_back({"only the gradient of the last micro-batch: those before it are lost", g.of_microbatch(last)});
+    mistakes.push_back({"only the gradient of the micro-batches before the last one: the last one is lost", earlier});
+    mistakes.push_back({"reduced in place after every micro-batch: earlier micro-batches are reduced again", again});
     Gradients twice = g.of_microbatch(last);
     add(twice, twice);
-    mistakes.push_back({"it is the last micro-batch, twice: those before it are lost", twice});
+    mistakes.push_back({"the last micro-batch twice: those before it are lost", twice});
     Gradients more = sum;
     add(more, g.of_microbatch(0));
-    mistakes.push_back({"the first micro-batch is in the sum twice", more});
+    mistakes.push_back({"the first micro-batch is added twice", more});
   }
   for (int step = 0; step < kSteps; ++step) {
     Parts parts;
@@ -276,12 +273,12 @@ void check_values(const DataCase& c, const MicroGradients& g, const std::vector<
     for (const TensorSlice& h : seen.values) {
       const std::vector<double> before = slice(g.values[h.parameter], h.range);
       const std::vector<double> after = before + slice(sum[h.parameter], h.range) * -kRate;
-      std::vector<double> own_alone = before;  // only what this rank has updated
+      std::vector<double> own_alone = before;  // with only the local update
       for (const TensorSlice& mine : seen.gradients[0])
         if (mine.parameter == h.parameter)
           for (int64_t i = std::max(mine.range.begin, h.range.begin); i < std::min(mine.range.end, h.range.end); ++i)
             own_alone[i - h.range.begin] = after[i - h.range.begin];
-      const char* stale = "the parts that other ranks have updated have old values: their shards have not come here";
+      const char* stale = "the shards updated by other ranks have old values: they were not gathered";
       expect_values(fmt::format("{}, after the update, values of '{}'", c.where(r), g.names[h.parameter]), h.numbers,
                     after, {{stale, own_alone}, {stale, before}}, c.ranks, 1e-5);
     }
@@ -297,7 +294,7 @@ OpCount total(const std::vector<Seen>& ranks, Op op) {
   return all;
 }
 
-// Bytes of operations that a strategy has no use for.
+// Bytes of operations that the strategy does not use.
 int64_t by_others(const std::vector<Seen>& ranks, std::initializer_list<Op> used) {
   int64_t all = 0;
   for (size_t op = 0; op < kOps; ++op)
@@ -307,11 +304,10 @@ int64_t by_others(const std::vector<Seen>& ranks, std::initializer_list<Op> used
 
 std::string all_ranks(const DataCase& c, const char* what) {
   const std::string where = c.where(0);
-  return fmt::format("{} all ranks together, one step, {}", where.substr(0, where.rfind(' ', where.rfind(' ') - 1)),
-                     what);
+  return fmt::format("{} all ranks, one step, {}", where.substr(0, where.rfind(' ', where.rfind(' ') - 1)), what);
 }
 
-// Buckets of whole parameters from the end of the gradients on; each is closed once it is large enough.
+// Buckets of complete parameters in reverse order; a bucket is closed when it reaches bucket_bytes.
 int64_t expected_buckets(const DataCase& c) {
   std::vector<int64_t> begins;
   int64_t all = 0;
@@ -331,14 +327,14 @@ int64_t expected_buckets(const DataCase& c) {
   return count;
 }
 
-// Gradients that leave too early are summed while micro-batches still add to them.
+// Reductions that start too early miss the gradients of later micro-batches.
 void check_not_early(const DataCase& c, const std::vector<Seen>& ranks) {
   const auto early = std::ranges::count_if(ranks[0].requested, [&](double t) { return t < ranks[0].last_begins; });
   if (early > 0)
-    throw Failure{"overlap",
-                  fmt::format("{}: {} all-reduces were asked for before the last micro-batch had begun; expected none",
-                              c.where(0), early),
-                  "buckets leave in every micro-batch; expected in the last one alone (`last_`)"};
+    throw Failure{
+        "overlap",
+        fmt::format("{}: {} all-reduces started before the last micro-batch; expected none", c.where(0), early),
+        "buckets are reduced in every micro-batch; expected only in the last one (`last_`)"};
 }
 
 void check_buckets(Grading& grading, const DataCase& c, const std::vector<Seen>& ranks) {
@@ -346,50 +342,50 @@ void check_buckets(Grading& grading, const DataCase& c, const std::vector<Seen>&
   const std::string where = fmt::format("{} with buckets of {} bytes", c.where(0), c.bucket_bytes);
   if (calls != buckets)
     throw Failure{
-        "calls", fmt::format("{}: {} all-reduces in a step; expected {}, one for each bucket", where, calls, buckets),
-        calls == buckets * c.microbatches ? "buckets leave in every micro-batch; expected in the last one alone"
-        : calls == 1                      ? "everything is one bucket: a bucket is closed once it has bucket_bytes"
-                                          : "a bucket is closed once it has bucket_bytes or more, and not before"};
+        "calls", fmt::format("{}: {} all-reduces per step; expected {}, one per bucket", where, calls, buckets),
+        calls == buckets * c.microbatches ? "buckets are reduced in every micro-batch; expected only in the last one"
+        : calls == 1                      ? "there is only one bucket: close a bucket when it reaches bucket_bytes"
+                                          : "close a bucket exactly when it has bucket_bytes or more"};
   const int64_t bytes = ranks[0].whole * 4;
   expect_bytes(grading, all_ranks(c, "all-reduces"), total(ranks, Op::all_reduce).sent, 2 * (c.ranks - 1) * bytes,
                "2 (n - 1) S",
-               {{"buckets leave in every micro-batch; expected in the last one alone",
+               {{"buckets are reduced in every micro-batch; expected only in the last one",
                  2 * (c.ranks - 1) * bytes * c.microbatches}});
   expect_bytes(grading, all_ranks(c, "other operations"), by_others(ranks, {Op::all_reduce}), 0, "none");
   const auto early = std::ranges::count_if(ranks[0].requested, [&](double t) { return t < ranks[0].last_ends; });
   if (c.bucket_bytes == 1 && !c.idle && early < buckets)
     throw Failure{
         "overlap",
-        fmt::format(
-            "{}: {} of {} all-reduces were asked for before the last backward pass had ended; expected all of them",
-            where, early, buckets),
-        early == 0 ? "buckets leave only when the backward pass is over, so no part of the sum is hidden behind it: "
-                     "send from the hook, when the last gradient of a bucket has come"
-                   : "some buckets leave later than their last gradient comes"};
+        fmt::format("{}: {} of {} all-reduces started before the end of the last backward pass; expected all of them",
+                    where, early, buckets),
+        early == 0
+            ? "buckets are reduced only after the backward pass, so nothing overlaps it: send from the hook when "
+              "the last gradient of a bucket is ready"
+            : "some buckets are sent later than their last gradient"};
 }
 
 void check_shards(Grading& grading, const DataCase& c, const std::vector<Seen>& ranks) {
   const int64_t bytes = ranks[0].whole * 4, one = (c.ranks - 1) * bytes;
   const int64_t sums = c.zero >= 2 ? c.microbatches : 1;
   expect_bytes(grading, all_ranks(c, "reduce-scatters"), total(ranks, Op::reduce_scatter).sent, sums * one,
-               c.zero >= 2 ? "(n - 1) S for each micro-batch" : "(n - 1) S",
-               {{"there is no reduce-scatter", 0}, {"a sum is made twice", 2 * sums * one}});
-  expect_bytes(grading, all_ranks(c, "all-reduces"), total(ranks, Op::all_reduce).sent, 0,
-               "none: a rank needs its own piece alone",
-               {{"gradients are summed for every rank; ZeRO needs a reduce-scatter, half of that", 2 * sums * one}});
+               c.zero >= 2 ? "(n - 1) S per micro-batch" : "(n - 1) S",
+               {{"no reduce-scatter", 0}, {"a reduction runs twice", 2 * sums * one}});
+  expect_bytes(
+      grading, all_ranks(c, "all-reduces"), total(ranks, Op::all_reduce).sent, 0,
+      "none: a rank needs only its own shard",
+      {{"gradients are all-reduced; ZeRO needs a reduce-scatter, which sends half of the bytes", 2 * sums * one}});
   expect_bytes(grading, all_ranks(c, "other operations"),
                by_others(ranks, {Op::reduce_scatter, Op::all_reduce, Op::all_gather}), 0, "none");
   if (c.zero < 3)
     expect_bytes(grading, all_ranks(c, "all-gathers"), total(ranks, Op::all_gather).sent, one,
-                 "(n - 1) S, after the update",
-                 {{"there is no all-gather: updated parameters stay where they are", 0}});
+                 "(n - 1) S, after the update", {{"no all-gather: updated parameters are not distributed", 0}});
   for (int r = 0; r < c.ranks; ++r)
     if (const int64_t left = ranks[r].left; left != 0)
-      throw Failure{
-          "memory",
-          fmt::format("{}: {} bytes of transient gradients are still held after the step; expected none", c.where(r),
-                      left),
-          "free a unit's whole gradient when its sum has started: drop the views of the parameters and the tensor"};
+      throw Failure{"memory",
+                    fmt::format("{}: {} bytes of transient gradients are allocated after the step; expected none",
+                                c.where(r), left),
+                    "free the full gradient of a unit when its reduction has started: drop the views of the parameters "
+                    "and the tensor"};
 }
 
 }  // namespace
@@ -404,10 +400,10 @@ PassedChecks grade_ddp(Grading& grading) {
     grading.check([&] { check_buckets(grading, c, ranks); });
   }
   return {
-      "gradients of every parameter, in two steps, on 2 and 3 ranks with 1 to 3 micro-batches: the bits of one rank "
-      "that adds in the same order",
-      "one all-reduce for each bucket, in the last micro-batch alone: 2 (n - 1) S bytes by all ranks together",
-      "buckets of one parameter all leave before the backward pass has ended"};
+      "gradients of all parameters in two steps on 2 and 3 ranks with 1 to 3 micro-batches: bitwise identical to one "
+      "rank with the same summation order",
+      "one all-reduce per bucket, only in the last micro-batch: 2 (n - 1) S bytes over all ranks",
+      "all buckets of one parameter start before the end of the backward pass"};
 }
 
 PassedChecks grade_zero(Grading& grading) {
@@ -423,11 +419,11 @@ PassedChecks grade_zero(Grading& grading) {
       grading.check([&] { check_shards(grading, c, ranks); });
     }
   return {
-      "each rank's piece of every gradient, in two steps, in stages 1, 2 and 3: the bits of one rank that adds in the "
-      "same order",
-      "after the update every rank has every parameter as it is now",
-      "bytes: a reduce-scatter (stages 2 and 3: for each micro-batch) and an all-gather, (n - 1) S each",
-      "no transient gradient is left after a step"};
+      "gradient shards in two steps with stages 1, 2 and 3: bitwise identical to one rank with the same summation "
+      "order",
+      "after the update every rank has the current values of all parameters",
+      "bytes: a reduce-scatter (stages 2 and 3: per micro-batch) and an all-gather, (n - 1) S each",
+      "no transient gradients after a step"};
 }
 
 }  // namespace tessera::lab

@@ -1,5 +1,5 @@
-// Tensor parallelism: changes of placement and their gradients, which are what the algebra says they are; and the
-// cross-entropy of logits that are cut by columns.
+// Graders of tensor parallelism: redistributions with their gradients, and cross-entropy over logits sharded by
+// columns.
 #include "parallel/tensor_parallel.h"
 
 #include <fmt/format.h>
@@ -10,7 +10,7 @@ namespace tessera::lab {
 
 namespace {
 
-constexpr int64_t kRows = 4, kColumns = 12;  // numbers that 2 and 3 ranks divide
+constexpr int64_t kRows = 4, kColumns = 12;  // divisible by 2 and 3 ranks
 
 std::vector<double> drawn(uint64_t name, int64_t count) {
   std::vector<double> out;
@@ -18,7 +18,7 @@ std::vector<double> drawn(uint64_t name, int64_t count) {
   return out;
 }
 
-// The columns of a whole matrix that a rank has.
+// The column shard of a rank.
 std::vector<double> columns(const std::vector<double>& whole, int n, int rank) {
   std::vector<double> out;
   const Range own = chunk_range(kColumns, n, rank);
@@ -27,7 +27,7 @@ std::vector<double> columns(const std::vector<double>& whole, int n, int rank) {
   return out;
 }
 
-// Parts of one matrix that the ranks of an axis have, in a placement: of P, parts whose sum it is.
+// The local tensors of a matrix in a placement; for P, partial sums.
 struct Spread {
   int n;
   std::vector<std::vector<double>> rank;
@@ -44,7 +44,7 @@ struct Spread {
     for (int r = 1; r < n; ++r) out = out + rank[r];
     return out;
   }
-  // The whole matrix of pieces.
+  // Concatenates the shards.
   std::vector<double> joined() const {
     std::vector<double> out(kRows * kColumns);
     for (int r = 0; r < n; ++r) {
@@ -56,7 +56,7 @@ struct Spread {
   }
 };
 
-// The value that rank r has after a change of placement. Of a change to P only what comes from whole values.
+// The value on rank r after a redistribution. To P only from unsharded values.
 std::vector<double> moved(const Spread& x, const Placement& from, const Placement& to, int r) {
   const bool cut = to.kind == Placement::Kind::sharded, was_cut = from.kind == Placement::Kind::sharded;
   if (was_cut && cut) return x.rank[r];
@@ -75,7 +75,7 @@ struct ProductSeen {
 struct Case {
   const char* name;
   Placement from, to;
-  std::string backward;  // in words
+  std::string backward;  // as text
 };
 
 void check_case(Grading& grading, const Case& c, int n) {
@@ -97,17 +97,16 @@ void check_case(Grading& grading, const Case& c, int n) {
   const auto ranks = grading.ask(n, [&] { return by_ranks(n, redistributed); });
   const int64_t all = kRows * kColumns * 8;
   for (int r = n; r-- > 0;)
-    grading.check([&] {  // rank 0 has the same after some changes of different kinds
+    grading.check([&] {  // in descending order: on rank 0 some redistributions coincide
       const ProductSeen& seen = ranks[r];
       const std::string where =
           fmt::format("{} ({} -> {}) on {} ranks, rank {}", c.name, c.from.str(), c.to.str(), n, r);
       expect_values(where + ", forward", seen.value, moved(x, c.from, c.to, r),
-                    {{"the value is the rank's own, unchanged: nothing was moved in the forward pass", x.rank[r]}}, n,
-                    1e-12);
+                    {{"the local value is unchanged: no redistribution in the forward pass", x.rank[r]}}, n, 1e-12);
       const std::vector<double> expected = moved(dy, dual(c.to), dual(c.from), r);
       const std::string way = fmt::format("{} -> {}", dual(c.to).str(), dual(c.from).str());
       std::vector<Guess> guesses{
-          {fmt::format("the gradient is the rank's own, unchanged; expected {}: {}", c.backward, way), dy.rank[r]}};
+          {fmt::format("the local gradient is unchanged; expected {}: {}", c.backward, way), dy.rank[r]}};
       if (dual(c.to) != P)
         guesses.push_back({"the gradient is summed although every rank has the same one", expected * n});
       else if (dy.rank[0].size() == expected.size())
@@ -133,7 +132,7 @@ void check_case(Grading& grading, const Case& c, int n) {
       };
       expect_bytes(grading, where + ", forward", seen.sent_forward, bytes(c.from, c.to), "one collective, or none");
       expect_bytes(grading, where + ", backward", seen.sent_backward, bytes(dual(c.to), dual(c.from)),
-                   fmt::format("what {} takes", way));
+                   fmt::format("the bytes of {}", way));
     });
 }
 
@@ -141,18 +140,18 @@ void check_case(Grading& grading, const Case& c, int n) {
 
 PassedChecks grade_f_and_g(Grading& grading) {
   const std::array<Case, 4> cases{
-      {{"g", P, I, "the gradient as it is: every rank has all of it"},
+      {{"g", P, I, "the unchanged gradient: every rank has the full one"},
        {"f", I, R, "the sum of all ranks' gradients"},
-       {"f of sequence parallelism", S(1), R, "the sum of all ranks' gradients, cut"},
-       {"g of sequence parallelism", P, S(1), "all ranks' pieces of the gradient, put together"}}};
+       {"f of sequence parallelism", S(1), R, "the sum of all ranks' gradients, sharded"},
+       {"g of sequence parallelism", P, S(1), "the concatenated gradient shards of all ranks"}}};
   for (const int n : {2, 3})
     for (const Case& c : cases) check_case(grading, c, n);
-  return {"f: forward as it is, backward an all-reduce; g: forward an all-reduce, backward as it is",
-          "with sequence parallelism an all-gather and a reduce-scatter in their places",
+  return {"f: identity in forward, all-reduce in backward; g: all-reduce in forward, identity in backward",
+          "with sequence parallelism an all-gather and a reduce-scatter instead",
           "on 2 and 3 ranks, values, gradients and bytes"};
 }
 
-// The cross-entropy of logits that are cut by columns, beside plain sums in double.
+// Cross-entropy of logits sharded by columns, compared with a plain computation in double.
 
 namespace {
 
@@ -197,7 +196,7 @@ struct VocabularyProblem {
 
 constexpr double kScale = 0.25;
 
-// With the largest logit in the place of the log of the sum: a typical mistake.
+// With the maximum instead of the log-sum-exp (a typical mistake).
 std::vector<double> gradient(const VocabularyProblem& p, int rank, bool of_top = false) {
   std::vector<double> out;
   for (int64_t row = 0; row < p.rows; ++row) {
@@ -210,25 +209,25 @@ std::vector<double> gradient(const VocabularyProblem& p, int rank, bool of_top =
 
 std::vector<Guess> guesses_of_gradient(const VocabularyProblem& p, int rank) {
   const std::vector<double> right = gradient(p, rank);
-  std::vector<Guess> out{
-      {"the gradient is not scaled: the loss is the sum times `scale`", right * (1 / kScale)},
-      {"the gradient is scaled twice: `by` already has the scale", right * kScale},
-      {"it is exp(x - m): expected exp(x - lse), so give r.lse and not `top`", gradient(p, rank, true)}};
+  std::vector<Guess> out{{"the gradient is not scaled: the loss is the sum times `scale`", right * (1 / kScale)},
+                         {"the gradient is scaled twice: `by` already has the scale", right * kScale},
+                         {"exp(x - m) instead of exp(x - lse): pass r.lse instead of `top`", gradient(p, rank, true)}};
   if (p.vocab % p.ranks != 0) return out;
   std::vector<double> all(right.size());
   for (int r = 0; r < p.ranks; ++r) all = all + gradient(p, r);
-  out.push_back({"the gradients of all ranks are added, but each rank has other columns: no message is needed", all});
+  out.push_back(
+      {"the gradients are reduced over ranks, but each rank has different columns: no message is needed", all});
   return out;
 }
 
-// The loss on a rank as typical mistakes would have it.
+// The loss of a rank with typical mistakes.
 std::vector<Guess> guesses(const VocabularyProblem& p, int rank) {
   const Range own = p.own(rank), all{0, p.vocab};
   std::vector<Guess> out;
   for (int64_t row = 0; row < p.rows; ++row) {
     const double target = p.logit(row, p.target(row)), here = p.owner(row) == rank ? target : 0;
     const double top = p.top(row, all), own_top = p.top(row, own), right = p.log_sum_exp(row, all);
-    double tops = 0, sums = 0, shifted = 0;  // over the ranks
+    double tops = 0, sums = 0, shifted = 0;  // summed over ranks
     for (int r = 0; r < p.ranks; ++r) {
       const Range theirs = p.own(r);
       tops += p.top(row, theirs);
@@ -236,20 +235,22 @@ std::vector<Guess> guesses(const VocabularyProblem& p, int rank) {
       if (p.target(row) < theirs.size()) shifted += p.logit(row, theirs.begin + p.target(row));
     }
     const std::vector<Guess> of_row{
-        {"the target's logit is missing if another rank has it: target_logits() gives 0 then, so sum it over the ranks",
+        {"the target's logit is missing if another rank has it: target_logits() returns 0 then, so sum it over the "
+         "ranks",
          {right - here}},
-        {"the denominator is of this rank's columns alone: add the sums of exponentials over the ranks",
+        {"the denominator covers only this rank's columns: add the sums of exponentials over the ranks",
          {std::log(p.sum_exp(row, own, top)) + top - target}},
-        {"each rank takes the maximum of its own columns, so the sums that are added have different scales: the "
-         "maximum of a row is one number for all ranks",
+        {"each rank uses the maximum of its own columns, so the sums have different scales: the maximum of a row must "
+         "be "
+         "equal on all ranks",
          {std::log(sums) + own_top - target}},
-        {"the maxima are added over ranks; expected the largest of them (Reduction::max)",
+        {"the maxima are added over ranks; expected their maximum (Reduction::max)",
          {std::log(p.sum_exp(row, all, tops)) + tops - target}},
-        {"row_sum_exp() has this rank's own maximum: all-reduce `top` before it", {std::log(sums) + top - target}},
-        {"the target's logit is the largest over ranks; expected the sum: a rank without the target has 0",
+        {"row_sum_exp() uses this rank's own maximum: all-reduce `top` before it", {std::log(sums) + top - target}},
+        {"the target's logit is reduced by max over ranks; expected the sum, since a rank without the target has 0",
          {right - std::max(target, 0.0)}},
-        {"every rank takes its columns for those from 0 on: `part` begins at own.begin", {right - shifted}},
-        {"it is the loss of this rank's columns alone: nothing was added over ranks", {p.log_sum_exp(row, own) - here}},
+        {"every rank assumes that its columns start at 0: `part` begins at own.begin", {right - shifted}},
+        {"the loss covers only this rank's columns: nothing was reduced over ranks", {p.log_sum_exp(row, own) - here}},
         {"the target's logit is not subtracted", {right}}};
     if (out.empty()) out.resize(of_row.size(), {"", {0}});
     for (size_t i = 0; i < out.size(); ++i) out[i] = {of_row[i].cause, out[i].would_be + of_row[i].would_be};
@@ -258,7 +259,7 @@ std::vector<Guess> guesses(const VocabularyProblem& p, int rank) {
 }
 
 struct VocabularySeen {
-  double loss = 0;  // the sum over rows
+  double loss = 0;  // sum over rows
   std::vector<double> root = {}, gradient = {};
   int64_t sent = 0;
   auto fields() { return std::tie(loss, root, gradient, sent); }
@@ -292,11 +293,11 @@ void check_problem(Grading& grading, const VocabularyProblem& p, const std::vect
     if (!std::isfinite(seen.loss))
       throw Failure{"values",
                     fmt::format("{}: the sum of the losses is {}; expected {:.6g}", where, seen.loss, p.loss()),
-                    "exponentials overflow, or all of them vanish: the number that is subtracted must be the largest "
-                    "logit of the whole row, over all ranks (Reduction::max), and neither a sum nor a rank's own"};
+                    "exponentials overflow or all underflow: subtract the maximum logit of the row over all ranks "
+                    "(Reduction::max), neither a sum nor a local maximum"};
     expect_values(where + ": the sum of the losses", {seen.loss}, {p.loss()}, guesses(p, r), p.ranks, 1e-10);
-    expect_values(where + ": the value of the loss, the sum times `scale`", seen.root, {p.loss() * kScale},
-                  {{"the value is the sum alone: give record_one() tessera::scale(r.sum, scale)", {p.loss()}},
+    expect_values(where + ": the loss, the sum times `scale`", seen.root, {p.loss() * kScale},
+                  {{"the value is only the sum: pass tessera::scale(r.sum, scale) to record_one()", {p.loss()}},
                    {"the value is scaled twice", {p.loss() * kScale * kScale}}},
                   1, 1e-10);
     expect_values(where + ": the gradient of the logits", seen.gradient, gradient(p, r), guesses_of_gradient(p, r),
@@ -305,9 +306,9 @@ void check_problem(Grading& grading, const VocabularyProblem& p, const std::vect
   }
   const int64_t numbers_of_rows = 2 * (p.ranks - 1) * p.rows * 8;
   expect_bytes(grading, fmt::format("{} rows on {} ranks, all ranks", p.rows, p.ranks), all_sent, 3 * numbers_of_rows,
-               "three all-reduces of a number for each row, 3 x 2 (n - 1) x 8 N",
-               {{"there are two all-reduces, and should be three", 2 * numbers_of_rows},
-                {"there are four all-reduces, and should be three", 4 * numbers_of_rows},
+               "three all-reduces of one value per row, 3 x 2 (n - 1) x 8 N",
+               {{"two all-reduces; expected three", 2 * numbers_of_rows},
+                {"four all-reduces; expected three", 4 * numbers_of_rows},
                 {"the logits are gathered: vocabulary parallelism must avoid this",
                  3 * numbers_of_rows + (p.ranks - 1) * p.rows * p.vocab * 8}});
 }
@@ -322,9 +323,9 @@ PassedChecks grade_vocabulary(Grading& grading) {
       const auto ranks = grading.ask(n, [&] { return solve(p); });
       grading.check([&] { check_problem(grading, p, ranks); });
     }
-  return {"losses and gradients of 1 to 17 rows on 2, 3 and 4 ranks, to 1e-10, pieces even and uneven",
-          "logits in the thousands, which overflow without the maximum of all ranks",
-          "bytes: three all-reduces of a number for each row"};
+  return {"losses and gradients of 1 to 17 rows on 2, 3 and 4 ranks within 1e-10, even and uneven shards",
+          "logits in the thousands, which overflow without the global maximum",
+          "bytes: three all-reduces of one value per row"};
 }
 
 }  // namespace tessera::lab

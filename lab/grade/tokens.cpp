@@ -1,4 +1,4 @@
-// Tokens that travel: ring attention beside plain attention in double over the whole sequence, and experts.
+// Graders of ring attention (compared with plain attention in double) and expert parallelism.
 #include <fmt/format.h>
 
 #include "lab/compare.h"
@@ -8,7 +8,7 @@ namespace tessera::lab {
 
 namespace {
 
-constexpr int64_t kHead = 4;  // numbers of a head; there is one head and one sequence
+constexpr int64_t kHead = 4;  // head_dim; one head, one sequence
 
 struct RingProblem {
   int ranks = 2;
@@ -16,22 +16,22 @@ struct RingProblem {
   SequencePartition balance = SequencePartition::zigzag;
   bool causal = true;
   uint64_t seed = 0;
-  bool in_tiles = false;  // with a window that is as long as the sequence: chunks meet one by one
+  bool in_tiles = false;  // with a window of the sequence length, which splits a hop into several tiles
 
   std::vector<int64_t> positions(int rank) const { return context_positions(tokens, ranks, rank, balance); }
-  // Number c of q, k or v (0, 1, 2) of a token.
+  // Element c of q, k or v (0, 1, 2) of a token.
   double number(int64_t token, int which, int64_t c) const {
     return Philox(seed).normal(static_cast<uint64_t>((token * 3 + which) * kHead + c)) * (which == 0 ? 2 : 1);
   }
   std::string where(int rank) const {
     return fmt::format("{} tokens on {} ranks, {}{}{}, rank {}", tokens, ranks,
                        balance == SequencePartition::zigzag ? "zig-zag" : "contiguous", causal ? ", causal" : "",
-                       in_tiles ? ", several tiles in a hop" : "", rank);
+                       in_tiles ? ", several tiles per hop" : "", rank);
   }
   AttentionOptions options() const { return {.causal = causal, .window = in_tiles ? tokens : 0}; }
 };
 
-// Attention of one query to some keys, and the logarithm of its denominator.
+// Attention of one query to some keys.
 struct Row {
   std::vector<double> out = std::vector<double>(kHead);
   double sum = 0;  // sum of exp(score)
@@ -51,7 +51,7 @@ Row attend(const RingProblem& p, int64_t query, const Sees& sees) {
   return row;
 }
 
-// Outputs that rank r would have if queries were handled so: `of(query, rows by the rank that has the keys)`.
+// Outputs of rank r computed by `of(query, rows by source rank of the keys)`.
 template <class Of>
 std::vector<double> outputs(const RingProblem& p, int rank, const Of& of) {
   std::vector<int> holder(p.tokens);
@@ -77,7 +77,7 @@ std::vector<double> expected(const RingProblem& p, int rank) {
 }
 
 std::vector<Guess> guesses(const RingProblem& p, int rank) {
-  // Outputs in which the block of each hop has a weight.
+  // Outputs with a given weight of each hop.
   const auto weighted = [&](const std::function<double(const std::vector<Row>& rows, size_t hop)>& weight) {
     return outputs(p, rank, [&](int64_t, const std::vector<Row>& rows) {
       std::vector<double> all(kHead);
@@ -89,25 +89,25 @@ std::vector<Guess> guesses(const RingProblem& p, int rank) {
     return std::count_if(rows.begin() + static_cast<std::ptrdiff_t>(from), rows.end(),
                          [](const Row& r) { return r.sum > 0; });
   };
-  return {{"it is the attention to this rank's own keys alone: the blocks of other ranks are not merged",
-           weighted([](const auto&, size_t hop) { return hop == 0 ? 1 : 0; })},
-          {"it is the attention to the keys of the last hop that the query sees: each block is written over the one "
-           "before; merge them",
-           weighted([&](const auto& rows, size_t hop) { return seen(rows, hop) == 1 && rows[hop].sum > 0 ? 1 : 0; })},
-          {"blocks are added as they are; each has its own denominator, so they must be weighted by exp(lse_i - lse)",
-           weighted([](const auto&, size_t) { return 1; })},
-          {"blocks are averaged; they must be weighted by exp(lse_i - lse)",
-           weighted([&](const auto& rows, size_t) { return 1.0 / std::max<double>(1, seen(rows, 0)); })},
-          {"the block of the last hop is missing: there are as many hops as ranks, the first with the rank's own keys",
-           weighted([](const auto& rows, size_t hop) {
-             double sum = 0;
-             for (size_t i = 0; i + 1 < rows.size(); ++i) sum += rows[i].sum;
-             return hop + 1 < rows.size() && sum > 0 ? rows[hop].sum / sum : 0;
-           })},
-          {"queries see keys that come after them: the causal mask counts positions in the sequence, and tiles(hop) "
-           "says which tokens see which",
-           outputs(p, rank,
-                   [&](int64_t query, const auto&) { return attend(p, query, [](int64_t) { return true; }).out; })}};
+  return {
+      {"attention only to this rank's own keys: the blocks of other ranks are not merged",
+       weighted([](const auto&, size_t hop) { return hop == 0 ? 1 : 0; })},
+      {"attention only to the last visible hop: each block overwrites the previous one; merge them",
+       weighted([&](const auto& rows, size_t hop) { return seen(rows, hop) == 1 && rows[hop].sum > 0 ? 1 : 0; })},
+      {"blocks are added unweighted; each has its own denominator, so weight them by exp(lse_i - lse)",
+       weighted([](const auto&, size_t) { return 1; })},
+      {"blocks are averaged; weight them by exp(lse_i - lse)",
+       weighted([&](const auto& rows, size_t) { return 1.0 / std::max<double>(1, seen(rows, 0)); })},
+      {"the block of the last hop is missing: n ranks make n hops, the first with the rank's own keys",
+       weighted([](const auto& rows, size_t hop) {
+         double sum = 0;
+         for (size_t i = 0; i + 1 < rows.size(); ++i) sum += rows[i].sum;
+         return hop + 1 < rows.size() && sum > 0 ? rows[hop].sum / sum : 0;
+       })},
+      {"queries attend to later keys: the causal mask uses positions in the sequence; tiles(hop) returns the visible "
+       "token ranges",
+       outputs(p, rank,
+               [&](int64_t query, const auto&) { return attend(p, query, [](int64_t) { return true; }).out; })}};
 }
 
 struct RingSeen {
@@ -124,14 +124,13 @@ Tensor packed(const RingProblem& p, const std::vector<int64_t>& positions, const
   return Tensor::of<double>(all, {1, std::ssize(positions), 3 * kHead}, arena);
 }
 
-// The gradient of the sum of all numbers.
 void backward_from_ones(const Var& y) {
   Tensor seed = y.value().make(y.shape());
   seed.fill(1);
   backward(y, {.seed = seed});
 }
 
-// The gradient of the sum of all outputs, on one rank.
+// Reference gradient of the sum of all outputs.
 std::vector<double> gradient_alone(const RingProblem& p) {
   return by_ranks(1, [&](Communicator&) {
     const ArenaPtr arena = make_arena();
@@ -162,12 +161,12 @@ void check_problem(Grading& grading, const RingProblem& p, const std::vector<Rin
     std::vector<Guess> known = guesses(p, r);
     if (p.in_tiles)
       known.push_back(
-          {"with one tile in a hop all is right, but a hop may have several, the first one too: the first "
-           "tile of some queries writes (tile.first_of_queries), and not hop 0; all others merge",
+          {"correct with one tile per hop, but a hop may have several, also the first: the first tile of a query "
+           "range writes (tile.first_of_queries) instead of hop 0; all others merge",
            seen.out});
     expect_values(p.where(r), seen.out, expected(p, r), known, 1, 1e-10);
     expect_bytes(grading, p.where(r), seen.sent, (p.ranks - 1) * block, "n - 1 blocks of its keys and values",
-                 {{"there is a message too many: after the last hop nothing needs to travel", p.ranks * block}});
+                 {{"one message too many: nothing is sent after the last hop", p.ranks * block}});
     std::vector<double> own;
     for (const int64_t t : p.positions(r))
       own.insert(own.end(), gradient.begin() + t * 3 * kHead, gradient.begin() + (t + 1) * 3 * kHead);
@@ -187,18 +186,18 @@ PassedChecks grade_ring_attention(Grading& grading) {
     const auto ranks = grading.ask(p.ranks, [&] { return attended(p); });
     grading.check([&] { check_problem(grading, p, ranks); });
   }
-  return {"outputs and gradients of plain attention on 2, 3 and 4 ranks, to 1e-10, with the causal mask and without",
-          "zig-zag and contiguous chunks, one tile in a hop and several",
+  return {"outputs and gradients of plain attention on 2, 3 and 4 ranks within 1e-10, causal and not",
+          "zig-zag and contiguous chunks, one and several tiles per hop",
           "bytes: n - 1 blocks of keys and values from each rank"};
 }
 
-// Experts that ranks share out: outputs, gradients of inputs and of experts, bytes.
+// Expert parallelism: outputs, gradients of inputs and experts, bytes.
 
 namespace {
 
 constexpr int64_t kChannels = 4, kHidden = 6;
 
-// `here` experts on each rank, two of which each token meets. Ranks have different numbers of tokens.
+// `here` experts per rank, top-2 routing. Ranks have different numbers of tokens.
 struct ExpertsProblem {
   int ranks = 2;
   int64_t here = 2;
@@ -211,8 +210,8 @@ struct ExpertsProblem {
 
 struct ExpertsSeen {
   std::vector<double> out, input_gradient;
-  std::vector<std::vector<double>> expert_gradients;  // by expert: of its first matrix; empty: it is elsewhere
-  std::vector<int64_t> rows;                          // rows of each expert, from this rank's tokens
+  std::vector<std::vector<double>> expert_gradients;  // first matrix by expert; empty: on another rank
+  std::vector<int64_t> rows;                          // routed rows of this rank's tokens by expert
   int64_t sent = 0;
   auto fields() { return std::tie(out, input_gradient, expert_gradients, rows, sent); }
 };
@@ -225,7 +224,7 @@ Tensor drawn(const ExpertsProblem& p, int rank, const char* name, const ArenaPtr
   return Tensor::of<double>(all, {1, p.tokens(rank), kChannels}, arena);
 }
 
-// Rows that stay here, and whose gradient is lost.
+// Without exchange, and without gradient (a typical mistake).
 MixtureOfExperts::Exchanged without_gradient(const Var& rows, const std::vector<int64_t>& counts) {
   MixtureOfExperts::Exchanged there;
   there.counts = {counts};
@@ -238,7 +237,7 @@ MixtureOfExperts::Exchanged without_gradient(const Var& rows, const std::vector<
   return there;
 }
 
-// The tokens of that rank through a layer whose experts `ep` shares out; null: all of them are here.
+// Runs the tokens of a rank through a layer with experts sharded over `ep`; null: all experts are local.
 ExpertsSeen pass(const ExpertsProblem& p, int rank, Communicator* ep, bool loses_gradients = false) {
   const ArenaPtr arena = make_arena();
   MixtureOfExperts layer(kChannels,
@@ -270,18 +269,18 @@ void check_problem(Grading& grading, const ExpertsProblem& p, const std::vector<
   for (int r = 0; r < p.ranks; ++r) {
     const ExpertsSeen &seen = ranks[r], &right = alone[r];
     const std::string where = p.where(r);
-    std::vector<Guess> guesses{{"no result has come back", std::vector<double>(right.out.size())}};
+    std::vector<Guess> guesses{{"no results returned", std::vector<double>(right.out.size())}};
     if (p.here > 1)
       guesses.push_back(
-          {"with one expert on each rank all is right, so look at the order of `counts`: counts[r][i] is of rank r and "
-           "of expert i of this rank, as the rows lie",
+          {"correct with one expert per rank, so look at the order of `counts`: counts[r][i] is for rank r and expert "
+           "i "
+           "of this rank, in the order of the rows",
            seen.out});
     expect_values(where + ": outputs", seen.out, right.out, guesses, p.ranks, 1e-12);
-    expect_values(
-        where + ": gradient of the input", seen.input_gradient, right.input_gradient,
-        {{"it is that of the router alone: the gradients of the rows do not come back to the rank that sent them",
-          pass(p, r, nullptr, true).input_gradient}},
-        p.ranks, 1e-12);
+    expect_values(where + ": gradient of the input", seen.input_gradient, right.input_gradient,
+                  {{"only that of the router alone: the gradients of rows are not returned to their source ranks",
+                    pass(p, r, nullptr, true).input_gradient}},
+                  p.ranks, 1e-12);
     int64_t leaving = 0;
     for (int64_t e = 0; e < p.here * p.ranks; ++e) {
       if (e / p.here != r) {
@@ -292,18 +291,17 @@ void check_problem(Grading& grading, const ExpertsProblem& p, const std::vector<
       for (const ExpertsSeen& source : alone) sum = sum + source.expert_gradients[e];
       expect_values(
           where + fmt::format(": gradient of expert {}", e), seen.expert_gradients.at(e), sum,
-          {{"it is that of this rank's own tokens: rows of other ranks do not reach it", right.expert_gradients[e]}},
+          {{"only that of this rank's own tokens: rows of other ranks are missing", right.expert_gradients[e]}},
           p.ranks, 1e-12);
     }
-    // Results and gradients of rows that came from elsewhere leave this rank too.
+    // Results and gradients of received rows are sent back.
     int64_t coming = 0;
     for (int source = 0; source < p.ranks; ++source)
       for (int64_t e = r * p.here; e < (r + 1) * p.here && source != r; ++e) coming += alone[source].rows[e];
     const int64_t row = kChannels * 8, counts = (p.ranks - 1) * p.here * 8;
-    expect_bytes(
-        grading, where, seen.sent, counts + 2 * (leaving + coming) * row,
-        "the counts, and a row forward and one backward for each choice whose expert is elsewhere, there and back",
-        {{"rows do not come back, or their gradients do not", counts + (leaving + coming) * row}});
+    expect_bytes(grading, where, seen.sent, counts + 2 * (leaving + coming) * row,
+                 "the counts, and 4 rows per choice with a remote expert: forward and backward, both directions",
+                 {{"rows or their gradients are not returned", counts + (leaving + coming) * row}});
   }
 }
 
@@ -317,9 +315,9 @@ PassedChecks grade_experts(Grading& grading) {
           n, [&] { return by_ranks(n, [&](Communicator& world) { return pass(p, world.rank(), &world); }); });
       grading.check([&] { check_problem(grading, p, ranks); });
     }
-  return {"outputs and gradients of a layer with all experts, on 2 and 3 ranks with 1 and 2 experts each, to 1e-12",
-          "an expert's gradient is that of all tokens that it met, wherever they came from",
-          "bytes: 4 rows for each choice whose expert is on another rank, and the counts"};
+  return {"outputs and gradients of the unsharded layer on 2 and 3 ranks with 1 and 2 experts each, within 1e-12",
+          "the gradient of an expert includes its tokens from all ranks",
+          "bytes: the counts, and 4 rows per choice with an expert on another rank"};
 }
 
 }  // namespace tessera::lab

@@ -52,7 +52,7 @@ TEST_F(BenchTest, RejectsFiltersWithoutMatches) {
   for (const std::string name : {"op/matmul/sideways", "collective/all_reduce/direct/threads/2/7$",
                                  "strategy/zero-4/fp32/2", "schedule/zb-h1/4/9"})
     fails("bench '--benchmark_filter=" + name + "'", 2, "no benchmark matches the filter '" + name + "'");
-  fails("bench '--benchmark_filter=op/('", 2, "expected a regular expression, found 'op/('");
+  fails("bench '--benchmark_filter=op/('", 2, "expected a regular expression, got 'op/('");
 }
 
 TEST(BenchSelection, ParsesFiltersLikeGoogleBenchmark) {
@@ -126,7 +126,7 @@ TEST(BenchRow, DetectsUnexpectedBytes) {
   measured.add_sent(4096, 4096);
   EXPECT_EQ(measured.error, "");
   measured.add_sent(4096, 2048);
-  EXPECT_EQ(measured.error, "4096 bytes were sent in an iteration; by the closed form it is 2048");
+  EXPECT_EQ(measured.error, "sent 4096 bytes per iteration; expected 2048 (closed form)");
 }
 
 // A rank is stalled by a late rank, but not while it computes in parallel with a started operation.

@@ -18,7 +18,7 @@ TEST(Figures, StepThroughput) {
 }
 
 TEST(Figures, MachinePeak) {
-  EXPECT_EQ(bench::product_rate(1000, 0.5), 4e9);  // 2 10^9 FLOPs in half a second
+  EXPECT_EQ(bench::matmul_rate(1000, 0.5), 4e9);  // 2 10^9 FLOPs in half a second
   EXPECT_EQ(bench::copy_rate(3'000'000, 0.5), 1.2e7);
   const bench::Rates by_memory = bench::compute_rates(600, 1000, 2, {.bytes_per_s = 400, .flops = 1000});
   EXPECT_EQ(std::tie(by_memory.bytes_per_s, by_memory.flops, by_memory.share),

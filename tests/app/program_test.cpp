@@ -197,23 +197,23 @@ TEST_F(LabTest, RejectsInvalidCommands) {
   fs::create_directory(path("empty"));
   fails("lab start", 2, "N");
   fails("lab start 2", 2, "DIR");
-  fails("lab start 12 a", 2, "there is no exercise '12'; expected the number or the name of one: 1 messages");
+  fails("lab start 12 a", 2, "unknown exercise '12'; expected a number or name: 1 messages");
   fails("lab check p1 none.txt", 4, "none.txt");
   fails("lab grade p1", 2, "use lab check to grade a file");
-  fails("lab start p1 .", 2, "has something in it");
+  fails("lab start p1 .", 2, "is not empty");
   fails("verify --placements none.txt", 4, "none.txt");
   fails("verify --placements none.txt --tp 2", 2, "expected no plan options");
   fails("lab again", 2, "unexpected argument 'again'");
   fails("lab check 2", 2, "expected N and DIR, or --all with a folder");
   fails("lab check 2 --all empty", 2, "--all: expected no exercise, found '2'");
-  fails("lab check --all nowhere", 4, "nowhere is no folder");
-  fails("lab answer 2", 2, "nobody asks");
-  fails("lab start 2 .", 2, "has something in it; expected a folder that is new or empty");
-  fails("lab check 2 empty", 4, "ring.cpp is missing; `tessera lab start 2 empty` gives it out");
+  fails("lab check --all nowhere", 4, "nowhere is not a directory");
+  fails("lab answer 2", 2, "no channel");
+  fails("lab start 2 .", 2, "is not empty; expected a new or empty directory");
+  fails("lab check 2 empty", 4, "ring.cpp is missing; `tessera lab start 2 empty` creates it");
   fs::copy_file(TESSERA_BINARY, path("elsewhere"));
   const Ran r = run_program(path("elsewhere").string(), "lab start 2 a");
   EXPECT_EQ(r.status, 2);
-  expect_has(r.last_line(), "exercises need the files they are built from");
+  expect_has(r.last_line(), "exercises require the build files");
   EXPECT_FALSE(fs::exists(path("a")));
 }
 
@@ -222,7 +222,7 @@ TEST_F(LabTest, UnsolvedExerciseIsStatus1) {
   must("lab start 7 mine");
   const Ran r = run("lab check 7 mine");
   EXPECT_EQ(r.status, 1) << r.err;
-  expect_has(r.out, "broke  nothing\n  found  not written yet: one_f_one_b");
+  expect_has(r.out, "failed nothing\n  found  not written yet: one_f_one_b");
 }
 
 // A class: an unchanged exercise, one that fails immediately next to one in a separate folder, a solved puzzle and its
@@ -262,7 +262,7 @@ TEST_F(LabTest, GradesClassDespiteInvalidSubmissions) {
              {R"({"learner":"ada","exercise":"1f1b","number":7,"solved":false,"points":0,"of":6,)",
               R"({"learner":"ada","puzzle":"column-row","number":3,"solved":true,"points":6,"of":6,"bounds":[)",
               R"("score":{"bytes_sent":)", R"({"learner":"ada","points":6,"of":150,"solved":1})",
-              R"("broke":"compiler")", R"("found":"there is no tessera::ring(tessera::Transport&)"});
+              R"("broke":"compiler")", R"("found":"undefined function tessera::ring(tessera::Transport&)"});
 }
 
 // The text of `tessera verify` agrees with its JSON.

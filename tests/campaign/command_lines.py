@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Runs command lines of the program that are drawn at random, and holds each to what the program promises of any: a status
-that is known, one clear line where it fails, nothing half-written, nothing left running, JSON where JSON was asked for.
+"""Runs random command lines of the program and checks its guarantees: a documented exit status, one clear line on failure, no
+partial files, no remaining processes, JSON if requested.
 
     tests/campaign/command_lines.py PROGRAM [--count 40] [--seed $TESSERA_DRAW] [--only N] [--mpi] [--without CLASS,...]
 
-The options are those that --help names, so that a new one is drawn from the day it is there. What is wrong is printed
-with the line's number: `--seed S --only N` repeats it and prints all that it said. Every line runs in a folder of its own,
-and may take --limit seconds; --without names classes that are not drawn.
+Options are taken from --help, so new ones are included automatically. Violations are printed with the line number:
+`--seed S --only N` repeats a line and prints its output. Every line runs in a separate directory for at most --limit seconds;
+--without excludes classes.
 """
 import json
 import os
@@ -27,7 +27,7 @@ from restarts import is_program, options  # noqa: E402
 
 
 def run_line(lines, line, folder, mpi, limit=30):
-    """(status, stdout, stderr, what else was seen) of one line in a folder of its own."""
+    """(status, stdout, stderr, other observations) of one line in a separate directory."""
     words, changes, before, strike, config = line
     os.makedirs(os.path.join(folder, "tmp"))
     os.makedirs(os.path.join(folder, "home"))
@@ -36,9 +36,9 @@ def run_line(lines, line, folder, mpi, limit=30):
     with open(os.path.join(place, "drawn.toml"), "w", errors="surrogateescape") as f:
         f.write(config)
     env = {k: v for k, v in {**lines.environment(place), **changes}.items() if v is not None}
-    shell = "echo 1000 >/proc/self/oom_score_adj; " + before + '\nexec "$0" "$@"'  # what takes all memory is ended, not others
+    shell = "echo 1000 >/proc/self/oom_score_adj; " + before + '\nexec "$0" "$@"'  # the kernel kills this program first if memory is exhausted
     command = ["/bin/bash", "-c", shell, lines.program]
-    if mpi:  # its own surroundings are whole: what is odd is for the ranks
+    if mpi:  # mpirun gets a normal environment; the ranks get the modified one
         theirs = re.compile("OMPI|PMI|SLURM|TMPDIR")
         odd = [w for k, v in changes.items() if v is not None and not theirs.match(k) for w in ("-x", f"{k}={v}")]
         env = {k: v for k, v in lines.environment(place).items() if v}
@@ -58,7 +58,7 @@ def run_line(lines, line, folder, mpi, limit=30):
         except subprocess.TimeoutExpired:
             target, end = child.pid, time.time() + limit
             while strike[0] == signal.SIGKILL and target == child.pid and child.poll() is None and time.time() < end:
-                if os.path.exists(os.path.join(place, "new", "metrics.jsonl")):  # ranks that know each other
+                if os.path.exists(os.path.join(place, "new", "metrics.jsonl")):  # ranks that found each other
                     target = ([p for p in inside(place) if is_program(lines.program, p)] or [target])[-1]
                 time.sleep(0.05)
             try:
@@ -77,7 +77,7 @@ def run_line(lines, line, folder, mpi, limit=30):
     for pid in left:
         seen.append(f"process {pid} is left running")
         os.kill(pid, signal.SIGKILL)
-    theirs = ("cache", *filter(None, (changes.get("TMPDIR") or "").split("/")[:1]))  # MPI makes a TMPDIR that is missing
+    theirs = ("cache", *filter(None, (changes.get("TMPDIR") or "").split("/")[:1]))  # MPI creates a missing TMPDIR
     new = [f for f in files(place) if f not in had and not f.startswith(theirs)]
     seen += left_files(folder, place, new, changes, strike, child.returncode)
     return child.returncode, out, err, seen, time.time() - start
@@ -114,12 +114,12 @@ def left_files(folder, place, new, changes, strike, status):
 
 
 def complaints(line, status, out, err, mpi):
-    """What of the promises does not hold."""
+    """The violated guarantees."""
     words, changes, before, strike, _ = line
     seen = []
     text = err.decode("utf-8", "backslashreplace")
     spoken = [x for x in text.split("\n") if x and not x.startswith(("/bin/bash: warning", "libgomp: "))]
-    if strike and (not spoken or mpi and status < 0):  # before it began; mpirun itself
+    if strike and (not spoken or mpi and status < 0):  # before startup; mpirun itself
         return seen
     if status < 0:
         seen.append(f"died of signal {-status}")
@@ -133,7 +133,7 @@ def complaints(line, status, out, err, mpi):
         seen.append("status 0, and an error on standard error")
     if status > 0 and "2>&-" not in before:
         promised = ("tessera: ", "[rank ") + ("stopped after step ", "timeline written") * bool(strike)
-        if mpi or re.search("OMPI_|PMI_|SLURM_", " ".join(changes)):  # MPI's words stand among ours
+        if mpi or re.search("OMPI_|PMI_|SLURM_", " ".join(changes)):  # MPI output is mixed with ours
             spoken = [x for x in spoken if x.startswith(promised)]
         last = spoken[-1:] or [""]
         if not last[0].startswith(promised):

@@ -1,4 +1,4 @@
-"""Command lines of the program, drawn at random: the words, what surrounds them, and the files that they may name."""
+"""Random command lines of the program: arguments, environment, and files that they may refer to."""
 import json
 import os
 import random
@@ -52,7 +52,7 @@ PLANS = ["--ranks 1", "--ranks 2", "--tp 2 --heads 2", "--tp 2 --heads 2 --sp --
 QUESTIONS = ["--model gpt2 --hardware h100 --ranks 4 --batch 8", "--model llama2-7b --hardware a100-80 --software megatron --ranks 8 --batch 16",
              "--model model.json --hardware machine.toml --ranks 2 --batch 4", "--model gpt-nano --hardware laptop --ranks 2 --pp 2 --batch 4",
              "--cases cases.jsonl --format json", "--model llama3-8b --hardware v100 --ranks 4 --batch 4 --format json"]
-# Options whose values seldom contradict others.
+# Options that rarely conflict with others.
 EASY = ["beta1", "beta2", "bucket-mb", "clip", "deterministic", "dropout", "dtype", "lr", "optimizer", "recompute",
         "seed", "tie-copies", "untied", "weight-decay", "zero"]
 FLAGS = {"deterministic", "document-mask", "no-eval", "no-save", "qk-norm", "qkv-bias", "quiet", "resume", "sp",
@@ -99,7 +99,7 @@ class Lines:
         shutil.copytree(self.template, folder, symlinks=True)
         os.mkfifo(os.path.join(folder, "pipe"))
         os.symlink("text.txt", os.path.join(folder, "link"))
-        if os.geteuid() == 0:  # nodes of our own, since what is written over is lost
+        if os.geteuid() == 0:  # device nodes in the test directory, because they may be overwritten
             for name, minor in (("null", 3), ("full", 7)):
                 os.mknod(os.path.join(folder, name), 0o666 | stat.S_IFCHR, os.makedev(1, minor))
 
@@ -109,7 +109,7 @@ class Lines:
                 "LC_ALL": "C.UTF-8", "TESSERA_CACHE": "cache", "OMP_WAIT_POLICY": "passive"}
 
     def value(self, dice, name, choices):
-        """(value, its class); an empty class is always drawn."""
+        """(value, class); values with an empty class are always included."""
         kind = dice.random()
         if kind < 0.08:
             return dice.choice(WRONG), ""
@@ -138,7 +138,7 @@ class Lines:
             return ["--" + name + dice.choice(["", "", "", "=false", "=maybe"])]
         value, kind = self.value(dice, name, self.options[command][name])
         classes.add(kind)
-        if dice.random() < 0.04:  # a name that is nearly one
+        if dice.random() < 0.04:  # a misspelled name
             at = dice.randrange(len(name))
             name = name[:at] + dice.choice(["", name[at] * 2, "_"]) + name[at + 1:]
         return dice.choice([["--" + name, value], ["--" + name, value], [f"--{name}={value}"]])
@@ -181,14 +181,14 @@ class Lines:
         return "\n".join(lines)
 
     def draw(self, seed, n, mpi):
-        """A line: its words, its environment, what its shell does before, when which signal comes, the file drawn.toml."""
+        """A line: arguments, environment, preceding shell commands, time and number of a signal, the file drawn.toml."""
         for again in range(1000):
             dice, classes = random.Random(f"{seed}:{n}:{again}:{mpi}"), set()
             others = [] if mpi else ["generate"] * 3 + ["data"] * 3 + ["report"] * 2 + ["bench"] + ["plan"] * 2
             command = dice.choice(["train"] * 7 + ["verify"] * 3 + others)
             words = self.words(dice, command, classes)
             if mpi:
-                words = [w for before, w in zip([""] + words, words) if "--ranks" not in (before, w)]  # those of mpirun
+                words = [w for before, w in zip([""] + words, words) if "--ranks" not in (before, w)]  # set by mpirun
             config = self.drawn_config(dice, classes)
             changes, before, strike = {}, "", None
             for _ in range(dice.choice([0, 0, 0, 1, 2])):
@@ -199,7 +199,7 @@ class Lines:
                 classes.add("tmpdir")
             if dice.random() < 0.12:
                 kind = dice.choice(sorted(SHELLS))
-                if not mpi and not any(re.search("SIZE|RANK|SLURM", name) for name in changes):  # MPI's own words are no concern here
+                if not mpi and not any(re.search("SIZE|RANK|SLURM", name) for name in changes):  # MPI output is not checked here
                     before = dice.choice(SHELLS[kind])
                     classes.add(kind)
             if dice.random() < (0.15 if mpi else 0.07):

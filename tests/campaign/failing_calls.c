@@ -1,7 +1,7 @@
 /* A library for LD_PRELOAD that fails one system call of a program: tests/campaign/faults.py compiles it.
  *
- * Of the calls that write, or make what is written, in FAULT_FOLDER the one with the number FAULT_AT (from 1) fails with
- * the errno FAULT_ERRNO; 0 makes a write short. Where FAULT_LOG is set, each call is a line there: its name and path. */
+ * Of the calls that create or write files in FAULT_FOLDER, call number FAULT_AT (from 1) fails with errno FAULT_ERRNO; 0
+ * makes a write short. If FAULT_LOG is set, each call is logged there with name and path. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -20,7 +20,7 @@
 
 static atomic_long calls;
 
-/* Whether this call is the one; a short write is no failure, and is told by errno 0. */
+/* Whether this call must fail; errno 0 requests a short write instead. */
 static int is_here(const char *name, const char *path) {
   const char *const folder = getenv("FAULT_FOLDER"), *const at = getenv("FAULT_AT"), *const log = getenv("FAULT_LOG");
   if (!folder || strncmp(path, folder, strlen(folder)) != 0) return 0;
@@ -67,7 +67,7 @@ static int of_file(const char *name, int fd) {
   return is_here(name, path);
 }
 
-/* The C library's own, looked up at the first call. */
+/* The C library's function, looked up at the first call. */
 #define REAL(type, name, ...)                                              \
   static type (*real)(__VA_ARGS__);                                        \
   if (!real) *(void **)&real = dlsym(RTLD_NEXT, #name)
@@ -128,7 +128,7 @@ ON_FILE(fsync)
 ON_FILE(fdatasync)
 ON_FILE(syncfs)
 
-int close(int fd) { /* it closes, whatever it says */
+int close(int fd) { /* closes the file even if it reports an error */
   REAL(int, close, int);
   const int fails = of_file("close", fd) && errno, cause = errno, done = real(fd);
   if (!fails) return done;

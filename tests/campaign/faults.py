@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Faults that are drawn, five kinds of them: a system call of a save that fails, a file that was altered, a file larger than
-the memory allows, a wrong call of the library, a rank that is killed or stopped. Whatever happens, the program ends by itself
-with a status and a line of its own, leaves what was there usable and nothing half-written, and calls nothing well that is not.
+"""Injects random faults of five kinds: a failing system call of a save, a corrupted file, a file larger than the memory limit,
+a wrong library call, a killed or stopped rank. In every case the program must exit with its own status and error line,
+leave existing files usable and no partial files, and report no false success.
 
     tests/campaign/faults.py PROGRAM [--calls 24] [--files 120] [--large 6] [--misuse 20] [--stops 2]
         [--seed $TESSERA_DRAW] [--only KIND:N]
 
---calls all fails every call of each job once. What is wrong is printed with its kind and number, which --only repeats:
-call:N, file:N, large:N or, with --calls all, every:N. --misuse: wrong calls, by test_train beside the program's directory.
-Ends with 77 (skipped) without a C compiler, which makes the library that fails the calls (failing_calls.c).
+--calls all fails every call of each job once. Violations are printed with kind and number, which --only repeats:
+call:N, file:N, large:N or, with --calls all, every:N. --misuse: wrong calls, by test_train next to the program's directory.
+Exits with 77 (skipped) without a C compiler, which builds the preload library (failing_calls.c).
 """
 import errno
 import filecmp
@@ -31,9 +31,9 @@ from restarts import options, write_text  # noqa: E402
 HERE = os.path.dirname(os.path.abspath(__file__))
 TINY = ("--data text.txt --layers 1 --heads 2 --channels 16 --context 16 --batch 4 --warmup 2 --lr 0.03 --threads-per-rank 1 "
         "--eval-every 4 --save-every 4 --quiet")
-LIMIT = 60  # seconds for a command
+LIMIT = 60  # time limit of a command, seconds
 
-# Commands that run under a failing call: {name: (command, what it makes or changes)}.
+# Commands run with a failing call: {name: (command, created or modified files)}.
 JOBS = {"save": (f"train {TINY} --steps 8 --resume --out run", "run"),
         "save of 2 ranks": (f"train {TINY} --steps 8 --resume --out sharded", "sharded"),
         "export": ("checkpoint export run --out made", "made"),
@@ -92,7 +92,7 @@ class Faults:
                 sys.exit(f"faults: {words}: {said}")
 
     def run(self, words, place, before=(), **more):
-        """(seconds are bounded) last line, status, all of standard error"""
+        """Runs a command with a time limit: (last line, status, standard error)"""
         env = {**os.environ, "TESSERA_CACHE": os.path.join(self.home, "cache"), "OMP_WAIT_POLICY": "passive", **more}
         try:
             done = subprocess.run([*before, self.program, *shlex.split(words)], cwd=place, env=env, stdin=subprocess.DEVNULL,
@@ -109,7 +109,7 @@ class Faults:
         return place
 
     def wrong_end(self, status, last, said):
-        """What of an end is no end of ours."""
+        """Violations of the exit guarantees."""
         if not isinstance(status, int) or status < 0 or status not in (0, 2, 3, 4, 5, 6):
             return [f"ended by {status}"]
         if status != 0 and not last.startswith("tessera: "):
@@ -123,7 +123,7 @@ class Faults:
     # --- calls ---
 
     def prepare_calls(self):
-        """Makes the library, and does each job once undisturbed: its calls, and what it makes."""
+        """Builds the library and runs each job once without faults, to record its calls and files."""
         compiled = subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", self.library, os.path.join(HERE, "failing_calls.c"), "-ldl"],
                                   capture_output=True, text=True)
         if compiled.returncode != 0:
@@ -138,14 +138,14 @@ class Faults:
             self.logs[job] = [line.split()[0] for line in Path(log).read_text().splitlines()]
 
     def same(self, job, made):
-        """Whether the files whose bytes are those of every such run are there."""
+        """Whether all deterministic files exist with the expected bytes."""
         fixed = ("model.safetensors", "optimizer.safetensors", "config.json", "tokenizer.json", ".bin")
         kept = [f for f in glob.glob(self.wanted[job] + "/**/*", recursive=True) if os.path.isfile(f) and f.endswith(fixed)]
         theirs = [os.path.join(made, os.path.relpath(f, self.wanted[job])) for f in kept]
         return bool(kept) and all(os.path.isfile(t) and filecmp.cmp(f, t, shallow=False) for f, t in zip(kept, theirs))
 
     def call(self, name, dice, job=None, at=0):
-        """Complaints about the job with that call failed, or with one that is drawn."""
+        """Violations of a job with the given or a random failing call."""
         job = job or dice.choice(list(JOBS))
         at = at or dice.randrange(len(self.logs[job])) + 1
         failed = self.logs[job][at - 1]
@@ -161,12 +161,12 @@ class Faults:
             seen.append(f"gave up where it could have gone on: {last}")
         if made == "made" and status != 0 and os.path.exists(path) and glob.glob(path + "/**/*.json", recursive=True) and not self.same(job, path):
             seen.append("something stands there that looks whole")
-        if job.startswith("save"):  # what was there goes on to the same end
+        if job.startswith("save"):  # the existing run continues to the same result
             last, status, said = self.run(words, place)
             seen += [f"afterwards: {w}" for w in self.wrong_end(status, last, said)]
             if status != 0 or not self.same(job, path):
                 seen.append(f"the run does not go on to the same end: {status} {last}")
-        elif status != 0:  # the place is free, or is said not to be
+        elif status != 0:  # the target does not exist, or is reported as existing
             again, status, said = self.run(words, place)
             seen += [f"afterwards: {w}" for w in self.wrong_end(status, again, said)]
             if status == 0 and not self.same(job, path):
@@ -217,7 +217,7 @@ class Faults:
 
 
 def alter(dice, data):
-    """(how, the bytes): small changes, as disks, transfers and editors make them."""
+    """(kind, bytes): small changes as made by disks, transfers and editors."""
     at, kind = dice.randrange(len(data)), dice.randrange(8)
     if kind == 0:
         return f"bit flipped at {at}", data[:at] + bytes([data[at] ^ 1 << dice.randrange(8)]) + data[at + 1:]

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Draws small defects at random over the product's code, builds each, and notes which test sees it (docs/mutants.md).
+"""Mutation testing: builds random mutants of the product code and records which test kills each (docs/mutants.md).
 
     tests/campaign/mutants.py --tree ../mutants --results build/mutants.jsonl --count 150 --seed 1
 
---tree is a git worktree for this alone: it is made where there is none, and what is changed in it is lost. A result is
-one line of JSON; a campaign that was stopped goes on where it was. `--only N` repeats one mutant and prints its
-difference. Tests run in a process namespace of their own (root is needed), so that no mutant leaves a process behind.
+--tree is a dedicated git worktree; it is created if missing, and changes in it are lost. Each result is one line of JSON; a
+stopped campaign resumes. `--only N` repeats one mutant and prints its diff. Tests run in a separate process namespace
+(requires root), so mutants leave no processes.
 """
 import argparse
 import fcntl
@@ -25,12 +25,12 @@ from mutations import code_of, mutations  # noqa: E402
 
 LAYERS = ["tensor", "autograd", "nn", "optim", "parallel", "models", "data", "train", "verify", "app", "bench"]
 TESTS = ["tensor", "autograd", "nn", "models", "data", "train", "hub", "fuzz", "parallel", "verify", "app"]
-# Which of them see a layer, those first that see it soonest; app, which takes half of the time, where others see less.
+# Test binaries per layer, in the order of detection speed; app, which takes half of the time, only if others are insufficient.
 SEEN_BY = {"tensor": "tensor autograd nn models parallel verify data train hub", "autograd": "autograd nn models parallel verify",
            "nn": "nn models parallel verify train hub", "optim": "nn parallel verify train", "parallel": "parallel verify train app",
            "models": "models hub parallel verify train app", "data": "data fuzz train app", "train": "train verify app",
            "verify": "verify app", "app": "app fuzz", "bench": "autograd app"}
-# Kernels that this machine's processor or this build cannot run.
+# Code that this CPU or build cannot run.
 UNREACHED = re.compile(r"(^|/)(cuda/|main/)|amx|cudnn|nccl|blaslt|mpi_")
 MOST_OBJECTS = 40
 SLOW = 4  # seconds
@@ -44,9 +44,9 @@ def output_of(command, **more):
 
 
 def used_by(root):
-    """What a process and its children have used: seconds of processors, and whether all of them wait for something else.
+    """CPU seconds of a process and its children, and whether all of them are blocked.
 
-    The time on a clock would call a busy machine a defect."""
+    Wall-clock time would report mutants on a busy machine."""
     children, ticks, waits = {}, 0, True
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -73,7 +73,7 @@ class Campaign:
             output_of(["git", "worktree", "add", "--detach", tree, "HEAD"])
         if not os.path.isfile(os.path.join(tree, ".git")):
             sys.exit(f"mutants: {tree} is no worktree of its own; expected a folder that `git worktree add` made")
-        self.lock = open(os.path.join(tree, ".git"), encoding="utf-8")  # for as long as the process lives
+        self.lock = open(os.path.join(tree, ".git"), encoding="utf-8")  # for the lifetime of the process
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -109,7 +109,7 @@ class Campaign:
         files = [f for f in files if f.endswith((".cpp", ".h")) and not UNREACHED.search(f)]
         self.files = [f for f in files if 0 < len(self.objects.get(f, [])) <= MOST_OBJECTS]
         self.left_out = [f for f in files if f not in self.files]
-        self.lines = []  # every line of code is as likely as every other
+        self.lines = []  # uniform over lines of code
         self.text, self.code = {}, {}
         for f in self.files:
             self.text[f] = Path(self.tree, f).read_text("utf-8")
@@ -120,7 +120,7 @@ class Campaign:
                 at += len(line) + 1
 
     def draw(self, n):
-        """The candidates of the n-th mutant, without end: (file, line, kind, begin, end, instead)."""
+        """Infinite candidates of the n-th mutant: (file, line, kind, begin, end, instead)."""
         dice = random.Random(f"{self.seed}:{n}")
         while True:
             f, number, begin, end = dice.choice(self.lines)
@@ -136,7 +136,7 @@ class Campaign:
         return h.digest()
 
     def run_test(self, name, chosen, limit):
-        """(killed by, seconds): empty when all of the chosen tests of one binary passed."""
+        """(killing test, seconds); empty if the selected tests of a binary pass."""
         env = dict(os.environ, TESSERA_PLANS="4", OMP_WAIT_POLICY="passive")
         command = ("mount -t tmpfs none /tmp && mount -t tmpfs none /dev/shm && "
                    f"exec tests/test_{name} --gtest_fail_fast --gtest_filter='{chosen}'")
@@ -162,7 +162,7 @@ class Campaign:
         return test + ("" if status == 1 else f" (status {status})"), took
 
     def baseline(self):
-        """Seconds of each binary, kept for the next time. What fails without a mutant, or takes long, is left out."""
+        """Seconds of each binary, cached. Excludes tests that fail without a mutant or are slow."""
         kept, head = Path(self.build, "baseline.json"), output_of(["git", "rev-parse", "HEAD"], cwd=self.tree)
         if kept.exists():
             of, seconds, skipped = json.loads(kept.read_text("utf-8"))
@@ -186,7 +186,7 @@ class Campaign:
         kept.write_text(json.dumps([head, self.seconds, self.skipped]), "utf-8")
 
     def judge(self, file):
-        """The test that kills what is built now, or "". A test that then passes alone is asked no more."""
+        """The test that kills the current build, or "". A test that then passes separately is excluded."""
         for name in SEEN_BY[file.split("/")[0]].split():
             while True:
                 limit = 30 + 4 * self.seconds[name]

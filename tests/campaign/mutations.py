@@ -1,4 +1,4 @@
-"""Small changes to C++ text: which can be made where. It reads words and brackets, and leaves the rest to the compiler."""
+"""Mutations of C++ text, based on tokens and brackets; the compiler rejects invalid ones."""
 import re
 
 HIDDEN = re.compile(r'//[^\n]*|/\*.*?\*/|R"\((?:.*?)\)"|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])\'(?:\\.|[^\'\\\n])+\''
@@ -13,7 +13,7 @@ NUMBER = re.compile(r"(?<![\w.])(\d+)(\.\d*)?(?:e-?\d+)?(?![\w.'])")
 
 
 def closing(text, opening):
-    """The place of the bracket that closes the one at `opening`, or -1."""
+    """Position of the bracket that closes the one at `opening`, or -1."""
     depth = 0
     for i in range(opening, len(text)):
         depth += (text[i] in "([{") - (text[i] in ")]}")
@@ -38,10 +38,10 @@ def blank(text):
 
 
 def code_of(text):
-    """The text with comments, strings, preprocessor lines and what messages say made blank; places stay."""
+    """The text with comments, strings, preprocessor lines and messages replaced by spaces of the same length."""
     code = HIDDEN.sub(lambda m: blank(m.group()), text)
     for m in list(MESSAGE.finditer(code)):
-        if code[m.start()] == " ":  # within another
+        if code[m.start()] == " ":  # nested in another match
             continue
         end = end_of_statement(code, m.end()) if m.group() == "throw" else closing(code, m.end() - 1)
         if end > 0:
@@ -50,7 +50,7 @@ def code_of(text):
 
 
 def arguments(code, opening):
-    """The places of the arguments of the call whose bracket opens there."""
+    """Positions of the arguments of the call that opens at a bracket."""
     end, depth, begin, places = closing(code, opening), 0, opening + 1, []
     for i in range(opening + 1, max(end, 0) + 1):
         if depth == 0 and (code[i] == "," or i == end):
@@ -61,7 +61,7 @@ def arguments(code, opening):
 
 
 def mutations(text, code, begin, end):
-    """All mutations that begin between two places: {kind: [(begin, end, what stands there instead)]}."""
+    """All mutations that begin between two places: {kind: [(begin, end, replacement)]}."""
     found = {}
 
     def add(kind, at, to, instead):
@@ -98,6 +98,6 @@ def mutations(text, code, begin, end):
     for m in NAMED_CALL.finditer(line):
         places = arguments(code, begin + m.end() - 1)
         for (b1, e1), (b2, e2) in zip(places, places[1:]):
-            if not re.search(r"\w[&*>]* [&*]*\w", code[b1:e2]):  # a declaration's have types
+            if not re.search(r"\w[&*>]* [&*]*\w", code[b1:e2]):  # parameters of a declaration have types
                 add("arguments swapped", b1, e2, text[b2:e2] + text[e1:b2] + text[b1:e1])
     return found

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Runs under --restarts whose ranks are killed at random moments, again and again. Each must end with the bits of the same
-run that was left alone, tell as many restarts as there were kills, and leave nothing half-written and no process.
+"""Kills ranks of runs with --restarts repeatedly at random times. Each run must end bitwise identical to an undisturbed run,
+report as many restarts as kills, and leave no partial files or processes.
 
     tests/campaign/restarts.py PROGRAM [--runs 40] [--seed 1] [--only N] [--mpi]
 
-A rank of threads is its process; with --mpi every second run is under mpirun (Open MPI), where one rank of several is
-killed. Where a kill falls is drawn: a moment in the start, between two saves, or while a checkpoint is written.
+Thread ranks are killed as one process; with --mpi every second run uses mpirun (Open MPI), and one rank is killed. The time of
+a kill is random: during startup, between two saves, or while a checkpoint is written.
 """
 import argparse
 import os
@@ -31,7 +31,7 @@ LIMIT = 300  # seconds for a run
 
 
 def options(doc, **usual):
-    """The command line's PROGRAM and options: a flag where the usual value is False, a number where it is None."""
+    """Parses PROGRAM and options: a flag if the default is False, a number if it is None."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
     for name, value in usual.items():
@@ -55,12 +55,12 @@ def children(pid):
 def is_program(program, pid):
     try:
         return os.readlink(f"/proc/{pid}/exe") == program
-    except OSError:  # it has gone, or nobody has waited for it yet
+    except OSError:  # it has exited, or is a zombie
         return False
 
 
 def ranks(program, pid):
-    """The processes of the program below this one that have made no others."""
+    """Descendant processes of the program without children."""
     return [rank for child in children(pid) for rank in ranks(program, child) or [child] * is_program(program, child)]
 
 
@@ -94,7 +94,7 @@ class Soak:
         return self.wholes[plan]
 
     def one(self, dice, mpi):
-        """(what was drawn, kills, complaints)"""
+        """(parameters, kills, violations)"""
         plan = dice.choice(PLANS)
         expected = self.whole(plan)
         place = os.path.join(self.home, "place")
@@ -145,7 +145,7 @@ class Soak:
         elif end_of(place, "run") != expected:
             seen.append("other bits than the run that was left alone")
         told = len(re.findall(r"^tessera: start \d+ of 21 failed", text, re.M))
-        if told > kills or (told < kills and not mpi):  # mpirun may be ending already when a second rank is hit
+        if told > kills or (told < kills and not mpi):  # mpirun may already be ending when a second rank is killed
             seen.append(f"{kills} kills, and {told} failures were told")
         seen += [f"half-written: {n}" for at, _, names in os.walk(os.path.join(place, "run")) for n in names if ".tmp-" in n]
         if seen:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Kills or stops one rank at a random moment, under mpirun or over TCP. All others must end soon, with the program's own line,
-a status that is not 0, and no process left behind. Or suspends all ranks (threads, TCP, mpirun) for longer than the timeout,
+"""Kills or stops one rank at a random time, with mpirun or TCP. All others must exit soon with an error line of the program, a
+nonzero status and no remaining process. Or suspends all ranks (threads, TCP, mpirun) for longer than the timeout,
 as a closed laptop or a frozen container does, or kills a rank during the rendezvous and starts it again: the run must end
 with status 0 and write the file that it writes undisturbed.
 
@@ -25,7 +25,7 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 from restarts import TINY, is_program, options, ranks, write_text  # noqa: E402
 
-TIMEOUT = 3  # seconds that a rank waits for another
+TIMEOUT = 3  # timeout of a rank, seconds
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
 SMALL = "--layers 2 --heads 2 --channels 32 --context 16 --batch 8 --threads-per-rank 1"
 JOBS = {
@@ -44,7 +44,7 @@ def free_address():
 
 
 def one(program, home, dice, slack):
-    """(what was drawn, complaints)"""
+    """(parameters, violations)"""
     job, tcp = dice.choice(list(JOBS)), dice.random() < 0.4
     tcp = tcp and job.split()[0] in ("train", "verify")
     number = signal.SIGKILL if job == "bench" or dice.random() < 0.4 else signal.SIGSTOP
@@ -88,7 +88,7 @@ def one(program, home, dice, slack):
             seen.append(f"process {pid} is left")
             os.kill(pid, signal.SIGKILL)
     text = Path(home, "err").read_text(errors="replace")
-    by_mpirun = not tcp and number == signal.SIGKILL and "signal 9" in text  # it ends the others itself, and may be first
+    by_mpirun = not tcp and number == signal.SIGKILL and "signal 9" in text  # mpirun kills the others itself, possibly first
     if "tessera: " not in text and not by_mpirun:
         seen.append("nobody says why: " + text[-300:])
     return f"{drawn}; the others ended {took:.1f} s later", seen
@@ -98,7 +98,7 @@ SHORT = f"train {TINY.replace('--steps 300', '--steps 60')} --timeout {TIMEOUT} 
 
 
 def goes_on(program, home, dice, slack):
-    """(what was drawn, complaints) of a disturbance after which a run must go on"""
+    """(parameters, violations) of a disturbance that a run must survive"""
     kind = dice.choice(["suspended", "restarted"])
     how = dice.choice(["tcp", "mpirun", "threads"]) if kind == "suspended" else "tcp"
     words, env = shlex.split(SHORT), {**os.environ, "OMP_WAIT_POLICY": "passive", "TESSERA_CACHE": os.path.join(home, "cache")}
@@ -117,7 +117,7 @@ def goes_on(program, home, dice, slack):
             time.sleep(moment)
             first.kill()
             first.wait()
-            other = rank(1 - victim)  # which may have found the first one, or finds the second
+            other = rank(1 - victim)  # may have found the first process, or finds the second
             time.sleep(dice.random())
             jobs = [other, rank(victim)]
         else:

@@ -1,9 +1,9 @@
-"""The byte-level BPE of HF tokenizers on the same texts: what tests/data/bpe_test.cpp holds ours against.
+"""Byte-level BPE of HF tokenizers on the same texts, the reference of tests/data/bpe_test.cpp.
 
-Reads train.txt (what to learn from), text.txt (valid UTF-8 to encode), ours/vocab.json and ours/merges.txt, and
-broken.ids (tokens, int32, that mean invalid UTF-8). Writes theirs/vocab.json and theirs/merges.txt (learnt by HF),
-theirs.ids and ours.ids (text.txt under either) and broken.txt (HF's decoding of broken.ids).
-Arguments: vocabulary size, least count of a pair.
+Reads train.txt (training text), text.txt (valid UTF-8 to encode), ours/vocab.json and ours/merges.txt, and
+broken.ids (int32 tokens that decode to invalid UTF-8). Writes theirs/vocab.json and theirs/merges.txt (trained by HF),
+theirs.ids and ours.ids (text.txt encoded with either) and broken.txt (HF's decoding of broken.ids).
+Arguments: vocabulary size, minimum count of a pair.
 """
 
 import os

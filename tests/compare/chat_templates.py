@@ -1,8 +1,8 @@
-"""Jinja's own answers for tests/data/jinja_test.cpp, from python3-jinja2 in the environment that transformers makes.
+"""Reference output of Jinja for tests/data/jinja_test.cpp, from python3-jinja2 with the environment of transformers.
 
-chat_templates.py FOLDER COUNT SEED: writes cases.jsonl in the current folder, one case a line: a template, its
-variables, and the text, or null where Jinja throws or prints what has no text (an iterator, a function). The templates
-are those in FOLDER, each with several conversations, and COUNT drawn from a grammar of the language.
+chat_templates.py FOLDER COUNT SEED: writes cases.jsonl to the current directory, one case per line: template,
+variables, and text, or null if Jinja raises or prints an object without text (an iterator, a function). Templates are those
+in FOLDER, each with several conversations, and COUNT random ones from a grammar of the language.
 """
 import datetime
 import glob
@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class Generation(Extension):
-    """The block that marks what an assistant says: it makes a scope and prints its body."""
+    """The generation block around assistant text: creates a scope and prints its body."""
     tags = {"generation"}
 
     def parse(self, parser):
@@ -62,7 +62,7 @@ PARTS = [{"role": "user", "content": [{"type": "text", "text": "See"}, {"type": 
 
 
 def conversations():
-    """What the templates of models are asked to render."""
+    """Conversations for templates of models."""
     for messages in (TALK[:1], TALK, TALK[:3], [SYSTEM] + TALK, [SYSTEM], THOUGHT, [SYSTEM] + THOUGHT[:3], CALLED, CALLED[:4],
                      TALK[1:], [TALK[0], TALK[0]], PARTS, []):
         for extra in ({}, {"tools": TOOLS}, {"documents": DOCUMENTS, "enable_thinking": False}):
@@ -79,12 +79,12 @@ VARIABLES = {"messages": [SYSTEM] + TALK, "tools": TOOLS, "documents": None, "ad
 
 
 class Draw:
-    """Templates from a grammar. Types are mostly right, so that most templates have a text, and sometimes wrong."""
+    """Random templates from a grammar, mostly with valid types, so that most templates produce text."""
 
     def __init__(self, seed):
         self.r = random.Random(seed)
         self.locals = []
-        self.captured = 0  # blocks around, whose text is not printed where it stands
+        self.captured = 0  # depth of enclosing blocks with captured text
         self.macros = []
 
     def one(self, *choices):
@@ -93,7 +93,7 @@ class Draw:
     def chance(self, p):
         return self.r.random() < p
 
-    # Expressions, by the type that they should have.
+    # Expressions by intended type.
 
     def expr(self, depth, kind=None):
         kinds = {"str": self.text, "int": self.integer, "bool": self.boolean, "list": self.list, "dict": self.mapping}
@@ -116,7 +116,7 @@ class Draw:
         return text if re.fullmatch(r"\w+", text) else f"({text})"
 
     def parts(self, depth):
-        """What makes an expression of a kind, bare and in parentheses."""
+        """Generators of an expression of a kind, plain and in parentheses."""
         return lambda kind=None: self.expr(depth, kind), lambda kind=None: self.paren(self.expr(depth, kind))
 
     def text(self, depth):
@@ -214,7 +214,7 @@ class Draw:
         return "".join(self.statement(depth) for _ in range(self.r.randint(1, 4)))
 
     def block(self, head, depth, end):
-        """A block whose text is taken."""
+        """A block with captured text."""
         self.captured += 1
         out = self.tag(head) + self.body(depth)
         self.captured -= 1
@@ -303,10 +303,10 @@ def main():
                 text, error = (compiled or ENVIRONMENT.from_string(template)).render(**variables), ""
                 if NO_TEXT.search(text):
                     text = None
-            except Exception as e:  # whatever Jinja or Python says
+            except Exception as e:  # any error of Jinja or Python
                 text, error = None, f"{type(e).__name__}: {e}"
             if re.search(r"\d{19}", text or ""):
-                return  # perhaps an integer beyond 64 bits, which only Python has
+                return  # possibly an integer beyond 64 bits, only in Python
             file.write(json.dumps({"template": template, "variables": variables, "text": text, "error": error}, ensure_ascii=False) + "\n")
 
         for name in sorted(glob.glob(os.path.join(folder, "*.jinja"))):
@@ -316,7 +316,7 @@ def main():
             for variables in conversations():
                 case(source, variables, compiled)
         for i in range(count):
-            # Jinja takes a name for undefined within blocks before the template sets it, if it was not read outside of them.
+            # In blocks, Jinja treats a name as undefined before it is set, unless it was read outside of them.
             case("{% if s and n and messages %}{% endif %}" + Draw(seed * 1_000_000 + i).body(3), VARIABLES)
 
 

@@ -1,7 +1,7 @@
-"""A dumped step beside PyTorch: modules with the hub's names, written from the papers, and hooks on each of them.
+"""Compares a dumped step with PyTorch: modules with the hub's names, implemented from the papers, with hooks on each.
 
-usage: dump_reference.py, in a folder with `weights`, the parameters by our names in float64, and dump_1.safetensors
-Fails where names differ, or an output or its gradient by more than 1e-12 (2-norms, relative).
+usage: dump_reference.py, in a directory with `weights` (float64 parameters by Tessera's names) and dump_1.safetensors
+Fails if names differ, or an output or its gradient by more than 1e-12 (2-norms, relative).
 """
 import math
 import sys

@@ -1,11 +1,11 @@
-"""A mixture of experts in plain PyTorch and float64, written from the papers and apart from this library, as an oracle.
+"""A mixture of experts in plain PyTorch and float64, implemented from the papers, independent of this library, as an oracle.
 
-Jiang et al. 2024 (Mixtral: softmax over the chosen), Fedus et al. 2021 (balance loss), Zoph et al. 2022 (z-loss),
+Jiang et al. 2024 (Mixtral: softmax over the selected experts), Fedus et al. 2021 (balance loss), Zoph et al. 2022 (z-loss),
 Shazeer 2020 (SwiGLU); GELU by its tanh formula. Losses are means over sequences.
 
 usage: experts_pytorch.py B,T,C,E,K,HIDDEN,GATED,SOFTMAX_FIRST,SHARED,BALANCE,Z ...
-Reads float32 numbers from in.bin, for each layer: x, gradient of y, router, of each expert its two matrices, of the
-shared layer its two. Writes float64 numbers to out.bin: y, then the gradients of x and of the weights in that order.
+Reads float32 values from in.bin, per layer: x, gradient of y, router, two matrices per expert, and two of the shared layer.
+Writes float64 values to out.bin: y, then the gradients of x and of the weights in that order.
 """
 import sys
 
@@ -48,7 +48,7 @@ def mixture(b, t, c, experts, k, hidden, gated, first, shared, balance, z):
         y = y + share * layer(x, up, down, gated)
     for up, down in beside:
         y = y + layer(x, up, down, gated)
-    choices = F.one_hot(chosen, experts).double().mean((1, 2))  # (B, E): shares of the choices
+    choices = F.one_hot(chosen, experts).double().mean((1, 2))  # (B, E): fractions of the choices
     losses = balance * experts * (choices * logits.softmax(-1).mean(1)).sum(-1) + z * logits.logsumexp(-1).square().mean(-1)
     ((y * dy.detach()).sum() + losses.mean()).backward()
     return [y.detach(), x.grad, router.grad] + [w.grad for pair in pairs + beside for w in pair]

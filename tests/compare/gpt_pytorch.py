@@ -1,14 +1,14 @@
-"""GPT-2 in plain PyTorch, written apart from this library, as an oracle for its loss and gradients.
+"""GPT-2 in plain PyTorch, independent of this library, as an oracle for its loss and gradients.
 
 Radford et al., "Language models are unsupervised multitask learners", 2019: pre-norm blocks, learned positions, tanh
 GELU, biases, the head tied to the token embedding.
 
-usage: gpt_pytorch.py, in a folder that holds
+usage: gpt_pytorch.py, in a directory with
   model.json    {"layers", "heads", "channels", "context", "vocab", "batch", "tokens": N,
                  "tensors": [{"name", "shape", "offset"}]}, offsets in elements; names as in GPT.state_dict() below
   weights.bin   float32, the tensors at their offsets
   inputs.bin, targets.bin   int32 (batch, tokens)
-It writes gradients.float32.bin and gradients.float64.bin (tensors at the same offsets, in that dtype) and loss.bin
+Writes gradients.float32.bin and gradients.float64.bin (tensors at the same offsets, in that dtype) and loss.bin
 (two float64: the mean cross-entropy computed in float32 and in float64).
 """
 import json
@@ -92,7 +92,7 @@ def main():
     losses = []
     for dtype in (torch.float32, torch.float64):
         model = GPT(c["layers"], c["heads"], c["channels"], c["context"], c["vocab"])
-        model.load_state_dict(weights)  # which must have the same names
+        model.load_state_dict(weights)  # fails unless the names match
         model = model.to(dtype)
         loss = model(ids, targets)
         loss.backward()

@@ -1,7 +1,7 @@
-"""Loads folders that Tessera wrote with Hugging Face's transformers, and writes them again with it.
+"""Loads model folders written by Tessera with Hugging Face's transformers, and saves them again with it.
 
-usage: hub_folder.py FOLDER...: each has, beside the model, ids.bin (int32, B x T with T = 12). Writes FOLDER/logits.bin
-(float32, B x T x V) and FOLDER/again, a folder of several shards. Fails for a missing or an unexpected tensor.
+usage: hub_folder.py FOLDER...: each contains a model and ids.bin (int32, B x T with T = 12). Writes FOLDER/logits.bin
+(float32, B x T x V) and FOLDER/again, a folder with several shards. Fails for missing or unexpected tensors.
 """
 import os
 import sys

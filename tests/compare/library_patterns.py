@@ -1,8 +1,8 @@
-"""Tokenizers with the patterns and steps that published models have, learnt and run by the library `tokenizers`: what
-tests/data/bpe_test.cpp holds our reading of their files against.
+"""Tokenizers with the patterns and steps of published models, trained and run by the library `tokenizers`, the reference of
+tests/data/bpe_test.cpp.
 
-Writes text.txt, names.txt, and of each name a folder with tokenizer.json, ids (int32; special tokens' names are text)
-and decoded.txt, and milliseconds.txt with the time that the library took for each.
+Writes text.txt, names.txt, a directory per name with tokenizer.json, ids (int32; names of special tokens are plain text)
+and decoded.txt, and milliseconds.txt with the time of the library for each.
 """
 
 import json
@@ -23,7 +23,7 @@ UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+END|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*END|"
 O200K = CASED.replace("END", CONTRACTIONS + "?") + r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + REST
 TEKKEN = CASED.replace("END", "") + r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + REST
-# As OpenAI's own package has it: there `{1,3}+` and `$` mean what Oniguruma takes them for.
+# As in OpenAI's package, where `{1,3}+` and `$` have the same meaning as in Oniguruma.
 CL100K = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
 )
@@ -32,7 +32,7 @@ DEEPSEEK = (
     r"\s*[EOL]+|\s+(?!\S)|\s+"
 ).replace("EOL", "\r\n")
 DEEPSEEK_V2 = ["[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+"]
-# What other kinds of expressions spell otherwise or lack.
+# Features that differ from or are missing in other regex dialects.
 ONIG = (r"(?<=\s+)\p{Uppercase_Letter}{1,2}+|(?i:strasse|ﬁ)|(?x: n a # ïve" + "\n"
         + r")|\G\p{^L}\X|[\p{L}&&[^\p{Han}]]+|\h{2}|\b\w|[\W_]+\b")
 
@@ -45,7 +45,7 @@ def sequence(*steps, regex=False):
     return pre_tokenizers.Sequence([*steps, B(add_prefix_space=False, use_regex=regex)])
 
 
-# The pre-tokenizer and the normalizer of each.
+# (pre-tokenizer, normalizer) of each.
 KINDS = {
     "gpt2": (B(add_prefix_space=False), None),
     "cl100k": (sequence(split(CL100K, "removed", True)), None),
@@ -69,8 +69,8 @@ BLOCKS = [(0x20, 0x7E), (0xA0, 0x24F), (0x250, 0x2FF), (0x300, 0x36F), (0x370, 0
           (0x2190, 0x23FF), (0x2460, 0x24FF), (0x3000, 0x30FF), (0x3131, 0x318E), (0x3200, 0x33FF), (0x4E00, 0x9FA5),
           (0xAC00, 0xD7A3), (0xF900, 0xFAD9), (0xFB00, 0xFB4F), (0xFE00, 0xFE6B), (0xFF01, 0xFFEE), (0x10400, 0x1044F),
           (0x1D400, 0x1D7FF), (0x1F300, 0x1F64F), (0x1F900, 0x1F9FF), (0x20000, 0x20100)]  # fmt: skip
-# Characters of Unicode that the library's own tables, which are older, take otherwise: 12.1's square era Reiwa, 14's end
-# of text mark, and marks that were added.
+# Unicode characters that differ in the library's older tables: square era Reiwa of 12.1, end of text mark of 14, and added
+# marks.
 NEWER = "\u32ff\u061d\u07fd\u09fe"
 WORDS = (
     "the of and It's I'LL we've DON'T camelCase HTMLParser snake_case x1 1234567 3.14 http://a.b/c?d=e&f "
@@ -123,7 +123,7 @@ def main(length):
                                   AddedToken("snake_case", lstrip=True, normalized=True)])
             os.mkdir(name)
             said = json.loads(tokenizer.to_str())
-            if name == "tekken":  # older files write merges so
+            if name == "tekken":  # older merge format
                 said["model"]["merges"] = [" ".join(merge) for merge in said["model"]["merges"]]
                 said["model"].update(ignore_merges=True, continuing_subword_prefix="", end_of_word_suffix="", dropout=0.0)
                 said["padding"] = dict(strategy="BatchLongest", direction="Right", pad_to_multiple_of=None, pad_id=0,

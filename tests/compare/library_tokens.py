@@ -1,4 +1,4 @@
-"""A tokenizer.json in the library `tokenizers`: what tests/data/bpe_test.cpp holds our files against.
+"""Runs a tokenizer.json with the library `tokenizers`, the reference of tests/data/bpe_test.cpp.
 
 Reads tokenizer.json and text.txt. Writes ids (int32) and decoded.txt.
 """

@@ -1,12 +1,12 @@
-"""The Llama family in plain PyTorch and float64, written from the papers and apart from this library, as an oracle.
+"""The Llama family in plain PyTorch and float64, implemented from the papers, independent of this library, as an oracle.
 
-Zhang and Sennrich 2019 (RMSNorm), Su et al. 2021 (rotary positions; of a head of D numbers, number j is paired with
+Zhang and Sennrich 2019 (RMSNorm), Su et al. 2021 (rotary positions; in a head of D channels, channel j is paired with
 j + D/2), Shazeer 2020 (SwiGLU), Ainslie et al. 2023 (grouped queries), Chen et al. 2023 (linear scaling), Peng et al.
 2023 (YaRN), Llama 3.1 (its scaling by frequency bands), Qwen2 (biases of q, k and v), Qwen3 (RMSNorm of each head of q and k).
 
 usage: llama_reference.py FOLDER FIXTURE...
-A fixture is a file of tests/models/fixtures/make.py. Prints how far its float32 numbers are from these, and fails where
-that is more than 1e-5 (2-norms, relative). A file of its name in FOLDER gets logits, loss and grad.NAME in float64.
+A fixture is a file of tests/models/fixtures/make.py. Prints the error of its float32 values and fails if it exceeds 1e-5
+(2-norms, relative). Writes logits, loss and grad.NAME in float64 to a file of the same name in FOLDER.
 """
 import json
 import math
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 TYPES = {"F32": "<f4", "F64": "<f8", "I32": "<i4"}
 
 
-def read_tensors(path):  # a safetensors file's metadata, and its tensors in float64 and int64
+def read_tensors(path):  # metadata and tensors (float64, int64) of a safetensors file
     with open(path, "rb") as file:
         (size,) = struct.unpack("<Q", file.read(8))
         header, data = json.loads(file.read(size)), file.read()
@@ -48,14 +48,14 @@ def write(path, tensors):
         file.write(struct.pack("<Q", len(text)) + text + b"".join(t.numpy().tobytes() for t in tensors.values()))
 
 
-def frequencies(rope, d):  # and what cosines and sines are multiplied by
+def frequencies(rope, d):  # frequencies and the scale of cosines and sines
     f = rope["rope_theta"] ** (-2 * torch.arange(d // 2, dtype=torch.float64) / d)
     if rope["rope_type"] == "linear":
         return f / rope["factor"], 1
     if rope["rope_type"] == "yarn":
         old, base = rope["original_max_position_embeddings"], rope["rope_theta"]
 
-        def place(turns):  # of a frequency that turns so often in the old context
+        def place(turns):  # index of the frequency with this number of turns in the original context
             return d * math.log(old / (2 * math.pi * turns)) / (2 * math.log(base))
 
         first = max(math.floor(place(rope.get("beta_fast") or 32)), 0)

@@ -1,7 +1,7 @@
 """Steps of PyTorch's own optimizers on a given parameter, as an oracle for the optimizers of this library.
 
-usage: optimizer_pytorch.py NAME STEPS; reads values.bin and grads.bin (STEPS gradients, one after another) of float32
-from the current folder and writes result.bin. The learning rate of step t (from 1) is 0.01 t.
+usage: optimizer_pytorch.py NAME STEPS; reads values.bin and grads.bin (STEPS consecutive gradients) of float32
+from the current directory and writes result.bin. The learning rate of step t (from 1) is 0.01 t.
 """
 import sys
 

@@ -1,7 +1,7 @@
-"""Random models of transformers in the spelling of published configurations, with small sizes.
+"""Random small models of transformers with the configuration keys of published models.
 
-usage: published_configurations.py CONFIGURATIONS.json, in an empty folder. For each that is not to be refused it makes
-a folder NUMBER with config.json, its keys as published, model.safetensors, and logits.bin (float32, 2 x 12 x V) of the
+usage: published_configurations.py CONFIGURATIONS.json, in an empty directory. For each valid one creates a directory
+NUMBER with config.json (published keys), model.safetensors, and logits.bin (float32, 2 x 12 x V) of the
 ids 7, 8, ... 30.
 """
 import json

@@ -1,5 +1,5 @@
-# Reads the event files of a run directory with TensorBoard's own reader and writes what it saw as JSON: for each tag
-# the [step, value] pairs, once as TensorBoard shows them and once with everything that the files hold.
+# Reads the event files of a run directory with TensorBoard's reader and prints JSON: the [step, value] pairs of each tag, as
+# displayed by TensorBoard and unfiltered.
 import json
 import sys
 

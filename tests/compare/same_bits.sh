@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Whether two builds of tessera are the same program: same_bits.sh OLD NEW [WORD...], two paths of binaries.
+# Compares two builds of tessera: same_bits.sh OLD NEW [WORD...], paths of two binaries.
 #
-# Short runs of every strategy, schedule, dtype, optimizer and family, on threads, under mpirun and, where both binaries
-# can, on a GPU (real or emulated): checkpoints must be equal byte for byte, metrics.jsonl but for times, and peaks of
-# memory no larger. Then what goes on from the old one's runs and folders (resume, tuning, import, export, 4 bits,
-# generate, evaluate, report), plans (times within 3%), datasets, proofs (verify --format json), and command lines that
-# cannot be, whose words and status must be equal. One line for each; the status is 1 when any differ.
-# With words it runs the rows alone that have one of them in their name or options: same_bits.sh OLD NEW experts muon
+# Short runs of every strategy, schedule, dtype, optimizer and family, on threads, with mpirun and, if both binaries support
+# it, on a GPU (real or emulated): checkpoints must be bitwise identical, metrics.jsonl equal except times, and memory peaks
+# not larger. Then commands on the runs and folders of the old build (resume, tuning, import, export, 4 bits, generate,
+# evaluate, report), plans (times within 3%), datasets, verification (verify --format json), and invalid command lines, whose
+# output and status must be equal. Prints one line each; exit status 1 if any differ. WORD selects rows by a substring of
+# name or options: same_bits.sh OLD NEW experts muon
 set -uo pipefail
 
-[ $# -ge 2 ] || { echo "same_bits.sh: expected OLD NEW [WORD...], found $# words" >&2; exit 2; }
+[ $# -ge 2 ] || { echo "same_bits.sh: expected OLD NEW [WORD...], got $# arguments" >&2; exit 2; }
 for binary in "$1" "$2"; do
-  [ -x "$binary" ] || { echo "same_bits.sh: expected a program, found '$binary'" >&2; exit 2; }
+  [ -x "$binary" ] || { echo "same_bits.sh: expected a program, got '$binary'" >&2; exit 2; }
 done
 declare -A folder=() program=([old]=$(realpath "$1") [new]=$(realpath "$2"))
 wanted=("${@:3}")
@@ -36,13 +36,13 @@ tuned="$short --data ../sums.jsonl --steps 4 --eval-every 2 --save-every 2"
 same=0
 differ=0
 
-asked() { # asked NAME WORDS: whether this row is to run
+asked() { # asked NAME WORDS: whether this row is selected
   local word
   for word in ${wanted[@]+"${wanted[@]}"}; do [[ "$1 $2" != *"$word"* ]] || return 0; done
   [ ${#wanted[@]} -eq 0 ]
 }
 
-verdict() { # verdict NAME WORDS DIFFERENCE: a difference that is empty is none
+verdict() { # verdict NAME WORDS DIFFERENCE: an empty difference means equal
   if [ -z "$3" ]; then
     same=$((same + 1))
     printf 'same     %-10s %s\n' "$1" "$2"
@@ -52,9 +52,9 @@ verdict() { # verdict NAME WORDS DIFFERENCE: a difference that is empty is none
   fi
 }
 
-given() { folder[$1]=$2; } # given NAME WORDS: a folder that the old one makes for the rows that name it as ../NAME
+given() { folder[$1]=$2; } # given NAME WORDS: a folder created by the old build for rows that use ../NAME
 
-prepare() { # prepare WORDS: makes the folders that are named in them
+prepare() { # prepare WORDS: creates the folders used in WORDS
   local name
   for name in "${!folder[@]}"; do
     [[ "$1 " == *"../$name "* && ! -e $work/$name ]] || continue
@@ -64,17 +64,17 @@ prepare() { # prepare WORDS: makes the folders that are named in them
   done
 }
 
-# in_both BEFORE WORDS: both programs, each in its folder; what they say is kept in out.txt, err.txt and status.txt there.
+# in_both BEFORE WORDS: runs both programs in separate directories; output is stored in out.txt, err.txt and status.txt.
 in_both() {
   local side
   prepare "$2"
   for side in old new; do
-    # shellcheck disable=SC2086  # words are meant to be split
+    # shellcheck disable=SC2086  # arguments are split
     (cd "$work/$side" && $1 "${program[$side]}" $2 >out.txt 2>err.txt; echo $? >status.txt)
   done
 }
 
-compared() { # compared HOW NAME: the first difference of what both have made
+compared() { # compared HOW NAME: the first difference between both results
   local side
   for side in old new; do
     [ "$(cat "$work/$side/status.txt")" = 0 ] || { echo "the $side one fails: $(tail -n 1 "$work/$side/err.txt")"; return; }
@@ -83,8 +83,8 @@ compared() { # compared HOW NAME: the first difference of what both have made
 }
 
 
-# makes NAME WORDS [BEFORE [COMMAND]]: a command that writes a folder. How much ranks hold at a time while they wait for
-# each other differs from run to run: a peak that is larger is measured again.
+# makes NAME WORDS [BEFORE [COMMAND]]: a command that writes a folder. Memory of waiting ranks varies between runs, so a
+# larger peak is measured again.
 makes() {
   local difference turn
   asked "$1" "$2" || return 0
@@ -101,11 +101,11 @@ trains() { # trains NAME WORDS [BEFORE]
   makes "$1" "$2" "${3:-}" "train $small --steps 4 --eval-every 2 --save-every 2"
 }
 
-tunes() { # tunes NAME WORDS: on examples, from the run that is named in the words
+tunes() { # tunes NAME WORDS: on examples, from the run in WORDS
   makes "$1" "$2" "" "train $tuned"
 }
 
-# The old one's run, which both go on with under another layout.
+# Both builds resume a run of the old build with another layout.
 resumes() { # resumes WORDS WORDS [COMMAND]
   asked resume "$1, then $2" || return 0
   in_both "" "${3:-train $small} $1 --steps 2 --out run"
@@ -116,7 +116,7 @@ resumes() { # resumes WORDS WORDS [COMMAND]
   rm -rf "$work"/{old,new}/run
 }
 
-answers() { # answers NAME HOW WORDS: what a command says on standard output, compared as json or words
+answers() { # answers NAME HOW WORDS: standard output of a command, compared as json or words
   asked "$1" "$3" || return 0
   in_both "" "$3"
   verdict "$1" "$3" "$(compared "$2" out.txt)"

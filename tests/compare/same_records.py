@@ -1,11 +1,11 @@
-"""What two builds of the program wrote or said, beside each other: prints the first difference, or nothing.
+"""Compares files or output of two builds of the program: prints the first difference, or nothing.
 
 usage: same_records.py folder|json|words OLD NEW
-  folder  a file, or every file of a run, a model's folder or a dataset: the same bytes. The new one may have lines besides in
-          config.toml; metrics.jsonl is compared as json; event files, times and what is made from times are passed over.
-  json    objects, one a line: equal, but for times: those of a plan may be 3% apart, those of a run are not compared;
-          peaks of memory in the new one are at most 1% larger.
-  words   text: the same words, and numbers that are at most 3% apart.
+  folder  a file, or all files of a run, model folder or dataset: identical bytes. The new config.toml may have additional lines;
+          metrics.jsonl is compared as json; event files, times and values derived from times are ignored.
+  json    one object per line: equal except times: those of a plan may differ by 3%, those of a run are ignored; peak memory
+          may be at most 1% larger in the new one.
+  words   text: equal words, and numbers within 3%.
 """
 import json
 import os
@@ -33,8 +33,8 @@ def words(old, new):
 
 
 def values(where, old, new, plan, timed=False, unit=0.0):
-    """The first difference of two values of JSON; `plan` when they are predictions, `timed` inside of times of a plan,
-    of which `unit` is what may always be lost."""
+    """The first difference of two JSON values; `plan`: predictions, `timed`: inside times of a plan, with `unit` as
+    absolute tolerance."""
     if isinstance(old, dict) and isinstance(new, dict):
         if old.keys() != new.keys():
             return f"{where}: other keys: {sorted(old.keys() ^ new.keys())}"
@@ -74,7 +74,7 @@ def records(old, new):
 
 def manifest(text):
     value = json.loads(text)
-    value["files"].pop("config.toml", None)  # may have more lines
+    value["files"].pop("config.toml", None)  # may have additional lines
     return value
 
 

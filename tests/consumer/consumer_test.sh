@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# Holds Tessera to what docs/library.md says: another project finds it, sees nothing of it but <tessera/...>, builds the
-# examples and runs them.
-#   consumer_test.sh installed BUILD WORK GENERATOR [CMAKE ARGS]     of what is built in BUILD, installed under WORK
-#   consumer_test.sh subdirectory BUILD WORK GENERATOR [CMAKE ARGS]  of the sources: compiled against them, not linked,
-#                                                                    since that would build all of them once more
+# Tests docs/library.md: an external project finds Tessera, sees only <tessera/...>, builds the examples and runs them.
+#   consumer_test.sh installed BUILD WORK GENERATOR [CMAKE ARGS]     installs BUILD under WORK
+#   consumer_test.sh subdirectory BUILD WORK GENERATOR [CMAKE ARGS]  uses the sources: compiles but does not link,
+#                                                                    which would rebuild all of them
 set -euo pipefail
 
 how=$1 build=$2 work=$3 generator=$4
@@ -24,7 +23,7 @@ else
 fi
 
 cmake -S "$here" -B "$work" -G "$generator" "$@" >"$work/consumer.log" 2>&1 || { cat "$work/consumer.log"; exit 1; }
-# What a user's file is compiled with: its own options, definitions of ours, and one folder of headers.
+# Allowed compile options of a user's file: its own, Tessera's definitions, and one include directory.
 line=$(grep -m 1 -E '"command": .*/examples/mlp[.]cpp' "$work/compile_commands.json")
 extra=$(tr ' ' '\n' <<<"$line" | grep -E '^-(I|f|W|march|pthread)' || true)
 [[ -z $extra ]] || fail "a user's file is compiled with $extra"

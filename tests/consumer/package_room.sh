@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # package_room.sh SUITE DIRECTORY: builds the package of HEAD in a debootstrap chroot of a Debian release (bookworm,
-# trixie), then installs it in a second, bare one and uses it there. Needs root.
+# trixie), then installs and uses it in a second, minimal one. Requires root.
 set -euo pipefail
 root=$(dirname "$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")")
 suite=$1 at=$(realpath -m "$2")
@@ -27,7 +27,7 @@ echo "installed: $((SECONDS - start)) s"
 inside "$at/use" 'cd && tessera verify --ranks 2 --steps 3 --layers 1 && tessera lab start p1 my-p1 && tessera lab start 7 my-7 &&
   { tessera lab check 7 my-7 || [ $? = 1 ]; } && apt-get -q install -y --no-install-recommends python3-venv xz-utils >/dev/null &&
   mkdir unpacked && tar -xf tessera-*.tar.xz -C unpacked --strip-components 1 && unpacked/bin/tessera --version'
-cp /etc/ssl/certs/ca-certificates.crt "$at/use/etc/ssl/certs/"  # it reaches package indexes as this machine does
+cp /etc/ssl/certs/ca-certificates.crt "$at/use/etc/ssl/certs/"  # for package indexes over https
 [[ ! -f /etc/pip.conf ]] || cp /etc/pip.conf "$at/use/etc/"
 inside "$at/use" "cd && python3 -m venv venv && venv/bin/pip install -q \$(ls /usr/share/tessera/*.whl) &&
   venv/bin/python -c 'import tessera; print(tessera.verify(tessera.Plan(dp=2), layers=1, steps=2).passed)'"

@@ -85,7 +85,7 @@ for sign in '#' ';' '[' ']' '"' '\' '|' '<' '>'; do
   status=0
   "$work/a${sign}b/tessera" 2>"$work/err" || status=$?
   check "a folder with $sign in its name is refused: exit $status" test "$status" = 2
-  check "and named: $sign" says "a${sign}b: its path has one of # ; [ ] \" \\ | < > in it" err
+  check "and named: $sign" says "a${sign}b: the path contains one of # ; [ ] \" \\ | < >" err
   check "and nothing is made there" test ! -e "$work/a${sign}b/build"
 done
 

@@ -86,7 +86,7 @@ class Facts(unittest.TestCase):
             self.assertNotEqual(gpu_run.why_refused(said, gpu_run.wanted_of(["--cuda-graph", "on"])), "")
         half = changed()
         del half["attention"]["backward"]
-        self.assertIn("not understood", gpu_run.why_refused(half, {"attention": "cudnn", "graph": None}))
+        self.assertIn("is invalid", gpu_run.why_refused(half, {"attention": "cudnn", "graph": None}))
 
     def test_all_is_described(self):
         line = gpu_run.describe(changed(attention__refused=["no | plan"], padded_products=3))

@@ -163,14 +163,14 @@ class Scripts(unittest.TestCase):
         self.assertIn("unknown strategy 'x'", self.small("strategy_kernels", "--only", "x", status=1))
 
     def test_suites(self):
-        self.assertIn("- tensor: 7 passed, 0 skipped, 0 red", self.contact("tests"))
+        self.assertIn("- tensor: 7 passed, 0 skipped, 0 failed", self.contact("tests"))
         text = self.contact("tests", "--limit", "4", fake="bad=test_nn+OtherGpu.One crash=test_tensor+AttentionGpu.Two "
                             "sticky=StructuredGpu.NormsA hang=test_autograd+AttentionGpu.Two", status=1)
-        self.assertIn("- nn: 5 passed, 0 skipped, 2 red\n  - StructuredGpu.NormsA: CRASHED: illegal memory access", text)
+        self.assertIn("- nn: 5 passed, 0 skipped, 2 failed\n  - StructuredGpu.NormsA: CRASHED: illegal memory access", text)
         self.assertIn("  - OtherGpu.One: FAILED\n", text)
         self.assertRegex(text, r"  - AttentionGpu.Two: CRASHED: signal 11.*; under memcheck: Invalid __global__ read of size 4 bytes")
         self.assertIn("  - AttentionGpu.Two: HUNG: ended after 4 s", text)
-        self.assertIn("- verify: 6 passed, 0 skipped, 1 red", text)
+        self.assertIn("- verify: 6 passed, 0 skipped, 1 failed", text)
         self.nobody_is_left()
 
     def test_sanitizer(self):
@@ -237,7 +237,7 @@ class Scripts(unittest.TestCase):
         report = self.contact("B", fake="hang=train")
         self.assertLess(time.monotonic() - begin, 35)
         self.assertIn("| gpt2, batch 32, Tessera, cuDNN, graph | 0 | NOT FINISHED:", report)
-        self.assertIn("## ways\n\nNOT RUN: no time was left", report)
+        self.assertIn("## ways\n\nNOT RUN: no time left", report)
         self.assertIn("3 steps were not run", report)
         self.nobody_is_left()
 

@@ -1,8 +1,7 @@
-// The exercises as a learner meets them: files that are given out, stubs, mistakes and solutions that are built and
-// graded.
+// Exercises end to end: created files; stubs, mistakes and solutions that are built and graded.
 //
-// Building one takes about two seconds, so TESSERA_DRAW draws which are built: a sixth of the stubs and mistakes.
-// TESSERA_LAB=all builds everything, TESSERA_LAB=NAME all of one exercise.
+// A build takes about two seconds, so TESSERA_DRAW selects a sixth of the stubs, solutions and mistakes.
+// TESSERA_LAB=all builds everything, TESSERA_LAB=NAME everything of one exercise.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -27,9 +26,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Typical mistakes, three or more for each exercise. They stand in tests/lab/mistakes.txt, which says how.
+// Typical mistakes, at least three per exercise; format: see tests/lab/mistakes.txt.
 struct Mistake {
-  std::string exercise, name, bound, cause;  // parts of the verdict's lines
+  std::string exercise, name, bound, cause;  // bound, cause: substrings of the verdict
   Texts changes;
 };
 
@@ -42,7 +41,7 @@ std::vector<Mistake> mistakes() {
 
 std::string product_file(const Exercise& e) { return read_file(fs::path(TESSERA_SOURCE_DIR) / e.file); }
 
-// A file as a learner may write it: with other comments.
+// Adds comments, so that the file differs from the original text.
 std::string commented(std::string text, const Exercise& e) {
   for (const Blank& blank : e.blanks) text.insert(text.find('\n', blanked_part(text, blank).begin), "  // mine");
   return text;
@@ -60,7 +59,7 @@ std::string changed(std::string text, const Mistake& m) {
   return text;
 }
 
-// A file that is handed in, and what its verdict must say. A name that is empty: it is a solution.
+// A submitted file and substrings of its verdict. Empty name: a solution.
 struct Submission {
   const Exercise* exercise;
   std::string name, text, bound, cause;
@@ -77,14 +76,14 @@ std::vector<Submission> submissions() {
   size_t number = 0;
   for (const Exercise& e : exercises())
     if (is_wanted(number++, std::string(e.name)))
-      out.push_back({&e, "the stub", blanked_file(product_file(e), e), "broke  nothing", "as it was given out"});
+      out.push_back({&e, "the stub", blanked_file(product_file(e), e), "failed nothing", "not implemented yet"});
   for (const Exercise& e : exercises())
-    if (is_wanted(number++, std::string(e.name))) out.push_back({&e, "", solution(e), "solved", "held"});
+    if (is_wanted(number++, std::string(e.name))) out.push_back({&e, "", solution(e), "solved", "passed"});
   for (const Mistake& m : mistakes())
     if (is_wanted(number++, m.exercise)) {
       const Exercise& e = exercise(m.exercise);
       out.push_back(
-          {&e, m.name, commented(changed(product_file(e), m), e), m.bound.empty() ? "" : "broke  " + m.bound, m.cause});
+          {&e, m.name, commented(changed(product_file(e), m), e), m.bound.empty() ? "" : "failed " + m.bound, m.cause});
     }
   return out;
 }
@@ -100,21 +99,20 @@ std::string graded(const Submission& s, size_t number) {
                              verdict.text);
 }
 
-TEST(Lab, MistakesAreToldApart) {
+TEST(Lab, DiagnosesMistakes) {
   const std::vector<Submission> all = submissions();
   ASSERT_FALSE(all.empty());
-  EXPECT_EQ(said_of_each(all.size(), [&](size_t i) { return graded(all[i], i); }), "");
+  EXPECT_EQ(concat_messages(all.size(), [&](size_t i) { return graded(all[i], i); }), "");
 }
 
-TEST(Lab, TheProductSolvesEveryExercise) {
+TEST(Lab, OriginalCodeSolvesEveryExercise) {
   for (const Exercise& e : exercises()) {
     const Verdict verdict = grade(e);
     EXPECT_TRUE(verdict.solved) << verdict.text;
   }
 }
 
-// One exercise all the way, as the command does it.
-TEST(Lab, AnExerciseIsGivenOutAndSolved) {
+TEST(Lab, CreatesAndGradesExercises) {
   const TemporaryDirectory place(temporary_folder() / "tessera-lab");
   const fs::path folder = place.path() / "my ring's";
   const Exercise& e = exercise("2");
@@ -131,13 +129,13 @@ TEST(Lab, AnExerciseIsGivenOutAndSolved) {
   EXPECT_TRUE(verdict.solved) << verdict.text;
   EXPECT_TRUE(has(verdict.text, "your code printed:\n  \\x1b[2Jhere\n"));
   write_file(folder / "ring.cpp", "int wrong(\n");
-  EXPECT_TRUE(has(check(e, folder).text, "broke  compiler"));
+  EXPECT_TRUE(has(check(e, folder).text, "failed compiler"));
   fs::remove(folder / "ring.cpp");
   EXPECT_THROW(check(e, folder), InputError);
 }
 
-// Text that is the product's is reported next to the points, with blanks and comments of any kind; it refuses nothing.
-TEST(Lab, TextOfTheProductIsNotedAndGraded) {
+// Code identical to Tessera's (except whitespace and comments) is reported in a note and does not affect the result.
+TEST(Lab, CopiedCodeIsNotedAndGraded) {
   const Exercise& e = exercise("1f1b");
   const std::string product = product_file(e), loop = "for (int i = 0; i < ahead; ++i)";
   std::string spaced = product, own = product;
@@ -150,16 +148,16 @@ TEST(Lab, TextOfTheProductIsNotedAndGraded) {
     EXPECT_TRUE(verdict.solved) << verdict.text;
     ASSERT_EQ(verdict.notes.size(), notes) << verdict.text;
     EXPECT_EQ(verdict.score.at(0), (std::pair<std::string, double>("bytes_of_text", without_blanks(text).size())));
-    const std::string note = "has the product's text, comments and blanks aside: one_f_one_b()";
+    const std::string note = "contains Tessera's code except for comments and whitespace: one_f_one_b()";
     EXPECT_EQ(has(verdict.text, "  note   your file " + note + "\n"), notes == 1);
     EXPECT_EQ(has(json(e, verdict), R"("notes":[")" + note + R"("]})"), notes == 1) << json(e, verdict);
   }
   EXPECT_EQ(without_blanks("a = 1'000 /* b\n */ + \"x // y\" + '\"';  // c"), "a=1'000+\"x // y\"+'\"';");
 }
 
-// Answers with one thing wrong, without a build.
+// Answers with one injected error, without a build.
 
-// As lab/grade/gradients.cpp packs what a rank has observed of DDP and ZeRO.
+// Mirrors the serialized struct of lab/grade/gradients.cpp.
 struct TensorSlice {
   size_t parameter = 0;
   Range range;
@@ -169,7 +167,7 @@ struct TensorSlice {
 struct Observed {
   std::vector<std::vector<TensorSlice>> gradients;
   std::vector<TensorSlice> values;
-  std::vector<double> requested, span = {0, 0};  // span: of the last micro-batch, which is packed without a length
+  std::vector<double> requested, span = {0, 0};  // span: of the last micro-batch, serialized without a length
   OpCounts counts{};
   int64_t left = 0, full = 0;
   auto fields() { return std::tie(gradients, values, requested, span[0], span[1], counts, left, full); }
@@ -189,7 +187,7 @@ Change compute_change(const std::function<void(T& ranks)>& f) {
   };
 }
 
-// Adds to the number that begins `place` bytes after the beginning or, below 0, before the end.
+// Adds to the value at byte `place`, relative to the end if negative.
 template <class T>
 Change plus(std::ptrdiff_t place, T more) {
   return [=](std::string& answer) {
@@ -204,7 +202,7 @@ Change schedule(Schedule (*make)(int ranks, int microbatches)) {
       [make](Lists& l) { l = make(static_cast<int>(l.size()), l[0].back().microbatch + 1).actions; });
 }
 
-TEST(Lab, EachBoundRefusesAndGivesExactPoints) {
+TEST(Lab, EachCheckFailsWithExactPoints) {
   const auto sent = [](Op op, int64_t bytes) {
     return compute_change<Ranks>([=](Ranks& all) { all.back().counts[static_cast<size_t>(op)].sent += bytes; });
   };
@@ -215,9 +213,9 @@ TEST(Lab, EachBoundRefusesAndGivesExactPoints) {
   const Change late = compute_change<Ranks>([](Ranks& all) { all[0].requested[0] = all[0].span[1] + 1; });
   const Change last = plus<int64_t>(-8, 8);
   const Change nan = plus<double>(16, NAN);
-  // Rank 0 goes backward twice, then forward twice: as much in flight, and more bubble.
+  // Rank 0 runs B twice, then F twice: same number in flight, larger bubble.
   const Change slow_1f1b = compute_change<Lists>([](Lists& l) { std::swap(l[0][l.size() + 1], l[0][l.size() + 2]); });
-  // A rank's W of earlier micro-batches delay its I.
+  // W of earlier micro-batches delays I.
   const Change slow_zb_h1 = compute_change<Lists>([](Lists& l) {
     for (size_t i = 1; i < l[1].size(); ++i)
       if (l[1][i].what == PassKind::W && l[1][i].microbatch < l[1][i - 1].microbatch) std::swap(l[1][i], l[1][i - 1]);
@@ -289,8 +287,8 @@ TEST(Lab, EachBoundRefusesAndGivesExactPoints) {
                   R"({"bound":"bytes","solved":false,"points":0,"of":2}],"broke":"bytes")"));
 }
 
-// Names that a compiler would read for ever, or for long, are refused at once by name.
-TEST(Lab, SourcesThatAreNoPlainFilesAreRefusedByName) {
+// Sources and includes that a compiler would read forever are rejected without compiling.
+TEST(Lab, RejectsSourcesThatAreNotRegularFiles) {
   const TemporaryDirectory place(temporary_folder() / "tessera-lab");
   const fs::path source = place.path() / "ring.cpp", pipe = place.path() / "pipe.h";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
@@ -311,13 +309,13 @@ TEST(Lab, SourcesThatAreNoPlainFilesAreRefusedByName) {
   }
 }
 
-TEST(Lab, HandedInFilesAreFoundOneFolderDeep) {
+TEST(Lab, FindsSubmissionsOneDirectoryDeep) {
   const TemporaryDirectory place(temporary_folder() / "tessera-class");
   for (const char* file : {"ring.cpp", "ada/ring.cpp", "ada/my zero/zero.cpp", "ada/a/b/ddp.cpp", "bob/ring.txt"}) {
     make_directories((place.path() / file).parent_path());
     write_file(place.path() / file, "");
   }
-  fs::create_directory(place.path() / "bob/zero.cpp");  // refused by its name, and not left out
+  fs::create_directory(place.path() / "bob/zero.cpp");  // found by name and rejected later
   std::string found;
   for (const auto& [learner, files] : handed_in(place.path())) {
     found += learner + ":";
@@ -347,12 +345,12 @@ TEST(Lab, EveryExerciseHasThreeMistakesAndAShortPage) {
   EXPECT_GE(number, 10);
 }
 
-TEST(Lab, EveryMistakeIsAChangeOfItsFile) {
+TEST(Lab, MistakesChangeTheirFiles) {
   for (const Mistake& m : mistakes())
     EXPECT_NE(changed(product_file(exercise(m.exercise)), m), product_file(exercise(m.exercise)));
 }
 
-// Bodies are found, and nothing else is touched.
+// Location of function bodies.
 
 constexpr const char* kText = R"(#include <a>
 int twice(int x);  // {
@@ -375,20 +373,20 @@ std::string fill_in_text(const Blank& blank, const std::string& text = kText) {
   return text.substr(p.begin, p.end - p.begin);
 }
 
-TEST(FunctionText, ABodyIsWhatIsBetweenItsBraces) {
+TEST(FunctionText, FindsBodyBetweenBraces) {
   EXPECT_EQ(fill_in_text({"int twice("}), "  return 2 * x;\n");
   EXPECT_TRUE(fill_in_text({"int f("}).starts_with("    if (c"));
   EXPECT_TRUE(fill_in_text({"int f("}).ends_with("    return 2;\n"));
   EXPECT_EQ(fill_in_text({"int f(", "return"}), "    return 2;\n");
 }
 
-TEST(FunctionText, WhatIsNotThereIsSaid) {
+TEST(FunctionText, ReportsMissingFunctions) {
   EXPECT_THROW(fill_in_text({"int thrice("}), Error);
   EXPECT_THROW(fill_in_text({"int twice(", "throw"}), Error);
   EXPECT_THROW(blanked_part(std::string(kText) + kText, {"int twice("}), Error);
 }
 
-TEST(FunctionText, AFileThatIsFilledAgainIsTheFile) {
+TEST(FunctionText, RefilledFileEqualsOriginal) {
   for (const Exercise& e : exercises()) {
     const std::string text = product_file(e);
     std::vector<std::string> bodies;

@@ -1,8 +1,6 @@
-// Fakes: files that do not solve an exercise and would like to be taken for a solution, or to do harm.
-//
-// They stand in tests/lab/fakes.txt. Most are handed in for every exercise, some for one: another way to the same
-// numbers. Each takes a second or two to build, so TESSERA_DRAW draws a fourteenth of them; TESSERA_FAKES=all builds
-// all, TESSERA_FAKES=WORDS those whose name has these words in it.
+// Fakes (tests/lab/fakes.txt): files that try to pass without solving the exercise, or to do harm. Most are submitted
+// for every exercise, some for one. A build takes one or two seconds, so TESSERA_DRAW selects a fourteenth of them;
+// TESSERA_FAKES=all builds all, TESSERA_FAKES=TEXT those whose name contains the text.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -18,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Fake {
-  std::string name, broke, exercise, text;  // exercise: empty, every one; text: the whole file, if it is not empty
+  std::string name, broke, exercise, text;  // exercise: empty for all; text: full file, unless empty
   std::vector<std::string> bodies;
   Texts changes;
 };
@@ -36,7 +34,6 @@ std::string replaced(std::string text, const Texts& words) {
   return text;
 }
 
-// The file of fakes, which says how it is written.
 std::vector<Fake> fakes() {
   std::vector<Fake> all;
   for (const Section& s : read_sections("fakes.txt")) {
@@ -52,9 +49,9 @@ std::vector<Fake> fakes() {
   return all;
 }
 
-std::string named(const Exercise& e, const Fake& fake) { return fmt::format("{}, which {}", e.name, fake.name); }
+std::string named(const Exercise& e, const Fake& fake) { return fmt::format("{}, {}", e.name, fake.name); }
 
-// The file that is handed in.
+// The submitted file.
 std::string write_fake(const Exercise& e, const Fake& fake, const fs::path& folder) {
   std::string product = read_file(fs::path(TESSERA_SOURCE_DIR) / e.file), text = fake.text;
   const std::string given = blanked_file(product, e);
@@ -70,7 +67,7 @@ std::string write_fake(const Exercise& e, const Fake& fake, const fs::path& fold
     EXPECT_NE(product.find(from), std::string::npos) << named(e, fake) << ": no '" << from << "'";
     product = replaced(product, {{from, to}});
   }
-  if (!fake.changes.empty())  // as if it were written again
+  if (!fake.changes.empty())  // differs from the original text
     for (const Blank& blank : e.blanks)
       product.insert(product.find('\n', blanked_part(product, blank).begin), "  // mine");
   if (!bodies.empty() || !fake.changes.empty())
@@ -85,7 +82,7 @@ std::string write_fake(const Exercise& e, const Fake& fake, const fs::path& fold
                          {"NAME", std::string(e.name)}});
 }
 
-// Nothing, where the fake is refused for its reason and has done no harm.
+// Empty if the fake is rejected with the expected reason and did no harm.
 std::string refused_fake(const Exercise& e, const Fake& fake) {
   const TemporaryDirectory folder(temporary_folder() / "tessera-fake");
   const fs::path kept = folder.path() / "kept", notes = folder.path() / "build/learner.d";
@@ -94,11 +91,11 @@ std::string refused_fake(const Exercise& e, const Fake& fake) {
   write_file(kept, "");
   fs::create_symlink(fs::path(TESSERA_SOURCE_DIR) / e.file, folder.path() / "linked.inc");
   if (text.ends_with("// NOTES\n")) fs::create_directory(notes.parent_path()), fs::create_symlink("/dev/null", notes);
-  const int held = ::open(kept.c_str(), O_WRONLY | O_CLOEXEC);  // what a process that takes descriptors finds
+  const int held = ::open(kept.c_str(), O_WRONLY | O_CLOEXEC);  // a descriptor that the sandbox must not inherit
   const fs::perms before = fs::status(kept).permissions();
   const Verdict verdict = check(e, folder.path(), fake.broke == "time" ? 3 : kGradingSeconds);
   ::close(held);
-  const std::string broke = fake.broke == "any" ? "" : fmt::format("  broke  {}\n", fake.broke);
+  const std::string broke = fake.broke == "any" ? "" : fmt::format("  failed {}\n", fake.broke);
   const std::string first = fmt::format("exercise {}, {}: not yet\n{}", e.number, e.name, broke);
   const bool noted = verdict.solved && verdict.notes.size() == 1 && verdict.notes[0].starts_with("includes ");
   const bool sound = fake.broke == "noted"
@@ -116,7 +113,7 @@ std::string refused_fake(const Exercise& e, const Fake& fake) {
                                          harmless ? "" : " and no harm", verdict.text);
 }
 
-TEST(Fakes, AreRefused) {
+TEST(Fakes, AreRejected) {
   std::vector<std::pair<const Exercise*, const Fake*>> all;
   const char *only = std::getenv("TESSERA_FAKES"), *draw = std::getenv("TESSERA_DRAW");
   size_t number = draw ? std::stoull(draw) : 0;
@@ -133,11 +130,11 @@ TEST(Fakes, AreRefused) {
   }
   ASSERT_FALSE(all.empty());
   if (only) fmt::print("{} fakes\n", all.size());
-  EXPECT_EQ(said_of_each(all.size(), [&](size_t i) { return refused_fake(*all[i].first, *all[i].second); }), "");
+  EXPECT_EQ(concat_messages(all.size(), [&](size_t i) { return refused_fake(*all[i].first, *all[i].second); }), "");
 }
 
-// Bytes of one kind, whatever is asked.
-TEST(Fakes, NoGraderTakesWhatIsNoAnswer) {
+// Constant bytes for every request.
+TEST(Fakes, GradersRejectMalformedAnswers) {
   for (const Exercise& e : exercises())
     for (const size_t size : {0, 8, 64, 4096, 100000})
       for (const char byte : {'\0', '\1', '\x7f', '\xff'}) {
@@ -148,18 +145,17 @@ TEST(Fakes, NoGraderTakesWhatIsNoAnswer) {
       }
 }
 
-// Answers of the product that were given before, are cut short, have zeros in their second half, or are of another
-// seed.
-TEST(Fakes, OldAndCutAnswersAreRefused) {
+// Correct answers that are replayed, truncated, half zeroed, or of another seed.
+TEST(Fakes, ReplayedAndTruncatedAnswersAreRejected) {
   for (const Exercise& e : exercises()) {
     std::vector<std::string> before;
     const Ask records = [&](const auto& local) { return before.emplace_back(local()); };
     EXPECT_TRUE(grade(e, records, 1).solved) << e.name;
     size_t asked = 0;
     const Ask replays = [&](const auto&) { return before.at(asked++ % before.size()); };
-    EXPECT_FALSE(grade(e, replays, 2).solved) << e.name << " takes what was right the last time";
+    EXPECT_FALSE(grade(e, replays, 2).solved) << e.name << " accepts replayed answers";
     const Ask repeats = [&](const auto&) { return before[0]; };
-    EXPECT_FALSE(grade(e, repeats, 1).solved) << e.name << " takes its first answer for all others";
+    EXPECT_FALSE(grade(e, repeats, 1).solved) << e.name << " accepts its first answer for all requests";
     const Ask cuts = [&](const auto& local) { return local().substr(8); };
     EXPECT_FALSE(grade(e, cuts, 1).solved) << e.name;
     const Ask clears = [&](const auto& local) {

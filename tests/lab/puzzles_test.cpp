@@ -1,4 +1,4 @@
-// Puzzles as a learner meets them: files that are given out, solutions that pass, and mistakes that are told apart.
+// Puzzles end to end: created files, passing solutions, diagnosed mistakes.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -35,14 +35,14 @@ std::string verdict_on(const Puzzle& p, uint64_t seed, const std::string& text) 
   return grade(p, place.path() / "mine").text;
 }
 
-// A search has found those of schedules and plans; tests/lab/solutions.txt has the others.
+// Solutions: of schedules and plans found by search, others in tests/lab/solutions.txt.
 std::string solution(const Puzzle& p, const Task& task) {
   if (!task.solution.empty()) return task.solution;
   for (const Section& section : read_sections("solutions.txt")) {
     if (section.words[0] != p.name) continue;
     std::string text = section.texts[0].second;
     if (task.begun.empty()) return text;
-    const std::vector<std::string> given = split(task.begun, '\n');  // the ranks, x, y, and vectors that stay sharded
+    const std::vector<std::string> given = split(task.begun, '\n');  // ranks, x, y, and vectors sharded between steps
     const auto last_word = [&](size_t line) { return given[line].substr(given[line].rfind(' ') + 1); };
     const std::string x = last_word(1), y = last_word(2), bias = y == "I" ? "I" : y == "S(2)" ? "S(0)" : "I->R";
     for (const auto& [name, value] : {std::pair{"{x}", x}, {"{y}", y}, {"{b}", bias}})
@@ -56,7 +56,7 @@ std::string solution(const Puzzle& p, const Task& task) {
   return "";
 }
 
-// The first seed whose task begins with these ranks.
+// The first seed whose task has these ranks.
 uint64_t seed_with(const Puzzle& p, const std::string& first) {
   uint64_t seed = 0;
   while (!p.task(seed).begun.starts_with(first)) ++seed;
@@ -65,7 +65,7 @@ uint64_t seed_with(const Puzzle& p, const std::string& first) {
 
 const Puzzle& puzzle(const std::string& name) { return *find_puzzle(name); }
 
-// The first seed whose stages are on the ranks that the product gives them.
+// The first seed with the default assignment of stages to ranks.
 uint64_t seed_in_order(const Puzzle& p) {
   for (uint64_t seed = 0;; ++seed) {
     const Schedule s = parse_schedule(p.task(seed).solution, "");
@@ -75,7 +75,7 @@ uint64_t seed_in_order(const Puzzle& p) {
   }
 }
 
-// The schedule with its lines in another order, so that each stage is on the rank that it has in `known`, if one has.
+// Reorders the lines of a schedule to match the ranks of the stages in `known`, if possible.
 Schedule on_job_ranks(const Schedule& known, const Schedule& s) {
   Schedule out = s;
   if (known.stages != s.stages || known.ranks != s.ranks) return out;
@@ -85,7 +85,7 @@ Schedule on_job_ranks(const Schedule& known, const Schedule& s) {
   return out;
 }
 
-// The bound that refuses a file; empty: none does.
+// The failed check of a file, or empty.
 std::string broken_bound(const Task& task, const std::string& text) {
   try {
     task.grade(text, "a file");
@@ -98,7 +98,7 @@ std::string broken_bound(const Task& task, const std::string& text) {
 TEST(Puzzles, EverySeedHasASolution) {
   for (const Puzzle& p : puzzles()) {
     if (p.file == "answers.txt") {
-      EXPECT_TRUE(has(verdict_on(p, 7, solution(p, p.task(7))), ": solved\n  held   score 3 of 3\n\n  run 1 [#]"))
+      EXPECT_TRUE(has(verdict_on(p, 7, solution(p, p.task(7))), ": solved\n  passed score 3 of 3\n\n  run 1 [#]"))
           << p.name;
       continue;
     }
@@ -112,10 +112,10 @@ TEST(Puzzles, EverySeedHasASolution) {
   }
 }
 
-// Without its first line, which names the seed, a file of one learner is still refused in the directory of another.
+// Files of other learners are rejected even without the first line that names the seed.
 TEST(Puzzles, FilesOfTwoLearnersAreNotInterchangeable) {
   for (const Puzzle& p : puzzles()) {
-    const size_t learners = p.file == "answers.txt" ? 3 : 16, neighbours = 4;  // the check of answers runs defects
+    const size_t learners = p.file == "answers.txt" ? 3 : 16, neighbours = 4;  // grading answers runs the faults
     std::vector<Task> tasks;
     for (size_t i = 0; i < learners + neighbours; ++i) tasks.push_back(p.task(7 + i));
     size_t taken = 0;
@@ -126,18 +126,18 @@ TEST(Puzzles, FilesOfTwoLearnersAreNotInterchangeable) {
   }
 }
 
-// What the program prints solves no puzzle: its schedules of these sizes, and the plans of its planner for the task.
-TEST(Puzzles, NoSeedIsSolvedByWhatTheProductPrints) {
-  std::map<std::pair<int64_t, int64_t>, std::vector<std::string>> plans;  // of sequences and context
+// Output of Tessera solves no puzzle: built-in schedules of these sizes and plans for the task.
+TEST(Puzzles, BuiltInOutputSolvesNoSeed) {
+  std::map<std::pair<int64_t, int64_t>, std::vector<std::string>> plans;  // by sequences and context
   for (const Puzzle& p : puzzles()) {
     std::set<std::string> tasks;
     for (uint64_t seed = 0; seed < kSeeds; ++seed) {
-      if (p.file == "plan.toml" && seed >= 16) continue;  // each has a search of its own
+      if (p.file == "plan.toml" && seed >= 16) continue;  // each requires a search
       const Task task = p.task(seed);
       std::vector<std::string> printed;
       int ranks = 0, microbatches = 0, context = 0;
       if (std::sscanf(task.numbers.c_str(), "- %d ranks, %d", &ranks, &microbatches) == 2) {
-        std::vector<Schedule> made = made_schedules(ranks, microbatches);
+        std::vector<Schedule> made = builtin_schedules(ranks, microbatches);
         made.push_back(eager_1f1b(ranks, microbatches));
         const Schedule known = parse_schedule(task.solution, "");
         for (const Schedule& s : made)
@@ -173,8 +173,8 @@ struct Attempt {
   uint64_t seed = 0;
 };
 
-// Wrong files, the bound that refuses each, and a part of what is said of it: those of tests/lab/puzzle_mistakes.txt,
-// schedules that the product has, and solutions that end early.
+// Wrong files with the failed check and a substring of the verdict: tests/lab/puzzle_mistakes.txt, built-in schedules,
+// and truncated solutions.
 std::vector<Attempt> mistakes() {
   std::vector<Attempt> out;
   for (const Puzzle& p : puzzles()) {
@@ -197,13 +197,13 @@ std::vector<Attempt> mistakes() {
                      "recompute_layers = 32; expected 4 to 28"});
       if (p.name == "pipeline") {
         plan("zero", "zero = 3", 1, 8, "zero = 3; expected at most 1");
-        plan("memory", "pp = 8\nschedule = 'gpipe'", 1, 1, "most of it activations");
-        plan("activations", "pp = 8\nschedule = 'v-half'\nrecompute = 'activation'", 1, 1, "fewer sequences each");
+        plan("memory", "pp = 8\nschedule = 'gpipe'", 1, 1, "mostly activations");
+        plan("activations", "pp = 8\nschedule = 'v-half'\nrecompute = 'activation'", 1, 1, "of fewer sequences");
       } else {
-        plan("memory", "", 1, 8, "most of it optimizer");
-        plan("activations", "zero = 3\nrecompute = 'block'", 5, 8, "fewer sequences each");
+        plan("memory", "", 1, 8, "mostly optimizer");
+        plan("activations", "zero = 3\nrecompute = 'block'", 5, 8, "of fewer sequences");
       }
-      plan("speed", "tp = 8\nrecompute = 'block'\nsp = true", 1, 1, "fewer ranks of tp");
+      plan("speed", "tp = 8\nrecompute = 'block'\nsp = true", 1, 1, "fewer tp ranks");
     }
     if (p.file != "schedule.txt") continue;
     const size_t begin = out.size();
@@ -215,15 +215,16 @@ std::vector<Attempt> mistakes() {
     out.push_back({name, "schedule", "0G0\n", "word 1: '0G0' is not an action"});
     out.push_back({name, "size", to_text(gpipe(r, m + 1)), fmt::format("expected {}, {} and {}", r, m, s.chunks())});
     if (name == "fill") {
-      out.push_back({name, "size", to_text(one_f_one_b(r, m)), "rank 0 has another line"});
+      out.push_back({name, "size", to_text(one_f_one_b(r, m)), "the line of rank 0 was changed"});
       out.push_back({name, "schedule", to_text(zb_h1(r, m)), "expected F and B"});
     } else if (s.chunks() == 1) {
       out.push_back({name, "in flight", to_text(gpipe(r, m)), "that is GPipe"});
       out.push_back({name, "bubble", to_text(naive(r, m)), "cause  one micro-batch at a time"});
-      out.push_back({name, "bubble", to_text(one_f_one_b(r, m)), p.number == 8 ? "B is whole" : "a rank waits though"});
+      out.push_back(
+          {name, "bubble", to_text(one_f_one_b(r, m)), p.number == 8 ? "B is not split" : "a rank is idle although"});
     } else if (name != "stages") {
-      out.push_back({name, "in flight", to_text(zb_v(r, m)), "rank 0 keeps"});
-      out.push_back({name, "bubble", to_text(v_min(r, m)), "a rank waits though"});
+      out.push_back({name, "in flight", to_text(zb_v(r, m)), "rank 0 has"});
+      out.push_back({name, "bubble", to_text(v_min(r, m)), "a rank is idle although"});
     }
     Schedule moved = s;
     std::ranges::rotate(moved.actions, moved.actions.begin() + 1);
@@ -239,7 +240,7 @@ std::vector<Attempt> mistakes() {
   for (int stage = 3; stage >= 0; --stage)
     for (int i = 0; i < stages.microbatches; ++i)
       slow.actions[static_cast<size_t>(stage % 2)].push_back({PassKind::B, stage, i});
-  out.push_back({"stages", "bubble", to_text(slow), "a rank waits though", in_order});
+  out.push_back({"stages", "bubble", to_text(slow), "a rank is idle although", in_order});
   for (const Section& x : read_sections("puzzle_mistakes.txt")) {
     const Puzzle& p = puzzle(x.words[0]);
     const std::map<std::string, std::string> ranks{
@@ -256,30 +257,30 @@ std::vector<Attempt> mistakes() {
   return out;
 }
 
-TEST(Puzzles, EachBoundRefusesMistakesAndIsNamed) {
-  std::map<std::string, std::set<std::string>> told, refused;
+TEST(Puzzles, EachCheckRejectsMistakes) {
+  std::map<std::string, std::set<std::string>> diagnosed, refused;
   for (const Attempt& a : mistakes()) {
     const std::string text = verdict_on(puzzle(a.puzzle), a.seed, a.text);
-    EXPECT_TRUE(has(text, fmt::format(": not yet\n  broke  {}\n", a.bound)) && has(text, a.says))
+    EXPECT_TRUE(has(text, fmt::format(": not yet\n  failed {}\n", a.bound)) && has(text, a.says))
         << a.bound << ": " << a.says << " of\n"
         << a.text << "\n"
         << text;
-    told[a.puzzle].insert(text.substr(0, text.find("\n\n")));
+    diagnosed[a.puzzle].insert(text.substr(0, text.find("\n\n")));
     refused[a.puzzle].insert(a.bound);
   }
   for (const Puzzle& p : puzzles()) {
-    EXPECT_GE(told[std::string(p.name)].size(), 3U) << p.name;
+    EXPECT_GE(diagnosed[std::string(p.name)].size(), 3U) << p.name;
     std::set<std::string> bounds;
     for (const Bound& bound : p.bounds) bounds.insert(std::string(bound.name));
-    if (p.name == "fill" || p.name == "stages") bounds.erase("in flight");  // they allow all micro-batches
-    if (p.name == "fill") bounds.erase("bubble");                           // the test below
-    if (p.name == "card") bounds.erase("zero");                             // it allows every stage
+    if (p.name == "fill" || p.name == "stages") bounds.erase("in flight");  // in-flight is unlimited
+    if (p.name == "fill") bounds.erase("bubble");                           // covered by the test below
+    if (p.name == "card") bounds.erase("zero");                             // all stages are allowed
     EXPECT_EQ(refused[std::string(p.name)], bounds) << p.name;
     EXPECT_EQ(points(p.bounds, p.bounds.size()), 6) << p.name;
   }
 }
 
-// A seed decides which fault each run has. The parts are of what each fault shows, in the order of the runs.
+// The seed determines the faults of the runs. `parts`: typical output of each fault, in the order of the runs.
 TEST(Puzzles, RunsAndAnswersFollowTheSeed) {
   const Puzzle& p = puzzle("traces");
   const char *none = " 0 bytes sent", *half = "all 0.5 times", *same = "unchanged by the step",
@@ -290,7 +291,7 @@ TEST(Puzzles, RunsAndAnswersFollowTheSeed) {
                    Names{none, same, others}),
         {7, {"gradients-divided-twice", "skipped-microbatch", "gradients-summed-twice"}, {half, others, twice}}}) {
     const std::string answers = fmt::format("1 {}\n2 {}\n3 {}\n", names[0], names[1], names[2]);
-    EXPECT_TRUE(has(verdict_on(p, seed, answers), "held   score 3 of 3")) << answers;
+    EXPECT_TRUE(has(verdict_on(p, seed, answers), "passed score 3 of 3")) << answers;
     const std::string wrong = changed(answers, names[1], names[0]);
     EXPECT_TRUE(has(verdict_on(p, seed, wrong), fmt::format("run 2 is not {}; score 2 of 3", names[0]))) << wrong;
     const std::string runs = p.task(seed).runs();
@@ -302,19 +303,19 @@ TEST(Puzzles, RunsAndAnswersFollowTheSeed) {
   }
 }
 
-TEST(Puzzles, FilesThatAreNoneAreRefusedInOneLine) {
+TEST(Puzzles, RejectsMalformedFilesWithOneLine) {
   for (const Puzzle& p : puzzles()) {
     for (const std::string& text : {std::string(), std::string("\177ELF\0\xff\xfe\n\1", 9), std::string("x\n")}) {
       const std::string verdict = verdict_on(p, 0, text);
-      EXPECT_TRUE(has(verdict, "not yet\n  broke ")) << p.name << verdict;
+      EXPECT_TRUE(has(verdict, "not yet\n  failed ")) << p.name << verdict;
       EXPECT_EQ(verdict.find('\x7f'), std::string::npos) << verdict;
     }
     EXPECT_THROW(grade(p, "/no/such/file"), InputError);
   }
 }
 
-// The seed of a directory decides: files of another learner's, and of another puzzle's, are refused there.
-TEST(Puzzles, AFileBelongsToTheDirectoryThatWasGivenOut) {
+// Files of other learners and other puzzles are rejected in a directory.
+TEST(Puzzles, RejectsFilesOfOtherDirectories) {
   const TemporaryDirectory place(temporary_folder() / "tessera-puzzle");
   for (const Puzzle& p : puzzles()) {
     EXPECT_TRUE(p.page.starts_with("# p" + std::to_string(p.number) + ". ")) << p.name;
@@ -339,8 +340,8 @@ TEST(Puzzles, AFileBelongsToTheDirectoryThatWasGivenOut) {
   EXPECT_GE(puzzles().size(), 12U);
 }
 
-// The table accepts no file that a run shows to be wrong, whichever placement is another.
-TEST(Placements, TheTableAcceptsNothingThatARunRefuses) {
+// For every changed placement, the table rejects what a run shows to be wrong.
+TEST(Placements, TableIsAsStrictAsARun) {
   std::vector<std::string> words{"R", "I", "P", "S(0)", "S(1)", "S(2)"};
   for (size_t from = 0; from < 6; ++from)
     for (size_t to = 0; to < 6; ++to)

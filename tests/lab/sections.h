@@ -1,5 +1,5 @@
-// Texts of tests, in files: `=== WORDS | WORDS` begins a section, `--- KIND` a text in it. Lines before the first
-// section say what stands there. And two threads that go through a list.
+// Test data files: `=== FIELD | FIELD` starts a section, `--- KIND` a text in it; lines before the first section are
+// comments. Also a loop over two threads.
 #pragma once
 #include <atomic>
 #include <future>
@@ -13,7 +13,7 @@ using Texts = std::vector<std::pair<std::string, std::string>>;
 
 struct Section {
   std::vector<std::string> words = {};
-  Texts texts = {{"", ""}};  // kinds and lines; the first has those before any kind
+  Texts texts = {{"", ""}};  // (kind, lines); first: lines before any kind
 };
 
 inline std::vector<Section> read_sections(const std::string& file) {
@@ -35,8 +35,8 @@ inline std::vector<Section> read_sections(const std::string& file) {
   return out;
 }
 
-// All that say(i) says of each i below `count`: two threads take one after another.
-inline std::string said_of_each(size_t count, const std::function<std::string(size_t)>& say) {
+// Concatenates say(i) for all i below `count`, computed by two threads.
+inline std::string concat_messages(size_t count, const std::function<std::string(size_t)>& say) {
   std::atomic<size_t> next = 0;
   const auto work = [&] {
     std::string said;
@@ -48,7 +48,7 @@ inline std::string said_of_each(size_t count, const std::function<std::string(si
   return here + other.get();
 }
 
-// Each `--- change` with its `--- to`, which may end within a line.
+// Pairs of `--- change` and `--- to`.
 inline Texts changelog_entries(const Section& section) {
   Texts out;
   for (const auto& [kind, text] : section.texts) {

@@ -1,4 +1,4 @@
-// A machine that is measured: constants from times, the file that keeps them, and ranks that share processors.
+// Measurement of a machine: fitted constants, the measurement file, and ranks that share CPU cores.
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
@@ -14,22 +14,22 @@
 namespace tessera::planner {
 namespace {
 
-TEST(Fit, FindsPlantedConstantsAndNoNegativeOnes) {
+TEST(Fit, RecoversNonNegativeConstants) {
   const Cost planted = {2e-6, 4e-12, 0, 1.5e-10, 3e-10};
   std::vector<Timed> timed;
-  for (const Sizes& sizes : {product_sizes(64, 64, 64), product_sizes(768, 384, 128), product_sizes(768, 128, 512),
-                             product_sizes(48, 1024, 64), product_sizes(2048, 65, 256), product_sizes(256, 2048, 512)})
+  for (const Sizes& sizes : {matmul_sizes(64, 64, 64), matmul_sizes(768, 384, 128), matmul_sizes(768, 128, 512),
+                             matmul_sizes(48, 1024, 64), matmul_sizes(2048, 65, 256), matmul_sizes(256, 2048, 512)})
     timed.push_back({sizes, seconds(planted, sizes)});
   const Cost found = fit(timed);
   for (size_t i = 0; i < kSizes; ++i) EXPECT_NEAR(found[i], planted[i], 1e-3 * planted[i] + 1e-15) << i;
-  // Times that fall as rows grow would need a negative constant.
+  // Times that decrease with the number of rows would require a negative constant.
   const Cost falling = fit({{row_sizes(1, 100), 2e-6}, {row_sizes(2, 100), 1.9e-6}, {row_sizes(4, 100), 1.8e-6}});
   for (const double c : falling) EXPECT_GE(c, 0);
   EXPECT_THROW(fit({}), Error);
   EXPECT_THROW(fit({{row_sizes(1, 1), 0}}), Error);
 }
 
-TEST(Fit, FindsLatencyAndBandwidth) {
+TEST(Fit, RecoversLatencyAndBandwidth) {
   std::vector<Timed> timed;
   for (const double bytes : {256.0, 8192.0, 65536.0, 4194304.0}) timed.push_back({{1, bytes}, 5e-6 + bytes * 2e-11});
   const Cost found = fit(timed);
@@ -47,57 +47,57 @@ class MachineFile : public testing::Test {
   Machine machine_ = test::planted_machine(2);
 };
 
-TEST_F(MachineFile, IsReadBackAsItWasWritten) {
-  EXPECT_FALSE(kept_machine(machine_.identity));
+TEST_F(MachineFile, RoundTrips) {
+  EXPECT_FALSE(load_machine(machine_.identity));
   machine_.costs[1][0][3] = {1.25e-6, 3e-10, 4.5e-12, 1e-9};
   machine_.links[4][2] = {7e-6, 2.5e-10};
-  keep(machine_);
-  const std::optional<Machine> kept = kept_machine(machine_.identity);
+  save_machine(machine_);
+  const std::optional<Machine> kept = load_machine(machine_.identity);
   ASSERT_TRUE(kept);
   EXPECT_EQ(*kept, machine_);
   Identity newer = machine_.identity;
   newer.version = "next";
-  EXPECT_FALSE(kept_machine(newer)) << "a version has figures of its own";
+  EXPECT_FALSE(load_machine(newer)) << "each version has its own file";
 }
 
-TEST_F(MachineFile, DamagedIsRefusedInOneLine) {
+TEST_F(MachineFile, RejectsDamagedFilesWithOneLine) {
   const std::string good = to_text(machine_);
   const auto with = [&](const std::string& from, const std::string& to) {
     std::string text = good;
     return text.replace(text.find(from), from.size(), to);
   };
   const std::vector<std::pair<std::string, std::string>> table = {
-      {"", "expected a line format = VALUE, found none"},
-      {good.substr(0, good.size() / 2), "found"},
+      {"", "expected a line format = VALUE, got none"},
+      {good.substr(0, good.size() / 2), "expected"},
       {good + "more = 1\n", "unknown key more"},
-      {with("format = 1", "format = 2"), "format: expected 1, found 2"},
+      {with("format = 1", "format = 2"), "format: expected 1, got 2"},
       {with("alone_fp32_update_call = 0.001", "alone_fp32_update_call = -1"),
        "alone_fp32_update_call: expected a number"},
       {with("alone_fp32_update_call = 0.001", "alone_fp32_update_call = true"),
-       "expected a number from 0 on, found true"},
-      {with("processors = 2", "processors = 0"), "processors: expected a number from 1 on"},
-      {with("ranks = \"2 4\"", "ranks = \"2 x\""), "ranks: expected numbers"},
-      {with("processors = 2", "processors = 3"), "3 processors"},
-      {with("version = \"test\"", "version = \"other\""), "by version other, not here"}};
+       "expected a number of at least 0, got true"},
+      {with("processors = 2", "processors = 0"), "processors: expected a number of at least 1"},
+      {with("ranks = \"2 4\"", "ranks = \"2 x\""), "ranks: expected integers"},
+      {with("processors = 2", "processors = 3"), "3 cores"},
+      {with("version = \"test\"", "version = \"other\""), "version other"}};
   for (const auto& [text, words] : table) {
     write(text);
     expect_error(Status::input, {words, machine_file(machine_.identity).string()},
-                 [&] { kept_machine(machine_.identity); });
+                 [&] { load_machine(machine_.identity); });
   }
 }
 
-TEST(SharedProcessors, RanksOnOneProcessorTakeTurns) {
+TEST(SharedCores, RanksOnOneCoreShareItsTime) {
   const Machine one = test::planted_machine(1), two = test::planted_machine(2);
   const Sizes call = row_sizes(1, 1);
   for (const double busy : {1.0, 2.0, 3.0}) {
     EXPECT_DOUBLE_EQ(one.seconds(Kernel::add, call, DType::float32, 1, busy), busy * 1e-3);
     EXPECT_DOUBLE_EQ(two.seconds(Kernel::add, call, DType::float32, 1, busy), std::max(1.0, busy / 2) * 1e-3);
   }
-  // Two ranks with two threads each share two processors.
+  // Two ranks with two threads each on two cores.
   EXPECT_DOUBLE_EQ(two.seconds(Kernel::add, call, DType::float32, 2, 2), 2e-3);
 }
 
-TEST(SharedProcessors, NeighboursSlowEachOtherDownAsMeasured) {
+TEST(SharedCores, InterpolatesMeasuredSlowdown) {
   Machine m = test::planted_machine(4);
   m.costs[static_cast<size_t>(MachineLoad::together)][0][static_cast<size_t>(Kernel::add)] = {1.6e-3};
   const auto at = [&](double busy) { return m.seconds(Kernel::add, row_sizes(1, 1), DType::float32, 1, busy); };
@@ -107,7 +107,7 @@ TEST(SharedProcessors, NeighboursSlowEachOtherDownAsMeasured) {
   EXPECT_NEAR(at(8), 3.2e-3, 1e-12);
 }
 
-TEST(SharedProcessors, AProcessorForEachRankGivesTheSimulator) {
+TEST(SharedCores, OneCorePerRankMatchesSimulator) {
   const Times times{.stages = {{.forward = 1, .backward = 2.5, .input = 1.5, .weight = 1}}};
   for (const Schedule& s : {one_f_one_b(3, 5), gpipe(2, 3), zb_h1(3, 4), zb_v(2, 4), interleaved(2, 4, 2)}) {
     const Simulation alone = simulate(s, times),
@@ -119,7 +119,7 @@ TEST(SharedProcessors, AProcessorForEachRankGivesTheSimulator) {
   }
 }
 
-TEST(SharedProcessors, OnOneProcessorNothingIsIdle) {
+TEST(SharedCores, OneCoreHasNoIdleTime) {
   for (const Schedule& s : {one_f_one_b(3, 5), gpipe(4, 4), zb_h2(3, 5)}) {
     double work = 0;
     for (const auto& list : s.actions)
@@ -139,7 +139,7 @@ Prediction on(const std::shared_ptr<const Machine>& machine, const Plan& plan) {
   return predict(c);
 }
 
-TEST(MeasuredStep, TwoRanksOnOneProcessorTakeTwiceTheTime) {
+TEST(MeasuredStep, TwoRanksOnOneCoreTakeTwiceTheTime) {
   Machine m = test::planted_machine(1);
   for (auto& links : m.links) links = {{2, {}}, {4, {}}};
   const auto one = std::make_shared<const Machine>(m);
@@ -147,7 +147,7 @@ TEST(MeasuredStep, TwoRanksOnOneProcessorTakeTwiceTheTime) {
   const auto two = std::make_shared<const Machine>(m);
   EXPECT_NEAR(on(one, {.dp = 2}).step_s, 2 * on(two, {.dp = 2}).step_s, 1e-9);
   EXPECT_NEAR(on(two, {.dp = 4}).step_s, 2 * on(two, {.dp = 2}).step_s, 1e-9);
-  // A pipeline on one processor has no bubble: it takes as long as its passes do.
+  // A pipeline on one core has no bubble: its time is that of its passes.
   const Prediction pipe = on(one, {.pp = 2, .microbatches = 4}), pipe_of_two = on(two, {.pp = 2, .microbatches = 4});
   EXPECT_GT(pipe_of_two.bubble, 0.1);
   EXPECT_LT(pipe_of_two.step_s, pipe.step_s);
@@ -169,8 +169,8 @@ TEST(MeasuredStep, PartsAddUp) {
   }
 }
 
-// Of 100 s of a step: off is what is more than 15% from what was measured, and more than 1% of the step.
-TEST(MeasuredStep, PartsThatAreOffAreMarked) {
+// A part is inaccurate if it differs by more than 15% and by more than 1% of the step (here 100 s).
+TEST(MeasuredStep, MarksInaccurateParts) {
   Prediction p{.memory = {{}}};
   Measured m{.step_s = 100, .memory = {.parameters = 100}};
   const auto off = [&](const std::string& part) {
@@ -197,11 +197,11 @@ TEST(Calibrate, MeasuresKernelsAndExchanges) {
     const Machine::Costs costs = bench::measure_kernels(DType::float32, quick, world);
     for (size_t k = 0; k < kKernels; ++k) {
       const auto kernel = static_cast<Kernel>(k);
-      const bool product = kernel <= Kernel::product_weight, attends = !product && kernel <= Kernel::attention_backward;
-      const double small = seconds(costs[k], product   ? product_sizes(64, 64, 64)
+      const bool product = kernel <= Kernel::matmul_weight, attends = !product && kernel <= Kernel::attention_backward;
+      const double small = seconds(costs[k], product   ? matmul_sizes(64, 64, 64)
                                              : attends ? attention_sizes(4, 64, 32, 32)
                                                        : row_sizes(4, 256)),
-                   large = seconds(costs[k], product   ? product_sizes(1024, 512, 512)
+                   large = seconds(costs[k], product   ? matmul_sizes(1024, 512, 512)
                                              : attends ? attention_sizes(8, 512, 256, 64)
                                                        : row_sizes(4096, 1024));
       EXPECT_GT(small, 0) << kKernelNames[k];

@@ -1,4 +1,4 @@
-// The predictions for Tessera's own runs, compared with what verify then counts.
+// Predictions of Tessera's own runs compared with verify and GPU measurements, and of published runs.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@
 namespace tessera::planner {
 namespace {
 
-Case drawn(uint64_t trial) {
+Case random_case(uint64_t trial) {
   test::Draw d("cases", trial);
   const bool llama = d.between(0, 1) == 1;
   Case c{.hardware = hardware_named("laptop")};
@@ -35,17 +35,17 @@ Case drawn(uint64_t trial) {
   return c;
 }
 
-TEST(OwnRuns, TellTheStepsThatTheyAreMeasuredIn) {
-  int told = 0;
+TEST(OwnRuns, MeasurementReportsProgress) {
+  int reported = 0;
   const Measured m = measure(
-      own_job(drawn(0)).value(), [&](int done) { EXPECT_EQ(done, told++); }, 2);
-  EXPECT_EQ(told, 5);  // the first three do not count
+      own_job(random_case(0)).value(), [&](int done) { EXPECT_EQ(done, reported++); }, 2);
+  EXPECT_EQ(reported, 5);  // includes three warm-up steps
   EXPECT_GT(m.step_s, 0);
 }
 
-TEST(OwnRuns, AreAsVerifyCountsThem) {
+TEST(OwnRuns, PredictionMatchesVerify) {
   for (uint64_t trial = 0; trial < test::plans(10); ++trial) {
-    const Case c = drawn(trial);
+    const Case c = random_case(trial);
     Job job = own_job(c).value();
     job.optim.steps = 1;
     const Prediction p = predict(c);
@@ -70,7 +70,7 @@ TEST(OwnRuns, AreAsVerifyCountsThem) {
   }
 }
 
-// A model of billions of parameters on GPUs, under any plan.
+// A random plan of a model with billions of parameters on GPUs.
 Case large(uint64_t trial) {
   test::Draw d("large", trial);
   const bool llama = d.between(0, 3) > 0;
@@ -93,18 +93,18 @@ Case large(uint64_t trial) {
   return c;
 }
 
-TEST(OwnRuns, ADescriptionOfMemoryIsNearTheDryRun) {
+TEST(OwnRuns, DescribedMemoryIsNearDryRun) {
   const auto trials = static_cast<int64_t>(test::plans(40));
   int64_t near = 0;
   for (int64_t trial = 0; trial < trials; ++trial) {
     const Case c = large(static_cast<uint64_t>(trial));
     const std::optional<Job> own = own_job(c);
     ASSERT_TRUE(own) << trial;
-    const Prediction whole = predict(c);
+    const Prediction full = predict(c);
     for (const bool simulated : {false, true}) {
       PipelineClock clock;
       const Prediction quick = by_description(c, layer_range(c, own), simulated ? &clock : nullptr);
-      const double ratio = quick.memory[quick.peak_rank].peak() / whole.memory[whole.peak_rank].peak();
+      const double ratio = quick.memory[quick.peak_rank].peak() / full.memory[full.peak_rank].peak();
       EXPECT_GT(ratio, 0.72) << trial << ": " << to_text(c.layout.plan);
       EXPECT_LT(ratio, 1.2) << trial << ": " << to_text(c.layout.plan);
       near += std::abs(ratio - 1) < 0.13 ? 1 : 0;
@@ -113,10 +113,10 @@ TEST(OwnRuns, ADescriptionOfMemoryIsNearTheDryRun) {
   EXPECT_GE(near, 2 * trials * 8 / 10 - 1);
 }
 
-// A rank's `peak_bytes` as `tessera train` counted it in the GPU's arena, in MB: on an H100 80GB HBM3 on 2026-11-26,
-// bf16 with fp32 gradients, master weights and moments, a vocabulary of 50304. The models are those of
-// bench/gpu_parts.py in its parts `pytorch` and `shapes`, on one rank; the layouts those of its part `strategies`, of
-// the first model on two ranks that share the card. Attention is cuDNN's, but the ring's, which takes as much.
+// Measured `peak_bytes` of a rank's GPU arena in MB (`tessera train` on an H100 80GB HBM3, 2026-11-26): bf16 with fp32
+// gradients, master weights and moments, vocabulary of 50304. Models of the parts `pytorch` and `shapes` of
+// bench/gpu_parts.py on one rank, layouts of its part `strategies` for the first model on two ranks that share the GPU.
+// Attention: cuDNN; ring attention uses the same amount.
 ModelShape gpt(int64_t layers, int64_t heads, int64_t channels, int64_t context) {
   return {.layers = layers, .channels = channels, .heads = heads, .vocab = 50304, .context = context};
 }
@@ -139,8 +139,8 @@ ModelShape with_experts(ModelShape m) {
 
 const ModelShape kGpt2 = gpt(12, 12, 768, 1024);
 
-// The model, the plan, the sequences of a micro-batch, and megabytes.
-const std::tuple<const char*, ModelShape, Plan, int64_t, double> kOnTheCard[] = {
+// Name, model, plan, sequences per micro-batch, megabytes.
+const std::tuple<const char*, ModelShape, Plan, int64_t, double> kGpuMeasurements[] = {
     {"gpt2", kGpt2, {}, 32, 15378},
     {"gpt2-8k", gpt(12, 12, 768, 8192), {}, 4, 15477},
     {"gpt2-32k", gpt(12, 12, 768, 32768), {}, 1, 15816},
@@ -159,11 +159,11 @@ const std::tuple<const char*, ModelShape, Plan, int64_t, double> kOnTheCard[] = 
     {"gpt2", kGpt2, {.pp = 2, .schedule = ScheduleKind::zb_h1, .microbatches = 4}, 8, 5048},
 };
 
-TEST(OwnRuns, HoldOnAGpuWhatWasFoundThere) {
+TEST(OwnRuns, PredictionMatchesPeakOnGpu) {
 #if defined(__SANITIZE_ADDRESS__)
-  GTEST_SKIP() << "the address sanitizer writes an eighth of what is only reserved";
+  GTEST_SKIP() << "the address sanitizer writes shadow memory of one eighth of the reserved memory";
 #endif
-  for (const auto& [name, model, plan, sequences, megabytes] : kOnTheCard) {
+  for (const auto& [name, model, plan, sequences, megabytes] : kGpuMeasurements) {
     const Case c{.model = model,
                  .layout = {.plan = plan, .sequences = sequences},
                  .hardware = hardware_named("h100"),
@@ -173,13 +173,13 @@ TEST(OwnRuns, HoldOnAGpuWhatWasFoundThere) {
   }
 }
 
-// Runs that were published, none of which any figure was fitted to: step times, ratios, order, and memory.
+// Published runs, none of which was used for fitting: step times, ratios, order and memory.
 // TESSERA_TABLE=1 prints every run.
 
 struct Record {
   std::string source, group;
   Case c;
-  double step_s = 0, memory_bytes = 0;  // published; 0: not
+  double step_s = 0, memory_bytes = 0;  // published; 0: unknown
   Prediction p = predict(c);
   double time_error() const { return std::abs(p.step_s / step_s - 1); }
 };
@@ -212,7 +212,7 @@ void print(const std::vector<Record>& runs) {
                                   : "");
 }
 
-TEST(Published, RunsAreWithinTheBars) {
+TEST(Published, RunsAreWithinErrorBounds) {
   const std::vector<Record> runs = published();
   ASSERT_GT(runs.size(), 200u);
   if (std::getenv("TESSERA_TABLE")) print(runs);
@@ -245,11 +245,11 @@ TEST(Published, RunsAreWithinTheBars) {
   bars("memory with selective recomputation by operations", selected, 0.06, 0.30);
   bars("memory of FSDP in a pipeline", piped, 0.12, 0.20);
   fmt::print("H100 outside its range: {} of {}\n", outside, h100.size());
-  EXPECT_LE(outside, static_cast<int>(h100.size() / 3));  // torchtitan's cards have 500 W of 700
+  EXPECT_LE(outside, static_cast<int>(h100.size() / 3));  // torchtitan's GPUs are limited to 500 W of 700 W
 }
 
-// Each of the A100's tables with one speed factor: the median of the other tables'. The H100 has two tables, too few.
-TEST(Published, OneFactorForAGeneration) {
+// Scales each A100 table by one factor, the median of the other tables. The H100 has too few tables (two).
+TEST(Published, OneFactorFitsAGeneration) {
   std::map<std::string, std::vector<double>> tables;  // published over predicted
   for (const Record& r : published())
     if (r.step_s > 0 && r.c.hardware.multiprocessors == 108) tables[r.source].push_back(r.step_s / r.p.step_s);
@@ -265,8 +265,8 @@ TEST(Published, OneFactorForAGeneration) {
   EXPECT_LE(mean(medians), 0.08);
 }
 
-// Plans of one model on one cluster, by one software: the group of a run.
-TEST(Published, PlansAreInTheirOrder) {
+// A group contains plans of one model on one cluster with one framework.
+TEST(Published, PlanOrderIsPredicted) {
   std::map<std::string, std::vector<Record>> groups;
   for (Record& r : published())
     if (r.step_s > 0 && !r.group.starts_with("mosaic")) groups[r.group].push_back(std::move(r));

@@ -1,4 +1,4 @@
-// Rules that every prediction must keep, and questions that are refused.
+// Invariants of predictions, closed forms of papers, and rejected cases.
 #include "planner/case_json.h"
 #include "planner/memory.h"
 #include "planner/work.h"
@@ -14,7 +14,7 @@ Case make_case(const char* model, const char* hardware, const char* software) {
           .software = software_named(software)};
 }
 
-Case drawn(uint64_t trial) {
+Case random_case(uint64_t trial) {
   const Philox random = Philox::named(7, "predictions");
   uint64_t at = 100 * trial;
   const auto of = [&](std::initializer_list<int64_t> choices) {
@@ -48,9 +48,9 @@ Case drawn(uint64_t trial) {
   return c;
 }
 
-TEST(Predict, PartsAddUpAndNumbersAreNumbers) {
+TEST(Predict, PartsAddUpAndValuesAreFinite) {
   for (uint64_t trial = 0; trial < 300; ++trial) {
-    const Prediction p = predict(drawn(trial));
+    const Prediction p = predict(random_case(trial));
     const Parts& x = p.parts;
     EXPECT_NEAR(p.parts.sum(), p.step_s, 1e-12 * p.step_s);
     for (const double part : {x.compute, x.recompute, x.bubble, x.tp, x.cp, x.ep, x.dp, x.optimizer})
@@ -63,9 +63,9 @@ TEST(Predict, PartsAddUpAndNumbersAreNumbers) {
   }
 }
 
-TEST(Predict, BetterHardwareIsNeverSlowerAndTwiceTheBatchNeverMoreThanTwice) {
+TEST(Predict, IsMonotonicInHardwareAndBatch) {
   for (uint64_t trial = 0; trial < 100; ++trial) {
-    const Case c = drawn(trial);
+    const Case c = random_case(trial);
     const double step = predict(c).step_s;
     for (double Hardware::*rate : {&Hardware::peak_flops, &Hardware::hbm_bytes_per_s, &Hardware::intra_bytes_per_s,
                                    &Hardware::inter_bytes_per_s}) {
@@ -80,8 +80,7 @@ TEST(Predict, BetterHardwareIsNeverSlowerAndTwiceTheBatchNeverMoreThanTwice) {
   }
 }
 
-// By closed forms what the simulation says, but for uneven ends and messages.
-TEST(Predict, PlansFitToTheByte) {
+TEST(Predict, PlanFitsExactlyUpToCapacity) {
   Case c = make_case("llama2-7b", "h100", "megatron");
   c.layout = {.plan = {.tp = 8}};
   c.hardware.reserved_bytes = 0;
@@ -93,9 +92,9 @@ TEST(Predict, PlansFitToTheByte) {
   }
 }
 
-// 6 FLOPs for each of 6,738,415,616 parameters but the table of 32,000 x 4,096 and the last norm; 12 for each of 32
-// layers, 4,096 channels and 4,096 keys.
-TEST(Predict, RatesAreWorkOverTime) {
+// 6 FLOPs per parameter (6,738,415,616 without the 32,000 x 4,096 embedding table and the final norm), and 12 x 32
+// layers x 4,096 channels x 4,096 keys.
+TEST(Predict, ThroughputIsWorkOverTime) {
   constexpr double kFlops = 6.0 * (6738415616 - 131072000 - 4096) + 12.0 * 32 * 4096 * 4096, kTokens = 16 * 4096;
   Case c = make_case("llama2-7b", "h100", "megatron");
   c.layout = {.plan = {.dp = 2, .tp = 4, .microbatches = 4}, .sequences = 2};
@@ -108,25 +107,25 @@ TEST(Predict, RatesAreWorkOverTime) {
   EXPECT_EQ(std::pair(p.fastest_s, p.slowest_s), std::pair(0.75 * p.step_s, 1.5 * p.step_s));
 }
 
-TEST(Predict, EstimatesAreNear) {
+TEST(Predict, ClosedFormsAreNearSimulation) {
   for (uint64_t trial = 0; trial < 100; ++trial) {
-    const Case c = drawn(trial);
+    const Case c = random_case(trial);
     const auto layers = layers_of_stages(c, std::ssize(rank_of_stages(c.layout.plan)));
-    const Prediction near = by_description(c, layers, nullptr), whole = predict(c);
-    EXPECT_NEAR(near.step_s / whole.step_s, 1, 0.35) << trial;
-    EXPECT_EQ(near.parts.compute, whole.parts.compute);
+    const Prediction near = by_description(c, layers, nullptr), full = predict(c);
+    EXPECT_NEAR(near.step_s / full.step_s, 1, 0.35) << trial;
+    EXPECT_EQ(near.parts.compute, full.parts.compute);
   }
 }
 
-// Pages draw the pipeline again from these times: it takes the step, but for the update.
-TEST(Predict, WhatIsDrawnTakesWhatWasPredicted) {
+// Reports simulate the pipeline from these times: the makespan is the step without update and data axis.
+TEST(Predict, SimulatedStagesTakePredictedTime) {
   for (const bool overlap : {false, true}) {
     Case c = make_case("llama2-7b", "a100-80", "megatron");
     c.layout.plan = {.pp = 4, .microbatches = 8};
     c.software.pp_overlap = overlap;
     const Prediction p = predict(c);
-    const Simulation drawn = simulate(make_schedule(c.layout.plan), {.stages = p.stages, .message = p.message_s});
-    EXPECT_NEAR(drawn.makespan, p.step_s - p.parts.optimizer - p.parts.dp, 1e-9 * p.step_s) << overlap;
+    const Simulation simulation = simulate(make_schedule(c.layout.plan), {.stages = p.stages, .message = p.message_s});
+    EXPECT_NEAR(simulation.makespan, p.step_s - p.parts.optimizer - p.parts.dp, 1e-9 * p.step_s) << overlap;
   }
 }
 
@@ -137,7 +136,7 @@ std::string refusal(const std::string& model, const std::string& plan, const std
   return error_message([&] { predict(case_from_json(text, "cases")); }, status);
 }
 
-TEST(Predict, RefusesWhatCannotBe) {
+TEST(Predict, RejectsInvalidCases) {
   EXPECT_EQ(refusal("", R"("dp":2)"), "nothing was thrown");
   EXPECT_TRUE(has(refusal(R"(,"width":3)", ""), "model.width"));
   EXPECT_TRUE(has(refusal("", R"("tensor":2)"), "plan.tensor"));
@@ -156,7 +155,7 @@ TEST(Predict, RefusesWhatCannotBe) {
   EXPECT_TRUE(has(refusal(R"(,"experts":4,"experts_per_token":2)", R"("recompute":"op")", fsdp + "}"), "experts"));
   EXPECT_TRUE(has(refusal("", "", fsdp + R"(,"reshard_after_forward":true})"), "reshard_after_forward"));
   EXPECT_NO_THROW(check(Plan{}));
-  EXPECT_THROW(check(Plan{.recompute = Recompute::op}), FieldError);  // no model here has it
+  EXPECT_THROW(check(Plan{.recompute = Recompute::op}), FieldError);  // not supported by Tessera
   EXPECT_TRUE(has(refusal("", "", R"("h1000")"), "a100-80"));
   EXPECT_TRUE(has(refusal("", "", R"({"base":"h100","hbm_bytes_per_s":0})"), "hbm_bytes_per_s"));
   EXPECT_TRUE(has(refusal("", "", R"({"base":"h100","peak_flops":-1})"), "peak_flops"));
@@ -169,7 +168,7 @@ TEST(Predict, RefusesWhatCannotBe) {
   EXPECT_TRUE(has(refusal("", "", R"({"peak_flops":1e12})"), "hbm_bytes_per_s"));
 }
 
-// Bubbles, activations and states against the formulas of the papers.
+// Bubbles, activations and model states compared with formulas of papers.
 
 constexpr double kPoint = 0.01;
 
@@ -181,7 +180,7 @@ double bubble(ScheduleKind kind, int64_t p, int64_t m, bool spans = true) {
 }
 
 // Huang et al. 2019; Qi et al. 2024, table 2.
-TEST(ClosedForms, BubblesOfEqualStages) {
+TEST(ClosedForms, BubblesMatchPapers) {
   for (const int64_t p : {2, 4, 8, 64})
     for (const int64_t m : {2 * p, 5 * p + 1, int64_t{3000}}) {
       const auto ranks = static_cast<double>(p), batches = static_cast<double>(m);
@@ -192,8 +191,8 @@ TEST(ClosedForms, BubblesOfEqualStages) {
     }
 }
 
-// Whatever it was asked before.
-TEST(ClosedForms, TheClockSaysWhatTheSimulationSays) {
+// Independent of previous calls (cached schedules).
+TEST(ClosedForms, ClockMatchesSimulation) {
   PipelineClock clock;
   for (uint64_t trial = 0; trial < test::plans(100); ++trial) {
     test::Draw draw("clock", trial);
@@ -204,18 +203,18 @@ TEST(ClosedForms, TheClockSaysWhatTheSimulationSays) {
     const auto some = [&] { return static_cast<double>(draw.between(0, 90)) / 100; };
     for (StageTimes& s : stages) s = {some(), some(), some(), some()};
     const double message = some();
-    const Simulation whole = simulate(make_schedule(plan), {.stages = stages, .message = message});
+    const Simulation full = simulate(make_schedule(plan), {.stages = stages, .message = message});
     const PipelineTime found = clock.time(plan, stages, message, false);
-    EXPECT_EQ(found.seconds, whole.makespan) << value_name(plan.schedule) << ' ' << plan.pp;
-    EXPECT_EQ(found.in_flight, whole.in_flight) << value_name(plan.schedule) << ' ' << plan.pp;
+    EXPECT_EQ(found.seconds, full.makespan) << value_name(plan.schedule) << ' ' << plan.pp;
+    EXPECT_EQ(found.in_flight, full.in_flight) << value_name(plan.schedule) << ' ' << plan.pp;
     double longest = 0;
-    for (const auto& list : whole.actions) longest = std::max(longest, list.back().end - list.front().start);
+    for (const auto& list : full.actions) longest = std::max(longest, list.back().end - list.front().start);
     EXPECT_EQ(clock.time(plan, stages, message, true).seconds, longest) << value_name(plan.schedule) << ' ' << plan.pp;
   }
 }
 
-// The clock simulates the first turns of a long pipeline only.
-TEST(ClosedForms, ALongPipelineIsAsLongAsItsWholeSimulation) {
+// The clock simulates only the first rounds of a long pipeline and extrapolates.
+TEST(ClosedForms, ExtrapolationMatchesFullSimulation) {
   for (uint64_t trial = 0; trial < test::plans(60); ++trial) {
     test::Draw draw("long pipelines", trial);
     const int64_t p = draw.between(2, 8);
@@ -229,14 +228,14 @@ TEST(ClosedForms, ALongPipelineIsAsLongAsItsWholeSimulation) {
     const auto about = [&](double x) { return x * static_cast<double>(draw.between(90, 110)) / 100; };
     for (StageTimes& s : stages) s = {about(1), about(2), about(1), about(1)};
     const double message = static_cast<double>(draw.between(0, 3)) / 20;
-    const Simulation whole = simulate(schedule_with(plan, plan.microbatches), {.stages = stages, .message = message});
+    const Simulation full = simulate(schedule_with(plan, plan.microbatches), {.stages = stages, .message = message});
     const PipelineTime found = PipelineClock().time(plan, stages, message, false);
-    EXPECT_NEAR(found.seconds, whole.makespan, 0.01 * whole.makespan) << value_name(plan.schedule) << ' ' << p;
-    EXPECT_EQ(found.in_flight, whole.in_flight) << value_name(plan.schedule) << ' ' << p;
+    EXPECT_NEAR(found.seconds, full.makespan, 0.01 * full.makespan) << value_name(plan.schedule) << ' ' << p;
+    EXPECT_EQ(found.in_flight, full.in_flight) << value_name(plan.schedule) << ' ' << p;
   }
 }
 
-// GPT-3's sizes, on ranks of tp.
+// GPT-3 with tensor parallelism.
 Case korthikanti(int64_t t, bool sp, Recompute recompute) {
   Case c{.model = {.layers = 96, .channels = 12288, .heads = 96, .vocab = 51200, .context = 2048},
          .layout = {.plan = {.tp = t, .sp = sp, .recompute = recompute}, .sequences = 2},
@@ -247,20 +246,20 @@ Case korthikanti(int64_t t, bool sp, Recompute recompute) {
 }
 
 // Korthikanti et al. 2022, equations 1 to 6 and table 2.
-TEST(ClosedForms, ActivationsOfALayer) {
+TEST(ClosedForms, LayerActivationsMatchPaper) {
   const double s = 2048, b = 2, h = 12288, a = 96, t = 8, sbh = s * b * h, pairs = 5 * a * s / h;
-  EXPECT_EQ(kept_by_layer(korthikanti(1, false, Recompute::none)), sbh * (34 + pairs));
-  EXPECT_EQ(kept_by_layer(korthikanti(8, false, Recompute::none)), sbh * (10 + 24 / t + pairs / t));
-  EXPECT_EQ(kept_by_layer(korthikanti(8, true, Recompute::none)), sbh / t * (34 + pairs));
-  EXPECT_EQ(kept_by_layer(korthikanti(8, false, Recompute::attention)), sbh * (10 + 24 / t));
-  EXPECT_EQ(kept_by_layer(korthikanti(8, true, Recompute::attention)), sbh * 34 / t);
-  EXPECT_EQ(kept_by_layer(korthikanti(8, false, Recompute::block)), sbh * 2);
+  EXPECT_EQ(saved_by_layer(korthikanti(1, false, Recompute::none)), sbh * (34 + pairs));
+  EXPECT_EQ(saved_by_layer(korthikanti(8, false, Recompute::none)), sbh * (10 + 24 / t + pairs / t));
+  EXPECT_EQ(saved_by_layer(korthikanti(8, true, Recompute::none)), sbh / t * (34 + pairs));
+  EXPECT_EQ(saved_by_layer(korthikanti(8, false, Recompute::attention)), sbh * (10 + 24 / t));
+  EXPECT_EQ(saved_by_layer(korthikanti(8, true, Recompute::attention)), sbh * 34 / t);
+  EXPECT_EQ(saved_by_layer(korthikanti(8, false, Recompute::block)), sbh * 2);
 }
 
-// The first stage holds what all layers keep of one micro-batch, whatever p is, and L / (p m) (p - 1) more of
-// interleaved chunks (section 4.2.3); the last one in one stage has the embeddings' mask, the norm's input, the head's,
+// The first stage holds the activations of all layers for one micro-batch, independent of p, and a fraction (p - 1) /
+// (p m) more with interleaving (section 4.2.3). A single stage adds the embedding mask, the inputs of norm and head,
 // and logits.
-TEST(ClosedForms, ActivationsOfAllLayers) {
+TEST(ClosedForms, ModelActivationsMatchPaper) {
   const double s = 2048, b = 2, h = 12288, v = 51200, sbh = s * b * h, layer = sbh * 34 / 8;
   Case c = korthikanti(8, true, Recompute::attention);
   const double ends = sbh / 8 * (1 + 2 + 2) + 4 * s * b * v / 8;
@@ -275,7 +274,7 @@ TEST(ClosedForms, ActivationsOfAllLayers) {
 }
 
 // Rajbhandari et al. 2020, figure 1 and table 1: 7.5e9 parameters in mixed precision, in GB.
-TEST(ClosedForms, StatesOfZero) {
+TEST(ClosedForms, ZeroStatesMatchPaper) {
   Case c{.model = {.layers = 36, .channels = 4096, .heads = 32, .vocab = 51200, .context = 2048},
          .hardware = hardware_named("v100"),
          .software = software_named("deepspeed")};
@@ -295,8 +294,8 @@ TEST(ClosedForms, StatesOfZero) {
     }
 }
 
-// Each end of a pipeline has a copy of the tied table, as if it were untied; one rank has it once.
-TEST(ClosedForms, PipelineEndsEachHoldATiedTable) {
+// A pipeline stores a tied table on both ends, as if untied; a single rank stores it once.
+TEST(ClosedForms, BothPipelineEndsHoldATiedTable) {
   const double h = 12288, table = 51200 * h, layers = 48 * (12 * h * h + 13 * h), positions = 2048 * h;
   for (const bool tied : {true, false}) {
     Case c = korthikanti(1, false, Recompute::none);
@@ -312,8 +311,8 @@ TEST(ClosedForms, PipelineEndsEachHoldATiedTable) {
   }
 }
 
-// Bytes of an update: gradients for the norm and again, with two moments and a master copy that are read and written.
-// ZeRO shards them over the ranks of dp and of cp together.
+// Bytes of an update: gradients are read for the norm and the update, moments and master copy are read and written.
+// ZeRO shards them over dp x cp.
 TEST(ClosedForms, UpdateIsShardedOverDataAndContextRanks) {
   Case c = make_case("llama3-8b", "h100", "megatron");
   const double all = parameters(c.model) * (2 * 12 + 3 * 4 + 2) / (0.85 * c.hardware.hbm_bytes_per_s);
@@ -325,9 +324,9 @@ TEST(ClosedForms, UpdateIsShardedOverDataAndContextRanks) {
     }
 }
 
-// On links so slow that the exchange outlasts both passes: a reduction is hidden by the backward pass, the parameters
-// of ZeRO-1 by the forward pass after it.
-TEST(ClosedForms, TheBackwardPassHidesReductions) {
+// Links are so slow that communication takes longer than both passes: reductions overlap the backward pass, the
+// all-gather of ZeRO-1 the next forward pass.
+TEST(ClosedForms, ReductionsOverlapBackward) {
   Case c = make_case("llama2-7b", "h100", "megatron");
   c.hardware.intra_bytes_per_s = c.hardware.inter_bytes_per_s = 1e8;
   for (const ZeroStage zero : {ZeroStage::none, ZeroStage::one}) {
@@ -344,16 +343,16 @@ TEST(ClosedForms, TheBackwardPassHidesReductions) {
   }
 }
 
-// torchtitan's policy counts the products q, k, v, o, gate, up and down, and keeps what the odd ones give. 8,192 tokens
-// of Llama 3 8B: of k and v 1,024 channels, of gate 14,336.
-TEST(ClosedForms, EverySecondProductIsKept) {
+// torchtitan's policy saves the outputs of every second matmul of q, k, v, o, gate, up and down. Llama 3 8B with 8,192
+// tokens: 1,024 channels for k and v, 14,336 for gate.
+TEST(ClosedForms, OpRecomputationSavesEverySecondOp) {
   Case c = make_case("llama3-8b", "h100", "fsdp");
   c.layout.plan.recompute = Recompute::op;
   const double s = 8192, h = 4096;
-  EXPECT_EQ(kept_by_layer(c), 2 * s * (h + h + 1024 + h + 14336 + h) + 4 * 32 * s);
-  double again = 0;
-  for (const Task& task : step_work(c, Caller::described).layer.again.tasks) again += task.flops;
-  EXPECT_EQ(again, 2 * s * h * (1024 + 4096 + 14336));
+  EXPECT_EQ(saved_by_layer(c), 2 * s * (h + h + 1024 + h + 14336 + h) + 4 * 32 * s);
+  double recomputed = 0;
+  for (const Task& task : step_work(c, Caller::described).layer.recompute.tasks) recomputed += task.flops;
+  EXPECT_EQ(recomputed, 2 * s * h * (1024 + 4096 + 14336));
   c.layout.plan.recompute = Recompute::none;
   const double all = predict(c).parts.compute;
   for (const auto& [recompute, part] : {std::pair{Recompute::op, 0.12}, {Recompute::block, 0.33}}) {
@@ -362,18 +361,20 @@ TEST(ClosedForms, EverySecondProductIsKept) {
     EXPECT_EQ(parts.compute, all);
     EXPECT_NEAR(parts.recompute / all / part, 1, 0.4) << part;
   }
-  // A sum over tp is whole before it is scattered, and so is what the last product gave.
+  // The output of the last matmul is unsharded before the reduce-scatter.
   c.layout.plan = {.tp = 8, .sp = true, .recompute = Recompute::op};
-  EXPECT_EQ(kept_by_layer(c), 2 * s * (3 * h / 8 + 2 * h / 8 + 128 + 14336.0 / 8 + h) + 4 * 4 * s);
+  EXPECT_EQ(saved_by_layer(c), 2 * s * (3 * h / 8 + 2 * h / 8 + 128 + 14336.0 / 8 + h) + 4 * 4 * s);
 }
 
-// PyTorch's pipeline: parameters and gradients are whole between micro-batches, each of which has buffers of its own.
-TEST(ClosedForms, FsdpInAPipelineKeepsStagesWhole) {
+// PyTorch pipelines keep parameters and gradients unsharded between micro-batches, with separate receive buffers for
+// each.
+TEST(ClosedForms, FsdpPipelineStagesStayUnsharded) {
   Case c = make_case("llama3-8b", "h100", "fsdp");
   Plan& p = c.layout.plan;
   p = {.pp = 4, .dp = 2, .zero = ZeroStage::three, .microbatches = 8, .recompute = Recompute::block};
   const double message = 2 * 8192.0 * 4096, layer = stage_parameters(c, 1, false, false).all();
-  for (const auto& [rank, messages] : {std::pair{size_t{0}, 8 + 4}, {1, 8 + 8}, {3, 8 - 1}}) {  // 4 in flight, and 1
+  for (const auto& [rank, messages] :
+       {std::pair{size_t{0}, 8 + 4}, {1, 8 + 8}, {3, 8 - 1}}) {  // in flight: 4 (first), 1 (last)
     const double held = stage_parameters(c, 8, rank == 0, rank == 3).all();
     const MemoryParts m = predict(c).memory.at(rank);
     EXPECT_EQ(m.gradients, 4 * held) << rank;
@@ -392,8 +393,8 @@ TEST(ClosedForms, FsdpInAPipelineKeepsStagesWhole) {
   EXPECT_LT(predict(c).memory.at(1).gradients, 3 * stage_parameters(c, 8, false, false).all());
 }
 
-// As their makers publish them, to the last parameter.
-TEST(ClosedForms, ParametersOfPublishedModels) {
+// Exact published parameter counts.
+TEST(ClosedForms, ParameterCountsMatchPublishedModels) {
   const std::pair<const char*, double> published[] = {
       {"llama2-7b", 6738415616},     {"llama2-13b", 13015864320},  {"llama2-70b", 68976648192},
       {"llama3-8b", 8030261248},     {"llama3-70b", 70553706496},  {"llama3-405b", 405853388800},
@@ -409,7 +410,7 @@ TEST(ClosedForms, ParametersOfPublishedModels) {
     ModelConfig config = preset(name).value();
     config.vocab = 50257;
     EXPECT_EQ(parameters(to_model_shape(config)), expected) << name;
-    config.positions = std::exchange(config.context, 256);  // the table stays whole
+    config.positions = std::exchange(config.context, 256);  // the position table is not truncated
     EXPECT_EQ(parameters(to_model_shape(config)), expected) << name;
     EXPECT_EQ(parameters(to_model_shape(to_model_config(to_model_shape(config)))), expected) << name;
   }

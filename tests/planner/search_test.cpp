@@ -1,4 +1,4 @@
-// The search against brute force, its layouts against the rules of a run, and what it says.
+// The search compared with brute force, its layouts with the checks of a run, and recommendations.
 #include <fmt/format.h>
 
 #include <set>
@@ -11,7 +11,7 @@
 namespace tessera::planner {
 namespace {
 
-// A small model on small cards, so that some plans do not fit.
+// A small model on GPUs with little memory, so that some plans do not fit.
 SearchRequest small(int64_t ranks = 4, int64_t batch = 4) {
   SearchRequest q{.model = {.layers = 4, .channels = 512, .heads = 4, .kv_heads = 2, .vocab = 4096, .context = 256},
                   .hardware = hardware_named("h100"),
@@ -36,7 +36,7 @@ std::string refusal(const SearchRequest& q) {
   return error_message([&] { search(q); });
 }
 
-TEST(Search, FindsWhatBruteForceFinds) {
+TEST(Search, MatchesBruteForce) {
   for (const auto& [ranks, batch, memory] : {std::tuple<int64_t, int64_t, double>{1, 4, 1e9},
                                              {2, 4, 0.3e9},
                                              {4, 4, 0.25e9},
@@ -61,7 +61,7 @@ TEST(Search, FindsWhatBruteForceFinds) {
   }
 }
 
-SearchRequest drawn(uint64_t trial) {
+SearchRequest random_request(uint64_t trial) {
   test::Draw draw("questions", trial);
   SearchRequest q = small(draw.of({1, 2, 4, 8}), draw.of({4, 6, 8}));
   q.model.layers = draw.between(3, 6);
@@ -74,12 +74,12 @@ SearchRequest drawn(uint64_t trial) {
   return q;
 }
 
-// Closed forms choose which plans are simulated, so that one may be left out that is faster by less than the model's
-// error; of most questions none is.
-TEST(Search, FindsOfDrawnQuestionsWhatBruteForceFinds) {
-  int64_t asked = 0, slower = 0;
+// Closed forms select the plans to simulate, so the search may rarely miss a plan that is faster by less than the model
+// error.
+TEST(Search, RandomRequestsMatchBruteForce) {
+  int64_t requests = 0, slower = 0;
   for (uint64_t trial = 0; trial < test::plans(12); ++trial) {
-    const SearchRequest q = drawn(trial);
+    const SearchRequest q = random_request(trial);
     const SearchResult found = search(q), all = search_all(q);
     ASSERT_EQ(found.best.empty(), all.best.empty()) << trial;
     if (all.best.empty()) continue;
@@ -88,15 +88,15 @@ TEST(Search, FindsOfDrawnQuestionsWhatBruteForceFinds) {
     EXPECT_LE(ratio, 1 + kCloseCall / 2) << trial << ": " << to_text(found.best[0].layout.plan) << " and "
                                          << to_text(all.best[0].layout.plan);
     slower += ratio < 1 + 1e-9 ? 0 : 1;
-    ++asked;
+    ++requests;
   }
-  EXPECT_LE(slower, 1 + asked / 20);
+  EXPECT_LE(slower, 1 + requests / 20);
 }
 
-// What the search has simulated once is what predict() says from the beginning, to the bit.
-TEST(Search, SaysOfAPlanWhatPredictSays) {
+// Candidates are bitwise identical to predict().
+TEST(Search, CandidatesEqualPredict) {
   for (uint64_t trial = 0; trial < test::plans(12); ++trial) {
-    const SearchRequest q = drawn(trial);
+    const SearchRequest q = random_request(trial);
     for (const Candidate& c : search(q, 4).best) {
       const Prediction p = predict(make_case(q, c.layout));
       const std::string plan = fmt::format("{}: {}", trial, to_text(c.layout.plan));
@@ -111,8 +111,8 @@ TEST(Search, SaysOfAPlanWhatPredictSays) {
   }
 }
 
-// A plan of Tessera's that is listed fits by a dry run, and not by a description alone.
-TEST(Search, ListsWhatFitsByADryRun) {
+// Listed plans of Tessera fit by a dry run, not only by description.
+TEST(Search, ListsPlansCheckedByDryRun) {
   for (const auto& [hardware, batch] : {std::pair{"rtx4090", 8}, {"rtx4090", 64}, {"a100-40", 64}}) {
     SearchRequest q = on_h100("llama2-7b", "tessera", 8, batch);
     q.hardware = hardware_named(hardware);
@@ -125,8 +125,8 @@ TEST(Search, ListsWhatFitsByADryRun) {
   }
 }
 
-// The search looks at the layouts that a run may have: no more, and none is left out.
-TEST(Search, LooksAtEveryLayoutThatARunMayHave) {
+// Exactly the layouts that check() accepts.
+TEST(Search, EnumeratesAllValidLayouts) {
   const SearchRequest q = small(8, 8);
   std::set<std::string> searched, allowed;
   ModelConfig model{.layers = 4, .heads = 4, .channels = 512, .context = 256, .vocab = 4096, .kv_heads = 2};
@@ -163,7 +163,7 @@ TEST(Search, LooksAtEveryLayoutThatARunMayHave) {
   for (const std::string& plan : allowed) EXPECT_TRUE(searched.contains(plan)) << plan;
 }
 
-// The ranks of cp share the data axis with those of dp.
+// The data axis is dp x cp.
 TEST(Search, OffersZeroIfDataOrContextRanksCanShard) {
   using Stages = std::set<ZeroStage>;
   const Stages all{ZeroStage::none, ZeroStage::one, ZeroStage::two, ZeroStage::three};
@@ -179,7 +179,7 @@ TEST(Search, OffersZeroIfDataOrContextRanksCanShard) {
   }
 }
 
-TEST(Search, KeepsWhatIsFixed) {
+TEST(Search, HonoursFixedChoices) {
   SearchRequest q = small(8, 8);
   q.hardware.memory_bytes = 1e9;
   q.fixed = {.pp = 2,
@@ -203,12 +203,12 @@ TEST(Search, KeepsWhatIsFixed) {
   for (const Candidate& c : search(q).best) EXPECT_EQ(c.layout.plan.chunks, 2);
 }
 
-TEST(Search, EndsWhereTheCallbackThrows) {
+TEST(Search, EndsIfCallbackThrows) {
   SearchRequest q = small(8);
   int calls = 0;
-  const SearchResult whole = search(q, 10, [&] { ++calls; });
-  EXPECT_GE(calls, whole.feasible + whole.estimated + whole.simulated);  // each plan that is looked at
-  for (const int at : {1, static_cast<int>(whole.feasible) + 1, calls}) {
+  const SearchResult full = search(q, 10, [&] { ++calls; });
+  EXPECT_GE(calls, full.feasible + full.estimated + full.simulated);  // at least once per visited plan
+  for (const int at : {1, static_cast<int>(full.feasible) + 1, calls}) {
     int before = 0;
     const auto end = [&] {
       if (++before == at) throw Error("enough");
@@ -218,24 +218,25 @@ TEST(Search, EndsWhereTheCallbackThrows) {
   }
 }
 
-TEST(Search, RefusesWhatCannotBeDivided) {
-  EXPECT_EQ(refusal(small(7)),
-            "`ranks`: 7 cannot be divided among the layers, heads, tokens and a batch of 4; the nearest that can: 8");
+TEST(Search, RejectsIndivisibleSizes) {
+  EXPECT_EQ(
+      refusal(small(7)),
+      "`ranks`: 7 does not divide into axes for the layers, heads, tokens and a batch of 4; nearest valid value: 8");
   SearchRequest q = small(6, 6);
   q.fixed.tp = 3;
   EXPECT_EQ(refusal(q), "`tp`: 3 does not divide the 4 heads; nearest valid value: 2 or 4");
   q = small(8);
   q.fixed.pp = 8;
-  EXPECT_EQ(refusal(q), "`pp`: 8 ranks are more than the 4 layers");
+  EXPECT_EQ(refusal(q), "`pp`: 8 ranks exceed the 4 layers");
   q.fixed = {.pp = 2, .dp = 3};
   EXPECT_EQ(refusal(q), "`ranks`: pp 2 x dp 3 does not divide 8");
   q.fixed = {.pp = 2, .microbatches = 1, .schedule = ScheduleKind::interleaved};
   EXPECT_EQ(refusal(q),
-            "`schedule`: interleaved cuts the model into more stages than its 4 layers, or wants a multiple of the "
-            "ranks of `pp` as `microbatches`");
+            "`schedule`: interleaved has more stages than the model's 4 layers, or requires `microbatches` to be a "
+            "multiple of `pp`");
 }
 
-TEST(Search, IsBoundedByWhatItSimulates) {
+TEST(Search, LimitsSimulations) {
   SearchRequest q = on_h100("llama3-70b", "megatron", 256, 512);
   const SearchResult a = search(q);
   ASSERT_EQ(a.best.size(), 10U);
@@ -246,17 +247,17 @@ TEST(Search, IsBoundedByWhatItSimulates) {
     const Plan& p = c.layout.plan;
     meshes.insert(fmt::format("{} {} {} {} {}", p.pp, p.dp, p.cp, p.tp, static_cast<int>(p.zero)));
   }
-  EXPECT_EQ(meshes.size(), 10U);  // each is another way to divide the work
+  EXPECT_EQ(meshes.size(), 10U);  // all distinct
 }
 
-TEST(Recommendation, SaysWhyAndWhatElse) {
+TEST(Recommendation, ExplainsPlanAndAlternatives) {
   SearchRequest q = on_h100("llama2-7b", "megatron", 16, 64);
   const SearchResult a = search(q);
   const Recommendation r = recommend(q, a);
   EXPECT_EQ(r.plan.layout, a.best[0].layout);
   EXPECT_GE(r.why.size(), 4U);
   ASSERT_GE(r.why_not.size(), 4U);
-  EXPECT_TRUE(r.why_not[0].because.starts_with("the runner-up: ")) << r.why_not[0].because;
+  EXPECT_TRUE(r.why_not[0].because.starts_with("runner-up: ")) << r.why_not[0].because;
   for (const WhyNot& w : r.why_not) {
     EXPECT_FALSE(w.layout == r.plan.layout);
     EXPECT_FALSE(w.because.empty());
@@ -264,37 +265,37 @@ TEST(Recommendation, SaysWhyAndWhatElse) {
     EXPECT_EQ(w.layout.batch(), 64);
   }
   EXPECT_FALSE(r.weakest_assumption.empty());
-  for (const double share : {0.919, 0.921}) {  // of the memory that the peak rank takes
+  for (const double share : {0.919, 0.921}) {  // fraction of the memory used by the peak rank
     q.hardware.memory_bytes =
         q.hardware.reserved_bytes + a.best[0].prediction.memory[a.best[0].prediction.peak_rank].peak() / share;
-    EXPECT_EQ(recommend(q, a).why[2].find("that is tight") != std::string::npos, share > 0.92) << share;
+    EXPECT_EQ(recommend(q, a).why[2].find("tight") != std::string::npos, share > 0.92) << share;
   }
 }
 
-// Differences below 0.1% of the time and 0.1 GB are none.
+// Differences below 0.1% of the time and 0.1 GB are not reported.
 TEST(Recommendation, ComparesTimeAndMemory) {
   const auto candidate = [](double seconds, double gigabytes) {
     return Candidate{{}, {.step_s = seconds, .parts = {.tp = seconds}, .memory = {{.parameters = 1e9 * gigabytes}}}};
   };
   const std::tuple<double, double, const char*> table[] = {
-      {1.0009, 8.09, "as fast"},
-      {1.0011, 8.11, "0.1% slower: 1.1 ms more for tp; 0.1 GB more on the peak rank"},
-      {0.9991, 7.91, "as fast"},
+      {1.0009, 8.09, "same time"},
+      {1.0011, 8.11, "0.1% slower: +1.1 ms tp; 0.1 GB more on the peak rank"},
+      {0.9991, 7.91, "same time"},
       {0.9989, 7.89, "0.1% faster; 0.1 GB less on the peak rank"},
-      {3.5, 8, "250.0% slower: 2.50 s more for tp"}};
+      {3.5, 8, "250.0% slower: +2.50 s tp"}};
   for (const auto& [seconds, gigabytes, words] : table)
     EXPECT_EQ(compared(candidate(seconds, gigabytes), candidate(1, 8)), words);
   Candidate large = candidate(1, 8);
   large.prediction.fits = false, large.prediction.over_bytes = 1.26e9, large.prediction.largest = "optimizer";
-  EXPECT_EQ(compared(large, candidate(1, 8)), "does not fit: 1.3 GB too much, most of it optimizer");
+  EXPECT_EQ(compared(large, candidate(1, 8)), "does not fit: 1.3 GB over capacity, mostly optimizer");
 }
 
-// On the machine that is named another plan is faster indeed.
-TEST(Recommendation, NamesTheAssumptionThatTurnsIt) {
+// On the reported hardware another plan is indeed faster.
+TEST(Recommendation, NamesTippingPoint) {
   SearchRequest q = on_h100("llama2-7b", "tessera", 8, 256);
   SearchResult a = search(q);
   ASSERT_GE(a.best.size(), 5U);
-  const std::optional<TippingPoint> turn = nearest_turn(q, a);
+  const std::optional<TippingPoint> turn = nearest_tipping_point(q, a);
   ASSERT_TRUE(turn);
   EXPECT_GT(turn->winner, 0U);
   SearchRequest other = q;
@@ -303,7 +304,7 @@ TEST(Recommendation, NamesTheAssumptionThatTurnsIt) {
             predict(make_case(other, a.best[0].layout)).step_s);
   EXPECT_EQ(weakest_assumption(q, a).substr(0, turn->what.size()), turn->what);
   a.best.resize(1);
-  EXPECT_TRUE(weakest_assumption(q, a).starts_with("none alone"));
+  EXPECT_TRUE(weakest_assumption(q, a).starts_with("none: "));
 }
 
 }  // namespace
