@@ -108,7 +108,7 @@ void check_replicas_stay(const Plan& before, const Plan& after) {
   if (before.dp_mode == DataMode::diloco && before.dp != after.dp)
     bad_usage(
         "--dp: each data rank of --dp-mode diloco has a separate state; expected {}, the number of ranks of the run, "
-        "found {}",
+        "got {}",
         before.dp, after.dp);
 }
 
@@ -187,11 +187,11 @@ void say(const QuantizedWeight& weight, bool is_measured) {
 void quantize(const CheckpointOptions& o) {
   const bool by_gptq = o.method == "gptq";
   if (by_gptq && o.calibrate.empty())
-    throw Error("--calibrate: expected a text similar to the model's inputs; found none");
+    throw Error("--calibrate: expected a text similar to the model's inputs; got none");
   for (const auto& [name, value] : o.layout)
     if ((name == "template" || name == "train-on" || name == "skip-bad" || name == "map" || name == "roles") &&
         !names_examples(o.calibrate))
-      bad_usage("--{}: goes with --calibrate FILE.jsonl, found {}", name,
+      bad_usage("--{}: goes with --calibrate FILE.jsonl, got {}", name,
                 o.calibrate.empty() ? "none" : "--calibrate " + one_line(o.calibrate));
   Args words = o.layout;
   words.emplace_back("dtype", "fp32");
@@ -200,7 +200,7 @@ void quantize(const CheckpointOptions& o) {
   const Pretrained& from = model.from;
   if (from.config.lora.rank > 0)
     bad_usage("{}: expected a model without adapters; see checkpoint export --merge", one_line(o.from));
-  if (from.gptq) bad_usage("{}: expected a model that is not quantized, found a quantized model", one_line(o.from));
+  if (from.gptq) bad_usage("{}: expected a model that is not quantized, got a quantized model", one_line(o.from));
   check_sizes(from.config);
   EvaluationText text;
   if (!o.calibrate.empty()) text = evaluation_text(o.calibrate, *model.tokenizer, example_options(model.run));
@@ -320,7 +320,7 @@ void export_model(const CheckpointOptions& o) {
   if (!o.merge && !from.merged.empty())
     bad_input("{}: adapters of this kind can only be exported with --merge", from.merged);
   if (o.merge && from.config.lora.rank == 0 && from.merged.empty())
-    bad_usage("--merge: expected a model with adapters, found none in {}", one_line(o.from));
+    bad_usage("--merge: expected a model with adapters, got none in {}", one_line(o.from));
   const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::open_folder(from.tokenizer());
   const DType dtype = stored_in(o, from.dtype);
   const bool names_base = is_peft_folder(o.from) || (from.config.lora.rank > 0 && !o.merge);

@@ -131,7 +131,7 @@ void CommandLine::add(CLI::App* to, const Setting& s, const Take& take, bool has
         shown, [s, take](int64_t n) { take(s, n > 0 ? "true" : "false"); }, help);
     made->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     made->check([](const std::string& text) {  // otherwise std::stoll throws inside CLI11
-      return text == "true" || text == "false" ? "" : fmt::format("expected true or false, found '{}'", text);
+      return text == "true" || text == "false" ? "" : fmt::format("expected true or false, got '{}'", text);
     });
   } else {
     if (const std::string choices = s.choices(); !choices.empty()) help += ": " + choices;
@@ -279,10 +279,10 @@ void CommandLine::refuse_leftovers() {
 std::string parse_error_text(const CLI::ParseError& e) {
   std::string text = e.what();
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&e) != nullptr)
-    return fmt::format("{}: expected a value, found none", text.substr(0, text.find(':')));
+    return fmt::format("{}: expected a value, got none", text.substr(0, text.find(':')));
   const size_t name = text.find("--"), value = text.find(" = ");  // a flag: "Could not convert: --quiet = maybe"
   if (dynamic_cast<const CLI::ConversionError*>(&e) == nullptr || name == text.npos || value == text.npos) return text;
-  return fmt::format("{}: expected true or false, found '{}'", text.substr(name, value - name), text.substr(value + 3));
+  return fmt::format("{}: expected true or false, got '{}'", text.substr(name, value - name), text.substr(value + 3));
 }
 
 void CommandLine::set_all(TrainOptions& o, const Args& args) {
@@ -306,7 +306,7 @@ Options CommandLine::with_checked_args(Options o) {
 
 Command CommandLine::verify() {
   verify_.run = verify_run_;
-  if (verify_.hide && !verify_.defect) refuse("--hide: expected --defect random or a name, found none");
+  if (verify_.hide && !verify_.defect) refuse("--hide: expected --defect random or a name, got none");
   const bool has_plan_options = std::ranges::any_of(args_, [](const auto& w) { return w.first != "format"; });
   if (verify_.placements && (verify_.defect || has_plan_options))
     refuse("--placements: the file specifies ranks and sizes; expected no plan options");
@@ -323,7 +323,7 @@ void fix_base(TrainOptions& o) {
   const auto canonical = [](const std::string& path) { return std::filesystem::weakly_canonical(path).string(); };
   for (const auto& [name, now, before] : {std::tuple("init", &o.init, &saved.init), {"base", &o.base, &saved.base}}) {
     if (o.resume && *now != *before && (!*now || !*before || canonical(**now) != canonical(**before)))
-      bad_usage("--{}: the run in {} started with {}; expected the same, found {}", name, *o.out,
+      bad_usage("--{}: the run in {} started with {}; expected the same, got {}", name, *o.out,
                 before->value_or("none"), now->value_or("none"));
     if (o.resume)
       *now = *before;
@@ -352,7 +352,7 @@ TrainOptions CommandLine::train() {
   errors_.check([&] { apply_config(o, file, config); });
   set_all(o, args_);
   if (o.init && !resume) take_model(o, of_option("init", *o.init, [&] { return first_config(o); }));
-  if (o.base && !o.init) throw Error("--base: goes with --init ADAPTERS, found none");
+  if (o.base && !o.init) throw Error("--base: goes with --init ADAPTERS, got none");
   if (!resume || !out.empty()) fix_base(o);
   if (o.optim.dtype == DType::float64) throw Error("--dtype: fp64 is for tessera verify; expected fp32 or bf16");
   validate(o);
@@ -382,7 +382,7 @@ Command CommandLine::plan() {
   errors_.raise();
   const DType dtype = plan_.run.optim.dtype;
   if (dtype != DType::bfloat16 && (plan_.hardware != "this" || dtype == DType::float64))
-    bad_usage("--dtype: expected bf16, the one type that descriptions of hardware have rates for; found '{}'",
+    bad_usage("--dtype: expected bf16, the one type that descriptions of hardware have rates for; got '{}'",
               value_name(dtype));
   return plan_;
 }

@@ -96,7 +96,7 @@ Plan make_plan(const TrainOptions& o) {
 void check_ranks(const TrainOptions& o, const Plan& p) {
   const int64_t ranks = given_ranks(o, p);
   if (has_processes(p) && o.ranks && *o.ranks != ranks)
-    bad_usage("--ranks: the job has {} ranks; expected that or no --ranks, found {}", ranks, *o.ranks);
+    bad_usage("--ranks: the job has {} ranks; expected that or no --ranks, got {}", ranks, *o.ranks);
   if (ranks == 0 || p.ranks() == ranks) return;
   const int64_t rest = p.ranks() / p.dp;
   const std::string nearest = ranks % rest == 0
@@ -111,47 +111,47 @@ void check_lora_options(const TrainOptions& o) {
                                     {"dropout", o.sizes.lora.dropout > 0},
                                     {"rslora", o.sizes.lora.rank_stabilised},
                                     {"targets", o.gives("lora_targets")}})
-    if (given && o.sizes.lora.rank == 0) bad_usage("--lora-{}: goes with --lora-rank, found none", name);
+    if (given && o.sizes.lora.rank == 0) bad_usage("--lora-{}: goes with --lora-rank, got none", name);
   if (o.sizes.lora.rank > 0 && o.plan.dp_mode == DataMode::ps_async)
-    throw Error("--lora-rank: expected a strategy that does not update frozen weights, found --dp-mode ps-async");
+    throw Error("--lora-rank: expected a strategy that does not update frozen weights, got --dp-mode ps-async");
 }
 
 void check_quantize_options(const TrainOptions& o) {
   const Codec codec = o.sizes.quantize.codec;
   if (o.gives("quantize_group") && codec != Codec::gptq)
-    bad_usage("--quantize-group: goes with --quantize gptq, found {}", value_name(codec));
+    bad_usage("--quantize-group: goes with --quantize gptq, got {}", value_name(codec));
   if (codec != Codec::none && o.sizes.lora.rank == 0)
-    bad_usage("--quantize: 4-bit weights are frozen; expected --lora-rank with {}, found none", value_name(codec));
+    bad_usage("--quantize: 4-bit weights are frozen; expected --lora-rank with {}, got none", value_name(codec));
 }
 
 void check_rendezvous(const TrainOptions& o) {
   if (o.rank.has_value() != !o.plan.rendezvous.empty())
-    bad_usage("--{}: goes with --{}, found none", o.rank ? "rank" : "rendezvous", o.rank ? "rendezvous" : "rank");
+    bad_usage("--{}: goes with --{}, got none", o.rank ? "rank" : "rendezvous", o.rank ? "rendezvous" : "rank");
   if (o.plan.rendezvous.empty()) return;
-  if (!o.ranks) throw Error("--rendezvous: expected --ranks, the world size; found none");
+  if (!o.ranks) throw Error("--rendezvous: expected --ranks, the world size; got none");
   if (*o.rank >= *o.ranks)
-    bad_usage("--rank: expected a rank from 0 to {} (--ranks {}), found {}", *o.ranks - 1, *o.ranks, *o.rank);
+    bad_usage("--rank: expected a rank from 0 to {} (--ranks {}), got {}", *o.ranks - 1, *o.ranks, *o.rank);
 }
 
 void check_restarts(const TrainOptions& o) {
   if (o.restarts == 0 && (o.launch || o.hostfile))
-    bad_usage("--{}: goes with --restarts N, found none", o.launch ? "launch" : "hostfile");
+    bad_usage("--{}: goes with --restarts N, got none", o.launch ? "launch" : "hostfile");
   if (o.restarts == 0) return;
-  if (o.no_save) throw Error("--restarts: expected a run that saves checkpoints, found --no-save");
+  if (o.no_save) throw Error("--restarts: expected a run that saves checkpoints, got --no-save");
   if (const auto job = mpi_surroundings(); job && job->ranks > 1)
     bad_usage(
         "--restarts: {} has started {} processes and stops them together; expected tessera train --restarts N --launch "
         "\"mpirun -n {{ranks}}\", which starts mpirun itself",
         job->launcher, job->ranks);
   if (!o.plan.rendezvous.empty() && !o.out)
-    throw Error("--restarts: expected --out with --rendezvous, the same directory for all ranks; found none");
+    throw Error("--restarts: expected --out with --rendezvous, the same directory for all ranks; got none");
   if (!o.plan.rendezvous.empty() && (o.launch || o.hostfile))
     bad_usage("--{}: cannot be combined with --rendezvous, which requires every rank to be started separately",
               o.launch ? "launch" : "hostfile");
   if (o.hostfile && o.launch && o.launch->find("{ranks}") == std::string::npos)
-    bad_usage("--launch: expected {{ranks}} in the command with --hostfile, found '{}'", *o.launch);
+    bad_usage("--launch: expected {{ranks}} in the command with --hostfile, got '{}'", *o.launch);
   if (o.hostfile && (o.plan.dp_mode == DataMode::ps_async || o.plan.dp_mode == DataMode::diloco))
-    bad_usage("--hostfile: expected synchronous data ranks, found --dp-mode {}", value_name(o.plan.dp_mode));
+    bad_usage("--hostfile: expected synchronous data ranks, got --dp-mode {}", value_name(o.plan.dp_mode));
 }
 
 // Checks that do not depend on the plan.
@@ -165,22 +165,22 @@ void check_pairs(const TrainOptions& o, ErrorList& found) {
   found.check([&] { check_restarts(o); });
   found.check([&] { check_rendezvous(o); });
   refuse(o.optim.min_lr && *o.optim.min_lr > o.optim.lr,
-         fmt::format("--min-lr: expected at most --lr ({}), found {}", o.optim.lr, o.optim.min_lr.value_or(0)));
-  refuse(o.epochs && *o.epochs <= 0, "--epochs: expected more than 0, found 0");
+         fmt::format("--min-lr: expected at most --lr ({}), got {}", o.optim.lr, o.optim.min_lr.value_or(0)));
+  refuse(o.epochs && *o.epochs <= 0, "--epochs: expected more than 0, got 0");
   refuse(o.epochs && o.gives("steps"), "--epochs: cannot be combined with --steps, which it replaces");
-  refuse(o.held.share <= 0, "--val-share: expected more than 0, found 0");
+  refuse(o.held.share <= 0, "--val-share: expected more than 0, got 0");
   const bool never = o.eval_every == 0 && o.eval_share == 0;
   refuse(o.patience > 0 && (o.no_eval || never || o.plan.dp_mode == DataMode::ps_async),
-         fmt::format("--patience: expected validations between steps, found {}", o.no_eval ? "--no-eval"
-                                                                                 : never   ? "--eval-every 0"
-                                                                                           : "--dp-mode ps-async"));
+         fmt::format("--patience: expected validations between steps, got {}", o.no_eval ? "--no-eval"
+                                                                               : never   ? "--eval-every 0"
+                                                                                         : "--dp-mode ps-async"));
   refuse(o.check_replicas > 0 && o.plan.dp_mode == DataMode::ps_async,
-         "--check-replicas: expected a mode with equal replicas after each step, found --dp-mode ps-async");
+         "--check-replicas: expected a mode with equal replicas after each step, got --dp-mode ps-async");
   refuse(o.trace && o.plan.dp_mode == DataMode::ps_async,
-         "--trace: expected a mode with synchronous steps, found --dp-mode ps-async");
-  refuse(o.resume && !o.out, "--resume: expected --out DIR, the run to continue; found no --out");
+         "--trace: expected a mode with synchronous steps, got --dp-mode ps-async");
+  refuse(o.resume && !o.out, "--resume: expected --out DIR, the run to continue; got no --out");
   refuse(o.resume && o.no_save,
-         "--resume: expected a run that saves checkpoints, found --no-save as an option or in its config.toml");
+         "--resume: expected a run that saves checkpoints, got --no-save as an option or in its config.toml");
 }
 
 constexpr std::string_view kBpePrefix = "bpe-";  // followed by the maximum number of tokens
@@ -310,7 +310,7 @@ TokenizerChoice tokenizer_choice(const std::optional<std::string>& name, const s
   }
   bad_usage(
       "--tokenizer: expected char, bytes, bpe, bpe-N, or a folder with tokenizer.json, or vocab.json and merges.txt, "
-      "found '{}'{}",
+      "got '{}'{}",
       *name, did_you_mean(*name, {"char", "bytes", "bpe"}));
 }
 
@@ -355,7 +355,7 @@ void check_example_options(const TrainOptions& o) {
     if (std::ranges::any_of(*mixture, [](const Weighted& w) { return names_examples(w.spec); })) return;
   std::string_view kind;
   if (is_plain_file(o.data)) check_table(o.data), kind = known_kind(text_start(o.data), true);
-  bad_usage("{}: goes with --data FILE.jsonl, found --data {}{}{}", named, o.data, kind.empty() ? "" : ", which is ",
+  bad_usage("{}: goes with --data FILE.jsonl, got --data {}{}{}", named, o.data, kind.empty() ? "" : ", which is ",
             kind);
 }
 

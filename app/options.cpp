@@ -388,7 +388,7 @@ void apply_config(TrainOptions& o, std::string_view file, const std::string& pat
       if (std::ranges::find(known, entry.key) == known.end())
         bad_usage("{}: unknown key{}", where, did_you_mean(entry.key, known));
       const Setting& s = *std::ranges::find(all, entry.key, &Setting::word);
-      if (s.is_text() && !entry.text) bad_usage("{}: expected a string, found '{}'", where, entry.value);
+      if (s.is_text() && !entry.text) bad_usage("{}: expected a string, got '{}'", where, entry.value);
       s.read(where, s.is_text() || (s.field.share && entry.text) ? *entry.text : entry.value);
       o.given.emplace(s.field.name);
     });

@@ -30,7 +30,7 @@ std::vector<int64_t> parse_sizes(const std::string& text) {
   }
   if (numbers.size() == 1) numbers = {numbers[0], numbers[0], 2};
   if (numbers.size() != 3 || numbers[1] < numbers[0] || numbers[2] < 2)
-    bad_usage("--bytes: expected FROM:TO:FACTOR, as 8:128M:2, or one size; found '{}'", text);
+    bad_usage("--bytes: expected FROM:TO:FACTOR, as 8:128M:2, or one size; got '{}'", text);
   for (int64_t size = numbers[0]; size <= numbers[1]; size *= numbers[2]) out.push_back(size);
   return out;
 }
@@ -81,8 +81,8 @@ Dataset make(const DatasetOptions& o) {
     return sources.size() == 1 && is_llmc_file(first) && o.shard_tokens == 0
                ? import_llmc(first, choice, *o.out)
                : make_dataset_from(sources, choice, *o.out, o.shard_tokens);
-  if (sources.size() > 1) bad_usage("--out: expected a folder for a dataset of {} sources, found none", sources.size());
-  if (o.shard_tokens > 0) throw Error("--shard-tokens: expected --out, the folder of the shards; found none");
+  if (sources.size() > 1) bad_usage("--out: expected a folder for a dataset of {} sources, got none", sources.size());
+  if (o.shard_tokens > 0) throw Error("--shard-tokens: expected --out, the folder of the shards; got none");
   return holds_examples(first) ? dataset_of_documents(first, choice) : dataset_for(first, choice);
 }
 
@@ -175,7 +175,7 @@ int run(const LabOptions& o) {
     print(list());
     return 0;
   }
-  if (!o.all.empty() && !o.exercise.empty()) bad_usage("--all: expected no exercise, found '{}'", o.exercise);
+  if (!o.all.empty() && !o.exercise.empty()) bad_usage("--all: expected no exercise, got '{}'", o.exercise);
   if (!o.all.empty()) return check_class(o);
   if (o.way == Way::check && o.folder.empty()) bad_usage("lab check: expected N and DIR, or --all with a folder");
   const bool as_json = o.format == "json";
@@ -230,8 +230,7 @@ int run(const Command& command, const std::vector<std::string>& args) {
 // OpenMP itself aborts without a message if the number of threads is far too large.
 void check_openmp() {
   constexpr int limit = 1024;  // the bound of --threads-per-rank
-  if (cpu::threads() > limit)
-    bad_usage("OMP_NUM_THREADS: expected at most {} threads, found {}", limit, cpu::threads());
+  if (cpu::threads() > limit) bad_usage("OMP_NUM_THREADS: expected at most {} threads, got {}", limit, cpu::threads());
 }
 
 // Prints the first error, which was detected before the others, in the last line.

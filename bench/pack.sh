@@ -29,7 +29,7 @@ while (($#)); do
   esac
   shift
 done
-[[ $file == *.tar.xz ]] || die "where to? expected the name of a file that ends in .tar.xz, found '$file'"
+[[ $file == *.tar.xz ]] || die "where to? expected the name of a file that ends in .tar.xz, got '$file'"
 [[ -d $(dirname "$file") ]] || die "no such folder: $(dirname "$file")"
 
 mkdir -p "$build"

@@ -42,7 +42,7 @@ struct Line {
   std::string where(size_t at) const { return fmt::format("{}:{}", place, at + 1); }
   [[noreturn]] void refuse(size_t at, std::string_view why = "") const {
     const std::string found = at < whole.size() ? fmt::format("'{}'", whole.substr(at)) : "the end of the line";
-    throw Error(fmt::format("{}: expected KEY = VALUE, found {}{}", where(at), found, why));
+    throw Error(fmt::format("{}: expected KEY = VALUE, got {}{}", where(at), found, why));
   }
 };
 
@@ -82,7 +82,7 @@ std::vector<ConfigEntry> read_config(std::string_view file, const std::string& p
     std::optional<ConfigEntry> entry = read_line({fmt::format("{}:{}", path, number), text});
     if (!entry) continue;
     if (!keys.insert(entry->key).second)
-      throw Error(fmt::format("{}: expected unique keys, found {} twice", entry->where, entry->key));
+      throw Error(fmt::format("{}: expected unique keys, got {} twice", entry->where, entry->key));
     entries.push_back(*std::move(entry));
   }
   return entries;

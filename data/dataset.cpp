@@ -42,9 +42,9 @@ std::vector<std::string> files_in(const Json& train, const std::string& what) {
     throw InputError(what + ": the key 'train.files' must be a non-empty list of names");
   for (const std::string& name : out)
     if (!name.ends_with(".tok") || name.find('/') != std::string::npos)
-      bad_input("{}: train.files: expected names of .tok files in the same directory, found '{}'", what, name);
+      bad_input("{}: train.files: expected names of .tok files in the same directory, got '{}'", what, name);
   if (std::set<std::string>(out.begin(), out.end()).size() != out.size())
-    throw InputError(what + ": train.files: expected unique names, found a duplicate");
+    throw InputError(what + ": train.files: expected unique names, got a duplicate");
   return out;
 }
 
@@ -132,8 +132,7 @@ std::vector<int32_t> Dataset::prompt() const {
 }
 
 std::shared_ptr<const Rows> Dataset::validation(int64_t context) const {
-  if (!parts.empty())
-    throw Error("[dataset] expected one dataset, found a mixture: validate its components separately");
+  if (!parts.empty()) throw Error("[dataset] expected one dataset, got a mixture: validate its components separately");
   if (val_examples) return val_examples;
   return std::make_shared<Windows>(val, context);
 }

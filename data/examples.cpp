@@ -222,7 +222,7 @@ std::unique_ptr<const ModelTemplate> own_template(const ExampleOptions& o, const
     return std::make_unique<const ModelTemplate>(*tokenizer);
   } catch (const InputError& e) {
     throw Error(
-        fmt::format("`template` for {}: {}; expected chatml, llama3, alpaca or none, found auto", what, e.what()));
+        fmt::format("`template` for {}: {}; expected chatml, llama3, alpaca or none, got auto", what, e.what()));
   }
 }
 
@@ -505,7 +505,7 @@ Asked ask(const std::vector<Message>& turns, const ExampleOptions& o, const Toke
   const std::string what = "the conversation";
   const auto own = own_template(o, &tokenizer, what);
   if (!own && o.style == ChatTemplate::automatic)
-    throw Error("`template`: the model has none; expected chatml, llama3, alpaca or none, found auto");
+    throw Error("`template`: the model has none; expected chatml, llama3, alpaca or none, got auto");
   Example answered{Example::Shape::messages, turns};
   if (turns.empty()) answered.turns.push_back({Role::user, "x"});
   answered.turns.push_back({Role::assistant, "x"});

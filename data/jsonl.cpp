@@ -336,7 +336,7 @@ class RowReader {
     bad_input(
         "{}: expected input_ids, messages, conversations, prompt and completion, instruction and output, or text among "
         "its keys{}",
-        what_, found.empty() ? "" : "; found " + found.substr(0, 200) + "; `map` assigns these keys");
+        what_, found.empty() ? "" : "; got " + found.substr(0, 200) + "; `map` assigns these keys");
   }
 
   const Json& row_;
@@ -380,7 +380,7 @@ KeyNames parse_key_names(std::string_view text) {
     const std::string ours(one.substr(0, equals)), theirs(one.substr(std::min(equals + 1, one.size())));
     if (theirs.empty() || !is_in(kRead, ours) ||
         std::ranges::find(out, ours, &KeyNames::value_type::first) != out.end())
-      throw FieldError("map", fmt::format("expected each of {} at most once, as FIELD=KEY,FIELD=KEY; found '{}'",
+      throw FieldError("map", fmt::format("expected each of {} at most once, as FIELD=KEY,FIELD=KEY; got '{}'",
                                           fmt::join(kRead, ", "), one));
     out.emplace_back(ours, theirs);
     at = end + 1;
@@ -398,7 +398,7 @@ std::map<std::string, Role> parse_role_names(std::string_view text) {
     if (!find_role(ours, 4)) std::swap(ours, theirs);
     if (theirs.empty() || !find_role(ours, 4) || !out.emplace(theirs, *find_role(ours, 4)).second)
       throw FieldError("roles", fmt::format("expected unique names, as NAME=ROLE,NAME=ROLE, with the roles "
-                                            "system, user, assistant and tool; found '{}'",
+                                            "system, user, assistant and tool; got '{}'",
                                             one));
     at = end + 1;
   }
@@ -523,9 +523,9 @@ std::vector<Piece> render(const Example& example, ChatTemplate style, const std:
     throw InputError(what + ": `template` alpaca does not support the role tool; expected chatml or llama3");
   if (style == ChatTemplate::alpaca) return alpaca(example);
   if (any(Role::system) && example.shape != Shape::messages)
-    throw InputError(what + ": the key 'system' needs a `template`: expected chatml, llama3 or alpaca, found none");
+    throw InputError(what + ": the key 'system' needs a `template`: expected chatml, llama3 or alpaca, got none");
   if (example.shape == Shape::messages)
-    throw InputError(what + ": messages need a `template`: expected chatml, llama3 or alpaca, found none");
+    throw InputError(what + ": messages need a `template`: expected chatml, llama3 or alpaca, got none");
   return plain(example);
 }
 

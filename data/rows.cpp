@@ -291,7 +291,7 @@ ExampleFiles files_below(const fs::path& folder) {
       by_split[split.empty() ? "train" : split].push_back(file);
   }
   if (by_split.empty() && !a_table.empty())
-    bad_input("{}: expected rows of JSON, found {}; {}", folder.string(), a_table, kConvertsRows);
+    bad_input("{}: expected rows of JSON, got {}; {}", folder.string(), a_table, kConvertsRows);
   ExampleFiles out{by_split["train"], by_split["val"], by_split["test"]};
   if (out.val.empty()) out.val.swap(out.unused);
   if (out.train.empty()) out.train.swap(out.val);

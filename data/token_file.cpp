@@ -146,7 +146,7 @@ std::optional<uint64_t> TokenFile::read_header(int64_t size) {
   if (h.zero != Header().zero) refuse("the header's last 24 bytes must be zero");
   const uint64_t payload = static_cast<uint64_t>(size) - sizeof(h);
   if (h.count > payload || h.count * h.width != payload)
-    refuse(fmt::format("expected {} tokens of {} bytes, found {} bytes", h.count, h.width, payload));
+    refuse(fmt::format("expected {} tokens of {} bytes, got {} bytes", h.count, h.width, payload));
   count_ = static_cast<int64_t>(h.count);
   vocab_ = static_cast<int64_t>(h.vocab);
   begin_ = int64_t{sizeof(h)};
@@ -247,7 +247,7 @@ std::optional<uint64_t> TokenFile::read_llmc_header(int64_t size) {
     if (header[i] != 0) refuse(fmt::format("header value {} is {}; expected 0", i, header[i]));
   const int64_t payload = size - kBytes;
   if (header[2] < 0 || payload != header[2] * format->width)
-    refuse(fmt::format("expected {} tokens of {} bytes, found {} bytes", header[2], format->width, payload));
+    refuse(fmt::format("expected {} tokens of {} bytes, got {} bytes", header[2], format->width, payload));
   count_ = header[2];
   begin_ = kBytes;
   width_ = format->width;

@@ -272,7 +272,7 @@ std::unique_ptr<Tokenizer> with_tokens(std::unique_ptr<Tokenizer> base, const To
   };
   for (const std::string& name : choice.added) {
     if (name.empty() || find_invalid_utf8(name) != std::string::npos)
-      throw Error(fmt::format("`add_tokens`: expected comma-separated names, found '{}'", name));
+      throw Error(fmt::format("`add_tokens`: expected comma-separated names, got '{}'", name));
     if (find(name) != list.end()) continue;
     list.push_back(special_token(vocab.contains(name) ? vocab[name] : Json(next++), name));
   }
@@ -282,7 +282,7 @@ std::unique_ptr<Tokenizer> with_tokens(std::unique_ptr<Tokenizer> base, const To
     for (const Json& token : list) known.push_back(value_at(token, "content").get<std::string>());
     if (found == list.end())
       throw Error(
-          fmt::format("`end`: expected one of the tokenizer's {} special tokens (`add_tokens` adds some), found "
+          fmt::format("`end`: expected one of the tokenizer's {} special tokens (`add_tokens` adds some), got "
                       "'{}'{}",
                       known.size(), choice.end, did_you_mean(choice.end, known)));
     for (const char* const name : {"tokenizer_config.json", "special_tokens_map.json", "generation_config.json"}) {
@@ -326,7 +326,7 @@ void require_folder(const std::string& file, const TokenizerChoice& choice) {
   if (choice.name.empty() || is_builtin(choice.name))
     throw Error(fmt::format(
         "`tokenizer`: expected the directory of the tokenizer.json, or the vocab.json and merges.txt, that {} was made "
-        "with, found {}",
+        "with, got {}",
         file, choice.name.empty() ? "none" : "'" + choice.name + "'"));
 }
 

@@ -252,7 +252,7 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
     if (!first) first.emplace(mine.rank, mine.alpha);
     if (change.embeds) {
       if (c.magnitudes || c.adds_bias)
-        bad_input("{}: {}: expected no embeddings in target_modules, found '{}'", what,
+        bad_input("{}: {}: expected no embeddings in target_modules, got '{}'", what,
                   c.magnitudes ? "use_dora" : "lora_bias", module);
       change.a = expect(module + ".lora_embedding_A", {mine.rank, rows});
       change.b = expect(module + ".lora_embedding_B", {columns, mine.rank});
@@ -326,7 +326,7 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
       note("trainable_token_indices");
       for (const int64_t token : change.tokens)
         if (token >= place.piece->rows)
-          bad_input("{}: trainable_token_indices: expected tokens below {}, found {}", what, place.piece->rows, token);
+          bad_input("{}: trainable_token_indices: expected tokens below {}, got {}", what, place.piece->rows, token);
       if (base.tied && name == table) changes[head].rows = change.rows, changes[head].tokens = change.tokens;
     }
   if (base.tied && c.keeps_tied && changes.contains(table)) changes[head] = changes[table];

@@ -139,7 +139,7 @@ GptqLayer::GptqLayer(const Stored& stored, int64_t rows, int64_t columns, const 
       less_(config.second ? 0 : 1) {
   const int64_t groups = (columns - 1) / group_ + 1;
   const auto refuse = [&](const TensorBytes& t, const std::string& expected, const std::string& found) {
-    bad_input("{}: tensor '{}': expected {}, found {}", what, t.name, expected, found);
+    bad_input("{}: tensor '{}': expected {}, got {}", what, t.name, expected, found);
   };
   const auto hold = [&](const TensorBytes* t, bool is_floating_one, const std::vector<int64_t>& shape) {
     if (t && ((is_floating_one ? !is_floating(t->dtype) : t->dtype != DType::int32) || t->shape != shape))

@@ -21,7 +21,7 @@ HubKeys::HubKeys(json object, std::string what) : json_(std::move(object)), what
 }
 
 void HubKeys::refuse(std::string_view key, std::string_view expected, const json& found) const {
-  bad_input("{}: the key '{}': expected {}, found {}", what_, key, expected, shown(found, 60));
+  bad_input("{}: the key '{}': expected {}, got {}", what_, key, expected, shown(found, 60));
 }
 
 const json* HubKeys::find(std::string_view key) {

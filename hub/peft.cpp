@@ -214,7 +214,7 @@ fs::path find_base(const fs::path& name, const fs::path& folder, const std::stri
     bad_input("{}: '{}' may be {} or {}; select one with --base FOLDER", where, name.string(), here.string(),
               there.string());
   if (!is_here && !is_beside)
-    bad_input("{}: expected the directory of a model, found '{}'; specify it with --base FOLDER", where, name.string());
+    bad_input("{}: expected the directory of a model, got '{}'; specify it with --base FOLDER", where, name.string());
   return is_here ? fs::path(name) : there;
 }
 

@@ -41,9 +41,9 @@ size_t kept(const std::vector<double>& weights, const std::vector<int32_t>& orde
 }  // namespace
 
 int32_t draw_token(const Tensor& logits_any, const SampleOptions& o, uint64_t index, std::span<const int32_t> before) {
-  if (!logits_any.defined()) throw Error("[sample] logits: expected a tensor, found an undefined one");
+  if (!logits_any.defined()) throw Error("[sample] logits: expected a tensor, got an undefined one");
   if (!(o.temperature >= 0))
-    throw FieldError("temperature", "expected 0 or more, found " + std::to_string(o.temperature));
+    throw FieldError("temperature", "expected 0 or more, got " + std::to_string(o.temperature));
   for (const int32_t token : before)
     if (token < 0 || token >= logits_any.numel())
       throw Error("[sample] before: token " + std::to_string(token) + " is outside of the vocabulary, " +

@@ -48,7 +48,7 @@ Range shard_range(int64_t size, int owners, int rank) {
 
 void check_servers(int servers, int ranks) {
   if (servers < 1 || servers > ranks)
-    throw FieldError("servers", "expected 1 to " + std::to_string(ranks) + " (servers run on worker ranks), found " +
+    throw FieldError("servers", "expected 1 to " + std::to_string(ranks) + " (servers run on worker ranks), got " +
                                     std::to_string(servers));
 }
 
@@ -69,7 +69,7 @@ BatchSlice DataBatches::batch_slice(int rank, int64_t batch, int64_t microbatche
   const int64_t parts = ranks * microbatches;
   if (parts < 1 || batch < 1 || batch % parts != 0)
     throw FieldError("batch", "expected a multiple of " + std::to_string(ranks) + " data ranks x " +
-                                  std::to_string(microbatches) + " micro-batches, found " + std::to_string(batch));
+                                  std::to_string(microbatches) + " micro-batches, got " + std::to_string(batch));
   const int64_t size = batch / parts;
   return {(rank * microbatches + index) * size, size};
 }

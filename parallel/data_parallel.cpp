@@ -47,7 +47,7 @@ DataParallel::DataParallel(Module& model, Communicator& axis, const ArenaPtr& ar
     throw FieldError("zero", "dataparallel stores all state on rank 0 and does not support ZeRO stage " +
                                  std::to_string(options.zero) + "; expected 0, or ddp instead of dataparallel");
   if (axis.kind() != "threads")
-    throw Error("[data parallel] dataparallel supports only threads of one process, found " + std::string(axis.kind()) +
+    throw Error("[data parallel] dataparallel supports only threads of one process, got " + std::string(axis.kind()) +
                 "; use ddp");
   const auto category = [&](Category of_root) { return root() ? of_root : Category::communication; };
   all_ = make_flat_buffer(category(Category::parameters), category(Category::gradients));

@@ -55,7 +55,7 @@ namespace {
 
 void check_options(const Communicator& axis, const DataOptions& o) {
   const auto expect = [](bool right, const char* field, const std::string& expected, const std::string& found) {
-    if (!right) throw FieldError(field, "expected " + expected + ", found " + found);
+    if (!right) throw FieldError(field, "expected " + expected + ", got " + found);
   };
   const auto at_least = [&](int64_t least, const char* field, int64_t found) {
     expect(found >= least, field, "at least " + std::to_string(least), std::to_string(found));
@@ -90,7 +90,7 @@ std::unique_ptr<DataStrategy> make_data_strategy(Module& model, Communicator& ax
                                                  const DataOptions& options) {
   check_options(axis, options);
   require_object(&model, "[data parallel] model");
-  if (model.parameters().empty()) throw Error("[data parallel] model: expected parameters, found none");
+  if (model.parameters().empty()) throw Error("[data parallel] model: expected parameters, got none");
   if (options.mode == DataMode::ps_async)
     throw Error("[data parallel] ps-async has no common steps; expected ddp, dataparallel or ps-sync");
   if (options.mode == DataMode::dataparallel) return make_data_parallel(model, axis, arena, options);

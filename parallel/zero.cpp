@@ -13,7 +13,7 @@ Zero::Zero(Module& model, Communicator& axis, const ArenaPtr& arena, const DataO
                     .owners = axis.size(),
                     .every_microbatch = options.zero >= 2}),
       stage_(options.zero) {
-  if (stage_ < 1 || stage_ > 3) throw FieldError("zero", "expected 1, 2 or 3, found " + std::to_string(stage_));
+  if (stage_ < 1 || stage_ > 3) throw FieldError("zero", "expected 1, 2 or 3, got " + std::to_string(stage_));
   split_axis(options.shard_ranks > 0 ? options.shard_ranks : axis.size());
   layout_.owners = shard_axis().size();
   for (const Module::Unit& layout : model.layout()) make_unit(layout);

@@ -22,7 +22,7 @@ struct JsonReader {
   const std::string& name;
 
   [[noreturn]] void refuse(const std::string& expected, const std::string& meant = "") const {
-    throw FieldError(name, fmt::format("expected {}, found {}{}", expected, from.dump(), meant));
+    throw FieldError(name, fmt::format("expected {}, got {}{}", expected, from.dump(), meant));
   }
   void operator()(int64_t* to) const {
     if (!from.is_number_integer()) refuse("a whole number");
@@ -107,20 +107,20 @@ void check_keys(const Json& object, const std::string& path, const std::vector<s
 }
 
 void take_object(const Settings& all, const Json& object, const std::string& path, const std::string& why) {
-  if (!object.is_object()) throw FieldError(path, "expected an object, found " + object.dump());
+  if (!object.is_object()) throw FieldError(path, "expected an object, got " + object.dump());
   for (const Setting& s : all) {
     const auto* number = std::get_if<int64_t*>(&s.at);
     if (const auto found = object.find(s.field.name); found != object.end())
       take_value(s, *found, below(path, s.field.name));
     else if (number && !s.field.open && static_cast<double>(**number) < s.field.range.least)
-      throw FieldError(below(path, s.field.name), "expected a value, found none");
+      throw FieldError(below(path, s.field.name), "expected a value, got none");
   }
   check_keys(object, path, all.names(), why);
 }
 
 void take_json(const Settings& all, std::string_view text, std::string_view what) {
   const Json json = Json::parse(text, nullptr, false);
-  if (!json.is_object()) throw Error(fmt::format("{}: expected a JSON object, found {}", what, text));
+  if (!json.is_object()) throw Error(fmt::format("{}: expected a JSON object, got {}", what, text));
   take_object(all, json, "", fmt::format("no field of {}", what));
 }
 

@@ -24,14 +24,14 @@ bool contains(const Bounds& range, double v) {
 }
 
 [[noreturn]] void wrong(const std::string& where, std::string_view expected, std::string_view found) {
-  throw Error(fmt::format("{}: expected {}, found '{}'", where, expected, found));
+  throw Error(fmt::format("{}: expected {}, got '{}'", where, expected, found));
 }
 
 void check_choice(const std::string& where, const std::string& choices, const std::string& text) {
   const std::vector<std::string> allowed = split(choices, '|');
   if (std::ranges::find(allowed, text) == allowed.end())
-    throw Error(fmt::format("{}: expected {}, found '{}'{}", where, fmt::join(allowed, ", "), text,
-                            did_you_mean(text, allowed)));
+    throw Error(
+        fmt::format("{}: expected {}, got '{}'{}", where, fmt::join(allowed, ", "), text, did_you_mean(text, allowed)));
 }
 
 // Parses a text into a member, depending on its type.
@@ -264,7 +264,7 @@ void check_least(const Settings& all, const Settings& defaults) {
     const auto none = static_cast<double>(*std::get<int64_t*>(defaults.at(s.field.name).at));  // 0 if derived
     const double least = std::min(s.field.range.least, none);
     if (static_cast<double>(**found) < least)
-      throw FieldError(std::string(s.field.name), fmt::format("expected at least {}, found {}", least, **found));
+      throw FieldError(std::string(s.field.name), fmt::format("expected at least {}, got {}", least, **found));
   }
 }
 
@@ -275,7 +275,7 @@ void check_read(const Settings& all, const Settings& defaults) {
     const std::string_view with = s.field.goes_with, owner = with.substr(0, with.find(' '));
     throw FieldError(
         std::string(s.field.name),
-        fmt::format("goes with `{}`{}, found {}{}", owner, with.substr(owner.size()), all.at(owner).text(),
+        fmt::format("goes with `{}`{}, got {}{}", owner, with.substr(owner.size()), all.at(owner).text(),
                     expected.empty() ? "" : fmt::format("; nearest valid value: {}, the default", expected)));
   }
 }

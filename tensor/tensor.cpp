@@ -235,7 +235,7 @@ void fill_on_host(const Tensor& t, double value) {
 }  // namespace
 
 void Tensor::copy_from(const Tensor& source) {
-  if (!source.defined()) throw Error("[copy_from] source: expected a tensor, found an undefined one");
+  if (!source.defined()) throw Error("[copy_from] source: expected a tensor, got an undefined one");
   if (numel() == 0) return;
   if (source.device() != device()) return copy_across(source);
   const Tensor s = source.expand(shape_);

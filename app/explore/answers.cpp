@@ -14,7 +14,7 @@ using Ordered = nlohmann::ordered_json;
 
 planner::ModelShape shape_of_preset(std::string_view name) {
   const std::optional<ModelConfig> config = preset(name);
-  if (!config) throw FieldError("model", fmt::format("expected one of {}, found '{}'", preset_names(), name));
+  if (!config) throw FieldError("model", fmt::format("expected one of {}, got '{}'", preset_names(), name));
   planner::ModelShape shape = planner::to_model_shape(*config);
   if (shape.vocab == 0) shape.vocab = default_vocab(name);
   return shape;
@@ -46,16 +46,16 @@ std::optional<int64_t> parse_number(const std::string& text, int64_t min, int64_
 Ordered parse_value(const Setting& s, const std::string& text) {
   const std::string name(s.field.name);
   if (text.size() > kMaxValueSize)
-    throw FieldError(name, fmt::format("expected at most {} characters, found {}", kMaxValueSize, text.size()));
+    throw FieldError(name, fmt::format("expected at most {} characters, got {}", kMaxValueSize, text.size()));
   if (s.is_text()) return text;
   if (s.is_flag()) {
     if (text == "true" || text == "false") return text == "true";
-    throw FieldError(name, fmt::format("expected true or false, found '{}'", text));
+    throw FieldError(name, fmt::format("expected true or false, got '{}'", text));
   }
   const auto own = std::ranges::find(kFieldMax, s.field.name, &decltype(kFieldMax)::value_type::first);
   const int64_t max = own == kFieldMax.end() ? kDefaultMax : own->second;
   const std::optional<int64_t> number = parse_number(text, 0, max);
-  if (!number) throw FieldError(name, fmt::format("expected a whole number from 0 to {}, found '{}'", max, text));
+  if (!number) throw FieldError(name, fmt::format("expected a whole number from 0 to {}, got '{}'", max, text));
   return *number;
 }
 
@@ -88,7 +88,7 @@ Values parse_values(const Request& request, bool is_plan) {
       throw FieldError(name.substr(0, kMaxValueSize),
                        fmt::format("unknown key; expected one of {}", fmt::join(all.names(), ", ")));
     Ordered& values = out[key->field.group];
-    if (values.contains(name)) throw FieldError(name, "expected it once, found it twice");
+    if (values.contains(name)) throw FieldError(name, "expected it once, got it twice");
     values[name] = parse_value(*key, text);
   }
   return out;

@@ -151,13 +151,13 @@ std::vector<std::string> read_prompts(const GenerateOptions& o) {
       if (line.ends_with('\r')) line.pop_back();
       if (!line.empty()) out.push_back(line);
     }
-    if (out.empty()) bad_input("{}: expected one prompt per line, found none", *o.prompts_file);
+    if (out.empty()) bad_input("{}: expected one prompt per line, got none", *o.prompts_file);
   }
   if (out.empty()) out.emplace_back("\n");
   for (const std::string& prompt : out)
-    if (prompt.empty()) throw Error("--prompt: expected at least one character, found none");
+    if (prompt.empty()) throw Error("--prompt: expected at least one character, got none");
   for (const std::string& stop : o.stop)
-    if (stop.empty()) throw Error("--stop: expected at least one character, found none");
+    if (stop.empty()) throw Error("--stop: expected at least one character, got none");
   return out;
 }
 
@@ -352,7 +352,7 @@ Inference open_inference(const std::string& from, const Args& words) {
   if (no_axes && !has_processes(make_job(run).plan)) run.ranks = 1;  // not the size of an MPI job
   take_model(run, out.from.config);
   if (!out.from.merged.empty() && run.sizes.quantize.codec != Codec::none)
-    bad_usage("--quantize: expected none for a model with merged adapters ({}), found {}", out.from.merged,
+    bad_usage("--quantize: expected none for a model with merged adapters ({}), got {}", out.from.merged,
               value_name(run.sizes.quantize.codec));
   if (out.from.dtype == DType::bfloat16 && !run.gives("dtype"))
     out.from.notes.push_back(one_line(out.from.path.string()) +
@@ -410,7 +410,7 @@ int run(const GenerateOptions& o) {
 
 int run(const EvaluateOptions& o) {
   const Inference model = open_inference(o.from, o.words);
-  if (model.run.data.empty()) throw Error("--data: expected a text, tokens or examples; found none");
+  if (model.run.data.empty()) throw Error("--data: expected a text, tokens or examples; got none");
   check_example_options(model.run);
   const std::vector<Found> texts = load_texts(model);
   for (const Found& f : texts)

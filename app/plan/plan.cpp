@@ -45,8 +45,7 @@ planner::ModelShape make_model_shape(const PlanOptions& o) {
   if (o.model_file) {
     for (const auto& [name, text] : o.words)
       if (name != "model" && name != "batch" && !is_searched(name) && name != "dtype")
-        bad_usage("--{}: expected a named model; found --model {}, a file that specifies the sizes", name,
-                  *o.model_file);
+        bad_usage("--{}: expected a named model; got --model {}, a file that specifies the sizes", name, *o.model_file);
     return from_file("model", *o.model_file, planner::model_from_json);
   }
   Job job = make_job(o.run);
@@ -60,13 +59,13 @@ planner::ModelShape make_model_shape(const PlanOptions& o) {
 int64_t rank_count(const PlanOptions& o) {
   if (o.run.ranks) return *o.run.ranks;
   if (!o.gives("pp") && !o.gives("dp") && !o.gives("cp") && !o.gives("tp"))
-    throw Error("--ranks: expected the number of ranks, found none");
+    throw Error("--ranks: expected the number of ranks, got none");
   return o.run.plan.ranks();
 }
 
 planner::Hardware find_hardware(const PlanOptions& o) {
   if (!o.hardware)
-    bad_usage("--hardware: expected {}, this, or a TOML file; found none", fmt::join(planner::hardware_names(), ", "));
+    bad_usage("--hardware: expected {}, this, or a TOML file; got none", fmt::join(planner::hardware_names(), ", "));
   if (*o.hardware == "this") {
     planner::Hardware h = planner::find_hardware(machine_here(o.calibrate), make_job(o.run).optim.dtype);
     h.memory_bytes = o.memory_gb ? *o.memory_gb * 1e9 : h.memory_bytes / static_cast<double>(rank_count(o));
@@ -82,7 +81,7 @@ planner::Hardware find_hardware(const PlanOptions& o) {
 // A named software uses the attention kernels for which the hardware has rates.
 planner::Software find_software(const PlanOptions& o, const planner::Hardware& h) {
   if (o.hardware == "this" && o.software != "tessera")
-    throw Error("--software: expected tessera, because --hardware this was measured with its kernels; found " +
+    throw Error("--software: expected tessera, because --hardware this was measured with its kernels; got " +
                 o.software);
   if (o.hardware == "this") return planner::own_software(make_job(o.run).optim.dtype, DType::float32);
   planner::Software s = is_file(o.software) ? from_file("software", o.software, planner::software_from_file)
@@ -152,7 +151,7 @@ std::vector<MeasuredPlan> measure_plans(const planner::SearchRequest& q, const p
                                         const std::vector<int64_t>& numbers) {
   for (const int64_t number : numbers)
     if (number > std::ssize(found.best))
-      bad_usage("--measure: expected positions in the ranking, 1 to {}, found {}", found.best.size(), number);
+      bad_usage("--measure: expected positions in the ranking, 1 to {}, got {}", found.best.size(), number);
   std::vector<MeasuredPlan> out;
   Progress progress(Progress::for_stderr(0, false));
   for (const int64_t number : numbers) {
@@ -237,7 +236,7 @@ int64_t default_vocab(std::string_view preset) {
 PlanQuestion make_question(const PlanOptions& o) {
   const Plan given = make_job(o.run).plan;
   if (!given.schedule_file.empty())
-    throw Error("--schedule: expected a name, found the file " + given.schedule_file +
+    throw Error("--schedule: expected a name, got the file " + given.schedule_file +
                 ", which fixes the number of ranks");
   PlanQuestion out;
   planner::SearchRequest& q = out.question;
@@ -264,7 +263,7 @@ PlanAnswer compute_answer(const PlanOptions& o, PlanQuestion asked, const planne
 
 int run(const PlanOptions& o) {
   if (o.cases) {
-    if (o.format != "json") throw Error("--format: expected json with --cases, found '" + o.format + "'");
+    if (o.format != "json") throw Error("--format: expected json with --cases, got '" + o.format + "'");
     return predict_cases(*o.cases);
   }
   if (o.calibrate && !o.hardware) {
@@ -272,7 +271,7 @@ int run(const PlanOptions& o) {
     return 0;
   }
   if (o.hardware != "this" && (o.calibrate || !o.measure.empty()))
-    bad_usage("--{}: expected --hardware this, found {}", o.calibrate ? "calibrate" : "measure",
+    bad_usage("--{}: expected --hardware this, got {}", o.calibrate ? "calibrate" : "measure",
               o.hardware.value_or("none"));
   PlanAnswer a = compute_answer(o, make_question(o));
   if (a.fits()) a.measured = measure_plans(a.asked.question, a.found, o.measure);

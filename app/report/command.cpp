@@ -22,7 +22,7 @@ bool is_list(std::string_view option, const std::string& text) {
 
 Job checked_job(const TrainOptions& o) {
   if (o.plan.dp_mode == DataMode::ps_async)
-    throw Error("--dp-mode: expected synchronous data ranks, found ps-async, whose steps are only known from a run");
+    throw Error("--dp-mode: expected synchronous data ranks, got ps-async, whose steps are only known from a run");
   Job job = make_job(o);
   if (job.model.vocab == 0) job.model.vocab = default_vocab(o.model);
   in_options([&] {
@@ -31,7 +31,7 @@ Job checked_job(const TrainOptions& o) {
     check_layout(job.plan, job.model, job.optim.batch);
   });
   if (job.plan.ranks() > kMaxPlanned)
-    bad_usage("--ranks: expected at most {} in a figure, found {}", kMaxPlanned, job.plan.ranks());
+    bad_usage("--ranks: expected at most {} in a figure, got {}", kMaxPlanned, job.plan.ranks());
   return job;
 }
 
@@ -79,7 +79,7 @@ std::vector<Record> planned(const Args& words) {
     values = split(text, ',');
   }
   if (std::ssize(values) > kMaxPlans)
-    bad_usage("--{}: expected at most {} values, found {}", many, kMaxPlans, values.size());
+    bad_usage("--{}: expected at most {} values, got {}", many, kMaxPlans, values.size());
   std::vector<Record> out;
   for (const std::string& value : values) {
     TrainOptions o;
@@ -162,16 +162,16 @@ fs::path report_path(const ReportOptions& o) {
 }
 
 void check(const ReportOptions& o) {
-  if (o.svg && !o.figure) throw Error("--svg: expected --figure, found none");
-  if (o.figure && !o.svg) throw Error("--figure: expected --svg, since figures are SVG files; found none");
-  if (o.figure && o.format == "text") throw Error("--format: expected no --format with --figure, found text");
+  if (o.svg && !o.figure) throw Error("--svg: expected --figure, got none");
+  if (o.figure && !o.svg) throw Error("--figure: expected --svg, since figures are SVG files; got none");
+  if (o.figure && o.format == "text") throw Error("--format: expected no --format with --figure, got text");
   if (o.format == "text" && o.out)
     throw Error("--out: expected no file with --format text, which is printed on standard output");
-  if (o.runs.empty() && !o.figure) throw Error("RUN: expected a run directory, found none");
-  if (o.runs.size() > 2) bad_usage("RUN: expected at most two arguments, found {}", o.runs.size());
+  if (o.runs.empty() && !o.figure) throw Error("RUN: expected a run directory, got none");
+  if (o.runs.size() > 2) bad_usage("RUN: expected at most two arguments, got {}", o.runs.size());
   const bool rows = !o.runs.empty() && is_bench_file(o.runs[0]);
   if (std::ranges::count_if(o.runs, is_bench_file) != (rows ? std::ssize(o.runs) : 0))
-    bad_usage("RUN: expected two runs or two `bench` files, found {} and {}", o.runs[0], o.runs[1]);
+    bad_usage("RUN: expected two runs or two `bench` files, got {} and {}", o.runs[0], o.runs[1]);
   if (o.figure && (*o.figure == "bench") != rows)
     bad_usage("--figure {}: expected {}", *o.figure, rows ? "bench with a `bench` file" : "a `bench` file");
   if (!o.runs.empty() && !o.words.empty())

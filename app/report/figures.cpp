@@ -194,7 +194,7 @@ std::string run_title(const Records& runs, const Record& r, const std::string& w
 }
 
 void need_trace(std::string_view figure, const Record& r) {
-  if (r.planned) refuse(figure, r, "expected a run, found a plan that has not been run");
+  if (r.planned) refuse(figure, r, "expected a run, got a plan that has not been run");
   if (!r.traced) refuse(figure, r, "the run has no trace; train with --trace to record one");
 }
 
@@ -246,7 +246,7 @@ Part pipelines(const Records& runs, double width) {
   double most = 0;
   for (const Record& r : runs) {
     if (!r.planned) need_trace("pipeline", r);
-    if (r.schedule.ranks < 2) refuse("pipeline", r, "expected at least 2 pipeline ranks, found 1");
+    if (r.schedule.ranks < 2) refuse("pipeline", r, "expected at least 2 pipeline ranks, got 1");
     most = std::max(most, plans.emplace_back(on_equal_times(r.schedule)).makespan);
   }
   for (size_t i = 0; i < runs.size(); ++i) {
@@ -409,7 +409,7 @@ Part losses(const Records& runs, double width) {
          .words = "Training loss of each step; circles mark the loss over the validation split."};
   for (size_t i = 0; i < runs.size(); ++i) {
     const Record& r = runs[i];
-    if (r.planned) refuse("loss", r, "expected a run, found a plan that has not run");
+    if (r.planned) refuse("loss", r, "expected a run, got a plan that has not run");
     if (r.losses.empty()) refuse("loss", r, "no step was recorded");
     const std::string of = runs.size() > 1 ? r.label + ", " : "";
     f.legend.push_back({fmt::format("loss-key{}", second(i)), of + "training"});

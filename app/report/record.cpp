@@ -22,7 +22,7 @@ class Value {
   Value(const Json& json, const std::string& file) : json_(json), file_(file) {}
 
   [[noreturn]] void refuse(const std::string& expected) const {
-    bad_input("{}: expected {}, found {}", file_, expected, json_.dump().substr(0, 60));
+    bad_input("{}: expected {}, got {}", file_, expected, json_.dump().substr(0, 60));
   }
   Value operator[](const char* key) const {
     if (!json_.is_object() || !json_.contains(key)) refuse(fmt::format("an object with '{}'", key));
@@ -414,8 +414,7 @@ Record read_record(const fs::path& run, bool may_lack_trace) {
   const std::string folder = (run / "").string();
   Record r;
   if (may_lack_trace && !(is_there(run / "report.json") && is_there(run / "trace.json"))) {
-    if (!is_there(run / "metrics.jsonl"))
-      bad_input("{}: expected a run directory, found no metrics.jsonl", run.string());
+    if (!is_there(run / "metrics.jsonl")) bad_input("{}: expected a run directory, got no metrics.jsonl", run.string());
     r = parse_metrics(read_file(run / "metrics.jsonl"), folder);
   } else {
     for (const char* file : {"report.json", "trace.json"})

@@ -230,7 +230,7 @@ Checkpoint find_checkpoint(const fs::path& from, std::vector<std::string>& passe
   if (!is_there(from)) bad_input("{}: no such file or directory; expected a run or a checkpoint", from.string());
   if (!is_folder(from) && (from.filename() == "best" || from.filename() == "latest")) {
     const std::string text = read_file(from), name = text.substr(0, text.find_first_of(" \n"));
-    if (!name.starts_with("step-")) bad_input("{}: expected the name of a checkpoint, found '{}'", from.string(), name);
+    if (!name.starts_with("step-")) bad_input("{}: expected the name of a checkpoint, got '{}'", from.string(), name);
     return find_checkpoint(from.parent_path() / name, passed_over);
   }
   if (is_there(from / "manifest.json") || from.filename().string().starts_with("step-")) {

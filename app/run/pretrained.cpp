@@ -91,7 +91,7 @@ Pretrained open_adapted(const fs::path& from, const Base& given) {
   const fs::path base = fs::weakly_canonical(adapters.base(given));
   Pretrained out = open_pretrained(base);
   if (out.config.lora.rank > 0)
-    bad_input("{}: expected a base model without adapters, found adapters in {}", from.string(), base.string());
+    bad_input("{}: expected a base model without adapters, got adapters in {}", from.string(), base.string());
   Adapted adapted = adapters.apply_to(out.config, std::move(out.tensors));
   out.config = std::move(adapted.config), out.tensors = std::move(adapted.tensors), out.merged = adapted.merged;
   if (!out.merged.empty()) {
@@ -182,7 +182,7 @@ MemoryLimit limit_without_threads(const Job& job, int64_t local_world_size) {
 
 Pretrained open_pretrained(const fs::path& from, const Base& base) {
   if (is_peft_folder(from)) return open_adapted(from, base);
-  if (base) bad_usage("--base: goes with adapters, found none in {}", from.string());
+  if (base) bad_usage("--base: goes with adapters, got none in {}", from.string());
   if (is_hub_folder(from)) {
     const auto folder = std::make_shared<const HubFolder>(from);
     return {.path = from,
@@ -227,11 +227,11 @@ KnownBase known_base(const Pretrained& adapters, const fs::path& named) {
   if (!is_there(path)) return {path.string(), adapters.base_hash};
   const Pretrained base = open_pretrained(path);
   if (base.config.lora.rank > 0)
-    bad_input("{}: the base model is not recorded; expected a model without adapters, found {}", named.string(),
+    bad_input("{}: the base model is not recorded; expected a model without adapters, got {}", named.string(),
               path.string());
   const std::string found = model_hash(base);
   if (!adapters.base_hash.empty() && found != adapters.base_hash)
-    bad_input("{}: expected the base model with hash {}, found {} with hash {}", named.string(), adapters.base_hash,
+    bad_input("{}: expected the base model with hash {}, got {} with hash {}", named.string(), adapters.base_hash,
               path.string(), found);
   return {path.string(), found};
 }
@@ -286,7 +286,7 @@ ModelConfig first_config(const TrainOptions& o) {
   ModelConfig config = pretrained_config(*o.init, o.base, true);
   if (o.add_tokens.empty()) return config;
   if (o.tokenizer && !is_folder(*o.tokenizer))
-    bad_usage("--add-tokens: expected a --tokenizer folder or none with --init, found {}", *o.tokenizer);
+    bad_usage("--add-tokens: expected a --tokenizer folder or none with --init, got {}", *o.tokenizer);
   std::unique_ptr<Tokenizer> own =
       Tokenizer::open_folder(o.tokenizer ? fs::path(*o.tokenizer) : tokenizer_path(*o.init, o.base));
   const int64_t before = own->vocab_size();
@@ -335,13 +335,13 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
   const auto take = [&](std::string_view name) {
     const Setting &from = theirs.at(name), &to = ours.at(name);
     if (o.gives(name) && to.text() != from.text())
-      bad_usage("--{}: the model has {}, found {}", to.word(), from.text(), to.text());
+      bad_usage("--{}: the model has {}, got {}", to.word(), from.text(), to.text());
     to.assign(from);
     o.given.emplace(name);
   };
   const std::string default_model = TrainOptions().model, plain(plain_preset(c.family));
   if (o.model != default_model && o.model != plain)
-    bad_usage("--model: expected no --model with --init, which specifies the model; found {}", o.model);
+    bad_usage("--model: expected no --model with --init, which specifies the model; got {}", o.model);
   o.model = plain;
   for (const Setting& s : theirs)
     if (s.field.of_weights && applies(s, theirs)) take(s.field.name);
@@ -362,7 +362,7 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
   const Codec held = c.quantize.codec, wanted = o.gives("quantize") ? o.sizes.quantize.codec : held;
   if (wanted == Codec::gptq && held == Codec::none)
     throw Error(
-        "--quantize: gptq requires a model quantized by tessera checkpoint quantize; found a model without codes");
+        "--quantize: gptq requires a model quantized by tessera checkpoint quantize; got a model without codes");
   if (held != Codec::none && wanted != Codec::none) take("quantize");
   if (wanted == Codec::gptq) take("quantize_group");
 }

@@ -26,7 +26,7 @@ MetricRecords records_until(std::string_view file, int64_t step, const std::stri
     const std::optional<int64_t> found = j.is_object() ? natural(j.value("step", nlohmann::json())) : std::nullopt;
     if (!found) {
       if (j.is_object() && j.value("event", nlohmann::json()) == "summary") continue;
-      bad_input("{}: expected records with a step, found {}", what, line);
+      bad_input("{}: expected records with a step, got {}", what, line);
     }
     if (*found > step) continue;
     out.records.append(line).append("\n");

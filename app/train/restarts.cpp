@@ -250,7 +250,7 @@ Host parse_host(std::string_view line, const std::string& where) {
   else if (const size_t colon = name.find(':'); slots.empty() && colon != name.npos)
     slots = name.substr(colon + 1), name = name.substr(0, colon);
   else if (!slots.empty())
-    bad_input("{}: expected slots=N after the host, found '{}'", where, slots);
+    bad_input("{}: expected slots=N after the host, got '{}'", where, slots);
   else
     slots = "1";
   if (name.empty() || name.size() > kMaxLetters)
@@ -258,9 +258,9 @@ Host parse_host(std::string_view line, const std::string& where) {
   Host out{.name = std::string(name)};
   const auto [end, error] = std::from_chars(slots.data(), slots.data() + slots.size(), out.slots);
   if (error != std::errc() || end != slots.data() + slots.size() || out.slots < 0 || out.slots > kMaxSlots)
-    bad_input("{}: expected 0 to {} slots, found '{}'", where, kMaxSlots, slots);
+    bad_input("{}: expected 0 to {} slots, got '{}'", where, kMaxSlots, slots);
   if (const std::string_view more = take_word(line); !more.empty())
-    bad_input("{}: expected nothing after the slots, found '{}'", where, more);
+    bad_input("{}: expected nothing after the slots, got '{}'", where, more);
   return out;
 }
 

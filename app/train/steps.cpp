@@ -45,7 +45,7 @@ void report_save(const Run& run, int64_t step, TrainOutput& output) {
 // Throws Error (usage) if a resumed run is already past its last step.
 void check_steps_done(const Run& run, int64_t done) {
   if (run.options.optim.steps < done)
-    bad_usage("--steps: expected at least {}, the steps completed in {}; found {}", done, run.directory.path().string(),
+    bad_usage("--steps: expected at least {}, the steps completed in {}; got {}", done, run.directory.path().string(),
               run.options.optim.steps);
 }
 

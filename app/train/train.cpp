@@ -267,7 +267,7 @@ std::unique_ptr<TrainOutput> begin_output(const Run& run, LanguageModel& model, 
 int run(const TrainOptions& asked) {
   TrainOptions o = asked;
   if (o.sizes.lora.rank > 0 && !o.init)
-    throw Error("--lora-rank: expected --init, the base model of the adapters; found none");
+    throw Error("--lora-rank: expected --init, the base model of the adapters; got none");
   if (const std::string& order = o.plan.replay; !order.empty() && !o.resume)
     of_option("replay", order, [&] { return read_file(order); });  // reports errors before ranks are started
   Job job = make_job(o);

@@ -15,11 +15,11 @@ const Value& Call::at(size_t i) const {
   return i < given.size() ? given[i] : kNone;
 }
 const std::string& Call::exact(size_t i) const {
-  if (!at(i).text()) bad_input("expected a string, found {}", type_name(at(i)));
+  if (!at(i).text()) bad_input("expected a string, got {}", type_name(at(i)));
   return *at(i).text();
 }
 int64_t Call::whole(size_t i, int64_t otherwise) const {
-  if (has(i) && !integer(at(i))) bad_input("expected an integer, found {}", type_name(at(i)));
+  if (has(i) && !integer(at(i))) bad_input("expected an integer, got {}", type_name(at(i)));
   return integer(at(i)).value_or(otherwise);
 }
 
@@ -147,7 +147,7 @@ Value sorted(RenderContext& work, const Values& items, const Value& path) {
 }
 Value pairs(const Call& c, Form form) {
   const Dict* const dict = c.at(0).dict();
-  if (!dict && !c.at(0).is<Undefined>()) bad_input("expected a mapping, found {}", type_name(c.at(0)));
+  if (!dict && !c.at(0).is<Undefined>()) bad_input("expected a mapping, got {}", type_name(c.at(0)));
   Values out;
   for (const auto& [key, value] : dict ? dict->items : Pairs())
     out.push_back(make_sequence(c.work, {Value(key), value}, Form::tuple));

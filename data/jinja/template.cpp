@@ -99,7 +99,7 @@ class Parser {
   [[noreturn]] void fail_expected(std::string_view expected) {
     skip_space();
     const std::string_view found = rest().empty() ? "the end" : rest().substr(0, rest().find_first_of(" \n", 1));
-    bad_input("expected {}, found '{}'", expected, found.substr(0, 40));
+    bad_input("expected {}, got '{}'", expected, found.substr(0, 40));
   }
   // Skips "%}", "}}" or "#}" with its sign, and the white space that these remove.
   bool closes(char c) {

@@ -384,7 +384,7 @@ Value slice(RenderContext& work, const Value& of, const Value& from, const Value
   if (!is_indexed(of)) refuse("a slice", of, from);
   const Values items = to_items(work, of);
   const auto bound = [](const Value& v, int64_t otherwise) {
-    if (!v.is<None>() && !integer(v)) bad_input("expected an integer in a slice, found {}", type_name(v));
+    if (!v.is<None>() && !integer(v)) bad_input("expected an integer in a slice, got {}", type_name(v));
     return integer(v).value_or(otherwise);
   };
   const int64_t size = std::ssize(items), by = bound(step, 1), low = by > 0 ? 0 : -1, high = by > 0 ? size : size - 1;

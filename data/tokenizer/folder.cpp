@@ -89,7 +89,7 @@ std::vector<Json> tokens_of_files(const Json& settings, const Json& added, const
     const Json token = added_token(value, special.contains(value_at(value, "content")));
     if (std::from_chars(key.data(), key.data() + key.size(), id).ec != std::errc() || !value.is_object() ||
         token.is_null())
-      bad_input("{}{}: '{}': expected ids and tokens, found {} and {}", what, kConfig, kDecoder, shown(key),
+      bad_input("{}{}: '{}': expected ids and tokens, got {} and {}", what, kConfig, kDecoder, shown(key),
                 shown(value));
     listed[id] = token;
     if (!value.contains("special")) listed[id]["special"] = special.contains(token["content"]);
@@ -216,7 +216,7 @@ bool has_all(const Json& all, const Json& some) {
 Json file_of_vocab(const std::filesystem::path& folder, const std::string& name, Json& settings) {
   constexpr std::array kLikeGpt2{kGpt2, "CodeGenTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend"};
   if (name != kQwen && std::ranges::find(kLikeGpt2, name) == kLikeGpt2.end())
-    bad_input("{}: without tokenizer.json 'tokenizer_class' must be {}, CodeGenTokenizer or {}, found {}",
+    bad_input("{}: without tokenizer.json 'tokenizer_class' must be {}, CodeGenTokenizer or {}, got {}",
               (folder / kConfig).string(), kGpt2, kQwen, name);
   for (const char* const key : {"unk_token", "eos_token", name == kQwen ? "pad_token" : "bos_token"})
     if (!settings.contains(key)) settings[key] = "<|endoftext|>";

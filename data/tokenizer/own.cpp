@@ -424,7 +424,7 @@ void WordCounts::add(std::string_view text) {
 
 BpeTokenizer train_bpe(WordCounts pieces, const BpeTraining& options) {
   if (options.vocab_size < 256)
-    throw FieldError("vocab", fmt::format("expected at least 256 (all bytes); found {}", options.vocab_size));
+    throw FieldError("vocab", fmt::format("expected at least 256 (all bytes); got {}", options.vocab_size));
   Trainer trainer(std::exchange(pieces, {}).all());
   while (trainer.made() < options.vocab_size && trainer.step(options.min_count))
     if (options.progress && trainer.made() % kProgressEvery == 0) options.progress(trainer.made());

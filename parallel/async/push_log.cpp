@@ -42,7 +42,7 @@ class Lines {
   }
   bool done() const { return text_.empty(); }
   [[noreturn]] void refuse(std::string_view expected, std::string_view found) const {
-    throw InputError(fmt::format("{}: line {}: expected '{}', found {}", name_, number_, expected, found));
+    throw InputError(fmt::format("{}: line {}: expected '{}', got {}", name_, number_, expected, found));
   }
 
  private:

@@ -55,8 +55,8 @@ AsyncServer::~AsyncServer() = default;
 void AsyncServer::check_options() const {
   check_servers(servers_, axis_.size());
   if (options_.staleness < 0 || options_.staleness > kMaxStale)
-    throw FieldError("staleness", fmt::format("expected 0 to {} steps, found {}", kMaxStale, options_.staleness));
-  if (options_.steps < 0) throw FieldError("steps", fmt::format("expected at least 0, found {}", options_.steps));
+    throw FieldError("staleness", fmt::format("expected 0 to {} steps, got {}", kMaxStale, options_.staleness));
+  if (options_.steps < 0) throw FieldError("steps", fmt::format("expected at least 0, got {}", options_.steps));
 }
 
 void AsyncServer::read_replay() {

@@ -166,9 +166,9 @@ std::string text_of_thrown(const std::exception_ptr& thrown) {
 void launch(const LaunchOptions& o, const std::function<void(Communicator& world)>& user_body) {
   if (!user_body) throw FieldError("body", "expected a function of a rank, got an empty one");
   if (!(o.timeout_s > 0))
-    throw FieldError("timeout_s", fmt::format("expected more than 0 seconds, found {}", o.timeout_s));
+    throw FieldError("timeout_s", fmt::format("expected more than 0 seconds, got {}", o.timeout_s));
   if (o.threads_per_rank < 0)
-    throw FieldError("threads_per_rank", fmt::format("expected 0 or more, found {}", o.threads_per_rank));
+    throw FieldError("threads_per_rank", fmt::format("expected 0 or more, got {}", o.threads_per_rank));
   const auto body = [&](Communicator& world) {
     try {
       user_body(world);
@@ -190,7 +190,7 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
     return launch_over_tcp(o, body);
   if constexpr (kWithMpi)
     if (o.backend == Backend::nccl && mpi_surroundings()) return launch_under_mpi(o, body);
-  if (o.ranks < 1) throw FieldError("ranks", "expected at least 1, found " + std::to_string(o.ranks));
+  if (o.ranks < 1) throw FieldError("ranks", "expected at least 1, got " + std::to_string(o.ranks));
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const int threads_before = cpu::threads();
   const int team = o.threads_per_rank > 0 ? o.threads_per_rank

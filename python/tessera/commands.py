@@ -112,7 +112,7 @@ def _merged(plan: Plan | None, options: Mapping[str, Any]) -> dict[str, Any]:
     options = dict(options)
     plan = options.pop("plan", None) if plan is None else plan
     if not isinstance(plan, Plan | None):
-        raise Error(f"tessera: the first argument: expected a Plan, found {plan!r}; pass options by keyword, as in "
+        raise Error(f"tessera: the first argument: expected a Plan, got {plan!r}; pass options by keyword, as in "
                     "model='gpt-nano'")
     return _with_schedule((plan.options() if plan else {}) | options)
 

@@ -68,7 +68,7 @@ class Plan:
                 known = program.options_of("train", build=False).get(entry.name)
                 within = f" in [{known['least']:.0f}, {known['most']:.0f}]" if known else ""
                 raise process.Error(f"tessera: --{entry.name.replace('_', '-')}: expected a whole number{within}, "
-                                    f"found '{value}'")
+                                    f"got '{value}'")
 
     def options(self) -> dict[str, Any]:
         """This plan as options."""

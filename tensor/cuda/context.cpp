@@ -56,7 +56,7 @@ void Context::synchronize() {
   require_no_capture(last_op());
   ++synchronizations_;
   if (const cudaError_t result = expected(cudaStreamSynchronize(stream())); result != cudaSuccess)
-    throw Error(fmt::format("[{}] CUDA: {}, found while waiting; this op or one queued before it failed; "
+    throw Error(fmt::format("[{}] CUDA: {}, got while waiting; this op or one queued before it failed; "
                             "CUDA_LAUNCH_BLOCKING=1 with `cuda_graph` off identifies it",
                             last_op(), cudaGetErrorString(result)),
                 Status::communication);
@@ -186,7 +186,7 @@ class Capture {
   Captured end() {
     cudaGraph_t graph = nullptr;
     if (const cudaError_t result = context_.end_capture(graph); result != cudaSuccess)
-      throw Error(std::string("[graph] CUDA: ") + cudaGetErrorString(result) + ", found after '" + context_.last_op() +
+      throw Error(std::string("[graph] CUDA: ") + cudaGetErrorString(result) + ", got after '" + context_.last_op() +
                       "' was captured: some work before it cannot be captured; `cuda_graph` off disables capture",
                   Status::communication);
     return Captured(graph);

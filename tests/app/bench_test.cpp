@@ -269,10 +269,10 @@ TEST_F(BenchTest, OptionsSelectRows) {
         {"--bytes 8:16", "--bytes: expected FROM:TO:FACTOR"},
         {"--bytes 8:16:1", "--bytes: expected FROM:TO:FACTOR"},
         {"--bytes 8T", "--bytes: expected a whole number in [1, "},
-        {"--bytes 65G", "--bytes: expected a whole number in [1, 64], found '65'"},
-        {"--dtype fp64", "--dtype: expected fp32, bf16, found 'fp64'"},
+        {"--bytes 65G", "--bytes: expected a whole number in [1, 64], got '65'"},
+        {"--dtype fp64", "--dtype: expected fp32, bf16, got 'fp64'"},
         {"--model gpt-3", "--model: expected gpt-nano, "},
-        {"--ranks 0", "--ranks: expected a whole number in [1, 64], found '0'"},
+        {"--ranks 0", "--ranks: expected a whole number in [1, 64], got '0'"},
         {"--ranks 2 --model gpt-nano --bytes 8", "no benchmark matches"},
         {"--benchmark_filter=tp --tabel", "unknown option '--tabel'; did you mean '--table'?"}})
     fails("bench " + std::string(words), 2, why);
@@ -298,7 +298,7 @@ TEST_F(BenchTest, PrintsAlignedTableAndReport) {
   expect_has(html, {"strategy/ddp/fp32/2", "<svg", "verdict"});
   must("report a.json --figure bench --svg --out a.svg");
   test::expect_balanced(read_file(path("a.svg")));
-  fails("report a.json . --format text", 2, "RUN: expected two runs or two `bench` files, found a.json and .");
+  fails("report a.json . --format text", 2, "RUN: expected two runs or two `bench` files, got a.json and .");
   fails("report a.json --figure loss --svg", 2, "--figure loss: expected bench with a `bench` file");
   fails("report 'b*.json'", 4, "'b*.json': no file matches");
   write("bad.json", R"({"context": {"num_cpus": 2}, "benchmarks": [{"name": "x", "time_unit": "ms"}]})");

@@ -107,7 +107,7 @@ TEST_F(InferenceTest, RejectsInvalidOptions) {
   make("llama-nano");
   write("empty.txt", "");
   write("one.txt", "a");
-  fails("evaluate base", 2, "--data: expected a text, tokens or examples; found none");
+  fails("evaluate base", 2, "--data: expected a text, tokens or examples; got none");
   fails("evaluate base --data nowhere.txt", 4, "nowhere.txt");
   fails("evaluate base --data one.txt", 4, "1 tokens; expected at least 2");
   fails("evaluate base --data empty.txt", 4, "empty.txt");
@@ -116,7 +116,7 @@ TEST_F(InferenceTest, RejectsInvalidOptions) {
   fails("evaluate base --data text.txt --context 32", 2, "--context: the model has 16");
   fails("generate base --prompt ''", 2, "--prompt: expected at least one character");
   fails("generate base --stop ''", 2, "--stop: expected at least one character");
-  fails("generate base --prompts empty.txt", 4, "expected one prompt per line, found none");
+  fails("generate base --prompts empty.txt", 4, "expected one prompt per line, got none");
   fails("generate base --cp 2", 2, "unknown option '--cp'");
   fails("generate base --min-p 2", 2, "--min-p: expected a number in [0, 1]");
   fails("generate nowhere", 4, "nowhere");

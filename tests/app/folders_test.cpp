@@ -181,7 +181,7 @@ TEST_F(ChangedFilesTest, EscapesControlCharactersInNames) {
 }
 
 TEST_F(ChangedFilesTest, MessagesAreOneShortLine) {
-  fails("train --layers \"$(printf 'a\\n\\033b')\"", 2, "found 'a\\x0a\\x1bb'");
+  fails("train --layers \"$(printf 'a\\n\\033b')\"", 2, "got 'a\\x0a\\x1bb'");
   const Ran r = run(fmt::format("train --layers {}", std::string(8000, '7')));
   EXPECT_EQ(r.status, 2);
   EXPECT_LT(r.err.size(), 1100U);

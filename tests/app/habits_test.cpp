@@ -48,7 +48,7 @@ TEST_F(HabitsTest, ConvertsEpochsAndFractionsToSteps) {
   expect_has(read_file(path("half/config.toml")), "steps = 4\n");
   write("epochs.toml", "epochs = 2.0\n");
   must(model + "--config epochs.toml --steps 1 --no-eval --out one");
-  fails(model + "--warmup 101%", 2, "--warmup: expected a number in [0, 100], found '101'");
+  fails(model + "--warmup 101%", 2, "--warmup: expected a number in [0, 100], got '101'");
   fails(model + "--warmup 3e", 2, "--warmup: expected a whole number");
   write("few.jsonl", rows.substr(0, rows.find("{\"prompt\": \"10 ")));  // 9 training rows: 39 in both
   const auto mixed = must(
@@ -70,7 +70,7 @@ TEST_F(HabitsTest, PatienceEndsNewAndResumedRuns) {
   must("train --resume --out run --config run/config.toml --steps 40 --patience 2");
   EXPECT_EQ(validated(), (std::vector<int64_t>{2, 4, 6}));
   fails("train --patience 2 --eval-every 0", 2, "--patience: expected validations between steps, found");
-  fails("train --patience 2 --no-eval", 2, "--patience: expected validations between steps, found --no-eval");
+  fails("train --patience 2 --no-eval", 2, "--patience: expected validations between steps, got --no-eval");
 }
 
 TEST_F(HabitsTest, HoldsOutFileOrFraction) {
@@ -199,7 +199,7 @@ TEST_F(BeginningTest, EndOptionSelectsEndToken) {
   for (const char* file : {"tokenizer_config.json", "special_tokens_map.json"})
     EXPECT_EQ(Json::parse(files[file].get<std::string>())["eos_token"], "<x>") << file;
   fails("train --init out --data rows.jsonl --end '<|ends|>'", 2,
-        "--end: expected one of the tokenizer's 1 special tokens (--add-tokens adds some), found '<|ends|>'; did you "
+        "--end: expected one of the tokenizer's 1 special tokens (--add-tokens adds some), got '<|ends|>'; did you "
         "mean '<|end|>'?");
   must("data text.txt --tokenizer out --out made");
   fails("train --init out --data made --add-tokens '<x>' --end '<x>'", 2,
@@ -258,7 +258,7 @@ TEST_F(BeginningTest, ShorterContextReadsFirstPositions) {
   // As many tokens as the context, independent of the size of the table.
   EXPECT_NEAR(compute_loss("out --context 16"), compute_loss("run --context 16"), 1e-6);
   for (const std::string from : {"f", "run"})
-    fails("train --init " + from + " --data text.txt --context 65", 2, "--context: the model has 64, found 65");
+    fails("train --init " + from + " --data text.txt --context 65", 2, "--context: the model has 64, got 65");
   fails("train --data text.txt --positions 32", 2, "--positions: expected at least one row for each of the 64 tokens");
   fails("train --data text.txt --model llama-nano --positions 99", 2, "--positions: requires --family gpt2");
   must(

@@ -71,7 +71,7 @@ TEST_F(ModelsInAndOutTest, ReadsForeignFoldersWithOneNote) {
   must("checkpoint export folder --out more");
   EXPECT_EQ(to_json("more/config.json").at("sliding_window"), 8);
   EXPECT_EQ(compute_loss("more"), slides);
-  fails("train --init folder --window 4 --data text.txt --out run", 2, "--window: the model has 8, found 4");
+  fails("train --init folder --window 4 --data text.txt --out run", 2, "--window: the model has 8, got 4");
 }
 
 // The initial loss of a run is the final loss of the run it starts from, for every source of weights and every plan.
@@ -156,7 +156,7 @@ TEST_F(ModelsInAndOutTest, DilocoReplicasResumeFromShards) {
   EXPECT_EQ(weights("parts/checkpoints/step-5"), end);
   fails("checkpoint reshard base --out other --dp 4", 2,
         "--dp: each data rank of --dp-mode diloco has a separate state; expected 2, the number of ranks of the run, "
-        "found 4");
+        "got 4");
 }
 
 TEST_F(ModelsInAndOutTest, RejectsInvalidOptions) {
@@ -166,7 +166,7 @@ TEST_F(ModelsInAndOutTest, RejectsInvalidOptions) {
   fails("checkpoint export base --out folder", 6, "exists already");
   fails("checkpoint import base --out imported", 4, "no config.json");
   fails("checkpoint inspect nowhere", 4, "nowhere: no such file");
-  fails("train --init base --layers 3 --out run", 2, "--layers: the model has 2, found 3");
+  fails("train --init base --layers 3 --out run", 2, "--layers: the model has 2, got 3");
   fails("train --init base --model gpt2 --out run", 2, "--model: expected no --model with --init");
   must("checkpoint import folder --out imported");
   fails("train --resume --out imported", 2, "has no optimizer state; expected --init imported");
@@ -272,7 +272,7 @@ TEST_F(LoraTest, AdaptersNameTheirBaseModel) {
 
   must("train --resume --out tuned --steps 7 --init other/../base");
   fails("train --resume --out tuned --steps 8 --init other", 2, "--init: the run in tuned started with ");
-  fails("train --resume --out base --steps 8 --init other", 2, "started with none; expected the same, found other");
+  fails("train --resume --out base --steps 8 --init other", 2, "started with none; expected the same, got other");
   Json config = to_json("adapters/adapter_config.json");
   config["base_model_name_or_path"] = "base";
   write("adapters/adapter_config.json", config.dump());
@@ -286,7 +286,7 @@ TEST_F(LoraTest, AdaptersNameTheirBaseModel) {
   for (const char* words : {"checkpoint export tuned --out x", "checkpoint export onward --out x --merge",
                             "train --resume --out tuned --steps 9", "evaluate adapters --data text.txt",
                             "train --init adapters --data text.txt --out x", "checkpoint import adapters --out x"})
-    fails(words, 4, "expected the base model with hash " + hash("adapters") + ", found ");
+    fails(words, 4, "expected the base model with hash " + hash("adapters") + ", got ");
   must("checkpoint export tuned --out merged --merge");
   must("evaluate adapters --base first --data text.txt");
 }
@@ -332,15 +332,15 @@ TEST_F(LoraTest, ExpertsStayFrozen) {
   must("checkpoint export tuned --out whole --merge");
   expect_has(run("checkpoint inspect whole").out, "block_sparse_moe.experts.3.w2.weight");
   fails("train --init base --lora-rank 2 --lora-targets q_proj,up_proj --out run", 2,
-        "--lora-targets: expected some of q_proj, k_proj, v_proj, o_proj (experts have no adapters), found 'up_proj'");
+        "--lora-targets: expected some of q_proj, k_proj, v_proj, o_proj (experts have no adapters), got 'up_proj'");
 }
 
 TEST_F(LoraTest, RejectsInvalidOptions) {
   must(base_);
   fails("train --data text.txt --lora-rank 2 --out run", 2, "--lora-rank: expected --init");
   fails("train --init base --lora-alpha 2 --out run", 2, "--lora-alpha: goes with --lora-rank");
-  fails("train --init base --lora-rank 2 --lora-targets q_proj,c_attn --out run", 2, "found 'c_attn'");
-  fails("train --init base --lora-rank 2 --dp 2 --dp-mode ps-async --out run", 2, "found --dp-mode ps-async");
+  fails("train --init base --lora-rank 2 --lora-targets q_proj,c_attn --out run", 2, "got 'c_attn'");
+  fails("train --init base --lora-rank 2 --dp 2 --dp-mode ps-async --out run", 2, "got --dp-mode ps-async");
   fails("checkpoint export base --merge --out whole", 2, "--merge: expected a model with adapters");
   must(tuned_);
   fails("train --init tuned --lora-rank 2 --out run", 2, "--lora-rank: expected only --lora-dropout");
@@ -415,14 +415,14 @@ TEST_F(QuantizeTest, RejectsInvalidOptions) {
   fails("train --init base --data text.txt --quantize nf4 --out run", 2,
         "--quantize: 4-bit weights are frozen; expected --lora-rank");
   fails("train --init base --data text.txt --lora-rank 2 --quantize-group 64 --out run", 2,
-        "--quantize-group: goes with --quantize gptq, found none");
+        "--quantize-group: goes with --quantize gptq, got none");
   fails("train --init base --data text.txt --lora-rank 2 --quantize gptq --out run", 2,
         "--quantize: gptq requires a model quantized by tessera checkpoint quantize");
   fails("verify --model llama-nano --channels 64 --ffn 128 --lora-rank 2 --quantize nf4 --dp 1 --tp 2", 2,
         "--tp: 'blocks.0.attn.proj.weight' (64, 64) would be sharded at multiples of 32 elements");
   must(tuned_);
   fails("train --resume --out tuned --quantize none", 2, "quantize");
-  fails("train --init tuned --data text.txt --quantize gptq --out run", 2, "--quantize: the model has nf4, found gptq");
+  fails("train --init tuned --data text.txt --quantize gptq --out run", 2, "--quantize: the model has nf4, got gptq");
 }
 
 // checkpoint quantize: a folder that every command reads bitwise identically, and one-line errors.

@@ -99,13 +99,13 @@ TEST(CommandLine, ErrorsNameOptionExpectedAndActualValue) {
   EXPECT_EQ(message("train --lay 3"), "unknown option '--lay'; did you mean '--layers'?");
   EXPECT_EQ(message("train generate x"), "unexpected argument 'generate'");
   for (const std::string flag : {"--quiet", "--untied"})
-    EXPECT_EQ(message("train " + flag + "=maybe"), flag + ": expected true or false, found 'maybe'");
-  EXPECT_EQ(message("train --data caf\xe9"), "--data: expected UTF-8, found 'caf\\xe9'");
-  EXPECT_EQ(message("data x --out ''"), "--out: expected a new folder, found ''");
+    EXPECT_EQ(message("train " + flag + "=maybe"), flag + ": expected true or false, got 'maybe'");
+  EXPECT_EQ(message("train --data caf\xe9"), "--data: expected UTF-8, got 'caf\\xe9'");
+  EXPECT_EQ(message("data x --out ''"), "--out: expected a new folder, got ''");
   EXPECT_EQ(message("train extra"), "unexpected argument 'extra'");
-  EXPECT_EQ(message("train --dtype fp23"), "--dtype: expected fp32, bf16, fp64, found 'fp23'; did you mean 'fp32'?");
-  EXPECT_EQ(message("train --device GPU"), "--device: expected cpu, cuda, found 'GPU'; did you mean 'cuda'?");
-  EXPECT_EQ(message("bench --device gpu"), "--device: expected cpu, cuda, found 'gpu'; did you mean 'cuda'?");
+  EXPECT_EQ(message("train --dtype fp23"), "--dtype: expected fp32, bf16, fp64, got 'fp23'; did you mean 'fp32'?");
+  EXPECT_EQ(message("train --device GPU"), "--device: expected cpu, cuda, got 'GPU'; did you mean 'cuda'?");
+  EXPECT_EQ(message("bench --device gpu"), "--device: expected cpu, cuda, got 'gpu'; did you mean 'cuda'?");
   for (const char* line : {"evaluate", "generate"}) EXPECT_EQ(message(line), "FROM is required") << line;
   const std::tuple<const char*, const char*, Messages> values[] = {
       {"train --layers", "a whole number in [1, 100000]", {"0", "-3", "2.5", "1000000000"}},
@@ -122,7 +122,7 @@ TEST(CommandLine, ErrorsNameOptionExpectedAndActualValue) {
   for (const auto& [line, expected, wrong] : values)
     for (const std::string& value : wrong)
       EXPECT_EQ(message(fmt::format("{} '{}'", line, value)),
-                fmt::format("{}: expected {}, found '{}'", std::strstr(line, "--"), expected, value));
+                fmt::format("{}: expected {}, got '{}'", std::strstr(line, "--"), expected, value));
 }
 
 // Also in a build without CUDA and without a GPU: one line for every way to select the device.
@@ -137,8 +137,8 @@ TEST_F(ConfigTest, RequiresAvailableDevice) {
 }
 
 TEST(CommandLine, RejectsConflictingOptions) {
-  EXPECT_EQ(message("train --model gpt-nano --min-lr 1"), "--min-lr: expected at most --lr (0.001), found 1");
-  EXPECT_EQ(message("train --resume"), "--resume: expected --out DIR, the run to continue; found no --out");
+  EXPECT_EQ(message("train --model gpt-nano --min-lr 1"), "--min-lr: expected at most --lr (0.001), got 1");
+  EXPECT_EQ(message("train --resume"), "--resume: expected --out DIR, the run to continue; got no --out");
   EXPECT_EQ(message("train --model gpt2"), "");
 }
 
@@ -237,8 +237,7 @@ TEST(CommandLine, ConvertsPercentagesToStepsAndRates) {
   EXPECT_DOUBLE_EQ(schedule("--lr 0.02 --min-lr 5%").min_lr, 0.001);
   EXPECT_DOUBLE_EQ(schedule("--lr 0.02 --min-lr 100%").min_lr, 0.02);
   EXPECT_DOUBLE_EQ(schedule("--lr 0.02 --min-lr 0.02").min_lr, 0.02);
-  EXPECT_EQ(refused("train --lr 0.02 --min-lr 0.0201"),
-            Messages{"--min-lr: expected at most --lr (0.02), found 0.0201"});
+  EXPECT_EQ(refused("train --lr 0.02 --min-lr 0.0201"), Messages{"--min-lr: expected at most --lr (0.02), got 0.0201"});
 }
 
 TEST(CommandLine, PassesFlagsToGoogleBenchmark) {
@@ -268,7 +267,7 @@ TEST_F(ConfigTest, OptionsOverrideConfiguration) {
 TEST_F(ConfigTest, RejectsResumeWithoutCheckpoints) {
   const std::string saves = file("layers = 2\n");
   const std::string expected =
-      "--resume: expected a run that saves checkpoints, found --no-save as an option or in its config.toml";
+      "--resume: expected a run that saves checkpoints, got --no-save as an option or in its config.toml";
   EXPECT_EQ(message("train --resume --out x --no-save --config " + saves), expected);
   EXPECT_EQ(message("train --resume --out x --no-eval --config " + saves), "");
   const std::string saves_not = file("no-save = true\n");
@@ -312,15 +311,15 @@ TEST_F(ConfigTest, ErrorsHaveLineAndColumn) {
   expect("layers = 2\nhedas = 3\n", "c.toml:2:1: hedas: unknown key; did you mean 'heads'?");
   for (const std::string value : {"\"two\"", "2.0", "0"})
     expect("layers = " + value + "\n",
-           "c.toml:1:1: layers: expected a whole number in [1, 100000], found '" + value + "'");
-  expect("seed = 9223372036854775808\n", "seed: expected a whole number of at least 0, found '9223372036854775808'");
-  expect("lr = true\n", "lr: expected a number of at least 0, found 'true'");
-  expect("no-save = \"true\"\n", "no-save: expected true or false, found '\"true\"'");
-  expect("\n  data = 3\n", "c.toml:2:3: data: expected a string, found '3'");
-  expect("tokenizer = true\n", "tokenizer: expected a string, found 'true'");
+           "c.toml:1:1: layers: expected a whole number in [1, 100000], got '" + value + "'");
+  expect("seed = 9223372036854775808\n", "seed: expected a whole number of at least 0, got '9223372036854775808'");
+  expect("lr = true\n", "lr: expected a number of at least 0, got 'true'");
+  expect("no-save = \"true\"\n", "no-save: expected true or false, got '\"true\"'");
+  expect("\n  data = 3\n", "c.toml:2:3: data: expected a string, got '3'");
+  expect("tokenizer = true\n", "tokenizer: expected a string, got 'true'");
   expect("out = \"x\"\n", "out: unknown key");
   const auto unexpected = [&](const std::string& text, const std::string& at, const std::string& found) {
-    expect(text, "c.toml:" + at + ": expected KEY = VALUE, found " + found);
+    expect(text, "c.toml:" + at + ": expected KEY = VALUE, got " + found);
   };
   unexpected("layers = 2\nheads = 2\n\n layers = 2\n", "4:2", "layers twice");
   const std::tuple<const char*, const char*, const char*> lines[] = {{"layers\n", "1:7", "the end of the line"},
@@ -374,7 +373,7 @@ TEST(AttentionChoice, RejectsUnavailableKernels) {
   if (kWithCudnn)
     expect(" --device cuda --dtype bf16 --dropout 0.1",
            "--attention: cuDNN kernels do not support dropout from the counter-based RNG; expected own, got cudnn");
-  EXPECT_EQ(message("train --attention flash"), "--attention: expected cudnn, own, found 'flash'");
+  EXPECT_EQ(message("train --attention flash"), "--attention: expected cudnn, own, got 'flash'");
   EXPECT_EQ(message("train --attention own --deterministic"),
             "");  // on the CPU both options match the default behaviour
 }
@@ -427,18 +426,18 @@ TEST_F(AttentionChoiceGpu, CudnnSupportsGpt) {
 TEST(Mistakes, CommandLineErrorsAreAllPrinted) {
   EXPECT_EQ(refused("train --layers 0 --hedas 3 --lr fast --dtype fp23 --whats"),
             (Messages{"unknown option '--hedas'; did you mean '--heads'?", "unknown option '--whats'",
-                      "--layers: expected a whole number in [1, 100000], found '0'",
-                      "--dtype: expected fp32, bf16, fp64, found 'fp23'; did you mean 'fp32'?",
-                      "--lr: expected a number of at least 0, found 'fast'"}));
+                      "--layers: expected a whole number in [1, 100000], got '0'",
+                      "--dtype: expected fp32, bf16, fp64, got 'fp23'; did you mean 'fp32'?",
+                      "--lr: expected a number of at least 0, got 'fast'"}));
   EXPECT_EQ(refused("generate x --top-p 0 --tokens x --tp 0"),
-            (Messages{"--tokens: expected a whole number in [1, 1000000000], found 'x'",
-                      "--top-p: expected a number in [1e-09, 1], found '0'",
-                      "--tp: expected a whole number in [1, 1024], found '0'"}));
+            (Messages{"--tokens: expected a whole number in [1, 1000000000], got 'x'",
+                      "--top-p: expected a number in [1e-09, 1], got '0'",
+                      "--tp: expected a whole number in [1, 1024], got '0'"}));
   EXPECT_EQ(refused("data x --vocab 1 --out ''"),
-            (Messages{"--vocab: expected a whole number in [256, 1000000000], found '1'",
-                      "--out: expected a new folder, found ''"}));
+            (Messages{"--vocab: expected a whole number in [256, 1000000000], got '1'",
+                      "--out: expected a new folder, got ''"}));
   EXPECT_EQ(refused("plan --top 0 --pp 0 --hardware h100").size(), 2U);
-  EXPECT_EQ(refused("train --layers"), Messages{"--layers: expected a value, found none"});
+  EXPECT_EQ(refused("train --layers"), Messages{"--layers: expected a value, got none"});
   EXPECT_EQ(refused("train --hedas --layers").size(), 2U);
 }
 
@@ -452,7 +451,7 @@ TEST(Mistakes, IndependentPlanErrorsAreAllPrinted) {
         "--microbatches: 5 do not divide a batch of 12; nearest valid value: 4 or 6",
         "--zero: 1 requires --dp-mode ddp, got ps-sync",
         "--pp: 8 ranks have 8 stages, more than the 4 layers; expected at most 4 stages, as with --pp 4",
-        "--min-lr: expected at most --lr (0.003), found 9"})
+        "--min-lr: expected at most --lr (0.003), got 9"})
     EXPECT_NE(std::ranges::find(found, words), found.end()) << words;
   EXPECT_EQ(found.size(), 6U) << fmt::format("{}", fmt::join(found, "\n"));  // without consequential errors
   const Job wrong{.model = {.heads = 3}, .plan = {.cp = 3, .microbatches = 5}};
@@ -485,8 +484,8 @@ TEST_F(ProgramTest, ReportsEachErrorOnOneLine) {
   const Ran r = run("train --layers 0 --lr fast --out run");
   EXPECT_EQ(r.status, 2);
   EXPECT_EQ(r.err,
-            "tessera: --lr: expected a number of at least 0, found 'fast'\n"
-            "tessera: --layers: expected a whole number in [1, 100000], found '0'\n");
+            "tessera: --lr: expected a number of at least 0, got 'fast'\n"
+            "tessera: --layers: expected a whole number in [1, 100000], got '0'\n");
   EXPECT_FALSE(fs::exists(path("run")));
   EXPECT_EQ(run("report --figure memory --svg --ranks 2 --heads 3 --batch 12 --microbatches 5").err,
             "tessera: --microbatches: 5 do not divide a batch of 12; nearest valid value: 4 or 6\n"

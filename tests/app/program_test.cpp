@@ -38,7 +38,7 @@ TEST_F(ProgramTest, TrainedRunGenerates) {
 }
 
 TEST_F(ProgramTest, RejectsMoreThreadsThanOpenMpCanStart) {
-  fails("verify --layers 1 --steps 1", 2, "OMP_NUM_THREADS: expected at most 1024 threads, found 100000",
+  fails("verify --layers 1 --steps 1", 2, "OMP_NUM_THREADS: expected at most 1024 threads, got 100000",
         "OMP_NUM_THREADS=100000");
 }
 
@@ -147,7 +147,7 @@ TEST_F(ProgramTest, RunsWithoutCheckpointAndValidation) {
       fails(std::string("evaluate ") + from + " --data text.txt", 4, "none was saved; a.gguf is a GGUF model");
     fails("checkpoint import run --out x", 4, "expected a model folder; a.gguf is a GGUF model");
     fails("report run", 4, "run: found no report.json");
-    fails("train --resume --out run", 2, "--resume: expected a run that saves checkpoints, found --no-save");
+    fails("train --resume --out run", 2, "--resume: expected a run that saves checkpoints, got --no-save");
   }
 }
 
@@ -176,7 +176,7 @@ TEST_F(ProgramTest, WritesDatasets) {
   expect_has(must("data text.txt --tokenizer bpe --vocab 280 --out made-bpe").out, "(bpe)");
   must("train " + kSmall + " --data text.txt --tokenizer made-bpe --steps 2 --out run-bpe");
   must("generate run-bpe --tokens 20 --prompt '\xF0\x9F\x98\x80'");
-  fails("train --data text.txt --tokenizer bpee", 2, "found 'bpee'; did you mean 'bpe'?");
+  fails("train --data text.txt --tokenizer bpee", 2, "got 'bpee'; did you mean 'bpe'?");
   fails("data text.txt --tokenizer .", 4, "vocab.json");
   fails("data text.txt --out made", 6, "made");
   fails("data missing.txt", 4, "missing.txt");
@@ -205,7 +205,7 @@ TEST_F(LabTest, RejectsInvalidCommands) {
   fails("verify --placements none.txt --tp 2", 2, "expected no plan options");
   fails("lab again", 2, "unexpected argument 'again'");
   fails("lab check 2", 2, "expected N and DIR, or --all with a folder");
-  fails("lab check 2 --all empty", 2, "--all: expected no exercise, found '2'");
+  fails("lab check 2 --all empty", 2, "--all: expected no exercise, got '2'");
   fails("lab check --all nowhere", 4, "nowhere is not a directory");
   fails("lab answer 2", 2, "no channel");
   fails("lab start 2 .", 2, "is not empty; expected a new or empty directory");

@@ -86,7 +86,7 @@ TEST_F(RanksTest, RejectsInvalidDumpOnOneLine) {
     EXPECT_FALSE(fs::exists(path("run"))) << words;
   };
   refused("--ranks 2 --dp-mode diloco --dump 1", "--dump: expected ranks with synchronized steps, got --dp-mode");
-  refused("--ranks 2 --dp-mode ps-async --dump 1", "found --dp-mode ps-async");
+  refused("--ranks 2 --dp-mode ps-async --dump 1", "got --dp-mode ps-async");
   refused("--dump 13", "--dump: expected one of the 12 --steps, got 13");
   fails_in_one_line("verify --steps 3 --dump 4", 2, "--dump: expected one of the 3 --steps, got 4");
   fails_in_one_line("train " + kSmall + "--quiet --ranks 2 --dump 2 --out run", 6, "run/dump_2.safetensors",
@@ -104,11 +104,13 @@ TEST_F(RanksTest, InvalidPlansAreOneLineAndStatus2) {
   expect_has(log(), "nearest valid value: 10 or 15");
   refused("--ranks 4 --microbatches 2", "nearest valid value: 8 or 16");
   refused("--ranks 13", "nearest valid value: 13");
-  refused("--ranks 0", "--ranks: expected a whole number in [1, 1024], found '0'");
-  refused("--zero 4", "--zero: expected a whole number in [0, 3], found '4'");
-  refused("--servers 9", "--servers: goes with --dp-mode ps-sync or ps-async, found ddp; nearest valid value: 1, the default");
-  refused("--dp-mode ps-sync --staleness 2", "--staleness: goes with --dp-mode ps-async, found ps-sync; nearest valid value: 1");
-  refused("--outer-lr 0.5", "--outer-lr: goes with --dp-mode diloco, found ddp; nearest valid value: 0.7");
+  refused("--ranks 0", "--ranks: expected a whole number in [1, 1024], got '0'");
+  refused("--zero 4", "--zero: expected a whole number in [0, 3], got '4'");
+  refused("--servers 9",
+          "--servers: goes with --dp-mode ps-sync or ps-async, got ddp; nearest valid value: 1, the default");
+  refused("--dp-mode ps-sync --staleness 2",
+          "--staleness: goes with --dp-mode ps-async, got ps-sync; nearest valid value: 1");
+  refused("--outer-lr 0.5", "--outer-lr: goes with --dp-mode diloco, got ddp; nearest valid value: 0.7");
   refused("--ranks 4 --dp-mode ps-sync --servers 5", "--servers: expected at most the 4 ranks, got 5");
   refused("--dp 3 --ranks 2", "makes 3 ranks; expected 2; nearest valid value: --dp 2");
   refused("--zero 1 --dp-mode ps-sync", "--zero: 1 requires --dp-mode ddp, got ps-sync");

@@ -141,7 +141,7 @@ TEST_F(ReportTest, WritesNothingWithoutTraceOption) {
   fails("report run", 4, "run: found no report.json; train with --trace to record it");
   fails("report nowhere", 4, "nowhere: no such directory");
   fails("report nowhere --format text", 4, "nowhere: no such directory");
-  fails("report run --format pdf", 2, "--format: expected html, text, found 'pdf'");
+  fails("report run --format pdf", 2, "--format: expected html, text, got 'pdf'");
   fails("report run --format text --out page.html", 2, "--out: expected no file with --format text");
   fails("train " + kTiny + "--trace --dp-mode ps-async --out other", 2, "--trace");
 }
@@ -233,8 +233,8 @@ TEST(Figures, MemoryAndBytesOfPlansMatchClosedForms) {
 
 TEST(Figures, RejectsInvalidRequests) {
   const std::tuple<const char*, Args, const char*> table[] = {
-      {"timeline", {{"ranks", "2"}}, "--figure timeline: dp=2: expected a run, found a plan that has not run"},
-      {"pipeline", {{"ranks", "2"}}, "--figure pipeline: dp=2: expected at least 2 pipeline ranks, found 1"},
+      {"timeline", {{"ranks", "2"}}, "--figure timeline: dp=2: expected a run, got a plan that has not run"},
+      {"pipeline", {{"ranks", "2"}}, "--figure pipeline: dp=2: expected at least 2 pipeline ranks, got 1"},
       {"memory", {{"zero", "1,2"}, {"ranks", "2,4"}}, "--ranks: expected one value, because --zero has several"},
       {"memory", {{"zero", "1,7"}, {"ranks", "2"}}, "--zero"},
       {"bytes", {{"tp", "3"}}, "--tp"},

@@ -50,11 +50,11 @@ TEST(Hostfile, ParsesMpirunFormat) {
   const auto hosts = parse_hosts("# two\n\n  node1 slots=4 # here\r\nnode2:3\nnode3\nnode1 slots=0", "hosts");
   EXPECT_TRUE(hosts.size() == 4 && hosts[1].name == "node2");
   EXPECT_EQ(count_slots(hosts), 8);
-  for (const auto& [text, words] : {std::pair{"a\nb slots=x", "hosts: line 2: expected 0 to 100000 slots, found 'x'"},
-                                    {"a slots=-1", "found '-1'"},
-                                    {"a:1000000", "found '1000000'"},
-                                    {"a 4", "expected slots=N after the host, found '4'"},
-                                    {"a slots=4 max", "expected nothing after the slots, found 'max'"},
+  for (const auto& [text, words] : {std::pair{"a\nb slots=x", "hosts: line 2: expected 0 to 100000 slots, got 'x'"},
+                                    {"a slots=-1", "got '-1'"},
+                                    {"a:1000000", "got '1000000'"},
+                                    {"a 4", "expected slots=N after the host, got '4'"},
+                                    {"a slots=4 max", "expected nothing after the slots, got 'max'"},
                                     {":4", "expected a host name"}})
     expect_error(Status::input, {words}, [&, text = text] { parse_hosts(text, "hosts"); });
 }
@@ -140,9 +140,9 @@ TEST_F(RestartsTest, DoesNotRetryPermanentFailures) {
   fails_once("--launch 'no-such-program -n {ranks}'", 2,
              "--launch: no-such-program cannot be started: command not found");
   fails_once("--hostfile none", 4, "--hostfile: cannot open none");
-  fails_once("--no-save", 2, "--restarts: expected a run that saves checkpoints, found --no-save");
+  fails_once("--no-save", 2, "--restarts: expected a run that saves checkpoints, got --no-save");
   fails_once("--launch mpirun --hostfile text.txt", 2, "--launch: expected {ranks} in the command");
-  fails("train " + kSmall + "--launch mpirun", 2, "--launch: goes with --restarts N, found none");
+  fails("train " + kSmall + "--launch mpirun", 2, "--launch: goes with --restarts N, got none");
   for (const auto& entry : fs::directory_iterator(path("runs")))  // the run with the non-finite loss
     EXPECT_TRUE(fs::exists(entry.path() / "config.toml")) << entry.path();
 }

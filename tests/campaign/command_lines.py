@@ -156,7 +156,7 @@ def main():
                 jobs=2, without="")
     without = set(filter(None, o.without.split(",")))
     if without - set(CLASSES):
-        sys.exit(f"command_lines: --without: expected of {', '.join(CLASSES)}; found {o.without}")
+        sys.exit(f"command_lines: --without: expected of {', '.join(CLASSES)}; got {o.without}")
     statuses, wrong = Counter(), 0
     with tempfile.TemporaryDirectory(prefix="tessera-lines-") as home, ThreadPoolExecutor(o.jobs) as pool:
         lines = Lines(o.program, home, without)

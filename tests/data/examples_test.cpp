@@ -109,7 +109,7 @@ TEST_F(LoadedExamples, ReportNamesOfSpecialTokens) {
     }
     EXPECT_EQ(dataset_of_documents(write(row + row), choice).notes.at(0), four + how);
   }
-  expect_error(Status::usage, {"`special`: expected a text or examples, found tokens"}, [&] {
+  expect_error(Status::usage, {"`special`: expected a text or examples, got tokens"}, [&] {
     dataset_for(
         make_dataset(load_text_file(file("t.txt", "one text and two")), kBytes, path("made")).directory.string(),
         {.name = "bytes", .special = true});
@@ -297,7 +297,7 @@ TEST_F(LoadedExamples, NameOrCountBadLines) {
   EXPECT_EQ(refusal(rows),
             name +
                 ":2: expected input_ids, messages, conversations, prompt and completion, instruction and output, or "
-                "text among its keys; found prompt; `map` assigns these keys");
+                "text among its keys; got prompt; `map` assigns these keys");
   const Dataset d = load_examples(write(rows), kBytes, {.skip_bad = true, .context = 8});
   EXPECT_EQ(d.train_examples->examples() + d.val_examples->examples(), 3);
   EXPECT_TRUE(d.notes.front().starts_with("4 bad lines are skipped; the first: " + name + ":2: ")) << d.notes.front();

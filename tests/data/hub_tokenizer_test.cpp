@@ -444,7 +444,7 @@ TEST_F(HubTokenizerTest, AddsTokensLikeTheLibrary) {
   EXPECT_EQ(cache_name({.name = "bytes"}), "bytes");
   EXPECT_NE(cache_name(bytes), "bytes");
   bytes.end = "<A>";
-  expect_error(Status::usage, {"`end`", "1 special tokens", "found '<A>'; did you mean '<a>'?"},
+  expect_error(Status::usage, {"`end`", "1 special tokens", "got '<A>'; did you mean '<a>'?"},
                [&] { make_tokenizer(bytes, "text"); });
 }
 

@@ -44,8 +44,7 @@ TEST(Jsonl, ErrorsNameTheLine) {
       "its keys";
   const std::pair<const char*, std::string> cases[] = {
       {"{}", kAmong},
-      {R"({"question": "a", "answer": "b"})",
-       std::string(kAmong) + "; found answer, question; `map` assigns these keys"},
+      {R"({"question": "a", "answer": "b"})", std::string(kAmong) + "; got answer, question; `map` assigns these keys"},
       {R"({"text": 3})", "f:3: the key 'text' is a number; expected a string"},
       {R"({"instruction": "Add."})", "f:3: the key 'output' is missing"},
       {R"({"instruction": "Add.", "output": null})", "f:3: the key 'output' is missing"},
@@ -144,7 +143,7 @@ TEST(ChatTemplates, MatchPublishedTemplates) {
   EXPECT_EQ(shown(chat, ChatTemplate::alpaca),
             "S\n\n### Instruction:\n U \n\n### Response:\n[ A *]\n\n### Instruction:\nV\n\n### Response:\n[B*]");
   EXPECT_EQ(refused(chat, ChatTemplate::none),
-            "f:1: messages need a `template`: expected chatml, llama3 or alpaca, found none");
+            "f:1: messages need a `template`: expected chatml, llama3 or alpaca, got none");
 
   const Example asked{Example::Shape::instruction, {{Role::user, "Add."}, {Role::assistant, "2"}}, "1 1"};
   EXPECT_EQ(shown(asked, ChatTemplate::automatic),
@@ -207,7 +206,7 @@ TEST(Jsonl, ParsesRowsOfOtherPrograms) {
   EXPECT_EQ(tokens.tokens, (std::vector<int32_t>{5, 6, 7}));
   EXPECT_EQ(tokens.trained, (std::vector<bool>{false, true, true}));
   EXPECT_EQ(refused(row(R"({"prompt": "a", "completion": "b", "system": "s"})"), ChatTemplate::none),
-            "f:1: the key 'system' needs a `template`: expected chatml, llama3 or alpaca, found none");
+            "f:1: the key 'system' needs a `template`: expected chatml, llama3 or alpaca, got none");
   EXPECT_EQ(refused(row(R"({"messages": [{"role": "tool", "content": "t"}]})"), ChatTemplate::alpaca),
             "f:1: `template` alpaca does not support the role tool; expected chatml or llama3");
 }

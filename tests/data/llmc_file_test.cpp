@@ -38,7 +38,7 @@ TEST(LlmcFile, RejectsInvalidFiles) {
   const std::string good = gpt2_file({1, 2, 99});
   refuse(good, 0, 7, {"t.bin", "begins with 7", "20240520"});
   refuse(good, 4, 2, {"t.bin", "version 2", "expected 1"});
-  refuse(good, 8, 4, {"4 tokens of 2 bytes", "found 6 bytes"});
+  refuse(good, 8, 4, {"4 tokens of 2 bytes", "got 6 bytes"});
   refuse(good, 8, -1, {"-1 tokens"});
   refuse(good, 12, 1, {"header value 3 is 1"});
   refuse(good, 1020, 1, {"number 255"});

@@ -15,7 +15,7 @@ class Served:
         self.line = self.process.stdout.readline()
         address = re.search(r"http://127\.0\.0\.1:([0-9]+)/", self.line)
         if not address:
-            raise RuntimeError(f"expected an address, found {self.line!r} {self.process.communicate()}")
+            raise RuntimeError(f"expected an address, got {self.line!r} {self.process.communicate()}")
         self.port, self.url = int(address[1]), address[0]
 
     def end(self, how=signal.SIGINT):

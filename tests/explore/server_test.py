@@ -47,7 +47,7 @@ class Server(unittest.TestCase):
         left = os.listdir(cls.folder.name)
         cls.folder.cleanup()
         if (status, errors, left) != (130, "tessera: interrupted (SIGINT)\n", []):
-            raise AssertionError(f"expected Ctrl-C to end the server without leaving files, found {status}, {errors!r}, {left}")
+            raise AssertionError(f"expected Ctrl-C to end the server without leaving files, got {status}, {errors!r}, {left}")
 
     def refused(self, status, field, path="/predict", **query):
         found, answer = self.server.json(path, **query)

@@ -172,7 +172,7 @@ TEST(HubConfig, PartialRotationAndBiasesMatchTransformers) {
   EXPECT_EQ(in_words(parsed(part.dump())), plain + "; note: partial_rotary_factor");
   EXPECT_EQ(in_words(parsed(with(kTiny, "rope_parameters", {{"partial_rotary_factor", 0.5}}).dump())), plain);
   const Json linear{{"type", "linear"}, {"factor", 2.0}};
-  const std::string expected = "'partial_rotary_factor': expected 1 if positions are scaled, found 0.5";
+  const std::string expected = "'partial_rotary_factor': expected 1 if positions are scaled, got 0.5";
   for (const Json& config :
        {with(part, "rope_scaling", linear), with(kTiny, "rope_scaling", with(linear, "partial_rotary_factor", 0.5))})
     expect_has(refusal_message(config.dump()), expected);

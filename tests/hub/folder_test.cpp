@@ -212,8 +212,8 @@ TEST_F(HubFolderTest, RejectsCorruptOrUnknownContents) {
     expect_refused(words);
   };
   refused("model_type", "mamba",
-          "'model_type': expected gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe, found \"mamba\"");
-  refused("hidden_size", -3, "'hidden_size': expected a size, found -3");
+          "'model_type': expected gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe, got \"mamba\"");
+  refused("hidden_size", -3, "'hidden_size': expected a size, got -3");
   refused("hidden_size", int64_t{1} << 39, "expected (48, 549755813888)");
   refused("vocab_size", int64_t{1} << 40, "expected (1099511627776, 24)");
   Json huge = config;
@@ -225,8 +225,8 @@ TEST_F(HubFolderTest, RejectsCorruptOrUnknownContents) {
   refused("mlp_bias", true, "tensor 'model.layers.0.mlp.gate_proj.bias' is missing");
   refused("hidden_act", "relu", "'hidden_act': expected \"silu\"");
   refused("quantization_config", Json::object(),
-          "quantization_config: the key 'quant_method': expected \"gptq\", found null");
-  refused("rope_parameters", Json{{"rope_type", "longrope"}}, "default, linear, llama3 or yarn, found \"longrope\"");
+          "quantization_config: the key 'quant_method': expected \"gptq\", got null");
+  refused("rope_parameters", Json{{"rope_type", "longrope"}}, "default, linear, llama3 or yarn, got \"longrope\"");
   refused("vocab_size", 49, "is (48, 24); expected (49, 24)");
   refused("tie_word_embeddings", true, "differs from the embedding");
   refused("num_hidden_layers", 1, "does not belong to this model");

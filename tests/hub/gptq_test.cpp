@@ -237,22 +237,22 @@ TEST_F(GptqFolderTest, RejectsCorruptFilesAndOtherFormats) {
     expect_refused("quantization_config: the key '" + words);
     write("config.json", config);
   };
-  with("bits", 8, "bits': expected 4, found 8");
-  with("bits", "4", "bits': expected 4, found \"4\"");
-  with("checkpoint_format", "marlin", "checkpoint_format': expected \"gptq\" or \"gptq_v2\", found \"marlin\"");
-  with("format", "gptq_v2", "format': expected that of checkpoint_format, found \"gptq_v2\"");
-  with("quant_method", "awq", "quant_method': expected \"gptq\", found \"awq\"");
-  with("method", "qqq", "method': expected \"gptq\", found \"qqq\"");
+  with("bits", 8, "bits': expected 4, got 8");
+  with("bits", "4", "bits': expected 4, got \"4\"");
+  with("checkpoint_format", "marlin", "checkpoint_format': expected \"gptq\" or \"gptq_v2\", got \"marlin\"");
+  with("format", "gptq_v2", "format': expected that of checkpoint_format, got \"gptq_v2\"");
+  with("quant_method", "awq", "quant_method': expected \"gptq\", got \"awq\"");
+  with("method", "qqq", "method': expected \"gptq\", got \"qqq\"");
   with("is_marlin_format", true, "is_marlin_format': expected false");
   with("pack_dtype", "int16", "pack_dtype': expected \"int32\"");
   with("rotation", "hadamard", "rotation': expected nothing");
-  with("group_size", 0, "group_size': expected a size, found 0");
+  with("group_size", 0, "group_size': expected a size, got 0");
   with("dynamic", {{"+:mlp", {{"bits", 8}}}}, "dynamic': expected layers of the same bits and groups");
   with("dynamic", {{"+:mlp", 4}}, "dynamic': expected layers of the same bits and groups");
   Json changed = config;
   changed["quantization_config"]["group_size"] = 32;
   write("config.json", changed);
-  expect_refused("q_proj.qzeros': expected int32 (1, 4), found int32 (2, 4)");
+  expect_refused("q_proj.qzeros': expected int32 (1, 4), got int32 (2, 4)");
   write("config.json", config);
 
   const std::string kept = read_file(path("model.safetensors")), layer = "model.layers.0.mlp.up_proj";
@@ -271,16 +271,16 @@ TEST_F(GptqFolderTest, RejectsCorruptFilesAndOtherFormats) {
       t.bytes = bytes;
     };
   };
-  refused(poke(".g_idx", 4, {2}), "g_idx': expected the group of column 1, below 2, found 2");
-  refused(poke(".g_idx", 0, {0xff, 0xff, 0xff, 0xff}), "expected the group of column 0, below 2, found -1");
-  refused(poke(".qzeros", 8, {0x77, 0xf7}), "expected a zero point in [1, 15], as version 1 can store, found 16");
-  refused(poke(".scales", 2, {0x00, 0x7c}), "scales': expected finite values, found inf");
+  refused(poke(".g_idx", 4, {2}), "g_idx': expected the group of column 1, below 2, got 2");
+  refused(poke(".g_idx", 0, {0xff, 0xff, 0xff, 0xff}), "expected the group of column 0, below 2, got -1");
+  refused(poke(".qzeros", 8, {0x77, 0xf7}), "expected a zero point in [1, 15], as version 1 can store, got 16");
+  refused(poke(".scales", 2, {0x00, 0x7c}), "scales': expected finite values, got inf");
   refused([&](auto& t) { t.erase(layer + ".scales"); }, "up_proj.scales' is missing");
   const auto shape = [&](const char* part, int64_t rows, int64_t columns) {
     return [&, part, rows, columns](auto& t) { t.at(layer + part).shape = {rows, columns}; };
   };
-  refused(shape(".scales", 1, 128), "expected float16 (2, 64), found float16 (1, 128)");
-  refused(shape(".qweight", 64, 4), "qweight': expected int32 (4, 64), found int32 (64, 4)");
+  refused(shape(".scales", 1, 128), "expected float16 (2, 64), got float16 (1, 128)");
+  refused(shape(".qweight", 64, 4), "qweight': expected int32 (4, 64), got int32 (64, 4)");
   refused([&](auto& t) { t[layer + ".qweights"] = t.at(layer + ".qweight"); }, "qweights' is int32; expected floating");
   // An all-zero bias added by AutoGPTQ is ignored; a nonzero one is rejected.
   const std::vector<uint16_t> none(64, 0), some(64, 0x3c00);

@@ -198,7 +198,7 @@ TEST_F(PeftFolderTest, RejectsUnsupportedSettingsByName) {
       {"layers_to_transform", 0, "the model has no tensor 'base_model.model.model.layers.1."},
       {"exclude_modules", ".*layers\\.1\\..*", "the model has no tensor 'base_model.model.model.layers.1."},
       {"base_model_name_or_path", "nowhere",
-       "expected the directory of a model, found 'nowhere'; specify it with --base FOLDER"}};
+       "expected the directory of a model, got 'nowhere'; specify it with --base FOLDER"}};
   for (const auto& [key, value, words] : wrong) {
     write_config(with(good, key, value));
     expect_refused(words);
@@ -425,7 +425,7 @@ TEST_F(PeftLayersTest, MergesEmbeddingsAndHeads) {
   }
   config_["trainable_token_indices"] = {3, 48};
   write_config(config_);
-  expect_refused("trainable_token_indices: expected tokens below 48, found 48");
+  expect_refused("trainable_token_indices: expected tokens below 48, got 48");
   begin();
   config_["trainable_token_indices"] = {{"embed_tokens", {3}}, {"lm_head", {1}}};
   weights_[head + ".weight"] = weights_[table + ".weight"];

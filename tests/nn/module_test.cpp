@@ -401,7 +401,7 @@ TEST(Lora, ExpertsAndRoutersAreFrozen) {
 TEST(Lora, ReportsUnknownLayers) {
   ModelConfig c = small(Family::llama);
   c.lora.targets = {"q_proj", "c_attn"};
-  EXPECT_TRUE(has(error_message([&] { make_model(c); }), "found 'c_attn'"));
+  EXPECT_TRUE(has(error_message([&] { make_model(c); }), "got 'c_attn'"));
 }
 
 }  // namespace

@@ -454,24 +454,24 @@ std::string with(const std::string& from, const std::string& to) {
 TEST(PushLog, DescribesErrorsInOneLine) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"",
-       "log: line 1: expected 'tessera-pushes version 1 workers # servers # staleness # steps #', found the end of "
+       "log: line 1: expected 'tessera-pushes version 1 workers # servers # staleness # steps #', got the end of "
        "the file"},
       {with("version 1", "version 2"), "log: line 1: expected"},
       {with("workers 2", "workers 99999999999999999999"), "log: line 1: expected"},
-      {with("workers 2", "workers 70000"), "found 70000 and 1"},
-      {with("servers 1", "servers 3"), "found 2 and 3"},
-      {with("servers 1", "servers 2"), "log: line 7: expected 'server # pushes #', found the end of the file"},
+      {with("workers 2", "workers 70000"), "got 70000 and 1"},
+      {with("servers 1", "servers 3"), "got 2 and 3"},
+      {with("servers 1", "servers 2"), "log: line 7: expected 'server # pushes #', got the end of the file"},
       {with("server 0", "server 1"), "expected 'the servers in order'"},
-      {with("pushes 4", "pushes 4000000000000"), "log: line 7: expected '# # #', found the end of the file"},
-      {with("pushes 4", "pushes 3"), "line 5: expected 'the end of the file', found more"},
-      {with("1 1 2", "2 1 2"), "line 5: expected 'a worker below 2', found 2"},
-      {with("1 1 2", "1 2 2"), "line 5: expected 'clock 1 of 2 of worker 1', found 2"},
-      {with("steps 2", "steps 1"), "expected 'clock 1 of 1 of worker 1', found 1"},
-      {with("1 1 2", "1 1 1"), "line 5: expected 'a version from 2 to 2', found 1"},
-      {with("1 1 2", "1 1 3"), "line 5: expected 'a version from 2 to 2', found 3"},
-      {with("1 1 2", "1 1 -2"), "line 5: expected '# # #', found '1 1 -2'"},
-      {with("1 1 2", "1 1 2 "), "found '1 1 2 '"},
-      {with("1 1 2", "1  1 2"), "found '1  1 2'"},
+      {with("pushes 4", "pushes 4000000000000"), "log: line 7: expected '# # #', got the end of the file"},
+      {with("pushes 4", "pushes 3"), "line 5: expected 'the end of the file', got more"},
+      {with("1 1 2", "2 1 2"), "line 5: expected 'a worker below 2', got 2"},
+      {with("1 1 2", "1 2 2"), "line 5: expected 'clock 1 of 2 of worker 1', got 2"},
+      {with("steps 2", "steps 1"), "expected 'clock 1 of 1 of worker 1', got 1"},
+      {with("1 1 2", "1 1 1"), "line 5: expected 'a version from 2 to 2', got 1"},
+      {with("1 1 2", "1 1 3"), "line 5: expected 'a version from 2 to 2', got 3"},
+      {with("1 1 2", "1 1 -2"), "line 5: expected '# # #', got '1 1 -2'"},
+      {with("1 1 2", "1 1 2 "), "got '1 1 2 '"},
+      {with("1 1 2", "1  1 2"), "got '1  1 2'"},
   };
   for (const auto& [text, expected] : cases) {
     const std::string what = refusal(text);

@@ -432,13 +432,13 @@ TEST(DataStrategies, RejectInvalidOptions) {
     EXPECT_EQ(refusal(world, {.mode = DataMode::ps_async}),
               "[data parallel] ps-async has no common steps; expected ddp, dataparallel or ps-sync");
     EXPECT_EQ(refusal(world, {.mode = DataMode::dataparallel, .microbatches = 3}),
-              "`batch`: expected a multiple of 2 data ranks x 3 micro-batches, found 10");
+              "`batch`: expected a multiple of 2 data ranks x 3 micro-batches, got 10");
     for (const int servers : {0, 3})
       EXPECT_TRUE(has(refusal(world, {.mode = DataMode::ps_sync, .servers = servers}), "`servers`: expected 1 to 2"));
   });
   Communicator fake(std::make_unique<FakeTransport>(0, 8), "dp");
   EXPECT_EQ(refusal(fake, {.mode = DataMode::dataparallel}),
-            "[data parallel] dataparallel supports only threads of one process, found fake ranks; use ddp");
+            "[data parallel] dataparallel supports only threads of one process, got fake ranks; use ddp");
 }
 
 // With all-one gradients the sum of squares is exactly N, the number of parameters, under every strategy and for any

@@ -199,7 +199,7 @@ TEST(ScheduleFile, ErrorsNameLineAndToken) {
 TEST(MakeSchedule, RejectsInvalidArguments) {
   EXPECT_TRUE(has(error_message([] { make_schedule("interleaved", 4, 6); }),
                   "not a multiple of 4 ranks; nearest valid value: 4 or 8"));
-  EXPECT_TRUE(has(error_message([] { make_schedule("1f1b", 4, 6, 2); }), "1f1b has 1 chunk per rank, found 2"));
+  EXPECT_TRUE(has(error_message([] { make_schedule("1f1b", 4, 6, 2); }), "1f1b has 1 chunk per rank, got 2"));
   EXPECT_TRUE(has(error_message([] { make_schedule("zb-v", 4, 6, 3); }), "zb-v has 2 chunks"));
   EXPECT_TRUE(has(error_message([] { make_schedule("fast", 4, 6); }), "expected naive, gpipe, 1f1b"));
   EXPECT_TRUE(has(error_message([] { make_schedule("gpipe", 4, 0); }), "micro-batches is 0"));

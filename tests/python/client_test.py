@@ -162,7 +162,7 @@ def test_plan_of_wrong_type_raises_the_programs_message(make):
 
 def test_first_argument_must_be_a_plan():
     for wrong in ("gpt-nano", {"dp": 2}, 2):
-        with pytest.raises(tessera.Error, match=r"tessera: the first argument: expected a Plan, found .*gpt-nano"):
+        with pytest.raises(tessera.Error, match=r"tessera: the first argument: expected a Plan, got .*gpt-nano"):
             tessera.train(wrong)
     assert tessera.verify(plan=tessera.Plan(dp=2), **SMALL, steps=1).plan.dp == 2
 

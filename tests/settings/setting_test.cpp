@@ -87,16 +87,16 @@ TEST(Settings, RoundTripTextsOfEveryKind) {
 }
 
 TEST(Settings, ErrorsNameExpectedAndActualValue) {
-  EXPECT_EQ(refusal("voices", "65"), "--x: expected a whole number in [1, 64], found '65'");
-  EXPECT_EQ(refusal("speed", "1"), "--x: expected a number in [0, 1), found '1'");
-  EXPECT_EQ(refusal("pitch", "10"), "--x: expected a number, found '10'");
-  EXPECT_EQ(refusal("sung", "yes"), "--x: expected true or false, found 'yes'");
-  EXPECT_EQ(refusal("name", "lats"), "--x: expected none, first, last, found 'lats'; did you mean 'last'?");
-  EXPECT_EQ(refusal("file", ""), "--x: expected a file, found ''");
-  EXPECT_EQ(refusal("words", "\xe9"), "--x: expected UTF-8, found '\\xe9'");
-  EXPECT_EQ(refusal("beats", "1,9"), "--x: expected a whole number in [1, 8], found '9'");
-  EXPECT_EQ(refusal("level", "3"), "--x: expected a whole number in [0, 2], found '3'");
-  EXPECT_EQ(refusal("mood", ""), "--x: expected a value, found ''");
+  EXPECT_EQ(refusal("voices", "65"), "--x: expected a whole number in [1, 64], got '65'");
+  EXPECT_EQ(refusal("speed", "1"), "--x: expected a number in [0, 1), got '1'");
+  EXPECT_EQ(refusal("pitch", "10"), "--x: expected a number, got '10'");
+  EXPECT_EQ(refusal("sung", "yes"), "--x: expected true or false, got 'yes'");
+  EXPECT_EQ(refusal("name", "lats"), "--x: expected none, first, last, got 'lats'; did you mean 'last'?");
+  EXPECT_EQ(refusal("file", ""), "--x: expected a file, got ''");
+  EXPECT_EQ(refusal("words", "\xe9"), "--x: expected UTF-8, got '\\xe9'");
+  EXPECT_EQ(refusal("beats", "1,9"), "--x: expected a whole number in [1, 8], got '9'");
+  EXPECT_EQ(refusal("level", "3"), "--x: expected a whole number in [0, 2], got '3'");
+  EXPECT_EQ(refusal("mood", ""), "--x: expected a value, got ''");
 }
 
 TEST(Settings, AreValidatedByDescriptors) {
@@ -108,13 +108,13 @@ TEST(Settings, AreValidatedByDescriptors) {
   EXPECT_EQ(least(), "nothing was thrown");
   EXPECT_EQ(read(), "nothing was thrown");
   t.bars = -1;
-  EXPECT_EQ(least(), "`bars`: expected at least 0, found -1");
+  EXPECT_EQ(least(), "`bars`: expected at least 0, got -1");
   t.bars = 0, t.voices = 0;
-  EXPECT_EQ(least(), "`voices`: expected at least 1, found 0");
+  EXPECT_EQ(least(), "`voices`: expected at least 1, got 0");
   t.name = "last";
-  EXPECT_EQ(read(), "`name`: goes with `voices`, found 0; nearest valid value: none, the default");
+  EXPECT_EQ(read(), "`name`: goes with `voices`, got 0; nearest valid value: none, the default");
   t.voices = 2, t.sung = true;
-  EXPECT_EQ(read(), "`sung`: goes with `mood` loud or very-loud, found calm; nearest valid value: false, the default");
+  EXPECT_EQ(read(), "`sung`: goes with `mood` loud or very-loud, got calm; nearest valid value: false, the default");
   t.mood = Mood::loud;
   EXPECT_EQ(read(), "nothing was thrown");
   EXPECT_EQ(difference(field_descriptors(t), field_descriptors(usual)), "voices=2 sung=true name=last mood=loud");
@@ -132,12 +132,11 @@ TEST(Settings, RoundTripThroughJson) {
   const auto wrong = [&](const char* text) {
     return error_message([&] { take_json(field_descriptors(back), text, "a tune"); });
   };
-  EXPECT_EQ(wrong("[1]"), "a tune: expected a JSON object, found [1]");
-  EXPECT_EQ(wrong(R"({"voices": 1.5})"), "`voices`: expected a whole number, found 1.5");
-  EXPECT_EQ(wrong(R"({"level": 3})"), "`level`: expected 0, 1 or 2, found 3");
-  EXPECT_EQ(wrong(R"({"mood": "lout"})"),
-            "`mood`: expected calm, loud, very-loud, found \"lout\"; did you mean 'loud'?");
-  EXPECT_EQ(wrong(R"({"beats": [true]})"), "`beats`: expected a whole number, found true");
+  EXPECT_EQ(wrong("[1]"), "a tune: expected a JSON object, got [1]");
+  EXPECT_EQ(wrong(R"({"voices": 1.5})"), "`voices`: expected a whole number, got 1.5");
+  EXPECT_EQ(wrong(R"({"level": 3})"), "`level`: expected 0, 1 or 2, got 3");
+  EXPECT_EQ(wrong(R"({"mood": "lout"})"), "`mood`: expected calm, loud, very-loud, got \"lout\"; did you mean 'loud'?");
+  EXPECT_EQ(wrong(R"({"beats": [true]})"), "`beats`: expected a whole number, got true");
   EXPECT_TRUE(wrong(R"({"voicse": 1})").ends_with("level; did you mean 'voices'?"));
 }
 

@@ -80,16 +80,16 @@ TEST(Plan, ReportsFieldOfInvalidJson) {
     expect_field([&] { plan_from_json(json); }, field, words);
   };
   expect(R"({"ranks": 2})", "ranks", "no field of a plan; expected one of pp, dp, cp, tp, ep, sp, tie_copies, zero,");
-  expect(R"({"dp": "2"})", "dp", "expected a whole number, found \"2\"");
-  expect(R"({"dp": 2.5})", "dp", "expected a whole number, found 2.5");
-  expect(R"({"sp": 1})", "sp", "expected true or false, found 1");
-  expect(R"({"zero": 4})", "zero", "expected 0, 1, 2 or 3, found 4");
-  expect(R"({"zero": -1})", "zero", "found -1");
+  expect(R"({"dp": "2"})", "dp", "expected a whole number, got \"2\"");
+  expect(R"({"dp": 2.5})", "dp", "expected a whole number, got 2.5");
+  expect(R"({"sp": 1})", "sp", "expected true or false, got 1");
+  expect(R"({"zero": 4})", "zero", "expected 0, 1, 2 or 3, got 4");
+  expect(R"({"zero": -1})", "zero", "got -1");
   expect(R"({"schedule": "fast"})", "schedule",
          "expected naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, v-half, v-min, found");
-  expect(R"({"timeout": null})", "timeout", "expected a number, found null");
-  expect(R"({"record": 3})", "record", "expected a string, found 3");
-  expect_error(Status::usage, {"expected a JSON object, found [1]"}, [] { plan_from_json("[1]"); });
+  expect(R"({"timeout": null})", "timeout", "expected a number, got null");
+  expect(R"({"record": 3})", "record", "expected a string, got 3");
+  expect_error(Status::usage, {"expected a JSON object, got [1]"}, [] { plan_from_json("[1]"); });
   expect_error(Status::usage, {"expected a JSON object"}, [] { plan_from_json("{"); });
 }
 
@@ -99,16 +99,16 @@ TEST(Plan, CheckReportsField) {
   };
   EXPECT_NO_THROW(check(kSketch));
   EXPECT_NO_THROW(check(Plan{}));
-  expect({.tp = 0}, "tp", "expected at least 1, found 0");
-  expect({.microbatches = -1}, "microbatches", "expected at least 1, found -1");
+  expect({.tp = 0}, "tp", "expected at least 1, got 0");
+  expect({.microbatches = -1}, "microbatches", "expected at least 1, got -1");
   expect({.bucket_mb = 0}, "bucket_mb", "expected a number above 0, got 0");
   expect({.timeout = std::nan("")}, "timeout", "expected a number above 0");
   expect({.dp = 2, .dp_mode = DataMode::ps_sync, .servers = 3}, "servers", "expected at most the 2 ranks, got 3");
-  expect({.staleness = 2}, "staleness", "goes with `dp_mode` ps-async, found ddp; nearest valid value: 1");
+  expect({.staleness = 2}, "staleness", "goes with `dp_mode` ps-async, got ddp; nearest valid value: 1");
   expect({.zero = ZeroStage::two, .dp_mode = DataMode::ps_sync}, "zero", "2 requires `dp_mode` ddp, got ps-sync");
   expect({.tp = 2, .dp_mode = DataMode::ps_sync}, "dp_mode", "ps-sync supports only data-parallel ranks");
   expect({.all_reduce = Algorithm::native}, "all_reduce", "expected direct, ring, tree or root");
-  expect({.record = "x"}, "record", "goes with `dp_mode` ps-async, found ddp");
+  expect({.record = "x"}, "record", "goes with `dp_mode` ps-async, got ddp");
   expect({.chunks = 2}, "chunks", "requires `schedule` interleaved, got 1f1b");
   expect({.pp = 2, .schedule = ScheduleKind::interleaved, .microbatches = 3}, "schedule", "3 micro-batches");
   expect({.backend = Backend::nccl}, "backend", "expected `device` cuda, got cpu");
@@ -274,7 +274,7 @@ TEST(TrainedExperts, RejectsUnsupportedOptions) {
     return [=](Job& j) { j.plan = {}, j.model.lora = {.rank = 2, .targets = {target}}; };
   };
   expect(nothing, adapters("c_attn"));
-  expect("`lora_targets`: expected some of c_attn, attn.c_proj (experts have no adapters), found 'c_fc'",
+  expect("`lora_targets`: expected some of c_attn, attn.c_proj (experts have no adapters), got 'c_fc'",
          adapters("c_fc"));
   expect("`quantize`", [](Job& j) { j.plan = {}, j.model.quantize.codec = Codec::nf4; });
 }

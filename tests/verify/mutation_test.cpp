@@ -371,7 +371,7 @@ TEST(InjectedFaults, ReportUnmetRequirements) {
             "`qk_norm` (4 ranks)");
   EXPECT_EQ(error_message([&] { planted(defect("ring-order"), make_job(o)); }),
             "`defect`: ring-order does not apply to this plan; it requires `dp` 3 (3 ranks)");
-  EXPECT_TRUE(error_message([&] { defect("a-bug"); }).ends_with("found 'a-bug'"));
+  EXPECT_TRUE(error_message([&] { defect("a-bug"); }).ends_with("got 'a-bug'"));
 }
 
 TEST(InjectedFaults, RandomFaultIsApplicable) {

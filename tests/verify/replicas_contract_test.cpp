@@ -167,7 +167,7 @@ TEST(ReplicasContract, RejectsInvalidPlans) {
       {4, "dp_mode=diloco tp=2 all_reduce=ring", "`all_reduce`: a ring may sum"},
       {4, "dp_mode=diloco tp=2 backend=nccl device=cuda all_reduce=native",
        "expected direct, tree or root, and `backend` threads or mpi"},
-      {4, "sync_fragments=2", "`sync_fragments`: goes with `dp_mode` diloco, found ddp"},
+      {4, "sync_fragments=2", "`sync_fragments`: goes with `dp_mode` diloco, got ddp"},
       {2, "optimizer=muon dp_mode=ps-sync", "`optimizer`: muon requires full matrices"},
       {2, "optimizer=muon lora_rank=2", "`optimizer`: muon updates matrices of layers"}};
   for (const auto& [dp, plan, refusal] : cases) {

@@ -554,7 +554,7 @@ void launch_under_mpi(const LaunchOptions& o, const std::function<void(Communica
   if (o.ranks > 1 && o.ranks != world->size())
     leave(*world,
           shown(o, "`ranks`: the MPI job has " + std::to_string(world->size()) +
-                       " ranks; expected the same number, found " + std::to_string(o.ranks)),
+                       " ranks; expected the same number, got " + std::to_string(o.ranks)),
           Status::usage);
   cpu::set_threads(world->threads_per_rank());
   run(o, body, world);

@@ -72,7 +72,7 @@ std::pair<std::string, std::string> parse_address(const std::string& address) {
   uint32_t number = 0;
   const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
   if (host.empty() || error != std::errc() || end != port.data() + port.size() || number < 1 || number > 65535)
-    throw FieldError("rendezvous", "expected HOST:PORT, with a port from 1 to 65535, found '" + address + "'");
+    throw FieldError("rendezvous", "expected HOST:PORT, with a port from 1 to 65535, got '" + address + "'");
   return {host, port};
 }
 
@@ -459,10 +459,10 @@ std::string refusal(const Hello& hello, const std::vector<bool>& there) {
 }
 
 RendezvousResult meet(const RendezvousOptions& meeting) {
-  if (meeting.ranks < 1) throw FieldError("ranks", "expected at least 1, found " + std::to_string(meeting.ranks));
+  if (meeting.ranks < 1) throw FieldError("ranks", "expected at least 1, got " + std::to_string(meeting.ranks));
   if (meeting.rank < 0 || meeting.rank >= meeting.ranks)
     throw FieldError("rank",
-                     "expected 0 to " + std::to_string(meeting.ranks - 1) + ", found " + std::to_string(meeting.rank));
+                     "expected 0 to " + std::to_string(meeting.ranks - 1) + ", got " + std::to_string(meeting.rank));
   return meeting.rank == 0 ? met_by<Host>(meeting) : met_by<Joiner>(meeting);
 }
 
