@@ -24,7 +24,7 @@ const std::string kOthers =
     "--preset "
     "--rm --shm-size --stat --stop-timeout --target --test-dir --variant --wait --wrap preserve_rng_state llama.cpp "
     "compare.py modeling_rope_utils.py qlinear_cuda_old.py tokenization_auto.py train_gpt2.py "
-    "--slack --flag --voices --off-key --lay to.h data/tinyshakespeare/input.txt "
+    "--slack --large --flag --voices --off-key --lay to.h data/tinyshakespeare/input.txt "
     "data/texts/austen.txt ";
 
 bool is_known(const Set& ours, const std::string& name) {
