@@ -343,7 +343,7 @@ void export_model(const CheckpointOptions& o) {
     if (!jinja.empty()) write_file(made / "chat_template.jinja", jinja);
   });
   const bool dequantized = from.config.quantize.codec != Codec::none && o.merge;
-  print(fmt::format("{} is in {}, in {}{}\n", one_line(o.from), one_line(o.out), to_string(dtype),
+  print(fmt::format("{} exported to {} in {}{}\n", one_line(o.from), one_line(o.out), to_string(dtype),
                     dequantized ? "; 4-bit weights were dequantized and merged with the adapters" : ""));
 }
 

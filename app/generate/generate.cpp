@@ -185,7 +185,7 @@ std::vector<int32_t> read_tokens(const std::string& prompt, const Inference& mod
       model.tokenizer->encode_with(prompt, {.special_in_text = o.special, .add_ends = !o.no_bos});
   for (const int32_t token : out)
     if (token >= model.from.config.vocab)
-      bad_usage("--prompt: token {} ('{}') is not in the model's embedding table of {} rows", token,
+      bad_usage("--prompt: token {}, '{}', is outside the model's embedding of {} rows", token,
                 model.tokenizer->decode(std::span(&token, 1)), model.from.config.vocab);
   return out;
 }

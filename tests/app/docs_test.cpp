@@ -200,7 +200,7 @@ class Difference {
   }
   // Measured words of a report: milliseconds (three decimals), the step, fractions, and memory of concurrent ranks.
   static bool is_measured(const Lines& e, size_t w, const std::string& column, const std::string& found) {
-    static const std::regex ms("\\d+\\.\\d{3}"), number("\\d+,?"), share("\\d+\\.\\d%");
+    static const std::regex ms("\\d+\\.\\d{3}"), number("\\d+[,;]?"), share("\\d+\\.\\d%");
     const auto both = [&](const std::regex& form) {
       return std::regex_match(e[w], form) && std::regex_match(found, form);
     };

@@ -242,7 +242,7 @@ TEST_F(MixturesTest, TrainsOnShardedDatasets) {
 TEST_F(MixturesTest, RejectsInvalidMixtures) {
   fails("train --data text.txt=1,more.txt=0", 2, "--data: the weight of 'more.txt': expected a positive number");
   fails("train --data text.txt=1,text.txt=2", 2, "'text.txt' is a duplicate");
-  fails("train --data text.txt=1", 2, "1 dataset with a weight");
+  fails("train --data text.txt=1", 2, "1 weighted dataset");
   fails("train --data text.txt=1,nowhere=1", 4, "nowhere");
   fails("train --data text.txt=1,more.txt=1", 2, "different tokenizer (char,");
   fails("train --data 'x*.bin'", 4, "no file matches");
@@ -282,7 +282,8 @@ TEST_F(DocumentsTest, RejectsTokensWithoutEndOfDocument) {
   for (const char* tokenizer : {"char", "bytes", "bpe"})
     fails("train " + kSmall + "--document-mask --out run --tokenizer " + tokenizer, 2,
           "--document-mask: the tokenizer has no end-of-document token; expected tokens with <|endoftext|>");
-  fails("train --document-mask --dp-mode dataparallel --ranks 2 --batch 4", 2, "--document-mask: the ranks of");
+  fails("train --document-mask --dp-mode dataparallel --ranks 2 --batch 4", 2,
+        "--document-mask: --dp-mode dataparallel scatters tokens");
   EXPECT_FALSE(fs::exists(path("run")));
 }
 

@@ -69,7 +69,7 @@ TEST_F(HabitsTest, PatienceEndsNewAndResumedRuns) {
   anew("train " + kSmall + still + "--steps 4");
   must("train --resume --out run --config run/config.toml --steps 40 --patience 2");
   EXPECT_EQ(validated(), (std::vector<int64_t>{2, 4, 6}));
-  fails("train --patience 2 --eval-every 0", 2, "--patience: expected validations between steps, found");
+  fails("train --patience 2 --eval-every 0", 2, "--patience: expected validations between steps, got");
   fails("train --patience 2 --no-eval", 2, "--patience: expected validations between steps, got --no-eval");
 }
 

@@ -53,7 +53,8 @@ TEST_F(ModelsInAndOutTest, ReadsForeignFoldersWithOneNote) {
   with({{"of_others", 1}, {"is_llama_config", true}});
   for (const std::string command : {"evaluate folder --data text.txt", "generate folder --tokens 2",
                                     "train --init folder --data text.txt --batch 4 --steps 1 --out next"}) {
-    const std::string err = run(command).err, note = "are not read: is_llama_config, of_others\n";
+    const std::string err = run(command).err,
+                      note = "ignored keys without effect on the computation: is_llama_config, of_others\n";
     expect_has(err, note);
     EXPECT_EQ(err.find(note), err.rfind(note)) << command << err;
     const bool computes = command[0] != 't';
@@ -393,7 +394,7 @@ TEST_F(QuantizeTest, ResumesAndExports) {
   must("generate tuned --tokens 5 --temperature 0");
 
   // Dequantized: the weights used in computation, with merged adapters.
-  expect_has(must("checkpoint export tuned --out whole --merge").out, "4 bits");
+  expect_has(must("checkpoint export tuned --out whole --merge").out, "4-bit weights were dequantized");
   EXPECT_NEAR(compute_loss("whole"), loss, 1e-5);
 
   // Adapters alone, with a base that is quantized again.

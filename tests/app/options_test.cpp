@@ -321,7 +321,7 @@ TEST_F(ConfigTest, ErrorsHaveLineAndColumn) {
   const auto unexpected = [&](const std::string& text, const std::string& at, const std::string& found) {
     expect(text, "c.toml:" + at + ": expected KEY = VALUE, got " + found);
   };
-  unexpected("layers = 2\nheads = 2\n\n layers = 2\n", "4:2", "layers twice");
+  expect("layers = 2\nheads = 2\n\n layers = 2\n", "c.toml:4:2: expected unique keys, got layers twice");
   const std::tuple<const char*, const char*, const char*> lines[] = {{"layers\n", "1:7", "the end of the line"},
                                                                      {"layers 2\n", "1:8", "'2'"},
                                                                      {" = 2\n", "1:2", "'= 2'"},

@@ -129,7 +129,7 @@ TEST_F(PlanningTest, TextIsConcise) {
   const Ran r = must("plan " + k7b_ + "--ranks 8");
   EXPECT_LE(std::count(r.out.begin(), r.out.end(), '\n'), 50);
   expect_has(r.out, {"llama2-7b: 6.74 billion parameters", "8 ranks of h100", "\nRecommended, number 1: ",
-                     "\nAlternatives:\n", "\nWeakest assumption: ", "\nRun it:\n  tessera train --model llama2-7b "});
+                     "\nAlternatives:\n", "\nWeakest assumption: ", "\nCommand:\n  tessera train --model llama2-7b "});
 }
 
 TEST_F(PlanningTest, NamesMissingSpaceIfNothingFits) {

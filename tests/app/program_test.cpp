@@ -96,7 +96,7 @@ TEST_F(ProgramTest, ResumeRejectsOtherRunsAndSkipsDamage) {
   expect_has(r.err,
              {"skipped a checkpoint: run/checkpoints/step-12/model.safetensors: checksum", "resuming after step 10"});
   fs::resize_file(file, 1000);
-  fails("generate run/checkpoints/step-12", 4, "model.safetensors: 1000 bytes");
+  fails("generate run/checkpoints/step-12", 4, "model.safetensors: size is 1000 bytes");
 }
 
 TEST_F(ProgramTest, RejectsInvalidDataBeforeWriting) {
@@ -333,10 +333,10 @@ TEST_F(VerifyTextTest, PrintsFailedChecksAndCauseOfFault) {
   EXPECT_EQ(hidden.status, 1);
   const auto at = [&](const char* words) { return hidden.out.find(words); };
   EXPECT_LT(at("checks failed:"), at("Which fault was injected?")) << hidden.out;
-  EXPECT_LT(at("Which fault was injected?"), at("Likely cause: gradients are not summed")) << hidden.out;
-  EXPECT_LT(at("Likely cause"), at("Planted: missing-gradient-sum, on every rank")) << hidden.out;
+  EXPECT_LT(at("Which fault was injected?"), at("Likely cause: gradients are not reduced")) << hidden.out;
+  EXPECT_LT(at("Likely cause"), at("Injected fault: missing-gradient-sum, on every rank")) << hidden.out;
   expect_has(run(line + " --hide", "echo missing-gradient-sum |").out, "\nCorrect.\n");
-  expect_has(run(line + " --hide", "echo lost-call |").out, "\nNo.\n");
+  expect_has(run(line + " --hide", "echo lost-call |").out, "\nWrong.\n");
 }
 
 TEST_F(VerifyTextTest, MarksFailuresConcisely) {
@@ -356,13 +356,13 @@ TEST_F(VerifyTextTest, MarksFailuresConcisely) {
 TEST_F(VerifyTextTest, RandomFaultIsReproducibleBySeed) {
   const std::string once = run(kOfDefects + "--defect random").out, again = run(kOfDefects + "--defect random").out;
   const std::string words = "A random fault, reproducible with --seed ",
-                    seed = once.substr(words.size(), once.find(',') - words.size());
+                    seed = once.substr(words.size(), once.find('.') - words.size());
   EXPECT_NE(once, again);
   EXPECT_EQ(run(kOfDefects + "--defect random --seed " + seed).out, once);
 }
 
 TEST_F(VerifyTextTest, RejectsInapplicableFaults) {
-  fails(kOfDefects + "--defect missing-output-sum", 2, "--defect: missing-output-sum cannot be");
+  fails(kOfDefects + "--defect missing-output-sum", 2, "--defect: missing-output-sum does not apply");
   expect_has(log(), "it requires --tp 2 (4 ranks)");
   fails(kOfDefects + "--defect untied-copies", 2, "it requires --pp 2 and --layers 2 (4 ranks)");
   fails(kOfDefects + "--defect nothing", 2, "expected random, list or a name printed by list, got 'nothing'");

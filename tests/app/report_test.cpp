@@ -233,7 +233,7 @@ TEST(Figures, MemoryAndBytesOfPlansMatchClosedForms) {
 
 TEST(Figures, RejectsInvalidRequests) {
   const std::tuple<const char*, Args, const char*> table[] = {
-      {"timeline", {{"ranks", "2"}}, "--figure timeline: dp=2: expected a run, got a plan that has not run"},
+      {"timeline", {{"ranks", "2"}}, "--figure timeline: dp=2: expected a run, got a plan that has not been run"},
       {"pipeline", {{"ranks", "2"}}, "--figure pipeline: dp=2: expected at least 2 pipeline ranks, got 1"},
       {"memory", {{"zero", "1,2"}, {"ranks", "2,4"}}, "--ranks: expected one value, because --zero has several"},
       {"memory", {{"zero", "1,7"}, {"ranks", "2"}}, "--zero"},

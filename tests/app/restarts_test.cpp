@@ -134,9 +134,9 @@ TEST_F(RestartsTest, DoesNotRetryPermanentFailures) {
     EXPECT_EQ(std::ranges::count(r.err, '\n'), 1) << r.err;
     expect_has(r.err, words);
   };
-  fails_once("--lr 1e30 --min-lr 1e30 --warmup 0 --clip 0 --steps 50", 5, "expected finite numbers");
+  fails_once("--lr 1e30 --min-lr 1e30 --warmup 0 --clip 0 --steps 50", 5, "expected finite values");
   fails_once("--data missing.txt", 4, "missing.txt");
-  fails_once("--ranks 5", 2, "--batch: 4 sequences");
+  fails_once("--ranks 5", 2, "--batch: 4 is not divisible by 5 data ranks");
   fails_once("--launch 'no-such-program -n {ranks}'", 2,
              "--launch: no-such-program cannot be started: command not found");
   fails_once("--hostfile none", 4, "--hostfile: cannot open none");

@@ -39,7 +39,7 @@ class TerminalTest : public ProgramTest {
 
 TEST_F(TerminalTest, EscapesControlCharacters) {
   const std::string train = "train " + kSmall + " --data escapes.txt --ranks 1 --out run";
-  expect_safe(train, "\nSample:");
+  expect_safe(train, "Sample:");
   expect_safe("generate run --prompt '" + kClear + "' --tokens 30 --temperature 0", "\\x1b[2J");
   const Ran piped = must("generate run --prompt '" + kClear + "' --tokens 30 --temperature 0");
   EXPECT_TRUE(piped.out.starts_with(kClear)) << "a pipe gets the text unchanged";

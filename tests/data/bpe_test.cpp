@@ -198,7 +198,7 @@ TEST(BpeTokenizer, RejectsInconsistentFiles) {
   const std::string good = vocabulary({"th", "the"});
   refuse("[]", "", {"v.json", "one object"});
   refuse("{\"a\":0", "", {"v.json", "not valid JSON"});
-  refuse(R"({"a":0,"a":1})", "", {"v.json", "'a'", "twice"});
+  refuse(R"({"a":0,"a":1})", "", {"v.json", "'a'", "duplicate key"});
   refuse(R"({"a":0})", "", {"v.json", "no token for the byte 0x00"});
   refuse(R"({"a":1})", "", {"v.json", "'a' has the id 1", "0 to 0"});
   refuse(R"({"a":0,"b":0})", "", {"v.json", "has the id 0"});
@@ -208,8 +208,8 @@ TEST(BpeTokenizer, RejectsInconsistentFiles) {
   refuse(good, "t h\nt h\n", {"v.json", "merge 1", "twice"});
   refuse(good, "t h e\n", {"m.txt", "line 1", "one space"});
   refuse(good, "t h\n\n", {"m.txt", "line 2"});
-  refuse(good, "#version: 0.2\nt h\nth x\n", {"merge 1", "'thx'", "no token"});
-  refuse(good, "t qq\n", {"m.txt", "line 1", "'qq'", "no token"});
+  refuse(good, "#version: 0.2\nt h\nth x\n", {"merge 1", "'thx'", "not a token"});
+  refuse(good, "t qq\n", {"m.txt", "line 1", "'qq'", "not a token"});
   BpeTokenizer::parse_files(good, "t h\nth e", "v.json", "m.txt");  // the last line need not be terminated
   expect_error(Status::usage, {"`vocab`", "256", "100"}, [] { train_bpe("text", {.vocab_size = 100}); });
 }

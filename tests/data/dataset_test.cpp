@@ -92,7 +92,7 @@ TEST_F(DatasetTest, RejectsInconsistentDirectories) {
   damage("dataset.json", "{}", {"dataset.json", "format"});
   damage("dataset.json", start + R"("train":{"bytes":-1}})", {"train.bytes"});
   damage("dataset.json", start + R"("train":{"bytes":9,"tokens":9},"val":{"bytes":9,"tokens":9}})",
-         {"train.tokens is 9 there"});
+         {"train.tokens is 9, but"});
   damage("tokenizer.json", R"({"format":"tessera tokenizer","version":1,"kind":"bytes"})",
          {"vocabularies differ", "256"});
   damage("val.tok", "TESS", {"val.tok"});
@@ -214,7 +214,7 @@ TEST(Weights, RejectsInvalidWeights) {
   const auto refuse = [](const std::string& text, std::initializer_list<std::string> parts) {
     expect_error(Status::usage, parts, [&] { parse_weights(text, "`data`"); });
   };
-  refuse("a=1", {"`data`", "1 dataset with a weight", "2 to 256"});
+  refuse("a=1", {"`data`", "1 weighted dataset", "2 to 256"});
   refuse("a=1,b", {"'b' has no weight", "NAME=WEIGHT"});
   refuse("a=1,", {"'' has no weight"});
   refuse("a=1,=2", {"without a name"});
@@ -224,12 +224,12 @@ TEST(Weights, RejectsInvalidWeights) {
   refuse("a=1,b=2,./a=3", {"'./a' is a duplicate"});
   std::string many = "a=1";
   for (int i = 0; i < 256; ++i) many += ",b" + std::to_string(i) + "=1";
-  refuse(many, {"257 datasets", "2 to 256"});
+  refuse(many, {"257 weighted datasets", "2 to 256"});
   const auto refuse_file = [](const std::string& text, Status status, std::initializer_list<std::string> parts) {
     expect_error(status, parts, [&] { parse_weights_file(text, status == Status::usage ? "m.toml" : "m.json"); });
   };
   refuse_file("[]", Status::input, {"m.json", "an object of names and weights"});
-  refuse_file(R"({"a": 1, "a": 2})", Status::input, {"m.json", "twice"});
+  refuse_file(R"({"a": 1, "a": 2})", Status::input, {"m.json", "duplicate key"});
   refuse_file(R"({"a": 1, "b": "2"})", Status::input, {"m.json", "weight of 'b'"});
   refuse_file("a = 1\nb\n", Status::usage, {"m.toml:2"});
 }
@@ -294,7 +294,7 @@ TEST_F(MixtureTest, BitsPerByteAreIndependentOfTheMixture) {
   EXPECT_NEAR(d.bits_per_byte(std::log(2.0)), 1, 1e-12);
   EXPECT_EQ(d.train_tokens(), 45 + 81);
   EXPECT_EQ(d.val_tokens(), 5 + 9);
-  expect_error(Status::usage, {"found a mixture"}, [&] { (void)d.validation(4); });
+  expect_error(Status::usage, {"got a mixture"}, [&] { (void)d.validation(4); });
 }
 
 }  // namespace

@@ -198,8 +198,8 @@ TEST_F(HubTokenizerTest, RejectsUnknownComponentsByName) {
   expect_refused(changed("gpt2", set("/model/end_of_word_suffix", "</w>")), {"'end_of_word_suffix'", "</w>"});
   expect_refused(changed("llama2", set("/model/byte_fallback", 1)), {"'byte_fallback' must be true or false"});
   expect_refused(changed("gpt2", set("/added_tokens/0/lstrip", 1)), {"'lstrip' must be true or false"});
-  expect_refused(changed("gpt2", set("/added_tokens/0/id", 7)), {"<unk>", "number 7 and in the vocabulary 0"});
-  expect_refused(changed("gpt2", set("/added_tokens/3/id", 9999)), {"<|end|>", "number 9999; expected each of 0 to"});
+  expect_refused(changed("gpt2", set("/added_tokens/0/id", 7)), {"<unk>", "id 7 and in the vocabulary 0"});
+  expect_refused(changed("gpt2", set("/added_tokens/3/id", 9999)), {"<|end|>", "id 9999; expected each of 0 to"});
   expect_refused(changed("gpt2", set("/model/vocab/a", -1)), {"\"a\"", "-1"});
   expect_refused(folder_with(R"({"model": {"vocab": {"b": 0, "a": 1, "b": 2}, "merges": []}})"),
                  {"tokenizer.json", "'vocab'", "\"b\" twice"});

@@ -41,7 +41,7 @@ TEST(LlmcFile, RejectsInvalidFiles) {
   refuse(good, 8, 4, {"4 tokens of 2 bytes", "got 6 bytes"});
   refuse(good, 8, -1, {"-1 tokens"});
   refuse(good, 12, 1, {"header value 3 is 1"});
-  refuse(good, 1020, 1, {"number 255"});
+  refuse(good, 1020, 1, {"header value 255"});
   refuse(gpt2_file({1, 100, 2, 3}), 4, 1, {"token 100 at position 1", "vocabulary of 100"});
   refuse(good.substr(0, 1029), 4, 1, {"3 tokens of 2 bytes"});
   refuse(good.substr(0, 1000), 4, 1, {"1000 bytes", "1024"});
@@ -74,7 +74,7 @@ TEST_F(LlmcDataset, HoldsOutTheLastTenthOrTheValidationFile) {
 
 TEST_F(LlmcDataset, RequiresATokenizer) {
   const std::string bin = path("text_train.bin").string();
-  expect_error(Status::usage, {"`tokenizer`", "text_train.bin", "found none"}, [&] { dataset_for(bin, {}); });
+  expect_error(Status::usage, {"`tokenizer`", "text_train.bin", "got none"}, [&] { dataset_for(bin, {}); });
   expect_error(Status::usage, {"`tokenizer`", "'bpe'"}, [&] { dataset_for(bin, {"bpe"}); });
   expect_error(Status::usage, {"`tokenizer` 'nowhere'"}, [&] { dataset_for(bin, {"nowhere"}); });
   file("text_val.bin", gpt2_file({500, 1}));
@@ -167,7 +167,7 @@ TEST_F(ShardsTest, ErrorsNameTheFile) {
   shard("val.bin", 0, 1);
   refuse(pattern("*.bin"), Status::input, {"val.bin", "1 validation tokens"});
   shard("val.bin", 0, 10);
-  expect_error(Status::usage, {"`tokenizer`", "found none"}, [&] { dataset_for(pattern("*.bin"), {}); });
+  expect_error(Status::usage, {"`tokenizer`", "got none"}, [&] { dataset_for(pattern("*.bin"), {}); });
   file("set/b.bin", "no tokens");
   refuse(pattern("*.bin"), Status::input, {"b.bin", "expected a token file of llm.c", "`tessera data`"});
   file("set/b.bin", gpt2_file({1, 2, 300}));
@@ -216,7 +216,7 @@ TEST(TrainingWindows, CoverEachFileOnce) {
     EXPECT_EQ(inputs[static_cast<size_t>(i)], i < 20 ? i : 80 + i);
     EXPECT_EQ(targets[static_cast<size_t>(i)], inputs[static_cast<size_t>(i)] + 1);
   }
-  expect_error(Status::usage, {"rows 6 to 8", "among the 7"},
+  expect_error(Status::usage, {"rows 6 to 8", "outside of the 7"},
                [&] { windows.load(6, 2, inputs.data(), targets.data()); });
   EXPECT_EQ(TrainingWindows({a, b}, 8).count(), 2 + 1);
   expect_error(Status::input, {"b: 9 tokens", "expected at least 10", "`context`"}, [&] {

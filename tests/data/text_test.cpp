@@ -170,7 +170,7 @@ TEST_F(TokenFileTest, RejectsFilesModifiedWhileOpen) {
                [&] { f.copy(0, 20000, out.data()); });
   std::filesystem::resize_file(path("t.tok"), 64 + 2 * 9000 + 1);
   f.copy(0, 9000, out.data());
-  expect_error(Status::input, {"t.tok", "cut short"}, [&] { f.copy(8000, 2000, out.data()); });
+  expect_error(Status::input, {"t.tok", "truncated"}, [&] { f.copy(8000, 2000, out.data()); });
 }
 
 TEST_F(TokenFileTest, OrderDependsOnlyOnSeedAndStep) {
@@ -200,7 +200,7 @@ TEST_F(TokenFileTest, LoaderReachesTheLastTokenAndRejectsALongContext) {
   std::vector<int32_t> in(8), out(8);
   Loader(f, 8, 1, 1).load(5, 0, 1, in.data(), out.data());
   EXPECT_EQ(out.back(), 8);
-  expect_error(Status::usage, {"`context`: 9", "9 tokens", "at most 8"}, [&] { Loader(f, 9, 1, 1); });
+  expect_error(Status::usage, {"`context`: 9", "9 tokens", "nearest valid value: 8"}, [&] { Loader(f, 9, 1, 1); });
   expect_error(Status::usage, {"context 0"}, [&] { Loader(f, 0, 1, 1); });
   expect_error(Status::usage, {"batch 0"}, [&] { Loader(f, 4, 0, 1); });
   expect_error(Status::usage, {"batch of 2"}, [&] { Loader(f, 4, 2, 1).load(0, 1, 2, in.data(), out.data()); });

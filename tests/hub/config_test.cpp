@@ -37,7 +37,7 @@ std::string in_words(const Said& said) {
   if (c.mlp_bias) out += ", mlp biased";
   if (c.qk_norm) out += ", normed";
   if (c.experts.count > 0) out += fmt::format(", experts {}/{}", c.experts.count, c.experts.per_token);
-  for (const std::string& note : said.notes) out += "; note: " + note.substr(note.find("read: ") + 6);
+  for (const std::string& note : said.notes) out += "; note: " + note.substr(note.find("computation: ") + 13);
   return out;
 }
 

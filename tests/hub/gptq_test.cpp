@@ -209,7 +209,7 @@ TEST_F(GptqFolderTest, DequantizesOtherOrdersAndZeros) {
       EXPECT_FALSE(folder.has_codes(name));
       EXPECT_TRUE(folder.has_codes("blocks.0.mlp.up.weight"));
       ASSERT_EQ(folder.notes().size(), 1u);
-      expect_has(folder.notes()[0], "1 of 4 layers in 4 bits");
+      expect_has(folder.notes()[0], "1 of 4 4-bit layers");
       const std::vector<float> found = floats(folder.tensors(), name, Shape({m.rows, m.columns}), 77);
       for (int64_t row = 0; row < m.rows; ++row)
         for (int64_t c = 0; c < m.columns; ++c) {

@@ -86,7 +86,7 @@ TEST(Plan, ReportsFieldOfInvalidJson) {
   expect(R"({"zero": 4})", "zero", "expected 0, 1, 2 or 3, got 4");
   expect(R"({"zero": -1})", "zero", "got -1");
   expect(R"({"schedule": "fast"})", "schedule",
-         "expected naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, v-half, v-min, found");
+         "expected naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, v-half, v-min, got");
   expect(R"({"timeout": null})", "timeout", "expected a number, got null");
   expect(R"({"record": 3})", "record", "expected a string, got 3");
   expect_error(Status::usage, {"expected a JSON object, got [1]"}, [] { plan_from_json("[1]"); });

@@ -115,10 +115,9 @@ TEST(Quantized, DetectsInjectedFaults) {
 
 TEST(Quantized, RejectsShardsThatSplitBlocks) {
   const TrainOptions o = small_qlora("nf4", "head_dim=32 tp=2");
-  EXPECT_EQ(
-      error_message([&] { verify(make_job(o)); }),
-      "`tp`: 'blocks.0.attn.proj.weight' (128, 64) would be sharded at multiples of 32 elements, which the 64 that are "
-      "quantized together do not divide; expected fewer ranks");
+  EXPECT_EQ(error_message([&] { verify(make_job(o)); }),
+            "`tp`: 'blocks.0.attn.proj.weight' (128, 64) would be sharded at multiples of 32 elements, which the 64 "
+            "quantized together do not divide; expected fewer ranks");
 }
 
 }  // namespace
