@@ -1,3 +1,4 @@
+// Decoding and encoding of UTF-8.
 #include "data/utf8.h"
 
 namespace tessera {

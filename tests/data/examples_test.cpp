@@ -305,7 +305,7 @@ TEST_F(LoadedExamples, NameOrCountBadLines) {
   EXPECT_EQ(refusal(kGood + pair("abcdefghi", "k")),
             name + ":2: no token to train on: the response begins after the context of 8 tokens");
   EXPECT_TRUE(refusal(kGood + "{}\n", kBytes, true).starts_with(name + ": 1 training examples; expected at least 2"));
-  EXPECT_TRUE(refusal("", {.name = "char"}).starts_with(name + ": it contains no examples"));
+  EXPECT_TRUE(refusal("", {.name = "char"}).starts_with(name + ": 0 training examples"));
 }
 
 // Like TRL, adds no end to a text that already ends with its name.
