@@ -125,7 +125,7 @@ void update(const UnitUpdate& of, const OptimizerOptions& options, const UpdateN
             const UpdateNumbers* on_gpu) {
   const auto with_types = [&]<class Rule, class V, class G, size_t... K>(Rule, V, G, std::index_sequence<K...> all) {
     if constexpr (!kHasKernels<V> || !kHasKernels<G>) {
-      refuse_float64(DType::float64, "optimizer");
+      reject_float64(DType::float64, "optimizer");
     } else {
       using W = Accumulate<V>;
       const Update<Rule, V, G, W, decltype(all)> f{
