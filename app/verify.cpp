@@ -198,11 +198,12 @@ std::string describe_plan(const Plan& p) {
 std::string describe_equality(const VerifyResult& r) {
   if (r.bitwise) return "bitwise identical";
   if (r.exact) return fmt::format("different, gradients by up to {:.3g} ({})", r.grad_max_rel, r.worst);
-  const std::string rerouted = r.rerouted_tokens == 0 ? ""
-                                              : fmt::format(
-                                                    "\n  {} tokens were routed to other experts than on one rank; "
-                                                    "routing margins up to {:.3g} of the largest logit",
-                                                    r.rerouted_tokens, r.routing_margin);
+  const std::string rerouted = r.rerouted_tokens == 0
+                                   ? ""
+                                   : fmt::format(
+                                         "\n  {} tokens were routed to other experts than on one rank; "
+                                         "routing margins up to {:.3g} of the largest logit",
+                                         r.rerouted_tokens, r.routing_margin);
   return fmt::format(
              "{}\n  relative differences, maximum over tensors: loss {:.3g}, gradients {:.3g} ({})\n  bound {}; "
              "parameters and state after updates with these gradients: {}",

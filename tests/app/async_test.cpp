@@ -145,8 +145,7 @@ TEST_F(UnevenTest, RejectsOtherPlans) {
 
 TEST_F(UnevenTest, RejectsOrderOfAnotherRun) {
   record("other.txt", {{1, 0, 0}, {0, 0, 0}, {0, 1, 2}, {1, 1, 2}, {0, 2, 4}, {1, 2, 4}});
-  fails("train --resume --out run --replay other.txt", 2,
-        "--replay: other.txt is not the order of the resumed run");
+  fails("train --resume --out run --replay other.txt", 2, "--replay: other.txt is not the order of the resumed run");
   // A record in which worker 1 has not pulled at the checkpoint, and one that assumes it has.
   record("begun.txt", {{0, 0, 0}, {0, 1, 1}, {1, 0, 0}, {0, 2, 3}});
   anew(train_ + "--replay begun.txt --out run");

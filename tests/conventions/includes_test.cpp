@@ -57,7 +57,8 @@ std::string misplaced_backend(const Source& source) {
       return "<" + include.name + "> belongs in .cu files and cuda/ directories";
     if (std::regex_match(include.name, nccl) && !in("/nccl")) return "<" + include.name + "> belongs in nccl* files";
     if (std::regex_match(include.name, mpi) && !in("/mpi")) return "<" + include.name + "> belongs in mpi* files";
-    if (std::regex_match(include.name, x86) && !in("/x86/")) return "<" + include.name + "> belongs in x86/ directories";
+    if (std::regex_match(include.name, x86) && !in("/x86/"))
+      return "<" + include.name + "> belongs in x86/ directories";
   }
   return "";
 }

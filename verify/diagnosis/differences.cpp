@@ -7,7 +7,7 @@ namespace tessera {
 namespace {
 
 constexpr double kLeftByFactor = 2e-3;  // relative residual after applying a factor
-constexpr double kExplained = 0.01;  // maximum fraction of the squared difference that remains
+constexpr double kExplained = 0.01;     // maximum fraction of the squared difference that remains
 
 std::vector<double> numbers(const Tensor& t) { return t.to(DType::float64).to_vector<double>(); }
 
