@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <nlohmann/json.hpp>
-#include <ranges>
 
 #include "data/bad_input.h"
 #include "data/json.h"
@@ -122,6 +121,12 @@ bool is_whole(const Json& value) {
   return !value.is_discarded() && (!value.is_structured() || std::all_of(value.begin(), value.end(), is_whole));
 }
 
+std::string flag_keys() {
+  std::string keys;
+  for (const Flag& flag : kFlags) keys += fmt::format("{}{}", keys.empty() ? "" : ", ", flag.key);
+  return keys;
+}
+
 // Whether trainers include a message, by its flags; nullopt if none is set.
 std::optional<bool> included(const Json& message, Role role, const std::string& what) {
   std::optional<bool> out;
@@ -143,7 +148,7 @@ std::optional<bool> included(const Json& message, Role role, const std::string& 
     if (role == Role::assistant && std::ranges::count(kFlags, key, &Flag::key) == 0 &&
         ((off && std::ranges::any_of(kLearns, has)) || (on && std::ranges::any_of(kExcludes, has))))
       bad_input("{}: the key '{}' looks like one that excludes a message from the loss; expected {}", what,
-                key.substr(0, 40), fmt::join(kFlags | std::views::transform(&Flag::key), ", "));
+                key.substr(0, 40), flag_keys());
   }
   for (const std::string_view key : kInnerFlags)
     if (!says_nothing(value_at(message, key)))
