@@ -27,12 +27,12 @@ void check_finite(const StepReport& r, int64_t step) {
 StepConsensus::StepConsensus(Communicator& world, std::vector<Communicator*> all)
     : world_(world), all_(std::move(all)) {}
 
-StepConsensus::How StepConsensus::choose(bool can_launch, bool can_capture) {
-  if (can_launch) return How::launch;
-  return can_capture ? How::capture : How::queue;
+StepConsensus::StepMode StepConsensus::choose(bool can_launch, bool can_capture) {
+  if (can_launch) return StepMode::launch;
+  return can_capture ? StepMode::capture : StepMode::queue;
 }
 
-StepConsensus::Agreed StepConsensus::agree(StepRequest wish, bool can_launch, bool can_capture) {
+StepConsensus::Decision StepConsensus::agree(StepRequest wish, bool can_launch, bool can_capture) {
   const auto vote = [](bool yes) { return yes ? 1.0 : 0.0; };
   std::array<double, 3> votes{encode(wish), vote(!can_launch), vote(!can_launch && !can_capture)};
   world_.sum(votes);

@@ -38,9 +38,9 @@ void check_finite(const StepReport& report, int64_t step);
 
 class StepConsensus {
  public:
-  enum class How : uint8_t { queue, capture, launch };
-  struct Agreed {
-    How how = How::queue;
+  enum class StepMode : uint8_t { queue, capture, launch };
+  struct Decision {
+    StepMode how = StepMode::queue;
     StepRequest wish = StepRequest::none;  // strongest request of any rank
   };
 
@@ -48,9 +48,9 @@ class StepConsensus {
   StepConsensus(Communicator& world, std::vector<Communicator*> all);
 
   // Replays if every rank has a matching graph, captures if every rank can do either.
-  Agreed agree(StepRequest wish, bool can_launch, bool can_capture);
+  Decision agree(StepRequest wish, bool can_launch, bool can_capture);
   // This rank's preferred mode.
-  static How choose(bool can_launch, bool can_capture);
+  static StepMode choose(bool can_launch, bool can_capture);
   // Queues an in-place all-reduce.
   void add_up(const Tensor& numbers) { world_.all_reduce(numbers); }
   void wait(Arena& gpu) { world_.wait_for_gpu(gpu, "step"); }

@@ -2,6 +2,8 @@
 // optimizer. The loss before the first step and of its batch is the source's, and steps with a learning rate of 0
 // change nothing, so master weights, the synchronized copy of DiLoCo and servers' shards have been loaded too.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <functional>
