@@ -311,7 +311,7 @@ Dataset open_fitting(const fs::path& directory, const TokenizerChoice& choice) {
   return dataset;
 }
 
-// The cached dataset with this key, made by `make` if it is missing or corrupt. A directory's tokenizer is loaded anew,
+// The cached dataset with this key, made by `make` if it is missing or corrupt. A directory's tokenizer is reloaded,
 // because tokenizers that encode identically may differ in template or settings.
 template <class Make>
 Dataset cached(const std::string& key, const std::string& source, const TokenizerChoice& choice, const Make& make) {

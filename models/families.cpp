@@ -58,7 +58,7 @@ std::unique_ptr<LanguageModel> build_model(const ModelFactory& make, const Model
 
 std::unique_ptr<LanguageModel> make_model(const ModelConfig& config) {
   if (config.experts.count > 0 && config.quantize.codec != Codec::none)
-    throw FieldError("quantize", "not built beside experts; expected a model without experts, got " +
+    throw FieldError("quantize", "not supported with experts; expected a model without experts, got " +
                                      std::to_string(config.experts.count) + " of them");
   std::unique_ptr<LanguageModel> made = std::make_unique<Decoder>(config);
   attach_lora(*made);

@@ -75,7 +75,7 @@ std::vector<PartSizes> parameter_sizes(const Job& job, const PlanSizes& s, const
       (at[u] < 0 ? part.tables : part.biases) += whole - norms - head_norms - routers;
     }
     // Lookup tables are needed once, other units in the forward and backward pass, and a table that is also the head in
-    // both. Recomputation needs an expert once more, since it is a unit inside its layer.
+    // both. Recomputation gathers an expert again, since it is a unit inside its layer.
     const bool again = units[u].is_expert() && config.recompute == Recompute::block;
     unit.uses = at[u] >= 0 ? (again ? 3 : 2) : unit.table && !config.tie_copies ? 3 : 1;
     part.units.push_back(std::move(unit));

@@ -151,7 +151,7 @@ class AsyncChannel {
 //                shard and its optimizer state are S(0) over the first K ranks
 // memory/rank    unsharded parameters and gradients; a server (one of K) also has 1/K of the parameters, of the
 //                gradients and of the optimizer state
-// volume         per clock and worker: S bytes of parameters in (once more at the end) and S bytes of gradients out,
+// volume         per clock and worker: S bytes of parameters in (and again at the end) and S bytes of gradients out,
 //                excluding the shard of the server on its own rank; plus messages of 48 bytes
 //
 // A worker's clocks count its pushes. Its gradient is a mean over its own tokens, so each push is a full optimizer step

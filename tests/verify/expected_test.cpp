@@ -341,7 +341,7 @@ TEST_F(Bounds, Tensor) {
       }
 }
 
-// A place where the true gradient zero_grad_range is not compared, and all beside it is.
+// Elements in zero_grad_range, whose true gradient is zero, are not compared; all others are.
 TEST_F(Bounds, TensorWithZeroGradientRange) {
   for (int64_t place = 0; place < 12; ++place) {
     Tensors t(DType::float64);
