@@ -6,8 +6,8 @@
 #include "app/commands.h"
 #include "app/make_job.h"
 #include "app/run/pretrained.h"
-#include "data/config_file.h"
-#include "settings/json.h"
+#include "base/config_file.h"
+#include "base/setting_json.h"
 
 namespace tessera {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "app/output.h"
 #include "app/run/pretrained.h"
-#include "data/files.h"
+#include "base/files.h"
 #include "data/jsonl.h"
 #include "data/mixture.h"
 #include "data/text.h"

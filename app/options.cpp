@@ -2,8 +2,8 @@
 #include "app/options.h"
 
 #include "app/report/report.h"
-#include "data/config_file.h"
-#include "data/files.h"
+#include "base/config_file.h"
+#include "base/files.h"
 #include "planner/case.h"
 
 namespace tessera {

@@ -1,12 +1,12 @@
-// Option structs of the commands, with descriptors of their fields (settings/setting.h). Descriptors of models,
+// Option structs of the commands, with descriptors of their fields (base/setting.h). Descriptors of models,
 // optimization and plans are defined next to their structs, in models/ and train/.
 #pragma once
 
-#include "data/bad_input.h"
+#include "base/bad_input.h"
+#include "base/error_list.h"
+#include "base/setting.h"
 #include "data/jsonl.h"
 #include "data/text.h"
-#include "settings/setting.h"
-#include "tensor/findings.h"
 #include "train/job.h"
 
 namespace tessera {

@@ -9,9 +9,9 @@
 #include <csignal>
 #include <thread>
 
-#include "data/files.h"
-#include "data/process.h"
-#include "tensor/error.h"
+#include "base/error.h"
+#include "base/files.h"
+#include "base/process.h"
 
 namespace tessera {
 namespace {

@@ -14,10 +14,10 @@
 #include <sstream>
 #include <system_error>
 
+#include "base/write_file.h"
 #include "bench/op_bench.h"
 #include "bench/ranks.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/write_file.h"
 
 namespace tessera::bench {
 

@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
-#include "data/bad_input.h"
+#include "base/bad_input.h"
+#include "base/json.h"
 #include "data/examples.h"
-#include "data/json.h"
 
 namespace tessera {
 

@@ -11,7 +11,7 @@
 #include <charconv>
 #include <chrono>
 
-#include "tensor/write_file.h"
+#include "base/write_file.h"
 
 namespace tessera {
 

@@ -5,9 +5,9 @@
 
 #include <numeric>
 
-#include "data/bad_input.h"
+#include "base/bad_input.h"
+#include "base/utf8.h"
 #include "data/jinja/template.h"
-#include "data/utf8.h"
 
 namespace tessera {
 

@@ -5,10 +5,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "data/bad_input.h"
-#include "data/json.h"
+#include "base/bad_input.h"
+#include "base/json.h"
+#include "base/utf8.h"
 #include "data/text.h"
-#include "data/utf8.h"
 
 namespace tessera {
 

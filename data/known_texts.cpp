@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 #include <zstd.h>
 
+#include "base/error.h"
 #include "data/text.h"
-#include "tensor/error.h"
 
 extern "C" const char tessera_austen_begin[], tessera_austen_end[];
 extern "C" const char tessera_tinyshakespeare_begin[], tessera_tinyshakespeare_end[];

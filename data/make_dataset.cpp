@@ -5,7 +5,7 @@
 #include <deque>
 #include <nlohmann/json.hpp>
 
-#include "data/bad_input.h"
+#include "base/bad_input.h"
 #include "data/dataset.h"
 #include "data/jsonl.h"
 #include "data/tokenizer/described.h"

@@ -7,10 +7,10 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "data/config_file.h"
+#include "base/config_file.h"
+#include "base/error.h"
+#include "base/json.h"
 #include "data/examples.h"
-#include "data/json.h"
-#include "tensor/error.h"
 
 namespace tessera {
 

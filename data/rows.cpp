@@ -6,10 +6,10 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "data/bad_input.h"
+#include "base/bad_input.h"
+#include "base/files.h"
+#include "base/json.h"
 #include "data/dataset.h"
-#include "data/files.h"
-#include "data/json.h"
 #include "data/jsonl.h"
 #include "data/text.h"
 

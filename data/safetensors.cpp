@@ -8,8 +8,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "data/bad_input.h"
-#include "data/json.h"
+#include "base/bad_input.h"
+#include "base/json.h"
 
 namespace tessera {
 namespace {

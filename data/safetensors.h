@@ -6,7 +6,7 @@
 #pragma once
 #include <set>
 
-#include "data/files.h"
+#include "base/files.h"
 #include "tensor/tensor.h"
 
 namespace tessera {

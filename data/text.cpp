@@ -10,8 +10,8 @@
 #include <cmath>
 #include <iostream>
 
-#include "data/bad_input.h"
-#include "data/files.h"
+#include "base/bad_input.h"
+#include "base/files.h"
 
 namespace tessera {
 

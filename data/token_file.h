@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "data/files.h"
+#include "base/files.h"
 #include "tensor/random.h"
 
 namespace tessera {

@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "data/bad_input.h"
-#include "data/files.h"
-#include "data/json.h"
+#include "base/bad_input.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/utf8.h"
 #include "data/tokenizer/described.h"
-#include "data/utf8.h"
 
 namespace tessera {
 namespace {

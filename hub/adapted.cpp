@@ -9,7 +9,7 @@
 #include <set>
 #include <tuple>
 
-#include "data/bad_input.h"
+#include "base/bad_input.h"
 #include "hub/config.h"
 #include "hub/folder.h"
 #include "hub/peft.h"

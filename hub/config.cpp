@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <variant>
 
-#include "data/bad_input.h"
-#include "data/json.h"
+#include "base/bad_input.h"
+#include "base/json.h"
 #include "hub/keys.h"
 #include "models/adapters/adapters.h"
 

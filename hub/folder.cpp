@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
-#include "data/bad_input.h"
-#include "data/json.h"
+#include "base/bad_input.h"
+#include "base/json.h"
 
 namespace tessera {
 namespace fs = std::filesystem;

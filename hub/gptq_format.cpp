@@ -7,7 +7,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "data/bad_input.h"
+#include "base/bad_input.h"
 #include "hub/folder.h"
 #include "hub/keys.h"
 

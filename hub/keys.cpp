@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
-#include "data/bad_input.h"
-#include "data/json.h"
-#include "settings/setting.h"
+#include "base/bad_input.h"
+#include "base/json.h"
+#include "base/setting.h"
 
 namespace tessera {
 

@@ -5,8 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "data/bad_input.h"
-#include "data/json.h"
+#include "base/bad_input.h"
+#include "base/json.h"
 #include "data/tokenizer/bpe.h"
 #include "hub/config.h"
 #include "hub/folder.h"

@@ -10,8 +10,8 @@
 #include <regex>
 #include <sstream>
 
-#include "data/files.h"
-#include "data/process.h"
+#include "base/files.h"
+#include "base/process.h"
 
 namespace tessera::lab {
 

@@ -21,7 +21,7 @@
 #include <tuple>
 #include <type_traits>
 
-#include "tensor/error.h"
+#include "base/error.h"
 
 namespace tessera::lab {
 

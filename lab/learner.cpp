@@ -27,9 +27,9 @@
 #include <random>
 #include <system_error>
 
+#include "base/write_file.h"
 #include "lab/check.h"
 #include "parallel/comm/launch.h"
-#include "tensor/write_file.h"
 
 namespace tessera::lab {
 namespace {

@@ -5,10 +5,10 @@
 #include <fmt/ranges.h>
 
 #include "autograd/ops.h"
+#include "base/setting.h"
 #include "parallel/comm/launch.h"
 #include "parallel/mesh.h"
 #include "parallel/placement.h"
-#include "settings/setting.h"
 
 namespace tessera::lab {
 

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/setting.h"
 #include "planner/predict.h"
-#include "settings/setting.h"
 
 namespace tessera::lab {
 

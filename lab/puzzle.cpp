@@ -10,7 +10,7 @@
 #include <random>
 #include <regex>
 
-#include "data/config_file.h"
+#include "base/config_file.h"
 #include "lab/placed_block.h"
 #include "lab/plan_task.h"
 #include "lab/schedule_task.h"

@@ -7,9 +7,9 @@
 #include <numeric>
 #include <optional>
 
+#include "base/error.h"
 #include "parallel/pipeline/schedules.h"
 #include "parallel/pipeline/validate.h"
-#include "tensor/error.h"
 #include "tensor/random.h"
 
 namespace tessera::lab {

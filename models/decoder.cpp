@@ -1,7 +1,7 @@
 // Components of a decoder, and its forward passes.
 #include "models/decoder.h"
 
-#include "tensor/error.h"
+#include "base/error.h"
 
 namespace tessera {
 namespace {

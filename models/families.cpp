@@ -1,9 +1,9 @@
 // Tables of families and named sizes, and descriptors of a configuration.
 
+#include "base/error.h"
+#include "base/setting.h"
 #include "models/adapters/adapters.h"
 #include "models/decoder.h"
-#include "settings/setting.h"
-#include "tensor/error.h"
 
 namespace tessera {
 

@@ -6,8 +6,8 @@
 // them to the last one.
 #pragma once
 
+#include "base/error.h"
 #include "nn/experts/experts.h"
-#include "tensor/error.h"
 #include "tensor/ops/quantize/quantize.h"
 
 namespace tessera {
@@ -111,7 +111,7 @@ struct ModelConfig {
   double residual_deviation() const { return 0.02 / std::sqrt(2.0 * static_cast<double>(layers)); }
 };
 
-// Names of enum values in the command line, JSON and messages (settings/setting.h).
+// Names of enum values in the command line, JSON and messages (base/setting.h).
 constexpr std::array<std::string_view, 2> kRouterSoftmaxNames = {"chosen", "all"};
 constexpr std::array<std::string_view, 4> kRopeScalingNames = {"none", "linear", "llama3", "yarn"};
 constexpr std::array<std::string_view, 2> kGeluNames = {"tanh", "erf"};

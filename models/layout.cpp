@@ -3,8 +3,8 @@
 
 #include <limits>
 
+#include "base/error.h"
 #include "parallel/experts/expert_parallel.h"
-#include "tensor/error.h"
 
 namespace tessera {
 namespace {

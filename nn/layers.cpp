@@ -1,10 +1,10 @@
 // Parameters and forward passes of the layers.
 #include "nn/layers.h"
 
+#include "base/error.h"
 #include "nn/adapters/lora.h"
 #include "nn/quantize/packed.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/error.h"
 #include "tensor/random.h"
 
 namespace tessera {

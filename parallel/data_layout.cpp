@@ -1,8 +1,8 @@
 // Shard ranges, and transfers from and to rank 0.
 #include "parallel/data_layout.h"
 
+#include "base/error.h"
 #include "optim/grad_norm.h"
-#include "tensor/error.h"
 #include "tensor/ops/cross_entropy.h"
 
 namespace tessera {

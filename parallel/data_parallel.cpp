@@ -23,8 +23,8 @@
 // rank's micro-batches are accumulated first, then the ranks in rank order (in pairs if the communicator's algorithm is
 // tree), so the result is bitwise identical to DDP. The loss sum of each rank's rows is returned to that rank. Tokens,
 // logits and losses are exchanged by DataBatches (parallel/data_layout.h).
+#include "base/error.h"
 #include "parallel/data_strategy.h"
-#include "tensor/error.h"
 
 namespace tessera {
 

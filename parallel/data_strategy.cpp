@@ -3,9 +3,9 @@
 
 #include <cmath>
 
+#include "base/error.h"
 #include "parallel/ddp.h"
 #include "parallel/zero.h"
-#include "tensor/error.h"
 
 namespace tessera {
 

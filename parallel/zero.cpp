@@ -1,7 +1,7 @@
 // Sharded memory, reductions of gradients and gathers of parameters.
 #include "parallel/zero.h"
 
-#include "tensor/error.h"
+#include "base/error.h"
 #include "tensor/ops/elementwise.h"
 
 namespace tessera {

@@ -9,9 +9,9 @@
 #include <limits>
 #include <tuple>
 
+#include "base/error.h"
 #include "models/layout.h"
 #include "planner/pipeline.h"
-#include "tensor/error.h"
 #include "train/job.h"
 
 namespace tessera::planner {

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/setting.h"
 #include "models/language_model.h"
-#include "settings/setting.h"
 #include "train/plan.h"
 
 namespace tessera::planner {

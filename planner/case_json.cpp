@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "data/config_file.h"
-#include "data/json.h"
+#include "base/config_file.h"
+#include "base/error.h"
+#include "base/json.h"
+#include "base/setting_json.h"
 #include "planner/pipeline.h"
-#include "settings/json.h"
-#include "tensor/error.h"
 
 namespace tessera::planner {
 namespace {

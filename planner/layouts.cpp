@@ -5,8 +5,8 @@
 #include <array>
 #include <utility>
 
+#include "base/error.h"
 #include "planner/search.h"
-#include "tensor/error.h"
 #include "train/job.h"
 
 namespace tessera::planner {

@@ -12,9 +12,9 @@
 #include <thread>
 #include <utility>
 
-#include "data/config_file.h"
-#include "data/files.h"
-#include "tensor/error.h"
+#include "base/config_file.h"
+#include "base/error.h"
+#include "base/files.h"
 #include "train/device.h"
 
 namespace tessera::planner {

@@ -3,10 +3,10 @@
 #include <cmath>
 #include <map>
 
+#include "base/error.h"
 #include "planner/memory.h"
 #include "planner/pipeline.h"
 #include "planner/prices.h"
-#include "tensor/error.h"
 
 namespace tessera::planner {
 namespace {

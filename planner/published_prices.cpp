@@ -5,8 +5,8 @@
 #include <array>
 #include <cmath>
 
+#include "base/error.h"
 #include "planner/prices.h"
-#include "tensor/error.h"
 
 namespace tessera::planner {
 namespace {

@@ -10,8 +10,8 @@
 #include <memory>
 #include <utility>
 
+#include "base/error.h"
 #include "planner/machine.h"
-#include "tensor/error.h"
 
 namespace tessera::planner {
 namespace {

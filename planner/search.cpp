@@ -9,9 +9,9 @@
 #include <tuple>
 #include <utility>
 
+#include "base/error.h"
 #include "planner/memory.h"
 #include "planner/pipeline.h"
-#include "tensor/error.h"
 #include "train/job.h"
 
 namespace tessera::planner {

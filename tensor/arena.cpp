@@ -15,8 +15,8 @@
 #include <new>
 #include <set>
 
+#include "base/write_file.h"
 #include "tensor/cuda/gpus.h"
-#include "tensor/write_file.h"
 
 namespace tessera {
 

@@ -7,8 +7,8 @@
 #include <mutex>
 #include <typeindex>
 
+#include "base/error.h"
 #include "tensor/device.h"
-#include "tensor/error.h"
 
 namespace tessera {
 

@@ -4,11 +4,11 @@
 #include <cstring>
 #include <numeric>
 
+#include "base/error.h"
 #include "data/examples.h"
 #include "data/mixture.h"
 #include "data/token_file.h"
 #include "tensor/cuda/copy.h"
-#include "tensor/error.h"
 
 namespace tessera {
 namespace {

@@ -1,13 +1,13 @@
 // Rejects invalid plans before anything starts, with the invalid field and the nearest valid value.
 #include <fmt/format.h>
 
+#include "base/error_list.h"
+#include "base/setting.h"
 #include "models/layout.h"
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"
 #include "parallel/comm/nccl/transport.h"
-#include "settings/setting.h"
 #include "tensor/cuda/gpus.h"
-#include "tensor/findings.h"
 #include "train/device.h"
 #include "train/step.h"
 

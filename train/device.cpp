@@ -3,10 +3,10 @@
 
 #include <fmt/format.h>
 
-#include "data/files.h"
-#include "settings/setting.h"
+#include "base/error.h"
+#include "base/files.h"
+#include "base/setting.h"
 #include "tensor/cuda/gpus.h"
-#include "tensor/error.h"
 #include "tensor/ops/attention/cuda/cudnn_attention.h"
 #include "tensor/ops/matmul/cuda/gemm.h"
 

@@ -3,8 +3,8 @@
 
 #include <fmt/format.h>
 
+#include "base/error.h"
 #include "parallel/placement.h"
-#include "tensor/error.h"
 #include "train/step.h"
 
 namespace tessera {

@@ -3,8 +3,8 @@
 
 #include <fmt/format.h>
 
-#include "settings/setting.h"
-#include "tensor/error.h"
+#include "base/error.h"
+#include "base/setting.h"
 #include "train/device.h"
 
 namespace tessera {

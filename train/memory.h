@@ -4,8 +4,8 @@
 #pragma once
 #include <limits>
 
+#include "base/memory_limit.h"
 #include "parallel/pipeline/schedule.h"
-#include "tensor/memory_limit.h"
 #include "train/job.h"
 
 namespace tessera {

@@ -3,8 +3,8 @@
 
 #include <fmt/format.h>
 
-#include "settings/json.h"
-#include "tensor/error.h"
+#include "base/error.h"
+#include "base/setting_json.h"
 #include "train/device.h"
 
 namespace tessera {

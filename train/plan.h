@@ -59,7 +59,7 @@ struct Plan {
   bool operator==(const Plan&) const = default;
 };
 
-// Names of enum values in the command line, JSON and messages (settings/setting.h).
+// Names of enum values in the command line, JSON and messages (base/setting.h).
 constexpr std::array<std::string_view, 4> kZeroNames = {"0", "1", "2", "3"};  // option --zero is numeric
 constexpr std::array<std::string_view, 3> kOffloadNames = {"none", "optimizer", "parameters"};
 constexpr std::array<std::string_view, 3> kCudaGraphNames = {"auto", "on", "off"};

@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include "tensor/error.h"
+#include "base/error.h"
 
 namespace tessera {
 

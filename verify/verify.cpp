@@ -6,9 +6,9 @@
 #include <numeric>
 #include <regex>
 
+#include "base/error.h"
 #include "parallel/comm/launch.h"
 #include "parallel/pipeline/simulate.h"
-#include "tensor/error.h"
 #include "verify/comparison.h"
 
 namespace tessera {

@@ -4,8 +4,8 @@
 #include <charconv>
 
 #include "app/explore/explore.h"
+#include "base/setting_json.h"
 #include "planner/case_json.h"
-#include "settings/json.h"
 
 namespace tessera::explore {
 namespace {

@@ -8,7 +8,7 @@
 #include "app/make_job.h"
 #include "app/output.h"
 #include "app/run/pretrained.h"
-#include "data/json.h"
+#include "base/json.h"
 #include "data/mixture.h"
 #include "data/text.h"
 #include "hub/peft.h"

@@ -3,8 +3,8 @@
 #include <set>
 
 #include "app/report/report.h"
+#include "base/json.h"
 #include "bench/run.h"
-#include "data/json.h"
 
 namespace tessera::report {
 namespace {

@@ -2,7 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/report/report.h"
-#include "data/json.h"
+#include "base/json.h"
 
 namespace tessera::report {
 namespace {

@@ -10,7 +10,7 @@
 #include <map>
 #include <sstream>
 
-#include "settings/setting.h"
+#include "base/setting.h"
 
 namespace tessera::report {
 namespace {

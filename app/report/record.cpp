@@ -5,7 +5,7 @@
 #include "app/report/report.h"
 #include "app/run/directory.h"
 #include "app/train/output.h"
-#include "data/json.h"
+#include "base/json.h"
 
 namespace tessera::report {
 namespace fs = std::filesystem;

@@ -13,9 +13,9 @@
 #include <ctime>
 #include <random>
 
-#include "data/json.h"
+#include "base/json.h"
+#include "base/setting_json.h"
 #include "hub/folder.h"
-#include "settings/json.h"
 #include "train/checkpoint/state.h"
 
 namespace tessera {

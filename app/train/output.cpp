@@ -6,8 +6,8 @@
 
 #include "app/plan_json.h"
 #include "app/run/directory.h"
+#include "base/json.h"
 #include "bench/op_bench.h"
-#include "data/json.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/device.h"
 

@@ -12,8 +12,8 @@
 #include "app/output.h"
 #include "app/run/directory.h"
 #include "app/signals.h"
-#include "data/json.h"
-#include "data/process.h"
+#include "base/json.h"
+#include "base/process.h"
 #include "parallel/comm/wait.h"
 
 namespace tessera {

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <ctime>
 
-#include "data/bad_input.h"
+#include "base/bad_input.h"
+#include "base/utf8.h"
 #include "data/jinja/value.h"
-#include "data/utf8.h"
 
 namespace tessera::jinja {
 

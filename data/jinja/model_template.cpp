@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "data/bad_input.h"
+#include "base/bad_input.h"
 #include "data/jinja/template.h"
 
 namespace tessera {

@@ -4,8 +4,8 @@
 #include <cctype>
 #include <charconv>
 
-#include "data/bad_input.h"
-#include "data/utf8.h"
+#include "base/bad_input.h"
+#include "base/utf8.h"
 
 namespace tessera::jinja {
 namespace {

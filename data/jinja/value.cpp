@@ -7,8 +7,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "data/bad_input.h"
-#include "data/utf8.h"
+#include "base/bad_input.h"
+#include "base/utf8.h"
 
 namespace tessera::jinja {
 

@@ -8,7 +8,7 @@
 #include <memory>
 #include <variant>
 
-#include "tensor/error.h"
+#include "base/error.h"
 
 namespace tessera::jinja {
 

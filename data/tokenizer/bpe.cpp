@@ -3,8 +3,8 @@
 
 #include <queue>
 
-#include "data/utf8.h"
-#include "tensor/error.h"
+#include "base/error.h"
+#include "base/utf8.h"
 
 namespace tessera::bpe {
 namespace {

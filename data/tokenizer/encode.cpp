@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "data/bad_input.h"
+#include "base/bad_input.h"
+#include "base/utf8.h"
 #include "data/tokenizer/described.h"
-#include "data/utf8.h"
 
 namespace tessera {
 

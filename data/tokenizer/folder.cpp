@@ -25,9 +25,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "data/bad_input.h"
-#include "data/files.h"
-#include "data/json.h"
+#include "base/bad_input.h"
+#include "base/files.h"
+#include "base/json.h"
 #include "data/tokenizer/described.h"
 #include "data/tokenizer/hub_file.h"
 

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "data/bad_input.h"
-#include "data/files.h"
-#include "data/json.h"
+#include "base/bad_input.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/utf8.h"
 #include "data/tokenizer/described.h"
 #include "data/tokenizer/hub_file.h"
-#include "data/utf8.h"
 
 namespace tessera {
 namespace hub {

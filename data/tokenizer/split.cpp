@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <ctime>
 
+#include "base/error.h"
+#include "base/utf8.h"
 #include "data/tokenizer/bpe.h"
-#include "data/utf8.h"
-#include "tensor/error.h"
 
 namespace tessera::bpe {
 namespace {

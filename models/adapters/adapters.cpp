@@ -1,8 +1,8 @@
 // Adapter targets, adapters, and 4-bit layers.
 #include "models/adapters/adapters.h"
 
+#include "base/error.h"
 #include "nn/quantize/packed.h"
-#include "tensor/error.h"
 
 namespace tessera {
 namespace {

@@ -1,7 +1,7 @@
 // Routing, and execution of the experts on their rows.
 #include "nn/experts/experts.h"
 
-#include "tensor/error.h"
+#include "base/error.h"
 
 namespace tessera {
 

@@ -3,7 +3,7 @@
 
 #include <numeric>
 
-#include "tensor/error.h"
+#include "base/error.h"
 
 namespace tessera {
 

@@ -7,7 +7,7 @@
 #include <charconv>
 #include <limits>
 
-#include "tensor/write_file.h"
+#include "base/write_file.h"
 
 namespace tessera {
 

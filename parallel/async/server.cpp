@@ -5,12 +5,12 @@
 
 #include <limits>
 
+#include "base/write_file.h"
 #include "optim/grad_norm.h"
 #include "parallel/comm/cuda/streams.h"
 #include "parallel/comm/launch.h"
 #include "parallel/data_layout.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/write_file.h"
 
 namespace tessera {
 

@@ -2,8 +2,8 @@
 #pragma once
 #include <atomic>
 
+#include "base/error.h"
 #include "tensor/dtype.h"
-#include "tensor/error.h"
 
 namespace tessera {
 

@@ -6,11 +6,11 @@
 #include <exception>
 #include <numeric>
 
+#include "base/error.h"
 #include "parallel/comm/cuda/streams.h"
 #include "parallel/comm/launch.h"
 #include "parallel/comm/memory.h"
 #include "parallel/comm/trace.h"
-#include "tensor/error.h"
 #include "tensor/random.h"
 
 namespace tessera {

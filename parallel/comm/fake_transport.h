@@ -3,9 +3,9 @@
 // laptop.
 #pragma once
 
+#include "base/error.h"
 #include "parallel/comm/algorithms.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/error.h"
 
 namespace tessera {
 

@@ -16,12 +16,12 @@
 #include <new>
 #include <system_error>
 
+#include "base/error.h"
 #include "parallel/comm/nccl/transport.h"
 #include "parallel/comm/tcp/transport.h"
 #include "parallel/comm/thread_transport.h"
 #include "parallel/comm/trace.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/error.h"
 
 namespace tessera {
 

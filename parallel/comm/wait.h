@@ -11,7 +11,7 @@
 #include <functional>
 #include <utility>
 
-#include "tensor/error.h"
+#include "base/error.h"
 
 namespace tessera {
 

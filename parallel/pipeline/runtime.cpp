@@ -1,8 +1,8 @@
 // The execution of actions.
 #include "parallel/pipeline/runtime.h"
 
+#include "base/error.h"
 #include "parallel/pipeline/validate.h"
-#include "tensor/error.h"
 
 namespace tessera {
 

@@ -8,9 +8,9 @@
 #include <cmath>
 #include <system_error>
 
+#include "base/write_file.h"
 #include "parallel/pipeline/simulate.h"
 #include "parallel/pipeline/validate.h"
-#include "tensor/write_file.h"
 
 namespace tessera {
 

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <deque>
 
+#include "base/error.h"
 #include "parallel/pipeline/validate.h"
-#include "tensor/error.h"
 
 namespace tessera {
 

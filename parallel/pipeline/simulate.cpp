@@ -5,8 +5,8 @@
 #include <limits>
 #include <numeric>
 
+#include "base/error.h"
 #include "parallel/pipeline/validate.h"
-#include "tensor/error.h"
 
 namespace tessera {
 

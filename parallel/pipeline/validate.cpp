@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "tensor/error.h"
+#include "base/error.h"
 
 namespace tessera {
 

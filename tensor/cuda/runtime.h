@@ -2,7 +2,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
-#include "tensor/error.h"
+#include "base/error.h"
 
 namespace tessera::cuda {
 

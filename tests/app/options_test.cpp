@@ -9,7 +9,7 @@
 #include "app/make_job.h"
 #include "app/run/pretrained.h"
 #include "app/train/train.h"
-#include "data/utf8.h"
+#include "base/utf8.h"
 #include "tests/app/parsed.h"
 #include "tests/app/program.h"
 #include "tests/support/gpu.h"

@@ -17,8 +17,8 @@ import subprocess
 import sys
 import tarfile
 
-LAYERS = ["app", "autograd", "bench", "data", "hub", "lab", "models", "nn", "optim", "parallel", "planner", "python",
-          "settings", "tensor", "train", "verify"]
+LAYERS = ["app", "autograd", "base", "bench", "data", "hub", "lab", "models", "nn", "optim", "parallel", "planner", "python",
+          "tensor", "train", "verify"]
 CORE = {"tensor", "autograd", "nn", "optim", "models", "parallel", "train", "verify"}
 PERIPHERAL = {"cuda", "cpu", "mpi", "tcp", "nccl", "async", "quantize", "experts", "adapters", "diagnosis", "defects"}
 SUMS = ["core", "peripheral", "product"]

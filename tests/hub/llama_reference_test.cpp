@@ -5,7 +5,7 @@
 // Configurations and tensor names are read here according to the documentation of transformers, without Tessera's
 // parser (hub/config.h), so that a fault in that parser cannot affect both sides; the parser is compared with these.
 
-#include "settings/setting.h"
+#include "base/setting.h"
 #include "tests/hub/support.h"
 #include "tests/support/gpu.h"
 #include "tests/support/python.h"

@@ -7,6 +7,7 @@
 #include <set>
 #include <tuple>
 
+#include "base/setting.h"
 #include "examples/eager_1f1b.h"
 #include "lab/placed_block.h"
 #include "lab/puzzle.h"
@@ -14,7 +15,6 @@
 #include "parallel/pipeline/schedules.h"
 #include "parallel/pipeline/validate.h"
 #include "planner/search.h"
-#include "settings/setting.h"
 #include "tests/lab/sections.h"
 #include "tests/support/errors.h"
 

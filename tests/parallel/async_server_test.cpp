@@ -3,11 +3,11 @@
 #include <numeric>
 #include <set>
 
-#include "data/files.h"
+#include "base/files.h"
+#include "base/write_file.h"
 #include "optim/grad_norm.h"
 #include "parallel/async/server.h"
 #include "parallel/comm/launch.h"
-#include "tensor/write_file.h"
 #include "tests/parallel/tiny_gpt.h"
 #include "tests/support/errors.h"
 

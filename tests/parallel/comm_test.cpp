@@ -3,7 +3,7 @@
 
 #include <regex>
 
-#include "data/files.h"
+#include "base/files.h"
 #include "parallel/comm/trace.h"
 #include "tests/parallel/mpi/mpi_checks.h"
 #include "tests/support/errors.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "data/files.h"
+#include "base/files.h"
 #include "parallel/pipeline/simulate.h"
 #include "parallel/pipeline/validate.h"
 #include "tensor/random.h"

@@ -3,8 +3,8 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "base/files.h"
 #include "bench/calibrate.h"
-#include "data/files.h"
 #include "planner/measured.h"
 #include "planner/memory.h"
 #include "planner/prices.h"

@@ -12,9 +12,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "data/bad_input.h"
-#include "data/files.h"
-#include "data/json.h"
+#include "base/bad_input.h"
+#include "base/files.h"
+#include "base/json.h"
 
 namespace tessera {
 namespace fs = std::filesystem;

@@ -10,7 +10,7 @@
 #pragma once
 #include <functional>
 
-#include "tensor/write_file.h"
+#include "base/write_file.h"
 
 namespace tessera {
 

@@ -3,8 +3,8 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "data/bad_input.h"
-#include "data/json.h"
+#include "base/bad_input.h"
+#include "base/json.h"
 #include "models/layout.h"
 #include "parallel/comm/fake_transport.h"
 #include "train/checkpoint/state.h"

@@ -6,8 +6,8 @@
 
 #include <cstring>
 
-#include "data/files.h"
-#include "tensor/error.h"
+#include "base/error.h"
+#include "base/files.h"
 
 namespace tessera {
 

@@ -3,8 +3,8 @@
 
 #include <cstring>
 
+#include "base/error.h"
 #include "models/adapters/adapters.h"
-#include "tensor/error.h"
 
 namespace tessera {
 

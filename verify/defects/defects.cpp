@@ -6,7 +6,7 @@
 
 #include <iterator>
 
-#include "tensor/error.h"
+#include "base/error.h"
 #include "tensor/random.h"
 #include "verify/defects/planting.h"
 

@@ -6,7 +6,7 @@
 
 #include <cctype>
 
-#include "tensor/error.h"
+#include "base/error.h"
 #include "verify/verify.h"
 
 namespace tessera {

@@ -20,9 +20,9 @@
 #include <numeric>
 #include <system_error>
 
+#include "base/write_file.h"
 #include "parallel/comm/trace.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/write_file.h"
 
 namespace tessera {
 

@@ -16,10 +16,10 @@
 #include <random>
 #include <set>
 
+#include "base/error.h"
 #include "parallel/comm/tcp/transport.h"
 #include "parallel/comm/trace.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/error.h"
 #include "tensor/random.h"
 
 namespace tessera {

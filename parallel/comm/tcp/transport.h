@@ -5,9 +5,9 @@
 
 #include <tuple>
 
+#include "base/write_file.h"
 #include "parallel/comm/launch.h"
 #include "parallel/comm/transport.h"
-#include "tensor/write_file.h"
 
 namespace tessera {
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/error.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/error.h"
 
 namespace tessera::cpu {
 namespace {

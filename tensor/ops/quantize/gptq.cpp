@@ -1,8 +1,8 @@
 // GPTQ and round-to-nearest.
 #include "tensor/ops/quantize/gptq.h"
 
+#include "base/error.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/error.h"
 #include "tensor/ops/matmul/matmul.h"
 
 namespace tessera {

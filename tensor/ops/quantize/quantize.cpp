@@ -4,8 +4,8 @@
 #include <cstring>
 #include <limits>
 
+#include "base/error.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/error.h"
 #include "tensor/ops/quantize/gptq.h"
 
 namespace tessera {

@@ -10,8 +10,8 @@
 #include <cstring>
 #include <fstream>
 
+#include "base/write_file.h"
 #include "tensor/ops/matmul/cuda/gemm.h"
-#include "tensor/write_file.h"
 
 namespace tessera::cuda {
 namespace {

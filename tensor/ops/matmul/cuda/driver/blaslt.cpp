@@ -7,8 +7,8 @@
 #include <set>
 #include <sstream>
 
+#include "base/error.h"
 #include "tensor/cuda/context.h"
-#include "tensor/error.h"
 #include "tensor/kernels.h"
 #include "tensor/ops/matmul/cuda/algorithm_table.h"
 #include "tensor/ops/matmul/cuda/gemm.h"

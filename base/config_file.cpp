@@ -1,12 +1,13 @@
 // Splits lines into keys and values; nlohmann's JSON parser decodes the values.
-#include "data/config_file.h"
+#include "base/config_file.h"
 
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "data/utf8.h"
+#include "base/error.h"
+#include "base/utf8.h"
 
 namespace tessera {
 namespace {

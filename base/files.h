@@ -3,7 +3,7 @@
 #include <functional>
 #include <memory>
 
-#include "tensor/write_file.h"
+#include "base/write_file.h"
 
 struct XXH3_state_s;
 

@@ -4,7 +4,7 @@
 
 #include <filesystem>
 
-#include "tensor/error.h"
+#include "base/error.h"
 
 namespace tessera {
 

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <exception>
 
-#include "tensor/error.h"
+#include "base/error.h"
 
 namespace tessera {
 

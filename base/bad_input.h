@@ -2,7 +2,7 @@
 #pragma once
 #include <fmt/format.h>
 
-#include "tensor/error.h"
+#include "base/error.h"
 
 namespace tessera {
 

@@ -1,5 +1,5 @@
 // Runs other programs with fork() and execvp().
-#include "data/process.h"
+#include "base/process.h"
 
 #include <fcntl.h>
 #include <poll.h>

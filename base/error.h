@@ -64,14 +64,6 @@ struct NotCopied {
   NotCopied& operator=(const NotCopied&) = delete;
 };
 
-// Strict UTF-8: no overlong forms, no surrogates, nothing beyond U+10FFFF.
-
-// Returns the code point at `position` and advances past it; nullopt, without advancing, if the bytes are not UTF-8.
-std::optional<char32_t> next_code_point(std::string_view bytes, size_t& position);
-
-// Appends `\xe9` for a byte of invalid UTF-8 or an invisible character.
-void append_escaped(std::string& out, char byte);
-
 // "; did you mean 'x'?" for the nearest entry of `known`, if it is a likely typo or another program's term for the same
 // thing ("gpu", "fp16"); otherwise "".
 std::string did_you_mean(std::string_view typed, const std::vector<std::string>& known);

@@ -1,10 +1,19 @@
-// UTF-8 text; tensor/error.h decodes code points.
+// UTF-8 text.
 #pragma once
 #include <algorithm>
-
-#include "tensor/error.h"
+#include <optional>
+#include <string>
+#include <string_view>
 
 namespace tessera {
+
+// Strict UTF-8: no overlong forms, no surrogates, nothing beyond U+10FFFF.
+
+// Returns the code point at `position` and advances past it; nullopt, without advancing, if the bytes are not UTF-8.
+std::optional<char32_t> next_code_point(std::string_view bytes, size_t& position);
+
+// Appends `\xe9` for a byte of invalid UTF-8 or an invisible character.
+void append_escaped(std::string& out, char byte);
 
 // Appends the one to four bytes of a code point.
 void append_utf8(std::string& out, char32_t code_point);

@@ -1,12 +1,12 @@
 // Files of the kernel, each of a few lines.
-#include "tensor/memory_limit.h"
+#include "base/memory_limit.h"
 
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <fstream>
 
-#include "tensor/error.h"
+#include "base/error.h"
 
 namespace tessera {
 

@@ -1,5 +1,5 @@
 // Builds values from the events of nlohmann's parser, which expose details that are lost in the values.
-#include "data/json.h"
+#include "base/json.h"
 
 #include <algorithm>
 #include <array>
@@ -7,8 +7,8 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
-#include "data/bad_input.h"
-#include "data/files.h"
+#include "base/bad_input.h"
+#include "base/files.h"
 
 namespace tessera {
 namespace {

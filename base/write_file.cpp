@@ -1,5 +1,5 @@
 // Reading of files, and atomic or in-place writing.
-#include "tensor/write_file.h"
+#include "base/write_file.h"
 
 #include <fcntl.h>
 #include <signal.h>

@@ -1,13 +1,13 @@
 // Conversion of fields from and to JSON.
-#include "settings/json.h"
+#include "base/setting_json.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 
-#include "data/json.h"
-#include "tensor/error.h"
+#include "base/error.h"
+#include "base/json.h"
 
 namespace tessera {
 namespace {

@@ -1,5 +1,5 @@
 // File contents, checksums and the cache directory.
-#include "data/files.h"
+#include "base/files.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -15,7 +15,7 @@
 #include <fstream>
 #include <new>
 
-#include "data/bad_input.h"
+#include "base/bad_input.h"
 
 namespace tessera {
 

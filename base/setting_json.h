@@ -2,7 +2,7 @@
 #pragma once
 #include <nlohmann/json.hpp>
 
-#include "settings/setting.h"
+#include "base/setting.h"
 
 namespace tessera {
 

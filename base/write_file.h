@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <filesystem>
 
-#include "tensor/error.h"
-#include "tensor/memory_limit.h"
+#include "base/error.h"
+#include "base/memory_limit.h"
 
 namespace tessera {
 

@@ -1,5 +1,5 @@
 // Parsing and formatting of field values, and queries on descriptors.
-#include "settings/setting.h"
+#include "base/setting.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -7,7 +7,8 @@
 #include <charconv>
 #include <cmath>
 
-#include "data/utf8.h"
+#include "base/error.h"
+#include "base/utf8.h"
 
 namespace tessera {
 namespace {
