@@ -161,7 +161,7 @@ constexpr std::string_view kMark = ".tmp-";
 constexpr size_t kLongestStem = 190;  // bytes, of at most 255 for a file name
 constexpr size_t kHostDigits = 8, kRandomDigits = 16;
 
-std::mutex listing;
+std::mutex temporaries_mutex;
 // Temporaries of this process. Never destroyed, because the program may exit while one is being written.
 std::vector<fs::path>& temporaries() {
   static auto* const all = new std::vector<fs::path>;
@@ -217,7 +217,7 @@ bool is_day_old(const fs::path& path) {
 bool is_being_written(const fs::path& path, pid_t process) {
   if (process <= 0) return false;
   if (process != ::getpid()) return ::kill(process, 0) == 0 || errno == EPERM;
-  const std::lock_guard lock(listing);  // otherwise left by a dead process with the same pid
+  const std::lock_guard lock(temporaries_mutex);  // otherwise left by a dead process with the same pid
   const auto same = [&](const fs::path& own) { return own.filename() == path.filename(); };
   return std::ranges::any_of(temporaries(), same);
 }
@@ -227,19 +227,19 @@ bool is_being_written(const fs::path& path, pid_t process) {
 TemporaryName::TemporaryName(const fs::path& stem) {
   const std::string end = std::string(kMark) + std::to_string(::getpid()) + "-" + host_mark() + "-" + random_mark();
   path_ = stem.parent_path() / (stem.filename().string().substr(0, kLongestStem) + end);
-  const std::lock_guard lock(listing);
+  const std::lock_guard lock(temporaries_mutex);
   temporaries().push_back(path_);
 }
 
 TemporaryName::~TemporaryName() {
   std::error_code ignored;
   fs::remove_all(path_, ignored);
-  const std::lock_guard lock(listing);
+  const std::lock_guard lock(temporaries_mutex);
   std::erase(temporaries(), path_);
 }
 
 void remove_temporaries() {
-  listing.lock();  // never unlocked
+  temporaries_mutex.lock();  // never unlocked
   for (const fs::path& path : temporaries()) {
     std::error_code error;
     do fs::remove_all(path, error);

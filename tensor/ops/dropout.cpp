@@ -6,7 +6,7 @@
 namespace tessera {
 namespace {
 
-constexpr int kBatch = 64;  // values sampled at a time
+constexpr int kSampled = 64;  // values sampled at a time
 
 // Elements [0, c) of one row, whose first element has the global index `first`.
 template <class T>
@@ -14,10 +14,10 @@ void drop_row(T* y, const T* x, int64_t c, uint64_t first, double p, const Dropo
   using A = Accumulate<T>;
   const A up = static_cast<A>(1 / (1 - p));
   const auto threshold = static_cast<float>(p);
-  float uniform[kBatch];
-  for (int64_t j = 0; j < c; j += kBatch) {
-    tile.random.uniforms<kBatch>(first + static_cast<uint64_t>(j), tile.step, uniform);
-    for (int64_t k = 0; k < std::min<int64_t>(kBatch, c - j); ++k)
+  float uniform[kSampled];
+  for (int64_t j = 0; j < c; j += kSampled) {
+    tile.random.uniforms<kSampled>(first + static_cast<uint64_t>(j), tile.step, uniform);
+    for (int64_t k = 0; k < std::min<int64_t>(kSampled, c - j); ++k)
       y[j + k] = uniform[k] >= threshold ? T(static_cast<A>(x[j + k]) * up) : T(A(0));
   }
 }
