@@ -1,4 +1,3 @@
-// Exchange of block sums.
 #include "parallel/gradient_norm.h"
 
 #include <numeric>
@@ -9,41 +8,41 @@
 namespace tessera {
 namespace {
 
-Tensor room(const DataStrategy& s, int64_t numbers) {
-  return Tensor::empty({numbers}, DType::float64, s.arena(), Category::workspace);
+Tensor make_workspace(const DataStrategy& s, int64_t count) {
+  return Tensor::empty({count}, DType::float64, s.arena(), Category::workspace);
 }
 
-// Sums of squares of this rank's shards: a full unit is one part, or one part per slot that counts, each with its own
-// blocks.
-Tensor squares_of_own(const DataStrategy& s, const Communicator* beside) {
-  std::vector<Tensor> parts;
+// Sums of squares of this rank's shards. A unit is one slice, or one slice per slot that counts; each slice has its own
+// norm blocks.
+Tensor squares_of_own(const DataStrategy& s, const Communicator* parameter_axis) {
+  std::vector<Tensor> slices;
   std::vector<BlockRun> runs;
   for (const FlatUnit& shard : s.shards()) {
-    const auto before = std::ssize(parts);
-    if (!beside && shard.trainable()) parts.push_back(shard.grads);
+    const auto before = std::ssize(slices);
+    if (!parameter_axis && shard.trainable()) slices.push_back(shard.grads);
     for (const Slot& slot : shard.slots) {
-      if (!beside || !shard.trainable()) break;
+      if (!parameter_axis || !shard.trainable()) break;
       const int64_t from = std::max(slot.begin, int64_t{0}), to = std::min(slot.end(), shard.grads.numel());
-      const bool counts = beside->rank() == 0 || slot.parameter->shard.axis == beside->axis();
-      if (from < to && counts) parts.push_back(shard.grads.narrow(0, from, to - from));
+      const bool counts = parameter_axis->rank() == 0 || slot.parameter->shard.axis == parameter_axis->axis();
+      if (from < to && counts) slices.push_back(shard.grads.narrow(0, from, to - from));
     }
-    runs.push_back({.begin = before, .count = std::ssize(parts) - before});
+    runs.push_back({.begin = before, .count = std::ssize(slices) - before});
   }
-  if (!beside && !parts.empty() && parts.size() == runs.size()) return sums_of_squares(parts);
-  Tensor sums = room(s, std::ssize(s.layout().sizes));
-  if (parts.empty())
+  if (!parameter_axis && !slices.empty() && slices.size() == runs.size()) return sums_of_squares(slices);
+  Tensor sums = make_workspace(s, std::ssize(s.layout().sizes));
+  if (slices.empty())
     sums.fill(0);
   else
-    ordered_sums(sums_of_squares(parts), runs, sums);
+    ordered_sums(sums_of_squares(slices), runs, sums);
   return sums;
 }
 
 int64_t count_blocks(const FlatUnit& unit, int64_t elements) { return unit.trainable() ? norm_blocks(elements) : 0; }
 
-// Every rank of the axis has the same number of blocks of a unit; some units may have none.
+// All ranks of the axis have the same number of blocks of a unit, which may be zero.
 Tensor squares_of_shards(const DataStrategy& s, Communicator& axis, const std::vector<int64_t>& blocks) {
   const int64_t here = std::accumulate(blocks.begin(), blocks.end(), int64_t{0});
-  const Tensor mine = room(s, here), all = room(s, here * axis.size());
+  const Tensor mine = make_workspace(s, here), all = make_workspace(s, here * axis.size());
   std::vector<BlockRun> runs;
   int64_t at = 0;
   for (size_t u = 0; u < blocks.size(); ++u) {
@@ -52,7 +51,7 @@ Tensor squares_of_shards(const DataStrategy& s, Communicator& axis, const std::v
     at += blocks[u];
   }
   axis.all_gather(mine, all);
-  Tensor sums = room(s, std::ssize(runs));
+  Tensor sums = make_workspace(s, std::ssize(runs));
   ordered_sums(all, runs, sums);
   return sums;
 }
@@ -72,7 +71,7 @@ Tensor squares_along_axes(const DataStrategy& s) {
   return sums;
 }
 
-// Each owner in turn broadcasts its sums, unit after unit.
+// Each owner broadcasts its sums, ordered by unit.
 Tensor squares_of_owners(const DataStrategy& s) {
   Communicator& axis = s.axis();
   const DataLayout& layout = s.layout();
@@ -84,7 +83,7 @@ Tensor squares_of_owners(const DataStrategy& s) {
     begins.push_back(begins.back());
     for (size_t u = 0; u < layout.sizes.size(); ++u) begins.back() += blocks(u, k);
   }
-  const Tensor sums = room(s, begins.back());
+  const Tensor sums = make_workspace(s, begins.back());
   if (axis.rank() < layout.owners)
     for (int64_t at = begins[static_cast<size_t>(axis.rank())]; const FlatUnit& shard : s.shards()) {
       const int64_t own = count_blocks(shard, shard.values.numel());
@@ -134,9 +133,9 @@ Tensor unit_squares(const DataStrategy& s, const Communicator* parameter_axis) {
 std::vector<double> unit_sums(const DataStrategy& s, Communicator* parameter_axis) {
   std::vector<double> sums = unit_squares(s, parameter_axis).to_vector<double>();
   const ShardingKind sharding = s.layout().sharding;
-  const bool parts = parameter_axis && parameter_axis->size() > 1;
-  if (sharding == ShardingKind::at_root || (parts && sharding != ShardingKind::everywhere)) sum_over_axes(s, sums);
-  if (parts) parameter_axis->sum(sums);
+  const bool sharded = parameter_axis && parameter_axis->size() > 1;
+  if (sharding == ShardingKind::at_root || (sharded && sharding != ShardingKind::everywhere)) sum_over_axes(s, sums);
+  if (sharded) parameter_axis->sum(sums);
   return sums;
 }
 
