@@ -1,5 +1,5 @@
-// The asynchronous parameter server with bounded staleness: the state of one server (AsyncShard), the protocol between
-// workers and servers (AsyncMessage), and both roles on one rank (AsyncServer).
+// The asynchronous parameter server with bounded staleness: one server's state (AsyncShard), the protocol
+// (AsyncMessage), and both roles on one rank (AsyncServer).
 #pragma once
 #include <condition_variable>
 #include <cstring>
@@ -26,10 +26,10 @@ struct AsyncSummary {
   int64_t max_behind = 0;  // versions, from a pull to its push; at most (n - 1) (2 staleness + 1)
 };
 
-// One server of the asynchronous parameter server: its shard of the parameters, and the synchronization of pulls and
-// pushes. A monitor: thread-safe, one caller at a time.
+// A server's shard of the parameters, and the synchronization of pulls and pushes. A monitor: thread-safe, one caller
+// at a time.
 //
-// Stale synchronous parallel (Ho et al. 2013): a worker may begin its clock c when every worker that has not ended has
+// Stale synchronous parallel (Ho et al. 2013): a worker may begin its clock c when every unfinished worker has
 // completed c - staleness clocks; otherwise it waits. So between a worker's pull and its push any other worker pushes
 // at most 2 staleness + 1 times: from at most `staleness` clocks behind to at most `staleness` ahead.
 
@@ -43,23 +43,23 @@ class AsyncShard {
   };
   // The optimizer's units are the shard. In a replay each call blocks until its recorded position.
   AsyncShard(std::unique_ptr<Optimizer> optimizer, Options options);
-  // Before all other calls: resumes with parameters and state after these pushes; or, for a run of another plan without
-  // an order, after this clock of every worker.
+  // Call it first: resumes with parameters and state after these pushes or, for another plan without an order, after
+  // this clock of every worker.
   void resume(const std::vector<Push>& order);
   void resume(int64_t clock);
   void begin();
 
-  // Calls `reply` with the version of the parameters, which it reads from the optimizer's units, and `waiting`
-  // repeatedly while the worker is blocked. Returns false without a reply if the run stops before that clock.
+  // Calls `reply` with the version of the parameters in the optimizer's units, and `waiting` repeatedly while the
+  // worker is blocked. Returns false without a reply if the run stops before that clock.
   using Waiting = std::function<void()>;
   bool pull(int worker, int64_t clock, const Waiting& waiting, const std::function<void(int64_t version)>& reply);
   // `receive` writes the gradient into the units' gradients; it is scaled by `scale`.
   void push(const AppliedPush& push, double scale, const Waiting& waiting, const std::function<void()>& receive);
-  // Stops all workers after the clock that the fastest has begun.
+  // Stops all workers after the latest clock that any worker has begun.
   void stop();
-  // A worker pushes nothing more before begin(). When all have ended, calls `reply` with whether the run is complete.
+  // The worker pushes nothing more before begin(). When all have ended, calls `reply` with whether the run is complete.
   void end(const Waiting& waiting, const std::function<void(bool last)>& reply);
-  // From now on all calls and waits throw CommError.
+  // All current and later calls throw CommError.
   void fail();
 
   Optimizer& optimizer() { return *optimizer_; }
@@ -87,19 +87,18 @@ class AsyncShard {
   AsyncSummary summary_;  // except the count of applied pushes
 };
 
-// The point-to-point protocol between a worker and a server.
+// Point-to-point messages between a worker and a server:
 //
 //   worker -> server   pull (clock)
-//                      push (clock, version, scale, loss, norm)          followed by the gradients of the server's
-//                      shard stop                                              to server 0: stop all workers at one
-//                      clock end                                               no more pushes for now
-//   server -> worker   values (version)                                  followed by the parameters of the server's
-//   shard
-//                      none                                              no parameters: the run stops before its end
-//                      waiting                                           keep-alive while blocked
+//                      push (clock, version, scale, loss, norm)    then the gradients of the server's shard
+//                      stop                                        to server 0: stop all workers at one clock
+//                      end                                         no more pushes for now
+//   server -> worker   values (version)                            then the parameters of the server's shard
+//                      none                                        no parameters: the run stops early
+//                      waiting                                     keep-alive while blocked
 //
-// Messages between two ranks arrive in order, so a push is applied before the next pull of its worker is answered. An
-// end is answered when all workers have ended.
+// Messages between two ranks arrive in order, so a push is applied before its worker's next pull is answered. An end is
+// answered when all workers have ended.
 
 struct AsyncMessage {
   enum Kind : int64_t { pull, push, stop, end, values, none, waiting };
@@ -138,32 +137,31 @@ class AsyncChannel {
   Tensor memory_;
 };
 
-// The asynchronous parameter server with bounded staleness: there are no common steps. Each worker pulls parameters,
-// computes the gradient of its own batch, and pushes it; a server applies each push immediately. A worker waits only if
-// it is more than `staleness` clocks ahead of the slowest (Ho et al. 2013, NIPS, "More effective distributed ML via a
-// stale synchronous parallel parameter server"; servers and workers as in Li et al. 2014).
+// There are no common steps: each worker pulls parameters, computes the gradient of its own batch, and pushes it; a
+// server applies each push immediately. A worker waits only if it is more than `staleness` clocks ahead of the slowest
+// (Ho et al. 2013, NIPS, "More effective distributed ML via a stale synchronous parallel parameter server"; servers and
+// workers as in Li et al. 2014).
 //
 //   worker 0   | pull 0 | compute | push 0, pull 2 | compute  | push 2, pull 4 ...      the numbers are versions:
 //   worker 1   | pull 0 | compute    | push 1, pull 3 | compute    | push 3 ...         applied pushes
 //   server     0        ------>       1   2            ------>     3    4
 //
-// placements     each worker has a replica of the parameters, as of its last pull, and its own gradient. A server's
+// placements     each worker has a replica of the parameters, as of its last pull, and its own gradient; a server's
 //                shard and its optimizer state are S(0) over the first K ranks
-// memory/rank    unsharded parameters and gradients; a server (one of K) also has 1/K of the parameters, of the
-//                gradients and of the optimizer state
+// memory/rank    unsharded parameters and gradients; a server also has 1/K of the parameters, gradients and optimizer
+//                state
 // volume         per clock and worker: S bytes of parameters in (and again at the end) and S bytes of gradients out,
 //                excluding the shard of the server on its own rank; plus messages of 48 bytes
 //
 // A worker's clocks count its pushes. Its gradient is a mean over its own tokens, so each push is a full optimizer step
-// of a small batch: n workers make n steps where a synchronous run makes one, and the learning rate follows the count
-// of applied pushes. The result depends on worker timing. The order of pushes is recorded (parallel/async/push_log.h),
-// and a replay of the record is bitwise identical: parameters, optimizer state and losses.
+// of a small batch: n workers make n steps for each step of a synchronous run, and the learning rate follows the count
+// of applied pushes. The result depends on worker timing, but a replay of the recorded order
+// (parallel/async/push_log.h) is bitwise identical: parameters, optimizer state and losses.
 //
-// A run stops when all workers have completed the same number of clocks: a rank that wants to stop notifies server 0,
-// and all workers continue to the clock that the fastest has begun, so the checkpoint is like that of any plan. A
-// replay can stop only where every server has the same recorded pushes (common_places()). There, workers differ in
-// their clocks, and a worker may have pulled parameters of a version that no server has any more, so the checkpoint
-// includes them.
+// A run stops when all workers have completed the same number of clocks: a rank that requests a stop notifies server 0,
+// and all workers continue to the latest clock that any has begun, so the checkpoint is like any plan's. A replay can
+// stop only where every server has the same recorded pushes (stop_points()); there, workers differ in their clocks, and
+// a worker may have pulled a version that no server still has, so the checkpoint includes its parameters.
 //
 // A server has one thread and one communicator per remote worker, so it serves while the local worker computes.
 
@@ -172,40 +170,39 @@ struct AsyncOptions {
   int64_t staleness = 0;  // clocks that a worker may be ahead of the slowest
   double clip = 0;        // maximum gradient norm of each push; 0: off
   std::function<std::unique_ptr<Optimizer>(const std::vector<FlatUnit>&)> optimizer = {};
-  std::function<double(int64_t applied)> lr = {};  // learning rate after `applied` pushes; thread-safe
+  std::function<double(int64_t applied)> lr = {};  // after `applied` pushes; thread-safe
   std::string record = {}, replay = {};            // files; empty: none
 };
 
 class AsyncServer : NotCopied {
  public:
-  // Allocates and initializes the model's parameters. Collective over `axis`; model and axis must outlive this object.
-  // Throws Error (usage) for invalid options, and InputError for a replay file that is not a log of such a run.
+  // Allocates and initializes the model's parameters. Collective over `axis`, which like `model` must outlive this
+  // object. Throws Error (usage) for invalid options, and InputError for a replay file that is not a log of such a run.
   AsyncServer(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options, AsyncOptions async);
   ~AsyncServer();
 
-  // Forward and backward of the batch of (worker, clock), with a gradient that is a mean over that batch's tokens.
-  // Returns the loss to report.
+  // Forward and backward of the batch of (worker, clock); the gradient is a mean over that batch's tokens. Returns the
+  // loss to report.
   using Step = std::function<double(int worker, int64_t clock)>;
   // The pushes that server 0 has applied, in order; called on rank 0 by the thread that called run(), between two
   // steps.
   using OnPush = std::function<void(const AppliedPush&)>;
-  // Whether this rank requests a stop; then all ranks stop.
-  using Wish = std::function<bool()>;
+  // Whether this rank requests a stop, which stops all ranks.
+  using WantsStop = std::function<bool()>;
   struct Hooks {
     Step step = {};
     OnPush on_push = {};
-    Wish wish = {};
+    WantsStop wants_stop = {};
   };
 
-  // Before run(): resumes a run that stopped after `step` steps, after the caller has loaded shards(), the optimizer,
-  // and the units of a worker with holds(). `order` is the result of order() at that time. Without it, or if it is of
-  // other numbers of workers or servers, every worker must have completed `step` steps, and the order is unknown from
-  // then on. Throws Error (usage) if a record or a replay needs it.
+  // Call it before run() and after loading shards(), the optimizer, and the units of each worker with holds(), to
+  // resume a run that stopped after `step` steps. `order` is the result of order() at that time. Without it, or if its
+  // number of workers or servers differs, every worker must have completed `step` steps, and the order is unknown from
+  // then on. Throws Error (usage) if a record or a replay needs the order.
   void resume(int64_t step, const std::optional<PushLog>& order);
-  // Runs until each worker has completed `steps` steps or all steps, or a rank requests a stop; a replay may have to
-  // run slightly longer. Collective; call it again to continue. After the last step every rank's model has the same
-  // final parameters. Throws the error of a failed rank, and Error (not_finite) for a loss or gradient that is not
-  // finite.
+  // Runs until each worker has completed `steps` steps or all steps, or a rank requests a stop; a replay may run
+  // slightly longer. Collective; call it again to continue. After the last step every rank's model has the same final
+  // parameters. Throws the error of a failed rank, and Error (not_finite) for a loss or gradient that is not finite.
   void run(int64_t steps, const Hooks& hooks);
   bool complete() const { return complete_; }
   // Steps completed by all workers; in a replay, their mean.
@@ -215,17 +212,17 @@ class AsyncServer : NotCopied {
 
   // On rank 0 the order so far, if it is known completely. Collective.
   std::optional<PushLog> order();
-  // Whether a worker has pulled parameters for its next clock, which a stopped replay continues with.
+  // Whether a worker has pulled parameters for its next clock; a stopped replay continues with them.
   bool holds(int worker) const;
   const std::vector<FlatUnit>& units() const { return units_; }  // this worker's
   const std::vector<FlatUnit>& shards() const { return shards_; }
-  // A worker's units on rank 0 (undefined elsewhere). Collective.
-  Tensor gather_held(size_t unit, int worker);
+  // On rank 0; undefined on other ranks. Collective.
+  Tensor gather_worker(size_t unit, int worker);
 
   Optimizer* optimizer() { return shard_ ? &shard_->optimizer() : nullptr; }
-  // The full tensor on rank 0 of a tensor sharded like a unit (see gather_unit()); undefined on ranks without a server.
+  // gather_unit() of a tensor sharded like a unit: on rank 0. `shard` is undefined on ranks without a server.
   Tensor gather(size_t unit, const Tensor& shard);
-  // Bytes of gradients and of parameters that this rank has sent to other ranks.
+  // Bytes of gradients and parameters sent to other ranks.
   int64_t pushed_bytes() const { return pushed_; }
   int64_t pulled_bytes() const { return pulled_; }
 
@@ -239,7 +236,7 @@ class AsyncServer : NotCopied {
   int64_t next_clock(int worker) const;
   bool has_pulled(size_t server, int worker) const;
   void play(int64_t target, const Hooks& hooks);
-  // the worker: parallel/async/server.cpp
+  // worker
   void work(int64_t target, const Hooks& hooks);
   bool pull(int64_t before);
   bool fetch(int server);
@@ -248,7 +245,7 @@ class AsyncServer : NotCopied {
   void request_stop();
   void end();
   void report(const OnPush& on_push);
-  // the server on the same rank
+  // server on the same rank
   void serve(int worker);
   bool answer(int worker);
   void send_values(int worker, int64_t version);
@@ -271,12 +268,12 @@ class AsyncServer : NotCopied {
   AsyncOptions options_;
   int64_t clock_ = 0;
   int64_t before_ = 0;            // pushes of all workers before the known order
-  int64_t staleness_before_ = 0;  // staleness bound of an earlier part of the order
-  int64_t fastest_ = 0;           // clocks of the fastest worker when the run was resumed
+  int64_t staleness_before_ = 0;  // staleness bound of the run before the resume
+  int64_t fastest_ = 0;           // clocks of the fastest worker at the resume
   bool complete_ = false;
-  PushLog replay_;  // its orders by server, its stop points; empty: no replay
+  PushLog replay_;  // empty: no replay
   std::vector<PushOrder> orders_;
-  std::vector<int64_t> places_;
+  std::vector<int64_t> stop_points_;
   int64_t replayed_ = 0;         // pushes
   std::vector<FlatUnit> units_;  // the worker's, unsharded
   std::vector<FlatUnit> shards_;
@@ -284,7 +281,7 @@ class AsyncServer : NotCopied {
   std::vector<std::unique_ptr<AsyncChannel>>
       channels_;  // by worker: this one's to its servers, the others' to this server
   std::vector<int64_t> versions_;
-  std::vector<bool> fresh_;  // by server: whether it is for the next clock
+  std::vector<bool> fresh_;  // by server: whether versions_ is for the next clock
   int64_t pushed_ = 0;
   std::atomic<int64_t> pulled_{0};
   size_t reported_ = 0;

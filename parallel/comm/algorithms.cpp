@@ -1,4 +1,3 @@
-// Algorithm dispatch, and the direct exchange over messages.
 #include "parallel/comm/algorithms.h"
 
 #include "parallel/comm/memory.h"
@@ -24,9 +23,9 @@ struct Exchange {
   }
   void recv(int from, std::byte* data, int64_t size) const { memory.recv(t, from, kTag, data, size); }
 
-  void send_pieces(const std::byte* whole) {
+  void send_each(const std::byte* full) {
     for (int r = 0; r < n; ++r)
-      if (r != rank) send(r, whole + range(r).begin * element, bytes(r));
+      if (r != rank) send(r, full + range(r).begin * element, bytes(r));
   }
   // out = the sum in rank order of the `size` bytes that each rank sent; this rank's input is at `own`.
   void sum_received(const std::byte* own, std::byte* out, int64_t size) const {
@@ -40,12 +39,12 @@ struct Exchange {
     }
     memory.reduce_ranks(in, std::span(&out, 1), {0, size / element});
   }
-  void share_piece(const std::byte* own, std::byte* whole) {
+  void distribute(const std::byte* own, std::byte* full) {
     for (int r = 0; r < n; ++r)
       if (r != rank) send(r, own, bytes(rank));
-    memory.copy(whole + range(rank).begin * element, own, bytes(rank));
+    memory.copy(full + range(rank).begin * element, own, bytes(rank));
     for (int r = 0; r < n; ++r)
-      if (r != rank) recv(r, whole + range(r).begin * element, bytes(r));
+      if (r != rank) recv(r, full + range(r).begin * element, bytes(r));
   }
 
   void run();
@@ -55,14 +54,14 @@ void Exchange::run() {
   const int64_t begin = range(rank).begin * element, all = call.bytes();
   switch (call.op) {
     case Op::all_reduce:
-      send_pieces(call.in);
+      send_each(call.in);
       sum_received(call.in + begin, call.out + begin, bytes(rank));
-      return share_piece(call.out + begin, call.out);
+      return distribute(call.out + begin, call.out);
     case Op::reduce_scatter:
-      send_pieces(call.in);
+      send_each(call.in);
       return sum_received(call.in + begin, call.out, bytes(rank));
     case Op::all_gather:
-      return share_piece(call.in, call.out);
+      return distribute(call.in, call.out);
     case Op::broadcast:
       if (rank != call.root) return recv(call.root, call.out, all);
       for (int r = 0; r < n; ++r)
@@ -79,14 +78,14 @@ void Exchange::run() {
     case Op::scatter:
       if (rank != call.root) return recv(call.root, call.out, bytes(rank));
       memory.copy(call.out, call.in + begin, bytes(rank));
-      return send_pieces(call.in);
+      return send_each(call.in);
     case Op::all_to_all:
-      send_pieces(call.in);
+      send_each(call.in);
       memory.copy(call.out + begin, call.in + begin, bytes(rank));
       for (int r = 0; r < n; ++r)
         if (r != rank) recv(r, call.out + range(r).begin * element, bytes(r));
       return;
-    default: {  // barrier: a message between every pair of ranks
+    default: {  // a message between every pair of ranks
       std::byte token{};
       for (int r = 0; r < n; ++r)
         if (r != rank) t.send(r, kTag, &token, 1);
@@ -96,7 +95,7 @@ void Exchange::run() {
   }
 }
 
-int64_t of_messages(int64_t (*algorithm)(Transport&, const Call&), Transport& t, const Call& call) {
+int64_t over_messages(int64_t (*algorithm)(Transport&, const Call&), Transport& t, const Call& call) {
   return named_in_errors([&] { return describe(call) + ": "; }, [&] { return algorithm(t, call); });
 }
 
@@ -108,7 +107,7 @@ int64_t exchange(Transport& t, const Call& call) {
   return messages.sent;
 }
 
-int64_t direct_by_messages(Transport& t, const Call& call) { return of_messages(exchange, t, call); }
+int64_t direct_by_messages(Transport& t, const Call& call) { return over_messages(exchange, t, call); }
 
 int64_t sent_directly(const Call& call, int ranks, int rank) {
   const int64_t own = chunk_range(call.count, ranks, rank).size() * element_size(call.dtype), all = call.bytes();
@@ -135,7 +134,7 @@ int64_t sent_directly(const Call& call, int ranks, int rank) {
   }
 }
 
-bool goes_native(const Transport& t, Algorithm algorithm, const Call& call) {
+bool uses_native(const Transport& t, Algorithm algorithm, const Call& call) {
   if (algorithm == Algorithm::native && call.op != Op::barrier && !call.splits) return true;
   if (!t.only_native(call)) return false;
   const bool adds = call.op == Op::all_reduce || call.op == Op::reduce_scatter || call.op == Op::reduce;
@@ -145,9 +144,9 @@ bool goes_native(const Transport& t, Algorithm algorithm, const Call& call) {
 }
 
 int64_t run_collective(Transport& t, Algorithm algorithm, const Call& call) {
-  if (goes_native(t, algorithm, call)) return t.native(call);
-  if (call.splits) return of_messages(exchange_uneven, t, call);
-  if (find_row(algorithm).has(call.op)) return of_messages(find_row(algorithm).run, t, call);
+  if (uses_native(t, algorithm, call)) return t.native(call);
+  if (call.splits) return over_messages(exchange_uneven, t, call);
+  if (find_row(algorithm).has(call.op)) return over_messages(find_row(algorithm).run, t, call);
   return t.direct(call);
 }
 

@@ -1,4 +1,3 @@
-// Marks are CUDA events.
 #include "parallel/comm/cuda/streams.h"
 
 #include "tensor/cuda/context.h"

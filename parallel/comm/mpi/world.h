@@ -1,5 +1,4 @@
-// Ranks as MPI processes, on one host or several: their failure detection, the state shared by the transports of one
-// process, and the transport.
+// Ranks as MPI processes, on one host or several.
 #pragma once
 #include <mpi.h>
 
@@ -10,10 +9,9 @@
 
 namespace tessera {
 
-// Failure detection for the ranks of one host: shared memory, and a watcher thread per rank that detects when another
-// rank's process has exited.
+// Failure detection for the ranks of one host: shared memory, and a watcher thread per rank.
 //
-// A rank that throws reports its failure. If a rank is killed, the others detect the end of its process and report it.
+// A rank that throws reports its failure; if a rank is killed, the others detect the end of its process and report it.
 // The watcher also reports failures while its rank computes or is inside the MPI library, and it delays mpirun's
 // SIGTERM, which follows a death within milliseconds, until the cause is known.
 
@@ -46,7 +44,7 @@ class MpiWatch : NotCopied {
 
   static constexpr int kUnknown = std::numeric_limits<int>::max();  // the launcher ends the job for an unknown reason
 
-  // Records a failed rank. `silent`: it cannot print its cause. Returns false if another failure was recorded first.
+  // `silent`: the rank cannot print its cause. Returns false if another failure was recorded first.
   bool fail(int world_rank, const std::string& cause, bool silent);
   int failed_rank() const { return options_.failure_state->failed.load(std::memory_order_acquire); }
   bool culprit_is_silent() const { return options_.failure_state->silent.load(std::memory_order_acquire); }
@@ -54,7 +52,7 @@ class MpiWatch : NotCopied {
   // "rank 1 has failed: its process 77 is gone"
   std::string failure() const;
 
-  // Scope in which the calling thread is in an MPI call that cannot be interrupted.
+  // Scope of an MPI call that cannot be interrupted.
   class Blocking : NotCopied {
    public:
     Blocking(MpiWatch& watch, std::string what);
@@ -88,8 +86,6 @@ class MpiWatch : NotCopied {
   std::thread thread_;
 };
 
-// MPI initialization and finalization, once per process.
-
 // Ends the process with one line if its scope exceeds the timeout: MPI calls that wait for all ranks have no timeout,
 // and a stopped rank cannot report anything.
 class MpiAlarm {
@@ -97,16 +93,16 @@ class MpiAlarm {
   MpiAlarm(double timeout_s, const char* what);
 
  private:
-  std::jthread thread_;  // none if the system cannot start one
+  std::jthread thread_;  // none if thread creation failed
 };
 
-class MessageFolder;
+class MessageDirectory;
 
 // Initializes MPI unless it already is, and then also finalizes it; not during stack unwinding, because MPI_Finalize
 // waits for all ranks, while the launcher ends them when this one exits. Throws Error if the library does not support
 // multiple threads, which background communication needs. Ends the process if the other ranks do not initialize or
 // finalize within the timeout. launch() creates its own session; a program that launches more than once under MPI must
-// hold one for its lifetime, because MPI cannot be initialized again.
+// hold a session for its lifetime, because MPI cannot be initialized again.
 class MpiSession : NotCopied {
  public:
   explicit MpiSession(double timeout_s = 300);
@@ -116,17 +112,14 @@ class MpiSession : NotCopied {
   double timeout_s_;
   bool owner_ = false;
   int exceptions_ = 0;  // uncaught exceptions at construction
-  std::unique_ptr<MessageFolder> messages_;
+  std::unique_ptr<MessageDirectory> messages_;
 };
 
-// Prints "tessera: [rank r] line", calls before_the_end(), and ends all ranks of the job with the status.
+// Prints "tessera: [rank r] line", calls before_the_end(), and ends all ranks of the job with `status`.
 [[noreturn]] void end_mpi_job(
     const std::string& line, int status, const std::function<void()>& before_the_end = [] {});
 
 void mpi_check(int code, const char* call);
-
-// The state shared by the transports of one process under MPI: the groups with their communicators and windows, the
-// watcher, and the shutdown.
 
 // Memory shared by the processes of one host, with one segment per rank. It does not use /dev/shm, and is reserved
 // before it is used.
@@ -166,9 +159,9 @@ class MpiWorld : NotCopied {
   int threads_per_rank() const { return threads_per_rank_; }
   const WaitOptions& wait_options() const { return wait_options_; }
   MpiWatch& watch() { return *watch_; }
-  // Other ranks' memory on this host; null if it cannot be mapped or there are no other ranks.
+  // Null if other ranks' memory on this host cannot be mapped or there are no other ranks.
   PeerMemory* peers() const { return peers_.get(); }
-  // The group of a communicator, which it takes ownership of. Collective.
+  // Takes ownership of `comm`. Collective.
   MpiGroup& add(MPI_Comm comm);
   MpiGroup& all() { return *groups_.front(); }
 
@@ -176,11 +169,11 @@ class MpiWorld : NotCopied {
   void keep(MPI_Request request, std::vector<std::byte> bytes);
   size_t reap();  // releases the sent messages and returns the number of pending ones
 
-  // After all ranks have finished: frees everything in creation order, which is the same on all ranks.
+  // Call after all ranks have finished; frees everything in creation order, which is the same on all ranks.
   void end();
   // Prints "tessera: [rank r] line" and ends the job.
   [[noreturn]] void abort(const std::string& line, int status);
-  // Another rank reports its failure and ends the job; if that does not happen, this rank does.
+  // Waits for the failing rank to end the job; after a timeout this rank ends it.
   [[noreturn]] void wait_for_abort(const std::string& line);
 
  private:
@@ -200,7 +193,7 @@ class MpiWorld : NotCopied {
   WaitOptions wait_options_;
   MPI_Comm alarm_ = MPI_COMM_NULL, host_ = MPI_COMM_NULL;
   std::unique_ptr<MpiWindow> host_window_;  // null if this host's ranks do not share memory
-  HostPlace own_place_;                     // then this rank's private entry and failure state
+  HostPlace own_place_;                     // this rank's private entry and failure state in that case
   HostFailureState own_failure_state_;
   std::vector<HostPlace*> host_places_;
   HostFailureState* failure_state_ = nullptr;
@@ -212,10 +205,8 @@ class MpiWorld : NotCopied {
   std::atomic<bool> printed_{false};
 };
 
-// Ranks as MPI processes, on one host or several.
-//
 // Messages use MPI. The direct exchange uses shared memory between ranks of one host (parallel/comm/shared_exchange.h)
-// and messages between hosts. native() is MPI's own collective, with the library's summation order. Every wait polls
+// and messages between hosts. native() is MPI's collective, with the library's summation order. Every wait polls
 // failures and the clock; the watcher covers calls that cannot be interrupted. Arrays on GPUs are staged through host
 // memory, message by message.
 
@@ -240,7 +231,7 @@ class MpiTransport final : public Transport {
   bool maps_peers() const override { return shared_ && world_->peers() != nullptr; }
 
  private:
-  // Waits until done() is true; throws if a rank fails or the wait times out.
+  // Throws if a rank fails or the wait times out.
   template <class Done>
   void wait_until(int from, int64_t bytes, const Done& done);
 
@@ -249,7 +240,7 @@ class MpiTransport final : public Transport {
   std::optional<SharedExchange> shared_;
 };
 
-// MPI's collective for a call; blocking.
+// Blocking.
 void mpi_collective(MPI_Comm comm, const Call& call);
 
 }  // namespace tessera
