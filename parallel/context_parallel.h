@@ -12,8 +12,7 @@
 //   rank 3 <--k, v-- rank 2        rank 3        # #            3 3 3 3     0 1 2 3
 //
 // Under the causal mask chunk g attends to g + 1 chunks, so with contiguous shards later ranks have more work. Pairing
-// chunk i with its mirror image from the end of the sequence balances the ranks (Brandon et al. 2023, "Striped
-// attention", describe the imbalance).
+// chunk i with chunk 2c - 1 - i balances the ranks (Brandon et al. 2023, "Striped attention", describe the imbalance).
 //
 // placements   activations S(tokens), parameters I with gradients P over this axis; in Ulysses q, k, v and the result
 //              change S(tokens) -> S(heads) -> S(tokens)
@@ -50,7 +49,7 @@ constexpr SequencePartition sequence_partition(ContextMode mode) {
 std::vector<int> context_chunks(int ranks, int rank, SequencePartition balance);
 
 // Sequence positions of a rank's tokens in local order. Throws Error (usage) with the nearest valid numbers of tokens
-// if chunks would be unequal; one rank accepts any number.
+// if chunks would be unequal.
 std::vector<int64_t> context_positions(int64_t tokens, int ranks, int rank, SequencePartition balance);
 
 // A chunk of queries and a chunk of keys, by their index in the sequence.
@@ -58,10 +57,10 @@ struct ChunkPair {
   int query = 0, key = 0;
   bool operator==(const ChunkPair&) const = default;
 };
-// The unmasked pairs of `rank`'s queries and `holder`'s keys; under the causal mask key <= query. The pairs of a hop
-// are computed as one rectangle: the causal block for the rank's own keys, all queries with the first chunk of an
-// earlier holder, the later queries with both chunks of a later holder. Dropout, documents and windows depend on
-// positions, so with them each pair is computed separately.
+// The unmasked pairs of `rank`'s queries and `holder`'s keys. The pairs of a hop are computed as one rectangle: the
+// causal block for the rank's own keys, all queries with the first chunk of an earlier holder, the later queries with
+// both chunks of a later holder. Dropout, documents and windows depend on positions, so with them each pair is computed
+// separately.
 std::vector<ChunkPair> chunk_pairs(int ranks, int rank, int holder, SequencePartition balance, bool causal);
 
 // qkv (B, T / c, (H + 2 K) D), packed as [q | k | v], with tokens in the order of context_positions() -> (B, T / c, H

@@ -1,5 +1,4 @@
-// How the ranks of a data axis shard a model's units and reduce their gradients, as plain integers: the input of memory
-// estimates, the gradient norm, gather_unit(), and the reduction order that verify replays.
+// How the ranks of a data axis shard a model's units and reduce their gradients, as plain integers.
 //
 //   everywhere   [ all ] [ all ] [ all ] [ all ]     DDP
 //   at_root      [ all ] [     ] [     ] [     ]     DataParallel
@@ -19,39 +18,38 @@
 
 namespace tessera {
 
-// Which ranks store a unit between two steps: the values that the optimizer updates, and their reduced gradients.
+// Which ranks store a unit's updated values and reduced gradients between two steps.
 enum class ShardingKind { everywhere, at_root, by_owners, in_shards };
 
 // One gradient reduction over ranks, with the extent that ring and tree divide into chunks.
 struct ReductionSpan {
-  Range range;        // elements of all gradients, concatenated by unit (Module::Unit::size each)
+  Range range;        // elements of all gradients, concatenated by unit
   int64_t count = 0;  // elements of the collective, including trailing padding
 };
 
 struct DataLayout {
   ShardingKind sharding = ShardingKind::everywhere;
-  int owners = 1;  // ranks that store a shard of each unit, unless all ranks store everything
+  int owners = 1;  // ranks that store a shard of each unit
   std::vector<int64_t> sizes = {};
   std::vector<ReductionSpan> reductions = {};
-  bool every_microbatch = false;  // reductions run after each micro-batch, not once per step
-  // Replicas with local updates: their values agree only after some steps, and reductions are of value differences if
-  // all units are in one fragment.
+  bool every_microbatch = false;  // reduce after each micro-batch, not once per step
+  // Replicas agree only after some steps, and reductions are of value differences if all units are in one fragment.
   bool local_updates = false;
   std::vector<ReductionSpan> between = {};  // second reduction of a step, between shard groups; empty: one group
 };
 
-// Elements of an owner's shard of a unit of `size` elements; the last owners' shards may be shorter.
+// Elements of an owner's shard; the last owners' shards may be shorter.
 int64_t shard_size(int64_t size, int owners);
 // Empty if `rank` is not an owner.
 Range shard_range(int64_t size, int owners, int rank);
 void check_servers(int servers, int ranks);
 
-// Gathers a tensor laid out like a unit's values (optimizer moments, gradients) on rank 0 from each rank's `shard`;
-// undefined on other ranks. Collective over the axis.
+// Gathers a tensor laid out like a unit's values (optimizer moments, gradients) on rank 0; undefined on other ranks.
+// Collective over the axis.
 Tensor gather_unit(Communicator& axis, const DataLayout& layout, size_t unit, const Tensor& shard);
 
-// Which sequences of a step's batch each rank of the data axis reads and computes, and the exchange of tokens, logits
-// and losses if rank 0 reads for all ranks, as in torch.nn.DataParallel.
+// The slices of a step's batch, and the exchange of tokens, logits and losses if rank 0 reads for all ranks, as in
+// torch.nn.DataParallel.
 //
 // Rank r of n, micro-batch j of m: sequences [(r m + j) b, (r m + j + 1) b) of the step's batch. If `copies` ranks
 // share each sequence (context parallelism), r counts groups of that size.
@@ -87,15 +85,14 @@ class DataBatches {
   };
   DataBatches(Communicator& axis, ArenaPtr arena, const Options& options);
 
-  // The sequences that this rank computes in micro-batch `index` of a step. Throws Error (usage) if `batch` is not a
-  // multiple of ranks x micro-batches.
+  // The sequences that this rank computes. Throws Error (usage) if `batch` is not a multiple of ranks x micro-batches.
   BatchSlice computes(int64_t batch, int64_t microbatches, int64_t index) const;
-  // The sequences that this rank reads from the data set for that micro-batch, in order: all ranks', its own, or none.
+  // The sequences that this rank reads from the data set, in order: all ranks', its own, or none.
   std::vector<BatchSlice> loads(int64_t batch, int64_t microbatches, int64_t index) const;
   // The sequences padded to one common length because they are sent together: this rank's, or all ranks'.
   std::vector<BatchSlice> moves(int64_t batch, int64_t microbatches, int64_t index) const;
-  // This rank's slice of the loaded tokens, int32 (B, T), slices stacked along B. A rank that loads none passes a meta
-  // tensor of the shape that it computes.
+  // This rank's slice of the loaded tokens, int32 (B, T). A rank that loads none passes a meta tensor of the shape that
+  // it computes.
   Tensor scatter_batch(const Tensor& ids) const;
   // `targets` were loaded like the ids: (B, T'), T' >= T because rows of several ranks are padded to the longest;
   // `scale` as in cross_entropy().

@@ -1,7 +1,6 @@
-// DataParallel: rank 0 owns all state, like torch.nn.DataParallel on the GPUs of one machine. Rank 0 scatters the
-// sequences, every rank runs the forward pass with a copy of the parameters, rank 0 gathers the logits, computes the
-// loss and scatters the gradient of the logits, every rank runs the backward pass, and the gradients are reduced to
-// rank 0, which alone has an optimizer. This demonstrates the bottleneck: rank 0's traffic and memory.
+// DataParallel: rank 0 owns all state, like torch.nn.DataParallel on the GPUs of one machine. Every rank runs forward
+// and backward with a copy of the parameters; rank 0 scatters the sequences, computes the loss of the gathered logits,
+// and alone has an optimizer. This demonstrates the bottleneck: rank 0's traffic and memory.
 //
 //             micro-batch                                        end of the step
 //   rank 0    ids --+                 +-- loss --+               sum   -- update --+
@@ -17,9 +16,9 @@
 //                the 8 are a rank's loss; the gradient norm adds one sum of 8 bytes per unit; targets stay on rank 0
 // source         PyTorch 1.0, torch/nn/parallel/data_parallel.py; Li et al. 2020, section 2, on its cost
 //
-// PyTorch copies the parameters before every forward pass; here they are copied once per step, after the update. Each
-// rank accumulates its micro-batches, then the ranks are reduced in rank order (in pairs if the algorithm is tree), so
-// the result is bitwise identical to DDP. DataBatches (parallel/data_layout.h) exchanges tokens, logits and losses.
+// Unlike PyTorch, which copies the parameters before every forward pass, this copies them once per step, after the
+// update. Each rank accumulates its micro-batches, then the ranks are reduced in rank order (in pairs if the algorithm
+// is tree), so the result is bitwise identical to DDP.
 #include "parallel/data_strategy.h"
 #include "tensor/error.h"
 
@@ -59,7 +58,7 @@ void DataParallel::reduce_gradients() {
 
 void DataParallel::gather_parameters() {
   axis_.broadcast(all_.values, 0);
-  if (!root()) ++all_.values.storage()->version;  // invalidates packed copies of the old values
+  if (!root()) ++all_.values.storage()->version;  // invalidates packed copies
 }
 
 std::unique_ptr<DataStrategy> make_data_parallel(Module& model, Communicator& axis, const ArenaPtr& arena,

@@ -10,7 +10,7 @@
 //   common = common - outer_lr (delta + mu momentum)  own = common     (Nesterov; Sutskever et al. 2013)
 //
 // With P fragments (Streaming DiLoCo, Douillard et al. 2025, arXiv 2501.18512, strided) each fragment synchronizes
-// every H steps, at different steps (SyncSteps), so about 1 / P of the parameters are sent at a time. For H = 4 and P =
+// every H steps, at different steps (SyncSteps), so about 1 / P of the parameters are sent at a time; here H = 4, P =
 // 2:
 //
 //   step          1     2     3     4     5     6     7     8 (the last)
@@ -23,10 +23,9 @@
 //
 // `own` is the tensor that the optimizer updates: the fp32 masters of bfloat16. Differences are computed in fp32 (fp64
 // for fp64), rounded once to the gradient dtype, and reduced in the gradients' memory. A rank's gradient is the mean
-// over its own sequences (n times its contribution to the global batch's gradient), and is clipped by its own norm.
-// Inner SGD with outer rate 1 and no outer momentum is local SGD; with H = 1 it equals DDP up to rounding. With context
-// parallelism a replica is a group of context ranks: they sum gradients in every step, and each makes outer steps with
-// the ranks of the same index in the other groups.
+// over its own sequences and is clipped by its own norm. Inner SGD with outer rate 1 and no outer momentum is local
+// SGD; with H = 1 it equals DDP up to rounding. With context parallelism a replica is a group of context ranks: they
+// sum gradients in every step, and each makes outer steps with the ranks of the same index in the other groups.
 #include "parallel/cuda/outer_step.h"
 #include "parallel/data_strategy.h"
 #include "tensor/cpu/vectorize.h"
@@ -50,14 +49,13 @@ class Diloco final : public DataStrategy {
   void outer_step(int64_t fragment);
   Tensor own(size_t i) const { return masters_.empty() ? synced_[i].values : masters_[i]; }
 
-  Tensor grads_;  // flat buffer
+  Tensor grads_;
   std::vector<Synced> synced_;
 };
 
 namespace {
 
-// Runs f(W{}, O*, G*, begin, end) on the CPU threads of this rank: O is the dtype of `own`, G the gradient dtype, W the
-// compute dtype.
+// O is the dtype of `own`, G the gradient dtype, W the compute dtype.
 template <class F>
 void over(const Tensor& own, const Tensor& sums, const F& f) {
   with_floating(own.dtype(), "diloco", [&](auto o) {

@@ -1,5 +1,5 @@
-// Optimizers that update full matrices (optim/muon.h) with sharded matrices: each matrix has one owner among the ranks
-// that store its unit, and the owner computes the update for all of them.
+// Optimizers that update full matrices (optim/muon.h) with sharded matrices: one owner among the ranks that store a
+// matrix's unit computes its update.
 //
 //   DDP                                        ZeRO, here a matrix sharded over three ranks, owned by rank 1
 //     every rank has the reduced update          ranks 0, 2   ---- shards ---->   rank 1
@@ -7,8 +7,8 @@
 //     broadcast from the owner                   ranks 0, 2   <--- shards -----   rank 1
 //
 // If a tensor axis also shards a matrix, the ranks at the owner's data coordinate gather it first, and each computes
-// the full update (bitwise identical) and retains its shard; replicated matrices (a router) are not sent. Each
-// shard_ranks group has an owner. An expert's matrix is owned by one of the ranks that have this expert.
+// the full update (bitwise identical) and retains its shard. Each shard_ranks group has an owner; an expert's matrix is
+// owned by one of the ranks that have this expert.
 //
 // Owners are balanced by size: the largest matrix first, each to the rank with the smallest load (Graham 1969, "Bounds
 // on multiprocessing timing anomalies"); experts separately. Volume therefore differs between ranks. For a matrix of S
@@ -26,8 +26,7 @@ std::vector<int> balanced_owners(std::span<const int64_t> sizes, int ranks);
 
 class MatrixOwners {
  public:
-  // Assigns the matrices of the strategy's units to owners. Collective over the strategy's axes and tp, which must all
-  // outlive this object.
+  // Collective over the strategy's axes and tp, which must all outlive this object.
   MatrixOwners(const DataStrategy& strategy, Communicator& tp);
 
   // OptimizerOptions::orthogonalise of an optimizer over the strategy's shards. Collective.
@@ -38,9 +37,9 @@ class MatrixOwners {
 
  private:
   struct Matrix {
-    size_t unit = 0;                     // index among the trained units
-    Slot slot;                           // begin: in this rank's shard
-    Communicator* axis = nullptr;        // the ranks that shard or replicate it
+    size_t unit = 0;  // index among the trained units
+    Slot slot;        // begin: in this rank's shard
+    Communicator* axis = nullptr;
     int owner = 0;                       // rank in `axis`
     std::vector<ShardSpec> shards = {};  // per rank of tp
     int64_t largest = 0;                 // elements of the largest of these shards
@@ -54,7 +53,7 @@ class MatrixOwners {
   Communicator& tp_;
   bool sharded_;                         // units are sharded over the axis
   bool independent_;                     // no other rank uses this rank's updates
-  std::vector<int64_t> shard_elements_;  // shard size of each unit
+  std::vector<int64_t> shard_elements_;  // of each unit
   std::vector<Matrix> matrices_;
 };
 

@@ -7,7 +7,6 @@
 //         dp 1    2      3       mesh["dp"] of rank 5: ranks 5, 7
 //   pp 1  dp 0    4      5       mesh["pp"] of rank 5: ranks 1, 5
 //         dp 1    6      7       mesh.flat({"pp", "dp"}) of rank 5: ranks 1, 3, 5, 7
-//
 #pragma once
 
 #include "parallel/comm/communicator.h"
@@ -28,8 +27,8 @@ class Mesh {
   // The ranks that differ from this one only along that axis, ordered by coordinate; an axis of size 1 costs no
   // communication. Throws Error (usage) listing the axes if the name is unknown.
   Communicator& operator[](std::string_view axis);
-  // The ranks that differ only along these axes, the last axis fastest; its name is like "dp+cp". Groups are created on
-  // first use, so all ranks of the world must request the same groups in the same order.
+  // The last axis is fastest; the name is like "dp+cp". Groups are created on first use, so all ranks of the world must
+  // request the same groups in the same order.
   Communicator& flat(const std::vector<std::string>& axes);
 
   const std::vector<MeshAxis>& axes() const { return axes_; }

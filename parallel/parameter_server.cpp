@@ -1,7 +1,8 @@
 // The synchronous parameter server: workers push gradients to servers, which reduce and update, and pull the new
 // parameters (Li et al. 2014, OSDI, "Scaling distributed machine learning with the parameter server"). Every rank is a
-// worker, and ranks 0 .. K-1 are also servers; a server stores 1/K of each unit's optimizer state, and a step ends on
-// all ranks when the servers have distributed the parameters. Training is bitwise identical to DDP.
+// worker, and ranks 0 .. K-1 are also servers; a server stores 1/K of each unit's optimizer state. Training is bitwise
+// identical to DDP.
+//
 //        worker 0   worker 1   worker 2   worker 3         every worker: all parameters, all gradients
 //            |          |          |          |
 //            +----+-----+----+-----+----+-----+            push: gradients, sharded over the servers
@@ -17,8 +18,8 @@
 //                receives and sends (n - 1) S / K, which is the bottleneck; a worker sends and receives S (on a server
 //                (K - 1)/K of it)
 //
-// A server adds in rank order and rounds once, independent of --all-reduce. Workers accumulate micro-batches locally
-// and push once per step, after the last backward pass; unlike DDP, communication does not overlap with it.
+// A server adds in rank order and rounds once, independent of --all-reduce. Workers push once per step, after the last
+// backward pass; unlike DDP, communication does not overlap with it.
 #include "parallel/data_strategy.h"
 namespace tessera {
 
@@ -30,7 +31,7 @@ class ParameterServer final : public DataStrategy {
   void gather_parameters() override;  // pull
 
  private:
-  // Calls f(server, u, range of its shard) for each nonempty shard of unit u, in the same order on all ranks.
+  // Calls f(server, u, range of its shard) for each nonempty shard, in the same order on all ranks.
   template <class F>
   void for_shards(const F& f) const;
 };

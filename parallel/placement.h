@@ -30,7 +30,7 @@ struct Placement {
   enum class Kind : uint8_t { replicated, identical, sharded, partial };
   Kind kind = Kind::replicated;
   int dim = 0;            // sharded dim of S; negative counts from the end
-  int64_t full_size = 0;  // full size of that dim; 0: equal chunks, or inferred
+  int64_t full_size = 0;  // of that dim; 0: equal chunks, or inferred
 
   constexpr bool operator==(const Placement& other) const { return kind == other.kind && dim == other.dim; }
   std::string str() const;  // "R", "S(1)"

@@ -1,7 +1,7 @@
-// Tensor parallelism: the weights of a layer are sharded over ranks in column/row pairs, so inner activations are never
-// gathered (Shoeybi et al. 2019, "Megatron-LM", section 3). Sequence parallelism also shards the activations between
-// two such pairs over the tokens, so nothing in the layer is replicated (Korthikanti et al. 2022, "Reducing activation
-// recomputation in large transformer models", section 4.2). The ranks must divide the heads and, with S(1), the tokens.
+// Tensor parallelism: weights are sharded in column/row pairs, so inner activations are never gathered (Shoeybi et al.
+// 2019, "Megatron-LM", section 3). Sequence parallelism also shards the activations between two such pairs over the
+// tokens, so nothing in the layer is replicated (Korthikanti et al. 2022, "Reducing activation recomputation in large
+// transformer models", section 4.2). The ranks must divide the heads and, with S(1), the tokens.
 //
 //            x between     colwise            local only             rowwise            x between
 //   rank 0   [ I or S ] -> [ W1 rows 0.. ] -> heads, hidden 0..   -> [ W2 columns 0.. ] -> P -> [ I or S ]
@@ -9,8 +9,8 @@
 //                       f                                                               g
 //
 //                          between = I (tensor parallel)           between = S(1) (with sequence parallelism)
-//   colwise weight, bias   S(0), S(0); a fused [q | k | v] by segments, so that every rank has its heads of each
 //   colwise weight, bias   S(0), S(0); a fused [q | k | v] by segments, so every rank has its heads of each
+//   rowwise weight, bias   S(1), I                                 S(1), I treated as R
 //   norms                  I                                       I treated as R
 //   f: between -> R        forward -, backward all-reduce          forward all-gather, backward reduce-scatter
 //   g: P -> between        forward all-reduce, backward -          forward reduce-scatter, backward all-gather
@@ -18,11 +18,10 @@
 //
 // Volume per layer and micro-batch, with N = e B T C bytes: 2 all-reduces of N forward and 2 backward. With S(1) each
 // becomes a reduce-scatter and an all-gather; the backward pass adds 2 all-gathers, because column layers save only the
-// shard of their input, and 6 all-reduces of C elements (float32 under bfloat16) for the gradients of two norms and two
-// row biases.
+// shard of their input, and 6 all-reduces of C elements (float32 under bfloat16) for two norms and two row biases.
 //
-// In the backward pass of a column layer, the input gradient is reduced while the weight gradient is computed, and with
-// S(1) the input is gathered while the input gradient is computed:
+// The backward pass of a column layer reduces the input gradient while it computes the weight gradient, and with S(1)
+// gathers the input while it computes the input gradient:
 //
 //   this rank     dx = dy W             dW = dy^T x
 //   background    [ gather x ]          [ reduce dx ]
@@ -36,8 +35,8 @@
 
 namespace tessera {
 
-// Call these functions before the module is allocated; they do nothing on an axis of size 1. `tp` must outlive the
-// module. `in`, `out` and `between` are I or S(dim of the tokens).
+// Call these functions before the module is allocated. `tp` must outlive the module; an axis of size 1 changes nothing.
+// `in`, `out` and `between` are I or S(dim of the tokens).
 
 // Shards the outputs, each of `segments` (sizes; empty: one segment) separately. Throws Error (usage) if a segment has
 // fewer rows than there are ranks.
@@ -52,11 +51,8 @@ void token_wise(Dropout& dropout, Communicator& tp, Placement between);
 // the ranks. Throws Error (usage) if the ranks do not divide both head counts.
 void head_wise(Attention& attention, Communicator& tp, Placement between);
 
-// Building blocks of the functions above.
-
 void shard_parameter(Module& module, const Var& parameter, int dim, const Communicator& tp,
                      const std::vector<int64_t>& segments = {});
-// The input of a column layer; `in` is the placement between layers.
 std::shared_ptr<const SharedInput> column_input(Communicator& tp, Placement in);
 // P -> between. Throws Error (usage) if the ranks do not divide the tokens.
 Var join(Var partial, Communicator& tp, Placement between);
@@ -75,16 +71,14 @@ Var join(Var partial, Communicator& tp, Placement between);
 //                the sum of exponentials, and the target's logit. With S(1) the lookup reduce-scatters forward and
 //                all-gathers backward; the head gathers its input forward and backward
 
-// Shards the table, its lookup, its use as a (tied) head, and the loss; call it before allocation. Throws Error (usage)
-// if there are fewer entries than ranks; a lookup throws if an id is outside the full vocabulary or the ranks do not
-// divide the tokens of S(1).
+// Shards the table, its lookup, its use as a (tied) head, and the loss. Throws Error (usage) if there are fewer entries
+// than ranks; a lookup throws if an id is outside the full vocabulary or the ranks do not divide the tokens of S(1).
 void vocab_wise(Embedding& e, Communicator& tp, Placement between);
 
 // ids int32 (...), this rank's shard (V_r, C) of a table of `vocab` entries -> (..., C) in P.
 Var vocab_parallel_embedding(const Tensor& ids, const Var& table, const Communicator& tp, int64_t vocab);
 
-// cross_entropy() of logits (N, V_r) sharded over the `vocab` columns; targets int32 (N). Loss and errors are the same
-// on every rank.
+// Logits (N, V_r) are sharded over the `vocab` columns; targets int32 (N). Loss and errors are the same on every rank.
 Loss vocab_parallel_cross_entropy(Var logits, const Tensor& targets, double scale, Communicator& tp, int64_t vocab);
 
 }  // namespace tessera

@@ -16,8 +16,8 @@
 //
 // A unit is sharded evenly, at multiples of a norm block, and padded with zeros, which count as volume. In stages 2 and
 // 3 a unit's full gradient exists only until its reduce-scatter. In stage 3 a unit is unsharded only around its use,
-// forward and backward, and the next unit is prefetched during computation; a tied weight is gathered for each use; an
-// embedding lookup needs no weights in its backward pass.
+// and the next unit is prefetched during computation; a tied weight is gathered for each use; an embedding lookup needs
+// no weights in its backward pass.
 //
 // With a shard_arena the parameter shards of stage 3 reside in pinned host memory (Rajbhandari et al. 2021,
 // "ZeRO-Infinity: breaking the GPU memory wall for extreme scale deep learning", section 5; FSDP's CPUOffload). Before
@@ -33,7 +33,7 @@
 //
 // Volume per rank: the table's with K for n, plus 2 (n/K - 1) / (n/K) of a shard's gradients, once per step.
 //
-// Lifetime of a gradient in stages 2 and 3. Each parameter is a leaf of the graph (Leaf in autograd/graph.h) that
+// Lifetime of a gradient in stages 2 and 3. A parameter is a leaf of the graph (Leaf in autograd/graph.h) that
 // accumulates gradients and calls the hooks installed by hook(). `holds` is the state of the leaf's buffer; `missing`
 // and `reduced` belong to the unit.
 //
@@ -109,7 +109,7 @@ class Zero final : public DataStrategy {
   std::deque<Unit> units_;
   int64_t microbatch_ = 0;
   std::deque<size_t> reducing_;
-  // The order in which training uses units, recorded in the first step for prefetching.
+  // Units in order of use, recorded in the first training step for prefetching.
   std::vector<size_t> order_;
   size_t position_ = 0;
   bool learning_ = true;

@@ -135,8 +135,7 @@ void AsyncServer::resume(int64_t step, const std::optional<PushLog>& order) {
   if (shard_) shard_->resume(order->servers[static_cast<size_t>(rank_)]);
 }
 
-// Sets the position at which the replay continues, and from the log the servers from which this worker has already
-// pulled for its next clock, with the versions.
+// Sets the replay position, and from the log the servers from which this worker has already pulled for its next clock.
 void AsyncServer::resume_replay(const std::optional<PushLog>& order) {
   const auto begins = [](const std::vector<Push>& all, const std::vector<Push>& first) {
     return first.size() <= all.size() && std::equal(first.begin(), first.end(), all.begin());

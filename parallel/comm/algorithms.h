@@ -1,4 +1,4 @@
-// Collective algorithms built on messages. The file of each documents its summation order and its traffic.
+// Collective algorithms built on messages.
 //
 //   direct   every rank sends chunk r to rank r, which adds in rank order; then every rank sends its sum to all
 //   ring     n - 1 steps around a ring, each adding one rank to a chunk; n - 1 more to distribute the sums

@@ -1,4 +1,3 @@
-// One communication call, with raw memory: the input of transports and algorithms.
 #pragma once
 #include <atomic>
 
@@ -59,7 +58,7 @@ struct Call {
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
   const Region* region = nullptr;        // host region that contains `in` and `out`, if known
-  Arena* gpu = nullptr;                  // this rank's arena if arrays are on a GPU; null: host memory
+  Arena* gpu = nullptr;                  // if the arrays are on a GPU; null: host memory
   const UnevenSplits* splits = nullptr;  // of an uneven all_to_all; null: even chunks
   // Rows of the full array of an all_gather or reduce_scatter that splits each row: a chunk is packed and has the same
   // columns of every row. Requires supports_row_slices().
@@ -83,7 +82,7 @@ struct CommError : Error {
 struct PeerFailed : CommError {
   using CommError::CommError;
 };
-// Runs f and prefixes the messages of these two exceptions with what().
+// Prefixes the messages of these two exceptions with what().
 template <class What, class F>
 auto named_in_errors(const What& what, const F& f) {
   try {
@@ -105,8 +104,8 @@ std::string did_not_arrive(int world_rank, double timeout_s, const std::string& 
 CommError mismatch(const Call& mine, int world_rank, const Call& theirs);
 
 // A lock-free log of one rank's most recent calls, in memory that all ranks of a group can read. It identifies a rank
-// that is missing or calls a different operation even if ranks do not synchronize on the host because a library runs
-// their collectives. The number of an entry reveals whether it was overwritten while being read.
+// that is missing or calls a different operation even if a library runs the collectives without host synchronization.
+// An entry's number reveals whether it was overwritten while being read.
 
 class CallLog {
  public:

@@ -5,16 +5,15 @@
 //   ... compute ...
 //   work.wait();                                      // complete here
 //
-// All ranks of a group must make the same calls in the same order; a mismatch throws with both calls. Tensors must be
-// contiguous and are split over ranks by chunk_range(), so chunks may be uneven. Calls and bytes sent are counted by
-// operation; a group of one rank counts nothing.
+// All ranks of a group must make the same calls in the same order; a mismatch throws. Tensors must be contiguous and
+// are split over ranks by chunk_range(), so chunks may be uneven. Calls and bytes sent are counted by operation; a
+// group of one rank counts nothing.
 //
 // Tensors are on GPUs on every rank or on none. On GPUs a call (or wait()) returns when its work is queued on the
 // stream of the rank's arena. While that stream is captured as a CUDA graph (NCCL only), a start_...() begins
 // immediately, and the graph runs it concurrently with the work queued until wait().
 //
 // All functions throw CommError with rank, axis, operation and bytes if a rank fails, times out, or requests a
-// different operation. A communicator may be used by one thread at a time.
 // different operation. A communicator may be used by one thread at a time.
 #pragma once
 #include <future>
@@ -70,7 +69,7 @@ class Communicator : NotCopied {
   Algorithm algorithm() const { return algorithm_; }
   void set_algorithm(Algorithm algorithm) { algorithm_ = algorithm; }
 
-  // In place on every rank.
+  // In place.
   void all_reduce(const Tensor& x, Reduction reduction = Reduction::sum);
   // out = this rank's chunk of the reduced `in`; it may be the chunk inside `in`, whose other chunks are not modified.
   void reduce_scatter(const Tensor& in, const Tensor& out, Reduction reduction = Reduction::sum, int64_t rows = 1);
@@ -88,8 +87,7 @@ class Communicator : NotCopied {
   // Chunk r of `in` becomes chunk `rank` of rank r's `out`. The size must be a multiple of the number of ranks.
   void all_to_all(const Tensor& in, const Tensor& out);
   // Uneven chunks, as messages (on GPUs by the library, if available): sent[r] elements of `in` to rank r and
-  // received[r] from it, in rank order. Both sides must specify the same sizes. Only bytes that leave the rank are
-  // counted.
+  // received[r] from it, in rank order. Only bytes that leave the rank are counted.
   void all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
                   std::span<const int64_t> received);
   // send() copies and returns immediately; messages with equal tags arrive in order.
@@ -111,15 +109,15 @@ class Communicator : NotCopied {
   // A group has the ranks with equal color, ordered by key, then by rank. Collective.
   std::unique_ptr<Communicator> split(int color, int key, std::string axis);
 
-  // Blocks the host until the arena's stream and all queued collectives of the rank's groups are complete. Kernel
-  // errors are reported only by cuda::synchronize().
+  // Blocks the host until the arena's stream and the rank's queued collectives are complete. Kernel errors are reported
+  // only by cuda::synchronize().
   void wait_for_gpu(Arena& gpu, const std::string& during);
 
   const OpCounts& counts() const { return counts_; }
   void reset_counts(const OpCounts& to = {}) { counts_ = to; }
   // Counts work that is repeated without a call (a graph launch).
   void count_again(const OpCounts& more);
-  // Records all subsequent communications (null: off). The trace must outlive the communicator.
+  // Null: off. The trace must outlive the communicator.
   void set_trace(Trace* trace) { trace_ = trace; }
   // Accumulates the stall time of this rank's own thread (null: off), also in groups split later, which it must
   // outlive.
@@ -135,7 +133,6 @@ class Communicator : NotCopied {
   void run(const Call& call) { run(call, algorithm_); }
   void run(const Call& call, Algorithm algorithm);
   Work start(const Call& call, std::vector<Tensor> held) { return start(call, std::move(held), algorithm_); }
-  // `splits` are the call's and stay alive until it is complete.
   Work start(const Call& call, std::vector<Tensor> held, Algorithm algorithm,
              std::shared_ptr<const UnevenSplits> splits = nullptr);
   Work start_queued(const Call& call, std::vector<Tensor> held, Algorithm algorithm);
@@ -163,12 +160,11 @@ class Communicator : NotCopied {
   std::atomic<int> in_background_ = 0;
 };
 
-// Processes may have different options, directories or programs, so they compare the facts that must be equal.
-
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
-// Collective. Throws Error (usage), the same on every rank, that lists each differing fact with its value on rank 0 and
-// on the first rank with another value. Cost: one all_gather of 8 bytes if all agree, which is not counted.
+// Compares facts that must be equal although processes may have different options or programs. Collective. Throws Error
+// (usage), the same on every rank, that lists each differing fact with its value on rank 0 and on the first rank with
+// another value. Cost: one all_gather of 8 bytes if all agree, which is not counted.
 void require_same(Communicator& world, const Facts& mine);
 
 std::string broadcast_text(Communicator& world, const std::string& text, int root);

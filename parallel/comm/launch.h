@@ -3,14 +3,13 @@
 //   launch({.ranks = 4}, [](Communicator& world) { ... world.rank() ... });
 //
 // Backend::threads: ranks are threads of this process; rank 0 runs on the calling thread. If a rank throws, the others
-// stop at their current or next communication, and launch() rethrows the exception, prefixed with the rank.
+// stop at their next communication, and launch() rethrows the exception, prefixed with the rank.
 //
 // Backend::mpi: this process is one rank of the job that mpirun or srun started. `ranks` must be 1 or the job's world
 // size. If a rank throws, is killed or does not arrive, the job ends: see parallel/comm/mpi/world.h.
 //
-// Backend::tcp: this process is one of several that rendezvous at an address (parallel/comm/tcp/transport.h).
-//
-// Backend::nccl: ranks of any other backend with one GPU each; arrays on GPUs use NCCL.
+// Backend::tcp: this process is one rank of a rendezvous (parallel/comm/tcp/transport.h). Backend::nccl: ranks of any
+// other backend with one GPU each.
 #pragma once
 #include <condition_variable>
 #include <deque>
@@ -33,24 +32,24 @@ struct LaunchOptions {
   std::string rendezvous = {};
   int rank = 0;
   Algorithm algorithm = Algorithm::direct;
-  // Wraps each rank's transport, for observation or fault injection.
+  // For observation or fault injection.
   std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)> around = {};
   // Formats the cause of an ended job, which is printed because it cannot be thrown to the caller.
   std::function<std::string(const std::string& cause)> shown = {};
-  // Facts that must be equal in every process; compared before the body runs.
+  // Facts that must be equal in every process.
   Facts same = {};
-  // Receives a line about a rank that has waited long, from any rank's thread. Empty: standard error.
+  // Receives a line about a long wait, from any rank's thread. Empty: standard error.
   std::function<void(const std::string& line)> say = {};
-  // Returns the file for the flight recorders of all ranks (parallel/comm/trace.h); called only after a failure. Empty
-  // function or path: none.
+  // The file for the flight recorders of all ranks (parallel/comm/trace.h); called only after a failure. Empty function
+  // or path: none.
   std::function<std::filesystem::path()> flight_file = {};
 };
 
 std::shared_ptr<StallReporter> make_stall_reporter(const LaunchOptions& options);
-// Appends a rank's flight recorder and the cause to the file. Errors are ignored so that they do not hide the failure.
+// Appends a rank's flight recorder and the cause to the file. Ignores errors so that they do not hide the failure.
 void write_flight(const LaunchOptions& options, const Flight& flight, const std::string& cause);
 
-// Wraps a rank's transport in NCCL on the GPU of its local rank, and in `around`, as the options specify.
+// In NCCL on the GPU of its local rank, and in `around`, as the options specify.
 std::unique_ptr<Transport> wrap_transport(const LaunchOptions& options, std::unique_ptr<Transport> transport,
                                           int local_rank, int local_world_size);
 
@@ -64,17 +63,16 @@ void run_rank(const LaunchOptions& options, std::unique_ptr<Transport> transport
               const std::function<void(Communicator& world)>& body);
 // Includes the purpose of the memory or threads if they were exhausted.
 std::string failure_cause(const std::exception& failure);
-// what() of an exception, or a thrown string.
 std::string text_of_thrown(const std::exception_ptr& thrown);
 
 void launch(const LaunchOptions& options, const std::function<void(Communicator& world)>& body);
 
-// Runs the body as one rank of an MPI job; defined if the build has MPI. If a rank throws, is killed or stopped, or
-// does not arrive within the timeout, the cause is printed and the job ends with the error's status: this function
-// never returns. Throws Error if the options do not match the job.
+// Defined if the build has MPI. If a rank throws, is killed or stopped, or does not arrive within the timeout, the
+// cause is printed and the job ends with the error's status: this function never returns. Throws Error if the options
+// do not match the job.
 void launch_under_mpi(const LaunchOptions& options, const std::function<void(Communicator& world)>& body);
 
-// Runs a communicator's background communications in the order in which they were started.
+// Runs background communications in the order in which they were started.
 
 class CommWorker : NotCopied {
  public:
@@ -97,22 +95,20 @@ class CommWorker : NotCopied {
   std::thread thread_;
 };
 
-// The MPI launcher (mpirun, mpiexec, srun) that started this process.
-
 struct MpiSurroundings {
   std::string launcher;  // "Open MPI's mpirun"
   int ranks = 1;
 };
 
-// Read from the environment variables that launchers set; empty without a launcher. SLURM sets its variables for every
-// job step, but its tasks are ranks only with a PMI, which the MPI library needs to connect them.
+// From the environment variables that launchers set; empty without a launcher. SLURM sets its variables for every job
+// step, but its tasks are ranks only with a PMI, which the MPI library needs to connect them.
 std::optional<MpiSurroundings> mpi_surroundings(const std::function<const char*(const char* variable)>& environment);
 std::optional<MpiSurroundings> mpi_surroundings();  // of this process
 // The number of tasks, if above 1, of a SLURM job step whose tasks cannot connect to each other; else 0.
 int unlinked_tasks(const std::function<const char*(const char* variable)>& environment);
 int unlinked_tasks();
 
-// Fixed when the build is configured: guard code by `if constexpr (kWithMpi)`.
+// Guard code by `if constexpr (kWithMpi)`.
 
 inline constexpr bool kWithMpi = TESSERA_WITH_MPI;
 inline constexpr bool kWithNccl = TESSERA_WITH_NCCL;

@@ -15,8 +15,6 @@
 //        |       +--> direct_by_messages() --> send(), recv()         the default: an algorithm over messages
 //        |
 //        +--> native()            a library's collective: MPI, NCCL
-//
-// direct(), native(), send() and recv() are functions of a Transport.
 #pragma once
 #include <memory>
 #include <mutex>
@@ -52,7 +50,7 @@ class Transport : NotCopied {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual int world_rank(int rank) const = 0;
-  // The index among the world's ranks on this host; it selects the GPU.
+  // Among the world's ranks on this host; it selects the GPU.
   virtual int local_rank() const { return world_rank(rank()); }
   virtual std::string_view kind() const = 0;  // "threads"
   // The mesh axis, for reports that do not pass through the Communicator.
@@ -65,16 +63,15 @@ class Transport : NotCopied {
   virtual void send(int to, int tag, const std::byte* data, int64_t bytes) = 0;
   virtual void recv(int from, int tag, std::byte* data, int64_t bytes) = 0;
 
-  // For data in the arena `gpu`, queued on its stream. The default stages the data in host memory.
+  // For data on a GPU, queued on the stream of its arena. The default stages the data in host memory.
   virtual void send_from_gpu(int to, int tag, const std::byte* data, int64_t bytes, Arena& gpu);
   virtual void recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, Arena& gpu);
 
-  // Each rank sends every chunk directly to its destination; sums are added in rank order. Returns the bytes that this
-  // rank sent. The default uses messages.
+  // Sums are added in rank order. Returns the bytes that this rank sent. The default uses messages.
   virtual int64_t direct(const Call& call);
   // Whether only the library's collectives can access the arrays, e.g. in GPU memory.
   virtual bool only_native(const Call& /*call*/) const { return false; }
-  // The library's own collective. Throws Error if there is none.
+  // Throws Error if the library has none.
   virtual int64_t native(const Call& call);
 
   // For direct() with Call::rows.
@@ -83,13 +80,13 @@ class Transport : NotCopied {
   virtual bool maps_peers() const { return false; }
   // Whether the call's GPU stream is being captured, so native() only queues the call.
   virtual bool only_queues(const Call& /*call*/) const { return false; }
-  // Starts native() for such a call, concurrently with subsequent work of the rank's stream; calling the returned
-  // function makes later work wait for the collective.
+  // Starts native() for such a call, concurrently with later work of the rank's stream; the returned function makes
+  // later work wait for the collective.
   virtual std::function<void()> start_native(const Call& call);
   // The thread for background communications; null: one per communicator.
   virtual std::shared_ptr<CommWorker> background() { return nullptr; }
-  // Called during waits for queued collectives of any group of this rank; `waited_s` is the time waited so far. Aborts
-  // the collectives and throws CommError if another rank or the library has failed, or the wait times out.
+  // Called during waits for queued collectives of any group of this rank. Aborts them and throws CommError if another
+  // rank or the library has failed, or the wait times out.
   virtual void check_progress(double /*waited_s*/, const std::string& /*during*/) {}
 
   // A group has the ranks with equal color, ordered by key, then by rank. Collective.
@@ -99,15 +96,15 @@ class Transport : NotCopied {
   virtual void fail(const std::string& cause) = 0;
   // Negative: none.
   virtual int failed_rank() const { return -1; }
-  // The failed world rank and its cause, if known: "rank 1 has failed: its process 77 is gone".
+  // "rank 1 has failed: its process 77 is gone"; the cause only if known.
   virtual std::string failure() const { return "rank " + std::to_string(failed_rank()) + " has failed"; }
-  // Call logs of all ranks, for calls without a host barrier. Empty if some are not accessible.
+  // For calls without a host barrier. Empty if some ranks' logs are not accessible.
   virtual std::vector<CallLog*> logs() { return {}; }
 
  protected:
   // The ranks with this rank's color, ordered by key, then by rank. Collective.
   std::vector<int> group_members(int color, int key);
-  // For recv(): polls arrived(), which may block briefly. Throws if a rank fails or the wait times out.
+  // Polls arrived(), which may block briefly. Throws if a rank fails or the wait times out.
   void await_message(int from, int64_t bytes, double timeout_s, const std::function<bool(double waited_s)>& arrived);
   void check_size(int from, int64_t bytes, int64_t sent) const;
 
@@ -117,7 +114,7 @@ class Transport : NotCopied {
 };
 
 // Reports a rank's wait for another rank of its group to its flight recorder. `what` returns the waiting operation and
-// the other rank's last one; it is called only if they are reported.
+// the other rank's last one.
 class PeerWait final : public WaitObserver {
  public:
   using What = std::function<std::pair<std::string, std::string>()>;

@@ -47,8 +47,7 @@ struct WaitOptions {
   std::function<bool()> progress = {};
 };
 
-// Receives reports of long waits (at the times of ReportInterval) and the final duration. Not called for waits that end
-// while spinning.
+// Not called for waits that end while spinning.
 class WaitObserver {
  public:
   virtual void overdue(double seconds, bool again) = 0;
@@ -63,8 +62,7 @@ enum class WaitResult { arrived, timed_out, peer_failed };
 // Waits until the flag reaches `value` (with wrap-around), a rank fails, or the wait times out.
 WaitResult wait_for(Flag& flag, uint32_t value, const WaitOptions& wait_options, WaitObserver* observer = nullptr);
 
-// Accumulates the time for which communication stalls a rank's own thread: blocking calls, and wait() of background
-// ones. Waits of a background thread during computation do not count. Used only on that rank's own thread.
+// The time for which communication stalls a rank's own thread: blocking calls, and wait() of background ones.
 class StallTimer {
  public:
   double seconds() const { return std::chrono::duration<double>(total_).count(); }
@@ -74,7 +72,7 @@ class StallTimer {
   std::chrono::steady_clock::duration total_{};
 };
 
-// Adds the time until the end of the scope; no-op for null.
+// Null: no-op.
 class ScopedStall : NotCopied {
  public:
   explicit ScopedStall(StallTimer* to) : to_(to) {

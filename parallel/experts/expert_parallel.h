@@ -1,6 +1,5 @@
-// Expert parallelism: the ranks of an axis shard the experts of each layer, and tokens are dispatched to them (Lepikhin
-// et al. 2020, "GShard"; Fedus et al. 2021, "Switch transformers"). Each rank has different sequences: the axis is a
-// subdivision of the data axis.
+// Expert parallelism: the ranks of an axis, a subdivision of the data axis, shard the experts of each layer, and tokens
+// are dispatched to them (Lepikhin et al. 2020, "GShard"; Fedus et al. 2021, "Switch transformers").
 //
 //   rank 0: its tokens  [to 0 1 | to 2 3] --.    .--> rank 0: experts 0 1   rows of rank 0, then rows of rank 1
 //                                             \  /
@@ -12,15 +11,13 @@
 //                it; everything else as without the axis
 // memory/rank    1 / e of the experts' parameters, gradients and state
 // volume/rank    per layer and micro-batch: (e - 1) / e E integers of 8 bytes, and for each choice whose expert is on
-//                another rank a row of C values, dispatch and combine, forward and backward: 4 rows, or 6 if the
-//                backward pass recomputes the layer
+//                another rank 4 rows of C values (dispatch and combine, forward and backward), or 6 with recomputation
 //
-// A shared expert, which processes every token, is computed while rows are sent to the experts; its backward pass
-// overlaps with the return of their gradients.
+// A shared expert is computed while rows are sent to the experts; its backward pass overlaps with the return of their
+// gradients.
 //
 // An expert's gradient is computed separately for the rows of each rank and accumulated in rank order, so the sharding
 // of experts affects the result only by the order in which groups of ranks are added.
-// ranks are added.
 #pragma once
 
 #include "nn/experts/experts.h"
@@ -33,8 +30,7 @@ namespace tessera {
 // ranks run the same passes.
 void shard_experts(MixtureOfExperts& layer, Communicator& ep);
 
-// Shards every expert over tp like a feed-forward layer (parallel/tensor_parallel.h). All ranks route all tokens
-// identically:
+// Shards every expert over tp like a feed-forward layer (parallel/tensor_parallel.h); all ranks route all tokens:
 //
 //   x between --f--> R --dispatch--> experts' rows, hidden 0..n of each --combine--> P --g--> between
 //   x between --router--> logits, I --route--> weights --f--> R
@@ -43,9 +39,9 @@ void shard_experts(MixtureOfExperts& layer, Communicator& ep);
 // gradients; with S(1) also an all-gather of the logits and a reduction of the router's gradient. Experts save their
 // full input, so the backward pass gathers nothing. Throws Error (usage) like colwise().
 void cut_experts(MixtureOfExperts& layer, Communicator& tp, Placement between);
-// For ranks of cp that have the tokens at context_positions() of every sequence. The balance loss counts the choices on
-// all ranks with an all-reduce of one value per sequence and expert. A capacity applies to full sequences, so an
-// all-gather provides the choices of earlier tokens: earlier_choices().
+// For ranks of cp with the tokens at context_positions() of every sequence. The balance loss counts the choices on all
+// ranks: an all-reduce of one value per sequence and expert. A capacity applies to full sequences and uses
+// earlier_choices().
 void count_over(MixtureOfExperts& layer, Communicator& cp, SequencePartition balance);
 
 // Sends rows of x (R, C): the first sent[0] to rank 0, and so on; received[r] arrive from rank r. The gradient takes
@@ -58,9 +54,10 @@ Var exchange_rows(const Var& x, Communicator& axis, const std::vector<int64_t>& 
 //   forward    start_rows(x) --- computation between --- rows()        the rows are in transit
 //   backward   wait for the gradients <--- its backward pass --- send the gradients
 //
-// The backward pass runs nodes from the newest to the oldest, so nodes created between the two calls overlap there too.
+// Nodes created between the two calls also overlap in the backward pass, which runs nodes from the newest to the
+// oldest.
 
-// The buffers of an exchange of rows (R, C); sent and received count elements per rank.
+// `sent` and `received` count elements per rank.
 struct RowArrays {
   RowArrays(const Tensor& x, const std::vector<int64_t>& rows_sent, const std::vector<int64_t>& rows_received);
   Tensor in, out;
@@ -71,9 +68,8 @@ struct RowArrays {
 std::function<Var()> start_rows(const Var& x, Communicator& axis, const std::vector<int64_t>& sent,
                                 const std::vector<int64_t>& received);
 
-// Which choices of experts fit into the capacity if ranks have slices of the same sequences: the same choices as with
-// the full sequence on one rank. An expert accepts the first choices of all tokens first, then the second, in token
-// order across ranks:
+// Choices that fit into the capacity if ranks have slices of the same sequences: the same as with the full sequence on
+// one rank. An expert accepts the first choices of all tokens first, then the second, in token order across ranks:
 //
 //   zig-zag, c = 2: tokens   0 1 | 2 3 | 4 5 | 6 7      rank 0 has 0 1 6 7, rank 1 has 2 3 4 5
 //   round 1                  1 2   3 4   5 6   7 8
@@ -84,8 +80,8 @@ std::function<Var()> start_rows(const Var& x, Communicator& axis, const std::vec
 //
 // volume/rank  (c - 1) / c of 4 bytes for each choice of all tokens, per layer and micro-batch
 
-// chosen int32 (N, k), of this rank's tokens of `sequences` sequences in the order of context_positions() -> int32 (N,
-// k): the number of earlier choices of the same expert in its full sequence. On the host. Collective over `cp`.
+// chosen int32 (N, k), of this rank's tokens in the order of context_positions() -> int32 (N, k): the number of earlier
+// choices of the same expert in its full sequence. On the host. Collective over `cp`.
 Tensor earlier_choices(const Tensor& chosen, int64_t sequences, int64_t experts, Communicator& cp,
                        SequencePartition balance);
 

@@ -8,9 +8,9 @@
 //                                                      W: weight gradients that I deferred
 //
 // Volume: one activation forward and one gradient backward per micro-batch and boundary between ranks. Memory per
-// micro-batch in flight: the tensors of the stage's graph, including its input if an op needs it. An output is freed
-// once sent. Under every schedule, weights accumulate the gradients of micro-batches in ascending order, so results are
-// bitwise identical to one rank that processes them sequentially.
+// micro-batch in flight: the tensors of the stage's graph; an output is freed once sent. Under every schedule, weights
+// accumulate the gradients of micro-batches in ascending order, so results are bitwise identical to one rank that
+// processes them sequentially.
 #pragma once
 
 #include "autograd/var.h"
@@ -20,8 +20,7 @@
 
 namespace tessera {
 
-// In the last stage: the root of the backward pass, its gradient unless that is 1, and the loss sum; in other stages
-// only the value.
+// The last stage sets all fields: the root of the backward pass, its gradient unless that is 1, and the loss sum.
 struct StageOutput {
   Var value;
   Tensor seed = {};
@@ -46,29 +45,27 @@ class Stages : NotCopied {
 class PipelineRuntime {
  public:
   // Throws Error if the schedule does not match the axis, is invalid (validate.h) or lacks messages. All arguments must
-  // outlive the runtime; every rank of the axis passes the same schedule. `trace` (may be null) records each action as
-  // e.g. "2F0".
+  // outlive the runtime; every rank of the axis passes the same schedule. `trace` may be null.
   PipelineRuntime(Schedule schedule, Communicator& axis, Stages& stages, Trace* trace = nullptr);
 
-  // Runs this rank's action list. Returns the sum of the micro-batch losses, added in ascending order, on the rank of
-  // the last stage; 0 on other ranks.
+  // Returns the sum of the micro-batch losses, added in ascending order, on the rank of the last stage; 0 on other
+  // ranks.
   DeviceScalar step();
 
   const Schedule& schedule() const { return schedule_; }
-  int peak_in_flight() const { return peak_; }  // maximum over all steps; stages x micro-batches, from F to B or W
+  int peak_in_flight() const { return peak_; }  // over all steps; stages x micro-batches, from F to B or W
 
  private:
-  // The tensors of one stage and micro-batch, from its F to its B or W.
   struct MicrobatchState {
     Tensor input;       // received; until F
     Tensor output;      // from F until it is sent
     Tensor gradient;    // of the output; received; until B or I
     Tensor input_grad;  // until it is sent
-    Var leaf;           // the input's node
-    Var root;           // the output's node, with its value only in the last stage
-    Tensor seed;        // of the last stage's backward pass
-    DType received{};   // of the input and its gradient
-    Shape shape;        // of the output and its gradient
+    Var leaf;
+    Var root;          // the output's node, with its value only in the last stage
+    Tensor seed;       // of the last stage's backward pass
+    DType received{};  // of the input and its gradient
+    Shape shape;       // of the output and its gradient
     DType dtype{};
     ArenaPtr arena;
     DeferredWeightGrads deferred;

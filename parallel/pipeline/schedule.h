@@ -4,12 +4,11 @@
 //   rank 1:      1F0 1B0 1F1 1B1 1F2 1B2
 //
 // Generators create schedules (schedules.h), passes rewrite them, find_fault() validates them (validate.h), simulate()
-// times them on a simulated clock and draw() renders the result (simulate.h), and the runtime executes them
-// (runtime.h). A schedule may also be read from a text file.
+// times them and draw() renders the result (simulate.h), and the runtime executes them (runtime.h).
 //
-// The model's layers are divided into `stages`, the same number (chunks) on every rank; the schedule assigns stages to
-// ranks. Each stage processes micro-batches, and accumulates their gradients, in ascending order, so the summation
-// order does not depend on the schedule.
+// The schedule assigns the model's stages to ranks, the same number (chunks) to each. Each stage processes
+// micro-batches, and accumulates their gradients, in ascending order, so the summation order does not depend on the
+// schedule.
 #pragma once
 #include <compare>
 #include <cstdint>
@@ -55,10 +54,10 @@ struct Schedule {
   bool operator==(const Schedule&) const = default;
 
   int chunks() const { return stages / ranks; }  // stages on each rank
-  int chunk(int stage) const;                    // the number of earlier stages on the same rank
+  int chunk(int stage) const;                    // earlier stages on the same rank
   // Whether stages `stage` and `stage + 1` are on different ranks.
   bool crosses(int stage) const;
-  int wire_boundaries() const;  // number of such boundaries
+  int wire_boundaries() const;
   bool has(PassKind what) const;
 };
 

@@ -27,7 +27,6 @@ Known of(Generator make, int chunks = 1) {
   return {[make](int ranks, int microbatches, int) { return make(ranks, microbatches); }, chunks};
 }
 
-// A new schedule needs a generator, an entry here, a kind and a name.
 const Known& known(ScheduleKind kind) {
   static const std::array<Known, kScheduleNames.size()> all{of(naive),        of(gpipe),     of(one_f_one_b),
                                                             {interleaved, 0}, of(zb_h1),     of(zb_h2),
@@ -81,8 +80,8 @@ Schedule make_schedule(const std::string& name_or_path, int ranks, int microbatc
 //   rank 1 | .. F0 .. .. .. B0 -- .. .. .. F1 .. .. .. B1 -- .. ..
 //   rank 2 | .. .. F0 B0 -- .. .. .. .. .. .. F1 B1 -- .. .. .. ..
 //
-// One rank works at a time, so the fraction (p - 1) / p is bubble for any number of micro-batches. This is the result
-// of only placing layers on several devices, and the baseline of the other schedules, with minimum memory.
+// One rank works at a time, so the bubble fraction is (p - 1) / p for any number of micro-batches: the result of only
+// placing layers on several devices, and the baseline of the other schedules, with minimum memory.
 
 Schedule naive(int ranks, int microbatches) {
   Schedule s = empty_schedule("naive", ranks, 1, microbatches);
@@ -102,8 +101,8 @@ Schedule naive(int ranks, int microbatches) {
 //   rank 1 | .. F0 F1 F2 F3 .. .. .. B0 -- B1 -- B2 -- B3 -- .. ..
 //   rank 2 | .. .. F0 F1 F2 F3 B0 -- B1 -- B2 -- B3 -- .. .. .. ..
 //
-// Each rank idles for p - 1 forward and p - 1 backward passes: the bubble is (p - 1) / m of the work. All m
-// micro-batches are in flight on every rank at once, which later schedules avoid.
+// The bubble is (p - 1) / m of the work: each rank idles for p - 1 forward and p - 1 backward passes. All m
+// micro-batches are in flight on every rank at once.
 
 Schedule gpipe(int ranks, int microbatches) {
   Schedule s = empty_schedule("gpipe", ranks, 1, microbatches);
@@ -122,9 +121,8 @@ Schedule gpipe(int ranks, int microbatches) {
 //   rank 0 | 0F0 0F1 2F0 2F1 ... ... 2B0 --- ... 2B1 --- 0B0 --- 0B1 ---
 //   rank 1 | ... 1F0 1F1 3F0 3B0 --- 3F1 3B1 --- 1B0 --- 1B1 --- ... ...
 //
-// Micro-batches are processed in groups of p: each group passes chunk 0, then chunk 1, ..., before the next group. The
-// bubble is (p - 1) / (v m), v times smaller; there are v times more messages, and rank 0 has p + (p - 1) / v
-// micro-batches in flight.
+// Each group of p micro-batches passes chunk 0, then chunk 1, ..., before the next group. The bubble is (p - 1) / (v
+// m), v times smaller; there are v times more messages, and rank 0 has p + (p - 1) / v micro-batches in flight.
 
 namespace {
 
@@ -168,17 +166,17 @@ Schedule interleaved(int ranks, int microbatches, int chunks) {
 // al. 2024, "Pipeline parallelism with controllable memory", section 3).
 //
 // A block is the passes of one micro-batch: F down the first leg of the V and up the second, I along the same path, and
-// W. On each rank it has six passes of one unit each: F, I and W of both legs. One block begins every six units; if no
-// two passes of a rank's block begin at the same time modulo 6, blocks fill a rank without gaps. A micro-batch is in
-// flight from its F to its W, so the offsets between ranks determine the memory:
+// W: on each rank six passes of one unit each. One block begins every six units; if no two passes of a rank's block
+// begin at the same time modulo 6, blocks fill a rank without gaps. A micro-batch is in flight from its F to its W, so
+// the offsets between ranks determine the memory:
 //
 //             units from one rank to the next      life on a rank   in flight            bubble of a step, in units
 //             F down  F up  I down  I up           both legs        micro-batches
 //   v-min     1       1     1       1              about 4 p        floor((p + 4) / 3)   4 p - 5
 //   v-half    2       1     2       1              about 6 p        floor((p + 2) / 2)   about 3 p, at most 13 p / 4
 //
-// In flight for m of at least that many. 1F1B's bubble is 6 (p - 1) units. In v-min ranks have no slack, so a slower
-// pass or message delays every micro-batch.
+// In flight for m of at least that many. 1F1B's bubble is 6 (p - 1) units. In v-min a slower pass or message delays
+// every micro-batch, because ranks have no slack.
 //
 // v-min, p = 2:
 //   rank 0 | 0F0 ... ... 3F0 3I0 3W0 0F1 0I0 0W0 3F1 3I1 3W1 0F2 0I1 0W1 3F2 3I2 3W2 ... 0I2 0W2
@@ -225,7 +223,7 @@ std::vector<Begin> begins(const Block& b, int rank, int ranks) {
 
 void repeat(Schedule& s, const Block& block, int rank) {
   const std::vector<Begin> all = begins(block, rank, s.ranks);
-  std::array<Begin, kUnits> units{};  // one pass each
+  std::array<Begin, kUnits> units{};
   for (const Begin& x : all) units.at(static_cast<size_t>(x.at % kUnits)) = x;
   const int end = std::ranges::max(all, {}, &Begin::at).at + kUnits * s.microbatches;
   for (int now = 0; now < end; ++now) {
@@ -235,12 +233,12 @@ void repeat(Schedule& s, const Block& block, int rank) {
   }
 }
 
-// After a rank's last F its memory only shrinks. From then on I runs as early as possible, because other ranks wait for
-// it, and W when no I can run, on a clock with unit-time passes.
+// After a rank's last F, I runs as early as possible, because other ranks wait for it, and W when no I can run, on a
+// clock with unit-time passes.
 void defer_weights(Schedule& s) {
   ActionTable ends(s);
   std::vector<std::vector<Action>> left;
-  std::vector<ptrdiff_t> first(s.actions.size());  // first remaining action
+  std::vector<ptrdiff_t> first(s.actions.size());
   std::vector<int> forwards(s.actions.size(), s.chunks() * s.microbatches);
   size_t count = 0;
   for (auto& list : s.actions) {
@@ -300,12 +298,12 @@ Schedule v_half(int ranks, int microbatches) {
 //   rank 0 | 0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3 3I3 3W3 0I2 0W2 0I3 0W3 ...
 //   rank 1 | ... 1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 2I3 1I3 1W2 2W3 1W3
 //
-// In steady state rank r alternates F I W of the first leg and F I W of the second. Every rank has at most 2 p chunks,
-// that is p micro-batches, in flight; from m = 2 p - 1 on no rank idles between its first and last action.
+// In steady state a rank alternates F I W of its two legs. Every rank has at most 2 p chunks, that is p micro-batches,
+// in flight; from m = 2 p - 1 on no rank idles between its first and last action.
 
 namespace {
 
-// The list of one rank, generated leg by leg. Passes beyond the last micro-batch are omitted.
+// Passes beyond the last micro-batch are omitted.
 class Legs {
  public:
   Legs(Schedule& s, int rank)

@@ -38,9 +38,9 @@ struct Simulation {
   double makespan = 0;                                 // from the first start, at 0, to the end of the last pass
   std::vector<double> idle = {};                       // of each rank, within the makespan
   std::vector<double> idle_inside = {};                // of each rank, from its first start to its last end
-  std::vector<int> in_flight = {};                     // maximum of each rank, in stages x micro-batches
+  std::vector<int> in_flight = {};                     // of each rank, in stages x micro-batches
 
-  void sum_up();                // computes all of the above from the schedule and the actions
+  void sum_up();                // computes the fields above from the schedule and the actions
   double bubble_share() const;  // mean over ranks of idle / makespan
 };
 
@@ -52,14 +52,13 @@ Simulation simulate(const Schedule& schedule, const Times& times = {});
 std::optional<double> bubble_formula(const Schedule& schedule);
 
 // One row per rank. A column represents `unit` seconds (0: the shortest action), or more if the diagram would exceed
-// `columns` columns (0: unlimited), and shows the action at its midpoint, or dots if idle. Stage numbers are omitted if
-// each rank has one stage.
+// `columns` columns (0: unlimited), and shows the action at its midpoint. Stage numbers are omitted if each rank has
+// one stage.
 std::string draw(const Simulation& simulation, double unit = 0, int columns = 0);
 
 // One row per rank, to scale: `columns` characters represent `span` seconds (0: the makespan). A pass begins with its
-// name, or its pass letter if the name does not fit, and continues with dashes; dots are idle time. A pass shorter than
-// half a character may be missing. Later stages of a rank use lower case; names include the stage only if a rank has
-// more than two.
+// name, or its pass letter if the name does not fit; a pass shorter than half a character may be missing. Later stages
+// of a rank use lower case; names include the stage only if a rank has more than two.
 //
 //   rank 0 |F0--F1--........B0------F2--B1------....B2------|
 //   rank 1 |....F0--B0------F1--B1------F2--B2------........|
@@ -71,7 +70,7 @@ std::string draw_to_scale(const Simulation& simulation, double span = 0, int col
 //   Simulation replayed = simulate(schedule, simulate_times(schedule, lists));
 //
 // Every pass is replayed with its measured duration, not the mean of its kind: the first micro-batch of a step has cold
-// caches and unwritten gradients, and with few micro-batches that is a large fraction of the step.
+// caches and unwritten gradients, a large fraction of the step if micro-batches are few.
 
 // [rank][time]: measured actions, including messages, on one clock.
 using TimedLists = std::vector<std::vector<TimedAction>>;
@@ -81,8 +80,7 @@ Simulation as_measured(const Schedule& schedule, TimedLists lists);
 
 Action sent_as(const Action& received);
 
-// The time of each pass, the mean times of each stage, and the mean time of a message from when both sides are ready (0
-// without messages).
+// The time of each pass, the mean times of each stage, and the mean time of a message from when both sides are ready.
 Times simulate_times(const Schedule& schedule, const TimedLists& lists);
 
 }  // namespace tessera

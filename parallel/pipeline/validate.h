@@ -42,7 +42,6 @@ class Needs {
 Needs needs(const Schedule& schedule, const Action& action, bool has_messages);
 bool has_messages(const Schedule& schedule);
 
-// A value per action of a schedule.
 class ActionTable {
  public:
   explicit ActionTable(const Schedule& s)
@@ -70,14 +69,10 @@ class ActionTable {
 std::vector<ActionPlace> walk(const Schedule& schedule, ActionTable& table,
                               const std::function<double(const ActionPlace&)>& visit);
 
-//
-
-// A valid schedule has every forward and every backward pass (fused or split) of every stage and micro-batch once, on
-// the rank of the stage, in ascending order within a stage; it does not deadlock; and if it has messages, every
-// boundary between ranks has all of its messages. The fault is one line with the rank, the action and the expectation.
-// Cost: one traversal.
+// A valid schedule has every forward and backward pass (fused or split) of every stage and micro-batch once, on the
+// rank of the stage, in ascending order within a stage; it does not deadlock; and if it has messages, every boundary
+// between ranks has all of its messages. Cost: one traversal.
 std::optional<std::string> find_fault(const Schedule& schedule);
-// Throws Error with the schedule's name and the fault.
 void validate(const Schedule& schedule);
 
 // The maximum in flight on each rank: forward passes without their B or W, counted per chunk.

@@ -1,6 +1,6 @@
-// ZB-H1 and ZB-H2 split the backward pass. The previous stage waits only for I, the gradient of the input; W, the
-// gradients of the weights, may run at any later time, so it fills the bubble (Qi et al. 2024, "Zero bubble pipeline
-// parallelism", section 2).
+// ZB-H1 and ZB-H2 split the backward pass: the previous stage waits only for I, the gradient of the input; W, the
+// gradients of the weights, runs later and fills the bubble (Qi et al. 2024, "Zero bubble pipeline parallelism",
+// section 2).
 //
 // zb-h1:
 //   rank 0 | F0 F1 F2 .. .. I0 W0 F3 I1 W1 F4 I2 W2 I3 W3 I4 W4
@@ -21,8 +21,7 @@
 //
 // zb-h1 has 1F1B's memory. In zb-h2 the first I returns to rank 0 after 2 p - 1 units, exactly when its warm-up forward
 // passes are complete. Ranks start and end one after another, so a step takes p - 1 units more than the work; avoiding
-// these would require starting the next step before all ranks have finished this one, which global-norm clipping
-// prevents.
+// these would require starting the next step before this one has ended, which global-norm clipping prevents.
 #include <algorithm>
 
 #include "parallel/pipeline/schedules.h"

@@ -30,8 +30,7 @@ namespace fs = std::filesystem;
 constexpr const char* kMessages = "tessera-messages";
 
 // A directory of this process for Open MPI's backing files of messages within a host. The process holds a file lock on
-// it, which the system releases when the process ends for any reason and in any container, so an unlocked directory of
-// this name is stale.
+// it, which the system releases when the process ends for any reason, so an unlocked directory of this name is stale.
 class MessageDirectory {
  public:
   explicit MessageDirectory(const fs::path& where);
@@ -135,7 +134,7 @@ void require_descriptors() {
 }
 
 // When one rank has exited, the launcher ends all ranks by SIGTERM. During MPI_Init only a signal handler can report
-// this; afterwards the previous action runs.
+// this.
 class TerminationDuringInit : NotCopied {
  public:
   TerminationDuringInit() {
@@ -289,7 +288,7 @@ namespace {
 constexpr int kAlarmTag = 1;
 
 // mpirun binds each of two ranks, or a single one, to one core, so a rank's OpenMP and background threads would share
-// it. If more cores are available, the rank uses them all, within the limits of the job.
+// it.
 int unbind(int local_world_size) {
   cpu_set_t mine;
   CPU_ZERO(&mine);
@@ -361,8 +360,8 @@ void MpiWorld::report_messages(const std::string& why) {
                  why.c_str());
 }
 
-// Tests whether ranks of this host can map each other's memory, on regions that contain their ranks; in-place exchange
-// requires that all can. Containers with separate process namespaces cannot.
+// In-place exchange requires that all ranks of this host can map each other's memory, tested on regions that contain
+// their ranks. Containers with separate process namespaces cannot.
 void MpiWorld::map_peers() {
   if (local_world_size_ == 1 || !host_window_) return;
   std::string why;

@@ -9,15 +9,14 @@
 
 namespace tessera {
 
-// Failure detection for the ranks of one host: shared memory, and a watcher thread per rank.
-//
-// A rank that throws reports its failure; if a rank is killed, the others detect the end of its process and report it.
-// The watcher also reports failures while its rank computes or is inside the MPI library, and it delays mpirun's
-// SIGTERM, which follows a death within milliseconds, until the cause is known.
+// Failure detection for the ranks of one host: shared memory, and a watcher thread per rank. A rank that throws reports
+// its failure; if a rank is killed, the others detect the end of its process and report it. The watcher also reports
+// failures while its rank computes or is inside the MPI library, and it delays mpirun's SIGTERM, which follows a death
+// within milliseconds, until the cause is known.
 
 struct HostFailureState {
-  std::atomic<int> failed{-1};      // world rank; only the first failure is recorded
-  std::atomic<bool> silent{false};  // the failed rank cannot report its cause
+  std::atomic<int> failed{-1};      // world rank of the first failure
+  std::atomic<bool> silent{false};  // cannot report its cause
   std::atomic<bool> written{false};
   std::array<char, 400> cause{};
 };
@@ -40,11 +39,11 @@ class MpiWatch : NotCopied {
     std::function<void(const std::string& line)> abort;
   };
   explicit MpiWatch(Options options);
-  ~MpiWatch();  // stops the watcher
+  ~MpiWatch();
 
   static constexpr int kUnknown = std::numeric_limits<int>::max();  // the launcher ends the job for an unknown reason
 
-  // `silent`: the rank cannot print its cause. Returns false if another failure was recorded first.
+  // Returns false if another failure was recorded first.
   bool fail(int world_rank, const std::string& cause, bool silent);
   int failed_rank() const { return options_.failure_state->failed.load(std::memory_order_acquire); }
   bool culprit_is_silent() const { return options_.failure_state->silent.load(std::memory_order_acquire); }
@@ -86,8 +85,8 @@ class MpiWatch : NotCopied {
   std::thread thread_;
 };
 
-// Ends the process with one line if its scope exceeds the timeout: MPI calls that wait for all ranks have no timeout,
-// and a stopped rank cannot report anything.
+// Ends the process with one line after the timeout: MPI calls that wait for all ranks have no timeout, and a stopped
+// rank cannot report anything.
 class MpiAlarm {
  public:
   MpiAlarm(double timeout_s, const char* what);
@@ -99,10 +98,9 @@ class MpiAlarm {
 class MessageDirectory;
 
 // Initializes MPI unless it already is, and then also finalizes it; not during stack unwinding, because MPI_Finalize
-// waits for all ranks, while the launcher ends them when this one exits. Throws Error if the library does not support
-// multiple threads, which background communication needs. Ends the process if the other ranks do not initialize or
-// finalize within the timeout. launch() creates its own session; a program that launches more than once under MPI must
-// hold a session for its lifetime, because MPI cannot be initialized again.
+// waits for all ranks. Throws Error if the library does not support multiple threads, which background communication
+// needs. Ends the process if the other ranks do not initialize or finalize within the timeout. A program that launches
+// more than once under MPI must hold a session for its lifetime, because MPI cannot be initialized again.
 class MpiSession : NotCopied {
  public:
   explicit MpiSession(double timeout_s = 300);
@@ -115,14 +113,13 @@ class MpiSession : NotCopied {
   std::unique_ptr<MessageDirectory> messages_;
 };
 
-// Prints "tessera: [rank r] line", calls before_the_end(), and ends all ranks of the job with `status`.
+// Prints "tessera: [rank r] line", calls before_the_end(), and ends all ranks of the job.
 [[noreturn]] void end_mpi_job(
     const std::string& line, int status, const std::function<void()>& before_the_end = [] {});
 
 void mpi_check(int code, const char* call);
 
-// Memory shared by the processes of one host, with one segment per rank. It does not use /dev/shm, and is reserved
-// before it is used.
+// Memory shared by the processes of one host, one segment per rank, reserved before use and not in /dev/shm.
 class MpiWindow : NotCopied {
  public:
   // Collective: all ranks get the window or all get null; `why` is the reason on the ranks that know it.
@@ -155,7 +152,7 @@ class MpiWorld : NotCopied {
   int rank() const { return rank_; }
   int size() const { return size_; }
   int local_rank() const { return local_rank_; }
-  int local_world_size() const { return local_world_size_; }  // on this host
+  int local_world_size() const { return local_world_size_; }
   int threads_per_rank() const { return threads_per_rank_; }
   const WaitOptions& wait_options() const { return wait_options_; }
   MpiWatch& watch() { return *watch_; }
@@ -171,7 +168,6 @@ class MpiWorld : NotCopied {
 
   // Call after all ranks have finished; frees everything in creation order, which is the same on all ranks.
   void end();
-  // Prints "tessera: [rank r] line" and ends the job.
   [[noreturn]] void abort(const std::string& line, int status);
   // Waits for the failing rank to end the job; after a timeout this rank ends it.
   [[noreturn]] void wait_for_abort(const std::string& line);
@@ -208,7 +204,7 @@ class MpiWorld : NotCopied {
 // Messages use MPI. The direct exchange uses shared memory between ranks of one host (parallel/comm/shared_exchange.h)
 // and messages between hosts. native() is MPI's collective, with the library's summation order. Every wait polls
 // failures and the clock; the watcher covers calls that cannot be interrupted. Arrays on GPUs are staged through host
-// memory, message by message.
+// memory.
 
 class MpiTransport final : public Transport {
  public:

@@ -1,9 +1,8 @@
 // The NCCL and CUDA calls of the NCCL transport, as an interface so that tests can emulate both and observe every call.
 //
-// All calls for the communicators of one rank come from one thread at a time and do not wait for other ranks;
-// finished() polls completion. NCCL runs concurrently with the rank's kernels, but on one stream for all communicators
-// of the rank: concurrent kernels of two communicators could deadlock waiting for each other's ranks. Graphs with
-// captured collectives must be destroyed before their communicator.
+// All calls of one rank come from one thread at a time and do not wait for other ranks; finished() polls completion.
+// All communicators of a rank use one stream, because concurrent kernels of two communicators could deadlock waiting
+// for each other's ranks. Graphs with captured collectives must be destroyed before their communicator.
 #pragma once
 
 #include "parallel/comm/transport.h"
@@ -19,12 +18,12 @@ class NcclApi : NotCopied {
   virtual ~NcclApi() = default;
 
   virtual NcclId make_id() = 0;
-  virtual void begin(int ranks, const NcclId& id, int rank) = 0;  // joins the communicator
+  virtual void begin(int ranks, const NcclId& id, int rank) = 0;
   // Whether the enqueued work has reached NCCL's stream, which must precede point(). Throws CommError on an NCCL error.
   virtual bool queued() = 0;
   virtual bool finished() = 0;  // whether the enqueued work is complete; not during capture
-  // Aborts pending work; no calls may follow. Returns immediately, so that all communicators of a rank are aborted
-  // before one of them waits for the GPU.
+  // No calls may follow. Returns immediately, so that all communicators of a rank are aborted before one of them waits
+  // for the GPU.
   virtual void abort() = 0;
 
   virtual void group_start() = 0;
@@ -41,7 +40,7 @@ class NcclApi : NotCopied {
   // graph (tensor/cuda/gpus.h), the work becomes part of the graph.
   virtual void after(Arena& gpu) = 0;
   virtual bool is_captured(Arena& gpu) const = 0;
-  // Returns an event after everything queued on NCCL's stream.
+  // An event after everything queued on NCCL's stream.
   virtual std::shared_ptr<void> point() = 0;
   virtual void join(Arena& gpu, const std::shared_ptr<void>& point) = 0;
   // For another communicator with the same library, device and stream.
@@ -55,8 +54,8 @@ class NcclApi : NotCopied {
 // access other memory (NVIDIA/nccl, issues 1820, 2332 and 2362).
 void prepare_for_nccl();
 
-// `device` is this rank's GPU. Throws Error if the build or the machine has no NCCL or too few devices. Defined if the
-// build has NCCL.
+// `device` is this rank's GPU. Throws Error if the machine has no NCCL or too few devices. Defined if the build has
+// NCCL.
 std::unique_ptr<NcclApi> real_nccl(int device, int devices_needed);
 
 // Ranks with one GPU each: collectives of arrays on GPUs use NCCL, everything else (including the broadcast of NCCL's
@@ -68,20 +67,17 @@ std::unique_ptr<NcclApi> real_nccl(int device, int devices_needed);
 //
 // A collective starts after earlier work of the rank's stream, runs on NCCL's stream, and precedes later work of the
 // rank's stream. While the host waits for completion it polls the clock, failed ranks, and the ranks' call logs
-// (parallel/comm/call.h), which identify a rank that is missing or calls a different operation, where NCCL alone would
-// hang. While the rank's stream is captured as a CUDA graph the host does not wait: collectives become nodes of the
-// graph, and the code that waits for the graph calls check_progress(). Collectives in the background
-// (Communicator::start_...) run concurrently with kernels queued before wait(). NCCL has no collectives for uneven
-// chunks, so these become a group of one reduce or broadcast per rank, or for an all_to_all a group of sends and
-// receives.
+// (parallel/comm/call.h), which identify a missing rank or a different operation, where NCCL alone would hang. While
+// the stream is captured as a CUDA graph the host does not wait: collectives become nodes of the graph, and the code
+// that waits for the graph calls check_progress(). NCCL has no collectives for uneven chunks, so these become a group
+// of one reduce or broadcast per rank, or for an all_to_all a group of sends and receives.
 //
-// NCCL requires all ranks to start the collectives of all their communicators in the same order. All ranks use program
-// order: the communicators of a rank (all that were split from one) share NCCL's stream and one thread for background
-// work, and no call bypasses that thread while it is busy (Communicator::run). In a graph, being on one stream, they
-// form a chain. When one communicator has failed, all are aborted and unusable.
+// NCCL requires all ranks to start the collectives of all their communicators in the same order, here program order:
+// the communicators of a rank (all that were split from one) share NCCL's stream and one thread for background work,
+// and no call bypasses that thread while it is busy (Communicator::run). If one communicator fails, all are aborted and
+// unusable.
 //
-// Tests use an emulated NCCL (tests/parallel/nccl_test.cpp, tests/parallel/gpu_test.cpp); the behaviour of NCCL itself
-// can be tested only on several GPUs.
+// Tests use an emulated NCCL (tests/parallel/nccl_test.cpp, tests/parallel/gpu_test.cpp).
 
 class NcclTransport final : public Transport {
  public:

@@ -139,8 +139,8 @@ namespace {
 
 constexpr size_t kMaxUnverified = 64;  // of connections
 constexpr size_t kMaxRefusal = 500;
-constexpr double kLookupInterval = 3;  // seconds after which the name is resolved again
-constexpr uint32_t kAddressSize = 46;  // size of a numeric address with its terminating 0
+constexpr double kLookupInterval = 3;  // then the name is resolved again
+constexpr uint32_t kAddressSize = 46;  // numeric, with the terminating 0
 
 // Rank 0's answer: a refusal followed by `bytes` of text, or one PeerPlace per rank.
 struct Answer {
@@ -169,7 +169,7 @@ uint64_t this_host() {
   return uint64_t{words[0]} << 32 | words[1];
 }
 
-// The ranks from `first` on without a connection: "ranks 2, 3".
+// "ranks 2, 3"
 std::string missing(const RendezvousResult& result, int first) {
   std::vector<int> out;
   for (int r = first; r < std::ssize(result.peers); ++r)

@@ -54,14 +54,13 @@ Endpoint own_end(int fd);
 
 // The rendezvous of processes started without a launcher; each has rank 0's address and its own rank.
 //
-//   rank 0   listens there. Every other rank connects and sends its rank, the world size it expects, and its listening
-//            port. When all have connected, rank 0 sends each the addresses of the others.
+//   rank 0   listens there. Every other rank connects and sends its rank, world size and listening port. When all have
+//            connected, rank 0 sends each the addresses of the others.
 //   rank r   then connects to the ranks from 1 to r - 1, and higher ranks connect to r.
 //
-// Afterwards every pair of ranks has a connection. Connections from other programs (port scanners, browsers) are
-// closed: the data read before a rank is verified has a fixed size, a magic number and a deadline, and connections
-// between ranks carry a token that rank 0 distributes. The token is not a secret, so the network must be trusted, as
-// with MPI.
+// Connections from other programs (port scanners, browsers) are closed: the data read before a rank is verified has a
+// fixed size, a magic number and a deadline, and connections between ranks carry a token that rank 0 distributes. The
+// token is not a secret, so the network must be trusted, as with MPI.
 
 struct RendezvousOptions {
   std::string address;  // "HOST:PORT", "[::1]:PORT"
@@ -91,10 +90,9 @@ struct Hello {
 // The reason to reject a rank, given the world size and the ranks already connected; empty: accepted.
 std::string refusal(const Hello& hello, const std::vector<bool>& there);
 
-// Ranks connected by the rendezvous: messages over TCP, with one connection per pair of ranks. The direct exchange uses
-// messages. Each connection has a reader thread, so a sender never waits for the receiver; a failed rank is detected
-// when its connection closes. A message is a header (group, tag, size) and its bytes. A group split from another has
-// the same id on all of its ranks.
+// Messages over TCP, with one connection per pair of ranks; the direct exchange uses messages. Each connection has a
+// reader thread, so a sender never waits for the receiver; a failed rank is detected when its connection closes. A
+// message is a header (group, tag, size) and its bytes. A group has the same id on all of its ranks.
 
 class TcpWorld : NotCopied {
  public:
