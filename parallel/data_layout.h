@@ -8,8 +8,8 @@
 //                                                    between groups
 //
 // Shards begin at multiples of a norm block, so ranks can exchange the block sums of the gradient norm. Owners do not
-// pad: if a unit is not divisible, the last owners have fewer elements or none, so the total bytes that owners store,
-// receive and send do not depend on their number.
+// pad: the last owners have fewer elements or none, so the total bytes that owners store, receive and send do not
+// depend on their number.
 #pragma once
 
 #include "autograd/ops.h"
@@ -21,7 +21,7 @@ namespace tessera {
 // Which ranks store a unit's updated values and reduced gradients between two steps.
 enum class ShardingKind { everywhere, at_root, by_owners, in_shards };
 
-// One gradient reduction over ranks, with the extent that ring and tree divide into chunks.
+// One gradient reduction over ranks; ring and tree divide `count` into chunks.
 struct ReductionSpan {
   Range range;        // elements of all gradients, concatenated by unit
   int64_t count = 0;  // elements of the collective, including trailing padding
@@ -33,7 +33,7 @@ struct DataLayout {
   std::vector<int64_t> sizes = {};
   std::vector<ReductionSpan> reductions = {};
   bool every_microbatch = false;  // reduce after each micro-batch, not once per step
-  // Replicas agree only after some steps, and reductions are of value differences if all units are in one fragment.
+  // Replicas agree only after some steps; reductions are of value differences if all units are in one fragment.
   bool local_updates = false;
   std::vector<ReductionSpan> between = {};  // second reduction of a step, between shard groups; empty: one group
 };
@@ -48,15 +48,10 @@ void check_servers(int servers, int ranks);
 // Collective over the axis.
 Tensor gather_unit(Communicator& axis, const DataLayout& layout, size_t unit, const Tensor& shard);
 
-// The slices of a step's batch, and the exchange of tokens, logits and losses if rank 0 reads for all ranks, as in
-// torch.nn.DataParallel.
+// Rank r of n computes in micro-batch j of m the sequences [(r m + j) b, (r m + j + 1) b) of the step's batch; with
+// context parallelism r counts groups of `copies` ranks. If rank 0 reads for all ranks (DataParallel):
 //
-// Rank r of n, micro-batch j of m: sequences [(r m + j) b, (r m + j + 1) b) of the step's batch. If `copies` ranks
-// share each sequence (context parallelism), r counts groups of that size.
-//
-//   through the root:   ids -- scatter --> forward --> logits -- gather --> loss at rank 0 -- scatter --> backward
-//   volume              per micro-batch of b sequences of T tokens, V vocabulary, e bytes per value, n ranks: rank 0
-//                       sends (n - 1) (4 b T + 8 + e b T V) and receives (n - 1) e b T V; the 8 are a rank's loss
+//   ids -- scatter --> forward --> logits -- gather --> loss at rank 0 -- scatter --> backward
 
 struct BatchSlice {
   int64_t first = 0, count = 0;
@@ -91,11 +86,9 @@ class DataBatches {
   std::vector<BatchSlice> loads(int64_t batch, int64_t microbatches, int64_t index) const;
   // The sequences padded to one common length because they are sent together: this rank's, or all ranks'.
   std::vector<BatchSlice> moves(int64_t batch, int64_t microbatches, int64_t index) const;
-  // This rank's slice of the loaded tokens, int32 (B, T). A rank that loads none passes a meta tensor of the shape that
-  // it computes.
+  // This rank's slice of the loaded tokens, int32 (B, T). A rank that loads none passes a meta tensor of its own shape.
   Tensor scatter_batch(const Tensor& ids) const;
-  // `targets` were loaded like the ids: (B, T'), T' >= T because rows of several ranks are padded to the longest;
-  // `scale` as in cross_entropy().
+  // `targets` were loaded like the ids: (B, T'), T' >= T because rows of several ranks are padded to the longest.
   Root loss(const Var& hidden, const Tensor& targets, double scale, const Head& head) const;
 
  private:

@@ -71,7 +71,6 @@ Tensor squares_along_axes(const DataStrategy& s) {
   return sums;
 }
 
-// Each owner broadcasts its sums, ordered by unit.
 Tensor squares_of_owners(const DataStrategy& s) {
   Communicator& axis = s.axis();
   const DataLayout& layout = s.layout();

@@ -40,14 +40,14 @@ Shape with_dim(Shape shape, int dim, int64_t size) {
   return shape;
 }
 
-// The number of rows of x that chunks along `dim` split; 1 if chunks are contiguous.
+// Rows of x that chunks along `dim` split; 1 if chunks are contiguous.
 int64_t count_rows(const Tensor& x, int dim) {
   int64_t rows = 1;
   for (int d = 0; d < dim; ++d) rows *= x.dim(d);
   return std::max<int64_t>(rows, 1);
 }
 
-// Copies the region common to both; `from` may be smaller or larger than `to` along each dim.
+// Copies the region common to both.
 void copy_corner(Tensor to, Tensor from) {
   for (int d = 0; d < to.ndim(); ++d) {
     const int64_t size = std::min(to.dim(d), from.dim(d));
@@ -63,7 +63,7 @@ Tensor zeros_like(const Tensor& x, const Shape& shape) {
   return y;
 }
 
-// Communication buffer: n blocks of one shape, block r for (or from) rank r.
+// Communication buffer: n blocks of one shape, one per rank.
 struct Blocks {
   Tensor all;
   Blocks(const Tensor& x, int n, Shape shape) {

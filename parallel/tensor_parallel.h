@@ -1,6 +1,6 @@
 // Tensor parallelism: weights are sharded in column/row pairs, so inner activations are never gathered (Shoeybi et al.
-// 2019, "Megatron-LM", section 3). Sequence parallelism also shards the activations between two such pairs over the
-// tokens, so nothing in the layer is replicated (Korthikanti et al. 2022, "Reducing activation recomputation in large
+// 2019, "Megatron-LM", section 3). Sequence parallelism also shards the activations between the pairs over the tokens,
+// so nothing in the layer is replicated (Korthikanti et al. 2022, "Reducing activation recomputation in large
 // transformer models", section 4.2). The ranks must divide the heads and, with S(1), the tokens.
 //
 //            x between     colwise            local only             rowwise            x between

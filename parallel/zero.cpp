@@ -119,7 +119,6 @@ void Zero::start_reducing(size_t u) {
   reducing_.push_back(u);
 }
 
-// After the last micro-batch, the group's sum is also reduced between groups.
 void Zero::finish_first() {
   const size_t u = reducing_.front();
   finish_reducing(u);

@@ -1,3 +1,29 @@
+// The asynchronous parameter server with bounded staleness: each worker pulls parameters, computes the gradient of its
+// own batch, and pushes it; a server applies each push immediately. A worker waits only if it is more than `staleness`
+// clocks ahead of the slowest (Ho et al. 2013, NIPS, "More effective distributed ML via a stale synchronous parallel
+// parameter server"; servers and workers as in Li et al. 2014).
+//
+//   worker 0   | pull 0 | compute | push 0, pull 2 | compute  | push 2, pull 4 ...      the numbers are versions:
+//   worker 1   | pull 0 | compute    | push 1, pull 3 | compute    | push 3 ...         applied pushes
+//   server     0        ------>       1   2            ------>     3    4
+//
+// placements     each worker has a replica of the parameters, as of its last pull, and its own gradient; a server's
+//                shard and its optimizer state are S(0) over the first K ranks
+// memory/rank    unsharded parameters and gradients; a server also 1/K of parameters, gradients and optimizer state
+// volume         per clock and worker: S bytes of parameters in (and again at the end) and S bytes of gradients out,
+//                except the shard of a server on its own rank; plus messages of 48 bytes
+//
+// A worker's clocks count its pushes. Its gradient is a mean over its own tokens, so each push is a full optimizer step
+// of a small batch: n workers make n steps for each step of a synchronous run, and the learning rate follows the count
+// of applied pushes. The result depends on worker timing, but a replay of the recorded order
+// (parallel/async/push_log.h) is bitwise identical.
+//
+// A run stops when all workers have completed the same number of clocks, the latest that any has begun, so the
+// checkpoint is like any plan's. A replay can stop only where every server has the same recorded pushes
+// (stop_points()); there, workers differ in their clocks, and a worker may have pulled a version that no server still
+// has, so the checkpoint includes its parameters.
+//
+// A server has one thread and one communicator per remote worker, so it serves while the local worker computes.
 #pragma once
 #include <condition_variable>
 #include <cstring>
@@ -53,7 +79,7 @@ class AsyncShard {
   void push(const AppliedPush& push, double scale, const Waiting& waiting, const std::function<void()>& receive);
   // Stops all workers after the latest clock that any worker has begun.
   void stop();
-  // The worker pushes nothing more before begin(). When all have ended, calls `reply` with whether the run is complete.
+  // The worker pushes nothing more before begin(). When all have ended, calls `reply`; `last`: the run is complete.
   void end(const Waiting& waiting, const std::function<void(bool last)>& reply);
   // All current and later calls throw CommError.
   void fail();
@@ -119,7 +145,6 @@ class AsyncChannel {
     std::memcpy(&message, memory_.raw(), sizeof(message));
     return message;
   }
-  // Empty tensors are not sent.
   int64_t send(int to, const Tensor& x) {
     if (x.numel() > 0) comm_->send(x, to);
     return x.nbytes();
@@ -133,37 +158,10 @@ class AsyncChannel {
   Tensor memory_;
 };
 
-// The asynchronous parameter server with bounded staleness: each worker pulls parameters, computes the gradient of its
-// own batch, and pushes it; a server applies each push immediately. A worker waits only if it is more than `staleness`
-// clocks ahead of the slowest (Ho et al. 2013, NIPS, "More effective distributed ML via a stale synchronous parallel
-// parameter server"; servers and workers as in Li et al. 2014).
-//
-//   worker 0   | pull 0 | compute | push 0, pull 2 | compute  | push 2, pull 4 ...      the numbers are versions:
-//   worker 1   | pull 0 | compute    | push 1, pull 3 | compute    | push 3 ...         applied pushes
-//   server     0        ------>       1   2            ------>     3    4
-//
-// placements     each worker has a replica of the parameters, as of its last pull, and its own gradient; a server's
-//                shard and its optimizer state are S(0) over the first K ranks
-// memory/rank    unsharded parameters and gradients; a server also 1/K of parameters, gradients and optimizer state
-// volume         per clock and worker: S bytes of parameters in (and again at the end) and S bytes of gradients out,
-//                except the shard of a server on its own rank; plus messages of 48 bytes
-//
-// A worker's clocks count its pushes. Its gradient is a mean over its own tokens, so each push is a full optimizer step
-// of a small batch: n workers make n steps for each step of a synchronous run, and the learning rate follows the count
-// of applied pushes. The result depends on worker timing, but a replay of the recorded order
-// (parallel/async/push_log.h) is bitwise identical.
-//
-// A run stops when all workers have completed the same number of clocks, the latest that any has begun, so the
-// checkpoint is like any plan's. A replay can stop only where every server has the same recorded pushes
-// (stop_points()); there, workers differ in their clocks, and a worker may have pulled a version that no server still
-// has, so the checkpoint includes its parameters.
-//
-// A server has one thread and one communicator per remote worker, so it serves while the local worker computes.
-
 struct AsyncOptions {
   int64_t steps = 0;
-  int64_t staleness = 0;  // clocks ahead of the slowest worker
-  double clip = 0;        // maximum gradient norm; 0: off
+  int64_t staleness = 0;
+  double clip = 0;  // maximum gradient norm; 0: off
   std::function<std::unique_ptr<Optimizer>(const std::vector<FlatUnit>&)> optimizer = {};
   std::function<double(int64_t applied)> lr = {};  // after `applied` pushes; thread-safe
   std::string record = {}, replay = {};            // files; empty: none
@@ -176,8 +174,8 @@ class AsyncServer : NotCopied {
   AsyncServer(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options, AsyncOptions async);
   ~AsyncServer();
 
-  // Runs forward and backward of the batch of (worker, clock), with the gradient of the mean over its tokens; returns
-  // the loss to report.
+  // Runs forward and backward for the batch of (worker, clock) and returns the loss to report; the gradient is a mean
+  // over the batch's tokens.
   using Step = std::function<double(int worker, int64_t clock)>;
   // Called on rank 0 for server 0's pushes, in order, by the thread that called run(), between two steps.
   using OnPush = std::function<void(const AppliedPush&)>;

@@ -57,7 +57,7 @@ int64_t exchange(Transport& t, const Call& call);  // inside another collective
 // collectives, whose traffic is unknown, are counted the same.
 int64_t sent_directly(const Call& call, int ranks, int rank);
 
-// Ranges of an all_to_all's chunks, even or uneven: to rank r in `in`, from rank r in `out`.
+// Ranges of an all_to_all's chunks: to rank r in `in`, from rank r in `out`.
 Range send_range(const Call& call, int ranks, int r);
 Range recv_range(const Call& call, int ranks, int r);
 

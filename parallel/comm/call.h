@@ -34,21 +34,20 @@ struct Range {
 // Chunk `index` of `count` elements split evenly over n ranks.
 inline Range chunk_range(int64_t count, int n, int index) { return {index * count / n, (index + 1) * count / n}; }
 
-// Uneven chunks of an all_to_all, in elements: sent[r] of `in` go to rank r, and received[r] of `out` come from rank r,
-// in rank order.
+// Chunk sizes of an uneven all_to_all, in elements and rank order: sent[r] of `in` to rank r, received[r] of `out` from
+// it.
 struct UnevenSplits {
   std::vector<int64_t> sent, received;
 };
 
 // `count` is the size of the full array: each rank's array in all_reduce, broadcast and reduce, otherwise the chunks of
-// all ranks together. `in` and `out` are the full array or this rank's chunk of it:
+// all ranks together. `in` and `out` are the full array or this rank's chunk, which may be in its place inside the full
+// array:
 //
 //   all_reduce, broadcast    full -> full, in == out        reduce_scatter, scatter   full -> chunk
 //   reduce                   full -> full (at the root)     all_gather, gather        chunk -> full
 //   all_to_all               full -> full: chunk r of out is this rank's chunk of rank r's in. With `splits` the sizes
 //                            of arrays differ between ranks, and `count` is the size of this rank's `in`
-//
-// A chunk may be in its place inside the full array.
 struct Call {
   Op op = Op::barrier;
   DType dtype = DType::float32;
@@ -94,7 +93,6 @@ auto named_in_errors(const What& what, const F& f) {
   }
 }
 
-// "30 s"
 std::string seconds_text(double seconds);
 // "recv of 48 bytes", "rank 2 sent nothing within 30 s"
 std::string receiving(int64_t bytes);
@@ -103,9 +101,9 @@ std::string sent_nothing(int world_rank, double timeout_s);
 std::string did_not_arrive(int world_rank, double timeout_s, const std::string& last);
 CommError mismatch(const Call& mine, int world_rank, const Call& theirs);
 
-// A lock-free log of one rank's most recent calls, in memory that all ranks of a group can read. It identifies a rank
-// that is missing or calls a different operation even if a library runs the collectives without host synchronization.
-// An entry's number reveals whether it was overwritten while being read.
+// A lock-free log of one rank's most recent calls, readable by all ranks of a group. It identifies a missing rank or a
+// different operation even if a library runs the collectives without host synchronization. An entry's number reveals
+// whether it was overwritten while being read.
 
 class CallLog {
  public:
@@ -121,8 +119,8 @@ class CallLog {
     return number;
   }
   uint64_t made() const { return made_.load(std::memory_order_seq_cst); }
-  // Empty if the rank has not reached this call, or the entry has been overwritten. Arrays and the sizes of uneven
-  // chunks are not stored.
+  // Empty if the rank has not reached this call, or the entry has been overwritten. Does not restore arrays and uneven
+  // chunk sizes.
   std::optional<Call> find(uint64_t number) const {
     const Entry& e = entry(number);
     if (number == 0 || e.number.load(std::memory_order_seq_cst) != number) return {};

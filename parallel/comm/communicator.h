@@ -69,13 +69,13 @@ class Communicator : NotCopied {
   Algorithm algorithm() const { return algorithm_; }
   void set_algorithm(Algorithm algorithm) { algorithm_ = algorithm; }
 
-  // In place.
+  // In place on every rank.
   void all_reduce(const Tensor& x, Reduction reduction = Reduction::sum);
   // out = this rank's chunk of the reduced `in`; it may be the chunk inside `in`, whose other chunks are not modified.
   void reduce_scatter(const Tensor& in, const Tensor& out, Reduction reduction = Reduction::sum, int64_t rows = 1);
   // out = the chunks `in` of all ranks; `in` may be this rank's chunk inside `out`.
   void all_gather(const Tensor& in, const Tensor& out, int64_t rows = 1);
-  // Whether these two support rows > 1, splitting each row evenly: if ranks read each other's arrays.
+  // Whether reduce_scatter and all_gather support rows > 1, splitting each row evenly.
   bool supports_row_slices() const { return algorithm_ == Algorithm::direct && transport_->supports_row_slices(); }
   void broadcast(const Tensor& x, int root);
   // Reduces in rank order into the root's `x`; other ranks' `x` is unchanged.
@@ -106,7 +106,7 @@ class Communicator : NotCopied {
   double max(double x);
   void sum(std::span<double> x);
 
-  // A group has the ranks with equal color, ordered by key, then by rank. Collective.
+  // The ranks with equal color, ordered by key, then by rank. Collective.
   std::unique_ptr<Communicator> split(int color, int key, std::string axis);
 
   // Blocks the host until the arena's stream and the rank's queued collectives are complete. Kernel errors are reported

@@ -32,7 +32,7 @@ struct LaunchOptions {
   std::string rendezvous = {};
   int rank = 0;
   Algorithm algorithm = Algorithm::direct;
-  // For observation or fault injection.
+  // Wraps each rank's transport, for observation or fault injection.
   std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)> around = {};
   // Formats the cause of an ended job, which is printed because it cannot be thrown to the caller.
   std::function<std::string(const std::string& cause)> shown = {};
@@ -49,7 +49,7 @@ std::shared_ptr<StallReporter> make_stall_reporter(const LaunchOptions& options)
 // Appends a rank's flight recorder and the cause to the file. Ignores errors so that they do not hide the failure.
 void write_flight(const LaunchOptions& options, const Flight& flight, const std::string& cause);
 
-// In NCCL on the GPU of its local rank, and in `around`, as the options specify.
+// Wraps `transport` in NCCL, with the GPU of the local rank, and in `around`, as the options specify.
 std::unique_ptr<Transport> wrap_transport(const LaunchOptions& options, std::unique_ptr<Transport> transport,
                                           int local_rank, int local_world_size);
 

@@ -1,5 +1,4 @@
-// Ranks with access to each other's memory (threads of one process, or processes of one host): barrier and in-place
-// exchange.
+// Barrier and in-place exchange of ranks with access to each other's memory (threads, or processes of one host).
 //
 //   post the call | raise the own flag | wait for all other flags | compare the posts | ... | next barrier
 #pragma once
@@ -18,8 +17,8 @@ struct RankState {
 
 class HostBarrier {
  public:
-  // `leave` is called before anything is thrown, to notify all ranks that this one cannot continue. The transport, to
-  // which waits are attributed, must outlive this object.
+  // `leave` is called before anything is thrown, to notify all ranks that this one cannot continue. The transport must
+  // outlive this object.
   HostBarrier(Transport& transport, int rank, std::vector<RankState*> places, WaitOptions wait_options,
               std::function<void()> leave)
       : transport_(transport),
@@ -28,7 +27,6 @@ class HostBarrier {
         wait_options_(std::move(wait_options)),
         leave_(std::move(leave)) {}
 
-  // Posts the next call; wait() compares it with the other ranks' calls.
   void post(const Call& call) {
     rank_posts(rank_)[++calls_ % 2] = call;
     first_ = generation_ + 1;
@@ -53,13 +51,12 @@ class HostBarrier {
   uint32_t first_ = 1;  // first barrier of this call
 };
 
-// Each rank copies its data from the source arrays; in an all-reduce it adds its chunk of all arrays in rank order and
-// writes the sum to all of them.
+// In an all-reduce each rank adds its chunk of all arrays in rank order and writes the sum to all of them.
 
 class InPlaceExchange {
  public:
   InPlaceExchange(int ranks, int rank);
-  // The call of rank r, with pointers that are valid in this process; set it before run().
+  // With pointers that are valid in this process; set it before run().
   Call& peer_call(int r) { return peer_calls_[static_cast<size_t>(r)]; }
   // For any operation except barrier, send and recv. Call it between two barriers.
   void run(const Call& mine);

@@ -1,5 +1,4 @@
-// Memory operations of collective algorithms: synchronous in host memory, queued on the stream of the rank's arena on a
-// GPU.
+// Memory operations of collectives: synchronous on the host, queued on the stream of the rank's arena on a GPU.
 #pragma once
 
 #include "parallel/comm/transport.h"
@@ -77,9 +76,9 @@ namespace cuda {
 
 inline constexpr int kMaxRanks = 64;  // limit of the kernel parameter space
 
-// tessera::reduce_ranks() as one kernel on the stream of the call's arena: same order, bitwise identical. The pointers
-// may refer to memory of other ranks. Throws Error for more than kMaxRanks. Rows of `width` elements are `pitch`
-// elements apart in every `in`; 0: one row.
+// tessera::reduce_ranks() as one kernel on the stream of the call's arena, bitwise identical. The pointers may refer to
+// memory of other ranks. Throws Error for more than kMaxRanks. Rows of `width` elements are `pitch` elements apart in
+// every `in`; 0: one row.
 void reduce_ranks(const Call& call, std::span<const std::byte* const> in, std::span<std::byte* const> out, Range range,
                   int64_t width = 0, int64_t pitch = 0);
 

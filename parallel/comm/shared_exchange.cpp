@@ -76,8 +76,7 @@ std::byte* SharedExchange::block(int rank, uint32_t round, int index) const {
   return place(rank).slots[round % 2].data() + index * block_bytes_;
 }
 
-// The range, in the full array, of rank's chunk that round k transfers. In a broadcast the root's chunk is the full
-// array.
+// Round k's range of rank's chunk, in the full array. In a broadcast the root's chunk is the full array.
 Range SharedExchange::slice(const Call& call, int rank, int64_t k) const {
   const Range chunk = call.op != Op::broadcast ? chunk_range(call.count, n_, rank)
                       : rank == call.root      ? Range{0, call.count}
@@ -96,7 +95,6 @@ void SharedExchange::rounds(int64_t count, const Put& put, const Take& take) {
   }
 }
 
-// Writes round k's slice of each other rank's chunk into the block for that rank.
 void SharedExchange::put_slices(const Call& call, int64_t k) const {
   const int64_t element = element_size(call.dtype);
   for (int r = 0; r < n_; ++r)
@@ -104,7 +102,7 @@ void SharedExchange::put_slices(const Call& call, int64_t k) const {
       put_data(block(me_, round_, r), call.in + slice(call, r, k).begin * element, slice(call, r, k).size() * element);
 }
 
-// Reduces in rank order block `index` of the other ranks' slots and this rank's data at `own`.
+// Reduces this rank's data at `own` and block `index` of the other ranks' slots, in rank order.
 void SharedExchange::sum(const Call& call, int index, const std::byte* own, std::span<std::byte* const> out,
                          int64_t count) {
   for (int r = 0; r < n_; ++r) in_[static_cast<size_t>(r)] = r == me_ ? own : block(r, round_, index);
@@ -172,8 +170,8 @@ void SharedExchange::from_owners(const Call& call) {
   rounds(count_rounds(largest, block_bytes_ / element), put, take);
 }
 
-// reduce_scatter and all_to_all (all ranks write, each chunk in its block) and scatter (only the root writes). A single
-// chunk is stored at the start of `out`.
+// reduce_scatter and all_to_all (all ranks write) and scatter (only the root writes). A single chunk is stored at the
+// start of `out`.
 void SharedExchange::chunks(const Call& call) {
   const int64_t element = element_size(call.dtype);
   const bool scatters = call.op == Op::scatter;

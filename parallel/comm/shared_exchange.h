@@ -25,7 +25,7 @@ class PeerMemory : NotCopied {
  public:
   ~PeerMemory();
 
-  // The local address of the mapped file. Thread-safe. Throws CommError with the cause if the system forbids mapping.
+  // The local address of the mapped file. Thread-safe. Throws CommError if the system forbids mapping.
   std::byte* base(const SharedArrayRef& ref);
 
  private:
@@ -49,8 +49,7 @@ class PeerMemory : NotCopied {
 //
 // A rank that reaches a barrier has read everything of the previous round, so two slots suffice, no rank waits for the
 // end of a call, and a call of one block costs one barrier (an all-reduce of more than two ranks: two). A block fits
-// into the cache, so arrays cross the memory bus once. Sums are added in rank order, bitwise identical to the thread
-// transport.
+// into the cache, so arrays cross the memory bus once. Sums are added in rank order, as in the thread transport.
 
 inline constexpr int64_t kSlotBytes = 128 << 10;
 inline constexpr int64_t kInPlaceBytes = 8 << 10;  // minimum array size for the in-place exchange
@@ -62,8 +61,8 @@ struct alignas(4096) SharedPlace : RankState {
 
 class SharedExchange {
  public:
-  // `places` are indexed by rank and mapped in this process. `peers`: null if everything uses the window. The
-  // transport, to which waits are attributed, must outlive the exchange.
+  // `places` are indexed by rank and mapped in this process. `peers`: null if everything uses the window. The transport
+  // must outlive the exchange.
   SharedExchange(Transport& transport, std::vector<SharedPlace*> places, WaitOptions wait_options, PeerMemory* peers);
   int ranks() const { return n_; }
   // Returns the bytes counted as sent. Throws like Transport::direct().

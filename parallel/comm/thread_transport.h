@@ -99,7 +99,6 @@ class ThreadTransport final : public Transport {
   InPlaceExchange exchange_;
 };
 
-// Each thread of a launch constructs its transport from the group.
 std::shared_ptr<ThreadGroup> make_thread_group(int ranks, double timeout_s, bool oversubscribed,
                                                std::shared_ptr<FailureState> failure_state);
 

@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-// Communications and the stalls they cause, pipeline actions, and phases. If an arena is watched, also its memory after
+// Communications and the stalls they cause, pipeline actions, and phases; with a watched arena, also its memory after
 // each event and after each change by 1/32 of its peak.
 
 enum class TraceKind : uint8_t { communication, action, phase, wait };
@@ -92,8 +92,8 @@ inline constexpr const char* kStall = "held up";
 // Wraps `done` so that the trace records how long its waiter was stalled.
 std::future<void> trace_stall(std::future<void> done, Trace* trace);
 
-// The flight recorder stores the recent communications of one rank and how long it has waited for each other rank, and
-// reports long waits. After a failure the file `flight.json` shows the progress of every rank, one line per rank:
+// The flight recorder stores a rank's recent communications and the time it has waited for each other rank, and reports
+// long waits. After a failure `flight.json` shows the progress of every rank, one line per rank:
 //
 //   {"rank": 3, "ranks": 4, "cause": "[dp axis] ...", "operations": [{"axis": "dp", "number": 17, "operation":
 //    "all_reduce", "bytes": 4096, "begun": 1.2031, "ended": 1.2034}, ...]}
@@ -102,7 +102,6 @@ std::future<void> trace_stall(std::future<void> done, Trace* trace);
 // `ended` is null if the rank was still in the operation. Times are seconds since the rank began. Recording an
 // operation costs two reads of the CPU's time-stamp counter and a few stores.
 
-// Reports each long wait of the ranks of a process once.
 class StallReporter {
  public:
   explicit StallReporter(std::function<void(const std::string& line)> say) : say_(std::move(say)) {}
@@ -120,7 +119,6 @@ class Flight {
  public:
   Flight(int rank, int ranks, std::shared_ptr<StallReporter> waits);
 
-  // Local id of an axis, which has the same name on all ranks.
   int axis(const std::string& name);
   // Returns a ticket for end(). Thread-safe.
   uint64_t begin(int axis, Op op, int64_t bytes) {
@@ -141,8 +139,8 @@ class Flight {
   std::vector<double> waits() const;
   double seconds() const;  // since construction
 
-  // Reports a wait that has lasted `seconds` so far, or, if `again`, that it continues. `last` is the missing rank's
-  // last operation.
+  // Reports a wait that has lasted `seconds`, or, if `again`, that it continues. `last` is the missing rank's last
+  // operation.
   void overdue(const std::string& axis, const std::string& during, int missing, const std::string& last, double seconds,
                bool again);
 

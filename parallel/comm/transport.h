@@ -28,7 +28,6 @@ class CallLog;
 class CommWorker;
 class Flight;
 
-// Shared by all ranks and groups of a launch.
 class FailureState {
  public:
   // Only the first failure is recorded; a missing cause may be added later.
@@ -50,7 +49,7 @@ class Transport : NotCopied {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual int world_rank(int rank) const = 0;
-  // Among the world's ranks on this host; it selects the GPU.
+  // This rank's index among the world's ranks on its host; selects the GPU.
   virtual int local_rank() const { return world_rank(rank()); }
   virtual std::string_view kind() const = 0;  // "threads"
   // The mesh axis, for reports that do not pass through the Communicator.
@@ -67,14 +66,14 @@ class Transport : NotCopied {
   virtual void send_from_gpu(int to, int tag, const std::byte* data, int64_t bytes, Arena& gpu);
   virtual void recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, Arena& gpu);
 
-  // Sums are added in rank order. Returns the bytes that this rank sent. The default uses messages.
+  // Adds in rank order and returns the bytes that this rank sent. The default uses messages.
   virtual int64_t direct(const Call& call);
   // Whether only the library's collectives can access the arrays, e.g. in GPU memory.
   virtual bool only_native(const Call& /*call*/) const { return false; }
-  // Throws Error if the library has none.
+  // Throws Error if the library has no collective for the call.
   virtual int64_t native(const Call& call);
 
-  // For direct() with Call::rows.
+  // Whether direct() supports Call::rows.
   virtual bool supports_row_slices() const { return false; }
   // Whether ranks are processes that exchange arrays in shared_region()s in place.
   virtual bool maps_peers() const { return false; }
@@ -89,20 +88,20 @@ class Transport : NotCopied {
   // rank or the library has failed, or the wait times out.
   virtual void check_progress(double /*waited_s*/, const std::string& /*during*/) {}
 
-  // A group has the ranks with equal color, ordered by key, then by rank. Collective.
+  // The ranks with equal color, ordered by key, then by rank. Collective.
   virtual std::unique_ptr<Transport> split(int color, int key) = 0;
 
   // Ends all waits, because this rank cannot continue. `cause` may be empty if not yet known.
   virtual void fail(const std::string& cause) = 0;
-  // Negative: none.
+  // World rank; negative: none.
   virtual int failed_rank() const { return -1; }
-  // "rank 1 has failed: its process 77 is gone"; the cause only if known.
+  // "rank 1 has failed: its process 77 is gone", with the cause if known.
   virtual std::string failure() const { return "rank " + std::to_string(failed_rank()) + " has failed"; }
-  // For calls without a host barrier. Empty if some ranks' logs are not accessible.
+  // Call logs by rank, for calls without a host barrier; empty if some are not accessible.
   virtual std::vector<CallLog*> logs() { return {}; }
 
  protected:
-  // The ranks with this rank's color, ordered by key, then by rank. Collective.
+  // Like split().
   std::vector<int> group_members(int color, int key);
   // Polls arrived(), which may block briefly. Throws if a rank fails or the wait times out.
   void await_message(int from, int64_t bytes, double timeout_s, const std::function<bool(double waited_s)>& arrived);
@@ -113,8 +112,8 @@ class Transport : NotCopied {
   std::shared_ptr<Flight> flight_;
 };
 
-// Reports a rank's wait for another rank of its group to its flight recorder. `what` returns the waiting operation and
-// the other rank's last one.
+// Reports a rank's wait for another rank of its group. `what` returns the waiting operation and the other rank's last
+// one.
 class PeerWait final : public WaitObserver {
  public:
   using What = std::function<std::pair<std::string, std::string>()>;

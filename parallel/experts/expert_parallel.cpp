@@ -16,7 +16,7 @@ Tensor exchanged(const Tensor& x, Communicator& axis, const std::vector<int64_t>
   return rows.out;
 }
 
-// By source rank, the number of rows that it sends to each expert of this rank.
+// By source rank, the number of rows for each expert of this rank.
 std::vector<std::vector<int64_t>> exchange_counts(Communicator& ep, const std::vector<int64_t>& counts,
                                                   const ArenaPtr& arena) {
   const auto ranks = static_cast<size_t>(ep.size()), here = counts.size() / ranks;

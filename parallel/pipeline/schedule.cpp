@@ -95,7 +95,6 @@ Schedule empty_v(std::string name, int ranks, int microbatches) {
 
 namespace {
 
-// Removes and returns the tokens of the next line, without its comment.
 std::vector<std::string_view> take_line(std::string_view& text) {
   const size_t end = std::min(text.size(), text.find('\n'));
   std::string_view line = text.substr(0, end);

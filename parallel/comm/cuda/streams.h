@@ -9,7 +9,6 @@ namespace tessera::cuda {
 
 class Mark {
  public:
-  // Records the mark after everything queued on the arena's stream.
   void set(Arena& arena);
   // Makes subsequent work of the arena's stream wait for the mark. No-op if the mark was never set.
   void before(Arena& arena) const;

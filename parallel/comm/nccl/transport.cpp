@@ -62,7 +62,6 @@ void NcclTransport::check_peers(const std::string& during) const {
   if (carrier_->failed_rank() >= 0) throw PeerFailed(during + ": " + carrier_->failure());
 }
 
-// Compares this rank's last call with the other ranks' calls of the same number.
 void NcclTransport::compare(const Call& call) const {
   if (logs_.empty()) return;
   const uint64_t number = logs_[static_cast<size_t>(rank())]->made();
@@ -210,7 +209,7 @@ void NcclTransport::all_gather(const Call& call, bool even) {
   api_->group_end();
 }
 
-// gather, scatter and all_to_all are messages in one group, including a rank's message to itself.
+// Messages in one group, including a rank's message to itself.
 void NcclTransport::exchange(const Call& call) {
   const int64_t element = element_size(call.dtype);
   const Range mine = range(call, rank());

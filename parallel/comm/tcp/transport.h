@@ -115,7 +115,6 @@ class TcpWorld : NotCopied {
   // The first message received with the header's group and tag; waits briefly for it.
   std::optional<std::vector<std::byte>> take(int from, const Head& head);
   FailureState& failure_state() { return failure_state_; }
-  // Reports to all other ranks that this rank cannot continue.
   void fail(const std::string& cause);
   // Collective, after the body: waits until all sent messages have arrived.
   void end();
