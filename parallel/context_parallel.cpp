@@ -1,3 +1,4 @@
+// Token positions, and Ulysses attention.
 #include "parallel/context_parallel.h"
 
 #include <numeric>

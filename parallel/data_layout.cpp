@@ -1,3 +1,4 @@
+// Shard ranges, and transfers from and to rank 0.
 #include "parallel/data_layout.h"
 
 #include "optim/grad_norm.h"

@@ -1,3 +1,4 @@
+// Strategy selection and shared allocation.
 #include "parallel/data_strategy.h"
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// Bucket formation and gradient hooks.
 #include "parallel/ddp.h"
 
 namespace tessera {

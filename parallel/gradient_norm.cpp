@@ -1,3 +1,4 @@
+// Exchange of block sums.
 #include "parallel/gradient_norm.h"
 
 #include <numeric>
@@ -8,32 +9,32 @@
 namespace tessera {
 namespace {
 
-Tensor make_workspace(const DataStrategy& s, int64_t count) {
-  return Tensor::empty({count}, DType::float64, s.arena(), Category::workspace);
+Tensor room(const DataStrategy& s, int64_t numbers) {
+  return Tensor::empty({numbers}, DType::float64, s.arena(), Category::workspace);
 }
 
 // Sums of squares of this rank's shards. A unit is one slice, or one slice per slot that counts; each slice has its own
 // norm blocks.
-Tensor squares_of_own(const DataStrategy& s, const Communicator* parameter_axis) {
-  std::vector<Tensor> slices;
+Tensor squares_of_own(const DataStrategy& s, const Communicator* beside) {
+  std::vector<Tensor> parts;
   std::vector<BlockRun> runs;
   for (const FlatUnit& shard : s.shards()) {
-    const auto before = std::ssize(slices);
-    if (!parameter_axis && shard.trainable()) slices.push_back(shard.grads);
+    const auto before = std::ssize(parts);
+    if (!beside && shard.trainable()) parts.push_back(shard.grads);
     for (const Slot& slot : shard.slots) {
-      if (!parameter_axis || !shard.trainable()) break;
+      if (!beside || !shard.trainable()) break;
       const int64_t from = std::max(slot.begin, int64_t{0}), to = std::min(slot.end(), shard.grads.numel());
-      const bool counts = parameter_axis->rank() == 0 || slot.parameter->shard.axis == parameter_axis->axis();
-      if (from < to && counts) slices.push_back(shard.grads.narrow(0, from, to - from));
+      const bool counts = beside->rank() == 0 || slot.parameter->shard.axis == beside->axis();
+      if (from < to && counts) parts.push_back(shard.grads.narrow(0, from, to - from));
     }
-    runs.push_back({.begin = before, .count = std::ssize(slices) - before});
+    runs.push_back({.begin = before, .count = std::ssize(parts) - before});
   }
-  if (!parameter_axis && !slices.empty() && slices.size() == runs.size()) return sums_of_squares(slices);
-  Tensor sums = make_workspace(s, std::ssize(s.layout().sizes));
-  if (slices.empty())
+  if (!beside && !parts.empty() && parts.size() == runs.size()) return sums_of_squares(parts);
+  Tensor sums = room(s, std::ssize(s.layout().sizes));
+  if (parts.empty())
     sums.fill(0);
   else
-    ordered_sums(sums_of_squares(slices), runs, sums);
+    ordered_sums(sums_of_squares(parts), runs, sums);
   return sums;
 }
 
@@ -42,7 +43,7 @@ int64_t count_blocks(const FlatUnit& unit, int64_t elements) { return unit.train
 // All ranks of the axis have the same number of blocks of a unit, which may be zero.
 Tensor squares_of_shards(const DataStrategy& s, Communicator& axis, const std::vector<int64_t>& blocks) {
   const int64_t here = std::accumulate(blocks.begin(), blocks.end(), int64_t{0});
-  const Tensor mine = make_workspace(s, here), all = make_workspace(s, here * axis.size());
+  const Tensor mine = room(s, here), all = room(s, here * axis.size());
   std::vector<BlockRun> runs;
   int64_t at = 0;
   for (size_t u = 0; u < blocks.size(); ++u) {
@@ -51,7 +52,7 @@ Tensor squares_of_shards(const DataStrategy& s, Communicator& axis, const std::v
     at += blocks[u];
   }
   axis.all_gather(mine, all);
-  Tensor sums = make_workspace(s, std::ssize(runs));
+  Tensor sums = room(s, std::ssize(runs));
   ordered_sums(all, runs, sums);
   return sums;
 }
@@ -82,7 +83,7 @@ Tensor squares_of_owners(const DataStrategy& s) {
     begins.push_back(begins.back());
     for (size_t u = 0; u < layout.sizes.size(); ++u) begins.back() += blocks(u, k);
   }
-  const Tensor sums = make_workspace(s, begins.back());
+  const Tensor sums = room(s, begins.back());
   if (axis.rank() < layout.owners)
     for (int64_t at = begins[static_cast<size_t>(axis.rank())]; const FlatUnit& shard : s.shards()) {
       const int64_t own = count_blocks(shard, shard.values.numel());

@@ -1,3 +1,4 @@
+// Gathers shards to owners and returns updates.
 #include "parallel/matrix_owners.h"
 
 #include <numeric>

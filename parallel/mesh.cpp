@@ -1,3 +1,4 @@
+// Groups are splits of the world.
 #include "parallel/mesh.h"
 
 namespace tessera {

@@ -1,3 +1,4 @@
+// The conversion table.
 #include "parallel/placement.h"
 
 namespace tessera {

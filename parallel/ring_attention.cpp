@@ -1,3 +1,4 @@
+// Forward and backward hops around the ring.
 #include "autograd/ops.h"
 #include "parallel/context_parallel.h"
 
@@ -110,7 +111,7 @@ struct RingAttended {
     return {attend_tile(all.out, queries), all.lse.narrow(2, queries.begin, queries.size())};
   }
   // Memory for a tile's result: `out` and `lse` each in their final place if that is free and needs no conversion.
-  AttentionResult buffer(const Ring& ring, const Tile& tile) const {
+  AttentionResult room(const Ring& ring, const Tile& tile) const {
     AttentionResult to = of(tile.queries);
     if (!tile.first_of_queries || to.out.dtype() != ring.tile_dtype)
       to.out = to.out.make(to.out.shape(), ring.tile_dtype, Category::workspace);
@@ -118,10 +119,10 @@ struct RingAttended {
       to.lse = to.lse.make(to.lse.shape(), ring.wide, Category::workspace);
     return to;
   }
-  void begin(const Tile& tile, const AttentionResult& buffer) const {
+  void begin(const Tile& tile, const AttentionResult& room) const {
     AttentionResult place = of(tile.queries);
-    if (place.out.address() != buffer.out.address()) place.out.copy_from(buffer.out);
-    if (place.lse.address() != buffer.lse.address()) place.lse.copy_from(buffer.lse);
+    if (place.out.address() != room.out.address()) place.out.copy_from(room.out);
+    if (place.lse.address() != room.lse.address()) place.lse.copy_from(room.lse);
   }
 };
 
@@ -133,13 +134,13 @@ AttentionResult forward(const Ring& ring, const Tensor& packed) {
     const bool last = hop + 1 == ring.ranks();
     if (!last) ring.cp.send(kv, ring.next(), kKeysAndValues);
     for (const Tile& tile : ring.tiles(hop)) {
-      const AttentionResult buffer = sum.buffer(ring, tile);
+      const AttentionResult room = sum.room(ring, tile);
       attention_into(attend_tile(q, tile.queries), attend_tile(ring.keys(kv), tile.keys),
-                     attend_tile(ring.values(kv), tile.keys), tile.options, buffer);
+                     attend_tile(ring.values(kv), tile.keys), tile.options, room);
       if (tile.first_of_queries)
-        sum.begin(tile, buffer);
+        sum.begin(tile, room);
       else
-        merge_attention(sum.of(tile.queries), buffer);
+        merge_attention(sum.of(tile.queries), room);
     }
     if (!last) ring.cp.recv(kv, ring.previous(), kKeysAndValues);
   }

@@ -1,3 +1,4 @@
+// Parameter sharding and sharded layers.
 #include "parallel/tensor_parallel.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// Sharded lookup and cross-entropy.
 #include "parallel/tensor_parallel.h"
 #include "tensor/ops/embedding.h"
 
@@ -9,11 +10,11 @@ Var vocab_parallel_embedding(const Tensor& ids, const Var& table, const Communic
     throw Error("[vocab_parallel_embedding] " + tp.axis() + " axis: the table of rank " + std::to_string(tp.rank()) +
                 " is " + table.value().describe() + "; expected " + std::to_string(rows.size()) + " of " +
                 std::to_string(vocab) + " rows");
-  const VocabPart shard{rows.begin, vocab};
-  const Tensor own = ids_beside(table.value(), ids, shard).contiguous();
+  const VocabPart part{rows.begin, vocab};
+  const Tensor own = ids_beside(table.value(), ids, part).contiguous();
   return record_one(
-      "vocab_parallel_embedding", embedding(own, table.value(), shard), {table.edge()}, [own, shard](Grads& g) {
-        g.write_grad(0, [own, shard, dy = g.output()](Tensor& dtable) { embedding_backward(dtable, dy, own, shard); });
+      "vocab_parallel_embedding", embedding(own, table.value(), part), {table.edge()}, [own, part](Grads& g) {
+        g.write_grad(0, [own, part, dy = g.output()](Tensor& dtable) { embedding_backward(dtable, dy, own, part); });
       });
 }
 
@@ -39,19 +40,19 @@ Loss vocab_parallel_cross_entropy(Var logits, const Tensor& targets, double scal
     throw Error("[vocab_parallel_cross_entropy] " + tp.axis() + " axis: the logits of rank " +
                 std::to_string(tp.rank()) + " are " + logits.value().describe() + "; expected (N, " +
                 std::to_string(own.size()) + ") of " + std::to_string(vocab) + " columns");
-  const VocabPart shard{own.begin, vocab};
+  const VocabPart part{own.begin, vocab};
   const Var edge = logits.edge();
   Tensor x = std::move(logits).take();
-  const Tensor of_target = target_logits(x, targets, shard), top = row_max(x);
+  const Tensor of_target = target_logits(x, targets, part), top = row_max(x);
   tp.all_reduce(top, Reduction::max);
   const Tensor sum = row_sum_exp(x, top);
   tp.all_reduce(sum);
   tp.all_reduce(of_target);
   const CrossEntropy r = joined_cross_entropy(top, sum, of_target, targets);
   Var root = record_one("vocab_parallel_cross_entropy", tessera::scale(r.sum, scale), {edge},
-                        [x = std::move(x), targets, lse = r.lse, scale, shard](Grads& g) mutable {
+                        [x = std::move(x), targets, lse = r.lse, scale, part](Grads& g) mutable {
                           const GradientScale by(scale, g.output());
-                          g.give(0, cross_entropy_backward(std::move(x), targets, lse, by, shard));
+                          g.give(0, cross_entropy_backward(std::move(x), targets, lse, by, part));
                         });
   return {std::move(root), r.loss_sum, r.count};
 }

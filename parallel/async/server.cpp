@@ -1,3 +1,4 @@
+// Worker and server roles, and the monitor.
 #include "parallel/async/server.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// One communication call, with raw memory.
 #pragma once
 #include <atomic>
 

@@ -1,3 +1,4 @@
+// Argument checks, counters and background calls.
 #include "parallel/comm/communicator.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// Thread launch, background worker, launcher detection.
 #include "parallel/comm/launch.h"
 
 #include <fcntl.h>

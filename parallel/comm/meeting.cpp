@@ -1,3 +1,4 @@
+// Host barrier and in-place collectives.
 #include "parallel/comm/meeting.h"
 
 #include "parallel/comm/memory.h"

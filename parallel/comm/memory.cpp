@@ -1,3 +1,4 @@
+// CPU reductions use tiles that fit the L1 cache.
 #include "parallel/comm/memory.h"
 
 #include <cstring>

@@ -33,23 +33,23 @@ struct Ring {
   // `in` is every rank's full array and is not modified.
   void reduce_scatter(const std::byte* in, std::byte* out) {
     Scratch sum(call, (call.count + n - 1) / n * element);
-    Range chunk = range(rank - 1);
-    memory.copy(sum.data(), in + chunk.begin * element, chunk.size() * element);
+    Range held = range(rank - 1);
+    memory.copy(sum.data(), in + held.begin * element, held.size() * element);
     for (int s = 0; s < n - 1; ++s) {
-      send(sum.data(), chunk.size() * element);
-      chunk = range(rank - s - 2);
-      memory.recv(t, left, kTag, sum.data(), chunk.size() * element);
-      memory.reduce_into(sum.data(), in + chunk.begin * element, chunk.size());
+      send(sum.data(), held.size() * element);
+      held = range(rank - s - 2);
+      memory.recv(t, left, kTag, sum.data(), held.size() * element);
+      memory.reduce_into(sum.data(), in + held.begin * element, held.size());
     }
-    memory.copy(out, sum.data(), chunk.size() * element);
+    memory.copy(out, sum.data(), held.size() * element);
   }
 
-  // Each rank's chunk is in its place inside `full`.
-  void all_gather(std::byte* full) {
+  // Each rank's chunk is in its place inside `whole`.
+  void all_gather(std::byte* whole) {
     for (int s = 0; s < n - 1; ++s) {
       const Range mine = range(rank - s), next = range(rank - s - 1);
-      send(full + mine.begin * element, mine.size() * element);
-      memory.recv(t, left, kTag, full + next.begin * element, next.size() * element);
+      send(whole + mine.begin * element, mine.size() * element);
+      memory.recv(t, left, kTag, whole + next.begin * element, next.size() * element);
     }
   }
 };

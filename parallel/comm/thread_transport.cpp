@@ -1,3 +1,4 @@
+// In-place direct exchange, and mailboxes.
 #include "parallel/comm/thread_transport.h"
 
 #include <cstring>

@@ -1,3 +1,4 @@
+// Ranks as threads of one process.
 #pragma once
 #include <deque>
 

@@ -1,3 +1,4 @@
+// Trace recording and stall reports.
 #include "parallel/comm/trace.h"
 
 #include <fmt/format.h>

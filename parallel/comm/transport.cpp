@@ -1,3 +1,4 @@
+// Default implementations.
 #include "parallel/comm/transport.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// DiLoCo's outer step for one element.
 #pragma once
 #include "tensor/math.h"
 #include "tensor/tensor.h"

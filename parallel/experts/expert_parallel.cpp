@@ -1,3 +1,4 @@
+// Exchange of row counts, then of rows.
 #include "parallel/experts/expert_parallel.h"
 
 #include <numeric>

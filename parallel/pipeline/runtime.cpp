@@ -1,3 +1,4 @@
+// Execution of actions.
 #include "parallel/pipeline/runtime.h"
 
 #include "parallel/pipeline/validate.h"

@@ -1,3 +1,4 @@
+// Text formats of schedules and diagrams.
 #include "parallel/pipeline/schedule.h"
 
 #include <fmt/ranges.h>

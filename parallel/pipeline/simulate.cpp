@@ -1,3 +1,4 @@
+// The simulated clock.
 #include "parallel/pipeline/simulate.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Passes, traversal and validation.
 #include "parallel/pipeline/validate.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// Marks are CUDA events.
 #include "parallel/comm/cuda/streams.h"
 
 #include "tensor/cuda/context.h"

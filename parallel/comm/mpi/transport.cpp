@@ -1,3 +1,4 @@
+// Messages, collectives and failure detection with MPI.
 #include <poll.h>
 #include <sched.h>
 #include <sys/syscall.h>

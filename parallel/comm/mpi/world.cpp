@@ -1,3 +1,4 @@
+// MPI setup, shared windows and launch.
 #include "parallel/comm/mpi/world.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// Collectives as NCCL calls.
 #include "parallel/comm/nccl/transport.h"
 
 #include "parallel/comm/algorithms.h"

@@ -1,3 +1,4 @@
+// Sockets with deadlines, and the rendezvous protocol.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <netinet/in.h>

@@ -1,3 +1,4 @@
+// Messages, groups and failures over TCP.
 #include "parallel/comm/tcp/transport.h"
 
 #include <poll.h>

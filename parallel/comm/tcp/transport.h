@@ -1,3 +1,4 @@
+// TCP ranks, started without a launcher.
 #pragma once
 #include <netdb.h>
 #include <sys/socket.h>
