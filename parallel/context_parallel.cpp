@@ -30,7 +30,7 @@ struct Ulysses {
     cp.all_to_all(sent, got);
     return got;
   }
-  // A view (B, T, heads, D) of all tokens.
+  // A view (B, T, heads, D).
   Tensor by_head(const Tensor& exchanged) const {
     return exchanged.reshape({cp.size() * t, b, exchanged.dim(3) / d, d}).transpose(0, 1);
   }

@@ -48,8 +48,7 @@ constexpr SequencePartition sequence_partition(ContextMode mode) {
 // Chunk indices in the sequence, in a rank's local order.
 std::vector<int> context_chunks(int ranks, int rank, SequencePartition balance);
 
-// Sequence positions of a rank's tokens in local order. Throws Error (usage) with the nearest valid numbers of tokens
-// if chunks would be unequal.
+// In local order. Throws Error (usage) with the nearest valid numbers of tokens if chunks would be unequal.
 std::vector<int64_t> context_positions(int64_t tokens, int ranks, int rank, SequencePartition balance);
 
 // A chunk of queries and a chunk of keys, by their index in the sequence.
@@ -57,10 +56,9 @@ struct ChunkPair {
   int query = 0, key = 0;
   bool operator==(const ChunkPair&) const = default;
 };
-// The unmasked pairs of `rank`'s queries and `holder`'s keys. The pairs of a hop are computed as one rectangle: the
-// causal block for the rank's own keys, all queries with the first chunk of an earlier holder, the later queries with
-// both chunks of a later holder. Dropout, documents and windows depend on positions, so with them each pair is computed
-// separately.
+// The unmasked pairs of `rank`'s queries and `holder`'s keys. The pairs of a hop form one rectangle: the causal block
+// for the rank's own keys, all queries with the first chunk of an earlier holder, the later queries with both chunks of
+// a later holder. Dropout, documents and windows depend on positions, so with them each pair is computed separately.
 std::vector<ChunkPair> chunk_pairs(int ranks, int rank, int holder, SequencePartition balance, bool causal);
 
 // qkv (B, T / c, (H + 2 K) D), packed as [q | k | v], with tokens in the order of context_positions() -> (B, T / c, H

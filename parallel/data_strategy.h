@@ -12,9 +12,9 @@
 //     optimizer over strategy.shards() steps
 //     strategy.gather_parameters();                  // every rank has the parameters of the next step
 //
-// A pipeline rank has only some units, and the passes of its stages alternate, so begin_gradients() and end_gradients()
-// enclose each pass that accumulates gradients of one stage's units. The loss is divided once, by the target tokens of
-// the global batch, so gradients are summed over ranks and micro-batches without another division.
+// A pipeline rank encloses each pass that accumulates gradients of one stage in begin_gradients() and end_gradients(),
+// because the passes of its stages alternate. The loss is divided once, by the target tokens of the global batch, so
+// gradients are summed over ranks and micro-batches without another division.
 #pragma once
 
 #include "nn/module.h"
@@ -85,14 +85,14 @@ class DataStrategy : NotCopied {
   const DataBatches& batches() const { return batches_; }
   // Updated by this rank's optimizer; the addresses do not change.
   const std::vector<FlatUnit>& shards() const { return shards_; }
-  // Values that this rank stores between steps, sharded or full; checkpoints are loaded into them.
+  // Stored between steps, sharded or full; checkpoints are loaded into them.
   const std::vector<FlatUnit>& resident_units() const { return residents_; }
   Communicator& axis() const { return axis_; }
   // With shard_ranks, gradients are reduced over the ranks that shard a unit, then over the ranks with the same shard;
   // otherwise shard_axis() is the axis and replicate_axis() is null.
   Communicator& shard_axis() const { return shard_axis_ ? *shard_axis_ : axis_; }
   Communicator* replicate_axis() const { return replicate_axis_.get(); }
-  // Whether all ranks currently have the same values (false between DiLoCo's outer steps).
+  // False between DiLoCo's outer steps, when ranks have different values.
   bool agrees() const { return !layout_.local_updates || steps_ == 0 || options_.sync.all_due(steps_); }
   // Stored between steps in addition to values, named like Optimizer::state().
   const std::vector<NamedTensor>& state() const { return state_; }
@@ -151,7 +151,6 @@ class DataStrategy : NotCopied {
   std::unique_ptr<Communicator> shard_axis_, replicate_axis_;
 };
 
-// Strategies without a header.
 std::unique_ptr<DataStrategy> make_data_parallel(Module& model, Communicator& axis, const ArenaPtr& arena,
                                                  const DataOptions& options);
 std::unique_ptr<DataStrategy> make_diloco(Module& model, Communicator& axis, const ArenaPtr& arena,

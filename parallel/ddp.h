@@ -12,8 +12,8 @@
 //
 // Gradients are one flat buffer in declaration order; a bucket is a contiguous range of parameters, formed from the end
 // because the backward pass produces gradients in that order. Experts, which only some ranks have, use separate
-// buckets. A bucket is reduced when the step's last backward pass has completed all of its gradients (including both
-// uses of a tied weight) and all earlier buckets have been sent, so every rank sends buckets in the same order.
+// buckets. All ranks send buckets in the same order, each when the step's last backward pass has completed all of its
+// gradients (including both uses of a tied weight).
 #pragma once
 #include "parallel/data_strategy.h"
 

@@ -1,4 +1,4 @@
-// Sums of squares of sharded gradients, for the global gradient norm.
+// Sums of squares for the global norm of sharded gradients.
 //
 // For every sharding the summation order is that of optim/grad_norm.h: ranks exchange the sums of norm blocks, which no
 // shard splits, and each rank adds them in the order of the full unit.

@@ -29,7 +29,7 @@ class MatrixOwners {
   // Collective over the strategy's axes and tp, which must all outlive this object.
   MatrixOwners(const DataStrategy& strategy, Communicator& tp);
 
-  // OptimizerOptions::orthogonalise of an optimizer over the strategy's shards. Collective.
+  // OptimizerOptions::orthogonalise of the optimizer. Collective.
   void make_updates(const std::vector<Tensor>& updates);
   decltype(OptimizerOptions::orthogonalise) hook() {
     return [this](const std::vector<FlatUnit>&, const std::vector<Tensor>& updates) { make_updates(updates); };

@@ -24,11 +24,10 @@ class Mesh {
   // twice, or the product of the sizes is not the world size. Cost: one split of the world per axis longer than 1.
   Mesh(Communicator& world, std::vector<MeshAxis> axes);
 
-  // The ranks that differ from this one only along that axis, ordered by coordinate; an axis of size 1 costs no
-  // communication. Throws Error (usage) listing the axes if the name is unknown.
+  // The ranks that differ only along that axis, ordered by coordinate. Throws Error (usage) if the name is unknown.
   Communicator& operator[](std::string_view axis);
-  // The last axis is fastest; the name is like "dp+cp". Groups are created on first use, so all ranks of the world must
-  // request the same groups in the same order.
+  // The ranks that differ only along these axes, the last axis fastest. Groups are created on first use, so all ranks
+  // of the world must request the same groups in the same order.
   Communicator& flat(const std::vector<std::string>& axes);
 
   const std::vector<MeshAxis>& axes() const { return axes_; }

@@ -38,7 +38,7 @@ class ParameterServer final : public DataStrategy {
 
 namespace {
 
-// Scope in which the axis uses direct: sums in rank order, and each server sends to each worker.
+// Uses direct within its scope: sums in rank order, and each server sends to each worker.
 class Direct : NotCopied {
  public:
   explicit Direct(Communicator& axis) : axis_(axis), before_(axis.algorithm()) {

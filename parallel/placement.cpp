@@ -64,7 +64,7 @@ Tensor zeros_like(const Tensor& x, const Shape& shape) {
   return y;
 }
 
-// Communication buffer: n blocks of one shape, one per rank.
+// Communication buffer with one block per rank.
 struct Blocks {
   Tensor all;
   Blocks(const Tensor& x, int n, Shape shape) {

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kKeysAndValues = 0, kTheirGradients = 1;  // tags
 
-// One attention call: a range of this rank's tokens as queries and of the holder's tokens as keys.
+// One attention call: some of this rank's queries and the holder's keys.
 struct Tile {
   Range queries, keys;
   AttentionOptions options;
@@ -38,7 +38,6 @@ struct Ring {
   }
 
   Shape by_head() const { return {b, tokens, heads.query, d}; }
-  // Packed keys and values, or their gradients.
   Tensor make_block(const Tensor& like, DType type) const {
     return like.make({b, tokens, 2 * heads.key, d}, type, Category::communication);
   }

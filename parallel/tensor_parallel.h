@@ -35,8 +35,8 @@
 
 namespace tessera {
 
-// Call these functions before the module is allocated. `tp` must outlive the module; an axis of size 1 changes nothing.
-// `in`, `out` and `between` are I or S(dim of the tokens).
+// Call these functions before the module is allocated; they do nothing on an axis of size 1. `tp` must outlive the
+// module. `in`, `out` and `between` are I or S(dim of the tokens).
 
 // Shards the outputs, each of `segments` (sizes; empty: one segment) separately. Throws Error (usage) if a segment has
 // fewer rows than there are ranks.

@@ -19,7 +19,6 @@ class Lines {
  public:
   Lines(std::string_view text, const std::string& name) : text_(text), name_(name) {}
 
-  // The numbers of the next line, at the '#' of the pattern.
   std::vector<int64_t> next(std::string_view pattern) {
     ++number_;
     const size_t end = text_.find('\n');

@@ -128,7 +128,7 @@ struct AsyncMessage {
   double scale = 1, loss = 0, norm = 0;
 };
 
-// One worker's connections, with a host buffer for a message. Not thread-safe.
+// Not thread-safe.
 class AsyncChannel {
  public:
   AsyncChannel(std::unique_ptr<Communicator> comm, const ArenaPtr& arena)
@@ -214,7 +214,6 @@ class AsyncServer : NotCopied {
   Optimizer* optimizer() { return shard_ ? &shard_->optimizer() : nullptr; }
   // gather_unit() of a tensor sharded like a unit. `shard` is undefined on ranks without a server.
   Tensor gather(size_t unit, const Tensor& shard);
-  // Bytes sent to other ranks.
   int64_t pushed_bytes() const { return pushed_; }
   int64_t pulled_bytes() const { return pulled_; }
 

@@ -61,7 +61,7 @@ int64_t sent_directly(const Call& call, int ranks, int rank);
 Range send_range(const Call& call, int ranks, int r);
 Range recv_range(const Call& call, int ranks, int r);
 
-// Begins with the next rank and skips empty chunks. Returns the bytes that this rank sent.
+// Skips empty chunks. Returns the bytes that this rank sent.
 int64_t send_chunks(Transport& t, const Call& call);
 // Copies this rank's own chunk and receives the others. Throws CommError if a message's size differs from its chunk.
 void receive_chunks(Transport& t, const Call& call);

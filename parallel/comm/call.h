@@ -78,7 +78,6 @@ struct CommError : Error {
   explicit CommError(const std::string& message) : Error(message, Status::communication) {}
 };
 
-// The launch reports the original cause.
 struct PeerFailed : CommError {
   using CommError::CommError;
 };

@@ -69,7 +69,6 @@ class Communicator : NotCopied {
   Algorithm algorithm() const { return algorithm_; }
   void set_algorithm(Algorithm algorithm) { algorithm_ = algorithm; }
 
-  // In place on every rank.
   void all_reduce(const Tensor& x, Reduction reduction = Reduction::sum);
   // out = this rank's chunk of the reduced `in`; it may be the chunk inside `in`, whose other chunks are not modified.
   void reduce_scatter(const Tensor& in, const Tensor& out, Reduction reduction = Reduction::sum, int64_t rows = 1);

@@ -10,7 +10,7 @@ namespace tessera {
 
 class FakeTransport final : public Transport {
  public:
-  // `supports_row_slices` is the simulated ranks' (Transport::supports_row_slices()).
+  // `supports_row_slices`: of the simulated ranks.
   FakeTransport(int rank, int size, std::string_view kind = "fake ranks", bool supports_row_slices = false)
       : rank_(rank), size_(size), kind_(kind), row_slices_(supports_row_slices) {}
   int rank() const override { return rank_; }
@@ -30,7 +30,6 @@ class FakeTransport final : public Transport {
   std::function<void()> start_native(const Call&) override {
     return [] {};
   }
-  // Throws Error; construct another FakeTransport instead.
   std::unique_ptr<Transport> split(int /*color*/, int /*key*/) override {
     throw Error("[comm] FakeTransport: split() is not supported, because the colors of the other ranks are unknown");
   }

@@ -34,7 +34,7 @@ struct LaunchOptions {
   Algorithm algorithm = Algorithm::direct;
   // Wraps each rank's transport, for observation or fault injection.
   std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)> around = {};
-  // Formats the cause of an ended job, which is printed because it cannot be thrown to the caller.
+  // Formats the cause of an ended job, which is printed and not thrown.
   std::function<std::string(const std::string& cause)> shown = {};
   // Facts that must be equal in every process.
   Facts same = {};
@@ -46,7 +46,7 @@ struct LaunchOptions {
 };
 
 std::shared_ptr<StallReporter> make_stall_reporter(const LaunchOptions& options);
-// Appends a rank's flight recorder and the cause to the file. Ignores errors so that they do not hide the failure.
+// Ignores errors so that they do not hide the failure.
 void write_flight(const LaunchOptions& options, const Flight& flight, const std::string& cause);
 
 // Wraps `transport` in NCCL, with the GPU of the local rank, and in `around`, as the options specify.
@@ -72,7 +72,7 @@ void launch(const LaunchOptions& options, const std::function<void(Communicator&
 // do not match the job.
 void launch_under_mpi(const LaunchOptions& options, const std::function<void(Communicator& world)>& body);
 
-// Runs background communications in the order in which they were started.
+// Runs background communications in call order.
 
 class CommWorker : NotCopied {
  public:

@@ -14,7 +14,7 @@ class Memory {
   explicit Memory(const Call& call) : call_(call) {}
 
   void copy(std::byte* to, const std::byte* from, int64_t bytes) const;
-  // Copies `rows` rows of `width` bytes; pitches are in bytes.
+  // Pitches are in bytes.
   void copy_rows(std::byte* to, int64_t to_pitch, const std::byte* from, int64_t from_pitch, int64_t width,
                  int64_t rows) const;
   void reduce_ranks(std::span<const std::byte* const> in, std::span<std::byte* const> out, Range range) const;
@@ -77,8 +77,8 @@ namespace cuda {
 inline constexpr int kMaxRanks = 64;  // limit of the kernel parameter space
 
 // tessera::reduce_ranks() as one kernel on the stream of the call's arena, bitwise identical. The pointers may refer to
-// memory of other ranks. Throws Error for more than kMaxRanks. Rows of `width` elements are `pitch` elements apart in
-// every `in`; 0: one row.
+// memory of other ranks. Rows of `width` elements are `pitch` elements apart in every `in`; 0: one row. Throws Error
+// for more than kMaxRanks.
 void reduce_ranks(const Call& call, std::span<const std::byte* const> in, std::span<std::byte* const> out, Range range,
                   int64_t width = 0, int64_t pitch = 0);
 

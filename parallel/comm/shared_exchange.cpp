@@ -102,7 +102,6 @@ void SharedExchange::put_slices(const Call& call, int64_t k) const {
       put_data(block(me_, round_, r), call.in + slice(call, r, k).begin * element, slice(call, r, k).size() * element);
 }
 
-// Reduces this rank's data at `own` and block `index` of the other ranks' slots, in rank order.
 void SharedExchange::sum(const Call& call, int index, const std::byte* own, std::span<std::byte* const> out,
                          int64_t count) {
   for (int r = 0; r < n_; ++r) in_[static_cast<size_t>(r)] = r == me_ ? own : block(r, round_, index);

@@ -15,7 +15,7 @@ struct SharedArrayRef {
   int64_t in = -1, out = -1;  // offsets in the file; negative: no such array
   bool known() const { return file.descriptor >= 0; }
 };
-// Opens another process's file descriptor for reading and writing; negative, with errno, if the system forbids it.
+// Opens another process's file descriptor; negative, with errno, if the system forbids it.
 int open_of_process(int64_t process, int descriptor);
 
 // Not known() if the call's arrays are outside shareable regions.

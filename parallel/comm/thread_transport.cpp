@@ -140,7 +140,7 @@ void ThreadTransport::put(int to, MailboxMessage message) {
   raise(box.arrivals, box.arrivals.value.load(std::memory_order_relaxed) + 1);
 }
 
-// The first message with this tag; throws if its size is not `bytes`.
+// Throws if the message's size is not `bytes`.
 MailboxMessage ThreadTransport::take(int from, int tag, int64_t bytes) {
   Mailbox& box = group_->mailbox(from, rank_);
   for (;;) {

@@ -1,6 +1,6 @@
 // Transport: moves bytes between the ranks of a group: threads of one process, processes under MPI, GPUs under NCCL.
 //
-// Call graph; one arrow returns to an upper layer:
+// Call graph:
 //
 //   Communicator                  the public interface: checks, counts and traces
 //        |

@@ -59,7 +59,7 @@ class WaitObserver {
 
 enum class WaitResult { arrived, timed_out, peer_failed };
 
-// Waits until the flag reaches `value` (with wrap-around), a rank fails, or the wait times out.
+// The comparison with `value` wraps around.
 WaitResult wait_for(Flag& flag, uint32_t value, const WaitOptions& wait_options, WaitObserver* observer = nullptr);
 
 // The time for which communication stalls a rank's own thread: blocking calls, and wait() of background ones.
@@ -72,7 +72,7 @@ class StallTimer {
   std::chrono::steady_clock::duration total_{};
 };
 
-// Null: no-op.
+// No-op for null.
 class ScopedStall : NotCopied {
  public:
   explicit ScopedStall(StallTimer* to) : to_(to) {

@@ -31,13 +31,12 @@ class Stages : NotCopied {
  public:
   virtual ~Stages() = default;
 
-  // Called before each forward, backward or weight pass; sets the stage's step and sequences.
   virtual void enter(int /*stage*/, int /*microbatch*/) {}
   // `input` is a leaf that requires a gradient; undefined for stage 0, which reads the micro-batch directly.
   virtual StageOutput forward(int stage, int microbatch, const Var& input) = 0;
   // Allocates the input that `stage` receives.
   virtual Tensor make_activation(int stage, int microbatch) = 0;
-  // Called before and after each pass that accumulates weight gradients (B or W).
+  // Enclose each pass that accumulates weight gradients (B or W).
   virtual void begin_gradients(int stage, int microbatch) = 0;
   virtual void end_gradients(int stage, int microbatch) = 0;
 };

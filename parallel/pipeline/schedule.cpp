@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::array<std::string_view, kPassKinds> kTokens{"F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"};
 
-// Removes and returns the leading digits; -1 if there are none or the number overflows.
+// Removes the leading digits; -1 if there are none or the number overflows.
 int take_number(std::string_view& token) {
   int number = -1;
   const char* const end = token.data() + token.size();
@@ -185,7 +185,6 @@ std::string padded(std::string text, size_t width, char with) {
   return text.substr(0, width);
 }
 
-// Each column shows the action at its midpoint.
 std::vector<std::string> cells(const std::vector<TimedAction>& list, double unit, size_t columns, bool one_stage) {
   std::vector<std::string> row(columns);
   for (const TimedAction& t : list) {

@@ -46,7 +46,7 @@ const std::vector<std::string>& schedule_names();
 Schedule make_schedule(ScheduleKind kind, int ranks, int microbatches, int chunks = 0);
 // Reads a schedule that must match these numbers. Also throws InputError for an invalid file.
 Schedule schedule_from_file(const std::string& path, int ranks, int microbatches, int chunks = 0);
-// A schedule name, or a file path (contains a slash or a dot).
+// A schedule name, or a path (contains a slash or a dot).
 struct NamedSchedule {
   ScheduleKind kind = ScheduleKind::one_f_one_b;
   std::string file = {};  // if not empty, replaces kind

@@ -19,8 +19,6 @@ Schedule insert_messages(const Schedule& schedule);
 // Replaces every B by I and W, with the send of I's result between them.
 Schedule split_backward(const Schedule& schedule);
 
-// Symbolic execution of a schedule, for the validator, the simulator and the diagrams.
-
 struct ActionPlace {
   int rank = 0;
   size_t index = 0;

@@ -214,8 +214,7 @@ void mpi_check(int code, const char* call) {
   throw CommError(std::string(call) + ": " + std::string(text.data(), static_cast<size_t>(length)));
 }
 
-// The window is an anonymous file, created by the first rank of a host and mapped by the others through /proc
-// (parallel/comm/shared_exchange.h).
+// The window is an anonymous file that ranks map through /proc (parallel/comm/shared_exchange.h).
 
 namespace {
 
@@ -288,8 +287,8 @@ namespace {
 
 constexpr int kAlarmTag = 1;
 
-// mpirun binds each of two ranks, or a single one, to one core, so a rank's OpenMP and background threads would share
-// it.
+// mpirun binds each of two ranks, or a single one, to one core, which a rank's OpenMP and background threads would
+// share. So the rank uses all cores that the job may use.
 int unbind(int local_world_size) {
   cpu_set_t mine;
   CPU_ZERO(&mine);
@@ -507,7 +506,7 @@ namespace {
 
 std::string shown(const LaunchOptions& o, const std::string& cause) { return o.shown ? o.shown(cause) : cause; }
 
-// Only the first failed rank reports the cause; the others would repeat that they cannot continue.
+// Only the first failed rank reports the cause.
 [[noreturn]] void leave(MpiWorld& world, const std::string& cause, Status status) {
   if (!world.watch().fail(world.rank(), cause, false)) world.wait_for_abort(cause);
   world.abort(cause, static_cast<int>(status));

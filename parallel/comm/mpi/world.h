@@ -113,7 +113,7 @@ class MpiSession : NotCopied {
   std::unique_ptr<MessageDirectory> messages_;
 };
 
-// Prints "tessera: [rank r] line", calls before_the_end(), and ends all ranks of the job.
+// Prints "tessera: [rank r] line" and ends all ranks of the job.
 [[noreturn]] void end_mpi_job(
     const std::string& line, int status, const std::function<void()>& before_the_end = [] {});
 
@@ -124,7 +124,6 @@ class MpiWindow : NotCopied {
  public:
   // Collective: all ranks get the window or all get null; `why` is the reason on the ranks that know it.
   static std::unique_ptr<MpiWindow> make(MPI_Comm one_host, int64_t bytes_each, std::string& why);
-  // Does not synchronize.
   ~MpiWindow();
   std::byte* segment(int rank) const { return base_ + rank * each_; }  // page-aligned
 
@@ -201,10 +200,9 @@ class MpiWorld : NotCopied {
   std::atomic<bool> printed_{false};
 };
 
-// Messages use MPI. The direct exchange uses shared memory between ranks of one host (parallel/comm/shared_exchange.h)
-// and messages between hosts. native() is MPI's collective, with the library's summation order. Every wait polls
-// failures and the clock; the watcher covers calls that cannot be interrupted. Arrays on GPUs are staged through host
-// memory.
+// Messages use MPI; the direct exchange uses shared memory between ranks of one host (parallel/comm/shared_exchange.h)
+// and messages between hosts. native() has the library's summation order. Every wait polls failures and the clock; the
+// watcher covers calls that cannot be interrupted. Arrays on GPUs are staged through host memory.
 
 class MpiTransport final : public Transport {
  public:

@@ -210,7 +210,6 @@ void NcclTransport::all_gather(const Call& call, bool even) {
   api_->group_end();
 }
 
-// Messages in one group, including a rank's message to itself.
 void NcclTransport::exchange(const Call& call) {
   const int64_t element = element_size(call.dtype);
   const Range mine = range(call, rank());

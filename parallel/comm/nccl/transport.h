@@ -76,8 +76,6 @@ std::unique_ptr<NcclApi> real_nccl(int device, int devices_needed);
 // the communicators of a rank (all that were split from one) share NCCL's stream and one thread for background work,
 // and no call bypasses that thread while it is busy (Communicator::run). If one communicator fails, all are aborted and
 // unusable.
-//
-// Tests use an emulated NCCL (tests/parallel/nccl_test.cpp, tests/parallel/gpu_test.cpp).
 
 class NcclTransport final : public Transport {
  public:

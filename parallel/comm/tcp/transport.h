@@ -38,7 +38,7 @@ Addresses resolved(const std::string& host, const std::string& port, const std::
 
 // An invalid socket, with errno, on failure.
 Descriptor listening_on(const sockaddr* address, socklen_t size, int family);
-// Retries until a peer answers; after the deadline an invalid socket, with the last reason in `why`.
+// Retries until a peer answers or the deadline passes; `why` is the last reason.
 Descriptor connected(const addrinfo& first, const Deadline& deadline, std::string& why);
 
 // Disables batching, so messages are sent immediately, and enables keep-alive, to detect failed hosts.
@@ -53,7 +53,7 @@ struct Endpoint {
 };
 Endpoint own_end(int fd);
 
-// The rendezvous of processes started without a launcher; each has rank 0's address and its own rank.
+// Rendezvous: each process has rank 0's address and its own rank.
 //
 //   rank 0   listens there. Every other rank connects and sends its rank, world size and listening port. When all have
 //            connected, rank 0 sends each the addresses of the others.
@@ -79,7 +79,7 @@ struct RendezvousResult {
 // all ranks if two have the same number or expect different world sizes; CommError if ranks do not connect in time.
 RendezvousResult meet(const RendezvousOptions& options);
 
-// Sent by a rank to rank 0, in native byte order.
+// In native byte order.
 struct Hello {
   static constexpr std::array<char, 8> kMagic = {'T', 'S', 'R', 'm', 'e', 'e', 't', '1'};
   std::array<char, 8> magic = kMagic;
