@@ -19,7 +19,7 @@ namespace tessera {
 struct Push {
   int worker = 0;
   int64_t clock = 0;
-  int64_t version = 0;  // as in the line above
+  int64_t version = 0;  // pushes that the server had applied at the pull
   bool operator==(const Push&) const = default;
 };
 
