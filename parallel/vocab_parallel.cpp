@@ -1,5 +1,4 @@
-// Lookup in a table sharded by rows, and softmax over sharded columns.
-
+// Sharded lookup and cross-entropy.
 #include "parallel/tensor_parallel.h"
 #include "tensor/ops/embedding.h"
 
@@ -22,7 +21,7 @@ Var vocab_parallel_embedding(const Tensor& ids, const Var& table, const Communic
 void vocab_wise(Embedding& e, Communicator& tp, Placement between) {
   if (tp.size() == 1) return;
   const int64_t vocab = e.weight.dim(0);
-  cut_over_ranks(e, e.weight, 0, tp);
+  shard_parameter(e, e.weight, 0, tp);
   e.set_lookup([&tp, between, vocab](const Tensor& ids, const Var& table) {
     return join(vocab_parallel_embedding(ids, table, tp, vocab), tp, between);
   });

@@ -299,7 +299,7 @@ void check_backend(const Plan& p, int64_t ranks) {
     refuse("backend", "tcp requires an address for the rendezvous; expected `rendezvous` HOST:PORT");
   if (!p.rendezvous.empty()) return;
   const std::optional<MpiSurroundings> job = mpi_surroundings();
-  if (const int tasks = lone_tasks(); tasks > 0)
+  if (const int tasks = unlinked_tasks(); tasks > 0)
     refuse("backend",
            "srun started {} tasks without a PMI, so each would be a separate run; expected one task, a PMI (pmix or "
            "pmi2) that connects them, or `rendezvous` and `rank`",

@@ -397,7 +397,7 @@ class AsyncRun {
     const AsyncServer::Hooks hooks{
         .step = [&](int worker, int64_t clock) { return trainer_.worker_step(worker, clock); },
         .on_push = [&](const AppliedPush& push) { show(push); },
-        .wish = [&] { return interrupted() != 0 || (!o_.no_save && take_save_request()); }};
+        .wants_stop = [&] { return interrupted() != 0 || (!o_.no_save && take_save_request()); }};
     AsyncServer& server = trainer_.server();
     while (!server.complete()) {
       const bool saves = o_.save_every > 0 && !o_.no_save;

@@ -68,7 +68,7 @@ void train_rank(const AsyncPlan& plan, Communicator& world, AsyncTraining& out, 
                    static_cast<double>(tokens);
           },
       .on_push = [&](const AppliedPush& push) { out.pushes.push_back(push); },
-      .wish = [&] { return plan.wish && plan.wish(world.rank()); }};
+      .wants_stop = [&] { return plan.wish && plan.wish(world.rank()); }};
   const auto run = [&](int64_t steps) {
     server.run(steps, hooks);
     if (rank == 0) out.stopped.push_back(server.steps());
@@ -416,7 +416,7 @@ TEST(AsyncStop, CommonPlacesHaveEqualPushesOnAllServers) {
       }
       if (different.size() == 1) expected.push_back(static_cast<int64_t>(n));
     }
-    EXPECT_EQ(common_places(log), expected);
+    EXPECT_EQ(stop_points(log), expected);
   }
 }
 

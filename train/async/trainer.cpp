@@ -129,7 +129,7 @@ std::vector<NamedTensor> AsyncTrainer::pulled() {
   std::vector<NamedTensor> out;
   for (int w = 0; w < axis_->size(); ++w)
     for (size_t u = 0; server_.holds(w) && u < units.size(); ++u) {
-      const Tensor whole = server_.gather_held(u, w);
+      const Tensor whole = server_.gather_worker(u, w);
       if (axis_->rank() == 0) add_slots(units[u].slots, whole, of_worker(w), "", out);
     }
   return out;

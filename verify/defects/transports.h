@@ -34,7 +34,7 @@ class AroundTransport : public Transport {
   int64_t direct(const Call& call) override { return inner_->direct(call); }
   int64_t native(const Call& call) override { return inner_->native(call); }
   bool only_queues(const Call& call) const override { return inner_->only_queues(call); }
-  std::function<void()> native_beside(const Call& call) override { return inner_->native_beside(call); }
+  std::function<void()> start_native(const Call& call) override { return inner_->start_native(call); }
   std::shared_ptr<CommWorker> background() override { return inner_->background(); }
   void check_progress(double waited_s, const std::string& during) override { inner_->check_progress(waited_s, during); }
   // Subgroups are wrapped in the same way.
@@ -88,8 +88,8 @@ class FaultTransport final : public AroundTransport {
   }
   int64_t direct(const Call& call) override { return takes_part() ? inner().direct(call) : 0; }
   int64_t native(const Call& call) override { return takes_part() ? inner().native(call) : 0; }
-  std::function<void()> native_beside(const Call& call) override {
-    if (takes_part()) return inner().native_beside(call);
+  std::function<void()> start_native(const Call& call) override {
+    if (takes_part()) return inner().start_native(call);
     return [] {};
   }
 
