@@ -18,8 +18,8 @@ namespace tessera {
 namespace fs = std::filesystem;
 namespace {
 
-// Creates the folder atomically: `fill` writes into a temporary folder next to it, which is then renamed. Throws
-// OutputError naming --out if the name exists already.
+// Creates the folder atomically: `fill` writes into an adjacent temporary folder, which is then renamed. Throws
+// OutputError naming --out if the name exists.
 void make_model_folder(const std::string& out, const std::function<void(const fs::path& made)>& fill) {
   fs::path folder = fs::absolute(out).lexically_normal();
   if (!folder.has_filename()) folder = folder.parent_path();
@@ -42,9 +42,9 @@ bool is_qwen2_tokenizer(const Tokenizer& tokenizer) {
   return tokenizer.files().at("tokenizer_config.json").find("\"Qwen2Tokenizer") != std::string::npos;
 }
 
-// Writes the tokenizer in Hugging Face format, with its generation settings extended by `turn_ends`, and copies their
-// ids into an existing config.json of a model. Unset ids are written as null, because a missing key means the default
-// of the model family.
+// Writes the tokenizer in Hugging Face format, with `turn_ends` added to its generation settings, and copies their ids
+// into an existing config.json. Unset ids are written as null, because a missing key means the default of the model
+// family.
 void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer, const std::vector<int32_t>& turn_ends = {}) {
   nlohmann::json settings = nlohmann::json::parse(tokenizer.generation_config());
   std::vector<int32_t> ends = generation_ends(tokenizer);
@@ -64,7 +64,7 @@ void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer, const s
   write_file(model, config.dump(2) + "\n");
 }
 
-// `checkpoint reshard`: rewrites a run with one file per rank of a layout, or with full tensors.
+// checkpoint reshard
 
 void write_tensor_file(const fs::path& file, const SavedTensors& saved, const std::vector<SavedPart>& parts,
                        std::map<std::string, std::string> about, bool full) {
@@ -103,7 +103,7 @@ std::vector<std::vector<SavedPart>> full_tensor_parts(const SavedTensors& saved)
   return {all};
 }
 
-// Independent DiLoCo replicas each have a state, which cannot be converted to another number of replicas.
+// Each independent DiLoCo replica has its own state, which cannot be converted to another number of replicas.
 void check_replicas_stay(const Plan& before, const Plan& after) {
   if (before.dp_mode == DataMode::diloco && before.dp != after.dp)
     bad_usage(
@@ -112,15 +112,15 @@ void check_replicas_stay(const Plan& before, const Plan& after) {
         before.dp, after.dp);
 }
 
-// Writes the newest checkpoint of FROM as a new run, with full tensors if no layout option is given. One tensor is in
-// memory at a time.
+// Writes the newest checkpoint of FROM as a new run: one file per rank of the layout, or full tensors without layout
+// options. One tensor is in memory at a time.
 void reshard(const CheckpointOptions& o) {
   std::vector<std::string> passed_over;
   const Checkpoint from = find_checkpoint(o.from, passed_over);
   TrainOptions run;
   apply_config_file(run, (from.path / "config.toml").string());
   const Plan before = make_job(run).plan;
-  if (!o.layout.empty()) {  // the options specify the complete layout; nothing is taken from the run's layout
+  if (!o.layout.empty()) {  // the options specify the complete layout
     forget(run, {"ranks", "dp", "tp", "pp", "cp", "chunks", "shard_ranks", "zero", "schedule", "servers"});
   }
   for (const auto& [name, text] : o.layout) set_option(run, name, text);
@@ -158,20 +158,20 @@ void reshard(const CheckpointOptions& o) {
   print(fmt::format("{} resharded to {} in {} files\n", one_line(from.path.string()), one_line(o.out), files));
 }
 
-// `checkpoint quantize`: writes a folder with 4-bit layers in GPTQ format.
+// checkpoint quantize
 
 std::string group_rows(int64_t group) { return group > 0 ? fmt::format("groups of {}", group) : "rows"; }
 
-// Kernels of other programs read this many codes at once.
+// Other programs' kernels read this many codes at once.
 constexpr int64_t kMultiple = 32;
 
-// Checked before hours of quantization.
+// Runs before hours of quantization.
 void check_sizes(const ModelConfig& config) {
   const std::unique_ptr<LanguageModel> model = make_model(config);
   std::set<std::string> names;
   for (int64_t i = 0; i < config.layers; ++i)
     for (Linear* l : model->layer(i).all<Linear>()) names.insert(l->parameter(l->weight).name);
-  hub_config(config, DType::float32);  // throws if the hub has no family for the model
+  hub_config(config, DType::float32);  // throws if no hub family fits the model
   for (const HubTensor& t : hub_tensors(config))
     for (const HubTensor::Piece& piece : t.pieces)
       if (names.contains(t.name) && (piece.rows % kMultiple != 0 || t.shape[1] % kMultiple != 0))
@@ -276,9 +276,8 @@ void import_model(const CheckpointOptions& o) {
                     one_line(o.out), one_line(o.out), one_line(o.out)));
 }
 
-// transformers chooses the tokenizer of a qwen2 model by the model type, and a model with biases of only q, k and v has
-// this type. With another tokenizer, the model is written as llama, whose additional bias of the attention output is
-// zero.
+// transformers chooses the tokenizer of a qwen2 model by the model type, and a model with biases on only q, k and v has
+// this type. With another tokenizer, the model is written as llama, whose additional attention output bias is zero.
 void leave_qwen2(Pretrained& from, const Tokenizer& tokenizer) {
   ModelConfig& c = from.config;
   if (c.family != Family::llama || !c.qkv_bias || c.proj_bias || c.qk_norm || c.window > 0 || c.experts.count > 0 ||
@@ -303,13 +302,13 @@ void write_folder(const fs::path& folder, const CheckpointOptions& o, const Pret
     write_hub_folder(folder, from.config, {dtype, from.tensors, from.dtype});
 }
 
-// How the model ends an answer in the template that it was trained on.
+// The tokens that end an answer in the template on which the model was trained.
 Asked answer_markers(const Pretrained& from, const Tokenizer& tokenizer) {
   const bool has_own = from.chat_template == ChatTemplate::automatic && !tokenizer.chat_template().empty();
   if (!has_own && jinja_source(from.chat_template).empty()) return {};
   try {
     return ask({}, {.style = from.chat_template}, tokenizer);
-  } catch (const Error&) {  // the template is not supported here, so the model was not trained on it
+  } catch (const Error&) {  // an unsupported template was not used for training
     return {};
   }
 }

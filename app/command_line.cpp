@@ -1,5 +1,5 @@
-// The command line, based on CLI11, which only splits the arguments. Field descriptors parse the values, so that errors
-// of the command line and of the configuration file agree.
+// The command line. CLI11 only splits the arguments; field descriptors parse the values, so that errors of the command
+// line and of the configuration file agree.
 #include <CLI/CLI.hpp>
 #include <tuple>
 
@@ -43,13 +43,13 @@ bool is_plan_property(const Setting& s) {
          name == "recompute" || name == "optimizer";
 }
 
-// The footer of a command's help, app/help/NAME.txt; empty if there is no such file.
+// The content of app/help/NAME.txt; empty if the file does not exist.
 std::string help_footer(const std::string& command) {
   const auto found = std::ranges::find(help::help_files(), command, &help::File::name);
   return found == help::help_files().end() ? "" : std::string(found->text.substr(0, found->text.size() - 1));
 }
 
-// All commands with their options, each registered once, for CLI11 and for `describe`.
+// Registers each option once, for CLI11 and for `describe`.
 class CommandLine {
  public:
   CommandLine();
@@ -61,9 +61,9 @@ class CommandLine {
 
   CLI::App* command(CLI::App& owner, const std::string& name, const std::string& about);
   void add(CLI::App* to, const Setting& setting, const Take& take, bool has_default);
-  // Options of the command itself. All errors are collected in `errors_`, so that the user sees every one of them.
+  // Options of the command itself. Errors are collected in `errors_`, so that all of them are reported.
   void add(CLI::App* to, const Settings& settings);
-  // Options of a run: collected as text and parsed together after the whole command line is known.
+  // Options of a run: collected as text and parsed after the complete command line is known.
   void add_run(CLI::App* to, TrainOptions& defaults, Args& args, const std::function<bool(const Setting&)>& wanted,
                Defaults shown = Defaults::none);
   void add_run(CLI::App* to, Args& args, const Names& names) {
@@ -249,7 +249,8 @@ const CLI::App* CommandLine::chosen() const {
   return all.empty() ? nullptr : all.front();
 }
 
-// Reports every unknown option, or the first unexpected argument if all options are known, with the nearest valid name.
+// Reports every unknown option with the nearest valid name, or, if all options are known, the first unexpected
+// argument.
 void CommandLine::refuse_leftovers() {
   const CLI::App* const command = chosen();
   std::vector<std::string> left = app_.remaining(true);
@@ -275,7 +276,6 @@ void CommandLine::refuse_leftovers() {
   }
 }
 
-// Rewords the parse errors of CLI11 in Tessera's form.
 std::string parse_error_text(const CLI::ParseError& e) {
   std::string text = e.what();
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&e) != nullptr)
@@ -296,7 +296,7 @@ void CommandLine::set_all(TrainOptions& o, const Args& args) {
   errors_.raise();
 }
 
-// The model is not open yet, so the options are parsed on their own to report errors early.
+// Parses the run options before the model is opened, to report errors early.
 template <class Options>
 Options CommandLine::with_checked_args(Options o) {
   TrainOptions run;
@@ -315,7 +315,7 @@ Command CommandLine::verify() {
   return verify_;
 }
 
-// Stores the base model's path as an absolute path. A resumed run must use the base model it started with.
+// Makes the base model's path absolute. A resumed run must use the base model with which it started.
 void fix_base(TrainOptions& o) {
   TrainOptions saved;
   const std::string config = o.out ? (std::filesystem::path(*o.out) / "config.toml").string() : "";

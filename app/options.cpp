@@ -21,7 +21,7 @@ constexpr const char* kFormat = "format of standard output";
 constexpr const char* kSpecial = "encode names of special tokens in the data as these tokens, not as text";
 constexpr const char* kNoBos = "omit the tokens that the tokenizer adds before and after a text";
 
-// The fields of a run that configure this program rather than the model, its optimization or its plan.
+// Fields of a run that do not configure the model, its optimization or its plan.
 void add_data_and_tuning(Settings& s, TrainOptions& o) {
   s.group("Model");
   s.add(o.model, {"model", "preset that provides the sizes"}).of(preset_names());
@@ -107,7 +107,7 @@ void add_files(Settings& s, TrainOptions& o) {
       .of_call();
 }
 
-// Keys of a run's config.toml without an option: the base model of its adapters.
+// Keys of a run's config.toml without an option.
 constexpr std::array<std::string_view, 2> kFacts = {"adapter-base", "base-hash"};
 bool is_in_files(const Setting& s) { return s.field.in_words || std::ranges::count(kFacts, s.word()) > 0; }
 

@@ -1,4 +1,4 @@
-// The plan as JSON for records: the fields that determine the layout of ranks.
+// The fields of a plan that determine the layout of ranks, as JSON for records.
 #pragma once
 #include "settings/json.h"
 #include "train/job.h"

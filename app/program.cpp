@@ -19,7 +19,7 @@
 namespace tessera {
 namespace {
 
-// Parses FROM:TO:FACTOR, or a single size; K, M and G are powers of 1024.
+// Parses FROM:TO:FACTOR or a single size; K, M and G are powers of 1024.
 std::vector<int64_t> parse_sizes(const std::string& text) {
   std::vector<int64_t> numbers, out;
   for (std::string part : split(text, ':')) {
@@ -59,7 +59,7 @@ int run(const BenchOptions& o) {
   return 0;
 }
 
-// The command `data`: a token dataset from texts or from token files.
+// The command `data`: converts texts or token files to a token dataset.
 
 std::vector<std::string> dataset_sources(const DatasetOptions& o) {
   std::vector<std::string> out;
@@ -113,8 +113,8 @@ int print_verdict(const lab::Verdict& verdict, const std::string& text) {
   return verdict.solved ? 0 : static_cast<int>(Status::verification);
 }
 
-// Prints a table of points by puzzle and exercise, one row per learner as soon as all submissions of the learner are
-// graded; as JSON, one line per submission and one per learner. Errors of a submission do not stop the grading of
+// Prints a table of points by puzzle and exercise, with one row per learner as soon as all the learner's submissions
+// are graded; as JSON, one line per submission and one per learner. Errors of a submission do not stop the grading of
 // others.
 int check_class(const LabOptions& o) {
   const auto all = lab::handed_in(o.all);
@@ -130,7 +130,7 @@ int check_class(const LabOptions& o) {
   std::string line = fmt::format("{:<{}}", "learner", width), notes;
   for (const std::string& name : names) line += fmt::format(" {:>3}", name);
   if (as_text) print(line + "   all\n");
-  std::map<std::pair<int, uint64_t>, std::string> seeds;  // of puzzles, with the learner who used them first
+  std::map<std::pair<int, uint64_t>, std::string> seeds;  // of puzzles, with their first learner
   for (const auto& [learner, handed_in] : all) {
     std::map<std::string, int> points;
     int solved = 0;
@@ -227,13 +227,13 @@ int run(const Command& command, const std::vector<std::string>& args) {
   return std::visit([](const auto& o) { return run(o); }, command);
 }
 
-// OpenMP itself aborts without a message if the number of threads is far too large.
+// OpenMP aborts without a message if the number of threads is far too large.
 void check_openmp() {
   constexpr int limit = 1024;  // the bound of --threads-per-rank
   if (cpu::threads() > limit) bad_usage("OMP_NUM_THREADS: expected at most {} threads, got {}", limit, cpu::threads());
 }
 
-// Prints the first error, which was detected before the others, in the last line.
+// Prints the first detected error in the last line.
 int fail(std::vector<std::string> messages, Status status) {
   std::fflush(stdout);
   std::rotate(messages.begin(), messages.begin() + 1, messages.end());
@@ -259,7 +259,7 @@ int run_program(int argc, const char* const* argv) {
                 Status::communication);
   } catch (const std::filesystem::filesystem_error& e) {
     return fail({failure_cause(e)}, Status::output);
-  } catch (const std::system_error& e) {  // for example, the limit on processes is reached
+  } catch (const std::system_error& e) {  // for example, the process limit is reached
     return fail({failure_cause(e)}, Status::communication);
   } catch (const std::exception& e) {
     return fail({fmt::format("unexpected failure: {}", e.what())}, Status::communication);

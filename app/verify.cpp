@@ -60,7 +60,7 @@ std::string fault_list(bool json) {
   return json ? all.dump() + "\n" : out;
 }
 
-// The game of --hide: reads a guess from standard input and prints whether it names the fault or its cause.
+// --hide: reads a guess from standard input and prints whether it names the fault or its cause.
 void ask_player(const InjectedFault& d) {
   print("Which fault was injected? A name of `verify --defect list`, or Enter for the diagnosis: ");
   std::string guess;
@@ -100,7 +100,6 @@ Ordered memory_json(const VerifyResult& r) {
   return memory;
 }
 
-// The failed checks: kind, location and observed values.
 Ordered failures_json(const VerifyResult& r) {
   const Observations& o = r.seen;
   Ordered out = Ordered::array();
@@ -146,7 +145,7 @@ Ordered diagnosis_json(const VerifyResult& r) {
   return out;
 }
 
-// `defect` is the injected fault, or null.
+// `defect`: the injected fault or null.
 std::string verify_json(const VerifyResult& r, const TrainOptions& o, const Job& job, const InjectedFault* defect) {
   const auto share = [](const std::optional<double>& x) { return x ? Ordered(*x) : Ordered(nullptr); };
   Ordered bubble = nullptr, defect_json = nullptr;
@@ -288,7 +287,7 @@ int verify_placements(const std::string& file, bool json) {
   return 0;
 }
 
-// Dumps step `step` of the plan into the current directory and excludes the dump from peak memory.
+// Dumps step `step` into the current directory and excludes the dump from peak memory.
 VerifyHooks dumping(int64_t step, VerifyHooks hooks) {
   hooks.made = [step, made = hooks.made](Trainer& rank) {
     made(rank);

@@ -1,13 +1,11 @@
 // The planner's web page and its server on 127.0.0.1, for a single local user. Paths:
-//
-//   /          the page
+// || =  /          the page
 //   /choices   the selectable names and their sizes
 //   /predict   ?model=llama3-8b&hardware=h100&dp=2&pp=4&...: prediction of a plan, as printed by `plan`, and figures
 //   /search    ?model=llama3-8b&hardware=h100&ranks=8&batch=256: the best plans, as printed by `plan`, and a table
-//
-// The server accepts GET and HEAD requests of at most 16 KiB without a body and closes connections that are silent for
-// a few seconds; a search is cancelled when its client disconnects. The Host header must name this server, which
-// prevents DNS rebinding, and requests from pages of other sites are rejected. The server is stateless.
+// || The stateless server accepts GET and HEAD requests of at most 16 KiB without a body, closes connections that are
+// silent for a few seconds, and cancels a search when its client disconnects. It rejects requests from other sites'
+// pages and requests whose Host header does not name it, which prevents DNS rebinding.
 #pragma once
 #include <nlohmann/json.hpp>
 
@@ -30,14 +28,14 @@ struct Answer {
 // {"error": message, "field": field}; an empty field is omitted.
 Answer refusal(int status, const std::string& message, const std::string& field = "");
 
-// Invalid cases are answered with status 400 and {"error": .., "field": ..}. Thread-safe; reads no files and has no
-// state. The caller answers exceptions with status 500.
+// Answers invalid cases with status 400 and {"error": .., "field": ..}; for exceptions, the caller answers with 500.
+// Thread-safe; reads no files.
 Answer answer(const Request& request);
 
-// The HTML page with inlined style and script, built from app/explore/page/.
+// HTML with inlined style and script, built from app/explore/page/.
 extern const std::string_view kPage;
 
-// Width in pixels of a figure across both columns and of one in a single column.
+// In pixels: a figure that spans both columns, and one in a single column.
 struct Widths {
   double wide = 1000, narrow = 480;
 };

@@ -79,7 +79,7 @@ std::string plan_text(const Layout& l) {
   return p.recompute == Recompute::none ? out : fmt::format("{}, recompute {}", out, value_name(p.recompute));
 }
 
-// The values of a plan's controls, in link format.
+// The values of a plan's controls as a URL query.
 std::string link_query(const Layout& l) {
   const nlohmann::ordered_json plan = planner::to_json(l);
   std::string out;

@@ -18,7 +18,7 @@ namespace tessera {
 
 namespace {
 
-// All values are loaded from a file, so none is initialized randomly.
+// No random initialization, because all values are loaded.
 std::unique_ptr<LanguageModel> make_frozen(const ModelConfig& config) {
   std::unique_ptr<LanguageModel> model = make_model(config);
   model->freeze();
@@ -26,7 +26,6 @@ std::unique_ptr<LanguageModel> make_frozen(const ModelConfig& config) {
   return model;
 }
 
-// Prompts as turns of a conversation, or as independent requests.
 class Conversation {
  public:
   // A template on which the model was trained counts as the model's own. Throws Error (usage) for invalid combinations
@@ -44,7 +43,7 @@ class Conversation {
   }
 
   bool has_template() const { return how_.style != ChatTemplate::none; }
-  // The tokens of the conversation so far and this prompt. Throws as ask() does.
+  // The tokens of the conversation up to this prompt. Throws as ask() does.
   Asked asked(const std::string& prompt) const {
     std::vector<Message> turns = turns_;
     turns.push_back({Role::user, prompt});
@@ -60,7 +59,7 @@ class Conversation {
   std::vector<Message> turns_;
 };
 
-// The next non-empty line of standard input, the same on all ranks; nullopt at the end of input.
+// The next non-empty line of standard input, broadcast to all ranks; nullopt at the end of input.
 std::optional<std::string> next_line(Communicator& world) {
   std::string line;
   const bool typed = ::isatty(STDIN_FILENO) == 1;
@@ -76,7 +75,7 @@ std::optional<std::string> next_line(Communicator& world) {
   return line.empty() ? std::nullopt : std::optional(line);
 }
 
-// The printed text: ends before a stop text or an end token.
+// The printed text, which ends before a stop text or an end token.
 class Shown {
  public:
   Shown(const Tokenizer& tokenizer, const GenerateOptions& o, const Asked& asked)
@@ -101,7 +100,7 @@ class Shown {
     if (ended_ == kLength) add_text(decoder_.end());
     ready_ = text_.size();
   }
-  // Returns new text that no stop text can remove any more.
+  // Returns new text that no stop text can remove.
   std::string take() {
     std::string out = text_.substr(taken_, ready_ - taken_);
     taken_ = ready_;
@@ -161,7 +160,7 @@ std::vector<std::string> read_prompts(const GenerateOptions& o) {
   return out;
 }
 
-// The model's generation settings that differ from the options, in one line.
+// The model's generation settings that differ from the options.
 std::string other_settings(const Tokenizer& tokenizer, const GenerateOptions& o) {
   const nlohmann::json settings = nlohmann::json::parse(tokenizer.generation_config());
   const nlohmann::json taken{{"temperature", o.temperature},
@@ -179,7 +178,7 @@ std::string other_settings(const Tokenizer& tokenizer, const GenerateOptions& o)
   return out.empty() ? "" : fmt::format("the model's generation settings, overridden by options: {}\n", out);
 }
 
-// The tokens of a prompt; throws Error (usage) if one is not in the embedding table.
+// Throws Error (usage) if a token of the prompt is not in the embedding table.
 std::vector<int32_t> read_tokens(const std::string& prompt, const Inference& model, const GenerateOptions& o) {
   std::vector<int32_t> out =
       model.tokenizer->encode_with(prompt, {.special_in_text = o.special, .add_ends = !o.no_bos});
@@ -196,14 +195,14 @@ std::string to_json(const std::string& prompt, const Shown& shown) {
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-// The texts to continue; `shown`: they are printed before their continuations.
+// `shown`: texts are printed before their continuations.
 struct Prompts {
   std::vector<std::string> texts;
   std::vector<Asked> asked;
   bool shown;
 };
 
-// Reports a prompt longer than the context, which is truncated to its last tokens; `which` names it.
+// Reports that a prompt exceeds the context and is truncated to its last tokens; `which` names it.
 void report_unread(const std::string& which, const Asked& asked, int64_t context) {
   const int64_t count = std::ssize(asked.tokens);
   if (count > context)
@@ -213,7 +212,7 @@ void report_unread(const std::string& which, const Asked& asked, int64_t context
                stderr);
 }
 
-// Generates and prints a text for each prompt. All ranks call it and receive the first text.
+// Generates and prints a text for each prompt. Called on all ranks, which receive the first text.
 std::string write_texts(const Inference& model, const GenerateOptions& o, Trainer& part, const Prompts& prompts,
                         uint64_t seed) {
   Communicator& world = part.world();
@@ -278,9 +277,7 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
   return o.chat && world.size() > 1 ? broadcast_text(world, shown[0].text(), 0) : shown[0].text();
 }
 
-// The command `evaluate`: the mean loss of a model on a text.
-
-// The evaluation of a text, or of one dataset of a mixture.
+// The evaluation of a text or of one dataset of a mixture.
 struct Found {
   std::string name;
   double share = 1;
@@ -312,7 +309,7 @@ nlohmann::ordered_json result_json(const Found& f) {
   return {{"loss", f.loss}, {"tokens", f.text.rows->targets()}, {"bits_per_byte", f.bits()}};
 }
 
-// The result as text or JSON; for a mixture the weighted mean, followed by its datasets.
+// For a mixture, the weighted mean and its datasets.
 std::string result(const TrainOptions& run, const std::vector<Found>& all) {
   const bool json = run.format == "json";
   if (all.size() == 1) return (json ? result_json(all[0]).dump() : to_text(all[0])) + "\n";

@@ -46,7 +46,6 @@ std::string step_text(const planner::Prediction& p) {
   return fmt::format("{} ({:.{}f}-{:.{}f})", step, p.fastest_s, digits, p.slowest_s, digits);
 }
 
-// The search request in two lines.
 std::string request_text(const PlanQuestion& asked) {
   const planner::SearchRequest& q = asked.question;
   const double tokens = static_cast<double>(q.batch) * static_cast<double>(q.model.context);
@@ -89,11 +88,11 @@ std::string for_shell(const std::string& text) {
   return out + "'";
 }
 
-// Model options as they were given.
+// Model options as the user set them.
 std::string model_args(const PlanOptions& o) {
   std::string out;
   if (std::ranges::none_of(o.words, [](const auto& w) { return chooses_job(w.first, w.second); }))
-    out = " --model " + o.run.model;  // otherwise the default job would be trained
+    out = " --model " + o.run.model;  // prevents the default job
   TrainOptions run;
   const Settings all = field_descriptors(run);
   for (const auto& [name, text] : o.words) {
@@ -104,7 +103,7 @@ std::string model_args(const PlanOptions& o) {
   return out;
 }
 
-// Options of a model that was read from a file.
+// Options of a model read from a file.
 std::string model_args(const planner::ModelShape& m) {
   std::string out =
       fmt::format(" --family {} --layers {} --channels {} --heads {} --ffn {} --vocab {} --context {}",
@@ -212,7 +211,7 @@ constexpr size_t kMaxDrawn = 6000;
 
 std::string time_text(double seconds) { return short_time(1e3 * seconds); }
 
-// Labels the lanes with pipeline ranks, skipping labels if the lanes are too low for all of them.
+// Labels the lanes with pipeline ranks, skipping labels that would overlap.
 void set_ranks(Lanes& lanes, double least, double most, double all) {
   const size_t ranks = lanes.lanes.size();
   lanes.left = 56, lanes.tall = std::clamp(all / static_cast<double>(ranks), least, most);
@@ -257,7 +256,7 @@ Part memory_part(const planner::Prediction& p, double limit, double width) {
   return out;
 }
 
-// The passes of the pipeline, truncated if there are too many.
+// Truncated if there are too many passes.
 Part pipeline_part(const planner::Case& c, const planner::Prediction& p, double width) {
   Simulation s = simulate(make_schedule(c.layout.plan), {.stages = p.stages, .message = p.message_s});
   const double bubble = s.bubble_share(), makespan = s.makespan;
@@ -290,7 +289,6 @@ Part pipeline_part(const planner::Case& c, const planner::Prediction& p, double 
   return out;
 }
 
-// Horizontal bars with name, value and colour.
 Lanes bar_lanes(double width) { return {.title = "", .most = 0, .width = width, .left = 128, .right = 118, .gap = 7}; }
 void add_bar(Lanes& to, const std::string& name, double value, const std::string& css, const std::string& note) {
   if (!(value > 0)) return;

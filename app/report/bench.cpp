@@ -1,4 +1,4 @@
-// Rows of `bench`: a table and a figure per group, for one side or a comparison of two.
+// Rows of `bench`: one table and one figure per group, for one side or a comparison of two.
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -15,9 +15,9 @@ using bench::quantile;
 
 constexpr double kWideSpread = 0.1;
 constexpr double kBusy = 0.2;         // fraction of the cores used by other processes before the benchmark
-constexpr double kBusyRow = 0.1;      // the same during a row
+constexpr double kBusyRow = 0.1;      // during a row
 constexpr double kMachine = 0.05;     // change of the fixed reference work that indicates a different machine state
-constexpr double kOneStart = 0.1;     // variation of a row between two starts of a program
+constexpr double kOneStart = 0.1;     // variation between two starts of a program
 constexpr double kManyStarts = 0.05;  // variation of medians over several starts
 constexpr size_t kFewest = 5;         // minimum number of rounds for quartiles, and of runs for medians
 
@@ -56,7 +56,7 @@ std::string_view group_name(std::string_view name) {
   return name.ends_with("/fit") ? name.substr(name.size() - 3) : name.substr(0, name.find('/'));
 }
 
-// Four digits; two if the spread is above 10%, one if it is above 50%.
+// Four digits; two if the spread exceeds 10%, one if it exceeds 50%.
 std::string number(double x, double spread = 0) {
   if (spread > kWideSpread && x > 0) {
     const double unit = std::pow(10, std::floor(std::log10(x)) - (spread > 0.5 ? 0 : 1));
@@ -76,7 +76,7 @@ std::string quartiles(const Times& t) {
 
 using Group = std::vector<const BenchRow*>;
 
-// Strategy and schedule rows with the same dtype and ranks are sorted by their ratio to one rank, or else by time,
+// Strategy and schedule rows with the same dtype and ranks are sorted by their ratio to one rank, otherwise by time,
 // fastest first; other rows keep their order.
 std::map<std::string, Group> group_rows(const Bench& all) {
   std::map<std::string, Group> out;
@@ -134,8 +134,8 @@ Table rows_table(const Group& group, size_t files) {
   return out;
 }
 
-// A box for the middle half of the rounds and a line for their full range, on a logarithmic scale; for two sides
-// relative to the median of the first, so that the noise of all rows is comparable.
+// A box for the interquartile range and a line for the full range, on a logarithmic scale; two sides are relative to
+// the median of the first, so that the noise of all rows is comparable.
 Picture render_times(const Group& group, size_t files, double width) {
   double least = 1e300, most = 0;
   const std::string unit = group[0]->unit;
@@ -243,7 +243,7 @@ std::vector<Verdict> verdicts(const std::vector<const BenchRow*>& group) {
   for (const BenchRow* row : group)
     for (const auto& [what, changes] : {std::pair(Sample::reference, &one_rank), {Sample::time, &rows}})
       if (const double changed = compare(*row, what).ratio; changed > 0) changes->push_back(std::log(changed));
-  // The noise shown by controls: the one-rank rounds of all rows, or without them the rows themselves, of which the
+  // The noise of the controls: the one-rank rounds of all rows or, without them, the rows themselves, of which the
   // program may have changed a quarter. On an unchanged machine, a change common to all rows is not noise.
   const auto largest = [](Times changes, double common, double fraction) {
     for (double& change : changes) change = std::abs(change - common);

@@ -1,4 +1,4 @@
-// Predicted plans as records, so that figures of plans are reproducible.
+// Predicted plans as records for reproducible figures.
 #include <numeric>
 
 #include "app/commands.h"
@@ -59,7 +59,7 @@ Record start_record(const TrainOptions& o) {
     rank.peaks = {m.held.parameters, m.held.gradients, m.held.optimizer, m.activations, 0, m.communication};
     rank.peak = m.total();
   }
-  const int64_t steps = p.sync_every;  // the period of synchronization; bytes are averaged over it
+  const int64_t steps = p.sync_every;  // bytes are averaged over a synchronization period
   Job long_run = job;
   long_run.optim.steps = steps + 1;
   for (const SentBytes& s : expected_bytes(long_run, steps))
@@ -99,13 +99,12 @@ std::vector<Record> planned(const Args& words) {
 
 namespace tessera {
 
-// The command `report`: runs with --trace or failed runs as HTML or text, or single figures.
+// The command `report`: an HTML or text report on traced or failed runs, or a single figure.
 
 namespace {
 
 namespace fs = std::filesystem;
 
-// The flight record of a failed run, or the report of another run.
 std::string report_content(const fs::path& run, bool as_page) {
   const fs::path flights = run / kFlightFile;
   if (is_there(flights))
@@ -122,7 +121,7 @@ std::vector<report::Record> load_records(const ReportOptions& o) {
 
 bool is_bench_file(const std::string& run) { return run.ends_with(".json"); }
 
-// Files of `bench`; an argument is a file name or a pattern.
+// An argument is a file name or a pattern.
 std::string bench_content(const ReportOptions& o) {
   report::Bench all;
   for (size_t side = 0; side < o.runs.size(); ++side) {
@@ -149,7 +148,7 @@ std::string content(const ReportOptions& o) {
   return report::compare_to_text(runs[0], runs[1], as_page);
 }
 
-// By default, the report is written next to the first run; the second run is part of its name.
+// Next to the first run by default; its name includes the second run.
 fs::path report_path(const ReportOptions& o) {
   if (o.out) return *o.out;
   std::string name = o.figure.value_or("report");

@@ -1,4 +1,4 @@
-// Comparison of two runs, and the flight record of a failed run.
+// Comparison of two runs; the flight record of a failed run.
 #include <nlohmann/json.hpp>
 
 #include "app/report/report.h"
@@ -32,7 +32,7 @@ std::string value_text(Unit unit, const Maybe& x) {
   return unit == Unit::loss ? fmt::format("{:.4f}", *x) : grouped(std::llround(*x));
 }
 
-// The change from a to b: in percentage points for fractions, absolute for losses, otherwise relative.
+// In percentage points for fractions, absolute for losses, otherwise relative.
 std::string change(Unit unit, const Maybe& a, const Maybe& b) {
   if (!a || !b) return "";
   if (*a == *b) return "same";
@@ -41,7 +41,7 @@ std::string change(Unit unit, const Maybe& a, const Maybe& b) {
   return *a > 0 ? fmt::format("{:+.1f}%", 100 * (*b / *a - 1)) : "";
 }
 
-// The end of a value that is wider than its column.
+// The end of a value that exceeds its column width.
 std::string trailing_text(const std::string& text) {
   constexpr size_t most = 17;
   return text.size() <= most ? text : "..." + text.substr(text.size() - most + 3);
@@ -60,7 +60,7 @@ class Comparison {
 
  private:
   void begin(const std::string& name) { part_ = name; }
-  // Adds a row if at least one run has the value; the first row of a part is preceded by its heading.
+  // Adds a row if either run has the value, with the heading before the first row of a part.
   template <class Get>
   void row(const std::string& name, Unit unit, Get&& get) {
     const Maybe a = get(a_), b = get(b_);
@@ -124,7 +124,7 @@ class Comparison {
     time_and_share("hidden behind computing", [](const Exposure& e) { return e.hidden; });
   }
 
-  // Bytes per step if both runs have traces, otherwise bytes of the full run, which the summary contains.
+  // Bytes per step if both runs have traces, otherwise the summary's bytes of the full run.
   void sent() {
     const bool traced = a_.step.step > 0 && b_.step.step > 0;
     begin(traced ? "bytes that all ranks together sent in a step" : "bytes sent in the whole run");
@@ -236,8 +236,8 @@ RankFlight parse_flight(const Json& line) {
 
 bool is_message(const std::string& operation) { return operation == "send" || operation == "recv"; }
 
-// A table row with a cell per rank of css "done", "in" or "missing". All ranks of an axis execute the same operations
-// in the same order, except messages.
+// Cells per rank of css "done", "in" or "missing". All ranks of an axis execute the same operations in the same order,
+// except messages.
 Row flight_row(const Flights& all, const std::string& axis, int64_t number) {
   std::vector<std::pair<std::string, const char*>> cells(static_cast<size_t>(all.ranks), {"unknown", "missing"});
   const FlightOperation* first = nullptr;

@@ -1,5 +1,4 @@
-// Formatting of numbers; figures from boxes, lanes, charts and axes; rendering of parts as HTML, text and SVG files,
-// and of pages.
+// Number formatting; figures from boxes, lanes, charts and axes; rendering of parts and pages as HTML, text and SVG.
 #include "app/report/drawing.h"
 
 #include <fmt/format.h>
@@ -18,7 +17,7 @@ namespace {
 constexpr double kLetter = 6.7;  // approximate width in pixels
 constexpr double kLetterLine = 13, kKey = 11, kLine = 20, kBelow = 22, kThin = 4;
 
-// The approximate width of a UTF-8 text in pixels.
+// Approximate, in pixels.
 double text_width(std::string_view text) {
   return kLetter * static_cast<double>(std::ranges::count_if(text, [](char c) { return (c & 0xc0) != 0x80; }));
 }
@@ -92,7 +91,7 @@ text.title { fill: var(--ink); font-weight: 600; font-size: 15px; }
 .c2 { fill-opacity: .2; }
 )css";
 
-// The style of figures. A colour's name is also the class of elements filled with it.
+// A colour's name is also the class of elements filled with it.
 std::string picture_rules() {
   std::string out = kPictureRules;
   for (const Colour& c : kColours) out += fmt::format(".{0} {{ fill: var(--{0}); }}\n", c.name);
@@ -105,7 +104,6 @@ std::string variables(const char* Colour::*which) {
   return out;
 }
 
-// The rule with colours inserted for variables.
 std::string coloured(std::string rule, const char* Colour::*which) {
   for (const Colour& c : kColours) {
     const std::string name = fmt::format("var(--{})", c.name);
@@ -125,7 +123,7 @@ bool uses(const std::string& body, const std::string& rule) {
   return false;
 }
 
-// The style of a page and its figures. Printed pages are light.
+// The style of a page and its figures; printed pages are light.
 std::string page_style() {
   const std::string light = variables(&Colour::light), dark = variables(&Colour::dark);
   return "\n:root { color-scheme: light dark;" + light +
@@ -133,8 +131,8 @@ std::string page_style() {
          picture_rules();
 }
 
-// The style of a self-contained SVG file: only rules of classes in `body`, with colours inserted, because most SVG
-// viewers other than browsers do not support variables, and again for dark screens.
+// The style of a self-contained SVG file: only rules of classes in `body`, with colours inserted because most SVG
+// viewers except browsers lack variables, and again for dark screens.
 std::string figure_style(const std::string& body) {
   std::string light, dark;
   std::istringstream rules(picture_rules());
@@ -147,7 +145,7 @@ std::string figure_style(const std::string& body) {
          "@media screen and (prefers-color-scheme: dark) {\n" + dark + "}\n";
 }
 
-// The script shows tooltips and highlights the boxes of the same micro-batch.
+// Shows tooltips and highlights the boxes of the same micro-batch.
 constexpr const char* kScript = R"js(
 "use strict";
 const tip = document.getElementById("tip");
@@ -201,7 +199,7 @@ std::string legend(const std::vector<LegendEntry>& entries) {
   return entries.empty() ? "" : "<p class=\"legend\">" + out + "</p>\n";
 }
 
-// The first column has the same width in the heading as in rows, which are indented.
+// The first column has the same width in the heading as in the indented rows.
 std::string table_text(const Table& t) {
   if (std::ranges::none_of(t.columns, &Column::width)) return "";
   std::string out = t.above;

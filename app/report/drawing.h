@@ -1,5 +1,5 @@
-// Building blocks of reports, the page of a plan and `explore`: formatted numbers, a few kinds of SVG figures, and
-// parts, which are rendered as HTML, text or an SVG file.
+// Building blocks of reports, plan pages and `explore`: formatted numbers, SVG figures, and parts, which are rendered
+// as HTML, text or an SVG file.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -11,16 +11,16 @@
 
 namespace tessera::report {
 
-inline constexpr double kWidth = 1180;       // pixels; width of a figure on a page
-inline constexpr double kFigureWidth = 860;  // width of an SVG file
+inline constexpr double kWidth = 1180;       // figure on a page, in pixels
+inline constexpr double kFigureWidth = 860;  // SVG file
 inline constexpr double kGutter = 150;       // left margin for names
-inline constexpr double kValueMargin = 96;   // right margin for the text after a bar
+inline constexpr double kValueMargin = 96;   // right margin for text after a bar
 
-inline constexpr double kMaxBarRatio = 1000;  // maximum ratio of the longest and the shortest visible bar of a figure
+inline constexpr double kMaxBarRatio = 1000;  // longest to shortest visible bar of a figure
 
 using NumberFormat = std::function<std::string(double)>;
 
-// Escapes text for HTML content and attributes.
+// For HTML content and attributes.
 std::string escaped(std::string_view text);
 // 1,234,567
 std::string grouped(int64_t n);
@@ -36,19 +36,19 @@ std::string tick_of_ms(double time);
 struct LegendEntry {
   std::string css, words;
 };
-// A figure without frame. Without a title it is labelled by its surroundings.
+// Has no frame. Without a title, the surroundings label the figure.
 struct Picture {
   std::string title;
   double width = kWidth, height = 0;
   std::string body = {};
 };
-// The legend inside a figure, wrapped at `width`; moves y below it.
+// Draws a legend inside a figure, wrapped at `width`, and moves y below it.
 std::string legend_svg(const std::vector<LegendEntry>& entries, double left, double width, double& y);
 std::string text_at(double x, double y, std::string_view css, std::string_view text);
 // Converts tooltips to <title> elements, which browsers show without a script.
 std::string with_titles(const std::string& body);
 
-// A coloured box with a tooltip, on which the first of `labels` that fits is written.
+// A coloured box with a tooltip and the first of `labels` that fits.
 struct Box {
   double x = 0, y = 0, width = 0, height = 0;
   std::string css, tip = {};
@@ -57,21 +57,21 @@ struct Box {
 };
 std::string render_svg(const Box& box);
 
-// Lanes with boxes on a common scale: bars of bytes, or ranks over time.
+// Lanes of boxes on a common scale: bars of bytes, or ranks over time.
 struct Mark {
   double begin = 0, end = 0;
   std::string css, tip = {};
   std::vector<std::string> labels = {};
   std::string attributes = {};
-  bool thin = false;  // a line at the bottom of the lane
+  bool thin = false;  // at the bottom of the lane
 };
 struct Lane {
   std::string name;
   std::vector<Mark> marks = {};
-  std::string suffix = {};  // text after the last mark
+  std::string suffix = {};  // after the last mark
   std::string suffix_css = "start";
 };
-// Appends a mark that begins at the end of the last one; zero values are skipped.
+// Appends a mark at the end of the previous one; zero values are skipped.
 void stack(Lane& lane, double value, const std::string& css, const std::string& tip, const std::string& label = "");
 struct Lanes {
   std::string title;
@@ -99,7 +99,7 @@ struct Chart {
 };
 // About `count` round numbers from `low` to `high`.
 std::vector<double> ticks(double low, double high, double count);
-// A table cell, with separate texts for page and text output.
+// Has separate texts for page and text output.
 struct Cell {
   Cell(const char* both) : page(both), text(both) {}
   Cell(const std::string& both) : page(both), text(both) {}
@@ -110,7 +110,7 @@ struct Cell {
 };
 Cell count_cell(int64_t n);
 Cell ms_cell(double ms);
-Cell bar_cell(double share, const std::string& css, const std::string& tip);  // a fraction of the column width
+Cell bar_cell(double share, const std::string& css, const std::string& tip);  // fraction of the column width
 struct Column {
   Cell head;
   bool number = false;
@@ -134,10 +134,10 @@ struct Table {
   std::string note = {};
 };
 
-// A part of a report. Text output consists of `text` and the tables; a page contains everything else, in this order.
+// Text output consists of `text` and the tables; a page contains everything else, in this order.
 struct Part {
   std::string id, title = {};
-  std::vector<std::string> about = {};  // lines below the page heading
+  std::vector<std::string> about = {};  // below the page heading
   std::string words = {};
   std::vector<LegendEntry> legend = {};
   std::vector<std::string> hints = {};
@@ -150,14 +150,14 @@ struct Part {
   std::string text = {};
 };
 std::string as_html(const Table& table);
-std::string fitted_text(const Table& table);  // columns as wide as their contents, ignoring Column::width
+std::string fitted_text(const Table& table);  // fits columns to their contents, ignoring Column::width
 std::string as_html(const std::vector<std::pair<std::string, std::string>>& facts);
 std::string list_html(const std::vector<std::string>& lines);
 std::string as_html(const Part& part, int level = 2);
 std::string as_text(const std::vector<Part>& parts);
 // Only the figures, with `words` as alternative text.
 std::string as_svg_file(const Part& part);
-// A self-contained page of these parts; `numbers` is embedded as JSON for programs.
+// A self-contained page; `numbers` is embedded as JSON for programs.
 std::string html_page(const std::string& title, const std::vector<Part>& parts, const std::string& numbers = "");
 
 }  // namespace tessera::report

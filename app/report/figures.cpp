@@ -1,4 +1,4 @@
-// Figures of runs: the data that each requires, and scales shared by several runs.
+// Figures of runs, with scales shared by several runs.
 #include <limits>
 
 #include "app/report/report.h"
@@ -36,14 +36,13 @@ std::string event_tooltip(const Event& e, const StepSpan& step) {
   return tip;
 }
 
-// The css class of passes of a rank's later stages.
+// The css class that distinguishes a rank's later stages.
 std::string pale(const Schedule& s, int stage) {
   const int chunk = stage < 0 ? 0 : std::min(2, s.chunk(stage));
   return chunk > 0 ? fmt::format(" c{}", chunk) : "";
 }
 
-// The tracks of a rank in one step. The first lane shows computation with stalls over it; sends and receives share a
-// lane, and each axis has one.
+// The first lane shows computation with stalls over it; sends and receives share a lane, and each axis has one.
 Picture rank_timeline(const Record& r, const Rank& rank, const StepSpan& step, double span, double width) {
   const Mark idle{0, step.end - step.begin, "idle"};
   std::map<std::string, Lane> others;
@@ -81,7 +80,6 @@ int64_t total(const MemorySample& h) {
   return sum;
 }
 
-// Memory samples of a step, from its begin to its end.
 std::vector<MemorySample> span_samples(const Rank& rank, const StepSpan& step) {
   std::vector<MemorySample> out;
   for (const MemorySample& h : rank.memory) {
@@ -96,7 +94,7 @@ std::vector<MemorySample> span_samples(const Rank& rank, const StepSpan& step) {
   return out;
 }
 
-// The area of one category, stacked on those before it. A sample is valid until the next one.
+// One category stacked on the previous ones. A sample is valid until the next one.
 std::string area(const std::vector<MemorySample>& samples, size_t category, const Chart& chart) {
   std::string upper, lower;
   for (size_t i = 0; i < samples.size(); ++i) {
@@ -118,7 +116,7 @@ std::string sample_text(const MemorySample& h, const StepSpan& step) {
   return out;
 }
 
-// The memory of a rank during a step. Narrow figures have no tooltips.
+// Narrow figures have no tooltips.
 Picture rank_memory(const Rank& rank, const StepSpan& step, double most, double width) {
   const std::vector<MemorySample> samples = span_samples(rank, step);
   const Chart chart{.width = width,
@@ -308,7 +306,7 @@ Part timelines(const Records& runs, double width) {
   return f;
 }
 
-// The predicted memory of ranks: a bar for each group of equal ranks.
+// One bar for each group of equal ranks.
 Part planned_memory(const Records& runs, double width) {
   Part f{.id = "memory",
          .title = heading("Memory of a rank at its peak", runs),

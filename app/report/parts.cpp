@@ -1,4 +1,3 @@
-// The parts of a run's report: run, loss, pipeline, timeline, memory, bytes and experts.
 #include <cctype>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -132,7 +131,7 @@ std::string schedules_text(const Record& r, const MeasuredPipeline& p, const Ste
                            r.schedule.chunks() > 1 ? "Lower case: a rank's later stages.\n" : "");
 }
 
-// A timeline of characters, each of which represents an interval of time.
+// A text timeline: each character represents a time interval.
 class Line {
  public:
   Line(double begin, double end) : begin_(begin), column_((end - begin) / kColumns), taken_(kColumns) {}
@@ -144,7 +143,7 @@ class Line {
     for (auto c = static_cast<size_t>(from); c < kColumns && static_cast<double>(c) < to; ++c)
       taken_[c][letter] += std::min(to, static_cast<double>(c + 1)) - std::max(from, static_cast<double>(c));
   }
-  // The letter of the event that takes most of each column's time; lower case for less than half of it, if `shaded`.
+  // The letter of the event with the largest fraction of each column's time; lower case below one half, if `shaded`.
   std::string str(bool shaded = true) const {
     std::string out(kColumns, '.');
     for (size_t c = 0; c < kColumns; ++c) {
@@ -163,7 +162,7 @@ class Line {
   std::vector<std::map<char, double>> taken_;
 };
 
-// Letters and their meanings: first computation, then axes.
+// First computation, then axes.
 const std::vector<std::string> kKinds = split(
     "F forward|B backward|I input gradient|W weight gradient|G gradient reduction|U update|P pp|D dp|C cp|T tp|"
     "X ep|Y edp|E tied|O world",
@@ -214,7 +213,7 @@ Part timeline_part(const Record& r, const StepSpan& step) {
   return p;
 }
 
-// Peaks are part of every text report; figures require a traced step.
+// Every text report contains peaks; figures require a traced step.
 Part memory_part(const Record& r, const StepSpan& step) {
   Part p = step.step > 0 ? make_figure("memory", {r}, kWidth) : Part{.id = "memory"};
   p.title = fmt::format("Memory in step {}", step.step);
@@ -241,7 +240,7 @@ Part memory_part(const Record& r, const StepSpan& step) {
   return p;
 }
 
-// A page also shows the bytes of the full run, a text the time of the operations in the step.
+// Pages also show the bytes of the full run, text the operations' time in the step.
 Part bytes_part(const Record& r, const StepSpan& step) {
   Part p{.id = "bytes",
          .title = "Bytes by axis and operation",
@@ -319,7 +318,7 @@ std::string experts_text(const Record& r, const StepSpan& step) {
   return out;
 }
 
-// A box for each expert of a layer; `here`: experts per rank.
+// A box per expert of a layer; `here`: experts per rank.
 Picture layer_picture(const std::string& title, const std::vector<int64_t>& layer, size_t here) {
   constexpr double kEven = 24, kMax = 3 * kEven;  // heights of a uniform share and of the tallest box
   Picture out{.title = title, .height = kMax + 18};

@@ -35,7 +35,7 @@ ModelConfig config_in(const fs::path& checkpoint) {
   return job.model;
 }
 
-// Tensors of a checkpoint, converted to the requested dtype.
+// Converts tensors of a checkpoint to the requested dtype.
 FullTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
   return [saved](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
     const SavedTensors::Whole& tensor = saved->at(name);
@@ -54,8 +54,7 @@ FullTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
   };
 }
 
-// The configuration of a folder's model. GPTQ codes are used without conversion if all layers have them in a supported
-// group size; otherwise they are dequantized.
+// Uses GPTQ codes without conversion if all layers have them in a supported group size; otherwise dequantizes them.
 ModelConfig to_model_config(const HubFolder& folder) {
   ModelConfig config = folder.config();
   if (!folder.gptq()) return config;
@@ -85,7 +84,6 @@ bool has_tokenizer(const fs::path& folder) {
   return is_there(folder / "tokenizer.json") || is_there(folder / "vocab.json");
 }
 
-// The base model with the adapters applied.
 Pretrained open_adapted(const fs::path& from, const Base& given) {
   const PeftFolder adapters(from);
   const fs::path base = fs::weakly_canonical(adapters.base(given));
@@ -128,8 +126,8 @@ std::string model_hash(const Pretrained& base) {
   return fmt::format("{:016x}", sum.value());
 }
 
-// Extends tables with new rows, which are the mean of the existing rows, accumulated in row order in double.
-// transformers' resize_token_embeddings() samples around this mean, with 1e-9 of the rows' variance.
+// Extends tables with the mean of the existing rows, accumulated in row order in double. transformers'
+// resize_token_embeddings() samples around this mean, with 1e-9 of the rows' variance.
 FullTensors with_rows(const ModelConfig& from, FullTensors tensors) {
   std::map<std::string, Shape> shapes;
   const std::unique_ptr<LanguageModel> model = make_model(from);
@@ -167,7 +165,7 @@ void refuse(const std::optional<MemoryRefusal>& refusal) {
 
 constexpr double kFarOff = 16;  // smaller mismatches are reported elsewhere, naming the tensor or option
 
-// Checks that the threads of all ranks can be created, and returns the memory limit without their stacks.
+// Checks that the threads of all ranks can be created; subtracts their stacks from the memory limit.
 MemoryLimit limit_without_threads(const Job& job, int64_t local_world_size) {
   if (has_processes(job.plan)) return memory_limit();
   const int64_t team = job.plan.threads_per_rank > 0 ? job.plan.threads_per_rank
@@ -414,7 +412,7 @@ void check_described(const fs::path& config, const fs::path& folder, const Job& 
 
 void check_memory_for_inference(const Job& job) {
   if (job.plan.device != Device::cpu) return;
-  int64_t needed = 0, max_rank = 0;  // total of all ranks, which may be threads of this process, and the maximum
+  int64_t needed = 0, max_rank = 0;  // total of all ranks, which may be threads of this process; maximum
   for (const MemoryByCategory& held : expected_memory(job)) {
     needed += held.parameters;
     max_rank = std::max(max_rank, held.parameters);
@@ -432,7 +430,7 @@ void check_memory_for_verifying(const Job& given) {
   const MinimumMemory of = least_memory(job);
   const MemoryLimit limit = limit_without_threads(job, job.plan.ranks());
   refuse(least_refusal(job, job.plan.ranks(), limit));
-  // The oracle is a separate model, and has a gradient per data rank in addition to those gathered from the plan.
+  // The oracle is a separate model, with a gradient per data rank in addition to those gathered from the plan.
   const double gradients = of.trained * static_cast<double>(element_size(data_options(job).grad_dtype));
   HostMemory here{.ranks = job.plan.ranks(), .more_is = "the oracle"};
   here.more = static_cast<int64_t>(of.held + gradients * static_cast<double>(job.plan.dp * job.plan.cp + 1));

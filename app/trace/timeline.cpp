@@ -68,18 +68,17 @@ std::vector<uint8_t> recv_bytes(Communicator& world, int from, const ArenaPtr& a
   return bytes;
 }
 
-// The logs of all ranks in Chrome's trace event format, which ui.perfetto.dev and chrome://tracing show.
-//
-//   process = rank         "rank 3 (pp 1, dp 0, tp 1)"
+// The logs of all ranks in Chrome's trace event format, for ui.perfetto.dev and chrome://tracing:
+// || =  process = rank         "rank 3 (pp 1, dp 0, tp 1)"
 //   thread = track         step, forward, backward, input gradient, weight gradient, send, receive, update,
 //                          waiting (the rank's own thread, for any communication), and "collective AXIS" for each
-//                          axis; nothing overlaps on a track
+//                          axis; events of a track do not overlap
 //   "X" event              an action of the pipeline ("2F0": stage 2, micro-batch 0), a communication, a phase
-//   "C" event              bytes that the rank held then, by category
+//   "C" event              bytes held by the rank, by category
 
 using Ordered = nlohmann::ordered_json;
 
-// Track order; tracks of mesh axes follow.
+// In display order; tracks of mesh axes follow.
 constexpr const char* kTracks[] = {"step", "forward", "backward", "input gradient", "weight gradient",
                                    "send", "receive", "update",   "waiting"};
 
@@ -125,7 +124,7 @@ class RankTimeline {
     out.push_back({{"ph", "M"}, {"name", what}, {"pid", rank_}, {"tid", tid}, {"args", args}});
   }
 
-  // Tracks of axes are numbered after the fixed tracks, in order of appearance.
+  // Axis tracks follow the fixed tracks, in order of appearance.
   int track_number(const std::string& track) {
     const auto* const found = std::find(std::begin(kTracks), std::end(kTracks), track);
     const bool is_axis = found == std::end(kTracks);
@@ -376,7 +375,7 @@ RunTrace::RunTrace(const TrainOptions& o, Communicator& world) : world_(world) {
 }
 
 RunTrace::~RunTrace() {
-  if (trace_) world_.set_trace(nullptr);  // the communicator outlives this
+  if (trace_) world_.set_trace(nullptr);  // the communicator outlives this object
 }
 
 void RunTrace::stop(Trainer& trainer) {

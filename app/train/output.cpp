@@ -109,7 +109,7 @@ Ordered attention_json(const KernelLog::Attention& a) {
 
 Ordered pass_json(const KernelLog::Pass& p) { return {{"fused", p.fused}, {"apart", p.apart}}; }
 
-// Work of rank 0's GPU: attention kernels, CUDA graph captures and replays or why there were none, fused epilogues.
+// Attention kernels, CUDA graph captures and replays or why there were none, and fused epilogues of rank 0's GPU.
 Ordered gpu_json(const TrainOutput::Facts& f) {
   const auto& log = f.arena->local<KernelLog>();
   const bool each_looked_at = f.graph.replays + f.graph.queued == 0;
@@ -229,7 +229,7 @@ void TrainOutput::summary(const Facts& f) {
   if (options_.format != "json") print(summary_text(f, rate, mfu));
 }
 
-// `share` is the fraction of the machine's peak matmul throughput.
+// `share`: fraction of the machine's peak matmul throughput.
 std::string TrainOutput::summary_text(const Facts& f, double rate, double share) const {
   const std::string run = one_line(run_.string());
   const bool stepped = !rates_.empty();

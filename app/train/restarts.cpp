@@ -1,4 +1,3 @@
-// The launcher of `train --restarts`.
 #include "app/train/restarts.h"
 
 #include <charconv>
@@ -46,7 +45,7 @@ std::string describe_ranks(const Plan& p) {
                      p.pp, p.dp, p.cp, p.tp, p.microbatches, p.microbatches == 1 ? "micro-batch" : "micro-batches");
 }
 
-// Size of metrics.jsonl in bytes; 0 if it does not exist.
+// In bytes; 0 if metrics.jsonl does not exist.
 uintmax_t size_of_records(const fs::path& run) {
   std::error_code error;
   const uintmax_t size = fs::file_size(run / "metrics.jsonl", error);
@@ -65,8 +64,7 @@ int64_t last_recorded_step(const fs::path& run) {
   return step;
 }
 
-// The cause of a failure since then from the flight record (parallel/comm/trace.h): "rank 1: ..."; empty if there is
-// none.
+// The cause of a failure after `since`, from the flight record: "rank 1: ..."; empty if there is none.
 std::string flight_cause(const fs::path& run, std::chrono::system_clock::time_point since) {
   std::error_code error;
   const auto written = fs::last_write_time(run / kFlightFile, error);
@@ -125,7 +123,7 @@ class Launcher {
     int64_t step = 0, from = 0;          // last completed step; step of the newest checkpoint
   };
 
-  // The plan for the current hostfile; changes are reported.
+  // The plan for the current hostfile; reports changes.
   Plan plan_now() {
     if (!o_.hostfile) return full_plan_;
     const std::vector<Host> hosts =
@@ -193,7 +191,7 @@ class Launcher {
     if (first) e.again_s = std::max(0.0, seconds(end - std::max(*first, saved.at)));
     return e;
   }
-  // Ranks of a killed launcher may still run, here or on other hosts, and hold the run's lock.
+  // Ranks of a killed launcher may still run on any host and hold the run's lock.
   void terminate_remaining() const {
     constexpr double kGraceSeconds = 5;
     if (const int ranks = StartedProgram::end_rest(kGraceSeconds); ranks > 0)
@@ -300,7 +298,7 @@ Plan plan_on(Plan plan, int64_t slots) {
 SavedStep newest_saved(const fs::path& run) {
   SavedStep out;
   std::error_code error;
-  // Checkpoints are renamed to this name when they are complete.
+  // Complete checkpoints are renamed to this name.
   for (fs::directory_iterator it(run / "checkpoints", error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();
     if (!name.starts_with("step-") || name.find(".tmp-") != name.npos) continue;

@@ -1,4 +1,3 @@
-// The command `train`: data, run directory, ranks.
 #include "app/train/train.h"
 
 #include <cctype>
@@ -15,8 +14,8 @@ namespace tessera {
 
 namespace {
 
-// The directory of the initial tokenizer. A resumed run uses its newest checkpoint, since the --init model may no
-// longer exist.
+// The source of the initial tokenizer. A resumed run uses its newest checkpoint, because the --init model may no longer
+// exist.
 std::filesystem::path first_tokenizer(const TrainOptions& o) {
   std::vector<std::string> passed_over;
   const auto own =
@@ -68,7 +67,7 @@ Sequences sequences_for(const TrainOptions& o, const Job& s, const Dataset& data
   return made;
 }
 
-// The job for the memory estimate: a pass has at most the tokens of the longest row of examples.
+// For the memory estimate: a pass has at most the tokens of the longest row of examples.
 Job longest_row_job(Job job, const Dataset& d) {
   std::vector<int64_t> lengths;
   const auto add = [&](const Dataset& one) {
@@ -146,7 +145,7 @@ LaunchOptions ranks_of_run(const TrainOptions& o, const Plan& plan, const std::f
   return how;
 }
 
-// Each process opens the data itself, after rank 0 has created missing files.
+// Rank 0 creates missing files before the other processes open the data.
 int train_in_processes(const TrainOptions& asked, const Job& of_asked) {
   int status = 0;
   std::filesystem::path made;
@@ -223,7 +222,7 @@ void introduce(TrainOutput& output, const Run& run, LanguageModel& model, const 
 
 constexpr std::string_view kSpaces = " \n\r\t";
 
-// Titles end with a full stop that does not end a sentence.
+// The full stop of a title does not end a sentence.
 bool is_title(std::string_view before_point) {
   size_t begin = before_point.size();
   while (begin > 0 && std::isalpha(static_cast<unsigned char>(before_point[begin - 1]))) --begin;
@@ -239,7 +238,7 @@ size_t end_at(std::string_view text, size_t at) {
   return end == text.size() || kSpaces.find(text[end]) != kSpaces.npos ? end : 0;
 }
 
-// The start of the next sentence after `end`, or npos.
+// npos if there is none after `end`.
 size_t next_sentence(std::string_view text, size_t end) {
   const size_t begin = std::min(text.find_first_not_of(kSpaces, end), text.size());
   const size_t word = begin < text.size() && (text[begin] == '"' || text[begin] == '\'') ? begin + 1 : begin;
