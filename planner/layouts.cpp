@@ -1,4 +1,4 @@
-// Enumeration of the layouts of a search: meshes by divisors of the rank count, then their variants.
+// Enumerates the layouts of a search: meshes by divisors of the number of ranks, then their variants.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -33,7 +33,6 @@ std::vector<int64_t> divisors(int64_t n) {
   return low;
 }
 
-// Returns the fixed choice, or all choices if it is free.
 template <class T, class All>
 std::vector<T> choices(const std::optional<T>& fixed, const All& all) {
   return fixed ? std::vector<T>{*fixed} : std::vector<T>(all.begin(), all.end());
@@ -62,7 +61,7 @@ class Bases {
     }
     return std::move(found_);
   }
-  // Why the first mesh compatible with the user's choices was rejected.
+  // The error of the first mesh that matches the user's choices.
   const std::optional<FieldError>& why_none() const { return why_none_; }
 
  private:
@@ -124,7 +123,7 @@ class Bases {
   std::optional<FieldError> why_none_ = {};
 };
 
-// The mesh axes fixed by the user: "pp 2 x tp 4".
+// The axes fixed by the user: "pp 2 x tp 4".
 std::string fixed_mesh_text(const Fixed& f) {
   std::string out;
   for (const auto& [name, size] : {std::pair{"pp", f.pp}, {"dp", f.dp}, {"cp", f.cp}, {"tp", f.tp}})

@@ -1,4 +1,4 @@
-// Least-squares fit of kernel constants, call times computed from them, and the measurement file of a machine.
+// Least-squares fit of kernel constants, call times, and the measurement file of a machine.
 #include "planner/machine.h"
 
 #include <fmt/format.h>
@@ -20,7 +20,7 @@
 namespace tessera::planner {
 namespace {
 
-// Constants of the `chosen` sizes by the normal equations; nullopt if the system is singular.
+// Solves the normal equations for the `chosen` sizes; nullopt if they are singular.
 std::optional<Cost> solve(const std::vector<Timed>& timed, unsigned chosen) {
   std::array<size_t, kSizes> of{};
   size_t n = 0;
@@ -76,7 +76,7 @@ std::string cpu_field(const std::string& text, std::string_view key) {
 constexpr std::array<std::string_view, 2> kTypes = {"fp32", "bf16"};
 constexpr int64_t kFormat = 1;
 
-// Visits every field with its key in file order; shared by reader and writer.
+// Visits fields in file order; shared by reader and writer.
 void each_field(Machine& m, const auto& text, const auto& number) {
   text("processor", m.identity.processor);
   text("gpu", m.identity.gpu);
@@ -162,7 +162,7 @@ Identity identity_of_this(std::string_view version) {
       .version = std::string(version)};
 }
 
-// Linear interpolation between measurements, in the number of busy cores and in the cores per rank.
+// Interpolates linearly between measurements, in the number of busy cores and in the cores per rank.
 double Machine::seconds(Kernel kernel, const Sizes& sizes, DType dtype, int64_t threads, double busy) const {
   const auto p = static_cast<double>(identity.processors), wanted = busy * static_cast<double>(threads);
   const auto of = [&](MachineLoad company) {

@@ -1,14 +1,11 @@
-// Measured performance model of this machine: kernel times of a training step on one core, communication times between
-// ranks, and the file that stores them as readable KEY = VALUE lines in the cache directory, one file per machine and
-// program version.
-//
-// The time of a kernel is linear in a few sizes, with measured constants (seconds per unit of a size):
-//
-//   matmul      call, 2 m n k, m n, m k, n k      (m, k) x (k, n): start-up cost per output, packing of both operands
+// Measured performance model of this machine: kernel times of a training step on one core, and communication times
+// between ranks. The cache directory stores one file of KEY = VALUE lines per machine and program version.
+// || Kernel times are linear in a few sizes, with measured constants (seconds per unit of a size):
+// || =  matmul      call, 2 m n k, m n, m k, n k      (m, k) x (k, n): start-up cost per output, packing of both
+// operands
 //   attention   call, b h t d, b h t s, b h t s d t queries, s unmasked keys
 //   others      call, rows, rows x columns
-//
-// fit() computes the constants by non-negative least squares.
+// || fit() computes the constants by non-negative least squares.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -71,7 +68,6 @@ inline constexpr auto kKernelNames = std::to_array<std::string_view>({"product_f
                                                                       "update"});
 inline constexpr size_t kKernels = kKernelNames.size(), kSizes = 5;
 
-// The names of a kernel's constants.
 const std::vector<std::string_view>& size_names(Kernel kernel);
 
 using Sizes = std::array<double, kSizes>;  // of one call; the first is 1
@@ -82,7 +78,6 @@ Sizes row_sizes(double rows, double columns);
 using Cost = std::array<double, kSizes>;
 double seconds(const Cost& cost, const Sizes& sizes);
 
-// One timed call.
 struct Timed {
   Sizes sizes = {};
   double seconds = 0;
@@ -101,12 +96,12 @@ struct Identity {
 };
 Identity identity_of_this(std::string_view version);
 
-// One single-threaded rank while the other cores are idle; one single-threaded rank on each core, all running the same
-// work; one rank with a thread on each core.
+// One single-threaded rank on an otherwise idle machine; one single-threaded rank per core, all with the same work; one
+// rank with a thread per core.
 enum class MachineLoad : uint8_t { alone, together, threads };
 inline constexpr std::array<std::string_view, 3> kMachineLoadNames = {"alone", "together", "threads"};
 
-// Communication operations; bytes are those of the full array, or of the message for send and all_to_all.
+// Bytes refer to the full array, or to the message for send and all_to_all.
 inline constexpr std::array<std::string_view, 5> kExchangeNames = {"all_reduce", "reduce_scatter", "all_gather",
                                                                    "all_to_all", "send"};
 enum class Exchange : uint8_t { all_reduce, reduce_scatter, all_gather, all_to_all, send };
@@ -125,8 +120,8 @@ struct Machine {
   std::array<std::map<int64_t, LinkCost>, kExchangeNames.size()> links = {};  // [Exchange][thread ranks]
   bool operator==(const Machine&) const = default;
 
-  // Seconds per call while `busy` ranks of `threads` threads run concurrently. With more threads than cores, ranks
-  // divide the time of a core; memory bandwidth is shared by all.
+  // Seconds per call while `busy` ranks of `threads` threads run concurrently. Beyond one thread per core, ranks divide
+  // the time of a core; memory bandwidth is always shared.
   double seconds(Kernel kernel, const Sizes& sizes, DType dtype, int64_t threads, double busy) const;
   // Seconds for the ranks of one axis on an otherwise idle machine.
   double seconds(Exchange exchange, int64_t ranks, double bytes) const;
@@ -134,7 +129,7 @@ struct Machine {
 
 std::filesystem::path machine_file(const Identity& identity);
 std::string to_text(const Machine& machine);
-// Throws InputError with a one-line reason; `path` is used in the message.
+// Throws InputError with a one-line reason that names `path`.
 Machine machine_from_text(std::string_view text, const std::string& path);
 // Writes machine_file() atomically. Throws OutputError.
 void save_machine(const Machine& machine);

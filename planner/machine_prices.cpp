@@ -1,4 +1,4 @@
-// Cost model of this machine: times of a rank while the other ranks run, and the resulting step.
+// Cost model of this machine: the step time from times of a rank while the other ranks run.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -39,7 +39,7 @@ class Clock {
     for (size_t i = 0; i < layers_.size(); ++i) add_update(i);
   }
 
-  // All parts except the bubble are computed as if all ranks were busy.
+  // Except for the bubble, all ranks are assumed to be busy.
   void set(Prediction& out) const {
     const double all = real(ranks_), each = real(ranks_ / p_.pp), m = real(p_.microbatches), pp = real(p_.pp);
     std::map<std::pair<size_t, int>, StageTimes> known;
@@ -118,8 +118,8 @@ class Clock {
     return out;
   }
 
-  // All-gathers are split over both passes, reductions belong to W. Half of each message is charged to the sender and
-  // half to the receiver.
+  // All-gathers are split over both passes; reductions belong to W. Sender and receiver are each charged half of a
+  // message.
   StageTimes times(size_t i, double busy) const {
     const Passes all = stage(i, busy).all;
     const Update& u = updates_[static_cast<size_t>(schedule_.rank_of_stage[i])];

@@ -1,4 +1,5 @@
-// Memory and bytes sent by description; conversion of a case to a job for the closed forms and dry run of train/.
+// Memory and communication volume by description; conversion of a case to a job for the closed forms and dry run of
+// train/.
 #include "planner/memory.h"
 
 #include <algorithm>
@@ -13,10 +14,10 @@ namespace {
 
 constexpr int64_t kMaxLayers = 512;  // upper bound for a fast FLOP-balanced split and dry run
 
-// Bytes of the (tokens, channels) arrays of one micro-batch on a rank.
+// Bytes of the (tokens, channels) arrays of a rank's micro-batch.
 struct Arrays {
   double between;  // 16-bit, as laid out between blocks (sharded with sp)
-  double full;     // 16-bit, all local tokens, as matmuls read it
+  double full;     // 16-bit, all local tokens, as read by matmuls
   double mask;     // one byte per element
 };
 Arrays expected_arrays(const Case& c) {
@@ -25,8 +26,8 @@ Arrays expected_arrays(const Case& c) {
   return {between, full, c.software.dropout ? between / 2 : 0};
 }
 
-// Bytes of ZeRO-3 units that are gathered at the same time: two units, of which one may be the head (other frameworks
-// gather it once for both passes), and one gradient; or all parameters of the rank without resharding.
+// Bytes of ZeRO-3 units gathered at the same time: two units, of which one may be the head (other frameworks gather it
+// once for both passes), and one gradient; without resharding all parameters of the rank.
 double gathered(const Case& c, double layer, double head, double held) {
   const Software& s = c.software;
   if (c.layout.plan.zero != ZeroStage::three || data_axis(c.layout).ranks == 1) return 0;
@@ -74,7 +75,7 @@ double saved_by_layer(const Case& c) {
     const double last = m.gated ? a.full : 0, scattered = p.sp && p.tp > 1 ? 2 * a.between : 0;
     return a.between + 2 * query + key + 4 * heads * tokens + 2 * tokens * real(m.hidden()) / t + last + scattered;
   }
-  // Inputs of the two norms and of the two blocks.
+  // Inputs of the two norms and the two blocks.
   const bool norms_again = p.recompute == Recompute::activation_norm;
   double kept = 2 * a.between + (norms_again ? 0 : 2 * a.between) + 2 * a.mask;
   // q, k, v and the attention output; per query-key pair the softmax and, with dropout, mask and result; fused kernels
@@ -116,7 +117,7 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
   const double own = local_tokens(c) * real(c.model.vocab) / t * s.logit_bytes;
   Case none = c;
   none.layout.plan.recompute = Recompute::none;
-  // Workspace of backward: recomputed activations of one layer. For other frameworks also the gradients of the
+  // Workspace of backward: recomputed activations of one layer. Other frameworks also hold the gradients of the
   // feed-forward layer's matmul outputs, and with sp its gathered input and the gradient of that input.
   double workspace = p.recompute == Recompute::block ? saved_by_layer(none)
                      : p.recompute == Recompute::op  ? std::max(0.0, saved_by_layer(none) - kept)
@@ -124,7 +125,7 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
   if (s.name != "tessera")
     workspace += (c.model.gated ? 3 : 2) * 2 * local_tokens(c) * real(c.model.hidden()) / t +
                  (p.sp && p.tp > 1 ? 2 * a.full : 0);
-  double unsharded_table = 0;  // ZeRO-2/3 in Tessera: a table and its gradient are temporarily unsharded
+  double unsharded_table = 0;  // ZeRO-2/3 in Tessera temporarily unshards a table and its gradient
   if (s.name == "tessera" && n > 1 && p.zero >= ZeroStage::two)
     unsharded_table = stage_parameters(c, 0, false, true).dense *
                       (s.reduce_bytes + (p.zero == ZeroStage::three ? s.gather_bytes : 0));
@@ -158,7 +159,7 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
         .communication = gathered(c, stage_parameters(c, 1, false, false).all(),
                                   last ? stage_parameters(c, 0, false, true).all() : 0, held.all()),
         .workspace = workspace};
-    if (s.message_buffers)  // outputs are saved too; a received input is counted as that of the first layer
+    if (s.message_buffers)  // outputs are saved too; a received input counts as that of the first layer
       m.communication +=
           (real(p.microbatches * sides) + flights / chunks * (real(first) - real(last))) * handed_bytes(c, 2);
     if (first) m.activations += flights / chunks * a.mask;  // dropout mask of the embeddings
@@ -198,7 +199,7 @@ std::optional<Job> own_job(const Case& c) {
         job.model.dropout = s.dropout ? 0.1 : 0;
         job.plan.grad_dtype = grad;
         job.plan.ep = c.layout.ep;
-        // Ranks that do not share CPU cores have one GPU each.
+        // A rank that does not share CPU cores has its own GPU.
         job.plan.device = c.hardware.processors == 0 ? Device::cuda : Device::cpu;
         check_sizes(job);
         return job;

@@ -150,7 +150,7 @@ PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& s
   const auto p = static_cast<double>(plan.pp), m = static_cast<double>(plan.microbatches),
              v = static_cast<double>(stages.size()) / p;
   const ScheduleKind kind = plan.schedule;
-  double max_in_flight = m * v;  // in flight
+  double max_in_flight = m * v;
   if (kind == ScheduleKind::naive) max_in_flight = 1;
   if (kind == ScheduleKind::zb_h2) max_in_flight = std::min(m, 2 * p - 1);
   if (kind == ScheduleKind::zb_h1 || kind == ScheduleKind::zb_v) max_in_flight = std::min(m, p) * v;
@@ -182,7 +182,7 @@ PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& s
     seconds = slowest + share * std::max(0.0, all.forward + all.input - all.weight) + way;
   if (kind == ScheduleKind::zb_h2 || kind == ScheduleKind::zb_v) seconds = slowest + stagger + way / 2;
   if (kind == ScheduleKind::v_half || kind == ScheduleKind::v_min) {
-    // The limit of in-flight micro-batches may be below the pipeline latency, so ranks wait in every round.
+    // If the in-flight limit is below the pipeline latency, ranks wait in every round.
     const double each = slowest / m, waits = (all.forward + all.input + 2 * way) / max_in_flight - each;
     seconds = slowest + (kind == ScheduleKind::v_min ? 4 * p - 5 : 3 * p) / 6 * each + m * std::max(0.0, waits);
   }

@@ -1,6 +1,5 @@
-// Predicted time, communication volume and memory of a training step.
-//
-//   Case c{.model = to_model_shape(*preset("llama3-8b")), .layout = {.plan = {.dp = 8, .zero = ZeroStage::three}},
+// Predicted time, communication volume and memory of a training step:
+// || =  Case c{.model = to_model_shape(*preset("llama3-8b")), .layout = {.plan = {.dp = 8, .zero = ZeroStage::three}},
 //          .hardware = hardware_named("h100"), .software = software_named("fsdp")};
 //   Prediction p = predict(c);     // p.step_s, p.parts.bubble, p.memory[p.peak_rank].peak(), ...
 #pragma once
@@ -12,7 +11,7 @@
 
 namespace tessera::planner {
 
-// Sum of the members listed in `names`, a table of (name, member pointer).
+// `names`: (name, member pointer).
 double sum_fields(const auto& all, const auto& names) {
   double sum = 0;
   for (const auto& [name, part] : names) sum += all.*part;
@@ -60,8 +59,8 @@ struct Prediction {
 
 // Throws FieldError for an invalid case.
 Prediction predict(const Case& c);
-// Prediction of a checked case with the given layers per stage and memory by description. Without a clock (in a
-// search), times are closed-form and `bytes` is empty.
+// Predicts a checked case with the given layers per stage and memory by description. Without a clock (in a search),
+// times are closed-form and `bytes` is empty.
 class PipelineClock;
 Prediction by_description(const Case& c, const std::vector<int64_t>& layers, PipelineClock* clock);
 // Replaces memory and bytes by those of a dry run if the case is a run of Tessera.

@@ -1,5 +1,5 @@
-// Time of Work by two cost models. Published hardware (all GPUs) uses closed forms of the literature and data sheets;
-// this machine uses its measurement (machine.h), including ranks that share cores and memory bandwidth.
+// Time of Work by two cost models: closed forms from the literature and data sheets for published hardware (all GPUs),
+// and this machine's measurement (machine.h), including ranks that share cores and memory bandwidth.
 #pragma once
 #include <memory>
 
@@ -22,16 +22,15 @@ inline Passes operator*(double n, Passes p) { return {n * p.forward, n * p.input
 
 struct WorkTime {
   Passes compute = {};               // matmuls, attention, elementwise
-  double recompute = 0;              // part of the input half of backward
+  double recompute = 0;              // in the input half of backward
   Passes tp = {}, cp = {}, ep = {};  // exposed
-  // FLOPs of the forward pass and of recomputation.
   double flops = 0, recompute_flops = 0;
   double forward() const { return compute.forward + tp.forward + cp.forward + ep.forward; }
   double input() const { return compute.input + recompute + tp.input + cp.input + ep.input; }
   double weight() const { return compute.weight + tp.weight; }
 };
 
-// Time of one stage per micro-batch.
+// Per micro-batch.
 struct StageTime {
   Passes all = {};
   Parts parts = {};
@@ -46,7 +45,7 @@ WorkTime published_time(const Case& c, const Work& work);
 double seconds(const Hardware& h, const Sent& sent);
 // Seconds for elementwise passes that read and write `bytes`.
 double bytes_s(const Hardware& h, double bytes);
-// Exposed part of `sent` seconds of communication overlapped with `beside` seconds of compute, plus the slowdown of
+// Exposed time of `sent` seconds of communication overlapped with `beside` seconds of compute, plus the slowdown of
 // that compute (contention).
 double exposed(const Hardware& h, double sent, double beside);
 

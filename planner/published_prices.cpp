@@ -1,4 +1,4 @@
-// Cost model of published hardware; sources are cited at each formula.
+// Cost model of published hardware; each formula cites its source.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -118,7 +118,7 @@ Passes tensor_parallel(const Case& c, const Work& w, const Passes& matmuls) {
 
 // Links of an axis; ranks are assigned to nodes consecutively.
 struct Link {
-  int64_t ranks = 1, in_node = 1;  // size of the axis; ranks of it per node
+  int64_t ranks = 1, in_node = 1;  // size of the axis; its ranks per node
   double bytes_per_s = 0;          // per rank, around a ring
   double latency_s = 0;            // once around the ring
   int64_t nodes() const { return (ranks + in_node - 1) / in_node; }
@@ -155,7 +155,6 @@ double all_to_all_s(const Hardware& h, const Link& link, double bytes) {
   return (link.nodes() > 1 ? h.inter_latency_s : h.intra_latency_s) + std::max(inside, outside);
 }
 
-// A message to the next rank of the axis.
 double message_s(const Hardware& h, const Link& link, double bytes) {
   return link.nodes() == 1 ? h.intra_latency_s + bytes / (h.intra_bytes_per_s * h.intra_efficiency)
                            : h.inter_latency_s + bytes / (h.inter_bytes_per_s * h.inter_efficiency);

@@ -1,4 +1,4 @@
-// Texts of a recommendation, and its sensitivity analysis.
+// Texts of a recommendation; sensitivity analysis.
 #include "planner/recommend.h"
 
 #include <fmt/format.h>
@@ -16,7 +16,7 @@
 namespace tessera::planner {
 namespace {
 
-constexpr double kTight = 0.92;    // fraction of the memory above which unmodelled usage may exceed the capacity
+constexpr double kTight = 0.92;    // above this fraction, unmodelled memory may exceed the capacity
 constexpr double kNothing = 1e-3;  // relative time difference reported as equal
 
 std::string_view part_label(std::string_view part) { return part == "recompute" ? "recomputation" : part; }
@@ -99,7 +99,6 @@ bool is_feasible(const SearchRequest& q, const Layout& l) {
   return false;
 }
 
-// The layouts that differ from `l` in one choice.
 std::vector<Layout> neighbours(const SearchRequest& q, const Layout& l) {
   std::vector<Layout> out;
   const auto with = [&](const auto& change) {
@@ -203,7 +202,6 @@ std::vector<Assumption> assumptions(const SearchRequest& q) {
   return out;
 }
 
-// Closed-form seconds of the plans of a result.
 std::vector<double> times(Estimator estimate, const SearchResult& a) {
   std::vector<double> out;
   for (const Candidate& c : a.best) out.push_back(estimate(c.layout).step_s);

@@ -1,5 +1,5 @@
-// Explanation of a search result: time and memory breakdown of the best plan, cost of each alternative choice, and the
-// sensitivity of the ranking to the assumptions of the cost model.
+// Explains a search result: time and memory breakdown of the best plan, cost of each alternative choice, and
+// sensitivity of the ranking to the cost model's assumptions.
 #pragma once
 #include <optional>
 #include <string>
@@ -41,7 +41,6 @@ struct TippingPoint {
 };
 // Varies one assumption at a time, up to a factor of 4 in both directions; nullopt if the fastest plan never changes.
 std::optional<TippingPoint> nearest_tipping_point(const SearchRequest& question, const SearchResult& answer);
-// The result of nearest_tipping_point() as a sentence.
 std::string weakest_assumption(const SearchRequest& question, const SearchResult& answer);
 
 }  // namespace tessera::planner

@@ -28,7 +28,7 @@ using Kind = std::tuple<int64_t, int64_t, int64_t, int64_t, ZeroStage>;  // pp, 
 
 Kind make_kind(const Layout& l) { return {l.plan.pp, l.plan.dp, l.plan.cp, l.plan.tp, l.plan.zero}; }
 
-// Ties in time are ordered by simplicity.
+// Orders ties in time by simplicity.
 auto sort_key(const Candidate& c) {
   const Plan& p = c.layout.plan;
   return std::tuple(c.prediction.step_s, p.zero, p.sp, p.recompute, p.schedule, p.chunks, p.cp_mode, p.pp, p.tp);
@@ -37,7 +37,7 @@ bool is_before(const Candidate& a, const Candidate& b) { return sort_key(a) < so
 
 bool is_nearer(const Candidate& a, const Candidate& b) { return a.prediction.over_bytes < b.prediction.over_bytes; }
 
-// A base and a lower bound of the time of its variants: schedule without bubble, sharded update.
+// A base and a lower bound of the time of its variants: no bubble, sharded update.
 struct Node {
   Layout base;
   double bound = 0;
@@ -98,7 +98,6 @@ class FirstOfKinds {
   std::map<Kind, Candidate> kinds_ = {};
 };
 
-// The `size` best candidates and the best of each kind.
 class CandidatePool {
  public:
   CandidatePool(size_t size, size_t kinds) : size_(size), kinds_(kinds) {}
@@ -109,7 +108,6 @@ class CandidatePool {
     best_.insert(std::ranges::upper_bound(best_, c, is_before), std::move(c));
     if (best_.size() > size_) best_.pop_back();
   }
-  // Whether a plan with this lower bound could still enter.
   bool may_accept(double seconds) const {
     return best_.size() < size_ || seconds < best_.back().prediction.step_s ||
            best_of_kinds_.faster_than(seconds) < kinds_;
@@ -128,7 +126,7 @@ class CandidatePool {
   FirstOfKinds best_of_kinds_{is_before};
 };
 
-// Ranks candidates by time: the fastest of each kind that fits, filled up with the next fastest.
+// Ranks candidates by time: the fastest of each kind that fits, then the next fastest.
 class Ranking {
  public:
   Ranking(const SearchRequest& q, Estimator& estimate, FirstOfKinds& too_large, const ProgressCallback& progress)
@@ -190,7 +188,7 @@ class Ranking {
   std::vector<Candidate> out_ = {};
 };
 
-// Visits all nodes if `exhaustive`, else only while they can be among the best.
+// Visits all nodes if `exhaustive`, otherwise only while they can be among the best.
 SearchResult search_nodes(const SearchRequest& q, size_t top, bool exhaustive, const ProgressCallback& progress) {
   SearchResult answer;
   Estimator estimate(q);

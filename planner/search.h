@@ -5,9 +5,9 @@
 //   q.fixed.tp = 2;
 //   search(q).best.front().layout;     // the fastest that fits
 //
-// Branch and bound: layouts are visited in the order of a closed-form lower bound of the step time, until the bound
-// exceeds the time of the candidates found. Layouts that do not fit even with ZeRO-3 are skipped. The best candidates
-// by closed forms are then simulated.
+// Branch and bound: visits layouts in the order of a closed-form lower bound of the step time, until the bound exceeds
+// the time of the candidates found. Skips layouts that do not fit even with ZeRO-3. The best candidates by closed forms
+// are then simulated.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -36,7 +36,7 @@ struct SearchRequest {
   Software software = {};
   int64_t ranks = 1, batch = 1;  // batch: sequences per step
   Fixed fixed = {};
-  Plan rest = {};  // fields that are not searched
+  Plan rest = {};  // not searched
 };
 
 Case make_case(const SearchRequest& question, const Layout& layout);
@@ -47,10 +47,7 @@ std::vector<Layout> bases(const SearchRequest& question);
 // The schedules and ZeRO stages of a base.
 std::vector<Layout> variants(const SearchRequest& question, const Layout& base);
 
-// Fast predictions of many layouts of one model on one machine.
-//
-//   Estimator estimate(question);
-//   estimate(layout).step_s;    // within a few percent of predict()
+// Fast predictions of many layouts of one model on one machine, within a few percent of predict().
 class Estimator {
  public:
   // Throws FieldError for invalid sizes and rates.
@@ -63,7 +60,7 @@ class Estimator {
   Prediction as_run(const Layout& layout, Prediction simulated);
   // Whether predict() replaces the described memory by a dry run of Tessera's step.
   bool uses_dry_run() const { return own_; }
-  // An estimator of this model on another machine.
+  // For this model on another machine.
   Estimator on(const Hardware& hardware) const;
 
  private:

@@ -6,7 +6,7 @@
 namespace tessera::planner {
 namespace {
 
-// Local sizes of a rank, and functions that append calls of these sizes to Work.
+// Appends calls of a rank's local sizes to Work.
 class Lists {
  public:
   Lists(const Case& c, Caller caller) : c_(c), tessera_(caller == Caller::tessera) {}
@@ -38,7 +38,7 @@ class Lists {
     // Each expert processes its fraction of the tokens.
     const double here = m_.experts > 0 ? std::max(1.0, real(m_.experts) / real(c_.layout.ep)) : 1;
     add_product(w, rows_ / here, h_, (gated ? 2 : 1) * f_, here, s_.fp8);
-    // GELU: F -> F, SwiGLU: 2 F -> F; backward also reads the output gradient and writes that of the input.
+    // GELU: F -> F, SwiGLU: 2 F -> F; backward also reads the output gradient and writes the input gradient.
     add_pair(w, gated ? Kernel::swiglu_forward : Kernel::gelu_forward,
              gated ? Kernel::swiglu_backward : Kernel::gelu_backward, rows_, f_, (fused || !gated ? pieces + 1 : 5) * f,
              (fused || !gated ? 2 * pieces + 1 : 8) * f);
@@ -137,10 +137,10 @@ class Lists {
     }
   }
 
-  // Causal: queries attend to half of the keys. Ring attention (Liu et al. 2023): keys and values circulate during the
-  // attention of the local blocks, in backward also their gradients. A rank makes one call per hop (c hops), with all
-  // its queries in the first and all or half of them in the others, and merges the results. Five matmuls in backward,
-  // two in forward (Dao et al. 2022, algorithm 4).
+  // Causal: queries attend to half of the keys. Ring attention (Liu et al. 2023): keys and values, in backward also
+  // their gradients, circulate during the attention of the local blocks. A rank makes one call per hop (c hops), with
+  // all its queries in the first and all or half of them in the others, and merges the results. Five matmuls in
+  // backward, two in forward (Dao et al. 2022, algorithm 4).
   void add_attention(Work& w) const {
     const Axis cp = cp_axis(c_.layout);
     const double c = real(cp.ranks), d = real(m_.head_size()), heads = q_ / d, sequences = real(c_.layout.sequences),
@@ -163,7 +163,7 @@ class Lists {
     task.kernel = Kernel::attention_backward;
     task.flops *= 2.5;
     w.input.tasks.push_back(task);
-    // Layout changes of q, k and v for attention and of its result.
+    // Layout changes of q, k and v for attention, and of the result.
     add_pass(w, 2 * query_, 2 * query_);
     if (cp.ranks == 1) return;
     const double keys_bytes = 2 * element_ * tokens_ * k_, gradients = 2 * (tessera_ ? 4 : 2) * tokens_ * k_;
@@ -229,7 +229,7 @@ class Lists {
   double t_ = real(p_.tp), tokens_ = local_tokens(c_), own_rows_ = p_.sp ? tokens_ / t_ : tokens_;
   // Channels of the model; local channels of q, k and the feed-forward layer; local vocabulary.
   double h_ = real(m_.channels), q_ = real(m_.query()) / t_;
-  double k_ = real(m_.key()) / std::min(t_, real(m_.key_heads()));  // more ranks than heads: replicated heads
+  double k_ = real(m_.key()) / std::min(t_, real(m_.key_heads()));  // with more ranks than heads, heads are replicated
   double f_ = real(m_.hidden()) / t_, v_ = real(m_.vocab) / t_;
   // Local tokens of a feed-forward layer; with experts, routed copies.
   double rows_ = tokens_ * (m_.experts > 0 ? real(m_.experts_per_token) : 1);

@@ -223,7 +223,7 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
       due(trainer.steps_done(), o.eval_every) &&
       trainer.world().max(output && !output->has_validation(trainer.steps_done()) ? 1 : 0) > 0 && !evaluate())
     return stopped(true);
-  const auto improves = [&] {  // rank 0 also knows the validations before the resume
+  const auto improves = [&] {  // rank 0's record includes validations before the resume
     return o.patience == 0 || trainer.world().max(output ? output->validations_since_best() : 0) < o.patience;
   };
   if (o.dump > trainer.steps_done())
