@@ -32,8 +32,6 @@ std::optional<Fit> fit(const std::vector<Sample>& samples) {
   return out;
 }
 
-// Measurement sequence.
-
 namespace {
 
 using planner::Machine;
@@ -83,14 +81,11 @@ Machine calibrate(const planner::Identity& identity, const Calibration& how,
   return m;
 }
 
-// Kernels of a step and the sizes at which they are timed.
-
 namespace {
 
 using planner::Kernel;
 using planner::real;
 
-// (forward, backward) of an op.
 using TwoKernels = std::pair<Kernel, Kernel>;
 using TwoSizes = std::pair<planner::Sizes, planner::Sizes>;
 
@@ -99,13 +94,13 @@ TwoSizes matrix_sizes(int64_t rows, int64_t columns) {
   return {both, both};
 }
 
-// Operand shapes of an op, and the gradients to compute.
+// Operand shapes, and the gradients to compute.
 struct Operands {
   std::vector<Shape> inputs, parameters;
   bool of_inputs = true, of_parameters = true;
 };
 using OpCall = std::function<Var(Vars& in, const Vars& weights)>;
-// Creates the root of the backward pass from a result; not timed.
+// Creates the root of the backward pass; not timed.
 using Root = std::function<Var(Vars& in, Var result)>;
 
 class KernelTimer {
@@ -172,7 +167,7 @@ class KernelTimer {
     if (!c.of_inputs && !c.of_parameters) return;
     note(kernels.second, sizes.second, median(backward_seconds));
   }
-  // Times work that returns its own seconds.
+  // `once` returns its own seconds.
   void time(Kernel kernel, const planner::Sizes& sizes, const std::function<double()>& once) {
     note(kernel, sizes, repeat(once));
   }
@@ -181,7 +176,7 @@ class KernelTimer {
     for (size_t k = 0; k < out.size(); ++k) out[k] = planner::fit(timed_[k]);
     return out;
   }
-  // CPU time of a single-threaded rank, wall-clock time otherwise.
+  // CPU time of a single-threaded rank, otherwise wall-clock time.
   static double now() {
     if (cpu::threads() == 1) return Trace::processor_now();
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -195,7 +190,7 @@ class KernelTimer {
     constexpr int64_t kRandom = 4096;
     return repeated(random_numbers(kRandom, "calibrate", dtype_, arena_), shape);
   }
-  // Median over rounds; the number of rounds is equal on all ranks.
+  // Median over rounds; all ranks run the same number of rounds.
   double repeat(const std::function<double()>& once) const {
     const double slowest = std::max(world_.max(measure_seconds(once)), 1e-6);
     const auto rounds = static_cast<size_t>(std::clamp(how_.seconds_of_case / slowest, 1.0, 50.0));
@@ -289,7 +284,7 @@ void time_tables(KernelTimer& timer) {
   }
 }
 
-// Times the update of parameters once per step, by units and elements.
+// Times the parameter update, by units and elements.
 void time_state(KernelTimer& timer) {
   for (const auto& [layers, channels] :
        {std::pair<int64_t, int64_t>{2, 64}, {4, 128}, {8, 128}, {2, 256}, {2, 384}, {1, 512}}) {

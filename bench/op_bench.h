@@ -1,4 +1,4 @@
-// Microbenchmarks of ops: cases, operands, machine ceilings and rows.
+// Microbenchmarks of ops.
 #pragma once
 
 #include "bench/run.h"
@@ -11,10 +11,10 @@ using Vars = std::vector<Var>;
 
 struct OpCase {
   using Op = std::function<Var(const Vars&)>;
-  std::string name;  // name of the op table's row
+  std::string name;  // row of the op table
   std::vector<Shape> operands;
   Op op;
-  double forward_flops = 0, backward_flops = 0;  // matmul FLOPs; 0: memory-bound op
+  double forward_flops = 0, backward_flops = 0;  // of matmuls; 0: memory-bound op
   double low = -1, high = 1;                     // range of operand elements
   int64_t rows_read = 0;                         // rows of the first operand read in forward; 0: all
 };
@@ -26,24 +26,22 @@ inline constexpr Sizes kForCpu{12, 256, 384, 6, 4096}, kForGpu{32, 1024, 768, 12
 
 std::vector<OpCase> op_cases(const Sizes& sizes, const ArenaPtr& arena);
 
-// Random values in [low, high), seeded by `name`; random token ids below `vocab`.
+// Values in [low, high), seeded by `name`; token ids below `vocab`.
 Tensor random_numbers(int64_t count, std::string_view name, DType dtype, const ArenaPtr& arena, double low = -0.5,
                       double high = 0.5);
 Tensor random_ids(int64_t count, int64_t vocab, const ArenaPtr& arena);
-// A tensor of the given shape filled with repetitions of `block`.
 Tensor repeated(const Tensor& block, const Shape& shape);
 
-// Operands of a case, created once, because Google Benchmark calls a row for each estimate of its iteration count.
+// Operands are created once, because Google Benchmark calls a row for each estimate of its iteration count.
 
 class Data {
  public:
-  // `c` must outlive the object.
   Data(const OpCase& c, DType dtype, const ArenaPtr& arena);
 
   // Compares by identity, which includes dtype and arena.
   bool is_case(const OpCase& c) const { return &c == &case_; }
-  // New variables of the same tensors, so gradients do not outlive a row. Before the first return the op runs twice as
-  // a warm-up (with backward if requires_grad): first calls time algorithms and allocate memory.
+  // New variables of the same tensors, so gradients do not outlive a row. The first call runs the op twice as a warm-up
+  // (with backward if requires_grad), because first calls time algorithms and allocate memory.
   Vars operands(bool requires_grad);
   // A lazily created gradient of the result, and the options of a backward pass with it.
   Tensor seed();
@@ -59,17 +57,16 @@ class Data {
   std::array<bool, 2> warm_ = {};  // [requires_grad]
 };
 
-// Measured ceilings of this machine: the two roofs of the roofline model (Williams et al. 2009).
+// The two measured roofs of the roofline model (Williams et al. 2009).
 
 struct Ceilings {
   double bytes_per_s;  // copy bandwidth of all threads, bytes read plus written
   double flops;        // matmul throughput: 1024^3, on a GPU 8192^3
 };
 
-double copy_rate(int64_t bytes, double seconds);  // bytes/s of a copy, read plus written
-double matmul_rate(int64_t n, double seconds);    // FLOP/s of an n x n x n matmul
+double copy_rate(int64_t bytes, double seconds);  // of a copy, read plus written
+double matmul_rate(int64_t n, double seconds);    // of an n x n x n matmul
 
-// Achieved rates of a benchmark.
 struct Rates {
   double bytes_per_s, flops, share;  // share: roofline time / measured time
 };
@@ -80,16 +77,13 @@ double measure_matmuls(int64_t n, int rounds, DType dtype, const ArenaPtr& arena
 // The best of several rounds; the copy reads and writes `bytes` each.
 Ceilings measure_ceilings(DType dtype, int64_t bytes, const ArenaPtr& arena);
 
-// Group `op/`: every op of the op table, forward and backward.
-//
-//   op/matmul/forward/fp32
-//
-// Each row reports the minimum bytes moved (operands and results once), matmul FLOPs, and `share`, the roofline time
-// divided by the measured time.
+// Group `op/`: every op of the op table, forward and backward, as in op/matmul/forward/fp32. Each row reports the
+// minimum bytes moved (operands and results once), matmul FLOPs, and `share`, the roofline time divided by the measured
+// time.
 
 struct OpRows {
   std::vector<Row> rows;
-  // Ceilings as (name, text), such as "ceiling_fp32", for each dtype in `wanted`; measured on first use.
+  // (name, text) of ceilings, such as "ceiling_fp32", for each dtype in `wanted`; measured on first use.
   std::function<std::vector<std::pair<std::string, std::string>>(const std::vector<Row>& wanted)> ceilings;
 };
 

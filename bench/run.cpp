@@ -51,13 +51,13 @@ bool take_first(Args& words, std::string_view flag, const std::array<std::string
   return value == two[0];
 }
 
-// Target of --benchmark_out, which Tessera handles because Google Benchmark writes the file row by row.
+// Target of --benchmark_out. Google Benchmark would write the file row by row.
 struct OutputChoice {
   std::filesystem::path file = {};  // empty: none
   bool json = true;
 };
 OutputChoice take_output_choice(Args& words) {
-  const char* const default_value = std::getenv("BENCHMARK_OUT");  // read by Google Benchmark too
+  const char* const default_value = std::getenv("BENCHMARK_OUT");  // also read by Google Benchmark
   OutputChoice out{.file = take(words, "benchmark_out").value_or(default_value != nullptr ? default_value : ""),
                    .json = take_first(words, "benchmark_out_format", {"json", "console"}, true)};
   words.emplace_back("--benchmark_out=");
@@ -68,7 +68,7 @@ OutputChoice take_output_choice(Args& words) {
   return out;
 }
 
-// Seconds of --benchmark_min_time; accepts both 0.1 and 0.1s, which depend on the version of Google Benchmark.
+// Seconds; accepts both 0.1 and 0.1s, the formats of different versions of Google Benchmark.
 std::optional<double> take_min_time(Args& words) {
   const std::optional<std::string> value = take(words, "benchmark_min_time");
   if (!value) return {};
@@ -83,7 +83,7 @@ std::optional<double> take_min_time(Args& words) {
 // Lists are encoded as counters of a row, named "list NAME INDEX".
 constexpr std::string_view kList = "list ";
 
-// The field was renamed in Google Benchmark 1.8.
+// Google Benchmark 1.8 renamed the field.
 template <class Run>
 std::string error_message(const Run& row) {
   if constexpr (requires { row.error_message; })
@@ -92,7 +92,7 @@ std::string error_message(const Run& row) {
     return row.skip_message;
 }
 
-// Forwards rows to two reporters: standard output, and the file, which is written at the end. Must be created after
+// Forwards rows to standard output, and to the file, which is written at the end. Must be created after
 // benchmark::Initialize(), which sets the display format. `last` returns rows to append.
 class Outputs final : public benchmark::BenchmarkReporter {
  public:
@@ -115,7 +115,7 @@ class Outputs final : public benchmark::BenchmarkReporter {
   bool ReportContext(const Context& context) override {
     return to_both([&](benchmark::BenchmarkReporter& to) { return to.ReportContext(context); });
   }
-  // Removes Google Benchmark's suffixes about timing from the names.
+  // Removes Google Benchmark's timing suffixes from the names.
   void ReportRuns(const Rows& rows) override {
     Rows named = rows;
     for (Run& row : named) {
@@ -134,7 +134,6 @@ class Outputs final : public benchmark::BenchmarkReporter {
   void write_file() const {
     if (file_) tessera::write_file(choice_.file, written_.str());
   }
-  // The error of the first failed row, or empty.
   const std::string& first_error() const { return first_error_; }
 
  private:
@@ -230,7 +229,6 @@ double machine_seconds() {
   });
 }
 
-// Names of bf16 rows contain /bf16.
 bool Choice::has(const std::string& name) const {
   const bool is_op = name.starts_with("op/"), is_collective = name.starts_with("collective/");
   return (!dtype || (*dtype == DType::bfloat16) == (name.find("/bf16") != name.npos)) && (ranks.empty() || !is_op) &&
@@ -239,8 +237,6 @@ bool Choice::has(const std::string& name) const {
 
 Selection::Selection(const std::string& filter)
     : inverted_(filter.starts_with('-')), expression_(to_regex(inverted_ ? filter.substr(1) : filter)) {}
-
-// Selection and execution of rows.
 
 namespace {
 
@@ -267,7 +263,7 @@ Order broadcast_order(Communicator& job, const Order& order) {
   return {message.data<int64_t>()[0], message.data<int64_t>()[1]};
 }
 
-// The result of row i. Rank 0 of a launch is the calling thread, so it may write `found`.
+// Rank 0 of a launch is the calling thread, so it may write `found`.
 Measured measured(const Place& place, const std::vector<RankRow>& rows, size_t i, int64_t iterations) {
   const RankRow& row = rows[i];
   if (place.processes()) {
@@ -293,7 +289,7 @@ void initialise(Args& words) {
   if (argc > 1) throw Error(fmt::format("bench: expected a flag of Google Benchmark, got '{}'", argv[1]));
 }
 
-// The multi-rank rows of all groups, identical on every rank of a job.
+// Identical on every rank of a job.
 std::vector<RankRow> rank_rows(const Place& place, const Selection& selection, Families& families) {
   std::vector<RankRow> all = collective_rows(place, families);
   for (const auto& more : {strategy_rows(place), schedule_rows(place)}) all.insert(all.end(), more.begin(), more.end());
@@ -304,7 +300,7 @@ std::vector<RankRow> rank_rows(const Place& place, const Selection& selection, F
   return all;
 }
 
-// Additional rows at the end: fitted cost of each collective.
+// Rows at the end: the fitted cost of each collective.
 Outputs::Rows fit_rows(const Families& families) {
   Outputs::Rows out;
   for (const Family& family : families) {
@@ -325,7 +321,7 @@ Outputs::Rows fit_rows(const Families& families) {
 }
 
 // Number of CPUs used by other programs, including other virtual machines (`steal`); nullopt if not reported. The load
-// average is unsuitable because it covers several minutes, including preceding rounds of an A/B series.
+// average covers several minutes, including preceding rounds of an A/B series.
 class OtherPrograms {
  public:
   // Average since the last call at least kWindow ago, because the system counts in units of 10 ms. `processes`: number
@@ -390,14 +386,14 @@ void register_rows(const std::vector<Row>& rows, std::optional<double> seconds, 
   }
 }
 
-// Freed message buffers stay in the process; otherwise page faults of a row depend on the preceding rows. 32 MiB is the
-// maximum that malloc accepts.
+// Retains freed message buffers; otherwise page faults of a row depend on the preceding rows. 32 MiB is the maximum of
+// M_MMAP_THRESHOLD.
 void keep_memory() {
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
 }
 
-// All rows of one process; in a job, every rank calls it.
+// In a job, every rank calls it.
 void run_rows(const Args& words, const Place& place, const Print& print) {
   Args kept = words;
   const OutputChoice choice = take_output_choice(kept);

@@ -1,3 +1,4 @@
+// The parts of a run's report.
 #include <cctype>
 #include <nlohmann/json.hpp>
 #include <numeric>

@@ -1,3 +1,4 @@
+// The launcher of `train --restarts`.
 #include "app/train/restarts.h"
 
 #include <charconv>

@@ -1,3 +1,4 @@
+// The command `train`.
 #include "app/train/train.h"
 
 #include <cctype>

@@ -1,3 +1,4 @@
+// The ranks of the command `train`.
 #pragma once
 #include "app/run/directory.h"
 #include "app/train/output.h"
