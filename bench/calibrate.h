@@ -21,7 +21,8 @@ std::optional<Fit> fit(const std::vector<Sample>& samples);
 
 // Measures this machine for the planner in about two minutes: times kernels, optimizer and communication at sizes of
 // training steps, and fits the constants of planner/machine.h.
-// || As in a step, inputs written by the preceding kernel are cached, weights and saved activations are not. Ranks are
+//
+// As in a step, inputs written by the preceding kernel are cached, weights and saved activations are not. Ranks are
 // threads. Single-threaded ranks are timed by CPU time, which other processes disturb less; ranks with several threads
 // and communication by wall-clock time.
 

@@ -48,9 +48,11 @@ struct Place : Choice {
 };
 
 // Group `collective/`: every collective with every algorithm that implements it.
-// || =  collective/all_reduce/direct/threads/2/1048576    name, algorithm, backend, ranks, bytes; bf16: suffix `/bf16`
-// || As in nccl-tests (doc/PERFORMANCE.md): S is the full array, algbw = S / time, and busbw = algbw times a factor
-// that makes it comparable with link bandwidth for any number of ranks.
+//
+//   collective/all_reduce/direct/threads/2/1048576    name, algorithm, backend, ranks, bytes; bf16: suffix `/bf16`
+//
+// As in nccl-tests (doc/PERFORMANCE.md): S is the full array, algbw = S / time, and busbw = algbw times a factor that
+// makes it comparable with link bandwidth for any number of ranks.
 
 // Samples over sizes.
 struct Family {
@@ -65,7 +67,8 @@ std::vector<RankRow> collective_rows(const Place& place, Families& families);
 
 // Group `strategy/`: a step of config C (4 layers, 4 heads, 128 channels, 64 tokens, batch 12, vocabulary 65) or of
 // --model with every strategy of every axis and some combinations, relative to one rank.
-// || =  strategy/zero-3/fp32/2      strategy, dtype, single-threaded ranks; suffix `/gpt-mini` with --model
+//
+//   strategy/zero-3/fp32/2      strategy, dtype, single-threaded ranks; suffix `/gpt-mini` with --model
 //   strategy/one-rank/fp32/1    the trainer on one rank, relative to a plain training loop
 
 std::vector<RankRow> strategy_rows(const Place& place);
@@ -73,8 +76,10 @@ std::vector<RankRow> strategy_rows(const Place& place);
 // Group `schedule/`: a step of a pipeline with every schedule and its bubble, the fraction of the step in which the
 // mean rank is idle: simulated with equal times, by a formula if known, simulated with measured times, and measured if
 // each rank has a core.
-// || =  schedule/zb-h1/4/8    schedule, single-threaded ranks, micro-batches of 2 sequences; relative to one rank
-// || Model: --model, or 8 layers, 128 channels, 4 heads, 64 tokens, vocabulary of 256, fp32.
+//
+//   schedule/zb-h1/4/8    schedule, single-threaded ranks, micro-batches of 2 sequences; relative to one rank
+//
+// Model: --model, or 8 layers, 128 channels, 4 heads, 64 tokens, vocabulary of 256, fp32.
 
 std::vector<RankRow> schedule_rows(const Place& place);
 

@@ -1,11 +1,13 @@
 // Measured performance model of this machine: kernel times of a training step on one core, and communication times
 // between ranks. The cache directory stores one file of KEY = VALUE lines per machine and program version.
-// || Kernel times are linear in a few sizes, with measured constants (seconds per unit of a size):
-// || =  matmul      call, 2 m n k, m n, m k, n k      (m, k) x (k, n): start-up cost per output, packing of both
-// operands
+//
+// Kernel times are linear in a few sizes, with measured constants (seconds per unit of a size):
+//
+//   matmul      call, 2 m n k, m n, m k, n k      (m, k) x (k, n): start-up cost per output, packing of both operands
 //   attention   call, b h t d, b h t s, b h t s d t queries, s unmasked keys
 //   others      call, rows, rows x columns
-// || fit() computes the constants by non-negative least squares.
+//
+// fit() computes the constants by non-negative least squares.
 #pragma once
 #include <array>
 #include <cstdint>

@@ -60,7 +60,8 @@ PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& s
 
 // A pipeline whose ranks share CPU cores: running ranks share the available cores, so their speed depends on how many
 // run at the same time.
-// || =  two ranks on one core, F and B of one second, two micro-batches:
+//
+//   two ranks on one core, F and B of one second, two micro-batches:
 //   rank 0 | F0 F1........ B0........ B1
 //   rank 1 |    F0.. B0......F1.. B1....
 

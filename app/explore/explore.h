@@ -1,9 +1,11 @@
 // The planner's web page and its server on 127.0.0.1, for a single local user. Paths:
-// || =  /          the page
+//
+//   /          the page
 //   /choices   the selectable names and their sizes
 //   /predict   ?model=llama3-8b&hardware=h100&dp=2&pp=4&...: prediction of a plan, as printed by `plan`, and figures
 //   /search    ?model=llama3-8b&hardware=h100&ranks=8&batch=256: the best plans, as printed by `plan`, and a table
-// || The stateless server accepts GET and HEAD requests of at most 16 KiB without a body, closes connections that are
+//
+// The stateless server accepts GET and HEAD requests of at most 16 KiB without a body, closes connections that are
 // silent for a few seconds, and cancels a search when its client disconnects. It rejects requests from other sites'
 // pages and requests whose Host header does not name it, which prevents DNS rebinding.
 #pragma once

@@ -38,9 +38,9 @@ class RunLock {
 //   config.toml     the resolved options: `--config` with this file and `--resume --out` specify the same run
 //   lock            identifies the writer
 //   metrics.jsonl   one record per step and validation; events.out.tfevents.* has the same data for TensorBoard
-//   checkpoints/    step-N, each with model and optimizer (safetensors, one tensor per parameter), config and ||=
-//   tokenizer, sufficient to generate text or resume; for an asynchronous run also the push order ||= and, inside a
-//   replay, the parameters that workers had pulled
+//   checkpoints/    step-N, each with model and optimizer (safetensors, one tensor per parameter), config and
+//                   tokenizer, sufficient to generate text or resume; for an asynchronous run also the push order and,
+//                   inside a replay, the parameters that workers had pulled
 
 // The last operations of the ranks of a failed run (parallel/comm/trace.h).
 inline constexpr const char* kFlightFile = "flight.json";

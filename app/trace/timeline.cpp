@@ -69,7 +69,8 @@ std::vector<uint8_t> recv_bytes(Communicator& world, int from, const ArenaPtr& a
 }
 
 // The logs of all ranks in Chrome's trace event format, for ui.perfetto.dev and chrome://tracing:
-// || =  process = rank         "rank 3 (pp 1, dp 0, tp 1)"
+//
+//   process = rank         "rank 3 (pp 1, dp 0, tp 1)"
 //   thread = track         step, forward, backward, input gradient, weight gradient, send, receive, update,
 //                          waiting (the rank's own thread, for any communication), and "collective AXIS" for each
 //                          axis; events of a track do not overlap

@@ -38,7 +38,8 @@ struct Processors {
 Processors count_processors(const std::vector<RankLog>& logs);
 
 // `train --trace`: every rank logs its last steps, and rank 0 writes:
-// || =  trace.json     the timeline, for ui.perfetto.dev (app/trace/timeline.cpp)
+//
+//   trace.json     the timeline, for ui.perfetto.dev (app/trace/timeline.cpp)
 //   report.json    data for `tessera report`: model, plan and schedule, bytes by axis and operation, peaks
 
 // "rank 3 (pp 1, dp 0, tp 1)"; axes of size 1 are omitted.

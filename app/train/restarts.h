@@ -1,12 +1,14 @@
 // `train --restarts N`: a launcher that starts the run as a child program and restarts it from the newest complete
 // checkpoint after a failure, at most N times.
-// || =  tessera train --restarts 3 ...                                          ranks are threads of the started
-// program
+//
+//   tessera train --restarts 3 ...                                          ranks are threads of the started program
 //   tessera train --restarts 3 --launch "mpirun -n {ranks}" --ranks 8 ...   processes of mpirun, or of srun in a job
-// || With the same number of ranks, the result is bitwise identical to an uninterrupted run. --hostfile is read before
+//
+// With the same number of ranks, the result is bitwise identical to an uninterrupted run. --hostfile is read before
 // each start: the available slots limit the data axis, whose ranks then compute more micro-batches, so the batch size
 // is unchanged and the run continues as if resumed under another layout.
-// || Permanent failures are not retried: errors of the command line, input files or outputs, and a non-finite loss.
+//
+// Permanent failures are not retried: errors of the command line, input files or outputs, and a non-finite loss.
 #pragma once
 
 #include "app/options.h"

@@ -51,11 +51,13 @@ void check_steps_done(const Run& run, int64_t done) {
 
 // Saves checkpoints during a run. Each rank writes its shards of parameters and optimizer state to their offsets in
 // shared files, so no rank needs memory for full tensors, and the files do not depend on the layout.
-// || =  begin()    rank 0 creates the files; every rank copies its shards and writes the copy in the background
+//
+//   begin()    rank 0 creates the files; every rank copies its shards and writes the copy in the background
 //   poll()     after each step: when all ranks have written, rank 0 completes the checkpoint, also in the background
 //   finish()   waits for completion
-// || All are collective and rethrow write errors. With --offload, begin() copies nothing, because a copy needs the
-// memory that offloading saves, and returns when the checkpoint is complete.
+//
+// All are collective and rethrow write errors. With --offload, begin() copies nothing, because a copy needs the memory
+// that offloading saves, and returns when the checkpoint is complete.
 class Saver {
  public:
   // Both must outlive the saver. Inactive with --no-save.
