@@ -48,7 +48,6 @@ void check_ranges(const Settings& all) {
   }
 }
 
-// Fields common to ModelShape and ModelConfig.
 auto shared_sizes(auto& m) {
   return std::tie(m.layers, m.channels, m.heads, m.kv_heads, m.head_dim, m.ffn, m.vocab, m.context, m.window, m.tied,
                   m.qkv_bias, m.proj_bias, m.mlp_bias, m.qk_norm);

@@ -64,7 +64,7 @@ Software software_from_json(const Json& object) {
   return from_json(object, Software{.name = "other"}, "software", software_named);
 }
 
-// Converts KEY = VALUE lines to a JSON object. Throws Error with line and column.
+// From KEY = VALUE lines. Throws Error with line and column.
 Json json_of_file(std::string_view text, const std::string& path) {
   Json out = Json::object();
   for (const ConfigEntry& e : read_config(text, path))

@@ -1,4 +1,4 @@
-// Enumerates the layouts of a search: meshes by divisors of the number of ranks, then their variants.
+// Enumerates layouts: meshes by divisors of the number of ranks, then their variants.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ constexpr std::array kZeroStages = {ZeroStage::none, ZeroStage::one, ZeroStage::
 constexpr std::array kSchedules = {ScheduleKind::one_f_one_b, ScheduleKind::gpipe,      ScheduleKind::zb_h1,
                                    ScheduleKind::zb_h2,       ScheduleKind::zb_v,       ScheduleKind::v_half,
                                    ScheduleKind::v_min,       ScheduleKind::interleaved};
-constexpr int64_t kMaxStages = 512;  // upper bound of stages unless the user fixes them
+constexpr int64_t kMaxStages = 512;  // unless the user fixes the stages
 constexpr int64_t kNear = 64;        // search radius around the requested number of ranks
 
 std::vector<int64_t> divisors(int64_t n) {
@@ -123,7 +123,6 @@ class Bases {
   std::optional<FieldError> why_none_ = {};
 };
 
-// The axes fixed by the user: "pp 2 x tp 4".
 std::string fixed_mesh_text(const Fixed& f) {
   std::string out;
   for (const auto& [name, size] : {std::pair{"pp", f.pp}, {"dp", f.dp}, {"cp", f.cp}, {"tp", f.tp}})
@@ -153,7 +152,7 @@ bool can_be(const SearchRequest& q, const Plan& p, int64_t chunks) {
   return p.pp * chunks <= q.model.layers && (p.schedule != ScheduleKind::interleaved || p.microbatches % p.pp == 0);
 }
 
-// Candidate chunk counts per rank; 0: the schedule has no choice.
+// Chunks per rank to try; 0: the schedule has no choice.
 std::vector<int64_t> chunk_choices(const SearchRequest& q, const Plan& p) {
   if (p.schedule != ScheduleKind::interleaved) return {0};
   if (q.fixed.chunks) return {*q.fixed.chunks};

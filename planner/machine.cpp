@@ -20,7 +20,7 @@
 namespace tessera::planner {
 namespace {
 
-// Solves the normal equations for the `chosen` sizes; nullopt if they are singular.
+// Solves the normal equations for the `chosen` sizes; nullopt if singular.
 std::optional<Cost> solve(const std::vector<Timed>& timed, unsigned chosen) {
   std::array<size_t, kSizes> of{};
   size_t n = 0;
@@ -61,7 +61,7 @@ double error_message(const Cost& cost, const std::vector<Timed>& timed) {
   return sum;
 }
 
-// The value of the first line "key   : value" of /proc/cpuinfo.
+// The value of the first "key   : value" of /proc/cpuinfo.
 std::string cpu_field(const std::string& text, std::string_view key) {
   for (size_t at = 0; at < text.size();) {
     const size_t end = std::min(text.find('\n', at), text.size());
@@ -76,7 +76,7 @@ std::string cpu_field(const std::string& text, std::string_view key) {
 constexpr std::array<std::string_view, 2> kTypes = {"fp32", "bf16"};
 constexpr int64_t kFormat = 1;
 
-// Visits fields in file order; shared by reader and writer.
+// In file order, for reader and writer.
 void each_field(Machine& m, const auto& text, const auto& number) {
   text("processor", m.identity.processor);
   text("gpu", m.identity.gpu);

@@ -1,4 +1,4 @@
-// Derives the time breakdown of a plan from the traces of its ranks.
+// Derives a plan's time breakdown from the traces of its ranks.
 #include "planner/measured.h"
 
 #include <fmt/format.h>
@@ -23,7 +23,7 @@ constexpr std::chrono::minutes kLongest{1};
 
 bool within(const TraceEvent& e, const TraceStep& step) { return e.begin >= step.begin && e.begin < step.end; }
 
-// Seconds of a rank's compute thread in one step, without communication inside passes.
+// Seconds of the compute thread in one step, without communication inside passes.
 struct RankStep {
   Parts parts = {};
   std::vector<TimedAction> actions = {};

@@ -1,5 +1,4 @@
-// Memory and communication volume by description; conversion of a case to a job for the closed forms and dry run of
-// train/.
+// Memory and communication volume by description, and by closed forms and dry runs of an equivalent job.
 #include "planner/memory.h"
 
 #include <algorithm>
@@ -12,11 +11,11 @@
 namespace tessera::planner {
 namespace {
 
-constexpr int64_t kMaxLayers = 512;  // upper bound for a fast FLOP-balanced split and dry run
+constexpr int64_t kMaxLayers = 512;  // keeps the FLOP-balanced split and the dry run fast
 
-// Bytes of the (tokens, channels) arrays of a rank's micro-batch.
+// Bytes of a rank's (tokens, channels) arrays, per micro-batch.
 struct Arrays {
-  double between;  // 16-bit, as laid out between blocks (sharded with sp)
+  double between;  // 16-bit, between blocks (sharded with sp)
   double full;     // 16-bit, all local tokens, as read by matmuls
   double mask;     // one byte per element
 };
@@ -26,8 +25,8 @@ Arrays expected_arrays(const Case& c) {
   return {between, full, c.software.dropout ? between / 2 : 0};
 }
 
-// Bytes of ZeRO-3 units gathered at the same time: two units, of which one may be the head (other frameworks gather it
-// once for both passes), and one gradient; without resharding all parameters of the rank.
+// Simultaneously gathered ZeRO-3 units: two, of which one may be the head (other frameworks gather it once for both
+// passes), and one gradient; without resharding, all parameters of the rank.
 double gathered(const Case& c, double layer, double head, double held) {
   const Software& s = c.software;
   if (c.layout.plan.zero != ZeroStage::three || data_axis(c.layout).ranks == 1) return 0;
@@ -75,7 +74,7 @@ double saved_by_layer(const Case& c) {
     const double last = m.gated ? a.full : 0, scattered = p.sp && p.tp > 1 ? 2 * a.between : 0;
     return a.between + 2 * query + key + 4 * heads * tokens + 2 * tokens * real(m.hidden()) / t + last + scattered;
   }
-  // Inputs of the two norms and the two blocks.
+  // Inputs of both norms and both blocks.
   const bool norms_again = p.recompute == Recompute::activation_norm;
   double kept = 2 * a.between + (norms_again ? 0 : 2 * a.between) + 2 * a.mask;
   // q, k, v and the attention output; per query-key pair the softmax and, with dropout, mask and result; fused kernels
@@ -118,14 +117,14 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
   Case none = c;
   none.layout.plan.recompute = Recompute::none;
   // Workspace of backward: recomputed activations of one layer. Other frameworks also hold the gradients of the
-  // feed-forward layer's matmul outputs, and with sp its gathered input and the gradient of that input.
+  // feed-forward layer's matmul outputs and, with sp, its gathered input and the gradient of that input.
   double workspace = p.recompute == Recompute::block ? saved_by_layer(none)
                      : p.recompute == Recompute::op  ? std::max(0.0, saved_by_layer(none) - kept)
                                                      : 0;
   if (s.name != "tessera")
     workspace += (c.model.gated ? 3 : 2) * 2 * local_tokens(c) * real(c.model.hidden()) / t +
                  (p.sp && p.tp > 1 ? 2 * a.full : 0);
-  double unsharded_table = 0;  // ZeRO-2/3 in Tessera temporarily unshards a table and its gradient
+  double unsharded_table = 0;  // ZeRO-2/3 of Tessera temporarily unshards a table and its gradient
   if (s.name == "tessera" && n > 1 && p.zero >= ZeroStage::two)
     unsharded_table = stage_parameters(c, 0, false, true).dense *
                       (s.reduce_bytes + (p.zero == ZeroStage::three ? s.gather_bytes : 0));
@@ -145,7 +144,7 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
     const StageParameters held = held_by[static_cast<size_t>(rank)];
     const int64_t here = layers_on[static_cast<size_t>(rank)];
     const bool first = rank == rank_of_stage.front(), last = rank == rank_of_stage.back();
-    const int64_t sides = side_lengths[static_cast<size_t>(rank)];  // stage boundaries with incoming messages
+    const int64_t sides = side_lengths[static_cast<size_t>(rank)];  // with incoming messages
     const auto shared = [&](ZeroStage from) {                       // experts are replicated on n / ep ranks
       return p.zero >= from ? held.dense / n + held.experts / std::max(1.0, n / real(c.layout.ep)) : held.all();
     };
@@ -159,7 +158,7 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
         .communication = gathered(c, stage_parameters(c, 1, false, false).all(),
                                   last ? stage_parameters(c, 0, false, true).all() : 0, held.all()),
         .workspace = workspace};
-    if (s.message_buffers)  // outputs are saved too; a received input counts as that of the first layer
+    if (s.message_buffers)  // also saves outputs; a received input counts as that of the first layer
       m.communication +=
           (real(p.microbatches * sides) + flights / chunks * (real(first) - real(last))) * handed_bytes(c, 2);
     if (first) m.activations += flights / chunks * a.mask;  // dropout mask of the embeddings
@@ -199,7 +198,7 @@ std::optional<Job> own_job(const Case& c) {
         job.model.dropout = s.dropout ? 0.1 : 0;
         job.plan.grad_dtype = grad;
         job.plan.ep = c.layout.ep;
-        // A rank that does not share CPU cores has its own GPU.
+        // Ranks that do not share CPU cores have one GPU each.
         job.plan.device = c.hardware.processors == 0 ? Device::cuda : Device::cpu;
         check_sizes(job);
         return job;
@@ -216,12 +215,12 @@ std::vector<int64_t> layer_range(const Case& c, const std::optional<Job>& own) {
 }
 
 // Layers send according to their Work. Both ends add one array over tp each: the embedding output and the gradient of
-// the head's input. With sequence parallelism an all-reduce becomes an all-gather and a reduce-scatter.
+// the head's input. With sequence parallelism, an all-gather and a reduce-scatter replace an all-reduce.
 Bytes described_bytes(const Case& c) {
   const Plan& p = c.layout.plan;
   const std::vector<int> rank_of_stage = rank_of_stages(p);
   const double m = real(p.microbatches), pp = real(p.pp), layers = m * real(c.model.layers) / pp;  // of the mean rank
-  Bytes arrays, counts, out;  // bytes per transfer and number of transfers of the mean rank
+  Bytes arrays, counts, out;  // bytes per transfer and transfers of the mean rank
   const auto add = [&](const Sent& s, double count) {
     const double n = real(s.axis.ranks), part = s.exchange == Exchange::send ? 1 : (n - 1) / n;
     const std::string axis(s.axis.name), operation(kExchangeNames[static_cast<size_t>(s.exchange)]);

@@ -32,7 +32,7 @@ PipelineTime schedule_memory(const Schedule& s) {
   return out;
 }
 
-// Completes `out` for a step of `seconds`: busy time per rank and bubble.
+// Adds busy times and bubble for a step of `seconds`.
 PipelineTime finished(const Plan& plan, const std::vector<StageTimes>& stages, double seconds, PipelineTime out) {
   const std::vector<int> rank = rank_of_stages(plan);
   out.seconds = seconds;
@@ -127,8 +127,7 @@ PipelineTime PipelineClock::time(const Plan& plan, const std::vector<StageTimes>
     return finished(plan, stages, all.seconds(stages, message, spans), all.kept);
   }
   // In the steady state each further round of p micro-batches adds a constant time, at least the busiest rank's passes;
-  // with gpipe the number in flight grows as well. Within 1% of the full simulation for 3,000 pipelines of uneven
-  // stages.
+  // with gpipe the number in flight grows as well. Within 1% of the full simulation for 3,000 uneven pipelines.
   const Order& before = find_order(plan, few);
   const double first = before.seconds(stages, message, spans);
   const PipelineTime then = before.kept;
@@ -190,7 +189,7 @@ PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& s
   return finished(plan, stages, plan.pp == 1 ? slowest : seconds, kept);
 }
 
-// Event simulation: advances to the next end of an action.
+// Advances to the next end of an action.
 Simulation simulate_shared(const Schedule& schedule, const SharedTime& time) {
   Simulation sim{.schedule = schedule};
   sim.actions.resize(schedule.actions.size());

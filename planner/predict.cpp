@@ -17,7 +17,7 @@
 namespace tessera::planner {
 namespace {
 
-// ZeRO-3: the all-gather of a layer's parameters overlaps the layer before it, its reduce-scatter the layer after it.
+// ZeRO-3: a layer's all-gather overlaps the layer before it, its reduce-scatter the layer after it.
 Passes layer_data_times(const Case& c, const WorkTime& layer) {
   const double size = stage_parameters(c, 1, false, false).all();
   Passes sent;
@@ -29,8 +29,8 @@ Passes layer_data_times(const Case& c, const WorkTime& layer) {
           exposed(c.hardware, sent.input, layer.input() + layer.weight()), 0};
 }
 
-// Collectives once per step overlap the last backward pass (gradients) and the first forward pass of the next step
-// (parameters); Li et al. 2020, "PyTorch Distributed".
+// Collectives of a step overlap the last backward pass (gradients) and the next step's first forward pass (parameters);
+// Li et al. 2020, "PyTorch Distributed".
 double step_data_seconds(const Case& c, double held, const Passes& passes) {
   double sums = 0, values = 0;
   for (const DataSent& s : data_work(c))
@@ -42,7 +42,7 @@ double step_data_seconds(const Case& c, double held, const Passes& passes) {
   return sums + values - (1 - c.hardware.contention) * (beside + before);
 }
 
-// The norm reads all gradients; the update reads and writes the state of each parameter once.
+// The norm reads all gradients; the update reads and writes each parameter's state once.
 double update_s(const Case& c, double held) {
   const Software& s = c.software;
   const double n = c.layout.plan.zero == ZeroStage::none ? 1 : real(data_axis(c.layout).ranks);
@@ -113,7 +113,7 @@ Stages plan_stages(const Case& c, const std::vector<int64_t>& layers, PipelineCl
   return s;
 }
 
-// Uses the update and data axis of the busiest rank.
+// Update and data axis are those of the busiest rank.
 Prediction predict_time(const Case& c, const Stages& s) {
   const double m = real(c.layout.plan.microbatches);
   const auto busiest = std::ranges::max_element(s.pipeline.busy) - s.pipeline.busy.begin();

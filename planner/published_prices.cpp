@@ -116,7 +116,7 @@ Passes tensor_parallel(const Case& c, const Work& w, const Passes& matmuls) {
   return {forward, alone + exposed(h, backward - alone, matmuls.backward()), 0};
 }
 
-// Links of an axis; ranks are assigned to nodes consecutively.
+// Ranks are assigned to nodes consecutively.
 struct Link {
   int64_t ranks = 1, in_node = 1;  // size of the axis; its ranks per node
   double bytes_per_s = 0;          // per rank, around a ring
@@ -124,7 +124,7 @@ struct Link {
   int64_t nodes() const { return (ranks + in_node - 1) / in_node; }
 };
 
-// A ring that enters and leaves each node once and uses the adapters of all ranks of the axis in a node.
+// A ring that enters and leaves each node once and uses the adapters of all the axis's ranks in a node.
 Link find_link(const Hardware& h, const Axis& axis) {
   const int64_t in_node = std::clamp<int64_t>(h.ranks_per_node / axis.stride, 1, axis.ranks);
   const double intra = h.intra_bytes_per_s * h.intra_efficiency, inter = h.inter_bytes_per_s * h.inter_efficiency;

@@ -1,4 +1,4 @@
-// Texts of a recommendation; sensitivity analysis.
+// Texts and sensitivity analysis of a recommendation.
 #include "planner/recommend.h"
 
 #include <fmt/format.h>
@@ -16,7 +16,7 @@
 namespace tessera::planner {
 namespace {
 
-constexpr double kTight = 0.92;    // above this fraction, unmodelled memory may exceed the capacity
+constexpr double kTight = 0.92;    // memory fraction above which unmodelled usage may exceed the capacity
 constexpr double kNothing = 1e-3;  // relative time difference reported as equal
 
 std::string_view part_label(std::string_view part) { return part == "recompute" ? "recomputation" : part; }
@@ -158,7 +158,7 @@ struct Assumption {
   std::function<void(Hardware&, double factor)> scale;
 };
 
-// Scales the throughput of the kernels `first` to `last` of the measured machine.
+// Scales the throughput of the measured kernels `first` to `last`.
 std::function<void(Hardware&, double)> kernels(Kernel first, Kernel last) {
   return [=](Hardware& h, double f) {
     auto other = std::make_shared<Machine>(*h.measured);
@@ -208,7 +208,7 @@ std::vector<double> times(Estimator estimate, const SearchResult& a) {
   return out;
 }
 
-// The new fastest plan under `other`, if it changes; closed forms are calibrated by the simulated times.
+// The new fastest plan, if it changes; closed forms are calibrated by the simulated times.
 std::optional<size_t> new_winner(const Estimator& other, const SearchResult& a, const std::vector<double>& baseline) {
   const std::vector<double> changed = times(other, a);
   size_t best = 0;

@@ -17,9 +17,9 @@
 namespace tessera::planner {
 namespace {
 
-constexpr size_t kSimulated = 200;  // number of the best plans by closed forms that are simulated
-// Memory of Tessera's plans: each listed plan gets a dry run; before that it is estimated by description, with this
-// relative error. kExtra: additional candidates near the capacity, and with the headroom kRoomy.
+constexpr size_t kSimulated = 200;  // plans simulated, in the order of closed forms
+// Only listed plans of Tessera get a dry run; described memory has this relative error. kExtra: additional candidates
+// near the capacity, and with the headroom kRoomy.
 constexpr double kRoughly = 0.1, kRoomy = 0.15;
 constexpr size_t kExtra = 100;
 constexpr double kSlack = 0.98;  // lower bound of simulated over closed-form time
@@ -28,7 +28,7 @@ using Kind = std::tuple<int64_t, int64_t, int64_t, int64_t, ZeroStage>;  // pp, 
 
 Kind make_kind(const Layout& l) { return {l.plan.pp, l.plan.dp, l.plan.cp, l.plan.tp, l.plan.zero}; }
 
-// Orders ties in time by simplicity.
+// Ties in time are ordered by simplicity.
 auto sort_key(const Candidate& c) {
   const Plan& p = c.layout.plan;
   return std::tuple(c.prediction.step_s, p.zero, p.sp, p.recompute, p.schedule, p.chunks, p.cp_mode, p.pp, p.tp);
@@ -37,7 +37,7 @@ bool is_before(const Candidate& a, const Candidate& b) { return sort_key(a) < so
 
 bool is_nearer(const Candidate& a, const Candidate& b) { return a.prediction.over_bytes < b.prediction.over_bytes; }
 
-// A base and a lower bound of the time of its variants: no bubble, sharded update.
+// The bound on the time of all variants assumes no bubble and a sharded update.
 struct Node {
   Layout base;
   double bound = 0;
@@ -53,7 +53,7 @@ Node make_node(Estimator& estimate, const SearchRequest& q, Layout base) {
   return {std::move(base), estimate(quick).step_s};
 }
 
-// The variant of a base with the smallest memory by closed forms (the best ZeRO stage depends on what a pipeline leaves
+// The variant with the smallest memory by closed forms (the best ZeRO stage depends on what a pipeline leaves
 // unsharded). Returns early if a variant exceeds the capacity by at most `allowed` bytes.
 Candidate smallest_candidate(Estimator& estimate, const SearchRequest& q, Layout layout, double allowed) {
   const bool open = zero_is_open(q, layout.plan);
@@ -72,7 +72,6 @@ Candidate smallest_candidate(Estimator& estimate, const SearchRequest& q, Layout
   return *least;
 }
 
-// The best candidate of each kind by the given order.
 class FirstOfKinds {
  public:
   explicit FirstOfKinds(bool (*is_first)(const Candidate&, const Candidate&)) : is_first_(is_first) {}
@@ -188,7 +187,7 @@ class Ranking {
   std::vector<Candidate> out_ = {};
 };
 
-// Visits all nodes if `exhaustive`, otherwise only while they can be among the best.
+// Without `exhaustive`, visits nodes only while they can be among the best.
 SearchResult search_nodes(const SearchRequest& q, size_t top, bool exhaustive, const ProgressCallback& progress) {
   SearchResult answer;
   Estimator estimate(q);
@@ -212,7 +211,7 @@ SearchResult search_nodes(const SearchRequest& q, size_t top, bool exhaustive, c
   answer.feasible = std::ssize(nodes);
   std::ranges::stable_sort(nodes, {}, &Node::bound);
   CandidatePool kept(kSimulated, top), tight(kExtra, top), roomy(kExtra, top);
-  FirstOfKinds too_large(is_nearer);  // the closest to fitting of each kind
+  FirstOfKinds too_large(is_nearer);  // of each kind, the closest to fitting
   std::vector<Candidate> simulated;
   for (const Node& node : nodes) {
     if (!exhaustive && !kept.may_accept(kSlack * node.bound) && !(own && roomy.may_accept(kSlack * node.bound))) break;

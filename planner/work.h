@@ -10,19 +10,19 @@
 
 namespace tessera::planner {
 
-// `count` identical calls. Matmul: (rows, inner) x (inner, columns); attention: heads = rows, queries = columns, keys =
-// inner; other kernels: rows x columns.
+// Identical calls. Matmul: (rows, inner) x (inner, columns); attention: heads = rows, queries = columns, keys = inner;
+// others: rows x columns.
 struct Task {
-  std::optional<Kernel> kernel = {};  // empty: Tessera fuses this pass into another call
+  std::optional<Kernel> kernel = {};  // empty: fused into another call by Tessera
   double rows = 0, columns = 0, inner = 0, head_dim = 0;
   double count = 1;
   double flops = 0;      // of all matmul and attention calls
   double bytes = 0;      // read and written by all memory-bound passes
   double out_bytes = 2;  // per output element of a matmul; inputs have 2
-  bool fp8 = false;      // matmul at twice the throughput, after a cast of both operands
+  bool fp8 = false;      // at twice the throughput, after a cast of both operands
 };
 
-// Neighbours on the axis are `stride` global ranks apart.
+// Neighbours are `stride` global ranks apart.
 struct Axis {
   std::string_view name = {};
   int64_t ranks = 1, stride = 1;
@@ -49,7 +49,7 @@ struct Pass {
 // Per micro-batch; `recompute` is added to the input half of backward.
 struct Work {
   Pass forward = {}, input = {}, weight = {}, recompute = {};
-  bool hides = false;  // tp collectives may overlap its matmuls if the software supports it
+  bool hides = false;  // tp collectives may overlap its matmuls if supported
 };
 
 enum class Caller : uint8_t {
@@ -64,7 +64,7 @@ StepWork step_work(const Case& c, Caller caller);
 // Per unsharded parameter of a rank.
 struct DataSent {
   Exchange exchange = Exchange::all_reduce;
-  double bytes = 0;      // per parameter
+  double bytes = 0;
   bool each = false;     // per micro-batch instead of once per step
   bool forward = false;  // during forward
 };
