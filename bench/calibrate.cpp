@@ -94,7 +94,6 @@ TwoSizes matrix_sizes(int64_t rows, int64_t columns) {
   return {both, both};
 }
 
-// Operand shapes, and the gradients to compute.
 struct Operands {
   std::vector<Shape> inputs, parameters;
   bool of_inputs = true, of_parameters = true;
@@ -107,7 +106,7 @@ class KernelTimer {
  public:
   KernelTimer(DType dtype, const Calibration& how, Communicator& world) : dtype_(dtype), how_(how), world_(world) {}
 
-  // Times both passes of an op; collective.
+  // Collective.
   void time(const TwoKernels& kernels, const TwoSizes& sizes, const Operands& c, const OpCall& op,
             const Root& root = {}) {
     int64_t bytes = 0;
@@ -137,7 +136,7 @@ class KernelTimer {
       for (Set& set : sets) {
         Vars in;
         for (size_t i = 0; i < source.size(); ++i) {
-          set.inputs[i].copy_from(source[i]);  // in cache, as written by the preceding kernel
+          set.inputs[i].copy_from(source[i]);  // cached, as written by the preceding kernel
           in.push_back(c.of_inputs ? Var::input(set.inputs[i]) : Var(set.inputs[i]));
         }
         const double begin = now();
@@ -190,7 +189,7 @@ class KernelTimer {
     constexpr int64_t kRandom = 4096;
     return repeated(random_numbers(kRandom, "calibrate", dtype_, arena_), shape);
   }
-  // Median over rounds; all ranks run the same number of rounds.
+  // Median over rounds, whose number is equal on all ranks.
   double repeat(const std::function<double()>& once) const {
     const double slowest = std::max(world_.max(measure_seconds(once)), 1e-6);
     const auto rounds = static_cast<size_t>(std::clamp(how_.seconds_of_case / slowest, 1.0, 50.0));
@@ -267,7 +266,7 @@ void time_rows(KernelTimer& timer) {
   }
 }
 
-// Embedding lookups (whose gradient has the size of the table) and the loss, for small and large vocabularies.
+// Embedding lookups (whose gradient has the size of the table) and the loss.
 void time_tables(KernelTimer& timer) {
   constexpr int64_t kSizes[][3] = {
       {768, 65, 128}, {192, 256, 128}, {1024, 4096, 64}, {512, 256, 512}, {256, 2048, 384}};
@@ -284,7 +283,6 @@ void time_tables(KernelTimer& timer) {
   }
 }
 
-// Times the parameter update, by units and elements.
 void time_state(KernelTimer& timer) {
   for (const auto& [layers, channels] :
        {std::pair<int64_t, int64_t>{2, 64}, {4, 128}, {8, 128}, {2, 256}, {2, 384}, {1, 512}}) {
@@ -302,7 +300,7 @@ void time_state(KernelTimer& timer) {
     Tensor other = Tensor::zeros({timer.bytes() / 16}, DType::float32, timer.arena());
     const auto timed = [&](Kernel kernel, const std::function<void()>& work) {
       timer.time(kernel, sizes, [&] {
-        scale_(other, 1.0);  // evicts from the inner caches, as the passes of a step do
+        scale_(other, 1.0);  // evicts from the inner caches, as a step's passes do
         const double begin = KernelTimer::now();
         work();
         return KernelTimer::now() - begin;

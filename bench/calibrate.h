@@ -1,4 +1,4 @@
-// Fit of the communication model alpha + beta S (Hockney 1994), and the measurement of this machine for the planner.
+// Fits the communication model alpha + beta S (Hockney 1994), and measures this machine for the planner.
 #pragma once
 
 #include "parallel/comm/communicator.h"
@@ -15,16 +15,14 @@ struct Fit {
   double worst = 0;                     // maximum relative error of a sample
 };
 
-// Minimizes squared relative errors, so that small messages have the same weight, with non-negative latency. nullopt
-// with fewer than three sizes or if time does not grow with size.
+// Least squares of relative errors, so that small messages have the same weight; latency is non-negative. nullopt with
+// fewer than three sizes or if time does not grow with size.
 std::optional<Fit> fit(const std::vector<Sample>& samples);
 
-// Measures this machine for the planner in about two minutes: times kernels, optimizer and communication at sizes of
-// training steps, and fits the constants of planner/machine.h.
-//
-// As in a step, inputs written by the preceding kernel are cached, weights and saved activations are not. Ranks are
-// threads. Single-threaded ranks are timed by CPU time, which other processes disturb less; ranks with several threads
-// and communication by wall-clock time.
+// Measures kernels, optimizer and communication at sizes of training steps in about two minutes, and fits the constants
+// of planner/machine.h. As in a step, inputs written by the preceding kernel are cached, weights and saved activations
+// are not. Ranks are threads: single-threaded ranks are timed by CPU time, which other processes disturb less; ranks
+// with several threads and communication by wall-clock time.
 
 struct Calibration {
   double seconds_of_case = 0.05;      // per kernel and size
@@ -34,7 +32,7 @@ struct Calibration {
 planner::Machine calibrate(const planner::Identity& identity, const Calibration& how,
                            const std::function<void(std::string_view)>& say);
 
-// Steps of calibrate(); collective over `world`, rank 0's result is used.
+// Collective over `world`; calibrate() uses rank 0's result.
 planner::Machine::Costs measure_kernels(DType dtype, const Calibration& how, Communicator& world);
 planner::LinkCost measure_exchange(planner::Exchange exchange, const Calibration& how, Communicator& world);
 

@@ -42,7 +42,7 @@ namespace {
 
 constexpr int kCallRounds = 9;
 
-// Buffers of a row: the full array, this rank's chunk as a view of it, and a second array.
+// The full array, this rank's chunk as a view of it, and a second array.
 struct Arrays {
   Arrays(const ArenaPtr& arena, DType dtype, int64_t count, const Communicator& world)
       : full(Tensor::zeros({count}, dtype, arena)),
@@ -93,7 +93,7 @@ const Collective kCollectives[] = {
 
 struct Timed {
   double seconds = 0;  // per call, slowest rank
-  double sent = 0;     // bytes of this rank, all calls
+  double sent = 0;     // by this rank in all calls
 };
 template <class F>
 Timed one_round(Communicator& world, Arena& arena, int64_t calls, const F& call) {
@@ -161,13 +161,13 @@ Measured measure(const Case& c, Families& families, Communicator& world, int64_t
               : m.add_sent(sent, size / static_cast<double>(n) * volume);  // not reported by MPI
   if (world.rank() > 0) return m;
   std::vector<Sample>& samples = families[c.family].samples;
-  // Replaces the sample of an estimate of the iteration count.
+  // Replaces the sample of an iteration-count estimate.
   std::erase_if(samples, [&](const Sample& s) { return s.bytes == size; });
   samples.push_back({size, m.seconds});
   return m;
 }
 
-// The algorithms over messages and native implementations on a backend; NCCL has only the latter.
+// Algorithms over messages and native implementations; NCCL has only native ones.
 std::vector<Case> implementations(const Collective& collective, Backend backend) {
   std::vector<Case> out;
   if (backend != Backend::nccl)
@@ -196,7 +196,7 @@ void add_family(const Place& place, Backend backend, int ranks, Case c, Families
   if (sizes.empty()) sizes = {1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20};
   if (place.bytes.empty() && c.dtype != DType::float32) sizes.pop_back();  // slow and not informative
   for (const int64_t bytes : sizes) {
-    if (bytes < ranks * element_size(c.dtype)) continue;  // less than one element per rank
+    if (bytes < ranks * element_size(c.dtype)) continue;
     c.bytes = bytes;
     rows.push_back(
         {.name = fmt::format("{}/{}{}", name, bytes, end),

@@ -166,7 +166,6 @@ double operand_bytes(const Vars& operands) {
   return bytes;
 }
 
-// Bounds of the number of rounds, independent of Google Benchmark's iteration count.
 constexpr size_t kMaxRounds = 15, kMinRounds = 5;
 
 // `call` returns its seconds.
@@ -174,7 +173,7 @@ template <class F>
 void time_calls(benchmark::State& state, Context& context, double bytes, double flops, const F& call) {
   std::vector<double> calls, rounds, machine;
   for (int i = 0; i < kChecks; ++i) machine.push_back(machine_seconds());
-  call();  // warms the caches
+  call();  // warm-up
   for (auto _ : state) state.SetIterationTime(calls.emplace_back(call()));
   const auto runs = static_cast<double>(calls.size());
   const double seconds = std::accumulate(calls.begin(), calls.end(), 0.0);
@@ -208,7 +207,7 @@ void forward(benchmark::State& state, const OpCase& c, Context& context, Data& d
   });
 }
 
-// The forward pass is not timed. Minimum bytes: read operands and the gradient of the result, write gradients.
+// The forward pass is not timed. Minimum bytes: reads operands and the result's gradient, writes gradients.
 void backward(benchmark::State& state, const OpCase& c, Context& context, Data& data) {
   const Vars operands = data.operands(true);
   const Tensor seed = data.seed();

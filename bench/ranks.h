@@ -1,5 +1,5 @@
-// Rows measured by several ranks: threads, or the processes of an MPI job, in which rank 0 runs Google Benchmark and
-// broadcasts the next row.
+// Rows of several ranks: threads, or processes of an MPI job, in which rank 0 runs Google Benchmark and broadcasts the
+// next row.
 #pragma once
 
 #include "bench/calibrate.h"
@@ -10,12 +10,12 @@ namespace tessera::bench {
 
 int64_t sent_by(const Communicator& axis);
 
-// All counters refer to `seconds`: a rate times `seconds` is the amount of work.
+// Counters refer to `seconds`: a rate times `seconds` is the amount of work.
 struct Measured {
   explicit Measured(std::vector<double> all = {0}) : rounds(std::move(all)), seconds(quantile(rounds, 0.5)) {}
-  std::vector<double> rounds;                        // seconds per iteration of the slowest rank
+  std::vector<double> rounds;                        // seconds per iteration, slowest rank
   double seconds;                                    // median of rounds
-  std::vector<double> reference = {}, machine = {};  // control measurements, see add_rounds()
+  std::vector<double> reference = {}, machine = {};  // see add_rounds()
   std::vector<std::pair<std::string, double>> counters = {};
   std::string label = {}, error = {};
 
@@ -24,7 +24,7 @@ struct Measured {
   void add_sent(double counted, double closed_form);
 };
 
-// Collective: machine_seconds() of the slowest of the concurrent ranks.
+// Collective: machine_seconds() of the slowest rank.
 double slowest_machine(Communicator& world);
 
 struct RankRow {
@@ -37,12 +37,11 @@ struct RankRow {
   benchmark::TimeUnit unit = benchmark::kMillisecond;
 };
 
-// Selects the rows and where they run.
 struct Place : Choice {
-  Communicator* job = nullptr;  // of the MPI job; null: ranks are threads
+  Communicator* job = nullptr;  // null: ranks are threads
 
   bool processes() const { return job != nullptr; }
-  // Rank counts of multi-rank rows: of the job, of --ranks, or the default.
+  // Of the job, of --ranks, or the default.
   std::vector<int> several(std::vector<int> default_value) const;
   Backend backend() const;
 };
@@ -51,10 +50,9 @@ struct Place : Choice {
 //
 //   collective/all_reduce/direct/threads/2/1048576    name, algorithm, backend, ranks, bytes; bf16: suffix `/bf16`
 //
-// As in nccl-tests (doc/PERFORMANCE.md): S is the full array, algbw = S / time, and busbw = algbw times a factor that
+// As in nccl-tests (doc/PERFORMANCE.md), S is the full array, algbw = S / time, and busbw = algbw times a factor that
 // makes it comparable with link bandwidth for any number of ranks.
 
-// Samples over sizes.
 struct Family {
   std::string name;       // "collective/all_reduce/direct/threads/2"
   double bus_factor = 1;  // busbw / algbw
@@ -73,9 +71,8 @@ std::vector<RankRow> collective_rows(const Place& place, Families& families);
 
 std::vector<RankRow> strategy_rows(const Place& place);
 
-// Group `schedule/`: a step of a pipeline with every schedule and its bubble, the fraction of the step in which the
-// mean rank is idle: simulated with equal times, by a formula if known, simulated with measured times, and measured if
-// each rank has a core.
+// Group `schedule/`: a pipeline step with every schedule, and its bubble, the idle fraction of the mean rank: simulated
+// with equal times, by a formula if known, simulated with measured times, and measured if each rank has a core.
 //
 //   schedule/zb-h1/4/8    schedule, single-threaded ranks, micro-batches of 2 sequences; relative to one rank
 //

@@ -26,7 +26,7 @@ namespace {
 using Args = std::vector<std::string>;
 using Print = std::function<void(std::string_view)>;
 
-// Removes `--flag=value` from the arguments and returns the value; `bare` is the value of a flag without one.
+// Removes `--flag=value` and returns the value; `bare` is the value of a flag without one.
 std::optional<std::string> take(Args& words, std::string_view flag, const char* bare = nullptr) {
   std::optional<std::string> value;
   const std::string begin = fmt::format("--{}=", flag);
@@ -51,7 +51,7 @@ bool take_first(Args& words, std::string_view flag, const std::array<std::string
   return value == two[0];
 }
 
-// Target of --benchmark_out. Google Benchmark would write the file row by row.
+// Target of --benchmark_out; Google Benchmark would write the file row by row.
 struct OutputChoice {
   std::filesystem::path file = {};  // empty: none
   bool json = true;
@@ -68,7 +68,7 @@ OutputChoice take_output_choice(Args& words) {
   return out;
 }
 
-// Seconds; accepts both 0.1 and 0.1s, the formats of different versions of Google Benchmark.
+// In seconds: 0.1 or 0.1s, depending on the version of Google Benchmark.
 std::optional<double> take_min_time(Args& words) {
   const std::optional<std::string> value = take(words, "benchmark_min_time");
   if (!value) return {};
@@ -80,7 +80,7 @@ std::optional<double> take_min_time(Args& words) {
   return seconds;
 }
 
-// Lists are encoded as counters of a row, named "list NAME INDEX".
+// Encodes lists as counters of a row, named "list NAME INDEX".
 constexpr std::string_view kList = "list ";
 
 // Google Benchmark 1.8 renamed the field.
@@ -115,7 +115,7 @@ class Outputs final : public benchmark::BenchmarkReporter {
   bool ReportContext(const Context& context) override {
     return to_both([&](benchmark::BenchmarkReporter& to) { return to.ReportContext(context); });
   }
-  // Removes Google Benchmark's timing suffixes from the names.
+  // Removes Google Benchmark's timing suffixes from names.
   void ReportRuns(const Rows& rows) override {
     Rows named = rows;
     for (Run& row : named) {
@@ -146,7 +146,7 @@ class Outputs final : public benchmark::BenchmarkReporter {
       if (wanted_.done) wanted_.done(row.run_name.str());
     }
   }
-  // In the unit of the row; empty for aggregates over repetitions.
+  // In the row's unit; empty for aggregates over repetitions.
   using Lists = std::map<std::string, std::vector<double>, std::greater<>>;  // `rounds` first
   static Lists take_lists(Run& row) {
     Lists out;
@@ -177,7 +177,7 @@ class Outputs final : public benchmark::BenchmarkReporter {
     text.str("");
     text << before << added;
   }
-  // Returns true if both reporters continue. Prints pending standard output.
+  // Prints pending standard output. Returns true if both reporters continue.
   template <class F>
   bool to_both(const F& report) {
     const bool goes_on = (!file_ || report(*file_)) && report(*display_);
@@ -194,7 +194,7 @@ class Outputs final : public benchmark::BenchmarkReporter {
   std::string first_error_;
   std::ostringstream shown_, written_;
   benchmark::JSONReporter for_table_;
-  benchmark::BenchmarkReporter* display_;  // for_table_ or a reporter of the library
+  benchmark::BenchmarkReporter* display_;  // for_table_ or a library reporter
   std::unique_ptr<benchmark::BenchmarkReporter> file_;
 };
 
@@ -252,8 +252,7 @@ void report(benchmark::State& state, const Measured& m) {
   if (!m.label.empty()) state.SetLabel(m.label);
 }
 
-// All ranks of a job have the same list of rows. Rank 0 runs Google Benchmark and broadcasts (row, iterations) or
-// kNoMore.
+// All ranks of a job have the same rows. Rank 0 runs Google Benchmark and broadcasts (row, iterations) or kNoMore.
 using Order = std::array<int64_t, 2>;
 constexpr Order kNoMore{-1, 0};
 
@@ -300,7 +299,7 @@ std::vector<RankRow> rank_rows(const Place& place, const Selection& selection, F
   return all;
 }
 
-// Rows at the end: the fitted cost of each collective.
+// Final rows: the fitted cost of each collective.
 Outputs::Rows fit_rows(const Families& families) {
   Outputs::Rows out;
   for (const Family& family : families) {
@@ -320,12 +319,12 @@ Outputs::Rows fit_rows(const Families& families) {
   return out;
 }
 
-// Number of CPUs used by other programs, including other virtual machines (`steal`); nullopt if not reported. The load
-// average covers several minutes, including preceding rounds of an A/B series.
+// CPUs used by other programs, including other virtual machines (`steal`); nullopt if not reported. The load average
+// covers several minutes, including preceding rounds of an A/B series.
 class OtherPrograms {
  public:
-  // Average since the last call at least kWindow ago, because the system counts in units of 10 ms. `processes`: number
-  // of equally busy processes of this program on this host.
+  // Average since the last call at least kWindow ago, because the system counts in units of 10 ms. `processes`: equally
+  // busy processes of this program on this host.
   std::optional<double> processors(int processes = 1) {
     const Usage now;
     if (now.at - last_.at >= kWindow) first_ = std::exchange(last_, now);
@@ -368,7 +367,7 @@ void add_context() {
                               "a DEBUG build (Debian's) slows no row: Tessera measures the times itself");
 }
 
-// Minimum time of a row without a fixed iteration count, so that all ops take less than two minutes.
+// Per row without a fixed iteration count, so that all ops take less than two minutes.
 constexpr double kSeconds = 0.05;
 
 void register_rows(const std::vector<Row>& rows, std::optional<double> seconds, int processes) {
@@ -386,14 +385,14 @@ void register_rows(const std::vector<Row>& rows, std::optional<double> seconds, 
   }
 }
 
-// Retains freed message buffers; otherwise page faults of a row depend on the preceding rows. 32 MiB is the maximum of
+// Retains freed message buffers; otherwise a row's page faults depend on the preceding rows. 32 MiB is the maximum of
 // M_MMAP_THRESHOLD.
 void keep_memory() {
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
 }
 
-// In a job, every rank calls it.
+// In a job, called by every rank.
 void run_rows(const Args& words, const Place& place, const Print& print) {
   Args kept = words;
   const OutputChoice choice = take_output_choice(kept);

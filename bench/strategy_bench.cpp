@@ -21,7 +21,7 @@ Sequences sequences_for(const Job& job) {
                              static_cast<uint64_t>(job.optim.seed));
 }
 
-// Reference for the trainer on one rank: a plain single-process loop of load, forward, backward, clip and update.
+// Reference for the trainer on one rank: load, forward, backward, clip and update.
 class PlainLoop {
  public:
   PlainLoop(const Job& job, Sequences sequences)
@@ -68,7 +68,7 @@ class TimedSteps {
   }
   ~TimedSteps() { world_.set_stall_timer(nullptr); }
 
-  // One step; the first two are warm-up (cold caches, unpacked weights). Returns the seconds of the slowest rank.
+  // The first two steps are warm-up (cold caches, unpacked weights). Returns the seconds of the slowest rank.
   double step() {
     world_.barrier();
     const int64_t sent_before = sent();
@@ -149,7 +149,7 @@ std::vector<std::pair<std::string, Plan>> strategies(int64_t n) {
   return out;
 }
 
-// Reference steps alternate with those of a row: rank 0 runs them while the other ranks wait.
+// Alternate with a row's steps: rank 0 runs them while the other ranks wait.
 struct ReferenceSteps {
   std::string name;                   // "one_rank"
   std::function<double()> step = {};  // returns seconds; empty on other ranks
@@ -301,12 +301,12 @@ namespace {
 constexpr int64_t kScheduleSteps = 5, kSequences = 2;  // kSequences: per micro-batch
 constexpr int64_t kNumbers = 6;                        // per action in the exchange between ranks
 
-// Actions by rank: wall-clock intervals (host-wide clock), and CPU time of passes.
+// By rank: wall-clock intervals (host-wide clock), and CPU time of passes.
 struct Actions {
   TimedLists happened, lengths;
 };
 
-// Collective; returns the actions of all ranks.
+// Collective.
 Actions make_actions(Communicator& world, const Trace& trace) {
   std::vector<double> own;
   for (const TraceEvent& e : trace.events()) {
