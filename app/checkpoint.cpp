@@ -43,8 +43,7 @@ bool is_qwen2_tokenizer(const Tokenizer& tokenizer) {
 }
 
 // Writes the tokenizer in Hugging Face format, with `turn_ends` added to its generation settings, and copies their ids
-// into an existing config.json. Unset ids are written as null, because a missing key means the default of the model
-// family.
+// into an existing config.json. Unset ids are null, because a missing key means the model family's default.
 void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer, const std::vector<int32_t>& turn_ends = {}) {
   nlohmann::json settings = nlohmann::json::parse(tokenizer.generation_config());
   std::vector<int32_t> ends = generation_ends(tokenizer);
@@ -112,7 +111,7 @@ void check_replicas_stay(const Plan& before, const Plan& after) {
         before.dp, after.dp);
 }
 
-// Writes the newest checkpoint of FROM as a new run: one file per rank of the layout, or full tensors without layout
+// Writes the newest checkpoint of FROM as a new run: a file per rank of the layout, or full tensors without layout
 // options. One tensor is in memory at a time.
 void reshard(const CheckpointOptions& o) {
   std::vector<std::string> passed_over;
@@ -171,7 +170,7 @@ void check_sizes(const ModelConfig& config) {
   std::set<std::string> names;
   for (int64_t i = 0; i < config.layers; ++i)
     for (Linear* l : model->layer(i).all<Linear>()) names.insert(l->parameter(l->weight).name);
-  hub_config(config, DType::float32);  // throws if no hub family fits the model
+  hub_config(config, DType::float32);  // throws if no hub family fits
   for (const HubTensor& t : hub_tensors(config))
     for (const HubTensor::Piece& piece : t.pieces)
       if (names.contains(t.name) && (piece.rows % kMultiple != 0 || t.shape[1] % kMultiple != 0))
@@ -276,8 +275,8 @@ void import_model(const CheckpointOptions& o) {
                     one_line(o.out), one_line(o.out), one_line(o.out)));
 }
 
-// transformers chooses the tokenizer of a qwen2 model by the model type, and a model with biases on only q, k and v has
-// this type. With another tokenizer, the model is written as llama, whose additional attention output bias is zero.
+// transformers selects the tokenizer of a qwen2 model by model type, and biases on only q, k and v imply this type.
+// With another tokenizer, the model is written as llama, whose additional attention output bias is zero.
 void leave_qwen2(Pretrained& from, const Tokenizer& tokenizer) {
   ModelConfig& c = from.config;
   if (c.family != Family::llama || !c.qkv_bias || c.proj_bias || c.qk_norm || c.window > 0 || c.experts.count > 0 ||
@@ -302,7 +301,7 @@ void write_folder(const fs::path& folder, const CheckpointOptions& o, const Pret
     write_hub_folder(folder, from.config, {dtype, from.tensors, from.dtype});
 }
 
-// The tokens that end an answer in the template on which the model was trained.
+// The tokens that end an answer in the model's training template.
 Asked answer_markers(const Pretrained& from, const Tokenizer& tokenizer) {
   const bool has_own = from.chat_template == ChatTemplate::automatic && !tokenizer.chat_template().empty();
   if (!has_own && jinja_source(from.chat_template).empty()) return {};
@@ -328,7 +327,7 @@ void export_model(const CheckpointOptions& o) {
   const bool is_run = is_there(from.path / "config.toml"), trained = is_run && from.path.filename() != "step-0";
   if (is_run) apply_config_file(run, (from.path / "config.toml").string());
   if (trained && !run.init) leave_qwen2(from, *tokenizer);
-  const std::string_view jinja = jinja_source(from.chat_template);  // takes precedence over the tokenizer's template
+  const std::string_view jinja = jinja_source(from.chat_template);  // overrides the tokenizer's template
   const Asked answer = trained ? answer_markers(from, *tokenizer) : Asked();
   if (jinja.empty() && from.chat_template != ChatTemplate::automatic && !tokenizer->chat_template().empty())
     say_notes({"the tokenizer's chat template differs from that of the training; it is exported unchanged"});

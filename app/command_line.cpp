@@ -1,5 +1,5 @@
-// The command line. CLI11 only splits the arguments; field descriptors parse the values, so that errors of the command
-// line and of the configuration file agree.
+// The command line. CLI11 only splits the arguments; field descriptors parse the values, so errors of the command line
+// and configuration file agree.
 #include <CLI/CLI.hpp>
 #include <tuple>
 
@@ -43,7 +43,7 @@ bool is_plan_property(const Setting& s) {
          name == "recompute" || name == "optimizer";
 }
 
-// The content of app/help/NAME.txt; empty if the file does not exist.
+// Reads app/help/NAME.txt; empty if the file does not exist.
 std::string help_footer(const std::string& command) {
   const auto found = std::ranges::find(help::help_files(), command, &help::File::name);
   return found == help::help_files().end() ? "" : std::string(found->text.substr(0, found->text.size() - 1));
@@ -61,9 +61,9 @@ class CommandLine {
 
   CLI::App* command(CLI::App& owner, const std::string& name, const std::string& about);
   void add(CLI::App* to, const Setting& setting, const Take& take, bool has_default);
-  // Options of the command itself. Errors are collected in `errors_`, so that all of them are reported.
+  // The command's own options. Reports all errors, collected in `errors_`.
   void add(CLI::App* to, const Settings& settings);
-  // Options of a run: collected as text and parsed after the complete command line is known.
+  // Options of a run, collected as text and parsed after the complete command line is known.
   void add_run(CLI::App* to, TrainOptions& defaults, Args& args, const std::function<bool(const Setting&)>& wanted,
                Defaults shown = Defaults::none);
   void add_run(CLI::App* to, Args& args, const Names& names) {
@@ -87,7 +87,7 @@ class CommandLine {
   CLI::App app_{kAbout, "tessera"};
   std::vector<std::pair<const CLI::App*, std::vector<std::pair<Setting, bool>>>> registered_;
   ErrorList errors_;
-  Args args_;  // options of train and verify
+  Args args_;  // of train and verify
   TrainOptions run_, verify_run_ = verify_defaults(), plan_run_ = plan_defaults();
   GenerateOptions generate_;
   EvaluateOptions evaluate_;
@@ -249,8 +249,7 @@ const CLI::App* CommandLine::chosen() const {
   return all.empty() ? nullptr : all.front();
 }
 
-// Reports every unknown option with the nearest valid name, or, if all options are known, the first unexpected
-// argument.
+// Reports every unknown option with the nearest valid name, otherwise the first unexpected argument.
 void CommandLine::refuse_leftovers() {
   const CLI::App* const command = chosen();
   std::vector<std::string> left = app_.remaining(true);
@@ -296,7 +295,7 @@ void CommandLine::set_all(TrainOptions& o, const Args& args) {
   errors_.raise();
 }
 
-// Parses the run options before the model is opened, to report errors early.
+// Parses run options before the model is opened, to report errors early.
 template <class Options>
 Options CommandLine::with_checked_args(Options o) {
   TrainOptions run;
@@ -315,7 +314,7 @@ Command CommandLine::verify() {
   return verify_;
 }
 
-// Makes the base model's path absolute. A resumed run must use the base model with which it started.
+// Makes the base model's path absolute. A resumed run must use its original base model.
 void fix_base(TrainOptions& o) {
   TrainOptions saved;
   const std::string config = o.out ? (std::filesystem::path(*o.out) / "config.toml").string() : "";

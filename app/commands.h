@@ -13,7 +13,7 @@ int run(const ReportOptions& options);
 int run(const CheckpointOptions& options);
 int run(const ExploreOptions& options);
 
-// Parses and runs a command line. Errors are printed on standard error and converted to the exit status.
+// Prints errors on standard error and converts them to the exit status.
 int run_program(int argc, const char* const* argv);
 
 // Text to print before exiting with status 0.
@@ -28,7 +28,7 @@ using Command =
 // --config.
 Command parse_command_line(int argc, const char* const* argv);
 
-// Help footers, embedded from app/help/ by the build.
+// Footers embedded from app/help/.
 namespace help {
 struct File {
   std::string_view name, text;

@@ -259,7 +259,7 @@ bool is_default_job(const TrainOptions& o) {
 }
 
 bool chooses_job(std::string_view option, std::string_view value) {
-  if (option == "dropout" || option == "dtype") return false;  // properties of a model that do not select it
+  if (option == "dropout" || option == "dtype") return false;  // these do not select the model
   TrainOptions o;
   const Settings all = field_descriptors(o);
   const Setting* s = all.find_word(option);

@@ -1,4 +1,4 @@
-// Descriptors of the options of all commands, and their values in configuration files and messages.
+// Descriptors of all options, and their values in configuration files and messages.
 #include "app/options.h"
 
 #include "app/report/report.h"
@@ -21,7 +21,7 @@ constexpr const char* kFormat = "format of standard output";
 constexpr const char* kSpecial = "encode names of special tokens in the data as these tokens, not as text";
 constexpr const char* kNoBos = "omit the tokens that the tokenizer adds before and after a text";
 
-// Fields of a run that do not configure the model, its optimization or its plan.
+// Fields of a run outside model, optimization and plan.
 void add_data_and_tuning(Settings& s, TrainOptions& o) {
   s.group("Model");
   s.add(o.model, {"model", "preset that provides the sizes"}).of(preset_names());
@@ -107,7 +107,7 @@ void add_files(Settings& s, TrainOptions& o) {
       .of_call();
 }
 
-// Keys of a run's config.toml without an option.
+// Keys of config.toml without an option.
 constexpr std::array<std::string_view, 2> kFacts = {"adapter-base", "base-hash"};
 bool is_in_files(const Setting& s) { return s.field.in_words || std::ranges::count(kFacts, s.word()) > 0; }
 
@@ -412,7 +412,7 @@ std::string to_toml(const TrainOptions& options) {
 std::string with_options(const std::string& message) {
   static const std::set<std::string> known = [] {
     TrainOptions run;
-    std::set<std::string> names{"hardware", "software", "defect", "figure", "group"};  // options of other commands
+    std::set<std::string> names{"hardware", "software", "defect", "figure", "group"};  // of other commands
     for (const Setting& s : field_descriptors(run))
       if (s.field.in_words) names.insert(s.word());
     return names;

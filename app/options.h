@@ -1,5 +1,5 @@
-// Option structs of the commands, with descriptors of their fields (settings/setting.h). Descriptors of model,
-// optimization and plan fields are defined next to their structs, in models/ and train/.
+// Option structs of the commands, with field descriptors (settings/setting.h). Descriptors of model, optimization and
+// plan fields are defined next to their structs, in models/ and train/.
 #pragma once
 
 #include "data/bad_input.h"
@@ -14,7 +14,7 @@ namespace tessera {
 using Args = std::vector<std::pair<std::string, std::string>>;
 
 struct TrainOptions {
-  std::string model = "gpt-nano";  // preset for all sizes that are not set
+  std::string model = "gpt-nano";  // preset for unset sizes
   ModelConfig sizes = {};
   Optimisation optim = {};
   Plan plan = {};
@@ -46,7 +46,7 @@ struct TrainOptions {
   int64_t trace_steps = 10;
   int64_t dump = 0;  // a step; 0: none
 
-  std::set<std::string, std::less<>> given = {};  // names of the fields set by the user
+  std::set<std::string, std::less<>> given = {};  // fields set by the user
   bool gives(std::string_view name) const { return given.contains(name); }
   bool json() const { return format == "json"; }
   // o["dp"] = 2 sets the option from the text "2".
@@ -145,7 +145,7 @@ struct CheckpointOptions {
   enum class Way { import, write, reshard, quantize, inspect };
   Way way = Way::inspect;
   std::string from;
-  std::optional<std::string> base = {};  // base model if `from` contains adapters
+  std::optional<std::string> base = {};  // if `from` contains adapters
   std::string out;                       // import and reshard: a run directory; export and quantize: a folder
   bool merge = false;
   std::optional<std::string> dtype;      // default: the stored dtype
@@ -166,7 +166,7 @@ struct LabOptions {
 };
 
 Settings field_descriptors(TrainOptions& options);
-Settings field_descriptors(VerifyOptions& options);  // only the options specific to `verify`
+Settings field_descriptors(VerifyOptions& options);  // only those specific to `verify`
 Settings field_descriptors(GenerateOptions& options);
 Settings field_descriptors(EvaluateOptions& options);
 Settings field_descriptors(DatasetOptions& options);
@@ -177,11 +177,11 @@ Settings field_descriptors(CheckpointOptions& options, CheckpointOptions::Way wa
 Settings field_descriptors(ExploreOptions& options);
 Settings field_descriptors(LabOptions& options, LabOptions::Way way);
 
-// Whether `plan` accepts this option of `train`; whether the planner searches its values if it is not set.
+// Whether `plan` accepts this option of `train`; whether the planner searches its values if unset.
 bool is_of_plan(const Setting& setting);
 bool is_searched(std::string_view option);
 
-// Parses and sets the option `name` ("min-lr"). Throws Error (usage): "--min-lr: expected X, got Y".
+// Parses and sets option `name` ("min-lr"). Throws Error (usage): "--min-lr: expected X, got Y".
 void set_option(TrainOptions& options, std::string_view name, const std::string& text);
 void forget(TrainOptions& options, const std::vector<std::string_view>& names);
 
@@ -190,11 +190,10 @@ void apply_config_file(TrainOptions& options, const std::string& path);
 // Applies text in the format of read_config(); `path` names the file in messages. Throws Error (usage) with line and
 // column for syntax errors, unknown keys (with the nearest known key), and values of the wrong type or range.
 void apply_config(TrainOptions& options, std::string_view file, const std::string& path);
-// As TOML; apply_config_file() restores the same values.
 std::string to_toml(const TrainOptions& options);
-// Keys and values of to_toml(), without options that were not set.
+// Keys and values of to_toml() that the user set.
 Args config_values(const TrainOptions& options);
-// Keys and values of all options except output options and --config, whose values are already included.
+// Keys and values of all options except output options and --config, which is already applied.
 Args all_values(const TrainOptions& options);
 
 // Throws Error (usage) with the formatted message.
@@ -205,7 +204,7 @@ template <class... Values>
 // Replaces known field names in backticks by options: "`grad_dtype`: expected ..." becomes "--grad-dtype: expected
 // ...".
 std::string with_options(const std::string& message);
-// Rethrows the error being handled, with with_options() applied to all messages.
+// Rethrows the current error, with with_options() applied to all messages.
 [[noreturn]] void throw_with_options(const Error& error);
 // Returns f(); converts error messages by with_options().
 template <class F>

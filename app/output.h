@@ -6,9 +6,8 @@
 
 namespace tessera {
 
-// Writes and flushes the text: escaped by for_terminal() on a terminal, otherwise unchanged. Returns false if the
-// reader has closed the pipe (`| head -1`), which is not an error. Throws OutputError for other failures, such as a
-// full disk.
+// Writes and flushes text, escaped by for_terminal() on a terminal. Returns false if the reader has closed the pipe, as
+// in `| head -1`, which is not an error. Throws OutputError for other failures, such as a full disk.
 bool print(std::string_view text);
 
 // Opens /dev/null for closed descriptors 0, 1 and 2, so that files opened later do not receive printed output.
@@ -19,15 +18,15 @@ void open_standard_descriptors();
 
 // "12.3K" for 12345.
 std::string format_si(double v);
-// In MB (10^6 bytes) with two digits: "12.35".
+// MB (10^6 bytes) with two digits: "12.35".
 std::string megabytes(int64_t bytes);
 // "1 h 02 min", "3 min 05 s", "42 s".
 std::string duration(double seconds);
 
-// A one-line bar chart with at most `width` bars, each the mean of consecutive values, scaled from minimum to maximum.
+// At most `width` bars, each the mean of consecutive values, scaled from minimum to maximum.
 std::string sparkline(const std::vector<double>& values, size_t width);
 
-// Prints a line on standard error in one write, over the progress line of a terminal. Thread- and process-safe.
+// Prints a line on standard error in one write, over a terminal's progress line. Thread- and process-safe.
 void say_above_progress(const std::string& line);
 
 class Progress {
@@ -38,7 +37,7 @@ class Progress {
     bool color = false;
     bool quiet = false;
     int64_t steps = 0;
-    int64_t columns = 0;  // terminal width; 0: queried for each line, since windows are resized
+    int64_t columns = 0;  // 0: queried for each line, since windows are resized
   };
   explicit Progress(const Options& options) : o_(options) {}
   ~Progress() { clear(); }
@@ -47,7 +46,7 @@ class Progress {
   static Options for_stderr(int64_t steps, bool quiet);
 
   void step(const StepReport& report);
-  // Shows other work: rewritten on a terminal, otherwise printed every ten seconds.
+  // Other work: rewritten on a terminal, otherwise printed every ten seconds.
   void work(const std::string& line);
   void message(const std::string& line);
 

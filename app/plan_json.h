@@ -1,4 +1,4 @@
-// The fields of a plan that determine the layout of ranks, as JSON for records.
+// A plan's rank layout as JSON for records.
 #pragma once
 #include "settings/json.h"
 #include "train/job.h"

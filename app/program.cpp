@@ -96,8 +96,6 @@ int run(const DatasetOptions& o) {
   return 0;
 }
 
-// The command `lab`: lists, starts and grades puzzles and exercises.
-
 std::string list() {
   std::string out = "Puzzles: write a file, no C++ needed\n";
   for (const lab::Puzzle& p : lab::puzzles())
@@ -113,9 +111,8 @@ int print_verdict(const lab::Verdict& verdict, const std::string& text) {
   return verdict.solved ? 0 : static_cast<int>(Status::verification);
 }
 
-// Prints a table of points by puzzle and exercise, with one row per learner as soon as all the learner's submissions
-// are graded; as JSON, one line per submission and one per learner. Errors of a submission do not stop the grading of
-// others.
+// Prints points by puzzle and exercise, one row per learner as soon as all the learner's submissions are graded; as
+// JSON, one line per submission and one per learner. Grading continues after errors of a submission.
 int check_class(const LabOptions& o) {
   const auto all = lab::handed_in(o.all);
   const bool as_text = o.format == "text";
@@ -259,7 +256,7 @@ int run_program(int argc, const char* const* argv) {
                 Status::communication);
   } catch (const std::filesystem::filesystem_error& e) {
     return fail({failure_cause(e)}, Status::output);
-  } catch (const std::system_error& e) {  // for example, the process limit is reached
+  } catch (const std::system_error& e) {  // such as reaching the process limit
     return fail({failure_cause(e)}, Status::communication);
   } catch (const std::exception& e) {
     return fail({fmt::format("unexpected failure: {}", e.what())}, Status::communication);

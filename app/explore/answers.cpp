@@ -1,4 +1,4 @@
-// Answers requests: converts a query to a JSON case, which the planner's reader validates.
+// Converts a query to a JSON case, which the planner's reader validates.
 #include <fmt/ranges.h>
 
 #include <charconv>
@@ -96,7 +96,7 @@ Values parse_values(const Request& request, bool is_plan) {
 planner::Case make_case(Values values) {
   Ordered& top = values[""];
   Ordered sizes = Ordered::object();
-  planner::ModelShape preset;  // provides all sizes not set by the request
+  planner::ModelShape preset;  // provides all sizes that the request omits
   if (top.contains("model")) sizes = to_json(preset = shape_of_preset(top["model"].get<std::string>()));
   sizes.update(values["model"]);
   top["model"] = sizes;
@@ -162,7 +162,7 @@ void check_size(const planner::Case& c) {
                      "chunks or pipeline ranks");
 }
 
-// Removes a figure width from the request, because the planner rejects unknown fields.
+// Removes a figure width, which the planner would reject as an unknown field.
 void take_width(Request& request, const char* name, double& to) {
   for (const auto& [key, text] : request.query) {
     if (key != name) continue;

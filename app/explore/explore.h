@@ -7,7 +7,7 @@
 //
 // The stateless server accepts GET and HEAD requests of at most 16 KiB without a body, closes connections that are
 // silent for a few seconds, and cancels a search when its client disconnects. It rejects requests from other sites'
-// pages and requests whose Host header does not name it, which prevents DNS rebinding.
+// pages and, against DNS rebinding, those whose Host header does not name this server.
 #pragma once
 #include <nlohmann/json.hpp>
 
@@ -17,7 +17,7 @@ namespace tessera::explore {
 
 struct Request {
   std::string path;
-  std::vector<std::pair<std::string, std::string>> query = {};  // decoded, in the order of the request
+  std::vector<std::pair<std::string, std::string>> query = {};  // decoded, in request order
   planner::ProgressCallback meanwhile = [] {};                  // called during a search; may throw
 };
 
@@ -30,14 +30,14 @@ struct Answer {
 // {"error": message, "field": field}; an empty field is omitted.
 Answer refusal(int status, const std::string& message, const std::string& field = "");
 
-// Answers invalid cases with status 400 and {"error": .., "field": ..}; for exceptions, the caller answers with 500.
+// Answers invalid cases with status 400 and {"error": .., "field": ..}; the caller answers exceptions with 500.
 // Thread-safe; reads no files.
 Answer answer(const Request& request);
 
-// HTML with inlined style and script, built from app/explore/page/.
+// With inlined style and script, built from app/explore/page/.
 extern const std::string_view kPage;
 
-// In pixels: a figure that spans both columns, and one in a single column.
+// Pixels of a figure across both columns, and of one in a single column.
 struct Widths {
   double wide = 1000, narrow = 480;
 };

@@ -1,4 +1,4 @@
-// HTML and SVG of a prediction and a ranking, for the page.
+// HTML and SVG of a prediction and a ranking.
 #include "app/explore/explore.h"
 #include "app/output.h"
 #include "planner/case_json.h"

@@ -1,5 +1,4 @@
-// The command `explore`: an HTTP server based on GNU libmicrohttpd, which limits the memory and time of each
-// connection.
+// The command `explore`: an HTTP server based on GNU libmicrohttpd, which limits each connection's memory and time.
 #include <arpa/inet.h>
 #include <microhttpd.h>
 #include <netinet/in.h>
@@ -38,7 +37,7 @@ constexpr std::pair<const char*, const char*> kHeaders[] = {
     {"Connection", "close"},  // the next request is handled by an idle thread
 };
 
-// Opens a listening socket on the loopback interface.
+// On the loopback interface.
 int listen_on(int port, int& bound) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   const int yes = 1;
@@ -169,7 +168,7 @@ class Server {
     return answer(request);
   }
 
-  // Called twice: after the headers, when requests with a body are rejected, and after the complete request.
+  // Called after the headers, when requests with a body are rejected, and after the complete request.
   static MHD_Result on_request(void* self, MHD_Connection* connection, const char* path, const char* method,
                                const char*, const char*, size_t* body, void** context) {
     static char mark;
@@ -191,7 +190,7 @@ class Server {
 
 constexpr int kDefaultPort = 8421;
 
-// Uses the requested port, otherwise the default port, or any free port if the default is in use.
+// The requested port, otherwise the default port, or any free port if the default is in use.
 std::unique_ptr<Server> server_for(const ExploreOptions& o) {
   try {
     return std::make_unique<Server>(static_cast<int>(o.port.value_or(kDefaultPort)));

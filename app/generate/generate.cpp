@@ -43,7 +43,7 @@ class Conversation {
   }
 
   bool has_template() const { return how_.style != ChatTemplate::none; }
-  // The tokens of the conversation up to this prompt. Throws as ask() does.
+  // Tokens of the conversation up to this prompt. Throws as ask() does.
   Asked asked(const std::string& prompt) const {
     std::vector<Message> turns = turns_;
     turns.push_back({Role::user, prompt});
@@ -59,7 +59,7 @@ class Conversation {
   std::vector<Message> turns_;
 };
 
-// The next non-empty line of standard input, broadcast to all ranks; nullopt at the end of input.
+// The next non-empty line of standard input, on all ranks; nullopt at the end of input.
 std::optional<std::string> next_line(Communicator& world) {
   std::string line;
   const bool typed = ::isatty(STDIN_FILENO) == 1;
@@ -160,7 +160,6 @@ std::vector<std::string> read_prompts(const GenerateOptions& o) {
   return out;
 }
 
-// The model's generation settings that differ from the options.
 std::string other_settings(const Tokenizer& tokenizer, const GenerateOptions& o) {
   const nlohmann::json settings = nlohmann::json::parse(tokenizer.generation_config());
   const nlohmann::json taken{{"temperature", o.temperature},
@@ -178,7 +177,7 @@ std::string other_settings(const Tokenizer& tokenizer, const GenerateOptions& o)
   return out.empty() ? "" : fmt::format("the model's generation settings, overridden by options: {}\n", out);
 }
 
-// Throws Error (usage) if a token of the prompt is not in the embedding table.
+// Throws Error (usage) if the embedding table lacks a token.
 std::vector<int32_t> read_tokens(const std::string& prompt, const Inference& model, const GenerateOptions& o) {
   std::vector<int32_t> out =
       model.tokenizer->encode_with(prompt, {.special_in_text = o.special, .add_ends = !o.no_bos});
@@ -202,7 +201,7 @@ struct Prompts {
   bool shown;
 };
 
-// Reports that a prompt exceeds the context and is truncated to its last tokens; `which` names it.
+// Reports that the prompt named by `which` exceeds the context and is truncated to its last tokens.
 void report_unread(const std::string& which, const Asked& asked, int64_t context) {
   const int64_t count = std::ssize(asked.tokens);
   if (count > context)
@@ -212,7 +211,7 @@ void report_unread(const std::string& which, const Asked& asked, int64_t context
                stderr);
 }
 
-// Generates and prints a text for each prompt. Called on all ranks, which receive the first text.
+// Generates and prints a text per prompt. Collective: all ranks receive the first text.
 std::string write_texts(const Inference& model, const GenerateOptions& o, Trainer& part, const Prompts& prompts,
                         uint64_t seed) {
   Communicator& world = part.world();
@@ -277,7 +276,6 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
   return o.chat && world.size() > 1 ? broadcast_text(world, shown[0].text(), 0) : shown[0].text();
 }
 
-// The evaluation of a text or of one dataset of a mixture.
 struct Found {
   std::string name;
   double share = 1;
@@ -309,7 +307,6 @@ nlohmann::ordered_json result_json(const Found& f) {
   return {{"loss", f.loss}, {"tokens", f.text.rows->targets()}, {"bits_per_byte", f.bits()}};
 }
 
-// For a mixture, the weighted mean and its datasets.
 std::string result(const TrainOptions& run, const std::vector<Found>& all) {
   const bool json = run.format == "json";
   if (all.size() == 1) return (json ? result_json(all[0]).dump() : to_text(all[0])) + "\n";

@@ -92,7 +92,7 @@ planner::Software find_software(const PlanOptions& o, const planner::Hardware& h
   return s;
 }
 
-// Fixes a choice if its option is set; the planner searches the others.
+// The planner searches the choices whose options are not set.
 template <class T>
 void fix(const PlanOptions& o, std::string_view option, std::optional<T>& choice, const T& value) {
   if (o.gives(option)) choice = value;
@@ -162,7 +162,7 @@ std::vector<MeasuredPlan> measure_plans(const planner::SearchRequest& q, const p
   return out;
 }
 
-// `plan --cases`: prints one JSON object per line of the file. Throws Error and InputError naming the line.
+// `plan --cases`: prints a JSON object per line of the file. Throws Error and InputError naming the line.
 int predict_cases(const std::string& path) {
   const std::string file = of_option("cases", path, [&] { return read_file(path); });
   std::string_view rest = file;

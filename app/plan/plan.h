@@ -1,5 +1,4 @@
-// The command `plan`: searches for the best plans, predicts given plans, calibrates this machine and measures plans on
-// it.
+// The command `plan`: searches for plans, predicts and measures plans, and calibrates this machine.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 
@@ -17,15 +16,15 @@ struct PlanQuestion {
   double memory() const { return question.hardware.memory_bytes - question.hardware.reserved_bytes; }
 };
 
-// For the preset's default tokenizer: characters or GPT-2.
+// Vocabulary of the preset's default tokenizer: characters or GPT-2.
 int64_t default_vocab(std::string_view preset);
 
 // Throws Error (usage), naming the option or file, for invalid requests; InputError for an unreadable file.
 PlanQuestion make_question(const PlanOptions& options);
 
-// The cached measurements of this machine; null if missing, damaged, or from another machine.
+// Null if missing, damaged, or from another machine.
 std::shared_ptr<const planner::Machine> cached_machine_here();
-// The cached measurements; new ones if missing or if `again` is set, with progress on standard error.
+// Measures if there is no cached measurement or `again` is set, with progress on standard error.
 std::shared_ptr<const planner::Machine> machine_here(bool again);
 
 // Step time in seconds; nullopt without measured times: GPUs, processes, asynchronous steps, experts.
@@ -41,21 +40,21 @@ struct PlanAnswer {
   PlanQuestion asked = {};
   planner::SearchResult found = {};
   planner::Recommendation recommended = {};
-  std::string command = {};  // the `tessera train` command; may be empty
+  std::string command = {};  // a `tessera train` command; may be empty
   std::vector<MeasuredPlan> measured = {};
   bool fits() const { return !found.best.empty(); }
-  // The memory is estimated by a formula, although a dry run would be exact.
+  // Memory is estimated by a formula, although a dry run would be exact.
   bool is_rough(const planner::Candidate& c) const { return c.described && asked.question.software.name == "tessera"; }
 };
 
 std::string plan_text(const PlanAnswer& answer);
 std::string plan_json_lines(const PlanAnswer& answer);
 std::string plan_page(const PlanAnswer& answer);
-// Figures with captions: memory and pipeline of width `wide`, time and bytes of width `narrow`.
+// With captions: memory and pipeline of width `wide`, time and bytes of width `narrow`.
 std::vector<report::Part> make_figures(const planner::Case& c, const planner::Prediction& p, double wide,
                                        double narrow);
 
-// The shell command that trains with this layout: "tessera train --model llama2-7b ... --tp 2 --device cuda ...",
+// The shell command that trains with this layout, "tessera train --model llama2-7b ... --tp 2 --device cuda ...",
 // prefixed with mpirun for several nodes. `train` validates the layout again.
 std::string train_command(const PlanOptions& options, const planner::SearchRequest& question,
                           const planner::Layout& layout);

@@ -88,7 +88,6 @@ std::string for_shell(const std::string& text) {
   return out + "'";
 }
 
-// Model options as the user set them.
 std::string model_args(const PlanOptions& o) {
   std::string out;
   if (std::ranges::none_of(o.words, [](const auto& w) { return chooses_job(w.first, w.second); }))
@@ -103,7 +102,6 @@ std::string model_args(const PlanOptions& o) {
   return out;
 }
 
-// Options of a model read from a file.
 std::string model_args(const planner::ModelShape& m) {
   std::string out =
       fmt::format(" --family {} --layers {} --channels {} --heads {} --ffn {} --vocab {} --context {}",
@@ -211,7 +209,7 @@ constexpr size_t kMaxDrawn = 6000;
 
 std::string time_text(double seconds) { return short_time(1e3 * seconds); }
 
-// Labels the lanes with pipeline ranks, skipping labels that would overlap.
+// Labels lanes with pipeline ranks, skipping labels that would overlap.
 void set_ranks(Lanes& lanes, double least, double most, double all) {
   const size_t ranks = lanes.lanes.size();
   lanes.left = 56, lanes.tall = std::clamp(all / static_cast<double>(ranks), least, most);
@@ -256,7 +254,6 @@ Part memory_part(const planner::Prediction& p, double limit, double width) {
   return out;
 }
 
-// Truncated if there are too many passes.
 Part pipeline_part(const planner::Case& c, const planner::Prediction& p, double width) {
   Simulation s = simulate(make_schedule(c.layout.plan), {.stages = p.stages, .message = p.message_s});
   const double bubble = s.bubble_share(), makespan = s.makespan;

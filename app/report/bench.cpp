@@ -1,4 +1,4 @@
-// Rows of `bench`: one table and one figure per group, for one side or a comparison of two.
+// Rows of `bench`: a table and a figure per group, for one side or a comparison of two.
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -14,12 +14,12 @@ using Times = std::vector<double>;
 using bench::quantile;
 
 constexpr double kWideSpread = 0.1;
-constexpr double kBusy = 0.2;         // fraction of the cores used by other processes before the benchmark
+constexpr double kBusy = 0.2;         // fraction of cores used by other processes before the benchmark
 constexpr double kBusyRow = 0.1;      // during a row
 constexpr double kMachine = 0.05;     // change of the fixed reference work that indicates a different machine state
-constexpr double kOneStart = 0.1;     // variation between two starts of a program
-constexpr double kManyStarts = 0.05;  // variation of medians over several starts
-constexpr size_t kFewest = 5;         // minimum number of rounds for quartiles, and of runs for medians
+constexpr double kOneStart = 0.1;     // between two starts of a program
+constexpr double kManyStarts = 0.05;  // medians over several starts
+constexpr size_t kFewest = 5;         // rounds for quartiles, runs for medians
 
 const std::map<std::string_view, const char*> kTitles = {
     {"op", "op/NAME/PASS/DTYPE: an operation, compared with the machine's ceiling"},

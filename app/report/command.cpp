@@ -59,7 +59,7 @@ Record start_record(const TrainOptions& o) {
     rank.peaks = {m.held.parameters, m.held.gradients, m.held.optimizer, m.activations, 0, m.communication};
     rank.peak = m.total();
   }
-  const int64_t steps = p.sync_every;  // bytes are averaged over a synchronization period
+  const int64_t steps = p.sync_every;  // averages bytes over a synchronization period
   Job long_run = job;
   long_run.optim.steps = steps + 1;
   for (const SentBytes& s : expected_bytes(long_run, steps))
@@ -84,7 +84,7 @@ std::vector<Record> planned(const Args& words) {
   for (const std::string& value : values) {
     TrainOptions o;
     for (const auto& [name, text] : words) set_option(o, name, name == many ? value : text);
-    if (!o.gives("batch")) {  // the default, rounded up to a multiple of the micro-batches
+    if (!o.gives("batch")) {  // rounds the default up to a multiple of the micro-batches
       const Plan p = make_job(o).plan;
       const int64_t divisor = std::max<int64_t>(1, p.dp) * std::max<int64_t>(1, p.microbatches);
       o.optim.batch = (o.optim.batch + divisor - 1) / divisor * divisor;
@@ -99,7 +99,7 @@ std::vector<Record> planned(const Args& words) {
 
 namespace tessera {
 
-// The command `report`: an HTML or text report on traced or failed runs, or a single figure.
+// The command `report`: reports on traced or failed runs, or a single figure.
 
 namespace {
 
@@ -121,7 +121,7 @@ std::vector<report::Record> load_records(const ReportOptions& o) {
 
 bool is_bench_file(const std::string& run) { return run.ends_with(".json"); }
 
-// An argument is a file name or a pattern.
+// Arguments are file names or patterns.
 std::string bench_content(const ReportOptions& o) {
   report::Bench all;
   for (size_t side = 0; side < o.runs.size(); ++side) {
@@ -148,7 +148,7 @@ std::string content(const ReportOptions& o) {
   return report::compare_to_text(runs[0], runs[1], as_page);
 }
 
-// Next to the first run by default; its name includes the second run.
+// By default next to the first run, with the second run in its name.
 fs::path report_path(const ReportOptions& o) {
   if (o.out) return *o.out;
   std::string name = o.figure.value_or("report");

@@ -41,7 +41,7 @@ std::string change(Unit unit, const Maybe& a, const Maybe& b) {
   return *a > 0 ? fmt::format("{:+.1f}%", 100 * (*b / *a - 1)) : "";
 }
 
-// The end of a value that exceeds its column width.
+// The end of a value wider than its column.
 std::string trailing_text(const std::string& text) {
   constexpr size_t most = 17;
   return text.size() <= most ? text : "..." + text.substr(text.size() - most + 3);
@@ -60,7 +60,7 @@ class Comparison {
 
  private:
   void begin(const std::string& name) { part_ = name; }
-  // Adds a row if either run has the value, with the heading before the first row of a part.
+  // Adds a row if either run has the value; a part's first row follows its heading.
   template <class Get>
   void row(const std::string& name, Unit unit, Get&& get) {
     const Maybe a = get(a_), b = get(b_);
@@ -344,7 +344,7 @@ std::string record_flights(const Flights& all, bool as_page) {
     last.columns.push_back({{"rank " + rank, ""}, false, 1});
   }
   last.columns.push_back({""});
-  std::map<std::string, int64_t> latest;  // latest operation of any rank on each axis
+  std::map<std::string, int64_t> latest;  // of any rank on each axis
   for (const RankFlight& rank : all.written)
     for (const FlightOperation& o : rank.operations) latest[o.axis] = std::max(latest[o.axis], o.number);
   for (const auto& [axis, number] : latest) {

@@ -1,4 +1,4 @@
-// Number formatting; figures from boxes, lanes, charts and axes; rendering of parts and pages as HTML, text and SVG.
+// Number formatting, SVG figures, and rendering of parts and pages as HTML, text and SVG.
 #include "app/report/drawing.h"
 
 #include <fmt/format.h>
@@ -17,7 +17,6 @@ namespace {
 constexpr double kLetter = 6.7;  // approximate width in pixels
 constexpr double kLetterLine = 13, kKey = 11, kLine = 20, kBelow = 22, kThin = 4;
 
-// Approximate, in pixels.
 double text_width(std::string_view text) {
   return kLetter * static_cast<double>(std::ranges::count_if(text, [](char c) { return (c & 0xc0) != 0x80; }));
 }
@@ -68,7 +67,7 @@ tr.sum td { font-weight: 600; border-bottom: 0; } tr.head td { font-weight: 600;
 @media print { section { break-inside: avoid; } }
 )css";
 
-// One rule per line, because figures select single rules; the classes of a line precede its brace.
+// One rule per line, because figures select single rules; classes precede the brace.
 constexpr const char* kPictureRules = R"css(text { font-size: 12px; fill: var(--soft); }
 text.end { text-anchor: end; }
 text.mid { text-anchor: middle; }
@@ -131,8 +130,8 @@ std::string page_style() {
          picture_rules();
 }
 
-// The style of a self-contained SVG file: only rules of classes in `body`, with colours inserted because most SVG
-// viewers except browsers lack variables, and again for dark screens.
+// Contains only rules of classes in `body`, with colours inserted because most SVG viewers except browsers lack
+// variables, and again for dark screens.
 std::string figure_style(const std::string& body) {
   std::string light, dark;
   std::istringstream rules(picture_rules());

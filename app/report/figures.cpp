@@ -7,7 +7,7 @@ namespace tessera::report {
 namespace {
 
 constexpr double kFigureGap = 16;
-constexpr double kMinWaitWidth = 0.3;  // minimum width of a visible stall in pixels
+constexpr double kMinWaitWidth = 0.3;  // pixels
 constexpr const char* kPale = " c1 pass";
 
 using Records = std::vector<Record>;
@@ -36,13 +36,13 @@ std::string event_tooltip(const Event& e, const StepSpan& step) {
   return tip;
 }
 
-// The css class that distinguishes a rank's later stages.
+// Distinguishes a rank's later stages.
 std::string pale(const Schedule& s, int stage) {
   const int chunk = stage < 0 ? 0 : std::min(2, s.chunk(stage));
   return chunk > 0 ? fmt::format(" c{}", chunk) : "";
 }
 
-// The first lane shows computation with stalls over it; sends and receives share a lane, and each axis has one.
+// The first lane shows computation with stalls over it; sends and receives share a lane, and each axis has its own.
 Picture rank_timeline(const Record& r, const Rank& rank, const StepSpan& step, double span, double width) {
   const Mark idle{0, step.end - step.begin, "idle"};
   std::map<std::string, Lane> others;
@@ -214,7 +214,7 @@ void prune_legend(Part& f) {
   std::erase_if(f.legend, [&](const LegendEntry& e) { return bodies.find("\"" + e.css) == std::string::npos; });
 }
 
-// Adds a figure, made by draw(rank, step), for each of the first ranks of a run.
+// Calls draw(rank, step) for each of a run's first ranks.
 template <class F>
 void add_ranks(Part& f, const Records& runs, const Record& r, size_t ranks, const F& draw) {
   const StepSpan step = median_step(r);
@@ -306,7 +306,7 @@ Part timelines(const Records& runs, double width) {
   return f;
 }
 
-// One bar for each group of equal ranks.
+// One bar per group of equal ranks.
 Part planned_memory(const Records& runs, double width) {
   Part f{.id = "memory",
          .title = heading("Memory of a rank at its peak", runs),

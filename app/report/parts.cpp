@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kMaxRanks = shown_ranks(kWidth);
 constexpr size_t kColumns = 80;
-constexpr double kMinShare = 0.1;  // minimum fraction of a column's time to be shown
+constexpr double kMinShare = 0.1;  // fraction of a column's time
 
 std::string words(const Record& r, std::initializer_list<const char*> names) {
   std::string out;
@@ -144,7 +144,7 @@ class Line {
     for (auto c = static_cast<size_t>(from); c < kColumns && static_cast<double>(c) < to; ++c)
       taken_[c][letter] += std::min(to, static_cast<double>(c + 1)) - std::max(from, static_cast<double>(c));
   }
-  // The letter of the event with the largest fraction of each column's time; lower case below one half, if `shaded`.
+  // The letter of the longest event in each column; lower case below half of the column, if `shaded`.
   std::string str(bool shaded = true) const {
     std::string out(kColumns, '.');
     for (size_t c = 0; c < kColumns; ++c) {
@@ -214,7 +214,7 @@ Part timeline_part(const Record& r, const StepSpan& step) {
   return p;
 }
 
-// Every text report contains peaks; figures require a traced step.
+// Text reports always contain peaks; figures require a traced step.
 Part memory_part(const Record& r, const StepSpan& step) {
   Part p = step.step > 0 ? make_figure("memory", {r}, kWidth) : Part{.id = "memory"};
   p.title = fmt::format("Memory in step {}", step.step);
@@ -241,7 +241,7 @@ Part memory_part(const Record& r, const StepSpan& step) {
   return p;
 }
 
-// Pages also show the bytes of the full run, text the operations' time in the step.
+// Pages also show the full run's bytes; text shows the operations' time in the step.
 Part bytes_part(const Record& r, const StepSpan& step) {
   Part p{.id = "bytes",
          .title = "Bytes by axis and operation",
@@ -306,7 +306,7 @@ double times(const std::vector<int64_t>& layer, size_t first, size_t count) {
   return all > 0 ? own / all * static_cast<double>(layer.size()) / static_cast<double>(count) : 0;
 }
 
-// Dropped choices, and the fraction of the step spent in all-to-alls.
+// Dropped choices, and the fraction of the step in all-to-alls.
 std::string experts_text(const Record& r, const StepSpan& step) {
   int64_t all = r.experts.load.dropped;
   for (const std::vector<int64_t>& layer : r.experts.load.rows)
@@ -319,9 +319,9 @@ std::string experts_text(const Record& r, const StepSpan& step) {
   return out;
 }
 
-// A box per expert of a layer; `here`: experts per rank.
+// `here`: experts per rank.
 Picture layer_picture(const std::string& title, const std::vector<int64_t>& layer, size_t here) {
-  constexpr double kEven = 24, kMax = 3 * kEven;  // heights of a uniform share and of the tallest box
+  constexpr double kEven = 24, kMax = 3 * kEven;  // heights: uniform load, tallest box
   Picture out{.title = title, .height = kMax + 18};
   const double each = kWidth / static_cast<double>(layer.size());
   for (size_t e = 0; e < layer.size(); ++e) {
@@ -338,7 +338,7 @@ Picture layer_picture(const std::string& title, const std::vector<int64_t>& laye
   return out;
 }
 
-// The results for the pipeline as JSON for programs; null if not meaningful.
+// Pipeline results as JSON for programs; null if not meaningful.
 std::string numbers(const Record& r, const StepSpan& step, const std::optional<MeasuredPipeline>& p) {
   nlohmann::ordered_json bubble;
   if (p) {

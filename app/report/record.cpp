@@ -278,7 +278,7 @@ double length(const Spans& spans) {
   return sum;
 }
 
-// The length of the intersection of two merged lists.
+// The length of the intersection of merged lists.
 double common(const Spans& a, const Spans& b) {
   double sum = 0;
   for (size_t i = 0, j = 0; i < a.size() && j < b.size();) {
@@ -299,7 +299,7 @@ struct Cut {
   int64_t size;
 };
 
-// Names a rank's group along an axis by its coordinates on all other axes.
+// Names a rank's group by its coordinates on all other axes.
 std::string axis_group(const Record& r, const Rank& rank, const std::string& axis) {
   if (axis == "world") return axis;
   std::string along = "+" + (axis == "tied" ? "pp" : axis) + "+", out = axis;
@@ -320,7 +320,7 @@ std::string axis_group(const Record& r, const Rank& rank, const std::string& axi
 bool is_point_to_point(const Event& e) { return e.operation == "send" || e.operation == "recv"; }
 
 // When all data that a rank needs were available, if known, otherwise when the rank itself arrived. A communication
-// event begins when its rank arrives; before the last arrival, no data can be transferred.
+// event begins at its rank's arrival; no data can be transferred before the last arrival.
 class Arrivals {
  public:
   Arrivals(const Record& r, const StepSpan& step) : record_(r) {
@@ -337,8 +337,7 @@ class Arrivals {
       for (auto& [rank, times] : ranks) std::ranges::sort(times);
   }
 
-  // The n-th operation of the rank's list, which contains the collectives of a group, or its messages outside of a
-  // pipeline.
+  // The n-th operation of the rank's list, which contains a group's collectives, or its messages outside of a pipeline.
   double of(const Rank& rank, const Event& e, size_t n) const {
     const std::string group = axis_group(record_, rank, e.axis);
     if (e.operation == "send") return e.begin;
@@ -472,7 +471,7 @@ std::optional<MeasuredPipeline> measure_pipeline(const Record& record, const Ste
   MeasuredPipeline p;
   p.equal = simulate(s);
   p.formula = bubble_formula(s);
-  TimedLists recorded, lengths;  // CPU times of the passes
+  TimedLists recorded, lengths;  // CPU times of passes
   size_t found = 0, planned = 0;
   for (const size_t rank : pipeline_ranks(record)) {
     if (rank == record.ranks.size()) return std::nullopt;

@@ -1,4 +1,4 @@
-// Reports on a run, two runs, a failed run, and `bench` rows; figures of runs and plans.
+// Reports on runs and `bench` rows; figures of runs and plans.
 #pragma once
 #include "app/options.h"
 #include "app/report/drawing.h"
@@ -14,10 +14,10 @@ struct Event {
   std::string track, name;
   double begin = 0, end = 0;
   int64_t step = 0;                 // 0: between steps
-  int stage = -1, microbatch = -1;  // a pipeline action
-  double processor = 0;             // CPU time of the action's thread
-  std::string axis, operation;      // a communication
-  int64_t bytes = 0, sent = 0;      // bytes of the array; bytes sent by the rank
+  int stage = -1, microbatch = -1;  // pipeline action
+  double processor = 0;             // CPU time of its thread
+  std::string axis, operation;      // communication
+  int64_t bytes = 0, sent = 0;      // of the array; sent by the rank
 };
 struct MemorySample {
   double time = 0;
@@ -45,15 +45,15 @@ struct ExpertsOfRun {
 struct Record {
   std::string label;
   bool planned = false;      // sizes and bytes per step come from closed forms
-  bool traced = false;       // otherwise only losses, rates and the run's summary are known
-  bool waits_noted = false;  // the trace contains the stalls of each rank
+  bool traced = false;       // otherwise only losses, rates and summary are known
+  bool waits_noted = false;  // the trace contains stalls
   std::string written, kept, clock;
   std::string model;
   std::vector<std::pair<std::string, std::string>> plan;
   std::map<std::string, std::string> options;
   Schedule schedule;
   int64_t steps = 0, cores = 0, threads = 0;
-  bool shared = false;  // ranks have more threads than there are cores
+  bool shared = false;  // more threads than cores
   std::vector<Rank> ranks;
   std::vector<SentBytes> sent;  // per step if planned, otherwise of the full run
   std::vector<Point> losses, validations;
@@ -73,7 +73,7 @@ struct Files {
 Record parse_record(const Files& files, const std::string& name);
 Record parse_metrics(std::string_view metrics, const std::string& name);
 
-// A step of the trace over all ranks; step 0 if the trace has none.
+// Covers all ranks; step 0 if the trace has no steps.
 struct StepSpan {
   int64_t step = 0;
   double begin = 0, end = 0;
@@ -86,7 +86,7 @@ struct SentInStep : SentBytes {
 };
 std::vector<SentInStep> sent_in_step(const Record& record, const StepSpan& step);
 
-// The pipeline of rank 0 (ranks that differ only along pp) in one step.
+// Rank 0's pipeline (ranks that differ only along pp) in one step.
 struct MeasuredPipeline {
   Times times;          // per pass and message, in milliseconds
   Simulation equal;     // F, I and W of equal length
@@ -94,12 +94,12 @@ struct MeasuredPipeline {
   Simulation measured;  // as recorded, including messages
   std::optional<double> formula;
 };
-// If ranks share cores, the times are the CPU times of the passes, as if each rank had its own core, and messages take
-// no time. nullopt without a pipeline, or if the trace lacks actions of the schedule.
+// If ranks share cores, times are CPU times of the passes, as if each rank had its own core, and messages take no time.
+// nullopt without a pipeline, or if the trace lacks actions of the schedule.
 std::optional<MeasuredPipeline> measure_pipeline(const Record& record, const StepSpan& step);
 
-// Communication time of a rank in one step, in milliseconds. The rank's thread is stalled while other ranks have not
-// arrived (`waiting`) and while data are moved and reduced (`transfer`); `hidden` communication overlaps computation.
+// Milliseconds of a rank in one step. Its thread is stalled while other ranks have not arrived (`waiting`) and while
+// data are moved and reduced (`transfer`); `hidden` communication overlaps computation.
 struct Exposure {
   double step = 0, waiting = 0, transfer = 0, hidden = 0;
   double exposed() const { return waiting + transfer; }
@@ -108,7 +108,7 @@ struct Exposure {
 std::optional<std::vector<Exposure>> exposures(const Record& record, const StepSpan& step);
 Exposure mean(const std::vector<Exposure>& all);
 
-// Mean time of a rank in one operation of an axis, total and exposed, in milliseconds per step.
+// Mean milliseconds of a rank in one operation of an axis, total and exposed, per step.
 struct Overlap {
   double all = 0, exposed = 0;
 };
@@ -116,12 +116,12 @@ Overlap measure_overlap(const Record& record, const StepSpan& step, const std::s
                         const std::string& operation);
 
 inline constexpr std::string_view kFigures = "pipeline|memory|timeline|bytes|loss|bench";
-// Makes one of kFigures except bench with this total width and at most shown_ranks() ranks per run. Runs share one
-// scale. Throws Error (usage) naming the run that lacks the required data.
+// One of kFigures except bench, of this total width, with at most shown_ranks() ranks per run. Runs share a scale.
+// Throws Error (usage) naming the run that lacks the required data.
 Part make_figure(std::string_view name, const std::vector<Record>& runs, double width = kFigureWidth);
 constexpr size_t shown_ranks(double width) { return width > kFigureWidth ? 16 : 8; }
 
-// `scale`: time shown by the full width.
+// `scale`: time across the full width.
 struct Panel {
   const Simulation& sim;
   std::string title;
@@ -144,18 +144,18 @@ std::string make_report(const Record& record, bool as_page);
 // Either run may lack a trace, and the numbers of steps may differ; missing data are listed.
 std::string compare_to_text(const Record& a, const Record& b, bool as_page);
 
-// The last operations of the ranks of a failed run, from `flight.json` (parallel/comm/trace.h).
+// From `flight.json` (parallel/comm/trace.h): the last operations of a failed run's ranks.
 struct FlightOperation {
   std::string axis, operation;
   int64_t number = 0, bytes = 0;
-  double begun = 0, ended = -1;  // seconds since the start of the rank; negative: not completed
+  double begun = 0, ended = -1;  // seconds since the rank's start; negative: not completed
 };
 struct RankFlight {
   int64_t rank = 0;
   std::string cause;
   std::vector<FlightOperation> operations;
 };
-// In rank order, without ranks that wrote nothing; `ranks` is the world size. Throws InputError.
+// In rank order, without ranks that wrote nothing; `ranks`: world size. Throws InputError.
 struct Flights {
   int64_t ranks = 0;
   std::vector<RankFlight> written;
@@ -168,7 +168,7 @@ std::string record_flights(const Flights& flights, bool as_page);
 struct BenchRun {
   std::vector<double> rounds, reference, machine;  // add_rounds() in bench/run.h
   bool busy = false;                               // other processes used more than a tenth of the cores
-  int start = 0;                                   // index of its file
+  int start = 0;                                   // file index
 };
 enum class Sample : uint8_t { time, ratio, reference, machine };  // ratio: to the preceding reference
 struct BenchRow {
@@ -176,12 +176,12 @@ struct BenchRow {
   std::array<std::vector<BenchRun>, 2> runs = {};  // in `unit`, by side and repetition
   std::map<std::string, std::vector<double>> counters = {};
   // Medians of the side's runs if there are at least five, which include the variation between starts; otherwise all
-  // rounds. Empty if the row is missing, failed, or has no such values.
+  // rounds. Empty if the row is missing, failed, or lacks such values.
   std::vector<double> values(size_t side, Sample what) const;
   std::vector<double> times(size_t side) const { return values(side, Sample::time); }
 };
 struct Bench {
-  struct Files {  // consecutive files of one side with the same machine and program
+  struct Files {  // consecutive, with the same side, machine and program
     size_t side;
     std::string first, machine, since, until;
     size_t count = 1;

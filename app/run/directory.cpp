@@ -35,7 +35,7 @@ fs::path new_run_folder() {
 
 namespace {
 
-// True for a new directory and for a run that failed before its first complete file. Throws OutputError if it cannot be
+// True for a new directory or a run that failed before its first complete file. Throws OutputError if it cannot be
 // read.
 bool holds_nothing(const fs::path& directory) {
   std::error_code error;
@@ -132,7 +132,7 @@ RunDirectory::RunDirectory(const TrainOptions& o) : path_(o.out ? fs::path(*o.ou
   of_option("out", path_.string(), check_content);
   make_directories(path_);
   lock_ = std::make_unique<RunLock>(path_);
-  check_content();  // another run may have started and ended in between
+  check_content();  // another run may have started and ended
   removed_ = remove_stale(path_, true);
   for (const fs::path& path : remove_stale(checkpoints(), true)) removed_.push_back(path);
 }

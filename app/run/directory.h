@@ -1,5 +1,5 @@
-// Run directories. A run directory has one writer, which locks its file `lock`; the kernel releases the lock when the
-// process ends for any reason.
+// A run directory has one writer, which locks its file `lock`; the kernel releases the lock when the process ends for
+// any reason.
 #pragma once
 #include "app/options.h"
 #include "parallel/async/push_log.h"
@@ -25,7 +25,7 @@ class RunLock {
   const std::string& note() const { return note_; }
 
   static bool is_held(const std::filesystem::path& run);
-  // The description of the lock holder, unique to each process. Throws InputError.
+  // The lock holder's description, unique to each process. Throws InputError.
   static std::string read(const std::filesystem::path& run);
 
  private:
@@ -42,7 +42,7 @@ class RunLock {
 //                   tokenizer, sufficient to generate text or resume; for an asynchronous run also the push order and,
 //                   inside a replay, the parameters that workers had pulled
 
-// The last operations of the ranks of a failed run (parallel/comm/trace.h).
+// The last operations of a failed run's ranks (parallel/comm/trace.h).
 inline constexpr const char* kFlightFile = "flight.json";
 
 // Throws OutputError.
@@ -68,11 +68,11 @@ class RunDirectory {
   }
 
   void write_config(const TrainOptions& options) const;
-  // A new checkpoint with options and tokenizer; the caller adds tensors. Throws OutputError.
+  // Contains options and tokenizer; the caller adds tensors. Throws OutputError.
   std::unique_ptr<NewCheckpoint> begin_checkpoint(int64_t step, const TrainOptions& options,
                                                   const Dataset& dataset) const;
   // Collective: loads the newest complete checkpoint; `passed_over` receives the reasons for skipping newer ones.
-  // Returns false if the run has no checkpoint yet. Throws InputError if all checkpoints are damaged, and Error (usage)
+  // Returns false if there is no checkpoint yet. Throws InputError if all checkpoints are damaged, and Error (usage)
   // naming each key in which the run differs from the saved one.
   bool resume(Trainer& trainer, const TrainOptions& options, const Dataset& dataset,
               std::vector<std::string>& passed_over) const;
@@ -97,18 +97,18 @@ struct SavedRun {
   int64_t steps = 0, updates = 0;
   int ranks = 1;
   std::string_view strategy = {};
-  double losses = 0;  // asynchronous runs only: sum of losses in the current step
+  double losses = 0;  // asynchronous runs: sum over the current step
 };
 std::string about(const SavedRun& run, const ModelConfig& config, const TrainOptions& options, const Dataset& dataset);
-// The differences between the saved run (Checkpoint::about) and the current one (a JSON object), one message per key of
-// `now`. `what` names the checkpoint. Throws InputError if the manifest does not identify its run.
+// One message per key of `now`, a JSON object, whose value differs from the saved run's (Checkpoint::about). `what`
+// names the checkpoint. Throws InputError if the manifest does not identify its run.
 std::vector<std::string> differences(const std::string& about, const std::string& now, const std::string& what);
 // Resolves a path to a checkpoint, `best` or `latest` next to checkpoints, or a run directory, whose newest checkpoint
 // without infinities or NaNs is used. Throws InputError.
 Checkpoint find_checkpoint(const std::filesystem::path& from, std::vector<std::string>& passed_over);
-// The push order of an asynchronous run, from `pushes.txt` if the checkpoint has this file. `ranks` and `servers`
-// describe the current run; 0 if it is not asynchronous. Throws InputError if the file is malformed, and Error (usage)
-// if its workers were at different steps and the numbers of ranks or servers have changed.
+// The push order of an asynchronous run; nullopt without `pushes.txt`. `ranks` and `servers` describe the current run;
+// 0 if it is not asynchronous. Throws InputError if the file is malformed, and Error (usage) if its workers were at
+// different steps and the numbers of ranks or servers have changed.
 std::optional<PushLog> saved_order(const std::filesystem::path& checkpoint, int ranks, int servers);
 std::set<std::string> tensor_names(LanguageModel& model);
 // Throws InputError. The model must be materialized.

@@ -35,7 +35,7 @@ ModelConfig config_in(const fs::path& checkpoint) {
   return job.model;
 }
 
-// Converts tensors of a checkpoint to the requested dtype.
+// Converts to the requested dtype.
 FullTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
   return [saved](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
     const SavedTensors::Whole& tensor = saved->at(name);
@@ -171,7 +171,7 @@ MemoryLimit limit_without_threads(const Job& job, int64_t local_world_size) {
   const int64_t team = job.plan.threads_per_rank > 0 ? job.plan.threads_per_rank
                                                      : std::max<int64_t>(1, cpu::threads() / local_world_size);
   const int64_t threads =
-      local_world_size * (team + (local_world_size > 1 ? 1 : 0)) - 1;  // each rank also has a background thread
+      local_world_size * (team + (local_world_size > 1 ? 1 : 0)) - 1;  // one background thread per rank
   check_threads(threads);
   return memory_limit(threads);
 }
@@ -345,7 +345,7 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
     if (s.field.of_weights && applies(s, theirs)) take(s.field.name);
   const bool learned = !find_row(c.family).rotary, shorter = o.gives("context");
   const int64_t max_context = learned ? c.position_rows() : c.context;
-  if (shorter) model.context = max_context;  // the maximum, of which a prefix may be used
+  if (shorter) model.context = max_context;  // of which a prefix may be used
   if (!shorter || o.sizes.context > max_context) take("context");
   model.positions = learned ? max_context : 0;
   if (learned && (o.gives("positions") || o.sizes.context != max_context)) take("positions");
@@ -382,7 +382,7 @@ void check_memory_for_training(const TrainOptions& o, const Job& given, int64_t 
     here.more = static_cast<int64_t>(of.values);
     here.more_is = "the model that generates the sample";
   }
-  if (saves_in_background(o)) {  // if replicas are equal, only the first is copied
+  if (saves_in_background(o)) {  // only the first of equal replicas is copied
     const double share = static_cast<double>(here.ranks) / static_cast<double>(p.ranks());
     here.more = static_cast<int64_t>((cut ? share : here.first == 0 ? 1 : 0) * (of.values + of.state));
     here.more_is = "a copy for saving in the background (not with `save_every` 0)";

@@ -11,17 +11,17 @@ struct Pretrained {
   std::filesystem::path path;
   ModelConfig config;  // without dropout
   DType dtype = DType::float32;
-  // Tensors by Tessera's names, in any floating dtype; 4-bit weights also as bytes. The files stay mapped during the
-  // lifetime of this struct.
+  // By Tessera's names, in any floating dtype; 4-bit weights also as bytes. The files stay mapped during the lifetime
+  // of this struct.
   FullTensors tensors;
-  std::string base = {};                     // adapters only: the base model
-  std::string base_hash = {};                // if it was recorded
-  std::string merged = {};                   // merged adapters: the file and key that LoraConfig cannot represent
+  std::string base = {};                     // adapters only
+  std::string base_hash = {};                // if recorded
+  std::string merged = {};                   // merged adapters: file and key that LoraConfig cannot represent
   std::filesystem::path own_tokenizer = {};  // adapters only: their directory if it has a tokenizer
-  // GPTQ codes by Tessera's names; nullopt for tensors without codes.
+  // By Tessera's names; nullopt for tensors without codes.
   std::optional<GptqConfig> gptq = {};
   std::function<std::optional<Int4Matrix>(const std::string& name)> codes = {};
-  // Of the training run; automatic: none, or the tokenizer's own template.
+  // The training run's; automatic: none, or the tokenizer's own template.
   ChatTemplate chat_template = ChatTemplate::automatic;
   // Ignored keys of a folder, reasons for skipping newer checkpoints.
   std::vector<std::string> notes = {};
@@ -34,35 +34,35 @@ struct Pretrained {
 // files of a checkpoint.
 using Base = std::optional<std::string>;
 Pretrained open_pretrained(const std::filesystem::path& from, const Base& base = {});
-// The base of adapters: its canonical path and its hash, XXH3-64 over the names, shapes and float32 values of its
-// tensors; an unrecorded hash requires reading all tensors. `named` names the adapters. Throws InputError if the model
-// at that path has a different hash, or if several directories match.
+// Canonical path and hash: XXH3-64 over the names, shapes and float32 values of the tensors, which reads all tensors if
+// the hash was not recorded. `named` names the adapters. Throws InputError if the model at that path has a different
+// hash, or if several directories match.
 struct KnownBase {
   std::string path, hash;
 };
 KnownBase known_base(const Pretrained& adapters, const std::filesystem::path& named);
-// Records the base model in the options of a run with adapters; a resumed run must have the same base.
+// Records the base model of adapters; a resumed run must have the same base.
 void record_base(TrainOptions& options);
 
-// The directory of the tokenizer: the adapters' if it has one, otherwise that of the checkpoint, model or model file.
+// The adapters' directory if it has a tokenizer, otherwise that of the checkpoint, model or model file.
 std::filesystem::path tokenizer_path(const std::filesystem::path& from, const Base& base = {});
 // Prints the notes. With `trains`, throws InputError for adapters that LoraConfig cannot represent.
 ModelConfig pretrained_config(const std::filesystem::path& from, const Base& base = {}, bool trains = false);
 // False on all ranks of an MPI job except rank 0.
 bool speaks_for_all();
-// Prints one note per line on standard error if speaks_for_all().
+// One note per line on standard error, if speaks_for_all().
 void say_notes(const std::vector<std::string>& notes);
 
-// The configuration of the --init model with an embedding row for each of --add-tokens. Throws as open_pretrained(),
-// and Error (usage) for new tokens with adapters, which do not train embedding rows.
+// The --init model's configuration with an embedding row for each of --add-tokens. Throws as open_pretrained(), and
+// Error (usage) for new tokens with adapters, which do not train embedding rows.
 ModelConfig first_config(const TrainOptions& options);
 
-// Initial tensors: new adapters retain their initial values, weights are quantized to nf4 if `config` requires it, and
-// new embedding rows are the mean of the existing ones.
+// New adapters retain their initial values, weights are quantized to nf4 if `config` requires it, and new embedding
+// rows are the mean of the existing ones.
 FullTensors first_weights(const Pretrained& from, const ModelConfig& config);
 
-// A model to be filled by first_weights(). Only adapters are initialized randomly, because random initialization of all
-// weights takes a core about 40 s per billion parameters.
+// To be filled by first_weights(). Only adapters are initialized randomly, because random initialization of all weights
+// takes a core about 40 s per billion parameters.
 std::unique_ptr<LanguageModel> first_model(const ModelConfig& config);
 
 // Writes the model's sizes into the options. Throws Error (usage) for options with different values. A smaller context
@@ -73,8 +73,8 @@ void take_model(TrainOptions& options, const ModelConfig& config);
 
 // Runs before data are read. Throws Error (usage) as below.
 void check_minimum_memory(const Job& job);
-// Memory for `ranks` ranks of this host, beginning with rank `first`; `vocab` is used if the job has no vocabulary
-// size. GPU ranks are not checked. Prints a table on standard error and throws Error (usage) if memory is insufficient.
+// Covers `ranks` ranks of this host from `first` on; `vocab` is used if the job has no vocabulary size. GPU ranks are
+// not checked. Prints a table on standard error and throws Error (usage) if memory is insufficient.
 void check_memory_for_training(const TrainOptions& options, const Job& job, int64_t vocab, HostMemory here);
 void check_memory_for_verifying(const Job& job);
 void check_memory_for_inference(const Job& job);
@@ -83,7 +83,7 @@ void check_memory_for_inference(const Job& job);
 void check_described(const std::filesystem::path& config, const std::filesystem::path& folder, const Job& job,
                      int64_t vocab = 1);
 
-// A model and plan for inference, used by `generate`, `evaluate` and `checkpoint quantize`.
+// Shared by `generate`, `evaluate` and `checkpoint quantize`.
 
 struct Inference {
   Pretrained from;

@@ -71,9 +71,8 @@ std::vector<uint8_t> recv_bytes(Communicator& world, int from, const ArenaPtr& a
 // The logs of all ranks in Chrome's trace event format, for ui.perfetto.dev and chrome://tracing:
 //
 //   process = rank         "rank 3 (pp 1, dp 0, tp 1)"
-//   thread = track         step, forward, backward, input gradient, weight gradient, send, receive, update,
-//                          waiting (the rank's own thread, for any communication), and "collective AXIS" for each
-//                          axis; events of a track do not overlap
+//   thread = track         events of a track do not overlap; waiting: the rank's own thread, for any communication;
+//                          "collective AXIS" for each axis
 //   "X" event              an action of the pipeline ("2F0": stage 2, micro-batch 0), a communication, a phase
 //   "C" event              bytes held by the rank, by category
 
@@ -153,7 +152,7 @@ class RankTimeline {
                    {"args", std::move(args)}});
   }
 
-  // A pipeline message is logged both as an action and as a communication; both become one event.
+  // A pipeline message is logged as an action and as a communication, which become one event.
   void add_events(std::vector<Ordered>& out) {
     const std::vector<TraceEvent>& events = log_.events;
     std::vector<const TraceEvent*> inside(events.size(), nullptr);
@@ -211,7 +210,7 @@ class RankTimeline {
   std::map<std::string, int> numbers_;
 };
 
-// One event per line. `names` are process names, `kept` describes the recorded steps.
+// One event per line. `names`: processes; `kept`: recorded steps.
 std::string timeline_json(const std::vector<RankLog>& logs, const std::vector<std::string>& names,
                           const std::string& kept) {
   const Alignment clock = align(logs);

@@ -11,8 +11,8 @@ namespace tessera {
 
 using Validations = std::vector<std::pair<int64_t, double>>;
 
-// The records of a metrics file up to a step, without the incomplete last line of a killed run and the summary of an
-// earlier run. `what` names the file in messages. Throws InputError.
+// Records up to a step, without the incomplete last line of a killed run and the summary of an earlier run. `what`
+// names the file in messages. Throws InputError.
 struct MetricRecords {
   std::string records;
   Validations validations = {};
@@ -20,8 +20,7 @@ struct MetricRecords {
 MetricRecords records_until(std::string_view file, int64_t step, const std::string& what);
 
 inline constexpr size_t kWarmupSteps = 5;
-// The median of per-step rates; excludes the first kWarmupSteps, in which memory is allocated and kernels are compiled,
-// if there are more steps.
+// Excludes the first kWarmupSteps, in which memory is allocated and kernels are compiled, if there are more steps.
 double median_rate(std::vector<double> rates);
 
 class Metrics {
@@ -58,13 +57,13 @@ struct Validation {
   std::vector<Part> parts = {};  // mixtures only; `loss` is their weighted mean
 };
 
-// The mean loss over the targets of `rows`; nullopt if interrupted.
+// The mean over the targets of `rows`; nullopt if interrupted.
 using MeanLoss = std::function<std::optional<double>(const Rows& rows)>;
 
-// Returns nullopt if interrupted. `context`: tokens per row.
+// nullopt if interrupted. `context`: tokens per row.
 std::optional<Validation> compute_validation(const Dataset& dataset, int64_t context, const MeanLoss& mean_loss);
 
-// Output of `train`: progress and summary for the user, JSON records (--format json), and metrics files.
+// Progress and summary for the user, JSON records (--format json), and metrics files.
 
 class TrainOutput {
  public:
@@ -75,7 +74,6 @@ class TrainOutput {
   bool has_validation(int64_t step) const { return metrics_.has_validation(step); }
   int64_t validations_since_best() const { return metrics_.validations_since_best(); }
   void eval(int64_t step, const Validation& v);
-  // For the last record and the user's summary.
   struct Facts {
     int64_t steps = 0, tokens_per_step = 0;
     double flops_per_token = 0;
@@ -101,16 +99,16 @@ class TrainOutput {
   Metrics metrics_;
   std::vector<double> rates_, losses_;
   std::vector<double> times_;
-  std::optional<Validation> validation_;  // the latest; empty with --no-eval
+  std::optional<Validation> validation_;  // empty with --no-eval
 };
 
 // "gpt-nano: 4 layers, 4 heads, 128 channels, context 64, vocabulary 81 (0.81M parameters)".
 std::string describe_model(const TrainOptions& options, LanguageModel& model);
 
-// The best throughput in FLOP/s of large matmuls (1024^3 on a CPU, about 1 ms on a GPU); the denominator of MFU.
+// The best FLOP/s of large matmuls (1024^3 on a CPU, about 1 ms on a GPU); the denominator of MFU.
 double measured_peak_flops(DType dtype, const ArenaPtr& arena);
 
-// The number of thread ranks that run concurrently on `processors` cores, if each rank uses `each`, or on as many GPUs.
+// Thread ranks that run concurrently on `processors` cores, if each rank uses `each`, or on as many GPUs.
 int64_t ranks_at_once(int64_t ranks, int64_t processors, int64_t each);
 
 }  // namespace tessera

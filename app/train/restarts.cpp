@@ -124,7 +124,7 @@ class Launcher {
     int64_t step = 0, from = 0;          // last completed step; step of the newest checkpoint
   };
 
-  // The plan for the current hostfile; reports changes.
+  // For the current hostfile; reports changes.
   Plan plan_now() {
     if (!o_.hostfile) return full_plan_;
     const std::vector<Host> hosts =

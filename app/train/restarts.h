@@ -6,9 +6,8 @@
 //
 // With the same number of ranks, the result is bitwise identical to an uninterrupted run. --hostfile is read before
 // each start: the available slots limit the data axis, whose ranks then compute more micro-batches, so the batch size
-// is unchanged and the run continues as if resumed under another layout.
-//
-// Permanent failures are not retried: errors of the command line, input files or outputs, and a non-finite loss.
+// is unchanged and the run continues as if resumed under another layout. Permanent failures are not retried: errors of
+// the command line, input files or outputs, and a non-finite loss.
 #pragma once
 
 #include "app/options.h"
@@ -18,7 +17,7 @@ namespace tessera {
 // Returns the exit status of the last start, or 3 if it was killed.
 int run_with_restarts(const TrainOptions& options, const std::vector<std::string>& args);
 
-// The launcher's arguments without the options of restarting, followed by `more`.
+// The launcher's arguments without its own options, followed by `more`.
 std::vector<std::string> start_args(const std::vector<std::string>& args, const std::vector<std::string>& more);
 // The plan on `slots` ranks: the largest data axis that fits, divides data ranks x micro-batches (whose product is
 // constant), and is a multiple of the groups of shard ranks. Throws Error (communication) if none fits.
@@ -26,14 +25,14 @@ Plan plan_on(Plan plan, int64_t slots);
 // Whether a repeated start may succeed after this exit status.
 bool is_retryable(int status);
 
-// Of the newest checkpoint; step 0 if there is none.
+// The newest checkpoint; step 0 if there is none.
 struct SavedStep {
   int64_t step = 0;
   std::chrono::system_clock::time_point at{};
 };
 SavedStep newest_saved(const std::filesystem::path& run);
 
-// Hostfiles in mpirun's format: one host per line with its number of slots.
+// mpirun's format: one host per line with its number of slots.
 //
 //   node1 slots=4    # Open MPI
 //   node2:4          # MPICH

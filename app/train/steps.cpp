@@ -1,4 +1,4 @@
-// The synchronous and asynchronous training loops of `train`, and their checkpoints.
+// Synchronous and asynchronous training loops, and their checkpoints.
 #include <system_error>
 #include <tuple>
 
@@ -49,8 +49,8 @@ void check_steps_done(const Run& run, int64_t done) {
               run.options.optim.steps);
 }
 
-// Saves checkpoints during a run. Each rank writes its shards of parameters and optimizer state to their offsets in
-// shared files, so no rank needs memory for full tensors, and the files do not depend on the layout.
+// Each rank writes its shards of parameters and optimizer state to their offsets in shared files, so no rank needs
+// memory for full tensors, and the files do not depend on the layout.
 //
 //   begin()    rank 0 creates the files; every rank copies its shards and writes the copy in the background
 //   poll()     after each step: when all ranks have written, rank 0 completes the checkpoint, also in the background
@@ -103,7 +103,7 @@ class Saver {
     write();
     finish();
   }
-  // Records the validation loss of the current step, to retain the best checkpoint.
+  // The validation loss of the current step selects the best checkpoint.
   void validated(double loss) {
     if (trainer_.world().rank() > 0 || run_.options.no_save) return;
     judged_ = {trainer_.steps_done(), loss};
@@ -185,14 +185,14 @@ class Saver {
 
   const Run& run_;
   Trainer& trainer_;
-  bool under_way_ = false;  // a rank is still writing
+  bool under_way_ = false;  // on any rank
   std::vector<File> files_;
   std::future<void> writing_;  // valid until this rank has finished writing
   // on rank 0:
   std::unique_ptr<NewCheckpoint> new_;
   std::string about_;
   std::future<void> finishing_;
-  int64_t saved_ = -1;  // steps of the newest checkpoint
+  int64_t saved_ = -1;  // step of the newest checkpoint
   BestCheckpoint judged_ = {.step = -1};
 };
 
@@ -331,11 +331,9 @@ void write_tensors(const std::vector<NamedTensor>& tensors, const fs::path& file
   write_safetensors(file, bytes, metadata);
 }
 
-// An asynchronous run: workers push gradients when they are ready, and servers apply them at once. A reported step
-// consists of one push per worker on average. To save or stop, workers wait until all have completed the same number of
-// steps.
+// Workers push gradients when they are ready, and servers apply them at once. A reported step consists of one push per
+// worker on average. To save or stop, workers wait until all have completed the same number of steps.
 
-// One rank; rank 0 also writes the output and the checkpoints.
 class AsyncRun {
  public:
   AsyncRun(const Run& run, Communicator& world)
@@ -407,7 +405,7 @@ class AsyncRun {
     }
     return true;
   }
-  // Collective; rank 0 records the result. Returns false if the run was stopped.
+  // Collective; rank 0 records the result. Returns false if stopped.
   bool validate() {
     const auto found = compute_validation(run_.dataset, trainer_.model().config.context, [&](const Rows& rows) {
       return trainer_.mean_loss(rows, [] { return interrupted() != 0; });
@@ -430,8 +428,8 @@ class AsyncRun {
                   *output_);
   }
 
-  // Asynchronous checkpoints contain parameters and optimizer state as full tensors, as in any run; the order of all
-  // pushes; and, in a replay, whose workers are at different steps, the parameters pulled for their next step.
+  // Checkpoints contain parameters and optimizer state as full tensors, as in any run; the order of all pushes; and, in
+  // a replay, whose workers are at different steps, the parameters pulled for their next step.
 
   void save() {
     const std::vector<NamedTensor> values = trainer_.values(), state = trainer_.state(), pulled = trainer_.pulled();

@@ -15,8 +15,7 @@ namespace tessera {
 
 namespace {
 
-// The source of the initial tokenizer. A resumed run uses its newest checkpoint, because the --init model may no longer
-// exist.
+// A resumed run uses the tokenizer of its newest checkpoint, because the --init model may no longer exist.
 std::filesystem::path first_tokenizer(const TrainOptions& o) {
   std::vector<std::string> passed_over;
   const auto own =
@@ -125,7 +124,7 @@ int train_rank(const Run& run, Communicator& world) {
   return run.job.plan.dp_mode == DataMode::ps_async ? train_asynchronously(run, world) : train_in_steps(run, world);
 }
 
-// Facts that must agree between processes: data, run directory and newest checkpoint.
+// Must agree between processes: data, run directory and newest checkpoint.
 Facts run_facts(const Dataset& d, const std::filesystem::path& run) {
   const auto sums = d.checksums();
   Facts out(sums.begin(), sums.end());
@@ -252,7 +251,7 @@ std::unique_ptr<TrainOutput> begin_output(const Run& run, LanguageModel& model, 
                                           const std::vector<std::string>& passed_over) {
   run.directory.write_config(run.options);
   std::error_code none;
-  std::filesystem::remove(run.directory.path() / kFlightFile, none);  // left by an earlier failure of this run
+  std::filesystem::remove(run.directory.path() / kFlightFile, none);  // from an earlier failure
   auto output = std::make_unique<TrainOutput>(run.options, run.job.plan, run.directory.path(), done);
   for (const std::filesystem::path& path : run.directory.removed())
     output->message("removed incomplete files of a killed run: " + path.string());
