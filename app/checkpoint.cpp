@@ -65,10 +65,10 @@ void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer, const s
 
 // checkpoint reshard
 
-void write_tensor_file(const fs::path& file, const SavedTensors& saved, const std::vector<SavedPart>& parts,
+void write_tensor_file(const fs::path& file, const SavedTensors& saved, const std::vector<SavedPart>& shards,
                        std::map<std::string, std::string> about, bool full) {
   std::vector<TensorBytes> listed;
-  for (const SavedPart& p : parts) {
+  for (const SavedPart& p : shards) {
     const DType dtype = saved.at(p.name).dtype;
     listed.push_back(
         {p.name, dtype, full ? std::vector<int64_t>(p.whole.begin(), p.whole.end()) : std::vector{p.count}, {}});
@@ -77,10 +77,10 @@ void write_tensor_file(const fs::path& file, const SavedTensors& saved, const st
   if (full)
     about.erase("parts");
   else
-    about["parts"] = describe_parts(parts);
+    about["parts"] = describe_parts(shards);
   std::vector<std::byte> bytes;
-  const auto part = [&](size_t i) -> std::span<const std::byte> {
-    const SavedPart& p = parts[i];
+  const auto shard_bytes = [&](size_t i) -> std::span<const std::byte> {
+    const SavedPart& p = shards[i];
     const int64_t element = element_size(listed[i].dtype);
     const TensorReader read = saved.reader(p.name);
     bytes.resize(static_cast<size_t>(p.count * element));
@@ -90,7 +90,7 @@ void write_tensor_file(const fs::path& file, const SavedTensors& saved, const st
     });
     return bytes;
   };
-  stream_safetensors(file, listed, part, about);
+  stream_safetensors(file, listed, shard_bytes, about);
 }
 
 std::vector<std::vector<SavedPart>> full_tensor_parts(const SavedTensors& saved) {
@@ -142,8 +142,8 @@ void reshard(const CheckpointOptions& o) {
     const bool full = o.layout.empty();
     const auto ranks = full ? full_tensor_parts(saved) : parts_of_ranks(job, stem == kOptimizer);
     std::set<std::string> names;
-    for (const auto& parts : ranks)
-      for (const SavedPart& p : parts) names.insert(p.name);
+    for (const auto& shards : ranks)
+      for (const SavedPart& p : shards) names.insert(p.name);
     saved.expect_no_others(names);
     for (size_t r = 0; r < ranks.size(); ++r, ++files)
       write_tensor_file(made.path() / (full ? fmt::format("{}.safetensors", stem) : part_name(stem, r, ranks.size())),
@@ -192,10 +192,10 @@ void quantize(const CheckpointOptions& o) {
         !names_examples(o.calibrate))
       bad_usage("--{}: goes with --calibrate FILE.jsonl, got {}", name,
                 o.calibrate.empty() ? "none" : "--calibrate " + one_line(o.calibrate));
-  Args words = o.layout;
-  words.emplace_back("dtype", "fp32");
-  if (!o.calibrate.empty()) words.emplace_back("data", o.calibrate);
-  const Inference model = open_inference(o.from, words);
+  Args args = o.layout;
+  args.emplace_back("dtype", "fp32");
+  if (!o.calibrate.empty()) args.emplace_back("data", o.calibrate);
+  const Inference model = open_inference(o.from, args);
   const Pretrained& from = model.from;
   if (from.config.lora.rank > 0)
     bad_usage("{}: expected a model without adapters; see checkpoint export --merge", one_line(o.from));
@@ -211,8 +211,8 @@ void quantize(const CheckpointOptions& o) {
   make_model_folder(o.out, [&](const std::filesystem::path& made) {
     HubWeights weights{.dtype = from.dtype, .tensors = from.tensors, .stored = from.dtype, .gptq = {.group = o.group}};
     launch(launch_options("checkpoint", model.run, model.job.plan), [&](Communicator& world) {
-      const std::unique_ptr<Trainer> part = inference_trainer(model, world);
-      for (QuantizedWeight& w : quantize_layers(part->model(), text.rows.get(), options,
+      const std::unique_ptr<Trainer> shard = inference_trainer(model, world);
+      for (QuantizedWeight& w : quantize_layers(shard->model(), text.rows.get(), options,
                                                 [&](const QuantizedWeight& one) { say(one, text.rows != nullptr); }))
         weights.codes.emplace(w.name, std::move(w.matrix));
     });

@@ -169,7 +169,7 @@ CommandLine::CommandLine() {
   const auto any = [](const Setting&) { return true; };
   CLI::App* c = command(app_, "train", "Train a language model; without options, a small one on English prose");
   c->footer(fmt::format("{}\nWithout a model, data or tokenizer option, the default job is trained:\n  {}",
-                        help_footer("train"), default_job_words(default_job())));
+                        help_footer("train"), default_job_args(default_job())));
   add_run(c, run_, args_, any, Defaults::all);
   c = command(app_, "verify", "Prove that a plan trains like one rank, and check its traffic and memory");
   add_run(
@@ -177,10 +177,10 @@ CommandLine::CommandLine() {
   add(c, field_descriptors(verify_));
   c = command(app_, "generate", "Generate text with a trained model");
   add(c, field_descriptors(generate_));
-  add_run(c, generate_.words, kGenerate);
+  add_run(c, generate_.args, kGenerate);
   c = command(app_, "evaluate", "Evaluate the loss of a model on a text");
   add(c, field_descriptors(evaluate_));
-  add_run(c, evaluate_.words, kEvaluateOptions);
+  add_run(c, evaluate_.args, kEvaluateOptions);
   c = command(app_, "data", "Tokenize texts into a dataset");
   add(c, field_descriptors(data_));
   c = command(app_, "bench", "Benchmark operations, collectives, strategies and schedules");
@@ -190,7 +190,7 @@ CommandLine::CommandLine() {
   add(c, field_descriptors(plan_));
   c = command(app_, "report", "Report a run or compare two: timeline, memory, bytes, loss");
   add(c, field_descriptors(report_));
-  add_run(c, run_, report_.words, is_plan_property);
+  add_run(c, run_, report_.args, is_plan_property);
   CLI::App* owner = command(app_, "checkpoint", "Import, export and convert models in Hugging Face format");
   const auto checkpoint_action = [&](const char* name, const char* about, CheckpointOptions::Way way) {
     c = command(*owner, name, about);
@@ -299,7 +299,7 @@ void CommandLine::set_all(TrainOptions& o, const Args& args) {
 template <class Options>
 Options CommandLine::with_checked_args(Options o) {
   TrainOptions run;
-  set_all(run, o.words);
+  set_all(run, o.args);
   return o;
 }
 
@@ -371,8 +371,8 @@ void CommandLine::set_plan_option(const std::string& name, const std::string& te
     o.run.given.emplace(s.field.name);
     if (name == "model") o.model_file.reset();
   }
-  std::erase_if(o.words, [&](const auto& w) { return w.first == name; });
-  o.words.emplace_back(name, text);
+  std::erase_if(o.args, [&](const auto& w) { return w.first == name; });
+  o.args.emplace_back(name, text);
 }
 
 Command CommandLine::plan() {
@@ -398,7 +398,7 @@ std::vector<const char*> with_help(int argc, const char* const* argv) {
 Command CommandLine::parsed_command() {
   const std::string name = chosen() ? chosen()->get_name() : "";
   if (name == "bench") {
-    bench_.words = chosen()->remaining();
+    bench_.args = chosen()->remaining();
     refuse_leftovers();
     errors_.raise();
     return bench_;

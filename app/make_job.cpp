@@ -154,8 +154,8 @@ void check_restarts(const TrainOptions& o) {
 }
 
 void check_pairs(const TrainOptions& o, ErrorList& found) {
-  const auto refuse = [&](bool wrong, const std::string& words) {
-    if (wrong) found.check([&] { throw Error(words); });
+  const auto refuse = [&](bool wrong, const std::string& message) {
+    if (wrong) found.check([&] { throw Error(message); });
   };
   found.check([&] { check_example_options(o); });
   found.check([&] { check_lora_options(o); });
@@ -268,7 +268,7 @@ bool chooses_job(std::string_view option, std::string_view value) {
          s->field.group == "Fine-tuning";
 }
 
-std::string default_job_words(const TrainOptions& o) {
+std::string default_job_args(const TrainOptions& o) {
   const Args defaults = config_values(TrainOptions{});
   std::set<std::string> job_options;
   for (const auto& entry : config_values(default_job()))

@@ -26,7 +26,7 @@ bool is_default_job(const TrainOptions& o);
 // job.
 bool chooses_job(std::string_view option, std::string_view value);
 // With the values in `o`: "--model llama-nano --tokenizer bpe-1024 ...".
-std::string default_job_words(const TrainOptions& o);
+std::string default_job_args(const TrainOptions& o);
 // Whether intermediate checkpoints are written in the background from a copy.
 bool saves_in_background(const TrainOptions& options);
 // A warning about options without effect, or empty.

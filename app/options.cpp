@@ -334,7 +334,7 @@ TrainOptions plan_defaults() {
 }
 
 bool PlanOptions::gives(std::string_view option) const {
-  return std::ranges::any_of(words, [&](const auto& w) { return w.first == option; });
+  return std::ranges::any_of(args, [&](const auto& w) { return w.first == option; });
 }
 
 bool is_searched(std::string_view option) {
@@ -449,9 +449,9 @@ static bool has_name(std::string_view text, const std::string& name) {
 }
 
 void throw_of_option(std::string_view option, const std::string& path, const InputError& error) {
-  const std::string words = with_options(error.what());
-  if (path.empty() || words.starts_with("--") || !has_name(words, one_line(path))) throw InputError(words);
-  bad_input("--{}: {}", option, words);
+  const std::string message = with_options(error.what());
+  if (path.empty() || message.starts_with("--") || !has_name(message, one_line(path))) throw InputError(message);
+  bad_input("--{}: {}", option, message);
 }
 
 }  // namespace tessera

@@ -89,12 +89,12 @@ struct GenerateOptions {
   std::vector<std::string> stop;
   bool ignore_end = false, special = false, no_bos = false;
   std::string format = "text";
-  Args words;
+  Args args;
 };
 
 struct EvaluateOptions {
   std::string from;
-  Args words;
+  Args args;
 };
 
 struct DatasetOptions {
@@ -112,7 +112,7 @@ struct ReportOptions {
   std::string format = "html";  // or "text" on standard output
   std::optional<std::string> figure, out;
   bool svg = false;
-  Args words = {};
+  Args args = {};
 };
 
 struct BenchOptions {
@@ -120,13 +120,13 @@ struct BenchOptions {
   std::optional<std::string> dtype, model, bytes;
   std::vector<int64_t> ranks;
   bool table = false;
-  std::vector<std::string> words;  // passed to Google Benchmark
+  std::vector<std::string> args;  // passed to Google Benchmark
 };
 
 // `plan` also accepts the model, batch and layout options of `train`.
 struct PlanOptions {
   TrainOptions run = plan_defaults();  // axes of any size, because no rank is started
-  Args words = {};                     // options of `run` that were set
+  Args args = {};                      // options of `run` that were set
   std::optional<std::string> model_file;
   std::optional<std::string> hardware;
   std::string software = "tessera";

@@ -22,11 +22,11 @@ namespace {
 // Parses FROM:TO:FACTOR or a single size; K, M and G are powers of 1024.
 std::vector<int64_t> parse_sizes(const std::string& text) {
   std::vector<int64_t> numbers, out;
-  for (std::string part : split(text, ':')) {
-    const size_t unit = std::string_view("KMG").find(part.empty() ? ' ' : part.back());
+  for (std::string field : split(text, ':')) {
+    const size_t unit = std::string_view("KMG").find(field.empty() ? ' ' : field.back());
     const size_t shift = unit == std::string_view::npos ? 0 : 10 * (unit + 1);
-    if (shift > 0) part.pop_back();
-    numbers.push_back(parse_integer("--bytes", part, {1, static_cast<double>(int64_t{1} << (36 - shift))}) << shift);
+    if (shift > 0) field.pop_back();
+    numbers.push_back(parse_integer("--bytes", field, {1, static_cast<double>(int64_t{1} << (36 - shift))}) << shift);
   }
   if (numbers.size() == 1) numbers = {numbers[0], numbers[0], 2};
   if (numbers.size() != 3 || numbers[1] < numbers[0] || numbers[2] < 2)
@@ -55,7 +55,7 @@ int run(const BenchOptions& o) {
       return report::as_text(all.parts(1));
     };
   }
-  bench::run_benchmarks(o.words, choice, print);
+  bench::run_benchmarks(o.args, choice, print);
   return 0;
 }
 

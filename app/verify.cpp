@@ -23,12 +23,12 @@ constexpr size_t kMaxNames = 4;  // of tensors in a line
 // Merges consecutive failures of the same kind and step into one line with the names of all tensors.
 std::string failure_text(const VerifyResult& r) {
   std::string out = fmt::format("{} check{} failed:\n", r.failures.size(), r.failures.size() == 1 ? "" : "s");
-  const auto words = [](const std::string& line) { return split(line, '\''); };  // before, in and after a tensor name
+  const auto split_name = [](const std::string& line) { return split(line, '\''); };  // around a tensor name
   for (size_t first = 0, next; first < r.failures.size(); first = next) {
     std::vector<std::string> others;
     for (next = first + 1; next < r.failures.size(); ++next) {
-      const std::vector<std::string> here = words(r.failures[next]);
-      if (here.size() != 3 || here[0] != words(r.failures[first])[0]) break;
+      const std::vector<std::string> here = split_name(r.failures[next]);
+      if (here.size() != 3 || here[0] != split_name(r.failures[first])[0]) break;
       others.push_back(here[1]);
     }
     const size_t count = others.size();

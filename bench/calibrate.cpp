@@ -52,9 +52,9 @@ Machine calibrate(const planner::Identity& identity, const Calibration& how,
   };
   on(1, processors, [&](Communicator&) {
     for (size_t t = 0; t < kTypes.size(); ++t) {
-      const Ceilings most = measure_ceilings(kTypes[t], int64_t{32} << 20, make_arena());
-      m.product_flops_per_s[t] = most.flops;
-      m.copy_bytes_per_s = std::max(m.copy_bytes_per_s, most.bytes_per_s);
+      const Ceilings ceilings = measure_ceilings(kTypes[t], int64_t{32} << 20, make_arena());
+      m.product_flops_per_s[t] = ceilings.flops;
+      m.copy_bytes_per_s = std::max(m.copy_bytes_per_s, ceilings.bytes_per_s);
     }
   });
   for (const auto& [company, ranks, threads, what] :

@@ -17,9 +17,9 @@ namespace {
 constexpr int64_t kRandom = int64_t{1} << 22;
 
 int64_t largest_indices(const OpCase& c) {
-  int64_t most = 1;
-  for (const Shape& shape : c.operands) most = std::max(most, shape.numel());
-  return most;
+  int64_t max_count = 1;
+  for (const Shape& shape : c.operands) max_count = std::max(max_count, shape.numel());
+  return max_count;
 }
 
 }  // namespace
@@ -243,7 +243,7 @@ OpRows op_rows(Device device) {
                             }});
   }
   out.ceilings = [contexts](const std::vector<Row>& wanted) {
-    std::vector<std::pair<std::string, std::string>> words;
+    std::vector<std::pair<std::string, std::string>> texts;
     for (const auto& context : contexts) {
       const std::string dtype(value_name(context->dtype));
       const auto is_case = [&](const Row& row) {
@@ -251,10 +251,10 @@ OpRows op_rows(Device device) {
       };
       if (std::ranges::none_of(wanted, is_case)) continue;
       const Ceilings& c = context->ceilings();
-      words.emplace_back("ceiling_" + dtype,
+      texts.emplace_back("ceiling_" + dtype,
                          fmt::format("{:.1f} GB/s, {:.1f} GFLOP/s", c.bytes_per_s / 1e9, c.flops / 1e9));
     }
-    return words;
+    return texts;
   };
   return out;
 }

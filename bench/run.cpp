@@ -27,14 +27,14 @@ using Args = std::vector<std::string>;
 using Print = std::function<void(std::string_view)>;
 
 // Removes `--flag=value` and returns the value; `bare` is the value of a flag without one.
-std::optional<std::string> take(Args& words, std::string_view flag, const char* bare = nullptr) {
+std::optional<std::string> take(Args& args, std::string_view flag, const char* bare = nullptr) {
   std::optional<std::string> value;
   const std::string begin = fmt::format("--{}=", flag);
-  std::erase_if(words, [&](const std::string& word) {
-    if (bare && word + "=" == begin)
+  std::erase_if(args, [&](const std::string& arg) {
+    if (bare && arg + "=" == begin)
       value = bare;
-    else if (word.starts_with(begin))
-      value = word.substr(begin.size());
+    else if (arg.starts_with(begin))
+      value = arg.substr(begin.size());
     else
       return false;
     return true;
@@ -43,9 +43,9 @@ std::optional<std::string> take(Args& words, std::string_view flag, const char* 
 }
 
 // Whether a flag with two allowed values has the first.
-bool take_first(Args& words, std::string_view flag, const std::array<std::string, 2>& two, bool first_by_default,
+bool take_first(Args& args, std::string_view flag, const std::array<std::string, 2>& two, bool first_by_default,
                 const char* bare = nullptr) {
-  const std::string value = take(words, flag, bare).value_or(two[first_by_default ? 0 : 1]);
+  const std::string value = take(args, flag, bare).value_or(two[first_by_default ? 0 : 1]);
   if (value != two[0] && value != two[1])
     throw Error(fmt::format("--{}: expected {} or {}, got '{}'", flag, two[0], two[1], value));
   return value == two[0];
@@ -56,11 +56,11 @@ struct OutputChoice {
   std::filesystem::path file = {};  // empty: none
   bool json = true;
 };
-OutputChoice take_output_choice(Args& words) {
+OutputChoice take_output_choice(Args& args) {
   const char* const default_value = std::getenv("BENCHMARK_OUT");  // also read by Google Benchmark
-  OutputChoice out{.file = take(words, "benchmark_out").value_or(default_value != nullptr ? default_value : ""),
-                   .json = take_first(words, "benchmark_out_format", {"json", "console"}, true)};
-  words.emplace_back("--benchmark_out=");
+  OutputChoice out{.file = take(args, "benchmark_out").value_or(default_value != nullptr ? default_value : ""),
+                   .json = take_first(args, "benchmark_out_format", {"json", "console"}, true)};
+  args.emplace_back("--benchmark_out=");
   std::error_code error;
   if (const std::filesystem::path folder = out.file.parent_path();
       !folder.empty() && !std::filesystem::is_directory(folder, error))
@@ -69,8 +69,8 @@ OutputChoice take_output_choice(Args& words) {
 }
 
 // In seconds: 0.1 or 0.1s, depending on the version of Google Benchmark.
-std::optional<double> take_min_time(Args& words) {
-  const std::optional<std::string> value = take(words, "benchmark_min_time");
+std::optional<double> take_min_time(Args& args) {
+  const std::optional<std::string> value = take(args, "benchmark_min_time");
   if (!value) return {};
   const char* const end = value->data() + value->size();
   double seconds = 0;
@@ -278,11 +278,11 @@ Measured measured(const Place& place, const std::vector<RankRow>& rows, size_t i
   return found;
 }
 
-// Google Benchmark stores the pointer to argv[0], so `words` must outlive the run.
-void initialise(Args& words) {
-  words.insert(words.begin(), "tessera bench");
+// Google Benchmark stores the pointer to argv[0], so `args` must outlive the run.
+void initialise(Args& args) {
+  args.insert(args.begin(), "tessera bench");
   std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
+  for (std::string& arg : args) argv.push_back(arg.data());
   int argc = static_cast<int>(argv.size());
   benchmark::Initialize(&argc, argv.data());
   if (argc > 1) throw Error(fmt::format("bench: expected a flag of Google Benchmark, got '{}'", argv[1]));
@@ -393,12 +393,12 @@ void keep_memory() {
 }
 
 // In a job, called by every rank.
-void run_rows(const Args& words, const Place& place, const Print& print) {
-  Args kept = words;
-  const OutputChoice choice = take_output_choice(kept);
-  const bool lists = take_first(kept, "benchmark_list_tests", {"true", "false"}, false, "true");
-  const std::optional<double> seconds = take_min_time(kept);
-  initialise(kept);
+void run_rows(const Args& args, const Place& place, const Print& print) {
+  Args remaining = args;
+  const OutputChoice choice = take_output_choice(remaining);
+  const bool lists = take_first(remaining, "benchmark_list_tests", {"true", "false"}, false, "true");
+  const std::optional<double> seconds = take_min_time(remaining);
+  initialise(remaining);
   const std::string filter = benchmark::GetBenchmarkFilter();
   const Selection selection(filter);
   Families families;
@@ -447,14 +447,14 @@ void run_rows(const Args& words, const Place& place, const Print& print) {
 
 }  // namespace
 
-void run_benchmarks(const Args& words, const Choice& choice, const Print& print) {
+void run_benchmarks(const Args& args, const Choice& choice, const Print& print) {
   const auto job = mpi_surroundings();
-  if (!kWithMpi || !job || job->ranks == 1) return run_rows(words, {choice}, print);
+  if (!kWithMpi || !job || job->ranks == 1) return run_rows(args, {choice}, print);
   launch({.backend = choice.device == Device::cuda ? Backend::nccl : Backend::mpi,
           .threads_per_rank = 1,
-          .same = {{"arguments of `bench`", fmt::format("{}", fmt::join(words, " "))}}},
+          .same = {{"arguments of `bench`", fmt::format("{}", fmt::join(args, " "))}}},
          [&](Communicator& world) {
-           run_rows(words, {choice, &world}, print);
+           run_rows(args, {choice, &world}, print);
          });
 }
 

@@ -68,10 +68,10 @@ double measure_seconds(const F& f) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// `words`: arguments for Google Benchmark. `print` writes to standard output. Throws Error (usage) for unknown
+// `args`: arguments for Google Benchmark. `print` writes to standard output. Throws Error (usage) for unknown
 // arguments and a filter without matches, Error (verification) if the bytes sent differ from the closed form, and
 // OutputError.
-void run_benchmarks(const std::vector<std::string>& words, const Choice& choice,
+void run_benchmarks(const std::vector<std::string>& args, const Choice& choice,
                     const std::function<void(std::string_view)>& print);
 
 }  // namespace tessera::bench

@@ -27,10 +27,10 @@ namespace {
 
 constexpr double kPositive = std::numeric_limits<double>::min();
 
-void divides(const char* field, int64_t part, const char* what, int64_t total) {
-  if (total % part != 0)
-    throw FieldError(field, fmt::format("{} does not divide {} {}; nearest valid value: {}", part, total, what,
-                                        divisors_near(total, part)));
+void divides(const char* field, int64_t divisor, const char* what, int64_t total) {
+  if (total % divisor != 0)
+    throw FieldError(field, fmt::format("{} does not divide {} {}; nearest valid value: {}", divisor, total, what,
+                                        divisors_near(total, divisor)));
 }
 
 void check_ranges(const Settings& all) {

@@ -136,18 +136,18 @@ Cost fit(const std::vector<Timed>& timed) {
   for (const Timed& t : timed)
     if (!(t.seconds > 0) || !std::isfinite(t.seconds)) throw Error("[fit] expected positive times");
   Cost best{};
-  double least = std::numeric_limits<double>::infinity();
+  double min_error = std::numeric_limits<double>::infinity();
   for (unsigned chosen = 1; chosen < 1U << kSizes; ++chosen) {
     const std::optional<Cost> cost = solve(timed, chosen);
     if (!cost) continue;
     bool negative = false;
     for (const double c : *cost) negative = negative || c < 0;
-    const double error = negative ? least : error_message(*cost, timed);
-    if (error >= least) continue;
-    least = error;
+    const double error = negative ? min_error : error_message(*cost, timed);
+    if (error >= min_error) continue;
+    min_error = error;
     best = *cost;
   }
-  if (timed.empty() || !std::isfinite(least)) throw Error("[fit] expected times of at least two sizes");
+  if (timed.empty() || !std::isfinite(min_error)) throw Error("[fit] expected times of at least two sizes");
   return best;
 }
 
@@ -172,8 +172,8 @@ double Machine::seconds(Kernel kernel, const Sizes& sizes, DType dtype, int64_t 
   const double alone = of(MachineLoad::alone);
   if (p == 1) return alone * std::max(1.0, wanted);
   if (threads > 1) {
-    const double part = 1 - 1 / static_cast<double>(threads), full = 1 - 1 / p;
-    const double local = alone + (of(MachineLoad::threads) - alone) * std::min(1.0, part / full);
+    const double fraction = 1 - 1 / static_cast<double>(threads), full = 1 - 1 / p;
+    const double local = alone + (of(MachineLoad::threads) - alone) * std::min(1.0, fraction / full);
     return local * std::max(1.0, wanted / p);
   }
   const double company = std::clamp((busy - 1) / (p - 1), 0.0, 1.0);
@@ -240,8 +240,8 @@ Machine machine_from_text(std::string_view text, const std::string& path) {
   if (m.identity.processors < 1)
     throw InputError(fmt::format("{}: processors: expected a number of at least 1", processors.where));
   const ConfigEntry ranks = take("ranks");
-  std::istringstream words(ranks.text.value_or(""));
-  for (std::string digits; words >> digits;) {
+  std::istringstream fields(ranks.text.value_or(""));
+  for (std::string digits; fields >> digits;) {
     if (digits.size() > 4 || digits.find_first_not_of("0123456789") != std::string::npos)
       throw InputError(fmt::format("{}: ranks: expected integers, got {}", ranks.where, ranks.value));
     for (auto& links : m.links) links[std::stol(digits)] = {};

@@ -76,21 +76,21 @@ double saved_by_layer(const Case& c) {
   }
   // Inputs of both norms and both blocks.
   const bool norms_again = p.recompute == Recompute::activation_norm;
-  double kept = 2 * a.between + (norms_again ? 0 : 2 * a.between) + 2 * a.mask;
+  double saved = 2 * a.between + (norms_again ? 0 : 2 * a.between) + 2 * a.mask;
   // q, k, v and the attention output; per query-key pair the softmax and, with dropout, mask and result; fused kernels
   // save only the log-sum-exp.
-  kept += 2 * query + 2 * key;
+  saved += 2 * query + 2 * key;
   if (s.attention != "unfused")
-    kept += 4 * heads * tokens;
+    saved += 4 * heads * tokens;
   else if (p.recompute != Recompute::attention)
-    kept += (s.dropout ? 5 : 2) * heads * tokens * real(m.context);
+    saved += (s.dropout ? 5 : 2) * heads * tokens * real(m.context);
   // Feed-forward layer: input and output of GELU; with experts, for all copies of a token.
   const double copies = m.experts > 0 ? real(m.experts_per_token) : 1;
   const double wide = 2 * tokens * copies * real(m.hidden()) / t;
   const bool activation_again = norms_again || p.recompute == Recompute::activation;
-  kept += wide * (m.gated ? s.gated_activation_pieces : 2) - (activation_again ? wide : 0);
-  if (m.experts > 0) kept += 2 * copies * a.full;  // dispatched and combined
-  return kept;
+  saved += wide * (m.gated ? s.gated_activation_pieces : 2) - (activation_again ? wide : 0);
+  if (m.experts > 0) saved += 2 * copies * a.full;  // dispatched and combined
+  return saved;
 }
 
 double saved_for_weight_pass(const Case& c) {
@@ -112,14 +112,14 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
   const std::vector<int> rank_of_stage = rank_of_stages(p);
   const size_t stages = rank_of_stage.size();
   const double chunks = real(std::ssize(rank_of_stage)) / real(p.pp);
-  const double n = real(data_axis(c.layout).ranks), t = real(p.tp), kept = saved_by_layer(c);
+  const double n = real(data_axis(c.layout).ranks), t = real(p.tp), saved = saved_by_layer(c);
   const double own = local_tokens(c) * real(c.model.vocab) / t * s.logit_bytes;
   Case none = c;
   none.layout.plan.recompute = Recompute::none;
   // Workspace of backward: recomputed activations of one layer. Other frameworks also hold the gradients of the
   // feed-forward layer's matmul outputs and, with sp, its gathered input and the gradient of that input.
   double workspace = p.recompute == Recompute::block ? saved_by_layer(none)
-                     : p.recompute == Recompute::op  ? std::max(0.0, saved_by_layer(none) - kept)
+                     : p.recompute == Recompute::op  ? std::max(0.0, saved_by_layer(none) - saved)
                                                      : 0;
   if (s.name != "tessera")
     workspace += (c.model.gated ? 3 : 2) * 2 * local_tokens(c) * real(c.model.hidden()) / t +
@@ -129,7 +129,7 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
     unsharded_table = stage_parameters(c, 0, false, true).dense *
                       (s.reduce_bytes + (p.zero == ZeroStage::three ? s.gather_bytes : 0));
   // Tessera frees activations that W does not read after I.
-  const double until_w = s.name == "tessera" ? saved_for_weight_pass(c) : std::max(kept, saved_for_weight_pass(c));
+  const double until_w = s.name == "tessera" ? saved_for_weight_pass(c) : std::max(saved, saved_for_weight_pass(c));
   std::vector<MemoryParts> out;
   std::vector<StageParameters> held_by(static_cast<size_t>(p.pp));  // counts a tied table on both end stages
   std::vector<int64_t> layers_on(held_by.size(), 0), side_lengths(held_by.size(), 0);
@@ -154,7 +154,7 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
         .parameters = shared(ZeroStage::three) * s.parameter_bytes,
         .gradients = reduces_at_step_end(c) ? held.all() * s.reduce_bytes : shared(ZeroStage::two) * s.gradient_bytes,
         .optimizer = shared(ZeroStage::one) * s.state_bytes,
-        .activations = stage_layers * ((flights - waiting) * kept + waiting * until_w),
+        .activations = stage_layers * ((flights - waiting) * saved + waiting * until_w),
         .communication = gathered(c, stage_parameters(c, 1, false, false).all(),
                                   last ? stage_parameters(c, 0, false, true).all() : 0, held.all()),
         .workspace = workspace};
@@ -222,9 +222,9 @@ Bytes described_bytes(const Case& c) {
   const double m = real(p.microbatches), pp = real(p.pp), layers = m * real(c.model.layers) / pp;  // of the mean rank
   Bytes arrays, counts, out;  // bytes per transfer and transfers of the mean rank
   const auto add = [&](const Sent& s, double count) {
-    const double n = real(s.axis.ranks), part = s.exchange == Exchange::send ? 1 : (n - 1) / n;
+    const double n = real(s.axis.ranks), fraction = s.exchange == Exchange::send ? 1 : (n - 1) / n;
     const std::string axis(s.axis.name), operation(kExchangeNames[static_cast<size_t>(s.exchange)]);
-    arrays[axis][operation] = (s.exchange == Exchange::all_reduce ? 2 : 1) * part * s.bytes;
+    arrays[axis][operation] = (s.exchange == Exchange::all_reduce ? 2 : 1) * fraction * s.bytes;
     out[axis][operation] = arrays[axis][operation] * (counts[axis][operation] += count);
   };
   const Work layer = step_work(c, Caller::described).layer;

@@ -49,7 +49,7 @@ class PipelineClock {
     Name name = {};
     std::vector<int> rank_of_stage = {};
     std::vector<Step> steps = {};
-    PipelineTime kept = {};  // activations in flight
+    PipelineTime activations = {};  // in flight
     double seconds(const std::vector<StageTimes>& stages, double message, bool spans) const;
   };
   const Order& find_order(const Plan& plan, int64_t microbatches);

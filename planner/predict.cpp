@@ -38,8 +38,8 @@ double step_data_seconds(const Case& c, double held, const Passes& passes) {
       (s.exchange == Exchange::all_gather ? values : sums) +=
           seconds(c.hardware, {s.exchange, data_axis(c.layout), held * s.bytes});
   if (!c.software.dp_overlap) return sums + values;
-  const double beside = std::min(sums, passes.backward()), before = std::min(values, passes.forward);
-  return sums + values - (1 - c.hardware.contention) * (beside + before);
+  const double in_backward = std::min(sums, passes.backward()), in_forward = std::min(values, passes.forward);
+  return sums + values - (1 - c.hardware.contention) * (in_backward + in_forward);
 }
 
 // The norm reads all gradients; the update reads and writes each parameter's state once.
@@ -95,8 +95,8 @@ Stages plan_stages(const Case& c, const std::vector<int64_t>& layers, PipelineCl
                  last = published_time(c, work.last);
   const Passes shared = layer_data_times(c, layer);
   Stages s{.layers = layers, .rank = rank_of_stages(p)};
-  const double parts = c.software.scatter_messages && !p.sp ? real(p.tp) : 1;
-  const double message = seconds(c.hardware, {Exchange::send, pp_axis(c.layout), handed_bytes(c, 2) / parts});
+  const double shards = c.software.scatter_messages && !p.sp ? real(p.tp) : 1;
+  const double message = seconds(c.hardware, {Exchange::send, pp_axis(c.layout), handed_bytes(c, 2) / shards});
   const double waited = c.software.pp_overlap ? 0 : message;
   s.message_s = message - waited;
   for (size_t i = 0; i < layers.size(); ++i) {

@@ -43,9 +43,9 @@ WorkTime published_time(const Case& c, const Work& work);
 double seconds(const Hardware& h, const Sent& sent);
 // Seconds of elementwise passes that read and write `bytes`.
 double bytes_s(const Hardware& h, double bytes);
-// Exposed time of `sent` seconds of communication overlapped with `beside` seconds of compute, plus the slowdown of
+// Exposed time of `sent` seconds of communication overlapped with `compute` seconds of compute, plus the slowdown of
 // that compute (contention).
-double exposed(const Hardware& h, double sent, double beside);
+double exposed(const Hardware& h, double sent, double compute);
 
 // As seen by one rank, with matmul throughput of `dtype`.
 Hardware find_hardware(const std::shared_ptr<const Machine>& machine, DType dtype);

@@ -27,17 +27,17 @@ constexpr double kBackward = 2.5;
 // Seconds at 1 FLOP/s per multiprocessor.
 double tiles_s(const Task& p, double speed, const Tile& tile, double multiprocessors) {
   const double tiles = std::ceil(p.rows / tile.rows) * std::ceil(p.columns / tile.columns) * p.count;
-  const double parts = std::clamp(std::floor(multiprocessors / tiles), 1.0, std::max(1.0, p.inner / kMinInner));
-  const double waves = std::ceil(tiles * parts / multiprocessors);
-  return waves * 2 * tile.rows * tile.columns * (p.inner / parts + kStartUp * speed) / tile.speed;
+  const double splits = std::clamp(std::floor(multiprocessors / tiles), 1.0, std::max(1.0, p.inner / kMinInner));
+  const double waves = std::ceil(tiles * splits / multiprocessors);
+  return waves * 2 * tile.rows * tile.columns * (p.inner / splits + kStartUp * speed) / tile.speed;
 }
 
 // Williams et al. 2009, "Roofline": the maximum of arithmetic and memory time.
 double matmul_s(const Hardware& h, const Task& p) {
   const double multiprocessors = real(h.multiprocessors), speed = p.fp8 ? 2 : 1;
-  double least = HUGE_VAL;
-  for (const Tile& tile : kTiles) least = std::min(least, tiles_s(p, speed, tile, multiprocessors));
-  const double arithmetic = least * multiprocessors / (h.peak_flops * h.product_efficiency * speed);
+  double fastest = HUGE_VAL;
+  for (const Tile& tile : kTiles) fastest = std::min(fastest, tiles_s(p, speed, tile, multiprocessors));
+  const double arithmetic = fastest * multiprocessors / (h.peak_flops * h.product_efficiency * speed);
   const double bytes = p.count * (2 * (p.rows + p.columns) * p.inner + p.out_bytes * p.rows * p.columns),
                casts = p.fp8 ? 3 * p.count * (p.rows + p.columns) * p.inner : 0;
   return std::max(arithmetic, bytes_s(h, bytes)) + h.launch_s + bytes_s(h, casts);
@@ -164,8 +164,8 @@ double message_s(const Hardware& h, const Link& link, double bytes) {
 
 double bytes_s(const Hardware& h, double bytes) { return bytes / (h.hbm_bytes_per_s * h.memory_efficiency); }
 
-double exposed(const Hardware& h, double sent, double beside) {
-  const double hidden = std::min(sent, beside);
+double exposed(const Hardware& h, double sent, double compute) {
+  const double hidden = std::min(sent, compute);
   return sent - hidden + h.contention * hidden;
 }
 

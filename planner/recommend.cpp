@@ -249,7 +249,7 @@ Recommendation recommend(const SearchRequest& q, const SearchResult& a) {
                               p.tokens_per_s, 100 * p.mfu));
   r.why.push_back(time_text(p));
   r.why.push_back(memory_text(q, a));
-  if (const std::string words = node_text(q, best.layout.plan); !words.empty()) r.why.push_back(words);
+  if (const std::string text = node_text(q, best.layout.plan); !text.empty()) r.why.push_back(text);
   r.why.push_back(close_call_text(a));
   r.why_not = why_not(q, a);
   r.weakest_assumption = weakest_assumption(q, a);

@@ -58,18 +58,18 @@ Node make_node(Estimator& estimate, const SearchRequest& q, Layout base) {
 Candidate smallest_candidate(Estimator& estimate, const SearchRequest& q, Layout layout, double allowed) {
   const bool open = zero_is_open(q, layout.plan);
   const bool folded = schedule_is_open(q, layout.plan) && 2 * layout.plan.pp <= q.model.layers;
-  std::optional<Candidate> least;
+  std::optional<Candidate> smallest;
   for (const ScheduleKind schedule : {layout.plan.schedule, ScheduleKind::v_min})
     for (const ZeroStage zero : {ZeroStage::three, ZeroStage::one, ZeroStage::two}) {
       if (schedule == ScheduleKind::v_min && !folded) continue;
       layout.plan.schedule = schedule;
       if (open) layout.plan.zero = zero;
       Candidate c{layout, estimate(layout)};
-      if (!least || is_nearer(c, *least)) least = std::move(c);
-      if (least->prediction.over_bytes <= allowed) return *least;
+      if (!smallest || is_nearer(c, *smallest)) smallest = std::move(c);
+      if (smallest->prediction.over_bytes <= allowed) return *smallest;
       if (!open) break;
     }
-  return *least;
+  return *smallest;
 }
 
 class FirstOfKinds {
@@ -210,14 +210,15 @@ SearchResult search_nodes(const SearchRequest& q, size_t top, bool exhaustive, c
                                  value_name(q.fixed.schedule.value_or(ScheduleKind::interleaved)), q.model.layers));
   answer.feasible = std::ssize(nodes);
   std::ranges::stable_sort(nodes, {}, &Node::bound);
-  CandidatePool kept(kSimulated, top), tight(kExtra, top), roomy(kExtra, top);
+  CandidatePool fitting(kSimulated, top), tight(kExtra, top), roomy(kExtra, top);
   FirstOfKinds too_large(is_nearer);  // of each kind, the closest to fitting
   std::vector<Candidate> simulated;
   for (const Node& node : nodes) {
-    if (!exhaustive && !kept.may_accept(kSlack * node.bound) && !(own && roomy.may_accept(kSlack * node.bound))) break;
-    const Candidate least = exhaustive ? Candidate{} : smallest_candidate(estimate, q, node.base, allowed);
-    if (least.prediction.over_bytes > allowed) {
-      too_large.add(least);
+    if (!exhaustive && !fitting.may_accept(kSlack * node.bound) && !(own && roomy.may_accept(kSlack * node.bound)))
+      break;
+    const Candidate smallest = exhaustive ? Candidate{} : smallest_candidate(estimate, q, node.base, allowed);
+    if (smallest.prediction.over_bytes > allowed) {
+      too_large.add(smallest);
       continue;
     }
     for (const Layout& layout : variants(q, node.base)) {
@@ -229,11 +230,11 @@ SearchResult search_nodes(const SearchRequest& q, size_t top, bool exhaustive, c
       else if (exhaustive)
         simulated.push_back(std::move(c));
       else
-        (!c.prediction.fits ? tight : own && is_roomy(c) ? roomy : kept).add(std::move(c));
+        (!c.prediction.fits ? tight : own && is_roomy(c) ? roomy : fitting).add(std::move(c));
     }
   }
   if (!exhaustive) {
-    for (const CandidatePool* some : {&kept, &tight, &roomy}) some->append_to(simulated);
+    for (const CandidatePool* some : {&fitting, &tight, &roomy}) some->append_to(simulated);
     std::vector<Candidate*> in_turn;  // for schedule caching
     for (Candidate& c : simulated) in_turn.push_back(&c);
     std::ranges::stable_sort(in_turn, {}, [](const Candidate* c) {

@@ -13,7 +13,7 @@ class Lists {
 
   Work layer() const {
     const bool fused = s_.fused_elementwise, dropout = s_.dropout, gated = m_.gated;
-    const double mask = dropout ? 0.5 : 0, pieces = gated ? 2 : 1, u = between_, f = wide_;
+    const double mask = dropout ? 0.5 : 0, inputs = gated ? 2 : 1, u = between_, f = wide_;
     // Norm: one read and one write; backward two reads, one write, and the addition to the residual's gradient.
     // Residual: the sum of block and residual, with the dropout mask.
     const double norm = (fused ? 2 : 5) * u, norm_back = (fused ? 5 : 11) * u;
@@ -39,8 +39,8 @@ class Lists {
     add_product(w, rows_ / here, h_, (gated ? 2 : 1) * f_, here, s_.fp8);
     // GELU: F -> F, SwiGLU: 2 F -> F; backward also reads the output gradient and writes the input gradient.
     add_pair(w, gated ? Kernel::swiglu_forward : Kernel::gelu_forward,
-             gated ? Kernel::swiglu_backward : Kernel::gelu_backward, rows_, f_, (fused || !gated ? pieces + 1 : 5) * f,
-             (fused || !gated ? 2 * pieces + 1 : 8) * f);
+             gated ? Kernel::swiglu_backward : Kernel::gelu_backward, rows_, f_, (fused || !gated ? inputs + 1 : 5) * f,
+             (fused || !gated ? 2 * inputs + 1 : 8) * f);
     add_product(w, rows_ / here, f_, h_, here, s_.fp8);
     w.forward.tasks.push_back({.kernel = Kernel::add, .rows = own_rows_, .columns = h_, .bytes = residual});
     w.input.tasks.push_back({.bytes = residual_back});

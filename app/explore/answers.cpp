@@ -114,7 +114,7 @@ PlanAnswer search_answer(const Request& request) {
   const planner::Case c = make_case(std::move(values));
   PlanOptions options;
   if (as_named)
-    options.words = {{"model", top.value("model", "")}};
+    options.args = {{"model", top.value("model", "")}};
   else
     options.model_file = "the page";  // the command must list the sizes
   return compute_answer(options,

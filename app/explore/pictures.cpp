@@ -29,10 +29,10 @@ nlohmann::ordered_json shown(const report::Part& figure) {
   const report::Picture& p = figure.pictures[0];
   double y = 0;
   const std::string legend = report::legend_svg(figure.legend, 0, p.width, y);
-  return {{"sentence", figure.words},
+  return {{"sentence", figure.caption},
           {"svg", fmt::format("<svg viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-label=\"{}. {}\">\n{}<g "
                               "transform=\"translate(0 {:.0f})\">\n{}</g></svg>",
-                              p.width, y + p.height + 4, figure.title, escaped(figure.words), legend, y,
+                              p.width, y + p.height + 4, figure.title, escaped(figure.caption), legend, y,
                               report::with_titles(p.body))}};
 }
 

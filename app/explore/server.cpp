@@ -97,8 +97,8 @@ bool is_open(const sockaddr* client, int port) {
     std::ifstream file(table);
     for (std::string line; std::getline(file, line);) {
       std::istringstream in(line);
-      const std::vector<std::string> words{std::istream_iterator<std::string>(in), {}};
-      if (words.size() > 9 && words[1].ends_with(from) && words[2].ends_with(to)) return words[9] != "0";
+      const std::vector<std::string> fields{std::istream_iterator<std::string>(in), {}};
+      if (fields.size() > 9 && fields[1].ends_with(from) && fields[2].ends_with(to)) return fields[9] != "0";
     }
   }
   return false;

@@ -43,7 +43,7 @@ auto from_file(std::string_view option, const std::string& path, const F& read) 
 
 planner::ModelShape make_model_shape(const PlanOptions& o) {
   if (o.model_file) {
-    for (const auto& [name, text] : o.words)
+    for (const auto& [name, text] : o.args)
       if (name != "model" && name != "batch" && !is_searched(name) && name != "dtype")
         bad_usage("--{}: expected a named model; got --model {}, a file that specifies the sizes", name, *o.model_file);
     return from_file("model", *o.model_file, planner::model_from_json);

@@ -118,7 +118,7 @@ Table rows_table(const Group& group, size_t files) {
       const Change& c = ratios ? all[i].ratio : all[i].time;
       add("change", c.ratio > 0 ? change(c.ratio) : "-");
       add("98% interval", interval(c));
-      add("verdict", all[i].words);
+      add("verdict", all[i].text);
       if (ratios) add("of the time", all[i].time.ratio > 0 ? change(all[i].time.ratio) : "-");
     }
     for (size_t f = 0; f < files; ++f) add_values(*row, f, Sample::time, "median " + row->unit);
@@ -137,7 +137,7 @@ Table rows_table(const Group& group, size_t files) {
 // A box for the interquartile range and a line for the full range, on a logarithmic scale; two sides are relative to
 // the median of the first, so that the noise of all rows is comparable.
 Picture render_times(const Group& group, size_t files, double width) {
-  double least = 1e300, most = 0;
+  double min_time = 1e300, max_time = 0;
   const std::string unit = group[0]->unit;
   std::vector<std::pair<Lane, Times>> lanes;
   for (const BenchRow* row : group)
@@ -148,22 +148,23 @@ Picture render_times(const Group& group, size_t files, double width) {
       lane.suffix = number(quantile(times, 0.5)) + " " + unit;
       for (double& time : times) {
         if (files > 1) time /= quantile(first, 0.5);
-        least = std::min(least, time), most = std::max(most, time);
+        min_time = std::min(min_time, time), max_time = std::max(max_time, time);
       }
     }
-  Lanes out{.title = "", .lanes = {}, .most = std::max(0.01, std::log2(most / least)), .width = width, .right = 110};
+  Lanes out{
+      .title = "", .lanes = {}, .max = std::max(0.01, std::log2(max_time / min_time)), .width = width, .right = 110};
   out.tall = 18, out.named = files, out.ticks = 6;
   for (auto& [lane, times] : lanes) {
-    const auto at = [&, &times = times](double share) { return std::log2(quantile(times, share) / least); };
+    const auto at = [&, &times = times](double share) { return std::log2(quantile(times, share) / min_time); };
     const std::string tip = fmt::format("{} | median of {} rounds: {}", lane.name, times.size(), lane.suffix);
     const char* const css = files > 1 && out.lanes.size() % 2 > 0 ? "k-B" : "k-F";
     if (!lane.suffix.empty()) lane.marks = {{at(0.25), at(0.75), css, tip}, {at(0), at(1), "k-fin", tip, {}, "", true}};
     out.lanes.push_back(lane);
   }
   out.left = left_edge(out.lanes);
-  if (files > 1) out.limit = -std::log2(least);
+  if (files > 1) out.limit = -std::log2(min_time);
   out.axis = [=](double at) {
-    return files > 1 ? change(least * std::exp2(at)) : number(least * std::exp2(at)) + " " + unit;
+    return files > 1 ? change(min_time * std::exp2(at)) : number(min_time * std::exp2(at)) + " " + unit;
   };
   return render_lanes(out);
 }
@@ -273,14 +274,14 @@ std::vector<Verdict> verdicts(const std::vector<const BenchRow*>& group) {
     const bool busy = std::ranges::any_of(row->runs, [](const std::vector<BenchRun>& runs) {
       return 2 * std::ranges::count_if(runs, &BenchRun::busy) > std::ssize(runs);
     });
-    v.words = busy                                    ? "busy"
-              : machine_change > std::log1p(kMachine) ? "machine"
-              : !many && !(machine.ratio > 0)         ? "no control"
-              : !v.time.known()                       ? "too few rounds"
-              : !by_ratio.empty() || !v.ratio.known() ? by_ratio + (by_ratio.empty() ? by_time : "")
-              : by_time.empty()                       ? ""
-                                                      : by_time + ", one rank too";
-    if (v.words.empty()) v.words = "no";
+    v.text = busy                                    ? "busy"
+             : machine_change > std::log1p(kMachine) ? "machine"
+             : !many && !(machine.ratio > 0)         ? "no control"
+             : !v.time.known()                       ? "too few rounds"
+             : !by_ratio.empty() || !v.ratio.known() ? by_ratio + (by_ratio.empty() ? by_time : "")
+             : by_time.empty()                       ? ""
+                                                     : by_time + ", one rank too";
+    if (v.text.empty()) v.text = "no";
   }
   return out;
 }
@@ -297,9 +298,9 @@ std::string Bench::about() const {
 
 std::vector<Part> Bench::parts(size_t sides, double width) const {
   std::vector<Part> out = {{.id = "run", .title = sides > 1 ? "Rows of bench: B compared with A" : "Rows of bench"}};
-  out[0].words = kHowToRead[sides - 1];
+  out[0].caption = kHowToRead[sides - 1];
   out[0].about = {about()};
-  out[0].text = about() + out[0].words + "\n";
+  out[0].text = about() + out[0].caption + "\n";
   for (const auto& [id, group] : group_rows(*this)) {
     const auto title = kTitles.find(id);
     Part& part = out.emplace_back(Part{.id = id, .title = title == kTitles.end() ? id : title->second});

@@ -69,10 +69,10 @@ Record start_record(const TrainOptions& o) {
 
 }  // namespace
 
-std::vector<Record> planned(const Args& words) {
+std::vector<Record> planned(const Args& args) {
   std::string many, shown;
   std::vector<std::string> values = {""};
-  for (const auto& [name, text] : words) {
+  for (const auto& [name, text] : args) {
     if (!is_list(name, text)) continue;
     if (!many.empty() && many != name) bad_usage("--{}: expected one value, because --{} has several", name, many);
     many = name;
@@ -83,7 +83,7 @@ std::vector<Record> planned(const Args& words) {
   std::vector<Record> out;
   for (const std::string& value : values) {
     TrainOptions o;
-    for (const auto& [name, text] : words) set_option(o, name, name == many ? value : text);
+    for (const auto& [name, text] : args) set_option(o, name, name == many ? value : text);
     if (!o.gives("batch")) {  // rounds the default up to a multiple of the micro-batches
       const Plan p = make_job(o).plan;
       const int64_t divisor = std::max<int64_t>(1, p.dp) * std::max<int64_t>(1, p.microbatches);
@@ -113,7 +113,7 @@ std::string report_content(const fs::path& run, bool as_page) {
 }
 
 std::vector<report::Record> load_records(const ReportOptions& o) {
-  if (o.runs.empty()) return report::planned(o.words);
+  if (o.runs.empty()) return report::planned(o.args);
   std::vector<report::Record> out;
   for (const std::string& run : o.runs) out.push_back(report::read_record(run, true));
   return out;
@@ -173,8 +173,7 @@ void check(const ReportOptions& o) {
     bad_usage("RUN: expected two runs or two `bench` files, got {} and {}", o.runs[0], o.runs[1]);
   if (o.figure && (*o.figure == "bench") != rows)
     bad_usage("--figure {}: expected {}", *o.figure, rows ? "bench with a `bench` file" : "a `bench` file");
-  if (!o.runs.empty() && !o.words.empty())
-    bad_usage("--{}: expected no plan options with a run", o.words.front().first);
+  if (!o.runs.empty() && !o.args.empty()) bad_usage("--{}: expected no plan options with a run", o.args.front().first);
 }
 
 }  // namespace

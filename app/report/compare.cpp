@@ -11,7 +11,8 @@ using Maybe = std::optional<double>;
 
 struct Side {
   explicit Side(const Record& record) : r(record), step(record.traced ? median_step(record) : StepSpan()) {
-    if (const auto most = std::ranges::max_element(r.ranks, {}, &Rank::peak); most != r.ranks.end()) peak_rank = &*most;
+    if (const auto found = std::ranges::max_element(r.ranks, {}, &Rank::peak); found != r.ranks.end())
+      peak_rank = &*found;
     if (step.step == 0) return;
     pipeline = measure_pipeline(r, step);
     if (const auto all = exposures(r, step)) exposure = mean(*all);
@@ -43,8 +44,8 @@ std::string change(Unit unit, const Maybe& a, const Maybe& b) {
 
 // The end of a value wider than its column.
 std::string trailing_text(const std::string& text) {
-  constexpr size_t most = 17;
-  return text.size() <= most ? text : "..." + text.substr(text.size() - most + 3);
+  constexpr size_t max_size = 17;
+  return text.size() <= max_size ? text : "..." + text.substr(text.size() - max_size + 3);
 }
 
 Maybe above_zero(double x) { return x > 0 ? Maybe(x) : std::nullopt; }
@@ -243,22 +244,22 @@ Row flight_row(const Flights& all, const std::string& axis, int64_t number) {
   const FlightOperation* first = nullptr;
   bool differs = false;
   for (const RankFlight& rank : all.written) {
-    auto& [words, kind] = cells.at(static_cast<size_t>(rank.rank));
+    auto& [text, kind] = cells.at(static_cast<size_t>(rank.rank));
     int64_t last = 0;
-    words = "missing";
+    text = "missing";
     for (const FlightOperation& o : rank.operations) {
       if (o.axis != axis) continue;
       last = std::max(last, o.number);
       if (o.number != number) continue;
-      words = fmt::format("{} of {} bytes, {}", o.operation, o.bytes,
-                          o.ended < 0 ? fmt::format("since {:.3f} s", o.begun)
-                                      : fmt::format("{:.3f} s, {:.3f} ms", o.begun, 1e3 * (o.ended - o.begun)));
+      text = fmt::format("{} of {} bytes, {}", o.operation, o.bytes,
+                         o.ended < 0 ? fmt::format("since {:.3f} s", o.begun)
+                                     : fmt::format("{:.3f} s, {:.3f} ms", o.begun, 1e3 * (o.ended - o.begun)));
       kind = o.ended < 0 ? "in" : "done";
       if (first && !is_message(o.operation) && !is_message(first->operation))
         differs = differs || o.operation != first->operation || o.bytes != first->bytes;
       if (!first) first = &o;
     }
-    if (last > number && kind == std::string_view("missing")) words = "(earlier)", kind = "done";
+    if (last > number && kind == std::string_view("missing")) text = "(earlier)", kind = "done";
   }
   Row row{{axis, fmt::format("{}", number)}, differs ? "differs" : ""};
   for (size_t r = 0; r < cells.size(); ++r)
@@ -334,9 +335,10 @@ Flights parse_flights(std::string_view file, const std::string& what) {
 std::string record_flights(const Flights& all, bool as_page) {
   Part causes{.id = "run", .title = "This run failed", .text = "This run failed. Cause by rank:\n"};
   Table why{.id = "causes", .columns = {{{"rank", ""}, false, 9}, {{"cause", ""}, false, 1}}, .indent = 2};
-  Part done{.id = "flight",
-            .title = "Last operations of each rank",
-            .words = "Each row is one operation of an axis. Ranks that are in it wait for ranks where it is missing."};
+  Part done{
+      .id = "flight",
+      .title = "Last operations of each rank",
+      .caption = "Each row is one operation of an axis. Ranks that are in it wait for ranks where it is missing."};
   Table last{.id = "last", .columns = {{"axis"}, {{"number", ""}, false, 6}}, .indent = 2};
   for (int64_t r = 0; r < all.ranks; ++r) {
     const std::string rank = fmt::format("{}", r);

@@ -180,12 +180,12 @@ document.addEventListener("mouseover", (event) => {
 
 constexpr double kBar = 420, kMargin = 16, kHeading = 20, kBetween = 14;
 
-std::string paragraph(std::string_view css, const std::string& words) {
-  return words.empty() ? "" : fmt::format("<p class=\"{}\">{}</p>\n", css, escaped(words));
+std::string paragraph(std::string_view css, const std::string& text) {
+  return text.empty() ? "" : fmt::format("<p class=\"{}\">{}</p>\n", css, escaped(text));
 }
 std::string paragraphs(std::string_view css, const std::vector<std::string>& all) {
   std::string out;
-  for (const std::string& words : all) out += paragraph(css, words);
+  for (const std::string& text : all) out += paragraph(css, text);
   return out;
 }
 
@@ -194,7 +194,7 @@ std::string legend(const std::vector<LegendEntry>& entries) {
   for (const LegendEntry& e : entries)
     out += fmt::format(
         R"(<span><svg class="key" viewBox="0 0 12 12"><rect class="{}" width="12" height="12"/></svg>{}</span> )",
-        e.css, escaped(e.words));
+        e.css, escaped(e.text));
   return entries.empty() ? "" : "<p class=\"legend\">" + out + "</p>\n";
 }
 
@@ -203,14 +203,14 @@ std::string table_text(const Table& t) {
   if (std::ranges::none_of(t.columns, &Column::width)) return "";
   std::string out = t.above;
   const auto add_line = [&](size_t indent, auto&& make_cell) {
-    std::string words;
+    std::string cells;
     for (size_t c = 0; c < t.columns.size(); ++c) {
       if (t.columns[c].width == 0) continue;
-      const size_t width = t.columns[c].width + (words.empty() ? t.indent - indent : 0);
-      words += words.empty() ? std::string(indent, ' ') : " ";
-      words += fmt::format(fmt::runtime(t.columns[c].number ? "{:>{}}" : "{:<{}}"), make_cell(c).text, width);
+      const size_t width = t.columns[c].width + (cells.empty() ? t.indent - indent : 0);
+      cells += cells.empty() ? std::string(indent, ' ') : " ";
+      cells += fmt::format(fmt::runtime(t.columns[c].number ? "{:>{}}" : "{:<{}}"), make_cell(c).text, width);
     }
-    out += words + "\n";
+    out += cells + "\n";
   };
   if (std::ranges::any_of(t.columns, [](const Column& c) { return c.width > 0 && !c.head.text.empty(); }))
     add_line(0, [&](size_t c) -> const Cell& { return t.columns[c].head; });
@@ -313,9 +313,9 @@ std::string legend_svg(const std::vector<LegendEntry>& entries, double left, dou
   std::string out;
   double x = left;
   for (const LegendEntry& e : entries) {
-    const double wide = kKey + 6 + text_width(e.words) + 14;
+    const double wide = kKey + 6 + text_width(e.text) + 14;
     if (x > left && x + wide > left + width) x = left, y += kLine;
-    out += render_svg({x, y + 3, kKey, kKey, e.css}) + text_at(x + kKey + 6, y + 13, "key", e.words);
+    out += render_svg({x, y + 3, kKey, kKey, e.css}) + text_at(x + kKey + 6, y + 13, "key", e.text);
     x += wide;
   }
   y += entries.empty() ? 0 : kLine;
@@ -334,21 +334,21 @@ std::vector<double> ticks(double low, double high, double count) {
   return out;
 }
 
-std::string Chart::axis(double foot, const NumberFormat& words, double count) const {
+std::string Chart::axis(double foot, const NumberFormat& format, double count) const {
   std::string out;
   for (const double tick : ticks(0, last - first, count > 0 ? count : width > kFigureWidth ? 10 : 6)) {
     const double at = x(first + tick);
-    if (at + text_width(words(tick)) / 2 > width - (count > 0 ? 0 : right)) break;
+    if (at + text_width(format(tick)) / 2 > width - (count > 0 ? 0 : right)) break;
     if (count > 0) out += line("grid", at, top, at, foot - 10);
-    out += text_at(at, foot, tick > 0 ? "mid" : "key", words(tick));
+    out += text_at(at, foot, tick > 0 ? "mid" : "key", format(tick));
   }
   return out;
 }
 
-std::string Chart::grid(const NumberFormat& words) const {
+std::string Chart::grid(const NumberFormat& format) const {
   std::string out;
   for (const double tick : ticks(low, high, 5))
-    out += line("grid", left, y(tick), width - right, y(tick)) + text_at(left - 6, y(tick) + 4, "end", words(tick));
+    out += line("grid", left, y(tick), width - right, y(tick)) + text_at(left - 6, y(tick) + 4, "end", format(tick));
   return out;
 }
 
@@ -364,9 +364,9 @@ void stack(Lane& lane, double value, const std::string& css, const std::string& 
 }
 
 Picture render_lanes(const Lanes& l) {
-  const double top = l.axis && !l.limit_words.empty() ? kBelow : 0, tall = l.tall - l.gap, foot = tall / 2 + 4.5,
+  const double top = l.axis && !l.limit_label.empty() ? kBelow : 0, tall = l.tall - l.gap, foot = tall / 2 + 4.5,
                end = top + static_cast<double>(l.lanes.size()) * l.tall;
-  const Chart chart{.width = l.width, .height = end, .left = l.left, .right = l.right, .top = top, .last = l.most};
+  const Chart chart{.width = l.width, .height = end, .left = l.left, .right = l.right, .top = top, .last = l.max};
   Picture out{.title = l.title, .width = l.width, .height = end + (l.limit || l.axis ? kBelow : 0)};
   if (l.axis) out.body += chart.axis(end + 14, l.axis, l.ticks);
   for (size_t i = 0; i < l.lanes.size(); ++i) {
@@ -384,7 +384,7 @@ Picture render_lanes(const Lanes& l) {
   if (!l.limit) return out;
   const double at = chart.x(*l.limit);
   for (const char* css : {"halo", "limit"}) out.body += line(css, at, top, at, end);
-  out.body += l.axis ? text_at(at, top - 8, "bad end", l.limit_words) : text_at(at, end + 14, "mid", l.limit_words);
+  out.body += l.axis ? text_at(at, top - 8, "bad end", l.limit_label) : text_at(at, end + 14, "mid", l.limit_label);
   return out;
 }
 
@@ -452,7 +452,7 @@ std::string list_html(const std::vector<std::string>& lines) {
 
 std::string as_html(const Part& p, int level) {
   std::string out = fmt::format("<section id=\"{0}\">\n<h{1}>{2}</h{1}>\n", p.id, level, escaped(p.title)) +
-                    paragraphs("model", p.about) + paragraph("words", p.words) + legend(p.legend) +
+                    paragraphs("model", p.about) + paragraph("words", p.caption) + legend(p.legend) +
                     paragraphs("note", p.hints) + pictures_html(p) + paragraphs("note", p.notes) +
                     paragraph("warn", p.warning) + as_html(p.facts);
   for (const Table& t : p.tables) out += as_html(t);
@@ -493,7 +493,7 @@ std::string as_svg_file(const Part& f) {
              "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 {0:.0f} "
              "{1:.0f}\" role=\"img\" aria-labelledby=\"t d\">\n<title id=\"t\">{2}</title>\n<desc "
              "id=\"d\">{3}</desc>\n<style>",
-             width, height, escaped(f.title), escaped(f.words)) +
+             width, height, escaped(f.title), escaped(f.caption)) +
          figure_style(frame + body) + "</style>\n" + frame + body + "</svg>\n";
 }
 

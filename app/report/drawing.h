@@ -34,7 +34,7 @@ std::string percent(double share);
 std::string tick_of_ms(double time);
 
 struct LegendEntry {
-  std::string css, words;
+  std::string css, text;
 };
 // Has no frame. Without a title, its surroundings label it.
 struct Picture {
@@ -76,13 +76,13 @@ void stack(Lane& lane, double value, const std::string& css, const std::string& 
 struct Lanes {
   std::string title;
   std::vector<Lane> lanes = {};
-  double most = 1;
+  double max = 1;
   double width = kWidth, left = kGutter, right = 0, tall = 24, gap = 5;
   size_t named = 1;  // label every n-th lane
   NumberFormat axis = {};
   double ticks = 0;                  // approximate number of axis labels with grid lines
   std::optional<double> limit = {};  // a vertical line with a label below, or above if there is an axis
-  std::string limit_words = {};
+  std::string limit_label = {};
 };
 Picture render_lanes(const Lanes& lanes);
 double left_edge(const std::vector<Lane>& lanes);
@@ -92,9 +92,9 @@ struct Chart {
   double first = 0, last = 1, low = 0, high = 1;
   double x(double at) const { return left + (width - left - right) * (at - first) / (last - first); }
   double y(double value) const { return top + (height - top - bottom) * (high - value) / (high - low); }
-  std::string grid(const NumberFormat& words) const;
+  std::string grid(const NumberFormat& format) const;
   // Labels at height `foot`, as distances from `first`; with `count`, about that many, with vertical grid lines.
-  std::string axis(double foot, const NumberFormat& words, double count = 0) const;
+  std::string axis(double foot, const NumberFormat& format, double count = 0) const;
 };
 // About `count` round numbers.
 std::vector<double> ticks(double low, double high, double count);
@@ -137,7 +137,7 @@ struct Table {
 struct Part {
   std::string id, title = {};
   std::vector<std::string> about = {};  // below the page heading
-  std::string words = {};
+  std::string caption = {};
   std::vector<LegendEntry> legend = {};
   std::vector<std::string> hints = {};
   std::vector<Picture> pictures = {};  // narrow figures are placed side by side
@@ -154,7 +154,7 @@ std::string as_html(const std::vector<std::pair<std::string, std::string>>& fact
 std::string list_html(const std::vector<std::string>& lines);
 std::string as_html(const Part& part, int level = 2);
 std::string as_text(const std::vector<Part>& parts);
-// Only figures, with `words` as alternative text.
+// Only figures, with `caption` as alternative text.
 std::string as_svg_file(const Part& part);
 // Self-contained; `numbers` is embedded as JSON for programs.
 std::string html_page(const std::string& title, const std::vector<Part>& parts, const std::string& numbers = "");

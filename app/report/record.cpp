@@ -29,9 +29,9 @@ class Value {
     return {json_.at(key), file_};
   }
   bool has(const char* key) const { return json_.is_object() && json_.contains(key); }
-  int64_t count(int64_t most = int64_t{1} << 62) const {
+  int64_t count(int64_t max = int64_t{1} << 62) const {
     const std::optional<int64_t> n = natural(json_);
-    if (!n || *n > most) refuse(fmt::format("a whole number of at most {}", most));
+    if (!n || *n > max) refuse(fmt::format("a whole number of at most {}", max));
     return *n;
   }
   double number() const {

@@ -126,7 +126,7 @@ struct Panel {
   const Simulation& sim;
   std::string title;
   double scale = 1;
-  NumberFormat words = short_time, tick = tick_of_ms;
+  NumberFormat format = short_time, tick = tick_of_ms;
 };
 Lanes panel_lanes(const Panel& panel, double width = kWidth);
 // Planned, replayed and, if meaningful, measured.
@@ -210,13 +210,13 @@ struct Verdict {
   Change ratio, time;  // `ratio` requires reference rounds
   // "slower", "faster", "no", "slower, one rank too"; without a verdict "busy", "machine", "no control", "too few
   // rounds".
-  std::string words;
+  std::string text;
 };
 // The rows of a group are controls for each other.
 std::vector<Verdict> verdicts(const std::vector<const BenchRow*>& group);
 
 // Predictions from closed forms, and from dry runs for other memory; no rank is started. One option may have several
 // comma-separated values, such as 1f1b,zb-h1; each yields a labelled record. Throws Error (usage) for invalid plans.
-std::vector<Record> planned(const Args& words);
+std::vector<Record> planned(const Args& args);
 
 }  // namespace tessera::report

@@ -146,13 +146,13 @@ FullTensors with_rows(const ModelConfig& from, FullTensors tensors) {
         }
         for (size_t c = 0; c < mean.size(); ++c) mean[c] = static_cast<float>(sums[c] / static_cast<double>(own));
         return [=, read = tensors(name, dtype, {own, columns})](int64_t begin, std::span<std::byte> to) {
-          const int64_t count = std::ssize(to) / element, kept = std::clamp<int64_t>(end - begin, 0, count);
-          if (kept > 0) read(begin, to.first(static_cast<size_t>(kept * element)));
-          std::vector<float> rest(static_cast<size_t>(count - kept));
+          const int64_t count = std::ssize(to) / element, existing = std::clamp<int64_t>(end - begin, 0, count);
+          if (existing > 0) read(begin, to.first(static_cast<size_t>(existing * element)));
+          std::vector<float> rest(static_cast<size_t>(count - existing));
           for (size_t i = 0; i < rest.size(); ++i)
-            rest[i] = mean[static_cast<size_t>((begin + kept + static_cast<int64_t>(i)) % columns)];
+            rest[i] = mean[static_cast<size_t>((begin + existing + static_cast<int64_t>(i)) % columns)];
           convert({"", DType::float32, {std::ssize(rest)}, std::as_bytes(std::span(rest))}, 0, dtype,
-                  to.subspan(static_cast<size_t>(kept * element)));
+                  to.subspan(static_cast<size_t>(existing * element)));
         };
       };
 }

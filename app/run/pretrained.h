@@ -92,9 +92,9 @@ struct Inference {
   std::unique_ptr<Tokenizer> tokenizer;
 };
 
-// `words` are options of a run; without rank options there is one rank. Prints notes on standard error. Throws Error
+// `args` are options of a run; without rank options there is one rank. Prints notes on standard error. Throws Error
 // (usage), InputError, and Error if memory is insufficient.
-Inference open_inference(const std::string& from, const Args& words);
+Inference open_inference(const std::string& from, const Args& args);
 
 // This rank's shard of the model. `inference` must outlive the trainer.
 std::unique_ptr<Trainer> inference_trainer(const Inference& inference, Communicator& world);

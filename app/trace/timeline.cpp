@@ -27,13 +27,13 @@ static auto fields(RankLog& l) {
   return std::tie(l.host, l.origin, l.meeting, l.cores, l.threads, l.peaks, l.events, l.steps, l.memory);
 }
 template <class T>
-static auto to_json(Cbor& list, T part) -> decltype(void(fields(part))) {
-  std::apply([&](const auto&... field) { list = Cbor::array({field...}); }, fields(part));
+static auto to_json(Cbor& list, T value) -> decltype(void(fields(value))) {
+  std::apply([&](const auto&... field) { list = Cbor::array({field...}); }, fields(value));
 }
 template <class T>
-static auto from_json(const Cbor& list, T& part) -> decltype(void(fields(part))) {
+static auto from_json(const Cbor& list, T& value) -> decltype(void(fields(value))) {
   size_t at = 0;
-  std::apply([&](auto&... field) { (list.at(at++).get_to(field), ...); }, fields(part));
+  std::apply([&](auto&... field) { (list.at(at++).get_to(field), ...); }, fields(value));
 }
 
 namespace {
@@ -219,7 +219,7 @@ std::string timeline_json(const std::vector<RankLog>& logs, const std::vector<st
     RankTimeline(logs[r], static_cast<int>(r), clock.add[r]).write(events, names[r]);
   std::string text =
       "{\"displayTimeUnit\": \"ms\",\n\"otherData\": " +
-      Ordered{{"program", "tessera"}, {"kept", kept}, {"left_out", "events between steps"}, {"clock", clock.words}}
+      Ordered{{"program", "tessera"}, {"kept", kept}, {"left_out", "events between steps"}, {"clock", clock.text}}
           .dump() +
       ",\n\"traceEvents\": [";
   const char* before = "\n";
@@ -295,7 +295,7 @@ Ordered report_json(const Run& run, Trainer& trainer, const RunUsage& usage, con
       {"model", model_json(run.options, trainer.full_model())},
       {"plan", plan_json(run.options, trainer)},
       {"processors", {{"cores", processors.cores}, {"threads", processors.threads}, {"shared", processors.shared()}}},
-      {"clock", align(logs).words},
+      {"clock", align(logs).text},
       {"kept", kept_steps(logs[0].steps, trainer.steps_done())},
       {"ranks", ranks_json(logs, trainer.mesh(), usage)},
       {"sent", sent}};
@@ -341,10 +341,10 @@ Alignment align(const std::vector<RankLog>& logs) {
     for (const TraceMemory& m : log.memory) first = std::min(first, add + m.time);
   }
   for (double& add : a.add) add -= first;
-  a.words = ahead.size() == 1 ? "one clock: all ranks ran on one host"
-                              : std::to_string(ahead.size()) +
-                                    " clocks, one per host, aligned at the final barrier of the run; times of "
-                                    "different hosts may differ by the duration of a barrier";
+  a.text = ahead.size() == 1 ? "one clock: all ranks ran on one host"
+                             : std::to_string(ahead.size()) +
+                                   " clocks, one per host, aligned at the final barrier of the run; times of "
+                                   "different hosts may differ by the duration of a barrier";
   return a;
 }
 

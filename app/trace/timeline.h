@@ -26,7 +26,7 @@ std::vector<RankLog> gather_logs(Communicator& world, RankLog own);
 // clocks of different hosts are aligned at the final barrier.
 struct Alignment {
   std::vector<double> add;
-  std::string words;
+  std::string text;
 };
 Alignment align(const std::vector<RankLog>& logs);
 

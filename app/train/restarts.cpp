@@ -285,12 +285,12 @@ Plan plan_on(Plan plan, int64_t slots) {
     const int64_t data = dp * plan.cp;
     return all % dp == 0 && data % plan.ep == 0 && (plan.shard_ranks == 0 || data % plan.shard_ranks == 0);
   };
-  int64_t least = 1, dp = std::min(plan.dp, slots / each);
-  while (!fits(least)) ++least;  // at most plan.dp
-  while (dp > least && !fits(dp)) --dp;
-  if (dp < least)
+  int64_t min_dp = 1, dp = std::min(plan.dp, slots / each);
+  while (!fits(min_dp)) ++min_dp;  // at most plan.dp
+  while (dp > min_dp && !fits(dp)) --dp;
+  if (dp < min_dp)
     throw Error(fmt::format("--hostfile: the hosts have {} slots; expected at least {} (pp {} x dp {} x cp {} x tp {})",
-                            slots, least * each, plan.pp, least, plan.cp, plan.tp),
+                            slots, min_dp * each, plan.pp, min_dp, plan.cp, plan.tp),
                 Status::communication);
   plan.dp = dp, plan.microbatches = all / dp;
   return plan;

@@ -114,15 +114,15 @@ class Saver {
   struct File {
     SharedFile file;
     std::map<std::string, int64_t> begins;  // in bytes
-    std::vector<TensorSlice> parts;
+    std::vector<TensorSlice> slices;
   };
   void open(bool copied) {
     finish();
     Communicator& world = trainer_.world();
     const bool first = world.rank() == 0;
     const std::vector<TensorSlice> values = own_values(trainer_), state = own_state(trainer_);
-    for (const auto& parts : {values, state})
-      for (const TensorSlice& h : parts) check_finite(h.name, h.part, trainer_.steps_done());
+    for (const auto& slices : {values, state})
+      for (const TensorSlice& h : slices) check_finite(h.name, h.part, trainer_.steps_done());
     check_replicas(trainer_);
     const OpCounts before = world.counts();
     if (first) {
@@ -138,21 +138,21 @@ class Saver {
         std::tuple("optimizer.safetensors",
                    tensor_layout(list_state(trainer_), {{"steps", std::to_string(trainer_.updates_done())}}), &state)};
     if (first)
-      for (const auto& [name, layout, parts] : layouts)
+      for (const auto& [name, layout, slices] : layouts)
         SharedFile::create(new_->path() / name, layout.header, layout.size);
     const std::filesystem::path path = broadcast_text(world, first ? new_->path().string() : "", 0);
     world.reset_counts(before);
-    for (const auto& [name, layout, parts] : layouts) {
-      files_.push_back({SharedFile(path / name), layout.begins, *parts});
+    for (const auto& [name, layout, slices] : layouts) {
+      files_.push_back({SharedFile(path / name), layout.begins, *slices});
       if (copied)
-        for (TensorSlice& h : files_.back().parts)
+        for (TensorSlice& h : files_.back().slices)
           h.part = h.part.device() == Device::cpu ? h.part.clone() : h.part.on_host();
     }
     under_way_ = true;
   }
   void write() const {
     for (const File& f : files_) {
-      for (const TensorSlice& h : f.parts) {
+      for (const TensorSlice& h : f.slices) {
         const Tensor here = h.part.on_host();
         const int64_t element = element_size(here.dtype()), begin = f.begins.at(h.name);
         for_each_run(*h.parameter, h.begin, h.begin + here.numel(), [&](int64_t local, int64_t offset, int64_t count) {

@@ -106,7 +106,7 @@ void resolve_epochs(TrainOptions& o, const Job& s, Dataset& d) {
   const double steps = sequences / static_cast<double>(s.optim.batch);
   const auto of = [&](double epochs) { return std::max<int64_t>(std::llround(std::ceil(epochs * steps - 1e-6)), 1); };
   for (const auto& [share, every] : {std::pair(&o.eval_share, &o.eval_every), {&o.save_share, &o.save_every}})
-    if (double part = std::exchange(*share, 0); part > 0) *every = of(part);
+    if (double fraction = std::exchange(*share, 0); fraction > 0) *every = of(fraction);
   if (!o.epochs) return;
   o["steps"] = of(*o.epochs);
   forget(o, {"epochs"});
@@ -182,7 +182,7 @@ int train_in_processes(const TrainOptions& asked, const Job& of_asked) {
 // no padding is needed.
 std::string vocab_hint(const Job& s, int64_t vocab) {
   constexpr int64_t kVector = 16, kRound = 64;
-  const int64_t parts = s.plan.tp, row = parts * kVector / element_size(s.optim.dtype), round = parts * kRound;
+  const int64_t shards = s.plan.tp, row = shards * kVector / element_size(s.optim.dtype), round = shards * kRound;
   if (vocab % row == 0) return "";
   return fmt::format(
       "a vocabulary of {} is not a multiple of {}, which slows down the output layer and the loss on a GPU; "
@@ -195,7 +195,7 @@ void introduce(TrainOutput& output, const Run& run, LanguageModel& model, const 
   const Dataset& d = run.dataset;
   const bool gpu = o.plan.device == Device::cuda, bf16 = o.optim.dtype == DType::bfloat16;
   output.message(describe_model(o, model));
-  if (is_default_job(o)) output.message("default job: tessera train " + default_job_words(o));
+  if (is_default_job(o)) output.message("default job: tessera train " + default_job_args(o));
   if (const std::string useless = useless_options(o); !useless.empty()) output.message(useless);
   for (const std::string& line : describe_data(d)) output.message(line);
   for (const std::string& note : d.notes) output.message(with_options(note));
