@@ -63,8 +63,6 @@ void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer, const s
   write_file(model, config.dump(2) + "\n");
 }
 
-// checkpoint reshard
-
 void write_tensor_file(const fs::path& file, const SavedTensors& saved, const std::vector<SavedPart>& shards,
                        std::map<std::string, std::string> about, bool full) {
   std::vector<TensorBytes> listed;
@@ -156,8 +154,6 @@ void reshard(const CheckpointOptions& o) {
   made.finish(from.about, 1);
   print(fmt::format("{} resharded to {} in {} files\n", one_line(from.path.string()), one_line(o.out), files));
 }
-
-// checkpoint quantize
 
 std::string group_rows(int64_t group) { return group > 0 ? fmt::format("groups of {}", group) : "rows"; }
 

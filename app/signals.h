@@ -12,7 +12,7 @@ void record_hangup_action();
 // Ignores SIGPIPE and SIGXFSZ, so that a closed output or a file size limit becomes a write error. An ignored SIGHUP
 // (nohup) stays ignored.
 void watch_signals();
-// SIGINT, SIGTERM, or 0.
+// The received signal: SIGINT, SIGTERM, or 0.
 int interrupted();
 // 128 + the signal number; SIGTERM if another rank's process received the signal.
 int status_of_interruption();

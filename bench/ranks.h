@@ -41,7 +41,7 @@ struct Place : Choice {
   Communicator* job = nullptr;  // null: ranks are threads
 
   bool processes() const { return job != nullptr; }
-  // Of the job, of --ranks, or the default.
+  // The ranks of the job, --ranks, or the default.
   std::vector<int> several(std::vector<int> default_value) const;
   Backend backend() const;
 };

@@ -392,7 +392,7 @@ void keep_memory() {
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
 }
 
-// In a job, called by every rank.
+// Called by every rank of a job.
 void run_rows(const Args& args, const Place& place, const Print& print) {
   Args remaining = args;
   const OutputChoice choice = take_output_choice(remaining);

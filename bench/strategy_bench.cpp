@@ -149,7 +149,7 @@ std::vector<std::pair<std::string, Plan>> strategies(int64_t n) {
   return out;
 }
 
-// Alternate with a row's steps: rank 0 runs them while the other ranks wait.
+// Reference steps alternate with a row's steps: rank 0 runs them while the other ranks wait.
 struct ReferenceSteps {
   std::string name;                   // "one_rank"
   std::function<double()> step = {};  // returns seconds; empty on other ranks
@@ -301,7 +301,7 @@ namespace {
 constexpr int64_t kScheduleSteps = 5, kSequences = 2;  // kSequences: per micro-batch
 constexpr int64_t kNumbers = 6;                        // per action in the exchange between ranks
 
-// By rank: wall-clock intervals (host-wide clock), and CPU time of passes.
+// Per rank: wall-clock intervals (host-wide clock), and CPU time of passes.
 struct Actions {
   TimedLists happened, lengths;
 };

@@ -76,7 +76,7 @@ std::string cpu_field(const std::string& text, std::string_view key) {
 constexpr std::array<std::string_view, 2> kTypes = {"fp32", "bf16"};
 constexpr int64_t kFormat = 1;
 
-// In file order, for reader and writer.
+// Visits fields in file order, for reading and writing.
 void each_field(Machine& m, const auto& text, const auto& number) {
   text("processor", m.identity.processor);
   text("gpu", m.identity.gpu);

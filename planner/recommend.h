@@ -25,7 +25,7 @@ struct Recommendation {
   std::string weakest_assumption = {};
 };
 
-// answer.best must not be empty.
+// Requires a plan in answer.best.
 Recommendation recommend(const SearchRequest& question, const SearchResult& answer);
 
 // "does not fit: 3.2 GB over capacity, mostly activations", "4.1% slower: +0.31 s tp".

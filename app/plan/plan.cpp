@@ -24,7 +24,7 @@ constexpr int64_t kDefaultVocab = 50257,
 
 bool is_file(const std::string& name) { return name.find('/') != std::string::npos || name.ends_with(".toml"); }
 
-// Users know the fields of files by their keys.
+// Messages about files name keys without backticks.
 std::string without_backticks(std::string text) {
   std::erase(text, '`');
   return text;

@@ -319,8 +319,8 @@ std::string axis_group(const Record& r, const Rank& rank, const std::string& axi
 
 bool is_point_to_point(const Event& e) { return e.operation == "send" || e.operation == "recv"; }
 
-// When all data that a rank needs were available, if known, otherwise when the rank itself arrived. A communication
-// event begins at its rank's arrival; no data can be transferred before the last arrival.
+// The time at which all data that a rank needs were available, if known, otherwise the rank's own arrival. A
+// communication event begins at its rank's arrival; no data can be transferred before the last arrival.
 class Arrivals {
  public:
   Arrivals(const Record& r, const StepSpan& step) : record_(r) {

@@ -103,7 +103,7 @@ class Saver {
     write();
     finish();
   }
-  // The validation loss of the current step selects the best checkpoint.
+  // Records the current step's validation loss, to retain the best checkpoint.
   void validated(double loss) {
     if (trainer_.world().rank() > 0 || run_.options.no_save) return;
     judged_ = {trainer_.steps_done(), loss};
@@ -185,7 +185,7 @@ class Saver {
 
   const Run& run_;
   Trainer& trainer_;
-  bool under_way_ = false;  // on any rank
+  bool under_way_ = false;  // a rank is still writing
   std::vector<File> files_;
   std::future<void> writing_;  // valid until this rank has finished writing
   // on rank 0:
