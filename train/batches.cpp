@@ -1,4 +1,4 @@
-// Sequences from files or the RNG, and their local arrays.
+// Sequences from files or the RNG, and the arrays of a rank.
 #include "train/batches.h"
 
 #include <cstring>
@@ -12,9 +12,9 @@
 
 namespace tessera {
 namespace {
-constexpr uint64_t kNoise = 4;  // one of this many tokens is random
+constexpr uint64_t kNoise = 4;  // one in kNoise tokens is random
 
-// An endless list of epochs, each with all rows in a new order.
+// Endless epochs: each visits all rows in a new order.
 struct Epochs {
   std::shared_ptr<const Rows> rows;
   std::shared_ptr<const ExampleRows> examples;  // the same rows, if they are examples
@@ -26,7 +26,6 @@ struct Epochs {
   }
 };
 
-// Epochs of the training rows: examples, or windows of token files.
 Epochs count_epochs(const Dataset& dataset, int64_t context, uint64_t seed, size_t number) {
   const std::string which = number > 0 ? " " + std::to_string(number) : "";
   if (dataset.train_examples)
@@ -35,13 +34,12 @@ Epochs count_epochs(const Dataset& dataset, int64_t context, uint64_t seed, size
           Philox::named(seed, "order of windows" + which)};
 }
 
-// Sequence s of step k is number k * batch + s of an endless list, which MixtureOrder assigns to the sources.
+// Sequence s of step k is entry k * batch + s of an endless list, whose entries MixtureOrder assigns to the sources.
 class EpochSequences {
  public:
   EpochSequences(std::vector<Epochs> sources, std::vector<int64_t> shares, int64_t batch)
       : sources_(std::move(sources)), order_(std::move(shares)), batch_(batch) {}
 
-  // Calls f(source, row) for sequence s of a step.
   template <class F>
   void at(int64_t step, int64_t sequence, const F& f) const {
     const auto [source, nth] = order_.at(step * batch_ + sequence);
@@ -158,8 +156,6 @@ Sequences synthetic_sequences(int64_t vocab, int64_t context, int64_t batch, uin
           0};
 }
 
-// Padding.
-
 std::vector<int64_t> Sequences::lengths(int64_t step, int64_t first, int64_t count) const {
   std::vector<int64_t> out;
   for (int64_t s = first; length && s < first + count; ++s) out.push_back(length(step, s));
@@ -184,8 +180,6 @@ Tensor padded_starts(const Tensor& starts, std::span<const int64_t> lengths, int
               out.data<int32_t>() + (r + 1) * tokens, Documents::kPadding);
   return out;
 }
-
-// Loading, and asynchronous copies to a GPU.
 
 StepTokens::StepTokens(const Job& job, Sequences sequences, std::vector<int64_t> positions,
                        const DataStrategy& strategy, ArenaPtr arena)
@@ -218,7 +212,6 @@ void StepTokens::ahead(int64_t step) {
   }
 }
 
-// In host memory.
 StepTokens::Parts StepTokens::read(int64_t step, int64_t microbatch) const {
   const int64_t context = job_.model.context, tokens = padded_tokens(job_, lengths(step, microbatch, true));
   const BatchSlice mine = strategy_.batches().computes(job_.optim.batch, job_.plan.microbatches, microbatch);
@@ -258,7 +251,6 @@ void StepTokens::fill(Place& place, const Parts& parts) const {
   place.step = step_;
 }
 
-// The requested arrays, on the device.
 StepTokens::Parts StepTokens::parts(int64_t microbatch, const std::array<bool, 4>& wanted) {
   const auto on_cpu = [&] {
     Parts all = read(step_, microbatch);
@@ -271,7 +263,7 @@ StepTokens::Parts StepTokens::parts(int64_t microbatch, const std::array<bool, 4
     if (place.step != step_) {
       Parts read_now = read(step_, microbatch);
       if (read_now[0].device() == Device::meta) return read_now;
-      // Sized for rows that fill the context: other steps may have longer rows and other arrays.
+      // Sized for rows that fill the context: other steps may have longer rows and more arrays.
       const int64_t most = read_now[0].dim(0) * job_.model.context * std::ssize(read_now) * element_size(DType::int32);
       if (!place.memory) place.memory = cuda::pinned_memory(most);
       fill(place, read_now);
@@ -317,7 +309,7 @@ int64_t StepTokens::columns(int64_t microbatch) const {
   return padded_tokens(job_, lengths(step_, microbatch, false)) / job_.plan.cp;
 }
 
-// The position on the axis follows from the rank's first token position, the start of its first chunk.
+// The position on the axis follows from the rank's first token, the start of its first chunk.
 const std::vector<int64_t>& StepTokens::terminal_width(int64_t tokens) const {
   if (tokens == job_.model.context || !splits_tokens()) return positions_;
   std::vector<int64_t>& made = columns_[tokens];
@@ -347,7 +339,7 @@ StepInfo StepTokens::where(int64_t microbatch) {
   if (padded) at.lengths = own;
   if (!job_.optim.document_mask && !padded) return at;
   Parts some = parts(microbatch, {false, false, true, true});
-  if (!some[2].defined()) some[2] = padded_starts({}, own, tokens, arena_->host()).to(arena_);  // rank 0 reads them
+  if (!some[2].defined()) some[2] = padded_starts({}, own, tokens, arena_->host()).to(arena_);  // rank 0 needs them
   at.documents = {some[2], some[3], !job_.optim.document_mask};
   return at;
 }

@@ -1,4 +1,4 @@
-// Rejects invalid plans before anything starts, with the invalid field and the nearest valid value.
+// Rejects invalid plans with the field and the nearest valid value.
 #include <fmt/format.h>
 
 #include "models/layout.h"
@@ -37,7 +37,6 @@ void check_documents(const Job& s) {
            "got dataparallel");
 }
 
-// Before anything is read or queued.
 void check_float64(const Job& s) {
   if constexpr (kWithCuda)
     if (s.plan.device == Device::cuda && s.optim.dtype == DType::float64 && !cuda::has_float64_kernels())
@@ -149,8 +148,6 @@ void check_nccl(const Plan& p) {
            "nccl requires one GPU for each of {} ranks, and this machine has {}; other backends let ranks share a GPU",
            p.ranks(), gpu_count());
 }
-
-// Data axis: modes, sharding groups, local updates, and optimizers that need full matrices.
 
 void check_diloco(const Plan& p) {
   if (p.dp_mode != DataMode::diloco) return;

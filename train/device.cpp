@@ -66,11 +66,9 @@ std::string describe_nccl(const Plan& p) {
   return pair.empty() ? "" : pair + " have no peer access: NCCL sends through host memory, which is slower";
 }
 
-// Attention kernels: the choice, and the obstacles.
-
 namespace {
 
-// The property of the run that rules out cuDNN; empty: none.
+// What rules out cuDNN; empty: nothing.
 std::string obstacle(const Job& job) {
   if (job.optim.dtype != DType::bfloat16)
     return fmt::format("cuDNN kernels require bf16, got {}", value_name(job.optim.dtype));
@@ -81,7 +79,6 @@ std::string obstacle(const Job& job) {
   return "";
 }
 
-// The run's attention problems in one direction, over all ranks.
 [[maybe_unused]] std::vector<cuda::FusedAttention> problems(const Job& job, bool backward) {
   const Plan& p = job.plan;
   const ModelConfig& m = job.model;
@@ -98,7 +95,7 @@ std::string obstacle(const Job& job) {
   return all;
 }
 
-// cuDNN's own reason against the run's attention on this GPU; empty: none.
+// Why cuDNN rejects the run's attention on this GPU; empty: it does not.
 std::string refusal(const Job& job) {
   if constexpr (kWithCudnn) {
     for (const bool backward : {false, true})

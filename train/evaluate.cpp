@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// In the last round a group without windows computes unused results, since a forward pass may require every rank.
+// In the last round a group without windows computes unused results, because a forward pass may require every rank.
 std::optional<double> mean_loss(const Evaluation& e, Communicator& world, const Rows& split) {
   const NoGrad no_grad;
   double sum = 0;
@@ -41,8 +41,6 @@ std::optional<double> mean_loss(const Evaluation& e, Communicator& world, const 
   return loss;
 }
 
-// Passes over the stages, and sampling.
-
 struct Generator::Writing {
   size_t prompt;
   DecodingState text;
@@ -61,7 +59,7 @@ bool Generator::own(size_t prompt) const {
   return static_cast<int>(prompt % static_cast<size_t>(mesh.size("dp"))) == mesh.coordinate("dp");
 }
 
-// Logits after texts with equal numbers of unread tokens, on the ranks with the last stage.
+// Logits after texts with equally many unread tokens, on the ranks of the last stage.
 Tensor Generator::pass(const std::vector<Writing*>& texts) {
   LanguageModel& model = part_.model();
   Communicator &pp = part_.mesh()["pp"], &tp = part_.mesh()["tp"];
@@ -110,7 +108,7 @@ void Generator::advance(const std::vector<Writing*>& texts, const SampleOptions&
   }
 }
 
-// Every rank runs as many passes as the busiest one, since ZeRO-3 gathers weights from all of them.
+// Every rank runs as many passes as the busiest one, because ZeRO-3 gathers weights from all.
 void Generator::write(const std::vector<std::vector<int32_t>>& prompts, int64_t tokens, const SampleOptions& options,
                       const std::function<bool(size_t, int32_t)>& told) {
   const NoGrad no_grad;
@@ -123,12 +121,12 @@ void Generator::write(const std::vector<std::vector<int32_t>>& prompts, int64_t 
     for (Writing* w : grown) w->ended = !told(w->prompt, w->last) || w->text.written() >= tokens;
   };
   for (;;) {
-    std::vector<Writing*> now;  // the next to read, or all that continue
+    std::vector<Writing*> now;  // the next prompt, or all texts that continue
     for (Writing& w : texts)
       if (!w.ended && !w.is_read && now.empty()) now.push_back(&w);
     for (Writing& w : texts)
       if (!w.ended && w.is_read && (now.empty() || now.front()->is_read)) now.push_back(&w);
-    // A text with full context rereads half of it, separately.
+    // A text that fills the context rereads half of it, in a separate pass.
     const auto long_one = std::ranges::find_if(now, [](Writing* w) { return w->text.unread().size() > 1; });
     if (long_one != now.end()) now = {*long_one};
     const bool more = part_.world().size() > 1 ? part_.world().max(now.empty() ? 0 : 1) > 0 : !now.empty();

@@ -1,4 +1,4 @@
-// Sizes of model shards, and traffic summed over collectives.
+// Sizes of model shards, and traffic of collectives.
 #include "train/expected_bytes.h"
 
 #include "models/layout.h"
@@ -69,13 +69,13 @@ std::vector<PartSizes> parameter_sizes(const Job& job, const PlanSizes& s, const
     part.routers += routers;
     for (Norm* norm : units[u].module->all<Norm>()) norms += static_cast<int64_t>(norm->parameters().size());
     for (const Attention* attention : units[u].module->all<Attention>()) head_norms += attention->norm_q ? 2 : 0;
-    if (config.lora.rank == 0 && !units[u].matrices) {  // else only adapters' shards are trainable
+    if (config.lora.rank == 0 && !units[u].matrices) {  // otherwise only adapters' shards are trainable
       part.norms += norms;
       part.head_norms += head_norms;
       (at[u] < 0 ? part.tables : part.biases) += whole - norms - head_norms - routers;
     }
-    // Lookup tables are needed once, other units in the forward and backward pass, and a table that is also the head in
-    // both. Recomputation gathers an expert again, since it is a unit inside its layer.
+    // A lookup table is gathered once, other units in the forward and the backward pass, a tied table for both
+    // purposes. Recomputation gathers an expert again, since it is a unit inside its layer.
     const bool again = units[u].is_expert() && config.recompute == Recompute::block;
     unit.uses = at[u] >= 0 ? (again ? 3 : 2) : unit.table && !config.tie_copies ? 3 : 1;
     part.units.push_back(std::move(unit));
@@ -91,8 +91,7 @@ int64_t UnitSizes::size() const {
   return sum;
 }
 
-// Layers are assigned round-robin; units before the first or after the last layer belong to that layer's fragment,
-// except that the tied weight belongs to the first's.
+// Fragments as in unit_fragments() of train/model_part.cpp.
 int64_t PartSizes::whole_of_fragment(int64_t fragment, int64_t fragments, int64_t all_layers) const {
   int64_t sum = 0;
   for (const UnitSizes& u : units) {
@@ -129,7 +128,7 @@ PlanSizes::PlanSizes(const Job& job)
   units = static_cast<int64_t>(whole->layout().size());
   const std::vector<Range> layers = split_layers(*whole, schedule.stages);
   parts.resize(static_cast<size_t>(plan.pp));
-  // If the first and last tp rank have equal sizes, all have.
+  // If the first and last tp rank are equal, all are.
   const auto of_rank = [&](int64_t t) { return parameter_sizes(job, *this, layers, static_cast<int>(t)); };
   const std::vector<PartSizes> first = of_rank(0), last = plan.tp > 1 ? of_rank(plan.tp - 1) : first;
   for (int64_t t = 0; t < plan.tp; ++t) {
@@ -149,13 +148,13 @@ int PlanSizes::largest_tp_rank() const {
   return static_cast<int>(std::ranges::max_element(sums) - sums.begin());
 }
 
-// Accumulates traffic by axis and operation, in their order, and the bytes of the busiest rank: everything added
-// between two calls of next_ranks() is executed by the same ranks.
+// Accumulates traffic by axis and operation, and the bytes of the busiest rank: everything added between two calls of
+// next_ranks() is executed by the same ranks.
 class Sent {
  public:
   explicit Sent(Algorithm algorithm) : algorithm_(algorithm), through_root_(algorithm == Algorithm::root) {}
 
-  // `calls` collectives on each of `ranks` ranks, which send `bytes` in total, and the busiest rank `most`.
+  // `calls` collectives on each of `ranks` ranks; all send `bytes` in total, the busiest one `most`.
   void add(const std::string& axis, Op op, int64_t ranks, int64_t calls, int64_t bytes, std::optional<int64_t> most) {
     if (ranks < 2 || calls == 0) return;
     Entry& entry = sent_[{axis, op}];
@@ -168,14 +167,13 @@ class Sent {
     entry.known = entry.known && most;
     entry.own += most.value_or(0) * steps_;
   }
-  // Collectives of `bytes` each, with the given element size.
   void all_reduce(const std::string& axis, int64_t n, int64_t calls, int64_t bytes, int64_t element) {
     std::optional<int64_t> most = busiest_of_sum(n, bytes, element);
     if (most) most = *most * calls;
     add(axis, Op::all_reduce, n, calls, 2 * (n - 1) * bytes * calls, most);
   }
-  // Float64 reductions (e.g. a norm), always by the direct algorithm. Combined with tp or cp reductions that have
-  // another busiest rank, the overall busiest rank is unknown.
+  // Float64 reductions (e.g. a norm), always by the direct algorithm. If tp or cp reductions have another busiest rank,
+  // the overall one is unknown.
   void sum_directly(const std::string& axis, int64_t n, int64_t bytes, int64_t calls = 1) {
     const int64_t most = in_pieces(n, bytes, 8);
     const bool other = (axis == "tp" || axis == "cp") && busiest_of_sum(n, bytes, 8) != most && bytes / 8 % n > 0;
@@ -191,7 +189,7 @@ class Sent {
     const int64_t most = through_root_ ? (n - 1) * bytes : bytes - bytes / n;
     add(axis, Op::all_gather, n, calls, half(n, bytes) * calls, most * calls);
   }
-  // `count` point-to-point messages between ranks of an axis; `most`: bytes of the busiest rank.
+  // `count` point-to-point messages on an axis; `most`: bytes of the busiest rank.
   void messages(const std::string& axis, int64_t count, int64_t bytes, int64_t most) {
     if (count == 0) return;
     for (const Op op : {Op::send, Op::recv}) {
@@ -201,8 +199,8 @@ class Sent {
     }
     own(axis, Op::send, most);
   }
-  // Bytes sent by the busiest of n ranks in an all-reduce: in chunks the last one, which has a largest chunk; on a ring
-  // known only for equal chunks.
+  // Bytes sent by the busiest of n ranks in an all-reduce: with chunks by the last rank, which has a largest one; on a
+  // ring known only for equal chunks.
   std::optional<int64_t> busiest_of_sum(int64_t n, int64_t bytes, int64_t element) const {
     if (algorithm_ == Algorithm::root) return (n - 1) * bytes;
     if (algorithm_ == Algorithm::tree) return std::bit_width(static_cast<uint64_t>(n - 1)) * bytes;
@@ -235,7 +233,7 @@ class Sent {
  private:
   struct Entry {
     int64_t calls = 0, bytes = 0, own = 0, most = 0;
-    bool known = true;  // whether the busiest rank is known
+    bool known = true;
   };
   int64_t half(int64_t n, int64_t bytes) const { return (n - 1) * bytes + (through_root_ ? (n - 1) * bytes / n : 0); }
   Algorithm algorithm_;
@@ -244,12 +242,10 @@ class Sent {
   std::map<std::pair<std::string, Op>, Entry> sent_;
 };
 
-// Bytes on the wire, by axis.
-
 namespace {
 
-// Number of DDP's all-reduces: full parameters from the last on, until a bucket is full or the set of ranks changes.
-// Counted separately for parameters replicated on all data ranks and for sharded experts.
+// Number of DDP's all-reduces. A bucket collects complete parameters from the last on, until it is full or the reducing
+// ranks change, i.e. between experts and other parameters.
 struct Buckets {
   int64_t common = 0, experts = 0;
 };
@@ -304,7 +300,7 @@ void add_server(Sent& out, const PlanSizes& s, int64_t servers, const PartSizes&
   out.add("dp", Op::reduce, n, parts, others * part.whole(true) * s.grad, (part.whole(true) - least) * s.grad);
 }
 
-// One ZeRO group. Experts are sharded over those of its ranks that hold the same ones.
+// One ZeRO group. Experts are sharded over its ranks that hold the same experts.
 void add_shards(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part, const std::string& axis) {
   const int64_t n = s.cut;
   int64_t of_experts = 0;
@@ -327,8 +323,7 @@ void add_shards(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& p
     out.all_gather("edp", n / p.ep, 1, of_experts / UnitSizes::kBlock * 8);
 }
 
-// Outer steps of a fragment: those of fragment p follow p H / P steps after steps H, 2 H, ... (p = 0: at these), and
-// the run's last step has one.
+// Fragment p has outer steps at p H / P + k H (p = 0: k >= 1) and at the run's last step.
 int64_t outer_steps(const Plan& p, int64_t fragment, int64_t steps, int64_t last) {
   const int64_t first = fragment == 0 ? p.sync_every : fragment * p.sync_every / p.sync_fragments;
   const int64_t times = steps < first ? 0 : (steps - first) / p.sync_every + 1;
@@ -336,7 +331,7 @@ int64_t outer_steps(const Plan& p, int64_t fragment, int64_t steps, int64_t last
   return times + (once_more ? 1 : 0);
 }
 
-// Local updates: context ranks reduce gradients; fragments are synchronized over the data axis.
+// Context ranks reduce gradients; fragments are synchronized over the data axis.
 void add_alone(Sent& out, const PlanSizes& s, const PartSizes& part, int64_t steps, int64_t last) {
   const Plan& p = s.plan;
   out.in_groups(p.dp);
@@ -351,7 +346,6 @@ void add_alone(Sent& out, const PlanSizes& s, const PartSizes& part, int64_t ste
   out.in_groups(1);
 }
 
-// Data-axis traffic of given pipeline and tensor ranks.
 void add_data(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part) {
   const std::string axis = s.plan.cp > 1 ? "dp+cp" : "dp";
   const int64_t n = s.data;
@@ -375,8 +369,7 @@ void add_data(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& par
   out.in_groups(1);
 }
 
-// Matrices sent to their owners and back, for given pipeline and tensor ranks: of experts, or with ep 1 of all other
-// layers.
+// Matrices sent to their owners and back, at given pipeline and tensor ranks: experts, or with ep 1 all other layers.
 void add_owners(Sent& out, const PlanSizes& s, const std::vector<PartSizes>& of_tp, const PartSizes& part, int64_t ep) {
   const bool alone = s.plan.dp_mode != DataMode::ddp, cut = s.plan.zero != ZeroStage::none;
   const int64_t all = alone ? 1 : cut ? s.cut : s.data, n = all / ep;
@@ -427,7 +420,7 @@ void add_adapters(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes&
   out.all_reduce("tp", n, columns + rows, rank * s.config.channels * s.wide, s.wide);
 }
 
-// One tensor-parallel group: `part` is its ranks' shard, for micro-batches of N elements.
+// `part`: shard of a rank of the tensor-parallel group.
 void add_tensor(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part) {
   const int64_t n = s.plan.tp, whole = s.micro_elements() * s.value, rows = s.sequences * s.tokens;
   const int64_t forwards = p.recompute == Recompute::block ? 2 : 1;
@@ -436,8 +429,7 @@ void add_tensor(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& p
   if (!p.sp) {
     out.all_reduce("tp", n, inputs * forwards + columns + first + last, whole, s.value);
   } else {
-    // Inputs of column layers and of the head are gathered again for their weight gradients, those of tables for
-    // theirs.
+    // Column layers, the head and tables gather their inputs again for the weight gradients.
     const int64_t again = s.config.lora.rank > 0 ? 0 : columns - routers + first + last;
     out.all_gather("tp", n, columns * forwards + again + inputs + last, whole);
     out.reduce_scatter("tp", n, inputs * forwards + columns + first + last, whole);
@@ -449,7 +441,7 @@ void add_tensor(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& p
     if (s.config.lora.rank == 0)
       out.all_reduce("tp", n, routers, s.config.experts.count * s.config.channels * s.grad, s.grad);
   }
-  // gradients of the routing weights
+  // Gradients of the routing weights.
   out.all_reduce("tp", n, routers, rows * s.config.experts.per_token * s.wide, s.wide);
   add_adapters(out, s, p, part);
   out.all_reduce("tp", n, part.head_norms * m, s.config.head_size() * s.wide, s.wide);
@@ -457,7 +449,6 @@ void add_tensor(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& p
   out.sum_directly("tp", n, 8 * std::ssize(part.units));     // the norm, once per step
 }
 
-// One context-parallel group.
 void add_context(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part) {
   const int64_t n = s.plan.cp, keys = s.key_elements();
   const int64_t forwards = p.recompute == Recompute::block || p.recompute == Recompute::attention ? 2 : 1,
@@ -478,8 +469,8 @@ void add_context(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& 
   out.messages("cp", layers * n * (n - 1), pair * s.wide, layers * (n - 1) * pair * s.wide);  // their gradients
 }
 
-// Expert-parallel groups of one pipeline rank's layers: exchange of row counts per expert, and the norm. The rows
-// themselves depend on routing.
+// Expert-parallel groups of one pipeline rank: row counts per expert, and the norm. The rows themselves depend on
+// routing.
 void add_experts(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part) {
   const int64_t e = p.ep, forwards = p.recompute == Recompute::block ? 2 : 1, passes = part.layers * s.m;
   for (int64_t g = 0; g < s.data / e; ++g) {
@@ -489,7 +480,7 @@ void add_experts(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& 
   }
 }
 
-// Choices of a step's tokens with experts on other ranks under balanced routing; every tp rank sends them.
+// Rows routed to other ranks in a step under balanced routing; every tp rank sends them.
 int64_t balanced_rows(const Job& job) {
   const ModelConfig& c = job.model;
   return job.optim.batch * c.context * c.layers * c.experts.per_token / job.plan.ep * (job.plan.ep - 1) * job.plan.tp;

@@ -1,4 +1,4 @@
-// Descriptors of the hyperparameters, and options of the lower layers derived from a job.
+// Descriptors of the hyperparameters, and options derived from a job.
 #include "train/job.h"
 
 #include <fmt/format.h>

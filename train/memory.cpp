@@ -15,7 +15,6 @@ namespace tessera {
 
 namespace {
 
-// Elements of a unit on server k of the plan.
 int64_t served(const PartSizes& part, int64_t k, int64_t servers) {
   int64_t sum = 0;
   for (const UnitSizes& u : part.units)
@@ -25,7 +24,7 @@ int64_t served(const PartSizes& part, int64_t k, int64_t servers) {
 
 MemoryByCategory held_by(const PlanSizes& s, const PartSizes& part, int64_t data_rank) {
   const Plan& p = s.plan;
-  // Trainable elements: unsharded, and a rank's shard.
+  // Trainable elements: unsharded, and one rank's shard.
   const int64_t whole = p.zero == ZeroStage::none ? part.whole(true) : part.padded(s.cut, true),
                 piece = part.pieces(s.cut, true);
   const int64_t values = part.value_bytes(p.zero == ZeroStage::none ? 0 : s.cut);
@@ -37,7 +36,7 @@ MemoryByCategory held_by(const PlanSizes& s, const PartSizes& part, int64_t data
   for (const UnitSizes& u : part.units) state = std::max(state, u.state);
   const int64_t own = served(part, data_rank, p.servers);
   if (p.dp_mode == DataMode::ps_sync || p.dp_mode == DataMode::ps_async) held.optimizer = own * state;
-  if (p.dp_mode == DataMode::ps_async) {  // a server has a shard in addition to its worker's full copy
+  if (p.dp_mode == DataMode::ps_async) {  // a server shard in addition to the worker's full copy
     held.parameters += own * s.value;
     held.gradients += own * s.grad;
   }
@@ -47,7 +46,7 @@ MemoryByCategory held_by(const PlanSizes& s, const PartSizes& part, int64_t data
   return held;
 }
 
-// Values of the largest unit of a pipeline rank: unsharded, and a data rank's shard.
+// Bytes of the largest unit of a pipeline rank: unsharded, and one data rank's shard.
 struct LargestUnit {
   int64_t whole = 0, piece = 0;
 };
@@ -83,11 +82,11 @@ std::vector<MemoryByCategory> held_by_ranks(const PlanSizes& s) {
   std::vector<MemoryByCategory> out;
   for (const std::vector<PartSizes>& stage : s.parts)
     for (int64_t d = 0; d < s.data; ++d)
-      for (const PartSizes& part : stage) out.push_back(held_by(s, part, d));  // by rank
+      for (const PartSizes& part : stage) out.push_back(held_by(s, part, d));
   return out;
 }
 
-// Without a pipeline one is in flight at a time, and the third and later ones equal the second.
+// Without a pipeline, one micro-batch is in flight at a time, and the third and later ones equal the second.
 Job with_few_microbatches(Job job) {
   const int64_t few = std::min<int64_t>(2, job.plan.microbatches);
   const ScheduleKind kind = job.plan.schedule;
@@ -98,7 +97,7 @@ Job with_few_microbatches(Job job) {
   return job;
 }
 
-// Sets the rank's number of threads, on which kernel workspaces depend, during its lifetime.
+// Temporarily sets the rank's number of threads, on which kernel workspaces depend.
 class Team : NotCopied {
  public:
   explicit Team(const Plan& p) : before_(cpu::threads()) {
@@ -122,8 +121,8 @@ std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
   const PlanSizes s(job);
   const Schedule schedule = make_schedule(job.plan);
   const int64_t handed = handed_bytes(job), copies = s.parts[0][0].value_bytes() + s.parts[0][0].whole(true) * s.grad;
-  // In a pipeline, ZeRO-3 prefetches for another micro-batch than a single one shows: its buffers add to the passes
-  // measured without it, and a different unit is resident at the start of each pass.
+  // In a pipeline, ZeRO-3 prefetches for a different micro-batch, which a single one does not show: its buffers add to
+  // the passes measured without ZeRO, and a different unit is resident at the start of each pass.
   const bool on_top = job.plan.zero == ZeroStage::three && job.plan.pp > 1;
   std::vector<std::vector<int64_t>> peaks;  // of the first and of another data rank, by pipeline rank
   std::vector<int64_t> moved;
@@ -140,15 +139,13 @@ std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
     const int64_t peak = std::max(peaks[kind][static_cast<size_t>(rank / together)], update_bytes(s, part)),
                   sent = on_top ? 0 : std::min(moved[kind], peak);
     const LargestUnit largest = largest_unit(s, rank / together);
-    // copies from host memory: the gathered unit and the prefetched one
+    // Copies from host memory: the gathered unit and the prefetched one.
     const int64_t copied = job.plan.offload == Offload::parameters ? 2 * largest.piece : 0;
     out.push_back({held, peak - sent, copied + (on_top ? moved[kind] + largest.whole : sent)});
     if (kind > 0) out.back().communication += copies;
   }
   return out;
 }
-
-// Measurement: a pipeline on one rank, sampled between its passes.
 
 namespace {
 
@@ -158,12 +155,12 @@ std::unique_ptr<Communicator> alone_on(const std::string& axis, int64_t ranks, i
       std::make_unique<FakeTransport>(rank, static_cast<int>(ranks), "threads", supports_row_slices), axis);
 }
 
-// Whether ranks read each other's arrays directly, so that row slices are exchanged without copies.
+// Whether ranks read each other's arrays directly, which exchanges row slices without copies.
 bool supports_row_slices(const Plan& plan) {
   return plan.backend == Backend::threads && plan.all_reduce == Algorithm::direct;
 }
 
-// One micro-batch at a time through all stages and back, with full or split backward passes.
+// One micro-batch at a time through all stages and back.
 Schedule one_after_another(int stages, int microbatches, bool split) {
   Schedule s = empty_schedule("one after another", 1, stages, microbatches);
   for (int i = 0; i < microbatches; ++i) {
@@ -185,7 +182,6 @@ ArenaPtr host_arena_for(Device device) {
   return arena;
 }
 
-// Replaces the data-axis strategy by the simplest one on a single rank.
 Job without_strategy(Job job) {
   job.plan.dp_mode = DataMode::ddp;
   job.plan.zero = ZeroStage::none;
@@ -212,7 +208,6 @@ class DryRunRank final : public BatchSource {
   }
 
   const Schedule& list() const { return part_.schedule(); }
-  // Runs a step and samples the beginning of each pass and the end.
   std::vector<Sample> step() {
     samples_.clear();
     part_.step(*this);
@@ -260,7 +255,7 @@ class DryRunRank final : public BatchSource {
     return made;
   }
   Tensor tokens() { return tokens(sizes_.sequences, sizes_.tokens); }
-  // Ids loaded by a rank: with DataParallel the first rank loads those of all ranks, the others none.
+  // With DataParallel the first rank loads the ids of all ranks, the others none.
   Tensor loaded() {
     if (!through_root_) return tokens();
     if (data_->rank() > 0) return Tensor::meta({sizes_.sequences, sizes_.tokens}, DType::int32);
@@ -324,8 +319,8 @@ void measure(DryRunRank& rank, int64_t handed, std::vector<StageMemory>& out) {
   }
 }
 
-// Ranks of a ring that together show the maximum of every hop. A hop has either all queries and the first half of the
-// keys (last rank), or the second half of the queries and all keys (first rank); which is larger depends on heads and
+// Ranks of a ring that together show the maximum of every hop. A hop has all queries and the first half of the keys
+// (last rank), or the second half of the queries and all keys (first rank); which is larger depends on heads and
 // dtypes.
 std::vector<int> unlike_cp_ranks(const Plan& plan) {
   if (plan.cp == 1 || plan.cp_mode == ContextMode::ulysses) return {0};
@@ -345,7 +340,7 @@ std::vector<StageMemory> measure_all(const Job& job, std::optional<int> data_ran
   return out;
 }
 
-// Measures the first, a middle and the last stage with the given number of layers each.
+// Measures the first, a middle and the last stage.
 std::vector<StageMemory> measure_short(Job job, std::optional<int> data_rank, const Schedule& plan, int64_t each) {
   job.plan.pp = std::min(3, plan.stages);
   job.plan.schedule = ScheduleKind::gpipe;
@@ -357,7 +352,7 @@ std::vector<StageMemory> measure_short(Job job, std::optional<int> data_rank, co
   return measure_all(job, data_rank, plan, layers);
 }
 
-// ZeRO-3 holds up to four layers at a time, so fewer cannot be extrapolated.
+// ZeRO-3 holds up to four layers at a time, so the extrapolation starts at four.
 StageMemory after(const StageMemory& four, const StageMemory& five, int64_t layers) {
   StageMemory out;
   for (int64_t StageMemory::*const field :
@@ -401,7 +396,7 @@ std::vector<int64_t> peaks_of_ranks(const Schedule& plan, const std::vector<Stag
     for (const Action& a : plan.actions[rank]) {
       if (a.what > PassKind::W) continue;  // buffers of messages are part of the passes
       const StageMemory& m = stages[static_cast<size_t>(a.stage)];
-      // A value waits here between stages on the same rank.
+      // An activation waits here between stages on the same rank.
       const int64_t below = a.stage > 0 && !plan.crosses(a.stage - 1) ? handed : 0,
                     above = a.stage + 1 < plan.stages && !plan.crosses(a.stage) ? handed : 0;
       if (a.what == PassKind::F) {

@@ -1,4 +1,4 @@
-// Memory checks before a run: totals, and a search for configurations that need less.
+// Memory checks before a run, and a search for configurations that need less.
 #include <fmt/format.h>
 
 #include "train/memory.h"
@@ -16,7 +16,7 @@ double memory_fraction(const Job& job, int64_t local_world_size) {
   return static_cast<double>(local_world_size) / static_cast<double>(job.plan.ranks());
 }
 
-// Memory of the local ranks. Empty if they need several times `most`, or one exceeds the address space.
+// Empty if the local ranks need several times `most`, or one exceeds the address space.
 std::optional<std::vector<RankMemory>> local_world_size(const Job& job, const HostMemory& here, int64_t most) {
   constexpr double kFarOff = 4;
   const MinimumMemory least = least_memory(job);
@@ -42,7 +42,7 @@ std::string row(const std::string& who, const RankMemory& m) {
                      m.held.optimizer, m.activations, m.communication, m.total());
 }
 
-// One row per range of neighbours with equal memory.
+// One row per run of ranks with equal memory.
 std::string memory_table(const std::vector<RankMemory>& ranks, const HostMemory& here) {
   std::string out = fmt::format("  {:<10} {:>14} {:>14} {:>14} {:>14} {:>14} {:>15}   bytes\n", "rank", "parameters",
                                 "gradients", "optimizer", "activations", "communication", "in all");
@@ -65,7 +65,7 @@ std::string row_of_least(const MinimumMemory& least) {
       "all ranks", "held", least.held, least.parameters, "activations", least.activations);
 }
 
-// Divisors of n above `least`, ascending, up to a practical number of micro-batches.
+// Ascending, up to a practical number of micro-batches.
 std::vector<int64_t> divisors_above(int64_t n, int64_t least) {
   std::vector<int64_t> out;
   for (int64_t d = 1; d <= n / d; ++d)
@@ -98,8 +98,8 @@ class Search {
   }
 
  private:
-  // The first of `count` changes, ordered by decreasing memory, with which the job fits; `change` returns the number to
-  // insert into `words`.
+  // Finds the first of `count` changes, in order of decreasing memory, with which the job fits; `change` returns the
+  // number to insert into `format`.
   bool first_fitting(const char* words, int64_t count, const std::function<int64_t(Job&, int64_t)>& change) {
     int64_t bytes = 0, number = 0;  // of the last job tried
     const auto fits = [&](int64_t i) {
@@ -139,7 +139,7 @@ std::string to_line(const std::string& bytes, int64_t ranks, const MemoryLimit& 
                          : "nearest configuration that fits: " + found);
 }
 
-// Counts of a model: parameters, bytes of values, and trainable parameters.
+// `values`: bytes of all parameters.
 struct Counted {
   double parameters = 0, values = 0, trained = 0;
 };

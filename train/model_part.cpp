@@ -6,14 +6,14 @@
 namespace tessera {
 namespace {
 
-// Each stage that uses a tied weight has a copy, even on one rank, so that the order of the gradient sum is fixed.
+// Each stage that uses a tied weight has a copy, even on one rank, which fixes the order of the gradient sum.
 ModelConfig with_copies(ModelConfig config, bool copies) {
   config.tie_copies = copies;
   return config;
 }
 
-// Fragment of each unit: layer i is in fragment i mod P; units before and after the layers are with the first and the
-// last layer; all uses of a tied weight are in one fragment.
+// Layer i is in fragment i mod P; units before the first or after the last layer belong to that layer's fragment; all
+// uses of a tied weight are in one fragment.
 std::vector<int64_t> fragment_sizes(LanguageModel& model, int64_t fragments) {
   const std::vector<Module::Unit> units = model.layout();
   std::vector<int64_t> out = model.layers_of_units();

@@ -1,4 +1,4 @@
-// Descriptors of a plan's fields, and values derived from a plan alone.
+// Descriptors of a plan's fields, and derived values.
 #include "train/plan.h"
 
 #include <fmt/format.h>

@@ -22,8 +22,6 @@ void check_finite(const StepReport& r, int64_t step) {
       Status::not_finite);
 }
 
-// Agreement before a step, and call counts of replayed steps.
-
 StepConsensus::StepConsensus(Communicator& world, std::vector<Communicator*> all)
     : world_(world), all_(std::move(all)) {}
 

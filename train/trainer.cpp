@@ -19,8 +19,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Swaps in the last synchronized weights of local-update replicas during its lifetime. Allocates a copy of the local
-// ones.
+// Temporarily replaces local weights by the last synchronized ones. Allocates a copy of the local ones.
 class ScopedSyncedWeights : NotCopied {
  public:
   explicit ScopedSyncedWeights(const DataStrategy& strategy) : units_(strategy.shards()) {
@@ -80,8 +79,8 @@ Trainer::Trainer(const Job& job, Sequences sequences, Communicator& world, Trace
 
 Trainer::~Trainer() = default;
 
-// Ranks [g e, (g + 1) e) of the axis are an expert-parallel group; those of a sharding group with equal remainders hold
-// the same experts, and shard them.
+// Ranks [g e, (g + 1) e) of the axis are an expert-parallel group; ranks of a sharding group with equal remainders
+// shard the same experts.
 void Trainer::split_data_axis() {
   const Plan& p = job_.plan;
   const auto e = static_cast<int>(p.ep);
@@ -156,8 +155,7 @@ StepReport Trainer::compute_gradients(StepRequest wish) {
   queue_sums();
   StepReport r;
   r.grad_norm = std::sqrt(sum_of_squares());
-  // All tp ranks have the same loss, so one contributes it. With separate norms per rank, all ranks learn of a
-  // non-finite one.
+  // All tp ranks have the same loss, so one contributes it. With separate norms, all ranks learn of a non-finite one.
   std::vector<double> totals{mesh_.coordinate("tp") == 0 ? double{sum} : 0.0, encode(wish)};
   if (strategy().layout().local_updates) totals.push_back(r.grad_norm);
   world_.sum(totals);
@@ -170,7 +168,7 @@ StepReport Trainer::compute_gradients(StepRequest wish) {
   return r;
 }
 
-// Both copies of a tied weight get the sum of their gradients, so that they stay equal.
+// Both copies of a tied weight get the sum of their gradients and so stay equal.
 void Trainer::sum_tied_gradients() {
   const FlatUnit *first = nullptr, *last = nullptr;
   for (const FlatUnit& shard : strategy().shards())
@@ -185,8 +183,7 @@ void Trainer::sum_tied_gradients() {
   }
 }
 
-// Units in the order of the full model, on any rank; excludes copies of tied weights and all but the first replica of
-// tensors replicated over tp.
+// Units in the order of the full model; excludes copies of tied weights and all but the first tp replica of a tensor.
 double Trainer::sum_of_squares() {
   const std::vector<double> own = unit_sums(strategy(), &mesh_["tp"]);
   const bool first = !ep_ || ep_->rank() == 0;  // the first rank contributes values replicated in an expert-parallel
@@ -250,9 +247,7 @@ std::optional<double> Trainer::mean_loss(const Rows& split, const std::function<
                             world_, split);
 }
 
-// Steps that the host only starts and awaits (train/step.h).
-
-// Ranks with the same loss or replicated gradients contribute them once: tp ranks, and ranks with reduced gradients.
+// Ranks with the same loss or replicated gradients contribute them once.
 void Trainer::make_graph() {
   const Plan& p = job_.plan;
   if (!steps_without_host(job_, trace_ != nullptr)) return;
@@ -282,7 +277,7 @@ void Trainer::make_graph() {
   }
 }
 
-// This rank's contribution to sum_of_squares(): float64, units in the order of the full model.
+// Float64, units in the order of the full model.
 Tensor Trainer::queue_squares() {
   const Tensor own = unit_squares(strategy(), &mesh_["tp"]);
   std::vector<BlockRun> places(ranks_of_units_.size());
@@ -293,7 +288,6 @@ Tensor Trainer::queue_squares() {
   return all;
 }
 
-// Loss and norm are known once the update has been applied or skipped.
 StepReport Trainer::queued_step(StepRequest wish) {
   const double lr = schedule_.at(steps_done());
   const StepGraph::Found found = graph_->run(steps_done(), lr, wish);

@@ -41,8 +41,6 @@ RunUsage run_usage(Communicator& world, const std::vector<Communicator*>& axes, 
   return usage;
 }
 
-// Each rank counts local tokens and local layers.
-
 ExpertLoad::Busiest ExpertLoad::busiest() const {
   Busiest out;
   for (size_t layer = 0; layer < rows.size(); ++layer) {

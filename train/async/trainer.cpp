@@ -35,7 +35,7 @@ AsyncTrainer::AsyncTrainer(const Job& job, Sequences sequences, Communicator& wo
   check_sequences(job_, sequences_);
 }
 
-// Documents of ids in host memory.
+// `ids` in host memory.
 Documents AsyncTrainer::documents(const Tensor& ids) const {
   if (!job_.optim.document_mask) return {};
   const Documents made = find_documents(ids, *sequences_.document_end);
@@ -93,7 +93,7 @@ std::optional<double> AsyncTrainer::mean_loss(const Rows& split, const std::func
                             *axis_, split);
 }
 
-// Gathers full tensors from the servers' shards on rank 0.
+// Assembles full tensors on rank 0 from the servers' shards.
 void AsyncTrainer::gather(const std::string& suffix, const std::function<Tensor(size_t unit)>& shard,
                           std::vector<NamedTensor>& out) {
   const std::vector<Module::Unit> layout = model_->layout();

@@ -19,7 +19,6 @@ using Json = nlohmann::json;
 constexpr const char* kParts = "parts";
 constexpr int64_t kMaxElements = int64_t{1} << 56;
 
-// The rank files of a stem, ordered by name.
 std::vector<fs::path> part_files(const fs::path& checkpoint, const std::string& stem) {
   std::vector<fs::path> out;
   for (const fs::path& file : list_entries(checkpoint))
@@ -153,7 +152,7 @@ TensorReader SavedTensors::reader(const std::string& name) const {
                    runs.push_back({begin, count, data + (here - first) * element});
                  });
   std::ranges::sort(runs, {}, &Run::begin);
-  const bool shared = whole.dtype == DType::uint8;  // slices of a 4-bit matrix have some bytes in common
+  const bool shared = whole.dtype == DType::uint8;  // slices of a 4-bit matrix share some bytes
   for (size_t i = 1; i < runs.size() && !shared; ++i)
     if (runs[i].begin < runs[i - 1].begin + runs[i - 1].count)
       bad_input("{}: element {} of '{}' is in two slices", what_, runs[i].begin, name);
@@ -182,11 +181,8 @@ FullTensors SavedTensors::tensors() const {
   };
 }
 
-// Layouts declared by a model.
-
 namespace {
 
-// Elements of a unit that a data rank saves.
 Range saved_range(const Plan& plan, int64_t size, int rank) {
   const Range all{0, size}, none{0, 0};
   if (plan.zero != ZeroStage::none) {
@@ -197,7 +193,6 @@ Range saved_range(const Plan& plan, int64_t size, int rank) {
   return rank == 0 ? all : none;
 }
 
-// Suffixes of the state of a unit that a data rank saves.
 std::vector<std::string> saved_kinds(const Job& job, bool matrices, int rank) {
   std::vector<std::string> kinds = state_kinds(job.optim, matrices);
   const Plan& plan = job.plan;

@@ -9,7 +9,6 @@
 namespace tessera {
 namespace {
 
-// Sets a flag during its lifetime, exception-safe.
 class Within {
  public:
   explicit Within(bool& flag) : flag_(flag) { flag_ = true; }
@@ -42,15 +41,15 @@ class QueuedStep final : public StepGraph {
     if (!state_.found().update.skip)
       parts_.optimizer->count_step();
     else if (parts_.ranks && std::isfinite(found.loss_sum) && std::isfinite(found.grad_norm))
-      parts_.ranks->agree(wish, false, false);  // another rank found an index out of bounds; its error ends this one
+      parts_.ranks->agree(wish, false, false);  // another rank found an index out of bounds and ends the run
     return found;
   }
 
   const uint64_t* step_on_gpu() const override { return queueing_ ? state_.step() : nullptr; }
 
  private:
-  // The first steps select algorithms and let the arena grow. Once a step began with the current layout, the arena is
-  // stable and the next step will allocate the same blocks.
+  // The first steps select algorithms and grow the arena. If a step begins with the layout of the previous one, the
+  // arena is stable and the next step will allocate the same blocks.
   StepConsensus::Decision agree(StepRequest wish) {
     const Arena::Layout now = arena_->layout();
     if (graph_ && !graph_->fits()) graph_.reset();  // e.g. after validation has grown the arena
@@ -78,7 +77,7 @@ class QueuedStep final : public StepGraph {
     ++record_.captures;
   }
 
-  // Nothing of a failed capture has run, and gradients() restarts the step.
+  // A failed capture has executed nothing, and gradients() restarts the step.
   bool captures() {
     try {
       capture();
