@@ -82,7 +82,7 @@ class StepTokens final : public BatchSource {
   int64_t columns(int64_t microbatch) const override;
   // The same for validation sequences (B, T) in host memory; documents follow from `starts` (B, T) if defined, else
   // from the ids. Synchronizes with the GPU.
-  StepInfo where(const Tensor& whole, const Tensor& starts) const;
+  StepInfo where(const Tensor& full, const Tensor& starts) const;
   double targets() const { return targets_; }
   // Whether targets() differs between steps.
   bool counts_targets() const { return sequences_.trained != nullptr; }
@@ -90,27 +90,27 @@ class StepTokens final : public BatchSource {
   // Tokens of the global batch without padding.
   int64_t tokens_of_step() const;
   // This rank's columns of (B, T) in host memory, copied to the device. Synchronizes with the GPU.
-  Tensor own(const Tensor& whole) const;
+  Tensor own(const Tensor& full) const;
 
  private:
   // Ids and targets; starts and positions if documents are masked.
-  using Parts = std::array<Tensor, 4>;
+  using Arrays = std::array<Tensor, 4>;
   // Consecutive in pinned memory.
   struct Place {
     std::shared_ptr<std::byte> memory;
-    Parts like;         // meta, int32 (B, T)
+    Arrays like;        // meta, int32 (B, T)
     int64_t step = -1;  // the step of the staged tokens
   };
-  Parts read(int64_t step, int64_t microbatch) const;
-  Parts parts(int64_t microbatch, const std::array<bool, 4>& wanted);
+  Arrays read(int64_t step, int64_t microbatch) const;
+  Arrays arrays(int64_t microbatch, const std::array<bool, 4>& wanted);
   StepInfo place(int64_t tokens) const;
   // Of the sequences computed on this rank, or (`moved`) exchanged together.
   std::vector<int64_t> lengths(int64_t step, int64_t microbatch, bool moved) const;
   // Empty: all.
-  const std::vector<int64_t>& terminal_width(int64_t tokens) const;
-  Documents own_documents(const Tensor& whole, const Tensor& starts) const;
-  Tensor own_columns(const Tensor& whole) const;
-  void fill(Place& place, const Parts& parts) const;
+  const std::vector<int64_t>& local_columns(int64_t tokens) const;
+  Documents own_documents(const Tensor& full, const Tensor& starts) const;
+  Tensor own_columns(const Tensor& full) const;
+  void fill(Place& place, const Arrays& arrays) const;
   bool splits_tokens() const { return job_.plan.cp > 1 || job_.plan.sp; }
 
   const Job& job_;
@@ -123,7 +123,7 @@ class StepTokens final : public BatchSource {
   int64_t step_ = 0;
   double targets_ = 1;
   std::vector<Place> places_;
-  std::vector<Parts> ahead_;  // by micro-batch, in host memory
+  std::vector<Arrays> ahead_;  // by micro-batch, in host memory
   int64_t ahead_step_ = -1;
 };
 

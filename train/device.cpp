@@ -83,9 +83,9 @@ std::string obstacle(const Job& job) {
   const Plan& p = job.plan;
   const ModelConfig& m = job.model;
   const bool ring = p.cp > 1 && p.cp_mode == ContextMode::ring;
-  const int64_t batch = job.optim.batch / (p.dp * p.microbatches), parts = ring ? p.tp : p.tp * p.cp,
+  const int64_t batch = job.optim.batch / (p.dp * p.microbatches), head_shards = ring ? p.tp : p.tp * p.cp,
                 tokens = ring ? m.context / p.cp : m.context;
-  const Heads heads{m.heads / parts, m.all_heads().key / parts};
+  const Heads heads{m.heads / head_shards, m.all_heads().key / head_shards};
   if (!ring) return {cuda::packed_problem(batch, tokens, heads, m.head_size(), backward)};
   std::vector<cuda::FusedAttention> all;
   for (const cuda::RingTile& tile :

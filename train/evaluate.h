@@ -31,20 +31,20 @@ std::optional<double> mean_loss(const Evaluation& evaluation, Communicator& worl
 
 class Generator {
  public:
-  // `part` needs no gradients. Throws FieldError for cp, which does not support generation.
-  explicit Generator(Trainer& part);
+  // `trainer` needs no gradients. Throws FieldError for cp, which does not support generation.
+  explicit Generator(Trainer& trainer);
 
   // `prompts`: of all data ranks, each with at least one token; this rank generates those of own(). `on_token` receives
   // each token, in order, on every rank that has the text, and returns whether to continue. Collective.
   void write(const std::vector<std::vector<int32_t>>& prompts, int64_t tokens, const SampleOptions& options,
-             const std::function<bool(size_t prompt, int32_t token)>& told);
+             const std::function<bool(size_t prompt, int32_t token)>& on_token);
   bool own(size_t prompt) const;
 
  private:
   struct Writing;
   Tensor pass(const std::vector<Writing*>& texts);
   void advance(const std::vector<Writing*>& texts, const SampleOptions& options);
-  Trainer& part_;
+  Trainer& trainer_;
 };
 
 }  // namespace tessera

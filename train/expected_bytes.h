@@ -27,12 +27,12 @@ struct UnitSizes {
   bool operator==(const UnitSizes&) const = default;
   int64_t size() const;
   // Elements of one shard over `ranks` data ranks.
-  int64_t piece(int64_t ranks) const { return round_up((size() * ep + ranks - 1) / ranks, kBlock); }
-  int64_t padded(int64_t ranks) const { return piece(ranks) * (ranks / ep); }
+  int64_t shard(int64_t ranks) const { return round_up((size() * ep + ranks - 1) / ranks, kBlock); }
+  int64_t padded(int64_t ranks) const { return shard(ranks) * (ranks / ep); }
 };
 
 // Sizes of the model shard at given pp and tp coordinates.
-struct PartSizes {
+struct ShardSizes {
   std::vector<UnitSizes> units;
   int64_t layers = 0;
   bool first = false, last = false;  // holds the embeddings; the norm and head after the layers
@@ -41,29 +41,29 @@ struct PartSizes {
   int64_t columns = 0, rows = 0, norms = 0, head_norms = 0, tables = 0, biases = 0;
   int64_t routers = 0;                            // each one, with its experts, counts as a pair of such matrices
   int64_t column_adapters = 0, row_adapters = 0;  // adapter elements on such matrices
-  bool operator==(const PartSizes&) const = default;
+  bool operator==(const ShardSizes&) const = default;
   // Elements of all or only of trainable units: unsharded, padded, or one rank's shard.
-  int64_t whole(bool trained = false) const {
+  int64_t full(bool trained = false) const {
     return sum(trained, [](const UnitSizes& u) { return u.size(); });
   }
   int64_t padded(int64_t ranks, bool trained = false) const {
     return sum(trained, [=](const UnitSizes& u) { return u.padded(ranks); });
   }
-  int64_t pieces(int64_t ranks, bool trained = false) const {
-    return sum(trained, [=](const UnitSizes& u) { return u.piece(ranks); });
+  int64_t shard(int64_t ranks, bool trained = false) const {
+    return sum(trained, [=](const UnitSizes& u) { return u.shard(ranks); });
   }
   // Elements of a diloco fragment.
-  int64_t whole_of_fragment(int64_t fragment, int64_t fragments, int64_t all_layers) const;
+  int64_t fragment_size(int64_t fragment, int64_t fragments, int64_t all_layers) const;
   // Bytes of the values: unsharded, padded for `ranks` ranks, or one rank's shard.
   int64_t value_bytes(int64_t ranks = 0) const {
     return sum(false, [=](const UnitSizes& u) { return (ranks > 0 ? u.padded(ranks) : u.size()) * u.value; });
   }
-  int64_t piece_bytes(int64_t ranks) const {
-    return sum(false, [=](const UnitSizes& u) { return u.piece(ranks) * u.value; });
+  int64_t shard_bytes(int64_t ranks) const {
+    return sum(false, [=](const UnitSizes& u) { return u.shard(ranks) * u.value; });
   }
   // Optimizer bytes: unsharded, or of one rank's shard.
   int64_t state_bytes(int64_t ranks = 0) const {
-    return sum(false, [=](const UnitSizes& u) { return (ranks > 0 ? u.piece(ranks) : u.size()) * u.state; });
+    return sum(false, [=](const UnitSizes& u) { return (ranks > 0 ? u.shard(ranks) : u.size()) * u.state; });
   }
 
  private:
@@ -91,10 +91,10 @@ struct PlanSizes {
   int64_t bucket_bytes = 0;
   int64_t sequences = 1, tokens = 1;  // tokens of each sequence on a cp rank
   bool documents = false;
-  bool tied_over_ranks = false;               // the tied weight has copies on two pipeline ranks
-  int64_t units = 0;                          // of the full model
-  std::vector<std::vector<PartSizes>> parts;  // [pp][tp]
-  int largest_tp_rank() const;                // with the largest model shard
+  bool tied_over_ranks = false;                 // the tied weight has copies on two pipeline ranks
+  int64_t units = 0;                            // of the full model
+  std::vector<std::vector<ShardSizes>> shards;  // [pp][tp]
+  int largest_tp_rank() const;                  // with the largest model shard
   int64_t micro_elements() const { return sequences * tokens * config.channels; }
   // Elements of a micro-batch's q, and of its k or v, on a tp rank.
   int64_t query_elements() const { return sequences * tokens * config.attended() / plan.tp; }

@@ -15,26 +15,26 @@ namespace tessera {
 
 namespace {
 
-int64_t served(const PartSizes& part, int64_t k, int64_t servers) {
+int64_t served(const ShardSizes& sizes, int64_t k, int64_t servers) {
   int64_t sum = 0;
-  for (const UnitSizes& u : part.units)
-    if (u.trainable && k < servers) sum += std::clamp(u.size() - k * u.piece(servers), int64_t{0}, u.piece(servers));
+  for (const UnitSizes& u : sizes.units)
+    if (u.trainable && k < servers) sum += std::clamp(u.size() - k * u.shard(servers), int64_t{0}, u.shard(servers));
   return sum;
 }
 
-MemoryByCategory held_by(const PlanSizes& s, const PartSizes& part, int64_t data_rank) {
+MemoryByCategory held_by(const PlanSizes& s, const ShardSizes& sizes, int64_t data_rank) {
   const Plan& p = s.plan;
   // Trainable elements: unsharded, and one rank's shard.
-  const int64_t whole = p.zero == ZeroStage::none ? part.whole(true) : part.padded(s.cut, true),
-                piece = part.pieces(s.cut, true);
-  const int64_t values = part.value_bytes(p.zero == ZeroStage::none ? 0 : s.cut);
-  MemoryByCategory held{.parameters = p.zero == ZeroStage::three ? part.piece_bytes(s.cut) : values,
-                        .gradients = (p.zero >= ZeroStage::two ? piece : whole) * s.grad,
-                        .optimizer = p.zero == ZeroStage::none ? part.state_bytes() : part.state_bytes(s.cut)};
+  const int64_t full = p.zero == ZeroStage::none ? sizes.full(true) : sizes.padded(s.cut, true),
+                shard = sizes.shard(s.cut, true);
+  const int64_t values = sizes.value_bytes(p.zero == ZeroStage::none ? 0 : s.cut);
+  MemoryByCategory held{.parameters = p.zero == ZeroStage::three ? sizes.shard_bytes(s.cut) : values,
+                        .gradients = (p.zero >= ZeroStage::two ? shard : full) * s.grad,
+                        .optimizer = p.zero == ZeroStage::none ? sizes.state_bytes() : sizes.state_bytes(s.cut)};
   if (p.dp_mode == DataMode::dataparallel && data_rank > 0) held = {};  // replicas count as communication
   int64_t state = 0;                                                    // bytes per element
-  for (const UnitSizes& u : part.units) state = std::max(state, u.state);
-  const int64_t own = served(part, data_rank, p.servers);
+  for (const UnitSizes& u : sizes.units) state = std::max(state, u.state);
+  const int64_t own = served(sizes, data_rank, p.servers);
   if (p.dp_mode == DataMode::ps_sync || p.dp_mode == DataMode::ps_async) held.optimizer = own * state;
   if (p.dp_mode == DataMode::ps_async) {  // a server shard in addition to the worker's full copy
     held.parameters += own * s.value;
@@ -42,47 +42,47 @@ MemoryByCategory held_by(const PlanSizes& s, const PartSizes& part, int64_t data
   }
   if (p.offload == Offload::optimizer) held.optimizer = 0;
   if (p.offload == Offload::parameters) held.parameters = 0;
-  if (p.dp_mode == DataMode::diloco) held.optimizer += (p.outer_momentum > 0 ? 2 : 1) * whole * s.wide;
+  if (p.dp_mode == DataMode::diloco) held.optimizer += (p.outer_momentum > 0 ? 2 : 1) * full * s.wide;
   return held;
 }
 
 // Bytes of the largest unit of a pipeline rank: unsharded, and one data rank's shard.
 struct LargestUnit {
-  int64_t whole = 0, piece = 0;
+  int64_t full = 0, shard = 0;
 };
 
 LargestUnit largest_unit(const PlanSizes& s, int64_t rank) {
-  LargestUnit most;
-  for (const PartSizes& part : s.parts[static_cast<size_t>(rank)])
-    for (const UnitSizes& u : part.units) {
-      most.whole = std::max(most.whole, u.padded(s.cut) * u.value);
-      most.piece = std::max(most.piece, u.piece(s.cut) * u.value);
+  LargestUnit largest;
+  for (const ShardSizes& sizes : s.shards[static_cast<size_t>(rank)])
+    for (const UnitSizes& u : sizes.units) {
+      largest.full = std::max(largest.full, u.padded(s.cut) * u.value);
+      largest.shard = std::max(largest.shard, u.shard(s.cut) * u.value);
     }
-  return most;
+  return largest;
 }
 
 // Memory of updates with full matrices: the local shards of all matrices, and the largest matrix in transit. A GPU's
 // messages stay allocated until received: shards sent to owners, and results returned for matrices owned here, which
 // are at most 1 / n of all plus one matrix.
-int64_t update_bytes(const PlanSizes& s, const PartSizes& part) {
-  int64_t here = 0, most = 0, largest = 0;
-  for (const UnitSizes& u : part.units) {
-    if (!u.matrices.empty()) here += (s.plan.zero == ZeroStage::none ? u.size() : u.piece(s.cut)) * s.wide;
+int64_t update_bytes(const PlanSizes& s, const ShardSizes& sizes) {
+  int64_t here = 0, max_bytes = 0, largest = 0;
+  for (const UnitSizes& u : sizes.units) {
+    if (!u.matrices.empty()) here += (s.plan.zero == ZeroStage::none ? u.size() : u.shard(s.cut)) * s.wide;
     for (const Shape& m : u.matrices) {
-      const int64_t whole = m.numel() * s.wide;
-      most = std::max(most, orthogonalise_bytes(m[0], m[1], s.wide, s.plan.device) + (s.cut > 1 ? whole : 0) +
-                                (s.plan.tp > 1 ? 3 * whole : 0));
-      largest = std::max(largest, whole);
+      const int64_t full = m.numel() * s.wide;
+      max_bytes = std::max(max_bytes, orthogonalise_bytes(m[0], m[1], s.wide, s.plan.device) + (s.cut > 1 ? full : 0) +
+                                          (s.plan.tp > 1 ? 3 * full : 0));
+      largest = std::max(largest, full);
     }
   }
-  return here + most + (s.cut > 1 && s.plan.device == Device::cuda ? 2 * here + largest : 0);
+  return here + max_bytes + (s.cut > 1 && s.plan.device == Device::cuda ? 2 * here + largest : 0);
 }
 
 std::vector<MemoryByCategory> held_by_ranks(const PlanSizes& s) {
   std::vector<MemoryByCategory> out;
-  for (const std::vector<PartSizes>& stage : s.parts)
+  for (const std::vector<ShardSizes>& stage : s.shards)
     for (int64_t d = 0; d < s.data; ++d)
-      for (const PartSizes& part : stage) out.push_back(held_by(s, part, d));
+      for (const ShardSizes& sizes : stage) out.push_back(held_by(s, sizes, d));
   return out;
 }
 
@@ -120,7 +120,7 @@ std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
   const bool rooted = job.plan.dp_mode == DataMode::dataparallel, apart = job.plan.dp_mode == DataMode::ps_async;
   const PlanSizes s(job);
   const Schedule schedule = make_schedule(job.plan);
-  const int64_t handed = handed_bytes(job), copies = s.parts[0][0].value_bytes() + s.parts[0][0].whole(true) * s.grad;
+  const int64_t handed = handed_bytes(job), copies = s.shards[0][0].value_bytes() + s.shards[0][0].full(true) * s.grad;
   // In a pipeline, ZeRO-3 prefetches for a different micro-batch, which a single one does not show: its buffers add to
   // the passes measured without ZeRO, and a different unit is resident at the start of each pass.
   const bool on_top = job.plan.zero == ZeroStage::three && job.plan.pp > 1;
@@ -135,13 +135,13 @@ std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
   for (const MemoryByCategory& held : held_by_ranks(s)) {
     const auto rank = std::ssize(out), together = s.plan.ranks() / s.plan.pp;
     const size_t kind = peaks.size() > 1 && rank > 0 ? 1 : 0;
-    const PartSizes& part = s.parts[static_cast<size_t>(rank / together)][static_cast<size_t>(rank % s.plan.tp)];
-    const int64_t peak = std::max(peaks[kind][static_cast<size_t>(rank / together)], update_bytes(s, part)),
+    const ShardSizes& sizes = s.shards[static_cast<size_t>(rank / together)][static_cast<size_t>(rank % s.plan.tp)];
+    const int64_t peak = std::max(peaks[kind][static_cast<size_t>(rank / together)], update_bytes(s, sizes)),
                   sent = on_top ? 0 : std::min(moved[kind], peak);
     const LargestUnit largest = largest_unit(s, rank / together);
     // Copies from host memory: the gathered unit and the prefetched one.
-    const int64_t copied = job.plan.offload == Offload::parameters ? 2 * largest.piece : 0;
-    out.push_back({held, peak - sent, copied + (on_top ? moved[kind] + largest.whole : sent)});
+    const int64_t copied = job.plan.offload == Offload::parameters ? 2 * largest.shard : 0;
+    out.push_back({held, peak - sent, copied + (on_top ? moved[kind] + largest.full : sent)});
     if (kind > 0) out.back().communication += copies;
   }
   return out;
@@ -201,8 +201,8 @@ class DryRunRank final : public BatchSource {
         data_(alone_on("dp", data_rank ? shared(job) : 1, data_rank.value_or(0))),
         ep_(alone_on("ep", sizes_.plan.ep)),
         edp_(alone_on("edp", data_rank ? shared(job) / sizes_.plan.ep : 1)),
-        whole_(build_model(job.make, sizes_.config)),
-        part_(*whole_, job.make, {*pp_, *data_, *cp_, *tp_, ep_.get()},
+        full_model_(build_model(job.make, sizes_.config)),
+        part_(*full_model_, job.make, {*pp_, *data_, *cp_, *tp_, ep_.get()},
               options(data_rank ? job : without_strategy(job), split, std::move(layers))) {
     if (!data_rank && job.plan.zero == ZeroStage::three) drop_packs_after_use();
   }
@@ -281,7 +281,7 @@ class DryRunRank final : public BatchSource {
   const PlanSizes& sizes_;
   bool through_root_;
   std::unique_ptr<Communicator> tp_, cp_, pp_, data_, ep_, edp_;
-  std::unique_ptr<LanguageModel> whole_;
+  std::unique_ptr<LanguageModel> full_model_;
   ArenaPtr arena_ = host_arena_for(sizes_.plan.device);
   std::vector<Sample> samples_;
   ModelPart part_;

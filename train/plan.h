@@ -90,7 +90,7 @@ constexpr const auto& value_names(DType) { return kFloatNames; }
 
 Settings field_descriptors(Plan& plan);
 // The fields that differ from `reference`: "dp=2 zero=3".
-std::string difference(Plan plan, Plan usual);
+std::string difference(Plan plan, Plan reference);
 
 // Throws FieldError if the plan is invalid for every model. check() of train/job.h also checks model and batch.
 void check(const Plan& plan);

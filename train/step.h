@@ -9,8 +9,8 @@ namespace tessera {
 // A rank's request to all ranks: save a checkpoint after the step, or end the run.
 enum class StepRequest : uint8_t { none, save, stop };
 // Requests are summed over ranks; the sum decodes to the strongest.
-inline double encode(StepRequest wish) {
-  return wish == StepRequest::stop ? 1 << 20 : wish == StepRequest::save ? 1 : 0;
+inline double encode(StepRequest request) {
+  return request == StepRequest::stop ? 1 << 20 : request == StepRequest::save ? 1 : 0;
 }
 inline StepRequest decode(double votes) {
   return votes >= encode(StepRequest::stop) ? StepRequest::stop : votes > 0 ? StepRequest::save : StepRequest::none;
@@ -19,7 +19,7 @@ inline StepRequest decode(double votes) {
 struct StepReport {
   int64_t step = 0;  // completed steps
   double loss = 0, lr = 0, grad_norm = 0, tokens_per_s = 0, step_ms = 0;
-  StepRequest wish = StepRequest::none;  // strongest request of any rank
+  StepRequest request = StepRequest::none;  // strongest request of any rank
 };
 
 void set_time(StepReport& report, double seconds, int64_t tokens);
@@ -40,14 +40,14 @@ class StepConsensus {
   enum class StepMode : uint8_t { queue, capture, launch };
   struct Decision {
     StepMode how = StepMode::queue;
-    StepRequest wish = StepRequest::none;  // of any rank
+    StepRequest request = StepRequest::none;  // of any rank
   };
 
   // `all`: every communicator of the steps, once each; they must outlive this object.
   StepConsensus(Communicator& world, std::vector<Communicator*> all);
 
   // Replays if every rank has a matching graph, captures if every rank can do either.
-  Decision agree(StepRequest wish, bool can_launch, bool can_capture);
+  Decision agree(StepRequest request, bool can_launch, bool can_capture);
   // This rank's preferred mode.
   static StepMode choose(bool can_launch, bool can_capture);
   // Queues an in-place all-reduce.
@@ -94,14 +94,14 @@ class StepGraph : NotCopied {
   };
   struct Found {
     double loss_sum = 0, grad_norm = 0;  // over all ranks
-    StepRequest wish = StepRequest::none;
+    StepRequest request = StepRequest::none;
   };
 
   virtual ~StepGraph() = default;
 
   // Updates parameters and the optimizer's step count only if loss and norm are finite and no rank found an index out
   // of bounds, for which that rank throws and ends the run. `step`: as counted by dropout.
-  virtual Found run(int64_t step, double lr, StepRequest wish) = 0;
+  virtual Found run(int64_t step, double lr, StepRequest request) = 0;
   // Device address of the step number while the passes are queued; otherwise null.
   virtual const uint64_t* step_on_gpu() const = 0;
   // Steps by mode; a captured step is then launched and also counts as a replay.

@@ -28,8 +28,8 @@ class ModelPart {
     ArenaPtr arena = {};
     Trace* trace = nullptr;
   };
-  // `whole` is the unsharded model, `make` creates its shards. The axes and the trace must outlive this object.
-  ModelPart(LanguageModel& whole, const ModelFactory& make, const Axes& axes, Options options);
+  // `full` is the unsharded model, `make` creates its shards. The axes and the trace must outlive this object.
+  ModelPart(LanguageModel& full, const ModelFactory& make, const Axes& axes, Options options);
 
   // Returns the sum of the losses (PipelineRuntime::step()).
   DeviceScalar step(BatchSource& source) {
@@ -71,9 +71,9 @@ class Trainer {
   // One update. Throws Error (not_finite) on every rank, before updating anything, if the loss or the gradient norm is
   // not finite. On GPUs, one rank or several over NCCL run as train/step.h describes, with bitwise identical results
   // for one rank.
-  StepReport step(StepRequest wish = StepRequest::none);
+  StepReport step(StepRequest request = StepRequest::none);
   // The two halves of step(); between them strategy().shards() has the gradients.
-  StepReport compute_gradients(StepRequest wish = StepRequest::none);
+  StepReport compute_gradients(StepRequest request = StepRequest::none);
   void update(const StepReport& report);
   // Dumps that step (from 1) when it runs (train/dump.h). Collective.
   void dump(int64_t step, const std::filesystem::path& folder);
@@ -82,7 +82,7 @@ class Trainer {
   // rank stops it.
   std::optional<double> mean_loss(const Rows& split, const std::function<bool()>& stop);
   std::optional<double> mean_loss(const TokenFile& split, const std::function<bool()>& stop) {
-    return mean_loss(Windows(split, whole_->config.context), stop);
+    return mean_loss(Windows(split, full_model_->config.context), stop);
   }
   double mean_loss(const TokenFile& split) { return *mean_loss(split, {}); }
 
@@ -97,7 +97,7 @@ class Trainer {
   const Job& job() const { return job_; }
   LanguageModel& model() { return part_->model(); }  // this rank's shard
   // Unsharded, as meta tensors.
-  LanguageModel& full_model() { return *whole_; }
+  LanguageModel& full_model() { return *full_model_; }
   Optimizer& optimizer() { return *optimizer_; }
   DataStrategy& strategy() { return part_->strategy(); }
   const DataStrategy& strategy() const { return part_->strategy(); }
@@ -121,7 +121,7 @@ class Trainer {
   // Without padding; on average if it varies.
   int64_t tokens_per_step() const {
     const int64_t found = tokens_->sequences().tokens_per_step;
-    return found > 0 ? found : job_.optim.batch * whole_->config.context;
+    return found > 0 ? found : job_.optim.batch * full_model_->config.context;
   }
 
  private:
@@ -133,7 +133,7 @@ class Trainer {
   Tensor queue_squares();
   DeviceScalar queue_passes();
   void queue_sums();
-  StepReport queued_step(StepRequest wish);
+  StepReport queued_step(StepRequest request);
   double sum_of_squares();
   void sum_tied_gradients();
 
@@ -144,7 +144,7 @@ class Trainer {
   Communicator& data_axis_;
   std::unique_ptr<Communicator> ep_, edp_;  // neighbours on the data axis; ranks with equal positions in these groups
   ArenaPtr arena_;
-  std::unique_ptr<LanguageModel> whole_;
+  std::unique_ptr<LanguageModel> full_model_;
   std::unique_ptr<ModelPart> part_;
   std::vector<size_t> places_;          // of this rank's units in the full model
   std::vector<int> ranks_of_units_;     // of the full model's units

@@ -119,12 +119,12 @@ Checkpoint NewCheckpoint::finish(const std::string& about, size_t keep) {
 std::optional<BestCheckpoint> best_checkpoint(const fs::path& directory) {
   std::error_code error;
   if (!fs::is_regular_file(directory / "best", error)) return {};
-  std::istringstream words(read_file(directory / "best"));
+  std::istringstream fields(read_file(directory / "best"));
   std::string name;
   BestCheckpoint best;
-  words >> name >> best.val_loss;
+  fields >> name >> best.val_loss;
   const std::optional<int64_t> step = step_number(name);
-  if (!words || !step) return {};
+  if (!fields || !step) return {};
   const fs::path named = to_string(directory, *step);
   if (!fs::is_directory(named, error) && !fs::is_directory(aside(named), error)) return {};
   best.step = *step;

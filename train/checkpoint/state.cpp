@@ -105,8 +105,8 @@ std::vector<NamedTensor> gather(Trainer& trainer, const std::vector<FullTensor>&
   std::vector<int64_t> table;
   int64_t count = 0;  // bytes
   for (const TensorSlice& h : mine) {
-    for_each_run(*h.parameter, h.begin, h.begin + h.part.numel(), [&](int64_t, int64_t whole, int64_t length) {
-      table.insert(table.end(), {index.at(h.name), whole, length});
+    for_each_run(*h.parameter, h.begin, h.begin + h.part.numel(), [&](int64_t, int64_t full_begin, int64_t length) {
+      table.insert(table.end(), {index.at(h.name), full_begin, length});
     });
     count += h.part.nbytes();
   }
@@ -149,14 +149,14 @@ std::vector<NamedTensor> gather(Trainer& trainer, const std::vector<FullTensor>&
   return out;
 }
 
-void read_parts(const std::vector<TensorSlice>& parts, const FullTensors& source) {
-  for (const TensorSlice& h : parts) {
-    const TensorReader whole = source(h.name, h.part.dtype(), h.parameter->stored());
-    if (!whole) continue;
+void read_parts(const std::vector<TensorSlice>& slices, const FullTensors& source) {
+  for (const TensorSlice& h : slices) {
+    const TensorReader full = source(h.name, h.part.dtype(), h.parameter->stored());
+    if (!full) continue;
     const Tensor here = h.part.on_host();
     const int64_t element = element_size(here.dtype());
     for_each_run(*h.parameter, h.begin, h.begin + here.numel(), [&](int64_t local, int64_t at, int64_t count) {
-      whole(at, {here.raw() + (local - h.begin) * element, static_cast<size_t>(count * element)});
+      full(at, {here.raw() + (local - h.begin) * element, static_cast<size_t>(count * element)});
     });
     if (h.part.device() != Device::cpu) Tensor(h.part).copy_from(here);
   }
@@ -214,8 +214,8 @@ std::vector<FlatUnit> model_units(const DataStrategy& strategy) {
   std::vector<FlatUnit> out = strategy.shards();
   if (strategy.agrees()) return out;
   for (FlatUnit& unit : out)
-    for (const NamedTensor& kept : strategy.state())
-      if (kept.name == unit.name + ".common") unit.values = kept.tensor.to(unit.values.dtype());
+    for (const NamedTensor& saved : strategy.state())
+      if (saved.name == unit.name + ".common") unit.values = saved.tensor.to(unit.values.dtype());
   return out;
 }
 
@@ -260,9 +260,9 @@ std::vector<NamedTensor> whole_owners(Trainer& trainer, bool of_gradients) {
     const std::vector<int32_t> rank(static_cast<size_t>(h.part.numel()), trainer.world().rank());
     h.part = Tensor::of<int32_t>(rank, {h.part.numel()}, trainer.arena()->host());
   }
-  std::vector<FullTensor> whole = list(trainer, DType::int32, !of_gradients);
-  for (FullTensor& t : whole) t.dtype = DType::int32;  // also for uint8 tensors
-  return gather(trainer, whole, held);
+  std::vector<FullTensor> full = list(trainer, DType::int32, !of_gradients);
+  for (FullTensor& t : full) t.dtype = DType::int32;  // also for uint8 tensors
+  return gather(trainer, full, held);
 }
 
 void read_values(const std::vector<FlatUnit>& units, const FullTensors& source) {
@@ -317,11 +317,11 @@ int64_t first_with(std::span<const std::byte> elements, Word exponent) {
 }
 
 // Equal on all ranks that hold a replica.
-uint64_t tensor_offset(const TensorSlice& h) {
+uint64_t slice_hash(const TensorSlice& h) {
   std::string text = h.name;
   const auto add = [&](int64_t n) { text.append(reinterpret_cast<const char*>(&n), sizeof n); };
   for_each_run(*h.parameter, h.begin, h.begin + h.part.numel(),
-               [&](int64_t, int64_t whole, int64_t count) { add(whole), add(count); });
+               [&](int64_t, int64_t full_begin, int64_t count) { add(full_begin), add(count); });
   return checksum(text);
 }
 
@@ -369,25 +369,25 @@ void check_replicas(Trainer& trainer) {
   if (world.size() == 1) return;
   const OpCounts before = world.counts();
   const std::vector<TensorSlice> held = held_between_steps(trainer);
-  const auto most = static_cast<int64_t>(world.max(static_cast<double>(held.size())));
+  const auto max_count = static_cast<int64_t>(world.max(static_cast<double>(held.size())));
   std::vector<int64_t> mine;  // identity and content
   for (const TensorSlice& h : held) {
     const Tensor here = h.part.on_host();
-    mine.push_back(static_cast<int64_t>(tensor_offset(h)));
+    mine.push_back(static_cast<int64_t>(slice_hash(h)));
     mine.push_back(static_cast<int64_t>(
         checksum({reinterpret_cast<const char*>(here.raw()), static_cast<size_t>(here.nbytes())})));
   }
-  mine.resize(static_cast<size_t>(2 * most));
+  mine.resize(static_cast<size_t>(2 * max_count));
   const ArenaPtr host = trainer.arena()->host();
-  const Tensor all = Tensor::empty({2 * most * world.size()}, DType::int64, host);
-  world.all_gather(Tensor::of<int64_t>(mine, {2 * most}, host), all);
+  const Tensor all = Tensor::empty({2 * max_count * world.size()}, DType::int64, host);
+  world.all_gather(Tensor::of<int64_t>(mine, {2 * max_count}, host), all);
   world.reset_counts(before);
   std::map<int64_t, std::map<int64_t, std::vector<int>>> by_place;  // ranks by content
   const int64_t* const found = all.data<int64_t>();
   for (int r = 0; r < world.size(); ++r)
-    for (int64_t i = 0; i < most; ++i) {
-      const int64_t* const part = found + 2 * (r * most + i);
-      by_place[part[0]][part[1]].push_back(r);
+    for (int64_t i = 0; i < max_count; ++i) {
+      const int64_t* const entry = found + 2 * (r * max_count + i);
+      by_place[entry[0]][entry[1]].push_back(r);
     }
   for (size_t i = 0; i < held.size(); ++i)
     if (const auto& by_value = by_place.at(mine[2 * i]); by_value.size() > 1)

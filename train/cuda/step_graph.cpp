@@ -26,10 +26,10 @@ class QueuedStep final : public StepGraph {
     clip_factor(0, parts_.clip);  // rejects invalid norms
   }
 
-  Found run(int64_t step, double lr, StepRequest wish) override {
+  Found run(int64_t step, double lr, StepRequest request) override {
     parts_.load(step);
     state_.set(static_cast<uint64_t>(step), parts_.optimizer->next(lr));
-    StepConsensus::Decision agreed = agree(wish);
+    StepConsensus::Decision agreed = agree(request);
     if (agreed.how == StepConsensus::StepMode::capture && !captures()) agreed.how = StepConsensus::StepMode::queue;
     std::optional<Arena::AllowReuse> lent;  // for the launched graph, until it completes
     if (agreed.how != StepConsensus::StepMode::queue) lent.emplace(*arena_);
@@ -37,11 +37,11 @@ class QueuedStep final : public StepGraph {
     parts_.ahead(step + 1);
     if (parts_.ranks) parts_.ranks->wait(*arena_);
     arena_->local<cuda::Context>().synchronize();  // the only synchronization of a step
-    const Found found{state_.found().loss_sum, state_.found().grad_norm, agreed.wish};
+    const Found found{state_.found().loss_sum, state_.found().grad_norm, agreed.request};
     if (!state_.found().update.skip)
       parts_.optimizer->count_step();
     else if (parts_.ranks && std::isfinite(found.loss_sum) && std::isfinite(found.grad_norm))
-      parts_.ranks->agree(wish, false, false);  // another rank found an index out of bounds and ends the run
+      parts_.ranks->agree(request, false, false);  // another rank found an index out of bounds and ends the run
     return found;
   }
 
@@ -50,13 +50,13 @@ class QueuedStep final : public StepGraph {
  private:
   // The first steps select algorithms and grow the arena. If a step begins with the layout of the previous one, the
   // arena is stable and the next step will allocate the same blocks.
-  StepConsensus::Decision agree(StepRequest wish) {
+  StepConsensus::Decision agree(StepRequest request) {
     const Arena::Layout now = arena_->layout();
     if (graph_ && !graph_->fits()) graph_.reset();  // e.g. after validation has grown the arena
     const bool launches = graph_.has_value(), captures = parts_.captured && (launches || now == before_);
     before_ = now;
-    if (parts_.ranks) return parts_.ranks->agree(wish, launches, captures);
-    return {StepConsensus::choose(launches, captures), wish};
+    if (parts_.ranks) return parts_.ranks->agree(request, launches, captures);
+    return {StepConsensus::choose(launches, captures), request};
   }
 
   void launch_or_queue(StepConsensus::StepMode how) {
