@@ -154,19 +154,18 @@ class Sent {
  public:
   explicit Sent(Algorithm algorithm) : algorithm_(algorithm), through_root_(algorithm == Algorithm::root) {}
 
-  // `calls` collectives on each of `ranks` ranks; all send `bytes` in total, the busiest one `max_bytes`.
-  void add(const std::string& axis, Op op, int64_t ranks, int64_t calls, int64_t bytes,
-           std::optional<int64_t> max_bytes) {
+  // `calls` collectives on each of `ranks` ranks; all send `bytes` in total, the busiest one `peak`.
+  void add(const std::string& axis, Op op, int64_t ranks, int64_t calls, int64_t bytes, std::optional<int64_t> peak) {
     if (ranks < 2 || calls == 0) return;
     Entry& entry = sent_[{axis, op}];
     entry.calls += ranks * calls * steps_ * groups_;
     entry.bytes += bytes * steps_ * groups_;
-    own(axis, op, algorithm_ == Algorithm::native ? std::nullopt : max_bytes);
+    own(axis, op, algorithm_ == Algorithm::native ? std::nullopt : peak);
   }
-  void own(const std::string& axis, Op op, std::optional<int64_t> max_bytes) {
+  void own(const std::string& axis, Op op, std::optional<int64_t> peak) {
     Entry& entry = sent_[{axis, op}];
-    entry.known = entry.known && max_bytes;
-    entry.own += max_bytes.value_or(0) * steps_;
+    entry.known = entry.known && peak;
+    entry.own += peak.value_or(0) * steps_;
   }
   void all_reduce(const std::string& axis, int64_t n, int64_t calls, int64_t bytes, int64_t element) {
     std::optional<int64_t> max_bytes = busiest_of_sum(n, bytes, element);
@@ -371,8 +370,7 @@ void add_data(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& si
 }
 
 // Matrices sent to their owners and back, at given pipeline and tensor ranks: experts, or with ep 1 all other layers.
-void add_owners(Sent& out, const PlanSizes& s, const std::vector<ShardSizes>& of_tp, const ShardSizes& sizes,
-                int64_t ep) {
+void add_owners(Sent& out, const PlanSizes& s, const std::vector<ShardSizes>& tp, const ShardSizes& sizes, int64_t ep) {
   const bool alone = s.plan.dp_mode != DataMode::ddp, cut = s.plan.zero != ZeroStage::none;
   const int64_t all = alone ? 1 : cut ? s.cut : s.data, n = all / ep;
   const int64_t groups = s.plan.dp_mode == DataMode::dataparallel ? 1 : s.data / n;
@@ -390,7 +388,7 @@ void add_owners(Sent& out, const PlanSizes& s, const std::vector<ShardSizes>& of
     for (size_t i = 0; u.ep == ep && i < u.matrices.size();
          begin += round_up(u.parameters[i++], UnitSizes::kSlot), ++next) {
       int64_t size = u.parameters[i], largest = 0;
-      for (const ShardSizes& other : of_tp) largest = std::max(largest, other.units[unit].parameters[i]);
+      for (const ShardSizes& other : tp) largest = std::max(largest, other.units[unit].parameters[i]);
       int64_t& owner = busy[static_cast<size_t>(owners[next])];
       if (!cut) out.add(axis, Op::broadcast, n, groups, groups * (n - 1) * size * s.wide, 0);
       if (!cut) owner += (n - 1) * size * s.wide;
@@ -400,7 +398,7 @@ void add_owners(Sent& out, const PlanSizes& s, const std::vector<ShardSizes>& of
         out.messages(axis, 2 * groups, (to - from) * s.wide, 0);
         owner += (to - from) * s.wide, busy[static_cast<size_t>(r)] += (to - from) * s.wide;
       }
-      if (&sizes == &of_tp.front() && largest < u.matrices[i].numel())  // sharded over tp
+      if (&sizes == &tp.front() && largest < u.matrices[i].numel())  // sharded over tp
         out.all_gather("tp", s.plan.tp, groups, s.plan.tp * largest * s.wide), out.own("tp", Op::all_gather, {});
     }
   }

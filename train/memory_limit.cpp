@@ -19,9 +19,8 @@ double memory_fraction(const Job& job, int64_t local_world_size) {
 // Empty if the local ranks need several times `max_bytes`, or one exceeds the address space.
 std::optional<std::vector<RankMemory>> local_rank_memory(const Job& job, const HostMemory& here, int64_t max_bytes) {
   constexpr double kFarOff = 4;
-  const MinimumMemory minimum = least_memory(job);
-  if ((minimum.held + minimum.activations) * memory_fraction(job, here.ranks) >
-      kFarOff * static_cast<double>(max_bytes))
+  const MinimumMemory bound = least_memory(job);
+  if ((bound.held + bound.activations) * memory_fraction(job, here.ranks) > kFarOff * static_cast<double>(max_bytes))
     return {};
   try {
     std::vector<RankMemory> all = memory_of_ranks(job);
@@ -200,10 +199,10 @@ std::optional<MemoryRefusal> memory_refusal(const Job& job, const HostMemory& he
   if (ranks)
     return MemoryRefusal{memory_table(*ranks, here),
                          to_line(gigabytes(static_cast<double>(total_memory(*ranks, here))), here.ranks, limit, found)};
-  const MinimumMemory minimum = least_memory(job);
-  const double at_least = std::max(static_cast<double>(limit.bytes),
-                                   (minimum.held + minimum.activations) * memory_fraction(job, here.ranks));
-  return MemoryRefusal{row_of_least(minimum), to_line("more than " + gigabytes(at_least), here.ranks, limit, found)};
+  const MinimumMemory bound = least_memory(job);
+  const double at_least =
+      std::max(static_cast<double>(limit.bytes), (bound.held + bound.activations) * memory_fraction(job, here.ranks));
+  return MemoryRefusal{row_of_least(bound), to_line("more than " + gigabytes(at_least), here.ranks, limit, found)};
 }
 
 }  // namespace tessera

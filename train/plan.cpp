@@ -134,9 +134,7 @@ Plan plan_from_json(std::string_view json) {
   return plan;
 }
 
-std::string difference(Plan plan, Plan reference) {
-  return difference(field_descriptors(plan), field_descriptors(reference));
-}
+std::string difference(Plan plan, Plan other) { return difference(field_descriptors(plan), field_descriptors(other)); }
 
 std::string to_text(const Plan& plan) {
   const std::string fields = difference(plan, {});

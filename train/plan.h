@@ -89,8 +89,8 @@ constexpr const auto& value_names(Device) { return kDeviceNames; }
 constexpr const auto& value_names(DType) { return kFloatNames; }
 
 Settings field_descriptors(Plan& plan);
-// The fields that differ from `reference`: "dp=2 zero=3".
-std::string difference(Plan plan, Plan reference);
+// The fields that differ from `other`: "dp=2 zero=3".
+std::string difference(Plan plan, Plan other);
 
 // Throws FieldError if the plan is invalid for every model. check() of train/job.h also checks model and batch.
 void check(const Plan& plan);
