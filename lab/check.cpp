@@ -24,14 +24,13 @@ constexpr int kBuildSeconds = 60;  // limit; compilation takes less than 10 s on
 constexpr int64_t kMaxBytes = int64_t{1} << 20;
 constexpr size_t kShownLines = 30;
 
-// Compile command of one source file.
 struct Compilation {
   fs::path directory, source;
   Args command;
 };
 
-// The directory with compile commands and libraries: build/release of build/release/bin/tessera, or the directory
-// installed by a package (cmake/package_contents.cmake).
+// With compile commands and libraries: build/release of build/release/bin/tessera, or the directory installed by a
+// package (cmake/package_contents.cmake).
 fs::path build_folder() {
   std::error_code none;
   const fs::path prefix = fs::read_symlink("/proc/self/exe", none).parent_path().parent_path();
@@ -66,10 +65,9 @@ Compilation compile_command(const Exercise& e) {
       fmt::format("{}: no command for {}; expected the file of a build by ./tessera", list.string(), e.file));
 }
 
-// Path of the dependency file of an object.
 std::string files_read(const fs::path& object) { return fs::path(object).replace_extension(".d").string(); }
 
-// Compile command of a learner's file: fast, without warnings about incomplete code.
+// Fast, without warnings about incomplete code.
 Args learners(const Compilation& product, const fs::path& source, const fs::path& object) {
   Args out;
   for (size_t i = 0; i < product.command.size(); ++i) {
@@ -84,8 +82,7 @@ Args learners(const Compilation& product, const fs::path& source, const fs::path
   return out;
 }
 
-// Link command with the learner's object. `library` is a copy of the original library without the original object, so a
-// missing function is not taken from there.
+// `library` is a copy of the original library without the original object, so no missing function is taken from it.
 Args link_with(const fs::path& build, const Exercise& e, const fs::path& object, const fs::path& library,
                const fs::path& program) {
   const std::string product = fmt::format("libtessera_{}.a", e.file.substr(0, e.file.find('/')));
@@ -124,7 +121,7 @@ std::string plain_name(std::string_view function) {
   return std::string(before.substr(before.find_last_of(' ') + 1));
 }
 
-// Runs a build command; nullopt on success. Limits memory and file size of the compiler.
+// nullopt on success. Limits memory and file size of the compiler.
 std::optional<Verdict> failed(const Exercise& e, const char* what, const Args& command, const fs::path& directory) {
   Args limited{"sh", "-c", "ulimit -v 8388608; ulimit -f 2097152; exec \"$@\"", "sh"};
   limited.insert(limited.end(), command.begin(), command.end());
@@ -142,7 +139,7 @@ std::optional<Verdict> failed(const Exercise& e, const char* what, const Args& c
                      first_lines(built.output.empty() ? built.last_line : built.output)});
 }
 
-// Rejects sources and includes next to them that are not regular files, because reading them may not end.
+// Rejects sources and local includes that are not regular files, because reading them may not end.
 void check_readable(const fs::path& source) {
   static const std::regex include(R"(#[ \t]*include[ \t]*["<]([^">\n]+)[">])");
   const std::string text = read_whole(source, kMaxBytes);
@@ -156,7 +153,7 @@ void check_readable(const fs::path& source) {
   }
 }
 
-// Detects calls of a function of Tessera that does the exercise.
+// Detects calls of functions that implement the exercise.
 std::optional<Failure> call_of_the_whole(const Exercise& e, const Compilation& product, const fs::path& object) {
   const std::string called = run_program({"nm", "-uC", object.string()}, product.directory, kBuildSeconds).output;
   for (const std::string_view name : e.without)

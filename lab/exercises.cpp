@@ -1,4 +1,4 @@
-// List of exercises; verdicts and their diagnosis.
+// List of exercises, verdicts and their diagnosis.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
@@ -141,7 +141,6 @@ constexpr Known kKnown[] = {
     {"[narrow]", "error", "a slice exceeds its tensor: restrict it to the range of this rank"},
 };
 
-// Diagnoses an exception thrown by the learner's code.
 Failure explained(const std::string& what, const char* otherwise) {
   if (const size_t at = what.find(kNotYet); at != std::string::npos)
     return {"nothing", what.substr(at), "the function is not implemented yet"};

@@ -32,8 +32,8 @@ constexpr Entry kParts[] = {
      "sum x a proj.bias r|normed r norm2.weight norm2.bias n2|linear n2 up.weight up.bias h|product h down.weight z|"
      "sum r z down.bias y"}};
 
-// Valid placements of the inputs and, last, the output of an operation. A sum with three inputs requires equal
-// placements of the first two.
+// Valid placements of an operation's inputs and, last, its output. A sum with three inputs requires equal placements of
+// the first two.
 constexpr Entry kTable[] = {{"normed", "I I I I|S(1) R R S(1)|S(0) R R S(0)|R R R R"},
                             {"linear", "R S(0) S(0) S(2)|S(0) R R S(0)|S(1) R R S(1)|I I I I|R R R R"},
                             {"product", "S(2) S(1) P|R S(0) S(2)|S(0) R S(0)|S(1) R S(1)|I I I|R R R|P R P"},
@@ -54,7 +54,7 @@ constexpr std::array<std::array<std::string_view, 3>, 7> kCauses = {{
     {"*", "S", "unsharded, but the other operand is sharded"},
 }};
 
-// Sizes of tensors in units of the channels of x; others are vectors or activations with the channels of x.
+// In units of the channels of x; others are vectors or activations with the channels of x.
 struct Sizes {
   std::string_view name;
   int64_t outputs, inputs;
@@ -107,7 +107,7 @@ struct PlacedPart {
   std::string title;
   std::vector<Names> ops = {};
   std::vector<MeshAxis> axes = {};
-  std::vector<Placed> tensors = {};  // in order of the operations
+  std::vector<Placed> tensors = {};  // in operation order
   int ranks = 1;
 
   PlacedPart(const Names& words, const std::string& where) : title(fmt::format("{}", fmt::join(words, " "))) {
@@ -169,7 +169,6 @@ PlacedPart parsed(std::string_view text, const std::string& name) {
   return *std::move(part);
 }
 
-// The first violation of the table and its likely cause.
 std::pair<std::string, std::string> fault_text(const PlacedPart& part) {
   for (size_t a = 0; a < part.axes.size(); ++a) {
     const std::string& axis = part.axes[a].name;
@@ -203,8 +202,7 @@ std::pair<std::string, std::string> fault_text(const PlacedPart& part) {
   return {};
 }
 
-// The collective of a conversion (parallel/placement.h) and the bytes sent by the ranks of an axis, relative to the
-// full tensor.
+// The collective of a conversion (parallel/placement.h), and the bytes sent by an axis relative to the full tensor.
 std::pair<const char*, double> collective(const Placement& from, const Placement& to, int n) {
   if (from == to) return {"-", 0};
   if (is_cut(from) && to != P)
@@ -213,7 +211,6 @@ std::pair<const char*, double> collective(const Placement& from, const Placement
   return {is_cut(to) ? "slice" : to != P ? "-" : is_cut(from) ? "zero padding" : "rank 0 only", 0};
 }
 
-// Sets the diagram, bytes sent and parameter bytes.
 void price(const PlacedPart& part, PlacementVerdict& out) {
   out.picture = fmt::format("{:<12} {:<4} {:<11} {:<24} {:<15} {:<15} {}\n", "tensor", "axis", "placement",
                             "shards by rank", "forward", "backward", "bytes sent");
@@ -245,8 +242,6 @@ void price(const PlacedPart& part, PlacementVerdict& out) {
   }
 }
 
-// Run.
-
 Tensor drawn(const Placed& t, const std::string& what, const ArenaPtr& arena) {
   std::vector<double> values(static_cast<size_t>(t.shape().numel()));
   for (size_t i = 0; i < values.size(); ++i) values[i] = Philox::named(1, what + t.name).normal(i);
@@ -272,7 +267,7 @@ Var result(const Names& op, const std::vector<Var>& in) {
   return sum;
 }
 
-// The local shard of a full tensor: in its initial placement or, for y, the final one.
+// In the initial placement or, for y, the final one.
 Tensor own_part(Tensor whole, const Placed& t, Mesh& mesh) {
   for (size_t a = 0; a < t.on.size(); ++a) {
     const Placement p = t.name == "y" ? t.on[a].second : t.on[a].first;
@@ -284,7 +279,6 @@ Tensor own_part(Tensor whole, const Placed& t, Mesh& mesh) {
   return whole;
 }
 
-// The output and the gradients of x and the weights.
 std::map<std::string, Tensor> run_part(const PlacedPart& part, Mesh& mesh, const ArenaPtr& arena) {
   std::map<std::string, Var> leaves, used;
   const auto use = [&](const Placed& t, Var v) {

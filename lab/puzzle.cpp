@@ -1,5 +1,4 @@
-// List of puzzles, their graders and verdicts. A grader compares the described result with the targets and names likely
-// mistakes.
+// List of puzzles, their graders and verdicts.
 #include "lab/puzzle.h"
 
 #include <fmt/format.h>
@@ -27,7 +26,6 @@ namespace fs = std::filesystem;
 // Placeholder line of a page for the numbers of the seed.
 constexpr std::string_view kNumbers = "(`tessera lab start` writes your numbers here.)\n";
 
-// Text of a failure and its typical cause.
 struct Sign {
   std::string_view words, cause;
 };
@@ -75,7 +73,7 @@ std::string cause_of_bubble(const Schedule& s, const ScheduleTask& t) {
                  : "a rank is idle although work is available: look at its actions before the dots";
 }
 
-// Percentage for a step of `makespan` units.
+// In percent, for a step of `makespan` units.
 double measured_bubble(const ScheduleTask& t, double makespan) {
   const Simulation known = simulate(t.known, t.times);
   return 100 * (1 - (1 - known.bubble_share()) * known.makespan / makespan);
@@ -154,10 +152,10 @@ struct PlacementPuzzle {
     return {{"size", 0}, {"table", 1}, {"values", 1}, {"parameters", 2}, {"bytes", 2}};
   }
   std::string part;
-  bool data = false;                 // with a dp axis, over which x is S(0)
+  bool data = false;                 // x is S(0) over dp
   std::vector<std::string> at_tp;    // allowed placements of x and y on tp
   int64_t pairs = 1, cut = 0;        // pairs of matrices; elements of tensors sharded by tp
-  std::vector<std::string> vectors;  // vectors that tp does not shard
+  std::vector<std::string> vectors;  // not sharded by tp
 };
 
 struct PlacementTask {
@@ -226,7 +224,7 @@ Right graded(const PlacementPuzzle&, const PlacementTask& t, const std::string& 
           {{"bytes_sent", static_cast<double>(v.sent)}, {"parameter_bytes", static_cast<double>(v.held)}}};
 }
 
-// A plan for eight GPUs of 24 GiB in which some layers recompute, so `plan` does not print a solution.
+// For eight GPUs of 24 GiB; some layers recompute, so `plan` prints no solution.
 struct PlanPuzzle {
   static constexpr const char* file = "plan.toml";
   static std::vector<Bound> bounds() {
@@ -313,7 +311,7 @@ Right graded(const PlanPuzzle& p, const PlanTask& t, const std::string& text, co
       {{"tokens_per_s", predicted.tokens_per_s}, {"memory_gb", needs}, {"activations_gb", activations}}};
 }
 
-// Three runs with one injected fault each, out of these names.
+// Three runs with one injected fault each, out of `names`.
 struct DefectPuzzle {
   static constexpr const char* file = "answers.txt";
   static std::vector<Bound> bounds() { return {{"name", 6}}; }
@@ -333,7 +331,7 @@ const std::string& fault_of_run(const DefectPuzzle& p, uint64_t seed, uint64_t r
   return p.names[left[static_cast<size_t>(random.below(left.size(), run))]];
 }
 
-// Weights and data depend on the seed, so equal lines for two learners do not imply equal faults.
+// Weights and data depend on the seed, so equal lines of two learners do not imply equal faults.
 VerifyResult run_puzzle(const DefectPuzzle& p, uint64_t seed, const std::string& name) {
   Job job;
   job.model.layers = job.model.heads = 2, job.model.channels = 16, job.model.context = 8, job.model.vocab = 32;
@@ -396,8 +394,6 @@ Right graded(const DefectPuzzle& p, uint64_t seed, const std::string& text, cons
   return {{fmt::format("score {} of {}", right, kRuns)}, picture, {{"right", static_cast<double>(right)}}};
 }
 
-// The list.
-
 template <class Family>
 Puzzle puzzle(const char* name, const Family& f) {
   return {name, Family::file, Family::bounds(), [f](uint64_t seed) {
@@ -410,7 +406,7 @@ Puzzle puzzle(const char* name, const Family& f) {
 
 Puzzle scheduled(const ScheduleFamily& f) { return puzzle(f.name.data(), SchedulePuzzle{f}); }
 
-// Puzzle and seed in the first line of a file: "# p2 seed 123456".
+// From the first line of a file: "# p2 seed 123456".
 struct Noted {
   const Puzzle* puzzle = nullptr;
   uint64_t seed = 0;

@@ -10,8 +10,6 @@
 namespace tessera::lab {
 namespace {
 
-// A small model trained with a plan and on one rank.
-
 // Sizes are divisible by two and three tensor ranks; 12 sequences per step.
 Job small_job(const Plan& plan, uint64_t seed) {
   Job job{
@@ -25,7 +23,7 @@ Job small_job(const Plan& plan, uint64_t seed) {
   return job;
 }
 
-// The one-rank job with the sequences of `job` and the total number of micro-batches of its ranks.
+// With the sequences of `job` and the total number of micro-batches of its ranks.
 Job one_rank(Job job) {
   Plan plan{.microbatches = job.plan.dp * job.plan.microbatches};
   plan.threads_per_rank = 1;
@@ -34,7 +32,6 @@ Job one_rank(Job job) {
   return job;
 }
 
-// Results of a Trainer on each rank.
 template <class F>
 auto on_job_ranks(const Job& job, const F& body) {
   check(job);
@@ -48,15 +45,13 @@ auto on_job_ranks(const Job& job, const F& body) {
   return by_ranks(static_cast<int>(job.plan.ranks()), rank, job.plan.all_reduce);
 }
 
-// The range of a slot within a shard.
 Range part_here(const Slot& slot, const FlatUnit& shard) {
   return {std::max(slot.begin, int64_t{0}), std::min(slot.end(), shard.grads.numel())};
 }
 
-// Name of a second axis over which the last unit, a norm, is declared as sharded; over tp it stays replicated.
+// A second axis over which the last unit, a norm, is declared as sharded; over tp it is replicated.
 constexpr const char* kOtherAxis = "other";
 
-// Counts and sums of squares per unit for gradients of ones.
 struct Counted {
   std::vector<double> found;             // sums of squares computed by the rank
   std::vector<double> here, whole_here;  // local gradient elements; those replicated over tp
@@ -91,7 +86,7 @@ std::vector<Counted> count_ones(const Job& job) {
   });
 }
 
-// Result if the stride of a run is the length of its own block instead of that of all units.
+// Result if the stride of a run is its own block's length instead of that of all units.
 std::vector<double> with_short_stride(const std::vector<Counted>& ranks) {
   std::vector<double> all, out;
   for (const Counted& c : ranks)
@@ -106,7 +101,6 @@ std::vector<double> with_short_stride(const std::vector<Counted>& ranks) {
   return out;
 }
 
-// The function tested by a plan.
 std::string where_text(const Job& job, const std::string& what) {
   const Plan& p = job.plan;
   const char* function = p.tp > 1                    ? "squares_of_own with `beside`"
@@ -172,7 +166,6 @@ void check_ones(Grading& grading, const Job& job) {
 }
 
 void check_step(Grading& grading, const Job& job, double tolerance) {
-  // The norm and the sums of squares.
   const auto norm = [](Trainer& t) {
     std::vector<double> out{t.compute_gradients().grad_norm};
     for (const double sum : unit_sums(t.strategy(), &t.mesh()["tp"])) out.push_back(sum);

@@ -7,11 +7,9 @@
 namespace tessera::lab {
 namespace {
 
-// Initial value of results.
 constexpr double kUntouched = -1000;
 constexpr int64_t kFloat = 4;  // bytes
 
-// A transport that counts the messages of another one.
 class Counting final : public Transport {
  public:
   explicit Counting(Transport& through) : through_(through) {}
@@ -100,7 +98,6 @@ struct Inputs {
       throw Failure{"values", where + ": the array `in` was modified; expected it unchanged",
                     "a sum or message is written to `in`: use a separate buffer"};
   }
-  // Guesses for the sum of chunk `r` on rank r.
   std::vector<Guess> guesses_of_sum(int r) const {
     std::vector<double> sum(range(r).size());
     for (int q = 0; q < ranks; ++q) sum = sum + of_piece(q, r);
@@ -122,7 +119,6 @@ struct Inputs {
     }
     return out;
   }
-  // Throws Failure if a chunk is not that of its rank.
   void expect_gathered(const std::string& where, const std::vector<double>& found) const {
     for (int p = 0; p < ranks; ++p) {
       const Range r = range(p);
@@ -140,7 +136,7 @@ struct Inputs {
   }
 };
 
-// The float32 sum of chunk p in the rank order first, first + 1, ... (cyclic).
+// The float32 sum of chunk p in rank order first, first + 1, ... (cyclic).
 std::vector<double> sum_from(const Inputs& in, int p, int first) {
   std::vector<double> out;
   for (int64_t i = in.range(p).begin; i < in.range(p).end; ++i) {
@@ -151,10 +147,9 @@ std::vector<double> sum_from(const Inputs& in, int p, int first) {
   return out;
 }
 
-// A graded algorithm and its expected results.
 struct Graded {
   int64_t (*algorithm)(Transport& t, const Call& call);
-  int (*first)(int piece);  // first rank in the summation order of a chunk, modulo the ranks
+  int (*first)(int piece);  // first rank in a chunk's summation order, modulo the ranks
   std::vector<Guess> (*guesses)(const Inputs& in, int rank);
   void (*expect_bytes)(Grading& grading, const std::string& where, const Inputs& in, Op op, int rank, int64_t found);
   const char* halves = nullptr;  // cause if each half of an all-reduce is correct separately
@@ -198,8 +193,6 @@ void check_all(Grading& grading, std::initializer_list<Op> ops, const Graded& gr
         }
 }
 
-// Direct algorithm over messages: values, summation order, bytes.
-
 void expect_direct_bytes(Grading& grading, const std::string& where, const Inputs& in, Op op, int rank, int64_t found) {
   const int64_t all = in.count * kFloat, own = in.range(rank).size() * kFloat, n = in.ranks;
   const bool gathers = op == Op::all_gather;
@@ -220,8 +213,6 @@ PassedChecks grade_messages(Grading& grading) {
   return {"sums over 2, 3 and 5 ranks of 1 to 1003 elements, with even, uneven and empty chunks",
           "order: ranks are added in ascending order, bitwise", "bytes: each half sends (n - 1) / n of the array"};
 }
-
-// Ring algorithm, each half separately: values, summation order, bytes.
 
 namespace {
 

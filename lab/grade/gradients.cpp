@@ -35,7 +35,7 @@ class GptWithIdle : public Decoder {
   explicit GptWithIdle(const ModelConfig& c) : Decoder(c) { child<Embedding>("idle", 30, c.channels).make_unit(); }
 };
 
-// A GPT; with `idle`, the last parameter is unused and gets no gradient.
+// With `idle`, the last parameter is unused and gets no gradient.
 std::unique_ptr<Decoder> small_model(const DataCase& c) {
   const ModelConfig sizes{.layers = 2, .heads = 2, .channels = 24, .context = 8, .vocab = 37};
   if (c.idle) return std::make_unique<GptWithIdle>(sizes);
@@ -55,7 +55,7 @@ void learn(Decoder& model, const DataCase& c, int rank, int64_t microbatch, cons
   backward(model.loss(ids, targets, 1.0 / static_cast<double>(batch * m.context)).mean);
 }
 
-// Gradients of all parameters, in order.
+// By parameter, in order.
 using Gradients = std::vector<std::vector<float>>;
 void add(Gradients& to, const Gradients& more) {
   if (to.empty()) {
@@ -72,7 +72,6 @@ struct MicroGradients {
   std::vector<std::vector<float>> values;     // parameters before the update
   std::vector<std::vector<Gradients>> parts;  // [rank][micro-batch]
 
-  // The sum over some ranks and micro-batches.
   Gradients sum_gradients(Range ranks, Range microbatches) const {
     Gradients sum;
     for (int64_t r = ranks.begin; r < ranks.end; ++r)
@@ -81,8 +80,7 @@ struct MicroGradients {
   }
   Gradients of_rank(int r) const { return sum_gradients({r, r + 1}, {0, of.microbatches}); }
   Gradients of_microbatch(int64_t j) const { return sum_gradients({0, of.ranks}, {j, j + 1}); }
-  // Summed over the micro-batches of each rank, then over ranks; or over ranks per micro-batch, then over
-  // micro-batches.
+  // Over the micro-batches of each rank, then ranks; or over the ranks of each micro-batch, then micro-batches.
   Gradients summed() const {
     Gradients sum;
     if (of.zero >= 2)
@@ -125,7 +123,7 @@ MicroGradients micro_gradients(const DataCase& c) {
 constexpr double kRate = 0.5;  // learning rate
 constexpr int kSteps = 2;      // with the same parameters, to detect state left by a step
 
-// Elements [begin, end) of a parameter on a rank.
+// Elements of a parameter on a rank.
 struct TensorSlice {
   size_t parameter = 0;
   Range range;
@@ -294,7 +292,6 @@ OpCount total(const std::vector<Seen>& ranks, Op op) {
   return all;
 }
 
-// Bytes of operations that the strategy does not use.
 int64_t by_others(const std::vector<Seen>& ranks, std::initializer_list<Op> used) {
   int64_t all = 0;
   for (size_t op = 0; op < kOps; ++op)
@@ -307,7 +304,7 @@ std::string all_ranks(const DataCase& c, const char* what) {
   return fmt::format("{} all ranks, one step, {}", where.substr(0, where.rfind(' ', where.rfind(' ') - 1)), what);
 }
 
-// Buckets of complete parameters in reverse order; a bucket is closed when it reaches bucket_bytes.
+// Complete parameters in reverse order; a bucket is closed when it reaches bucket_bytes.
 int64_t expected_buckets(const DataCase& c) {
   std::vector<int64_t> begins;
   int64_t all = 0;

@@ -1,5 +1,4 @@
-// Graders of tensor parallelism: redistributions with their gradients, and cross-entropy over logits sharded by
-// columns.
+// Graders of tensor parallelism: redistributions with their gradients, and cross-entropy over column-sharded logits.
 #include "parallel/tensor_parallel.h"
 
 #include <fmt/format.h>
@@ -18,7 +17,6 @@ std::vector<double> drawn(uint64_t name, int64_t count) {
   return out;
 }
 
-// The column shard of a rank.
 std::vector<double> columns(const std::vector<double>& whole, int n, int rank) {
   std::vector<double> out;
   const Range own = chunk_range(kColumns, n, rank);
@@ -27,7 +25,7 @@ std::vector<double> columns(const std::vector<double>& whole, int n, int rank) {
   return out;
 }
 
-// The local tensors of a matrix in a placement; for P, partial sums.
+// A matrix's local tensors in a placement; for P, partial sums.
 struct Spread {
   int n;
   std::vector<std::vector<double>> rank;
@@ -44,7 +42,6 @@ struct Spread {
     for (int r = 1; r < n; ++r) out = out + rank[r];
     return out;
   }
-  // Concatenates the shards.
   std::vector<double> joined() const {
     std::vector<double> out(kRows * kColumns);
     for (int r = 0; r < n; ++r) {
@@ -56,7 +53,7 @@ struct Spread {
   }
 };
 
-// The value on rank r after a redistribution. To P only from unsharded values.
+// The value on rank r after a redistribution; to P only from unsharded values.
 std::vector<double> moved(const Spread& x, const Placement& from, const Placement& to, int r) {
   const bool cut = to.kind == Placement::Kind::sharded, was_cut = from.kind == Placement::Kind::sharded;
   if (was_cut && cut) return x.rank[r];
@@ -151,14 +148,14 @@ PassedChecks grade_f_and_g(Grading& grading) {
           "on 2 and 3 ranks, values, gradients and bytes"};
 }
 
-// Cross-entropy of logits sharded by columns, compared with a plain computation in double.
+// Compared with a plain computation in double.
 
 namespace {
 
 struct VocabularyProblem {
   int ranks = 2;
   int64_t rows = 3, vocab = 10;
-  double spread = 3;  // spread of the logits
+  double spread = 3;  // of the logits
   uint64_t seed = 0;
 
   double logit(int64_t row, int64_t column) const {
@@ -196,7 +193,7 @@ struct VocabularyProblem {
 
 constexpr double kScale = 0.25;
 
-// With the maximum instead of the log-sum-exp (a typical mistake).
+// `of_top`: with the maximum instead of the log-sum-exp (a typical mistake).
 std::vector<double> gradient(const VocabularyProblem& p, int rank, bool of_top = false) {
   std::vector<double> out;
   for (int64_t row = 0; row < p.rows; ++row) {
@@ -220,7 +217,6 @@ std::vector<Guess> guesses_of_gradient(const VocabularyProblem& p, int rank) {
   return out;
 }
 
-// The loss of a rank with typical mistakes.
 std::vector<Guess> guesses(const VocabularyProblem& p, int rank) {
   const Range own = p.own(rank), all{0, p.vocab};
   std::vector<Guess> out;
