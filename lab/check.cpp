@@ -183,8 +183,8 @@ std::vector<std::string> notes_on_text(const Exercise& e, const Compilation& pro
     const std::string read = without_blanks(read_file(path));
     std::vector<std::string> same;
     for (const Blank& blank : e.blanks) {
-      const Part part = blanked_part(text, blank);
-      if (read.find(without_blanks(std::string_view(text).substr(part.begin, part.end - part.begin))) != read.npos)
+      const Part body = blanked_part(text, blank);
+      if (read.find(without_blanks(std::string_view(text).substr(body.begin, body.end - body.begin))) != read.npos)
         same.push_back(plain_name(blank.function) + "()");
     }
     if (same.empty()) continue;
@@ -211,14 +211,14 @@ void give_out(const Exercise& e, const fs::path& given) {
                       {"file", source.string()},
                       {"arguments", learners(product, source, folder / "build" / "learner.o")}});
   make_directories(folder.parent_path());
-  const TemporaryDirectory whole(folder);
-  write_file(whole.path() / "compile_commands.json", commands.dump(1) + "\n");
-  write_file(whole.path() / "README.md", e.page);
-  write_file(whole.path() / source.filename(), file);
+  const TemporaryDirectory created(folder);
+  write_file(created.path() / "compile_commands.json", commands.dump(1) + "\n");
+  write_file(created.path() / "README.md", e.page);
+  write_file(created.path() / source.filename(), file);
   const fs::path header = fs::path(from).replace_extension(".h");
   if (e.page.find(header.filename().string()) != std::string::npos)
-    fs::copy_file(header, whole.path() / header.filename());
-  fs::rename(whole.path(), folder, none);  // replaces an empty directory
+    fs::copy_file(header, created.path() / header.filename());
+  fs::rename(created.path(), folder, none);  // replaces an empty directory
   if (none) throw OutputError(fmt::format("{}: {}", folder.string(), none.message()));
 }
 
@@ -321,18 +321,18 @@ Part blanked_part(std::string_view source, const Blank& blank) {
   }
   if (found.size() != 1)
     throw Error(fmt::format("[lab] {} definitions that begin with '{}'; expected one", found.size(), blank.function));
-  const Part part = found[0];
-  if (blank.from.empty()) return part;
-  for (size_t line = part.begin; line < part.end; line = source.find('\n', line) + 1)
-    if (source.substr(source.find_first_not_of(' ', line)).starts_with(blank.from)) return {line, part.end};
+  const Part body = found[0];
+  if (blank.from.empty()) return body;
+  for (size_t line = body.begin; line < body.end; line = source.find('\n', line) + 1)
+    if (source.substr(source.find_first_not_of(' ', line)).starts_with(blank.from)) return {line, body.end};
   throw Error(fmt::format("[lab] no line of '{}' begins with '{}'", blank.function, blank.from));
 }
 
 std::string filled_file(std::string_view source, const Exercise& e, const std::vector<std::string>& bodies) {
   std::string out(source);
   for (size_t i = 0; i < e.blanks.size(); ++i) {
-    const Part part = blanked_part(out, e.blanks[i]);
-    out.replace(part.begin, part.end - part.begin, bodies.at(i));
+    const Part body = blanked_part(out, e.blanks[i]);
+    out.replace(body.begin, body.end - body.begin, bodies.at(i));
   }
   return out;
 }
@@ -340,9 +340,9 @@ std::string filled_file(std::string_view source, const Exercise& e, const std::v
 std::string blanked_file(std::string_view source, const Exercise& e) {
   std::vector<std::string> bodies;
   for (const Blank& blank : e.blanks) {
-    const Part part = blanked_part(source, blank);
+    const Part body = blanked_part(source, blank);
     bodies.push_back(fmt::format("{0}// Your code here: see README.md.\n{0}lab::not_yet(\"{1}\");\n",
-                                 line_indent(source, part.begin), plain_name(blank.function)));
+                                 line_indent(source, body.begin), plain_name(blank.function)));
   }
   std::string out = filled_file(source, e, bodies);
   const std::string include = "#include \"lab/not_yet.h\"  // only for the exercise; may be deleted\n";

@@ -105,7 +105,7 @@ std::string head(const Exercise& e, const char* how) {
 }
 
 struct Known {
-  std::string_view words, bound, cause;
+  std::string_view pattern, bound, cause;
 };
 // Error messages of Tessera caused by typical mistakes; the first match applies.
 constexpr Known kKnown[] = {
@@ -145,7 +145,7 @@ Failure explained(const std::string& what, const char* otherwise) {
   if (const size_t at = what.find(kNotYet); at != std::string::npos)
     return {"nothing", what.substr(at), "the function is not implemented yet"};
   for (const Known& k : kKnown)
-    if (what.find(k.words) != std::string::npos)
+    if (what.find(k.pattern) != std::string::npos)
       return {std::string(k.bound), what.substr(0, what.find("; a smaller `batch`")), std::string(k.cause)};
   return {otherwise, what, ""};
 }

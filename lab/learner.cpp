@@ -117,10 +117,10 @@ std::vector<sock_filter> confining_filter() {
   return out;
 }
 
-void limit(int what, uint64_t most) {
+void limit(int what, uint64_t maximum) {
   rlimit now{};
   ::getrlimit(what, &now);
-  now.rlim_cur = now.rlim_max = std::min<rlim_t>(now.rlim_max, most);
+  now.rlim_cur = now.rlim_max = std::min<rlim_t>(now.rlim_max, maximum);
   ::setrlimit(what, &now);
 }
 
@@ -145,7 +145,7 @@ void* hidden_copy(const void* from, size_t bytes) {
 }
 
 // Runs after fork(); uses only async-signal-safe functions.
-[[noreturn]] void become(std::span<char* const> words, char* const* environment, std::vector<sock_filter>& filter,
+[[noreturn]] void become(std::span<char* const> args, char* const* environment, std::vector<sock_filter>& filter,
                          int channel, int output, uint64_t memory) {
   ::setsid();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -163,8 +163,8 @@ void* hidden_copy(const void* from, size_t bytes) {
   limit(RLIMIT_CORE, 0);
   for (unsigned long privilege = 0; ::prctl(PR_CAPBSET_READ, privilege, 0, 0, 0) >= 0; ++privilege)
     if (privilege != CAP_DAC_READ_SEARCH) ::prctl(PR_CAPBSET_DROP, privilege, 0, 0, 0);
-  const auto* const name = static_cast<const char*>(hidden_copy(words[0], std::strlen(words[0]) + 1));
-  auto* const list = static_cast<char* const*>(hidden_copy(words.data(), words.size_bytes()));
+  const auto* const name = static_cast<const char*>(hidden_copy(args[0], std::strlen(args[0]) + 1));
+  auto* const list = static_cast<char* const*>(hidden_copy(args.data(), args.size_bytes()));
   const auto first = reinterpret_cast<uint64_t>(name), second = reinterpret_cast<uint64_t>(list);
   const std::array<uint64_t, 5> known{first, first >> 32, second, second >> 32, static_cast<uint64_t>(::getpid())};
   for (sock_filter& step : filter)
@@ -207,7 +207,7 @@ Learner::Learner(const fs::path& program, std::string_view exercise, const fs::p
     throw Error(
         "lab check: this system does not support system call filters (seccomp), which sandbox a learner's program");
   std::string name = program, answer(exercise);
-  std::array<char*, 5> words{name.data(), const_cast<char*>("lab"), const_cast<char*>("answer"), answer.data()};
+  std::array<char*, 5> args{name.data(), const_cast<char*>("lab"), const_cast<char*>("answer"), answer.data()};
   // UCX, loaded by Open MPI 5, opens a socket in a thread and would print an error into the learner's output.
   std::vector<char*> environment{const_cast<char*>("UCX_VFS_ENABLE=n")};
   for (char* const* entry = environ; *entry != nullptr; ++entry) environment.push_back(*entry);
@@ -221,7 +221,7 @@ Learner::Learner(const fs::path& program, std::string_view exercise, const fs::p
   channel_.emplace(ends[0]);
   const Descriptor its(ends[1]);
   process_ = ::fork();
-  if (process_ == 0) become(words, environment.data(), filter, its.get(), printed.get(), memory);
+  if (process_ == 0) become(args, environment.data(), filter, its.get(), printed.get(), memory);
   if (process_ < 0) throw Error("lab check: cannot start a process: " + std::generic_category().message(errno));
 }
 

@@ -37,13 +37,13 @@ planner::Prediction blend(const PlanTask& t, const Ends& ends, int64_t layers) {
   const double tokens = out.tokens_per_s * out.step_s;
   set(out.step_s, ends.none.step_s), set(out.bubble, ends.none.bubble);
   out.tokens_per_s = tokens / out.step_s;
-  for (const auto& part : planner::kParts) set(out.parts.*part.second, ends.none.parts.*part.second);
+  for (const auto& field : planner::kParts) set(out.parts.*field.second, ends.none.parts.*field.second);
   for (size_t r = 0; r < out.memory.size(); ++r)
-    for (const auto& part : planner::kMemoryParts) set(out.memory[r].*part.second, ends.none.memory[r].*part.second);
+    for (const auto& field : planner::kMemoryParts) set(out.memory[r].*field.second, ends.none.memory[r].*field.second);
   const auto peak_rank = std::ranges::max_element(out.memory, {}, &planner::MemoryParts::peak);
   out.peak_rank = static_cast<size_t>(peak_rank - out.memory.begin());
   out.fits = peak_rank->peak() <= t.with.hardware.usable_bytes();
-  const auto size = [&](const auto& part) { return (*peak_rank).*part.second; };
+  const auto size = [&](const auto& field) { return (*peak_rank).*field.second; };
   out.largest = std::ranges::max_element(planner::kMemoryParts, {}, size)->first;
   return out;
 }

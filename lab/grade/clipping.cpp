@@ -53,10 +53,10 @@ Range part_here(const Slot& slot, const FlatUnit& shard) {
 constexpr const char* kOtherAxis = "other";
 
 struct Counted {
-  std::vector<double> found;             // sums of squares computed by the rank
-  std::vector<double> here, whole_here;  // local gradient elements; those replicated over tp
+  std::vector<double> found;                  // sums of squares computed by the rank
+  std::vector<double> here, replicated_here;  // local gradient elements; those replicated over tp
   std::vector<std::vector<double>> blocks;
-  auto fields() { return std::tie(found, here, whole_here, blocks); }
+  auto fields() { return std::tie(found, here, replicated_here, blocks); }
 };
 
 std::vector<Counted> count_ones(const Job& job) {
@@ -67,7 +67,7 @@ std::vector<Counted> count_ones(const Job& job) {
       for (const Slot& slot : shards.back().slots) slot.parameter->shard.axis = kOtherAxis;
     for (const FlatUnit& shard : shards) {
       double& here = mine.here.emplace_back(0);
-      double& whole = mine.whole_here.emplace_back(0);
+      double& replicated = mine.replicated_here.emplace_back(0);
       auto& blocks = mine.blocks.emplace_back();
       if (!shard.trainable()) continue;
       Tensor(shard.grads).fill(0);
@@ -75,7 +75,7 @@ std::vector<Counted> count_ones(const Job& job) {
         if (const Range own = part_here(slot, shard); own.size() > 0) {
           shard.grads.narrow(0, own.begin, own.size()).fill(1);
           here += static_cast<double>(own.size());
-          if (slot.parameter->shard.axis != "tp") whole += static_cast<double>(own.size());
+          if (slot.parameter->shard.axis != "tp") replicated += static_cast<double>(own.size());
         }
       const Tensor sums = Tensor::empty({norm_blocks(shard.grads.numel())}, DType::float64, trainer.strategy().arena());
       block_sums(shard.grads, sums);
@@ -115,12 +115,12 @@ void check_ones(Grading& grading, const Job& job) {
   if (!grading.compares()) return;
   const std::vector<double> all = count_ones(one_rank(job))[0].here, zero(all.size(), 0.0);
   const int n = job.plan.ranks(), tp = static_cast<int>(job.plan.tp), dp = static_cast<int>(job.plan.dp);
-  std::vector<double> whole = zero, everything = zero;
+  std::vector<double> replicated = zero, everything = zero;
   for (const Counted& c : ranks) {
-    whole = whole + c.whole_here;
+    replicated = replicated + c.replicated_here;
     everything = everything + c.here;
   }
-  whole = whole * (1.0 / (job.plan.zero == ZeroStage::none ? n : tp));
+  replicated = replicated * (1.0 / (job.plan.zero == ZeroStage::none ? n : tp));
   for (int r = 0; r < n; ++r) {
     const Counted& mine = ranks[r];
     const std::string where = where_text(job, fmt::format("gradients of ones, rank {}: sums of squares per unit", r));
@@ -142,19 +142,19 @@ void check_ones(Grading& grading, const Job& job) {
     if (tp > 1) {
       guesses.push_back(
           {"norms and row-parallel biases, which are replicated over tp, are counted on every tensor rank",
-           all + whole * (tp - 1)});
+           all + replicated * (tp - 1)});
       guesses.push_back({"norms and row-parallel biases, which are replicated over tp, are counted on no tensor rank",
-                         all + whole * -1});
+                         all + replicated * -1});
       std::vector<double> other = all;
       other.back() *= tp;
       guesses.push_back(
           {"parameters sharded over another axis are counted on every tensor rank: compare with beside->axis()",
            other});
       guesses.push_back(
-          {"parameters replicated over tp are counted on all tensor ranks except one", all + whole * (tp - 2)});
+          {"parameters replicated over tp are counted on all tensor ranks except one", all + replicated * (tp - 2)});
       guesses.push_back(
           {"the condition is inverted: sharded parameters are counted only on rank 0, replicated ones on every rank",
-           all * (1.0 / tp) + whole * (tp - 1.0 / tp)});
+           all * (1.0 / tp) + replicated * (tp - 1.0 / tp)});
     }
     if (dp > 1) guesses.push_back({"every gradient is counted once per data rank", all * dp});
     guesses.push_back({"every gradient is counted on each rank that has it", everything});

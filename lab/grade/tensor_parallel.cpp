@@ -11,17 +11,17 @@ namespace {
 
 constexpr int64_t kRows = 4, kColumns = 12;  // divisible by 2 and 3 ranks
 
-std::vector<double> drawn(uint64_t name, int64_t count) {
+std::vector<double> sample(uint64_t name, int64_t count) {
   std::vector<double> out;
   for (int64_t i = 0; i < count; ++i) out.push_back(Philox(name).normal(static_cast<uint64_t>(i)));
   return out;
 }
 
-std::vector<double> columns(const std::vector<double>& whole, int n, int rank) {
+std::vector<double> columns(const std::vector<double>& full, int n, int rank) {
   std::vector<double> out;
   const Range own = chunk_range(kColumns, n, rank);
   for (int64_t row = 0; row < kRows; ++row)
-    for (int64_t c = own.begin; c < own.end; ++c) out.push_back(whole[row * kColumns + c]);
+    for (int64_t c = own.begin; c < own.end; ++c) out.push_back(full[row * kColumns + c]);
   return out;
 }
 
@@ -31,11 +31,11 @@ struct Spread {
   std::vector<std::vector<double>> rank;
 
   Spread(int ranks, const Placement& p, uint64_t name) : n(ranks) {
-    const std::vector<double> whole = drawn(name, kRows * kColumns);
+    const std::vector<double> full = sample(name, kRows * kColumns);
     for (int r = 0; r < n; ++r)
-      rank.push_back(p == P ? drawn(name + 100 + static_cast<uint64_t>(r), kRows * kColumns)
-                     : p.kind == Placement::Kind::sharded ? columns(whole, n, r)
-                                                          : whole);
+      rank.push_back(p == P ? sample(name + 100 + static_cast<uint64_t>(r), kRows * kColumns)
+                     : p.kind == Placement::Kind::sharded ? columns(full, n, r)
+                                                          : full);
   }
   std::vector<double> sum() const {
     std::vector<double> out = rank[0];
@@ -57,10 +57,10 @@ struct Spread {
 std::vector<double> moved(const Spread& x, const Placement& from, const Placement& to, int r) {
   const bool cut = to.kind == Placement::Kind::sharded, was_cut = from.kind == Placement::Kind::sharded;
   if (was_cut && cut) return x.rank[r];
-  const std::vector<double> whole = from == P ? x.sum() : was_cut ? x.joined() : x.rank[0];
+  const std::vector<double> full = from == P ? x.sum() : was_cut ? x.joined() : x.rank[0];
   if (from == P && to == P) return x.rank[r];
-  if (to == P && r > 0) return std::vector<double>(whole.size());
-  return cut ? columns(whole, x.n, r) : whole;
+  if (to == P && r > 0) return std::vector<double>(full.size());
+  return cut ? columns(full, x.n, r) : full;
 }
 
 struct ProductSeen {
@@ -176,9 +176,9 @@ struct VocabularyProblem {
     return s;
   }
   double top(int64_t row, Range columns) const {
-    double most = -INFINITY;
-    for (int64_t j = columns.begin; j < columns.end; ++j) most = std::max(most, logit(row, j));
-    return most;
+    double maximum = -INFINITY;
+    for (int64_t j = columns.begin; j < columns.end; ++j) maximum = std::max(maximum, logit(row, j));
+    return maximum;
   }
   double log_sum_exp(int64_t row, Range columns) const {
     const double m = top(row, columns);

@@ -213,7 +213,7 @@ struct ExpertsSeen {
   auto fields() { return std::tie(out, input_gradient, expert_gradients, rows, sent); }
 };
 
-Tensor drawn(const ExpertsProblem& p, int rank, const char* name, const ArenaPtr& arena) {
+Tensor sample(const ExpertsProblem& p, int rank, const char* name, const ArenaPtr& arena) {
   const Philox random = Philox::named(p.seed + static_cast<uint64_t>(rank), name);
   std::vector<double> all;
   for (int64_t i = 0; i < p.tokens(rank) * kChannels; ++i)
@@ -244,8 +244,8 @@ ExpertsSeen pass(const ExpertsProblem& p, int rank, Communicator* ep, bool loses
   layer.materialize(p.seed, arena, DType::float64, DType::float64);
   layer.set_step({.training = true});
   layer.clear_gradients();
-  const Var x(drawn(p, rank, "x", arena), true), y = layer(x);
-  backward(y, {.seed = drawn(p, rank, "dy", arena)});
+  const Var x(sample(p, rank, "x", arena), true), y = layer(x);
+  backward(y, {.seed = sample(p, rank, "dy", arena)});
   ExpertsSeen seen;
   seen.out = numbers(y.value());
   seen.input_gradient = gradient_values(x);
