@@ -29,8 +29,8 @@ struct Compilation {
   Args command;
 };
 
-// With compile commands and libraries: build/release of build/release/bin/tessera, or the directory installed by a
-// package (cmake/package_contents.cmake).
+// The directory with compile commands and libraries: build/release of build/release/bin/tessera, or the directory
+// installed by a package (cmake/package_contents.cmake).
 fs::path build_folder() {
   std::error_code none;
   const fs::path prefix = fs::read_symlink("/proc/self/exe", none).parent_path().parent_path();

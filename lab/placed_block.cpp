@@ -54,7 +54,7 @@ constexpr std::array<std::array<std::string_view, 3>, 7> kCauses = {{
     {"*", "S", "unsharded, but the other operand is sharded"},
 }};
 
-// In units of the channels of x; others are vectors or activations with the channels of x.
+// Sizes in units of the channels of x; other tensors are vectors or activations with the channels of x.
 struct Sizes {
   std::string_view name;
   int64_t outputs, inputs;
@@ -267,7 +267,7 @@ Var result(const Names& op, const std::vector<Var>& in) {
   return sum;
 }
 
-// In the initial placement or, for y, the final one.
+// The shard in the initial placement or, for y, the final one.
 Tensor own_shard(Tensor full, const Placed& t, Mesh& mesh) {
   for (size_t a = 0; a < t.on.size(); ++a) {
     const Placement p = t.name == "y" ? t.on[a].second : t.on[a].first;

@@ -65,7 +65,7 @@ PlanTask make_task(const PlanFamily& p, uint64_t seed) {
   t.with.model.context = 1024 + 128 * pick(3, 1);
   t.known.all = p.known[static_cast<size_t>(pick(p.known.size(), 2))];
   t.known.all.plan.microbatches = t.batch / t.known.all.plan.dp / t.known.all.sequences;
-  // At least 5, plus up to 8.
+  // At least 5 recomputing layers, plus up to 8.
   const Ends ends = predict_ends(t, t.known.all);
   int64_t& layers = t.known.recompute_layers;
   for (layers = 5; !blend(t, ends, layers).fits && layers < kMaxLayers;) ++layers;

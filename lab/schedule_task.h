@@ -1,5 +1,5 @@
 // Tasks of schedule puzzles. The seed determines the numbers and the rank of each stage, so files of other learners are
-// rejected; the limits are beyond those of Tessera's own schedules.
+// rejected; no schedule of Tessera meets the limits.
 #pragma once
 #include <string_view>
 

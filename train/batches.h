@@ -32,7 +32,7 @@ struct Sequences {
 // kTokensTogether and of the token partitions of cp and sp, at most the context; the context if `lengths` is empty.
 inline constexpr int64_t kTokensTogether = 64;
 int64_t padded_tokens(const Job& job, std::span<const int64_t> lengths);
-// Document starts of those tokens, int32 (B, T) in host memory: `starts` (B, context) if defined, else 0;
+// Document starts of those tokens, int32 (B, T) in host memory: `starts` (B, context) if defined, otherwise 0;
 // Documents::kPadding after each sequence. Returns `starts` if `lengths` is empty.
 Tensor padded_starts(const Tensor& starts, std::span<const int64_t> lengths, int64_t tokens, const ArenaPtr& host);
 
@@ -52,7 +52,7 @@ int64_t targets_of_step(const Sequences& sequences, int64_t step, int64_t all);
 // short files.
 Sequences make_sequences(const Dataset& dataset, int64_t context, int64_t batch, uint64_t seed, bool shuffle = false);
 
-// Random tokens in [0, vocab), most of them predictable from the preceding token so that a model can learn. The RNG is
+// Random tokens in [0, vocab), mostly predictable from the preceding token so that a model can learn. The RNG is
 // counter-based: any rank can generate any sequence. Token 0 ends documents.
 Sequences synthetic_sequences(int64_t vocab, int64_t context, int64_t batch, uint64_t seed);
 
@@ -80,8 +80,8 @@ class StepTokens final : public BatchSource {
   // sequences even on ranks that load no ids.
   StepInfo where(int64_t microbatch) override;
   int64_t columns(int64_t microbatch) const override;
-  // The same for validation sequences (B, T) in host memory; documents follow from `starts` (B, T) if defined, else
-  // from the ids. Synchronizes with the GPU.
+  // The same for validation sequences (B, T) in host memory; documents follow from `starts` (B, T) if defined,
+  // otherwise from the ids. Synchronizes with the GPU.
   StepInfo where(const Tensor& full, const Tensor& starts) const;
   double targets() const { return targets_; }
   // Whether targets() differs between steps.

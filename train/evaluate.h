@@ -1,4 +1,4 @@
-// Validation loss over a split.
+// Validation loss, and text generation.
 #pragma once
 
 #include "models/sample.h"
@@ -22,8 +22,8 @@ struct Evaluation {
 // Error (not_finite).
 std::optional<double> mean_loss(const Evaluation& evaluation, Communicator& world, const Rows& split);
 
-// Text generation under a plan: tensor-parallel ranks cache the keys and values of their heads, pipeline ranks those of
-// their layers; texts are partitioned over data ranks.
+// Text generation under a plan: tensor-parallel ranks cache the keys and values of their heads, pipeline ranks of their
+// layers; texts are partitioned over data ranks.
 //
 //   one pass   tokens -> stage 0 -> activations -> stage 1 -> ... -> logits -> sample -> tokens, broadcast to stages
 //

@@ -41,7 +41,7 @@ struct Job {
   ModelConfig model = {};  // vocab 0: unknown yet
   Optimisation optim = {};
   Plan plan = {};
-  ModelFactory make = make_model;  // replaceable by a custom model's factory
+  ModelFactory make = make_model;
 };
 
 // Throws FieldError for model sizes that do not divide each other, independent of the plan.
@@ -53,7 +53,7 @@ void check_layout(const Plan& plan, const ModelConfig& model, int64_t batch);
 // Runs all of these checks, and checks this machine's memory and devices. `traced`: the step's actions are traced.
 void check(const Job& job, bool traced = false);
 
-// The full model's config; an unset vocabulary is that of the tokens. Throws FieldError if it is smaller than theirs.
+// The full model's config; an unset vocabulary defaults to `tokens_vocab`. Throws FieldError if it is smaller.
 ModelConfig model_config(const Job& job, int64_t tokens_vocab);
 // As meta tensors.
 std::unique_ptr<LanguageModel> full_model(const Job& job, int64_t tokens_vocab);

@@ -394,7 +394,7 @@ std::vector<int64_t> peaks_of_ranks(const Schedule& plan, const std::vector<Stag
       if (plan.rank_of_stage[static_cast<size_t>(stage)] == static_cast<int>(rank))
         live += stages[static_cast<size_t>(stage)].packs;
     for (const Action& a : plan.actions[rank]) {
-      if (a.what > PassKind::W) continue;  // buffers of messages are part of the passes
+      if (a.what > PassKind::W) continue;  // message buffers count in the passes
       const StageMemory& m = stages[static_cast<size_t>(a.stage)];
       // An activation waits here between stages on the same rank.
       const int64_t below = a.stage > 0 && !plan.crosses(a.stage - 1) ? handed : 0,

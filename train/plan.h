@@ -1,5 +1,5 @@
-// A parallelization plan: the layout of a run over ranks and devices, and its trade-offs between memory, communication
-// and recomputation. A model, its data and a seed train identically under every plan.
+// A parallelization plan: the layout of a run over ranks and devices. A model, its data and a seed train identically
+// under every plan.
 //
 //   Plan plan{.pp = 2, .dp = 2, .tp = 2, .zero = ZeroStage::one, .schedule = ScheduleKind::zb_h1, .microbatches = 8};
 //   check(plan);                                        // throws FieldError naming the invalid field
@@ -59,7 +59,7 @@ struct Plan {
   bool operator==(const Plan&) const = default;
 };
 
-// Names of enum values in the command line, JSON and messages (settings/setting.h).
+// Names in the command line, JSON and messages (settings/setting.h).
 constexpr std::array<std::string_view, 4> kZeroNames = {"0", "1", "2", "3"};  // option --zero is numeric
 constexpr std::array<std::string_view, 3> kOffloadNames = {"none", "optimizer", "parameters"};
 constexpr std::array<std::string_view, 3> kCudaGraphNames = {"auto", "on", "off"};

@@ -50,7 +50,6 @@ class StepConsensus {
   Decision agree(StepRequest request, bool can_launch, bool can_capture);
   // This rank's preferred mode.
   static StepMode choose(bool can_launch, bool can_capture);
-  // Queues an in-place all-reduce.
   void add_up(const Tensor& numbers) { world_.all_reduce(numbers); }
   void wait(Arena& gpu) { world_.wait_for_gpu(gpu, "step"); }
 

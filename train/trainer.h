@@ -63,8 +63,7 @@ class StepDump;
 
 class Trainer {
  public:
-  // Every rank of `world` constructs one; `world` and `trace` (null: no tracing of this rank's actions and
-  // communication) must outlive it.
+  // Every rank of `world` constructs one; `world` and `trace` (null: no tracing) must outlive it.
   Trainer(const Job& job, Sequences sequences, Communicator& world, Trace* trace = nullptr);
   ~Trainer();
 
@@ -110,7 +109,7 @@ class Trainer {
   // The world and every axis, once each, with separate communication counts.
   std::vector<Communicator*> communicators();
   const Schedule& schedule() const { return part_->runtime().schedule(); }
-  const std::vector<Range>& layers() const { return part_->layers(); }  // by stage
+  const std::vector<Range>& layers() const { return part_->layers(); }
   int pipeline_rank(size_t unit) const { return ranks_of_units_[unit]; }
   const std::vector<int64_t>& positions() const { return part_->positions(); }  // of local tokens; empty: all
   DType gradient_dtype() const { return data_options(job_).grad_dtype; }

@@ -81,8 +81,8 @@ struct VerifyResult {
 // kernels whose rows are independent of the batch.
 Job verifiable(Job job);
 
-// Trains job.optim.steps steps on random tokens (counter-based RNG) under the plan, on newly launched ranks or those of
-// the MPI job, and compares. Throws as training does.
+// Trains job.optim.steps steps on random tokens (counter-based RNG) under the plan, on new ranks or in the MPI job, and
+// compares. Throws as training does.
 VerifyResult verify(const Job& job, const VerifyHooks& hooks = {});
 
 using HooksOf = std::function<VerifyHooks(const Job& job)>;

@@ -23,7 +23,7 @@ Job small_job(const Plan& plan, uint64_t seed) {
   return job;
 }
 
-// With the sequences of `job` and the total number of micro-batches of its ranks.
+// One rank with the sequences of `job` and the micro-batches of all its ranks.
 Job one_rank(Job job) {
   Plan plan{.microbatches = job.plan.dp * job.plan.microbatches};
   plan.threads_per_rank = 1;
@@ -86,7 +86,7 @@ std::vector<Counted> count_ones(const Job& job) {
   });
 }
 
-// Result if the stride of a run is its own block's length instead of that of all units.
+// Result if the stride of a run is its own block's length instead of the length of all units.
 std::vector<double> with_short_stride(const std::vector<Counted>& ranks) {
   std::vector<double> all, out;
   for (const Counted& c : ranks)

@@ -148,7 +148,7 @@ PassedChecks grade_f_and_g(Grading& grading) {
           "on 2 and 3 ranks, values, gradients and bytes"};
 }
 
-// Compared with a plain computation in double.
+// The reference is a plain computation in double.
 
 namespace {
 

@@ -129,7 +129,7 @@ void backward_from_ones(const Var& y) {
   backward(y, {.seed = seed});
 }
 
-// Of the sum of all outputs.
+// Reference gradient of the sum of all outputs.
 std::vector<double> gradient_alone(const RingProblem& p) {
   return by_ranks(1, [&](Communicator&) {
     const ArenaPtr arena = make_arena();
@@ -221,7 +221,7 @@ Tensor sample(const ExpertsProblem& p, int rank, const char* name, const ArenaPt
   return Tensor::of<double>(all, {1, p.tokens(rank), kChannels}, arena);
 }
 
-// Neither exchange nor gradient (a typical mistake).
+// No exchange and no gradient (a typical mistake).
 MixtureOfExperts::Exchanged without_gradient(const Var& rows, const std::vector<int64_t>& counts) {
   MixtureOfExperts::Exchanged there;
   there.counts = {counts};

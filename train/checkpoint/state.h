@@ -17,7 +17,7 @@ struct FullTensor {
 std::vector<std::string> state_kinds(const Optimisation& optim, bool matrices = false);
 // Suffix of a local-update replica's state: empty for the first, ".replica1" for the second.
 std::string suffix_of_copy(int copy);
-// All parameters, and all optimizer and strategy state, in file order. With local updates the parameters are those of
+// All parameters, and all optimizer and strategy state, in file order. With local updates the parameters are
 // model_units(), and each replica's values are part of the state: "....weight.m.replica1", "....value.replica1".
 std::vector<FullTensor> list_values(Trainer& trainer);
 std::vector<FullTensor> list_state(Trainer& trainer);
@@ -53,7 +53,7 @@ using TensorReader = std::function<void(int64_t begin, std::span<std::byte> to)>
 using FullTensors = std::function<TensorReader(const std::string& name, DType dtype, const Shape& shape)>;
 // `bytes` must outlive the reader.
 TensorReader make_reader(std::span<const std::byte> bytes, DType dtype);
-// Throw what `source` throws.
+// Propagate errors of `source`.
 void read_values(const std::vector<FlatUnit>& units, const FullTensors& source);
 void read_state(const Optimizer& optimizer, const FullTensors& source);
 // Also reads the state of the data-axis strategy, and with local updates each replica's values.
@@ -69,7 +69,7 @@ struct SavedPart {
   ShardSpec shard = {};  // without the axis
   int64_t begin = 0, count = 0;
 };
-// The slices that each rank saves, computed from sizes alone. `state`: optimizer state, else parameters. Throws
+// The slices that each rank saves, computed from sizes alone. `state`: optimizer state, otherwise parameters. Throws
 // FieldError for ps-async.
 std::vector<std::vector<SavedPart>> parts_of_ranks(const Job& job, bool state);
 

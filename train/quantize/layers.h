@@ -36,8 +36,6 @@ std::vector<QuantizedWeight> quantize_layers(LanguageModel& model, const Rows* c
                                              const QuantizeOptions& options,
                                              const std::function<void(const QuantizedWeight&)>& done = {});
 
-// Full tensors of a model with frozen 4-bit weights: conversion between floating-point values and stored bytes.
-
 // Quantizes `numbers` when `config` stores the requested uint8 tensor in 4 bits; always reads and quantizes the full
 // weight. Thread-safe.
 FullTensors quantized(const ModelConfig& config, FullTensors numbers);

@@ -44,7 +44,7 @@ const InjectedFault& random_defect(const Job& job, uint64_t random);
 
 // Throws FieldError with the required field values.
 void check_applies(const InjectedFault& defect, const Job& job);
-// The failure of a rank then counts as a violated bound. Throws as check_applies() does.
+// With these hooks, a rank's failure counts as a violated bound. Throws as check_applies() does.
 VerifyHooks planted(const InjectedFault& defect, const Job& job, VerifyHooks hooks = {});
 // The same for explain(), which also tries plans without the faulty operation: these remain correct.
 VerifyHooks planted_if_it_applies(const InjectedFault& defect, const Job& job, VerifyHooks hooks = {});
