@@ -235,7 +235,7 @@ Measured measure_async(const Job& requested, Communicator& world, int64_t steps)
   m.machine = machine;
   m.add("tokens/s", static_cast<double>(trainer.tokens_per_step()) / m.seconds);
   const PlanSizes s(job);
-  const double per_worker = static_cast<double>(s.parts[0][0].whole() * (s.value + s.grad));
+  const double per_worker = static_cast<double>(s.shards[0][0].full() * (s.value + s.grad));
   m.add_sent(world.sum(static_cast<double>(server.pushed_bytes() + server.pulled_bytes())) /
                  static_cast<double>(turns * kTurn),
              static_cast<double>(s.plan.dp - 1) * per_worker);

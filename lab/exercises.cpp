@@ -1,4 +1,4 @@
-// List of exercises; verdicts and their diagnosis.
+// List of exercises, verdicts and their diagnosis.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
@@ -105,7 +105,7 @@ std::string head(const Exercise& e, const char* how) {
 }
 
 struct Known {
-  std::string_view words, bound, cause;
+  std::string_view pattern, bound, cause;
 };
 // Error messages of Tessera caused by typical mistakes; the first match applies.
 constexpr Known kKnown[] = {
@@ -141,12 +141,11 @@ constexpr Known kKnown[] = {
     {"[narrow]", "error", "a slice exceeds its tensor: restrict it to the range of this rank"},
 };
 
-// Diagnoses an exception thrown by the learner's code.
 Failure explained(const std::string& what, const char* otherwise) {
   if (const size_t at = what.find(kNotYet); at != std::string::npos)
     return {"nothing", what.substr(at), "the function is not implemented yet"};
   for (const Known& k : kKnown)
-    if (what.find(k.words) != std::string::npos)
+    if (what.find(k.pattern) != std::string::npos)
       return {std::string(k.bound), what.substr(0, what.find("; a smaller `batch`")), std::string(k.cause)};
   return {otherwise, what, ""};
 }

@@ -251,12 +251,12 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
       if (report.step == o.dump) output->message(fmt::format("wrote the dump of step {} (--dump)", o.dump));
     }
     saver.poll();
-    if (report.wish == StepRequest::stop) {
+    if (report.request == StepRequest::stop) {
       saver.save();
       return stopped(false);
     }
     if (report.step == o.optim.steps) break;
-    if (report.wish == StepRequest::save) {
+    if (report.request == StepRequest::save) {
       saver.save();
       if (output) report_save(run, report.step, *output);
     }

@@ -1,5 +1,5 @@
-// Fault-injecting transport decorators: a call is altered, or a rank fails, is delayed or loses a message. Tests use
-// them to show that no fault hangs a run and that each is reported.
+// Fault-injecting transport decorators, which alter, delay or lose calls, or fail a rank. Tests show that no fault
+// hangs a run and that each is reported.
 #pragma once
 #include <map>
 #include <thread>
@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// Forwards all calls; base class of the fault-injecting transports.
+// Forwards all calls.
 class AroundTransport : public Transport {
  public:
   explicit AroundTransport(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
@@ -102,7 +102,7 @@ class FaultTransport final : public AroundTransport {
  private:
   struct Plan {
     std::vector<Fault> faults;
-    std::atomic<int64_t> calls{0};  // of the main and the background thread together
+    std::atomic<int64_t> calls{0};  // of the main and the background thread
   };
   FaultTransport(std::unique_ptr<Transport> inner, std::shared_ptr<Plan> plan)
       : AroundTransport(std::move(inner)), plan_(std::move(plan)) {}
