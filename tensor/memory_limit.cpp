@@ -1,4 +1,3 @@
-// Files of the kernel, each of a few lines.
 #include "tensor/memory_limit.h"
 
 #include <sys/resource.h>
@@ -19,7 +18,6 @@ std::optional<int64_t> number_in(const fs::path& file) {
   return {};  // "max" too
 }
 
-// The NUMBER of a line "NAME NUMBER" or "NAME: NUMBER kB".
 std::optional<int64_t> number_after(const std::string& name, const fs::path& file) {
   std::ifstream in(file);
   for (std::string word; in >> word; in.ignore(std::numeric_limits<std::streamsize>::max(), '\n'))
@@ -27,14 +25,14 @@ std::optional<int64_t> number_after(const std::string& name, const fs::path& fil
   return {};
 }
 
-// Files that were read and are not in use go first when memory is short.
+// The page cache's inactive files are reclaimed first, so they count as available.
 struct Names {
   const char *limit, *used, *given_back;
 };
 constexpr Names kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"};
 constexpr Names kVersion2{"memory.max", "memory.current", "inactive_file"};
 
-// A group and all around it. In a container the path may be one of the host's: then the top is its group.
+// A group and its ancestors. In a container the path may be the host's; then `top` itself is the group.
 void take_group(MemoryLimit& least, const fs::path& top, const std::string& path, const Names& names) {
   for (fs::path group = fs::path(path).relative_path().lexically_normal();; group = group.parent_path()) {
     const fs::path at = group.empty() || group == "." ? top : top / group;
@@ -49,7 +47,7 @@ void take_group(MemoryLimit& least, const fs::path& top, const std::string& path
   }
 }
 
-// Bytes of a thread's stack, as the C library chooses them.
+// The C library's stack size per thread.
 int64_t stack_size() {
   constexpr int64_t kWithoutLimit = 2 << 20;
   rlimit limit{};

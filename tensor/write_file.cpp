@@ -1,4 +1,3 @@
-// Reading of files, and atomic or in-place writing.
 #include "tensor/write_file.h"
 
 #include <fcntl.h>
@@ -31,7 +30,7 @@ bool write_all(int fd, std::string_view bytes) {
   return true;
 }
 
-// Closes `fd`; returns 0 or an errno.
+// Returns 0 or an errno.
 int write_and_close(int fd, std::span<const std::string_view> parts, bool flush) {
   const auto write_part = [&](std::string_view part) { return write_all(fd, part); };
   const bool ok = std::ranges::all_of(parts, write_part) && (!flush || ::fsync(fd) == 0);
@@ -39,8 +38,7 @@ int write_and_close(int fd, std::span<const std::string_view> parts, bool flush)
   return ::close(fd) == 0 || !ok ? cause : errno;
 }
 
-// Opens a file that must be written in place: standard output or error if it is the same file, a pipe or a device.
-// Negative if the file is to be replaced.
+// Opens a file that must be written in place: standard output or error, a pipe or a device. Negative otherwise.
 int open_in_place(const fs::path& file) {
   struct stat target_info {};
   if (::stat(file.c_str(), &target_info) != 0) return -1;
@@ -55,7 +53,6 @@ int open_in_place(const fs::path& file) {
   return fd;
 }
 
-// Target of a chain of symbolic links, whether it exists or not.
 fs::path resolve_links(fs::path file) {
   std::error_code error;
   for (int links = 0; fs::is_symlink(fs::symlink_status(file, error)); ++links) {
@@ -132,8 +129,6 @@ bool write_file(const fs::path& file, std::span<const std::string_view> parts) {
   return true;
 }
 
-// Fallbacks for file systems without certain operations.
-
 bool is_unknown_operation(int cause) {
   return cause == EINVAL || cause == ENOSYS || cause == EOPNOTSUPP || cause == ENOLCK || cause == ENODEV;
 }
@@ -152,17 +147,15 @@ int make_room(int descriptor, int64_t from, int64_t to) {
   return 0;
 }
 
-// Temporary names and their registry.
-
 namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view kMark = ".tmp-";
-constexpr size_t kLongestStem = 190;  // bytes, of at most 255 for a file name
+constexpr size_t kLongestStem = 190;  // bytes; a file name has at most 255
 constexpr size_t kHostDigits = 8, kRandomDigits = 16;
 
 std::mutex listing;
-// Temporaries of this process. Never destroyed, because the program may exit while one is being written.
+// Never destroyed: the program may exit during a write.
 std::vector<fs::path>& temporaries() {
   static auto* const all = new std::vector<fs::path>;
   return *all;
@@ -192,7 +185,7 @@ std::string random_mark() {
 
 struct Mark {
   pid_t process = 0;
-  std::string_view host;  // empty if the rest of the name is invalid
+  std::string_view host;  // empty if invalid
 };
 std::optional<Mark> find_mark(std::string_view name) {
   const size_t at = name.rfind(kMark);
@@ -217,7 +210,7 @@ bool is_day_old(const fs::path& path) {
 bool is_being_written(const fs::path& path, pid_t process) {
   if (process <= 0) return false;
   if (process != ::getpid()) return ::kill(process, 0) == 0 || errno == EPERM;
-  const std::lock_guard lock(listing);  // otherwise left by a dead process with the same pid
+  const std::lock_guard lock(listing);  // an unlisted name with this pid belongs to a dead process
   const auto same = [&](const fs::path& own) { return own.filename() == path.filename(); };
   return std::ranges::any_of(temporaries(), same);
 }
@@ -243,7 +236,7 @@ void remove_temporaries() {
   for (const fs::path& path : temporaries()) {
     std::error_code error;
     do fs::remove_all(path, error);
-    while (error == std::errc::directory_not_empty);  // another thread wrote to it in the meantime
+    while (error == std::errc::directory_not_empty);  // another thread wrote to it
   }
 }
 

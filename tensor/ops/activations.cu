@@ -9,8 +9,8 @@ namespace {
 template <class T, class Op>
 struct BiasGeluForward {
   using A = Accumulate<T>;
-  const T *x, *bias;  // bias may be null
-  T *h, *y;           // h may be x
+  const T *x, *bias;
+  T *h, *y;
 
   template <class Part>
   __device__ void operator()(const Part& at) const {
@@ -54,7 +54,7 @@ struct BiasGeluBackward {
 }  // namespace
 
 void bias_gelu(const BiasGelu& to, const Tensor& x, const Tensor* bias, GeluForm form) {
-  constexpr int64_t kRows = 8;  // per thread: the bias is read once for them
+  constexpr int64_t kRows = 8;  // per thread, which reads the bias once
   const int64_t c = x.dim(-1);
   if (x.numel() == 0) return;
   with_floating(x.dtype(), "bias_gelu", [&](auto t) {
@@ -86,8 +86,7 @@ void bias_gelu_backward(const Tensor& dh, const Tensor& dy, const Tensor& h, con
   });
 }
 
-// SwiGLU on a GPU, bitwise identical to the CPU. Rows are those of y; in x, row 2 i has its gates and row 2 i + 1 its
-// values.
+// SwiGLU, bitwise identical to the CPU. Rows are those of y: x's row 2 i has its gates, row 2 i + 1 its values.
 
 namespace {
 
