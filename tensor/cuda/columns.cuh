@@ -1,5 +1,5 @@
 // Column-wise kernels for a matrix (n, c): a thread processes 16 bytes of adjacent columns in some rows. Sums over rows
-// take two passes whose shape depends only on n: runs of rows in order, then their sums.
+// take two passes, runs of rows in order and then their sums, whose shape depends only on n.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -11,8 +11,8 @@
 
 namespace tessera::cuda {
 
-// Rows per run: 32, or fewer to obtain 1,024 runs, which fill a GPU; with fewer than 4 rows the partial sums would be
-// as large as the input.
+// Rows per run: 32, or fewer to obtain 1,024 runs, which fill a GPU; below 4 rows the partial sums would be as large as
+// the input.
 inline int64_t rows_together(int64_t rows) {
   return rows < 4096 ? 32
                      : static_cast<int64_t>(std::min(std::bit_floor(static_cast<uint64_t>(rows) / 1024), uint64_t{32}));
@@ -30,8 +30,8 @@ struct Columns {
 };
 
 struct ColumnThread {
-  int j = 0;                    // its first column
-  int64_t first = 0, last = 0;  // its rows
+  int j = 0;  // first column
+  int64_t first = 0, last = 0;
   int64_t run = 0;
 };
 
@@ -55,7 +55,6 @@ __device__ void store_sums(A* row, int j, int length, const A* sums) {
     for (int k = 0; k < kVecElems<T> && j + k < length; ++k) row[j + k] = sums[k];
   }
 }
-// Stores one thread's sums in its run's row of `parts` (runs, c).
 template <bool kVectorized, class T, class A>
 __device__ void store_parts(A* parts, const ColumnThread& at, const Columns& c, const A* sums) {
   store_sums<kVectorized, T>(parts + at.run * c.length, at.j, c.length, sums);
@@ -63,15 +62,14 @@ __device__ void store_parts(A* parts, const ColumnThread& at, const Columns& c, 
 
 inline constexpr int kMaxRuns = 32;
 
-// One or two sums over the same rows, and whether to accumulate.
 template <class U>
 struct SumsTo {
   U* to[2] = {};
   bool adds[2] = {};
 };
 
-// Sums `count` rows of each of `arrays`: runs of 32 rows in order, and then their sums. A block has 32 columns of one
-// array and one warp per run, at most kMaxRuns at a time.
+// Sums `count` rows of each array: runs of 32 rows in order, then their sums. A block has 32 columns of one array and
+// one warp per run, at most kMaxRuns at a time.
 template <class A, class U>
 __global__ __launch_bounds__(32 * kMaxRuns) void add_parts_kernel(const A* arrays, int64_t count, int c,
                                                                   const __grid_constant__ SumsTo<U> out) {
@@ -86,7 +84,7 @@ __global__ __launch_bounds__(32 * kMaxRuns) void add_parts_kernel(const A* array
     const int64_t begin = first + own * kPartsInRun, end = std::min(begin + kPartsInRun, count);
     A sum = 0;
     if (j < c) {
-      constexpr int kInFlight = 16;  // loads in flight
+      constexpr int kInFlight = 16;
 #pragma unroll
       for (int k = 0; k < kPartsInRun; k += kInFlight) {
         A part[kInFlight];
@@ -142,15 +140,13 @@ void add_parts(const char* op, const Tensor& out, const Tensor& parts) {
   add_parts<A>(op, std::span<Sum>(&one, 1), parts);
 }
 
-// Partial sums of the first pass over `rows` rows.
+// Partial sums of the first pass.
 template <class A>
 Tensor parts_for(const Tensor& like, int64_t rows, int64_t c, int64_t arrays = 1) {
   return like.make({arrays, blocks_for(rows, rows_together(rows)), c}, kDTypeOf<A>, Category::workspace);
 }
 
-// An op provides a function object that is called with the thread's position.
-
-// Rows [first, last) and columns [j, j + kVecElems<T>).
+// Position passed to an op's function object: rows [first, last) and columns [j, j + kVecElems<T>).
 template <class T, bool kVectorized>
 struct ColumnPart {
   int64_t first, last, run;
@@ -175,7 +171,7 @@ __global__ void columns_kernel(const F f, const Columns columns) {
   if (at.first < columns.rows) f(ColumnPart<T, kVectorized>{at.first, at.last, at.run, at.j, columns.length});
 }
 
-// `operands` are the pointers (or null) that ColumnPart loads and stores.
+// `operands`: the pointers (or null) that ColumnPart loads and stores.
 template <class T, class F, class... P>
 void for_columns(Context& c, const char* op, const Columns& columns, const F& f, const P*... operands) {
   const bool vectorized = is_vectorizable<T>(columns.length, operands...);

@@ -1,8 +1,8 @@
 // Row-wise kernels, in vectors of 16 bytes.
 //
 // Thread t of a row's W threads accumulates vectors t, t + W, ... in order; sums are combined in pairs within each
-// warp, and then warp by warp. W depends only on the row's length and type, so a row's result is bitwise identical at
-// any position, next to any rows, with vectorized or scalar loads.
+// warp, then warp by warp. W depends only on the row's length and type, so a row is bitwise identical at any position,
+// next to any rows, with vectorized or scalar loads.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -14,11 +14,11 @@
 
 namespace tessera::cuda {
 
-inline constexpr int kRowThreads = 512;  // maximum threads per row
-inline constexpr int kHeld = 4;          // a thread's vectors in registers
+inline constexpr int kRowThreads = 512;  // per row
+inline constexpr int kHeld = 4;          // vectors in registers per thread
 
 template <class T>
-inline constexpr int kVecElems = static_cast<int>(16 / sizeof(T));  // elements per vector
+inline constexpr int kVecElems = static_cast<int>(16 / sizeof(T));
 
 struct Rows {
   int64_t count = 0;
@@ -78,7 +78,6 @@ __device__ void store_part(T* row, int j, int length, const Packed<T, kVecElems<
   else
     for (int k = 0; k < kVecElems<T> && j + k < length; ++k) row[j + k] = part.v[k];
 }
-// Calls f(k) for valid elements.
 template <bool kVectorized, class T, class F>
 __device__ void each_in_part(int j, int length, const F& f) {
 #pragma unroll
@@ -87,8 +86,8 @@ __device__ void each_in_part(int j, int length, const F& f) {
 }
 
 // A row that is read more than once: its first vectors stay in registers, further ones (in rows of more than
-// kRowThreads * kHeld vectors) are loaded again. Four words per vector, because narrow elements would occupy a register
-// each.
+// kRowThreads * kHeld vectors) are reloaded. Stored as four words per vector, because narrow elements would occupy a
+// register each.
 template <class T, bool kVectorized>
 struct RegisterRow {
   const T* row;
@@ -103,7 +102,6 @@ struct RegisterRow {
   __device__ Packed<T, kVecElems<T>> part(int k) const { return std::bit_cast<Packed<T, kVecElems<T>>>(held[k]); }
 };
 
-// Prefetches the vectors that will be held in registers.
 template <class T>
 __device__ void fetch_row(const T* row, const RowThread& at, int length) {
 #pragma unroll
@@ -129,7 +127,7 @@ __device__ void each_part(const RowThread& at, int length, const F& f, const Reg
       at, length, [&](int, int j, const auto&... parts) { f(j, parts...); }, first, more...);
 }
 
-// Calls f(element...) in the accumulation type.
+// f(element...) receives the accumulation type.
 template <class T, bool kVectorized, class F, class... More>
 __device__ void each_element(const RowThread& at, int length, const F& f, const RegisterRow<T, kVectorized>& first,
                              const More&... more) {
@@ -141,7 +139,7 @@ __device__ void each_element(const RowThread& at, int length, const F& f, const 
   each_part(at, length, part_values, first, more...);
 }
 
-// Replaces vectors by f(j, part, vector of `other`), which f also stores at `to`.
+// Replaces vectors by f(j, part, vector of `other`); f also stores them at `to`.
 template <class T, bool kVectorized, class F>
 __device__ void change_parts(const RowThread& at, int length, const F& f, RegisterRow<T, kVectorized>& row,
                              const RegisterRow<T, kVectorized>& other, const T* to) {
@@ -159,7 +157,7 @@ template <bool kVectorized, class T, class F>
 __device__ void stream_parts(const RowThread& at, const T* row, int length, const F& f) {
   constexpr int kBatch = 4;  // loads in flight
   for (int first = 0; at.part<T>(first) < length; first += kBatch) {
-    uint4 batch[kBatch] = {};  // words: unpacking elements would wait for the load
+    uint4 batch[kBatch] = {};  // unpacking elements would wait for the load
 #pragma unroll
     for (int k = 0; k < kBatch; ++k)
       if (const int j = at.part<T>(first + k); j < length)

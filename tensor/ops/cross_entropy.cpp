@@ -1,4 +1,3 @@
-// CPU implementation: rows are independent and split over threads.
 #include "tensor/ops/cross_entropy.h"
 
 #include <limits>
@@ -24,7 +23,7 @@ int64_t check_targets(const Tensor& targets, int64_t vocab) {
 
 namespace {
 
-constexpr int64_t kVocabBlock = 4096;  // entries: 16 KiB of float32, which fit in the L1 cache
+constexpr int64_t kVocabBlock = 4096;  // entries: 16 KiB of float32, which fit in L1
 
 template <class A, class T>
 inline A row_lse(const T* row, int64_t vocab) {
@@ -73,7 +72,7 @@ CrossEntropy cross_entropy_on_cpu(const Tensor& logits, const Tensor& targets, d
   return with_sum(std::move(out), logits, total);
 }
 
-// A loss whose kernels are queued; reading it waits.
+// Reading the loss waits for its queued kernels.
 CrossEntropy deferred(const RowLosses& made) {
   const Tensor sum = made.totals.select(0, 0);
   return {DeviceScalar(sum), DeviceScalar(made.totals.select(0, 1)), made.lse, sum};
@@ -97,7 +96,7 @@ void backward_on_cpu(const Tensor& out, const Scored& of, const GradientScale& f
       const A shift = log_sum[i], by = target[i] == kIgnoredTarget ? A(0) : factor;
       const int64_t at = target[i] == kIgnoredTarget ? -1 : target[i] - first;
       const bool here = at >= 0 && at < vocab;
-      // Computes the target's element from the logit before that may be overwritten, and rounds it once.
+      // Computed from the logit before it may be overwritten, and rounded once.
       const A own = here ? math::exp(static_cast<A>(row[at]) - shift) - A(1) : A(0);
 #pragma GCC ivdep
       for (int64_t j = 0; j < vocab; ++j) to[j] = T(math::exp(static_cast<A>(row[j]) - shift) * by);
@@ -160,7 +159,6 @@ Tensor cross_entropy_backward(Tensor&& logits_any, const Tensor& targets_any, co
 
 namespace {
 
-// out (N) = f(row, i) in the accumulation dtype, or on_gpu(out, logits) on a GPU.
 template <class F, class Cuda>
 Tensor over_rows(const Tensor& logits_any, const char* op, const F& f, const Cuda& on_gpu) {
   if (logits_any.ndim() != 2)
@@ -247,11 +245,11 @@ CrossEntropy joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, cons
 
 namespace {
 
-constexpr int64_t kMinRows = 32;  // minimum rows per block: fewer are bound by the bandwidth of reading w
-// Bytes of a gradient of w computed separately before it is accumulated: a fraction of the shared cache.
+constexpr int64_t kMinRows = 32;  // per block: fewer rows are bound by the bandwidth of reading w
+// Bytes of a gradient of w computed before it is accumulated: a fraction of the shared cache.
 constexpr int64_t kFreshBytes = int64_t{4} << 20;
 
-// dw = or += dy^T x of one block.
+// dw = or += dy^T x.
 void weight_grad_of_block(Tensor& dw, const Tensor& dy, const Tensor& x, bool first) {
   if (first) return linear_weight_grad(dw, dy, x);
   const int64_t entries = dw.dim(0), row = dw.dim(1) * element_size(dw.dtype());
@@ -265,7 +263,6 @@ void weight_grad_of_block(Tensor& dw, const Tensor& dy, const Tensor& x, bool fi
   }
 }
 
-// Adds loss and gradients of one block to those of the preceding blocks.
 void take_block(LinearCrossEntropy& total, const Tensor& x, const Tensor& w, const Tensor& targets, double scale,
                 Tensor* dx, Tensor* dw, bool first, PackedWeights* packs) {
   Tensor logits = linear(x, w, {}, packs);
@@ -337,7 +334,7 @@ void linear_weight_grad_by_rows(Tensor& dw, const Tensor& dy_any, const Tensor& 
   if (blocks.one()) return linear_weight_grad(dw, dy_any, x_any);
   const Tensor dy = dy_any.contiguous().flat_rows(), x = x_any.contiguous().flat_rows();
   const DType wide = accum_dtype(dy.dtype());
-  // Rounds the total over blocks once.
+  // Round once, after all blocks.
   Tensor total = dw.dtype() == wide ? dw : dw.make(dw.shape(), wide, Category::workspace);
   blocks.for_each(
       [&](int64_t at, int64_t n) { weight_grad_of_block(total, dy.narrow(0, at, n), x.narrow(0, at, n), at == 0); });

@@ -1,8 +1,8 @@
-// Cross-entropy kernels; this part is shared: logits with targets, exponentials, and the loss of a row.
+// Shared by the cross-entropy kernels: logits with targets, exponentials, and the loss of a row.
 //
 // Cross-entropy evaluates more exponentials than any other op of a training step. CUDA's expf() is accurate to 1 ulp
-// like math::exp() at a third of its cost; bfloat16 logits use a fast approximation, without which the kernels would be
-// bound by arithmetic instead of bandwidth.
+// like math::exp() at a third of its cost; bfloat16 logits use a fast approximation, because otherwise arithmetic and
+// not bandwidth would bound the kernels.
 #include <algorithm>
 #include <limits>
 #include <type_traits>
@@ -28,15 +28,15 @@ __device__ Accumulate<T> exponential_from(T x, Accumulate<T> y) {
     return exponential(x - y);
 }
 
-inline constexpr int kPartsEach = 8;  // approximate vectors of a row per thread
+inline constexpr int kPartsEach = 8;  // vectors of a row per thread, approximately
 
 template <class T>
 struct Logits {
   const T* x;
   const int32_t* targets;
   Rows rows;
-  Bounds bounds;  // valid range of all targets
-  int64_t first;  // index of the first local column
+  Bounds bounds;  // of all targets
+  int64_t first;  // first local column
 };
 
 template <class T>
@@ -46,7 +46,7 @@ Logits<T> compute_logits(const Tensor& x, const Tensor& targets, const VocabPart
           context(x).bounds({.op = "cross_entropy", .what = "target", .where = "of row", .limit = vocab}), part.first};
 }
 
-// Local column of row i's target, or -1 if it is ignored or in another shard.
+// Local column of row i's target; -1 if ignored or in another shard.
 template <class T>
 __device__ int target_column(const Logits<T>& f, int64_t i, int32_t target) {
   if (target == kIgnoredTarget || !inside(f.bounds, i, target)) return -1;
@@ -54,7 +54,6 @@ __device__ int target_column(const Logits<T>& f, int64_t i, int32_t target) {
   return at >= 0 && at < f.rows.length ? static_cast<int>(at) : -1;
 }
 
-// Stores a row's terms of the loss and of the target count.
 template <class A>
 __device__ void store_loss(double* losses, const Rows& rows, int64_t i, A lse, A logit, bool counts) {
   losses[i] = counts ? static_cast<double>(lse) - static_cast<double>(logit) : 0;
@@ -65,20 +64,19 @@ inline RowLosses allocate_losses(const Tensor& like, int64_t n, DType wide) {
   return {like.make({n}, wide), like.make({2, n}, DType::float64), like.make({2}, DType::float64)};
 }
 
-// Cross-entropy on a GPU: a block reads a row once, with an online maximum per thread; backward reads it again and
-// overwrites the logits with their gradient, 16 bytes at a time. If the gradient is needed immediately, one kernel does
-// both with the row in shared memory.
+// A block reads a row once, with an online maximum per thread; backward reads it again and overwrites the logits with
+// their gradient, 16 bytes at a time. If the gradient is needed immediately, one kernel does both with the row in
+// shared memory.
 
 namespace {
 
-// Maximum bytes of a row such that two fit on a multiprocessor; and the kernel's other shared memory, with alignment.
+// Maximum bytes of a row such that two fit on a multiprocessor; the kernel's other shared memory, including alignment.
 constexpr int64_t kMaxShared = 112 * 1024, kOwnShared = 1024;
 
-// A thread's running maximum of logits and sum of exponentials.
 template <class T>
 struct Online {
   using A = Accumulate<T>;
-  A max = -std::numeric_limits<A>::max(), sum = 0;  // finite, so that no difference of infinities occurs below
+  A max = -std::numeric_limits<A>::max(), sum = 0;  // finite, to avoid inf - inf below
 
   template <bool kVectorized>
   __device__ void add(const Packed<T, kVecElems<T>>& part, int j, int n) {
@@ -96,7 +94,6 @@ struct Online {
   }
 };
 
-// Results of a row, stored by its first thread.
 template <class T>
 struct Scores {
   Accumulate<T>* lse;
@@ -126,12 +123,11 @@ template <class T>
 struct Gradient {
   Logits<T> of;
   const Accumulate<T>* lse;
-  T* dx;                // may be the logits
+  T* dx;
   double scale;         // multiplied by
   const double* times;  // this, unless null
 };
 
-// The gradient of a row, vector by vector.
 template <class T>
 struct RowGradient {
   using A = Accumulate<T>;
@@ -165,10 +161,9 @@ __global__ __launch_bounds__(kRowThreads) void cross_entropy_backward_kernel(Gra
                             [&](int j, const auto& part) { store_part<kVectorized>(to, j, n, gradient.of(part, j)); });
 }
 
-// Fused forward and backward for a row that fits into shared memory: it is read once, with all loads in flight. Each
-// thread processes the vectors that it copied, in the order of the kernels above, so results are bitwise identical to
-// theirs; the barriers of the row reduction precede the read of the target's logit, which another thread may have
-// copied.
+// Fused forward and backward for a row that fits into shared memory: read once, with all loads in flight. Each thread
+// processes the vectors that it copied, in the order of the kernels above, so results are bitwise identical to theirs;
+// the row reduction's barriers precede the read of the target's logit, which another thread may have copied.
 template <class T>
 __global__ __launch_bounds__(kRowThreads) void cross_entropy_in_place_kernel(Gradient<T> f, Scores<T> to) {
   const RowThread at{blockIdx.x, static_cast<int>(threadIdx.x), f.of.rows.width};
@@ -185,7 +180,6 @@ __global__ __launch_bounds__(kRowThreads) void cross_entropy_in_place_kernel(Gra
   for (int j = at.part<T>(0); j < n; j += step) store(there + j, gradient.of(load<kVecElems<T>>(row + j), j));
 }
 
-// x *= times, skipped if times is 1.
 template <class T, bool kVectorized>
 __global__ void times_kernel(T* x, Rows rows, const double* times) {
   const double by = *times;
@@ -267,11 +261,9 @@ void cross_entropy_backward(const Tensor& dlogits, const Scored& of, const Gradi
   });
 }
 
-// Partial losses of a vocabulary shard on a GPU, and the loss from the reduced partial results.
-
 namespace {
 
-// out = the row's maximum if max is null, otherwise the sum of exp(logit - max).
+// The row's maximum if max is null, otherwise the sum of exp(logit - max).
 template <class T, bool kVectorized>
 __global__ __launch_bounds__(kRowThreads) void row_kernel(const T* x, Rows rows, const Accumulate<T>* max,
                                                           Accumulate<T>* out) {

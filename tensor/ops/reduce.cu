@@ -1,6 +1,5 @@
-// Sums on a GPU. Training steps use only sum_rows(), for bias gradients; the others follow the CPU's order, hence its
-// bits.
-// order and so give its bits.
+// Training steps use only sum_rows(), for bias gradients; the other sums use the CPU's order and are bitwise identical
+// to it.
 #include <array>
 #include <limits>
 
@@ -30,9 +29,9 @@ struct ColumnSums {
   }
 };
 
-constexpr int kStaged = 4096;  // elements staged at a time; equals the CPU's block size
+constexpr int kStaged = 4096;  // elements at a time; the CPU's block size
 
-// out[r] = run r of a row of x, summed in order. The block stages the elements, and one thread adds them.
+// out[r] = run r of a row of x, summed in order. The block stages the elements; one thread adds them.
 template <class T, class U>
 __global__ void add_in_order_kernel(const T* x, int64_t n, int64_t run, U* out) {
   __shared__ double staged[kStaged];
@@ -144,7 +143,7 @@ void sum_to(const Tensor& out, const Tensor& x) {
   });
 }
 
-// Softmax on a GPU: a row stays in its threads' registers between one read and one write.
+// A row stays in its threads' registers between one read and one write.
 
 namespace {
 
@@ -181,7 +180,6 @@ __global__ __launch_bounds__(kRowThreads) void softmax_kernel(Softmax<T> f) {
   each_part(at, n, store_y, x);
 }
 
-// a is dy, b the forward result.
 template <SoftmaxOp kOp, class T, bool kVectorized>
 __global__ __launch_bounds__(kRowThreads) void softmax_backward_kernel(Softmax<T> f) {
   using A = Accumulate<T>;

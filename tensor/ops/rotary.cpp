@@ -1,4 +1,3 @@
-// RoPE frequencies, tables and rotation.
 #include "tensor/ops/rotary.h"
 
 #include <numbers>
@@ -9,7 +8,7 @@
 namespace tessera {
 namespace {
 
-// Interpolation weight of the unscaled frequency of pair j, before clamping to [0, 1].
+// Interpolation weight of pair j's unscaled frequency, before clamping to [0, 1].
 double unscaled_weight(double frequency, int64_t j, int64_t head_dim, const RotaryOptions& o) {
   if (o.scaling == RopeScaling::none || o.scaling == RopeScaling::linear) return 0;
   const double full = static_cast<double>(o.original_context) / (2 * std::numbers::pi);  // rotations at 1 rad per token
@@ -22,8 +21,7 @@ double unscaled_weight(double frequency, int64_t j, int64_t head_dim, const Rota
   return 1 - (static_cast<double>(j) - first) / (first == last ? 0.001 : last - first);
 }
 
-// Rotates the pairs of one head; y may be x. Two loops, because one that stores two arrays of narrow elements does not
-// vectorize.
+// y may be x. Two loops, because one that stores two narrow arrays does not vectorize.
 template <class T, class A>
 void rotate_head(T* y, const T* x, const A* cosines, const A* sines, A sign, int64_t half) {
   constexpr int64_t kVecElems = 64;

@@ -1,5 +1,5 @@
-// RoPE on a GPU, bitwise identical to the CPU: a thread processes 16 bytes of adjacent pairs in a few heads of a token,
-// and reads their angles once.
+// Bitwise identical to the CPU: a thread processes 16 bytes of adjacent pairs in a few heads of a token, and reads
+// their angles once.
 #include <numeric>
 
 #include "tensor/cuda/rows.cuh"
@@ -14,7 +14,7 @@ constexpr int kHeadsTogether = 4;
 template <class T>
 struct Rotation {
   const T* x;
-  T* y;  // may be x
+  T* y;
   const Accumulate<T>* table;
   const int32_t* positions;                    // null: first, first + 1, ...
   int64_t first, rows, tokens, placed, width;  // placed: rows with explicit positions

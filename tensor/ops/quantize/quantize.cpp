@@ -1,4 +1,3 @@
-// Encoding and decoding of 4-bit matrices.
 #include "tensor/ops/quantize/quantize.h"
 
 #include <cstring>
@@ -33,7 +32,7 @@ std::vector<std::byte> Int4Matrix::packed() const {
   if (columns % group != 0 || scales.size() % 2 != 0)
     throw Error("[int4] rows of " + std::to_string(columns) + " columns in groups of " + std::to_string(group) +
                 "; expected groups that divide a row, and an even total number of them");
-  constexpr size_t kBlock = 2 * sizeof(Half) + 1;  // bytes of two groups: their scales, and both zeros
+  constexpr size_t kBlock = 2 * sizeof(Half) + 1;  // of two groups: their scales, and both zeros
   std::vector<std::byte> out(codes.size() + scales.size() / 2 * kBlock);
   std::memcpy(out.data(), codes.data(), codes.size());
   std::byte* at = out.data() + codes.size();
@@ -59,7 +58,7 @@ namespace {
 constexpr int64_t kBatch = 1 << 18;  // elements: a multiple of a block
 constexpr int kLevels = 16;
 
-// Index of the value nearest to x in an ascending list: the number of midpoints that x exceeds.
+// Index of the nearest value in an ascending list: the number of midpoints that x exceeds.
 uint8_t nearest(std::span<const float> values, float x) {
   const auto above = std::ranges::lower_bound(values, x);
   const auto i = static_cast<size_t>(above - values.begin());
@@ -96,7 +95,7 @@ float encode_nf4(std::span<const float> x, std::byte* to) {
   return scale;
 }
 
-// Encodes the block scales of one fused matrix, in 8 bits each.
+// Encodes the block scales of one fused matrix in 8 bits each.
 void encode_scales(std::span<const float> scales, float* groups, float* mean, std::byte* to) {
   double sum = 0;
   for (const float s : scales) sum += s;
@@ -111,7 +110,7 @@ void encode_scales(std::span<const float> scales, float* groups, float* mean, st
   }
 }
 
-// Plain rounding, because GPTQ requires inputs.
+// Plain rounding: GPTQ requires inputs.
 std::vector<std::byte> rounded_to_nearest(const Packing& p, const FloatSource& source) {
   const Tensor weight = Tensor::empty({p.rows, p.columns}, DType::float32, make_arena());
   source(0, {weight.data<float>(), static_cast<size_t>(p.elements())});
@@ -166,7 +165,6 @@ T read(const std::byte* at) {
   return value;
 }
 
-// Decodes values from the bytes of a shard.
 class Decoder {
  public:
   Decoder(const Packing& p, const std::byte* bytes, int64_t elements)
@@ -259,14 +257,12 @@ void dequantize(const Packing& p, std::span<const std::byte> whole, int64_t begi
   Decoder(p, whole.data(), p.elements())({begin, begin, std::ssize(to)}, to.data());
 }
 
-// Sizes, splits, and the tables of values.
-
 namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Per sign: 2^i fractions between 0.1 and 1 in decade i of seven, at the midpoints of equal steps. With both signs, 0
-// and 1 these are 256 values.
+// Per sign: 2^i fractions between 0.1 and 1 in decade i of seven, at the midpoints of equal steps. Both signs, 0 and 1:
+// 256 values.
 std::array<float, 256> make_dynamic_values() {
   std::array<float, 256> out{};
   size_t at = 0;

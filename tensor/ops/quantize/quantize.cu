@@ -1,4 +1,4 @@
-// Decoding on a GPU: a thread reads the four bytes of eight adjacent elements.
+// A thread decodes the four bytes of eight adjacent elements.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kEach = 8;  // elements per thread
 
-// Start of a run of elements in the shard and in the full matrix.
+// Start of an element run in the shard and in the full matrix.
 struct RunStart {
   int64_t here, whole;
 };
@@ -24,7 +24,7 @@ struct Decode {
   int64_t count, together;  // local elements; gptq: elements per scale
   // nf4 only:
   const float* shared;
-  const RunStart* starts;  // null if there is only one run
+  const RunStart* starts;  // null for a single run
   int64_t runs, first_whole, groups;
   int pieces;
   int64_t first_blocks[kMaxFused] = {}, first_groups[kMaxFused] = {};
@@ -53,7 +53,7 @@ struct Decode {
   }
 };
 
-// gptq: two groups have one scale each and a byte with both zeros.
+// Two gptq groups have one scale each and a byte with both zeros.
 struct GroupScale {
   float scale;
   int zero;
