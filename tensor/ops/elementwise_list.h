@@ -161,7 +161,7 @@ struct Minimum {
 };
 using BinaryOps = OpList<Add, Sub, Mul, Div, Maximum, Minimum>;
 
-// Kernels: function objects in the accumulation type; the CPU and GPU loops round their result once.
+// Kernels compute in the accumulation type; the CPU and GPU loops round their result once.
 template <class Op>
 struct Value {
   static constexpr const char* name = Op::name;

@@ -1,4 +1,4 @@
-// Lookup by rows; the gradient is split by columns, so that no two threads accumulate into one element.
+// The gradient is split by columns, so that no two threads accumulate into one element.
 #include "tensor/ops/embedding.h"
 
 #include "tensor/cpu/loops.h"

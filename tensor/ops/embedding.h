@@ -1,18 +1,17 @@
-// Embedding lookup and its gradient.
 #pragma once
 #include "tensor/ops/cross_entropy.h"
 
 namespace tessera {
 
-// The ids on the table's device; range-checked before a copy.
+// ids on the table's device; range-checked before a copy.
 Tensor ids_beside(const Tensor& table, const Tensor& ids, const VocabPart& part = {});
 
-// ids int32 (...), table (V, C) -> (..., C). Throws an Error that names the position of an id outside [0, V). On a GPU,
-// where ids must be too, an invalid id returns zeros, and the next wait throws. With a vocabulary shard, ids refer to
+// ids int32 (...), table (V, C) -> (..., C). Throws Error naming the position of an id outside [0, V). On a GPU, which
+// must also hold the ids, an invalid id returns zeros, and the next wait throws. With a vocabulary shard, ids refer to
 // the full table, and ids of other shards return zeros. Cost: one copy.
 Tensor embedding(const Tensor& ids, const Tensor& table, const VocabPart& part = {});
-// dtable (V, C): per row the sum of its tokens' gradients in token order, or zero. dtable may have another floating
-// dtype than dy (..., C). Cost: one write of dtable, one read of dy.
+// dtable (V, C): per row the sum of its tokens' gradients in token order, or zero; any floating dtype. dy (..., C).
+// Cost: one write of dtable, one read of dy.
 void embedding_backward(Tensor& dtable, const Tensor& dy, const Tensor& ids, const VocabPart& part = {});
 
 namespace cuda {

@@ -1,5 +1,4 @@
-// Norms on a GPU: a row stays in its threads' registers between one read and one write, so statistics need no extra
-// pass over memory.
+// A row stays in its threads' registers between one read and one write, so statistics need no extra pass over memory.
 #include <span>
 #include <vector>
 
@@ -20,7 +19,7 @@ struct Forward {
   Rows rows;
 };
 
-// x + y as stored, the input of the statistics.
+// x + y, rounded, is the input of the statistics.
 template <class T, bool kVectorized>
 __device__ void add_residual(const Forward<T>& f, const RowThread& at, RegisterRow<T, kVectorized>& x) {
   using A = Accumulate<T>;
@@ -80,24 +79,24 @@ struct Backward {
   const A *mean, *rstd;                // mean is null for RMSNorm
   T* dx;
   A *by_gamma, *by_beta,
-      *by_sum;  // (runs, C), sums of each run of rows: of dy xhat, dy, dx; null if not requested
+      *by_sum;  // (runs, C): per run, sums of dy xhat, dy, dx; null if not requested
   Rows runs;    // of `together` rows
   int64_t rows, together;
 };
 
-// A thread's sums over the rows of a run: in registers for register-held vectors, otherwise in global memory, where no
-// other thread writes.
+// A thread's sums over a run's rows: in registers for register-held vectors, otherwise in global memory that no other
+// thread writes.
 template <class T, bool kVectorized>
 struct RunSums {
   using A = Accumulate<T>;
   A held[kHeld][kVecElems<T>] = {};
   A* to;
   int n;
-  bool first = true;  // first row
+  bool first = true;
 
   __device__ RunSums(A* parts, int64_t run, int length) : to(parts ? parts + run * length : nullptr), n(length) {}
   template <class F>
-  __device__ void add(int k, int j, const F& next) {  // next(e, sum so far) adds element e of the vector
+  __device__ void add(int k, int j, const F& next) {  // next(e, sum) adds element e of the vector
     if (!to) return;
     if (k < kHeld) {
 #pragma unroll
@@ -114,11 +113,11 @@ struct RunSums {
   }
 };
 
-// A thread's registers hold three rows and three sums: more threads would spill them.
+// A thread holds three rows and three sums in registers: more threads would spill them.
 constexpr int kBackwardThreads = 256;
 
-// Each warp (or block, for longer rows) processes a run of rows in one pass over memory: their gradients, and their
-// partial sums for the gradients of gamma, beta and a bias before the norm.
+// Each warp (or block, for longer rows) computes the gradients of a run of rows and their partial sums for gamma, beta
+// and a bias before the norm, in one pass over memory.
 template <class T, bool kVectorized>
 __global__ __launch_bounds__(kBackwardThreads, 1) void norm_backward_kernel(const __grid_constant__ Backward<T> f) {
   using A = Accumulate<T>;

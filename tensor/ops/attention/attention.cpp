@@ -1,4 +1,3 @@
-// Argument checks and device dispatch.
 #include "tensor/ops/attention/attention.h"
 
 #include "tensor/cpu/loops.h"
@@ -41,7 +40,7 @@ AttentionProblem check(const Tensor& q, const Tensor& k, const Tensor& v, const 
   return p;
 }
 
-// Checks a result, which must have the shape of the operand `like` and its dtype or accumulation dtype.
+// A result must have the shape of the operand `like` and its dtype or accumulation dtype.
 void check_result(const char* name, const Tensor& t, const Tensor& like) {
   if (t.shape() == like.shape() && (t.dtype() == like.dtype() || t.dtype() == accum_dtype(like.dtype())) &&
       (t.strides()[3] == 1 || t.dim(3) == 1))

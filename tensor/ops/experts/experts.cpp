@@ -1,4 +1,3 @@
-// Mixture-of-experts ops: argument checks and CPU loops.
 #include "tensor/ops/experts/experts.h"
 
 #include "tensor/cpu/loops.h"
@@ -8,7 +7,7 @@
 
 namespace tessera {
 
-// Choices, row assignment and weights. Threads split the tokens.
+// Threads split the tokens.
 
 namespace {
 
@@ -54,12 +53,11 @@ void choose_all(const Tensor& logits, const RouteOptions& o, const Routed& out) 
   });
 }
 
-// For dry runs, without reading logits.
+// For dry runs, whose logits are uninitialized.
 void assign_evenly(int64_t experts, const Tensor& chosen) {
   for (int64_t i = 0; i < chosen.numel(); ++i) chosen.data<int32_t>()[i] = static_cast<int32_t>(i % experts);
 }
 
-// Padding tokens choose no expert.
 void mark_padding(const RouteOptions& o, int64_t experts, const Tensor& chosen) {
   const int64_t row = chosen.numel() / o.sequences;
   for (int64_t s = 0; s < std::ssize(o.lengths); ++s) {
@@ -69,7 +67,6 @@ void mark_padding(const RouteOptions& o, int64_t experts, const Tensor& chosen) 
   }
 }
 
-// Applies the capacity, then assigns rows.
 void place_all(const RouteOptions& o, int64_t experts, Routed& out) {
   const int64_t n = out.chosen.dim(0), k = o.per_token, length = n / o.sequences;
   const int32_t* const chosen = out.chosen.data<int32_t>();
@@ -113,7 +110,7 @@ void route_on_cpu(Routed& out, const Tensor& logits, const RouteOptions& o) {
   place_all(o, logits.dim(1), out);
 }
 
-// Kernels assign rows for sequences of equal length; with padding the host does, since it waits for them anyway.
+// Kernels assign rows for sequences of equal length; with padding the host does, because it waits for them anyway.
 void route_on_gpu(Routed& out, const Tensor& logits, const RouteOptions& o) {
   RouteOptions all = o;
   if (!o.lengths.empty()) all.capacity = 0;
@@ -216,11 +213,10 @@ Tensor route_backward(const Tensor& dweights_any, const Tensor& logits_any, cons
   return out;
 }
 
-// Grouped GEMM: all three ops are one kernel with different strides.
+// All three ops are one kernel with different strides.
 
 namespace {
 
-// A matrix or its transpose, as the kernel's operand.
 struct Matrix {
   Tensor t;
   bool turned = false;
@@ -233,7 +229,6 @@ struct Matrix {
   Matrix wide() const { return {t.to(accum_dtype(t.dtype())), turned}; }
 };
 
-// Multiplies one group in the accumulation dtype and rounds once.
 void multiply_on_cpu(GemmKind which, Tensor out, const Tensor& left, const Tensor& right) {
   const DType wide = accum_dtype(left.dtype());
   const bool direct = out.dtype() == wide && out.is_contiguous();
@@ -253,7 +248,7 @@ void multiply_on_cpu(GemmKind which, Tensor out, const Tensor& left, const Tenso
 }
 
 void multiply_on_cpu(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
-  if (dry_run_on_gpu(left)) return;  // GPU kernels write results in place, rounded or accumulated
+  if (dry_run_on_gpu(left)) return;  // GPU kernels write results in place
   int64_t at = 0;
   for (const GemmGroup& g : groups) {
     const Tensor rows = left.narrow(0, at, g.rows), others = other.narrow(0, at, g.rows);
@@ -271,7 +266,6 @@ void multiply_on_cpu(GemmKind which, const Tensor& left, const Tensor& other, co
   }
 }
 
-// Gradients that the kernels cannot write directly are computed separately.
 void multiply_on_gpu(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
   const bool of_weights = which == GemmKind::weight_grad;
   const bool alike =
@@ -313,7 +307,6 @@ void multiply(const char* op, GemmKind which, const Tensor& left, const Tensor& 
       [&] { multiply_on_gpu(which, left, other, groups); });
 }
 
-// Allocates rows as long as dim `dim` of the groups' matrices.
 Tensor make_rows(const char* op, const Tensor& like, const std::vector<GemmGroup>& groups, int dim) {
   if (groups.empty() || groups[0].w.ndim() != 2 || like.ndim() != 2)
     throw Error(std::string("[") + op + "] found " + (groups.empty() ? "no weight" : groups[0].w.describe()) + " for " +
@@ -339,7 +332,7 @@ void grouped_linear_weight_grads(const std::vector<GemmGroup>& groups, const Ten
   multiply("grouped_linear_weight_grads", GemmKind::weight_grad, dy, x, groups);
 }
 
-// Dispatch and combine. Threads split the tokens; row sums use fixed lanes.
+// Threads split the tokens; row sums use fixed lanes.
 
 namespace {
 

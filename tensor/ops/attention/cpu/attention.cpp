@@ -1,4 +1,4 @@
-// Iteration over blocks for every dtype. On CPUs with bfloat16 pair products or tiles, bf16.cpp computes bfloat16.
+// bf16.cpp computes bfloat16 on CPUs with bfloat16 pair products or tiles.
 
 #include "tensor/ops/attention/cpu/tiles.h"
 
@@ -101,7 +101,7 @@ class Backward {
     A *query, *query_t, *dout, *dout_t, *dquery, *lse, *delta;
   };
 
-  // Processes the query heads that share one key-value head.
+  // Query heads that share one key-value head.
   void group(Buffer<A>& m, int64_t b, int64_t key_head) const {
     const int64_t n = padded_ * ld_, keys = padded_keys_ * ld_;
     const Shared s{m.take(n), m.take(n), m.take(n), m.take(n), m.take(n), m.take(padded_), m.take(padded_)};
@@ -155,7 +155,7 @@ class Backward {
     mask_tile(p, kBlock, mask_at(p_, at.b, at.key0, at.query0));
     probability_tile(p, kBlock, s.lse + at.query0);
     tile_gemm<A>(kBlock, kBlock, p_.d, {value, ld_, 1}, s.dout_t + from, kBlock, dp, kBlock, false);
-    const A* weight = p;  // factors of the values in the forward pass
+    const A* weight = p;
     if (p_.options.dropout > 0) {
       dropout_tile(keep, kBlock, p_, at.b, at.h, at.key0, at.query0);
       multiply_tile(dp, dp, keep, n);
@@ -181,7 +181,7 @@ class Backward {
   const int64_t ld_, padded_, padded_keys_;
 };
 
-// Merges outputs of types I and P, accumulated in A.
+// Outputs of types I and P, accumulated in A.
 template <class A, class I, class P>
 void merge_rows(const AttentionResult& into, const AttentionResult& part) {
   const int64_t heads = into.out.dim(2), tokens = into.out.dim(1), d = into.out.dim(3);

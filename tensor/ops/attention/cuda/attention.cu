@@ -1,4 +1,3 @@
-// Attention on a GPU: kernel selection, the per-query statistics of the backward pass, and merging.
 #include <limits>
 
 #include "tensor/kernels.h"
@@ -17,7 +16,7 @@ bool for_tensor_cores(const AttentionOptions& options, std::initializer_list<con
 }
 
 // Whether to try cuDNN: all operands in bfloat16, equal numbers of queries and keys under the causal mask, no dropout,
-// one document. A single query (token-by-token decoding) would need a graph for each cache length.
+// one document. A single query (decoding) would need a graph for each cache length.
 [[maybe_unused]] bool for_cudnn(const AttentionProblem& p, std::initializer_list<const Tensor*> operands) {
   if (!asks_cudnn(p.q, p.options) || p.tq < 2 || (p.options.causal && p.tq != p.tk) || p.q.numel() == 0) return false;
   for (const Tensor* t : operands)
@@ -25,7 +24,7 @@ bool for_tensor_cores(const AttentionOptions& options, std::initializer_list<con
   return true;
 }
 
-// One warp per query and head: lane l adds columns l, l + 32, ... of dout * out in order, and lanes are added in pairs.
+// One warp per query and head: lane l adds columns l, l + 32, ... of dout * out in order; lanes are added in pairs.
 template <class T>
 struct ComputeStats {
   AttentionSizes sizes;
@@ -56,7 +55,7 @@ __global__ void softmax_stats_kernel(ComputeStats<T> f) {
   if (threadIdx.x % 32 == 0) f.stats[at] = stats;
 }
 
-// (B, H, padded, 2): statistics of queries for the backward kernels (SoftmaxStats).
+// (B, H, padded, 2): SoftmaxStats for the backward kernels.
 Tensor compute_stats(const AttentionProblem& p, const Tensor& dout, const AttentionResult& forward, bool tiles) {
   const AttentionSizes n = attention_sizes(p);
   const int padded = tiles ? count_tiles(n.tq, kQueryPadding) * kQueryPadding : n.tq;

@@ -1,4 +1,4 @@
-// Tensor-core attention forward: 128 queries of a head per block of four warps, 16 to 64 keys at a time.
+// 128 queries of a head per block of four warps, 16 to 64 keys at a time.
 #include <limits>
 
 #include "tensor/cuda/mma.cuh"
@@ -17,7 +17,7 @@ constexpr int kKeysOf = D == 64  ? 64
                                  : 32;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-// Softmax state of a lane's four rows: maximum score and the lane's partial sum of exponentials.
+// Of a lane's four rows: maximum score and the lane's partial sum of exponentials.
 struct RowState {
   float max[kRowTiles][2] = {{kNone, kNone}, {kNone, kNone}}, sum[kRowTiles][2] = {};
 };
@@ -41,7 +41,7 @@ __device__ void softmax_step(Scores<C>& scores, RowState& state, Out<D>& out, fl
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
       const float offset = top > kNone ? top * factor : 0.0f;
-      // Exactly 1 if the maximum is unchanged, so that masked keys that follow do not affect a row's bits.
+      // Exactly 1 if the maximum is unchanged, so that subsequent masked keys do not change a row.
       const float shrink = top > kNone ? fast_exp2((state.max[r][half] - top) * factor) : 0.0f;
       state.max[r][half] = top;
       float total = 0;
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kBlockThreads) forward_kernel(ForwardCall<bflo
   RowState state;
   for (int step = first; step < steps; ++step) {
     wait_for_copies<0>();
-    __syncthreads();  // all copies have arrived, and the other stage is no longer in use
+    __syncthreads();  // all copies have arrived; the other stage is free
     if (step + 1 < steps) fetch(step + 1);
     const int key0 = step * kKeys;
     if (key0 >= visible || (kDocuments && key0 + kKeys <= bounds.min_start)) continue;  // other warps may see more keys

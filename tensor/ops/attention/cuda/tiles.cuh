@@ -12,13 +12,13 @@
 
 namespace tessera::cuda {
 
-// Starts to copy `count` rows from row0 on, zero-padded.
+// Starts the copy of `count` rows from row0 on, zero-padded.
 template <int D, int kBlockThreads>
 __device__ void copy_rows(SharedTile<D> to, const HeadRows<const bfloat16>& from, const TilePlace& at, int row0,
                           int count, int rows) {
   constexpr int kChunks = D / 8, kAtOnce = kBlockThreads / kChunks;
   int t = static_cast<int>(threadIdx.x);
-  asm volatile("" : "+r"(t));  // recompute addresses: kept live, they would spill the accumulators
+  asm volatile("" : "+r"(t));  // recompute addresses: live ones would spill the accumulators
   const int c = t % kChunks;
   const bfloat16* const head = from.at(at.b, at.h, 0) + c * 8;
   for (int row = t / kChunks; row < count; row += kAtOnce) {
@@ -95,8 +95,7 @@ struct ScoresPlace {
   int query0, key0;
 };
 
-// Bit (r * C + c) * 4 + e is set if sum [r][c][e] survives dropout. Elements are processed one by one to save
-// registers.
+// Bit (r * C + c) * 4 + e is set if sum [r][c][e] survives dropout. Processes elements one by one to save registers.
 template <int R, int C>
 using DropoutMaskBits = std::conditional_t<R * C * 4 <= 32, uint32_t, uint64_t>;
 template <int R, int C, bool kKeysDown>
@@ -141,7 +140,7 @@ __device__ void put_rows(const Result<bfloat16>& to, const TilePlace& at, const 
     }
 }
 
-// Calls f with the head dim, dropout and document starts as types, for which kernels are compiled.
+// Calls f with the head dim, dropout and document starts as compile-time constants.
 template <class Call, class F>
 void with_kind(const Call& call, const F& f) {
   const auto either = [](bool is, const auto& g) { is ? g(std::true_type{}) : g(std::false_type{}); };

@@ -1,5 +1,5 @@
-// Tensor-core attention backward: one kernel computes dq, iterating over keys, and one dk and dv, iterating over
-// queries of all heads in the group. Both recompute the probabilities from the log-sum-exp.
+// One kernel computes dq, iterating over keys, another dk and dv, iterating over queries of all heads in the group.
+// Both recompute the probabilities from the log-sum-exp.
 //
 // The second kernel has transposed scores (keys x queries), so that a lane's accumulators are again left operands of
 // the following matmuls.
@@ -14,7 +14,7 @@ using Call = BackwardCall<bfloat16>;
 
 using Stats = SoftmaxStats<float>;
 
-// Tiling for head dim D. Accumulators fill most registers: two of D columns and two of scores.
+// Accumulators fill most registers: two of D columns and two of scores.
 template <int D>
 struct QueryCut {
   static constexpr int kWarps = 4, kRowTiles = 2, kThreads = 32 * kWarps;
@@ -130,7 +130,7 @@ __device__ void hide_before(WarpSums<R, C>& probabilities, const QueryStarts& st
   });
 }
 
-// Applies the dropout mask: to = from * mask; `to` may be `from`.
+// to = from * mask; `to` may be `from`.
 template <int R, int C>
 __device__ void drop(WarpSums<R, C>& to, const WarpSums<R, C>& from, DropoutMaskBits<R, C> kept, float up) {
   for_each_sum<R, C>([&](int r, int c, int e, int, int) {
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(KeyCut<D, kDrops, kDocuments>::kThreads) key_g
                    call.stats.at(n, at.b, at.h, step * kQueries + 2 * t), true);
       commit_copies();
     };
-    if (member > 0) __syncthreads();  // the stages are no longer in use
+    if (member > 0) __syncthreads();  // the stages are free
     fetch(first);
     for (int step = first; step * kQueries < past; ++step) {
       wait_for_copies<0>();

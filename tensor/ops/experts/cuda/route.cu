@@ -1,6 +1,6 @@
-// Routing on a GPU. Each thread processes a token, whose logits are in shared memory, with the CPU's formulas in the
-// same order (tensor/ops/experts/token.h). Positions are counted by one block per expert and sequence, which scans the
-// sequence's choices in order; without atomics, every run assigns the same rows.
+// Each thread processes a token, whose logits are in shared memory, with the CPU's formulas in the same order
+// (tensor/ops/experts/token.h). One block per expert and sequence scans the sequence's choices in order to count
+// positions; without atomics, every run assigns the same rows.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -34,7 +34,7 @@ struct Logits {
   }
   __device__ int64_t token() const { return global_thread(); }
   __device__ A* row() const { return dynamic_shared<A>() + threadIdx.x * (experts | 1); }
-  // Calls f(element, its address in shared memory) for all of the block's elements, in coalesced order.
+  // Calls f(element, its address in shared memory) for the block's elements, in coalesced order.
   template <class F>
   __device__ void each(const F& f) const {
     const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x;
@@ -76,7 +76,6 @@ __global__ void choose_kernel(Choosing<T> f) {
   f.reroutes[f.logits.tokens + t] = static_cast<double>(largest);
 }
 
-// Number of rerouted tokens, maximum routing margin, and largest logit.
 __global__ __launch_bounds__(kThreads) void reroutes_kernel(const double* reroutes, int64_t tokens, double* report) {
   __shared__ double parts[3][kThreads];
   double count = 0, margin = 0, largest = 0;
@@ -106,10 +105,10 @@ struct Choices {
   int64_t length;
   int experts, k;
   int64_t capacity;
-  const int32_t* earlier;  // RouteOptions::earlier; null if sequences are complete
+  const int32_t* earlier;  // null if sequences are complete
 };
 
-// Number of preceding threads of the block with `has`; `all` receives the number in the block.
+// Number of preceding threads of the block with `has`; `all` receives the block's total.
 __device__ int threads_before(bool has, int& all) {
   __shared__ int of_warp[kThreads / 32];
   const int own = static_cast<int>(threadIdx.x) / 32;
@@ -126,8 +125,8 @@ __device__ int threads_before(bool has, int& all) {
   return before;
 }
 
-// Calls f(index of the choice, number of earlier ones) for the choices of the block's expert in its sequence for which
-// `counts` is true, in the order of n -> at(n). Returns their number.
+// Calls f(index of the choice, number of earlier choices) for the choices of the block's expert in its sequence for
+// which `counts` is true, in the order of n -> at(n). Returns their number.
 template <class At, class Counts, class F>
 __device__ int64_t walk(const Choices& c, const At& at, const Counts& counts, const F& f) {
   const int expert = static_cast<int>(blockIdx.x) % c.experts;
@@ -144,7 +143,7 @@ __device__ int64_t walk(const Choices& c, const At& at, const Counts& counts, co
   return seen;
 }
 
-// Marks choices within the capacity by 0, others by -1: first choices of all tokens precede second ones.
+// Marks choices within the capacity by 0, others by -1: first choices of all tokens precede second choices.
 __global__ __launch_bounds__(kThreads) void fit_kernel(Choices c, double* choices, int32_t* taken) {
   const int64_t seen = walk(
       c, [&](int64_t i) { return i % c.length * c.k + i / c.length; }, [](int64_t) { return true; },
@@ -270,8 +269,8 @@ void route_backward(const Tensor& out, const Tensor& dweights, const Tensor& log
   });
 }
 
-// Dispatch and combine on a GPU. A thread processes 16 bytes of a row and adds in the order of choices, as on the CPU.
-// The gradient of a weight is a row reduction (tensor/cuda/rows.cuh).
+// A thread processes 16 bytes of a row and adds in the order of choices, as on the CPU. The gradient of a weight is a
+// row reduction (tensor/cuda/rows.cuh).
 
 namespace {
 

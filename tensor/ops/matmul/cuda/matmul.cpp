@@ -1,4 +1,3 @@
-// Conversion of row-major matmuls to column-major products.
 
 #include "tensor/kernels.h"
 #include "tensor/ops/activations.h"
@@ -19,16 +18,16 @@ std::byte* on_gpu(const Tensor& t) {
 bool is_aligned(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.address()) % 16 == 0; }
 bool is_packed(const Tensor& t) { return t.is_contiguous() && is_aligned(t); }
 
-// Packed row-major matrices as column-major ones of shape (cols, rows).
+// Packed row-major matrices as column-major matrices of shape (cols, rows).
 Matrices row_matrices(const Tensor& t) {
   return {.data = on_gpu(t), .leading = t.dim(-1), .step = t.ndim() == 3 ? t.dim(-2) * t.dim(-1) : 0};
 }
 
 bool is_turned(const Tensor& t) { return !t.is_contiguous() && t.transpose(-2, -1).is_contiguous(); }
 
-// Operand t, in place if it is packed and aligned or the transpose of such a matrix, otherwise in `copy`. The library
-// selects algorithms by leading dims and alignment too, so only packed operands are passed: strides and addresses do
-// not affect the bits.
+// Operand t, in place if it is packed and aligned or the transpose of such a matrix, otherwise in `copy`. Because the
+// library also selects algorithms by leading dims and alignment, only packed operands make results independent of
+// strides and addresses.
 Matrices operand(const Tensor& t, Tensor& copy) {
   const bool turned = is_turned(t);
   copy = turned ? t.transpose(-2, -1) : t.contiguous();
@@ -43,7 +42,6 @@ struct OperandCopies {
   Tensor left, right, other;
 };
 
-// The GEMM for out = a b; `out` is packed.
 GemmProblem make_gemm(const Tensor& out, const Tensor& a, const Tensor& b, OperandCopies& kept) {
   return {.m = out.dim(-1),
           .n = out.dim(-2),
@@ -63,17 +61,16 @@ const std::byte* bias_data(const Tensor& bias, OperandCopies& kept) {
   return on_gpu(kept.other);
 }
 
-// Whether t, packed, is a valid `aux` operand.
+// For packed t.
 bool can_be_aux(const Tensor& t) { return t.dim(-1) % 8 == 0; }
 
-// Whether this matmul may be fused with adjacent passes: only in bfloat16, whose rounding hides that the library has a
-// different GELU; float32 is for comparisons.
+// Fusion requires bfloat16, whose rounding hides the difference of the library's GELU; float32 is for comparisons.
 bool may_fuse(const Tensor& out, const Tensor& a, const Tensor& b) {
   return is_packed(out) && a.dtype() == DType::bfloat16 && a.ndim() == 2 && a.dim(0) > 0 && a.dim(1) > 0 &&
          b.dim(1) > 0 && !a.arena()->local<KernelChoice>().deterministic;
 }
 
-// Queues out = a b + bias; returns false if the library has no algorithm.
+// Returns false if the library has no algorithm.
 bool multiply_packed(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias) {
   Arena& arena = *out.arena();
   OperandCopies kept;
@@ -104,7 +101,7 @@ Tensor padded(const Tensor& t, int64_t rows, int64_t cols) {
   return wide;
 }
 
-// Through padded copies whose dims are multiples of 8, for which every library has an algorithm.
+// Every library has an algorithm for dims that are multiples of 8.
 void multiply_padded(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias) {
   const auto up = [](int64_t n) { return (n + 7) / 8 * 8; };
   const int64_t m = up(a.dim(-2)), k = up(a.dim(-1)), n = up(b.dim(-1));
