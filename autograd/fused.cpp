@@ -1,4 +1,3 @@
-// Matmuls: forward passes and vjps.
 
 #include "autograd/ops.h"
 #include "tensor/ops/embedding.h"
@@ -9,7 +8,7 @@ namespace tessera {
 Var matmul(const Var& a, const Var& b) {
   return record_one("matmul", matmul(a.value(), b.value()), {a, b}, [a = a.saved(), b = b.saved()](Grads& g) {
     const Tensor dy = g.output(), x = a.get(), w = b.get();
-    const bool one = w.ndim() == 2;  // b (K, N) for all leading dims
+    const bool one = w.ndim() == 2;
     if (g.needs(0)) g.give(0, one ? linear(dy, w, Tensor()) : matmul(dy, w.transpose(-2, -1)));
     if (!g.needs(1)) return;
     Tensor dw = one ? w.make(w.shape()) : matmul(x.transpose(-2, -1), dy);
@@ -50,7 +49,7 @@ void give_linear(Grads& g, int at, const Tensor& dy, const Saved& x, const BiasS
     });
 }
 
-// First layer of an op: its x, w and b are inputs 0, 1 and 2.
+// Its x, w and b are inputs 0, 1 and 2 of the op.
 struct FirstLayer {
   FirstLayer(const Var& input, const LinearWeights& l)
       : x(saved_for(l.w, input)), w(l.w.saved()), packs(l.packs), shared(l.shared) {}
@@ -96,7 +95,7 @@ Var linear(const Var& x, const Var& w, const Var& b, PackedWeights* packs, std::
 
 // The backward pass frees each value after its last use: the hidden values are the largest of a block.
 Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, bool recompute, GeluForm form) {
-  const bool tanh = form == GeluForm::tanh;  // the form that GEMM epilogues support
+  const bool tanh = form == GeluForm::tanh;  // GEMM epilogues support only this form
   const auto activate = [&](const Tensor& in) {
     const Tensor bias = value_or_none(up.b);
     return tanh ? linear_gelu(in, up.w.value(), bias, up.packs)
@@ -122,7 +121,7 @@ Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, b
                        give_linear(g, 3, dy, activated, sums);
                        activated = Saved();
                        dy = Tensor();
-                       const bool given = dbias.defined();  // else computed with the weight gradient
+                       const bool given = dbias.defined();  // otherwise computed with the weight gradient
                        if (given) g.give(2, std::move(dbias));
                        first.give(g, dh, {.wanted = !given});
                      });
@@ -130,12 +129,10 @@ Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, b
   return y;
 }
 
-// Fused and structured ops: forward passes and vjps.
-
 namespace {
 
-// Gradient of a norm's x, accumulated onto `residual`. In the same pass writes those of gamma (input `at`) and beta
-// (the next one), directly into their buffers if possible. `parts` as in NormSums.
+// Gradient of a norm's x, accumulated onto `residual`. The same pass writes the gradients of gamma (input `at`) and
+// beta (the next one), into their buffers if possible. `parts` as in NormSums.
 Tensor norm_gradients(Grads& g, int at, const Tensor& dy, const Tensor& x, const Tensor& gamma, const Normed& forward,
                       Tensor residual, Tensor* parts) {
   NormSums sums{.parts = parts};
@@ -161,15 +158,15 @@ Tensor norm_gradients(Grads& g, int at, const Tensor& dy, const Tensor& x, const
   return dx;
 }
 
-// Buffers for the first pass of requested row sums of input i's gradient, and the second pass. Not with deferred work,
-// which would retain them too long.
+// Buffers for requested row sums of input i's gradient, and the second pass. Not with deferred work, which would retain
+// them too long.
 bool wants_parts(const Grads& g, int i) { return g.row_sums_requested(i) && !g.defer(); }
 RowSums end_of_sums(const Tensor& parts) {
   if (!parts.defined()) return {};
   return [parts](Tensor& out) { sum_parts(out, parts); };
 }
 
-// Recomputation of norm(x). Saved values outlive the Vars, so the closure captures tensors.
+// Recomputes norm(x). Saved values outlive the Vars, so the closure captures tensors.
 std::function<Tensor()> norm_recipe(Saved x, const Var& gamma, const Var& beta, const NormOptions& options) {
   return [x = std::move(x), w = gamma.saved(), b = saved_or_none(beta), options] {
     return norm(x.get(), w.get(), b.get(), options).y;
@@ -350,7 +347,7 @@ Loss cross_entropy(Var logits, const Tensor& targets_anywhere, double scale) {
   Tensor x = std::move(logits).take();
   const Tensor targets = targets_beside(x, targets_anywhere, x.dim(-1));
   if (trains && x.device() == Device::cuda && x.unique() && x.is_contiguous()) {
-    const CrossEntropy r = cross_entropy_in_place(x, targets, scale);  // one pass, before the factor of backward()
+    const CrossEntropy r = cross_entropy_in_place(x, targets, scale);  // before the factor of backward() is known
     Var root = record_one("cross_entropy", tessera::scale(r.sum, scale), {edge}, [x = std::move(x)](Grads& g) mutable {
       scale_rows_(x, g.output());
       g.give(0, std::move(x));
@@ -366,7 +363,7 @@ Loss cross_entropy(Var logits, const Tensor& targets_anywhere, double scale) {
   return {std::move(root), r.loss_sum, r.count};
 }
 
-// Language-model head with loss. Small logits use a plain matmul and loss.
+// Small logits use a plain matmul and loss.
 
 Var linear_by_rows(const Var& x, const Var& w, PackedWeights* packs, int64_t most_bytes) {
   const RowBlocks blocks = row_blocks(x.value(), w.value(), most_bytes);
@@ -386,7 +383,6 @@ Loss linear_cross_entropy(const Var& x, const Var& w, const Tensor& targets, dou
                           int64_t most_bytes) {
   const RowBlocks blocks = row_blocks(x.value(), w.value(), most_bytes);
   if (blocks.one()) {
-    // The logits are unshared, so the loss may overwrite them.
     Var logits = reshape(linear(x, w, Var(), packs), {blocks.rows, w.dim(0)});
     return cross_entropy(std::move(logits), targets, scale);
   }
@@ -410,14 +406,14 @@ Loss linear_cross_entropy(const Var& x, const Var& w, const Tensor& targets, dou
   return {std::move(root), r.loss_sum, r.count};
 }
 
-// checkpoint(): a node whose vjp runs a separate forward and backward pass.
+// The node's vjp runs a separate forward and backward pass.
 
 namespace {
 
 struct Block {
   std::function<Var(const std::vector<Var>&)> f;
   std::vector<Tensor> kept;
-  std::vector<bool> wanted;  // inputs that require a gradient
+  std::vector<bool> wanted;
   std::vector<Var> leaves = {};
   Var again = {};
 

@@ -1,4 +1,3 @@
-// Elementwise sums and shape ops: forward passes and vjps.
 #include "autograd/ops.h"
 
 #include "tensor/ops/reduce.h"

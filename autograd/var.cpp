@@ -1,4 +1,3 @@
-// Handles, leaves and recording.
 #include "autograd/var.h"
 
 #include "autograd/graph.h"
@@ -266,7 +265,7 @@ void Leaf::receive(Tensor gradient) {
   gradient_done();
 }
 
-// Addition is commutative bitwise. Shared tensors are not overwritten.
+// Addition is bitwise commutative. Shared tensors are not overwritten.
 void add_gradient(Tensor& total, Tensor g) {
   if (!total.defined())
     total = std::move(g);

@@ -1,4 +1,3 @@
-// Parameters and forward passes of the layers.
 #include "nn/layers.h"
 
 #include "nn/adapters/lora.h"
@@ -11,7 +10,6 @@ namespace tessera {
 
 namespace {
 
-// Packed weights if profitable on this CPU.
 PackedWeights* packs_if_profitable(PackedWeights& packs) { return cpu::packing_is_profitable() ? &packs : nullptr; }
 
 Attention::Options resolved(int64_t channels, Attention::Options o) {
@@ -153,7 +151,7 @@ Var Rotary::apply(Var x, int64_t heads, const StepInfo& at) {
   }
   if (!turn.positions.defined() && !at.positions.empty()) {
     const std::vector<int32_t> given(at.positions.begin(), at.positions.end());
-    // A dry run does not write, since every touched page would consume real memory.
+    // A dry run does not write, because every touched page would consume real memory.
     turn.positions = cpu::DryRun::here() ? like.make({std::ssize(given)}, DType::int32)
                                          : Tensor::constant<int32_t>(given, {std::ssize(given)}, like.arena());
   }
@@ -171,8 +169,8 @@ Attention::Attention(const Options& o, int64_t channels)
       norm_k(o.norm_eps ? &param("norm_k.weight", {o.head_dim}, Init::ones()) : nullptr),
       options_(o),
       here_(heads()) {
-  // Softmax is invariant to a constant added to all inputs, which is the only effect of the key bias without rotation
-  // or normalization.
+  // Without rotation or normalization, the key bias only adds a constant to all inputs of a softmax, which does not
+  // change it.
   if (qkv.bias && !o.rotary && !o.norm_eps)
     qkv.parameter(*qkv.bias).zero_grad_range = {o.heads * o.head_dim, (o.heads + o.kv_heads) * o.head_dim};
 }
@@ -250,7 +248,6 @@ Mlp::Mlp(int64_t channels, int64_t hidden, const Options& o)
       down(child<Linear>("down", hidden, channels, Linear::Options{.bias = o.bias, .deviation = o.down_deviation})),
       options_(o) {}
 
-// A single op if nothing intervenes between the layers.
 Var Mlp::forward(const Var& x) {
   if (!up.is_one_product() || !down.is_one_product()) return down(up(x));
   return down.finish(

@@ -1,4 +1,3 @@
-// Parameter trees and their materialization.
 #include "nn/module.h"
 
 #include "nn/quantize/packed.h"
@@ -10,7 +9,7 @@ namespace {
 
 constexpr int64_t kSlotAlignment = 16;  // elements: 64-byte alignment in float32
 
-// Initializes values with the elements of a parameter from index `from` on.
+// `values` are the elements from index `from` on.
 void initialise_elements(const Tensor& values, const Init& init, const Philox& random, int64_t from) {
   if (init.deviation == 0) {
     Tensor v = values;
@@ -205,7 +204,7 @@ std::vector<Module::Unit> Module::layout() {
 
 void initialise(const Module::Unit& unit, const Tensor& values, int64_t begin, uint64_t seed) {
   if (cpu::DryRun::here()) return;
-  // Values for a GPU are generated on the host: the C library's sine and logarithm give bitwise identical values
+  // Values for a GPU are generated on the host, whose C library gives bitwise identical sines and logarithms
   // everywhere.
   const bool here = values.device() == Device::cpu;
   Tensor all =
@@ -284,8 +283,6 @@ void Module::zero_missing_gradients() {
     if (p->trainable) p->var.zero_missing_grad();
 }
 
-// Shape and size of the local shard of a parameter.
-
 Shape ShardSpec::slice_unit(Shape whole) const {
   if (is_whole()) return whole;
   whole[dim] = 0;
@@ -300,8 +297,6 @@ int64_t Parameter::stored_here() const {
   const int64_t elements = local().numel();
   return packed ? packed->packing.bytes(elements) : elements;
 }
-
-// Documents: one pass over each sequence.
 
 Documents find_documents(const Tensor& ids_any, int32_t end) {
   const Tensor ids = ids_any.contiguous();
@@ -326,7 +321,7 @@ Documents documents_from(const Tensor& starts) {
   Documents made{starts, starts.clone()};
   for (int64_t i = 0; i < starts.numel(); ++i)
     made.positions.data<int32_t>()[i] =
-        std::max(static_cast<int32_t>(i % starts.dim(1)) - starts.data<int32_t>()[i], 0);  // padding has 0
+        std::max(static_cast<int32_t>(i % starts.dim(1)) - starts.data<int32_t>()[i], 0);  // padding: 0
   return made;
 }
 

@@ -1,4 +1,3 @@
-// Muon's operations on full matrices, between its two elementwise passes.
 #include "optim/muon.h"
 
 #include "optim/grad_norm.h"
@@ -16,7 +15,6 @@ constexpr int kSteps = 5;
 constexpr double kEps = 1e-7;       // added to the norm before division
 constexpr double kAdamWSize = 0.2;  // typical root mean square of AdamW's updates
 
-// x = x / |x|.
 void normalise(const Tensor& x) {
   const Tensor square = sums_of_squares(std::span(&x, 1));
   const auto on_cpu = [&] {
@@ -26,7 +24,6 @@ void normalise(const Tensor& x) {
   on_device(x.device(), on_cpu, [&] { cuda::normalise(x, square, kEps); });
 }
 
-// y = a x + b y.
 void blend(const Tensor& y, const Tensor& x, double a, double b) {
   const auto on_cpu = [&] {
     with_wide(y, [&]<class W>(W) {

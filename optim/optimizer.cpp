@@ -1,4 +1,3 @@
-// Optimizers: validation of units, state tensors, and the CPU loop shared by all rules.
 #include "optim/optimizer.h"
 
 #include <fmt/format.h>
@@ -47,8 +46,8 @@ void check_options(const OptimizerOptions& o) {
     throw Error(fmt::format("[optimizer] weight_decay is {}; expected a number of at least 0", o.weight_decay));
 }
 
-// Runs f(begin, end, slot) on ranges that cover the unit's slots, each within one slot, balanced over the threads;
-// slots are clipped to the unit's buffers.
+// Runs f(begin, end, slot) on ranges that cover the unit's slots, clipped to its buffers, each within one slot,
+// balanced over the threads.
 template <class F>
 void for_each_segment(const FlatUnit& unit, const F& f) {
   const int64_t n = unit.values.numel();
@@ -62,8 +61,8 @@ void for_each_segment(const FlatUnit& unit, const F& f) {
   });
 }
 
-// Elements of a tensor for a rule that computes in W, a few at a time: in place, or widened into a buffer for bfloat16,
-// so that each rule has a single loop for all dtypes.
+// A few elements at a time: in place, or widened into a buffer for bfloat16, so that each rule has one loop for all
+// dtypes.
 template <class W>
 class Elements {
  public:
@@ -71,7 +70,7 @@ class Elements {
       : wide_(t.dtype() == DType::bfloat16 ? nullptr : t.data<W>()),
         narrow_(t.dtype() == DType::bfloat16 ? t.data<bfloat16>() : nullptr) {}
 
-  // Elements [at, at + n). For bfloat16, n is at most kRoundedAtOnce, and they are valid until the next call.
+  // For bfloat16, n is at most kRoundedAtOnce, and the elements are valid until the next call.
   W* wide(int64_t at, int64_t n) {
     if (wide_ != nullptr) return wide_ + at;
     cpu::vectorized([to = room_, from = narrow_ + at, n] {
@@ -79,8 +78,7 @@ class Elements {
     });
     return room_;
   }
-  // Rounds x to elements [at, at + n) of bfloat16: stochastically with the bits of `number`, or without bits to
-  // nearest.
+  // For bfloat16: rounds x stochastically with the bits of `number`, or to nearest without bits.
   void store(const W* x, int64_t at, int64_t n, const RoundingBits* bits, int number) const {
     if (wide_ != nullptr) return;
     cpu::vectorized([to = narrow_ + at, x, n, bits, number] {

@@ -1,4 +1,3 @@
-// Forward passes and vjps of expert ops.
 #include "autograd/experts/ops.h"
 
 #include <numeric>

@@ -1,4 +1,3 @@
-// Routing, and execution of the experts on their rows.
 #include "nn/experts/experts.h"
 
 #include "tensor/error.h"
@@ -80,7 +79,7 @@ Var MixtureOfExperts::through(Var rows, size_t first, size_t count, const std::v
   return grouped_linear(rows, out, counts);
 }
 
-// All experts in one grouped GEMM, or one by one.
+// One grouped GEMM, or expert by expert.
 Var MixtureOfExperts::run(const Var& rows, const std::vector<std::vector<int64_t>>& counts) {
   const size_t sources = counts.size(), first = static_cast<size_t>(first_), here = static_cast<size_t>(here_);
   std::vector<int64_t> sizes;
@@ -101,7 +100,6 @@ Var MixtureOfExperts::run(const Var& rows, const std::vector<std::vector<int64_t
   return join_rows(parts);
 }
 
-// Routing options of a pass over `sequences` sequences with `tokens` local tokens each.
 RouteOptions MixtureOfExperts::options_at(const StepInfo& at, int64_t sequences, int64_t tokens) const {
   const ExpertConfig& c = options_.experts;
   RouteOptions o{.per_token = c.per_token, .softmax_first = c.softmax == RouterSoftmax::all, .sequences = sequences};

@@ -1,4 +1,3 @@
-// Sharding and dequantization of 4-bit matrices.
 #include "nn/quantize/packed.h"
 
 #include <numeric>
@@ -18,7 +17,7 @@ void cut(Packed& packed, const Parameter& p) {
     packed.runs.push_back({here, whole, count});
   });
   if (const int64_t bound = splits_block(packing, packed.runs); bound > 0) {
-    int64_t step = bound;  // greatest common divisor of all bounds
+    int64_t step = bound;
     for (const ElementRun& run : packed.runs) step = std::gcd(step, std::gcd(run.whole, run.count));
     throw FieldError(p.shard.axis, "'" + p.name + "' " + p.whole.str() + " would be sharded at multiples of " +
                                        std::to_string(step) + " elements, which the " +

@@ -1,4 +1,3 @@
-// A single thread combines the results of a step.
 #include <array>
 #include <cstddef>
 #include <span>

@@ -4,8 +4,8 @@
 //   set(...); fetch(); ... the passes, whose dropout reads step() ... close(parts(...)); the update reads update();
 //   give_back(); one wait; found()
 //
-// All but set() and found() are queued on the arena's stream. Several ranks all-reduce their parts before close(), so
-// they have the same scalars and make the same decision.
+// All but set() and found() are queued on the arena's stream. Ranks all-reduce parts() before close(), so they have the
+// same scalars and make the same decision.
 #pragma once
 
 #include "optim/optimizer.h"
@@ -16,7 +16,7 @@ namespace tessera::cuda {
 class StepState {
  public:
   struct Numbers {
-    uint64_t step = 0;                   // as counted by dropout
+    uint64_t step = 0;
     UpdateNumbers update;                // from the host, except grad_scale and skip, set by close()
     double loss_sum = 0, grad_norm = 0;  // set by close()
   };
@@ -34,11 +34,10 @@ class StepState {
     bool loss = true, squares = true;
   };
   Tensor parts(const Tensor& loss_sum, const Tensor& squares, const Says& says) const;
-  // Computes the gradient norm from the units' sums of squares, accumulated in order, and its clip factor (max_norm 0:
-  // no clipping). Skips the update if loss or norm is not finite, or an index was out of bounds.
+  // Computes the gradient norm and its clip factor (max_norm 0: no clipping). Skips the update if loss or norm is not
+  // finite, or an index was out of bounds.
   void close(const Tensor& parts, double max_norm) const;
   void give_back() const;
-  // Valid after the wait.
   const Numbers& found() const { return host_.get()[1]; }
 
  private:

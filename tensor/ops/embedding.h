@@ -6,9 +6,9 @@ namespace tessera {
 // ids on the table's device; range-checked before a copy.
 Tensor ids_beside(const Tensor& table, const Tensor& ids, const VocabPart& part = {});
 
-// ids int32 (...), table (V, C) -> (..., C). Throws Error naming the position of an id outside [0, V). On a GPU, which
-// must also hold the ids, an invalid id returns zeros, and the next wait throws. With a vocabulary shard, ids refer to
-// the full table, and ids of other shards return zeros. Cost: one copy.
+// ids int32 (...), table (V, C) -> (..., C). Throws Error naming the position of an id outside [0, V). On a GPU the ids
+// must be on the same device, an invalid id returns zeros, and the next wait throws. With a vocabulary shard, ids refer
+// to the full table, and ids of other shards return zeros. Cost: one copy.
 Tensor embedding(const Tensor& ids, const Tensor& table, const VocabPart& part = {});
 // dtable (V, C): per row the sum of its tokens' gradients in token order, or zero; any floating dtype. dy (..., C).
 // Cost: one write of dtable, one read of dy.
