@@ -78,12 +78,12 @@ struct DeferredAdd {
 
 struct Var::Impl {
   Tensor value;
-  std::shared_ptr<DeferredAdd> late;  // replaces `value` until computed
+  std::shared_ptr<DeferredAdd> deferred;  // replaces `value` until computed
   std::shared_ptr<Node> node;
   int output = 0;
   std::shared_ptr<Leaf> leaf;
-  std::function<Tensor()> recipe;
-  bool read_late = false;
+  std::function<Tensor()> recompute;
+  bool read_at_backward = false;
 };
 
 uint64_t next_sequence();

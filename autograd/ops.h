@@ -47,9 +47,9 @@ Var matmul(const Var& a, const Var& b);
 // is unsharded or sharded, and the input gradients are reduced.
 struct SharedInput {
   using Arriving = std::function<Tensor()>;  // waits for a started collective; call once
-  std::function<Tensor(const Tensor& part)> gather;
-  std::function<Arriving(Tensor part)> gather_again;      // in the backward pass; null if unsharded
-  std::function<Arriving(Tensor whole_gradient)> reduce;  // the shard's gradient
+  std::function<Tensor(const Tensor& shard)> gather;
+  std::function<Arriving(Tensor shard)> regather;        // in the backward pass; null if unsharded
+  std::function<Arriving(Tensor full_gradient)> reduce;  // the shard's gradient
 };
 
 // x (..., K), w (N, K), b (N) or undefined. The gradient of x is computed first; those of w and b may be deferred. With
@@ -87,7 +87,7 @@ Var attention(const Var& q, const Var& k, const Var& v, const AttentionOptions& 
 Var packed_attention(const Var& qkv, const Heads& heads, const AttentionOptions& options = {});
 // RMSNorm of the D elements of each head of q and k in qkv, with scales gamma_q and gamma_k (D).
 Var norm_heads(const Var& qkv, const Heads& heads, const Var& gamma_q, const Var& gamma_k, double eps);
-Var rotate(Var x, const RopeArgs& turn);
+Var rotate(Var x, const RopeArgs& rope);
 
 struct Loss {
   Var mean;               // loss_sum * scale, float64 (); the root of backward()
@@ -98,18 +98,18 @@ struct Loss {
 // so that micro-batches and ranks sum to the mean.
 Loss cross_entropy(Var logits, const Tensor& targets, double scale);
 // x w^T for a vocabulary w, in blocks of rows (tensor/ops/cross_entropy.h): x (..., C), w (V, C).
-Var linear_by_rows(const Var& x, const Var& w, PackedWeights* packs = nullptr, int64_t most_bytes = kLogitsBytes);
-// Bitwise identical to cross_entropy() of that matmul, without storing logits of more than `most_bytes`: the forward
+Var linear_by_rows(const Var& x, const Var& w, PackedWeights* packs = nullptr, int64_t max_bytes = kLogitsBytes);
+// Bitwise identical to cross_entropy() of that matmul, without storing logits of more than `max_bytes`: the forward
 // pass then computes both gradients for a seed of one, and the backward pass scales them. Targets int32 (N), N rows of
 // x.
 Loss linear_cross_entropy(const Var& x, const Var& w, const Tensor& targets, double scale,
-                          PackedWeights* packs = nullptr, int64_t most_bytes = kLogitsBytes);
+                          PackedWeights* packs = nullptr, int64_t max_bytes = kLogitsBytes);
 
 // Activation checkpointing (Chen et al. 2016, "Training deep nets with sublinear memory cost"): f(inputs), saving only
 // the inputs; the backward pass reruns f. At least one input must require a gradient if gradients are enabled. Cost:
 // one additional forward pass of f. Dropout uses the counter-based RNG and ops are deterministic, so gradients are
-// bitwise identical to those of plain f. With `drop_result`, an op that saves the result for its backward uses the
-// recomputed one, which is then computed earlier.
+// bitwise identical to those of plain f. With `drop_result`, an op that saves the result for backward uses the
+// recomputed result, which is then computed earlier.
 Var checkpoint(const std::function<Var(const std::vector<Var>&)>& f, const std::vector<Var>& inputs,
                bool drop_result = false);
 

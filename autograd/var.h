@@ -18,15 +18,15 @@ class Saved {
  public:
   Saved() = default;
   Saved(Tensor t) : tensor_(std::move(t)) {}  // NOLINT: implicit conversion
-  explicit Saved(std::function<Tensor()> recipe) : recipe_(std::move(recipe)) {}
-  Tensor get() const { return recipe_ ? recipe_() : tensor_; }
+  explicit Saved(std::function<Tensor()> recompute) : recompute_(std::move(recompute)) {}
+  Tensor get() const { return recompute_ ? recompute_() : tensor_; }
   // The form to save for a possibly deferred weight gradient (null: not deferred). Deferred gradients need the tensor
   // itself, because recomputation may need parameters that are freed by then (parallel/zero.h).
   Saved until(const DeferredWeightGrads* later) const { return later ? Saved(get()) : *this; }
 
  private:
   Tensor tensor_;
-  std::function<Tensor()> recipe_;
+  std::function<Tensor()> recompute_;
 };
 
 class Var {
@@ -63,12 +63,12 @@ class Var {
   void drop_grad();
   // Ops that save this leaf read its value at backward time and keep no reference to its memory: for parameters that
   // are freed and gathered again.
-  void read_late();
+  void read_at_backward();
   // Calls f when this leaf has received all gradients of one backward(), including deferred ones.
   void on_grad(std::function<void()> f);
 
-  // For ops. A value that is cheap to recompute: ops save `recipe` instead of the elements.
-  Var with_recompute(std::function<Tensor()> recipe) const;
+  // For ops. A value that is cheap to recompute: ops save `recompute` instead of the elements.
+  Var with_recompute(std::function<Tensor()> recompute) const;
   Saved saved() const;
   // The position in the graph without the value, for ops that save no inputs, as an argument of record().
   Var edge() const;
@@ -81,7 +81,7 @@ class Var {
   // which takes the addends and sets the sum.
   void defer_add(Tensor addend) const;
   struct Terms {
-    Tensor value, addend;  // addend: undefined without a deferred sum; then do not set one
+    Tensor value, addend;  // addend: undefined without a deferred sum; then skip set_sum()
   };
   Terms take_addends() const;
   void set_sum(Tensor sum) const;
@@ -90,8 +90,8 @@ class Var {
   // Requests the row sums of this gradient from the op that computes it, for a bias that was added to this value.
   void request_row_sums() const;
   bool row_sums_requested() const;
-  // Marks the consumer as one that computes row sums. If they do not arrive (from another stage, in deferred work),
-  // they are computed in the same order, so that every layout is bitwise identical.
+  // Declares that the consumer computes row sums. If they do not arrive (from another stage, in deferred work), they
+  // are computed in the same order, so that every layout is bitwise identical.
   void require_row_sums() const;
 
  private:

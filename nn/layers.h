@@ -16,9 +16,7 @@ enum class Recompute {
   op,               // other frameworks' selective mode (all but attention and every second matmul); planning only
 };
 
-inline bool makes_activation_again(Recompute r) {
-  return r == Recompute::activation || r == Recompute::activation_norm;
-}
+inline bool recomputes_activation(Recompute r) { return r == Recompute::activation || r == Recompute::activation_norm; }
 
 enum class Activation { none, gelu, gelu_erf };
 
@@ -40,29 +38,29 @@ class Linear : public Module {
   Linear(int64_t in, int64_t out, const Options& options);
   Var forward(const Var& x) override;
   void set_matmul(Product product) { product_ = std::move(product); }
-  // Collectives of a sharded layer: on the input of its matmul, and from the matmul's y (without bias) and b (undefined
-  // if an activation adds it) to the layer's y.
+  // Collectives of a sharded layer: on the matmul's input, and on its output y (without bias) with b (undefined if the
+  // activation adds it).
   using Finish = std::function<Var(Var partial, const Var& b)>;
   void share(std::shared_ptr<const SharedInput> input) { input_ = std::move(input); }
   void share(Finish finish) { finish_ = std::move(finish); }
   void drop_packs() override { packs_.packs.clear(); }
-  // Adds an adapter for rows [first, first + out) of the weight (nn/adapters/lora.h). Call before materialization.
+  // For rows [first, first + out) of the weight. Call before materialization.
   Lora& adapt(const std::string& name, int64_t first, int64_t out, const LoraOptions& options);
   const std::vector<Lora*>& adapters() const { return adapters_; }
   // Whether forward() is only linear() and the activation, so that an op may fuse this layer with others.
   bool is_plain() const { return is_one_product() && !input_ && !finish_; }
-  // The same except for collectives: an op may fuse the matmul of weights() with others, followed by finish().
+  // is_plain() except for collectives: an op may fuse the matmul of weights() with others, followed by finish().
   bool is_one_product() const { return !product_ && !is_wrapped() && adapters_.empty() && !packed_; }
   // Freezes the weight and stores it in 4 bits. Call before materialization.
   void quantize(const Packing& packing);
   LinearWeights weights();  // as used by the forward matmul
-  Var finish(Var partial) { return finish_ ? finish_(std::move(partial), seen_bias()) : partial; }
+  Var finish(Var partial) { return finish_ ? finish_(std::move(partial), used_bias()) : partial; }
 
   Var& weight;  // (out, in)
   Var* bias;    // (out), or null
 
  private:
-  Var seen_bias() { return bias ? seen(*bias) : Var(); }
+  Var used_bias() { return bias ? used(*bias) : Var(); }
   Var multiply(const Var& x, const Var& w, const Var& b, PackedWeights* packs);
   Options options_;
   Product product_;
@@ -77,17 +75,17 @@ class Linear : public Module {
 class Norm : public Module {
  public:
   Norm(int64_t channels, const NormOptions& options, Recompute recompute);
-  Var forward(const Var& x) override { return norm(x, seen(weight), beta(), options_, recompute_); }
+  Var forward(const Var& x) override { return norm(x, used(weight), beta(), options_, recompute_); }
   // {x + y, norm(x + y)} in one pass; may overwrite y.
   std::pair<Var, Var> add(const Var& x, Var y) {
-    return add_norm(x, std::move(y), seen(weight), beta(), options_, recompute_);
+    return add_norm(x, std::move(y), used(weight), beta(), options_, recompute_);
   }
 
   Var& weight;  // (channels)
   Var* bias;    // (channels), or null
 
  private:
-  Var beta() const { return bias ? seen(*bias) : Var(); }
+  Var beta() const { return bias ? used(*bias) : Var(); }
   NormOptions options_;
   bool recompute_;
 };
@@ -154,8 +152,8 @@ class Rotary {
  public:
   // Throws FieldError for an odd head_dim, and for parameters of an inactive or different scaling.
   Rotary(int64_t context, int64_t head_dim, const RotaryOptions& options);
-  // Rotates the first `heads` heads of packed x (B, T, W) by their positions within documents if defined, otherwise by
-  // the step's positions, or from 0 on.
+  // Rotates the first `heads` heads of packed x (B, T, W) by their document positions if defined, otherwise by the
+  // step's positions, or from 0.
   Var apply(Var x, int64_t heads, const StepInfo& at);
 
  private:
@@ -184,14 +182,13 @@ class Attention : public Module {
   };
   Attention(int64_t channels, const Options& options);
   Var forward(const Var& x) override;
-  // Appends new tokens (B, T, C) of B texts to their caches, at the step's positions within documents. Returns the last
-  // `answers` tokens, (B, answers, C). No gradient.
+  // Appends tokens (B, T, C) of B texts to their caches, at the step's document positions. Returns the last `answers`
+  // tokens, (B, answers, C). No gradient.
   Tensor decode(const Tensor& x, std::span<KvCache* const> texts, int64_t answers);
   void set_attention(Core core) { core_ = std::move(core); }
 
   Heads heads() const { return {options_.heads, options_.kv_heads}; }  // of the unsharded layer
   int64_t head_dim() const { return options_.head_dim; }
-  // Restricts the projections to these local heads.
   void keep_heads(const Heads& here) { here_ = here; }
 
   Linear &qkv, &proj;
@@ -200,7 +197,7 @@ class Attention : public Module {
  private:
   AttentionOptions at_step();
   Attention(const Options& resolved, int64_t channels);
-  // Applies the configured norms and rotation to q and k.
+  // Norms and rotation of q and k.
   Var prepare(Var packed);
   Options options_;
   Heads here_;

@@ -27,7 +27,7 @@ void initialise_elements(const Tensor& values, const Init& init, const Philox& r
 
 // Initializes bytes [begin, begin + values.numel()) of the local shard of a 4-bit matrix.
 void initialise_bytes(const Tensor& values, const Parameter& p, const Philox& random, int64_t begin) {
-  const std::vector<std::byte> whole = quantize(p.packed->packing, [&](int64_t from, std::span<float> to) {
+  const std::vector<std::byte> full = quantize(p.packed->packing, [&](int64_t from, std::span<float> to) {
     cpu::split(std::ssize(to), 4096, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i)
         to[static_cast<size_t>(i)] = static_cast<float>(
@@ -36,7 +36,7 @@ void initialise_bytes(const Tensor& values, const Parameter& p, const Philox& ra
     });
   });
   for_each_run(p, begin, begin + values.numel(), [&](int64_t at, int64_t from, int64_t count) {
-    std::copy_n(whole.begin() + from, count, values.raw() + (at - begin));
+    std::copy_n(full.begin() + from, count, values.raw() + (at - begin));
   });
 }
 
@@ -82,7 +82,7 @@ StepInfo Module::step() const {
 
 void Module::shard(const Var& var, ShardSpec spec) {
   Parameter& p = parameter(var);
-  if (p.var.value().device() != Device::meta || !p.shard.is_whole())
+  if (p.var.value().device() != Device::meta || !p.shard.is_replicated())
     throw Error("[module] '" + p.name + "' cannot be sharded: it has memory or is already sharded");
   for (const ShardSpec::Run& run : spec.runs)
     if (run.begin < 0 || run.size < 1 || run.begin + run.size > p.whole[spec.dim])
@@ -96,7 +96,7 @@ void Module::shard(const Var& var, ShardSpec spec) {
 
 void Module::quantize(const Var& var, const Packing& packing) {
   Parameter& p = parameter(var);
-  if (p.var.value().device() != Device::meta || !p.shard.is_whole())
+  if (p.var.value().device() != Device::meta || !p.shard.is_replicated())
     throw Error("[module] '" + p.name + "' cannot be quantized: it has memory or is sharded");
   check(packing, p.name);
   p.packed = make_packed(packing);
@@ -193,7 +193,7 @@ std::vector<Module::Unit> Module::layout() {
                 .matrices = matrices};
       for (Parameter* p : group.members) {
         if (p->trainable != trainable || (p->packed != nullptr) != packed) continue;
-        if (p->trainable && p->whole_update != matrices) continue;
+        if (p->trainable && p->full_matrix_update != matrices) continue;
         unit.slots.push_back({p, unit.size, p->stored_here()});
         unit.size = (unit.slots.back().end() + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
       }
@@ -219,8 +219,8 @@ void initialise(const Module::Unit& unit, const Tensor& values, int64_t begin, u
         initialise_bytes(all.narrow(0, from - begin, to - from), *slot.parameter, random, from - slot.begin);
       continue;
     }
-    for_each_run(*slot.parameter, from - slot.begin, to - slot.begin, [&](int64_t at, int64_t whole, int64_t count) {
-      initialise_elements(all.narrow(0, slot.begin + at - begin, count), slot.parameter->init, random, whole);
+    for_each_run(*slot.parameter, from - slot.begin, to - slot.begin, [&](int64_t at, int64_t full, int64_t count) {
+      initialise_elements(all.narrow(0, slot.begin + at - begin, count), slot.parameter->init, random, full);
     });
   }
   if (!here) Tensor(values).copy_from(all);
@@ -283,11 +283,11 @@ void Module::zero_missing_gradients() {
     if (p->trainable) p->var.zero_missing_grad();
 }
 
-Shape ShardSpec::slice_unit(Shape whole) const {
-  if (is_whole()) return whole;
-  whole[dim] = 0;
-  for (const Run& run : runs) whole[dim] += run.size;
-  return whole;
+Shape ShardSpec::slice_unit(Shape full) const {
+  if (is_replicated()) return full;
+  full[dim] = 0;
+  for (const Run& run : runs) full[dim] += run.size;
+  return full;
 }
 
 Shape Parameter::local() const { return shard.slice_unit(whole); }

@@ -31,9 +31,9 @@ class Module : NotCopied {  // children hold references into it
   bool is_apart() const { return is_apart_ || is_wrapped(); }
   // The forward pass replaces each of this module's parameters by f(parameter), called at each use. The result may be
   // recomputed after the use (Var::with_recompute).
-  void see(std::function<Var(const Var&)> f) { transforms_ = std::move(f); }
+  void transform(std::function<Var(const Var&)> f) { transforms_ = std::move(f); }
 
-  // `var` is one of this module's own parameters, also in shard() and quantize().
+  // `var` is a parameter of this module, also in shard() and quantize().
   Parameter& parameter(const Var& var);
   // Restricts a parameter to a shard. Throws Error after materialization, or if a run exceeds the dim.
   void shard(const Var& var, ShardSpec spec);
@@ -59,10 +59,10 @@ class Module : NotCopied {  // children hold references into it
     return out;
   }
 
-  // Makes this module's parameters, and those of descendants outside other units, one flat buffer.
+  // Stores parameters of this module and of descendants outside other units in one flat buffer.
   void make_unit() { is_unit_ = true; }
   // Layout of a unit's parameters in `size` elements. Separate units follow for the same module's matrices with
-  // full-matrix updates, its frozen parameters, and its 4-bit ones (in bytes).
+  // full-matrix updates, its frozen and its 4-bit parameters (in bytes).
   struct Unit {
     std::string name;
     Module* module = nullptr;
@@ -82,7 +82,7 @@ class Module : NotCopied {  // children hold references into it
   void clear_gradients();
   // After the last backward of a step: zeroes gradients that did not arrive.
   void zero_missing_gradients();
-  // They are rebuilt on demand.
+  // Rebuilt on demand.
   virtual void drop_packs();
 
   // Position of the current step in the run. Set on the root and visible to all modules; map_step_info() modifies it
@@ -93,7 +93,7 @@ class Module : NotCopied {  // children hold references into it
 
  protected:
   Var& param(std::string name, const Shape& shape, Init init);
-  Var seen(const Var& parameter) const { return transforms_ ? transforms_(parameter) : parameter; }
+  Var used(const Var& parameter) const { return transforms_ ? transforms_(parameter) : parameter; }
   template <class M, class... Args>
   M& child(const std::string& name, Args&&... args) {
     auto owned = std::make_unique<M>(std::forward<Args>(args)...);

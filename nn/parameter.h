@@ -1,5 +1,5 @@
-// Parameter metadata, defined in one place: initial values, optimizer update, checkpoint name, multiplicity in the
-// gradient norm, and the local shard.
+// Parameter metadata: initial values, optimizer update, checkpoint name, multiplicity in the gradient norm, and the
+// local shard.
 //
 // A sharded parameter has some indices of one dim:
 //
@@ -29,8 +29,8 @@ struct ShardSpec {
   int dim = 0;
   std::vector<Run> runs = {};  // empty: replicated
 
-  bool is_whole() const { return runs.empty(); }
-  Shape slice_unit(Shape whole) const;  // local shape
+  bool is_replicated() const { return runs.empty(); }
+  Shape slice_unit(Shape full) const;  // local shape
 };
 
 struct Packed;  // nn/quantize/packed.h
@@ -47,7 +47,7 @@ struct Parameter {
   bool is_expert = false;  // stored on only some data ranks with expert parallelism
   bool decays = false;     // weight decay applies: matrices, not biases or norms
   // The optimizer needs the full matrix (optim/muon.h); with `rows`, several fused matrices of that many rows each.
-  bool whole_update = false;
+  bool full_matrix_update = false;
   std::vector<int64_t> rows = {};
   // Parameters with equal `tie`, their name in a full model, are replicas of one parameter or its separate uses, whose
   // gradients are summed, also over ranks.
@@ -75,12 +75,12 @@ struct Parameter {
 template <class F>
 void for_each_run(const Shape& whole, const ShardSpec& shard, int64_t begin, int64_t end, const F& f) {
   if (begin >= end) return;
-  if (shard.is_whole()) return f(begin, begin, end - begin);
-  int64_t inner = 1, kept = 0;
+  if (shard.is_replicated()) return f(begin, begin, end - begin);
+  int64_t inner = 1, per_index = 0;
   for (int d = shard.dim + 1; d < whole.ndim(); ++d) inner *= whole[d];
-  for (const ShardSpec::Run& run : shard.runs) kept += run.size * inner;  // elements per index of the preceding dims
+  for (const ShardSpec::Run& run : shard.runs) per_index += run.size * inner;  // elements per outer index
   const int64_t row = whole[shard.dim] * inner;
-  int64_t o = begin / kept, here = o * kept;
+  int64_t o = begin / per_index, here = o * per_index;
   for (; here < end; ++o)
     for (const ShardSpec::Run& run : shard.runs) {
       const int64_t size = run.size * inner, from = begin > here ? begin : here,
@@ -119,7 +119,7 @@ struct FlatUnit {
   // A unit's parameters are all trainable, or all frozen and without gradients.
   bool trainable() const { return slots.empty() || slots[0].parameter->trainable; }
   // A unit has only matrices with full-matrix updates, or none.
-  bool matrices() const { return !slots.empty() && slots[0].parameter->whole_update; }
+  bool matrices() const { return !slots.empty() && slots[0].parameter->full_matrix_update; }
 };
 
 }  // namespace tessera

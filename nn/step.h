@@ -25,8 +25,8 @@ Documents find_documents(const Tensor& ids, int32_t end);
 // starts int32 (B, T), in host memory.
 Documents documents_from(const Tensor& starts);
 
-// Position of a forward pass in the run, for the counter-based RNG and position embeddings: a dropout mask depends only
-// on the logical element, for any local shard of the activation.
+// Position of a forward pass in the run, for position embeddings and the counter-based RNG: a dropout mask depends only
+// on the logical element, in any shard of the activation.
 struct StepInfo {
   uint64_t seed = 0;
   int64_t step = 0;

@@ -41,8 +41,7 @@ struct BlockRun {
 // Ordered sum of each run of float64 `sums`, to one element each of `out` on the same device.
 void ordered_sums(const Tensor& sums, std::span<const BlockRun> runs, const Tensor& out);
 
-// Sum of squares of each tensor, by its own blocks; at least one tensor, all on one device -> float64 (tensors) on that
-// device.
+// Sum of squares of each tensor, by blocks; at least one tensor, all on one device -> float64 (tensors) on that device.
 Tensor sums_of_squares(std::span<const Tensor> tensors);
 
 // Propagates infinity and NaN. Cost: one read of the gradients.

@@ -24,7 +24,7 @@ void orthogonalise(const Tensor& x);
 // Upper bound of that memory, including GEMM workspace on that device, for elements of `element` bytes.
 int64_t orthogonalise_bytes(int64_t rows, int64_t columns, int64_t element, Device device);
 // Orthogonalizes a full parameter, matrix by matrix, and multiplies by the update's factor.
-void make_matrix_update(const Parameter& parameter, const Tensor& whole);
+void make_matrix_update(const Parameter& parameter, const Tensor& full);
 
 // Undefined `updates` for units without full matrices.
 void make_updates(const std::vector<FlatUnit>& units, const std::vector<Tensor>& updates);

@@ -26,8 +26,7 @@ class Optimizer : NotCopied {
   void step(double lr, double grad_scale);
 
   // Update on a GPU without the host knowing the clip factor: the host writes next(lr) to GPU memory, a kernel sets
-  // grad_scale and skip, queue_step() queues the update, and count_step() is called once it is known to have been
-  // applied.
+  // grad_scale and skip, queue_step() queues the update, and count_step() follows once it was applied.
   UpdateNumbers next(double lr) const;  // for the step after steps(), with grad_scale 1
   void queue_step(const UpdateNumbers* on_gpu) { update({}, on_gpu); }
   void count_step();
@@ -36,7 +35,7 @@ class Optimizer : NotCopied {
   // "<unit>.master", each as long as the unit's values. Waits for a pending GPU update if the tensors are in host
   // memory.
   const std::vector<NamedTensor>& state() const;
-  // Tensor updated for each of units(): bfloat16's master copy, or the values.
+  // For each of units(): bfloat16's master copy, or the values.
   const std::vector<Tensor>& masters() const { return masters_; }
   int64_t steps() const { return steps_; }  // the t of Adam's bias correction
   void set_steps(int64_t steps) { steps_ = steps; }

@@ -25,10 +25,10 @@ inline constexpr int64_t kRoundedAtOnce = 256;
 // Random bits for three values per element: half a Philox block per element.
 class RoundingBits {
  public:
-  // For elements [whole, whole + count) of a parameter; count is at most kRoundedAtOnce.
-  void draw(const Philox& random, uint64_t step, int64_t whole, int64_t count) {
-    skipped_ = whole % 2;
-    cpu::vectorized([first = words_[0], second = words_[1], random, step, pair = static_cast<uint64_t>(whole) / 2,
+  // For elements [full, full + count) of a parameter; count is at most kRoundedAtOnce.
+  void sample(const Philox& random, uint64_t step, int64_t full, int64_t count) {
+    skipped_ = full % 2;
+    cpu::vectorized([first = words_[0], second = words_[1], random, step, pair = static_cast<uint64_t>(full) / 2,
                      pairs = (skipped_ + count + 1) / 2] {
       for (int64_t i = 0; i < pairs; ++i) {
         const Philox::Block b = random(pair + static_cast<uint64_t>(i), step);
@@ -63,10 +63,10 @@ inline std::vector<Philox> rounding_streams(const FlatUnit& unit, uint64_t seed)
 template <class F>
 void for_each_rounded(const Slot& slot, const Philox& random, int64_t step, int64_t begin, int64_t end, const F& f) {
   RoundingBits bits;
-  for_each_run(*slot.parameter, begin - slot.begin, end - slot.begin, [&](int64_t here, int64_t whole, int64_t count) {
+  for_each_run(*slot.parameter, begin - slot.begin, end - slot.begin, [&](int64_t here, int64_t full, int64_t count) {
     for (int64_t done = 0; done < count; done += kRoundedAtOnce) {
       const int64_t now = std::min(kRoundedAtOnce, count - done);
-      bits.draw(random, static_cast<uint64_t>(step), whole + done, now);
+      bits.sample(random, static_cast<uint64_t>(step), full + done, now);
       f(slot.begin + here + done, now, &bits);
     }
   });

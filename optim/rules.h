@@ -18,7 +18,7 @@ struct OptimizerOptions {
   double weight_decay = 0;
   DType state = DType::float32;  // bfloat16: requires bfloat16 values on the CPU
   uint64_t seed = 0;             // of stochastic rounding
-  // Arena of the state; null: that of the gradients. For gradients on a GPU, state and values may be in memory
+  // Arena of the state; null: the gradients' arena. For gradients on a GPU, state and values may be in memory
   // accessible to its kernels (make_pinned_arena()): an update then transfers state over the bus in both directions
   // while it computes.
   ArenaPtr state_arena = {};

@@ -13,7 +13,7 @@ constexpr size_t kMaxRuns = 3;  // maximum runs of a shard: queries, keys and va
 
 // Copies between a shard of a matrix and the full matrix, run by run.
 void copy(const Parameter& p, const ShardSpec& spec, const Tensor& part, const Tensor& whole, bool to_whole) {
-  const ShardSpec cut = spec.is_whole() ? ShardSpec{.dim = 0, .runs = {{0, p.whole[0]}}} : spec;
+  const ShardSpec cut = spec.is_replicated() ? ShardSpec{.dim = 0, .runs = {{0, p.whole[0]}}} : spec;
   const Tensor here = part.narrow(0, 0, cut.slice_unit(p.whole).numel()), all = whole.reshape(p.whole);
   Shape shape = p.whole;
   shape[cut.dim] = here.numel() / (p.whole.numel() / p.whole[cut.dim]);
@@ -121,7 +121,7 @@ Tensor MatrixOwners::gathered(const Matrix& m, const Tensor& update) {
 
 void MatrixOwners::make_whole(const Matrix& m, const Tensor& here) {
   const Parameter& p = *m.slot.parameter;
-  if (tp_.size() == 1 || p.shard.is_whole()) return make_matrix_update(p, here.reshape(p.whole));
+  if (tp_.size() == 1 || p.shard.is_replicated()) return make_matrix_update(p, here.reshape(p.whole));
   const auto make_buffer = [&](int64_t n) { return here.make({n}, here.dtype(), Category::workspace); };
   const Tensor own = make_buffer(m.largest), all = make_buffer(m.largest * tp_.size()),
                whole = make_buffer(p.whole.numel());

@@ -18,7 +18,7 @@ namespace tessera {
 // released after the last: identity nodes around the use trigger this.
 void Zero::wrap(size_t u) {
   const Module::Unit& layout = units_[u].layout;
-  for (const Slot& slot : layout.slots) slot.parameter->var.read_late();
+  for (const Slot& slot : layout.slots) slot.parameter->var.read_at_backward();
   layout.module->wrap([this, u](const Module::Inner& inner, const Var& x) {
     const bool returns = grad_enabled() && x.defined();  // backward needs the values again
     use(u);

@@ -174,7 +174,7 @@ class FileRegion final : public Region {
   void commit(int64_t bytes) override {
     if (bytes <= reserved_) return;
     const int64_t wanted = (bytes + kFileGrowth - 1) / kFileGrowth * kFileGrowth;
-    if (const int error = make_room(backing_, reserved_, wanted); error != 0)
+    if (const int error = reserve_space(backing_, reserved_, wanted); error != 0)
       throw OutputError("no disk space for " + std::to_string(wanted) +
                         " bytes of file-backed tensors: " + std::strerror(error));
     reserved_ = wanted;
@@ -337,7 +337,7 @@ namespace {
 struct Watched {
   std::mutex mutex;
   ArenaWatcher watcher;
-  void tell(const std::array<int64_t, kCategories>& live) {
+  void notify(const std::array<int64_t, kCategories>& live) {
     const std::lock_guard lock(mutex);
     if (watcher) watcher(live);
   }
@@ -353,7 +353,7 @@ void watch(Arena& arena, ArenaWatcher watcher) {
   }
   std::array<int64_t, kCategories> live = {};
   for (size_t c = 0; c < live.size(); ++c) live[c] = arena.usage(static_cast<Category>(c)).live;
-  watched.tell(live);
+  watched.notify(live);
 }
 
 void Arena::count(Category category, int64_t bytes) {
@@ -365,7 +365,7 @@ void Arena::count(Category category, int64_t bytes) {
   if (!watched) return;
   std::array<int64_t, kCategories> live = {};
   for (size_t c = 0; c < live.size(); ++c) live[c] = usage_[c].live;
-  static_cast<Watched*>(watched)->tell(live);
+  static_cast<Watched*>(watched)->notify(live);
 }
 
 Usage Arena::usage(Category category) const {

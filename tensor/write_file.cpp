@@ -31,9 +31,9 @@ bool write_all(int fd, std::string_view bytes) {
 }
 
 // Returns 0 or an errno.
-int write_and_close(int fd, std::span<const std::string_view> parts, bool flush) {
-  const auto write_part = [&](std::string_view part) { return write_all(fd, part); };
-  const bool ok = std::ranges::all_of(parts, write_part) && (!flush || ::fsync(fd) == 0);
+int write_and_close(int fd, std::span<const std::string_view> chunks, bool flush) {
+  const auto write_chunk = [&](std::string_view chunk) { return write_all(fd, chunk); };
+  const bool ok = std::ranges::all_of(chunks, write_chunk) && (!flush || ::fsync(fd) == 0);
   const int cause = ok ? 0 : errno;
   return ::close(fd) == 0 || !ok ? cause : errno;
 }
@@ -70,10 +70,10 @@ void cannot_write(const fs::path& file, int cause) {
   throw OutputError("cannot write " + file.string() + ": " + std::strerror(cause));
 }
 
-std::vector<fs::path> list_entries(const fs::path& folder) {
+std::vector<fs::path> list_entries(const fs::path& directory) {
   std::error_code error;
   std::vector<fs::path> out;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
     out.push_back(it->path());
   return out;
 }
@@ -105,27 +105,27 @@ void OpenFile::read(int64_t at, std::span<std::byte> out) const {
   }
 }
 
-std::string read_whole(const fs::path& file, int64_t most, int64_t growth) {
+std::string read_full(const fs::path& file, int64_t limit, int64_t growth) {
   const OpenFile in(file);
-  if (in.size() > most)
-    not_read(file.string() + ": " + std::to_string(in.size()) + " bytes; expected at most " + std::to_string(most));
+  if (in.size() > limit)
+    not_read(file.string() + ": " + std::to_string(in.size()) + " bytes; expected at most " + std::to_string(limit));
   require_memory(file.string(), in.size(), growth);
   std::string bytes(static_cast<size_t>(in.size()), '\0');
   in.read(0, std::as_writable_bytes(std::span(bytes)));
   return bytes;
 }
 
-bool write_file(const fs::path& file, std::span<const std::string_view> parts) {
+bool write_file(const fs::path& file, std::span<const std::string_view> chunks) {
   if (const int in_place = open_in_place(file); in_place >= 0) {
-    if (const int cause = write_and_close(in_place, parts, false)) cannot_write(file, cause);
+    if (const int cause = write_and_close(in_place, chunks, false)) cannot_write(file, cause);
     return false;
   }
   const fs::path name = resolve_links(file);
-  const TemporaryName beside(name);
-  const int made = ::open(beside.path().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+  const TemporaryName temporary(name);
+  const int made = ::open(temporary.path().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
   if (made < 0) cannot_write(file, errno);
-  if (const int cause = write_and_close(made, parts, true)) cannot_write(file, cause);
-  if (::rename(beside.path().c_str(), name.c_str()) != 0) cannot_write(file, errno);
+  if (const int cause = write_and_close(made, chunks, true)) cannot_write(file, cause);
+  if (::rename(temporary.path().c_str(), name.c_str()) != 0) cannot_write(file, errno);
   return true;
 }
 
@@ -133,7 +133,7 @@ bool is_unknown_operation(int cause) {
   return cause == EINVAL || cause == ENOSYS || cause == EOPNOTSUPP || cause == ENOLCK || cause == ENODEV;
 }
 
-int make_room(int descriptor, int64_t from, int64_t to) {
+int reserve_space(int descriptor, int64_t from, int64_t to) {
   int cause = EINTR;
   while (cause == EINTR) cause = ::posix_fallocate(descriptor, from, to - from);
   if (!is_unknown_operation(cause)) return cause;
@@ -254,10 +254,10 @@ std::vector<fs::path> remove_stale(const fs::path& directory, bool ours) {
   return removed;
 }
 
-fs::path temporary_folder() {
+fs::path temporary_directory() {
   std::error_code error;
-  fs::path folder = fs::temp_directory_path(error);
-  if (!error) return folder;
+  fs::path directory = fs::temp_directory_path(error);
+  if (!error) return directory;
   const char* const named = std::getenv("TMPDIR");
   throw OutputError("TMPDIR: expected a directory for temporary files, got '" +
                     std::string(named != nullptr ? named : "/tmp") + "': " + error.message());

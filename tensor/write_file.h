@@ -42,23 +42,23 @@ class OpenFile {
   int64_t size_;
 };
 
-// Throws InputError like OpenFile, and if the file exceeds `most` bytes, or the available memory divided by `growth`,
-// the memory factor of parsing it.
-std::string read_whole(const std::filesystem::path& file, int64_t most = int64_t{1} << 30,
-                       int64_t growth = kParsedGrowth);
+// Throws InputError like OpenFile, and if the file exceeds `limit` bytes, or the available memory divided by
+// `growth`, the memory factor of parsing it.
+std::string read_full(const std::filesystem::path& file, int64_t limit = int64_t{1} << 30,
+                      int64_t growth = kParsedGrowth);
 
 // Unordered; empty if the directory cannot be read.
-std::vector<std::filesystem::path> list_entries(const std::filesystem::path& folder);
+std::vector<std::filesystem::path> list_entries(const std::filesystem::path& directory);
 
 [[noreturn]] void cannot_write(const std::filesystem::path& file, int cause);
 
 // Writes a temporary file next to `file`, flushes it to disk and renames it, so that `file` is complete or absent.
 // Follows symbolic links; writes in place to pipes, devices and the process's standard output or error. Returns whether
 // `file` was replaced. Throws OutputError.
-bool write_file(const std::filesystem::path& file, std::span<const std::string_view> parts);
+bool write_file(const std::filesystem::path& file, std::span<const std::string_view> chunks);
 inline bool write_file(const std::filesystem::path& file, std::string_view first, std::string_view second = {}) {
-  const std::string_view parts[] = {first, second};
-  return write_file(file, parts);
+  const std::string_view chunks[] = {first, second};
+  return write_file(file, chunks);
 }
 
 // Whether an errno reports an operation that the file system does not support: NFS, Lustre, FUSE, containers
@@ -67,7 +67,7 @@ bool is_unknown_operation(int cause);
 
 // Reserves disk space for the bytes [from, to) of a file, which have not been written, by writing zeros if necessary.
 // Returns 0 or an errno.
-int make_room(int descriptor, int64_t from, int64_t to);
+int reserve_space(int descriptor, int64_t from, int64_t to);
 
 // Files and directories are written under a temporary name, NAME.tmp-PID-HOST-RANDOM. It is removed at the end of its
 // scope, by remove_temporaries() after a signal, or, if the process was killed, by another process's remove_stale().
@@ -91,6 +91,6 @@ void remove_temporaries();
 std::vector<std::filesystem::path> remove_stale(const std::filesystem::path& directory, bool ours);
 
 // $TMPDIR, or /tmp. Throws OutputError if it is not a directory.
-std::filesystem::path temporary_folder();
+std::filesystem::path temporary_directory();
 
 }  // namespace tessera

@@ -282,7 +282,7 @@ StepTokens::Parts StepTokens::parts(int64_t microbatch, const std::array<bool, 4
       if (!place.like[i].defined()) continue;
       if (wanted[i]) {
         there[i] = Tensor::empty(place.like[i].shape(), DType::int32, arena_);
-        cuda::copy_later(there[i], place.memory.get() + from);
+        cuda::queue_copy(there[i], place.memory.get() + from);
       }
       from += place.like[i].nbytes();
     }

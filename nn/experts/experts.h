@@ -7,8 +7,8 @@
 //
 // Each expert is a separate unit (nn/module.h), so ranks may hold different experts
 // (parallel/experts/expert_parallel.h). Local experts run as one grouped GEMM (tensor/ops/experts/experts.h) unless
-// their parameters are gathered per unit (Module::is_apart). An expert's gradient is computed per rank and micro-batch
-// and then accumulated, independent of the rank that computes it.
+// parameters are gathered per unit (Module::is_apart). An expert's gradient is computed per rank and micro-batch and
+// then accumulated, on whichever rank.
 #pragma once
 
 #include "autograd/experts/ops.h"
@@ -55,7 +55,7 @@ class MixtureOfExperts : public Module {
   void keep_experts(int64_t first, int64_t count, Exchange exchange);
 
   // Redistribution steps of forward() under tensor and sequence parallelism; empty: identity.
-  struct Ways {
+  struct Redistribution {
     std::function<Var(Var logits)> logits;    // logits of x's tokens -> logits of all local tokens
     std::function<Var(Var x)> enter;          // -> the experts' input
     std::function<Var(Var weights)> weights;  // (N, k), weights of the sum
@@ -63,7 +63,7 @@ class MixtureOfExperts : public Module {
     std::function<void(Tensor&)> count;       // choices by sequence and expert -> over all their tokens
     std::function<Tensor(const Tensor& chosen, int64_t sequences)> earlier;  // as in RouteOptions
   };
-  Ways& ways() { return ways_; }
+  Redistribution& redistribution() { return comm_; }
 
   // One training pass: k choices per token, including dropped ones, and rows per expert.
   struct Pass {
@@ -81,9 +81,9 @@ class MixtureOfExperts : public Module {
   };
   Load take_load();
   void keep_passes() { keeps_passes_ = true; }
-  // Replays these choices, int32 (N, k), in training passes over that many sequences.
-  using Given = std::function<Tensor(int64_t first_sequence, int64_t sequences)>;
-  void set_choices(Given given) { given_ = std::move(given); }
+  // Replays choices, int32 (N, k), in training passes.
+  using Replay = std::function<Tensor(int64_t first_sequence, int64_t sequences)>;
+  void set_choices(Replay replay) { replay_ = std::move(replay); }
   Linear& router() { return router_; }
   const Options& options() const { return options_; }
   int64_t idle_elements() const;  // parameter elements of unselected experts per token
@@ -101,8 +101,8 @@ class MixtureOfExperts : public Module {
   Module* shared_;  // or null
   int64_t first_ = 0, here_ = 0;
   Exchange exchange_;
-  Ways ways_;
-  Given given_;
+  Redistribution comm_;
+  Replay replay_;
   bool keeps_passes_ = false;
   Load load_;
 };

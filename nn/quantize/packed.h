@@ -1,5 +1,5 @@
-// A frozen 4-bit matrix: its bytes are stored, sent and saved like any parameter's elements, and dequantized only
-// during a matmul.
+// A frozen 4-bit matrix: bytes are stored, sent and saved like any parameter's elements and dequantized only during a
+// matmul.
 //
 //   parameter   full (out, in)      sharded by blocks: a slice of the full bytes   (tensor/ops/quantize/quantize.h)
 //   matmul      x W^T: W is dequantized to the dtype of x into workspace, and freed after the matmul
@@ -20,7 +20,7 @@ struct Packed {
 };
 
 std::shared_ptr<Packed> make_packed(const Packing& packing);
-// Restricts it to the elements of p.shard. Throws FieldError with the shard's axis if it would split a block.
+// Restricts it to the elements of parameter.shard. Throws FieldError with the shard's axis if it would split a block.
 void cut(Packed& packed, const Parameter& parameter);
 
 // Dequantized at each use; see Var::with_recompute.

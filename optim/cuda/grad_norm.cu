@@ -38,10 +38,10 @@ __device__ double group_sum(const BlockRun& run, const double* x, int64_t group)
   int64_t at = group * kNormGroup, left = std::min(int64_t{kNormGroup}, run.count * run.times - at);
   double sum = 0;
   while (left > 0) {
-    const int64_t piece = at / run.count, from = at - piece * run.count, here = std::min(left, run.count - from);
-    const double* const numbers = x + run.begin + piece * run.stride + from;
+    const int64_t segment = at / run.count, from = at - segment * run.count, here = std::min(left, run.count - from);
+    const double* const values = x + run.begin + segment * run.stride + from;
 #pragma unroll 8
-    for (int64_t i = 0; i < here; ++i) sum += numbers[i];
+    for (int64_t i = 0; i < here; ++i) sum += values[i];
     at += here;
     left -= here;
   }

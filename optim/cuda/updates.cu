@@ -96,9 +96,9 @@ struct Update<Rule, V, G, W, std::index_sequence<K...>> {
     const UpdateConstants<W> c = (now ? step.at(*now) : step).of_slot(decay);
     const Packed<G, N> g = load<N>(grads + i);
     Packed<W, N> p = load<N>(master + i);
-    Packed<W, N> kept[] = {load<N>(states[K] + i)..., p};
-    for (int k = 0; k < N; ++k) Rule::update(c, static_cast<W>(g.v[k]), p.v[k], kept[K].v[k]...);
-    (store(states[K] + i, kept[K]), ...);
+    Packed<W, N> loaded[] = {load<N>(states[K] + i)..., p};
+    for (int k = 0; k < N; ++k) Rule::update(c, static_cast<W>(g.v[k]), p.v[k], loaded[K].v[k]...);
+    (store(states[K] + i, loaded[K]), ...);
     store(master + i, p);
     round_to(values, i, p);
   }

@@ -42,11 +42,11 @@ void map(const F& f, const Tensor& y, const In&... in) {
 }
 
 // Rows of `width` elements that amortize waking a thread.
-inline int64_t rows_together(int64_t width) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)); }
+inline int64_t rows_per_task(int64_t width) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)); }
 
 template <class F>
 void for_rows(int64_t n, int64_t width, const F& f) {
-  parallel_for(n, rows_together(width), [&f](int64_t begin, int64_t end) {
+  parallel_for(n, rows_per_task(width), [&f](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) f(i);
   });
 }
@@ -69,9 +69,9 @@ inline A lane_sum(int64_t n, const F& f) {
 }
 
 template <class A, class F>
-inline A lane_max(int64_t n, A least, const F& f) {
+inline A lane_max(int64_t n, A lowest, const F& f) {
   A lane[kRowLanes];
-  for (A& v : lane) v = least;
+  for (A& v : lane) v = lowest;
   int64_t i = 0;
   for (; i + kRowLanes <= n; i += kRowLanes)
     for (int64_t l = 0; l < kRowLanes; ++l) lane[l] = std::max(lane[l], f(i + l));

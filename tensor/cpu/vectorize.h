@@ -77,7 +77,7 @@ struct VectorOf {
   typedef T type __attribute__((vector_size(Bytes), aligned(sizeof(T)), may_alias));
 };
 
-// OpenMP's team size is per calling thread, so each rank of a process has its own.
+// OpenMP's team size is per calling thread, so each rank of a process has its own team.
 inline int threads() { return omp_get_max_threads(); }
 inline void set_threads(int n) { omp_set_num_threads(n); }
 

@@ -13,7 +13,7 @@ namespace tessera::cuda {
 
 namespace {
 
-// Without a driver, the runtime reports an insufficient one with version 0.
+// Without a driver, the runtime reports an insufficient driver of version 0.
 std::string why_no_gpu(cudaError_t found) {
   if (found == cudaSuccess || found == cudaErrorNoDevice) return "the NVIDIA driver lists none";
   if (found != cudaErrorInsufficientDriver) return cudaGetErrorString(found);
@@ -98,10 +98,10 @@ cudaDeviceProp properties_here() {
 }  // namespace
 
 std::string refuses_bfloat16() {
-  const cudaDeviceProp card = properties_here();
-  return card.major >= 8 ? ""
+  const cudaDeviceProp info = properties_here();
+  return info.major >= 8 ? ""
                          : fmt::format("{} has compute capability {}.{}, and bf16 matmuls need 8.0; expected fp32",
-                                       card.name, card.major, card.minor);
+                                       info.name, info.major, info.minor);
 }
 
 std::string gpus_apart(int count) {
@@ -129,11 +129,11 @@ void use_gpu(int gpu) {
     throw Error(fmt::format("`device` cuda: GPU {} was requested; this machine has {}, numbered from 0", gpu, count));
   check(cudaSetDevice(gpu), "gpu");
   if (!has_code_here()) {
-    const cudaDeviceProp card = properties_here();
+    const cudaDeviceProp info = properties_here();
     throw Error(
         fmt::format("`device` cuda: this program contains no code for {}, of compute capability {}.{}; expected "
                     "a build for it: -DTESSERA_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES={}{}",
-                    card.name, card.major, card.minor, card.major, card.minor));
+                    info.name, info.major, info.minor, info.major, info.minor));
   }
 }
 
@@ -162,7 +162,7 @@ class PinnedConstants {
 }  // namespace
 
 void copy_cached_constant(const Tensor& to, std::span<const std::byte> values) {
-  if (!values.empty()) copy_later(to, to.arena()->local<PinnedConstants>().find(values));
+  if (!values.empty()) queue_copy(to, to.arena()->local<PinnedConstants>().find(values));
 }
 
 namespace {

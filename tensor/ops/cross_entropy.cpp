@@ -45,7 +45,7 @@ void check_shapes(const Tensor& logits, const Tensor& targets) {
                 "; expected (N, V) and int32 (N)");
 }
 
-int64_t full_vocab(const Tensor& logits, const VocabPart& part) { return part.whole > 0 ? part.whole : logits.dim(1); }
+int64_t full_vocab(const Tensor& logits, const VocabShard& s) { return s.total > 0 ? s.total : logits.dim(1); }
 
 CrossEntropy with_sum(CrossEntropy out, const Tensor& like, double total) {
   out.loss_sum = total;
@@ -78,11 +78,11 @@ CrossEntropy deferred(const RowLosses& made) {
   return {DeviceScalar(sum), DeviceScalar(made.totals.select(0, 1)), made.lse, sum};
 }
 
-void backward_on_cpu(const Tensor& out, const Scored& of, const GradientScale& factors, const VocabPart& part) {
+void backward_on_cpu(const Tensor& out, const Scored& of, const GradientScale& factors, const VocabShard& shard) {
   const double scale = factors.times.defined() ? factors.number * factors.times.item<double>() : factors.number;
   const Tensor& logits = of.logits;
-  const int64_t vocab = logits.dim(1), first = part.first;
-  check_targets(of.targets, full_vocab(logits, part));
+  const int64_t vocab = logits.dim(1), first = shard.first;
+  check_targets(of.targets, full_vocab(logits, shard));
   with_floating(logits.dtype(), "cross_entropy_backward", [&]<class T>(T) {
     using A = Accumulate<T>;
     const T* const x = logits.data<T>();
@@ -107,7 +107,7 @@ void backward_on_cpu(const Tensor& out, const Scored& of, const GradientScale& f
 
 }  // namespace
 
-Tensor targets_beside(const Tensor& logits, const Tensor& targets, int64_t vocab) {
+Tensor targets_on_device(const Tensor& logits, const Tensor& targets, int64_t vocab) {
   if (targets.device() == logits.device()) return targets;
   check_shapes(logits, targets);
   check_targets(targets.on_host().contiguous(), vocab);
@@ -145,15 +145,15 @@ CrossEntropy cross_entropy_after(double before, const Tensor& logits, const Tens
 }
 
 Tensor cross_entropy_backward(Tensor&& logits_any, const Tensor& targets_any, const Tensor& lse,
-                              const GradientScale& scale, const VocabPart& part) {
+                              const GradientScale& scale, const VocabShard& shard) {
   check_shapes(logits_any, targets_any);
   const Tensor logits = logits_any.contiguous(), targets = targets_any.contiguous();
   logits_any = Tensor();
   Tensor out = logits.unique() ? logits : logits.make(logits.shape());
   const Scored of{logits, targets, lse};
   on_device(
-      logits.device(), [&] { backward_on_cpu(out, of, scale, part); },
-      [&] { cuda::cross_entropy_backward(out, of, scale, part); });
+      logits.device(), [&] { backward_on_cpu(out, of, scale, shard); },
+      [&] { cuda::cross_entropy_backward(out, of, scale, shard); });
   return out;
 }
 
@@ -221,18 +221,18 @@ Tensor row_sum_exp(const Tensor& logits, const Tensor& max) {
                    [&](const Tensor& out, const Tensor& x) { cuda::row_sum_exp(out, x, max); });
 }
 
-Tensor target_logits(const Tensor& logits, const Tensor& targets_any, const VocabPart& part) {
+Tensor target_logits(const Tensor& logits, const Tensor& targets_any, const VocabShard& shard) {
   check_shapes(logits, targets_any);
   const Tensor targets = targets_any.contiguous();
-  if (targets.device() == Device::cpu) check_targets(targets, full_vocab(logits, part));
+  if (targets.device() == Device::cpu) check_targets(targets, full_vocab(logits, shard));
   const int64_t vocab = logits.dim(1);
   const auto of_target = [&]<class T, class A>(const T* row, int64_t i, A) {
     const int32_t target = targets.data<int32_t>()[i];
-    const int64_t at = target == kIgnoredTarget ? -1 : target - part.first;
+    const int64_t at = target == kIgnoredTarget ? -1 : target - shard.first;
     return at >= 0 && at < vocab ? static_cast<A>(row[at]) : A(0);
   };
   return over_rows(logits, "target_logits", of_target,
-                   [&](const Tensor& out, const Tensor& x) { cuda::target_logits(out, x, targets, part); });
+                   [&](const Tensor& out, const Tensor& x) { cuda::target_logits(out, x, targets, shard); });
 }
 
 CrossEntropy joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, const Tensor& own,
@@ -263,8 +263,8 @@ void weight_grad_of_block(Tensor& dw, const Tensor& dy, const Tensor& x, bool fi
   }
 }
 
-void take_block(LinearCrossEntropy& total, const Tensor& x, const Tensor& w, const Tensor& targets, double scale,
-                Tensor* dx, Tensor* dw, bool first, PackedWeights* packs) {
+void add_block(LinearCrossEntropy& total, const Tensor& x, const Tensor& w, const Tensor& targets, double scale,
+               Tensor* dx, Tensor* dw, bool first, PackedWeights* packs) {
   Tensor logits = linear(x, w, {}, packs);
   const CrossEntropy r = cross_entropy_after(total.loss_sum, logits, targets);
   total.loss_sum = r.loss_sum;
@@ -277,16 +277,16 @@ void take_block(LinearCrossEntropy& total, const Tensor& x, const Tensor& w, con
 
 }  // namespace
 
-RowBlocks row_blocks(const Tensor& x, const Tensor& w, int64_t most_bytes) {
+RowBlocks row_blocks(const Tensor& x, const Tensor& w, int64_t max_bytes) {
   const int64_t rows = x.numel() / std::max<int64_t>(x.dim(-1), 1);
   const int64_t row_bytes = std::max<int64_t>(w.dim(0) * element_size(x.dtype()), 1);
-  const int64_t max_rows = std::max(kMinRows, most_bytes / row_bytes);
+  const int64_t max_rows = std::max(kMinRows, max_bytes / row_bytes);
   const bool on_gpu = x.device() == Device::cuda || dry_run_on_gpu(x);
   if (rows <= max_rows || on_gpu) return {rows, std::max<int64_t>(rows, 1)};
-  const int64_t least = (rows + max_rows - 1) / max_rows;
-  for (int64_t blocks = least; blocks < 2 * least; ++blocks)
+  const int64_t min_blocks = (rows + max_rows - 1) / max_rows;
+  for (int64_t blocks = min_blocks; blocks < 2 * min_blocks; ++blocks)
     if (rows % blocks == 0) return {rows, rows / blocks};
-  return {rows, (rows + least - 1) / least};
+  return {rows, (rows + min_blocks - 1) / min_blocks};
 }
 
 LinearCrossEntropy linear_cross_entropy(const Tensor& x_any, const Tensor& w, const Tensor& targets_any, double scale,
@@ -300,8 +300,7 @@ LinearCrossEntropy linear_cross_entropy(const Tensor& x_any, const Tensor& w, co
   LinearCrossEntropy out;
   blocks.for_each([&](int64_t at, int64_t n) {
     Tensor dx_here = dx ? dx->narrow(0, at, n) : Tensor();
-    take_block(out, x.narrow(0, at, n), w, targets.narrow(0, at, n), scale, dx ? &dx_here : nullptr, dw, at == 0,
-               packs);
+    add_block(out, x.narrow(0, at, n), w, targets.narrow(0, at, n), scale, dx ? &dx_here : nullptr, dw, at == 0, packs);
   });
   out.sum = x.make({}, DType::float64);
   *out.sum.data<double>() = out.loss_sum;

@@ -4,8 +4,8 @@
 
 namespace tessera {
 
-struct VocabPart {
-  int64_t first = 0, whole = 0;  // size of the vocabulary; 0: unsharded
+struct VocabShard {
+  int64_t first = 0, total = 0;  // size of the vocabulary; 0: unsharded
 };
 
 // Cross-entropy of logits with integer targets, in cache-sized vocabulary blocks.
@@ -23,7 +23,7 @@ struct CrossEntropy {
 };
 
 // targets int32 (N) on the logits' device, range-checked before a copy. `vocab`: size of the full vocabulary.
-Tensor targets_beside(const Tensor& logits, const Tensor& targets, int64_t vocab);
+Tensor targets_on_device(const Tensor& logits, const Tensor& targets, int64_t vocab);
 
 // logits (N, V), targets int32 (N) in [0, V) or kIgnoredTarget. Throws Error naming the row of an invalid target. On a
 // GPU the targets must be on the same device, losses are summed in blocks of 4096 rows, and the host does not wait.
@@ -38,7 +38,7 @@ CrossEntropy cross_entropy_in_place(Tensor& logits, const Tensor& targets, doubl
 // x (N, V) *= factor, a float64 () on the same device; no-op on a GPU if the factor is 1.
 void scale_rows_(Tensor& x, const Tensor& factor);
 
-// Number of target tokens in targets int32 (N) in host memory. Throws Error naming the row of an invalid one.
+// Number of target tokens in targets int32 (N) in host memory. Throws Error naming the row of an invalid target.
 int64_t check_targets(const Tensor& targets, int64_t vocab);
 
 // number * times; `times`, if defined, is a float64 () on the logits' device, so that the host need not read it.
@@ -50,14 +50,14 @@ struct GradientScale {
 
 // dlogits = (softmax - onehot(target)) * scale, zero in ignored rows. Overwrites logits of unshared storage.
 Tensor cross_entropy_backward(Tensor&& logits, const Tensor& targets, const Tensor& lse, const GradientScale& scale,
-                              const VocabPart& part = {});
+                              const VocabShard& shard = {});
 
 // Partial results (N) of a vocabulary shard, float32 (float64 for float64): reduce `row_max` over shards by maximum,
 // `row_sum_exp` and `target_logits` by sum.
 Tensor row_max(const Tensor& logits);
 Tensor row_sum_exp(const Tensor& logits, const Tensor& max);  // sum of exp(logit - max)
 // 0 if the target is in another shard. Throws like cross_entropy().
-Tensor target_logits(const Tensor& logits, const Tensor& targets, const VocabPart& part);
+Tensor target_logits(const Tensor& logits, const Tensor& targets, const VocabShard& shard);
 CrossEntropy joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, const Tensor& own, const Tensor& targets);
 
 struct Scored {
@@ -75,10 +75,10 @@ RowLosses cross_entropy_in_place(const Tensor& logits, const Tensor& targets, do
 void multiply_by(const Tensor& x, const Tensor& times);
 RowLosses joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, const Tensor& own, const Tensor& targets);
 // dlogits may be the logits.
-void cross_entropy_backward(const Tensor& dlogits, const Scored& of, const GradientScale& scale, const VocabPart& part);
+void cross_entropy_backward(const Tensor& dlogits, const Scored& of, const GradientScale& scale, const VocabShard& v);
 void row_max(const Tensor& out, const Tensor& logits);
 void row_sum_exp(const Tensor& out, const Tensor& logits, const Tensor& max);
-void target_logits(const Tensor& out, const Tensor& logits, const Tensor& targets, const VocabPart& part);
+void target_logits(const Tensor& out, const Tensor& logits, const Tensor& targets, const VocabShard& shard);
 }  // namespace cuda
 
 // Fused linear cross-entropy (Hsu et al. 2024, "Liger kernel"): head and loss of a language model without the full
@@ -104,7 +104,7 @@ struct RowBlocks {
   }
 };
 // Blocks of equal size if some block count divides the rows.
-RowBlocks row_blocks(const Tensor& x, const Tensor& w, int64_t most_bytes = kLogitsBytes);
+RowBlocks row_blocks(const Tensor& x, const Tensor& w, int64_t max_bytes = kLogitsBytes);
 
 struct LinearCrossEntropy {
   double loss_sum = 0;

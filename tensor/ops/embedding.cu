@@ -17,11 +17,11 @@ struct Own {
   Bounds bounds;  // of ids
 };
 
-Own own_rows(const Tensor& table, const VocabPart& part) {
+Own own_rows(const Tensor& table, const VocabShard& s) {
   const int64_t rows = table.dim(0);
-  return {part.first, rows,
+  return {s.first, rows,
           context(table).bounds(
-              {.op = "embedding", .what = "id", .where = "at position", .limit = part.whole > 0 ? part.whole : rows})};
+              {.op = "embedding", .what = "id", .where = "at position", .limit = s.total > 0 ? s.total : rows})};
 }
 
 template <class T>
@@ -31,13 +31,13 @@ struct Lookup {
   T* out;
   Own own;
 
-  template <class Part>
-  __device__ void operator()(const Part& at) const {
+  template <class Position>
+  __device__ void operator()(const Position& at) const {
     const int32_t id = ids[at.first];
     const int64_t row = id - own.first;
-    typename Part::Elements part{};
-    if (inside(own.bounds, at.first, id) && row >= 0 && row < own.count) part = at.load(table, row);
-    at.store(out, at.first, part);
+    typename Position::Elements packed{};
+    if (inside(own.bounds, at.first, id) && row >= 0 && row < own.count) packed = at.load(table, row);
+    at.store(out, at.first, packed);
   }
 };
 
@@ -148,14 +148,14 @@ __device__ void add_tokens(const Backward<T>& f, const BlockTokens& mine, int ro
   const bool here = j < f.c;
   A* const to = f.sums + f.row(row) * f.c;
   Packed<A, kVecElems<T>> total{};
-  if (!fresh && here) each_in_part<kVectorized, T>(j, f.c, [&](int k) { total.v[k] = to[j + k]; });
+  if (!fresh && here) each_in_vector<kVectorized, T>(j, f.c, [&](int k) { total.v[k] = to[j + k]; });
   RowTokens tokens(mine, row);
   int32_t token[kLoads];
   while (const int found = tokens.next(token)) {
     uint4 asked[kLoads] = {};
 #pragma unroll
     for (int l = 0; l < kLoads; ++l)
-      if (here) asked[l] = std::bit_cast<uint4>(load_part<kVectorized>(f.dy + int64_t{token[l]} * f.c, j, f.c));
+      if (here) asked[l] = std::bit_cast<uint4>(load_vector<kVectorized>(f.dy + int64_t{token[l]} * f.c, j, f.c));
     __syncwarp();  // keeps the compiler from sinking the loads to their use
 #pragma unroll
     for (int l = 0; l < kLoads; ++l) {
@@ -196,17 +196,17 @@ __global__ __launch_bounds__(kThreads) void embedding_backward_kernel(Backward<T
 
 }  // namespace
 
-void embedding(const Tensor& out, const Tensor& ids, const Tensor& table, const VocabPart& part) {
+void embedding(const Tensor& out, const Tensor& ids, const Tensor& table, const VocabShard& shard) {
   const int64_t c = table.dim(1), n = ids.numel();
   if (out.numel() == 0) return;
   with_dtype(table.dtype(), [&](auto t) {
     using T = decltype(t);
-    const Lookup<T> f{table.device_data<T>(), ids.device_data<int32_t>(), out.device_data<T>(), own_rows(table, part)};
+    const Lookup<T> f{table.device_data<T>(), ids.device_data<int32_t>(), out.device_data<T>(), own_rows(table, shard)};
     for_columns<T>(context(out), "embedding", {n, static_cast<int>(c)}, f, f.table, f.out);
   });
 }
 
-void embedding_backward(const Tensor& sums, const Tensor& dy, const Tensor& ids, const VocabPart& part) {
+void embedding_backward(const Tensor& sums, const Tensor& dy, const Tensor& ids, const VocabShard& shard) {
   constexpr int64_t kBlocks = 1024;  // about the number that a GPU runs concurrently
   const int64_t vocab = sums.dim(0), blocks = std::max(kBlocks, blocks_for(vocab, kMaxRows));
   if (sums.numel() == 0) return;
@@ -220,7 +220,7 @@ void embedding_backward(const Tensor& sums, const Tensor& dy, const Tensor& ids,
                         .vocab = vocab,
                         .c = static_cast<int>(sums.dim(1)),
                         .shift = std::countr_zero(std::bit_ceil(static_cast<uint64_t>(blocks))),
-                        .own = own_rows(sums, part)};
+                        .own = own_rows(sums, shard)};
     const bool vectorized = is_vectorizable<T>(f.c, f.dy, f.sums);
     launch(context(dy), "embedding_backward", {.blocks = std::min(vocab, int64_t{1} << f.shift)},
            vectorized ? embedding_backward_kernel<T, true> : embedding_backward_kernel<T, false>, f);

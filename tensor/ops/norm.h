@@ -31,8 +31,9 @@ AddNormed add_norm(const Tensor& x, Tensor&& y, const Tensor& gamma, const Tenso
 // Sums over rows in order, which norm_backward() computes in the same pass on a GPU.
 struct NormSums {
   RowSum gamma = {}, beta = {};  // dgamma (C) = sum dy xhat, dbeta (C) = sum dy
-  // On a GPU, receives the partial sums of sum_rows(dx) for sum_parts(): the gradient of a bias added before the norm.
-  Tensor* parts = nullptr;
+  // On a GPU, receives the partial sums of sum_rows(dx) for sum_partials(): the gradient of a bias added before the
+  // norm.
+  Tensor* partials = nullptr;
 };
 // dx plus `residual` (undefined, or the gradient of x from its other uses), which is overwritten if its storage is not
 // shared. `x` is the normalized input: for add_norm() the sum.

@@ -94,10 +94,10 @@ void sum_rows(Tensor& out, const Tensor& x) {
       x.device(), [&] { sum_rows_on_cpu(out, rows); }, [&] { cuda::sum_rows(out, rows); });
 }
 
-void sum_parts(Tensor& out, const Tensor& parts) {
+void sum_partials(Tensor& out, const Tensor& partials) {
   on_device(
-      parts.device(), [] { throw Error("[sum_parts] expected partial sums on a GPU"); },
-      [&] { cuda::sum_parts(out, parts); });
+      partials.device(), [] { throw Error("[sum_partials] expected partial sums on a GPU"); },
+      [&] { cuda::sum_partials(out, partials); });
 }
 
 Tensor sum(const Tensor& x) {

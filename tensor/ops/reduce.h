@@ -17,12 +17,12 @@ struct RowSum {
   Tensor to = {};
   bool adds = false;  // add the rounded sum to `to`
 };
-// Second pass of sum_rows() after another kernel's first (tensor/ops/norm.h): parts (1, runs, C) on a GPU.
-void sum_parts(Tensor& out, const Tensor& parts);
+// Second pass of sum_rows() after another kernel's first (tensor/ops/norm.h): partials (1, runs, C) on a GPU.
+void sum_partials(Tensor& out, const Tensor& partials);
 
 namespace cuda {
 void sum_rows(const Tensor& out, const Tensor& x);  // x (N, C), contiguous
-void sum_parts(const Tensor& out, const Tensor& parts);
+void sum_partials(const Tensor& out, const Tensor& partials);
 // x (K, N) -> out (K), contiguous: rows in order, in double, by blocks of 4096.
 void sums(const char* op, const Tensor& out, const Tensor& x);
 void sum_to(const Tensor& out, const Tensor& x);  // x of any strides; out contiguous, broadcasts to x's shape

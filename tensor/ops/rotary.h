@@ -47,11 +47,11 @@ struct RopeArgs {
   int64_t first = 0;
   bool back = false;
 };
-Tensor rotate(Tensor&& x, const RopeArgs& turn);
+Tensor rotate(Tensor&& x, const RopeArgs& rope);
 
 namespace cuda {
 // Bitwise identical to the CPU: x, y and positions contiguous; y may be x.
-void rotate(const Tensor& y, const Tensor& x, const RopeArgs& turn);
+void rotate(const Tensor& y, const Tensor& x, const RopeArgs& rope);
 }  // namespace cuda
 
 }  // namespace tessera

@@ -188,7 +188,7 @@ inline constexpr PairOrder kPairOrder = [] {
 }
 
 // A from a matrix used transposed: 32 inner rows into two tiles of the left and right 16 columns.
-[[gnu::target("avx512f,avx512bw")]] inline void turn_block(bfloat16* to, const bfloat16* from, int64_t stride) {
+[[gnu::target("avx512f,avx512bw")]] inline void transpose_a(bfloat16* to, const bfloat16* from, int64_t stride) {
   const __m512i to_left = _mm512_load_si512(kPairOrder.left), to_right = _mm512_load_si512(kPairOrder.right);
   __m512i left[16], right[16];
   for (int p = 0; p < 16; ++p) {
@@ -219,10 +219,10 @@ struct PaddedBlock {
 
 // The block of B at (inner, column) as two tiles; `depth` and `cols` beyond 32 are ignored.
 inline void pack_b_block(bfloat16* to, Bf16View b, int64_t depth, int64_t cols) {
-  const bool rows_run_on = b.col == 1, whole = depth >= 32 && cols >= 32;
+  const bool rows_run_on = b.col == 1, full = depth >= 32 && cols >= 32;
   const int64_t stride = rows_run_on ? b.row : b.col;
   const auto go = rows_run_on ? interleave_block : transpose_block;
-  if (whole) return go(to, b.data, stride);
+  if (full) return go(to, b.data, stride);
   const int64_t d = std::min<int64_t>(depth, 32), c = std::min<int64_t>(cols, 32);
   const PaddedBlock padded(b.data, stride, rows_run_on ? d : c, rows_run_on ? c : d);
   go(to, padded.data, 32);
@@ -230,10 +230,10 @@ inline void pack_b_block(bfloat16* to, Bf16View b, int64_t depth, int64_t cols) 
 
 // The block of A at (row, inner) as two tiles, upper and lower.
 inline void pack_a_block(bfloat16* to, Bf16View a, int64_t rows, int64_t depth) {
-  const bool rows_run_on = a.col == 1, whole = depth >= 32 && rows >= 32;
+  const bool rows_run_on = a.col == 1, full = depth >= 32 && rows >= 32;
   const int64_t stride = rows_run_on ? a.row : a.col;
-  const auto go = rows_run_on ? copy_block : turn_block;
-  if (whole) return go(to, a.data, stride);
+  const auto go = rows_run_on ? copy_block : transpose_a;
+  if (full) return go(to, a.data, stride);
   const int64_t r = std::min<int64_t>(rows, 32), d = std::min<int64_t>(depth, 32);
   const PaddedBlock padded(a.data, stride, rows_run_on ? r : d, rows_run_on ? d : r);
   go(to, padded.data, 32);

@@ -8,7 +8,7 @@
 // Tiles of the T x T matrix may be computed separately (on other ranks, at other times). Tiles of the same queries are
 // merged by their log-sum-exp. A tile's contribution to the gradients is attention_backward() of the tile with the
 // merged `out` and `lse`, because then the row sums of dout * out and the denominators cover all keys. Results to be
-// merged or accumulated should have the accumulation dtype (dtype_of_parts()) to avoid intermediate rounding.
+// merged or accumulated should have the accumulation dtype (partial_dtype()) to avoid intermediate rounding.
 #pragma once
 #include "tensor/random.h"
 #include "tensor/tensor.h"
@@ -24,7 +24,7 @@ struct Heads {
 };
 
 // View of q, k or v, (B, T, heads, D), in a packed tensor (B, T, (H + 2 K) D).
-Tensor packed_part(const Tensor& packed, const Heads& heads, int i);
+Tensor packed_slice(const Tensor& packed, const Heads& heads, int i);
 
 struct AttentionOptions {
   double scale = 0;    // 0: 1 / sqrt(D)
@@ -63,8 +63,8 @@ void attention_into(const Tensor& q, const Tensor& k, const Tensor& v, const Att
 
 // Merges attention of the same queries to two disjoint sets of keys: out = sum exp(lse_i - lse) out_i with lse = log
 // sum exp(lse_i), computed in lse's dtype and rounded once to into.out's. Outs have lse's dtype or one that accumulates
-// in it; rows of into.lse and of both outs, and all of part.lse, are contiguous.
-void merge_attention(const AttentionResult& into, const AttentionResult& part);
+// in it; rows of into.lse and of both outs, and all of tile.lse, are contiguous.
+void merge_attention(const AttentionResult& into, const AttentionResult& tile);
 
 // Writes gradients into views of the shapes of q, k and v, each with q's or lse's dtype. Cost: 10 B H Tq Tk D FLOPs;
 // workspace of O(T D) per thread. A group's query heads contribute to dk and dv in head order; results are independent
@@ -77,7 +77,7 @@ void attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, co
 // dropout, document starts or window.
 bool asks_cudnn(const Tensor& q, const AttentionOptions& options);
 // Accumulation dtype for results to be merged; bfloat16 for cuDNN, which supports no other output.
-DType dtype_of_parts(const Tensor& q, const AttentionOptions& options);
+DType partial_dtype(const Tensor& q, const AttentionOptions& options);
 
 struct AttentionProblem {
   Tensor q, k, v;
@@ -94,7 +94,7 @@ namespace cpu {
 void attention(const AttentionProblem& problem, const AttentionResult& result);
 void attention_backward(const AttentionProblem& problem, const Tensor& dout, const AttentionResult& forward,
                         const AttentionGradients& gradients);
-void merge_attention(const AttentionResult& into, const AttentionResult& part);
+void merge_attention(const AttentionResult& into, const AttentionResult& tile);
 }  // namespace cpu
 
 // If the arena's KernelChoice allows it, cuDNN runs the problems that it supports (cuda/cudnn_attention.h). Tessera has
@@ -104,7 +104,7 @@ namespace cuda {
 void attention(const AttentionProblem& problem, const AttentionResult& result);
 void attention_backward(const AttentionProblem& problem, const Tensor& dout, const AttentionResult& forward,
                         const AttentionGradients& gradients);
-void merge_attention(const AttentionResult& into, const AttentionResult& part);
+void merge_attention(const AttentionResult& into, const AttentionResult& tile);
 // "tensor cores" or "plain", for logs and tests.
 const char* attention_kernels(const Tensor& q, const Tensor& k, const Tensor& v);
 }  // namespace cuda

@@ -22,16 +22,16 @@ void compare_choices(const Tensor& logits, const RouteOptions& o, Routed& out) {
     using A = Accumulate<decltype(t)>;
     std::vector<A> l(static_cast<size_t>(experts));
     std::vector<int32_t> own(static_cast<size_t>(k));
-    A largest = 0, most = 0;
+    A largest = 0, max_margin = 0;
     for (int64_t i = 0; i < n; ++i) {
       widen(logits.data<decltype(t)>() + i * experts, experts, l.data());
       token::choose(l.data(), experts, k, own.data());
       for (const A x : l) largest = std::max(largest, std::abs(x));
       const A margin = token::routing_margin(l.data(), own.data(), out.chosen.data<int32_t>() + i * k, k);
       if (margin >= 0) ++out.elsewhere;
-      most = std::max(most, margin);
+      max_margin = std::max(max_margin, margin);
     }
-    out.margin = largest > 0 ? static_cast<double>(most) / static_cast<double>(largest) : 0;
+    out.margin = largest > 0 ? static_cast<double>(max_margin) / static_cast<double>(largest) : 0;
   });
 }
 
@@ -42,11 +42,11 @@ void choose_all(const Tensor& logits, const RouteOptions& o, const Routed& out) 
     const T* const in = logits.data<T>();
     int32_t* const chosen = out.chosen.data<int32_t>();
     A* const weights = out.weights.data<A>();
-    cpu::split(n, cpu::rows_together(experts), [&](int64_t begin, int64_t end) {
+    cpu::split(n, cpu::rows_per_task(experts), [&](int64_t begin, int64_t end) {
       std::vector<A> l(static_cast<size_t>(experts));
       for (int64_t i = begin; i < end; ++i) {
         widen(in + i * experts, experts, l.data());
-        if (!o.given.defined()) token::choose(l.data(), experts, k, chosen + i * k);
+        if (!o.replayed.defined()) token::choose(l.data(), experts, k, chosen + i * k);
         token::weigh(l.data(), experts, chosen + i * k, k, o.softmax_first, weights + i * k);
       }
     });
@@ -101,7 +101,7 @@ void place_all(const RouteOptions& o, int64_t experts, Routed& out) {
 }
 
 void route_on_cpu(Routed& out, const Tensor& logits, const RouteOptions& o) {
-  if (o.given.defined()) compare_choices(logits, o, out);
+  if (o.replayed.defined()) compare_choices(logits, o, out);
   if (cpu::DryRun::here())
     assign_evenly(logits.dim(1), out.chosen);
   else
@@ -145,7 +145,7 @@ void route_backward_on_cpu(const Tensor& out, const Tensor& dweights, const Tens
                                  .slopes = token::balance_slopes(o, n, experts)};
     const T* const in = logits.data<T>();
     T* const to = out.data<T>();
-    cpu::split(n, cpu::rows_together(experts), [&](int64_t begin, int64_t end) {
+    cpu::split(n, cpu::rows_per_task(experts), [&](int64_t begin, int64_t end) {
       std::vector<A> l(static_cast<size_t>(experts));
       for (int64_t i = begin; i < end; ++i) {
         widen(in + i * experts, experts, l.data());
@@ -171,9 +171,9 @@ Routed route(const Tensor& logits_any, const RouteOptions& o) {
              .weights = logits.make(shape, accum_dtype(logits.dtype())),
              .counts = std::vector<int64_t>(static_cast<size_t>(logits.dim(1))),
              .of_sequences = logits.make({o.sequences, logits.dim(1)}, DType::float64)};
-  if (o.given.defined()) {
-    o.given.check_size(shape.numel());
-    out.chosen.copy_from(o.given.reshape(shape));
+  if (o.replayed.defined()) {
+    o.replayed.check_size(shape.numel());
+    out.chosen.copy_from(o.replayed.reshape(shape));
   }
   on_device(
       logits.device(), [&] { route_on_cpu(out, logits, o); }, [&] { route_on_gpu(out, logits, o); });
@@ -196,14 +196,14 @@ Tensor route_backward(const Tensor& dweights_any, const Tensor& logits_any, cons
     one.sequences = 1;
     for (int64_t s = 0; s < o.sequences; ++s) {
       const RouteOptions::Length& own = o.lengths[static_cast<size_t>(s)];
-      const auto part = [&](const Tensor& t) { return t.narrow(0, s * (t.dim(0) / o.sequences), own.here); };
+      const auto slice = [&](const Tensor& t) { return t.narrow(0, s * (t.dim(0) / o.sequences), own.here); };
       one.tokens = own.tokens;
       if (own.here == 0) continue;
       Routed of_one = routed;
-      of_one.chosen = part(routed.chosen);
-      of_one.weights = part(routed.weights);
+      of_one.chosen = slice(routed.chosen);
+      of_one.weights = slice(routed.weights);
       of_one.of_sequences = routed.of_sequences.narrow(0, s, 1);
-      part(out).copy_from(route_backward(part(dweights.reshape(routed.chosen.shape())), part(logits), of_one, one));
+      slice(out).copy_from(route_backward(slice(dweights.reshape(routed.chosen.shape())), slice(logits), of_one, one));
     }
     return out;
   }
@@ -219,14 +219,14 @@ namespace {
 
 struct Matrix {
   Tensor t;
-  bool turned = false;
-  int64_t rows() const { return t.dim(turned ? 1 : 0); }
-  int64_t columns() const { return t.dim(turned ? 0 : 1); }
+  bool transposed = false;
+  int64_t rows() const { return t.dim(transposed ? 1 : 0); }
+  int64_t columns() const { return t.dim(transposed ? 0 : 1); }
   template <class T>
   cpu::Strided<T> strided() const {
-    return {t.data<T>(), t.strides()[turned ? 1 : 0], t.strides()[turned ? 0 : 1]};
+    return {t.data<T>(), t.strides()[transposed ? 1 : 0], t.strides()[transposed ? 0 : 1]};
   }
-  Matrix wide() const { return {t.to(accum_dtype(t.dtype())), turned}; }
+  Matrix wide() const { return {t.to(accum_dtype(t.dtype())), transposed}; }
 };
 
 void multiply_on_cpu(GemmKind which, Tensor out, const Tensor& left, const Tensor& right) {
@@ -339,7 +339,7 @@ namespace {
 void dispatch_on_cpu(const Tensor& rows, const Tensor& x, const Tensor& places) {
   const int64_t k = places.dim(1), bytes = x.dim(-1) * element_size(x.dtype());
   const int32_t* const place = places.data<int32_t>();
-  cpu::split(x.dim(0), cpu::rows_together(x.dim(-1)), [&](int64_t begin, int64_t end) {
+  cpu::split(x.dim(0), cpu::rows_per_task(x.dim(-1)), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin * k; i < end * k; ++i)
       if (place[i] >= 0) std::copy_n(x.raw() + i / k * bytes, bytes, rows.raw() + place[i] * bytes);
   });
@@ -384,16 +384,16 @@ void combine_backward_on_cpu(const CombineGrads& out, const Tensor& dy, const Te
   const int64_t k = places.dim(1), c = dy.dim(-1);
   with_floating(dy.dtype(), "combine_rows_backward", [&]<class T>(T) {
     using A = Accumulate<T>;
-    const T *const given = dy.data<T>(), *const in = rows.data<T>();
+    const T *const replayed = dy.data<T>(), *const in = rows.data<T>();
     T* const drows = out.rows.data<T>();
     A* const dw = out.weights.data<A>();
     const A* const w = weights.data<A>();
     const int32_t* const place = places.data<int32_t>();
-    cpu::parallel_for(dy.dim(0), cpu::rows_together(c), [=](int64_t begin, int64_t end) {
+    cpu::parallel_for(dy.dim(0), cpu::rows_per_task(c), [=](int64_t begin, int64_t end) {
       for (int64_t i = begin * k; i < end * k; ++i) {
         dw[i] = 0;
         if (place[i] < 0) continue;
-        const T *const g = given + i / k * c, *const row = in + place[i] * c;
+        const T *const g = replayed + i / k * c, *const row = in + place[i] * c;
         T* const to = drows + place[i] * c;
         const A weight = w[i];
         for (int64_t j = 0; j < c; ++j) to[j] = static_cast<T>(weight * static_cast<A>(g[j]));

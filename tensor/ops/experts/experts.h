@@ -26,8 +26,8 @@ struct RouteOptions {
   // balance E sum over experts of (choices / (k T)) (mean probability)         Fedus et al. 2021, equation 4
   // z       mean over tokens of (log sum exp of logits)^2                       Zoph et al. 2022, "ST-MoE", equation 5
   double balance = 0, z = 0;
-  int64_t tokens = 0;  // T if sequences are sharded
-  Tensor given = {};   // int32 (N, k): replaces the logits' choices
+  int64_t tokens = 0;    // T if sequences are sharded
+  Tensor replayed = {};  // int32 (N, k): replaces the logits' choices
   // If sequences are sharded: maps choices, int32 (N, k), to the number of preceding choices of the same expert in the
   // full sequence, int32 (N, k), which count against the capacity.
   std::function<Tensor(const Tensor& chosen)> earlier = {};
@@ -47,8 +47,8 @@ struct Routed {
   int64_t rows = 0, dropped = 0;
   // float64 (sequences, E): number of choices, including dropped ones. The caller adds those of non-local tokens.
   Tensor of_sequences = {};
-  // With `given`: number of tokens that the logits would have sent to other experts, and the maximum by which the logit
-  // of an excluded expert exceeds the given one's.
+  // With `replayed`: number of tokens that the logits would have sent to other experts, and the maximum by which the
+  // logit of an excluded expert exceeds the replayed one's.
   int64_t elsewhere = 0;
   double margin = 0;
 };
@@ -70,7 +70,7 @@ struct CombineGrads {
 CombineGrads combine_rows_backward(const Tensor& dy, const Tensor& rows, const Tensor& weights, const Routed& routed);
 
 namespace cuda {
-// The caller allocates `out`'s tensors of N rows; with `given`, `chosen` contains the choices.
+// The caller allocates `out`'s tensors of N rows; with `replayed`, `chosen` contains the choices.
 void route(Routed& out, const Tensor& logits, const RouteOptions& options);
 void route_backward(const Tensor& out, const Tensor& dweights, const Tensor& logits, const Routed& routed,
                     const RouteOptions& options);

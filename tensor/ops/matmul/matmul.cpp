@@ -138,8 +138,8 @@ void linear_input_grad_into(Tensor& dx, const Tensor& dy, const Tensor& w, Packe
   check_matmul("linear_input_grad", dy, w);
   dx.check_size(dy.dim(0) * w.dim(1));
   cpu::Packed once;
-  cpu::Packed* const kept = pack_for(packs, dy, w, false);
-  matmul_2d(dx, packed_on_gpu(dy), packed_on_gpu(w), {}, kept || !packs_temporarily(dy, w) ? kept : &once);
+  cpu::Packed* const pack = pack_for(packs, dy, w, false);
+  matmul_2d(dx, packed_on_gpu(dy), packed_on_gpu(w), {}, pack || !packs_temporarily(dy, w) ? pack : &once);
 }
 
 Tensor linear_input_grad(const Tensor& dy, const Tensor& w, PackedWeights* packs) {

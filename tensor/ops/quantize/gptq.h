@@ -1,6 +1,6 @@
 // GPTQ (Frantar et al. 2022, "GPTQ: accurate post-training quantization for generative pre-trained transformers", arXiv
 // 2210.17323, algorithm 1): quantizes a weight W (out, in) column by column and compensates each column's error in the
-// remaining ones, to preserve W X for inputs X like those of the calibration.
+// remaining ones, to preserve W X for inputs X like the calibration inputs.
 //
 //   H = 2 X X^T + damping mean(diag) I      H^-1 = U^T U, U upper triangular
 //   for each column j:  e = (w_j - rounded(w_j)) / U_jj,   w_k -= e U_jk for k > j

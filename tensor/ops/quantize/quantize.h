@@ -15,8 +15,8 @@ enum class Codec : uint8_t { none, nf4, gptq };
 //   gptq   groups of `group` columns of a row share a scale (float16) and a zero (4 bits): w = scale (code - zero)
 //          (Frantar et al. 2022, "GPTQ", arXiv 2210.17323). 0.5 + 2.5 / 128 = 0.520 bytes for groups of 128.
 //
-// The full matrix is quantized first and then sharded at block bounds. Each matrix of a fused one (q, k and v) is
-// quantized separately. A rank's shard has three sections:
+// The full matrix is quantized first and then sharded at block bounds. Fused matrices (q, k and v) are quantized
+// separately. A rank's shard has three sections:
 //
 //   [ shared | codes of each block | scales of each block ]
 //
@@ -31,8 +31,8 @@ inline constexpr int64_t kNf4Block = 64;  // elements that share a scale
 struct Packing {
   Codec codec = Codec::none;
   int64_t rows = 0, columns = 0;
-  std::vector<int64_t> pieces = {};  // rows of each fused matrix; at least one
-  int64_t group = 128;               // gptq only
+  std::vector<int64_t> fused_rows = {};  // rows of each fused matrix; at least one
+  int64_t group = 128;                   // gptq only
 
   int64_t elements() const { return rows * columns; }
   int64_t block() const { return codec == Codec::nf4 ? kNf4Block : 2 * group; }  // elements; shards split at multiples
@@ -47,14 +47,14 @@ void check(const Packing& packing, const std::string& name);
 
 // Elements contiguous both in the shard and in the full matrix.
 struct ElementRun {
-  int64_t here = 0, whole = 0, count = 0;
+  int64_t here = 0, full = 0, count = 0;
 };
 // The largest run bound inside a block; 0 if all bounds are block-aligned.
 int64_t splits_block(const Packing& packing, std::span<const ElementRun> runs);
 
 // Calls f for the byte runs of a shard; offsets are in bytes.
 void for_each_byte_run(const Packing& packing, std::span<const ElementRun> runs,
-                       const std::function<void(int64_t here, int64_t whole, int64_t count)>& f);
+                       const std::function<void(int64_t here, int64_t full, int64_t count)>& f);
 
 // Provides to.size() elements, starting at `begin`.
 using FloatSource = std::function<void(int64_t begin, std::span<float> to)>;
@@ -64,7 +64,7 @@ std::vector<std::byte> quantize(const Packing& packing, const FloatSource& sourc
 
 // Computed in float and rounded once. Cost: reads 0.52 bytes per element, writes `out`.
 void dequantize(const Packing& packing, std::span<const ElementRun> runs, const Tensor& bytes, Tensor& out);
-void dequantize(const Packing& packing, std::span<const std::byte> whole, int64_t begin, std::span<float> to);
+void dequantize(const Packing& packing, std::span<const std::byte> full, int64_t begin, std::span<float> to);
 
 std::span<const float, 16> nf4_values();
 std::span<const float, 256> dynamic_values();

@@ -99,13 +99,13 @@ struct TileMask {
   int64_t diagonal;
   int64_t key0;  // position of the tile's key 0
   QueryStarts starts;
-  bool whole(int64_t block) const { return keys == block && diagonal >= block - 1; }
+  bool is_full(int64_t block) const { return keys == block && diagonal >= block - 1; }
 };
 
 template <class A>
 void mask_tile(A* scores, int64_t width, const TileMask& mask) {
   constexpr A kNone = -std::numeric_limits<A>::infinity();
-  if (!mask.whole(kBlock))
+  if (!mask.is_full(kBlock))
     for (int64_t j = 0; j < kBlock; ++j) {
       const int64_t first = j < mask.keys ? std::clamp<int64_t>(j - mask.diagonal, 0, width) : width;
       std::fill(scores + j * width, scores + j * width + first, kNone);

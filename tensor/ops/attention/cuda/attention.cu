@@ -78,7 +78,7 @@ Tensor compute_stats(const AttentionProblem& p, const Tensor& dout, const Attent
 
 template <class T>
 struct Merge {
-  Result<T> into, part;
+  Result<T> into, tile;
   Accumulate<T>* lse;
   const Accumulate<T>* other;
   int64_t rows, tokens, heads, d;
@@ -97,9 +97,9 @@ __global__ void merge_attention_kernel(Merge<T> f) {
   if (top == -std::numeric_limits<A>::infinity()) return;  // no visible key yet: zeros
   const A both = top + math::log(math::exp(own - top) + math::exp(other - top));
   const A mine = math::exp(own - both), theirs = math::exp(other - both);
-  const int64_t to = f.into.at(b, h, t), from = f.part.at(b, h, t);
+  const int64_t to = f.into.at(b, h, t), from = f.tile.at(b, h, t);
   for (int64_t c = lane; c < f.d; c += 32)
-    f.into.put(to + c, math::fma(f.part.get(from + c), theirs, f.into.get(to + c) * mine));
+    f.into.put(to + c, math::fma(f.tile.get(from + c), theirs, f.into.get(to + c) * mine));
   __syncwarp();  // all lanes have read *lse
   if (lane == 0) *lse = both;
 }
@@ -148,15 +148,15 @@ void attention_backward(const AttentionProblem& p, const Tensor& dout, const Att
   }
 }
 
-void merge_attention(const AttentionResult& into, const AttentionResult& part) {
-  const DType wide = into.lse.dtype(), narrow = into.out.dtype() == wide ? part.out.dtype() : into.out.dtype();
+void merge_attention(const AttentionResult& into, const AttentionResult& tile) {
+  const DType wide = into.lse.dtype(), narrow = into.out.dtype() == wide ? tile.out.dtype() : into.out.dtype();
   with_floating(narrow, "merge_attention", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
     const Merge<T> f{.into = collect_result<T>(into.out),
-                     .part = collect_result<T>(part.out),
+                     .tile = collect_result<T>(tile.out),
                      .lse = into.lse.device_data<A>(),
-                     .other = part.lse.device_data<A>(),
+                     .other = tile.lse.device_data<A>(),
                      .rows = into.lse.numel(),
                      .tokens = into.out.dim(1),
                      .heads = into.out.dim(2),

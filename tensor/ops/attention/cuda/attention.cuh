@@ -153,12 +153,12 @@ struct AttentionDropout {
     Philox random;
     uint64_t step, first;
     float probability;
-    uint64_t held = ~uint64_t{0};
+    uint64_t cached = ~uint64_t{0};
     uint32_t w0 = 0, w1 = 0, w2 = 0, w3 = 0;
     __device__ bool keeps(int64_t key) {
       const uint64_t at = first + static_cast<uint64_t>(key);
-      if (at >> 2 != held) {
-        const Philox::Block words = random(held = at >> 2, step);
+      if (at >> 2 != cached) {
+        const Philox::Block words = random(cached = at >> 2, step);
         w0 = words[0], w1 = words[1], w2 = words[2], w3 = words[3];
       }
       const uint32_t low = at & 1 ? w1 : w0, high = at & 1 ? w3 : w2;

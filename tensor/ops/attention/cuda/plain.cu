@@ -128,9 +128,9 @@ __device__ void gradient_tile(PlainShared<Accumulate<T>>& s, const BackwardCall<
       const A probability = inside && j >= start && n.sees(i, j) ? math::exp(p[r][c] - stats.lse) : A(0);
       A weight = probability, gradient = dp[r][c];
       if (call.dropout.any) {
-        const A kept = keep.keeps(j) ? up : A(0);
-        weight *= kept;
-        gradient *= kept;
+        const A mask_factor = keep.keeps(j) ? up : A(0);
+        weight *= mask_factor;
+        gradient *= mask_factor;
       }
       s.p[first_row() + r][first_column() + c] = static_cast<A>(T(weight));
       s.ds[first_row() + r][first_column() + c] = static_cast<A>(T(probability * (gradient - stats.delta)));

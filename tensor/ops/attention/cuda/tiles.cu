@@ -62,9 +62,9 @@ __device__ void softmax_step(Scores<C>& scores, RowState& state, Out<D>& out, fl
 }
 
 template <int C>
-__device__ void drop(Scores<C>& scores, DropoutMaskBits<kRowTiles, C> kept, float up) {
+__device__ void drop(Scores<C>& scores, DropoutMaskBits<kRowTiles, C> bits, float up) {
   for_each_sum<kRowTiles, C>(
-      [&](int r, int c, int e, int, int) { scores[r][c][e] *= kept >> ((r * C + c) * 4 + e) & 1 ? up : 0.0f; });
+      [&](int r, int c, int e, int, int) { scores[r][c][e] *= bits >> ((r * C + c) * 4 + e) & 1 ? up : 0.0f; });
 }
 
 template <int C>
@@ -144,14 +144,14 @@ __global__ void __launch_bounds__(kBlockThreads) forward_kernel(ForwardCall<bflo
     const int key0 = step * kKeys;
     if (key0 >= visible || (kDocuments && key0 + kKeys <= bounds.min_start)) continue;  // other warps may see more keys
     const ScoresPlace place{query0, key0};
-    const auto kept = kDrops ? dropout_mask<kRowTiles, kKeys / 8, false>(call.dropout, at, place) : 0u;
+    const auto bits = kDrops ? dropout_mask<kRowTiles, kKeys / 8, false>(call.dropout, at, place) : 0u;
     Scores<kKeys / 8> scores = {};
     multiply_rows(scores, query, row0, key(step));
     if (key0 + kKeys > unmasked) mask<kKeys / 8>(scores, n, place);
     if (kDocuments && key0 < bounds.max_start)  // loaded here: live over all steps they would spill the accumulators
       mask<kKeys / 8>(scores, RowStarts<kRowTiles>(call.starts, at.b, query0), place);
     softmax_step<D, kKeys / 8>(scores, state, out, factor);
-    if (kDrops) drop<kKeys / 8>(scores, kept, static_cast<float>(call.dropout.up));
+    if (kDrops) drop<kKeys / 8>(scores, bits, static_cast<float>(call.dropout.up));
     multiply_weights<D>(out, scores, value(step));
   }
   finish<D>(call, at, out, state, query0);

@@ -18,7 +18,7 @@ __device__ void copy_rows(SharedTile<D> to, const HeadRows<const bfloat16>& from
                           int count, int rows) {
   constexpr int kChunks = D / 8, kAtOnce = kBlockThreads / kChunks;
   int t = static_cast<int>(threadIdx.x);
-  asm volatile("" : "+r"(t));  // recompute addresses: live ones would spill the accumulators
+  asm volatile("" : "+r"(t));  // recompute addresses: live addresses would spill the accumulators
   const int c = t % kChunks;
   const bfloat16* const head = from.at(at.b, at.h, 0) + c * 8;
   for (int row = t / kChunks; row < count; row += kAtOnce) {
@@ -105,15 +105,15 @@ __device__ DropoutMaskBits<R, C> dropout_mask(const AttentionDropout& dropout, c
   const int line = lane() / 4, first = lane() % 4 * 2;
   const auto tokens = static_cast<int64_t>(dropout.tokens);
   AttentionDropout::Row row = dropout.row(at.b, at.h, place.query0);
-  DropoutMaskBits<R, C> kept = 0;
+  DropoutMaskBits<R, C> bits = 0;
 #pragma unroll 1
   for (int i = 0; i < R * C * 4; ++i) {
     const int e = i % 2, c = i / 2 % C, half = i / (2 * C) % 2, r = i / (4 * C);
     const int down = 16 * r + 8 * half + line, across = 8 * c + first + e;
     const int query = kKeysDown ? across : down, key = place.key0 + (kKeysDown ? down : across);
-    kept |= static_cast<DropoutMaskBits<R, C>>(row.keeps(query * tokens + key)) << ((r * C + c) * 4 + 2 * half + e);
+    bits |= static_cast<DropoutMaskBits<R, C>>(row.keeps(query * tokens + key)) << ((r * C + c) * 4 + 2 * half + e);
   }
-  return kept;
+  return bits;
 }
 
 __device__ inline void put_pair(const Result<bfloat16>& to, int64_t at, float first, float second) {

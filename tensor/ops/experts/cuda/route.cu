@@ -77,22 +77,22 @@ __global__ void choose_kernel(Choosing<T> f) {
 }
 
 __global__ __launch_bounds__(kThreads) void reroutes_kernel(const double* reroutes, int64_t tokens, double* report) {
-  __shared__ double parts[3][kThreads];
+  __shared__ double partials[3][kThreads];
   double count = 0, margin = 0, largest = 0;
   for (int64_t t = threadIdx.x; t < tokens; t += kThreads) {
     count += reroutes[t] >= 0 ? 1 : 0;
     margin = std::max(margin, reroutes[t]);
     largest = std::max(largest, reroutes[tokens + t]);
   }
-  parts[0][threadIdx.x] = count;
-  parts[1][threadIdx.x] = margin;
-  parts[2][threadIdx.x] = largest;
+  partials[0][threadIdx.x] = count;
+  partials[1][threadIdx.x] = margin;
+  partials[2][threadIdx.x] = largest;
   __syncthreads();
   if (threadIdx.x > 0) return;
   for (int t = 1; t < kThreads; ++t) {
-    count += parts[0][t];
-    margin = std::max(margin, parts[1][t]);
-    largest = std::max(largest, parts[2][t]);
+    count += partials[0][t];
+    margin = std::max(margin, partials[1][t]);
+    largest = std::max(largest, partials[2][t]);
   }
   report[0] = count;
   report[1] = margin;
@@ -213,21 +213,21 @@ void route(Routed& out, const Tensor& logits, const RouteOptions& o) {
   const auto space = [&](const Shape& shape, DType dtype) { return logits.make(shape, dtype, Category::workspace); };
   const Tensor report = space({experts + 3}, DType::float64), taken = space({blocks}, DType::int32),
                starts = space({blocks}, DType::int32),
-               reroutes = space({o.given.defined() ? 2 * n : 0}, DType::float64);
+               reroutes = space({o.replayed.defined() ? 2 * n : 0}, DType::float64);
   double* const counts = report.device_data<double>();
   int32_t *const chosen = out.chosen.device_data<int32_t>(), *const place = out.place.device_data<int32_t>();
   with_floating(logits.dtype(), "route", [&](auto t) {
     using T = decltype(t);
     const Choosing<T> f{.logits = compute_logits<T>(logits),
                         .chosen = chosen,
-                        .own = o.given.defined() ? place : nullptr,
+                        .own = o.replayed.defined() ? place : nullptr,
                         .weights = out.weights.device_data<Accumulate<T>>(),
                         .reroutes = reroutes.device_data<double>(),
                         .k = static_cast<int>(o.per_token),
                         .softmax_first = o.softmax_first};
     launch(c, "route", f.logits.grid(), choose_kernel<T>, f);
   });
-  if (o.given.defined())
+  if (o.replayed.defined())
     launch(c, "route", {.blocks = 1}, reroutes_kernel, reroutes.device_data<double>(), n, counts + experts);
   Tensor earlier;
   if (o.capacity > 0 && o.earlier) earlier = o.earlier(out.chosen.on_host()).to(logits.arena());
@@ -245,7 +245,7 @@ void route(Routed& out, const Tensor& logits, const RouteOptions& o) {
   launch(c, "route", {.blocks = blocks}, place_kernel, choices, starts.device_data<int32_t>());
   const std::vector<double> found = report.to_vector<double>();  // the host waits
   for (size_t e = 0; e < out.counts.size(); ++e) out.counts[e] = static_cast<int64_t>(found[e]);
-  if (!o.given.defined()) return;
+  if (!o.replayed.defined()) return;
   const double* const reroute = found.data() + experts;
   out.elsewhere = static_cast<int64_t>(reroute[0]);
   out.margin = reroute[2] > 0 ? reroute[1] / reroute[2] : 0;
@@ -286,8 +286,8 @@ struct Dispatch {
   Rowed<T> to;
   const T* x;
 
-  template <class Part>
-  __device__ void operator()(const Part& at) const {
+  template <class Position>
+  __device__ void operator()(const Position& at) const {
     const int64_t row = to.place[at.first];
     if (row >= 0) at.store(to.rows, row, at.load(x, at.first / to.k));
   }
@@ -300,8 +300,8 @@ struct Combine {
   const A* weights;  // null: 1
   T* y;
 
-  template <class Part>
-  __device__ void operator()(const Part& at) const {
+  template <class Position>
+  __device__ void operator()(const Position& at) const {
     const int64_t first = at.first * from.k;
     A sums[kVecElems<T>] = {};
 #pragma unroll 4
@@ -309,12 +309,12 @@ struct Combine {
       const int64_t row = from.place[first + j];
       if (row < 0) continue;
       const A w = weights ? weights[first + j] : A(1);
-      const auto part = at.load(from.rows, row);
-      for (int i = 0; i < kVecElems<T>; ++i) sums[i] += w * static_cast<A>(part.v[i]);
+      const auto packed = at.load(from.rows, row);
+      for (int i = 0; i < kVecElems<T>; ++i) sums[i] += w * static_cast<A>(packed.v[i]);
     }
-    typename Part::Elements part;
-    for (int i = 0; i < kVecElems<T>; ++i) part.v[i] = static_cast<T>(sums[i]);
-    at.store(y, at.first, part);
+    typename Position::Elements packed;
+    for (int i = 0; i < kVecElems<T>; ++i) packed.v[i] = static_cast<T>(sums[i]);
+    at.store(y, at.first, packed);
   }
 };
 
@@ -339,15 +339,15 @@ __global__ __launch_bounds__(kRowThreads) void combine_backward_kernel(CombineBa
     const A w = f.weights[at.row];
     T* const to = f.to.rows + row * n;
     const RegisterRow<T, kVectorized> g(f.dy + at.row / f.to.k * n, at, n), in(f.rows + row * n, at, n);
-    const auto down_part = [&](int j, const auto& up, const auto& of) {
+    const auto down_vector = [&](int j, const auto& up, const auto& of) {
       Packed<T, kVecElems<T>> down;
       for (int i = 0; i < kVecElems<T>; ++i) {
         down.v[i] = static_cast<T>(w * static_cast<A>(up.v[i]));
         sum += static_cast<A>(up.v[i]) * static_cast<A>(of.v[i]);
       }
-      store_part<kVectorized>(to, j, n, down);
+      store_vector<kVectorized>(to, j, n, down);
     };
-    each_part(at, n, down_part, g, in);
+    each_vector(at, n, down_vector, g, in);
     sum = row_sum(at, sum);
   }
   if (at.thread == 0) f.dweights[at.row] = sum;

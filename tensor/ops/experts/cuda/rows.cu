@@ -29,7 +29,7 @@ struct Fetched {
   static __device__ int depth(int t, int i) { return kAlong ? t % kDepth : t / kLines + i * (kBlockThreads / kLines); }
   __device__ void fetch(const T* from, int line0, int lines, int inner0, int inner) {
     int t = static_cast<int>(threadIdx.x);
-    asm volatile("" : "+r"(t));  // recompute addresses in each iteration: live ones would spill the accumulators
+    asm volatile("" : "+r"(t));  // recompute in each iteration: live addresses would spill the accumulators
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
       const int l = line0 + line(t, i), k = inner0 + depth(t, i);

@@ -42,11 +42,11 @@ struct Slab {
       if constexpr (kVectorized) {
         copy_async(tile.chunk(row, c), source, valid);
       } else {
-        Packed<bfloat16, 8> part{};
+        Packed<bfloat16, 8> packed{};
         for (int e = 0; e < 8; ++e)
-          if (valid && column + e < width) part.v[e] = source[e];
+          if (valid && column + e < width) packed.v[e] = source[e];
         unsigned char* const shared = dynamic_shared<unsigned char>();
-        store(reinterpret_cast<bfloat16*>(shared + (tile.chunk(row, c) - shared_address(shared))), part);
+        store(reinterpret_cast<bfloat16*>(shared + (tile.chunk(row, c) - shared_address(shared))), packed);
       }
     }
   }
@@ -148,12 +148,12 @@ void queue(GemmKind which, const Tensor& left, const Tensor& other, const std::v
   const auto is_vectorized = [&](const Tensor& t) {
     return t.dim(1) % 8 == 0 && reinterpret_cast<uintptr_t>(t.device_data<bfloat16>()) % 16 == 0;
   };
-  const auto with = [&](auto is_whole) {
+  const auto with = [&](auto vectorized) {
     for_each_launch<bfloat16, Out, !Left::value>(
         which, left, other, groups, kTile, [&](const auto& call, int64_t blocks) {
           launch(context(left), "grouped_linear",
                  {.blocks = blocks, .threads = kBlockThreads, .shared = kStages * 2 * kSlabBytes<kTile>},
-                 rows_bf16_kernel<kTile, Left::value, Right::value, decltype(is_whole)::value, Out>, call);
+                 rows_bf16_kernel<kTile, Left::value, Right::value, decltype(vectorized)::value, Out>, call);
         });
   };
   const auto own = [&](const GemmGroup& g) { return is_vectorized(g.w); };

@@ -188,7 +188,7 @@ void gemm(int64_t m, int64_t n, int64_t k, Strided<T> a, Strided<T> b, T* c, int
     for (int64_t i = 0; i < m; ++i) std::fill(c + i * ldc, c + i * ldc + n, T(0));
     return;
   }
-  const auto part = [&](int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
+  const auto compute = [&](int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
     thread_local std::vector<T> room;
     run_for(instruction_set(), [&](auto set) {
       Blocks<decltype(set), T>{
@@ -200,9 +200,9 @@ void gemm(int64_t m, int64_t n, int64_t k, Strided<T> a, Strided<T> b, T* c, int
   constexpr int64_t kStrips = 4 * kLanes<T>;
   const bool small = m * n * k < 65536;
   if (n >= kStrips * threads())
-    split(n, small ? n : kStrips, [&](int64_t j0, int64_t j1) { part(0, m, j0, j1); });
+    split(n, small ? n : kStrips, [&](int64_t j0, int64_t j1) { compute(0, m, j0, j1); });
   else
-    split(m, small ? m : kRows, [&](int64_t i0, int64_t i1) { part(i0, i1, 0, n); });
+    split(m, small ? m : kRows, [&](int64_t i0, int64_t i1) { compute(i0, i1, 0, n); });
 }
 
 template void gemm(int64_t, int64_t, int64_t, Strided<double>, Strided<double>, double*, int64_t);

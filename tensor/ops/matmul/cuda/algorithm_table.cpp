@@ -52,10 +52,10 @@ class FileLock {
 void require_locks(const fs::path& directory) {
   std::error_code error;
   fs::create_directories(directory, error);
-  const int folder = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder < 0) return;  // reported when a table is stored there
-  const int cause = ::flock(folder, LOCK_SH | LOCK_NB) == 0 ? 0 : errno;
-  ::close(folder);
+  const int descriptor = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) return;  // reported when a table is stored there
+  const int cause = ::flock(descriptor, LOCK_SH | LOCK_NB) == 0 ? 0 : errno;
+  ::close(descriptor);
   if (is_unknown_operation(cause))
     throw OutputError("[matmul] " + directory.string() + ": cannot lock a table of algorithms there: " +
                       std::strerror(cause) + "; set TESSERA_CACHE to a directory on another file system");

@@ -1,8 +1,8 @@
 // Choice of a GEMM algorithm per problem: timed once, then fixed.
 //
 // Because algorithms add in different orders, results differ in the last bits, and a plan and its reference run must
-// use the same ones. The table is therefore shared by all ranks of a process, and by all processes through a file, in
-// which the first entry for a problem is final.
+// use the same algorithms. The table is therefore shared by all ranks of a process, and by all processes through a
+// file, in which the first entry for a problem is final.
 #pragma once
 #include <filesystem>
 #include <functional>
@@ -23,7 +23,7 @@ class AlgorithmTable {
   std::string find_or(const std::string& key, const std::function<std::string()>& choose);
   // Empty if there is no choice.
   std::string known(const std::string& key);
-  // Inserts `choice` unless there is one, bypassing the file.
+  // Inserts `choice` unless one exists, bypassing the file.
   std::string find_or_insert(const std::string& key, const std::string& choice);
 
   // Uses this device's file in `directory`, read at the next unknown key.

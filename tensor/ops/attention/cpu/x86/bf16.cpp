@@ -83,7 +83,7 @@ inline TileOperandA plain_rows(const bfloat16* a) { return {a, kBlock, kTileDept
 }
 
 // `rows` and `cols` are multiples of 16.
-[[gnu::target("avx512f")]] inline void turn_floats(float* to, const float* from, int64_t rows, int64_t cols) {
+[[gnu::target("avx512f")]] inline void transpose_floats(float* to, const float* from, int64_t rows, int64_t cols) {
   for (int64_t i = 0; i < rows; i += 16)
     for (int64_t j = 0; j < cols; j += 16) {
       __m512i r[16];
@@ -142,7 +142,7 @@ class PairedForward {
         query_(memory.take<bfloat16>(kBlock * dp_)),
         rounded_(memory.take<bfloat16>(kTile)),
         out_(memory.take<float>(kBlock * dp_)),
-        turned_(memory.take<float>(kBlock * dp_)),
+        transposed_(memory.take<float>(kBlock * dp_)),
         scores_(memory.take<float>(kTile)),
         keep_(memory.take<float>(kTile)),
         max_(memory.take<float>(kBlock)),
@@ -193,8 +193,8 @@ class PairedForward {
       shrink_[i] = i < count && sum_[i] != 0 ? 1.0f / sum_[i] : 0.0f;  // 0: no visible key
     }
     scale_columns(shrink_);
-    turn_floats(turned_, out_, dp_, kBlock);
-    store_head<bfloat16>(result_.out, {b, h, query0}, turned_, dp_, count);
+    transpose_floats(transposed_, out_, dp_, kBlock);
+    store_head<bfloat16>(result_.out, {b, h, query0}, transposed_, dp_, count);
   }
 
   // Multiplies each query's column of the output (d x queries) by its factor.
@@ -209,7 +209,7 @@ class PairedForward {
   const AttentionResult& result_;
   const int64_t deep_, dp_, key_blocks_;
   bfloat16 *const keys_, *const values_, *const query_, *const rounded_;
-  float *const out_, *const turned_, *const scores_, *const keep_, *const max_, *const sum_, *const shrink_;
+  float *const out_, *const transposed_, *const scores_, *const keep_, *const max_, *const sum_, *const shrink_;
 };
 
 template <class By>
@@ -223,7 +223,7 @@ class PairedBackward {
   PairedBackward(Memory memory, const AttentionProblem& p, const Tensor& dout, const AttentionResult& forward,
                  const AttentionGradients& grads)
       : p_(p),
-        given_(dout),
+        dout_tensor_(dout),
         forward_(forward),
         grads_(grads),
         deep_(count_depth_tiles(p.d)),
@@ -246,7 +246,7 @@ class PairedBackward {
         dscores_(memory.take<float>(kTile)),
         keep_(memory.take<float>(kTile)),
         rounded_(memory.take<bfloat16>(kTile)),
-        turned_(memory.take<bfloat16>(kTile)) {}
+        transposed_(memory.take<bfloat16>(kTile)) {}
 
   void group(int64_t b, int64_t key_head) {
     const auto scale = static_cast<float>(p_.options.scale);
@@ -278,7 +278,7 @@ class PairedBackward {
     for (int64_t i = 0; i < blocks_; ++i) {
       const int64_t left = p_.tq - i * kBlock, at = i * kBlock * dp_;
       const Rows<const bfloat16> q = tile_rows<const bfloat16>(p_.q, b, h, i * kBlock),
-                                 g = tile_rows<const bfloat16>(given_, b, h, i * kBlock);
+                                 g = tile_rows<const bfloat16>(dout_tensor_, b, h, i * kBlock);
       pack_columns(query_t_ + at, columns_run_on(q), kHalves, deep_, p_.d, left);
       pack_columns(dout_t_ + at, columns_run_on(g), kHalves, deep_, p_.d, left);
       pack_columns(query_ + at, rows_run_on(q), deep_, kHalves, left, p_.d);
@@ -286,7 +286,7 @@ class PairedBackward {
     }
     std::fill(dquery_, dquery_ + blocks_ * kBlock * dp_, 0.0f);
     const float* const lse = forward_.lse.data<float>() + (b * p_.heads + h) * p_.tq;
-    const Rows<const bfloat16> g = tile_rows<const bfloat16>(given_, b, h, 0),
+    const Rows<const bfloat16> g = tile_rows<const bfloat16>(dout_tensor_, b, h, 0),
                                out = tile_rows<const bfloat16>(forward_.out, b, h, 0);
     output_dots(delta_, g, out, p_.tq, p_.d);
     for (int64_t i = 0; i < blocks_ * kBlock; ++i) {
@@ -317,13 +317,13 @@ class PairedBackward {
     round_rows(rounded_, dscores_);
     tile_matmul<By>(plain_rows(rounded_), kTileBlock * kBlock, kHalves, query_ + at, deep_, kHalves, dkey_ + key0 * dp_,
                     dp_, true);
-    pack_rows(turned_, {rounded_, 1, kBlock}, kHalves, kHalves, kBlock, kBlock);
-    tile_matmul<By>(packed_rows(turned_), kHalves * kPair, kHalves, key_columns_, deep_, kHalves, dquery_ + at, dp_,
+    pack_rows(transposed_, {rounded_, 1, kBlock}, kHalves, kHalves, kBlock, kBlock);
+    tile_matmul<By>(packed_rows(transposed_), kHalves * kPair, kHalves, key_columns_, deep_, kHalves, dquery_ + at, dp_,
                     true);
   }
 
   const AttentionProblem& p_;
-  const Tensor& given_;  // dout
+  const Tensor& dout_tensor_;  // dout
   const AttentionResult& forward_;
   const AttentionGradients& grads_;
   const int64_t deep_, dp_, blocks_, keys_;                               // keys_: elements of all keys
@@ -332,7 +332,7 @@ class PairedBackward {
   bfloat16 *const key_rows_, *const value_rows_, *const key_columns_;  // of one block of keys
   float *const dkey_, *const dvalue_;                                  // of all keys
   float *const scores_, *const dscores_, *const keep_;
-  bfloat16 *const rounded_, *const turned_;
+  bfloat16 *const rounded_, *const transposed_;
 };
 
 // Each thread's worker processes some of the key-value heads.

@@ -186,7 +186,7 @@ constexpr const char* kSeparate = "apart";  // prefix of the choice not to fuse;
 
 std::string to_string(const GemmKey& key) {
   std::string name;
-  for (const int64_t part : key) name += (name.empty() ? "" : " ") + std::to_string(part);
+  for (const int64_t field : key) name += (name.empty() ? "" : " ") + std::to_string(field);
   return name;
 }
 
@@ -277,14 +277,14 @@ class Blas {
 
   BlasAlgorithm choose(Arena& arena, const GemmKey& key, const BlasPlan& plan, const GemmProblem& p) {
     if (arena.local<KernelChoice>().deterministic) return proposals(plan, p).front();  // independent of timing
-    AlgorithmTable& kept = table(arena);
+    AlgorithmTable& choices = table(arena);
     const std::string name = to_string(key);
     // Captured work does not run, so it cannot be timed.
-    if (is_capturing(arena)) return read_algorithm(kept.find_or_insert(name, written(proposals(plan, p).front())));
-    if (const std::string known = kept.known(name); !known.empty()) return read_algorithm(known);
+    if (is_capturing(arena)) return read_algorithm(choices.find_or_insert(name, written(proposals(plan, p).front())));
+    if (const std::string known = choices.known(name); !known.empty()) return read_algorithm(known);
     // Synchronize before taking the lock: other ranks may wait for it, and work queued here may wait for them.
     arena.local<Context>().synchronize();
-    return read_algorithm(kept.find_or(name, [&] {
+    return read_algorithm(choices.find_or(name, [&] {
       const std::optional<Timed> best = fastest(arena, plan, proposals(plan, p), p);
       if (!best) throw Error("[matmul] none of the algorithms that cuBLASLt proposes runs", Status::communication);
       return written(best->algorithm);
@@ -293,14 +293,14 @@ class Blas {
 
   std::string choose_path(Arena& arena, const GemmKey& key, const BlasPlan& plan, const GemmPath& fused,
                           const GemmPath& separate) {
-    AlgorithmTable& kept = table(arena);
+    AlgorithmTable& choices = table(arena);
     const std::string name = to_string(key);
-    if (is_capturing(arena)) return kept.find_or_insert(name, kSeparate);
-    if (const std::string known = kept.known(name); !known.empty()) return known;
+    if (is_capturing(arena)) return choices.find_or_insert(name, kSeparate);
+    if (const std::string known = choices.known(name); !known.empty()) return known;
     multiply(arena, separate.problem);  // selects its algorithm now: selections must not nest
     arena.local<Context>().synchronize();
     const BlasPlan& other = plans_.at(cache_key(separate.problem));
-    return kept.find_or(name, [&]() -> std::string {
+    return choices.find_or(name, [&]() -> std::string {
       const std::optional<Timed> best = fastest(arena, plan, plan.proposals(library(), fused.problem), fused.problem);
       if (!best) return kSeparate;
       double with = std::numeric_limits<double>::infinity(), without = with;
