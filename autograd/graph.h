@@ -48,9 +48,9 @@ struct Leaf {
 };
 
 struct Edge {
-  std::shared_ptr<Node> node;  // producer and output index,
+  std::shared_ptr<Node> node;  // producer and output index; null for a leaf
   int output = 0;
-  std::shared_ptr<Leaf> leaf;  // or the leaf
+  std::shared_ptr<Leaf> leaf;  // null for a node's output
   bool wanted() const { return node || leaf; }
 };
 

@@ -67,7 +67,7 @@ class Var {
   // Calls f when this leaf has received all gradients of one backward(), including deferred ones.
   void on_grad(std::function<void()> f);
 
-  // For ops. A value that is cheap to recompute: ops save `recompute` instead of the elements.
+  // For ops: this value, cheap to recompute, for which ops save `recompute` instead of the elements.
   Var with_recompute(std::function<Tensor()> recompute) const;
   Saved saved() const;
   // The position in the graph without the value, for ops that save no inputs, as an argument of record().

@@ -93,6 +93,7 @@ class Module : NotCopied {  // children hold references into it
 
  protected:
   Var& param(std::string name, const Shape& shape, Init init);
+  // After transform().
   Var used(const Var& parameter) const { return transforms_ ? transforms_(parameter) : parameter; }
   template <class M, class... Args>
   M& child(const std::string& name, Args&&... args) {

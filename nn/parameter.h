@@ -46,7 +46,7 @@ struct Parameter {
   bool trainable = true;   // frozen: no gradient, no optimizer state, excluded from reductions and counts
   bool is_expert = false;  // stored on only some data ranks with expert parallelism
   bool decays = false;     // weight decay applies: matrices, not biases or norms
-  // The optimizer needs the full matrix (optim/muon.h); with `rows`, several fused matrices of that many rows each.
+  // The optimizer needs the full matrix (optim/muon.h); `rows`: rows of each fused matrix; empty: one matrix.
   bool full_matrix_update = false;
   std::vector<int64_t> rows = {};
   // Parameters with equal `tie`, their name in a full model, are replicas of one parameter or its separate uses, whose
@@ -70,7 +70,7 @@ struct Parameter {
   DType stored_dtype(DType of_values) const { return packed ? DType::uint8 : of_values; }
 };
 
-// Calls f(here, whole, count) for the maximal runs of elements that are consecutive in the shard and in the full
+// Calls f(here, full, count) for the maximal runs of elements that are consecutive in the shard and in the full
 // parameter, with flat indices of both. [begin, end) are elements of the shard.
 template <class F>
 void for_each_run(const Shape& whole, const ShardSpec& shard, int64_t begin, int64_t end, const F& f) {

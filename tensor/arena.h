@@ -126,8 +126,8 @@ class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
     Arena& arena_;
   };
 
-  // Per-rank state, one object per type. Destroyed in reverse order of creation, because objects may use earlier
-  // objects.
+  // Per-rank state, one object per type. Destroyed in reverse order of creation, because an object may use earlier
+  // ones.
   template <class T>
   T& local() {
     std::lock_guard lock(mutex_);

@@ -42,8 +42,8 @@ class OpenFile {
   int64_t size_;
 };
 
-// Throws InputError like OpenFile, and if the file exceeds `limit` bytes, or the available memory divided by
-// `growth`, the memory factor of parsing it.
+// Throws InputError like OpenFile, and if the file exceeds `limit` bytes, or if `growth` times its size, the memory for
+// parsing it, is not available.
 std::string read_full(const std::filesystem::path& file, int64_t limit = int64_t{1} << 30,
                       int64_t growth = kParsedGrowth);
 

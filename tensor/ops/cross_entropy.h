@@ -5,7 +5,7 @@
 namespace tessera {
 
 struct VocabShard {
-  int64_t first = 0, total = 0;  // size of the vocabulary; 0: unsharded
+  int64_t first = 0, total = 0;  // total: vocabulary size; 0: unsharded
 };
 
 // Cross-entropy of logits with integer targets, in cache-sized vocabulary blocks.

@@ -42,8 +42,8 @@ Tensor norm_backward(const Tensor& dy, const Tensor& x, const Tensor& gamma, con
 
 struct NormOperands {
   const Tensor* x = nullptr;
-  const Tensor* added = nullptr;  // null, or the y of add_norm(); then
-  const Tensor* sum = nullptr;    // receives x + y
+  const Tensor* added = nullptr;  // y of add_norm(), or null
+  const Tensor* sum = nullptr;    // receives x + y; null without `added`
   const Tensor* gamma = nullptr;
   const Tensor* beta = nullptr;
 };

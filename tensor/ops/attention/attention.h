@@ -42,7 +42,7 @@ struct AttentionOptions {
   // key before starts[b][i], a position in the full sequence like first_key. A query without keys in the tile returns
   // zeros and a log-sum-exp of -infinity.
   Tensor starts = {};
-  bool starts_may_be_ignored = false;  // keys before them are unused padding
+  bool starts_may_be_ignored = false;  // keys before `starts` are unused padding
   // Sliding window: a query attends to `window` keys, its own the last. 0: no window.
   int64_t window = 0;
 };
