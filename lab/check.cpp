@@ -142,7 +142,7 @@ std::optional<Verdict> failed(const Exercise& e, const char* what, const Args& c
 // Rejects sources and local includes that are not regular files, because reading them may not end.
 void check_readable(const fs::path& source) {
   static const std::regex include(R"(#[ \t]*include[ \t]*["<]([^">\n]+)[">])");
-  const std::string text = read_whole(source, kMaxBytes);
+  const std::string text = read_full(source, kMaxBytes);
   for (std::sregex_iterator at(text.begin(), text.end(), include), end; at != end; ++at) {
     const fs::path file = source.parent_path() / at->str(1);
     std::error_code none;
@@ -245,7 +245,7 @@ Verdict check(const Exercise& e, const fs::path& given, int seconds) {
   Verdict verdict = grade_program(e, program, output, seconds);
   verdict.notes = notes_on_text(e, product, source, object);
   if (verdict.solved)
-    verdict.score = {{"bytes_of_text", static_cast<double>(without_blanks(read_whole(source, kMaxBytes)).size())}};
+    verdict.score = {{"bytes_of_text", static_cast<double>(without_blanks(read_full(source, kMaxBytes)).size())}};
   for (const std::string& note : verdict.notes) verdict.text += fmt::format("  note   your file {}\n", note);
   if (verdict.solved)
     verdict.text +=

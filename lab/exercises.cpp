@@ -55,7 +55,7 @@ const std::vector<Exercise>& exercises() {
       {"f-and-g", "parallel/placement.cpp", {{"Var redistribute(Var"}}, {{"values", 4}, {"bytes", 2}}, grade_f_and_g},
       {"vocabulary",
        "parallel/vocab_parallel.cpp",
-       {{"Loss vocab_parallel_cross_entropy(", "const VocabPart"}},
+       {{"Loss vocab_parallel_cross_entropy(", "const VocabShard"}},
        {{"values", 4}, {"bytes", 2}},
        grade_vocabulary},
       {"1f1b",
@@ -134,7 +134,7 @@ constexpr Known kKnown[] = {
     {"expected 0 elements", "rows", "a list of counts is empty: for experts, `counts` is not set"},
     {"where it is sent and", "rows",
      "ranks disagree on the number of rows: `received` must be the counts announced by the other ranks"},
-    {"outside [0, ", "error", "targets are relative to the full vocabulary: VocabPart{own.begin, vocab}"},
+    {"outside [0, ", "error", "targets are relative to the full vocabulary: VocabShard{own.begin, vocab}"},
     {"undefined tensor", "error",
      "an undefined tensor is read: it was never created (a frozen unit has no gradients) or was moved; a lambda called "
      "later must capture it, x = std::move(x)"},

@@ -420,7 +420,7 @@ std::optional<Noted> noted_in(const std::string& text) {
 }
 std::optional<Noted> read_note(const fs::path& folder) {
   const fs::path file = folder / kTaskFile;
-  return is_plain_file(file) ? noted_in(read_whole(file, 1 << 20)) : std::nullopt;
+  return is_plain_file(file) ? noted_in(read_full(file, 1 << 20)) : std::nullopt;
 }
 
 planner::Layout layout(int dp, int tp, int pp, int sequences, ZeroStage zero,
@@ -510,7 +510,7 @@ Verdict grade(const Puzzle& p, const fs::path& given) {
   if (given_out && given_out->puzzle != &p)
     throw InputError(
         fmt::format("{} belongs to another puzzle; expected p{}", (folder / kTaskFile).string(), p.number));
-  const std::string text = read_whole(file, 1 << 20);
+  const std::string text = read_full(file, 1 << 20);
   const std::optional<Noted> own = noted_in(text);
   std::string lines, picture;
   Verdict out;

@@ -127,7 +127,7 @@ Var ulysses_attention(const Var& qkv, const Heads& heads, const AttentionOptions
     if (count <= 0 || count % c != 0)
       throw Error("[ulysses_attention] " + cp.axis() + " axis: " + std::to_string(c) + " ranks do not divide " +
                   std::to_string(count) + " heads; nearest valid value: " + nearest_multiples(count, c));
-  const Tensor q = packed_part(qkv.value(), heads, 0);
+  const Tensor q = packed_slice(qkv.value(), heads, 0);
   const Heads own{heads.query / c, heads.key / c};
   AttentionOptions mine = options;
   if (mine.heads_total == 0) mine.heads_total = heads.query;

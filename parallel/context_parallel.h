@@ -65,7 +65,7 @@ std::vector<ChunkPair> chunk_pairs(int ranks, int rank, int holder, SequencePart
 // D). Collective over the axis, forward and backward; `cp` must outlive the graph. Each block of keys and values is
 // forwarded before it is used, so communication overlaps with computation. The result accumulates by hops (own keys,
 // then those of rank - 1, rank - 2, ...), dk and dv by ranks (next rank first, own last), in the accumulation dtype and
-// rounded once, except that cuDNN's kernels round each partial result (dtype_of_parts()). options.starts refer to this
+// rounded once, except that cuDNN's kernels round each partial result (partial_dtype()). options.starts refer to this
 // rank's queries.
 Var ring_attention(const Var& qkv, const Heads& heads, const AttentionOptions& options, Communicator& cp,
                    SequencePartition balance = SequencePartition::zigzag);

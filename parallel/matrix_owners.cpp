@@ -12,7 +12,7 @@ constexpr int kOwnerTag = 7101;
 constexpr size_t kMaxRuns = 3;  // queries, keys and values
 
 void copy(const Parameter& p, const ShardSpec& spec, const Tensor& shard, const Tensor& full, bool to_full) {
-  const ShardSpec split = spec.is_whole() ? ShardSpec{.dim = 0, .runs = {{0, p.whole[0]}}} : spec;
+  const ShardSpec split = spec.is_replicated() ? ShardSpec{.dim = 0, .runs = {{0, p.whole[0]}}} : spec;
   const Tensor here = shard.narrow(0, 0, split.slice_unit(p.whole).numel()), all = full.reshape(p.whole);
   Shape shape = p.whole;
   shape[split.dim] = here.numel() / (p.whole.numel() / p.whole[split.dim]);
@@ -120,7 +120,7 @@ Tensor MatrixOwners::gathered(const Matrix& m, const Tensor& update) {
 
 void MatrixOwners::update_full(const Matrix& m, const Tensor& here) {
   const Parameter& p = *m.slot.parameter;
-  if (tp_.size() == 1 || p.shard.is_whole()) return make_matrix_update(p, here.reshape(p.whole));
+  if (tp_.size() == 1 || p.shard.is_replicated()) return make_matrix_update(p, here.reshape(p.whole));
   const auto make_buffer = [&](int64_t n) { return here.make({n}, here.dtype(), Category::workspace); };
   const Tensor own = make_buffer(m.largest), all = make_buffer(m.largest * tp_.size()),
                full = make_buffer(p.whole.numel());

@@ -41,7 +41,7 @@ struct Ring {
   Tensor make_block(const Tensor& like, DType type) const {
     return like.make({b, tokens, 2 * heads.key, d}, type, Category::communication);
   }
-  Tensor q_slice(const Tensor& packed) const { return packed_part(packed, heads, 0); }
+  Tensor q_slice(const Tensor& packed) const { return packed_slice(packed, heads, 0); }
   Tensor kv_slice(const Tensor& packed) const {
     return packed.narrow(2, heads.query * d, 2 * heads.key * d).reshape({b, tokens, 2 * heads.key, d});
   }
@@ -92,14 +92,14 @@ std::vector<Tile> Ring::tiles(int hop) const {
 Ring make_ring(const Tensor& qkv, const Heads& heads, const AttentionOptions& options, Communicator& cp,
                SequencePartition balance) {
   const std::string where = "[ring_attention] " + cp.axis() + " axis: ";
-  const Tensor q = packed_part(qkv, heads, 0);
+  const Tensor q = packed_slice(qkv, heads, 0);
   if (balance == SequencePartition::zigzag && qkv.dim(1) % 2 != 0)
     throw Error(where + "a rank has " + std::to_string(qkv.dim(1)) + " tokens; zig-zag requires an even number");
   if (options.first_key != 0 || options.first_query >= 0)
     throw Error(where + "first_key and first_query must not be set; they follow from the ranks");
   AttentionOptions o = options;
   if (o.starts_may_be_ignored) o.starts = {};  // otherwise a hop would require several tiles
-  return {cp,    balance,  o,        qkv.dtype(), dtype_of_parts(q, o), accum_dtype(qkv.dtype()),
+  return {cp,    balance,  o,        qkv.dtype(), partial_dtype(q, o), accum_dtype(qkv.dtype()),
           heads, q.dim(0), q.dim(1), q.dim(3)};
 }
 

@@ -100,7 +100,7 @@ std::shared_ptr<const SharedInput> column_input(Communicator& tp, Placement in) 
   };
   auto shared = std::make_shared<SharedInput>();
   shared->gather = [&tp, in](const Tensor& x) { return redistribute(x, tp, in, R); };
-  if (is_sharded(in)) shared->gather_again = begun(in, R);
+  if (is_sharded(in)) shared->regather = begun(in, R);
   shared->reduce = begun(P, dual(in));
   return shared;
 }
@@ -167,7 +167,7 @@ void rowwise(Linear& l, Communicator& tp, Placement out) {
 
 void token_wise(Module& module, Communicator& tp, Placement between) {
   if (tp.size() == 1 || !is_sharded(between)) return;
-  module.see([&tp](const Var& parameter) { return seen_by_tokens(parameter, tp); });
+  module.transform([&tp](const Var& parameter) { return seen_by_tokens(parameter, tp); });
 }
 
 void token_wise(Dropout& dropout, Communicator& tp, Placement between) {
@@ -185,7 +185,7 @@ void head_wise(Attention& attention, Communicator& tp, Placement between) {
   colwise(attention.qkv, tp, between, {all.query * d, all.key * d, all.key * d});
   rowwise(attention.proj, tp, between);
   attention.keep_heads({all.query / ranks, all.key / ranks});
-  if (attention.norm_q) attention.see([&tp](const Var& parameter) { return seen_by_tokens(parameter, tp); });
+  if (attention.norm_q) attention.transform([&tp](const Var& parameter) { return seen_by_tokens(parameter, tp); });
   attention.map_step_info([&tp, heads = all.query](StepInfo at) {
     at.first_head = chunk_range(heads, tp.size(), tp.rank()).begin;
     at.heads_total = heads;

@@ -17,7 +17,7 @@ namespace tessera {
 // them after the last.
 void Zero::wrap(size_t u) {
   const Module::Unit& layout = units_[u].layout;
-  for (const Slot& slot : layout.slots) slot.parameter->var.read_late();
+  for (const Slot& slot : layout.slots) slot.parameter->var.read_at_backward();
   layout.module->wrap([this, u](const Module::Inner& inner, const Var& x) {
     const bool returns = grad_enabled() && x.defined();  // the backward pass needs the values again
     use(u);

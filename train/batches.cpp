@@ -275,7 +275,7 @@ StepTokens::Arrays StepTokens::arrays(int64_t microbatch, const std::array<bool,
       if (!place.like[i].defined()) continue;
       if (wanted[i]) {
         there[i] = Tensor::empty(place.like[i].shape(), DType::int32, arena_);
-        cuda::copy_later(there[i], place.memory.get() + from);
+        cuda::queue_copy(there[i], place.memory.get() + from);
       }
       from += place.like[i].nbytes();
     }

@@ -45,7 +45,7 @@ ArenaPtr rank_arena(const Plan& plan, const Communicator& world) {
 }
 
 ArenaPtr offload_arena(Device device) {
-  return device == Device::cuda ? make_pinned_arena() : make_file_arena(temporary_folder());
+  return device == Device::cuda ? make_pinned_arena() : make_file_arena(temporary_directory());
 }
 
 std::string describe_device() {

@@ -12,7 +12,7 @@ namespace {
 
 void count_adapters(ShardSizes& sizes, Module& unit) {
   for (const Lora* l : unit.all<Lora>())
-    ++(l->b.parameter(l->b.weight).shard.is_whole() ? sizes.row_adapters : sizes.column_adapters);
+    ++(l->b.parameter(l->b.weight).shard.is_replicated() ? sizes.row_adapters : sizes.column_adapters);
 }
 
 bool has(const Module::Unit& unit, const Var& weight) {
@@ -53,8 +53,8 @@ std::vector<ShardSizes> parameter_sizes(const Job& job, const PlanSizes& s, cons
       unit.parameters.push_back(slot.size);
       if (units[u].matrices) unit.matrices.push_back(slot.parameter->whole);
       const ShardSpec& shard = slot.parameter->shard;
-      if (shard.is_whole()) ++replicated;
-      const bool matrix = !shard.is_whole() && slot.parameter->whole.ndim() == 2 && !units[u].is_expert();
+      if (shard.is_replicated()) ++replicated;
+      const bool matrix = !shard.is_replicated() && slot.parameter->whole.ndim() == 2 && !units[u].is_expert();
       if (matrix && !adapters && at[u] >= 0 && at[u] < config.layers) ++(shard.dim == 0 ? sizes.columns : sizes.rows);
     }
     if (adapters) count_adapters(sizes, *units[u].module);

@@ -61,7 +61,7 @@ void AsyncServer::check_options() const {
 
 void AsyncServer::read_replay() {
   const std::string& file = options_.replay;
-  replay_ = parse_push_log(broadcast_text(axis_, rank_ == 0 ? read_whole(file) : "", 0), file);
+  replay_ = parse_push_log(broadcast_text(axis_, rank_ == 0 ? read_full(file) : "", 0), file);
   const auto text = [](int64_t workers, int64_t servers, int64_t staleness, int64_t steps) {
     return fmt::format("{} ranks, {} servers, staleness {} and {} steps", workers, servers, staleness, steps);
   };

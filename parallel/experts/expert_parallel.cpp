@@ -59,7 +59,7 @@ void cut_experts(MixtureOfExperts& layer, Communicator& tp, Placement between) {
   const auto moved = [&tp](Placement from, Placement to) {
     return [&tp, from, to](Var x) { return redistribute(std::move(x), tp, from, to); };
   };
-  MixtureOfExperts::Ways& ways = layer.ways();
+  MixtureOfExperts::Redistribution& ways = layer.redistribution();
   ways.logits = moved(between, I);
   ways.enter = moved(between, R);
   ways.weights = moved(I, R);
@@ -68,7 +68,7 @@ void cut_experts(MixtureOfExperts& layer, Communicator& tp, Placement between) {
 
 void count_over(MixtureOfExperts& layer, Communicator& cp, SequencePartition balance) {
   if (cp.size() == 1) return;
-  MixtureOfExperts::Ways& ways = layer.ways();
+  MixtureOfExperts::Redistribution& ways = layer.redistribution();
   ways.count = [&cp](Tensor& choices) {
     std::vector<double> all = choices.to_vector<double>();
     cp.sum(all);

@@ -155,7 +155,7 @@ Schedule parse_schedule(std::string_view text, const std::string& name) {
   return s;
 }
 
-Schedule read_schedule(const std::filesystem::path& path) { return parse_schedule(read_whole(path), path.string()); }
+Schedule read_schedule(const std::filesystem::path& path) { return parse_schedule(read_full(path), path.string()); }
 
 std::string to_text(const Schedule& schedule) {
   std::string text = fmt::format("# {}: {} ranks, {} stages, {} micro-batches\n", schedule.name, schedule.ranks,

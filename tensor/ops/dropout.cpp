@@ -1,4 +1,4 @@
-// CPU dropout: one Philox block serves four adjacent elements in global order.
+// One Philox block serves four adjacent elements in global order.
 #include "tensor/ops/dropout.h"
 
 #include "tensor/cpu/vectorize.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kSampled = 64;  // values sampled at a time
 
-// Elements [0, c) of one row, whose first element has the global index `first`.
+// One row; `first` is the global index of its first element.
 template <class T>
 void drop_row(T* y, const T* x, int64_t c, uint64_t first, double p, const DropoutTile& tile) {
   using A = Accumulate<T>;
@@ -22,7 +22,6 @@ void drop_row(T* y, const T* x, int64_t c, uint64_t first, double p, const Dropo
   }
 }
 
-// The sizes in `tile` must be set.
 void dropout_on_cpu(const Tensor& y, const Tensor& x, double p, const DropoutTile& tile) {
   const int64_t tokens = x.dim(1), c = x.dim(2);
   with_floating(x.dtype(), "dropout", [&]<class T>(T) {

@@ -100,7 +100,7 @@ void sleep_ms(int64_t ms) { std::this_thread::sleep_for(std::chrono::millisecond
 // Varies the speed of workers.
 void uneven(int worker, int64_t clock) { sleep_ms((worker * 7 + clock * 5) % 6); }
 
-TemporaryDirectory scratch_folder() { return TemporaryDirectory(temporary_folder() / "tessera-async"); }
+TemporaryDirectory scratch_folder() { return TemporaryDirectory(temporary_directory() / "tessera-async"); }
 
 void expect_same_bits(const AsyncTraining& a, const AsyncTraining& b) {
   ASSERT_EQ(a.pushes.size(), b.pushes.size());
@@ -195,7 +195,7 @@ TEST(AsyncServer, ReplayOfRecordedOrderIsBitwiseIdentical) {
       };  // other workers are slow in the replay
       const AsyncTraining second = train(plan);
       expect_same_bits(first, second);
-      EXPECT_EQ(read_whole(record), read_whole(again));
+      EXPECT_EQ(read_full(record), read_full(again));
     }
 }
 

@@ -237,7 +237,7 @@ std::vector<std::vector<SavedPart>> parts_of_ranks(const Job& job, bool state) {
         for (const Slot& slot : units[u].slots) {
           const Parameter& p = *slot.parameter;
           const int64_t from = std::max(slot.begin, range.begin), to = std::min(slot.end(), range.end);
-          if (from >= to || p.is_copy() || (p.shard.is_whole() && tp > 0)) continue;
+          if (from >= to || p.is_copy() || (p.shard.is_replicated() && tp > 0)) continue;
           for (const std::string& kind : kinds)
             rank.push_back({kind.empty() ? p.source() : p.source() + "." + kind,
                             p.stored(),

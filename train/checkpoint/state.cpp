@@ -81,7 +81,7 @@ std::vector<TensorSlice> own(Trainer& trainer, std::vector<TensorSlice> held, st
     const ShardSpec& shard = h.parameter->shard;
     const int alike = h.parameter->is_expert ? neighbours : 1;
     const bool copied = copy && mine / alike != *copy / alike;  // unset: every copy
-    return copied || h.parameter->is_copy() || (shard.is_whole() && trainer.mesh().coordinate("tp") > 0);
+    return copied || h.parameter->is_copy() || (shard.is_replicated() && trainer.mesh().coordinate("tp") > 0);
   });
   return held;
 }

@@ -95,13 +95,13 @@ class QueuedStep final : public StepGraph {
     const Within here(queueing_);
     state_.fetch();
     const DeviceScalar loss = parts_.gradients();
-    const Tensor found =
-        state_.parts(loss.on_gpu(), parts_.squares(), {.loss = parts_.says_loss, .squares = parts_.says_squares});
+    const Tensor found = state_.contributions(loss.on_gpu(), parts_.squares(),
+                                              {.loss = parts_.says_loss, .squares = parts_.says_squares});
     if (parts_.ranks) parts_.ranks->add_up(found);
     state_.close(found, parts_.clip);
     parts_.optimizer->queue_step(state_.update());
     parts_.finish();
-    state_.give_back();
+    state_.copy_back();
   }
 
   Parts parts_;

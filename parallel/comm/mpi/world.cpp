@@ -87,7 +87,7 @@ std::unique_ptr<MessageDirectory> place_messages() {
     if (std::getenv(name) != nullptr) return nullptr;
   const fs::space_info memory = fs::space(where, error);
   const bool is_short = !error && static_cast<int64_t>(memory.available) < needed;
-  if (is_short) where = temporary_folder();
+  if (is_short) where = temporary_directory();
   auto directory = std::make_unique<MessageDirectory>(where);
   if (!is_short && !directory->is_held()) return nullptr;
   for (const char* name : names) ::setenv(name, (directory->is_held() ? directory->path() : where).c_str(), 0);
@@ -272,7 +272,7 @@ std::unique_ptr<MpiWindow> MpiWindow::make(MPI_Comm one_host, int64_t bytes_each
 
 // Each rank allocates its own segment, so the memory is near that rank (NUMA).
 int MpiWindow::map(int file, int rank) {
-  if (const int cause = make_room(file, rank * each_, (rank + 1) * each_); cause != 0) return cause;
+  if (const int cause = reserve_space(file, rank * each_, (rank + 1) * each_); cause != 0) return cause;
   void* const p = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (p == MAP_FAILED) return errno;
   base_ = static_cast<std::byte*>(p);
