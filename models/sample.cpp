@@ -1,4 +1,4 @@
-// Sampling from logits, and generation.
+// Sampling and generation.
 #include "models/sample.h"
 
 #include <numeric>
@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-// Divides positive logits, multiplies others: reduces the probability in both cases.
+// Divides positive logits and multiplies others, so the probability decreases in both cases.
 void penalise(std::vector<double>& logits, std::span<const int32_t> before, double penalty) {
   if (penalty == 1) return;
   std::vector<int32_t> seen(before.begin(), before.end());
@@ -20,7 +20,7 @@ void penalise(std::vector<double>& logits, std::span<const int32_t> before, doub
   }
 }
 
-// Number of `order`ed weights that remain. The largest weight is 1. Filters apply successively, as in the transformers
+// The number of `order`ed weights (largest: 1) that pass the filters, which apply successively, as in the transformers
 // library: top-k, including ties with the last; top-p; min-p.
 size_t kept(const std::vector<double>& weights, const std::vector<int32_t>& order, const SampleOptions& o) {
   const auto weight = [&](size_t i) { return weights[static_cast<size_t>(order[i])]; };

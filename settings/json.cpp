@@ -15,7 +15,6 @@ namespace {
 using Json = nlohmann::json;
 using Ordered = nlohmann::ordered_json;
 
-// Converts a JSON value to a member, depending on its type.
 struct JsonReader {
   const Setting& setting;
   const Json& from;

@@ -1,4 +1,4 @@
-// Parsing and formatting of field values, and queries on descriptors.
+// Field values from and to text, and validation.
 #include "settings/setting.h"
 
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// `above`: the number exceeds every range, so an upper bound is printed even if the range has none.
+// `above`: the number exceeds every range, so print an upper bound even if the range has none.
 std::string bounds_text(const Bounds& range, bool above = false) {
   const bool low = range.least > -1e300, high = range.most < 1e300 || above;
   if (low && high) return fmt::format(" in [{}, {}{}", range.least, range.most, range.most_excluded ? ")" : "]");
@@ -34,7 +34,6 @@ void check_choice(const std::string& where, const std::string& choices, const st
         fmt::format("{}: expected {}, got '{}'{}", where, fmt::join(allowed, ", "), text, did_you_mean(text, allowed)));
 }
 
-// Parses a text into a member, depending on its type.
 struct Reader {
   const Setting& setting;
   const std::string &where, &text;
@@ -281,7 +280,7 @@ void check_read(const Settings& all, const Settings& defaults) {
 }
 
 std::string difference(const Settings& from, const Settings& defaults) {
-  const auto value = [](const Setting& s) {  // without the file, which is a separate field
+  const auto value = [](const Setting& s) {  // the file is a separate field
     const auto* named = std::get_if<Choice>(&s.at);
     return named ? std::string(named->name()) : s.is_text() ? s.text() : s.written();
   };

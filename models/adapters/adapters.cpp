@@ -13,7 +13,7 @@ std::string adapter_names(const ModelConfig& config) {
   return out + (config.experts.count > 0 ? " (experts have no adapters)" : "");
 }
 
-// Calls f(linear, its name) for the linear layers within layer i, excluding those of adapters.
+// Excludes the linear layers of adapters.
 template <class F>
 void for_each_linear(LanguageModel& model, int64_t i, const F& f) {
   const size_t above = model.layer(i).full_name().size() + 1;
@@ -21,7 +21,6 @@ void for_each_linear(LanguageModel& model, int64_t i, const F& f) {
     if (find_row(model.config.family).find(l->full_name().substr(above))) f(*l, l->full_name().substr(above));
 }
 
-// Calls f(layer, target, its linear layer) in the order of layers and targets.
 template <class F>
 void for_each_target(LanguageModel& model, const F& f) {
   for (int64_t i = 0; i < model.config.layers; ++i)
