@@ -1,4 +1,4 @@
-// Adapters combined with their base: as a LoraConfig, or merged into the base's weights.
+// Combines adapters with their base: as a LoraConfig, or merged into the base's weights.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -20,14 +20,14 @@ namespace {
 
 constexpr const char *kTable = "tokens.weight", *kOwnHead = "head.weight";  // Tessera's names
 
-// The product of two factors, added to some rows of a weight: left (rows, rank) x right (rank, width).
+// left (rows, rank) x right (rank, width), added to some rows of a weight.
 struct LowRank {
   std::vector<float> left, right;
   int64_t rank = 1;
   double scale = 1;
   int64_t first = 0;  // row of the weight
 
-  // Adds it to rows of the weight, beginning with row `row`.
+  // `row` is the index of the first of `rows` within the weight.
   void add_to(std::span<float> rows, int64_t row) const {
     const int64_t width = std::ssize(right) / rank, end = first + std::ssize(left) / rank;
     std::vector<double> sum(static_cast<size_t>(width));
@@ -50,7 +50,7 @@ std::vector<float> to_floats(const TensorBytes& from, bool transposed = false) {
   return out;
 }
 
-// A reader of a matrix whose rows `make(row, rows)` computes in float32, starting at any row.
+// Reads a matrix whose rows `make(row, rows)` computes in float32, starting at any row.
 TensorReader reader_by_rows(const Shape& shape, DType dtype, std::function<void(int64_t, std::span<float>)> make) {
   return [width = shape.numel() / shape[0], dtype, make = std::move(make)](int64_t begin, std::span<std::byte> to) {
     const int64_t count = std::ssize(to) / element_size(dtype), row = begin / width,
@@ -61,7 +61,7 @@ TensorReader reader_by_rows(const Shape& shape, DType dtype, std::function<void(
   };
 }
 
-// The changes of an adapter's file to one tensor of the base, identified by its hub name.
+// What an adapter file changes in one tensor of the base.
 struct Change {
   const TensorBytes* values = nullptr;                             // replaces the tensor
   const TensorBytes *a = nullptr, *b = nullptr, *norms = nullptr;  // LoRA, and magnitudes of DoRA
@@ -72,7 +72,7 @@ struct Change {
   bool embeds = false;  // a (rank, rows) and b (columns, rank): adds a^T b^T
   bool operator==(const Change&) const = default;
 
-  // Edits rows of the base's tensor; `row` is the index of the first within the changed piece.
+  // The function edits rows of the base's tensor; `row` is the index of the first within the hub tensor.
   std::function<void(int64_t row, std::span<float> rows)> editor(int64_t width, bool transposed) const {
     LowRank added{.left = {}, .right = {}, .rank = rank, .scale = scale};
     if (a && embeds) added.left = to_floats(*a, true), added.right = to_floats(*b, true);
@@ -90,7 +90,7 @@ struct Change {
         if (tokens[i] >= row && tokens[i] < end)
           convert(*rows, static_cast<int64_t>(i) * width, DType::float32, std::as_writable_bytes(line(tokens[i])));
       if (!added.left.empty()) added.add_to(all, row);
-      for (int64_t r = row; r < end && !magnitudes.empty(); ++r) {  // W m / |W| (Liu et al. 2024, "DoRA")
+      for (int64_t r = row; r < end && !magnitudes.empty(); ++r) {  // DoRA: W m / |W| (Liu et al. 2024)
         double square = 0;
         for (const float x : line(r)) square += static_cast<double>(x) * static_cast<double>(x);
         const double factor = static_cast<double>(magnitudes[static_cast<size_t>(r)]) / std::sqrt(square);
@@ -101,8 +101,8 @@ struct Change {
 };
 using Changes = std::map<std::string, Change>;  // by hub name
 
-// The tensors of a model with configuration `config`: those of `base` with changes applied. If the base ties its head
-// and `config` does not, both start from the base's embedding.
+// Tensors of a model with configuration `config`: the base's, with changes applied. If only the base ties its head,
+// head and embedding both start from the base's embedding.
 FullTensors changed(const ModelConfig& config, bool tied, const Changes& changes, const FullTensors& base,
                     std::shared_ptr<const Safetensors> file) {
   std::map<std::string, HubTensor> table;
@@ -136,7 +136,6 @@ FullTensors changed(const ModelConfig& config, bool tied, const Changes& changes
   };
 }
 
-// Whether a tensor of the file equals a tensor of the base.
 bool are_equal(const TensorBytes& stored, const std::string& name, const Shape& shape, const FullTensors& base) {
   constexpr int64_t kAtOnce = int64_t{1} << 20;
   const TensorReader read = base(name, DType::float32, shape);
@@ -172,13 +171,13 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
   std::string because;  // why LoraConfig cannot describe the adapters
   const auto note = [&](const std::string& key) { because = because.empty() ? what + ": " + key : because; };
 
-  // The base with an untied head and the row counts of saved embeddings. Places of its tensors by hub name.
+  // The base with an untied head and the row counts of saved embeddings.
   ModelConfig wide = base;
   wide.tied = false, wide.quantize = {};
   const std::string table = std::string(hub_tensors(wide)[0].pieces[0].name), head = "lm_head.weight";
   const std::string_view bias_suffix = ".bias";
   const std::string table_module = table.substr(0, table.rfind('.')), head_module = "lm_head";
-  const auto stored = [&](const std::string& tensor) {  // stored name of a module's own tensor
+  const auto stored = [&](const std::string& tensor) {  // name of the base layer's tensor in the file
     const size_t end = tensor.rfind('.');
     const bool is_wrapped = std::ranges::any_of(std::array{".lora_A.weight", ".lora_embedding_A"}, [&](auto* a) {
       return tensors_.contains("base_model.model." + tensor.substr(0, end) + a);
@@ -195,7 +194,7 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
   for (const HubTensor& t : all)
     for (const HubTensor::Piece& piece : t.pieces) places[piece.name] = {&t, &piece};
 
-  // Modules with adapters: linear layers in LoraConfig's order, then the head and the embeddings.
+  // In LoraConfig's order, then the head and the embeddings.
   std::vector<std::tuple<std::string, int64_t, std::string_view>> modules;
   std::vector<std::string_view> names;
   for (const LoraTarget& target : lora_targets(base)) {
@@ -231,7 +230,7 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
   Changes changes;
   LoraConfig lora = c.lora;
   lora.dropout = 0, lora.targets.clear();
-  std::map<std::string_view, int64_t> layers;  // that have a target
+  std::map<std::string_view, int64_t> layers;  // number of adapted layers by target
   std::set<std::string> used;
   std::optional<std::pair<double, double>> first;
   for (const auto& [module, layer, target] : modules) {
@@ -271,7 +270,7 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
     note("lora_bias"), changes[module + ".bias"].bias = expect(module + ".lora_B.bias", {rows});
     changes[module + ".bias"].scale = mine.scale();
   }
-  // Like PEFT, ignores names that match no layer; rejects those of layers that do not support adapters.
+  // Like PEFT, ignores names that match no layer, but rejects names of layers that do not support adapters.
   std::vector<std::string> others;
   for (const auto& [name, place] : places) others.push_back(name.substr(0, name.rfind('.')));
   for (const std::string& t : c.targets.list)
@@ -292,8 +291,7 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
           c.layers.empty() ? c.excluded.empty() ? "target_modules" : "exclude_modules" : "layers_to_transform", count,
           base.layers, name));
 
-  // Tensors stored in full, and trained rows of embeddings. A tied pair shares changes that are not specific to one
-  // module.
+  // Tensors stored in full. Tied tensors share changes that are not specific to one module.
   const bool shares = base.tied && (c.keeps_tied || (!is_saved(table_module) && !is_saved(head_module)));
   for (const auto& [name, place] : places) {
     const std::string module = name.substr(0, name.rfind('.'));
@@ -330,7 +328,7 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
       if (base.tied && name == table) changes[head].rows = change.rows, changes[head].tokens = change.tokens;
     }
   if (base.tied && c.keeps_tied && changes.contains(table)) changes[head] = changes[table];
-  // Of saved tables PEFT also writes its wrapper's copies, and of a tied head what it has from the table.
+  // PEFT also stores the wrapper's copies of saved embeddings, and the embedding's matrices again under a tied head.
   for (const std::string& module : {table_module, head_module})
     for (const char* const copy : {".original_module.weight", ".modules_to_save.weight"})
       if (is_saved(table_module) || is_saved(head_module)) find(module + copy);

@@ -1,4 +1,4 @@
-// The table of model types and their keys, and reading and writing by it.
+// The table of model types and their keys, and reading and writing config.json by it.
 #include "hub/config.h"
 
 #include <nlohmann/json.hpp>
@@ -14,8 +14,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Common keys without effect on the computation: about the file and its tokens, training and other tasks, and the
-// program; and keys that repeat others.
+// Common keys without effect on the computation (tokens, training, other tasks, the program), and keys that repeat
+// others.
 constexpr std::string_view kQuiet =
     "_name_or_path architectures transformers_version torch_dtype dtype bos_token_id eos_token_id pad_token_id "
     "unk_token_id initializer_range attention_dropout resid_pdrop embd_pdrop attn_pdrop gradient_checkpointing "
@@ -25,7 +25,7 @@ constexpr std::string_view kQuiet =
     "_attn_implementation attn_implementation reorder_and_upcast_attn n_ctx max_window_layers rope_type "
     "original_max_position_embeddings";
 
-// Keys by which transformers, or a model with custom code, computes something that no layer of Tessera does.
+// Keys that enable computations of transformers, or of a model with custom code, that Tessera does not support.
 const std::vector<RestrictedKeys>& held_keys() {
   static const std::vector<RestrictedKeys> all{
       {"attention_bias", {false}, "", "mistral mixtral"},
@@ -53,11 +53,10 @@ using Model = ModelConfig;
 using KeyField = std::variant<std::monostate, int64_t Model::*, double Model::*, bool Model::*, GeluForm Model::*,
                               int64_t ExpertConfig::*, RouterSoftmax ExpertConfig::*, double RotaryOptions::*>;
 
-// A key: the destination of its value, or its allowed values, of which the first is written.
 struct Key {
   std::string_view name;
   KeyField field = {};
-  // The size derived from preceding keys if the value is null, or missing without a default.
+  // Derives the size from preceding keys if the value is null, or missing without a default.
   int64_t (Model::*follows)() const = nullptr;
   int64_t most = int64_t{1} << 40;
   std::vector<Json> values = {};
@@ -65,8 +64,8 @@ struct Key {
 };
 using KeyList = std::vector<Key>;
 
-// Default values of missing keys: those of the classes of transformers 5.0 (LlamaConfig etc.,
-// src/transformers/models/*/configuration_*.py), identical to those of 4.57. 0: derived from other keys, or none.
+// Defaults of the classes of transformers 5.0 (LlamaConfig etc., src/transformers/models/*/configuration_*.py),
+// identical to those of 4.57. 0: derived from other keys, or none.
 struct Usual {
   std::string_view type;
   int64_t layers, heads, kv_heads, head_dim, channels, ffn, context, vocab;
@@ -83,16 +82,15 @@ constexpr Usual kUsual[] = {{"gpt2", 12, 12, 0, 0, 768, 0, 1024, 50257, 1e-5, 1e
 
 struct HubType {
   std::string_view name, architecture;
-  ModelConfig base;                       // properties of the type, and defaults
+  ModelConfig base;                       // fixed properties of the type, and defaults
   KeyList written;                        // in this order
   KeyList read = {};                      // read only
-  std::vector<TensorNames> experts = {};  // in every layer
+  std::vector<TensorNames> experts = {};  // per layer
   bool may_slide = false;                 // a window is used only if "use_sliding_window" is set
 };
 
 Key held(std::string_view name, std::vector<Json> values) { return {.name = name, .values = std::move(values)}; }
 
-// The keys of all types with Llama's architecture.
 KeyList llama_keys(const KeyList& more) {
   KeyList keys{held("hidden_act", {"silu", "swish"}),
                {"num_hidden_layers", &Model::layers, nullptr, kMaxLayers},
@@ -108,7 +106,7 @@ KeyList llama_keys(const KeyList& more) {
   return keys;
 }
 
-// Activations of transformers: the first is exact, the others use the tanh approximation.
+// Names in transformers: the first is the exact form, the second the tanh approximation.
 constexpr std::string_view kExactGelu = "gelu", kTanhGelu = "gelu_new";
 
 std::vector<HubType> make_types() {
@@ -193,7 +191,7 @@ const std::vector<HubType>& types() {
 
 bool slides(const ModelConfig& c) { return c.window > 0 && c.window < c.context; }
 
-// The simplest type with all properties of the model, or null.
+// The first type that supports all properties of the model, or null.
 const HubType* hub_type(const ModelConfig& c) {
   const auto found = std::ranges::find_if(types(), [&](const HubType& t) {
     const auto says = [&](std::string_view key) { return std::ranges::count(t.written, key, &Key::name) > 0; };
@@ -225,7 +223,7 @@ void read(HubKeys& keys, const Key& key, ModelConfig&, RouterSoftmax& to) {
   to = keys.flag(key.name, to == RouterSoftmax::chosen) ? RouterSoftmax::chosen : RouterSoftmax::all;
 }
 
-// Calls f with a function from a model to the field of a key; does nothing for a key without a field.
+// f receives a function from a model to the field; not called for a key without a field.
 template <class F>
 void with_field(const Key& key, const F& f) {
   std::visit(
@@ -240,7 +238,7 @@ void with_field(const Key& key, const F& f) {
       key.field);
 }
 
-// "rope_scaling" of older files, or "rope_parameters", which may also contain theta. Other keys belong to unsupported
+// "rope_scaling" of older files, or "rope_parameters", which may also contain theta; other keys belong to unsupported
 // types. Defaults follow transformers 5.24 (src/transformers/modeling_rope_utils.py), where models of all supported
 // types rotate full heads if positions are not scaled, whatever the file specifies.
 void read_rope_object(HubKeys& top, const std::string& key, const std::string& what, ModelConfig& c) {
@@ -286,10 +284,10 @@ void read_rope_object(HubKeys& top, const std::string& key, const std::string& w
   }
   if (type != "linear" && scaled.low_freq_factor >= scaled.high_freq_factor)
     keys.refuse(low, fmt::format("less than {}", high), scaled.low_freq_factor);
-  if (scaled.factor != 1) r = scaled;  // frequencies times 1 are unchanged
+  if (scaled.factor != 1) r = scaled;  // factor 1 scales nothing
 }
 
-// The sliding window, if it is shorter than the context: in all layers of Mistral, in the layers that the keys of Qwen
+// Sets the sliding window if it is shorter than the context: in all layers of Mistral, in the layers that Qwen's keys
 // select, never in Llama. The size is validated only if a layer slides, and then all layers must.
 void read_window(HubKeys& keys, const HubType& type, ModelConfig& c) {
   const Json *const layers = keys.find("layer_types"), *const first = keys.find("max_window_layers");
@@ -309,14 +307,13 @@ void read_window(HubKeys& keys, const HubType& type, ModelConfig& c) {
   if (c.window > 0 && !all) keys.refuse(says, "the same attention in all layers", layers ? *layers : Json(before));
 }
 
-// Checks that sizes are consistent and fit in memory.
 void check_sizes(const HubKeys& keys, const std::string& what, const ModelConfig& c, bool has_head_dim) {
   const bool gpt2 = c.family == Family::gpt2;
   if (c.channels % c.heads != 0 && !has_head_dim)
     keys.refuse(gpt2 ? "n_head" : "num_attention_heads", "a divisor of the channels", c.heads);
   if (c.heads % c.key_heads() != 0) keys.refuse("num_key_value_heads", "a divisor of the heads", c.kv_heads);
   if (find_row(c.family).rotary && c.head_dim % 2 != 0) keys.refuse("head_dim", "an even number", c.head_dim);
-  constexpr int64_t kMax = int64_t{1} << 60;  // any product of two sizes
+  constexpr int64_t kMax = int64_t{1} << 60;  // bounds any product of two sizes
   for (const int64_t rows : {c.vocab, c.context, 2 * c.hidden(), 3 * c.attended()})
     if (rows > kMax / c.channels)
       bad_input("{}: a tensor of {} x {} elements does not fit in any memory", what, rows, c.channels);
@@ -366,7 +363,7 @@ ModelConfig parse_hub_config(std::string_view text, const std::string& what, std
 
 namespace {
 
-// Why the hub has no type for a model; empty if it has one.
+// Why no hub type fits the model; empty if one does.
 std::string missing_type(const ModelConfig& c) {
   const bool gpt2 = c.family == Family::gpt2, experts = c.experts.count > 0;
   const bool own_heads = c.head_size() * c.heads != c.channels;
@@ -438,7 +435,7 @@ std::string hub_config(const ModelConfig& config, DType dtype, const GptqConfig*
 
 // --- names of tensors ---
 
-// Hub names for a component of a layer: "mlp.down", "mlp.experts.7.down".
+// Hub names of a component of a layer: "mlp.down", "mlp.experts.7.down".
 static std::vector<std::string> layer_tensor_names(const std::string& part, const ModelConfig& c) {
   if (const TensorNames* found = find_row(c.family).find(part)) return {found->theirs.begin(), found->theirs.end()};
   constexpr std::string_view kExperts = "mlp.experts.";

@@ -1,4 +1,4 @@
-// Converts dtypes, and reads and writes model directories.
+// Reads, writes and converts model directories.
 #include "hub/folder.h"
 
 #include <fmt/ranges.h>
@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kModelConfig = "config.json";
 constexpr const char* kOneFile = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
-constexpr const char* kQuantised = "quantize_config.json";  // used by older directories instead of config.json
+constexpr const char* kQuantised = "quantize_config.json";  // instead of config.json, in older directories
 constexpr std::string_view kHead = "lm_head.weight", kWeight = ".weight", kBias = ".bias";
 constexpr size_t kMaxShards = 10000;
 
@@ -43,7 +43,7 @@ void with_stored(const TensorBytes& from, const F& f) {
   with_floating(from.dtype, "hub", f);
 }
 
-// place(i): the index in `from` of element i of the result. Bytes of a file may be unaligned.
+// place(i): the index in `from` of element i of the result. Bytes of a mapped file may be unaligned.
 template <class Place>
 void copy(const TensorBytes& from, DType dtype, std::span<std::byte> to, const Place& place) {
   with_stored(from, [&]<class From>(From) {
@@ -98,7 +98,7 @@ std::string foreign_in(const fs::path& path) {
   const std::string pickle =
       "from_pretrained(FOLDER).save_pretrained(NEW) of Python's transformers or peft converts it to safetensors";
   const std::string source = "use the model that it was converted from";
-  // By full name or by suffix; checkpoints of trainers precede the files in them.
+  // By file name or suffix; checkpoints of trainers precede the files in them.
   static const std::vector<std::tuple<std::vector<std::string_view>, const char*, std::string>> kinds{
       {{"zero_to_fp32.py", "_model_states.pt", "_optim_states.pt"},
        "a checkpoint of DeepSpeed",
@@ -181,7 +181,7 @@ HubFolder::HubFolder(const fs::path& folder)
   check_names();
 }
 
-// An index only provides the names of the files, whose headers list the tensors.
+// The index provides only file names; the headers of these files list the tensors.
 void HubFolder::open_files() {
   std::set<std::string> names;
   if (is_there(path_ / kOneFile)) {
@@ -232,7 +232,7 @@ void HubFolder::check_names() {
     if (name.ends_with(kBias) && codes_.contains(name.substr(0, name.size() - kBias.size()).append(kWeight)) &&
         std::ranges::all_of(found->bytes, [](std::byte b) { return b == std::byte{0}; }))
       continue;
-    // The file of a tied model may also contain the head, which then must equal the embedding.
+    // The file of a tied model may also contain the head, which must equal the embedding.
     if (name == kHead && config_.tied) {
       const TensorBytes& table = stored(table_[0].pieces[0].name);
       if (found->shape == table.shape && found->dtype == table.dtype &&
@@ -258,7 +258,7 @@ const TensorBytes& HubFolder::stored(const std::string& name) const {
   return *found->second;
 }
 
-// Whether a piece is 4-bit; if so, validates its tensors.
+// Whether a hub tensor is 4-bit; if so, validates its tensors.
 bool HubFolder::open_codes(const HubTensor& ours, const HubTensor::Piece& piece) {
   if (!gptq_ || ours.shape.ndim() != 2 || !piece.name.ends_with(kWeight)) return false;
   const std::string layer = layer_name(piece.name);
@@ -314,7 +314,7 @@ FullTensors HubFolder::tensors() const {
       return [&from = stored(tensor.pieces[0].name), dtype](int64_t begin, std::span<std::byte> to) {
         convert_transposed(from, begin, dtype, to);
       };
-    std::vector<std::pair<int64_t, TensorReader>> pieces;  // with their sizes
+    std::vector<std::pair<int64_t, TensorReader>> pieces;  // with their sizes in elements
     for (const HubTensor::Piece& piece : tensor.pieces)
       pieces.emplace_back(piece.rows * (shape.numel() / shape[0]), piece_reader(piece, dtype));
     return [pieces, element = element_size(dtype)](int64_t begin, std::span<std::byte> to) {

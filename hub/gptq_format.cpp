@@ -1,4 +1,4 @@
-// Reads and writes GPTQ tensors and their configuration.
+// Reads and writes GPTQ layers and their configuration.
 #include "hub/gptq_format.h"
 
 #include <fmt/ranges.h>
@@ -19,8 +19,8 @@ using Json = nlohmann::json;
 constexpr int64_t kPerWord = 8;
 constexpr uint32_t kStoredZero = Int4Matrix::kZero - 1, kStoredZeros = kStoredZero * 0x11111111U;
 
-// Keys about the origin of the codes and about other programs' kernels, without effect on the values. The tensors
-// themselves define which layers are quantized, their group order and zero points.
+// Keys about the origin of the codes and other programs' kernels, without effect on the values. The tensors themselves
+// define which layers are quantized, their group order and zero points.
 constexpr std::string_view kOfMaking =
     "sym lm_head true_sequential static_groups model_name_or_path model_file_base_name meta pack_impl "
     "act_group_aware hyb_act mse dataset tokenizer batch_size pad_token_id backend use_exllama exllama_config "
@@ -57,7 +57,7 @@ GptqConfig parse_gptq_config(HubKeys& keys, bool needs_method, std::vector<std::
   keys.hold(held_keys_of_gptq());
   if (!keys.find("bits")) keys.refuse("bits", "4", Json());
   GptqConfig out;
-  // Two names of one key; if both are present, both must be valid.
+  // Synonyms; if both are present, both must be valid.
   for (const char* key : {"checkpoint_format", "format"}) {
     const std::string format = keys.text(key, out.second ? "gptq_v2" : "gptq");
     if (format != "gptq" && format != "gptq_v2") keys.refuse(key, "\"gptq\" or \"gptq_v2\"", format);
@@ -69,7 +69,7 @@ GptqConfig parse_gptq_config(HubKeys& keys, bool needs_method, std::vector<std::
   if (!group) keys.refuse("group_size", "a number of columns, or -1", Json());
   out.group = *group == -1 ? -1 : keys.size("group_size");
   out.ordered = !keys.flag("desc_act", false) || out.group == -1;
-  // Per-layer overrides: a pattern that begins with "-:" selects layers without codes.
+  // Per-layer overrides: a pattern that begins with "-:" selects layers that are not quantized.
   if (const Json* const dynamic = keys.find("dynamic"); dynamic && dynamic->is_object())
     for (const auto& [pattern, rule] : dynamic->items())
       if (!pattern.starts_with("-:") &&

@@ -25,15 +25,15 @@ constexpr const char* kBaseHash = "base_xxh3";  // metadata of that file
 constexpr int64_t kMaxLoraRank = 1000000;
 constexpr size_t kLongestPattern = 4000;
 
-// Keys about the creation and training of adapters, without effect on their computation. Configurations of
-// initializations are relevant only if init_lora_weights selects them.
+// Keys about the creation and training of adapters, without effect on their computation. Keys that configure an
+// initialization matter only if init_lora_weights selects it.
 constexpr std::string_view kOfTraining =
     "auto_mapping revision inference_mode task_type peft_version megatron_core loftq_config "
     "fan_in_fan_out runtime_config parent_library eva_config corda_config lora_ga_config "
     "megatron_config qalora_group_size";
 
 const std::vector<RestrictedKeys>& held_keys_of_peft() {
-  // Other initializations subtract the first adapter from the base's weights, or round these (PEFT 0.21,
+  // Other initializations subtract the initial adapter from the base's weights, or round the weights (PEFT 0.21,
   // tuners/lora/layer.py).
   static const std::vector<RestrictedKeys> all{
       {"peft_type", {"LORA"}},
@@ -70,7 +70,7 @@ bool matches(const std::string& pattern, const std::string& text, const std::str
   bad_input("{}: '{}' is not a supported regular expression: {}", where, pattern, e.what());
 }
 
-// Names as PEFT stores them: without the adapter's name, and with one prefix.
+// Names in PEFT's files, which omit the adapter's name and have one prefix.
 std::string plain_adapter_name(const std::string& stored) {
   constexpr std::string_view kPrefix = "base_model.model.", kAdapter = ".default.weight";
   std::string out = unwrapped(stored);
