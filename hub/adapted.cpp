@@ -1,4 +1,4 @@
-// Combines adapters with their base: as a LoraConfig, or merged into the base's weights.
+// Adapters combined with their base: as a LoraConfig, or merged into the base's weights.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -27,7 +27,6 @@ struct LowRank {
   double scale = 1;
   int64_t first = 0;  // row of the weight
 
-  // `row` is the index of the first of `rows` within the weight.
   void add_to(std::span<float> rows, int64_t row) const {
     const int64_t width = std::ssize(right) / rank, end = first + std::ssize(left) / rank;
     std::vector<double> sum(static_cast<size_t>(width));
@@ -61,7 +60,7 @@ TensorReader reader_by_rows(const Shape& shape, DType dtype, std::function<void(
   };
 }
 
-// What an adapter file changes in one tensor of the base.
+// Changes of an adapter file to one tensor of the base.
 struct Change {
   const TensorBytes* values = nullptr;                             // replaces the tensor
   const TensorBytes *a = nullptr, *b = nullptr, *norms = nullptr;  // LoRA, and magnitudes of DoRA
@@ -72,7 +71,7 @@ struct Change {
   bool embeds = false;  // a (rank, rows) and b (columns, rank): adds a^T b^T
   bool operator==(const Change&) const = default;
 
-  // The function edits rows of the base's tensor; `row` is the index of the first within the hub tensor.
+  // The result edits rows of the base's tensor; `row` is the index of the first within the hub tensor.
   std::function<void(int64_t row, std::span<float> rows)> editor(int64_t width, bool transposed) const {
     LowRank added{.left = {}, .right = {}, .rank = rank, .scale = scale};
     if (a && embeds) added.left = to_floats(*a, true), added.right = to_floats(*b, true);
@@ -101,8 +100,8 @@ struct Change {
 };
 using Changes = std::map<std::string, Change>;  // by hub name
 
-// Tensors of a model with configuration `config`: the base's, with changes applied. If only the base ties its head,
-// head and embedding both start from the base's embedding.
+// The base's tensors with changes applied. If only the base ties its head, head and embedding both start from its
+// embedding.
 FullTensors changed(const ModelConfig& config, bool tied, const Changes& changes, const FullTensors& base,
                     std::shared_ptr<const Safetensors> file) {
   std::map<std::string, HubTensor> table;

@@ -1,4 +1,4 @@
-// The table of model types and their keys, and reading and writing config.json by it.
+// The table of model types and their keys, and config.json by it.
 #include "hub/config.h"
 
 #include <nlohmann/json.hpp>
@@ -14,8 +14,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Common keys without effect on the computation (tokens, training, other tasks, the program), and keys that repeat
-// others.
+// Common keys without effect on the computation, and keys that repeat others.
 constexpr std::string_view kQuiet =
     "_name_or_path architectures transformers_version torch_dtype dtype bos_token_id eos_token_id pad_token_id "
     "unk_token_id initializer_range attention_dropout resid_pdrop embd_pdrop attn_pdrop gradient_checkpointing "
@@ -25,7 +24,7 @@ constexpr std::string_view kQuiet =
     "_attn_implementation attn_implementation reorder_and_upcast_attn n_ctx max_window_layers rope_type "
     "original_max_position_embeddings";
 
-// Keys that enable computations of transformers, or of a model with custom code, that Tessera does not support.
+// Keys by which transformers, or custom model code, enables computations that Tessera does not support.
 const std::vector<RestrictedKeys>& held_keys() {
   static const std::vector<RestrictedKeys> all{
       {"attention_bias", {false}, "", "mistral mixtral"},
@@ -44,8 +43,6 @@ const std::vector<RestrictedKeys>& held_keys() {
        "clip_qkv shared_expert_intermediate_size n_shared_experts compression_config"}};
   return all;
 }
-
-// --- the table ---
 
 constexpr int64_t kMaxLayers = 100000, kMaxExperts = 10000;
 
@@ -202,8 +199,6 @@ const HubType* hub_type(const ModelConfig& c) {
   return found == types().end() ? nullptr : &*found;
 }
 
-// --- reading ---
-
 void read(HubKeys& keys, const Key& key, ModelConfig& c, int64_t& to) {
   const std::string_view name = key.also.empty() || keys.find(key.name) ? key.name : key.also;
   const bool is_null = keys.has(name) && !keys.find(name);
@@ -223,7 +218,7 @@ void read(HubKeys& keys, const Key& key, ModelConfig&, RouterSoftmax& to) {
   to = keys.flag(key.name, to == RouterSoftmax::chosen) ? RouterSoftmax::chosen : RouterSoftmax::all;
 }
 
-// f receives a function from a model to the field; not called for a key without a field.
+// Calls f with a function from a model to the field, if the key has one.
 template <class F>
 void with_field(const Key& key, const F& f) {
   std::visit(
@@ -287,8 +282,8 @@ void read_rope_object(HubKeys& top, const std::string& key, const std::string& w
   if (scaled.factor != 1) r = scaled;  // factor 1 scales nothing
 }
 
-// Sets the sliding window if it is shorter than the context: in all layers of Mistral, in the layers that Qwen's keys
-// select, never in Llama. The size is validated only if a layer slides, and then all layers must.
+// The sliding window matters if it is shorter than the context: in all layers of Mistral, in the layers that Qwen's
+// keys select, never in Llama. The size is validated only if a layer slides, and then all layers must.
 void read_window(HubKeys& keys, const HubType& type, ModelConfig& c) {
   const Json *const layers = keys.find("layer_types"), *const first = keys.find("max_window_layers");
   const auto count = [&](const char* kind) { return layers ? std::count(layers->begin(), layers->end(), kind) : 0; };
@@ -359,11 +354,9 @@ ModelConfig parse_hub_config(std::string_view text, const std::string& what, std
   return c;
 }
 
-// --- writing ---
-
 namespace {
 
-// Why no hub type fits the model; empty if one does.
+// Empty if a hub type fits the model.
 std::string missing_type(const ModelConfig& c) {
   const bool gpt2 = c.family == Family::gpt2, experts = c.experts.count > 0;
   const bool own_heads = c.head_size() * c.heads != c.channels;
@@ -432,8 +425,6 @@ std::string hub_config(const ModelConfig& config, DType dtype, const GptqConfig*
   if (gptq) out["quantization_config"] = nlohmann::ordered_json::parse(gptq_config(*gptq));
   return out.dump(2) + "\n";
 }
-
-// --- names of tensors ---
 
 // Hub names of a component of a layer: "mlp.down", "mlp.experts.7.down".
 static std::vector<std::string> layer_tensor_names(const std::string& part, const ModelConfig& c) {

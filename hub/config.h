@@ -9,16 +9,15 @@
 
 namespace tessera {
 
-// Parses a configuration with "model_type" gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe and RoPE in the
-// older ("rope_theta", "rope_scaling") or newer format ("rope_parameters"). Dropout is set to 0. `what` names the file;
-// `notes` receives a line about unused keys. Throws InputError naming the key, the expected and the actual value for
-// unsupported activations, biases and per-layer windows, and for quantized weights unless they are GPTQ and `gptq` is
-// set.
+// Reads "model_type" gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe and RoPE in the older ("rope_theta",
+// "rope_scaling") or newer format ("rope_parameters"). Dropout is set to 0. `what` names the file; `notes` receives a
+// line about unused keys. Throws InputError naming the key, the expected and the actual value for unsupported
+// activations, biases and per-layer windows, and for quantized weights other than GPTQ, or if `gptq` is null.
 ModelConfig parse_hub_config(std::string_view json, const std::string& what, std::optional<GptqConfig>* gptq = nullptr,
                              std::vector<std::string>* notes = nullptr);
 
-// Writes a configuration that the transformers library reads as the same model, in both RoPE formats. Selects the
-// simplest family with all features of the model. Throws Error if no family matches.
+// Writes a configuration that transformers reads as the same model, in both RoPE formats, using the simplest family
+// with all features of the model. Throws Error if no family matches.
 std::string hub_config(const ModelConfig& config, DType dtype, const GptqConfig* gptq = nullptr);
 
 // A tensor of Tessera: concatenated rows of hub tensors, or one hub tensor transposed.

@@ -43,7 +43,7 @@ void with_stored(const TensorBytes& from, const F& f) {
   with_floating(from.dtype, "hub", f);
 }
 
-// place(i): the index in `from` of element i of the result. Bytes of a mapped file may be unaligned.
+// Element i of the result is element place(i) of `from`. Bytes of a mapped file may be unaligned.
 template <class Place>
 void copy(const TensorBytes& from, DType dtype, std::span<std::byte> to, const Place& place) {
   with_stored(from, [&]<class From>(From) {
@@ -258,7 +258,7 @@ const TensorBytes& HubFolder::stored(const std::string& name) const {
   return *found->second;
 }
 
-// Whether a hub tensor is 4-bit; if so, validates its tensors.
+// If a hub tensor is 4-bit, validates its tensors and returns true.
 bool HubFolder::open_codes(const HubTensor& ours, const HubTensor::Piece& piece) {
   if (!gptq_ || ours.shape.ndim() != 2 || !piece.name.ends_with(kWeight)) return false;
   const std::string layer = layer_name(piece.name);
@@ -332,7 +332,7 @@ void write_hub_folder(const fs::path& folder, const ModelConfig& config, const H
   const std::string description = hub_config(config, w.dtype, w.codes.empty() ? nullptr : &w.gptq);
   const std::vector<HubTensor> all = hub_tensors(config);
   std::vector<TensorBytes> listed;
-  std::vector<std::function<std::span<const std::byte>()>> makers;  // each produces the bytes of one tensor
+  std::vector<std::function<std::span<const std::byte>()>> makers;  // one per tensor
   std::vector<std::byte> rows, converted;
   GptqTensors packed;
   for (const HubTensor& ours : all)

@@ -8,7 +8,6 @@
 
 namespace tessera {
 
-// --- dtype conversion, rounded once ---
 // Converts elements of `from` (floating or float16) from `begin` on, until `to` is full.
 void convert(const TensorBytes& from, int64_t begin, DType dtype, std::span<std::byte> to);
 // As convert(), for the transpose of `from`, which has two dimensions.
@@ -19,32 +18,30 @@ bool is_hub_folder(const std::filesystem::path& folder);
 
 // Removes the affixes of training wrappers: torch.compile(), FSDP, activation checkpointing, DDP.
 std::string unwrapped(std::string name);
-// The message that reports removed affixes.
 std::string wrapped_note(const std::filesystem::path& from, const std::string& name, const std::string& plain);
-// Identifies another program's file or checkpoint at a path or in a directory, and explains how to convert it: "; NAME
-// is a GGUF model of llama.cpp, which is not read: ...". Empty if nothing is recognized.
+// "; NAME is a GGUF model of llama.cpp, which is not read: ...": identifies another program's file or checkpoint, and
+// explains how to convert it. Empty if nothing is recognized.
 std::string foreign_in(const std::filesystem::path& path);
-// Throws InputError about missing weights, naming weights in other formats if present.
+// The message names weights in other formats if present.
 [[noreturn]] void refuse_without(const std::filesystem::path& folder, const std::string& missing);
 
 class HubFolder {
  public:
   // Throws InputError naming the file and the key or tensor: missing, unknown to the model family, of the wrong shape,
-  // duplicate, or in a file outside the directory.
+  // duplicate, or outside the directory.
   explicit HubFolder(const std::filesystem::path& folder);
   const std::vector<std::string>& notes() const { return notes_; }
   const std::filesystem::path& path() const { return path_; }
   const ModelConfig& config() const { return config_; }
   // The dtype of most elements; float32 for float16, which no op supports.
   DType dtype() const { return dtype_; }
-  // Readers by Tessera's names, in any floating dtype, rounded once; 4-bit layers are dequantized. The HubFolder must
-  // outlive them.
+  // Readers by Tessera's names, in any floating dtype, rounded once; 4-bit layers are dequantized. Must not outlive the
+  // HubFolder.
   FullTensors tensors() const;
-  // Set if layers are 4-bit.
   const std::optional<GptqConfig>& gptq() const { return gptq_; }
   // Whether all hub tensors of a Tessera tensor are 4-bit and fit an Int4Matrix. Cost: names only.
   bool has_codes(const std::string& name) const;
-  // All rows; nullopt unless all hub tensors of the Tessera tensor are 4-bit.
+  // All rows; nullopt if any hub tensor is not 4-bit.
   std::optional<Int4Matrix> codes(const std::string& name) const;
 
  private:
@@ -78,8 +75,8 @@ struct HubWeights {
   GptqConfig gptq = {};
 };
 
-// Writes config.json and model.safetensors, and quantize_config.json if there are codes, into an existing directory.
-// One tensor is in memory at a time. Throws OutputError; Error for a model without a hub family.
+// Writes config.json, model.safetensors and, if there are codes, quantize_config.json into an existing directory, one
+// tensor at a time. Throws OutputError; Error for a model without a hub family.
 void write_hub_folder(const std::filesystem::path& folder, const ModelConfig& config, const HubWeights& weights);
 
 }  // namespace tessera

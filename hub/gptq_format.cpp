@@ -19,8 +19,8 @@ using Json = nlohmann::json;
 constexpr int64_t kPerWord = 8;
 constexpr uint32_t kStoredZero = Int4Matrix::kZero - 1, kStoredZeros = kStoredZero * 0x11111111U;
 
-// Keys about the origin of the codes and other programs' kernels, without effect on the values. The tensors themselves
-// define which layers are quantized, their group order and zero points.
+// Keys without effect on the values. The tensors themselves define which layers are quantized, their group order and
+// zero points.
 constexpr std::string_view kOfMaking =
     "sym lm_head true_sequential static_groups model_name_or_path model_file_base_name meta pack_impl "
     "act_group_aware hyb_act mse dataset tokenizer batch_size pad_token_id backend use_exllama exllama_config "

@@ -1,5 +1,5 @@
-// The keys of a JSON object written by another program, requested by name. A value that would change the computation is
-// rejected; keys that are never requested may have any value and are listed in a note.
+// Keys of a JSON object written by another program. A value that would change the computation is rejected; keys that
+// are never requested may have any value and are listed in a note.
 #pragma once
 #include <cfloat>
 #include <nlohmann/json.hpp>
@@ -38,7 +38,7 @@ class HubKeys {
   bool flag(std::string_view key, bool default_value);
   std::string text(std::string_view key, const std::string& default_value);
 
-  // Rejects values that the table restricts, in an object named `of`.
+  // Rejects restricted values in an object named `of`.
   void hold(std::span<const RestrictedKeys> table, std::string_view of = {});
   // Lists keys that were never requested and are not in `quiet` (space-separated).
   std::string unread(std::string_view quiet) const;

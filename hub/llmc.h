@@ -15,7 +15,7 @@ class LlmcModel {
   explicit LlmcModel(const std::filesystem::path& file);
   const ModelConfig& config() const { return config_; }
   DType dtype() const { return dtype_; }
-  // Readers by Tessera's names, in any floating dtype, rounded once. The LlmcModel must outlive them.
+  // Readers by Tessera's names, in any floating dtype, rounded once. Must not outlive the LlmcModel.
   FullTensors tensors() const;
 
  private:

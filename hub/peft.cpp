@@ -25,8 +25,8 @@ constexpr const char* kBaseHash = "base_xxh3";  // metadata of that file
 constexpr int64_t kMaxLoraRank = 1000000;
 constexpr size_t kLongestPattern = 4000;
 
-// Keys about the creation and training of adapters, without effect on their computation. Keys that configure an
-// initialization matter only if init_lora_weights selects it.
+// Keys without effect on the computation. Configurations of initializations matter only if init_lora_weights selects
+// them.
 constexpr std::string_view kOfTraining =
     "auto_mapping revision inference_mode task_type peft_version megatron_core loftq_config "
     "fan_in_fan_out runtime_config parent_library eva_config corda_config lora_ga_config "

@@ -33,9 +33,9 @@ struct PeftConfig {
   bool biases = false;                                 // the base's biases were trained
   bool keeps_tied = false;                             // a tied head uses the trained embedding
 };
-// Keys that change an adapter's computation are read, or rejected by name if their values request unsupported features,
-// such as initializations that modify the base's weights. `what` names the file; `notes` receives a line about unused
-// keys. Throws InputError.
+// Keys that change the computation are read, or rejected by name if their values request unsupported features, such as
+// initializations that modify the base's weights. `what` names the file; `notes` receives a line about unused keys.
+// Throws InputError.
 PeftConfig parse_peft_config(std::string_view json, const std::string& what, std::vector<std::string>* notes = nullptr);
 std::string peft_config(const LoraConfig& lora, Family family, const std::string& base);
 
@@ -44,9 +44,9 @@ struct PeftTensor {
   Shape shape;
   std::string theirs;
 };
-// A base model with adapters. `merged` is empty if LoraConfig can describe the adapters. Otherwise it names the file
-// and key that prevent this (layers of different ranks, DoRA, trained embeddings, ...); `config` then has no adapters,
-// and `tensors` contain the merged weights.
+// `merged` is empty if LoraConfig can describe the adapters. Otherwise it names the file and key that prevent this
+// (layers of different ranks, DoRA, trained embeddings, ...); `config` then has no adapters, and `tensors` are the
+// merged weights.
 struct Adapted {
   ModelConfig config;
   FullTensors tensors;
@@ -56,7 +56,7 @@ struct Adapted {
 // In the order of the model's layers. Cost: shapes only.
 std::vector<PeftTensor> peft_tensors(const ModelConfig& config);
 
-// Resolves `name` relative to the current directory or to `folder`. `where` names file and key. Throws InputError if
+// Resolves `name` relative to the current directory or to `folder`; `where` names file and key. Throws InputError if
 // neither path exists, or if both do and differ.
 std::filesystem::path find_base(const std::filesystem::path& name, const std::filesystem::path& folder,
                                 const std::string& where);
@@ -69,7 +69,7 @@ class PeftFolder {
   // Throws InputError naming the file and the key.
   explicit PeftFolder(const std::filesystem::path& folder);
   // The directory or run of the base: `given`, else the recorded name, else next to the adapters. Throws InputError if
-  // there is none.
+  // none exists.
   std::filesystem::path base(const std::optional<std::string>& given = {}) const;
   // Empty if it was not recorded with the adapters.
   std::string base_hash() const;
