@@ -115,12 +115,12 @@ FullTensors changed(const ModelConfig& config, bool tied, const Changes& changes
     std::vector<Edit> edits;
     const HubTensor& ours = table.at(name);
     const int64_t width = shape.numel() / shape[0];
-    bool replaced = ours.pieces.size() == 1;
-    for (int64_t first = 0; const HubTensor::Piece& piece : ours.pieces) {
-      const auto found = changes.find(piece.name);
-      if (found != changes.end()) edits.push_back({first, piece.rows, found->second.editor(width, ours.transposed)});
+    bool replaced = ours.slices.size() == 1;
+    for (int64_t first = 0; const HubTensor::Slice& slice : ours.slices) {
+      const auto found = changes.find(slice.name);
+      if (found != changes.end()) edits.push_back({first, slice.rows, found->second.editor(width, ours.transposed)});
       replaced = replaced && found != changes.end() && found->second.values;
-      first += piece.rows;
+      first += slice.rows;
     }
     if (edits.empty()) return base(source, dtype, shape);
     const TensorReader read = replaced ? TensorReader() : base(source, DType::float32, shape);
@@ -173,7 +173,7 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
   // The base with an untied head and the row counts of saved embeddings.
   ModelConfig wide = base;
   wide.tied = false, wide.quantize = {};
-  const std::string table = std::string(hub_tensors(wide)[0].pieces[0].name), head = "lm_head.weight";
+  const std::string table = std::string(hub_tensors(wide)[0].slices[0].name), head = "lm_head.weight";
   const std::string_view bias_suffix = ".bias";
   const std::string table_module = table.substr(0, table.rfind('.')), head_module = "lm_head";
   const auto stored = [&](const std::string& tensor) {  // name of the base layer's tensor in the file
@@ -187,11 +187,11 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
   const std::vector<HubTensor> all = hub_tensors(wide);
   struct Place {
     const HubTensor* tensor;
-    const HubTensor::Piece* piece;
+    const HubTensor::Slice* slice;
   };
   std::map<std::string, Place> places;
   for (const HubTensor& t : all)
-    for (const HubTensor::Piece& piece : t.pieces) places[piece.name] = {&t, &piece};
+    for (const HubTensor::Slice& slice : t.slices) places[slice.name] = {&t, &slice};
 
   // In LoraConfig's order, then the head and the embeddings.
   std::vector<std::tuple<std::string, int64_t, std::string_view>> modules;
@@ -203,7 +203,7 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
   for (const char* const outside : {kTable, "positions.weight", kOwnHead})
     for (const HubTensor& t : all)
       if (t.name == outside)
-        modules.emplace_back(t.pieces[0].name.substr(0, t.pieces[0].name.rfind('.')), -1, std::string_view());
+        modules.emplace_back(t.slices[0].name.substr(0, t.slices[0].name.rfind('.')), -1, std::string_view());
 
   const auto matches = [&](const std::string& regex, const std::string& module, const char* key) {
     return !PeftNames{.list = {}, .regex = regex, .where = what + ": " + key}.found(module).empty();
@@ -238,7 +238,7 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
     used.insert(module);
     if (is_left_out(module, layer)) continue;
     const Place place = places.at(module + ".weight");
-    const int64_t rows = place.piece->rows, columns = place.tensor->shape[1];
+    const int64_t rows = place.slice->rows, columns = place.tensor->shape[1];
     LoraConfig mine = lora;
     mine.rank = static_cast<int64_t>(number(c.ranks, "rank_pattern", module, static_cast<double>(lora.rank)));
     mine.alpha = number(c.alphas, "alpha_pattern", module, lora.alpha);
@@ -298,13 +298,13 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
     const TensorBytes* const other = is_shared ? find(stored(head)) : nullptr;
     const std::string from = stored(!is_shared ? name : other && !find(stored(table)) ? head : table);
     const TensorBytes* const found = tensors_.contains("base_model.model." + from) || is_saved(module)
-                                         ? expect(from, place.tensor->piece_shape(*place.piece))
+                                         ? expect(from, place.tensor->slice_shape(*place.slice))
                                          : nullptr;
     if (is_saved(module)) note("modules_to_save");
     if (c.biases && name.ends_with(bias_suffix)) note("bias");
     if (!found) continue;
     const bool is_same =
-        !is_saved(module) && wide.vocab == base.vocab && place.tensor->pieces.size() == 1 &&
+        !is_saved(module) && wide.vocab == base.vocab && place.tensor->slices.size() == 1 &&
         !place.tensor->transposed &&
         are_equal(*found, base.tied && name == head ? kTable : place.tensor->name, place.tensor->shape, tensors);
     if (is_same) continue;
@@ -322,8 +322,8 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
       change.rows = expect(delta, {std::ssize(change.tokens), place.tensor->shape[1]});
       note("trainable_token_indices");
       for (const int64_t token : change.tokens)
-        if (token >= place.piece->rows)
-          bad_input("{}: trainable_token_indices: expected tokens below {}, got {}", what, place.piece->rows, token);
+        if (token >= place.slice->rows)
+          bad_input("{}: trainable_token_indices: expected tokens below {}, got {}", what, place.slice->rows, token);
       if (base.tied && name == table) changes[head].rows = change.rows, changes[head].tokens = change.tokens;
     }
   if (base.tied && c.keeps_tied && changes.contains(table)) changes[head] = changes[table];
@@ -344,11 +344,11 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
     std::map<std::string, const TensorBytes*> ours;
     for (const PeftTensor& t : peft_tensors(out)) ours[t.ours] = tensors_.at(t.theirs);
     return {out,
-            [ours, base = std::move(tensors), kept = file_](const std::string& name, DType dtype,
+            [ours, base = std::move(tensors), file = file_](const std::string& name, DType dtype,
                                                             const Shape& shape) -> TensorReader {
               const auto found = ours.find(name);
               if (found == ours.end()) return base(name, dtype, shape);
-              return [from = found->second, kept, dtype](int64_t begin, std::span<std::byte> to) {
+              return [from = found->second, file, dtype](int64_t begin, std::span<std::byte> to) {
                 convert(*from, begin, dtype, to);
               };
             }};

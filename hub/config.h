@@ -22,17 +22,17 @@ std::string hub_config(const ModelConfig& config, DType dtype, const GptqConfig*
 
 // A tensor of Tessera: concatenated rows of hub tensors, or one hub tensor transposed.
 struct HubTensor {
-  struct Piece {
+  struct Slice {
     std::string name;
     int64_t rows = 0;  // of Tessera's tensor
   };
   std::string name;
   Shape shape;
-  std::vector<Piece> pieces;
+  std::vector<Slice> slices;
   bool transposed = false;  // GPT-2 stores weights as (in, out)
 
   // The stored shape.
-  std::vector<int64_t> piece_shape(const Piece& piece) const;
+  std::vector<int64_t> slice_shape(const Slice& slice) const;
 };
 
 // In the order of the model's parameters; a tied head is omitted. Cost: shapes only.

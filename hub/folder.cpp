@@ -213,17 +213,17 @@ void HubFolder::check_names() {
   std::map<std::pair<DType, bool>, uint64_t> bytes;
   std::set<std::string> known;
   for (const HubTensor& ours : table_)
-    for (const HubTensor::Piece& piece : ours.pieces) {
-      if (open_codes(ours, piece)) {
-        for (const char* part : {".qweight", ".qzeros", ".scales", ".g_idx"})
-          known.insert(layer_name(piece.name) + part);
+    for (const HubTensor::Slice& slice : ours.slices) {
+      if (open_codes(ours, slice)) {
+        for (const char* suffix : {".qweight", ".qzeros", ".scales", ".g_idx"})
+          known.insert(layer_name(slice.name) + suffix);
         continue;
       }
-      const TensorBytes& found = stored(piece.name);
-      if (found.shape != ours.piece_shape(piece))
-        bad_input("{}: tensor '{}' is {}; expected {} according to {}", path_.string(), piece.name,
-                  shape_text(found.shape), shape_text(ours.piece_shape(piece)), kModelConfig);
-      known.insert(piece.name);
+      const TensorBytes& found = stored(slice.name);
+      if (found.shape != ours.slice_shape(slice))
+        bad_input("{}: tensor '{}' is {}; expected {} according to {}", path_.string(), slice.name,
+                  shape_text(found.shape), shape_text(ours.slice_shape(slice)), kModelConfig);
+      known.insert(slice.name);
       bytes[{found.dtype, found.is_half}] += found.bytes.size();
     }
   for (const auto& [name, found] : tensors_) {
@@ -234,7 +234,7 @@ void HubFolder::check_names() {
       continue;
     // The file of a tied model may also contain the head, which must equal the embedding.
     if (name == kHead && config_.tied) {
-      const TensorBytes& table = stored(table_[0].pieces[0].name);
+      const TensorBytes& table = stored(table_[0].slices[0].name);
       if (found->shape == table.shape && found->dtype == table.dtype &&
           std::memcmp(found->bytes.data(), table.bytes.data(), table.bytes.size()) == 0)
         continue;
@@ -248,8 +248,8 @@ void HubFolder::check_names() {
         fmt::format("{}: {} of {} 4-bit layers have groups in another order, zero points other than 8, "
                     "or scales other than float16: they are dequantized",
                     path_.string(), loose, codes_.size()));
-  const auto most = std::ranges::max_element(bytes, {}, [](const auto& b) { return b.second; });
-  dtype_ = most->first.second ? DType::float32 : most->first.first;
+  const auto largest = std::ranges::max_element(bytes, {}, [](const auto& b) { return b.second; });
+  dtype_ = largest->first.second ? DType::float32 : largest->first.first;
 }
 
 const TensorBytes& HubFolder::stored(const std::string& name) const {
@@ -259,25 +259,25 @@ const TensorBytes& HubFolder::stored(const std::string& name) const {
 }
 
 // If a hub tensor is 4-bit, validates its tensors and returns true.
-bool HubFolder::open_codes(const HubTensor& ours, const HubTensor::Piece& piece) {
-  if (!gptq_ || ours.shape.ndim() != 2 || !piece.name.ends_with(kWeight)) return false;
-  const std::string layer = layer_name(piece.name);
+bool HubFolder::open_codes(const HubTensor& ours, const HubTensor::Slice& slice) {
+  if (!gptq_ || ours.shape.ndim() != 2 || !slice.name.ends_with(kWeight)) return false;
+  const std::string layer = layer_name(slice.name);
   if (!tensors_.contains(layer + ".qweight")) return false;
   const auto order = tensors_.find(layer + ".g_idx");
-  const GptqLayer::Stored parts{
+  const GptqLayer::Stored layer_tensors{
       .qweight = &stored(layer + ".qweight"),
       .qzeros = &stored(layer + ".qzeros"),
       .scales = &stored(layer + ".scales"),
       .g_idx = order == tensors_.end() && gptq_->ordered ? nullptr : &stored(layer + ".g_idx")};
   const int64_t columns = ours.shape[1];
-  codes_.emplace(piece.name, GptqLayer(parts, piece.rows, columns, *gptq_, path_.string()));
+  codes_.emplace(slice.name, GptqLayer(layer_tensors, slice.rows, columns, *gptq_, path_.string()));
   return true;
 }
 
 bool HubFolder::has_codes(const std::string& name) const {
   const auto tensor = by_name_.find(name);
-  return tensor != by_name_.end() && std::ranges::all_of(tensor->second->pieces, [&](const HubTensor::Piece& piece) {
-           const auto found = codes_.find(piece.name);
+  return tensor != by_name_.end() && std::ranges::all_of(tensor->second->slices, [&](const HubTensor::Slice& slice) {
+           const auto found = codes_.find(slice.name);
            return found != codes_.end() && found->second.plain();
          });
 }
@@ -285,23 +285,23 @@ bool HubFolder::has_codes(const std::string& name) const {
 std::optional<Int4Matrix> HubFolder::codes(const std::string& name) const {
   std::optional<Int4Matrix> out;
   if (!has_codes(name)) return out;
-  for (const HubTensor::Piece& piece : by_name_.at(name)->pieces)
-    if (const GptqLayer& layer = codes_.at(piece.name); out)
+  for (const HubTensor::Slice& slice : by_name_.at(name)->slices)
+    if (const GptqLayer& layer = codes_.at(slice.name); out)
       out->append(layer.unpack());
     else
       out = layer.unpack();
   return out;
 }
 
-TensorReader HubFolder::piece_reader(const HubTensor::Piece& piece, DType dtype) const {
-  if (const auto found = codes_.find(piece.name); found != codes_.end())
+TensorReader HubFolder::slice_reader(const HubTensor::Slice& slice, DType dtype) const {
+  if (const auto found = codes_.find(slice.name); found != codes_.end())
     return [&layer = found->second, dtype](int64_t begin, std::span<std::byte> to) {
       std::vector<float> values(to.size() / static_cast<size_t>(element_size(dtype)));
       layer.decode(begin, values);
       convert({"", DType::float32, {std::ssize(values)}, std::as_bytes(std::span(values))}, 0, dtype, to);
     };
   return
-      [&from = stored(piece.name), dtype](int64_t begin, std::span<std::byte> to) { convert(from, begin, dtype, to); };
+      [&from = stored(slice.name), dtype](int64_t begin, std::span<std::byte> to) { convert(from, begin, dtype, to); };
 }
 
 FullTensors HubFolder::tensors() const {
@@ -310,15 +310,15 @@ FullTensors HubFolder::tensors() const {
     if (found == by_name_.end() || found->second->shape != shape)
       bad_input("{}: the model of this {} has no '{}' of shape {}", path_.string(), kModelConfig, name, shape.str());
     const HubTensor& tensor = *found->second;
-    if (tensor.transposed && !codes_.contains(tensor.pieces[0].name))
-      return [&from = stored(tensor.pieces[0].name), dtype](int64_t begin, std::span<std::byte> to) {
+    if (tensor.transposed && !codes_.contains(tensor.slices[0].name))
+      return [&from = stored(tensor.slices[0].name), dtype](int64_t begin, std::span<std::byte> to) {
         convert_transposed(from, begin, dtype, to);
       };
-    std::vector<std::pair<int64_t, TensorReader>> pieces;  // with their sizes in elements
-    for (const HubTensor::Piece& piece : tensor.pieces)
-      pieces.emplace_back(piece.rows * (shape.numel() / shape[0]), piece_reader(piece, dtype));
-    return [pieces, element = element_size(dtype)](int64_t begin, std::span<std::byte> to) {
-      for (const auto& [size, read] : pieces) {
+    std::vector<std::pair<int64_t, TensorReader>> readers;  // with their sizes in elements
+    for (const HubTensor::Slice& slice : tensor.slices)
+      readers.emplace_back(slice.rows * (shape.numel() / shape[0]), slice_reader(slice, dtype));
+    return [readers, element = element_size(dtype)](int64_t begin, std::span<std::byte> to) {
+      for (const auto& [size, read] : readers) {
         const int64_t count = std::clamp(size - begin, int64_t{0}, std::ssize(to) / element);
         if (count > 0) read(begin, to.first(static_cast<size_t>(count * element)));
         to = to.subspan(static_cast<size_t>(count * element));
@@ -336,29 +336,29 @@ void write_hub_folder(const fs::path& folder, const ModelConfig& config, const H
   std::vector<std::byte> rows, converted;
   GptqTensors packed;
   for (const HubTensor& ours : all)
-    for (int64_t first = 0; const HubTensor::Piece& piece : ours.pieces) {
+    for (int64_t first = 0; const HubTensor::Slice& slice : ours.slices) {
       if (const auto found = w.codes.find(ours.name); found != w.codes.end()) {
         const Int4Matrix& codes = found->second;
-        for (size_t which = 0; TensorBytes & t : listed_gptq({}, layer_name(piece.name), codes, piece.rows)) {
+        for (size_t which = 0; TensorBytes & t : listed_gptq({}, layer_name(slice.name), codes, slice.rows)) {
           listed.push_back(std::move(t));
-          makers.emplace_back([&packed, &codes, &piece, first, part = which++] {
-            if (part == 0) packed = pack_gptq(codes, first, piece.rows);
-            return listed_gptq(packed, "", codes, piece.rows)[part].bytes;
+          makers.emplace_back([&packed, &codes, &slice, first, i = which++] {
+            if (i == 0) packed = pack_gptq(codes, first, slice.rows);
+            return listed_gptq(packed, "", codes, slice.rows)[i].bytes;
           });
         }
       } else {
-        listed.push_back({piece.name, w.dtype, ours.piece_shape(piece), {}});
-        makers.emplace_back([&w, &rows, &converted, &ours, &piece, first] {
+        listed.push_back({slice.name, w.dtype, ours.slice_shape(slice), {}});
+        makers.emplace_back([&w, &rows, &converted, &ours, &slice, first] {
           const int64_t width = ours.shape.numel() / ours.shape[0];
-          rows.resize(static_cast<size_t>(piece.rows * width * element_size(w.stored)));
+          rows.resize(static_cast<size_t>(slice.rows * width * element_size(w.stored)));
           w.tensors(ours.name, w.stored, ours.shape)(first * width, rows);
-          converted.resize(static_cast<size_t>(piece.rows * width * element_size(w.dtype)));
-          (ours.transposed ? convert_transposed : convert)({piece.name, w.stored, {piece.rows, width}, rows}, 0,
+          converted.resize(static_cast<size_t>(slice.rows * width * element_size(w.dtype)));
+          (ours.transposed ? convert_transposed : convert)({slice.name, w.stored, {slice.rows, width}, rows}, 0,
                                                            w.dtype, converted);
           return std::span<const std::byte>(converted);
         });
       }
-      first += piece.rows;
+      first += slice.rows;
     }
   stream_safetensors(folder / kOneFile, listed, [&](size_t i) { return makers[i](); });
   if (!w.codes.empty()) write_file(folder / kQuantised, gptq_config(w.gptq));

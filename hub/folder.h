@@ -47,8 +47,8 @@ class HubFolder {
  private:
   void open_files();
   void check_names();
-  bool open_codes(const HubTensor& ours, const HubTensor::Piece& piece);
-  TensorReader piece_reader(const HubTensor::Piece& piece, DType dtype) const;
+  bool open_codes(const HubTensor& ours, const HubTensor::Slice& slice);
+  TensorReader slice_reader(const HubTensor::Slice& slice, DType dtype) const;
   const TensorBytes& stored(const std::string& name) const;
 
   std::filesystem::path path_;

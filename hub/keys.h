@@ -39,14 +39,14 @@ class HubKeys {
   std::string text(std::string_view key, const std::string& default_value);
 
   // Rejects restricted values in an object named `of`.
-  void hold(std::span<const RestrictedKeys> table, std::string_view of = {});
+  void check(std::span<const RestrictedKeys> table, std::string_view of = {});
   // Lists keys that were never requested and are not in `quiet` (space-separated).
   std::string unread(std::string_view quiet) const;
 
  private:
   // Null if the key is optional and missing.
   template <class Fits>
-  const nlohmann::json* given(std::string_view key, std::string_view expected, bool may_miss, const Fits& fits) {
+  const nlohmann::json* fetch(std::string_view key, std::string_view expected, bool may_miss, const Fits& fits) {
     const nlohmann::json* const found = find(key);
     if (found ? !fits(*found) : !may_miss) refuse(key, expected, found ? *found : nlohmann::json());
     return found;

@@ -27,12 +27,12 @@ constexpr size_t kLongestPattern = 4000;
 
 // Keys without effect on the computation. Configurations of initializations matter only if init_lora_weights selects
 // them.
-constexpr std::string_view kOfTraining =
+constexpr std::string_view kIgnoredPeftKeys =
     "auto_mapping revision inference_mode task_type peft_version megatron_core loftq_config "
     "fan_in_fan_out runtime_config parent_library eva_config corda_config lora_ga_config "
     "megatron_config qalora_group_size";
 
-const std::vector<RestrictedKeys>& held_keys_of_peft() {
+const std::vector<RestrictedKeys>& restricted_keys_of_peft() {
   // Other initializations subtract the initial adapter from the base's weights, or round the weights (PEFT 0.21,
   // tuners/lora/layer.py).
   static const std::vector<RestrictedKeys> all{
@@ -106,7 +106,7 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& what, std
                 keys.find("lora_parameters") ? "\"LORA\" (these are adapters of MLX: mlx_lm.fuse adds them to a model)"
                                              : "\"LORA\"",
                 Json());
-  keys.hold(held_keys_of_peft());
+  keys.check(restricted_keys_of_peft());
   out.lora.rank = keys.size("r", 8, kMaxLoraRank);
   out.lora.alpha = keys.number("lora_alpha", 8, 0, 1e6);
   out.lora.dropout = keys.number("lora_dropout", 0, 0, 1);
@@ -158,18 +158,18 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& what, std
     keys.refuse("layers_pattern", "layers_to_transform in addition, as in PEFT", *keys.find("layers_pattern"));
   }
   out.base = keys.text("base_model_name_or_path", "");
-  if (const std::string unread = keys.unread(kOfTraining); notes && !unread.empty()) notes->push_back(unread);
+  if (const std::string unread = keys.unread(kIgnoredPeftKeys); notes && !unread.empty()) notes->push_back(unread);
   return out;
 }
 
 std::string peft_config(const LoraConfig& lora, Family family, const std::string& base) {
-  const auto whole = static_cast<int64_t>(lora.alpha);
+  const auto integer = static_cast<int64_t>(lora.alpha);
   const nlohmann::ordered_json out{
       {"peft_type", "LORA"},
       {"task_type", "CAUSAL_LM"},
       {"base_model_name_or_path", base},
       {"r", lora.rank},
-      {"lora_alpha", static_cast<double>(whole) == lora.alpha ? Json(whole) : Json(lora.alpha)},
+      {"lora_alpha", static_cast<double>(integer) == lora.alpha ? Json(integer) : Json(lora.alpha)},
       {"lora_dropout", lora.dropout},
       {"use_rslora", lora.rank_stabilised},
       {"target_modules", lora.targets},
