@@ -103,7 +103,7 @@ KeyList llama_keys(const KeyList& more) {
   return keys;
 }
 
-// Names in transformers: the first is the exact form, the second the tanh approximation.
+// The exact form, and the tanh approximation.
 constexpr std::string_view kExactGelu = "gelu", kTanhGelu = "gelu_new";
 
 std::vector<HubType> make_types() {

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// Converts elements of `from` (floating or float16) from `begin` on, until `to` is full.
+// Converts elements of `from` (floating or float16) from `begin` on until `to` is full, rounding once.
 void convert(const TensorBytes& from, int64_t begin, DType dtype, std::span<std::byte> to);
 // As convert(), for the transpose of `from`, which has two dimensions.
 void convert_transposed(const TensorBytes& from, int64_t begin, DType dtype, std::span<std::byte> to);

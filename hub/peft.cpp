@@ -70,7 +70,7 @@ bool matches(const std::string& pattern, const std::string& text, const std::str
   bad_input("{}: '{}' is not a supported regular expression: {}", where, pattern, e.what());
 }
 
-// Names in PEFT's files, which omit the adapter's name and have one prefix.
+// PEFT's files omit the adapter's name and have one prefix.
 std::string plain_adapter_name(const std::string& stored) {
   constexpr std::string_view kPrefix = "base_model.model.", kAdapter = ".default.weight";
   std::string out = unwrapped(stored);

@@ -10,7 +10,7 @@ namespace tessera {
 // Whether a directory contains adapter_config.json and is not a Tessera run.
 bool is_peft_folder(const std::filesystem::path& folder);
 
-// Layer names as PEFT matches them: full names and name suffixes, or one regular expression.
+// Full names and name suffixes, or one regular expression.
 struct PeftNames {
   std::vector<std::string> list;
   std::string regex = {}, where = {};  // `where`: file and key, for messages
