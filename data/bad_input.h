@@ -1,4 +1,4 @@
-// Throwing InputError with a formatted message.
+// InputError with a formatted message.
 #pragma once
 #include <fmt/format.h>
 

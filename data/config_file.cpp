@@ -1,4 +1,4 @@
-// Splits lines into keys and values; nlohmann's JSON parser decodes the values.
+// Scans lines; nlohmann's JSON parser decodes the values.
 #include "data/config_file.h"
 
 #include <fmt/format.h>
@@ -16,7 +16,6 @@ constexpr const char* kBlank = " \t";
 constexpr const char* kOfKeys = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_";
 constexpr const char* kOfPlainValues = "0123456789+-.eEtrufals";  // numbers, true and false
 
-// A line, of which `rest` is still unread.
 struct Line {
   std::string place;  // PATH:LINE
   std::string_view whole, rest = whole;
@@ -33,7 +32,7 @@ struct Line {
     while (at < rest.size() && rest[at] != rest[0]) at += rest[0] == '"' && rest[at] == '\\' ? 2 : 1;
     return take(at + 1);
   }
-  // Skips blanks; returns the position of the next character.
+  // Position of the next character other than a blank.
   size_t at() {
     take_all(kBlank);
     return whole.size() - rest.size();

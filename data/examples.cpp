@@ -1,4 +1,4 @@
-// Loads files of examples and packs them into rows.
+// Examples: loading, tokenization, packing.
 #include "data/examples.h"
 
 #include <fmt/ranges.h>
@@ -18,7 +18,7 @@ static std::shared_ptr<const Rows> make_windows(TokenFile tokens, int64_t contex
   return std::make_shared<const Windows>(std::move(tokens), context);
 }
 
-// Encodes a text in memory or, if it is large, in a temporary file that is deleted with its last reader.
+// Uses memory or, for a large text, a temporary file that is deleted with its last reader.
 static TokenFile read_tokens(const Text& text, const Tokenizer& tokenizer, const ExampleOptions& o,
                              std::vector<std::string>& notes) {
   constexpr size_t kInMemory = size_t{16} << 20;
@@ -88,7 +88,7 @@ EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokeniz
 
 // --- packing of examples into rows ---
 
-// The examples of each row. An example of n tokens occupies n - 1 positions, because its last token is only a target.
+// An example of n tokens occupies n - 1 positions of a row, because its last token is only a target.
 static std::vector<std::vector<int64_t>> packed_rows(const std::vector<EncodedExample>& examples, int64_t context) {
   std::vector<int64_t> order(examples.size());
   std::iota(order.begin(), order.end(), 0);
@@ -208,13 +208,13 @@ struct Rendered {
   std::string where;  // file and line
   std::vector<Piece> pieces;
   bool own = false;           // uses the model's own template
-  EncodedExample made = {};   // of an example that was tokenized in advance
-  bool is_text = false;       // a text row, in which a template may already be rendered
+  EncodedExample made = {};   // of a tokenized row
+  bool is_text = false;       // a text row, which may contain a rendered template
   int64_t content_bytes = 0;  // of the messages, as far as the model's own template prints them
   std::string role = {};      // a role without responses
 };
 
-// The model's own template, which `automatic` selects for messages, if its tokenizer has one.
+// `automatic` selects it for messages, if the tokenizer has one.
 std::unique_ptr<const ModelTemplate> own_template(const ExampleOptions& o, const Tokenizer* tokenizer,
                                                   const std::string& what) {
   if (o.style != ChatTemplate::automatic || !tokenizer || tokenizer->chat_template().empty()) return nullptr;
@@ -226,7 +226,7 @@ std::unique_ptr<const ModelTemplate> own_template(const ExampleOptions& o, const
   }
 }
 
-// Rows that cannot be trained on: an error, or counted.
+// Untrainable rows: counted if `skipped`, otherwise an error.
 struct BadLines {
   bool skipped;
   int64_t count = 0;
@@ -248,7 +248,7 @@ struct BadLines {
   }
 };
 
-// Whether the key occurs in a template as a word.
+// As a whole word.
 bool names_key(std::string_view source, const std::string& key) {
   const auto in_word = [&](size_t at) {
     return at < source.size() && (std::isalnum(static_cast<uint8_t>(source[at])) != 0 || source[at] == '_');
@@ -270,8 +270,7 @@ Rendered render_own(const Example& example, const ModelTemplate& own, const std:
   return out;
 }
 
-// Renders the examples of files. Throws if a key renamed in `o` is in no row, unless the files are the validation split
-// of others that have it.
+// Throws if no row has a key renamed in `o`, unless the files are the validation split of others that have the key.
 std::vector<Rendered> read_rendered(const std::vector<fs::path>& files, const std::string& what,
                                     const ExampleOptions& o, const Tokenizer* tokenizer, BadLines& bad,
                                     std::vector<std::string>& notes, bool validates = false) {
@@ -292,7 +291,7 @@ std::vector<Rendered> read_rendered(const std::vector<fs::path>& files, const st
       const bool messages = example.shape == Example::Shape::messages;
       if (messages && !std::exchange(known, true)) own = own_template(o, tokenizer, file.string());
       if (messages && own)
-        std::erase_if(example.unread, [&](const std::string& key) {  // keys named in the template may be used by it
+        std::erase_if(example.unread, [&](const std::string& key) {  // the template may use keys that it names
           return key.ends_with(kOfMessages) &&
                  names_key(tokenizer->chat_template(), key.substr(1, key.size() - 2 - kOfMessages.size()));
         });
@@ -326,11 +325,12 @@ class Encoder {
     EncodedExample out = read_tokens(example);
     for (const Piece& piece : example.pieces)
       if (piece.is_content && as_target(piece)) out.bytes += std::ssize(piece.text);
-    if (example.own || example.pieces.empty())  // the text of responses is not separate from markers
+    if (example.own || example.pieces.empty())  // markers and responses are not separate
       out.bytes = example.own && !options_.responses_only ? example.content_bytes : target_bytes(out, 1);
     return cut(std::move(out), example);
   }
-  // Text between two special tokens is encoded as one segment, as in transformers, so a response continues its prompt.
+  // A segment between two special tokens is encoded as one text, as in transformers, so a response continues its
+  // prompt.
   EncodedExample read_tokens(const Rendered& example) {
     EncodedExample out = example.made;
     Run run;
@@ -361,7 +361,7 @@ class Encoder {
       strips = token ? right : strips && text.empty();
       if (!token)
         run.add(text, as_target(piece));
-      else if (!follows || out.tokens.back() != *token)  // a text that ends with its end, as TRL reads it, has one
+      else if (!follows || out.tokens.back() != *token)  // a text may already end with its end token, as for TRL
         add(out, {*token}, as_target(piece)), first = false;
     }
     flush();
@@ -403,8 +403,8 @@ class Encoder {
     }
   };
 
-  // A token with at least one byte in a trained segment is a target, as in the masks of transformers' chat templates.
-  // Byte offsets are those of tokens: a segment ends where the encoding of the text up to its end does.
+  // A token with at least one byte in a trained segment is a target, as in the masks of transformers' chat templates. A
+  // segment ends where the encoding of the text up to its end does, since tokens need not end at segment boundaries.
   void add(EncodedExample& to, const Run& run, const EncodeOptions& how) const {
     const std::vector<int32_t> tokens = tokenizer_.encode_with(run.text, how);
     if (run.parts.size() == 1) return add(to, tokens, run.parts[0].second);
@@ -431,7 +431,7 @@ class Encoder {
     to.trained.insert(to.trained.end(), tokens.size(), trained);
   }
   bool is_special(int32_t token) const { return tokenizer_.special(tokenizer_.token_bytes(token)) == token; }
-  // Bytes of the targets from a token on, without special tokens.
+  // Bytes of targets at or after token `from`, without special tokens.
   int64_t target_bytes(const EncodedExample& e, size_t from) const {
     int64_t bytes = 0;
     for (size_t t = from; t < e.tokens.size(); ++t)
@@ -473,12 +473,12 @@ class Encoder {
   const ExampleOptions& options_;
   int64_t cut_ = 0;
   std::set<std::string> as_text_;
-  std::map<std::string, int64_t> names_;       // of special tokens, in messages
-  std::map<std::string, int64_t> read_names_;  // in text rows, encoded as these tokens
+  std::map<std::string, int64_t> names_;       // counts of special tokens' names in messages
+  std::map<std::string, int64_t> read_names_;  // counts in text rows, where names encode as tokens
   bool endless_ = false;
 };
 
-// All examples of files, none held out.
+// None held out.
 std::shared_ptr<const ExampleRows> find_examples(const std::vector<fs::path>& files, const std::string& what,
                                                  const Tokenizer& tokenizer, const ExampleOptions& o,
                                                  std::vector<std::string>& notes, bool validates = false) {

@@ -1,5 +1,5 @@
-// Examples for fine-tuning as rows of tokens. Tokens outside responses are inputs but not targets; the rest of a row is
-// padded with token 0 and ignored targets.
+// Examples for fine-tuning as rows of tokens. Tokens outside responses are inputs but not targets; rows are padded with
+// token 0 and ignored targets.
 //
 //   one example per row       p p p r r . . .          p: prompt, r: response, .: padding
 //   packed                    p p r|p r r r|p p r r    attention is limited to each example (`document_mask`)
@@ -12,11 +12,11 @@ namespace tessera {
 
 struct EncodedExample {
   std::vector<int32_t> tokens;
-  std::vector<bool> trained;  // whether each token is a target
+  std::vector<bool> trained;  // per token: is it a target?
   int64_t bytes = 0;          // of the targets' text; markers and special tokens count 0
 };
 
-// The number of targets: trained tokens except the first, which nothing predicts.
+// Excludes the first token, which nothing predicts.
 int64_t count_targets(const EncodedExample& example);
 
 class ExampleRows final : public Rows {
@@ -36,16 +36,15 @@ class ExampleRows final : public Rows {
   int64_t examples() const { return std::ssize(begins_) - 1; }
   int64_t tokens() const { return std::ssize(tokens_); }
   int64_t bytes() const { return bytes_; }  // of the targets' text
-  // The tokens of the first example before its first target.
+  // The first example up to its first target.
   std::vector<int32_t> prompt() const;
-  // The targets of all rows, concatenated.
   std::vector<int32_t> target_tokens() const;
   uint64_t checksum() const;
 
  private:
   void load_row(int64_t row, int32_t* inputs, int32_t* targets) const override;
   void row_starts(int64_t row, int32_t* out) const override;
-  // Calls f(example, offset in the row) for each example of a row and returns the end of the last one.
+  // Calls f(example, offset in the row) for each example; returns the end of the last.
   template <class F>
   int64_t walk(int64_t row, const F& f) const;
 
@@ -53,7 +52,7 @@ class ExampleRows final : public Rows {
   bool packed_;
   std::vector<int32_t> tokens_;
   std::vector<uint8_t> trained_;
-  std::vector<int64_t> begins_{0};  // offset of each example, and the end of the last
+  std::vector<int64_t> begins_{0};  // offset of each example, and end of the last
   std::vector<int64_t> members_;    // examples, row by row
   std::vector<int64_t> row_ends_;   // in members_
   std::vector<int64_t> row_targets_;
@@ -67,37 +66,34 @@ struct ExampleOptions {
   bool skip_bad = false;
   HeldOut held = {};
   bool ends = true;      // add the tokenizer's own beginning and end of a text
-  bool special = false;  // names of special tokens in a message encode as these tokens
+  bool special = false;  // names of special tokens in messages encode as these tokens
   RowNames names = {};   // other names of a row's keys and roles
   int64_t context = 0;
   int64_t vocab = 0;  // rows of the model's embedding; 0: the tokenizer's vocabulary
-  // Maximum bytes of rows that fit in memory: reading a row needs about 16 times its size.
+  // Rows must fit in memory: reading them needs about 16 times their size.
   int64_t most_bytes = std::numeric_limits<int64_t>::max();
 };
 
 // A prompt for a model: the tokens up to the beginning of its turn, and the end of the answer: a token, or a stop
-// string if the tokenizer has no such token. Without turns, only the end of an answer. Throws Error (usage) naming the
-// field `template` if `automatic` finds no template with the model; InputError.
+// string if the tokenizer has no such token. Without turns, only the end. Throws Error (usage) naming the field
+// `template` if `automatic` finds no template of the model; InputError.
 struct Asked {
   std::vector<int32_t> tokens = {}, ends = {};
   std::vector<std::string> stops = {};
 };
 Asked ask(const std::vector<Message>& turns, const ExampleOptions& options, const Tokenizer& tokenizer);
 
-// Loads the examples of the files that `spec` names (example_files()). The last tenth of the rows, at least one, is
-// held out for validation unless `held` or a directory specifies otherwise. Throws InputError naming file and line of
-// the first row that cannot be trained on, unless `skip_bad` is set. Dataset::notes reports the number of skipped and
-// truncated rows, markers unknown to the tokenizer, and unused keys. A row that begins with text rather than a
-// template's marker starts with the tokenizer's own beginning. For messages, the automatic template is the tokenizer's
-// own, if it has one.
+// Loads the files that `spec` names (example_files()). The last tenth of the rows, at least one, is held out for
+// validation unless `held` or a directory specifies otherwise. Throws InputError naming file and line of the first
+// untrainable row, unless `skip_bad` is set. Dataset::notes reports the number of skipped and truncated rows, markers
+// unknown to the tokenizer, and unused keys. A row that begins with text rather than a template's marker starts with
+// the tokenizer's own beginning. For messages, the automatic template is the tokenizer's own, if any.
 Dataset load_examples(const std::filesystem::path& spec, const TokenizerChoice& tokenizer,
                       const ExampleOptions& options);
 
-// All examples, none held out, encoded by a given tokenizer; of a directory only its validation files, if it has any.
+// No examples are held out; of a directory, only validation files are read, if it has any.
 std::shared_ptr<const ExampleRows> all_examples(const std::filesystem::path& spec, const Tokenizer& tokenizer,
                                                 const ExampleOptions& options, std::vector<std::string>& notes);
-
-// Texts or examples for evaluation, encoded by the model's own tokenizer.
 
 struct EvaluationText {
   std::shared_ptr<const Rows> rows;
@@ -105,10 +101,10 @@ struct EvaluationText {
   std::vector<std::string> notes = {};  // messages for the user
 };
 
-// Loads a text file (possibly compressed), an llm.c token file, the validation file of several, a `tessera data`
-// directory (its validation split), or a file of examples. A text is one sequence with the tokenizer's own beginning
-// and end (names of special tokens are plain text), in consecutive windows of options.context tokens; each token except
-// the first is predicted once. Throws InputError; Error (usage) for a directory with another tokenizer.
+// Loads a text file (possibly compressed), an llm.c token file, the validation file of several, the validation split of
+// a `tessera data` directory, or a file of examples. A text is one sequence with the tokenizer's own beginning and end
+// (names of special tokens are plain text), in consecutive windows of options.context tokens; each token except the
+// first is predicted once. Throws InputError; Error (usage) for a directory with another tokenizer.
 EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokenizer, const ExampleOptions& options);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// File contents, checksums and the cache directory.
+// Files and checksums.
 #include "data/files.h"
 
 #include <fcntl.h>
@@ -36,7 +36,7 @@ const char* environment(const char* name) {
   return value != nullptr && *value != '\0' ? value : nullptr;
 }
 
-// The file type of a name; none if it does not exist. A name that cannot be resolved is an error.
+// None if the name does not exist. A name that cannot be resolved is an error.
 fs::file_type file_kind(const fs::path& name) {
   std::error_code error;
   const fs::file_type kind = fs::status(name, error).type();
@@ -144,7 +144,7 @@ void SharedFile::flush() const {
 void sync_directory(const fs::path& directory) {
   const Descriptor in(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   bool flushed = in.get() >= 0 && ::fsync(in.get()) == 0;
-  // Flushes the entire file system if the directory cannot be flushed by itself.
+  // Falls back to the entire file system if the directory cannot be flushed.
   if (!flushed && in.get() >= 0 && is_unknown_operation(errno)) flushed = ::syncfs(in.get()) == 0;
   if (!flushed) throw OutputError(fmt::format("cannot flush {}: {}", directory.string(), std::strerror(errno)));
 }
@@ -192,14 +192,14 @@ TemporaryDirectory::TemporaryDirectory(const fs::path& stem) : name_(stem) {
 
 namespace {
 
-// A mapped file's entry, readable by a signal handler: of fixed size, and complete before its address is published.
+// Readable by a signal handler: of fixed size, and complete before the address is published.
 struct Mapped {
   std::atomic<bool> taken{false};
   std::atomic<const std::byte*> begin{nullptr};
   size_t size = 0;
   std::array<char, 512> name{};
 };
-std::array<Mapped, 64> table;  // files beyond its capacity are not named
+std::array<Mapped, 64> table;  // further files have no entry
 
 void enter(const std::byte* begin, size_t size, const std::string& name) {
   for (Mapped& m : table) {
@@ -229,7 +229,7 @@ MappedFile::MappedFile(const fs::path& file) {
   if (map == MAP_FAILED) {
     if (!is_unknown_operation(errno)) bad_input("cannot map {}: {}", file.string(), std::strerror(errno));
     const auto read =
-        std::make_shared<const std::string>(read_whole(file, in.size(), 1));  // the file system cannot map
+        std::make_shared<const std::string>(read_whole(file, in.size(), 1));  // for file systems without mmap()
     size_ = read->size();
     data_ = {read, reinterpret_cast<const std::byte*>(read->data())};
     return;

@@ -1,4 +1,4 @@
-// Filters, tests, functions and methods; each is a table entry.
+// Tables of filters, tests, functions and methods.
 #include <utf8proc.h>
 
 #include <cmath>
@@ -28,7 +28,7 @@ namespace {
 using std::u32string_view;
 using Point = utf8proc_int32_t;
 
-// The position of a word in a space-separated list.
+// Index of a word in a space-separated list.
 std::optional<size_t> find_substring(std::string_view words, std::string_view word) {
   for (size_t place = 0; !words.empty(); ++place) {
     const size_t end = std::min(words.find(' '), words.size());
@@ -44,8 +44,8 @@ Value strip(const Call& c) {
   return std::string(stripped(c.text(0), c.name != "rstrip", c.name != "lstrip", blanks ? nullptr : &c.exact(1)));
 }
 
-// Changes case: the first character of each word by `first`, the others to lower case. `begins` decides by the
-// preceding character (0: none) whether a word begins.
+// `first` converts the first character of each word, lower case the others. A word begins if `begins` accepts the
+// preceding character (0: none).
 std::string cased(std::string_view s, bool (*begins)(char32_t), Point (*first)(Point) = utf8proc_totitle) {
   std::u32string points = code_points(s);
   char32_t before = 0;
@@ -120,7 +120,7 @@ Value split(const Call& c) {
   }
   return make_sequence(c.work, std::move(out));
 }
-// The value at a dotted path of keys, "a.b.c".
+// `path` is dotted: "a.b.c".
 Value at_path(RenderContext& work, Value v, const Value& path) {
   if (!path.text()) return path.is<Undefined>() || path.is<None>() ? v : item(work, v, path);
   if (path.text()->find_first_of(",0123456789") != std::string::npos)
@@ -131,7 +131,7 @@ Value at_path(RenderContext& work, Value v, const Value& path) {
   }
   return v;
 }
-// Sorts by the values at a path; strings case-insensitively.
+// By the values at `path`; strings compare case-insensitively.
 Value sorted(RenderContext& work, const Values& items, const Value& path) {
   std::vector<std::pair<Value, Value>> keyed;
   for (const Value& v : items) {
@@ -170,7 +170,7 @@ std::string joined(RenderContext& work, const std::string& between, const Values
   }
   return out;
 }
-// first and last. Taking the first item of an iterator leaves the following ones.
+// first and last. On an iterator, `first` consumes only one item.
 Value suffix_test(const Call& c) {
   const bool last = c.name == "last";
   if (last) length(c);
@@ -181,7 +181,6 @@ Value suffix_test(const Call& c) {
   if (s && s->form == Form::iterator) s->items.assign(items.begin() + 1, items.end());
   return out;
 }
-// A number of spaces, or the given string.
 std::string indentation(const Call& c, size_t i, int64_t otherwise) {
   if (c.at(i).text()) return c.text(i);
   const auto width = static_cast<size_t>(std::max<int64_t>(c.whole(i, otherwise), 0));
@@ -189,7 +188,7 @@ std::string indentation(const Call& c, size_t i, int64_t otherwise) {
   return std::string(width, ' ');
 }
 
-// Applies the filter or test named by an argument to a value, with the arguments after the name.
+// Applies the filter or test named by argument `name`, with the arguments after the name.
 Value applied(const Call& c, Group group, const Value& v, size_t name) {
   const auto found = find_builtin(group, c.exact(name));
   if (!found) bad_input("unknown filter or test '{}'", c.exact(name));

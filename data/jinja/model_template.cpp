@@ -1,4 +1,4 @@
-// Renders turns and locates responses in the text.
+// Chat templates of models: rendered turns, and the position of responses.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -8,16 +8,16 @@
 namespace tessera {
 namespace {
 
-// These Unicode noncharacters enclose a special token's name in a message while the template runs.
+// Unicode noncharacters that enclose special tokens' names in messages while the template runs.
 constexpr std::string_view kOpens = "\uFDD0", kCloses = "\uFDD1";
 
 constexpr std::string_view kThoughtEnds = "</think>";
-constexpr std::string_view kPlaceholder = "\uFDD2";  // replaces a message that is being located
+constexpr std::string_view kPlaceholder = "\uFDD2";  // stands for a message that is being located
 
-// The mark of each byte of a rendered text; `never`: no target, even without responses_only.
+// Of each byte of a rendered text; `never`: no target, even without responses_only.
 enum class Mark : uint8_t { none, response, never };
 
-// Splits a text into pieces at the delimiters of special tokens' names in messages.
+// Splits a text at the delimiters of special tokens' names in messages.
 void cut(std::string_view text, Mark mark, const std::string& what, std::vector<Piece>& out) {
   for (bool plain = false; !text.empty(); plain = !plain) {
     const size_t end = text.find(plain ? kCloses : kOpens), other = text.find(plain ? kOpens : kCloses);
@@ -42,7 +42,7 @@ ModelTemplate::ModelTemplate(const Tokenizer& tokenizer)
   }
 }
 
-// A message's text in which names of special tokens are marked as plain text.
+// The message's text with names of special tokens enclosed by delimiters.
 std::string ModelTemplate::quoted(const std::string& text) const {
   if (text.find(kOpens) != std::string::npos || text.find(kCloses) != std::string::npos)
     throw InputError("a message contains a noncharacter, U+FDD0 or U+FDD1");
@@ -98,7 +98,7 @@ jinja::Rendered ModelTemplate::text(std::span<const Message> turns, const std::s
   }
 }
 
-// The size of a turn's text after `begin`, without white space after a final special token.
+// Excludes white space after a final special token.
 size_t ModelTemplate::turn_size(std::string_view with_turn, size_t begin) const {
   const std::string_view bare = jinja::stripped(with_turn, false, true);
   bool ends = false;
@@ -106,9 +106,9 @@ size_t ModelTemplate::turn_size(std::string_view with_turn, size_t begin) const 
   return std::max(begin, ends ? bare.size() : with_turn.size()) - begin;
 }
 
-// The number of bytes at the beginning of `rest`, the text after a message, that belong to its turn. `last` is the text
-// after the message in a final turn. If that contains a different special token (gpt-oss) or one more (Phi-3), the
-// first one counts.
+// Bytes at the beginning of `rest`, the text after a message, that belong to its turn. `last` is the text after the
+// message in a final turn. If `last` has a different special token (gpt-oss) or one more (Phi-3), the first one of
+// `rest` counts.
 size_t ModelTemplate::closing_size(std::string_view last, std::string_view rest) const {
   size_t size = 0;
   bool marked = false, done = false;
@@ -123,10 +123,10 @@ size_t ModelTemplate::closing_size(std::string_view last, std::string_view rest)
   return turn_size(rest.substr(0, size), 0);
 }
 
-// Locates a turn if the rendering of the first turns is not a prefix of the entire text (Qwen3 shows an empty thought
-// only in the last turn): between the texts around a placeholder rendered instead of the message. The turn begins after
-// the generation prompt, as far as the entire text contains it, and ends with the text that the template prints after
-// the message.
+// Locates a turn if the first turns' rendering is not a prefix of the full text (Qwen3 shows an empty thought only in
+// the last turn): between the texts around a placeholder rendered instead of the message. The turn begins after the
+// generation prompt, as far as the full text contains it, and ends with the text that the template prints after the
+// message.
 std::pair<size_t, size_t> ModelTemplate::locate(const Example& example, size_t i, std::string_view whole,
                                                 std::string_view before, const std::string& what) const {
   const auto refuse = [&](const char* why) {
@@ -138,7 +138,7 @@ std::pair<size_t, size_t> ModelTemplate::locate(const Example& example, size_t i
   std::vector<Message> turns = example.turns;
   const bool silent = std::exchange(turns[i].silent, false);
   std::string& changed = turns[i].text;
-  const size_t thought = changed.rfind(kThoughtEnds);  // a thought stays in the text: templates move it elsewhere
+  const size_t thought = changed.rfind(kThoughtEnds);  // a thought stays in the text, since templates move it
   const size_t from = thought == std::string::npos ? 0 : changed.find_first_not_of('\n', thought + kThoughtEnds.size());
   const std::string own = quoted(changed.substr(std::min(from, changed.size())));
   changed.resize(std::min(from, changed.size())), changed += kPlaceholder;
@@ -151,7 +151,7 @@ std::pair<size_t, size_t> ModelTemplate::locate(const Example& example, size_t i
   };
   auto [head, rest] = around(turns.size());
   std::string tail = around(i + 1).second;
-  // A message with only tool calls has no line break between its text and the calls.
+  // Without text, no line break precedes tool calls.
   for (std::string* const text : {&rest, &tail})
     if (silent) *text = jinja::stripped(*text, true, false);
   if (!whole.starts_with(head) || !whole.ends_with(rest) || whole.size() < head.size() + rest.size())
@@ -184,7 +184,7 @@ std::vector<Piece> ModelTemplate::render(const Example& example, const std::stri
   for (const auto& [begin, end] : whole.generated) mark(begin, end, Mark::response);
   for (size_t i = 0; i < all.size(); ++i) {
     const bool answer = all[i].role == Role::assistant, never = all[i].training == Message::Training::never;
-    // A turn that is not a response must be located if a block marks it as one.
+    // Locate a turn that is not a response if a block marks it as one.
     if (responses ? !answer || (!never && all[i].is_response() != whole.generated.empty()) : !never) continue;
     const std::string before = i == 0 && !answer ? "" : text(all.first(i), example.variables, answer, what).text;
     const std::string with_turn =
