@@ -1,4 +1,4 @@
-// Parses rows, and applies chat templates.
+// Parsing of rows, and built-in chat templates.
 #include "data/jsonl.h"
 
 #include <fmt/ranges.h>
@@ -16,12 +16,12 @@ namespace {
 
 using Json = nlohmann::json;
 using InOrder = nlohmann::ordered_json;
-// Roles by name, including ShareGPT's names.
+// Including ShareGPT's names.
 constexpr std::pair<std::string_view, Role> kRoles[] = {
     {"system", Role::system},     {"user", Role::user},       {"assistant", Role::assistant},
     {"tool", Role::tool},         {"human", Role::user},      {"gpt", Role::assistant},
     {"chatgpt", Role::assistant}, {"model", Role::assistant}, {"observation", Role::tool}};
-// Keys that would change the model's input and that no shape has; and a message's content keys.
+// Keys of no shape that would change the model's input, and keys of a message's content.
 constexpr std::array<std::string_view, 13> kRefused{"tools",   "functions", "documents",   "chosen", "rejected",
                                                     "history", "image",     "images",      "videos", "audio",
                                                     "audios",  "system",    "position_ids"};
@@ -30,8 +30,8 @@ constexpr std::array<std::string_view, 12> kShown{"tool_calls", "function_call",
                                                   "documents",  "image",         "images",
                                                   "videos",     "audio",         "audios"};
 constexpr std::string_view kCalls = "tool_calls";
-// Keys by which trainers exclude a message, with the values that exclude and include it: those of OpenAI and Mistral,
-// Axolotl, ms-swift and XTuner, torchtune, and other spellings that occur.
+// Keys by which trainers exclude a message, and the values that exclude and include it: OpenAI and Mistral, Axolotl,
+// ms-swift and XTuner, torchtune, and other spellings in use.
 struct Flag {
   std::string_view key, excludes, includes;
 };
@@ -47,12 +47,11 @@ constexpr std::array<Flag, 12> kFlags{{{"weight", "0", "1"},
                                        {"masked", "true", "false"},
                                        {"ignore", "true", "false"},
                                        {"ignore_loss", "true", "false"}}};
-// Parts of other keys that suggest such a flag: with the value false or 0, and with true or 1.
+// Substrings of other keys that suggest such a flag: with the value false or 0, and with true or 1.
 constexpr std::array<std::string_view, 4> kLearns{"train", "loss", "learn", "supervis"};
 constexpr std::array<std::string_view, 6> kExcludes{"mask", "ignor", "skip", "exclu", "no_loss", "no_train"};
-constexpr std::array<std::string_view, 2> kInnerFlags{"train_detail", "training_detail"};  // Axolotl's, per character
-constexpr std::array<std::string_view, 2> kVariables{"tools", "documents"};                // of messages, for templates
-// Keys that the shapes read.
+constexpr std::array<std::string_view, 2> kInnerFlags{"train_detail", "training_detail"};  // per character, in Axolotl
+constexpr std::array<std::string_view, 2> kVariables{"tools", "documents"};                // passed to templates
 constexpr std::array<std::string_view, 12> kRead{"input_ids",     "labels", "attention_mask", "messages",
                                                  "conversations", "system", "prompt",         "completion",
                                                  "instruction",   "input",  "output",         "text"};
@@ -82,7 +81,7 @@ std::string to_string(const Json& object, const char* key, const std::string& wh
   return found.get<std::string>();
 }
 
-// The text of a message: a string, or a list of text parts.
+// A string, or a list of text parts.
 std::string token_content(const Json& message, const char* key, const std::string& what) {
   if (!present(message, key, what).is_array()) return to_string(message, key, what);
   std::string out;
@@ -94,21 +93,21 @@ std::string token_content(const Json& message, const char* key, const std::strin
   return out;
 }
 
-// The role with this name; nullopt if at most a model's own template may know it.
+// nullopt for a role that at most a model's own template may know.
 std::optional<Role> find_role(std::string_view name, size_t known = std::size(kRoles)) {
   const auto roles = std::span(kRoles).first(known);
   const auto found = std::ranges::find(roles, name, &std::pair<std::string_view, Role>::first);
   return found == roles.end() ? std::nullopt : std::optional(found->second);
 }
 
-// The JSON inside a string, or the value itself.
+// Parses JSON inside a string.
 InOrder unpacked(const InOrder& value) {
   if (!value.is_string()) return value;
   const auto inside = InOrder::parse(value.get_ref<const std::string&>(), nullptr, false);
   return inside.is_structured() ? inside : value;
 }
 
-// Parses the arguments of tool calls in OpenAI's rows, as other programs do before they render a template.
+// Parses the arguments of tool calls in OpenAI's rows, as other programs do before rendering.
 void unpack_arguments(InOrder& calls) {
   for (InOrder& call : calls)
     if (call.is_object() && call.contains("function") && call["function"].is_object() &&
@@ -116,7 +115,7 @@ void unpack_arguments(InOrder& calls) {
       call["function"]["arguments"] = unpacked(call["function"]["arguments"]);
 }
 
-// Whether the parser discarded nothing inside a value.
+// False if the parser discarded anything inside the value.
 bool is_whole(const Json& value) {
   return !value.is_discarded() && (!value.is_structured() || std::all_of(value.begin(), value.end(), is_whole));
 }
@@ -127,7 +126,7 @@ std::string flag_keys() {
   return keys;
 }
 
-// Whether trainers include a message, by its flags; nullopt if none is set.
+// Whether trainers include a message, by its flags; nullopt without flags.
 std::optional<bool> included(const Json& message, Role role, const std::string& what) {
   std::optional<bool> out;
   std::string_view first;
@@ -156,8 +155,7 @@ std::optional<bool> included(const Json& message, Role role, const std::string& 
   return out;
 }
 
-// Parses a message of a row. `ordered` returns the row with its keys in order; it is called if only a model's own
-// template uses a key.
+// `ordered` returns the row with its keys in order; called only if a model's own template uses a key.
 template <class F>
 Message parse_message(const Json& json, const std::string& what, const RowNames& names, Example& example,
                       const F& ordered) {
@@ -209,7 +207,6 @@ Message parse_message(const Json& json, const std::string& what, const RowNames&
   return out;
 }
 
-// Converts a row to an example.
 class RowReader {
  public:
   RowReader(const Json& row, std::string_view line, const RowNames& names, const std::string& what)
@@ -251,7 +248,7 @@ class RowReader {
   };
   static const std::array<Known, 6> kShapes;
 
-  // The row with its keys in order, under their original names.
+  // With the original key names.
   const InOrder& in_order() {
     if (in_order_.is_null()) in_order_ = InOrder::parse(line_, nullptr, false);
     if (in_order_.is_discarded())
@@ -361,7 +358,7 @@ const std::array<RowReader::Known, 6> RowReader::kShapes{
      {{"instruction", nullptr}, Shape::instruction, &RowReader::instruction},
      {{"text", nullptr}, Shape::text, &RowReader::plain_text}}};
 
-// Renames the keys of a row to the names above, and returns those that the row has; a missing key becomes null.
+// Returns the renamed keys that the row has; a missing key becomes null.
 std::set<std::string> give_names(Json& row, const KeyNames& names) {
   std::set<std::string> found;
   Json renamed = Json::object();
@@ -426,7 +423,7 @@ namespace {
 
 using Kind = Piece::Kind;
 
-// Any shape as one conversation; an input is placed below its instruction.
+// Places an input below its instruction.
 std::vector<Message> conversation(const Example& example) {
   std::vector<Message> turns = example.turns;
   for (Message& turn : turns)
@@ -434,7 +431,6 @@ std::vector<Message> conversation(const Example& example) {
   return turns;
 }
 
-// A piece of a message.
 Piece make_piece(const Message& turn, Kind kind, std::string text) {
   return {kind, std::move(text), turn.is_response(), turn.training == Message::Training::never, kind == Kind::text};
 }

@@ -1,4 +1,4 @@
-// Makes datasets of texts and token files, and caches them.
+// Makes and caches datasets of texts and token files.
 #include <fmt/ranges.h>
 #include <xxhash.h>
 
@@ -15,7 +15,7 @@ namespace tessera {
 namespace fs = std::filesystem;
 namespace {
 
-// The absolute path of a directory to create ("name/" becomes "name"), after creating its parent.
+// Creates the parent of a directory to be created and returns its absolute path ("name/" becomes "name").
 fs::path with_parent(const fs::path& named) {
   fs::path directory = fs::absolute(named).lexically_normal();
   if (!directory.has_filename()) directory = directory.parent_path();
@@ -24,11 +24,10 @@ fs::path with_parent(const fs::path& named) {
   return directory;
 }
 
-// Writes files to a temporary directory, which is renamed at the end. Every function throws OutputError.
+// Writes to a temporary directory, which finish() renames. All functions throw OutputError.
 class DatasetWriter {
  public:
-  // With `shard_tokens` the training tokens are split into files of that many tokens, of which the last may hold up to
-  // twice as many; 0: one file.
+  // With `shard_tokens`, files have that many training tokens; the last may hold up to twice as many. 0: one file.
   DatasetWriter(const fs::path& directory, std::string source, std::shared_ptr<const Tokenizer> tokenizer,
                 int64_t shard_tokens = 0)
       : directory_(with_parent(directory)),
@@ -56,7 +55,7 @@ class DatasetWriter {
   }
   void add_bytes(int64_t bytes, bool held) { (held ? val_bytes_ : train_bytes_) += bytes; }
 
-  // Returns false if the name was taken in the meantime.
+  // False if the name was taken in the meantime.
   bool finish(bool special) {
     finish_shards();
     val_->finish();
@@ -76,7 +75,7 @@ class DatasetWriter {
                                         {"train", train},
                                         {"val", {{"tokens", val_->count()}, {"bytes", val_bytes_}}},
                                         {"note", special_note(names_, special)}};
-    // A file name need not be UTF-8, but JSON must be.
+    // A file name need not be UTF-8, unlike JSON.
     write_file(made_ / "dataset.json",
                description.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
     std::error_code error, unknown;
@@ -87,7 +86,7 @@ class DatasetWriter {
   }
 
  private:
-  // The previous shard stays open: it receives the tokens of a last shard that is too short.
+  // Keeps the previous shard open to receive the tokens of a last shard that is too short.
   void begin_shard() {
     if (train_.size() == 2) finish_first();
     train_files_.push_back(shard_tokens_ > 0 ? fmt::format("train-{:05}.tok", train_files_.size()) : "train.tok");
@@ -116,24 +115,25 @@ class DatasetWriter {
   int64_t shard_tokens_;
   TemporaryDirectory beside_;
   fs::path made_ = beside_.path() / "dataset";
-  std::deque<TokenWriter> train_ = {};  // not yet finished, at most two
+  std::deque<TokenWriter> train_ = {};  // at most two, unfinished
   std::optional<TokenWriter> val_ = {};
   int64_t train_tokens_ = 0, train_bytes_ = 0, val_bytes_ = 0;
   std::vector<std::string> train_files_ = {};
-  std::map<std::string, int64_t> names_ = {};  // of special tokens in the texts
+  std::map<std::string, int64_t> names_ = {};  // counts of special tokens' names in the texts
 };
 
-// A source to tokenize: a text, or documents, each followed by an end token.
+// A text, or documents, each followed by an end token.
 struct Parts {
   std::string name;
-  TextWalk walk;  // over its chunks, or over its documents
+  TextWalk walk;  // over chunks or documents
   bool documents = false;
 };
 
 Parts split_text(const Text& text, const HeldOut& held = {}) {
   int64_t out = 0;
   for (const Span& d : text.documents) out += held.of(d.end - d.begin);
-  // Rejects a text that is too short before creating a directory; adjusting a split position takes at most three bytes.
+  // Rejects a text that is too short before creating a directory; moving a split to a character adds at most three
+  // bytes.
   if (held.file.empty() && std::min(out, text.size() - out) < 2 + 3 * std::ssize(text.documents))
     split_text(text, held, [](std::string_view, bool) {});
   if (held.file.empty()) return {text.name, [text, held](const SplitChunk& f) { split_text(text, held, f); }};
@@ -143,7 +143,7 @@ Parts split_text(const Text& text, const HeldOut& held = {}) {
           }};
 }
 
-// The validation file: "train" in the last path component replaced by "val".
+// "train" in the last path component replaced by "val".
 std::optional<fs::path> validation_path(const fs::path& file) {
   std::string name = file.filename().string();
   const size_t at = name.rfind("train");
@@ -168,7 +168,6 @@ void write_llmc(const fs::path& file, const Tokenizer& tokenizer, DatasetWriter&
   val ? write(*val, 0, held, true) : write(all, cut, all.size(), true);
 }
 
-// Calls f for each document of a file.
 void for_each_document(const fs::path& file, const std::function<void(const std::string& text)>& f) {
   for_each_line(file, [&](std::string_view line, int64_t number) {
     const std::string where = fmt::format("{}:{}", file.string(), number);
@@ -200,7 +199,7 @@ Parts split_text(const std::string& source) {
   return split_text(text ? *text : load_text_file(source));
 }
 
-// Reports the progress of a walk at every MiB.
+// Reports progress at every MiB.
 TextWalk with_progress(const Parts& parts, const std::string& what_for, const TokenizerChoice& choice) {
   if (!choice.progress) return parts.walk;
   return [=, walk = parts.walk, name = parts.name, tell = choice.progress](const SplitChunk& f) {
@@ -242,7 +241,6 @@ void write_parts(const Parts& parts, const Tokenizer& tokenizer, const Tokenizer
   writer.add_names(names);
 }
 
-// A trained tokenizer is trained on all of them.
 std::shared_ptr<const Tokenizer> tokenizer_for(std::span<const Parts> all, const TokenizerChoice& choice,
                                                const std::string& what) {
   return make_tokenizer(choice, what, [&](const SplitChunk& f) {
@@ -261,7 +259,7 @@ void require_new(const fs::path& directory) {
   if (error) throw OutputError(fmt::format("cannot create the dataset {}: {}", directory.string(), error.message()));
 }
 
-// Writes the dataset of several sources. Returns false if the name was taken in the meantime.
+// False if the name was taken in the meantime.
 bool write_dataset(std::span<const Parts> all, const std::string& what, const TokenizerChoice& choice,
                    const fs::path& directory, int64_t shard_tokens = 0) {
   const std::shared_ptr<const Tokenizer> tokenizer = tokenizer_for(all, choice, what);
@@ -285,7 +283,7 @@ Dataset opened(bool written, const fs::path& directory) {
   return Dataset::open(directory);
 }
 
-// Cache keys: the content, the ends of its documents, and the tokenizer.
+// From the content, the ends of its documents, and the tokenizer.
 std::string cache_key(const Text& text, const HeldOut& held, const TokenizerChoice& choice) {
   const uint64_t cuts = XXH3_64bits(text.documents.data(), text.documents.size() * sizeof(Span));
   const std::string rest = !held.file.empty()              ? fmt::format("-{:016x}", file_checksum(held.file))
@@ -311,8 +309,8 @@ Dataset open_fitting(const fs::path& directory, const TokenizerChoice& choice) {
   return dataset;
 }
 
-// The cached dataset with this key, made by `make` if it is missing or corrupt. A directory's tokenizer is reloaded,
-// because tokenizers that encode identically may differ in template or settings.
+// Calls `make` if the dataset is missing or corrupt. A directory's tokenizer is reloaded, because tokenizers that
+// encode identically may differ in template or settings.
 template <class Make>
 Dataset cached(const std::string& key, const std::string& source, const TokenizerChoice& choice, const Make& make) {
   const fs::path directory = cache_directory() / "datasets" / key;

@@ -1,4 +1,4 @@
-// Parses weights, and combines datasets.
+// Weights, and combined datasets.
 #include "data/mixture.h"
 
 #include <fmt/format.h>
@@ -25,7 +25,7 @@ double number_in(std::string_view text) {
   return error == std::errc() && end == text.data() + text.size() ? v : -1;
 }
 
-// Rejects invalid mixtures by throwing `Refusal` with the source's name and the reason.
+// Throws `Refusal` with the source's name and the reason.
 template <class Refusal>
 void check(const std::vector<Weighted>& all, const std::string& what) {
   const auto refuse = [&](const std::string& why) { throw Refusal(fmt::format("{}: {}", what, why)); };
@@ -41,7 +41,7 @@ void check(const std::vector<Weighted>& all, const std::string& what) {
   }
 }
 
-// Whether a file contains weights. A .json file must be one object of numbers only, or contain no examples.
+// A .json file must be one object of numbers only, or contain no examples.
 bool is_weights_file(const std::string& name) {
   if (!name.ends_with(".json") || !holds_examples(name)) return name.ends_with(".json") || name.ends_with(".toml");
   constexpr uintmax_t kMaxBytes = 1 << 20;
@@ -151,12 +151,12 @@ std::vector<int64_t> integer_shares(std::span<const double> weights) {
     if (total(shares) <= kMillion) return shares;
   }
   const double largest =
-      *std::ranges::max_element(weights);  // divided by it first, because a sum could overflow a double
+      *std::ranges::max_element(weights);  // a sum could overflow a double, so divide by the maximum first
   double sum = 0;
   for (const double w : weights) sum += w / largest;
   shares.clear();
   for (const double w : weights) shares.push_back(std::max<int64_t>(std::llround(w / largest / sum * kMillion), 1));
-  *std::ranges::max_element(shares) += kMillion - total(shares);  // the remainder from rounding
+  *std::ranges::max_element(shares) += kMillion - total(shares);  // the rounding remainder
   divide_by_common(shares);
   return shares;
 }
@@ -171,7 +171,7 @@ MixtureOrder::MixtureOrder(std::vector<int64_t> shares) : shares_(std::move(shar
   std::vector<int64_t> taken(shares_.size());
   period_.reserve(static_cast<size_t>(period));
   for (int64_t n = 1; n <= period; ++n) {
-    // Among the eligible datasets (behind by at least 1 / slack), chooses the one with the earliest deadline.
+    // Among the eligible datasets (behind by at least 1 / slack), choose the one with the earliest deadline.
     size_t best = 0;
     int64_t best_room = 0, best_share = 0;
     for (size_t k = 0; k < shares_.size(); ++k) {

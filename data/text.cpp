@@ -1,4 +1,4 @@
-// Splits texts into training and validation data, and reads text files.
+// Texts: splits, files, decompression.
 #include "data/text.h"
 
 #include <xxhash.h>
@@ -33,7 +33,7 @@ void split_text(const Text& text, const HeldOut& held, const SplitChunk& f) {
   text.read([&](std::string_view piece) {
     while (!piece.empty()) {
       const int64_t cut = document->end - held.of(document->end - document->begin);
-      const bool inside = (static_cast<uint8_t>(piece.front()) & 0xC0u) == 0x80u;  // inside a character
+      const bool inside = (static_cast<uint8_t>(piece.front()) & 0xC0u) == 0x80u;  // of a character
       held_out = at >= cut && (held_out || !inside);
       const int64_t end = held_out ? document->end : at < cut ? cut : at + 1;
       const std::string_view part = piece.substr(0, static_cast<size_t>(end - at));
@@ -53,7 +53,7 @@ void split_text(const Text& text, const HeldOut& held, const SplitChunk& f) {
 
 namespace {
 
-// An explanation for files that other trainers name like this.
+// Explains files that other trainers name like this.
 std::string_view raw_tokens(const std::filesystem::path& file) {
   if (file.extension() != ".bin") return "";
   if (is_there(std::filesystem::path(file).replace_extension(".idx")))
@@ -66,7 +66,7 @@ std::string_view raw_tokens(const std::filesystem::path& file) {
 constexpr size_t kChunk = size_t{1} << 20;
 constexpr uint64_t kFree = uint64_t{64} << 20, kMaxGrowth = 256;
 
-// Decompresses a file chunk by chunk; plain text is passed on unchanged.
+// Plain text is passed on unchanged.
 class Unpacker : NotCopied {
  public:
   explicit Unpacker(const std::string& what, const char* format = nullptr) : what_(what), format_(format) {}
@@ -79,7 +79,7 @@ class Unpacker : NotCopied {
 
  protected:
   [[noreturn]] void damaged(std::string_view why) const { bad_input("{}: corrupt {} data ({})", what_, format_, why); }
-  // Passes on the first bytes of `out_`.
+  // Passes on the first `made` bytes of `out_`.
   void hand_on(size_t made, const TextChunk& f) {
     made_ += made;
     if (made_ > kFree && made_ / kMaxGrowth > read_)
@@ -90,7 +90,7 @@ class Unpacker : NotCopied {
   const std::string& what_;
   const char* format_;
   std::vector<char> out_ = std::vector<char>(format_ ? kChunk : 0);
-  uint64_t read_ = 0, made_ = 0;  // compressed bytes read, and decompressed bytes
+  uint64_t read_ = 0, made_ = 0;  // compressed and decompressed bytes
   bool ended_ = false;
 };
 
@@ -149,7 +149,7 @@ class Zstd final : public Unpacker {
   std::unique_ptr<ZSTD_DStream, size_t (*)(ZSTD_DStream*)> stream_;
 };
 
-// Passes on the chunks of a text after checking that its first bytes are of no other known format.
+// Checks that the first bytes are of no other known format.
 TextChunk checked(const std::string& what, const TextChunk& f) {
   return [&what, &f, first = true](std::string_view piece) mutable {
     if (const std::string_view kind = std::exchange(first, false) ? known_kind(piece, true) : ""; !kind.empty())
@@ -168,7 +168,6 @@ std::unique_ptr<Unpacker> make_unpacker(std::string_view first, const std::strin
 
 namespace {
 
-// Scans all bytes of a future text once.
 Text looked_at(const std::string& name, const std::function<void(const TextChunk&)>& read) {
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> hash(XXH3_createState(), XXH3_freeState);
   if (!hash) throw std::bad_alloc();

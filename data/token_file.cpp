@@ -1,4 +1,4 @@
-// Writes, validates and reads token files.
+// Token files and their readers.
 #include "data/token_file.h"
 
 #include <cstring>
@@ -21,7 +21,7 @@ struct Header {
 static_assert(sizeof(Header) == 64);
 static_assert(std::endian::native == std::endian::little, "token files are little-endian");
 
-// Appends tokens; `position` is the position of the first in its file.
+// `position` is the file position of the first token.
 template <class T>
 void append_as(std::string& out, std::span<const int32_t> tokens, int64_t position, int64_t vocab) {
   const size_t begin = out.size();
@@ -218,7 +218,6 @@ struct Format {
 constexpr std::array<Format, 2> kFormats{{{20240520, 1, 2}, {20240801, 7, 4}}};
 constexpr size_t kHeader = 256;  // int32 values
 
-// Copies `context` tokens from `begin`, and the tokens after them to `targets`.
 void copy_window(const TokenFile& tokens, int64_t begin, int64_t context, int32_t* inputs, int32_t* targets) {
   std::vector<int32_t> row(static_cast<size_t>(context + 1));
   tokens.copy(begin, context + 1, row.data());

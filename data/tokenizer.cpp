@@ -1,4 +1,4 @@
-// Loads tokenizers, creates the chosen one, and decodes token streams.
+// Choice of tokenizers, chunked encoding, and streamed decoding.
 #include "data/tokenizer.h"
 
 #include <fmt/ranges.h>
@@ -59,7 +59,7 @@ std::unique_ptr<Tokenizer> make_tokenizer(nlohmann::json json, const std::string
   return std::make_unique<ByteTokenizer>();
 }
 
-// Rarer pairs do not merit a token: its embedding would hardly be trained.
+// The embedding of a rarer pair would hardly be trained.
 constexpr int64_t kMinCount = 16;
 
 bool is_builtin(std::string_view name) { return name == "char" || name == "bytes" || name == "bpe"; }
@@ -74,9 +74,8 @@ bool is_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
 constexpr size_t kBeside = 2048;
 
-// A position near the end of a text where it can be split, or 0. Any position between two characters qualifies if
-// `anywhere`; otherwise `may_cut` decides between white space and another character, given a few thousand bytes on both
-// sides.
+// A position near the end of a text where it can be split, or 0. If `anywhere`, any character boundary qualifies;
+// otherwise `may_cut` decides between white space and another character, given a few thousand bytes on both sides.
 template <class MayCut>
 size_t place_to_cut(std::string_view text, bool anywhere, const MayCut& may_cut) {
   size_t at = text.size() - kBeside;
@@ -90,7 +89,7 @@ size_t place_to_cut(std::string_view text, bool anywhere, const MayCut& may_cut)
   return 0;
 }
 
-// Calls f for the waiting text, as far as it can be split, in chunks of at least `chunk` bytes.
+// Calls f with chunks of at least `chunk` bytes as long as the text can be split.
 template <class MayCut, class F>
 void take_chunks(std::string& waiting, size_t chunk, bool anywhere, const std::string& what, const MayCut& may_cut,
                  const F& f) {
@@ -112,7 +111,7 @@ std::unique_ptr<Tokenizer> make_named(const TokenizerChoice& choice, const std::
   if (name == "bytes") return std::make_unique<ByteTokenizer>();
   if (!choice.learns()) return load_folder(name);
   const bool characters = name == "char";
-  // No piece of GPT-2's pattern contains white space after another character, so a text can be split there unchecked.
+  // No piece of GPT-2's pattern contains white space after another character, so splitting there needs no check.
   const auto whole_pieces = [](std::string_view left, std::string_view right) {
     size_t at = last_character(left);
     return is_blank(right.front()) && !is_white_space(next_code_point(left, at).value_or(0xFFFD));
@@ -263,7 +262,7 @@ std::unique_ptr<Tokenizer> with_tokens(std::unique_ptr<Tokenizer> base, const To
   if (list.is_null()) list = Json::array();
   const Json& vocab = value_at(value_at(file, "model"), "vocab");
   auto next = static_cast<uint64_t>(base->vocab_size());
-  // The added token with this name, which becomes special.
+  // Makes the added token with this name special.
   const auto find = [&](const std::string& name) {
     const auto found =
         std::find_if(list.begin(), list.end(), [&](const Json& token) { return value_at(token, "content") == name; });

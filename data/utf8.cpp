@@ -1,4 +1,4 @@
-// Decoding and encoding of UTF-8.
+// UTF-8 decoding and encoding.
 #include "data/utf8.h"
 
 namespace tessera {
@@ -51,7 +51,7 @@ size_t begun_character(std::string_view bytes, size_t position) {
   return length;
 }
 
-// `show` appends the replacement of invalid bytes: one that begins no character, or an incomplete character.
+// `show` appends the replacement of an invalid byte or incomplete character.
 template <class F>
 static std::string with_broken(std::string_view bytes, const F& show) {
   std::string out;

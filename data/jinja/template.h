@@ -4,11 +4,10 @@
 //   jinja::RenderContext work;
 //   t.render(work, {{"messages", messages}}).text
 //
-// Supported: the statements if, for (with else, if, break, continue; not recursive), set, macro and generation; Jinja's
-// operators except ** and string formatting by %; mappings with string keys; the filters, tests, functions and methods
-// of builtins.cpp; Jinja's rules for white space (trim_blocks, lstrip_blocks) and undefined values; and those of the
-// sandbox (only namespaces are mutable). Anything else is rejected with its line. Case mapping is per character except
-// for the sharp s of `upper`; integers have 64 bits.
+// Supported: the statements if, for (not recursive), set, macro and generation; Jinja's operators except ** and string
+// formatting by %; mappings with string keys; the tables of builtins.cpp; Jinja's rules for white space (trim_blocks,
+// lstrip_blocks), undefined values and the sandbox (only namespaces are mutable). Anything else is rejected with its
+// line. Case mapping is per character except for the sharp s of `upper`; integers have 64 bits.
 #pragma once
 
 #include "data/jinja/value.h"
@@ -27,8 +26,8 @@ class Template {
   // Throws InputError naming `what` and the line.
   Template(std::string_view source, std::string what);
 
-  // Renders once; `work` owns the values of the variables. Throws InputError naming the line where Jinja throws, for
-  // unsupported features, and for a template that exceeds the bound on work.
+  // `work` owns the values of the variables and serves one rendering. Throws InputError naming the line where Jinja
+  // throws, for unsupported features, and if the bound on work is exceeded.
   Rendered render(RenderContext& work, const Variables& variables) const;
 
  private:
@@ -38,20 +37,20 @@ class Template {
 
 }  // namespace jinja
 
-// The chat template of a model's tokenizer, applied to examples and prompts.
+// The chat template of a tokenizer, applied to examples and prompts.
 class ModelTemplate {
  public:
   // Throws InputError naming the line with a syntax error or an unsupported feature.
   explicit ModelTemplate(const Tokenizer& tokenizer);
 
-  // The rendered pieces of an example. In a marker, names of special tokens denote these tokens; in a message they are
-  // plain text. The response is the output of `generation` blocks or, without any, the text that an assistant's turn
-  // adds to the generation prompt, without white space after a final special token. Without `responses`, only turns of
-  // weight 0 are located. If the rendering of the first turns is not a prefix of the rendering of all turns, a turn is
-  // located by the message's text. Throws InputError naming `what` if the template raises an error, or if a turn that
-  // must be located is printed more than once, modified or not at all.
+  // In a marker, names of special tokens denote these tokens; in a message they are plain text. The response is the
+  // output of `generation` blocks or, without any, the text that an assistant's turn adds to the generation prompt,
+  // without white space after a final special token. Without `responses`, only turns of weight 0 are located. If the
+  // first turns' rendering is not a prefix of the full rendering, a turn is located by its message's text. Throws
+  // InputError naming `what` if the template raises an error, or prints a turn to be located never, modified or more
+  // than once.
   std::vector<Piece> render(const Example& example, const std::string& what, bool responses = true) const;
-  // The pieces of the generation prompt, which asks the assistant for the next turn.
+  // The generation prompt, which asks the assistant for the next turn.
   std::vector<Piece> prompt(const std::vector<Message>& turns, const std::string& what) const;
 
  private:
@@ -65,8 +64,8 @@ class ModelTemplate {
   jinja::Value to_jinja(jinja::RenderContext& work, const nlohmann::ordered_json& json) const;
 
   jinja::Template template_;
-  std::map<std::string, std::string> variables_;  // names of tokens, such as bos_token
-  hub::AddedTokens special_ = {};                 // special tokens, which remain plain text in messages
+  std::map<std::string, std::string> variables_;  // token names, such as bos_token
+  hub::AddedTokens special_ = {};                 // remain plain text in messages
 };
 
 }  // namespace tessera
