@@ -1,4 +1,4 @@
-// Tessera's own tokenizers: their descriptions, files and training.
+// Tessera's own tokenizers: descriptions, files, training.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -17,7 +17,7 @@ namespace {
 using Json = nlohmann::json;
 using hub::Description;
 
-// A tokenizer file: format, version, kind and the kind's other keys.
+// A tokenizer's JSON: format, version, kind, and `more`.
 std::string written(std::string_view kind, Json more = Json::object()) {
   more.update({{"format", kTokenizerFormat}, {"version", 1}, {"kind", kind}});
   return more.dump() + "\n";
@@ -68,7 +68,7 @@ std::vector<BpeTokenizer::Merge> parse_merges(std::string_view text, const std::
     const size_t end = std::min(text.find('\n'), text.size());
     std::string_view row = text.substr(0, end);
     text.remove_prefix(std::min(end + 1, text.size()));
-    if (row.ends_with('\r')) row.remove_suffix(1);  // not the spelling of a byte
+    if (row.ends_with('\r')) row.remove_suffix(1);  // not in any spelling of a byte
     if (line == 1 && row.starts_with("#version")) continue;
     const size_t space = row.find(' ');
     if (space == std::string_view::npos || row.find(' ', space + 1) != std::string_view::npos)
@@ -79,7 +79,7 @@ std::vector<BpeTokenizer::Merge> parse_merges(std::string_view text, const std::
   return merges;
 }
 
-// The description of byte-level BPE with GPT-2's pattern, which accepts any bytes.
+// Byte-level BPE with GPT-2's pattern, which accepts any bytes.
 Description of_merges(std::vector<std::string> tokens, const std::vector<BpeTokenizer::Merge>& merges,
                       const std::string& what) {
   Description d;
@@ -115,8 +115,8 @@ Description of_merges(std::vector<std::string> tokens, const std::vector<BpeToke
   return d;
 }
 
-// A tokenizer's files for the library `tokenizers` and for transformers, with class names that exist in its versions 4
-// and 5. Decoded text is neither cleaned up nor joined with spaces.
+// For the libraries `tokenizers` and transformers (class names exist in versions 4 and 5). Decoded text is neither
+// cleaned up nor joined with spaces.
 std::map<std::string, std::string> library_files(const Tokenizer& tokenizer, const Json& vocab,
                                                  const Json& merges = Json::array(),
                                                  const std::vector<std::string>& special = {}) {
@@ -147,7 +147,7 @@ struct Word {
 
 struct Pair {
   int64_t count = 0;
-  std::vector<int32_t> words;  // those that may contain the pair, ascending
+  std::vector<int32_t> words;  // words that may contain the pair, ascending
 };
 
 // A count, and a pair's key with all bits inverted, so that the top of a heap has the highest count, then the smallest
@@ -170,13 +170,13 @@ class Trainer {
     for (const auto& [key, pair] : pairs_) heap_.push({pair.count, ~key});
   }
 
-  // Performs one merge; returns false if no pair occurs `least` times.
+  // Performs one merge; false if no pair is frequent enough.
   bool step(int64_t least) {
     while (!heap_.empty()) {
       const auto [count, turned] = heap_.top();
       heap_.pop();
       const Pair& pair = pairs_.at(~turned);
-      if (count != pair.count) {  // the count decreased since it was pushed
+      if (count != pair.count) {  // decreased since it was pushed
         if (pair.count > 0) heap_.push({pair.count, turned});
         continue;
       }
@@ -229,13 +229,13 @@ class Trainer {
         heap_.push({pairs_.at(pair).count, ~pair});
   }
 
-  // Merges the pair in one word, from left to right.
+  // From left to right.
   void merge_in(int32_t w, BpeTokenizer::Merge pair, int32_t result, std::vector<uint64_t>& changed) {
     Word& word = words_[static_cast<size_t>(w)];
     std::vector<int32_t>& t = word.tokens;
     size_t first = 0;
     while (first + 1 < t.size() && (t[first] != pair.left || t[first + 1] != pair.right)) ++first;
-    if (first + 1 >= t.size()) return;  // an earlier merge removed it
+    if (first + 1 >= t.size()) return;  // an earlier merge removed the pair
     take_pairs(word);
     size_t to = first;
     for (size_t from = first; from < t.size(); ++to) {
