@@ -1,4 +1,4 @@
-// InputError with a formatted message.
+// InputError with a formatted message. In data/ and hub/, a parameter `what` names the source in errors.
 #pragma once
 #include <fmt/format.h>
 

@@ -14,9 +14,9 @@ struct DatasetDescription {
   int64_t train_bytes = 0, val_bytes = 0;
   int64_t train_tokens = 0, val_tokens = 0;
   std::vector<std::string> train_files{"train.tok"};  // next to dataset.json
-  std::string note = {};                              // about the texts; may be empty
+  std::string note = {};                              // about the texts
 };
-// `what` names the source in errors. Throws InputError.
+// Throws InputError.
 DatasetDescription parse_description(std::string_view json, const std::string& what);
 
 class ExampleRows;  // data/examples.h
@@ -37,10 +37,10 @@ struct Dataset {
   std::shared_ptr<const ExampleRows> train_examples = {}, val_examples = {};
   std::vector<MixturePart> parts = {};  // components of a mixture (data/mixture.h)
   std::shared_ptr<const Tokenizer> tokenizer;
-  int64_t table = 0;        // rows of the model's embedding, if below the vocabulary (then every token is below it)
-  int64_t train_bytes = 0;  // bytes of text, or of the examples' targets, per split; 0: unknown
+  int64_t table = 0;        // embedding rows, if fewer than the vocabulary; then no token exceeds them
+  int64_t train_bytes = 0;  // per split, of text or of the examples' targets; 0: unknown
   int64_t val_bytes = 0;
-  std::vector<std::string> notes = {};  // messages for the user
+  std::vector<std::string> notes = {};  // for the user
 
   int64_t vocab() const { return table > 0 ? table : tokenizer->vocab_size(); }
   int64_t train_tokens() const;
@@ -48,55 +48,54 @@ struct Dataset {
   bool has_examples() const;
   // A prompt from the validation data, in the training format.
   std::vector<int32_t> prompt() const;
-  // The validation split in rows of `context` tokens; examples are already packed for a context. Throws Error for a
-  // mixture, whose components are validated separately.
+  // Rows of `context` tokens; examples are already packed for a context. Throws Error for a mixture: validate its
+  // components separately.
   std::shared_ptr<const Rows> validation(int64_t context) const;
 
-  // Throws InputError if a token is not below `rows`, the rows of a model's embedding (0: unlimited). Loading already
-  // checks examples. Cost: a pass over all tokens if `rows` is below the tokenizer's vocabulary, otherwise none.
+  // Throws InputError for a token that is not below `rows`, the embedding rows (0: unlimited). Loading already checks
+  // examples. Cost: a pass over all tokens if `rows` is below the vocabulary, otherwise none.
   void check_tokens(int64_t rows) const;
   // Hashes of the contents of "data", "validation" and "vocabulary".
   std::map<std::string, std::string> checksums() const;
-  // Converts a mean loss in nats per token to bits per byte of validation text, which is independent of the tokenizer.
-  // For a mixture: per byte of its components in their proportions.
+  // From a mean loss in nats per token to bits per byte of validation text, which is independent of the tokenizer. For
+  // a mixture: per byte of its components in their proportions.
   double bits_per_byte(double nats_per_token) const;
 
-  // Checks that the files of the directory are consistent. Throws InputError.
+  // Validates the directory. Throws InputError.
   static Dataset open(const std::filesystem::path& directory);
 };
 
-// Bytes of the text encoded by tokens [begin, end); special tokens count 0.
+// Special tokens count 0.
 int64_t token_bytes(const TokenFile& tokens, int64_t begin, int64_t end, const Tokenizer& tokenizer);
 
-// Writes a dataset of a text atomically: a temporary directory is renamed. A bpe tokenizer is also stored as vocab.json
-// and merges.txt. Throws OutputError if `directory` exists or cannot be written, InputError if the tokenizer cannot
-// encode the text, Error (usage) if the choice names no tokenizer.
+// Writes atomically: a temporary directory is renamed. A bpe tokenizer is also stored as vocab.json and merges.txt.
+// Throws OutputError if `directory` exists or cannot be written, InputError if the tokenizer cannot encode the text,
+// Error (usage) if the choice names no tokenizer.
 Dataset make_dataset(const Text& text, const TokenizerChoice& tokenizer, const std::filesystem::path& directory);
 
-// Writes a dataset of concatenated sources: names of built-in texts, text files, or documents, that is, JSONL files of
-// {"text": ...} (possibly compressed), of which the last tenth, at least one, is held out. The tokenizer's
-// end-of-document token, or an empty line if it has none, follows every document. The tokenizer is trained on all
-// sources. With `shard_tokens`, the training tokens are split into files of that many tokens; the last may hold up to
-// twice as many. Throws InputError naming file and line. Cost: two passes over each source, a third if the tokenizer is
-// trained; about 100 MB of memory for any source size.
+// Concatenates sources: names of built-in texts, text files, or documents, that is, JSONL files of {"text": ...}
+// (possibly compressed), of which the last tenth, at least one, is held out. The tokenizer's end-of-document token, or
+// an empty line if it has none, follows every document. The tokenizer is trained on all sources. Files hold
+// `shard_tokens` training tokens (0: all), the last up to twice as many. Throws InputError naming file and line. Cost:
+// two passes over each source, a third if the tokenizer is trained; about 100 MB of memory.
 Dataset make_dataset_from(const std::vector<std::string>& sources, const TokenizerChoice& tokenizer,
                           const std::filesystem::path& directory, int64_t shard_tokens = 0);
-// Same for one JSONL file of documents, cached.
+// One JSONL file of documents, cached.
 Dataset dataset_of_documents(const std::filesystem::path& file, const TokenizerChoice& tokenizer);
 
-// Same for llm.c token files: `file`, validated on the file whose name has "val" in place of "train" or, without one,
-// on its own last tenth. The tokenizer must be a directory because the files do not contain one.
+// llm.c token files: `file`, validated on the file whose name has "val" in place of "train" or, without one, on its own
+// last tenth. The tokenizer must be a directory because the files do not contain one.
 Dataset import_llmc(const std::filesystem::path& file, const TokenizerChoice& tokenizer,
                     const std::filesystem::path& directory);
 
-// Opens the dataset that `--data` names: "austen", "tinyshakespeare", a text file, llm.c token files, or a dataset
-// directory, which contains its tokenizer and rejects any other. A text is tokenized once and cached by content and
-// tokenizer. Throws Error, InputError or OutputError.
+// The value of `--data`: "austen", "tinyshakespeare", a text file, llm.c token files, or a dataset directory, which
+// contains its tokenizer and rejects any other. A text is tokenized once and cached by content and tokenizer. Throws
+// Error, InputError or OutputError.
 Dataset dataset_for(const std::string& spec, const TokenizerChoice& tokenizer, const HeldOut& held = {});
 
-// --- shards of a large text: llm.c token files, used in place ---
+// --- shards of a large text: llm.c token files, read in place ---
 
-// The regular files that match a shell pattern (*, ?, [...]), sorted bytewise; none if `spec` is not a pattern or is an
+// The files that match a shell pattern (*, ?, [...]), sorted bytewise; none if `spec` is not a pattern or is an
 // existing name. Throws InputError, prefixed with `prefix`, if nothing matches.
 std::vector<std::filesystem::path> matching_files(const std::string& spec, std::string_view prefix = "");
 
@@ -104,8 +103,7 @@ std::vector<std::filesystem::path> matching_files(const std::string& spec, std::
 bool names_shards(const std::string& spec);
 
 // The validation file is the first with "val" in its name, otherwise the first match of the pattern with its last
-// "train" replaced by "val", otherwise the last file. Throws InputError for files of other formats and for fewer than
-// two files.
+// "train" replaced by "val", otherwise the last file. Throws InputError for other formats and for fewer than two files.
 struct ShardFiles {
   std::vector<std::filesystem::path> train;
   std::filesystem::path val;
@@ -113,7 +111,7 @@ struct ShardFiles {
 };
 ShardFiles find_shards(const std::string& spec);
 
-// The tokenizer must be a directory because the files do not contain one. Throws Error (usage), InputError.
+// The tokenizer must be a directory. Throws Error (usage), InputError.
 Dataset open_shards(const std::string& spec, const TokenizerChoice& tokenizer);
 
 }  // namespace tessera

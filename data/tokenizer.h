@@ -1,8 +1,6 @@
-// Tokenizers: text to integer tokens and back.
-//
-// `char` numbers the Unicode characters of the training text by code point; `bytes` has the 256 byte values; `bpe`
-// merges bytes into frequent words; `hub` is a Hugging Face tokenizer.json. All share one encoder, configured by a
-// description (data/tokenizer/), and are stored as one JSON file next to the tokens or checkpoint.
+// Tokenizers. `char` numbers the Unicode characters of the training text by code point; `bytes` has the 256 byte
+// values; `bpe` merges bytes into frequent words; `hub` is a Hugging Face tokenizer.json. All share one encoder,
+// configured by a description (data/tokenizer/).
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -22,9 +20,9 @@ inline constexpr std::string_view kTokenizerFormat = "tessera tokenizer";
 struct EncodeOptions {
   bool special_in_text = false;  // names of special tokens in the text encode as these tokens
   bool add_ends = false;         // add the tokenizer's own beginning and end of a text (bos, eos or none)
-  bool begins = true;            // false: the text continues other tokens and gets no beginning marker
+  bool begins = true;            // false: the text continues other tokens, without a beginning marker
   bool first = true;             // false: the text follows a special token, so it begins a segment but not the text
-  int64_t offset = 0;            // of the first byte, for error messages
+  int64_t offset = 0;            // of the first byte, for errors
 };
 
 class Tokenizer {
@@ -32,42 +30,42 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
 
   virtual int64_t vocab_size() const = 0;
-  // Each token is in [0, vocab_size()). Throws Error (usage) naming the character and offset that cannot be encoded.
+  // Throws Error (usage) naming the character and offset that cannot be encoded.
   std::vector<int32_t> encode(std::string_view text) const { return encode_with(text, {}); }
   virtual std::vector<int32_t> encode_with(std::string_view text, const EncodeOptions& options) const = 0;
-  // Special tokens appear by name, incomplete characters as raw bytes (StreamDecoder displays a growing text). Throws
-  // Error (usage) for a token outside the vocabulary.
+  // Special tokens appear by name, incomplete characters as raw bytes. Throws Error (usage) for a token outside the
+  // vocabulary.
   virtual std::string decode(std::span<const int32_t> tokens) const = 0;
-  // The bytes that a token appends to a text. (decode() may strip the space of the first word.)
+  // The bytes that a token appends; decode() may strip the space of the first word.
   virtual std::string token_bytes(int32_t token) const = 0;
-  // The tokens inserted at the beginning of a text.
+  // Inserted at the beginning of a text.
   virtual std::span<const int32_t> beginning() const = 0;
   std::optional<int32_t> bos() const { return bos_; }
-  // Ends a text and separates documents (eos, <|endoftext|>).
+  // Ends a text and separates documents: eos, <|endoftext|>.
   std::optional<int32_t> document_end() const { return eos_; }
-  // By a name such as "<|im_start|>".
+  // By name: "<|im_start|>".
   virtual std::optional<int32_t> special(std::string_view name) const = 0;
   // Adds the occurrences of each special token's name to `counts`.
   virtual void count_special(std::string_view text, std::map<std::string, int64_t>& counts) const;
   // By role ("bos_token"), if the tokenizer's files define them.
   virtual std::map<std::string, std::string> named_tokens() const { return {}; }
-  // Jinja source, or empty.
+  // Jinja source; may be empty.
   virtual std::string_view chat_template() const { return {}; }
-  // The generation_config.json of a model with this tokenizer: token ids of beginning, end and padding, if any, and
-  // other settings of the tokenizer's files.
+  // Of a model with this tokenizer: token ids of beginning, end and padding, and other settings of the tokenizer's
+  // files.
   virtual std::string generation_config() const;
-  // By name: the files by which other programs load this tokenizer.
+  // By name, for other programs.
   virtual std::map<std::string, std::string> files() const = 0;
   // "char", "bytes", "bpe" or "hub".
   std::string_view kind() const { return kind_; }
   // The input of from_json().
   virtual std::string to_json() const = 0;
-  // Whether a token absorbs the white space before it, and after it.
+  // Whether a token absorbs the white space before and after it.
   virtual std::pair<bool, bool> strips(int32_t) const { return {}; }
   // Equal for tokenizers that encode every text identically, judged by their files.
   std::string identity() const;
 
-  // `what` names the file in errors. Throws InputError for any invalid content.
+  // Throws InputError for any invalid content.
   static std::unique_ptr<Tokenizer> from_json(std::string_view json, const std::string& what);
   static std::unique_ptr<Tokenizer> load(const std::filesystem::path& file);
   // Reads tokenizer.json (of Tessera, or of Hugging Face with its companion files), otherwise vocab.json and
@@ -81,33 +79,32 @@ class Tokenizer {
   std::optional<int32_t> bos_ = {}, eos_ = {};
 };
 
-// How names of special tokens in texts are encoded: as these tokens, or as text; empty if none occurred.
+// How special tokens' names in texts are encoded; empty if none occurred.
 std::string special_note(const std::map<std::string, int64_t>& counts, bool as_tokens);
 
-// The tokens at which generation stops. Throws InputError.
+// Tokens that stop generation. Throws InputError.
 std::vector<int32_t> generation_ends(const Tokenizer& tokenizer);
 
-// As specified by the option `tokenizer`.
+// The option `tokenizer`.
 struct TokenizerChoice {
   std::string name = {};  // char, bytes, bpe, or a directory (Tokenizer::open_folder); empty: `otherwise`
   std::string otherwise = "char";
   int64_t vocab_size = 50257;           // of a bpe tokenizer to be trained
   std::vector<std::string> added = {};  // additional special tokens
-  std::string end = {};                 // the special token that ends a text; empty: the tokenizer's own
-  bool special = false;                 // names of special tokens in a text encode as these tokens
-  // `progress` receives progress lines while texts are read and a tokenizer is trained; `note` messages about the
-  // result.
+  std::string end = {};                 // special token that ends a text; empty: the tokenizer's own
+  bool special = false;                 // EncodeOptions::special_in_text
+  // Receive progress lines while texts are read and a tokenizer is trained, and messages about the result.
   std::function<void(const std::string&line)> progress = nullptr, note = nullptr;
 
   std::string_view chosen() const { return name.empty() ? otherwise : name; }
-  bool learns() const { return chosen() == "char" || chosen() == "bpe"; }  // from the texts to train on
+  bool learns() const { return chosen() == "char" || chosen() == "bpe"; }  // from the training texts
 };
 
 // Calls f for successive chunks of a text; `held`: held out from training.
 using TextWalk = std::function<void(const std::function<void(std::string_view piece, bool held)>& f)>;
 
-// char uses all characters of the text named `what`, bpe is trained on the training split, a directory is loaded
-// without reading the text. Throws Error (usage) for any other name; InputError.
+// char uses all characters of the text, bpe is trained on the training split, a directory is loaded without reading the
+// text. Throws Error (usage) for any other name; InputError.
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerChoice& choice, const std::string& what,
                                           const TextWalk& text = nullptr);
 
@@ -117,14 +114,12 @@ std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerChoice& choice, const s
 class TextEncoder {
  public:
   using Each = std::function<void(std::span<const int32_t> tokens)>;
-  // `special`: special_in_text; `chunk`: minimum bytes encoded at a time. The tokenizer must outlive the encoder;
-  // `what` names the text.
+  // `special`: special_in_text; `chunk`: minimum bytes encoded at a time. The tokenizer must outlive the encoder.
   TextEncoder(const Tokenizer& tokenizer, std::string what, Each each, bool add_ends = false,
               size_t chunk = size_t{8} << 20, bool special = false);
   // Throws Error as encode() does; InputError if eight chunks contain no position to split at.
   void add(std::string_view piece);
   void finish();
-  // Occurrences by name.
   const std::map<std::string, int64_t>& special_names() const { return names_; }
 
  private:
@@ -143,25 +138,24 @@ class TextEncoder {
 };
 
 // Adds tokens, so that the Hugging Face library also recognizes them: existing tokens retain their ids, new ones follow
-// the last. Throws Error (usage) for an end that is not a special token, and for a char tokenizer, which supports only
-// characters.
+// the last. Throws Error (usage) for an end that is not a special token, and for a char tokenizer.
 std::unique_ptr<Tokenizer> with_tokens(std::unique_ptr<Tokenizer> tokenizer, const TokenizerChoice& choice);
 
-// For cache names: "char", "bytes", "bpe50257", or a hash of the directory's files. Throws as make_tokenizer() does.
+// "char", "bytes", "bpe50257", or a hash of the directory's files. Throws as make_tokenizer() does.
 std::string cache_name(const TokenizerChoice& choice);
 
-// For a token file without a tokenizer. Throws Error (usage) unless the choice is a directory.
+// Throws Error (usage) unless the choice is a directory, for a token file without a tokenizer.
 void require_folder(const std::string& file, const TokenizerChoice& choice);
 
 // An empty name matches any tokenizer, `bpe` any bpe tokenizer.
 bool fits(const TokenizerChoice& choice, const Tokenizer& tokenizer);
 
-// Throws Error naming `what` for a token that is not below `rows`, the rows of a model's embedding; 0: unlimited.
+// Throws Error for a token that is not below `rows`, the embedding rows; 0: unlimited.
 void check_in_table(std::span<const int32_t> tokens, int64_t rows, const Tokenizer& tokenizer, const std::string& what);
 
-// Decodes a token stream to valid UTF-8, after a prompt. The bytes of an incomplete character wait for the next tokens.
-// Bytes that can never become a character appear as U+FFFD (for programs) or escaped, `\xe9` (for people). The
-// tokenizer must outlive the decoder.
+// Decodes a token stream to valid UTF-8, after a prompt. Incomplete characters wait for the next tokens. Bytes that can
+// never become a character appear as U+FFFD (for programs) or escaped, `\xe9` (for people). The tokenizer must outlive
+// the decoder.
 class StreamDecoder {
  public:
   enum class Broken { replaced, escaped };
@@ -178,7 +172,7 @@ class StreamDecoder {
 
   const Tokenizer* tokenizer_;
   Broken broken_;
-  std::string waiting_;  // bytes of an incomplete character
+  std::string waiting_;  // an incomplete character
 };
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// Tokenizers described by the components of a tokenizer.json of the `tokenizers` library: byte-level BPE with any
-// pattern, BPE over characters with byte fallback (Llama 2, Mistral), and Tessera's own tokenizers.
+// Tokenizers described by the components of the `tokenizers` library's tokenizer.json: byte-level BPE with any pattern,
+// BPE over characters with byte fallback (Llama 2, Mistral), and Tessera's own.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 #include <unordered_map>
@@ -34,45 +34,41 @@ enum class Prefix { never, first, always };        // segments that get a leadin
 enum class Strip { none, space, marks_of_first };  // stripped from the start of decoded text
 
 struct Description {
-  std::vector<std::string> tokens;  // bytes appended to a text, by token
-  Ids vocab;                        // by the spelling in the file; for Tessera's BPE by the bytes
+  std::vector<std::string> tokens;  // bytes that each token appends
+  Ids vocab;                        // by spelling in the file; for Tessera's BPE by bytes
   bpe::MergeTable merges;
-  int32_t unknown = -1;  // token for text without one; -1: none
+  int32_t unknown = -1;  // for text without a token; -1: none
   bool fuse_unknown = false, byte_fallback = false, ignore_merges = false;
   bool marks_begin_words = false;    // no merge contains a mark except at its beginning
   std::vector<int32_t> byte_tokens;  // 256 entries with byte_level or byte_fallback; -1: none
   std::vector<std::pair<std::string, AddedToken>> added;
-  // Pre-tokenization.
   bool any_bytes = false;                         // accepts invalid UTF-8; otherwise invalid bytes become U+FFFD
   std::vector<Change> changes;                    // normalizer steps, in order
-  bool byte_level = false, prefix_space = false;  // properties of the pre-tokenizer, like the following members
+  bool byte_level = false, prefix_space = false;  // of the pre-tokenizer, like the following members
   Prefix prefix_mark = Prefix::never;
-  bool marks_spaces = false;                              // Metaspace, which runs after the search for added tokens
+  bool marks_spaces = false;                              // Metaspace, after the search for added tokens
   std::vector<bpe::Split> cuts;                           // each splits the pieces of the previous one
-  bool marks_are_spaces = false, spaces_between = false;  // in decoded text; the second: between tokens
-  std::vector<int32_t> before, behind;                    // tokens added at the beginning and the end of a text
+  bool marks_are_spaces = false, spaces_between = false;  // in decoded text; between tokens
+  std::vector<int32_t> before, behind;                    // added at the beginning and the end of a text
   Strip strip = Strip::none;
 };
 
-// A parsed tokenizer.json (hub_file.h).
 struct File;
 
 // The model must be BPE; docs/data.md lists the supported components. `truncation` and `padding` are ignored, because
-// texts are never truncated or padded. Throws InputError naming `what` and the key for malformed input, and for
-// unsupported settings that would change a token.
+// texts are never truncated or padded. Throws InputError naming the key for malformed input, and for unsupported
+// settings that would change a token.
 Description describe(const File& file, const std::string& what);
 
-// Tokens matched literally in a text, before splitting and merging.
+// Matched literally, before splitting and merging.
 class AddedTokens {
  public:
   void add(std::string_view content, const AddedToken& token);
 
-  // Calls f(segment, token), with token -1 for the non-empty text between added tokens. Of several matches, the
-  // leftmost wins, then the longest. Special tokens remain text unless `special` is set, as do single_word tokens
-  // without word boundaries around them. Cost: the text's length, times the longest token's length at positions where a
-  // token may begin.
+  // Calls f(segment, token), with token -1 for the non-empty text between added tokens. The leftmost match wins, then
+  // the longest. Special tokens remain text unless `special` is set, as do single_word tokens without word boundaries.
+  // Cost: the text's length, times the longest token's length where a token may begin.
   void split(std::string_view text, bool special, const std::function<void(std::string_view, int32_t)>& f) const;
-  // Adds the occurrences of each special token to `counts`.
   void count_special(std::string_view text, std::map<std::string, int64_t>& counts) const;
 
  private:
@@ -100,7 +96,6 @@ class DescribedTokenizer : public Tokenizer {
   }
 
  protected:
-  // `what` names the file of the added tokens in errors.
   DescribedTokenizer(std::string_view kind, hub::Description d, const std::string& what = "");
 
   const std::string& to_string(int32_t token) const;
@@ -129,7 +124,7 @@ class ByteTokenizer final : public DescribedTokenizer {
 
 class CharTokenizer final : public DescribedTokenizer {
  public:
-  // Uses the characters of `text`. Throws InputError (naming `what` and the byte offset) if it is empty or not UTF-8.
+  // Throws InputError (with the byte offset) if the text is empty or not UTF-8.
   static CharTokenizer of_text(std::string_view text, const std::string& what);
   // `walk` passes chunks of complete characters.
   using ChunkWalk = std::function<void(const std::function<void(std::string_view chunk)>& f)>;
@@ -148,20 +143,19 @@ class CharTokenizer final : public DescribedTokenizer {
   std::unordered_map<char32_t, int32_t> index_;
 };
 
-// Byte-level byte-pair encoding, as in GPT-2: every byte is a token, and each merge joins two tokens into a longer one.
-//
-// Any byte sequence can be encoded and decodes to itself. Source: Sennrich et al. 2016, "Neural machine translation of
-// rare words with subword units", section 3.2; on bytes: Radford et al. 2019, section 2.2.
+// Byte-level BPE, as in GPT-2: any byte sequence can be encoded and decodes to itself. Source: Sennrich et al. 2016,
+// "Neural machine translation of rare words with subword units", section 3.2; on bytes: Radford et al. 2019, section
+// 2.2.
 class BpeTokenizer final : public DescribedTokenizer {
  public:
   using Merge = bpe::Merge;
 
-  // The bytes of each token, and the merges by rank. A token that is neither one byte nor the result of a merge is
-  // special, like <|endoftext|>: encode() never produces it, decode() prints it. Throws InputError naming `what` for a
-  // byte without a token, duplicates, and a merge whose operands or result are not tokens.
+  // Merges are in order of rank. A token that is neither one byte nor the result of a merge is special, like
+  // <|endoftext|>: encode() never produces it, decode() prints it. Throws InputError for a byte without a token,
+  // duplicates, and a merge whose operands or result are not tokens.
   BpeTokenizer(std::vector<std::string> tokens, std::vector<Merge> merges, const std::string& what);
 
-  // Reads vocab.json and merges.txt in GPT-2's format. Throws InputError naming file, line and key.
+  // GPT-2's vocab.json and merges.txt. Throws InputError naming file, line and key.
   static BpeTokenizer load_files(const std::filesystem::path& folder);
   static BpeTokenizer parse_files(std::string_view vocab_json, std::string_view merges_txt, const std::string& vocab,
                                   const std::string& merges);
@@ -177,8 +171,8 @@ class BpeTokenizer final : public DescribedTokenizer {
   std::vector<Merge> merges_;
 };
 
-// Frequencies of the pieces under GPT-2's pattern. Above a million distinct pieces, the rarest half is dropped. Cost:
-// one pass; 100 MB per million pieces.
+// Of pieces under GPT-2's pattern. Above a million distinct pieces, the rarest half is dropped. Cost: one pass; 100 MB
+// per million pieces.
 class WordCounts {
  public:
   static constexpr size_t kMax = 1'000'000;
@@ -186,7 +180,7 @@ class WordCounts {
 
   void add(std::string_view text);
   const Counts& all() const { return counts_; }
-  // The largest count of a dropped piece; 0: none.
+  // The largest count of a dropped piece, or 0.
   int64_t forgotten() const { return forgotten_; }
 
  private:
@@ -196,7 +190,7 @@ class WordCounts {
 
 struct BpeTraining {
   int64_t vocab_size = 50257;  // GPT-2's; at least 256
-  int64_t min_count = 2;       // minimum frequency of a pair; a small text may yield fewer than vocab_size tokens
+  int64_t min_count = 2;       // of a pair; a small text may yield fewer than vocab_size tokens
   std::function<void(int64_t made)> progress = nullptr;
 };
 
@@ -206,9 +200,8 @@ struct BpeTraining {
 BpeTokenizer train_bpe(WordCounts pieces, const BpeTraining& options);
 BpeTokenizer train_bpe(std::string_view text, const BpeTraining& options);
 
-// The tokenizer.json of a Hugging Face directory and its companion files. Tokens are identical to those of the Python
-// library `tokenizers`; likewise, bytes that are not UTF-8 count as U+FFFD. Names of special tokens in a text are text
-// unless requested otherwise (the library's encode_special_tokens).
+// A Hugging Face tokenizer. Tokens are identical to those of the Python library `tokenizers`, where bytes that are not
+// UTF-8 also count as U+FFFD. Names of special tokens in a text are text unless requested otherwise.
 class HubTokenizer final : public DescribedTokenizer {
  public:
   using Files = std::map<std::string, std::string>;
@@ -217,8 +210,8 @@ class HubTokenizer final : public DescribedTokenizer {
   // chat_template.jinja and generation_config.json. Throws InputError naming the file.
   HubTokenizer(Files files, const std::string& what);
   HubTokenizer(Files&& files, const hub::File& file, const std::string& what);  // `file`: parsed tokenizer.json
-  // Loads a directory; `text` is its tokenizer.json, if any, otherwise vocab.json and merges.txt are read; other files
-  // add tokens (folder.cpp). Null for Tessera's own files, and for GPT-2's two files alone. Token ids missing from
+  // `text` is the directory's tokenizer.json; without it, vocab.json and merges.txt are read. Other files add tokens
+  // (folder.cpp). Null for Tessera's own files, and for GPT-2's two files alone. Token ids missing from
   // generation_config.json come from config.json, as in transformers.
   static std::unique_ptr<HubTokenizer> load(const std::filesystem::path& folder,
                                             const std::optional<std::string>& text);
@@ -246,7 +239,7 @@ namespace hub {
 // In transformers' order.
 inline constexpr std::array<std::string_view, 7> kTokenKeys{"bos_token", "eos_token", "unk_token", "sep_token",
                                                             "pad_token", "cls_token", "mask_token"};
-// tokenizer_config.json merged with special_tokens_map.json (folder.cpp).
+// tokenizer_config.json merged with special_tokens_map.json.
 nlohmann::json joined_settings(const HubTokenizer::Files& files, const std::string& what);
 
 }  // namespace hub
