@@ -32,7 +32,7 @@ struct Line {
     while (at < rest.size() && rest[at] != rest[0]) at += rest[0] == '"' && rest[at] == '\\' ? 2 : 1;
     return take(at + 1);
   }
-  // Position of the next character other than a blank.
+  // Skips blanks.
   size_t at() {
     take_all(kBlank);
     return whole.size() - rest.size();

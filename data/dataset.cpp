@@ -181,8 +181,6 @@ Dataset Dataset::open(const fs::path& directory) {
   return d;
 }
 
-// --- shards ---
-
 namespace {
 
 std::vector<fs::path> sorted(std::vector<fs::path> files) {
@@ -190,7 +188,6 @@ std::vector<fs::path> sorted(std::vector<fs::path> files) {
   return files;
 }
 
-// May be empty.
 std::vector<fs::path> matches(const std::string& pattern) {
   ::glob_t found{};
   const int status = ::glob(pattern.c_str(), 0, nullptr, &found);
@@ -216,8 +213,7 @@ std::vector<fs::path> validation_files(std::string pattern) {
   return matches(pattern.replace(at, 5, "val"));
 }
 
-// The default limit of open files may be too low for all shards. If it cannot be raised, opening a file reports the
-// error.
+// The default limit may be too low for all shards. If it cannot be raised, opening a file reports the error.
 void allow_open_files(size_t count) {
   ::rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;

@@ -1,8 +1,7 @@
 // TensorBoard event files: scalars by step, in `events.out.tfevents.<seconds>.<hostname>`.
 //
 //   record   length (8 bytes), masked CRC-32C of the length, an Event, masked CRC-32C of the Event; little-endian
-//   Event    a protobuf message: wall time, step, and one of: the version (first record of a file), a session's start,
-//            a summary of scalars
+//   Event    a protobuf message: wall time, step, and one of: version (first record), session start, summary of scalars
 //
 // Readers concatenate the files of a directory in the order of their names. At a session start at step N they discard
 // earlier records from step N on, because a resumed run repeats those steps.
@@ -29,8 +28,8 @@ std::string framed(std::string_view event);
 
 class EventFile {
  public:
-  // Creates a file in `directory` whose name sorts after all existing event files; `first_step` is the first step that
-  // it may contain. Throws OutputError.
+  // The file's name sorts after all event files in `directory`; `first_step` is the first step that it may contain.
+  // Throws OutputError.
   EventFile(const std::filesystem::path& directory, int64_t first_step);
 
   const std::filesystem::path& path() const { return path_; }
@@ -43,7 +42,7 @@ class EventFile {
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
 };
 
-// CRC-32C (Castagnoli), the checksum of TFRecord frames: polynomial 0x1EDC6F41, reflected; RFC 3720, appendix B.4.
+// CRC-32C (Castagnoli) of TFRecord frames: polynomial 0x1EDC6F41, reflected; RFC 3720, appendix B.4.
 
 uint32_t crc32c(std::string_view bytes);
 

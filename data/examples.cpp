@@ -18,7 +18,7 @@ static std::shared_ptr<const Rows> make_windows(TokenFile tokens, int64_t contex
   return std::make_shared<const Windows>(std::move(tokens), context);
 }
 
-// Uses memory or, for a large text, a temporary file that is deleted with its last reader.
+// Large texts use a temporary file that is deleted with its last reader.
 static TokenFile read_tokens(const Text& text, const Tokenizer& tokenizer, const ExampleOptions& o,
                              std::vector<std::string>& notes) {
   constexpr size_t kInMemory = size_t{16} << 20;
@@ -86,9 +86,7 @@ EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokeniz
   return out;
 }
 
-// --- packing of examples into rows ---
-
-// An example of n tokens occupies n - 1 positions of a row, because its last token is only a target.
+// An example of n tokens occupies n - 1 positions, because its last token is only a target.
 static std::vector<std::vector<int64_t>> packed_rows(const std::vector<EncodedExample>& examples, int64_t context) {
   std::vector<int64_t> order(examples.size());
   std::iota(order.begin(), order.end(), 0);
@@ -200,8 +198,6 @@ uint64_t ExampleRows::checksum() const {
   });
 }
 
-// --- reading of JSONL files ---
-
 namespace {
 
 struct Rendered {
@@ -210,11 +206,11 @@ struct Rendered {
   bool own = false;           // uses the model's own template
   EncodedExample made = {};   // of a tokenized row
   bool is_text = false;       // a text row, which may contain a rendered template
-  int64_t content_bytes = 0;  // of the messages, as far as the model's own template prints them
+  int64_t content_bytes = 0;  // of messages, as far as the model's own template prints them
   std::string role = {};      // a role without responses
 };
 
-// `automatic` selects it for messages, if the tokenizer has one.
+// For `automatic` and messages, if the tokenizer has one.
 std::unique_ptr<const ModelTemplate> own_template(const ExampleOptions& o, const Tokenizer* tokenizer,
                                                   const std::string& what) {
   if (o.style != ChatTemplate::automatic || !tokenizer || tokenizer->chat_template().empty()) return nullptr;
@@ -270,7 +266,7 @@ Rendered render_own(const Example& example, const ModelTemplate& own, const std:
   return out;
 }
 
-// Throws if no row has a key renamed in `o`, unless the files are the validation split of others that have the key.
+// Throws if no row has a key renamed in `o`, unless the files are a validation split.
 std::vector<Rendered> read_rendered(const std::vector<fs::path>& files, const std::string& what,
                                     const ExampleOptions& o, const Tokenizer* tokenizer, BadLines& bad,
                                     std::vector<std::string>& notes, bool validates = false) {
@@ -388,7 +384,7 @@ class Encoder {
   struct Run {
     std::string text = {};
     std::vector<std::pair<size_t, bool>> parts = {};  // end of each segment, and whether it is trained
-    bool names = false;                               // names of special tokens encode as these tokens
+    bool names = false;                               // EncodeOptions::special_in_text
 
     void add(std::string_view more, bool trained) {
       if (more.empty()) return;
@@ -404,7 +400,7 @@ class Encoder {
   };
 
   // A token with at least one byte in a trained segment is a target, as in the masks of transformers' chat templates. A
-  // segment ends where the encoding of the text up to its end does, since tokens need not end at segment boundaries.
+  // segment ends where the encoding of the text up to its end does.
   void add(EncodedExample& to, const Run& run, const EncodeOptions& how) const {
     const std::vector<int32_t> tokens = tokenizer_.encode_with(run.text, how);
     if (run.parts.size() == 1) return add(to, tokens, run.parts[0].second);
@@ -431,7 +427,7 @@ class Encoder {
     to.trained.insert(to.trained.end(), tokens.size(), trained);
   }
   bool is_special(int32_t token) const { return tokenizer_.special(tokenizer_.token_bytes(token)) == token; }
-  // Bytes of targets at or after token `from`, without special tokens.
+  // Counts from token `from` on, without special tokens.
   int64_t target_bytes(const EncodedExample& e, size_t from) const {
     int64_t bytes = 0;
     for (size_t t = from; t < e.tokens.size(); ++t)
@@ -473,12 +469,11 @@ class Encoder {
   const ExampleOptions& options_;
   int64_t cut_ = 0;
   std::set<std::string> as_text_;
-  std::map<std::string, int64_t> names_;       // counts of special tokens' names in messages
-  std::map<std::string, int64_t> read_names_;  // counts in text rows, where names encode as tokens
+  std::map<std::string, int64_t> names_;       // of special tokens, in messages
+  std::map<std::string, int64_t> read_names_;  // of special tokens, in text rows
   bool endless_ = false;
 };
 
-// None held out.
 std::shared_ptr<const ExampleRows> find_examples(const std::vector<fs::path>& files, const std::string& what,
                                                  const Tokenizer& tokenizer, const ExampleOptions& o,
                                                  std::vector<std::string>& notes, bool validates = false) {

@@ -144,7 +144,6 @@ void SharedFile::flush() const {
 void sync_directory(const fs::path& directory) {
   const Descriptor in(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   bool flushed = in.get() >= 0 && ::fsync(in.get()) == 0;
-  // Falls back to the entire file system if the directory cannot be flushed.
   if (!flushed && in.get() >= 0 && is_unknown_operation(errno)) flushed = ::syncfs(in.get()) == 0;
   if (!flushed) throw OutputError(fmt::format("cannot flush {}: {}", directory.string(), std::strerror(errno)));
 }
@@ -188,11 +187,9 @@ TemporaryDirectory::TemporaryDirectory(const fs::path& stem) : name_(stem) {
     throw OutputError(fmt::format("cannot create a temporary directory {}: {}", path().string(), std::strerror(errno)));
 }
 
-// --- mapping, and a table of mapped files ---
-
 namespace {
 
-// Readable by a signal handler: of fixed size, and complete before the address is published.
+// A signal handler reads entries: fixed size, complete before the address is published.
 struct Mapped {
   std::atomic<bool> taken{false};
   std::atomic<const std::byte*> begin{nullptr};

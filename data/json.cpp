@@ -1,4 +1,4 @@
-// Values built from the events of nlohmann's parser, which expose details that its values lose.
+// Handles the events of nlohmann's parser, which expose details that its values lose.
 #include "data/json.h"
 
 #include <algorithm>
@@ -147,7 +147,7 @@ class Events final : public nlohmann::json_sax<Json> {
   const std::vector<Huge>& huge_;
   JsonAside* const aside_;
   const Json* put_aside_ = nullptr;  // the object whose members are extracted
-  std::string_view outer_;           // the root's last key
+  std::string_view outer_;
   std::vector<Json*> open_;
   Json* slot_ = nullptr;     // destination of the last key's value
   bool skips_next_ = false;  // the value belongs to a duplicate key

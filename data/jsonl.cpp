@@ -47,7 +47,7 @@ constexpr std::array<Flag, 12> kFlags{{{"weight", "0", "1"},
                                        {"masked", "true", "false"},
                                        {"ignore", "true", "false"},
                                        {"ignore_loss", "true", "false"}}};
-// Substrings of other keys that suggest such a flag: with the value false or 0, and with true or 1.
+// Substrings of other such keys: with the value false or 0, and with true or 1.
 constexpr std::array<std::string_view, 4> kLearns{"train", "loss", "learn", "supervis"};
 constexpr std::array<std::string_view, 6> kExcludes{"mask", "ignor", "skip", "exclu", "no_loss", "no_train"};
 constexpr std::array<std::string_view, 2> kInnerFlags{"train_detail", "training_detail"};  // per character, in Axolotl
@@ -107,7 +107,7 @@ InOrder unpacked(const InOrder& value) {
   return inside.is_structured() ? inside : value;
 }
 
-// Parses the arguments of tool calls in OpenAI's rows, as other programs do before rendering.
+// Parses the arguments of tool calls, as other programs do before rendering OpenAI's rows.
 void unpack_arguments(InOrder& calls) {
   for (InOrder& call : calls)
     if (call.is_object() && call.contains("function") && call["function"].is_object() &&
@@ -115,7 +115,6 @@ void unpack_arguments(InOrder& calls) {
       call["function"]["arguments"] = unpacked(call["function"]["arguments"]);
 }
 
-// False if the parser discarded anything inside the value.
 bool is_whole(const Json& value) {
   return !value.is_discarded() && (!value.is_structured() || std::all_of(value.begin(), value.end(), is_whole));
 }
@@ -126,7 +125,7 @@ std::string flag_keys() {
   return keys;
 }
 
-// Whether trainers include a message, by its flags; nullopt without flags.
+// nullopt without flags.
 std::optional<bool> included(const Json& message, Role role, const std::string& what) {
   std::optional<bool> out;
   std::string_view first;
@@ -155,7 +154,7 @@ std::optional<bool> included(const Json& message, Role role, const std::string& 
   return out;
 }
 
-// `ordered` returns the row with its keys in order; called only if a model's own template uses a key.
+// `ordered` returns the row with ordered keys; called only if a model's own template uses a key.
 template <class F>
 Message parse_message(const Json& json, const std::string& what, const RowNames& names, Example& example,
                       const F& ordered) {

@@ -15,7 +15,7 @@ namespace tessera {
 namespace fs = std::filesystem;
 namespace {
 
-// Creates the parent of a directory to be created and returns its absolute path ("name/" becomes "name").
+// Creates the parent and returns the absolute path ("name/" becomes "name").
 fs::path with_parent(const fs::path& named) {
   fs::path directory = fs::absolute(named).lexically_normal();
   if (!directory.has_filename()) directory = directory.parent_path();
@@ -27,7 +27,7 @@ fs::path with_parent(const fs::path& named) {
 // Writes to a temporary directory, which finish() renames. All functions throw OutputError.
 class DatasetWriter {
  public:
-  // With `shard_tokens`, files have that many training tokens; the last may hold up to twice as many. 0: one file.
+  // With `shard_tokens`, files have that many training tokens, the last up to twice as many. 0: one file.
   DatasetWriter(const fs::path& directory, std::string source, std::shared_ptr<const Tokenizer> tokenizer,
                 int64_t shard_tokens = 0)
       : directory_(with_parent(directory)),
@@ -86,7 +86,7 @@ class DatasetWriter {
   }
 
  private:
-  // Keeps the previous shard open to receive the tokens of a last shard that is too short.
+  // Keeps the previous shard open, to receive the tokens of a last shard that is too short.
   void begin_shard() {
     if (train_.size() == 2) finish_first();
     train_files_.push_back(shard_tokens_ > 0 ? fmt::format("train-{:05}.tok", train_files_.size()) : "train.tok");
@@ -119,7 +119,7 @@ class DatasetWriter {
   std::optional<TokenWriter> val_ = {};
   int64_t train_tokens_ = 0, train_bytes_ = 0, val_bytes_ = 0;
   std::vector<std::string> train_files_ = {};
-  std::map<std::string, int64_t> names_ = {};  // counts of special tokens' names in the texts
+  std::map<std::string, int64_t> names_ = {};  // of special tokens
 };
 
 // A text, or documents, each followed by an end token.
@@ -132,8 +132,7 @@ struct Parts {
 Parts split_text(const Text& text, const HeldOut& held = {}) {
   int64_t out = 0;
   for (const Span& d : text.documents) out += held.of(d.end - d.begin);
-  // Rejects a text that is too short before creating a directory; moving a split to a character adds at most three
-  // bytes.
+  // Rejects a text that is too short before creating a directory; moving a split adds at most three bytes.
   if (held.file.empty() && std::min(out, text.size() - out) < 2 + 3 * std::ssize(text.documents))
     split_text(text, held, [](std::string_view, bool) {});
   if (held.file.empty()) return {text.name, [text, held](const SplitChunk& f) { split_text(text, held, f); }};
@@ -283,7 +282,6 @@ Dataset opened(bool written, const fs::path& directory) {
   return Dataset::open(directory);
 }
 
-// From the content, the ends of its documents, and the tokenizer.
 std::string cache_key(const Text& text, const HeldOut& held, const TokenizerChoice& choice) {
   const uint64_t cuts = XXH3_64bits(text.documents.data(), text.documents.size() * sizeof(Span));
   const std::string rest = !held.file.empty()              ? fmt::format("-{:016x}", file_checksum(held.file))

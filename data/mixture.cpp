@@ -25,7 +25,7 @@ double number_in(std::string_view text) {
   return error == std::errc() && end == text.data() + text.size() ? v : -1;
 }
 
-// Throws `Refusal` with the source's name and the reason.
+// `Refusal` names the source and the reason.
 template <class Refusal>
 void check(const std::vector<Weighted>& all, const std::string& what) {
   const auto refuse = [&](const std::string& why) { throw Refusal(fmt::format("{}: {}", what, why)); };
@@ -133,8 +133,6 @@ Dataset mixed(const std::vector<Weighted>& weights, std::vector<Dataset> dataset
   }
   return out;
 }
-
-// --- shares and their order ---
 
 std::vector<int64_t> integer_shares(std::span<const double> weights) {
   constexpr double kLargest = 3e16;  // 256 of them fit in 64 bits

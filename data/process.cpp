@@ -31,7 +31,7 @@ int exit_status(int waited) { return WIFEXITED(waited) ? WEXITSTATUS(waited) : 1
   for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGPIPE, SIGXFSZ, SIGBUS}) ::signal(number, SIG_DFL);
   struct sigaction hangup {};
   ::sigaction(SIGHUP, nullptr, &hangup);
-  if (hangup.sa_handler != SIG_IGN) ::signal(SIGHUP, SIG_DFL);  // nohup ignores it
+  if (hangup.sa_handler != SIG_IGN) ::signal(SIGHUP, SIG_DFL);  // stays ignored under nohup
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (::getppid() != parent) ::_exit(128 + SIGTERM);
@@ -46,7 +46,7 @@ int exit_status(int waited) { return WIFEXITED(waited) ? WEXITSTATUS(waited) : 1
   ::_exit(127);
 }
 
-// In a directory (null: the current one), with output to `out` (-1: inherited). Returns 0 or an errno.
+// `directory`: null for the current one; `out`: -1 to inherit. Returns 0 or an errno.
 int start(const std::vector<std::string>& command, const char* directory, int out, pid_t& child) {
   std::vector<char*> arguments;
   for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
@@ -71,7 +71,7 @@ int start(const std::vector<std::string>& command, const char* directory, int ou
   return error;
 }
 
-// Reads to the end of the pipe; false at the deadline. Only the last 64 KiB are retained.
+// False at the deadline. Only the last 64 KiB are retained.
 bool drain(int pipe, Clock::time_point deadline, std::string& output) {
   std::array<char, 4096> block;
   while (true) {
@@ -139,7 +139,7 @@ void kill_running_programs() {
   for (const pid_t child : running) ::kill(-child, SIGKILL);
 }
 
-// Children that are in no list: orphans that the kernel reparented to this process.
+// Orphans that the kernel reparented to this process.
 static std::set<pid_t> children() {
   std::set<pid_t> out;
   std::error_code none;

@@ -14,12 +14,12 @@ struct ProgramResult {
   std::string output = {};  // both; at least the last 64 KiB
 };
 
-// Runs a program found through PATH, without a shell and with an empty standard input; `timeout_seconds` later the
-// program and its children are killed.
+// Runs a program found through PATH, without a shell and with an empty standard input; kills it and its children after
+// `timeout_seconds`.
 ProgramResult run_program(const std::vector<std::string>& command, const std::filesystem::path& directory,
                           int timeout_seconds);
 
-// Kills the programs of run_program() and prevents new ones; for a process that is about to exit.
+// Also prevents new ones; for a process that is about to exit.
 void kill_running_programs();
 
 // A concurrent program in a separate process group, with this process's standard output and error and an empty standard
@@ -27,7 +27,7 @@ void kill_running_programs();
 // reparented to this process, so that end_rest() can terminate them all.
 class StartedProgram : NotCopied {
  public:
-  // Finds the program through PATH. Main thread only. Throws Error if the program cannot be started.
+  // Finds the program through PATH. Main thread only. Throws Error if it cannot be started.
   explicit StartedProgram(const std::vector<std::string>& command);
   ~StartedProgram();  // kills it
 

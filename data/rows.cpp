@@ -20,7 +20,7 @@ namespace {
 
 using InOrder = nlohmann::ordered_json;
 constexpr size_t kMaxRow = size_t{64} << 20;
-// Limits for an object that is split: serialization recurses, and its ordered keys are compared pairwise.
+// For an object that is split: serialization recurses, and its ordered keys are compared pairwise.
 constexpr int64_t kMaxDepth = 64, kMaxKeys = 20'000;
 constexpr std::string_view kByteOrder = "\xEF\xBB\xBF", kBlanks = " \t\r\n";
 
@@ -83,7 +83,6 @@ fs::path plain_name(const fs::path& file) {
   return file.extension() == ".gz" || file.extension() == ".zst" ? file.stem() : file.filename();
 }
 
-// Rows are the items of a list, or consecutive values, which may span lines.
 class RowSplitter {
  public:
   RowSplitter(const std::string& what, const LineFunction& f) : what_(what), f_(f) {}

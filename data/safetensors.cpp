@@ -61,7 +61,6 @@ std::string_view view(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// Validates the entry against the data.
 TensorBytes described(const std::string& name, const Json& j, std::span<const std::byte> data, const std::string& what,
                       bool may_be_half) {
   const auto refuse = [&](const std::string& why) { bad_input("{}: tensor '{}': {}", what, name, why); };

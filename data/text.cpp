@@ -49,8 +49,6 @@ void split_text(const Text& text, const HeldOut& held, const SplitChunk& f) {
               text.name, at, held.share == HeldOut{}.share ? "its last tenth" : fmt::format("{:g} of it", held.share));
 }
 
-// --- plain text files ---
-
 namespace {
 
 // Explains files that other trainers name like this.
@@ -61,12 +59,9 @@ std::string_view raw_tokens(const std::filesystem::path& file) {
   return ": tokens without a header (nanoGPT) do not specify their width or count; llm.c's have a header";
 }
 
-// --- decompression ---
-
 constexpr size_t kChunk = size_t{1} << 20;
 constexpr uint64_t kFree = uint64_t{64} << 20, kMaxGrowth = 256;
 
-// Plain text is passed on unchanged.
 class Unpacker : NotCopied {
  public:
   explicit Unpacker(const std::string& what, const char* format = nullptr) : what_(what), format_(format) {}
@@ -149,7 +144,7 @@ class Zstd final : public Unpacker {
   std::unique_ptr<ZSTD_DStream, size_t (*)(ZSTD_DStream*)> stream_;
 };
 
-// Checks that the first bytes are of no other known format.
+// Rejects other known formats by their first bytes.
 TextChunk checked(const std::string& what, const TextChunk& f) {
   return [&what, &f, first = true](std::string_view piece) mutable {
     if (const std::string_view kind = std::exchange(first, false) ? known_kind(piece, true) : ""; !kind.empty())

@@ -1,7 +1,6 @@
-// Texts: bytes that are read in chunks, and the boundaries of their documents.
+// Texts: bytes read in chunks, and the boundaries of documents.
 //
-// By default the last tenth of every document is held out for validation, so that both splits cover the style of every
-// document.
+// By default the last tenth of every document is held out for validation, so that both splits cover its style.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -31,29 +30,28 @@ struct Text {
   std::string bytes() const;
 };
 
-// The validation split: a fraction from the end of the data, or a separate file.
 struct HeldOut {
   double share = 0.1;
-  std::string file = {};  // if not empty, replaces the fraction
+  std::string file = {};  // replaces the fraction
 
-  // The number held out of n bytes, documents or examples.
+  // Out of n bytes, documents or examples.
   int64_t of(int64_t n) const;
-  // For data with its own validation split. Throws Error (usage) unless this is the default.
+  // Throws Error (usage) unless this is the default: `data` has its own validation split.
   void refuse(const std::string& data) const;
 };
 
 using SplitChunk = std::function<void(std::string_view piece, bool held)>;
 
-// The boundary in each document moves forward to the next start of a UTF-8 character. Calls f for all bytes in order.
-// Throws InputError if a split has fewer than two bytes.
+// Boundaries move forward to the next UTF-8 character. Calls f for all bytes in order. Throws InputError if a split has
+// fewer than two bytes.
 void split_text(const Text& text, const HeldOut& held, const SplitChunk& f);
 
-// Loads a text file, possibly compressed, as one document. A UTF-8 byte order mark is dropped; line endings, including
-// CRLF, are unchanged. Throws InputError if the file is missing, unreadable, not regular, empty or binary (contains a
-// NUL byte), or changes size between passes. The tokenizer validates UTF-8, because the byte tokenizer accepts any
-// encoding. Cost: one read per pass.
+// Loads a text file, possibly compressed, as one document. A UTF-8 byte order mark is dropped; line endings are
+// unchanged. Throws InputError if the file is missing, unreadable, not regular, empty or binary (contains a NUL byte),
+// or changes size between passes. The tokenizer validates UTF-8, because the byte tokenizer accepts any encoding. Cost:
+// one read per pass.
 Text load_text_file(const std::filesystem::path& file);
-// Without `documents`, one document; `name` also names the text in messages.
+// Without `documents`, one document.
 Text text_of_bytes(std::string bytes, const std::string& name, std::vector<Span> documents = {});
 
 // --- text files, which may be compressed by gzip or zstd (detected by their first bytes) ---
@@ -67,17 +65,17 @@ std::string read_text(const std::filesystem::path& file);
 // The first few thousand bytes; empty if the file cannot be read.
 std::string text_start(const std::filesystem::path& file);
 
-// std::getline() of standard input. Throws InputError if the line does not fit in memory.
+// As std::getline(). Throws InputError if the line does not fit in memory.
 bool read_line(std::string& line);
 
-// The bytes may be compressed; `what` names them. Throws InputError.
+// The bytes may be compressed. Throws InputError.
 void unpack_text(std::string_view bytes, const std::string& what, const TextChunk& f);
 
 // nullopt for any name other than:
 //   austen           Jane Austen's six novels, one document each
 //   tinyshakespeare  the text of char-rnn and nanoGPT: scenes of Shakespeare's plays, one document
-// Both are in the public domain (sources: docs/data.md). They are stored compressed in data/texts/ and embedded in
-// programs that link this function (1.5 MB). Throws Error if the embedded bytes are corrupt. Cost: 10 ms.
+// Both are in the public domain (sources: docs/data.md), stored compressed in data/texts/ and embedded in programs that
+// link this function (1.5 MB). Throws Error if the embedded bytes are corrupt. Cost: 10 ms.
 std::optional<Text> builtin_text(std::string_view name);
 
 }  // namespace tessera

@@ -21,7 +21,7 @@ struct Header {
 static_assert(sizeof(Header) == 64);
 static_assert(std::endian::native == std::endian::little, "token files are little-endian");
 
-// `position` is the file position of the first token.
+// `position` is the first token's in the file.
 template <class T>
 void append_as(std::string& out, std::span<const int32_t> tokens, int64_t position, int64_t vocab) {
   const size_t begin = out.size();
@@ -98,7 +98,6 @@ void TokenWriter::finish() {
   file_.flush();
 }
 
-// Validates the entire file before any of it is used.
 TokenFile TokenFile::checked(const std::string& what, std::shared_ptr<const OpenFile> file,
                              std::span<const std::byte> bytes, std::optional<int64_t> vocab_of_llmc) {
   TokenFile out;
@@ -154,7 +153,7 @@ std::optional<uint64_t> TokenFile::read_header(int64_t size) {
   return h.hash;
 }
 
-// Calls f with the bytes of as many tokens as fit into a small buffer, and the position of the first.
+// Calls f with tokens that fit into a small buffer, and the position of the first.
 template <class F>
 void TokenFile::for_each_piece(int64_t begin, int64_t count, const F& f) const {
   constexpr int64_t kChunk = 8192;
@@ -207,8 +206,6 @@ void TokenFile::copy(int64_t begin, int64_t count, int32_t* out) const {
   });
 }
 
-// --- llm.c's token files ---
-
 namespace {
 
 struct Format {
@@ -252,8 +249,6 @@ std::optional<uint64_t> TokenFile::read_llmc_header(int64_t size) {
   width_ = format->width;
   return {};
 }
-
-// --- batches and rows ---
 
 Loader::Loader(const TokenFile& tokens, int64_t context, int64_t batch, uint64_t seed)
     : tokens_(tokens), context_(context), batch_(batch), order_(Philox::named(seed, "data order")) {

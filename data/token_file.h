@@ -14,12 +14,11 @@ namespace tessera {
 
 class TokenFile {
  public:
-  // Validates header, length, checksum and token range. The file stays open. Throws InputError. Cost: two passes over
-  // the file.
+  // Validates header, length, checksum and token range. The file stays open. Throws InputError. Cost: two passes.
   static TokenFile open(const std::filesystem::path& file);
-  // Opens an llm.c token file in place, validated as in open() except for a checksum, which it lacks.
+  // In place, validated as in open() except for a checksum, which llm.c's format lacks.
   static TokenFile open_llmc(const std::filesystem::path& file, int64_t vocab_size);
-  // The bytes must outlive the result; `what` names them.
+  // The bytes must outlive the result.
   static TokenFile of_bytes(std::span<const std::byte> bytes, const std::string& what);
   static TokenFile of_llmc_bytes(std::span<const std::byte> bytes, int64_t vocab_size, const std::string& what);
   // Copies tokens that are not in a file.
@@ -32,17 +31,16 @@ class TokenFile {
   int64_t vocab_size() const { return vocab_; }
   uint64_t checksum() const { return checksum_; }  // XXH3-64 of the tokens' bytes
   int32_t operator[](int64_t i) const;
-  // Tokens [begin, begin + count) must be within [0, size()). Throws InputError if the file was modified and no longer
-  // contains valid tokens there.
+  // Throws InputError if the file was modified and no longer contains valid tokens there.
   void copy(int64_t begin, int64_t count, int32_t* out) const;
-  // Calls f with successive chunks of [begin, end). Throws like copy().
+  // Calls f with successive chunks. Throws like copy().
   using Each = std::function<void(std::span<const int32_t> tokens)>;
   void pieces(int64_t begin, int64_t end, const Each& f) const;
 
  private:
   static TokenFile checked(const std::string& what, std::shared_ptr<const OpenFile> file,
                            std::span<const std::byte> bytes, std::optional<int64_t> vocab_of_llmc = {});
-  // Both set members from a header and return the checksum, if the format has one.
+  // Return the checksum, if the format has one.
   std::optional<uint64_t> read_header(int64_t size);
   std::optional<uint64_t> read_llmc_header(int64_t size);
   void read(int64_t at, std::span<std::byte> out) const;
@@ -79,7 +77,7 @@ class TokenWriter {
   SharedFile file_;
 };
 
-// llm.c token files: a header of 256 little-endian int32 (magic, version, count, zeros), then the tokens.
+// llm.c token files: 256 little-endian int32 (magic, version, count, zeros), then the tokens.
 //
 // Magic 20240520 with version 1 has 16 bits per token (GPT-2), 20240801 with version 7 has 32 (Llama 3). Source: llm.c,
 // dev/data/data_common.py. The format contains neither a tokenizer nor a checksum.
@@ -87,12 +85,11 @@ class TokenWriter {
 // False also if the file cannot be read.
 bool is_llmc_file(const std::filesystem::path& file);
 
-// --- counter-based shuffle: a pure function of (key, round, position), so there is no state to store or communicate
-// ---
+// --- shuffle: a pure function of (key, round, position), so there is no state to store or communicate ---
 
-// Element `place` of the permutation of [0, count) in round `round`, for count up to 2^62. A Feistel network over the
-// next even power of two, iterated until the result is in range (cycle walking; Black and Rogaway 2002, "Ciphers with
-// arbitrary finite domains"): about two iterations.
+// The permutation of [0, count) in round `round`, for count up to 2^62. A Feistel network over the next even power of
+// two, iterated until the result is in range (cycle walking; Black and Rogaway 2002, "Ciphers with arbitrary finite
+// domains"): about two iterations.
 constexpr uint64_t permuted(const Philox& random, uint64_t round, uint64_t count, uint64_t place) {
   constexpr int kRounds = 8;
   const auto half = std::max<int64_t>((static_cast<int64_t>(std::bit_width(count - 1)) + 1) / 2, 1);
@@ -109,7 +106,7 @@ constexpr uint64_t permuted(const Philox& random, uint64_t round, uint64_t count
   return place;
 }
 
-// Rows of equal length with a target per token: for validation in order, and sampled for fine-tuning.
+// Rows of equal length with a target per token.
 
 class Rows {
  public:
@@ -123,10 +120,10 @@ class Rows {
   virtual bool is_padded() const { return false; }  // lengths may be below the context
   // Targets other than kIgnored in all rows, at least 1.
   virtual int64_t targets() const = 0;
-  // `inputs` and `targets` are (count, context). Throws Error (usage) if rows [first, first + count) are out of range.
+  // `inputs` and `targets` are (count, context). Throws Error (usage) if rows are out of range.
   void load(int64_t first, int64_t count, int32_t* inputs, int32_t* targets) const;
-  // Whether rows define their own document boundaries. If so, starts() returns (count, context): for each token, the
-  // position in its row where its document begins.
+  // Whether rows define document boundaries. If so, starts() returns (count, context): for each token, the position in
+  // its row where its document begins.
   virtual bool has_starts() const { return false; }
   void starts(int64_t first, int64_t count, int32_t* out) const {
     for (int64_t r = 0; r < count; ++r) row_starts(first + r, out + r * context());
@@ -137,22 +134,18 @@ class Rows {
   virtual void row_starts(int64_t /*row*/, int32_t* /*out*/) const {}
 };
 
-// Batches for training.
-//
-// The order is a pure function of (seed, step): sequence s of step k starts at a position sampled from
+// The training order is a pure function of (seed, step): sequence s of step k starts at a position sampled from
 // Philox::named(seed, "data order") at index k * batch + s. A run can therefore resume at any step, and any rank can
 // load its slice of a step under any partition of the batch.
 
 class Loader {
  public:
-  // Refers to `tokens`. Throws Error (usage) for sizes below 1 and for a context (in tokens) that is not shorter than
-  // the split.
+  // Refers to `tokens`. Throws Error (usage) for sizes below 1 and for a context not shorter than the split.
   Loader(const TokenFile& tokens, int64_t context, int64_t batch, uint64_t seed);
 
-  // Position of the first token of a sequence in [0, batch).
+  // Position of the first token.
   int64_t start(int64_t step, int64_t sequence) const;
-  // Loads tokens to `inputs` and their successors to `targets`, both (count, context). Throws Error (usage) if
-  // sequences [first, first + count) are outside the batch.
+  // Loads tokens and their successors, both (count, context). Throws Error (usage) for sequences outside the batch.
   void load(int64_t step, int64_t first, int64_t count, int32_t* inputs, int32_t* targets) const;
 
  private:
@@ -161,8 +154,8 @@ class Loader {
   Philox order_;
 };
 
-// Disjoint training windows, each visited once per epoch: `context` tokens and the following token, as many as fit in
-// each file. The remainder of a file is skipped.
+// Disjoint windows, each visited once per epoch: `context` tokens and the following token, as many as fit in each file.
+// The remainder of a file is skipped.
 class TrainingWindows final : public Rows {
  public:
   // Throws Error (usage) for a context below 1, InputError for a file shorter than one window.
@@ -179,8 +172,8 @@ class TrainingWindows final : public Rows {
   std::vector<int64_t> ends_;  // cumulative windows per file
 };
 
-// Consecutive windows that cover a split: every token except the first is a target exactly once. The last window is
-// padded with input 0 and target kIgnored, so that the mean over targets is the mean over the split.
+// Every token of a split except the first is a target exactly once. The last window is padded with input 0 and target
+// kIgnored, so that the mean over targets is the mean over the split.
 class Windows final : public Rows {
  public:
   // Throws Error (usage) for a context below 1 or a split of fewer than two tokens.

@@ -1,4 +1,4 @@
-// Choice of tokenizers, chunked encoding, and streamed decoding.
+// Tokenizer choice, chunked encoding, and streamed decoding.
 #include "data/tokenizer.h"
 
 #include <fmt/ranges.h>
@@ -89,7 +89,6 @@ size_t place_to_cut(std::string_view text, bool anywhere, const MayCut& may_cut)
   return 0;
 }
 
-// Calls f with chunks of at least `chunk` bytes as long as the text can be split.
 template <class MayCut, class F>
 void take_chunks(std::string& waiting, size_t chunk, bool anywhere, const std::string& what, const MayCut& may_cut,
                  const F& f) {

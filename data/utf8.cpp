@@ -51,7 +51,7 @@ size_t begun_character(std::string_view bytes, size_t position) {
   return length;
 }
 
-// `show` appends the replacement of an invalid byte or incomplete character.
+// `show` appends the replacement of invalid bytes.
 template <class F>
 static std::string with_broken(std::string_view bytes, const F& show) {
   std::string out;

@@ -17,7 +17,6 @@ size_t begun_character(std::string_view bytes, size_t position);
 // Unicode White_Space.
 bool is_white_space(char32_t c);
 
-// In a non-empty text.
 size_t last_character(std::string_view text);
 
 // Removes characters for which `goes` returns true from either end.
@@ -30,8 +29,8 @@ std::string_view stripped(std::string_view text, bool left, bool right, const F&
   return text;
 }
 
-// Replaces invalid UTF-8 by U+FFFD: one per byte that begins no character, and one per incomplete character, as in
-// Python and Rust (Unicode Standard 3.9, "maximal subparts").
+// Inserts U+FFFD, one per byte that begins no character, and one per incomplete character, as in Python and Rust
+// (Unicode Standard 3.9, "maximal subparts").
 std::string replace_broken(std::string_view bytes);
 // Escapes every invalid byte as `\xe9`, for display.
 std::string escape_broken(std::string_view bytes);

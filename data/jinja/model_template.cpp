@@ -1,4 +1,4 @@
-// Chat templates of models: rendered turns, and the position of responses.
+// Chat templates of models.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-// Unicode noncharacters that enclose special tokens' names in messages while the template runs.
+// Unicode noncharacters that enclose special tokens' names in messages during rendering.
 constexpr std::string_view kOpens = "\uFDD0", kCloses = "\uFDD1";
 
 constexpr std::string_view kThoughtEnds = "</think>";
@@ -17,7 +17,7 @@ constexpr std::string_view kPlaceholder = "\uFDD2";  // stands for a message tha
 // Of each byte of a rendered text; `never`: no target, even without responses_only.
 enum class Mark : uint8_t { none, response, never };
 
-// Splits a text at the delimiters of special tokens' names in messages.
+// Splits at the delimiters of special tokens' names.
 void cut(std::string_view text, Mark mark, const std::string& what, std::vector<Piece>& out) {
   for (bool plain = false; !text.empty(); plain = !plain) {
     const size_t end = text.find(plain ? kCloses : kOpens), other = text.find(plain ? kOpens : kCloses);
@@ -42,7 +42,7 @@ ModelTemplate::ModelTemplate(const Tokenizer& tokenizer)
   }
 }
 
-// The message's text with names of special tokens enclosed by delimiters.
+// With names of special tokens enclosed by delimiters.
 std::string ModelTemplate::quoted(const std::string& text) const {
   if (text.find(kOpens) != std::string::npos || text.find(kCloses) != std::string::npos)
     throw InputError("a message contains a noncharacter, U+FDD0 or U+FDD1");
@@ -124,9 +124,8 @@ size_t ModelTemplate::closing_size(std::string_view last, std::string_view rest)
 }
 
 // Locates a turn if the first turns' rendering is not a prefix of the full text (Qwen3 shows an empty thought only in
-// the last turn): between the texts around a placeholder rendered instead of the message. The turn begins after the
-// generation prompt, as far as the full text contains it, and ends with the text that the template prints after the
-// message.
+// the last turn), using a rendering with a placeholder instead of the message. The turn begins after the generation
+// prompt, as far as the full text contains it, and ends with the text that the template prints after the message.
 std::pair<size_t, size_t> ModelTemplate::locate(const Example& example, size_t i, std::string_view whole,
                                                 std::string_view before, const std::string& what) const {
   const auto refuse = [&](const char* why) {

@@ -149,10 +149,8 @@ class Parser {
     if (++links_ > kMaxLinks) throw InputError("a tag is too complex");
   }
 
-  // --- statements ---
-
-  // Parses up to a tag that begins with one of `ends`, which is the next token afterwards. White space follows
-  // transformers' environment: lstrip_blocks here, trim_blocks in closes().
+  // Parses up to a tag that begins with one of `ends`, the next token afterwards. White space follows transformers'
+  // environment: lstrip_blocks here, trim_blocks in closes().
   Step body(Ends ends) {
     const Level level(level_, kDeepestSyntax);
     std::vector<std::pair<int, Step>> steps;
@@ -338,8 +336,6 @@ class Parser {
     if (bracketed) expect(")");
     return out;
   }
-
-  // --- expressions ---
 
   static Code constant(Value value) {
     return [v = std::move(value)](RenderContext&) { return v; };

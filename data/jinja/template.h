@@ -23,11 +23,11 @@ using Step = std::function<Flow(RenderContext&)>;
 
 class Template {
  public:
-  // Throws InputError naming `what` and the line.
+  // Throws InputError naming the line.
   Template(std::string_view source, std::string what);
 
-  // `work` owns the values of the variables and serves one rendering. Throws InputError naming the line where Jinja
-  // throws, for unsupported features, and if the bound on work is exceeded.
+  // `work` owns the variables' values and serves one rendering. Throws InputError naming the line where Jinja throws,
+  // for unsupported features, and at the bound on work.
   Rendered render(RenderContext& work, const Variables& variables) const;
 
  private:
@@ -37,20 +37,19 @@ class Template {
 
 }  // namespace jinja
 
-// The chat template of a tokenizer, applied to examples and prompts.
+// A tokenizer's chat template, applied to examples and prompts.
 class ModelTemplate {
  public:
-  // Throws InputError naming the line with a syntax error or an unsupported feature.
+  // Throws InputError as Template does.
   explicit ModelTemplate(const Tokenizer& tokenizer);
 
   // In a marker, names of special tokens denote these tokens; in a message they are plain text. The response is the
   // output of `generation` blocks or, without any, the text that an assistant's turn adds to the generation prompt,
   // without white space after a final special token. Without `responses`, only turns of weight 0 are located. If the
   // first turns' rendering is not a prefix of the full rendering, a turn is located by its message's text. Throws
-  // InputError naming `what` if the template raises an error, or prints a turn to be located never, modified or more
-  // than once.
+  // InputError if the template raises an error, or prints a turn to be located never, modified or more than once.
   std::vector<Piece> render(const Example& example, const std::string& what, bool responses = true) const;
-  // The generation prompt, which asks the assistant for the next turn.
+  // Asks the assistant for the next turn.
   std::vector<Piece> prompt(const std::vector<Message>& turns, const std::string& what) const;
 
  private:

@@ -1,15 +1,14 @@
-// Components of every byte-pair encoding: the alphabet that spells bytes, the splitting of a text into pieces
-// (pre-tokenization), and the merging of pairs within a piece.
+// Components of byte-pair encoding: the byte alphabet, splitting of a text into pieces (pre-tokenization), and merging
+// of pairs within a piece.
 //
 // The alphabet of GPT-2's vocab.json and merges.txt maps each byte to one visible character: the 188 bytes that are
-// visible in Latin-1 to themselves, the other 68, in order, to U+0100 and following. A space is "Ġ" (U+0120), a line
-// break "Ċ" (U+010A). Source: Radford et al. 2019 and the encoder published with it.
+// visible in Latin-1 to themselves, the other 68, in order, to U+0100 and following. A space is "Ġ" (U+0120). Source:
+// Radford et al. 2019 and the encoder published with it.
 //
-// A regular expression splits a text into pieces, which are merged independently. Oniguruma runs the patterns, which
-// come from untrusted files (split.cpp). GPT-2's pieces are endings of English contractions and runs of letters, of
-// digits or of other visible characters, each with at most one leading space, and white space (except the last space
-// before a word). Each maximal run of bytes that are not UTF-8 is a separate piece. Source: Radford et al. 2019,
-// section 2.2.
+// A regular expression splits a text into pieces. Oniguruma runs the patterns, which come from untrusted files
+// (split.cpp). GPT-2's pieces are endings of English contractions and runs of letters, of digits or of other visible
+// characters, each with at most one leading space, and white space (except the last space before a word). Each maximal
+// run of invalid UTF-8 is a separate piece. Source: Radford et al. 2019, section 2.2.
 #pragma once
 #include <array>
 #include <bit>
@@ -61,10 +60,8 @@ class Split {
   static Split of_regex(std::string_view regex, Behaviour behaviour = Behaviour::isolated, bool invert = false);
   static Split of_text(std::string_view text, Behaviour behaviour = Behaviour::isolated, bool invert = false);
 
-  // Calls f(piece) in order. Throws Error if matching exceeds its time limit. Cost with GPT-2's pattern: one pass,
-  // about 50 ns per byte.
+  // Throws Error if matching exceeds its time limit. Cost with GPT-2's pattern: one pass, about 50 ns per byte.
   void pieces(std::string_view text, Matching& matching, const Each& f) const;
-  // Replaces every match by `by`.
   std::string replaced(std::string_view text, Matching& matching, std::string_view by) const;
 
  private:
@@ -100,7 +97,7 @@ inline uint64_t pair_key(int32_t left, int32_t right) {
   return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
 }
 
-// A hash map from a text or pair key to a non-negative integer, with linear probing, so most lookups access one slot.
+// From a text or pair key to a non-negative integer, with linear probing, so most lookups access one slot.
 template <class Key>
 class Numbers {
  public:
@@ -146,7 +143,7 @@ class Numbers {
 class MergeTable {
  public:
   void reserve(size_t merges);
-  // Adds the next merge by rank, and its resulting token. Returns false and adds nothing if the pair exists.
+  // Adds the next merge by rank, and its result. Returns false and adds nothing if the pair exists.
   bool add(Merge merge, int32_t result);
 
   // Applies the merge of lowest rank, leftmost first, until none applies, and appends the tokens to `out`. Throws Error

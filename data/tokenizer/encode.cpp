@@ -74,7 +74,6 @@ std::string normal_form(std::string_view text, Kind form) {
   return out;
 }
 
-// Applies f(c, out) to each character.
 template <class F>
 std::string by_characters(std::string_view text, const F& f) {
   std::string out;
@@ -133,7 +132,7 @@ bool word_at_begin(std::string_view text) {
 }
 bool word_at_end(std::string_view text) { return !text.empty() && word_at_begin(text.substr(last_character(text))); }
 
-// Texts repeat words, so this stores where the tokens of short pieces are in the output, to copy them.
+// Stores where the tokens of short pieces are in the output, because texts repeat words.
 class KnownPieces {
  public:
   // Pieces must outlive this.

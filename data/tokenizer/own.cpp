@@ -17,7 +17,6 @@ namespace {
 using Json = nlohmann::json;
 using hub::Description;
 
-// A tokenizer's JSON: format, version, kind, and `more`.
 std::string written(std::string_view kind, Json more = Json::object()) {
   more.update({{"format", kTokenizerFormat}, {"version", 1}, {"kind", kind}});
   return more.dump() + "\n";
@@ -147,11 +146,10 @@ struct Word {
 
 struct Pair {
   int64_t count = 0;
-  std::vector<int32_t> words;  // words that may contain the pair, ascending
+  std::vector<int32_t> words;  // that may contain the pair, ascending
 };
 
-// A count, and a pair's key with all bits inverted, so that the top of a heap has the highest count, then the smallest
-// pair.
+// A count, and a pair's key with all bits inverted, so that a heap's top has the highest count, then the smallest pair.
 using Candidate = std::pair<int64_t, uint64_t>;
 
 BpeTokenizer::Merge of_key(uint64_t key) {
@@ -196,7 +194,6 @@ class Trainer {
     return place->second;
   }
 
-  // Adds a word's pairs to the counts and to `changed`.
   void add_pairs(int32_t w, std::vector<uint64_t>* changed) {
     const Word& word = words_[static_cast<size_t>(w)];
     for (size_t i = 0; i + 1 < word.tokens.size(); ++i) {
@@ -229,7 +226,6 @@ class Trainer {
         heap_.push({pairs_.at(pair).count, ~pair});
   }
 
-  // From left to right.
   void merge_in(int32_t w, BpeTokenizer::Merge pair, int32_t result, std::vector<uint64_t>& changed) {
     Word& word = words_[static_cast<size_t>(w)];
     std::vector<int32_t>& t = word.tokens;

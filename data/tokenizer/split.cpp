@@ -37,8 +37,7 @@ Regex compiled_in(const char* before, std::string_view pattern, const char* behi
   return compiled(fmt::format("{}(?:{}){}", before, pattern, behind), syntax);
 }
 
-// Rewrites constructs that Oniguruma 6.9.8 treats differently from 6.9.10 (the version in `tokenizers`) to a common
-// form.
+// Constructs that Oniguruma 6.9.8 treats differently from 6.9.10 (the version in `tokenizers`), in a common form.
 constexpr std::pair<std::string_view, std::string_view> kOlder[] = {
     {"[:punct:]", R"([[:punct:]\p{S}])"},
     {"[:^punct:]", R"([^[:punct:]\p{S}])"},
@@ -78,7 +77,7 @@ struct Matching::State {
   size_t tries = 0;
 
   ~State() { onig_region_free(&region, 0); }
-  // Oniguruma calls this at every attempt to match.
+  // Called at every attempt to match.
   static int look_at_clock(OnigCalloutArgs*, void* state) {
     auto& s = *static_cast<State*>(state);
     return ++s.tries % kTried == 0 && processor_seconds() > s.until ? ONIG_ABORT : ONIG_CALLOUT_SUCCESS;
