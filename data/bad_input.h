@@ -1,4 +1,4 @@
-// InputError with a formatted message. In data/ and hub/, a parameter `what` names the source in errors.
+// InputError with a formatted message. By convention, a parameter `what` names the input in errors.
 #pragma once
 #include <fmt/format.h>
 

@@ -30,14 +30,14 @@ struct MixturePart {
 };
 
 struct Dataset {
-  std::string source;  // the text it was made from
+  std::string source;  // origin of the text
   std::filesystem::path directory;
   std::vector<TokenFile> train;  // of a text; examples of a JSONL file are in train_examples
   TokenFile val;
   std::shared_ptr<const ExampleRows> train_examples = {}, val_examples = {};
   std::vector<MixturePart> parts = {};  // components of a mixture (data/mixture.h)
   std::shared_ptr<const Tokenizer> tokenizer;
-  int64_t table = 0;        // embedding rows, if fewer than the vocabulary; then no token exceeds them
+  int64_t table = 0;        // embedding rows of the model, if below the vocabulary; then all tokens are below it
   int64_t train_bytes = 0;  // per split, of text or of the examples' targets; 0: unknown
   int64_t val_bytes = 0;
   std::vector<std::string> notes = {};  // for the user
@@ -57,15 +57,15 @@ struct Dataset {
   void check_tokens(int64_t rows) const;
   // Hashes of the contents of "data", "validation" and "vocabulary".
   std::map<std::string, std::string> checksums() const;
-  // From a mean loss in nats per token to bits per byte of validation text, which is independent of the tokenizer. For
-  // a mixture: per byte of its components in their proportions.
+  // Converts a mean loss in nats per token to bits per byte of validation text, which is independent of the tokenizer.
+  // For a mixture: per byte of its components in their proportions.
   double bits_per_byte(double nats_per_token) const;
 
   // Validates the directory. Throws InputError.
   static Dataset open(const std::filesystem::path& directory);
 };
 
-// Special tokens count 0.
+// Bytes of text; special tokens count 0.
 int64_t token_bytes(const TokenFile& tokens, int64_t begin, int64_t end, const Tokenizer& tokenizer);
 
 // Writes atomically: a temporary directory is renamed. A bpe tokenizer is also stored as vocab.json and merges.txt.
@@ -99,7 +99,7 @@ Dataset dataset_for(const std::string& spec, const TokenizerChoice& tokenizer, c
 // existing name. Throws InputError, prefixed with `prefix`, if nothing matches.
 std::vector<std::filesystem::path> matching_files(const std::string& spec, std::string_view prefix = "");
 
-// A pattern, or a directory with llm.c token files and without dataset.json.
+// Whether `spec` is a pattern, or a directory with llm.c token files and without dataset.json.
 bool names_shards(const std::string& spec);
 
 // The validation file is the first with "val" in its name, otherwise the first match of the pattern with its last

@@ -210,7 +210,7 @@ struct Rendered {
   std::string role = {};      // a role without responses
 };
 
-// For `automatic` and messages, if the tokenizer has one.
+// Selected by `automatic` for messages; null if the tokenizer has none.
 std::unique_ptr<const ModelTemplate> own_template(const ExampleOptions& o, const Tokenizer* tokenizer,
                                                   const std::string& what) {
   if (o.style != ChatTemplate::automatic || !tokenizer || tokenizer->chat_template().empty()) return nullptr;
@@ -244,7 +244,7 @@ struct BadLines {
   }
 };
 
-// As a whole word.
+// Whether the template contains the key as a word.
 bool names_key(std::string_view source, const std::string& key) {
   const auto in_word = [&](size_t at) {
     return at < source.size() && (std::isalnum(static_cast<uint8_t>(source[at])) != 0 || source[at] == '_');

@@ -52,7 +52,7 @@ class ExampleRows final : public Rows {
   bool packed_;
   std::vector<int32_t> tokens_;
   std::vector<uint8_t> trained_;
-  std::vector<int64_t> begins_{0};  // and the end of the last example
+  std::vector<int64_t> begins_{0};  // offset of each example, and end of the last
   std::vector<int64_t> members_;    // examples, row by row
   std::vector<int64_t> row_ends_;   // in members_
   std::vector<int64_t> row_targets_;
@@ -74,7 +74,7 @@ struct ExampleOptions {
   int64_t most_bytes = std::numeric_limits<int64_t>::max();
 };
 
-// A prompt up to the model's turn, and what ends the answer: tokens, or stop strings if the tokenizer has no such
+// A prompt up to the model's turn, and the end of the answer: tokens, or stop strings if the tokenizer has no such
 // token. Without turns, only the end. Throws Error (usage) naming the field `template` if `automatic` finds no
 // template; InputError.
 struct Asked {
@@ -91,7 +91,7 @@ Asked ask(const std::vector<Message>& turns, const ExampleOptions& options, cons
 Dataset load_examples(const std::filesystem::path& spec, const TokenizerChoice& tokenizer,
                       const ExampleOptions& options);
 
-// Holds out none; of a directory, reads only validation files, if any.
+// No examples are held out; of a directory, only validation files are read, if any.
 std::shared_ptr<const ExampleRows> all_examples(const std::filesystem::path& spec, const Tokenizer& tokenizer,
                                                 const ExampleOptions& options, std::vector<std::string>& notes);
 

@@ -189,7 +189,7 @@ TemporaryDirectory::TemporaryDirectory(const fs::path& stem) : name_(stem) {
 
 namespace {
 
-// A signal handler reads entries: fixed size, complete before the address is published.
+// A signal handler reads entries, so they have a fixed size and are complete before their address is published.
 struct Mapped {
   std::atomic<bool> taken{false};
   std::atomic<const std::byte*> begin{nullptr};

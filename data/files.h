@@ -12,11 +12,11 @@ namespace tessera {
 // Throws InputError unless the file is regular and readable.
 std::string read_file(const std::filesystem::path& file);
 
-// Files mistaken for others, by their first bytes: "a pointer of git-lfs: ...", "a web page". Empty if unknown; with
-// `as_text`, also if a text could begin with these bytes.
+// Names a file mistaken for another, by its first bytes: "a pointer of git-lfs: ...", "a web page". Empty if unknown;
+// with `as_text`, also if a text could begin with these bytes.
 std::string_view known_kind(std::string_view begin, bool as_text = false);
 inline constexpr std::string_view kConvertsRows = "'python3 -m tessera.rows FILE > rows.jsonl' converts it";
-// Whether Windows, macOS or an archive program creates it: desktop.ini, ._NAME.
+// Whether Windows, macOS or an archive program creates such a file: desktop.ini, ._NAME.
 bool is_system_file(const std::filesystem::path& file);
 
 // Throw InputError if links or permissions hide the name.
@@ -47,7 +47,7 @@ class SharedFile {
 // Makes a rename in the directory survive a power failure. Throws OutputError.
 void sync_directory(const std::filesystem::path& directory);
 
-// Also creates parents. Throws OutputError.
+// Creates parents, too. Throws OutputError.
 void make_directories(const std::filesystem::path& directory);
 
 class Checksum {

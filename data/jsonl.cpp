@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::json;
 using InOrder = nlohmann::ordered_json;
-// Including ShareGPT's names.
+// With ShareGPT's names.
 constexpr std::pair<std::string_view, Role> kRoles[] = {
     {"system", Role::system},     {"user", Role::user},       {"assistant", Role::assistant},
     {"tool", Role::tool},         {"human", Role::user},      {"gpt", Role::assistant},
@@ -47,7 +47,7 @@ constexpr std::array<Flag, 12> kFlags{{{"weight", "0", "1"},
                                        {"masked", "true", "false"},
                                        {"ignore", "true", "false"},
                                        {"ignore_loss", "true", "false"}}};
-// Substrings of other such keys: with the value false or 0, and with true or 1.
+// Substrings of other keys for this: with the value false or 0, and with true or 1.
 constexpr std::array<std::string_view, 4> kLearns{"train", "loss", "learn", "supervis"};
 constexpr std::array<std::string_view, 6> kExcludes{"mask", "ignor", "skip", "exclu", "no_loss", "no_train"};
 constexpr std::array<std::string_view, 2> kInnerFlags{"train_detail", "training_detail"};  // per character, in Axolotl

@@ -110,12 +110,12 @@ using LineFunction = std::function<void(std::string_view line, int64_t number)>;
 void for_each_line(const std::filesystem::path& file, const LineFunction& f);
 void for_each_line(std::string_view bytes, const std::string& what, const LineFunction& f);
 
-// Judges by the first bytes: an object or a list of objects; in .json files also a list of strings. A file without rows
-// counts if it is named .jsonl or .ndjson (.gz, .zst).
+// Whether the first bytes are an object or a list of objects; in .json files also a list of strings. A file without
+// rows counts if it is named .jsonl or .ndjson (.gz, .zst).
 bool holds_examples(const std::filesystem::path& file);
 
-// A note if the name of a file to be read as text is a CSV, TSV or YAML file's, else empty. Throws InputError if its
-// columns are keys of examples.
+// Returns a note if a file to be read as text is CSV, TSV or YAML by its name. Throws InputError if its columns are
+// keys of examples.
 std::string check_table(const std::filesystem::path& file);
 
 // The example files that `data` names: a file; several files or patterns separated by commas; or a directory without

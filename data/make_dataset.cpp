@@ -55,7 +55,7 @@ class DatasetWriter {
   }
   void add_bytes(int64_t bytes, bool held) { (held ? val_bytes_ : train_bytes_) += bytes; }
 
-  // False if the name was taken in the meantime.
+  // Returns false if the name was taken in the meantime.
   bool finish(bool special) {
     finish_shards();
     val_->finish();
@@ -122,7 +122,6 @@ class DatasetWriter {
   std::map<std::string, int64_t> names_ = {};  // of special tokens
 };
 
-// A text, or documents, each followed by an end token.
 struct Parts {
   std::string name;
   TextWalk walk;  // over chunks or documents
@@ -258,7 +257,6 @@ void require_new(const fs::path& directory) {
   if (error) throw OutputError(fmt::format("cannot create the dataset {}: {}", directory.string(), error.message()));
 }
 
-// False if the name was taken in the meantime.
 bool write_dataset(std::span<const Parts> all, const std::string& what, const TokenizerChoice& choice,
                    const fs::path& directory, int64_t shard_tokens = 0) {
   const std::shared_ptr<const Tokenizer> tokenizer = tokenizer_for(all, choice, what);

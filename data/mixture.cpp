@@ -25,7 +25,6 @@ double number_in(std::string_view text) {
   return error == std::errc() && end == text.data() + text.size() ? v : -1;
 }
 
-// `Refusal` names the source and the reason.
 template <class Refusal>
 void check(const std::vector<Weighted>& all, const std::string& what) {
   const auto refuse = [&](const std::string& why) { throw Refusal(fmt::format("{}: {}", what, why)); };

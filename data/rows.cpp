@@ -20,7 +20,7 @@ namespace {
 
 using InOrder = nlohmann::ordered_json;
 constexpr size_t kMaxRow = size_t{64} << 20;
-// For an object that is split: serialization recurses, and its ordered keys are compared pairwise.
+// Limits for an object that is split: serialization recurses, and its ordered keys are compared pairwise.
 constexpr int64_t kMaxDepth = 64, kMaxKeys = 20'000;
 constexpr std::string_view kByteOrder = "\xEF\xBB\xBF", kBlanks = " \t\r\n";
 

@@ -1,5 +1,4 @@
-// Token files, and batches and rows of tokens. A 64-byte header precedes the tokens, of 16 or 32 bits each,
-// little-endian.
+// Token files, and batches and rows of tokens. A 64-byte header precedes little-endian tokens of 16 or 32 bits.
 //
 //   bytes 0..7 "TESSTOK\n"   8..11 version (1)   12..15 bytes per token (2 or 4)   16..23 vocabulary
 //   24..31 count             32..39 XXH3-64 of the tokens' bytes                   40..63 zero
@@ -16,12 +15,12 @@ class TokenFile {
  public:
   // Validates header, length, checksum and token range. The file stays open. Throws InputError. Cost: two passes.
   static TokenFile open(const std::filesystem::path& file);
-  // In place, validated as in open() except for a checksum, which llm.c's format lacks.
+  // Read in place and validated as by open(), except for a checksum, which llm.c's format lacks.
   static TokenFile open_llmc(const std::filesystem::path& file, int64_t vocab_size);
   // The bytes must outlive the result.
   static TokenFile of_bytes(std::span<const std::byte> bytes, const std::string& what);
   static TokenFile of_llmc_bytes(std::span<const std::byte> bytes, int64_t vocab_size, const std::string& what);
-  // Copies tokens that are not in a file.
+  // Copies the tokens.
   static TokenFile of_tokens(std::span<const int32_t> tokens, int64_t vocab_size, const std::string& what);
   // Writes atomically. Throws OutputError; Error for a token outside [0, vocab_size).
   static void write(const std::filesystem::path& file, std::span<const int32_t> tokens, int64_t vocab_size);
@@ -85,7 +84,7 @@ class TokenWriter {
 // False also if the file cannot be read.
 bool is_llmc_file(const std::filesystem::path& file);
 
-// --- shuffle: a pure function of (key, round, position), so there is no state to store or communicate ---
+// A shuffle that is a pure function of (key, round, position), so there is no state to store or communicate.
 
 // The permutation of [0, count) in round `round`, for count up to 2^62. A Feistel network over the next even power of
 // two, iterated until the result is in range (cycle walking; Black and Rogaway 2002, "Ciphers with arbitrary finite
@@ -140,10 +139,10 @@ class Rows {
 
 class Loader {
  public:
-  // Refers to `tokens`. Throws Error (usage) for sizes below 1 and for a context not shorter than the split.
+  // `tokens` must outlive it. Throws Error (usage) for sizes below 1 and for a context not shorter than the split.
   Loader(const TokenFile& tokens, int64_t context, int64_t batch, uint64_t seed);
 
-  // Position of the first token.
+  // Position of the sequence's first token.
   int64_t start(int64_t step, int64_t sequence) const;
   // Loads tokens and their successors, both (count, context). Throws Error (usage) for sequences outside the batch.
   void load(int64_t step, int64_t first, int64_t count, int32_t* inputs, int32_t* targets) const;

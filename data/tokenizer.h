@@ -51,10 +51,10 @@ class Tokenizer {
   virtual std::map<std::string, std::string> named_tokens() const { return {}; }
   // Jinja source; may be empty.
   virtual std::string_view chat_template() const { return {}; }
-  // Of a model with this tokenizer: token ids of beginning, end and padding, and other settings of the tokenizer's
-  // files.
+  // Token ids of beginning, end and padding, and other settings of the tokenizer's files, for a model with this
+  // tokenizer.
   virtual std::string generation_config() const;
-  // By name, for other programs.
+  // The files by which other programs load this tokenizer, by name.
   virtual std::map<std::string, std::string> files() const = 0;
   // "char", "bytes", "bpe" or "hub".
   std::string_view kind() const { return kind_; }
@@ -79,7 +79,7 @@ class Tokenizer {
   std::optional<int32_t> bos_ = {}, eos_ = {};
 };
 
-// How special tokens' names in texts are encoded; empty if none occurred.
+// Reports how names of special tokens in texts were encoded; empty if none occurred.
 std::string special_note(const std::map<std::string, int64_t>& counts, bool as_tokens);
 
 // Tokens that stop generation. Throws InputError.
@@ -93,7 +93,7 @@ struct TokenizerChoice {
   std::vector<std::string> added = {};  // additional special tokens
   std::string end = {};                 // special token that ends a text; empty: the tokenizer's own
   bool special = false;                 // EncodeOptions::special_in_text
-  // Receive progress lines while texts are read and a tokenizer is trained, and messages about the result.
+  // `progress` receives lines while texts are read and a tokenizer is trained; `note`, messages about the result.
   std::function<void(const std::string&line)> progress = nullptr, note = nullptr;
 
   std::string_view chosen() const { return name.empty() ? otherwise : name; }

@@ -19,7 +19,7 @@ bool is_white_space(char32_t c);
 
 size_t last_character(std::string_view text);
 
-// Removes characters for which `goes` returns true from either end.
+// Strips characters for which `goes` returns true.
 template <class F>
 std::string_view stripped(std::string_view text, bool left, bool right, const F& goes) {
   const auto taken = [&](size_t at, size_t& end) { return goes(next_code_point(text, end = at).value_or(0xFFFD)); };

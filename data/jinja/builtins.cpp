@@ -131,7 +131,7 @@ Value at_path(RenderContext& work, Value v, const Value& path) {
   }
   return v;
 }
-// By the values at `path`; strings compare case-insensitively.
+// Keys are the values at `path`; strings compare case-insensitively.
 Value sorted(RenderContext& work, const Values& items, const Value& path) {
   std::vector<std::pair<Value, Value>> keyed;
   for (const Value& v : items) {

@@ -14,7 +14,7 @@ constexpr std::string_view kOpens = "\uFDD0", kCloses = "\uFDD1";
 constexpr std::string_view kThoughtEnds = "</think>";
 constexpr std::string_view kPlaceholder = "\uFDD2";  // stands for a message that is being located
 
-// Of each byte of a rendered text; `never`: no target, even without responses_only.
+// The kind of each byte of a rendered text; `never`: no target, even without responses_only.
 enum class Mark : uint8_t { none, response, never };
 
 // Splits at the delimiters of special tokens' names.
@@ -42,7 +42,7 @@ ModelTemplate::ModelTemplate(const Tokenizer& tokenizer)
   }
 }
 
-// With names of special tokens enclosed by delimiters.
+// Encloses names of special tokens in delimiters.
 std::string ModelTemplate::quoted(const std::string& text) const {
   if (text.find(kOpens) != std::string::npos || text.find(kCloses) != std::string::npos)
     throw InputError("a message contains a noncharacter, U+FDD0 or U+FDD1");

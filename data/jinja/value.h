@@ -56,9 +56,9 @@ struct Dict {
   int depth = 1;
 };
 
-// Neither printed nor compared: a function, macro, loop or namespace.
 struct RenderContext;
 struct Call;
+// Neither printed nor compared: a function, macro, loop or namespace.
 struct Object {
   std::function<Value(Call)> call = nullptr;
   std::function<Value(const std::string&)> attribute = nullptr;
@@ -75,7 +75,7 @@ struct Rendered {
   std::vector<std::pair<size_t, size_t>> generated = {};  // begin and end of the output of `generation` blocks
 };
 
-// The state of one rendering. Objects end with it; a bound on work stops malicious templates.
+// The state of one rendering, which owns its objects. The bound on work stops malicious templates.
 struct RenderContext : NotCopied {
   explicit RenderContext(size_t most = size_t{1} << 28) : left(most) {}
   // One unit is about a nanosecond or one byte of output. Throws InputError at the bound.
@@ -122,11 +122,11 @@ Value named_value(RenderContext& work, const Text& name);
 Value loop_attribute(const Values& items, size_t at, const std::string& name);
 // x[from:to:step]; each bound may be none.
 Value slice(RenderContext& work, const Value& of, const Value& from, const Value& to, const Value& step);
-// + - * / // % ~ or a comparison. Throws InputError where Python throws TypeError, for % of a string, integers beyond
-// 64 bits, and // and % of non-integers.
+// Evaluates + - * / // % ~ or a comparison. Throws InputError where Python throws TypeError, for % of a string,
+// integers beyond 64 bits, and // and % of non-integers.
 Value operated(RenderContext& work, std::string_view op, const Value& a, const Value& b);
 
-// As Python's repr() or as JSON.
+// Formats values as Python's repr() or as JSON.
 struct Style {
   bool json = false, ascii = false, sorted = false;
   std::optional<std::string> indent = {};  // per level

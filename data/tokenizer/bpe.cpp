@@ -36,7 +36,7 @@ constexpr Tables make_tables() {
 }
 constexpr Tables kTables = make_tables();
 
-// An array as a linked list of tokens during merging.
+// A linked list in an array, during merging.
 struct Symbol {
   int32_t token, previous, next;  // next -1: none; token -1: merged into the previous one
 };

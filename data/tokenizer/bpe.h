@@ -24,7 +24,7 @@
 
 namespace tessera::bpe {
 
-// Sorted by the code points of their characters, the order of GPT-2's first 256 tokens.
+// Sorted by the code points of their characters, which is the order of GPT-2's first 256 tokens.
 const std::array<uint8_t, 256>& bytes_in_order();
 
 std::string spell(std::string_view bytes);
@@ -35,8 +35,8 @@ std::optional<std::string> unspell(std::string_view spelling);
 inline constexpr std::string_view kGpt2 =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// Of matches and the text between them: each is a piece; matches are dropped; each match joins the preceding or the
-// following text; or adjacent matches are joined.
+// The pieces: matches and the text between them; only that text; that text with each match joined to its predecessor or
+// successor; or as isolated, with adjacent matches joined.
 enum class Behaviour { isolated, removed, merged_with_previous, merged_with_next, contiguous };
 
 // Matching within one text, with a limit on total CPU time: 2 s plus 5 us per byte.
@@ -97,7 +97,7 @@ inline uint64_t pair_key(int32_t left, int32_t right) {
   return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
 }
 
-// From a text or pair key to a non-negative integer, with linear probing, so most lookups access one slot.
+// Hash map from a text or pair key to a non-negative integer; with linear probing, most lookups access one slot.
 template <class Key>
 class Numbers {
  public:

@@ -46,10 +46,10 @@ struct Description {
   std::vector<Change> changes;                    // normalizer steps, in order
   bool byte_level = false, prefix_space = false;  // of the pre-tokenizer, like the following members
   Prefix prefix_mark = Prefix::never;
-  bool marks_spaces = false;                              // Metaspace, after the search for added tokens
-  std::vector<bpe::Split> cuts;                           // each splits the pieces of the previous one
-  bool marks_are_spaces = false, spaces_between = false;  // in decoded text; between tokens
-  std::vector<int32_t> before, behind;                    // added at the beginning and the end of a text
+  bool marks_spaces = false;     // Metaspace, after the search for added tokens
+  std::vector<bpe::Split> cuts;  // each splits the pieces of the previous one
+  bool marks_are_spaces = false, spaces_between = false;
+  std::vector<int32_t> before, behind;  // added at the beginning and the end of a text
   Strip strip = Strip::none;
 };
 
@@ -171,8 +171,8 @@ class BpeTokenizer final : public DescribedTokenizer {
   std::vector<Merge> merges_;
 };
 
-// Of pieces under GPT-2's pattern. Above a million distinct pieces, the rarest half is dropped. Cost: one pass; 100 MB
-// per million pieces.
+// Frequencies of pieces under GPT-2's pattern. Above a million distinct pieces, the rarest half is dropped. Cost: one
+// pass; 100 MB per million pieces.
 class WordCounts {
  public:
   static constexpr size_t kMax = 1'000'000;
@@ -200,8 +200,8 @@ struct BpeTraining {
 BpeTokenizer train_bpe(WordCounts pieces, const BpeTraining& options);
 BpeTokenizer train_bpe(std::string_view text, const BpeTraining& options);
 
-// A Hugging Face tokenizer. Tokens are identical to those of the Python library `tokenizers`, where bytes that are not
-// UTF-8 also count as U+FFFD. Names of special tokens in a text are text unless requested otherwise.
+// A Hugging Face tokenizer. Tokens are identical to the Python library `tokenizers`, in which invalid UTF-8 also counts
+// as U+FFFD. Names of special tokens in a text are text unless requested otherwise.
 class HubTokenizer final : public DescribedTokenizer {
  public:
   using Files = std::map<std::string, std::string>;

@@ -168,7 +168,6 @@ class Trainer {
     for (const auto& [key, pair] : pairs_) heap_.push({pair.count, ~key});
   }
 
-  // Performs one merge; false if no pair is frequent enough.
   bool step(int64_t least) {
     while (!heap_.empty()) {
       const auto [count, turned] = heap_.top();
