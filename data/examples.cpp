@@ -39,7 +39,7 @@ static TokenFile read_tokens(const Text& text, const Tokenizer& tokenizer, const
         file->add(std::exchange(tokens, {}));
       },
       o.ends, size_t{8} << 20, o.special);
-  text.read([&](std::string_view piece) { encoder.add(piece); });
+  text.read([&](std::string_view chunk) { encoder.add(chunk); });
   encoder.finish();
   if (const std::string note = special_note(encoder.special_names(), o.special); !note.empty()) notes.push_back(note);
   if (!file) return TokenFile::of_tokens(tokens, tokenizer.vocab_size(), text.name);
@@ -93,21 +93,21 @@ static std::vector<std::vector<int64_t>> packed_rows(const std::vector<EncodedEx
   const auto places = [&](int64_t e) { return std::ssize(examples[static_cast<size_t>(e)].tokens) - 1; };
   std::ranges::stable_sort(order, [&](int64_t a, int64_t b) { return places(a) > places(b); });
   std::vector<std::vector<int64_t>> rows;
-  std::map<int64_t, std::vector<size_t>> by_room;  // rows by free space
+  std::map<int64_t, std::vector<size_t>> by_free_space;
   for (const int64_t e : order) {
-    const auto fits = by_room.lower_bound(places(e));
+    const auto fits = by_free_space.lower_bound(places(e));
     size_t row = rows.size();
-    int64_t room = context;
-    if (fits == by_room.end()) {
+    int64_t free_space = context;
+    if (fits == by_free_space.end()) {
       rows.emplace_back();
     } else {
-      room = fits->first;
+      free_space = fits->first;
       row = fits->second.back();
       fits->second.pop_back();
-      if (fits->second.empty()) by_room.erase(fits);
+      if (fits->second.empty()) by_free_space.erase(fits);
     }
     rows[row].push_back(e);
-    if (room > places(e)) by_room[room - places(e)].push_back(row);
+    if (free_space > places(e)) by_free_space[free_space - places(e)].push_back(row);
   }
   return rows;
 }
@@ -202,7 +202,7 @@ namespace {
 
 struct Rendered {
   std::string where;  // file and line
-  std::vector<Piece> pieces;
+  std::vector<Segment> segments;
   bool own = false;           // uses the model's own template
   EncodedExample made = {};   // of a tokenized row
   bool is_text = false;       // a text row, which may contain a rendered template
@@ -256,9 +256,9 @@ bool names_key(std::string_view source, const std::string& key) {
 
 Rendered render_own(const Example& example, const ModelTemplate& own, const std::string& where, bool responses) {
   Rendered out{
-      .where = where, .pieces = own.render(example, where, responses), .own = true, .role = example.unknown_role};
+      .where = where, .segments = own.render(example, where, responses), .own = true, .role = example.unknown_role};
   std::string all;
-  for (const Piece& piece : out.pieces) all += piece.text;
+  for (const Segment& segment : out.segments) all += segment.text;
   for (const Message& turn : example.turns)
     if (const std::string_view bare = jinja::stripped(turn.text, true, true);
         turn.training != Message::Training::never && all.find(bare) != std::string::npos)
@@ -296,7 +296,7 @@ std::vector<Rendered> read_rendered(const std::vector<fs::path>& files, const st
       if (example.shape != Example::Shape::tokens)
         return void(messages && own ? out.push_back(render_own(example, *own, where, o.responses_only))
                                     : out.push_back({.where = where,
-                                                     .pieces = render(example, o.style, where),
+                                                     .segments = render(example, o.style, where),
                                                      .is_text = example.shape == Example::Shape::text}));
       if (!tokenizer)
         throw InputError(
@@ -319,9 +319,9 @@ class Encoder {
 
   EncodedExample encode(const Rendered& example) {
     EncodedExample out = read_tokens(example);
-    for (const Piece& piece : example.pieces)
-      if (piece.is_content && as_target(piece)) out.bytes += std::ssize(piece.text);
-    if (example.own || example.pieces.empty())  // markers and responses are not separate
+    for (const Segment& segment : example.segments)
+      if (segment.is_content && as_target(segment)) out.bytes += std::ssize(segment.text);
+    if (example.own || example.segments.empty())  // markers and responses are not separate
       out.bytes = example.own && !options_.responses_only ? example.content_bytes : target_bytes(out, 1);
     return cut(std::move(out), example);
   }
@@ -331,8 +331,8 @@ class Encoder {
     EncodedExample out = example.made;
     Run run;
     bool first = true, strips = false;
-    if (options_.ends && !example.own && !example.pieces.empty() && example.pieces[0].kind == Piece::Kind::text)
-      for (const int32_t token : tokenizer_.beginning()) add(out, {token}, as_target(example.pieces[0]));
+    if (options_.ends && !example.own && !example.segments.empty() && example.segments[0].kind == Segment::Kind::text)
+      for (const int32_t token : tokenizer_.beginning()) add(out, {token}, as_target(example.segments[0]));
     const auto flush = [&] {
       if (run.text.empty()) return;
       const EncodeOptions how{.special_in_text = run.names || options_.special || example.is_text,
@@ -344,27 +344,27 @@ class Encoder {
         bad_input("{}: {}", example.where, e.what());
       }
     };
-    for (const Piece& piece : example.pieces) {
-      if (piece.kind == Piece::Kind::text) tokenizer_.count_special(piece.text, example.is_text ? read_names_ : names_);
-      const bool names = example.own && piece.kind == Piece::Kind::marker;
-      const std::optional<int32_t> token = example.own ? std::nullopt : special(piece);
-      const bool follows = piece.kind == Piece::Kind::end && !run.text.empty();
+    for (const Segment& s : example.segments) {
+      if (s.kind == Segment::Kind::text) tokenizer_.count_special(s.text, example.is_text ? read_names_ : names_);
+      const bool names = example.own && s.kind == Segment::Kind::marker;
+      const std::optional<int32_t> token = example.own ? std::nullopt : special(s);
+      const bool follows = s.kind == Segment::Kind::end && !run.text.empty();
       const auto [left, right] = token ? tokenizer_.strips(*token) : std::pair(false, false);
       if (left) run.strip_end();
       if (token || names != run.names) flush();
       run.names = names;
-      const std::string_view text = stripped(piece.text, strips, false, is_white_space);
+      const std::string_view text = stripped(s.text, strips, false, is_white_space);
       strips = token ? right : strips && text.empty();
       if (!token)
-        run.add(text, as_target(piece));
+        run.add(text, as_target(s));
       else if (!follows || out.tokens.back() != *token)  // a text may already end with its end token, as for TRL
-        add(out, {*token}, as_target(piece)), first = false;
+        add(out, {*token}, as_target(s)), first = false;
     }
     flush();
     check_in_table(out.tokens, options_.vocab, tokenizer_, example.where);
-    if (const auto most = std::ranges::max_element(out.tokens);
-        most != out.tokens.end() && *most >= tokenizer_.vocab_size())
-      bad_input("{}: token {} is outside the tokenizer's vocabulary of {}", example.where, *most,
+    if (const auto largest = std::ranges::max_element(out.tokens);
+        largest != out.tokens.end() && *largest >= tokenizer_.vocab_size())
+      bad_input("{}: token {} is outside the tokenizer's vocabulary of {}", example.where, *largest,
                 tokenizer_.vocab_size());
     return out;
   }
@@ -383,19 +383,19 @@ class Encoder {
  private:
   struct Run {
     std::string text = {};
-    std::vector<std::pair<size_t, bool>> parts = {};  // end of each segment, and whether it is trained
+    std::vector<std::pair<size_t, bool>> spans = {};  // end of each segment, and whether it is trained
     bool names = false;                               // EncodeOptions::special_in_text
 
     void add(std::string_view more, bool trained) {
       if (more.empty()) return;
       text += more;
-      if (!parts.empty() && parts.back().second == trained) parts.pop_back();
-      parts.emplace_back(text.size(), trained);
+      if (!spans.empty() && spans.back().second == trained) spans.pop_back();
+      spans.emplace_back(text.size(), trained);
     }
     void strip_end() {
       text.resize(stripped(text, false, true, is_white_space).size());
-      while (!parts.empty() && (parts.size() == 1 ? 0 : parts.rbegin()[1].first) >= text.size()) parts.pop_back();
-      if (!parts.empty()) parts.back().first = text.size();
+      while (!spans.empty() && (spans.size() == 1 ? 0 : spans.rbegin()[1].first) >= text.size()) spans.pop_back();
+      if (!spans.empty()) spans.back().first = text.size();
     }
   };
 
@@ -403,21 +403,21 @@ class Encoder {
   // segment ends where the encoding of the text up to its end does.
   void add(EncodedExample& to, const Run& run, const EncodeOptions& how) const {
     const std::vector<int32_t> tokens = tokenizer_.encode_with(run.text, how);
-    if (run.parts.size() == 1) return add(to, tokens, run.parts[0].second);
+    if (run.spans.size() == 1) return add(to, tokens, run.spans[0].second);
     const auto bytes_in = [&](const std::vector<int32_t>& all) {
       return std::accumulate(all.begin(), all.end(), size_t{0},
                              [&](size_t sum, int32_t token) { return sum + tokenizer_.token_bytes(token).size(); });
     };
     std::vector<size_t> ends;
-    for (size_t p = 0; p + 1 < run.parts.size(); ++p)
-      ends.push_back(bytes_in(tokenizer_.encode_with(std::string_view(run.text).substr(0, run.parts[p].first), how)));
+    for (size_t p = 0; p + 1 < run.spans.size(); ++p)
+      ends.push_back(bytes_in(tokenizer_.encode_with(std::string_view(run.text).substr(0, run.spans[p].first), how)));
     ends.push_back(std::numeric_limits<size_t>::max());
-    size_t begin = 0, part = 0;
+    size_t begin = 0, span = 0;
     for (const int32_t token : tokens) {
       const size_t end = begin + tokenizer_.token_bytes(token).size();
-      while (ends[part] <= begin) ++part;
-      bool trained = run.parts[part].second;
-      for (size_t p = part; ends[p] < end; ++p) trained = trained || run.parts[p + 1].second;
+      while (ends[span] <= begin) ++span;
+      bool trained = run.spans[span].second;
+      for (size_t p = span; ends[p] < end; ++p) trained = trained || run.spans[p + 1].second;
       add(to, {token}, trained);
       begin = end;
     }
@@ -434,31 +434,31 @@ class Encoder {
       if (e.trained[t] && !is_special(e.tokens[t])) bytes += std::ssize(tokenizer_.token_bytes(e.tokens[t]));
     return bytes;
   }
-  bool as_target(const Piece& piece) const { return !piece.never && (piece.response || !options_.responses_only); }
-  std::optional<int32_t> special(const Piece& piece) {
-    if (piece.kind == Piece::Kind::text) return {};
-    if (piece.kind == Piece::Kind::end) {
+  bool as_target(const Segment& s) const { return !s.never && (s.response || !options_.responses_only); }
+  std::optional<int32_t> special(const Segment& segment) {
+    if (segment.kind == Segment::Kind::text) return {};
+    if (segment.kind == Segment::Kind::end) {
       const std::optional<int32_t> end = tokenizer_.document_end();
       endless_ = endless_ || !end;
       return end;
     }
-    const std::optional<int32_t> token = tokenizer_.special(piece.text);
-    if (!token) as_text_.insert(piece.text);
+    const std::optional<int32_t> token = tokenizer_.special(segment.text);
+    if (!token) as_text_.insert(segment.text);
     return token;
   }
   EncodedExample cut(EncodedExample e, const Rendered& example) {
-    const auto most = static_cast<size_t>(options_.context) + 1;
+    const auto limit = static_cast<size_t>(options_.context) + 1;
     const bool had = count_targets(e) > 0;
-    if (e.tokens.size() > most) {
-      e.bytes = std::max<int64_t>(e.bytes - target_bytes(e, most), 0);
-      e.tokens.resize(most);
-      e.trained.resize(most);
+    if (e.tokens.size() > limit) {
+      e.bytes = std::max<int64_t>(e.bytes - target_bytes(e, limit), 0);
+      e.tokens.resize(limit);
+      e.trained.resize(limit);
       if (count_targets(e) > 0) ++cut_;
     }
     if (count_targets(e) == 0)
       bad_input(
           "{}: no token to train on: {}{}", example.where,
-          had ? fmt::format("the response begins after the context of {} tokens", most - 1) : "it has no response",
+          had ? fmt::format("the response begins after the context of {} tokens", limit - 1) : "it has no response",
           had || example.role.empty()
               ? ""
               : fmt::format("; `roles` {}=assistant makes responses of this role", example.role));
@@ -504,28 +504,28 @@ Asked ask(const std::vector<Message>& turns, const ExampleOptions& o, const Toke
   Example answered{Example::Shape::messages, turns};
   if (turns.empty()) answered.turns.push_back({Role::user, "x"});
   answered.turns.push_back({Role::assistant, "x"});
-  std::vector<Piece> pieces;
+  std::vector<Segment> segments;
   try {
-    pieces = own ? own->render(answered, what) : render(answered, o.style, what);
+    segments = own ? own->render(answered, what) : render(answered, o.style, what);
   } catch (const InputError&) {
     if (!own) throw;  // otherwise only the model's settings define the end
   }
-  while (!pieces.empty() && !pieces.back().response) pieces.pop_back();
-  const Piece last = pieces.empty() ? Piece() : pieces.back();
-  while (!pieces.empty() && pieces.back().response) pieces.pop_back();
+  while (!segments.empty() && !segments.back().response) segments.pop_back();
+  const Segment last = segments.empty() ? Segment() : segments.back();
+  while (!segments.empty() && segments.back().response) segments.pop_back();
   Asked out;
   if (!turns.empty())
     out.tokens = Encoder(tokenizer, o)
-                     .read_tokens({what, own ? own->prompt(turns, what) : std::move(pieces), own != nullptr})
+                     .read_tokens({what, own ? own->prompt(turns, what) : std::move(segments), own != nullptr})
                      .tokens;
   const size_t content_at = own ? last.text.find('x') : std::string::npos;
   const std::string behind = last.text.substr(content_at == std::string::npos ? 0 : content_at + 1);
   std::optional<int32_t> end;
-  if (last.kind == Piece::Kind::end) end = tokenizer.document_end();
+  if (last.kind == Segment::Kind::end) end = tokenizer.document_end();
   for (size_t at = 0; at < behind.size() && !end; ++at) end = tokenizer.special(behind.substr(at));
   if (end)
     out.ends.push_back(*end);
-  else if (!own && last.kind == Piece::Kind::marker)
+  else if (!own && last.kind == Segment::Kind::marker)
     out.stops.push_back(behind);
   else if (const std::string_view text = jinja::stripped(behind, true, true);
            own && content_at != std::string::npos && !text.empty())
@@ -553,8 +553,8 @@ Dataset load_examples(const std::filesystem::path& spec, const TokenizerChoice& 
   };
   const auto trained = [&](size_t count) {
     if (held_file) return count;
-    const double part = static_cast<double>(count) * o.held.share;
-    return count - std::clamp<size_t>(static_cast<size_t>(part * (1 + 1e-12)), 1, count - 1);
+    const double held = static_cast<double>(count) * o.held.share;
+    return count - std::clamp<size_t>(static_cast<size_t>(held * (1 + 1e-12)), 1, count - 1);
   };
   require_enough(rendered.size());
   const std::span<const Rendered> all(rendered);
@@ -562,7 +562,7 @@ Dataset load_examples(const std::filesystem::path& spec, const TokenizerChoice& 
   const size_t train_count = trained(all.size());
   const auto texts = [&](const SplitChunk& f) {
     for (size_t e = 0; e < all.size(); ++e)
-      for (const Piece& piece : all[e].pieces) f(piece.text, e >= train_count);
+      for (const Segment& segment : all[e].segments) f(segment.text, e >= train_count);
   };
   d.tokenizer = choice.learns() ? make_tokenizer(choice, what, texts) : std::move(tokenizer);
   Encoder encoder(*d.tokenizer, o);

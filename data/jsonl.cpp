@@ -420,7 +420,7 @@ Example parse_example(std::string_view line, const std::string& what, const RowN
 
 namespace {
 
-using Kind = Piece::Kind;
+using Kind = Segment::Kind;
 
 // Places an input below its instruction.
 std::vector<Message> conversation(const Example& example) {
@@ -430,61 +430,61 @@ std::vector<Message> conversation(const Example& example) {
   return turns;
 }
 
-Piece make_piece(const Message& turn, Kind kind, std::string text) {
+Segment make_segment(const Message& turn, Kind kind, std::string text) {
   return {kind, std::move(text), turn.is_response(), turn.training == Message::Training::never, kind == Kind::text};
 }
 
-std::vector<Piece> chatml(const Example& example) {
-  std::vector<Piece> out;
+std::vector<Segment> chatml(const Example& example) {
+  std::vector<Segment> out;
   for (const Message& turn : conversation(example))
     out.insert(out.end(), {{Kind::marker, "<|im_start|>"},
                            {Kind::text, std::string(to_string(turn.role)) + "\n"},
-                           make_piece(turn, Kind::text, turn.text),
-                           make_piece(turn, Kind::marker, "<|im_end|>"),
+                           make_segment(turn, Kind::text, turn.text),
+                           make_segment(turn, Kind::marker, "<|im_end|>"),
                            {Kind::text, "\n"}});
   return out;
 }
 
 bool is_ascii_space(char32_t c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
-std::vector<Piece> llama3(const Example& example) {
-  std::vector<Piece> out{{Kind::marker, "<|begin_of_text|>"}};
+std::vector<Segment> llama3(const Example& example) {
+  std::vector<Segment> out{{Kind::marker, "<|begin_of_text|>"}};
   for (const Message& turn : conversation(example))
     out.insert(out.end(), {{Kind::marker, "<|start_header_id|>"},
                            {Kind::text, std::string(to_string(turn.role))},
                            {Kind::marker, "<|end_header_id|>"},
                            {Kind::text, "\n\n"},
-                           make_piece(turn, Kind::text, std::string(stripped(turn.text, true, true, is_ascii_space))),
-                           make_piece(turn, Kind::marker, "<|eot_id|>")});
+                           make_segment(turn, Kind::text, std::string(stripped(turn.text, true, true, is_ascii_space))),
+                           make_segment(turn, Kind::marker, "<|eot_id|>")});
   return out;
 }
 
-std::vector<Piece> alpaca(const Example& example) {
+std::vector<Segment> alpaca(const Example& example) {
   const bool input = !example.input.empty();
-  Piece before{
+  Segment before{
       .text = fmt::format(
           "Below is an instruction that describes a task{}. Write a response that appropriately completes the request.",
           input ? ", paired with an input that provides further context" : "")};
-  std::vector<Piece> out;
+  std::vector<Segment> out;
   for (const Message& turn : example.turns) {
-    const Piece piece = make_piece(turn, Kind::text, turn.text);
+    const Segment segment = make_segment(turn, Kind::text, turn.text);
     if (turn.role == Role::system) {
-      before = piece;
+      before = segment;
     } else if (turn.role == Role::user) {
       if (out.empty()) out.push_back(before);
-      out.insert(out.end(), {{.text = "\n\n### Instruction:\n"}, piece});
+      out.insert(out.end(), {{.text = "\n\n### Instruction:\n"}, segment});
       if (input) out.insert(out.end(), {{.text = "\n\n### Input:\n"}, {.text = example.input, .is_content = true}});
       out.push_back({.text = "\n\n### Response:\n"});
     } else {
-      out.insert(out.end(), {piece, make_piece(turn, Kind::end, "")});
+      out.insert(out.end(), {segment, make_segment(turn, Kind::end, "")});
     }
   }
   return out;
 }
 
-std::vector<Piece> plain(const Example& example) {
-  std::vector<Piece> out;
-  for (const Message& turn : conversation(example)) out.push_back(make_piece(turn, Kind::text, turn.text));
+std::vector<Segment> plain(const Example& example) {
+  std::vector<Segment> out;
+  for (const Message& turn : conversation(example)) out.push_back(make_segment(turn, Kind::text, turn.text));
   out.push_back({Kind::end, "", true});
   return out;
 }
@@ -505,7 +505,7 @@ std::string_view jinja_source(ChatTemplate style) {
   return style == ChatTemplate::chatml ? kChatml : style == ChatTemplate::llama3 ? kLlama3 : "";
 }
 
-std::vector<Piece> render(const Example& example, ChatTemplate style, const std::string& what) {
+std::vector<Segment> render(const Example& example, ChatTemplate style, const std::string& what) {
   using Shape = Example::Shape;
   if (example.shape == Shape::text) return plain(example);
   if (!example.unshown.empty()) throw InputError(example.unshown);

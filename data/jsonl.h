@@ -86,7 +86,7 @@ Example parse_example(std::string_view row, const std::string& what, const RowNa
 
 enum class ChatTemplate : uint8_t { automatic, chatml, llama3, alpaca, none };
 
-struct Piece {
+struct Segment {
   // marker: one special token; end: the tokenizer's own end of a text.
   enum class Kind : uint8_t { text, marker, end };
   Kind kind = Kind::text;
@@ -98,7 +98,7 @@ struct Piece {
 
 // Throws InputError for messages in a template without roles, and for features that no built-in template supports.
 // `automatic` is chatml for messages, alpaca for instructions and none otherwise.
-std::vector<Piece> render(const Example& example, ChatTemplate style, const std::string& what);
+std::vector<Segment> render(const Example& example, ChatTemplate style, const std::string& what);
 
 // Empty if there is none.
 std::string_view jinja_source(ChatTemplate style);

@@ -18,13 +18,13 @@ constexpr std::string_view kPlaceholder = "\uFDD2";  // stands for a message tha
 enum class Mark : uint8_t { none, response, never };
 
 // Splits at the delimiters of special tokens' names.
-void cut(std::string_view text, Mark mark, const std::string& what, std::vector<Piece>& out) {
+void cut(std::string_view text, Mark mark, const std::string& what, std::vector<Segment>& out) {
   for (bool plain = false; !text.empty(); plain = !plain) {
     const size_t end = text.find(plain ? kCloses : kOpens), other = text.find(plain ? kOpens : kCloses);
     if ((plain && end == std::string_view::npos) || other < end)
       throw InputError(what + ": the chat template prints only part of a special token's name in a message");
     if (end != 0)
-      out.push_back({plain ? Piece::Kind::text : Piece::Kind::marker, std::string(text.substr(0, end)),
+      out.push_back({plain ? Segment::Kind::text : Segment::Kind::marker, std::string(text.substr(0, end)),
                      mark == Mark::response, mark == Mark::never});
     text.remove_prefix(end == std::string_view::npos ? text.size() : end + kOpens.size());
   }
@@ -173,7 +173,7 @@ std::pair<size_t, size_t> ModelTemplate::locate(const Example& example, size_t i
   return {std::min(begin, head.size()), end + closing};
 }
 
-std::vector<Piece> ModelTemplate::render(const Example& example, const std::string& what, bool responses) const {
+std::vector<Segment> ModelTemplate::render(const Example& example, const std::string& what, bool responses) const {
   const std::span<const Message> all(example.turns);
   const jinja::Rendered whole = text(all, example.variables, false, what);
   std::vector<Mark> marks(whole.text.size(), Mark::none);
@@ -193,7 +193,7 @@ std::vector<Piece> ModelTemplate::render(const Example& example, const std::stri
       turn = locate(example, i, whole.text, before, what);
     mark(turn.first, turn.second, never ? Mark::never : all[i].is_response() ? Mark::response : Mark::none);
   }
-  std::vector<Piece> out;
+  std::vector<Segment> out;
   for (size_t at = 0, end = 0; at < marks.size(); at = end) {
     while (end < marks.size() && marks[end] == marks[at]) ++end;
     cut(std::string_view(whole.text).substr(at, end - at), marks[at], what, out);
@@ -201,8 +201,8 @@ std::vector<Piece> ModelTemplate::render(const Example& example, const std::stri
   return out;
 }
 
-std::vector<Piece> ModelTemplate::prompt(const std::vector<Message>& turns, const std::string& what) const {
-  std::vector<Piece> out;
+std::vector<Segment> ModelTemplate::prompt(const std::vector<Message>& turns, const std::string& what) const {
+  std::vector<Segment> out;
   cut(text(turns, "", true, what).text, Mark::none, what, out);
   return out;
 }

@@ -48,9 +48,9 @@ class ModelTemplate {
   // without white space after a final special token. Without `responses`, only turns of weight 0 are located. If the
   // first turns' rendering is not a prefix of the full rendering, a turn is located by its message's text. Throws
   // InputError if the template raises an error, or prints a turn to be located never, modified or more than once.
-  std::vector<Piece> render(const Example& example, const std::string& what, bool responses = true) const;
+  std::vector<Segment> render(const Example& example, const std::string& what, bool responses = true) const;
   // Asks the assistant for the next turn.
-  std::vector<Piece> prompt(const std::vector<Message>& turns, const std::string& what) const;
+  std::vector<Segment> prompt(const std::vector<Message>& turns, const std::string& what) const;
 
  private:
   jinja::Rendered text(std::span<const Message> turns, const std::string& variables, bool asks,
