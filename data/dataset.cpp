@@ -18,9 +18,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-int64_t integer(const Json& json, const char* part, const char* key, const std::string& what) {
-  if (const std::optional<int64_t> value = natural(value_at(value_at(json, part), key))) return *value;
-  bad_input("{}: the key '{}.{}' must be a non-negative integer", what, part, key);
+int64_t integer(const Json& json, const char* section, const char* key, const std::string& what) {
+  if (const std::optional<int64_t> value = natural(value_at(value_at(json, section), key))) return *value;
+  bad_input("{}: the key '{}.{}' must be a non-negative integer", what, section, key);
 }
 
 int64_t longest_token(const Tokenizer& tokenizer) {
@@ -73,7 +73,7 @@ void Dataset::check_tokens(int64_t rows) const {
   std::vector<const TokenFile*> files{&val};
   for (const TokenFile& f : train) files.push_back(&f);
   for (const TokenFile* f : files)
-    f->pieces(0, f->size(), [&](std::span<const int32_t> tokens) {
+    f->chunks(0, f->size(), [&](std::span<const int32_t> tokens) {
       check_in_table(tokens, rows, *tokenizer, train.size() > 1 ? f->name() : source);
     });
 }
@@ -85,7 +85,7 @@ int64_t token_bytes(const TokenFile& tokens, int64_t begin, int64_t end, const T
     sizes.push_back(tokenizer.special(text) == token ? 0 : std::ssize(text));
   }
   int64_t bytes = 0;
-  tokens.pieces(begin, end, [&](std::span<const int32_t> all) {
+  tokens.chunks(begin, end, [&](std::span<const int32_t> all) {
     for (const int32_t token : all) {
       const bool first = bytes == 0;  // decoding may strip the space of the first token
       bytes += sizes.at(static_cast<size_t>(token));

@@ -74,7 +74,7 @@ EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokeniz
   if (is_llmc_file(spec)) {
     tokens = TokenFile::open_llmc(spec, tokenizer.vocab_size());
     const auto check = [&](std::span<const int32_t> some) { check_in_table(some, o.vocab, tokenizer, spec); };
-    tokens.pieces(0, tokens.size(), check);
+    tokens.chunks(0, tokens.size(), check);
     out.bytes = token_bytes(tokens, 0, tokens.size(), tokenizer);
   } else {
     if (const std::string note = check_table(spec); !note.empty()) out.notes.push_back(note);

@@ -109,10 +109,10 @@ void read_chunks(const fs::path& file, const std::function<void(std::span<const 
   const OpenFile in(file);
   std::vector<std::byte> memory(static_cast<size_t>(std::min(in.size(), int64_t{1} << 20)));
   for (int64_t at = 0; at < in.size(); at += std::ssize(memory)) {
-    const auto piece = std::span(memory).first(static_cast<size_t>(std::min(std::ssize(memory), in.size() - at)));
-    in.read(at, piece);
-    if (at == 0) refuse_pointer({reinterpret_cast<const char*>(piece.data()), piece.size()}, file);
-    f(piece);
+    const auto chunk = std::span(memory).first(static_cast<size_t>(std::min(std::ssize(memory), in.size() - at)));
+    in.read(at, chunk);
+    if (at == 0) refuse_pointer({reinterpret_cast<const char*>(chunk.data()), chunk.size()}, file);
+    f(chunk);
   }
 }
 
@@ -164,7 +164,7 @@ uint64_t file_checksum(const fs::path& file) {
 
 uint64_t checksum_of_chunks(const std::function<void(const ChunkFunction&)>& walk) {
   Checksum sum;
-  walk([&](std::span<const std::byte> piece) { sum.add(piece); });
+  walk([&](std::span<const std::byte> chunk) { sum.add(chunk); });
   return sum.value();
 }
 

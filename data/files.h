@@ -61,7 +61,7 @@ class Checksum {
 };
 
 // XXH3-64. Throw like read_file().
-using ChunkFunction = std::function<void(std::span<const std::byte> piece)>;
+using ChunkFunction = std::function<void(std::span<const std::byte> chunk)>;
 uint64_t checksum(std::string_view bytes);
 uint64_t file_checksum(const std::filesystem::path& file);
 uint64_t checksum_of_chunks(const std::function<void(const ChunkFunction&)>& walk);

@@ -115,8 +115,8 @@ void unpack_arguments(InOrder& calls) {
       call["function"]["arguments"] = unpacked(call["function"]["arguments"]);
 }
 
-bool is_whole(const Json& value) {
-  return !value.is_discarded() && (!value.is_structured() || std::all_of(value.begin(), value.end(), is_whole));
+bool is_complete(const Json& value) {
+  return !value.is_discarded() && (!value.is_structured() || std::all_of(value.begin(), value.end(), is_complete));
 }
 
 std::string flag_keys() {
@@ -164,7 +164,7 @@ Message parse_message(const Json& json, const std::string& what, const RowNames&
   InOrder more;
   for (const auto& [key, value] : json.items()) {
     if (key == role || key == content || value.is_null() || std::ranges::count(kFlags, key, &Flag::key) > 0) continue;
-    if (!is_whole(value))
+    if (!is_complete(value))
       bad_input("{}: the key '{}' contains a duplicate key, or a value that is too large or nested too deeply", what,
                 key.substr(0, 40));
     more[key] = nullptr;
@@ -187,19 +187,19 @@ Message parse_message(const Json& json, const std::string& what, const RowNames&
         fmt::format("{}: the role '{}'; expected system, user, assistant or tool, or one of these assigned by `roles`",
                     what, name.substr(0, 40));
   if (!more.empty() || !known) {
-    InOrder kept;
-    if (!known) kept["role"] = name;
+    InOrder rest;
+    if (!known) rest["role"] = name;
     for (const auto& [key, value] : ordered().items())
-      if (more.contains(key)) kept[key] = value;
-    if (calls && kept[kCalls].is_array()) unpack_arguments(kept[kCalls]);
+      if (more.contains(key)) rest[key] = value;
+    if (calls && rest[kCalls].is_array()) unpack_arguments(rest[kCalls]);
     for (const char* const thought : {"reasoning_content", "thinking", "reasoning"})  // synonyms in transformers
-      if (const auto thoughts = kept.find(thought); thoughts != kept.end()) {
+      if (const auto thoughts = rest.find(thought); thoughts != rest.end()) {
         const InOrder value = *thoughts;
-        kept["reasoning_content"] = value;
-        if (!kept.contains("thinking")) kept["thinking"] = value;
+        rest["reasoning_content"] = value;
+        if (!rest.contains("thinking")) rest["thinking"] = value;
         break;
       }
-    out.more = kept.dump();
+    out.more = rest.dump();
     out.silent = silent;
   }
   if (!included(json, out.role, what).value_or(true)) out.training = Message::Training::never;
@@ -230,7 +230,7 @@ class RowReader {
       const std::string why =
           fmt::format("{}: the key '{}' would change the model's input; a row of {} does not support it", what_, key,
                       found->keys[0]);
-      if (out_.shape != Shape::messages || !is_in(kVariables, key) || !is_whole(value)) throw InputError(why);
+      if (out_.shape != Shape::messages || !is_in(kVariables, key) || !is_complete(value)) throw InputError(why);
       if (out_.unshown.empty()) out_.unshown = why;
       variables[key] = unpacked(in_order()[theirs(key)]);
     }

@@ -90,7 +90,7 @@ std::vector<Weighted> parse_weights_file(std::string_view bytes, const std::stri
   }
   const fs::path folder = fs::path(what).parent_path();
   for (Weighted& w : out)
-    if (const fs::path beside = folder / w.name; !w.name.empty() && is_there(beside)) w.spec = beside.string();
+    if (const fs::path path = folder / w.name; !w.name.empty() && is_there(path)) w.spec = path.string();
   check<InputError>(out, what);
   return out;
 }
@@ -140,8 +140,8 @@ std::vector<int64_t> integer_shares(std::span<const double> weights) {
     shares.clear();
     for (const double w : weights) {
       const double scaled = w * scale;
-      const bool whole = scaled < kLargest && std::abs(scaled - std::round(scaled)) <= 1e-9 * scaled;
-      shares.push_back(whole ? std::llround(scaled) : 0);
+      const bool is_integer = scaled < kLargest && std::abs(scaled - std::round(scaled)) <= 1e-9 * scaled;
+      shares.push_back(is_integer ? std::llround(scaled) : 0);
     }
     if (std::ranges::find(shares, 0) != shares.end()) continue;
     divide_by_common(shares);
@@ -170,14 +170,14 @@ MixtureOrder::MixtureOrder(std::vector<int64_t> shares) : shares_(std::move(shar
   for (int64_t n = 1; n <= period; ++n) {
     // Among the eligible datasets (behind by at least 1 / slack), choose the one with the earliest deadline.
     size_t best = 0;
-    int64_t best_room = 0, best_share = 0;
+    int64_t best_deadline = 0, best_share = 0;
     for (size_t k = 0; k < shares_.size(); ++k) {
       const int64_t behind = shares_[k] * n - taken[k] * period;  // in units of 1 / period sequences
       if (behind * slack < period) continue;
-      const int64_t room = period * (slack - 1) - behind * slack;
-      if (best_share == 0 || room * best_share < best_room * shares_[k]) {
+      const int64_t deadline = period * (slack - 1) - behind * slack;
+      if (best_share == 0 || deadline * best_share < best_deadline * shares_[k]) {
         best = k;
-        best_room = room;
+        best_deadline = deadline;
         best_share = shares_[k];
       }
     }

@@ -87,16 +87,16 @@ class RowSplitter {
  public:
   RowSplitter(const std::string& what, const LineFunction& f) : what_(what), f_(f) {}
 
-  void add(std::string_view piece) {
-    for (size_t at = 0; at < piece.size(); ++at) {
+  void add(std::string_view chunk) {
+    for (size_t at = 0; at < chunk.size(); ++at) {
       if (in_text_ && !escaped_) {
         size_t end = at;
-        while (end < piece.size() && piece[end] != '"' && piece[end] != '\\' && piece[end] != '\n') ++end;
-        keep(piece.substr(at, end - at));
-        if ((at = end) == piece.size()) return;
+        while (end < chunk.size() && chunk[end] != '"' && chunk[end] != '\\' && chunk[end] != '\n') ++end;
+        store(chunk.substr(at, end - at));
+        if ((at = end) == chunk.size()) return;
       }
-      add(piece[at]);
-      if (piece[at] == '\n') ++line_;
+      add(chunk[at]);
+      if (chunk[at] == '\n') ++line_;
     }
   }
   void finish() {
@@ -143,7 +143,7 @@ class RowSplitter {
       list_ended_ = c == ']';
       return end_row();
     }
-    keep({&c, 1});
+    store({&c, 1});
     if (!blank) last_ = c;
     if (in_text_) {
       in_text_ = escaped_ || c != '"';
@@ -156,13 +156,13 @@ class RowSplitter {
     }
   }
 
-  void keep(std::string_view part) {
-    if (row_.size() + part.size() > kMaxRow) bad_input("{}:{}: a row of more than {} MiB", what_, line_, kMaxRow >> 20);
+  void store(std::string_view text) {
+    if (row_.size() + text.size() > kMaxRow) bad_input("{}:{}: a row of more than {} MiB", what_, line_, kMaxRow >> 20);
     if (row_.size() > 2 * checked_) {
       checked_ = row_.size();
       require_memory(fmt::format("{}:{}: a row", what_, line_), static_cast<int64_t>(checked_), 2 * kParsedGrowth);
     }
-    row_ += part;
+    row_ += text;
   }
 
   // Holds back the first of consecutive values: if it is the only one, it may be a table.
@@ -194,7 +194,7 @@ class RowSplitter {
 void for_each_line(const std::filesystem::path& file, const LineFunction& f) {
   const std::string what = file.string();
   RowSplitter rows(what, f);
-  read_text_chunks(file, [&](std::string_view piece) { rows.add(piece); });
+  read_text_chunks(file, [&](std::string_view chunk) { rows.add(chunk); });
   rows.finish();
 }
 

@@ -129,17 +129,17 @@ SafetensorsLayout safetensors_layout(std::span<const TensorBytes> tensors,
 void write_safetensors(const std::filesystem::path& file, std::span<const TensorBytes> tensors,
                        const std::map<std::string, std::string>& metadata) {
   const SafetensorsLayout layout = safetensors_layout(tensors, metadata);
-  std::vector<std::string_view> parts = {layout.header};
-  for (const TensorBytes& t : tensors) parts.push_back(view(t.bytes));
-  write_file(file, parts);
+  std::vector<std::string_view> chunks = {layout.header};
+  for (const TensorBytes& t : tensors) chunks.push_back(view(t.bytes));
+  write_file(file, chunks);
 }
 
 void stream_safetensors(const std::filesystem::path& file, std::span<const TensorBytes> tensors,
                         const std::function<std::span<const std::byte>(size_t i)>& bytes,
                         const std::map<std::string, std::string>& metadata) {
   std::ofstream out(file, std::ios::binary);
-  const auto append = [&](std::string_view part) {
-    if (!out.write(part.data(), std::ssize(part))) cannot_write(file, errno);
+  const auto append = [&](std::string_view chunk) {
+    if (!out.write(chunk.data(), std::ssize(chunk))) cannot_write(file, errno);
   };
   append(safetensors_layout(tensors, metadata).header);
   for (size_t i = 0; i < tensors.size(); ++i) append(view(bytes(i)));

@@ -17,7 +17,7 @@ struct Span {
   int64_t end = 0;
 };
 
-using TextChunk = std::function<void(std::string_view piece)>;
+using TextChunk = std::function<void(std::string_view chunk)>;
 
 // Read again for every pass, so that it need not fit into memory.
 struct Text {
@@ -40,7 +40,7 @@ struct HeldOut {
   void refuse(const std::string& data) const;
 };
 
-using SplitChunk = std::function<void(std::string_view piece, bool held)>;
+using SplitChunk = std::function<void(std::string_view chunk, bool held)>;
 
 // Boundaries move forward to the next UTF-8 character. Calls f for all bytes in order. Throws InputError if a split has
 // fewer than two bytes.

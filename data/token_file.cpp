@@ -108,14 +108,14 @@ TokenFile TokenFile::checked(const std::string& what, std::shared_ptr<const Open
   const int64_t size = out.file_ ? out.file_->size() : std::ssize(bytes);
   const std::optional<uint64_t> hash = vocab_of_llmc ? out.read_llmc_header(size) : out.read_header(size);
   out.checksum_ = checksum_of_chunks([&](const ChunkFunction& add) {
-    out.for_each_piece(0, out.count_, [&](std::span<const std::byte> piece, int64_t) { add(piece); });
+    out.for_each_chunk(0, out.count_, [&](std::span<const std::byte> chunk, int64_t) { add(chunk); });
   });
   if (hash && *hash != out.checksum_)
     bad_input("the token file {}: its checksum is {:016x}; expected {:016x}", what, out.checksum_, *hash);
   std::vector<int32_t> tokens;
-  out.for_each_piece(0, out.count_, [&](std::span<const std::byte> piece, int64_t position) {
-    tokens.resize(piece.size() / static_cast<size_t>(out.width_));
-    out.widen(piece, position, tokens.data());
+  out.for_each_chunk(0, out.count_, [&](std::span<const std::byte> chunk, int64_t position) {
+    tokens.resize(chunk.size() / static_cast<size_t>(out.width_));
+    out.widen(chunk, position, tokens.data());
   });
   return out;
 }
@@ -155,14 +155,14 @@ std::optional<uint64_t> TokenFile::read_header(int64_t size) {
 
 // Calls f with tokens that fit into a small buffer, and the position of the first.
 template <class F>
-void TokenFile::for_each_piece(int64_t begin, int64_t count, const F& f) const {
+void TokenFile::for_each_chunk(int64_t begin, int64_t count, const F& f) const {
   constexpr int64_t kChunk = 8192;
   std::array<std::byte, kChunk> buffer;
   for (const int64_t end = begin + count; begin < end;) {
     const int64_t here = std::min(end - begin, kChunk / width_);
-    const std::span piece(buffer.data(), static_cast<size_t>(here * width_));
-    read(begin_ + begin * width_, piece);
-    f(std::span<const std::byte>(piece), begin);
+    const std::span chunk(buffer.data(), static_cast<size_t>(here * width_));
+    read(begin_ + begin * width_, chunk);
+    f(std::span<const std::byte>(chunk), begin);
     begin += here;
   }
 }
@@ -191,7 +191,7 @@ int32_t TokenFile::operator[](int64_t i) const {
   return token;
 }
 
-void TokenFile::pieces(int64_t begin, int64_t end, const Each& f) const {
+void TokenFile::chunks(int64_t begin, int64_t end, const Each& f) const {
   std::vector<int32_t> tokens;
   for (; begin < end; begin += std::ssize(tokens)) {
     tokens.resize(static_cast<size_t>(std::min(end - begin, int64_t{1} << 20)));
@@ -201,8 +201,8 @@ void TokenFile::pieces(int64_t begin, int64_t end, const Each& f) const {
 }
 
 void TokenFile::copy(int64_t begin, int64_t count, int32_t* out) const {
-  for_each_piece(begin, count, [&](std::span<const std::byte> piece, int64_t position) {
-    widen(piece, position, out + (position - begin));
+  for_each_chunk(begin, count, [&](std::span<const std::byte> chunk, int64_t position) {
+    widen(chunk, position, out + (position - begin));
   });
 }
 

@@ -34,7 +34,7 @@ class TokenFile {
   void copy(int64_t begin, int64_t count, int32_t* out) const;
   // Calls f with successive chunks. Throws like copy().
   using Each = std::function<void(std::span<const int32_t> tokens)>;
-  void pieces(int64_t begin, int64_t end, const Each& f) const;
+  void chunks(int64_t begin, int64_t end, const Each& f) const;
 
  private:
   static TokenFile checked(const std::string& what, std::shared_ptr<const OpenFile> file,
@@ -45,7 +45,7 @@ class TokenFile {
   void read(int64_t at, std::span<std::byte> out) const;
   void widen(std::span<const std::byte> from, int64_t position, int32_t* out) const;
   template <class F>
-  void for_each_piece(int64_t begin, int64_t count, const F& f) const;
+  void for_each_chunk(int64_t begin, int64_t count, const F& f) const;
 
   std::string what_;
   std::shared_ptr<const OpenFile> file_;  // or

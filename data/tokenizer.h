@@ -101,7 +101,7 @@ struct TokenizerChoice {
 };
 
 // Calls f for successive chunks of a text; `held`: held out from training.
-using TextWalk = std::function<void(const std::function<void(std::string_view piece, bool held)>& f)>;
+using TextWalk = std::function<void(const std::function<void(std::string_view chunk, bool held)>& f)>;
 
 // char uses all characters of the text, bpe is trained on the training split, a directory is loaded without reading the
 // text. Throws Error (usage) for any other name; InputError.
@@ -118,7 +118,7 @@ class TextEncoder {
   TextEncoder(const Tokenizer& tokenizer, std::string what, Each each, bool add_ends = false,
               size_t chunk = size_t{8} << 20, bool special = false);
   // Throws Error as encode() does; InputError if eight chunks contain no position to split at.
-  void add(std::string_view piece);
+  void add(std::string_view text);
   void finish();
   const std::map<std::string, int64_t>& special_names() const { return names_; }
 

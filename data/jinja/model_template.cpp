@@ -47,8 +47,8 @@ std::string ModelTemplate::quoted(const std::string& text) const {
   if (text.find(kOpens) != std::string::npos || text.find(kCloses) != std::string::npos)
     throw InputError("a message contains a noncharacter, U+FDD0 or U+FDD1");
   std::string out;
-  special_.split(text, true, [&](std::string_view part, int32_t token) {
-    out += token < 0 ? std::string(part) : fmt::format("{}{}{}", kOpens, part, kCloses);
+  special_.split(text, true, [&](std::string_view segment, int32_t token) {
+    out += token < 0 ? std::string(segment) : fmt::format("{}{}{}", kOpens, segment, kCloses);
   });
   return out;
 }
@@ -112,9 +112,9 @@ size_t ModelTemplate::turn_size(std::string_view with_turn, size_t begin) const 
 size_t ModelTemplate::closing_size(std::string_view last, std::string_view rest) const {
   size_t size = 0;
   bool marked = false, done = false;
-  special_.split(last, true, [&](std::string_view part, int32_t token) {
-    done = done || !rest.substr(size).starts_with(part);
-    if (!done) return void((size += part.size(), marked |= token >= 0));
+  special_.split(last, true, [&](std::string_view segment, int32_t token) {
+    done = done || !rest.substr(size).starts_with(segment);
+    if (!done) return void((size += segment.size(), marked |= token >= 0));
     if (!std::exchange(marked, true) && token >= 0)
       special_.split(rest.substr(size), true, [&, first = true](std::string_view other, int32_t its) mutable {
         if (std::exchange(first, false) && its >= 0) size += other.size();
@@ -126,7 +126,7 @@ size_t ModelTemplate::closing_size(std::string_view last, std::string_view rest)
 // Locates a turn if the first turns' rendering is not a prefix of the full text (Qwen3 shows an empty thought only in
 // the last turn), using a rendering with a placeholder instead of the message. The turn begins after the generation
 // prompt, as far as the full text contains it, and ends with the text that the template prints after the message.
-std::pair<size_t, size_t> ModelTemplate::locate(const Example& example, size_t i, std::string_view whole,
+std::pair<size_t, size_t> ModelTemplate::locate(const Example& example, size_t i, std::string_view full,
                                                 std::string_view before, const std::string& what) const {
   const auto refuse = [&](const char* why) {
     bad_input(
@@ -153,18 +153,18 @@ std::pair<size_t, size_t> ModelTemplate::locate(const Example& example, size_t i
   // Without text, no line break precedes tool calls.
   for (std::string* const text : {&rest, &tail})
     if (silent) *text = jinja::stripped(*text, true, false);
-  if (!whole.starts_with(head) || !whole.ends_with(rest) || whole.size() < head.size() + rest.size())
+  if (!full.starts_with(head) || !full.ends_with(rest) || full.size() < head.size() + rest.size())
     refuse("differently from a placeholder");
-  const size_t end = whole.size() - rest.size();
-  const std::string_view found = whole.substr(head.size(), end - head.size());
+  const size_t end = full.size() - rest.size();
+  const std::string_view found = full.substr(head.size(), end - head.size());
   const size_t closing = closing_size(tail, rest);
   if (own.find(found) == std::string::npos || (closing == 0 && !tail.empty())) refuse("differently from a placeholder");
   const std::string asked = i == 0 ? "" : text(std::span(turns).first(i), example.variables, false, what).text;
   size_t begin = head.size();
-  if (whole.starts_with(before)) {
+  if (full.starts_with(before)) {
     begin = before.size();
-  } else if (whole.starts_with(asked) && before.starts_with(asked)) {
-    begin = static_cast<size_t>(std::ranges::mismatch(whole, before).in1 - whole.begin());
+  } else if (full.starts_with(asked) && before.starts_with(asked)) {
+    begin = static_cast<size_t>(std::ranges::mismatch(full, before).in1 - full.begin());
   } else if (const std::string_view marker = before.substr(std::min(asked.size(), before.size()));
              !marker.empty() && before.starts_with(asked)) {
     const size_t at = head.rfind(marker);
@@ -175,28 +175,28 @@ std::pair<size_t, size_t> ModelTemplate::locate(const Example& example, size_t i
 
 std::vector<Segment> ModelTemplate::render(const Example& example, const std::string& what, bool responses) const {
   const std::span<const Message> all(example.turns);
-  const jinja::Rendered whole = text(all, example.variables, false, what);
-  std::vector<Mark> marks(whole.text.size(), Mark::none);
+  const jinja::Rendered full = text(all, example.variables, false, what);
+  std::vector<Mark> marks(full.text.size(), Mark::none);
   const auto mark = [&](size_t begin, size_t end, Mark by) {
     std::fill(marks.begin() + static_cast<std::ptrdiff_t>(begin), marks.begin() + static_cast<std::ptrdiff_t>(end), by);
   };
-  for (const auto& [begin, end] : whole.generated) mark(begin, end, Mark::response);
+  for (const auto& [begin, end] : full.generated) mark(begin, end, Mark::response);
   for (size_t i = 0; i < all.size(); ++i) {
     const bool answer = all[i].role == Role::assistant, never = all[i].training == Message::Training::never;
     // Locate a turn that is not a response if a block marks it as one.
-    if (responses ? !answer || (!never && all[i].is_response() != whole.generated.empty()) : !never) continue;
+    if (responses ? !answer || (!never && all[i].is_response() != full.generated.empty()) : !never) continue;
     const std::string before = i == 0 && !answer ? "" : text(all.first(i), example.variables, answer, what).text;
     const std::string with_turn =
-        i + 1 == all.size() ? whole.text : text(all.first(i + 1), example.variables, false, what).text;
+        i + 1 == all.size() ? full.text : text(all.first(i + 1), example.variables, false, what).text;
     std::pair<size_t, size_t> turn{before.size(), before.size() + turn_size(with_turn, before.size())};
-    if (!with_turn.starts_with(before) || !whole.text.starts_with(with_turn))
-      turn = locate(example, i, whole.text, before, what);
+    if (!with_turn.starts_with(before) || !full.text.starts_with(with_turn))
+      turn = locate(example, i, full.text, before, what);
     mark(turn.first, turn.second, never ? Mark::never : all[i].is_response() ? Mark::response : Mark::none);
   }
   std::vector<Segment> out;
   for (size_t at = 0, end = 0; at < marks.size(); at = end) {
     while (end < marks.size() && marks[end] == marks[at]) ++end;
-    cut(std::string_view(whole.text).substr(at, end - at), marks[at], what, out);
+    cut(std::string_view(full.text).substr(at, end - at), marks[at], what, out);
   }
   return out;
 }

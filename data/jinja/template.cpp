@@ -19,8 +19,8 @@ constexpr int kDeepestSyntax = 150, kMaxLinks = 1500, kDeepestRun = 500;
 
 // Limits nesting, so that no template overflows the stack.
 struct Level : NotCopied {
-  Level(int& level, int most) : now(level) {
-    if (++now > most) throw InputError("nested too deeply, or endless recursion of a macro");
+  Level(int& level, int max) : now(level) {
+    if (++now > max) throw InputError("nested too deeply, or endless recursion of a macro");
   }
   ~Level() { --now; }
 
@@ -126,8 +126,8 @@ class Parser {
     return rest().substr(0, std::max<size_t>(length, 1));
   }
   bool is(std::string_view token) { return next() == token; }
-  bool at_any_keyword(Ends words) {
-    return std::any_of(words.begin(), words.end(), [&](std::string_view word) { return is(word); });
+  bool at_any_keyword(Ends ends) {
+    return std::any_of(ends.begin(), ends.end(), [&](std::string_view word) { return is(word); });
   }
   bool skip(std::string_view word) {
     const size_t before = at_;
@@ -341,8 +341,8 @@ class Parser {
     return [v = std::move(value)](RenderContext&) { return v; };
   }
   template <class F>
-  static Code made(std::vector<Code> parts, F f) {
-    return [all = Given{std::move(parts)}, f](RenderContext& work) -> Value {
+  static Code made(std::vector<Code> values, F f) {
+    return [all = Given{std::move(values)}, f](RenderContext& work) -> Value {
       return f(work, evaluated(all, work).given);
     };
   }
@@ -361,10 +361,10 @@ class Parser {
       {"~", kTilde},   {"*", kTimes},    {"/", kTimes},    {"//", kTimes},       {"%", kTimes}};
 
   // Parses operators of at least this precedence.
-  Code expression(int least = kTernary) {
+  Code expression(int min = kTernary) {
     const Level level(level_, kDeepestSyntax);
     Code out;
-    if (least <= kNot && skip("not")) {
+    if (min <= kNot && skip("not")) {
       out = inverted(expression(kNot));
     } else if (is("-") || is("+")) {
       const char* const op = s_[at_++] == '-' ? "-" : "+";
@@ -375,11 +375,11 @@ class Parser {
       out = postfix(primary());
     }
     for (bool compared = false;; link()) {
-      if (least <= kFilter && skip("|")) {
+      if (min <= kFilter && skip("|")) {
         out = applied(Group::filters, std::move(out));
-      } else if (least <= kFilter && skip("is")) {
+      } else if (min <= kFilter && skip("is")) {
         out = skip("not") ? inverted(applied(Group::tests, std::move(out))) : applied(Group::tests, std::move(out));
-      } else if (least <= kTernary && skip("if")) {
+      } else if (min <= kTernary && skip("if")) {
         const Code condition = expression(kOr), otherwise = skip("else") ? expression() : nullptr;
         out = [yes = std::move(out), condition, otherwise](RenderContext& work) {
           if (truth(eval(condition, work))) return eval(yes, work);
@@ -387,7 +387,7 @@ class Parser {
         };
       } else {
         const auto* const found = std::find_if(std::begin(kOperators), std::end(kOperators),
-                                               [&](const auto& o) { return o.second >= least && skip(o.first); });
+                                               [&](const auto& o) { return o.second >= min && skip(o.first); });
         if (found == std::end(kOperators)) return out;
         if (found->second == kCompare && std::exchange(compared, true))
           throw InputError("chained comparisons are not supported");
@@ -431,15 +431,15 @@ class Parser {
   // An index, or a slice.
   Code subscript(const Code& of) {
     if (is("]")) fail_expected("an index");
-    std::vector<Code> parts{of};
-    do parts.push_back(is(":") || is("]") ? constant(None{}) : expression());
-    while (parts.size() < 4 && skip(":"));
+    std::vector<Code> operands{of};
+    do operands.push_back(is(":") || is("]") ? constant(None{}) : expression());
+    while (operands.size() < 4 && skip(":"));
     expect("]");
-    if (parts.size() == 2)
-      return made(std::move(parts),
+    if (operands.size() == 2)
+      return made(std::move(operands),
                   [](RenderContext& work, const Values& v) { return member(work, v[0], v[1], false); });
-    parts.resize(4, constant(None{}));
-    return made(std::move(parts),
+    operands.resize(4, constant(None{}));
+    return made(std::move(operands),
                 [](RenderContext& work, const Values& v) { return slice(work, v[0], v[1], v[2], v[3]); });
   }
   Value number() {

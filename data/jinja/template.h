@@ -57,7 +57,7 @@ class ModelTemplate {
                        const std::string& what) const;
   size_t turn_size(std::string_view with_turn, size_t begin) const;
   size_t closing_size(std::string_view last, std::string_view rest) const;
-  std::pair<size_t, size_t> locate(const Example& example, size_t i, std::string_view whole, std::string_view before,
+  std::pair<size_t, size_t> locate(const Example& example, size_t i, std::string_view full, std::string_view before,
                                    const std::string& what) const;
   std::string quoted(const std::string& text) const;
   jinja::Value to_jinja(jinja::RenderContext& work, const nlohmann::ordered_json& json) const;

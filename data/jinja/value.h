@@ -77,7 +77,7 @@ struct Rendered {
 
 // The state of one rendering, which owns its objects. The bound on work stops malicious templates.
 struct RenderContext : NotCopied {
-  explicit RenderContext(size_t most = size_t{1} << 28) : left(most) {}
+  explicit RenderContext(size_t max_work = size_t{1} << 28) : left(max_work) {}
   // One unit is about a nanosecond or one byte of output. Throws InputError at the bound.
   void charge(size_t units) {
     if (units > left) throw InputError("does more work, or makes more text, than a template should");
@@ -153,7 +153,7 @@ struct Call {
   std::string text(size_t i) const { return printed(work, at(i)); }
   // Both throw InputError for other types.
   const std::string& exact(size_t i) const;
-  int64_t whole(size_t i, int64_t otherwise) const;
+  int64_t int_at(size_t i, int64_t otherwise) const;
 };
 struct Builtin {
   std::string_view name;        // in a table: space-separated synonyms

@@ -103,8 +103,8 @@ class DescribedTokenizer : public Tokenizer {
   hub::Description d_;
 
  private:
-  std::string_view normalized(std::string_view part, bool prefixed, bpe::Matching& matching, std::string& room) const;
-  void encode_part(std::string_view part, bool first, bool prefixed, bpe::Matching& matching,
+  std::string_view normalized(std::string_view text, bool prefixed, bpe::Matching& matching, std::string& buffer) const;
+  void encode_text(std::string_view text, bool first, bool prefixed, bpe::Matching& matching,
                    std::vector<int32_t>& out) const;
   void cut(std::string_view text, size_t step, bpe::Matching& matching, const bpe::Split::Each& f) const;
   void encode_piece(std::string_view piece, std::vector<int32_t>& symbols, std::vector<int32_t>& out) const;

@@ -217,9 +217,9 @@ DescribedTokenizer::DescribedTokenizer(std::string_view kind, hub::Description d
     : Tokenizer(kind), d_(std::move(d)) {
   for (const auto& [content, t] : d_.added) {
     if (!names_.add(content, t.token)) bad_input("{}: the added token '{}' appears twice", what, content);
-    std::string room;
+    std::string buffer;
     bpe::Matching matching(content.size());
-    const std::string_view text = t.normalized ? normalized(content, true, matching, room) : content;
+    const std::string_view text = t.normalized ? normalized(content, true, matching, buffer) : content;
     if (!text.empty()) (t.normalized ? normal_ : written_).add(text, t);
   }
 }
@@ -236,13 +236,13 @@ std::vector<int32_t> DescribedTokenizer::encode_with(std::string_view text, cons
     const bool begins = std::exchange(first, false);
     if (token >= 0) return out.push_back(token);
     const bool prefixed = !begins || options.begins;
-    bool part_begins = begins;
-    std::string room;
-    normal_.split(normalized(found, prefixed, matching, room), options.special_in_text,
-                  [&](std::string_view part, int32_t inside) {
-                    const bool begins_part = std::exchange(part_begins, false);
+    bool span_begins = begins;
+    std::string buffer;
+    normal_.split(normalized(found, prefixed, matching, buffer), options.special_in_text,
+                  [&](std::string_view span, int32_t inside) {
+                    const bool begins_span = std::exchange(span_begins, false);
                     if (inside >= 0) return out.push_back(inside);
-                    encode_part(part, begins_part && options.first, !begins_part || options.begins, matching, out);
+                    encode_text(span, begins_span && options.first, !begins_span || options.begins, matching, out);
                   });
   };
   written_.split(broken ? std::string_view(mended) : text, options.special_in_text, append);
@@ -250,26 +250,26 @@ std::vector<int32_t> DescribedTokenizer::encode_with(std::string_view text, cons
   return out;
 }
 
-// `room` stores the result if it differs.
-std::string_view DescribedTokenizer::normalized(std::string_view part, bool prefixed, bpe::Matching& matching,
-                                                std::string& room) const {
+// `buffer` stores the result if it differs.
+std::string_view DescribedTokenizer::normalized(std::string_view text, bool prefixed, bpe::Matching& matching,
+                                                std::string& buffer) const {
   for (const hub::Change& change : d_.changes)
-    if (prefixed || change.kind != Kind::prepend) part = room = changed(part, change, matching);
-  return part;
+    if (prefixed || change.kind != Kind::prepend) text = buffer = changed(text, change, matching);
+  return text;
 }
 
 // `first`: at the beginning of the full text; `prefixed`: a beginning mark may be prepended.
-void DescribedTokenizer::encode_part(std::string_view part, bool first, bool prefixed, bpe::Matching& matching,
+void DescribedTokenizer::encode_text(std::string_view text, bool first, bool prefixed, bpe::Matching& matching,
                                      std::vector<int32_t>& out) const {
   std::string begun;
-  if (d_.marks_spaces) part = begun = with_marks(part);
+  if (d_.marks_spaces) text = begun = with_marks(text);
   const bool mark = d_.prefix_mark == hub::Prefix::always || (d_.prefix_mark == hub::Prefix::first && first);
-  if (prefixed && mark && !part.starts_with(kMark)) part = begun = std::string(kMark) + std::string(part);
-  if (prefixed && d_.prefix_space && !part.starts_with(' ')) part = begun = " " + std::string(part);
+  if (prefixed && mark && !text.starts_with(kMark)) text = begun = std::string(kMark) + std::string(text);
+  if (prefixed && d_.prefix_space && !text.starts_with(' ')) text = begun = " " + std::string(text);
   const bool bytes_stay = d_.byte_level && !d_.ignore_merges;  // a single byte merges with nothing
   std::vector<int32_t> symbols;
   KnownPieces known(out);
-  cut(part, 0, matching, [&](std::string_view piece) {
+  cut(text, 0, matching, [&](std::string_view piece) {
     if (const int32_t token = piece.size() == 1 && bytes_stay ? d_.byte_tokens[static_cast<uint8_t>(piece[0])] : -1;
         token >= 0)
       return out.push_back(token);
@@ -287,8 +287,8 @@ void DescribedTokenizer::cut(std::string_view text, size_t step, bpe::Matching& 
 void DescribedTokenizer::encode_piece(std::string_view piece, std::vector<int32_t>& symbols,
                                       std::vector<int32_t>& out) const {
   if (d_.ignore_merges)
-    if (const int32_t whole = d_.vocab.find(d_.byte_level ? bpe::spell(piece) : std::string(piece)); whole >= 0)
-      return out.push_back(whole);
+    if (const int32_t token = d_.vocab.find(d_.byte_level ? bpe::spell(piece) : std::string(piece)); token >= 0)
+      return out.push_back(token);
   symbols.clear();
   split_symbols(piece, symbols);
   d_.merges.apply(symbols, out);

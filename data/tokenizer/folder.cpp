@@ -285,10 +285,10 @@ std::unique_ptr<HubTokenizer> HubTokenizer::load(const std::filesystem::path& fo
     add_missing(made, tokens_of_files(settings, added, what));
     made["post_processor"] = ends_by_keys(made, settings);
     files[kTokenizer] = made.dump() + "\n";
-    Json kept = Json::object();
+    Json valid = Json::object();
     for (const auto& [key, value] : settings.items())
-      if (value.dump().find("<discarded>") == std::string::npos) kept[key] = value;
-    files[kConfig] = kept.dump(2) + "\n", files.erase(kNames);
+      if (value.dump().find("<discarded>") == std::string::npos) valid[key] = value;
+    files[kConfig] = valid.dump(2) + "\n", files.erase(kNames);
   } else {
     files[kTokenizer] = *text;
     const std::vector<Json> tokens = tokens_of_files(settings, added, what);

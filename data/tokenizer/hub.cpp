@@ -197,7 +197,7 @@ class Steps {
     if (step.is_null()) return;
     const Json& type = value_at(step, "type");
     if (type == "Sequence") {
-      for (const Json& part : parts(step, "normalizers")) normalizer(part);
+      for (const Json& child : children(step, "normalizers")) normalizer(child);
     } else if (type == "Strip") {
       if (flag(step, "strip_left", true, what_)) d_.changes.push_back({strip_left});
       if (flag(step, "strip_right", true, what_)) d_.changes.push_back({strip_right});
@@ -216,7 +216,7 @@ class Steps {
     if (step.is_null()) return;
     const Json& type = value_at(step, "type");
     if (type == "Sequence") {
-      for (const Json& part : parts(step, "pretokenizers")) pre_tokenizer(part);
+      for (const Json& child : children(step, "pretokenizers")) pre_tokenizer(child);
       return;
     }
     if (d_.byte_level || (metaspace_ && type == "ByteLevel"))
@@ -251,7 +251,7 @@ class Steps {
   void post_processor(const Json& step) {
     if (step.is_null() || value_at(step, "type") == "ByteLevel") return;  // changes only offsets
     if (value_at(step, "type") == "Sequence") {
-      for (const Json& part : parts(step, "processors")) post_processor(part);
+      for (const Json& child : children(step, "processors")) post_processor(child);
     } else if (value_at(step, "type") == "TemplateProcessing") {
       ends(step);
     } else if (value_at(step, "type") == "RobertaProcessing" || value_at(step, "type") == "BertProcessing") {
@@ -272,7 +272,7 @@ class Steps {
       d_.spaces_between = true;
       d_.strip = Strip::space;
     } else if (type == "Sequence") {
-      for (const Json& part : parts(step, "decoders")) decoder(part);
+      for (const Json& child : children(step, "decoders")) decoder(child);
     } else if (type == "Metaspace" && value_at(step, "replacement") == kMark && !d_.byte_level) {
       d_.marks_are_spaces = true;
       if (prefix(step) != Prefix::never) d_.strip = Strip::marks_of_first;
@@ -288,11 +288,11 @@ class Steps {
   }
 
  private:
-  [[noreturn]] void unknown(const char* part, const Json& step, std::string_view expected) const {
-    bad_input("{}: the {} {} is not supported; expected {}", what_, part, shown(step), expected);
+  [[noreturn]] void unknown(const char* kind, const Json& step, std::string_view expected) const {
+    bad_input("{}: the {} {} is not supported; expected {}", what_, kind, shown(step), expected);
   }
 
-  const Json& parts(const Json& step, const char* key) const {
+  const Json& children(const Json& step, const char* key) const {
     const Json& list = value_at(step, key);
     if (!list.is_array()) bad_input("{}: a Sequence must have a list '{}'", what_, key);
     return list;
@@ -357,19 +357,19 @@ class Steps {
 
   void ends(const Json& step) {
     bool behind = false;
-    for (const Json& part : parts(step, "single")) {
-      if (const Json& text = value_at(part, "Sequence"); !text.is_null()) {
+    for (const Json& child : children(step, "single")) {
+      if (const Json& text = value_at(child, "Sequence"); !text.is_null()) {
         if (behind || value_at(text, "id") != "A") unknown("post_processor", step, "'single' with one text A");
         behind = true;
         continue;
       }
-      const Json& name = value_at(value_at(part, "SpecialToken"), "id");
+      const Json& name = value_at(value_at(child, "SpecialToken"), "id");
       const Json& ids =
           name.is_string()
               ? value_at(value_at(value_at(step, "special_tokens"), name.get_ref<const std::string&>()), "ids")
               : name;
       if (!ids.is_array())
-        bad_input("{}: the post_processor's {} is neither a text nor one of its special_tokens", what_, shown(part));
+        bad_input("{}: the post_processor's {} is neither a text nor one of its special_tokens", what_, shown(child));
       for (const Json& id : ids) {
         const auto token = natural(id);
         if (!token || *token >= std::ssize(d_.tokens))

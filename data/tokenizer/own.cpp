@@ -102,9 +102,9 @@ Description of_merges(std::vector<std::string> tokens, const std::vector<BpeToke
   d.merges.reserve(merges.size());
   for (size_t rank = 0; rank < merges.size(); ++rank) {
     const auto [left, right] = merges[rank];
-    for (const int32_t part : {left, right})
-      if (part < 0 || part >= std::ssize(d.tokens))
-        bad_input("{}: merge {} uses the unknown token {}", what, rank, part);
+    for (const int32_t operand : {left, right})
+      if (operand < 0 || operand >= std::ssize(d.tokens))
+        bad_input("{}: merge {} uses the unknown token {}", what, rank, operand);
     const std::string joined = d.tokens[static_cast<size_t>(left)] + d.tokens[static_cast<size_t>(right)];
     const int32_t result = d.vocab.find(joined);
     if (result < 0) bad_input("{}: merge {} produces '{}', which is not a token", what, rank, bpe::spell(joined));
@@ -168,17 +168,17 @@ class Trainer {
     for (const auto& [key, pair] : pairs_) heap_.push({pair.count, ~key});
   }
 
-  bool step(int64_t least) {
+  bool step(int64_t min_count) {
     while (!heap_.empty()) {
-      const auto [count, turned] = heap_.top();
+      const auto [count, inverted] = heap_.top();
       heap_.pop();
-      const Pair& pair = pairs_.at(~turned);
+      const Pair& pair = pairs_.at(~inverted);
       if (count != pair.count) {  // decreased since it was pushed
-        if (pair.count > 0) heap_.push({pair.count, turned});
+        if (pair.count > 0) heap_.push({pair.count, inverted});
         continue;
       }
-      if (count >= least) merge(~turned);
-      return count >= least;
+      if (count >= min_count) merge(~inverted);
+      return count >= min_count;
     }
     return false;
   }

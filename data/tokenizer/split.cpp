@@ -200,9 +200,9 @@ void for_each_piece(std::string_view text, const Split::Each& f) {
 }
 
 bool fullmatch(std::string_view regex, std::string_view text) {
-  const Regex whole = compiled_in("", regex, "\\Z", ONIG_SYNTAX_PYTHON);
+  const Regex full = compiled_in("", regex, "\\Z", ONIG_SYNTAX_PYTHON);
   const OnigUChar *const first = token_bytes(text), *const last = first + text.size();
-  const int found = onig_match(whole.get(), first, last, first, nullptr, ONIG_OPTION_NONE);
+  const int found = onig_match(full.get(), first, last, first, nullptr, ONIG_OPTION_NONE);
   if (found < ONIG_MISMATCH) throw Error(fmt::format("matching '{}' takes too long", text));
   return found >= 0;
 }
