@@ -276,11 +276,11 @@ std::vector<Rendered> read_rendered(const std::vector<fs::path>& files, const st
   bool known = false;
   int64_t bytes = 0;
   const auto read = [&](const fs::path& file, std::string_view line, int64_t number) {
-    if ((bytes += std::ssize(line)) > o.most_bytes)
+    if ((bytes += std::ssize(line)) > o.max_bytes)
       bad_input(
           "{}: more than {} MB of rows do not fit in memory while they are read; expected fewer rows, or "
           "documents, of which `tessera data` makes a dataset in constant memory",
-          file.string(), o.most_bytes / 1'000'000);
+          file.string(), o.max_bytes / 1'000'000);
     bad.attempt([&] {
       const std::string where = fmt::format("{}:{}", file.string(), number);
       Example example = parse_example(line, where, o.names);

@@ -71,7 +71,7 @@ struct ExampleOptions {
   int64_t context = 0;
   int64_t vocab = 0;  // embedding rows; 0: the vocabulary
   // Reading rows needs about 16 times their size.
-  int64_t most_bytes = std::numeric_limits<int64_t>::max();
+  int64_t max_bytes = std::numeric_limits<int64_t>::max();
 };
 
 // A prompt up to the model's turn, and the end of the answer: tokens, or stop strings if the tokenizer has no such

@@ -83,7 +83,7 @@ std::string plain_adapter_name(const std::string& stored) {
 
 std::string hub_layer(const ModelConfig& config, int64_t layer, const LoraTarget& target) {
   const FamilyRow& family = find_row(config.family);
-  const std::string_view name = family.find(target.linear)->theirs.at(static_cast<size_t>(target.part));
+  const std::string_view name = family.find(target.linear)->theirs.at(static_cast<size_t>(target.index));
   return fmt::format("{}.{}.{}", family.layers, layer, name);
 }
 

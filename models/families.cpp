@@ -44,8 +44,8 @@ const FamilyRow& find_row(Family family) {
 }
 
 const TensorNames* FamilyRow::find(std::string_view module) const {
-  for (const std::vector<TensorNames>* part : {&norms, &attention, &feed_forward})
-    if (const auto found = std::ranges::find(*part, module, &TensorNames::ours); found != part->end()) return &*found;
+  for (const std::vector<TensorNames>* names : {&norms, &attention, &feed_forward})
+    if (const auto found = std::ranges::find(*names, module, &TensorNames::ours); found != names->end()) return &*found;
   return nullptr;
 }
 
@@ -217,7 +217,7 @@ void add_adapters(Settings& s, LoraConfig& l) {
 
 }  // namespace
 
-ModelConfig whole_sizes(ModelConfig c) {
+ModelConfig resolve_sizes(ModelConfig c) {
   c.kv_heads = c.all_heads().key, c.head_dim = c.head_size(), c.ffn = c.hidden();
   return c;
 }

@@ -9,9 +9,9 @@ namespace {
 
 // The local layers of a text have equal lengths; the others may be on other ranks.
 int64_t context_length(const TextCache& text) {
-  int64_t most = 0;
-  for (const KvCache& layer : text) most = std::max(most, layer.length);
-  return most;
+  int64_t max_length = 0;
+  for (const KvCache& layer : text) max_length = std::max(max_length, layer.length);
+  return max_length;
 }
 
 }  // namespace

@@ -124,7 +124,7 @@ constexpr std::string_view value_name(Enum value) {
 
 class Settings;
 Settings field_descriptors(ModelConfig& config);
-ModelConfig whole_sizes(ModelConfig config);
+ModelConfig resolve_sizes(ModelConfig config);
 
 // (B, T, C) -> (B, T, C). Recompute::block reruns its forward pass in the backward pass.
 class DecoderLayer : public Module {

@@ -23,8 +23,8 @@
 namespace tessera {
 
 struct Bounds {
-  double least = -1e300, most = 1e300;
-  bool most_excluded = false;
+  double min = -1e300, max = 1e300;
+  bool max_excluded = false;
 };
 
 // Whether a field is part of a run's identity or record: never, whenever it applies, or only if it also differs from

@@ -17,13 +17,13 @@ namespace tessera {
 struct LoraTarget {
   std::string_view name;
   std::string_view linear;  // name within a layer
-  int part = 0;             // index among the linear layer's fused outputs
+  int index = 0;            // among the linear layer's fused outputs
 };
 // In layer order.
 std::vector<LoraTarget> lora_targets(const ModelConfig& config);
 
 // Row counts of the fused matrices in a weight with the given rows: gate and up, or q, k and v.
-std::vector<int64_t> fused_rows(const ModelConfig& config, size_t parts, int64_t rows);
+std::vector<int64_t> fused_rows(const ModelConfig& config, size_t count, int64_t rows);
 
 // No-op for rank 0. Call before place() and materialization. Throws FieldError ("lora_targets") for unknown names.
 void attach_lora(LanguageModel& model);
