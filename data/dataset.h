@@ -75,7 +75,7 @@ Dataset make_dataset(const Text& text, const TokenizerChoice& tokenizer, const s
 
 // Concatenates sources: names of built-in texts, text files, or documents, that is, JSONL files of {"text": ...}
 // (possibly compressed), of which the last tenth, at least one, is held out. The tokenizer's end-of-document token, or
-// an empty line if it has none, follows every document. The tokenizer is trained on all sources. Files hold
+// an empty line if it has none, follows every document. The tokenizer is trained on all sources. Files have
 // `shard_tokens` training tokens (0: all), the last up to twice as many. Throws InputError naming file and line. Cost:
 // two passes over each source, a third if the tokenizer is trained; about 100 MB of memory.
 Dataset make_dataset_from(const std::vector<std::string>& sources, const TokenizerChoice& tokenizer,

@@ -10,7 +10,7 @@ namespace tessera {
 nlohmann::ordered_json to_json(const Setting& setting);
 // All fields by name, without empty strings and missing values.
 nlohmann::ordered_json to_json(const Settings& all);
-// Sets fields from JSON; omitted fields keep their values. `what` names the struct ("a plan"). Throws FieldError for
+// Sets fields from JSON; omitted fields are unchanged. `what` names the struct ("a plan"). Throws FieldError for
 // unknown keys, values of the wrong type, and omitted fields without a valid default; Error unless `json` is a JSON
 // object. Of the ranges, only the sign is checked.
 void take_json(const Settings& all, std::string_view json, std::string_view what);

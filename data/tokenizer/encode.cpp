@@ -132,7 +132,7 @@ bool word_at_begin(std::string_view text) {
 }
 bool word_at_end(std::string_view text) { return !text.empty() && word_at_begin(text.substr(last_character(text))); }
 
-// Stores where the tokens of short pieces are in the output, because texts repeat words.
+// Caches the output positions of short pieces' tokens, because texts repeat words.
 class KnownPieces {
  public:
   // Pieces must outlive this.

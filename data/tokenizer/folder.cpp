@@ -14,7 +14,7 @@
 // Some classes define the normalizer, the pre_tokenizer and the decoder themselves (overriding_rules()), depending on
 // `add_prefix_space` and `legacy`, and use only the other components of tokenizer.json.
 //
-// A token that tokenizer.json does not list keeps its id in the vocabulary or gets the next free id, whatever id the
+// A token that tokenizer.json does not list retains its id in the vocabulary or gets the next free id, whatever id the
 // other file specifies: first the tokens of the decoder or of added_tokens.json by their ids there, then named tokens,
 // then extra tokens. Versions before 5 let `add_bos_token` and `add_eos_token` override the post_processor of
 // LlamaTokenizerFast, GemmaTokenizerFast and CohereTokenizerFast. Without tokenizer.json, a class builds one from
