@@ -63,7 +63,8 @@ std::string host_name() {
   return name.data();
 }
 
-// File names must sort in order even for two files in one second, or after the clock was set back.
+// The current time or later: file names must sort in order even for two files in one second, or after the clock was set
+// back.
 int64_t seconds_after_all(const fs::path& directory) {
   auto seconds = static_cast<int64_t>(now());
   for (const fs::path& file : list_entries(directory)) {

@@ -70,7 +70,7 @@ struct ExampleOptions {
   RowNames names = {};   // alternative keys and roles
   int64_t context = 0;
   int64_t vocab = 0;  // embedding rows; 0: the vocabulary
-  // Reading rows needs about 16 times their size.
+  // Limit of the rows: reading them needs about 16 times their size in memory.
   int64_t max_bytes = std::numeric_limits<int64_t>::max();
 };
 

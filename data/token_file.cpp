@@ -21,7 +21,7 @@ struct Header {
 static_assert(sizeof(Header) == 64);
 static_assert(std::endian::native == std::endian::little, "token files are little-endian");
 
-// `position` is the first token's in the file.
+// `position`: index of the first token in the file.
 template <class T>
 void append_as(std::string& out, std::span<const int32_t> tokens, int64_t position, int64_t vocab) {
   const size_t begin = out.size();

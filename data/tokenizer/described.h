@@ -111,7 +111,7 @@ class DescribedTokenizer : public Tokenizer {
   void split_symbols(std::string_view piece, std::vector<int32_t>& symbols) const;
 
   hub::AddedTokens written_, normal_;  // matched in raw and in normalized text
-  hub::Ids names_;                     // added tokens
+  hub::Ids names_;                     // added tokens by name
 };
 
 class ByteTokenizer final : public DescribedTokenizer {
@@ -200,7 +200,7 @@ struct BpeTraining {
 BpeTokenizer train_bpe(WordCounts pieces, const BpeTraining& options);
 BpeTokenizer train_bpe(std::string_view text, const BpeTraining& options);
 
-// A Hugging Face tokenizer. Tokens are identical to the Python library `tokenizers`, in which invalid UTF-8 also counts
+// A Hugging Face tokenizer. Tokens equal those of the Python library `tokenizers`, in which invalid UTF-8 also counts
 // as U+FFFD. Names of special tokens in a text are text unless requested otherwise.
 class HubTokenizer final : public DescribedTokenizer {
  public:

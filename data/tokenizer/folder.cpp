@@ -121,7 +121,7 @@ void add_ids(HubTokenizer::Files& files, const Json& model, const std::string& w
   files[kGeneration] = named.dump(2) + "\n";
 }
 
-// Returns false if no token is missing.
+// Adds the tokens missing from tokenizer.json; returns false if there are none.
 bool add_missing(Json& file, const std::vector<Json>& tokens) {
   Json& list = file["added_tokens"];
   const Json& vocab = value_at(value_at(file, "model"), "vocab");
