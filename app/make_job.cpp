@@ -323,7 +323,7 @@ ExampleOptions example_options(const TrainOptions& o) {
           .names = {parse_key_names(o.map), parse_role_names(o.roles)},
           .context = make_job(o).model.context,
           .vocab = make_job(o).model.vocab,
-          .most_bytes = memory_limit().bytes / 16};
+          .max_bytes = memory_limit().bytes / 16};
 }
 
 Dataset open_data(const TrainOptions& o, const TokenizerChoice& tokenizer) {

@@ -1,4 +1,4 @@
-// Throwing InputError with a formatted message.
+// InputError with a formatted message. By convention, a parameter `what` names the input in errors.
 #pragma once
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-// Operations shared by all language models.
+// Operations common to all language models.
 #include "models/language_model.h"
 
 #include "autograd/ops.h"
@@ -7,11 +7,11 @@
 namespace tessera {
 namespace {
 
-// Length of a text whose layers may be on several ranks: all local layers have equal lengths.
+// The local layers of a text have equal lengths; the others may be on other ranks.
 int64_t context_length(const TextCache& text) {
-  int64_t most = 0;
-  for (const KvCache& layer : text) most = std::max(most, layer.length);
-  return most;
+  int64_t max_length = 0;
+  for (const KvCache& layer : text) max_length = std::max(max_length, layer.length);
+  return max_length;
 }
 
 }  // namespace
@@ -82,7 +82,7 @@ StepInfo LanguageModel::decode_step(int64_t tokens, std::span<TextCache* const> 
   return {.tokens_total = tokens, .documents = {{}, positions}};
 }
 
-// Each text of `ids` needs a cache with a place for every layer.
+// Each text of `ids` needs a cache with an entry for every layer.
 static void check_texts(const Tensor& ids, std::span<TextCache* const> texts, int64_t layers) {
   if (ids.ndim() != 2 || std::ssize(texts) != ids.dim(0))
     throw Error("[model] texts: " + std::to_string(texts.size()) + " caches for ids " + ids.describe() +
@@ -123,7 +123,7 @@ Tensor LanguageModel::decode(const Tensor& ids, std::span<TextCache* const> text
   set_step(decode_step(ids.dim(1), texts, ids.arena()));
   Tensor x = decode_first(ids, texts);
   for (int64_t i = 0; i < config.layers; ++i) x = decode_layer(i, x, texts);
-  set_step({});  // clears the positions
+  set_step({});
   return decode_last(x);
 }
 

@@ -1,4 +1,4 @@
-// Layouts of any model: validation, pipeline stages, and their execution.
+// Validation of layouts, and execution of pipeline stages.
 #include "models/layout.h"
 
 #include <limits>
@@ -58,8 +58,8 @@ Attention::Core context_core(Communicator& cp, ContextMode mode) {
   };
 }
 
-// best[s][l]: cost of the slowest stage if the first s stages have l layers. The last stage includes the head. Ties
-// give early stages fewer layers, since they have more micro-batches in flight.
+// best[s][l]: cost of the slowest stage if the first s stages have l layers. The last stage includes the head. On ties,
+// early stages get fewer layers, since they have more micro-batches in flight.
 std::vector<Range> split_layers(LanguageModel& model, int stages) {
   const int64_t layers = model.config.layers;
   if (stages < 1 || stages > layers)
@@ -118,7 +118,7 @@ ModelStages::ModelStages(LanguageModel& model, DataStrategy& strategy, Options o
   }
 }
 
-// One layer at a time, so that each layer's input is freed early.
+// Frees each layer's input early.
 Var ModelStages::body(int stage, Var x) {
   const Range range = options_.layers[static_cast<size_t>(stage)];
   for (int64_t layer = range.begin; layer < range.end; ++layer) x = model_.layer(layer)(x);

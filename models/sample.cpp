@@ -1,4 +1,4 @@
-// Sampling from logits, and generation.
+// Sampling and generation.
 #include "models/sample.h"
 
 #include <numeric>
@@ -8,21 +8,21 @@
 namespace tessera {
 namespace {
 
-// Divides positive logits, multiplies others: reduces the probability in both cases.
+// Divides positive logits and multiplies others, so the probability decreases in both cases.
 void penalise(std::vector<double>& logits, std::span<const int32_t> before, double penalty) {
   if (penalty == 1) return;
-  std::vector<int32_t> seen(before.begin(), before.end());
-  std::ranges::sort(seen);
-  seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
-  for (const int32_t token : seen) {
+  std::vector<int32_t> occurred(before.begin(), before.end());
+  std::ranges::sort(occurred);
+  occurred.erase(std::unique(occurred.begin(), occurred.end()), occurred.end());
+  for (const int32_t token : occurred) {
     double& logit = logits[static_cast<size_t>(token)];
     logit = logit > 0 ? logit / penalty : logit * penalty;
   }
 }
 
-// Number of `order`ed weights that remain. The largest weight is 1. Filters apply successively, as in the transformers
+// The number of `order`ed weights (largest: 1) that pass the filters, which apply successively, as in the transformers
 // library: top-k, including ties with the last; top-p; min-p.
-size_t kept(const std::vector<double>& weights, const std::vector<int32_t>& order, const SampleOptions& o) {
+size_t filtered_count(const std::vector<double>& weights, const std::vector<int32_t>& order, const SampleOptions& o) {
   const auto weight = [&](size_t i) { return weights[static_cast<size_t>(order[i])]; };
   size_t n = order.size();
   if (o.top_k > 0) n = std::min(n, static_cast<size_t>(o.top_k));
@@ -60,7 +60,7 @@ int32_t draw_token(const Tensor& logits_any, const SampleOptions& o, uint64_t in
   const double top = logits[static_cast<size_t>(order[0])];
   std::vector<double> weights(vocab);
   for (size_t i = 0; i < vocab; ++i) weights[i] = std::exp((logits[i] - top) / o.temperature);
-  const size_t n = kept(weights, order, o);
+  const size_t n = filtered_count(weights, order, o);
   double total = 0;
   for (size_t i = 0; i < n; ++i) total += weights[static_cast<size_t>(order[i])];
   double left = static_cast<double>(Philox::named(o.seed, "sample").uniform(index)) * total;

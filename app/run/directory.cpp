@@ -59,8 +59,8 @@ std::string mixture_fractions(const Dataset& d) {
 Json run_identity(TrainOptions o, const ModelConfig& c, const Dataset& d) {
   TrainOptions defaults;
   defaults.sizes.heads = c.heads, defaults.sizes.channels = c.channels;
-  defaults.sizes = whole_sizes(defaults.sizes);
-  o.sizes = whole_sizes(c);
+  defaults.sizes = resolve_sizes(defaults.sizes);
+  o.sizes = resolve_sizes(c);
   o.optim.document_mask = o.optim.document_mask || o.pack;
   Json out = identity_fields(field_descriptors(o), field_descriptors(defaults));
   out["tokenizer"] = d.tokenizer->kind();

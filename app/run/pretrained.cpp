@@ -328,7 +328,7 @@ FullTensors first_weights(const Pretrained& from, const ModelConfig& config) {
 }
 
 void take_model(TrainOptions& o, const ModelConfig& c) {
-  ModelConfig model = whole_sizes(c);
+  ModelConfig model = resolve_sizes(c);
   const Settings theirs = field_descriptors(model), ours = field_descriptors(o.sizes);
   const auto take = [&](std::string_view name) {
     const Setting &from = theirs.at(name), &to = ours.at(name);
