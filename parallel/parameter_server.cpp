@@ -58,8 +58,9 @@ Tensor part(const Tensor& t, Range range) { return t.narrow(0, range.begin, rang
 // Ranks without a server have empty shards, so their optimizers have no state. Servers add in rank order, independent
 // of the axis's algorithm.
 ParameterServer::ParameterServer(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
-    : DataStrategy(model, axis, arena, options,
-                   {.name = "ps-sync", .sharding = ShardingKind::by_owners, .owners = options.servers}) {
+    : DataStrategy(
+          model, axis, arena, options,
+          {.name = "ps-sync", .sharding = ShardingKind::by_owners, .owners = options.servers, .is_ordered = true}) {
   check_servers(options.servers, axis.size());
   int64_t begin = 0;
   for (const Module::Unit& layout : model.layout()) {
@@ -85,12 +86,14 @@ void ParameterServer::for_each_part(const F& f) const {
 }
 
 void ParameterServer::reduce_gradients() {
+  enter(Call::reduce);
   model_.zero_missing_gradients();
   const Direct direct(axis_);
   for_each_part([&](int server, size_t u, Range range) { axis_.reduce(part(residents_[u].grads, range), server); });
 }
 
 void ParameterServer::gather_parameters() {
+  enter(Call::gather);
   const Direct direct(axis_);
   for_each_part([&](int server, size_t u, Range range) { axis_.broadcast(part(residents_[u].values, range), server); });
   for (const FlatUnit& unit : residents_) ++unit.values.storage()->version;  // packed copies are stale
