@@ -201,6 +201,8 @@ void TokenFile::chunks(int64_t begin, int64_t end, const Each& f) const {
 }
 
 void TokenFile::copy(int64_t begin, int64_t count, int32_t* out) const {
+  if (begin < 0 || count < 0 || begin > count_ - count)
+    throw Error(fmt::format("tokens {} to {} are outside of the {} tokens of {}", begin, begin + count, count_, what_));
   for_each_chunk(begin, count, [&](std::span<const std::byte> chunk, int64_t position) {
     widen(chunk, position, out + (position - begin));
   });

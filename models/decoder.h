@@ -35,7 +35,7 @@ class Decoder : public LanguageModel {
   explicit Decoder(const ModelConfig& c);
 
   Var embed(const Tensor& ids) override;  // T <= context
-  DecoderLayer& layer(int64_t i) override { return *blocks[static_cast<size_t>(i)]; }
+  DecoderLayer& layer(int64_t i) override { return *blocks[checked_index("model", "a layer", i, std::ssize(blocks))]; }
   Var finish(const Var& x) override { return norm(x); }
   Var logits(const Var& hidden) override { return head.logits(hidden); }
   // Does not store the logits if they are large.

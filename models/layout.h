@@ -109,6 +109,7 @@ class ModelStages final : public Stages {
   LanguageModel& model_;
   DataStrategy& strategy_;
   Options options_;
+  BatchSource& source() const { return require_object(source_, "[stages] source of take_from()"), *source_; }
   BatchSource* source_ = nullptr;
   std::vector<UnitRange> units_;  // by stage, in the model's layout
 };

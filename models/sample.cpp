@@ -44,11 +44,18 @@ int32_t draw_token(const Tensor& logits_any, const SampleOptions& o, uint64_t in
   if (!logits_any.defined()) throw Error("[sample] logits: expected a tensor, got an undefined one");
   if (!(o.temperature >= 0))
     throw FieldError("temperature", "expected 0 or more, got " + std::to_string(o.temperature));
+  if (!(o.repetition_penalty > 0))
+    throw FieldError("repetition_penalty", "expected more than 0, got " + std::to_string(o.repetition_penalty));
+  for (const auto& [field, p] : {std::pair("top_p", o.top_p), std::pair("min_p", o.min_p)})
+    if (!(p >= 0 && p <= 1)) throw FieldError(field, "expected 0 to 1, got " + std::to_string(p));
+  if (logits_any.numel() == 0 || logits_any.numel() != logits_any.dim(-1))
+    reject("sample", "logits (V)", logits_any.describe());
   for (const int32_t token : before)
     if (token < 0 || token >= logits_any.numel())
       throw Error("[sample] before: token " + std::to_string(token) + " is outside of the vocabulary, " +
                   std::to_string(logits_any.numel()));
   std::vector<double> logits = logits_any.to(DType::float64).to_vector<double>();
+  if (std::ranges::any_of(logits, [](auto x) { return std::isnan(x); })) reject("sample", "logits without NaN", "NaN");
   if (o.vocab > 0) logits.resize(std::min(logits.size(), static_cast<size_t>(o.vocab)));
   penalise(logits, before, o.repetition_penalty);
   const size_t vocab = logits.size();
@@ -103,6 +110,7 @@ void DecodingState::grow(int32_t token) {
 void sample(LanguageModel& model, const std::vector<int32_t>& prompt, int64_t count, const SampleOptions& options,
             const std::function<bool(int32_t)>& f) {
   if (!f) throw Error("[sample] f: expected a function of a token, got an empty one");
+  if (count < 0) reject("sample", "a count of at least 0", std::to_string(count));
   const ArenaPtr arena = model.parameters().at(0)->var.value().arena();
   DecodingState text(model, prompt, count);
   for (int64_t i = 0; i < count; ++i) {
