@@ -25,7 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Placeholder line of a page for the numbers of the seed.
-constexpr std::string_view kNumbers = "(`tessera lab start` writes your numbers here.)\n";
+constexpr std::string_view kNumbers = "(`tessera lab start` inserts your problem instance here.)\n";
 
 // Text of a failure and its typical cause.
 struct Sign {
