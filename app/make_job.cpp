@@ -3,7 +3,7 @@
 
 #include "app/output.h"
 #include "app/run/pretrained.h"
-#include "data/files.h"
+#include "base/files.h"
 #include "data/jsonl.h"
 #include "data/mixture.h"
 #include "data/text.h"
@@ -15,13 +15,12 @@ namespace {
 
 constexpr int64_t kDefaultRanks = 2;
 
-// The given sizes, completed by those of the preset.
 ModelConfig model_config(const TrainOptions& o) {
   ModelConfig c = preset(o.model).value(), given = o.sizes;
   const Settings to = field_descriptors(c);
   for (const Setting& s : field_descriptors(given))
     if (!s.field.open || o.gives(s.field.name)) to.at(s.field.name).assign(s);
-  if (o.gives("heads") && !o.gives("kv_heads")) c.kv_heads = 0;  // the preset's value is for its own heads
+  if (o.gives("heads") && !o.gives("kv_heads")) c.kv_heads = 0;  // the preset's value fits only its own number of heads
   if (o.gives("channels") && !o.gives("ffn")) c.ffn = 0;
   if (RotaryOptions& r = c.rotary; r.scaling == RopeScaling::yarn) {
     if (!o.gives("rope_high_freq")) r.high_freq_factor = 32;
@@ -53,7 +52,7 @@ Backend select_backend(const TrainOptions& o) {
   return mpi_surroundings() ? Backend::mpi : Backend::threads;
 }
 
-// The number of ranks of an MPI job or --ranks; 0 if neither is given.
+// The world size of an MPI job, or --ranks; 0 if neither is given.
 int64_t given_ranks(const TrainOptions& o, const Plan& p) {
   if (!has_processes(p) || !p.rendezvous.empty()) return o.ranks.value_or(0);
   const std::optional<MpiSurroundings> job = mpi_surroundings();
@@ -154,10 +153,9 @@ void check_restarts(const TrainOptions& o) {
     bad_usage("--hostfile: expected synchronous data ranks, got --dp-mode {}", value_name(o.plan.dp_mode));
 }
 
-// Checks that do not depend on the plan.
 void check_pairs(const TrainOptions& o, ErrorList& found) {
-  const auto refuse = [&](bool wrong, const std::string& words) {
-    if (wrong) found.check([&] { throw Error(words); });
+  const auto refuse = [&](bool wrong, const std::string& message) {
+    if (wrong) found.check([&] { throw Error(message); });
   };
   found.check([&] { check_example_options(o); });
   found.check([&] { check_lora_options(o); });
@@ -261,7 +259,7 @@ bool is_default_job(const TrainOptions& o) {
 }
 
 bool chooses_job(std::string_view option, std::string_view value) {
-  if (option == "dropout" || option == "dtype") return false;  // properties of a model that do not select it
+  if (option == "dropout" || option == "dtype") return false;  // these do not select the model
   TrainOptions o;
   const Settings all = field_descriptors(o);
   const Setting* s = all.find_word(option);
@@ -270,7 +268,7 @@ bool chooses_job(std::string_view option, std::string_view value) {
          s->field.group == "Fine-tuning";
 }
 
-std::string default_job_words(const TrainOptions& o) {
+std::string default_job_args(const TrainOptions& o) {
   const Args defaults = config_values(TrainOptions{});
   std::set<std::string> job_options;
   for (const auto& entry : config_values(default_job()))
@@ -325,7 +323,7 @@ ExampleOptions example_options(const TrainOptions& o) {
           .names = {parse_key_names(o.map), parse_role_names(o.roles)},
           .context = make_job(o).model.context,
           .vocab = make_job(o).model.vocab,
-          .most_bytes = memory_limit().bytes / 16};
+          .max_bytes = memory_limit().bytes / 16};
 }
 
 Dataset open_data(const TrainOptions& o, const TokenizerChoice& tokenizer) {

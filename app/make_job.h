@@ -1,48 +1,47 @@
-// From options to a job: resolves defaults, rejects invalid combinations, and opens the data.
+// Converts options to a job, rejects invalid combinations, and opens the data.
 #pragma once
 #include "app/options.h"
 #include "data/examples.h"
 
 namespace tessera {
 
-// Fills in preset sizes and mesh axes. With a given number of ranks (--ranks or an MPI job), --dp follows from it, or,
-// if --dp is given, the only other axis that is not given. All other axes are 1. Without any option about ranks, the
-// job uses two data-parallel ranks if the machine and the batch allow it. The mesh may have a different number of
-// ranks, which check_plan() rejects. Throws Error (usage) for an unknown schedule.
+// Fills in preset sizes and mesh axes. If the number of ranks is given (--ranks or an MPI job), --dp follows from it,
+// or, if --dp is also given, the only other unset axis. Other axes are 1. Without rank options, the job uses two
+// data-parallel ranks if machine and batch allow it. check_plan() rejects a mesh of a different size. Throws Error
+// (usage) for an unknown schedule.
 Job make_job(const TrainOptions& options);
-// Launch options of a command. All processes must run the same program and command with the same options, output
-// options excepted.
+// All processes must run the same command with the same options, except output options.
 LaunchOptions launch_options(const std::string& command, const TrainOptions& options, const Plan& plan);
 // Throws Error (usage) naming options and the nearest valid values.
 void check_plan(const TrainOptions& options);
-// Throws Error (usage) for invalid combinations of options. Single values were checked when they were set.
+// Throws Error (usage) for invalid combinations of options; single values are checked when they are set.
 void validate(const TrainOptions& options);
 
-// The defaults of `train` with the default job: the model, tokenizer and learning rate that reach the lowest loss in
-// about a minute on two cores. Other options, such as plan options or --steps, modify it.
+// The default job of `train`: the model, tokenizer and learning rate with the lowest loss after about a minute on two
+// cores. Options such as plan options or --steps modify it.
 TrainOptions default_job();
-// Whether `o` trains the model, data and tokenizer of the default job, under any plan and learning rate.
+// Whether model, data and tokenizer are those of the default job; plan and learning rate may differ.
 bool is_default_job(const TrainOptions& o);
-// Whether an option of `train` with this value selects model, data, tokenizer or initial weights, so that the default
-// job does not apply.
+// Whether this value of a `train` option selects model, data, tokenizer or initial weights, which disables the default
+// job.
 bool chooses_job(std::string_view option, std::string_view value);
-// The command-line options of the default job with their values in `o`: "--model llama-nano --tokenizer bpe-1024 ...".
-std::string default_job_words(const TrainOptions& o);
-// Whether there are checkpoints before the last one, written in the background from a copy.
+// With the values in `o`: "--model llama-nano --tokenizer bpe-1024 ...".
+std::string default_job_args(const TrainOptions& o);
+// Whether intermediate checkpoints are written in the background from a copy.
 bool saves_in_background(const TrainOptions& options);
-// A warning about a combination of options that has no effect; empty if there is none.
+// A warning about options without effect, or empty.
 std::string useless_options(const TrainOptions& o);
 
-// The tokenizer selected by --tokenizer, with a progress display during training. bpe-N is a bpe tokenizer of at most N
-// tokens. Throws Error (usage) if `name` is neither a kind of tokenizer nor a folder.
+// The tokenizer selected by --tokenizer. bpe-N is a bpe tokenizer of at most N tokens, trained with a progress display.
+// Throws Error (usage) if `name` is neither a kind of tokenizer nor a folder.
 TokenizerChoice tokenizer_choice(const std::optional<std::string>& name, const std::string& otherwise, bool quiet);
 
 ExampleOptions example_options(const TrainOptions& options);
 
-// Opens --data: a dataset, examples, or a mixture of these. Throws as dataset_for(), load_examples() and mixed().
+// A dataset, examples, or a mixture of both. Throws as dataset_for(), load_examples() and mixed() do.
 Dataset open_data(const TrainOptions& options, const TokenizerChoice& tokenizer);
 
-// Throws Error (usage) for an option about examples if the data contain none.
+// Throws Error (usage) if options about examples are set without examples.
 void check_example_options(const TrainOptions& options);
 
 std::vector<std::string> describe_data(const Dataset& dataset);

@@ -1,9 +1,9 @@
-// Descriptors of the options of all commands, and their values in configuration files and messages.
+// Descriptors of all options, and their values in configuration files and messages.
 #include "app/options.h"
 
 #include "app/report/report.h"
-#include "data/config_file.h"
-#include "data/files.h"
+#include "base/config_file.h"
+#include "base/files.h"
 #include "planner/case.h"
 
 namespace tessera {
@@ -21,7 +21,7 @@ constexpr const char* kFormat = "format of standard output";
 constexpr const char* kSpecial = "encode names of special tokens in the data as these tokens, not as text";
 constexpr const char* kNoBos = "omit the tokens that the tokenizer adds before and after a text";
 
-// The fields of a run that configure this program rather than the model, its optimization or its plan.
+// Fields of a run outside model, optimization and plan.
 void add_data_and_tuning(Settings& s, TrainOptions& o) {
   s.group("Model");
   s.add(o.model, {"model", "preset that provides the sizes"}).of(preset_names());
@@ -107,7 +107,7 @@ void add_files(Settings& s, TrainOptions& o) {
       .of_call();
 }
 
-// Keys of a run's config.toml without an option: the base model of its adapters.
+// Keys of config.toml without an option.
 constexpr std::array<std::string_view, 2> kFacts = {"adapter-base", "base-hash"};
 bool is_in_files(const Setting& s) { return s.field.in_words || std::ranges::count(kFacts, s.word()) > 0; }
 
@@ -334,7 +334,7 @@ TrainOptions plan_defaults() {
 }
 
 bool PlanOptions::gives(std::string_view option) const {
-  return std::ranges::any_of(words, [&](const auto& w) { return w.first == option; });
+  return std::ranges::any_of(args, [&](const auto& w) { return w.first == option; });
 }
 
 bool is_searched(std::string_view option) {
@@ -412,7 +412,7 @@ std::string to_toml(const TrainOptions& options) {
 std::string with_options(const std::string& message) {
   static const std::set<std::string> known = [] {
     TrainOptions run;
-    std::set<std::string> names{"hardware", "software", "defect", "figure", "group"};  // options of other commands
+    std::set<std::string> names{"hardware", "software", "defect", "figure", "group"};  // of other commands
     for (const Setting& s : field_descriptors(run))
       if (s.field.in_words) names.insert(s.word());
     return names;
@@ -449,9 +449,9 @@ static bool has_name(std::string_view text, const std::string& name) {
 }
 
 void throw_of_option(std::string_view option, const std::string& path, const InputError& error) {
-  const std::string words = with_options(error.what());
-  if (path.empty() || words.starts_with("--") || !has_name(words, one_line(path))) throw InputError(words);
-  bad_input("--{}: {}", option, words);
+  const std::string message = with_options(error.what());
+  if (path.empty() || message.starts_with("--") || !has_name(message, one_line(path))) throw InputError(message);
+  bad_input("--{}: {}", option, message);
 }
 
 }  // namespace tessera

@@ -1,6 +1,6 @@
-// The plan as JSON for records: the fields that determine the layout of ranks.
+// A plan's rank layout as JSON for records.
 #pragma once
-#include "settings/json.h"
+#include "base/setting_json.h"
 #include "train/job.h"
 
 namespace tessera {

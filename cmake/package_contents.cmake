@@ -24,7 +24,7 @@ if(NOT CPACK_GENERATOR STREQUAL "DEB")  # a .deb depends on packages instead
 endif()
 
 file(GLOB_RECURSE headers RELATIVE ${from} ${from}/tensor/*.h ${from}/autograd/*.h ${from}/nn/*.h ${from}/optim/*.h
-  ${from}/parallel/*.h ${from}/models/*.h ${from}/data/*.h ${from}/settings/*.h)
+  ${from}/parallel/*.h ${from}/models/*.h ${from}/data/*.h ${from}/base/*.h)
 foreach(file IN LISTS headers CPACK_TESSERA_EXERCISES ITEMS lab/not_yet.h)
   get_filename_component(directory ${file} DIRECTORY)
   file(COPY ${from}/${file} DESTINATION ${lab}/${directory})

@@ -1,6 +1,6 @@
 # The library tessera::tessera with headers <tessera/...>, and its installation.
 
-set(layers tensor autograd nn optim parallel data settings models train verify)
+set(layers base tensor autograd nn optim parallel models data train verify)
 
 # The include directory contains only tessera/, because a user's program may have its own nn/ or data/. Backend headers are
 # excluded: they require headers that may be missing, and tessera.h does not include them.
@@ -9,7 +9,7 @@ foreach(layer IN LISTS layers)
   file(GLOB_RECURSE found RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${layer}/*.h)
   list(APPEND headers ${found})
 endforeach()
-list(FILTER headers EXCLUDE REGEX "/(cuda|mpi|nccl)/|^data/json[.]h$")
+list(FILTER headers EXCLUDE REGEX "/(cuda|mpi|nccl)/|^base/json[.]h$")
 set(include ${PROJECT_BINARY_DIR}/include)
 set(sources ${headers})
 list(TRANSFORM sources PREPEND ${PROJECT_SOURCE_DIR}/)

@@ -15,9 +15,9 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "examples/eager_1f1b.h"
 #include "parallel/pipeline/simulate.h"
-#include "tensor/error.h"
 
 namespace tessera {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "data/bad_input.h"
+#include "base/bad_input.h"
 #include "hub/folder.h"
 
 namespace tessera {

@@ -1,7 +1,7 @@
 // Placeholder for the unimplemented function of an exercise.
 #pragma once
 
-#include "tensor/error.h"
+#include "base/error.h"
 
 namespace tessera::lab {
 

@@ -1,7 +1,7 @@
-// Sharded memory, reductions of gradients and gathers of parameters.
+// Memory, reductions and gathers of the stages.
 #include "parallel/zero.h"
 
-#include "tensor/error.h"
+#include "base/error.h"
 #include "tensor/ops/elementwise.h"
 
 namespace tessera {
@@ -11,7 +11,8 @@ Zero::Zero(Module& model, Communicator& axis, const ArenaPtr& arena, const DataO
                    {.name = "zero-" + std::to_string(options.zero),
                     .sharding = ShardingKind::in_shards,
                     .owners = axis.size(),
-                    .every_microbatch = options.zero >= 2}),
+                    .every_microbatch = options.zero >= 2,
+                    .is_ordered = true}),
       stage_(options.zero) {
   if (stage_ < 1 || stage_ > 3) throw FieldError("zero", "expected 1, 2 or 3, got " + std::to_string(stage_));
   split_axis(options.shard_ranks > 0 ? options.shard_ranks : axis.size());
@@ -25,11 +26,11 @@ void Zero::make_unit(const Module::Unit& layout) {
   unit.layout = layout;
   unit.axis = &gradient_axis(*layout.slots[0].parameter);
   unit.piece = shard_size(layout.size, unit.axis->size());
-  const int64_t whole = unit.piece * unit.axis->size(), begin = unit.piece * unit.axis->rank();
+  const int64_t full_numel = unit.piece * unit.axis->size(), begin = unit.piece * unit.axis->rank();
   FlatUnit shard{layout.name, {}, {}, layout.slots};
   for (Slot& slot : shard.slots) slot.begin -= begin;
   if (stage_ < 3) {
-    unit.values = Tensor::empty({whole}, layout.dtype(options_.dtype), arena_, Category::parameters);
+    unit.values = Tensor::empty({full_numel}, layout.dtype(options_.dtype), arena_, Category::parameters);
     initialise(layout, unit.values, 0, options_.seed);
     bind_values(layout, unit.values);
     shard.values = unit.values.narrow(0, begin, unit.piece);
@@ -45,9 +46,9 @@ void Zero::make_unit(const Module::Unit& layout) {
 }
 
 void Zero::make_gradients(Unit& unit, FlatUnit& shard) {
-  const int64_t whole = unit.piece * unit.axis->size();
+  const int64_t full_numel = unit.piece * unit.axis->size();
   if (stage_ == 1) {
-    unit.grads = Tensor::empty({whole}, options_.grad_dtype, arena_, Category::gradients);
+    unit.grads = Tensor::empty({full_numel}, options_.grad_dtype, arena_, Category::gradients);
     unit.grads.fill(0);
     bind_gradients(unit.layout, unit.grads);
     shard.grads = unit.grads.narrow(0, unit.piece * unit.axis->rank(), unit.piece);
@@ -57,7 +58,7 @@ void Zero::make_gradients(Unit& unit, FlatUnit& shard) {
   }
   const int64_t first = layout_.reductions.empty() ? 0 : layout_.reductions.back().range.end;
   const Range all{first, first + unit.layout.size};
-  layout_.reductions.push_back({all, whole});
+  layout_.reductions.push_back({all, full_numel});
   for (int64_t begin = all.begin; replicate_axis() && begin < all.end; begin += unit.piece)
     layout_.between.push_back({{begin, std::min(begin + unit.piece, all.end)}, unit.piece});
 }
@@ -65,8 +66,8 @@ void Zero::make_gradients(Unit& unit, FlatUnit& shard) {
 void Zero::hook(size_t u) {
   for (const Slot& slot : units_[u].layout.slots) {
     if (!slot.parameter->trainable) continue;
-    slot.parameter->var.on_grad([this, u] { gradient_arrived(u); });
-    if (stage_ >= 2) slot.parameter->var.provide_grad([this, u] { provide_gradients(u); });
+    slot.parameter->var.on_grad(while_alive([this, u] { gradient_arrived(u); }));
+    if (stage_ >= 2) slot.parameter->var.provide_grad(while_alive([this, u] { provide_gradients(u); }));
   }
   if (stage_ >= 2) units_[u].layout.module->disable_fusion();
   if (stage_ == 3) wrap(u);
@@ -78,15 +79,15 @@ void Zero::begin_step() {
 }
 
 void Zero::begin_gradients(int64_t microbatch, UnitRange units) {
-  microbatch_ = microbatch;
+  DataStrategy::begin_gradients(microbatch, units);
   for (size_t u = units.begin; u < std::min(units.end, units_.size()); ++u) {
     units_[u].missing = std::ssize(units_[u].layout.slots);
     units_[u].reduced = !units_[u].layout.trainable;
   }
 }
 
-// Called for the first gradient of a unit: allocates all of its gradients, with zeros in gaps and padding. One other
-// unit's reduction stays in flight; the one before it is completed, which releases its memory.
+// Allocates all gradients of a unit for its first one, with zeros in gaps and padding. At most one other unit's
+// reduction stays in flight; older ones are completed, which releases their memory.
 void Zero::provide_gradients(size_t u) {
   while (reducing_.size() > 1) finish_first();
   Unit& unit = units_[u];
@@ -120,7 +121,6 @@ void Zero::start_reducing(size_t u) {
   reducing_.push_back(u);
 }
 
-// Completes the oldest reduction in flight. After the last micro-batch, the group's sum is reduced between groups.
 void Zero::finish_first() {
   const size_t u = reducing_.front();
   finish_reducing(u);
@@ -138,6 +138,7 @@ void Zero::finish_reducing(size_t u) {
 
 // Parameters without gradients get zeros; reductions complete before the next micro-batch accumulates.
 void Zero::end_gradients(int64_t microbatch, UnitRange units) {
+  DataStrategy::end_gradients(microbatch, units);
   const bool due = stage_ >= 2 || microbatch + 1 == options_.microbatches;
   for (size_t u = std::min(units.end, units_.size()); due && u-- > units.begin;) {
     if (units_[u].reduced) continue;
@@ -149,6 +150,7 @@ void Zero::end_gradients(int64_t microbatch, UnitRange units) {
 }
 
 void Zero::reduce_gradients() {
+  enter(Call::reduce);
   learning_ = false;
   for (size_t u = 0; u < units_.size(); ++u) {
     std::exchange(units_[u].summing, {}).wait();
@@ -157,6 +159,7 @@ void Zero::reduce_gradients() {
 }
 
 void Zero::gather_parameters() {
+  enter(Call::gather);
   if (stage_ == 3) return;  // each use gathers them
   std::vector<Work> pending;
   for (size_t u = 0; u < units_.size(); ++u)

@@ -13,9 +13,9 @@
 #include <ctime>
 #include <random>
 
-#include "data/json.h"
+#include "base/json.h"
+#include "base/setting_json.h"
 #include "hub/folder.h"
-#include "settings/json.h"
 #include "train/checkpoint/state.h"
 
 namespace tessera {
@@ -35,8 +35,8 @@ fs::path new_run_folder() {
 
 namespace {
 
-// True for a new directory and for one in which a run failed before its first complete file. Throws OutputError if it
-// cannot be read.
+// True for a new directory or a run that failed before its first complete file. Throws OutputError if it cannot be
+// read.
 bool holds_nothing(const fs::path& directory) {
   std::error_code error;
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
@@ -55,12 +55,12 @@ std::string mixture_fractions(const Dataset& d) {
   return out;
 }
 
-// A checkpoint can be resumed only by a run with the same values.
+// A run can resume a checkpoint only if these values are equal.
 Json run_identity(TrainOptions o, const ModelConfig& c, const Dataset& d) {
   TrainOptions defaults;
   defaults.sizes.heads = c.heads, defaults.sizes.channels = c.channels;
-  defaults.sizes = whole_sizes(defaults.sizes);
-  o.sizes = whole_sizes(c);
+  defaults.sizes = resolve_sizes(defaults.sizes);
+  o.sizes = resolve_sizes(c);
   o.optim.document_mask = o.optim.document_mask || o.pack;
   Json out = identity_fields(field_descriptors(o), field_descriptors(defaults));
   out["tokenizer"] = d.tokenizer->kind();
@@ -93,7 +93,7 @@ std::set<std::string> tensor_names(const std::vector<FullTensor>& tensors) {
   return names;
 }
 
-// Independent DiLoCo replicas each have a state, so their number must stay the same.
+// Each independent DiLoCo replica has its own state, so the number of replicas must not change.
 void check_replicas_saved(const SavedTensors& state, const DataStrategy& strategy, const std::string& what) {
   std::set<std::string> copies;  // the first has no suffix; empty for other strategies
   for (const auto& [name, tensor] : state.all()) {
@@ -132,7 +132,7 @@ RunDirectory::RunDirectory(const TrainOptions& o) : path_(o.out ? fs::path(*o.ou
   of_option("out", path_.string(), check_content);
   make_directories(path_);
   lock_ = std::make_unique<RunLock>(path_);
-  check_content();  // another run may have started and ended in the meantime
+  check_content();  // another run may have started and ended
   removed_ = remove_stale(path_, true);
   for (const fs::path& path : remove_stale(checkpoints(), true)) removed_.push_back(path);
 }

@@ -35,7 +35,7 @@ ModelConfig config_in(const fs::path& checkpoint) {
   return job.model;
 }
 
-// Tensors of a checkpoint, converted to the requested dtype.
+// Converts to the requested dtype.
 FullTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
   return [saved](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
     const SavedTensors::Whole& tensor = saved->at(name);
@@ -54,8 +54,7 @@ FullTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
   };
 }
 
-// The configuration of a folder's model. GPTQ codes are used without conversion if all layers have them in a supported
-// group size; otherwise they are dequantized.
+// Uses GPTQ codes without conversion if all layers have them in a supported group size; otherwise dequantizes them.
 ModelConfig to_model_config(const HubFolder& folder) {
   ModelConfig config = folder.config();
   if (!folder.gptq()) return config;
@@ -85,7 +84,6 @@ bool has_tokenizer(const fs::path& folder) {
   return is_there(folder / "tokenizer.json") || is_there(folder / "vocab.json");
 }
 
-// The base model with the adapters applied.
 Pretrained open_adapted(const fs::path& from, const Base& given) {
   const PeftFolder adapters(from);
   const fs::path base = fs::weakly_canonical(adapters.base(given));
@@ -128,8 +126,8 @@ std::string model_hash(const Pretrained& base) {
   return fmt::format("{:016x}", sum.value());
 }
 
-// Extends tables with new rows, which are the mean of the existing rows, accumulated in row order in double.
-// transformers' resize_token_embeddings() samples around this mean, with 1e-9 of the rows' variance.
+// Extends tables with the mean of the existing rows, accumulated in row order in double. transformers'
+// resize_token_embeddings() samples around this mean, with 1e-9 of the rows' variance.
 FullTensors with_rows(const ModelConfig& from, FullTensors tensors) {
   std::map<std::string, Shape> shapes;
   const std::unique_ptr<LanguageModel> model = make_model(from);
@@ -148,13 +146,13 @@ FullTensors with_rows(const ModelConfig& from, FullTensors tensors) {
         }
         for (size_t c = 0; c < mean.size(); ++c) mean[c] = static_cast<float>(sums[c] / static_cast<double>(own));
         return [=, read = tensors(name, dtype, {own, columns})](int64_t begin, std::span<std::byte> to) {
-          const int64_t count = std::ssize(to) / element, kept = std::clamp<int64_t>(end - begin, 0, count);
-          if (kept > 0) read(begin, to.first(static_cast<size_t>(kept * element)));
-          std::vector<float> rest(static_cast<size_t>(count - kept));
+          const int64_t count = std::ssize(to) / element, existing = std::clamp<int64_t>(end - begin, 0, count);
+          if (existing > 0) read(begin, to.first(static_cast<size_t>(existing * element)));
+          std::vector<float> rest(static_cast<size_t>(count - existing));
           for (size_t i = 0; i < rest.size(); ++i)
-            rest[i] = mean[static_cast<size_t>((begin + kept + static_cast<int64_t>(i)) % columns)];
+            rest[i] = mean[static_cast<size_t>((begin + existing + static_cast<int64_t>(i)) % columns)];
           convert({"", DType::float32, {std::ssize(rest)}, std::as_bytes(std::span(rest))}, 0, dtype,
-                  to.subspan(static_cast<size_t>(kept * element)));
+                  to.subspan(static_cast<size_t>(existing * element)));
         };
       };
 }
@@ -167,13 +165,13 @@ void refuse(const std::optional<MemoryRefusal>& refusal) {
 
 constexpr double kFarOff = 16;  // smaller mismatches are reported elsewhere, naming the tensor or option
 
-// Checks that the threads of all ranks can be created, and returns the memory limit without their stacks.
+// Checks that the threads of all ranks can be created; subtracts their stacks from the memory limit.
 MemoryLimit limit_without_threads(const Job& job, int64_t local_world_size) {
   if (has_processes(job.plan)) return memory_limit();
   const int64_t team = job.plan.threads_per_rank > 0 ? job.plan.threads_per_rank
                                                      : std::max<int64_t>(1, cpu::threads() / local_world_size);
   const int64_t threads =
-      local_world_size * (team + (local_world_size > 1 ? 1 : 0)) - 1;  // each rank also has a background thread
+      local_world_size * (team + (local_world_size > 1 ? 1 : 0)) - 1;  // one background thread per rank
   check_threads(threads);
   return memory_limit(threads);
 }
@@ -330,7 +328,7 @@ FullTensors first_weights(const Pretrained& from, const ModelConfig& config) {
 }
 
 void take_model(TrainOptions& o, const ModelConfig& c) {
-  ModelConfig model = whole_sizes(c);
+  ModelConfig model = resolve_sizes(c);
   const Settings theirs = field_descriptors(model), ours = field_descriptors(o.sizes);
   const auto take = [&](std::string_view name) {
     const Setting &from = theirs.at(name), &to = ours.at(name);
@@ -347,7 +345,7 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
     if (s.field.of_weights && applies(s, theirs)) take(s.field.name);
   const bool learned = !find_row(c.family).rotary, shorter = o.gives("context");
   const int64_t max_context = learned ? c.position_rows() : c.context;
-  if (shorter) model.context = max_context;  // the maximum, of which a prefix may be used
+  if (shorter) model.context = max_context;  // of which a prefix may be used
   if (!shorter || o.sizes.context > max_context) take("context");
   model.positions = learned ? max_context : 0;
   if (learned && (o.gives("positions") || o.sizes.context != max_context)) take("positions");
@@ -384,7 +382,7 @@ void check_memory_for_training(const TrainOptions& o, const Job& given, int64_t 
     here.more = static_cast<int64_t>(of.values);
     here.more_is = "the model that generates the sample";
   }
-  if (saves_in_background(o)) {  // if replicas are equal, only the first is copied
+  if (saves_in_background(o)) {  // only the first of equal replicas is copied
     const double share = static_cast<double>(here.ranks) / static_cast<double>(p.ranks());
     here.more = static_cast<int64_t>((cut ? share : here.first == 0 ? 1 : 0) * (of.values + of.state));
     here.more_is = "a copy for saving in the background (not with `save_every` 0)";
@@ -414,7 +412,7 @@ void check_described(const fs::path& config, const fs::path& folder, const Job& 
 
 void check_memory_for_inference(const Job& job) {
   if (job.plan.device != Device::cpu) return;
-  int64_t needed = 0, max_rank = 0;  // total of all ranks, which may be threads of this process, and the maximum
+  int64_t needed = 0, max_rank = 0;  // total of all ranks, which may be threads of this process; maximum
   for (const MemoryByCategory& held : expected_memory(job)) {
     needed += held.parameters;
     max_rank = std::max(max_rank, held.parameters);
@@ -432,7 +430,7 @@ void check_memory_for_verifying(const Job& given) {
   const MinimumMemory of = least_memory(job);
   const MemoryLimit limit = limit_without_threads(job, job.plan.ranks());
   refuse(least_refusal(job, job.plan.ranks(), limit));
-  // The oracle is a separate model, and has a gradient per data rank in addition to those gathered from the plan.
+  // The oracle is a separate model, with a gradient per data rank in addition to those gathered from the plan.
   const double gradients = of.trained * static_cast<double>(element_size(data_options(job).grad_dtype));
   HostMemory here{.ranks = job.plan.ranks(), .more_is = "the oracle"};
   here.more = static_cast<int64_t>(of.held + gradients * static_cast<double>(job.plan.dp * job.plan.cp + 1));

@@ -2,7 +2,7 @@
 #pragma once
 #include <nlohmann/json.hpp>
 
-#include "data/json.h"
+#include "base/json.h"
 
 namespace tessera::hub {
 

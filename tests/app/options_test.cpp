@@ -9,7 +9,7 @@
 #include "app/make_job.h"
 #include "app/run/pretrained.h"
 #include "app/train/train.h"
-#include "data/utf8.h"
+#include "base/utf8.h"
 #include "tests/app/parsed.h"
 #include "tests/app/program.h"
 #include "tests/support/gpu.h"
@@ -133,7 +133,7 @@ TEST_F(ConfigTest, RequiresAvailableDevice) {
     const std::string line = message(way);
     EXPECT_TRUE(test::no_gpu().empty() ? line.empty() : line.starts_with("--device cuda: ")) << way << line;
   }
-  EXPECT_EQ(std::get<GenerateOptions>(parsed("generate x --device cuda")).words, (Args{{"device", "cuda"}}));
+  EXPECT_EQ(std::get<GenerateOptions>(parsed("generate x --device cuda")).args, (Args{{"device", "cuda"}}));
 }
 
 TEST(CommandLine, RejectsConflictingOptions) {
@@ -242,10 +242,10 @@ TEST(CommandLine, ConvertsPercentagesToStepsAndRates) {
 
 TEST(CommandLine, PassesFlagsToGoogleBenchmark) {
   const auto options = [](const char* line) { return std::get<BenchOptions>(parsed(line)); };
-  EXPECT_EQ(options("bench --benchmark_filter=norm --v=1").words, (Messages{"--benchmark_filter=norm", "--v=1"}));
-  EXPECT_TRUE(options("bench").words.empty());
+  EXPECT_EQ(options("bench --benchmark_filter=norm --v=1").args, (Messages{"--benchmark_filter=norm", "--v=1"}));
+  EXPECT_TRUE(options("bench").args.empty());
   const auto on_gpu = options("bench --device cuda --benchmark_filter=norm");
-  EXPECT_TRUE(on_gpu.device == Device::cuda && on_gpu.words == Messages{"--benchmark_filter=norm"});
+  EXPECT_TRUE(on_gpu.device == Device::cuda && on_gpu.args == Messages{"--benchmark_filter=norm"});
 }
 
 TEST(CommandLine, PresetsSetSizes) {
@@ -535,13 +535,13 @@ TEST(CommandLine, HelpIsAlsoACommand) {
   const auto text = [](const std::string& words) { return std::get<Print>(parsed(words)).text; };
   EXPECT_EQ(text("help"), text("--help"));
   EXPECT_EQ(text("help train"), text("train --help"));
-  expect_has(text("help train"), default_job_words(default_job()));
+  expect_has(text("help train"), default_job_args(default_job()));
 }
 
 TEST(DefaultJob, MatchesItsOptions) {
   const TrainOptions job = parsed_train("");
   EXPECT_TRUE(is_default_job(job));
-  EXPECT_EQ(config_values(parsed_train(default_job_words(job))), config_values(job)) << default_job_words(job);
+  EXPECT_EQ(config_values(parsed_train(default_job_args(job))), config_values(job)) << default_job_args(job);
 }
 
 TEST(DefaultJob, AppliesUnlessModelOrDataIsChosen) {
@@ -549,7 +549,7 @@ TEST(DefaultJob, AppliesUnlessModelOrDataIsChosen) {
   EXPECT_TRUE(is_default_job(cube));
   EXPECT_EQ(cube.model, default_job().model);
   EXPECT_EQ(cube.optim.lr, 0.001);
-  EXPECT_NE(default_job_words(cube).find("--lr 0.001"), std::string::npos);
+  EXPECT_NE(default_job_args(cube).find("--lr 0.001"), std::string::npos);
   for (const char* words : {"--data x.txt", "--model gpt-nano", "--layers 4", "--tokenizer char"}) {
     const TrainOptions o = parsed_train(words);
     EXPECT_FALSE(is_default_job(o)) << words;

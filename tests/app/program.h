@@ -13,7 +13,7 @@
 #include <system_error>
 #include <thread>
 
-#include "data/files.h"
+#include "base/files.h"
 #include "tests/support/texts.h"
 #include "train/checkpoint/directory.h"
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compares two builds of tessera: same_bits.sh OLD NEW [WORD...], paths of two binaries.
+# Compares two builds of tessera: same_bits.sh [--no-prose] OLD NEW [WORD...], paths of two binaries.
 #
 # Short runs of every strategy, schedule, dtype, optimizer and family, on threads, with mpirun and, if both binaries support
 # it, on a GPU (real or emulated): checkpoints must be bitwise identical, metrics.jsonl equal except times, and memory peaks
@@ -7,8 +7,11 @@
 # evaluate, report), plans (times within 3%), datasets, verification (verify --format json), and invalid command lines, whose
 # output and status must be equal. Prints one line each; exit status 1 if any differ. WORD selects rows by a substring of
 # name or options: same_bits.sh OLD NEW experts muon
+# With --no-prose, messages and help may be worded differently: only their numbers and option names are compared.
 set -uo pipefail
 
+prose=
+[ "${1:-}" != --no-prose ] || { prose=no-prose; shift; }
 [ $# -ge 2 ] || { echo "same_bits.sh: expected OLD NEW [WORD...], got $# arguments" >&2; exit 2; }
 for binary in "$1" "$2"; do
   [ -x "$binary" ] || { echo "same_bits.sh: expected a program, got '$binary'" >&2; exit 2; }
@@ -79,7 +82,7 @@ compared() { # compared HOW NAME: the first difference between both results
   for side in old new; do
     [ "$(cat "$work/$side/status.txt")" = 0 ] || { echo "the $side one fails: $(tail -n 1 "$work/$side/err.txt")"; return; }
   done
-  "$python" "$tests/compare/same_records.py" "$1" "$work/old/$2" "$work/new/$2" 2>&1 | tail -n 1
+  "$python" "$tests/compare/same_records.py" "$1" "$work/old/$2" "$work/new/$2" $prose 2>&1 | tail -n 1
 }
 
 
@@ -118,6 +121,8 @@ resumes() { # resumes WORDS WORDS [COMMAND]
 
 answers() { # answers NAME HOW WORDS: standard output of a command, compared as json or words
   asked "$1" "$3" || return 0
+  local prose=$prose
+  [ "$1" != generate ] || prose=  # the output is the model's
   in_both "" "$3"
   verdict "$1" "$3" "$(compared "$2" out.txt)"
 }
@@ -127,7 +132,8 @@ proves() { answers proof json "verify --format json $sizes --batch 8 --threads-p
 says() {
   asked words "$1" || return 0
   in_both "" "$1"
-  verdict words "$1" "$(cd "$work" && for kept in out.txt err.txt status.txt; do diff "old/$kept" "new/$kept" | head -c 600; done)"
+  verdict words "$1" "$(for kept in out.txt err.txt status.txt; do
+    "$python" "$tests/compare/same_records.py" message "$work/old/$kept" "$work/new/$kept" $prose; done | head -c 600)"
 }
 trains one "--ranks 1"
 trains one "--ranks 1 --microbatches 4 --optimizer sgd"

@@ -1,11 +1,14 @@
 """Compares files or output of two builds of the program: prints the first difference, or nothing.
 
-usage: same_records.py folder|json|words OLD NEW
+usage: same_records.py folder|json|words|message OLD NEW [no-prose]
   folder  a file, or all files of a run, model folder or dataset: identical bytes. The new config.toml may have additional lines;
           metrics.jsonl is compared as json; event files, times and values derived from times are ignored.
   json    one object per line: equal except times: those of a plan may differ by 3%, those of a run are ignored; peak memory
           may be at most 1% larger in the new one.
   words   text: equal words, and numbers within 3%.
+  message equal text
+With no-prose, wording may differ: text and JSON strings with a space are compared by their numbers and option names, in any
+order.
 """
 import json
 import os
@@ -15,11 +18,22 @@ import sys
 TIMES_OF_RUNS = {"step_ms", "tokens_per_s", "mfu", "peak_flops", "straggler", "gpu"}
 TIMES_OF_PLANS = {"step_s", "step_s_range", "tokens_per_s", "mfu", "hfu", "tflops_per_rank", "parts", "bubble"}
 PASSED_OVER = re.compile(r"lock|report\.json|trace\.json|events\.out\.tfevents.*")
+OPTION = re.compile(r"--[a-z][a-z-]*")
+no_prose = False
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
 def near(old, new, unit=1e-9):
     return abs(old - new) <= max(0.03 * abs(old), unit)
+
+
+def wording(old, new):
+    """Compares two texts that may be worded differently."""
+    for pattern in (OPTION, NUMBER):
+        a, b = (sorted(set(pattern.findall(text))) for text in (old, new))
+        if a != b:
+            return f"{sorted(set(a) ^ set(b))} only in one of {old!r} and {new!r}"
+    return ""
 
 
 def words(old, new):
@@ -55,6 +69,9 @@ def values(where, old, new, plan, timed=False, unit=0.0):
                                   for i, (a, b) in enumerate(zip(old, new)))), "")
     if timed and isinstance(old, (int, float)) and isinstance(new, (int, float)):
         return "" if near(old, new, unit) else f"{where}: {old} is now {new}"
+    if no_prose and isinstance(old, str) and isinstance(new, str) and " " in old + new:
+        found = wording(old, new)
+        return f"{where}: {found}" if found else ""
     if plan and isinstance(old, str) and isinstance(new, str):
         found = words(old, new)
         return f"{where}: {found}" if found else ""
@@ -114,10 +131,16 @@ def folders(old, new):
 
 
 def main():
-    how, old, new = sys.argv[1:]
+    global no_prose
+    how, old, new, *no_prose = sys.argv[1:]
     if how == "folder":
         return folders(old, new)
     with open(old) as a, open(new) as b:
+        if how == "message":
+            a, b = a.read(), b.read()
+            return wording(a, b) if no_prose else "" if a == b else f"{a!r} is now {b!r}"
+        if how == "words" and no_prose:
+            return wording(a.read(), b.read())
         return lines(records if how == "json" else words, a.read().splitlines(), b.read().splitlines())
 
 

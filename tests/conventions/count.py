@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Counts lines of code and files of each layer and of the tests; comments and blank lines are not counted.
+"""Counts lines of code and files of each layer and of the tests, without comments, blank lines and `#include` lines.
 
 count.py [DIRECTORY...]   the layers, the tests and three sums, or only these directories: name, lines, files
 count.py --since REV      in addition the change of each count since a git revision
 count.py --check TABLE    exit status 1 if a directory has more lines or files than the table allows
 
 `product` is all layers. `core` consists of the layers CORE without the directories PERIPHERAL, at any depth, and without
-CUDA sources; `peripheral` is the rest of the product. The directory of a file decides, not its name. Counts agree with
-cloc within 0.5%; a docstring is a comment, and `#!` is code.
+CUDA sources; `peripheral` is the rest of the product. The directory of a file decides, not its name. Apart from
+`#include` lines, counts agree with cloc within 0.5%; a docstring is a comment, and `#!` is code.
 """
 import argparse
 import io
@@ -17,8 +17,8 @@ import subprocess
 import sys
 import tarfile
 
-LAYERS = ["app", "autograd", "bench", "data", "hub", "lab", "models", "nn", "optim", "parallel", "planner", "python",
-          "settings", "tensor", "train", "verify"]
+LAYERS = ["app", "autograd", "base", "bench", "data", "hub", "lab", "models", "nn", "optim", "parallel", "planner", "python",
+          "tensor", "train", "verify"]
 CORE = {"tensor", "autograd", "nn", "optim", "models", "parallel", "train", "verify"}
 PERIPHERAL = {"cuda", "cpu", "mpi", "tcp", "nccl", "async", "quantize", "experts", "adapters", "diagnosis", "defects"}
 SUMS = ["core", "peripheral", "product"]
@@ -29,15 +29,17 @@ C = re.compile(r"""R"(?P<end>\w*)\(.*?\)(?P=end)"|"(?:\\.|[^"\\\n])*"|'(?:\\.[^'
 SHELL = re.compile(r"^[ \t]*(#(?!!)[^\n]*)", re.M)
 PYTHON = re.compile(r'^[ \t]*(#(?!!)[^\n]*|[rR]?""".*?""")', re.M | re.S)
 HTML = re.compile(r"(<!--.*?-->)", re.S)
+INCLUDE = re.compile(r"[ \t]*#[ \t]*include\b")  # not counted, so that no file has a reason to omit one
 KINDS = {".h": C, ".cpp": C, ".cu": C, ".cuh": C, ".js": C, ".css": C, ".py": PYTHON, ".sh": SHELL, ".html": HTML}
 
 
 def lines_of_code(path, text):
-    """The lines of a text that contain more than a comment."""
+    """The lines of a text that contain more than a comment or an `#include`."""
     def without(match):
         return "\n" * match[0].count("\n") if match[match.re.groups] else match[0]
     pattern = KINDS[os.path.splitext(path)[1]]
-    return sum(1 for line in pattern.sub(without, text).split("\n") if line.strip())
+    lines = pattern.sub(without, text).split("\n")
+    return sum(1 for line in lines if line.strip() and not (pattern is C and INCLUDE.match(line)))
 
 
 def in_checkout(tops):

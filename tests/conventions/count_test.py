@@ -9,7 +9,7 @@ import unittest
 
 COUNTER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "count.py")
 FILES = {
-    "nn/a.h": '// A comment.\n#pragma once\n\n/* two\nlines */ int a;\nauto s = "/*"; // "\n',  # 3
+    "nn/a.h": '// A comment.\n#pragma once\n#include <map>\n# include "nn/b.h"\n\n/* two\nlines */ int a;\nauto s = "/*"; // "\n',  # 3
     "nn/b.cpp": 'auto r = R"x(\n// text\n")x";\nchar c = \'"\';  // a\nint b = 1\'000; /* x */\n',  # 5
     "nn/experts/c.cpp": "int c;\n",
     "tensor/d.cu": "int d;\nint e;\n",
@@ -54,7 +54,7 @@ class Count(unittest.TestCase):
         self.assertEqual(done.returncode, 1 if done.stderr else 0)
         return done.stderr.splitlines()
 
-    def test_comments_and_blanks_are_not_counted(self):
+    def test_comments_blanks_and_includes_are_not_counted(self):
         for path, lines in (("nn/a.h", 3), ("nn/b.cpp", 5), ("app/e.py", 2), ("app/f.sh", 2), ("app/page/g.html", 1)):
             folder = "alone/" + path.replace("/", "_")
             self.write(f"{folder}/{os.path.basename(path)}", FILES[path])

@@ -2,7 +2,7 @@
 #pragma once
 #include <iterator>
 
-#include "data/utf8.h"
+#include "base/utf8.h"
 #include "tensor/random.h"
 
 namespace tessera::test {

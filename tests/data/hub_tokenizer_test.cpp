@@ -3,9 +3,9 @@
 
 #include <chrono>
 
+#include "base/utf8.h"
 #include "data/dataset.h"
 #include "data/tokenizer/described.h"
-#include "data/utf8.h"
 #include "tests/data/support.h"
 
 namespace tessera {

@@ -12,7 +12,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "data/files.h"
+#include "base/files.h"
 #include "data/text.h"
 #include "data/token_file.h"
 #include "tests/support/errors.h"

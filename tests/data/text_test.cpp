@@ -5,10 +5,10 @@
 #include <numeric>
 #include <set>
 
+#include "base/process.h"
+#include "base/utf8.h"
 #include "data/examples.h"
-#include "data/process.h"
 #include "data/tokenizer/described.h"
-#include "data/utf8.h"
 #include "tests/data/bpe_texts.h"
 #include "tests/data/support.h"
 

@@ -1,5 +1,5 @@
 // Tokenizers, their JSON, and the strict JSON reader.
-#include "data/json.h"
+#include "base/json.h"
 #include "data/tokenizer/described.h"
 #include "tests/data/bpe_texts.h"
 #include "tests/data/support.h"

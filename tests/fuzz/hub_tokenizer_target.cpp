@@ -1,7 +1,7 @@
 // A tokenizer.json of the library `tokenizers`: an accepted one encodes any bytes, round-trips, and decodes streams
 // consistently. A tokenizer_config.json and the text follow, each after a line "%".
+#include "base/utf8.h"
 #include "data/tokenizer/described.h"
-#include "data/utf8.h"
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {

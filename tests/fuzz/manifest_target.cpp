@@ -2,7 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/run/directory.h"
-#include "data/json.h"
+#include "base/json.h"
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {

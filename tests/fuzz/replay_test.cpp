@@ -2,7 +2,7 @@
 // either, without any other effect.
 #include <gtest/gtest.h>
 
-#include "data/files.h"
+#include "base/files.h"
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {

@@ -5,7 +5,7 @@
 #pragma once
 #include <map>
 
-#include "tensor/error.h"
+#include "base/error.h"
 
 namespace tessera::fuzz {
 

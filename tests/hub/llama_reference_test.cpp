@@ -5,7 +5,7 @@
 // Configurations and tensor names are read here according to the documentation of transformers, without Tessera's
 // parser (hub/config.h), so that a fault in that parser cannot affect both sides; the parser is compared with these.
 
-#include "settings/setting.h"
+#include "base/setting.h"
 #include "tests/hub/support.h"
 #include "tests/support/gpu.h"
 #include "tests/support/python.h"
@@ -161,7 +161,7 @@ TEST(LlamaReference, HubParserReadsTheReferenceConfigurations) {
     EXPECT_EQ(difference(field_descriptors(read), field_descriptors(expected)), "");
     for (const HubTensor& t : hub_tensors(expected)) {
       std::vector<std::string> names;
-      for (const HubTensor::Piece& piece : t.pieces) names.push_back(piece.name);
+      for (const HubTensor::Slice& slice : t.slices) names.push_back(slice.name);
       EXPECT_EQ(names, hub_names(t.name));
     }
   });

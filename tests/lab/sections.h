@@ -5,7 +5,7 @@
 #include <future>
 #include <sstream>
 
-#include "data/files.h"
+#include "base/files.h"
 
 namespace tessera::lab {
 

@@ -3,8 +3,8 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "base/files.h"
 #include "bench/calibrate.h"
-#include "data/files.h"
 #include "planner/measured.h"
 #include "planner/memory.h"
 #include "planner/prices.h"
@@ -43,7 +43,7 @@ class MachineFile : public testing::Test {
   ~MachineFile() override { ::unsetenv("TESSERA_CACHE"); }
   void write(const std::string& text) const { std::ofstream(machine_file(machine_.identity)) << text; }
 
-  const TemporaryDirectory folder_{temporary_folder() / "tessera-machine"};
+  const TemporaryDirectory folder_{temporary_directory() / "tessera-machine"};
   Machine machine_ = test::planted_machine(2);
 };
 

@@ -4,7 +4,7 @@
 
 #include <initializer_list>
 
-#include "tensor/error.h"
+#include "base/error.h"
 
 namespace tessera {
 

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <map>
 
-#include "data/files.h"
+#include "base/files.h"
 
 namespace tessera::test {
 

@@ -1,4 +1,3 @@
-// Instruction sets supported by the CPU and the system, limited by TESSERA_MAX_CPU_ISA.
 #include <cpuid.h>
 #include <immintrin.h>
 #include <sys/syscall.h>
@@ -8,8 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/error.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/error.h"
 
 namespace tessera::cpu {
 namespace {

@@ -1,7 +1,9 @@
-// Sanitizing of error messages, UTF-8, and suggestions.
-#include "tensor/error.h"
+// Sanitizing of error messages, and suggestions.
+#include "base/error.h"
 
 #include <algorithm>
+
+#include "base/utf8.h"
 
 namespace tessera {
 
@@ -12,7 +14,6 @@ constexpr std::string_view kCut = " [...] ";
 
 bool inside_character(char c) { return (static_cast<unsigned char>(c) & 0xC0U) == 0x80U; }
 
-// Elides the middle of a long text, at UTF-8 character boundaries.
 std::string shortened(const std::string& text) {
   if (text.size() <= kLongest) return text;
   size_t head = kLongest - kTail - kCut.size(), tail = text.size() - kTail;
@@ -25,7 +26,7 @@ std::string shortened(const std::string& text) {
 
 namespace {
 
-// Escapes control characters (C0, DEL, C1) that are not in `allowed`, and invalid UTF-8, as `\x1b`.
+// Escapes invalid UTF-8 and all control characters (C0, DEL, C1) not in `allowed`.
 std::string escape_controls(std::string_view text, std::string_view allowed) {
   std::string out;
   for (size_t i = 0; i < text.size();) {
@@ -47,41 +48,24 @@ void require_object(const void* object, const char* what) {
   if (object == nullptr) throw Error(std::string(what) + ": expected an object, got null");
 }
 
+void reject(const char* function, const std::string& expected, const std::string& got) {
+  throw Error("[" + std::string(function) + "] expected " + expected + ", got " + got);
+}
+
+size_t checked_index(const char* function, const char* what, int64_t index, int64_t count) {
+  if (index < 0 || index >= count) reject(function, what + (" below " + std::to_string(count)), std::to_string(index));
+  return static_cast<size_t>(index);
+}
+
 std::string one_line(const std::string& message) { return shortened(escape_controls(message, "")); }
 
 std::string for_terminal(std::string_view text) { return escape_controls(text, "\n\t"); }
-
-// UTF-8 decoding, and escapes for other bytes.
-
-std::optional<char32_t> next_code_point(std::string_view bytes, size_t& position) {
-  if (position >= bytes.size()) return std::nullopt;
-  const auto byte = [&](size_t i) { return static_cast<char32_t>(static_cast<unsigned char>(bytes[i])); };
-  const char32_t lead = byte(position);
-  if (lead < 0x80) return ++position, lead;
-  const size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
-  if (lead < 0xC2 || lead > 0xF4 || bytes.size() - position < length) return std::nullopt;
-  char32_t c = lead & (0xFFu >> (length + 1));
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(position + i) & 0xC0) != 0x80) return std::nullopt;
-    c = c << 6 | (byte(position + i) & 0x3F);
-  }
-  const char32_t least = length == 4 ? 0x10000 : length == 3 ? 0x800 : 0x80;
-  if (c < least || c > 0x10FFFF || (c >= 0xD800 && c <= 0xDFFF)) return std::nullopt;
-  position += length;
-  return c;
-}
-
-void append_escaped(std::string& out, char byte) {
-  constexpr std::string_view digits = "0123456789abcdef";
-  const auto bits = static_cast<unsigned char>(byte);
-  out.append("\\x").append({digits[bits >> 4U], digits[bits & 15U]});
-}
 
 // Suggestions by edit distance.
 
 namespace {
 
-// Tessera's names with other programs' names for them that are not similar in spelling.
+// Other programs' names that are not similar in spelling.
 constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
     {"cuda", "gpu"},
     {"native", "nccl"},

@@ -1,7 +1,31 @@
 // Decoding and encoding of UTF-8.
-#include "data/utf8.h"
+#include "base/utf8.h"
 
 namespace tessera {
+
+std::optional<char32_t> next_code_point(std::string_view bytes, size_t& position) {
+  if (position >= bytes.size()) return std::nullopt;
+  const auto byte = [&](size_t i) { return static_cast<char32_t>(static_cast<unsigned char>(bytes[i])); };
+  const char32_t lead = byte(position);
+  if (lead < 0x80) return ++position, lead;
+  const size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
+  if (lead < 0xC2 || lead > 0xF4 || bytes.size() - position < length) return std::nullopt;
+  char32_t c = lead & (0xFFu >> (length + 1));
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(position + i) & 0xC0) != 0x80) return std::nullopt;
+    c = c << 6 | (byte(position + i) & 0x3F);
+  }
+  const char32_t least = length == 4 ? 0x10000 : length == 3 ? 0x800 : 0x80;
+  if (c < least || c > 0x10FFFF || (c >= 0xD800 && c <= 0xDFFF)) return std::nullopt;
+  position += length;
+  return c;
+}
+
+void append_escaped(std::string& out, char byte) {
+  constexpr std::string_view digits = "0123456789abcdef";
+  const auto bits = static_cast<unsigned char>(byte);
+  out.append("\\x").append({digits[bits >> 4U], digits[bits & 15U]});
+}
 
 void append_utf8(std::string& out, char32_t c) {
   const auto tail = [&](int shift) { out.push_back(static_cast<char>(0x80 | ((c >> shift) & 0x3F))); };
@@ -39,19 +63,19 @@ size_t begun_character(std::string_view bytes, size_t position) {
   if (position >= bytes.size()) return 0;
   const unsigned char lead = byte(position);
   if (lead < 0xC2 || lead > 0xF4) return 0;
-  const size_t most = lead >= 0xF0 ? 3 : lead >= 0xE0 ? 2 : 1;
+  const size_t max_length = lead >= 0xF0 ? 3 : lead >= 0xE0 ? 2 : 1;
   size_t length = 1;
-  for (; length < most && position + length < bytes.size(); ++length) {
+  for (; length < max_length && position + length < bytes.size(); ++length) {
     const unsigned char next = byte(position + length);
     const bool second = length == 1;  // excludes overlong forms, surrogates and code points beyond U+10FFFF
-    const unsigned char least = second && lead == 0xE0 ? 0xA0 : second && lead == 0xF0 ? 0x90 : 0x80;
+    const unsigned char lowest = second && lead == 0xE0 ? 0xA0 : second && lead == 0xF0 ? 0x90 : 0x80;
     const unsigned char last = second && lead == 0xED ? 0x9F : second && lead == 0xF4 ? 0x8F : 0xBF;
-    if (next < least || next > last) break;
+    if (next < lowest || next > last) break;
   }
   return length;
 }
 
-// `show` appends the replacement of invalid bytes: one that begins no character, or an incomplete character.
+// `show` appends the replacement of invalid bytes.
 template <class F>
 static std::string with_broken(std::string_view bytes, const F& show) {
   std::string out;

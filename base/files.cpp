@@ -1,5 +1,5 @@
 // File contents, checksums and the cache directory.
-#include "data/files.h"
+#include "base/files.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -15,7 +15,7 @@
 #include <fstream>
 #include <new>
 
-#include "data/bad_input.h"
+#include "base/bad_input.h"
 
 namespace tessera {
 
@@ -36,7 +36,7 @@ const char* environment(const char* name) {
   return value != nullptr && *value != '\0' ? value : nullptr;
 }
 
-// The file type of a name; none if it does not exist. A name that cannot be resolved is an error.
+// None if the name does not exist. A name that cannot be resolved is an error.
 fs::file_type file_kind(const fs::path& name) {
   std::error_code error;
   const fs::file_type kind = fs::status(name, error).type();
@@ -48,7 +48,7 @@ fs::file_type file_kind(const fs::path& name) {
 }  // namespace
 
 std::string read_file(const fs::path& file) {
-  std::string bytes = read_whole(file);
+  std::string bytes = read_full(file);
   refuse_pointer(bytes, file);
   return bytes;
 }
@@ -109,16 +109,16 @@ void read_chunks(const fs::path& file, const std::function<void(std::span<const 
   const OpenFile in(file);
   std::vector<std::byte> memory(static_cast<size_t>(std::min(in.size(), int64_t{1} << 20)));
   for (int64_t at = 0; at < in.size(); at += std::ssize(memory)) {
-    const auto piece = std::span(memory).first(static_cast<size_t>(std::min(std::ssize(memory), in.size() - at)));
-    in.read(at, piece);
-    if (at == 0) refuse_pointer({reinterpret_cast<const char*>(piece.data()), piece.size()}, file);
-    f(piece);
+    const auto chunk = std::span(memory).first(static_cast<size_t>(std::min(std::ssize(memory), in.size() - at)));
+    in.read(at, chunk);
+    if (at == 0) refuse_pointer({reinterpret_cast<const char*>(chunk.data()), chunk.size()}, file);
+    f(chunk);
   }
 }
 
 void SharedFile::create(const fs::path& file, std::string_view first, int64_t size) {
   const Descriptor out(::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
-  if (const int cause = out.get() < 0 ? errno : make_room(out.get(), 0, size); cause != 0)
+  if (const int cause = out.get() < 0 ? errno : reserve_space(out.get(), 0, size); cause != 0)
     throw OutputError(fmt::format("cannot write {} of {} bytes: {}", file.string(), size, std::strerror(cause)));
   SharedFile(file).write(0, std::as_bytes(std::span(first)));
 }
@@ -144,7 +144,6 @@ void SharedFile::flush() const {
 void sync_directory(const fs::path& directory) {
   const Descriptor in(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   bool flushed = in.get() >= 0 && ::fsync(in.get()) == 0;
-  // Flushes the entire file system if the directory cannot be flushed by itself.
   if (!flushed && in.get() >= 0 && is_unknown_operation(errno)) flushed = ::syncfs(in.get()) == 0;
   if (!flushed) throw OutputError(fmt::format("cannot flush {}: {}", directory.string(), std::strerror(errno)));
 }
@@ -165,7 +164,7 @@ uint64_t file_checksum(const fs::path& file) {
 
 uint64_t checksum_of_chunks(const std::function<void(const ChunkFunction&)>& walk) {
   Checksum sum;
-  walk([&](std::span<const std::byte> piece) { sum.add(piece); });
+  walk([&](std::span<const std::byte> chunk) { sum.add(chunk); });
   return sum.value();
 }
 
@@ -188,18 +187,16 @@ TemporaryDirectory::TemporaryDirectory(const fs::path& stem) : name_(stem) {
     throw OutputError(fmt::format("cannot create a temporary directory {}: {}", path().string(), std::strerror(errno)));
 }
 
-// --- mapping, and a table of mapped files ---
-
 namespace {
 
-// A mapped file's entry, readable by a signal handler: of fixed size, and complete before its address is published.
+// A signal handler reads entries, so they have a fixed size and are complete before their address is published.
 struct Mapped {
   std::atomic<bool> taken{false};
   std::atomic<const std::byte*> begin{nullptr};
   size_t size = 0;
   std::array<char, 512> name{};
 };
-std::array<Mapped, 64> table;  // files beyond its capacity are not named
+std::array<Mapped, 64> table;  // further files have no entry
 
 void enter(const std::byte* begin, size_t size, const std::string& name) {
   for (Mapped& m : table) {
@@ -228,8 +225,7 @@ MappedFile::MappedFile(const fs::path& file) {
   void* const map = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, in.descriptor(), 0);
   if (map == MAP_FAILED) {
     if (!is_unknown_operation(errno)) bad_input("cannot map {}: {}", file.string(), std::strerror(errno));
-    const auto read =
-        std::make_shared<const std::string>(read_whole(file, in.size(), 1));  // the file system cannot map
+    const auto read = std::make_shared<const std::string>(read_full(file, in.size(), 1));  // the file system cannot map
     size_ = read->size();
     data_ = {read, reinterpret_cast<const std::byte*>(read->data())};
     return;

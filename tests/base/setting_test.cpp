@@ -1,6 +1,6 @@
 // Descriptors of a sample struct: accepted and rejected values, and all representations of a value.
 
-#include "settings/json.h"
+#include "base/setting_json.h"
 #include "tests/support/errors.h"
 
 namespace tessera {

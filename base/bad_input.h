@@ -1,8 +1,8 @@
-// Throwing InputError with a formatted message.
+// InputError with a formatted message. By convention, a parameter `what` names the input in errors.
 #pragma once
 #include <fmt/format.h>
 
-#include "tensor/error.h"
+#include "base/error.h"
 
 namespace tessera {
 
