@@ -24,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Placeholder line of a page for the numbers of the seed.
-constexpr std::string_view kNumbers = "(`tessera lab start` writes your numbers here.)\n";
+constexpr std::string_view kNumbers = "(`tessera lab start` inserts your problem instance here.)\n";
 
 struct Sign {
   std::string_view pattern, cause;
