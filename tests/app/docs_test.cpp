@@ -311,7 +311,7 @@ class DocsTest : public ProgramTest {
   }
 };
 
-TEST_F(DocsTest, PagesShowActualOutput) {
+TEST_F(DocsTest, PagesQuoteActualOutput) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "many times slower with sanitizers, and tests/verify runs the same there";
 #endif
@@ -376,7 +376,7 @@ TEST(Docs, LinksResolveToFiles) {
   EXPECT_GE(count, 8U);
 }
 
-TEST(Docs, DetectsDifferences) {
+TEST(Docs, CheckDetectsOutdatedOutput) {
   const Lines page = to_lines("text\n```console\n$ ./tessera verify --ranks 2\n```\n\n```\na  1\n```\nmore\n");
   const std::vector<Example> examples = find_examples(page);
   ASSERT_EQ(examples.size(), 1U);
@@ -412,7 +412,7 @@ TEST(Docs, DetectsDifferences) {
   EXPECT_FALSE(same({"bound 1e-6; the rest: same"}, {"bound 1e-6; the rest: differs"}));
 }
 
-TEST(Docs, DetectsDifferencesOfReports) {
+TEST(Docs, CheckDetectsOutdatedOutputOfReports) {
   const std::vector<Example> examples =
       find_examples({"```console", "$ ./tessera train --pp 2 --trace --out runs/a", "```", "text", "```console",
                      "$ ./tessera report runs/a --format text", "```", "```", "out", "```"});
@@ -451,7 +451,7 @@ TEST(Docs, DetectsDifferencesOfReports) {
   EXPECT_FALSE(same({"rank parameters peak", "0 100 1000000"}, {"rank parameters peak", "0 101 1000000"}));
 }
 
-TEST(Docs, AllowsOmittedLines) {
+TEST(Docs, CheckAllowsOmittedLines) {
   const Lines found = {"a 1", "b 2", "- x 1", "- y 2", "end"};
   EXPECT_EQ(left_out({"a 1", "...", "- y 2", "..."}, found), (Lines{"a 1", "...", "- y 2", "..."}));
   EXPECT_EQ(left_out({"a 1", "...", "- y 3", "..."}, found), (Lines{"a 1", "...", "- y 2", "..."}));
@@ -460,7 +460,7 @@ TEST(Docs, AllowsOmittedLines) {
   EXPECT_EQ(left_out({"a 1", "b 2"}, found), found);
 }
 
-TEST(Docs, FindsLinks) {
+TEST(Docs, FindsRelativeLinksOutsideCode) {
   EXPECT_EQ(find_links({"[a](b.md) `[c](d.md)` [e](f.md#g)", "```", "[h](i.md)", "```", "[j](https://k) [l](#m)"}),
             (std::vector<std::pair<std::string, size_t>>{{"b.md", 1}, {"f.md", 1}}));
 }
@@ -474,7 +474,7 @@ std::string without_numbers(const std::string& line) {
   return std::regex_replace(std::regex_replace(line, number, "#"), std::regex(" +"), " ");
 }
 
-TEST(FineTuningPage, ShowsActualOutput) {
+TEST(FineTuningPage, QuotesActualOutput) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "many times slower with sanitizers";
 #endif

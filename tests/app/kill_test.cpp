@@ -114,7 +114,7 @@ void KillTest::expect_words_about(int64_t newest, const std::vector<std::string>
   }
 }
 
-TEST_F(KillTest, RunKilledFiftyTimesIsBitwiseIdentical) {
+TEST_F(KillTest, RunKilledFiftyTimesMatchesUninterruptedRunBitwise) {
   const auto begin = Clock::now();
   measure();
   train(options_ + "--save-every 0 --out whole");
@@ -141,7 +141,7 @@ TEST_F(KillTest, RunKilledFiftyTimesIsBitwiseIdentical) {
              reached, Seconds(Clock::now() - begin).count());
 }
 
-TEST_F(KillTest, RunKilledBeforeFirstCheckpointRestarts) {
+TEST_F(KillTest, RunKilledBeforeFirstCheckpointStartsAgain) {
   train("--out whole");
   // Killed while it wrote config.toml, its first file: a new run can reuse the name.
   fs::create_directories(path("run"));

@@ -146,7 +146,7 @@ TEST_F(DocsNames, NamesInCommentsExist) {
   }
 }
 
-TEST_F(DocsNames, FindsUnknownNames) {
+TEST_F(DocsNames, CheckDetectsUnknownNames) {
   for (const char* known :
        {"tests/app/names_test.cpp", "names_test.cpp", "DocsNames.NamesOnPagesExist", "$ ./tessera train --lr 1",
         "x --embed--> y", "ReduceOp.SUM", "metrics.jsonl", "--defect stale-part", "runs/a.txt", "parallel/NAME.cpp",

@@ -189,7 +189,7 @@ std::vector<Tensor> results(const Op& op, const std::vector<Tensor>& operands, D
   return out;
 }
 
-TEST(Composed, FusedOpsMatchPlainOpsBeyondEveryBlock) {
+TEST(Composed, FusedOpsMatchSeparateOpsBeyondOneBlock) {
   for (const Composed& c : composed_ops()) {
     std::vector<Tensor> operands;
     for (const Shape& shape : c.operands)

@@ -155,7 +155,7 @@ void for_each_variant(const std::function<void(const Safetensors&)>& check) {
 }
 
 // Tessera's parser yields the configurations and tensor locations read above.
-TEST(LlamaReference, HubParserReadsTheReferenceConfigurations) {
+TEST(LlamaReference, HubParserReadsReferenceConfigurations) {
   for_each_variant([&](const Safetensors& fixture) {
     ModelConfig read = parse_hub_config(fixture.metadata().at("config"), "config"), expected = to_model_config(fixture);
     EXPECT_EQ(difference(field_descriptors(read), field_descriptors(expected)), "");

@@ -111,10 +111,10 @@ void expect_follows(const ArenaPtr& arena) {
   }
 }
 
-TEST(Muon, FollowsThePaper) { expect_follows(make_arena()); }
+TEST(Muon, UpdatesMatchPaper) { expect_follows(make_arena()); }
 
 using MuonGpu = test::OnGpu;
-TEST_F(MuonGpu, FollowsThePaper) { expect_follows(arena); }
+TEST_F(MuonGpu, UpdatesMatchPaper) { expect_follows(arena); }
 
 // In addition to the matrix and library workspaces; the emulated library has none.
 TEST_F(MuonGpu, StaysWithinPredictedMemory) {

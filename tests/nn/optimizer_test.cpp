@@ -93,7 +93,7 @@ void compare_with_reference(std::string_view name, const OptimizerOptions& optio
   EXPECT_EQ(optimizer->steps(), 5);
 }
 
-TEST(Optimizer, FollowsThePublishedFormulasInEveryDtype) {
+TEST(Optimizer, UpdatesMatchPublishedFormulasInEveryDtype) {
   for (const std::string_view name : kOptimizerNames)  // muon updates vectors like adamw
     for (const OptimizerOptions& options : {kDistinct, kNoMomentum})
       for (const DType values : {DType::float64, DType::float32, DType::bfloat16})
@@ -106,7 +106,7 @@ TEST(Optimizer, FollowsThePublishedFormulasInEveryDtype) {
 
 // Each step starts from the stored values and state, and every result is one of the two bfloat16 neighbours of the
 // formula's.
-TEST(Optimizer, Bfloat16StateFollowsThePublishedFormulas) {
+TEST(Optimizer, Bfloat16StateMatchesPublishedFormulas) {
   for (const char* name : kNames) {
     OptimizerOptions options = kDistinct;
     options.state = DType::bfloat16;
@@ -180,7 +180,7 @@ TEST(Optimizer, ShardIsBitwiseEqualToFullUnit) {
   }
 }
 
-TEST(Optimizer, IsIndependentOfThreadsAndKeepsGapsZero) {
+TEST(Optimizer, UpdatesAreIndependentOfThreadsAndPaddingStaysZero) {
   const int before = cpu::threads();
   for (const char* name : kNames) {
     Tensor first;
@@ -200,7 +200,7 @@ TEST(Optimizer, IsIndependentOfThreadsAndKeepsGapsZero) {
   cpu::set_threads(before);
 }
 
-TEST(Optimizer, StateHasNamesAndCountsAndResumes) {
+TEST(Optimizer, NamedStateAndStepCountResumeTraining) {
   FlatUnit unit = drawn_unit({100, 20}, DType::bfloat16, DType::float32, 1);
   unit.name = "blocks.0";
   const ArenaPtr& arena = unit.values.arena();
@@ -407,7 +407,7 @@ std::vector<double> sums_of_blocks(const Tensor& grads) {
   return sums.to_vector<double>();
 }
 
-TEST(GradNorm, BlockAlignedShardsHaveBlocksOfFullUnit) {
+TEST(GradNorm, BlockSumsOfAlignedShardsMatchFullUnit) {
   const FlatUnit unit = make_unit("u", {300, 1'200'000, 7, 70001}, DType::float32, DType::float32, make_arena());
   fill_normal(unit, unit.grads, 1, 1.0);
   const int64_t n = unit.grads.numel();
@@ -426,7 +426,7 @@ TEST(GradNorm, BlockAlignedShardsHaveBlocksOfFullUnit) {
 }
 
 // A frozen unit has no gradient, and its memory is not read.
-TEST(GradNorm, SpansTheTrainableUnits) {
+TEST(GradNorm, CoversOnlyTrainableUnits) {
   const FlatUnit first = drawn_unit({300, 70001}, DType::float32, DType::bfloat16, 3),
                  second = drawn_unit({7}, DType::float64, DType::float64, 5);
   FlatUnit frozen = drawn_unit({50}, DType::float32, DType::float32, 9);

@@ -136,7 +136,7 @@ LaunchOptions ranks(int n) { return {.ranks = n, .threads_per_rank = 1, .timeout
 
 // Plain sequences; documents, where many ring tiles have no visible key for some queries; and windows, also of
 // documents: within a chunk, over several, and longer than all.
-TEST(ContextParallel, OneRankAndManyAgree) {
+TEST(ContextParallel, OneRankMatchesSeveralRanks) {
   for (const int n : {1, 2, 3, 4})
     launch(ranks(n), [](Communicator& cp) {
       for (uint64_t trial = 0; trial < 12; ++trial) expect_as_alone(random_problem(cp.size(), trial), cp);
@@ -154,7 +154,7 @@ TEST(ContextParallel, OneRankAndManyAgree) {
     });
 }
 
-TEST(ContextParallel, EightRanks) {
+TEST(ContextParallel, EightRanksMatchOneRank) {
   launch(ranks(8), [](Communicator& cp) {
     Problem p = random_problem(8, 1);
     p.tokens = 48;
@@ -164,7 +164,7 @@ TEST(ContextParallel, EightRanks) {
 }
 
 // Bounds, as fractions of the largest value: a few ulps, and sums of gradients.
-TEST(ContextParallel, NarrowTypesMatchWithinRounding) {
+TEST(ContextParallel, NarrowDtypesMatchOneRankWithinRounding) {
   launch(ranks(4), [](Communicator& cp) {
     for (uint64_t trial = 0; trial < 8; ++trial) {
       Problem p = random_problem(cp.size(), trial);
@@ -200,13 +200,13 @@ Problem in_bfloat16(int64_t tokens, const Heads& heads, int64_t d, const Attenti
 }
 
 // No larger error than one rank's: partial results are merged and sent before rounding.
-TEST(ContextParallel, BfloatRoundsOnce) {
+TEST(ContextParallel, Bfloat16ResultsAreRoundedOnce) {
   launch(ranks(4), [](Communicator& cp) {
     for (const Way way : kWays) expect_error(in_bfloat16(256, {8, 4}, 16), cp, way, 1.05, make_arena());
   });
 }
 
-TEST(ContextParallel, AlongAnAxisOfAMesh) {
+TEST(ContextParallel, MeshAxisMatchesOneRank) {
   launch(ranks(4), [](Communicator& world) {
     const auto cp = world.split(world.rank() % 2, world.rank(), "context");
     Problem p = random_problem(2, 7);
@@ -216,7 +216,7 @@ TEST(ContextParallel, AlongAnAxisOfAMesh) {
   });
 }
 
-TEST(ContextParallel, OneRankAxisEqualsPackedAttention) {
+TEST(ContextParallel, OneRankAxisMatchesPackedAttention) {
   launch({.ranks = 1}, [](Communicator& cp) {
     Problem p = random_problem(1, 3);
     p.tokens = 7;  // not divisible into equal chunks
@@ -249,7 +249,7 @@ double output_difference(const Problem& wrong, const Problem& p, Communicator& c
   return cp.max(test::apart(out, tokens_at(alone(p, arena).out, mine)));
 }
 
-TEST(ContextParallel, DetectsFaults) {
+TEST(ContextParallel, ComparisonDetectsFaults) {
   launch(ranks(3), [](Communicator& cp) {
     Problem p{.b = 2, .tokens = 24, .heads = {2}, .d = 5, .options = {.dropout = 0.2, .random = Philox(4)}};
     EXPECT_LE(output_difference(p, p, cp, SequencePartition::zigzag), 1e-12);
@@ -269,7 +269,7 @@ TEST(ContextParallel, DetectsFaults) {
 constexpr std::array<SequencePartition, 2> kBalances{SequencePartition::zigzag, SequencePartition::contiguous};
 
 // --- tokens and chunks ---
-TEST(ContextPositions, PartitionTheSequence) {
+TEST(ContextPositions, PartitionSequence) {
   using List = std::vector<int64_t>;
   EXPECT_EQ(context_positions(12, 3, 0, SequencePartition::zigzag), (List{0, 1, 10, 11}));
   EXPECT_EQ(context_positions(12, 3, 1, SequencePartition::zigzag), (List{2, 3, 8, 9}));
@@ -400,7 +400,7 @@ TEST(ContextParallel, TrafficMatchesFormulas) {
 }
 
 // --- memory ---
-TEST(ContextParallel, RingAllocatesNothingOfFullSequence) {
+TEST(ContextParallel, RingAllocatesNoFullSequence) {
   for (const int n : {2, 4})
     launch(ranks(n), [](Communicator& cp) {
       for (const DType dtype : {DType::float32, DType::bfloat16}) {
@@ -443,7 +443,7 @@ void expect_sent_before_computing(const Trace& trace, int64_t kv_bytes, const st
   EXPECT_GT(least_work, 10 * least_pause);
 }
 
-TEST(ContextParallel, BlocksAreForwardedBeforeUse) {
+TEST(ContextParallel, KeyValueBlocksAreForwardedBeforeUse) {
   launch(ranks(4), [](Communicator& cp) {
     Trace there, back;
     const Problem s{.b = 1, .tokens = 1024, .heads = {4}, .d = 32, .dtype = DType::bfloat16};
@@ -499,7 +499,7 @@ void expect_error_on_gpu(int n, int64_t tokens, const Heads& heads, double bound
 }
 
 // Where the choice is automatic, custom kernels behave like cuDNN's here: every partial result is rounded to bfloat16.
-TEST_F(ContextParallelGpu, RingRoundsOnceOrTwiceWithRoundedTiles) {
+TEST_F(ContextParallelGpu, RingErrorStaysWithinBoundWithAndWithoutTileRounding) {
   for (const int n : {2, 3})
     for (const Heads& heads : {Heads{2}, Heads{2, 1}}) {
       expect_error_on_gpu(n, 64 * n, heads, 1.05);
@@ -508,7 +508,7 @@ TEST_F(ContextParallelGpu, RingRoundsOnceOrTwiceWithRoundedTiles) {
     }
 }
 
-TEST_F(ContextParallelGpu, UlyssesEqualsOneRankAttention) {
+TEST_F(ContextParallelGpu, UlyssesErrorMatchesOneRankAttention) {
   expect_error_on_gpu(2, 64, {4, 2}, 1.05, Way::ulysses);
   expect_error_on_gpu(3, 96, {3}, 1.05, Way::ulysses);
 }

@@ -61,7 +61,7 @@ void check_loss(Communicator& tp, int64_t rows, int64_t vocab, DType dtype, doub
   EXPECT_LE(test::distance(own.grad(), part(full.grad(), 1, tp)), bound) << what;
 }
 
-TEST(VocabParallel, LossAndGradientMatchFullRows) {
+TEST(VocabParallel, LossAndGradientMatchUnshardedLogits) {
   for (const int ranks : {1, 2, 3, 4})
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& tp) {
       const Philox random = Philox::named(9, "sizes");
@@ -77,7 +77,7 @@ TEST(VocabParallel, LossAndGradientMatchFullRows) {
 }
 
 // Logits that overflow without the global maximum.
-TEST(VocabParallel, MaximumIsOverAllRanks) {
+TEST(VocabParallel, MaximumIsReducedOverAllRanks) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& tp) {
     const ArenaPtr arena = make_arena();
     const std::vector<float> mine = tp.rank() == 0 ? std::vector<float>{-2000, 10} : std::vector<float>{2000, 1999};
@@ -231,7 +231,7 @@ void expect_plain_match(int ranks, std::initializer_list<DType> dtypes, Device d
   });
 }
 
-TEST(Extremes, ContextParallelMatchesPlainLoops) {
+TEST(ExtremeInputs, ContextParallelMatchesReferenceLoops) {
   for (const int ranks : {1, 2, 3, 4}) expect_plain_match(ranks, {DType::float64, DType::float32}, Device::cpu);
 }
 
@@ -272,14 +272,16 @@ void expect_loss(int ranks, DType dtype) {
   });
 }
 
-TEST(Extremes, VocabParallelMatchesPlainLoops) {
+TEST(ExtremeInputs, VocabParallelMatchesReferenceLoops) {
   for (const int ranks : {1, 2, 3, 4})
     for (const DType dtype : {DType::float64, DType::float32}) expect_loss(ranks, dtype);
 }
 
-using ExtremesGpu = test::OnGpu;
+using ExtremeInputsGpu = test::OnGpu;
 
-TEST_F(ExtremesGpu, ContextParallelMatchesPlainLoops) { expect_plain_match(2, {DType::float32}, Device::cuda); }
+TEST_F(ExtremeInputsGpu, ContextParallelMatchesReferenceLoops) {
+  expect_plain_match(2, {DType::float32}, Device::cuda);
+}
 
 }  // namespace
 }  // namespace tessera

@@ -60,7 +60,7 @@ TEST_F(MachineFile, RoundTrips) {
   EXPECT_FALSE(load_machine(newer)) << "each version has its own file";
 }
 
-TEST_F(MachineFile, RejectsDamagedFilesWithOneLine) {
+TEST_F(MachineFile, RejectsDamagedFilesWithOneLineError) {
   const std::string good = to_text(machine_);
   const auto with = [&](const std::string& from, const std::string& to) {
     std::string text = good;
@@ -154,7 +154,7 @@ TEST(MeasuredStep, TwoRanksOnOneCoreTakeTwiceTheTime) {
   EXPECT_GT(pipe_of_two.step_s, pipe.step_s / 2);
 }
 
-TEST(MeasuredStep, PartsAddUp) {
+TEST(MeasuredStep, PartsSumToStepTime) {
   const auto machine = std::make_shared<const Machine>(test::planted_machine(2));
   for (const Plan& plan : {Plan{}, Plan{.dp = 2, .zero = ZeroStage::three}, Plan{.tp = 2, .sp = true}, Plan{.cp = 2},
                            Plan{.pp = 2, .schedule = ScheduleKind::zb_h1, .microbatches = 4},

@@ -159,7 +159,7 @@ TEST_F(AttentionGpu, TensorCoresSupportHeadDim128) {
 
 // A group's gradients of keys and values are the sums over its heads computed alone; each query has the same bits as
 // alone.
-TEST_F(AttentionGpu, GroupGradientsAreSumsOverItsHeads) {
+TEST_F(AttentionGpu, KeyValueGradientsAreSumsOverHeadsOfGroup) {
   for (const Case& c : {Case{DType::float64, 20}, Case{DType::bfloat16, 64}, Case{DType::bfloat16, 128}}) {
     if (!test::has_kernels(c.dtype, Device::cuda)) continue;
     constexpr int64_t kGroup = 3;
@@ -188,7 +188,7 @@ TEST_F(AttentionGpu, GroupGradientsAreSumsOverItsHeads) {
 }
 
 // A single query at the same position in the matrix has the bits of its row among others and in another batch.
-TEST_F(AttentionGpu, RowBitsAreIndependentOfOtherRows) {
+TEST_F(AttentionGpu, RowsAreBitwiseIndependentOfOtherRows) {
   for (const Case& c : {Case{DType::float32, 20}, Case{DType::bfloat16, 33}, Case{DType::bfloat16, 64}})
     for (const double dropout : {0.0, 0.2}) {
       AttentionOptions o{.dropout = dropout, .random = Philox(5)};
@@ -278,7 +278,7 @@ TEST_F(CudnnChecks, AcceptRingAttentionTiles) {
         }
 }
 
-TEST_F(CudnnChecks, AreSkippedForOldLibraries) {
+TEST_F(CudnnChecks, RejectOldLibraries) {
   if constexpr (kWithCudnn) {
     EXPECT_EQ(cuda::cudnn_too_old(91501), "");
     EXPECT_EQ(cuda::cudnn_too_old(91900), "");
@@ -287,7 +287,7 @@ TEST_F(CudnnChecks, AreSkippedForOldLibraries) {
   }
 }
 
-TEST_F(CudnnChecks, RefuseWithSingleLineReason) {
+TEST_F(CudnnChecks, RejectWithOneLineReason) {
   FusedAttention wide = cuda::packed_problem(1, 128, {2}, 320, true),
                  odd = cuda::packed_problem(1, 128, {2}, 20, false);
   FusedAttention shifted = cuda::packed_problem(2, 128, {2}, 64, false);
@@ -330,7 +330,7 @@ void expect_close(const Results& found, const Results& expected, const std::stri
 }
 
 // One of every five shapes, because each needs four plans, and a plan takes cuDNN a few tenths of a second.
-TEST_F(CudnnGpu, MatchesOwnKernelsAndCpu) {
+TEST_F(CudnnGpu, MatchesCustomKernelsAndCpu) {
   const Philox random = Philox::named(1, "shapes for cuDNN");
   uint64_t sample = 0;
   for (const int64_t d : {64, 128})
@@ -400,7 +400,7 @@ TEST_F(CudnnGpu, RunsWhenSelected) {
 }
 
 // cuDNN is not used for dropout, a KV cache's query or unrounded sums: those have the bits of Tessera's kernels.
-TEST_F(CudnnGpu, FallsBackToOwnKernels) {
+TEST_F(CudnnGpu, FallsBackToCustomKernels) {
   const Operands x = packed(1, 96, {2}, 64, 5);
   const AttentionOptions drops{.dropout = 0.2, .random = Philox(1)};
   EXPECT_TRUE(same_bits(run(x.to(cudnn), drops), run(x.to(arena), drops)));

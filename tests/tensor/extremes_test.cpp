@@ -172,18 +172,18 @@ void expect_rows(const ArenaPtr& arena, const std::vector<int64_t>& sizes) {
     }
 }
 
-using RowExtremes = test::OneThread;
+using ExtremeRows = test::OneThread;
 
-TEST_F(RowExtremes, MatchPlainLoops) {
+TEST_F(ExtremeRows, MatchReferenceLoops) {
   expect_rows(make_arena(), {1, 2, 3, 15, 16, 17, 64, 65, 1023, 1025, 4095, 4096, 4097, 8193});
 }
 
-using RowExtremesGpu = test::OnGpu;
+using ExtremeRowsGpu = test::OnGpu;
 
-TEST_F(RowExtremesGpu, MatchPlainLoops) { expect_rows(arena, {1, 2, 31, 33, 129, 1025, 4097}); }
+TEST_F(ExtremeRowsGpu, MatchReferenceLoops) { expect_rows(arena, {1, 2, 31, 33, 129, 1025, 4097}); }
 
 // The head's loss in row blocks, the last of one row, and in blocks of one row each.
-TEST_F(RowExtremes, HeadInRowBlocksMatchesPlainLoops) {
+TEST_F(ExtremeRows, HeadInRowBlocksMatchesReferenceLoops) {
   constexpr int64_t kRows = 7, kChannels = 3, kVocab = 4099;
   const ArenaPtr arena = make_arena();
   Values x = normals(kRows * kChannels, "x"), w = normals(kVocab * kChannels, "w");
@@ -255,9 +255,9 @@ void expect_plain_in(const std::vector<DType>& dtypes, const std::vector<Attenti
       for (const Extreme extreme : kExtremes) expect_plain(s, extreme, dtype, arena);
 }
 
-using AttentionExtremes = test::OneThread;
+using AttentionExtremeInputs = test::OneThread;
 
-TEST_F(AttentionExtremes, MatchPlainLoops) {
+TEST_F(AttentionExtremeInputs, MatchReferenceLoops) {
   std::vector<AttentionShape> shapes;
   for (const int64_t tokens : {1, 2, 16, 63, 64, 65, 127, 128, 129, 193}) {
     shapes.push_back({.tq = tokens, .tk = tokens, .d = 8});
@@ -270,9 +270,9 @@ TEST_F(AttentionExtremes, MatchPlainLoops) {
   expect_plain_in({DType::float64, DType::float32, DType::bfloat16}, shapes, make_arena());
 }
 
-using AttentionExtremesGpu = test::OnGpu;
+using AttentionExtremeInputsGpu = test::OnGpu;
 
-TEST_F(AttentionExtremesGpu, PlainKernelsMatchPlainLoops) {
+TEST_F(AttentionExtremeInputsGpu, PlainKernelsMatchReferenceLoops) {
   expect_plain_in(test::floating(arena),
                   {{.tq = 1, .tk = 1, .d = 8},
                    {.tq = 65, .tk = 65, .d = 8},
@@ -282,7 +282,7 @@ TEST_F(AttentionExtremesGpu, PlainKernelsMatchPlainLoops) {
                   arena);
 }
 
-TEST_F(AttentionExtremesGpu, TensorCoresMatchPlainLoops) {
+TEST_F(AttentionExtremeInputsGpu, TensorCoresMatchReferenceLoops) {
   expect_plain_in({DType::bfloat16},
                   {{.tq = 1, .tk = 1, .d = 64},
                    {.tq = 65, .tk = 65, .d = 64},
@@ -328,13 +328,13 @@ void expect_merged(const ArenaPtr& arena) {
       }
 }
 
-TEST_F(AttentionExtremes, MergedTilesMatchPlainLoops) { expect_merged(make_arena()); }
-TEST_F(AttentionExtremesGpu, MergedTilesMatchPlainLoops) { expect_merged(arena); }
+TEST_F(AttentionExtremeInputs, MergedTilesMatchReferenceLoops) { expect_merged(make_arena()); }
+TEST_F(AttentionExtremeInputsGpu, MergedTilesMatchReferenceLoops) { expect_merged(arena); }
 
 // Each kernel exactly once, for tools that check every memory access: tensor-core and plain kernels, with and without
 // dropout and document starts.
 using AttentionGpu = test::OnGpu;
-TEST_F(AttentionGpu, SmallShapesForCheckers) {
+TEST_F(AttentionGpu, SmallShapesMatchReferenceLoops) {
   expect_plain({.tq = 33, .tk = 33, .h = 2, .d = 64}, Extreme::apart, DType::bfloat16, arena);
   expect_plain({.tq = 20, .tk = 17, .d = 128, .causal = false}, Extreme::apart, DType::bfloat16, arena);
   expect_plain({.tq = 20, .tk = 33, .d = 20}, Extreme::apart, DType::float32, arena);

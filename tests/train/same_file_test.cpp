@@ -47,7 +47,7 @@ Job drawn_job(test::Draw& draw) {
 
 // Plans with either several data ranks or several micro-batches produce the file of one rank with as many
 // micro-batches: pipelines, ZeRO, DataParallel, a parameter server.
-TEST(SameFile, FromOneRank) {
+TEST(CheckpointBytes, MatchOneRankUnderEveryPlan) {
   for (uint64_t trial = 0; trial < 16; ++trial) {
     test::Draw draw("same file", trial);
     const Job job = drawn_job(draw);
@@ -69,7 +69,7 @@ TEST(SameFile, FromOneRank) {
 
 // With several ranks and several micro-batches each there are two files: some plans reduce over ranks once, others
 // after each micro-batch.
-TEST(SameFile, FromRanksWithMicrobatches) {
+TEST(CheckpointBytes, DependOnReductionsPerStepWithMicrobatches) {
   for (uint64_t trial = 0; trial < 4; ++trial) {
     test::Draw draw("same file", trial);
     const Job job = drawn_job(draw);
@@ -89,7 +89,7 @@ TEST(SameFile, FromRanksWithMicrobatches) {
 }
 
 // A pipeline sums the two uses of a tied weight in another order than one rank, which requires an option.
-TEST(SameFile, FromTiedWeightRequiresOption) {
+TEST(CheckpointBytes, MatchForTiedWeightsOnlyWithTieCopies) {
   const Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 37},
                 .optim = {.lr = 0.02, .warmup = 1, .steps = 4, .batch = 12}};
   const File pipeline = train_to_file(job, {.pp = 2, .microbatches = 3});
@@ -124,7 +124,7 @@ void expect_goes_on(const Plan& before, const Plan& after, OptimizerKind optimiz
 }
 
 // Step 4 follows the outer step of step 3; of two fragments the second has its outer steps at steps 1, 4 and 7.
-TEST(ReplicasResume, ContinuesBetweenSynchronizations) {
+TEST(ReplicasResume, ResumesBetweenSynchronizations) {
   Plan plan{.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 3}, with_stages = plan;
   expect_goes_on(plan, plan, OptimizerKind::adamw);
   with_stages.pp = 2;
@@ -136,7 +136,7 @@ TEST(ReplicasResume, ContinuesBetweenSynchronizations) {
 }
 
 // A unit's fragment is independent of its stage.
-TEST(ReplicasResume, ContinuesWithOtherStages) {
+TEST(ReplicasResume, ResumesWithDifferentStages) {
   const Plan plan{.dp = 2, .tie_copies = true, .dp_mode = DataMode::diloco, .sync_every = 3, .sync_fragments = 2};
   Plan with_stages = plan;
   with_stages.pp = 2;
@@ -174,7 +174,7 @@ TEST(ReplicasResume, ValidatesSynchronizedWeightsBetweenOuterSteps) {
         {.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 4, .sync_fragments = 2}, OptimizerKind::adamw, dtype));
 }
 
-TEST(ReplicasResume, AnotherLayoutContinuesBitwiseIdentically) {
+TEST(ReplicasResume, DifferentLayoutResumesBitwiseIdentically) {
   const Plan ddp{.dp = 4}, zero{.dp = 4, .zero = ZeroStage::one}, staged{.pp = 2, .dp = 4, .tie_copies = true};
   expect_goes_on(ddp, zero, OptimizerKind::muon);
   expect_goes_on(zero, ddp, OptimizerKind::muon);
@@ -194,14 +194,14 @@ TEST(ReplicasResume, AnotherLayoutContinuesBitwiseIdentically) {
 
 // The same on GPUs: ranks save copies from the GPU.
 using ReplicasResumeGpu = test::OnGpu;
-TEST_F(ReplicasResumeGpu, ContinuesBetweenSynchronizations) {
+TEST_F(ReplicasResumeGpu, ResumesBetweenSynchronizations) {
   Plan plan{.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 3, .sync_fragments = 2, .device = Device::cuda};
   for (const DType dtype : {DType::float32, DType::bfloat16}) expect_goes_on(plan, plan, OptimizerKind::adamw, dtype);
   plan.offload = Offload::optimizer;
   expect_goes_on(plan, plan, OptimizerKind::muon, DType::bfloat16);
 }
 
-TEST_F(ReplicasResumeGpu, AnotherLayoutContinuesBitwiseIdentically) {
+TEST_F(ReplicasResumeGpu, DifferentLayoutResumesBitwiseIdentically) {
   const Plan ddp{.dp = 2, .device = Device::cuda}, zero{.dp = 2, .zero = ZeroStage::three, .device = Device::cuda};
   expect_goes_on(ddp, zero, OptimizerKind::muon);
   expect_goes_on(zero, ddp, OptimizerKind::muon, DType::bfloat16);

@@ -80,7 +80,7 @@ TEST(Faults, ReportsFailingRankAndCauseAtAnyCall) {
 }
 
 // Between communication calls: a rank's data cannot be read.
-TEST(Faults, DataErrorOnOneRankEndsOthers) {
+TEST(Faults, DataErrorOnOneRankStopsOtherRanks) {
   for (const TrainOptions& o : plans()) {
     const int64_t part = o.optim.batch / 3;
     const int guilty = value_name(o.plan.dp_mode) == "dataparallel" ? 0 : 1;
@@ -97,7 +97,7 @@ TEST(Faults, DataErrorOnOneRankEndsOthers) {
 }
 
 // One rank's local loss: all ranks learn of it before any update.
-TEST(Faults, NonFiniteLossOnOneRankEndsAllInSameStep) {
+TEST(Faults, NonFiniteLossOnOneRankStopsAllRanksInSameStep) {
   for (const TrainOptions& o : plans()) {
     std::vector<int64_t> done(3, -1);
     const auto steps_to_the_end = [&](Trainer& trainer) {
@@ -117,7 +117,7 @@ TEST(Faults, NonFiniteLossOnOneRankEndsAllInSameStep) {
 
 // One rank's gradient overflows while every loss is finite: a matrix of the last block, on which no other gradient
 // depends, and which tensor ranks shard.
-TEST(Faults, NonFiniteGradientNormOnOneRankEndsAllInSameStep) {
+TEST(Faults, NonFiniteGradientNormOnOneRankStopsAllRanksInSameStep) {
   std::vector<TrainOptions> all = plans();
   for (const std::string how : {"ranks=3 dp_mode=diloco sync_every=2", "pp=3 layers=3", "tp=2", "tp=2 sp=true", "cp=2"})
     all.push_back(test::small_plan("steps=4 batch=12 microbatches=2 " + how));
@@ -145,7 +145,7 @@ TEST(Faults, NonFiniteGradientNormOnOneRankEndsAllInSameStep) {
   }
 }
 
-TEST(Faults, LostCallIsAnErrorWithoutHang) {
+TEST(Faults, LostCallFailsWithoutHang) {
   for (TrainOptions o : plans()) {
     o["timeout"] = 0.5;
     for (const int64_t call : {2, 9}) {

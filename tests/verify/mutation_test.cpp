@@ -28,19 +28,19 @@ void expect_caught(std::string_view mutation, std::string_view words, std::initi
 
 constexpr auto kThree = "ranks=3 batch=12";
 
-TEST(Mutation, DetectsFaultsOfDataStrategies) {
+TEST(Mutation, DetectsFaultsUnderZeroStages) {
   for (const char* mutation : {"missing-gradient-sum", "gradients-divided-twice", "skipped-microbatch",
                                "shifted-sequences", "stale-part", "ring-order", "unclipped-rank"})
     expect_caught(mutation, kThree, {"zero=0", "zero=1", "zero=2", "zero=3"});
 }
 
-TEST(Mutation, DetectsFaultsUnderOtherStrategies) {
+TEST(Mutation, DetectsFaultsUnderDataParallelAndParameterServer) {
   for (const char* mutation : {"gradients-divided-twice", "skipped-microbatch", "shifted-sequences"})
     expect_caught(mutation, kThree, {"dp_mode=dataparallel", "dp_mode=ps-sync"});
 }
 
 // Model parallelism, on the smallest mesh with the axis, and data parallelism combined with it.
-TEST(Mutation, DetectsFaultsWithOtherAxes) {
+TEST(Mutation, DetectsFaultsOnModelParallelAxes) {
   const std::pair<const char*, const char*> cases[] = {{"missing-input-gradient-sum", "tp=2"},
                                                        {"unsummed-norm-weight", "tp=2 sp=true"},
                                                        {"wrong-causal-mask", "cp=2"},
@@ -116,12 +116,12 @@ TrainOptions one_step(const char* dtype, std::string_view words) {
   return small_plan(fmt::format("steps=1 batch=4 ranks=2 dtype={} {}", dtype, words));
 }
 
-TEST_F(InjectedErrors, DetectsOneBitIfBitwise) {
+TEST_F(InjectedErrors, OneFlippedBitIsDetectedUnderBitwiseBounds) {
   for (const char* dtype : {"fp64", "fp32", "bf16"})
     for (const char* words : {"zero=0", "zero=2", "zero=3"}) expect_bits(one_step(dtype, words));
 }
 
-TEST_F(InjectedErrors, DetectsOneBitOfStateIfSumsAreSplit) {
+TEST_F(InjectedErrors, OneFlippedBitOfStateIsDetectedUnderSplitReductions) {
   for (const char* dtype : {"fp32", "bf16"}) expect_bits(one_step(dtype, "tp=2"));
 }
 
@@ -137,7 +137,7 @@ VerifyHooks too_large_by(double share) {
   });
 }
 
-TEST_F(InjectedErrors, GradientMayDifferOnlyByBound) {
+TEST_F(InjectedErrors, GradientErrorsAboveBoundAreDetected) {
   for (const char* dtype : {"fp64", "fp32", "bf16"})
     for (const char* words : {"tp=2", "cp=2"}) {
       const TrainOptions o = one_step(dtype, words);
@@ -289,7 +289,7 @@ TEST(Diagnosis, IdentifiesMissingTensorAxisReduction) {
 }
 
 // A wide tolerance leaves only bytes as evidence.
-TEST(Diagnosis, DistinguishesWeightFromActivationByBytes) {
+TEST(Diagnosis, DistinguishesWeightFromActivationReductionByBytes) {
   Observations o = of_two();
   o.sent = {{"tp", "all_reduce", 6, 8, 600, 620}};
   EXPECT_EQ(first_index(o), "weight-not-summed");
@@ -297,7 +297,7 @@ TEST(Diagnosis, DistinguishesWeightFromActivationByBytes) {
   EXPECT_EQ(first_index(o), "missing-backward-sum");
 }
 
-TEST(Diagnosis, IdentifiesSequencesByCoefficients) {
+TEST(Diagnosis, IdentifiesSequencesByGradientCoefficients) {
   Observations o = of_two();
   o.microbatches = 1;  // two sequences each
   o.tensors = {gradient("tokens.weight", {4, 2})};

@@ -113,7 +113,7 @@ TEST(Quantized, DetectsInjectedFaults) {
   EXPECT_TRUE(is_caught(tensor, quantise_by_itself));
 }
 
-TEST(Quantized, RejectsShardsThatSplitBlocks) {
+TEST(Quantized, RejectsShardsInsideQuantizationBlocks) {
   const TrainOptions o = small_qlora("nf4", "head_dim=32 tp=2");
   EXPECT_EQ(error_message([&] { verify(make_job(o)); }),
             "`tp`: 'blocks.0.attn.proj.weight' (128, 64) would be sharded at multiples of 32 elements, which the 64 "

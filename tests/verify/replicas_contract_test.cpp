@@ -29,7 +29,7 @@ TEST(ReplicasContract, ShardingGroupsMatchOneRankExactly) {
   });
 }
 
-TEST(ReplicasContract, GroupsWithTensorAndContextRanks) {
+TEST(ReplicasContract, GroupsWithTensorAndContextRanksTrainLikeOneRank) {
   expect_passes(short_plan(4), {"zero=2 shard_ranks=2 tp=2 steps=2"});
   expect_passes(short_plan(2), {"zero=3 shard_ranks=2 cp=2 context=16 steps=2"});
 }
@@ -46,7 +46,7 @@ TEST(ReplicasContract, MuonMatchesOneRankExactly) {
   });
 }
 
-TEST(ReplicasContract, TensorRanksGatherMatrices) {
+TEST(ReplicasContract, TensorRanksGatherMatricesForMuon) {
   // 37 is sharded unevenly.
   expect_passes(short_plan(2, "optimizer=muon tp=2 ffn=37 steps=2"), {"family=gpt2 zero=0", "family=llama zero=3"});
 }
@@ -72,7 +72,7 @@ TEST(ReplicasContract, LocalUpdatesMatchReplayExactly) {
   });
 }
 
-TEST(ReplicasContract, LocalUpdatesWithTensorAndContextRanks) {
+TEST(ReplicasContract, LocalUpdatesWithTensorAndContextRanksMatchReplay) {
   expect_drawn_pass(8, "diloco groups", [](Draw& d) {
     TrainOptions o = short_plan(d.of<int64_t>({2, 3}));
     draw(d, o, "dp_mode=diloco steps=4 layers=2..4 sync_every=1..3 sync_fragments=1..2");
@@ -130,11 +130,11 @@ void expect_ddp_with_one_step_alone(TrainOptions o) {
   EXPECT_NE(trained(o)[0].data<double>()[5], ddp[0].data<double>()[5]);
 }
 
-TEST(ReplicasContract, OneLocalStepEqualsDdp) { expect_ddp_with_one_step_alone(short_plan(4)); }
+TEST(ReplicasContract, OneLocalStepMatchesDdp) { expect_ddp_with_one_step_alone(short_plan(4)); }
 
 // Ranks with one GPU each, or sharing one.
 using ReplicasContractGpu = test::OnGpu;
-TEST_F(ReplicasContractGpu, OneLocalStepEqualsDdp) {
+TEST_F(ReplicasContractGpu, OneLocalStepMatchesDdp) {
   if (const std::string why = no_float64(); !why.empty()) GTEST_SKIP() << why;
   expect_ddp_with_one_step_alone(short_plan(4, "device=cuda"));
 }
@@ -214,7 +214,7 @@ TEST(ExpertsContract, ShardingGroupsMatchOneRankExactly) {
   });
 }
 
-TEST(ExpertsContract, ShardingGroupsWithTensorAndContextRanks) {
+TEST(ExpertsContract, ShardingGroupsWithTensorAndContextRanksTrainLikeOneRank) {
   expect_passes(small_experts("ep=2 shard_ranks=2"), {"tp=2 dp=4 zero=2", "cp=2 dp=2 zero=3"});
 }
 
@@ -230,7 +230,7 @@ TEST(ExpertsContract, AdaptersWithFrozenExpertsMatchOneRankExactly) {
   });
 }
 
-TEST(ExpertsContract, AdaptersWithFrozenExpertsOnTensorAndContextRanks) {
+TEST(ExpertsContract, AdaptersWithFrozenExpertsTrainLikeOneRankOnTensorAndContextRanks) {
   expect_passes(small_experts("family=llama lora_rank=2 lora_targets=all shared_experts=1 dp=2 ep=2 dtype=fp64"),
                 {"tp=2 zero=1", "tp=2 sp=true zero=3", "cp=2 zero=1"});
 }
@@ -249,14 +249,14 @@ TEST(ExpertsContract, DetectsChangedFrozenExpert) {
   }
 }
 
-TEST(ExpertsContract, TensorRanksGatherMatricesOfExperts) {
+TEST(ExpertsContract, TensorRanksGatherExpertMatricesForMuon) {
   // 37 is sharded unevenly.
   expect_passes(small_experts("tp=2 dp=2 ep=2 dtype=fp64 optimizer=muon shared_experts=1 ffn=37"),
                 {"family=llama zero=0", "family=gpt2 zero=1", "family=llama zero=3 sp=true"});
 }
 
 // One owner among an expert's ranks is silent; all other owners send.
-TEST(ExpertsContract, DetectsSilentOwnerOfExperts) {
+TEST(ExpertsContract, DetectsExpertOwnerWithoutBroadcast) {
   const TrainOptions o = small_experts("dp=4 ep=2 optimizer=muon");
   expect_passes(o);
   VerifyHooks hooks;
@@ -269,7 +269,7 @@ TEST(ExpertsContract, DetectsSilentOwnerOfExperts) {
 }
 
 // Separately: experts with few replicas, sharded over two of a group of four, and reduced over two groups.
-TEST(ExpertsContract, DetectsUnreducedGroups) {
+TEST(ExpertsContract, DetectsMissingReductionAcrossGroups) {
   const TrainOptions o = small_experts("dp=8 ep=2 zero=2 shard_ranks=4");
   expect_passes(o);
   for (const char* name : {"unsummed-group", "wrong-group", "experts-summed-over-all"}) {
