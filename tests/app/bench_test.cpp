@@ -442,7 +442,7 @@ TEST(BenchFiles, MarksSpreadsAboveTenPercent) {
   }
 }
 
-TEST(BenchFiles, ListsFilesOfSameMachineOnce) {
+TEST(BenchFiles, GroupsFilesWithEqualMachineLoad) {
   report::Bench all;
   for (const char* date : {"1:00", "2:00", "3:00"})
     all.read(0, std::string("a-") + date[0], bench_file({1}, "0.39", date));

@@ -24,7 +24,7 @@ class InferenceTest : public ProgramTest {
   double loss_on(const std::string& more) const { return evaluate("--data " + more).at("loss"); }
 };
 
-TEST_F(InferenceTest, GeneratesSameTextUnderEveryPlan) {
+TEST_F(InferenceTest, GeneratedTextIsIdenticalUnderEveryPlan) {
   const std::string several =
       "--prompt 'Line 7' --prompt 'a text that is longer than all of the context' --prompt of --tokens 40 "
       "--temperature 0.7 --top-k 9 --repetition-penalty 1.1 --seed 5 --format json ";

@@ -213,7 +213,7 @@ TEST_F(LoraTest, BaseWeightsStayBitwiseIdenticalUnderEveryPlan) {
   }
 }
 
-TEST_F(LoraTest, ResumesAndExports) {
+TEST_F(LoraTest, AdaptedRunsResumeAndExport) {
   must(base_);
   must(tuned_ + "--ranks 1 --save-every 3");
   expect_made_again("tuned/checkpoints/step-6", 3);
@@ -383,7 +383,7 @@ TEST_F(QuantizeTest, QuantizedBaseIsIdenticalUnderEveryPlan) {
   }
 }
 
-TEST_F(QuantizeTest, ResumesAndExports) {
+TEST_F(QuantizeTest, QuantizedRunsResumeAndExport) {
   must(base_);
   must(tuned_ + "--ranks 1 --save-every 2");
   const std::string end = weights("tuned/checkpoints/step-4");

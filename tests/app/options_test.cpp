@@ -126,7 +126,7 @@ TEST(CommandLine, ErrorsNameOptionExpectedAndActualValue) {
 }
 
 // Also in a build without CUDA and without a GPU: one line for every way to select the device.
-TEST_F(ConfigTest, RequiresAvailableDevice) {
+TEST_F(ConfigTest, RejectsUnavailableDevice) {
   for (const std::string& way :
        {std::string("train --device cuda"), std::string("verify --device cuda"),
         "train --config " + file("device = \"cuda\"\n"), std::string("train --device cuda --offload optimizer")}) {

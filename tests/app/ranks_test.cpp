@@ -143,7 +143,7 @@ TEST_F(Memory, RanksShareAddressSpaceLimit) {
   must("train " + kSmall + "--ranks 4 --batch 4 --steps 2 --threads-per-rank 1 --out run", "ulimit -v 3000000;");
 }
 
-TEST_F(Memory, RejectsAbsurdSizesInCheckpoint) {
+TEST_F(Memory, RejectsExcessiveSizesInCheckpoint) {
   train("--steps 2 --out run");
   write("run/config.toml",
         std::regex_replace(read_file(path("run/config.toml")), std::regex("layers = 1"), "layers = 99999"));

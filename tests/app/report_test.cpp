@@ -498,7 +498,7 @@ TEST(Report, EveryPanelReportsIdleTime) {
   expect_has(part, {"idle | rank 0 is idle for 3 units of 12 units", "idle | rank 1 is idle for 3 units of 12 units"});
 }
 
-TEST(RankLog, IsGatheredUnchanged) {
+TEST(RankLog, GatheredLogsAreUnchanged) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& world) {
     RankLog own = make_log("host", 1.5, 2.5, {3, 5});
     own.peaks[1] = 77;

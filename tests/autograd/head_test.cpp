@@ -323,7 +323,7 @@ TEST(Head, RowBlocksHaveEqualSizesIfPossible) {
 // Mixture-of-experts ops beyond the op table: independence of rows, router losses, errors.
 
 // Independent of other rows and their number.
-TEST(ExpertOps, RowIsBitwiseIndependentOfOtherRows) {
+TEST(ExpertOps, RowsAreBitwiseIndependentOfOtherRows) {
   const ArenaPtr arena = make_arena();
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
     const Tensor x = drawn({97, 70}, dtype, "x"), w = drawn({45, 70}, dtype, "w"), dy = drawn({97, 45}, dtype, "dy");

@@ -64,7 +64,7 @@ std::string unpinned_download(const std::string& text) {
   return "";
 }
 
-TEST(Files, PinDownloads) {
+TEST(Files, DownloadsArePinned) {
   for (const char* file : {"Containerfile", ".github/workflows/ci.yml", ".ci/run", "README.md", "docs/cuda.md"})
     EXPECT_EQ(unpinned_download(read_text(std::filesystem::path(TESSERA_SOURCE_DIR) / file)), "") << file;
   EXPECT_EQ(unpinned_download("a\n    container: debian:12\n"), "debian:12");
@@ -99,7 +99,7 @@ TEST(Files, ChecksDetectViolations) {
   EXPECT_EQ(packages_named("| `g++` | y |\nsay `z`\n"), (std::set<std::string>{"g++"}));
 }
 
-TEST(Files, SourceListContainsEveryFileType) {
+TEST(Files, ScanFindsSourcesAndIncludes) {
   const std::vector<Source> sources = all_sources();
   const auto has = [&](const char* path) { return std::ranges::count(sources, path, &Source::path) == 1; };
   EXPECT_TRUE(has("tensor/tensor.h") && has("CMakeLists.txt") && has("tests/conventions/files_test.cpp"));

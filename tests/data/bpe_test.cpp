@@ -275,7 +275,7 @@ TEST(ExportedTokenizers, TokensMatchHfTokenizers) {
 }
 
 // Tokenizers of published kinds on a text in many scripts: tokens and decoded text of the library.
-TEST(HubTokenizers, TokensMatchHfTokenizers) {
+TEST(HubTokenizers, TokensMatchHfTokenizersInManyScripts) {
   if (const std::string why = test::missing("tokenizers"); !why.empty()) GTEST_SKIP() << why;
   const test::Exchange exchange;
   // The library needs two minutes for 3 MB, the size set by TESSERA_COMPARE_BYTES=3000000.

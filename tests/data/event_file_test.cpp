@@ -49,7 +49,7 @@ class EventFileTest : public DataTest {
   EventFileTest() { make_directories(path("run")); }
 };
 
-TEST_F(EventFileTest, IsCompleteAfterEveryWrite) {
+TEST_F(EventFileTest, FileIsCompleteAfterEveryWrite) {
   EventFile file(path("run"), 6);
   std::vector<std::string> expected{version_event(0).substr(9), session_start_event(0, 6).substr(9)};
   EXPECT_EQ(read_events(read_file(file.path())), expected);

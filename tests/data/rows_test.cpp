@@ -56,7 +56,7 @@ TEST(Rows, SplitsTablesStoredAsOneObject) {
             "f: several lists of rows (train, test); expected one; 'jq -c \".train[]\" FILE' extracts one");
 }
 
-TEST(Rows, RejectsLargeObjects) {
+TEST(Rows, RejectsObjectsWithTooManyKeys) {
   std::string text = "{\"text\": {";
   for (int i = 0; i < 30'000; ++i) text += fmt::format("{}\"{}\": \"a\"", i > 0 ? "," : "", i);
   EXPECT_TRUE(

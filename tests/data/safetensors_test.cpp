@@ -94,7 +94,7 @@ TEST_F(SafetensorsTest, ErrorsNameMalformedFiles) {
 }
 
 // A randomly corrupted file is either rejected with an InputError or consistent; nothing outside it is read.
-TEST_F(SafetensorsTest, SurvivesRandomCorruption) {
+TEST_F(SafetensorsTest, RandomCorruptionIsRejectedOrConsistent) {
   const std::string whole = read_file(sample());
   const Philox random(4);
   int refused = 0;

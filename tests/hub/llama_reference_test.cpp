@@ -173,7 +173,7 @@ TEST(LlamaReference, LogitsLossAndGradientsMatchTransformers) {
   });
 }
 
-TEST(LlamaReference, IncrementalDecodingMatchesForward) {
+TEST(LlamaReference, IncrementalDecodingMatchesForwardPass) {
   for_each_variant([&](const Safetensors& fixture) { expect_decoding(fixture, make_arena()); });
 }
 
@@ -199,7 +199,7 @@ TEST_F(LlamaReferenceGpu, LogitsLossAndGradientsMatchTransformers) {
   });
 }
 
-TEST_F(LlamaReferenceGpu, IncrementalDecodingMatchesForward) {
+TEST_F(LlamaReferenceGpu, IncrementalDecodingMatchesForwardPass) {
   if (const std::string why = test::no_float64(); !why.empty()) GTEST_SKIP() << why;
   for_each_variant([&](const Safetensors& fixture) { expect_decoding(fixture, arena); });
 }

@@ -57,7 +57,7 @@ class PeftFolderTest : public HubTest {
   std::unique_ptr<Safetensors> model_, adapters_;
 };
 
-TEST_F(PeftFolderTest, RoundTripsMergesAndMatchesPeft) {
+TEST_F(PeftFolderTest, AdaptersRoundTripAndMergedOutputMatchesPeft) {
   for (const char* variant : kVariants) {
     make_folders(variant);
     const Both b = both();

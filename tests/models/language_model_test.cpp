@@ -109,7 +109,7 @@ TEST(LanguageModel, RejectsUndeclaredFeatures) {
 
 constexpr int32_t kEnd = 3;
 
-TEST(Documents, BeginAfterEndToken) {
+TEST(Documents, BeginAfterEosToken) {
   const ArenaPtr arena = make_arena();
   const std::vector<int32_t> ids = {7, 5, 3, 5, 6, 8, 3, 3, 4, 3, 7, 7, 7, 7, 7, 7, 7, 3};
   const Documents d = find_documents(Tensor::of<int32_t>(ids, {2, 9}, arena), kEnd);

@@ -34,7 +34,7 @@ Passed pass(MixtureOfExperts& m, const Tensor& x, const Tensor& dy, const StepIn
   return out;
 }
 
-TEST(Experts, AgreeWithPyTorch) {
+TEST(Experts, MatchPyTorch) {
   if (const std::string why = test::missing("torch"); !why.empty()) GTEST_SKIP() << why;
   const int64_t b = 3, t = 10, c = 12, hidden = 20;
   std::vector<float> numbers;

@@ -200,7 +200,7 @@ TEST(Optimizer, UpdatesAreIndependentOfThreadsAndPaddingStaysZero) {
   cpu::set_threads(before);
 }
 
-TEST(Optimizer, NamedStateAndStepCountResumeTraining) {
+TEST(Optimizer, RestoredStateResumesBitwise) {
   FlatUnit unit = drawn_unit({100, 20}, DType::bfloat16, DType::float32, 1);
   unit.name = "blocks.0";
   const ArenaPtr& arena = unit.values.arena();
@@ -240,7 +240,7 @@ TEST(Optimizer, RejectsMismatchedArguments) {
 
 constexpr int kSteps = 5;
 
-TEST(Optimizer, AgreesWithPyTorch) {
+TEST(Optimizer, MatchesPyTorch) {
   if (const std::string why = test::missing("torch"); !why.empty()) GTEST_SKIP() << why;
   const test::Exchange exchange;
   const FlatUnit unit = make_unit("u", {4096}, DType::float32, DType::float32, make_arena());

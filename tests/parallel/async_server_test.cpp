@@ -176,7 +176,7 @@ TEST(AsyncServer, OneWorkerMatchesSerialTraining) {
   }
 }
 
-TEST(AsyncServer, ReplayOfRecordedOrderIsBitwiseIdentical) {
+TEST(AsyncServer, ReplayOfRecordedOrderMatchesRunBitwise) {
   const TemporaryDirectory scratch = scratch_folder();
   const std::string record = scratch.path() / "record", again = scratch.path() / "again";
   for (const int servers : {1, 2, 3})
@@ -371,7 +371,7 @@ TEST(AsyncStop, CheckpointsAreSavedAtCommonSteps) {
 }
 
 // In a record of a run without stops, workers are at different steps at every position.
-TEST(AsyncStop, StoppedReplayIsBitwiseIdentical) {
+TEST(AsyncStop, StoppedReplayMatchesRecordedRunBitwise) {
   const TemporaryDirectory scratch = scratch_folder();
   for (const int servers : {1, 2, 3}) {
     AsyncPlan plan{.servers = servers, .staleness = 2, .steps = 10, .record = scratch.path() / "record"};
@@ -481,7 +481,7 @@ TEST(PushLog, ErrorsAreOneLine) {
 }
 
 // Worker 1 pulls for its clock 1 before worker 0 has completed any: one ahead.
-TEST(PushLog, RejectsOrderBeyondStalenessBound) {
+TEST(PushLog, RejectsPushOrderBeyondStalenessBound) {
   const std::string ahead =
       "tessera-pushes version 1 workers 2 servers 1 staleness 1 steps 2\n"
       "server 0 pushes 4\n1 0 0\n1 1 1\n0 0 0\n0 1 3\n";
@@ -493,7 +493,7 @@ TEST(PushLog, RejectsOrderBeyondStalenessBound) {
 
 // Each server's order is possible by itself, but at server 0 worker 2 pulled after worker 3's push, and at server 1
 // worker 3 pulled after worker 2's.
-TEST(PushLog, RejectsDeadlockedOrders) {
+TEST(PushLog, RejectsDeadlockingPushOrders) {
   const std::string head = "tessera-pushes version 1 workers 4 servers 2 staleness 9 steps 1\n";
   const std::string first = "server 0 pushes 2\n3 0 0\n2 0 1\n";
   EXPECT_EQ(refusal(head + first + "server 1 pushes 2\n3 0 0\n2 0 1\n"), "nothing was thrown");

@@ -367,7 +367,7 @@ TEST(ParameterServer, TrafficMatchesHandComputedBytes) {
 
 const ModelConfig kConfig{.layers = 1, .heads = 2, .channels = 16, .context = 4, .vocab = 8};
 
-TEST(DataParallelCost, RootLoadsForAllRanks) {
+TEST(DataParallelCost, RootLoadsBatchesOfAllRanks) {
   launch({.ranks = 3, .timeout_s = 20}, [](Communicator& world) {
     Decoder model(kConfig);
     const auto strategy =

@@ -46,7 +46,7 @@ Texts over_tcp(int ranks, const std::function<void(Communicator&)>& body, double
   });
 }
 
-TEST(Tcp, OperationsGroupsAndMessagesAreCorrect) {
+TEST(Tcp, CollectivesSubgroupsAndMessagesAreCorrect) {
   for (const int n : {1, 2, 3}) {
     const Texts errors = over_tcp(n, [&](Communicator& world) {
       for (const Algorithm algorithm : test::kByMessages) {

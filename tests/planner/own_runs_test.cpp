@@ -93,7 +93,7 @@ Case large(uint64_t trial) {
   return c;
 }
 
-TEST(TesseraRuns, DescribedMemoryIsNearDryRun) {
+TEST(TesseraRuns, PredictedMemoryApproximatesDryRun) {
   const auto trials = static_cast<int64_t>(test::plans(40));
   int64_t near = 0;
   for (int64_t trial = 0; trial < trials; ++trial) {

@@ -107,7 +107,7 @@ TEST(Predict, ThroughputEqualsWorkOverTime) {
   EXPECT_EQ(std::pair(p.fastest_s, p.slowest_s), std::pair(0.75 * p.step_s, 1.5 * p.step_s));
 }
 
-TEST(Predict, ClosedFormsAreNearSimulation) {
+TEST(Predict, ClosedFormsApproximateSimulation) {
   for (uint64_t trial = 0; trial < 100; ++trial) {
     const Case c = random_case(trial);
     const auto layers = layers_of_stages(c, std::ssize(rank_of_stages(c.layout.plan)));
@@ -274,7 +274,7 @@ TEST(ClosedForms, ModelActivationsMatchPaper) {
 }
 
 // Rajbhandari et al. 2020, figure 1 and table 1: 7.5e9 parameters in mixed precision, in GB.
-TEST(ClosedForms, ZeroStatesMatchPaper) {
+TEST(ClosedForms, ZeroModelStatesMatchPaper) {
   Case c{.model = {.layers = 36, .channels = 4096, .heads = 32, .vocab = 51200, .context = 2048},
          .hardware = hardware_named("v100"),
          .software = software_named("deepspeed")};

@@ -381,7 +381,7 @@ TEST_F(CudnnGpu, MatchesCpuOnRingAttentionTiles) {
 }
 
 // cuDNN's kernels run when selected: called directly they report success, and attention() has the same bits.
-TEST_F(CudnnGpu, RunsWhenSelected) {
+TEST_F(CudnnGpu, RunsIfSelected) {
   if constexpr (kWithCudnn) {
     const Operands x = packed(2, 256, {2}, 64, 3).to(fixed);
     const Tensor q = x.part(0), k = x.part(1), v = x.part(2);

@@ -329,7 +329,7 @@ TEST(Gptq, OutputErrorIsBelowRoundToNearest) {
   EXPECT_LT(sum, 0.5);
 }
 
-TEST(Gptq, OutputErrorMatchesLayerOutput) {
+TEST(Gptq, OutputErrorMatchesErrorOfLayerOutput) {
   const Tensor w = random_tensor({6, 32}, "weight", 3), x = correlated(50, 32, 3);
   const Int4Matrix m = round_to_nearest(w, 8);
   const auto out = [&](const Tensor& weight) {  // in float64

@@ -18,7 +18,7 @@ namespace {
 using test::nearest_bf16;
 
 // Random123's published known answers for philox4x32-10: counter, key, result.
-TEST(Philox, MatchesKnownAnswers) {
+TEST(Philox, MatchesPublishedTestVectors) {
   const auto at = [](uint64_t key, uint64_t low, uint64_t high) { return Philox(key)(low, high); };
   EXPECT_EQ(at(0, 0, 0), (Philox::Block{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   EXPECT_EQ(at(~uint64_t{0}, ~uint64_t{0}, ~uint64_t{0}),

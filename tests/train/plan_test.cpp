@@ -354,7 +354,7 @@ TEST(FirstNonFinite, FindsElementAtAnyPosition) {
 
 // A rank is a straggler only if it clearly stands out.
 
-TEST(Straggler, DetectsOnlyOutliers) {
+TEST(Straggler, OnlyOutliersAreDetected) {
   const auto late = find_straggler({0.5, 12, 0.5, 1}, 10);  // three ranks waited 12 s in 10 s each
   ASSERT_TRUE(late);
   EXPECT_EQ(late->rank, 1);

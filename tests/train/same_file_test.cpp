@@ -69,7 +69,7 @@ TEST(CheckpointBytes, MatchOneRankUnderEveryPlan) {
 
 // With several ranks and several micro-batches each there are two files: some plans reduce over ranks once, others
 // after each micro-batch.
-TEST(CheckpointBytes, DependOnReductionsPerStepWithMicrobatches) {
+TEST(CheckpointBytes, DependOnlyOnNumberOfReductionsPerStep) {
   for (uint64_t trial = 0; trial < 4; ++trial) {
     test::Draw draw("same file", trial);
     const Job job = drawn_job(draw);

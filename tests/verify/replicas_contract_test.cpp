@@ -140,7 +140,7 @@ TEST_F(ReplicasContractGpu, OneLocalStepMatchesDdp) {
 }
 
 using ReplicasContractGpus = test::OnGpus;
-TEST_F(ReplicasContractGpus, NcclMatchesThreads) {
+TEST_F(ReplicasContractGpus, NcclRanksMatchThreadRanks) {
   if (const std::string why = no_float64(); !why.empty()) GTEST_SKIP() << why;
   for (const std::string words : {"", " cp=2 cp_mode=ulysses"}) {
     if (!words.empty() && gpus < 4) continue;
@@ -236,7 +236,7 @@ TEST(ExpertsContract, AdaptersWithFrozenExpertsTrainLikeOneRankOnTensorAndContex
 }
 
 // Flips a bit of a frozen expert.
-TEST(ExpertsContract, DetectsChangedFrozenExpert) {
+TEST(ExpertsContract, DetectsModifiedFrozenExpert) {
   for (const std::string zero : {"zero=0", "zero=3"}) {
     const TrainOptions o = small_experts("lora_rank=2 dp=2 ep=2 family=llama " + zero);
     const VerifyHooks hooks = {.update = [](Trainer& t, const StepReport& report) {
