@@ -17,7 +17,7 @@ class AsyncResumeTest : public ProgramTest {
     expect_has(must(arguments).err, words);
   }
   // Interrupts the run in "run" until it completes all `steps`.
-  void disturb_until_done(const std::string& first, const std::string& again, int64_t steps, int kinds) const {
+  void interrupt_until_done(const std::string& first, const std::string& again, int64_t steps, int kinds) const {
     const std::string end = fmt::format("run/checkpoints/step-{}", steps);
     const std::vector<int> signals = {SIGINT, SIGKILL, SIGTERM};
     int stops = 0;
@@ -35,7 +35,7 @@ class AsyncResumeTest : public ProgramTest {
       ASSERT_EQ(status, 128 + signal) << log();
       expect_has(log(), fmt::format("stopped after step {};", newest_step()));
       EXPECT_GE(newest_step(), before);
-      EXPECT_TRUE(half_written().empty());
+      EXPECT_TRUE(partial_files().empty());
     }
     EXPECT_GT(stops, 0);
     expect_success(again);
@@ -50,7 +50,7 @@ TEST_F(AsyncResumeTest, InterruptedReplayMatchesUninterruptedReplayBitwise) {
     const std::string train = fmt::format("train {} {} --save-every 40 ", settings_, plan);
     expect_success(train + "--record order.txt --out whole");
     const std::string replay = "--replay order.txt --record again.txt";
-    disturb_until_done(train + replay + " --out run", "train --resume --out run " + replay, 150, 3);
+    interrupt_until_done(train + replay + " --out run", "train --resume --out run " + replay, 150, 3);
     EXPECT_TRUE(files("run/checkpoints/step-150") == files("whole/checkpoints/step-150")) << plan;
     EXPECT_EQ(read_file(path("again.txt")), read_file(path("order.txt")));
     EXPECT_EQ(records("run"), records("whole"));
@@ -61,7 +61,7 @@ TEST_F(AsyncResumeTest, InterruptedReplayMatchesUninterruptedReplayBitwise) {
 // The order of an asynchronous run is not known in advance, but it is recorded, and an uninterrupted replay repeats it.
 TEST_F(AsyncResumeTest, UninterruptedReplayMatchesInterruptedRun) {
   const std::string train = fmt::format("train {} --ranks 4 --servers 2 --staleness 2 ", settings_);
-  disturb_until_done(train + "--save-every 0 --out run", "train --resume --out run --record order.txt", 150, 1);
+  interrupt_until_done(train + "--save-every 0 --out run", "train --resume --out run --record order.txt", 150, 1);
   const std::string end = "run/checkpoints/step-150";
   EXPECT_EQ(read_file(path("order.txt")), read_file(path(end + "/pushes.txt")));
   EXPECT_EQ(order("order.txt").servers[1].size(),
@@ -100,7 +100,7 @@ TEST_F(AsyncResumeTest, OneWorkerMatchesOneRankAcrossResumes) {
   expect_success("train " + kSmall + "--dropout 0.1 --ranks 1 --save-every 4 --out run --dp-mode ps-async");
   EXPECT_TRUE(files("run/checkpoints/step-12") == files("whole/checkpoints/step-12"));
   for (const char* mode : {"ddp", "ps-async"})
-    expect_made_again("run/checkpoints/step-12", 8, std::string(" --dp-mode ") + mode);
+    expect_same_checkpoint_after_resume("run/checkpoints/step-12", 8, std::string(" --dp-mode ") + mode);
 }
 
 // In the middle of this record worker 0 has completed three steps and worker 1 one, and worker 1 has pulled a version

@@ -463,7 +463,7 @@ class PlanMeasureTest : public ProgramTest {
   void plant() const {
     const planner::Identity here = planner::identity_of_this(TESSERA_VERSION);
     fs::create_directories(path("cache"));
-    std::ofstream(file()) << to_text(test::planted_machine(here.processors, TESSERA_VERSION));
+    std::ofstream(file()) << to_text(test::synthetic_machine(here.processors, TESSERA_VERSION));
   }
   fs::path file() const { return path("cache") / machine_file(planner::identity_of_this(TESSERA_VERSION)).filename(); }
   const std::string plan_ =

@@ -163,20 +163,20 @@ class Difference {
   std::string between(const Lines& expected, const Lines& found, size_t first_line) {
     for (size_t i = 0; i < std::max(expected.size(), found.size()); ++i) {
       const std::string e = i < expected.size() ? expected[i] : "(no more)", f = i < found.size() ? found[i] : "(ends)";
-      if (!(report_ && is_picture(e) ? same_picture(e, f) : same(find_words(e), find_words(f))))
+      if (!(report_ && is_diagram(e) ? same_diagram(e, f) : same(find_words(e), find_words(f))))
         return fmt::format("{}: the page has\n  {}\nfound\n  {}", first_line + i, e, f);
     }
     return "";
   }
 
  private:
-  static bool is_picture(const std::string& line) { return line.ends_with('|') && line.find('|') + 1 < line.size(); }
+  static bool is_diagram(const std::string& line) { return line.ends_with('|') && line.find('|') + 1 < line.size(); }
   // Text timelines are equal if their widths are equal; exactly, if nothing in them was measured. Computation is always
   // visible, communication (in the line without a name) may be too short.
-  bool same_picture(const std::string& e, const std::string& f) const {
+  bool same_diagram(const std::string& e, const std::string& f) const {
     if (planned_) return e == f;
     const size_t bar = e.find('|');
-    return e.size() == f.size() && e.substr(0, bar + 1) == f.substr(0, bar + 1) && is_picture(f) &&
+    return e.size() == f.size() && e.substr(0, bar + 1) == f.substr(0, bar + 1) && is_diagram(f) &&
            (e[0] == ' ' || std::any_of(f.begin() + static_cast<std::ptrdiff_t>(bar), f.end(),
                                        [](char c) { return c >= 'A' && c <= 'Z'; }));
   }

@@ -114,7 +114,7 @@ TEST_F(ImportExportTest, ResumesAfterDeletionOfInitialModel) {
       "train --init folder --data text.txt --batch 4 --threads-per-rank 1 --ranks 1 --steps 4 --save-every 2 --keep 2 "
       "--out run");
   fs::remove_all(path("folder"));
-  expect_made_again("run/checkpoints/step-4", 2);
+  expect_same_checkpoint_after_resume("run/checkpoints/step-4", 2);
 }
 
 // A resharded run resumes under its layout and others, generates text, and can be resharded back to the original run.
@@ -216,7 +216,7 @@ TEST_F(LoraTest, BaseWeightsStayBitwiseIdenticalUnderEveryPlan) {
 TEST_F(LoraTest, AdaptedRunsResumeAndExport) {
   must(base_);
   must(tuned_ + "--ranks 1 --save-every 3");
-  expect_made_again("tuned/checkpoints/step-6", 3);
+  expect_same_checkpoint_after_resume("tuned/checkpoints/step-6", 3);
   const std::string end = weights("tuned/checkpoints/step-6");
 
   must("checkpoint export tuned --out adapters");
@@ -388,7 +388,7 @@ TEST_F(QuantizeTest, QuantizedRunsResumeAndExport) {
   must(tuned_ + "--ranks 1 --save-every 2");
   const std::string end = weights("tuned/checkpoints/step-4");
   fs::rename(path("base"), path("gone"));  // the run needs no other files
-  expect_made_again("tuned/checkpoints/step-4", 2);
+  expect_same_checkpoint_after_resume("tuned/checkpoints/step-4", 2);
   const double loss = compute_loss("tuned");
   EXPECT_NEAR(compute_loss("tuned --dp 1 --tp 2"), loss, 1e-5);
   must("generate tuned --tokens 5 --temperature 0");
@@ -527,7 +527,7 @@ TEST_F(FineTuningTest, LossesMatchOneRank) {
 TEST_F(FineTuningTest, ResumesWithSameExampleOrder) {
   must(small_ + "--pack --ranks 1 --out whole");
   must(small_ + "--pack --ranks 1 --out part --save-every 5");
-  expect_made_again("part/checkpoints/step-12", 10);
+  expect_same_checkpoint_after_resume("part/checkpoints/step-12", 10);
   EXPECT_EQ(weights("part/checkpoints/step-12"), weights("whole/checkpoints/step-12"));
 }
 

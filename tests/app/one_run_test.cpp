@@ -132,7 +132,7 @@ TEST_F(RunDirectoryTest, BackgroundCheckpointsMatchOneRank) {
       EXPECT_TRUE(same) << plan << step;
       EXPECT_NO_THROW(open_checkpoint(path("run/" + name))) << plan << step;
     }
-    EXPECT_EQ(half_written(), std::vector<std::string>());
+    EXPECT_EQ(partial_files(), std::vector<std::string>());
   }
 }
 

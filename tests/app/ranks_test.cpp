@@ -38,7 +38,7 @@ TEST_F(RanksTest, InterruptedRunMatchesUninterruptedRunBitwise) {
       const int64_t step = newest_step();
       EXPECT_GT(step, 0);
       expect_has(log(), fmt::format("stopped after step {};", step));
-      EXPECT_TRUE(half_written().empty());
+      EXPECT_TRUE(partial_files().empty());
       must("train --resume --out run");
       EXPECT_TRUE(files("run/checkpoints/step-300") == ends[ranks]);
       fs::remove_all(path("run"));
@@ -57,7 +57,7 @@ TEST_F(RanksTest, UnwritableCheckpointReturnsStatus6WithOneLineError) {
   train("--out first");  // caches the dataset
   for_each_plan([&](const std::string& plan) {
     fails_in_one_line(fmt::format("train {} --quiet {} --out run", kSmall, plan), 6, "run/", "ulimit -f 3;");
-    EXPECT_TRUE(half_written().empty()) << plan;
+    EXPECT_TRUE(partial_files().empty()) << plan;
   });
 }
 
@@ -91,7 +91,7 @@ TEST_F(RanksTest, RejectsInvalidDumpWithOneLineError) {
   fails_in_one_line("verify --steps 3 --dump 4", 2, "--dump: expected one of the 3 --steps, got 4");
   fails_in_one_line("train " + kSmall + "--quiet --ranks 2 --dump 2 --out run", 6, "run/dump_2.safetensors",
                     "ulimit -f 20;");
-  EXPECT_TRUE(half_written().empty());
+  EXPECT_TRUE(partial_files().empty());
   EXPECT_FALSE(fs::exists(path("run/dump_2.safetensors")));
 }
 
@@ -178,12 +178,14 @@ class ResumeLayoutsTest : public ProgramTest {
       SCOPED_TRACE(settings + ": " + plans[p]);
       ASSERT_TRUE(ended(settings, plans[p]) == reference);
       for (const size_t away : {1, 3})
-        expect_made_again("run/checkpoints/step-12", 8, " " + test::kNoPlan + plans[(p + away) % plans.size()]);
+        expect_same_checkpoint_after_resume("run/checkpoints/step-12", 8,
+                                            " " + test::kNoPlan + plans[(p + away) % plans.size()]);
       ASSERT_FALSE(HasFailure());
     }
   }
   // Reading and saving the first plan's final checkpoint under every other plan does not change it.
-  void expect_same_through(const std::string& settings, const std::string& first, const test::Plans& plans) const {
+  void expect_same_after_layouts(const std::string& settings, const std::string& first,
+                                 const test::Plans& plans) const {
     const std::string reference = ended(settings, first);
     for (const std::string& plan : plans) {
       must("train --resume --out run " + test::kNoPlan + plan);
@@ -206,13 +208,13 @@ TEST_F(ResumeLayoutsTest, PipelinesMatchOneRunInBfloat16) { expect_one_run(kFour
 // Unchanged after resharding through all kinds of layouts.
 TEST_F(ResumeLayoutsTest, ReshardingThroughEveryLayoutPreservesCheckpoint) {
   for (const std::string settings : {"--dtype bf16", "--optimizer sgd --lr 0.1 --momentum 0.9"})
-    expect_same_through(kFour + settings, "--ranks 1", test::kLayouts);
+    expect_same_after_layouts(kFour + settings, "--ranks 1", test::kLayouts);
 }
 
 // Nothing is trained, but everything is saved again.
 TEST_F(ResumeLayoutsTest, ResumedFinishedRunSavesIdenticalCheckpoint) {
   for (const char* settings : {"--dtype bf16", "--dtype bf16 --optimizer sgd --lr 0.1 --momentum 0.9", ""})
-    expect_same_through(settings, test::kTwoParts[0], test::kTwoParts);
+    expect_same_after_layouts(settings, test::kTwoParts[0], test::kTwoParts);
 }
 
 // SGD exposes wrong gradient scales, unlike Adam.

@@ -132,7 +132,7 @@ TEST_F(ReportTest, InterruptedRunWritesTimeline) {
   const std::string endless = "train " + kTiny + "--trace --steps 100000000 --eval-every 0 --ranks 2 --out run";
   EXPECT_EQ(interrupted(endless, SIGINT), 130);
   must("report run");
-  EXPECT_TRUE(half_written().empty());
+  EXPECT_TRUE(partial_files().empty());
 }
 
 TEST_F(ReportTest, WritesNothingWithoutTraceOption) {

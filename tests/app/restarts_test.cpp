@@ -226,7 +226,7 @@ class MpirunRestartsTest : public RestartsTest {
           return child;
     return 0;
   }
-  void expect_to_go_on() const {
+  void expect_restart() const {
     EXPECT_EQ(test::wait_for_exit(launcher_), 0) << log();
     EXPECT_TRUE(wait_for_exit("run") == wait_for_exit("whole"));
     expect_logged("start 2 of 3: 2 ranks");
@@ -237,7 +237,7 @@ class MpirunRestartsTest : public RestartsTest {
 // mpirun ends the other ranks, and the launcher restarts mpirun.
 TEST_F(MpirunRestartsTest, RestartsAllRanksIfOneIsKilled) {
   kill_at(40, [&] { return rank(); });
-  expect_to_go_on();
+  expect_restart();
   expect_logged("has failed: its process ");
 }
 
@@ -246,7 +246,7 @@ TEST_F(MpirunRestartsTest, RestartsKilledMpirunAfterItsRanksExit) {
   ASSERT_TRUE(test::comes([&] { return rank() > 0; }));
   kill(rank(), SIGSTOP);
   kill_at(0, child_process(launcher_));
-  expect_to_go_on();
+  expect_restart();
   expect_logged("of the last start");
 }
 

@@ -97,7 +97,7 @@ struct PlainHead {
   double loss = 0;
   std::vector<double> dx, dw, dx_terms, dw_terms;
 };
-PlainHead plain_head(const Head& h, double scale) {
+PlainHead reference_head(const Head& h, double scale) {
   const auto rows = static_cast<size_t>(h.sizes.rows), c = static_cast<size_t>(h.sizes.channels),
              vocab = static_cast<size_t>(h.sizes.vocab);
   const std::vector<double> x = numbers(h.x.value()), w = numbers(h.w.value());
@@ -140,7 +140,7 @@ TEST(Head, LargeVocabulariesMatchReferenceLoops) {
       SCOPED_TRACE(std::string(to_string(dtype)) + (fused ? " fused" : " full logits"));
       const double bound = dtype == DType::float64 ? 1e-13 : dtype == DType::float32 ? 5e-6 : 2e-2;
       Head h({fused ? 67 : 66, 23, 50257}, dtype, accum_dtype(dtype));
-      const PlainHead expected = plain_head(h, 0.3);
+      const PlainHead expected = reference_head(h, 0.3);
       const Loss loss = fused ? h.fused() : h.whole();
       EXPECT_NEAR(loss.loss_sum, expected.loss, 0.1 * bound * expected.loss);
       backward(loss.mean);

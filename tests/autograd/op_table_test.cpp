@@ -210,7 +210,8 @@ TEST(OpTable, LibraryMatmulsAreBitwiseReproducible) {
 }
 
 // A random range of rows of the operands yields those rows of the result bitwise, also on a GPU.
-void expect_rows_alone(const std::vector<OpRow>& table, const std::vector<DType>& dtypes, const ArenaPtr& arena) {
+void expect_rows_independent_of_batch(const std::vector<OpRow>& table, const std::vector<DType>& dtypes,
+                                      const ArenaPtr& arena) {
   int rows_seen = 0;
   for_each_problem(table, [&](const Problem& p, Random& random) {
     if (!p.rows_alone) return;
@@ -235,7 +236,7 @@ void expect_rows_alone(const std::vector<OpRow>& table, const std::vector<DType>
 }
 
 TEST(OpTable, RowsAreBitwiseIndependentOfBatchSize) {
-  expect_rows_alone(op_table(), {DType::float32, DType::bfloat16}, make_arena());
+  expect_rows_independent_of_batch(op_table(), {DType::float32, DType::bfloat16}, make_arena());
 }
 
 // The op table on a GPU: values and gradients compared with the CPU's, and bitwise independence of strides, addresses
@@ -329,7 +330,9 @@ TEST_F(OpTableGpu, ResultsAreBitwiseIndependentOfStridesAndRepetition) {
   });
 }
 
-TEST_F(OpTableGpu, RowsAreBitwiseIndependentOfBatchSize) { expect_rows_alone(rows_on_gpu(), floating(arena), arena); }
+TEST_F(OpTableGpu, RowsAreBitwiseIndependentOfBatchSize) {
+  expect_rows_independent_of_batch(rows_on_gpu(), floating(arena), arena);
+}
 
 // Values stored as bfloat16 are rounded to nearest even. Most values and gradients are rounded once, so they equal the
 // rounded float32 results. For others the mean error is checked.

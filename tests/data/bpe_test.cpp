@@ -96,7 +96,7 @@ void join(std::vector<int32_t>& word, int32_t left, int32_t right, int32_t joine
 }
 
 // Naive training: count all pairs, merge the most frequent, repeat.
-BpeTokenizer plain_training(std::string_view text, int64_t vocab, int64_t least) {
+BpeTokenizer reference_training(std::string_view text, int64_t vocab, int64_t least) {
   std::vector<std::string> tokens = byte_tokens();
   Numbers ids = to_numbers(tokens);
   std::vector<std::vector<int32_t>> words = find_words(text, ids);
@@ -120,7 +120,7 @@ BpeTokenizer plain_training(std::string_view text, int64_t vocab, int64_t least)
 }
 
 // Naive encoding: merge the leftmost pair of lowest rank until none is left.
-std::vector<int32_t> plain_encoding(const BpeTokenizer& t, std::string_view text) {
+std::vector<int32_t> reference_encoding(const BpeTokenizer& t, std::string_view text) {
   const Numbers ids = to_numbers(t.tokens());
   std::vector<int32_t> out;
   for (std::vector<int32_t>& w : find_words(text, ids)) {
@@ -139,12 +139,12 @@ TEST(BpeTokenizer, TrainingAndEncodingMatchNaiveAlgorithm) {
                                              : test::mixed_text().substr(seed * 97, 700);
     const int64_t least = 1 + static_cast<int64_t>(seed % 4);
     const BpeTokenizer ours = train_bpe(text, {.vocab_size = 420, .min_count = least});
-    const BpeTokenizer plain = plain_training(text, 420, least);
+    const BpeTokenizer plain = reference_training(text, 420, least);
     ASSERT_EQ(ours.tokens(), plain.tokens());
     ASSERT_EQ(ours.merges_txt(), plain.merges_txt());
     for (const std::string& other : {text, random_bytes(500, seed + 100, 256), test::mixed_text().substr(300, 900)}) {
       const std::vector<int32_t> tokens = ours.encode(other);
-      ASSERT_EQ(tokens, plain_encoding(ours, other));
+      ASSERT_EQ(tokens, reference_encoding(ours, other));
       ASSERT_EQ(ours.decode(tokens), other);
     }
   }

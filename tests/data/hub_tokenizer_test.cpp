@@ -27,7 +27,7 @@ class HubTokenizerTest : public DataTest {
   std::filesystem::path changed(const std::string& name, const std::function<void(Json&)>& change) const {
     Json json = to_json(tokenizer_fixture(name) / "tokenizer.json");
     change(json);
-    return folder_with(json.dump());
+    return directory_with(json.dump());
   }
   // A fixture's directory with another configuration.
   std::filesystem::path configured(const std::string& name, const Json& config) const {
@@ -35,7 +35,7 @@ class HubTokenizerTest : public DataTest {
     file("made/tokenizer_config.json", config.dump());
     return folder;
   }
-  std::filesystem::path folder_with(const std::string& tokenizer) const {
+  std::filesystem::path directory_with(const std::string& tokenizer) const {
     const std::filesystem::path folder = emptied("made");
     file("made/tokenizer.json", tokenizer);
     return folder;
@@ -168,7 +168,7 @@ TEST_F(HubTokenizerTest, MergesResolveTokensByByteSpelling) {
 }
 
 TEST_F(HubTokenizerTest, AcceptsOneTokenVocabulary) {
-  const auto tokenizer = Tokenizer::open_folder(folder_with(R"({"model": {"vocab": {"a": 0}, "merges": []}})"));
+  const auto tokenizer = Tokenizer::open_folder(directory_with(R"({"model": {"vocab": {"a": 0}, "merges": []}})"));
   EXPECT_EQ(tokenizer->encode("aa"), (std::vector<int32_t>{0, 0}));
   expect_error(Status::usage, {"no token for 'b'"}, [&] { tokenizer->encode("b"); });
 }
@@ -201,7 +201,7 @@ TEST_F(HubTokenizerTest, ErrorsNameUnknownComponents) {
   expect_refused(changed("gpt2", set("/added_tokens/0/id", 7)), {"<unk>", "id 7 and in the vocabulary 0"});
   expect_refused(changed("gpt2", set("/added_tokens/3/id", 9999)), {"<|end|>", "id 9999; expected each of 0 to"});
   expect_refused(changed("gpt2", set("/model/vocab/a", -1)), {"\"a\"", "-1"});
-  expect_refused(folder_with(R"({"model": {"vocab": {"b": 0, "a": 1, "b": 2}, "merges": []}})"),
+  expect_refused(directory_with(R"({"model": {"vocab": {"b": 0, "a": 1, "b": 2}, "merges": []}})"),
                  {"tokenizer.json", "'vocab'", "\"b\" twice"});
   expect_refused(changed("gpt2", set("/model/vocab", {"a", 0})), {"'vocab' must be an object"});
   expect_refused(changed("gpt2", set("/model/vocab", Json::object())), {"'vocab' must be an object"});
@@ -210,9 +210,9 @@ TEST_F(HubTokenizerTest, ErrorsNameUnknownComponents) {
                  {"merge 2", "twice"});
   expect_refused(changed("llama3", set("/post_processor/special_tokens", Json::object())), {"post_processor", "<s>"});
   expect_refused(changed("llama3", set("/post_processor/special_tokens/<s>/ids", {-3})), {"post_processor", "-3"});
-  expect_refused(folder_with("{}"), {"tokenizer.json", "'model'"});
-  expect_refused(folder_with("[]"), {"tokenizer.json", "'model'"});
-  expect_refused(folder_with("nonsense"), {"tokenizer.json", "JSON"});
+  expect_refused(directory_with("{}"), {"tokenizer.json", "'model'"});
+  expect_refused(directory_with("[]"), {"tokenizer.json", "'model'"});
+  expect_refused(directory_with("nonsense"), {"tokenizer.json", "JSON"});
   expect_refused(emptied("made"), {"tokenizer.json", "vocab.json"});
 }
 
@@ -451,7 +451,7 @@ TEST_F(HubTokenizerTest, AddsTokensLikeHfTokenizers) {
 TEST_F(HubTokenizerTest, RejectsTooManyMerges) {
   std::string json = R"({"decoder":{"type":"Fuse"},"model":{"type":"BPE","vocab":{"a":0,"aa":1},"merges":[)";
   for (int i = 0; i < 1'000'000; ++i) json += i == 0 ? "\"a a\"" : ",\"a a\"";
-  expect_refused(folder_with(json + "]}}"), {"1000000 merges; expected at most 600000"});
+  expect_refused(directory_with(json + "]}}"), {"1000000 merges; expected at most 600000"});
   std::filesystem::resize_file(path("made/tokenizer.json"), 200'000'000);  // sparse
   expect_refused(path("made"), {"200000000 bytes; expected at most"});
 }

@@ -23,7 +23,7 @@ struct Kept {
   int64_t elements, beside;
 };
 
-Kept kept_by(const ModelConfig& c) {
+Kept saved_activations(const ModelConfig& c) {
   const bool gpt = c.family == Family::gpt2;
   const int64_t k = c.all_heads().key * c.head_size(), packed = c.attended() + 2 * k;
   if (c.recompute == Recompute::block) return {c.channels, 0};
@@ -60,11 +60,11 @@ TEST(Memory, BlockActivationsMatchFormula) {
         };
         const std::string what = std::string(to_string(dtype)) + " mode " + std::to_string(static_cast<int>(mode));
         const Usage usage = arena->usage(Category::activations);
-        EXPECT_EQ(usage.live - before, kLayers * bytes(kept_by(config))) << what;
+        EXPECT_EQ(usage.live - before, kLayers * bytes(saved_activations(config))) << what;
         // While the last block runs, all its tensors exist, and with head norms some of them twice.
         ModelConfig plain = config;
         plain.recompute = Recompute::none;
-        const int64_t most = (kLayers - 1) * bytes(kept_by(config)) + bytes(kept_by(plain));
+        const int64_t most = (kLayers - 1) * bytes(saved_activations(config)) + bytes(saved_activations(plain));
         if (mode == Recompute::none && !config.qk_norm)
           EXPECT_EQ(usage.peak - before, most) << what;
         else

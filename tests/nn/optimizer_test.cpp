@@ -147,7 +147,7 @@ FlatUnit make_shard(const FlatUnit& unit, int64_t from, int64_t to) {
   return shard;
 }
 
-void expect_bits_of_the_whole(OptimizerKind kind, DType dtype, const OptimizerOptions& options) {
+void expect_shard_matches_full_unit(OptimizerKind kind, DType dtype, const OptimizerOptions& options) {
   const FlatUnit unit = drawn_unit({7, 1003, 20011, 5}, dtype, dtype, 3);
   const int64_t n = unit.values.numel();
   const std::vector<int64_t> cuts{0, 3, 500, 501, 9999, 10007, n - 1, n};
@@ -175,8 +175,8 @@ TEST(Optimizer, ShardIsBitwiseEqualToFullUnit) {
   for (const char* name : kNames) {
     SCOPED_TRACE(name);
     for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16})
-      expect_bits_of_the_whole(optimizer_kind(name), dtype, kOptions);
-    expect_bits_of_the_whole(optimizer_kind(name), DType::bfloat16, kAllBf16);
+      expect_shard_matches_full_unit(optimizer_kind(name), dtype, kOptions);
+    expect_shard_matches_full_unit(optimizer_kind(name), DType::bfloat16, kAllBf16);
   }
 }
 

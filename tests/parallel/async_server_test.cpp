@@ -100,7 +100,7 @@ void sleep_ms(int64_t ms) { std::this_thread::sleep_for(std::chrono::millisecond
 // Varies the speed of workers.
 void uneven(int worker, int64_t clock) { sleep_ms((worker * 7 + clock * 5) % 6); }
 
-TemporaryDirectory scratch_folder() { return TemporaryDirectory(temporary_directory() / "tessera-async"); }
+TemporaryDirectory scratch_directory() { return TemporaryDirectory(temporary_directory() / "tessera-async"); }
 
 void expect_same_bits(const AsyncTraining& a, const AsyncTraining& b) {
   ASSERT_EQ(a.pushes.size(), b.pushes.size());
@@ -177,7 +177,7 @@ TEST(AsyncServer, OneWorkerMatchesSerialTraining) {
 }
 
 TEST(AsyncServer, ReplayOfRecordedOrderMatchesRunBitwise) {
-  const TemporaryDirectory scratch = scratch_folder();
+  const TemporaryDirectory scratch = scratch_directory();
   const std::string record = scratch.path() / "record", again = scratch.path() / "again";
   for (const int servers : {1, 2, 3})
     for (const DType dtype : {DType::float32, DType::bfloat16}) {
@@ -254,7 +254,7 @@ TEST(AsyncServer, LossStaysWithinBoundsOfSynchronousRun) {
 
 // Worker 1 makes one step, the others three, as in records of old runs.
 TEST(AsyncFailure, EarlyWorkerExitDoesNotBlockReplay) {
-  const TemporaryDirectory scratch = scratch_folder();
+  const TemporaryDirectory scratch = scratch_directory();
   const std::vector<Push> order = {{0, 0, 0}, {1, 0, 0}, {2, 0, 0}, {0, 1, 3}, {2, 1, 3}, {0, 2, 5}, {2, 2, 5}};
   const AsyncPlan plan{.servers = 2, .staleness = 0, .replay = scratch.path() / "record"};
   write_push_log(plan.replay, {.workers = 3, .staleness = 0, .steps = 8, .servers = {order, order}});
@@ -304,7 +304,7 @@ std::string refusal(const AsyncPlan& plan, Status status = Status::usage) {
 }
 
 TEST(AsyncFailure, RejectsMismatchedRecord) {
-  const TemporaryDirectory scratch = scratch_folder();
+  const TemporaryDirectory scratch = scratch_directory();
   const std::string file = scratch.path() / "record";
   const AsyncPlan plan{.steps = 3, .record = file};
   train(plan);
@@ -372,7 +372,7 @@ TEST(AsyncStop, CheckpointsAreSavedAtCommonSteps) {
 
 // In a record of a run without stops, workers are at different steps at every position.
 TEST(AsyncStop, StoppedReplayMatchesRecordedRunBitwise) {
-  const TemporaryDirectory scratch = scratch_folder();
+  const TemporaryDirectory scratch = scratch_directory();
   for (const int servers : {1, 2, 3}) {
     AsyncPlan plan{.servers = servers, .staleness = 2, .steps = 10, .record = scratch.path() / "record"};
     plan.before = uneven;

@@ -34,10 +34,10 @@ struct Problem {
   int64_t keys() const { return b * tokens * heads.key * d; }       // elements of the keys, or of the values
 };
 
-Tensor whole_qkv(const Problem& p, const ArenaPtr& arena) {
+Tensor full_qkv(const Problem& p, const ArenaPtr& arena) {
   return test::normal({p.b, p.tokens, p.heads.packed() * p.d}, p.dtype, 2 * p.name, "context", arena);
 }
-Tensor whole_seed(const Problem& p, const ArenaPtr& arena) {
+Tensor full_seed(const Problem& p, const ArenaPtr& arena) {
   return test::normal({p.b, p.tokens, p.heads.query * p.d}, p.dtype, 2 * p.name + 1, "context", arena);
 }
 
@@ -64,9 +64,9 @@ struct Result {
 };
 
 Result alone(const Problem& p, const ArenaPtr& arena, DType dtype = DType::float64) {
-  const Var qkv(whole_qkv(p, arena).to(dtype), true);
+  const Var qkv(full_qkv(p, arena).to(dtype), true);
   const Var y = packed_attention(qkv, p.heads, p.options);
-  backward(y, {.seed = whole_seed(p, arena).to(dtype)});
+  backward(y, {.seed = full_seed(p, arena).to(dtype)});
   return {y.value().on_host(), qkv.grad().on_host()};
 }
 
@@ -82,10 +82,10 @@ Var attend(const Var& qkv, const Problem& p, Communicator& cp, Way way) {
 
 Result run_parallel(const Problem& p, Communicator& cp, Way way, const ArenaPtr& arena, bool recomputed = false) {
   const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), sequence_partition(way));
-  const Var qkv(tokens_at(whole_qkv(p, arena->host()), mine).to(arena), true);
+  const Var qkv(tokens_at(full_qkv(p, arena->host()), mine).to(arena), true);
   const auto run = [&](const std::vector<Var>& v) { return attend(v[0], p, cp, way); };
   const Var y = recomputed ? checkpoint(run, {qkv}) : run({qkv});
-  backward(y, {.seed = tokens_at(whole_seed(p, arena->host()), mine).to(arena)});
+  backward(y, {.seed = tokens_at(full_seed(p, arena->host()), mine).to(arena)});
   return {y.value().on_host(), qkv.grad().on_host()};
 }
 
@@ -95,7 +95,7 @@ std::string describe(const Problem& p, const Communicator& cp, Way way) {
 }
 
 // Every mode for this problem, compared with one rank in float64 on the same inputs.
-void expect_as_alone(const Problem& p, Communicator& cp, double of_out = 1e-12, double of_gradient = 1e-12) {
+void expect_matches_one_rank(const Problem& p, Communicator& cp, double of_out = 1e-12, double of_gradient = 1e-12) {
   const ArenaPtr arena = make_arena();
   const Result expected = alone(p, arena);
   for (const Way way : kWays) {
@@ -139,17 +139,17 @@ LaunchOptions ranks(int n) { return {.ranks = n, .threads_per_rank = 1, .timeout
 TEST(ContextParallel, OneRankMatchesSeveralRanks) {
   for (const int n : {1, 2, 3, 4})
     launch(ranks(n), [](Communicator& cp) {
-      for (uint64_t trial = 0; trial < 12; ++trial) expect_as_alone(random_problem(cp.size(), trial), cp);
+      for (uint64_t trial = 0; trial < 12; ++trial) expect_matches_one_rank(random_problem(cp.size(), trial), cp);
       for (uint64_t trial = 0; trial < 12; ++trial) {
         Problem p = random_problem(cp.size(), 100 + trial);
         p.options.starts = draw_starts(p, make_arena());
-        expect_as_alone(p, cp);
+        expect_matches_one_rank(p, cp);
       }
       for (uint64_t trial = 0; trial < 16; ++trial) {
         Problem p = random_problem(cp.size(), 200 + trial);
         p.options.window = std::array<int64_t, 4>{1, 3, p.tokens / 2, p.tokens + 9}[trial % 4];
         if (trial % 3 == 0) p.options.starts = draw_starts(p, make_arena());
-        expect_as_alone(p, cp);
+        expect_matches_one_rank(p, cp);
       }
     });
 }
@@ -159,7 +159,7 @@ TEST(ContextParallel, EightRanksMatchOneRank) {
     Problem p = random_problem(8, 1);
     p.tokens = 48;
     p.options.dropout = 0.2;
-    expect_as_alone(p, cp);
+    expect_matches_one_rank(p, cp);
   });
 }
 
@@ -169,9 +169,9 @@ TEST(ContextParallel, NarrowDtypesMatchOneRankWithinRounding) {
     for (uint64_t trial = 0; trial < 8; ++trial) {
       Problem p = random_problem(cp.size(), trial);
       p.dtype = DType::float32;
-      expect_as_alone(p, cp, 2e-6, 4e-6);
+      expect_matches_one_rank(p, cp, 2e-6, 4e-6);
       p.dtype = DType::bfloat16;
-      expect_as_alone(p, cp, 0x1p-7, 0x1p-7);
+      expect_matches_one_rank(p, cp, 0x1p-7, 0x1p-7);
     }
   });
 }
@@ -212,7 +212,7 @@ TEST(ContextParallel, MeshAxisMatchesOneRank) {
     Problem p = random_problem(2, 7);
     p.options.dropout = 0.5;
     p.options.first_sequence = p.b * (world.rank() % 2);
-    expect_as_alone(p, *cp);
+    expect_matches_one_rank(p, *cp);
   });
 }
 
@@ -221,7 +221,7 @@ TEST(ContextParallel, OneRankAxisMatchesPackedAttention) {
     Problem p = random_problem(1, 3);
     p.tokens = 7;  // not divisible into equal chunks
     const ArenaPtr arena = make_arena();
-    const Var qkv(whole_qkv(p, arena));
+    const Var qkv(full_qkv(p, arena));
     const std::vector<double> expected = packed_attention(qkv, p.heads, p.options).value().to_vector<double>();
     for (const Way way : kWays) EXPECT_EQ(attend(qkv, p, cp, way).value().to_vector<double>(), expected);
     EXPECT_EQ(cp.counts(), OpCounts{});
@@ -244,7 +244,7 @@ TEST(ContextParallel, RecomputationIsExact) {
 double output_difference(const Problem& wrong, const Problem& p, Communicator& cp, SequencePartition cut) {
   const ArenaPtr arena = make_arena();
   const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), cut);
-  const Var qkv(tokens_at(whole_qkv(p, arena), mine));
+  const Var qkv(tokens_at(full_qkv(p, arena), mine));
   const Tensor out = ring_attention(qkv, wrong.heads, wrong.options, cp, SequencePartition::zigzag).value();
   return cp.max(test::apart(out, tokens_at(alone(p, arena).out, mine)));
 }

@@ -267,7 +267,7 @@ Setting served(int ranks, int64_t microbatches, OptimizerKind optimizer) {
   given.learns = 1;
   return given;
 }
-void expect_same_of_any_servers(Setting given) {
+void expect_same_with_any_servers(Setting given) {
   const Record expected = serial(given);
   for (given.servers = 1; given.servers <= given.ranks; ++given.servers) expect_same(given, expected);
 }
@@ -275,7 +275,7 @@ void expect_same_of_any_servers(Setting given) {
 TEST(ParameterServer, TrainsBitForBitLikeOneRank) {
   for (const int ranks : {2, 3, 4})
     for (const int64_t microbatches : {1, 2, 3})
-      expect_same_of_any_servers(
+      expect_same_with_any_servers(
           served(ranks, microbatches, (ranks + microbatches) % 2 == 0 ? OptimizerKind::sgd : OptimizerKind::adamw));
 }
 
@@ -285,7 +285,7 @@ TEST(ParameterServer, TrainsBitForBitLikeOneRankInBfloat16) {
       Setting given = served(3, 2, optimizer);
       given.dtype = DType::bfloat16;
       given.grads = grads;
-      expect_same_of_any_servers(given);
+      expect_same_with_any_servers(given);
     }
 }
 

@@ -336,7 +336,7 @@ Seen watch_backward(const Placement& between, const std::vector<size_t>& late) {
 }
 
 // Checks that the event was requested before `when` and completed after; it may not have started.
-void expect_under_way(const TraceEvent& event, double when, const std::string& what) {
+void expect_in_progress(const TraceEvent& event, double when, const std::string& what) {
   EXPECT_LT(event.requested, when) << what;
   EXPECT_GT(event.end, when) << what;
 }
@@ -349,8 +349,8 @@ TEST(TensorParallelCost, InputGradientReductionOverlapsWeightGradients) {
     ASSERT_EQ(sums.size(), 3U);
     const Seen seen = watch_backward(between, {sums[1], sums[2]});
     ASSERT_EQ(seen.of(op), sums);
-    expect_under_way(seen.events[sums[1]], seen.up, "up, between " + between.str());
-    expect_under_way(seen.events[sums[2]], seen.qkv, "qkv, between " + between.str());
+    expect_in_progress(seen.events[sums[1]], seen.up, "up, between " + between.str());
+    expect_in_progress(seen.events[sums[2]], seen.qkv, "qkv, between " + between.str());
   }
 }
 
@@ -363,7 +363,7 @@ TEST(TensorParallelCost, InputGatherOverlapsInputGradients) {
   ASSERT_EQ(gathers.size(), 7U);  // the last is for the positions
   const Seen seen = watch_backward(S(1), {gathers[0], gathers[2], gathers[4]});
   for (const auto& [gather, sum] : {std::array<size_t, 2>{0, 0}, {2, 1}, {4, 2}})
-    expect_under_way(seen.events[gathers[gather]], seen.events[sums[sum]].requested, "sum " + std::to_string(sum));
+    expect_in_progress(seen.events[gathers[gather]], seen.events[sums[sum]].requested, "sum " + std::to_string(sum));
 }
 
 // Compares the gradients of a strategy's shards, gathered on data rank 0, with those of one rank.
@@ -384,7 +384,7 @@ void expect_whole_gradients(DataStrategy& strategy, Decoder& model, Decoder& ful
   }
 }
 
-void check_beside_zero(Communicator& world, int stage, const Placement& between, Recompute recompute) {
+void check_with_zero(Communicator& world, int stage, const Placement& between, Recompute recompute) {
   Mesh mesh(world, {{"dp", 2}, {"tp", 2}});
   const ModelConfig config{
       .layers = 2, .heads = 2, .channels = 12, .context = 6, .vocab = 21, .dropout = 0.2, .recompute = recompute};
@@ -424,7 +424,7 @@ TEST(TensorParallelCost, ReleasesGatheredUnitsWithZero) {
   launch({.ranks = 4, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& world) {
     for (const Placement& between : {I, S(1)})
       for (const Recompute recompute : kRecomputes)
-        for (const int stage : {2, 3}) check_beside_zero(world, stage, between, recompute);
+        for (const int stage : {2, 3}) check_with_zero(world, stage, between, recompute);
   });
 }
 

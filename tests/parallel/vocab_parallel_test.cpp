@@ -190,10 +190,10 @@ std::vector<double> packed(const AttentionShape& s, const std::vector<int64_t>& 
 
 enum class Way : uint8_t { zigzag, contiguous, ulysses };
 
-void expect_plain(const AttentionShape& s, Extreme extreme, Way way, DType dtype, Communicator& cp,
-                  const ArenaPtr& arena) {
+void expect_matches_reference(const AttentionShape& s, Extreme extreme, Way way, DType dtype, Communicator& cp,
+                              const ArenaPtr& arena) {
   const AttentionValues x = draw_extreme(s, extreme, 11);
-  const PlainAttention expected = attend_plainly(s, x);
+  const PlainAttention expected = reference_attention(s, x);
   const SequencePartition balance = way == Way::zigzag ? SequencePartition::zigzag : SequencePartition::contiguous;
   const std::vector<int64_t> mine = context_positions(s.tk, cp.size(), cp.rank(), balance);
   const auto tensor = [&](const std::vector<double>& values) {
@@ -217,7 +217,7 @@ void expect_plain(const AttentionShape& s, Extreme extreme, Way way, DType dtype
       << what;
 }
 
-void expect_plain_match(int ranks, std::initializer_list<DType> dtypes, Device device) {
+void expect_matches_loops(int ranks, std::initializer_list<DType> dtypes, Device device) {
   launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& world) {
     for (const DType dtype : dtypes)
       for (const Way way : {Way::zigzag, Way::contiguous, Way::ulysses})
@@ -225,14 +225,14 @@ void expect_plain_match(int ranks, std::initializer_list<DType> dtypes, Device d
           for (const Extreme extreme : kExtremes) {
             const ArenaPtr arena = device == Device::cpu ? world.make_arena() : make_arena(device);
             const int64_t tokens = 24 * ranks;
-            expect_plain({.tq = tokens, .tk = tokens, .h = 2 * ranks, .k = ranks, .d = 4, .causal = causal}, extreme,
-                         way, dtype, world, arena);
+            expect_matches_reference({.tq = tokens, .tk = tokens, .h = 2 * ranks, .k = ranks, .d = 4, .causal = causal},
+                                     extreme, way, dtype, world, arena);
           }
   });
 }
 
 TEST(ExtremeInputs, ContextParallelMatchesReferenceLoops) {
-  for (const int ranks : {1, 2, 3, 4}) expect_plain_match(ranks, {DType::float64, DType::float32}, Device::cpu);
+  for (const int ranks : {1, 2, 3, 4}) expect_matches_loops(ranks, {DType::float64, DType::float32}, Device::cpu);
 }
 
 // The largest logit, and the target's, may be on any rank.
@@ -280,7 +280,7 @@ TEST(ExtremeInputs, VocabParallelMatchesReferenceLoops) {
 using ExtremeInputsGpu = test::OnGpu;
 
 TEST_F(ExtremeInputsGpu, ContextParallelMatchesReferenceLoops) {
-  expect_plain_match(2, {DType::float32}, Device::cuda);
+  expect_matches_loops(2, {DType::float32}, Device::cuda);
 }
 
 }  // namespace

@@ -241,7 +241,7 @@ class CudnnChecks : public testing::Test {
 };
 
 // Checks a forward problem and both modes of its backward.
-void expect_taken(const std::function<FusedAttention(bool backward)>& problem) {
+void expect_supported(const std::function<FusedAttention(bool backward)>& problem) {
   EXPECT_EQ(refused(problem(false)), "") << "forward";
   for (const bool deterministic : {false, true}) {
     FusedAttention p = problem(true);
@@ -256,7 +256,7 @@ TEST_F(CudnnChecks, AcceptGptShapes) {
       for (const int64_t keys : {12, 4, 1})
         for (const bool causal : {true, false}) {
           SCOPED_TRACE(fmt::format("{}: {} tokens, {} key heads, causal {}", d, tokens, keys, causal));
-          expect_taken([&](bool backward) {
+          expect_supported([&](bool backward) {
             FusedAttention p = cuda::packed_problem(4, tokens, {12, keys}, d, backward);
             p.causal = causal;
             return p;
@@ -274,7 +274,7 @@ TEST_F(CudnnChecks, AcceptRingAttentionTiles) {
              {cuda::RingTile{4, tokens, tokens, tokens, true}, cuda::RingTile{4, tokens, tokens, tokens / 2, false},
               cuda::RingTile{4, tokens, tokens / 2, tokens, false}}) {
           SCOPED_TRACE(fmt::format("{}: {} queries, {} keys, {}", d, tile.queries, tile.keys, keys));
-          expect_taken([&](bool backward) { return cuda::tile_problem(tile, {12, keys}, d, backward); });
+          expect_supported([&](bool backward) { return cuda::tile_problem(tile, {12, keys}, d, backward); });
         }
 }
 

@@ -59,7 +59,7 @@ double nearest_value(std::span<const float> values, double x) {
 }
 
 // Quantizes to NF4 as in the paper, with a search instead of every shortcut.
-std::vector<double> nf4_slowly(const std::vector<float>& x) {
+std::vector<double> nf4_reference(const std::vector<float>& x) {
   std::vector<double> scales, out;
   for (size_t b = 0; b < x.size(); b += 64) {
     double most = 0;
@@ -93,7 +93,7 @@ TEST(Quantize, Nf4MatchesReferenceEncoder) {
     const Packing p{
         .codec = Codec::nf4, .rows = rows, .columns = trial < 6 ? d.between(1, 400) : 401, .fused_rows = {rows}};
     const std::vector<float> x = normals(d, p.elements());
-    expect_near(unpack_numbers(p, quantize(p, from(x))), nf4_slowly(x));
+    expect_near(unpack_numbers(p, quantize(p, from(x))), nf4_reference(x));
     EXPECT_EQ(p.bytes(), (p.elements() + 63) / 64 * 33 + 4 * ((p.elements() + 16383) / 16384 + 1));
   }
 }
@@ -256,7 +256,7 @@ std::vector<float> decoded(const Int4Matrix& m) {
 }
 
 // GPTQ as derived from optimal brain quantization: after each column, its row and column are removed from the inverse.
-std::vector<int> by_shrinking_inverse(const Tensor& weight, const InputSquares& inputs, int64_t group, double damping) {
+std::vector<int> gptq_reference(const Tensor& weight, const InputSquares& inputs, int64_t group, double damping) {
   const auto n = static_cast<size_t>(inputs.columns()), rows = static_cast<size_t>(weight.dim(0));
   std::vector<std::vector<double>> a(n, std::vector<double>(2 * n, 0.0));
   double mean = 0;
@@ -303,7 +303,7 @@ TEST(Gptq, MatchesReferenceAlgorithm) {
     const Tensor w = random_tensor({rows, columns}, "weight", ++seed, 0.02);
     const InputSquares inputs = input_squares(correlated(2 * columns, columns, seed));
     const Int4Matrix found = gptq(w, inputs, group);
-    const std::vector<int> expected = by_shrinking_inverse(w, inputs, group, 0.01);
+    const std::vector<int> expected = gptq_reference(w, inputs, group, 0.01);
     for (int64_t row = 0; row < rows; ++row)
       for (int64_t k = 0; k < columns; ++k)
         ASSERT_EQ(found.code(row, k), expected[static_cast<size_t>(row * columns + k)])

@@ -301,14 +301,14 @@ Job small_job(const Plan& plan) {
 
 // Runs two steps, modifies one value on rank `rank`, and compares replicas.
 std::string compared(const Job& job, int rank, const std::string& tensor) {
-  const auto spoil = [&](Trainer& trainer, Communicator& world) {
+  const auto corrupt = [&](Trainer& trainer, Communicator& world) {
     for (const TensorSlice& h : held_between_steps(trainer))
       if (world.rank() == rank && h.name == tensor) h.part.data<float>()[0] += 1e-3F;
     const OpCounts before = world.counts();
     check_replicas(trainer);
     EXPECT_EQ(world.counts(), before);
   };
-  return error_message([&] { train(job, job.optim.steps, spoil); }, Status::communication);
+  return error_message([&] { train(job, job.optim.steps, corrupt); }, Status::communication);
 }
 
 TEST(CheckReplicas, AcceptsEqualReplicasUnderEveryAxis) {

@@ -165,7 +165,7 @@ TEST(RankMemory, ExtrapolatesFromFewLayers) {
   }
 }
 
-int64_t most_resident_bytes() {
+int64_t peak_resident_bytes() {
   rusage used{};
   getrusage(RUSAGE_SELF, &used);
   return int64_t{1024} * used.ru_maxrss;
@@ -179,9 +179,9 @@ TEST(RankMemory, AllocatesNothing) {
   Job job = small_job({}, 512);
   job.model.layers = 1;
   job.model.channels = job.model.context = 4096;
-  const int64_t before = most_resident_bytes();
+  const int64_t before = peak_resident_bytes();
   EXPECT_GT(memory_of_ranks(job).at(0).total(), 400 * kGiB);
-  EXPECT_LT(most_resident_bytes() - before, kGiB);
+  EXPECT_LT(peak_resident_bytes() - before, kGiB);
 }
 
 // Available memory, read from directories that emulate the kernel's, and rejected jobs.

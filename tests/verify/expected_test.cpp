@@ -365,9 +365,9 @@ VerifyResult right() {
   return r;
 }
 
-bool totals_pass(const std::function<void(VerifyResult&)>& spoil, const Plan& plan = {.pp = 2}) {
+bool totals_pass(const std::function<void(VerifyResult&)>& corrupt, const Plan& plan = {.pp = 2}) {
   VerifyResult r = right();
-  spoil(r);
+  corrupt(r);
   check_totals(r, plan);
   return r.passed();
 }

@@ -100,7 +100,7 @@ TEST(Faults, DataErrorOnOneRankStopsOtherRanks) {
 TEST(Faults, NonFiniteLossOnOneRankStopsAllRanksInSameStep) {
   for (const TrainOptions& o : plans()) {
     std::vector<int64_t> done(3, -1);
-    const auto steps_to_the_end = [&](Trainer& trainer) {
+    const auto run_all_steps = [&](Trainer& trainer) {
       int64_t& steps = done[static_cast<size_t>(trainer.world().rank())];
       for (steps = 0;; ++steps) {
         const Tensor& values = trainer.strategy().resident_units()[0].values;
@@ -110,7 +110,7 @@ TEST(Faults, NonFiniteLossOnOneRankStopsAllRanksInSameStep) {
       }
     };
     expect_error(Status::not_finite, {"step 3: the loss is nan"},
-                 [&] { test::on_ranks(make_job(o), counted(o), steps_to_the_end); });
+                 [&] { test::on_ranks(make_job(o), counted(o), run_all_steps); });
     EXPECT_EQ(done, std::vector<int64_t>(3, 2)) << make_command(o);
   }
 }
@@ -124,7 +124,7 @@ TEST(Faults, NonFiniteGradientNormOnOneRankStopsAllRanksInSameStep) {
   for (const TrainOptions& o : all) {
     std::vector<int64_t> done(static_cast<size_t>(make_job(o).plan.ranks()), -1);
     const int guilty = static_cast<int>(done.size()) - 1;
-    const auto steps_to_the_end = [&](Trainer& trainer) {
+    const auto run_all_steps = [&](Trainer& trainer) {
       int64_t& steps = done[static_cast<size_t>(trainer.world().rank())];
       const auto overflow = [&](const Var& parameter) {
         if (parameter.shape().ndim() < 2) return parameter;
@@ -138,7 +138,7 @@ TEST(Faults, NonFiniteGradientNormOnOneRankStopsAllRanksInSameStep) {
       for (steps = 0;; ++steps) trainer.step();
     };
     const std::string what =
-        error_message([&] { test::on_ranks(make_job(o), counted(o), steps_to_the_end); }, Status::not_finite);
+        error_message([&] { test::on_ranks(make_job(o), counted(o), run_all_steps); }, Status::not_finite);
     const std::regex expected("(\\[rank [0-9]\\] )?step 3: the loss is [0-9.]+ and the gradient norm inf; .*");
     EXPECT_TRUE(std::regex_match(what, expected)) << make_command(o) << ": " << what;
     EXPECT_EQ(done, std::vector<int64_t>(done.size(), 2)) << make_command(o);

@@ -28,7 +28,7 @@ Saved as_bytes(const std::vector<NamedTensor>& tensors) {
 }
 
 // Initial parameters and optimizer state as in a checkpoint, on rank 0.
-Saved whole_run(
+Saved complete_run(
     const TrainOptions& o, const std::function<void(Trainer&)>& before = [](Trainer&) {},
     const std::function<void(Trainer&)>& after = [](Trainer&) {}) {
   Saved saved;
@@ -55,9 +55,9 @@ std::vector<TrainOptions> layouts() {
 
 TEST_F(TrainingGpu, InitialValuesAndStateMatchCpu) {
   for (TrainOptions o : layouts()) {
-    const Saved expected = whole_run(o);
+    const Saved expected = complete_run(o);
     o["device"] = "cuda";
-    EXPECT_TRUE(whole_run(o) == expected) << make_command(o);
+    EXPECT_TRUE(complete_run(o) == expected) << make_command(o);
   }
 }
 
@@ -77,7 +77,7 @@ TEST_F(TrainingGpu, LoadsAndSavesSameState) {
   };
   for (TrainOptions o : layouts()) {
     o["device"] = "cuda";
-    const Saved found = whole_run(o, [&](Trainer& trainer) {
+    const Saved found = complete_run(o, [&](Trainer& trainer) {
       read_values(trainer.strategy().resident_units(), source);
       read_state(trainer.optimizer(), source);
     });
@@ -171,13 +171,13 @@ TEST(Verifiable, SelectsBitwiseReproducibleKernels) {
 }
 
 // Faults are detected on GPUs too.
-void expect_seen(const TrainOptions& o, std::initializer_list<const char*> defects) {
+void expect_detected(const TrainOptions& o, std::initializer_list<const char*> defects) {
   for (const char* name : defects)
     EXPECT_FALSE(verify(make_job(o), planted(defect(name), make_job(o))).passed()) << name;
 }
 
 TEST_F(TrainingGpu, DetectsInjectedFaults) {
-  expect_seen(plan("ranks=2 device=cuda clip=0.1"), {"skipped-microbatch", "unclipped-rank", "stale-part"});
+  expect_detected(plan("ranks=2 device=cuda clip=0.1"), {"skipped-microbatch", "unclipped-rank", "stale-part"});
 }
 
 // Mixtures of experts on GPUs: they train like one rank under every axis, faults are detected, steps are not captured,
@@ -219,7 +219,7 @@ TEST_F(ExpertsTrainingGpu, RandomPlansTrainLikeOneRank) {
 }
 
 TEST_F(ExpertsTrainingGpu, DetectsInjectedFaults) {
-  expect_seen(with_experts("ranks=2 ep=2"), {"misrouted-token", "swapped-expert-counts"});
+  expect_detected(with_experts("ranks=2 ep=2"), {"misrouted-token", "swapped-expert-counts"});
 }
 
 TEST(ExpertsStepGraph, IsNotCaptured) {
@@ -311,8 +311,8 @@ TEST_F(OffloadGpu, SavedParametersMatchUnoffloadedRun) {
         if (trainer.world().rank() == 0) bytes[moved] = host->usage(Category::parameters).live;
       };
       const std::string offload = moved == 1 ? "parameters" : "none";
-      saved[moved] = whole_run(small_plan("device=cuda zero=3 ranks=3 batch=6 dtype=" + dtype + " offload=" + offload),
-                               train, look);
+      saved[moved] = complete_run(
+          small_plan("device=cuda zero=3 ranks=3 batch=6 dtype=" + dtype + " offload=" + offload), train, look);
     }
     EXPECT_FALSE(saved[1].empty());
     EXPECT_TRUE(saved[1] == saved[0]) << dtype;

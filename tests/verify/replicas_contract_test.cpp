@@ -88,14 +88,14 @@ TEST(ReplicasContract, LocalUpdatesWithTensorAndContextRanksMatchReplay) {
   });
 }
 
-VerifyResult explain_planted(const char* name, const TrainOptions& o) {
+VerifyResult explain_injected(const char* name, const TrainOptions& o) {
   return explain(make_job(o), [&](const Job& j) { return planted_if_it_applies(defect(name), j); });
 }
 
 // A skipped outer step is detected in the step where its fragment is due.
 TEST(ReplicasContract, DetectsSkippedFragment) {
   const VerifyResult r =
-      explain_planted("forgotten-outer-step", short_plan(2, "dp_mode=diloco sync_every=4 sync_fragments=2"));
+      explain_injected("forgotten-outer-step", short_plan(2, "dp_mode=diloco sync_every=4 sync_fragments=2"));
   ASSERT_FALSE(r.passed());
   EXPECT_EQ(r.wrong_steps.front(), 2);
   EXPECT_EQ(r.diagnosis.at(0).cause, "outer-step");
@@ -121,7 +121,7 @@ void expect_near(const std::vector<Tensor>& found, const std::vector<Tensor>& ex
 }
 
 // Synchronization in every step with plain SGD inside and outside: data parallelism up to the order of operations.
-void expect_ddp_with_one_step_alone(TrainOptions o) {
+void expect_one_local_step_matches_ddp(TrainOptions o) {
   say(o, "steps=10 optimizer=sgd momentum=0 weight_decay=0 clip=0 lr=0.3 dtype=fp64 outer_lr=1 outer_momentum=0");
   const std::vector<Tensor> ddp = trained(o);
   o["dp_mode"] = "diloco";
@@ -130,13 +130,13 @@ void expect_ddp_with_one_step_alone(TrainOptions o) {
   EXPECT_NE(trained(o)[0].data<double>()[5], ddp[0].data<double>()[5]);
 }
 
-TEST(ReplicasContract, OneLocalStepMatchesDdp) { expect_ddp_with_one_step_alone(short_plan(4)); }
+TEST(ReplicasContract, OneLocalStepMatchesDdp) { expect_one_local_step_matches_ddp(short_plan(4)); }
 
 // Ranks with one GPU each, or sharing one.
 using ReplicasContractGpu = test::OnGpu;
 TEST_F(ReplicasContractGpu, OneLocalStepMatchesDdp) {
   if (const std::string why = no_float64(); !why.empty()) GTEST_SKIP() << why;
-  expect_ddp_with_one_step_alone(short_plan(4, "device=cuda"));
+  expect_one_local_step_matches_ddp(short_plan(4, "device=cuda"));
 }
 
 using ReplicasContractGpus = test::OnGpus;
@@ -273,7 +273,7 @@ TEST(ExpertsContract, DetectsMissingReductionAcrossGroups) {
   const TrainOptions o = small_experts("dp=8 ep=2 zero=2 shard_ranks=4");
   expect_passes(o);
   for (const char* name : {"unsummed-group", "wrong-group", "experts-summed-over-all"}) {
-    const VerifyResult r = explain_planted(name, o);
+    const VerifyResult r = explain_injected(name, o);
     EXPECT_FALSE(r.passed()) << name;
     ASSERT_FALSE(r.diagnosis.empty()) << name;
     EXPECT_EQ(r.diagnosis[0].cause, defect(name).cause) << name << " is taken for " << r.diagnosis[0].cause;

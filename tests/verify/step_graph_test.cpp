@@ -210,7 +210,7 @@ TEST_F(StepGraphGpu, AllocationBetweenStepsTriggersRecapture) {
   EXPECT_GE(disturbed.replays, 5);
 }
 
-void expect_one_wait(const TrainOptions& o, Way way) {
+void expect_one_synchronization(const TrainOptions& o, Way way) {
   if constexpr (kWithCuda)
     on_ranks(o, way, [&](Trainer& trainer) {
       for (int64_t step = 0; step < 6; ++step) {
@@ -227,10 +227,10 @@ void expect_one_wait(const TrainOptions& o, Way way) {
 
 TEST_F(StepGraphGpu, StepSynchronizesWithHostOnce) {
   for (const Way way : {Way::captured, Way::queued})
-    for (const TrainOptions& o : plans()) expect_one_wait(o, way);
+    for (const TrainOptions& o : plans()) expect_one_synchronization(o, way);
 }
 TEST_F(RanksStepGraphGpu, StepSynchronizesWithHostOnce) {
-  for (const TrainOptions& o : nccl_plans(gpus)) expect_one_wait(o, Way::captured);
+  for (const TrainOptions& o : nccl_plans(gpus)) expect_one_synchronization(o, Way::captured);
 }
 
 // A non-finite value on the last rank, in a weight of the first norm, which every token passes: all ranks skip the
@@ -318,7 +318,7 @@ TEST_F(StepGraphGpu, PrefetchesTokensOfNextStep) {
 }
 
 // Float64, where summation order affects only the last digits.
-void expect_like_one(TrainOptions o, Way way) {
+void expect_like_one_rank(TrainOptions o, Way way) {
   if (!test::has_kernels(DType::float64, Device::cuda)) return;
   say(o, "dtype=fp64 grad_dtype=fp32 steps=5");  // bf16 is not supported with float64
   TrainOptions one = o;
@@ -333,14 +333,14 @@ void expect_like_one(TrainOptions o, Way way) {
 }
 
 TEST_F(RanksStepGraphGpu, RanksTrainLikeOneRank) {
-  for (const TrainOptions& o : nccl_plans(gpus)) expect_like_one(o, Way::captured);
+  for (const TrainOptions& o : nccl_plans(gpus)) expect_like_one_rank(o, Way::captured);
 }
 
 // Owners of matrices receive shards, and pipeline ranks activations, in messages: steps are not captured.
 TEST_F(RanksStepGraphGpu, RanksWithMessagesTrainLikeOneRank) {
   for (const auto& [ranks, words] :
        {std::pair{2, "zero=1"}, {3, "zero=2 batch=6"}, {4, "zero=3 tp=2"}, {4, "zero=1 pp=2"}})
-    if (ranks <= gpus) expect_like_one(over_nccl(ranks, std::string("optimizer=muon ") + words), Way::queued);
+    if (ranks <= gpus) expect_like_one_rank(over_nccl(ranks, std::string("optimizer=muon ") + words), Way::queued);
 }
 
 // One rank's arena has another layout: all ranks queue that step, then capture and replay together again.
