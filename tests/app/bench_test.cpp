@@ -278,7 +278,7 @@ TEST_F(BenchTest, OptionsSelectRows) {
     fails("bench " + std::string(words), 2, why);
 }
 
-TEST_F(BenchTest, PrintsAlignedTableThatMatchesReport) {
+TEST_F(BenchTest, PrintedTableMatchesTextReport) {
   const Ran r = must(
       "bench --benchmark_min_time=0.0001 --table --ranks 1,2 --dtype fp32 --benchmark_out=a.json "
       "'--benchmark_filter=strategy/(one-rank|ddp|tp)/|broadcast/direct/.*/1024'");

@@ -152,7 +152,7 @@ TEST(OpTable, GradientsMatchFiniteDifferencesOfReference) {
   });
 }
 
-TEST(OpTable, GradientsInOtherDtypesMatchFloat64) {
+TEST(OpTable, Float32AndBfloat16GradientsMatchFloat64) {
   for_each_problem(op_table(), [](const Problem& p, Random& random) {
     for (const auto& [dtype, tolerance] : {std::pair(DType::float32, 1e-5), std::pair(DType::bfloat16, 4e-2)}) {
       const ArenaPtr arena = make_arena();

@@ -227,7 +227,7 @@ TEST_F(GptqFolderTest, DequantizesGroupOrdersAndZeroPoints) {
   expect_refused("c_attn.g_idx' is missing");
 }
 
-TEST_F(GptqFolderTest, RejectsCorruptFilesAndOtherFormats) {
+TEST_F(GptqFolderTest, RejectsCorruptFilesAndUnsupportedFormats) {
   write_hub_folder(path(""), kLlama, random_weights(kLlama, 16));
   const Json config = json("config.json");
   const auto with = [&](const char* key, const Json& value, const std::string& words) {

@@ -470,7 +470,7 @@ void expect_n(int ranks, const DataOptions& options, const ModelConfig& config) 
 const std::vector<ModelConfig> kModels = {test::tiny_gpt(0),
                                           {.layers = 3, .heads = 1, .channels = 37, .context = 23, .vocab = 101}};
 
-TEST(AllOnes, NormIsExactUnderEveryStrategy) {
+TEST(NormOfOnes, IsExactUnderEveryStrategy) {
   for (const ModelConfig& config : kModels) {
     for (const DType grads : {DType::float32, DType::bfloat16, DType::float64})
       for (int ranks = 1; ranks <= 4; ++ranks)
@@ -516,7 +516,7 @@ void expect_frozen(const Setting& given, const Record& expected) {
   EXPECT_EQ(std::ranges::count(trains, false), given.frozen == Frozen::table_too ? 22 : 21);
 }
 
-TEST(Frozen, ParametersStayBitwiseIdenticalAndOthersMatchOneRank) {
+TEST(Frozen, ParametersStayBitwiseIdenticalAndTrainedParametersMatchOneRank) {
   for (const Recompute recompute : {Recompute::none, Recompute::block})
     for (const Frozen frozen : {Frozen::some, Frozen::table_too}) {
       Setting given = with_frozen(frozen, recompute);

@@ -161,7 +161,7 @@ TEST(Nccl, AllToAllUsesGroupedSendsAndReceives) {
             (Calls{"(", "recv out+0 2 float32 from 2", ")"}));
 }
 
-TEST(Nccl, RejectsOtherReductionOrders) {
+TEST(Nccl, RejectsAlgorithmsWithFixedReductionOrder) {
   EXPECT_THROW(record_calls({.op = Op::all_reduce, .count = 4}, Algorithm::direct), Error);
   EXPECT_THROW(record_calls({.op = Op::reduce_scatter, .count = 4}, Algorithm::ring), Error);
 }

@@ -13,7 +13,7 @@ namespace {
 using std::chrono::milliseconds;
 
 // A stopped process reads its clock late: a wait counts a quarter of a second of that gap.
-TEST(Waiting, TimeoutExcludesSuspendedTime) {
+TEST(Collectives, TimeoutExcludesSuspendedTime) {
   AwakeTimer timer;
   EXPECT_LT(timer.seconds(), 0.1);
   for (int i = 0; i < 5; ++i) {
@@ -26,7 +26,7 @@ TEST(Waiting, TimeoutExcludesSuspendedTime) {
   EXPECT_NEAR(timer.seconds() - before, 0.25, 1e-6);
 }
 
-TEST(Waiting, BarrierWaitsForLastRank) {
+TEST(Collectives, BarrierWaitsForLastRank) {
   for (const int ranks : {2, 3, 5})
     for (int late = 0; late < ranks; ++late) {
       std::atomic<int> come = 0;
@@ -43,7 +43,7 @@ TEST(Waiting, BarrierWaitsForLastRank) {
 
 // When a call returns, its arrays belong to its rank again: they are overwritten while slower ranks may still be in the
 // call. Uses more ranks than cores, and arrays long enough for preemption.
-TEST(Waiting, CallersMayOverwriteArraysAfterCall) {
+TEST(Collectives, CallersMayOverwriteArraysAfterCall) {
   constexpr int kRanks = 4;
   constexpr int64_t kElements = 60000;
   for (const Algorithm algorithm : test::kByMessages)
@@ -95,7 +95,7 @@ TEST(Waiting, CallersMayOverwriteArraysAfterCall) {
 }
 
 // One of several ranks requests another size, dtype, operation, root or reduction; the others agree.
-TEST(Waiting, NamesMismatchedRankAtAnyPosition) {
+TEST(Collectives, ErrorsNameMismatchedRankAtAnyPosition) {
   for (const int ranks : {3, 4, 5})
     for (int odd = 0; odd < ranks; ++odd)
       for (const auto& [kind, ask] : test::kOddCalls) {

@@ -214,7 +214,7 @@ TEST_F(MatmulGpu, PadsOperandsIfNoAlgorithmExists) {
   }
 }
 
-TEST_F(MatmulGpu, RejectsOperandsOnOtherDevices) {
+TEST_F(MatmulGpu, RejectsOperandsOnDifferentDevices) {
   const Tensor here = Tensor::zeros({4, 4}, DType::float32, make_arena()), there = here.to(arena);
   EXPECT_THROW(matmul(there, here), Error);
   Tensor down = Tensor::zeros({4, 4}, DType::float32, arena).transpose(0, 1);

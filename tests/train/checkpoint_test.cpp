@@ -333,7 +333,7 @@ TEST_F(FlushTest, FlushesCheckpointBeforeRename) {
 
 using FileSystems = CheckpointTest;
 
-TEST_F(FileSystems, SavesWithoutRenameFlags) {
+TEST_F(FileSystems, SavesIfRenameat2Fails) {
   for (const int cause : {EINVAL, ENOSYS, EOPNOTSUPP}) {
     refused["renameat2"] = cause;
     EXPECT_EQ(read_file(save(3, "first").path / "text"), "first");
@@ -350,7 +350,7 @@ TEST_F(FileSystems, SavesWithoutRenameFlags) {
 }
 
 // Only an empty directory is replaced.
-TEST_F(FileSystems, PlainRenameReplacesNoForeignFiles) {
+TEST_F(FileSystems, RenameFallbackReplacesNoForeignFiles) {
   refused["renameat2"] = EINVAL;
   fs::create_directories(dir());
   std::ofstream(dir() / "step-3") << "a file of somebody's";

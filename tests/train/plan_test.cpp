@@ -196,7 +196,7 @@ ExpertLoad expert_load(const Job& job) {
   return out;
 }
 
-TEST(TrainedExperts, LoadCoversAllRanks) {
+TEST(TrainedExperts, ExpertLoadCoversAllRanks) {
   Job job = small_job();
   const ExpertLoad one = expert_load(job);
   ASSERT_EQ(one.rows.size(), 3U);

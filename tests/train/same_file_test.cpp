@@ -273,7 +273,7 @@ std::vector<NamedTensor> full_states(Trainer& trainer) {
 
 using SavedTensorsTest = DataTest;
 
-TEST_F(SavedTensorsTest, LayoutListsSlicesThatReassembleFullTensors) {
+TEST_F(SavedTensorsTest, ListedSlicesReassembleFullTensors) {
   for (uint64_t trial = 0; trial < test::plans(12); ++trial) {
     test::Draw draw("saved parts", trial);
     Job job{
