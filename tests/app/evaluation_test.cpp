@@ -24,7 +24,7 @@ class InferenceTest : public ProgramTest {
   double loss_on(const std::string& more) const { return evaluate("--data " + more).at("loss"); }
 };
 
-TEST_F(InferenceTest, GeneratesSameTextUnderEveryPlan) {
+TEST_F(InferenceTest, GeneratedTextIsIdenticalUnderEveryPlan) {
   const std::string several =
       "--prompt 'Line 7' --prompt 'a text that is longer than all of the context' --prompt of --tokens 40 "
       "--temperature 0.7 --top-k 9 --repetition-penalty 1.1 --seed 5 --format json ";
@@ -40,7 +40,7 @@ TEST_F(InferenceTest, GeneratesSameTextUnderEveryPlan) {
 }
 
 // Samples depend on the index of the prompt; greedy texts do not.
-TEST_F(InferenceTest, BatchedPromptMatchesSinglePrompt) {
+TEST_F(InferenceTest, BatchedPromptsMatchSinglePrompts) {
   make("llama-nano");
   write("prompts.txt", "Line 1\na text\n\nsays little, but more of it\nL\r\n");
   const std::vector<Json> together =
@@ -56,7 +56,7 @@ TEST_F(InferenceTest, BatchedPromptMatchesSinglePrompt) {
 }
 
 // A stop text may span several tokens (here one byte each); a possible beginning is withheld until it is decided.
-TEST_F(InferenceTest, StopsBeforeStopTexts) {
+TEST_F(InferenceTest, StopsBeforeStopStrings) {
   make("llama-nano");
   const std::string full_text = generate("--prompt Line --temperature 0 --tokens 60"), text = full_text.substr(4);
   for (const size_t at : {5u, 17u, 30u})
@@ -69,7 +69,7 @@ TEST_F(InferenceTest, StopsBeforeStopTexts) {
     }
 }
 
-TEST_F(InferenceTest, EvaluationMatchesUnderEveryPlan) {
+TEST_F(InferenceTest, EvaluationLossMatchesOneRankUnderEveryPlan) {
   write("other.txt", "Line 3 of a text that says nothing at all.\nAnd another line.\n");
   write("pairs.jsonl",
         "{\"prompt\": \"Line 1\", \"completion\": \" of a text\"}\n{\"prompt\": \"Li\", \"completion\": \"ne 2\"}\n");
@@ -94,7 +94,7 @@ TEST_F(InferenceTest, EvaluationMatchesUnderEveryPlan) {
 }
 
 // Training and evaluate report the same loss on the validation split.
-TEST_F(InferenceTest, EvaluationMatchesValidation) {
+TEST_F(InferenceTest, EvaluationLossMatchesValidationLossOfTraining) {
   must("data text.txt --tokenizer bytes --out tokens");
   const Json summary = train("--data tokens --steps 5 --ranks 1 --format json --out base").last_record();
   const Json found = evaluate("--data tokens");
@@ -124,10 +124,10 @@ TEST_F(InferenceTest, RejectsInvalidOptions) {
 
 // The validation loss of a run, compared with its saved weights and its text.
 
-class ValidationOfRunsTest : public ProgramTest {
+class RunValidationTest : public ProgramTest {
  protected:
   // 'é' has two bytes, so tokens are longer than bytes.
-  ValidationOfRunsTest() {
+  RunValidationTest() {
     std::string text;
     for (int i = 0; i < 500; ++i)
       text += fmt::format("L'{} é é été {}, {}.\n", i % 13, i * 7 % 31, i % 3 ? "né" : "et");
@@ -168,7 +168,7 @@ class ValidationOfRunsTest : public ProgramTest {
   size_t bytes_ = 0;
 };
 
-TEST_F(ValidationOfRunsTest, MatchesSavedWeightsOverFullSplit) {
+TEST_F(RunValidationTest, LossMatchesSavedWeightsOverFullSplit) {
   int run = 0;
   for (const std::string plan :
        {"--ranks 1", "--ranks 2 --microbatches 2", "--ranks 2 --dp-mode dataparallel", "--cp 2 --ranks 2",
@@ -207,7 +207,7 @@ class MixturesTest : public ProgramTest {
   const std::string kMixed = "--tokenizer bytes --data text.txt=0.7,more.txt=0.3 ";
 };
 
-TEST_F(MixturesTest, ResumesUnderOtherLayoutsBitwise) {
+TEST_F(MixturesTest, ResumesBitwiseUnderDifferentLayouts) {
   const Ran reference =
       train(kMixed + "--save-every 5 --eval-every 5 --ranks 1 --microbatches 2 --format json --out whole");
   expect_has(reference.err, {"a mixture of 2 datasets\n70% text.txt", "30% more.txt"});
@@ -219,7 +219,7 @@ TEST_F(MixturesTest, ResumesUnderOtherLayoutsBitwise) {
               1e-9);
   train(kMixed + "--save-every 5 --dp 2 --no-eval --format json --out run");
   EXPECT_TRUE(files("run/checkpoints/step-12") == files("whole/checkpoints/step-12"));
-  expect_made_again("run/checkpoints/step-12", 10, " --format json");
+  expect_same_checkpoint_after_resume("run/checkpoints/step-12", 10, " --format json");
   // another mixture or another order is a different run
   fs::remove_all(path("run/checkpoints/step-12"));
   fails("train --resume --out run --data text.txt=0.3,more.txt=0.7", 2, "mixture is \"3:7\" and was \"7:3\"");
@@ -278,7 +278,7 @@ class DocumentsTest : public ProgramTest {
   }
 };
 
-TEST_F(DocumentsTest, RejectsTokensWithoutEndOfDocument) {
+TEST_F(DocumentsTest, RejectsTokenizersWithoutEndOfDocumentToken) {
   for (const char* tokenizer : {"char", "bytes", "bpe"})
     fails("train " + kSmall + "--document-mask --out run --tokenizer " + tokenizer, 2,
           "--document-mask: the tokenizer has no end-of-document token; expected tokens with <|endoftext|>");
@@ -287,7 +287,7 @@ TEST_F(DocumentsTest, RejectsTokensWithoutEndOfDocument) {
   EXPECT_FALSE(fs::exists(path("run")));
 }
 
-TEST_F(DocumentsTest, EveryPlanTrainsIdentically) {
+TEST_F(DocumentsTest, EveryPlanTrainsWithDocumentMask) {
   for (const std::string family : {"gpt2", "llama"}) {
     const std::string model = "--layers 2 --tie-copies --family " + family;
     train_on_documents(model + " --document-mask --ranks 1 --out one-" + family);

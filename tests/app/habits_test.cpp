@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-class HabitsTest : public ProgramTest {
+class TrainOptionsTest : public ProgramTest {
  protected:
   std::string config() const { return read_file(path("run/config.toml")); }
   std::vector<int64_t> validated() const {
@@ -19,7 +19,7 @@ class HabitsTest : public ProgramTest {
   }
 };
 
-TEST_F(HabitsTest, ConvertsEpochsAndFractionsToSteps) {
+TEST_F(TrainOptionsTest, ConvertsEpochsAndFractionsToSteps) {
   std::string rows;  // 30 training rows, 4 per step: 7.5 steps per epoch
   for (int i = 0; i < 33; ++i) rows += fmt::format("{{\"prompt\": \"{} and\", \"completion\": \" {}\"}}\n", i, i * i);
   write("rows.jsonl", rows);
@@ -60,7 +60,7 @@ TEST_F(HabitsTest, ConvertsEpochsAndFractionsToSteps) {
   expect_has(read_file(path("mixed/config.toml")), "steps = 10\n");
 }
 
-TEST_F(HabitsTest, PatienceEndsNewAndResumedRuns) {
+TEST_F(TrainOptionsTest, PatienceStopsNewAndResumedRuns) {
   const std::string still = "--lr 0 --eval-every 2 --out run ";  // no validation improves on the first
   const auto r = train(still + "--steps 40 --patience 2");
   expect_has(r.err, "2 validations without improvement (--patience): stopping after step 6 of 40");
@@ -73,7 +73,7 @@ TEST_F(HabitsTest, PatienceEndsNewAndResumedRuns) {
   fails("train --patience 2 --no-eval", 2, "--patience: expected validations between steps, got --no-eval");
 }
 
-TEST_F(HabitsTest, HoldsOutFileOrFraction) {
+TEST_F(TrainOptionsTest, HoldsOutValidationFileOrFraction) {
   write("other.txt", std::string(700, 'o'));
   const auto tokens = static_cast<int64_t>(fs::file_size(path("text.txt")));
   const auto held = [&](const std::string& more) {
@@ -93,7 +93,7 @@ TEST_F(HabitsTest, HoldsOutFileOrFraction) {
 
 // Initial models.
 
-class BeginningTest : public ProgramTest {
+class InitTest : public ProgramTest {
  protected:
   // A run "base" with 290 tokens and its exported folder "f".
   void make_base(const std::string& more = "") {
@@ -120,7 +120,7 @@ class BeginningTest : public ProgramTest {
 
 // transformers 5.24 samples new rows around the mean of the old ones (with 1e-9 of their variance); the ids are those
 // of its add_special_tokens().
-TEST_F(BeginningTest, NewEmbeddingRowsAreMeanOfOthers) {
+TEST_F(InitTest, NewEmbeddingRowsEqualMeanOfExistingRows) {
   make_base();
   const std::string added = "--add-tokens '<|im_start|>,<|im_end|>' ";
   std::string first;
@@ -163,7 +163,7 @@ TEST_F(BeginningTest, NewEmbeddingRowsAreMeanOfOthers) {
   fails("train --init f --data text.txt --add-tokens 'a,,b'", 2, "--add-tokens: expected comma-separated names");
 }
 
-TEST_F(BeginningTest, UsesSpareRowsFirst) {
+TEST_F(InitTest, NewTokensUseSpareEmbeddingRowsFirst) {
   make_base("--vocab 291");
   const std::vector<float> old = values("base/checkpoints/step-3/model.safetensors", "tokens.weight");
   tune("--init f --add-tokens '<a>' --ranks 1");
@@ -174,7 +174,7 @@ TEST_F(BeginningTest, UsesSpareRowsFirst) {
   EXPECT_TRUE(std::equal(old.begin(), old.end(), now.begin()));
 }
 
-TEST_F(BeginningTest, EndOptionSelectsEndToken) {
+TEST_F(InitTest, EndOptionSelectsEosToken) {
   make_base();
   std::string rows;
   for (int i = 0; i < 12; ++i) rows += "{\"prompt\": \"Line 7\", \"completion\": \" of it\"}\n";
@@ -207,7 +207,7 @@ TEST_F(BeginningTest, EndOptionSelectsEndToken) {
   tune("--init out --data made --add-tokens '<x>' --ranks 1");
 }
 
-TEST_F(BeginningTest, RejectsOnlyUsedTokensOutsideTheTable) {
+TEST_F(InitTest, RejectsTokensOutsideEmbeddingTableOnlyIfUsed) {
   make_base();
   Json tokenizer = to_json("f/tokenizer.json");
   tokenizer["added_tokens"].push_back({{"id", 290}, {"content", "<x>"}, {"special", false}, {"normalized", false}});
@@ -233,7 +233,7 @@ TEST_F(BeginningTest, RejectsOnlyUsedTokensOutsideTheTable) {
 }
 
 // The table of learned positions stays complete; the context uses its first rows.
-TEST_F(BeginningTest, ShorterContextReadsFirstPositions) {
+TEST_F(InitTest, ShorterContextUsesFirstPositionEmbeddings) {
   train("--model gpt-nano --layers 2 --context 64 --tokenizer bytes --steps 3 --ranks 1 --no-eval --out base");
   must("checkpoint export base --out f");
   const std::vector<float> old = values("f/model.safetensors", "transformer.wpe.weight");

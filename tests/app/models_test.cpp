@@ -19,7 +19,7 @@ class ModelsTest : public ProgramTest {
   const std::string next_ = " --data text.txt --batch 4 --steps 1 --lr 0 --min-lr 0 --threads-per-rank 1 --out next ";
 };
 
-class ModelsInAndOutTest : public ModelsTest {
+class ImportExportTest : public ModelsTest {
  protected:
   // Creates a run "base" and its exported folder.
   void make_base(const std::string& more) const {
@@ -28,7 +28,7 @@ class ModelsInAndOutTest : public ModelsTest {
   }
 };
 
-TEST_F(ModelsInAndOutTest, ImportAndExportRoundTripBytes) {
+TEST_F(ImportExportTest, ImportAndExportReproduceFilesBytewise) {
   for (const std::string dtype : {"fp32", "bf16"}) {
     make_base("--qkv-bias --proj-bias --untied=false --dtype " + dtype);
     anew("checkpoint import folder --out imported");
@@ -42,7 +42,7 @@ TEST_F(ModelsInAndOutTest, ImportAndExportRoundTripBytes) {
 }
 
 // Foreign keys are noted if they have no effect, otherwise rejected early.
-TEST_F(ModelsInAndOutTest, ReadsForeignFoldersWithOneNote) {
+TEST_F(ImportExportTest, PrintsOneNoteForIgnoredConfigurationKeys) {
   make_base("--dtype bf16");
   const auto with = [&, plain = to_json("folder/config.json")](const Json& keys) {
     Json config = plain;
@@ -76,7 +76,7 @@ TEST_F(ModelsInAndOutTest, ReadsForeignFoldersWithOneNote) {
 }
 
 // The initial loss of a run is the final loss of the run it starts from, for every source of weights and every plan.
-TEST_F(ModelsInAndOutTest, InitStartsAtFinalLossOfOtherRun) {
+TEST_F(ImportExportTest, InitialLossMatchesFinalLossOfSourceRun) {
   make_base("--ranks 1");
   for (const std::string from : {"base", "base/checkpoints/step-5", "folder"})
     for (const char* plan :
@@ -88,7 +88,7 @@ TEST_F(ModelsInAndOutTest, InitStartsAtFinalLossOfOtherRun) {
 
 // In bf16 the master weights also start from the model. All windows of a text of one letter are equal, so the loss of
 // the first batch equals the loss on the full text, before and after the step.
-TEST_F(ModelsInAndOutTest, Bf16RunStartsAtLossOfItsModel) {
+TEST_F(ImportExportTest, InitialBf16LossMatchesSourceModel) {
   make_base("--dtype bf16 --ranks 1");
   write("text.txt", std::string(3000, 'e'));
   const double loss = compute_loss("base");
@@ -108,17 +108,17 @@ TEST_F(ModelsInAndOutTest, Bf16RunStartsAtLossOfItsModel) {
     }
 }
 
-TEST_F(ModelsInAndOutTest, ResumesWithoutInitialModel) {
+TEST_F(ImportExportTest, ResumesAfterDeletionOfInitialModel) {
   make_base("--ranks 1");
   must(
       "train --init folder --data text.txt --batch 4 --threads-per-rank 1 --ranks 1 --steps 4 --save-every 2 --keep 2 "
       "--out run");
   fs::remove_all(path("folder"));
-  expect_made_again("run/checkpoints/step-4", 2);
+  expect_same_checkpoint_after_resume("run/checkpoints/step-4", 2);
 }
 
 // A resharded run resumes under its layout and others, generates text, and can be resharded back to the original run.
-TEST_F(ModelsInAndOutTest, ReshardedRunIsEquivalent) {
+TEST_F(ImportExportTest, ReshardedRunMatchesOriginalRun) {
   must(base_ + "--ranks 2 --save-every 3 --keep 2");
   const std::string end = weights("base/checkpoints/step-5");
   fs::rename(path("base/checkpoints/step-5"), path("end"));
@@ -147,7 +147,7 @@ TEST_F(ModelsInAndOutTest, ReshardedRunIsEquivalent) {
 
 // Replicas have separate states; the checkpoint in the middle lies between the outer steps of both fragments, and so
 // does the validation after step 3.
-TEST_F(ModelsInAndOutTest, DilocoReplicasResumeFromShards) {
+TEST_F(ImportExportTest, DilocoReplicasResumeFromReshardedCheckpoint) {
   must(base_ + "--dp 2 --dp-mode diloco --sync-every 4 --sync-fragments 2 --save-every 3 --eval-every 3 --keep 2");
   const std::string end = weights("base/checkpoints/step-5");
   fs::remove_all(path("base/checkpoints/step-5"));
@@ -160,7 +160,7 @@ TEST_F(ModelsInAndOutTest, DilocoReplicasResumeFromShards) {
         "got 4");
 }
 
-TEST_F(ModelsInAndOutTest, RejectsInvalidOptions) {
+TEST_F(ImportExportTest, RejectsInvalidOptions) {
   make_base("");
   fails("checkpoint", 2, "expected import, export, inspect, quantize or reshard");
   fails("checkpoint export base", 2, "--out: expected a name");
@@ -199,7 +199,7 @@ class LoraTest : public ModelsTest {
       "--lora-alpha 4 --format json --out tuned ";
 };
 
-TEST_F(LoraTest, BaseKeepsItsBitsUnderEveryPlan) {
+TEST_F(LoraTest, BaseWeightsStayBitwiseIdenticalUnderEveryPlan) {
   must(base_);
   const Safetensors base = tensors("base/checkpoints/step-5");
   std::optional<double> first;
@@ -213,10 +213,10 @@ TEST_F(LoraTest, BaseKeepsItsBitsUnderEveryPlan) {
   }
 }
 
-TEST_F(LoraTest, ResumesAndExports) {
+TEST_F(LoraTest, AdaptedRunsResumeAndExport) {
   must(base_);
   must(tuned_ + "--ranks 1 --save-every 3");
-  expect_made_again("tuned/checkpoints/step-6", 3);
+  expect_same_checkpoint_after_resume("tuned/checkpoints/step-6", 3);
   const std::string end = weights("tuned/checkpoints/step-6");
 
   must("checkpoint export tuned --out adapters");
@@ -251,7 +251,7 @@ TEST_F(LoraTest, ResumesAndExports) {
 }
 
 // Adapters name the directory of their base model independent of the current directory, and reject any other model.
-TEST_F(LoraTest, AdaptersNameTheirBaseModel) {
+TEST_F(LoraTest, AdaptersReferenceTheirBaseModel) {
   must(base_);
   must(tuned_ + "--ranks 1");
   for (const char* name : {"other", "other/base"}) fs::create_directory(path(name));
@@ -293,7 +293,7 @@ TEST_F(LoraTest, AdaptersNameTheirBaseModel) {
 }
 
 // Adapters that differ between modules are merged into the weights for inference.
-TEST_F(LoraTest, MergesAdaptersOfSeveralKinds) {
+TEST_F(LoraTest, MergesAdaptersOfSeveralTypes) {
   must(base_);
   must(tuned_ + "--ranks 1");
   must("checkpoint export tuned --out adapters");
@@ -365,7 +365,7 @@ class QuantizeTest : public ModelsTest {
       "--quantize nf4 --no-eval --out tuned ";
 };
 
-TEST_F(QuantizeTest, BaseHasSameBytesUnderEveryPlan) {
+TEST_F(QuantizeTest, QuantizedBaseIsIdenticalUnderEveryPlan) {
   must(base_);
   std::map<std::string, std::string> first;
   for (const char* plan : {"--ranks 1", "--dp 2 --zero 3", "--dp 1 --tp 2 --sp", "--dp 1 --cp 2"}) {
@@ -383,12 +383,12 @@ TEST_F(QuantizeTest, BaseHasSameBytesUnderEveryPlan) {
   }
 }
 
-TEST_F(QuantizeTest, ResumesAndExports) {
+TEST_F(QuantizeTest, QuantizedRunsResumeAndExport) {
   must(base_);
   must(tuned_ + "--ranks 1 --save-every 2");
   const std::string end = weights("tuned/checkpoints/step-4");
   fs::rename(path("base"), path("gone"));  // the run needs no other files
-  expect_made_again("tuned/checkpoints/step-4", 2);
+  expect_same_checkpoint_after_resume("tuned/checkpoints/step-4", 2);
   const double loss = compute_loss("tuned");
   EXPECT_NEAR(compute_loss("tuned --dp 1 --tp 2"), loss, 1e-5);
   must("generate tuned --tokens 5 --temperature 0");
@@ -437,7 +437,7 @@ class GptqTest : public ModelsTest {
       "checkpoint quantize base --calibrate text.txt --windows 32 --group 16 --threads-per-rank 1 ";
 };
 
-TEST_F(GptqTest, EveryCommandReadsQuantizedFolder) {
+TEST_F(GptqTest, EveryCommandReadsQuantizedModel) {
   must(base_);
   const Ran made = must(quantize_ + "--method gptq --bits 4 --out small");
   EXPECT_EQ(made.out, "base quantized to small: layers in 4 bits in groups of 16, by GPTQ\n");
@@ -494,9 +494,9 @@ TEST_F(GptqTest, RejectsInvalidOptions) {
 
 // Training on examples.
 
-class TuningTest : public ModelsTest {
+class FineTuningTest : public ModelsTest {
  protected:
-  TuningTest() {
+  FineTuningTest() {
     std::ofstream file(path("sums.jsonl"));
     for (int i = 0; i < 60; ++i)
       file << fmt::format(R"({{"prompt": "{} and {} are ", "completion": "{}"}})", i, i % 7, i + i % 7) << "\n";
@@ -506,7 +506,7 @@ class TuningTest : public ModelsTest {
       "--data sums.jsonl --layers 2 --context 32 --batch 8 --microbatches 2 --lr 0.001 --tie-copies ";
 };
 
-TEST_F(TuningTest, EveryPlanMatchesOneRankCheckpoint) {
+TEST_F(FineTuningTest, CheckpointsMatchOneRankUnderEveryPlan) {
   for (const std::string more : {"", "--pack "}) {
     expect_has(anew(small_ + more + "--ranks 1 --out one").err, "54 examples");
     anew(small_ + more + "--pp 2 --dp 1 --out two");
@@ -515,7 +515,7 @@ TEST_F(TuningTest, EveryPlanMatchesOneRankCheckpoint) {
 }
 
 // If reductions have another order, losses are equal up to rounding.
-TEST_F(TuningTest, LossesMatchOneRank) {
+TEST_F(FineTuningTest, LossesMatchOneRank) {
   const auto last_loss = [&](const std::string& plan) {
     return anew(small_ + "--pack --format json --out run " + plan).last_record().at("loss").get<double>();
   };
@@ -524,14 +524,14 @@ TEST_F(TuningTest, LossesMatchOneRank) {
     EXPECT_NEAR(last_loss(plan), one, 1e-4 * one) << plan;
 }
 
-TEST_F(TuningTest, ResumesInTheSameOrder) {
+TEST_F(FineTuningTest, ResumesWithSameExampleOrder) {
   must(small_ + "--pack --ranks 1 --out whole");
   must(small_ + "--pack --ranks 1 --out part --save-every 5");
-  expect_made_again("part/checkpoints/step-12", 10);
+  expect_same_checkpoint_after_resume("part/checkpoints/step-12", 10);
   EXPECT_EQ(weights("part/checkpoints/step-12"), weights("whole/checkpoints/step-12"));
 }
 
-TEST_F(TuningTest, RejectsInvalidOptions) {
+TEST_F(FineTuningTest, RejectsInvalidOptions) {
   write("bad.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"prompt\": \"a\"}\n");
   fails("train --data bad.jsonl --out run", 4, "bad.jsonl:2: expected input_ids, messages, conversations");
   fails("train --data bad.jsonl --skip-bad --out run", 4, "expected at least 2");

@@ -56,7 +56,7 @@ class ConfigTest : public testing::Test {
   TemporaryDirectory folder_{fs::temp_directory_path() / "tessera-config-"};
 };
 
-TEST(FirstModel, InitializesOnlyNewAdaptersRandomly) {
+TEST(InitialModel, RandomizesOnlyNewAdapters) {
   ModelConfig config = *preset("llama-nano");
   config.vocab = 65;
   config.lora.rank = 2;
@@ -66,7 +66,7 @@ TEST(FirstModel, InitializesOnlyNewAdaptersRandomly) {
     EXPECT_EQ(p->init.deviation > 0, p->name.ends_with(".lora_A.weight")) << p->name;
 }
 
-TEST(CommandLine, SetsGivenOptions) {
+TEST(CommandLine, ParsesOptionValues) {
   const TrainOptions o = parsed_train("--layers 2 --lr=3e-4 --dtype bf16 --quiet --out 'x y' --seed 0");
   EXPECT_EQ(
       std::tuple(o.sizes.layers, o.gives("heads"), o.optim.lr, value_name(o.optim.dtype), o.quiet, o.out, o.optim.seed),
@@ -126,7 +126,7 @@ TEST(CommandLine, ErrorsNameOptionExpectedAndActualValue) {
 }
 
 // Also in a build without CUDA and without a GPU: one line for every way to select the device.
-TEST_F(ConfigTest, RequiresAvailableDevice) {
+TEST_F(ConfigTest, RejectsUnavailableDevice) {
   for (const std::string& way :
        {std::string("train --device cuda"), std::string("verify --device cuda"),
         "train --config " + file("device = \"cuda\"\n"), std::string("train --device cuda --offload optimizer")}) {
@@ -152,7 +152,7 @@ TEST(CommandLine, FalseFlagsHaveNoEffect) {
   EXPECT_FALSE(is_default_job(parsed_train("--untied=false")));  // sets a size
 }
 
-TEST(CommandLine, RejectsModelsLargerThanTheMachine) {
+TEST(CommandLine, RejectsModelsLargerThanRam) {
   for (const char* words : {"--channels 900000", "--vocab 1000000000 --channels 100000"})
     expect_has(error_message([&] { check_minimum_memory(make_job(parsed_train(words))); }),
                "this machine has available");
@@ -161,7 +161,7 @@ TEST(CommandLine, RejectsModelsLargerThanTheMachine) {
 }
 
 // A command line of all defaults printed by `describe` is equivalent to an empty one.
-TEST(CommandLine, DescribesEveryOption) {
+TEST(CommandLine, DescribeListsEveryOption) {
   const auto all = Json::parse(std::get<Print>(parsed("describe --format json")).text);
   std::map<std::string, Json> commands;
   for (const auto& c : all.at("commands")) commands[c.at("command")] = c;
@@ -192,7 +192,7 @@ TEST(CommandLine, DescribesEveryOption) {
 
 // The default of every option, or the bracketed defaults in its help. A changed default must also be changed in the
 // list.
-TEST(CommandLine, DefaultsMatchList) {
+TEST(CommandLine, DefaultsMatchReferenceList) {
   std::set<std::string> found, expected;
   const Json all = Json::parse(std::get<Print>(parsed("describe --format json")).text);
   for (const Json& c : all.at("commands"))
@@ -240,7 +240,7 @@ TEST(CommandLine, ConvertsPercentagesToStepsAndRates) {
   EXPECT_EQ(refused("train --lr 0.02 --min-lr 0.0201"), Messages{"--min-lr: expected at most --lr (0.02), got 0.0201"});
 }
 
-TEST(CommandLine, PassesFlagsToGoogleBenchmark) {
+TEST(CommandLine, BenchPassesFlagsToGoogleBenchmark) {
   const auto options = [](const char* line) { return std::get<BenchOptions>(parsed(line)); };
   EXPECT_EQ(options("bench --benchmark_filter=norm --v=1").args, (Messages{"--benchmark_filter=norm", "--v=1"}));
   EXPECT_TRUE(options("bench").args.empty());
@@ -248,7 +248,7 @@ TEST(CommandLine, PassesFlagsToGoogleBenchmark) {
   EXPECT_TRUE(on_gpu.device == Device::cuda && on_gpu.args == Messages{"--benchmark_filter=norm"});
 }
 
-TEST(CommandLine, PresetsSetSizes) {
+TEST(CommandLine, PresetsSetModelSizes) {
   const auto sizes = [](const std::string& words) {
     const ModelConfig s = make_job(parsed_train(words)).model;
     return std::array{s.layers, s.heads, s.channels, s.context};
@@ -258,7 +258,7 @@ TEST(CommandLine, PresetsSetSizes) {
   EXPECT_EQ(sizes("--model gpt2-xl --tokenizer bytes"), (std::array<int64_t, 4>{48, 25, 1600, 1024}));
 }
 
-TEST_F(ConfigTest, OptionsOverrideConfiguration) {
+TEST_F(ConfigTest, OptionsOverrideConfigurationFile) {
   const std::string path = file("layers = 2\nlr = 1\nmin-lr = 0.5\ndata = \"x.txt\"  # a comment\n");
   const TrainOptions o = parsed_train("--layers 3 --config " + path);
   EXPECT_EQ(std::tuple(o.sizes.layers, o.optim.lr, o.data), std::tuple(3, 1, "x.txt"));
@@ -275,7 +275,7 @@ TEST_F(ConfigTest, RejectsResumeWithoutCheckpoints) {
   EXPECT_EQ(message("verify --no-save"), "unknown option '--no-save'");
 }
 
-TEST_F(ConfigTest, RoundTrips) {
+TEST_F(ConfigTest, RoundTripsThroughToml) {
   TrainOptions o;
   o["layers"] = 7;
   o["lr"] = 0.1 + 0.2;
@@ -289,7 +289,7 @@ TEST_F(ConfigTest, RoundTrips) {
   EXPECT_EQ(back.data, o.data);
 }
 
-TEST_F(ConfigTest, ParsesStringsOfEveryKind) {
+TEST_F(ConfigTest, ParsesEveryTomlStringForm) {
   EXPECT_EQ(read("data = \"a\\\"[\"").data, "a\"[");
   EXPECT_EQ(read("data = 'a\\'  # [\n").data, "a\\");
   EXPECT_EQ(read("data = \"a#b=c.d\" # \"\"\"\nlayers = 2\n").data, "a#b=c.d");
@@ -297,14 +297,14 @@ TEST_F(ConfigTest, ParsesStringsOfEveryKind) {
   EXPECT_EQ(read("data = \"\\u00e9\\t\\\"\\\\\"#\n").data, "\u00e9\t\"\\");
 }
 
-TEST_F(ConfigTest, ParsesLinesOfAllForms) {
+TEST_F(ConfigTest, ParsesWhitespaceCommentsAndByteOrderMark) {
   const TrainOptions o =
       read("\xEF\xBB\xBFlayers=2\r\n\t \r\n#\r\n  lr\t= 5E-5#x\r\nno-save =true\n\nseed = 9223372036854775807");
   EXPECT_EQ(std::tuple(o.sizes.layers, o.optim.lr, o.no_save, o.optim.seed), std::tuple(2, 5e-5, true, INT64_MAX));
   EXPECT_EQ(config_values(read("# As a run writes it.\n" + to_toml(o))), config_values(o));
 }
 
-TEST_F(ConfigTest, ErrorsHaveLineAndColumn) {
+TEST_F(ConfigTest, ErrorsNameLineAndColumn) {
   const auto expect = [&](const std::string& text, const std::string& words) {
     expect_error(Status::usage, {words}, [&] { read(text); });
   };
@@ -378,7 +378,7 @@ TEST(AttentionChoice, RejectsUnavailableKernels) {
             "");  // on the CPU both options match the default behaviour
 }
 
-TEST(AttentionChoice, SelectsCudnnOnGpuIfBuilt) {
+TEST(AttentionChoice, SelectsCudnnOnGpuIfBuiltWithCudnn) {
   EXPECT_EQ(asks_cudnn(on_gpu().plan), kWithCudnn);
   EXPECT_FALSE(asks_cudnn(on_gpu({{"attention", "own"}}).plan));
   EXPECT_FALSE(asks_cudnn(on_gpu({{"device", "cpu"}}).plan));
@@ -389,7 +389,7 @@ TEST(AttentionChoice, SelectsCudnnOnGpuIfBuilt) {
   EXPECT_FALSE(TrainOptions().plan.deterministic);
 }
 
-TEST(AttentionChoice, RunPrintsKernelsAndReason) {
+TEST(AttentionChoice, RunPrintsSelectedKernelsAndReason) {
   const auto expect = [](const Values& others, const std::string& why) {
     EXPECT_EQ(describe_attention(on_gpu(others)), "attention: custom kernels (" + why + ")");
   };
@@ -399,7 +399,7 @@ TEST(AttentionChoice, RunPrintsKernelsAndReason) {
   expect({{"dropout", "0.1"}}, "cuDNN kernels do not support dropout from the counter-based RNG");
 }
 
-TEST(AttentionChoice, ConfigurationStoresChoice) {
+TEST(AttentionChoice, ConfigurationStoresKernelChoice) {
   TrainOptions read;
   apply_config(read, to_toml(parsed_train("--attention own --deterministic")), "c.toml");
   EXPECT_EQ(value_name(read.plan.attention), "own");
@@ -423,7 +423,7 @@ TEST_F(AttentionChoiceGpu, CudnnSupportsGpt) {
 // Error messages: all errors at once, with the nearest valid value, and for files the option and the system's reason;
 // the default job.
 
-TEST(Mistakes, CommandLineErrorsAreAllPrinted) {
+TEST(OptionErrors, PrintsAllCommandLineErrors) {
   EXPECT_EQ(refused("train --layers 0 --hedas 3 --lr fast --dtype fp23 --whats"),
             (Messages{"unknown option '--hedas'; did you mean '--heads'?", "unknown option '--whats'",
                       "--layers: expected a whole number in [1, 100000], got '0'",
@@ -441,7 +441,7 @@ TEST(Mistakes, CommandLineErrorsAreAllPrinted) {
   EXPECT_EQ(refused("train --hedas --layers").size(), 2U);
 }
 
-TEST(Mistakes, IndependentPlanErrorsAreAllPrinted) {
+TEST(OptionErrors, PrintsAllIndependentPlanErrors) {
   const Messages found =
       refused("verify --heads 3 --microbatches 5 --pp 8 --schedule zbh1 --dp-mode ps-sync --zero 1 --min-lr 9");
   for (const char* words :
@@ -463,7 +463,7 @@ TEST(Mistakes, IndependentPlanErrorsAreAllPrinted) {
   }
 }
 
-TEST(Mistakes, NameNearestValidValue) {
+TEST(OptionErrors, NameNearestValidValue) {
   const auto expect = [](const std::string& words, const std::string& nearest) {
     const Messages found = refused(words);
     ASSERT_EQ(found.size(), 1U) << nearest;
@@ -531,14 +531,14 @@ TEST_F(ProgramTest, QuietRunsPrintNoSample) {
   expect_has(bytes.out, "\\x");
 }
 
-TEST(CommandLine, HelpIsAlsoACommand) {
+TEST(CommandLine, HelpCommandMatchesHelpOption) {
   const auto text = [](const std::string& words) { return std::get<Print>(parsed(words)).text; };
   EXPECT_EQ(text("help"), text("--help"));
   EXPECT_EQ(text("help train"), text("train --help"));
   expect_has(text("help train"), default_job_args(default_job()));
 }
 
-TEST(DefaultJob, MatchesItsOptions) {
+TEST(DefaultJob, MatchesItsCommandLine) {
   const TrainOptions job = parsed_train("");
   EXPECT_TRUE(is_default_job(job));
   EXPECT_EQ(config_values(parsed_train(default_job_args(job))), config_values(job)) << default_job_args(job);
@@ -558,7 +558,7 @@ TEST(DefaultJob, AppliesUnlessModelOrDataIsChosen) {
   }
 }
 
-TEST_F(ProgramTest, ConfigurationFileMayChooseJob) {
+TEST_F(ProgramTest, ConfigurationFileOverridesDefaultJob) {
   write("a.toml", "channels = 64\n");
   write("b.toml", "steps = 7\n");
   EXPECT_FALSE(is_default_job(parsed_train("--config " + path("a.toml").string())));
@@ -573,7 +573,7 @@ TEST(TokenizerChoice, ParsesVocabularySize) {
     EXPECT_THROW(tokenizer_choice(wrong, "char", true), Error) << wrong;
 }
 
-TEST(Sentences, AreComplete) {
+TEST(SampleText, DropsIncompleteSentences) {
   EXPECT_EQ(complete_sentences("nd of it. She was there. He said so, and"), "She was there.");
   EXPECT_EQ(complete_sentences("so. \"Is it?\" said Mr. Bennet. \"It is,\" cried Mrs. Long.\" And"),
             "\"Is it?\" said Mr. Bennet. \"It is,\" cried Mrs. Long.\"");

@@ -45,7 +45,7 @@ void expect_plan(const Json& line) {
   EXPECT_TRUE(line["over"]["largest"].is_string());
 }
 
-TEST_F(PlanningTest, JsonHasEveryField) {
+TEST_F(PlanningTest, JsonContainsEveryField) {
   const std::vector<Json> all = lines(k7b_ + "--ranks 16 --top 5");
   ASSERT_GE(all.size(), 6U);
   double before = 0;
@@ -113,7 +113,7 @@ TEST_F(PlanningTest, TrainAcceptsPrintedCommand) {
   }
 }
 
-TEST_F(PlanningTest, PageIsSelfContained) {
+TEST_F(PlanningTest, HtmlPageIsSelfContained) {
   for (const std::string more : {"--ranks 8", "--ranks 16 --pp 4 --tp 2 --schedule zb-v",
                                  "--ranks 2 --dp 2 --tp 1 --pp 1 --cp 1 --microbatches 1 --zero 0 --recompute none"}) {
     must("plan " + k7b_ + more + " --memory 80 --html page.html");
@@ -125,14 +125,14 @@ TEST_F(PlanningTest, PageIsSelfContained) {
   }
 }
 
-TEST_F(PlanningTest, TextIsConcise) {
+TEST_F(PlanningTest, TextOutputIsConcise) {
   const Ran r = must("plan " + k7b_ + "--ranks 8");
   EXPECT_LE(std::count(r.out.begin(), r.out.end(), '\n'), 50);
   expect_has(r.out, {"llama2-7b: 6.74 billion parameters", "8 ranks of h100", "\nRecommended, number 1: ",
                      "\nAlternatives:\n", "\nWeakest assumption: ", "\nCommand:\n  tessera train --model llama2-7b "});
 }
 
-TEST_F(PlanningTest, NamesMissingSpaceIfNothingFits) {
+TEST_F(PlanningTest, NamesMissingGigabytesIfNoPlanFits) {
   const std::string words =
       "--model llama3-70b --context 4096 --hardware a100-40 --software megatron --ranks 8 --batch 64";
   fails_in_one_line("plan " + words, 2, " GB: the nearest, ");
@@ -140,7 +140,7 @@ TEST_F(PlanningTest, NamesMissingSpaceIfNothingFits) {
   for (const Json& line : lines(words, 2)) expect_plan(line);
 }
 
-TEST_F(PlanningTest, RejectsInvalidInputOnOneLine) {
+TEST_F(PlanningTest, RejectsInvalidInputWithOneLineError) {
   const std::string rest = R"("channels": 64, "heads": 2, "vocab": 100, "context": 64)";
   for (const auto& [name, layers] : {std::pair{"good", "2"}, {"negative", "-2"}, {"huge", "99999999999999999999"}})
     write(std::string(name) + ".json", fmt::format("{{\"layers\": {}, {}}}", layers, rest));
@@ -206,7 +206,7 @@ TEST_F(PlanningTest, RejectsInvalidInputOnOneLine) {
 
 // Resolution of axes, and one-line errors for invalid plans.
 
-TEST(Axes, FollowFromNumberOfRanks) {
+TEST(MeshAxes, DefaultSizesAreDerivedFromWorldSize) {
   using Axes = std::array<int64_t, 4>;
   const auto axes = [](const std::string& words) {
     const Plan p = make_job(test::parsed_train("--backend threads " + words)).plan;
@@ -221,7 +221,7 @@ TEST(Axes, FollowFromNumberOfRanks) {
   for (const auto& [words, expected] : table) EXPECT_EQ(axes(words), expected) << words;
 }
 
-TEST(Plan, RejectsInvalidPlansOnOneLine) {
+TEST(Plan, RejectsInvalidPlansWithOneLineError) {
   const std::pair<const char*, const char*> refused[] = {
       {"--tp 3", "--tp: 3 does not divide the 4 heads; nearest valid value: 2 or 4"},
       {"--ranks 8 --tp 3", "makes 3 ranks; expected 8; nearest valid value: 6 or 9 ranks"},
@@ -248,7 +248,7 @@ TEST(Plan, RejectsInvalidPlansOnOneLine) {
 }
 
 // GPT-2's head costs as much as five of its blocks.
-TEST(SplitLayers, LastStageAccountsForHead) {
+TEST(SplitLayers, LastStageAccountsForCostOfHead) {
   Decoder gpt2({.layers = 12, .heads = 12, .channels = 768, .context = 1024, .vocab = 50304});
   const std::vector<Range> stages = split_layers(gpt2, 4);
   std::vector<int64_t> sizes;

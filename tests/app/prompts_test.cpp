@@ -31,7 +31,7 @@ class PromptsTest : public ProgramTest {
   }
 };
 
-TEST_F(PromptsTest, TextsBeginWithTokenizerPrefix) {
+TEST_F(PromptsTest, TextsBeginWithBosToken) {
   const Json rows = evaluate("rows.jsonl"), without = evaluate("rows.jsonl --no-bos");
   EXPECT_NEAR(rows.at("loss").get<double>(), 0.1736, 1e-3);
   EXPECT_EQ(rows.at("tokens"), 102);
@@ -43,7 +43,7 @@ TEST_F(PromptsTest, TextsBeginWithTokenizerPrefix) {
 }
 
 // The fixture has a context of 64 tokens, and "The moon" has at least three, including <s>.
-TEST_F(PromptsTest, ReportsTextBeyondContext) {
+TEST_F(PromptsTest, ReportsTextLongerThanContext) {
   const std::string unread = "are ignored, because the context has 64\n";
   expect_lacks(generate("--ignore-end").err, "context");
   expect_has(generate("--ignore-end --tokens 99").err,
@@ -73,7 +73,7 @@ TEST_F(PromptsTest, EncodesSpecialTokensOnRequest) {
 }
 
 // The fixture ends a text with </s>, token 1; any other token may be configured.
-TEST_F(PromptsTest, GenerationHonoursModelEndTokens) {
+TEST_F(PromptsTest, GenerationStopsAtEosTokensOfModel) {
   const Json complete = continued();
   EXPECT_EQ(complete.at("ended"), "end");
   say("bos/generation_config.json", "eos_token_id", 300);
@@ -87,7 +87,7 @@ TEST_F(PromptsTest, GenerationHonoursModelEndTokens) {
   EXPECT_EQ(continued(), complete) << "as set by the tokenizer";
 }
 
-TEST_F(PromptsTest, ListsOverriddenSettings) {
+TEST_F(PromptsTest, ListsOverriddenGenerationSettings) {
   expect_lacks(generate("").err, "overridden");
   say("bos/generation_config.json", "top_p", 0.8);
   say("bos/generation_config.json", "repetition_penalty", 1.05);
@@ -96,7 +96,7 @@ TEST_F(PromptsTest, ListsOverriddenSettings) {
 }
 
 // The tokenizer may have more tokens than the model; only tokens that are used are rejected.
-TEST_F(PromptsTest, RejectsOnlyUsedTokensOutsideTheTable) {
+TEST_F(PromptsTest, RejectsTokensOutsideEmbeddingTableOnlyIfUsed) {
   Json tokenizer = to_json("bos/tokenizer.json");
   Json token = tokenizer["added_tokens"][0];
   token["id"] = 400, token["content"] = "<pad>";
@@ -109,7 +109,7 @@ TEST_F(PromptsTest, RejectsOnlyUsedTokensOutsideTheTable) {
 }
 
 // Rows are independent of file name, compression and layout.
-TEST_F(PromptsTest, ResultsDoNotDependOnFileNameOrFormat) {
+TEST_F(PromptsTest, EvaluationIsIndependentOfFileNameAndFormat) {
   const Json expected = evaluate("rows.jsonl");
   const std::string rows = read_file(path("rows.jsonl"));
   for (const char* name : {"rows.ndjson", "rows.txt", "rows", "rows.json"}) {
@@ -127,14 +127,14 @@ TEST_F(PromptsTest, ResultsDoNotDependOnFileNameOrFormat) {
 }
 
 // The template of the training run is exported if the tokenizer has none.
-TEST_F(PromptsTest, ExportWritesTrainingTemplate) {
+TEST_F(PromptsTest, ExportWritesChatTemplateOfTraining) {
   must("train --init bos --data rows.jsonl --template chatml --steps 1 --batch 2 --threads-per-rank 1 --out tuned");
   must("checkpoint export tuned --out exported");
   expect_has(read_file(path("exported/chat_template.jinja")), "<|im_start|>");
 }
 
 // End token ids are written to all relevant files, null if there is none, since a missing key means a default id.
-TEST_F(PromptsTest, ExportWritesEndTokens) {
+TEST_F(PromptsTest, ExportWritesEosTokens) {
   const std::string reply = generate("").out;
   must("checkpoint import bos --out imported");
   must("checkpoint export imported --out exported");
@@ -176,7 +176,7 @@ TEST_F(PromptsTest, ExportAvoidsQwen2TokenizerSubstitution) {
 }
 
 // A SentencePiece file, the only tokenizer of some older folders.
-TEST_F(PromptsTest, NamesSentencePieceTokenizer) {
+TEST_F(PromptsTest, ErrorNamesSentencePieceTokenizer) {
   fs::remove(path("bos/tokenizer.json"));
   fails("generate bos --prompt x", 4, "no tokenizer; expected tokenizer.json, or vocab.json and merges.txt");
   write("bos/tokenizer.model", "\n\x0e\n\x05<unk>");
@@ -226,7 +226,7 @@ class ChatTest : public ProgramTest {
   }
 };
 
-TEST_F(ChatTest, UsesTemplateOfModel) {
+TEST_F(ChatTest, UsesChatTemplateOfModel) {
   make_tokenizer(kOwn);
   tune("--tokenizer tok");
   EXPECT_EQ(reply("--template auto --prompt 'snow?'"), "white.\n");
@@ -243,7 +243,7 @@ TEST_F(ChatTest, UsesTemplateOfModel) {
 }
 
 // Unknown templates are rejected before the first turn; a template that raises ends the conversation.
-TEST_F(ChatTest, RejectsInvalidTemplateOnOneLine) {
+TEST_F(ChatTest, RejectsInvalidTemplateWithOneLineError) {
   make_tokenizer(kOwn);
   tune("--tokenizer tok");
   must("checkpoint export tuned --out folder");
@@ -301,7 +301,7 @@ TEST_F(ChatTest, AdaptersUseTheirOwnTokenizer) {
 }
 
 // A tokenizer whose template ends a turn with another token than its end of text, as is common for base models.
-TEST_F(ChatTest, FolderStopsAtTemplateTurnEnd) {
+TEST_F(ChatTest, ExportedModelStopsAtTurnEndOfTemplate) {
   std::string jinja = kOwn;
   jinja.replace(jinja.find("eos_token"), 9, "'<|im_end|>'");
   make_tokenizer(jinja, "<|im_start|>");
@@ -318,7 +318,7 @@ TEST_F(ChatTest, FolderStopsAtTemplateTurnEnd) {
 }
 
 // A run trained with another template than its tokenizer's uses and exports that template.
-TEST_F(ChatTest, ExportsLearntTemplate) {
+TEST_F(ChatTest, ExportsTrainingTemplate) {
   make_tokenizer("{{ messages[-1].content }} is");
   tune("--tokenizer tok --template chatml");
   EXPECT_EQ(reply("--template auto --prompt 'snow?'"), "white.\n");
@@ -330,7 +330,7 @@ TEST_F(ChatTest, ExportsLearntTemplate) {
 }
 
 // The character tokenizer has no x either, which was once used to find the end of an answer.
-TEST_F(ChatTest, TextMarkerEndsTurn) {
+TEST_F(ChatTest, MultiTokenMarkerEndsTurn) {
   for (const std::string kind : {"bytes", "char"}) {
     tune("--tokenizer " + kind + " --template chatml --context 128");
     test::expect_values(Json::parse(reply("--template chatml --prompt 'snow?' --format json")),

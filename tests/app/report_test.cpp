@@ -51,7 +51,7 @@ void expect_figures(const std::string& html, const std::string& text, const Json
   }
 }
 
-TEST_F(ReportTest, EveryPlanRecordsReportableTimeline) {
+TEST_F(ReportTest, EveryPlanRecordsCompleteTimeline) {
   for (const auto& [options, ranks, schedule] : kPlans) {
     SCOPED_TRACE(options);
     train_with_trace(options);
@@ -104,7 +104,7 @@ TEST_F(ReportTest, BubblesMatchScheduleAndAreNullOnSharedCores) {
 }
 
 // A pass through all layers is one action; its activations are visible layer by layer.
-TEST_F(ReportTest, ActivationsAccumulateWithinPass) {
+TEST_F(ReportTest, ActivationBytesGrowWithinPass) {
   train_with_trace("--ranks 2 --layers 4");
   std::set<int64_t> held;
   double begin = 0, end = 0;
@@ -132,7 +132,7 @@ TEST_F(ReportTest, InterruptedRunWritesTimeline) {
   const std::string endless = "train " + kTiny + "--trace --steps 100000000 --eval-every 0 --ranks 2 --out run";
   EXPECT_EQ(interrupted(endless, SIGINT), 130);
   must("report run");
-  EXPECT_TRUE(half_written().empty());
+  EXPECT_TRUE(partial_files().empty());
 }
 
 TEST_F(ReportTest, WritesNothingWithoutTraceOption) {
@@ -146,7 +146,7 @@ TEST_F(ReportTest, WritesNothingWithoutTraceOption) {
   fails("train " + kTiny + "--trace --dp-mode ps-async --out other", 2, "--trace");
 }
 
-TEST_F(ReportTest, ReportsDamagedFileOnOneLine) {
+TEST_F(ReportTest, RejectsDamagedFileWithOneLineError) {
   train_with_trace("--pp 2 --dp 1 --microbatches 2");
   fails("report run --out nowhere/x.html", 6, "nowhere/x.html");
   const auto expect_refused = [&](const std::string& file, const std::string& from, const std::string& to) {
@@ -198,7 +198,7 @@ void expect_figure(const std::string& svg) {
     EXPECT_EQ(count(svg, none), 0U) << none;
 }
 
-TEST(Figures, SchedulesShareOneScale) {
+TEST(Figures, SchedulesShareOneTimeScale) {
   const Args plan = {{"pp", "4"}, {"microbatches", "8"}, {"layers", "8"}, {"schedule", "gpipe,1f1b,zb-h1"}};
   const std::string svg = render_svg("pipeline", plan);
   expect_figure(svg);
@@ -211,7 +211,7 @@ TEST(Figures, SchedulesShareOneScale) {
   EXPECT_EQ(svg, render_svg("pipeline", plan));
 }
 
-TEST(Figures, MemoryAndBytesOfPlansMatchClosedForms) {
+TEST(Figures, PlannedMemoryAndTrafficMatchClosedForms) {
   const Args plan = {{"ranks", "4"}, {"layers", "2"}, {"channels", "64"}, {"vocab", "64"}, {"zero", "0,1,3"}};
   const std::vector<Record> all = report::planned(plan);
   ASSERT_EQ(all.size(), 3U);
@@ -273,7 +273,7 @@ Record two_ranks() {
   return r;
 }
 
-TEST(Exposure, SeparatesWaitingTransferAndHiddenTime) {
+TEST(Exposure, SeparatesWaitingTransferAndOverlappedTime) {
   const Record r = two_ranks();
   const auto found = report::exposures(r, report::median_step(r));
   ASSERT_TRUE(found && found->size() == 2);
@@ -291,7 +291,7 @@ TEST(Exposure, SeparatesWaitingTransferAndHiddenTime) {
 }
 
 // Four data ranks with experts sharded over 0, 1 and over 2, 3: ranks 1 and 3 are late, and 3 later than 1.
-TEST(Exposure, RanksWaitForTheirGroup) {
+TEST(Exposure, RanksWaitOnlyForTheirGroup) {
   Record r = two_ranks();
   const auto waiting = [&](const char* axis) {
     r.ranks.clear();
@@ -373,7 +373,7 @@ TEST(Compare, ComparesRunsWithAndWithoutTrace) {
   expect_figure(report::as_svg_file(report::make_figure("loss", {bare, a})));
 }
 
-TEST(Panels, ReplayFillsWidthOnSharedCores) {
+TEST(Panels, ReplayedPipelineFillsPanelWidthOnSharedCores) {
   const Simulation equal = simulate(parse_schedule("0F0 0B0\n1F0 1B0\n", "made"));
   Simulation slow = equal;
   slow.makespan *= 4;  // ranks that time-share cores
@@ -465,7 +465,7 @@ TEST(Report, MeasuresPipelineOfMedianStep) {
   EXPECT_FALSE(report::measure_pipeline(r, step));
 }
 
-TEST(Report, TimelinesDistinguishStagesOfRank) {
+TEST(Report, TimelinesShowEachStageOfRank) {
   report::Record r;
   r.traced = true, r.clock = "one", r.schedule = v_half(1, 1);  // the simulated order is F f i I w W, one unit each
   const Simulation sim = simulate(r.schedule);
@@ -498,7 +498,7 @@ TEST(Report, EveryPanelReportsIdleTime) {
   expect_has(part, {"idle | rank 0 is idle for 3 units of 12 units", "idle | rank 1 is idle for 3 units of 12 units"});
 }
 
-TEST(RankLog, IsGatheredUnchanged) {
+TEST(RankLog, GatheredLogsAreUnchanged) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& world) {
     RankLog own = make_log("host", 1.5, 2.5, {3, 5});
     own.peaks[1] = 77;
@@ -520,7 +520,7 @@ TEST(RankLog, IsGatheredUnchanged) {
   });
 }
 
-TEST(Report, ExpertLoadsAreRelativeToUniform) {
+TEST(Report, ExpertLoadsAreRelativeToUniformLoad) {
   const std::string step = R"({"event":"step","step":1,"loss":2,"tokens_per_s":9})";
   const auto record = [&](const char* experts) {
     return report::parse_metrics(step + "\n" + R"({"event":"summary","experts":)" + experts + "}\n", "made ");

@@ -20,7 +20,7 @@ std::string refused(std::string_view line) {
   return error_message([&] { render(parse_example(line, "f:3"), ChatTemplate::automatic, "f:3"); }, Status::input);
 }
 
-TEST(Jsonl, ParsesFourShapes) {
+TEST(Jsonl, ParsesFourRowFormats) {
   const Example chat =
       row(R"({"id": 7, "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hé"}]})");
   EXPECT_EQ(chat.shape, Example::Shape::messages);
@@ -106,7 +106,7 @@ TEST(Jsonl, ParsesRoleNames) {
     EXPECT_TRUE(error_message([&] { parse_role_names(bad); }).starts_with("`roles`: expected unique names")) << bad;
 }
 
-TEST(Jsonl, CountsBlankLines) {
+TEST(Jsonl, LineNumbersCountBlankLines) {
   std::vector<std::string> found;
   for_each_line("\uFEFFa\r\n\n  \nb\n\nc", "f", [&](std::string_view line, int64_t number) {
     found.push_back(std::to_string(number) + std::string(line));
@@ -162,7 +162,7 @@ TEST(ChatTemplates, MatchPublishedTemplates) {
 }
 
 // Rows as written by OpenAI, ShareGPT, TRL and Alpaca's successors, in ChatML without the names of its markers.
-TEST(Jsonl, ParsesRowsOfOtherPrograms) {
+TEST(Jsonl, ParsesRowFormatsOfOtherPrograms) {
   const std::pair<const char*, const char*> cases[] = {
       {R"({"messages": null, "prompt": "a", "completion": "b"})", "user\na;assistant\n[b]"},
       {R"({"instruction": "a", "input": null, "output": "b"})", "user\na;assistant\n[b]"},
@@ -211,7 +211,7 @@ TEST(Jsonl, ParsesRowsOfOtherPrograms) {
             "f:1: `template` alpaca does not support the role tool; expected chatml or llama3");
 }
 
-TEST(Jsonl, FlagsExcludeMessages) {
+TEST(Jsonl, FlagsExcludeMessagesFromLoss) {
   for (const char* flag :
        {R"("weight": 0)", R"("weight": false)", R"("loss_weight": 0.0)", R"("loss_scale": 0)", R"("train": false)",
         R"("training": false)", R"("trainable": 0)", R"("loss": false)", R"("learn": false)", R"("mask": true)",

@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-TEST(CharTokenizer, NumbersCharactersByCodePoint) {
+TEST(CharTokenizer, AssignsIdsInCodePointOrder) {
   const CharTokenizer t = CharTokenizer::of_text("ba\xC3\xA9\xE2\x82\xAC\na", "t");
   EXPECT_EQ(t.vocab_size(), 5);
   EXPECT_EQ(t.encode("\nab\xC3\xA9\xE2\x82\xAC"), (std::vector<int32_t>{0, 1, 2, 3, 4}));
@@ -28,7 +28,7 @@ TEST(CharTokenizer, ErrorsNameTheCharacter) {
   expect_error(Status::input, {"empty"}, [] { CharTokenizer::of_text("", "t"); });
 }
 
-TEST(ByteTokenizer, EncodesEveryByte) {
+TEST(ByteTokenizer, RoundTripsEveryByte) {
   std::string all;
   for (int b = 0; b < 256; ++b) all += static_cast<char>(b);
   const std::unique_ptr<Tokenizer> t = make_tokenizer({"bytes"}, "t");
@@ -56,7 +56,7 @@ TEST(TokenizerJson, RejectsInvalidFiles) {
   refuse(start + R"("char","characters":["a"]})", "code point");
 }
 
-TEST(Json, RejectsSilentlyLossyInput) {
+TEST(Json, RejectsLossyInput) {
   EXPECT_EQ(parse_json(R"({"a":[1,{"b":2}],"c":{"b":18446744073709551615}})", "f")["c"]["b"], 18446744073709551615u);
   const auto refuse = [](const std::string& json, const std::string& part) {
     expect_error(Status::input, {"f.json", part}, [&] { parse_json(json, "f.json"); });

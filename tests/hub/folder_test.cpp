@@ -52,7 +52,7 @@ TEST_F(HubFolderTest, LossMatchesTransformers) {
 }
 
 // After one step of SGD, each weight is w - lr g with the gradients of PyTorch.
-TEST_F(HubFolderTest, RoundTripsAndMatchesPyTorchAfterAnSgdStep) {
+TEST_F(HubFolderTest, RoundTripsAndMatchesPyTorchAfterOneSgdStep) {
   constexpr float kRate = 0.1F;
   for (const char* name : kVariants) {
     const Safetensors fixture = open_fixture(name);
@@ -85,7 +85,7 @@ TEST_F(HubFolderTest, RoundTripsAndMatchesPyTorchAfterAnSgdStep) {
   }
 }
 
-TEST(HubConvert, ReadsEveryFloat16) {
+TEST(HubConvert, ConvertsEveryFloat16) {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     const auto half = static_cast<uint16_t>(bits);
     const TensorBytes from{"x", DType::bfloat16, {1}, std::as_bytes(std::span(&half, 1)), true};
@@ -104,7 +104,7 @@ TEST(HubConvert, ReadsEveryFloat16) {
 }
 
 // Keys of published models without effect on the computation: the loss is unchanged.
-TEST_F(HubFolderTest, IgnoredKeysDoNotChangeTheLoss) {
+TEST_F(HubFolderTest, IgnoredKeysDoNotAffectLoss) {
   const std::pair<const char*, Json> cases[] = {
       {"gpt2", {{"_num_labels", 1}}},                                                        // distilgpt2
       {"gpt2", {{"n_special", 0}, {"predict_special_tokens", true}}},                        // gpt2-medium
@@ -127,7 +127,7 @@ TEST_F(HubFolderTest, IgnoredKeysDoNotChangeTheLoss) {
 }
 
 // Tensor names and dtypes as other programs leave them: the loss is that of the plain directory.
-TEST_F(HubFolderTest, ReadsWrappedNamesBareModelsAndMasks) {
+TEST_F(HubFolderTest, ReadsPrefixedNamesBareModelsAndMaskBuffers) {
   const std::vector<std::byte> mask(16);
   const auto renamed = [&](const char* variant, int notes, const std::function<std::string(const std::string&)>& name) {
     const Safetensors fixture = open_fixture(variant);
@@ -176,7 +176,7 @@ TEST_F(HubFolderTest, ErrorsNameFilesMistakenForWeights) {
   expect_refused("index.json is a pointer of git-lfs");
 }
 
-TEST_F(HubFolderTest, ErrorsNameFilesOfOtherPrograms) {
+TEST_F(HubFolderTest, ErrorsNameUnsupportedModelFormats) {
   const std::pair<const char*, const char*> all[] = {
       {"a.gguf", "a GGUF model of llama.cpp, which is not read: from_pretrained(FOLDER, gguf_file=NAME)"},
       {"model.onnx", "an ONNX model"},
@@ -285,7 +285,7 @@ class LlmcModelTest : public HubTest {
   }
 };
 
-TEST_F(LlmcModelTest, ReadsTheTensorsOfItsHeader) {
+TEST_F(LlmcModelTest, ReadsTensorsDescribedByHeader) {
   const ModelConfig config{.layers = 3, .heads = 2, .channels = 8, .context = 5, .vocab = 90};
   const auto model = random_model(config), again = random_model(config, 4);
   for (const int version : {1, 3, 5}) {

@@ -57,7 +57,7 @@ class PeftFolderTest : public HubTest {
   std::unique_ptr<Safetensors> model_, adapters_;
 };
 
-TEST_F(PeftFolderTest, RoundTripsMergesAndMatchesPeft) {
+TEST_F(PeftFolderTest, AdaptersRoundTripAndMergedOutputMatchesPeft) {
   for (const char* variant : kVariants) {
     make_folders(variant);
     const Both b = both();
@@ -115,7 +115,7 @@ TEST_F(PeftFolderTest, ReadsAttentionAdaptersOfMixtral) {
 }
 
 // Other formats of the same adapters, as read by PEFT 0.21, give the same results.
-TEST_F(PeftFolderTest, AcceptsOtherSpellings) {
+TEST_F(PeftFolderTest, AcceptsAlternativeFormats) {
   make_folders("grouped");
   const Json good = config();
   const auto expect_same = [&](size_t notes) {
@@ -169,7 +169,7 @@ TEST_F(PeftFolderTest, AcceptsOtherSpellings) {
   EXPECT_EQ(folder.base(path("elsewhere").string()), path("elsewhere"));
 }
 
-TEST_F(PeftFolderTest, RejectsUnsupportedSettingsByName) {
+TEST_F(PeftFolderTest, ErrorsNameUnsupportedSettings) {
   make_folders("grouped");
   const Json good = config();
   const std::tuple<const char*, Json, const char*> wrong[] = {

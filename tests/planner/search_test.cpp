@@ -94,7 +94,7 @@ TEST(Search, RandomRequestsMatchBruteForce) {
 }
 
 // Candidates are bitwise identical to predict().
-TEST(Search, CandidatesEqualPredict) {
+TEST(Search, CandidatesMatchPredictionsExactly) {
   for (uint64_t trial = 0; trial < test::plans(12); ++trial) {
     const SearchRequest q = random_request(trial);
     for (const Candidate& c : search(q, 4).best) {
@@ -164,7 +164,7 @@ TEST(Search, EnumeratesAllValidLayouts) {
 }
 
 // The data axis is dp x cp.
-TEST(Search, OffersZeroIfDataOrContextRanksCanShard) {
+TEST(Search, OffersZeroOnlyWithDataOrContextRanks) {
   using Stages = std::set<ZeroStage>;
   const Stages all{ZeroStage::none, ZeroStage::one, ZeroStage::two, ZeroStage::three};
   for (const auto& [dp, cp, expected] :
@@ -179,7 +179,7 @@ TEST(Search, OffersZeroIfDataOrContextRanksCanShard) {
   }
 }
 
-TEST(Search, HonoursFixedChoices) {
+TEST(Search, RespectsFixedChoices) {
   SearchRequest q = small(8, 8);
   q.hardware.memory_bytes = 1e9;
   q.fixed = {.pp = 2,
@@ -203,7 +203,7 @@ TEST(Search, HonoursFixedChoices) {
   for (const Candidate& c : search(q).best) EXPECT_EQ(c.layout.plan.chunks, 2);
 }
 
-TEST(Search, EndsIfCallbackThrows) {
+TEST(Search, StopsIfCallbackThrows) {
   SearchRequest q = small(8);
   int calls = 0;
   const SearchResult full = search(q, 10, [&] { ++calls; });
@@ -236,7 +236,7 @@ TEST(Search, RejectsIndivisibleSizes) {
             "multiple of `pp`");
 }
 
-TEST(Search, LimitsSimulations) {
+TEST(Search, LimitsNumberOfSimulations) {
   SearchRequest q = on_h100("llama3-70b", "megatron", 256, 512);
   const SearchResult a = search(q);
   ASSERT_EQ(a.best.size(), 10U);

@@ -167,7 +167,7 @@ TEST_F(AttentionGpu, MergedTilesMatchFullAttention) {
 }
 
 // A window equals starts that increase by one per query.
-TEST(Attention, WindowEqualsSlidingStarts) {
+TEST(Attention, WindowMatchesSlidingStarts) {
   const ArenaPtr arena = make_arena();
   constexpr int64_t kTokens = 150;
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16})

@@ -25,7 +25,7 @@ Job small_job() {
           .optim = {.steps = 1, .batch = 2}};
 }
 
-TEST(Misuse, NullObjectsAreReportedByName) {
+TEST(Misuse, NullObjectsAreReportedWithArgumentName) {
   const std::string null = ": expected an object, got null";
   EXPECT_EQ(message_from([] { Tensor::zeros({2}, DType::float32, nullptr); }), "[empty] arena" + null);
   EXPECT_EQ(message_from([] { Communicator(nullptr, "dp"); }), "[communicator] transport" + null);
@@ -64,7 +64,7 @@ TEST(Misuse, NullModelIsReportedByEveryStrategy) {
 
 #endif
 
-TEST(Misuse, ModelFactoryMustReturnAModel) {
+TEST(Misuse, RejectsEmptyModelFactory) {
   Job job = small_job();
   job.make = nullptr;
   EXPECT_EQ(message_from([&] { check(job); }),

@@ -47,7 +47,7 @@ Plan odd_one() {
           .timeout = 1.5};
 }
 
-TEST(Plan, IsRegularType) {
+TEST(Plan, IsComparableAndPrintable) {
   EXPECT_EQ(Plan{}, Plan{});
   EXPECT_EQ(kSketch.ranks(), 8);
   Plan other = kSketch;
@@ -75,7 +75,7 @@ void expect_field(const std::function<void()>& f, const std::string& field, cons
   expect_error(Status::usage, {words}, f);
 }
 
-TEST(Plan, ReportsFieldOfInvalidJson) {
+TEST(Plan, ErrorsNameFieldOfInvalidJson) {
   const auto expect = [](const char* json, const char* field, const char* words) {
     expect_field([&] { plan_from_json(json); }, field, words);
   };
@@ -93,7 +93,7 @@ TEST(Plan, ReportsFieldOfInvalidJson) {
   expect_error(Status::usage, {"expected a JSON object"}, [] { plan_from_json("{"); });
 }
 
-TEST(Plan, CheckReportsField) {
+TEST(Plan, CheckNamesInvalidField) {
   const auto expect = [](const Plan& plan, const char* field, const char* words) {
     expect_field([&] { check(plan); }, field, words);
   };
@@ -115,7 +115,7 @@ TEST(Plan, CheckReportsField) {
   expect({.dp = 2, .backend = Backend::mpi}, "backend", "mpi requires a start by mpirun");
 }
 
-TEST(Job, CheckReportsFieldAndNearestValidValue) {
+TEST(Job, CheckNamesInvalidFieldAndNearestValidValue) {
   const auto expect = [](const Job& job, const char* field, const char* words) {
     expect_field([&] { check(job); }, field, words);
   };
@@ -130,7 +130,7 @@ TEST(Job, CheckReportsFieldAndNearestValidValue) {
 }
 
 // A program without options.
-TEST(Job, TrainsIdenticallyUnderEveryPlan) {
+TEST(Job, LossesAreIdenticalUnderDataParallelPlans) {
   const auto losses = [](const Plan& plan) {
     const Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 20},
                   .optim = {.optimizer = OptimizerKind::sgd, .lr = 0.1, .warmup = 0, .steps = 3, .batch = 4},
@@ -155,7 +155,7 @@ TEST(Job, TrainsIdenticallyUnderEveryPlan) {
 }
 
 // A custom program may pass each rank a different job, in every field that affects the run.
-TEST(JobOfAllRanks, RejectsDifferencesByField) {
+TEST(JobConsistency, ErrorsNameDifferingFields) {
   const Job same{
       .model = {.layers = 1, .channels = 8, .context = 4, .vocab = 5}, .optim = {.batch = 4}, .plan = {.dp = 2}};
   const auto expect = [&](const std::function<void(Job&)>& change, const std::string& words) {
@@ -196,7 +196,7 @@ ExpertLoad expert_load(const Job& job) {
   return out;
 }
 
-TEST(TrainedExperts, LoadCoversAllRanks) {
+TEST(TrainedExperts, ExpertLoadCoversAllRanks) {
   Job job = small_job();
   const ExpertLoad one = expert_load(job);
   ASSERT_EQ(one.rows.size(), 3U);
@@ -301,14 +301,14 @@ Job small_job(const Plan& plan) {
 
 // Runs two steps, modifies one value on rank `rank`, and compares replicas.
 std::string compared(const Job& job, int rank, const std::string& tensor) {
-  const auto spoil = [&](Trainer& trainer, Communicator& world) {
+  const auto corrupt = [&](Trainer& trainer, Communicator& world) {
     for (const TensorSlice& h : held_between_steps(trainer))
       if (world.rank() == rank && h.name == tensor) h.part.data<float>()[0] += 1e-3F;
     const OpCounts before = world.counts();
     check_replicas(trainer);
     EXPECT_EQ(world.counts(), before);
   };
-  return error_message([&] { train(job, job.optim.steps, spoil); }, Status::communication);
+  return error_message([&] { train(job, job.optim.steps, corrupt); }, Status::communication);
 }
 
 TEST(CheckReplicas, AcceptsEqualReplicasUnderEveryAxis) {
@@ -319,7 +319,7 @@ TEST(CheckReplicas, AcceptsEqualReplicasUnderEveryAxis) {
     EXPECT_EQ(compared(small_job(plan), -1, ""), "nothing was thrown") << describe(plan);
 }
 
-TEST(CheckReplicas, ReportsDivergedReplicaWithRank) {
+TEST(CheckReplicas, NamesRankOfDivergedReplica) {
   EXPECT_TRUE(has(compared(small_job({.dp = 4}), 2, "blocks.1.mlp.up.weight"),
                   "step 2: replicas of blocks.1.mlp.up.weight differ between ranks: rank 2 does not match ranks "
                   "0, 1, 3"));
@@ -335,7 +335,7 @@ TEST(CheckReplicas, ReportsDivergedReplicaWithRank) {
   EXPECT_TRUE(has(compared(small_job({.pp = 2}), 1, "tokens.weight"), "tokens.weight differ"));
 }
 
-TEST(FirstNotFinite, IsFoundAnywhere) {
+TEST(FirstNonFinite, FindsElementAtAnyPosition) {
   const Philox random = Philox::named(1, "finite");
   for (uint64_t trial = 0; trial < 200; ++trial) {
     std::vector<float> x(random.below(3000, 3 * trial) + 1);
@@ -354,7 +354,7 @@ TEST(FirstNotFinite, IsFoundAnywhere) {
 
 // A rank is a straggler only if it clearly stands out.
 
-TEST(Straggler, IsOutlierOrEmpty) {
+TEST(Straggler, OnlyOutliersAreDetected) {
   const auto late = find_straggler({0.5, 12, 0.5, 1}, 10);  // three ranks waited 12 s in 10 s each
   ASSERT_TRUE(late);
   EXPECT_EQ(late->rank, 1);

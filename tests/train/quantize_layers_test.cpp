@@ -93,7 +93,7 @@ TEST(QuantizeLayers, InputsComeFromQuantizedPredecessors) {
   }
 }
 
-TEST(QuantizeLayers, GptqHasLowerErrorThanRounding) {
+TEST(QuantizeLayers, GptqHasLowerErrorThanRoundToNearest) {
   const TokenFile text = tokens();
   const Windows windows(text, kContext);
   for (const ModelConfig& config : {kLlama, kGpt2}) {

@@ -26,7 +26,7 @@ class GpusTest : public ProgramTest {
   }
 };
 
-TEST_F(GpusTest, RanksOverNcclTrainLikeOne) {
+TEST_F(GpusTest, NcclRanksTrainLikeOneRank) {
   const std::string on_gpus = "--device cuda --eval-every 0 ";
   const Ran two = train(on_gpus + "--ranks 2 --backend nccl --all-reduce native --cuda-graph on --out two");
   train(on_gpus + "--ranks 1 --out one");
@@ -38,7 +38,7 @@ TEST_F(GpusTest, RanksOverNcclTrainLikeOne) {
 }
 
 // The same steps for threads and processes: NCCL's sums are equal, and MPI broadcasts its communicator ids.
-TEST_F(GpusTest, RanksOverNcclMayBeProcesses) {
+TEST_F(GpusTest, NcclProcessesMatchThreads) {
   if (!kWithMpi || std::system("mpirun --version >/dev/null 2>&1") != 0) GTEST_SKIP() << "no MPI here";
   const std::string mpirun = kMpirun + "2";
   for (const std::string plan : {"--microbatches 2", "--zero 3", "--cuda-graph off --tp 2"}) {
@@ -54,7 +54,7 @@ TEST_F(GpusTest, RanksOverNcclMayBeProcesses) {
   }
 }
 
-TEST_F(GpusTest, WarnsOfUnalignedVocabulary) {
+TEST_F(GpusTest, WarnsAboutUnalignedVocabularySize) {
   const auto said = [&](const std::string& more) {
     const Ran r = train("--device cuda --steps 1 --warmup 0 --no-save --no-eval --ranks 1 " + more);
     return r.out + r.err;
@@ -117,7 +117,7 @@ TEST_F(GpuProgramTest, ReportsUnsupportedOptionsInOneLine) {
   refused("TESSERA_EMULATED_GPUS='no driver'", 2, "no GPU was found: this machine has no NVIDIA driver");
 }
 
-TEST_F(GpusTest, ReportsReasonAgainstCapture) {
+TEST_F(GpusTest, ReportsReasonForMissingStepGraph) {
   fails("train " + kSmall + "--device cuda --cp 2 --backend nccl --all-reduce native --cuda-graph on", 2,
         "a step cannot be captured because the ranks of --cp-mode ring exchange point-to-point messages");
 }
@@ -135,7 +135,7 @@ class MpiContract : public ProgramTest {
 };
 
 // A variable of a launcher that did not start the program.
-TEST_F(MpiContract, ReportsMissingRanksByOption) {
+TEST_F(MpiContract, ErrorNamesRanksOptionIfMpiRanksAreMissing) {
   const Ran r = run("verify --layers 1 --steps 1", "ASAN_OPTIONS=detect_leaks=0 PMI_SIZE=2");
   EXPECT_EQ(r.status, 2) << r.err;
   EXPECT_TRUE(has(r.err, "tessera: [rank 0] --ranks: the MPI job has 1 ranks; expected the same number, got 2\n"));
