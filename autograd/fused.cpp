@@ -2,6 +2,7 @@
 #include "autograd/ops.h"
 #include "tensor/ops/embedding.h"
 #include "tensor/ops/reduce.h"
+#include "tensor/ops/softmax.h"
 
 namespace tessera {
 

@@ -6,6 +6,7 @@
 #include "tensor/ops/attention/attention.h"
 #include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/norm.h"
+#include "tensor/ops/softmax.h"
 #include "tests/support/gpu.h"
 #include "tests/support/one_thread.h"
 #include "tests/support/plain_attention.h"

@@ -10,6 +10,7 @@
 #include "tensor/ops/embedding.h"
 #include "tensor/ops/experts/experts.h"
 #include "tensor/ops/norm.h"
+#include "tensor/ops/softmax.h"
 #include "tests/support/draw.h"
 #include "tests/support/errors.h"
 #include "tests/support/gpu.h"
