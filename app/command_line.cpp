@@ -351,7 +351,7 @@ TrainOptions CommandLine::train() {
   errors_.check([&] { apply_config(o, file, config); });
   set_all(o, args_);
   if (o.init && !resume) take_model(o, of_option("init", *o.init, [&] { return first_config(o); }));
-  if (o.base && !o.init) throw Error("--base: goes with --init ADAPTERS, got none");
+  if (o.base && !o.init) throw Error("--base: requires --init ADAPTERS");
   if (!resume || !out.empty()) fix_base(o);
   if (o.optim.dtype == DType::float64) throw Error("--dtype: fp64 is for tessera verify; expected fp32 or bf16");
   validate(o);

@@ -265,7 +265,7 @@ TEST_F(BenchTest, OptionsSelectRows) {
     for (const std::string& name : names) EXPECT_TRUE(std::regex_match(name, std::regex(pattern))) << words << name;
   }
   for (const auto& [words, why] :
-       {std::pair{"--bytes 8:4:2", "--bytes: expected FROM:TO:FACTOR, as 8:128M:2, or one"},
+       {std::pair{"--bytes 8:4:2", "--bytes: expected FROM:TO:FACTOR, such as 8:128M:2, or one"},
         {"--bytes 8:16", "--bytes: expected FROM:TO:FACTOR"},
         {"--bytes 8:16:1", "--bytes: expected FROM:TO:FACTOR"},
         {"--bytes 8T", "--bytes: expected a whole number in [1, "},

@@ -72,7 +72,8 @@ TEST_F(ModelsInAndOutTest, ReadsForeignFoldersWithOneNote) {
   must("checkpoint export folder --out more");
   EXPECT_EQ(to_json("more/config.json").at("sliding_window"), 8);
   EXPECT_EQ(compute_loss("more"), slides);
-  fails("train --init folder --window 4 --data text.txt --out run", 2, "--window: the model has 8, got 4");
+  fails("train --init folder --window 4 --data text.txt --out run", 2,
+        "--window: expected 8, the value of the model, got 4");
 }
 
 // The initial loss of a run is the final loss of the run it starts from, for every source of weights and every plan.
@@ -167,10 +168,10 @@ TEST_F(ModelsInAndOutTest, RejectsInvalidOptions) {
   fails("checkpoint export base --out folder", 6, "exists already");
   fails("checkpoint import base --out imported", 4, "no config.json");
   fails("checkpoint inspect nowhere", 4, "nowhere: no such file");
-  fails("train --init base --layers 3 --out run", 2, "--layers: the model has 2, got 3");
-  fails("train --init base --model gpt2 --out run", 2, "--model: expected no --model with --init");
+  fails("train --init base --layers 3 --out run", 2, "--layers: expected 2, the value of the model, got 3");
+  fails("train --init base --model gpt2 --out run", 2, "--model: cannot be combined with --init");
   must("checkpoint import folder --out imported");
-  fails("train --resume --out imported", 2, "has no optimizer state; expected --init imported");
+  fails("train --resume --out imported", 2, "has no optimizer state; use --init imported");
   fs::resize_file(path("folder/model.safetensors"), 500);
   fails("checkpoint import folder --out other", 4, "model.safetensors");
   EXPECT_FALSE(fs::exists(path("other")) || fs::exists(path("run")));
@@ -246,8 +247,8 @@ TEST_F(LoraTest, ResumesAndExports) {
   must("checkpoint inspect adapters --base moved");
   anew("train --init adapters --base moved" + next_);
   fails("evaluate adapters --data text.txt", 4, "specify it with --base FOLDER");
-  fails("evaluate whole --base moved --data text.txt", 2, "--base: goes with adapters");
-  fails("train --base moved --data text.txt --out run", 2, "--base: goes with --init ADAPTERS");
+  fails("evaluate whole --base moved --data text.txt", 2, "--base: requires adapters");
+  fails("train --base moved --data text.txt --out run", 2, "--base: requires --init ADAPTERS");
 }
 
 // Adapters name the directory of their base model independent of the current directory, and reject any other model.
@@ -338,8 +339,8 @@ TEST_F(LoraTest, ExpertsStayFrozen) {
 
 TEST_F(LoraTest, RejectsInvalidOptions) {
   must(base_);
-  fails("train --data text.txt --lora-rank 2 --out run", 2, "--lora-rank: expected --init");
-  fails("train --init base --lora-alpha 2 --out run", 2, "--lora-alpha: goes with --lora-rank");
+  fails("train --data text.txt --lora-rank 2 --out run", 2, "--lora-rank: requires --init");
+  fails("train --init base --lora-alpha 2 --out run", 2, "--lora-alpha: requires --lora-rank");
   fails("train --init base --lora-rank 2 --lora-targets q_proj,c_attn --out run", 2, "got 'c_attn'");
   fails("train --init base --lora-rank 2 --dp 2 --dp-mode ps-async --out run", 2, "got --dp-mode ps-async");
   fails("checkpoint export base --merge --out whole", 2, "--merge: expected a model with adapters");
@@ -414,16 +415,17 @@ TEST_F(QuantizeTest, ResumesAndExports) {
 TEST_F(QuantizeTest, RejectsInvalidOptions) {
   must(base_);
   fails("train --init base --data text.txt --quantize nf4 --out run", 2,
-        "--quantize: 4-bit weights are frozen; expected --lora-rank");
+        "--quantize: nf4 requires --lora-rank, because 4-bit weights are frozen");
   fails("train --init base --data text.txt --lora-rank 2 --quantize-group 64 --out run", 2,
-        "--quantize-group: goes with --quantize gptq, got none");
+        "--quantize-group: requires --quantize gptq, got none");
   fails("train --init base --data text.txt --lora-rank 2 --quantize gptq --out run", 2,
         "--quantize: gptq requires a model quantized by tessera checkpoint quantize");
   fails("verify --model llama-nano --channels 64 --ffn 128 --lora-rank 2 --quantize nf4 --dp 1 --tp 2", 2,
         "--tp: 'blocks.0.attn.proj.weight' (64, 64) would be sharded at multiples of 32 elements");
   must(tuned_);
   fails("train --resume --out tuned --quantize none", 2, "quantize");
-  fails("train --init tuned --data text.txt --quantize gptq --out run", 2, "--quantize: the model has nf4, got gptq");
+  fails("train --init tuned --data text.txt --quantize gptq --out run", 2,
+        "--quantize: expected nf4, the value of the model, got gptq");
 }
 
 // checkpoint quantize: a folder that every command reads bitwise identically, and one-line errors.
@@ -535,7 +537,7 @@ TEST_F(TuningTest, RejectsInvalidOptions) {
   write("bad.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"prompt\": \"a\"}\n");
   fails("train --data bad.jsonl --out run", 4, "bad.jsonl:2: expected input_ids, messages, conversations");
   fails("train --data bad.jsonl --skip-bad --out run", 4, "expected at least 2");
-  fails("train --data text.txt --pack --out run", 2, "--pack: goes with --data FILE.jsonl");
+  fails("train --data text.txt --pack --out run", 2, "--pack: requires --data FILE.jsonl");
   fails(small_ + "--context 8 --out run", 4, "no token to train on");
   fails(small_ + "--dp-mode ps-async --ranks 2 --out run", 2, "--dp-mode");
   fails(small_ + "--template alpha --out run", 2, "--template");

@@ -189,8 +189,7 @@ TEST_F(PlanningTest, RejectsInvalidInputOnOneLine) {
       {h100 + "--model gpt2 --ranks 8191", "--ranks: 8191 does not divide into axes for"},
       {h100 + "--model gpt2 --tp 8", "--tp: 8 does not divide the 12 heads"},
       {h100 + "--model gpt2 --dp 3", "--ranks: dp 3 does not divide 8"},
-      {h100 + "--model gpt2 --pp 2 --dp 2 --tp 1 --cp 1",
-       "--ranks: pp 2 x dp 2 x cp 1 x tp 1 makes 4 ranks; expected 8"},
+      {h100 + "--model gpt2 --pp 2 --dp 2 --tp 1 --cp 1", "--ranks: pp 2 x dp 2 x cp 1 x tp 1 is 4 ranks; expected 8"},
       {h100 + "--model gpt2 --microbatches 3", "--batch: "},
       {h100 + "--model gpt2 --schedule 2f2b", "--schedule: unknown schedule '2f2b'"},
       {h100 + "--model gpt2 --schedule plan.txt", "--schedule: expected a name"},
@@ -224,7 +223,7 @@ TEST(Axes, FollowFromNumberOfRanks) {
 TEST(Plan, RejectsInvalidPlansOnOneLine) {
   const std::pair<const char*, const char*> refused[] = {
       {"--tp 3", "--tp: 3 does not divide the 4 heads; nearest valid value: 2 or 4"},
-      {"--ranks 8 --tp 3", "makes 3 ranks; expected 8; nearest valid value: 6 or 9 ranks"},
+      {"--ranks 8 --tp 3", "is 3 ranks; expected 8; nearest valid value: 6 or 9 ranks"},
       {"--pp 8", "--pp: 8 ranks have 8 stages, more than the 4 layers"},
       {"--pp 4 --schedule zb-v", "4 ranks have 8 stages, more than the 4 layers"},
       {"--pp 2 --microbatches 3 --schedule interleaved", "3 micro-batches"},

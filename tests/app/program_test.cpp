@@ -87,7 +87,8 @@ TEST_F(ProgramTest, SeedDeterminesBits) {
 
 TEST_F(ProgramTest, ResumeRejectsOtherRunsAndSkipsDamage) {
   train("--out run --save-every 5");
-  fails("train --resume --out run --seed 3 --layers 2", 2, "layers is 2 and was 1; seed is 3 and was 1337");
+  fails("train --resume --out run --seed 3 --layers 2", 2,
+        "layers is 2, but the checkpoint has 1; seed is 3, but the checkpoint has 1337");
   fails("train " + kSmall + " --out run", 2, "--resume");
   fails("train " + kSmall + " --out text.txt", 2, "text.txt");
   const fs::path file = path("run/checkpoints/step-12/model.safetensors");
@@ -147,7 +148,7 @@ TEST_F(ProgramTest, RunsWithoutCheckpointAndValidation) {
       fails(std::string("evaluate ") + from + " --data text.txt", 4, "none was saved; a.gguf is a GGUF model");
     fails("checkpoint import run --out x", 4, "expected a model folder; a.gguf is a GGUF model");
     fails("report run", 4, "run: found no report.json");
-    fails("train --resume --out run", 2, "--resume: expected a run that saves checkpoints, got --no-save");
+    fails("train --resume --out run", 2, "--resume: cannot be combined with --no-save");
   }
 }
 
