@@ -302,7 +302,7 @@ TEST_F(BenchTest, PrintsAlignedTableAndReport) {
   fails("report a.json --figure loss --svg", 2, "--figure loss: expected bench with a `bench` file");
   fails("report 'b*.json'", 4, "'b*.json': no file matches");
   write("bad.json", R"({"context": {"num_cpus": 2}, "benchmarks": [{"name": "x", "time_unit": "ms"}]})");
-  fails("report bad.json", 4, "bad.json: expected JSON of `tessera bench`");
+  fails("report bad.json", 4, "bad.json: expected JSON written by `tessera bench`");
 }
 
 // A file with one row in Google Benchmark's format.
@@ -502,13 +502,13 @@ TEST_F(MeasuringTest, PrintsEveryPartOfTwoRankPlan) {
 TEST_F(MeasuringTest, NamesInaccurateParts) {
   plant();
   const Ran r = must(plan_ + "--dp 2 --microbatches 1 --zero 0 --recompute none --measure 1");
-  expect_has(r.out, {"Measured: number 1, dp=2", "Off by more than 15%: step; "});
+  expect_has(r.out, {"Measured plan 1: dp=2", "Off by more than 15%: step; "});
 }
 
 TEST_F(MeasuringTest, RejectsInvalidOptions) {
   plant();
-  fails("plan --model gpt2 --hardware h100 --ranks 2 --measure 1", 2, "--measure: expected --hardware this");
-  fails("plan --model gpt2 --hardware h100 --ranks 2 --calibrate", 2, "--calibrate: expected --hardware this");
+  fails("plan --model gpt2 --hardware h100 --ranks 2 --measure 1", 2, "--measure: requires --hardware this");
+  fails("plan --model gpt2 --hardware h100 --ranks 2 --calibrate", 2, "--calibrate: requires --hardware this");
   for (const char* bad : {"0", "1,", "x", "1,,2", "1 2"})
     fails(plan_ + "--measure '" + bad + "'", 2, "--measure: expected a whole number");
   fails(plan_ + "--measure 999", 2, "--measure: expected positions in the ranking, 1 to ");

@@ -107,7 +107,7 @@ TEST_F(InferenceTest, RejectsInvalidOptions) {
   make("llama-nano");
   write("empty.txt", "");
   write("one.txt", "a");
-  fails("evaluate base", 2, "--data: expected a text, tokens or examples; got none");
+  fails("evaluate base", 2, "--data: missing; expected a text, tokens or examples");
   fails("evaluate base --data nowhere.txt", 4, "nowhere.txt");
   fails("evaluate base --data one.txt", 4, "1 tokens; expected at least 2");
   fails("evaluate base --data empty.txt", 4, "empty.txt");
@@ -116,7 +116,7 @@ TEST_F(InferenceTest, RejectsInvalidOptions) {
   fails("evaluate base --data text.txt --context 32", 2, "--context: expected 16, the value of the model");
   fails("generate base --prompt ''", 2, "--prompt: expected at least one character");
   fails("generate base --stop ''", 2, "--stop: expected at least one character");
-  fails("generate base --prompts empty.txt", 4, "expected one prompt per line, got none");
+  fails("generate base --prompts empty.txt", 4, "contains no prompts; expected one per line");
   fails("generate base --cp 2", 2, "unknown option '--cp'");
   fails("generate base --min-p 2", 2, "--min-p: expected a number in [0, 1]");
   fails("generate nowhere", 4, "nowhere");
@@ -248,8 +248,8 @@ TEST_F(MixturesTest, RejectsInvalidMixtures) {
   fails("train --data text.txt=1,more.txt=1", 2, "different tokenizer (char,");
   fails("train --data 'x*.bin'", 4, "no file matches");
   fails("train --data text.txt=1,more.txt=1 --pack", 2, "--pack: requires --data FILE.jsonl");
-  fails("data text.txt more.txt", 2, "--out: expected a folder for a dataset of 2 sources");
-  fails("data text.txt --shard-tokens 5", 2, "--shard-tokens: expected --out");
+  fails("data text.txt more.txt", 2, "--out: a dataset of 2 sources requires an output directory");
+  fails("data text.txt --shard-tokens 5", 2, "--shard-tokens: requires --out");
 }
 
 // --document-mask: rejected inputs, and runs on tokens with <|endoftext|> under several plans.

@@ -156,16 +156,17 @@ TEST_F(ModelsInAndOutTest, DilocoReplicasResumeFromShards) {
   EXPECT_TRUE(fs::exists(path("parts/checkpoints/step-3/optimizer.rank-7-of-8.safetensors")));
   must("train --resume --out parts --dp 2 --pp 1 --tp 1");
   EXPECT_EQ(weights("parts/checkpoints/step-5"), end);
-  fails("checkpoint reshard base --out other --dp 4", 2,
-        "--dp: each data rank of --dp-mode diloco has a separate state; expected 2, the number of ranks of the run, "
-        "got 4");
+  fails(
+      "checkpoint reshard base --out other --dp 4", 2,
+      "--dp: each data rank of --dp-mode diloco has a separate state; expected 2, the number of data ranks of the run, "
+      "got 4");
 }
 
 TEST_F(ModelsInAndOutTest, RejectsInvalidOptions) {
   make_base("");
   fails("checkpoint", 2, "expected import, export, inspect, quantize or reshard");
-  fails("checkpoint export base", 2, "--out: expected a name");
-  fails("checkpoint export base --out folder", 6, "exists already");
+  fails("checkpoint export base", 2, "--out: missing; expected a new directory");
+  fails("checkpoint export base --out folder", 6, "already exists");
   fails("checkpoint import base --out imported", 4, "no config.json");
   fails("checkpoint inspect nowhere", 4, "nowhere: no such file");
   fails("train --init base --layers 3 --out run", 2, "--layers: expected 2, the value of the model, got 3");
@@ -274,7 +275,7 @@ TEST_F(LoraTest, AdaptersNameTheirBaseModel) {
 
   must("train --resume --out tuned --steps 7 --init other/../base");
   fails("train --resume --out tuned --steps 8 --init other", 2, "--init: the run in tuned started with ");
-  fails("train --resume --out base --steps 8 --init other", 2, "started with none; expected the same, got other");
+  fails("train --resume --out base --steps 8 --init other", 2, "started with none; expected the same value, got other");
   Json config = to_json("adapters/adapter_config.json");
   config["base_model_name_or_path"] = "base";
   write("adapters/adapter_config.json", config.dump());
@@ -343,7 +344,7 @@ TEST_F(LoraTest, RejectsInvalidOptions) {
   fails("train --init base --lora-alpha 2 --out run", 2, "--lora-alpha: requires --lora-rank");
   fails("train --init base --lora-rank 2 --lora-targets q_proj,c_attn --out run", 2, "got 'c_attn'");
   fails("train --init base --lora-rank 2 --dp 2 --dp-mode ps-async --out run", 2, "got --dp-mode ps-async");
-  fails("checkpoint export base --merge --out whole", 2, "--merge: expected a model with adapters");
+  fails("checkpoint export base --merge --out whole", 2, "--merge: requires adapters");
   must(tuned_);
   fails("train --init tuned --lora-rank 2 --out run", 2, "--lora-rank: expected only --lora-dropout");
   fails("train --resume --out tuned --lora-alpha 5", 2, "lora_scale");
@@ -442,7 +443,7 @@ class GptqTest : public ModelsTest {
 TEST_F(GptqTest, EveryCommandReadsQuantizedFolder) {
   must(base_);
   const Ran made = must(quantize_ + "--method gptq --bits 4 --out small");
-  EXPECT_EQ(made.out, "base quantized to small: layers in 4 bits in groups of 16, by GPTQ\n");
+  EXPECT_EQ(made.out, "base quantized to small: 4-bit layers in groups of 16, by GPTQ\n");
   expect_has(made.err, "blocks.0.mlp.down.weight (32, 64): ");
   must("checkpoint quantize base --method rtn --group 16 --out rounded");
   const double before = compute_loss("base"), rounded = compute_loss("rounded"), small = compute_loss("small");
@@ -460,7 +461,7 @@ TEST_F(GptqTest, EveryCommandReadsQuantizedFolder) {
   // A group per row: layers with 32 and 64 inputs have one scale per row.
   for (const char* method : {"gptq", "rtn"}) {
     const Ran by_rows = anew(quantize_ + "--group -1 --out rows --method " + method);
-    expect_has(by_rows.out, ": layers in 4 bits in rows, by ");
+    expect_has(by_rows.out, ": 4-bit layers in rows, by ");
     EXPECT_EQ(to_json("rows/quantize_config.json").at("group_size"), -1);
     const Safetensors stored(path("rows/model.safetensors"), true);
     for (const TensorBytes& t : stored.tensors())
@@ -477,9 +478,9 @@ TEST_F(GptqTest, EveryCommandReadsQuantizedFolder) {
 
 TEST_F(GptqTest, RejectsInvalidOptions) {
   must(base_);
-  fails("checkpoint quantize base --out other", 2, "--calibrate: expected a text");
+  fails("checkpoint quantize base --out other", 2, "--calibrate: required by --method gptq");
   fails("checkpoint quantize base --calibrate nowhere.txt --out other", 4, "nowhere.txt");
-  fails("checkpoint quantize base --calibrate text.txt", 2, "--out: expected a name");
+  fails("checkpoint quantize base --calibrate text.txt", 2, "--out: missing; expected a new directory");
   fails("checkpoint quantize base --calibrate text.txt --out other", 2,
         "--group: expected a divisor of the 32 inputs of blocks.0.attn.qkv, got 128 (-1: full rows)");
   for (const char* none : {"0", "-2"})  // the later option takes precedence
@@ -487,7 +488,7 @@ TEST_F(GptqTest, RejectsInvalidOptions) {
   fails(quantize_ + "--bits 3 --out other", 2, "--bits");
   fails(quantize_ + "--method awq --out other", 2, "--method");
   fails(quantize_ + "--windows 0 --out other", 2, "--windows");
-  fails(quantize_ + "--train-on all --out other", 2, "--train-on: goes with --calibrate FILE.jsonl");
+  fails(quantize_ + "--train-on all --out other", 2, "--train-on: requires --calibrate FILE.jsonl");
   train("--model llama-nano --tokenizer bytes --steps 1 --warmup 0 --ranks 1 --eval-every 0 --out narrow");
   fails("checkpoint quantize narrow --calibrate text.txt --group 16 --out other", 2,
         "GPTQ files require multiples of 32");

@@ -95,7 +95,7 @@ TEST(CommandLine, ErrorsNameOptionExpectedAndActualValue) {
   const std::string commands =
       "expected train, verify, generate, evaluate, checkpoint, data, bench, plan, report, explore, lab or describe";
   EXPECT_EQ(message("trian"), "unknown command 'trian'; " + commands + "; did you mean 'train'?");
-  EXPECT_EQ(message(""), "no command given; " + commands + " (tessera --help says more)");
+  EXPECT_EQ(message(""), "no command given; " + commands + " (see tessera --help)");
   EXPECT_EQ(message("train --lay 3"), "unknown option '--lay'; did you mean '--layers'?");
   EXPECT_EQ(message("train generate x"), "unexpected argument 'generate'");
   for (const std::string flag : {"--quiet", "--untied"})

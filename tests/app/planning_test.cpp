@@ -128,7 +128,7 @@ TEST_F(PlanningTest, PageIsSelfContained) {
 TEST_F(PlanningTest, TextIsConcise) {
   const Ran r = must("plan " + k7b_ + "--ranks 8");
   EXPECT_LE(std::count(r.out.begin(), r.out.end(), '\n'), 50);
-  expect_has(r.out, {"llama2-7b: 6.74 billion parameters", "8 ranks of h100", "\nRecommended, number 1: ",
+  expect_has(r.out, {"llama2-7b: 6.74 billion parameters", "8 ranks on h100", "\nRecommended, number 1: ",
                      "\nAlternatives:\n", "\nWeakest assumption: ", "\nCommand:\n  tessera train --model llama2-7b "});
 }
 
@@ -160,8 +160,8 @@ TEST_F(PlanningTest, RejectsInvalidInputOnOneLine) {
     int status = 2;
   };
   const std::vector<Bad> table = {
-      {"plan --ranks 8", "--hardware: expected a100-40, "},
-      {"plan --hardware h100", "--ranks: expected the number of ranks"},
+      {"plan --ranks 8", "--hardware: missing; expected a100-40, "},
+      {"plan --hardware h100", "--ranks: missing; expected the number of ranks"},
       {nano + "--hardware h101", "h101"},
       {nano + "--hardware none.toml", "none.toml", 4},
       {nano + "--hardware zero.toml", "zero.toml: intra_bytes_per_s: expected more than 0, got 0"},
@@ -176,7 +176,7 @@ TEST_F(PlanningTest, RejectsInvalidInputOnOneLine) {
       {h100 + "--model torn.json", "torn.json", 4},
       {h100 + "--model huge.json", "huge.json", 4},
       {h100 + "--model nowhere.json", "nowhere.json", 4},
-      {h100 + "--model good.json --layers 3", "--layers: expected a named model"},
+      {h100 + "--model good.json --layers 3", "--layers: cannot be combined with --model"},
       {h100 + "--model lama2-7b", "did you mean 'llama2-7b'?"},
       {h100 + "--model gpt2 --batch 1e18", "--batch: expected a whole number"},
       {h100 + "--model gpt2 --batch 1000000000000000000", "--batch: expected a whole number"},
