@@ -203,7 +203,7 @@ TEST_F(BenchTest, ParsesBothSpellingsOfSeconds) {
     const Ran r = must("bench --benchmark_filter=^op/gelu/forward/fp32 --benchmark_min_time=" + std::string(seconds));
     expect_lacks(r.err, "--benchmark_min_time");
   }
-  fails("bench --benchmark_min_time=5x", 2, "--benchmark_min_time: expected seconds, as 0.1 or 0.1s");
+  fails("bench --benchmark_min_time=5x", 2, "--benchmark_min_time: expected seconds, such as 0.1 or 0.1s");
 }
 
 TEST_F(BenchTest, MpiRanksMeasureTogetherAndOnePrints) {
