@@ -229,7 +229,7 @@ Machine machine_from_text(std::string_view text, const std::string& path) {
   }
   const auto take = [&](std::string_view key) {
     auto entry = entries.extract(std::string(key));
-    if (entry.empty()) throw InputError(fmt::format("{}: the line {} = VALUE is missing", path, key));
+    if (entry.empty()) throw InputError(fmt::format("{}: missing line; expected {} = VALUE", path, key));
     return std::move(entry.mapped());
   };
   if (const double format = number_in(take("format")); format != static_cast<double>(kFormat))
