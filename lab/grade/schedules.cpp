@@ -125,7 +125,7 @@ PassedChecks grade_1f1b(Grading& grading) {
       check_in_flight(where, s, r,
                       {std::min(p - r, m), "min(p - r, m)",
                        "too many forward passes first: expected p - r - 1 of them, then F and B alternately",
-                       "too few forward passes first: expected p - r - 1 of them, to keep the rank busy until the "
+                       "too few forward passes first: expected p - r - 1 of them, to occupy the rank until the "
                        "first micro-batch returns"});
     check_bubble(where, s, (p - 1.0) / (m + p - 1.0), "(p - 1) / (m + p - 1)",
                  "memory is correct, but the order is wrong: after the warm-up a rank runs F and B alternately");
