@@ -167,7 +167,7 @@ TEST_F(ModelsInAndOutTest, RejectsInvalidOptions) {
   fails("checkpoint", 2, "expected import, export, inspect, quantize or reshard");
   fails("checkpoint export base", 2, "--out: missing; expected a new directory");
   fails("checkpoint export base --out folder", 6, "already exists");
-  fails("checkpoint import base --out imported", 4, "no config.json");
+  fails("checkpoint import base --out imported", 4, "config.json is missing");
   fails("checkpoint inspect nowhere", 4, "nowhere: no such file");
   fails("train --init base --layers 3 --out run", 2, "--layers: expected 2, the value of the model, got 3");
   fails("train --init base --model gpt2 --out run", 2, "--model: cannot be combined with --init");

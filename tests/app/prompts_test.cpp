@@ -44,7 +44,7 @@ TEST_F(PromptsTest, TextsBeginWithTokenizerPrefix) {
 
 // The fixture has a context of 64 tokens, and "The moon" has at least three, including <s>.
 TEST_F(PromptsTest, ReportsTextBeyondContext) {
-  const std::string unread = "are ignored, because the context has 64\n";
+  const std::string unread = "are ignored, because the context length is 64\n";
   expect_lacks(generate("--ignore-end").err, "context");
   expect_has(generate("--ignore-end --tokens 99").err,
              "the text is longer than the context of 64 tokens; once it is full, the earliest tokens are ignored\n");

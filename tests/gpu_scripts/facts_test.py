@@ -63,7 +63,7 @@ class Facts(unittest.TestCase):
         found = refusal(asked, attention__backward=counts(tiles=24), attention__refused=["cuDNN 9.19.0: no plan"])
         self.assertEqual(found, "attention backward: requested cudnn, got 24 by tensor cores (cuDNN 9.19.0: no plan)")
         self.assertIn("got 1 by plain", refusal(asked, attention__forward=counts(cudnn=23, plain=1)))
-        self.assertIn("found none", refusal(asked, attention__forward=counts()))
+        self.assertIn("got none", refusal(asked, attention__forward=counts()))
         own = ["--attention", "own"]
         self.assertIn("forward: requested tensor cores, got 24 by cudnn", refusal(own))
         plain = dict(attention__forward=counts(plain=24), attention__backward=counts(plain=24))
@@ -76,7 +76,7 @@ class Facts(unittest.TestCase):
     def test_graphs(self):
         on, off = ["--cuda-graph", "on"], ["--cuda-graph", "off"]
         self.assertIn("got 0 launches (the arena grew)", refusal(on, graph__replays=0, graph__why_not="the arena grew"))
-        self.assertIn("no cause was given", refusal(on, graph__replays=0))
+        self.assertIn("no reason was reported", refusal(on, graph__replays=0))
         self.assertIn("a capture failed", refusal(on, graph__why_not="a capture failed"))
         self.assertIn("34 steps queued and 1 launched", refusal(on, graph__replays=1, graph__queued=34))
         self.assertIn("requested off, got 33", refusal(off))
