@@ -186,7 +186,7 @@ CommandLine::CommandLine() {
   add(c, field_descriptors(data_));
   c = command(app_, "bench", "Benchmark operations, collectives, strategies and schedules");
   add(c, field_descriptors(bench_));
-  c = command(app_, "plan", "Choose a layout for a model and a machine without running it");
+  c = command(app_, "plan", "Choose a parallel layout for a model and a machine, without running it");
   add_run(c, plan_run_, plan_args_, is_of_plan, Defaults::but_searched);
   add(c, field_descriptors(plan_));
   c = command(app_, "report", "Report on a run or compare two: timeline, memory, traffic, loss");
@@ -306,7 +306,7 @@ Options CommandLine::with_checked_args(Options o) {
 
 Command CommandLine::verify() {
   verify_.run = verify_run_;
-  if (verify_.hide && !verify_.defect) refuse("--hide: requires --defect, random or the name of a fault");
+  if (verify_.hide && !verify_.defect) refuse("--hide: requires --defect (random or the name of a fault)");
   const bool has_plan_options = std::ranges::any_of(args_, [](const auto& w) { return w.first != "format"; });
   if (verify_.placements && (verify_.defect || has_plan_options))
     refuse("--placements: cannot be combined with plan options, because the file specifies ranks and sizes");

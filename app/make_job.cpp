@@ -179,7 +179,7 @@ void check_pairs(const TrainOptions& o, ErrorList& found) {
          "--trace: requires synchronous steps, got --dp-mode ps-async");
   refuse(o.resume && !o.out, "--resume: requires --out DIR, the run to resume");
   refuse(o.resume && o.no_save,
-         "--resume: cannot be combined with --no-save, an option or a key of the run's config.toml");
+         "--resume: cannot be combined with --no-save (an option, or a key in the run's config.toml)");
 }
 
 constexpr std::string_view kBpePrefix = "bpe-";  // followed by the maximum number of tokens

@@ -110,7 +110,7 @@ void add_files(Settings& s, TrainOptions& o) {
   s.add(o.format, {"format", kFormat}).of("text|json").of_call();
   s.add(o.quiet, {"quiet", "print neither progress nor the final text sample"}).of_call();
   s.add(o.trace, {"trace", "write a timeline to the run directory for `tessera report`"}).of_call();
-  s.add(o.trace_steps, {"trace_steps", "number of steps, at the end of the run, that `trace` records", {1, 1e6}})
+  s.add(o.trace_steps, {"trace_steps", "number of steps at the end of the run that `trace` records", {1, 1e6}})
       .of_call();
   s.add(o.dump, {"dump",
                  "step, counted from 1, in which every layer's full output and its gradient are written to "
@@ -163,9 +163,10 @@ Settings field_descriptors(TrainOptions& o) {
 Settings field_descriptors(VerifyOptions& o) {
   Settings s;
   s.group("Fault injection");
-  s.add(o.defect, {"defect",
-                   "fault to inject into the plan, whose failed checks are then diagnosed: the name of a fault, random "
-                   "(selected by `seed`), or list"})
+  s.add(o.defect,
+        {"defect",
+         "inject a fault into the plan and diagnose the failed checks: the name of a fault, random (selected by "
+         "`seed`), or list, which lists all faults"})
       .a("the name of a fault, random or list");
   s.add(o.hide, {"hide", "hide the name of the injected fault until the end"});
   s.group("Placements");
@@ -187,13 +188,17 @@ Settings field_descriptors(GenerateOptions& o) {
   s.add(o.system, {"system", "system message at the start of the conversation"});
   s.add(o.tokens, {"tokens", "maximum number of tokens to generate", {1, 1e9}});
   s.add(o.temperature,
-        {"temperature", "0 selects the most likely token, 1 samples from the model's distribution", {0, 100}});
+        {"temperature",
+         "sampling temperature: 0 selects the most likely token, 1 samples from the model's distribution",
+         {0, 100}});
   s.add(o.top_k, {"top_k", "sample from the k most likely tokens; 0: from all", {0, 1e9}});
-  s.add(o.top_p,
-        {"top_p", "sample from the smallest set of most likely tokens with this total probability", {1e-9, 1}});
+  s.add(o.top_p, {"top_p",
+                  "nucleus sampling: sample from the smallest set of most likely tokens with this total probability",
+                  {1e-9, 1}});
   s.add(o.min_p, {"min_p", "sample from tokens with at least this fraction of the highest probability", {0, 1}});
-  s.add(o.repetition_penalty,
-        {"repetition_penalty", "penalty on tokens of the prompt and the generated text; 1: none", {0.01, 100}});
+  s.add(o.repetition_penalty, {"repetition_penalty",
+                               "penalty for tokens that occur in the prompt or the generated text; 1: none",
+                               {0.01, 100}});
   s.add(o.seed, {"seed", "seed of the sampling RNG", {0, 9e18}});
   s.add(o.stop, {"stop", "stop string: ends generation and is not printed; may be repeated"}).many();
   s.add(o.ignore_end, {"ignore_end", "ignore EOS: continue generating after the end token"});

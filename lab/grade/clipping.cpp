@@ -148,7 +148,7 @@ void check_ones(Grading& grading, const Job& job) {
       std::vector<double> other = all;
       other.back() *= tp;
       guesses.push_back(
-          {"parameters sharded over a different axis are counted on every tensor rank: compare with beside->axis()",
+          {"parameters sharded over another axis are counted on every tensor rank: compare with beside->axis()",
            other});
       guesses.push_back(
           {"parameters replicated over tp are counted on all tensor ranks except one", all + replicated * (tp - 2)});

@@ -343,7 +343,8 @@ TEST_F(LoraTest, RejectsInvalidOptions) {
   fails("train --data text.txt --lora-rank 2 --out run", 2, "--lora-rank: requires --init");
   fails("train --init base --lora-alpha 2 --out run", 2, "--lora-alpha: requires --lora-rank");
   fails("train --init base --lora-rank 2 --lora-targets q_proj,c_attn --out run", 2, "got 'c_attn'");
-  fails("train --init base --lora-rank 2 --dp 2 --dp-mode ps-async --out run", 2, "got --dp-mode ps-async");
+  fails("train --init base --lora-rank 2 --dp 2 --dp-mode ps-async --out run", 2,
+        "--lora-rank: not supported with --dp-mode ps-async");
   fails("checkpoint export base --merge --out whole", 2, "--merge: requires adapters");
   must(tuned_);
   fails("train --init tuned --lora-rank 2 --out run", 2, "--lora-rank: expected only --lora-dropout");

@@ -267,7 +267,7 @@ TEST_F(ConfigTest, OptionsOverrideConfiguration) {
 TEST_F(ConfigTest, RejectsResumeWithoutCheckpoints) {
   const std::string saves = file("layers = 2\n");
   const std::string expected =
-      "--resume: cannot be combined with --no-save, an option or a key of the run's config.toml";
+      "--resume: cannot be combined with --no-save (an option, or a key in the run's config.toml)";
   EXPECT_EQ(message("train --resume --out x --no-save --config " + saves), expected);
   EXPECT_EQ(message("train --resume --out x --no-eval --config " + saves), "");
   const std::string saves_not = file("no-save = true\n");

@@ -364,7 +364,7 @@ TEST(Compare, ComparesRunsWithAndWithoutTrace) {
   EXPECT_EQ(row(other, "exposed "), "                 -         20.000 ms               ");
   EXPECT_EQ(row(other, "dp all_reduce"), "               320               200         -37.5%");
   EXPECT_EQ(row(other, "peak"), "                 9               101       +1022.2%");
-  EXPECT_EQ(row(other, "of step 1"), "            3.5000            3.5000           same");
+  EXPECT_EQ(row(other, "at step 1"), "            3.5000            3.5000           same");
   expect_has(other, "bare has no trace");
   const std::string page = report::compare_to_text(bare, a, true);
   test::expect_page(page);
