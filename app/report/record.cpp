@@ -86,10 +86,10 @@ void read_plan(Record& r, const Value& plan, const std::string& file) {
   r.schedule.name = schedule["name"].text();
   r.plan = {{"ranks", fmt::format("{} ({})", plan["ranks"].count(kMaxRecorded), axes)},
             {"data axis", plan["strategy"].text()},
-            {"sums", plan["all_reduce"].text()},
+            {"all-reduce", plan["all_reduce"].text()},
             {"backend", plan["backend"].text()},
-            {"batch", fmt::format("{} sequences, {} micro-batches per data rank", plan["batch"].count(),
-                                  r.schedule.microbatches)},
+            {"batch", fmt::format("{} sequences, {} micro-batch{} per data rank", plan["batch"].count(),
+                                  r.schedule.microbatches, r.schedule.microbatches == 1 ? "" : "es")},
             {"recompute", plan["recompute"].text()},
             {"threads per rank", fmt::format("{}", plan["threads_per_rank"].count())}};
   if (plan.has("shard_ranks")) r.shard_ranks = plan["shard_ranks"].count(kMaxRecorded);
