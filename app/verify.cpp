@@ -269,7 +269,7 @@ int verify_placements(const std::string& file, bool json) {
   const std::string failure = v.good() ? "" : v.found.empty() ? v.run : v.found;
   const std::string text = fmt::format(
       "{}, in fp64\n\n{}\n  bytes sent: {}; expected from the table {} {}\n  bytes of parameters on each rank: {}\n  "
-      "relative difference from one rank, y and gradients: {} {}\n\n{}{}",
+      "relative difference of y and gradients from one rank: {} {}\n\n{}{}",
       v.title, v.picture, v.count, v.sent, mark(v.sent == v.count), v.held, v.run, mark(v.alike),
       v.cause.empty() ? "" : "Likely cause: " + v.cause + "\n",
       v.good() ? "The ranks compute the same results as one rank.\n" : "");
