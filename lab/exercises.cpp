@@ -123,7 +123,7 @@ constexpr Known kKnown[] = {
      "the row counts do not match: `sent` must sum to the rows sent, `received` to the rows received. For the return "
      "path and for gradients the two are swapped. A lambda called later must capture copies of both"},
     {"that were dealt out", "rows",
-     "as many rows must return as this rank sent: `back` returns results to the source ranks of the rows"},
+     "this rank must receive as many results as it sent rows: `back` returns results to the source ranks of the rows"},
     {"asks for", "order", "ranks call different collectives at the same time"},
     {"recv of", "message", "a message has the wrong size: sender and receiver use different chunks in this step"},
     {"the root has no graph", "gradient",

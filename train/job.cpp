@@ -27,7 +27,7 @@ Settings field_descriptors(Optimisation& o) {
         {"document_mask",
          "restrict attention to documents and restart positions in each; requires tokens with <|endoftext|>"})
       .for_identity(IdentityRole::unless_default);
-  s.group("Optimisation");
+  s.group("Optimization");
   s.add(o.optimizer, {"optimizer", "update rule; muon applies to matrices of layers, adamw to all other parameters"})
       .for_identity(IdentityRole::yes);
   s.add(o.momentum, {"momentum", "momentum of sgd [0.9], and of matrices under muon [0.95]", {0, 1, true}}).follows();

@@ -126,7 +126,7 @@ void check_ones(Grading& grading, const Job& job) {
     const std::string where = where_text(job, fmt::format("gradients of ones, rank {}: sums of squares per unit", r));
     if (mine.found.size() != all.size())
       throw Failure{"values", fmt::format("{}: {} values; expected {}", where, mine.found.size(), all.size()),
-                    "one value per unit is required, 0 for a frozen one"};
+                    "expected one value per unit, 0 for a frozen unit"};
     std::vector<Guess> guesses;
     for (int q = 0; q < n; ++q)
       guesses.push_back(

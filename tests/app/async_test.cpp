@@ -137,7 +137,7 @@ TEST_F(UnevenCheckpointTest, ResumesWithoutReplayWithinStalenessBound) {
 
 TEST_F(UnevenCheckpointTest, RejectsResumeUnderDifferentPlan) {
   const std::string words =
-      "run/checkpoints/step-2 was saved inside a replay, with workers at different steps; expected --dp-mode "
+      "run/checkpoints/step-2 was saved during a replay, with workers at different steps; expected --dp-mode "
       "ps-async with 2 ranks and 1 servers";
   for (const char* plan : {"--ranks 2", "--ranks 1 --dp-mode ps-async", "--ranks 2 --dp-mode ps-async --servers 2"})
     fails(fmt::format("train --resume --out run {}{}", test::kNoPlan, plan), 2, words);
@@ -150,7 +150,7 @@ TEST_F(UnevenCheckpointTest, RejectsPushOrderOfDifferentRun) {
   record("begun.txt", {{0, 0, 0}, {0, 1, 1}, {1, 0, 0}, {0, 2, 3}});
   anew(train_ + "--replay begun.txt --out run");
   fails("train --resume --out run --replay order.txt", 2,
-        "--replay: in order.txt worker 1 has pulled parameters that are not in run/checkpoints/step-2");
+        "--replay: in order.txt, worker 1 has pulled parameters that are not in run/checkpoints/step-2");
 }
 
 TEST_F(UnevenCheckpointTest, RecordRequiresCompletePushOrder) {

@@ -203,7 +203,7 @@ TEST_F(BenchTest, AcceptsMinTimeWithAndWithoutUnit) {
     const Ran r = must("bench --benchmark_filter=^op/gelu/forward/fp32 --benchmark_min_time=" + std::string(seconds));
     expect_lacks(r.err, "--benchmark_min_time");
   }
-  fails("bench --benchmark_min_time=5x", 2, "--benchmark_min_time: expected seconds, as 0.1 or 0.1s");
+  fails("bench --benchmark_min_time=5x", 2, "--benchmark_min_time: expected seconds, such as 0.1 or 0.1s");
 }
 
 TEST_F(BenchTest, MpiRanksMeasureTogetherAndOneRankPrints) {
@@ -265,7 +265,7 @@ TEST_F(BenchTest, OptionsSelectRows) {
     for (const std::string& name : names) EXPECT_TRUE(std::regex_match(name, std::regex(pattern))) << words << name;
   }
   for (const auto& [words, why] :
-       {std::pair{"--bytes 8:4:2", "--bytes: expected FROM:TO:FACTOR, as 8:128M:2, or one"},
+       {std::pair{"--bytes 8:4:2", "--bytes: expected FROM:TO:FACTOR, such as 8:128M:2, or one"},
         {"--bytes 8:16", "--bytes: expected FROM:TO:FACTOR"},
         {"--bytes 8:16:1", "--bytes: expected FROM:TO:FACTOR"},
         {"--bytes 8T", "--bytes: expected a whole number in [1, "},
@@ -302,7 +302,7 @@ TEST_F(BenchTest, PrintedTableMatchesTextReport) {
   fails("report a.json --figure loss --svg", 2, "--figure loss: expected bench with a `bench` file");
   fails("report 'b*.json'", 4, "'b*.json': no file matches");
   write("bad.json", R"({"context": {"num_cpus": 2}, "benchmarks": [{"name": "x", "time_unit": "ms"}]})");
-  fails("report bad.json", 4, "bad.json: expected JSON of `tessera bench`");
+  fails("report bad.json", 4, "bad.json: expected JSON written by `tessera bench`");
 }
 
 // A file with one row in Google Benchmark's format.
@@ -502,13 +502,13 @@ TEST_F(PlanMeasureTest, PrintsEveryPartOfStepOnTwoRanks) {
 TEST_F(PlanMeasureTest, NamesInaccuratelyPredictedParts) {
   plant();
   const Ran r = must(plan_ + "--dp 2 --microbatches 1 --zero 0 --recompute none --measure 1");
-  expect_has(r.out, {"Measured: number 1, dp=2", "Off by more than 15%: step; "});
+  expect_has(r.out, {"Measured plan 1: dp=2", "Off by more than 15%: step; "});
 }
 
 TEST_F(PlanMeasureTest, RejectsInvalidOptions) {
   plant();
-  fails("plan --model gpt2 --hardware h100 --ranks 2 --measure 1", 2, "--measure: expected --hardware this");
-  fails("plan --model gpt2 --hardware h100 --ranks 2 --calibrate", 2, "--calibrate: expected --hardware this");
+  fails("plan --model gpt2 --hardware h100 --ranks 2 --measure 1", 2, "--measure: requires --hardware this");
+  fails("plan --model gpt2 --hardware h100 --ranks 2 --calibrate", 2, "--calibrate: requires --hardware this");
   for (const char* bad : {"0", "1,", "x", "1,,2", "1 2"})
     fails(plan_ + "--measure '" + bad + "'", 2, "--measure: expected a whole number");
   fails(plan_ + "--measure 999", 2, "--measure: expected positions in the ranking, 1 to ");

@@ -107,16 +107,16 @@ TEST_F(InferenceTest, RejectsInvalidOptions) {
   make("llama-nano");
   write("empty.txt", "");
   write("one.txt", "a");
-  fails("evaluate base", 2, "--data: expected a text, tokens or examples; got none");
+  fails("evaluate base", 2, "--data: missing; expected a text, tokens or examples");
   fails("evaluate base --data nowhere.txt", 4, "nowhere.txt");
   fails("evaluate base --data one.txt", 4, "1 tokens; expected at least 2");
   fails("evaluate base --data empty.txt", 4, "empty.txt");
   fails("evaluate base --data text.txt --tp 3", 2, "--tp: 3 does not divide");
   fails("evaluate base --data text.txt --lr 3", 2, "unknown option '--lr'");
-  fails("evaluate base --data text.txt --context 32", 2, "--context: the model has 16");
+  fails("evaluate base --data text.txt --context 32", 2, "--context: expected 16, the value of the model");
   fails("generate base --prompt ''", 2, "--prompt: expected at least one character");
   fails("generate base --stop ''", 2, "--stop: expected at least one character");
-  fails("generate base --prompts empty.txt", 4, "expected one prompt per line, got none");
+  fails("generate base --prompts empty.txt", 4, "contains no prompts; expected one per line");
   fails("generate base --cp 2", 2, "unknown option '--cp'");
   fails("generate base --min-p 2", 2, "--min-p: expected a number in [0, 1]");
   fails("generate nowhere", 4, "nowhere");
@@ -222,8 +222,9 @@ TEST_F(MixturesTest, ResumesBitwiseUnderDifferentLayouts) {
   expect_same_checkpoint_after_resume("run/checkpoints/step-12", 10, " --format json");
   // another mixture or another order is a different run
   fs::remove_all(path("run/checkpoints/step-12"));
-  fails("train --resume --out run --data text.txt=0.3,more.txt=0.7", 2, "mixture is \"3:7\" and was \"7:3\"");
-  fails("train --resume --out run --shuffle", 2, "shuffle is true and was the default");
+  fails("train --resume --out run --data text.txt=0.3,more.txt=0.7", 2,
+        "mixture is \"3:7\", but the checkpoint has \"7:3\"");
+  fails("train --resume --out run --shuffle", 2, "shuffle is true, but the checkpoint has the default");
   const Json found = must("evaluate whole --data text.txt=7,more.txt=3 --format json").last_record(),
              parts = found.at("datasets");
   EXPECT_NEAR(found.at("loss").get<double>(),
@@ -246,9 +247,9 @@ TEST_F(MixturesTest, RejectsInvalidMixtures) {
   fails("train --data text.txt=1,nowhere=1", 4, "nowhere");
   fails("train --data text.txt=1,more.txt=1", 2, "different tokenizer (char,");
   fails("train --data 'x*.bin'", 4, "no file matches");
-  fails("train --data text.txt=1,more.txt=1 --pack", 2, "--pack: goes with --data FILE.jsonl");
-  fails("data text.txt more.txt", 2, "--out: expected a folder for a dataset of 2 sources");
-  fails("data text.txt --shard-tokens 5", 2, "--shard-tokens: expected --out");
+  fails("train --data text.txt=1,more.txt=1 --pack", 2, "--pack: requires --data FILE.jsonl");
+  fails("data text.txt more.txt", 2, "--out: a dataset of 2 sources requires an output directory");
+  fails("data text.txt --shard-tokens 5", 2, "--shard-tokens: requires --out");
 }
 
 // --document-mask: rejected inputs, and runs on tokens with <|endoftext|> under several plans.
@@ -299,7 +300,8 @@ TEST_F(DocumentsTest, EveryPlanTrainsWithDocumentMask) {
     train_on_documents(model + " --document-mask --cp 2 --tp 2 --sp --out cp-" + family);
     train_on_documents("--document-mask --dp-mode ps-async --ranks 2 --out async-" + family);
   }
-  fails("train --resume --out crossed-gpt2 --document-mask --steps 8", 2, "document_mask is true and was the default");
+  fails("train --resume --out crossed-gpt2 --document-mask --steps 8", 2,
+        "document_mask is true, but the checkpoint has the default");
 }
 
 }  // namespace

@@ -66,7 +66,7 @@ TEST_F(InvalidInputTest, ErrorsNameTruncatedMappedFile) {
         const volatile std::byte* const bytes = mapped.bytes().data();
         if (bytes[50000] == std::byte{'x'}) std::puts("it was there");
       },
-      testing::ExitedWithCode(4), "tessera: .*tessera-mapped-.* was cut short while it was read");
+      testing::ExitedWithCode(4), "tessera: .*tessera-mapped-.* was truncated while it was being read");
   EXPECT_EQ(mapped_file_at(this), nullptr);
 }
 
@@ -137,7 +137,7 @@ TEST_F(InvalidInputTest, ErrorsNameTheOffendingOption) {
   fails("train " + kSmall + "--val-data nowhere", 4, "--val-data: cannot open nowhere: No such file");
   fails("train --data text.txt --context 1000000", 2, "--context: 1000000 is too long for a training text of");
   fails("checkpoint reshard run --out parts --dp 5 --zero 3", 2,
-        "--dp: expected a divisor: 5 data ranks x 1 micro-batches do not divide");
+        "--dp: 5 data ranks x 1 micro-batches do not divide the batch of");
 }
 
 TEST_F(InvalidInputTest, ErrorsNameInvalidTemporaryDirectory) {

@@ -69,8 +69,8 @@ TEST_F(TrainOptionsTest, PatienceStopsNewAndResumedRuns) {
   anew("train " + kSmall + still + "--steps 4");
   must("train --resume --out run --config run/config.toml --steps 40 --patience 2");
   EXPECT_EQ(validated(), (std::vector<int64_t>{2, 4, 6}));
-  fails("train --patience 2 --eval-every 0", 2, "--patience: expected validations between steps, got");
-  fails("train --patience 2 --no-eval", 2, "--patience: expected validations between steps, got --no-eval");
+  fails("train --patience 2 --eval-every 0", 2, "--patience: requires periodic validation, got");
+  fails("train --patience 2 --no-eval", 2, "--patience: requires periodic validation, got --no-eval");
 }
 
 TEST_F(TrainOptionsTest, HoldsOutValidationFileOrFraction) {
@@ -156,9 +156,9 @@ TEST_F(InitTest, NewEmbeddingRowsEqualMeanOfExistingRows) {
   EXPECT_TRUE(output.out.starts_with("Line<|im_end|>")) << output.out;
 
   fails("train --init f --data text.txt --lora-rank 2 " + added, 2,
-        "--add-tokens: 2 of them are new, but training adapters does not update embedding rows");
+        "--add-tokens: 2 of the tokens are new, but adapter training does not update embedding rows");
   fails("train --init f --data text.txt --tokenizer bytes " + added, 2,
-        "--add-tokens: expected a --tokenizer folder or none with --init");
+        "--add-tokens: with --init, expected a tokenizer directory or no --tokenizer");
   fails("train --data text.txt --add-tokens '<a>'", 2, "--add-tokens: a char tokenizer supports only characters");
   fails("train --init f --data text.txt --add-tokens 'a,,b'", 2, "--add-tokens: expected comma-separated names");
 }
@@ -213,8 +213,8 @@ TEST_F(InitTest, RejectsTokensOutsideEmbeddingTableOnlyIfUsed) {
   tokenizer["added_tokens"].push_back({{"id", 290}, {"content", "<x>"}, {"special", false}, {"normalized", false}});
   write("f/tokenizer.json", tokenizer.dump());
   expect_has(tune("--init f --ranks 2").err,
-             "the tokenizer has 291 tokens, but the embedding table only 290 rows; the data contain none of the "
-             "missing tokens");
+             "the tokenizer has 291 tokens, but the embedding table has only 290 rows; the data contain no token "
+             "without a row");
   for (const char* next : {"train --resume --out run --quiet --config run/config.toml --steps 2",
                            "checkpoint reshard run --out two --ranks 2 --tp 2", "generate run --prompt Line --tokens 3",
                            "train --init run --data text.txt --steps 1 --lr 0 --no-eval --out more"})
@@ -258,7 +258,8 @@ TEST_F(InitTest, ShorterContextUsesFirstPositionEmbeddings) {
   // As many tokens as the context, independent of the size of the table.
   EXPECT_NEAR(compute_loss("out --context 16"), compute_loss("run --context 16"), 1e-6);
   for (const std::string from : {"f", "run"})
-    fails("train --init " + from + " --data text.txt --context 65", 2, "--context: the model has 64, got 65");
+    fails("train --init " + from + " --data text.txt --context 65", 2,
+          "--context: expected 64, the value of the model, got 65");
   fails("train --data text.txt --positions 32", 2, "--positions: expected at least one row for each of the 64 tokens");
   fails("train --data text.txt --model llama-nano --positions 99", 2, "--positions: requires --family gpt2");
   must(

@@ -72,7 +72,8 @@ TEST_F(ImportExportTest, PrintsOneNoteForIgnoredConfigurationKeys) {
   must("checkpoint export folder --out more");
   EXPECT_EQ(to_json("more/config.json").at("sliding_window"), 8);
   EXPECT_EQ(compute_loss("more"), slides);
-  fails("train --init folder --window 4 --data text.txt --out run", 2, "--window: the model has 8, got 4");
+  fails("train --init folder --window 4 --data text.txt --out run", 2,
+        "--window: expected 8, the value of the model, got 4");
 }
 
 // The initial loss of a run is the final loss of the run it starts from, for every source of weights and every plan.
@@ -155,22 +156,23 @@ TEST_F(ImportExportTest, DilocoReplicasResumeFromReshardedCheckpoint) {
   EXPECT_TRUE(fs::exists(path("parts/checkpoints/step-3/optimizer.rank-7-of-8.safetensors")));
   must("train --resume --out parts --dp 2 --pp 1 --tp 1");
   EXPECT_EQ(weights("parts/checkpoints/step-5"), end);
-  fails("checkpoint reshard base --out other --dp 4", 2,
-        "--dp: each data rank of --dp-mode diloco has a separate state; expected 2, the number of ranks of the run, "
-        "got 4");
+  fails(
+      "checkpoint reshard base --out other --dp 4", 2,
+      "--dp: each data rank of --dp-mode diloco has a separate state; expected 2, the number of data ranks of the run, "
+      "got 4");
 }
 
 TEST_F(ImportExportTest, RejectsInvalidOptions) {
   make_base("");
   fails("checkpoint", 2, "expected import, export, inspect, quantize or reshard");
-  fails("checkpoint export base", 2, "--out: expected a name");
-  fails("checkpoint export base --out folder", 6, "exists already");
-  fails("checkpoint import base --out imported", 4, "no config.json");
+  fails("checkpoint export base", 2, "--out: missing; expected a new directory");
+  fails("checkpoint export base --out folder", 6, "already exists");
+  fails("checkpoint import base --out imported", 4, "config.json is missing");
   fails("checkpoint inspect nowhere", 4, "nowhere: no such file");
-  fails("train --init base --layers 3 --out run", 2, "--layers: the model has 2, got 3");
-  fails("train --init base --model gpt2 --out run", 2, "--model: expected no --model with --init");
+  fails("train --init base --layers 3 --out run", 2, "--layers: expected 2, the value of the model, got 3");
+  fails("train --init base --model gpt2 --out run", 2, "--model: cannot be combined with --init");
   must("checkpoint import folder --out imported");
-  fails("train --resume --out imported", 2, "has no optimizer state; expected --init imported");
+  fails("train --resume --out imported", 2, "has no optimizer state; use --init imported");
   fs::resize_file(path("folder/model.safetensors"), 500);
   fails("checkpoint import folder --out other", 4, "model.safetensors");
   EXPECT_FALSE(fs::exists(path("other")) || fs::exists(path("run")));
@@ -246,8 +248,8 @@ TEST_F(LoraTest, AdaptedRunsResumeAndExport) {
   must("checkpoint inspect adapters --base moved");
   anew("train --init adapters --base moved" + next_);
   fails("evaluate adapters --data text.txt", 4, "specify it with --base FOLDER");
-  fails("evaluate whole --base moved --data text.txt", 2, "--base: goes with adapters");
-  fails("train --base moved --data text.txt --out run", 2, "--base: goes with --init ADAPTERS");
+  fails("evaluate whole --base moved --data text.txt", 2, "--base: requires adapters");
+  fails("train --base moved --data text.txt --out run", 2, "--base: requires --init ADAPTERS");
 }
 
 // Adapters name the directory of their base model independent of the current directory, and reject any other model.
@@ -273,7 +275,7 @@ TEST_F(LoraTest, AdaptersReferenceTheirBaseModel) {
 
   must("train --resume --out tuned --steps 7 --init other/../base");
   fails("train --resume --out tuned --steps 8 --init other", 2, "--init: the run in tuned started with ");
-  fails("train --resume --out base --steps 8 --init other", 2, "started with none; expected the same, got other");
+  fails("train --resume --out base --steps 8 --init other", 2, "started with none; expected the same value, got other");
   Json config = to_json("adapters/adapter_config.json");
   config["base_model_name_or_path"] = "base";
   write("adapters/adapter_config.json", config.dump());
@@ -338,11 +340,12 @@ TEST_F(LoraTest, ExpertsStayFrozen) {
 
 TEST_F(LoraTest, RejectsInvalidOptions) {
   must(base_);
-  fails("train --data text.txt --lora-rank 2 --out run", 2, "--lora-rank: expected --init");
-  fails("train --init base --lora-alpha 2 --out run", 2, "--lora-alpha: goes with --lora-rank");
+  fails("train --data text.txt --lora-rank 2 --out run", 2, "--lora-rank: requires --init");
+  fails("train --init base --lora-alpha 2 --out run", 2, "--lora-alpha: requires --lora-rank");
   fails("train --init base --lora-rank 2 --lora-targets q_proj,c_attn --out run", 2, "got 'c_attn'");
-  fails("train --init base --lora-rank 2 --dp 2 --dp-mode ps-async --out run", 2, "got --dp-mode ps-async");
-  fails("checkpoint export base --merge --out whole", 2, "--merge: expected a model with adapters");
+  fails("train --init base --lora-rank 2 --dp 2 --dp-mode ps-async --out run", 2,
+        "--lora-rank: not supported with --dp-mode ps-async");
+  fails("checkpoint export base --merge --out whole", 2, "--merge: requires adapters");
   must(tuned_);
   fails("train --init tuned --lora-rank 2 --out run", 2, "--lora-rank: expected only --lora-dropout");
   fails("train --resume --out tuned --lora-alpha 5", 2, "lora_scale");
@@ -414,16 +417,17 @@ TEST_F(QuantizeTest, QuantizedRunsResumeAndExport) {
 TEST_F(QuantizeTest, RejectsInvalidOptions) {
   must(base_);
   fails("train --init base --data text.txt --quantize nf4 --out run", 2,
-        "--quantize: 4-bit weights are frozen; expected --lora-rank");
+        "--quantize: nf4 requires --lora-rank, because 4-bit weights are frozen");
   fails("train --init base --data text.txt --lora-rank 2 --quantize-group 64 --out run", 2,
-        "--quantize-group: goes with --quantize gptq, got none");
+        "--quantize-group: requires --quantize gptq, got none");
   fails("train --init base --data text.txt --lora-rank 2 --quantize gptq --out run", 2,
         "--quantize: gptq requires a model quantized by tessera checkpoint quantize");
   fails("verify --model llama-nano --channels 64 --ffn 128 --lora-rank 2 --quantize nf4 --dp 1 --tp 2", 2,
         "--tp: 'blocks.0.attn.proj.weight' (64, 64) would be sharded at multiples of 32 elements");
   must(tuned_);
   fails("train --resume --out tuned --quantize none", 2, "quantize");
-  fails("train --init tuned --data text.txt --quantize gptq --out run", 2, "--quantize: the model has nf4, got gptq");
+  fails("train --init tuned --data text.txt --quantize gptq --out run", 2,
+        "--quantize: expected nf4, the value of the model, got gptq");
 }
 
 // checkpoint quantize: a folder that every command reads bitwise identically, and one-line errors.
@@ -440,7 +444,7 @@ class GptqTest : public ModelsTest {
 TEST_F(GptqTest, EveryCommandReadsQuantizedModel) {
   must(base_);
   const Ran made = must(quantize_ + "--method gptq --bits 4 --out small");
-  EXPECT_EQ(made.out, "base quantized to small: layers in 4 bits in groups of 16, by GPTQ\n");
+  EXPECT_EQ(made.out, "base quantized to small: 4-bit layers in groups of 16, by GPTQ\n");
   expect_has(made.err, "blocks.0.mlp.down.weight (32, 64): ");
   must("checkpoint quantize base --method rtn --group 16 --out rounded");
   const double before = compute_loss("base"), rounded = compute_loss("rounded"), small = compute_loss("small");
@@ -458,7 +462,7 @@ TEST_F(GptqTest, EveryCommandReadsQuantizedModel) {
   // A group per row: layers with 32 and 64 inputs have one scale per row.
   for (const char* method : {"gptq", "rtn"}) {
     const Ran by_rows = anew(quantize_ + "--group -1 --out rows --method " + method);
-    expect_has(by_rows.out, ": layers in 4 bits in rows, by ");
+    expect_has(by_rows.out, ": 4-bit layers in rows, by ");
     EXPECT_EQ(to_json("rows/quantize_config.json").at("group_size"), -1);
     const Safetensors stored(path("rows/model.safetensors"), true);
     for (const TensorBytes& t : stored.tensors())
@@ -475,9 +479,9 @@ TEST_F(GptqTest, EveryCommandReadsQuantizedModel) {
 
 TEST_F(GptqTest, RejectsInvalidOptions) {
   must(base_);
-  fails("checkpoint quantize base --out other", 2, "--calibrate: expected a text");
+  fails("checkpoint quantize base --out other", 2, "--calibrate: required by --method gptq");
   fails("checkpoint quantize base --calibrate nowhere.txt --out other", 4, "nowhere.txt");
-  fails("checkpoint quantize base --calibrate text.txt", 2, "--out: expected a name");
+  fails("checkpoint quantize base --calibrate text.txt", 2, "--out: missing; expected a new directory");
   fails("checkpoint quantize base --calibrate text.txt --out other", 2,
         "--group: expected a divisor of the 32 inputs of blocks.0.attn.qkv, got 128 (-1: full rows)");
   for (const char* none : {"0", "-2"})  // the later option takes precedence
@@ -485,7 +489,7 @@ TEST_F(GptqTest, RejectsInvalidOptions) {
   fails(quantize_ + "--bits 3 --out other", 2, "--bits");
   fails(quantize_ + "--method awq --out other", 2, "--method");
   fails(quantize_ + "--windows 0 --out other", 2, "--windows");
-  fails(quantize_ + "--train-on all --out other", 2, "--train-on: goes with --calibrate FILE.jsonl");
+  fails(quantize_ + "--train-on all --out other", 2, "--train-on: requires --calibrate FILE.jsonl");
   train("--model llama-nano --tokenizer bytes --steps 1 --warmup 0 --ranks 1 --eval-every 0 --out narrow");
   fails("checkpoint quantize narrow --calibrate text.txt --group 16 --out other", 2,
         "GPTQ files require multiples of 32");
@@ -535,7 +539,7 @@ TEST_F(FineTuningTest, RejectsInvalidOptions) {
   write("bad.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"prompt\": \"a\"}\n");
   fails("train --data bad.jsonl --out run", 4, "bad.jsonl:2: expected input_ids, messages, conversations");
   fails("train --data bad.jsonl --skip-bad --out run", 4, "expected at least 2");
-  fails("train --data text.txt --pack --out run", 2, "--pack: goes with --data FILE.jsonl");
+  fails("train --data text.txt --pack --out run", 2, "--pack: requires --data FILE.jsonl");
   fails(small_ + "--context 8 --out run", 4, "no token to train on");
   fails(small_ + "--dp-mode ps-async --ranks 2 --out run", 2, "--dp-mode");
   fails(small_ + "--template alpha --out run", 2, "--template");

@@ -31,7 +31,7 @@ TEST_F(RunDirectoryTest, RejectsSecondWriterOfLiveRun) {
   const pid_t child = begun("--save-every 0 --eval-every 0");
   const std::string owner = fmt::format("process {} on ", child);
   fails("train --resume --out run", 2, owner);
-  fails("train " + kSmall + "--out run", 2, "already holds a run");
+  fails("train " + kSmall + "--out run", 2, "already contains a run");
   kill(child, SIGSTOP);
   fails("train --resume --out run", 2, owner);
   kill(child, SIGKILL);
@@ -192,7 +192,7 @@ TEST_F(RunDirectoryTest, RejectsProcessesInDifferentDirectories) {
     EXPECT_EQ(ran.status, 2) << ran.err;
     expect_has(ran.err, words);
   };
-  refused("--out run", "folder of the run` is that of process");
+  refused("--out run", "run directory` is locked by process");
   std::string other = text;
   other[5] = other[5] == '1' ? '2' : '1';
   write("b/text.txt", other);
@@ -290,7 +290,7 @@ TEST_F(SignalsTest, SignalsStopValidationAndSaveCompletedSteps) {
                                     {"--steps 4 --eval-every 2", begun_},
                                     {"--steps 2 --ranks 2 --dp-mode ps-async", saved}}) {
     EXPECT_EQ(signalled(options + more, SIGTERM, ready), 143) << more;
-    expect_has(log(), "stopped in the validation after step 2, which was saved; tessera train --resume --out run");
+    expect_has(log(), "stopped during the validation after step 2, which was saved; tessera train --resume --out run");
     EXPECT_EQ(read_file(path("run/checkpoints/latest")), "step-2\n");
     expect_lacks(read_file(path("run/metrics.jsonl")), "eval");
     fs::remove_all(path("run"));

@@ -95,13 +95,13 @@ TEST(CommandLine, ErrorsNameOptionExpectedAndActualValue) {
   const std::string commands =
       "expected train, verify, generate, evaluate, checkpoint, data, bench, plan, report, explore, lab or describe";
   EXPECT_EQ(message("trian"), "unknown command 'trian'; " + commands + "; did you mean 'train'?");
-  EXPECT_EQ(message(""), "no command given; " + commands + " (tessera --help says more)");
+  EXPECT_EQ(message(""), "no command given; " + commands + " (see tessera --help)");
   EXPECT_EQ(message("train --lay 3"), "unknown option '--lay'; did you mean '--layers'?");
   EXPECT_EQ(message("train generate x"), "unexpected argument 'generate'");
   for (const std::string flag : {"--quiet", "--untied"})
     EXPECT_EQ(message("train " + flag + "=maybe"), flag + ": expected true or false, got 'maybe'");
   EXPECT_EQ(message("train --data caf\xe9"), "--data: expected UTF-8, got 'caf\\xe9'");
-  EXPECT_EQ(message("data x --out ''"), "--out: expected a new folder, got ''");
+  EXPECT_EQ(message("data x --out ''"), "--out: expected a new directory, got ''");
   EXPECT_EQ(message("train extra"), "unexpected argument 'extra'");
   EXPECT_EQ(message("train --dtype fp23"), "--dtype: expected fp32, bf16, fp64, got 'fp23'; did you mean 'fp32'?");
   EXPECT_EQ(message("train --device GPU"), "--device: expected cpu, cuda, got 'GPU'; did you mean 'cuda'?");
@@ -138,7 +138,7 @@ TEST_F(ConfigTest, RejectsUnavailableDevice) {
 
 TEST(CommandLine, RejectsConflictingOptions) {
   EXPECT_EQ(message("train --model gpt-nano --min-lr 1"), "--min-lr: expected at most --lr (0.001), got 1");
-  EXPECT_EQ(message("train --resume"), "--resume: expected --out DIR, the run to continue; got no --out");
+  EXPECT_EQ(message("train --resume"), "--resume: requires --out DIR, the run to resume");
   EXPECT_EQ(message("train --model gpt2"), "");
 }
 
@@ -267,7 +267,7 @@ TEST_F(ConfigTest, OptionsOverrideConfigurationFile) {
 TEST_F(ConfigTest, RejectsResumeWithoutCheckpoints) {
   const std::string saves = file("layers = 2\n");
   const std::string expected =
-      "--resume: expected a run that saves checkpoints, got --no-save as an option or in its config.toml";
+      "--resume: cannot be combined with --no-save (an option, or a key in the run's config.toml)";
   EXPECT_EQ(message("train --resume --out x --no-save --config " + saves), expected);
   EXPECT_EQ(message("train --resume --out x --no-eval --config " + saves), "");
   const std::string saves_not = file("no-save = true\n");
@@ -435,7 +435,7 @@ TEST(OptionErrors, PrintsAllCommandLineErrors) {
                       "--tp: expected a whole number in [1, 1024], got '0'"}));
   EXPECT_EQ(refused("data x --vocab 1 --out ''"),
             (Messages{"--vocab: expected a whole number in [256, 1000000000], got '1'",
-                      "--out: expected a new folder, got ''"}));
+                      "--out: expected a new directory, got ''"}));
   EXPECT_EQ(refused("plan --top 0 --pp 0 --hardware h100").size(), 2U);
   EXPECT_EQ(refused("train --layers"), Messages{"--layers: expected a value, got none"});
   EXPECT_EQ(refused("train --hedas --layers").size(), 2U);

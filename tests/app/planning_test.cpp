@@ -128,7 +128,7 @@ TEST_F(PlanningTest, HtmlPageIsSelfContained) {
 TEST_F(PlanningTest, TextOutputIsConcise) {
   const Ran r = must("plan " + k7b_ + "--ranks 8");
   EXPECT_LE(std::count(r.out.begin(), r.out.end(), '\n'), 50);
-  expect_has(r.out, {"llama2-7b: 6.74 billion parameters", "8 ranks of h100", "\nRecommended, number 1: ",
+  expect_has(r.out, {"llama2-7b: 6.74 billion parameters", "8 ranks on h100", "\nRecommended, number 1: ",
                      "\nAlternatives:\n", "\nWeakest assumption: ", "\nCommand:\n  tessera train --model llama2-7b "});
 }
 
@@ -160,8 +160,8 @@ TEST_F(PlanningTest, RejectsInvalidInputWithOneLineError) {
     int status = 2;
   };
   const std::vector<Bad> table = {
-      {"plan --ranks 8", "--hardware: expected a100-40, "},
-      {"plan --hardware h100", "--ranks: expected the number of ranks"},
+      {"plan --ranks 8", "--hardware: missing; expected a100-40, "},
+      {"plan --hardware h100", "--ranks: missing; expected the number of ranks"},
       {nano + "--hardware h101", "h101"},
       {nano + "--hardware none.toml", "none.toml", 4},
       {nano + "--hardware zero.toml", "zero.toml: intra_bytes_per_s: expected more than 0, got 0"},
@@ -170,13 +170,13 @@ TEST_F(PlanningTest, RejectsInvalidInputWithOneLineError) {
       {nano + "--hardware minus.toml", "minus.toml: peak_flops: expected more than 0"},
       {nano + "--hardware base.toml", "h1000"},
       {nano + "--hardware h100 --software fdsp", "fdsp"},
-      {h100 + "--model missing.json", "missing.json: model.vocab: expected a value, got none"},
+      {h100 + "--model missing.json", "missing.json: model.vocab: missing; expected a value"},
       {h100 + "--model unknown.json", "unknown.json: model.widht"},
       {h100 + "--model negative.json", "negative.json: "},
       {h100 + "--model torn.json", "torn.json", 4},
       {h100 + "--model huge.json", "huge.json", 4},
       {h100 + "--model nowhere.json", "nowhere.json", 4},
-      {h100 + "--model good.json --layers 3", "--layers: expected a named model"},
+      {h100 + "--model good.json --layers 3", "--layers: cannot be combined with --model"},
       {h100 + "--model lama2-7b", "did you mean 'llama2-7b'?"},
       {h100 + "--model gpt2 --batch 1e18", "--batch: expected a whole number"},
       {h100 + "--model gpt2 --batch 1000000000000000000", "--batch: expected a whole number"},
@@ -186,11 +186,10 @@ TEST_F(PlanningTest, RejectsInvalidInputWithOneLineError) {
       {h100 + "--model gpt2 --memory nan", "--memory: expected a number"},
       {h100 + "--model gpt2 --memory 0", "--memory: expected a number"},
       {h100 + "--model gpt2 --top 0", "--top: expected a whole number"},
-      {h100 + "--model gpt2 --ranks 8191", "--ranks: 8191 does not divide into axes for"},
+      {h100 + "--model gpt2 --ranks 8191", "--ranks: 8191 cannot be factored into axes that fit"},
       {h100 + "--model gpt2 --tp 8", "--tp: 8 does not divide the 12 heads"},
-      {h100 + "--model gpt2 --dp 3", "--ranks: dp 3 does not divide 8"},
-      {h100 + "--model gpt2 --pp 2 --dp 2 --tp 1 --cp 1",
-       "--ranks: pp 2 x dp 2 x cp 1 x tp 1 makes 4 ranks; expected 8"},
+      {h100 + "--model gpt2 --dp 3", "--ranks: dp 3 does not divide the 8 ranks"},
+      {h100 + "--model gpt2 --pp 2 --dp 2 --tp 1 --cp 1", "--ranks: pp 2 x dp 2 x cp 1 x tp 1 is 4 ranks; expected 8"},
       {h100 + "--model gpt2 --microbatches 3", "--batch: "},
       {h100 + "--model gpt2 --schedule 2f2b", "--schedule: unknown schedule '2f2b'"},
       {h100 + "--model gpt2 --schedule plan.txt", "--schedule: expected a name"},
@@ -224,7 +223,7 @@ TEST(MeshAxes, DefaultSizesAreDerivedFromWorldSize) {
 TEST(Plan, RejectsInvalidPlansWithOneLineError) {
   const std::pair<const char*, const char*> refused[] = {
       {"--tp 3", "--tp: 3 does not divide the 4 heads; nearest valid value: 2 or 4"},
-      {"--ranks 8 --tp 3", "makes 3 ranks; expected 8; nearest valid value: 6 or 9 ranks"},
+      {"--ranks 8 --tp 3", "is 3 ranks; expected 8; nearest valid value: 6 or 9 ranks"},
       {"--pp 8", "--pp: 8 ranks have 8 stages, more than the 4 layers"},
       {"--pp 4 --schedule zb-v", "4 ranks have 8 stages, more than the 4 layers"},
       {"--pp 2 --microbatches 3 --schedule interleaved", "3 micro-batches"},

@@ -87,7 +87,8 @@ TEST_F(ProgramTest, SeedDeterminesWeightsBitwise) {
 
 TEST_F(ProgramTest, ResumeRejectsDifferentOptionsAndSkipsDamagedCheckpoints) {
   train("--out run --save-every 5");
-  fails("train --resume --out run --seed 3 --layers 2", 2, "layers is 2 and was 1; seed is 3 and was 1337");
+  fails("train --resume --out run --seed 3 --layers 2", 2,
+        "layers is 2, but the checkpoint has 1; seed is 3, but the checkpoint has 1337");
   fails("train " + kSmall + " --out run", 2, "--resume");
   fails("train " + kSmall + " --out text.txt", 2, "text.txt");
   const fs::path file = path("run/checkpoints/step-12/model.safetensors");
@@ -119,7 +120,7 @@ TEST_F(ProgramTest, UnwritableOutputReturnsStatus6) {
        {std::string("--help"), std::string("generate run --tokens 5 --prompt Line"), std::string("data text.txt"),
         std::string("bench --benchmark_filter=^op/gelu/forward/fp32 --benchmark_min_time=0.001"),
         "train " + kSmall + " --format json --out full"})
-    fails(arguments + " 2> err.txt > /dev/full #", 6, "cannot write standard output");
+    fails(arguments + " 2> err.txt > /dev/full #", 6, "cannot write to standard output");
   fails("train " + kSmall + " --out /proc/run", 6, "/proc/run");
 }
 
@@ -145,9 +146,9 @@ TEST_F(ProgramTest, TrainsWithoutCheckpointsAndValidation) {
     write("run/a.gguf", "GGUF");
     for (const char* const from : {"run", "run/a.gguf"})
       fails(std::string("evaluate ") + from + " --data text.txt", 4, "none was saved; a.gguf is a GGUF model");
-    fails("checkpoint import run --out x", 4, "expected a model folder; a.gguf is a GGUF model");
+    fails("checkpoint import run --out x", 4, "expected a Hugging Face folder; a.gguf is a GGUF model");
     fails("report run", 4, "run: found no report.json");
-    fails("train --resume --out run", 2, "--resume: expected a run that saves checkpoints, got --no-save");
+    fails("train --resume --out run", 2, "--resume: cannot be combined with --no-save");
   }
 }
 
@@ -202,10 +203,10 @@ TEST_F(LabTest, RejectsInvalidCommands) {
   fails("lab grade p1", 2, "use lab check to grade a file");
   fails("lab start p1 .", 2, "is not empty");
   fails("verify --placements none.txt", 4, "none.txt");
-  fails("verify --placements none.txt --tp 2", 2, "expected no plan options");
+  fails("verify --placements none.txt --tp 2", 2, "cannot be combined with plan options");
   fails("lab again", 2, "unexpected argument 'again'");
-  fails("lab check 2", 2, "expected N and DIR, or --all with a folder");
-  fails("lab check 2 --all empty", 2, "--all: expected no exercise, got '2'");
+  fails("lab check 2", 2, "expected N and DIR, or --all with a directory");
+  fails("lab check 2 --all empty", 2, "--all: cannot be combined with an exercise, got '2'");
   fails("lab check --all nowhere", 4, "nowhere is not a directory");
   fails("lab answer 2", 2, "no channel");
   fails("lab start 2 .", 2, "is not empty; expected a new or empty directory");

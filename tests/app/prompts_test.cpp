@@ -44,10 +44,10 @@ TEST_F(PromptsTest, TextsBeginWithBosToken) {
 
 // The fixture has a context of 64 tokens, and "The moon" has at least three, including <s>.
 TEST_F(PromptsTest, ReportsTextLongerThanContext) {
-  const std::string unread = "are ignored, because the context has 64\n";
+  const std::string unread = "are ignored, because the context length is 64\n";
   expect_lacks(generate("--ignore-end").err, "context");
   expect_has(generate("--ignore-end --tokens 99").err,
-             "the text is longer than the context of 64 tokens: earlier tokens are ignored at the end\n");
+             "the text is longer than the context of 64 tokens; once it is full, the earliest tokens are ignored\n");
   std::string moons = "The moon";
   for (int i = 0; i < 70; ++i) moons += " moon";
   write("prompts.txt", "\uFEFFThe moon\r\n" + moons + "\r\n");
@@ -92,7 +92,7 @@ TEST_F(PromptsTest, ListsOverriddenGenerationSettings) {
   say("bos/generation_config.json", "top_p", 0.8);
   say("bos/generation_config.json", "repetition_penalty", 1.05);
   expect_has(generate("--top-p 0.8").err,
-             "the model's generation settings, overridden by options: repetition_penalty 1.05\n");
+             "generation settings of the model that options override: repetition_penalty 1.05\n");
 }
 
 // The tokenizer may have more tokens than the model; only tokens that are used are rejected.
@@ -239,7 +239,7 @@ TEST_F(ChatTest, UsesChatTemplateOfModel) {
         << plan;
   EXPECT_EQ(reply("--chat", "true |"), "");
   EXPECT_EQ(reply("--template auto --special --prompt 'snow?'"), "white.\n");
-  fails("generate tuned --chat --prompt x", 2, "--chat: reads its turns from standard input");
+  fails("generate tuned --chat --prompt x", 2, "--chat: reads the conversation from standard input");
 }
 
 // Unknown templates are rejected before the first turn; a template that raises ends the conversation.
@@ -326,7 +326,7 @@ TEST_F(ChatTest, ExportsTrainingTemplate) {
   EXPECT_EQ(reply("--chat", "printf 'snow?\nsky?\n' |", "folder"), "white.\nblue.\n");
   // Alpaca has no Jinja template, so the folder's template differs from the training template, which is reported.
   tune("--tokenizer tok --template alpaca --context 256 --steps 1 --warmup 0 --out other");
-  expect_has(must("checkpoint export other --out again").err, "differs from that of the training");
+  expect_has(must("checkpoint export other --out again").err, "differs from the one used in training");
 }
 
 // The character tokenizer has no x either, which was once used to find the end of an answer.
@@ -337,7 +337,7 @@ TEST_F(ChatTest, MultiTokenMarkerEndsTurn) {
                         {{"text", "white."}, {"ended", "stop"}}, kind);
     // Exported folders have an equivalent Jinja template.
     expect_has(anew("checkpoint export tuned --out folder").err,
-               "a turn ends with the text <|im_end|>, which is not one token");
+               "a turn ends with the text <|im_end|>, which is not a single token");
     EXPECT_EQ(reply("--chat", "printf 'snow?\n' |", "folder"), "white.\n") << kind;
   }
 }

@@ -75,7 +75,7 @@ TEST_F(RanksTest, ThreadsAndProcessesWriteSameDump) {
   must("train " + kSmall + "--steps 2 --pp 2 --layers 2 --out resumed");
   must("train --resume --out resumed --steps 4 --dump 3");
   EXPECT_EQ(read_file(path("resumed" + file)).size(), dumped.size());
-  expect_has(must("train --resume --out threads --steps 5 --dump 3").err, "step 3 was completed before");
+  expect_has(must("train --resume --out threads --steps 5 --dump 3").err, "step 3 was already completed");
   must("verify --layers 2 --channels 16 --steps 2 --pp 2 --vocab 40 --dump 2");
   EXPECT_TRUE(fs::exists(path("dump_2.safetensors")));
 }
@@ -112,7 +112,7 @@ TEST_F(RanksTest, InvalidPlansReturnStatus2WithOneLineError) {
           "--staleness: goes with --dp-mode ps-async, got ps-sync; nearest valid value: 1");
   refused("--outer-lr 0.5", "--outer-lr: goes with --dp-mode diloco, got ddp; nearest valid value: 0.7");
   refused("--ranks 4 --dp-mode ps-sync --servers 5", "--servers: expected at most the 4 ranks, got 5");
-  refused("--dp 3 --ranks 2", "makes 3 ranks; expected 2; nearest valid value: --dp 2");
+  refused("--dp 3 --ranks 2", "is 3 ranks; expected 2; nearest valid value: --dp 2");
   refused("--zero 1 --dp-mode ps-sync", "--zero: 1 requires --dp-mode ddp, got ps-sync");
   refused("--zero 2 --dp-mode dataparallel", "--zero: 2 requires --dp-mode ddp, got dataparallel");
   refused("--dp-mode ps-sync --all-reduce ring", "--all-reduce: ps-sync reduces on one rank, in rank order");

@@ -138,11 +138,11 @@ TEST_F(ReportTest, InterruptedRunWritesTimeline) {
 TEST_F(ReportTest, WritesNothingWithoutTraceOption) {
   must("train " + kTiny + "--out run");
   EXPECT_FALSE(fs::exists(path("run/trace.json")) || fs::exists(path("run/report.json")));
-  fails("report run", 4, "run: found no report.json; train with --trace to record it");
+  fails("report run", 4, "run: report.json is missing; train with --trace to record it");
   fails("report nowhere", 4, "nowhere: no such directory");
   fails("report nowhere --format text", 4, "nowhere: no such directory");
   fails("report run --format pdf", 2, "--format: expected html, text, got 'pdf'");
-  fails("report run --format text --out page.html", 2, "--out: expected no file with --format text");
+  fails("report run --format text --out page.html", 2, "--out: cannot be combined with --format text");
   fails("train " + kTiny + "--trace --dp-mode ps-async --out other", 2, "--trace");
 }
 
@@ -238,7 +238,7 @@ TEST(Figures, RejectsInvalidRequests) {
       {"memory", {{"zero", "1,2"}, {"ranks", "2,4"}}, "--ranks: expected one value, because --zero has several"},
       {"memory", {{"zero", "1,7"}, {"ranks", "2"}}, "--zero"},
       {"bytes", {{"tp", "3"}}, "--tp"},
-      {"bytes", {{"dp-mode", "ps-async"}}, "only known from a run"}};
+      {"bytes", {{"dp-mode", "ps-async"}}, "known only from a run"}};
   for (const auto& [name, words, why] : table)
     expect_has(error_message([&, name = name, &words = words] { render_svg(name, words); }), why);
 }
@@ -337,19 +337,19 @@ TEST(Compare, ComparesRunsWithAndWithoutTrace) {
     const size_t at = of.find("\n  " + name);
     return at == std::string::npos ? "no row" : of.substr(at + 45, of.find('\n', at + 1) - at - 45);
   };
-  EXPECT_EQ(row(text, "median of the run"), "        100.000 ms         50.000 ms         -50.0%");
-  EXPECT_EQ(row(text, "a quarter of its steps is faster"), "         90.000 ms         45.000 ms         -50.0%");
+  EXPECT_EQ(row(text, "median over the run"), "        100.000 ms         50.000 ms         -50.0%");
+  EXPECT_EQ(row(text, "25th percentile"), "         90.000 ms         45.000 ms         -50.0%");
   EXPECT_EQ(row(text, "zero"), "                 0                 1               ");
   EXPECT_EQ(row(text, "dp  "), "no row");  // equal in both runs
-  EXPECT_LT(text.find("options that differ"), text.find("a step\n"));
+  EXPECT_LT(text.find("options that differ"), text.find("step time\n"));
   EXPECT_EQ(row(text, "exposed "), "         20.000 ms         20.000 ms           same");
   EXPECT_EQ(row(text, "- waiting for other ranks "), "          5.000 ms          5.000 ms           same");
-  EXPECT_EQ(row(text, "hidden behind computing, of the step"), "             15.0%             15.0%           same");
+  EXPECT_EQ(row(text, "hidden behind computation, of the step"), "             15.0%             15.0%           same");
   EXPECT_EQ(row(text, "dp all_reduce"), "               200               200           same");
-  EXPECT_EQ(row(text, "all at once"), "               101               101           same");
-  EXPECT_EQ(row(text, "of step 2"), "            3.2500            3.2500           same");
-  EXPECT_EQ(row(text, "at its end"), "            3.2500            3.0000        -0.2500");
-  expect_has(text, "b has 3 steps and a 2: losses are compared at the last common step");
+  EXPECT_EQ(row(text, "peak"), "               101               101           same");
+  EXPECT_EQ(row(text, "at step 2"), "            3.2500            3.2500           same");
+  EXPECT_EQ(row(text, "final"), "            3.2500            3.0000        -0.2500");
+  expect_has(text, "b has 3 steps and a has 2: losses are compared at the last common step");
   test::expect_page(report::compare_to_text(a, longer, true));
 
   Record bare = report::parse_metrics(
@@ -360,11 +360,11 @@ TEST(Compare, ComparesRunsWithAndWithoutTrace) {
   EXPECT_EQ(bare.options, (std::map<std::string, std::string>{{"dp", "2"}, {"dp-mode", "\"ddp\""}}));
   bare.label = "bare";
   const std::string other = report::compare_to_text(bare, a, false);
-  EXPECT_EQ(row(other, "median of the run"), "         80.000 ms        100.000 ms         +25.0%");
+  EXPECT_EQ(row(other, "median over the run"), "         80.000 ms        100.000 ms         +25.0%");
   EXPECT_EQ(row(other, "exposed "), "                 -         20.000 ms               ");
   EXPECT_EQ(row(other, "dp all_reduce"), "               320               200         -37.5%");
-  EXPECT_EQ(row(other, "all at once"), "                 9               101       +1022.2%");
-  EXPECT_EQ(row(other, "of step 1"), "            3.5000            3.5000           same");
+  EXPECT_EQ(row(other, "peak"), "                 9               101       +1022.2%");
+  EXPECT_EQ(row(other, "at step 1"), "            3.5000            3.5000           same");
   expect_has(other, "bare has no trace");
   const std::string page = report::compare_to_text(bare, a, true);
   test::expect_page(page);

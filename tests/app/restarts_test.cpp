@@ -54,7 +54,7 @@ TEST(Hostfile, ParsesMpirunFormat) {
                                     {"a slots=-1", "got '-1'"},
                                     {"a:1000000", "got '1000000'"},
                                     {"a 4", "expected slots=N after the host, got '4'"},
-                                    {"a slots=4 max", "expected nothing after the slots, got 'max'"},
+                                    {"a slots=4 max", "expected nothing after the number of slots, got 'max'"},
                                     {":4", "expected a host name"}})
     expect_error(Status::input, {words}, [&, text = text] { parse_hosts(text, "hosts"); });
 }
@@ -121,7 +121,7 @@ TEST_F(RestartsTest, RunResumesAfterLastRestart) {
   kill_at(100, child_process(launcher));
   EXPECT_EQ(test::wait_for_exit(launcher), 3);
   expect_has(log(),
-             "tessera: --restarts: all 1 restarts failed; the last failure: killed by signal 9 (Killed); tessera "
+             "tessera: --restarts: all 1 restarts failed; last failure: killed by signal 9 (Killed); tessera "
              "train --resume --out run resumes after step ");
   must("train --resume --out run");
   EXPECT_TRUE(wait_for_exit("run") == wait_for_exit("whole"));
@@ -140,9 +140,9 @@ TEST_F(RestartsTest, DoesNotRetryPermanentFailures) {
   fails_once("--launch 'no-such-program -n {ranks}'", 2,
              "--launch: no-such-program cannot be started: command not found");
   fails_once("--hostfile none", 4, "--hostfile: cannot open none");
-  fails_once("--no-save", 2, "--restarts: expected a run that saves checkpoints, got --no-save");
-  fails_once("--launch mpirun --hostfile text.txt", 2, "--launch: expected {ranks} in the command");
-  fails("train " + kSmall + "--launch mpirun", 2, "--launch: goes with --restarts N, got none");
+  fails_once("--no-save", 2, "--restarts: cannot be combined with --no-save");
+  fails_once("--launch mpirun --hostfile text.txt", 2, "--launch: with --hostfile, expected {ranks} in the command");
+  fails("train " + kSmall + "--launch mpirun", 2, "--launch: requires --restarts N");
   for (const auto& entry : fs::directory_iterator(path("runs")))  // the run with the non-finite loss
     EXPECT_TRUE(fs::exists(entry.path() / "config.toml")) << entry.path();
 }

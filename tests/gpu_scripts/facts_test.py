@@ -61,13 +61,13 @@ class RunReports(unittest.TestCase):
     def test_run_with_different_kernels_is_rejected(self):
         asked = ["--attention", "cudnn"]
         found = refusal(asked, attention__backward=counts(tiles=24), attention__refused=["cuDNN 9.19.0: no plan"])
-        self.assertEqual(found, "attention backward: asked for cudnn, found 24 by tensor cores (cuDNN 9.19.0: no plan)")
-        self.assertIn("found 1 by plain", refusal(asked, attention__forward=counts(cudnn=23, plain=1)))
-        self.assertIn("found none", refusal(asked, attention__forward=counts()))
+        self.assertEqual(found, "attention backward: requested cudnn, got 24 by tensor cores (cuDNN 9.19.0: no plan)")
+        self.assertIn("got 1 by plain", refusal(asked, attention__forward=counts(cudnn=23, plain=1)))
+        self.assertIn("got none", refusal(asked, attention__forward=counts()))
         own = ["--attention", "own"]
-        self.assertIn("forward: asked for tensor cores, found 24 by cudnn", refusal(own))
+        self.assertIn("forward: requested tensor cores, got 24 by cudnn", refusal(own))
         plain = dict(attention__forward=counts(plain=24), attention__backward=counts(plain=24))
-        self.assertIn("found 24 by plain", refusal(own, **plain))
+        self.assertIn("got 24 by plain", refusal(own, **plain))
         fp32 = gpu_run.wanted_of(["--channels", "768", "--heads", "12", "--attention", "own"])
         self.assertEqual(gpu_run.why_refused(changed(**plain), fp32), "")
         self.assertEqual(refusal(own + ["--cp", "2"], **plain), "")
@@ -75,11 +75,11 @@ class RunReports(unittest.TestCase):
 
     def test_run_without_requested_graph_is_rejected(self):
         on, off = ["--cuda-graph", "on"], ["--cuda-graph", "off"]
-        self.assertIn("found 0 launches (the arena grew)", refusal(on, graph__replays=0, graph__why_not="the arena grew"))
-        self.assertIn("no cause was given", refusal(on, graph__replays=0))
+        self.assertIn("got 0 launches (the arena grew)", refusal(on, graph__replays=0, graph__why_not="the arena grew"))
+        self.assertIn("no reason was reported", refusal(on, graph__replays=0))
         self.assertIn("a capture failed", refusal(on, graph__why_not="a capture failed"))
         self.assertIn("34 steps queued and 1 launched", refusal(on, graph__replays=1, graph__queued=34))
-        self.assertIn("asked for off, found 33", refusal(off))
+        self.assertIn("requested off, got 33", refusal(off))
 
     def test_missing_report_is_rejected(self):
         for said in (None, {}, "yes", changed(graph=None)):
@@ -90,10 +90,10 @@ class RunReports(unittest.TestCase):
 
     def test_description_contains_every_field(self):
         line = gpu_run.describe(changed(attention__refused=["no | plan"], padded_products=3))
-        for part in ("forward 24 cudnn", "refused: no / plan", "1 captured, 33 launched, 2 queued", "gelu 24 fused, 0 apart",
+        for part in ("forward 24 cudnn", "refused: no / plan", "1 captured, 33 launched, 2 queued", "gelu 24 fused, 0 separate",
                      "bias sums 96 fused", "3 padded"):
             self.assertIn(part, line)
-        self.assertEqual(gpu_run.describe(None), "not said")
+        self.assertEqual(gpu_run.describe(None), "not reported")
 
 
 class Logs(unittest.TestCase):

@@ -73,11 +73,11 @@ class Scripts(unittest.TestCase):
 
     def test_refused_row_has_no_throughput(self):
         text = self.small("ways", fake="other-kernels", status=1)
-        self.assertIn("REFUSED: attention backward: asked for cudnn, found 12 by tensor cores (cuDNN 9.19.0: no plan)",
+        self.assertIn("REFUSED: attention backward: requested cudnn, got 12 by tensor cores (cuDNN 9.19.0: no plan)",
                       self.row(text, "cuDNN, graph on |"))
         self.assertNotIn("2,000", self.row(text, "cuDNN, graph on |"))
         self.assertIn("2,000", self.row(text, "own attention, graph on |"))
-        self.assertIn("REFUSED: the run says nothing", self.small("ways", fake="silent", status=1))
+        self.assertIn("REFUSED: the run does not report", self.small("ways", fake="silent", status=1))
 
     def test_ladder_reports_failed_configurations(self):
         text = self.small("ladder")
@@ -92,10 +92,10 @@ class Scripts(unittest.TestCase):
 
     def test_hangs_and_crashes_are_reported_as_rows(self):
         text = self.small("verify", "--limit", "4", fake="hang=--cp-mode crash=gpipe bad=zb-v", status=1)
-        self.assertIn("HUNG: ended after 4 s", self.row(text, "context, Ulysses"))
+        self.assertIn("HUNG: stopped after 4 s", self.row(text, "context, Ulysses"))
         self.assertIn("CRASHED: signal 11", self.row(text, "GPipe"))
         self.assertIn("FAILED: status 5: tessera: unexpected failure", self.row(text, "ZB-V"))
-        self.assertIn("to the bit", self.row(text, "context, ring"))
+        self.assertIn("bitwise identical", self.row(text, "context, ring"))
         self.assert_no_process_is_left()
 
     def test_exceeded_time_limit_is_reported(self):
@@ -132,11 +132,11 @@ class Scripts(unittest.TestCase):
         text = self.small("shapes")
         self.assertIn("| 1 | 2,000 |", self.row(text, "small, batch 8, cuDNN, graph"))
         self.assertIn("| 3 | 5 and 2,500 |", self.row(text, "small, batch 8"))
-        self.assertIn("batch 512, which no card holds: FAILED: it ran; expected status 3", self.small("shapes", fake="endless", status=1))
+        self.assertIn("batch 512, which exceeds the memory of any GPU: FAILED: the run succeeded; expected status 3", self.small("shapes", fake="endless", status=1))
 
     def test_tuning_reports_training_and_generation(self):
         text = self.small("tuning")
-        self.assertIn("small: made", text)
+        self.assertIn("small: created", text)
         self.assertIn("| 1 | 2,000 |", self.row(text, "small, batch 8, adapters of rank 16 on NF4"))
         self.assertIn("| 1,230 |", self.row(text, "small, batch 1, generation"))
         self.assertIn("| time to first token 0.010 s |", text)
@@ -169,7 +169,7 @@ class Scripts(unittest.TestCase):
         self.assertIn("- nn: 5 passed, 0 skipped, 2 failed\n  - StructuredGpu.NormsA: CRASHED: illegal memory access", text)
         self.assertIn("  - OtherGpu.One: FAILED\n", text)
         self.assertRegex(text, r"  - AttentionGpu.Two: CRASHED: signal 11.*; under memcheck: Invalid __global__ read of size 4 bytes")
-        self.assertIn("  - AttentionGpu.Two: HUNG: ended after 4 s", text)
+        self.assertIn("  - AttentionGpu.Two: HUNG: stopped after 4 s", text)
         self.assertIn("- verify: 6 passed, 0 skipped, 1 failed", text)
         self.assert_no_process_is_left()
 
@@ -180,7 +180,7 @@ class Scripts(unittest.TestCase):
         text = self.contact("sanitizer", "--tools", "memcheck", "--over", "norms", fake="finding", status=1)
         self.assertIn("- memcheck, norms: FAILED, 1 findings", text)
         text = self.contact("sanitizer", "--tools", "memcheck", "--over", "attention", "--limit", "4", fake="hang=Three")
-        self.assertIn("NOT FINISHED (HUNG: ended after 4 s", text)
+        self.assertIn("NOT FINISHED (HUNG: stopped after 4 s", text)
 
     def test_terminated_run_writes_its_archive(self):
         run = subprocess.Popen([os.path.join(self.home, "bench", "first_contact.sh"), "ways", "out"], cwd=self.home,
@@ -193,18 +193,18 @@ class Scripts(unittest.TestCase):
         self.assertEqual(run.wait(10), 143)
         self.assert_no_process_is_left()
         with tarfile.open(os.path.join(self.home, "out/first_contact_ways.tar.gz")) as packed:
-            self.assertIn(b"NOT FINISHED: ended from outside", packed.extractfile("report_ways.md").read())
+            self.assertIn(b"NOT FINISHED: terminated by a signal", packed.extractfile("report_ways.md").read())
 
     def test_first_contact_runs_all_parts(self):
         report = self.contact("all", fake="other-kernels bad=test_nn+OtherGpu.One", status=1)
         for words in ("## versions: ok", "torch 2.11.0", "| small, batch 8, own attention, graph | 1 | 2,000", "## tests: FAILED",
-                      "  - OtherGpu.One: FAILED", "| tensor and sequence | to the bit |",
-                      "| ZeRO-1, tensor and pipeline | to the bit |", "small in fp32, 20 steps of 20: as expected",
-                      "gpt2 in fp32, 20 steps of 20: as expected", "llama-1b: made", "| gpt2, batch 32, Tessera, cuDNN, graph | 0 | REFUSED",
+                      "  - OtherGpu.One: FAILED", "| tensor and sequence | bitwise identical |",
+                      "| ZeRO-1, tensor and pipeline | bitwise identical |", "small in fp32, 20 steps of 20: as expected",
+                      "gpt2 in fp32, 20 steps of 20: as expected", "llama-1b: created", "| gpt2, batch 32, Tessera, cuDNN, graph | 0 | REFUSED",
                       "| gpt2, batch 32, Tessera, own attention, graph | 3 | 2,000", "| llama, batch 32, PyTorch, bf16/default |",
                       "| gpt2-xl, batch 8, PyTorch, bf16/default |", "| `torch gemm` | 1 | 0.002 |", "| `gemm` | 20 |",
                       "| context, ring | 1 | 1,500", "| gpt2-32k, batch 1, own attention, graph |",
-                      "batch 2048, which no card holds: as expected", "| llama-1b, batch 1, generation of 256 | 1 | 1,230",
+                      "batch 2048, which exceeds the memory of any GPU: as expected", "| llama-1b, batch 1, generation of 256 | 1 | 1,230",
                       "| own attention, graph on |", "attention/forward/bf16", "- racecheck, cross-entropy: clean", "something failed"):
             self.assertIn(words, report)
         self.assertEqual(report.count("PyTorch, autocast/default"), 2)

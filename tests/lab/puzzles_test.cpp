@@ -183,7 +183,8 @@ std::vector<Attempt> mistakes() {
       for (const char* fault : {"skipped-update", "gradients-summed-twice", "gradients-divided-twice", "early-receive",
                                 "missing-output-sum", "gpipe-for-1f1b"})
         if (has(p.page, fault))
-          out.push_back({name, "name", fmt::format("1 {0}\n2 {0}\n3 {0}\n", fault), "The run would show", 7});
+          out.push_back(
+              {name, "name", fmt::format("1 {0}\n2 {0}\n3 {0}\n", fault), "With this fault the run would report", 7});
     if (p.file == "plan.toml") {
       const int batch = std::stoi(p.task(0).numbers.substr(2));
       const auto plan = [&](const char* bound, const char* rest, int sequences, int dp, const char* says = "") {

@@ -67,7 +67,7 @@ TEST_F(MachineFile, RejectsDamagedFilesWithOneLineError) {
     return text.replace(text.find(from), from.size(), to);
   };
   const std::vector<std::pair<std::string, std::string>> table = {
-      {"", "expected a line format = VALUE, got none"},
+      {"", "missing line; expected format = VALUE"},
       {good.substr(0, good.size() / 2), "expected"},
       {good + "more = 1\n", "unknown key more"},
       {with("format = 1", "format = 2"), "format: expected 1, got 2"},

@@ -219,9 +219,9 @@ TEST(Search, StopsIfCallbackThrows) {
 }
 
 TEST(Search, RejectsIndivisibleSizes) {
-  EXPECT_EQ(
-      refusal(small(7)),
-      "`ranks`: 7 does not divide into axes for the layers, heads, tokens and a batch of 4; nearest valid value: 8");
+  EXPECT_EQ(refusal(small(7)),
+            "`ranks`: 7 cannot be factored into axes that fit the layers, heads, tokens and a batch of 4; nearest "
+            "valid value: 8");
   SearchRequest q = small(6, 6);
   q.fixed.tp = 3;
   EXPECT_EQ(refusal(q), "`tp`: 3 does not divide the 4 heads; nearest valid value: 2 or 4");
@@ -229,7 +229,7 @@ TEST(Search, RejectsIndivisibleSizes) {
   q.fixed.pp = 8;
   EXPECT_EQ(refusal(q), "`pp`: 8 ranks exceed the 4 layers");
   q.fixed = {.pp = 2, .dp = 3};
-  EXPECT_EQ(refusal(q), "`ranks`: pp 2 x dp 3 does not divide 8");
+  EXPECT_EQ(refusal(q), "`ranks`: pp 2 x dp 3 does not divide the 8 ranks");
   q.fixed = {.pp = 2, .microbatches = 1, .schedule = ScheduleKind::interleaved};
   EXPECT_EQ(refusal(q),
             "`schedule`: interleaved has more stages than the model's 4 layers, or requires `microbatches` to be a "

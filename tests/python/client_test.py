@@ -116,7 +116,7 @@ def test_large_output_on_both_pipes_is_read(repeats):
 
 def test_silent_failure_reports_exit_status(repeats):
     repeats("sys.exit(3)")
-    with pytest.raises(tessera.Error, match="ended with status 3 without an error message") as caught:
+    with pytest.raises(tessera.Error, match="exited with status 3 without an error message") as caught:
         tessera.lab()
     assert caught.value.status == 3
 

@@ -59,7 +59,7 @@ TEST_F(GpusTest, WarnsAboutUnalignedVocabularySize) {
     const Ran r = train("--device cuda --steps 1 --warmup 0 --no-save --no-eval --ranks 1 " + more);
     return r.out + r.err;
   };
-  EXPECT_TRUE(has(said("--vocab 50"), "a vocabulary of 50 is not a multiple of 4"));
+  EXPECT_TRUE(has(said("--vocab 50"), "a vocabulary size of 50 is not a multiple of 4"));
   EXPECT_TRUE(has(said("--vocab 60 --dtype bf16"),
                   "60 is not a multiple of 8, which slows down the output layer and the "
                   "loss on a GPU; pad it with --vocab 64"));
