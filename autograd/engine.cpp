@@ -1,3 +1,4 @@
+// backward(): newest node to oldest.
 #include <set>
 
 #include "autograd/graph.h"

@@ -1,4 +1,4 @@
-
+// Matmuls: forward passes and vjps.
 #include "autograd/ops.h"
 #include "tensor/ops/embedding.h"
 #include "tensor/ops/reduce.h"

@@ -1,3 +1,4 @@
+// Elementwise sums and shape ops: forward passes and vjps.
 #include "autograd/ops.h"
 
 #include "tensor/ops/reduce.h"

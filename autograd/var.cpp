@@ -1,3 +1,4 @@
+// Handles, leaves and recording.
 #include "autograd/var.h"
 
 #include "autograd/graph.h"

@@ -1,3 +1,4 @@
+// Parameters and forward passes of the layers.
 #include "nn/layers.h"
 
 #include "base/error.h"

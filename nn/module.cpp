@@ -1,3 +1,4 @@
+// Parameter trees and their materialization.
 #include "nn/module.h"
 
 #include "nn/quantize/packed.h"

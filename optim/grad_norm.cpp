@@ -1,3 +1,4 @@
+// Gradient norm with a fixed summation order.
 #include "optim/grad_norm.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// Optimizers: validation of units, state tensors, and the CPU loop shared by all rules.
 #include "optim/optimizer.h"
 
 #include <fmt/format.h>

@@ -97,7 +97,6 @@ void shard_parameter(Module& module, const Var& parameter, int dim, const Commun
 }
 
 std::shared_ptr<const SharedInput> column_input(Communicator& tp, Placement in) {
-  check_placement("colwise", in);
   const auto begun = [&tp](Placement from, Placement to) {
     return [&tp, from, to](Tensor x) -> SharedInput::Arriving {
       const auto moving = std::make_shared<PendingRedistribute>(start_redistribute(std::move(x), tp, from, to));
@@ -136,6 +135,7 @@ void place_adapter(Lora& l, Communicator& tp, int64_t first_here, Placement from
 }  // namespace
 
 void colwise(Linear& l, Communicator& tp, Placement in, const std::vector<int64_t>& segment_sizes) {
+  check_placement("colwise", in);
   if (tp.size() == 1) return;
   const std::vector<int64_t> segments = segment_sizes.empty() ? std::vector<int64_t>{l.weight.dim(0)} : segment_sizes;
   shard_parameter(l, l.weight, 0, tp, segments);

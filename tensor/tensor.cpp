@@ -1,3 +1,4 @@
+// Views and copies of tensors.
 #include "tensor/tensor.h"
 
 #include <limits>

@@ -1,3 +1,4 @@
+// Forward passes and vjps of expert ops.
 #include "autograd/experts/ops.h"
 
 #include <numeric>

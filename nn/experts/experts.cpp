@@ -1,3 +1,4 @@
+// Routing, and execution of the experts on their rows.
 #include "nn/experts/experts.h"
 
 #include "base/error.h"

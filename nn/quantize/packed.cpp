@@ -1,3 +1,4 @@
+// Sharding and dequantization of 4-bit matrices.
 #include "nn/quantize/packed.h"
 
 #include <numeric>

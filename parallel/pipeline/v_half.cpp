@@ -12,7 +12,15 @@
 //   v-half    2       1     2       1              about 6 p        floor((p + 2) / 2)   about 3 p, at most 13 p / 4
 //
 // In flight for m of at least that many. 1F1B's bubble is 6 (p - 1) units. In v-min a slower pass or message delays
-// every micro-batch, because ranks have no slack. docs/strategies/zero_bubble.md shows both.
+// every micro-batch, because ranks have no slack.
+//
+// v-min, p = 2:
+//   rank 0 | 0F0 ... ... 3F0 3I0 3W0 0F1 0I0 0W0 3F1 3I1 3W1 0F2 0I1 0W1 3F2 3I2 3W2 ... 0I2 0W2
+//   rank 1 | ... 1F0 2F0 ... ... 2I0 1I0 1F1 2F1 2W0 1W0 2I1 1I1 1F2 2F2 2W1 1W1 2I2 1I2 2W2 1W2
+//
+// v-half, p = 2:
+//   rank 0 | 0F0 ... ... 3F0 0F1 3I0 3W0 3F1 0F2 ... 0I0 3I1 3W1 3F2 3I2 0I1 0W0 0I2 3W2 0W1 0W2
+//   rank 1 | ... 1F0 2F0 ... ... 1F1 2F1 2I0 2W0 1I0 1W0 1F2 2F2 2I1 1I1 2I2 1I2 2W1 1W1 2W2 1W2
 #include <algorithm>
 #include <array>
 #include <utility>

@@ -1,3 +1,4 @@
+// CUDA streams and devices.
 #include "tensor/cuda/context.h"
 
 #include <fmt/format.h>

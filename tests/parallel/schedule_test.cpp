@@ -348,16 +348,16 @@ void expect_shown(const std::string& file, const std::string& picture) {
 // The diagrams in the generators' files are the output of draw().
 TEST(Draw, MatchesDiagramsInSourceFiles) {
   for (const auto& [file, schedule] :
-       std::vector<std::pair<std::string, Schedule>>{{"schedules.cpp", naive(3, 2)},
-                                                     {"schedules.cpp", gpipe(3, 4)},
+       std::vector<std::pair<std::string, Schedule>>{{"naive.cpp", naive(3, 2)},
+                                                     {"gpipe.cpp", gpipe(3, 4)},
                                                      {"one_f_one_b.cpp", one_f_one_b(3, 4)},
                                                      {"simulate.h", one_f_one_b(3, 4)},
-                                                     {"schedules.cpp", interleaved(2, 2, 2)},
+                                                     {"interleaved.cpp", interleaved(2, 2, 2)},
                                                      {"zero_bubble.cpp", zb_h1(3, 5)},
                                                      {"zero_bubble.cpp", zb_h2(3, 5)},
-                                                     {"schedules.cpp", zb_v(2, 4)},
-                                                     {"schedules.cpp", v_min(2, 3)},
-                                                     {"schedules.cpp", v_half(2, 3)}})
+                                                     {"zb_v.cpp", zb_v(2, 4)},
+                                                     {"v_half.cpp", v_min(2, 3)},
+                                                     {"v_half.cpp", v_half(2, 3)}})
     expect_shown(file, draw(simulate(schedule)));
   expect_shown("simulate.h", draw_to_scale(simulate(one_f_one_b(2, 3)), 0, 48));
 }

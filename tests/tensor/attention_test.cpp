@@ -294,9 +294,9 @@ TEST(Attention, RejectsInvalidArguments) {
   const AttentionResult here{x, lse}, there{wide, lse};
   EXPECT_EQ(
       error_message([&] { merge_attention(here, there); }),
-      "[merge_attention] into is bfloat16 (1, 4, 2, 3) with lse float32 (1, 2, 4), part float64 (1, 4, 2, 3) with "
+      "[merge_attention] into is bfloat16 (1, 4, 2, 3) with lse float32 (1, 2, 4), tile float64 (1, 4, 2, 3) with "
       "lse float32 (1, 2, 4); expected equal shapes, contiguous rows, one accumulation dtype and a contiguous lse "
-      "of the part");
+      "of the tile");
 }
 
 }  // namespace

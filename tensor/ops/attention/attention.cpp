@@ -1,3 +1,4 @@
+// Argument checks and device dispatch.
 #include "tensor/ops/attention/attention.h"
 
 #include "tensor/cpu/loops.h"

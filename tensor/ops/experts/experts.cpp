@@ -1,3 +1,4 @@
+// Mixture-of-experts ops: argument checks and CPU loops.
 #include "tensor/ops/experts/experts.h"
 
 #include "tensor/cpu/loops.h"

@@ -1,3 +1,4 @@
+// Argument checks, shapes, and on the CPU the choice of an implementation.
 #include "tensor/ops/matmul/matmul.h"
 
 #include "tensor/cpu/loops.h"

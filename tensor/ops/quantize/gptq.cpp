@@ -1,3 +1,4 @@
+// GPTQ and round-to-nearest.
 #include "tensor/ops/quantize/gptq.h"
 
 #include "base/error.h"

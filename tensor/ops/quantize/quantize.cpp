@@ -1,3 +1,4 @@
+// Encoding and decoding of 4-bit matrices.
 #include "tensor/ops/quantize/quantize.h"
 
 #include <cstring>

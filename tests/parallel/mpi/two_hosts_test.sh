@@ -70,7 +70,7 @@ for schedule in 1f1b zb-h1; do
   echo "2 hosts: a $schedule pipeline matches thread ranks bitwise"
 done
 over_hosts 2 "$tessera" verify "${plan[@]}" --steps 5 >"$work/output" 2>&1 || { cat "$work/output"; exit 1; }
-grep -q 'of 4 MPI ranks (pp 2 x dp 2)' "$work/output" || { cat "$work/output"; exit 1; }
+grep -q 'on 4 MPI ranks (pp 2 x dp 2)' "$work/output" || { cat "$work/output"; exit 1; }
 echo "2 hosts: tessera verify passes for the pipeline"
 
 # The same without MPI: each rank is started separately, with a rendezvous on the first host.

@@ -1,3 +1,4 @@
+// oneDNN matmul.
 #include <dnnl.hpp>
 #include <unordered_map>
 

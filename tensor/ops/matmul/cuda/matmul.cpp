@@ -1,4 +1,4 @@
-
+// Conversion of row-major matmuls to column-major products.
 #include "tensor/kernels.h"
 #include "tensor/ops/activations.h"
 #include "tensor/ops/elementwise.h"

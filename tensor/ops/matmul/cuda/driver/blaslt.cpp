@@ -1,3 +1,4 @@
+// cuBLASLt GEMMs: operation and layout descriptors, and algorithm selection.
 #include <cublasLt.h>
 #include <fmt/format.h>
 
