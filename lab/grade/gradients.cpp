@@ -332,7 +332,7 @@ void check_not_early(const DataCase& c, const std::vector<Seen>& ranks) {
     throw Failure{
         "overlap",
         fmt::format("{}: {} all-reduces started before the last micro-batch; expected none", c.where(0), early),
-        "buckets are reduced in every micro-batch; expected only in the last one (`last_`)"};
+        "buckets are reduced in every micro-batch; expected only in the last one"};
 }
 
 void check_buckets(Grading& grading, const DataCase& c, const std::vector<Seen>& ranks) {
