@@ -62,7 +62,7 @@ TEST_F(PromptsTest, ReportsTextBeyondContext) {
   expect_lacks(several.err, "prompt 1 has");
   EXPECT_EQ(parse_records(several.out).at(0).at("prompt"), "The moon") << "no byte order mark";
   write("prompts.txt", std::string("\xff\xfeT\0", 4));
-  fails("generate bos --prompts prompts.txt", 4, "prompts.txt is text in UTF-16, which 'iconv -f UTF-16 -t UTF-8'");
+  fails("generate bos --prompts prompts.txt", 4, "prompts.txt is UTF-16 text, which 'iconv -f UTF-16 -t UTF-8'");
 }
 
 TEST_F(PromptsTest, EncodesSpecialTokensOnRequest) {

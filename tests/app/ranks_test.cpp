@@ -107,10 +107,10 @@ TEST_F(RanksTest, InvalidPlansAreOneLineAndStatus2) {
   refused("--ranks 0", "--ranks: expected a whole number in [1, 1024], got '0'");
   refused("--zero 4", "--zero: expected a whole number in [0, 3], got '4'");
   refused("--servers 9",
-          "--servers: goes with --dp-mode ps-sync or ps-async, got ddp; nearest valid value: 1, the default");
+          "--servers: requires --dp-mode ps-sync or ps-async, got ddp; nearest valid value: 1, the default");
   refused("--dp-mode ps-sync --staleness 2",
-          "--staleness: goes with --dp-mode ps-async, got ps-sync; nearest valid value: 1");
-  refused("--outer-lr 0.5", "--outer-lr: goes with --dp-mode diloco, got ddp; nearest valid value: 0.7");
+          "--staleness: requires --dp-mode ps-async, got ps-sync; nearest valid value: 1");
+  refused("--outer-lr 0.5", "--outer-lr: requires --dp-mode diloco, got ddp; nearest valid value: 0.7");
   refused("--ranks 4 --dp-mode ps-sync --servers 5", "--servers: expected at most the 4 ranks, got 5");
   refused("--dp 3 --ranks 2", "makes 3 ranks; expected 2; nearest valid value: --dp 2");
   refused("--zero 1 --dp-mode ps-sync", "--zero: 1 requires --dp-mode ddp, got ps-sync");

@@ -164,7 +164,7 @@ TEST_F(HubFolderTest, ErrorsNameFilesMistakenForWeights) {
     file("model.safetensors", bytes);
     expect_refused(words);
   };
-  with("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 120\n", "a pointer of git-lfs");
+  with("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 120\n", "a Git LFS pointer");
   with("<!DOCTYPE html><html><head></head></html>", "a web page");
   with("", "an empty file");
   with("PK\x03\x04 torch.save() makes this", "a zip archive");
@@ -173,7 +173,7 @@ TEST_F(HubFolderTest, ErrorsNameFilesMistakenForWeights) {
   expect_refused(
       "pytorch_model.bin is a pickle of PyTorch, which is not read: from_pretrained(FOLDER).save_pretrained(NEW)");
   file("model.safetensors.index.json", "version https://git-lfs.github.com/spec/v1\n");
-  expect_refused("index.json is a pointer of git-lfs");
+  expect_refused("index.json is a Git LFS pointer");
 }
 
 TEST_F(HubFolderTest, ErrorsNameFilesOfOtherPrograms) {

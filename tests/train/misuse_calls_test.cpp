@@ -35,7 +35,7 @@ Tensor ints(const Shape& shape) { return Tensor::zeros(shape, DType::int32, aren
 Var var(const Shape& shape) { return Var(floats(shape), true); }
 int64_t negative(Draw& draw) { return -draw.between(1, 1'000'000); }
 const double kNan = std::nan("");
-constexpr const char* kUndefined = "used before a value was set";
+constexpr const char* kUndefined = "used before it was assigned a value";
 
 ModelConfig small() { return {.layers = 2, .heads = 2, .channels = 8, .context = 4, .vocab = 16}; }
 

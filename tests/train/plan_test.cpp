@@ -79,7 +79,8 @@ TEST(Plan, ReportsFieldOfInvalidJson) {
   const auto expect = [](const char* json, const char* field, const char* words) {
     expect_field([&] { plan_from_json(json); }, field, words);
   };
-  expect(R"({"ranks": 2})", "ranks", "no field of a plan; expected one of pp, dp, cp, tp, ep, sp, tie_copies, zero,");
+  expect(R"({"ranks": 2})", "ranks",
+         "unknown field of a plan; expected one of pp, dp, cp, tp, ep, sp, tie_copies, zero,");
   expect(R"({"dp": "2"})", "dp", "expected a whole number, got \"2\"");
   expect(R"({"dp": 2.5})", "dp", "expected a whole number, got 2.5");
   expect(R"({"sp": 1})", "sp", "expected true or false, got 1");
@@ -104,11 +105,11 @@ TEST(Plan, CheckReportsField) {
   expect({.bucket_mb = 0}, "bucket_mb", "expected a number above 0, got 0");
   expect({.timeout = std::nan("")}, "timeout", "expected a number above 0");
   expect({.dp = 2, .dp_mode = DataMode::ps_sync, .servers = 3}, "servers", "expected at most the 2 ranks, got 3");
-  expect({.staleness = 2}, "staleness", "goes with `dp_mode` ps-async, got ddp; nearest valid value: 1");
+  expect({.staleness = 2}, "staleness", "requires `dp_mode` ps-async, got ddp; nearest valid value: 1");
   expect({.zero = ZeroStage::two, .dp_mode = DataMode::ps_sync}, "zero", "2 requires `dp_mode` ddp, got ps-sync");
   expect({.tp = 2, .dp_mode = DataMode::ps_sync}, "dp_mode", "ps-sync supports only data-parallel ranks");
   expect({.all_reduce = Algorithm::native}, "all_reduce", "expected direct, ring, tree or root");
-  expect({.record = "x"}, "record", "goes with `dp_mode` ps-async, got ddp");
+  expect({.record = "x"}, "record", "requires `dp_mode` ps-async, got ddp");
   expect({.chunks = 2}, "chunks", "requires `schedule` interleaved, got 1f1b");
   expect({.pp = 2, .schedule = ScheduleKind::interleaved, .microbatches = 3}, "schedule", "3 micro-batches");
   expect({.backend = Backend::nccl}, "backend", "expected `device` cuda, got cpu");

@@ -156,7 +156,7 @@ TEST(ReplicasContract, RejectsInvalidPlans) {
   const std::tuple<int64_t, const char*, const char*> cases[] = {
       {4, "shard_ranks=2", "`shard_ranks`: requires `zero` 1, 2 or 3"},
       {4, "zero=1 shard_ranks=3", "groups of 3 ranks do not divide the 4 data ranks; nearest valid value: 2 or 4"},
-      {4, "sync_every=5", "`sync_every`: goes with `dp_mode` diloco"},
+      {4, "sync_every=5", "`sync_every`: requires `dp_mode` diloco"},
       {4, "sync_every=5 dp_mode=diloco zero=1", "`zero`"},
       {4, "sync_every=5 dp_mode=diloco sync_fragments=3",
        "`sync_fragments`: each fragment has at least one of the 2 layers; expected at most 2, got 3"},
@@ -167,7 +167,7 @@ TEST(ReplicasContract, RejectsInvalidPlans) {
       {4, "dp_mode=diloco tp=2 all_reduce=ring", "`all_reduce`: a ring may sum"},
       {4, "dp_mode=diloco tp=2 backend=nccl device=cuda all_reduce=native",
        "expected direct, tree or root, and `backend` threads or mpi"},
-      {4, "sync_fragments=2", "`sync_fragments`: goes with `dp_mode` diloco, got ddp"},
+      {4, "sync_fragments=2", "`sync_fragments`: requires `dp_mode` diloco, got ddp"},
       {2, "optimizer=muon dp_mode=ps-sync", "`optimizer`: muon requires full matrices"},
       {2, "optimizer=muon lora_rank=2", "`optimizer`: muon updates matrices of layers"}};
   for (const auto& [dp, plan, refusal] : cases) {
