@@ -124,7 +124,7 @@ constexpr Known kKnown[] = {
      "path and for gradients the two are swapped. A lambda called later must capture copies of both"},
     {"rows that route() dispatched", "rows",
      "as many rows must return as this rank sent: `back` returns results to the source ranks of the rows"},
-    {"asks for", "order", "ranks call different collectives at the same time"},
+    {"at the same time; all ranks", "order", "ranks call different collectives at the same time"},
     {"recv of", "message", "a message has the wrong size: sender and receiver use different chunks in this step"},
     {"the root has no graph", "gradient",
      "the result is not connected to its input: call x.edge() before take(), and return the result of record_one()"},

@@ -28,7 +28,7 @@ void LanguageModel::place(const ModelAxes& axes) {
   for (const Communicator* axis : {axes.tp, axes.cp, axes.ep})
     if (is_cut(axis))
       throw FieldError(axis->axis(),
-                       "this model does not support the axis; expected 1, got " + std::to_string(axis->size()));
+                       "this model does not support this axis; expected size 1, got " + std::to_string(axis->size()));
 }
 
 Var LanguageModel::embedded(const Tensor& ids) {
@@ -86,7 +86,7 @@ StepInfo LanguageModel::decode_step(int64_t tokens, std::span<TextCache* const> 
 static void check_texts(const Tensor& ids, std::span<TextCache* const> texts, int64_t layers) {
   if (ids.ndim() != 2 || std::ssize(texts) != ids.dim(0))
     throw Error("[model] texts: " + std::to_string(texts.size()) + " caches for ids " + ids.describe() +
-                "; expected one for each row");
+                "; expected one per row");
   for (const TextCache* text : texts) {
     require_object(text, "[model] texts");
     if (std::ssize(*text) != layers)
@@ -99,8 +99,8 @@ Tensor LanguageModel::decode_first(const Tensor& ids, std::span<TextCache* const
   const NoGrad no_grad;
   for (const TextCache* text : texts)
     if (context_length(*text) + ids.dim(1) > config.context)
-      throw Error("[model] " + std::to_string(context_length(*text) + ids.dim(1)) + " tokens exceed the context of " +
-                  std::to_string(config.context));
+      throw Error("[model] " + std::to_string(context_length(*text) + ids.dim(1)) +
+                  " tokens exceed the context length of " + std::to_string(config.context));
   return embed(ids).value();
 }
 

@@ -89,7 +89,7 @@ void Module::shard(const Var& var, ShardSpec spec) {
   for (const ShardSpec::Run& run : spec.runs)
     if (run.begin < 0 || run.size < 1 || run.begin + run.size > p.whole[spec.dim])
       throw Error("[module] '" + p.name + "' has " + std::to_string(p.whole[spec.dim]) + " along dim " +
-                  std::to_string(spec.dim) + "; cannot take a shard of " + std::to_string(run.size) +
+                  std::to_string(spec.dim) + "; shard out of range: " + std::to_string(run.size) +
                   " elements starting at " + std::to_string(run.begin));
   p.shard = std::move(spec);
   if (p.packed) cut(*p.packed, p);

@@ -107,7 +107,7 @@ Tensor Tensor::reshape(const Shape& wanted) const {
   if (free_dim >= 0) shape[free_dim] = known > 0 ? numel() / known : 0;
   if (shape.numel() != numel())
     throw Error("[reshape] " + describe() + " to " + wanted.str() + ": " + std::to_string(numel()) +
-                " elements; the numbers of elements differ");
+                " elements; the element counts differ");
   Tensor t = *this;
   t.shape_ = shape;
   t.strides_ = contiguous_strides(shape);

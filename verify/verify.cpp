@@ -157,7 +157,7 @@ void run(const LaunchOptions& how, VerifyResult& result, const VerifyHooks& hook
     const bool of_a_rank = e.status() == Status::communication || e.status() == Status::not_finite;
     if (!hooks.failure_is_seen || !of_a_rank) throw;
     result.seen.stopped = e.what();
-    static const std::regex pattern(" within |asks for|recv of .* sent ");
+    static const std::regex pattern(" within |at the same time; all ranks|recv of .* sent ");
     result.seen.out_of_step = std::regex_search(result.seen.stopped, pattern);
     result.failures.push_back("the run ended: " + result.seen.stopped);
   }

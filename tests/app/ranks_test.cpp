@@ -153,8 +153,8 @@ TEST_F(Memory, RejectsAbsurdSizesInCheckpoint) {
 
 TEST_F(Memory, ReportsThreadsThatCannotStart) {
   const std::string limits = "ulimit -s 2000000; ulimit -v 12000000;";  // a stack of 2 GB per thread
-  fails("train " + kSmall + "--ranks 8 --batch 8 --threads-per-rank 2 --out run", 2, "more threads cannot be started",
-        limits);
+  fails("train " + kSmall + "--ranks 8 --batch 8 --threads-per-rank 2 --out run", 2,
+        "; reduce --ranks or --threads-per-rank, or raise the limit", limits);
   EXPECT_FALSE(fs::exists(path("run")));
 }
 

@@ -168,7 +168,7 @@ TEST(JobOfAllRanks, RejectsDifferencesByField) {
       else
         const Trainer trainer(job, synthetic_sequences(5, 4, 4, 1), world);
     };
-    expect_error(Status::usage, {"ranks do not agree: " + words}, [&] { launch({.ranks = 2, .timeout_s = 20}, made); });
+    expect_error(Status::usage, {"ranks disagree: " + words}, [&] { launch({.ranks = 2, .timeout_s = 20}, made); });
   };
   expect([](Job& job) { job.optim.lr = 0.5; }, "`lr` is 0.001 on rank 0 and 0.5 on rank 1");
   expect([](Job& job) { job.model.channels = 16; }, "`channels` is 8 on rank 0 and 16 on rank 1");
@@ -275,7 +275,7 @@ TEST(TrainedExperts, RejectsUnsupportedOptions) {
     return [=](Job& j) { j.plan = {}, j.model.lora = {.rank = 2, .targets = {target}}; };
   };
   expect(nothing, adapters("c_attn"));
-  expect("`lora_targets`: expected some of c_attn, attn.c_proj (experts have no adapters), got 'c_fc'",
+  expect("`lora_targets`: expected one or more of c_attn, attn.c_proj (experts have no adapters), got 'c_fc'",
          adapters("c_fc"));
   expect("`quantize`", [](Job& j) { j.plan = {}, j.model.quantize.codec = Codec::nf4; });
 }

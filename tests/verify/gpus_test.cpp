@@ -138,7 +138,7 @@ class MpiContract : public ProgramTest {
 TEST_F(MpiContract, ReportsMissingRanksByOption) {
   const Ran r = run("verify --layers 1 --steps 1", "ASAN_OPTIONS=detect_leaks=0 PMI_SIZE=2");
   EXPECT_EQ(r.status, 2) << r.err;
-  EXPECT_TRUE(has(r.err, "tessera: [rank 0] --ranks: the MPI job has 1 ranks; expected the same number, got 2\n"));
+  EXPECT_TRUE(has(r.err, "tessera: [rank 0] --ranks: expected the size of the MPI job, 1, got 2\n"));
 }
 
 // Twenty steps: bitwise, or within the tolerance of plans that split sums.
