@@ -125,7 +125,7 @@ Args values(TrainOptions o, const Chosen& chosen) {
 
 Settings field_descriptors(TrainOptions& o) {
   constexpr std::array<std::string_view, 9> groups = {"Model",        "Data",  "Fine-tuning", "Plan",  "Place",
-                                                      "Optimisation", "Files", "Restarts",    "Output"};
+                                                      "Optimization", "Files", "Restarts",    "Output"};
   Settings s;
   add_data_and_tuning(s, o);
   s.group("Plan").add(
@@ -136,7 +136,7 @@ Settings field_descriptors(TrainOptions& o) {
       .of_call();
   s.add(field_descriptors(o.sizes)).add(field_descriptors(o.optim)).add(field_descriptors(o.plan));
   add_files(s, o);
-  s.group("Optimisation");
+  s.group("Optimization");
   s.add(o.epochs, {"epochs", "passes over `data`, in place of `steps`; fractions such as 0.5 are accepted", {0, 1e6}});
   s.sort(groups);
   s.move("epochs", "steps");

@@ -229,7 +229,7 @@ TEST_F(BeginningTest, RejectsOnlyUsedTokensOutsideTheTable) {
       fails(std::string(command) + data, 4, where + is);
   fails("generate f --prompt 'a<x>'", 2, "--prompt:" + is);
   fails("train --data text.txt --model gpt-nano --tokenizer f --vocab 290", 2,
-        "--vocab: expected at least the tokenizer's 291, got 290");
+        "--vocab: expected at least the tokenizer's vocabulary size, 291, got 290");
 }
 
 // The table of learned positions stays complete; the context uses its first rows.

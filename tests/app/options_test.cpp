@@ -448,7 +448,7 @@ TEST(Mistakes, IndependentPlanErrorsAreAllPrinted) {
        {"--schedule: unknown schedule 'zbh1'; expected naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, v-half, "
         "v-min, or the path of a file; did you mean 'zb-h1'?",
         "--heads: 3 heads do not divide 128 channels; nearest valid value: 2 or 4",
-        "--microbatches: 5 do not divide a batch of 12; nearest valid value: 4 or 6",
+        "--microbatches: 5 does not divide the batch size, 12; nearest valid value: 4 or 6",
         "--zero: 1 requires --dp-mode ddp, got ps-sync",
         "--pp: 8 ranks have 8 stages, more than the 4 layers; expected at most 4 stages, as with --pp 4",
         "--min-lr: expected at most --lr (0.003), got 9"})
@@ -488,7 +488,7 @@ TEST_F(ProgramTest, ReportsEachErrorOnOneLine) {
             "tessera: --layers: expected a whole number in [1, 100000], got '0'\n");
   EXPECT_FALSE(fs::exists(path("run")));
   EXPECT_EQ(run("report --figure memory --svg --ranks 2 --heads 3 --batch 12 --microbatches 5").err,
-            "tessera: --microbatches: 5 do not divide a batch of 12; nearest valid value: 4 or 6\n"
+            "tessera: --microbatches: 5 does not divide the batch size, 12; nearest valid value: 4 or 6\n"
             "tessera: --heads: 3 heads do not divide 128 channels; nearest valid value: 2 or 4\n");
 }
 

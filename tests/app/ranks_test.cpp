@@ -85,7 +85,7 @@ TEST_F(RanksTest, RejectsInvalidDumpOnOneLine) {
     fails_in_one_line("train " + kSmall + "--quiet --out run " + words, 2, why);
     EXPECT_FALSE(fs::exists(path("run"))) << words;
   };
-  refused("--ranks 2 --dp-mode diloco --dump 1", "--dump: expected ranks with synchronized steps, got --dp-mode");
+  refused("--ranks 2 --dp-mode diloco --dump 1", "--dump: expected synchronized steps, got --dp-mode");
   refused("--ranks 2 --dp-mode ps-async --dump 1", "got --dp-mode ps-async");
   refused("--dump 13", "--dump: expected one of the 12 --steps, got 13");
   fails_in_one_line("verify --steps 3 --dump 4", 2, "--dump: expected one of the 3 --steps, got 4");
@@ -111,7 +111,7 @@ TEST_F(RanksTest, InvalidPlansAreOneLineAndStatus2) {
   refused("--dp-mode ps-sync --staleness 2",
           "--staleness: requires --dp-mode ps-async, got ps-sync; nearest valid value: 1");
   refused("--outer-lr 0.5", "--outer-lr: requires --dp-mode diloco, got ddp; nearest valid value: 0.7");
-  refused("--ranks 4 --dp-mode ps-sync --servers 5", "--servers: expected at most the 4 ranks, got 5");
+  refused("--ranks 4 --dp-mode ps-sync --servers 5", "--servers: expected at most the number of ranks, 4, got 5");
   refused("--dp 3 --ranks 2", "makes 3 ranks; expected 2; nearest valid value: --dp 2");
   refused("--zero 1 --dp-mode ps-sync", "--zero: 1 requires --dp-mode ddp, got ps-sync");
   refused("--zero 2 --dp-mode dataparallel", "--zero: 2 requires --dp-mode ddp, got dataparallel");

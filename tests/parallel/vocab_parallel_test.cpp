@@ -164,9 +164,8 @@ TEST(VocabParallel, RejectsInvalidIdsOnEveryRank) {
               "[vocab_parallel_cross_entropy] world axis: the logits of rank " + std::to_string(tp.rank()) + " are " +
                   logits.value().describe() + "; expected (N, " + std::to_string(tp.rank() + 4) + ") of 9 columns");
     Embedding small(1, 3);
-    EXPECT_EQ(
-        error_message([&] { vocab_wise(small, tp, I); }),
-        "[tensor_parallel] world axis: size size 1 along dim 0 of a parameter of '' cannot be sharded over 2 ranks");
+    EXPECT_EQ(error_message([&] { vocab_wise(small, tp, I); }),
+              "[tensor_parallel] world axis: size 1 along dim 0 of a parameter of '' cannot be sharded over 2 ranks");
   });
 }
 

@@ -104,7 +104,8 @@ TEST(Plan, CheckReportsField) {
   expect({.microbatches = -1}, "microbatches", "expected at least 1, got -1");
   expect({.bucket_mb = 0}, "bucket_mb", "expected a number above 0, got 0");
   expect({.timeout = std::nan("")}, "timeout", "expected a number above 0");
-  expect({.dp = 2, .dp_mode = DataMode::ps_sync, .servers = 3}, "servers", "expected at most the 2 ranks, got 3");
+  expect({.dp = 2, .dp_mode = DataMode::ps_sync, .servers = 3}, "servers",
+         "expected at most the number of ranks, 2, got 3");
   expect({.staleness = 2}, "staleness", "requires `dp_mode` ps-async, got ddp; nearest valid value: 1");
   expect({.zero = ZeroStage::two, .dp_mode = DataMode::ps_sync}, "zero", "2 requires `dp_mode` ddp, got ps-sync");
   expect({.tp = 2, .dp_mode = DataMode::ps_sync}, "dp_mode", "ps-sync supports only data-parallel ranks");
@@ -122,7 +123,8 @@ TEST(Job, CheckReportsFieldAndNearestValidValue) {
   };
   EXPECT_NO_THROW(check(Job{}));
   expect({.model = {.heads = 3}}, "heads", "3 heads do not divide 128 channels");
-  expect({.plan = {.microbatches = 5}}, "microbatches", "5 do not divide a batch of 12; nearest valid value: 4 or 6");
+  expect({.plan = {.microbatches = 5}}, "microbatches",
+         "5 does not divide the batch size, 12; nearest valid value: 4 or 6");
   expect({.plan = {.dp = 5}}, "batch", "nearest valid value: 10 or 15");
   expect({.plan = {.tp = 3}}, "tp", "3 does not divide the 4 heads; nearest valid value: 2 or 4");
   expect({.plan = {.cp = 3}}, "cp", "nearest valid `context`: 60 or 66");

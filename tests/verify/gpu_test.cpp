@@ -320,7 +320,7 @@ TEST_F(OffloadGpu, SavesParametersAsOnGpu) {
 }
 
 TEST(Offload, RejectsParametersWithoutBenefit) {
-  const std::string beside = "`offload`: parameters requires `zero` 3, whose shards it moves; got `zero` ";
+  const std::string beside = "`offload`: parameters requires `zero` 3, because it moves the shards; got `zero` ";
   const std::pair<const char*, std::string> cases[] = {
       {"zero=0", beside + "0"},
       {"zero=1", beside + "1"},
