@@ -159,7 +159,7 @@ TEST_F(BeginningTest, NewEmbeddingRowsAreMeanOfOthers) {
         "--add-tokens: 2 of them are new, but training adapters does not update embedding rows");
   fails("train --init f --data text.txt --tokenizer bytes " + added, 2,
         "--add-tokens: expected a --tokenizer folder or none with --init");
-  fails("train --data text.txt --add-tokens '<a>'", 2, "--add-tokens: a char tokenizer supports only characters");
+  fails("train --data text.txt --add-tokens '<a>'", 2, "--add-tokens: not supported with --tokenizer char");
   fails("train --init f --data text.txt --add-tokens 'a,,b'", 2, "--add-tokens: expected comma-separated names");
 }
 
@@ -199,11 +199,11 @@ TEST_F(BeginningTest, EndOptionSelectsEndToken) {
   for (const char* file : {"tokenizer_config.json", "special_tokens_map.json"})
     EXPECT_EQ(Json::parse(files[file].get<std::string>())["eos_token"], "<x>") << file;
   fails("train --init out --data rows.jsonl --end '<|ends|>'", 2,
-        "--end: expected one of the tokenizer's 1 special tokens (--add-tokens adds some), got '<|ends|>'; did you "
+        "--end: expected one of the tokenizer's 1 special tokens (--add-tokens adds more), got '<|ends|>'; did you "
         "mean '<|end|>'?");
   must("data text.txt --tokenizer out --out made");
   fails("train --init out --data made --add-tokens '<x>' --end '<x>'", 2,
-        "--end: the texts in the dataset made have a different end, or none; expected <|end|>");
+        "--end: the texts in the dataset made end with a different token, or with none; expected <|end|>");
   tune("--init out --data made --add-tokens '<x>' --ranks 1");
 }
 

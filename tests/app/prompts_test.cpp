@@ -123,7 +123,7 @@ TEST_F(PromptsTest, ResultsDoNotDependOnFileNameOrFormat) {
   write("mapped.jsonl", "{\"body\": \"The sea is salt.\"}\n");
   write("named.jsonl", "{\"text\": \"The sea is salt.\"}\n");
   EXPECT_EQ(evaluate("mapped.jsonl --map text=body"), evaluate("named.jsonl"));
-  fails("evaluate bos --data mapped.jsonl", 4, "got body; --map assigns these keys");
+  fails("evaluate bos --data mapped.jsonl", 4, "got body; --map assigns other names to these keys");
 }
 
 // The template of the training run is exported if the tokenizer has none.

@@ -357,7 +357,7 @@ struct Rule {
 constexpr auto kRules = std::to_array<Rule>({
     {"lost-call", "a rank did not participate in a collective, or a message was lost", kAnyBytes,
      [](auto& s) { return !s.seen.stopped.empty() && s.seen.out_of_step; }, "{stopped}"},
-    {"failed-rank", "a rank stopped with an error of its own", kAnyBytes,
+    {"failed-rank", "a rank failed with an error", kAnyBytes,
      [](auto& s) { return !s.seen.stopped.empty() && !s.seen.out_of_step; }, "{stopped}"},
     {"norm", "the gradient norm omits the shards of some ranks", kAnyBytes, norm,
      "step {step}: all gradients are right, {numbers}{and_bytes}"},
@@ -368,7 +368,7 @@ constexpr auto kRules = std::to_array<Rule>({
     {"group-not-summed", "gradient shards are reduced within each sharding group, but not across groups",
      fewer("dp.replicate", kSums), [](auto& s) { return s.sent->bytes == 0 && !s.gradients.empty(); },
      "{bytes}; {gradients}"},
-    {"wrong-group", "gradient shards are reduced over ranks that do not hold the same shard", kAnyBytes, wrong_group,
+    {"wrong-group", "gradient shards are reduced over ranks that have different shards", kAnyBytes, wrong_group,
      "step {step}: {gradients}, and after it groups have different values: {copies}"},
     {"outer-step", "ranks with local updates skip a synchronization", fewer("data", {"all_reduce"}),
      [](auto& s) { return s.right_but_parameters(); },
