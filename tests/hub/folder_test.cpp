@@ -171,21 +171,22 @@ TEST_F(HubFolderTest, ErrorsNameFilesMistakenForWeights) {
   fs::remove(path("model.safetensors"));
   file("pytorch_model.bin", "PK");
   expect_refused(
-      "pytorch_model.bin is a PyTorch pickle, which is not read: from_pretrained(FOLDER).save_pretrained(NEW)");
+      "pytorch_model.bin is a PyTorch pickle, which is not supported: from_pretrained(FOLDER).save_pretrained(NEW)");
   file("model.safetensors.index.json", "version https://git-lfs.github.com/spec/v1\n");
   expect_refused("index.json is a Git LFS pointer");
 }
 
 TEST_F(HubFolderTest, ErrorsNameFilesOfOtherPrograms) {
   const std::pair<const char*, const char*> all[] = {
-      {"a.gguf", "a GGUF model (llama.cpp), which is not read: from_pretrained(FOLDER, gguf_file=NAME)"},
+      {"a.gguf", "a GGUF model (llama.cpp), which is not supported: from_pretrained(FOLDER, gguf_file=NAME)"},
       {"model.onnx", "an ONNX model"},
       {"weights.npz", "NumPy arrays"},
       {"a.pt", "a PyTorch pickle"},
       {"tf_model.h5", "a Keras or TensorFlow model"},
       {"rank0.engine", "a TensorRT engine"},
-      {"zero_to_fp32.py", "a DeepSpeed checkpoint, which is not read: python zero_to_fp32.py FOLDER NEW"},
-      {"__0_0.distcp", "a distributed PyTorch checkpoint (DCP, FSDP), which is not read: accelerate merge-weights"},
+      {"zero_to_fp32.py", "a DeepSpeed checkpoint, which is not supported: python zero_to_fp32.py FOLDER NEW"},
+      {"__0_0.distcp",
+       "a distributed PyTorch checkpoint (DCP, FSDP), which is not supported: accelerate merge-weights"},
       {"latest_checkpointed_iteration.txt", "a Megatron-LM checkpoint"},
       {"model-00001.safetensors", "tensors without a configuration"}};
   for (const auto& [name, words] : all) {
