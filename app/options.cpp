@@ -150,8 +150,7 @@ Settings field_descriptors(TrainOptions& o) {
   s.add(field_descriptors(o.sizes)).add(field_descriptors(o.optim)).add(field_descriptors(o.plan));
   add_files(s, o);
   s.group("Optimization");
-  s.add(o.epochs,
-        {"epochs", "number of passes over `data`, possibly fractional, such as 0.5; replaces `steps`", {0, 1e6}});
+  s.add(o.epochs, {"epochs", "passes over `data`, in place of `steps`; fractions such as 0.5 are accepted", {0, 1e6}});
   s.sort(groups);
   s.move("epochs", "steps");
   s.move("microbatches", "batch");

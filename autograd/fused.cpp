@@ -442,7 +442,8 @@ Var checkpoint(const std::function<Var(const std::vector<Var>&)>& f, const std::
   }
   if (!any)
     throw Error(
-        "[checkpoint] expected an input that requires a gradient; otherwise the block's parameters would have none");
+        "[checkpoint] expected an input that requires a gradient; otherwise the block's parameters would receive no "
+        "gradient");
   Tensor out;
   {
     const NoGrad no_grad;

@@ -96,7 +96,7 @@ Ring make_ring(const Tensor& qkv, const Heads& heads, const AttentionOptions& op
   if (balance == SequencePartition::zigzag && qkv.dim(1) % 2 != 0)
     throw Error(where + "a rank has " + std::to_string(qkv.dim(1)) + " tokens; zig-zag requires an even number");
   if (options.first_key != 0 || options.first_query >= 0)
-    throw Error(where + "first_key and first_query must not be set; they follow from the ranks");
+    throw Error(where + "first_key and first_query must not be set; they are derived from the ranks");
   AttentionOptions o = options;
   if (o.starts_may_be_ignored) o.starts = {};  // otherwise a hop would require several tiles
   return {cp,    balance,  o,        qkv.dtype(), partial_dtype(q, o), accum_dtype(qkv.dtype()),

@@ -84,15 +84,16 @@ void shard_parameter(Module& module, const Var& parameter, int dim, const Commun
   for (const int64_t size : segments.empty() ? std::vector<int64_t>{parameter.dim(dim)} : segments) {
     if (size < tp.size())
       throw Error(fmt::format(
-          "[tensor_parallel] {} axis: {} along dim {} of a parameter of '{}' cannot be sharded over {} ranks",
+          "[tensor_parallel] {} axis: size {} along dim {} of a parameter of '{}' cannot be sharded over {} ranks",
           tp.axis(), size, dim, module.full_name(), tp.size()));
     const Range own = chunk_range(size, tp.size(), tp.rank());
     spec.runs.push_back({begin + own.begin, own.size()});
     begin += size;
   }
   if (begin != parameter.dim(dim))
-    throw Error(fmt::format("[tensor_parallel] segments of {} for dim {} of a parameter of '{}', which has {}", begin,
-                            dim, module.full_name(), parameter.dim(dim)));
+    throw Error(
+        fmt::format("[tensor_parallel] segments add up to {} along dim {} of a parameter of '{}', which has size {}",
+                    begin, dim, module.full_name(), parameter.dim(dim)));
   module.shard(parameter, std::move(spec));
 }
 

@@ -45,7 +45,7 @@ const std::vector<std::string>& schedule_names() {
 Schedule make_schedule(ScheduleKind kind, int ranks, int microbatches, int chunks) {
   const Known& one = known(kind);
   if (one.chunks != 0 && chunks != 0 && chunks != one.chunks)
-    throw Error(fmt::format("[schedule] {} has {} chunk{} per rank, got {}; only interleaved supports other numbers",
+    throw Error(fmt::format("[schedule] {} has {} chunk{} per rank, got {}; only interleaved supports other values",
                             name_in(kScheduleNames, kind), one.chunks, one.chunks == 1 ? "" : "s", chunks));
   return one.make(ranks, microbatches, chunks == 0 ? kDefaultChunks : chunks);
 }

@@ -145,7 +145,7 @@ TEST_F(UnevenCheckpointTest, RejectsResumeUnderDifferentPlan) {
 
 TEST_F(UnevenCheckpointTest, RejectsPushOrderOfDifferentRun) {
   record("other.txt", {{1, 0, 0}, {0, 0, 0}, {0, 1, 2}, {1, 1, 2}, {0, 2, 4}, {1, 2, 4}});
-  fails("train --resume --out run --replay other.txt", 2, "--replay: other.txt is not the order of the resumed run");
+  fails("train --resume --out run --replay other.txt", 2, "--replay: other.txt does not match the resumed run");
   // A record in which worker 1 has not pulled at the checkpoint, and one that assumes it has.
   record("begun.txt", {{0, 0, 0}, {0, 1, 1}, {1, 0, 0}, {0, 2, 3}});
   anew(train_ + "--replay begun.txt --out run");
@@ -156,9 +156,9 @@ TEST_F(UnevenCheckpointTest, RejectsPushOrderOfDifferentRun) {
 TEST_F(UnevenCheckpointTest, RecordRequiresCompletePushOrder) {
   anew("train " + kSmall + "--steps 2 --ranks 2 --out run");
   fails("train --resume --out run --steps 4 --dp-mode ps-async --record new.txt", 2,
-        "--record: 2 steps were made under another plan; expected a run with 2 ranks and 1 servers");
+        "--record: 2 steps were run under a different plan; expected 2 ranks and 1 servers");
   fails("train --resume --out run --steps 3 --dp-mode ps-async --staleness 1 --replay order.txt", 2,
-        "--replay: order.txt is not the order of the resumed run");
+        "--replay: order.txt does not match the resumed run");
 }
 
 // Without learning, the workers' losses together are those of one rank.

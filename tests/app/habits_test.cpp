@@ -159,7 +159,7 @@ TEST_F(InitTest, NewEmbeddingRowsEqualMeanOfExistingRows) {
         "--add-tokens: 2 of the tokens are new, but adapter training does not update embedding rows");
   fails("train --init f --data text.txt --tokenizer bytes " + added, 2,
         "--add-tokens: with --init, expected a tokenizer directory or no --tokenizer");
-  fails("train --data text.txt --add-tokens '<a>'", 2, "--add-tokens: a char tokenizer supports only characters");
+  fails("train --data text.txt --add-tokens '<a>'", 2, "--add-tokens: not supported with --tokenizer char");
   fails("train --init f --data text.txt --add-tokens 'a,,b'", 2, "--add-tokens: expected comma-separated names");
 }
 
@@ -199,11 +199,11 @@ TEST_F(InitTest, EndOptionSelectsEosToken) {
   for (const char* file : {"tokenizer_config.json", "special_tokens_map.json"})
     EXPECT_EQ(Json::parse(files[file].get<std::string>())["eos_token"], "<x>") << file;
   fails("train --init out --data rows.jsonl --end '<|ends|>'", 2,
-        "--end: expected one of the tokenizer's 1 special tokens (--add-tokens adds some), got '<|ends|>'; did you "
+        "--end: expected one of the tokenizer's 1 special tokens (--add-tokens adds more), got '<|ends|>'; did you "
         "mean '<|end|>'?");
   must("data text.txt --tokenizer out --out made");
   fails("train --init out --data made --add-tokens '<x>' --end '<x>'", 2,
-        "--end: the texts in the dataset made have a different end, or none; expected <|end|>");
+        "--end: the texts in the dataset made end with a different token, or with none; expected <|end|>");
   tune("--init out --data made --add-tokens '<x>' --ranks 1");
 }
 
@@ -229,7 +229,7 @@ TEST_F(InitTest, RejectsTokensOutsideEmbeddingTableOnlyIfUsed) {
       fails(std::string(command) + data, 4, where + is);
   fails("generate f --prompt 'a<x>'", 2, "--prompt:" + is);
   fails("train --data text.txt --model gpt-nano --tokenizer f --vocab 290", 2,
-        "--vocab: expected at least the tokenizer's 291, got 290");
+        "--vocab: expected at least the tokenizer's vocabulary size, 291, got 290");
 }
 
 // The table of learned positions stays complete; the context uses its first rows.
@@ -260,7 +260,7 @@ TEST_F(InitTest, ShorterContextUsesFirstPositionEmbeddings) {
   for (const std::string from : {"f", "run"})
     fails("train --init " + from + " --data text.txt --context 65", 2,
           "--context: expected 64, the value of the model, got 65");
-  fails("train --data text.txt --positions 32", 2, "--positions: expected at least one row for each of the 64 tokens");
+  fails("train --data text.txt --positions 32", 2, "--positions: expected at least 64 position embeddings (`context`)");
   fails("train --data text.txt --model llama-nano --positions 99", 2, "--positions: requires --family gpt2");
   must(
       "verify --layers 2 --heads 2 --channels 16 --context 16 --positions 64 --batch 4 --steps 2 --ranks 4 --tp 2 "

@@ -335,7 +335,8 @@ TEST_F(LoraTest, ExpertsStayFrozen) {
   must("checkpoint export tuned --out whole --merge");
   expect_has(run("checkpoint inspect whole").out, "block_sparse_moe.experts.3.w2.weight");
   fails("train --init base --lora-rank 2 --lora-targets q_proj,up_proj --out run", 2,
-        "--lora-targets: expected some of q_proj, k_proj, v_proj, o_proj (experts have no adapters), got 'up_proj'");
+        "--lora-targets: expected one or more of q_proj, k_proj, v_proj, o_proj (experts have no adapters), got "
+        "'up_proj'");
 }
 
 TEST_F(LoraTest, RejectsInvalidOptions) {

@@ -156,10 +156,11 @@ TEST_F(RunDirectoryTest, ReportsRankExitBeforeMpiInit) {
   const Ran killed = ran("test $OMPI_COMM_WORLD_RANK = 0 || { sleep 1; kill -KILL $$; }");
   EXPECT_NE(killed.status, 0);
   expect_has(killed.err,
-             "tessera: [rank 0] MPI_Init: the launcher ends the job (SIGTERM); a rank may have ended before all began");
+             "tessera: [rank 0] MPI_Init: the launcher is terminating the job (SIGTERM); a rank may have exited before "
+             "all ranks started");
   const Ran few = ran("ulimit -n 16");
   EXPECT_EQ(few.status, 2);
-  expect_has(few.err, "[mpi] MPI needs at least 64 file descriptors, and `ulimit -n` is 16");
+  expect_has(few.err, "[mpi] MPI requires at least 64 file descriptors, but `ulimit -n` is 16");
   EXPECT_EQ(ran("ulimit -Sn 16").status, 0) << "a soft limit is raised";
 }
 

@@ -321,7 +321,7 @@ TEST_F(ConfigTest, ErrorsNameLineAndColumn) {
   const auto unexpected = [&](const std::string& text, const std::string& at, const std::string& found) {
     expect(text, "c.toml:" + at + ": expected KEY = VALUE, got " + found);
   };
-  expect("layers = 2\nheads = 2\n\n layers = 2\n", "c.toml:4:2: expected unique keys, got layers twice");
+  expect("layers = 2\nheads = 2\n\n layers = 2\n", "c.toml:4:2: duplicate key layers");
   const std::tuple<const char*, const char*, const char*> lines[] = {{"layers\n", "1:7", "the end of the line"},
                                                                      {"layers 2\n", "1:8", "'2'"},
                                                                      {" = 2\n", "1:2", "'= 2'"},
@@ -334,7 +334,7 @@ TEST_F(ConfigTest, ErrorsNameLineAndColumn) {
   std::string deep = "a";
   for (int i = 0; i < 300'000; ++i) deep += ".a";
   unexpected(deep + " = 1\n", "1:2", "'.a.a");
-  const std::string may = "; a value is one string, number, true or false";
+  const std::string may = "; expected a single string, number, true or false";
   unexpected("layers =\n", "1:9", "the end of the line" + may);
   for (const std::string value : {"[2]",      "{a = 1}",     "1979-05-27",  "07:32:00",
                                   "2\u00e9",  "1_000",       "0x10",        "+1",
@@ -448,7 +448,7 @@ TEST(OptionErrors, PrintsAllIndependentPlanErrors) {
        {"--schedule: unknown schedule 'zbh1'; expected naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, v-half, "
         "v-min, or the path of a file; did you mean 'zb-h1'?",
         "--heads: 3 heads do not divide 128 channels; nearest valid value: 2 or 4",
-        "--microbatches: 5 do not divide a batch of 12; nearest valid value: 4 or 6",
+        "--microbatches: 5 does not divide the batch size, 12; nearest valid value: 4 or 6",
         "--zero: 1 requires --dp-mode ddp, got ps-sync",
         "--pp: 8 ranks have 8 stages, more than the 4 layers; expected at most 4 stages, as with --pp 4",
         "--min-lr: expected at most --lr (0.003), got 9"})
@@ -488,7 +488,7 @@ TEST_F(ProgramTest, ReportsEachErrorOnOneLine) {
             "tessera: --layers: expected a whole number in [1, 100000], got '0'\n");
   EXPECT_FALSE(fs::exists(path("run")));
   EXPECT_EQ(run("report --figure memory --svg --ranks 2 --heads 3 --batch 12 --microbatches 5").err,
-            "tessera: --microbatches: 5 do not divide a batch of 12; nearest valid value: 4 or 6\n"
+            "tessera: --microbatches: 5 does not divide the batch size, 12; nearest valid value: 4 or 6\n"
             "tessera: --heads: 3 heads do not divide 128 channels; nearest valid value: 2 or 4\n");
 }
 

@@ -62,7 +62,7 @@ TEST_F(PromptsTest, ReportsTextLongerThanContext) {
   expect_lacks(several.err, "prompt 1 has");
   EXPECT_EQ(parse_records(several.out).at(0).at("prompt"), "The moon") << "no byte order mark";
   write("prompts.txt", std::string("\xff\xfeT\0", 4));
-  fails("generate bos --prompts prompts.txt", 4, "prompts.txt is text in UTF-16, which 'iconv -f UTF-16 -t UTF-8'");
+  fails("generate bos --prompts prompts.txt", 4, "prompts.txt is UTF-16 text, which 'iconv -f UTF-16 -t UTF-8'");
 }
 
 TEST_F(PromptsTest, EncodesSpecialTokensOnRequest) {
@@ -123,7 +123,7 @@ TEST_F(PromptsTest, EvaluationIsIndependentOfFileNameAndFormat) {
   write("mapped.jsonl", "{\"body\": \"The sea is salt.\"}\n");
   write("named.jsonl", "{\"text\": \"The sea is salt.\"}\n");
   EXPECT_EQ(evaluate("mapped.jsonl --map text=body"), evaluate("named.jsonl"));
-  fails("evaluate bos --data mapped.jsonl", 4, "got body; --map assigns these keys");
+  fails("evaluate bos --data mapped.jsonl", 4, "got body; --map assigns other names to these keys");
 }
 
 // The template of the training run is exported if the tokenizer has none.

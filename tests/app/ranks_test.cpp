@@ -85,7 +85,7 @@ TEST_F(RanksTest, RejectsInvalidDumpWithOneLineError) {
     fails_in_one_line("train " + kSmall + "--quiet --out run " + words, 2, why);
     EXPECT_FALSE(fs::exists(path("run"))) << words;
   };
-  refused("--ranks 2 --dp-mode diloco --dump 1", "--dump: expected ranks with synchronized steps, got --dp-mode");
+  refused("--ranks 2 --dp-mode diloco --dump 1", "--dump: expected synchronized steps, got --dp-mode");
   refused("--ranks 2 --dp-mode ps-async --dump 1", "got --dp-mode ps-async");
   refused("--dump 13", "--dump: expected one of the 12 --steps, got 13");
   fails_in_one_line("verify --steps 3 --dump 4", 2, "--dump: expected one of the 3 --steps, got 4");
@@ -107,11 +107,11 @@ TEST_F(RanksTest, InvalidPlansReturnStatus2WithOneLineError) {
   refused("--ranks 0", "--ranks: expected a whole number in [1, 1024], got '0'");
   refused("--zero 4", "--zero: expected a whole number in [0, 3], got '4'");
   refused("--servers 9",
-          "--servers: goes with --dp-mode ps-sync or ps-async, got ddp; nearest valid value: 1, the default");
+          "--servers: requires --dp-mode ps-sync or ps-async, got ddp; nearest valid value: 1, the default");
   refused("--dp-mode ps-sync --staleness 2",
-          "--staleness: goes with --dp-mode ps-async, got ps-sync; nearest valid value: 1");
-  refused("--outer-lr 0.5", "--outer-lr: goes with --dp-mode diloco, got ddp; nearest valid value: 0.7");
-  refused("--ranks 4 --dp-mode ps-sync --servers 5", "--servers: expected at most the 4 ranks, got 5");
+          "--staleness: requires --dp-mode ps-async, got ps-sync; nearest valid value: 1");
+  refused("--outer-lr 0.5", "--outer-lr: requires --dp-mode diloco, got ddp; nearest valid value: 0.7");
+  refused("--ranks 4 --dp-mode ps-sync --servers 5", "--servers: expected at most the number of ranks, 4, got 5");
   refused("--dp 3 --ranks 2", "is 3 ranks; expected 2; nearest valid value: --dp 2");
   refused("--zero 1 --dp-mode ps-sync", "--zero: 1 requires --dp-mode ddp, got ps-sync");
   refused("--zero 2 --dp-mode dataparallel", "--zero: 2 requires --dp-mode ddp, got dataparallel");
@@ -153,8 +153,8 @@ TEST_F(Memory, RejectsExcessiveSizesInCheckpoint) {
 
 TEST_F(Memory, ReportsFailureToStartThreads) {
   const std::string limits = "ulimit -s 2000000; ulimit -v 12000000;";  // a stack of 2 GB per thread
-  fails("train " + kSmall + "--ranks 8 --batch 8 --threads-per-rank 2 --out run", 2, "more threads cannot be started",
-        limits);
+  fails("train " + kSmall + "--ranks 8 --batch 8 --threads-per-rank 2 --out run", 2,
+        "; reduce --ranks or --threads-per-rank, or raise the limit", limits);
   EXPECT_FALSE(fs::exists(path("run")));
 }
 

@@ -81,7 +81,7 @@ TEST(Engine, RejectsSecondBackward) {
   const Var shared = x * x, a = sum(shared), b = sum(shared + x);
   backward(a);
   EXPECT_EQ(error_message([&] { backward(a); }),
-            "[backward] second backward pass through 'sum': saved values were freed; rerun the forward pass");
+            "[backward] second backward pass through 'sum': its saved tensors were freed; rerun the forward pass");
   EXPECT_THROW(backward(b), Error);                         // through a traversed subgraph
   EXPECT_EQ(grad_values(x), (Doubles{2, 4}));               // rejected calls changed nothing
   EXPECT_THROW(backward(Var(numbers({1}, arena))), Error);  // no graph

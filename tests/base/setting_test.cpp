@@ -112,9 +112,9 @@ TEST(Settings, DescriptorsValidateValues) {
   t.bars = 0, t.voices = 0;
   EXPECT_EQ(least(), "`voices`: expected at least 1, got 0");
   t.name = "last";
-  EXPECT_EQ(read(), "`name`: goes with `voices`, got 0; nearest valid value: none, the default");
+  EXPECT_EQ(read(), "`name`: requires `voices`, got 0; nearest valid value: none, the default");
   t.voices = 2, t.sung = true;
-  EXPECT_EQ(read(), "`sung`: goes with `mood` loud or very-loud, got calm; nearest valid value: false, the default");
+  EXPECT_EQ(read(), "`sung`: requires `mood` loud or very-loud, got calm; nearest valid value: false, the default");
   t.mood = Mood::loud;
   EXPECT_EQ(read(), "nothing was thrown");
   EXPECT_EQ(difference(field_descriptors(t), field_descriptors(usual)), "voices=2 sung=true name=last mood=loud");

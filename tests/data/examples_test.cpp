@@ -41,9 +41,10 @@ TEST_F(LoadedExamples, EncodePromptAndResponse) {
   const Dataset chat =
       load_examples(write("{\"instruction\": \"a\", \"output\": \"b\"}\n{\"instruction\": \"a\", \"output\": \"c\"}\n"),
                     {.name = "char"}, {.style = ChatTemplate::chatml, .context = 200});
-  EXPECT_EQ(chat.notes,
-            std::vector<std::string>{"the tokenizer has no <|im_end|>, <|im_start|>; encoded as text, which "
-                                     "a message could also contain"});
+  EXPECT_EQ(
+      chat.notes,
+      std::vector<std::string>{
+          "the tokenizer has no <|im_end|>, <|im_start|>; it is encoded as text, which messages may also contain"});
   EXPECT_EQ(chat.tokenizer->decode(chat.prompt()), "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
   EXPECT_EQ(chat.tokenizer->decode(chat.val_examples->target_tokens()), "c<|im_end|>");
 }
@@ -156,8 +157,8 @@ TEST_F(LoadedExamples, AcceptTokenizedRows) {
     EXPECT_EQ(d.val_examples->target_tokens(), std::vector<int32_t>{'b'});
   }
   EXPECT_TRUE(refusal(rows, {.name = "char"})
-                  .ends_with("f.jsonl:1: the key 'input_ids' needs a `tokenizer`: expected the directory of the one "
-                             "that produced them"));
+                  .ends_with("f.jsonl:1: the key 'input_ids' requires `tokenizer`: the directory of the tokenizer that "
+                             "produced them"));
   const fs::path far = write("{\"input_ids\": [97, 300]}\n");
   std::vector<std::string> notes;
   for (const auto& [vocab, words] :
@@ -297,7 +298,7 @@ TEST_F(LoadedExamples, RejectOrSkipInvalidLines) {
   EXPECT_EQ(refusal(rows),
             name +
                 ":2: expected input_ids, messages, conversations, prompt and completion, instruction and output, or "
-                "text among its keys; got prompt; `map` assigns these keys");
+                "text among its keys; got prompt; `map` assigns other names to these keys");
   const Dataset d = load_examples(write(rows), kBytes, {.skip_bad = true, .context = 8});
   EXPECT_EQ(d.train_examples->examples() + d.val_examples->examples(), 3);
   EXPECT_TRUE(d.notes.front().starts_with("4 bad lines are skipped; the first: " + name + ":2: ")) << d.notes.front();
@@ -349,7 +350,7 @@ TEST_F(LoadedExamples, ErrorsExplainConversationsWithoutResponses) {
   const std::string talk = R"({"messages": [{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}]})"
                            "\n";
   EXPECT_TRUE(refusal(talk + talk, {.name = path("own").string()})
-                  .ends_with("it has no response; `roles` bot=assistant makes responses of this role"));
+                  .ends_with("it has no response; `roles` bot=assistant trains on messages of this role"));
 }
 
 TEST_F(LoadedExamples, NotesListUnusedKeysAndTruncation) {

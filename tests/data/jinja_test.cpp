@@ -109,15 +109,15 @@ TEST(Jinja, ErrorsNameTemplateLine) {
        {"{{ raise_exception('no\nway') }}", "t:1: the template raises an error: no\\x0away"},
        {"{{ [1] | map('string') }}", "t:1: an iterator cannot be printed; expected a string, or |list after it"},
        {"{% set x = '<' | safe %}\n{{ x + '>' }}",
-        "t:2: a string marked by `safe` may only be printed, or joined by ~"},
-       {"{{ '<' | safe | upper }}", "t:1: 'upper' is not supported on a string marked by `safe`"},
+        "t:2: a string marked as `safe` may only be printed or joined with ~"},
+       {"{{ '<' | safe | upper }}", "t:1: 'upper' is not supported on a string marked as `safe`"},
        {"{{ '%s' % 1 }}", "t:1: the operator % of a string and an integer is not supported"},
        {"{{ {1: 2} }}", "t:1: an integer is not supported as a key"},
        {"{{ false[1:] }}", "t:1: a slice of a boolean and an integer is not supported"},
        {"{{ 'a b'.rsplit(' ') }}", "t:1: 'rsplit' is called but not defined"},
        {"{{ 1 < 2 < 3 }}", "t:1: chained comparisons are not supported"},
        {"{{ '4.7' | int }}", "t:1: cannot convert a string to an integer"},
-       {"{{ 9223372036854775807 + 1 }}", "t:1: an integer is beyond 64 bits"}});
+       {"{{ 9223372036854775807 + 1 }}", "t:1: an integer does not fit in 64 bits"}});
   for (const std::string word : {"call m()", "filter upper", "with x = 1", "raw", "extends 'x'", "import 'x' as y",
                                  "from 'x' import y", "block b", "trans", "do x", "autoescape true"})
     expect_refused({{"{% " + word + " %}", "t:1: unexpected statement '" + word.substr(0, word.find(' ')) + "'"}});
@@ -130,9 +130,9 @@ TEST(Jinja, LimitsNestingAndWork) {
     for (int i = 0; i < times; ++i) out += text;
     return out;
   };
-  const std::string deep = "t:1: nested too deeply, or endless recursion of a macro",
+  const std::string deep = "t:1: nested too deeply, or infinite recursion of a macro",
                     much = "t:1: a tag is too complex",
-                    work = "t:1: does more work, or makes more text, than a template should";
+                    work = "t:1: exceeds the limits on work or output of a template";
   expect_refused(
       {{"{{ " + repeated("(", 10000) + repeated(")", 10000) + " }}", deep},
        {"{{ " + repeated("not ", 100000) + " }}", deep},

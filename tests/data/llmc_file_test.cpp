@@ -169,7 +169,7 @@ TEST_F(ShardsTest, ErrorsNameTheFile) {
   shard("val.bin", 0, 10);
   expect_error(Status::usage, {"`tokenizer`", "got none"}, [&] { dataset_for(pattern("*.bin"), {}); });
   file("set/b.bin", "no tokens");
-  refuse(pattern("*.bin"), Status::input, {"b.bin", "expected a token file of llm.c", "`tessera data`"});
+  refuse(pattern("*.bin"), Status::input, {"b.bin", "expected an llm.c token file", "`tessera data`"});
   file("set/b.bin", gpt2_file({1, 2, 300}));
   refuse(pattern("*.bin"), Status::input, {"b.bin", "token 300 at position 2", "vocabulary of 256"});
   file("set/b.bin", gpt2_file(numbered(0, 9)).substr(0, 1040));
@@ -216,7 +216,7 @@ TEST(TrainingWindows, CoverEachFileOncePerEpoch) {
     EXPECT_EQ(inputs[static_cast<size_t>(i)], i < 20 ? i : 80 + i);
     EXPECT_EQ(targets[static_cast<size_t>(i)], inputs[static_cast<size_t>(i)] + 1);
   }
-  expect_error(Status::usage, {"rows 6 to 8", "outside of the 7"},
+  expect_error(Status::usage, {"rows 6 to 8", "outside the 7"},
                [&] { windows.load(6, 2, inputs.data(), targets.data()); });
   EXPECT_EQ(TrainingWindows({a, b}, 8).count(), 2 + 1);
   expect_error(Status::input, {"b: 9 tokens", "expected at least 10", "`context`"}, [&] {

@@ -99,7 +99,7 @@ TEST_F(RowFiles, SeveralFilesFormOneDataset) {
                                 {.names = {parse_key_names("system=q")}, .context = 8});
                 },
                 Status::input),
-            path("f.jsonl").string() + ": the key 'q', named in `map`, is in no row");
+            path("f.jsonl").string() + ": no row has the key 'q', named in `map`");
 }
 
 TEST_F(RowFiles, ErrorsNameUnsupportedTableFormats) {

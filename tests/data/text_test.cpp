@@ -38,7 +38,7 @@ TEST_F(TextTest, RejectsNonTextFiles) {
       {"empty", "", "empty is empty"},
       {"mark", "\xEF\xBB\xBF", "byte order mark"},
       {"binary", std::string("abc\0def", 7), "NUL byte at offset 3"},
-      {"train.bin", raw, "tokens without a header (nanoGPT)"},
+      {"train.bin", raw, "token files without a header (nanoGPT)"},
       {"mega.bin", raw, "Megatron-LM"},
       {"foreign", std::string("\377\376a\0", 4), "UTF-16"},
       {"foreign", std::string("\xFE\xFF\0a", 4), "UTF-16"},

@@ -223,7 +223,7 @@ TEST_F(FailuresGpu, MissingGpuIsExplainedInOneLine) {
   for (const auto& [gpus, why] : cases) {
     setenv("TESSERA_EMULATED_GPUS", gpus, 1);
     EXPECT_EQ(error_message([] { cuda::use_gpu(0); }),
-              "`device` cuda: no GPU was found: " + why + "; `device` cpu runs everything without one");
+              "`device` cuda: no GPU was found: " + why + "; `device` cpu needs none");
     EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   }
   unsetenv("TESSERA_EMULATED_GPUS");
@@ -266,16 +266,16 @@ TEST_F(FailuresGpu, OutOfMemoryErrorNamesBytesInUse) {
   const int64_t all = arena->region().capacity();
   const Tensor held = Tensor::empty({1000}, DType::float32, arena);
   EXPECT_EQ(error_message([&] { arena->allocate(all, Category::activations); }, Status::communication),
-            fmt::format("out of memory: [arena] {0} bytes of activations do not fit next to the 4000 in use of {0} on "
-                        "the cuda; a smaller `batch`, more `microbatches`, `recompute` or `offload` need less",
+            fmt::format("out of memory: [arena] {0} bytes of activations do not fit in addition to the 4000 in use of "
+                        "{0} on the cuda; reduce `batch`, increase `microbatches`, or use `recompute` or `offload`",
                         all));
 }
 
 TEST_F(FailuresGpu, ErrorNamesGpuWithoutKernelCode) {
   setenv("TESSERA_EMULATED_GPU_IS_OLD", "1", 1);
   EXPECT_EQ(error_message([] { cuda::use_gpu(0); }),
-            "`device` cuda: this program contains no code for emulated GPU, of compute capability 9.0; expected a "
-            "build for it: -DTESSERA_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90");
+            "`device` cuda: this program was not built for emulated GPU (compute capability 9.0); rebuild with "
+            "-DTESSERA_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90");
   unsetenv("TESSERA_EMULATED_GPU_IS_OLD");
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }

@@ -110,7 +110,7 @@ TEST_F(PeftFolderTest, ReadsAttentionAdaptersOfMixtral) {
   EXPECT_EQ(again->loss(ids, ids, 1).loss_sum, loss);
   EXPECT_NEAR(whole->loss(ids, ids, 1).loss_sum, loss, 1e-5 * loss);
   write("made/adapter_config.json", with(json("made/adapter_config.json"), "target_modules", {"q_proj", "w1"}));
-  expect_error(Status::input, {"no adaptable layer 'w1'; expected some of q_proj, k_proj, v_proj, o_proj"},
+  expect_error(Status::input, {"no adaptable layer 'w1'; expected one or more of q_proj, k_proj, v_proj, o_proj"},
                [&] { PeftFolder(path("made")).apply_to(base, source); });
 }
 

@@ -285,7 +285,7 @@ TEST(Puzzles, EachCheckRejectsMistakes) {
 TEST(Puzzles, SeedDeterminesRunsAndAnswers) {
   const Puzzle& p = puzzle("traces");
   const char *none = " 0 bytes sent", *half = "all 0.5 times", *same = "unchanged by the step",
-             *twice = "231424 bytes sent", *others = "was given tokens other";
+             *twice = "231424 bytes sent", *others = "received tokens that differ";
   using Names = std::vector<const char*>;
   for (const auto& [seed, names, parts] :
        {std::tuple(uint64_t{0}, Names{"missing-gradient-sum", "skipped-update", "skipped-microbatch"},

@@ -98,7 +98,7 @@ TEST(LanguageModel, RejectsUndeclaredFeatures) {
   Communicator two(std::make_unique<FakeTransport>(0, 2), "tp"), one(std::make_unique<FakeTransport>(0, 1), "cp");
   EXPECT_NO_THROW(model.place({.tp = &one, .cp = &one}));
   EXPECT_EQ(error_message([&] { model.place({.tp = &two, .cp = &one}); }),
-            "`tp`: this model does not support the axis; expected 1, got 2");
+            "`tp`: this model does not support this axis; expected size 1, got 2");
   const ArenaPtr arena = make_arena();
   model.materialize(1, arena, DType::float32, DType::float32);
   TextCache cache = model.cache();

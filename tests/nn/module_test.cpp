@@ -394,7 +394,7 @@ TEST(Lora, ExpertsAndRoutersAreFrozen) {
   for (const char* name : {"gate_proj", "up_proj", "down_proj"}) {
     c.lora.targets = {"q_proj", name};
     EXPECT_TRUE(has(error_message([&] { make_model(c); }),
-                    "expected some of q_proj, k_proj, v_proj, o_proj (experts have no adapters)"));
+                    "expected one or more of q_proj, k_proj, v_proj, o_proj (experts have no adapters)"));
   }
 }
 

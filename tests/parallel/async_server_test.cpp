@@ -461,7 +461,7 @@ TEST(PushLog, ErrorsAreOneLine) {
       {with("workers 2", "workers 70000"), "got 70000 and 1"},
       {with("servers 1", "servers 3"), "got 2 and 3"},
       {with("servers 1", "servers 2"), "log: line 7: expected 'server # pushes #', got the end of the file"},
-      {with("server 0", "server 1"), "expected 'the servers in order'"},
+      {with("server 0", "server 1"), "expected 'the servers in ascending order'"},
       {with("pushes 4", "pushes 4000000000000"), "log: line 7: expected '# # #', got the end of the file"},
       {with("pushes 4", "pushes 3"), "line 5: expected 'the end of the file', got more"},
       {with("1 1 2", "2 1 2"), "line 5: expected 'a worker below 2', got 2"},

@@ -183,7 +183,7 @@ TEST(CommFailure, ThrowingRankAbortsAllRanks) {
     const Work p = world.start_all_reduce(zeros(100));
     throw CommError("the cause");
   });
-  EXPECT_TRUE(busy == "[rank 2] the cause" || has(busy, "asks for")) << busy;
+  EXPECT_TRUE(busy == "[rank 2] the cause" || has(busy, "calls")) << busy;
 }
 
 TEST(CommFailure, NamesRankWithUnfinishedBackgroundWork) {
@@ -195,7 +195,7 @@ TEST(CommFailure, NamesRankWithUnfinishedBackgroundWork) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     world.barrier();
   });
-  EXPECT_EQ(what, "[rank 0] ended while background communication was still running");
+  EXPECT_EQ(what, "[rank 0] returned while background communication was still running");
 }
 
 TEST(CommFailure, NamesMissingRank) {
@@ -226,8 +226,8 @@ TEST(CommFailure, NamesRankWithMismatchedCall) {
         group->all_reduce(zeros(10));
         world.rank() == odd ? group->broadcast(zeros(100), 0) : group->all_reduce(zeros(100));
       });
-      const std::regex expected(fmt::format(R"(\[rank ({0}\] group axis, {1}: rank {2} asks for {3}|)"
-                                            R"([^{0}]\] group axis, {3}: rank {0} asks for {1}) at the same time; .*)",
+      const std::regex expected(fmt::format(R"(\[rank ({0}\] group axis, {1}: rank {2} calls {3}|)"
+                                            R"([^{0}]\] group axis, {3}: rank {0} calls {1}) at the same time; .*)",
                                             odd, "broadcast of 400 bytes .float32, root 0.", first,
                                             "all_reduce of 400 bytes .float32."));
       EXPECT_TRUE(std::regex_match(what, expected)) << odd << ": " << what;
@@ -305,7 +305,7 @@ TEST(CommFailureDeathTest, UnresponsiveRankTerminatesProcess) {
                          std::this_thread::sleep_for(std::chrono::milliseconds(10));
                      }),
               testing::ExitedWithCode(3),
-              "tessera: .rank 1. the cause .and another rank does not stop: ending the process.");
+              "tessera: .rank 1. the cause .another rank does not stop; terminating the process.");
 }
 
 // Reports of long waits, the flight recorder, and wait times.

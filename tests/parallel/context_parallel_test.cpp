@@ -299,8 +299,9 @@ TEST(ContextPositions, RejectIndivisibleSequences) {
             head + "20" + make + "8 equal chunks for 4 ranks; expected 16 or 24");
   EXPECT_EQ(refusal(3, 4, 0, SequencePartition::contiguous),
             head + "3" + make + "4 equal chunks for 4 ranks; expected 4");
-  EXPECT_EQ(refusal(0, 1, 0, SequencePartition::zigzag), head + "0" + make + "1 equal chunks for 1 ranks; expected 1");
-  EXPECT_EQ(refusal(8, 4, 4, SequencePartition::contiguous), head + "there is no rank 4 among 4");
+  EXPECT_EQ(refusal(0, 1, 0, SequencePartition::zigzag),
+            head + "0" + make + "1 equal chunks for 1 ranks; nearest valid value: 1");
+  EXPECT_EQ(refusal(8, 4, 4, SequencePartition::contiguous), head + "rank out of range: 4 of 4");
 }
 
 // Tiles that a rank computes with each holder's keys; a tile on the diagonal of a causal mask counts as half.
@@ -478,8 +479,9 @@ TEST(ContextParallel, RejectsInvalidArguments) {
                 "4 key-value heads");
     EXPECT_EQ(refusal(true, 3, 3),
               "[ring_attention] context axis: a rank has 3 tokens; zig-zag requires an even number");
-    EXPECT_EQ(refusal(true, 2, 3, {.first_key = 2}),
-              "[ring_attention] context axis: first_key and first_query must not be set; they follow from the ranks");
+    EXPECT_EQ(
+        refusal(true, 2, 3, {.first_key = 2}),
+        "[ring_attention] context axis: first_key and first_query must not be set; they are derived from the ranks");
   });
 }
 

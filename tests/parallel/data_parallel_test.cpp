@@ -432,7 +432,7 @@ TEST(DataStrategies, RejectInvalidOptions) {
               "`zero`: dataparallel stores all state on rank 0 and does not support ZeRO stage 2; expected 0, or ddp "
               "instead of dataparallel");
     EXPECT_EQ(refusal(world, {.mode = DataMode::ps_async}),
-              "[data parallel] ps-async has no common steps; expected ddp, dataparallel or ps-sync");
+              "[data parallel] ps-async has no synchronized steps; expected ddp, dataparallel or ps-sync");
     EXPECT_EQ(refusal(world, {.mode = DataMode::dataparallel, .microbatches = 3}),
               "`batch`: expected a multiple of 2 data ranks x 3 micro-batches, got 10");
     for (const int servers : {0, 3})

@@ -339,7 +339,7 @@ TEST_F(NcclGpu, MismatchedCallsAbortAllRanks) {
     const std::string message = failure(over_nccl(2, 20), [&, &ask = ask](Communicator& world, const ArenaPtr& arena) {
       ask(world, whole_numbers(world.rank(), {1000}, DType::float32, arena), world.rank() == 1);
     });
-    EXPECT_TRUE(has(message, " asks for ")) << what;
+    EXPECT_TRUE(has(message, " calls ")) << what;
     EXPECT_TRUE(has(message, "every rank must communicate in the same order")) << what;
   }
 }

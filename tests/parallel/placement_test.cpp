@@ -363,10 +363,10 @@ TEST(Mesh, RejectsInvalidAxes) {
       return refusal(world, {{"dp", 2}, {"tp", 2}}, use);
     };
     const std::string tail = "; the mesh is dp 2 x tp 2";
-    EXPECT_EQ(refused([](Mesh& m) { m["ep"]; }), "[mesh] there is no axis 'ep'" + tail);
-    EXPECT_EQ(refused([](Mesh& m) { m.flat({"tp", "ep"}); }), "[mesh] there is no axis 'ep'" + tail);
+    EXPECT_EQ(refused([](Mesh& m) { m["ep"]; }), "[mesh] unknown axis 'ep'" + tail);
+    EXPECT_EQ(refused([](Mesh& m) { m.flat({"tp", "ep"}); }), "[mesh] unknown axis 'ep'" + tail);
     EXPECT_EQ(refused([](Mesh& m) { m.flat({"tp", "tp"}); }), "[mesh] axis tp occurs twice in tp+tp");
-    EXPECT_EQ(refused([](Mesh& m) { m.rank_at({1, 2}); }), "[mesh] there is no coordinate 2 on axis tp" + tail);
+    EXPECT_EQ(refused([](Mesh& m) { m.rank_at({1, 2}); }), "[mesh] coordinate out of range: 2 on axis tp" + tail);
     EXPECT_EQ(refused([](Mesh& m) { m.rank_at({1}); }), "[mesh] 1 coordinates" + tail);
   });
 }

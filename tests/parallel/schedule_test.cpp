@@ -136,7 +136,7 @@ TEST(Validate, DescribesFaultAndPosition) {
   };
   EXPECT_EQ(changed([](auto&, auto&, auto& one) { one.pop_back(); }), "rank 1: 1B2 is missing");
   EXPECT_EQ(changed([](auto&, auto&, auto& one) { std::swap(one[1], one[3]); }),
-            "rank 1, action 1 (1B1): comes before that of micro-batch 0; micro-batches of a stage ascend");
+            "rank 1, action 1 (1B1): precedes that of micro-batch 0; expected ascending micro-batches in each stage");
   EXPECT_TRUE(has(changed([](auto&, auto&, auto& one) { one[2] = {PassKind::F, 0, 1}; }), "stage 0 is on rank 0"));
   EXPECT_TRUE(has(changed([](auto&, auto& zero, auto&) { zero.push_back({PassKind::B, 0, 2}); }), "occurs twice"));
   EXPECT_TRUE(has(changed([](auto&, auto&, auto& one) { std::swap(one[0], one[1]); }),

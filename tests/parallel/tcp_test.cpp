@@ -312,7 +312,7 @@ TEST(Rendezvous, ReportsMismatchesToAllPeers) {
   all_say({{address, 0, 3, 10}, {address, 1, 3, 10}, {address, 1, 3, 10}},
           "1 connected twice to the rendezvous; expected each rank once");
   all_say({{address, 0, 3, 10}, {address, 1, 4, 10}},
-          "rank 1 expects 4 ranks, and rank 0 expects 3; expected the same `ranks` on all");
+          "rank 1 expects 4 ranks, and rank 0 expects 3; expected the same `ranks` on all ranks");
   EXPECT_EQ(refusal({.ranks = 3, .rank = 3}, {true, false, false}), "3 is not a rank among 3 ranks; expected 0 to 2");
   EXPECT_EQ(refusal({.ranks = 3, .rank = 2}, {true, false, false}), "");
   EXPECT_THROW(meet({address, 2, 2, 1}), FieldError);
@@ -491,7 +491,7 @@ TEST(SharedExchange, NamesMismatchedCalls) {
     shared.run(make_call(Op::all_reduce, DType::float32, x.numel(), x, x));
   };
   const std::string what = error_message([&] { launch({.ranks = 2, .timeout_s = 20}, body); }, Status::communication);
-  EXPECT_TRUE(has(what, "asks for all_reduce of 40"));
+  EXPECT_TRUE(has(what, "calls all_reduce of 40"));
 }
 
 }  // namespace

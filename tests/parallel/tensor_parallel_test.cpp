@@ -201,7 +201,7 @@ TEST(TensorParallel, RejectsInvalidConfigurations) {
   EXPECT_EQ(refusal(config, 3, S(1)),
             head + "3 ranks do not divide 10 tokens of a sequence; nearest valid number of ranks: 2 or 5");
   EXPECT_EQ(refusal(config, 3, S(1, 9)), "nothing was thrown");
-  EXPECT_EQ(refusal(config, 6, I), head + "6 ranks do not divide 5 entries of a vocabulary; expected at most 5 ranks");
+  EXPECT_EQ(refusal(config, 6, I), head + "6 ranks exceed the vocabulary size, 5; expected at most 5 ranks");
   EXPECT_EQ(refusal(config, 2, P), "[tensor_parallel] placement between the blocks: expected I or S(1), got P");
 }
 

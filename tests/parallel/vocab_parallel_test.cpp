@@ -165,7 +165,7 @@ TEST(VocabParallel, RejectsInvalidIdsOnEveryRank) {
                   logits.value().describe() + "; expected (N, " + std::to_string(tp.rank() + 4) + ") of 9 columns");
     Embedding small(1, 3);
     EXPECT_EQ(error_message([&] { vocab_wise(small, tp, I); }),
-              "[tensor_parallel] world axis: 1 along dim 0 of a parameter of '' cannot be sharded over 2 ranks");
+              "[tensor_parallel] world axis: size 1 along dim 0 of a parameter of '' cannot be sharded over 2 ranks");
   });
 }
 

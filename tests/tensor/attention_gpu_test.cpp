@@ -283,7 +283,7 @@ TEST_F(CudnnChecks, RejectOldLibraries) {
     EXPECT_EQ(cuda::cudnn_too_old(91501), "");
     EXPECT_EQ(cuda::cudnn_too_old(91900), "");
     EXPECT_EQ(cuda::cudnn_too_old(91500),
-              "9.15.0 is older than 9.15.1: it reads out of bounds if 128 does not divide the tokens");
+              "9.15.0 is older than 9.15.1: it reads out of bounds if the number of tokens is not a multiple of 128");
   }
 }
 

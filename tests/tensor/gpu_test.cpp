@@ -304,7 +304,7 @@ TEST_F(GraphGpu, RejectsHostReadsDuringCapture) {
              [&] { Tensor::of<float>(std::vector<float>(4), {4}, arena); }})
       EXPECT_TRUE(has(failure(read), "the host waits for the GPU during CUDA graph capture"));
     EXPECT_TRUE(has(failure([&] { Tensor::empty({1 << 20}, DType::float32, arena); }),
-                    "4194304 bytes of activations do not fit into the free blocks"));
+                    "4194304 bytes of activations do not fit in the free blocks"));
   }
 }
 

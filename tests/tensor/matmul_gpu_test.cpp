@@ -281,7 +281,7 @@ TEST_F(AlgorithmTables, RejectsInvalidFiles) {
     std::filesystem::remove(file());
     EXPECT_EQ(table.find_or("2", [] { return "x"; }), "x");
     std::ofstream(file(), std::ios::app) << "no colon\n";
-    expect_error(Status::input, {"line 4: 'no colon'; expected a table"},
+    expect_error(Status::input, {"line 4: 'no colon'; expected an algorithm table"},
                  [&] { table.find_or("3", [] { return "x"; }); });
   }
 }

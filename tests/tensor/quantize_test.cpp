@@ -402,10 +402,10 @@ TEST(Gptq, RejectsInvalidInputs) {
   expect_refused([&] { round_to_nearest(w.narrow(1, 0, 31), 16); }, "expected an even number of columns");
   Tensor bad = w.clone();
   bad.data<float>()[7] = std::numeric_limits<float>::quiet_NaN();
-  expect_refused([&] { round_to_nearest(bad, 16); }, "a number is not finite");
+  expect_refused([&] { round_to_nearest(bad, 16); }, "an element is not finite");
   expect_refused([&] { gptq(w, input_squares(bad), 16); }, "not finite");
   bad.data<float>()[7] = 1e9F;
-  expect_refused([&] { round_to_nearest(bad, 16); }, "too large for a float16");
+  expect_refused([&] { round_to_nearest(bad, 16); }, "exceeds the range of float16");
 }
 
 TEST(Int4Matrix, PacksTwoGroupsWithTheirScalesAndZeros) {

@@ -218,7 +218,7 @@ TEST_F(CheckpointTest, ReportsAndSkipsDamagedCheckpoints) {
   damage("manifest.json", "manifest.json", manifest.substr(0, 50));
   damage("version", "manifest.json", R"({"format":"tessera checkpoint","version":2})");
   damage("not a checkpoint", "manifest.json", "[]");
-  damage("expected the files of a checkpoint, got none", "manifest.json",
+  damage("no checkpoint files are listed", "manifest.json",
          R"({"format":"tessera checkpoint","version":1,"step":1,"files":{},"about":{}})");
   EXPECT_THROW(open_checkpoint(dir() / "step-99"), InputError);
 }

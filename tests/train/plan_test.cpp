@@ -79,7 +79,8 @@ TEST(Plan, ErrorsNameFieldOfInvalidJson) {
   const auto expect = [](const char* json, const char* field, const char* words) {
     expect_field([&] { plan_from_json(json); }, field, words);
   };
-  expect(R"({"ranks": 2})", "ranks", "no field of a plan; expected one of pp, dp, cp, tp, ep, sp, tie_copies, zero,");
+  expect(R"({"ranks": 2})", "ranks",
+         "unknown field of a plan; expected one of pp, dp, cp, tp, ep, sp, tie_copies, zero,");
   expect(R"({"dp": "2"})", "dp", "expected a whole number, got \"2\"");
   expect(R"({"dp": 2.5})", "dp", "expected a whole number, got 2.5");
   expect(R"({"sp": 1})", "sp", "expected true or false, got 1");
@@ -103,12 +104,13 @@ TEST(Plan, CheckNamesInvalidField) {
   expect({.microbatches = -1}, "microbatches", "expected at least 1, got -1");
   expect({.bucket_mb = 0}, "bucket_mb", "expected a number above 0, got 0");
   expect({.timeout = std::nan("")}, "timeout", "expected a number above 0");
-  expect({.dp = 2, .dp_mode = DataMode::ps_sync, .servers = 3}, "servers", "expected at most the 2 ranks, got 3");
-  expect({.staleness = 2}, "staleness", "goes with `dp_mode` ps-async, got ddp; nearest valid value: 1");
+  expect({.dp = 2, .dp_mode = DataMode::ps_sync, .servers = 3}, "servers",
+         "expected at most the number of ranks, 2, got 3");
+  expect({.staleness = 2}, "staleness", "requires `dp_mode` ps-async, got ddp; nearest valid value: 1");
   expect({.zero = ZeroStage::two, .dp_mode = DataMode::ps_sync}, "zero", "2 requires `dp_mode` ddp, got ps-sync");
   expect({.tp = 2, .dp_mode = DataMode::ps_sync}, "dp_mode", "ps-sync supports only data-parallel ranks");
   expect({.all_reduce = Algorithm::native}, "all_reduce", "expected direct, ring, tree or root");
-  expect({.record = "x"}, "record", "goes with `dp_mode` ps-async, got ddp");
+  expect({.record = "x"}, "record", "requires `dp_mode` ps-async, got ddp");
   expect({.chunks = 2}, "chunks", "requires `schedule` interleaved, got 1f1b");
   expect({.pp = 2, .schedule = ScheduleKind::interleaved, .microbatches = 3}, "schedule", "3 micro-batches");
   expect({.backend = Backend::nccl}, "backend", "expected `device` cuda, got cpu");
@@ -121,7 +123,8 @@ TEST(Job, CheckNamesInvalidFieldAndNearestValidValue) {
   };
   EXPECT_NO_THROW(check(Job{}));
   expect({.model = {.heads = 3}}, "heads", "3 heads do not divide 128 channels");
-  expect({.plan = {.microbatches = 5}}, "microbatches", "5 do not divide a batch of 12; nearest valid value: 4 or 6");
+  expect({.plan = {.microbatches = 5}}, "microbatches",
+         "5 does not divide the batch size, 12; nearest valid value: 4 or 6");
   expect({.plan = {.dp = 5}}, "batch", "nearest valid value: 10 or 15");
   expect({.plan = {.tp = 3}}, "tp", "3 does not divide the 4 heads; nearest valid value: 2 or 4");
   expect({.plan = {.cp = 3}}, "cp", "nearest valid `context`: 60 or 66");
@@ -167,7 +170,7 @@ TEST(JobConsistency, ErrorsNameDifferingFields) {
       else
         const Trainer trainer(job, synthetic_sequences(5, 4, 4, 1), world);
     };
-    expect_error(Status::usage, {"ranks do not agree: " + words}, [&] { launch({.ranks = 2, .timeout_s = 20}, made); });
+    expect_error(Status::usage, {"ranks disagree: " + words}, [&] { launch({.ranks = 2, .timeout_s = 20}, made); });
   };
   expect([](Job& job) { job.optim.lr = 0.5; }, "`lr` is 0.001 on rank 0 and 0.5 on rank 1");
   expect([](Job& job) { job.model.channels = 16; }, "`channels` is 8 on rank 0 and 16 on rank 1");
@@ -274,7 +277,7 @@ TEST(TrainedExperts, RejectsUnsupportedOptions) {
     return [=](Job& j) { j.plan = {}, j.model.lora = {.rank = 2, .targets = {target}}; };
   };
   expect(nothing, adapters("c_attn"));
-  expect("`lora_targets`: expected some of c_attn, attn.c_proj (experts have no adapters), got 'c_fc'",
+  expect("`lora_targets`: expected one or more of c_attn, attn.c_proj (experts have no adapters), got 'c_fc'",
          adapters("c_fc"));
   expect("`quantize`", [](Job& j) { j.plan = {}, j.model.quantize.codec = Codec::nf4; });
 }

@@ -340,7 +340,7 @@ TEST_F(SavedTensorsTest, ReportsMissingElements) {
   const auto described = [](const char* shape, const char* dim, const char* runs, const char* begin) {
     return fmt::format(R"({{"w": {{"shape": {}, "dim": {}, "runs": {}, "begin": {}}}}})", shape, dim, runs, begin);
   };
-  refused("neither this file nor rank files of it exist");
+  refused("neither this file nor its rank files exist");
   write(0, described("[3, 2]", "0", "[[0, 2]]", "0"), 4);
   refused("element 4 of 'w' is in none of the files");
   write(1, described("[3, 2]", "0", "[[1, 2]]", "0"), 4);
@@ -348,7 +348,7 @@ TEST_F(SavedTensorsTest, ReportsMissingElements) {
   write(1, described("[2, 3]", "0", "[[1, 1]]", "0"), 3);
   refused("differs in dtype or shape from the other rank files");
   write(1, described("[3, 2]", "0", "[[2, 1]]", "0"), 3);
-  refused("'w' has 3 elements from 0 on; its slice ends at 2");
+  refused("'w' has 3 elements starting at 0, but its slice ends at 2");
   write(1, "{}", 2);
   refused("does not list tensor 'w'");
   for (const auto& [shape, dim, runs, begin] :

@@ -355,7 +355,7 @@ TEST(Routing, WrongExpertChoicesExceedRoutingMargin) {
   EXPECT_TRUE(verify(make_job(o)).passed());
   const VerifyResult r = verify(make_job(o), hooks);
   ASSERT_EQ(r.failures.size(), 1U);
-  EXPECT_TRUE(has(r.failures[0], "tokens were routed to another expert than on one rank"));
+  EXPECT_TRUE(has(r.failures[0], "tokens were routed to a different expert than on one rank"));
   EXPECT_GT(r.rerouted_tokens, 0);
 }
 

@@ -172,8 +172,8 @@ TEST(Dump, RejectsUnsynchronizedRanks) {
     expect_error(Status::usage, {why}, [&] { check_dump(job, step); });
     EXPECT_NO_THROW(check_dump(job, 0));
   };
-  refused("dp=2 dp_mode=ps-async", 1, "`dump`: expected ranks with synchronized steps, got `dp_mode` ps-async");
-  refused("dp=2 dp_mode=diloco", 1, "`dump`: expected ranks with synchronized steps, got `dp_mode` diloco");
+  refused("dp=2 dp_mode=ps-async", 1, "`dump`: expected synchronized steps, got `dp_mode` ps-async");
+  refused("dp=2 dp_mode=diloco", 1, "`dump`: expected synchronized steps, got `dp_mode` diloco");
   refused("steps=3", 4, "`dump`: expected one of the 3 `steps`, got 4");
 }
 

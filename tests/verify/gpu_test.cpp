@@ -98,7 +98,7 @@ TEST_F(TrainingGpu, RejectsBf16WithoutHardwareSupport) {
   if (!describe_device().starts_with("emulated")) GTEST_SKIP() << "the GPU here is what it is";
   setenv("TESSERA_EMULATED_CAPABILITY", "75", 1);
   EXPECT_EQ(error_message([] { check(make_job(plan("device=cuda dtype=bf16"))); }),
-            "`dtype`: emulated GPU has compute capability 7.5, and bf16 matmuls need 8.0; expected fp32, got bf16");
+            "`dtype`: emulated GPU has compute capability 7.5, but bf16 matmuls require 8.0; expected fp32, got bf16");
   expect_passes(plan("device=cuda"));
   setenv("TESSERA_EMULATED_GPUS", "2", 1);
   EXPECT_EQ(error_message([] { check(make_job(plan("device=cuda ranks=2"))); }),
@@ -322,7 +322,7 @@ TEST_F(OffloadGpu, SavedParametersMatchUnoffloadedRun) {
 }
 
 TEST(Offload, RejectsParameterOffloadWithoutZero3) {
-  const std::string beside = "`offload`: parameters requires `zero` 3, whose shards it moves; got `zero` ";
+  const std::string beside = "`offload`: parameters requires `zero` 3, because it moves the shards; got `zero` ";
   const std::pair<const char*, std::string> cases[] = {
       {"zero=0", beside + "0"},
       {"zero=1", beside + "1"},

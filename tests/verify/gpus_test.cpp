@@ -110,9 +110,9 @@ TEST_F(GpuProgramTest, ReportsUnsupportedOptionsInOneLine) {
   const auto refused = [&](const char* emulation, int status, const char* words, const std::string& more = "") {
     fails("train " + kSmall + "--device cuda" + more, status, words, emulation);
   };
-  refused("TESSERA_EMULATED_GIB=1", 3, "a smaller --batch, more --microbatches, --recompute or --offload need less",
+  refused("TESSERA_EMULATED_GIB=1", 3, "reduce --batch, increase --microbatches, or use --recompute or --offload",
           " --ranks 1 --vocab 9000000");
-  refused("TESSERA_EMULATED_GPU_IS_OLD=1", 2, "contains no code for emulated GPU, of compute capability 9.0");
+  refused("TESSERA_EMULATED_GPU_IS_OLD=1", 2, "was not built for emulated GPU (compute capability 9.0)");
   refused("TESSERA_EMULATED_GPUS=0", 2, "--device cuda: no GPU was found: the NVIDIA driver lists none");
   refused("TESSERA_EMULATED_GPUS='no driver'", 2, "no GPU was found: this machine has no NVIDIA driver");
 }
@@ -138,7 +138,7 @@ class MpiContract : public ProgramTest {
 TEST_F(MpiContract, ErrorNamesRanksOptionIfMpiRanksAreMissing) {
   const Ran r = run("verify --layers 1 --steps 1", "ASAN_OPTIONS=detect_leaks=0 PMI_SIZE=2");
   EXPECT_EQ(r.status, 2) << r.err;
-  EXPECT_TRUE(has(r.err, "tessera: [rank 0] --ranks: the MPI job has 1 ranks; expected the same number, got 2\n"));
+  EXPECT_TRUE(has(r.err, "tessera: [rank 0] --ranks: expected the size of the MPI job, 1, got 2\n"));
 }
 
 // Twenty steps: bitwise, or within the tolerance of plans that split sums.

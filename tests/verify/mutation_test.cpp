@@ -336,8 +336,8 @@ TEST(Diagnosis, ReportsRanksWithWrongTokens) {
     EXPECT_EQ(r.diagnosis[0].cause, "wrong-targets");
     EXPECT_TRUE(has(r.diagnosis[0].evidence, evidence + "), all of them of the last pipeline stage"));
   };
-  const std::string was = " was given tokens other than the oracle's for 3 sequences, first for sequence ",
-                    given = " given other tokens than the plan's (step 2: first in place of sequence ";
+  const std::string was = " received tokens that differ from the oracle's in 3 sequences, first in sequence ",
+                    given = " given tokens that differ from the plan's (step 2: first in place of sequence ";
   expect(5, {"rank 5" + was + "9 of step 2"}, "rank 5 is" + given + "9");
   expect(4, {"rank 4" + was + "5 of step 2", "rank 5" + was + "9 of step 2"}, "ranks 4, 5 are" + given + "5");
 }

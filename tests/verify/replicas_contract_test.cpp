@@ -156,20 +156,20 @@ TEST(ReplicasContract, RejectsInvalidPlans) {
   const std::tuple<int64_t, const char*, const char*> cases[] = {
       {4, "shard_ranks=2", "`shard_ranks`: requires `zero` 1, 2 or 3"},
       {4, "zero=1 shard_ranks=3", "groups of 3 ranks do not divide the 4 data ranks; nearest valid value: 2 or 4"},
-      {4, "sync_every=5", "`sync_every`: goes with `dp_mode` diloco"},
+      {4, "sync_every=5", "`sync_every`: requires `dp_mode` diloco"},
       {4, "sync_every=5 dp_mode=diloco zero=1", "`zero`"},
       {4, "sync_every=5 dp_mode=diloco sync_fragments=3",
        "`sync_fragments`: each fragment has at least one of the 2 layers; expected at most 2, got 3"},
       {4, "sync_every=5 dp_mode=diloco layers=9 sync_fragments=6",
-       "`sync_fragments`: fragments have their outer steps at different steps, of which there are 5 "
-       "(`sync_every`); expected at most 5, got 6"},
+       "`sync_fragments`: each fragment is synchronized at a different one of the 5 steps (`sync_every`); expected at "
+       "most 5, got 6"},
       {4, "dp_mode=diloco pp=2 all_reduce=ring", "`all_reduce`"},
       {4, "dp_mode=diloco tp=2 all_reduce=ring", "`all_reduce`: a ring may sum"},
       {4, "dp_mode=diloco tp=2 backend=nccl device=cuda all_reduce=native",
        "expected direct, tree or root, and `backend` threads or mpi"},
-      {4, "sync_fragments=2", "`sync_fragments`: goes with `dp_mode` diloco, got ddp"},
+      {4, "sync_fragments=2", "`sync_fragments`: requires `dp_mode` diloco, got ddp"},
       {2, "optimizer=muon dp_mode=ps-sync", "`optimizer`: muon requires full matrices"},
-      {2, "optimizer=muon lora_rank=2", "`optimizer`: muon updates matrices of layers"}};
+      {2, "optimizer=muon lora_rank=2", "`optimizer`: muon updates the weight matrices of the layers"}};
   for (const auto& [dp, plan, refusal] : cases) {
     const TrainOptions o = short_plan(dp, plan);
     EXPECT_TRUE(has(error_message([&] { check(make_job(o)); }), refusal)) << plan;

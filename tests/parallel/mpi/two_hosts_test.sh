@@ -100,6 +100,6 @@ fault() {  # fault RANKS_EACH SCENARIO LINE
 all='world axis, all_reduce of 400 bytes \(float32\): recv of [0-9]+ bytes: '
 fault 1 throw 'the cause$'
 fault 1 stop "${all}rank 1 sent nothing within 2 s$"
-fault 1 kill "(${all}|while this rank computed: )the launcher ends the job \(SIGTERM\); a rank of another host may have died$"
+fault 1 kill "(${all}|while this rank computed: )the launcher is terminating the job \(SIGTERM\); a rank on another host may have died$"
 fault 2 kill "${all}rank 1 has failed"
 exit $failed
