@@ -222,7 +222,7 @@ TEST_F(InitTest, RejectsTokensOutsideEmbeddingTableOnlyIfUsed) {
   write("x.txt", "Line 1 of it\n<x> Line 2 of a text that is not short\n");
   write("x.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"prompt\": \"a\", \"completion\": \"<x>\"}\n");
   must("data x.txt --tokenizer f --out made");
-  const std::string is = " token 290, '<x>', is outside the model's embedding of 290 rows";
+  const std::string is = " token 290, '<x>', is outside the model's embedding table of 290 rows";
   for (const char* command : {"train --init f --no-save --data ", "evaluate f --data "})
     for (const auto& [data, where] :
          {std::pair{"x.txt", "x.txt:"}, {"x.jsonl", "x.jsonl:2:"}, {"made", "x.txt:"}, {"text.txt=1,made=1", "x.txt:"}})

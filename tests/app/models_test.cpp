@@ -274,7 +274,7 @@ TEST_F(LoraTest, AdaptersReferenceTheirBaseModel) {
     expect_has(read_file(path(run) / "config.toml"), "base-hash = \"" + hash("adapters") + "\"");
 
   must("train --resume --out tuned --steps 7 --init other/../base");
-  fails("train --resume --out tuned --steps 8 --init other", 2, "--init: the run in tuned started with ");
+  fails("train --resume --out tuned --steps 8 --init other", 2, "--init: the run in tuned was started with ");
   fails("train --resume --out base --steps 8 --init other", 2, "started with none; expected the same value, got other");
   Json config = to_json("adapters/adapter_config.json");
   config["base_model_name_or_path"] = "base";
@@ -452,7 +452,7 @@ TEST_F(GptqTest, EveryCommandReadsQuantizedModel) {
   EXPECT_LT(small - before, rounded - before);
   EXPECT_LT(fs::file_size(path("small/model.safetensors")),
             fs::file_size(path("base/checkpoints/step-40/model.safetensors")));
-  expect_has(run("checkpoint inspect small").out, "in 4 bits in groups of 16 (GPTQ)");
+  expect_has(run("checkpoint inspect small").out, "4-bit layers in groups of 16 (GPTQ)");
 
   // A run imported from it has the dequantized weights and computes the same results.
   must("checkpoint import small --out again");
@@ -468,7 +468,7 @@ TEST_F(GptqTest, EveryCommandReadsQuantizedModel) {
     const Safetensors stored(path("rows/model.safetensors"), true);
     for (const TensorBytes& t : stored.tensors())
       EXPECT_TRUE(!t.name.ends_with(".scales") || t.shape[0] == 1) << t.name;
-    expect_has(run("checkpoint inspect rows").out, "in 4 bits in rows (GPTQ)");
+    expect_has(run("checkpoint inspect rows").out, "4-bit layers in rows (GPTQ)");
     EXPECT_GT(compute_loss("rows"), before);
   }
   must("train --init rows" + tune + "by-rows");

@@ -53,7 +53,7 @@ TEST_F(RunDirectoryTest, RemovedMetricsFileAbortsRun) {
   const pid_t child = begun("--save-every 1000000");
   fs::remove(path("run/metrics.jsonl"));
   EXPECT_EQ(test::wait_for_exit(child), 6);
-  expect_has(log(), "metrics.jsonl: it was removed, moved or replaced");
+  expect_has(log(), "metrics.jsonl: the file was removed, moved or replaced");
 }
 
 TEST_F(RunDirectoryTest, DoesNotModifyReplacementDirectory) {

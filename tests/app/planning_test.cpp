@@ -170,7 +170,7 @@ TEST_F(PlanningTest, RejectsInvalidInputWithOneLineError) {
       {nano + "--hardware minus.toml", "minus.toml: peak_flops: expected more than 0"},
       {nano + "--hardware base.toml", "h1000"},
       {nano + "--hardware h100 --software fdsp", "fdsp"},
-      {h100 + "--model missing.json", "missing.json: model.vocab: missing; expected a value"},
+      {h100 + "--model missing.json", "missing.json: model.vocab: required, but missing"},
       {h100 + "--model unknown.json", "unknown.json: model.widht"},
       {h100 + "--model negative.json", "negative.json: "},
       {h100 + "--model torn.json", "torn.json", 4},

@@ -147,7 +147,7 @@ TEST_F(ProgramTest, TrainsWithoutCheckpointsAndValidation) {
     for (const char* const from : {"run", "run/a.gguf"})
       fails(std::string("evaluate ") + from + " --data text.txt", 4, "none was saved; a.gguf is a GGUF model");
     fails("checkpoint import run --out x", 4, "expected a Hugging Face folder; a.gguf is a GGUF model");
-    fails("report run", 4, "run: found no report.json");
+    fails("report run", 4, "run: report.json is missing");
     fails("train --resume --out run", 2, "--resume: cannot be combined with --no-save");
   }
 }
@@ -258,7 +258,7 @@ TEST_F(LabTest, GradesClassDespiteInvalidSubmissions) {
           "cy     " +
           before.substr(4) + none +
           "     6\n"
-          "note: cy, p3: has the same seed as ada: one task was submitted twice\n");
+          "note: cy, p3: has the same seed as ada: the same task was submitted twice\n");
   expect_has(must("lab check --all class --format json").out,
              {R"({"learner":"ada","exercise":"1f1b","number":7,"solved":false,"points":0,"of":6,)",
               R"({"learner":"ada","puzzle":"column-row","number":3,"solved":true,"points":6,"of":6,"bounds":[)",

@@ -105,7 +105,7 @@ TEST_F(PromptsTest, RejectsTokensOutsideEmbeddingTableOnlyIfUsed) {
   EXPECT_EQ(generate("").out, "The moon is a stone.\n");
   EXPECT_EQ(evaluate("rows.jsonl").at("tokens"), 102);
   fails("generate bos --special --prompt 'a<pad>'", 2,
-        "--prompt: token 400, '<pad>', is outside the model's embedding of 400 rows");
+        "--prompt: token 400, '<pad>', is outside the model's embedding table of 400 rows");
 }
 
 // Rows are independent of file name, compression and layout.
