@@ -7,7 +7,7 @@
 #include "base/setting.h"
 #include "data/jsonl.h"
 #include "data/text.h"
-#include "train/job.h"
+#include "train/config.h"
 
 namespace tessera {
 

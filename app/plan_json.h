@@ -1,7 +1,7 @@
 // The plan as JSON for records: the fields that determine the layout of ranks.
 #pragma once
 #include "base/setting_json.h"
-#include "train/job.h"
+#include "train/config.h"
 
 namespace tessera {
 

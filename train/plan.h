@@ -93,7 +93,7 @@ Settings field_descriptors(Plan& plan);
 std::string difference(Plan plan, Plan usual);
 
 // Throws FieldError with the field, the expected and actual value, and the nearest valid value if the plan is invalid
-// for every model. check() of train/job.h also checks model and batch.
+// for every model. check() of train/config.h also checks model and batch.
 void check(const Plan& plan);
 
 // All fields by name; empty file names are omitted.

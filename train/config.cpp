@@ -1,5 +1,5 @@
 // Descriptors of the hyperparameters, and options of the lower layers derived from a job.
-#include "train/job.h"
+#include "train/config.h"
 
 #include <fmt/format.h>
 
