@@ -4,7 +4,7 @@
 #include <tuple>
 
 #include "app/commands.h"
-#include "app/make_job.h"
+#include "app/resolve.h"
 #include "app/run/pretrained.h"
 #include "base/config_file.h"
 #include "base/setting_json.h"
@@ -311,26 +311,27 @@ Command CommandLine::verify() {
   if (verify_.placements && (verify_.defect || has_plan_options))
     refuse("--placements: the file specifies ranks and sizes; expected no plan options");
   set_all(verify_.run, args_);
-  validate(verify_.run);
+  static_cast<TrainConfig&>(verify_.run) = checked(verify_.run);
   return verify_;
 }
 
 // Stores the base model's path as an absolute path. A resumed run must use the base model it started with.
-void fix_base(TrainOptions& o) {
-  TrainOptions saved;
-  const std::string config = o.out ? (std::filesystem::path(*o.out) / "config.toml").string() : "";
-  if (o.resume && is_there(config)) apply_config_file(saved, config);
+void fix_base(RunConfig& r) {
+  TrainConfig saved_config;
+  const RunConfig& saved = saved_config.run;
+  const std::string config = r.out ? (std::filesystem::path(*r.out) / "config.toml").string() : "";
+  if (r.resume && is_there(config)) apply_config_file(saved_config, config);
   const auto canonical = [](const std::string& path) { return std::filesystem::weakly_canonical(path).string(); };
-  for (const auto& [name, now, before] : {std::tuple("init", &o.init, &saved.init), {"base", &o.base, &saved.base}}) {
-    if (o.resume && *now != *before && (!*now || !*before || canonical(**now) != canonical(**before)))
-      bad_usage("--{}: the run in {} started with {}; expected the same, got {}", name, *o.out,
+  for (const auto& [name, now, before] : {std::tuple("init", &r.init, &saved.init), {"base", &r.base, &saved.base}}) {
+    if (r.resume && *now != *before && (!*now || !*before || canonical(**now) != canonical(**before)))
+      bad_usage("--{}: the run in {} started with {}; expected the same, got {}", name, *r.out,
                 before->value_or("none"), now->value_or("none"));
-    if (o.resume)
+    if (r.resume)
       *now = *before;
     else if (*now)
       *now = canonical(**now);
   }
-  o.adapter_base = saved.adapter_base, o.base_hash = saved.base_hash;
+  r.adapter_base = saved.adapter_base, r.base_hash = saved.base_hash;
 }
 
 TrainOptions CommandLine::train() {
@@ -351,11 +352,11 @@ TrainOptions CommandLine::train() {
   TrainOptions o = chooses ? TrainOptions{} : default_job();
   errors_.check([&] { apply_config(o, file, config); });
   set_all(o, args_);
-  if (o.init && !resume) take_model(o, of_option("init", *o.init, [&] { return first_config(o); }));
-  if (o.base && !o.init) throw Error("--base: goes with --init ADAPTERS, got none");
-  if (!resume || !out.empty()) fix_base(o);
+  if (o.run.init && !resume) take_model(o, of_option("init", *o.run.init, [&] { return first_config(o); }));
+  if (o.run.base && !o.run.init) throw Error("--base: goes with --init ADAPTERS, got none");
+  if (!resume || !out.empty()) fix_base(o.run);
   if (o.optim.dtype == DType::float64) throw Error("--dtype: fp64 is for tessera verify; expected fp32 or bf16");
-  validate(o);
+  static_cast<TrainConfig&>(o) = checked(o);
   return o;
 }
 

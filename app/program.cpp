@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
-#include "app/make_job.h"
+#include "app/resolve.h"
 #include "app/output.h"
 #include "app/plan/plan.h"
 #include "app/report/report.h"

@@ -86,6 +86,8 @@ Example parse_example(std::string_view row, const std::string& what, const RowNa
 // response, as is common today.
 
 enum class ChatTemplate : uint8_t { automatic, chatml, llama3, alpaca, none };
+constexpr std::array<std::string_view, 5> kChatTemplateNames = {"auto", "chatml", "llama3", "alpaca", "none"};
+constexpr const auto& value_names(ChatTemplate) { return kChatTemplateNames; }
 
 struct Piece {
   // A marker is one special token of the tokenizer; `end` is the tokenizer's own end of a text.

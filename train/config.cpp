@@ -53,6 +53,11 @@ Settings field_descriptors(Optimisation& o) {
   return s;
 }
 
+bool saves_in_background(const TrainConfig& c) {
+  return !c.run.no_save && c.run.save_every > 0 && c.run.save_every < c.optim.steps &&
+         c.plan.offload == Offload::none && c.plan.dp_mode != DataMode::ps_async;
+}
+
 ModelConfig model_config(const Job& s, int64_t tokens_vocab) {
   ModelConfig config = s.model;
   if (config.vocab > 0 && config.vocab < tokens_vocab)

@@ -1,7 +1,7 @@
 // The planner's answer as text, JSON lines and an HTML page; layouts as options of `train`.
 #include <nlohmann/json.hpp>
 
-#include "app/make_job.h"
+#include "app/resolve.h"
 #include "app/plan/plan.h"
 #include "app/report/report.h"
 #include "planner/case_json.h"
@@ -93,7 +93,7 @@ std::string for_shell(const std::string& text) {
 std::string model_args(const PlanOptions& o) {
   std::string out;
   if (std::ranges::none_of(o.words, [](const auto& w) { return chooses_job(w.first, w.second); }))
-    out = " --model " + o.run.model;  // otherwise the default job would be trained
+    out = " --model " + o.run.preset;  // otherwise the default job would be trained
   TrainOptions run;
   const Settings all = field_descriptors(run);
   for (const auto& [name, text] : o.words) {

@@ -56,12 +56,11 @@ std::string mixture_fractions(const Dataset& d) {
 }
 
 // A checkpoint can be resumed only by a run with the same values.
-Json run_identity(TrainOptions o, const ModelConfig& c, const Dataset& d) {
-  TrainOptions defaults;
-  defaults.sizes.heads = c.heads, defaults.sizes.channels = c.channels;
-  defaults.sizes = whole_sizes(defaults.sizes);
-  o.sizes = whole_sizes(c);
-  o.optim.document_mask = o.optim.document_mask || o.pack;
+Json run_identity(TrainConfig o, const ModelConfig& c, const Dataset& d) {
+  TrainConfig defaults;
+  defaults.model.heads = c.heads, defaults.model.channels = c.channels;
+  defaults.model = whole_sizes(defaults.model);
+  o.model = whole_sizes(c);
   Json out = identity_fields(field_descriptors(o), field_descriptors(defaults));
   out["tokenizer"] = d.tokenizer->kind();
   for (const auto& [name, sum] : d.checksums()) out[name] = sum;
@@ -120,11 +119,11 @@ std::string owner_text() {
 
 }  // namespace
 
-RunDirectory::RunDirectory(const TrainOptions& o) : path_(o.out ? fs::path(*o.out) : new_run_folder()) {
+RunDirectory::RunDirectory(const RunConfig& r) : path_(r.out ? fs::path(*r.out) : new_run_folder()) {
   const auto check_content = [&] {
     const bool is_run = is_there(path_ / "config.toml");
-    if (o.resume && !is_run) bad_input("--resume: {} is not a run directory (no config.toml)", path_.string());
-    if (!o.resume && is_there(path_) && !holds_nothing(path_))
+    if (r.resume && !is_run) bad_input("--resume: {} is not a run directory (no config.toml)", path_.string());
+    if (!r.resume && is_there(path_) && !holds_nothing(path_))
       bad_usage("--out: {} {}", path_.string(),
                 is_run ? "already holds a run; resume it with train --resume or choose another name"
                        : "exists and is not an empty directory; expected a new name");
@@ -137,13 +136,13 @@ RunDirectory::RunDirectory(const TrainOptions& o) : path_(o.out ? fs::path(*o.ou
   for (const fs::path& path : remove_stale(checkpoints(), true)) removed_.push_back(path);
 }
 
-void RunDirectory::write_config(const TrainOptions& o) const {
+void RunDirectory::write_config(const TrainConfig& o) const {
   check();
   write_file(path_ / "config.toml",
              "# Resolved options of this run; can be read by tessera train --config.\n" + to_toml(o));
 }
 
-std::unique_ptr<NewCheckpoint> RunDirectory::begin_checkpoint(int64_t step, const TrainOptions& o,
+std::unique_ptr<NewCheckpoint> RunDirectory::begin_checkpoint(int64_t step, const TrainConfig& o,
                                                               const Dataset& dataset) const {
   check();
   auto made = std::make_unique<NewCheckpoint>(checkpoints(), step);
@@ -152,7 +151,7 @@ std::unique_ptr<NewCheckpoint> RunDirectory::begin_checkpoint(int64_t step, cons
   return made;
 }
 
-std::string about(const SavedRun& run, const ModelConfig& config, const TrainOptions& o, const Dataset& dataset) {
+std::string about(const SavedRun& run, const ModelConfig& config, const TrainConfig& o, const Dataset& dataset) {
   return Json{{"run", run_identity(o, config, dataset)},
               {"layout", {{"ranks", run.ranks}, {"strategy", run.strategy}}},
               {"data_cursor", {{"next_step", run.steps}}},
@@ -161,7 +160,7 @@ std::string about(const SavedRun& run, const ModelConfig& config, const TrainOpt
       .dump();
 }
 
-bool RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset& dataset,
+bool RunDirectory::resume(Trainer& trainer, const TrainConfig& o, const Dataset& dataset,
                           std::vector<std::string>& passed_over) const {
   const std::optional<Saved> from = saved(trainer.full_model().config, o, dataset, passed_over);
   if (!from) return false;
@@ -176,7 +175,7 @@ bool RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset
   return true;
 }
 
-std::optional<RunDirectory::Saved> RunDirectory::saved(const ModelConfig& config, const TrainOptions& o,
+std::optional<RunDirectory::Saved> RunDirectory::saved(const ModelConfig& config, const TrainConfig& o,
                                                        const Dataset& dataset,
                                                        std::vector<std::string>& passed_over) const {
   const std::optional<Checkpoint> checkpoint = newest_checkpoint(checkpoints(), passed_over, check_numbers);

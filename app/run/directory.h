@@ -53,7 +53,7 @@ class RunDirectory {
  public:
   // Creates (if necessary) and locks --out, or runs/DATE-TIME. Throws Error (usage) if the directory holds a run
   // without --resume, no run with --resume, or another writer; OutputError if it cannot be written.
-  explicit RunDirectory(const TrainOptions& options);
+  explicit RunDirectory(const RunConfig& config);
   // The directory as seen by another process of the same run.
   explicit RunDirectory(std::filesystem::path made) : path_(std::move(made)) {}
 
@@ -68,14 +68,14 @@ class RunDirectory {
     if (lock_) lock_->check();
   }
 
-  void write_config(const TrainOptions& options) const;
+  void write_config(const TrainConfig& options) const;
   // A new checkpoint with options and tokenizer, to which the caller adds tensors. Throws OutputError.
-  std::unique_ptr<NewCheckpoint> begin_checkpoint(int64_t step, const TrainOptions& options,
+  std::unique_ptr<NewCheckpoint> begin_checkpoint(int64_t step, const TrainConfig& options,
                                                   const Dataset& dataset) const;
   // Loads the newest complete checkpoint; `passed_over` receives the reasons for skipping newer ones. Returns false if
   // the run has no checkpoint yet. All ranks call it. Throws InputError if all checkpoints are damaged, and Error
   // (usage) naming each key in which the run differs from the saved one.
-  bool resume(Trainer& trainer, const TrainOptions& options, const Dataset& dataset,
+  bool resume(Trainer& trainer, const TrainConfig& options, const Dataset& dataset,
               std::vector<std::string>& passed_over) const;
   // The checkpoint that resume() would load, without loading it; nullopt if there is none yet.
   struct Saved {
@@ -83,7 +83,7 @@ class RunDirectory {
     int64_t steps = 0, updates = 0;
     double losses = 0;
   };
-  std::optional<Saved> saved(const ModelConfig& config, const TrainOptions& options, const Dataset& dataset,
+  std::optional<Saved> saved(const ModelConfig& config, const TrainConfig& options, const Dataset& dataset,
                              std::vector<std::string>& passed_over) const;
 
  private:
@@ -100,7 +100,7 @@ struct SavedRun {
   std::string_view strategy = {};
   double losses = 0;  // asynchronous runs only: sum of losses in the current step
 };
-std::string about(const SavedRun& run, const ModelConfig& config, const TrainOptions& options, const Dataset& dataset);
+std::string about(const SavedRun& run, const ModelConfig& config, const TrainConfig& options, const Dataset& dataset);
 // The differences between the saved run (Checkpoint::about) and the current one (a JSON object), one message per key of
 // `now`. `what` names the checkpoint. Throws InputError if the manifest does not identify its run.
 std::vector<std::string> differences(const std::string& about, const std::string& now, const std::string& what);

@@ -41,8 +41,8 @@ struct KnownBase {
   std::string path, hash;
 };
 KnownBase known_base(const Pretrained& adapters, const std::filesystem::path& named);
-// Records the base model in the options of a run with adapters, or checks that a resumed run has the same base.
-void record_base(TrainOptions& options);
+// Records the base model in the configuration of a run with adapters, or checks that a resumed run has the same base.
+void record_base(TrainConfig& config);
 
 // The directory of the tokenizer: that of the adapters if it has one, otherwise the checkpoint's, the model's, or that
 // of the model file.
@@ -75,8 +75,9 @@ void take_model(TrainOptions& options, const ModelConfig& config);
 // Runs before data are read. Throws Error (usage) as below.
 void check_minimum_memory(const Job& job);
 // Memory for `ranks` ranks of this host, beginning with rank `first`; `vocab` is used if the job has no vocabulary
-// size. GPU ranks are not checked. Prints a table on standard error and throws Error (usage) if memory is insufficient.
-void check_memory_for_training(const TrainOptions& options, const Job& job, int64_t vocab, HostMemory here);
+// size; `samples`: a text is generated at the end. GPU ranks are not checked. Prints a table on standard error and
+// throws Error (usage) if memory is insufficient.
+void check_memory_for_training(const TrainConfig& config, bool samples, int64_t vocab, HostMemory here);
 void check_memory_for_verifying(const Job& job);
 void check_memory_for_inference(const Job& job);
 // Guards against absurd sizes in a file: throws InputError, naming both files, if the model described by `config` is
@@ -89,8 +90,7 @@ void check_described(const std::filesystem::path& config, const std::filesystem:
 
 struct Inference {
   Pretrained from;
-  TrainOptions run;  // equivalent options
-  Job job;
+  TrainOptions run;  // the equivalent configuration
   std::unique_ptr<Tokenizer> tokenizer;
 };
 

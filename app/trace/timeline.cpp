@@ -242,7 +242,7 @@ std::string kept_steps(const std::vector<TraceStep>& steps, int64_t done) {
 
 Ordered model_json(const TrainOptions& o, LanguageModel& model) {
   const ModelConfig& c = model.config;
-  return {{"name", o.model},
+  return {{"name", o.preset},
           {"layers", c.layers},
           {"heads", c.heads},
           {"channels", c.channels},

@@ -136,7 +136,7 @@ std::string describe_model(const TrainOptions& o, LanguageModel& model) {
   const ModelConfig& c = model.config;
   const int64_t shared = c.all_heads().key;
   return fmt::format("{}: {} layers, {} heads{}, {} channels, context {}, vocabulary {} ({} parameters, {})",
-                     o.init ? one_line("from " + std::filesystem::proximate(*o.init).string()) : o.model, c.layers,
+                     o.run.init ? one_line("from " + std::filesystem::proximate(*o.run.init).string()) : o.preset, c.layers,
                      c.heads, shared == c.heads ? "" : fmt::format(" ({} key-value heads)", shared), c.channels,
                      c.context, c.vocab, format_si(static_cast<double>(model.parameter_count())),
                      value_name(o.optim.dtype));
@@ -254,7 +254,7 @@ std::string TrainOutput::summary_text(const Facts& f, double rate, double share)
   if (const ExpertLoad::Busiest most = f.experts.busiest(); most.times > 0)
     text += fmt::format("Busiest expert: number {} of layer {}, with {:.2f} times the mean load; {} tokens dropped.\n",
                         most.expert, most.layer, most.times, f.experts.dropped);
-  if (options_.no_save) return text + fmt::format("\nThe run is in {}, without a checkpoint (--no-save).\n", run);
+  if (options_.run.no_save) return text + fmt::format("\nThe run is in {}, without a checkpoint (--no-save).\n", run);
   if (!f.sample.empty()) text += fmt::format("\nSample:\n{}\n", f.sample);
   return text + fmt::format("\nThe run is in {}; generate more text with\n  ./tessera generate {}\n", run, run);
 }

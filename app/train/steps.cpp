@@ -2,7 +2,7 @@
 #include <system_error>
 #include <tuple>
 
-#include "app/make_job.h"
+#include "app/resolve.h"
 #include "app/plan/plan.h"
 #include "app/run/pretrained.h"
 #include "app/signals.h"
@@ -32,14 +32,14 @@ SafetensorsLayout tensor_layout(const std::vector<FullTensor>& tensors,
 
 void report_stop(const Run& run, int64_t step, bool validating, TrainOutput& output) {
   const std::string where = fmt::format("stopped {}after step {}", validating ? "in the validation " : "", step);
-  if (run.options.no_save) return output.message(where + "; nothing was saved (--no-save)");
+  if (run.options.run.no_save) return output.message(where + "; nothing was saved (--no-save)");
   output.message(fmt::format("{}{}; tessera train --resume --out {} resumes", where,
                              validating ? ", which was saved" : "", run.directory.path().string()));
 }
 
 void report_save(const Run& run, int64_t step, TrainOutput& output) {
-  output.message(fmt::format("SIGUSR1: {} after step {}{}", run.options.no_save ? "nothing saved" : "saved", step,
-                             run.options.no_save ? " (--no-save)" : ""));
+  output.message(fmt::format("SIGUSR1: {} after step {}{}", run.options.run.no_save ? "nothing saved" : "saved", step,
+                             run.options.run.no_save ? " (--no-save)" : ""));
 }
 
 // Throws Error (usage) if a resumed run is already past its last step.
@@ -98,14 +98,14 @@ class Saver {
     if (finishing_.valid()) made();
   }
   void save() {
-    if (run_.options.no_save) return;
+    if (run_.options.run.no_save) return;
     open(false);
     write();
     finish();
   }
   // Records the validation loss after the current step, to retain the best checkpoint.
   void validated(double loss) {
-    if (trainer_.world().rank() > 0 || run_.options.no_save) return;
+    if (trainer_.world().rank() > 0 || run_.options.run.no_save) return;
     judged_ = {trainer_.steps_done(), loss};
     name_best();
   }
@@ -169,7 +169,7 @@ class Saver {
     files_.clear();
     if (!new_) return;
     finishing_ =
-        std::async(std::launch::async, [this] { new_->finish(about_, static_cast<size_t>(run_.options.keep)); });
+        std::async(std::launch::async, [this] { new_->finish(about_, static_cast<size_t>(run_.options.run.keep)); });
   }
   void made() {
     finishing_.get();
@@ -206,7 +206,7 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
   Saver saver(run, trainer);
   int64_t validated = -1;  // the last validated step
   const auto evaluate = [&] {
-    if (o.no_eval || validated == trainer.steps_done()) return true;
+    if (o.run.no_eval || validated == trainer.steps_done()) return true;
     const auto stop = [] { return interrupted() != 0; };
     const std::optional<Validation> found =
         compute_validation(run.dataset, trainer.full_model().config.context,
@@ -222,18 +222,18 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
     return status_of_interruption();
   };
   // If the previous run was stopped between a step and its validation, validates first.
-  if (o.resume && trainer.steps_done() > 0 && trainer.steps_done() < o.optim.steps &&
-      due(trainer.steps_done(), o.eval_every) &&
+  if (o.run.resume && trainer.steps_done() > 0 && trainer.steps_done() < o.optim.steps &&
+      due(trainer.steps_done(), o.run.eval_every) &&
       trainer.world().max(output && !output->has_validation(trainer.steps_done()) ? 1 : 0) > 0 && !evaluate())
     return stopped(true);
   const auto improves =
       [&] {  // according to the validations recorded on rank 0, including those before the run was resumed
-        return o.patience == 0 || trainer.world().max(output ? output->validations_since_best() : 0) < o.patience;
+        return o.run.patience == 0 || trainer.world().max(output ? output->validations_since_best() : 0) < o.run.patience;
       };
-  if (o.dump > trainer.steps_done())
-    trainer.dump(o.dump, run.directory.path());
-  else if (output && o.dump > 0)
-    output->message(fmt::format("step {} was completed before; its dump is not written again (--dump)", o.dump));
+  if (o.run.dump > trainer.steps_done())
+    trainer.dump(o.run.dump, run.directory.path());
+  else if (output && o.run.dump > 0)
+    output->message(fmt::format("step {} was completed before; its dump is not written again (--dump)", o.run.dump));
   bool captures = true;  // no failed capture reported yet
   bool continues = improves();
   while (continues && trainer.steps_done() < o.optim.steps) {
@@ -250,7 +250,7 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
     if (output) {
       run.directory.check();
       output->step(report);
-      if (report.step == o.dump) output->message(fmt::format("wrote the dump of step {} (--dump)", o.dump));
+      if (report.step == o.run.dump) output->message(fmt::format("wrote the dump of step {} (--dump)", o.run.dump));
     }
     saver.poll();
     if (report.wish == StepRequest::stop) {
@@ -262,20 +262,20 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
       saver.save();
       if (output) report_save(run, report.step, *output);
     }
-    if (due(report.step, o.eval_every)) {
+    if (due(report.step, o.run.eval_every)) {
       if (!evaluate()) {
         saver.save();
         return stopped(true);
       }
       continues = improves();
     }
-    if (due(report.step, o.check_replicas)) check_replicas(trainer);
-    if (due(report.step, o.save_every)) saver.begin();
+    if (due(report.step, o.run.check_replicas)) check_replicas(trainer);
+    if (due(report.step, o.run.save_every)) saver.begin();
   }
   saver.save();
   if (!continues && output)
     output->message(fmt::format("{} validations without improvement (--patience): stopping after step {} of {}",
-                                o.patience, trainer.steps_done(), o.optim.steps));
+                                o.run.patience, trainer.steps_done(), o.optim.steps));
   return evaluate() ? 0 : stopped(true);
 }
 
@@ -293,7 +293,7 @@ constexpr int64_t kSampleTokens = 300;
 // A text sample from the newest checkpoint, since no rank may have enough memory for the full model during training.
 // Empty with --format json, --quiet and --no-save; truncated by a signal.
 std::string sample_text(const Run& run, const ModelConfig& config) {
-  if (run.options.json() || run.options.no_save || run.options.quiet) return "";
+  if (run.options.json() || run.options.run.no_save || run.options.quiet) return "";
   std::vector<std::string> passed_over;
   const std::unique_ptr<LanguageModel> model = build_model(run.job.make, config);
   const Plan& plan = run.job.plan;  // except its kernels: decoding token by token uses Tessera's own
@@ -346,15 +346,15 @@ class AsyncRun {
 
   int execute() {
     std::vector<std::string> passed_over;
-    const bool resumed = o_.resume && resume(passed_over);
-    if (o_.init && !resumed)
-      trainer_.begin_with(first_weights(open_pretrained(*o_.init, o_.base), trainer_.model().config));
+    const bool resumed = o_.run.resume && resume(passed_over);
+    if (o_.run.init && !resumed)
+      trainer_.begin_with(first_weights(open_pretrained(*o_.run.init, o_.run.base), trainer_.model().config));
     check_steps_done(run_, step_);
     world_.barrier();  // all ranks must read the checkpoint before anything is written
     begin(passed_over);
     const bool ended = train();
     const AsyncSummary summary = trainer_.server().finish();
-    const bool validated = !ended || o_.no_eval || validate();
+    const bool validated = !ended || o_.run.no_eval || validate();
     if (ended && validated) {
       finish(summary);
       return output_ && interrupted() != 0 ? status_of_interruption() : 0;
@@ -388,7 +388,7 @@ class AsyncRun {
     const std::string steps =
         fmt::format("{} asynchronous steps of {} tokens", o_.optim.steps, trainer_.tokens_per_step());
     output_ = begin_output(run_, trainer_.model(), steps, step_, passed_over);
-    if (!o_.no_eval)
+    if (!o_.run.no_eval)
       output_->message(
           "the run is validated only at its end, because workers and servers have no common step, except to save");
   }
@@ -397,15 +397,15 @@ class AsyncRun {
     const AsyncServer::Hooks hooks{
         .step = [&](int worker, int64_t clock) { return trainer_.worker_step(worker, clock); },
         .on_push = [&](const AppliedPush& push) { show(push); },
-        .wish = [&] { return interrupted() != 0 || (!o_.no_save && take_save_request()); }};
+        .wish = [&] { return interrupted() != 0 || (!o_.run.no_save && take_save_request()); }};
     AsyncServer& server = trainer_.server();
     while (!server.complete()) {
-      const bool saves = o_.save_every > 0 && !o_.no_save;
-      const int64_t until = saves ? (step_ / o_.save_every + 1) * o_.save_every : o_.optim.steps;
+      const bool saves = o_.run.save_every > 0 && !o_.run.no_save;
+      const int64_t until = saves ? (step_ / o_.run.save_every + 1) * o_.run.save_every : o_.optim.steps;
       server.run(std::min(until, o_.optim.steps), hooks);
       step_ = server.steps();
       const bool stopped = world_.max(interrupted()) > 0;
-      if (!o_.no_save) save();
+      if (!o_.run.no_save) save();
       if (stopped) return false;
       if (output_ && step_ < std::min(until, o_.optim.steps)) report_save(run_, step_, *output_);
     }
@@ -452,7 +452,7 @@ class AsyncRun {
     if (!pulled.empty()) write_tensors(pulled, made->path() / "pulled.safetensors", {});
     const SavedRun saved{
         .steps = step_, .updates = updates, .ranks = world_.size(), .strategy = "ps-async", .losses = losses_};
-    made->finish(about(saved, trainer_.model().config, o_, run_.dataset), static_cast<size_t>(o_.keep));
+    made->finish(about(saved, trainer_.model().config, o_, run_.dataset), static_cast<size_t>(o_.run.keep));
   }
   // Returns false if there is no checkpoint yet.
   bool resume(std::vector<std::string>& passed_over) {
@@ -500,10 +500,10 @@ int train_in_steps(const Run& run, Communicator& world) {
   RunTrace trace(o, world);
   Trainer trainer(run.job, run.sequences, world, trace.get());
   std::vector<std::string> passed_over;
-  const bool resumed = o.resume && run.directory.resume(trainer, o, run.dataset, passed_over);
-  if (o.init && !resumed)
+  const bool resumed = o.run.resume && run.directory.resume(trainer, o, run.dataset, passed_over);
+  if (o.run.init && !resumed)
     begin_with(trainer.strategy().resident_units(), trainer.optimizer(),
-               first_weights(open_pretrained(*o.init, o.base), trainer.full_model().config));
+               first_weights(open_pretrained(*o.run.init, o.run.base), trainer.full_model().config));
   check_steps_done(run, trainer.steps_done());
   world.barrier();  // all ranks must read the checkpoint before anything is written
   std::unique_ptr<TrainOutput> output;

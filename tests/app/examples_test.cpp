@@ -1,5 +1,5 @@
 // The schedule of examples/: it is valid, has the documented properties, and trains like one rank.
-#include "app/make_job.h"
+#include "app/resolve.h"
 #include "examples/eager_1f1b.h"
 #include "parallel/pipeline/simulate.h"
 #include "parallel/pipeline/validate.h"
@@ -13,7 +13,7 @@ TEST(Examples, Eager1f1bIsValidSchedule) {
   for (int p = 1; p <= 6; ++p)
     for (int m = 1; m <= 3 * p; ++m) {
       const Schedule s = eager_1f1b(p, m);
-      EXPECT_NO_THROW(validate(s)) << p << " " << m;
+      EXPECT_NO_THROW(checked(s)) << p << " " << m;
       for (int i = 0; i < p; ++i)
         EXPECT_EQ(peak_in_flight(s)[static_cast<size_t>(i)], std::min(m, 2 * (p - i) - 1)) << p << " " << m;
       EXPECT_EQ(simulate(s).makespan, simulate(one_f_one_b(p, m)).makespan) << p << " " << m;
@@ -58,7 +58,7 @@ TEST(Examples, Eager1f1bTrainsLikeOneRank) {
                                     {"threads_per_rank", 1}})
     o[name] = value;
   o["schedule"] = file.string();
-  const VerifyResult r = verify(make_job(o));
+  const VerifyResult r = verify(resolve(o));
   EXPECT_TRUE(r.passed()) << r.failures.front();
   EXPECT_TRUE(r.bitwise);
   EXPECT_EQ(r.in_flight, (std::vector<int64_t>{5, 3, 1}));

@@ -66,7 +66,7 @@ Said say(const std::string& format, const Plan& plan, const std::vector<int64_t>
   const TemporaryDirectory folder(fs::temp_directory_path() / "tessera-figures-");
   TrainOptions options;
   options.format = format;
-  options.quiet = options.no_save = true;
+  options.quiet = options.run.no_save = true;
   options["steps"] = 8;
   testing::internal::CaptureStdout();
   {

@@ -1,4 +1,4 @@
-// From options to a job: resolves defaults, rejects invalid combinations, and opens the data.
+// From what was typed to the configuration of a run: resolves defaults, rejects invalid combinations, opens the data.
 #pragma once
 #include "app/options.h"
 #include "data/examples.h"
@@ -9,41 +9,42 @@ namespace tessera {
 // if --dp is given, the only other axis that is not given. All other axes are 1. Without any option about ranks, the
 // job uses two data-parallel ranks if the machine and the batch allow it. The mesh may have a different number of
 // ranks, which check_plan() rejects. Throws Error (usage) for an unknown schedule.
-Job make_job(const TrainOptions& options);
+TrainConfig resolve(const TrainOptions& typed);
+// Whether the ranks will be processes rather than threads of this one.
+bool starts_processes(const TrainOptions& typed);
+// Throws Error (usage) naming options and the nearest valid values.
+void check_plan(const TrainOptions& typed, const TrainConfig& config);
+// resolve(), and throws Error (usage) for invalid combinations of options. Single values were checked when they were
+// set.
+TrainConfig checked(const TrainOptions& typed);
 // Launch options of a command. All processes must run the same program and command with the same options, output
 // options excepted.
 LaunchOptions launch_options(const std::string& command, const TrainOptions& options, const Plan& plan);
-// Throws Error (usage) naming options and the nearest valid values.
-void check_plan(const TrainOptions& options);
-// Throws Error (usage) for invalid combinations of options. Single values were checked when they were set.
-void validate(const TrainOptions& options);
 
 // The defaults of `train` with the default job: the model, tokenizer and learning rate that reach the lowest loss in
 // about a minute on two cores. Other options, such as plan options or --steps, modify it.
 TrainOptions default_job();
 // Whether `o` trains the model, data and tokenizer of the default job, under any plan and learning rate.
-bool is_default_job(const TrainOptions& o);
+bool is_default_job(const TrainConfig& o);
 // Whether an option of `train` with this value selects model, data, tokenizer or initial weights, so that the default
 // job does not apply.
 bool chooses_job(std::string_view option, std::string_view value);
 // The command-line options of the default job with their values in `o`: "--model llama-nano --tokenizer bpe-1024 ...".
-std::string default_job_words(const TrainOptions& o);
-// Whether there are checkpoints before the last one, written in the background from a copy.
-bool saves_in_background(const TrainOptions& options);
+std::string default_job_words(const TrainConfig& o);
 // A warning about a combination of options that has no effect; empty if there is none.
-std::string useless_options(const TrainOptions& o);
+std::string useless_options(const TrainConfig& config);
 
 // The tokenizer selected by --tokenizer, with a progress display during training. bpe-N is a bpe tokenizer of at most N
 // tokens. Throws Error (usage) if `name` is neither a kind of tokenizer nor a folder.
 TokenizerChoice tokenizer_choice(const std::optional<std::string>& name, const std::string& otherwise, bool quiet);
 
-ExampleOptions example_options(const TrainOptions& options);
+ExampleOptions example_options(const TrainConfig& config);
 
 // Opens --data: a dataset, examples, or a mixture of these. Throws as dataset_for(), load_examples() and mixed().
-Dataset open_data(const TrainOptions& options, const TokenizerChoice& tokenizer);
+Dataset open_data(const TrainConfig& config, const TokenizerChoice& tokenizer);
 
 // Throws Error (usage) for an option about examples if the data contain none.
-void check_example_options(const TrainOptions& options);
+void check_example_options(const DataConfig& data);
 
 std::vector<std::string> describe_data(const Dataset& dataset);
 

@@ -1,0 +1,169 @@
+// Descriptors of a configuration's fields, and their values in config.toml.
+#include "train/config_file.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "base/config_file.h"
+#include "base/error.h"
+#include "base/error_list.h"
+#include "base/files.h"
+#include "models/adapters/adapters.h"
+#include "models/language_model.h"
+
+namespace tessera {
+namespace {
+
+constexpr double kMaxSteps = 1e12;
+
+void add_data(Settings& s, DataConfig& d) {
+  s.group("Data");
+  s.add(d.source,
+        {"data",
+         "austen, tinyshakespeare, a text file (also .gz and .zst), an llm.c token file, a folder or 'pattern*' of "
+         "these, a folder written by `tessera data`, or fine-tuning examples as FILE.jsonl, 'a*.jsonl,b.jsonl' or a "
+         "folder of such files; or a mixture: A=0.7,B=0.3, or a .json or .toml file of names and weights"});
+  s.add(d.held.file, {"val_data", "text or file of examples for validation, in place of `val_share`"});
+  s.add(d.held.share, {"val_share", "fraction of `data` held out for validation", {0, 1, true}});
+  s.add(d.tokenizer, {"tokenizer",
+                      "char, bytes, bpe, bpe-N with at most N tokens (bpe: 50257), or a folder with tokenizer.json, or "
+                      "vocab.json and merges.txt; default: char for nano and mini models, bpe for others"});
+  s.add(d.add_tokens, {"add_tokens",
+                       "special tokens added to the tokenizer; if the embedding table of the `init` model is too "
+                       "small, it gets a row for each of them"})
+      .a("TOKEN,TOKEN");
+  s.add(d.end, {"end", "special token that ends a text, in place of the tokenizer's end token"}).a("TOKEN");
+  s.add(d.shuffle, {"shuffle",
+                    "read each window of a text once per epoch, in random order, as for shards and mixtures; otherwise "
+                    "windows begin at random positions"})
+      .for_identity(IdentityRole::unless_default);
+}
+
+void add_tuning(Settings& s, TrainConfig& c) {
+  s.group("Fine-tuning");
+  s.add(c.run.init, {"init", "initial weights, sizes and tokenizer: run, checkpoint, Hugging Face folder or llm.c model"});
+  s.add(c.run.base, {"base", kBaseHelp});
+  s.add(c.run.adapter_base, {"adapter_base"}).for_programs();
+  s.add(c.run.base_hash, {"base_hash"}).for_programs();
+  s.add(c.data.chat_template,
+        {"template", "template of an example; auto: chatml for messages, alpaca for instructions, none otherwise"});
+  s.add(c.data.train_on, {"train_on", "tokens of an example that count in the loss"}).of("responses|all");
+  s.add(c.data.pack, {"pack", "pack several examples into one sequence; attention does not cross their borders"});
+  s.add(c.data.skip_bad, {"skip_bad", "skip and count lines that are not valid examples or have no target tokens"});
+  s.add(c.data.map, {"map", "renamed keys of an example, for example prompt=question,completion=answer"})
+      .a("FIELD=KEY,FIELD=KEY");
+  s.add(c.data.roles, {"roles", "renamed roles of messages, for example developer=system,bot=assistant"})
+      .a("NAME=ROLE,NAME=ROLE");
+  s.add(c.data.no_bos, {"no_bos", kNoBosHelp});
+  s.add(c.data.special, {"special", kSpecialHelp});
+}
+
+void add_files(Settings& s, RunConfig& r) {
+  s.group("Files");
+  s.add(r.out, {"out", "run directory (settings, metrics, TensorBoard events, checkpoints); default: runs/DATE-TIME"})
+      .of_call();
+  s.add(r.save_every,
+        {"save_every", "steps between checkpoints, or epochs, as 0.25e; 0: only the last", {0, kMaxSteps}})
+      .or_share(r.save_share, 'e');
+  s.add(r.keep, {"keep", "newest checkpoints to keep, in addition to the best by validation loss", {1, 1e6}});
+  s.add(r.check_replicas,
+        {"check_replicas",
+         "steps between checks that replicas on different ranks are equal; every save checks too; 0: only saves",
+         {0, kMaxSteps}});
+  s.add(r.eval_every,
+        {"eval_every", "steps between validations, or epochs, as 0.25e; 0: only the last", {0, kMaxSteps}})
+      .or_share(r.eval_share, 'e');
+  s.add(r.patience, {"patience", "end the run after this many validations without improvement; 0: never", {0, 1e6}});
+  s.add(r.no_save, {"no_save", "write no checkpoint, not even the last, for benchmarks; such a run cannot be resumed"});
+  s.add(r.no_eval, {"no_eval", "run no validation, not even the last"});
+  s.add(r.resume, {"resume", "continue the run in `out` from its newest checkpoint"}).of_call();
+  s.group("Output");
+  s.add(r.dump, {"dump",
+                 "write every layer's full output and its gradient in this step, under any plan, to "
+                 "dump_STEP.safetensors, for `train` in the run directory; steps count from 1; 0: none",
+                 {0, kMaxSteps}})
+      .of_call();
+}
+
+
+// Keys of a run's config.toml without an option: the base model of its adapters.
+constexpr std::array<std::string_view, 2> kFacts = {"adapter-base", "base-hash"};
+bool is_in_files(const Setting& s) { return s.field.in_words || std::ranges::count(kFacts, s.word()) > 0; }
+
+// Replaces values that resolution expands by the shorter ones that were typed.
+void shorten(TrainConfig& c) {
+  if (c.data.pack && !c.given.contains("document_mask")) c.optim.document_mask = false;
+  if (c.model.lora.rank == 0) return;
+  std::vector<std::string> all;
+  for (const LoraTarget& t : lora_targets(c.model)) all.emplace_back(t.name);
+  if (c.model.lora.targets == all) c.model.lora.targets = {"all"};
+}
+
+}  // namespace
+
+Settings field_descriptors(TrainConfig& c) {
+  constexpr std::array<std::string_view, 8> groups = {"Model", "Data",         "Fine-tuning", "Plan",
+                                                      "Place", "Optimisation", "Files",       "Output"};
+  Settings s;
+  s.group("Model").add(c.preset, {"model", "preset that provides the sizes"}).of(preset_names());
+  add_data(s, c.data);
+  add_tuning(s, c);
+  s.group("Plan").add(
+      c.ranks,
+      {"ranks", "number of ranks; default: 2 if the batch is even; under mpirun the size of the job", {1, 1024}});
+  s.add(field_descriptors(c.model)).add(field_descriptors(c.optim)).add(field_descriptors(c.plan));
+  add_files(s, c.run);
+  s.group("Optimisation");
+  s.add(c.run.epochs,
+        {"epochs", "passes over `data`, in place of `steps`; fractions such as 0.5 are accepted", {0, 1e6}});
+  s.sort(groups);
+  s.move("epochs", "steps");
+  s.move("microbatches", "batch");
+  s.move("shuffle", "microbatches");
+  return s;
+}
+
+Args values(const TrainConfig& config, const Settings& all, bool (*chosen)(const Field& field)) {
+  Args out;
+  for (const Setting& s : all) {
+    if (!is_in_files(s) || !chosen(s.field) || (s.field.open && !config.given.contains(s.field.name))) continue;
+    if (std::string value = s.written(); !value.empty()) out.emplace_back(s.word(), std::move(value));
+  }
+  return out;
+}
+
+Args config_values(TrainConfig config) {
+  shorten(config);
+  return values(config, field_descriptors(config), [](const Field& f) { return f.in_file; });
+}
+
+std::string to_toml(const TrainConfig& config) {
+  std::string out;
+  for (const auto& [key, value] : config_values(config)) out += fmt::format("{} = {}\n", key, value);
+  return out;
+}
+
+void apply_config_file(TrainConfig& config, const std::string& path) { apply_config(config, read_file(path), path); }
+
+void apply_config(TrainConfig& c, std::string_view file, const std::string& path) {
+  const Settings all = field_descriptors(c);
+  std::vector<std::string> known;
+  for (const Setting& s : all)
+    if (s.field.in_file && is_in_files(s)) known.push_back(s.word());
+  ErrorList found;
+  for (const ConfigEntry& entry : read_config(file, path))
+    found.check([&] {
+      const std::string where = fmt::format("{}: {}", entry.where, entry.key);
+      if (std::ranges::find(known, entry.key) == known.end())
+        throw Error(fmt::format("{}: unknown key{}", where, did_you_mean(entry.key, known)));
+      const Setting& s = *std::ranges::find(all, entry.key, &Setting::word);
+      if (s.is_text() && !entry.text) throw Error(fmt::format("{}: expected a string, got '{}'", where, entry.value));
+      s.read(where, s.is_text() || (s.field.share && entry.text) ? *entry.text : entry.value);
+      c.given.emplace(s.field.name);
+    });
+  found.raise();
+}
+
+}  // namespace tessera
