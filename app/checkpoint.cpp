@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
-#include "app/resolve.h"
 #include "app/output.h"
+#include "app/resolve.h"
 #include "app/run/directory.h"
 #include "app/run/pretrained.h"
 #include "data/tokenizer/described.h"
@@ -18,8 +18,8 @@ namespace tessera {
 namespace fs = std::filesystem;
 namespace {
 
-// Creates the folder atomically: `fill` writes into a temporary folder next to it, which is then renamed. Throws
-// OutputError naming --out if the name exists already.
+// Creates the folder atomically: `fill` writes into an adjacent temporary folder, which is then renamed. Throws
+// OutputError naming --out if the name exists.
 void make_model_folder(const std::string& out, const std::function<void(const fs::path& made)>& fill) {
   fs::path folder = fs::absolute(out).lexically_normal();
   if (!folder.has_filename()) folder = folder.parent_path();
@@ -42,9 +42,8 @@ bool is_qwen2_tokenizer(const Tokenizer& tokenizer) {
   return tokenizer.files().at("tokenizer_config.json").find("\"Qwen2Tokenizer") != std::string::npos;
 }
 
-// Writes the tokenizer in Hugging Face format, with its generation settings extended by `turn_ends`, and copies their
-// ids into an existing config.json of a model. Unset ids are written as null, because a missing key means the default
-// of the model family.
+// Writes the tokenizer in Hugging Face format, with `turn_ends` added to its generation settings, and copies their ids
+// into an existing config.json. Unset ids are null, because a missing key means the model family's default.
 void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer, const std::vector<int32_t>& turn_ends = {}) {
   nlohmann::json settings = nlohmann::json::parse(tokenizer.generation_config());
   std::vector<int32_t> ends = generation_ends(tokenizer);
@@ -64,12 +63,10 @@ void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer, const s
   write_file(model, config.dump(2) + "\n");
 }
 
-// `checkpoint reshard`: rewrites a run with one file per rank of a layout, or with full tensors.
-
-void write_tensor_file(const fs::path& file, const SavedTensors& saved, const std::vector<SavedPart>& parts,
+void write_tensor_file(const fs::path& file, const SavedTensors& saved, const std::vector<SavedPart>& shards,
                        std::map<std::string, std::string> about, bool full) {
   std::vector<TensorBytes> listed;
-  for (const SavedPart& p : parts) {
+  for (const SavedPart& p : shards) {
     const DType dtype = saved.at(p.name).dtype;
     listed.push_back(
         {p.name, dtype, full ? std::vector<int64_t>(p.whole.begin(), p.whole.end()) : std::vector{p.count}, {}});
@@ -78,10 +75,10 @@ void write_tensor_file(const fs::path& file, const SavedTensors& saved, const st
   if (full)
     about.erase("parts");
   else
-    about["parts"] = describe_parts(parts);
+    about["parts"] = describe_parts(shards);
   std::vector<std::byte> bytes;
-  const auto part = [&](size_t i) -> std::span<const std::byte> {
-    const SavedPart& p = parts[i];
+  const auto shard_bytes = [&](size_t i) -> std::span<const std::byte> {
+    const SavedPart& p = shards[i];
     const int64_t element = element_size(listed[i].dtype);
     const TensorReader read = saved.reader(p.name);
     bytes.resize(static_cast<size_t>(p.count * element));
@@ -91,7 +88,7 @@ void write_tensor_file(const fs::path& file, const SavedTensors& saved, const st
     });
     return bytes;
   };
-  stream_safetensors(file, listed, part, about);
+  stream_safetensors(file, listed, shard_bytes, about);
 }
 
 std::vector<std::vector<SavedPart>> full_tensor_parts(const SavedTensors& saved) {
@@ -103,7 +100,7 @@ std::vector<std::vector<SavedPart>> full_tensor_parts(const SavedTensors& saved)
   return {all};
 }
 
-// Independent DiLoCo replicas each have a state, which cannot be converted to another number of replicas.
+// Each independent DiLoCo replica has its own state, which cannot be converted to another number of replicas.
 void check_replicas_stay(const Plan& before, const Plan& after) {
   if (before.dp_mode == DataMode::diloco && before.dp != after.dp)
     bad_usage(
@@ -112,8 +109,8 @@ void check_replicas_stay(const Plan& before, const Plan& after) {
         before.dp, after.dp);
 }
 
-// Writes the newest checkpoint of FROM as a new run, with full tensors if no layout option is given. One tensor is in
-// memory at a time.
+// Writes the newest checkpoint of FROM as a new run: a file per rank of the layout, or full tensors without layout
+// options. One tensor is in memory at a time.
 void reshard(const CheckpointOptions& o) {
   std::vector<std::string> passed_over;
   const Checkpoint from = find_checkpoint(o.from, passed_over);
@@ -142,8 +139,8 @@ void reshard(const CheckpointOptions& o) {
     const bool full = o.layout.empty();
     const auto ranks = full ? full_tensor_parts(saved) : parts_of_ranks(job, stem == kOptimizer);
     std::set<std::string> names;
-    for (const auto& parts : ranks)
-      for (const SavedPart& p : parts) names.insert(p.name);
+    for (const auto& shards : ranks)
+      for (const SavedPart& p : shards) names.insert(p.name);
     saved.expect_no_others(names);
     for (size_t r = 0; r < ranks.size(); ++r, ++files)
       write_tensor_file(made.path() / (full ? fmt::format("{}.safetensors", stem) : part_name(stem, r, ranks.size())),
@@ -157,20 +154,18 @@ void reshard(const CheckpointOptions& o) {
   print(fmt::format("{} resharded to {} in {} files\n", one_line(from.path.string()), one_line(o.out), files));
 }
 
-// `checkpoint quantize`: writes a folder with 4-bit layers in GPTQ format.
-
 std::string group_rows(int64_t group) { return group > 0 ? fmt::format("groups of {}", group) : "rows"; }
 
-// Kernels of other programs read this many codes at once.
+// Other programs' kernels read this many codes at once.
 constexpr int64_t kMultiple = 32;
 
-// Checked before hours of quantization.
+// Runs before hours of quantization.
 void check_sizes(const ModelConfig& config) {
   const std::unique_ptr<LanguageModel> model = make_model(config);
   std::set<std::string> names;
   for (int64_t i = 0; i < config.layers; ++i)
     for (Linear* l : model->layer(i).all<Linear>()) names.insert(l->parameter(l->weight).name);
-  hub_config(config, DType::float32);  // throws if the hub has no family for the model
+  hub_config(config, DType::float32);  // throws if no hub family fits
   for (const HubTensor& t : hub_tensors(config))
     for (const HubTensor::Piece& piece : t.pieces)
       if (names.contains(t.name) && (piece.rows % kMultiple != 0 || t.shape[1] % kMultiple != 0))
@@ -192,10 +187,10 @@ void quantize(const CheckpointOptions& o) {
         !names_examples(o.calibrate))
       bad_usage("--{}: goes with --calibrate FILE.jsonl, got {}", name,
                 o.calibrate.empty() ? "none" : "--calibrate " + one_line(o.calibrate));
-  Args words = o.layout;
-  words.emplace_back("dtype", "fp32");
-  if (!o.calibrate.empty()) words.emplace_back("data", o.calibrate);
-  const Inference model = open_inference(o.from, words);
+  Args args = o.layout;
+  args.emplace_back("dtype", "fp32");
+  if (!o.calibrate.empty()) args.emplace_back("data", o.calibrate);
+  const Inference model = open_inference(o.from, args);
   const Pretrained& from = model.from;
   if (from.config.lora.rank > 0)
     bad_usage("{}: expected a model without adapters; see checkpoint export --merge", one_line(o.from));
@@ -211,8 +206,8 @@ void quantize(const CheckpointOptions& o) {
   make_model_folder(o.out, [&](const std::filesystem::path& made) {
     HubWeights weights{.dtype = from.dtype, .tensors = from.tensors, .stored = from.dtype, .gptq = {.group = o.group}};
     launch(launch_options("checkpoint", model.run, model.run.plan), [&](Communicator& world) {
-      const std::unique_ptr<Trainer> part = inference_trainer(model, world);
-      for (QuantizedWeight& w : quantize_layers(part->model(), text.rows.get(), options,
+      const std::unique_ptr<Trainer> shard = inference_trainer(model, world);
+      for (QuantizedWeight& w : quantize_layers(shard->model(), text.rows.get(), options,
                                                 [&](const QuantizedWeight& one) { say(one, text.rows != nullptr); }))
         weights.codes.emplace(w.name, std::move(w.matrix));
     });
@@ -275,9 +270,8 @@ void import_model(const CheckpointOptions& o) {
                     one_line(o.out), one_line(o.out), one_line(o.out)));
 }
 
-// transformers chooses the tokenizer of a qwen2 model by the model type, and a model with biases of only q, k and v has
-// this type. With another tokenizer, the model is written as llama, whose additional bias of the attention output is
-// zero.
+// transformers selects the tokenizer of a qwen2 model by model type, and biases on only q, k and v imply this type.
+// With another tokenizer, the model is written as llama, whose additional attention output bias is zero.
 void leave_qwen2(Pretrained& from, const Tokenizer& tokenizer) {
   ModelConfig& c = from.config;
   if (c.family != Family::llama || !c.qkv_bias || c.proj_bias || c.qk_norm || c.window > 0 || c.experts.count > 0 ||
@@ -302,13 +296,13 @@ void write_folder(const fs::path& folder, const CheckpointOptions& o, const Pret
     write_hub_folder(folder, from.config, {dtype, from.tensors, from.dtype});
 }
 
-// How the model ends an answer in the template that it was trained on.
+// The tokens that end an answer in the model's training template.
 Asked answer_markers(const Pretrained& from, const Tokenizer& tokenizer) {
   const bool has_own = from.chat_template == ChatTemplate::automatic && !tokenizer.chat_template().empty();
   if (!has_own && jinja_source(from.chat_template).empty()) return {};
   try {
     return ask({}, {.style = from.chat_template}, tokenizer);
-  } catch (const Error&) {  // the template is not supported here, so the model was not trained on it
+  } catch (const Error&) {  // an unsupported template was not used for training
     return {};
   }
 }

@@ -1,5 +1,5 @@
-// The command line, based on CLI11, which only splits the arguments. Field descriptors parse the values, so that errors
-// of the command line and of the configuration file agree.
+// The command line. CLI11 only splits the arguments; field descriptors parse the values, so errors of the command line
+// and configuration file agree.
 #include <CLI/CLI.hpp>
 #include <tuple>
 
@@ -43,13 +43,13 @@ bool is_plan_property(const Setting& s) {
          name == "recompute" || name == "optimizer";
 }
 
-// The footer of a command's help, app/help/NAME.txt; empty if there is no such file.
+// Reads app/help/NAME.txt; empty if the file does not exist.
 std::string help_footer(const std::string& command) {
   const auto found = std::ranges::find(help::help_files(), command, &help::File::name);
   return found == help::help_files().end() ? "" : std::string(found->text.substr(0, found->text.size() - 1));
 }
 
-// All commands with their options, each registered once, for CLI11 and for `describe`.
+// Registers each option once, for CLI11 and for `describe`.
 class CommandLine {
  public:
   CommandLine();
@@ -61,9 +61,9 @@ class CommandLine {
 
   CLI::App* command(CLI::App& owner, const std::string& name, const std::string& about);
   void add(CLI::App* to, const Setting& setting, const Take& take, bool has_default);
-  // Options of the command itself. All errors are collected in `errors_`, so that the user sees every one of them.
+  // The command's own options. Reports all errors, collected in `errors_`.
   void add(CLI::App* to, const Settings& settings);
-  // Options of a run: collected as text and parsed together after the whole command line is known.
+  // Options of a run, collected as text and parsed after the complete command line is known.
   void add_run(CLI::App* to, TrainOptions& defaults, Args& args, const std::function<bool(const Setting&)>& wanted,
                Defaults shown = Defaults::none);
   void add_run(CLI::App* to, Args& args, const Names& names) {
@@ -87,7 +87,7 @@ class CommandLine {
   CLI::App app_{kAbout, "tessera"};
   std::vector<std::pair<const CLI::App*, std::vector<std::pair<Setting, bool>>>> registered_;
   ErrorList errors_;
-  Args args_;  // options of train and verify
+  Args args_;  // of train and verify
   TrainOptions run_, verify_run_ = verify_defaults(), plan_run_ = plan_defaults();
   GenerateOptions generate_;
   EvaluateOptions evaluate_;
@@ -169,7 +169,7 @@ CommandLine::CommandLine() {
   const auto any = [](const Setting&) { return true; };
   CLI::App* c = command(app_, "train", "Train a language model; without options, a small one on English prose");
   c->footer(fmt::format("{}\nWithout a model, data or tokenizer option, the default job is trained:\n  {}",
-                        help_footer("train"), default_job_words(default_job())));
+                        help_footer("train"), default_job_args(default_job())));
   add_run(c, run_, args_, any, Defaults::all);
   c = command(app_, "verify", "Prove that a plan trains like one rank, and check its traffic and memory");
   add_run(
@@ -177,10 +177,10 @@ CommandLine::CommandLine() {
   add(c, field_descriptors(verify_));
   c = command(app_, "generate", "Generate text with a trained model");
   add(c, field_descriptors(generate_));
-  add_run(c, generate_.words, kGenerate);
+  add_run(c, generate_.args, kGenerate);
   c = command(app_, "evaluate", "Evaluate the loss of a model on a text");
   add(c, field_descriptors(evaluate_));
-  add_run(c, evaluate_.words, kEvaluateOptions);
+  add_run(c, evaluate_.args, kEvaluateOptions);
   c = command(app_, "data", "Tokenize texts into a dataset");
   add(c, field_descriptors(data_));
   c = command(app_, "bench", "Benchmark operations, collectives, strategies and schedules");
@@ -190,7 +190,7 @@ CommandLine::CommandLine() {
   add(c, field_descriptors(plan_));
   c = command(app_, "report", "Report a run or compare two: timeline, memory, bytes, loss");
   add(c, field_descriptors(report_));
-  add_run(c, run_, report_.words, is_plan_property);
+  add_run(c, run_, report_.args, is_plan_property);
   CLI::App* owner = command(app_, "checkpoint", "Import, export and convert models in Hugging Face format");
   const auto checkpoint_action = [&](const char* name, const char* about, CheckpointOptions::Way way) {
     c = command(*owner, name, about);
@@ -249,7 +249,7 @@ const CLI::App* CommandLine::chosen() const {
   return all.empty() ? nullptr : all.front();
 }
 
-// Reports every unknown option, or the first unexpected argument if all options are known, with the nearest valid name.
+// Reports every unknown option with the nearest valid name, otherwise the first unexpected argument.
 void CommandLine::refuse_leftovers() {
   const CLI::App* const command = chosen();
   std::vector<std::string> left = app_.remaining(true);
@@ -275,7 +275,6 @@ void CommandLine::refuse_leftovers() {
   }
 }
 
-// Rewords the parse errors of CLI11 in Tessera's form.
 std::string parse_error_text(const CLI::ParseError& e) {
   std::string text = e.what();
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&e) != nullptr)
@@ -296,11 +295,11 @@ void CommandLine::set_all(TrainOptions& o, const Args& args) {
   errors_.raise();
 }
 
-// The model is not open yet, so the options are parsed on their own to report errors early.
+// Parses run options before the model is opened, to report errors early.
 template <class Options>
 Options CommandLine::with_checked_args(Options o) {
   TrainOptions run;
-  set_all(run, o.words);
+  set_all(run, o.args);
   return o;
 }
 
@@ -373,8 +372,8 @@ void CommandLine::set_plan_option(const std::string& name, const std::string& te
     o.run.given.emplace(s.field.name);
     if (name == "model") o.model_file.reset();
   }
-  std::erase_if(o.words, [&](const auto& w) { return w.first == name; });
-  o.words.emplace_back(name, text);
+  std::erase_if(o.args, [&](const auto& w) { return w.first == name; });
+  o.args.emplace_back(name, text);
 }
 
 Command CommandLine::plan() {
@@ -400,7 +399,7 @@ std::vector<const char*> with_help(int argc, const char* const* argv) {
 Command CommandLine::parsed_command() {
   const std::string name = chosen() ? chosen()->get_name() : "";
   if (name == "bench") {
-    bench_.words = chosen()->remaining();
+    bench_.args = chosen()->remaining();
     refuse_leftovers();
     errors_.raise();
     return bench_;

@@ -1,4 +1,4 @@
-// The commands. Each returns the exit status and throws on failure.
+// The commands; each returns the exit status.
 #pragma once
 #include "app/options.h"
 
@@ -13,7 +13,7 @@ int run(const ReportOptions& options);
 int run(const CheckpointOptions& options);
 int run(const ExploreOptions& options);
 
-// The program: parses and runs a command line. Errors are printed on standard error and converted to the exit status.
+// Prints errors on standard error and converts them to the exit status.
 int run_program(int argc, const char* const* argv);
 
 // Text to print before exiting with status 0.
@@ -24,11 +24,11 @@ using Command =
     std::variant<TrainOptions, VerifyOptions, GenerateOptions, EvaluateOptions, DatasetOptions, BenchOptions,
                  PlanOptions, ReportOptions, CheckpointOptions, ExploreOptions, LabOptions, Print>;
 
-// Throws Error (usage) for unknown commands and options and for missing or invalid values, InputError for an unreadable
+// Throws Error (usage) for unknown commands and options and for missing or invalid values; InputError for an unreadable
 // --config.
 Command parse_command_line(int argc, const char* const* argv);
 
-// Help footers, embedded from app/help/ by the build.
+// Footers embedded from app/help/.
 namespace help {
 struct File {
   std::string_view name, text;

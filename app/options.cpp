@@ -1,4 +1,4 @@
-// Descriptors of the options of all commands, and their values in configuration files and messages.
+// Descriptors of all options, and their values in configuration files and messages.
 #include "app/options.h"
 
 #include "app/report/report.h"
@@ -232,7 +232,7 @@ TrainOptions plan_defaults() {
 }
 
 bool PlanOptions::gives(std::string_view option) const {
-  return std::ranges::any_of(words, [&](const auto& w) { return w.first == option; });
+  return std::ranges::any_of(args, [&](const auto& w) { return w.first == option; });
 }
 
 bool is_searched(std::string_view option) {
@@ -281,7 +281,7 @@ Args all_values(const TrainOptions& options) {
 std::string with_options(const std::string& message) {
   static const std::set<std::string> known = [] {
     TrainOptions run;
-    std::set<std::string> names{"hardware", "software", "defect", "figure", "group"};  // options of other commands
+    std::set<std::string> names{"hardware", "software", "defect", "figure", "group"};  // of other commands
     for (const Setting& s : field_descriptors(run))
       if (s.field.in_words) names.insert(s.word());
     return names;
@@ -318,9 +318,9 @@ static bool has_name(std::string_view text, const std::string& name) {
 }
 
 void throw_of_option(std::string_view option, const std::string& path, const InputError& error) {
-  const std::string words = with_options(error.what());
-  if (path.empty() || words.starts_with("--") || !has_name(words, one_line(path))) throw InputError(words);
-  bad_input("--{}: {}", option, words);
+  const std::string message = with_options(error.what());
+  if (path.empty() || message.starts_with("--") || !has_name(message, one_line(path))) throw InputError(message);
+  bad_input("--{}: {}", option, message);
 }
 
 }  // namespace tessera

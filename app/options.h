@@ -1,5 +1,5 @@
-// Option structs of the commands, with descriptors of their fields (base/setting.h). Descriptors of models,
-// optimization and plans are defined next to their structs, in models/ and train/.
+// Option structs of the commands, with field descriptors (base/setting.h). Descriptors of model, optimization and
+// plan fields are defined next to their structs, in models/ and train/.
 #pragma once
 
 #include "base/bad_input.h"
@@ -24,7 +24,7 @@ struct TrainOptions : TrainConfig {
 
   bool gives(std::string_view name) const { return given.contains(name); }
   bool json() const { return format == "json"; }
-  // Sets an option by its text form: o["dp"] = 2.
+  // o["dp"] = 2 sets the option from the text "2".
   struct OptionRef {
     TrainOptions& options;
     std::string_view name;
@@ -48,12 +48,12 @@ struct VerifyOptions {
 TrainOptions verify_defaults();
 TrainOptions plan_defaults();
 
-// FROM is a run directory, a checkpoint in one, or a folder of a model or of adapters.
+// FROM is a run directory, a checkpoint in one, or a folder of a model or adapters.
 struct GenerateOptions {
   std::string from;
   std::vector<std::string> prompts;  // empty: a new line
   std::optional<std::string> prompts_file;
-  bool chat = false;  // prompts are turns of a conversation, from standard input
+  bool chat = false;  // reads prompts as turns of a conversation from standard input
   ChatTemplate chat_template = ChatTemplate::none;
   std::optional<std::string> system;
   int64_t tokens = 300;
@@ -64,12 +64,12 @@ struct GenerateOptions {
   std::vector<std::string> stop;
   bool ignore_end = false, special = false, no_bos = false;
   std::string format = "text";
-  Args words;
+  Args args;
 };
 
 struct EvaluateOptions {
   std::string from;
-  Args words;
+  Args args;
 };
 
 struct DatasetOptions {
@@ -84,10 +84,10 @@ struct DatasetOptions {
 struct ReportOptions {
   std::vector<std::string>
       runs;                     // run directories or `bench` files: one, or two to compare; may be empty with a figure
-  std::string format = "html";  // or "text" for standard output
+  std::string format = "html";  // or "text" on standard output
   std::optional<std::string> figure, out;
   bool svg = false;
-  Args words = {};
+  Args args = {};
 };
 
 struct BenchOptions {
@@ -95,13 +95,13 @@ struct BenchOptions {
   std::optional<std::string> dtype, model, bytes;
   std::vector<int64_t> ranks;
   bool table = false;
-  std::vector<std::string> words;  // passed to Google Benchmark
+  std::vector<std::string> args;  // passed to Google Benchmark
 };
 
-// `plan` accepts the model, batch and layout options of `train` in addition to its own.
+// `plan` also accepts the model, batch and layout options of `train`.
 struct PlanOptions {
-  TrainOptions run = plan_defaults();  // axes may have any size, because no rank is started
-  Args words = {};                     // options of `run` that were given
+  TrainOptions run = plan_defaults();  // axes of any size, because no rank is started
+  Args args = {};                      // options of `run` that were set
   std::optional<std::string> model_file;
   std::optional<std::string> hardware;
   std::string software = "tessera";
@@ -120,7 +120,7 @@ struct CheckpointOptions {
   enum class Way { import, write, reshard, quantize, inspect };
   Way way = Way::inspect;
   std::string from;
-  std::optional<std::string> base = {};  // base model if `from` is a folder of adapters
+  std::optional<std::string> base = {};  // if `from` contains adapters
   std::string out;                       // import and reshard: a run directory; export and quantize: a folder
   bool merge = false;
   std::optional<std::string> dtype;      // default: the stored dtype
@@ -141,7 +141,7 @@ struct LabOptions {
 };
 
 Settings field_descriptors(TrainOptions& options);
-Settings field_descriptors(VerifyOptions& options);  // only the options of `verify` itself
+Settings field_descriptors(VerifyOptions& options);  // only those specific to `verify`
 Settings field_descriptors(GenerateOptions& options);
 Settings field_descriptors(EvaluateOptions& options);
 Settings field_descriptors(DatasetOptions& options);
@@ -152,29 +152,28 @@ Settings field_descriptors(CheckpointOptions& options, CheckpointOptions::Way wa
 Settings field_descriptors(ExploreOptions& options);
 Settings field_descriptors(LabOptions& options, LabOptions::Way way);
 
-// Whether `plan` accepts this option of `train`, and whether the planner searches its values when it is not given.
+// Whether `plan` accepts this option of `train`; whether the planner searches its values if unset.
 bool is_of_plan(const Setting& setting);
 bool is_searched(std::string_view option);
 
-// Parses and sets the option `name` ("min-lr"). Throws Error (usage): "--min-lr: expected X, got Y".
+// Parses and sets option `name` ("min-lr"). Throws Error (usage): "--min-lr: expected X, got Y".
 void set_option(TrainOptions& options, std::string_view name, const std::string& text);
-// Resets these fields to their defaults.
 void forget(TrainOptions& options, const std::vector<std::string_view>& names);
 
 // Keys and values of all options except output options and --config, whose values are already included.
 Args all_values(const TrainOptions& options);
 
-// Throws Error (usage) with the formatted message; bad_input() throws InputError.
+// Throws Error (usage) with the formatted message.
 template <class... Values>
 [[noreturn]] void bad_usage(fmt::format_string<Values...> text, Values&&... values) {
   throw Error(fmt::format(text, std::forward<Values>(values)...));
 }
-// Replaces field names in backticks by options: "`grad_dtype`: expected ..." becomes "--grad-dtype: expected ...".
-// Unknown names are unchanged.
+// Replaces known field names in backticks by options: "`grad_dtype`: expected ..." becomes "--grad-dtype: expected
+// ...".
 std::string with_options(const std::string& message);
-// Rethrows the error being handled, with with_options() applied to all messages.
+// Rethrows the current error, with with_options() applied to all messages.
 [[noreturn]] void throw_with_options(const Error& error);
-// Returns f(); messages of its errors are converted by with_options().
+// Returns f(); converts error messages by with_options().
 template <class F>
 auto in_options(const F& f) {
   try {
@@ -185,7 +184,7 @@ auto in_options(const F& f) {
 }
 // Rethrows the error, prefixed with the option if it concerns `path` and names no option.
 [[noreturn]] void throw_of_option(std::string_view option, const std::string& path, const InputError& error);
-// Returns f(). An InputError about the file `path` is prefixed with the option that named the file.
+// Returns f(); applies throw_of_option() to InputErrors.
 template <class F>
 auto of_option(std::string_view option, const std::string& path, const F& f) {
   try {

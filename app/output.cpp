@@ -37,7 +37,7 @@ constexpr std::chrono::milliseconds kBetweenRewrites{80};
 constexpr std::chrono::milliseconds kBetweenPlainWork{10'000};
 constexpr int64_t kPlainLines = 20;  // per run
 constexpr int64_t kBar = 20, kMinBar = 5;
-constexpr int64_t kDefaultWidth = 200;  // default width if it cannot be queried
+constexpr int64_t kDefaultWidth = 200;  // if it cannot be queried
 
 int64_t terminal_width(std::FILE* file) {
   struct winsize size {};
@@ -105,10 +105,9 @@ std::string Progress::line(const StepReport& r) const {
                      r.loss, r.lr, r.grad_norm, format_si(r.tokens_per_s), duration(left));
 }
 
-// One column is left free, because a wrapped line cannot be rewritten.
+// One column stays free, because a wrapped line cannot be rewritten.
 int64_t Progress::cols() const { return (o_.columns > 0 ? o_.columns : terminal_width(o_.to)) - 1; }
 
-// The line, preceded by a progress bar if there is enough space.
 std::string Progress::terminal_line(const StepReport& r) const {
   const std::string text = line(r);
   const int64_t size = std::min(kBar, cols() - std::ssize(text) - 1);

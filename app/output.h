@@ -6,30 +6,27 @@
 
 namespace tessera {
 
-// Writes the text to standard output and flushes it; escaped by for_terminal() on a terminal, unchanged to a pipe or
-// file. Returns false if the reader has closed the pipe (`| head -1`), which is not an error. Throws OutputError for
-// any other failure, such as a full disk.
+// Writes and flushes text, escaped by for_terminal() on a terminal. Returns false if the reader has closed the pipe, as
+// in `| head -1`, which is not an error. Throws OutputError for other failures, such as a full disk.
 bool print(std::string_view text);
 
-// Opens /dev/null for closed descriptors 0, 1 and 2, so that no opened file receives one of these numbers and then the
-// printed output.
+// Opens /dev/null for closed descriptors 0, 1 and 2, so that files opened later do not receive printed output.
 void open_standard_descriptors();
 
-// Progress of a run on standard error: one line that is rewritten on a terminal, occasional plain lines elsewhere.
-// Numbers are formatted independently of the locale; a closed output is not an error.
+// Progress on standard error: one rewritten line on a terminal, otherwise occasional plain lines. Numbers are formatted
+// independently of the locale; a closed output is not an error.
 
 // "12.3K" for 12345.
 std::string format_si(double v);
-// Bytes in MB (10^6 bytes) with two digits: "12.35".
+// MB (10^6 bytes) with two digits: "12.35".
 std::string megabytes(int64_t bytes);
 // "1 h 02 min", "3 min 05 s", "42 s".
 std::string duration(double seconds);
 
-// A bar chart of one line with at most `width` bars, each the mean of consecutive values, scaled from minimum to
-// maximum.
+// At most `width` bars, each the mean of consecutive values, scaled from minimum to maximum.
 std::string sparkline(const std::vector<double>& values, size_t width);
 
-// Prints a line on standard error, from any thread or process, in one write and over the progress line of a terminal.
+// Prints a line on standard error in one write, over a terminal's progress line. Thread- and process-safe.
 void say_above_progress(const std::string& line);
 
 class Progress {
@@ -40,7 +37,7 @@ class Progress {
     bool color = false;
     bool quiet = false;
     int64_t steps = 0;
-    int64_t columns = 0;  // terminal width; 0: query it for each line, since windows are resized
+    int64_t columns = 0;  // 0: queried for each line, since windows are resized
   };
   explicit Progress(const Options& options) : o_(options) {}
   ~Progress() { clear(); }
@@ -49,7 +46,7 @@ class Progress {
   static Options for_stderr(int64_t steps, bool quiet);
 
   void step(const StepReport& report);
-  // Shows other work in progress: rewritten on a terminal, every ten seconds elsewhere.
+  // Other work: rewritten on a terminal, otherwise printed every ten seconds.
   void work(const std::string& line);
   void message(const std::string& line);
 
@@ -62,7 +59,7 @@ class Progress {
   void clear();
   Options o_;
   bool shown_ = false;
-  double step_ms_ = 0;  // moving average, so that a single slow step hardly changes the remaining time
+  double step_ms_ = 0;  // moving average, so that one slow step hardly changes the remaining time
   int64_t next_plain_ = 1;
   std::chrono::steady_clock::time_point last_{};
 };

@@ -1,4 +1,4 @@
-// The plan as JSON for records: the fields that determine the layout of ranks.
+// A plan's rank layout as JSON for records.
 #pragma once
 #include "base/setting_json.h"
 #include "train/config.h"

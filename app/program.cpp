@@ -3,10 +3,10 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
-#include "app/resolve.h"
 #include "app/output.h"
 #include "app/plan/plan.h"
 #include "app/report/report.h"
+#include "app/resolve.h"
 #include "app/run/pretrained.h"
 #include "app/signals.h"
 #include "app/train/restarts.h"
@@ -19,14 +19,14 @@
 namespace tessera {
 namespace {
 
-// Parses FROM:TO:FACTOR, or a single size; K, M and G are powers of 1024.
+// Parses FROM:TO:FACTOR or a single size; K, M and G are powers of 1024.
 std::vector<int64_t> parse_sizes(const std::string& text) {
   std::vector<int64_t> numbers, out;
-  for (std::string part : split(text, ':')) {
-    const size_t unit = std::string_view("KMG").find(part.empty() ? ' ' : part.back());
+  for (std::string field : split(text, ':')) {
+    const size_t unit = std::string_view("KMG").find(field.empty() ? ' ' : field.back());
     const size_t shift = unit == std::string_view::npos ? 0 : 10 * (unit + 1);
-    if (shift > 0) part.pop_back();
-    numbers.push_back(parse_integer("--bytes", part, {1, static_cast<double>(int64_t{1} << (36 - shift))}) << shift);
+    if (shift > 0) field.pop_back();
+    numbers.push_back(parse_integer("--bytes", field, {1, static_cast<double>(int64_t{1} << (36 - shift))}) << shift);
   }
   if (numbers.size() == 1) numbers = {numbers[0], numbers[0], 2};
   if (numbers.size() != 3 || numbers[1] < numbers[0] || numbers[2] < 2)
@@ -55,11 +55,11 @@ int run(const BenchOptions& o) {
       return report::as_text(all.parts(1));
     };
   }
-  bench::run_benchmarks(o.words, choice, print);
+  bench::run_benchmarks(o.args, choice, print);
   return 0;
 }
 
-// The command `data`: a token dataset from texts or from token files.
+// The command `data`: converts texts or token files to a token dataset.
 
 std::vector<std::string> dataset_sources(const DatasetOptions& o) {
   std::vector<std::string> out;
@@ -96,8 +96,6 @@ int run(const DatasetOptions& o) {
   return 0;
 }
 
-// The command `lab`: lists, starts and grades puzzles and exercises.
-
 std::string list() {
   std::string out = "Puzzles: write a file, no C++ needed\n";
   for (const lab::Puzzle& p : lab::puzzles())
@@ -113,9 +111,8 @@ int print_verdict(const lab::Verdict& verdict, const std::string& text) {
   return verdict.solved ? 0 : static_cast<int>(Status::verification);
 }
 
-// Prints a table of points by puzzle and exercise, one row per learner as soon as all submissions of the learner are
-// graded; as JSON, one line per submission and one per learner. Errors of a submission do not stop the grading of
-// others.
+// Prints points by puzzle and exercise, one row per learner as soon as all the learner's submissions are graded; as
+// JSON, one line per submission and one per learner. Grading continues after errors of a submission.
 int check_class(const LabOptions& o) {
   const auto all = lab::handed_in(o.all);
   const bool as_text = o.format == "text";
@@ -130,7 +127,7 @@ int check_class(const LabOptions& o) {
   std::string line = fmt::format("{:<{}}", "learner", width), notes;
   for (const std::string& name : names) line += fmt::format(" {:>3}", name);
   if (as_text) print(line + "   all\n");
-  std::map<std::pair<int, uint64_t>, std::string> seeds;  // of puzzles, with the learner who used them first
+  std::map<std::pair<int, uint64_t>, std::string> seeds;  // of puzzles, with their first learner
   for (const auto& [learner, handed_in] : all) {
     std::map<std::string, int> points;
     int solved = 0;
@@ -227,13 +224,13 @@ int run(const Command& command, const std::vector<std::string>& args) {
   return std::visit([](const auto& o) { return run(o); }, command);
 }
 
-// OpenMP itself aborts without a message if the number of threads is far too large.
+// OpenMP aborts without a message if the number of threads is far too large.
 void check_openmp() {
   constexpr int limit = 1024;  // the bound of --threads-per-rank
   if (cpu::threads() > limit) bad_usage("OMP_NUM_THREADS: expected at most {} threads, got {}", limit, cpu::threads());
 }
 
-// Prints the first error, which was detected before the others, in the last line.
+// Prints the first detected error in the last line.
 int fail(std::vector<std::string> messages, Status status) {
   std::fflush(stdout);
   std::rotate(messages.begin(), messages.begin() + 1, messages.end());
@@ -259,7 +256,7 @@ int run_program(int argc, const char* const* argv) {
                 Status::communication);
   } catch (const std::filesystem::filesystem_error& e) {
     return fail({failure_cause(e)}, Status::output);
-  } catch (const std::system_error& e) {  // for example, the limit on processes is reached
+  } catch (const std::system_error& e) {  // such as reaching the process limit
     return fail({failure_cause(e)}, Status::communication);
   } catch (const std::exception& e) {
     return fail({fmt::format("unexpected failure: {}", e.what())}, Status::communication);

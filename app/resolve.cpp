@@ -15,13 +15,12 @@ namespace {
 
 constexpr int64_t kDefaultRanks = 2;
 
-// The given sizes, completed by those of the preset.
 ModelConfig model_config(const TrainOptions& o) {
   ModelConfig c = preset(o.preset).value(), given = o.model;
   const Settings to = field_descriptors(c);
   for (const Setting& s : field_descriptors(given))
     if (!s.field.open || o.gives(s.field.name)) to.at(s.field.name).assign(s);
-  if (o.gives("heads") && !o.gives("kv_heads")) c.kv_heads = 0;  // the preset's value is for its own heads
+  if (o.gives("heads") && !o.gives("kv_heads")) c.kv_heads = 0;  // the preset's value fits only its own number of heads
   if (o.gives("channels") && !o.gives("ffn")) c.ffn = 0;
   if (RotaryOptions& r = c.rotary; r.scaling == RopeScaling::yarn) {
     if (!o.gives("rope_high_freq")) r.high_freq_factor = 32;
@@ -161,10 +160,9 @@ void check_restarts(const TrainOptions& o) {
     bad_usage("--hostfile: expected synchronous data ranks, got --dp-mode {}", value_name(o.plan.dp_mode));
 }
 
-// Checks that do not depend on the plan.
 void check_pairs(const TrainOptions& o, ErrorList& found) {
-  const auto refuse = [&](bool wrong, const std::string& words) {
-    if (wrong) found.check([&] { throw Error(words); });
+  const auto refuse = [&](bool wrong, const std::string& message) {
+    if (wrong) found.check([&] { throw Error(message); });
   };
   found.check([&] { check_example_options(o.data); });
   found.check([&] { check_lora_options(o); });
@@ -179,8 +177,8 @@ void check_pairs(const TrainOptions& o, ErrorList& found) {
   const bool never = o.run.eval_every == 0 && o.run.eval_share == 0;
   refuse(o.run.patience > 0 && (o.run.no_eval || never || o.plan.dp_mode == DataMode::ps_async),
          fmt::format("--patience: expected validations between steps, got {}", o.run.no_eval ? "--no-eval"
-                                                                               : never   ? "--eval-every 0"
-                                                                                         : "--dp-mode ps-async"));
+                                                                               : never       ? "--eval-every 0"
+                                                                                             : "--dp-mode ps-async"));
   refuse(o.run.check_replicas > 0 && o.plan.dp_mode == DataMode::ps_async,
          "--check-replicas: expected a mode with equal replicas after each step, got --dp-mode ps-async");
   refuse(o.trace && o.plan.dp_mode == DataMode::ps_async,
@@ -280,7 +278,7 @@ bool is_default_job(const TrainConfig& o) {
 }
 
 bool chooses_job(std::string_view option, std::string_view value) {
-  if (option == "dropout" || option == "dtype") return false;  // properties of a model that do not select it
+  if (option == "dropout" || option == "dtype") return false;  // these do not select the model
   TrainOptions o;
   const Settings all = field_descriptors(o);
   const Setting* s = all.find_word(option);
@@ -289,7 +287,7 @@ bool chooses_job(std::string_view option, std::string_view value) {
          s->field.group == "Fine-tuning";
 }
 
-std::string default_job_words(const TrainConfig& o) {
+std::string default_job_args(const TrainConfig& o) {
   const Args defaults = config_values({});
   std::set<std::string> job_options;
   for (const auto& entry : config_values(default_job()))

@@ -1,4 +1,4 @@
-// From what was typed to the configuration of a run: resolves defaults, rejects invalid combinations, opens the data.
+// Converts options to a job, rejects invalid combinations, and opens the data.
 #pragma once
 #include "app/options.h"
 #include "data/examples.h"
@@ -21,21 +21,21 @@ TrainConfig checked(const TrainOptions& typed);
 // options excepted.
 LaunchOptions launch_options(const std::string& command, const TrainOptions& options, const Plan& plan);
 
-// The defaults of `train` with the default job: the model, tokenizer and learning rate that reach the lowest loss in
-// about a minute on two cores. Other options, such as plan options or --steps, modify it.
+// The default job of `train`: the model, tokenizer and learning rate with the lowest loss after about a minute on two
+// cores. Options such as plan options or --steps modify it.
 TrainOptions default_job();
 // Whether `o` trains the model, data and tokenizer of the default job, under any plan and learning rate.
 bool is_default_job(const TrainConfig& o);
 // Whether an option of `train` with this value selects model, data, tokenizer or initial weights, so that the default
 // job does not apply.
 bool chooses_job(std::string_view option, std::string_view value);
-// The command-line options of the default job with their values in `o`: "--model llama-nano --tokenizer bpe-1024 ...".
-std::string default_job_words(const TrainConfig& o);
-// A warning about a combination of options that has no effect; empty if there is none.
+// With the values in `o`: "--model llama-nano --tokenizer bpe-1024 ...".
+std::string default_job_args(const TrainConfig& o);
+// A warning about options without effect, or empty.
 std::string useless_options(const TrainConfig& config);
 
-// The tokenizer selected by --tokenizer, with a progress display during training. bpe-N is a bpe tokenizer of at most N
-// tokens. Throws Error (usage) if `name` is neither a kind of tokenizer nor a folder.
+// The tokenizer selected by --tokenizer. bpe-N is a bpe tokenizer of at most N tokens, trained with a progress display.
+// Throws Error (usage) if `name` is neither a kind of tokenizer nor a folder.
 TokenizerChoice tokenizer_choice(const std::optional<std::string>& name, const std::string& otherwise, bool quiet);
 
 ExampleOptions example_options(const TrainConfig& config);

@@ -1,4 +1,4 @@
-// A signal handler that sets flags, and a thread that it wakes up to end the program.
+// The signal handler sets flags and wakes a thread that ends the program.
 #include "app/signals.h"
 
 #include <semaphore.h>
@@ -16,7 +16,6 @@
 namespace tessera {
 namespace {
 
-// Written by the handler on any thread.
 std::atomic<int> received{0};
 std::atomic<bool> in_steps{false}, save_requested{false};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
@@ -39,7 +38,7 @@ void handle(int signal, siginfo_t* info, void*) {
   errno = error;
 }
 
-// A mapped file was truncated while a thread read it; that thread cannot continue.
+// A mapped file was truncated during a read, so the reading thread cannot continue.
 void handle_bus_error(int, siginfo_t* info, void*) {
   const char* const file = mapped_file_at(info->si_addr);
   if (file == nullptr) {
@@ -51,7 +50,7 @@ void handle_bus_error(int, siginfo_t* info, void*) {
   for (;;) pause();
 }
 
-// Runs outside of the handlers, because the interrupted thread may hold locks that this needs.
+// Runs outside of the handlers, because the interrupted thread may hold locks that this function needs.
 void end_program() {
   while (sem_wait(&ending) != 0) {
   }
@@ -85,7 +84,7 @@ void record_hangup_action() {
 void watch_signals() {
   sem_init(&ending, 0, 0);
   parent = getppid();
-  // All signals go to other threads, so that this one is never interrupted.
+  // Other threads receive all signals, so that this one is never interrupted.
   sigset_t all, before;
   sigfillset(&all);
   sigdelset(&all, SIGBUS);

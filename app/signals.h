@@ -1,24 +1,22 @@
-// Signal handling.
-//
 // SIGINT (Ctrl-C), SIGTERM and SIGHUP (treated as SIGTERM) end the program: temporary files are removed, child
 // processes are killed, and the exit status is 130 or 143. During the steps of a run (GracefulStopScope), the first
 // signal requests a stop after the current step, and the second ends the program immediately. SIGUSR1 requests a
-// checkpoint; other commands ignore it. SIGBUS from a mapped file that was truncated ends the program with status 4.
+// checkpoint; other commands ignore it. SIGBUS from a truncated mapped file ends the program with status 4.
 #pragma once
 
 namespace tessera {
 
-// Records whether SIGHUP is ignored, for watch_signals(). Must run before libraries are initialized, because UCX (part
-// of Open MPI 5) installs its debugger for SIGHUP.
+// Records whether SIGHUP is ignored. Must run before libraries are initialized, because UCX (part of Open MPI 5)
+// installs its debugger for SIGHUP.
 void record_hangup_action();
-// Installs the handlers. SIGPIPE and SIGXFSZ are ignored, so that a closed output or a file size limit is reported as a
-// write error. An ignored SIGHUP (nohup) stays ignored.
+// Ignores SIGPIPE and SIGXFSZ, so that a closed output or a file size limit becomes a write error. An ignored SIGHUP
+// (nohup) stays ignored.
 void watch_signals();
-// The received SIGINT or SIGTERM, or 0.
+// The received signal: SIGINT, SIGTERM, or 0.
 int interrupted();
 // 128 + the signal number; SIGTERM if another rank's process received the signal.
 int status_of_interruption();
-// Returns true once per SIGUSR1, to one of the calling threads.
+// Returns true to one calling thread per SIGUSR1.
 bool take_save_request();
 
 class GracefulStopScope {

@@ -4,9 +4,9 @@
 #include <random>
 
 #include "app/commands.h"
-#include "app/resolve.h"
 #include "app/output.h"
 #include "app/plan_json.h"
+#include "app/resolve.h"
 #include "app/run/pretrained.h"
 #include "data/text.h"
 #include "lab/placed_block.h"
@@ -23,12 +23,12 @@ constexpr size_t kMaxNames = 4;  // of tensors in a line
 // Merges consecutive failures of the same kind and step into one line with the names of all tensors.
 std::string failure_text(const VerifyResult& r) {
   std::string out = fmt::format("{} check{} failed:\n", r.failures.size(), r.failures.size() == 1 ? "" : "s");
-  const auto words = [](const std::string& line) { return split(line, '\''); };  // before, in and after a tensor name
+  const auto split_name = [](const std::string& line) { return split(line, '\''); };  // around a tensor name
   for (size_t first = 0, next; first < r.failures.size(); first = next) {
     std::vector<std::string> others;
     for (next = first + 1; next < r.failures.size(); ++next) {
-      const std::vector<std::string> here = words(r.failures[next]);
-      if (here.size() != 3 || here[0] != words(r.failures[first])[0]) break;
+      const std::vector<std::string> here = split_name(r.failures[next]);
+      if (here.size() != 3 || here[0] != split_name(r.failures[first])[0]) break;
       others.push_back(here[1]);
     }
     const size_t count = others.size();
@@ -60,7 +60,7 @@ std::string fault_list(bool json) {
   return json ? all.dump() + "\n" : out;
 }
 
-// The game of --hide: reads a guess from standard input and prints whether it names the fault or its cause.
+// --hide: reads a guess from standard input and prints whether it names the fault or its cause.
 void ask_player(const InjectedFault& d) {
   print("Which fault was injected? A name of `verify --defect list`, or Enter for the diagnosis: ");
   std::string guess;
@@ -100,7 +100,6 @@ Ordered memory_json(const VerifyResult& r) {
   return memory;
 }
 
-// The failed checks: kind, location and observed values.
 Ordered failures_json(const VerifyResult& r) {
   const Observations& o = r.seen;
   Ordered out = Ordered::array();
@@ -146,7 +145,7 @@ Ordered diagnosis_json(const VerifyResult& r) {
   return out;
 }
 
-// `defect` is the injected fault, or null.
+// `defect`: the injected fault or null.
 std::string verify_json(const VerifyResult& r, const TrainOptions& o, const Job& job, const InjectedFault* defect) {
   const auto share = [](const std::optional<double>& x) { return x ? Ordered(*x) : Ordered(nullptr); };
   Ordered bubble = nullptr, defect_json = nullptr;
@@ -288,7 +287,7 @@ int verify_placements(const std::string& file, bool json) {
   return 0;
 }
 
-// Dumps step `step` of the plan into the current directory and excludes the dump from peak memory.
+// Dumps step `step` into the current directory and excludes the dump from peak memory.
 VerifyHooks dumping(int64_t step, VerifyHooks hooks) {
   hooks.made = [step, made = hooks.made](Trainer& rank) {
     made(rank);

@@ -1,4 +1,3 @@
-// backward(): newest node to oldest.
 #include <set>
 
 #include "autograd/graph.h"
@@ -9,8 +8,7 @@ namespace {
 
 using Ready = std::map<uint64_t, std::shared_ptr<Node>, std::greater<>>;  // newest first
 
-// Collects the leaves under `root`, once per gradient that this walk will produce; rejects graphs that were already
-// traversed.
+// Collects the leaves under `root`, once per gradient that this walk will produce; rejects graphs already traversed.
 std::vector<std::shared_ptr<Leaf>> leaves_under(const std::shared_ptr<Node>& root) {
   std::set<const Node*> seen{root.get()};
   std::vector<const Node*> stack{root.get()};
@@ -109,7 +107,7 @@ void Grads::write_grad(int input, std::function<void(Tensor&)> write) {
   }
 }
 
-// Parameters are counted last to first, the order in which a chain of layers produces gradients.
+// Count parameters from last to first, the order in which a chain of layers produces gradients.
 void Grads::write_grad(int first, int count, std::function<void(std::span<const GradTarget>)> write) {
   std::vector<std::shared_ptr<Leaf>> parameters(static_cast<size_t>(count));
   std::vector<GradTarget> others(parameters.size());

@@ -1,4 +1,3 @@
-// Matmuls: forward passes and vjps.
 
 #include "autograd/ops.h"
 #include "tensor/ops/embedding.h"
@@ -9,7 +8,7 @@ namespace tessera {
 Var matmul(const Var& a, const Var& b) {
   return record_one("matmul", matmul(a.value(), b.value()), {a, b}, [a = a.saved(), b = b.saved()](Grads& g) {
     const Tensor dy = g.output(), x = a.get(), w = b.get();
-    const bool one = w.ndim() == 2;  // b (K, N) for all leading dims
+    const bool one = w.ndim() == 2;
     if (g.needs(0)) g.give(0, one ? linear(dy, w, Tensor()) : matmul(dy, w.transpose(-2, -1)));
     if (!g.needs(1)) return;
     Tensor dw = one ? w.make(w.shape()) : matmul(x.transpose(-2, -1), dy);
@@ -50,7 +49,7 @@ void give_linear(Grads& g, int at, const Tensor& dy, const Saved& x, const BiasS
     });
 }
 
-// First layer of an op: its x, w and b are inputs 0, 1 and 2.
+// Its x, w and b are inputs 0, 1 and 2 of the op.
 struct FirstLayer {
   FirstLayer(const Var& input, const LinearWeights& l)
       : x(saved_for(l.w, input)), w(l.w.saved()), packs(l.packs), shared(l.shared) {}
@@ -60,7 +59,7 @@ struct FirstLayer {
 
   void give(Grads& g, const Tensor& dy, const BiasSums& bias) const {
     SharedInput::Arriving input, gradient;
-    if (shared && shared->gather_again && g.needs(1)) input = shared->gather_again(x.get());
+    if (shared && shared->regather && g.needs(1)) input = shared->regather(x.get());
     if (g.needs(0)) {
       Tensor dx = linear_input_grad(dy, w.get(), packs);
       if (shared)
@@ -73,18 +72,18 @@ struct FirstLayer {
   }
 };
 
-std::function<Tensor()> gelu_again(const Tensor& h, GeluForm form) {
+std::function<Tensor()> recompute_gelu(const Tensor& h, GeluForm form) {
   return [h, form] { return with_gelu(form, [&](auto op) { return unary<decltype(op)>(h); }); };
 }
 
-Tensor whole_input(const Var& x, const std::shared_ptr<const SharedInput>& shared) {
+Tensor full_input(const Var& x, const std::shared_ptr<const SharedInput>& shared) {
   return shared ? shared->gather(x.value()) : x.value();
 }
 
 }  // namespace
 
 Var linear(const Var& x, const Var& w, const Var& b, PackedWeights* packs, std::shared_ptr<const SharedInput> shared) {
-  Tensor made = linear(whole_input(x, shared), w.value(), value_or_none(b), packs);
+  Tensor made = linear(full_input(x, shared), w.value(), value_or_none(b), packs);
   Var y = record_one("linear", std::move(made), {x, w, b},
                      [first = FirstLayer(x, {w, b, packs, std::move(shared)})](Grads& g) {
                        const Tensor dy = g.output();
@@ -96,15 +95,15 @@ Var linear(const Var& x, const Var& w, const Var& b, PackedWeights* packs, std::
 
 // The backward pass frees each value after its last use: the hidden values are the largest of a block.
 Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, bool recompute, GeluForm form) {
-  const bool tanh = form == GeluForm::tanh;  // the form that GEMM epilogues support
+  const bool tanh = form == GeluForm::tanh;  // GEMM epilogues support only this form
   const auto activate = [&](const Tensor& in) {
     const Tensor bias = value_or_none(up.b);
     return tanh ? linear_gelu(in, up.w.value(), bias, up.packs)
                 : bias_gelu(linear(in, up.w.value(), Tensor(), up.packs), bias, form);
   };
-  BiasGelu hidden = activate(whole_input(x, up.shared));
+  BiasGelu hidden = activate(full_input(x, up.shared));
   Tensor made = linear(hidden.y, down.w.value(), value_or_none(down.b), down.packs);
-  Saved activated = recompute ? Saved(gelu_again(hidden.h, form)) : Saved(hidden.y);
+  Saved activated = recompute ? Saved(recompute_gelu(hidden.h, form)) : Saved(hidden.y);
   if (!down.w.requires_grad()) activated = Saved();
   Var y = record_one("gelu_mlp", std::move(made), {x, up.w, up.b, down.w, down.b},
                      [first = FirstLayer(x, up), w_down = down.w.saved(), down_packs = down.packs,
@@ -122,7 +121,7 @@ Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, b
                        give_linear(g, 3, dy, activated, sums);
                        activated = Saved();
                        dy = Tensor();
-                       const bool given = dbias.defined();  // else computed with the weight gradient
+                       const bool given = dbias.defined();  // otherwise computed with the weight gradient
                        if (given) g.give(2, std::move(dbias));
                        first.give(g, dh, {.wanted = !given});
                      });
@@ -130,15 +129,13 @@ Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, b
   return y;
 }
 
-// Fused and structured ops: forward passes and vjps.
-
 namespace {
 
-// Gradient of a norm's x, accumulated onto `residual`. In the same pass writes those of gamma (input `at`) and beta
-// (the next one), directly into their buffers if possible. `parts` as in NormSums.
+// Gradient of a norm's x, accumulated onto `residual`. The same pass writes the gradients of gamma (input `at`) and
+// beta (the next one), into their buffers if possible. `partials` as in NormSums.
 Tensor norm_gradients(Grads& g, int at, const Tensor& dy, const Tensor& x, const Tensor& gamma, const Normed& forward,
-                      Tensor residual, Tensor* parts) {
-  NormSums sums{.parts = parts};
+                      Tensor residual, Tensor* partials) {
+  NormSums sums{.partials = partials};
   if (residual.defined()) residual = residual.to(x.dtype());
   Tensor dx;
   const auto run = [&] { dx = norm_backward(dy, x, gamma, forward, std::move(residual), sums); };
@@ -161,16 +158,16 @@ Tensor norm_gradients(Grads& g, int at, const Tensor& dy, const Tensor& x, const
   return dx;
 }
 
-// Buffers for the first pass of requested row sums of input i's gradient, and the second pass. Not with deferred work,
-// which would retain them too long.
-bool wants_parts(const Grads& g, int i) { return g.row_sums_requested(i) && !g.defer(); }
-RowSums end_of_sums(const Tensor& parts) {
-  if (!parts.defined()) return {};
-  return [parts](Tensor& out) { sum_parts(out, parts); };
+// Buffers for requested row sums of input i's gradient, and the second pass. Not with deferred work, which would retain
+// them too long.
+bool wants_partials(const Grads& g, int i) { return g.row_sums_requested(i) && !g.defer(); }
+RowSums end_of_sums(const Tensor& partials) {
+  if (!partials.defined()) return {};
+  return [partials](Tensor& out) { sum_partials(out, partials); };
 }
 
-// Recomputation of norm(x). Saved values outlive the Vars, so the closure captures tensors.
-std::function<Tensor()> norm_recipe(Saved x, const Var& gamma, const Var& beta, const NormOptions& options) {
+// Recomputes norm(x). Saved values outlive the Vars, so the closure captures tensors.
+std::function<Tensor()> recompute_norm(Saved x, const Var& gamma, const Var& beta, const NormOptions& options) {
   return [x = std::move(x), w = gamma.saved(), b = saved_or_none(beta), options] {
     return norm(x.get(), w.get(), b.get(), options).y;
   };
@@ -205,11 +202,11 @@ Var norm(const Var& x, const Var& gamma, const Var& beta, const NormOptions& opt
   }
   Tensor y = std::exchange(n.y, {});
   const Var out = record_one("norm", std::move(y), {x, gamma, beta}, [x = x.saved(), w = gamma.saved(), n](Grads& g) {
-    Tensor parts, dx = norm_gradients(g, 1, g.output(), x.get(), w.get(), n, g.take_accumulated(0),
-                                      wants_parts(g, 0) ? &parts : nullptr);
-    if (g.needs(0)) g.give(0, std::move(dx), end_of_sums(parts));
+    Tensor partials, dx = norm_gradients(g, 1, g.output(), x.get(), w.get(), n, g.take_accumulated(0),
+                                         wants_partials(g, 0) ? &partials : nullptr);
+    if (g.needs(0)) g.give(0, std::move(dx), end_of_sums(partials));
   });
-  return recompute ? out.with_recompute(norm_recipe(x.saved(), gamma, beta, options)) : out;
+  return recompute ? out.with_recompute(recompute_norm(x.saved(), gamma, beta, options)) : out;
 }
 
 std::pair<Var, Var> add_norm(const Var& x, Var y, const Var& gamma, const Var& beta, const NormOptions& options,
@@ -221,14 +218,14 @@ std::pair<Var, Var> add_norm(const Var& x, Var y, const Var& gamma, const Var& b
   r.normed.y = Tensor();
   auto vars =
       record("add_norm", {r.sum, std::move(out)}, {x.edge(), y_edge, gamma, beta}, [r, w = gamma.saved()](Grads& g) {
-        Tensor dsum = g.take_output(0), parts;
+        Tensor dsum = g.take_output(0), partials;
         if (g.has_output(1))
           dsum = norm_gradients(g, 2, g.output(1), r.sum, w.get(), r.normed, std::move(dsum),
-                                wants_parts(g, 1) ? &parts : nullptr);
+                                wants_partials(g, 1) ? &partials : nullptr);
         if (g.needs(0)) g.give(0, dsum);
-        if (g.needs(1)) g.give(1, std::move(dsum), end_of_sums(parts));
+        if (g.needs(1)) g.give(1, std::move(dsum), end_of_sums(partials));
       });
-  if (recompute) return {vars[0], vars[1].with_recompute(norm_recipe(Saved(r.sum), gamma, beta, options))};
+  if (recompute) return {vars[0], vars[1].with_recompute(recompute_norm(Saved(r.sum), gamma, beta, options))};
   return {vars[0], vars[1]};
 }
 
@@ -251,11 +248,11 @@ Var bias_gelu(Var x, const Var& bias, bool recompute, GeluForm form) {
     if (g.needs(1)) g.give(1, std::move(dbias));
     if (g.needs(0)) g.give(0, std::move(dh));
   });
-  return recompute ? y.with_recompute(gelu_again(r.h, form)) : y;
+  return recompute ? y.with_recompute(recompute_gelu(r.h, form)) : y;
 }
 
 Var embedding(const Tensor& ids_anywhere, const Var& table) {
-  const Tensor ids = ids_beside(table.value(), ids_anywhere);
+  const Tensor ids = ids_on_device(table.value(), ids_anywhere);
   return record_one("embedding", embedding(ids, table.value()), {table}, [ids](Grads& g) {
     g.write_grad(0, [ids, dy = g.output()](Tensor& dtable) { embedding_backward(dtable, dy, ids); });
   });
@@ -266,9 +263,9 @@ Var dropout(Var x, double p, const DropoutTile& tile) {
   Tensor y = dropout(std::move(x).take(), p, tile);
   const std::vector<int64_t> positions(tile.positions.begin(), tile.positions.end());
   return record_one("dropout", std::move(y), {x_edge}, [p, tile, positions](Grads& g) {
-    DropoutTile again = tile;
-    again.positions = positions;
-    g.give(0, dropout(g.take_output(0), p, again));
+    DropoutTile saved_tile = tile;
+    saved_tile.positions = positions;
+    g.give(0, dropout(g.take_output(0), p, saved_tile));
   });
 }
 
@@ -286,14 +283,14 @@ Var attention(const Var& q, const Var& k, const Var& v, const AttentionOptions& 
 
 Var packed_attention(const Var& qkv, const Heads& heads, const AttentionOptions& options) {
   const Tensor& packed = qkv.value();
-  const Tensor q = packed_part(packed, heads, 0);
-  const AttentionResult a = attention(q, packed_part(packed, heads, 1), packed_part(packed, heads, 2), options);
+  const Tensor q = packed_slice(packed, heads, 0);
+  const AttentionResult a = attention(q, packed_slice(packed, heads, 1), packed_slice(packed, heads, 2), options);
   return record_one("attention", a.out.reshape({q.dim(0), q.dim(1), -1}), {qkv}, [=](Grads& g) {
     const Tensor gradient = packed.make(packed.shape());
-    Tensor dq = packed_part(gradient, heads, 0), dk = packed_part(gradient, heads, 1),
-           dv = packed_part(gradient, heads, 2);
-    attention_backward(g.output().contiguous().reshape(q.shape()), q, packed_part(packed, heads, 1),
-                       packed_part(packed, heads, 2), a, options, dq, dk, dv);
+    Tensor dq = packed_slice(gradient, heads, 0), dk = packed_slice(gradient, heads, 1),
+           dv = packed_slice(gradient, heads, 2);
+    attention_backward(g.output().contiguous().reshape(q.shape()), q, packed_slice(packed, heads, 1),
+                       packed_slice(packed, heads, 2), a, options, dq, dk, dv);
     g.give(0, gradient);
   });
 }
@@ -302,25 +299,25 @@ Var norm_heads(const Var& qkv, const Heads& heads, const Var& gamma_q, const Var
   const Tensor& packed = qkv.value();
   const NormOptions options{.eps = eps, .center = false};
   const Tensor y = packed.make(packed.shape());
-  packed_part(y, heads, 2).copy_from(packed_part(packed, heads, 2));
+  packed_slice(y, heads, 2).copy_from(packed_slice(packed, heads, 2));
   std::vector<Normed> normed;
   for (int i = 0; i < 2; ++i) {
     const Var& gamma = i == 0 ? gamma_q : gamma_k;
-    normed.push_back(norm(packed_part(packed, heads, i), gamma.value(), Tensor(), options));
-    packed_part(y, heads, i).copy_from(std::exchange(normed.back().y, Tensor()));
+    normed.push_back(norm(packed_slice(packed, heads, i), gamma.value(), Tensor(), options));
+    packed_slice(y, heads, i).copy_from(std::exchange(normed.back().y, Tensor()));
   }
   return record_one("norm_heads", y, {qkv, gamma_q, gamma_k},
                     [=, packed = qkv.saved(), gammas = std::vector{gamma_q.saved(), gamma_k.saved()}](Grads& g) {
                       const Tensor dy = g.take_output(0), x = packed.get();
                       const Tensor dx = dy.unique() ? dy : dy.make(dy.shape());
-                      if (!dy.unique()) packed_part(dx, heads, 2).copy_from(packed_part(dy, heads, 2));
+                      if (!dy.unique()) packed_slice(dx, heads, 2).copy_from(packed_slice(dy, heads, 2));
                       for (int i = 0; i < 2; ++i) {
                         const Normed& n = normed[static_cast<size_t>(i)];
-                        const Tensor given = packed_part(dy, heads, i).contiguous(),
-                                     in = packed_part(x, heads, i).contiguous();
+                        const Tensor given = packed_slice(dy, heads, i).contiguous(),
+                                     in = packed_slice(x, heads, i).contiguous();
                         NormSums sums;
                         if (g.needs(1 + i)) sums.gamma.to = in.make({in.dim(3)}, n.rstd.dtype());
-                        packed_part(dx, heads, i)
+                        packed_slice(dx, heads, i)
                             .copy_from(norm_backward(given, in, gammas[static_cast<size_t>(i)].get(), n, {}, sums));
                         if (g.needs(1 + i)) g.give(1 + i, std::move(sums.gamma.to));
                       }
@@ -328,13 +325,13 @@ Var norm_heads(const Var& qkv, const Heads& heads, const Var& gamma_q, const Var
                     });
 }
 
-Var rotate(Var x, const RopeArgs& turn) {
+Var rotate(Var x, const RopeArgs& rope) {
   const Var x_edge = x.edge();
-  Tensor y = rotate(std::move(x).take(), turn);
-  return record_one("rotate", std::move(y), {x_edge}, [turn](Grads& g) {
-    RopeArgs again = turn;
-    again.back = true;
-    g.give(0, rotate(g.take_output(0), again));
+  Tensor y = rotate(std::move(x).take(), rope);
+  return record_one("rotate", std::move(y), {x_edge}, [rope](Grads& g) {
+    RopeArgs inverse = rope;
+    inverse.back = true;
+    g.give(0, rotate(g.take_output(0), inverse));
   });
 }
 
@@ -348,9 +345,9 @@ Loss cross_entropy(Var logits, const Tensor& targets_anywhere, double scale) {
   const Var edge = logits.edge();
   const bool trains = grad_enabled() && logits.requires_grad();
   Tensor x = std::move(logits).take();
-  const Tensor targets = targets_beside(x, targets_anywhere, x.dim(-1));
+  const Tensor targets = targets_on_device(x, targets_anywhere, x.dim(-1));
   if (trains && x.device() == Device::cuda && x.unique() && x.is_contiguous()) {
-    const CrossEntropy r = cross_entropy_in_place(x, targets, scale);  // one pass, before the factor of backward()
+    const CrossEntropy r = cross_entropy_in_place(x, targets, scale);  // before the factor of backward() is known
     Var root = record_one("cross_entropy", tessera::scale(r.sum, scale), {edge}, [x = std::move(x)](Grads& g) mutable {
       scale_rows_(x, g.output());
       g.give(0, std::move(x));
@@ -366,10 +363,10 @@ Loss cross_entropy(Var logits, const Tensor& targets_anywhere, double scale) {
   return {std::move(root), r.loss_sum, r.count};
 }
 
-// Language-model head with loss. Small logits use a plain matmul and loss.
+// Small logits use a plain matmul and loss.
 
-Var linear_by_rows(const Var& x, const Var& w, PackedWeights* packs, int64_t most_bytes) {
-  const RowBlocks blocks = row_blocks(x.value(), w.value(), most_bytes);
+Var linear_by_rows(const Var& x, const Var& w, PackedWeights* packs, int64_t max_bytes) {
+  const RowBlocks blocks = row_blocks(x.value(), w.value(), max_bytes);
   if (blocks.one()) return linear(x, w, Var(), packs);
   return record_one("linear", linear_by_rows(x.value(), w.value(), blocks, packs), {x, w},
                     [x = x.saved(), w = w.saved(), blocks, packs](Grads& g) {
@@ -383,10 +380,9 @@ Var linear_by_rows(const Var& x, const Var& w, PackedWeights* packs, int64_t mos
 }
 
 Loss linear_cross_entropy(const Var& x, const Var& w, const Tensor& targets, double scale, PackedWeights* packs,
-                          int64_t most_bytes) {
-  const RowBlocks blocks = row_blocks(x.value(), w.value(), most_bytes);
+                          int64_t max_bytes) {
+  const RowBlocks blocks = row_blocks(x.value(), w.value(), max_bytes);
   if (blocks.one()) {
-    // The logits are unshared, so the loss may overwrite them.
     Var logits = reshape(linear(x, w, Var(), packs), {blocks.rows, w.dim(0)});
     return cross_entropy(std::move(logits), targets, scale);
   }
@@ -410,24 +406,24 @@ Loss linear_cross_entropy(const Var& x, const Var& w, const Tensor& targets, dou
   return {std::move(root), r.loss_sum, r.count};
 }
 
-// checkpoint(): a node whose vjp runs a separate forward and backward pass.
+// The node's vjp runs a separate forward and backward pass.
 
 namespace {
 
 struct Block {
   std::function<Var(const std::vector<Var>&)> f;
-  std::vector<Tensor> kept;
-  std::vector<bool> wanted;  // inputs that require a gradient
+  std::vector<Tensor> saved;
+  std::vector<bool> wanted;
   std::vector<Var> leaves = {};
-  Var again = {};
+  Var recomputed = {};
 
   const Var& run() {
-    if (again.defined()) return again;
-    const GradMode record_again(true);
-    const Arena::Scope scope(*kept[0].arena(), Category::activations);
+    if (recomputed.defined()) return recomputed;
+    const GradMode recording(true);
+    const Arena::Scope scope(*saved[0].arena(), Category::activations);
     leaves.clear();
-    for (size_t i = 0; i < kept.size(); ++i) leaves.push_back(wanted[i] ? Var::input(kept[i]) : Var(kept[i]));
-    return again = f(leaves);
+    for (size_t i = 0; i < saved.size(); ++i) leaves.push_back(wanted[i] ? Var::input(saved[i]) : Var(saved[i]));
+    return recomputed = f(leaves);
   }
 };
 
@@ -439,7 +435,7 @@ Var checkpoint(const std::function<Var(const std::vector<Var>&)>& f, const std::
   block->f = f;
   bool any = false;
   for (const Var& in : inputs) {
-    block->kept.push_back(in.value());
+    block->saved.push_back(in.value());
     block->wanted.push_back(in.requires_grad());
     any = any || in.requires_grad();
   }
@@ -453,8 +449,8 @@ Var checkpoint(const std::function<Var(const std::vector<Var>&)>& f, const std::
   }
   const Var y = record_one("checkpoint", std::move(out), inputs, [block](Grads& g) {
     block->run();
-    const Var again = std::exchange(block->again, Var()).edge();  // the value is unused
-    backward(again, {.seed = g.output(), .defer = g.defer()});
+    const Var recomputed = std::exchange(block->recomputed, Var()).edge();  // the value is unused
+    backward(recomputed, {.seed = g.output(), .defer = g.defer()});
     const std::vector<Var> leaves = std::exchange(block->leaves, {});
     for (size_t i = 0; i < leaves.size(); ++i)
       if (g.needs(static_cast<int>(i)) && leaves[i].grad().defined()) g.give(static_cast<int>(i), leaves[i].grad());

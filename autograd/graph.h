@@ -1,4 +1,4 @@
-// Internals of the graph: nodes, leaves and edges. Only var.cpp and engine.cpp include them.
+// Only var.cpp and engine.cpp include the graph's internals.
 #pragma once
 #include "autograd/var.h"
 
@@ -15,10 +15,9 @@ enum class GradState {
   all,        // sum of earlier backwards; the running one accumulates in `pass` if the leaf has several uses
 };
 
-// Gradient accumulation of a parameter.
 struct Leaf {
   Tensor grad;
-  Tensor pass;  // the running backward's sum for a weight with several uses (a tied embedding)
+  Tensor pass;  // sum of the running backward for a weight with several uses (a tied embedding)
   GradState holds = GradState::nothing;
   int expected = 0;  // outstanding gradients of the running backward
   Shape shape;
@@ -28,16 +27,16 @@ struct Leaf {
   bool transient = false;                    // see Var::input()
   std::vector<std::function<void()>> hooks;  // called after the last gradient of a backward
   std::function<void()> provide;             // called on the first gradient without a buffer
-  std::weak_ptr<PrecomputedGrad> lent;       // the precomputed gradient stored in `grad`, whose state is then `nothing`
+  std::weak_ptr<PrecomputedGrad> lent;       // precomputed gradient stored in `grad`, whose state is then `nothing`
 
-  // Accumulates a gradient: the first is written in place, later ones are computed separately and added (never by a
-  // matmul that accumulates into its output), so that one rank with two micro-batches computes what two ranks do. For
-  // the same reason the uses of a weight within one backward are summed before they are added to earlier backwards.
+  // The first gradient is written in place, later ones are computed separately and added (never by a matmul that
+  // accumulates into its output), so that one rank with two micro-batches is bitwise identical to two ranks. For the
+  // same reason the uses of a weight within one backward are summed before they are added to earlier backwards.
   void receive(const std::function<void(Tensor&)>& write);
   void receive(Tensor gradient);
   void receive(const std::shared_ptr<PrecomputedGrad>& early);
-  Tensor take();          // moves out the gradient of a transient leaf
-  GradTarget place();     // destination of a parameter's next gradient; gradient_done() follows the write
+  Tensor take();          // moves out a transient leaf's gradient
+  GradTarget place();     // destination of the next gradient; gradient_done() follows the write
   void reclaim_buffer();  // moves a precomputed gradient out of the buffer before another write
   void settle();          // zero if no gradient arrived
   void gradient_done();   // counts a gradient that arrived or is absent
@@ -49,9 +48,9 @@ struct Leaf {
 };
 
 struct Edge {
-  std::shared_ptr<Node> node;  // producer and output index,
+  std::shared_ptr<Node> node;  // producer and output index; null for a leaf
   int output = 0;
-  std::shared_ptr<Leaf> leaf;  // or the leaf
+  std::shared_ptr<Leaf> leaf;  // null for a node's output
   bool wanted() const { return node || leaf; }
 };
 
@@ -65,14 +64,13 @@ struct Node {
   std::vector<Tensor> output_grads;
   std::vector<Shape> output_shapes;
   bool row_sums_requested = false, row_sums_required = false;  // of output 0's gradient
-  RowSums row_sums;                                            // empty: none
+  RowSums row_sums;
   std::function<void(Grads&)> vjp;
   ArenaPtr arena;
 
   void add_output_grad(int i, Tensor g);
 };
 
-// A deferred sum, shared by several Vars.
 struct DeferredAdd {
   Tensor value, addend;  // moved out when the sum is computed
   Tensor sum = {};
@@ -80,12 +78,12 @@ struct DeferredAdd {
 
 struct Var::Impl {
   Tensor value;
-  std::shared_ptr<DeferredAdd> late;  // replaces `value` until computed
+  std::shared_ptr<DeferredAdd> deferred;  // replaces `value` until computed
   std::shared_ptr<Node> node;
   int output = 0;
   std::shared_ptr<Leaf> leaf;
-  std::function<Tensor()> recipe;
-  bool read_late = false;
+  std::function<Tensor()> recompute;
+  bool read_at_backward = false;
 };
 
 uint64_t next_sequence();

@@ -1,4 +1,3 @@
-// Elementwise sums and shape ops: forward passes and vjps.
 #include "autograd/ops.h"
 
 #include "tensor/ops/reduce.h"
@@ -56,25 +55,25 @@ Var add_columns(Var y, int64_t first, const Var& t) {
   Tensor out = std::move(y).take();
   if (!out.unique()) out = out.clone();
   const int64_t width = t.dim(-1);
-  const auto part = [=](const Tensor& whole) { return whole.narrow(whole.ndim() - 1, first, width); };
-  Tensor columns = part(out);
+  const auto slice = [=](const Tensor& full) { return full.narrow(full.ndim() - 1, first, width); };
+  Tensor columns = slice(out);
   add_(columns, t.value());
-  return record_one("add_columns", std::move(out), {y_edge, t.edge()}, [part](Grads& g) {
-    if (g.needs(1)) g.give(1, part(g.output()).contiguous());
+  return record_one("add_columns", std::move(out), {y_edge, t.edge()}, [slice](Grads& g) {
+    if (g.needs(1)) g.give(1, slice(g.output()).contiguous());
     if (g.needs(0)) g.give(0, g.take_output());
   });
 }
 
 Var on_backward(Var x, std::function<void()> f) {
   if (!f) throw Error("[on_backward] f: expected a function, got an empty one");
-  const Var x_edge = x.edge(), late = x.is_deferred() ? x : Var();
-  Tensor value = late.defined() ? late.like() : std::move(x).take();
+  const Var x_edge = x.edge(), deferred = x.is_deferred() ? x : Var();
+  Tensor value = deferred.defined() ? deferred.like() : std::move(x).take();
   Var same = record_one("on_backward", std::move(value), {x_edge}, [f = std::move(f)](Grads& g) {
     f();
     const RowSums row_sums = g.row_sums();
     g.give(0, g.take_output(), row_sums);
   });
-  if (late.defined()) same.share_value(late);
+  if (deferred.defined()) same.share_value(deferred);
   if (x_edge.row_sums_requested()) same.request_row_sums();
   return same;
 }

@@ -1,5 +1,5 @@
 // Differentiable ops on Vars; tensor/ops/ documents values, shapes and errors. Ops that accept a Var by value may
-// overwrite it: pass std::move(x) when x is no longer needed.
+// overwrite it: pass std::move(x) if x is not used afterwards.
 #pragma once
 
 #include "autograd/var.h"
@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-// --- elementwise: any op of elementwise_list.h; shapes broadcast ---
+// Any op of elementwise_list.h; shapes broadcast.
 template <class Op>
 Var unary(const Var& x) {
   return record_one(Op::name, unary<Op>(x.value()), {x},
@@ -26,33 +26,30 @@ Var binary(const Var& a, const Var& b) {
       if (g.needs(i)) g.give(i, binary_backward<Op>(g.output(), a.get(), b.get(), i));
   });
 }
-Var add(const Var& a, Var b);  // a + b, saving neither; reuses b's memory if possible
+Var add(const Var& a, Var b);  // saves neither; reuses b's memory if possible
 inline Var operator+(const Var& a, const Var& b) { return add(a, b); }
 inline Var operator-(const Var& a, const Var& b) { return binary<Sub>(a, b); }
 inline Var operator*(const Var& a, const Var& b) { return binary<Mul>(a, b); }
 inline Var operator/(const Var& a, const Var& b) { return binary<Div>(a, b); }
 Var scale(const Var& x, double factor);
 
-// --- shape ---
 Var reshape(const Var& x, const Shape& shape);
 Var transpose(const Var& x, int a, int b);
 Var narrow(const Var& x, int dim, int64_t start, int64_t length);
-Var sum(const Var& x);  // all elements, shape ()
+Var sum(const Var& x);
 // y (..., N) with t (..., n) added to its columns from `first` on.
 Var add_columns(Var y, int64_t first, const Var& t);
 // Returns x; calls f in the backward pass before x's own node runs, unless no gradient arrives.
 Var on_backward(Var x, std::function<void()> f);
 
-// --- matmuls ---
 Var matmul(const Var& a, const Var& b);
-// Collectives for the input of a layer whose outputs are sharded over ranks (parallel/tensor_parallel.h): between
-// layers each rank has the full activation or a shard of it, and the input gradients are reduced.
+// Collectives on the input of a layer whose outputs are sharded over ranks (parallel/tensor_parallel.h): the activation
+// is unsharded or sharded, and the input gradients are reduced.
 struct SharedInput {
-  using Arriving = std::function<Tensor()>;               // waits for a started collective; call once
-  std::function<Tensor(const Tensor& part)> gather;       // the full input
-  std::function<Arriving(Tensor part)> gather_again;      // the same in the backward pass; null if activations are
-                                                          // unsharded
-  std::function<Arriving(Tensor whole_gradient)> reduce;  // the gradient of the shard
+  using Arriving = std::function<Tensor()>;  // waits for a started collective; call once
+  std::function<Tensor(const Tensor& shard)> gather;
+  std::function<Arriving(Tensor shard)> regather;        // in the backward pass; null if unsharded
+  std::function<Arriving(Tensor full_gradient)> reduce;  // the shard's gradient
 };
 
 // x (..., K), w (N, K), b (N) or undefined. The gradient of x is computed first; those of w and b may be deferred. With
@@ -60,31 +57,29 @@ struct SharedInput {
 Var linear(const Var& x, const Var& w, const Var& b, PackedWeights* packs = nullptr,
            std::shared_ptr<const SharedInput> shared = nullptr);
 
-// A linear layer: w (N, K), b (N) or undefined, packed weights or null, and the input's collectives or null.
+// w (N, K), b (N) or undefined; null without packed weights or collectives.
 struct LinearWeights {
   Var w, b;
   PackedWeights* packs = nullptr;
   std::shared_ptr<const SharedInput> shared = nullptr;
 };
 // down(gelu(up(x))): x (..., C) -> (..., C'). On the CPU bitwise identical to linear(), bias_gelu() and linear().
-// `recompute` recomputes the output of GELU in the backward pass. The input of `up` may be sharded.
+// `recompute` recomputes GELU's output in the backward pass. The input of `up` may be sharded.
 Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, bool recompute = false,
              GeluForm form = GeluForm::tanh);
 
-// --- fused and structured ---
 // `recompute`, here and in bias_gelu: ops that would save the result recompute it from its input.
 Var norm(const Var& x, const Var& gamma, const Var& beta, const NormOptions& options = {}, bool recompute = false);
 // {x + y, norm(x + y)}.
 std::pair<Var, Var> add_norm(const Var& x, Var y, const Var& gamma, const Var& beta, const NormOptions& options = {},
                              bool recompute = false);
-// x + y, deferred so that a norm can fuse the addition (Var::defer_add).
+// Deferred so that a norm can fuse the addition (Var::defer_add).
 Var add_residual(const Var& x, Var y);
 Var softmax(const Var& x);
 Var log_softmax(const Var& x);
-// gelu(x + bias).
 Var bias_gelu(Var x, const Var& bias, bool recompute = false, GeluForm form = GeluForm::tanh);
 Var embedding(const Tensor& ids, const Var& table);  // ids may be in host memory for a table on a GPU
-// silu(gate) * up of x = [gate | up] (..., 2 F) -> (..., F).
+// x = [gate | up] (..., 2 F) -> silu(gate) * up (..., F).
 Var swiglu(const Var& x, bool recompute = false);
 Var dropout(Var x, double p, const DropoutTile& tile);
 Var attention(const Var& q, const Var& k, const Var& v, const AttentionOptions& options = {});
@@ -92,30 +87,29 @@ Var attention(const Var& q, const Var& k, const Var& v, const AttentionOptions& 
 Var packed_attention(const Var& qkv, const Heads& heads, const AttentionOptions& options = {});
 // RMSNorm of the D elements of each head of q and k in qkv, with scales gamma_q and gamma_k (D).
 Var norm_heads(const Var& qkv, const Heads& heads, const Var& gamma_q, const Var& gamma_k, double eps);
-// rotate() of tensor/ops/rotary.h.
-Var rotate(Var x, const RopeArgs& turn);
+Var rotate(Var x, const RopeArgs& rope);
 
 struct Loss {
   Var mean;               // loss_sum * scale, float64 (); the root of backward()
   DeviceScalar loss_sum;  // over this call's target tokens
-  DeviceScalar count;     // target tokens; rows with target -1 are ignored
+  DeviceScalar count;     // of target tokens; rows with target -1 are ignored
 };
 // logits (N, V), targets int32 (N) on the same device or the host. `scale` is 1 / (target tokens of the global batch),
-// so that micro-batches and ranks sum to the mean without another division.
+// so that micro-batches and ranks sum to the mean.
 Loss cross_entropy(Var logits, const Tensor& targets, double scale);
 // x w^T for a vocabulary w, in blocks of rows (tensor/ops/cross_entropy.h): x (..., C), w (V, C).
-Var linear_by_rows(const Var& x, const Var& w, PackedWeights* packs = nullptr, int64_t most_bytes = kLogitsBytes);
-// Bitwise identical to cross_entropy() of that matmul, without storing logits of more than `most_bytes`: both gradients
-// are then computed in the forward pass for a seed of one, and scaled in the backward pass for other seeds. Targets
-// int32 (N), N rows of x.
+Var linear_by_rows(const Var& x, const Var& w, PackedWeights* packs = nullptr, int64_t max_bytes = kLogitsBytes);
+// Bitwise identical to cross_entropy() of that matmul, without storing logits of more than `max_bytes`: the forward
+// pass then computes both gradients for a seed of one, and the backward pass scales them. Targets int32 (N), N rows of
+// x.
 Loss linear_cross_entropy(const Var& x, const Var& w, const Tensor& targets, double scale,
-                          PackedWeights* packs = nullptr, int64_t most_bytes = kLogitsBytes);
+                          PackedWeights* packs = nullptr, int64_t max_bytes = kLogitsBytes);
 
-// Activation checkpointing: f(inputs), saving only the inputs; the backward pass runs f again. At least one input must
-// require a gradient if gradients are enabled. Cost: one additional forward pass of f. Dropout uses the counter-based
-// RNG and ops are deterministic, so gradients are bitwise identical to those of plain f. With `drop_result`, an op that
-// saves the result for its backward also uses the recomputed one, which is then computed earlier. Chen et al. 2016,
-// "Training deep nets with sublinear memory cost".
+// Activation checkpointing (Chen et al. 2016, "Training deep nets with sublinear memory cost"): f(inputs), saving only
+// the inputs; the backward pass reruns f. At least one input must require a gradient if gradients are enabled. Cost:
+// one additional forward pass of f. Dropout uses the counter-based RNG and ops are deterministic, so gradients are
+// bitwise identical to those of plain f. With `drop_result`, an op that saves the result for backward uses the
+// recomputed result, which is then computed earlier.
 Var checkpoint(const std::function<Var(const std::vector<Var>&)>& f, const std::vector<Var>& inputs,
                bool drop_result = false);
 

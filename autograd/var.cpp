@@ -1,4 +1,3 @@
-// Handles, leaves and recording.
 #include "autograd/var.h"
 
 #include "autograd/graph.h"
@@ -39,8 +38,8 @@ Var Var::input(Tensor value) {
 
 const Tensor& Var::like() const {
   if (!impl_) throw Error("[var] used before a value was set");
-  const DeferredAdd* const late = impl_->late.get();
-  return !late ? impl_->value : late->sum.defined() ? late->sum : late->value;
+  const DeferredAdd* const deferred = impl_->deferred.get();
+  return !deferred ? impl_->value : deferred->sum.defined() ? deferred->sum : deferred->value;
 }
 const Tensor& Var::value() const {
   if (is_deferred()) {
@@ -54,24 +53,24 @@ const Tensor& Var::value() const {
     }
   }
   const Tensor& now = like();
-  if (!impl_->late) return now;
+  if (!impl_->deferred) return now;
   impl_->value = now;
-  impl_->late = nullptr;
+  impl_->deferred = nullptr;
   return impl_->value;
 }
 
 void Var::defer_add(Tensor addend) const {
-  impl_->late = std::make_shared<DeferredAdd>(DeferredAdd{std::exchange(impl_->value, {}), std::move(addend)});
+  impl_->deferred = std::make_shared<DeferredAdd>(DeferredAdd{std::exchange(impl_->value, {}), std::move(addend)});
 }
-bool Var::is_deferred() const { return impl_ && impl_->late && !impl_->late->sum.defined(); }
+bool Var::is_deferred() const { return impl_ && impl_->deferred && !impl_->deferred->sum.defined(); }
 Var::Terms Var::take_addends() const {
   if (!is_deferred()) return {value(), {}};
-  return {std::exchange(impl_->late->value, {}), std::exchange(impl_->late->addend, {})};
+  return {std::exchange(impl_->deferred->value, {}), std::exchange(impl_->deferred->addend, {})};
 }
-void Var::set_sum(Tensor sum) const { impl_->late->sum = std::move(sum); }
+void Var::set_sum(Tensor sum) const { impl_->deferred->sum = std::move(sum); }
 void Var::share_value(const Var& x) const {
   impl_->value = x.impl_->value;
-  impl_->late = x.impl_->late;
+  impl_->deferred = x.impl_->deferred;
 }
 void Var::request_row_sums() const {
   if (!impl_) value();  // throws
@@ -143,21 +142,21 @@ void Var::drop_grad() {
   leaf.holds = GradState::nothing;
 }
 
-void Var::read_late() { (is_leaf() ? *impl_ : leaf_impl("read_late()")).read_late = true; }
+void Var::read_at_backward() { (is_leaf() ? *impl_ : leaf_impl("read_at_backward()")).read_at_backward = true; }
 
 void Var::on_grad(std::function<void()> f) { leaf_impl("on_grad()").leaf->hooks.push_back(std::move(f)); }
 
-Var Var::with_recompute(std::function<Tensor()> recipe) const {
+Var Var::with_recompute(std::function<Tensor()> recompute) const {
   value();
   auto impl = std::make_shared<Impl>(*impl_);
-  impl->recipe = std::move(recipe);
+  impl->recompute = std::move(recompute);
   return Var(std::move(impl));
 }
 
 Saved Var::saved() const {
   if (!impl_) value();  // throws
-  if (impl_->read_late) return Saved([impl = impl_] { return impl->value; });
-  return impl_->recipe ? Saved(impl_->recipe) : Saved(value());
+  if (impl_->read_at_backward) return Saved([impl = impl_] { return impl->value; });
+  return impl_->recompute ? Saved(impl_->recompute) : Saved(value());
 }
 
 Var Var::edge() const {
@@ -266,7 +265,7 @@ void Leaf::receive(Tensor gradient) {
   gradient_done();
 }
 
-// Addition is commutative bitwise. Shared tensors are not overwritten.
+// Addition is bitwise commutative. Shared tensors are not overwritten.
 void add_gradient(Tensor& total, Tensor g) {
   if (!total.defined())
     total = std::move(g);
@@ -299,7 +298,7 @@ std::vector<Var> record(const char* op, std::vector<Tensor> outputs, const std::
     node->arena = outputs[0].arena();
     for (const Var& in : inputs) {
       node->inputs.push_back(in.impl_ ? Edge{in.impl_->node, in.impl_->output, in.impl_->leaf} : Edge{});
-      const bool present = in.impl_ && (in.impl_->value.defined() || in.impl_->late);
+      const bool present = in.impl_ && (in.impl_->value.defined() || in.impl_->deferred);
       node->input_shapes.push_back(present ? in.shape() : Shape{});
       node->input_dtypes.push_back(present ? in.dtype() : DType::float32);
     }

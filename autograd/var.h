@@ -14,89 +14,84 @@ class Grads;
 struct Node;
 struct Leaf;
 
-// An input saved for backward: the tensor, or a function that recomputes it (Var::with_recompute).
 class Saved {
  public:
   Saved() = default;
   Saved(Tensor t) : tensor_(std::move(t)) {}  // NOLINT: implicit conversion
-  explicit Saved(std::function<Tensor()> recipe) : recipe_(std::move(recipe)) {}
-  Tensor get() const { return recipe_ ? recipe_() : tensor_; }
-  // The form to save for a possibly deferred weight gradient (null: not deferred). If deferred, the tensor itself,
-  // since recomputation may need parameters that are freed by then (parallel/zero.h).
+  explicit Saved(std::function<Tensor()> recompute) : recompute_(std::move(recompute)) {}
+  Tensor get() const { return recompute_ ? recompute_() : tensor_; }
+  // The form to save for a possibly deferred weight gradient (null: not deferred). Deferred gradients need the tensor
+  // itself, because recomputation may need parameters that are freed by then (parallel/zero.h).
   Saved until(const DeferredWeightGrads* later) const { return later ? Saved(get()) : *this; }
 
  private:
   Tensor tensor_;
-  std::function<Tensor()> recipe_;
+  std::function<Tensor()> recompute_;
 };
 
 class Var {
  public:
   Var() = default;
   explicit Var(Tensor value, bool requires_grad = false);
-  // A leaf for a value computed elsewhere (before a checkpointed block, on another pipeline stage), which receives its
-  // gradient. The gradient is not copied, and is not deferred with weight gradients.
+  // A leaf for a value computed elsewhere (before a checkpointed block, on another pipeline stage). Its gradient is
+  // neither copied nor deferred with weight gradients.
   static Var input(Tensor value);
 
   bool defined() const { return impl_ != nullptr; }
   const Tensor& value() const;
-  // Shape, dtype and arena of the value; its elements may be only one addend of a deferred sum.
+  // For shape, dtype and arena; the elements may be only one addend of a deferred sum.
   const Tensor& like() const;
   const Shape& shape() const { return like().shape(); }
   int64_t dim(int i) const { return like().dim(i); }
   DType dtype() const { return like().dtype(); }
   bool requires_grad() const;
   bool is_leaf() const;
-  // This value, replaced by an input() if it requires no gradient, so that the backward pass reaches the parameters
-  // below.
+  // This value, as an input() if it requires no gradient, so that the backward pass reaches the parameters below.
   Var tracked() const;
 
-  // --- leaves that require a gradient (parameters) ---
-  // Accumulated gradient; undefined before the first.
+  // For leaves that require a gradient (parameters): undefined before the first gradient.
   Tensor grad() const;
   // Accumulates gradients into this view (a slice of a flat buffer; may be float32 for a bfloat16 value).
   void set_grad_buffer(Tensor buffer);
-  // The next gradient overwrites the buffer, which is not written now. Discards gradients of a backward() that threw.
+  // The next gradient overwrites the buffer. Discards gradients of a backward() that threw.
   void clear_grad();
-  // Sets the gradient to zero if none arrived.
   void zero_missing_grad();
-  // Replaces the value, with the same shape (materialize() allocates meta parameters, frozen ones included).
+  // `value` has the same shape (materialize() allocates meta parameters, including frozen ones).
   void set_value(Tensor value);
   // `provide` allocates the buffer (by set_grad_buffer) on the first gradient; drop_grad() releases it.
   void provide_grad(std::function<void()> provide);
   void drop_grad();
-  // Ops that save this leaf read its value at backward time and keep no reference to its memory, for parameters that
+  // Ops that save this leaf read its value at backward time and keep no reference to its memory: for parameters that
   // are freed and gathered again.
-  void read_late();
+  void read_at_backward();
   // Calls f when this leaf has received all gradients of one backward(), including deferred ones.
   void on_grad(std::function<void()> f);
 
-  // --- for ops ---
-  // This value, cheap to recompute: ops save `recipe` instead of the elements.
-  Var with_recompute(std::function<Tensor()> recipe) const;
+  // For ops: this value, cheap to recompute, for which ops save `recompute` instead of the elements.
+  Var with_recompute(std::function<Tensor()> recompute) const;
   Saved saved() const;
-  // This Var's position in the graph without its value, for ops that save no inputs, as an argument of record().
+  // The position in the graph without the value, for ops that save no inputs, as an argument of record().
   Var edge() const;
   // An uninitialized buffer for a gradient of this Var, in its shape and dtype `wide`. grad() and on_grad() ignore it
-  // until it is passed to set_precomputed().
+  // until set_precomputed().
   std::shared_ptr<PrecomputedGrad> precomputed_grad(DType wide) const;
-  // The tensor, moved out if this is the last handle so that an op may overwrite it (Tensor::unique).
+  // Moved out if this is the last handle, so that an op may overwrite it (Tensor::unique).
   Tensor take() &&;
-  // Adds `addend` (same shape and dtype) to the value lazily: on first read, or by an op that reads both anyway
-  // (add_norm), which takes the addends and sets the sum.
+  // Adds `addend` (same shape and dtype) to the value on first read, or in an op that reads both anyway (add_norm),
+  // which takes the addends and sets the sum.
   void defer_add(Tensor addend) const;
   struct Terms {
-    Tensor value, addend;  // addend is undefined, and no sum is to be set, without a deferred sum
+    Tensor value, addend;  // addend: undefined without a deferred sum; then skip set_sum()
   };
   Terms take_addends() const;
   void set_sum(Tensor sum) const;
-  bool is_deferred() const;              // has an uncomputed sum
-  void share_value(const Var& x) const;  // shares x's value, which may be deferred
+  bool is_deferred() const;
+  void share_value(const Var& x) const;  // x's value may be deferred
   // Requests the row sums of this gradient from the op that computes it, for a bias that was added to this value.
   void request_row_sums() const;
   bool row_sums_requested() const;
-  // Marks the consumer as one that computes row sums. If they do not arrive (from another stage, in deferred work),
-  // they are computed in the same order, so that every layout is bitwise identical.
+  // Declares that the consumer computes row sums. If they do not arrive (from another stage, in deferred work), they
+  // are computed in the same order, so that every layout is bitwise identical.
   void require_row_sums() const;
 
  private:
@@ -114,12 +109,11 @@ class Var {
 // For optional inputs such as a bias.
 inline Tensor value_or_none(const Var& v) { return v.defined() ? v.value() : Tensor(); }
 inline Saved saved_or_none(const Var& v) { return v.defined() ? v.saved() : Saved(); }
-// x as saved for the gradient of `w`, if `w` requires one.
+// x as saved for the gradient of `w`.
 inline Saved saved_for(const Var& w, const Var& x) { return w.requires_grad() ? x.saved() : Saved(); }
 
-// A parameter's gradient that an op computes in its forward pass (Var::precomputed_grad, Grads::set_precomputed). It
-// uses the parameter's gradient buffer if that is free, and moves to separate memory when another gradient arrives
-// first.
+// A parameter's gradient that an op computes in its forward pass. It uses the parameter's gradient buffer if that is
+// free, and moves to separate memory if another gradient arrives first.
 struct PrecomputedGrad {
   Tensor at;
 };
@@ -140,7 +134,7 @@ struct NoGrad : GradMode {
 
 // Deferred weight gradients of a backward(): run() computes them in the same order. Until then parameters, their
 // gradients and the counts of on_grad() are unchanged, so other backward passes over the same weights may run in
-// between with bitwise identical results. Used for overlap of communication and zero-bubble pipelines (Qi et al. 2024,
+// between with bitwise identical results. For overlap of communication and zero-bubble pipelines (Qi et al. 2024,
 // section 2).
 class DeferredWeightGrads {
  public:
@@ -154,15 +148,14 @@ class DeferredWeightGrads {
 };
 
 struct BackwardOptions {
-  Tensor seed;                           // gradient of the root; undefined: one
-  DeferredWeightGrads* defer = nullptr;  // collects weight gradients instead of computing them
+  Tensor seed;                           // of the root; undefined: one
+  DeferredWeightGrads* defer = nullptr;  // collects weight gradients
 };
 
-// Accumulates the gradients of all leaves that `root` depends on. Throws Error if root has no graph, its graph was
-// already traversed (saved values are freed), or the seed differs from root's shape.
+// Accumulates the gradients of all leaves below `root`. Throws Error if root has no graph, its graph was already
+// traversed (saved values are freed), or the seed differs from root's shape.
 void backward(const Var& root, const BackwardOptions& options = {});
 
-// Destination of a gradient.
 struct GradTarget {
   Tensor to;          // undefined if not required
   bool adds = false;  // accumulate instead of overwrite
@@ -171,12 +164,11 @@ struct GradTarget {
 // Writes the sums over the rows of a gradient (..., C) into `out` (C), as sum_rows() does.
 using RowSums = std::function<void(Tensor& out)>;
 
-// Argument of a vjp: gradients of the outputs, and destinations of the inputs' gradients.
 class Grads {
  public:
-  // Gradient of output i; undefined if nothing depended on it.
+  // Undefined if nothing depended on output i.
   const Tensor& output(int i = 0) const;
-  // The same, moved out, so that the vjp may overwrite it.
+  // Moved out, so that the vjp may overwrite it.
   Tensor take_output(int i = 0);
   bool has_output(int i) const { return output(i).defined(); }
   bool needs(int input) const;
@@ -186,7 +178,7 @@ class Grads {
   Tensor take_accumulated(int input);
   // Whether the op that produced the input uses the row sums of its gradient.
   bool row_sums_requested(int input) const;
-  // Row sums of output 0's gradient, if its only consumer computed them; else empty.
+  // Of output 0's gradient, if its only consumer computed them; otherwise empty.
   const RowSums& row_sums() const;
   bool row_sums_required() const;
   // Whether write_grad() of these inputs writes immediately, and all in one call.
@@ -194,10 +186,9 @@ class Grads {
   // `write` computes a gradient into the given tensor: a parameter's buffer if possible, and deferred if backward()
   // defers weight gradients. For other inputs it runs immediately, in float32 if they are bfloat16.
   void write_grad(int input, std::function<void(Tensor& out)> write);
-  // The same for `count` inputs from `first` on, distinct Vars whose gradients are written immediately: `write`
-  // accumulates where GradTarget::adds is set, in any floating dtype.
+  // For `count` inputs from `first` on, distinct Vars whose gradients are written immediately: `write` accumulates if
+  // GradTarget::adds, in any floating dtype.
   void write_grad(int first, int count, std::function<void(std::span<const GradTarget>)> write);
-  // Sets a gradient computed in the forward pass.
   void set_precomputed(int input, std::shared_ptr<PrecomputedGrad> gradient);
   DeferredWeightGrads* defer() const { return defer_; }  // for ops that call backward() themselves
 
@@ -208,7 +199,7 @@ class Grads {
   DeferredWeightGrads* defer_;
 };
 
-// Creates the Vars of an op's outputs. Stores `vjp` only if gradients are enabled and an input requires one.
+// Creates an op's outputs. Stores `vjp` only if gradients are enabled and an input requires one.
 std::vector<Var> record(const char* op, std::vector<Tensor> outputs, const std::vector<Var>& inputs,
                         std::function<void(Grads&)> vjp);
 inline Var record_one(const char* op, Tensor output, const std::vector<Var>& inputs, std::function<void(Grads&)> vjp) {

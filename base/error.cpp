@@ -14,7 +14,6 @@ constexpr std::string_view kCut = " [...] ";
 
 bool inside_character(char c) { return (static_cast<unsigned char>(c) & 0xC0U) == 0x80U; }
 
-// Elides the middle of a long text, at UTF-8 character boundaries.
 std::string shortened(const std::string& text) {
   if (text.size() <= kLongest) return text;
   size_t head = kLongest - kTail - kCut.size(), tail = text.size() - kTail;
@@ -27,7 +26,7 @@ std::string shortened(const std::string& text) {
 
 namespace {
 
-// Escapes control characters (C0, DEL, C1) that are not in `allowed`, and invalid UTF-8, as `\x1b`.
+// Escapes invalid UTF-8 and all control characters (C0, DEL, C1) not in `allowed`.
 std::string escape_controls(std::string_view text, std::string_view allowed) {
   std::string out;
   for (size_t i = 0; i < text.size();) {
@@ -57,7 +56,7 @@ std::string for_terminal(std::string_view text) { return escape_controls(text, "
 
 namespace {
 
-// Tessera's names with other programs' names for them that are not similar in spelling.
+// Other programs' names that are not similar in spelling.
 constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
     {"cuda", "gpu"},
     {"native", "nccl"},

@@ -1,7 +1,7 @@
 // Exceptions and exit statuses.
 //
 // A message is one line of at most 1,000 bytes with control characters escaped; it names the option, key, file, tensor
-// or rank, the expected and the actual value. Ops prefix their name: `[matmul] inner dims differ: a (4, 8) x b (6, 3);
+// or rank, and the expected and actual value. Ops prefix their name: `[matmul] inner dims differ: a (4, 8) x b (6, 3);
 // b must have 8 rows`.
 #pragma once
 #include <array>
@@ -17,21 +17,21 @@
 namespace tessera {
 
 enum class Status {
-  verification = 1,   // a contract check failed
-  usage = 2,          // invalid command line, configuration or plan
+  verification = 1,  // a contract check failed
+  usage = 2,
   communication = 3,  // a rank or its communication failed
-  input = 4,          // an input file is missing, malformed or fails its checksum
-  not_finite = 5,     // the loss is not finite
-  output = 6,         // writing failed
+  input = 4,
+  not_finite = 5,
+  output = 6,
 };
 
-// Escapes control characters as `\x1b` and elides the middle of a long message.
 std::string one_line(const std::string& message);
-// Escapes control characters except line breaks and tabs, so that text from files or peers cannot control a terminal.
+// Escapes control characters other than line breaks and tabs, so that text from files or peers cannot control a
+// terminal.
 std::string for_terminal(std::string_view text);
 
-// Throws Error("WHAT: expected an object, got null") if `object` is null. It is compiled separately, so that no
-// compiler removes the check for the address of a reference.
+// Throws Error("WHAT: expected an object, got null") if `object` is null. Compiled separately, so that no compiler
+// removes the null check of a reference's address.
 void require_object(const void* object, const char* what);
 
 class Error : public std::runtime_error {
@@ -69,8 +69,7 @@ struct NotCopied {
 std::string did_you_mean(std::string_view typed, const std::vector<std::string>& known);
 std::string did_you_mean(std::string_view typed, std::span<const std::string_view> known);
 
-// what() is "`microbatches`: expected a divisor of 12, got 5". In library messages backticks mark field names; the
-// command line shows them as options.
+// what() is "`microbatches`: expected a divisor of 12, got 5"; the command line shows backticked fields as options.
 
 class FieldError : public Error {
  public:
@@ -82,9 +81,7 @@ class FieldError : public Error {
   std::string field_;
 };
 
-// Enums with named values: each has an array of names in the order of its values.
-
-// value_named<Algorithm>(kAlgorithmNames, "ring"); nullopt if no value has the name.
+// For enums with an array of names in the order of their values. nullopt if no value has the name.
 template <class Enum, size_t n>
 constexpr std::optional<Enum> value_named(const std::array<std::string_view, n>& names, std::string_view name) {
   for (size_t i = 0; i < n; ++i)

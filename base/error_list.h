@@ -1,9 +1,9 @@
 // Collects errors: independent checks all run, and the user sees every failure at once.
 //
-//   Findings found;
-//   found.check([&] { check_batch(plan); });
-//   found.check([&] { check_heads(model); });
-//   found.raise();
+//   ErrorList errors;
+//   errors.check([&] { check_batch(plan); });
+//   errors.check([&] { check_heads(model); });
+//   errors.raise();
 #pragma once
 #include <algorithm>
 #include <exception>
@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-// Messages of several failed checks; what() is the first.
+// what() is the first message.
 class AggregateError {
  public:
   explicit AggregateError(std::vector<std::string> messages) : messages_(std::move(messages)) {}
@@ -27,7 +27,6 @@ class Errors : public Error, public AggregateError {
   Errors(const std::vector<std::string>& messages, Status status)
       : Error(messages.front(), status), AggregateError(messages) {}
 };
-// As Errors, if the first is a FieldError.
 class FieldErrors : public FieldError, public AggregateError {
  public:
   FieldErrors(const FieldError& first, std::vector<std::string> messages)
@@ -49,7 +48,7 @@ class ErrorList {
       add(e);
     }
   }
-  // Adds the exception that is currently being handled.
+  // Adds the exception currently being handled.
   void add(const Error& e) {
     if (!first_) first_ = std::current_exception(), status_ = e.status();
     for (const std::string& message : error_messages(e))
@@ -57,7 +56,7 @@ class ErrorList {
         messages_.push_back(message);
   }
   bool none() const { return messages_.empty(); }
-  // Throws the collected errors: a single one unchanged, several as FieldErrors or Errors with the first one's status.
+  // Throws a single error unchanged, several as FieldErrors or Errors with the first one's status.
   void raise() const {
     if (none()) return;
     try {
@@ -72,7 +71,7 @@ class ErrorList {
   }
 
  private:
-  // The option, field or file that a message begins with: only its first error is reported.
+  // The option, field or file that a message begins with; only the first error of each is reported.
   static std::string_view subject(std::string_view message) { return message.substr(0, message.find(": ")); }
 
   std::vector<std::string> messages_;

@@ -48,7 +48,7 @@ fs::file_type file_kind(const fs::path& name) {
 }  // namespace
 
 std::string read_file(const fs::path& file) {
-  std::string bytes = read_whole(file);
+  std::string bytes = read_full(file);
   refuse_pointer(bytes, file);
   return bytes;
 }
@@ -118,7 +118,7 @@ void read_chunks(const fs::path& file, const std::function<void(std::span<const 
 
 void SharedFile::create(const fs::path& file, std::string_view first, int64_t size) {
   const Descriptor out(::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
-  if (const int cause = out.get() < 0 ? errno : make_room(out.get(), 0, size); cause != 0)
+  if (const int cause = out.get() < 0 ? errno : reserve_space(out.get(), 0, size); cause != 0)
     throw OutputError(fmt::format("cannot write {} of {} bytes: {}", file.string(), size, std::strerror(cause)));
   SharedFile(file).write(0, std::as_bytes(std::span(first)));
 }
@@ -228,8 +228,7 @@ MappedFile::MappedFile(const fs::path& file) {
   void* const map = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, in.descriptor(), 0);
   if (map == MAP_FAILED) {
     if (!is_unknown_operation(errno)) bad_input("cannot map {}: {}", file.string(), std::strerror(errno));
-    const auto read =
-        std::make_shared<const std::string>(read_whole(file, in.size(), 1));  // the file system cannot map
+    const auto read = std::make_shared<const std::string>(read_full(file, in.size(), 1));  // the file system cannot map
     size_ = read->size();
     data_ = {read, reinterpret_cast<const std::byte*>(read->data())};
     return;

@@ -19,7 +19,6 @@ std::optional<int64_t> number_in(const fs::path& file) {
   return {};  // "max" too
 }
 
-// The NUMBER of a line "NAME NUMBER" or "NAME: NUMBER kB".
 std::optional<int64_t> number_after(const std::string& name, const fs::path& file) {
   std::ifstream in(file);
   for (std::string word; in >> word; in.ignore(std::numeric_limits<std::streamsize>::max(), '\n'))
@@ -27,29 +26,29 @@ std::optional<int64_t> number_after(const std::string& name, const fs::path& fil
   return {};
 }
 
-// Files that were read and are not in use go first when memory is short.
+// The page cache's inactive files are reclaimed first, so they count as available.
 struct Names {
-  const char *limit, *used, *given_back;
+  const char *limit, *used, *reclaimable;
 };
 constexpr Names kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"};
 constexpr Names kVersion2{"memory.max", "memory.current", "inactive_file"};
 
-// A group and all around it. In a container the path may be one of the host's: then the top is its group.
-void take_group(MemoryLimit& least, const fs::path& top, const std::string& path, const Names& names) {
+// A group and its ancestors. In a container the path may be the host's; then `top` itself is the group.
+void apply_cgroup(MemoryLimit& result, const fs::path& top, const std::string& path, const Names& names) {
   for (fs::path group = fs::path(path).relative_path().lexically_normal();; group = group.parent_path()) {
     const fs::path at = group.empty() || group == "." ? top : top / group;
     const std::optional<int64_t> limit = number_in(at / names.limit);
     if (limit) {
       const int64_t used = number_in(at / names.used).value_or(0),
-                    cached = number_after(names.given_back, at / "memory.stat").value_or(0);
+                    cached = number_after(names.reclaimable, at / "memory.stat").value_or(0);
       const int64_t left = std::max<int64_t>(0, *limit - std::max<int64_t>(0, used - cached));
-      if (left < least.bytes) least = {left, (at / names.limit).string() + " leaves"};
+      if (left < result.bytes) result = {left, (at / names.limit).string() + " leaves"};
     }
     if (group.empty()) return;
   }
 }
 
-// Bytes of a thread's stack, as the C library chooses them.
+// The C library's stack size per thread.
 int64_t stack_size() {
   constexpr int64_t kWithoutLimit = 2 << 20;
   rlimit limit{};
@@ -67,23 +66,23 @@ int64_t MemorySources::limit_of_address_space() {
 }
 
 MemoryLimit memory_limit(int64_t threads, const MemorySources& s) {
-  MemoryLimit least;
+  MemoryLimit result;
   if (const auto kilobytes = number_after("MemAvailable:", s.proc / "meminfo"))
-    least = {*kilobytes * 1024, "this machine has available"};
+    result = {*kilobytes * 1024, "this machine has available"};
   std::ifstream groups(s.proc / "self/cgroup");
   for (std::string line; std::getline(groups, line);) {  // "4:memory:/job", "0::/job"
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
     const std::string kinds = "," + line.substr(first + 1, second - first - 1) + ",", path = line.substr(second + 1);
-    if (kinds == ",,") take_group(least, s.cgroups, path, kVersion2);
-    if (kinds.find(",memory,") != std::string::npos) take_group(least, s.cgroups / "memory", path, kVersion1);
+    if (kinds == ",,") apply_cgroup(result, s.cgroups, path, kVersion2);
+    if (kinds.find(",memory,") != std::string::npos) apply_cgroup(result, s.cgroups / "memory", path, kVersion1);
   }
   if (s.address_space < std::numeric_limits<int64_t>::max()) {
     const int64_t used = number_in(s.proc / "self/statm").value_or(0) * sysconf(_SC_PAGESIZE);
     const int64_t left = std::max<int64_t>(0, s.address_space - used - threads * stack_size());
-    if (left < least.bytes) least = {left, "the limit on address space (ulimit -v) leaves"};
+    if (left < result.bytes) result = {left, "the limit on address space (ulimit -v) leaves"};
   }
-  return least;
+  return result;
 }
 
 void require_memory(const std::string& what, int64_t bytes, int64_t growth, const MemorySources& sources) {

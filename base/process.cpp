@@ -21,7 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-std::mutex listing;
+std::mutex program_list_mutex;
 std::set<pid_t> running;  // each in a separate process group
 
 int exit_status(int waited) { return WIFEXITED(waited) ? WEXITSTATUS(waited) : 128 + WTERMSIG(waited); }
@@ -95,7 +95,7 @@ int wait_for(pid_t child) {
   siginfo_t ended{};
   while (::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
   }
-  const std::lock_guard lock(listing);
+  const std::lock_guard lock(program_list_mutex);
   running.erase(child);
   int status = 0;
   ::waitpid(child, &status, 0);
@@ -118,7 +118,7 @@ ProgramResult run_program(const std::vector<std::string>& command, const std::fi
   pid_t child = 0;
   int error = 0;
   {
-    const std::lock_guard lock(listing);
+    const std::lock_guard lock(program_list_mutex);
     error = start(command, directory.c_str(), pipe[1], child);
     if (error == 0) running.insert(child);
   }
@@ -137,7 +137,7 @@ ProgramResult run_program(const std::vector<std::string>& command, const std::fi
 }
 
 void kill_running_programs() {
-  listing.lock();  // never unlocked
+  program_list_mutex.lock();  // never unlocked
   for (const pid_t child : running) ::kill(-child, SIGKILL);
 }
 

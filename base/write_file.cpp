@@ -31,16 +31,15 @@ bool write_all(int fd, std::string_view bytes) {
   return true;
 }
 
-// Closes `fd`; returns 0 or an errno.
-int write_and_close(int fd, std::span<const std::string_view> parts, bool flush) {
-  const auto write_part = [&](std::string_view part) { return write_all(fd, part); };
-  const bool ok = std::ranges::all_of(parts, write_part) && (!flush || ::fsync(fd) == 0);
+// Returns 0 or an errno.
+int write_and_close(int fd, std::span<const std::string_view> chunks, bool flush) {
+  const auto write_chunk = [&](std::string_view chunk) { return write_all(fd, chunk); };
+  const bool ok = std::ranges::all_of(chunks, write_chunk) && (!flush || ::fsync(fd) == 0);
   const int cause = ok ? 0 : errno;
   return ::close(fd) == 0 || !ok ? cause : errno;
 }
 
-// Opens a file that must be written in place: standard output or error if it is the same file, a pipe or a device.
-// Negative if the file is to be replaced.
+// Opens a file that must be written in place: standard output or error, a pipe or a device. Negative otherwise.
 int open_in_place(const fs::path& file) {
   struct stat target_info {};
   if (::stat(file.c_str(), &target_info) != 0) return -1;
@@ -55,7 +54,6 @@ int open_in_place(const fs::path& file) {
   return fd;
 }
 
-// Target of a chain of symbolic links, whether it exists or not.
 fs::path resolve_links(fs::path file) {
   std::error_code error;
   for (int links = 0; fs::is_symlink(fs::symlink_status(file, error)); ++links) {
@@ -73,10 +71,10 @@ void cannot_write(const fs::path& file, int cause) {
   throw OutputError("cannot write " + file.string() + ": " + std::strerror(cause));
 }
 
-std::vector<fs::path> list_entries(const fs::path& folder) {
+std::vector<fs::path> list_entries(const fs::path& directory) {
   std::error_code error;
   std::vector<fs::path> out;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
     out.push_back(it->path());
   return out;
 }
@@ -108,37 +106,35 @@ void OpenFile::read(int64_t at, std::span<std::byte> out) const {
   }
 }
 
-std::string read_whole(const fs::path& file, int64_t most, int64_t growth) {
+std::string read_full(const fs::path& file, int64_t limit, int64_t growth) {
   const OpenFile in(file);
-  if (in.size() > most)
-    not_read(file.string() + ": " + std::to_string(in.size()) + " bytes; expected at most " + std::to_string(most));
+  if (in.size() > limit)
+    not_read(file.string() + ": " + std::to_string(in.size()) + " bytes; expected at most " + std::to_string(limit));
   require_memory(file.string(), in.size(), growth);
   std::string bytes(static_cast<size_t>(in.size()), '\0');
   in.read(0, std::as_writable_bytes(std::span(bytes)));
   return bytes;
 }
 
-bool write_file(const fs::path& file, std::span<const std::string_view> parts) {
+bool write_file(const fs::path& file, std::span<const std::string_view> chunks) {
   if (const int in_place = open_in_place(file); in_place >= 0) {
-    if (const int cause = write_and_close(in_place, parts, false)) cannot_write(file, cause);
+    if (const int cause = write_and_close(in_place, chunks, false)) cannot_write(file, cause);
     return false;
   }
   const fs::path name = resolve_links(file);
-  const TemporaryName beside(name);
-  const int made = ::open(beside.path().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+  const TemporaryName temporary(name);
+  const int made = ::open(temporary.path().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
   if (made < 0) cannot_write(file, errno);
-  if (const int cause = write_and_close(made, parts, true)) cannot_write(file, cause);
-  if (::rename(beside.path().c_str(), name.c_str()) != 0) cannot_write(file, errno);
+  if (const int cause = write_and_close(made, chunks, true)) cannot_write(file, cause);
+  if (::rename(temporary.path().c_str(), name.c_str()) != 0) cannot_write(file, errno);
   return true;
 }
-
-// Fallbacks for file systems without certain operations.
 
 bool is_unknown_operation(int cause) {
   return cause == EINVAL || cause == ENOSYS || cause == EOPNOTSUPP || cause == ENOLCK || cause == ENODEV;
 }
 
-int make_room(int descriptor, int64_t from, int64_t to) {
+int reserve_space(int descriptor, int64_t from, int64_t to) {
   int cause = EINTR;
   while (cause == EINTR) cause = ::posix_fallocate(descriptor, from, to - from);
   if (!is_unknown_operation(cause)) return cause;
@@ -152,16 +148,14 @@ int make_room(int descriptor, int64_t from, int64_t to) {
   return 0;
 }
 
-// Temporary names and their registry.
-
 namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view kMark = ".tmp-";
-constexpr size_t kLongestStem = 190;  // bytes, of at most 255 for a file name
+constexpr size_t kLongestStem = 190;  // bytes; a file name has at most 255
 constexpr size_t kHostDigits = 8, kRandomDigits = 16;
 
-std::mutex listing;
+std::mutex temporaries_mutex;
 // Temporaries of this process. Never destroyed, because the program may exit while one is being written.
 std::vector<fs::path>& temporaries() {
   static auto* const all = new std::vector<fs::path>;
@@ -192,7 +186,7 @@ std::string random_mark() {
 
 struct Mark {
   pid_t process = 0;
-  std::string_view host;  // empty if the rest of the name is invalid
+  std::string_view host;  // empty if invalid
 };
 std::optional<Mark> find_mark(std::string_view name) {
   const size_t at = name.rfind(kMark);
@@ -217,7 +211,7 @@ bool is_day_old(const fs::path& path) {
 bool is_being_written(const fs::path& path, pid_t process) {
   if (process <= 0) return false;
   if (process != ::getpid()) return ::kill(process, 0) == 0 || errno == EPERM;
-  const std::lock_guard lock(listing);  // otherwise left by a dead process with the same pid
+  const std::lock_guard lock(temporaries_mutex);  // otherwise left by a dead process with the same pid
   const auto same = [&](const fs::path& own) { return own.filename() == path.filename(); };
   return std::ranges::any_of(temporaries(), same);
 }
@@ -227,23 +221,23 @@ bool is_being_written(const fs::path& path, pid_t process) {
 TemporaryName::TemporaryName(const fs::path& stem) {
   const std::string end = std::string(kMark) + std::to_string(::getpid()) + "-" + host_mark() + "-" + random_mark();
   path_ = stem.parent_path() / (stem.filename().string().substr(0, kLongestStem) + end);
-  const std::lock_guard lock(listing);
+  const std::lock_guard lock(temporaries_mutex);
   temporaries().push_back(path_);
 }
 
 TemporaryName::~TemporaryName() {
   std::error_code ignored;
   fs::remove_all(path_, ignored);
-  const std::lock_guard lock(listing);
+  const std::lock_guard lock(temporaries_mutex);
   std::erase(temporaries(), path_);
 }
 
 void remove_temporaries() {
-  listing.lock();  // never unlocked
+  temporaries_mutex.lock();  // never unlocked
   for (const fs::path& path : temporaries()) {
     std::error_code error;
     do fs::remove_all(path, error);
-    while (error == std::errc::directory_not_empty);  // another thread wrote to it in the meantime
+    while (error == std::errc::directory_not_empty);  // another thread wrote to it
   }
 }
 
@@ -261,10 +255,10 @@ std::vector<fs::path> remove_stale(const fs::path& directory, bool ours) {
   return removed;
 }
 
-fs::path temporary_folder() {
+fs::path temporary_directory() {
   std::error_code error;
-  fs::path folder = fs::temp_directory_path(error);
-  if (!error) return folder;
+  fs::path directory = fs::temp_directory_path(error);
+  if (!error) return directory;
   const char* const named = std::getenv("TMPDIR");
   throw OutputError("TMPDIR: expected a directory for temporary files, got '" +
                     std::string(named != nullptr ? named : "/tmp") + "': " + error.message());

@@ -26,12 +26,11 @@ class Descriptor {
   int fd_ = -1;
 };
 
-// Other processes may modify or truncate the file while it is open.
+// Other processes may modify or truncate an open file.
 class OpenFile {
  public:
-  // Throws InputError unless it is a readable regular file.
+  // Throws InputError for anything but a readable regular file.
   explicit OpenFile(const std::filesystem::path& file);
-  // Size when it was opened.
   int64_t size() const { return size_; }
   // Throws InputError if the file is too short.
   void read(int64_t at, std::span<std::byte> out) const;
@@ -43,42 +42,39 @@ class OpenFile {
   int64_t size_;
 };
 
-// All bytes of a regular file. Throws InputError like OpenFile, and if the file exceeds `most` bytes, or the available
-// memory for text whose parsing needs `growth` times its size.
-std::string read_whole(const std::filesystem::path& file, int64_t most = int64_t{1} << 30,
-                       int64_t growth = kParsedGrowth);
+// Throws InputError like OpenFile, and if the file exceeds `limit` bytes, or if `growth` times its size, the memory for
+// parsing it, is not available.
+std::string read_full(const std::filesystem::path& file, int64_t limit = int64_t{1} << 30,
+                      int64_t growth = kParsedGrowth);
 
 // Unordered; empty if the directory cannot be read.
-std::vector<std::filesystem::path> list_entries(const std::filesystem::path& folder);
+std::vector<std::filesystem::path> list_entries(const std::filesystem::path& directory);
 
 [[noreturn]] void cannot_write(const std::filesystem::path& file, int cause);
 
 // Writes a temporary file next to `file`, flushes it to disk and renames it, so that `file` is complete or absent.
-// Follows symbolic links. Pipes, devices and the process's standard output or error are written to directly. Returns
-// whether `file` was replaced. Throws OutputError.
-bool write_file(const std::filesystem::path& file, std::span<const std::string_view> parts);
+// Follows symbolic links; writes in place to pipes, devices and the process's standard output or error. Returns whether
+// `file` was replaced. Throws OutputError.
+bool write_file(const std::filesystem::path& file, std::span<const std::string_view> chunks);
 inline bool write_file(const std::filesystem::path& file, std::string_view first, std::string_view second = {}) {
-  const std::string_view parts[] = {first, second};
-  return write_file(file, parts);
+  const std::string_view chunks[] = {first, second};
+  return write_file(file, chunks);
 }
 
-// Operations that some file systems do not support: NFS, Lustre, FUSE, and those of containers or other operating
-// systems (docs/cluster.md).
-
-// Whether an errno reports an unsupported operation.
+// Whether an errno reports an operation that the file system does not support: NFS, Lustre, FUSE, containers
+// (docs/cluster.md).
 bool is_unknown_operation(int cause);
 
-// Reserves disk space for the unwritten bytes [from, to) of a file, by writing zeros if necessary. Returns 0 or an
-// errno.
-int make_room(int descriptor, int64_t from, int64_t to);
+// Reserves disk space for the bytes [from, to) of a file, which have not been written, by writing zeros if necessary.
+// Returns 0 or an errno.
+int reserve_space(int descriptor, int64_t from, int64_t to);
 
-// Files and directories are written under a temporary name, NAME.tmp-PID-HOST-RANDOM next to the final one. It is
-// removed at the end of its scope, by remove_temporaries() after a signal, and, if the process was killed, by the next
-// process that calls remove_stale().
+// Files and directories are written under a temporary name, NAME.tmp-PID-HOST-RANDOM. It is removed at the end of its
+// scope, by remove_temporaries() after a signal, or, if the process was killed, by another process's remove_stale().
 
 class TemporaryName : NotCopied {
  public:
-  // Unpredictable, begins with `stem`; the caller creates the file with O_EXCL or mkdir().
+  // Unpredictable; the caller creates the file with O_EXCL or mkdir().
   explicit TemporaryName(const std::filesystem::path& stem);
   ~TemporaryName();
   const std::filesystem::path& path() const { return path_; }
@@ -87,14 +83,14 @@ class TemporaryName : NotCopied {
   std::filesystem::path path_;
 };
 
-// For a process that exits immediately: a thread that starts or ends a write afterwards blocks forever.
+// For a process about to exit: a thread that starts or ends a write afterwards blocks forever.
 void remove_temporaries();
 
-// Removes files of dead processes in `directory` and returns their paths. Files of other hosts count as stale after one
-// day, or at once if only this run uses the directory (`ours`).
+// Removes files of dead processes and returns their paths. Files of other hosts are stale after one day, or immediately
+// if only this run uses the directory (`ours`).
 std::vector<std::filesystem::path> remove_stale(const std::filesystem::path& directory, bool ours);
 
 // $TMPDIR, or /tmp. Throws OutputError if it is not a directory.
-std::filesystem::path temporary_folder();
+std::filesystem::path temporary_directory();
 
 }  // namespace tessera

@@ -32,8 +32,6 @@ std::optional<Fit> fit(const std::vector<Sample>& samples) {
   return out;
 }
 
-// Measurement sequence.
-
 namespace {
 
 using planner::Machine;
@@ -54,9 +52,9 @@ Machine calibrate(const planner::Identity& identity, const Calibration& how,
   };
   on(1, processors, [&](Communicator&) {
     for (size_t t = 0; t < kTypes.size(); ++t) {
-      const Ceilings most = measure_ceilings(kTypes[t], int64_t{32} << 20, make_arena());
-      m.product_flops_per_s[t] = most.flops;
-      m.copy_bytes_per_s = std::max(m.copy_bytes_per_s, most.bytes_per_s);
+      const Ceilings ceilings = measure_ceilings(kTypes[t], int64_t{32} << 20, make_arena());
+      m.product_flops_per_s[t] = ceilings.flops;
+      m.copy_bytes_per_s = std::max(m.copy_bytes_per_s, ceilings.bytes_per_s);
     }
   });
   for (const auto& [company, ranks, threads, what] :
@@ -83,14 +81,11 @@ Machine calibrate(const planner::Identity& identity, const Calibration& how,
   return m;
 }
 
-// Kernels of a step and the sizes at which they are timed.
-
 namespace {
 
 using planner::Kernel;
 using planner::real;
 
-// (forward, backward) of an op.
 using TwoKernels = std::pair<Kernel, Kernel>;
 using TwoSizes = std::pair<planner::Sizes, planner::Sizes>;
 
@@ -99,20 +94,19 @@ TwoSizes matrix_sizes(int64_t rows, int64_t columns) {
   return {both, both};
 }
 
-// Operand shapes of an op, and the gradients to compute.
 struct Operands {
   std::vector<Shape> inputs, parameters;
   bool of_inputs = true, of_parameters = true;
 };
 using OpCall = std::function<Var(Vars& in, const Vars& weights)>;
-// Creates the root of the backward pass from a result; not timed.
+// Creates the root of the backward pass; not timed.
 using Root = std::function<Var(Vars& in, Var result)>;
 
 class KernelTimer {
  public:
   KernelTimer(DType dtype, const Calibration& how, Communicator& world) : dtype_(dtype), how_(how), world_(world) {}
 
-  // Times both passes of an op; collective.
+  // Collective.
   void time(const TwoKernels& kernels, const TwoSizes& sizes, const Operands& c, const OpCall& op,
             const Root& root = {}) {
     int64_t bytes = 0;
@@ -142,7 +136,7 @@ class KernelTimer {
       for (Set& set : sets) {
         Vars in;
         for (size_t i = 0; i < source.size(); ++i) {
-          set.inputs[i].copy_from(source[i]);  // in cache, as written by the preceding kernel
+          set.inputs[i].copy_from(source[i]);  // cached, as written by the preceding kernel
           in.push_back(c.of_inputs ? Var::input(set.inputs[i]) : Var(set.inputs[i]));
         }
         const double begin = now();
@@ -172,7 +166,7 @@ class KernelTimer {
     if (!c.of_inputs && !c.of_parameters) return;
     note(kernels.second, sizes.second, median(backward_seconds));
   }
-  // Times work that returns its own seconds.
+  // `once` returns its own seconds.
   void time(Kernel kernel, const planner::Sizes& sizes, const std::function<double()>& once) {
     note(kernel, sizes, repeat(once));
   }
@@ -181,7 +175,7 @@ class KernelTimer {
     for (size_t k = 0; k < out.size(); ++k) out[k] = planner::fit(timed_[k]);
     return out;
   }
-  // CPU time of a single-threaded rank, wall-clock time otherwise.
+  // CPU time of a single-threaded rank, otherwise wall-clock time.
   static double now() {
     if (cpu::threads() == 1) return Trace::processor_now();
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -195,7 +189,7 @@ class KernelTimer {
     constexpr int64_t kRandom = 4096;
     return repeated(random_numbers(kRandom, "calibrate", dtype_, arena_), shape);
   }
-  // Median over rounds; the number of rounds is equal on all ranks.
+  // Median over rounds, whose number is equal on all ranks.
   double repeat(const std::function<double()>& once) const {
     const double slowest = std::max(world_.max(measure_seconds(once)), 1e-6);
     const auto rounds = static_cast<size_t>(std::clamp(how_.seconds_of_case / slowest, 1.0, 50.0));
@@ -272,7 +266,7 @@ void time_rows(KernelTimer& timer) {
   }
 }
 
-// Embedding lookups (whose gradient has the size of the table) and the loss, for small and large vocabularies.
+// Embedding lookups (whose gradient has the size of the table) and the loss.
 void time_tables(KernelTimer& timer) {
   constexpr int64_t kSizes[][3] = {
       {768, 65, 128}, {192, 256, 128}, {1024, 4096, 64}, {512, 256, 512}, {256, 2048, 384}};
@@ -289,7 +283,6 @@ void time_tables(KernelTimer& timer) {
   }
 }
 
-// Times the update of parameters once per step, by units and elements.
 void time_state(KernelTimer& timer) {
   for (const auto& [layers, channels] :
        {std::pair<int64_t, int64_t>{2, 64}, {4, 128}, {8, 128}, {2, 256}, {2, 384}, {1, 512}}) {
@@ -307,7 +300,7 @@ void time_state(KernelTimer& timer) {
     Tensor other = Tensor::zeros({timer.bytes() / 16}, DType::float32, timer.arena());
     const auto timed = [&](Kernel kernel, const std::function<void()>& work) {
       timer.time(kernel, sizes, [&] {
-        scale_(other, 1.0);  // evicts from the inner caches, as the passes of a step do
+        scale_(other, 1.0);  // evicts from the inner caches, as a step's passes do
         const double begin = KernelTimer::now();
         work();
         return KernelTimer::now() - begin;

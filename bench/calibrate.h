@@ -1,4 +1,4 @@
-// Fit of the communication model alpha + beta S (Hockney 1994), and the measurement of this machine for the planner.
+// Fits the communication model alpha + beta S (Hockney 1994), and measures this machine for the planner.
 #pragma once
 
 #include "parallel/comm/communicator.h"
@@ -15,27 +15,24 @@ struct Fit {
   double worst = 0;                     // maximum relative error of a sample
 };
 
-// Least squares of relative errors, so small messages have the same weight; latency is at least 0. nullopt with fewer
-// than three sizes or if time does not grow with size.
+// Least squares of relative errors, so that small messages have the same weight; latency is non-negative. nullopt with
+// fewer than three sizes or if time does not grow with size.
 std::optional<Fit> fit(const std::vector<Sample>& samples);
 
-// Measures this machine for the planner in about two minutes: matmuls, attention, elementwise kernels, optimizer and
-// communication with sizes of training steps, and fits the constants of planner/machine.h.
-//
-// Caches are as in a step: inputs written by the preceding kernel are cached, weights and saved activations are not.
-// Ranks are threads. Single-threaded ranks are timed by CPU time, which other processes disturb less; ranks with
-// several threads and communication by wall-clock time.
+// Measures kernels, optimizer and communication at sizes of training steps in about two minutes, and fits the constants
+// of planner/machine.h. As in a step, inputs written by the preceding kernel are cached, weights and saved activations
+// are not. Ranks are threads: single-threaded ranks are timed by CPU time, which other processes disturb less; ranks
+// with several threads and communication by wall-clock time.
 
 struct Calibration {
   double seconds_of_case = 0.05;      // per kernel and size
   int rounds = 15;                    // per communication operation
-  int64_t bytes = int64_t{24} << 20;  // working set that consecutive calls cycle through, larger than the caches
+  int64_t bytes = int64_t{24} << 20;  // working set of consecutive calls, larger than the caches
 };
-// `say` receives progress messages.
 planner::Machine calibrate(const planner::Identity& identity, const Calibration& how,
                            const std::function<void(std::string_view)>& say);
 
-// Steps of calibrate(); collective over `world`, the result of rank 0 is used.
+// Collective over `world`; calibrate() uses rank 0's result.
 planner::Machine::Costs measure_kernels(DType dtype, const Calibration& how, Communicator& world);
 planner::LinkCost measure_exchange(planner::Exchange exchange, const Calibration& how, Communicator& world);
 

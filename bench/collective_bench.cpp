@@ -42,7 +42,7 @@ namespace {
 
 constexpr int kCallRounds = 9;
 
-// Buffers of a row: the full array, this rank's chunk as a view of it, and a second array.
+// The full array, this rank's chunk as a view of it, and a second array.
 struct Arrays {
   Arrays(const ArenaPtr& arena, DType dtype, int64_t count, const Communicator& world)
       : full(Tensor::zeros({count}, dtype, arena)),
@@ -54,9 +54,9 @@ struct Arrays {
 struct Collective {
   std::string_view name;
   Op op;
-  bool native;           // MPI and NCCL provide it
+  bool native;           // available in MPI and NCCL
   double bus_numerator;  // busbw / algbw, times n / (n - 1) if chunked
-  bool chunked;          // each rank holds a chunk of the result or of the work
+  bool chunked;          // each rank holds a chunk of the result or the work
   // Bytes sent by all ranks in units of S / n.
   int64_t (*volume)(int64_t n, bool through_root);
   void (*call)(Communicator& world, const Arrays& at);
@@ -93,9 +93,8 @@ const Collective kCollectives[] = {
 
 struct Timed {
   double seconds = 0;  // per call, slowest rank
-  double sent = 0;     // bytes of this rank, all calls
+  double sent = 0;     // by this rank in all calls
 };
-// Collective: `calls` consecutive calls.
 template <class F>
 Timed one_round(Communicator& world, Arena& arena, int64_t calls, const F& call) {
   world.barrier();
@@ -108,7 +107,7 @@ Timed one_round(Communicator& world, Arena& arena, int64_t calls, const F& call)
   return {world.max(took) / static_cast<double>(calls), sent};
 }
 
-// Seconds per call in each round (slowest rank), and bytes sent by all ranks per call.
+// Seconds per call in each round (slowest rank); bytes sent by all ranks per call.
 template <class F>
 std::pair<std::vector<double>, double> timed(Communicator& world, Arena& arena, int64_t calls, const F& call) {
   const int64_t rounds = std::min<int64_t>(kCallRounds, calls), repeats = std::max<int64_t>(1, calls / kCallRounds);
@@ -159,17 +158,16 @@ Measured measure(const Case& c, Families& families, Communicator& world, int64_t
   m.add("busbw", c.collective->bus_factor(static_cast<double>(n)) * size / m.seconds);
   const auto volume = static_cast<double>(c.collective->volume(n, c.algorithm == Algorithm::root));
   c.reference ? m.add_sent(kNone, kNone)
-              : m.add_sent(sent, size / static_cast<double>(n) * volume);  // MPI does not report it
+              : m.add_sent(sent, size / static_cast<double>(n) * volume);  // not reported by MPI
   if (world.rank() > 0) return m;
   std::vector<Sample>& samples = families[c.family].samples;
-  // Replaces the sample of an estimate of the iteration count.
+  // Replaces the sample of an iteration-count estimate.
   std::erase_if(samples, [&](const Sample& s) { return s.bytes == size; });
   samples.push_back({size, m.seconds});
   return m;
 }
 
-// The implementations of a collective on a backend: algorithms over messages, and native ones. NCCL has only native
-// collectives.
+// Algorithms over messages and native implementations; NCCL has only native ones.
 std::vector<Case> implementations(const Collective& collective, Backend backend) {
   std::vector<Case> out;
   if (backend != Backend::nccl)
@@ -181,7 +179,7 @@ std::vector<Case> implementations(const Collective& collective, Backend backend)
   return out;
 }
 
-// Default number of calls, for rounds of similar duration.
+// For rounds of similar duration.
 int64_t default_calls(int64_t bytes) { return kCallRounds * std::clamp<int64_t>((32 << 20) / bytes, 1, 2000); }
 
 void add_family(const Place& place, Backend backend, int ranks, Case c, Families& families,
@@ -198,7 +196,7 @@ void add_family(const Place& place, Backend backend, int ranks, Case c, Families
   if (sizes.empty()) sizes = {1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20};
   if (place.bytes.empty() && c.dtype != DType::float32) sizes.pop_back();  // slow and not informative
   for (const int64_t bytes : sizes) {
-    if (bytes < ranks * element_size(c.dtype)) continue;  // less than one element per rank
+    if (bytes < ranks * element_size(c.dtype)) continue;
     c.bytes = bytes;
     rows.push_back(
         {.name = fmt::format("{}/{}{}", name, bytes, end),

@@ -1,4 +1,4 @@
-// Random operands.
+// Random operands, ceilings and op rows.
 #include "bench/op_bench.h"
 
 #include <fmt/format.h>
@@ -17,9 +17,9 @@ namespace {
 constexpr int64_t kRandom = int64_t{1} << 22;
 
 int64_t largest_indices(const OpCase& c) {
-  int64_t most = 1;
-  for (const Shape& shape : c.operands) most = std::max(most, shape.numel());
-  return most;
+  int64_t max_count = 1;
+  for (const Shape& shape : c.operands) max_count = std::max(max_count, shape.numel());
+  return max_count;
 }
 
 }  // namespace
@@ -86,13 +86,10 @@ BackwardOptions Data::seeded(const Var& y) {
   return options;
 }
 
-// Ceilings.
-
 namespace {
 
 constexpr int kRounds = 20;
 
-// Seconds until the work submitted by f is complete.
 template <class F>
 double timed(const ArenaPtr& arena, const F& f) {
   wait_for(arena);
@@ -128,7 +125,7 @@ Rates compute_rates(double bytes, double flops, double seconds, const Ceilings& 
 }
 
 double measure_matmuls(int64_t n, int rounds, DType dtype, const ArenaPtr& arena) {
-  // GPUs multiply constant operands faster (power limit), so use eight random rows, repeated.
+  // GPUs multiply constant operands faster (power limit), so eight random rows are repeated.
   const Tensor a = repeated(random_numbers(8 * n, "ceiling", dtype, arena), {n, n}), b = a.clone();
   return matmul_rate(n, best_seconds(arena, rounds, [&] { matmul(a, b); }));
 }
@@ -141,8 +138,6 @@ Ceilings measure_ceilings(DType dtype, int64_t bytes, const ArenaPtr& arena) {
       best_seconds(arena, kRounds, [&] { on_gpu ? to.copy_from(from) : copy_by_all_threads(to, from); });
   return {copy_rate(bytes, copy), measure_matmuls(on_gpu ? 8192 : 1024, kRounds, dtype, arena)};
 }
-
-// The ops forward and backward.
 
 namespace {
 
@@ -171,7 +166,6 @@ double operand_bytes(const Vars& operands) {
   return bytes;
 }
 
-// Bounds of the number of rounds, independent of the iteration count of Google Benchmark.
 constexpr size_t kMaxRounds = 15, kMinRounds = 5;
 
 // `call` returns its seconds.
@@ -179,7 +173,7 @@ template <class F>
 void time_calls(benchmark::State& state, Context& context, double bytes, double flops, const F& call) {
   std::vector<double> calls, rounds, machine;
   for (int i = 0; i < kChecks; ++i) machine.push_back(machine_seconds());
-  call();  // warms the caches
+  call();  // warm-up
   for (auto _ : state) state.SetIterationTime(calls.emplace_back(call()));
   const auto runs = static_cast<double>(calls.size());
   const double seconds = std::accumulate(calls.begin(), calls.end(), 0.0);
@@ -213,7 +207,7 @@ void forward(benchmark::State& state, const OpCase& c, Context& context, Data& d
   });
 }
 
-// The forward pass is not timed. Minimum bytes: operands and the gradient of the result read, gradients written.
+// The forward pass is not timed. Minimum bytes: reads operands and the result's gradient, writes gradients.
 void backward(benchmark::State& state, const OpCase& c, Context& context, Data& data) {
   const Vars operands = data.operands(true);
   const Tensor seed = data.seed();
@@ -242,14 +236,14 @@ OpRows op_rows(Device device) {
       for (const bool back : {false, true})
         out.rows.push_back({to_string(c, back, dtype), [context, data, &c, back](benchmark::State& state) {
                               if (!*data || !(*data)->is_case(c)) {
-                                data->reset();  // before allocating the next
+                                data->reset();  // before the next allocation
                                 data->emplace(c, context->dtype, context->arena);
                               }
                               back ? backward(state, c, *context, **data) : forward(state, c, *context, **data);
                             }});
   }
   out.ceilings = [contexts](const std::vector<Row>& wanted) {
-    std::vector<std::pair<std::string, std::string>> words;
+    std::vector<std::pair<std::string, std::string>> texts;
     for (const auto& context : contexts) {
       const std::string dtype(value_name(context->dtype));
       const auto is_case = [&](const Row& row) {
@@ -257,10 +251,10 @@ OpRows op_rows(Device device) {
       };
       if (std::ranges::none_of(wanted, is_case)) continue;
       const Ceilings& c = context->ceilings();
-      words.emplace_back("ceiling_" + dtype,
+      texts.emplace_back("ceiling_" + dtype,
                          fmt::format("{:.1f} GB/s, {:.1f} GFLOP/s", c.bytes_per_s / 1e9, c.flops / 1e9));
     }
-    return words;
+    return texts;
   };
   return out;
 }

@@ -1,4 +1,4 @@
-// Microbenchmarks of ops: cases, operands, machine ceilings and rows.
+// Microbenchmarks of ops.
 #pragma once
 
 #include "bench/run.h"
@@ -7,15 +7,15 @@ namespace tessera::bench {
 
 using Vars = std::vector<Var>;
 
-// One case per op of the op table, with sizes of a training step of a small GPT.
+// Sizes are those of a training step of a small GPT.
 
 struct OpCase {
   using Op = std::function<Var(const Vars&)>;
-  std::string name;  // name of the op table's row
+  std::string name;  // row of the op table
   std::vector<Shape> operands;
   Op op;
-  double forward_flops = 0, backward_flops = 0;  // matmul FLOPs; 0: memory-bound op
-  double low = -1, high = 1;                     // range of operand elements
+  double forward_flops = 0, backward_flops = 0;  // of matmuls; 0: memory-bound op
+  double low = -1, high = 1;                     // of operand elements
   int64_t rows_read = 0;                         // rows of the first operand read in forward; 0: all
 };
 
@@ -26,26 +26,23 @@ inline constexpr Sizes kForCpu{12, 256, 384, 6, 4096}, kForGpu{32, 1024, 768, 12
 
 std::vector<OpCase> op_cases(const Sizes& sizes, const ArenaPtr& arena);
 
-// Random values in [low, high), seeded by `name`; random token ids below `vocab`.
+// Values in [low, high), seeded by `name`; token ids below `vocab`.
 Tensor random_numbers(int64_t count, std::string_view name, DType dtype, const ArenaPtr& arena, double low = -0.5,
                       double high = 0.5);
 Tensor random_ids(int64_t count, int64_t vocab, const ArenaPtr& arena);
-// A tensor of the given shape filled with repetitions of `block`.
 Tensor repeated(const Tensor& block, const Shape& shape);
 
-// Operands of a case, created once, because Google Benchmark calls a row for each estimate of its iteration count.
+// Operands are created once, because Google Benchmark calls a row for each estimate of its iteration count.
 
 class Data {
  public:
-  // `c` must outlive the object.
   Data(const OpCase& c, DType dtype, const ArenaPtr& arena);
 
-  // Compares by identity, which includes dtype and arena.
   bool is_case(const OpCase& c) const { return &c == &case_; }
-  // New variables of the same tensors, so gradients do not outlive a row. Before the first return the op runs twice as
-  // a warm-up (with backward if requires_grad): first calls time algorithms and allocate memory.
+  // New variables of the same tensors, so gradients do not outlive a row. The first call runs the op twice (with
+  // backward if requires_grad), because first calls time algorithms and allocate memory.
   Vars operands(bool requires_grad);
-  // A lazily created gradient of the result, and the options of a backward pass with it.
+  // A lazily created gradient of the result, and options of a backward pass from it.
   Tensor seed();
   BackwardOptions seeded(const Var& y);
 
@@ -53,43 +50,38 @@ class Data {
   Vars variables(bool requires_grad) const;
 
   const OpCase& case_;
-  Tensor block_;  // random elements, repeated in all tensors
+  Tensor block_;  // repeated in all tensors
   std::vector<Tensor> operands_;
   std::optional<Tensor> seed_;
   std::array<bool, 2> warm_ = {};  // [requires_grad]
 };
 
-// Measured ceilings of this machine: the two roofs of the roofline model (Williams et al. 2009).
+// Measured roofs of the roofline model (Williams et al. 2009).
 
 struct Ceilings {
   double bytes_per_s;  // copy bandwidth of all threads, bytes read plus written
-  double flops;        // matmul throughput: 1024^3, on a GPU 8192^3
+  double flops;        // matmul 1024^3, on a GPU 8192^3
 };
 
-double copy_rate(int64_t bytes, double seconds);  // bytes/s of a copy, read plus written
-double matmul_rate(int64_t n, double seconds);    // FLOP/s of an n x n x n matmul
+double copy_rate(int64_t bytes, double seconds);  // bytes read plus written
+double matmul_rate(int64_t n, double seconds);
 
-// Achieved rates of a benchmark.
 struct Rates {
   double bytes_per_s, flops, share;  // share: roofline time / measured time
 };
 Rates compute_rates(double bytes, double flops, double seconds, const Ceilings& ceilings);
 
-// The best FLOP/s over the given number of n x n x n matmuls.
+// The best FLOP/s of several n x n x n matmuls.
 double measure_matmuls(int64_t n, int rounds, DType dtype, const ArenaPtr& arena);
 // The best of several rounds; the copy reads and writes `bytes` each.
 Ceilings measure_ceilings(DType dtype, int64_t bytes, const ArenaPtr& arena);
 
-// Group `op/`: every op of the op table, forward and backward.
-//
-//   op/matmul/forward/fp32
-//
-// Each row reports the minimum bytes moved (operands and results once), matmul FLOPs, and `share`, the roofline time
-// divided by the measured time.
+// Group `op/`: every op of the op table, forward and backward, as in op/matmul/forward/fp32. Rows report the minimum
+// bytes moved (operands and results once), matmul FLOPs, and `share`, the roofline time over the measured time.
 
 struct OpRows {
   std::vector<Row> rows;
-  // Ceilings as (name, text), such as "ceiling_fp32", for each dtype in `wanted`; measured on first use.
+  // (name, text), such as "ceiling_fp32", for each dtype in `wanted`; measured on first use.
   std::function<std::vector<std::pair<std::string, std::string>>(const std::vector<Row>& wanted)> ceilings;
 };
 

@@ -25,7 +25,6 @@ class Cases {
   OpCase& add(std::string name, std::vector<Shape> operands, OpCase::Op op) {
     return cases_.emplace_back(OpCase{.name = std::move(name), .operands = std::move(operands), .op = std::move(op)});
   }
-  // An op that contains matmuls.
   struct Flops {
     double forward, backward;
   };
@@ -68,7 +67,7 @@ void Cases::add_elementwise() {
 }
 
 void Cases::add_shape() {
-  // A view alone moves no data; the cost is the copy that makes it contiguous.
+  // A view moves no data, so the copy that makes it contiguous is timed.
   add("transpose", {plane_}, [](const Vars& v) { return scale(transpose(v[0], 0, 1), 1); });
   add("add_columns", {plane_}, [](const Vars& v) { return add_columns(scale(v[0], 1), 64, narrow(v[0], 1, 64, 128)); });
   add("narrow", {plane_}, [](const Vars& v) { return scale(narrow(v[0], 1, 64, 128), 1); });
@@ -138,7 +137,7 @@ void Cases::add_attention() {
   });
 }
 
-// Grouped GEMM of eight experts with equally many rows; and dispatch and combine of tokens to two identity experts.
+// Grouped GEMM of eight experts with equal row counts; dispatch and combine of tokens to two identity experts.
 void Cases::add_experts() {
   std::vector<Shape> rows_and_weights(1 + kExperts, up_);
   rows_and_weights[0] = plane_;

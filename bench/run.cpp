@@ -26,15 +26,15 @@ namespace {
 using Args = std::vector<std::string>;
 using Print = std::function<void(std::string_view)>;
 
-// Removes `--flag=value` from the arguments and returns the value; `bare` is the value of a flag without one.
-std::optional<std::string> take(Args& words, std::string_view flag, const char* bare = nullptr) {
+// Removes `--flag=value` and returns the value; `bare` is the value of a flag without one.
+std::optional<std::string> take(Args& args, std::string_view flag, const char* bare = nullptr) {
   std::optional<std::string> value;
   const std::string begin = fmt::format("--{}=", flag);
-  std::erase_if(words, [&](const std::string& word) {
-    if (bare && word + "=" == begin)
+  std::erase_if(args, [&](const std::string& arg) {
+    if (bare && arg + "=" == begin)
       value = bare;
-    else if (word.starts_with(begin))
-      value = word.substr(begin.size());
+    else if (arg.starts_with(begin))
+      value = arg.substr(begin.size());
     else
       return false;
     return true;
@@ -43,24 +43,24 @@ std::optional<std::string> take(Args& words, std::string_view flag, const char* 
 }
 
 // Whether a flag with two allowed values has the first.
-bool take_first(Args& words, std::string_view flag, const std::array<std::string, 2>& two, bool first_by_default,
+bool take_first(Args& args, std::string_view flag, const std::array<std::string, 2>& two, bool first_by_default,
                 const char* bare = nullptr) {
-  const std::string value = take(words, flag, bare).value_or(two[first_by_default ? 0 : 1]);
+  const std::string value = take(args, flag, bare).value_or(two[first_by_default ? 0 : 1]);
   if (value != two[0] && value != two[1])
     throw Error(fmt::format("--{}: expected {} or {}, got '{}'", flag, two[0], two[1], value));
   return value == two[0];
 }
 
-// Target of --benchmark_out, which Tessera handles because Google Benchmark writes the file row by row.
+// Target of --benchmark_out; Google Benchmark would write the file row by row.
 struct OutputChoice {
   std::filesystem::path file = {};  // empty: none
   bool json = true;
 };
-OutputChoice take_output_choice(Args& words) {
-  const char* const default_value = std::getenv("BENCHMARK_OUT");  // read by Google Benchmark too
-  OutputChoice out{.file = take(words, "benchmark_out").value_or(default_value != nullptr ? default_value : ""),
-                   .json = take_first(words, "benchmark_out_format", {"json", "console"}, true)};
-  words.emplace_back("--benchmark_out=");
+OutputChoice take_output_choice(Args& args) {
+  const char* const default_value = std::getenv("BENCHMARK_OUT");  // also read by Google Benchmark
+  OutputChoice out{.file = take(args, "benchmark_out").value_or(default_value != nullptr ? default_value : ""),
+                   .json = take_first(args, "benchmark_out_format", {"json", "console"}, true)};
+  args.emplace_back("--benchmark_out=");
   std::error_code error;
   if (const std::filesystem::path folder = out.file.parent_path();
       !folder.empty() && !std::filesystem::is_directory(folder, error))
@@ -68,9 +68,9 @@ OutputChoice take_output_choice(Args& words) {
   return out;
 }
 
-// Seconds of --benchmark_min_time; accepts both 0.1 and 0.1s, which depend on the version of Google Benchmark.
-std::optional<double> take_min_time(Args& words) {
-  const std::optional<std::string> value = take(words, "benchmark_min_time");
+// In seconds: 0.1 or 0.1s, depending on the version of Google Benchmark.
+std::optional<double> take_min_time(Args& args) {
+  const std::optional<std::string> value = take(args, "benchmark_min_time");
   if (!value) return {};
   const char* const end = value->data() + value->size();
   double seconds = 0;
@@ -80,10 +80,10 @@ std::optional<double> take_min_time(Args& words) {
   return seconds;
 }
 
-// Lists are encoded as counters of a row, named "list NAME INDEX".
+// Encodes lists as counters of a row, named "list NAME INDEX".
 constexpr std::string_view kList = "list ";
 
-// The field was renamed in Google Benchmark 1.8.
+// Google Benchmark 1.8 renamed the field.
 template <class Run>
 std::string error_message(const Run& row) {
   if constexpr (requires { row.error_message; })
@@ -92,7 +92,7 @@ std::string error_message(const Run& row) {
     return row.skip_message;
 }
 
-// Forwards rows to two reporters: standard output, and the file, which is written at the end. Must be created after
+// Forwards rows to standard output, and to the file, which is written at the end. Must be created after
 // benchmark::Initialize(), which sets the display format. `last` returns rows to append.
 class Outputs final : public benchmark::BenchmarkReporter {
  public:
@@ -115,7 +115,7 @@ class Outputs final : public benchmark::BenchmarkReporter {
   bool ReportContext(const Context& context) override {
     return to_both([&](benchmark::BenchmarkReporter& to) { return to.ReportContext(context); });
   }
-  // Removes Google Benchmark's suffixes about timing from the names.
+  // Removes Google Benchmark's timing suffixes from names.
   void ReportRuns(const Rows& rows) override {
     Rows named = rows;
     for (Run& row : named) {
@@ -134,7 +134,6 @@ class Outputs final : public benchmark::BenchmarkReporter {
   void write_file() const {
     if (file_) tessera::write_file(choice_.file, written_.str());
   }
-  // The error of the first failed row, or empty.
   const std::string& first_error() const { return first_error_; }
 
  private:
@@ -147,7 +146,7 @@ class Outputs final : public benchmark::BenchmarkReporter {
       if (wanted_.done) wanted_.done(row.run_name.str());
     }
   }
-  // In the unit of the row; empty for aggregates over repetitions.
+  // In the row's unit; empty for aggregates over repetitions.
   using Lists = std::map<std::string, std::vector<double>, std::greater<>>;  // `rounds` first
   static Lists take_lists(Run& row) {
     Lists out;
@@ -178,7 +177,7 @@ class Outputs final : public benchmark::BenchmarkReporter {
     text.str("");
     text << before << added;
   }
-  // Returns true if both reporters continue. Prints pending standard output.
+  // Prints pending standard output. Returns true if both reporters continue.
   template <class F>
   bool to_both(const F& report) {
     const bool goes_on = (!file_ || report(*file_)) && report(*display_);
@@ -195,7 +194,7 @@ class Outputs final : public benchmark::BenchmarkReporter {
   std::string first_error_;
   std::ostringstream shown_, written_;
   benchmark::JSONReporter for_table_;
-  benchmark::BenchmarkReporter* display_;  // for_table_ or a reporter of the library
+  benchmark::BenchmarkReporter* display_;  // for_table_ or a library reporter
   std::unique_ptr<benchmark::BenchmarkReporter> file_;
 };
 
@@ -230,7 +229,6 @@ double machine_seconds() {
   });
 }
 
-// Names of bf16 rows contain /bf16.
 bool Choice::has(const std::string& name) const {
   const bool is_op = name.starts_with("op/"), is_collective = name.starts_with("collective/");
   return (!dtype || (*dtype == DType::bfloat16) == (name.find("/bf16") != name.npos)) && (ranks.empty() || !is_op) &&
@@ -239,8 +237,6 @@ bool Choice::has(const std::string& name) const {
 
 Selection::Selection(const std::string& filter)
     : inverted_(filter.starts_with('-')), expression_(to_regex(inverted_ ? filter.substr(1) : filter)) {}
-
-// Selection and execution of rows.
 
 namespace {
 
@@ -256,8 +252,7 @@ void report(benchmark::State& state, const Measured& m) {
   if (!m.label.empty()) state.SetLabel(m.label);
 }
 
-// All ranks of a job have the same list of rows. Rank 0 runs Google Benchmark and broadcasts (row, iterations) or
-// kNoMore.
+// All ranks of a job have the same rows. Rank 0 runs Google Benchmark and broadcasts (row, iterations) or kNoMore.
 using Order = std::array<int64_t, 2>;
 constexpr Order kNoMore{-1, 0};
 
@@ -267,7 +262,7 @@ Order broadcast_order(Communicator& job, const Order& order) {
   return {message.data<int64_t>()[0], message.data<int64_t>()[1]};
 }
 
-// The result of row i. Rank 0 of a launch is the calling thread, so it may write `found`.
+// Rank 0 of a launch is the calling thread, so it may write `found`.
 Measured measured(const Place& place, const std::vector<RankRow>& rows, size_t i, int64_t iterations) {
   const RankRow& row = rows[i];
   if (place.processes()) {
@@ -283,17 +278,17 @@ Measured measured(const Place& place, const std::vector<RankRow>& rows, size_t i
   return found;
 }
 
-// Google Benchmark stores the pointer to argv[0], so `words` must outlive the run.
-void initialise(Args& words) {
-  words.insert(words.begin(), "tessera bench");
+// Google Benchmark stores the pointer to argv[0], so `args` must outlive the run.
+void initialise(Args& args) {
+  args.insert(args.begin(), "tessera bench");
   std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
+  for (std::string& arg : args) argv.push_back(arg.data());
   int argc = static_cast<int>(argv.size());
   benchmark::Initialize(&argc, argv.data());
   if (argc > 1) throw Error(fmt::format("bench: expected a flag of Google Benchmark, got '{}'", argv[1]));
 }
 
-// The multi-rank rows of all groups, identical on every rank of a job.
+// Identical on every rank of a job.
 std::vector<RankRow> rank_rows(const Place& place, const Selection& selection, Families& families) {
   std::vector<RankRow> all = collective_rows(place, families);
   for (const auto& more : {strategy_rows(place), schedule_rows(place)}) all.insert(all.end(), more.begin(), more.end());
@@ -304,7 +299,7 @@ std::vector<RankRow> rank_rows(const Place& place, const Selection& selection, F
   return all;
 }
 
-// Additional rows at the end: fitted cost of each collective.
+// Final rows: the fitted cost of each collective.
 Outputs::Rows fit_rows(const Families& families) {
   Outputs::Rows out;
   for (const Family& family : families) {
@@ -324,12 +319,12 @@ Outputs::Rows fit_rows(const Families& families) {
   return out;
 }
 
-// Number of CPUs used by other programs, including other virtual machines (`steal`); nullopt if not reported. The load
-// average is unsuitable because it covers several minutes, including preceding rounds of an A/B series.
+// CPUs used by other programs, including other virtual machines (`steal`); nullopt if not reported. The load average
+// covers several minutes, including preceding rounds of an A/B series.
 class OtherPrograms {
  public:
-  // Average since the last call at least kWindow ago, because the system counts in units of 10 ms. `processes`: number
-  // of equally busy processes of this program on this host.
+  // Average since the last call at least kWindow ago, because the system counts in units of 10 ms. `processes`: equally
+  // busy processes of this program on this host.
   std::optional<double> processors(int processes = 1) {
     const Usage now;
     if (now.at - last_.at >= kWindow) first_ = std::exchange(last_, now);
@@ -372,7 +367,7 @@ void add_context() {
                               "a DEBUG build (Debian's) slows no row: Tessera measures the times itself");
 }
 
-// Minimum time of a row without a fixed iteration count, so that all ops take less than two minutes.
+// Per row without a fixed iteration count, so that all ops take less than two minutes.
 constexpr double kSeconds = 0.05;
 
 void register_rows(const std::vector<Row>& rows, std::optional<double> seconds, int processes) {
@@ -390,20 +385,20 @@ void register_rows(const std::vector<Row>& rows, std::optional<double> seconds, 
   }
 }
 
-// Freed message buffers stay in the process; otherwise page faults of a row depend on the preceding rows. 32 MiB is the
-// maximum that malloc accepts.
+// Retains freed message buffers; otherwise a row's page faults depend on the preceding rows. 32 MiB is the maximum of
+// M_MMAP_THRESHOLD.
 void keep_memory() {
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
 }
 
-// All rows of one process; in a job, every rank calls it.
-void run_rows(const Args& words, const Place& place, const Print& print) {
-  Args kept = words;
-  const OutputChoice choice = take_output_choice(kept);
-  const bool lists = take_first(kept, "benchmark_list_tests", {"true", "false"}, false, "true");
-  const std::optional<double> seconds = take_min_time(kept);
-  initialise(kept);
+// Called by every rank of a job.
+void run_rows(const Args& args, const Place& place, const Print& print) {
+  Args remaining = args;
+  const OutputChoice choice = take_output_choice(remaining);
+  const bool lists = take_first(remaining, "benchmark_list_tests", {"true", "false"}, false, "true");
+  const std::optional<double> seconds = take_min_time(remaining);
+  initialise(remaining);
   const std::string filter = benchmark::GetBenchmarkFilter();
   const Selection selection(filter);
   Families families;
@@ -452,14 +447,14 @@ void run_rows(const Args& words, const Place& place, const Print& print) {
 
 }  // namespace
 
-void run_benchmarks(const Args& words, const Choice& choice, const Print& print) {
+void run_benchmarks(const Args& args, const Choice& choice, const Print& print) {
   const auto job = mpi_surroundings();
-  if (!kWithMpi || !job || job->ranks == 1) return run_rows(words, {choice}, print);
+  if (!kWithMpi || !job || job->ranks == 1) return run_rows(args, {choice}, print);
   launch({.backend = choice.device == Device::cuda ? Backend::nccl : Backend::mpi,
           .threads_per_rank = 1,
-          .same = {{"arguments of `bench`", fmt::format("{}", fmt::join(words, " "))}}},
+          .same = {{"arguments of `bench`", fmt::format("{}", fmt::join(args, " "))}}},
          [&](Communicator& world) {
-           run_rows(words, {choice, &world}, print);
+           run_rows(args, {choice, &world}, print);
          });
 }
 

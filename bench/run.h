@@ -1,4 +1,4 @@
-// Rows of the microbenchmarks and their execution by Google Benchmark.
+// Rows of the microbenchmarks, executed by Google Benchmark.
 #pragma once
 #include <benchmark/benchmark.h>
 
@@ -14,44 +14,42 @@ struct Row {
   std::string name;
   std::function<void(benchmark::State&)> run;
   benchmark::TimeUnit unit = benchmark::kMicrosecond;
-  int64_t iterations = 0;  // fixed count unless --benchmark_min_time is set; 0: by time
+  int64_t iterations = 0;  // fixed unless --benchmark_min_time is set; 0: by time
 };
 
-// Value of a counter that does not apply to a row: null in JSON, in which all rows of a group have the same counters.
+// A counter that does not apply to a row: null in JSON, where all rows of a group have the same counters.
 inline constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
-// Quantile with linear interpolation; `values` must not be empty.
+// Interpolates linearly; `values` must not be empty.
 double quantile(std::vector<double> values, double share);
-// Adds the seconds of each round to the row's JSON as list `name`; `rounds` also yields `median` and `quartiles`. Other
-// lists are control measurements, alternating with the rounds: `reference_rounds` (one rank or the plain loop) and
-// `machine_rounds`.
+// Adds the seconds of each round to the row's JSON as list `name`; `rounds` also yields `median` and `quartiles`. The
+// control measurements `reference_rounds` (one rank or the plain loop) and `machine_rounds` alternate with the rounds.
 void add_rounds(benchmark::State& state, const std::vector<double>& seconds, std::string_view name = "rounds");
-// Seconds of a fixed workload without Tessera code: multiply-adds in registers and a copy of 4 MiB. A change between
-// two files indicates a change of the machine.
+// Seconds of a fixed workload without Tessera code: multiply-adds in registers and a copy of 4 MiB. A difference
+// between two files indicates a change of the machine.
 double machine_seconds();
-inline constexpr int kChecks = 5;  // calls before and after a row, instead of between rounds, so caches stay warm
+inline constexpr int kChecks = 5;  // before and after a row, so that caches stay warm between rounds
 
-// Selection of rows in addition to the filter, and their output. A choice of ranks, model or bytes excludes rows to
-// which it does not apply.
+// A choice of ranks, model or bytes excludes rows to which it does not apply.
 struct Choice {
   Device device = Device::cpu;
   std::optional<DType> dtype = {};
   std::string model = {};  // name of `sizes`; empty: default of each group
   ModelConfig sizes = {};
   std::vector<int64_t> ranks = {}, bytes = {};  // empty: defaults
-  // table: formats the JSON of all rows instead of Google Benchmark's console output; done: called after each row.
+  // table: formats the JSON of all rows, replacing the console output; done: called after each row.
   std::function<std::string(const std::string& json)> table = {};
   std::function<void(const std::string& name)> done = {};
 
   bool has(const std::string& name) const;
 };
 
-// Row names that match --benchmark_filter. Google Benchmark itself matches against names with additional suffixes.
+// Matches --benchmark_filter against row names, without the suffixes that Google Benchmark appends.
 
 class Selection {
  public:
-  // A POSIX extended regular expression, searched anywhere in a name; a leading minus inverts it. Empty or "all": every
-  // name. Throws Error (usage) for an invalid expression.
+  // A POSIX extended regular expression, searched anywhere in a name; a leading minus inverts it. Empty or "all"
+  // selects all. Throws Error (usage) for an invalid expression.
   explicit Selection(const std::string& filter);
   bool has(const std::string& name) const { return std::regex_search(name, expression_) != inverted_; }
 
@@ -60,8 +58,8 @@ class Selection {
   std::regex expression_;
 };
 
-// The groups of `tessera bench`: `op/`, `collective/`, `strategy/` and `schedule/`. With mpirun, only rows with as many
-// ranks as the job; rank 0 prints.
+// Groups: `op/`, `collective/`, `strategy/` and `schedule/`. With mpirun, only rows with the job's number of ranks run;
+// rank 0 prints.
 
 template <class F>
 double measure_seconds(const F& f) {
@@ -70,10 +68,10 @@ double measure_seconds(const F& f) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// `words`: the arguments after `bench` (flags of Google Benchmark). `print` writes to standard output. Throws Error
-// (usage) for unknown arguments and a filter without matches, Error (verification) if the bytes sent differ from the
-// closed form, and OutputError.
-void run_benchmarks(const std::vector<std::string>& words, const Choice& choice,
+// `args`: arguments for Google Benchmark. `print` writes to standard output. Throws Error (usage) for unknown
+// arguments and a filter without matches, Error (verification) if the bytes sent differ from the closed form, and
+// OutputError.
+void run_benchmarks(const std::vector<std::string>& args, const Choice& choice,
                     const std::function<void(std::string_view)>& print);
 
 }  // namespace tessera::bench

@@ -21,7 +21,7 @@ Sequences sequences_for(const Job& job) {
                              static_cast<uint64_t>(job.optim.seed));
 }
 
-// Reference for the trainer on one rank: a plain single-process loop of load, forward, backward, clip and update.
+// Reference for the trainer on one rank: load, forward, backward, clip and update.
 class PlainLoop {
  public:
   PlainLoop(const Job& job, Sequences sequences)
@@ -50,7 +50,7 @@ class PlainLoop {
   std::unique_ptr<Optimizer> optimizer_;
 };
 
-// Collective: adds the measured and the predicted peak of memory over all ranks.
+// Collective: adds the measured and predicted peak memory over all ranks.
 void add_peak(Measured& m, const Job& job, Communicator& world, int64_t own_peak) {
   int64_t expected = 0;
   for (const RankMemory& rank : memory_of_ranks(job)) expected = std::max(expected, rank.total());
@@ -58,18 +58,17 @@ void add_peak(Measured& m, const Job& job, Communicator& world, int64_t own_peak
   m.add("peak_expected", static_cast<double>(expected));
 }
 
-// Single training steps of a plan with bytes sent, memory and stall times.
 class TimedSteps {
  public:
   static constexpr int64_t kWarmUp = 2;
-  // Collective; `world` and `trace` must outlive the object.
+  // Collective; `world` and `trace` must outlive this object.
   TimedSteps(const Job& job, Communicator& world, Trace* trace = nullptr) : job_(job), world_(world) {
     world.set_stall_timer(&held_up_);
     trainer_ = std::make_unique<Trainer>(job, sequences_for(job), world, trace);
   }
   ~TimedSteps() { world_.set_stall_timer(nullptr); }
 
-  // One step; the first two are warm-up (cold caches, unpacked weights). Returns the seconds of the slowest rank.
+  // The first two steps are warm-up (cold caches, unpacked weights). Returns the seconds of the slowest rank.
   double step() {
     world_.barrier();
     const int64_t sent_before = sent();
@@ -150,7 +149,7 @@ std::vector<std::pair<std::string, Plan>> strategies(int64_t n) {
   return out;
 }
 
-// Reference steps that alternate with those of a row: on rank 0 while the other ranks wait.
+// Reference steps alternate with a row's steps: rank 0 runs them while the other ranks wait.
 struct ReferenceSteps {
   std::string name;                   // "one_rank"
   std::function<double()> step = {};  // returns seconds; empty on other ranks
@@ -211,8 +210,8 @@ Measured measure_steps(const Job& job, Communicator& world, int64_t steps) {
   return measure_alternating(one_rank(job, world), job, world, steps);
 }
 
-// Workers are not synchronized per step, so a round has several steps of each. Stops before the last step of the job,
-// in which each worker would pull the parameters again.
+// Workers are not synchronized per step, so a round has several steps of each. Stops before the job's last step, in
+// which each worker would pull the parameters again.
 Measured measure_async(const Job& requested, Communicator& world, int64_t steps) {
   constexpr int64_t kTurn = 3;
   const int64_t turns = steps + 1;  // the first is warm-up
@@ -236,7 +235,7 @@ Measured measure_async(const Job& requested, Communicator& world, int64_t steps)
   m.machine = machine;
   m.add("tokens/s", static_cast<double>(trainer.tokens_per_step()) / m.seconds);
   const PlanSizes s(job);
-  const double per_worker = static_cast<double>(s.parts[0][0].whole() * (s.value + s.grad));
+  const double per_worker = static_cast<double>(s.shards[0][0].full() * (s.value + s.grad));
   m.add_sent(world.sum(static_cast<double>(server.pushed_bytes() + server.pulled_bytes())) /
                  static_cast<double>(turns * kTurn),
              static_cast<double>(s.plan.dp - 1) * per_worker);
@@ -254,7 +253,7 @@ bool is_valid(const Job& job) try {
   return false;
 }
 
-// The rows of a group; skips invalid jobs.
+// Skips invalid jobs.
 struct JobRows {
   Place place;
   std::vector<RankRow> rows = {};
@@ -300,14 +299,14 @@ std::vector<RankRow> strategy_rows(const Place& place) {
 namespace {
 
 constexpr int64_t kScheduleSteps = 5, kSequences = 2;  // kSequences: per micro-batch
-constexpr int64_t kNumbers = 6;                        // numbers per action in the exchange between ranks
+constexpr int64_t kNumbers = 6;                        // per action in the exchange between ranks
 
-// Actions of a step by rank: wall-clock intervals (host-wide clock), and the CPU time of passes.
+// Per rank: wall-clock intervals (host-wide clock), and CPU time of passes.
 struct Actions {
   TimedLists happened, lengths;
 };
 
-// Collective; returns the actions of all ranks.
+// Collective.
 Actions make_actions(Communicator& world, const Trace& trace) {
   std::vector<double> own;
   for (const TraceEvent& e : trace.events()) {

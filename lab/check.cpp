@@ -24,7 +24,6 @@ constexpr int kBuildSeconds = 60;  // limit; compilation takes less than 10 s on
 constexpr int64_t kMaxBytes = int64_t{1} << 20;
 constexpr size_t kShownLines = 30;
 
-// Compile command of one source file.
 struct Compilation {
   fs::path directory, source;
   Args command;
@@ -66,10 +65,9 @@ Compilation compile_command(const Exercise& e) {
       fmt::format("{}: no command for {}; expected the file of a build by ./tessera", list.string(), e.file));
 }
 
-// Path of the dependency file of an object.
 std::string files_read(const fs::path& object) { return fs::path(object).replace_extension(".d").string(); }
 
-// Compile command of a learner's file: fast, without warnings about incomplete code.
+// Fast, without warnings about incomplete code.
 Args learners(const Compilation& product, const fs::path& source, const fs::path& object) {
   Args out;
   for (size_t i = 0; i < product.command.size(); ++i) {
@@ -84,8 +82,7 @@ Args learners(const Compilation& product, const fs::path& source, const fs::path
   return out;
 }
 
-// Link command with the learner's object. `library` is a copy of the original library without the original object, so a
-// missing function is not taken from there.
+// `library` is a copy of the original library without the original object, so no missing function is taken from it.
 Args link_with(const fs::path& build, const Exercise& e, const fs::path& object, const fs::path& library,
                const fs::path& program) {
   const std::string product = fmt::format("libtessera_{}.a", e.file.substr(0, e.file.find('/')));
@@ -124,7 +121,7 @@ std::string plain_name(std::string_view function) {
   return std::string(before.substr(before.find_last_of(' ') + 1));
 }
 
-// Runs a build command; nullopt on success. Limits memory and file size of the compiler.
+// nullopt on success. Limits memory and file size of the compiler.
 std::optional<Verdict> failed(const Exercise& e, const char* what, const Args& command, const fs::path& directory) {
   Args limited{"sh", "-c", "ulimit -v 8388608; ulimit -f 2097152; exec \"$@\"", "sh"};
   limited.insert(limited.end(), command.begin(), command.end());
@@ -142,10 +139,10 @@ std::optional<Verdict> failed(const Exercise& e, const char* what, const Args& c
                      first_lines(built.output.empty() ? built.last_line : built.output)});
 }
 
-// Rejects sources and includes next to them that are not regular files, because reading them may not end.
+// Rejects sources and local includes that are not regular files, because reading them may not end.
 void check_readable(const fs::path& source) {
   static const std::regex include(R"(#[ \t]*include[ \t]*["<]([^">\n]+)[">])");
-  const std::string text = read_whole(source, kMaxBytes);
+  const std::string text = read_full(source, kMaxBytes);
   for (std::sregex_iterator at(text.begin(), text.end(), include), end; at != end; ++at) {
     const fs::path file = source.parent_path() / at->str(1);
     std::error_code none;
@@ -156,7 +153,7 @@ void check_readable(const fs::path& source) {
   }
 }
 
-// Detects calls of a function of Tessera that does the exercise.
+// Detects calls of functions that implement the exercise.
 std::optional<Failure> call_of_the_whole(const Exercise& e, const Compilation& product, const fs::path& object) {
   const std::string called = run_program({"nm", "-uC", object.string()}, product.directory, kBuildSeconds).output;
   for (const std::string_view name : e.without)
@@ -186,8 +183,8 @@ std::vector<std::string> notes_on_text(const Exercise& e, const Compilation& pro
     const std::string read = without_blanks(read_file(path));
     std::vector<std::string> same;
     for (const Blank& blank : e.blanks) {
-      const Part part = blanked_part(text, blank);
-      if (read.find(without_blanks(std::string_view(text).substr(part.begin, part.end - part.begin))) != read.npos)
+      const Part body = blanked_part(text, blank);
+      if (read.find(without_blanks(std::string_view(text).substr(body.begin, body.end - body.begin))) != read.npos)
         same.push_back(plain_name(blank.function) + "()");
     }
     if (same.empty()) continue;
@@ -214,14 +211,14 @@ void give_out(const Exercise& e, const fs::path& given) {
                       {"file", source.string()},
                       {"arguments", learners(product, source, folder / "build" / "learner.o")}});
   make_directories(folder.parent_path());
-  const TemporaryDirectory whole(folder);
-  write_file(whole.path() / "compile_commands.json", commands.dump(1) + "\n");
-  write_file(whole.path() / "README.md", e.page);
-  write_file(whole.path() / source.filename(), file);
+  const TemporaryDirectory created(folder);
+  write_file(created.path() / "compile_commands.json", commands.dump(1) + "\n");
+  write_file(created.path() / "README.md", e.page);
+  write_file(created.path() / source.filename(), file);
   const fs::path header = fs::path(from).replace_extension(".h");
   if (e.page.find(header.filename().string()) != std::string::npos)
-    fs::copy_file(header, whole.path() / header.filename());
-  fs::rename(whole.path(), folder, none);  // replaces an empty directory
+    fs::copy_file(header, created.path() / header.filename());
+  fs::rename(created.path(), folder, none);  // replaces an empty directory
   if (none) throw OutputError(fmt::format("{}: {}", folder.string(), none.message()));
 }
 
@@ -248,7 +245,7 @@ Verdict check(const Exercise& e, const fs::path& given, int seconds) {
   Verdict verdict = grade_program(e, program, output, seconds);
   verdict.notes = notes_on_text(e, product, source, object);
   if (verdict.solved)
-    verdict.score = {{"bytes_of_text", static_cast<double>(without_blanks(read_whole(source, kMaxBytes)).size())}};
+    verdict.score = {{"bytes_of_text", static_cast<double>(without_blanks(read_full(source, kMaxBytes)).size())}};
   for (const std::string& note : verdict.notes) verdict.text += fmt::format("  note   your file {}\n", note);
   if (verdict.solved)
     verdict.text +=
@@ -324,18 +321,18 @@ Part blanked_part(std::string_view source, const Blank& blank) {
   }
   if (found.size() != 1)
     throw Error(fmt::format("[lab] {} definitions that begin with '{}'; expected one", found.size(), blank.function));
-  const Part part = found[0];
-  if (blank.from.empty()) return part;
-  for (size_t line = part.begin; line < part.end; line = source.find('\n', line) + 1)
-    if (source.substr(source.find_first_not_of(' ', line)).starts_with(blank.from)) return {line, part.end};
+  const Part body = found[0];
+  if (blank.from.empty()) return body;
+  for (size_t line = body.begin; line < body.end; line = source.find('\n', line) + 1)
+    if (source.substr(source.find_first_not_of(' ', line)).starts_with(blank.from)) return {line, body.end};
   throw Error(fmt::format("[lab] no line of '{}' begins with '{}'", blank.function, blank.from));
 }
 
 std::string filled_file(std::string_view source, const Exercise& e, const std::vector<std::string>& bodies) {
   std::string out(source);
   for (size_t i = 0; i < e.blanks.size(); ++i) {
-    const Part part = blanked_part(out, e.blanks[i]);
-    out.replace(part.begin, part.end - part.begin, bodies.at(i));
+    const Part body = blanked_part(out, e.blanks[i]);
+    out.replace(body.begin, body.end - body.begin, bodies.at(i));
   }
   return out;
 }
@@ -343,9 +340,9 @@ std::string filled_file(std::string_view source, const Exercise& e, const std::v
 std::string blanked_file(std::string_view source, const Exercise& e) {
   std::vector<std::string> bodies;
   for (const Blank& blank : e.blanks) {
-    const Part part = blanked_part(source, blank);
+    const Part body = blanked_part(source, blank);
     bodies.push_back(fmt::format("{0}// Your code here: see README.md.\n{0}lab::not_yet(\"{1}\");\n",
-                                 line_indent(source, part.begin), plain_name(blank.function)));
+                                 line_indent(source, body.begin), plain_name(blank.function)));
   }
   std::string out = filled_file(source, e, bodies);
   const std::string include = "#include \"lab/not_yet.h\"  // only for the exercise; may be deleted\n";

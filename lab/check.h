@@ -1,5 +1,5 @@
-// Creates exercise directories, and builds and grades submissions. Requires the sources, libraries and compile commands
-// of the build that produced this program.
+// Creates exercise directories; builds and grades submissions. Requires the sources, libraries and compile commands of
+// the build that produced this program.
 #pragma once
 #include <filesystem>
 #include <map>
@@ -15,7 +15,7 @@ void give_out(const Exercise& exercise, const std::filesystem::path& folder);
 constexpr int kGradingSeconds = 30;  // limit of a learner's program; graders take less than 1 s
 
 // Compiles the learner's file, links it into `folder`/build/tessera in place of the original and grades that program
-// (takes seconds). Throws InputError if the file is missing, Error (usage) without a build directory or compiler.
+// (takes seconds). Throws InputError for a missing file, Error (usage) without a build directory or compiler.
 Verdict check(const Exercise& exercise, const std::filesystem::path& folder, int seconds = kGradingSeconds);
 
 // Grades a program linked by check() in a sandboxed process (lab/learner.cpp); its output is written to `output`, at
@@ -31,10 +31,10 @@ struct Submission {
   const Puzzle* puzzle = nullptr;
   std::filesystem::path folder;
 };
-// The submissions of a class by learner (subdirectory of `folder`). Throws InputError if the directory does not exist.
+// By learner (subdirectory of `folder`). Throws InputError if the directory does not exist.
 std::map<std::string, std::vector<Submission>> handed_in(const std::filesystem::path& folder);
 
-// Byte range [begin, end) of a text.
+// Byte range [begin, end).
 struct Part {
   size_t begin = 0, end = 0;
 };
@@ -45,7 +45,7 @@ Part blanked_part(std::string_view source, const Blank& blank);
 // Source text without comments and whitespace (except in strings), for comparison.
 std::string without_blanks(std::string_view text);
 
-// The learner's initial file: each blanked body is a comment and a call of not_yet().
+// Each blanked body is a comment and a call of not_yet().
 std::string blanked_file(std::string_view source, const Exercise& exercise);
 
 // The file with one new body per blank, in order.

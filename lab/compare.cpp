@@ -12,17 +12,17 @@ constexpr double kMatches = 2e-6;   // relative error of a matching guess (summa
 constexpr size_t kEnough = 3;       // minimum number of values that identify a factor
 
 double largest(const std::vector<double>& x) {
-  double most = 0;
+  double maximum = 0;
   for (const double v : x)
-    if (std::isfinite(v)) most = std::max(most, std::abs(v));
-  return most;
+    if (std::isfinite(v)) maximum = std::max(maximum, std::abs(v));
+  return maximum;
 }
 
 bool close(const std::vector<double>& a, const std::vector<double>& b, double relative) {
   if (a.size() != b.size()) return false;
-  const double most = relative * std::max(largest(a), largest(b));
+  const double limit = relative * std::max(largest(a), largest(b));
   for (size_t i = 0; i < a.size(); ++i)
-    if (!(std::abs(a[i] - b[i]) <= most)) return false;
+    if (!(std::abs(a[i] - b[i]) <= limit)) return false;
   return true;
 }
 
@@ -78,8 +78,8 @@ void expect_values(const std::string& where, const std::vector<double>& found, c
   if (found.size() != expected.size())
     throw Failure{"values", fmt::format("{}: {} values; expected {}", where, found.size(), expected.size()),
                   found.empty() ? "no values: for a gradient, g.give(0, tensor) is missing in the backward pass" : ""};
-  const double most = tolerance * largest(expected);
-  const auto wrong = [&](size_t i) { return !(std::abs(found[i] - expected[i]) <= most); };
+  const double limit = tolerance * largest(expected);
+  const auto wrong = [&](size_t i) { return !(std::abs(found[i] - expected[i]) <= limit); };
   size_t first = found.size(), count = 0;
   for (size_t i = found.size(); i-- > 0;)
     if (wrong(i)) {

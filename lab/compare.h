@@ -1,5 +1,5 @@
-// Comparison of values and bytes for graders, with diagnosis: each typical mistake predicts its result, and a matching
-// prediction is reported as the cause.
+// Comparison of values and bytes for graders: each typical mistake predicts its result, and a matching prediction is
+// reported as the cause.
 #pragma once
 
 #include "autograd/var.h"
@@ -8,7 +8,7 @@
 
 namespace tessera::lab {
 
-// A mistake and its result. The last guess may equal the actual result, as a fallback.
+// The last guess may equal the actual result, as a fallback.
 struct Guess {
   std::string cause;
   std::vector<double> would_be;
@@ -24,14 +24,13 @@ struct BytesGuess {
   std::string cause;
   int64_t would_be = 0;
 };
-// Records a failure if the bytes differ; `formula` is the symbolic form of the expected value.
+// Records a failure if the bytes differ; `formula` is the expected value in symbols.
 void expect_bytes(Grading& grading, const std::string& where, int64_t found, int64_t expected,
                   const std::string& formula, const std::vector<BytesGuess>& guesses = {});
 
 // Runs ranks as threads with a short timeout. Exceptions of a rank are rethrown with its number as prefix.
 void on_ranks(int ranks, const std::function<void(Communicator& world)>& body, Algorithm algorithm = Algorithm::direct);
 
-// The results of all ranks.
 template <class F>
 auto by_ranks(int ranks, const F& body, Algorithm algorithm = Algorithm::direct) {
   std::vector<std::invoke_result_t<F, Communicator&>> found(static_cast<size_t>(ranks));
@@ -40,12 +39,11 @@ auto by_ranks(int ranks, const F& body, Algorithm algorithm = Algorithm::direct)
   return found;
 }
 
-// Bytes sent by a rank in all operations.
+// In all operations.
 int64_t sent(const Communicator& world);
 
-// The elements of a tensor as double.
 std::vector<double> numbers(const Tensor& t);
-// Empty if there is no gradient.
+// Empty without a gradient.
 std::vector<double> gradient_values(const Var& x);
 std::vector<double> operator+(std::vector<double> a, const std::vector<double>& b);
 std::vector<double> operator*(std::vector<double> a, double factor);

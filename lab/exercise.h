@@ -1,8 +1,8 @@
 // Exercises on parallel training: blanked functions of Tessera's sources and their graders.
 //
-// An exercise consists of functions of one source file. The learner receives the file with blanked bodies (lab/check.h)
-// and a page of theory (lab/pages/NAME.md). The learner's file is compiled and linked into a separate Tessera in place
-// of the original, so the original file is the solution, and a solved exercise trains.
+// The learner receives one source file with blanked bodies (lab/check.h) and a page of theory (lab/pages/NAME.md). The
+// learner's file is compiled and linked into a separate Tessera in place of the original, so the original file is the
+// solution, and a solved exercise trains.
 //
 //   tessera lab check: never loads the learner's code           DIR/build/tessera lab answer: contains it, sandboxed
 //
@@ -25,7 +25,6 @@
 
 namespace tessera::lab {
 
-// A blanked function body.
 struct Blank {
   std::string_view function;   // prefix of the definition, at least up to the parenthesis
   std::string_view from = {};  // prefix of the first blanked line; empty: full body
@@ -34,7 +33,7 @@ struct Blank {
 // Verified properties of a solved exercise, one per line.
 using PassedChecks = std::vector<std::string>;
 
-// A failed check, explained to the learner.
+// A failed check.
 struct Failure {
   std::string bound;      // failed check: "values", "bytes", "deadlock"
   std::string found;      // location, actual and expected
@@ -46,8 +45,7 @@ struct Failure {
 // none, and rethrows its exceptions as Error.
 using Ask = std::function<std::string(const std::function<std::string()>& local)>;
 
-// A check of a grader and its points. Checks are ordered by dependency: after a failed one no further points are
-// awarded.
+// A check of a grader and its points. Checks are ordered by dependency: no points follow a failed one.
 struct Bound {
   std::string_view name;
   int points = 0;
@@ -55,12 +53,11 @@ struct Bound {
 
 class Grading;
 
-// Embedded pages.
 struct File {
   std::string_view name, text;
 };
 const std::vector<File>& pages_files();
-// The title of a page: "An all-reduce around a ring" for "# 2. An all-reduce around a ring".
+// "An all-reduce around a ring" for "# 2. An all-reduce around a ring".
 std::string_view page_title(std::string_view page);
 
 struct Exercise {
@@ -79,11 +76,11 @@ struct Exercise {
 
 const std::vector<Exercise>& exercises();
 
-// By number or name. Throws Error (usage) that lists all if there is none.
+// By number or name. Throws Error (usage) listing all.
 const Exercise& exercise(std::string_view number_or_name);
 
-// Serialization of answers from the learner's process to the grader: trivially copyable types as bytes, lists as length
-// and elements, other structs field by field (their fields()).
+// Serialization of answers from the learner's process: trivially copyable types as bytes, lists as length and elements,
+// other structs field by field (fields()).
 
 struct NoAnswer : Error {
   NoAnswer() : Error("the reply does not match the request") {}
@@ -102,7 +99,7 @@ void pack(std::string& to, T& x) {
   }
 }
 
-// Removes and returns an object from the front of `from`. Throws NoAnswer if it is truncated.
+// Removes an object from the front of `from`. Throws NoAnswer if it is truncated.
 template <class T>
 T take(std::string_view& from) {
   T x{};
@@ -182,20 +179,17 @@ struct Verdict {
 };
 
 Verdict grade(const Exercise& exercise, const Ask& ask, uint64_t seed);
-// Grades the code of this program.
+// Grades this program's code.
 Verdict grade(const Exercise& exercise);
-// Number of checks before the failed one; 0 if the failure is not in the list.
+// 0 if the failure is not in the list.
 size_t kept_bounds(const std::vector<Bound>& bounds, const Failure& wrong);
-// The verdict on an unsolved exercise.
 Verdict refused(const Exercise& exercise, const Failure& wrong, size_t kept = 0);
 // Points of the first `kept` bounds.
 int points(const std::vector<Bound>& bounds, size_t kept);
-// A verdict as one line of JSON, with the learner if not empty.
+// One line of JSON, with the learner if not empty.
 std::string json(const Exercise& exercise, const Verdict& verdict, const std::string& learner = "");
 std::string json(const char* kind, std::string_view name, int number, const std::vector<Bound>& bounds,
                  const Verdict& verdict, const std::string& learner);
-
-// Graders of the exercises (lab/grade/).
 
 PassedChecks grade_messages(Grading& grading);
 PassedChecks grade_ring(Grading& grading);

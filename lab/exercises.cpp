@@ -1,4 +1,4 @@
-// List of exercises; verdicts and their diagnosis.
+// List of exercises, verdicts and their diagnosis.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
@@ -55,7 +55,7 @@ const std::vector<Exercise>& exercises() {
       {"f-and-g", "parallel/placement.cpp", {{"Var redistribute(Var"}}, {{"values", 4}, {"bytes", 2}}, grade_f_and_g},
       {"vocabulary",
        "parallel/vocab_parallel.cpp",
-       {{"Loss vocab_parallel_cross_entropy(", "const VocabPart"}},
+       {{"Loss vocab_parallel_cross_entropy(", "const VocabShard"}},
        {{"values", 4}, {"bytes", 2}},
        grade_vocabulary},
       {"1f1b",
@@ -105,7 +105,7 @@ std::string head(const Exercise& e, const char* how) {
 }
 
 struct Known {
-  std::string_view words, bound, cause;
+  std::string_view pattern, bound, cause;
 };
 // Error messages of Tessera caused by typical mistakes; the first match applies.
 constexpr Known kKnown[] = {
@@ -134,19 +134,18 @@ constexpr Known kKnown[] = {
     {"expected 0 elements", "rows", "a list of counts is empty: for experts, `counts` is not set"},
     {"where it is sent and", "rows",
      "ranks disagree on the number of rows: `received` must be the counts announced by the other ranks"},
-    {"outside [0, ", "error", "targets are relative to the full vocabulary: VocabPart{own.begin, vocab}"},
+    {"outside [0, ", "error", "targets are relative to the full vocabulary: VocabShard{own.begin, vocab}"},
     {"undefined tensor", "error",
      "an undefined tensor is read: it was never created (a frozen unit has no gradients) or was moved; a lambda called "
      "later must capture it, x = std::move(x)"},
     {"[narrow]", "error", "a slice exceeds its tensor: restrict it to the range of this rank"},
 };
 
-// Diagnoses an exception thrown by the learner's code.
 Failure explained(const std::string& what, const char* otherwise) {
   if (const size_t at = what.find(kNotYet); at != std::string::npos)
     return {"nothing", what.substr(at), "the function is not implemented yet"};
   for (const Known& k : kKnown)
-    if (what.find(k.words) != std::string::npos)
+    if (what.find(k.pattern) != std::string::npos)
       return {std::string(k.bound), what.substr(0, what.find("; a smaller `batch`")), std::string(k.cause)};
   return {otherwise, what, ""};
 }

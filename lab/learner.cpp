@@ -1,8 +1,8 @@
-// The learner's process: the program with the learner's code in a sandbox, queried over a socket.
+// The learner's process: the program with the learner's code, sandboxed and queried over a socket.
 //
-// It runs in a separate session. A system call filter (seccomp) prevents it from starting processes and programs,
-// signalling other processes, using the network and writing files; memory, output and time are limited. It can only
-// answer, time out or exit. Each answer contains the random number of its request.
+// It runs in a separate session. A system call filter (seccomp) denies starting processes and programs, signalling
+// other processes, the network and writing files; memory, output and time are limited. It can only answer, time out or
+// exit. Each answer contains the random number of its request.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <linux/audit.h>
@@ -37,7 +37,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kChannel = 3;                          // file descriptor in the learner's process
-constexpr uint64_t kMemory = uint64_t{2} << 30;      // limit in addition to the initial memory
+constexpr uint64_t kMemory = uint64_t{2} << 30;      // in addition to the initial memory
 constexpr uint64_t kMaxPrinted = uint64_t{1} << 20;  // bytes
 constexpr uint32_t kDeny = SECCOMP_RET_ERRNO | EPERM;
 constexpr uint64_t kLongestAnswer = uint64_t{1} << 26;  // bytes
@@ -46,7 +46,6 @@ struct Header {
   uint64_t number = 0, size = 0;
 };
 
-// An answer or an exception.
 struct Reply {
   int status = 0;  // 0, or the Status of the exception
   std::string text;
@@ -67,7 +66,7 @@ constexpr int kSystem[] = {SYS_socket,      SYS_connect, SYS_io_uring_setup, SYS
 #ifdef __x86_64__
 constexpr uint32_t kProcessor = AUDIT_ARCH_X86_64;
 constexpr uint64_t kAddresses = uint64_t{1} << 46;  // size of the address space
-// Legacy calls that exist only on x86-64.
+// Only on x86-64.
 constexpr int kOld[] = {SYS_fork,  SYS_vfork, SYS_unlink, SYS_rmdir, SYS_rename, SYS_link,   SYS_symlink, SYS_creat,
                         SYS_mkdir, SYS_mknod, SYS_chmod,  SYS_chown, SYS_lchown, SYS_utimes, SYS_utime};
 #else
@@ -76,11 +75,11 @@ constexpr uint64_t kAddresses = uint64_t{1} << 38;
 constexpr std::array<int, 0> kOld{};
 #endif
 
-// Constants of the filter set by the process: two addresses (low and high half) and its process id.
+// Filter constants set by the process: two addresses (low and high half) and its process id.
 constexpr size_t kLater = 0xffffff00;
 
-// BPF filter of a process that may execute one program, whose name and arguments are at secret addresses, and may
-// create threads.
+// BPF filter of a process that may create threads and execute one program, whose name and arguments are at secret
+// addresses.
 std::vector<sock_filter> confining_filter() {
   constexpr size_t writes = O_WRONLY | O_RDWR | O_CREAT | O_TRUNC, first = offsetof(seccomp_data, args);
   std::vector<sock_filter> out;
@@ -118,14 +117,14 @@ std::vector<sock_filter> confining_filter() {
   return out;
 }
 
-void limit(int what, uint64_t most) {
+void limit(int what, uint64_t maximum) {
   rlimit now{};
   ::getrlimit(what, &now);
-  now.rlim_cur = now.rlim_max = std::min<rlim_t>(now.rlim_max, most);
+  now.rlim_cur = now.rlim_max = std::min<rlim_t>(now.rlim_max, maximum);
   ::setrlimit(what, &now);
 }
 
-// Bytes of this process that count towards memory limits; the learner's program is the same.
+// Bytes that count towards memory limits; the same in the learner's program.
 uint64_t data_now() {
   std::ifstream sizes("/proc/self/statm");  // in pages; the sixth value is limited by RLIMIT_DATA
   uint64_t pages = 0;
@@ -133,7 +132,7 @@ uint64_t data_now() {
   return pages * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
-// A copy at a random address, because the filter would accept an exec with these addresses again.
+// At a random address, because the filter would accept a second exec with these addresses.
 void* hidden_copy(const void* from, size_t bytes) {
   for (;;) {
     uint64_t at = 0;
@@ -145,8 +144,8 @@ void* hidden_copy(const void* from, size_t bytes) {
   }
 }
 
-// Executes the learner's program after fork(); uses only async-signal-safe functions.
-[[noreturn]] void become(std::span<char* const> words, char* const* environment, std::vector<sock_filter>& filter,
+// Runs after fork(); uses only async-signal-safe functions.
+[[noreturn]] void become(std::span<char* const> args, char* const* environment, std::vector<sock_filter>& filter,
                          int channel, int output, uint64_t memory) {
   ::setsid();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -164,8 +163,8 @@ void* hidden_copy(const void* from, size_t bytes) {
   limit(RLIMIT_CORE, 0);
   for (unsigned long privilege = 0; ::prctl(PR_CAPBSET_READ, privilege, 0, 0, 0) >= 0; ++privilege)
     if (privilege != CAP_DAC_READ_SEARCH) ::prctl(PR_CAPBSET_DROP, privilege, 0, 0, 0);
-  const auto* const name = static_cast<const char*>(hidden_copy(words[0], std::strlen(words[0]) + 1));
-  auto* const list = static_cast<char* const*>(hidden_copy(words.data(), words.size_bytes()));
+  const auto* const name = static_cast<const char*>(hidden_copy(args[0], std::strlen(args[0]) + 1));
+  auto* const list = static_cast<char* const*>(hidden_copy(args.data(), args.size_bytes()));
   const auto first = reinterpret_cast<uint64_t>(name), second = reinterpret_cast<uint64_t>(list);
   const std::array<uint64_t, 5> known{first, first >> 32, second, second >> 32, static_cast<uint64_t>(::getpid())};
   for (sock_filter& step : filter)
@@ -178,7 +177,7 @@ void* hidden_copy(const void* from, size_t bytes) {
 
 class Learner {
  public:
-  // Starts `PROGRAM lab answer NAME` with output to the file `output`. Throws Error if the process cannot be started or
+  // Starts `PROGRAM lab answer NAME` with output to `output`. Throws Error if the process cannot be started or
   // sandboxed.
   Learner(const fs::path& program, std::string_view exercise, const fs::path& output, int seconds);
   ~Learner() {
@@ -187,9 +186,8 @@ class Learner {
     ::waitpid(process_, nullptr, 0);
   }
 
-  // See Ask.
   std::string ask();
-  // Sends or receives all bytes. Throws Failure if the process ended or timed out.
+  // Throws Failure if the process ended or timed out.
   void move(bool sends, void* data, size_t size);
 
  private:
@@ -209,7 +207,7 @@ Learner::Learner(const fs::path& program, std::string_view exercise, const fs::p
     throw Error(
         "lab check: this system does not support system call filters (seccomp), which sandbox a learner's program");
   std::string name = program, answer(exercise);
-  std::array<char*, 5> words{name.data(), const_cast<char*>("lab"), const_cast<char*>("answer"), answer.data()};
+  std::array<char*, 5> args{name.data(), const_cast<char*>("lab"), const_cast<char*>("answer"), answer.data()};
   // UCX, loaded by Open MPI 5, opens a socket in a thread and would print an error into the learner's output.
   std::vector<char*> environment{const_cast<char*>("UCX_VFS_ENABLE=n")};
   for (char* const* entry = environ; *entry != nullptr; ++entry) environment.push_back(*entry);
@@ -223,7 +221,7 @@ Learner::Learner(const fs::path& program, std::string_view exercise, const fs::p
   channel_.emplace(ends[0]);
   const Descriptor its(ends[1]);
   process_ = ::fork();
-  if (process_ == 0) become(words, environment.data(), filter, its.get(), printed.get(), memory);
+  if (process_ == 0) become(args, environment.data(), filter, its.get(), printed.get(), memory);
   if (process_ < 0) throw Error("lab check: cannot start a process: " + std::generic_category().message(errno));
 }
 

@@ -32,8 +32,8 @@ constexpr Entry kParts[] = {
      "sum x a proj.bias r|normed r norm2.weight norm2.bias n2|linear n2 up.weight up.bias h|product h down.weight z|"
      "sum r z down.bias y"}};
 
-// Valid placements of the inputs and, last, the output of an operation. A sum with three inputs requires equal
-// placements of the first two.
+// Valid placements of an operation's inputs and, last, its output. A sum with three inputs requires equal placements of
+// the first two.
 constexpr Entry kTable[] = {{"normed", "I I I I|S(1) R R S(1)|S(0) R R S(0)|R R R R"},
                             {"linear", "R S(0) S(0) S(2)|S(0) R R S(0)|S(1) R R S(1)|I I I I|R R R R"},
                             {"product", "S(2) S(1) P|R S(0) S(2)|S(0) R S(0)|S(1) R S(1)|I I I|R R R|P R P"},
@@ -54,7 +54,7 @@ constexpr std::array<std::array<std::string_view, 3>, 7> kCauses = {{
     {"*", "S", "unsharded, but the other operand is sharded"},
 }};
 
-// Sizes of tensors in units of the channels of x; others are vectors or activations with the channels of x.
+// Sizes in units of the channels of x; other tensors are vectors or activations with the channels of x.
 struct Sizes {
   std::string_view name;
   int64_t outputs, inputs;
@@ -95,30 +95,30 @@ struct Placed {
   }
 };
 
-Names words_of_line(std::string line) {
+Names split_fields(std::string line) {
   std::ranges::replace_if(
       line, [](char c) { return c == '\t' || c == '\r'; }, ' ');
-  Names words = split(std::string_view(line).substr(0, line.find('#')), ' ');
-  std::erase(words, "");
-  return words;
+  Names fields = split(std::string_view(line).substr(0, line.find('#')), ' ');
+  std::erase(fields, "");
+  return fields;
 }
 
-struct PlacedPart {
+struct PlacedModule {
   std::string title;
   std::vector<Names> ops = {};
   std::vector<MeshAxis> axes = {};
-  std::vector<Placed> tensors = {};  // in order of the operations
+  std::vector<Placed> tensors = {};  // in operation order
   int ranks = 1;
 
-  PlacedPart(const Names& words, const std::string& where) : title(fmt::format("{}", fmt::join(words, " "))) {
-    for (const std::string& word : words) {
+  PlacedModule(const Names& fields, const std::string& where) : title(fmt::format("{}", fmt::join(fields, " "))) {
+    for (const std::string& word : fields) {
       const Names axis = split(word, '=');
       const bool good = axis.size() == 2 && !axis[0].empty() && (axis[1] == "2" || axis[1] == "4") && ranks < 8 &&
                         std::ranges::count(axes, axis[0], &MeshAxis::name) == 0;
       if (good) ranks *= axes.emplace_back(MeshAxis{axis[0], axis[1][0] - '0'}).size;
     }
-    const std::string_view all = find_entries(kParts, words[0]);
-    if (all.empty() || axes.empty() || axes.size() + 1 != words.size() || ranks > 8)
+    const std::string_view all = find_entries(kParts, fields[0]);
+    if (all.empty() || axes.empty() || axes.size() + 1 != fields.size() || ranks > 8)
       throw InputError(
           fmt::format("{}: expected mlp, attention or block, and axes of 2 or 4 ranks, at most 8 ranks in total, as "
                       "mlp tp=2; got '{}'",
@@ -139,55 +139,54 @@ Placement placement_named(std::string_view word, const std::string& where) {
       fmt::format("{}: expected R, I, P, S(0), S(1) or S(2), or two of them as I->R; got '{}'", where, word));
 }
 
-PlacedPart parsed(std::string_view text, const std::string& name) {
-  std::optional<PlacedPart> part;
+PlacedModule parsed(std::string_view text, const std::string& name) {
+  std::optional<PlacedModule> placed;
   const Names lines = split(text, '\n');
   for (size_t i = 0; i < lines.size(); ++i) {
     const std::string where = fmt::format("{}: line {}", name, i + 1);
-    const Names words = words_of_line(lines[i]);
-    if (words.empty()) continue;
-    if (!part) {
-      part.emplace(words, where);
+    const Names fields = split_fields(lines[i]);
+    if (fields.empty()) continue;
+    if (!placed) {
+      placed.emplace(fields, where);
       continue;
     }
     Names open;
-    for (const Placed& t : part->tensors)
+    for (const Placed& t : placed->tensors)
       if (t.on.empty()) open.push_back(t.name);
-    if (std::ranges::count(open, words[0]) == 0 || words.size() != part->axes.size() + 1)
+    if (std::ranges::count(open, fields[0]) == 0 || fields.size() != placed->axes.size() + 1)
       throw InputError(fmt::format("{}: expected one of {}, and a placement on each of {} axes; got '{}'", where,
-                                   fmt::join(open, ", "), part->axes.size(), lines[i]));
-    auto& on = std::ranges::find(part->tensors, words[0], &Placed::name)->on;
-    for (size_t w = 1; w < words.size(); ++w) {
-      const size_t arrow = words[w].find("->");
-      const Placement from = placement_named(words[w].substr(0, arrow), where);
-      on.emplace_back(from, arrow == std::string::npos ? from : placement_named(words[w].substr(arrow + 2), where));
+                                   fmt::join(open, ", "), placed->axes.size(), lines[i]));
+    auto& on = std::ranges::find(placed->tensors, fields[0], &Placed::name)->on;
+    for (size_t w = 1; w < fields.size(); ++w) {
+      const size_t arrow = fields[w].find("->");
+      const Placement from = placement_named(fields[w].substr(0, arrow), where);
+      on.emplace_back(from, arrow == std::string::npos ? from : placement_named(fields[w].substr(arrow + 2), where));
     }
   }
-  if (!part) throw InputError(name + ": expected a module and its axes in the first line, as mlp tp=2; got no line");
-  for (const Placed& t : part->tensors)
+  if (!placed) throw InputError(name + ": expected a module and its axes in the first line, as mlp tp=2; got no line");
+  for (const Placed& t : placed->tensors)
     if (t.on.empty()) throw InputError(fmt::format("{}: expected a line for '{}'; got none", name, t.name));
-  return *std::move(part);
+  return *std::move(placed);
 }
 
-// The first violation of the table and its likely cause.
-std::pair<std::string, std::string> fault_text(const PlacedPart& part) {
-  for (size_t a = 0; a < part.axes.size(); ++a) {
-    const std::string& axis = part.axes[a].name;
-    for (const Placed& t : part.tensors)
+std::pair<std::string, std::string> fault_text(const PlacedModule& placed) {
+  for (size_t a = 0; a < placed.axes.size(); ++a) {
+    const std::string& axis = placed.axes[a].name;
+    for (const Placed& t : placed.tensors)
       if (const Placement from = t.on[a].first; t.is_leaf() && (from == R || from == P))
         return {fmt::format("{} on {} starts as {}; expected I or S", t.name, axis, from.str()),
                 "persistent tensors are I or S: the gradient of R is a partial sum, which I->R reduces"};
-    for (const Names& op : part.ops) {
+    for (const Names& op : placed.ops) {
       Names found, best;
       for (size_t i = 1; i < op.size(); ++i)
-        found.push_back((i + 1 < op.size() ? part[op[i]].on[a].second : part[op[i]].on[a].first).str());
-      std::ptrdiff_t most = -1;
+        found.push_back((i + 1 < op.size() ? placed[op[i]].on[a].second : placed[op[i]].on[a].first).str());
+      std::ptrdiff_t max_equal = -1;
       for (const std::string& text : split(find_entries(kTable, op[0]), '|')) {
         Names row = split(text, ' ');
         while (row.size() < found.size()) row.insert(row.begin(), row[0]);
         std::ptrdiff_t equal = 0;
         for (size_t i = 0; i < row.size(); ++i) equal += row[i] == found[i];
-        if (equal > most) most = equal, best = row;
+        if (equal > max_equal) max_equal = equal, best = row;
       }
       const auto [wrong, expected] = std::ranges::mismatch(found, best);
       if (wrong == found.end()) continue;
@@ -196,15 +195,14 @@ std::pair<std::string, std::string> fault_text(const PlacedPart& part) {
                       axis, *wrong, op[0], fmt::join(op.begin() + 1, op.end(), " "), *expected, fmt::join(best, " ")),
           failure_cause(*wrong, *expected)};
     }
-    if (const Placement y = part["y"].on[a].second; y == R || y == P)
+    if (const Placement y = placed["y"].on[a].second; y == R || y == P)
       return {fmt::format("y on {} ends as {}; expected I or S", axis, y.str()),
               "y is the x of the next module, and x starts as I or S"};
   }
   return {};
 }
 
-// The collective of a conversion (parallel/placement.h) and the bytes sent by the ranks of an axis, relative to the
-// full tensor.
+// The collective of a conversion (parallel/placement.h), and the bytes sent by an axis relative to the full tensor.
 std::pair<const char*, double> collective(const Placement& from, const Placement& to, int n) {
   if (from == to) return {"-", 0};
   if (is_cut(from) && to != P)
@@ -213,19 +211,18 @@ std::pair<const char*, double> collective(const Placement& from, const Placement
   return {is_cut(to) ? "slice" : to != P ? "-" : is_cut(from) ? "zero padding" : "rank 0 only", 0};
 }
 
-// Sets the diagram, bytes sent and parameter bytes.
-void price(const PlacedPart& part, PlacementVerdict& out) {
+void price(const PlacedModule& placed, PlacementVerdict& out) {
   out.picture = fmt::format("{:<12} {:<4} {:<11} {:<24} {:<15} {:<15} {}\n", "tensor", "axis", "placement",
                             "shards by rank", "forward", "backward", "bytes sent");
-  for (const Placed& t : part.tensors) {
+  for (const Placed& t : placed.tensors) {
     int64_t own = 8 * t.shape().numel();
-    for (size_t a = 0; a < part.axes.size(); ++a) {
+    for (size_t a = 0; a < placed.axes.size(); ++a) {
       const auto& [from, to] = t.on[a];
-      const int n = part.axes[a].size;
+      const int n = placed.axes[a].size;
       const auto forward = collective(from, to, n), backward = collective(dual(to), dual(from), n);
-      double bytes = 8.0 * static_cast<double>(t.shape().numel()) * part.ranks / n;
-      for (size_t other = 0; other < part.axes.size(); ++other)
-        if (other != a && is_cut(other < a ? t.on[other].second : t.on[other].first)) bytes /= part.axes[other].size;
+      double bytes = 8.0 * static_cast<double>(t.shape().numel()) * placed.ranks / n;
+      for (size_t other = 0; other < placed.axes.size(); ++other)
+        if (other != a && is_cut(other < a ? t.on[other].second : t.on[other].first)) bytes /= placed.axes[other].size;
       const int64_t sent = std::llround(bytes * (forward.second + backward.second));
       std::string has;
       for (int r = 0; r < n; ++r) {
@@ -234,7 +231,7 @@ void price(const PlacedPart& part, PlacementVerdict& out) {
         has += "[" + cells + "]";
       }
       out.picture += fmt::format("{:<12} {:<4} {:<11} {:<24} {:<15} {:<15} {}\n", a == 0 ? t.name : "",
-                                 part.axes[a].name, t.str(a), has, forward.first, backward.first, sent);
+                                 placed.axes[a].name, t.str(a), has, forward.first, backward.first, sent);
       out.sent += sent;
       if (is_cut(from)) own /= n;
     }
@@ -245,9 +242,7 @@ void price(const PlacedPart& part, PlacementVerdict& out) {
   }
 }
 
-// Run.
-
-Tensor drawn(const Placed& t, const std::string& what, const ArenaPtr& arena) {
+Tensor sample(const Placed& t, const std::string& what, const ArenaPtr& arena) {
   std::vector<double> values(static_cast<size_t>(t.shape().numel()));
   for (size_t i = 0; i < values.size(); ++i) values[i] = Philox::named(1, what + t.name).normal(i);
   return Tensor::of<double>(values, t.shape(), arena);
@@ -257,8 +252,8 @@ Tensor drawn(const Placed& t, const std::string& what, const ArenaPtr& arena) {
 Var attend(const Var& qkv) {
   const int64_t d = kWidth / kHeads, heads = qkv.dim(2) / (3 * d);
   const Var all = reshape(qkv, {qkv.dim(0), qkv.dim(1), heads, 3 * d});
-  const auto part = [&](int64_t i) { return narrow(all, 3, i * d, d); };
-  return reshape(attention(part(0), part(1), part(2)), {qkv.dim(0), qkv.dim(1), heads * d});
+  const auto slice = [&](int64_t i) { return narrow(all, 3, i * d, d); };
+  return reshape(attention(slice(0), slice(1), slice(2)), {qkv.dim(0), qkv.dim(1), heads * d});
 }
 
 Var result(const Names& op, const std::vector<Var>& in) {
@@ -272,35 +267,34 @@ Var result(const Names& op, const std::vector<Var>& in) {
   return sum;
 }
 
-// The local shard of a full tensor: in its initial placement or, for y, the final one.
-Tensor own_part(Tensor whole, const Placed& t, Mesh& mesh) {
+// The shard in the initial placement or, for y, the final one.
+Tensor own_shard(Tensor full, const Placed& t, Mesh& mesh) {
   for (size_t a = 0; a < t.on.size(); ++a) {
     const Placement p = t.name == "y" ? t.on[a].second : t.on[a].first;
     const MeshAxis& axis = mesh.axes()[a];
     if (!is_cut(p)) continue;
-    const Range own = chunk_range(whole.dim(p.dim), axis.size, mesh.coordinate(axis.name));
-    whole = whole.narrow(p.dim, own.begin, own.size()).contiguous();
+    const Range own = chunk_range(full.dim(p.dim), axis.size, mesh.coordinate(axis.name));
+    full = full.narrow(p.dim, own.begin, own.size()).contiguous();
   }
-  return whole;
+  return full;
 }
 
-// The output and the gradients of x and the weights.
-std::map<std::string, Tensor> run_part(const PlacedPart& part, Mesh& mesh, const ArenaPtr& arena) {
+std::map<std::string, Tensor> run_module(const PlacedModule& placed, Mesh& mesh, const ArenaPtr& arena) {
   std::map<std::string, Var> leaves, used;
   const auto use = [&](const Placed& t, Var v) {
-    for (size_t a = 0; a < part.axes.size(); ++a)
-      v = redistribute(v, mesh[part.axes[a].name], t.on[a].first, t.on[a].second);
+    for (size_t a = 0; a < placed.axes.size(); ++a)
+      v = redistribute(v, mesh[placed.axes[a].name], t.on[a].first, t.on[a].second);
     used[t.name] = std::move(v);
   };
-  for (const Placed& t : part.tensors)
-    if (t.is_leaf()) use(t, leaves[t.name] = Var(own_part(drawn(t, "", arena), t, mesh), true));
-  for (const Names& op : part.ops) {
+  for (const Placed& t : placed.tensors)
+    if (t.is_leaf()) use(t, leaves[t.name] = Var(own_shard(sample(t, "", arena), t, mesh), true));
+  for (const Names& op : placed.ops) {
     std::vector<Var> in;
     for (size_t i = 1; i + 1 < op.size(); ++i) in.push_back(used.at(op[i]));
-    use(part[op.back()], result(op, in));
+    use(placed[op.back()], result(op, in));
   }
   std::map<std::string, Tensor> out{{"y", used.at("y").value()}};
-  backward(used.at("y"), {.seed = own_part(drawn(part["y"], "gradient of ", arena), part["y"], mesh)});
+  backward(used.at("y"), {.seed = own_shard(sample(placed["y"], "gradient of ", arena), placed["y"], mesh)});
   for (const auto& [name, leaf] : leaves) out[name] = leaf.grad();
   return out;
 }
@@ -314,29 +308,29 @@ double distance(const Tensor& found, const Tensor& expected) {
   return std::isfinite(relative) ? relative : INFINITY;  // NaN compares false
 }
 
-void run_beside_one_rank(const PlacedPart& part, PlacementVerdict& out) try {
-  const ArenaPtr kept = make_arena();
+void compare_with_one_rank(const PlacedModule& placed, PlacementVerdict& out) try {
+  const ArenaPtr host = make_arena();
   std::map<std::string, Tensor> expected;
   std::mutex writing;
   double largest = -1;
-  PlacedPart alone = part;
+  PlacedModule alone = placed;
   for (MeshAxis& axis : alone.axes) axis.size = 1;
   launch({.threads_per_rank = 1}, [&](Communicator& world) {
     Mesh mesh(world, alone.axes);
-    expected = run_part(alone, mesh, kept);
+    expected = run_module(alone, mesh, host);
   });
-  launch({.ranks = part.ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& world) {
+  launch({.ranks = placed.ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& world) {
     const ArenaPtr arena = make_arena();
-    Mesh mesh(world, part.axes);
-    const auto found = run_part(part, mesh, arena);
+    Mesh mesh(world, placed.axes);
+    const auto found = run_module(placed, mesh, arena);
     const std::lock_guard lock(writing);
-    for (const auto& [name, whole] : expected) {
-      const double apart = distance(found.at(name), own_part(whole, part[name], mesh));
-      if (apart <= largest) continue;
-      largest = apart;
-      out.run = fmt::format("maximum difference {:.3g} ({}), bound {}", apart, name, kBound);
+    for (const auto& [name, full] : expected) {
+      const double difference = distance(found.at(name), own_shard(full, placed[name], mesh));
+      if (difference <= largest) continue;
+      largest = difference;
+      out.run = fmt::format("maximum difference {:.3g} ({}), bound {}", difference, name, kBound);
     }
-    for (const MeshAxis& axis : part.axes)
+    for (const MeshAxis& axis : placed.axes)
       for (const OpCount& c : mesh[axis.name].counts()) out.count += c.sent;
   });
   out.alike = largest <= kBound;
@@ -347,15 +341,15 @@ void run_beside_one_rank(const PlacedPart& part, PlacementVerdict& out) try {
 }  // namespace
 
 PlacementVerdict check_placements(std::string_view text, const std::string& name) {
-  const PlacedPart part = parsed(text, name);
+  const PlacedModule placed = parsed(text, name);
   PlacementVerdict out;
-  out.title = part.title + ", x";
-  for (const auto& [from, to] : part["x"].on) out.title += " " + from.str();
+  out.title = placed.title + ", x";
+  for (const auto& [from, to] : placed["x"].on) out.title += " " + from.str();
   out.title += ", y";
-  for (const auto& [from, to] : part["y"].on) out.title += " " + to.str();
-  std::tie(out.found, out.cause) = fault_text(part);
-  price(part, out);
-  run_beside_one_rank(part, out);
+  for (const auto& [from, to] : placed["y"].on) out.title += " " + to.str();
+  std::tie(out.found, out.cause) = fault_text(placed);
+  price(placed, out);
+  compare_with_one_rank(placed, out);
   return out;
 }
 

@@ -10,7 +10,7 @@
 //   down.bias    I
 //   y            I              y = z + down.bias
 //
-// A table lists the placements for which each operation requires no communication. Conversions are those of
+// A table lists the placements for which each operation requires no communication. Conversions are defined in
 // parallel/placement.h. Their bytes are computed from the table and counted in a run on thread ranks, whose fp64 values
 // and gradients are compared with one rank.
 #pragma once

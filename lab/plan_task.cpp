@@ -16,7 +16,7 @@ Settings PlannedLayout::settings() {
 
 namespace {
 
-// Predictions of a plan with no and with all layers recomputing.
+// No layers recompute, or all.
 struct Ends {
   planner::Prediction none, all;
 };
@@ -37,13 +37,13 @@ planner::Prediction blend(const PlanTask& t, const Ends& ends, int64_t layers) {
   const double tokens = out.tokens_per_s * out.step_s;
   set(out.step_s, ends.none.step_s), set(out.bubble, ends.none.bubble);
   out.tokens_per_s = tokens / out.step_s;
-  for (const auto& part : planner::kParts) set(out.parts.*part.second, ends.none.parts.*part.second);
+  for (const auto& field : planner::kParts) set(out.parts.*field.second, ends.none.parts.*field.second);
   for (size_t r = 0; r < out.memory.size(); ++r)
-    for (const auto& part : planner::kMemoryParts) set(out.memory[r].*part.second, ends.none.memory[r].*part.second);
+    for (const auto& field : planner::kMemoryParts) set(out.memory[r].*field.second, ends.none.memory[r].*field.second);
   const auto peak_rank = std::ranges::max_element(out.memory, {}, &planner::MemoryParts::peak);
   out.peak_rank = static_cast<size_t>(peak_rank - out.memory.begin());
   out.fits = peak_rank->peak() <= t.with.hardware.usable_bytes();
-  const auto size = [&](const auto& part) { return (*peak_rank).*part.second; };
+  const auto size = [&](const auto& field) { return (*peak_rank).*field.second; };
   out.largest = std::ranges::max_element(planner::kMemoryParts, {}, size)->first;
   return out;
 }
@@ -65,7 +65,7 @@ PlanTask make_task(const PlanFamily& p, uint64_t seed) {
   t.with.model.context = 1024 + 128 * pick(3, 1);
   t.known.all = p.known[static_cast<size_t>(pick(p.known.size(), 2))];
   t.known.all.plan.microbatches = t.batch / t.known.all.plan.dp / t.known.all.sequences;
-  // The required number of recomputing layers, at least 5, plus up to 8.
+  // At least 5 recomputing layers, plus up to 8.
   const Ends ends = predict_ends(t, t.known.all);
   int64_t& layers = t.known.recompute_layers;
   for (layers = 5; !blend(t, ends, layers).fits && layers < kMaxLayers;) ++layers;

@@ -1,4 +1,4 @@
-// Tasks of plan puzzles. The seed determines context length, batch and limits. Only some layers recompute, which `plan`
+// Tasks of plan puzzles: the seed determines context length, batch and limits. Only some layers recompute, which `plan`
 // does not support, so its ranking contains no solution.
 #pragma once
 #include <cstdint>
@@ -9,17 +9,16 @@
 
 namespace tessera::lab {
 
-// Parameters of a puzzle.
 struct PlanFamily {
   ZeroStage zero;                      // upper bound
   int64_t pp;                          // upper bound
   std::vector<planner::Layout> known;  // candidate solutions
 };
 
-// Range of the number of layers that recompute.
+// Number of layers that recompute.
 inline constexpr int64_t kMinLayers = 4, kMaxLayers = 28;
 
-// `recompute_layers` layers recompute as specified by the plan; the others save all activations.
+// `recompute_layers` layers recompute as the plan specifies; the others save all activations.
 struct PlannedLayout {
   planner::Layout all = {};
   int64_t recompute_layers = 0;
@@ -33,7 +32,7 @@ struct PlanTask {
   PlannedLayout known = {};  // a solution
 };
 
-// Interpolates linearly between the predictions without recomputation and with recomputation in all layers.
+// Interpolates linearly between no recomputation and recomputation in all layers.
 planner::Prediction predict_partly(const PlanTask& task, const PlannedLayout& layout);
 
 PlanTask make_task(const PlanFamily& family, uint64_t seed);

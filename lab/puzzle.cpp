@@ -1,5 +1,4 @@
-// List of puzzles, their graders and verdicts. A grader compares the described result with the targets and names likely
-// mistakes.
+// List of puzzles, their graders and verdicts.
 #include "lab/puzzle.h"
 
 #include <fmt/format.h>
@@ -27,13 +26,12 @@ namespace fs = std::filesystem;
 // Placeholder line of a page for the numbers of the seed.
 constexpr std::string_view kNumbers = "(`tessera lab start` writes your numbers here.)\n";
 
-// Text of a failure and its typical cause.
 struct Sign {
-  std::string_view words, cause;
+  std::string_view pattern, cause;
 };
 
 std::string failure_cause(std::span<const Sign> signs, std::string_view found) {
-  const auto sign = std::ranges::find_if(signs, [&](const Sign& s) { return found.find(s.words) != found.npos; });
+  const auto sign = std::ranges::find_if(signs, [&](const Sign& s) { return found.find(s.pattern) != found.npos; });
   return sign == signs.end() ? "" : std::string(sign->cause);
 }
 
@@ -75,7 +73,7 @@ std::string cause_of_bubble(const Schedule& s, const ScheduleTask& t) {
                  : "a rank is idle although work is available: look at its actions before the dots";
 }
 
-// Percentage for a step of `makespan` units.
+// In percent, for a step of `makespan` units.
 double measured_bubble(const ScheduleTask& t, double makespan) {
   const Simulation known = simulate(t.known, t.times);
   return 100 * (1 - (1 - known.bubble_share()) * known.makespan / makespan);
@@ -153,11 +151,11 @@ struct PlacementPuzzle {
   static std::vector<Bound> bounds() {
     return {{"size", 0}, {"table", 1}, {"values", 1}, {"parameters", 2}, {"bytes", 2}};
   }
-  std::string part;
-  bool data = false;                 // with a dp axis, over which x is S(0)
+  std::string submodule;
+  bool data = false;                 // x is S(0) over dp
   std::vector<std::string> at_tp;    // allowed placements of x and y on tp
   int64_t pairs = 1, cut = 0;        // pairs of matrices; elements of tensors sharded by tp
-  std::vector<std::string> vectors;  // vectors that tp does not shard
+  std::vector<std::string> vectors;  // not sharded by tp
 };
 
 struct PlacementTask {
@@ -168,7 +166,7 @@ struct PlacementTask {
 
 PlacementTask make_task(const PlacementPuzzle& p, uint64_t seed) {
   constexpr int64_t activation = 4 * 8 * 16 * 8, vector = 16 * 8;  // bytes of x and of a vector of all channels
-  const Philox random = Philox::named(seed, p.part);
+  const Philox random = Philox::named(seed, p.submodule);
   const auto pick = [&](size_t below, uint64_t what) { return static_cast<size_t>(random.below(below, what)); };
   const bool is_block = p.vectors.size() > 1;
   const size_t kinds = p.at_tp.size(), from = pick(kinds * kinds - 1, 0) + 1;  // excludes Megatron's placement
@@ -183,8 +181,8 @@ PlacementTask make_task(const PlacementPuzzle& p, uint64_t seed) {
   t.held = (p.cut * 8 + cut * vector) / tp + (full - cut) * vector;
   t.sent = (tp - 1) * (4 * p.pairs * activation + (y == "S(0)" || y == "S(1)" ? 2 * full * vector * dp : 0)) +
            tp * 2 * (dp - 1) * t.held;
-  const std::string ranks =
-                        p.data ? fmt::format("{} dp={} tp={}", p.part, dp, tp) : fmt::format("{} tp={}", p.part, tp),
+  const std::string ranks = p.data ? fmt::format("{} dp={} tp={}", p.submodule, dp, tp)
+                                   : fmt::format("{} tp={}", p.submodule, tp),
                     on = p.data ? "S(0) " : "";
   t.title = fmt::format("{}, x {}{}, y {}{}", ranks, on, x, on, y);
   t.first = fmt::format("{}\nx {}{}\ny {}{}\n", ranks, on, x, on, y);
@@ -226,7 +224,7 @@ Right graded(const PlacementPuzzle&, const PlacementTask& t, const std::string& 
           {{"bytes_sent", static_cast<double>(v.sent)}, {"parameter_bytes", static_cast<double>(v.held)}}};
 }
 
-// A plan for eight GPUs of 24 GiB in which some layers recompute, so `plan` does not print a solution.
+// For eight GPUs of 24 GiB; some layers recompute, so `plan` prints no solution.
 struct PlanPuzzle {
   static constexpr const char* file = "plan.toml";
   static std::vector<Bound> bounds() {
@@ -286,8 +284,8 @@ Right graded(const PlanPuzzle& p, const PlanTask& t, const std::string& text, co
     return fmt::format("{:<14} {:>5.1f} GB {}\n", what, gb, std::string(static_cast<size_t>(std::min(gb, 80.0)), of));
   };
   std::string picture, slowest;
-  for (const auto& [part, bytes] : planner::kMemoryParts)
-    picture += bar(part, predicted.memory[predicted.peak_rank].*bytes / 1e9, '#');
+  for (const auto& [field, bytes] : planner::kMemoryParts)
+    picture += bar(field, predicted.memory[predicted.peak_rank].*bytes / 1e9, '#');
   const double card = t.with.hardware.usable_bytes() / 1e9, needs = predicted.memory[predicted.peak_rank].peak() / 1e9;
   picture += bar("GPU", card, '=');
   expect(
@@ -298,13 +296,13 @@ Right graded(const PlanPuzzle& p, const PlanTask& t, const std::string& text, co
   expect(activations <= t.activations, "activations",
          fmt::format("{:.2f} GB on the peak rank; expected at most {:.1f}", activations, t.activations),
          failure_cause(kPlanCauses, "activations"), picture);
-  double most = 0;
-  for (const auto& [part, seconds] : planner::kParts)
-    if (part != planner::kParts[0].first && predicted.parts.*seconds > most)
-      most = predicted.parts.*seconds, slowest = part;
+  double longest = 0;
+  for (const auto& [field, seconds] : planner::kParts)
+    if (field != planner::kParts[0].first && predicted.parts.*seconds > longest)
+      longest = predicted.parts.*seconds, slowest = field;
   expect(predicted.tokens_per_s >= t.tokens_per_s, "speed",
          fmt::format("{:.0f} tokens/s, {:.0f}% of the time for {}; expected at least {:.0f}", predicted.tokens_per_s,
-                     100 * most / predicted.step_s, slowest, t.tokens_per_s),
+                     100 * longest / predicted.step_s, slowest, t.tokens_per_s),
          failure_cause(kPlanCauses, slowest), picture);
   return {
       {fmt::format("the peak rank needs {:.1f} of {:.1f} GB, {:.2f} of it for activations", needs, card, activations),
@@ -313,7 +311,7 @@ Right graded(const PlanPuzzle& p, const PlanTask& t, const std::string& text, co
       {{"tokens_per_s", predicted.tokens_per_s}, {"memory_gb", needs}, {"activations_gb", activations}}};
 }
 
-// Three runs with one injected fault each, out of these names.
+// Three runs with one injected fault each, out of `names`.
 struct DefectPuzzle {
   static constexpr const char* file = "answers.txt";
   static std::vector<Bound> bounds() { return {{"name", 6}}; }
@@ -333,7 +331,7 @@ const std::string& fault_of_run(const DefectPuzzle& p, uint64_t seed, uint64_t r
   return p.names[left[static_cast<size_t>(random.below(left.size(), run))]];
 }
 
-// Weights and data depend on the seed, so equal lines for two learners do not imply equal faults.
+// Weights and data depend on the seed, so equal lines of two learners do not imply equal faults.
 VerifyResult run_puzzle(const DefectPuzzle& p, uint64_t seed, const std::string& name) {
   Job job;
   job.model.layers = job.model.heads = 2, job.model.channels = 16, job.model.context = 8, job.model.vocab = 32;
@@ -396,8 +394,6 @@ Right graded(const DefectPuzzle& p, uint64_t seed, const std::string& text, cons
   return {{fmt::format("score {} of {}", right, kRuns)}, picture, {{"right", static_cast<double>(right)}}};
 }
 
-// The list.
-
 template <class Family>
 Puzzle puzzle(const char* name, const Family& f) {
   return {name, Family::file, Family::bounds(), [f](uint64_t seed) {
@@ -410,7 +406,7 @@ Puzzle puzzle(const char* name, const Family& f) {
 
 Puzzle scheduled(const ScheduleFamily& f) { return puzzle(f.name.data(), SchedulePuzzle{f}); }
 
-// Puzzle and seed in the first line of a file: "# p2 seed 123456".
+// From the first line of a file: "# p2 seed 123456".
 struct Noted {
   const Puzzle* puzzle = nullptr;
   uint64_t seed = 0;
@@ -424,7 +420,7 @@ std::optional<Noted> noted_in(const std::string& text) {
 }
 std::optional<Noted> read_note(const fs::path& folder) {
   const fs::path file = folder / kTaskFile;
-  return is_plain_file(file) ? noted_in(read_whole(file, 1 << 20)) : std::nullopt;
+  return is_plain_file(file) ? noted_in(read_full(file, 1 << 20)) : std::nullopt;
 }
 
 planner::Layout layout(int dp, int tp, int pp, int sequences, ZeroStage zero,
@@ -514,7 +510,7 @@ Verdict grade(const Puzzle& p, const fs::path& given) {
   if (given_out && given_out->puzzle != &p)
     throw InputError(
         fmt::format("{} belongs to another puzzle; expected p{}", (folder / kTaskFile).string(), p.number));
-  const std::string text = read_whole(file, 1 << 20);
+  const std::string text = read_full(file, 1 << 20);
   const std::optional<Noted> own = noted_in(text);
   std::string lines, picture;
   Verdict out;

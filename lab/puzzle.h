@@ -1,9 +1,8 @@
-// Puzzles: files written by a learner and graded immediately by Tessera itself: schedules by simulation, placements on
-// thread ranks, plans by prediction. No code of the learner is run.
+// Puzzles: a learner's files, graded immediately by Tessera itself: schedules by simulation, placements on thread
+// ranks, plans by prediction. No code of the learner is run.
 //
-// A puzzle consists of an entry with its targets and an embedded page, lab/pages/puzzles/NAME.md, so it requires no
-// checkout, compiler or C++. The seed of a learner determines its numbers: solutions are not interchangeable between
-// learners, and no command prints one.
+// A puzzle has targets and an embedded page, lab/pages/puzzles/NAME.md, and requires no checkout, compiler or C++. A
+// learner's seed determines the numbers, so learners cannot exchange solutions, and no command prints one.
 #pragma once
 #include <filesystem>
 
@@ -11,18 +10,17 @@
 
 namespace tessera::lab {
 
-// Result of a correct file: verified properties, a diagram, and metrics to compare learners.
+// Result of a correct file.
 struct Right {
   PassedChecks held;
   std::string picture;
   Scores score;
 };
 
-// The task of a seed.
 struct Task {
-  std::string numbers;                     // lines for the page
+  std::string numbers;                     // lines of the page
   std::string begun = {};                  // initial content of the file
-  std::string solution = {};               // a solution, if found by a search; for tests
+  std::string solution = {};               // found by a search; for tests
   std::function<std::string()> runs = {};  // text of runs.txt, for puzzles with runs to diagnose
   // Throws Failure.
   std::function<Right(const std::string& text, const std::string& name)> grade = {};
@@ -42,21 +40,19 @@ const std::vector<Puzzle>& puzzles();
 // By number (p1) or name; null if there is none.
 const Puzzle* find_puzzle(std::string_view name);
 
-// File written by `start` with puzzle and seed of a directory: "p2 seed 123456".
+// Written by `start`: "p2 seed 123456".
 inline constexpr std::string_view kTaskFile = "task.txt";
-// The puzzle of a directory created by start(); null if there is none.
+// Null if the directory was not created by start().
 const Puzzle* puzzle_in(const std::filesystem::path& folder);
 
-// Writes task.txt, README.md (the page with the numbers of the seed), the initial file (the last block of the page)
-// and, if the puzzle has runs, runs.txt to a new or empty directory. Throws Error (usage) if it is not empty, and
-// OutputError.
+// Writes task.txt, README.md (the page with the seed's numbers), the initial file (the last block of the page) and
+// runs.txt (if any) to a new or empty directory. Throws Error (usage) if it is not empty, and OutputError.
 void start(const Puzzle& puzzle, const std::filesystem::path& folder);
 void start(const Puzzle& puzzle, const std::filesystem::path& folder, uint64_t seed);
-// Grades a file or the file in a directory. The seed is taken from task.txt of the directory, otherwise from the first
-// line of the file, "# p2 seed 123456", or 0. Throws InputError for an unreadable file or the directory of another
-// puzzle.
+// Grades a file or the file in a directory. The seed is taken from task.txt of the directory, otherwise from the file's
+// first line, "# p2 seed 123456", or 0. Throws InputError for an unreadable file or the directory of another puzzle.
 Verdict grade(const Puzzle& puzzle, const std::filesystem::path& file);
-// A verdict as one line of JSON, with the learner if not empty.
+// One line of JSON, with the learner if not empty.
 std::string json(const Puzzle& puzzle, const Verdict& verdict, const std::string& learner = "");
 
 const std::vector<File>& puzzles_files();  // embedded pages

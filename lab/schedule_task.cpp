@@ -1,4 +1,4 @@
-// Limits of schedule puzzles: results of Tessera's schedules, and of a local search that starts from them.
+// Limits of schedule puzzles, by Tessera's schedules and a local search that starts from them.
 #include "lab/schedule_task.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 constexpr int kMoves = 1000;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// Step time; infinite if the schedule violates the task (except for the time limit).
+// Infinite if the schedule violates the task (except for the time limit).
 double end_time(const Schedule& s, const ScheduleTask& t) {
   if (find_fault(s)) return kNever;
   const std::vector<int> peaks = peak_in_flight(s);
@@ -36,7 +36,7 @@ Schedule joined(Schedule s) {
   return s;
 }
 
-// Local search: moves single actions and accepts moves that do not increase the step time.
+// Local search over moves of single actions that do not increase the step time.
 Schedule improved(Schedule s, const ScheduleTask& t, const Philox& random) {
   double end = end_time(s, t);
   for (uint64_t move = 0; move < kMoves; ++move) {
@@ -62,7 +62,7 @@ void relabel(ScheduleTask& t, const std::vector<int>& order) {
   }
 }
 
-// Generates a list for rank 0 of two ranks that differs from Tessera's schedules, and finds the best list of rank 1 by
+// Generates a list for rank 0 of two ranks that differs from Tessera's schedules, and finds rank 1's best list by
 // exhaustive search. A mask has one bit per list position: F or B.
 bool give_rank_0(ScheduleTask& t, int microbatches, const Philox& random, uint64_t i) {
   const auto make_list = [&](int rank, uint64_t mask) {

@@ -1,5 +1,5 @@
 // Tasks of schedule puzzles. The seed determines the numbers and the rank of each stage, so files of other learners are
-// rejected, and the limits are beyond those of Tessera's own schedules.
+// rejected; no schedule of Tessera meets the limits.
 #pragma once
 #include <string_view>
 
@@ -7,19 +7,18 @@
 
 namespace tessera::lab {
 
-// Parameters of a puzzle.
 struct ScheduleFamily {
   std::string_view name;
   int ranks, chunks;  // stages on each rank
   int min_microbatches, max_microbatches;
-  bool splits = false;           // whether backward passes are split (I, W)
+  bool splits = false;           // backward passes are split (I, W)
   double in_flight = 0;          // limit on rank 0 in micro-batches; 0: unlimited
-  double decrease_per_rank = 0;  // decrease of the limit from rank to rank
+  double decrease_per_rank = 0;  // of the limit, from rank to rank
   bool gives_rank_0 = false;     // the list of rank 0 is given, and times are equal
 };
 
 struct ScheduleTask {
-  Schedule known = {};              // the best solution found by the search
+  Schedule known = {};              // best solution of the search
   Times times = {};                 // of stages (B = 2 F) and messages
   std::vector<int> in_flight = {};  // limit of F in flight per rank
   double makespan = 0;              // limit of the step time

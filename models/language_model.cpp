@@ -50,7 +50,7 @@ void LanguageModel::recompute(Module& layer) {
 }
 
 void LanguageModel::mark_matrices(Module& layer) {
-  for (Parameter* p : layer.parameters()) p->whole_update = p->whole.ndim() == 2;
+  for (Parameter* p : layer.parameters()) p->full_matrix_update = p->whole.ndim() == 2;
   for (Attention* a : layer.all<Attention>()) {
     const int64_t key = a->heads().key * a->head_dim();
     a->qkv.parameter(a->qkv.weight).rows = {a->heads().query * a->head_dim(), key, key};

@@ -1,4 +1,3 @@
-// Parameters and forward passes of the layers.
 #include "nn/layers.h"
 
 #include "base/error.h"
@@ -11,7 +10,6 @@ namespace tessera {
 
 namespace {
 
-// Packed weights if profitable on this CPU.
 PackedWeights* packs_if_profitable(PackedWeights& packs) { return cpu::packing_is_profitable() ? &packs : nullptr; }
 
 Attention::Options resolved(int64_t channels, Attention::Options o) {
@@ -34,7 +32,7 @@ Linear::Linear(int64_t in, int64_t out, const Options& options)
       options_(options) {}
 
 LinearWeights Linear::weights() {
-  return {seen(weight), finish_ ? Var() : seen_bias(), packs_if_profitable(packs_), input_};
+  return {used(weight), finish_ ? Var() : used_bias(), packs_if_profitable(packs_), input_};
 }
 
 Var Linear::multiply(const Var& x, const Var& w, const Var& b, PackedWeights* packs) {
@@ -43,13 +41,13 @@ Var Linear::multiply(const Var& x, const Var& w, const Var& b, PackedWeights* pa
 }
 
 Var Linear::forward(const Var& x) {
-  const Var b = seen_bias();
+  const Var b = used_bias();
   const bool plain = options_.activation == Activation::none;
   Var y = packed_ ? multiply(x, unpacked(*packed_, x.dtype()), plain ? b : Var(), nullptr)
-                  : multiply(x, seen(weight), plain ? b : Var(), packs_if_profitable(packs_));
+                  : multiply(x, used(weight), plain ? b : Var(), packs_if_profitable(packs_));
   for (Lora* adapter : adapters_) y = adapter->add_to(std::move(y), x);
   if (plain) return y;
-  return bias_gelu(std::move(y), b, makes_activation_again(options_.recompute),
+  return bias_gelu(std::move(y), b, recomputes_activation(options_.recompute),
                    options_.activation == Activation::gelu ? GeluForm::tanh : GeluForm::erf);
 }
 
@@ -72,14 +70,14 @@ Embedding::Embedding(int64_t entries, int64_t channels, double deviation)
     : weight(param("weight", {entries, channels}, Init::normal(deviation))) {}
 
 Var Embedding::lookup(const Tensor& ids) {
-  return call([&](const Var&) { return lookup_ ? lookup_(ids, seen(weight)) : embedding(ids, seen(weight)); }, Var());
+  return call([&](const Var&) { return lookup_ ? lookup_(ids, used(weight)) : embedding(ids, used(weight)); }, Var());
 }
 
 Var Embedding::project(const Var& x) {
   return call(
       [this](const Var& in) {
         PackedWeights* const packs = packs_if_profitable(packs_);
-        return product_ ? product_(in, seen(weight), Var(), packs) : linear_by_rows(in, seen(weight), packs);
+        return product_ ? product_(in, used(weight), Var(), packs) : linear_by_rows(in, used(weight), packs);
       },
       x);
 }
@@ -95,7 +93,7 @@ Loss Embedding::loss(const Var& x, const Tensor& targets, double scale) {
   Loss out;
   out.mean = call(
       [&](const Var& in) {
-        out = linear_cross_entropy(in, seen(weight), targets, scale, packs_if_profitable(packs_));
+        out = linear_cross_entropy(in, used(weight), targets, scale, packs_if_profitable(packs_));
         return std::exchange(out.mean, Var());
       },
       x);
@@ -144,20 +142,20 @@ Var Rotary::apply(Var x, int64_t heads, const StepInfo& at) {
     const DType wide = accum_dtype(like.dtype());
     table_ = rotary_table(options_, context_, head_dim_, wide, like.arena());
   }
-  RopeArgs turn{.heads = heads, .table = table_, .positions = at.documents.positions};
-  if (turn.positions.defined() || !at.positions.empty()) {
+  RopeArgs rope{.heads = heads, .table = table_, .positions = at.documents.positions};
+  if (rope.positions.defined() || !at.positions.empty()) {
     const int64_t last =
         at.positions.empty() ? like.dim(1) - 1 : *std::max_element(at.positions.begin(), at.positions.end());
     if (last >= context_)
       throw Error("[rotary] position " + std::to_string(last) + "; the context is " + std::to_string(context_));
   }
-  if (!turn.positions.defined() && !at.positions.empty()) {
+  if (!rope.positions.defined() && !at.positions.empty()) {
     const std::vector<int32_t> given(at.positions.begin(), at.positions.end());
-    // A dry run does not write, since every touched page would consume real memory.
-    turn.positions = cpu::DryRun::here() ? like.make({std::ssize(given)}, DType::int32)
+    // A dry run does not write, because every touched page would consume real memory.
+    rope.positions = cpu::DryRun::here() ? like.make({std::ssize(given)}, DType::int32)
                                          : Tensor::constant<int32_t>(given, {std::ssize(given)}, like.arena());
   }
-  return rotate(std::move(x), turn);
+  return rotate(std::move(x), rope);
 }
 
 Attention::Attention(int64_t channels, const Options& given) : Attention(resolved(channels, given), channels) {}
@@ -171,8 +169,8 @@ Attention::Attention(const Options& o, int64_t channels)
       norm_k(o.norm_eps ? &param("norm_k.weight", {o.head_dim}, Init::ones()) : nullptr),
       options_(o),
       here_(heads()) {
-  // Softmax is invariant to a constant added to all inputs, which is the only effect of the key bias without rotation
-  // or normalization.
+  // Without rotation or normalization, the key bias only adds a constant to all inputs of a softmax, which does not
+  // change it.
   if (qkv.bias && !o.rotary && !o.norm_eps)
     qkv.parameter(*qkv.bias).zero_grad_range = {o.heads * o.head_dim, (o.heads + o.kv_heads) * o.head_dim};
 }
@@ -196,7 +194,7 @@ AttentionOptions Attention::at_step() {
 }
 
 Var Attention::prepare(Var packed) {
-  if (norm_q) packed = norm_heads(packed, here_, seen(*norm_q), seen(*norm_k), *options_.norm_eps);
+  if (norm_q) packed = norm_heads(packed, here_, used(*norm_q), used(*norm_k), *options_.norm_eps);
   if (options_.rotary) packed = options_.rotary->apply(std::move(packed), here_.query + here_.key, step());
   return packed;
 }
@@ -226,11 +224,11 @@ Tensor Attention::decode(const Tensor& x, std::span<KvCache* const> texts, int64
       cache.values = x.make({1, cache.capacity, here_.key, d});
     }
     const Tensor own = packed.narrow(0, at, 1);
-    cache.keys.narrow(1, cache.length, t).copy_from(packed_part(own, here_, 1));
-    cache.values.narrow(1, cache.length, t).copy_from(packed_part(own, here_, 2));
+    cache.keys.narrow(1, cache.length, t).copy_from(packed_slice(own, here_, 1));
+    cache.values.narrow(1, cache.length, t).copy_from(packed_slice(own, here_, 2));
     cache.length += t;
     const AttentionResult a =
-        attention(packed_part(own, here_, 0).narrow(1, t - answers, answers), cache.keys.narrow(1, 0, cache.length),
+        attention(packed_slice(own, here_, 0).narrow(1, t - answers, answers), cache.keys.narrow(1, 0, cache.length),
                   cache.values.narrow(1, 0, cache.length), {.window = options_.window});
     out.narrow(0, at, 1).copy_from(a.out.reshape({1, answers, -1}));
   }
@@ -240,7 +238,7 @@ Tensor Attention::decode(const Tensor& x, std::span<KvCache* const> texts, int64
 GatedMlp::GatedMlp(int64_t channels, int64_t hidden, double down_deviation, Recompute recompute, bool bias)
     : gate_up(child<Linear>("gate_up", channels, 2 * hidden, Linear::Options{.bias = bias})),
       down(child<Linear>("down", hidden, channels, Linear::Options{.bias = bias, .deviation = down_deviation})),
-      recompute_(makes_activation_again(recompute)) {}
+      recompute_(recomputes_activation(recompute)) {}
 
 Mlp::Mlp(int64_t channels, int64_t hidden, const Options& o)
     : up(child<Linear>("up", channels, hidden,
@@ -250,11 +248,10 @@ Mlp::Mlp(int64_t channels, int64_t hidden, const Options& o)
       down(child<Linear>("down", hidden, channels, Linear::Options{.bias = o.bias, .deviation = o.down_deviation})),
       options_(o) {}
 
-// A single op if nothing intervenes between the layers.
 Var Mlp::forward(const Var& x) {
   if (!up.is_one_product() || !down.is_one_product()) return down(up(x));
   return down.finish(
-      gelu_mlp(x, up.weights(), down.weights(), makes_activation_again(options_.recompute), options_.gelu));
+      gelu_mlp(x, up.weights(), down.weights(), recomputes_activation(options_.recompute), options_.gelu));
 }
 
 }  // namespace tessera

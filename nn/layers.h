@@ -1,4 +1,3 @@
-// Transformer layers.
 #pragma once
 
 #include "autograd/ops.h"
@@ -17,13 +16,11 @@ enum class Recompute {
   op,               // other frameworks' selective mode (all but attention and every second matmul); planning only
 };
 
-inline bool makes_activation_again(Recompute r) {
-  return r == Recompute::activation || r == Recompute::activation_norm;
-}
+inline bool recomputes_activation(Recompute r) { return r == Recompute::activation || r == Recompute::activation_norm; }
 
 enum class Activation { none, gelu, gelu_erf };
 
-// Replacement for linear() of autograd/ops.h: x w^T + b, with b possibly undefined.
+// Replacement for linear() of autograd/ops.h: x w^T + b; b may be undefined.
 using Product = std::function<Var(const Var& x, const Var& w, const Var& b, PackedWeights* packs)>;
 
 class Lora;
@@ -34,61 +31,61 @@ class Linear : public Module {
  public:
   struct Options {
     bool bias = true;
-    double deviation = 0.02;  // standard deviation of the initial weights
+    double deviation = 0.02;  // of the initial weights
     Activation activation = Activation::none;
     Recompute recompute = Recompute::none;
   };
   Linear(int64_t in, int64_t out, const Options& options);
   Var forward(const Var& x) override;
   void set_matmul(Product product) { product_ = std::move(product); }
-  // Collectives of a sharded layer: on the input of its matmul, and from the matmul's y (without bias) and b (undefined
-  // if an activation adds it) to the layer's y.
+  // Collectives of a sharded layer: on the matmul's input, and on its output y (without bias) with b (undefined if the
+  // activation adds it).
   using Finish = std::function<Var(Var partial, const Var& b)>;
   void share(std::shared_ptr<const SharedInput> input) { input_ = std::move(input); }
   void share(Finish finish) { finish_ = std::move(finish); }
   void drop_packs() override { packs_.packs.clear(); }
-  // Adds an adapter for rows [first, first + out) of the weight (nn/adapters/lora.h). Call before materialization.
+  // For rows [first, first + out) of the weight. Call before materialization.
   Lora& adapt(const std::string& name, int64_t first, int64_t out, const LoraOptions& options);
   const std::vector<Lora*>& adapters() const { return adapters_; }
   // Whether forward() is only linear() and the activation, so that an op may fuse this layer with others.
   bool is_plain() const { return is_one_product() && !input_ && !finish_; }
-  // The same except for collectives: an op may fuse the matmul of weights() with others, followed by finish().
+  // is_plain() except for collectives: an op may fuse the matmul of weights() with others, followed by finish().
   bool is_one_product() const { return !product_ && !is_wrapped() && adapters_.empty() && !packed_; }
   // Freezes the weight and stores it in 4 bits. Call before materialization.
   void quantize(const Packing& packing);
   LinearWeights weights();  // as used by the forward matmul
-  Var finish(Var partial) { return finish_ ? finish_(std::move(partial), seen_bias()) : partial; }
+  Var finish(Var partial) { return finish_ ? finish_(std::move(partial), used_bias()) : partial; }
 
   Var& weight;  // (out, in)
   Var* bias;    // (out), or null
 
  private:
-  Var seen_bias() { return bias ? seen(*bias) : Var(); }
+  Var used_bias() { return bias ? used(*bias) : Var(); }
   Var multiply(const Var& x, const Var& w, const Var& b, PackedWeights* packs);
   Options options_;
   Product product_;
   std::shared_ptr<const SharedInput> input_;
   Finish finish_;
   std::vector<Lora*> adapters_;
-  const Parameter* packed_ = nullptr;  // the 4-bit weight, or null
+  const Parameter* packed_ = nullptr;  // 4-bit weight, or null
   PackedWeights packs_;
 };
 
-// Normalization over the last dim with gamma, and with beta if it centers; base of LayerNorm and RMSNorm.
+// Normalization over the last dim with gamma, and with beta if it centers.
 class Norm : public Module {
  public:
   Norm(int64_t channels, const NormOptions& options, Recompute recompute);
-  Var forward(const Var& x) override { return norm(x, seen(weight), beta(), options_, recompute_); }
+  Var forward(const Var& x) override { return norm(x, used(weight), beta(), options_, recompute_); }
   // {x + y, norm(x + y)} in one pass; may overwrite y.
   std::pair<Var, Var> add(const Var& x, Var y) {
-    return add_norm(x, std::move(y), seen(weight), beta(), options_, recompute_);
+    return add_norm(x, std::move(y), used(weight), beta(), options_, recompute_);
   }
 
   Var& weight;  // (channels)
   Var* bias;    // (channels), or null
 
  private:
-  Var beta() const { return bias ? seen(*bias) : Var(); }
+  Var beta() const { return bias ? used(*bias) : Var(); }
   NormOptions options_;
   bool recompute_;
 };
@@ -111,7 +108,7 @@ class Embedding : public Module {
   Var lookup(const Tensor& ids);  // int32 (...) -> (..., C)
   // Transposed use as the output head: x w^T, (..., C) -> (..., entries).
   Var project(const Var& x);
-  Var logits(const Var& x);  // the same flattened to one row per token: (N, entries)
+  Var logits(const Var& x);  // flattened to one row per token: (N, entries)
   // Cross-entropy of those logits: targets int32 (N), N rows of x.
   Loss loss(const Var& x, const Tensor& targets, double scale);
   // Replacements for embedding(), linear() and linear_cross_entropy() of autograd/ops.h.
@@ -131,13 +128,13 @@ class Embedding : public Module {
   PackedWeights packs_;
 };
 
-// Dropout of a (B, T, C) activation in training, from the counter-based RNG stream of the module's name.
+// Of a (B, T, C) activation in training, from the counter-based RNG stream of the module's name.
 class Dropout : public Module {
  public:
   explicit Dropout(double p) : p_(p) {}
   Var apply(Var x);  // may overwrite x
   double p() const { return p_; }
-  // The input is the channels from `first` on, of `total`.
+  // The input has channels from `first` on, of `total`.
   void keep_channels(int64_t first, int64_t total) { first_channel_ = first, channels_total_ = total; }
 
  private:
@@ -151,23 +148,22 @@ struct KvCache {
   Tensor keys = {}, values = {};
 };
 
-// Table of rotary position embeddings, shared by a model's attention layers.
 class Rotary {
  public:
   // Throws FieldError for an odd head_dim, and for parameters of an inactive or different scaling.
   Rotary(int64_t context, int64_t head_dim, const RotaryOptions& options);
-  // Rotates the first `heads` heads of packed x (B, T, W) by their positions within documents if defined, else by the
-  // step's positions, or from 0 on.
+  // Rotates the first `heads` heads of packed x (B, T, W) by their document positions if defined, otherwise by the
+  // step's positions, or from 0.
   Var apply(Var x, int64_t heads, const StepInfo& at);
 
  private:
   int64_t context_, head_dim_;
   RotaryOptions options_;
-  Tensor table_;  // computed on first use
+  Tensor table_;
 };
 
-// Causal self-attention with packed [q | k | v]: (B, T, C) -> (B, T, C). Vaswani et al. 2017, section 3.2; with grouped
-// queries Ainslie et al. 2023.
+// Causal self-attention (Vaswani et al. 2017, section 3.2; grouped queries: Ainslie et al. 2023) with packed [q | k |
+// v]: (B, T, C) -> (B, T, C).
 class Attention : public Module {
  public:
   // Attention between the two projections: packed (B, T, (H + 2 K) D) of the local heads -> (B, T, H D).
@@ -177,24 +173,22 @@ class Attention : public Module {
     int64_t kv_heads = 0;                // 0: equal to heads
     int64_t head_dim = 0;                // 0: channels / heads
     double dropout = 0;                  // of the attention probabilities
-    double projection_deviation = 0.02;  // initial standard deviation of the output projection
+    double projection_deviation = 0.02;  // of the output projection's initial weights
     bool qkv_bias = true, projection_bias = true;
-    std::shared_ptr<Rotary> rotary = {};  // null: no rotary embedding
-    std::optional<double> norm_eps = {};  // set: RMSNorm of each head of q and k (Qwen3)
-    int64_t window = 0;                   // window in tokens; 0: unlimited
-    bool recompute = false;               // recomputes the attention between the projections in the backward pass
+    std::shared_ptr<Rotary> rotary = {};
+    std::optional<double> norm_eps = {};  // RMSNorm of each head of q and k (Qwen3)
+    int64_t window = 0;                   // in tokens; 0: unlimited
+    bool recompute = false;               // of the attention between the projections
   };
   Attention(int64_t channels, const Options& options);
   Var forward(const Var& x) override;
-  // forward() for new tokens (B, T, C) of B texts appended to their caches, at the step's positions within documents.
-  // Returns the last `answers` tokens, (B, answers, C). No gradient.
+  // Appends tokens (B, T, C) of B texts to their caches, at the step's document positions. Returns the last `answers`
+  // tokens, (B, answers, C). No gradient.
   Tensor decode(const Tensor& x, std::span<KvCache* const> texts, int64_t answers);
-  // Replaces packed_attention().
   void set_attention(Core core) { core_ = std::move(core); }
 
   Heads heads() const { return {options_.heads, options_.kv_heads}; }  // of the unsharded layer
   int64_t head_dim() const { return options_.head_dim; }
-  // Restricts the projections to these local heads.
   void keep_heads(const Heads& here) { here_ = here; }
 
   Linear &qkv, &proj;
@@ -203,7 +197,7 @@ class Attention : public Module {
  private:
   AttentionOptions at_step();
   Attention(const Options& resolved, int64_t channels);
-  // Applies the configured norms and rotation to q and k.
+  // Norms and rotation of q and k.
   Var prepare(Var packed);
   Options options_;
   Heads here_;
@@ -239,8 +233,6 @@ class Mlp : public Module {
  private:
   Options options_;
 };
-
-// Losses; cross-entropy is fused with softmax in cross_entropy() of autograd/ops.h.
 
 // Mean of (prediction - target)^2 over all elements: two tensors of equal shape -> ().
 inline Var mean_squared_error(const Var& prediction, const Var& target) {

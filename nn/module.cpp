@@ -1,4 +1,3 @@
-// Parameter trees and their materialization.
 #include "nn/module.h"
 
 #include "nn/quantize/packed.h"
@@ -10,7 +9,7 @@ namespace {
 
 constexpr int64_t kSlotAlignment = 16;  // elements: 64-byte alignment in float32
 
-// Initializes values with the elements of a parameter from index `from` on.
+// `values` are the elements from index `from` on.
 void initialise_elements(const Tensor& values, const Init& init, const Philox& random, int64_t from) {
   if (init.deviation == 0) {
     Tensor v = values;
@@ -28,7 +27,7 @@ void initialise_elements(const Tensor& values, const Init& init, const Philox& r
 
 // Initializes bytes [begin, begin + values.numel()) of the local shard of a 4-bit matrix.
 void initialise_bytes(const Tensor& values, const Parameter& p, const Philox& random, int64_t begin) {
-  const std::vector<std::byte> whole = quantize(p.packed->packing, [&](int64_t from, std::span<float> to) {
+  const std::vector<std::byte> full = quantize(p.packed->packing, [&](int64_t from, std::span<float> to) {
     cpu::split(std::ssize(to), 4096, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i)
         to[static_cast<size_t>(i)] = static_cast<float>(
@@ -37,7 +36,7 @@ void initialise_bytes(const Tensor& values, const Parameter& p, const Philox& ra
     });
   });
   for_each_run(p, begin, begin + values.numel(), [&](int64_t at, int64_t from, int64_t count) {
-    std::copy_n(whole.begin() + from, count, values.raw() + (at - begin));
+    std::copy_n(full.begin() + from, count, values.raw() + (at - begin));
   });
 }
 
@@ -83,7 +82,7 @@ StepInfo Module::step() const {
 
 void Module::shard(const Var& var, ShardSpec spec) {
   Parameter& p = parameter(var);
-  if (p.var.value().device() != Device::meta || !p.shard.is_whole())
+  if (p.var.value().device() != Device::meta || !p.shard.is_replicated())
     throw Error("[module] '" + p.name + "' cannot be sharded: it has memory or is already sharded");
   for (const ShardSpec::Run& run : spec.runs)
     if (run.begin < 0 || run.size < 1 || run.begin + run.size > p.whole[spec.dim])
@@ -97,7 +96,7 @@ void Module::shard(const Var& var, ShardSpec spec) {
 
 void Module::quantize(const Var& var, const Packing& packing) {
   Parameter& p = parameter(var);
-  if (p.var.value().device() != Device::meta || !p.shard.is_whole())
+  if (p.var.value().device() != Device::meta || !p.shard.is_replicated())
     throw Error("[module] '" + p.name + "' cannot be quantized: it has memory or is sharded");
   check(packing, p.name);
   p.packed = make_packed(packing);
@@ -194,7 +193,7 @@ std::vector<Module::Unit> Module::layout() {
                 .matrices = matrices};
       for (Parameter* p : group.members) {
         if (p->trainable != trainable || (p->packed != nullptr) != packed) continue;
-        if (p->trainable && p->whole_update != matrices) continue;
+        if (p->trainable && p->full_matrix_update != matrices) continue;
         unit.slots.push_back({p, unit.size, p->stored_here()});
         unit.size = (unit.slots.back().end() + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
       }
@@ -205,7 +204,7 @@ std::vector<Module::Unit> Module::layout() {
 
 void initialise(const Module::Unit& unit, const Tensor& values, int64_t begin, uint64_t seed) {
   if (cpu::DryRun::here()) return;
-  // Values for a GPU are generated on the host: the C library's sine and logarithm give bitwise identical values
+  // Values for a GPU are generated on the host, whose C library gives bitwise identical sines and logarithms
   // everywhere.
   const bool here = values.device() == Device::cpu;
   Tensor all =
@@ -220,8 +219,8 @@ void initialise(const Module::Unit& unit, const Tensor& values, int64_t begin, u
         initialise_bytes(all.narrow(0, from - begin, to - from), *slot.parameter, random, from - slot.begin);
       continue;
     }
-    for_each_run(*slot.parameter, from - slot.begin, to - slot.begin, [&](int64_t at, int64_t whole, int64_t count) {
-      initialise_elements(all.narrow(0, slot.begin + at - begin, count), slot.parameter->init, random, whole);
+    for_each_run(*slot.parameter, from - slot.begin, to - slot.begin, [&](int64_t at, int64_t full, int64_t count) {
+      initialise_elements(all.narrow(0, slot.begin + at - begin, count), slot.parameter->init, random, full);
     });
   }
   if (!here) Tensor(values).copy_from(all);
@@ -284,13 +283,11 @@ void Module::zero_missing_gradients() {
     if (p->trainable) p->var.zero_missing_grad();
 }
 
-// Shape and size of the local shard of a parameter.
-
-Shape ShardSpec::slice_unit(Shape whole) const {
-  if (is_whole()) return whole;
-  whole[dim] = 0;
-  for (const Run& run : runs) whole[dim] += run.size;
-  return whole;
+Shape ShardSpec::slice_unit(Shape full) const {
+  if (is_replicated()) return full;
+  full[dim] = 0;
+  for (const Run& run : runs) full[dim] += run.size;
+  return full;
 }
 
 Shape Parameter::local() const { return shard.slice_unit(whole); }
@@ -300,8 +297,6 @@ int64_t Parameter::stored_here() const {
   const int64_t elements = local().numel();
   return packed ? packed->packing.bytes(elements) : elements;
 }
-
-// Documents: one pass over each sequence.
 
 Documents find_documents(const Tensor& ids_any, int32_t end) {
   const Tensor ids = ids_any.contiguous();
@@ -326,7 +321,7 @@ Documents documents_from(const Tensor& starts) {
   Documents made{starts, starts.clone()};
   for (int64_t i = 0; i < starts.numel(); ++i)
     made.positions.data<int32_t>()[i] =
-        std::max(static_cast<int32_t>(i % starts.dim(1)) - starts.data<int32_t>()[i], 0);  // padding has 0
+        std::max(static_cast<int32_t>(i % starts.dim(1)) - starts.data<int32_t>()[i], 0);  // padding: 0
   return made;
 }
 

@@ -22,37 +22,34 @@ class Module : NotCopied {  // children hold references into it
   // forward() with all wrappers, the last one outermost.
   Var operator()(const Var& x);
   using Inner = std::function<Var(const Var&)>;
-  // The same for a function other than forward() that uses this module's parameters; x may be undefined.
+  // For another function that uses this module's parameters; x may be undefined.
   Var call(Inner inner, const Var& x);
   void wrap(std::function<Var(const Inner&, const Var&)> f) { wraps_.push_back(std::move(f)); }
   bool is_wrapped() const { return !wraps_.empty(); }
-  // Declares that the memory of this unit's parameters or gradients is allocated and freed per unit: ops must not use
-  // them together with those of other units.
+  // Declares that memory of parameters or gradients is allocated and freed per unit: ops must not combine units.
   void disable_fusion() { is_apart_ = true; }
   bool is_apart() const { return is_apart_ || is_wrapped(); }
-  // The forward pass uses f(parameter) in place of each of this module's parameters; f is called at each use. Its
-  // result may be recomputed after the use (Var::with_recompute).
-  void see(std::function<Var(const Var&)> f) { transforms_ = std::move(f); }
+  // The forward pass replaces each of this module's parameters by f(parameter), called at each use. The result may be
+  // recomputed after the use (Var::with_recompute).
+  void transform(std::function<Var(const Var&)> f) { transforms_ = std::move(f); }
 
-  // Metadata of one of this module's own parameters.
+  // `var` is a parameter of this module, also in shard() and quantize().
   Parameter& parameter(const Var& var);
-  // Restricts one of this module's parameters to a shard. Throws Error after materialization, or if a run exceeds the
-  // dim.
+  // Restricts a parameter to a shard. Throws Error after materialization, or if a run exceeds the dim.
   void shard(const Var& var, ShardSpec spec);
   // Freezes all parameters of this module and its descendants. Throws Error after materialization.
   void freeze();
-  // Freezes one of this module's own matrices and stores it in 4 bits. Throws Error after sharding or materialization,
-  // and for sizes that do not divide.
+  // Freezes a matrix and stores it in 4 bits. Throws Error after sharding or materialization, and for sizes that do not
+  // divide.
   void quantize(const Var& var, const Packing& packing);
-  // Excludes a module's parameters from parameters() and layout(): they are on another rank.
+  // Excludes a module's parameters from parameters() and layout() if they are on another rank.
   void set_local(bool here) { here_ = here; }
 
   std::vector<Parameter*> parameters();  // depth first, in declaration order
   int64_t parameter_count();
   std::string full_name() const;
-  // Whether `module` is this one or a descendant.
   bool contains(const Module& module) const;
-  // This module and its descendants of type M, depth first.
+  // Depth first, including this module.
   template <class M>
   std::vector<M*> all() {
     std::vector<M*> out;
@@ -62,10 +59,10 @@ class Module : NotCopied {  // children hold references into it
     return out;
   }
 
-  // Makes this module's parameters, and those of descendants outside other units, one flat buffer.
+  // Stores parameters of this module and of descendants outside other units in one flat buffer.
   void make_unit() { is_unit_ = true; }
-  // Layout of a unit: the position of each parameter in `size` elements. Separate units follow for the same module's
-  // matrices with full-matrix updates, its frozen parameters, and its 4-bit ones (in bytes).
+  // Layout of a unit's parameters in `size` elements. Separate units follow for the same module's matrices with
+  // full-matrix updates, its frozen and its 4-bit parameters (in bytes).
   struct Unit {
     std::string name;
     Module* module = nullptr;
@@ -76,28 +73,28 @@ class Module : NotCopied {  // children hold references into it
     DType dtype(DType of_values) const { return packed ? DType::uint8 : of_values; }
   };
   std::vector<Unit> layout();
-  // Allocates and initializes all values (`dtype`) and gradients (`grad_dtype`). Returns the units in order. Throws
+  // Allocates and initializes all values (`dtype`) and gradients (`grad_dtype`); returns the units in order. Throws
   // Error if called twice.
   std::vector<FlatUnit>& materialize(uint64_t seed, const ArenaPtr& arena, DType dtype, DType grad_dtype);
   std::vector<FlatUnit>& units() { return units_; }
 
   // The next gradients overwrite the buffers.
   void clear_gradients();
-  // After the last backward of a step: sets gradients that did not arrive to zero.
+  // After the last backward of a step: zeroes gradients that did not arrive.
   void zero_missing_gradients();
-  // Frees packed copies of weights; they are rebuilt on demand.
+  // Rebuilt on demand.
   virtual void drop_packs();
 
-  // Position of the current step in the run, e.g. for dropout. Set on the root and visible to all modules;
-  // map_step_info() modifies it for one subtree.
+  // Position of the current step in the run. Set on the root and visible to all modules; map_step_info() modifies it
+  // for one subtree.
   void set_step(const StepInfo& step) { step_ = step; }
   StepInfo step() const;
   void map_step_info(std::function<StepInfo(StepInfo)> f) { adjust_ = std::move(f); }
 
  protected:
   Var& param(std::string name, const Shape& shape, Init init);
-  // A parameter as used by the forward pass.
-  Var seen(const Var& parameter) const { return transforms_ ? transforms_(parameter) : parameter; }
+  // After transform().
+  Var used(const Var& parameter) const { return transforms_ ? transforms_(parameter) : parameter; }
   template <class M, class... Args>
   M& child(const std::string& name, Args&&... args) {
     auto owned = std::make_unique<M>(std::forward<Args>(args)...);
@@ -134,10 +131,9 @@ class Module : NotCopied {  // children hold references into it
 // unsharded parameter is Philox::named(seed, name).normal(i) times its deviation. Gaps and elements past the unit are
 // zero. A 4-bit weight is always generated in full, in float.
 void initialise(const Module::Unit& unit, const Tensor& values, int64_t begin, uint64_t seed);
-// A unit in the given buffers of at least unit.size elements: initial values, zero gradients, and parameters as views.
-// `grads` is ignored for a frozen unit.
+// A unit in buffers of at least unit.size elements: initial values, zero gradients, and parameters as views. `grads` is
+// ignored for a frozen unit.
 FlatUnit make_flat(const Module::Unit& unit, Tensor values, Tensor grads, uint64_t seed);
-// The same in newly allocated memory.
 FlatUnit make_unit(const Module::Unit& unit, const ArenaPtr& arena, DType dtype, DType grad_dtype, uint64_t seed);
 // Makes the unit's parameters views of these buffers, of at least unit.size elements.
 void bind_values(const Module::Unit& unit, const Tensor& values);

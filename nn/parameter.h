@@ -1,5 +1,5 @@
-// Parameter metadata, defined in one place: initial values, optimizer update, checkpoint name, multiplicity in the
-// gradient norm, and the local shard.
+// Parameter metadata: initial values, optimizer update, checkpoint name, multiplicity in the gradient norm, and the
+// local shard.
 //
 // A sharded parameter has some indices of one dim:
 //
@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-// Initialization: normal with the given standard deviation, or constant.
+// Normal with the given standard deviation, or constant.
 struct Init {
   double deviation = 0;
   double constant = 0;
@@ -25,18 +25,17 @@ struct ShardSpec {
   struct Run {
     int64_t begin = 0, size = 0;
   };
-  std::string axis = {};  // mesh axis of the sharding
+  std::string axis = {};
   int dim = 0;
   std::vector<Run> runs = {};  // empty: replicated
 
-  bool is_whole() const { return runs.empty(); }
-  Shape slice_unit(Shape whole) const;  // local shape
+  bool is_replicated() const { return runs.empty(); }
+  Shape slice_unit(Shape full) const;  // local shape
 };
 
 struct Packed;  // nn/quantize/packed.h
 
 struct Parameter {
-  // Elements [begin, end) of the full parameter.
   struct Span {
     int64_t begin = 0, end = 0;
   };
@@ -44,45 +43,44 @@ struct Parameter {
   std::string name;  // in the full model: "blocks.0.mlp.up.weight"
   Shape whole;       // `var` has the local shape
   Init init = {};
-  bool trainable = true;  // frozen parameters have no gradient and no optimizer state, and are excluded from reductions
-                          // and counts
+  bool trainable = true;   // frozen: no gradient, no optimizer state, excluded from reductions and counts
   bool is_expert = false;  // stored on only some data ranks with expert parallelism
   bool decays = false;     // weight decay applies: matrices, not biases or norms
-  // The optimizer needs the full matrix (optim/muon.h); with `rows`, several fused matrices of that many rows each.
-  bool whole_update = false;
+  // The optimizer needs the full matrix (optim/muon.h); `rows`: rows of each fused matrix; empty: one matrix.
+  bool full_matrix_update = false;
   std::vector<int64_t> rows = {};
-  // Parameters with equal `tie` are replicas of one parameter or its separate uses, whose gradients are summed, also
-  // over ranks. `tie` is its name in a full model.
+  // Parameters with equal `tie`, their name in a full model, are replicas of one parameter or its separate uses, whose
+  // gradients are summed, also over ranks.
   std::string tie = {};
   ShardSpec shard = {};
   Span zero_grad_range = {};  // elements whose exact gradient is zero, so that the computed one is rounding error
-  Var var = {};               // value and gradient
-  // A frozen 4-bit matrix: its bytes are the value, and `var` is meta. Otherwise null.
+  Var var = {};
+  // A frozen 4-bit matrix: its bytes are the value, and `var` is meta.
   std::shared_ptr<Packed> packed = {};
 
   bool is_tied() const { return !tie.empty(); }
-  bool is_copy() const { return is_tied() && tie != name; }  // checkpoints and the norm include only the original
+  bool is_copy() const { return is_tied() && tie != name; }  // excluded from checkpoints and the norm
   // Name for RNG streams and checkpoints.
   const std::string& source() const { return is_tied() ? tie : name; }
-  Shape local() const;  // local shape
+  Shape local() const;
   // Stored form, in buffers, messages and files: elements, or the bytes of a 4-bit matrix.
-  Shape stored() const;                   // of the full parameter in stored form
-  const ShardSpec& stored_shard() const;  // the local shard of stored()
+  Shape stored() const;                   // of the full parameter
+  const ShardSpec& stored_shard() const;  // local shard of stored()
   int64_t stored_here() const;            // its elements or bytes
   DType stored_dtype(DType of_values) const { return packed ? DType::uint8 : of_values; }
 };
 
-// Calls f(here, whole, count) for the maximal runs of elements that are consecutive in the shard and in the full
+// Calls f(here, full, count) for the maximal runs of elements that are consecutive in the shard and in the full
 // parameter, with flat indices of both. [begin, end) are elements of the shard.
 template <class F>
 void for_each_run(const Shape& whole, const ShardSpec& shard, int64_t begin, int64_t end, const F& f) {
   if (begin >= end) return;
-  if (shard.is_whole()) return f(begin, begin, end - begin);
-  int64_t inner = 1, kept = 0;
+  if (shard.is_replicated()) return f(begin, begin, end - begin);
+  int64_t inner = 1, per_index = 0;
   for (int d = shard.dim + 1; d < whole.ndim(); ++d) inner *= whole[d];
-  for (const ShardSpec::Run& run : shard.runs) kept += run.size * inner;  // elements per index of the preceding dims
+  for (const ShardSpec::Run& run : shard.runs) per_index += run.size * inner;  // elements per outer index
   const int64_t row = whole[shard.dim] * inner;
-  int64_t o = begin / kept, here = o * kept;
+  int64_t o = begin / per_index, here = o * per_index;
   for (; here < end; ++o)
     for (const ShardSpec::Run& run : shard.runs) {
       const int64_t size = run.size * inner, from = begin > here ? begin : here,
@@ -91,19 +89,17 @@ void for_each_run(const Shape& whole, const ShardSpec& shard, int64_t begin, int
       here += size;
     }
 }
-// Calls f() for the runs of a parameter's stored form.
 template <class F>
 void for_each_run(const Parameter& p, int64_t begin, int64_t end, const F& f) {
   for_each_run(p.stored(), p.stored_shard(), begin, end, f);
 }
 
-// Flat buffers: the parameters of one unit (an embedding, a block, a head) are contiguous in one buffer and their
-// gradients in another, so that optimizer, gradient norm, buckets and shards operate on long contiguous runs.
+// Flat buffers: a unit's parameters are contiguous in one buffer and their gradients in another, so that optimizer,
+// gradient norm, buckets and shards operate on long contiguous runs.
 
-// Position of a parameter in its unit's buffers.
 struct Slot {
   Parameter* parameter = nullptr;
-  int64_t begin = 0;  // first element; a multiple of 16, gaps are always zero
+  int64_t begin = 0;  // a multiple of 16; gaps are always zero
   int64_t size = 0;   // elements, or bytes, of the local shard
   int64_t end() const { return begin + size; }
 };
@@ -113,18 +109,17 @@ struct NamedTensor {
   Tensor tensor;
 };
 
-// Values and gradients of a unit or of its shard, in which a slot may begin before element 0 or end past the last. The
-// parameters must outlive it.
+// A unit or its shard, in which a slot may begin before element 0 or end past the last. The parameters must outlive it.
 struct FlatUnit {
   std::string name;         // "blocks.0"
   Tensor values;            // 1-D: float64, float32 or bfloat16; uint8 for 4-bit matrices
   Tensor grads;             // 1-D, as long as values; possibly another floating dtype
   std::vector<Slot> slots;  // ordered by begin, not overlapping
 
-  // All parameters of a unit are trainable, or all are frozen; frozen units have no gradients.
+  // A unit's parameters are all trainable, or all frozen and without gradients.
   bool trainable() const { return slots.empty() || slots[0].parameter->trainable; }
-  // Whether its parameters are matrices with full-matrix updates; a unit has only these or none.
-  bool matrices() const { return !slots.empty() && slots[0].parameter->whole_update; }
+  // A unit has only matrices with full-matrix updates, or none.
+  bool matrices() const { return !slots.empty() && slots[0].parameter->full_matrix_update; }
 };
 
 }  // namespace tessera

@@ -10,40 +10,39 @@
 
 namespace tessera {
 
-// Documents of a pass; undefined: each sequence is one document, from position 0.
+// Undefined: each sequence is one document, from position 0.
 struct Documents {
   static constexpr int32_t kPadding = 1 << 30;  // start of a padding token: no token attends to it
   Tensor starts;     // int32 (B, Tq): start of each query's document, as a position in the full sequence
-  Tensor positions;  // int32 (B, T): position of each token within its document
-  // Each sequence is one document and padding. Attention may then process padding: no token attends to it, and its
-  // outputs are unused.
+  Tensor positions;  // int32 (B, T): within each token's document
+  // Each sequence is one document and padding, which attention may process: its outputs are unused.
   bool only_padding = false;
 };
 
-// Documents of full sequences: ids int32 (B, T) -> starts and positions, both (B, T), all in host memory.
+// Full sequences: ids int32 (B, T) -> starts and positions, both (B, T), all in host memory.
 Documents find_documents(const Tensor& ids, int32_t end);
 
-// Documents with known starts, int32 (B, T) in host memory.
+// starts int32 (B, T), in host memory.
 Documents documents_from(const Tensor& starts);
 
-// Position of a forward pass in the run, for the counter-based RNG and position embeddings. It makes a dropout mask a
-// function of the logical element alone, for any local shard of the activation.
+// Position of a forward pass in the run, for position embeddings and the counter-based RNG: a dropout mask depends only
+// on the logical element, in any shard of the activation.
 struct StepInfo {
   uint64_t seed = 0;
   int64_t step = 0;
   int64_t first_sequence = 0;   // index of this micro-batch's first row within the global batch
-  int64_t sequences_total = 0;  // sequences of the global step, over which their losses are averaged; 0: the local ones
+  int64_t sequences_total = 0;  // of the global step, over which losses are averaged; 0: the local ones
   bool training = false;        // enables dropout
-  // Device address of `step` for kernels, since a captured step is replayed with other values.
+  // Device address of `step` for kernels, because a captured step is replayed with other values.
   const uint64_t* step_on_gpu = nullptr;
   // If sequences are sharded: position of each local token, and tokens of the full sequence. Empty and 0: all tokens,
   // from position 0. The viewed memory must outlive the pass.
   std::span<const int64_t> positions = {};
   int64_t tokens_total = 0;
-  // For sequences with several documents. Dropout still uses `positions`.
+  // Dropout still uses `positions`.
   Documents documents = {};
   std::vector<int64_t> lengths = {};  // tokens of each sequence before its padding; empty: no padding
-  // If attention heads are sharded: the first local head, and the number of all heads; 0: all are local.
+  // If attention heads are sharded: first local head, and number of all heads; 0: all are local.
   int64_t first_head = 0, heads_total = 0;
 };
 

@@ -1,4 +1,3 @@
-// Gradient norm with a fixed summation order.
 #include "optim/grad_norm.h"
 
 #include <fmt/format.h>
@@ -13,7 +12,6 @@ constexpr int64_t kLanes = 16;
 
 using Lanes = std::array<double, kLanes>;
 
-// Sum of the block at x with `n` elements.
 template <class G>
 double block_sum(const G* x, int64_t n) {
   Lanes lanes{};

@@ -1,5 +1,5 @@
-// Learning-rate schedule: linear warm-up, then half a cosine period down to min_lr (Loshchilov and Hutter, "SGDR", ICLR
-// 2017, without restarts), as in nanoGPT.
+// Linear warm-up, then half a cosine period down to min_lr (Loshchilov and Hutter, "SGDR", ICLR 2017, without
+// restarts), as in nanoGPT.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -11,9 +11,9 @@ struct LrSchedule {
   double lr = 1e-3;
   double min_lr = 1e-3;  // equal to lr: constant after warm-up
   int64_t warmup = 0;    // steps
-  int64_t steps = 0;     // the step that reaches min_lr, constant from then on
+  int64_t steps = 0;     // reaches min_lr, constant from then on
 
-  // Learning rate of step 0, 1, ...: lr (step + 1) / (warmup + 1) during warm-up.
+  // lr (step + 1) / (warmup + 1) during warm-up.
   double at(int64_t step) const {
     if (step < warmup) return lr * (static_cast<double>(step) + 1) / (static_cast<double>(warmup) + 1);
     if (min_lr == lr) return lr;

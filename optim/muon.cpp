@@ -1,4 +1,3 @@
-// Muon's operations on full matrices, between its two elementwise passes.
 #include "optim/muon.h"
 
 #include "optim/grad_norm.h"
@@ -16,7 +15,6 @@ constexpr int kSteps = 5;
 constexpr double kEps = 1e-7;       // added to the norm before division
 constexpr double kAdamWSize = 0.2;  // typical root mean square of AdamW's updates
 
-// x = x / |x|.
 void normalise(const Tensor& x) {
   const Tensor square = sums_of_squares(std::span(&x, 1));
   const auto on_cpu = [&] {
@@ -26,7 +24,6 @@ void normalise(const Tensor& x) {
   on_device(x.device(), on_cpu, [&] { cuda::normalise(x, square, kEps); });
 }
 
-// y = a x + b y.
 void blend(const Tensor& y, const Tensor& x, double a, double b) {
   const auto on_cpu = [&] {
     with_wide(y, [&]<class W>(W) {
@@ -43,8 +40,8 @@ void orthogonalise(const Tensor& x) {
   const int64_t rows = x.dim(0), columns = x.dim(1), n = std::min(rows, columns);
   const bool wide = rows <= columns;
   normalise(x);
-  const auto room = [&](int64_t r, int64_t c) { return x.make({r, c}, x.dtype(), Category::workspace); };
-  Tensor gram = room(n, n), polynomial = room(n, n), next = room(rows, columns);
+  const auto allocate = [&](int64_t r, int64_t c) { return x.make({r, c}, x.dtype(), Category::workspace); };
+  Tensor gram = allocate(n, n), polynomial = allocate(n, n), next = allocate(rows, columns);
   for (int step = 0; step < kSteps; ++step) {
     matmul_into(gram, wide ? x : x.transpose(0, 1), wide ? x.transpose(0, 1) : x);
     matmul_into(polynomial, gram, gram);
@@ -61,12 +58,12 @@ int64_t orthogonalise_bytes(int64_t rows, int64_t columns, int64_t element, Devi
   return (own + up(n) * up(n) + 2 * up(rows) * up(columns)) * element;
 }
 
-void make_matrix_update(const Parameter& p, const Tensor& whole) {
+void make_matrix_update(const Parameter& p, const Tensor& full) {
   const int64_t rows = p.whole[0], columns = p.whole[1];
-  const std::vector<int64_t> parts = p.rows.empty() ? std::vector<int64_t>{rows} : p.rows;
+  const std::vector<int64_t> matrix_rows = p.rows.empty() ? std::vector<int64_t>{rows} : p.rows;
   int64_t first = 0;
-  for (const int64_t count : parts) {
-    Tensor matrix = whole.narrow(0, first, count);
+  for (const int64_t count : matrix_rows) {
+    Tensor matrix = full.narrow(0, first, count);
     orthogonalise(matrix);
     scale_(matrix, kAdamWSize * std::sqrt(static_cast<double>(std::max(count, columns))));
     first += count;

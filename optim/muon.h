@@ -5,8 +5,8 @@
 //   o = orthogonalized u       p = p (1 - lr weight_decay) - lr 0.2 sqrt(max(rows, columns)) o
 //
 // The factor matches the typical magnitude of AdamW's updates, so both share one learning rate and weight decay (Liu et
-// al. 2025, "Muon is scalable for LLM training", section 2.2). A fused matrix of queries, keys and values is treated as
-// three matrices (Parameter::rows).
+// al. 2025, "Muon is scalable for LLM training", section 2.2). Fused queries, keys and values are three matrices
+// (Parameter::rows).
 //
 // An update needs the full matrix, of which a rank may have a shard: the optimizer computes u for its elements
 // (MuonMomentum, optim/rules.h) and passes it to `orthogonalise`, which parallel/matrix_owners.h replaces.
@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-// x = its orthogonalization by five Newton-Schulz iterations: U S V^T becomes U S' V^T with S' between about 0.7 and
+// Orthogonalizes x in place by five Newton-Schulz iterations: U S V^T becomes U S' V^T with S' between about 0.7 and
 // 1.2 (0 stays 0). x: (rows, columns), contiguous; float32 or float64, which is also the accumulation dtype. Bitwise
 // deterministic for a given shape and number of threads. Cost: 10 (2 rows columns n + n^3) FLOPs with n the smaller
 // dimension, and buffers for one matrix of that shape and two of (n, n), plus the GEMM library's workspace.
@@ -24,13 +24,13 @@ void orthogonalise(const Tensor& x);
 // Upper bound of that memory, including GEMM workspace on that device, for elements of `element` bytes.
 int64_t orthogonalise_bytes(int64_t rows, int64_t columns, int64_t element, Device device);
 // Orthogonalizes a full parameter, matrix by matrix, and multiplies by the update's factor.
-void make_matrix_update(const Parameter& parameter, const Tensor& whole);
+void make_matrix_update(const Parameter& parameter, const Tensor& full);
 
-// Computes the updates of units with full matrices; undefined for other units.
+// Undefined `updates` for units without full matrices.
 void make_updates(const std::vector<FlatUnit>& units, const std::vector<Tensor>& updates);
 
 namespace cuda {
-// float32 or float64 tensors. x = x / (sqrt(square) + eps), with `square` float64 (1) on the GPU.
+// float32 or float64. x = x / (sqrt(square) + eps), with `square` float64 (1) on the GPU.
 void normalise(const Tensor& x, const Tensor& square, double eps);
 // y = a x + b y.
 void blend(const Tensor& y, const Tensor& x, double a, double b);

@@ -1,4 +1,3 @@
-// Optimizers: validation of units, state tensors, and the CPU loop shared by all rules.
 #include "optim/optimizer.h"
 
 #include <fmt/format.h>
@@ -47,8 +46,8 @@ void check_options(const OptimizerOptions& o) {
     throw Error(fmt::format("[optimizer] weight_decay is {}; expected a number of at least 0", o.weight_decay));
 }
 
-// Runs f(begin, end, slot) on ranges that cover the unit's slots, each within one slot, balanced over the threads;
-// slots are clipped to the unit's buffers.
+// Runs f(begin, end, slot) on ranges that cover the unit's slots, clipped to its buffers, each within one slot,
+// balanced over the threads.
 template <class F>
 void for_each_segment(const FlatUnit& unit, const F& f) {
   const int64_t n = unit.values.numel();
@@ -62,8 +61,8 @@ void for_each_segment(const FlatUnit& unit, const F& f) {
   });
 }
 
-// Elements of a tensor for a rule that computes in W, a few at a time: in place, or widened into a buffer for bfloat16,
-// so that each rule has a single loop for all dtypes.
+// A few elements at a time: in place, or widened into a buffer for bfloat16, so that each rule has one loop for all
+// dtypes.
 template <class W>
 class Elements {
  public:
@@ -71,16 +70,15 @@ class Elements {
       : wide_(t.dtype() == DType::bfloat16 ? nullptr : t.data<W>()),
         narrow_(t.dtype() == DType::bfloat16 ? t.data<bfloat16>() : nullptr) {}
 
-  // Elements [at, at + n). For bfloat16, n is at most kRoundedAtOnce, and they are valid until the next call.
+  // For bfloat16, n is at most kRoundedAtOnce, and the elements are valid until the next call.
   W* wide(int64_t at, int64_t n) {
     if (wide_ != nullptr) return wide_ + at;
-    cpu::vectorized([to = room_, from = narrow_ + at, n] {
+    cpu::vectorized([to = buffer_, from = narrow_ + at, n] {
       for (int64_t i = 0; i < n; ++i) to[i] = static_cast<float>(from[i]);
     });
-    return room_;
+    return buffer_;
   }
-  // Rounds x to elements [at, at + n) of bfloat16: stochastically with the bits of `number`, or without bits to
-  // nearest.
+  // For bfloat16: rounds x stochastically with the bits of `number`, or to nearest without bits.
   void store(const W* x, int64_t at, int64_t n, const RoundingBits* bits, int number) const {
     if (wide_ != nullptr) return;
     cpu::vectorized([to = narrow_ + at, x, n, bits, number] {
@@ -92,7 +90,7 @@ class Elements {
  private:
   W* wide_;
   bfloat16* narrow_;
-  alignas(64) W room_[kRoundedAtOnce];
+  alignas(64) W buffer_[kRoundedAtOnce];
 };
 
 template <class Rule, class W, size_t... K>
@@ -103,21 +101,21 @@ void update_on_cpu(const UnitUpdate& of, const UpdateConstants<W>& step, std::sp
     Elements<W> values(of.unit.values), grads(of.unit.grads), master(of.master);
     [[maybe_unused]] std::tuple states(Elements<W>(of.states[K])...);
     const auto update = [&](int64_t at, int64_t n, const RoundingBits* bits) {
-      const std::tuple kept(std::get<K>(states).wide(at, n)...);
+      const std::tuple widened(std::get<K>(states).wide(at, n)...);
       W* const p = master.wide(at, n);
       cpu::vectorized([=, &c, g = grads.wide(at, n)] {
         const UpdateConstants<W> constants = c;
 #pragma GCC ivdep
-        for (int64_t i = 0; i < n; ++i) Rule::update(constants, g[i], p[i], std::get<K>(kept)[i]...);
+        for (int64_t i = 0; i < n; ++i) Rule::update(constants, g[i], p[i], std::get<K>(widened)[i]...);
       });
       values.store(p, at, n, bits, 0);
-      (std::get<K>(states).store(std::get<K>(kept), at, n, bits, 1 + static_cast<int>(K)), ...);
+      (std::get<K>(states).store(std::get<K>(widened), at, n, bits, 1 + static_cast<int>(K)), ...);
     };
     if (!rounding.empty())
       return for_each_rounded(slot, rounding[static_cast<size_t>(&slot - of.unit.slots.data())], t, begin, end, update);
-    const bool as_they_lie = of.unit.values.dtype() != DType::bfloat16 && of.unit.grads.dtype() != DType::bfloat16;
-    const int64_t most = as_they_lie ? end - begin : kRoundedAtOnce;
-    for (int64_t at = begin; at < end; at += most) update(at, std::min(most, end - at), nullptr);
+    const bool in_place = of.unit.values.dtype() != DType::bfloat16 && of.unit.grads.dtype() != DType::bfloat16;
+    const int64_t max_count = in_place ? end - begin : kRoundedAtOnce;
+    for (int64_t at = begin; at < end; at += max_count) update(at, std::min(max_count, end - at), nullptr);
   });
 }
 

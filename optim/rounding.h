@@ -2,8 +2,8 @@
 // or down with probabilities that preserve the value in expectation. Updates below half a unit in the last place
 // accumulate on average, so weights need no float32 master copy.
 //
-// The random bits come from the counter-based RNG: a function of the seed, the parameter's name, the step and the index
-// in the full parameter. A shard is rounded exactly as the same elements of the full parameter.
+// The random bits are a function of the seed, the parameter's name, the step and the index in the full parameter, so a
+// shard is rounded exactly as the same elements of the full parameter.
 #pragma once
 
 #include "nn/parameter.h"
@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-// Rounds x to bfloat16 using the low sixteen bits of `random`. Non-finite values are rounded to nearest.
+// Uses the low sixteen bits of `random`. Non-finite values are rounded to nearest.
 constexpr bfloat16 round_stochastically(float x, uint32_t random) {
   const uint32_t u = std::bit_cast<uint32_t>(x);
   bfloat16 up_or_down;
@@ -25,10 +25,10 @@ inline constexpr int64_t kRoundedAtOnce = 256;
 // Random bits for three values per element: half a Philox block per element.
 class RoundingBits {
  public:
-  // Generates bits for elements [whole, whole + count) of a parameter; count is at most kRoundedAtOnce.
-  void draw(const Philox& random, uint64_t step, int64_t whole, int64_t count) {
-    skipped_ = whole % 2;
-    cpu::vectorized([first = words_[0], second = words_[1], random, step, pair = static_cast<uint64_t>(whole) / 2,
+  // For elements [full, full + count) of a parameter; count is at most kRoundedAtOnce.
+  void sample(const Philox& random, uint64_t step, int64_t full, int64_t count) {
+    skipped_ = full % 2;
+    cpu::vectorized([first = words_[0], second = words_[1], random, step, pair = static_cast<uint64_t>(full) / 2,
                      pairs = (skipped_ + count + 1) / 2] {
       for (int64_t i = 0; i < pairs; ++i) {
         const Philox::Block b = random(pair + static_cast<uint64_t>(i), step);
@@ -39,7 +39,7 @@ class RoundingBits {
       }
     });
   }
-  // to[i] = from[i], rounded with separate bits for each `number` (0, 1, 2).
+  // Rounds with separate bits for each `number` (0, 1, 2).
   template <class W>
   void round(bfloat16* to, const W* from, int64_t count, int number) const {
     const uint32_t* const words = words_[number / 2] + skipped_;
@@ -52,7 +52,7 @@ class RoundingBits {
   int64_t skipped_ = 0;
 };
 
-// RNG streams for rounding a unit's parameters, one per slot.
+// One stream per slot.
 inline std::vector<Philox> rounding_streams(const FlatUnit& unit, uint64_t seed) {
   std::vector<Philox> out;
   for (const Slot& slot : unit.slots) out.push_back(Philox::named(seed, slot.parameter->source() + ".rounding"));
@@ -63,10 +63,10 @@ inline std::vector<Philox> rounding_streams(const FlatUnit& unit, uint64_t seed)
 template <class F>
 void for_each_rounded(const Slot& slot, const Philox& random, int64_t step, int64_t begin, int64_t end, const F& f) {
   RoundingBits bits;
-  for_each_run(*slot.parameter, begin - slot.begin, end - slot.begin, [&](int64_t here, int64_t whole, int64_t count) {
+  for_each_run(*slot.parameter, begin - slot.begin, end - slot.begin, [&](int64_t here, int64_t full, int64_t count) {
     for (int64_t done = 0; done < count; done += kRoundedAtOnce) {
       const int64_t now = std::min(kRoundedAtOnce, count - done);
-      bits.draw(random, static_cast<uint64_t>(step), whole + done, now);
+      bits.sample(random, static_cast<uint64_t>(step), full + done, now);
       f(slot.begin + here + done, now, &bits);
     }
   });

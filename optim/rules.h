@@ -1,6 +1,5 @@
-// Update rules: each optimizer's state per element, and its update. The loops over elements are shared by all rules and
-// dtypes, one on the CPU (optim/optimizer.cpp) and one on the GPU (optim/cuda/updates.cu); both call the same functions
-// and are therefore bitwise identical.
+// Update rules: each optimizer's state per element, and its update. The CPU loop (optim/optimizer.cpp) and the GPU loop
+// (optim/cuda/updates.cu) call the same functions and are therefore bitwise identical.
 //
 // To add an optimizer: a struct here, an entry in UpdateRule, and a row of kOptimizers under its OptimizerKind.
 #pragma once
@@ -18,10 +17,10 @@ struct OptimizerOptions {
   double eps = 1e-8;
   double weight_decay = 0;
   DType state = DType::float32;  // bfloat16: requires bfloat16 values on the CPU
-  uint64_t seed = 0;             // for stochastic rounding
-  // Arena of the state; null: that of the gradients. For gradients on a GPU, memory accessible to its kernels
-  // (make_pinned_arena()): an update then transfers state over the bus in both directions while it computes. Values may
-  // also be in such memory.
+  uint64_t seed = 0;             // of stochastic rounding
+  // Arena of the state; null: the gradients' arena. For gradients on a GPU, state and values may be in memory
+  // accessible to its kernels (make_pinned_arena()): an update then transfers state over the bus in both directions
+  // while it computes.
   ArenaPtr state_arena = {};
   // muon: computes matrix updates in place from the local shards, one tensor per unit, like its values; undefined for
   // units without such matrices. Null: matrices are unsharded.
@@ -36,7 +35,7 @@ struct UpdateNumbers {
   bool skip = false;                     // leave everything unchanged
 };
 
-// Constants of a rule, in the dtype in which it computes.
+// In the dtype in which the rule computes.
 template <class W>
 struct UpdateConstants {
   W momentum, beta1, rest1, beta2, rest2, eps;
@@ -59,7 +58,6 @@ struct UpdateConstants {
     c.keep = static_cast<W>(now.keep);
     return c;
   }
-  // Constants for a slot with or without weight decay.
   constexpr UpdateConstants of_slot(bool decays) const {
     UpdateConstants c = *this;
     if (!decays) {
@@ -70,7 +68,7 @@ struct UpdateConstants {
   }
 };
 
-// Stochastic gradient descent with heavy-ball momentum and coupled weight decay (added to the gradient), as in PyTorch:
+// SGD with heavy-ball momentum and coupled weight decay (added to the gradient), as in PyTorch:
 //
 //   g = grad_scale * grad + weight_decay * p     b = momentum b + g     p = p - lr b
 struct Sgd {
@@ -83,7 +81,6 @@ struct Sgd {
   }
 };
 
-// SGD with momentum 0.
 struct PlainSgd {
   static constexpr std::string_view kName = "sgd";
   static constexpr std::array<std::string_view, 0> kStates = {};
@@ -96,9 +93,9 @@ struct PlainSgd {
 // Adam (Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015, algorithm 1) and AdamW (Loshchilov and
 // Hutter, "Decoupled weight decay regularization", ICLR 2019, algorithm 2).
 //
-//   g = grad_scale * grad           (+ weight_decay * p when the decay is coupled)
+//   g = grad_scale * grad           (+ weight_decay * p if the decay is coupled)
 //   m = beta1 m + (1 - beta1) g     v = beta2 v + (1 - beta2) g^2
-//   p = p (1 - lr weight_decay, when the decay is decoupled) - lr m' / (sqrt(v') + eps)
+//   p = p (1 - lr weight_decay, if the decay is decoupled) - lr m' / (sqrt(v') + eps)
 //   with m' = m / (1 - beta1^t), v' = v / (1 - beta2^t), both divisors computed in double once per step
 struct Adam {
   static constexpr std::string_view kName = "adam";
@@ -152,18 +149,18 @@ inline constexpr auto kOptimizerNames = [] {
   return names;
 }();
 
-// The rule of an optimizer's units; `matrices`: of units with full-matrix updates.
+// `matrices`: of units with full-matrix updates.
 constexpr UpdateRule update_rule(OptimizerKind kind, double momentum, bool matrices) {
   if (kind == OptimizerKind::sgd && momentum == 0) return PlainSgd();
   if (kind == OptimizerKind::muon && matrices) return MuonMomentum();
   return kOptimizers[static_cast<size_t>(kind)].rule;
 }
-// Names of its state tensors, excluding bfloat16's master copy.
+// Excludes bfloat16's master copy.
 constexpr std::span<const std::string_view> state_names(const UpdateRule& rule) {
   return std::visit([](const auto& r) { return std::span<const std::string_view>(r.kStates); }, rule);
 }
 
-// Calls f(V{}, G{}) with the C++ types of the unit's values and gradients: both or neither are float64.
+// Calls f(V{}, G{}) with the C++ types of values and gradients: both or neither are float64.
 template <class F>
 void with_unit_types(const FlatUnit& unit, const F& f) {
   with_floating(unit.values.dtype(), "optimizer", [&]<class V>(V v) {
@@ -173,13 +170,12 @@ void with_unit_types(const FlatUnit& unit, const F& f) {
   });
 }
 
-// Calls f(T{}) with the type of a float32 or float64 state tensor.
 template <class F>
 void with_wide(const Tensor& x, const F& f) {
   x.dtype() == DType::float64 ? f(double{}) : f(float{});
 }
 
-// Tensors of one unit's update. `master` is updated: a copy of the values, or the values themselves.
+// `master` is updated: a copy of the values, or the values themselves.
 struct UnitUpdate {
   const UpdateRule& rule;
   const FlatUnit& unit;
@@ -193,7 +189,6 @@ namespace cuda {
 void update(const UnitUpdate& of, const OptimizerOptions& options, const UpdateNumbers& now,
             const UpdateNumbers* on_gpu);
 
-// Device address of possibly offloaded data: GPU memory, or pinned host memory.
 template <class T>
 T* reached_data(const Tensor& t) {
   return t.device() == Device::cuda ? t.device_data<T>() : t.data<T>();

@@ -1,4 +1,4 @@
-// Token positions per rank, and Ulysses: two redistributions, each an all-to-all between two copies.
+// Token positions, and Ulysses attention.
 #include "parallel/context_parallel.h"
 
 #include <numeric>
@@ -8,19 +8,19 @@
 namespace tessera {
 namespace {
 
-// The largest multiple of `unit` up to n and the smallest from n, as "4 or 8"; zero does not count.
+// The nearest positive multiples of `unit` below and above n, as "4 or 8".
 std::string nearest_multiples(int64_t n, int64_t unit) {
   const int64_t below = n / unit * unit;
   return (below > 0 ? std::to_string(below) + " or " : "") + std::to_string(below + unit);
 }
 
-// Ulysses on one rank. Exchanged arrays have the layout (c, T / c, B, ...): each rank's tokens are one chunk, and all
-// tokens are (T, B, ...), which attention reads and writes in place.
+// Exchanged arrays have the layout (c, T / c, B, ...): each rank's tokens are one chunk, and all tokens are (T, B,
+// ...), which attention reads and writes in place.
 struct Ulysses {
   Communicator& cp;
   AttentionOptions options;
   Heads heads, own;
-  int64_t b, t, d;  // t: tokens of this rank outside of attention
+  int64_t b, t, d;  // t: this rank's tokens outside of attention
 
   Tensor make_buffer(const Tensor& like, int64_t count, Category category) const {
     return like.make({cp.size(), t, b, count * d}, like.dtype(), category);
@@ -30,14 +30,14 @@ struct Ulysses {
     cp.all_to_all(sent, got);
     return got;
   }
-  // (B, T, heads, D) of all tokens: a view.
+  // A view (B, T, heads, D).
   Tensor by_head(const Tensor& exchanged) const {
     return exchanged.reshape({cp.size() * t, b, exchanged.dim(3) / d, d}).transpose(0, 1);
   }
-  Tensor part(const Tensor& exchanged, int i) const { return by_head(exchanged).narrow(2, own.begin(i), own.count(i)); }
+  Tensor view(const Tensor& exchanged, int i) const { return by_head(exchanged).narrow(2, own.begin(i), own.count(i)); }
 
-  // Copies heads from (B, T / c, heads of all ranks x D) to the exchanged array, or back: n times `count` heads from
-  // head `begin` on, sharded over the ranks.
+  // Copies heads between (B, T / c, heads of all ranks x D) and the exchanged array: n groups of `count` heads from
+  // head `begin` on, each sharded over the ranks.
   void copy(Tensor full, Tensor ranks, int64_t begin, int64_t count, int64_t n, bool out) const {
     const int64_t c = cp.size();
     full = full.narrow(2, begin * d, n * count * d).reshape({b, t, n, c, count / c * d});
@@ -57,16 +57,16 @@ struct Ulysses {
 
 Var ulysses(const Ulysses& u, const Var& qkv) {
   const Tensor& packed = qkv.value();
-  const Category kept = packed.arena()->default_category(), moved = Category::communication;
+  const Category saved = packed.arena()->default_category(), moved = Category::communication;
   const auto all_tokens = [&] {
     const Tensor sent = u.make_buffer(packed, u.own.packed(), moved);
     u.copy_packed(packed, sent, true);
-    return u.exchange(sent, kept);
+    return u.exchange(sent, saved);
   };
-  const Tensor mine = all_tokens(), out = u.make_buffer(packed, u.own.query, kept);
+  const Tensor mine = all_tokens(), out = u.make_buffer(packed, u.own.query, saved);
   const AttentionResult result{u.by_head(out),
                                packed.make({u.b, u.own.query, u.t * u.cp.size()}, accum_dtype(packed.dtype()))};
-  attention_into(u.part(mine, 0), u.part(mine, 1), u.part(mine, 2), u.options, result);
+  attention_into(u.view(mine, 0), u.view(mine, 1), u.view(mine, 2), u.options, result);
   const Tensor y = packed.make({u.b, u.t, u.heads.query * u.d});
   u.copy(y, u.exchange(out, moved), 0, u.heads.query, 1, false);
   return record_one("ulysses_attention", y, {qkv.edge()}, [=, shape = packed.shape()](Grads& g) {
@@ -76,8 +76,8 @@ Var ulysses(const Ulysses& u, const Var& qkv) {
       return u.exchange(sent, moved);
     };
     const Tensor dout = all_gradients(g.output().contiguous()), gradient = u.make_buffer(mine, u.own.packed(), moved);
-    Tensor dq = u.part(gradient, 0), dk = u.part(gradient, 1), dv = u.part(gradient, 2);
-    attention_backward(u.by_head(dout), u.part(mine, 0), u.part(mine, 1), u.part(mine, 2), result, u.options, dq, dk,
+    Tensor dq = u.view(gradient, 0), dk = u.view(gradient, 1), dv = u.view(gradient, 2);
+    attention_backward(u.by_head(dout), u.view(mine, 0), u.view(mine, 1), u.view(mine, 2), result, u.options, dq, dk,
                        dv);
     const Tensor dqkv = mine.make(shape);
     u.copy_packed(dqkv, u.exchange(gradient, moved), false);
@@ -95,8 +95,8 @@ std::vector<int> context_chunks(int ranks, int rank, SequencePartition balance) 
 }
 
 std::vector<int64_t> context_positions(int64_t tokens, int ranks, int rank, SequencePartition balance) {
-  const SequencePartition cut = ranks == 1 ? SequencePartition::contiguous : balance;
-  const std::vector<int> chunks = context_chunks(ranks, rank, cut);
+  const SequencePartition partition = ranks == 1 ? SequencePartition::contiguous : balance;
+  const std::vector<int> chunks = context_chunks(ranks, rank, partition);
   const int64_t count = ranks * std::ssize(chunks);
   if (tokens <= 0 || tokens % count != 0)
     throw Error("[context_parallel] " + std::to_string(tokens) + " tokens are not divisible into " +
@@ -127,7 +127,7 @@ Var ulysses_attention(const Var& qkv, const Heads& heads, const AttentionOptions
     if (count <= 0 || count % c != 0)
       throw Error("[ulysses_attention] " + cp.axis() + " axis: " + std::to_string(c) + " ranks do not divide " +
                   std::to_string(count) + " heads; nearest valid value: " + nearest_multiples(count, c));
-  const Tensor q = packed_part(qkv.value(), heads, 0);
+  const Tensor q = packed_slice(qkv.value(), heads, 0);
   const Heads own{heads.query / c, heads.key / c};
   AttentionOptions mine = options;
   if (mine.heads_total == 0) mine.heads_total = heads.query;

@@ -16,25 +16,25 @@ Tensor gather_from_owners(Communicator& axis, int owners, int64_t size, const Te
     if (shard.defined() && shard.numel() > 0) axis.send(shard, 0, kBatchTag);
     return {};
   }
-  Tensor whole = shard.make({size}, shard.dtype(), Category::workspace);
+  Tensor full = shard.make({size}, shard.dtype(), Category::workspace);
   for (int k = 0; k < owners; ++k) {
     const Range range = shard_range(size, owners, k);
-    Tensor part = whole.narrow(0, range.begin, range.size());
+    Tensor slice = full.narrow(0, range.begin, range.size());
     if (k == 0)
-      part.copy_from(shard);
+      slice.copy_from(shard);
     else if (range.size() > 0)
-      axis.recv(part, k, kBatchTag);
+      axis.recv(slice, k, kBatchTag);
   }
-  return whole;
+  return full;
 }
 
 Tensor gather_shards(Communicator& axis, int64_t size, const Tensor& shard) {
   const bool root = axis.rank() == 0;
   const Shape padded{shard_size(size, axis.size()) * axis.size()};
-  const Tensor whole =
+  const Tensor full =
       root ? shard.make(padded, shard.dtype(), Category::workspace) : Tensor::meta(padded, shard.dtype());
-  axis.gather(shard, whole, 0);
-  return root ? whole.narrow(0, 0, size) : Tensor();
+  axis.gather(shard, full, 0);
+  return root ? full.narrow(0, 0, size) : Tensor();
 }
 
 }  // namespace
@@ -66,11 +66,11 @@ DataBatches::DataBatches(Communicator& axis, ArenaPtr arena, const Options& opti
 
 BatchSlice DataBatches::batch_slice(int rank, int64_t batch, int64_t microbatches, int64_t index) const {
   const int ranks = axis_.size() / options_.copies;
-  const int64_t parts = ranks * microbatches;
-  if (parts < 1 || batch < 1 || batch % parts != 0)
+  const int64_t slices = ranks * microbatches;
+  if (slices < 1 || batch < 1 || batch % slices != 0)
     throw FieldError("batch", "expected a multiple of " + std::to_string(ranks) + " data ranks x " +
                                   std::to_string(microbatches) + " micro-batches, got " + std::to_string(batch));
-  const int64_t size = batch / parts;
+  const int64_t size = batch / slices;
   return {(rank * microbatches + index) * size, size};
 }
 
@@ -90,7 +90,7 @@ std::vector<BatchSlice> DataBatches::loads(int64_t batch, int64_t microbatches, 
   return moves(batch, microbatches, index);
 }
 
-// Scatters the rows: int32 (B, T) on rank 0 -> (B / n, T).
+// int32 (B, T) on rank 0 -> (B / n, T).
 Tensor DataBatches::scatter_batch(const Tensor& ids) const {
   if (!options_.through_root) return ids;
   const int64_t rows = root() ? ids.dim(0) / axis_.size() : ids.dim(0);
@@ -99,7 +99,7 @@ Tensor DataBatches::scatter_batch(const Tensor& ids) const {
   return own;
 }
 
-// Gathers the rows of all ranks on rank 0: (N, V) -> (n N, V).
+// (N, V) -> (n N, V) on rank 0.
 Tensor DataBatches::gather_logits(const Tensor& own) const {
   Tensor all;
   if (root())
@@ -108,12 +108,11 @@ Tensor DataBatches::gather_logits(const Tensor& own) const {
   return all;
 }
 
-// On rank 0: the gradient of all rows, and the loss sum of each rank's rows.
 struct DataBatches::RootLoss {
   Tensor gradient, sums;
 };
 
-// Each rank's loss separately, as that rank would add it; then all gradients in place of the logits.
+// Each rank's loss is summed separately, as that rank would add it; the gradients then overwrite the logits.
 DataBatches::RootLoss DataBatches::losses_at_root(Tensor logits, const Tensor& targets, double scale) const {
   const int n = axis_.size();
   const int64_t rows = logits.dim(0) / n;

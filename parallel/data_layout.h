@@ -1,16 +1,15 @@
-// How the ranks of a data axis shard the units of a model and reduce their gradients, as plain integers. The memory of
-// a strategy, the gradient norm, the gathering of a unit, and the order that verify replays follow from it.
+// How the ranks of a data axis shard a model's units and reduce their gradients, as plain integers.
 //
 //   everywhere   [ all ] [ all ] [ all ] [ all ]     DDP
 //   at_root      [ all ] [     ] [     ] [     ]     DataParallel
 //   by_owners    [ a   ] [   b ] [     ] [     ]     parameter server, here with two servers
 //   in_shards    [a    ] [ b   ] [  c  ] [   d0]     ZeRO; the last shard is padded with zeros
-//                [a    ] [   b0] [a    ] [   b0]     hybrid, groups of two: parameters are sharded within a group;
-//                                                    gradients are reduced within it, then between groups
+//                [a    ] [   b0] [a    ] [   b0]     hybrid, groups of two: gradients are reduced within a group, then
+//                                                    between groups
 //
 // Shards begin at multiples of a norm block, so ranks can exchange the block sums of the gradient norm. Owners do not
-// pad: if a unit is not divisible, the last ones have fewer elements or none, so the total bytes that owners store,
-// receive and send do not depend on their number.
+// pad: the last owners have fewer elements or none, so the total bytes that owners store, receive and send do not
+// depend on their number.
 #pragma once
 
 #include "autograd/ops.h"
@@ -19,48 +18,41 @@
 
 namespace tessera {
 
-// Which ranks store a unit between two steps: the values that the optimizer updates, and their reduced gradients.
+// Which ranks store a unit's updated values and reduced gradients between two steps.
 enum class ShardingKind { everywhere, at_root, by_owners, in_shards };
 
-// One gradient reduction over ranks, and its extent: ring and tree chunk by it.
+// One gradient reduction over ranks; ring and tree divide `count` into chunks.
 struct ReductionSpan {
-  Range range;        // elements of all gradients, units one after another (each of Module::Unit::size)
-  int64_t count = 0;  // elements of the collective, including padding at the end
+  Range range;        // elements of all gradients, concatenated by unit
+  int64_t count = 0;  // elements of the collective, including trailing padding
 };
 
 struct DataLayout {
   ShardingKind sharding = ShardingKind::everywhere;
-  int owners = 1;  // ranks that store a shard of each unit, unless all store everything
+  int owners = 1;  // ranks that store a shard of each unit
   std::vector<int64_t> sizes = {};
   std::vector<ReductionSpan> reductions = {};
-  bool every_microbatch = false;  // reductions run after each micro-batch, not once per step
-  // Replicas with local updates, whose values agree only after some steps; reductions are of the differences of their
-  // values, if all units are in one fragment.
+  bool every_microbatch = false;  // reduce after each micro-batch, not once per step
+  // Replicas agree only after some steps; reductions are of value differences if all units are in one fragment.
   bool local_updates = false;
   std::vector<ReductionSpan> between = {};  // second reduction of a step, between shard groups; empty: one group
 };
 
-// Elements of an owner's shard of a unit of `size`; the last ones may be shorter.
+// Elements of an owner's shard; the last owners' shards may be shorter.
 int64_t shard_size(int64_t size, int owners);
-// The shard of rank `rank`; empty if it is not an owner.
+// Empty if `rank` is not an owner.
 Range shard_range(int64_t size, int owners, int rank);
 void check_servers(int servers, int ranks);
 
-// The full tensor on rank 0 (undefined elsewhere) of a tensor laid out like a unit's values (optimizer moments,
-// gradients); `shard` is this rank's shard. Collective over the axis.
+// Gathers a tensor laid out like a unit's values (optimizer moments, gradients) on rank 0; undefined on other ranks.
+// Collective over the axis.
 Tensor gather_unit(Communicator& axis, const DataLayout& layout, size_t unit, const Tensor& shard);
 
-// Which sequences of a step's batch a rank of the data axis reads and which it computes; and how tokens, logits and
-// losses move if rank 0 reads for all ranks (DataParallel), as in torch.nn.DataParallel.
+// Rank r of n computes in micro-batch j of m the sequences [(r m + j) b, (r m + j + 1) b) of the step's batch; with
+// context parallelism r counts groups of `copies` ranks. If rank 0 reads for all ranks (DataParallel):
 //
-// Rank r of n, micro-batch j of m: sequences [(r m + j) b, (r m + j + 1) b) of the step's batch. If `copies` ranks
-// share each sequence (context parallelism), r counts groups of that size.
-//
-//   through the root:   ids -- scatter --> forward --> logits -- gather --> loss at rank 0 -- scatter --> backward
-//   volume              per micro-batch of b sequences of T tokens, V vocabulary, e bytes per value, n ranks: rank 0
-//                       sends (n - 1) (4 b T + 8 + e b T V) and receives (n - 1) e b T V; the 8 are a rank's loss
+//   ids -- scatter --> forward --> logits -- gather --> loss at rank 0 -- scatter --> backward
 
-// Sequences [first, first + count) of the step's batch.
 struct BatchSlice {
   int64_t first = 0, count = 0;
 };
@@ -72,8 +64,8 @@ struct Root {
   DeviceScalar loss_sum = {};  // over this rank's target tokens
 };
 
-// The head of a model: hidden states (B, T, C) -> logits (B T, V), needed by rank 0 of DataParallel, or -> the loss of
-// targets int32 (B T), with `scale` as in cross_entropy() of autograd/ops.h.
+// Hidden states (B, T, C) -> logits (B T, V), for rank 0 of DataParallel, or with targets int32 (B T) -> loss; `scale`
+// as in cross_entropy() of autograd/ops.h.
 using LossFunction = std::function<Loss(const Var& hidden, const Tensor& targets, double scale)>;
 struct Head {
   std::function<Var(const Var& hidden)> logits;
@@ -86,21 +78,17 @@ class DataBatches {
     int copies = 1;
     bool through_root = false;
   };
-  // `axis` must outlive this object.
   DataBatches(Communicator& axis, ArenaPtr arena, const Options& options);
 
-  // The sequences that this rank computes in micro-batch `index` of a step. Throws Error (usage) if `batch` is not a
-  // multiple of ranks x micro-batches.
+  // The sequences that this rank computes. Throws Error (usage) if `batch` is not a multiple of ranks x micro-batches.
   BatchSlice computes(int64_t batch, int64_t microbatches, int64_t index) const;
-  // The sequences that it reads from the data set for that, in order: those of all ranks, its own, or none.
+  // The sequences that this rank reads from the data set, in order: all ranks', its own, or none.
   std::vector<BatchSlice> loads(int64_t batch, int64_t microbatches, int64_t index) const;
-  // The sequences whose rows have one common length because they move together: its own, or those of all ranks.
+  // The sequences padded to one common length because they are sent together: this rank's, or all ranks'.
   std::vector<BatchSlice> moves(int64_t batch, int64_t microbatches, int64_t index) const;
-  // This rank's slice of the loaded tokens: int32 (B, T), slices stacked along B. A rank that loads none passes a meta
-  // tensor of the shape that it computes.
+  // This rank's slice of the loaded tokens, int32 (B, T). A rank that loads none passes a meta tensor of its own shape.
   Tensor scatter_batch(const Tensor& ids) const;
-  // The loss of the hidden states and the root of their backward pass. `targets` were loaded like the ids: (B, T'), T'
-  // >= T because rows of several ranks are padded to the longest; `scale` as in cross_entropy().
+  // `targets` were loaded like the ids: (B, T'), T' >= T because rows of several ranks are padded to the longest.
   Root loss(const Var& hidden, const Tensor& targets, double scale, const Head& head) const;
 
  private:

@@ -1,7 +1,6 @@
-// DataParallel: rank 0 owns all state, like torch.nn.DataParallel on the GPUs of one machine. Rank 0 scatters the
-// sequences, every rank runs the forward pass with a copy of the parameters, rank 0 gathers the logits, computes the
-// loss and scatters the gradient of the logits, every rank runs the backward pass, and the gradients are reduced to
-// rank 0, which alone has an optimizer. It demonstrates the bottleneck: rank 0's traffic and memory.
+// DataParallel: rank 0 owns all state, like torch.nn.DataParallel on the GPUs of one machine. Every rank runs forward
+// and backward with a copy of the parameters; rank 0 scatters the sequences, computes the loss of the gathered logits,
+// and alone has an optimizer. This demonstrates the bottleneck: rank 0's traffic and memory.
 //
 //             micro-batch                                        end of the step
 //   rank 0    ids --+                 +-- loss --+               sum   -- update --+
@@ -10,19 +9,16 @@
 //
 // placements     parameters I, gradients P -> rank 0 only, optimizer state on rank 0 only
 // memory         rank 0: all parameters, gradients and optimizer state, and the logits of all ranks; others: a copy of
-//                the parameters and their own gradients. Memory needed only by the strategy (copies, the others'
-//                gradients, scattered and gathered arrays) counts as communication
+//                the parameters and their own gradients. Memory that only the strategy needs counts as communication
 // volume         per step, n ranks, m micro-batches of b sequences of T tokens, V vocabulary, Psi parameters:
 //                rank 0 sends     (n - 1) (m (4 b T + 8 + e b T V) + e Psi)
 //                rank 0 receives  (n - 1) (m e b T V + g Psi)           e bytes per value, g per gradient
-//                the 8 are a rank's loss, and the gradient norm is one more sum of 8 bytes per unit; targets stay on
-//                rank 0
+//                the 8 are a rank's loss; the gradient norm adds one sum of 8 bytes per unit; targets stay on rank 0
 // source         PyTorch 1.0, torch/nn/parallel/data_parallel.py; Li et al. 2020, section 2, on its cost
 //
-// PyTorch copies the parameters before every forward pass; here they are copied once per step, after the update. A
-// rank's micro-batches are accumulated first, then the ranks in rank order (in pairs if the communicator's algorithm is
-// tree), so the result is bitwise identical to DDP. The loss sum of each rank's rows is returned to that rank. Tokens,
-// logits and losses are exchanged by DataBatches (parallel/data_layout.h).
+// Unlike PyTorch, which copies the parameters before every forward pass, this copies them once per step, after the
+// update. Each rank accumulates its micro-batches, then the ranks are reduced in rank order (in pairs if the algorithm
+// is tree), so the result is bitwise identical to DDP.
 #include "base/error.h"
 #include "parallel/data_strategy.h"
 
@@ -30,7 +26,7 @@ namespace tessera {
 
 class DataParallel final : public DataStrategy {
  public:
-  // Throws Error (usage) for a ZeRO stage, or if ranks are not threads of one process.
+  // Throws Error (usage) for a ZeRO stage, or if the ranks are not threads of one process.
   DataParallel(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options);
 
   void reduce_gradients() override;
@@ -62,7 +58,7 @@ void DataParallel::reduce_gradients() {
 
 void DataParallel::gather_parameters() {
   axis_.broadcast(all_.values, 0);
-  if (!root()) ++all_.values.storage()->version;  // packed copies of the old values are stale
+  if (!root()) ++all_.values.storage()->version;  // invalidates packed copies
 }
 
 std::unique_ptr<DataStrategy> make_data_parallel(Module& model, Communicator& axis, const ArenaPtr& arena,

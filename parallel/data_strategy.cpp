@@ -1,4 +1,4 @@
-// Strategy selection, and memory allocation shared by several strategies.
+// Strategy selection and shared allocation.
 #include "parallel/data_strategy.h"
 
 #include <cmath>
@@ -57,8 +57,8 @@ void check_options(const Communicator& axis, const DataOptions& o) {
   const auto expect = [](bool right, const char* field, const std::string& expected, const std::string& found) {
     if (!right) throw FieldError(field, "expected " + expected + ", got " + found);
   };
-  const auto at_least = [&](int64_t least, const char* field, int64_t found) {
-    expect(found >= least, field, "at least " + std::to_string(least), std::to_string(found));
+  const auto at_least = [&](int64_t minimum, const char* field, int64_t found) {
+    expect(found >= minimum, field, "at least " + std::to_string(minimum), std::to_string(found));
   };
   const auto divides = [&](const char* field, int found) {
     require_object(&axis, "[data parallel] axis");

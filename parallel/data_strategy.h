@@ -1,4 +1,4 @@
-// The strategies of the data axis: the interface used by the training loop.
+// The interface between the strategies of the data axis and the training loop:
 //
 //   for each step:
 //     strategy.begin_step();
@@ -7,16 +7,14 @@
 //       strategy.begin_gradients(j);
 //       backward(root.value, {.seed = root.seed});
 //       strategy.end_gradients(j);
-//     strategy.reduce_gradients();                   // shards() now contain the gradient of the global batch
+//     strategy.reduce_gradients();                   // shards() then contain the gradient of the global batch
 //     unit_sums(strategy);                           // for the gradient norm: parallel/gradient_norm.h
 //     optimizer over strategy.shards() steps
 //     strategy.gather_parameters();                  // every rank has the parameters of the next step
 //
-// A pipeline rank has only some units, and the passes of its stages alternate, so begin_gradients() and end_gradients()
-// enclose each pass that accumulates gradients of one stage's units.
-//
-// The loss is divided once, by the target tokens of the global batch, so gradients of ranks and micro-batches are
-// summed without another division.
+// A pipeline rank encloses each pass that accumulates gradients of one stage in begin_gradients() and end_gradients(),
+// because the passes of its stages alternate. The loss is divided once, by the target tokens of the global batch, so
+// gradients are summed over ranks and micro-batches without another division.
 #pragma once
 
 #include "nn/module.h"
@@ -24,17 +22,17 @@
 
 namespace tessera {
 
-// Data-parallel modes. ps_async has no common steps, so AsyncServer implements it, not a DataStrategy.
+// AsyncServer implements ps_async, which has no common steps.
 enum class DataMode : uint8_t { ddp, dataparallel, ps_sync, ps_async, diloco };
 inline constexpr std::array<std::string_view, 5> kDataModeNames = {"ddp", "dataparallel", "ps-sync", "ps-async",
                                                                    "diloco"};
 
-// The schedule of DiLoCo's outer steps: fragment p of P is synchronized in steps p H / P, p H / P + H, ... (the first
-// in H, 2 H, ...), and all fragments in the last step of the run.
+// DiLoCo's outer steps: fragment p of P is synchronized in steps p H / P, p H / P + H, ... (the first in H, 2 H, ...),
+// and all fragments in the last step of the run.
 struct SyncSteps {
-  int64_t every = 1;      // H: steps from one outer step of a fragment to the next
+  int64_t every = 1;      // H: steps between two outer steps of a fragment
   int64_t fragments = 1;  // P, at most H
-  int64_t last = 0;       // last step of the run; 0: not known
+  int64_t last = 0;       // last step of the run; 0: unknown
   bool due(int64_t fragment, int64_t step) const {
     return step == last || step % every == fragment * every / fragments;
   }
@@ -43,25 +41,25 @@ struct SyncSteps {
 
 struct DataOptions {
   DataMode mode = DataMode::ddp;
-  int servers = 1;                              // parameter servers, on the first ranks
+  int servers = 1;                              // on the first ranks
   int zero = 0;                                 // ZeRO stage; 0: none
-  int shard_ranks = 0;                          // ZeRO shard group size; 0: all ranks of the axis
-  SyncSteps sync = {};                          // outer steps of diloco
+  int shard_ranks = 0;                          // shard group size; 0: all ranks of the axis
+  SyncSteps sync = {};                          // of diloco
   std::vector<int64_t> fragments = {};          // diloco's fragment of each unit of Module::layout(); empty: one
-  double outer_lr = 0.7, outer_momentum = 0.9;  // factors of diloco's outer step
+  double outer_lr = 0.7, outer_momentum = 0.9;  // of diloco
   int64_t microbatches = 1;                     // per step and rank
   int copies = 1;                               // adjacent ranks of the axis with the same sequences
-  int64_t bucket_bytes = int64_t{4} << 20;      // bucket size of DDP's all-reduces
-  DType dtype = DType::float32;                 // dtype of parameters
-  DType grad_dtype = DType::float32;            // dtype of gradients, accumulated and on the wire
-  uint64_t seed = 0;                            // seed of the initial parameters
-  // With expert parallelism: the ranks (of a shard_ranks group) that have the same experts as this one.
+  int64_t bucket_bytes = int64_t{4} << 20;      // of DDP's all-reduces
+  DType dtype = DType::float32;                 // of parameters
+  DType grad_dtype = DType::float32;            // accumulated and on the wire
+  uint64_t seed = 0;                            // of the initial parameters
+  // With expert parallelism: the ranks (of a shard_ranks group) that have the same experts.
   Communicator* experts = nullptr;
   // DiLoCo's groups if copies > 1: ranks with the same sequences, and ranks with the same index in such a group.
   Communicator *context = nullptr, *replicas = nullptr;
   // Storage of ZeRO-3 parameter shards between uses; null: the strategy's arena. On a GPU rank this may be pinned host
-  // memory (make_pinned_arena()): each use of a unit copies the shard to the GPU first. Before the host reads shards
-  // after an update, it must call wait_for() of the strategy's arena.
+  // memory (make_pinned_arena()); before the host reads shards after an update, it must call wait_for() of the
+  // strategy's arena.
   ArenaPtr shard_arena = {};
 };
 
@@ -73,34 +71,32 @@ class DataStrategy : NotCopied {
  public:
   virtual ~DataStrategy() = default;
 
-  // --- actions ---
   virtual void begin_step() { model_.clear_gradients(); }
   virtual void begin_gradients(int64_t /*microbatch*/, UnitRange /*units*/ = {}) {}
   virtual void end_gradients(int64_t /*microbatch*/, UnitRange /*units*/ = {}) {}
   virtual void reduce_gradients() = 0;
   virtual void gather_parameters() = 0;
-  // Sets the tensors that the optimizer updates, one per trained shard: fp32 masters of bfloat16. Call it before the
-  // first step; by default the optimizer updates the values.
+  // Sets the tensors that the optimizer updates instead of the values (fp32 masters of bfloat16), one per trained
+  // shard. Call it before the first step.
   void set_masters(std::vector<Tensor> masters) { masters_ = std::move(masters); }
 
-  // --- facts that the constructor has set ---
   std::string_view name() const { return name_; }
   const DataLayout& layout() const { return layout_; }
   const DataBatches& batches() const { return batches_; }
-  // The values and gradients that this rank's optimizer updates; their addresses do not change.
+  // Updated by this rank's optimizer; the addresses do not change.
   const std::vector<FlatUnit>& shards() const { return shards_; }
-  // The values that this rank stores between steps, sharded or full; checkpoints are loaded into them.
+  // Stored between steps, sharded or full; checkpoints are loaded into them.
   const std::vector<FlatUnit>& resident_units() const { return residents_; }
   Communicator& axis() const { return axis_; }
-  // With shard_ranks, gradients are reduced in two stages: over the ranks that shard a unit, then over the ranks with
-  // the same shard. Without it, shard_axis() is the axis and replicate_axis() is null.
+  // With shard_ranks, gradients are reduced over the ranks that shard a unit, then over the ranks with the same shard;
+  // otherwise shard_axis() is the axis and replicate_axis() is null.
   Communicator& shard_axis() const { return shard_axis_ ? *shard_axis_ : axis_; }
   Communicator* replicate_axis() const { return replicate_axis_.get(); }
-  // Whether all ranks have the same values now (false between DiLoCo's outer steps).
+  // False between DiLoCo's outer steps, when ranks have different values.
   bool agrees() const { return !layout_.local_updates || steps_ == 0 || options_.sync.all_due(steps_); }
-  // Tensors that the strategy stores between steps in addition to values, named like Optimizer::state().
+  // Stored between steps in addition to values, named like Optimizer::state().
   const std::vector<NamedTensor>& state() const { return state_; }
-  // The name prefixes in state(), on any rank: "common".
+  // Name prefixes in state(), the same on all ranks.
   const std::vector<std::string>& state_kinds() const { return state_kinds_; }
   void set_steps_done(int64_t steps) { steps_ = steps; }
   // The axis stores copies() replicas of the state; this rank has replica copy() or a shard of it.
@@ -108,7 +104,7 @@ class DataStrategy : NotCopied {
   int copy() const { return axis_.rank() / ranks_of_copy(); }
   const OpCount& copied() const { return copied_; }
   Communicator* experts_axis() const { return options_.experts; }
-  // The ranks that reduce a unit's gradient: the shard axis, or the ranks that have this expert.
+  // The shard axis, or for an expert the ranks that have it.
   Communicator& gradient_axis(const Parameter& of_unit) const {
     return of_unit.is_expert && options_.experts ? *options_.experts : shard_axis();
   }
@@ -121,15 +117,15 @@ class DataStrategy : NotCopied {
     int owners = 1;
     bool every_microbatch = false;
   };
-  // Records the sizes of the model's units; the strategy fills in shards(), resident_units() and reductions.
+  // Sets the unit sizes of layout(); derived classes fill in shards(), resident_units() and reductions.
   DataStrategy(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options, Identity identity);
-  // Allocates full units in one flat buffer for values and one for gradients (zeros), as resident_units() with the
-  // parameters as views. Frozen units have values outside the flat buffer.
+  // Allocates full units, with the parameters as views, as resident_units(): trained units in one flat buffer for
+  // values and one for gradients (zeros).
   struct FlatBuffer {
     Tensor values, grads;
   };
   FlatBuffer make_flat_buffer(Category of_values, Category of_grads);
-  // Creates the two groups if `ranks` is smaller than the axis. Collective over the axis.
+  // Creates the two axes if `ranks` is less than the axis size. Collective over the axis.
   void split_axis(int ranks);
 
   Module& model_;
@@ -155,7 +151,6 @@ class DataStrategy : NotCopied {
   std::unique_ptr<Communicator> shard_axis_, replicate_axis_;
 };
 
-// Strategies without a header: each source file begins with the idea, a diagram and its volume.
 std::unique_ptr<DataStrategy> make_data_parallel(Module& model, Communicator& axis, const ArenaPtr& arena,
                                                  const DataOptions& options);
 std::unique_ptr<DataStrategy> make_diloco(Module& model, Communicator& axis, const ArenaPtr& arena,
@@ -163,8 +158,8 @@ std::unique_ptr<DataStrategy> make_diloco(Module& model, Communicator& axis, con
 std::unique_ptr<DataStrategy> make_parameter_server(Module& model, Communicator& axis, const ArenaPtr& arena,
                                                     const DataOptions& options);
 
-// Creates DDP, ZeRO, DataParallel, a parameter server or DiLoCo, and allocates and initializes the model's parameters.
-// `model` and `axis` must outlive it. Throws Error (usage) for options that the mode does not support.
+// Allocates and initializes the model's parameters. `model` and `axis` must outlive the result. Throws Error (usage)
+// for options that the mode does not support.
 std::unique_ptr<DataStrategy> make_data_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,
                                                  const DataOptions& options);
 

@@ -1,4 +1,4 @@
-// Bucket formation, and the gradient hooks.
+// Bucket formation and gradient hooks.
 #include "parallel/ddp.h"
 
 namespace tessera {
@@ -53,7 +53,7 @@ void Ddp::send_ready() {
   }
 }
 
-// Parameters without gradients get zeros; their buckets are then sent.
+// Parameters without gradients get zeros, so that the remaining buckets can be sent.
 void Ddp::reduce_gradients() {
   if (next_ < buckets_.size()) {
     model_.zero_missing_gradients();

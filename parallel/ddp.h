@@ -10,10 +10,10 @@
 // memory/rank    everything, unsharded: 16 bytes per parameter in bf16 with fp32 state
 // volume/rank    2 (n - 1) / n of the gradients, once per step: micro-batches are accumulated locally first
 //
-// Gradients are one flat buffer in declaration order; a bucket is a contiguous run of parameters, formed from the end
-// because the backward pass produces gradients in that order. Experts, which only some ranks have, get separate
-// buckets. A bucket is sent when the last backward of the step has completed all of its gradients (a tied weight waits
-// for both uses) and after all buckets before it, so that every rank sends in the same order.
+// Gradients are one flat buffer in declaration order; a bucket is a contiguous range of parameters, formed from the end
+// because the backward pass produces gradients in that order. Experts, which only some ranks have, use separate
+// buckets. All ranks send buckets in the same order, each when the step's last backward pass has completed all of its
+// gradients (including both uses of a tied weight).
 #pragma once
 #include "parallel/data_strategy.h"
 
@@ -41,7 +41,7 @@ class Ddp final : public DataStrategy {
   void arrived(size_t bucket);
   void send_ready();
 
-  Tensor grads_;  // the flat buffer
+  Tensor grads_;  // flat buffer
   std::vector<Bucket> buckets_;
   size_t next_ = 0;  // first unsent bucket
   bool last_ = false;

@@ -9,8 +9,8 @@
 //   delta = mean over ranks of (common - own)         momentum = mu momentum + delta
 //   common = common - outer_lr (delta + mu momentum)  own = common     (Nesterov; Sutskever et al. 2013)
 //
-// With P fragments (Streaming DiLoCo, Douillard et al. 2025, arXiv 2501.18512, strided) the fragments synchronize in
-// different steps, each every H steps (SyncSteps), so about 1 / P of the parameters are sent at a time. Here H = 4, P =
+// With P fragments (Streaming DiLoCo, Douillard et al. 2025, arXiv 2501.18512, strided) each fragment synchronizes
+// every H steps, at different steps (SyncSteps), so about 1 / P of the parameters are sent at a time; here H = 4, P =
 // 2:
 //
 //   step          1     2     3     4     5     6     7     8 (the last)
@@ -22,11 +22,10 @@
 // volume/rank    2 (n - 1) / n of the parameters, every H steps, in the dtype of gradients
 //
 // `own` is the tensor that the optimizer updates: the fp32 masters of bfloat16. Differences are computed in fp32 (fp64
-// for fp64), rounded once to the dtype of gradients, and reduced in the gradients' memory. A rank's gradient is the
-// mean over its own sequences, n times its contribution to the global batch's; it is clipped by its own norm. With H =
-// 1, inner SGD and an outer rate of 1 without momentum, this equals DDP up to rounding; with any H it is then local
-// SGD. With context parallelism a replica is a group of context ranks: they sum gradients in every step, and each makes
-// outer steps with the ranks of the same index in the other groups.
+// for fp64), rounded once to the gradient dtype, and reduced in the gradients' memory. A rank's gradient is the mean
+// over its own sequences and is clipped by its own norm. Inner SGD with outer rate 1 and no outer momentum is local
+// SGD; with H = 1 it equals DDP up to rounding. With context parallelism a replica is a group of context ranks: they
+// sum gradients in every step, and each makes outer steps with the ranks of the same index in the other groups.
 #include "parallel/cuda/outer_step.h"
 #include "parallel/data_strategy.h"
 #include "tensor/cpu/vectorize.h"
@@ -43,21 +42,20 @@ class Diloco final : public DataStrategy {
   void gather_parameters() override;
 
  private:
-  struct Part {  // a trained unit; momentum is undefined if its factor is 0
+  struct Synced {  // a trained unit; momentum is undefined if its factor is 0
     Tensor values, common, momentum;
     int64_t fragment = 0;
   };
   void outer_step(int64_t fragment);
-  Tensor own(size_t i) const { return masters_.empty() ? parts_[i].values : masters_[i]; }
+  Tensor own(size_t i) const { return masters_.empty() ? synced_[i].values : masters_[i]; }
 
-  Tensor grads_;  // flat buffer
-  std::vector<Part> parts_;
+  Tensor grads_;
+  std::vector<Synced> synced_;
 };
 
 namespace {
 
-// Runs f(W{}, O*, G*, begin, end) over the elements of a part, on this rank's threads: O is the dtype of `own`, G of
-// the gradients' memory, and W the compute type.
+// O is the dtype of `own`, G the gradient dtype, W the compute dtype.
 template <class F>
 void over(const Tensor& own, const Tensor& sums, const F& f) {
   with_floating(own.dtype(), "diloco", [&](auto o) {
@@ -122,23 +120,23 @@ Diloco::Diloco(Module& model, Communicator& axis, const ArenaPtr& arena, const D
     const FlatUnit& unit = residents_[u];
     if (!unit.trainable()) continue;
     const int64_t size = unit.values.numel();
-    Part part{unit.values, common.narrow(0, begin, size), {}, options.fragments.empty() ? 0 : options.fragments[u]};
-    state_.push_back({unit.name + ".common", part.common});
+    Synced synced{unit.values, common.narrow(0, begin, size), {}, options.fragments.empty() ? 0 : options.fragments[u]};
+    state_.push_back({unit.name + ".common", synced.common});
     if (momentum.defined()) {
-      part.momentum = momentum.narrow(0, begin, size);
-      state_.push_back({unit.name + ".outer", part.momentum});
+      synced.momentum = momentum.narrow(0, begin, size);
+      state_.push_back({unit.name + ".outer", synced.momentum});
     }
-    parts_.push_back(std::move(part));
+    synced_.push_back(std::move(synced));
     begin += size;
   }
   layout_.reductions = {{{0, begin}, begin}};
   layout_.local_updates = true;
 }
 
-// Before the first step, loaded values without common ones are also the common values.
+// Values loaded without a saved `common` initialize it too.
 void Diloco::begin_step() {
   DataStrategy::begin_step();
-  for (size_t i = 0; steps_ == 0 && i < parts_.size(); ++i) parts_[i].common.copy_from(own(i));
+  for (size_t i = 0; steps_ == 0 && i < synced_.size(); ++i) synced_[i].common.copy_from(own(i));
 }
 
 void Diloco::reduce_gradients() {
@@ -153,29 +151,29 @@ void Diloco::gather_parameters() {
     if (options_.sync.due(fragment, steps_)) outer_step(fragment);
 }
 
-// The gradients are no longer needed, so the differences use their memory from the beginning. This also overwrites gaps
-// between gradients, which must be zero again.
+// Differences are packed from the beginning of the gradient buffer, which is free after the inner step. They also
+// overwrite the gaps between gradients, so the buffer is zeroed afterwards.
 void Diloco::outer_step(int64_t fragment) {
   int64_t size = 0;
-  // Each part and its offset in that memory.
+  // Calls f with each unit of the fragment, the tensor to update, and its range of the gradient buffer.
   const auto each = [&](const auto& f) {
     int64_t begin = 0;
-    for (size_t i = 0; i < parts_.size(); ++i) {
-      if (parts_[i].fragment != fragment) continue;
-      const int64_t count = parts_[i].values.numel();
-      f(parts_[i], own(i), grads_.narrow(0, begin, count));
+    for (size_t i = 0; i < synced_.size(); ++i) {
+      if (synced_[i].fragment != fragment) continue;
+      const int64_t count = synced_[i].values.numel();
+      f(synced_[i], own(i), grads_.narrow(0, begin, count));
       begin += count;
     }
     size = begin;
   };
-  each([](const Part& part, const Tensor& own, const Tensor& sums) { make_differences(sums, part.common, own); });
-  if (size == 0) return;  // another pipeline rank has all of it
+  each([](const Synced& synced, const Tensor& own, const Tensor& sums) { make_differences(sums, synced.common, own); });
+  if (size == 0) return;  // other pipeline ranks have all units of the fragment
   (options_.replicas ? *options_.replicas : axis_).all_reduce(grads_.narrow(0, 0, size));
   const OuterStep<double> step{1.0 / copies(), options_.outer_momentum, options_.outer_lr};
-  each([&](Part& part, const Tensor& own, const Tensor& sums) {
-    step_together(part.common, part.momentum, own, sums, step);
-    if (own.dtype() != part.values.dtype()) part.values.copy_from(part.common);
-    ++part.values.storage()->version;
+  each([&](Synced& synced, const Tensor& own, const Tensor& sums) {
+    step_together(synced.common, synced.momentum, own, sums, step);
+    if (own.dtype() != synced.values.dtype()) synced.values.copy_from(synced.common);
+    ++synced.values.storage()->version;
   });
   grads_.narrow(0, 0, size).fill(0);
 }

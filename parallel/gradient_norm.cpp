@@ -13,8 +13,8 @@ Tensor room(const DataStrategy& s, int64_t numbers) {
   return Tensor::empty({numbers}, DType::float64, s.arena(), Category::workspace);
 }
 
-// Sums of squares of this rank's shards: a full unit is one part, or one part per slot that counts, each with its own
-// blocks.
+// Sums of squares of this rank's shards. A unit is one slice, or one slice per slot that counts; each slice has its own
+// norm blocks.
 Tensor squares_of_own(const DataStrategy& s, const Communicator* beside) {
   std::vector<Tensor> parts;
   std::vector<BlockRun> runs;
@@ -40,7 +40,7 @@ Tensor squares_of_own(const DataStrategy& s, const Communicator* beside) {
 
 int64_t count_blocks(const FlatUnit& unit, int64_t elements) { return unit.trainable() ? norm_blocks(elements) : 0; }
 
-// Every rank of the axis has the same number of blocks of a unit; some units may have none.
+// All ranks of the axis have the same number of blocks of a unit, which may be zero.
 Tensor squares_of_shards(const DataStrategy& s, Communicator& axis, const std::vector<int64_t>& blocks) {
   const int64_t here = std::accumulate(blocks.begin(), blocks.end(), int64_t{0});
   const Tensor mine = room(s, here), all = room(s, here * axis.size());
@@ -72,7 +72,6 @@ Tensor squares_along_axes(const DataStrategy& s) {
   return sums;
 }
 
-// Each owner in turn broadcasts its sums, unit after unit.
 Tensor squares_of_owners(const DataStrategy& s) {
   Communicator& axis = s.axis();
   const DataLayout& layout = s.layout();
@@ -134,9 +133,9 @@ Tensor unit_squares(const DataStrategy& s, const Communicator* parameter_axis) {
 std::vector<double> unit_sums(const DataStrategy& s, Communicator* parameter_axis) {
   std::vector<double> sums = unit_squares(s, parameter_axis).to_vector<double>();
   const ShardingKind sharding = s.layout().sharding;
-  const bool parts = parameter_axis && parameter_axis->size() > 1;
-  if (sharding == ShardingKind::at_root || (parts && sharding != ShardingKind::everywhere)) sum_over_axes(s, sums);
-  if (parts) parameter_axis->sum(sums);
+  const bool sharded = parameter_axis && parameter_axis->size() > 1;
+  if (sharding == ShardingKind::at_root || (sharded && sharding != ShardingKind::everywhere)) sum_over_axes(s, sums);
+  if (sharded) parameter_axis->sum(sums);
   return sums;
 }
 

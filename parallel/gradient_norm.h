@@ -1,21 +1,21 @@
-// Sums of squares for the global gradient norm, of sharded gradients.
+// Sums of squares for the global norm of sharded gradients.
 //
-// The summation order is that of optim/grad_norm.h for every sharding: ranks exchange the sums of norm blocks, which no
-// shard splits, and each adds them up as if it had the full unit.
+// For every sharding the summation order is that of optim/grad_norm.h: ranks exchange the sums of norm blocks, which no
+// shard splits, and each rank adds them in the order of the full unit.
 #pragma once
 
 #include "parallel/data_strategy.h"
 
 namespace tessera {
 
-// Sums of squares of each unit's gradients: float64 (units), on the device of the shards, so no rank waits for a GPU
-// (except with parameter servers, which add on the host). DataParallel's are not yet summed over ranks.
+// Sums of squares of each unit's gradients: float64 (units), on the device of the shards, so no host synchronization
+// (except with parameter servers, which add on the host). DataParallel's sums are not yet reduced over ranks.
 //
-// `parameter_axis` is an axis that shards parameters. If it has several ranks, the sums cover only this rank's shards,
-// in another order, and must be summed over both axes (only over `parameter_axis` if every rank has all of each unit's
-// gradients). Tensors replicated over `parameter_axis` count on its first rank.
+// If `parameter_axis`, which shards parameters, has several ranks, the sums cover only this rank's shards, in another
+// order, and must be summed over both axes (only over `parameter_axis` if every rank has each unit's full gradients).
+// Tensors replicated over `parameter_axis` count on its first rank.
 Tensor unit_squares(const DataStrategy& strategy, const Communicator* parameter_axis = nullptr);
-// The same, summed over ranks: bitwise identical on every rank. Collective.
+// Summed over ranks and bitwise identical on every rank. Collective.
 std::vector<double> unit_sums(const DataStrategy& strategy, Communicator* parameter_axis = nullptr);
 
 }  // namespace tessera

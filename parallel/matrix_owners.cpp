@@ -1,4 +1,4 @@
-// Gathers shards to their owners and returns the updates.
+// Gathers shards to owners and returns updates.
 #include "parallel/matrix_owners.h"
 
 #include <numeric>
@@ -9,18 +9,17 @@ namespace tessera {
 namespace {
 
 constexpr int kOwnerTag = 7101;
-constexpr size_t kMaxRuns = 3;  // maximum runs of a shard: queries, keys and values
+constexpr size_t kMaxRuns = 3;  // queries, keys and values
 
-// Copies between a shard of a matrix and the full matrix, run by run.
-void copy(const Parameter& p, const ShardSpec& spec, const Tensor& part, const Tensor& whole, bool to_whole) {
-  const ShardSpec cut = spec.is_whole() ? ShardSpec{.dim = 0, .runs = {{0, p.whole[0]}}} : spec;
-  const Tensor here = part.narrow(0, 0, cut.slice_unit(p.whole).numel()), all = whole.reshape(p.whole);
+void copy(const Parameter& p, const ShardSpec& spec, const Tensor& shard, const Tensor& full, bool to_full) {
+  const ShardSpec split = spec.is_replicated() ? ShardSpec{.dim = 0, .runs = {{0, p.whole[0]}}} : spec;
+  const Tensor here = shard.narrow(0, 0, split.slice_unit(p.whole).numel()), all = full.reshape(p.whole);
   Shape shape = p.whole;
-  shape[cut.dim] = here.numel() / (p.whole.numel() / p.whole[cut.dim]);
+  shape[split.dim] = here.numel() / (p.whole.numel() / p.whole[split.dim]);
   int64_t at = 0;
-  for (const ShardSpec::Run& run : cut.runs) {
-    Tensor a = here.reshape(shape).narrow(cut.dim, at, run.size), b = all.narrow(cut.dim, run.begin, run.size);
-    (to_whole ? b : a).copy_from(to_whole ? a : b);
+  for (const ShardSpec::Run& run : split.runs) {
+    Tensor a = here.reshape(shape).narrow(split.dim, at, run.size), b = all.narrow(split.dim, run.begin, run.size);
+    (to_full ? b : a).copy_from(to_full ? a : b);
     at += run.size;
   }
 }
@@ -43,8 +42,8 @@ std::vector<int> balanced_owners(std::span<const int64_t> sizes, int ranks) {
 
 MatrixOwners::MatrixOwners(const DataStrategy& strategy, Communicator& tp)
     : tp_(tp),
-      cut_(strategy.layout().sharding == ShardingKind::in_shards),
-      alone_(strategy.layout().sharding == ShardingKind::at_root || strategy.layout().local_updates) {
+      sharded_(strategy.layout().sharding == ShardingKind::in_shards),
+      independent_(strategy.layout().sharding == ShardingKind::at_root || strategy.layout().local_updates) {
   for (const FlatUnit& unit : strategy.shards()) {
     if (!unit.trainable()) continue;
     if (unit.matrices())
@@ -52,22 +51,22 @@ MatrixOwners::MatrixOwners(const DataStrategy& strategy, Communicator& tp)
         matrices_.push_back({shard_elements_.size(), slot, &strategy.gradient_axis(*slot.parameter)});
     shard_elements_.push_back(unit.values.numel());
   }
-  share_out(strategy.shard_axis());
-  if (strategy.experts_axis()) share_out(*strategy.experts_axis());
-  find_parts();
+  assign_owners(strategy.shard_axis());
+  if (strategy.experts_axis()) assign_owners(*strategy.experts_axis());
+  exchange_shards();
 }
 
-void MatrixOwners::share_out(const Communicator& axis) {
+void MatrixOwners::assign_owners(const Communicator& axis) {
   std::vector<int64_t> sizes;
   for (const Matrix& m : matrices_)
     if (m.axis == &axis) sizes.push_back(m.slot.parameter->whole.numel());
   const std::vector<int> owners = balanced_owners(sizes, axis.size());
   auto next = owners.begin();
   for (Matrix& m : matrices_)
-    if (m.axis == &axis) m.owner = alone_ ? axis.rank() : *next++;
+    if (m.axis == &axis) m.owner = independent_ ? axis.rank() : *next++;
 }
 
-void MatrixOwners::find_parts() {
+void MatrixOwners::exchange_shards() {
   const auto n = static_cast<size_t>(tp_.size()), width = 2 * kMaxRuns;
   std::vector<int64_t> mine(matrices_.size() * width, 0);
   for (size_t i = 0; i < matrices_.size(); ++i) {
@@ -90,75 +89,75 @@ void MatrixOwners::find_parts() {
       for (size_t r = 0; r < kMaxRuns; ++r, run += 2)
         if (run[1] > 0) spec.runs.push_back({run[0], run[1]});
       m.largest = std::max(m.largest, spec.slice_unit(m.slot.parameter->whole).numel());
-      m.parts.push_back(std::move(spec));
+      m.shards.push_back(std::move(spec));
     }
   }
 }
 
-// The shard of this matrix on a rank of the data axis.
-Range MatrixOwners::held(const Matrix& m, int rank) const {
-  if (!cut_) return {0, m.slot.size};
+// The range of this matrix that a rank of the data axis stores.
+Range MatrixOwners::stored(const Matrix& m, int rank) const {
+  if (!sharded_) return {0, m.slot.size};
   const int64_t shard = shard_elements_[m.unit], begin = m.slot.begin + (m.axis->rank() - rank) * shard;
   const auto inside = [&](int64_t at) { return std::clamp(at, int64_t{0}, m.slot.size); };
   return {inside(-begin), inside(shard - begin)};
 }
 
-// On the owner: the shard of this rank of tp, gathered over the data axis.
+// On the owner: the matrix's shard on this tp rank, gathered over the data axis.
 Tensor MatrixOwners::gathered(const Matrix& m, const Tensor& update) {
-  if (!cut_) return update.narrow(0, m.slot.begin, m.slot.size);
+  if (!sharded_) return update.narrow(0, m.slot.begin, m.slot.size);
   Tensor here = update.make({m.slot.size}, update.dtype(), Category::workspace);
   for (int rank = 0; rank < m.axis->size(); ++rank) {
-    const Range range = held(m, rank);
+    const Range range = stored(m, rank);
     if (range.size() == 0) continue;
-    Tensor part = here.narrow(0, range.begin, range.size());
+    Tensor shard = here.narrow(0, range.begin, range.size());
     if (rank == m.axis->rank())
-      part.copy_from(update.narrow(0, m.slot.begin + range.begin, range.size()));
+      shard.copy_from(update.narrow(0, m.slot.begin + range.begin, range.size()));
     else
-      m.axis->recv(part, rank, kOwnerTag);
+      m.axis->recv(shard, rank, kOwnerTag);
   }
   return here;
 }
 
-void MatrixOwners::make_whole(const Matrix& m, const Tensor& here) {
+void MatrixOwners::update_full(const Matrix& m, const Tensor& here) {
   const Parameter& p = *m.slot.parameter;
-  if (tp_.size() == 1 || p.shard.is_whole()) return make_matrix_update(p, here.reshape(p.whole));
+  if (tp_.size() == 1 || p.shard.is_replicated()) return make_matrix_update(p, here.reshape(p.whole));
   const auto make_buffer = [&](int64_t n) { return here.make({n}, here.dtype(), Category::workspace); };
   const Tensor own = make_buffer(m.largest), all = make_buffer(m.largest * tp_.size()),
-               whole = make_buffer(p.whole.numel());
+               full = make_buffer(p.whole.numel());
   own.narrow(0, 0, here.numel()).copy_from(here);
   tp_.all_gather(own, all);
   for (int t = 0; t < tp_.size(); ++t)
-    copy(p, m.parts[static_cast<size_t>(t)], all.narrow(0, t * m.largest, m.largest), whole, true);
-  make_matrix_update(p, whole.reshape(p.whole));
-  copy(p, m.parts[static_cast<size_t>(tp_.rank())], here, whole, false);
+    copy(p, m.shards[static_cast<size_t>(t)], all.narrow(0, t * m.largest, m.largest), full, true);
+  make_matrix_update(p, full.reshape(p.whole));
+  copy(p, m.shards[static_cast<size_t>(tp_.rank())], here, full, false);
 }
 
 void MatrixOwners::make_updates(const std::vector<Tensor>& updates) {
   const auto mine = [&](const Matrix& m) {
-    const Range range = held(m, m.axis->rank());
+    const Range range = stored(m, m.axis->rank());
     return updates[m.unit].narrow(0, m.slot.begin + range.begin, range.size());
   };
   const auto is_owned = [](const Matrix& m) { return m.owner == m.axis->rank(); };
-  const auto is_lent = [&](const Matrix& m) { return cut_ && !is_owned(m) && held(m, m.axis->rank()).size() > 0; };
+  const auto sends = [&](const Matrix& m) { return sharded_ && !is_owned(m) && stored(m, m.axis->rank()).size() > 0; };
   for (const Matrix& m : matrices_)
-    if (is_lent(m)) m.axis->send(mine(m), m.owner, kOwnerTag);
+    if (sends(m)) m.axis->send(mine(m), m.owner, kOwnerTag);
   for (const Matrix& m : matrices_) {
     if (!is_owned(m)) continue;
     const Tensor here = gathered(m, updates[m.unit]);
-    make_whole(m, here);
-    for (int to = 0; cut_ && to < m.axis->size(); ++to) {
-      const Range range = held(m, to);
+    update_full(m, here);
+    for (int to = 0; sharded_ && to < m.axis->size(); ++to) {
+      const Range range = stored(m, to);
       if (range.size() == 0) continue;
-      const Tensor part = here.narrow(0, range.begin, range.size());
+      const Tensor shard = here.narrow(0, range.begin, range.size());
       if (to == m.axis->rank())
-        mine(m).copy_from(part);
+        mine(m).copy_from(shard);
       else
-        m.axis->send(part, to, kOwnerTag);
+        m.axis->send(shard, to, kOwnerTag);
     }
   }
   for (const Matrix& m : matrices_) {
-    if (is_lent(m)) m.axis->recv(mine(m), m.owner, kOwnerTag);
-    if (!cut_ && !alone_) m.axis->broadcast(mine(m), m.owner);
+    if (sends(m)) m.axis->recv(mine(m), m.owner, kOwnerTag);
+    if (!sharded_ && !independent_) m.axis->broadcast(mine(m), m.owner);
   }
 }
 

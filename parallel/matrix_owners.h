@@ -1,21 +1,20 @@
-// Optimizers that update matrices as a unit (optim/muon.h) when matrices are sharded: each matrix has one owner among
-// the ranks that store its unit, which computes the update for all of them.
+// Optimizers that update full matrices (optim/muon.h) with sharded matrices: one owner among the ranks that store a
+// matrix's unit computes its update.
 //
 //   DDP                                        ZeRO, here a matrix sharded over three ranks, owned by rank 1
 //     every rank has the reduced update          ranks 0, 2   ---- shards ---->   rank 1
 //     the owner orthogonalizes it                rank 1       orthogonalizes the full matrix
 //     broadcast from the owner                   ranks 0, 2   <--- shards -----   rank 1
 //
-// If a tensor axis shards a matrix too, the ranks at the owner's data coordinate gather it first, and each computes the
-// full update (bitwise identical) and retains its shard; replicated matrices (a router) are not sent. Each shard_ranks
-// group has an owner. A matrix of an expert is owned by one of the ranks that have this expert.
+// If a tensor axis also shards a matrix, the ranks at the owner's data coordinate gather it first, and each computes
+// the full update (bitwise identical) and retains its shard. Each shard_ranks group has an owner; an expert's matrix is
+// owned by one of the ranks that have this expert.
 //
 // Owners are balanced by size: the largest matrix first, each to the rank with the smallest load (Graham 1969, "Bounds
-// on multiprocessing timing anomalies"); experts separately. Communication volume therefore differs between ranks. For
-// a matrix of S bytes over n ranks, in addition to the strategy's traffic: DDP (n - 1) S in total, from the owner; ZeRO
-// twice the bytes of the shards that the owner lacks; over a tensor axis of t ranks (t - 1) t times the largest shard.
-// (Rajbhandari et al. 2020 do not treat such optimizers; Liu et al. 2025, "Muon is scalable for LLM training", section
-// 2.3, gather as much.)
+// on multiprocessing timing anomalies"); experts separately. Volume therefore differs between ranks. For a matrix of S
+// bytes over n ranks, in addition to the strategy's traffic: DDP (n - 1) S in total, from the owner; ZeRO twice the
+// bytes of the shards that the owner lacks; over a tensor axis of t ranks (t - 1) t times the largest shard. Liu et al.
+// 2025, "Muon is scalable for LLM training", section 2.3, gather the same amount.
 #pragma once
 
 #include "optim/optimizer.h"
@@ -27,11 +26,10 @@ std::vector<int> balanced_owners(std::span<const int64_t> sizes, int ranks);
 
 class MatrixOwners {
  public:
-  // Assigns the matrices of the strategy's units to owners. Collective over the strategy's axes and tp, both of which
-  // must outlive this object.
+  // Collective over the strategy's axes and tp, which must all outlive this object.
   MatrixOwners(const DataStrategy& strategy, Communicator& tp);
 
-  // OptimizerOptions::orthogonalise of an optimizer over the strategy's shards. Collective.
+  // OptimizerOptions::orthogonalise of the optimizer. Collective.
   void make_updates(const std::vector<Tensor>& updates);
   decltype(OptimizerOptions::orthogonalise) hook() {
     return [this](const std::vector<FlatUnit>&, const std::vector<Tensor>& updates) { make_updates(updates); };
@@ -39,23 +37,23 @@ class MatrixOwners {
 
  private:
   struct Matrix {
-    size_t unit = 0;                    // index among the trained units
-    Slot slot;                          // begin: in this rank's shard
-    Communicator* axis = nullptr;       // the ranks that shard or replicate it
-    int owner = 0;                      // rank in `axis`
-    std::vector<ShardSpec> parts = {};  // shards of the ranks of tp
-    int64_t largest = 0;                // elements of the largest of those shards
+    size_t unit = 0;  // index among the trained units
+    Slot slot;        // begin: in this rank's shard
+    Communicator* axis = nullptr;
+    int owner = 0;                       // rank in `axis`
+    std::vector<ShardSpec> shards = {};  // per rank of tp
+    int64_t largest = 0;                 // elements of the largest of these shards
   };
-  void share_out(const Communicator& axis);
-  void find_parts();
-  Range held(const Matrix& matrix, int rank) const;
+  void assign_owners(const Communicator& axis);
+  void exchange_shards();
+  Range stored(const Matrix& matrix, int rank) const;
   Tensor gathered(const Matrix& matrix, const Tensor& update);
-  void make_whole(const Matrix& matrix, const Tensor& here);
+  void update_full(const Matrix& matrix, const Tensor& here);
 
   Communicator& tp_;
-  bool cut_;                             // units are sharded over the axis
-  bool alone_;                           // no other rank uses this rank's updates
-  std::vector<int64_t> shard_elements_;  // shard size of each unit
+  bool sharded_;                         // units are sharded over the axis
+  bool independent_;                     // no other rank uses this rank's updates
+  std::vector<int64_t> shard_elements_;  // of each unit
   std::vector<Matrix> matrices_;
 };
 

@@ -1,4 +1,4 @@
-// Mesh groups, created by splitting the world.
+// Groups are splits of the world.
 #include "parallel/mesh.h"
 
 namespace tessera {
@@ -86,7 +86,7 @@ int Mesh::rank_at(const std::vector<int>& coordinates) const {
   return rank;
 }
 
-// Ranks with the same coordinates along all other axes; the key numbers the members, with the last axis fastest.
+// A group has the ranks with the same coordinates along all other axes; the key orders them with the last axis fastest.
 std::unique_ptr<Communicator> Mesh::group(const std::vector<size_t>& members, const std::string& name) {
   int color = 0, key = 0, size = 1;
   for (const size_t a : members) {

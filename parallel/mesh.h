@@ -7,8 +7,6 @@
 //         dp 1    2      3       mesh["dp"] of rank 5: ranks 5, 7
 //   pp 1  dp 0    4      5       mesh["pp"] of rank 5: ranks 1, 5
 //         dp 1    6      7       mesh.flat({"pp", "dp"}) of rank 5: ranks 1, 3, 5, 7
-//
-// An axis of size 1 is a one-rank communicator: it needs no setup and all its operations are free.
 #pragma once
 
 #include "parallel/comm/communicator.h"
@@ -22,21 +20,18 @@ struct MeshAxis {
 
 class Mesh {
  public:
-  // Collective over `world`, which must outlive the mesh. Throws Error (usage) with the axes and their sizes if a size
-  // is below 1, a name is used twice, or the sizes do not multiply to the world size. Cost: one split of the world per
-  // axis longer than 1.
+  // Collective over `world`, which must outlive the mesh. Throws Error (usage) if a size is below 1, a name occurs
+  // twice, or the product of the sizes is not the world size. Cost: one split of the world per axis longer than 1.
   Mesh(Communicator& world, std::vector<MeshAxis> axes);
 
-  // The ranks that differ from this one only along that axis, by coordinate. Throws Error (usage) listing the axes for
-  // an unknown name.
+  // The ranks that differ only along that axis, ordered by coordinate. Throws Error (usage) if the name is unknown.
   Communicator& operator[](std::string_view axis);
-  // The ranks that differ only along these axes; adjacent ranks differ along the last. Groups are created on first use,
-  // so all ranks of the world must request the same groups in the same order. Named like "dp+cp".
+  // The ranks that differ only along these axes, the last axis fastest. Groups are created on first use, so all ranks
+  // of the world must request the same groups in the same order.
   Communicator& flat(const std::vector<std::string>& axes);
 
   const std::vector<MeshAxis>& axes() const { return axes_; }
   int size(std::string_view axis) const { return axes_[index(axis)].size; }
-  // This rank's coordinate along an axis, and any rank's coordinates.
   int coordinate(std::string_view axis) const { return coordinates_[index(axis)]; }
   std::vector<int> coordinates(int world_rank) const;
   int rank_at(const std::vector<int>& coordinates) const;

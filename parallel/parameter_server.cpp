@@ -1,7 +1,7 @@
-// The synchronous parameter server: workers push gradients to the servers, which reduce and update; workers pull the
-// new parameters (Li et al. 2014, OSDI, "Scaling distributed machine learning with the parameter server"). Every rank
-// is a worker, and ranks 0 .. K-1 are also servers; a server stores 1/K of each unit's optimizer state, and a step ends
-// on all ranks when the servers have distributed the parameters. Training is bitwise identical to DDP.
+// The synchronous parameter server: workers push gradients to servers, which reduce and update, and pull the new
+// parameters (Li et al. 2014, OSDI, "Scaling distributed machine learning with the parameter server"). Every rank is a
+// worker, and ranks 0 .. K-1 are also servers; a server stores 1/K of each unit's optimizer state. Training is bitwise
+// identical to DDP.
 //
 //        worker 0   worker 1   worker 2   worker 3         every worker: all parameters, all gradients
 //            |          |          |          |
@@ -14,12 +14,12 @@
 //
 // placements     parameters I, gradients P -> summed at their server, optimizer state S(0) over the first K ranks
 // memory/rank    unsharded parameters and gradients; optimizer state 1/K on a server, none on the other ranks
-// volume         S bytes of gradients from n - 1 workers and S bytes of parameters to n - 1 workers: (n - 1) S and
-//                (n - 1) S in total, for any K. A server receives and sends (n - 1) S / K, which is the bottleneck;
-//                a worker sends and receives S (on a server (K - 1)/K of it)
+// volume         (n - 1) S of gradients and (n - 1) S of parameters in total, for S bytes each and any K. A server
+//                receives and sends (n - 1) S / K, which is the bottleneck; a worker sends and receives S (on a server
+//                (K - 1)/K of it)
 //
-// A server adds in rank order and rounds once, independent of --all-reduce. Workers accumulate micro-batches locally
-// and push once per step, after the last backward pass; unlike DDP, communication does not overlap with it.
+// A server adds in rank order and rounds once, independent of --all-reduce. Workers push once per step, after the last
+// backward pass; unlike DDP, communication does not overlap with it.
 #include "parallel/data_strategy.h"
 namespace tessera {
 
@@ -31,14 +31,14 @@ class ParameterServer final : public DataStrategy {
   void gather_parameters() override;  // pull
 
  private:
-  // Calls f(server, its shard of unit u) for every shard that is not empty, in the same order on all ranks.
+  // Calls f(server, u, range of its shard) for each nonempty shard, in the same order on all ranks.
   template <class F>
-  void for_each_part(const F& f) const;
+  void for_shards(const F& f) const;
 };
 
 namespace {
 
-// Scope in which the axis uses direct: sums in rank order, and each server sends to each worker.
+// Uses direct within its scope: sums in rank order, and each server sends to each worker.
 class Direct : NotCopied {
  public:
   explicit Direct(Communicator& axis) : axis_(axis), before_(axis.algorithm()) {
@@ -51,12 +51,11 @@ class Direct : NotCopied {
   Algorithm before_;
 };
 
-Tensor part(const Tensor& t, Range range) { return t.narrow(0, range.begin, range.size()); }
+Tensor slice(const Tensor& t, Range range) { return t.narrow(0, range.begin, range.size()); }
 
 }  // namespace
 
-// Ranks without a server have empty shards, so their optimizers have no state. Servers add in rank order, independent
-// of the axis's algorithm.
+// Ranks without a server have empty shards, so their optimizers have no state.
 ParameterServer::ParameterServer(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
     : DataStrategy(model, axis, arena, options,
                    {.name = "ps-sync", .sharding = ShardingKind::by_owners, .owners = options.servers}) {
@@ -66,10 +65,10 @@ ParameterServer::ParameterServer(Module& model, Communicator& axis, const ArenaP
     residents_.push_back(make_unit(layout, arena, options.dtype, options.grad_dtype, options.seed));
     const FlatUnit& unit = residents_.back();
     const Range mine = shard_range(layout.size, options.servers, axis.rank());
-    shards_.push_back({layout.name, part(unit.values, mine), {}, layout.slots});
+    shards_.push_back({layout.name, slice(unit.values, mine), {}, layout.slots});
     for (Slot& slot : shards_.back().slots) slot.begin -= mine.begin;
     if (!layout.trainable) continue;
-    shards_.back().grads = part(unit.grads, mine);
+    shards_.back().grads = slice(unit.grads, mine);
     for (int k = 0; k < options.servers; ++k)
       if (const Range range = shard_range(layout.size, options.servers, k); range.size() > 0)
         layout_.reductions.push_back({{begin + range.begin, begin + range.end}, range.size()});
@@ -78,7 +77,7 @@ ParameterServer::ParameterServer(Module& model, Communicator& axis, const ArenaP
 }
 
 template <class F>
-void ParameterServer::for_each_part(const F& f) const {
+void ParameterServer::for_shards(const F& f) const {
   for (size_t u = 0; u < residents_.size(); ++u)
     for (int k = 0; residents_[u].trainable() && k < layout_.owners; ++k)
       if (const Range range = shard_range(layout_.sizes[u], layout_.owners, k); range.size() > 0) f(k, u, range);
@@ -87,13 +86,13 @@ void ParameterServer::for_each_part(const F& f) const {
 void ParameterServer::reduce_gradients() {
   model_.zero_missing_gradients();
   const Direct direct(axis_);
-  for_each_part([&](int server, size_t u, Range range) { axis_.reduce(part(residents_[u].grads, range), server); });
+  for_shards([&](int server, size_t u, Range range) { axis_.reduce(slice(residents_[u].grads, range), server); });
 }
 
 void ParameterServer::gather_parameters() {
   const Direct direct(axis_);
-  for_each_part([&](int server, size_t u, Range range) { axis_.broadcast(part(residents_[u].values, range), server); });
-  for (const FlatUnit& unit : residents_) ++unit.values.storage()->version;  // packed copies are stale
+  for_shards([&](int server, size_t u, Range range) { axis_.broadcast(slice(residents_[u].values, range), server); });
+  for (const FlatUnit& unit : residents_) ++unit.values.storage()->version;  // invalidates packed copies
 }
 
 std::unique_ptr<DataStrategy> make_parameter_server(Module& model, Communicator& axis, const ArenaPtr& arena,

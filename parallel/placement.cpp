@@ -1,4 +1,4 @@
-// The table of conversions.
+// The conversion table.
 #include "parallel/placement.h"
 
 namespace tessera {
@@ -6,33 +6,33 @@ namespace {
 
 using Kind = Placement::Kind;
 
-// One conversion on one rank, with resolved sizes and non-negative dims.
+// One conversion on one rank, with sizes inferred and dims non-negative.
 struct Step {
   Communicator& axis;
   Placement from, to;
   bool background = false;
 
   int n() const { return axis.size(); }
-  Range own(const Placement& s) const { return chunk_range(s.whole, n(), axis.rank()); }
-  int64_t widest(const Placement& s) const { return (s.whole + n() - 1) / n(); }
-  bool even(const Placement& s) const { return s.whole % n() == 0; }
+  Range own(const Placement& s) const { return chunk_range(s.full_size, n(), axis.rank()); }
+  int64_t widest(const Placement& s) const { return (s.full_size + n() - 1) / n(); }
+  bool even(const Placement& s) const { return s.full_size % n() == 0; }
 
   Work reduce(const Tensor& x) const {
     if (background) return axis.start_all_reduce(x);
     axis.all_reduce(x);
     return {};
   }
-  Work reduce_scatter(const Tensor& x, const Tensor& piece, int64_t rows = 1) const {
-    if (background) return axis.start_reduce_scatter(x, piece, rows);
-    axis.reduce_scatter(x, piece, Reduction::sum, rows);
+  Work reduce_scatter(const Tensor& x, const Tensor& chunk, int64_t rows = 1) const {
+    if (background) return axis.start_reduce_scatter(x, chunk, rows);
+    axis.reduce_scatter(x, chunk, Reduction::sum, rows);
     return {};
   }
-  Work gather(const Tensor& piece, const Tensor& all, int64_t rows = 1) const {
-    if (background) return axis.start_all_gather(piece, all, rows);
-    axis.all_gather(piece, all, rows);
+  Work gather(const Tensor& chunk, const Tensor& all, int64_t rows = 1) const {
+    if (background) return axis.start_all_gather(chunk, all, rows);
+    axis.all_gather(chunk, all, rows);
     return {};
   }
-  // Whether chunks of x along s's dim can be exchanged in place: contiguous, or as slices of each row.
+  // Whether the collective can read or write chunks along s's dim directly in x: contiguous, or as slices of each row.
   bool in_place(const Placement& s, int64_t rows) const { return even(s) && (rows == 1 || axis.supports_row_slices()); }
 };
 
@@ -41,14 +41,14 @@ Shape with_dim(Shape shape, int dim, int64_t size) {
   return shape;
 }
 
-// The number of rows of x that chunks along `dim` split: 1 if chunks are contiguous.
+// Rows of x that chunks along `dim` split; 1 if chunks are contiguous.
 int64_t count_rows(const Tensor& x, int dim) {
   int64_t rows = 1;
   for (int d = 0; d < dim; ++d) rows *= x.dim(d);
   return std::max<int64_t>(rows, 1);
 }
 
-// Copies the common corner: `from` may be smaller or larger than `to` along each dim; the rest of `to` is unchanged.
+// Copies the region common to both.
 void copy_corner(Tensor to, Tensor from) {
   for (int d = 0; d < to.ndim(); ++d) {
     const int64_t size = std::min(to.dim(d), from.dim(d));
@@ -64,7 +64,7 @@ Tensor zeros_like(const Tensor& x, const Shape& shape) {
   return y;
 }
 
-// Blocks for the wire: n blocks of one shape, block r for (or from) rank r.
+// Communication buffer with one block per rank.
 struct Blocks {
   Tensor all;
   Blocks(const Tensor& x, int n, Shape shape) {
@@ -77,7 +77,7 @@ struct Blocks {
 
 PendingRedistribute pass_on(Tensor x, const Step&) { return PendingRedistribute(std::move(x)); }
 
-// A copy if that frees the full tensor.
+// Copies the chunk if that frees the full tensor.
 PendingRedistribute own_chunk(Tensor x, const Step& step) {
   const Range r = step.own(step.to);
   const bool last = x.unique();
@@ -86,14 +86,14 @@ PendingRedistribute own_chunk(Tensor x, const Step& step) {
 }
 
 // NOLINTNEXTLINE(performance-unnecessary-value-param): all conversions have one type
-PendingRedistribute of_rank_0(Tensor x, const Step& step) {
+PendingRedistribute only_on_rank_0(Tensor x, const Step& step) {
   return PendingRedistribute(step.axis.rank() == 0 ? x : zeros_like(x, x.shape()));
 }
 
 // NOLINTNEXTLINE(performance-unnecessary-value-param): all conversions have one type
 PendingRedistribute zeros_around(Tensor x, const Step& step) {
   const Range r = step.own(step.from);
-  Tensor y = zeros_like(x, with_dim(x.shape(), step.from.dim, step.from.whole));
+  Tensor y = zeros_like(x, with_dim(x.shape(), step.from.dim, step.from.full_size));
   copy_corner(y.narrow(step.from.dim, r.begin, r.size()), x);
   return PendingRedistribute(std::move(y));
 }
@@ -107,7 +107,7 @@ PendingRedistribute all_reduce(Tensor x, const Step& step) {
 // NOLINTNEXTLINE(performance-unnecessary-value-param): all conversions have one type
 PendingRedistribute all_gather(Tensor x, const Step& step) {
   const int dim = step.from.dim;
-  Tensor y = x.make(with_dim(x.shape(), dim, step.from.whole));
+  Tensor y = x.make(with_dim(x.shape(), dim, step.from.full_size));
   if (const int64_t rows = count_rows(x, dim); step.in_place(step.from, rows)) {
     Work pending = step.gather(x.contiguous(), y, rows);
     return {std::move(pending), std::move(y)};
@@ -120,9 +120,9 @@ PendingRedistribute all_gather(Tensor x, const Step& step) {
   }
   const Blocks blocks(x, step.n(), widest);
   Work pending = step.gather(mine, blocks.all);
-  return {std::move(pending), std::move(y), [blocks, dim, whole = step.from.whole, n = step.n()](const Tensor& all) {
+  return {std::move(pending), std::move(y), [blocks, dim, size = step.from.full_size, n = step.n()](const Tensor& all) {
             for (int r = 0; r < n; ++r) {
-              const Range theirs = chunk_range(whole, n, r);
+              const Range theirs = chunk_range(size, n, r);
               copy_corner(all.narrow(dim, theirs.begin, theirs.size()), blocks[r]);
             }
             return all;
@@ -141,7 +141,7 @@ PendingRedistribute reduce_scatter(Tensor x, const Step& step) {
   Blocks blocks(x, step.n(), widest);
   if (!step.even(step.to)) blocks.all.fill(0);
   for (int r = 0; r < step.n(); ++r) {
-    const Range theirs = chunk_range(step.to.whole, step.n(), r);
+    const Range theirs = chunk_range(step.to.full_size, step.n(), r);
     copy_corner(blocks[r], x.narrow(dim, theirs.begin, theirs.size()));
   }
   Work pending = step.reduce_scatter(blocks.all, sum);
@@ -157,13 +157,13 @@ PendingRedistribute all_to_all(Tensor x, const Step& step) {
   Blocks out(x, step.n(), widest), in(x, step.n(), widest);
   if (!step.even(step.from) || !step.even(step.to)) out.all.fill(0);
   for (int r = 0; r < step.n(); ++r) {
-    const Range theirs = chunk_range(step.to.whole, step.n(), r);
+    const Range theirs = chunk_range(step.to.full_size, step.n(), r);
     copy_corner(out[r], x.narrow(b, theirs.begin, theirs.size()));
   }
   step.axis.all_to_all(out.all, in.all);
-  Tensor y = x.make(with_dim(with_dim(x.shape(), a, step.from.whole), b, step.own(step.to).size()));
+  Tensor y = x.make(with_dim(with_dim(x.shape(), a, step.from.full_size), b, step.own(step.to).size()));
   for (int r = 0; r < step.n(); ++r) {
-    const Range theirs = chunk_range(step.from.whole, step.n(), r);
+    const Range theirs = chunk_range(step.from.full_size, step.n(), r);
     copy_corner(y.narrow(a, theirs.begin, theirs.size()), in[r]);
   }
   return PendingRedistribute(std::move(y));
@@ -172,13 +172,12 @@ PendingRedistribute all_to_all(Tensor x, const Step& step) {
 using Conversion = PendingRedistribute (*)(Tensor, const Step&);
 constexpr std::array<std::array<Conversion, 4>, 4> kTable = {{
     // to R       to I        to S            to P
-    {pass_on, pass_on, own_chunk, of_rank_0},            // from R
-    {pass_on, pass_on, own_chunk, of_rank_0},            // from I
+    {pass_on, pass_on, own_chunk, only_on_rank_0},       // from R
+    {pass_on, pass_on, own_chunk, only_on_rank_0},       // from I
     {all_gather, all_gather, all_to_all, zeros_around},  // from S
     {all_reduce, all_reduce, reduce_scatter, pass_on},   // from P
 }};
 
-// Infers this rank's sizes and dims that the placements leave open.
 class Resolver {
  public:
   Resolver(const Tensor& x, Communicator& axis, const Placement& from, const Placement& to)
@@ -188,18 +187,18 @@ class Resolver {
     Step step{axis_, with_same_dim(from_), with_same_dim(to_)};
     if (step.from.kind == Kind::sharded) {
       const int64_t has = x_.dim(step.from.dim);
-      if (step.from.whole == 0) step.from.whole = has * axis_.size();
+      if (step.from.full_size == 0) step.from.full_size = has * axis_.size();
       if (step.own(step.from).size() != has)
         complain("rank " + std::to_string(axis_.rank()) + " of " + std::to_string(axis_.size()) + " has " +
-                 std::to_string(has) + " of " + std::to_string(step.from.whole) + " along dim " +
+                 std::to_string(has) + " of " + std::to_string(step.from.full_size) + " along dim " +
                  std::to_string(step.from.dim) + "; expected " + std::to_string(step.own(step.from).size()));
     }
     if (step.to.kind == Kind::sharded) {
-      const int64_t size = step.from == step.to ? step.from.whole : x_.dim(step.to.dim);
-      if (step.to.whole != 0 && step.to.whole != size)
+      const int64_t size = step.from == step.to ? step.from.full_size : x_.dim(step.to.dim);
+      if (step.to.full_size != 0 && step.to.full_size != size)
         complain("dim " + std::to_string(step.to.dim) + " has " + std::to_string(size) + "; expected " +
-                 std::to_string(step.to.whole));
-      step.to.whole = size;
+                 std::to_string(step.to.full_size));
+      step.to.full_size = size;
     }
     return step;
   }

@@ -1,8 +1,8 @@
-// Placements: how a tensor is distributed over the ranks of one mesh axis, and one differentiable conversion.
+// Placements: how a tensor is distributed over the ranks of one mesh axis, and differentiable conversion between them.
 //
 //   R     replicated; each rank has a partial gradient, to be summed
 //   I     replicated with a replicated gradient (identical): every rank computes the same
-//   S(d)  sharded: rank r has chunk r of dim d, as chunk_range() splits it, and the same chunk of the gradient
+//   S(d)  sharded: rank r has chunk_range() chunk r of dim d, and the same chunk of the gradient
 //   P     partial: the tensor is the sum of the ranks' arrays; each has the full gradient
 //
 //            to R         to I         to S(b)          to P
@@ -11,11 +11,11 @@
 //   from S   all-gather   all-gather   all-to-all       zero padding
 //   from P   all-reduce   all-reduce   reduce-scatter   -
 //
-// "-" returns the same memory, "own chunk" slices without communication, "rank 0's" retains the values on rank 0 and
-// returns zeros elsewhere, and S(d) to S(d) is "-". The gradient of a value in R is in P, that of a value in P is in R,
-// and those of I and S have the placement of their values: that is dual(). So the backward pass of from -> to is
-// dual(to) -> dual(from), from the same table. Megatron's f is I -> R, its g is P -> I (Shoeybi et al. 2019, section
-// 3); distinguishing R from I follows JAX's varying and invariant types.
+// "-" returns the same memory, "own chunk" slices without communication, "rank 0's" retains rank 0's values and returns
+// zeros elsewhere, and S(d) to S(d) is "-". dual() is the placement of a value's gradient: P for R, R for P, and the
+// same placement for I and S. The backward pass of from -> to is therefore dual(to) -> dual(from), in the same table.
+// Megatron's f is I -> R and its g is P -> I (Shoeybi et al. 2019, section 3); distinguishing R from I follows JAX's
+// varying and invariant types.
 //
 //   h = gelu(matmul(redistribute(x, tp, I, R), w1));     // w1 sharded by columns: h is S(1)
 //   y = redistribute(matmul(h, w2), tp, P, I);           // w2 sharded by rows
@@ -29,35 +29,33 @@ namespace tessera {
 struct Placement {
   enum class Kind : uint8_t { replicated, identical, sharded, partial };
   Kind kind = Kind::replicated;
-  int dim = 0;        // sharded dim of S; negative counts from the end
-  int64_t whole = 0;  // full size of that dim; 0 if chunks are equal or it can be inferred
+  int dim = 0;            // sharded dim of S; negative counts from the end
+  int64_t full_size = 0;  // of that dim; 0: equal chunks, or inferred
 
   constexpr bool operator==(const Placement& other) const { return kind == other.kind && dim == other.dim; }
   std::string str() const;  // "R", "S(1)"
 };
 
 inline constexpr Placement R{Placement::Kind::replicated}, I{Placement::Kind::identical}, P{Placement::Kind::partial};
-// Leaving S with unequal chunks requires `whole`, because no rank knows the others' sizes.
-constexpr Placement S(int dim, int64_t whole = 0) { return {Placement::Kind::sharded, dim, whole}; }
+// Leaving S with unequal chunks requires `full_size`, because no rank knows the others' sizes.
+constexpr Placement S(int dim, int64_t full_size = 0) { return {Placement::Kind::sharded, dim, full_size}; }
 
-// The placement of the gradient of a value in p.
 constexpr Placement dual(const Placement& p) { return p == R ? P : p == P ? R : p; }
 
-// `x` in another placement; shapes are those of one rank's shard. Free on an axis of size 1 and between equal
-// placements. May overwrite x if it has no other owner. Collective; `axis` must outlive the graph. Throws Error (usage)
-// with both placements and the axis if a dim does not exist or a rank's chunk does not have the size of chunk_range().
-// Cost: the volume of the collective for the full tensor; unequal chunks are padded to the largest when sent.
+// Shapes are those of one rank's shard. Free on an axis of size 1 and between equal placements. May overwrite x if it
+// has no other owner. Collective; `axis` must outlive the graph. Throws Error (usage) with both placements and the axis
+// if a dim does not exist or a rank's chunk does not have the size of chunk_range(). Cost: the volume of the collective
+// for the full tensor; unequal chunks are padded to the largest when sent.
 Var redistribute(Var x, Communicator& axis, Placement from, Placement to);
-// The same without a gradient.
 Tensor redistribute(Tensor x, Communicator& axis, Placement from, Placement to);
 
 class [[nodiscard]] PendingRedistribute {
  public:
   explicit PendingRedistribute(Tensor arrived) : tensor_(std::move(arrived)) {}
-  // `unpack` converts the arrived `tensor` to the result; null: it is the result.
+  // `unpack` converts the received `tensor` to the result; null: `tensor` is the result.
   PendingRedistribute(Work pending, Tensor tensor, std::function<Tensor(const Tensor&)> unpack = nullptr)
       : pending_(std::move(pending)), tensor_(std::move(tensor)), unpack_(std::move(unpack)) {}
-  // The tensor in its new placement; rethrows errors of its communication. Call it once.
+  // Rethrows communication errors. Call it once.
   Tensor wait();
 
  private:
@@ -65,7 +63,7 @@ class [[nodiscard]] PendingRedistribute {
   Tensor tensor_;
   std::function<Tensor(const Tensor&)> unpack_;
 };
-// The same in the background, except S(a) -> S(b), which is complete on return.
+// redistribute() in the background, except S(a) -> S(b), which is complete on return.
 PendingRedistribute start_redistribute(Tensor x, Communicator& axis, Placement from, Placement to);
 
 }  // namespace tessera

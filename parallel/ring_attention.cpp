@@ -1,5 +1,4 @@
-// Ring attention: the hops around the ring, forward and backward.
-
+// Forward and backward hops around the ring.
 #include "autograd/ops.h"
 #include "parallel/context_parallel.h"
 
@@ -8,42 +7,41 @@ namespace {
 
 constexpr int kKeysAndValues = 0, kTheirGradients = 1;  // tags
 
-// One attention call: a run of this rank's tokens as queries and of the holder's tokens as keys.
+// One attention call: some of this rank's queries and the holder's keys.
 struct Tile {
   Range queries, keys;
   AttentionOptions options;
-  bool first_of_queries, first_of_keys;  // first tile of these queries' result, or of these keys' gradient
+  bool first_of_queries, first_of_keys;  // first tile written to these queries' result, or to these keys' gradient
 };
 
 struct Ring {
   Communicator& cp;
   SequencePartition balance;
   AttentionOptions options;
-  DType dtype, part, wide;  // dtypes of operands, of one tile's results, and of sums
+  DType dtype, tile_dtype, wide;  // dtypes of operands, of one tile's results, and of accumulators
   Heads heads;
-  int64_t b, tokens, d;  // tokens: per rank
+  int64_t b, tokens, d;  // tokens per rank
 
   int ranks() const { return cp.size(); }
   int next() const { return (cp.rank() + 1) % ranks(); }
   int previous() const { return (cp.rank() + ranks() - 1) % ranks(); }
-  // The rank whose keys are here after `hop` hops.
+  // The rank whose keys this rank has after `hop` hops.
   int holder(int hop) const { return (cp.rank() + ranks() - hop) % ranks(); }
-  // The dtype of sums: with two ranks, the addition of two bfloat16 results is rounded once; otherwise only the end is.
-  DType sum() const { return ranks() == 2 ? part : wide; }
+  // With two ranks, adding two bfloat16 results rounds once, so no wider accumulator is needed.
+  DType sum() const { return ranks() == 2 ? tile_dtype : wide; }
 
   int64_t chunk_tokens() const { return balance == SequencePartition::zigzag ? tokens / 2 : tokens; }
-  // The local tokens of a chunk: chunks of the sequence's second half follow those of the first on every rank.
+  // On every rank, chunks of the sequence's second half follow those of its first half.
   Range place(int chunk) const {
     const int64_t begin = chunk / ranks() * chunk_tokens();
     return {begin, begin + chunk_tokens()};
   }
 
   Shape by_head() const { return {b, tokens, heads.query, d}; }
-  // Packed keys and values, or their gradients: (B, T / c, 2 K, D).
   Tensor make_block(const Tensor& like, DType type) const {
     return like.make({b, tokens, 2 * heads.key, d}, type, Category::communication);
   }
-  Tensor q_slice(const Tensor& packed) const { return packed_part(packed, heads, 0); }
+  Tensor q_slice(const Tensor& packed) const { return packed_slice(packed, heads, 0); }
   Tensor kv_slice(const Tensor& packed) const {
     return packed.narrow(2, heads.query * d, 2 * heads.key * d).reshape({b, tokens, 2 * heads.key, d});
   }
@@ -56,7 +54,7 @@ struct Ring {
   Tensor values(const Tensor& kv) const { return kv.narrow(2, heads.key, heads.key); }
 
   // The unmasked tiles of a hop: one, unless elements depend on positions in the full sequence, which are not
-  // contiguous in a run of several chunks.
+  // contiguous across several chunks.
   std::vector<Tile> tiles(int hop) const;
 };
 
@@ -94,29 +92,28 @@ std::vector<Tile> Ring::tiles(int hop) const {
 Ring make_ring(const Tensor& qkv, const Heads& heads, const AttentionOptions& options, Communicator& cp,
                SequencePartition balance) {
   const std::string where = "[ring_attention] " + cp.axis() + " axis: ";
-  const Tensor q = packed_part(qkv, heads, 0);
+  const Tensor q = packed_slice(qkv, heads, 0);
   if (balance == SequencePartition::zigzag && qkv.dim(1) % 2 != 0)
     throw Error(where + "a rank has " + std::to_string(qkv.dim(1)) + " tokens; zig-zag requires an even number");
   if (options.first_key != 0 || options.first_query >= 0)
     throw Error(where + "first_key and first_query must not be set; they follow from the ranks");
   AttentionOptions o = options;
-  if (o.starts_may_be_ignored) o.starts = {};  // otherwise a hop would need several tiles
-  return {cp,    balance,  o,        qkv.dtype(), dtype_of_parts(q, o), accum_dtype(qkv.dtype()),
+  if (o.starts_may_be_ignored) o.starts = {};  // otherwise a hop would require several tiles
+  return {cp,    balance,  o,        qkv.dtype(), partial_dtype(q, o), accum_dtype(qkv.dtype()),
           heads, q.dim(0), q.dim(1), q.dim(3)};
 }
 
-// The merged result of tiles; a tile's result may be in separate memory until it is merged.
 struct RingAttended {
   AttentionResult all;  // (B, T / c, H, D) and (B, H, T / c)
 
   AttentionResult of(const Range& queries) const {
     return {attend_tile(all.out, queries), all.lse.narrow(2, queries.begin, queries.size())};
   }
-  // Memory for a tile's result: each half in its final place if that is free and needs no conversion.
+  // Memory for a tile's result: `out` and `lse` each in their final place if that is free and needs no conversion.
   AttentionResult room(const Ring& ring, const Tile& tile) const {
     AttentionResult to = of(tile.queries);
-    if (!tile.first_of_queries || to.out.dtype() != ring.part)
-      to.out = to.out.make(to.out.shape(), ring.part, Category::workspace);
+    if (!tile.first_of_queries || to.out.dtype() != ring.tile_dtype)
+      to.out = to.out.make(to.out.shape(), ring.tile_dtype, Category::workspace);
     if (!tile.first_of_queries || !to.lse.is_contiguous())
       to.lse = to.lse.make(to.lse.shape(), ring.wide, Category::workspace);
     return to;
@@ -149,16 +146,16 @@ AttentionResult forward(const Ring& ring, const Tensor& packed) {
   return {sum.all.out.to(ring.dtype), sum.all.lse};
 }
 
-// The target of a tile's gradient: its final place if that is free, otherwise separate memory until it is added.
+// The target of a tile's gradient: its final place if that is free, otherwise a temporary that is then added.
 class Gradient {
  public:
-  Gradient(const Tensor& place, DType part, bool first)
-      : place_(place), first_(first), tile_(place), apart_(!first || place.dtype() != part) {
-    if (apart_) tile_ = place.make(place.shape(), part, Category::workspace);
+  Gradient(const Tensor& place, DType tile_dtype, bool first)
+      : place_(place), first_(first), tile_(place), separate_(!first || place.dtype() != tile_dtype) {
+    if (separate_) tile_ = place.make(place.shape(), tile_dtype, Category::workspace);
   }
   const Tensor& tile() const { return tile_; }
   void take() {
-    if (!apart_) return;
+    if (!separate_) return;
     if (first_)
       place_.copy_from(tile_);
     else
@@ -169,7 +166,7 @@ class Gradient {
   Tensor place_;
   bool first_;
   Tensor tile_;
-  bool apart_;
+  bool separate_;
 };
 
 class Backward {
@@ -178,22 +175,22 @@ class Backward {
       : ring_(ring), q_(ring.q_slice(packed)), result_{result}, dout_(dout) {}
 
   // Adds the contribution of the keys present after `hop` to dq, and writes this rank's contribution to their dk and
-  // dv. Returns the number of leading key tokens that are unmasked: gradients of the others are not written.
+  // dv. Returns the number of leading key tokens that are unmasked; gradients of later tokens are not written.
   int64_t add(int hop, const Tensor& kv, const Tensor& dq, const Tensor& dkv) {
-    int64_t seen = 0;
+    int64_t unmasked = 0;
     for (const Tile& tile : ring_.tiles(hop)) {
-      Gradient queries(attend_tile(dq, tile.queries), ring_.part, tile.first_of_queries),
-          keys(attend_tile(dkv, tile.keys), ring_.part, tile.first_of_keys);
+      Gradient queries(attend_tile(dq, tile.queries), ring_.tile_dtype, tile.first_of_queries),
+          keys(attend_tile(dkv, tile.keys), ring_.tile_dtype, tile.first_of_keys);
       Tensor dq_tile = queries.tile(), dk = ring_.keys(keys.tile()), dv = ring_.values(keys.tile());
-      const AttentionResult whole = result_.of(tile.queries);
+      const AttentionResult merged = result_.of(tile.queries);
       attention_backward(attend_tile(dout_, tile.queries), attend_tile(q_, tile.queries),
                          attend_tile(ring_.keys(kv), tile.keys), attend_tile(ring_.values(kv), tile.keys),
-                         {whole.out, whole.lse.contiguous()}, tile.options, dq_tile, dk, dv);
+                         {merged.out, merged.lse.contiguous()}, tile.options, dq_tile, dk, dv);
       queries.take();
       keys.take();
-      seen = std::max(seen, tile.keys.end);
+      unmasked = std::max(unmasked, tile.keys.end);
     }
-    return seen;
+    return unmasked;
   }
 
  private:
@@ -203,7 +200,7 @@ class Backward {
   const Tensor& dout_;
 };
 
-// The gradients of a block start one rank after its owner and end at the owner: c - 1 hops, one behind the block.
+// Gradients of a block start one rank after its owner and end at the owner: c - 1 hops, one hop behind the block.
 Tensor backward(const Ring& ring, const Tensor& packed, const AttentionResult& result, const Tensor& dout) {
   const Tensor kv = ring.keys_and_values(packed);
   const Tensor gradient = packed.make(packed.shape(), ring.sum());
@@ -217,12 +214,12 @@ Tensor backward(const Ring& ring, const Tensor& packed, const AttentionResult& r
     if (hop == 0) {
       local.add(hop, kv, dq, home);
     } else {
-      const int64_t seen = local.add(hop, kv, dq, dkv);
-      Tensor brought = attend_tile(dkv, {0, seen}), rest = attend_tile(dkv, {seen, ring.tokens});
+      const int64_t unmasked = local.add(hop, kv, dq, dkv);
+      Tensor brought = attend_tile(dkv, {0, unmasked}), rest = attend_tile(dkv, {unmasked, ring.tokens});
       if (hop > 1) {
         ring.cp.recv(arriving, ring.previous(), kTheirGradients);
-        if (seen > 0) add_(brought, attend_tile(arriving, {0, seen}));
-        rest.copy_from(attend_tile(arriving, {seen, ring.tokens}));
+        if (unmasked > 0) add_(brought, attend_tile(arriving, {0, unmasked}));
+        rest.copy_from(attend_tile(arriving, {unmasked, ring.tokens}));
       } else {
         rest.fill(0);
       }

@@ -1,4 +1,4 @@
-// Parameter sharding, and the matmuls of column and row layers.
+// Parameter sharding and sharded layers.
 #include "parallel/tensor_parallel.h"
 
 #include <fmt/format.h>
@@ -13,13 +13,13 @@ namespace {
 
 bool is_sharded(const Placement& p) { return p.kind == Placement::Kind::sharded; }
 
-// A parameter of which each rank computes a partial gradient. A use may outlive the memory of the value
-// (parallel/zero.h), so backward reads it from the parameter again.
+// Each rank computes a partial gradient of the parameter. A use may outlive the memory of the value (parallel/zero.h),
+// so the backward pass reads it from the parameter again.
 Var seen_by_tokens(const Var& parameter, Communicator& tp) {
-  return redistribute(parameter, tp, I, R).with_recompute([kept = parameter.saved()] { return kept.get(); });
+  return redistribute(parameter, tp, I, R).with_recompute([saved = parameter.saved()] { return saved.get(); });
 }
 
-// y + b. The gradient of b is summed over `sum_over`, whose ranks have different rows.
+// The gradient of b is summed over `sum_over`, whose ranks have different rows.
 Var add_bias(Var y, const Var& b, Communicator* sum_over) {
   const Var y_edge = y.edge();
   Tensor out = std::move(y).take();
@@ -54,7 +54,7 @@ class OwnTokens {
   }
 
  private:
-  // One array per number of tokens, so earlier spans stay valid.
+  // One array per number of tokens keeps earlier spans valid.
   std::span<const int64_t> all(int64_t tokens) {
     if (tokens < 1)
       throw Error("[token_wise] dropout on sharded tokens: StepInfo does not specify the number of tokens");
@@ -71,8 +71,8 @@ class OwnTokens {
 
 }  // namespace
 
-void cut_over_ranks(Module& module, const Var& parameter, int dim, const Communicator& tp,
-                    const std::vector<int64_t>& segments) {
+void shard_parameter(Module& module, const Var& parameter, int dim, const Communicator& tp,
+                     const std::vector<int64_t>& segments) {
   if (tp.size() == 1) return;
   ShardSpec spec{.axis = tp.axis(), .dim = dim};
   int64_t begin = 0;
@@ -100,7 +100,7 @@ std::shared_ptr<const SharedInput> column_input(Communicator& tp, Placement in) 
   };
   auto shared = std::make_shared<SharedInput>();
   shared->gather = [&tp, in](const Tensor& x) { return redistribute(x, tp, in, R); };
-  if (is_sharded(in)) shared->gather_again = begun(in, R);
+  if (is_sharded(in)) shared->regather = begun(in, R);
   shared->reduce = begun(P, dual(in));
   return shared;
 }
@@ -117,9 +117,9 @@ Var join(Var partial, Communicator& tp, Placement between) {
 
 namespace {
 
-// Shards an adapter's matrices. For a column layer A is replicated and B is sharded like the weight; for a row layer A
-// is sharded like the weight and B is replicated. The tensor between A and B is small and is redistributed from `from`
-// to `to`. With S(1) the replicated one processes a rank's own tokens.
+// For a column layer A is replicated and B is sharded like the weight; for a row layer A is sharded like the weight and
+// B is replicated. The small tensor between A and B is redistributed from `from` to `to`. With S(1) the replicated
+// matrix processes a rank's own tokens.
 void place_adapter(Lora& l, Communicator& tp, int64_t first_here, Placement from, Placement to) {
   l.place(first_here, [&tp, from, to](Var low) { return redistribute(std::move(low), tp, from, to); });
   if (is_sharded(from)) token_wise(l.a, tp, from);
@@ -129,11 +129,11 @@ void place_adapter(Lora& l, Communicator& tp, int64_t first_here, Placement from
 
 }  // namespace
 
-void colwise(Linear& l, Communicator& tp, Placement in, const std::vector<int64_t>& given) {
+void colwise(Linear& l, Communicator& tp, Placement in, const std::vector<int64_t>& segment_sizes) {
   if (tp.size() == 1) return;
-  const std::vector<int64_t> segments = given.empty() ? std::vector<int64_t>{l.weight.dim(0)} : given;
-  cut_over_ranks(l, l.weight, 0, tp, segments);
-  if (l.bias) cut_over_ranks(l, *l.bias, 0, tp, segments);
+  const std::vector<int64_t> segments = segment_sizes.empty() ? std::vector<int64_t>{l.weight.dim(0)} : segment_sizes;
+  shard_parameter(l, l.weight, 0, tp, segments);
+  if (l.bias) shard_parameter(l, *l.bias, 0, tp, segments);
   for (Lora* adapter : l.adapters()) {
     const int64_t end = adapter->first() + adapter->b.weight.dim(0);
     std::vector<int64_t> own;  // sizes of the adapter's segments
@@ -143,7 +143,7 @@ void colwise(Linear& l, Communicator& tp, Placement in, const std::vector<int64_
       if (begin >= adapter->first() && begin < end) own.push_back(size);
       begin += size;
     }
-    cut_over_ranks(adapter->b, adapter->b.weight, 0, tp, own);
+    shard_parameter(adapter->b, adapter->b.weight, 0, tp, own);
     place_adapter(*adapter, tp, before, in, R);
   }
   l.share(column_input(tp, in));
@@ -151,10 +151,10 @@ void colwise(Linear& l, Communicator& tp, Placement in, const std::vector<int64_
 
 void rowwise(Linear& l, Communicator& tp, Placement out) {
   if (tp.size() == 1) return;
-  cut_over_ranks(l, l.weight, 1, tp);
+  shard_parameter(l, l.weight, 1, tp);
   for (Lora* adapter : l.adapters()) {
     const int64_t inputs = adapter->a.weight.dim(1);
-    cut_over_ranks(adapter->a, adapter->a.weight, 1, tp);
+    shard_parameter(adapter->a, adapter->a.weight, 1, tp);
     adapter->drop.keep_channels(chunk_range(inputs, tp.size(), tp.rank()).begin, inputs);
     place_adapter(*adapter, tp, 0, P, out);
   }
@@ -167,7 +167,7 @@ void rowwise(Linear& l, Communicator& tp, Placement out) {
 
 void token_wise(Module& module, Communicator& tp, Placement between) {
   if (tp.size() == 1 || !is_sharded(between)) return;
-  module.see([&tp](const Var& parameter) { return seen_by_tokens(parameter, tp); });
+  module.transform([&tp](const Var& parameter) { return seen_by_tokens(parameter, tp); });
 }
 
 void token_wise(Dropout& dropout, Communicator& tp, Placement between) {
@@ -185,7 +185,7 @@ void head_wise(Attention& attention, Communicator& tp, Placement between) {
   colwise(attention.qkv, tp, between, {all.query * d, all.key * d, all.key * d});
   rowwise(attention.proj, tp, between);
   attention.keep_heads({all.query / ranks, all.key / ranks});
-  if (attention.norm_q) attention.see([&tp](const Var& parameter) { return seen_by_tokens(parameter, tp); });
+  if (attention.norm_q) attention.transform([&tp](const Var& parameter) { return seen_by_tokens(parameter, tp); });
   attention.map_step_info([&tp, heads = all.query](StepInfo at) {
     at.first_head = chunk_range(heads, tp.size(), tp.rank()).begin;
     at.heads_total = heads;

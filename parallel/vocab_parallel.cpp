@@ -1,5 +1,4 @@
-// Lookup in a table sharded by rows, and softmax over sharded columns.
-
+// Sharded lookup and cross-entropy.
 #include "parallel/tensor_parallel.h"
 #include "tensor/ops/embedding.h"
 
@@ -11,8 +10,8 @@ Var vocab_parallel_embedding(const Tensor& ids, const Var& table, const Communic
     throw Error("[vocab_parallel_embedding] " + tp.axis() + " axis: the table of rank " + std::to_string(tp.rank()) +
                 " is " + table.value().describe() + "; expected " + std::to_string(rows.size()) + " of " +
                 std::to_string(vocab) + " rows");
-  const VocabPart part{rows.begin, vocab};
-  const Tensor own = ids_beside(table.value(), ids, part).contiguous();
+  const VocabShard part{rows.begin, vocab};
+  const Tensor own = ids_on_device(table.value(), ids, part).contiguous();
   return record_one(
       "vocab_parallel_embedding", embedding(own, table.value(), part), {table.edge()}, [own, part](Grads& g) {
         g.write_grad(0, [own, part, dy = g.output()](Tensor& dtable) { embedding_backward(dtable, dy, own, part); });
@@ -22,7 +21,7 @@ Var vocab_parallel_embedding(const Tensor& ids, const Var& table, const Communic
 void vocab_wise(Embedding& e, Communicator& tp, Placement between) {
   if (tp.size() == 1) return;
   const int64_t vocab = e.weight.dim(0);
-  cut_over_ranks(e, e.weight, 0, tp);
+  shard_parameter(e, e.weight, 0, tp);
   e.set_lookup([&tp, between, vocab](const Tensor& ids, const Var& table) {
     return join(vocab_parallel_embedding(ids, table, tp, vocab), tp, between);
   });
@@ -41,7 +40,7 @@ Loss vocab_parallel_cross_entropy(Var logits, const Tensor& targets, double scal
     throw Error("[vocab_parallel_cross_entropy] " + tp.axis() + " axis: the logits of rank " +
                 std::to_string(tp.rank()) + " are " + logits.value().describe() + "; expected (N, " +
                 std::to_string(own.size()) + ") of " + std::to_string(vocab) + " columns");
-  const VocabPart part{own.begin, vocab};
+  const VocabShard part{own.begin, vocab};
   const Var edge = logits.edge();
   Tensor x = std::move(logits).take();
   const Tensor of_target = target_logits(x, targets, part), top = row_max(x);

@@ -1,4 +1,4 @@
-// Sharded memory, reductions of gradients and gathers of parameters.
+// Memory, reductions and gathers of the stages.
 #include "parallel/zero.h"
 
 #include "base/error.h"
@@ -25,11 +25,11 @@ void Zero::make_unit(const Module::Unit& layout) {
   unit.layout = layout;
   unit.axis = &gradient_axis(*layout.slots[0].parameter);
   unit.piece = shard_size(layout.size, unit.axis->size());
-  const int64_t whole = unit.piece * unit.axis->size(), begin = unit.piece * unit.axis->rank();
+  const int64_t full_numel = unit.piece * unit.axis->size(), begin = unit.piece * unit.axis->rank();
   FlatUnit shard{layout.name, {}, {}, layout.slots};
   for (Slot& slot : shard.slots) slot.begin -= begin;
   if (stage_ < 3) {
-    unit.values = Tensor::empty({whole}, layout.dtype(options_.dtype), arena_, Category::parameters);
+    unit.values = Tensor::empty({full_numel}, layout.dtype(options_.dtype), arena_, Category::parameters);
     initialise(layout, unit.values, 0, options_.seed);
     bind_values(layout, unit.values);
     shard.values = unit.values.narrow(0, begin, unit.piece);
@@ -45,9 +45,9 @@ void Zero::make_unit(const Module::Unit& layout) {
 }
 
 void Zero::make_gradients(Unit& unit, FlatUnit& shard) {
-  const int64_t whole = unit.piece * unit.axis->size();
+  const int64_t full_numel = unit.piece * unit.axis->size();
   if (stage_ == 1) {
-    unit.grads = Tensor::empty({whole}, options_.grad_dtype, arena_, Category::gradients);
+    unit.grads = Tensor::empty({full_numel}, options_.grad_dtype, arena_, Category::gradients);
     unit.grads.fill(0);
     bind_gradients(unit.layout, unit.grads);
     shard.grads = unit.grads.narrow(0, unit.piece * unit.axis->rank(), unit.piece);
@@ -57,7 +57,7 @@ void Zero::make_gradients(Unit& unit, FlatUnit& shard) {
   }
   const int64_t first = layout_.reductions.empty() ? 0 : layout_.reductions.back().range.end;
   const Range all{first, first + unit.layout.size};
-  layout_.reductions.push_back({all, whole});
+  layout_.reductions.push_back({all, full_numel});
   for (int64_t begin = all.begin; replicate_axis() && begin < all.end; begin += unit.piece)
     layout_.between.push_back({{begin, std::min(begin + unit.piece, all.end)}, unit.piece});
 }
@@ -85,8 +85,8 @@ void Zero::begin_gradients(int64_t microbatch, UnitRange units) {
   }
 }
 
-// Called for the first gradient of a unit: allocates all of its gradients, with zeros in gaps and padding. One other
-// unit's reduction stays in flight; the one before it is completed, which releases its memory.
+// Allocates all gradients of a unit for its first one, with zeros in gaps and padding. At most one other unit's
+// reduction stays in flight; older ones are completed, which releases their memory.
 void Zero::provide_gradients(size_t u) {
   while (reducing_.size() > 1) finish_first();
   Unit& unit = units_[u];
@@ -120,7 +120,6 @@ void Zero::start_reducing(size_t u) {
   reducing_.push_back(u);
 }
 
-// Completes the oldest reduction in flight. After the last micro-batch, the group's sum is reduced between groups.
 void Zero::finish_first() {
   const size_t u = reducing_.front();
   finish_reducing(u);

@@ -15,27 +15,27 @@
 //                                                        reduce-scatter 1
 //
 // A unit is sharded evenly, at multiples of a norm block, and padded with zeros, which count as volume. In stages 2 and
-// 3 a unit's full gradient is transient and freed after the reduce-scatter. In stage 3 a unit is unsharded only around
-// its use, forward and backward, and the next one is prefetched during computation; a tied weight is gathered for each
-// use; an embedding lookup needs no weights in its backward pass.
+// 3 a unit's full gradient exists only until its reduce-scatter. In stage 3 a unit is unsharded only around its use,
+// and the next unit is prefetched during computation; a tied weight is gathered for each use; an embedding lookup needs
+// no weights in its backward pass.
 //
 // With a shard_arena the parameter shards of stage 3 reside in pinned host memory (Rajbhandari et al. 2021,
 // "ZeRO-Infinity: breaking the GPU memory wall for extreme scale deep learning", section 5; FSDP's CPUOffload). Before
-// each gather this rank's shard is copied to the GPU, overlapping with the kernels of the previous use. The update
+// each gather this rank's shard is copied to the GPU, overlapping with the kernels of the previous unit; the update
 // writes the shard over the bus. Gradients and state stay on the GPU.
 //
 // With shard_ranks K the axis is n / K groups of K ranks (FSDP's hybrid sharding, Zhao et al. 2023, section 3.2.2;
-// Zhang et al. 2022, "MiCS: near-linear scaling for training gigantic model on public cloud"). Everything above happens
-// within a group, and once per step each shard's gradient is all-reduced between the groups:
+// Zhang et al. 2022, "MiCS: near-linear scaling for training gigantic model on public cloud"). Units are sharded within
+// a group, and once per step each shard's gradient is all-reduced between groups:
 //
 //   group 0   rank 0 [###      ]   rank 1 [   ###   ]   rank 2 [      ###]      reduce-scatter, all-gather: within
 //   group 1   rank 3 [###      ]   rank 4 [   ###   ]   rank 5 [      ###]      all-reduce of gradients: between
 //
 // Volume per rank: the table's with K for n, plus 2 (n/K - 1) / (n/K) of a shard's gradients, once per step.
 //
-// Lifetime of one gradient. Each parameter is a leaf of the graph (Leaf in autograd/graph.h), which accumulates
-// gradients and calls the hooks installed by hook(). `holds` is the state of its buffer; `missing` and `reduced` belong
-// to its unit here. In stage 2 or 3:
+// Lifetime of a gradient in stages 2 and 3. A parameter is a leaf of the graph (Leaf in autograd/graph.h) that
+// accumulates gradients and calls the hooks installed by hook(). `holds` is the state of the leaf's buffer; `missing`
+// and `reduced` belong to the unit.
 //
 //   Trainer             engine and leaf                         Zero
 //
@@ -54,7 +54,7 @@
 //   the optimizer's step, over shards()
 //   gather_parameters() ------------------------------------>   all-gather (stage 3: each use gathers)
 //
-// In stage 1 leaves have permanent buffers, and the reduction waits for the last micro-batch. DDP has the same hooks.
+// In stage 1 leaves have permanent buffers, and the reduction waits for the last micro-batch.
 #pragma once
 #include <deque>
 
@@ -78,7 +78,7 @@ class Zero final : public DataStrategy {
     Communicator* axis = nullptr;   // the ranks that have it
     int64_t piece = 0;              // elements of each rank's shard
     Tensor values;                  // unsharded; in stage 3 only while in use
-    Tensor copied;                  // the shard copied from host memory, until it is gathered
+    Tensor copied;                  // shard copied from host memory, until the gather
     std::shared_ptr<void> copying;  // the copy into `copied`
     Tensor grads;                   // unsharded; in stages 2 and 3 only until they are reduced
     int users = 0;
@@ -87,7 +87,7 @@ class Zero final : public DataStrategy {
     Work reducing;        // grads, into `arriving`
     Work summing;         // the shard's gradient, between the groups
     Tensor arriving;
-    bool reduced = false;  // the reduction of this micro-batch has started, or there is none
+    bool reduced = false;  // this micro-batch's reduction has started, or none is needed
   };
 
   void make_unit(const Module::Unit& layout);
@@ -109,7 +109,7 @@ class Zero final : public DataStrategy {
   std::deque<Unit> units_;
   int64_t microbatch_ = 0;
   std::deque<size_t> reducing_;
-  // The order in which training uses units, recorded in the first step, for prefetching.
+  // Units in order of use, recorded in the first training step for prefetching.
   std::vector<size_t> order_;
   size_t position_ = 0;
   bool learning_ = true;

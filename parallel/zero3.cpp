@@ -3,8 +3,7 @@
 //   forward:   fetch block 0 | block 0, fetch block 1 | block 1, fetch block 2 | ...
 //   backward:  ... | fetch block 2 | block 2 backward, fetch block 1 | ...
 //
-// If the shards are in host memory, this rank's shard is copied to the GPU one unit earlier, overlapping with the
-// kernels:
+// With shards in host memory, this rank's shard is copied to the GPU one unit earlier, overlapping with the kernels:
 //
 //   forward:   copy 2, fetch block 1 | block 0, copy 3, fetch block 2 | block 1, ...
 
@@ -14,13 +13,13 @@
 
 namespace tessera {
 
-// Wraps each use of the unit. In the backward pass its values are gathered before the first node of the use runs and
-// released after the last: identity nodes around the use trigger this.
+// Identity nodes around each use of the unit gather its values before the first backward node of the use and release
+// them after the last.
 void Zero::wrap(size_t u) {
   const Module::Unit& layout = units_[u].layout;
-  for (const Slot& slot : layout.slots) slot.parameter->var.read_late();
+  for (const Slot& slot : layout.slots) slot.parameter->var.read_at_backward();
   layout.module->wrap([this, u](const Module::Inner& inner, const Var& x) {
-    const bool returns = grad_enabled() && x.defined();  // backward needs the values again
+    const bool returns = grad_enabled() && x.defined();  // the backward pass needs the values again
     use(u);
     Var in = returns ? on_backward(x.tracked(), [this, u] { release(u); }) : x;
     Var y = inner(in);
@@ -29,8 +28,7 @@ void Zero::wrap(size_t u) {
   });
 }
 
-// Starts copying this rank's shard to the GPU. Pinned memory is read in stream order: after the update that wrote it
-// and before the next one.
+// Pinned memory is read in stream order: after the update that wrote it and before the next one.
 void Zero::copy_shard(size_t u) {
   Unit& unit = units_[u];
   if (!options_.shard_arena || unit.copied.defined()) return;
@@ -56,11 +54,10 @@ void Zero::fetch(size_t u) {
   if (unit.values.defined()) return;
   const Tensor &mine = shards_[u].values, here = shard_here(u);
   unit.values = Tensor::empty({unit.piece * unit.axis->size()}, mine.dtype(), arena_, Category::communication);
-  unit.values.storage()->version = mine.storage()->version;  // a packed copy is stale after the next optimizer step
+  unit.values.storage()->version = mine.storage()->version;  // invalidates packed copies after the next optimizer step
   unit.fetching = unit.axis->start_all_gather(here, unit.values);
 }
 
-// Training uses units in the same order in every micro-batch, so the next one is prefetched.
 void Zero::use(size_t u) {
   Unit& unit = units_[u];
   const bool training = model_.step().training && !order_.empty() && !learning_;

@@ -27,13 +27,12 @@ namespace {
 
 constexpr double kPositive = std::numeric_limits<double>::min();
 
-void divides(const char* field, int64_t part, const char* what, int64_t total) {
-  if (total % part != 0)
-    throw FieldError(field, fmt::format("{} does not divide {} {}; nearest valid value: {}", part, total, what,
-                                        divisors_near(total, part)));
+void divides(const char* field, int64_t divisor, const char* what, int64_t total) {
+  if (total % divisor != 0)
+    throw FieldError(field, fmt::format("{} does not divide {} {}; nearest valid value: {}", divisor, total, what,
+                                        divisors_near(total, divisor)));
 }
 
-// Throws FieldError for the first number out of its range.
 void check_ranges(const Settings& all) {
   for (const Setting& s : all) {
     const auto* integer = std::get_if<int64_t*>(&s.at);
@@ -49,7 +48,6 @@ void check_ranges(const Settings& all) {
   }
 }
 
-// The fields that ModelShape and ModelConfig have in common.
 auto shared_sizes(auto& m) {
   return std::tie(m.layers, m.channels, m.heads, m.kv_heads, m.head_dim, m.ffn, m.vocab, m.context, m.window, m.tied,
                   m.qkv_bias, m.proj_bias, m.mlp_bias, m.qk_norm);

@@ -1,4 +1,4 @@
-// Input of a prediction: the shape of a model, its parallel layout, and descriptions of hardware and software.
+// Input of a prediction: model shape, layout, hardware and software.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -23,42 +23,39 @@ struct ModelShape {
   int64_t layers = 0, channels = 0, heads = 0;
   int64_t kv_heads = 0;  // 0: heads
   int64_t head_dim = 0;  // 0: channels / heads
-  int64_t ffn = 0;       // hidden size of a feed-forward layer or of an expert; 0: 4 channels
+  int64_t ffn = 0;       // hidden size of a feed-forward layer or expert; 0: 4 channels
   int64_t experts = 0, experts_per_token = 0;
-  bool gated = false;  // SwiGLU: three weight matrices instead of two
+  bool gated = false;  // SwiGLU
   int64_t vocab = 0, context = 0;
   int64_t window = 0;  // sliding attention window in tokens; 0: unlimited
   bool tied = true;
   Positions positions = Positions::learned;
   int64_t position_rows = 0;  // of learned position embeddings; 0: context
   bool qkv_bias = false, proj_bias = false, mlp_bias = false,
-       qk_norm = false;  // llama family only, as in ModelConfig
+       qk_norm = false;  // llama family only
   bool operator==(const ModelShape&) const = default;
 
   int64_t key_heads() const { return kv_heads > 0 ? kv_heads : heads; }
   int64_t head_size() const { return head_dim > 0 ? head_dim : channels / heads; }
   int64_t query() const { return heads * head_size(); }      // channels of q and of the attention output
-  int64_t key() const { return key_heads() * head_size(); }  // channels of k; the same for v
+  int64_t key() const { return key_heads() * head_size(); }  // channels of k or v
   int64_t hidden() const { return ffn > 0 ? ffn : 4 * channels; }
-  // Rows of the position embedding table; 0 with RoPE.
   int64_t learned() const { return positions == Positions::rope ? 0 : position_rows > 0 ? position_rows : context; }
-  double keys() const {
-    return visible_keys(context, window);
-  }  // twice the mean number of keys that a query attends to
+  double keys() const { return visible_keys(context, window); }  // twice the mean number of keys per query
 };
 
-// Throws FieldError for shared experts, which predictions do not support.
+// Throws FieldError for shared experts.
 ModelShape to_model_shape(const ModelConfig& config);
-// GPT-2 or Llama of this shape, without dropout.
+// GPT-2 or Llama, without dropout.
 ModelConfig to_model_config(const ModelShape& shape);
 
-// Parameters of a layer's feed-forward block or of all its experts; of all weight matrices of a layer; of a layer; of
-// the model.
+// Parameters of a layer's feed-forward block or all its experts, of a layer's weight matrices, of a layer, and of the
+// model.
 double expert_parameters(const ModelShape& m);
 double layer_matrices(const ModelShape& m);
 double layer_parameters(const ModelShape& m);
 double parameters(const ModelShape& m);
-double active_parameters(const ModelShape& m);  // per token: counts only the experts that it is routed to
+double active_parameters(const ModelShape& m);  // per token: only the experts to which it is routed
 
 struct Layout {
   Plan plan = {};
@@ -68,60 +65,59 @@ struct Layout {
   bool operator==(const Layout&) const = default;
 };
 
-// Attention throughput over s tokens: flops * s / (s + half_tokens) FLOP/s.
+// FLOP/s over s tokens: flops * s / (s + half_tokens).
 struct AttentionRate {
   double flops = 0, half_tokens = 0;
   bool operator==(const AttentionRate&) const = default;
 };
 
-// Figures of data sheets and public microbenchmarks (planner/hardware/NAME.toml cites the source of each), or measured
-// on this machine.
+// From data sheets and public microbenchmarks cited in planner/hardware/NAME.toml, or measured on this machine.
 struct Hardware {
   std::string name = {};
-  double peak_flops = 0;  // dense matmul throughput in the training dtype, FLOP/s
+  double peak_flops = 0;  // dense matmuls in the training dtype
   double hbm_bytes_per_s = 0, memory_bytes = 0;
   int64_t multiprocessors = 0;
   int64_t ranks_per_node = 0;
-  double intra_bytes_per_s = 0, inter_bytes_per_s = 0;  // per rank and direction, within a node and between nodes
-  double intra_latency_s = 0, inter_latency_s = 0;      // per message
-  double launch_s = 0;               // launch latency of a kernel, or of a call that blocks the device
-  double product_efficiency = 0.85;  // fraction of peak_flops that large matmuls reach
-  double memory_efficiency = 0.85;   // fraction of hbm_bytes_per_s that elementwise kernels reach
-  double intra_efficiency = 0.78, inter_efficiency = 0.85;  // fraction of link bandwidth that collectives reach
-  double contention = 0.15;  // slowdown of compute, as a fraction of the communication time overlapped with it
-  std::map<std::string, AttentionRate> attention = {};  // key: kernel (unfused, flash1, flash2, cudnn, ...)
-  double reserved_bytes = 0;                            // used by the driver and libraries, out of memory_bytes
-  int64_t processors = 0;                        // CPU cores shared by the ranks of a node; 0: ranks do not share
-  double range_fastest = 1, range_slowest = 1;   // factors of the predicted time; both 1 for this machine's measurement
-  std::shared_ptr<const Machine> measured = {};  // used to predict Tessera's own steps
+  double intra_bytes_per_s = 0, inter_bytes_per_s = 0;      // per rank and direction, within and between nodes
+  double intra_latency_s = 0, inter_latency_s = 0;          // per message
+  double launch_s = 0;                                      // of a kernel, or of a call that blocks the device
+  double product_efficiency = 0.85;                         // large matmuls: fraction of peak_flops
+  double memory_efficiency = 0.85;                          // elementwise kernels: fraction of hbm_bytes_per_s
+  double intra_efficiency = 0.78, inter_efficiency = 0.85;  // collectives: fraction of link bandwidth
+  double contention = 0.15;  // slowdown of compute, as a fraction of overlapped communication time
+  std::map<std::string, AttentionRate> attention = {};  // key: unfused, flash1, flash2, cudnn, ...
+  double reserved_bytes = 0;                            // of memory_bytes, for driver and libraries
+  int64_t processors = 0;                               // CPU cores shared by a node's ranks; 0: not shared
+  double range_fastest = 1, range_slowest = 1;          // factors of the predicted time; 1 for a measured machine
+  std::shared_ptr<const Machine> measured = {};         // predicts Tessera's own steps
   bool operator==(const Hardware&) const = default;
   double usable_bytes() const { return memory_bytes - reserved_bytes; }
 };
 
-enum class TensorOverlap : uint8_t { none, backward, all };  // tp collectives overlapped with matmuls
-// Whether ZeRO-3 reshards parameters after the forward pass and gathers them again; automatic: unless pp > 1.
+enum class TensorOverlap : uint8_t { none, backward, all };  // overlap of tp collectives with matmuls
+// Whether ZeRO-3 reshards parameters after forward and gathers them again for backward; automatic: unless pp > 1.
 enum class Reshard : uint8_t { always, never, automatic };
 
-// What a framework stores, sends and overlaps: Tessera itself, or another according to its documentation.
+// What a framework stores, sends and overlaps, according to its documentation.
 struct Software {
   std::string name = "tessera";
   std::string attention = "flash2";  // key of Hardware::attention
-  bool fused_elementwise = true;     // fuses bias + GELU, and dropout + residual
+  bool fused_elementwise = true;     // bias + GELU, dropout + residual
   double parameter_bytes = 2;        // per parameter, as read by passes
   double gradient_bytes = 4;         // per parameter
   double state_bytes = 12;           // per parameter: master copy and two moments
-  double gather_bytes = 2;           // per parameter sent over the data axis
-  double reduce_bytes = 4;           // per gradient element sent over the data axis
-  double logit_bytes = 4;            // held by the loss, per token and vocabulary entry
+  double gather_bytes = 2;           // per parameter, over the data axis
+  double reduce_bytes = 4;           // per gradient element, over the data axis
+  double logit_bytes = 4;            // in the loss, per token and vocabulary entry
   TensorOverlap tp_overlap = TensorOverlap::none;
   bool dp_overlap = true, pp_overlap = true;
   bool scatter_messages = false;  // each tp rank sends only its slice to the next stage
   bool dropout = false;           // masks are saved for backward
-  bool fp8 = false;               // matmuls of layers, at twice the peak
+  bool fp8 = false;               // layer matmuls at twice the peak
   Reshard reshard_after_forward = Reshard::always;
-  bool sums_after_pipeline = false;    // with pp, gradients stay unsharded until the last micro-batch
-  bool message_buffers = false;        // a stage has separate receive buffers for each micro-batch
-  bool fewer_layers_at_ends = false;   // the first and the last stage have one layer fewer
+  bool sums_after_pipeline = false;    // with pp, unsharded gradients until the last micro-batch
+  bool message_buffers = false;        // receive buffers per micro-batch of a stage
+  bool fewer_layers_at_ends = false;   // one layer fewer in the first and last stages
   double gated_activation_pieces = 3;  // arrays of `ffn` channels saved by a gated layer
   bool operator==(const Software&) const = default;
 };
@@ -133,21 +129,19 @@ struct Case {
   Software software = {};
 };
 
-// Names, ranges and choices of the fields. A layout has the fields of its plan that predictions support; attention
-// rates have no descriptor and are read by key (planner/case_json.h).
+// A layout has the plan fields that predictions support; attention rates have no descriptor (planner/case_json.h).
 Settings field_descriptors(ModelShape& model);
 Settings field_descriptors(Layout& layout);
 Settings field_descriptors(Hardware& hardware);
 Settings field_descriptors(Software& software);
 
-// The case with unset fields resolved. Throws FieldError (field, expected, actual) if it is invalid.
+// Resolves unset fields. Throws FieldError (field, expected, actual) for an invalid case.
 Case checked_case(const Case& c);
 
-// Throws FieldError for invalid rates, sizes and times.
 void check(const Hardware& hardware);
 void check(const Software& software);
 
-// The embedded descriptions planner/hardware/*.toml and planner/software/*.toml, sorted by name.
+// Embedded from planner/hardware/ and planner/software/, sorted by name.
 struct File {
   std::string_view name, text;  // name: without .toml
 };
@@ -157,11 +151,11 @@ const std::vector<File>& software_files();
 // "a100-40", "a100-80", ...; "deepspeed", "fsdp", "megatron", "tessera".
 const std::vector<std::string>& hardware_names();
 const std::vector<std::string>& software_names();
-// Throws FieldError that lists the names if there is none of this name.
+// Throws FieldError listing the valid names.
 Hardware hardware_named(std::string_view name);
 Software software_named(std::string_view name);
-// A description from KEY = VALUE lines; `path` is used in errors. Missing keys default to the description named by
-// `base`, or else to the values above. Throws FieldError, also for unknown keys.
+// From KEY = VALUE lines; `path` is used in errors. Missing keys default to the description named by `base`, otherwise
+// to the defaults above. Throws FieldError, also for unknown keys.
 Hardware hardware_from_file(std::string_view text, const std::string& path);
 Software software_from_file(std::string_view text, const std::string& path);
 

@@ -64,7 +64,7 @@ Software software_from_json(const Json& object) {
   return from_json(object, Software{.name = "other"}, "software", software_named);
 }
 
-// Converts a KEY = VALUE file to a JSON object. Throws Error with line and column.
+// From KEY = VALUE lines. Throws Error with line and column.
 Json json_of_file(std::string_view text, const std::string& path) {
   Json out = Json::object();
   for (const ConfigEntry& e : read_config(text, path))
@@ -112,14 +112,14 @@ Software software_from_file(std::string_view text, const std::string& path) {
 Case case_from_json(std::string_view text, const std::string& what) {
   const Json json = parse_json(text, what);
   if (!json.is_object()) throw InputError(what + ": expected an object, got " + json.dump());
-  const auto part = [&](const char* key) -> const Json& {
+  const auto member = [&](const char* key) -> const Json& {
     if (const auto found = json.find(key); found != json.end()) return *found;
     throw FieldError(key, "expected a value, got none");
   };
   Case c{.software = software_named("tessera")};
-  take_object(field_descriptors(c.model), part("model"), "model");
-  take_object(field_descriptors(c.layout), part("plan"), "plan");
-  const Json &hardware = part("hardware"), &software = value_at(json, "software");
+  take_object(field_descriptors(c.model), member("model"), "model");
+  take_object(field_descriptors(c.layout), member("plan"), "plan");
+  const Json &hardware = member("hardware"), &software = value_at(json, "software");
   c.hardware = hardware.is_object() ? hardware_from_json(hardware) : hardware_named(text_in("hardware", hardware));
   if (software.is_object())
     c.software = software_from_json(software);

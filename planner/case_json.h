@@ -8,13 +8,12 @@
 
 namespace tessera::planner {
 
-// {"model": {..}, "plan": {..}, "hardware": NAME or {..}, "software": NAME or {..}}. Throws FieldError for
-// unknown or missing keys and invalid values, InputError if the text is not a JSON object; `what` names it in errors.
+// {"model": {..}, "plan": {..}, "hardware": NAME or {..}, "software": NAME or {..}}. Throws FieldError for unknown or
+// missing keys and invalid values; InputError if the text, named by `what`, is not a JSON object.
 Case case_from_json(std::string_view text, const std::string& what);
-// Reads only the model object of a case.
+// From the model object of a case.
 ModelShape model_from_json(std::string_view text, const std::string& what);
 nlohmann::ordered_json to_json(const Layout& layout);
-// {"parameters": .., ..., "peak": ..}
 nlohmann::ordered_json to_json(const MemoryParts& memory);
 // {"event": "plan", "plan": {..}, "fits": true, "step_s": .., ...}
 nlohmann::ordered_json to_json(const Case& c, const Prediction& p);

@@ -1,4 +1,4 @@
-// Enumeration of the layouts of a search: meshes by divisors of the rank count, then their variants.
+// Enumerates layouts: meshes by divisors of the number of ranks, then their variants.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ constexpr std::array kZeroStages = {ZeroStage::none, ZeroStage::one, ZeroStage::
 constexpr std::array kSchedules = {ScheduleKind::one_f_one_b, ScheduleKind::gpipe,      ScheduleKind::zb_h1,
                                    ScheduleKind::zb_h2,       ScheduleKind::zb_v,       ScheduleKind::v_half,
                                    ScheduleKind::v_min,       ScheduleKind::interleaved};
-constexpr int64_t kMaxStages = 512;  // upper bound of stages unless the user fixes them
+constexpr int64_t kMaxStages = 512;  // unless the user fixes the stages
 constexpr int64_t kNear = 64;        // search radius around the requested number of ranks
 
 std::vector<int64_t> divisors(int64_t n) {
@@ -33,7 +33,6 @@ std::vector<int64_t> divisors(int64_t n) {
   return low;
 }
 
-// Returns the fixed choice, or all choices if it is free.
 template <class T, class All>
 std::vector<T> choices(const std::optional<T>& fixed, const All& all) {
   return fixed ? std::vector<T>{*fixed} : std::vector<T>(all.begin(), all.end());
@@ -62,7 +61,7 @@ class Bases {
     }
     return std::move(found_);
   }
-  // Why the first mesh compatible with the user's choices was rejected.
+  // The error of the first mesh that matches the user's choices.
   const std::optional<FieldError>& why_none() const { return why_none_; }
 
  private:
@@ -124,7 +123,6 @@ class Bases {
   std::optional<FieldError> why_none_ = {};
 };
 
-// The mesh axes fixed by the user: "pp 2 x tp 4".
 std::string fixed_mesh_text(const Fixed& f) {
   std::string out;
   for (const auto& [name, size] : {std::pair{"pp", f.pp}, {"dp", f.dp}, {"cp", f.cp}, {"tp", f.tp}})
@@ -154,7 +152,7 @@ bool can_be(const SearchRequest& q, const Plan& p, int64_t chunks) {
   return p.pp * chunks <= q.model.layers && (p.schedule != ScheduleKind::interleaved || p.microbatches % p.pp == 0);
 }
 
-// Candidate chunk counts per rank; 0: the schedule has no choice.
+// Chunks per rank to try; 0: the schedule has no choice.
 std::vector<int64_t> chunk_choices(const SearchRequest& q, const Plan& p) {
   if (p.schedule != ScheduleKind::interleaved) return {0};
   if (q.fixed.chunks) return {*q.fixed.chunks};

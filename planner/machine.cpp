@@ -1,4 +1,4 @@
-// Least-squares fit of kernel constants, call times computed from them, and the measurement file of a machine.
+// Least-squares fit of kernel constants, call times, and the measurement file of a machine.
 #include "planner/machine.h"
 
 #include <fmt/format.h>
@@ -20,7 +20,7 @@
 namespace tessera::planner {
 namespace {
 
-// Constants of the `chosen` sizes by the normal equations; nullopt if the system is singular.
+// Solves the normal equations for the `chosen` sizes; nullopt if singular.
 std::optional<Cost> solve(const std::vector<Timed>& timed, unsigned chosen) {
   std::array<size_t, kSizes> of{};
   size_t n = 0;
@@ -61,7 +61,7 @@ double error_message(const Cost& cost, const std::vector<Timed>& timed) {
   return sum;
 }
 
-// The value of the first line "key   : value" of /proc/cpuinfo.
+// The value of the first "key   : value" of /proc/cpuinfo.
 std::string cpu_field(const std::string& text, std::string_view key) {
   for (size_t at = 0; at < text.size();) {
     const size_t end = std::min(text.find('\n', at), text.size());
@@ -76,7 +76,7 @@ std::string cpu_field(const std::string& text, std::string_view key) {
 constexpr std::array<std::string_view, 2> kTypes = {"fp32", "bf16"};
 constexpr int64_t kFormat = 1;
 
-// Visits every field with its key in file order; shared by reader and writer.
+// Visits fields in file order, for reading and writing.
 void each_field(Machine& m, const auto& text, const auto& number) {
   text("processor", m.identity.processor);
   text("gpu", m.identity.gpu);
@@ -136,18 +136,18 @@ Cost fit(const std::vector<Timed>& timed) {
   for (const Timed& t : timed)
     if (!(t.seconds > 0) || !std::isfinite(t.seconds)) throw Error("[fit] expected positive times");
   Cost best{};
-  double least = std::numeric_limits<double>::infinity();
+  double min_error = std::numeric_limits<double>::infinity();
   for (unsigned chosen = 1; chosen < 1U << kSizes; ++chosen) {
     const std::optional<Cost> cost = solve(timed, chosen);
     if (!cost) continue;
     bool negative = false;
     for (const double c : *cost) negative = negative || c < 0;
-    const double error = negative ? least : error_message(*cost, timed);
-    if (error >= least) continue;
-    least = error;
+    const double error = negative ? min_error : error_message(*cost, timed);
+    if (error >= min_error) continue;
+    min_error = error;
     best = *cost;
   }
-  if (timed.empty() || !std::isfinite(least)) throw Error("[fit] expected times of at least two sizes");
+  if (timed.empty() || !std::isfinite(min_error)) throw Error("[fit] expected times of at least two sizes");
   return best;
 }
 
@@ -162,7 +162,7 @@ Identity identity_of_this(std::string_view version) {
       .version = std::string(version)};
 }
 
-// Linear interpolation between measurements, in the number of busy cores and in the cores per rank.
+// Interpolates linearly between measurements, in the number of busy cores and in the cores per rank.
 double Machine::seconds(Kernel kernel, const Sizes& sizes, DType dtype, int64_t threads, double busy) const {
   const auto p = static_cast<double>(identity.processors), wanted = busy * static_cast<double>(threads);
   const auto of = [&](MachineLoad company) {
@@ -172,8 +172,8 @@ double Machine::seconds(Kernel kernel, const Sizes& sizes, DType dtype, int64_t 
   const double alone = of(MachineLoad::alone);
   if (p == 1) return alone * std::max(1.0, wanted);
   if (threads > 1) {
-    const double part = 1 - 1 / static_cast<double>(threads), full = 1 - 1 / p;
-    const double local = alone + (of(MachineLoad::threads) - alone) * std::min(1.0, part / full);
+    const double fraction = 1 - 1 / static_cast<double>(threads), full = 1 - 1 / p;
+    const double local = alone + (of(MachineLoad::threads) - alone) * std::min(1.0, fraction / full);
     return local * std::max(1.0, wanted / p);
   }
   const double company = std::clamp((busy - 1) / (p - 1), 0.0, 1.0);
@@ -240,8 +240,8 @@ Machine machine_from_text(std::string_view text, const std::string& path) {
   if (m.identity.processors < 1)
     throw InputError(fmt::format("{}: processors: expected a number of at least 1", processors.where));
   const ConfigEntry ranks = take("ranks");
-  std::istringstream words(ranks.text.value_or(""));
-  for (std::string digits; words >> digits;) {
+  std::istringstream fields(ranks.text.value_or(""));
+  for (std::string digits; fields >> digits;) {
     if (digits.size() > 4 || digits.find_first_not_of("0123456789") != std::string::npos)
       throw InputError(fmt::format("{}: ranks: expected integers, got {}", ranks.where, ranks.value));
     for (auto& links : m.links) links[std::stol(digits)] = {};

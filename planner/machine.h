@@ -1,8 +1,7 @@
-// Measured performance model of this machine: kernel times of a training step on one core, communication times between
-// ranks, and the file that stores them as readable KEY = VALUE lines in the cache directory, one file per machine and
-// program version.
+// Measured performance model of this machine: kernel times of a training step on one core, and communication times
+// between ranks. The cache directory stores one file of KEY = VALUE lines per machine and program version.
 //
-// The time of a kernel is linear in a few sizes, with measured constants (seconds per unit of a size):
+// Kernel times are linear in a few sizes, with measured constants (seconds per unit of a size):
 //
 //   matmul      call, 2 m n k, m n, m k, n k      (m, k) x (k, n): start-up cost per output, packing of both operands
 //   attention   call, b h t d, b h t s, b h t s d t queries, s unmasked keys
@@ -43,7 +42,7 @@ enum class Kernel : uint8_t {
   lookup_backward,
   loss_forward,
   loss_backward,
-  accumulate,  // gradient accumulation, float32
+  accumulate,  // float32
   squares,     // sum of squares for the gradient norm
   update,      // AdamW
 };
@@ -71,7 +70,6 @@ inline constexpr auto kKernelNames = std::to_array<std::string_view>({"product_f
                                                                       "update"});
 inline constexpr size_t kKernels = kKernelNames.size(), kSizes = 5;
 
-// The names of a kernel's constants.
 const std::vector<std::string_view>& size_names(Kernel kernel);
 
 using Sizes = std::array<double, kSizes>;  // of one call; the first is 1
@@ -82,7 +80,6 @@ Sizes row_sizes(double rows, double columns);
 using Cost = std::array<double, kSizes>;
 double seconds(const Cost& cost, const Sizes& sizes);
 
-// One timed call.
 struct Timed {
   Sizes sizes = {};
   double seconds = 0;
@@ -91,22 +88,21 @@ struct Timed {
 // is not positive.
 Cost fit(const std::vector<Timed>& timed);
 
-// Machine and program version of a measurement.
 struct Identity {
-  std::string processor = {};  // vendor, family, model and name
+  std::string processor = {};  // vendor, family, model, name
   int64_t processors = 0;      // cores available to this process
   std::string gpu = {};        // "none"
-  std::string version = {};    // of the program
+  std::string version = {};
   bool operator==(const Identity&) const = default;
 };
 Identity identity_of_this(std::string_view version);
 
-// One single-threaded rank while the other cores are idle; one single-threaded rank on each core, all running the same
-// work; one rank with a thread on each core.
+// One single-threaded rank, other cores idle; one single-threaded rank per core, all with the same work; one rank with
+// a thread per core.
 enum class MachineLoad : uint8_t { alone, together, threads };
 inline constexpr std::array<std::string_view, 3> kMachineLoadNames = {"alone", "together", "threads"};
 
-// Communication operations; bytes are those of the full array, or of the message for send and all_to_all.
+// Bytes of the full array, or of the message for send and all_to_all.
 inline constexpr std::array<std::string_view, 5> kExchangeNames = {"all_reduce", "reduce_scatter", "all_gather",
                                                                    "all_to_all", "send"};
 enum class Exchange : uint8_t { all_reduce, reduce_scatter, all_gather, all_to_all, send };
@@ -118,27 +114,27 @@ struct LinkCost {
 struct Machine {
   Identity identity = {};
   double memory_bytes = 0;
-  double copy_bytes_per_s = 0;                     // all cores, bytes read plus written
-  std::array<double, 2> product_flops_per_s = {};  // matmul of 1024^3 on all cores: fp32, bf16
+  double copy_bytes_per_s = 0;                     // bytes read plus written, all cores
+  std::array<double, 2> product_flops_per_s = {};  // 1024^3 on all cores: fp32, bf16
   using Costs = std::array<Cost, kKernels>;
   std::array<std::array<Costs, 2>, 3> costs = {};                             // [MachineLoad][fp32, bf16]
   std::array<std::map<int64_t, LinkCost>, kExchangeNames.size()> links = {};  // [Exchange][thread ranks]
   bool operator==(const Machine&) const = default;
 
-  // Seconds per call while `busy` ranks of `threads` threads run concurrently. With more threads than cores, ranks
-  // divide the time of a core; memory bandwidth is shared by all.
+  // Seconds per call while `busy` ranks of `threads` threads run concurrently. Beyond one thread per core, ranks
+  // time-share a core; memory bandwidth is always shared.
   double seconds(Kernel kernel, const Sizes& sizes, DType dtype, int64_t threads, double busy) const;
-  // Seconds for the ranks of one axis on an otherwise idle machine.
+  // For the ranks of one axis, on an otherwise idle machine.
   double seconds(Exchange exchange, int64_t ranks, double bytes) const;
 };
 
 std::filesystem::path machine_file(const Identity& identity);
 std::string to_text(const Machine& machine);
-// Throws InputError with a one-line reason; `path` is used in the message.
+// Throws InputError with a one-line reason that names `path`.
 Machine machine_from_text(std::string_view text, const std::string& path);
 // Writes machine_file() atomically. Throws OutputError.
 void save_machine(const Machine& machine);
-// Reads machine_file(); nullopt if it does not exist. Throws InputError if it is damaged or from another machine.
+// nullopt if machine_file() does not exist. Throws InputError if it is damaged or from another machine.
 std::optional<Machine> load_machine(const Identity& identity);
 
 }  // namespace tessera::planner

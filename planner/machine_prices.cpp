@@ -1,4 +1,4 @@
-// Cost model of this machine: times of a rank while the other ranks run, and the resulting step.
+// Cost model of this machine: a rank's times depend on the number of busy ranks.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -17,15 +17,14 @@ Sizes task_sizes(const Task& t) {
                                                  : row_sizes(t.rows, t.columns);
 }
 
-// Work of a pipeline rank after the passes of a step, and its communication over the data axis.
+// Work of a pipeline rank after a step's passes, and its communication over the data axis.
 struct Update {
   std::vector<Task> tasks = {};
   std::vector<Sent> sent = {};                // once per step
   std::vector<Sent> gathers = {}, sums = {};  // per micro-batch: parameters (ZeRO-3), gradients (ZeRO-2 and 3)
-  double messages = 0;                        // small all-reduces over all ranks: loss, norm
+  double messages = 0;                        // all-reduces of loss and norm
 };
 
-// Times of one rank as a function of the number of busy ranks.
 class Clock {
  public:
   Clock(const Case& c, const Machine& machine)
@@ -39,7 +38,7 @@ class Clock {
     for (size_t i = 0; i < layers_.size(); ++i) add_update(i);
   }
 
-  // All parts except the bubble are computed as if all ranks were busy.
+  // Except for the bubble, assumes that all ranks are busy.
   void set(Prediction& out) const {
     const double all = real(ranks_), each = real(ranks_ / p_.pp), m = real(p_.microbatches), pp = real(p_.pp);
     std::map<std::pair<size_t, int>, StageTimes> known;
@@ -84,7 +83,7 @@ class Clock {
     double sum = 0;
     for (const Sent& s : sent) {
       if (s.axis.ranks < 2 || (!axis.empty() && s.axis.name != axis)) continue;
-      // Latency includes waiting for the core shared with the other ranks; copies use a fraction of a core.
+      // Latency includes waiting for the core shared with other ranks; copies use a fraction of a core.
       const double latency = m_.seconds(s.exchange, ranks_, 0),
                    bytes = m_.seconds(s.exchange, s.axis.ranks, s.bytes) - m_.seconds(s.exchange, s.axis.ranks, 0);
       sum += s.count * (latency + bytes * std::max(1.0, busy / p) / std::max(1.0, real(s.axis.ranks) / p));
@@ -118,8 +117,8 @@ class Clock {
     return out;
   }
 
-  // All-gathers are split over both passes, reductions belong to W. Half of each message is charged to the sender and
-  // half to the receiver.
+  // All-gathers are split over both passes; reductions belong to W. Sender and receiver are each charged half of a
+  // message.
   StageTimes times(size_t i, double busy) const {
     const Passes all = stage(i, busy).all;
     const Update& u = updates_[static_cast<size_t>(schedule_.rank_of_stage[i])];
@@ -160,7 +159,7 @@ class Clock {
                                ? std::max(1.0, std::ceil(all * s.bytes / (p_.bucket_mb * 1048576)))
                                : units;
       (!s.each ? u.sent : gathers ? u.gathers : u.sums).push_back({s.exchange, data, all * s.bytes / count, count});
-      if (s.each && !gathers)  // gradient accumulation of the reduced shards
+      if (s.each && !gathers)  // accumulates reduced shards
         add_task(Kernel::accumulate, real(p_.microbatches) - 1);
     }
   }

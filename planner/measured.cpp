@@ -1,4 +1,4 @@
-// Derives the time breakdown of a plan from the traces of its ranks.
+// Derives a plan's time breakdown from the traces of its ranks.
 #include "planner/measured.h"
 
 #include <fmt/format.h>
@@ -23,7 +23,7 @@ constexpr std::chrono::minutes kLongest{1};
 
 bool within(const TraceEvent& e, const TraceStep& step) { return e.begin >= step.begin && e.begin < step.end; }
 
-// One rank's step: seconds of its compute thread; communication inside passes is not counted as compute.
+// Seconds of the compute thread in one step, without communication inside passes.
 struct RankStep {
   Parts parts = {};
   std::vector<TimedAction> actions = {};
@@ -33,7 +33,7 @@ double overlap(const TraceEvent& a, const TraceEvent& b) {
   return std::max(0.0, std::min(a.end, b.end) - std::max(a.begin, b.begin));
 }
 
-// Communication on the compute thread (tp, cp) is fully exposed; background communication (dp) only where no pass
+// Communication on the compute thread (tp, cp) is fully exposed; background communication (dp) only while no pass
 // overlaps it.
 RankStep analyze_step(const std::vector<TraceEvent>& events, const TraceStep& step) {
   RankStep out;

@@ -1,4 +1,4 @@
-// Runs a plan on this machine, with threads as ranks, and compares its prediction with the measurement.
+// Runs a plan with threads as ranks, and compares prediction and measurement.
 #pragma once
 #include <functional>
 #include <string>
@@ -17,12 +17,12 @@ struct Measured {
   double bubble = 0;                    // fraction of the step
   MemoryParts memory = {};              // of the peak rank
 };
-// Trains on synthetic tokens: 3 warm-up steps, then `steps` steps, or after one minute fewer (at least 3). Calls
-// `working` with the number of completed steps. Requires a job accepted by check().
+// Trains on synthetic tokens: 3 warm-up steps, then `steps` steps, or after one minute fewer (at least 3). `working`
+// receives the number of completed steps. check() must have accepted the job.
 Measured measure(
     const Job& job, const std::function<void(int done)>& working = [](int) {}, int steps = 12);
 
-// One quantity, predicted and measured, in seconds or bytes.
+// In seconds or bytes.
 struct Compared {
   std::string part = {};  // "step", "F of stage 1", "tp exposed", "memory, gradients"
   double predicted = 0, measured = 0;

@@ -1,4 +1,4 @@
-// Memory and bytes sent by description; conversion of a case to a job for the closed forms and dry run of train/.
+// Memory and communication volume by description, and by closed forms and dry runs of an equivalent job.
 #include "planner/memory.h"
 
 #include <algorithm>
@@ -11,12 +11,12 @@
 namespace tessera::planner {
 namespace {
 
-constexpr int64_t kMaxLayers = 512;  // upper bound for a fast FLOP-balanced split and dry run
+constexpr int64_t kMaxLayers = 512;  // keeps the FLOP-balanced split and the dry run fast
 
-// Bytes of the (tokens, channels) arrays of one micro-batch on a rank.
+// Bytes of a rank's (tokens, channels) arrays, per micro-batch.
 struct Arrays {
-  double between;  // 16-bit, as laid out between blocks (sharded with sp)
-  double full;     // 16-bit, all local tokens, as matmuls read it
+  double between;  // 16-bit, between blocks (sharded with sp)
+  double full;     // 16-bit, all local tokens, as read by matmuls
   double mask;     // one byte per element
 };
 Arrays expected_arrays(const Case& c) {
@@ -25,8 +25,8 @@ Arrays expected_arrays(const Case& c) {
   return {between, full, c.software.dropout ? between / 2 : 0};
 }
 
-// Bytes of ZeRO-3 units that are gathered at the same time: two units, of which one may be the head (other frameworks
-// gather it once for both passes), and one gradient; or all parameters of the rank without resharding.
+// Simultaneously gathered ZeRO-3 units: two, of which one may be the head (other frameworks gather it once for both
+// passes), and one gradient; without resharding, all parameters of the rank.
 double gathered(const Case& c, double layer, double head, double held) {
   const Software& s = c.software;
   if (c.layout.plan.zero != ZeroStage::three || data_axis(c.layout).ranks == 1) return 0;
@@ -74,23 +74,23 @@ double saved_by_layer(const Case& c) {
     const double last = m.gated ? a.full : 0, scattered = p.sp && p.tp > 1 ? 2 * a.between : 0;
     return a.between + 2 * query + key + 4 * heads * tokens + 2 * tokens * real(m.hidden()) / t + last + scattered;
   }
-  // Inputs of the two norms and of the two blocks.
+  // Inputs of both norms and both blocks.
   const bool norms_again = p.recompute == Recompute::activation_norm;
-  double kept = 2 * a.between + (norms_again ? 0 : 2 * a.between) + 2 * a.mask;
+  double saved = 2 * a.between + (norms_again ? 0 : 2 * a.between) + 2 * a.mask;
   // q, k, v and the attention output; per query-key pair the softmax and, with dropout, mask and result; fused kernels
   // save only the log-sum-exp.
-  kept += 2 * query + 2 * key;
+  saved += 2 * query + 2 * key;
   if (s.attention != "unfused")
-    kept += 4 * heads * tokens;
+    saved += 4 * heads * tokens;
   else if (p.recompute != Recompute::attention)
-    kept += (s.dropout ? 5 : 2) * heads * tokens * real(m.context);
+    saved += (s.dropout ? 5 : 2) * heads * tokens * real(m.context);
   // Feed-forward layer: input and output of GELU; with experts, for all copies of a token.
   const double copies = m.experts > 0 ? real(m.experts_per_token) : 1;
   const double wide = 2 * tokens * copies * real(m.hidden()) / t;
   const bool activation_again = norms_again || p.recompute == Recompute::activation;
-  kept += wide * (m.gated ? s.gated_activation_pieces : 2) - (activation_again ? wide : 0);
-  if (m.experts > 0) kept += 2 * copies * a.full;  // dispatched and combined
-  return kept;
+  saved += wide * (m.gated ? s.gated_activation_pieces : 2) - (activation_again ? wide : 0);
+  if (m.experts > 0) saved += 2 * copies * a.full;  // dispatched and combined
+  return saved;
 }
 
 double saved_for_weight_pass(const Case& c) {
@@ -112,24 +112,24 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
   const std::vector<int> rank_of_stage = rank_of_stages(p);
   const size_t stages = rank_of_stage.size();
   const double chunks = real(std::ssize(rank_of_stage)) / real(p.pp);
-  const double n = real(data_axis(c.layout).ranks), t = real(p.tp), kept = saved_by_layer(c);
+  const double n = real(data_axis(c.layout).ranks), t = real(p.tp), saved = saved_by_layer(c);
   const double own = local_tokens(c) * real(c.model.vocab) / t * s.logit_bytes;
   Case none = c;
   none.layout.plan.recompute = Recompute::none;
-  // Workspace of backward: recomputed activations of one layer. For other frameworks also the gradients of the
-  // feed-forward layer's matmul outputs, and with sp its gathered input and the gradient of that input.
+  // Workspace of backward: recomputed activations of one layer. Other frameworks also hold the gradients of the
+  // feed-forward layer's matmul outputs and, with sp, its gathered input and the gradient of that input.
   double workspace = p.recompute == Recompute::block ? saved_by_layer(none)
-                     : p.recompute == Recompute::op  ? std::max(0.0, saved_by_layer(none) - kept)
+                     : p.recompute == Recompute::op  ? std::max(0.0, saved_by_layer(none) - saved)
                                                      : 0;
   if (s.name != "tessera")
     workspace += (c.model.gated ? 3 : 2) * 2 * local_tokens(c) * real(c.model.hidden()) / t +
                  (p.sp && p.tp > 1 ? 2 * a.full : 0);
-  double unsharded_table = 0;  // ZeRO-2/3 in Tessera: a table and its gradient are temporarily unsharded
+  double unsharded_table = 0;  // ZeRO-2/3 of Tessera temporarily unshards a table and its gradient
   if (s.name == "tessera" && n > 1 && p.zero >= ZeroStage::two)
     unsharded_table = stage_parameters(c, 0, false, true).dense *
                       (s.reduce_bytes + (p.zero == ZeroStage::three ? s.gather_bytes : 0));
   // Tessera frees activations that W does not read after I.
-  const double until_w = s.name == "tessera" ? saved_for_weight_pass(c) : std::max(kept, saved_for_weight_pass(c));
+  const double until_w = s.name == "tessera" ? saved_for_weight_pass(c) : std::max(saved, saved_for_weight_pass(c));
   std::vector<MemoryParts> out;
   std::vector<StageParameters> held_by(static_cast<size_t>(p.pp));  // counts a tied table on both end stages
   std::vector<int64_t> layers_on(held_by.size(), 0), side_lengths(held_by.size(), 0);
@@ -144,7 +144,7 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
     const StageParameters held = held_by[static_cast<size_t>(rank)];
     const int64_t here = layers_on[static_cast<size_t>(rank)];
     const bool first = rank == rank_of_stage.front(), last = rank == rank_of_stage.back();
-    const int64_t sides = side_lengths[static_cast<size_t>(rank)];  // stage boundaries with incoming messages
+    const int64_t sides = side_lengths[static_cast<size_t>(rank)];  // with incoming messages
     const auto shared = [&](ZeroStage from) {                       // experts are replicated on n / ep ranks
       return p.zero >= from ? held.dense / n + held.experts / std::max(1.0, n / real(c.layout.ep)) : held.all();
     };
@@ -154,11 +154,11 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
         .parameters = shared(ZeroStage::three) * s.parameter_bytes,
         .gradients = reduces_at_step_end(c) ? held.all() * s.reduce_bytes : shared(ZeroStage::two) * s.gradient_bytes,
         .optimizer = shared(ZeroStage::one) * s.state_bytes,
-        .activations = stage_layers * ((flights - waiting) * kept + waiting * until_w),
+        .activations = stage_layers * ((flights - waiting) * saved + waiting * until_w),
         .communication = gathered(c, stage_parameters(c, 1, false, false).all(),
                                   last ? stage_parameters(c, 0, false, true).all() : 0, held.all()),
         .workspace = workspace};
-    if (s.message_buffers)  // outputs are saved too; a received input is counted as that of the first layer
+    if (s.message_buffers)  // also saves outputs; a received input counts as that of the first layer
       m.communication +=
           (real(p.microbatches * sides) + flights / chunks * (real(first) - real(last))) * handed_bytes(c, 2);
     if (first) m.activations += flights / chunks * a.mask;  // dropout mask of the embeddings
@@ -215,16 +215,16 @@ std::vector<int64_t> layer_range(const Case& c, const std::optional<Job>& own) {
 }
 
 // Layers send according to their Work. Both ends add one array over tp each: the embedding output and the gradient of
-// the head's input. With sequence parallelism an all-reduce becomes an all-gather and a reduce-scatter.
+// the head's input. With sequence parallelism, an all-gather and a reduce-scatter replace an all-reduce.
 Bytes described_bytes(const Case& c) {
   const Plan& p = c.layout.plan;
   const std::vector<int> rank_of_stage = rank_of_stages(p);
   const double m = real(p.microbatches), pp = real(p.pp), layers = m * real(c.model.layers) / pp;  // of the mean rank
-  Bytes arrays, counts, out;  // bytes per transfer and number of transfers of the mean rank
+  Bytes arrays, counts, out;  // bytes per transfer and transfers of the mean rank
   const auto add = [&](const Sent& s, double count) {
-    const double n = real(s.axis.ranks), part = s.exchange == Exchange::send ? 1 : (n - 1) / n;
+    const double n = real(s.axis.ranks), fraction = s.exchange == Exchange::send ? 1 : (n - 1) / n;
     const std::string axis(s.axis.name), operation(kExchangeNames[static_cast<size_t>(s.exchange)]);
-    arrays[axis][operation] = (s.exchange == Exchange::all_reduce ? 2 : 1) * part * s.bytes;
+    arrays[axis][operation] = (s.exchange == Exchange::all_reduce ? 2 : 1) * fraction * s.bytes;
     out[axis][operation] = arrays[axis][operation] * (counts[axis][operation] += count);
   };
   const Work layer = step_work(c, Caller::described).layer;

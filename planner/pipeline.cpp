@@ -32,7 +32,7 @@ PipelineTime schedule_memory(const Schedule& s) {
   return out;
 }
 
-// Completes `out` for a step of `seconds`: busy time per rank and bubble.
+// Adds busy times and bubble for a step of `seconds`.
 PipelineTime finished(const Plan& plan, const std::vector<StageTimes>& stages, double seconds, PipelineTime out) {
   const std::vector<int> rank = rank_of_stages(plan);
   out.seconds = seconds;
@@ -84,7 +84,8 @@ const PipelineClock::Order& PipelineClock::find_order(const Plan& plan, int64_t 
   if (const auto known = std::ranges::find(last_, name, &Order::name); known != last_.end()) return *known;
   if (last_.size() == 2) last_.erase(last_.begin());
   const Schedule s = schedule_with(plan, microbatches);
-  Order& out = last_.emplace_back(Order{.name = name, .rank_of_stage = s.rank_of_stage, .kept = schedule_memory(s)});
+  Order& out =
+      last_.emplace_back(Order{.name = name, .rank_of_stage = s.rank_of_stage, .activations = schedule_memory(s)});
   const bool messages = has_messages(s);
   ActionTable places(s);
   const auto put = [&](const ActionPlace& p) {
@@ -124,24 +125,24 @@ PipelineTime PipelineClock::time(const Plan& plan, const std::vector<StageTimes>
   const int64_t p = plan.pp, m = plan.microbatches, few = kTurns * p + m % p;
   if (m <= few + p) {
     const Order& all = find_order(plan, m);
-    return finished(plan, stages, all.seconds(stages, message, spans), all.kept);
+    return finished(plan, stages, all.seconds(stages, message, spans), all.activations);
   }
   // In the steady state each further round of p micro-batches adds a constant time, at least the busiest rank's passes;
-  // with gpipe the number in flight grows as well. Within 1% of the full simulation for 3,000 pipelines of uneven
-  // stages.
+  // with gpipe the number in flight grows as well. Within 1% of the full simulation for 3,000 uneven pipelines.
   const Order& before = find_order(plan, few);
   const double first = before.seconds(stages, message, spans);
-  const PipelineTime then = before.kept;
+  const PipelineTime then = before.activations;
   const Order& after = find_order(plan, few + p);
   const int64_t more = (m - few - p) / p;
   const double last = after.seconds(stages, message, spans),
                busiest = std::ranges::max(finished(plan, stages, 0, {}).busy),
                step = std::max(last - first, busiest * static_cast<double>(p) / static_cast<double>(m));
-  PipelineTime kept = after.kept;
+  PipelineTime activations = after.activations;
   const auto grow = [&](int& now, int earlier) { now += static_cast<int>(more) * (now - earlier); };
-  for (size_t rank = 0; rank < kept.in_flight.size(); ++rank) grow(kept.in_flight[rank], then.in_flight[rank]);
-  grow(kept.in_flight_last_stage, then.in_flight_last_stage);
-  return finished(plan, stages, last + step * static_cast<double>(more), kept);
+  for (size_t rank = 0; rank < activations.in_flight.size(); ++rank)
+    grow(activations.in_flight[rank], then.in_flight[rank]);
+  grow(activations.in_flight_last_stage, then.in_flight_last_stage);
+  return finished(plan, stages, last + step * static_cast<double>(more), activations);
 }
 
 // The slowest rank is busy except during warm-up and cooldown. Without split backward passes, every p micro-batches are
@@ -150,22 +151,22 @@ PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& s
   const auto p = static_cast<double>(plan.pp), m = static_cast<double>(plan.microbatches),
              v = static_cast<double>(stages.size()) / p;
   const ScheduleKind kind = plan.schedule;
-  double max_in_flight = m * v;  // in flight
+  double max_in_flight = m * v;
   if (kind == ScheduleKind::naive) max_in_flight = 1;
   if (kind == ScheduleKind::zb_h2) max_in_flight = std::min(m, 2 * p - 1);
   if (kind == ScheduleKind::zb_h1 || kind == ScheduleKind::zb_v) max_in_flight = std::min(m, p) * v;
   if (kind == ScheduleKind::v_half) max_in_flight = std::min(m, std::floor((p + 2) / 2)) * v;
   if (kind == ScheduleKind::v_min) max_in_flight = std::min(m, std::floor((p + 4) / 3)) * v;
-  PipelineTime kept;
+  PipelineTime activations;
   for (double rank = 0; rank < p; ++rank) {
     if (kind == ScheduleKind::one_f_one_b) max_in_flight = std::min(m, p - rank);
     if (kind == ScheduleKind::interleaved) max_in_flight = std::min(m * v, p * v + p - 1 - 2 * rank);
-    kept.in_flight.push_back(static_cast<int>(max_in_flight));
+    activations.in_flight.push_back(static_cast<int>(max_in_flight));
     const double delay = kind == ScheduleKind::zb_h1 ? rank : 2 * rank;
-    kept.waiting.push_back(splits_backward(kind) ? static_cast<int>(std::min(m, delay + 1)) : 0);
+    activations.waiting.push_back(splits_backward(kind) ? static_cast<int>(std::min(m, delay + 1)) : 0);
   }
   if (kind == ScheduleKind::gpipe || kind == ScheduleKind::zb_h1 || kind == ScheduleKind::zb_h2)
-    kept.in_flight_last_stage = kept.in_flight.back();
+    activations.in_flight_last_stage = activations.in_flight.back();
   const std::vector<double> busy = finished(plan, stages, 0, {}).busy;
   StageTimes all{.forward = 0, .backward = 0, .input = 0, .weight = 0};  // per micro-batch
   for (const StageTimes& t : stages) all.forward += t.forward, all.input += t.input, all.weight += t.weight;
@@ -182,15 +183,15 @@ PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& s
     seconds = slowest + share * std::max(0.0, all.forward + all.input - all.weight) + way;
   if (kind == ScheduleKind::zb_h2 || kind == ScheduleKind::zb_v) seconds = slowest + stagger + way / 2;
   if (kind == ScheduleKind::v_half || kind == ScheduleKind::v_min) {
-    // The limit of in-flight micro-batches may be below the pipeline latency, so ranks wait in every round.
+    // If the in-flight limit is below the pipeline latency, ranks wait in every round.
     const double each = slowest / m, waits = (all.forward + all.input + 2 * way) / max_in_flight - each;
     seconds = slowest + (kind == ScheduleKind::v_min ? 4 * p - 5 : 3 * p) / 6 * each + m * std::max(0.0, waits);
   }
   if (splits_backward(kind)) seconds = std::max(seconds, turns + stages[0].weight + way);
-  return finished(plan, stages, plan.pp == 1 ? slowest : seconds, kept);
+  return finished(plan, stages, plan.pp == 1 ? slowest : seconds, activations);
 }
 
-// Event simulation: advances to the next end of an action.
+// Advances to the next end of an action.
 Simulation simulate_shared(const Schedule& schedule, const SharedTime& time) {
   Simulation sim{.schedule = schedule};
   sim.actions.resize(schedule.actions.size());

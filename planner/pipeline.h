@@ -1,4 +1,4 @@
-// Time of a pipeline and its activations in flight, by simulation of the schedule.
+// Simulates a schedule: step time and activations in flight.
 #pragma once
 #include <array>
 #include <functional>
@@ -12,30 +12,30 @@
 namespace tessera::planner {
 
 struct PipelineTime {
-  double seconds = 0;               // per step
-  double bubble = 0;                // fraction of the step in which the mean rank is idle
+  double seconds = 0;
+  double bubble = 0;                // idle fraction of the mean rank
   std::vector<double> busy = {};    // seconds per rank
   std::vector<int> in_flight = {};  // maximum per rank, in stages x micro-batches
   std::vector<int> waiting = {};    // maximum between I and W per rank, in the same unit
-  int in_flight_last_stage = 1;     // maximum of micro-batches in flight on the last stage
+  int in_flight_last_stage = 1;     // maximum of micro-batches on the last stage
 };
 
 inline double& pass_time(StageTimes& t, PassKind what) {
   return what == PassKind::F ? t.forward : what == PassKind::B ? t.backward : what == PassKind::I ? t.input : t.weight;
 }
 
-// The rank of each stage, computed without building the schedule unless it is in a file.
+// Builds the schedule only if it is in a file.
 std::vector<int> rank_of_stages(const Plan& plan);
-// The plan's schedule with another number of micro-batches. Throws FieldError if the schedule does not support it.
+// Throws FieldError if the schedule does not support this number of micro-batches.
 Schedule schedule_with(const Plan& plan, int64_t microbatches);
 
-// Evaluates pipeline times. The last two schedules are cached as a topologically sorted list of actions with the
-// indices of their dependencies, so consecutive plans of one schedule only need new times.
+// Caches the last two schedules as topologically sorted actions, so consecutive plans of one schedule only need new
+// times.
 class PipelineClock {
  public:
-  // Same result as simulate(). `spans`: a rank begins the next step as soon as its own step ends, as with post-update
-  // validation of the norm (Qi et al. 2024, section 4). The step time is then the longest span of a rank instead of the
-  // time from the first start to the last end.
+  // Same result as simulate(). With `spans`, a rank begins the next step as soon as its own step ends, as with
+  // post-update validation of the norm (Qi et al. 2024, section 4): the step time is the longest span of a rank, not
+  // the time from the first start to the last end.
   PipelineTime time(const Plan& plan, const std::vector<StageTimes>& stages, double message, bool spans);
 
  private:
@@ -49,26 +49,25 @@ class PipelineClock {
     Name name = {};
     std::vector<int> rank_of_stage = {};
     std::vector<Step> steps = {};
-    PipelineTime kept = {};  // activations in flight
+    PipelineTime activations = {};  // in flight
     double seconds(const std::vector<StageTimes>& stages, double message, bool spans) const;
   };
   const Order& find_order(const Plan& plan, int64_t microbatches);
   std::vector<Order> last_ = {};  // at most two
 };
-// Closed-form approximation (parallel/pipeline/schedules.h), within a few percent of PipelineClock.
+// Closed forms (parallel/pipeline/schedules.h), within a few percent of PipelineClock.
 PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& stages, double message, bool spans);
 
-// A pipeline whose ranks share CPU cores: waiting ranks use none, running ranks share the available cores, and the
-// speed of each depends on how many run at the same time.
+// Running ranks share the CPU cores, so their speed depends on how many run at the same time.
 //
 //   two ranks on one core, F and B of one second, two micro-batches:
 //   rank 0 | F0 F1........ B0........ B1
 //   rank 1 |    F0.. B0......F1.. B1....
 
-// Seconds of an action while `working` ranks of the pipeline are running (1 to all, this one included).
+// Seconds of an action while `working` ranks (including this one) are running.
 using SharedTime = std::function<double(const Action& action, int working)>;
 
-// simulate() for ranks that share cores; identical if `time` ignores `working`. Throws Error if the schedule deadlocks.
+// simulate() for ranks that share cores; identical if `time` ignores `working`. Throws Error on deadlock.
 Simulation simulate_shared(const Schedule& schedule, const SharedTime& time);
 
 }  // namespace tessera::planner

@@ -17,7 +17,7 @@
 namespace tessera::planner {
 namespace {
 
-// ZeRO-3: the all-gather of a layer's parameters overlaps the layer before it, its reduce-scatter the layer after it.
+// ZeRO-3: a layer's all-gather overlaps the layer before it, its reduce-scatter the layer after it.
 Passes layer_data_times(const Case& c, const WorkTime& layer) {
   const double size = stage_parameters(c, 1, false, false).all();
   Passes sent;
@@ -29,8 +29,8 @@ Passes layer_data_times(const Case& c, const WorkTime& layer) {
           exposed(c.hardware, sent.input, layer.input() + layer.weight()), 0};
 }
 
-// Collectives once per step overlap the last backward pass (gradients) and the first forward pass of the next step
-// (parameters); Li et al. 2020, "PyTorch Distributed".
+// Collectives of a step overlap the last backward pass (gradients) and the next step's first forward pass (parameters);
+// Li et al. 2020, "PyTorch Distributed".
 double step_data_seconds(const Case& c, double held, const Passes& passes) {
   double sums = 0, values = 0;
   for (const DataSent& s : data_work(c))
@@ -38,11 +38,11 @@ double step_data_seconds(const Case& c, double held, const Passes& passes) {
       (s.exchange == Exchange::all_gather ? values : sums) +=
           seconds(c.hardware, {s.exchange, data_axis(c.layout), held * s.bytes});
   if (!c.software.dp_overlap) return sums + values;
-  const double beside = std::min(sums, passes.backward()), before = std::min(values, passes.forward);
-  return sums + values - (1 - c.hardware.contention) * (beside + before);
+  const double in_backward = std::min(sums, passes.backward()), in_forward = std::min(values, passes.forward);
+  return sums + values - (1 - c.hardware.contention) * (in_backward + in_forward);
 }
 
-// The norm reads all gradients; the update reads and writes the state of each parameter once.
+// The norm reads all gradients; the update reads and writes each parameter's state once.
 double update_s(const Case& c, double held) {
   const Software& s = c.software;
   const double n = c.layout.plan.zero == ZeroStage::none ? 1 : real(data_axis(c.layout).ranks);
@@ -95,8 +95,8 @@ Stages plan_stages(const Case& c, const std::vector<int64_t>& layers, PipelineCl
                  last = published_time(c, work.last);
   const Passes shared = layer_data_times(c, layer);
   Stages s{.layers = layers, .rank = rank_of_stages(p)};
-  const double parts = c.software.scatter_messages && !p.sp ? real(p.tp) : 1;
-  const double message = seconds(c.hardware, {Exchange::send, pp_axis(c.layout), handed_bytes(c, 2) / parts});
+  const double shards = c.software.scatter_messages && !p.sp ? real(p.tp) : 1;
+  const double message = seconds(c.hardware, {Exchange::send, pp_axis(c.layout), handed_bytes(c, 2) / shards});
   const double waited = c.software.pp_overlap ? 0 : message;
   s.message_s = message - waited;
   for (size_t i = 0; i < layers.size(); ++i) {

@@ -1,4 +1,4 @@
-// Predicted time, communication volume and memory of a training step.
+// Predicts time, communication volume and memory of a training step:
 //
 //   Case c{.model = to_model_shape(*preset("llama3-8b")), .layout = {.plan = {.dp = 8, .zero = ZeroStage::three}},
 //          .hardware = hardware_named("h100"), .software = software_named("fsdp")};
@@ -12,14 +12,14 @@
 
 namespace tessera::planner {
 
-// Sum of the members listed in `names`, a table of (name, member pointer).
+// `names`: (name, member pointer).
 double sum_fields(const auto& all, const auto& names) {
   double sum = 0;
   for (const auto& [name, part] : names) sum += all.*part;
   return sum;
 }
 
-// Seconds of the slowest rank's step; the sum is step_s. tp, cp, ep and dp count exposed communication only.
+// Seconds of the slowest rank's step, which add up to step_s. tp, cp, ep and dp are exposed communication.
 struct Parts {
   double compute = 0, recompute = 0, bubble = 0, tp = 0, cp = 0, ep = 0, dp = 0, optimizer = 0;
   double sum() const;
@@ -30,7 +30,7 @@ inline constexpr std::array kParts = {std::pair{"compute", &Parts::compute}, std
                                       std::pair{"dp", &Parts::dp},           std::pair{"optimizer", &Parts::optimizer}};
 inline double Parts::sum() const { return sum_fields(*this, kParts); }
 
-// Bytes of one rank at its memory peak.
+// Bytes of a rank at its memory peak.
 struct MemoryParts {
   double parameters = 0, gradients = 0, optimizer = 0, activations = 0, communication = 0, workspace = 0;
   double peak() const;
@@ -47,24 +47,24 @@ struct Prediction {
   double step_s = 0, fastest_s = 0, slowest_s = 0;
   double tokens_per_s = 0, mfu = 0, hfu = 0, tflops_per_rank = 0;
   Parts parts = {};
-  double bubble = 0;                     // fraction of the step in which the mean rank is idle
+  double bubble = 0;                     // idle fraction of the mean rank
   std::vector<StageTimes> stages = {};   // input of simulate()
-  double message_s = 0;                  // between stages, in addition to the part included in `stages`
+  double message_s = 0;                  // between stages, beyond the part included in `stages`
   std::vector<MemoryParts> memory = {};  // per pipeline rank
   size_t peak_rank = 0;                  // index of `memory`
   bool fits = true;
-  double over_bytes = 0;     // excess of the peak rank over the available memory
+  double over_bytes = 0;     // of the peak rank over the available memory
   std::string largest = {};  // its largest category
   Bytes bytes = {};          // sent per rank and step
 };
 
 // Throws FieldError for an invalid case.
 Prediction predict(const Case& c);
-// Prediction of a checked case with the given layers per stage and memory by description. Without a clock (in a
-// search), times are closed-form and `bytes` is empty.
+// Expects a checked case and layers per stage; memory is by description. Without a clock (in a search), times are
+// closed-form and `bytes` is empty.
 class PipelineClock;
 Prediction by_description(const Case& c, const std::vector<int64_t>& layers, PipelineClock* clock);
-// Replaces memory and bytes by those of a dry run if the case is a run of Tessera.
+// If the case is a run of Tessera, a dry run provides memory and bytes.
 Prediction as_run(const Case& c, Prediction by_description);
 
 }  // namespace tessera::planner

@@ -1,5 +1,5 @@
-// Time of Work by two cost models. Published hardware (all GPUs) uses closed forms of the literature and data sheets;
-// this machine uses its measurement (machine.h), including ranks that share cores and memory bandwidth.
+// Two cost models of Work: closed forms from the literature and data sheets for published hardware (all GPUs), and this
+// machine's measurement (machine.h), including ranks that share cores and memory bandwidth.
 #pragma once
 #include <memory>
 
@@ -8,7 +8,7 @@
 
 namespace tessera::planner {
 
-// Seconds of a forward pass and of the two halves of a backward pass.
+// Seconds of forward and both halves of backward.
 struct Passes {
   double forward = 0, input = 0, weight = 0;
   double backward() const { return input + weight; }
@@ -22,16 +22,15 @@ inline Passes operator*(double n, Passes p) { return {n * p.forward, n * p.input
 
 struct WorkTime {
   Passes compute = {};               // matmuls, attention, elementwise
-  double recompute = 0;              // part of the input half of backward
+  double recompute = 0;              // in the input half of backward
   Passes tp = {}, cp = {}, ep = {};  // exposed
-  // FLOPs of the forward pass and of recomputation.
   double flops = 0, recompute_flops = 0;
   double forward() const { return compute.forward + tp.forward + cp.forward + ep.forward; }
   double input() const { return compute.input + recompute + tp.input + cp.input + ep.input; }
   double weight() const { return compute.weight + tp.weight; }
 };
 
-// Time of one stage per micro-batch.
+// Per micro-batch.
 struct StageTime {
   Passes all = {};
   Parts parts = {};
@@ -40,21 +39,17 @@ struct StageTime {
   void add_dp(double n, const Passes& p);
 };
 
-// --- published hardware ---
-
 WorkTime published_time(const Case& c, const Work& work);
 double seconds(const Hardware& h, const Sent& sent);
-// Seconds for elementwise passes that read and write `bytes`.
+// Seconds of elementwise passes that read and write `bytes`.
 double bytes_s(const Hardware& h, double bytes);
-// Exposed part of `sent` seconds of communication overlapped with `beside` seconds of compute, plus the slowdown of
+// Exposed time of `sent` seconds of communication overlapped with `compute` seconds of compute, plus the slowdown of
 // that compute (contention).
-double exposed(const Hardware& h, double sent, double beside);
+double exposed(const Hardware& h, double sent, double compute);
 
-// --- this machine ---
-
-// This machine as seen by one rank, with matmul throughput of `dtype`.
+// As seen by one rank, with matmul throughput of `dtype`.
 Hardware find_hardware(const std::shared_ptr<const Machine>& machine, DType dtype);
-// Whether the measurement covers all kernels of the case: Tessera, without experts.
+// Whether the measurement covers all kernels: Tessera, without experts.
 bool has_measured_times(const Case& c);
 // Sets step_s, parts, stages and bubble. The dtype follows from Software::parameter_bytes.
 void set_measured_times(const Case& c, const Machine& machine, Prediction& out);

@@ -1,4 +1,4 @@
-// Cost model of published hardware; sources are cited at each formula.
+// Cost model of published hardware; each formula cites its source.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,17 +27,17 @@ constexpr double kBackward = 2.5;
 // Seconds at 1 FLOP/s per multiprocessor.
 double tiles_s(const Task& p, double speed, const Tile& tile, double multiprocessors) {
   const double tiles = std::ceil(p.rows / tile.rows) * std::ceil(p.columns / tile.columns) * p.count;
-  const double parts = std::clamp(std::floor(multiprocessors / tiles), 1.0, std::max(1.0, p.inner / kMinInner));
-  const double waves = std::ceil(tiles * parts / multiprocessors);
-  return waves * 2 * tile.rows * tile.columns * (p.inner / parts + kStartUp * speed) / tile.speed;
+  const double splits = std::clamp(std::floor(multiprocessors / tiles), 1.0, std::max(1.0, p.inner / kMinInner));
+  const double waves = std::ceil(tiles * splits / multiprocessors);
+  return waves * 2 * tile.rows * tile.columns * (p.inner / splits + kStartUp * speed) / tile.speed;
 }
 
 // Williams et al. 2009, "Roofline": the maximum of arithmetic and memory time.
 double matmul_s(const Hardware& h, const Task& p) {
   const double multiprocessors = real(h.multiprocessors), speed = p.fp8 ? 2 : 1;
-  double least = HUGE_VAL;
-  for (const Tile& tile : kTiles) least = std::min(least, tiles_s(p, speed, tile, multiprocessors));
-  const double arithmetic = least * multiprocessors / (h.peak_flops * h.product_efficiency * speed);
+  double fastest = HUGE_VAL;
+  for (const Tile& tile : kTiles) fastest = std::min(fastest, tiles_s(p, speed, tile, multiprocessors));
+  const double arithmetic = fastest * multiprocessors / (h.peak_flops * h.product_efficiency * speed);
   const double bytes = p.count * (2 * (p.rows + p.columns) * p.inner + p.out_bytes * p.rows * p.columns),
                casts = p.fp8 ? 3 * p.count * (p.rows + p.columns) * p.inner : 0;
   return std::max(arithmetic, bytes_s(h, bytes)) + h.launch_s + bytes_s(h, casts);
@@ -116,15 +116,15 @@ Passes tensor_parallel(const Case& c, const Work& w, const Passes& matmuls) {
   return {forward, alone + exposed(h, backward - alone, matmuls.backward()), 0};
 }
 
-// Links of an axis; ranks are assigned to nodes consecutively.
+// Ranks are assigned to nodes consecutively.
 struct Link {
-  int64_t ranks = 1, in_node = 1;  // size of the axis; ranks of it per node
+  int64_t ranks = 1, in_node = 1;  // size of the axis; its ranks per node
   double bytes_per_s = 0;          // per rank, around a ring
   double latency_s = 0;            // once around the ring
   int64_t nodes() const { return (ranks + in_node - 1) / in_node; }
 };
 
-// A ring that enters and leaves each node once and uses the adapters of all ranks of the axis in a node.
+// A ring that enters and leaves each node once and uses the adapters of all the axis's ranks in a node.
 Link find_link(const Hardware& h, const Axis& axis) {
   const int64_t in_node = std::clamp<int64_t>(h.ranks_per_node / axis.stride, 1, axis.ranks);
   const double intra = h.intra_bytes_per_s * h.intra_efficiency, inter = h.inter_bytes_per_s * h.inter_efficiency;
@@ -155,7 +155,6 @@ double all_to_all_s(const Hardware& h, const Link& link, double bytes) {
   return (link.nodes() > 1 ? h.inter_latency_s : h.intra_latency_s) + std::max(inside, outside);
 }
 
-// A message to the next rank of the axis.
 double message_s(const Hardware& h, const Link& link, double bytes) {
   return link.nodes() == 1 ? h.intra_latency_s + bytes / (h.intra_bytes_per_s * h.intra_efficiency)
                            : h.inter_latency_s + bytes / (h.inter_bytes_per_s * h.inter_efficiency);
@@ -165,8 +164,8 @@ double message_s(const Hardware& h, const Link& link, double bytes) {
 
 double bytes_s(const Hardware& h, double bytes) { return bytes / (h.hbm_bytes_per_s * h.memory_efficiency); }
 
-double exposed(const Hardware& h, double sent, double beside) {
-  const double hidden = std::min(sent, beside);
+double exposed(const Hardware& h, double sent, double compute) {
+  const double hidden = std::min(sent, compute);
   return sent - hidden + h.contention * hidden;
 }
 

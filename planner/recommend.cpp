@@ -1,4 +1,4 @@
-// Texts of a recommendation, and its sensitivity analysis.
+// Texts and sensitivity analysis of a recommendation.
 #include "planner/recommend.h"
 
 #include <fmt/format.h>
@@ -16,7 +16,7 @@
 namespace tessera::planner {
 namespace {
 
-constexpr double kTight = 0.92;    // fraction of the memory above which unmodelled usage may exceed the capacity
+constexpr double kTight = 0.92;    // memory fraction above which unmodelled usage may exceed the capacity
 constexpr double kNothing = 1e-3;  // relative time difference reported as equal
 
 std::string_view part_label(std::string_view part) { return part == "recompute" ? "recomputation" : part; }
@@ -99,7 +99,6 @@ bool is_feasible(const SearchRequest& q, const Layout& l) {
   return false;
 }
 
-// The layouts that differ from `l` in one choice.
 std::vector<Layout> neighbours(const SearchRequest& q, const Layout& l) {
   std::vector<Layout> out;
   const auto with = [&](const auto& change) {
@@ -159,7 +158,7 @@ struct Assumption {
   std::function<void(Hardware&, double factor)> scale;
 };
 
-// Scales the throughput of the kernels `first` to `last` of the measured machine.
+// Scales the throughput of the measured kernels `first` to `last`.
 std::function<void(Hardware&, double)> kernels(Kernel first, Kernel last) {
   return [=](Hardware& h, double f) {
     auto other = std::make_shared<Machine>(*h.measured);
@@ -203,14 +202,13 @@ std::vector<Assumption> assumptions(const SearchRequest& q) {
   return out;
 }
 
-// Closed-form seconds of the plans of a result.
 std::vector<double> times(Estimator estimate, const SearchResult& a) {
   std::vector<double> out;
   for (const Candidate& c : a.best) out.push_back(estimate(c.layout).step_s);
   return out;
 }
 
-// The new fastest plan under `other`, if it changes; closed forms are calibrated by the simulated times.
+// The new fastest plan, if it changes; closed forms are calibrated by the simulated times.
 std::optional<size_t> new_winner(const Estimator& other, const SearchResult& a, const std::vector<double>& baseline) {
   const std::vector<double> changed = times(other, a);
   size_t best = 0;
@@ -251,7 +249,7 @@ Recommendation recommend(const SearchRequest& q, const SearchResult& a) {
                               p.tokens_per_s, 100 * p.mfu));
   r.why.push_back(time_text(p));
   r.why.push_back(memory_text(q, a));
-  if (const std::string words = node_text(q, best.layout.plan); !words.empty()) r.why.push_back(words);
+  if (const std::string text = node_text(q, best.layout.plan); !text.empty()) r.why.push_back(text);
   r.why.push_back(close_call_text(a));
   r.why_not = why_not(q, a);
   r.weakest_assumption = weakest_assumption(q, a);

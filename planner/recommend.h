@@ -1,5 +1,5 @@
-// Explanation of a search result: time and memory breakdown of the best plan, cost of each alternative choice, and the
-// sensitivity of the ranking to the assumptions of the cost model.
+// Explains a search result: time and memory of the best plan, cost of alternative choices, and sensitivity of the
+// ranking to the cost model's assumptions.
 #pragma once
 #include <optional>
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace tessera::planner {
 
-// Relative error of the predicted ratio of two plans of one model on one machine.
+// Relative error of the predicted time ratio of two plans of one model on one machine.
 inline constexpr double kCloseCall = 0.04;
 
 struct WhyNot {
@@ -25,23 +25,22 @@ struct Recommendation {
   std::string weakest_assumption = {};
 };
 
-// Expects at least one plan in answer.best.
+// Requires a plan in answer.best.
 Recommendation recommend(const SearchRequest& question, const SearchResult& answer);
 
 // "does not fit: 3.2 GB over capacity, mostly activations", "4.1% slower: +0.31 s tp".
 std::string compared(const Candidate& other, const Candidate& best);
 
-// The assumption whose smallest change makes another plan of the result the fastest.
+// The assumption whose smallest change makes another plan the fastest.
 struct TippingPoint {
   std::string what;
   double factor = 1;
-  bool larger = false;     // direction of the change
+  bool larger = false;
   Hardware hardware = {};  // with the change
   size_t winner = 0;       // index of SearchResult::best
 };
-// Varies one assumption at a time, up to a factor of 4 in both directions; nullopt if the fastest plan never changes.
+// Varies one assumption at a time by up to a factor of 4; nullopt if the fastest plan never changes.
 std::optional<TippingPoint> nearest_tipping_point(const SearchRequest& question, const SearchResult& answer);
-// The result of nearest_tipping_point() as a sentence.
 std::string weakest_assumption(const SearchRequest& question, const SearchResult& answer);
 
 }  // namespace tessera::planner

@@ -17,9 +17,9 @@
 namespace tessera::planner {
 namespace {
 
-constexpr size_t kSimulated = 200;  // number of the best plans by closed forms that are simulated
-// Memory of Tessera's plans: each listed plan gets a dry run; before that it is estimated by description, with this
-// relative error. kExtra: additional candidates near the capacity, and with the headroom kRoomy.
+constexpr size_t kSimulated = 200;  // plans simulated, in the order of closed forms
+// Only listed plans of Tessera get a dry run; described memory has this relative error. kExtra: additional candidates
+// near the capacity, and with the headroom kRoomy.
 constexpr double kRoughly = 0.1, kRoomy = 0.15;
 constexpr size_t kExtra = 100;
 constexpr double kSlack = 0.98;  // lower bound of simulated over closed-form time
@@ -37,7 +37,7 @@ bool is_before(const Candidate& a, const Candidate& b) { return sort_key(a) < so
 
 bool is_nearer(const Candidate& a, const Candidate& b) { return a.prediction.over_bytes < b.prediction.over_bytes; }
 
-// A base and a lower bound of the time of its variants: schedule without bubble, sharded update.
+// The bound on the time of all variants assumes no bubble and a sharded update.
 struct Node {
   Layout base;
   double bound = 0;
@@ -53,26 +53,25 @@ Node make_node(Estimator& estimate, const SearchRequest& q, Layout base) {
   return {std::move(base), estimate(quick).step_s};
 }
 
-// The variant of a base with the smallest memory by closed forms (the best ZeRO stage depends on what a pipeline leaves
+// The variant with the smallest memory by closed forms (the best ZeRO stage depends on what a pipeline leaves
 // unsharded). Returns early if a variant exceeds the capacity by at most `allowed` bytes.
 Candidate smallest_candidate(Estimator& estimate, const SearchRequest& q, Layout layout, double allowed) {
   const bool open = zero_is_open(q, layout.plan);
   const bool folded = schedule_is_open(q, layout.plan) && 2 * layout.plan.pp <= q.model.layers;
-  std::optional<Candidate> least;
+  std::optional<Candidate> smallest;
   for (const ScheduleKind schedule : {layout.plan.schedule, ScheduleKind::v_min})
     for (const ZeroStage zero : {ZeroStage::three, ZeroStage::one, ZeroStage::two}) {
       if (schedule == ScheduleKind::v_min && !folded) continue;
       layout.plan.schedule = schedule;
       if (open) layout.plan.zero = zero;
       Candidate c{layout, estimate(layout)};
-      if (!least || is_nearer(c, *least)) least = std::move(c);
-      if (least->prediction.over_bytes <= allowed) return *least;
+      if (!smallest || is_nearer(c, *smallest)) smallest = std::move(c);
+      if (smallest->prediction.over_bytes <= allowed) return *smallest;
       if (!open) break;
     }
-  return *least;
+  return *smallest;
 }
 
-// The best candidate of each kind by the given order.
 class FirstOfKinds {
  public:
   explicit FirstOfKinds(bool (*is_first)(const Candidate&, const Candidate&)) : is_first_(is_first) {}
@@ -98,7 +97,6 @@ class FirstOfKinds {
   std::map<Kind, Candidate> kinds_ = {};
 };
 
-// The `size` best candidates and the best of each kind.
 class CandidatePool {
  public:
   CandidatePool(size_t size, size_t kinds) : size_(size), kinds_(kinds) {}
@@ -109,7 +107,6 @@ class CandidatePool {
     best_.insert(std::ranges::upper_bound(best_, c, is_before), std::move(c));
     if (best_.size() > size_) best_.pop_back();
   }
-  // Whether a plan with this lower bound could still enter.
   bool may_accept(double seconds) const {
     return best_.size() < size_ || seconds < best_.back().prediction.step_s ||
            best_of_kinds_.faster_than(seconds) < kinds_;
@@ -128,7 +125,7 @@ class CandidatePool {
   FirstOfKinds best_of_kinds_{is_before};
 };
 
-// Ranks candidates by time: the fastest of each kind that fits, filled up with the next fastest.
+// Ranks candidates by time: the fastest of each kind that fits, then the next fastest.
 class Ranking {
  public:
   Ranking(const SearchRequest& q, Estimator& estimate, FirstOfKinds& too_large, const ProgressCallback& progress)
@@ -190,7 +187,7 @@ class Ranking {
   std::vector<Candidate> out_ = {};
 };
 
-// Visits all nodes if `exhaustive`, else only while they can be among the best.
+// Without `exhaustive`, visits nodes only while they can be among the best.
 SearchResult search_nodes(const SearchRequest& q, size_t top, bool exhaustive, const ProgressCallback& progress) {
   SearchResult answer;
   Estimator estimate(q);
@@ -213,14 +210,15 @@ SearchResult search_nodes(const SearchRequest& q, size_t top, bool exhaustive, c
                                  value_name(q.fixed.schedule.value_or(ScheduleKind::interleaved)), q.model.layers));
   answer.feasible = std::ssize(nodes);
   std::ranges::stable_sort(nodes, {}, &Node::bound);
-  CandidatePool kept(kSimulated, top), tight(kExtra, top), roomy(kExtra, top);
-  FirstOfKinds too_large(is_nearer);  // the closest to fitting of each kind
+  CandidatePool fitting(kSimulated, top), tight(kExtra, top), roomy(kExtra, top);
+  FirstOfKinds too_large(is_nearer);  // of each kind, the closest to fitting
   std::vector<Candidate> simulated;
   for (const Node& node : nodes) {
-    if (!exhaustive && !kept.may_accept(kSlack * node.bound) && !(own && roomy.may_accept(kSlack * node.bound))) break;
-    const Candidate least = exhaustive ? Candidate{} : smallest_candidate(estimate, q, node.base, allowed);
-    if (least.prediction.over_bytes > allowed) {
-      too_large.add(least);
+    if (!exhaustive && !fitting.may_accept(kSlack * node.bound) && !(own && roomy.may_accept(kSlack * node.bound)))
+      break;
+    const Candidate smallest = exhaustive ? Candidate{} : smallest_candidate(estimate, q, node.base, allowed);
+    if (smallest.prediction.over_bytes > allowed) {
+      too_large.add(smallest);
       continue;
     }
     for (const Layout& layout : variants(q, node.base)) {
@@ -232,11 +230,11 @@ SearchResult search_nodes(const SearchRequest& q, size_t top, bool exhaustive, c
       else if (exhaustive)
         simulated.push_back(std::move(c));
       else
-        (!c.prediction.fits ? tight : own && is_roomy(c) ? roomy : kept).add(std::move(c));
+        (!c.prediction.fits ? tight : own && is_roomy(c) ? roomy : fitting).add(std::move(c));
     }
   }
   if (!exhaustive) {
-    for (const CandidatePool* some : {&kept, &tight, &roomy}) some->append_to(simulated);
+    for (const CandidatePool* some : {&fitting, &tight, &roomy}) some->append_to(simulated);
     std::vector<Candidate*> in_turn;  // for schedule caching
     for (Candidate& c : simulated) in_turn.push_back(&c);
     std::ranges::stable_sort(in_turn, {}, [](const Candidate* c) {

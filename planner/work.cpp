@@ -6,14 +6,14 @@
 namespace tessera::planner {
 namespace {
 
-// Local sizes of a rank, and functions that append calls of these sizes to Work.
+// Appends calls of a rank's local sizes to Work.
 class Lists {
  public:
   Lists(const Case& c, Caller caller) : c_(c), tessera_(caller == Caller::tessera) {}
 
   Work layer() const {
     const bool fused = s_.fused_elementwise, dropout = s_.dropout, gated = m_.gated;
-    const double mask = dropout ? 0.5 : 0, pieces = gated ? 2 : 1, u = between_, f = wide_;
+    const double mask = dropout ? 0.5 : 0, inputs = gated ? 2 : 1, u = between_, f = wide_;
     // Norm: one read and one write; backward two reads, one write, and the addition to the residual's gradient.
     // Residual: the sum of block and residual, with the dropout mask.
     const double norm = (fused ? 2 : 5) * u, norm_back = (fused ? 5 : 11) * u;
@@ -35,13 +35,12 @@ class Lists {
     add_joining(w);
     add_pair(w, Kernel::add_norm_forward, Kernel::add_norm_backward, own_rows_, h_, norm + residual,
              norm_back + residual_back);
-    // Each expert processes its fraction of the tokens.
     const double here = m_.experts > 0 ? std::max(1.0, real(m_.experts) / real(c_.layout.ep)) : 1;
     add_product(w, rows_ / here, h_, (gated ? 2 : 1) * f_, here, s_.fp8);
-    // GELU: F -> F, SwiGLU: 2 F -> F; backward also reads the output gradient and writes that of the input.
+    // GELU: F -> F, SwiGLU: 2 F -> F; backward also reads the output gradient and writes the input gradient.
     add_pair(w, gated ? Kernel::swiglu_forward : Kernel::gelu_forward,
-             gated ? Kernel::swiglu_backward : Kernel::gelu_backward, rows_, f_, (fused || !gated ? pieces + 1 : 5) * f,
-             (fused || !gated ? 2 * pieces + 1 : 8) * f);
+             gated ? Kernel::swiglu_backward : Kernel::gelu_backward, rows_, f_, (fused || !gated ? inputs + 1 : 5) * f,
+             (fused || !gated ? 2 * inputs + 1 : 8) * f);
     add_product(w, rows_ / here, f_, h_, here, s_.fp8);
     w.forward.tasks.push_back({.kernel = Kernel::add, .rows = own_rows_, .columns = h_, .bytes = residual});
     w.input.tasks.push_back({.bytes = residual_back});
@@ -122,9 +121,9 @@ class Lists {
     w.input.tasks.push_back({.bytes = read_back});
   }
 
-  // Shoeybi et al. 2019: an all-reduce after each of the two blocks, and one of its input's gradient. With sequence
-  // parallelism (Korthikanti et al. 2022, section 4.2.2) an all-gather and a reduce-scatter each; backward gathers the
-  // inputs of column-parallel layers again, because they are saved sharded.
+  // Shoeybi et al. 2019: an all-reduce after each block, and one of its input's gradient. With sequence parallelism
+  // (Korthikanti et al. 2022, section 4.2.2) an all-gather and a reduce-scatter each; backward gathers the inputs of
+  // column-parallel layers again, because they are saved sharded.
   void add_joining(Work& w) const {
     if (tp_.ranks == 1) return;
     if (!p_.sp) {
@@ -137,16 +136,16 @@ class Lists {
     }
   }
 
-  // Causal: queries attend to half of the keys. Ring attention (Liu et al. 2023): keys and values circulate during the
-  // attention of the local blocks, in backward also their gradients. A rank makes one call per hop (c hops), with all
-  // its queries in the first and all or half of them in the others, and merges the results. Five matmuls in backward,
-  // two in forward (Dao et al. 2022, algorithm 4).
+  // Causal: queries attend to half of the keys. Ring attention (Liu et al. 2023): keys and values, in backward also
+  // their gradients, circulate during local attention. A rank makes one call per hop (c hops), with all its queries in
+  // the first and all or half of them in the others, and merges the results. Five matmuls in backward, two in forward
+  // (Dao et al. 2022, algorithm 4).
   void add_attention(Work& w) const {
     const Axis cp = cp_axis(c_.layout);
     const double c = real(cp.ranks), d = real(m_.head_size()), heads = q_ / d, sequences = real(c_.layout.sequences),
                  queries = tokens_ / sequences, keys = m_.keys() / 2;
     const bool ring = cp.ranks > 1 && (p_.cp_mode == ContextMode::ring || !tessera_);
-    constexpr double kLater = 0.75;  // mean fraction of the queries in later hops
+    constexpr double kLater = 0.75;  // mean fraction of queries in later hops
     Task task{.kernel = Kernel::attention_forward,
               .rows = sequences * heads,
               .columns = queries,
@@ -163,7 +162,7 @@ class Lists {
     task.kernel = Kernel::attention_backward;
     task.flops *= 2.5;
     w.input.tasks.push_back(task);
-    // Layout changes of q, k and v for attention and of its result.
+    // Layout changes of attention's q, k, v and result.
     add_pass(w, 2 * query_, 2 * query_);
     if (cp.ranks == 1) return;
     const double keys_bytes = 2 * element_ * tokens_ * k_, gradients = 2 * (tessera_ ? 4 : 2) * tokens_ * k_;
@@ -227,13 +226,13 @@ class Lists {
   const Axis tp_ = tp_axis(c_.layout);
   double element_ = tessera_ ? s_.parameter_bytes : 2;
   double t_ = real(p_.tp), tokens_ = local_tokens(c_), own_rows_ = p_.sp ? tokens_ / t_ : tokens_;
-  // Channels of the model; local channels of q, k and the feed-forward layer; local vocabulary.
+  // Model channels; local channels of q, k and the feed-forward layer; local vocabulary.
   double h_ = real(m_.channels), q_ = real(m_.query()) / t_;
-  double k_ = real(m_.key()) / std::min(t_, real(m_.key_heads()));  // more ranks than heads: replicated heads
+  double k_ = real(m_.key()) / std::min(t_, real(m_.key_heads()));  // with more ranks than heads, heads are replicated
   double f_ = real(m_.hidden()) / t_, v_ = real(m_.vocab) / t_;
   // Local tokens of a feed-forward layer; with experts, routed copies.
   double rows_ = tokens_ * (m_.experts > 0 ? real(m_.experts_per_token) : 1);
-  // Bytes of arrays: between blocks, q, k, hidden activations of the feed-forward layer.
+  // Bytes of arrays: between blocks, q, k, hidden activations.
   double between_ = 2 * tokens_ * h_ / (p_.sp ? t_ : 1), query_ = 2 * tokens_ * q_, key_ = 2 * tokens_ * k_;
   double wide_ = 2 * rows_ * f_, full_ = element_ * tokens_ * h_;
 };

@@ -1,6 +1,5 @@
-// Work of a step: the kernels and messages of each pass of a layer, of the embedding and of the head, and the
-// communication of the data axis, derived from sizes alone; planner/prices.h assigns times. Tessera's calls are those
-// of models/decoder.h and nn/layers.cpp.
+// Kernels and messages of each pass of a layer, the embedding and the head, and communication of the data axis, derived
+// from sizes alone; planner/prices.h assigns times. Tessera's calls match models/decoder.h and nn/layers.cpp.
 #pragma once
 #include <optional>
 #include <string_view>
@@ -11,19 +10,19 @@
 
 namespace tessera::planner {
 
-// `count` identical calls. Matmul: (rows, inner) x (inner, columns); attention: heads = rows, queries = columns, keys =
-// inner; other kernels: rows x columns.
+// Identical calls. Matmul: (rows, inner) x (inner, columns); attention: heads = rows, queries = columns, keys = inner;
+// others: rows x columns.
 struct Task {
-  std::optional<Kernel> kernel = {};  // empty: Tessera fuses this pass into another call
+  std::optional<Kernel> kernel = {};  // empty: fused into another call by Tessera
   double rows = 0, columns = 0, inner = 0, head_dim = 0;
   double count = 1;
-  double flops = 0;      // total of all calls, matmul and attention
-  double bytes = 0;      // total read and written by memory-bound passes
+  double flops = 0;      // of all matmul and attention calls
+  double bytes = 0;      // read and written by all memory-bound passes
   double out_bytes = 2;  // per output element of a matmul; inputs have 2
-  bool fp8 = false;      // matmul at twice the throughput, with a cast of both operands before
+  bool fp8 = false;      // at twice the throughput, after a cast of both operands
 };
 
-// A mesh axis; neighbours are `stride` global ranks apart.
+// Neighbours are `stride` global ranks apart.
 struct Axis {
   std::string_view name = {};
   int64_t ranks = 1, stride = 1;
@@ -34,7 +33,6 @@ Axis ep_axis(const Layout& l);
 Axis data_axis(const Layout& l);  // dp and cp
 Axis pp_axis(const Layout& l);
 
-// `count` identical collectives or messages.
 struct Sent {
   Exchange exchange = Exchange::all_reduce;
   Axis axis = {};
@@ -45,13 +43,13 @@ struct Sent {
 struct Pass {
   std::vector<Task> tasks = {};
   std::vector<Sent> sent = {};
-  double launches = 0;  // kernel launches of memory-bound passes
+  double launches = 0;  // of memory-bound passes
 };
 
-// Work of one micro-batch. `recompute`: recomputation, added to the input half of backward.
+// Per micro-batch; `recompute` is added to the input half of backward.
 struct Work {
   Pass forward = {}, input = {}, weight = {}, recompute = {};
-  bool hides = false;  // tp collectives may overlap its matmuls if the software does so
+  bool hides = false;  // tp collectives may overlap its matmuls if supported
 };
 
 enum class Caller : uint8_t {
@@ -63,21 +61,20 @@ struct StepWork {
 };
 StepWork step_work(const Case& c, Caller caller);
 
-// Communication of the data axis per unsharded parameter of a rank.
+// Per unsharded parameter of a rank.
 struct DataSent {
   Exchange exchange = Exchange::all_reduce;
-  double bytes = 0;      // per parameter
+  double bytes = 0;
   bool each = false;     // per micro-batch instead of once per step
   bool forward = false;  // during forward
 };
 std::vector<DataSent> data_work(const Case& c);
 
-// Whether ZeRO-3 parameters stay gathered until the end of the step, and whether gradients stay unsharded until a
-// reduction at the end of the step.
+// Whether ZeRO-3 parameters stay gathered, and gradients unsharded, until the end of the step.
 bool stays_unsharded(const Case& c);
 bool reduces_at_step_end(const Case& c);
 
-// Tokens of a micro-batch on one rank.
+// Per rank and micro-batch.
 double local_tokens(const Case& c);
 // Bytes of the activations sent to the next stage.
 double handed_bytes(const Case& c, double element);

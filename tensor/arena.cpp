@@ -1,4 +1,4 @@
-// Host regions: anonymous memory, memory shared between processes, and a mapped file.
+// Host regions: anonymous memory, memory shared between processes, mapped files.
 #include "tensor/arena.h"
 
 #include <fcntl.h>
@@ -25,8 +25,8 @@ namespace {
 constexpr int64_t kMinReserved = int64_t{1} << 30;
 constexpr int64_t kFileCapacity = int64_t{1} << 38, kFileGrowth = int64_t{1} << 22;
 
-// Maximum size of one region. Some 64-bit Arm kernels have 39-bit addresses, and ThreadSanitizer supports only 1.5 TB,
-// which the arenas of many ranks would exceed.
+// Maximum size of one region: some 64-bit Arm kernels have 39-bit addresses, and ThreadSanitizer supports only 1.5 TB
+// for all arenas together.
 int64_t max_reserved() {
 #ifdef __SANITIZE_THREAD__
   return int64_t{4} << 30;
@@ -82,8 +82,7 @@ class HostRegion final : public Region {
       base_ = static_cast<std::byte*>(p);
       return;
     }
-    // Address space is limited (ulimit -v, strict overcommit) and shared by all regions, so each maps only what it
-    // uses.
+    // Address space is limited (ulimit -v, strict overcommit), so each region maps only what it uses.
     slot_ = AddressSlots::take();
     capacity_ = std::min(capacity_, AddressSlots::kSize);
     base_ = AddressSlots::address(slot_);
@@ -92,7 +91,7 @@ class HostRegion final : public Region {
     if (mapped_ > 0) munmap(base_, static_cast<size_t>(mapped_));
     if (slot_ >= 0) AddressSlots::give_back(slot_);
   }
-  void commit(int64_t bytes) override {  // the first touch allocates memory
+  void commit(int64_t bytes) override {
     if (bytes <= mapped_) return;
     const int64_t more = std::min(capacity_, (bytes + kStep - 1) / kStep * kStep) - mapped_;
     void* const p = mmap(base_ + mapped_, static_cast<size_t>(more), PROT_READ | PROT_WRITE,
@@ -104,7 +103,7 @@ class HostRegion final : public Region {
  private:
   static constexpr int64_t kStep = int64_t{1} << 21;
   void use(void* p, int64_t bytes) {
-    madvise(p, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // a hint: without huge pages everything works, only slower
+    madvise(p, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // only a hint
     mapped_ += bytes;
   }
 
@@ -118,7 +117,7 @@ class SharedRegion final : public Region {
     capacity_ = std::min(2 * int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE), max_reserved());
     file_ = {memfd_create("tessera", MFD_CLOEXEC), made++};
     void* p = reserve();
-    // Retry with less: address space may be limited.
+    // Address space may be limited.
     while (p == MAP_FAILED && file_.descriptor >= 0 && capacity_ > kMinReserved) {
       capacity_ /= 2;
       p = reserve();
@@ -131,7 +130,7 @@ class SharedRegion final : public Region {
     madvise(p, static_cast<size_t>(capacity_), MADV_HUGEPAGE);
     base_ = static_cast<std::byte*>(p);
   }
-  // Punch a hole: other processes may still have it mapped, so unmapping alone would free nothing.
+  // Punch a hole: unmapping frees nothing while another process has the memory mapped.
   ~SharedRegion() override {
     fallocate(file_.descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, capacity_);
     munmap(base_, static_cast<size_t>(capacity_));
@@ -171,11 +170,11 @@ class FileRegion final : public Region {
     close(backing_);
   }
 
-  // Writing to a mapped page when the disk is full kills the process, so reserve disk space first.
+  // Reserve disk space first: a write to a mapped page on a full disk kills the process.
   void commit(int64_t bytes) override {
     if (bytes <= reserved_) return;
     const int64_t wanted = (bytes + kFileGrowth - 1) / kFileGrowth * kFileGrowth;
-    if (const int error = make_room(backing_, reserved_, wanted); error != 0)
+    if (const int error = reserve_space(backing_, reserved_, wanted); error != 0)
       throw OutputError("no disk space for " + std::to_string(wanted) +
                         " bytes of file-backed tensors: " + std::strerror(error));
     reserved_ = wanted;
@@ -183,7 +182,7 @@ class FileRegion final : public Region {
 
  private:
   int backing_ = -1;
-  int64_t reserved_ = 0;  // bytes reserved on the disk
+  int64_t reserved_ = 0;
 };
 
 }  // namespace
@@ -196,8 +195,7 @@ std::unique_ptr<Region> file_region(const std::filesystem::path& directory) {
 
 }  // namespace tessera
 
-// Allocator: best fit over a sorted free list. Free neighbours are merged at once, so a step's allocation pattern
-// recurs.
+// Free neighbours are merged immediately, so every step sees the same free blocks.
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
@@ -281,7 +279,6 @@ std::byte* Arena::allocate(int64_t bytes, Category category) {
     const auto next = free_.erase(fit);
     if (rest > 0) free_.emplace_hint(next, at + need, rest);
   } else {
-    // Extend a free block at the very end.
     const auto last = free_.empty() ? free_.end() : std::prev(free_.end());
     const bool extends = last != free_.end() && last->first + last->second == top_;
     if (extends) at = last->first;
@@ -336,11 +333,11 @@ void Arena::release(std::byte* block, int64_t bytes, Category category) {
 
 namespace {
 
-// A watcher with its lock, which is acquired while the arena's lock is held.
+// The lock is acquired while the arena's lock is held.
 struct Watched {
   std::mutex mutex;
   ArenaWatcher watcher;
-  void tell(const std::array<int64_t, kCategories>& live) {
+  void notify(const std::array<int64_t, kCategories>& live) {
     const std::lock_guard lock(mutex);
     if (watcher) watcher(live);
   }
@@ -356,7 +353,7 @@ void watch(Arena& arena, ArenaWatcher watcher) {
   }
   std::array<int64_t, kCategories> live = {};
   for (size_t c = 0; c < live.size(); ++c) live[c] = arena.usage(static_cast<Category>(c)).live;
-  watched.tell(live);
+  watched.notify(live);
 }
 
 void Arena::count(Category category, int64_t bytes) {
@@ -368,7 +365,7 @@ void Arena::count(Category category, int64_t bytes) {
   if (!watched) return;
   std::array<int64_t, kCategories> live = {};
   for (size_t c = 0; c < live.size(); ++c) live[c] = usage_[c].live;
-  static_cast<Watched*>(watched)->tell(live);
+  static_cast<Watched*>(watched)->notify(live);
 }
 
 Usage Arena::usage(Category category) const {
@@ -399,7 +396,7 @@ void Arena::fix(bool fixed) {
 void Arena::allow_reuse(bool allowed) {
   std::lock_guard lock(mutex_);
   reuse_scopes_ += allowed ? 1 : -1;
-  if (reuse_scopes_ != (allowed ? 1 : 0)) return;  // others remain, or were there before
+  if (reuse_scopes_ != (allowed ? 1 : 0)) return;  // other scopes remain or preceded this one
   for (const auto& [at, bytes] : free_) (allowed ? permit : forbid)(region_->base() + at, bytes);
 }
 

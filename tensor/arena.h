@@ -1,4 +1,4 @@
-// Memory regions: reserved addresses, backed by memory as they are used.
+// Memory regions: reserved address ranges, backed by memory on use.
 #pragma once
 #include <filesystem>
 #include <functional>
@@ -19,14 +19,14 @@ class Region : NotCopied {
   std::byte* base() const { return base_; }
   int64_t capacity() const { return capacity_; }
   Device device() const { return device_; }
-  // File through which other processes of this host can map this memory, with a number unique within this process.
-  // Negative descriptor: not shareable.
+  // File through which other processes of this host can map this memory; `number` is unique within this process. A
+  // negative descriptor: not shareable.
   struct File {
     int descriptor = -1;
     int64_t number = -1;
   };
   File file() const { return file_; }
-  // Makes the first `bytes` usable. Throws OutOfMemory, OutputError (full disk) or std::bad_alloc.
+  // Makes the first `bytes` usable. Throws OutOfMemory, OutputError (disk full) or std::bad_alloc.
   virtual void commit(int64_t bytes) = 0;
 
  protected:
@@ -39,26 +39,23 @@ class Region : NotCopied {
   Device device_;
 };
 
-// Reserves `capacity` bytes of addresses on huge pages; the first touch allocates memory. If the system refuses, at
-// most 64 GiB, made accessible by commit().
+// Reserves `capacity` bytes of addresses on huge pages; the first touch allocates memory. If the system refuses,
+// reserves at most 64 GiB, made accessible by commit().
 std::unique_ptr<Region> host_region(int64_t capacity);
 // Reserves addresses for twice the machine's memory (halved until the system agrees), which other processes of this
-// host can map through file(); on huge pages if enabled for shared memory
-// (/sys/kernel/mm/transparent_hugepage/shmem_enabled). The destructor frees the memory even while others have it
-// mapped. Throws Error if even 1 GiB is refused.
+// host can map through file(); on huge pages if /sys/kernel/mm/transparent_hugepage/shmem_enabled permits. The
+// destructor frees the memory even if other processes have it mapped. Throws Error if even 1 GiB is refused.
 std::unique_ptr<Region> shared_region();
-// Backed by an unnamed file in `directory`, so that rarely used data need not stay in memory. Throws OutputError, as
-// does commit(), if the file cannot be created or the disk is full.
+// Backed by an unnamed file in `directory`, for rarely used data. Creation and commit() throw OutputError if the file
+// cannot be created or the disk is full.
 std::unique_ptr<Region> file_region(const std::filesystem::path& directory);
 
-// A rank's allocator: one region reserved on huge pages, with best-fit allocation.
+// A rank's allocator: best fit within one region reserved on huge pages.
 //
-// Every block has a category (parameters, gradients, optimizer state, activations, workspace, communication), so that
-// live bytes and their peak per category are known exactly and can be compared with a formula. A training step requests
-// the same blocks in the same order each time; after the first step the region therefore stops growing, and no step
-// allocates memory from the system.
+// Live and peak bytes are counted per block category, so they can be compared with a formula. Because every training
+// step requests the same blocks in the same order, no step after the first allocates memory from the system.
 //
-// An arena belongs to one rank. allocate() and release() are thread-safe.
+// allocate() and release() are thread-safe.
 
 enum class Category : uint8_t { parameters, gradients, optimizer, activations, workspace, communication };
 inline constexpr int kCategories = 6;
@@ -79,14 +76,14 @@ class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
   // Host arena for transfers; a host arena returns itself.
   std::shared_ptr<Arena> host();
 
-  // Returns an uninitialized block aligned to 64 bytes (256 on a GPU). Throws OutOfMemory beyond the capacity.
+  // Uninitialized block aligned to 64 bytes (256 on a GPU). Throws OutOfMemory beyond the capacity.
   std::byte* allocate(int64_t bytes, Category category);
   void release(std::byte* block, int64_t bytes, Category category);
 
   Usage usage(Category category) const;
   Usage total() const;
-  int64_t footprint() const;  // bytes of the region ever handed out, including gaps
-  // The free blocks. Equal layouts and equal sequences of requests produce equal addresses.
+  int64_t footprint() const;  // bytes ever handed out, including gaps
+  // Equal layouts and equal sequences of requests produce equal addresses.
   struct Layout {
     int64_t footprint = 0;
     std::map<int64_t, int64_t> free;  // offset -> bytes, neighbours merged
@@ -95,7 +92,7 @@ class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
   Layout layout() const;
   void reset_peaks();
 
-  // Category of blocks requested without one: activations in a forward pass, workspace in a backward pass.
+  // Category of blocks requested without one: activations in the forward pass, workspace in the backward pass.
   Category default_category() const { return default_category_; }
   class Scope : NotCopied {
    public:
@@ -118,8 +115,8 @@ class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
    private:
     Arena& arena_;
   };
-  // While an object lives, AddressSanitizer permits access to freed blocks: a captured graph replays kernels that used
-  // them (tensor/cuda/gpus.h).
+  // While an object lives, AddressSanitizer permits access to freed blocks, which the kernels of a captured graph reuse
+  // (tensor/cuda/gpus.h).
   class AllowReuse : NotCopied {
    public:
     explicit AllowReuse(Arena& arena) : arena_(arena) { arena_.allow_reuse(true); }
@@ -129,8 +126,8 @@ class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
     Arena& arena_;
   };
 
-  // Per-rank state, one object per type, such as the cache of compiled matmuls. Destroyed in reverse order of creation,
-  // because later objects may use earlier ones.
+  // Per-rank state, one object per type. Destroyed in reverse order of creation, because an object may use earlier
+  // ones.
   template <class T>
   T& local() {
     std::lock_guard lock(mutex_);
@@ -149,7 +146,7 @@ class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
   std::shared_ptr<Arena> host_;
   int64_t top_ = 0;
   mutable std::mutex mutex_;
-  std::map<int64_t, int64_t> free_;  // offset -> bytes, neighbours merged
+  std::map<int64_t, int64_t> free_;
   std::array<Usage, kCategories> usage_{};
   Usage total_{};
   Category default_category_ = Category::activations;
@@ -164,12 +161,11 @@ ArenaPtr make_shared_arena();                                      // see shared
 ArenaPtr make_file_arena(const std::filesystem::path& directory);  // see file_region()
 // Pinned host memory, which GPU kernels access over the bus. Throws Error in a build without CUDA.
 ArenaPtr make_pinned_arena();
-// On the host or the calling thread's current GPU (cuda::use_gpu). Throws Error in a build without CUDA or without a
-// GPU.
+// On the host or the calling thread's current GPU (cuda::use_gpu). Throws Error without CUDA or a GPU.
 ArenaPtr make_arena(Device device);
 
-// Called immediately and after every allocate() and release() with the live bytes per category, serialized, on the
-// allocating thread. It must not use the arena. An arena has at most one watcher; null removes it.
+// Called immediately and after every allocate() and release() with the live bytes per category; calls are serialized
+// and run on the allocating thread. It must not use the arena. An arena has at most one watcher; null removes it.
 using ArenaWatcher = std::function<void(const std::array<int64_t, kCategories>& live)>;
 void watch(Arena& arena, ArenaWatcher watcher);
 

@@ -1,7 +1,6 @@
-// Where a tensor's elements reside, and how an op dispatches on it.
+// Device of a tensor's elements, and dispatch on it.
 //
 // `meta` tensors have a shape and a dtype but no memory: a model is built on meta, sharded, and only then materialized.
-// `cuda` is the GPU of the tensor's arena.
 #pragma once
 #include <cstdint>
 #include <string_view>
@@ -17,8 +16,8 @@ constexpr std::string_view to_string(Device device) {
 
 inline constexpr bool kWithCuda = TESSERA_WITH_CUDA;
 
-// Calls cuda() for a tensor on a GPU, cpu() otherwise. A build without CUDA never instantiates a call of cuda(), so the
-// functions it names need not exist.
+// Calls cuda() for a tensor on a GPU, cpu() otherwise. A build without CUDA never instantiates cuda(), so the functions
+// it calls need not exist.
 template <class Cpu, class Cuda>
 decltype(auto) on_device([[maybe_unused]] Device device, const Cpu& cpu, [[maybe_unused]] const Cuda& cuda) {
   if constexpr (kWithCuda)

@@ -1,6 +1,5 @@
-// Element types of tensors, and bfloat16 as a storage type. uint8 holds opaque bytes.
-//
-// Arithmetic on bfloat16 is done in float and rounded once, to nearest even, on store.
+// Element types of tensors, and bfloat16 as a storage type: its arithmetic is done in float and rounded once, to
+// nearest even, on store. uint8 holds opaque bytes.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -24,7 +23,7 @@ constexpr std::string_view to_string(DType t) {
 }
 
 constexpr bool is_floating(DType t) { return t == DType::float64 || t == DType::float32 || t == DType::bfloat16; }
-// For sums, statistics and optimizer state.
+// For accumulators, statistics and optimizer state.
 constexpr DType accum_dtype(DType t) { return t == DType::float64 ? t : DType::float32; }
 
 struct bfloat16 {
@@ -48,8 +47,8 @@ struct bfloat16 {
 template <class T>
 using Accumulate = std::conditional_t<std::is_same_v<T, bfloat16>, float, T>;
 
-// Round to odd: x if it is a float, otherwise the neighbouring float with an odd last bit, so that rounding to bfloat16
-// afterwards rounds only once.
+// Rounds to odd: an inexact result becomes the neighbouring float with an odd last bit, so that a subsequent rounding
+// to bfloat16 is correct.
 constexpr float to_odd(double x) {
   const auto nearest = static_cast<float>(x);
   const auto back = static_cast<double>(nearest);
@@ -103,7 +102,7 @@ inline Half to_half(float x) {
   const float magnitude = std::abs(x);
   if (magnitude >= 65520.0F) return {static_cast<uint16_t>(sign | 0x7c00u)};
   int exponent = 0;
-  std::frexp(magnitude, &exponent);                                     // magnitude = f 2^exponent with f in [0.5, 1)
+  std::frexp(magnitude, &exponent);                                     // f 2^exponent with f in [0.5, 1)
   const int step = magnitude > 0 ? std::max(exponent - 11, -24) : -24;  // the last bit is worth 2^step
   const auto count = static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, -step)));
   // A count of 2048 carries into the exponent; counts below 1024 are subnormal.

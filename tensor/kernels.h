@@ -9,15 +9,15 @@ namespace tessera {
 
 inline constexpr bool kWithCudnn = TESSERA_WITH_CUDNN;
 
-// Attention on a GPU. `own`: Tessera's kernels, whose results per row do not depend on other rows. `automatic`: cuDNN
-// if it supports the problem (tensor/ops/attention/cuda/cudnn_attention.h), otherwise KernelLog records why not.
-// `cudnn`: an unsupported problem is an error.
+// Attention on a GPU. `own`: Tessera's kernels, whose rows are independent of each other. `automatic`: cuDNN if it
+// supports the problem (tensor/ops/attention/cuda/cudnn_attention.h); KernelLog records why not. `cudnn`: an
+// unsupported problem is an error.
 enum class AttentionKernels : uint8_t { automatic, cudnn, own };
 
 struct KernelChoice {
   AttentionKernels attention = AttentionKernels::own;
-  // Bitwise identical results in every run and process: cuDNN accumulates gradients in a fixed order, with a workspace
-  // of 2 B H T^2 bytes, and matmuls use cuBLASLt's first proposal instead of the fastest.
+  // Bitwise identical results in every run: cuDNN accumulates gradients in a fixed order, with a workspace of 2 B H T^2
+  // bytes, and matmuls use cuBLASLt's first proposal instead of the fastest.
   bool deterministic = false;
 };
 
@@ -27,8 +27,8 @@ struct KernelLog {
     int64_t cudnn = 0, tensor_cores = 0, plain = 0;
   };
   Attention forward, backward;
-  std::vector<std::string> refused;  // why cuDNN did not run, without duplicates
-  // Passes fused into a matmul's epilogue or run separately (tensor/ops/matmul/matmul.h).
+  std::vector<std::string> refused;  // why cuDNN did not run; unique
+  // Fused into a matmul's epilogue or run separately (tensor/ops/matmul/matmul.h).
   struct Pass {
     int64_t fused = 0, apart = 0;
     bool count(bool is_fused) {
@@ -37,7 +37,7 @@ struct KernelLog {
     }
   };
   Pass gelu, gelu_gradient, bias_sums;
-  int64_t padded_products = 0;  // matmuls with operands copied to padded rows
+  int64_t padded_products = 0;  // with operands copied to padded rows
 
   void refuse(const std::string& why) {
     if (std::find(refused.begin(), refused.end(), why) == refused.end()) refused.push_back(why);

@@ -1,6 +1,5 @@
-// Scalar functions of the kernels: plain arithmetic with explicit fused multiply-adds, vectorizable and bitwise
-// identical in every lane, loop tail and instruction set, and on GPUs. constexpr, because nvcc then compiles them for
-// the device.
+// Scalar functions of the kernels: explicit fused multiply-adds, vectorizable, bitwise identical in every lane, loop
+// tail, instruction set and on GPUs. constexpr, because nvcc then compiles them for the device.
 #pragma once
 #include <bit>
 #include <cmath>
@@ -11,8 +10,8 @@ namespace tessera::math {
 constexpr float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 constexpr double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 
-// e^x to about 1 ulp: x = n ln 2 + r with |r| <= ln(2)/2, and a polynomial of degree 7 in r (minimax coefficients of
-// Moshier's Cephes library). Inputs below -87.34 give 0 (no denormals), above 88.72 infinity; NaN stays NaN.
+// e^x to about 1 ulp: x = n ln 2 + r with |r| <= ln(2)/2; degree-7 minimax polynomial in r from Moshier's Cephes
+// library. Below -87.34 returns 0 (no denormals), above 88.72 infinity.
 constexpr float exp(float x) {
   const float shifted = fma(x, 1.44269504f, 12582912.0f);  // adds 1.5 * 2^23: the low bits now hold round(x / ln 2)
   const float n = shifted - 12582912.0f;
@@ -33,7 +32,6 @@ constexpr float exp(float x) {
 }
 constexpr double exp(double x) { return std::exp(x); }
 
-// ln x. Not on a hot path, so the C library suffices.
 constexpr float log(float x) { return std::log(x); }
 constexpr double log(double x) { return std::log(x); }
 
@@ -45,8 +43,7 @@ constexpr T sigmoid(T x) {
   return T(1) / (T(1) + exp(-x));
 }
 
-// tanh x = 1 - 2 / (e^(2x) + 1); for |x| < 0.625, where that cancels, a polynomial (minimax coefficients of Moshier's
-// Cephes library).
+// tanh x = 1 - 2 / (e^(2x) + 1); for |x| < 0.625, where that cancels, a minimax polynomial from Cephes.
 constexpr float tanh(float x) {
   const float x2 = x * x;
   float p = -5.70498872745e-3f;
@@ -60,8 +57,8 @@ constexpr float tanh(float x) {
 }
 constexpr double tanh(double x) { return std::tanh(x); }
 
-// Normal CDF at x, given e = exp(-x^2 / 2): below -|x| it is e times a polynomial of t = 1 / (1 + 0.27 |x|), a minimax
-// fit down to -13.3 (relative error 2.4e-8 before rounding).
+// Normal CDF at x, given e = exp(-x^2 / 2): the lower tail is e times a minimax polynomial in t = 1 / (1 + 0.27 |x|),
+// fitted down to -13.3 (relative error 2.4e-8 before rounding).
 constexpr float normal_below(float x, float e) {
   const float t = 1.0f / fma(0.27f, x < 0 ? -x : x, 1.0f);
   float p = 2.882688575e-2f;

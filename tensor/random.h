@@ -1,8 +1,8 @@
-// Counter-based RNG: a random number is a pure function of (seed, name, step, global logical index).
+// Counter-based RNG: a random value is a pure function of (seed, name, step, global logical index).
 //
-// Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) maps a 64-bit key and a
-// 128-bit counter to four 32-bit words. The key is derived from seed and name ("blocks.0.mlp.up", "data order"); the
-// counter holds step and index in the full tensor. Any rank can therefore generate its shard under any partition.
+// Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) maps a 64-bit key, derived
+// from seed and name ("blocks.0.mlp.up"), and a 128-bit counter, step and index in the full tensor, to four 32-bit
+// words. Any rank can therefore generate its shard under any partition.
 #pragma once
 #include <array>
 #include <cmath>
@@ -17,14 +17,14 @@ class Philox {
 
   constexpr explicit Philox(uint64_t key) : key_(key) {}
 
-  // Key of a named stream: FNV-1a over the name, mixed with the seed (the finalizer of SplitMix64).
+  // Key of a named stream: FNV-1a over the name, mixed with the seed (SplitMix64's finalizer).
   static constexpr Philox named(uint64_t seed, std::string_view name) {
     uint64_t h = 0xcbf29ce484222325u;
     for (char c : name) h = (h ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
     return Philox(mix(h ^ mix(seed + 0x9e3779b97f4a7c15u)));
   }
 
-  // Cost: ten rounds of two 32 x 32-bit multiplications.
+  // Ten rounds of two 32 x 32-bit multiplications.
   constexpr Block operator()(uint64_t index, uint64_t step = 0) const {
     uint32_t c0 = static_cast<uint32_t>(index), c1 = static_cast<uint32_t>(index >> 32);
     uint32_t c2 = static_cast<uint32_t>(step), c3 = static_cast<uint32_t>(step >> 32);
@@ -37,7 +37,7 @@ class Philox {
     return {c0, c1, c2, c3};
   }
 
-  // Four consecutive elements share a block. Selected by comparisons: a run-time index would place the block in a GPU's
+  // Four consecutive elements share a block. Selected by comparison: a run-time index would move the block to a GPU's
   // local memory.
   constexpr uint32_t word(uint64_t i, uint64_t step = 0) const {
     const Block b = (*this)(i >> 2, step);
@@ -49,7 +49,7 @@ class Philox {
   constexpr float uniform(uint64_t i, uint64_t step = 0) const { return to_uniform(word(i, step)); }
   static constexpr float to_uniform(uint32_t w) { return static_cast<float>(w >> 8) * 0x1p-24f; }
 
-  // uniform() of N elements from `first` on, blocks in parallel lanes: for vectorized() (tensor/cpu/vectorize.h).
+  // uniform() of N elements from `first` on, for vectorized() (tensor/cpu/vectorize.h).
   template <int N>
   void uniforms(uint64_t first, uint64_t step, float* to) const {
     constexpr uint64_t kBlocks = N / 4 + 1;

@@ -1,4 +1,4 @@
-// Shapes and strides: fixed-capacity lists, so that views never allocate.
+// Shapes and strides of fixed capacity, so that views never allocate.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace tessera {
 
 inline constexpr int kMaxDims = 6;
 
-// At most six sizes. Negative indices count from the end, as in NumPy.
+// Negative indices count from the end, as in NumPy.
 class Shape {
  public:
   Shape() = default;
@@ -70,7 +70,7 @@ inline Shape contiguous_strides(const Shape& shape) {
   return strides;
 }
 
-// Broadcast shape of a and b (NumPy's rule: dims align at the end, a size of 1 expands).
+// NumPy's rule: dims align at the end, a size of 1 expands.
 inline Shape broadcast(const Shape& a, const Shape& b, const char* op) {
   Shape out = a.ndim() >= b.ndim() ? a : b;
   for (int i = 1; i <= std::min(a.ndim(), b.ndim()); ++i) {

@@ -1,4 +1,3 @@
-// Views and copies of tensors.
 #include "tensor/tensor.h"
 
 #include <limits>
@@ -113,7 +112,7 @@ Tensor Tensor::reshape(const Shape& wanted) const {
   t.shape_ = shape;
   t.strides_ = contiguous_strides(shape);
   if (is_contiguous()) return t;
-  // Match both shapes from the right; each group of new dims must come from contiguous old dims.
+  // Match both shapes from the right; each group of new dims must correspond to contiguous old dims.
   int old = ndim() - 1;
   for (int i = shape.ndim() - 1; i >= 0;) {
     while (old > 0 && shape_[old] == 1) --old;
@@ -207,7 +206,7 @@ Tensor Tensor::to(const ArenaPtr& arena) const {
   return t;
 }
 
-// Transfers between host and GPU copy raw bytes; conversion, broadcasting and striding happen on either side.
+// Host-GPU transfers copy raw bytes; conversion, broadcasting and striding happen on either side.
 void Tensor::copy_across(const Tensor& source) {
   const Tensor there = source.to(dtype_).contiguous();
   if (is_contiguous() && there.numel() == numel())
@@ -249,8 +248,6 @@ void Tensor::fill(double value) {
       device(), [&] { fill_on_host(*this, value); }, [&] { cuda::fill(*this, value); });
 }
 
-// Merging of dims for all elementwise loops.
-
 MergedDims merged_dims(std::span<const Tensor* const> operands) {
   MergedDims m;
   const Shape& full = operands[0]->shape();
@@ -277,8 +274,6 @@ MergedDims merged_dims(std::span<const Tensor* const> operands) {
   return m;
 }
 
-// Sums of values that may be pending on a GPU.
-
 DeviceScalar::DeviceScalar(const Tensor& made) {
   made.check_size(1);
   if (made.device() == Device::cuda)
@@ -287,7 +282,7 @@ DeviceScalar::DeviceScalar(const Tensor& made) {
     value_ = made.item<double>();
 }
 
-// Allocates a new result instead of overwriting a tensor that others may share.
+// Allocates a new result: other tensors may share the old one.
 DeviceScalar& DeviceScalar::operator+=(const DeviceScalar& more) {
   if (!pending_.defined() && !more.pending_.defined()) {
     value_ += more.value_;

@@ -1,7 +1,7 @@
-// Tensor: a strided view of reference-counted storage, without gradients (autograd/) or ranks.
+// Tensor: a strided view of reference-counted storage. Copying a Tensor copies the view.
 //
-// Copying a Tensor copies the view. Unless documented otherwise, ops accept any strides and return new contiguous
-// tensors from the arena of their first argument, in its default category.
+// Unless documented otherwise, ops accept any strides and return new contiguous tensors from the arena of their first
+// argument, in its default category.
 #pragma once
 
 #include "tensor/arena.h"
@@ -10,8 +10,7 @@
 
 namespace tessera {
 
-// One block of an arena. `version` counts modifications, so that a cached copy in another layout, such as a packed
-// weight, knows when it is stale.
+// `version` counts modifications and invalidates cached copies in another layout, such as packed weights.
 class Storage : NotCopied {
  public:
   Storage(ArenaPtr arena, int64_t bytes, Category category)
@@ -46,8 +45,8 @@ class Tensor {
     return t.to(arena);
   }
 
-  // For values that recur in every step, such as positions: the arena caches them, and the copy to a GPU is only queued
-  // and may be captured (tensor/cuda/gpus.h).
+  // For values that recur in every step, such as positions: the arena caches them, so that the copy to a GPU is
+  // asynchronous and can be captured (tensor/cuda/gpus.h).
   template <class T>
   static Tensor constant(std::span<const T> values, const Shape& shape, const ArenaPtr& arena) {
     if (arena->device() != Device::cuda) return of(values, shape, arena);
@@ -57,7 +56,7 @@ class Tensor {
     return t;
   }
 
-  // Uninitialized, contiguous, in this tensor's arena.
+  // Uninitialized and contiguous, in this tensor's arena.
   Tensor make(const Shape& shape) const { return make(shape, dtype_); }
   Tensor make(const Shape& shape, DType dtype) const { return make(shape, dtype, arena()->default_category()); }
   Tensor make(const Shape& shape, DType dtype, Category category) const {
@@ -79,27 +78,24 @@ class Tensor {
   const std::shared_ptr<Storage>& storage() const { return storage_; }
   const ArenaPtr& arena() const;
 
-  // First element in host memory. Throws Error if T is not the dtype, or if the tensor is on meta or a GPU; on_host()
-  // returns a readable copy.
+  // First element in host memory. Throws Error if T is not the dtype or the tensor is not on the host (see on_host()).
   template <class T>
   T* data() const {
     check_dtype(kDTypeOf<T>);
     return reinterpret_cast<T*>(raw());
   }
   std::byte* raw() const { return address(Device::cpu); }
-  // First element on a GPU. Throws like data().
   template <class T>
   T* device_data() const {
     check_dtype(kDTypeOf<T>);
     return reinterpret_cast<T*>(address(Device::cuda));
   }
-  // First element on any device.
   std::byte* address() const { return address(device()); }
 
-  // Copies if necessary and waits for pending computations.
+  // Copies if necessary; waits for pending computations.
   Tensor on_host() const { return to(arena()->host()); }
   template <class T>
-  T item() const {  // the only element
+  T item() const {
     check_size(1);
     return *on_host().data<T>();
   }
@@ -110,7 +106,7 @@ class Tensor {
   }
 
   // Views: the result shares the storage.
-  Tensor reshape(const Shape& shape) const;  // one dim may be -1; throws when the strides do not allow a view
+  Tensor reshape(const Shape& shape) const;  // one dim may be -1; throws if the strides do not permit a view
   Tensor transpose(int a, int b) const;
   Tensor narrow(int dim, int64_t start, int64_t length) const;
   Tensor select(int dim, int64_t index) const;  // narrow to one index and drop the dim
@@ -118,11 +114,11 @@ class Tensor {
   Tensor flat_rows() const { return reshape({-1, shape_[-1]}); }  // (..., C) -> (N, C)
 
   // Copies.
-  Tensor contiguous() const;               // itself if already contiguous
+  Tensor contiguous() const;               // itself if contiguous
   Tensor clone() const;                    // always a copy
   Tensor to(DType dtype) const;            // itself if the dtype is equal; rounds to nearest even
-  Tensor to(const ArenaPtr& arena) const;  // itself if already on that arena's device
-  // Elementwise; source is broadcast and converted, and may be on another device.
+  Tensor to(const ArenaPtr& arena) const;  // itself if on that arena's device
+  // Broadcasts and converts `source`, which may be on another device.
   void copy_from(const Tensor& source);
   void fill(double value);
 
@@ -142,10 +138,10 @@ class Tensor {
   bool defined_ = false;
 };
 
-// Waits for the arena's GPU and throws its errors; no-op on the host.
+// Waits for the arena's GPU and throws its errors.
 void wait_for(const ArenaPtr& arena);
 
-// Calls f with a value of a floating dtype's C++ type; `op` is the name in the error.
+// Calls f with a value of the dtype's C++ type; `op` is the name in the error.
 template <class F>
 decltype(auto) with_floating(DType dtype, const char* op, F&& f) {
   switch (dtype) {
@@ -161,7 +157,7 @@ decltype(auto) with_floating(DType dtype, const char* op, F&& f) {
   }
 }
 
-// For every dtype. The call is qualified because every build has kernels that move or fill elements.
+// Qualified call: every build has kernels that move or fill elements.
 template <class F>
 decltype(auto) with_dtype(DType dtype, F&& f) {
   switch (dtype) {
@@ -176,8 +172,8 @@ decltype(auto) with_dtype(DType dtype, F&& f) {
   }
 }
 
-// Minimal dims for iterating over operands of one (expanded) shape: without dims of size 1, and with dims merged that
-// are contiguous in every operand.
+// Minimal dims for iterating over operands of one (expanded) shape: no dims of size 1, and dims contiguous in every
+// operand merged.
 
 inline constexpr int kMaxOperands = 3;
 
@@ -188,7 +184,7 @@ struct MergedDims {
 
 MergedDims merged_dims(std::span<const Tensor* const> operands);
 
-// A scalar result for the host: known immediately, or pending on a GPU until it is first read.
+// A scalar result for the host: known immediately, or pending on a GPU until first read.
 //
 //   DeviceScalar loss = 0;
 //   for (...) loss += cross_entropy(...).loss_sum;   // only queued if the losses are on a GPU
@@ -197,7 +193,7 @@ MergedDims merged_dims(std::span<const Tensor* const> operands);
 class DeviceScalar {
  public:
   DeviceScalar(double value = 0) : value_(value) {}  // NOLINT: implicit conversion from a known value is intended
-  // The only element of a float64 tensor; read immediately on the host.
+  // `made`: float64 with one element, read immediately on the host.
   explicit DeviceScalar(const Tensor& made);
 
   operator double() const { return pending_.defined() ? pending_.item<double>() : value_; }  // NOLINT: used as a number

@@ -1,4 +1,4 @@
-// Sequences from files or the RNG, and their local arrays.
+// Sequences from files or the RNG, and the arrays of a rank.
 #include "train/batches.h"
 
 #include <cstring>
@@ -12,9 +12,9 @@
 
 namespace tessera {
 namespace {
-constexpr uint64_t kNoise = 4;  // one of this many tokens is random
+constexpr uint64_t kNoise = 4;  // one in kNoise tokens is random
 
-// An endless list of epochs, each with all rows in a new order.
+// Endless epochs: each visits all rows in a new order.
 struct Epochs {
   std::shared_ptr<const Rows> rows;
   std::shared_ptr<const ExampleRows> examples;  // the same rows, if they are examples
@@ -26,7 +26,6 @@ struct Epochs {
   }
 };
 
-// Epochs of the training rows: examples, or windows of token files.
 Epochs count_epochs(const Dataset& dataset, int64_t context, uint64_t seed, size_t number) {
   const std::string which = number > 0 ? " " + std::to_string(number) : "";
   if (dataset.train_examples)
@@ -35,13 +34,12 @@ Epochs count_epochs(const Dataset& dataset, int64_t context, uint64_t seed, size
           Philox::named(seed, "order of windows" + which)};
 }
 
-// Sequence s of step k is number k * batch + s of an endless list, which MixtureOrder assigns to the sources.
+// Sequence s of step k is entry k * batch + s of an endless list, whose entries MixtureOrder assigns to the sources.
 class EpochSequences {
  public:
   EpochSequences(std::vector<Epochs> sources, std::vector<int64_t> shares, int64_t batch)
       : sources_(std::move(sources)), order_(std::move(shares)), batch_(batch) {}
 
-  // Calls f(source, row) for sequence s of a step.
   template <class F>
   void at(int64_t step, int64_t sequence, const F& f) const {
     const auto [source, nth] = order_.at(step * batch_ + sequence);
@@ -158,8 +156,6 @@ Sequences synthetic_sequences(int64_t vocab, int64_t context, int64_t batch, uin
           0};
 }
 
-// Padding.
-
 std::vector<int64_t> Sequences::lengths(int64_t step, int64_t first, int64_t count) const {
   std::vector<int64_t> out;
   for (int64_t s = first; length && s < first + count; ++s) out.push_back(length(step, s));
@@ -184,8 +180,6 @@ Tensor padded_starts(const Tensor& starts, std::span<const int64_t> lengths, int
               out.data<int32_t>() + (r + 1) * tokens, Documents::kPadding);
   return out;
 }
-
-// Loading, and asynchronous copies to a GPU.
 
 StepTokens::StepTokens(const Job& job, Sequences sequences, std::vector<int64_t> positions,
                        const DataStrategy& strategy, ArenaPtr arena)
@@ -218,8 +212,7 @@ void StepTokens::ahead(int64_t step) {
   }
 }
 
-// In host memory.
-StepTokens::Parts StepTokens::read(int64_t step, int64_t microbatch) const {
+StepTokens::Arrays StepTokens::read(int64_t step, int64_t microbatch) const {
   const int64_t context = job_.model.context, tokens = padded_tokens(job_, lengths(step, microbatch, true));
   const BatchSlice mine = strategy_.batches().computes(job_.optim.batch, job_.plan.microbatches, microbatch);
   const std::vector<BatchSlice> loads = strategy_.batches().loads(job_.optim.batch, job_.plan.microbatches, microbatch);
@@ -247,21 +240,20 @@ StepTokens::Parts StepTokens::read(int64_t step, int64_t microbatch) const {
   return {own_columns(some(ids)), own_columns(some(targets)), documents.starts, documents.positions};
 }
 
-void StepTokens::fill(Place& place, const Parts& parts) const {
+void StepTokens::fill(Place& place, const Arrays& arrays) const {
   std::byte* to = place.memory.get();
-  for (size_t i = 0; i < parts.size(); ++i) {
-    place.like[i] = parts[i].defined() ? Tensor::meta(parts[i].shape(), DType::int32) : Tensor();
-    if (!parts[i].defined()) continue;
-    std::memcpy(to, parts[i].raw(), static_cast<size_t>(parts[i].nbytes()));
-    to += parts[i].nbytes();
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    place.like[i] = arrays[i].defined() ? Tensor::meta(arrays[i].shape(), DType::int32) : Tensor();
+    if (!arrays[i].defined()) continue;
+    std::memcpy(to, arrays[i].raw(), static_cast<size_t>(arrays[i].nbytes()));
+    to += arrays[i].nbytes();
   }
   place.step = step_;
 }
 
-// The requested arrays, on the device.
-StepTokens::Parts StepTokens::parts(int64_t microbatch, const std::array<bool, 4>& wanted) {
+StepTokens::Arrays StepTokens::arrays(int64_t microbatch, const std::array<bool, 4>& wanted) {
   const auto on_cpu = [&] {
-    Parts all = read(step_, microbatch);
+    Arrays all = read(step_, microbatch);
     for (size_t i = 0; i < all.size(); ++i)
       if (!wanted[i]) all[i] = Tensor();
     return all;
@@ -269,20 +261,21 @@ StepTokens::Parts StepTokens::parts(int64_t microbatch, const std::array<bool, 4
   const auto on_gpu = [&] {
     Place& place = places_[static_cast<size_t>(microbatch)];
     if (place.step != step_) {
-      Parts read_now = read(step_, microbatch);
+      Arrays read_now = read(step_, microbatch);
       if (read_now[0].device() == Device::meta) return read_now;
-      // Sized for rows that fill the context: other steps may have longer rows and other arrays.
-      const int64_t most = read_now[0].dim(0) * job_.model.context * std::ssize(read_now) * element_size(DType::int32);
-      if (!place.memory) place.memory = cuda::pinned_memory(most);
+      // Sized for rows that fill the context: other steps may have longer rows and more arrays.
+      const int64_t max_bytes =
+          read_now[0].dim(0) * job_.model.context * std::ssize(read_now) * element_size(DType::int32);
+      if (!place.memory) place.memory = cuda::pinned_memory(max_bytes);
       fill(place, read_now);
     }
-    Parts there;
+    Arrays there;
     int64_t from = 0;
     for (size_t i = 0; i < there.size(); ++i) {
       if (!place.like[i].defined()) continue;
       if (wanted[i]) {
         there[i] = Tensor::empty(place.like[i].shape(), DType::int32, arena_);
-        cuda::copy_later(there[i], place.memory.get() + from);
+        cuda::queue_copy(there[i], place.memory.get() + from);
       }
       from += place.like[i].nbytes();
     }
@@ -292,16 +285,16 @@ StepTokens::Parts StepTokens::parts(int64_t microbatch, const std::array<bool, 4
 }
 
 Microbatch StepTokens::load(int64_t microbatch, bool ids, bool targets) {
-  const Parts some = parts(microbatch, {ids, targets});
+  const Arrays some = arrays(microbatch, {ids, targets});
   return {some[0], some[1], 1 / targets_};
 }
 
 std::vector<int64_t> StepTokens::lengths(int64_t step, int64_t microbatch, bool moved) const {
   std::vector<int64_t> out;
   const auto& batches = strategy_.batches();
-  const int64_t batch = job_.optim.batch, parts = job_.plan.microbatches;
-  const BatchSlice own = batches.computes(batch, parts, microbatch);
-  for (const BatchSlice& s : moved ? batches.moves(batch, parts, microbatch) : std::vector{own}) {
+  const int64_t batch = job_.optim.batch, microbatches = job_.plan.microbatches;
+  const BatchSlice own = batches.computes(batch, microbatches, microbatch);
+  for (const BatchSlice& s : moved ? batches.moves(batch, microbatches, microbatch) : std::vector{own}) {
     const std::vector<int64_t> some = sequences_.lengths(step, s.first, s.count);
     out.insert(out.end(), some.begin(), some.end());
   }
@@ -317,8 +310,8 @@ int64_t StepTokens::columns(int64_t microbatch) const {
   return padded_tokens(job_, lengths(step_, microbatch, false)) / job_.plan.cp;
 }
 
-// The position on the axis follows from the rank's first token position, the start of its first chunk.
-const std::vector<int64_t>& StepTokens::terminal_width(int64_t tokens) const {
+// The position on the axis follows from the rank's first token, the start of its first chunk.
+const std::vector<int64_t>& StepTokens::local_columns(int64_t tokens) const {
   if (tokens == job_.model.context || !splits_tokens()) return positions_;
   std::vector<int64_t>& made = columns_[tokens];
   const SequencePartition balance = sequence_partition(job_.plan.cp_mode);
@@ -331,7 +324,7 @@ const std::vector<int64_t>& StepTokens::terminal_width(int64_t tokens) const {
 StepInfo StepTokens::place(int64_t tokens) const {
   return {.seed = static_cast<uint64_t>(job_.optim.seed),
           .step = step_,
-          .positions = terminal_width(tokens),
+          .positions = local_columns(tokens),
           .tokens_total = job_.model.context};
 }
 
@@ -346,42 +339,41 @@ StepInfo StepTokens::where(int64_t microbatch) {
   const bool padded = !own.empty() && std::ranges::min(own) < job_.model.context;
   if (padded) at.lengths = own;
   if (!job_.optim.document_mask && !padded) return at;
-  Parts some = parts(microbatch, {false, false, true, true});
-  if (!some[2].defined()) some[2] = padded_starts({}, own, tokens, arena_->host()).to(arena_);  // rank 0 reads them
+  Arrays some = arrays(microbatch, {false, false, true, true});
+  if (!some[2].defined()) some[2] = padded_starts({}, own, tokens, arena_->host()).to(arena_);  // rank 0 needs them
   at.documents = {some[2], some[3], !job_.optim.document_mask};
   return at;
 }
 
-StepInfo StepTokens::where(const Tensor& whole, const Tensor& starts) const {
-  StepInfo at = place(whole.dim(1));
-  at.documents = own_documents(whole, starts);
-  for (Tensor* part : {&at.documents.starts, &at.documents.positions})
-    if (part->defined()) *part = part->to(arena_);
+StepInfo StepTokens::where(const Tensor& full, const Tensor& starts) const {
+  StepInfo at = place(full.dim(1));
+  at.documents = own_documents(full, starts);
+  for (Tensor* tensor : {&at.documents.starts, &at.documents.positions})
+    if (tensor->defined()) *tensor = tensor->to(arena_);
   return at;
 }
 
 // In host memory.
-Documents StepTokens::own_documents(const Tensor& whole, const Tensor& starts) const {
+Documents StepTokens::own_documents(const Tensor& full, const Tensor& starts) const {
   const bool masks = job_.optim.document_mask;
   if (!masks && !starts.defined()) return {};
-  Documents all = starts.defined() ? documents_from(starts) : find_documents(whole, document_end(sequences_));
+  Documents all = starts.defined() ? documents_from(starts) : find_documents(full, document_end(sequences_));
   if (!masks) return {job_.plan.cp_mode == ContextMode::ulysses ? starts : own_columns(starts), {}, true};
   const bool all_queries = job_.plan.cp_mode == ContextMode::ulysses;  // attention sees all queries
   return {all_queries ? all.starts : own_columns(all.starts), own_columns(all.positions)};
 }
 
-Tensor StepTokens::own_columns(const Tensor& whole) const {
-  const std::vector<int64_t>& positions = terminal_width(whole.dim(1));
-  if (positions_.empty()) return whole;
-  const int64_t rows = whole.dim(0), columns = std::ssize(positions);
+Tensor StepTokens::own_columns(const Tensor& full) const {
+  const std::vector<int64_t>& positions = local_columns(full.dim(1));
+  if (positions_.empty()) return full;
+  const int64_t rows = full.dim(0), columns = std::ssize(positions);
   Tensor out = Tensor::empty({rows, columns}, DType::int32, arena_->host(), Category::activations);
   for (int64_t b = 0; b < rows; ++b)
     for (int64_t t = 0; t < columns; ++t)
-      out.data<int32_t>()[b * columns + t] =
-          whole.data<int32_t>()[b * whole.dim(1) + positions[static_cast<size_t>(t)]];
+      out.data<int32_t>()[b * columns + t] = full.data<int32_t>()[b * full.dim(1) + positions[static_cast<size_t>(t)]];
   return out;
 }
 
-Tensor StepTokens::own(const Tensor& whole) const { return own_columns(whole).to(arena_); }
+Tensor StepTokens::own(const Tensor& full) const { return own_columns(full).to(arena_); }
 
 }  // namespace tessera

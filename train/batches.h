@@ -11,14 +11,14 @@ namespace tessera {
 
 struct Sequences {
   int64_t vocab = 0;
-  // Loads sequences [first, first + count) of a step: `inputs` and the next-token `targets`, both (count, context). A
-  // target may be Rows::kIgnored only if `trained` is set.
+  // Loads sequences [first, first + count) of a step: `inputs` and next-token `targets`, (count, context). A target may
+  // be Rows::kIgnored only if `trained` is set.
   std::function<void(int64_t step, int64_t first, int64_t count, int32_t* inputs, int32_t* targets)> load;
   std::optional<int32_t> document_end = {};  // end-of-document token, if any
-  // Number of trained targets in a step's global batch, identical on every rank; the loss is their mean. Unset: all.
+  // Trained targets in a step's global batch, the same on every rank. Unset: all.
   std::function<int64_t(int64_t step)> trained = {};
-  // Document starts for sequences without an end-of-document token: for each token its document's position in the
-  // sequence, (count, context).
+  // Document starts, for sequences without an end-of-document token: (count, context), the first position of each
+  // token's document.
   std::function<void(int64_t step, int64_t first, int64_t count, int32_t* starts)> starts = {};
   // Tokens of a sequence before its padding (Rows::length()). Unset: no padding.
   std::function<int64_t(int64_t step, int64_t sequence)> length = {};
@@ -28,91 +28,89 @@ struct Sequences {
   std::vector<int64_t> lengths(int64_t step, int64_t first, int64_t count) const;
 };
 
-// Computed tokens per sequence in a pass over sequences of these lengths: the longest, rounded up to a multiple of
+// Tokens computed per sequence in a pass over sequences of these lengths: the longest, rounded up to a multiple of
 // kTokensTogether and of the token partitions of cp and sp, at most the context; the context if `lengths` is empty.
-// Depends only on the micro-batch and the plan's cp, tp and sp.
 inline constexpr int64_t kTokensTogether = 64;
 int64_t padded_tokens(const Job& job, std::span<const int64_t> lengths);
-// Document starts of those tokens, int32 (B, T) in host memory: `starts` (B, context) if defined, else 0, and
-// Documents::kPadding after the end of each sequence. Returns `starts` if `lengths` is empty.
+// Document starts of those tokens, int32 (B, T) in host memory: `starts` (B, context) if defined, otherwise 0;
+// Documents::kPadding after each sequence. Returns `starts` if `lengths` is empty.
 Tensor padded_starts(const Tensor& starts, std::span<const int64_t> lengths, int64_t tokens, const ArenaPtr& host);
 
-// The end-of-document token of a run that masks documents. Throws FieldError if there is none.
+// Throws FieldError if the tokens have none.
 int32_t document_end(const Sequences& sequences);
 
 // Throws FieldError if the job masks documents without known boundaries, or if some targets are not trained under a
-// plan whose updates have no global batch to average over.
+// plan without a global batch to average over.
 void check_sequences(const Job& job, const Sequences& sequences);
 
-// The number of targets that the loss of a step is divided by.
+// The divisor of a step's loss.
 int64_t targets_of_step(const Sequences& sequences, int64_t step, int64_t all);
 
 // Sequences of the training split, which must outlive the result. Examples, shards, mixtures and a shuffled single file
 // are read in epochs: each row (data/examples.h, or TrainingWindows) once per epoch, in a new order
-// (data/token_file.h). Otherwise Loader samples the start of each sequence. Throws InputError, and Error (usage) if
-// files are too short.
+// (data/token_file.h). Otherwise Loader samples the start of each sequence. Throws InputError, and Error (usage) for
+// short files.
 Sequences make_sequences(const Dataset& dataset, int64_t context, int64_t batch, uint64_t seed, bool shuffle = false);
 
-// Random tokens in [0, vocab) from the counter-based RNG, most of them predictable from the preceding token so that a
-// model can learn. Any rank can generate any sequence. Token 0 ends documents.
+// Random tokens in [0, vocab), mostly predictable from the preceding token so that a model can learn. The RNG is
+// counter-based: any rank can generate any sequence. Token 0 ends documents.
 Sequences synthetic_sequences(int64_t vocab, int64_t context, int64_t batch, uint64_t seed);
 
-// The tokens of a step and their document boundaries, from the data set to the device. On a GPU they are staged in
-// pinned memory, one slot per micro-batch: copies are queued without blocking, and a replayed step graph reads the
-// current step's tokens from the same addresses.
+// The tokens of a step and their document boundaries, on the device. On a GPU they are staged in pinned memory, one
+// slot per micro-batch: copies are queued without blocking, and a replayed step graph reads the current step's tokens
+// from the same addresses.
 
 class StepTokens final : public BatchSource {
  public:
-  // `positions`: columns of every sequence on this rank; empty: the whole context. `job` and `strategy` must outlive
+  // `positions`: columns of every sequence on this rank; empty: the full context. `job` and `strategy` must outlive
   // this object. Throws FieldError as check_sequences() does.
   StepTokens(const Job& job, Sequences sequences, std::vector<int64_t> positions, const DataStrategy& strategy,
              ArenaPtr arena);
-  // Micro-batches loaded from now on refer to this graph's step number.
+  // Subsequently loaded micro-batches read their step number from this graph.
   void queue_for(const StepGraph& graph) { graph_ = &graph; }
 
-  // Makes `step` the current step for load() and for replays of what was queued. All copies of the previous step must
-  // have completed.
+  // Makes `step` current for load() and for replays of queued work. All copies of the previous step must have
+  // completed.
   void begin(int64_t step);
-  // Prefetches the tokens of a step so that the GPU need not wait for them; tokens already staged stay valid.
+  // Prefetches the tokens of a step; staged tokens stay valid.
   void ahead(int64_t step);
-  // int32 (B, T) of a micro-batch; meta tensors for arrays that are not requested. Queued on a GPU.
+  // int32 (B, T) of a micro-batch; meta tensors if not requested. Queued on a GPU.
   Microbatch load(int64_t microbatch, bool ids, bool targets) override;
   // Position of a micro-batch in the run, with this rank's documents if the job masks them. Queued on a GPU; reads the
-  // sequences on any rank, including ranks that load no ids.
+  // sequences even on ranks that load no ids.
   StepInfo where(int64_t microbatch) override;
   int64_t columns(int64_t microbatch) const override;
-  // The same for sequences (B, T) in host memory that are not trained on, with documents from their ids, or from
-  // `starts` (B, T) if defined. Synchronizes with the GPU.
-  StepInfo where(const Tensor& whole, const Tensor& starts) const;
-  // Trained targets in the global batch of the step.
+  // The same for validation sequences (B, T) in host memory; documents follow from `starts` (B, T) if defined,
+  // otherwise from the ids. Synchronizes with the GPU.
+  StepInfo where(const Tensor& full, const Tensor& starts) const;
   double targets() const { return targets_; }
-  // Whether that number differs between steps.
+  // Whether targets() differs between steps.
   bool counts_targets() const { return sequences_.trained != nullptr; }
   const Sequences& sequences() const { return sequences_; }
   // Tokens of the global batch without padding.
   int64_t tokens_of_step() const;
-  // This rank's columns of (B, T) in host memory, on the device. Synchronizes with the GPU.
-  Tensor own(const Tensor& whole) const;
+  // This rank's columns of (B, T) in host memory, copied to the device. Synchronizes with the GPU.
+  Tensor own(const Tensor& full) const;
 
  private:
-  // Arrays of a micro-batch: ids, targets, and starts and positions if documents are masked.
-  using Parts = std::array<Tensor, 4>;
+  // Ids and targets; starts and positions if documents are masked.
+  using Arrays = std::array<Tensor, 4>;
   // Consecutive in pinned memory.
   struct Place {
     std::shared_ptr<std::byte> memory;
-    Parts like;         // meta, int32 (B, T)
+    Arrays like;        // meta, int32 (B, T)
     int64_t step = -1;  // the step of the staged tokens
   };
-  Parts read(int64_t step, int64_t microbatch) const;
-  Parts parts(int64_t microbatch, const std::array<bool, 4>& wanted);
+  Arrays read(int64_t step, int64_t microbatch) const;
+  Arrays arrays(int64_t microbatch, const std::array<bool, 4>& wanted);
   StepInfo place(int64_t tokens) const;
-  // Lengths of a micro-batch's sequences: of those computed here, or (`moved`) exchanged together.
+  // Of the sequences computed on this rank, or (`moved`) exchanged together.
   std::vector<int64_t> lengths(int64_t step, int64_t microbatch, bool moved) const;
-  // This rank's columns of sequences of `tokens` tokens; empty: all.
-  const std::vector<int64_t>& terminal_width(int64_t tokens) const;
-  Documents own_documents(const Tensor& whole, const Tensor& starts) const;
-  Tensor own_columns(const Tensor& whole) const;
-  void fill(Place& place, const Parts& parts) const;
+  // Empty: all.
+  const std::vector<int64_t>& local_columns(int64_t tokens) const;
+  Documents own_documents(const Tensor& full, const Tensor& starts) const;
+  Tensor own_columns(const Tensor& full) const;
+  void fill(Place& place, const Arrays& arrays) const;
   bool splits_tokens() const { return job_.plan.cp > 1 || job_.plan.sp; }
 
   const Job& job_;
@@ -125,7 +123,7 @@ class StepTokens final : public BatchSource {
   int64_t step_ = 0;
   double targets_ = 1;
   std::vector<Place> places_;
-  std::vector<Parts> ahead_;  // by micro-batch, in the host's memory
+  std::vector<Arrays> ahead_;  // by micro-batch, in host memory
   int64_t ahead_step_ = -1;
 };
 

@@ -1,4 +1,4 @@
-// Rejects invalid plans before anything starts, with the invalid field and the nearest valid value.
+// Rejects invalid plans with the field and the nearest valid value.
 #include <fmt/format.h>
 
 #include "base/error_list.h"
@@ -16,13 +16,13 @@ namespace tessera {
 namespace {
 
 template <class... Args>
-[[noreturn]] void refuse(const char* field, fmt::format_string<Args...> words, Args&&... args) {
-  throw FieldError(field, fmt::format(words, std::forward<Args>(args)...));
+[[noreturn]] void refuse(const char* field, fmt::format_string<Args...> format, Args&&... args) {
+  throw FieldError(field, fmt::format(format, std::forward<Args>(args)...));
 }
 
 void check_numbers(Plan p) {
-  Plan usual;
-  check_least(field_descriptors(p), field_descriptors(usual));
+  Plan defaults;
+  check_least(field_descriptors(p), field_descriptors(defaults));
   const auto positive = [](const char* field, double found) {
     if (!(found > 0) || !std::isfinite(found)) refuse(field, "expected a number above 0, got {}", found);
   };
@@ -37,7 +37,6 @@ void check_documents(const Job& s) {
            "got dataparallel");
 }
 
-// Before anything is read or queued.
 void check_float64(const Job& s) {
   if constexpr (kWithCuda)
     if (s.plan.device == Device::cuda && s.optim.dtype == DType::float64 && !cuda::has_float64_kernels())
@@ -55,10 +54,10 @@ void check_state_dtype(const Job& s) {
 }
 
 void check_batch(const Plan& p, int64_t batch) {
-  const int64_t parts = p.dp * p.microbatches;
-  if (batch % parts != 0)
+  const int64_t shards = p.dp * p.microbatches;
+  if (batch % shards != 0)
     refuse("batch", "{} is not divisible by {} data ranks x {} micro-batches; nearest valid value: {}", batch, p.dp,
-           p.microbatches, multiples_near(parts, batch));
+           p.microbatches, multiples_near(shards, batch));
 }
 
 void check_tensor(const Plan& p, const ModelConfig& m) {
@@ -80,12 +79,12 @@ void check_tensor(const Plan& p, const ModelConfig& m) {
 void check_context(const Plan& p, const ModelConfig& m) {
   if (p.cp == 1) return;
   const bool ring = p.cp_mode == ContextMode::ring;
-  const int64_t parts = ring ? 2 * p.cp : p.cp;  // the ring assigns two chunks to each rank
-  if (m.context % parts != 0)
+  const int64_t chunks = ring ? 2 * p.cp : p.cp;  // the ring assigns two chunks to each rank
+  if (m.context % chunks != 0)
     refuse("cp",
            "{} ranks require a `context` divisible into equal chunks, got {} tokens for {} chunks; nearest valid "
            "`context`: {}",
-           p.cp, m.context, parts, multiples_near(parts, m.context));
+           p.cp, m.context, chunks, multiples_near(chunks, m.context));
   if (ring) return;
   const auto shared = [&](int64_t heads, const char* what) {
     if (heads % p.cp != 0)
@@ -149,8 +148,6 @@ void check_nccl(const Plan& p) {
            "nccl requires one GPU for each of {} ranks, and this machine has {}; other backends let ranks share a GPU",
            p.ranks(), gpu_count());
 }
-
-// Data axis: modes, sharding groups, local updates, and optimizers that need full matrices.
 
 void check_diloco(const Plan& p) {
   if (p.dp_mode != DataMode::diloco) return;
@@ -226,8 +223,8 @@ void check_data(const Plan& p) {
 }
 
 void check_modes(const Plan& p) {
-  Plan given = p, usual;
-  check_read(field_descriptors(given), field_descriptors(usual));  // settings used by only one mode
+  Plan given = p, defaults;
+  check_read(field_descriptors(given), field_descriptors(defaults));  // settings used by only one mode
   check_diloco(p);
   check_offload(p);
   if (p.recompute == Recompute::op)
@@ -299,7 +296,7 @@ void check_backend(const Plan& p, int64_t ranks) {
     refuse("backend", "tcp requires an address for the rendezvous; expected `rendezvous` HOST:PORT");
   if (!p.rendezvous.empty()) return;
   const std::optional<MpiSurroundings> job = mpi_surroundings();
-  if (const int tasks = lone_tasks(); tasks > 0)
+  if (const int tasks = unlinked_tasks(); tasks > 0)
     refuse("backend",
            "srun started {} tasks without a PMI, so each would be a separate run; expected one task, a PMI (pmix or "
            "pmi2) that connects them, or `rendezvous` and `rank`",

@@ -100,10 +100,10 @@ int64_t state_bytes(const Optimisation& o, bool matrices) {
 }
 
 LrSchedule lr_schedule(const Optimisation& o) {
-  const double part = o.warmup_share * static_cast<double>(o.steps);
+  const double warmup_steps = o.warmup_share * static_cast<double>(o.steps);
   return {.lr = o.lr,
           .min_lr = o.min_lr_share > 0 ? o.min_lr_share * o.lr : o.min_lr.value_or(o.lr / 10),
-          .warmup = o.warmup_share > 0 ? std::llround(part) : o.warmup,
+          .warmup = o.warmup_share > 0 ? std::llround(warmup_steps) : o.warmup,
           .steps = o.steps};
 }
 

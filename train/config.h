@@ -22,13 +22,13 @@
 
 namespace tessera {
 
-// Hyperparameters and other settings that are independent of the plan. Runs with equal ones are the same run.
+// Hyperparameters and other settings independent of the plan. Equal settings mean the same run.
 struct Optimisation {
   OptimizerKind optimizer = OptimizerKind::adamw;
   double momentum = 0.9;                      // for sgd, and for muon's matrices
   double lr = 1e-3;                           // after warm-up
   std::optional<double> min_lr = {};          // at the end of the cosine; unset: lr / 10
-  double min_lr_share = 0, warmup_share = 0;  // fractions of lr and of steps that replace min_lr and warmup; 0: unset
+  double min_lr_share = 0, warmup_share = 0;  // fractions of lr and of steps; 0: min_lr and warmup apply
   int64_t warmup = 100, steps = 3000;
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.99;
   double clip = 1;               // maximum global gradient norm; 0: no clipping
@@ -81,20 +81,21 @@ struct TrainConfig {
   ModelFactory make = make_model;  // replaceable by a custom model's factory
   DataConfig data = {};
   RunConfig run = {};
-  std::string preset = "gpt-nano";     // the named sizes that `model` extends
-  std::optional<int64_t> ranks = {};   // the ranks that were required, if any
-  // Names of derived fields (Field::open) that were set; config.toml omits all others. Only train/config_file.h reads it.
+  std::string preset = "gpt-nano";    // the named sizes that `model` extends
+  std::optional<int64_t> ranks = {};  // the ranks that were required, if any
+  // Names of derived fields (Field::open) that were set; config.toml omits all others. Only train/config_file.h reads
+  // it.
   std::set<std::string, std::less<>> given = {};
 };
 using Job = TrainConfig;
 
 // Throws FieldError for model sizes that do not divide each other, independent of the plan.
 void check_sizes(const Job& job);
-// Throws FieldError if this process cannot start, or join, that many ranks of the plan's backend.
+// Throws FieldError if this process cannot start or join `ranks` ranks of the plan's backend.
 void check_backend(const Plan& plan, int64_t ranks);
 // Throws FieldError if the plan does not divide the batch, the heads or the tokens.
 void check_layout(const Plan& plan, const ModelConfig& model, int64_t batch);
-// Runs all of these checks and those of this machine (memory, devices). `traced`: the step's actions are traced.
+// Runs all of these checks, and checks this machine's memory and devices. `traced`: the step's actions are traced.
 void check(const Job& job, bool traced = false);
 
 // Whether there are checkpoints before the last one, written in the background from a copy.
@@ -102,16 +103,14 @@ bool saves_in_background(const TrainConfig& config);
 
 // The full model's config; an unset vocabulary is that of the tokens. Throws FieldError if it is smaller than theirs.
 ModelConfig model_config(const Job& job, int64_t tokens_vocab);
-// The full model as meta tensors.
+// As meta tensors.
 std::unique_ptr<LanguageModel> full_model(const Job& job, int64_t tokens_vocab);
 DataOptions data_options(const Job& job);
-// Optimizer bytes per trainable parameter, or per element of matrices that are updated as full matrices: moments, and
-// bfloat16's master copy.
+// Optimizer bytes per trainable parameter, or (`matrices`) per element of full-matrix updates: moments and master copy.
 int64_t state_bytes(const Optimisation& optim, bool matrices = false);
 DType state_dtype(const Optimisation& optim);  // of the moments
 LrSchedule lr_schedule(const Optimisation& optim);
-// With Offload::optimizer the state is in offload_arena(), in a separate arena per call. `orthogonalise` as in
-// OptimizerOptions.
+// With Offload::optimizer the state is in a new offload_arena(). `orthogonalise` as in OptimizerOptions.
 std::unique_ptr<Optimizer> make_optimizer(const Job& job, std::vector<FlatUnit> units,
                                           decltype(OptimizerOptions::orthogonalise) orthogonalise = {});
 

@@ -43,7 +43,8 @@ void add_data(Settings& s, DataConfig& d) {
 
 void add_tuning(Settings& s, TrainConfig& c) {
   s.group("Fine-tuning");
-  s.add(c.run.init, {"init", "initial weights, sizes and tokenizer: run, checkpoint, Hugging Face folder or llm.c model"});
+  s.add(c.run.init,
+        {"init", "initial weights, sizes and tokenizer: run, checkpoint, Hugging Face folder or llm.c model"});
   s.add(c.run.base, {"base", kBaseHelp});
   s.add(c.run.adapter_base, {"adapter_base"}).for_programs();
   s.add(c.run.base_hash, {"base_hash"}).for_programs();
@@ -86,7 +87,6 @@ void add_files(Settings& s, RunConfig& r) {
                  {0, kMaxSteps}})
       .of_call();
 }
-
 
 // Keys of a run's config.toml without an option: the base model of its adapters.
 constexpr std::array<std::string_view, 2> kFacts = {"adapter-base", "base-hash"};

@@ -15,8 +15,7 @@ using Args = std::vector<std::pair<std::string, std::string>>;  // names as in f
 
 inline constexpr const char* kBaseHelp =
     "base model of the adapters: a folder or a run; default: the model that the adapters name";
-inline constexpr const char* kSpecialHelp =
-    "encode names of special tokens in the data as these tokens, not as text";
+inline constexpr const char* kSpecialHelp = "encode names of special tokens in the data as these tokens, not as text";
 inline constexpr const char* kNoBosHelp = "omit the tokens that the tokenizer adds before and after a text";
 
 // In the order of help and files.

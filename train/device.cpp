@@ -45,7 +45,7 @@ ArenaPtr rank_arena(const Plan& plan, const Communicator& world) {
 }
 
 ArenaPtr offload_arena(Device device) {
-  return device == Device::cuda ? make_pinned_arena() : make_file_arena(temporary_folder());
+  return device == Device::cuda ? make_pinned_arena() : make_file_arena(temporary_directory());
 }
 
 std::string describe_device() {
@@ -66,11 +66,9 @@ std::string describe_nccl(const Plan& p) {
   return pair.empty() ? "" : pair + " have no peer access: NCCL sends through host memory, which is slower";
 }
 
-// Attention kernels: the choice, and the obstacles.
-
 namespace {
 
-// The property of the run that rules out cuDNN; empty: none.
+// What rules out cuDNN; empty: nothing.
 std::string obstacle(const Job& job) {
   if (job.optim.dtype != DType::bfloat16)
     return fmt::format("cuDNN kernels require bf16, got {}", value_name(job.optim.dtype));
@@ -81,14 +79,13 @@ std::string obstacle(const Job& job) {
   return "";
 }
 
-// The run's attention problems in one direction, over all ranks.
 [[maybe_unused]] std::vector<cuda::FusedAttention> problems(const Job& job, bool backward) {
   const Plan& p = job.plan;
   const ModelConfig& m = job.model;
   const bool ring = p.cp > 1 && p.cp_mode == ContextMode::ring;
-  const int64_t batch = job.optim.batch / (p.dp * p.microbatches), parts = ring ? p.tp : p.tp * p.cp,
+  const int64_t batch = job.optim.batch / (p.dp * p.microbatches), head_shards = ring ? p.tp : p.tp * p.cp,
                 tokens = ring ? m.context / p.cp : m.context;
-  const Heads heads{m.heads / parts, m.all_heads().key / parts};
+  const Heads heads{m.heads / head_shards, m.all_heads().key / head_shards};
   if (!ring) return {cuda::packed_problem(batch, tokens, heads, m.head_size(), backward)};
   std::vector<cuda::FusedAttention> all;
   for (const cuda::RingTile& tile :
@@ -98,7 +95,7 @@ std::string obstacle(const Job& job) {
   return all;
 }
 
-// cuDNN's own reason against the run's attention on this GPU; empty: none.
+// Why cuDNN rejects the run's attention on this GPU; empty: it does not.
 std::string refusal(const Job& job) {
   if constexpr (kWithCudnn) {
     for (const bool backward : {false, true})

@@ -12,33 +12,31 @@ void check_device(Device device);
 // Arena for a rank's tensors, on the host or on the GPU of its local rank (modulo the number of GPUs), which becomes
 // the calling thread's current device.
 ArenaPtr rank_arena(Device device, int local_rank, const KernelChoice& kernels = {});
-// Arena for a rank of `world`, including communication buffers (Communicator::make_arena()).
+// Includes communication buffers (Communicator::make_arena()).
 ArenaPtr rank_arena(const Plan& plan, const Communicator& world);
-// Arena for offloaded tensors: a mapped file, or pinned host memory for ranks on a GPU.
+// A mapped file, or pinned host memory for ranks on a GPU.
 ArenaPtr offload_arena(Device device);
-// Two GPUs used by the plan's ranks that have no peer access to each other; empty if all have it.
+// Two GPUs of the plan's ranks without peer access to each other; empty if all have it.
 std::string gpus_apart(const Plan& plan);
-// For display: the calling thread's GPU; and the transport that NCCL uses if GPUs have no peer access, or empty.
+// For display: the calling thread's GPU; the transport that NCCL uses without peer access, or empty.
 std::string describe_device();
 std::string describe_nccl(const Plan& plan);
 int gpu_count();  // 0 without CUDA
 
-// Whether the plan requests cuDNN attention (Plan::attention, Plan::deterministic); by default every build with cuDNN
-// does.
+// Whether the plan requests cuDNN attention (Plan::attention, Plan::deterministic); the default in builds with cuDNN.
 bool asks_cudnn(const Plan& plan);
 KernelChoice select_kernels(const Plan& plan);
-// Throws FieldError if the plan requires cuDNN kernels that are unavailable or do not support this run: there is no
-// fallback to the custom kernels.
+// Throws FieldError if the plan requires cuDNN kernels that are unavailable or do not support this run (no fallback).
 void check_attention(const Plan& plan);
 void check_attention(const Job& job);
 // Throws FieldError if the run computes in bf16 on a GPU without bf16 matmuls.
 void check_bfloat16(const Job& job);
-// For display: the attention kernels of a run on a GPU and the reason for the choice, in one line. Queries the GPU only
-// if nothing else rules out cuDNN.
+// For display: the attention kernels of a GPU run and the reason, in one line. Queries the GPU only if nothing else
+// rules out cuDNN.
 std::string describe_attention(const Job& job);
 
-// Returns `world`. Throws the same Error (usage) on every rank, naming the differing field, if the ranks' jobs differ,
-// because they would deadlock. Collective.
+// Returns `world`. Throws the same Error (usage) on every rank, naming the field, if the ranks' jobs differ, because
+// they would deadlock. Collective.
 Communicator& with_one_job(Communicator& world, Job job);
 
 }  // namespace tessera

@@ -15,8 +15,8 @@ void check_dump(const Job& job, int64_t step) {
     throw FieldError("dump", fmt::format("expected one of the {} `steps`, got {}", job.optim.steps, step));
 }
 
-// Between layers a tp rank has its cp rank's full activation, or with sp a shard of the tokens; of logits, a shard of
-// the columns.
+// Between layers each tp rank holds the full activation of its cp rank, or with sp a shard of the tokens; of the
+// logits, a shard of the columns.
 StepDump::StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& folder)
     : trainer_(trainer),
       step_(step),
@@ -55,7 +55,6 @@ StepDump::StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& 
   if (&model_->head != &model_->tokens) watch(model_->head, logits);
 }
 
-// Rank 0 creates the file with the batch and broadcasts its path.
 void StepDump::begin(const Sequences& sequences) {
   const int64_t batch = trainer_.job().optim.batch, context = model_->config.context;
   std::vector<TensorBytes> tensors{{"input_ids", DType::int32, {batch, context}, {}},
@@ -81,15 +80,14 @@ void StepDump::begin(const Sequences& sequences) {
     write("input_ids", 0, std::as_bytes(std::span(ids)));
     write("targets", 0, std::as_bytes(std::span(targets)));
   }
-  if (trainer_.mesh().size("tp") == 1)  // else logits exist anyway
+  if (trainer_.mesh().size("tp") == 1)  // otherwise logits exist anyway
     model_->head.set_loss([&head = model_->head](const Var& x, const Tensor& targets, double scale) {
       return cross_entropy(head.logits(x), targets, scale);
     });
   on_ = true;
 }
 
-// Writes a module's output, and its gradient in the backward pass. Outputs without gradients are replaced by tracked
-// ones.
+// Writes a module's output, and its gradient in the backward pass; untracked outputs become tracked ones.
 Var StepDump::seen(Var made, const Point& point) {
   if (!grad_enabled()) return made;
   made = made.tracked();

@@ -1,5 +1,5 @@
-// Dump of one step: the output of every layer and its gradient, unsharded and in order under any plan, in one file for
-// comparison with other programs. Names follow the modules of transformers:
+// Dump of one step: the output of every layer and its gradient, unsharded and in order under any plan, for comparison
+// with other programs. Names follow the modules of transformers:
 //
 //   input_ids, targets    int32 (B, T), the step's global batch; untrained targets are -1
 //   loss                  float64 (), the mean over the trained targets
@@ -11,14 +11,14 @@
 //   llama   model.embed_tokens; per layer model.layers.0.self_attn, model.layers.0.mlp, model.layers.0; model.norm,
 //           lm_head. Experts of a Mixtral are model.layers.0.block_sparse_moe
 //
-// Nothing is gathered: each rank writes its slices to a shared file, as for checkpoints. Values replicated over tp are
-// written by its first rank.
+// Nothing is gathered: each rank writes its slices to a shared file; the first tp rank writes values replicated over
+// tp.
 //
 //   rows of the file      sequences of the micro-batch x tokens of cp (zig-zag or not) and of sp
 //   columns of the file   all; of lm_head the rank's shard of the vocabulary
 //
 // Additional memory: the full logits, even if the step computes them in blocks; a host copy of one device tensor at a
-// time; and on rank 0 the batch's tokens.
+// time; on rank 0 the batch's tokens.
 #pragma once
 
 #include <map>
@@ -29,30 +29,29 @@
 
 namespace tessera {
 
-// Throws FieldError if step `step` of the job (from 1; 0: no dump) cannot be dumped: the ranks run no synchronized
+// Throws FieldError if step `step` of the job (from 1; 0: no dump) cannot be dumped: its ranks run no synchronized
 // steps, or the run ends before it.
 void check_dump(const Job& job, int64_t step);
 
 class StepDump {
  public:
-  // Dumps that step to `folder`/dump_STEP.safetensors. Every rank constructs one before the step; the trainer must
-  // outlive it. Throws as check_dump() does, and FieldError if the model is no Decoder.
+  // Dumps the step to `folder`/dump_STEP.safetensors. Every rank constructs one before the step; the trainer must
+  // outlive it. Throws as check_dump() does, and FieldError if the model is not a Decoder.
   StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& folder);
   bool is_next() const { return trainer_.steps_done() + 1 == step_; }
-  // Called before and after the passes of the step, on every rank. An aborted dump leaves no file. Both throw
-  // OutputError; finish() throws Error if the file is incomplete.
+  // Called before and after the passes of the step, on every rank. An aborted dump leaves no file. Throw OutputError;
+  // finish() throws Error if the file is incomplete.
   void begin(const Sequences& sequences);
   void finish(double loss);
 
  private:
-  // This rank's slice of one module's output.
   struct Point {
     std::string name;
-    std::span<const int64_t> tokens;  // local tokens of each sequence; none if another rank writes the same values
-    int64_t first, width;             // its first column, and the number of all columns
+    std::span<const int64_t> tokens;  // local tokens of each sequence; empty if another rank writes the same values
+    int64_t first, width;             // first column; number of all columns
   };
   Var seen(Var made, const Point& point);
-  // Sequences of a pass: the index of the first, and their lengths if some are padded.
+  // `lengths` only if some sequences are padded.
   struct PassRows {
     int64_t first = 0;
     std::vector<int64_t> lengths = {};
@@ -66,7 +65,7 @@ class StepDump {
   Decoder* model_;
   std::vector<int64_t> tokens_;                      // local tokens of each sequence before sp partitions them
   std::map<int64_t, std::vector<int64_t>> shorter_;  // the same for shorter sequences
-  std::list<Point> points_;                          // in the order of a forward pass
+  std::list<Point> points_;
   bool on_ = false;
   SafetensorsLayout layout_;
   std::unique_ptr<TemporaryName> half_written_;  // on rank 0

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// In the last round a group without windows computes unused results, since a forward pass may require every rank.
+// In the last round a group without windows computes unused results, because a forward pass may require every rank.
 std::optional<double> mean_loss(const Evaluation& e, Communicator& world, const Rows& split) {
   const NoGrad no_grad;
   double sum = 0;
@@ -41,8 +41,6 @@ std::optional<double> mean_loss(const Evaluation& e, Communicator& world, const 
   return loss;
 }
 
-// Passes over the stages, and sampling.
-
 struct Generator::Writing {
   size_t prompt;
   DecodingState text;
@@ -50,22 +48,22 @@ struct Generator::Writing {
   int32_t last = 0;
 };
 
-Generator::Generator(Trainer& part) : part_(part) {
-  if (part.job().plan.cp > 1)
+Generator::Generator(Trainer& trainer) : trainer_(trainer) {
+  if (trainer.job().plan.cp > 1)
     throw FieldError("cp", "generation of single tokens cannot be sharded over tokens; expected 1, got " +
-                               std::to_string(part.job().plan.cp));
+                               std::to_string(trainer.job().plan.cp));
 }
 
 bool Generator::own(size_t prompt) const {
-  Mesh& mesh = part_.mesh();
+  Mesh& mesh = trainer_.mesh();
   return static_cast<int>(prompt % static_cast<size_t>(mesh.size("dp"))) == mesh.coordinate("dp");
 }
 
-// Logits after texts with equal numbers of unread tokens, on the ranks with the last stage.
+// Logits after texts with equally many unread tokens, on the ranks of the last stage.
 Tensor Generator::pass(const std::vector<Writing*>& texts) {
-  LanguageModel& model = part_.model();
-  Communicator &pp = part_.mesh()["pp"], &tp = part_.mesh()["tp"];
-  const Schedule& schedule = part_.schedule();
+  LanguageModel& model = trainer_.model();
+  Communicator &pp = trainer_.mesh()["pp"], &tp = trainer_.mesh()["tp"];
+  const Schedule& schedule = trainer_.schedule();
   std::vector<int32_t> tokens;
   std::vector<TextCache*> caches;
   for (Writing* w : texts) {
@@ -74,7 +72,7 @@ Tensor Generator::pass(const std::vector<Writing*>& texts) {
     caches.push_back(&w->text.cache());
   }
   const int64_t rows = std::ssize(texts), each = std::ssize(tokens) / rows;
-  const ArenaPtr& arena = part_.arena();
+  const ArenaPtr& arena = trainer_.arena();
   model.set_step(model.decode_step(each, caches, arena));
   Tensor x;
   for (int stage = 0; stage < schedule.stages; ++stage) {
@@ -82,10 +80,10 @@ Tensor Generator::pass(const std::vector<Writing*>& texts) {
     if (stage == 0) {
       x = model.decode_first(Tensor::of<int32_t>(tokens, {rows, each}, arena), caches);
     } else if (schedule.crosses(stage - 1)) {
-      x = Tensor::empty({rows, each, model.config.channels}, part_.job().optim.dtype, arena, Category::activations);
+      x = Tensor::empty({rows, each, model.config.channels}, trainer_.job().optim.dtype, arena, Category::activations);
       pp.recv(x, schedule.rank_of_stage[static_cast<size_t>(stage) - 1], stage);
     }
-    const Range layers = part_.layers()[static_cast<size_t>(stage)];
+    const Range layers = trainer_.layers()[static_cast<size_t>(stage)];
     for (int64_t i = layers.begin; i < layers.end; ++i) x = model.decode_layer(i, x, caches);
     if (stage + 1 < schedule.stages && schedule.crosses(stage))
       pp.send(x, schedule.rank_of_stage[static_cast<size_t>(stage) + 1], stage + 1);
@@ -96,13 +94,13 @@ Tensor Generator::pass(const std::vector<Writing*>& texts) {
 }
 
 void Generator::advance(const std::vector<Writing*>& texts, const SampleOptions& options) {
-  Communicator& pp = part_.mesh()["pp"];
+  Communicator& pp = trainer_.mesh()["pp"];
   const Tensor logits = pass(texts);
-  const Tensor drawn = Tensor::zeros({std::ssize(texts)}, DType::int32, part_.arena()->host());
-  int32_t* const next = drawn.data<int32_t>();
+  const Tensor sampled = Tensor::zeros({std::ssize(texts)}, DType::int32, trainer_.arena()->host());
+  int32_t* const next = sampled.data<int32_t>();
   for (size_t i = 0; logits.defined() && i < texts.size(); ++i)
     next[i] = texts[i]->text.grow(logits.select(0, static_cast<int64_t>(i)), options);
-  if (pp.size() > 1) pp.broadcast(drawn, part_.schedule().rank_of_stage.back());
+  if (pp.size() > 1) pp.broadcast(sampled, trainer_.schedule().rank_of_stage.back());
   for (size_t i = 0; i < texts.size(); ++i) {
     if (!logits.defined()) texts[i]->text.grow(next[i]);
     texts[i]->last = next[i];
@@ -110,28 +108,28 @@ void Generator::advance(const std::vector<Writing*>& texts, const SampleOptions&
   }
 }
 
-// Every rank runs as many passes as the busiest one, since ZeRO-3 gathers weights from all of them.
+// Every rank runs as many passes as the busiest one, because ZeRO-3 gathers weights from all.
 void Generator::write(const std::vector<std::vector<int32_t>>& prompts, int64_t tokens, const SampleOptions& options,
-                      const std::function<bool(size_t, int32_t)>& told) {
+                      const std::function<bool(size_t, int32_t)>& on_token) {
   const NoGrad no_grad;
-  const LanguageModel& model = part_.model();
-  const bool together = part_.job().plan.zero == ZeroStage::three;
+  const LanguageModel& model = trainer_.model();
+  const bool together = trainer_.job().plan.zero == ZeroStage::three;
   std::vector<Writing> texts;
   for (size_t p = 0; p < prompts.size(); ++p)
     if (own(p)) texts.push_back({p, DecodingState(model, prompts[p], tokens, p)});
   const auto tell = [&](const std::vector<Writing*>& grown) {
-    for (Writing* w : grown) w->ended = !told(w->prompt, w->last) || w->text.written() >= tokens;
+    for (Writing* w : grown) w->ended = !on_token(w->prompt, w->last) || w->text.written() >= tokens;
   };
   for (;;) {
-    std::vector<Writing*> now;  // the next to read, or all that continue
+    std::vector<Writing*> now;  // the next prompt, or all texts that continue
     for (Writing& w : texts)
       if (!w.ended && !w.is_read && now.empty()) now.push_back(&w);
     for (Writing& w : texts)
       if (!w.ended && w.is_read && (now.empty() || now.front()->is_read)) now.push_back(&w);
-    // A text with full context rereads half of it, separately.
+    // A text that fills the context rereads half of it, in a separate pass.
     const auto long_one = std::ranges::find_if(now, [](Writing* w) { return w->text.unread().size() > 1; });
     if (long_one != now.end()) now = {*long_one};
-    const bool more = part_.world().size() > 1 ? part_.world().max(now.empty() ? 0 : 1) > 0 : !now.empty();
+    const bool more = trainer_.world().size() > 1 ? trainer_.world().max(now.empty() ? 0 : 1) > 0 : !now.empty();
     if (!more) return;
     if (!now.empty()) {
       advance(now, options);

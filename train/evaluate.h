@@ -1,4 +1,4 @@
-// Validation loss over a split.
+// Validation loss, and text generation.
 #pragma once
 
 #include "models/sample.h"
@@ -8,8 +8,8 @@
 namespace tessera {
 
 struct Evaluation {
-  // Sum of losses of int32 (B, T) tokens, 0 on ranks whose result another rank contributes. `starts`: document starts,
-  // if the rows define them.
+  // Sum of the losses of int32 (B, T) tokens, 0 on ranks whose result another rank contributes. `starts`: document
+  // starts, if the rows define them.
   std::function<double(const Tensor& ids, const Tensor& targets, const Tensor& starts)> forward;
   const Job* job = nullptr;
   int64_t at_once = 1;      // sequences per forward pass
@@ -19,32 +19,32 @@ struct Evaluation {
 };
 
 // Mean loss over the targets of `split`, the same on every rank of `world`; nullopt if stopped. Collective. Throws
-// Error (not_finite) if it is not finite.
+// Error (not_finite).
 std::optional<double> mean_loss(const Evaluation& evaluation, Communicator& world, const Rows& split);
 
-// Text generation under a plan: tensor-parallel ranks cache the keys and values of their heads, pipeline ranks those
-// of their layers, and texts are partitioned over data ranks.
+// Text generation under a plan: tensor-parallel ranks cache the keys and values of their heads, pipeline ranks of their
+// layers; texts are partitioned over data ranks.
 //
 //   one pass   tokens -> stage 0 -> activations -> stage 1 -> ... -> logits -> sample -> tokens, broadcast to stages
 //
-// Each prompt is read by itself, whatever its length; then all texts generate one token per pass, without padding.
+// Prompts are prefilled one by one; then all texts generate one token per pass, without padding.
 
 class Generator {
  public:
-  // `part` needs no gradients. Throws FieldError for axes that do not support generation (cp).
-  explicit Generator(Trainer& part);
+  // `trainer` needs no gradients. Throws FieldError for cp, which does not support generation.
+  explicit Generator(Trainer& trainer);
 
-  // The prompts of all data ranks, each with at least one token; this rank generates those of own(). `told` receives
-  // each token, in order, on every rank that has the text, and returns whether to continue the text. Collective.
+  // `prompts`: of all data ranks, each with at least one token; this rank generates those of own(). `on_token` receives
+  // each token, in order, on every rank that has the text, and returns whether to continue. Collective.
   void write(const std::vector<std::vector<int32_t>>& prompts, int64_t tokens, const SampleOptions& options,
-             const std::function<bool(size_t prompt, int32_t token)>& told);
+             const std::function<bool(size_t prompt, int32_t token)>& on_token);
   bool own(size_t prompt) const;
 
  private:
   struct Writing;
   Tensor pass(const std::vector<Writing*>& texts);
   void advance(const std::vector<Writing*>& texts, const SampleOptions& options);
-  Trainer& part_;
+  Trainer& trainer_;
 };
 
 }  // namespace tessera

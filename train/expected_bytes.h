@@ -1,5 +1,5 @@
-// Closed forms computed from the model's sizes and the plan alone: the parameters of each rank, and the traffic of all
-// ranks, as calls and bytes by axis and operation. (Memory of each rank: train/memory.h.)
+// Closed forms of the model's sizes and the plan alone: the parameters of each rank, and the traffic of all ranks, as
+// calls and bytes by axis and operation.
 #pragma once
 
 #include "models/language_model.h"
@@ -11,14 +11,14 @@ namespace tessera {
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-// A unit's parameter sizes, and how often a micro-batch of ZeRO-3 gathers it.
+// `uses`: gathers per micro-batch of ZeRO-3.
 struct UnitSizes {
   static constexpr int64_t kSlot = 16, kBlock = 256;  // elements: alignment of parameters, and granularity of shards
   std::vector<int64_t> parameters;
-  int64_t value = 4;  // bytes per element; 1 for 4-bit weights, stored as bytes
+  int64_t value = 4;  // bytes per element; 1 for 4-bit weights
   int64_t uses = 0;
   bool table = false;  // holds the tied embedding table
-  int64_t layer = 0;   // its layer: LanguageModel::layers_of_units()
+  int64_t layer = 0;   // LanguageModel::layers_of_units()
   bool trainable = true;
   int64_t state = 0;                 // optimizer bytes per element
   std::vector<Shape> matrices = {};  // full shapes of parameters that are updated as full matrices
@@ -26,44 +26,44 @@ struct UnitSizes {
                    // expert
   bool operator==(const UnitSizes&) const = default;
   int64_t size() const;
-  // Elements of one shard over the given number of data ranks.
-  int64_t piece(int64_t ranks) const { return round_up((size() * ep + ranks - 1) / ranks, kBlock); }
-  int64_t padded(int64_t ranks) const { return piece(ranks) * (ranks / ep); }
+  // Elements of one shard over `ranks` data ranks.
+  int64_t shard(int64_t ranks) const { return round_up((size() * ep + ranks - 1) / ranks, kBlock); }
+  int64_t padded(int64_t ranks) const { return shard(ranks) * (ranks / ep); }
 };
 
-// Sizes of the model shard of the ranks with given pp and tp coordinates.
-struct PartSizes {
+// Sizes of the model shard at given pp and tp coordinates.
+struct ShardSizes {
   std::vector<UnitSizes> units;
   int64_t layers = 0;
-  bool first = false, last = false;  // holds the embeddings; holds the norm and head after the layers
-  // Parameters: layers' matrices sharded by outputs (columns) and by inputs (rows); and, replicated over tp, norms,
-  // head norms, tables before the layers, and biases.
+  bool first = false, last = false;  // holds the embeddings; the norm and head after the layers
+  // Layers' matrices sharded by outputs (columns) and by inputs (rows); replicated over tp: norms, head norms, tables
+  // before the layers, and biases.
   int64_t columns = 0, rows = 0, norms = 0, head_norms = 0, tables = 0, biases = 0;
   int64_t routers = 0;                            // each one, with its experts, counts as a pair of such matrices
   int64_t column_adapters = 0, row_adapters = 0;  // adapter elements on such matrices
-  bool operator==(const PartSizes&) const = default;
-  // Elements of all units, or only of trainable ones: unsharded, padded, or one rank's shard.
-  int64_t whole(bool trained = false) const {
+  bool operator==(const ShardSizes&) const = default;
+  // Elements of all or only of trainable units: unsharded, padded, or one rank's shard.
+  int64_t full(bool trained = false) const {
     return sum(trained, [](const UnitSizes& u) { return u.size(); });
   }
   int64_t padded(int64_t ranks, bool trained = false) const {
     return sum(trained, [=](const UnitSizes& u) { return u.padded(ranks); });
   }
-  int64_t pieces(int64_t ranks, bool trained = false) const {
-    return sum(trained, [=](const UnitSizes& u) { return u.piece(ranks); });
+  int64_t shard(int64_t ranks, bool trained = false) const {
+    return sum(trained, [=](const UnitSizes& u) { return u.shard(ranks); });
   }
-  // elements of a diloco fragment
-  int64_t whole_of_fragment(int64_t fragment, int64_t fragments, int64_t all_layers) const;
-  // Bytes of the values: unsharded, padded for that many ranks, or one rank's shard.
+  // Elements of a diloco fragment.
+  int64_t fragment_size(int64_t fragment, int64_t fragments, int64_t all_layers) const;
+  // Bytes of the values: unsharded, padded for `ranks` ranks, or one rank's shard.
   int64_t value_bytes(int64_t ranks = 0) const {
     return sum(false, [=](const UnitSizes& u) { return (ranks > 0 ? u.padded(ranks) : u.size()) * u.value; });
   }
-  int64_t piece_bytes(int64_t ranks) const {
-    return sum(false, [=](const UnitSizes& u) { return u.piece(ranks) * u.value; });
+  int64_t shard_bytes(int64_t ranks) const {
+    return sum(false, [=](const UnitSizes& u) { return u.shard(ranks) * u.value; });
   }
-  // Optimizer bytes of all trainable parameters: unsharded, or of one rank's shard.
+  // Optimizer bytes: unsharded, or of one rank's shard.
   int64_t state_bytes(int64_t ranks = 0) const {
-    return sum(false, [=](const UnitSizes& u) { return (ranks > 0 ? u.piece(ranks) : u.size()) * u.state; });
+    return sum(false, [=](const UnitSizes& u) { return (ranks > 0 ? u.shard(ranks) : u.size()) * u.state; });
   }
 
  private:
@@ -75,7 +75,7 @@ struct PartSizes {
   }
 };
 
-// The plan's schedule with the minimum number of micro-batches: defines the stage placement and the kinds of passes.
+// With the minimum number of micro-batches: defines stage placement and kinds of passes.
 Schedule shortest_schedule(const Plan& plan);
 
 struct PlanSizes {
@@ -83,31 +83,28 @@ struct PlanSizes {
 
   Plan plan;
   ModelConfig config;
-  Schedule schedule;                          // with the minimum number of micro-batches
-  int64_t data = 1;                           // data-parallel ranks
-  int64_t cut = 1;                            // data ranks of a ZeRO group
-  int64_t m = 1;                              // micro-batches
-  int64_t value = 4, grad = 4, wide = 4;      // bytes per element; wide: of float accumulators
-  int64_t bucket_bytes = 0;                   // DDP bucket size in bytes
-  int64_t sequences = 1, tokens = 1;          // sequences of a micro-batch, and tokens of each on a cp rank
-  bool documents = false;                     // documents are masked
-  bool tied_over_ranks = false;               // the tied weight has a copy on each of two pipeline ranks
-  int64_t units = 0;                          // units of the full model
-  std::vector<std::vector<PartSizes>> parts;  // [pp][tp]
-  int largest_tp_rank() const;                // tp rank with the largest model shard
+  Schedule schedule;                      // shortest_schedule()
+  int64_t data = 1;                       // data-parallel ranks
+  int64_t cut = 1;                        // data ranks of a ZeRO group
+  int64_t m = 1;                          // micro-batches
+  int64_t value = 4, grad = 4, wide = 4;  // bytes per element; wide: of float accumulators
+  int64_t bucket_bytes = 0;
+  int64_t sequences = 1, tokens = 1;  // tokens of each sequence on a cp rank
+  bool documents = false;
+  bool tied_over_ranks = false;                 // the tied weight has copies on two pipeline ranks
+  int64_t units = 0;                            // of the full model
+  std::vector<std::vector<ShardSizes>> shards;  // [pp][tp]
+  int largest_tp_rank() const;                  // with the largest model shard
   int64_t micro_elements() const { return sequences * tokens * config.channels; }
   // Elements of a micro-batch's q, and of its k or v, on a tp rank.
   int64_t query_elements() const { return sequences * tokens * config.attended() / plan.tp; }
   int64_t key_elements() const { return query_elements() * config.all_heads().key / config.heads; }
 };
 
-// --- traffic ---
-
-// Traffic of `steps` training steps, ordered by axis and operation, without unused operations. `rows`: total number of
-// tokens sent to experts on other ranks; unset: balanced routing is assumed.
+// Traffic of `steps` training steps by axis and operation, without unused operations. `rows`: total number of tokens
+// sent to experts on other ranks; unset: balanced routing.
 std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps, std::optional<int64_t> rows = {});
-// Host-to-GPU copies of each rank in `steps` steps with Offload::parameters: its shard of a unit for each use of the
-// unit.
+// Host-to-GPU copies of each rank with Offload::parameters: its shard of a unit for each use.
 std::optional<SentBytes> expected_copies(const Job& job, int64_t steps);
 
 }  // namespace tessera

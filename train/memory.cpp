@@ -15,79 +15,78 @@ namespace tessera {
 
 namespace {
 
-// Elements of a unit on server k of the plan.
-int64_t served(const PartSizes& part, int64_t k, int64_t servers) {
+int64_t served(const ShardSizes& sizes, int64_t k, int64_t servers) {
   int64_t sum = 0;
-  for (const UnitSizes& u : part.units)
-    if (u.trainable && k < servers) sum += std::clamp(u.size() - k * u.piece(servers), int64_t{0}, u.piece(servers));
+  for (const UnitSizes& u : sizes.units)
+    if (u.trainable && k < servers) sum += std::clamp(u.size() - k * u.shard(servers), int64_t{0}, u.shard(servers));
   return sum;
 }
 
-MemoryByCategory held_by(const PlanSizes& s, const PartSizes& part, int64_t data_rank) {
+MemoryByCategory held_by(const PlanSizes& s, const ShardSizes& sizes, int64_t data_rank) {
   const Plan& p = s.plan;
-  // Trainable elements: unsharded, and a rank's shard.
-  const int64_t whole = p.zero == ZeroStage::none ? part.whole(true) : part.padded(s.cut, true),
-                piece = part.pieces(s.cut, true);
-  const int64_t values = part.value_bytes(p.zero == ZeroStage::none ? 0 : s.cut);
-  MemoryByCategory held{.parameters = p.zero == ZeroStage::three ? part.piece_bytes(s.cut) : values,
-                        .gradients = (p.zero >= ZeroStage::two ? piece : whole) * s.grad,
-                        .optimizer = p.zero == ZeroStage::none ? part.state_bytes() : part.state_bytes(s.cut)};
+  // Trainable elements: unsharded, and one rank's shard.
+  const int64_t full = p.zero == ZeroStage::none ? sizes.full(true) : sizes.padded(s.cut, true),
+                shard = sizes.shard(s.cut, true);
+  const int64_t values = sizes.value_bytes(p.zero == ZeroStage::none ? 0 : s.cut);
+  MemoryByCategory held{.parameters = p.zero == ZeroStage::three ? sizes.shard_bytes(s.cut) : values,
+                        .gradients = (p.zero >= ZeroStage::two ? shard : full) * s.grad,
+                        .optimizer = p.zero == ZeroStage::none ? sizes.state_bytes() : sizes.state_bytes(s.cut)};
   if (p.dp_mode == DataMode::dataparallel && data_rank > 0) held = {};  // replicas count as communication
   int64_t state = 0;                                                    // bytes per element
-  for (const UnitSizes& u : part.units) state = std::max(state, u.state);
-  const int64_t own = served(part, data_rank, p.servers);
+  for (const UnitSizes& u : sizes.units) state = std::max(state, u.state);
+  const int64_t own = served(sizes, data_rank, p.servers);
   if (p.dp_mode == DataMode::ps_sync || p.dp_mode == DataMode::ps_async) held.optimizer = own * state;
-  if (p.dp_mode == DataMode::ps_async) {  // a server has a shard in addition to its worker's full copy
+  if (p.dp_mode == DataMode::ps_async) {  // a server shard in addition to the worker's full copy
     held.parameters += own * s.value;
     held.gradients += own * s.grad;
   }
   if (p.offload == Offload::optimizer) held.optimizer = 0;
   if (p.offload == Offload::parameters) held.parameters = 0;
-  if (p.dp_mode == DataMode::diloco) held.optimizer += (p.outer_momentum > 0 ? 2 : 1) * whole * s.wide;
+  if (p.dp_mode == DataMode::diloco) held.optimizer += (p.outer_momentum > 0 ? 2 : 1) * full * s.wide;
   return held;
 }
 
-// Values of the largest unit of a pipeline rank: unsharded, and a data rank's shard.
+// Bytes of the largest unit of a pipeline rank: unsharded, and one data rank's shard.
 struct LargestUnit {
-  int64_t whole = 0, piece = 0;
+  int64_t full = 0, shard = 0;
 };
 
 LargestUnit largest_unit(const PlanSizes& s, int64_t rank) {
-  LargestUnit most;
-  for (const PartSizes& part : s.parts[static_cast<size_t>(rank)])
-    for (const UnitSizes& u : part.units) {
-      most.whole = std::max(most.whole, u.padded(s.cut) * u.value);
-      most.piece = std::max(most.piece, u.piece(s.cut) * u.value);
+  LargestUnit largest;
+  for (const ShardSizes& sizes : s.shards[static_cast<size_t>(rank)])
+    for (const UnitSizes& u : sizes.units) {
+      largest.full = std::max(largest.full, u.padded(s.cut) * u.value);
+      largest.shard = std::max(largest.shard, u.shard(s.cut) * u.value);
     }
-  return most;
+  return largest;
 }
 
 // Memory of updates with full matrices: the local shards of all matrices, and the largest matrix in transit. A GPU's
 // messages stay allocated until received: shards sent to owners, and results returned for matrices owned here, which
 // are at most 1 / n of all plus one matrix.
-int64_t update_bytes(const PlanSizes& s, const PartSizes& part) {
-  int64_t here = 0, most = 0, largest = 0;
-  for (const UnitSizes& u : part.units) {
-    if (!u.matrices.empty()) here += (s.plan.zero == ZeroStage::none ? u.size() : u.piece(s.cut)) * s.wide;
+int64_t update_bytes(const PlanSizes& s, const ShardSizes& sizes) {
+  int64_t here = 0, max_bytes = 0, largest = 0;
+  for (const UnitSizes& u : sizes.units) {
+    if (!u.matrices.empty()) here += (s.plan.zero == ZeroStage::none ? u.size() : u.shard(s.cut)) * s.wide;
     for (const Shape& m : u.matrices) {
-      const int64_t whole = m.numel() * s.wide;
-      most = std::max(most, orthogonalise_bytes(m[0], m[1], s.wide, s.plan.device) + (s.cut > 1 ? whole : 0) +
-                                (s.plan.tp > 1 ? 3 * whole : 0));
-      largest = std::max(largest, whole);
+      const int64_t full = m.numel() * s.wide;
+      max_bytes = std::max(max_bytes, orthogonalise_bytes(m[0], m[1], s.wide, s.plan.device) + (s.cut > 1 ? full : 0) +
+                                          (s.plan.tp > 1 ? 3 * full : 0));
+      largest = std::max(largest, full);
     }
   }
-  return here + most + (s.cut > 1 && s.plan.device == Device::cuda ? 2 * here + largest : 0);
+  return here + max_bytes + (s.cut > 1 && s.plan.device == Device::cuda ? 2 * here + largest : 0);
 }
 
 std::vector<MemoryByCategory> held_by_ranks(const PlanSizes& s) {
   std::vector<MemoryByCategory> out;
-  for (const std::vector<PartSizes>& stage : s.parts)
+  for (const std::vector<ShardSizes>& stage : s.shards)
     for (int64_t d = 0; d < s.data; ++d)
-      for (const PartSizes& part : stage) out.push_back(held_by(s, part, d));  // by rank
+      for (const ShardSizes& sizes : stage) out.push_back(held_by(s, sizes, d));
   return out;
 }
 
-// Without a pipeline one is in flight at a time, and the third and later ones equal the second.
+// Without a pipeline, one micro-batch is in flight at a time, and the third and later ones equal the second.
 Job with_few_microbatches(Job job) {
   const int64_t few = std::min<int64_t>(2, job.plan.microbatches);
   const ScheduleKind kind = job.plan.schedule;
@@ -98,7 +97,7 @@ Job with_few_microbatches(Job job) {
   return job;
 }
 
-// Sets the rank's number of threads, on which kernel workspaces depend, during its lifetime.
+// Temporarily sets the rank's number of threads, on which kernel workspaces depend.
 class Team : NotCopied {
  public:
   explicit Team(const Plan& p) : before_(cpu::threads()) {
@@ -121,9 +120,9 @@ std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
   const bool rooted = job.plan.dp_mode == DataMode::dataparallel, apart = job.plan.dp_mode == DataMode::ps_async;
   const PlanSizes s(job);
   const Schedule schedule = make_schedule(job.plan);
-  const int64_t handed = handed_bytes(job), copies = s.parts[0][0].value_bytes() + s.parts[0][0].whole(true) * s.grad;
-  // In a pipeline, ZeRO-3 prefetches for another micro-batch than a single one shows: its buffers add to the passes
-  // measured without it, and a different unit is resident at the start of each pass.
+  const int64_t handed = handed_bytes(job), copies = s.shards[0][0].value_bytes() + s.shards[0][0].full(true) * s.grad;
+  // In a pipeline, ZeRO-3 prefetches for a different micro-batch, which a single one does not show: its buffers add to
+  // the passes measured without ZeRO, and a different unit is resident at the start of each pass.
   const bool on_top = job.plan.zero == ZeroStage::three && job.plan.pp > 1;
   std::vector<std::vector<int64_t>> peaks;  // of the first and of another data rank, by pipeline rank
   std::vector<int64_t> moved;
@@ -136,19 +135,17 @@ std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
   for (const MemoryByCategory& held : held_by_ranks(s)) {
     const auto rank = std::ssize(out), together = s.plan.ranks() / s.plan.pp;
     const size_t kind = peaks.size() > 1 && rank > 0 ? 1 : 0;
-    const PartSizes& part = s.parts[static_cast<size_t>(rank / together)][static_cast<size_t>(rank % s.plan.tp)];
-    const int64_t peak = std::max(peaks[kind][static_cast<size_t>(rank / together)], update_bytes(s, part)),
+    const ShardSizes& sizes = s.shards[static_cast<size_t>(rank / together)][static_cast<size_t>(rank % s.plan.tp)];
+    const int64_t peak = std::max(peaks[kind][static_cast<size_t>(rank / together)], update_bytes(s, sizes)),
                   sent = on_top ? 0 : std::min(moved[kind], peak);
     const LargestUnit largest = largest_unit(s, rank / together);
-    // copies from host memory: the gathered unit and the prefetched one
-    const int64_t copied = job.plan.offload == Offload::parameters ? 2 * largest.piece : 0;
-    out.push_back({held, peak - sent, copied + (on_top ? moved[kind] + largest.whole : sent)});
+    // Copies from host memory: the gathered unit and the prefetched one.
+    const int64_t copied = job.plan.offload == Offload::parameters ? 2 * largest.shard : 0;
+    out.push_back({held, peak - sent, copied + (on_top ? moved[kind] + largest.full : sent)});
     if (kind > 0) out.back().communication += copies;
   }
   return out;
 }
-
-// Measurement: a pipeline on one rank, sampled between its passes.
 
 namespace {
 
@@ -158,12 +155,12 @@ std::unique_ptr<Communicator> alone_on(const std::string& axis, int64_t ranks, i
       std::make_unique<FakeTransport>(rank, static_cast<int>(ranks), "threads", supports_row_slices), axis);
 }
 
-// Whether ranks read each other's arrays directly, so that row slices are exchanged without copies.
+// Whether ranks read each other's arrays directly, which exchanges row slices without copies.
 bool supports_row_slices(const Plan& plan) {
   return plan.backend == Backend::threads && plan.all_reduce == Algorithm::direct;
 }
 
-// One micro-batch at a time through all stages and back, with full or split backward passes.
+// One micro-batch at a time through all stages and back.
 Schedule one_after_another(int stages, int microbatches, bool split) {
   Schedule s = empty_schedule("one after another", 1, stages, microbatches);
   for (int i = 0; i < microbatches; ++i) {
@@ -185,7 +182,6 @@ ArenaPtr host_arena_for(Device device) {
   return arena;
 }
 
-// Replaces the data-axis strategy by the simplest one on a single rank.
 Job without_strategy(Job job) {
   job.plan.dp_mode = DataMode::ddp;
   job.plan.zero = ZeroStage::none;
@@ -205,14 +201,13 @@ class DryRunRank final : public BatchSource {
         data_(alone_on("dp", data_rank ? shared(job) : 1, data_rank.value_or(0))),
         ep_(alone_on("ep", sizes_.plan.ep)),
         edp_(alone_on("edp", data_rank ? shared(job) / sizes_.plan.ep : 1)),
-        whole_(build_model(job.make, sizes_.config)),
-        part_(*whole_, job.make, {*pp_, *data_, *cp_, *tp_, ep_.get()},
+        full_model_(build_model(job.make, sizes_.config)),
+        part_(*full_model_, job.make, {*pp_, *data_, *cp_, *tp_, ep_.get()},
               options(data_rank ? job : without_strategy(job), split, std::move(layers))) {
     if (!data_rank && job.plan.zero == ZeroStage::three) drop_packs_after_use();
   }
 
   const Schedule& list() const { return part_.schedule(); }
-  // Runs a step and samples the beginning of each pass and the end.
   std::vector<Sample> step() {
     samples_.clear();
     part_.step(*this);
@@ -260,7 +255,7 @@ class DryRunRank final : public BatchSource {
     return made;
   }
   Tensor tokens() { return tokens(sizes_.sequences, sizes_.tokens); }
-  // Ids loaded by a rank: with DataParallel the first rank loads those of all ranks, the others none.
+  // With DataParallel the first rank loads the ids of all ranks, the others none.
   Tensor loaded() {
     if (!through_root_) return tokens();
     if (data_->rank() > 0) return Tensor::meta({sizes_.sequences, sizes_.tokens}, DType::int32);
@@ -286,7 +281,7 @@ class DryRunRank final : public BatchSource {
   const PlanSizes& sizes_;
   bool through_root_;
   std::unique_ptr<Communicator> tp_, cp_, pp_, data_, ep_, edp_;
-  std::unique_ptr<LanguageModel> whole_;
+  std::unique_ptr<LanguageModel> full_model_;
   ArenaPtr arena_ = host_arena_for(sizes_.plan.device);
   std::vector<Sample> samples_;
   ModelPart part_;
@@ -324,8 +319,8 @@ void measure(DryRunRank& rank, int64_t handed, std::vector<StageMemory>& out) {
   }
 }
 
-// Ranks of a ring that together show the maximum of every hop. A hop has either all queries and the first half of the
-// keys (last rank), or the second half of the queries and all keys (first rank); which is larger depends on heads and
+// Ranks of a ring that together show the maximum of every hop. A hop has all queries and the first half of the keys
+// (last rank), or the second half of the queries and all keys (first rank); which is larger depends on heads and
 // dtypes.
 std::vector<int> unlike_cp_ranks(const Plan& plan) {
   if (plan.cp == 1 || plan.cp_mode == ContextMode::ulysses) return {0};
@@ -345,7 +340,7 @@ std::vector<StageMemory> measure_all(const Job& job, std::optional<int> data_ran
   return out;
 }
 
-// Measures the first, a middle and the last stage with the given number of layers each.
+// Measures the first, a middle and the last stage.
 std::vector<StageMemory> measure_short(Job job, std::optional<int> data_rank, const Schedule& plan, int64_t each) {
   job.plan.pp = std::min(3, plan.stages);
   job.plan.schedule = ScheduleKind::gpipe;
@@ -357,7 +352,7 @@ std::vector<StageMemory> measure_short(Job job, std::optional<int> data_rank, co
   return measure_all(job, data_rank, plan, layers);
 }
 
-// ZeRO-3 holds up to four layers at a time, so fewer cannot be extrapolated.
+// ZeRO-3 holds up to four layers at a time, so the extrapolation starts at four.
 StageMemory after(const StageMemory& four, const StageMemory& five, int64_t layers) {
   StageMemory out;
   for (int64_t StageMemory::*const field :
@@ -399,9 +394,9 @@ std::vector<int64_t> peaks_of_ranks(const Schedule& plan, const std::vector<Stag
       if (plan.rank_of_stage[static_cast<size_t>(stage)] == static_cast<int>(rank))
         live += stages[static_cast<size_t>(stage)].packs;
     for (const Action& a : plan.actions[rank]) {
-      if (a.what > PassKind::W) continue;  // buffers of messages are part of the passes
+      if (a.what > PassKind::W) continue;  // message buffers count in the passes
       const StageMemory& m = stages[static_cast<size_t>(a.stage)];
-      // A value waits here between stages on the same rank.
+      // An activation waits here between stages on the same rank.
       const int64_t below = a.stage > 0 && !plan.crosses(a.stage - 1) ? handed : 0,
                     above = a.stage + 1 < plan.stages && !plan.crosses(a.stage) ? handed : 0;
       if (a.what == PassKind::F) {

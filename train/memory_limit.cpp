@@ -1,4 +1,4 @@
-// Memory checks before a run: totals, and a search for configurations that need less.
+// Memory checks before a run, and a search for configurations that need less.
 #include <fmt/format.h>
 
 #include "train/memory.h"
@@ -16,11 +16,11 @@ double memory_fraction(const Job& job, int64_t local_world_size) {
   return static_cast<double>(local_world_size) / static_cast<double>(job.plan.ranks());
 }
 
-// Memory of the local ranks. Empty if they need several times `most`, or one exceeds the address space.
-std::optional<std::vector<RankMemory>> local_world_size(const Job& job, const HostMemory& here, int64_t most) {
+// Empty if the local ranks need several times `max_bytes`, or one exceeds the address space.
+std::optional<std::vector<RankMemory>> local_rank_memory(const Job& job, const HostMemory& here, int64_t max_bytes) {
   constexpr double kFarOff = 4;
-  const MinimumMemory least = least_memory(job);
-  if ((least.held + least.activations) * memory_fraction(job, here.ranks) > kFarOff * static_cast<double>(most))
+  const MinimumMemory bound = least_memory(job);
+  if ((bound.held + bound.activations) * memory_fraction(job, here.ranks) > kFarOff * static_cast<double>(max_bytes))
     return {};
   try {
     std::vector<RankMemory> all = memory_of_ranks(job);
@@ -42,7 +42,7 @@ std::string row(const std::string& who, const RankMemory& m) {
                      m.held.optimizer, m.activations, m.communication, m.total());
 }
 
-// One row per range of neighbours with equal memory.
+// One row per run of ranks with equal memory.
 std::string memory_table(const std::vector<RankMemory>& ranks, const HostMemory& here) {
   std::string out = fmt::format("  {:<10} {:>14} {:>14} {:>14} {:>14} {:>14} {:>15}   bytes\n", "rank", "parameters",
                                 "gradients", "optimizer", "activations", "communication", "in all");
@@ -59,55 +59,55 @@ std::string memory_table(const std::vector<RankMemory>& ranks, const HostMemory&
   return out;
 }
 
-std::string row_of_least(const MinimumMemory& least) {
+std::string row_of_least(const MinimumMemory& minimum) {
   return fmt::format(
       "  {:<12} {:>22}   bytes, at least\n  {:<12} {:>22.0f}   (of {:.4g} parameters)\n  {:<12} {:>22.0f}\n", "",
-      "all ranks", "held", least.held, least.parameters, "activations", least.activations);
+      "all ranks", "held", minimum.held, minimum.parameters, "activations", minimum.activations);
 }
 
-// Divisors of n above `least`, ascending, up to a practical number of micro-batches.
-std::vector<int64_t> divisors_above(int64_t n, int64_t least) {
+// Ascending, up to a practical number of micro-batches.
+std::vector<int64_t> divisors_above(int64_t n, int64_t min_value) {
   std::vector<int64_t> out;
   for (int64_t d = 1; d <= n / d; ++d)
     if (n % d == 0)
       for (const int64_t one : {d, n / d})
-        if (one > least && one <= kMaxParts && std::ranges::find(out, one) == out.end()) out.push_back(one);
+        if (one > min_value && one <= kMaxParts && std::ranges::find(out, one) == out.end()) out.push_back(one);
   std::ranges::sort(out);
   return out;
 }
 
 class Search {
  public:
-  Search(const Job& job, const HostMemory& here, int64_t most) : job_(job), here_(here), most_(most) {}
+  Search(const Job& job, const HostMemory& here, int64_t max_bytes) : job_(job), here_(here), max_bytes_(max_bytes) {}
 
   // "`microbatches` 4 (3.1 GB) or `recompute` block (2 GB)"
   std::string result() {
-    const std::vector<int64_t> parts = divisors_above(job_.optim.batch / job_.plan.dp, job_.plan.microbatches);
-    const auto cut = [&](Job& j, int64_t i) { return j.plan.microbatches = parts[static_cast<size_t>(i)]; };
-    first_fitting("`microbatches` {}", std::ssize(parts), cut);
+    const std::vector<int64_t> counts = divisors_above(job_.optim.batch / job_.plan.dp, job_.plan.microbatches);
+    const auto cut = [&](Job& j, int64_t i) { return j.plan.microbatches = counts[static_cast<size_t>(i)]; };
+    first_fitting("`microbatches` {}", std::ssize(counts), cut);
     const auto again = [](Job& j, int64_t) {
       j.plan.recompute = Recompute::block;
       return int64_t{0};
     };
     if (job_.plan.recompute != Recompute::block && !first_fitting("`recompute` block", 1, again) && found_.empty())
-      first_fitting("`recompute` block with `microbatches` {}", std::ssize(parts),
+      first_fitting("`recompute` block with `microbatches` {}", std::ssize(counts),
                     [&](Job& j, int64_t i) { return again(j, i) + cut(j, i); });
-    const int64_t least = job_.plan.dp * job_.plan.microbatches, most = job_.optim.batch / least;
-    first_fitting("`batch` {}", most - 1, [&](Job& j, int64_t i) { return j.optim.batch = (most - 1 - i) * least; });
+    const int64_t unit = job_.plan.dp * job_.plan.microbatches, units = job_.optim.batch / unit;
+    first_fitting("`batch` {}", units - 1, [&](Job& j, int64_t i) { return j.optim.batch = (units - 1 - i) * unit; });
     return found_;
   }
 
  private:
-  // The first of `count` changes, ordered by decreasing memory, with which the job fits; `change` returns the number to
-  // insert into `words`.
-  bool first_fitting(const char* words, int64_t count, const std::function<int64_t(Job&, int64_t)>& change) {
+  // Finds the first of `count` changes, in order of decreasing memory, with which the job fits; `change` returns the
+  // number to insert into `format`.
+  bool first_fitting(const char* format, int64_t count, const std::function<int64_t(Job&, int64_t)>& change) {
     int64_t bytes = 0, number = 0;  // of the last job tried
     const auto fits = [&](int64_t i) {
       Job changed = job_;
       number = change(changed, i);
-      const auto ranks = local_world_size(changed, here_, most_);
+      const auto ranks = local_rank_memory(changed, here_, max_bytes_);
       bytes = ranks ? total_memory(*ranks, here_) : std::numeric_limits<int64_t>::max();
-      return bytes <= most_;
+      return bytes <= max_bytes_;
     };
     if (count < 1 || !fits(count - 1)) return false;
     int64_t first = 0;
@@ -119,14 +119,14 @@ class Search {
         first = middle + 1;
     }
     fits(first);
-    found_ += fmt::format("{}{} ({})", found_.empty() ? "" : " or ", fmt::format(fmt::runtime(words), number),
+    found_ += fmt::format("{}{} ({})", found_.empty() ? "" : " or ", fmt::format(fmt::runtime(format), number),
                           gigabytes(static_cast<double>(bytes)));
     return true;
   }
 
   const Job& job_;
   const HostMemory& here_;
-  int64_t most_;
+  int64_t max_bytes_;
   std::string found_;
 };
 
@@ -139,7 +139,7 @@ std::string to_line(const std::string& bytes, int64_t ranks, const MemoryLimit& 
                          : "nearest configuration that fits: " + found);
 }
 
-// Counts of a model: parameters, bytes of values, and trainable parameters.
+// `values`: bytes of all parameters.
 struct Counted {
   double parameters = 0, values = 0, trained = 0;
 };
@@ -185,24 +185,24 @@ MinimumMemory least_memory(const Job& job) {
 }
 
 std::optional<MemoryRefusal> least_refusal(const Job& job, int64_t local_world_size, const MemoryLimit& limit) {
-  const MinimumMemory least = least_memory(job);
-  const double held = least.held * memory_fraction(job, local_world_size);
+  const MinimumMemory minimum = least_memory(job);
+  const double held = minimum.held * memory_fraction(job, local_world_size);
   if (held <= static_cast<double>(limit.bytes)) return {};
-  return MemoryRefusal{row_of_least(least), to_line("at least " + gigabytes(held), local_world_size, limit, "")};
+  return MemoryRefusal{row_of_least(minimum), to_line("at least " + gigabytes(held), local_world_size, limit, "")};
 }
 
 std::optional<MemoryRefusal> memory_refusal(const Job& job, const HostMemory& here, const MemoryLimit& limit) {
   if (auto refusal = least_refusal(job, here.ranks, limit)) return refusal;
-  const std::optional<std::vector<RankMemory>> ranks = local_world_size(job, here, limit.bytes);
+  const std::optional<std::vector<RankMemory>> ranks = local_rank_memory(job, here, limit.bytes);
   if (ranks && total_memory(*ranks, here) <= limit.bytes) return {};
   const std::string found = Search(job, here, limit.bytes).result();
   if (ranks)
     return MemoryRefusal{memory_table(*ranks, here),
                          to_line(gigabytes(static_cast<double>(total_memory(*ranks, here))), here.ranks, limit, found)};
-  const MinimumMemory least = least_memory(job);
+  const MinimumMemory bound = least_memory(job);
   const double at_least =
-      std::max(static_cast<double>(limit.bytes), (least.held + least.activations) * memory_fraction(job, here.ranks));
-  return MemoryRefusal{row_of_least(least), to_line("more than " + gigabytes(at_least), here.ranks, limit, found)};
+      std::max(static_cast<double>(limit.bytes), (bound.held + bound.activations) * memory_fraction(job, here.ranks));
+  return MemoryRefusal{row_of_least(bound), to_line("more than " + gigabytes(at_least), here.ranks, limit, found)};
 }
 
 }  // namespace tessera

@@ -6,15 +6,15 @@
 namespace tessera {
 namespace {
 
-// Each stage that uses a tied weight has a copy, even on one rank, so that the order of the gradient sum is fixed.
+// Each stage that uses a tied weight has a copy, even on one rank, which fixes the order of the gradient sum.
 ModelConfig with_copies(ModelConfig config, bool copies) {
   config.tie_copies = copies;
   return config;
 }
 
-// Fragment of each unit: layer i is in fragment i mod P; units before and after the layers are with the first and the
-// last layer; all uses of a tied weight are in one fragment.
-std::vector<int64_t> fragment_sizes(LanguageModel& model, int64_t fragments) {
+// Layer i is in fragment i mod P; units before the first or after the last layer belong to that layer's fragment; all
+// uses of a tied weight are in one fragment.
+std::vector<int64_t> unit_fragments(LanguageModel& model, int64_t fragments) {
   const std::vector<Module::Unit> units = model.layout();
   std::vector<int64_t> out = model.layers_of_units();
   for (size_t u = 0; u < out.size(); ++u) {
@@ -26,19 +26,19 @@ std::vector<int64_t> fragment_sizes(LanguageModel& model, int64_t fragments) {
 
 }  // namespace
 
-ModelPart::ModelPart(LanguageModel& whole, const ModelFactory& make, const Axes& axes, Options o)
+ModelPart::ModelPart(LanguageModel& full, const ModelFactory& make, const Axes& axes, Options o)
     : schedule_(std::move(o.schedule)),
-      layers_(o.layers.empty() ? split_layers(whole, schedule_.stages) : std::move(o.layers)),
-      model_(build_model(make, with_copies(whole.config, o.tie_copies || schedule_.stages > 1))) {
+      layers_(o.layers.empty() ? split_layers(full, schedule_.stages) : std::move(o.layers)),
+      model_(build_model(make, with_copies(full.config, o.tie_copies || schedule_.stages > 1))) {
   cut(axes, o);
-  o.data.fragments = fragment_sizes(*model_, o.data.sync.fragments);
+  o.data.fragments = unit_fragments(*model_, o.data.sync.fragments);
   strategy_ = make_data_strategy(*model_, axes.data, o.arena, o.data);
-  const int64_t parts = o.sp ? axes.tp.size() : 1, tokens = whole.config.context / axes.cp.size() / parts;
+  const int64_t shards = o.sp ? axes.tp.size() : 1, tokens = full.config.context / axes.cp.size() / shards;
   stages_ =
       std::make_unique<ModelStages>(*model_, *strategy_,
                                     ModelStages::Options{.layers = layers_,
-                                                         .activation = {o.sequences, tokens, whole.config.channels},
-                                                         .token_parts = parts,
+                                                         .activation = {o.sequences, tokens, full.config.channels},
+                                                         .token_parts = shards,
                                                          .dtype = o.data.dtype,
                                                          .arena = o.arena});
   runtime_ = std::make_unique<PipelineRuntime>(insert_messages(schedule_), axes.pp, *stages_, o.trace);

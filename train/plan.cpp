@@ -1,4 +1,4 @@
-// Descriptors of a plan's fields, and values derived from a plan alone.
+// Descriptors of a plan's fields, and derived values.
 #include "train/plan.h"
 
 #include <fmt/format.h>
@@ -134,7 +134,7 @@ Plan plan_from_json(std::string_view json) {
   return plan;
 }
 
-std::string difference(Plan plan, Plan usual) { return difference(field_descriptors(plan), field_descriptors(usual)); }
+std::string difference(Plan plan, Plan other) { return difference(field_descriptors(plan), field_descriptors(other)); }
 
 std::string to_text(const Plan& plan) {
   const std::string fields = difference(plan, {});
@@ -186,18 +186,18 @@ std::string describe(const Plan& p) {
   const Schedule schedule = make_schedule(p);
   const bool scheduled = schedule.ranks > 1 || schedule.stages > 1 || schedule.has(PassKind::I);
   if (p.ranks() == 1) return scheduled ? "one rank, " + schedule_name(p) : "one rank";
-  std::string parts;
-  const auto part = [&](int64_t size, const std::string& name) {
-    if (size > 1) parts += fmt::format("{}{} {}", parts.empty() ? "" : " x ", name, size);
+  std::string axes;
+  const auto add_axis = [&](int64_t size, const std::string& name) {
+    if (size > 1) axes += fmt::format("{}{} {}", axes.empty() ? "" : " x ", name, size);
   };
-  part(p.pp, "pp");
-  part(p.dp, "dp");
-  part(p.cp, "cp");
-  part(p.tp, p.sp ? "tp+sp" : "tp");
+  add_axis(p.pp, "pp");
+  add_axis(p.dp, "dp");
+  add_axis(p.cp, "cp");
+  add_axis(p.tp, p.sp ? "tp+sp" : "tp");
   const char* const kind = !p.rendezvous.empty() ? "TCP" : has_processes(p) ? "MPI" : "thread";
   std::string text = fmt::format("{} {} ranks", p.ranks(), kind);
   if (uses_nccl(p)) text += " with NCCL";
-  if (p.ranks() > p.dp) text += fmt::format(" ({})", parts);
+  if (p.ranks() > p.dp) text += fmt::format(" ({})", axes);
   if (scheduled) text += ", " + schedule_name(p);
   if (p.cp > 1) text += fmt::format(", {}", value_name(p.cp_mode));
   const bool zero = p.zero != ZeroStage::none;

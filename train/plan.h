@@ -1,5 +1,5 @@
-// A parallelization plan: the layout of a run over ranks, devices, and the trade-offs between memory, communication and
-// recomputation. A model, its data and a seed train identically under every plan.
+// A parallelization plan: the layout of a run over ranks and devices. A model, its data and a seed train identically
+// under every plan.
 //
 //   Plan plan{.pp = 2, .dp = 2, .tp = 2, .zero = ZeroStage::one, .schedule = ScheduleKind::zb_h1, .microbatches = 8};
 //   check(plan);                                        // throws FieldError naming the invalid field
@@ -17,8 +17,8 @@
 namespace tessera {
 
 enum class ZeroStage : uint8_t { none, one, two, three };  // shards optimizer state, also gradients, also parameters
-enum class Offload : uint8_t { none, optimizer, parameters };  // tensors that are stored elsewhere between uses
-enum class CudaGraph : uint8_t { automatic, on, off };         // whether steps are captured and replayed
+enum class Offload : uint8_t { none, optimizer, parameters };  // stored elsewhere between uses
+enum class CudaGraph : uint8_t { automatic, on, off };         // capture and replay of steps
 
 struct Plan {
   // Size of each axis, outermost to innermost; innermost ranks are neighbours.
@@ -30,18 +30,18 @@ struct Plan {
   ZeroStage zero = ZeroStage::none;
   int64_t shard_ranks = 0;  // ranks of a ZeRO group; 0: all data ranks
   DataMode dp_mode = DataMode::ddp;
-  int64_t sync_every = 1;                       // diloco steps between outer steps of a parameter
+  int64_t sync_every = 1;                       // diloco steps between a parameter's outer steps
   int64_t sync_fragments = 1;                   // groups of layers with staggered outer steps
   double outer_lr = 0.7, outer_momentum = 0.9;  // of diloco's outer step
   int64_t servers = 1;                          // parameter-server ranks, the first ones
-  int64_t staleness = 1;                        // maximum steps of a ps_async worker ahead of the slowest
+  int64_t staleness = 1;                        // maximum lead of a ps_async worker in steps
   std::string record = {}, replay = {};         // files with the order of ps_async pushes; empty: none
   double bucket_mb = 4;                         // DDP bucket size in MiB
   DType grad_dtype = DType::float32;            // accumulation and communication dtype; float64 for a float64 model
   Algorithm all_reduce = Algorithm::direct;
   Offload offload = Offload::none;
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
-  std::string schedule_file = {};  // non-empty: the pipeline schedule is read from this file
+  std::string schedule_file = {};  // empty: none
   int64_t chunks = 0;              // pipeline stages per rank; 0: the schedule's default
   ContextMode cp_mode = ContextMode::ring;
   int64_t microbatches = 1;  // per step and data rank
@@ -51,7 +51,7 @@ struct Plan {
   std::string rendezvous = {};  // "HOST:PORT" where processes without a launcher rendezvous; empty: none
   CudaGraph cuda_graph = CudaGraph::automatic;
   AttentionKernels attention = AttentionKernels::automatic;
-  bool deterministic = false;    // bitwise reproducible runs on a GPU; the CPU always is
+  bool deterministic = false;    // bitwise reproducible GPU runs; CPU runs always are
   int64_t threads_per_rank = 0;  // 0: the cores divided by the ranks
   double timeout = 300;          // seconds that a rank waits for another
 
@@ -59,7 +59,7 @@ struct Plan {
   bool operator==(const Plan&) const = default;
 };
 
-// Names of enum values in the command line, JSON and messages (base/setting.h).
+// Names in the command line, JSON and messages (base/setting.h).
 constexpr std::array<std::string_view, 4> kZeroNames = {"0", "1", "2", "3"};  // option --zero is numeric
 constexpr std::array<std::string_view, 3> kOffloadNames = {"none", "optimizer", "parameters"};
 constexpr std::array<std::string_view, 3> kCudaGraphNames = {"auto", "on", "off"};
@@ -89,17 +89,16 @@ constexpr const auto& value_names(Device) { return kDeviceNames; }
 constexpr const auto& value_names(DType) { return kFloatNames; }
 
 Settings field_descriptors(Plan& plan);
-// The fields that differ from `usual`: "dp=2 zero=3".
-std::string difference(Plan plan, Plan usual);
+// The fields that differ from `other`: "dp=2 zero=3".
+std::string difference(Plan plan, Plan other);
 
-// Throws FieldError with the field, the expected and actual value, and the nearest valid value if the plan is invalid
-// for every model. check() of train/config.h also checks model and batch.
+// Throws FieldError if the plan is invalid for every model. check() of train/config.h also checks model and batch.
 void check(const Plan& plan);
 
-// All fields by name; empty file names are omitted.
+// Omits empty file names.
 std::string to_json(const Plan& plan);
-// Missing fields have their defaults. Throws FieldError for an unknown key or a value of the wrong type, Error if the
-// text is no JSON object. Does not check the plan.
+// Missing fields have their defaults. Throws FieldError for an unknown key or a wrong type, Error if the text is not a
+// JSON object. Does not check the plan.
 Plan plan_from_json(std::string_view json);
 // The non-default fields: "dp=2 zero=3"; "one rank" if there are none.
 std::string to_text(const Plan& plan);
@@ -108,20 +107,20 @@ std::string describe(const Plan& plan);
 // The schedule's name, or its file.
 std::string schedule_name(const Plan& plan);
 
-// Whether ranks are processes (MPI, TCP rendezvous, optionally NCCL) rather than threads of this one.
+// Whether ranks are processes rather than threads.
 bool has_processes(const Plan& plan);
-// Whether each rank has its own GPU and arrays are exchanged over NCCL.
+// Whether each rank has its own GPU and communicates over NCCL.
 bool uses_nccl(const Plan& plan);
-// Whether the plan splits the sums inside a matmul or softmax, and therefore agrees with one rank up to rounding rather
-// than bitwise. Includes cuDNN attention, whose rows are not guaranteed to be independent of the batch.
+// Whether the plan splits the sums inside a matmul or softmax, and so agrees with one rank only up to rounding.
+// Includes cuDNN attention, whose rows may depend on the batch.
 bool splits_sums(const Plan& plan);
 // Data ranks of a ZeRO group; 1 without ZeRO.
 int64_t shard_group_size(const Plan& plan);
-// The pipeline schedule before lowering. Throws FieldError, and InputError for an invalid file.
+// Before lowering. Throws FieldError, and InputError for an invalid file.
 Schedule make_schedule(const Plan& plan);
 LaunchOptions launch_options(const Plan& plan);
 
-// "8 or 12": the multiples of n next to `wanted`.
+// "8 or 12": the multiples of n nearest to `wanted`.
 std::string multiples_near(int64_t n, int64_t wanted);
 
 }  // namespace tessera

@@ -22,8 +22,6 @@ void check_finite(const StepReport& r, int64_t step) {
       Status::not_finite);
 }
 
-// Agreement before a step, and call counts of replayed steps.
-
 StepConsensus::StepConsensus(Communicator& world, std::vector<Communicator*> all)
     : world_(world), all_(std::move(all)) {}
 
@@ -32,9 +30,9 @@ StepConsensus::StepMode StepConsensus::choose(bool can_launch, bool can_capture)
   return can_capture ? StepMode::capture : StepMode::queue;
 }
 
-StepConsensus::Decision StepConsensus::agree(StepRequest wish, bool can_launch, bool can_capture) {
+StepConsensus::Decision StepConsensus::agree(StepRequest request, bool can_launch, bool can_capture) {
   const auto vote = [](bool yes) { return yes ? 1.0 : 0.0; };
-  std::array<double, 3> votes{encode(wish), vote(!can_launch), vote(!can_launch && !can_capture)};
+  std::array<double, 3> votes{encode(request), vote(!can_launch), vote(!can_launch && !can_capture)};
   world_.sum(votes);
   return {choose(votes[1] == 0, votes[2] == 0), decode(votes[0])};
 }

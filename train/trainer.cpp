@@ -19,8 +19,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Swaps in the last synchronized weights of local-update replicas during its lifetime. Allocates a copy of the local
-// ones.
+// Temporarily replaces local weights by the last synchronized ones. Allocates a copy of the local ones.
 class ScopedSyncedWeights : NotCopied {
  public:
   explicit ScopedSyncedWeights(const DataStrategy& strategy) : units_(strategy.shards()) {
@@ -59,14 +58,14 @@ Trainer::Trainer(const Job& job, Sequences sequences, Communicator& world, Trace
       mesh_(world, mesh_axes(job.plan)),
       data_axis_(job.plan.cp > 1 ? mesh_.flat({"dp", "cp"}) : mesh_["dp"]),
       arena_(rank_arena(job.plan, world)),
-      whole_(tessera::full_model(job, sequences.vocab)),
+      full_model_(tessera::full_model(job, sequences.vocab)),
       schedule_(lr_schedule(job.optim)) {
   split_data_axis();
   if (trace) {
     trace->watch(arena_);
     for (Communicator* axis : communicators()) axis->set_trace(trace);
   }
-  part_ = std::make_unique<ModelPart>(*whole_, job_.make,
+  part_ = std::make_unique<ModelPart>(*full_model_, job_.make,
                                       ModelPart::Axes{mesh_["pp"], data_axis_, mesh_["cp"], mesh_["tp"], ep_.get()},
                                       part_options());
   find_units();
@@ -80,8 +79,8 @@ Trainer::Trainer(const Job& job, Sequences sequences, Communicator& world, Trace
 
 Trainer::~Trainer() = default;
 
-// Ranks [g e, (g + 1) e) of the axis are an expert-parallel group; those of a sharding group with equal remainders hold
-// the same experts, and shard them.
+// Ranks [g e, (g + 1) e) of the axis are an expert-parallel group; ranks of a sharding group with equal remainders
+// shard the same experts.
 void Trainer::split_data_axis() {
   const Plan& p = job_.plan;
   const auto e = static_cast<int>(p.ep);
@@ -110,24 +109,24 @@ ModelPart::Options Trainer::part_options() {
 
 // Index of each local unit in the full model; past its end for the copy of a tied weight.
 void Trainer::find_units() {
-  const std::vector<Module::Unit> whole = whole_->layout();
-  for (const int stage : stages_of_units(*whole_, part_->layers()))
+  const std::vector<Module::Unit> full = full_model_->layout();
+  for (const int stage : stages_of_units(*full_model_, part_->layers()))
     ranks_of_units_.push_back(part_->schedule().rank_of_stage[static_cast<size_t>(stage)]);
   for (const Module::Unit& unit : model().layout())
     places_.push_back(static_cast<size_t>(
-        std::ranges::find_if(whole, [&](const Module::Unit& u) { return u.name == unit.name; }) - whole.begin()));
+        std::ranges::find_if(full, [&](const Module::Unit& u) { return u.name == unit.name; }) - full.begin()));
 }
 
 // If the first and the last stage are on different ranks, these reduce the gradients of the tied weight.
 void Trainer::join_tied_weights() {
   const std::vector<int>& ranks = part_->schedule().rank_of_stage;
   const int first = ranks.front(), last = ranks.back(), own = mesh_.coordinate("pp");
-  const std::vector<Parameter*> all = whole_->parameters();
+  const std::vector<Parameter*> all = full_model_->parameters();
   if (first == last || std::ranges::none_of(all, [](const Parameter* p) { return p->is_tied(); })) return;
   std::vector<int> at = mesh_.coordinates(world_.rank());
   at[0] = own == first || own == last ? 0 : own;  // other ranks form groups of one
-  const int beside = own == first || own == last ? 0 : world_.size();
-  tied_ = world_.split(mesh_.rank_at(at) + beside, own == first ? 0 : 1, "tied");
+  const int offset = own == first || own == last ? 0 : world_.size();
+  tied_ = world_.split(mesh_.rank_at(at) + offset, own == first ? 0 : 1, "tied");
 }
 
 DeviceScalar Trainer::queue_passes() {
@@ -147,7 +146,7 @@ void Trainer::dump(int64_t step, const std::filesystem::path& folder) {
   dump_ = std::make_unique<StepDump>(*this, step, folder);
 }
 
-StepReport Trainer::compute_gradients(StepRequest wish) {
+StepReport Trainer::compute_gradients(StepRequest request) {
   tokens_->begin(steps_done());
   const bool dumps = dump_ && dump_->is_next();
   if (dumps) dump_->begin(tokens_->sequences());
@@ -156,13 +155,12 @@ StepReport Trainer::compute_gradients(StepRequest wish) {
   queue_sums();
   StepReport r;
   r.grad_norm = std::sqrt(sum_of_squares());
-  // All tp ranks have the same loss, so one contributes it. With separate norms per rank, all ranks learn of a
-  // non-finite one.
-  std::vector<double> totals{mesh_.coordinate("tp") == 0 ? double{sum} : 0.0, encode(wish)};
+  // All tp ranks have the same loss, so one contributes it. With separate norms, all ranks learn of a non-finite one.
+  std::vector<double> totals{mesh_.coordinate("tp") == 0 ? double{sum} : 0.0, encode(request)};
   if (strategy().layout().local_updates) totals.push_back(r.grad_norm);
   world_.sum(totals);
   r.loss = totals[0] / tokens_->targets();
-  r.wish = decode(totals[1]);
+  r.request = decode(totals[1]);
   if (!std::isfinite(totals.back()) && strategy().layout().local_updates) r.grad_norm = totals.back();
   r.lr = schedule_.at(steps_done());
   if (dumps) dump_->finish(r.loss);
@@ -170,7 +168,7 @@ StepReport Trainer::compute_gradients(StepRequest wish) {
   return r;
 }
 
-// Both copies of a tied weight get the sum of their gradients, so that they stay equal.
+// Both copies of a tied weight get the sum of their gradients and so stay equal.
 void Trainer::sum_tied_gradients() {
   const FlatUnit *first = nullptr, *last = nullptr;
   for (const FlatUnit& shard : strategy().shards())
@@ -185,8 +183,7 @@ void Trainer::sum_tied_gradients() {
   }
 }
 
-// Units in the order of the full model, on any rank; excludes copies of tied weights and all but the first replica of
-// tensors replicated over tp.
+// Units in the order of the full model; excludes copies of tied weights and all but the first tp replica of a tensor.
 double Trainer::sum_of_squares() {
   const std::vector<double> own = unit_sums(strategy(), &mesh_["tp"]);
   const bool first = !ep_ || ep_->rank() == 0;  // the first rank contributes values replicated in an expert-parallel
@@ -221,10 +218,10 @@ void Trainer::update(const StepReport& r) {
   if (job_.plan.offload == Offload::parameters) wait_for(arena_);  // the host may read them from here on
 }
 
-StepReport Trainer::step(StepRequest wish) {
+StepReport Trainer::step(StepRequest request) {
   const auto start = std::chrono::steady_clock::now();
   const bool queued = graph_ && !(dump_ && dump_->is_next());
-  StepReport r = queued ? queued_step(wish) : compute_gradients(wish);
+  StepReport r = queued ? queued_step(request) : compute_gradients(request);
   if (!queued) update(r);
   r.step = steps_done();
   set_time(r, seconds_since(start), tokens_->tokens_of_step());
@@ -250,9 +247,7 @@ std::optional<double> Trainer::mean_loss(const Rows& split, const std::function<
                             world_, split);
 }
 
-// Steps that the host only starts and awaits (train/step.h).
-
-// Ranks with the same loss or replicated gradients contribute them once: tp ranks, and ranks with reduced gradients.
+// Ranks with the same loss or replicated gradients contribute them once.
 void Trainer::make_graph() {
   const Plan& p = job_.plan;
   if (!steps_without_host(job_, trace_ != nullptr)) return;
@@ -282,7 +277,7 @@ void Trainer::make_graph() {
   }
 }
 
-// This rank's contribution to sum_of_squares(): float64, units in the order of the full model.
+// Float64, units in the order of the full model.
 Tensor Trainer::queue_squares() {
   const Tensor own = unit_squares(strategy(), &mesh_["tp"]);
   std::vector<BlockRun> places(ranks_of_units_.size());
@@ -293,11 +288,10 @@ Tensor Trainer::queue_squares() {
   return all;
 }
 
-// Loss and norm are known once the update has been applied or skipped.
-StepReport Trainer::queued_step(StepRequest wish) {
+StepReport Trainer::queued_step(StepRequest request) {
   const double lr = schedule_.at(steps_done());
-  const StepGraph::Found found = graph_->run(steps_done(), lr, wish);
-  StepReport r{.lr = lr, .wish = found.wish};
+  const StepGraph::Found found = graph_->run(steps_done(), lr, request);
+  StepReport r{.lr = lr, .request = found.request};
   r.loss = found.loss_sum / tokens_->targets();
   r.grad_norm = found.grad_norm;
   check_finite(r, steps_done() + 1);

@@ -1,5 +1,5 @@
-// One rank of a training run: its model shard, optimizer, and coordinates in the data and on the mesh. All plans share
-// one code path: an axis of size 1 costs nothing, and a run without pipeline parallelism is a pipeline of one stage.
+// One rank of a training run. All plans share one code path: an axis of size 1 costs nothing, and a run without
+// pipeline parallelism is a pipeline of one stage.
 #pragma once
 
 #include "data/token_file.h"
@@ -28,11 +28,10 @@ class ModelPart {
     ArenaPtr arena = {};
     Trace* trace = nullptr;
   };
-  // `whole` is the unsharded model, `make` creates its shards. The axes and the trace must outlive this object.
-  ModelPart(LanguageModel& whole, const ModelFactory& make, const Axes& axes, Options options);
+  // `full` is the unsharded model, `make` creates its shards. The axes and the trace must outlive this object.
+  ModelPart(LanguageModel& full, const ModelFactory& make, const Axes& axes, Options options);
 
-  // Runs the passes over the micro-batches of `source`; returns the sum of their losses as PipelineRuntime::step()
-  // defines it.
+  // Returns the sum of the losses (PipelineRuntime::step()).
   DeviceScalar step(BatchSource& source) {
     strategy_->begin_step();
     stages_->take_from(source);
@@ -64,26 +63,25 @@ class StepDump;
 
 class Trainer {
  public:
-  // Initializes the model. Every rank of `world` constructs one; `world` and `trace` (null: no tracing of this rank's
-  // actions and communication) must outlive it.
+  // Every rank of `world` constructs one; `world` and `trace` (null: no tracing) must outlive it.
   Trainer(const Job& job, Sequences sequences, Communicator& world, Trace* trace = nullptr);
   ~Trainer();
 
-  // One update. Throws Error (not_finite) on every rank if the loss or the gradient norm is not finite, before updating
-  // anything. The report contains the strongest request of any rank. On GPUs, one rank or several over NCCL run as
-  // train/step.h describes, with bitwise identical results for one rank.
-  StepReport step(StepRequest wish = StepRequest::none);
-  // The two halves of step(), to inspect the gradients between them in strategy().shards().
-  StepReport compute_gradients(StepRequest wish = StepRequest::none);
+  // One update. Throws Error (not_finite) on every rank, before updating anything, if the loss or the gradient norm is
+  // not finite. On GPUs, one rank or several over NCCL run as train/step.h describes, with bitwise identical results
+  // for one rank.
+  StepReport step(StepRequest request = StepRequest::none);
+  // The two halves of step(); between them strategy().shards() has the gradients.
+  StepReport compute_gradients(StepRequest request = StepRequest::none);
   void update(const StepReport& report);
-  // Dumps step `step` (from 1) when it runs (train/dump.h). Collective.
+  // Dumps that step (from 1) when it runs (train/dump.h). Collective.
   void dump(int64_t step, const std::filesystem::path& folder);
 
-  // Mean loss over all targets of a split, whose rows have the context's length; the same on every rank. nullopt if a
+  // Mean loss over all targets of a split, whose rows have the context's length; the same on every rank; nullopt if a
   // rank stops it.
   std::optional<double> mean_loss(const Rows& split, const std::function<bool()>& stop);
   std::optional<double> mean_loss(const TokenFile& split, const std::function<bool()>& stop) {
-    return mean_loss(Windows(split, whole_->config.context), stop);
+    return mean_loss(Windows(split, full_model_->config.context), stop);
   }
   double mean_loss(const TokenFile& split) { return *mean_loss(split, {}); }
 
@@ -97,8 +95,8 @@ class Trainer {
   }
   const Job& job() const { return job_; }
   LanguageModel& model() { return part_->model(); }  // this rank's shard
-  // The unsharded model as meta tensors.
-  LanguageModel& full_model() { return *whole_; }
+  // Unsharded, as meta tensors.
+  LanguageModel& full_model() { return *full_model_; }
   Optimizer& optimizer() { return *optimizer_; }
   DataStrategy& strategy() { return part_->strategy(); }
   const DataStrategy& strategy() const { return part_->strategy(); }
@@ -106,24 +104,23 @@ class Trainer {
   Mesh& mesh() { return mesh_; }
   // The ranks that reduce gradients: dp x cp.
   Communicator& data_axis() { return data_axis_; }
-  // This rank's expert-parallel group on that axis; null without expert parallelism.
+  // This rank's group on that axis; null without expert parallelism.
   Communicator* expert_ranks() { return ep_.get(); }
-  // The world and every axis, once each; each has separate communication counts.
+  // The world and every axis, once each, with separate communication counts.
   std::vector<Communicator*> communicators();
   const Schedule& schedule() const { return part_->runtime().schedule(); }
-  const std::vector<Range>& layers() const { return part_->layers(); }  // by stage
-  // The pipeline rank of a unit of the full model.
+  const std::vector<Range>& layers() const { return part_->layers(); }
   int pipeline_rank(size_t unit) const { return ranks_of_units_[unit]; }
   const std::vector<int64_t>& positions() const { return part_->positions(); }  // of local tokens; empty: all
   DType gradient_dtype() const { return data_options(job_).grad_dtype; }
   int peak_in_flight() const { return part_->runtime().peak_in_flight(); }
-  // Modes of the steps on a GPU; all zero if the host synchronizes within steps.
+  // Steps by mode on a GPU; all zero if the host synchronizes within steps.
   StepGraph::Record step_record() const { return graph_ ? graph_->record() : StepGraph::Record{}; }
   const ArenaPtr& arena() const { return arena_; }
   // Without padding; on average if it varies.
   int64_t tokens_per_step() const {
     const int64_t found = tokens_->sequences().tokens_per_step;
-    return found > 0 ? found : job_.optim.batch * whole_->config.context;
+    return found > 0 ? found : job_.optim.batch * full_model_->config.context;
   }
 
  private:
@@ -135,7 +132,7 @@ class Trainer {
   Tensor queue_squares();
   DeviceScalar queue_passes();
   void queue_sums();
-  StepReport queued_step(StepRequest wish);
+  StepReport queued_step(StepRequest request);
   double sum_of_squares();
   void sum_tied_gradients();
 
@@ -146,17 +143,17 @@ class Trainer {
   Communicator& data_axis_;
   std::unique_ptr<Communicator> ep_, edp_;  // neighbours on the data axis; ranks with equal positions in these groups
   ArenaPtr arena_;
-  std::unique_ptr<LanguageModel> whole_;
+  std::unique_ptr<LanguageModel> full_model_;
   std::unique_ptr<ModelPart> part_;
-  std::vector<size_t> places_;          // indices of this rank's units in the full model
-  std::vector<int> ranks_of_units_;     // pipeline ranks of the full model's units
+  std::vector<size_t> places_;          // of this rank's units in the full model
+  std::vector<int> ranks_of_units_;     // of the full model's units
   std::unique_ptr<Communicator> tied_;  // ranks of the first and the last stage, if distinct
   std::unique_ptr<StepTokens> tokens_;
   std::unique_ptr<MatrixOwners> matrices_;  // for an optimizer that updates full matrices
   std::unique_ptr<Optimizer> optimizer_;
-  std::unique_ptr<StepConsensus> step_ranks_;  // if there are several ranks
-  std::unique_ptr<StepGraph> graph_;           // steps without host synchronization
-  std::unique_ptr<StepDump> dump_;             // of a pending or completed step
+  std::unique_ptr<StepConsensus> step_ranks_;
+  std::unique_ptr<StepGraph> graph_;  // steps without host synchronization
+  std::unique_ptr<StepDump> dump_;
   int64_t more_updates_ = 0;
   LrSchedule schedule_;
 };

@@ -12,11 +12,11 @@ std::optional<Straggler> find_straggler(const std::vector<double>& waited, doubl
   constexpr double kMinSeconds = 2, kMinShare = 0.2, kMinTimes = 2;
   const auto others = static_cast<double>(waited.size()) - 1;
   if (others < 1 || seconds < kMinSeconds) return {};
-  const auto most = std::ranges::max_element(waited);
-  const double share = *most / (others * seconds),
-               mean = (std::accumulate(waited.begin(), waited.end(), 0.0) - *most) / others;
-  if (share < kMinShare || *most < kMinTimes * mean) return {};
-  return Straggler{static_cast<int>(most - waited.begin()), share};
+  const auto longest = std::ranges::max_element(waited);
+  const double share = *longest / (others * seconds),
+               mean = (std::accumulate(waited.begin(), waited.end(), 0.0) - *longest) / others;
+  if (share < kMinShare || *longest < kMinTimes * mean) return {};
+  return Straggler{static_cast<int>(longest - waited.begin()), share};
 }
 
 RunUsage run_usage(Communicator& world, const std::vector<Communicator*>& axes, const ArenaPtr& arena) {
@@ -41,17 +41,15 @@ RunUsage run_usage(Communicator& world, const std::vector<Communicator*>& axes, 
   return usage;
 }
 
-// Each rank counts local tokens and local layers.
-
 ExpertLoad::Busiest ExpertLoad::busiest() const {
   Busiest out;
   for (size_t layer = 0; layer < rows.size(); ++layer) {
-    const auto most = std::ranges::max_element(rows[layer]);
+    const auto highest = std::ranges::max_element(rows[layer]);
     const int64_t sum = std::accumulate(rows[layer].begin(), rows[layer].end(), int64_t{0});
     if (sum == 0) continue;
     const double times =
-        static_cast<double>(*most) * static_cast<double>(rows[layer].size()) / static_cast<double>(sum);
-    if (times > out.times) out = {times, static_cast<int64_t>(layer), most - rows[layer].begin()};
+        static_cast<double>(*highest) * static_cast<double>(rows[layer].size()) / static_cast<double>(sum);
+    if (times > out.times) out = {times, static_cast<int64_t>(layer), highest - rows[layer].begin()};
   }
   return out;
 }

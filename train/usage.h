@@ -8,9 +8,9 @@ namespace tessera {
 struct SentBytes {
   std::string axis, operation;
   int64_t calls = 0, bytes = 0;  // sums over ranks
-  int64_t most = 0;              // bytes sent by the busiest rank, if known
+  int64_t most = 0;              // by the busiest rank, if known
 };
-// The rank with the longest waits of other ranks, and the fraction of their time spent waiting for it.
+// The rank that others waited for longest, and the fraction of their time spent waiting for it.
 struct Straggler {
   int rank = 0;
   double share = 0;
@@ -25,17 +25,15 @@ struct RunUsage {
   std::optional<Straggler> straggler = {};
 };
 
-// Current counts of the axes (which may include the world), the same on every rank. Collective.
+// Current counts of the axes (which may include the world). Collective; the same on every rank.
 RunUsage run_usage(Communicator& world, const std::vector<Communicator*>& axes, const ArenaPtr& arena);
-
-// Load balance of experts.
 
 class Trainer;
 
 struct ExpertLoad {
   std::vector<std::vector<int64_t>> rows = {};  // by layer and expert: routed tokens
   int64_t dropped = 0;                          // choices beyond the capacity
-  // The expert with the highest load relative to its layer's mean.
+  // Highest load relative to its layer's mean.
   struct Busiest {
     double times = 0;
     int64_t layer = 0, expert = 0;
@@ -44,8 +42,7 @@ struct ExpertLoad {
   bool empty() const { return rows.empty(); }
 };
 
-// Load over all ranks in the training steps since the last call, the same on each rank; empty for a model without
-// experts. Collective.
+// Load in the training steps since the last call; empty without experts. Collective; the same on every rank.
 ExpertLoad expert_load(Trainer& trainer);
 
 // The upper median; 0 if empty.

@@ -1,4 +1,4 @@
-// Bitwise comparison first; a distance if the bits differ.
+// Compares bits first, then distances.
 #include "verify/comparison.h"
 
 #include <fmt/format.h>
@@ -13,7 +13,6 @@
 namespace tessera {
 namespace {
 
-// Accumulates |a - b|^2 and |b|^2.
 struct Distance {
   double difference = 0, norm = 0;
   void add(const Tensor& a, const Tensor& b) {
@@ -61,7 +60,6 @@ const char* to_string(TensorDifference::Kind kind) {
 
 }  // namespace
 
-// Records a failing step.
 void Comparison::note(int64_t step) {
   if (result_.wrong_steps.empty() || result_.wrong_steps.back() != step) result_.wrong_steps.push_back(step);
 }
@@ -88,7 +86,7 @@ bool Comparison::tensors(const Tensors& all, double& worst_distance) {
       const NamedTensor& found = all.found.at(at);
       const Tensor owners = all.owners.empty() ? Tensor() : all.owners.at(at).tensor;
       ++at;
-      const Pair pair{*slot.parameter, assemble_full(slot, all.whole, u), assemble_full(slot, all.before, u), owners};
+      const Pair pair{*slot.parameter, assemble_full(slot, all.full, u), assemble_full(slot, all.before, u), owners};
       right = one(all, found, pair, worst_distance) && right;
       if (all.kind == TensorDifference::Kind::parameter) pairs.push_back({found.tensor.contiguous(), pair.expected});
     }
@@ -169,8 +167,6 @@ std::vector<std::string> to_lines(const VerifyResult& result) {
   return out;
 }
 
-// --- tolerance of a plan that splits sums ---
-
 namespace {
 
 constexpr double kExact = 1e-12;         // in float64
@@ -185,7 +181,6 @@ std::vector<NamedTensor> compute_gradients(Reference& run) {
   return out;
 }
 
-// Largest relative difference between the gradients of two runs.
 double difference(Reference& run, Reference& other) {
   const std::vector<NamedTensor> expected = compute_gradients(run), found = compute_gradients(other);
   double worst = 0;
@@ -198,8 +193,8 @@ double difference(Reference& run, Reference& other) {
   return worst;
 }
 
-// Maximum over steps of the difference between two serial runs, since a tensor whose gradient is small compared with
-// its addends may reach it late. Both continue with the same gradients.
+// Maximum over steps, because a tensor whose gradient is small compared with its addends may reach it late. Both runs
+// continue with the same gradients.
 double difference_of_orders(Job job, const Sequences& sequences, const Working& working) {
   job.plan.microbatches = 1;
   Reference together(job, sequences, {});
@@ -219,7 +214,7 @@ double difference_of_orders(Job job, const Sequences& sequences, const Working& 
   return worst;
 }
 
-// Maximum over steps of the difference of a serial fp32 run from float64 at the same values. Both run on the CPU if the
+// Maximum over steps of a serial fp32 run's error relative to float64 at the same values. Both run on the CPU if the
 // GPU has no float64 kernels.
 double error_of_fp32(Job job, const Sequences& sequences, const Working& working) {
   if constexpr (kWithCuda)

@@ -19,20 +19,18 @@ class Comparison {
     TensorDifference::Kind kind{};
     const std::vector<NamedTensor>& found;
     const std::vector<FlatUnit>& units;
-    std::vector<Tensor> whole;
-    std::vector<Tensor> before = {};         // `whole` of the preceding step; empty: unknown
+    std::vector<Tensor> full;
+    std::vector<Tensor> before = {};         // of the preceding step; empty: unknown
     const std::vector<NamedTensor>& owners;  // source rank of each element of `found`
     int rank_of_copy = 0;                    // added to that rank, for replicas on other ranks
   };
 
-  // Subsequent comparisons require bitwise equality under any plan; or, again, the tolerance of a plan that splits
-  // sums.
+  // Subsequent comparisons require bitwise equality, or only the tolerance if the plan splits sums.
   void exactly() { bits_ = true; }
   void within_bound() { bits_ = false; }
 
-  // Compares the loss, or the gradient norm.
   void number(int64_t step, const std::string& what, double found, double expected);
-  // Sets `worst_distance` to the largest distance. Returns whether all tensors are equal, or within the tolerance.
+  // Returns whether all tensors are equal, or within the tolerance.
   bool tensors(const Tensors& all, double& worst_distance);
 
  private:
@@ -51,26 +49,25 @@ class Comparison {
 // One line per failing value and tensor of the first failing step, then one line per later step.
 std::vector<std::string> to_lines(const VerifyResult& result);
 
-// Tolerance of a plan that splits sums, relative to one rank: a relative error (2-norms) for each tensor. In float64
-// 1e-12; in fp32 and bf16 k 1.03^L eps with L layers. k is calibrated in the same run as four times the largest
-// difference, over tensors and steps, between the gradients of two serial runs with different summation orders (all
-// sequences of a rank at once, and one by one), clamped to [64, 256] so that no calibration can hide a fault. The
-// minimum is needed because those two orders differ only in sums over sequences (not at all for a batch of one),
-// whereas a plan also reorders sums over tokens and channels: a ring of two ranks with 4 channels reached 49 with
-// AVX-512, whose matmuls sum in other orders than AVX2's. In fp32 k is also at least twice the error of the first
-// serial run relative to float64: a gradient that is small compared with its addends, as that of the norm of keys, has
-// this error in any order, including the plan's.
+// Relative tolerance (2-norms) of each tensor of a plan that splits sums: 1e-12 in float64; in fp32 and bf16 k 1.03^L
+// eps with L layers. k is calibrated in the same run as four times the largest difference, over tensors and steps,
+// between the gradients of two serial runs with different summation orders (all sequences of a rank at once, and one by
+// one), clamped to [64, 256] so that no calibration can hide a fault. The minimum is needed because those orders differ
+// only in sums over sequences (not at all for a batch of one), whereas a plan also reorders sums over tokens and
+// channels: a ring of two ranks with 4 channels reached 49 with AVX-512, whose matmuls sum in other orders than AVX2's.
+// In fp32 k is also at least twice the first serial run's error relative to float64: a gradient that is small compared
+// with its addends, e.g. of the key norm, has this error in any order.
 struct Tolerance {
   double bound = 0;
   std::string text;  // derivation, for display
 };
 
-// `orders` and `error`: relative difference between two summation orders, and from float64; unused for float64.
+// Relative differences between two summation orders, and from float64; unused for float64.
 Tolerance compute_tolerance(DType dtype, int64_t layers, double orders, double error);
-// Tolerance of loss, norm and gradients of a step.
+// For loss, norm and gradients of a step.
 Tolerance compute_tolerance(const Job& job, const Sequences& sequences, const Working& working = VerifyHooks().working);
 
-// Runs all steps of a rank of the plan, with the oracle on rank 0, and then compares the totals.
+// Runs all steps of a rank of the plan, with the oracle on rank 0.
 void run_beside_oracle(const Job& job, Communicator& world, const Sequences& sequences, const VerifyHooks& hooks,
                        VerifyResult& result);
 

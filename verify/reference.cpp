@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-// --- summation order of each algorithm, as documented in its file ---
+// Summation order of each algorithm, as documented in its file.
 
 template <class T>
 T plus(T a, T b) {
@@ -84,8 +84,6 @@ Tensor sum_over(const std::vector<Tensor>& ranks, const std::vector<ReductionSpa
   return out;
 }
 
-// --- the serial run ---
-
 namespace {
 
 // The total may be on a GPU.
@@ -95,7 +93,7 @@ void add_to_any(Tensor total, const Tensor& x) {
   if (total.device() != Device::cpu) total.copy_from(here);
 }
 
-// Document starts, by a backward search from every token: int32 (B, T), and each token's position in its document.
+// Searches backward from every token; int32 (B, T) starts, and each token's position in its document.
 Documents documents_in(const Tensor& ids, int32_t end) {
   const int64_t tokens = ids.dim(1);
   Documents found{ids.clone(), ids.clone()};
@@ -121,9 +119,9 @@ Reference::Reference(const Job& job, Sequences sequences, SumOrder order)
       schedule_(lr_schedule(job.optim)) {
   const DataOptions d = data_options(job);
   const std::vector<FlatUnit>& units = model_->materialize(d.seed, arena_, d.dtype, d.grad_dtype);
-  if (order_.parts.empty())
+  if (order_.segments.empty())
     for (size_t u = 0; u < units.size(); ++u)
-      if (units[u].trainable()) order_.parts.push_back({u});
+      if (units[u].trainable()) order_.segments.push_back({u});
   optimizer_ = make_optimizer(job_, model_->units());
 }
 
@@ -139,20 +137,19 @@ std::shared_ptr<const Routing> Reference::keep_choices() {
   return choices_;
 }
 
-// The unit with a copy in the plan; null if there is none.
+// Null if the plan has no copy.
 const FlatUnit* Reference::copied() {
-  for (const SumOrder::Part& part : order_.parts)
-    if (part.copy) return &model_->units()[part.unit];
+  for (const SumOrder::Segment& segment : order_.segments)
+    if (segment.copy) return &model_->units()[segment.unit];
   return nullptr;
 }
 
-// Targets of the current step.
 double Reference::step_targets() const {
   return static_cast<double>(
       targets_of_step(sequences_, optimizer_->steps(), job_.optim.batch * model_->config.context));
 }
 
-// Documents of the sequences from `first` on, with ids in host memory.
+// `ids` in host memory.
 Documents Reference::documents(const Tensor& ids, int64_t first, const std::vector<int64_t>& lengths) const {
   const bool masks = job_.optim.document_mask;
   Documents made;
@@ -176,10 +173,10 @@ Documents Reference::documents(const Tensor& ids, int64_t first, const std::vect
 // Forward and backward. With a separate head gradient the graph is split before the head, whose use of the tied weight
 // is differentiated separately.
 double Reference::passes(const Tensor& ids, const Tensor& targets, Tensor& of_head) {
-  const FlatUnit* const apart = copied();
+  const FlatUnit* const tied = copied();
   const double scale = 1.0 / step_targets();
   model_->clear_gradients();
-  if (!apart) {
+  if (!tied) {
     const Loss loss = model_->head_loss(model_->hidden(ids), targets, scale);
     backward(loss.mean);
     model_->zero_missing_gradients();
@@ -188,20 +185,19 @@ double Reference::passes(const Tensor& ids, const Tensor& targets, Tensor& of_he
   const Var hidden = model_->hidden(ids), cut(hidden.value(), true);
   const Loss loss = model_->head_loss(cut, targets, scale);
   backward(loss.mean);
-  of_head = apart->grads.clone();
-  for (const Slot& slot : apart->slots) slot.parameter->var.clear_grad();
+  of_head = tied->grads.clone();
+  for (const Slot& slot : tied->slots) slot.parameter->var.clear_grad();
   backward(hidden, {.seed = cut.grad()});
   model_->zero_missing_gradients();
   return loss.loss_sum;
 }
 
-// Gradient of one micro-batch of one rank.
 Tensor Reference::gradient(int rank, int64_t microbatch, double& loss_sum) {
   const int64_t size = job_.optim.batch / (order_.ranks * job_.plan.microbatches);
   return gradient_values((rank * job_.plan.microbatches + microbatch) * size, size, loss_sum);
 }
 
-// Gradient of some sequences in newly cleared buffers, in the plan's order.
+// Gradient of `size` sequences in newly cleared buffers, in the plan's order.
 Tensor Reference::gradient_values(int64_t first, int64_t size, double& loss_sum) {
   const int64_t context = model_->config.context;
   Tensor of_head;
@@ -232,29 +228,28 @@ Tensor Reference::gradient_values(int64_t first, int64_t size, double& loss_sum)
     routing_margin_ = std::max(routing_margin_, load.margin);
   }
   int64_t total = 0;
-  std::vector<Tensor> parts;
-  for (const SumOrder::Part& part : order_.parts) {
-    parts.push_back(part.copy ? of_head : model_->units()[part.unit].grads);
-    total += parts.back().numel();
+  std::vector<Tensor> slices;
+  for (const SumOrder::Segment& segment : order_.segments) {
+    slices.push_back(segment.copy ? of_head : model_->units()[segment.unit].grads);
+    total += slices.back().numel();
   }
-  Tensor all = Tensor::empty({total}, parts.at(0).dtype(), aside_);
+  Tensor all = Tensor::empty({total}, slices.at(0).dtype(), aside_);
   int64_t at = 0;
-  for (const Tensor& part : parts) {
-    all.narrow(0, at, part.numel()).copy_from(part);
-    at += part.numel();
+  for (const Tensor& slice : slices) {
+    all.narrow(0, at, slice.numel()).copy_from(slice);
+    at += slice.numel();
   }
   return all;
 }
 
-// Copies the step's gradients to their units.
 void Reference::take(const Tensor& total) {
   int64_t at = 0;
   Tensor of_head;
-  for (const SumOrder::Part& part : order_.parts) {
-    Tensor to = model_->units()[part.unit].grads;
+  for (const SumOrder::Segment& segment : order_.segments) {
+    Tensor to = model_->units()[segment.unit].grads;
     const Tensor sum = total.narrow(0, at, to.numel());
     at += sum.numel();
-    if (part.copy)
+    if (segment.copy)
       of_head = sum;
     else
       to.copy_from(sum);
@@ -262,12 +257,12 @@ void Reference::take(const Tensor& total) {
   if (of_head.defined()) add_to_any(copied()->grads, of_head);
 }
 
-// Spans of the parts in the layout: those of experts, or the others.
-std::vector<ReductionSpan> Reference::reductions_of_parts(bool of_experts) const {
+// Spans of experts, or of the other units, in the layout.
+std::vector<ReductionSpan> Reference::segment_reductions(bool of_experts) const {
   std::vector<ReductionSpan> out;
   int64_t at = 0;
-  for (const SumOrder::Part& part : order_.parts) {
-    const FlatUnit& unit = model_->units()[part.unit];
+  for (const SumOrder::Segment& segment : order_.segments) {
+    const FlatUnit& unit = model_->units()[segment.unit];
     const int64_t size = unit.grads.numel();
     if (unit.slots[0].parameter->is_expert == of_experts) out.push_back({{at, at + size}, size});
     at += size;
@@ -279,10 +274,10 @@ std::vector<ReductionSpan> Reference::reductions_of_parts(bool of_experts) const
 void Reference::sum_experts(const std::vector<Tensor>& ranks) {
   for (size_t r = 0; order_.ep > 1 && r < ranks.size(); ++r) {
     const size_t first = r - r % static_cast<size_t>(order_.ep);
-    for (const ReductionSpan& part : reductions_of_parts(true))
+    for (const ReductionSpan& segment : segment_reductions(true))
       if (r > first)
-        add_to(ranks[first].narrow(0, part.range.begin, part.range.size()),
-               ranks[r].narrow(0, part.range.begin, part.range.size()));
+        add_to(ranks[first].narrow(0, segment.range.begin, segment.range.size()),
+               ranks[r].narrow(0, segment.range.begin, segment.range.size()));
   }
 }
 
@@ -291,12 +286,12 @@ Tensor Reference::sum_over_ranks(const std::vector<Tensor>& ranks) const {
   std::vector<Tensor> firsts;
   for (size_t r = 0; r < ranks.size(); r += static_cast<size_t>(order_.ep)) firsts.push_back(ranks[r]);
   Tensor out = ranks[0].clone();
-  for (const ReductionSpan& part : reductions_of_parts(false)) sum_in_order(ranks, out, part, order_.algorithm);
-  for (const ReductionSpan& part : reductions_of_parts(true)) sum_in_order(firsts, out, part, order_.algorithm);
+  for (const ReductionSpan& segment : segment_reductions(false)) sum_in_order(ranks, out, segment, order_.algorithm);
+  for (const ReductionSpan& segment : segment_reductions(true)) sum_in_order(firsts, out, segment, order_.algorithm);
   return out;
 }
 
-// Rows of one micro-batch, by rank, layer and expert.
+// `rows` of one micro-batch, by rank, layer and expert.
 void Reference::note_routing(const std::vector<std::vector<std::vector<int64_t>>>& rows) {
   const size_t e = static_cast<size_t>(order_.ep), layers = rows[0].size();
   for (size_t layer = 0; layer < layers; ++layer)
@@ -318,7 +313,7 @@ void Reference::note_routing(const std::vector<std::vector<std::vector<int64_t>>
       }
 }
 
-// Gradients of ranks from `first` on; adds their losses to `losses`.
+// Adds the losses of ranks from `first` on to `losses`.
 Tensor Reference::sum_of_group(int first, int ranks, std::vector<double>& losses) {
   std::vector<Tensor> of_rank(static_cast<size_t>(ranks));
   Tensor total;

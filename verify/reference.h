@@ -1,5 +1,5 @@
-// The oracle: one rank that trains the same model on the same sequences and sums over ranks and micro-batches in the
-// plan's order.
+// The oracle: one rank that trains the same model on the same sequences, with the plan's order of sums over ranks and
+// micro-batches.
 //
 // - One reduction per step (DDP, ZeRO-1, DataParallel, parameter server): each rank's micro-batches in order, then the
 //   ranks.
@@ -7,8 +7,8 @@
 // - With groups of ranks (hybrid sharding): as above within each group, then the groups.
 // - Expert-parallel gradients: first the ranks of a group in each micro-batch, then the groups in place of ranks.
 //
-// The order over ranks is the algorithm's, as documented in its file. The oracle shares only the model, the kernels and
-// the optimizer with the code under test.
+// The order over ranks is documented in the algorithm's file. The oracle shares only the model, the kernels and the
+// optimizer with the code under test.
 #pragma once
 
 #include "parallel/comm/algorithms.h"
@@ -18,20 +18,19 @@
 
 namespace tessera {
 
-// The plan's summation order.
 struct SumOrder {
   int ranks = 1;  // data ranks
   // Expert-parallel group size: neighbours whose expert gradients are summed first, in each micro-batch.
   int ep = 1;
   Algorithm algorithm = Algorithm::direct;  // of the collective that sums gradients
   bool every_microbatch = false;
-  // Layout of all gradients: the trainable units ordered by pipeline rank, by their indices in the full model. A copy
-  // is the tied weight's use at the end of a pipeline, with a separate gradient sum that is added to its unit's last.
-  struct Part {
+  // Layout of all gradients: the trainable units by pipeline rank, by their indices in the full model. A copy is the
+  // tied weight's use at the end of a pipeline, with a separate gradient sum that is added to its unit's last.
+  struct Segment {
     size_t unit = 0;
     bool copy = false;
   };
-  std::vector<Part> parts = {};
+  std::vector<Segment> segments = {};
   std::vector<ReductionSpan> reductions = {};  // of that layout
   // Reductions between groups of ranks, after those within each.
   int group = 0;  // ranks per group; 0: all ranks
@@ -48,19 +47,18 @@ class Reference {
   // The two halves of a step: gradients in units(), then the update.
   StepReport compute_gradients();
   void update(const StepReport& report);
-  // Replaces the gradients, in the order of units and slots, so that update() does what the plan does.
+  // Replaces the gradients by the plan's, in the order of units and slots.
   void adopt(const std::vector<NamedTensor>& gradients);
-  // Gradient of one sequence of the current step; overwrites the gradients in units().
+  // Overwrites the gradients in units().
   void compute_sequence_gradients(int64_t sequence);
   const std::vector<FlatUnit>& units() { return model_->units(); }  // values, and gradients of the last step
   std::vector<FlatUnit> trained();                                  // without frozen units
-  // Routing statistics of all steps so far over the plan's ranks, without choices.
+  // Statistics of all steps so far over the plan's ranks, without choices.
   const Routing& routing() const { return routing_; }
   // Records the choices of each subsequent step; or replays those of another run.
   std::shared_ptr<const Routing> keep_choices();
   void replay(const std::shared_ptr<const Routing>& routing) { tessera::replay(*model_, routing); }
-  // Tokens whose replayed choice differs from the oracle's own, over all passes, and the largest margin
-  // (Routed::margin).
+  // Tokens whose replayed choice differs from the oracle's, over all passes, and the largest margin (Routed::margin).
   int64_t rerouted_tokens() const { return rerouted_tokens_; }
   double routing_margin() const { return routing_margin_; }
   const Optimizer& optimizer() const { return *optimizer_; }
@@ -78,7 +76,7 @@ class Reference {
   Tensor sum_of_group(int first, int ranks, std::vector<double>& losses);
   Tensor sum_over_ranks(const std::vector<Tensor>& ranks) const;
   void sum_experts(const std::vector<Tensor>& ranks);
-  std::vector<ReductionSpan> reductions_of_parts(bool of_experts) const;
+  std::vector<ReductionSpan> segment_reductions(bool of_experts) const;
   void note_routing(const std::vector<std::vector<std::vector<int64_t>>>& rows);
 
   Job job_;
@@ -96,14 +94,12 @@ class Reference {
   double routing_margin_ = 0;
 };
 
-// --- sums over ranks and micro-batches, as plain loops ---
-
 // total += x, each element rounded to their dtype.
 void add_to(const Tensor& total, const Tensor& x);
-// Elements of `reduced` of the sum of the ranks' arrays, in the algorithm's order.
+// Elements of `reduced`, summed in the algorithm's order.
 void sum_in_order(const std::vector<Tensor>& ranks, const Tensor& out, const ReductionSpan& reduced,
                   Algorithm algorithm);
-// Sum of the ranks' flat arrays as these collectives compute it.
+// Sum of the ranks' flat arrays in the order of these collectives.
 Tensor sum_over(const std::vector<Tensor>& ranks, const std::vector<ReductionSpan>& reductions, Algorithm algorithm);
 
 }  // namespace tessera

@@ -7,7 +7,7 @@ namespace {
 template <class T>
 struct OuterStep {
   T share, momentum, rate;
-  // One element: the sum of differences over ranks, the momentum or null, and the parameter.
+  // One element; `sum`: of differences over ranks; `buffer`: the momentum or null.
   void operator()(T sum, T* buffer, T& common) const {
     const T mean = share * sum;
     T step = mean;
@@ -19,7 +19,7 @@ struct OuterStep {
   }
 };
 
-// The unit's values updated by the run's optimizer. Waits for a pending GPU update.
+// Waits for a pending GPU update.
 Tensor own(Reference& run, size_t unit) {
   wait_for(run.units()[unit].values.arena());
   size_t trained = 0;
@@ -42,14 +42,14 @@ Replicas::Replicas(const Job& job, const Sequences& sequences, const SumOrder& o
   for (size_t u = 0; u < all_[0]->units().size(); ++u) {
     const FlatUnit& unit = all_[0]->units()[u];
     if (!unit.trainable()) continue;
-    const auto room = [&] { return Tensor::empty(unit.values.shape(), accum_dtype(unit.values.dtype()), arena_); };
+    const auto buffer = [&] { return Tensor::empty(unit.values.shape(), accum_dtype(unit.values.dtype()), arena_); };
     // Embeddings belong to the first layer, modules after the layers to the last one.
     const int64_t layer = std::clamp<int64_t>(layers[u], 0, job.model.layers - 1);
-    Together t{.unit = u, .common = room(), .fragment = layer % plan_.sync_fragments};
+    Together t{.unit = u, .common = buffer(), .fragment = layer % plan_.sync_fragments};
     t.common.copy_from(unit.values);
     state_.push_back({unit.name + ".common", t.common});
     if (plan_.outer_momentum > 0) {
-      t.momentum = room();
+      t.momentum = buffer();
       t.momentum.fill(0);
       state_.push_back({unit.name + ".outer", t.momentum});
     }
@@ -87,11 +87,11 @@ void Replicas::outer_step(int64_t fragment) {
   for (const ReductionSpan& of_rank : order.reductions) {
     std::vector<const Together*> together;
     int64_t at = 0;
-    for (const SumOrder::Part& part : order.parts) {
+    for (const SumOrder::Segment& segment : order.segments) {
       const bool here = of_rank.range.begin <= at && at < of_rank.range.end;
-      at += all_[0]->units()[part.unit].values.numel();
+      at += all_[0]->units()[segment.unit].values.numel();
       for (const Together& t : together_)
-        if (here && !part.copy && t.unit == part.unit && t.fragment == fragment) together.push_back(&t);
+        if (here && !segment.copy && t.unit == segment.unit && t.fragment == fragment) together.push_back(&t);
     }
     if (!together.empty()) outer_step(together);
   }

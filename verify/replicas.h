@@ -1,5 +1,5 @@
 // Oracle of a plan with local updates and periodic synchronization (parallel/diloco.cpp): one serial run per replica,
-// and plain loops for the outer steps. For any other plan it is a single serial run. Ranks of the context axis form one
+// and plain loops for the outer steps; a single serial run for any other plan. Ranks of the context axis form one
 // replica.
 #pragma once
 
@@ -12,9 +12,8 @@ class Replicas {
   Replicas(const Job& job, const Sequences& sequences, const SumOrder& order);
 
   size_t count() const { return all_.size(); }
-  // The serial run of a replica, or the only one.
   Reference& of(int copy) { return *all_[apart_ ? static_cast<size_t>(copy) : 0]; }
-  // Returns the loss over all replicas; gradient_norm() has each one's norm.
+  // Returns the loss over all replicas; gradient_norm() has their norms.
   StepReport compute_gradients();
   double& gradient_norm(int copy) { return reports_[apart_ ? static_cast<size_t>(copy) : 0].grad_norm; }
   // Updates each replica by its norm and, if due, runs the outer step.
@@ -23,7 +22,6 @@ class Replicas {
   const std::vector<NamedTensor>& state() const { return state_; }
 
  private:
-  // A trainable unit: its synchronized values, and the outer momentum if any.
   struct Together {
     size_t unit = 0;
     Tensor common = {}, momentum = {};

@@ -1,4 +1,4 @@
-// A rank of the plan, step by step, compared with the oracle.
+// A rank of the plan, compared with the oracle step by step.
 #include <fmt/format.h>
 
 #include "tensor/ops/matmul/cuda/gemm.h"
@@ -28,25 +28,24 @@ std::vector<int64_t> shard_boundaries(const DataStrategy& strategy) {
   return out;
 }
 
-// The pipeline rank with the copy of a tied unit's weight for its use at the end; -1: none.
+// The pipeline rank that stores the copy of a tied weight; -1: none.
 int copied_to(Trainer& t, const Module::Unit& unit) {
   return !t.model().config.tie_copies || !unit.slots[0].parameter->is_tied() ? -1 : t.schedule().rank_of_stage.back();
 }
 
-// Derives the plan's summation order for the oracle, over all ranks on rank 0; collective. Units determine stages, and
-// their elements the length of each rank's flat array. If sums are split inside matmuls, the order of ranks is
-// irrelevant.
+// The plan's summation order over all ranks, on rank 0; collective. Units determine stages, and their elements the
+// length of each rank's flat array. If sums are split inside matmuls, the order of ranks is irrelevant.
 SumOrder order_of_sums(Trainer& t) {
   const Plan& p = t.job().plan;
   Communicator& pp = t.mesh()["pp"];
-  const std::vector<Module::Unit> whole = t.full_model().layout();
+  const std::vector<Module::Unit> full = t.full_model().layout();
   if (splits_sums(p)) {
     SumOrder order{.ranks = t.mesh().size("dp"), .algorithm = find_algorithm(p)};
     int64_t size = 0;
-    for (size_t u = 0; u < whole.size(); ++u) {
-      if (!whole[u].trainable) continue;
-      order.parts.push_back({u});
-      size += whole[u].size;
+    for (size_t u = 0; u < full.size(); ++u) {
+      if (!full[u].trainable) continue;
+      order.segments.push_back({u});
+      size += full[u].size;
     }
     order.reductions = {{{0, size}, size}};
     return order;
@@ -77,13 +76,13 @@ SumOrder order_of_sums(Trainer& t) {
       (cuts[i + 3] == 0 ? order.reductions : order.between)
           .push_back({{begin + cuts[i], begin + cuts[i + 1]}, cuts[i + 2]});
     const auto add = [&](size_t unit, bool copy) {
-      order.parts.push_back({unit, copy});
-      begin += whole[unit].size;
+      order.segments.push_back({unit, copy});
+      begin += full[unit].size;
     };
-    for (size_t u = 0; u < whole.size(); ++u)
-      if (whole[u].trainable && t.pipeline_rank(u) == rank) add(u, false);
-    for (size_t u = 0; u < whole.size(); ++u)
-      if (whole[u].trainable && copied_to(t, whole[u]) == rank) add(u, true);
+    for (size_t u = 0; u < full.size(); ++u)
+      if (full[u].trainable && t.pipeline_rank(u) == rank) add(u, false);
+    for (size_t u = 0; u < full.size(); ++u)
+      if (full[u].trainable && copied_to(t, full[u]) == rank) add(u, true);
   }
   // Ranks have different experts and chunk boundaries, but no algorithm supported with `ep` sums by chunks.
   if (p.ep > 1) order.between = {{{0, begin}, begin}};
@@ -96,12 +95,11 @@ std::vector<Tensor> of_units(const std::vector<FlatUnit>& units, bool gradients)
   return out;
 }
 
-// Tokens of a rank that differ from the oracle's.
 struct Given {
   int64_t step = 0, sequence = 0, sequences = 0;
 };
 
-// Wraps the sequences that a rank loads and records differences from the oracle's.
+// Records where the sequences loaded by a rank differ from the oracle's.
 Sequences watched(Sequences loading, const Sequences& right, int64_t context, const std::shared_ptr<Given>& given) {
   loading.load = [=, load = loading.load, right = right.load](int64_t step, int64_t first, int64_t count,
                                                               int32_t* inputs, int32_t* targets) {
@@ -123,7 +121,6 @@ Sequences watched(Sequences loading, const Sequences& right, int64_t context, co
   return loading;
 }
 
-// A rank of a verified run; rank 0 has the oracle.
 class VerifiedRank {
  public:
   VerifiedRank(const Job& job, Communicator& world, const Sequences& sequences, const VerifyHooks& hooks,
@@ -153,7 +150,6 @@ class VerifiedRank {
   }
 
  private:
-  // Tensors by replica.
   using OfCopies = std::vector<std::vector<NamedTensor>>;
 
   void one_step() {
@@ -201,7 +197,7 @@ class VerifiedRank {
     return out;
   }
 
-  // Call and byte counts of all axes of one rank, and of its copies to the GPU, as one list.
+  // Counts of all axes, and of copies to the GPU.
   std::vector<int64_t> counts_now() {
     std::vector<int64_t> out;
     for (const Communicator* axis : trainer_.communicators())
@@ -219,7 +215,7 @@ class VerifiedRank {
 
   void note_peaks() { peak_ = std::max(peak_, trainer_.arena()->total().peak); }
 
-  // Copies of tensors in memory that is not counted as held by the rank.
+  // Copies of tensors in memory that is not counted as the rank's.
   std::vector<NamedTensor> aside(const std::vector<NamedTensor>& tensors) const {
     std::vector<NamedTensor> out;
     for (const NamedTensor& t : tensors) {
@@ -230,7 +226,7 @@ class VerifiedRank {
     return out;
   }
 
-  // Compares replicated state. If it differs, each data rank shows its own values.
+  // If replicated state differs, each data rank reports its own values.
   void look_at_copies() {
     std::string cause;
     try {
@@ -247,7 +243,6 @@ class VerifiedRank {
     }
   }
 
-  // Reports each rank's differences to rank 0.
   void note_copies(const std::string& mine) {
     constexpr size_t kLength = 256;
     std::vector<int32_t> letters(mine.begin(), mine.end());
@@ -262,7 +257,6 @@ class VerifiedRank {
     }
   }
 
-  // Gathers values of all world ranks, ordered by rank.
   template <class T>
   std::vector<T> gathered(const std::vector<T>& own) {
     const ArenaPtr host = trainer_.arena()->host();
@@ -288,7 +282,7 @@ class VerifiedRank {
                                                .kind = Kind::gradient,
                                                .found = gradients[c],
                                                .units = trained,
-                                               .whole = of_units(trained, true),
+                                               .full = of_units(trained, true),
                                                .owners = owners_of_gradients_},
                                               result_.grad_max_rel);
       if (!right && first && gradients.size() == 1) {
@@ -307,7 +301,6 @@ class VerifiedRank {
       compare_kept(expected.step, values[static_cast<size_t>(copy)], state[static_cast<size_t>(copy)], copy);
   }
 
-  // Parameters and state of one replica on the data axis.
   void compare_kept(int64_t step, const std::vector<NamedTensor>& values, const std::vector<NamedTensor>& state,
                     int copy) {
     Reference& reference = oracle_->of(copy);
@@ -318,7 +311,7 @@ class VerifiedRank {
                           .kind = TensorDifference::Kind::parameter,
                           .found = values,
                           .units = reference.units(),
-                          .whole = of_units(reference.units(), false),
+                          .full = of_units(reference.units(), false),
                           .before = before_[std::min(static_cast<size_t>(copy), before_.size() - 1)],
                           .owners = owners_of_values_,
                           .rank_of_copy = rank_of_copy},
@@ -337,9 +330,9 @@ class VerifiedRank {
     size_t kinds = 0;
     for (const auto& [kind, tensors] : by_kind) {
       std::vector<FlatUnit> units;
-      std::vector<Tensor> whole;
+      std::vector<Tensor> full;
       std::vector<NamedTensor> owners;
-      size_t at = 0;  // among all trainable slots
+      size_t at = 0;  // index of the trainable slot
       for (const FlatUnit& unit : trained) {
         const auto found = std::ranges::find_if(
             expected, [&, &k = kind](const NamedTensor& t) { return t.name == unit.name + "." + k; });
@@ -347,14 +340,14 @@ class VerifiedRank {
           if (found != expected.end()) owners.push_back(owners_of_gradients_.at(at));
         if (found == expected.end()) continue;
         units.push_back(unit);
-        whole.push_back(found->tensor.on_host());
+        full.push_back(found->tensor.on_host());
       }
-      kinds += whole.size();
+      kinds += full.size();
       comparison_->tensors({.step = step,
                             .kind = TensorDifference::Kind::state,
                             .found = tensors,
                             .units = units,
-                            .whole = whole,
+                            .full = full,
                             .owners = owners,
                             .rank_of_copy = rank_of_copy},
                            result_.param_max_rel);
@@ -363,7 +356,6 @@ class VerifiedRank {
       result_.failures.emplace_back("the optimizer's state tensors differ from the oracle's");
   }
 
-  // Sends the counts and memory of each rank to rank 0.
   void finish() {
     Communicator& world = trainer_.world();
     const auto held = [&](Category c) { return trainer_.arena()->usage(c).live; };
@@ -372,9 +364,9 @@ class VerifiedRank {
                                        trainer_.peak_in_flight(),  given_->step,
                                        given_->sequence,           given_->sequences};
     const Tensor counts = Tensor::of<int64_t>(counts_, {std::ssize(counts_)}, trainer_.arena()->host());
-    const Tensor most = counts.clone();
+    const Tensor maximum = counts.clone();
     world.all_reduce(counts);
-    world.all_reduce(most, Reduction::max);
+    world.all_reduce(maximum, Reduction::max);
     const std::vector<int64_t> all = gathered(mine);
     if (!oracle_) return;
     const Routing& routing = replays_routing(job_) ? replayed_ : oracle_->of(0).routing();
@@ -386,7 +378,7 @@ class VerifiedRank {
       result_.routing_margin = std::max(result_.routing_margin, reference.routing_margin());
     }
     const int64_t* c = counts.data<int64_t>();
-    const int64_t* busiest = most.data<int64_t>();
+    const int64_t* busiest = maximum.data<int64_t>();
     for (const Communicator* axis : trainer_.communicators())
       for (int op = 0; op < kOps; ++op, c += 2, busiest += 2)
         if (c[0] > 0)
@@ -401,7 +393,7 @@ class VerifiedRank {
     result_.held.push_back({m[0], m[1], m[2]});
     result_.peak.push_back(m[3]);
     const int64_t alike = job_.plan.ranks() / job_.plan.pp;  // ranks with the same stages
-    // The passes' memory grows with the rows of the local experts, of which these are the maximum.
+    // The passes' memory grows with the rows of the local experts.
     const RankMemory& expected = expected_.at(static_cast<size_t>(rank));
     const auto more = static_cast<int64_t>((result_.imbalance - 1) *
                                            static_cast<double>(expected.activations + expected.communication));

@@ -1,4 +1,4 @@
-// Launches a run with its oracle, and checks the totals.
+// Launches a run with its oracle, and checks totals.
 #include "verify/verify.h"
 
 #include <fmt/format.h>
@@ -13,12 +13,10 @@
 
 namespace tessera {
 
-// --- totals: counts against formulas ---
-
 namespace {
 
-constexpr double kPeakSlack = 1.02;     // the peak, which no formula predicts to the byte, may be larger by this factor
-constexpr double kPeakBytes = 1 << 14;  // and by small arrays, which matter in models of a few kilobytes
+constexpr double kPeakSlack = 1.02;     // margin of the peak
+constexpr double kPeakBytes = 1 << 14;  // margin of small arrays, which matter in models of a few kilobytes
 constexpr double kSameBubble = 1e-9;
 constexpr size_t kToFall = 40;  // steps after which the loss must have decreased
 
@@ -113,8 +111,6 @@ void check_totals(VerifyResult& r, const Plan& plan) {
   if (plan.ranks() > 1 && r.sent.empty()) r.failures.emplace_back("no rank has communicated");
 }
 
-// --- launching ---
-
 namespace {
 
 constexpr int64_t kVocab = 64;  // default
@@ -152,7 +148,7 @@ void describe_run(Observations& o, const Job& job, bool exact) {
   if (exact) o.rounding = sums == DType::float64 ? 1e-11 : sums == DType::float32 ? 1e-5 : 0.03;
 }
 
-// launch(); its failure may be one of the observations.
+// A failure of launch() may be one of the observations.
 void run(const LaunchOptions& how, VerifyResult& result, const VerifyHooks& hooks,
          const std::function<void(Communicator&)>& body) {
   try {
@@ -161,8 +157,8 @@ void run(const LaunchOptions& how, VerifyResult& result, const VerifyHooks& hook
     const bool of_a_rank = e.status() == Status::communication || e.status() == Status::not_finite;
     if (!hooks.failure_is_seen || !of_a_rank) throw;
     result.seen.stopped = e.what();
-    static const std::regex words(" within |asks for|recv of .* sent ");
-    result.seen.out_of_step = std::regex_search(result.seen.stopped, words);
+    static const std::regex pattern(" within |asks for|recv of .* sent ");
+    result.seen.out_of_step = std::regex_search(result.seen.stopped, pattern);
     result.failures.push_back("the run ended: " + result.seen.stopped);
   }
 }
@@ -172,7 +168,7 @@ void run(const LaunchOptions& how, VerifyResult& result, const VerifyHooks& hook
 Job verifiable(Job job) {
   if (job.model.vocab == 0) job.model.vocab = kVocab;
   job.plan.deterministic = true;
-  job.model.lora.starts_idle = false;  // else A has no gradient in the first step
+  job.model.lora.starts_idle = false;  // otherwise A has no gradient in the first step
   if (job.plan.attention == AttentionKernels::automatic) job.plan.attention = AttentionKernels::own;
   return job;
 }

@@ -13,9 +13,9 @@
 //                              state on both sides
 //
 // Traffic and persistent memory are compared with closed forms (train/expected_bytes.h, train/memory.h), peak memory
-// with a bound from measurements of single micro-batches (train/memory.h); also compared are the micro-batches in
-// flight and the pipeline bubble on the simulated clock. Further checks ensure that the plan was exercised: ranks
-// communicated, they hold what the plan specifies, and after forty steps the loss has decreased.
+// with a bound from measurements of single micro-batches, and the micro-batches in flight and the pipeline bubble with
+// the simulated clock. The plan must also be exercised: ranks communicated, they hold what the plan specifies, and
+// after forty steps the loss has decreased.
 #pragma once
 
 #include "train/expected_bytes.h"
@@ -28,18 +28,15 @@ namespace tessera {
 // Progress callback: the current activity of a verification and its step.
 using Working = std::function<void(std::string_view work, int64_t step)>;
 
-// Launch options, and injection points for faults in the run under a plan (never in its oracle), which test that the
-// contract detects them.
+// Launch options, and injection points for faults in the run under a plan (never in its oracle).
 struct VerifyHooks {
   std::function<void(LaunchOptions& how)> launching = [](LaunchOptions&) {};
-  // The job that the ranks run; the oracle runs `job`.
+  // The job of the ranks; the oracle runs `job`.
   std::function<Job(const Job& job)> running = [](const Job& job) { return job; };
-  // Training sequences of plan and oracle.
   std::function<Sequences(const Job& job)> sequences = [](const Job& job) {
     return synthetic_sequences(job.model.vocab, job.model.context, job.optim.batch,
                                static_cast<uint64_t>(job.optim.seed));
   };
-  // The sequences that a world rank loads.
   std::function<Sequences(Sequences sequences, const Job& job, int rank)> loading = [](Sequences s, const Job&, int) {
     return s;
   };
@@ -49,7 +46,7 @@ struct VerifyHooks {
   std::function<void(Trainer& rank, const StepReport& report)> update = [](Trainer& rank, const StepReport& report) {
     rank.update(report);
   };
-  // Called in each process for the calibration of the bound, and by rank 0 for each of its steps.
+  // Called in each process during calibration, and by rank 0 for each step.
   Working working = [](std::string_view, int64_t) {};
   // Whether the failure of a rank or a non-finite loss counts as a violated bound; otherwise verify() throws it.
   bool failure_is_seen = false;
@@ -57,7 +54,7 @@ struct VerifyHooks {
 
 struct VerifyResult {
   int64_t steps = 0;
-  bool exact = true;  // requires bitwise equality; otherwise a relative error of at most `bound`
+  bool exact = true;  // requires bitwise equality; otherwise `bound`
   double bound = 0;   // maximum relative error
   std::string bound_text = {};
   bool bitwise = true;
@@ -66,36 +63,35 @@ struct VerifyResult {
   std::vector<double> losses;
   int64_t rerouted_tokens = 0;  // tokens that one rank would have routed to other experts
   double routing_margin = 0;    // and the largest margin in their logits
-  double imbalance = 1;         // experts: maximum rows of a rank in a pass of a layer, relative to even routing
+  double imbalance = 1;         // experts: maximum rows of a rank in a pass, relative to even routing
   std::vector<SentBytes> sent, expected_sent;
   std::vector<MemoryByCategory> held, expected_held;   // by rank
   std::vector<int64_t> peak, expected_peak;            // by rank, with activations
   std::vector<int64_t> in_flight, expected_in_flight;  // by pipeline rank: stages x micro-batches
   std::optional<double> bubble, bubble_formula;        // fraction of the time, with a pipeline
   bool known = true;                                   // false in a process without rank 0
-  std::vector<int64_t> wrong_steps;                    // steps with a value or tensor that fails the comparison
+  std::vector<int64_t> wrong_steps;                    // with a value or tensor that fails the comparison
   Observations seen;                                   // all differences
   std::vector<Diagnosis> diagnosis;                    // likely causes, filled in by explain()
   std::vector<std::string> failures;                   // one line per violated bound
   bool passed() const { return failures.empty(); }
 };
 
-// The job that verify() compares, with open choices resolved: a vocabulary, kernels that are not selected by timing,
-// and attention kernels whose rows are independent of the batch.
+// The job that verify() compares, with open choices resolved: vocabulary, kernels not selected by timing, attention
+// kernels whose rows are independent of the batch.
 Job verifiable(Job job);
 
-// Trains job.optim.steps steps on random tokens (counter-based RNG) under the plan, on newly launched ranks or those of
-// the MPI job, and compares. Throws as training does.
+// Trains job.optim.steps steps on random tokens (counter-based RNG) under the plan, on new ranks or in the MPI job, and
+// compares. Throws as training does.
 VerifyResult verify(const Job& job, const VerifyHooks& hooks = {});
 
-// Hooks of a job; injected faults depend on it.
 using HooksOf = std::function<VerifyHooks(const Job& job)>;
-// Runs verify(), and diagnoses the likely cause if it fails. Wrong forward passes are rerun without dropout, without
-// the document mask, on one context rank and without a pipeline, for as many steps as needed to show the error.
+// Runs verify(), and diagnoses a failure. Wrong forward passes are rerun without dropout, without the document mask, on
+// one context rank and without a pipeline, for as many steps as needed to show the error.
 VerifyResult explain(const Job& job, const HooksOf& hooks);
 
-// The last step of verify(): adds a line to result.failures for each violated bound on totals (traffic and memory
-// against closed forms) and if the plan was not exercised.
+// The last step of verify(): adds a line to result.failures for each violated bound on totals (traffic and memory) and
+// if the plan was not exercised.
 void check_totals(VerifyResult& result, const Plan& plan);
 // 2% and a few small arrays above the predicted peak, which no formula predicts to the byte.
 int64_t peak_bound(int64_t expected);

@@ -1,4 +1,4 @@
-// Answers to requests. A query is converted to a JSON case, which the planner's reader validates.
+// Converts a query to a JSON case, which the planner's reader validates.
 #include <fmt/ranges.h>
 
 #include <charconv>
@@ -28,7 +28,7 @@ Ordered to_json(planner::ModelShape m) {
 constexpr size_t kMaxValueSize = 64;
 
 constexpr int64_t kDefaultMax = 1'000'000'000;
-// Limits of fields with which the planner becomes slow.
+// Above these values the planner becomes slow.
 constexpr std::array<std::pair<std::string_view, int64_t>, 6> kFieldMax = {{{"layers", 1000},
                                                                             {"experts", 4096},
                                                                             {"vocab", 10'000'000},
@@ -59,7 +59,6 @@ Ordered parse_value(const Setting& s, const std::string& text) {
   return *number;
 }
 
-// The fields of a request: names of model, hardware and software; model sizes; and a plan or a search request.
 struct Asked {
   std::string model, hardware, software;
   planner::ModelShape shape;
@@ -97,7 +96,7 @@ Values parse_values(const Request& request, bool is_plan) {
 planner::Case make_case(Values values) {
   Ordered& top = values[""];
   Ordered sizes = Ordered::object();
-  planner::ModelShape preset;  // provides all sizes that are not given
+  planner::ModelShape preset;  // provides all sizes that the request omits
   if (top.contains("model")) sizes = to_json(preset = shape_of_preset(top["model"].get<std::string>()));
   sizes.update(values["model"]);
   top["model"] = sizes;
@@ -115,7 +114,7 @@ PlanAnswer search_answer(const Request& request) {
   const planner::Case c = make_case(std::move(values));
   PlanOptions options;
   if (as_named)
-    options.words = {{"model", top.value("model", "")}};
+    options.args = {{"model", top.value("model", "")}};
   else
     options.model_file = "the page";  // the command must list the sizes
   return compute_answer(options,
@@ -151,7 +150,6 @@ Ordered choices() {
           {"recompute", kRecomputeNames}};
 }
 
-// Rejects cases that would take the planner too long.
 void check_size(const planner::Case& c) {
   const Plan& p = c.layout.plan;
   if (static_cast<double>(c.layout.sequences) * static_cast<double>(c.model.context) > kMaxTokens)
@@ -164,7 +162,7 @@ void check_size(const planner::Case& c) {
                      "chunks or pipeline ranks");
 }
 
-// Removes a figure width, which the planner does not know, from the request.
+// Removes a figure width, which the planner would reject as an unknown field.
 void take_width(Request& request, const char* name, double& to) {
   for (const auto& [key, text] : request.query) {
     if (key != name) continue;
@@ -189,7 +187,7 @@ Ordered prediction(Request request) {
   return out;
 }
 
-// Searches run one at a time, because each uses all cores.
+// Searches are serialized, because each uses all cores.
 Answer search(const Request& request) {
   static std::timed_mutex one;
   const std::unique_lock lock(one, std::chrono::seconds(5));

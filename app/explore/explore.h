@@ -5,9 +5,9 @@
 //   /predict   ?model=llama3-8b&hardware=h100&dp=2&pp=4&...: prediction of a plan, as printed by `plan`, and figures
 //   /search    ?model=llama3-8b&hardware=h100&ranks=8&batch=256: the best plans, as printed by `plan`, and a table
 //
-// The server accepts GET and HEAD requests of at most 16 KiB without a body and closes connections that are silent for
-// a few seconds; a search is cancelled when its client disconnects. The Host header must name this server, which
-// prevents DNS rebinding, and requests from pages of other sites are rejected. The server is stateless.
+// The stateless server accepts GET and HEAD requests of at most 16 KiB without a body, closes connections that are
+// silent for a few seconds, and cancels a search when its client disconnects. It rejects requests from other sites'
+// pages and, against DNS rebinding, those whose Host header does not name this server.
 #pragma once
 #include <nlohmann/json.hpp>
 
@@ -17,7 +17,7 @@ namespace tessera::explore {
 
 struct Request {
   std::string path;
-  std::vector<std::pair<std::string, std::string>> query = {};  // decoded, in the order of the request
+  std::vector<std::pair<std::string, std::string>> query = {};  // decoded, in request order
   planner::ProgressCallback meanwhile = [] {};                  // called during a search; may throw
 };
 
@@ -30,14 +30,14 @@ struct Answer {
 // {"error": message, "field": field}; an empty field is omitted.
 Answer refusal(int status, const std::string& message, const std::string& field = "");
 
-// Invalid cases are answered with status 400 and {"error": .., "field": ..}. Thread-safe; reads no files and has no
-// state. The caller answers exceptions with status 500.
+// Answers invalid cases with status 400 and {"error": .., "field": ..}; the caller answers exceptions with 500.
+// Thread-safe; reads no files.
 Answer answer(const Request& request);
 
-// The HTML page with inlined style and script, built from app/explore/page/.
+// With inlined style and script, built from app/explore/page/.
 extern const std::string_view kPage;
 
-// Width in pixels of a figure across both columns and of one in a single column.
+// Pixels of a figure across both columns, and of one in a single column.
 struct Widths {
   double wide = 1000, narrow = 480;
 };

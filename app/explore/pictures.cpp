@@ -1,4 +1,4 @@
-// HTML and SVG of a prediction and a ranking, for the page.
+// HTML and SVG of a prediction and a ranking.
 #include "app/explore/explore.h"
 #include "app/output.h"
 #include "planner/case_json.h"
@@ -29,10 +29,10 @@ nlohmann::ordered_json shown(const report::Part& figure) {
   const report::Picture& p = figure.pictures[0];
   double y = 0;
   const std::string legend = report::legend_svg(figure.legend, 0, p.width, y);
-  return {{"sentence", figure.words},
+  return {{"sentence", figure.caption},
           {"svg", fmt::format("<svg viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-label=\"{}. {}\">\n{}<g "
                               "transform=\"translate(0 {:.0f})\">\n{}</g></svg>",
-                              p.width, y + p.height + 4, figure.title, escaped(figure.words), legend, y,
+                              p.width, y + p.height + 4, figure.title, escaped(figure.caption), legend, y,
                               report::with_titles(p.body))}};
 }
 
@@ -79,7 +79,7 @@ std::string plan_text(const Layout& l) {
   return p.recompute == Recompute::none ? out : fmt::format("{}, recompute {}", out, value_name(p.recompute));
 }
 
-// The values of a plan's controls, in link format.
+// The values of a plan's controls as a URL query.
 std::string link_query(const Layout& l) {
   const nlohmann::ordered_json plan = planner::to_json(l);
   std::string out;

@@ -1,5 +1,4 @@
-// The command `explore`: an HTTP server for the planner's page, based on GNU libmicrohttpd, which limits the memory and
-// time of each connection.
+// The command `explore`: an HTTP server based on GNU libmicrohttpd, which limits each connection's memory and time.
 #include <arpa/inet.h>
 #include <microhttpd.h>
 #include <netinet/in.h>
@@ -26,7 +25,7 @@ constexpr unsigned kSeconds = 3;  // timeout of a silent connection
 constexpr unsigned kThreads = 4;  // one for a search, the others for predictions
 constexpr size_t kMaxKeys = 64;
 
-// Pages of other origins may neither embed nor read anything, and the page loads nothing from elsewhere.
+// Other origins may neither embed nor read pages, and the page loads nothing from other origins.
 constexpr std::pair<const char*, const char*> kHeaders[] = {
     {"Content-Security-Policy",
      "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data: "
@@ -38,7 +37,7 @@ constexpr std::pair<const char*, const char*> kHeaders[] = {
     {"Connection", "close"},  // the next request is handled by an idle thread
 };
 
-// Opens a listening socket on the loopback interface and returns its port.
+// On the loopback interface.
 int listen_on(int port, int& bound) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   const int yes = 1;
@@ -89,7 +88,7 @@ MHD_Result take_argument(void* to, MHD_ValueKind, const char* key, size_t key_si
   return query.size() <= kMaxKeys ? MHD_YES : MHD_NO;
 }
 
-// Whether a half-closed connection is still open in a client process: the kernel lists open sockets with their inode,
+// Whether the client process still has its half-closed connection open: the kernel lists open sockets with their inode,
 // closed ones with 0.
 bool is_open(const sockaddr* client, int port) {
   const auto end = [](int of) { return fmt::format(":{:04X}", of); };
@@ -98,14 +97,14 @@ bool is_open(const sockaddr* client, int port) {
     std::ifstream file(table);
     for (std::string line; std::getline(file, line);) {
       std::istringstream in(line);
-      const std::vector<std::string> words{std::istream_iterator<std::string>(in), {}};
-      if (words.size() > 9 && words[1].ends_with(from) && words[2].ends_with(to)) return words[9] != "0";
+      const std::vector<std::string> fields{std::istream_iterator<std::string>(in), {}};
+      if (fields.size() > 9 && fields[1].ends_with(from) && fields[2].ends_with(to)) return fields[9] != "0";
     }
   }
   return false;
 }
 
-// Throws Error after the client has disconnected; checks at most 20 times per second.
+// Throws Error after the client has disconnected; polls at most 20 times per second.
 planner::ProgressCallback client_watch(MHD_Connection* connection, int port) {
   const int fd = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
   const sockaddr* client_at = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS)->client_addr;
@@ -126,7 +125,7 @@ bool has_body(MHD_Connection* connection) {
 
 class Server {
  public:
-  // Starts serving on separate threads. Port 0 selects any free port. Throws Error with the cause on failure.
+  // Serves on separate threads. Port 0 selects any free port. Throws Error with the cause.
   explicit Server(int port)
       : socket_(listen_on(port, port_)),
         daemon_(MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD, 0, nullptr, nullptr, on_request, this,
@@ -169,7 +168,7 @@ class Server {
     return answer(request);
   }
 
-  // Called twice: after the headers, when requests with a body are rejected, and after the complete request.
+  // Called after the headers, when requests with a body are rejected, and after the complete request.
   static MHD_Result on_request(void* self, MHD_Connection* connection, const char* path, const char* method,
                                const char*, const char*, size_t* body, void** context) {
     static char mark;
@@ -191,7 +190,7 @@ class Server {
 
 constexpr int kDefaultPort = 8421;
 
-// Uses the given port, or the default port, or any free port if the default is in use.
+// The requested port, otherwise the default port, or any free port if the default is in use.
 std::unique_ptr<Server> server_for(const ExploreOptions& o) {
   try {
     return std::make_unique<Server>(static_cast<int>(o.port.value_or(kDefaultPort)));

@@ -5,8 +5,8 @@
 #include <sstream>
 
 #include "app/commands.h"
-#include "app/resolve.h"
 #include "app/output.h"
+#include "app/resolve.h"
 #include "app/run/pretrained.h"
 #include "base/json.h"
 #include "data/mixture.h"
@@ -18,7 +18,7 @@ namespace tessera {
 
 namespace {
 
-// All values are loaded from a file, so none is initialized randomly.
+// No random initialization, because all values are loaded.
 std::unique_ptr<LanguageModel> make_frozen(const ModelConfig& config) {
   std::unique_ptr<LanguageModel> model = make_model(config);
   model->freeze();
@@ -26,7 +26,6 @@ std::unique_ptr<LanguageModel> make_frozen(const ModelConfig& config) {
   return model;
 }
 
-// Prompts as turns of a conversation, or as independent requests.
 class Conversation {
  public:
   // A template on which the model was trained counts as the model's own. Throws Error (usage) for invalid combinations
@@ -44,7 +43,7 @@ class Conversation {
   }
 
   bool has_template() const { return how_.style != ChatTemplate::none; }
-  // The tokens of the conversation so far and this prompt. Throws as ask() does.
+  // Tokens of the conversation up to this prompt. Throws as ask() does.
   Asked asked(const std::string& prompt) const {
     std::vector<Message> turns = turns_;
     turns.push_back({Role::user, prompt});
@@ -60,7 +59,7 @@ class Conversation {
   std::vector<Message> turns_;
 };
 
-// The next non-empty line of standard input, the same on all ranks; nullopt at the end of input.
+// The next non-empty line of standard input, on all ranks; nullopt at the end of input.
 std::optional<std::string> next_line(Communicator& world) {
   std::string line;
   const bool typed = ::isatty(STDIN_FILENO) == 1;
@@ -76,7 +75,7 @@ std::optional<std::string> next_line(Communicator& world) {
   return line.empty() ? std::nullopt : std::optional(line);
 }
 
-// The printed text: ends before a stop text or an end token.
+// The printed text, which ends before a stop text or an end token.
 class Shown {
  public:
   Shown(const Tokenizer& tokenizer, const GenerateOptions& o, const Asked& asked)
@@ -101,7 +100,7 @@ class Shown {
     if (ended_ == kLength) add_text(decoder_.end());
     ready_ = text_.size();
   }
-  // Returns new text that no stop text can remove any more.
+  // Returns new text that no stop text can remove.
   std::string take() {
     std::string out = text_.substr(taken_, ready_ - taken_);
     taken_ = ready_;
@@ -161,7 +160,6 @@ std::vector<std::string> read_prompts(const GenerateOptions& o) {
   return out;
 }
 
-// The model's generation settings that differ from the options, in one line.
 std::string other_settings(const Tokenizer& tokenizer, const GenerateOptions& o) {
   const nlohmann::json settings = nlohmann::json::parse(tokenizer.generation_config());
   const nlohmann::json taken{{"temperature", o.temperature},
@@ -179,7 +177,7 @@ std::string other_settings(const Tokenizer& tokenizer, const GenerateOptions& o)
   return out.empty() ? "" : fmt::format("the model's generation settings, overridden by options: {}\n", out);
 }
 
-// The tokens of a prompt; throws Error (usage) if one is not in the embedding table.
+// Throws Error (usage) if the embedding table lacks a token.
 std::vector<int32_t> read_tokens(const std::string& prompt, const Inference& model, const GenerateOptions& o) {
   std::vector<int32_t> out =
       model.tokenizer->encode_with(prompt, {.special_in_text = o.special, .add_ends = !o.no_bos});
@@ -196,14 +194,14 @@ std::string to_json(const std::string& prompt, const Shown& shown) {
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-// The texts to continue; `shown`: they are printed before their continuations.
+// `shown`: texts are printed before their continuations.
 struct Prompts {
   std::vector<std::string> texts;
   std::vector<Asked> asked;
   bool shown;
 };
 
-// Reports a prompt longer than the context, which is truncated to its last tokens; `which` names it.
+// Reports that the prompt named by `which` exceeds the context and is truncated to its last tokens.
 void report_unread(const std::string& which, const Asked& asked, int64_t context) {
   const int64_t count = std::ssize(asked.tokens);
   if (count > context)
@@ -213,10 +211,10 @@ void report_unread(const std::string& which, const Asked& asked, int64_t context
                stderr);
 }
 
-// Generates and prints a text for each prompt. All ranks call it and receive the first text.
-std::string write_texts(const Inference& model, const GenerateOptions& o, Trainer& part, const Prompts& prompts,
+// Generates and prints a text per prompt. Collective: all ranks receive the first text.
+std::string write_texts(const Inference& model, const GenerateOptions& o, Trainer& shard, const Prompts& prompts,
                         uint64_t seed) {
-  Communicator& world = part.world();
+  Communicator& world = shard.world();
   const SampleOptions options{.temperature = o.temperature,
                               .top_k = o.top_k,
                               .top_p = o.top_p,
@@ -233,7 +231,7 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
     shown.emplace_back(*model.tokenizer, o, asked);
   }
   const auto before = [&](size_t p) { return prompts.shown ? prompts.texts[p] : std::string(); };
-  Generator generator(part);
+  Generator generator(shard);
   const auto start = std::chrono::steady_clock::now();
   if (streams && prints) print(before(0));
   double first = 0;
@@ -251,7 +249,7 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
     shown[p].finish();
     const int64_t read = std::ssize(tokens[p]) + shown[p].tokens() - 1, context = model.run.model.context;
     if (generator.own(p) && std::ssize(tokens[p]) <= context && read > context) ++long_texts;
-    const int root = part.mesh().rank_at({0, static_cast<int>(p % static_cast<size_t>(model.run.plan.dp)), 0, 0});
+    const int root = shard.mesh().rank_at({0, static_cast<int>(p % static_cast<size_t>(model.run.plan.dp)), 0, 0});
     const std::string one = json ? to_json(prompts.texts[p], shown[p]) + "\n" : before(p) + shown[p].text() + "\n";
     const std::string full = world.size() > 1 && !streams ? broadcast_text(world, one, root) : one;
     if (prints && !streams) print(full);
@@ -278,9 +276,6 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
   return o.chat && world.size() > 1 ? broadcast_text(world, shown[0].text(), 0) : shown[0].text();
 }
 
-// The command `evaluate`: the mean loss of a model on a text.
-
-// The evaluation of a text, or of one dataset of a mixture.
 struct Found {
   std::string name;
   double share = 1;
@@ -312,7 +307,6 @@ nlohmann::ordered_json result_json(const Found& f) {
   return {{"loss", f.loss}, {"tokens", f.text.rows->targets()}, {"bits_per_byte", f.bits()}};
 }
 
-// The result as text or JSON; for a mixture the weighted mean, followed by its datasets.
 std::string result(const TrainOptions& run, const std::vector<Found>& all) {
   const bool json = run.format == "json";
   if (all.size() == 1) return (json ? result_json(all[0]).dump() : to_text(all[0])) + "\n";
@@ -338,16 +332,16 @@ std::string result(const TrainOptions& run, const std::vector<Found>& all) {
 
 }  // namespace
 
-Inference open_inference(const std::string& from, const Args& words) {
+Inference open_inference(const std::string& from, const Args& args) {
   Inference out;
-  const auto base = std::ranges::find(words, "base", [](const auto& word) { return word.first; });
-  out.from = open_pretrained(from, base == words.end() ? Base() : Base(base->second));
+  const auto base = std::ranges::find(args, "base", [](const auto& arg) { return arg.first; });
+  out.from = open_pretrained(from, base == args.end() ? Base() : Base(base->second));
   if (is_peft_folder(from) && !out.from.base_hash.empty()) known_base(out.from, from);
   out.tokenizer = Tokenizer::open_folder(out.from.tokenizer());
   TrainOptions& run = out.run;
   run.optim.dtype = out.from.dtype == DType::bfloat16 ? DType::bfloat16 : DType::float32;
   run.data.source = "";
-  for (const auto& [name, text] : words) set_option(run, name, text);
+  for (const auto& [name, text] : args) set_option(run, name, text);
   const bool no_axes = !run.ranks && !run.gives("dp") && !run.gives("tp") && !run.gives("pp") && !run.gives("cp");
   if (no_axes && !starts_processes(run)) run.ranks = 1;  // not the size of an MPI job
   take_model(run, out.from.config);
@@ -372,16 +366,16 @@ Inference open_inference(const std::string& from, const Args& words) {
 
 std::unique_ptr<Trainer> inference_trainer(const Inference& inference, Communicator& world) {
   const TrainConfig& job = inference.run;
-  auto part = std::make_unique<Trainer>(
+  auto shard = std::make_unique<Trainer>(
       job, synthetic_sequences(job.model.vocab, job.model.context, job.optim.batch, 0), world);
-  read_values(part->strategy().resident_units(), first_weights(inference.from, job.model));
+  read_values(shard->strategy().resident_units(), first_weights(inference.from, job.model));
   world.barrier();
-  return part;
+  return shard;
 }
 
 int run(const GenerateOptions& o) {
   const std::vector<std::string> texts = o.chat ? std::vector<std::string>() : read_prompts(o);
-  const Inference model = open_inference(o.from, o.words);
+  const Inference model = open_inference(o.from, o.args);
   const Conversation initial = in_options([&] { return Conversation(o, *model.tokenizer, model.from); });
   Prompts prompts{texts, {}, !initial.has_template()};
   for (const std::string& prompt : texts)
@@ -392,9 +386,9 @@ int run(const GenerateOptions& o) {
                   model.run.model.context);
   std::fputs(for_terminal(other_settings(*model.tokenizer, o)).c_str(), stderr);
   launch(launch_options("generate", model.run, model.run.plan), [&](Communicator& world) {
-    const std::unique_ptr<Trainer> part = inference_trainer(model, world);
+    const std::unique_ptr<Trainer> shard = inference_trainer(model, world);
     if (!o.chat) {
-      write_texts(model, o, *part, prompts, static_cast<uint64_t>(o.seed));
+      write_texts(model, o, *shard, prompts, static_cast<uint64_t>(o.seed));
       return;
     }
     Conversation conversation = initial;
@@ -403,26 +397,26 @@ int run(const GenerateOptions& o) {
       if (!line) return;
       const Asked asked = in_options([&] { return conversation.asked(*line); });
       if (world.rank() == 0) report_unread("the conversation", asked, model.run.model.context);
-      conversation.add(*line, write_texts(model, o, *part, {{*line}, {asked}, false}, seed));
+      conversation.add(*line, write_texts(model, o, *shard, {{*line}, {asked}, false}, seed));
     }
   });
   return 0;
 }
 
 int run(const EvaluateOptions& o) {
-  const Inference model = open_inference(o.from, o.words);
+  const Inference model = open_inference(o.from, o.args);
   if (model.run.data.source.empty()) throw Error("--data: expected a text, tokens or examples; got none");
   check_example_options(model.run.data);
   const std::vector<Found> texts = load_texts(model);
   for (const Found& f : texts)
     for (const std::string& note : f.text.notes) std::fputs((one_line(with_options(note)) + "\n").c_str(), stderr);
   launch(launch_options("evaluate", model.run, model.run.plan), [&](Communicator& world) {
-    const std::unique_ptr<Trainer> part = inference_trainer(model, world);
+    const std::unique_ptr<Trainer> shard = inference_trainer(model, world);
     const auto begin = std::chrono::steady_clock::now();
     std::vector<Found> found = texts;
     double tokens = 0;
     for (Found& f : found) {
-      f.loss = part->mean_loss(*f.text.rows, {}).value();
+      f.loss = shard->mean_loss(*f.text.rows, {}).value();
       tokens += f.tokens();
     }
     if (world.rank() != 0) return;

@@ -7,10 +7,10 @@
 
 namespace {
 
-// By default, a waiting thread of GNU OpenMP spins for about 10 ms before it sleeps. On shared cores this slows the
-// program down tenfold, because the spinning thread occupies the core of the thread it waits for. The spin count is
-// read from the environment when the library is loaded, so the program sets it and executes itself again. If exec
-// fails, the program continues unchanged.
+// By default, a waiting GNU OpenMP thread spins for about 10 ms before it sleeps. On shared cores the program becomes
+// ten times slower, because the spinning thread occupies the core of the thread it waits for. The library reads the
+// spin count from the environment when it is loaded, so the program sets it and executes itself again. If exec fails,
+// the program continues unchanged.
 void limit_openmp_spinning(int, char** args, char** environment) {
   const auto sets_waiting = [](const std::string_view line) {
     return line.starts_with("GOMP_SPINCOUNT=") || line.starts_with("OMP_WAIT_POLICY=");
@@ -25,7 +25,7 @@ void limit_openmp_spinning(int, char** args, char** environment) {
   if (program != 0) execve(reinterpret_cast<const char*>(program), args, more.data());
 }
 
-// Runs before libraries are initialized. Defined here because a shared library (bench/pack.sh) may not have this
+// Runs before libraries are initialized. Defined here because a shared library (bench/pack.sh) cannot contain this
 // section.
 [[gnu::section(".preinit_array"), gnu::used]] void (*const begin)(int, char**, char**) = limit_openmp_spinning;
 [[gnu::section(".preinit_array"), gnu::used]] void (*const before_libraries)() = tessera::record_hangup_action;

@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
-#include "app/resolve.h"
 #include "app/output.h"
+#include "app/resolve.h"
 #include "bench/calibrate.h"
 #include "planner/case_json.h"
 #include "planner/memory.h"
@@ -20,17 +20,17 @@ void say(std::string_view line) { std::fputs((one_line(std::string(line)) + "\n"
 planner::Identity here() { return planner::identity_of_this(TESSERA_VERSION); }
 
 constexpr int64_t kDefaultVocab = 50257,
-                  kCharacters = 256;  // vocabularies of the default tokenizers: GPT-2 and characters
+                  kCharacters = 256;  // default tokenizers: GPT-2 and characters
 
 bool is_file(const std::string& name) { return name.find('/') != std::string::npos || name.ends_with(".toml"); }
 
-// In files, the user knows fields by their keys.
+// Messages about files name keys without backticks.
 std::string without_backticks(std::string text) {
   std::erase(text, '`');
   return text;
 }
 
-// Reads the file named by the option; errors name the file and its keys.
+// Errors name the file and its keys.
 template <class F>
 auto from_file(std::string_view option, const std::string& path, const F& read) {
   const std::string text = of_option(option, path, [&] { return read_file(path); });
@@ -43,7 +43,7 @@ auto from_file(std::string_view option, const std::string& path, const F& read) 
 
 planner::ModelShape make_model_shape(const PlanOptions& o, const TrainConfig& config) {
   if (o.model_file) {
-    for (const auto& [name, text] : o.words)
+    for (const auto& [name, text] : o.args)
       if (name != "model" && name != "batch" && !is_searched(name) && name != "dtype")
         bad_usage("--{}: expected a named model; got --model {}, a file that specifies the sizes", name, *o.model_file);
     return from_file("model", *o.model_file, planner::model_from_json);
@@ -55,7 +55,6 @@ planner::ModelShape make_model_shape(const PlanOptions& o, const TrainConfig& co
   return planner::to_model_shape(job.model);
 }
 
-// --ranks, or the product of the axes.
 int64_t rank_count(const PlanOptions& o) {
   if (o.run.ranks) return *o.run.ranks;
   if (!o.gives("pp") && !o.gives("dp") && !o.gives("cp") && !o.gives("tp"))
@@ -93,7 +92,7 @@ planner::Software find_software(const PlanOptions& o, const planner::Hardware& h
   return s;
 }
 
-// Fixes a choice that is given as an option; the planner searches the others.
+// The planner searches the choices whose options are not set.
 template <class T>
 void fix(const PlanOptions& o, std::string_view option, std::optional<T>& choice, const T& value) {
   if (o.gives(option)) choice = value;
@@ -109,13 +108,13 @@ planner::Fixed fixed_choices(const PlanOptions& o, const Plan& p) {
   return f;
 }
 
-// Whether the layout is fixed completely. Then the prediction of a plan that does not fit is also printed.
+// If all choices are fixed, the prediction is printed even if the plan does not fit.
 bool is_fully_specified(const planner::SearchRequest& q) {
   const std::vector<planner::Layout> all = bases(q);
   return all.size() == 1 && variants(q, all.front()).size() == 1;
 }
 
-// The smallest power-of-two multiple of the ranks for which a plan fits.
+// The smallest power-of-two multiple of the ranks on which a plan fits.
 std::string sufficient_ranks(planner::SearchRequest q) {
   constexpr int64_t max_ranks = 1 << 14;
   q.fixed.dp.reset();
@@ -136,7 +135,6 @@ std::string sufficient_ranks(planner::SearchRequest q) {
             to_text(nearest.layout.plan), p.over_bytes / 1e9, p.largest, sufficient_ranks(q));
 }
 
-// The main measurements and the path of the file with all of them.
 std::string machine_text(const planner::Machine& m) {
   return fmt::format(
       "{}, {} cores, GPU: {}\nmatmul {:.0f} GFLOP/s in fp32, {:.0f} in bf16; memory {:.1f} GB/s, {:.1f} GB\nall "
@@ -146,7 +144,7 @@ std::string machine_text(const planner::Machine& m) {
       planner::machine_file(m.identity).string());
 }
 
-// Throws Error (usage) for a number outside the ranking.
+// Throws Error (usage) for a position outside the ranking.
 std::vector<MeasuredPlan> measure_plans(const planner::SearchRequest& q, const planner::SearchResult& found,
                                         const std::vector<int64_t>& numbers) {
   for (const int64_t number : numbers)
@@ -164,7 +162,7 @@ std::vector<MeasuredPlan> measure_plans(const planner::SearchRequest& q, const p
   return out;
 }
 
-// `plan --cases`: prints one JSON object per line of the file. Throws Error and InputError naming the line.
+// `plan --cases`: prints a JSON object per line of the file. Throws Error and InputError naming the line.
 int predict_cases(const std::string& path) {
   const std::string file = of_option("cases", path, [&] { return read_file(path); });
   std::string_view rest = file;

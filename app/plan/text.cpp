@@ -1,9 +1,9 @@
 // The planner's answer as text, JSON lines and an HTML page; layouts as options of `train`.
 #include <nlohmann/json.hpp>
 
-#include "app/resolve.h"
 #include "app/plan/plan.h"
 #include "app/report/report.h"
+#include "app/resolve.h"
 #include "planner/case_json.h"
 
 namespace tessera {
@@ -46,7 +46,6 @@ std::string step_text(const planner::Prediction& p) {
   return fmt::format("{} ({:.{}f}-{:.{}f})", step, p.fastest_s, digits, p.slowest_s, digits);
 }
 
-// The search request in two lines.
 std::string request_text(const PlanQuestion& asked) {
   const planner::SearchRequest& q = asked.question;
   const double tokens = static_cast<double>(q.batch) * static_cast<double>(q.model.context);
@@ -89,14 +88,13 @@ std::string for_shell(const std::string& text) {
   return out + "'";
 }
 
-// Model options as they were given.
 std::string model_args(const PlanOptions& o) {
   std::string out;
-  if (std::ranges::none_of(o.words, [](const auto& w) { return chooses_job(w.first, w.second); }))
-    out = " --model " + o.run.preset;  // otherwise the default job would be trained
+  if (std::ranges::none_of(o.args, [](const auto& w) { return chooses_job(w.first, w.second); }))
+    out = " --model " + o.run.preset;  // prevents the default job
   TrainOptions run;
   const Settings all = field_descriptors(run);
-  for (const auto& [name, text] : o.words) {
+  for (const auto& [name, text] : o.args) {
     if (name == "batch" || name == "dtype" || is_searched(name)) continue;
     out += all.find_word(name)->is_flag() ? fmt::format(" --{}{}", name, text == "true" ? "" : "=" + text)
                                           : fmt::format(" --{} {}", name, for_shell(text));
@@ -104,7 +102,6 @@ std::string model_args(const PlanOptions& o) {
   return out;
 }
 
-// Options of a model that was read from a file.
 std::string model_args(const planner::ModelShape& m) {
   std::string out =
       fmt::format(" --family {} --layers {} --channels {} --heads {} --ffn {} --vocab {} --context {}",
@@ -199,7 +196,7 @@ Part head_part(const PlanAnswer& a) {
 Part ranking_part(const PlanAnswer& a) {
   Part out{.id = "ranking",
            .title = "Best plans",
-           .words =
+           .caption =
                "Fastest first. Micro-batches: micro-batches per step x sequences of each. ~: estimated by a formula; a "
                "dry run would be exact."};
   const auto [best, large] = ranking_tables(a);
@@ -212,10 +209,10 @@ constexpr size_t kMaxDrawn = 6000;
 
 std::string time_text(double seconds) { return short_time(1e3 * seconds); }
 
-// Labels the lanes with pipeline ranks, skipping labels if the lanes are too low for all of them.
-void set_ranks(Lanes& lanes, double least, double most, double all) {
+// Labels lanes with pipeline ranks, skipping labels that would overlap.
+void set_ranks(Lanes& lanes, double min_height, double max_height, double all) {
   const size_t ranks = lanes.lanes.size();
-  lanes.left = 56, lanes.tall = std::clamp(all / static_cast<double>(ranks), least, most);
+  lanes.left = 56, lanes.tall = std::clamp(all / static_cast<double>(ranks), min_height, max_height);
   lanes.ticks = std::max(3.0, (lanes.width - lanes.left - lanes.right) / 110);
   if (lanes.tall <= 11) lanes.named = static_cast<size_t>(std::ceil(14 / lanes.tall));
   for (size_t i = 0; i < ranks; ++i) lanes.lanes[i].name = fmt::format("pp {}", i);
@@ -225,30 +222,30 @@ Part memory_part(const planner::Prediction& p, double limit, double width) {
   const MemoryParts& peak_rank = p.memory[p.peak_rank];
   const bool several = p.memory.size() > 1;
   Part out{.id = "memory", .title = "Memory"};
-  out.words = fmt::format("{} at its peak; the vertical line is the device memory. The peak rank{}: ",
-                          several ? "Each bar is the memory of one pipeline rank" : "The bar is the memory of a rank",
-                          several ? fmt::format(" is pipeline rank {}", p.peak_rank) : "");
+  out.caption = fmt::format("{} at its peak; the vertical line is the device memory. The peak rank{}: ",
+                            several ? "Each bar is the memory of one pipeline rank" : "The bar is the memory of a rank",
+                            several ? fmt::format(" is pipeline rank {}", p.peak_rank) : "");
   Lanes bars{.title = "",
              .lanes = std::vector<Lane>(p.memory.size()),
-             .most = 1.04 * std::max(limit, peak_rank.peak()),
+             .max = 1.04 * std::max(limit, peak_rank.peak()),
              .width = width,
              .right = 70,
              .gap = 3,
              .axis = short_bytes,
              .limit = limit,
-             .limit_words = "limit " + short_bytes(limit)};
+             .limit_label = "limit " + short_bytes(limit)};
   set_ranks(bars, 9, 30, 300);
   for (const LegendEntry& e : memory_legend()) {
     const auto named = [](const auto& part) { return std::string_view(part.first); };
-    double MemoryParts::*const bytes = std::ranges::find(planner::kMemoryParts, e.words, named)->second;
+    double MemoryParts::*const bytes = std::ranges::find(planner::kMemoryParts, e.text, named)->second;
     if (std::ranges::none_of(p.memory, [&](const MemoryParts& m) { return m.*bytes > 0; })) continue;
-    out.words += fmt::format("{}{} {}", out.legend.empty() ? "" : ", ", e.words, short_bytes(peak_rank.*bytes));
+    out.caption += fmt::format("{}{} {}", out.legend.empty() ? "" : ", ", e.text, short_bytes(peak_rank.*bytes));
     out.legend.push_back(e);
     for (size_t i = 0; i < p.memory.size(); ++i)
       stack(bars.lanes[i], p.memory[i].*bytes, e.css + " pass",
-            fmt::format("pipeline rank {}: {} {}", i, e.words, short_bytes(p.memory[i].*bytes)));
+            fmt::format("pipeline rank {}: {} {}", i, e.text, short_bytes(p.memory[i].*bytes)));
   }
-  out.words += ".";
+  out.caption += ".";
   for (size_t i = 0; i < p.memory.size(); ++i) {
     bars.lanes[i].suffix = short_bytes(p.memory[i].peak());
     if (p.memory[i].peak() > limit) bars.lanes[i].suffix_css = "bad";
@@ -257,7 +254,6 @@ Part memory_part(const planner::Prediction& p, double limit, double width) {
   return out;
 }
 
-// The passes of the pipeline, truncated if there are too many.
 Part pipeline_part(const planner::Case& c, const planner::Prediction& p, double width) {
   Simulation s = simulate(make_schedule(c.layout.plan), {.stages = p.stages, .message = p.message_s});
   const double bubble = s.bubble_share(), makespan = s.makespan;
@@ -267,13 +263,14 @@ Part pipeline_part(const planner::Case& c, const planner::Prediction& p, double 
   std::ranges::sort(starts);
   Part out{.id = "pipeline", .title = "Pipeline", .legend = pass_legend(s.schedule)};
   out.legend.push_back({"idle", "idle"});
-  out.words =
+  out.caption =
       "Each row is a pipeline rank, time runs to the right, and each box is a pass of one micro-batch, labelled with "
       "its number";
-  if (s.schedule.chunks() > 1) out.words += "; paler boxes belong to a rank's later stages";
-  out.words += s.actions.size() == 1
-                   ? "; a single rank has no bubble."
-                   : fmt::format("; empty space is the bubble: {} of the time, averaged over ranks.", percent(bubble));
+  if (s.schedule.chunks() > 1) out.caption += "; paler boxes belong to a rank's later stages";
+  out.caption +=
+      s.actions.size() == 1
+          ? "; a single rank has no bubble."
+          : fmt::format("; empty space is the bubble: {} of the time, averaged over ranks.", percent(bubble));
   if (starts.size() > kMaxDrawn) {
     const double end = starts[kMaxDrawn];
     for (auto& rank : s.actions) {
@@ -281,7 +278,7 @@ Part pipeline_part(const planner::Case& c, const planner::Prediction& p, double 
       for (TimedAction& a : rank) a.end = std::min(a.end, end);
     }
     s.sum_up();
-    out.words += fmt::format(" The figure shows the first {} of {}.", time_text(end), time_text(makespan));
+    out.caption += fmt::format(" The figure shows the first {} of {}.", time_text(end), time_text(makespan));
   }
   Lanes lanes = panel_lanes({s, "", std::max(s.makespan, 1e-300), time_text, time_text}, width);
   lanes.right = 24, lanes.gap = 2;
@@ -290,13 +287,12 @@ Part pipeline_part(const planner::Case& c, const planner::Prediction& p, double 
   return out;
 }
 
-// Horizontal bars with name, value and colour.
-Lanes bar_lanes(double width) { return {.title = "", .most = 0, .width = width, .left = 128, .right = 118, .gap = 7}; }
+Lanes bar_lanes(double width) { return {.title = "", .max = 0, .width = width, .left = 128, .right = 118, .gap = 7}; }
 void add_bar(Lanes& to, const std::string& name, double value, const std::string& css, const std::string& note) {
   if (!(value > 0)) return;
   Lane& bar = to.lanes.emplace_back(Lane{.name = name, .suffix = note});
   stack(bar, value, css, name + ": " + note);
-  to.most = std::max(to.most, value);
+  to.max = std::max(to.max, value);
 }
 
 Part time_part(const planner::Prediction& p, double width) {
@@ -310,7 +306,7 @@ Part time_part(const planner::Prediction& p, double width) {
   part("ep exposed", t.ep, "a-world"), part("dp exposed", t.dp, "a-dp");
   return {.id = "time",
           .title = "Time of a step",
-          .words =
+          .caption =
               "Time of the slowest rank: computation, pipeline bubble, and exposed communication, which does not "
               "overlap with computation.",
           .pictures = {render_lanes(bars)}};
@@ -318,21 +314,21 @@ Part time_part(const planner::Prediction& p, double width) {
 
 Part bytes_part(const planner::Prediction& p, double width) {
   Lanes bars = bar_lanes(width);
-  double most = 0;
+  double max_bytes = 0;
   for (const auto& [axis, operations] : p.bytes)
-    for (const auto& [operation, bytes] : operations) most = std::max(most, bytes);
+    for (const auto& [operation, bytes] : operations) max_bytes = std::max(max_bytes, bytes);
   for (const auto& [axis, operations] : p.bytes)
     for (const auto& [operation, bytes] : operations) {
-      if (bytes * kMaxBarRatio < most) continue;
+      if (bytes * kMaxBarRatio < max_bytes) continue;
       std::string name = fmt::format("{} {}", axis, operation);
       std::ranges::replace(name, '_', '-');
       add_bar(bars, name, bytes, css_of_axis(axis), short_bytes(bytes));
     }
   return {.id = "bytes",
           .title = "Bytes sent",
-          .words = bars.lanes.empty() ? "A single rank sends nothing."
-                                      : "Average traffic of a rank in a step, by axis and operation; the time figure "
-                                        "shows how much of it is exposed.",
+          .caption = bars.lanes.empty() ? "A single rank sends nothing."
+                                        : "Average traffic of a rank in a step, by axis and operation; the time figure "
+                                          "shows how much of it is exposed.",
           .pictures = {render_lanes(bars)}};
 }
 

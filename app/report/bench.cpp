@@ -14,12 +14,12 @@ using Times = std::vector<double>;
 using bench::quantile;
 
 constexpr double kWideSpread = 0.1;
-constexpr double kBusy = 0.2;         // fraction of the cores used by other processes before the benchmark
-constexpr double kBusyRow = 0.1;      // the same during a row
+constexpr double kBusy = 0.2;         // fraction of cores used by other processes before the benchmark
+constexpr double kBusyRow = 0.1;      // during a row
 constexpr double kMachine = 0.05;     // change of the fixed reference work that indicates a different machine state
-constexpr double kOneStart = 0.1;     // variation of a row between two starts of a program
-constexpr double kManyStarts = 0.05;  // variation of medians over several starts
-constexpr size_t kFewest = 5;         // minimum number of rounds for quartiles, and of runs for medians
+constexpr double kOneStart = 0.1;     // between two starts of a program
+constexpr double kManyStarts = 0.05;  // medians over several starts
+constexpr size_t kFewest = 5;         // rounds for quartiles, runs for medians
 
 const std::map<std::string_view, const char*> kTitles = {
     {"op", "op/NAME/PASS/DTYPE: an operation, compared with the machine's ceiling"},
@@ -56,7 +56,7 @@ std::string_view group_name(std::string_view name) {
   return name.ends_with("/fit") ? name.substr(name.size() - 3) : name.substr(0, name.find('/'));
 }
 
-// Four digits; two if the spread is above 10%, one if it is above 50%.
+// Four digits; two if the spread exceeds 10%, one if it exceeds 50%.
 std::string number(double x, double spread = 0) {
   if (spread > kWideSpread && x > 0) {
     const double unit = std::pow(10, std::floor(std::log10(x)) - (spread > 0.5 ? 0 : 1));
@@ -76,7 +76,7 @@ std::string quartiles(const Times& t) {
 
 using Group = std::vector<const BenchRow*>;
 
-// Strategy and schedule rows with the same dtype and ranks are sorted by their ratio to one rank, or else by time,
+// Strategy and schedule rows with the same dtype and ranks are sorted by their ratio to one rank, otherwise by time,
 // fastest first; other rows keep their order.
 std::map<std::string, Group> group_rows(const Bench& all) {
   std::map<std::string, Group> out;
@@ -118,7 +118,7 @@ Table rows_table(const Group& group, size_t files) {
       const Change& c = ratios ? all[i].ratio : all[i].time;
       add("change", c.ratio > 0 ? change(c.ratio) : "-");
       add("98% interval", interval(c));
-      add("verdict", all[i].words);
+      add("verdict", all[i].text);
       if (ratios) add("of the time", all[i].time.ratio > 0 ? change(all[i].time.ratio) : "-");
     }
     for (size_t f = 0; f < files; ++f) add_values(*row, f, Sample::time, "median " + row->unit);
@@ -134,10 +134,10 @@ Table rows_table(const Group& group, size_t files) {
   return out;
 }
 
-// A box for the middle half of the rounds and a line for their full range, on a logarithmic scale; for two sides
-// relative to the median of the first, so that the noise of all rows is comparable.
+// A box for the interquartile range and a line for the full range, on a logarithmic scale; two sides are relative to
+// the median of the first, so that the noise of all rows is comparable.
 Picture render_times(const Group& group, size_t files, double width) {
-  double least = 1e300, most = 0;
+  double min_time = 1e300, max_time = 0;
   const std::string unit = group[0]->unit;
   std::vector<std::pair<Lane, Times>> lanes;
   for (const BenchRow* row : group)
@@ -148,22 +148,23 @@ Picture render_times(const Group& group, size_t files, double width) {
       lane.suffix = number(quantile(times, 0.5)) + " " + unit;
       for (double& time : times) {
         if (files > 1) time /= quantile(first, 0.5);
-        least = std::min(least, time), most = std::max(most, time);
+        min_time = std::min(min_time, time), max_time = std::max(max_time, time);
       }
     }
-  Lanes out{.title = "", .lanes = {}, .most = std::max(0.01, std::log2(most / least)), .width = width, .right = 110};
+  Lanes out{
+      .title = "", .lanes = {}, .max = std::max(0.01, std::log2(max_time / min_time)), .width = width, .right = 110};
   out.tall = 18, out.named = files, out.ticks = 6;
   for (auto& [lane, times] : lanes) {
-    const auto at = [&, &times = times](double share) { return std::log2(quantile(times, share) / least); };
+    const auto at = [&, &times = times](double share) { return std::log2(quantile(times, share) / min_time); };
     const std::string tip = fmt::format("{} | median of {} rounds: {}", lane.name, times.size(), lane.suffix);
     const char* const css = files > 1 && out.lanes.size() % 2 > 0 ? "k-B" : "k-F";
     if (!lane.suffix.empty()) lane.marks = {{at(0.25), at(0.75), css, tip}, {at(0), at(1), "k-fin", tip, {}, "", true}};
     out.lanes.push_back(lane);
   }
   out.left = left_edge(out.lanes);
-  if (files > 1) out.limit = -std::log2(least);
+  if (files > 1) out.limit = -std::log2(min_time);
   out.axis = [=](double at) {
-    return files > 1 ? change(least * std::exp2(at)) : number(least * std::exp2(at)) + " " + unit;
+    return files > 1 ? change(min_time * std::exp2(at)) : number(min_time * std::exp2(at)) + " " + unit;
   };
   return render_lanes(out);
 }
@@ -243,7 +244,7 @@ std::vector<Verdict> verdicts(const std::vector<const BenchRow*>& group) {
   for (const BenchRow* row : group)
     for (const auto& [what, changes] : {std::pair(Sample::reference, &one_rank), {Sample::time, &rows}})
       if (const double changed = compare(*row, what).ratio; changed > 0) changes->push_back(std::log(changed));
-  // The noise shown by controls: the one-rank rounds of all rows, or without them the rows themselves, of which the
+  // The noise of the controls: the one-rank rounds of all rows or, without them, the rows themselves, of which the
   // program may have changed a quarter. On an unchanged machine, a change common to all rows is not noise.
   const auto largest = [](Times changes, double common, double fraction) {
     for (double& change : changes) change = std::abs(change - common);
@@ -273,14 +274,14 @@ std::vector<Verdict> verdicts(const std::vector<const BenchRow*>& group) {
     const bool busy = std::ranges::any_of(row->runs, [](const std::vector<BenchRun>& runs) {
       return 2 * std::ranges::count_if(runs, &BenchRun::busy) > std::ssize(runs);
     });
-    v.words = busy                                    ? "busy"
-              : machine_change > std::log1p(kMachine) ? "machine"
-              : !many && !(machine.ratio > 0)         ? "no control"
-              : !v.time.known()                       ? "too few rounds"
-              : !by_ratio.empty() || !v.ratio.known() ? by_ratio + (by_ratio.empty() ? by_time : "")
-              : by_time.empty()                       ? ""
-                                                      : by_time + ", one rank too";
-    if (v.words.empty()) v.words = "no";
+    v.text = busy                                    ? "busy"
+             : machine_change > std::log1p(kMachine) ? "machine"
+             : !many && !(machine.ratio > 0)         ? "no control"
+             : !v.time.known()                       ? "too few rounds"
+             : !by_ratio.empty() || !v.ratio.known() ? by_ratio + (by_ratio.empty() ? by_time : "")
+             : by_time.empty()                       ? ""
+                                                     : by_time + ", one rank too";
+    if (v.text.empty()) v.text = "no";
   }
   return out;
 }
@@ -297,9 +298,9 @@ std::string Bench::about() const {
 
 std::vector<Part> Bench::parts(size_t sides, double width) const {
   std::vector<Part> out = {{.id = "run", .title = sides > 1 ? "Rows of bench: B compared with A" : "Rows of bench"}};
-  out[0].words = kHowToRead[sides - 1];
+  out[0].caption = kHowToRead[sides - 1];
   out[0].about = {about()};
-  out[0].text = about() + out[0].words + "\n";
+  out[0].text = about() + out[0].caption + "\n";
   for (const auto& [id, group] : group_rows(*this)) {
     const auto title = kTitles.find(id);
     Part& part = out.emplace_back(Part{.id = id, .title = title == kTitles.end() ? id : title->second});

@@ -1,10 +1,10 @@
-// Predicted plans as records, so that figures of plans are reproducible.
+// Predicted plans as records for reproducible figures.
 #include <numeric>
 
 #include "app/commands.h"
-#include "app/resolve.h"
 #include "app/plan/plan.h"
 #include "app/report/report.h"
+#include "app/resolve.h"
 #include "app/trace/timeline.h"
 #include "train/expected_bytes.h"
 #include "train/memory.h"
@@ -59,7 +59,7 @@ Record start_record(const TrainOptions& o) {
     rank.peaks = {m.held.parameters, m.held.gradients, m.held.optimizer, m.activations, 0, m.communication};
     rank.peak = m.total();
   }
-  const int64_t steps = p.sync_every;  // the period of synchronization; bytes are averaged over it
+  const int64_t steps = p.sync_every;  // averages bytes over a synchronization period
   Job long_run = job;
   long_run.optim.steps = steps + 1;
   for (const SentBytes& s : expected_bytes(long_run, steps))
@@ -69,10 +69,10 @@ Record start_record(const TrainOptions& o) {
 
 }  // namespace
 
-std::vector<Record> planned(const Args& words) {
+std::vector<Record> planned(const Args& args) {
   std::string many, shown;
   std::vector<std::string> values = {""};
-  for (const auto& [name, text] : words) {
+  for (const auto& [name, text] : args) {
     if (!is_list(name, text)) continue;
     if (!many.empty() && many != name) bad_usage("--{}: expected one value, because --{} has several", name, many);
     many = name;
@@ -83,7 +83,7 @@ std::vector<Record> planned(const Args& words) {
   std::vector<Record> out;
   for (const std::string& value : values) {
     TrainOptions o;
-    for (const auto& [name, text] : words) set_option(o, name, name == many ? value : text);
+    for (const auto& [name, text] : args) set_option(o, name, name == many ? value : text);
     if (!o.gives("batch")) {  // the default, rounded up to a multiple of the micro-batches
       const Plan p = resolve(o).plan;
       const int64_t divisor = std::max<int64_t>(1, p.dp) * std::max<int64_t>(1, p.microbatches);
@@ -99,13 +99,12 @@ std::vector<Record> planned(const Args& words) {
 
 namespace tessera {
 
-// The command `report`: runs with --trace or failed runs as HTML or text, or single figures.
+// The command `report`: reports on traced or failed runs, or a single figure.
 
 namespace {
 
 namespace fs = std::filesystem;
 
-// The flight record of a failed run, or the report of another run.
 std::string report_content(const fs::path& run, bool as_page) {
   const fs::path flights = run / kFlightFile;
   if (is_there(flights))
@@ -114,7 +113,7 @@ std::string report_content(const fs::path& run, bool as_page) {
 }
 
 std::vector<report::Record> load_records(const ReportOptions& o) {
-  if (o.runs.empty()) return report::planned(o.words);
+  if (o.runs.empty()) return report::planned(o.args);
   std::vector<report::Record> out;
   for (const std::string& run : o.runs) out.push_back(report::read_record(run, true));
   return out;
@@ -122,7 +121,7 @@ std::vector<report::Record> load_records(const ReportOptions& o) {
 
 bool is_bench_file(const std::string& run) { return run.ends_with(".json"); }
 
-// Files of `bench`; an argument is a file name or a pattern.
+// Arguments are file names or patterns.
 std::string bench_content(const ReportOptions& o) {
   report::Bench all;
   for (size_t side = 0; side < o.runs.size(); ++side) {
@@ -149,7 +148,7 @@ std::string content(const ReportOptions& o) {
   return report::compare_to_text(runs[0], runs[1], as_page);
 }
 
-// By default, the report is written next to the first run; the second run is part of its name.
+// By default next to the first run, with the second run in its name.
 fs::path report_path(const ReportOptions& o) {
   if (o.out) return *o.out;
   std::string name = o.figure.value_or("report");
@@ -174,8 +173,7 @@ void check(const ReportOptions& o) {
     bad_usage("RUN: expected two runs or two `bench` files, got {} and {}", o.runs[0], o.runs[1]);
   if (o.figure && (*o.figure == "bench") != rows)
     bad_usage("--figure {}: expected {}", *o.figure, rows ? "bench with a `bench` file" : "a `bench` file");
-  if (!o.runs.empty() && !o.words.empty())
-    bad_usage("--{}: expected no plan options with a run", o.words.front().first);
+  if (!o.runs.empty() && !o.args.empty()) bad_usage("--{}: expected no plan options with a run", o.args.front().first);
 }
 
 }  // namespace

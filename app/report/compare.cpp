@@ -1,4 +1,4 @@
-// Comparison of two runs, and the flight record of a failed run.
+// Comparison of two runs; the flight record of a failed run.
 #include <nlohmann/json.hpp>
 
 #include "app/report/report.h"
@@ -11,7 +11,8 @@ using Maybe = std::optional<double>;
 
 struct Side {
   explicit Side(const Record& record) : r(record), step(record.traced ? median_step(record) : StepSpan()) {
-    if (const auto most = std::ranges::max_element(r.ranks, {}, &Rank::peak); most != r.ranks.end()) peak_rank = &*most;
+    if (const auto found = std::ranges::max_element(r.ranks, {}, &Rank::peak); found != r.ranks.end())
+      peak_rank = &*found;
     if (step.step == 0) return;
     pipeline = measure_pipeline(r, step);
     if (const auto all = exposures(r, step)) exposure = mean(*all);
@@ -32,7 +33,7 @@ std::string value_text(Unit unit, const Maybe& x) {
   return unit == Unit::loss ? fmt::format("{:.4f}", *x) : grouped(std::llround(*x));
 }
 
-// The change from a to b: in percentage points for fractions, absolute for losses, otherwise relative.
+// In percentage points for fractions, absolute for losses, otherwise relative.
 std::string change(Unit unit, const Maybe& a, const Maybe& b) {
   if (!a || !b) return "";
   if (*a == *b) return "same";
@@ -41,10 +42,10 @@ std::string change(Unit unit, const Maybe& a, const Maybe& b) {
   return *a > 0 ? fmt::format("{:+.1f}%", 100 * (*b / *a - 1)) : "";
 }
 
-// The end of a value that is wider than its column.
+// The end of a value wider than its column.
 std::string trailing_text(const std::string& text) {
-  constexpr size_t most = 17;
-  return text.size() <= most ? text : "..." + text.substr(text.size() - most + 3);
+  constexpr size_t max_size = 17;
+  return text.size() <= max_size ? text : "..." + text.substr(text.size() - max_size + 3);
 }
 
 Maybe above_zero(double x) { return x > 0 ? Maybe(x) : std::nullopt; }
@@ -60,7 +61,7 @@ class Comparison {
 
  private:
   void begin(const std::string& name) { part_ = name; }
-  // Adds a row if at least one run has the value; the first row of a part is preceded by its heading.
+  // Adds a row if either run has the value; a part's first row follows its heading.
   template <class Get>
   void row(const std::string& name, Unit unit, Get&& get) {
     const Maybe a = get(a_), b = get(b_);
@@ -124,7 +125,7 @@ class Comparison {
     time_and_share("hidden behind computing", [](const Exposure& e) { return e.hidden; });
   }
 
-  // Bytes per step if both runs have traces, otherwise bytes of the full run, which the summary contains.
+  // Bytes per step if both runs have traces, otherwise the summary's bytes of the full run.
   void sent() {
     const bool traced = a_.step.step > 0 && b_.step.step > 0;
     begin(traced ? "bytes that all ranks together sent in a step" : "bytes sent in the whole run");
@@ -236,29 +237,29 @@ RankFlight parse_flight(const Json& line) {
 
 bool is_message(const std::string& operation) { return operation == "send" || operation == "recv"; }
 
-// A table row with a cell per rank of css "done", "in" or "missing". All ranks of an axis execute the same operations
-// in the same order, except messages.
+// Cells per rank of css "done", "in" or "missing". All ranks of an axis execute the same operations in the same order,
+// except messages.
 Row flight_row(const Flights& all, const std::string& axis, int64_t number) {
   std::vector<std::pair<std::string, const char*>> cells(static_cast<size_t>(all.ranks), {"unknown", "missing"});
   const FlightOperation* first = nullptr;
   bool differs = false;
   for (const RankFlight& rank : all.written) {
-    auto& [words, kind] = cells.at(static_cast<size_t>(rank.rank));
+    auto& [text, kind] = cells.at(static_cast<size_t>(rank.rank));
     int64_t last = 0;
-    words = "missing";
+    text = "missing";
     for (const FlightOperation& o : rank.operations) {
       if (o.axis != axis) continue;
       last = std::max(last, o.number);
       if (o.number != number) continue;
-      words = fmt::format("{} of {} bytes, {}", o.operation, o.bytes,
-                          o.ended < 0 ? fmt::format("since {:.3f} s", o.begun)
-                                      : fmt::format("{:.3f} s, {:.3f} ms", o.begun, 1e3 * (o.ended - o.begun)));
+      text = fmt::format("{} of {} bytes, {}", o.operation, o.bytes,
+                         o.ended < 0 ? fmt::format("since {:.3f} s", o.begun)
+                                     : fmt::format("{:.3f} s, {:.3f} ms", o.begun, 1e3 * (o.ended - o.begun)));
       kind = o.ended < 0 ? "in" : "done";
       if (first && !is_message(o.operation) && !is_message(first->operation))
         differs = differs || o.operation != first->operation || o.bytes != first->bytes;
       if (!first) first = &o;
     }
-    if (last > number && kind == std::string_view("missing")) words = "(earlier)", kind = "done";
+    if (last > number && kind == std::string_view("missing")) text = "(earlier)", kind = "done";
   }
   Row row{{axis, fmt::format("{}", number)}, differs ? "differs" : ""};
   for (size_t r = 0; r < cells.size(); ++r)
@@ -334,9 +335,10 @@ Flights parse_flights(std::string_view file, const std::string& what) {
 std::string record_flights(const Flights& all, bool as_page) {
   Part causes{.id = "run", .title = "This run failed", .text = "This run failed. Cause by rank:\n"};
   Table why{.id = "causes", .columns = {{{"rank", ""}, false, 9}, {{"cause", ""}, false, 1}}, .indent = 2};
-  Part done{.id = "flight",
-            .title = "Last operations of each rank",
-            .words = "Each row is one operation of an axis. Ranks that are in it wait for ranks where it is missing."};
+  Part done{
+      .id = "flight",
+      .title = "Last operations of each rank",
+      .caption = "Each row is one operation of an axis. Ranks that are in it wait for ranks where it is missing."};
   Table last{.id = "last", .columns = {{"axis"}, {{"number", ""}, false, 6}}, .indent = 2};
   for (int64_t r = 0; r < all.ranks; ++r) {
     const std::string rank = fmt::format("{}", r);
@@ -344,7 +346,7 @@ std::string record_flights(const Flights& all, bool as_page) {
     last.columns.push_back({{"rank " + rank, ""}, false, 1});
   }
   last.columns.push_back({""});
-  std::map<std::string, int64_t> latest;  // latest operation of any rank on each axis
+  std::map<std::string, int64_t> latest;  // of any rank on each axis
   for (const RankFlight& rank : all.written)
     for (const FlightOperation& o : rank.operations) latest[o.axis] = std::max(latest[o.axis], o.number);
   for (const auto& [axis, number] : latest) {

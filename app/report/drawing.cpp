@@ -1,5 +1,4 @@
-// Formatting of numbers; figures from boxes, lanes, charts and axes; rendering of parts as HTML, text and SVG files,
-// and of pages.
+// Number formatting, SVG figures, and rendering of parts and pages as HTML, text and SVG.
 #include "app/report/drawing.h"
 
 #include <fmt/format.h>
@@ -18,7 +17,6 @@ namespace {
 constexpr double kLetter = 6.7;  // approximate width in pixels
 constexpr double kLetterLine = 13, kKey = 11, kLine = 20, kBelow = 22, kThin = 4;
 
-// The approximate width of a UTF-8 text in pixels.
 double text_width(std::string_view text) {
   return kLetter * static_cast<double>(std::ranges::count_if(text, [](char c) { return (c & 0xc0) != 0x80; }));
 }
@@ -69,7 +67,7 @@ tr.sum td { font-weight: 600; border-bottom: 0; } tr.head td { font-weight: 600;
 @media print { section { break-inside: avoid; } }
 )css";
 
-// One rule per line, because figures select single rules; the classes of a line precede its brace.
+// One rule per line, because figures select single rules; classes precede the brace.
 constexpr const char* kPictureRules = R"css(text { font-size: 12px; fill: var(--soft); }
 text.end { text-anchor: end; }
 text.mid { text-anchor: middle; }
@@ -92,7 +90,7 @@ text.title { fill: var(--ink); font-weight: 600; font-size: 15px; }
 .c2 { fill-opacity: .2; }
 )css";
 
-// The style of figures. A colour's name is also the class of elements filled with it.
+// A colour's name is also the class of elements filled with it.
 std::string picture_rules() {
   std::string out = kPictureRules;
   for (const Colour& c : kColours) out += fmt::format(".{0} {{ fill: var(--{0}); }}\n", c.name);
@@ -105,7 +103,6 @@ std::string variables(const char* Colour::*which) {
   return out;
 }
 
-// The rule with colours inserted for variables.
 std::string coloured(std::string rule, const char* Colour::*which) {
   for (const Colour& c : kColours) {
     const std::string name = fmt::format("var(--{})", c.name);
@@ -125,7 +122,7 @@ bool uses(const std::string& body, const std::string& rule) {
   return false;
 }
 
-// The style of a page and its figures. Printed pages are light.
+// The style of a page and its figures; printed pages are light.
 std::string page_style() {
   const std::string light = variables(&Colour::light), dark = variables(&Colour::dark);
   return "\n:root { color-scheme: light dark;" + light +
@@ -133,8 +130,8 @@ std::string page_style() {
          picture_rules();
 }
 
-// The style of a self-contained SVG file: only rules of classes in `body`, with colours inserted, because most SVG
-// viewers other than browsers do not support variables, and again for dark screens.
+// Contains only rules of classes in `body`, with colours inserted because most SVG viewers except browsers lack
+// variables, and again for dark screens.
 std::string figure_style(const std::string& body) {
   std::string light, dark;
   std::istringstream rules(picture_rules());
@@ -147,7 +144,7 @@ std::string figure_style(const std::string& body) {
          "@media screen and (prefers-color-scheme: dark) {\n" + dark + "}\n";
 }
 
-// The script shows tooltips and highlights the boxes of the same micro-batch.
+// Shows tooltips and highlights the boxes of the same micro-batch.
 constexpr const char* kScript = R"js(
 "use strict";
 const tip = document.getElementById("tip");
@@ -183,12 +180,12 @@ document.addEventListener("mouseover", (event) => {
 
 constexpr double kBar = 420, kMargin = 16, kHeading = 20, kBetween = 14;
 
-std::string paragraph(std::string_view css, const std::string& words) {
-  return words.empty() ? "" : fmt::format("<p class=\"{}\">{}</p>\n", css, escaped(words));
+std::string paragraph(std::string_view css, const std::string& text) {
+  return text.empty() ? "" : fmt::format("<p class=\"{}\">{}</p>\n", css, escaped(text));
 }
 std::string paragraphs(std::string_view css, const std::vector<std::string>& all) {
   std::string out;
-  for (const std::string& words : all) out += paragraph(css, words);
+  for (const std::string& text : all) out += paragraph(css, text);
   return out;
 }
 
@@ -197,23 +194,23 @@ std::string legend(const std::vector<LegendEntry>& entries) {
   for (const LegendEntry& e : entries)
     out += fmt::format(
         R"(<span><svg class="key" viewBox="0 0 12 12"><rect class="{}" width="12" height="12"/></svg>{}</span> )",
-        e.css, escaped(e.words));
+        e.css, escaped(e.text));
   return entries.empty() ? "" : "<p class=\"legend\">" + out + "</p>\n";
 }
 
-// The first column has the same width in the heading as in rows, which are indented.
+// The first column has the same width in the heading as in the indented rows.
 std::string table_text(const Table& t) {
   if (std::ranges::none_of(t.columns, &Column::width)) return "";
   std::string out = t.above;
   const auto add_line = [&](size_t indent, auto&& make_cell) {
-    std::string words;
+    std::string cells;
     for (size_t c = 0; c < t.columns.size(); ++c) {
       if (t.columns[c].width == 0) continue;
-      const size_t width = t.columns[c].width + (words.empty() ? t.indent - indent : 0);
-      words += words.empty() ? std::string(indent, ' ') : " ";
-      words += fmt::format(fmt::runtime(t.columns[c].number ? "{:>{}}" : "{:<{}}"), make_cell(c).text, width);
+      const size_t width = t.columns[c].width + (cells.empty() ? t.indent - indent : 0);
+      cells += cells.empty() ? std::string(indent, ' ') : " ";
+      cells += fmt::format(fmt::runtime(t.columns[c].number ? "{:>{}}" : "{:<{}}"), make_cell(c).text, width);
     }
-    out += words + "\n";
+    out += cells + "\n";
   };
   if (std::ranges::any_of(t.columns, [](const Column& c) { return c.width > 0 && !c.head.text.empty(); }))
     add_line(0, [&](size_t c) -> const Cell& { return t.columns[c].head; });
@@ -316,9 +313,9 @@ std::string legend_svg(const std::vector<LegendEntry>& entries, double left, dou
   std::string out;
   double x = left;
   for (const LegendEntry& e : entries) {
-    const double wide = kKey + 6 + text_width(e.words) + 14;
+    const double wide = kKey + 6 + text_width(e.text) + 14;
     if (x > left && x + wide > left + width) x = left, y += kLine;
-    out += render_svg({x, y + 3, kKey, kKey, e.css}) + text_at(x + kKey + 6, y + 13, "key", e.words);
+    out += render_svg({x, y + 3, kKey, kKey, e.css}) + text_at(x + kKey + 6, y + 13, "key", e.text);
     x += wide;
   }
   y += entries.empty() ? 0 : kLine;
@@ -337,21 +334,21 @@ std::vector<double> ticks(double low, double high, double count) {
   return out;
 }
 
-std::string Chart::axis(double foot, const NumberFormat& words, double count) const {
+std::string Chart::axis(double foot, const NumberFormat& format, double count) const {
   std::string out;
   for (const double tick : ticks(0, last - first, count > 0 ? count : width > kFigureWidth ? 10 : 6)) {
     const double at = x(first + tick);
-    if (at + text_width(words(tick)) / 2 > width - (count > 0 ? 0 : right)) break;
+    if (at + text_width(format(tick)) / 2 > width - (count > 0 ? 0 : right)) break;
     if (count > 0) out += line("grid", at, top, at, foot - 10);
-    out += text_at(at, foot, tick > 0 ? "mid" : "key", words(tick));
+    out += text_at(at, foot, tick > 0 ? "mid" : "key", format(tick));
   }
   return out;
 }
 
-std::string Chart::grid(const NumberFormat& words) const {
+std::string Chart::grid(const NumberFormat& format) const {
   std::string out;
   for (const double tick : ticks(low, high, 5))
-    out += line("grid", left, y(tick), width - right, y(tick)) + text_at(left - 6, y(tick) + 4, "end", words(tick));
+    out += line("grid", left, y(tick), width - right, y(tick)) + text_at(left - 6, y(tick) + 4, "end", format(tick));
   return out;
 }
 
@@ -367,9 +364,9 @@ void stack(Lane& lane, double value, const std::string& css, const std::string& 
 }
 
 Picture render_lanes(const Lanes& l) {
-  const double top = l.axis && !l.limit_words.empty() ? kBelow : 0, tall = l.tall - l.gap, foot = tall / 2 + 4.5,
+  const double top = l.axis && !l.limit_label.empty() ? kBelow : 0, tall = l.tall - l.gap, foot = tall / 2 + 4.5,
                end = top + static_cast<double>(l.lanes.size()) * l.tall;
-  const Chart chart{.width = l.width, .height = end, .left = l.left, .right = l.right, .top = top, .last = l.most};
+  const Chart chart{.width = l.width, .height = end, .left = l.left, .right = l.right, .top = top, .last = l.max};
   Picture out{.title = l.title, .width = l.width, .height = end + (l.limit || l.axis ? kBelow : 0)};
   if (l.axis) out.body += chart.axis(end + 14, l.axis, l.ticks);
   for (size_t i = 0; i < l.lanes.size(); ++i) {
@@ -387,7 +384,7 @@ Picture render_lanes(const Lanes& l) {
   if (!l.limit) return out;
   const double at = chart.x(*l.limit);
   for (const char* css : {"halo", "limit"}) out.body += line(css, at, top, at, end);
-  out.body += l.axis ? text_at(at, top - 8, "bad end", l.limit_words) : text_at(at, end + 14, "mid", l.limit_words);
+  out.body += l.axis ? text_at(at, top - 8, "bad end", l.limit_label) : text_at(at, end + 14, "mid", l.limit_label);
   return out;
 }
 
@@ -455,7 +452,7 @@ std::string list_html(const std::vector<std::string>& lines) {
 
 std::string as_html(const Part& p, int level) {
   std::string out = fmt::format("<section id=\"{0}\">\n<h{1}>{2}</h{1}>\n", p.id, level, escaped(p.title)) +
-                    paragraphs("model", p.about) + paragraph("words", p.words) + legend(p.legend) +
+                    paragraphs("model", p.about) + paragraph("words", p.caption) + legend(p.legend) +
                     paragraphs("note", p.hints) + pictures_html(p) + paragraphs("note", p.notes) +
                     paragraph("warn", p.warning) + as_html(p.facts);
   for (const Table& t : p.tables) out += as_html(t);
@@ -496,7 +493,7 @@ std::string as_svg_file(const Part& f) {
              "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 {0:.0f} "
              "{1:.0f}\" role=\"img\" aria-labelledby=\"t d\">\n<title id=\"t\">{2}</title>\n<desc "
              "id=\"d\">{3}</desc>\n<style>",
-             width, height, escaped(f.title), escaped(f.words)) +
+             width, height, escaped(f.title), escaped(f.caption)) +
          figure_style(frame + body) + "</style>\n" + frame + body + "</svg>\n";
 }
 

@@ -1,5 +1,5 @@
-// Building blocks of reports, the page of a plan and `explore`: formatted numbers, a few kinds of SVG figures, and
-// parts, which are rendered as HTML, text or an SVG file.
+// Building blocks of reports, plan pages and `explore`: numbers, SVG figures, and parts rendered as HTML, text or an
+// SVG file.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -11,16 +11,16 @@
 
 namespace tessera::report {
 
-inline constexpr double kWidth = 1180;       // pixels; width of a figure on a page
-inline constexpr double kFigureWidth = 860;  // width of an SVG file
-inline constexpr double kGutter = 150;       // left margin for names
-inline constexpr double kValueMargin = 96;   // right margin for the text after a bar
+inline constexpr double kWidth = 1180;       // figure on a page, in pixels
+inline constexpr double kFigureWidth = 860;  // SVG file
+inline constexpr double kGutter = 150;       // for names
+inline constexpr double kValueMargin = 96;   // for text after a bar
 
-inline constexpr double kMaxBarRatio = 1000;  // maximum ratio of the longest and the shortest visible bar of a figure
+inline constexpr double kMaxBarRatio = 1000;  // longest to shortest visible bar
 
 using NumberFormat = std::function<std::string(double)>;
 
-// Escapes text for HTML content and attributes.
+// For HTML content and attributes.
 std::string escaped(std::string_view text);
 // 1,234,567
 std::string grouped(int64_t n);
@@ -34,21 +34,21 @@ std::string percent(double share);
 std::string tick_of_ms(double time);
 
 struct LegendEntry {
-  std::string css, words;
+  std::string css, text;
 };
-// A figure without frame. Without a title it is labelled by its surroundings.
+// Has no frame. Without a title, its surroundings label it.
 struct Picture {
   std::string title;
   double width = kWidth, height = 0;
   std::string body = {};
 };
-// The legend inside a figure, wrapped at `width`; moves y below it.
+// Renders a legend inside a figure, wrapped at `width`, and moves y below it.
 std::string legend_svg(const std::vector<LegendEntry>& entries, double left, double width, double& y);
 std::string text_at(double x, double y, std::string_view css, std::string_view text);
 // Converts tooltips to <title> elements, which browsers show without a script.
 std::string with_titles(const std::string& body);
 
-// A coloured box with a tooltip, on which the first of `labels` that fits is written.
+// Shows the first of `labels` that fits, and a tooltip.
 struct Box {
   double x = 0, y = 0, width = 0, height = 0;
   std::string css, tip = {};
@@ -57,60 +57,59 @@ struct Box {
 };
 std::string render_svg(const Box& box);
 
-// Lanes with boxes on a common scale: bars of bytes, or ranks over time.
+// Lanes of boxes on a common scale: bars of bytes, or ranks over time.
 struct Mark {
   double begin = 0, end = 0;
   std::string css, tip = {};
   std::vector<std::string> labels = {};
   std::string attributes = {};
-  bool thin = false;  // a line at the bottom of the lane
+  bool thin = false;  // at the bottom of the lane
 };
 struct Lane {
   std::string name;
   std::vector<Mark> marks = {};
-  std::string suffix = {};  // text after the last mark
+  std::string suffix = {};  // after the last mark
   std::string suffix_css = "start";
 };
-// Appends a mark that begins at the end of the last one; zero values are skipped.
+// Appends a mark at the end of the previous one; skips zero values.
 void stack(Lane& lane, double value, const std::string& css, const std::string& tip, const std::string& label = "");
 struct Lanes {
   std::string title;
   std::vector<Lane> lanes = {};
-  double most = 1;
+  double max = 1;
   double width = kWidth, left = kGutter, right = 0, tall = 24, gap = 5;
   size_t named = 1;  // label every n-th lane
   NumberFormat axis = {};
-  double ticks = 0;                  // approximate number of axis labels, with grid lines
+  double ticks = 0;                  // approximate number of axis labels with grid lines
   std::optional<double> limit = {};  // a vertical line with a label below, or above if there is an axis
-  std::string limit_words = {};
+  std::string limit_label = {};
 };
 Picture render_lanes(const Lanes& lanes);
 double left_edge(const std::vector<Lane>& lanes);
 
-// Curves over steps or time.
 struct Chart {
   double width = 1, height = 1, left = 0, right = 0, top = 0, bottom = 0;
   double first = 0, last = 1, low = 0, high = 1;
   double x(double at) const { return left + (width - left - right) * (at - first) / (last - first); }
   double y(double value) const { return top + (height - top - bottom) * (high - value) / (high - low); }
-  std::string grid(const NumberFormat& words) const;
-  // Axis labels at height `foot`, as distances from `first`; with `count`, about that many, with vertical grid lines.
-  std::string axis(double foot, const NumberFormat& words, double count = 0) const;
+  std::string grid(const NumberFormat& format) const;
+  // Labels at height `foot`, as distances from `first`; with `count`, about that many, with vertical grid lines.
+  std::string axis(double foot, const NumberFormat& format, double count = 0) const;
 };
-// About `count` round numbers from `low` to `high`.
+// About `count` round numbers.
 std::vector<double> ticks(double low, double high, double count);
-// A table cell, with separate texts for page and text output.
+// Has separate texts for page and text output.
 struct Cell {
   Cell(const char* both) : page(both), text(both) {}
   Cell(const std::string& both) : page(both), text(both) {}
   Cell(const std::string& on_page, const std::string& in_text, const std::string& style = "")
       : page(on_page), text(in_text), css(style) {}
   std::string page, text, css = {};
-  std::string html = {};  // after the text, on a page
+  std::string html = {};  // after the text
 };
 Cell count_cell(int64_t n);
 Cell ms_cell(double ms);
-Cell bar_cell(double share, const std::string& css, const std::string& tip);  // a fraction of the column width
+Cell bar_cell(double share, const std::string& css, const std::string& tip);  // fraction of the column width
 struct Column {
   Cell head;
   bool number = false;
@@ -118,10 +117,10 @@ struct Column {
   bool on_page = true;
 };
 struct Row {
-  static constexpr const char* kHead = "head";  // css of a heading row
+  static constexpr const char* kHead = "head";
   std::vector<Cell> cells;
   std::string css = {};
-  std::string above = {};  // text output: a line above the row, or in place of the cells of a kHead row
+  std::string above = {};  // text output: above the row, or in place of the cells of a kHead row
 };
 struct Table {
   std::string id;
@@ -129,16 +128,16 @@ struct Table {
   std::vector<Row> rows = {};
   std::string above = {};  // text output: lines above and below
   std::string below = {};
-  size_t indent = 0;  // of rows, in text output
+  size_t indent = 0;  // in text output
   std::string title = {};
   std::string note = {};
 };
 
-// A part of a report. Text output consists of `text` and the tables; a page contains everything else, in this order.
+// Text output consists of `text` and tables; a page contains everything else, in this order.
 struct Part {
   std::string id, title = {};
-  std::vector<std::string> about = {};  // lines below the page heading
-  std::string words = {};
+  std::vector<std::string> about = {};  // below the page heading
+  std::string caption = {};
   std::vector<LegendEntry> legend = {};
   std::vector<std::string> hints = {};
   std::vector<Picture> pictures = {};  // narrow figures are placed side by side
@@ -150,14 +149,14 @@ struct Part {
   std::string text = {};
 };
 std::string as_html(const Table& table);
-std::string fitted_text(const Table& table);  // columns as wide as their contents, ignoring Column::width
+std::string fitted_text(const Table& table);  // fits columns to contents, ignoring Column::width
 std::string as_html(const std::vector<std::pair<std::string, std::string>>& facts);
 std::string list_html(const std::vector<std::string>& lines);
 std::string as_html(const Part& part, int level = 2);
 std::string as_text(const std::vector<Part>& parts);
-// Only the figures, with `words` as alternative text.
+// Only figures, with `caption` as alternative text.
 std::string as_svg_file(const Part& part);
-// A self-contained page of these parts; `numbers` is embedded as JSON for programs.
+// Self-contained; `numbers` is embedded as JSON for programs.
 std::string html_page(const std::string& title, const std::vector<Part>& parts, const std::string& numbers = "");
 
 }  // namespace tessera::report

@@ -1,4 +1,4 @@
-// Figures of runs: the data that each requires, and scales shared by several runs.
+// Figures of runs, with scales shared by several runs.
 #include <limits>
 
 #include "app/report/report.h"
@@ -7,7 +7,7 @@ namespace tessera::report {
 namespace {
 
 constexpr double kFigureGap = 16;
-constexpr double kMinWaitWidth = 0.3;  // minimum width of a visible stall in pixels
+constexpr double kMinWaitWidth = 0.3;  // pixels
 constexpr const char* kPale = " c1 pass";
 
 using Records = std::vector<Record>;
@@ -36,21 +36,20 @@ std::string event_tooltip(const Event& e, const StepSpan& step) {
   return tip;
 }
 
-// The css class of passes of a rank's later stages.
+// Distinguishes a rank's later stages.
 std::string pale(const Schedule& s, int stage) {
   const int chunk = stage < 0 ? 0 : std::min(2, s.chunk(stage));
   return chunk > 0 ? fmt::format(" c{}", chunk) : "";
 }
 
-// The tracks of a rank in one step. The first lane shows computation with stalls over it; sends and receives share a
-// lane, and each axis has one.
+// The first lane shows computation with stalls over it; sends and receives share a lane, and each axis has its own.
 Picture rank_timeline(const Record& r, const Rank& rank, const StepSpan& step, double span, double width) {
   const Mark idle{0, step.end - step.begin, "idle"};
   std::map<std::string, Lane> others;
   std::vector<Mark> waits;
   Lanes out{.title = rank.name,
             .lanes = {{"computing", {idle}}},
-            .most = span,
+            .max = span,
             .width = width,
             .tall = 20,
             .gap = 3,
@@ -81,7 +80,6 @@ int64_t total(const MemorySample& h) {
   return sum;
 }
 
-// Memory samples of a step, from its begin to its end.
 std::vector<MemorySample> span_samples(const Rank& rank, const StepSpan& step) {
   std::vector<MemorySample> out;
   for (const MemorySample& h : rank.memory) {
@@ -96,7 +94,7 @@ std::vector<MemorySample> span_samples(const Rank& rank, const StepSpan& step) {
   return out;
 }
 
-// The area of one category, stacked on those before it. A sample is valid until the next one.
+// One category stacked on the previous ones. A sample is valid until the next one.
 std::string area(const std::vector<MemorySample>& samples, size_t category, const Chart& chart) {
   std::string upper, lower;
   for (size_t i = 0; i < samples.size(); ++i) {
@@ -118,8 +116,8 @@ std::string sample_text(const MemorySample& h, const StepSpan& step) {
   return out;
 }
 
-// The memory of a rank during a step. Narrow figures have no tooltips.
-Picture rank_memory(const Rank& rank, const StepSpan& step, double most, double width) {
+// Narrow figures have no tooltips.
+Picture rank_memory(const Rank& rank, const StepSpan& step, double max_bytes, double width) {
   const std::vector<MemorySample> samples = span_samples(rank, step);
   const Chart chart{.width = width,
                     .height = 190,
@@ -129,7 +127,7 @@ Picture rank_memory(const Rank& rank, const StepSpan& step, double most, double 
                     .bottom = 24,
                     .first = step.begin,
                     .last = std::max(step.end, step.begin + 1e-9),
-                    .high = most};
+                    .high = max_bytes};
   Picture out{.title = rank.name, .width = width, .height = chart.height, .body = chart.grid(short_bytes)};
   for (size_t c = 0; c < kCategories; ++c) out.body += area(samples, c, chart);
   for (size_t i = 0; width > kFigureWidth / 2 && i + 1 < samples.size(); ++i) {
@@ -216,7 +214,7 @@ void prune_legend(Part& f) {
   std::erase_if(f.legend, [&](const LegendEntry& e) { return bodies.find("\"" + e.css) == std::string::npos; });
 }
 
-// Adds a figure, made by draw(rank, step), for each of the first ranks of a run.
+// Calls draw(rank, step) for each of a run's first ranks.
 template <class F>
 void add_ranks(Part& f, const Records& runs, const Record& r, size_t ranks, const F& draw) {
   const StepSpan step = median_step(r);
@@ -239,15 +237,15 @@ Simulation on_equal_times(const Schedule& s) {
 Part pipelines(const Records& runs, double width) {
   Part f{.id = "pipeline",
          .title = heading("Pipeline", runs),
-         .words =
+         .caption =
              "Each row is a rank of the pipeline, time runs to the right, the number in a box is its micro-batch, and "
              "empty space is idle time."};
   std::vector<Simulation> plans;
-  double most = 0;
+  double longest = 0;
   for (const Record& r : runs) {
     if (!r.planned) need_trace("pipeline", r);
     if (r.schedule.ranks < 2) refuse("pipeline", r, "expected at least 2 pipeline ranks, got 1");
-    most = std::max(most, plans.emplace_back(on_equal_times(r.schedule)).makespan);
+    longest = std::max(longest, plans.emplace_back(on_equal_times(r.schedule)).makespan);
   }
   for (size_t i = 0; i < runs.size(); ++i) {
     const Record& r = runs[i];
@@ -256,10 +254,10 @@ Part pipelines(const Records& runs, double width) {
     const std::string bubble = fmt::format("bubble {} of the time", percent(plan.bubble_share()));
     if (r.planned) {
       const double held = static_cast<double>(*std::ranges::max_element(plan.in_flight)) / r.schedule.chunks();
-      const std::string words = fmt::format("{}, at most {:.3g} micro-batches in flight on a rank", bubble, held);
+      const std::string note = fmt::format("{}, at most {:.3g} micro-batches in flight on a rank", bubble, held);
       f.pictures.push_back(
-          render_lanes(panel_lanes({plan, run_title(runs, r, words), most, units, tick_of_units}, width)));
-      f.words += fmt::format(" {}: {}.", r.label, bubble);
+          render_lanes(panel_lanes({plan, run_title(runs, r, note), longest, units, tick_of_units}, width)));
+      f.caption += fmt::format(" {}: {}.", r.label, bubble);
       continue;
     }
     const StepSpan step = median_step(r);
@@ -291,7 +289,7 @@ std::vector<LegendEntry> timeline_legend(const Record& r) {
 Part timelines(const Records& runs, double width) {
   Part f{.id = "timeline",
          .title = heading("Timeline of a step", runs),
-         .words =
+         .caption =
              "For each rank, the upper row shows computation and the rows below it concurrent communication. A grey "
              "line in a pass marks exposed communication."};
   double span = 1e-9;
@@ -308,11 +306,11 @@ Part timelines(const Records& runs, double width) {
   return f;
 }
 
-// The predicted memory of ranks: a bar for each group of equal ranks.
+// One bar per group of equal ranks.
 Part planned_memory(const Records& runs, double width) {
   Part f{.id = "memory",
          .title = heading("Memory of a rank at its peak", runs),
-         .words = "Each bar is the memory of a rank, by category.",
+         .caption = "Each bar is the memory of a rank, by category.",
          .legend = memory_legend()};
   Lanes bars{.title = "", .width = width, .right = kValueMargin};
   for (const Record& r : runs)
@@ -323,8 +321,8 @@ Part planned_memory(const Records& runs, double width) {
                                                                        : fmt::format("ranks {} to {}", first, next - 1);
       const Rank& rank = r.ranks[first];
       Lane bar{.name = run_title(runs, r, ranks), .suffix = short_bytes(static_cast<double>(rank.peak))};
-      f.words += fmt::format(" {}: {}.", bar.name, bar.suffix);
-      bars.most = std::max(bars.most, static_cast<double>(rank.peak));
+      f.caption += fmt::format(" {}: {}.", bar.name, bar.suffix);
+      bars.max = std::max(bars.max, static_cast<double>(rank.peak));
       for (size_t c = 0; c < kCategories; ++c) {
         const auto bytes = static_cast<double>(rank.peaks[c]);
         stack(bar, bytes, fmt::format("m{} pass", c),
@@ -343,17 +341,17 @@ Part memories(const Records& runs, double width) {
   if (std::ranges::all_of(runs, &Record::planned)) return planned_memory(runs, width);
   Part f{.id = "memory",
          .title = heading("Memory in a step", runs),
-         .words = "The height of a colour is the memory in that category; time runs to the right.",
+         .caption = "The height of a colour is the memory in that category; time runs to the right.",
          .legend = memory_legend()};
-  int64_t most = 1;
+  int64_t max_bytes = 1;
   for (const Record& r : runs) {
     const StepSpan step = traced_step("memory", r);
     for (const Rank& rank : r.ranks)
-      for (const MemorySample& h : span_samples(rank, step)) most = std::max(most, total(h));
+      for (const MemorySample& h : span_samples(rank, step)) max_bytes = std::max(max_bytes, total(h));
   }
   for (const Record& r : runs)
     add_ranks(f, runs, r, shown_ranks(width), [&](const Rank& rank, const StepSpan& step) {
-      return rank_memory(rank, step, 1.05 * static_cast<double>(most), (width - kFigureGap) / 2);
+      return rank_memory(rank, step, 1.05 * static_cast<double>(max_bytes), (width - kFigureGap) / 2);
     });
   return f;
 }
@@ -361,26 +359,26 @@ Part memories(const Records& runs, double width) {
 Part all_bytes(const Records& runs, double width) {
   Part f{.id = "bytes",
          .title = heading("Bytes sent by all ranks in a step", runs) + ", darker: the busiest rank",
-         .words =
+         .caption =
              "Each bar is the traffic of one operation along one axis of the mesh; its darker part is the traffic of "
              "the busiest rank. Operations that would be too short to see are omitted."};
   std::vector<Lanes> all;
   std::vector<std::vector<SentBytes>> sent;
-  double most = 1, left = 0;
+  double max_bytes = 1, left = 0;
   for (const Record& r : runs) {
     sent.push_back(r.sent);
     if (!r.planned) {
       const std::vector<SentInStep> step = sent_in_step(r, traced_step("bytes", r));
       sent.back().assign(step.begin(), step.end());
     }
-    for (const SentBytes& s : sent.back()) most = std::max(most, static_cast<double>(s.bytes));
+    for (const SentBytes& s : sent.back()) max_bytes = std::max(max_bytes, static_cast<double>(s.bytes));
   }
   for (size_t i = 0; i < runs.size(); ++i) {
     Lanes bars{.title = "", .width = width, .right = kValueMargin};
     double sum = 0;
     for (const SentBytes& s : sent[i]) {
       sum += static_cast<double>(s.bytes);
-      if (static_cast<double>(s.bytes) * kMaxBarRatio < most) continue;
+      if (static_cast<double>(s.bytes) * kMaxBarRatio < max_bytes) continue;
       const auto bytes = static_cast<double>(s.bytes), own = static_cast<double>(s.most);
       const std::string css = css_of_axis(s.axis);
       Lane bar{.name = fmt::format("{} {}", s.axis, s.operation), .suffix = short_bytes(bytes)};
@@ -392,11 +390,11 @@ Part all_bytes(const Records& runs, double width) {
     }
     left = std::max(left, left_edge(bars.lanes));
     bars.title = run_title(runs, runs[i], fmt::format("{} in all", short_bytes(sum)));
-    f.words += fmt::format(" {}.", bars.title);
+    f.caption += fmt::format(" {}.", bars.title);
     all.push_back(std::move(bars));
   }
   for (Lanes& bars : all) {
-    bars.most = most;
+    bars.max = max_bytes;
     bars.left = left;
     f.pictures.push_back(render_lanes(bars));
   }
@@ -406,7 +404,7 @@ Part all_bytes(const Records& runs, double width) {
 Part losses(const Records& runs, double width) {
   Part f{.id = "loss",
          .title = heading("Loss by step", runs),
-         .words = "Training loss of each step; circles mark the loss over the validation split."};
+         .caption = "Training loss of each step; circles mark the loss over the validation split."};
   for (size_t i = 0; i < runs.size(); ++i) {
     const Record& r = runs[i];
     if (r.planned) refuse("loss", r, "expected a run, got a plan that has not run");
@@ -429,17 +427,17 @@ std::string css_of_axis(const std::string& axis) {
 
 Lanes panel_lanes(const Panel& p, double width) {
   const Schedule& s = p.sim.schedule;
-  Lanes out{.title = p.title, .most = p.scale, .width = width, .gap = 4, .axis = p.tick};
+  Lanes out{.title = p.title, .max = p.scale, .width = width, .gap = 4, .axis = p.tick};
   out.tall = s.chunks() > 1 ? 34 : 26;  // fits a letter above a number in narrow boxes
   for (size_t r = 0; r < p.sim.actions.size(); ++r) {
     Lane lane{.name = fmt::format("pipeline rank {}", r)};
     lane.marks = {
         {0, p.sim.makespan, "idle",
-         fmt::format("idle | rank {} is idle for {} of {}", r, p.words(p.sim.idle[r]), p.words(p.sim.makespan))}};
+         fmt::format("idle | rank {} is idle for {} of {}", r, p.format(p.sim.idle[r]), p.format(p.sim.makespan))}};
     for (const TimedAction& t : p.sim.actions[r]) {
       Mark mark{t.start, t.end, "wait",
                 fmt::format("{} | rank {}, stage {}, micro-batch {} | from {} for {}", t.action.str(), r,
-                            t.action.stage, t.action.microbatch, p.words(t.start), p.words(t.end - t.start))};
+                            t.action.stage, t.action.microbatch, p.format(t.start), p.format(t.end - t.start))};
       if (t.action.is_message()) {
         mark.thin = true;
         const bool waits = t.action.what == PassKind::recv_forward || t.action.what == PassKind::recv_backward;

@@ -1,4 +1,4 @@
-// The parts of a run's report: run, loss, pipeline, timeline, memory, bytes and experts.
+// The parts of a run's report.
 #include <cctype>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -11,9 +11,9 @@ namespace {
 
 constexpr size_t kMaxRanks = shown_ranks(kWidth);
 constexpr size_t kColumns = 80;
-constexpr double kMinShare = 0.1;  // minimum fraction of a column's time to be shown
+constexpr double kMinShare = 0.1;  // fraction of a column's time
 
-std::string words(const Record& r, std::initializer_list<const char*> names) {
+std::string plan_values(const Record& r, std::initializer_list<const char*> names) {
   std::string out;
   for (const char* name : names)
     for (const auto& [key, value] : r.plan)
@@ -37,8 +37,9 @@ Part head_part(const Record& r, const StepSpan& step) {
   p.facts.insert(p.facts.end(), r.plan.begin(), r.plan.end());
   fact("cores", fmt::format("{} for {} rank threads", r.cores, r.threads));
   fact("traced", r.kept), fact("times", r.clock);
-  p.text = fmt::format("{}\n{}\n{}; {} rank threads on {} cores\n", r.model,
-                       words(r, {"ranks", "schedule", "data axis"}), words(r, {"batch"}), r.threads, r.cores);
+  p.text =
+      fmt::format("{}\n{}\n{}; {} rank threads on {} cores\n", r.model,
+                  plan_values(r, {"ranks", "schedule", "data axis"}), plan_values(r, {"batch"}), r.threads, r.cores);
   p.text += step.step == 0
                 ? fmt::format("{} recorded\n", r.kept)
                 : fmt::format("step {}, the median of {}, took {:.3f} ms\n", step.step, r.kept, step.end - step.begin);
@@ -52,7 +53,7 @@ Part loss_part(const Record& r) {
   else
     p = make_figure("loss", {r}, kWidth);
   p.title = "Loss";
-  p.words =
+  p.caption =
       "The line is the training loss of each step, the dots are the mean loss over the full validation split. A "
       "falling line with rising dots indicates overfitting.";
   return p;
@@ -132,7 +133,7 @@ std::string schedules_text(const Record& r, const MeasuredPipeline& p, const Ste
                            r.schedule.chunks() > 1 ? "Lower case: a rank's later stages.\n" : "");
 }
 
-// A timeline of characters, each of which represents an interval of time.
+// A text timeline: each character represents a time interval.
 class Line {
  public:
   Line(double begin, double end) : begin_(begin), column_((end - begin) / kColumns), taken_(kColumns) {}
@@ -144,14 +145,14 @@ class Line {
     for (auto c = static_cast<size_t>(from); c < kColumns && static_cast<double>(c) < to; ++c)
       taken_[c][letter] += std::min(to, static_cast<double>(c + 1)) - std::max(from, static_cast<double>(c));
   }
-  // The letter of the event that takes most of each column's time; lower case for less than half of it, if `shaded`.
+  // The letter of the longest event in each column; lower case below half of the column, if `shaded`.
   std::string str(bool shaded = true) const {
     std::string out(kColumns, '.');
     for (size_t c = 0; c < kColumns; ++c) {
-      double most = kMinShare;
+      double max_share = kMinShare;
       for (const auto& [letter, share] : taken_[c]) {
-        if (share < most) continue;
-        most = share;
+        if (share < max_share) continue;
+        max_share = share;
         out[c] = share > 0.5 || !shaded ? letter : static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
       }
     }
@@ -163,7 +164,7 @@ class Line {
   std::vector<std::map<char, double>> taken_;
 };
 
-// Letters and their meanings: first computation, then axes.
+// First computation, then axes.
 const std::vector<std::string> kKinds = split(
     "F forward|B backward|I input gradient|W weight gradient|G gradient reduction|U update|P pp|D dp|C cp|T tp|"
     "X ep|Y edp|E tied|O world",
@@ -205,7 +206,7 @@ std::string timeline_text(const Record& r, const StepSpan& step) {
 Part timeline_part(const Record& r, const StepSpan& step) {
   Part p = make_figure("timeline", {r}, kWidth);
   p.title = fmt::format("Timeline of step {}", step.step);
-  p.words =
+  p.caption =
       "For each rank, the upper row shows computation and the rows below it concurrent communication. Communication "
       "below a computation is hidden. Below empty space, or below the grey line of a stalled pass, it is exposed.";
   p.notes = {first_ranks(r, "; trace.json contains all"),
@@ -214,11 +215,11 @@ Part timeline_part(const Record& r, const StepSpan& step) {
   return p;
 }
 
-// Peaks are part of every text report; figures require a traced step.
+// Text reports always contain peaks; figures require a traced step.
 Part memory_part(const Record& r, const StepSpan& step) {
   Part p = step.step > 0 ? make_figure("memory", {r}, kWidth) : Part{.id = "memory"};
   p.title = fmt::format("Memory in step {}", step.step);
-  p.words =
+  p.caption =
       "The height of a colour is the memory of a rank in that category, sampled after every change by 1/32 of its "
       "maximum. All ranks share one scale. Activations grow in forward passes and shrink in backward passes. The table "
       "lists the peaks of the full run.";
@@ -241,14 +242,14 @@ Part memory_part(const Record& r, const StepSpan& step) {
   return p;
 }
 
-// A page also shows the bytes of the full run, a text the time of the operations in the step.
+// Pages also show the full run's bytes; text shows the operations' time in the step.
 Part bytes_part(const Record& r, const StepSpan& step) {
   Part p{.id = "bytes",
          .title = "Bytes by axis and operation",
-         .words = fmt::format("Each bar shows the bytes sent by all ranks in step {} by one operation along one axis "
-                              "of the mesh. Long bars show where a faster network would help. The last columns are "
-                              "those of the full run, with set-up and validation.",
-                              step.step)};
+         .caption = fmt::format("Each bar shows the bytes sent by all ranks in step {} by one operation along one axis "
+                                "of the mesh. Long bars show where a faster network would help. The last columns are "
+                                "those of the full run, with set-up and validation.",
+                                step.step)};
   Table step_table{.id = "",
                    .columns = {{"axis", false, 6, false},
                                {"operation", false, 15, false},
@@ -258,13 +259,13 @@ Part bytes_part(const Record& r, const StepSpan& step) {
                                {"ms of a rank", true, 15, false}},
                    .above = "\n"};
   std::map<std::pair<std::string, std::string>, SentInStep> in_step;
-  int64_t most = 1;
+  int64_t max_bytes = 1;
   SentInStep sum;
   for (const SentInStep& s : sent_in_step(r, step)) {
     step_table.rows.push_back(
         {{s.axis, s.operation, count_cell(s.calls), count_cell(s.bytes), megabytes(s.bytes), ms_cell(s.ms)}});
     in_step[{s.axis, s.operation}] = s;
-    most = std::max(most, s.bytes);
+    max_bytes = std::max(max_bytes, s.bytes);
     sum.bytes += s.bytes, sum.calls += s.calls;
   }
   if (step_table.rows.empty()) step_table.below = "no communication\n";
@@ -286,7 +287,7 @@ Part bytes_part(const Record& r, const StepSpan& step) {
     const SentInStep one = in_step[{s.axis, s.operation}];
     const auto bytes = static_cast<double>(one.bytes);
     sent_table.rows.push_back({{s.axis, s.operation, count_cell(one.calls), count_cell(one.bytes),
-                                bar_cell(bytes / static_cast<double>(most), css_of_axis(s.axis),
+                                bar_cell(bytes / static_cast<double>(max_bytes), css_of_axis(s.axis),
                                          fmt::format("{} {} | {} in a step", s.axis, s.operation, short_bytes(bytes))),
                                 count_cell(s.calls), count_cell(s.bytes)}});
     run_total.calls += s.calls, run_total.bytes += s.bytes;
@@ -306,7 +307,7 @@ double times(const std::vector<int64_t>& layer, size_t first, size_t count) {
   return all > 0 ? own / all * static_cast<double>(layer.size()) / static_cast<double>(count) : 0;
 }
 
-// Dropped choices, and the fraction of the step spent in all-to-alls.
+// Dropped choices, and the fraction of the step in all-to-alls.
 std::string experts_text(const Record& r, const StepSpan& step) {
   int64_t all = r.experts.load.dropped;
   for (const std::vector<int64_t>& layer : r.experts.load.rows)
@@ -319,9 +320,9 @@ std::string experts_text(const Record& r, const StepSpan& step) {
   return out;
 }
 
-// A box for each expert of a layer; `here`: experts per rank.
+// `here`: experts per rank.
 Picture layer_picture(const std::string& title, const std::vector<int64_t>& layer, size_t here) {
-  constexpr double kEven = 24, kMax = 3 * kEven;  // heights of a uniform share and of the tallest box
+  constexpr double kEven = 24, kMax = 3 * kEven;  // heights: uniform load, tallest box
   Picture out{.title = title, .height = kMax + 18};
   const double each = kWidth / static_cast<double>(layer.size());
   for (size_t e = 0; e < layer.size(); ++e) {
@@ -338,7 +339,7 @@ Picture layer_picture(const std::string& title, const std::vector<int64_t>& laye
   return out;
 }
 
-// The results for the pipeline as JSON for programs; null if not meaningful.
+// Pipeline results as JSON for programs; null if not meaningful.
 std::string numbers(const Record& r, const StepSpan& step, const std::optional<MeasuredPipeline>& p) {
   nlohmann::ordered_json bubble;
   if (p) {
@@ -362,7 +363,7 @@ Part pipeline_part(const Record& r, const StepSpan& step, const std::optional<Me
   }
   const MeasuredPipeline& p = *measured;
   part.title = fmt::format("Pipeline: {}, planned and measured", r.schedule.name);
-  part.words = fmt::format(
+  part.caption = fmt::format(
       "Each row is a rank, time runs to the right, and the number on a box is its micro-batch. Empty space is idle "
       "time: the bubble. The first figure is the schedule with passes of equal length, the second with their measured "
       "lengths{}.",
@@ -387,13 +388,14 @@ Part pipeline_part(const Record& r, const StepSpan& step, const std::optional<Me
 
 Part experts_part(const Record& r, const StepSpan& step) {
   const ExpertsOfRun& e = r.experts;
-  const std::string words = experts_text(r, step);
-  Part p{.id = "experts",
-         .title = "Experts",
-         .words = fmt::format("Each box is an expert; its height is the number of tokens routed to it in the full run, "
-                              "and 1.00 is the uniform load. A tall box delays its rank, and thereby all others. {}.",
-                              words),
-         .text = fmt::format("\nexperts: tokens routed in the full run, relative to the uniform load\n{}\n", words)};
+  const std::string loads = experts_text(r, step);
+  Part p{
+      .id = "experts",
+      .title = "Experts",
+      .caption = fmt::format("Each box is an expert; its height is the number of tokens routed to it in the full run, "
+                             "and 1.00 is the uniform load. A tall box delays its rank, and thereby all others. {}.",
+                             loads),
+      .text = fmt::format("\nexperts: tokens routed in the full run, relative to the uniform load\n{}\n", loads)};
   for (size_t i = 0; i < e.load.rows.size(); ++i) {
     const std::vector<int64_t>& layer = e.load.rows[i];
     const size_t here = layer.size() / static_cast<size_t>(e.ranks);

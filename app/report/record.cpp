@@ -1,4 +1,4 @@
-// Reading and validation of the files of `train --trace`.
+// Reads and validates the files of `train --trace`.
 #include <nlohmann/json.hpp>
 #include <regex>
 
@@ -15,7 +15,7 @@ using Json = nlohmann::json;
 constexpr int64_t kMaxRecorded = 1 << 16;
 constexpr double kMaxNumber = 1e15;
 constexpr double kMaxTime = 1e12;
-constexpr int64_t kMaxBytes = int64_t{1} << 52;  // also for calls; sums stay within 64 bits
+constexpr int64_t kMaxBytes = int64_t{1} << 52;  // also for calls; sums fit into 64 bits
 
 class Value {
  public:
@@ -29,9 +29,9 @@ class Value {
     return {json_.at(key), file_};
   }
   bool has(const char* key) const { return json_.is_object() && json_.contains(key); }
-  int64_t count(int64_t most = int64_t{1} << 62) const {
+  int64_t count(int64_t max = int64_t{1} << 62) const {
     const std::optional<int64_t> n = natural(json_);
-    if (!n || *n > most) refuse(fmt::format("a whole number of at most {}", most));
+    if (!n || *n > max) refuse(fmt::format("a whole number of at most {}", max));
     return *n;
   }
   double number() const {
@@ -188,7 +188,7 @@ void read_experts(Record& r, const Value& v) {
   }
 }
 
-// Reads the run's summary: without a trace, the only source of bytes and memory.
+// Without a trace, the summary is the only source of bytes and memory.
 void read_summary(Record& r, const Value& v) {
   r.ranks.clear();
   r.sent.clear();
@@ -206,7 +206,7 @@ void read_summary(Record& r, const Value& v) {
 
 void read_metrics(Record& r, std::string_view text, const std::string& file) {
   std::vector<double> rates, lengths;
-  // An incomplete last line was cut off by a kill.
+  // A kill may truncate the last line.
   for (size_t at = 0, end; (end = text.find('\n', at)) != std::string_view::npos; at = end + 1) {
     const Json json = parse_json(text.substr(at, end - at), file);
     const Value v(json, file);
@@ -221,7 +221,7 @@ void read_metrics(Record& r, std::string_view text, const std::string& file) {
       if (!r.traced) read_summary(r, v);
       r.experts = {};
       if (v.has("experts")) read_experts(r, v["experts"]);
-      // The resolved plan, in which `--ranks 2` and `--dp 2` are equal.
+      // In the resolved plan, `--ranks 2` and `--dp 2` are equal.
       if (v.has("plan"))
         for (const auto& [key, value] : json.at("plan").items())
           if (key != "strategy") r.options[std::regex_replace(key, std::regex("_"), "-")] = value.dump();
@@ -234,7 +234,6 @@ void read_metrics(Record& r, std::string_view text, const std::string& file) {
   if (!lengths.empty()) r.quick_ms = lengths[lengths.size() / 4], r.slow_ms = lengths[3 * lengths.size() / 4];
 }
 
-// The world rank of each pipeline rank.
 std::vector<size_t> pipeline_ranks(const Record& record) {
   std::vector<size_t> out(static_cast<size_t>(record.schedule.ranks), record.ranks.size());
   for (size_t r = 0; r < record.ranks.size(); ++r) {
@@ -279,7 +278,7 @@ double length(const Spans& spans) {
   return sum;
 }
 
-// The length of the intersection of two merged lists.
+// The length of the intersection of merged lists.
 double common(const Spans& a, const Spans& b) {
   double sum = 0;
   for (size_t i = 0, j = 0; i < a.size() && j < b.size();) {
@@ -300,7 +299,7 @@ struct Cut {
   int64_t size;
 };
 
-// Names a rank's group along an axis by its coordinates on all other axes.
+// Names a rank's group by its coordinates on all other axes.
 std::string axis_group(const Record& r, const Rank& rank, const std::string& axis) {
   if (axis == "world") return axis;
   std::string along = "+" + (axis == "tied" ? "pp" : axis) + "+", out = axis;
@@ -320,8 +319,8 @@ std::string axis_group(const Record& r, const Rank& rank, const std::string& axi
 
 bool is_point_to_point(const Event& e) { return e.operation == "send" || e.operation == "recv"; }
 
-// The times at which all data that a rank needs were available, if they are known, otherwise when the rank itself
-// arrived. A communication event begins when its rank arrives; before the last arrival, no data can be transferred.
+// The time at which all data that a rank needs were available, if known, otherwise the rank's own arrival. A
+// communication event begins at its rank's arrival; no data can be transferred before the last arrival.
 class Arrivals {
  public:
   Arrivals(const Record& r, const StepSpan& step) : record_(r) {
@@ -338,8 +337,7 @@ class Arrivals {
       for (auto& [rank, times] : ranks) std::ranges::sort(times);
   }
 
-  // The n-th operation of its list on the rank; lists contain the collectives of a group, or its messages outside of a
-  // pipeline.
+  // The n-th operation of the rank's list, which contains a group's collectives, or its messages outside of a pipeline.
   double of(const Rank& rank, const Event& e, size_t n) const {
     const std::string group = axis_group(record_, rank, e.axis);
     if (e.operation == "send") return e.begin;
@@ -368,7 +366,7 @@ class Arrivals {
 };
 
 Exposure rank_exposure(const Rank& rank, const StepSpan& step, const Arrivals& arrivals) {
-  Spans waits, moving, before_last;  // stalls; communication; the part of it before the last rank arrived
+  Spans waits, moving, before_last;  // stalls; communication; communication before the last rank arrived
   std::vector<const Event*> events;
   for (const Event& e : rank.events) {
     if (e.step != step.step) continue;
@@ -473,7 +471,7 @@ std::optional<MeasuredPipeline> measure_pipeline(const Record& record, const Ste
   MeasuredPipeline p;
   p.equal = simulate(s);
   p.formula = bubble_formula(s);
-  TimedLists recorded, lengths;  // CPU times of the passes
+  TimedLists recorded, lengths;  // CPU times of passes
   size_t found = 0, planned = 0;
   for (const size_t rank : pipeline_ranks(record)) {
     if (rank == record.ranks.size()) return std::nullopt;

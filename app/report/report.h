@@ -1,4 +1,4 @@
-// Reports on a run, on a comparison of two runs, on a failed run, and on rows of `bench`; figures of runs and plans.
+// Reports on runs and `bench` rows; figures of runs and plans.
 #pragma once
 #include "app/options.h"
 #include "app/report/drawing.h"
@@ -7,18 +7,17 @@
 
 namespace tessera::report {
 
-// A run read back from metrics.jsonl and, with --trace, report.json and trace.json; or a predicted plan (planned()
-// below).
+// A run read from metrics.jsonl and, with --trace, report.json and trace.json; or a predicted plan (planned()).
 
 // Times are in milliseconds.
 struct Event {
   std::string track, name;
   double begin = 0, end = 0;
   int64_t step = 0;                 // 0: between steps
-  int stage = -1, microbatch = -1;  // a pipeline action
-  double processor = 0;             // CPU time of the action's thread
-  std::string axis, operation;      // a communication
-  int64_t bytes = 0, sent = 0;      // size of its array, and bytes sent by the rank
+  int stage = -1, microbatch = -1;  // pipeline action
+  double processor = 0;             // CPU time of its thread
+  std::string axis, operation;      // communication
+  int64_t bytes = 0, sent = 0;      // of the array; sent by the rank
 };
 struct MemorySample {
   double time = 0;
@@ -37,7 +36,7 @@ struct Point {
   double value = 0;
 };
 
-// `ranks`: ranks that shard the experts of every layer.
+// `ranks` shard the experts of every layer.
 struct ExpertsOfRun {
   ExpertLoad load = {};
   int64_t ranks = 1;
@@ -45,73 +44,71 @@ struct ExpertsOfRun {
 
 struct Record {
   std::string label;
-  bool planned = false;      // a prediction: sizes and bytes per step come from closed forms
-  bool traced = false;       // otherwise only losses, rates and the run's summary are known
-  bool waits_noted = false;  // the trace contains the stalls of each rank
+  bool planned = false;      // sizes and bytes per step come from closed forms
+  bool traced = false;       // otherwise only losses, rates and summary are known
+  bool waits_noted = false;  // the trace contains stalls
   std::string written, kept, clock;
   std::string model;
   std::vector<std::pair<std::string, std::string>> plan;
   std::map<std::string, std::string> options;
   Schedule schedule;
   int64_t steps = 0, cores = 0, threads = 0;
-  bool shared = false;  // ranks have more threads than there are cores
+  bool shared = false;  // more threads than cores
   std::vector<Rank> ranks;
-  std::vector<SentBytes> sent;  // of the full run; of a plan, per step
+  std::vector<SentBytes> sent;  // per step if planned, otherwise of the full run
   std::vector<Point> losses, validations;
   ExpertsOfRun experts;
-  int64_t shard_ranks = 0;  // data ranks that share one set of ZeRO shards; 0: all
+  int64_t shard_ranks = 0;  // data ranks per set of ZeRO shards; 0: all
   double tokens_per_s = 0, step_ms = 0;
-  double quick_ms = 0, slow_ms = 0;  // first and third quartile of the step time
+  double quick_ms = 0, slow_ms = 0;  // quartiles of the step time
 };
 
-// Reads the files of a run. Throws InputError if there is no trace (unless `may_lack_trace`) or if a file is damaged.
+// Throws InputError if there is no trace (unless `may_lack_trace`) or if a file is damaged.
 Record read_record(const std::filesystem::path& run, bool may_lack_trace = false);
-// Parses files in memory; `name` prefixes their names in messages. Validates that ranks, stages and micro-batches match
-// the schedule and that no event ends before it begins.
+// `name` prefixes file names in messages. Validates that ranks, stages and micro-batches match the schedule and that no
+// event ends before it begins.
 struct Files {
   std::string_view report, trace, metrics;
 };
 Record parse_record(const Files& files, const std::string& name);
 Record parse_metrics(std::string_view metrics, const std::string& name);
 
-// A step of the trace over all ranks; step 0 if the trace has none.
+// Covers all ranks; step 0 if the trace has no steps.
 struct StepSpan {
   int64_t step = 0;
   double begin = 0, end = 0;
 };
 StepSpan median_step(const Record& record);
 
-// Bytes of all ranks by axis and operation, and the mean time of a rank.
+// Bytes of all ranks by axis and operation; mean time of a rank.
 struct SentInStep : SentBytes {
   double ms = 0;
 };
 std::vector<SentInStep> sent_in_step(const Record& record, const StepSpan& step);
 
-// The pipeline of rank 0 (ranks that differ only along pp) in one step.
+// Rank 0's pipeline (ranks that differ only along pp) in one step.
 struct MeasuredPipeline {
-  Times times;          // per pass and message, in milliseconds; see below
-  Simulation equal;     // the schedule with F, I and W of equal length
-  Simulation replayed;  // the schedule with measured times
+  Times times;          // per pass and message, in milliseconds
+  Simulation equal;     // F, I and W of equal length
+  Simulation replayed;  // with measured times
   Simulation measured;  // as recorded, including messages
   std::optional<double> formula;
 };
-// The pipeline of a step. If ranks share cores, the times are the CPU times of the passes, as if each rank had its own
-// core, and messages take no time. nullopt without a pipeline, or if the trace lacks actions of the schedule.
+// If ranks share cores, times are CPU times of the passes, as if each rank had its own core, and messages take no time.
+// nullopt without a pipeline, or if the trace lacks actions of the schedule.
 std::optional<MeasuredPipeline> measure_pipeline(const Record& record, const StepSpan& step);
 
-// Cost of communication for one rank in one step, in milliseconds. The rank's thread is stalled while other ranks have
-// not arrived (`waiting`) and while data are moved and reduced (`transfer`); communication overlapped with computation
-// is `hidden`.
+// Milliseconds of a rank in one step. Its thread is stalled while other ranks have not arrived (`waiting`) and while
+// data are moved and reduced (`transfer`); `hidden` communication overlaps computation.
 struct Exposure {
   double step = 0, waiting = 0, transfer = 0, hidden = 0;
   double exposed() const { return waiting + transfer; }
 };
-// The exposure of each rank. nullopt if the trace has no stalls: traces of older versions, and of GPU ranks, whose host
-// threads do not wait.
+// nullopt if the trace has no stalls: traces of older versions, and of GPU ranks, whose host threads do not wait.
 std::optional<std::vector<Exposure>> exposures(const Record& record, const StepSpan& step);
 Exposure mean(const std::vector<Exposure>& all);
 
-// Mean time of a rank in the calls of an operation of an axis, total and exposed, in milliseconds per step.
+// Mean milliseconds of a rank in one operation of an axis, total and exposed, per step.
 struct Overlap {
   double all = 0, exposed = 0;
 };
@@ -119,17 +116,17 @@ Overlap measure_overlap(const Record& record, const StepSpan& step, const std::s
                         const std::string& operation);
 
 inline constexpr std::string_view kFigures = "pipeline|memory|timeline|bytes|loss|bench";
-// One of kFigures except bench, with figures of this total width and at most shown_ranks() ranks per run. Runs share
-// one scale. Throws Error (usage) naming the run that lacks the required data.
+// One of kFigures except bench, of this total width, with at most shown_ranks() ranks per run. Runs share a scale.
+// Throws Error (usage) naming the run that lacks the required data.
 Part make_figure(std::string_view name, const std::vector<Record>& runs, double width = kFigureWidth);
 constexpr size_t shown_ranks(double width) { return width > kFigureWidth ? 16 : 8; }
 
-// `scale`: time shown by the full width.
+// `scale`: time across the full width.
 struct Panel {
   const Simulation& sim;
   std::string title;
   double scale = 1;
-  NumberFormat words = short_time, tick = tick_of_ms;
+  NumberFormat format = short_time, tick = tick_of_ms;
 };
 Lanes panel_lanes(const Panel& panel, double width = kWidth);
 // Planned, replayed and, if meaningful, measured.
@@ -141,50 +138,50 @@ std::string css_of_axis(const std::string& axis);
 
 Part pipeline_part(const Record& record, const StepSpan& step, const std::optional<MeasuredPipeline>& pipeline);
 Part experts_part(const Record& record, const StepSpan& step);
-// A run as an HTML page, or as text in lines of at most 120 characters without the loss curve.
+// Text has lines of at most 120 characters and no loss curve.
 std::string make_report(const Record& record, bool as_page);
 
 // Either run may lack a trace, and the numbers of steps may differ; missing data are listed.
 std::string compare_to_text(const Record& a, const Record& b, bool as_page);
 
-// A flight record, `flight.json` (parallel/comm/trace.h): the last operations of the ranks of a failed run.
+// From `flight.json` (parallel/comm/trace.h): the last operations of a failed run's ranks.
 struct FlightOperation {
   std::string axis, operation;
   int64_t number = 0, bytes = 0;
-  double begun = 0, ended = -1;  // seconds since the start of the rank; negative: not completed
+  double begun = 0, ended = -1;  // seconds since the rank's start; negative: not completed
 };
 struct RankFlight {
   int64_t rank = 0;
   std::string cause;
   std::vector<FlightOperation> operations;
 };
-// In rank order, without ranks that wrote nothing; `ranks` is the world size. Throws InputError.
+// In rank order, without ranks that wrote nothing; `ranks`: world size. Throws InputError.
 struct Flights {
   int64_t ranks = 0;
   std::vector<RankFlight> written;
 };
 Flights parse_flights(std::string_view file, const std::string& what);
-// A table with a column per rank and a row for each of the last operations of an axis.
+// A column per rank and a row for each of the last operations of an axis.
 std::string record_flights(const Flights& flights, bool as_page);
 
-// Rows of `bench` or other Google Benchmark programs, of one side or of two to compare, each from one file or more.
+// Rows of Google Benchmark programs such as `bench`, of one side or two to compare; a side may have several files.
 struct BenchRun {
-  std::vector<double> rounds, reference, machine;  // bench/run.h: add_rounds()
+  std::vector<double> rounds, reference, machine;  // add_rounds() in bench/run.h
   bool busy = false;                               // other processes used more than a tenth of the cores
-  int start = 0;                                   // index of its file
+  int start = 0;                                   // file index
 };
 enum class Sample : uint8_t { time, ratio, reference, machine };  // ratio: to the preceding reference
 struct BenchRow {
   std::string name, unit, label;
   std::array<std::vector<BenchRun>, 2> runs = {};  // in `unit`, by side and repetition
   std::map<std::string, std::vector<double>> counters = {};
-  // The sample of a side: medians of its runs if there are at least five, which include the variation between starts;
-  // otherwise all rounds. Empty if the row is missing, failed, or has no such values.
+  // Medians of the side's runs if there are at least five, which include the variation between starts; otherwise all
+  // rounds. Empty if the row is missing, failed, or lacks such values.
   std::vector<double> values(size_t side, Sample what) const;
   std::vector<double> times(size_t side) const { return values(side, Sample::time); }
 };
 struct Bench {
-  struct Files {  // consecutive files of one side with the same machine and program
+  struct Files {  // consecutive, with the same side, machine and program
     size_t side;
     std::string first, machine, since, until;
     size_t count = 1;
@@ -198,8 +195,8 @@ struct Bench {
 };
 
 // The relative change from a to b: the median of all ratios b/a, and the interval in which the Mann-Whitney rank-sum
-// test finds no difference at the 2% level (Hodges and Lehmann 1963). No distribution is assumed. There is no interval
-// with fewer than five rounds per side.
+// test finds no difference at the 2% level (Hodges and Lehmann 1963), without assuming a distribution. The interval
+// requires five rounds per side.
 struct Change {
   double ratio = 1, low = 0, high = 0;
   bool known() const { return low > 0; }
@@ -207,19 +204,19 @@ struct Change {
 };
 Change compute_change(const std::vector<double>& a, const std::vector<double>& b);
 
-// The comparison of a row. Rounds of one process are not independent, so the interval alone yields false positives: a
-// verdict also requires a quiet machine and a change larger than that of the control measurements.
+// Rounds of one process are not independent, so the interval alone yields false positives: a verdict also requires a
+// quiet machine and a change larger than that of the control measurements.
 struct Verdict {
-  Change ratio, time;  // `ratio` is unknown without reference rounds
-  // "slower", "faster", "no", "slower, one rank too"; or without a verdict "busy", "machine", "no control", "too few
+  Change ratio, time;  // `ratio` requires reference rounds
+  // "slower", "faster", "no", "slower, one rank too"; without a verdict "busy", "machine", "no control", "too few
   // rounds".
-  std::string words;
+  std::string text;
 };
 // The rows of a group are controls for each other.
 std::vector<Verdict> verdicts(const std::vector<const BenchRow*>& group);
 
 // Predictions from closed forms, and from dry runs for other memory; no rank is started. One option may have several
 // comma-separated values, such as 1f1b,zb-h1; each yields a labelled record. Throws Error (usage) for invalid plans.
-std::vector<Record> planned(const Args& words);
+std::vector<Record> planned(const Args& args);
 
 }  // namespace tessera::report

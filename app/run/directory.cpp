@@ -35,8 +35,8 @@ fs::path new_run_folder() {
 
 namespace {
 
-// True for a new directory and for one in which a run failed before its first complete file. Throws OutputError if it
-// cannot be read.
+// True for a new directory or a run that failed before its first complete file. Throws OutputError if it cannot be
+// read.
 bool holds_nothing(const fs::path& directory) {
   std::error_code error;
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
@@ -92,7 +92,7 @@ std::set<std::string> tensor_names(const std::vector<FullTensor>& tensors) {
   return names;
 }
 
-// Independent DiLoCo replicas each have a state, so their number must stay the same.
+// Each independent DiLoCo replica has its own state, so the number of replicas must not change.
 void check_replicas_saved(const SavedTensors& state, const DataStrategy& strategy, const std::string& what) {
   std::set<std::string> copies;  // the first has no suffix; empty for other strategies
   for (const auto& [name, tensor] : state.all()) {
@@ -131,7 +131,7 @@ RunDirectory::RunDirectory(const RunConfig& r) : path_(r.out ? fs::path(*r.out) 
   of_option("out", path_.string(), check_content);
   make_directories(path_);
   lock_ = std::make_unique<RunLock>(path_);
-  check_content();  // another run may have started and ended in the meantime
+  check_content();  // another run may have started and ended
   removed_ = remove_stale(path_, true);
   for (const fs::path& path : remove_stale(checkpoints(), true)) removed_.push_back(path);
 }

@@ -1,5 +1,5 @@
-// Run directories. A run directory has one writer at a time, which holds a lock on its file `lock`. The kernel releases
-// the lock when the process ends for any reason.
+// A run directory has one writer, which locks its file `lock`; the kernel releases the lock when the process ends for
+// any reason.
 #pragma once
 #include "app/options.h"
 #include "parallel/async/push_log.h"
@@ -8,13 +8,12 @@
 
 namespace tessera {
 
-// Whether the path still refers to the file opened with this descriptor.
+// Whether the path still refers to the open file.
 bool is_at(const std::filesystem::path& file, int descriptor);
 
 class RunLock {
  public:
-  // Throws Error (usage) naming the process that writes to the directory. If the file system does not support locks,
-  // note() explains it.
+  // Throws Error (usage) naming the current writer. note() reports a file system without locks.
   explicit RunLock(const std::filesystem::path& run);
   ~RunLock();
   RunLock(const RunLock&) = delete;
@@ -26,7 +25,7 @@ class RunLock {
   const std::string& note() const { return note_; }
 
   static bool is_held(const std::filesystem::path& run);
-  // The description of the lock holder, which is unique to each process. Throws InputError.
+  // The lock holder's description, unique to each process. Throws InputError.
   static std::string read(const std::filesystem::path& run);
 
  private:
@@ -37,13 +36,13 @@ class RunLock {
 
 // The files of a run:
 //   config.toml     the resolved options: `--config` with this file and `--resume --out` specify the same run
-//   lock            identifies the process that writes here
+//   lock            identifies the writer
 //   metrics.jsonl   one record per step and validation; events.out.tfevents.* has the same data for TensorBoard
 //   checkpoints/    step-N, each with model and optimizer (safetensors, one tensor per parameter), config and
-//                   tokenizer, so that one directory suffices to generate text or resume; for an asynchronous run also
-//                   the order of its pushes and, inside a replay, the parameters that workers had pulled
+//                   tokenizer, sufficient to generate text or resume; for an asynchronous run also the push order and,
+//                   inside a replay, the parameters that workers had pulled
 
-// Flight record: the last operations of the ranks of a failed run (parallel/comm/trace.h).
+// The last operations of a failed run's ranks (parallel/comm/trace.h).
 inline constexpr const char* kFlightFile = "flight.json";
 
 // Throws OutputError.
@@ -63,7 +62,7 @@ class RunDirectory {
   // Incomplete files of a killed run.
   const std::vector<std::filesystem::path>& removed() const { return removed_; }
   std::string note() const { return lock_ ? lock_->note() : ""; }
-  // Must be called before every write. Throws OutputError if the directory is no longer the locked one.
+  // Must precede every write. Throws OutputError if the directory is no longer the locked one.
   void check() const {
     if (lock_) lock_->check();
   }
@@ -77,7 +76,7 @@ class RunDirectory {
   // (usage) naming each key in which the run differs from the saved one.
   bool resume(Trainer& trainer, const TrainConfig& options, const Dataset& dataset,
               std::vector<std::string>& passed_over) const;
-  // The checkpoint that resume() would load, without loading it; nullopt if there is none yet.
+  // The checkpoint that resume() would load; nullopt if there is none.
   struct Saved {
     std::filesystem::path path;
     int64_t steps = 0, updates = 0;
@@ -98,7 +97,7 @@ struct SavedRun {
   int64_t steps = 0, updates = 0;
   int ranks = 1;
   std::string_view strategy = {};
-  double losses = 0;  // asynchronous runs only: sum of losses in the current step
+  double losses = 0;  // asynchronous runs: sum over the current step
 };
 std::string about(const SavedRun& run, const ModelConfig& config, const TrainConfig& options, const Dataset& dataset);
 // The differences between the saved run (Checkpoint::about) and the current one (a JSON object), one message per key of
@@ -107,12 +106,12 @@ std::vector<std::string> differences(const std::string& about, const std::string
 // Resolves a path to a checkpoint, `best` or `latest` next to checkpoints, or a run directory, whose newest checkpoint
 // without infinities or NaNs is used. Throws InputError.
 Checkpoint find_checkpoint(const std::filesystem::path& from, std::vector<std::string>& passed_over);
-// Reads `pushes.txt`, the push order of an asynchronous run, if the checkpoint has one. `ranks` and `servers` are those
-// of the current run, or 0 if it is not asynchronous. Throws InputError if the file is malformed, and Error (usage) if
-// its workers were at different steps and the current run has other numbers of ranks or servers.
+// The push order of an asynchronous run; nullopt without `pushes.txt`. `ranks` and `servers` describe the current run;
+// 0 if it is not asynchronous. Throws InputError if the file is malformed, and Error (usage) if its workers were at
+// different steps and the numbers of ranks or servers have changed.
 std::optional<PushLog> saved_order(const std::filesystem::path& checkpoint, int ranks, int servers);
 std::set<std::string> tensor_names(LanguageModel& model);
-// Reads the parameters of a materialized model. Throws InputError.
+// Throws InputError. The model must be materialized.
 void load_model(LanguageModel& model, const Checkpoint& checkpoint);
 
 }  // namespace tessera

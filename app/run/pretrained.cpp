@@ -5,8 +5,8 @@
 
 #include <cstdlib>
 
-#include "app/resolve.h"
 #include "app/output.h"
+#include "app/resolve.h"
 #include "app/run/directory.h"
 #include "hub/folder.h"
 #include "hub/llmc.h"
@@ -36,7 +36,7 @@ ModelConfig model_in(const fs::path& checkpoint, const TrainConfig& saved) {
   return model;
 }
 
-// Tensors of a checkpoint, converted to the requested dtype.
+// Converts to the requested dtype.
 FullTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
   return [saved](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
     const SavedTensors::Whole& tensor = saved->at(name);
@@ -55,8 +55,7 @@ FullTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
   };
 }
 
-// The configuration of a folder's model. GPTQ codes are used without conversion if all layers have them in a supported
-// group size; otherwise they are dequantized.
+// Uses GPTQ codes without conversion if all layers have them in a supported group size; otherwise dequantizes them.
 ModelConfig to_model_config(const HubFolder& folder) {
   ModelConfig config = folder.config();
   if (!folder.gptq()) return config;
@@ -86,7 +85,6 @@ bool has_tokenizer(const fs::path& folder) {
   return is_there(folder / "tokenizer.json") || is_there(folder / "vocab.json");
 }
 
-// The base model with the adapters applied.
 Pretrained open_adapted(const fs::path& from, const Base& given) {
   const PeftFolder adapters(from);
   const fs::path base = fs::weakly_canonical(adapters.base(given));
@@ -129,8 +127,8 @@ std::string model_hash(const Pretrained& base) {
   return fmt::format("{:016x}", sum.value());
 }
 
-// Extends tables with new rows, which are the mean of the existing rows, accumulated in row order in double.
-// transformers' resize_token_embeddings() samples around this mean, with 1e-9 of the rows' variance.
+// Extends tables with the mean of the existing rows, accumulated in row order in double. transformers'
+// resize_token_embeddings() samples around this mean, with 1e-9 of the rows' variance.
 FullTensors with_rows(const ModelConfig& from, FullTensors tensors) {
   std::map<std::string, Shape> shapes;
   const std::unique_ptr<LanguageModel> model = make_model(from);
@@ -149,13 +147,13 @@ FullTensors with_rows(const ModelConfig& from, FullTensors tensors) {
         }
         for (size_t c = 0; c < mean.size(); ++c) mean[c] = static_cast<float>(sums[c] / static_cast<double>(own));
         return [=, read = tensors(name, dtype, {own, columns})](int64_t begin, std::span<std::byte> to) {
-          const int64_t count = std::ssize(to) / element, kept = std::clamp<int64_t>(end - begin, 0, count);
-          if (kept > 0) read(begin, to.first(static_cast<size_t>(kept * element)));
-          std::vector<float> rest(static_cast<size_t>(count - kept));
+          const int64_t count = std::ssize(to) / element, existing = std::clamp<int64_t>(end - begin, 0, count);
+          if (existing > 0) read(begin, to.first(static_cast<size_t>(existing * element)));
+          std::vector<float> rest(static_cast<size_t>(count - existing));
           for (size_t i = 0; i < rest.size(); ++i)
-            rest[i] = mean[static_cast<size_t>((begin + kept + static_cast<int64_t>(i)) % columns)];
+            rest[i] = mean[static_cast<size_t>((begin + existing + static_cast<int64_t>(i)) % columns)];
           convert({"", DType::float32, {std::ssize(rest)}, std::as_bytes(std::span(rest))}, 0, dtype,
-                  to.subspan(static_cast<size_t>(kept * element)));
+                  to.subspan(static_cast<size_t>(existing * element)));
         };
       };
 }
@@ -168,13 +166,13 @@ void refuse(const std::optional<MemoryRefusal>& refusal) {
 
 constexpr double kFarOff = 16;  // smaller mismatches are reported elsewhere, naming the tensor or option
 
-// Checks that the threads of all ranks can be created, and returns the memory limit without their stacks.
+// Checks that the threads of all ranks can be created; subtracts their stacks from the memory limit.
 MemoryLimit limit_without_threads(const Job& job, int64_t local_world_size) {
   if (has_processes(job.plan)) return memory_limit();
   const int64_t team = job.plan.threads_per_rank > 0 ? job.plan.threads_per_rank
                                                      : std::max<int64_t>(1, cpu::threads() / local_world_size);
   const int64_t threads =
-      local_world_size * (team + (local_world_size > 1 ? 1 : 0)) - 1;  // each rank also has a background thread
+      local_world_size * (team + (local_world_size > 1 ? 1 : 0)) - 1;  // one background thread per rank
   check_threads(threads);
   return memory_limit(threads);
 }
@@ -420,7 +418,7 @@ void check_described(const fs::path& config, const fs::path& folder, const Job& 
 
 void check_memory_for_inference(const Job& job) {
   if (job.plan.device != Device::cpu) return;
-  int64_t needed = 0, max_rank = 0;  // total of all ranks, which may be threads of this process, and the maximum
+  int64_t needed = 0, max_rank = 0;  // total of all ranks, which may be threads of this process; maximum
   for (const MemoryByCategory& held : expected_memory(job)) {
     needed += held.parameters;
     max_rank = std::max(max_rank, held.parameters);
@@ -438,7 +436,7 @@ void check_memory_for_verifying(const Job& given) {
   const MinimumMemory of = least_memory(job);
   const MemoryLimit limit = limit_without_threads(job, job.plan.ranks());
   refuse(least_refusal(job, job.plan.ranks(), limit));
-  // The oracle is a separate model, and has a gradient per data rank in addition to those gathered from the plan.
+  // The oracle is a separate model, with a gradient per data rank in addition to those gathered from the plan.
   const double gradients = of.trained * static_cast<double>(element_size(data_options(job).grad_dtype));
   HostMemory here{.ranks = job.plan.ranks(), .more_is = "the oracle"};
   here.more = static_cast<int64_t>(of.held + gradients * static_cast<double>(job.plan.dp * job.plan.cp + 1));

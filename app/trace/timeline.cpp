@@ -27,13 +27,13 @@ static auto fields(RankLog& l) {
   return std::tie(l.host, l.origin, l.meeting, l.cores, l.threads, l.peaks, l.events, l.steps, l.memory);
 }
 template <class T>
-static auto to_json(Cbor& list, T part) -> decltype(void(fields(part))) {
-  std::apply([&](const auto&... field) { list = Cbor::array({field...}); }, fields(part));
+static auto to_json(Cbor& list, T value) -> decltype(void(fields(value))) {
+  std::apply([&](const auto&... field) { list = Cbor::array({field...}); }, fields(value));
 }
 template <class T>
-static auto from_json(const Cbor& list, T& part) -> decltype(void(fields(part))) {
+static auto from_json(const Cbor& list, T& value) -> decltype(void(fields(value))) {
   size_t at = 0;
-  std::apply([&](auto&... field) { (list.at(at++).get_to(field), ...); }, fields(part));
+  std::apply([&](auto&... field) { (list.at(at++).get_to(field), ...); }, fields(value));
 }
 
 namespace {
@@ -68,18 +68,17 @@ std::vector<uint8_t> recv_bytes(Communicator& world, int from, const ArenaPtr& a
   return bytes;
 }
 
-// The logs of all ranks in Chrome's trace event format, which ui.perfetto.dev and chrome://tracing show.
+// The logs of all ranks in Chrome's trace event format, for ui.perfetto.dev and chrome://tracing:
 //
 //   process = rank         "rank 3 (pp 1, dp 0, tp 1)"
-//   thread = track         step, forward, backward, input gradient, weight gradient, send, receive, update,
-//                          waiting (the rank's own thread, for any communication), and "collective AXIS" for each
-//                          axis; nothing overlaps on a track
+//   thread = track         events of a track do not overlap; waiting: the rank's own thread, for any communication;
+//                          "collective AXIS" for each axis
 //   "X" event              an action of the pipeline ("2F0": stage 2, micro-batch 0), a communication, a phase
-//   "C" event              bytes that the rank held then, by category
+//   "C" event              bytes held by the rank, by category
 
 using Ordered = nlohmann::ordered_json;
 
-// Track order; tracks of mesh axes follow.
+// In display order; tracks of mesh axes follow.
 constexpr const char* kTracks[] = {"step", "forward", "backward", "input gradient", "weight gradient",
                                    "send", "receive", "update",   "waiting"};
 
@@ -125,7 +124,7 @@ class RankTimeline {
     out.push_back({{"ph", "M"}, {"name", what}, {"pid", rank_}, {"tid", tid}, {"args", args}});
   }
 
-  // Tracks of axes are numbered after the fixed tracks, in order of appearance.
+  // Axis tracks follow the fixed tracks, in order of appearance.
   int track_number(const std::string& track) {
     const auto* const found = std::find(std::begin(kTracks), std::end(kTracks), track);
     const bool is_axis = found == std::end(kTracks);
@@ -153,7 +152,7 @@ class RankTimeline {
                    {"args", std::move(args)}});
   }
 
-  // A pipeline message is logged both as an action and as a communication; both become one event.
+  // A pipeline message is logged as an action and as a communication, which become one event.
   void add_events(std::vector<Ordered>& out) {
     const std::vector<TraceEvent>& events = log_.events;
     std::vector<const TraceEvent*> inside(events.size(), nullptr);
@@ -211,7 +210,7 @@ class RankTimeline {
   std::map<std::string, int> numbers_;
 };
 
-// One event per line. `names` are process names, `kept` describes the recorded steps.
+// One event per line. `names`: processes; `kept`: recorded steps.
 std::string timeline_json(const std::vector<RankLog>& logs, const std::vector<std::string>& names,
                           const std::string& kept) {
   const Alignment clock = align(logs);
@@ -220,7 +219,7 @@ std::string timeline_json(const std::vector<RankLog>& logs, const std::vector<st
     RankTimeline(logs[r], static_cast<int>(r), clock.add[r]).write(events, names[r]);
   std::string text =
       "{\"displayTimeUnit\": \"ms\",\n\"otherData\": " +
-      Ordered{{"program", "tessera"}, {"kept", kept}, {"left_out", "events between steps"}, {"clock", clock.words}}
+      Ordered{{"program", "tessera"}, {"kept", kept}, {"left_out", "events between steps"}, {"clock", clock.text}}
           .dump() +
       ",\n\"traceEvents\": [";
   const char* before = "\n";
@@ -296,7 +295,7 @@ Ordered report_json(const Run& run, Trainer& trainer, const RunUsage& usage, con
       {"model", model_json(run.options, trainer.full_model())},
       {"plan", plan_json(run.options, trainer)},
       {"processors", {{"cores", processors.cores}, {"threads", processors.threads}, {"shared", processors.shared()}}},
-      {"clock", align(logs).words},
+      {"clock", align(logs).text},
       {"kept", kept_steps(logs[0].steps, trainer.steps_done())},
       {"ranks", ranks_json(logs, trainer.mesh(), usage)},
       {"sent", sent}};
@@ -342,10 +341,10 @@ Alignment align(const std::vector<RankLog>& logs) {
     for (const TraceMemory& m : log.memory) first = std::min(first, add + m.time);
   }
   for (double& add : a.add) add -= first;
-  a.words = ahead.size() == 1 ? "one clock: all ranks ran on one host"
-                              : std::to_string(ahead.size()) +
-                                    " clocks, one per host, aligned at the final barrier of the run; times of "
-                                    "different hosts may differ by the duration of a barrier";
+  a.text = ahead.size() == 1 ? "one clock: all ranks ran on one host"
+                             : std::to_string(ahead.size()) +
+                                   " clocks, one per host, aligned at the final barrier of the run; times of "
+                                   "different hosts may differ by the duration of a barrier";
   return a;
 }
 
@@ -376,7 +375,7 @@ RunTrace::RunTrace(const TrainOptions& o, Communicator& world) : world_(world) {
 }
 
 RunTrace::~RunTrace() {
-  if (trace_) world_.set_trace(nullptr);  // the communicator outlives this
+  if (trace_) world_.set_trace(nullptr);  // the communicator outlives this object
 }
 
 void RunTrace::stop(Trainer& trainer) {

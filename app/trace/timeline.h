@@ -1,4 +1,4 @@
-// Logs of ranks in a run with --trace, and their gathering on rank 0.
+// Logs of ranks, gathered on rank 0.
 #pragma once
 #include "app/train/train.h"
 
@@ -6,55 +6,54 @@ namespace tessera {
 
 struct RankLog {
   std::string host;
-  double origin = 0;       // start of the trace on the host's clock
-  double meeting = 0;      // the host's clock at the final barrier
-  std::vector<int> cores;  // available to the rank
+  double origin = 0;   // start of the trace
+  double meeting = 0;  // final barrier
+  std::vector<int> cores;
   int threads = 1;
-  std::array<int64_t, kCategories> peaks = {};  // peak bytes of each category
+  std::array<int64_t, kCategories> peaks = {};
   std::vector<TraceEvent> events;
   std::vector<TraceStep> steps;
   std::vector<TraceMemory> memory;
 };
 
-// Describes the machine and memory of this rank; events are not included.
+// This rank's machine and memory, without events.
 RankLog describe_rank(const Arena& arena);
 
-// Collective: gathers the logs of all ranks on rank 0; empty on other ranks.
+// Collective: empty except on rank 0.
 std::vector<RankLog> gather_logs(Communicator& world, RankLog own);
 
-// Offsets that convert the ranks' trace times to one clock, which starts at the first event. Ranks of a host share its
-// clock; clocks of different hosts are aligned at the final barrier.
+// Offsets that convert trace times to one clock, which starts at the first event. Ranks of a host share its clock;
+// clocks of different hosts are aligned at the final barrier.
 struct Alignment {
   std::vector<double> add;
-  std::string words;
+  std::string text;
 };
 Alignment align(const std::vector<RankLog>& logs);
 
-// Cores and threads of the host with the fewest cores per thread, and whether it is oversubscribed.
+// The host with the fewest cores per thread; `shared`: oversubscribed.
 struct Processors {
   int64_t cores = 0, threads = 0;
   bool shared() const { return threads > cores; }
 };
 Processors count_processors(const std::vector<RankLog>& logs);
 
-// `train --trace`: every rank logs its last steps, and rank 0 writes them to two files:
-//
-//   trace.json     the timeline, for ui.perfetto.dev (app/trace/timeline.cpp)
-//   report.json    additional data for `tessera report`: model, plan and schedule, bytes by axis and operation, peaks
+// `train --trace`: every rank logs its last steps; rank 0 writes trace.json, the timeline for ui.perfetto.dev
+// (app/trace/timeline.cpp), and report.json with model, plan, schedule, bytes by axis and operation, and peaks for
+// `tessera report`.
 
 // "rank 3 (pp 1, dp 0, tp 1)"; axes of size 1 are omitted.
 std::string name_of_rank(const std::vector<MeshAxis>& axes, const std::vector<int>& at, int64_t rank);
 
 class RunTrace {
  public:
-  // Starts tracing with --trace; otherwise get() is null. Must outlive the trainer.
+  // Without --trace, get() is null. Must outlive the trainer.
   RunTrace(const TrainOptions& options, Communicator& world);
   ~RunTrace();
   RunTrace(const RunTrace&) = delete;
   RunTrace& operator=(const RunTrace&) = delete;
 
   Trace* get() { return trace_ ? &*trace_ : nullptr; }
-  // Ends the log, so that it does not contain the exchange of run statistics.
+  // Excludes the exchange of run statistics from the log.
   void stop(Trainer& trainer);
   // Collective, after stop(); rank 0 writes the files. Returns whether tracing was enabled. Throws OutputError.
   bool write(const Run& run, Trainer& trainer, const RunUsage& usage);

@@ -109,7 +109,7 @@ Ordered attention_json(const KernelLog::Attention& a) {
 
 Ordered pass_json(const KernelLog::Pass& p) { return {{"fused", p.fused}, {"apart", p.apart}}; }
 
-// Work of rank 0's GPU: attention kernels, CUDA graph captures and replays or why there were none, fused epilogues.
+// Attention kernels, CUDA graph captures and replays or why there were none, and fused epilogues of rank 0's GPU.
 Ordered gpu_json(const TrainOutput::Facts& f) {
   const auto& log = f.arena->local<KernelLog>();
   const bool each_looked_at = f.graph.replays + f.graph.queued == 0;
@@ -136,9 +136,9 @@ std::string describe_model(const TrainOptions& o, LanguageModel& model) {
   const ModelConfig& c = model.config;
   const int64_t shared = c.all_heads().key;
   return fmt::format("{}: {} layers, {} heads{}, {} channels, context {}, vocabulary {} ({} parameters, {})",
-                     o.run.init ? one_line("from " + std::filesystem::proximate(*o.run.init).string()) : o.preset, c.layers,
-                     c.heads, shared == c.heads ? "" : fmt::format(" ({} key-value heads)", shared), c.channels,
-                     c.context, c.vocab, format_si(static_cast<double>(model.parameter_count())),
+                     o.run.init ? one_line("from " + std::filesystem::proximate(*o.run.init).string()) : o.preset,
+                     c.layers, c.heads, shared == c.heads ? "" : fmt::format(" ({} key-value heads)", shared),
+                     c.channels, c.context, c.vocab, format_si(static_cast<double>(model.parameter_count())),
                      value_name(o.optim.dtype));
 }
 
@@ -229,7 +229,7 @@ void TrainOutput::summary(const Facts& f) {
   if (options_.format != "json") print(summary_text(f, rate, mfu));
 }
 
-// `share` is the fraction of the machine's peak matmul throughput.
+// `share`: fraction of the machine's peak matmul throughput.
 std::string TrainOutput::summary_text(const Facts& f, double rate, double share) const {
   const std::string run = one_line(run_.string());
   const bool stepped = !rates_.empty();
@@ -251,9 +251,9 @@ std::string TrainOutput::summary_text(const Facts& f, double rate, double share)
   if (const auto& late = f.usage.straggler)
     text += fmt::format("Straggler: the other ranks waited for rank {} {:.0f}% of the time.\n", late->rank,
                         100 * late->share);
-  if (const ExpertLoad::Busiest most = f.experts.busiest(); most.times > 0)
+  if (const ExpertLoad::Busiest busiest = f.experts.busiest(); busiest.times > 0)
     text += fmt::format("Busiest expert: number {} of layer {}, with {:.2f} times the mean load; {} tokens dropped.\n",
-                        most.expert, most.layer, most.times, f.experts.dropped);
+                        busiest.expert, busiest.layer, busiest.times, f.experts.dropped);
   if (options_.run.no_save) return text + fmt::format("\nThe run is in {}, without a checkpoint (--no-save).\n", run);
   if (!f.sample.empty()) text += fmt::format("\nSample:\n{}\n", f.sample);
   return text + fmt::format("\nThe run is in {}; generate more text with\n  ./tessera generate {}\n", run, run);
@@ -261,10 +261,10 @@ std::string TrainOutput::summary_text(const Facts& f, double rate, double share)
 
 double measured_peak_flops(DType dtype, const ArenaPtr& arena) {
   constexpr int rounds = 6;
-  constexpr int64_t most = 8192;
+  constexpr int64_t max_n = 8192;
   int64_t n = arena->device() == Device::cuda ? 128 : 1024;
   double rate = bench::measure_matmuls(n, rounds, dtype, arena);
-  while (arena->device() == Device::cuda && n < most &&
+  while (arena->device() == Device::cuda && n < max_n &&
          rate > bench::matmul_rate(n, 1e-3))  // too short to be timed accurately
     rate = bench::measure_matmuls(n *= 2, rounds, dtype, arena);
   return rate;

@@ -1,5 +1,5 @@
-// Metrics of a run, written to its directory: metrics.jsonl (one JSON object per line, as printed by `--format json`)
-// and a TensorBoard event file.
+// Metrics of a run: metrics.jsonl (one JSON object per line, as printed by `--format json`) and a TensorBoard event
+// file.
 #pragma once
 #include "app/options.h"
 #include "app/output.h"
@@ -11,8 +11,8 @@ namespace tessera {
 
 using Validations = std::vector<std::pair<int64_t, double>>;
 
-// The records of a metrics file up to a step. An incomplete last line of a killed run and the summary of an earlier run
-// are dropped. `what` names the file in messages. Throws InputError.
+// Records up to a step, without the incomplete last line of a killed run and the summary of an earlier run. `what`
+// names the file in messages. Throws InputError.
 struct MetricRecords {
   std::string records;
   Validations validations = {};
@@ -20,24 +20,22 @@ struct MetricRecords {
 MetricRecords records_until(std::string_view file, int64_t step, const std::string& what);
 
 inline constexpr size_t kWarmupSteps = 5;
-// The median of per-step rates, without the first kWarmupSteps, in which memory is allocated and kernels are compiled,
-// if there are more steps.
+// Excludes the first kWarmupSteps, in which memory is allocated and kernels are compiled, if there are more steps.
 double median_rate(std::vector<double> rates);
 
 class Metrics {
  public:
-  // Opens `run`/metrics.jsonl for appending and starts an event file. On resume, records after `resumed_step` are
-  // removed, since these steps are repeated. Throws OutputError, and InputError for a malformed file.
+  // Appends to `run`/metrics.jsonl and starts an event file. On resume, removes records after `resumed_step`, because
+  // these steps are repeated. Throws OutputError, and InputError for a malformed file.
   Metrics(const std::filesystem::path& run, int64_t resumed_step);
   ~Metrics();
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
 
-  // Writes and flushes a record. The event is written first, so every record of metrics.jsonl is also in the event
-  // file. Throws OutputError.
+  // Writes the event, then the record, so the event file contains every record of metrics.jsonl. Throws OutputError.
   void write(const std::string& json_line, int64_t step, std::span<const Scalar> scalars);
   void write(const std::string& json_line);
-  // Whether the validation of this step is recorded. A run that was killed at its end repeats the validation.
+  // A run that was killed after its last step repeats only an unrecorded validation.
   bool has_validation(int64_t step) const { return !validations_.empty() && validations_.back().first == step; }
   void validated(int64_t step, double loss) { validations_.emplace_back(step, loss); }
   int64_t validations_since_best() const;
@@ -59,13 +57,13 @@ struct Validation {
   std::vector<Part> parts = {};  // mixtures only; `loss` is their weighted mean
 };
 
-// The mean loss over the targets of `rows`; nullopt if interrupted.
+// The mean over the targets of `rows`; nullopt if interrupted.
 using MeanLoss = std::function<std::optional<double>(const Rows& rows)>;
 
-// Returns nullopt if interrupted. `context`: tokens per row.
+// nullopt if interrupted. `context`: tokens per row.
 std::optional<Validation> compute_validation(const Dataset& dataset, int64_t context, const MeanLoss& mean_loss);
 
-// The output of `train`: progress and summary for the user, JSON records (--format json), and metrics files.
+// Progress and summary for the user, JSON records (--format json), and metrics files.
 
 class TrainOutput {
  public:
@@ -76,7 +74,6 @@ class TrainOutput {
   bool has_validation(int64_t step) const { return metrics_.has_validation(step); }
   int64_t validations_since_best() const { return metrics_.validations_since_best(); }
   void eval(int64_t step, const Validation& v);
-  // The last record and, for the user, the result with a text sample and the run directory.
   struct Facts {
     int64_t steps = 0, tokens_per_step = 0;
     double flops_per_token = 0;
@@ -85,8 +82,8 @@ class TrainOutput {
     RunUsage usage = {};
     ArenaPtr arena = {};
     StepGraph::Record graph = {};
-    std::string no_graph = {};               // why CUDA graphs are disabled; empty if enabled
-    std::optional<double> predicted_s = {};  // predicted step time, if this machine was calibrated
+    std::string no_graph = {};               // empty if CUDA graphs are enabled
+    std::optional<double> predicted_s = {};  // step time, if this machine was calibrated
     std::string sample = {};
     ExpertLoad experts = {};
   };
@@ -102,18 +99,16 @@ class TrainOutput {
   Metrics metrics_;
   std::vector<double> rates_, losses_;
   std::vector<double> times_;
-  std::optional<Validation> validation_;  // the latest; empty with --no-eval
+  std::optional<Validation> validation_;  // empty with --no-eval
 };
 
-// Model summary: "gpt-nano: 4 layers, 4 heads, 128 channels, context 64, vocabulary 81 (0.81M parameters)".
+// "gpt-nano: 4 layers, 4 heads, 128 channels, context 64, vocabulary 81 (0.81M parameters)".
 std::string describe_model(const TrainOptions& options, LanguageModel& model);
 
-// The best throughput in FLOP/s of large matmuls (1024^3 on a CPU, about 1 ms on a GPU) on the device of the arena; the
-// denominator of MFU.
+// The best FLOP/s of large matmuls (1024^3 on a CPU, about 1 ms on a GPU); the denominator of MFU.
 double measured_peak_flops(DType dtype, const ArenaPtr& arena);
 
-// The number of thread ranks that compute at the same time on `processors` cores, of which each rank uses `each`, or on
-// as many GPUs.
+// Thread ranks that run concurrently on `processors` cores, if each rank uses `each`, or on as many GPUs.
 int64_t ranks_at_once(int64_t ranks, int64_t processors, int64_t each);
 
 }  // namespace tessera

@@ -8,8 +8,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "app/resolve.h"
 #include "app/output.h"
+#include "app/resolve.h"
 #include "app/run/directory.h"
 #include "app/signals.h"
 #include "base/json.h"
@@ -46,7 +46,7 @@ std::string describe_ranks(const Plan& p) {
                      p.pp, p.dp, p.cp, p.tp, p.microbatches, p.microbatches == 1 ? "micro-batch" : "micro-batches");
 }
 
-// Size of metrics.jsonl in bytes; 0 if it does not exist.
+// In bytes; 0 if metrics.jsonl does not exist.
 uintmax_t size_of_records(const fs::path& run) {
   std::error_code error;
   const uintmax_t size = fs::file_size(run / "metrics.jsonl", error);
@@ -65,8 +65,7 @@ int64_t last_recorded_step(const fs::path& run) {
   return step;
 }
 
-// The cause of a failure since then from the flight record (parallel/comm/trace.h): "rank 1: ..."; empty if there is
-// none.
+// The cause of a failure after `since`, from the flight record: "rank 1: ..."; empty if there is none.
 std::string flight_cause(const fs::path& run, std::chrono::system_clock::time_point since) {
   std::error_code error;
   const auto written = fs::last_write_time(run / kFlightFile, error);
@@ -125,7 +124,7 @@ class Launcher {
     int64_t step = 0, from = 0;          // last completed step; step of the newest checkpoint
   };
 
-  // The plan for the current hostfile; changes are reported.
+  // For the current hostfile; reports changes.
   Plan plan_now() {
     if (!o_.hostfile) return full_plan_;
     const std::vector<Host> hosts =
@@ -193,7 +192,7 @@ class Launcher {
     if (first) e.again_s = std::max(0.0, seconds(end - std::max(*first, saved.at)));
     return e;
   }
-  // Ranks of a killed launcher may still run, here or on other hosts, and hold the run's lock.
+  // Ranks of a killed launcher may still run on any host and hold the run's lock.
   void terminate_remaining() const {
     constexpr double kGraceSeconds = 5;
     if (const int ranks = StartedProgram::end_rest(kGraceSeconds); ranks > 0)
@@ -286,12 +285,12 @@ Plan plan_on(Plan plan, int64_t slots) {
     const int64_t data = dp * plan.cp;
     return all % dp == 0 && data % plan.ep == 0 && (plan.shard_ranks == 0 || data % plan.shard_ranks == 0);
   };
-  int64_t least = 1, dp = std::min(plan.dp, slots / each);
-  while (!fits(least)) ++least;  // at most plan.dp
-  while (dp > least && !fits(dp)) --dp;
-  if (dp < least)
+  int64_t min_dp = 1, dp = std::min(plan.dp, slots / each);
+  while (!fits(min_dp)) ++min_dp;  // at most plan.dp
+  while (dp > min_dp && !fits(dp)) --dp;
+  if (dp < min_dp)
     throw Error(fmt::format("--hostfile: the hosts have {} slots; expected at least {} (pp {} x dp {} x cp {} x tp {})",
-                            slots, least * each, plan.pp, least, plan.cp, plan.tp),
+                            slots, min_dp * each, plan.pp, min_dp, plan.cp, plan.tp),
                 Status::communication);
   plan.dp = dp, plan.microbatches = all / dp;
   return plan;
@@ -300,7 +299,7 @@ Plan plan_on(Plan plan, int64_t slots) {
 SavedStep newest_saved(const fs::path& run) {
   SavedStep out;
   std::error_code error;
-  // Checkpoints are renamed to this name when they are complete.
+  // Complete checkpoints are renamed to this name.
   for (fs::directory_iterator it(run / "checkpoints", error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();
     if (!name.starts_with("step-") || name.find(".tmp-") != name.npos) continue;

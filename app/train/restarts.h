@@ -4,38 +4,35 @@
 //   tessera train --restarts 3 ...                                          ranks are threads of the started program
 //   tessera train --restarts 3 --launch "mpirun -n {ranks}" --ranks 8 ...   processes of mpirun, or of srun in a job
 //
-// With the same number of ranks, the result is bitwise identical to an uninterrupted run. With --hostfile, which is
-// read before each start, the data axis is limited by the available slots; each of its ranks then computes more
-// micro-batches, so the batch size is unchanged, and the run continues as if resumed under another layout.
-//
-// Permanent failures are not retried: errors of the command line, of input files or of outputs, and a loss that is not
-// finite.
+// With the same number of ranks, the result is bitwise identical to an uninterrupted run. --hostfile is read before
+// each start: the available slots limit the data axis, whose ranks then compute more micro-batches, so the batch size
+// is unchanged and the run continues as if resumed under another layout. Permanent failures are not retried: errors of
+// the command line, input files or outputs, and a non-finite loss.
 #pragma once
 
 #include "app/options.h"
 
 namespace tessera {
 
-// Runs the command line `args` with restarts. Returns the exit status of the last start, or 3 if it was killed.
+// Returns the exit status of the last start, or 3 if it was killed.
 int run_with_restarts(const TrainOptions& options, const std::vector<std::string>& args);
 
-// The arguments of the started program: those of the launcher except its own options, and `more`.
+// The launcher's arguments without its own options, followed by `more`.
 std::vector<std::string> start_args(const std::vector<std::string>& args, const std::vector<std::string>& more);
 // The plan on `slots` ranks: the largest data axis that fits, divides data ranks x micro-batches (whose product is
-// constant), and is a multiple of the groups of shard ranks. Throws Error (communication) if even the smallest one does
-// not fit.
+// constant), and is a multiple of the groups of shard ranks. Throws Error (communication) if none fits.
 Plan plan_on(Plan plan, int64_t slots);
-// Whether a start that ended with this status may succeed if it is repeated.
+// Whether a repeated start may succeed after this exit status.
 bool is_retryable(int status);
 
-// The step and time of a run's newest checkpoint; 0 if there is none.
+// The newest checkpoint; step 0 if there is none.
 struct SavedStep {
   int64_t step = 0;
   std::chrono::system_clock::time_point at{};
 };
 SavedStep newest_saved(const std::filesystem::path& run);
 
-// Hostfiles in mpirun's format: one host per line, with its number of slots.
+// mpirun's format: one host per line with its number of slots.
 //
 //   node1 slots=4    # Open MPI
 //   node2:4          # MPICH

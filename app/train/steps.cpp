@@ -1,9 +1,9 @@
-// The training loops of `train`, synchronous and asynchronous, and their checkpoints.
+// Synchronous and asynchronous training loops, and their checkpoints.
 #include <system_error>
 #include <tuple>
 
-#include "app/resolve.h"
 #include "app/plan/plan.h"
+#include "app/resolve.h"
 #include "app/run/pretrained.h"
 #include "app/signals.h"
 #include "app/trace/timeline.h"
@@ -49,20 +49,20 @@ void check_steps_done(const Run& run, int64_t done) {
               run.options.optim.steps);
 }
 
-// Saves checkpoints during a run. Each rank writes its shards of parameters and optimizer state to their offsets in
-// shared files, so no rank needs memory for full tensors, and the files do not depend on the layout.
+// Each rank writes its shards of parameters and optimizer state to their offsets in shared files, so no rank needs
+// memory for full tensors, and the files do not depend on the layout.
 //
 //   begin()    rank 0 creates the files; every rank copies its shards and writes the copy in the background
 //   poll()     after each step: when all ranks have written, rank 0 completes the checkpoint, also in the background
 //   finish()   waits for completion
 //
-// All are collective and rethrow write errors. With --offload nothing is copied, since that would need the memory that
-// offloading saves: begin() then returns when the checkpoint is complete.
+// All are collective and rethrow write errors. With --offload, begin() copies nothing, because a copy needs the memory
+// that offloading saves, and returns when the checkpoint is complete.
 class Saver {
  public:
-  // Both must outlive the saver. Does nothing with --no-save.
+  // Both must outlive the saver. Inactive with --no-save.
   Saver(const Run& run, Trainer& trainer) : run_(run), trainer_(trainer) {}
-  // Incomplete checkpoints are removed.
+  // Removes incomplete checkpoints.
   ~Saver() {
     for (std::future<void>* f : {&writing_, &finishing_})
       if (f->valid()) f->wait();
@@ -103,7 +103,7 @@ class Saver {
     write();
     finish();
   }
-  // Records the validation loss after the current step, to retain the best checkpoint.
+  // Records the current step's validation loss, to retain the best checkpoint.
   void validated(double loss) {
     if (trainer_.world().rank() > 0 || run_.options.run.no_save) return;
     judged_ = {trainer_.steps_done(), loss};
@@ -111,19 +111,18 @@ class Saver {
   }
 
  private:
-  // This rank's shards in one file.
   struct File {
     SharedFile file;
-    std::map<std::string, int64_t> begins;  // offset of each tensor in bytes
-    std::vector<TensorSlice> parts;
+    std::map<std::string, int64_t> begins;  // in bytes
+    std::vector<TensorSlice> slices;
   };
   void open(bool copied) {
     finish();
     Communicator& world = trainer_.world();
     const bool first = world.rank() == 0;
     const std::vector<TensorSlice> values = own_values(trainer_), state = own_state(trainer_);
-    for (const auto& parts : {values, state})
-      for (const TensorSlice& h : parts) check_finite(h.name, h.part, trainer_.steps_done());
+    for (const auto& slices : {values, state})
+      for (const TensorSlice& h : slices) check_finite(h.name, h.part, trainer_.steps_done());
     check_replicas(trainer_);
     const OpCounts before = world.counts();
     if (first) {
@@ -139,21 +138,21 @@ class Saver {
         std::tuple("optimizer.safetensors",
                    tensor_layout(list_state(trainer_), {{"steps", std::to_string(trainer_.updates_done())}}), &state)};
     if (first)
-      for (const auto& [name, layout, parts] : layouts)
+      for (const auto& [name, layout, slices] : layouts)
         SharedFile::create(new_->path() / name, layout.header, layout.size);
     const std::filesystem::path path = broadcast_text(world, first ? new_->path().string() : "", 0);
     world.reset_counts(before);
-    for (const auto& [name, layout, parts] : layouts) {
-      files_.push_back({SharedFile(path / name), layout.begins, *parts});
+    for (const auto& [name, layout, slices] : layouts) {
+      files_.push_back({SharedFile(path / name), layout.begins, *slices});
       if (copied)
-        for (TensorSlice& h : files_.back().parts)
+        for (TensorSlice& h : files_.back().slices)
           h.part = h.part.device() == Device::cpu ? h.part.clone() : h.part.on_host();
     }
     under_way_ = true;
   }
   void write() const {
     for (const File& f : files_) {
-      for (const TensorSlice& h : f.parts) {
+      for (const TensorSlice& h : f.slices) {
         const Tensor here = h.part.on_host();
         const int64_t element = element_size(here.dtype()), begin = f.begins.at(h.name);
         for_each_run(*h.parameter, h.begin, h.begin + here.numel(), [&](int64_t local, int64_t offset, int64_t count) {
@@ -193,18 +192,18 @@ class Saver {
   std::unique_ptr<NewCheckpoint> new_;
   std::string about_;
   std::future<void> finishing_;
-  int64_t saved_ = -1;  // steps of the newest checkpoint
+  int64_t saved_ = -1;  // step of the newest checkpoint
   BestCheckpoint judged_ = {.step = -1};
 };
 
-// Whether an action with this interval is due; the last step is handled by the caller.
+// The caller handles the last step.
 bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
 // Returns the exit status; `output` is null except on rank 0.
 int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* trace) {
   const TrainOptions& o = run.options;
   Saver saver(run, trainer);
-  int64_t validated = -1;  // the last validated step
+  int64_t validated = -1;  // step
   const auto evaluate = [&] {
     if (o.run.no_eval || validated == trainer.steps_done()) return true;
     const auto stop = [] { return interrupted() != 0; };
@@ -228,7 +227,8 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
     return stopped(true);
   const auto improves =
       [&] {  // according to the validations recorded on rank 0, including those before the run was resumed
-        return o.run.patience == 0 || trainer.world().max(output ? output->validations_since_best() : 0) < o.run.patience;
+        return o.run.patience == 0 ||
+               trainer.world().max(output ? output->validations_since_best() : 0) < o.run.patience;
       };
   if (o.run.dump > trainer.steps_done())
     trainer.dump(o.run.dump, run.directory.path());
@@ -253,12 +253,12 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
       if (report.step == o.run.dump) output->message(fmt::format("wrote the dump of step {} (--dump)", o.run.dump));
     }
     saver.poll();
-    if (report.wish == StepRequest::stop) {
+    if (report.request == StepRequest::stop) {
       saver.save();
       return stopped(false);
     }
     if (report.step == o.optim.steps) break;
-    if (report.wish == StepRequest::save) {
+    if (report.request == StepRequest::save) {
       saver.save();
       if (output) report_save(run, report.step, *output);
     }
@@ -290,8 +290,8 @@ std::optional<double> predict_step_time(const Run& run, Trainer& trainer) {
 
 constexpr int64_t kSampleTokens = 300;
 
-// A text sample from the newest checkpoint, since no rank may have enough memory for the full model during training.
-// Empty with --format json, --quiet and --no-save; truncated by a signal.
+// Uses the newest checkpoint, because no rank may have enough memory for the full model during training. Empty with
+// --format json, --quiet and --no-save; truncated by a signal.
 std::string sample_text(const Run& run, const ModelConfig& config) {
   if (run.options.json() || run.options.run.no_save || run.options.quiet) return "";
   std::vector<std::string> passed_over;
@@ -315,7 +315,6 @@ std::string sample_text(const Run& run, const ModelConfig& config) {
   return run.dataset.val_examples ? written : complete_sentences(written);
 }
 
-// Completes and writes the summary, the last record of a run.
 void write_summary(const Run& run, LanguageModel& model, TrainOutput::Facts facts, TrainOutput& output) {
   const ModelConfig& c = model.config;
   const int64_t row = facts.tokens_per_step / run.job.optim.batch;  // rows of examples are shorter than the context
@@ -334,11 +333,9 @@ void write_tensors(const std::vector<NamedTensor>& tensors, const fs::path& file
   write_safetensors(file, bytes, metadata);
 }
 
-// An asynchronous run: workers push gradients when they are ready, and servers apply them at once. A reported step
-// consists of one push per worker on average. To save or stop, workers wait until all have completed the same number of
-// steps.
+// Workers push gradients when they are ready, and servers apply them at once. A reported step consists of one push per
+// worker on average. To save or stop, workers wait until all have completed the same number of steps.
 
-// One rank of the run; rank 0 also writes the output and the checkpoints.
 class AsyncRun {
  public:
   AsyncRun(const Run& run, Communicator& world)
@@ -392,12 +389,11 @@ class AsyncRun {
       output_->message(
           "the run is validated only at its end, because workers and servers have no common step, except to save");
   }
-  // Returns false if the run was stopped.
   bool train() {
     const AsyncServer::Hooks hooks{
         .step = [&](int worker, int64_t clock) { return trainer_.worker_step(worker, clock); },
         .on_push = [&](const AppliedPush& push) { show(push); },
-        .wish = [&] { return interrupted() != 0 || (!o_.run.no_save && take_save_request()); }};
+        .wants_stop = [&] { return interrupted() != 0 || (!o_.run.no_save && take_save_request()); }};
     AsyncServer& server = trainer_.server();
     while (!server.complete()) {
       const bool saves = o_.run.save_every > 0 && !o_.run.no_save;
@@ -411,7 +407,7 @@ class AsyncRun {
     }
     return true;
   }
-  // Collective; rank 0 records the result. Returns false if it was stopped.
+  // Collective; rank 0 records the result. Returns false if stopped.
   bool validate() {
     const auto found = compute_validation(run_.dataset, trainer_.model().config.context, [&](const Rows& rows) {
       return trainer_.mean_loss(rows, [] { return interrupted() != 0; });
@@ -434,9 +430,8 @@ class AsyncRun {
                   *output_);
   }
 
-  // Checkpoints of asynchronous runs: parameters and optimizer state as full tensors, as in any run; the order of all
-  // pushes; and, in a replay, whose workers are at different steps, the parameters that they pulled for their next
-  // step.
+  // Checkpoints contain parameters and optimizer state as full tensors, as in any run; the order of all pushes; and, in
+  // a replay, whose workers are at different steps, the parameters pulled for their next step.
 
   void save() {
     const std::vector<NamedTensor> values = trainer_.values(), state = trainer_.state(), pulled = trainer_.pulled();
@@ -486,8 +481,8 @@ class AsyncRun {
   Communicator& world_;
   AsyncTrainer trainer_;
   std::unique_ptr<TrainOutput> output_;  // on rank 0
-  int64_t step_ = 0;                     // completed by all workers, or in a replay their mean
-  // On rank 0: last reported step, and the pushes and losses of the current one.
+  int64_t step_ = 0;                     // completed by all workers; in a replay their mean
+  // On rank 0: last reported step; pushes and losses of the current one.
   int64_t shown_ = 0, pushes_ = 0;
   double losses_ = 0;
   Clock::time_point last_ = Clock::now();

@@ -1,4 +1,4 @@
-// The command `train`: data, run directory, ranks.
+// The command `train`.
 #include "app/train/train.h"
 
 #include <cctype>
@@ -27,7 +27,7 @@ std::filesystem::path first_tokenizer(const RunConfig& r) {
 Dataset open_dataset(const TrainConfig& o, bool quiet) {
   const std::string default_kind = o.preset.ends_with("-nano") || o.preset.ends_with("-mini") ? "char" : "bpe";
   TokenizerChoice tokenizer = o.run.init && !o.data.tokenizer ? TokenizerChoice{.name = first_tokenizer(o.run).string()}
-                                                     : tokenizer_choice(o.data.tokenizer, default_kind, quiet);
+                                                              : tokenizer_choice(o.data.tokenizer, default_kind, quiet);
   if (!o.data.add_tokens.empty()) tokenizer.added = split(o.data.add_tokens, ',');
   tokenizer.end = o.data.end;
   tokenizer.special = o.data.special;
@@ -49,7 +49,8 @@ Dataset open_dataset(const TrainConfig& o, bool quiet) {
   for (const std::string& name : tokenizer.added)
     added += fmt::format("{}{} is token {}", added.empty() ? "" : ", ", name, dataset.tokenizer->special(name).value());
   if (!added.empty() && !o.run.resume)
-    dataset.notes.push_back(added + (o.run.init ? "; new embedding rows are initialized with the mean of the others" : ""));
+    dataset.notes.push_back(added +
+                            (o.run.init ? "; new embedding rows are initialized with the mean of the others" : ""));
   if (o.run.init && o.data.tokenizer && !o.run.resume) try {
       if (Tokenizer::open_folder(first_tokenizer(o.run))->identity() != dataset.tokenizer->identity())
         dataset.notes.push_back(fmt::format("the tokenizer differs from that of {} (--tokenizer)", *o.run.init));
@@ -68,7 +69,7 @@ Sequences sequences_for(const TrainConfig& s, const Dataset& dataset) {
   return made;
 }
 
-// The job for the memory estimate: a pass has at most the tokens of the longest row of examples.
+// For the memory estimate: a pass has at most the tokens of the longest row of examples.
 Job longest_row_job(Job job, const Dataset& d) {
   std::vector<int64_t> lengths;
   const auto add = [&](const Dataset& one) {
@@ -108,7 +109,7 @@ void resolve_epochs(TrainConfig& s, Dataset& d) {
   const double steps = sequences / static_cast<double>(s.optim.batch);
   const auto of = [&](double epochs) { return std::max<int64_t>(std::llround(std::ceil(epochs * steps - 1e-6)), 1); };
   for (const auto& [share, every] : {std::pair(&r.eval_share, &r.eval_every), {&r.save_share, &r.save_every}})
-    if (double part = std::exchange(*share, 0); part > 0) *every = of(part);
+    if (double fraction = std::exchange(*share, 0); fraction > 0) *every = of(fraction);
   if (r.epochs)
     field_descriptors(s.optim).at("steps").read("`steps`", std::to_string(of(*std::exchange(r.epochs, std::nullopt))));
 }
@@ -123,7 +124,7 @@ int train_rank(const Run& run, Communicator& world) {
   return run.job.plan.dp_mode == DataMode::ps_async ? train_asynchronously(run, world) : train_in_steps(run, world);
 }
 
-// Facts that must agree between processes: data, run directory and newest checkpoint.
+// Must agree between processes: data, run directory and newest checkpoint.
 Facts run_facts(const Dataset& d, const std::filesystem::path& run) {
   const auto sums = d.checksums();
   Facts out(sums.begin(), sums.end());
@@ -181,7 +182,7 @@ int train_in_processes(const TrainOptions& asked) {
 // no padding is needed.
 std::string vocab_hint(const Job& s, int64_t vocab) {
   constexpr int64_t kVector = 16, kRound = 64;
-  const int64_t parts = s.plan.tp, row = parts * kVector / element_size(s.optim.dtype), round = parts * kRound;
+  const int64_t shards = s.plan.tp, row = shards * kVector / element_size(s.optim.dtype), round = shards * kRound;
   if (vocab % row == 0) return "";
   return fmt::format(
       "a vocabulary of {} is not a multiple of {}, which slows down the output layer and the loss on a GPU; "
@@ -194,7 +195,7 @@ void introduce(TrainOutput& output, const Run& run, LanguageModel& model, const 
   const Dataset& d = run.dataset;
   const bool gpu = o.plan.device == Device::cuda, bf16 = o.optim.dtype == DType::bfloat16;
   output.message(describe_model(o, model));
-  if (is_default_job(o)) output.message("default job: tessera train " + default_job_words(o));
+  if (is_default_job(o)) output.message("default job: tessera train " + default_job_args(o));
   if (const std::string useless = useless_options(o); !useless.empty()) output.message(useless);
   for (const std::string& line : describe_data(d)) output.message(line);
   for (const std::string& note : d.notes) output.message(with_options(note));
@@ -221,7 +222,7 @@ void introduce(TrainOutput& output, const Run& run, LanguageModel& model, const 
 
 constexpr std::string_view kSpaces = " \n\r\t";
 
-// Titles end with a full stop that does not end a sentence.
+// The full stop of a title does not end a sentence.
 bool is_title(std::string_view before_point) {
   size_t begin = before_point.size();
   while (begin > 0 && std::isalpha(static_cast<unsigned char>(before_point[begin - 1]))) --begin;
@@ -237,7 +238,7 @@ size_t end_at(std::string_view text, size_t at) {
   return end == text.size() || kSpaces.find(text[end]) != kSpaces.npos ? end : 0;
 }
 
-// The start of the next sentence after `end`, or npos.
+// npos if there is none after `end`.
 size_t next_sentence(std::string_view text, size_t end) {
   const size_t begin = std::min(text.find_first_not_of(kSpaces, end), text.size());
   const size_t word = begin < text.size() && (text[begin] == '"' || text[begin] == '\'') ? begin + 1 : begin;
@@ -250,7 +251,7 @@ std::unique_ptr<TrainOutput> begin_output(const Run& run, LanguageModel& model, 
                                           const std::vector<std::string>& passed_over) {
   run.directory.write_config(run.options);
   std::error_code none;
-  std::filesystem::remove(run.directory.path() / kFlightFile, none);  // left by an earlier failure of this run
+  std::filesystem::remove(run.directory.path() / kFlightFile, none);  // from an earlier failure
   auto output = std::make_unique<TrainOutput>(run.options, run.job.plan, run.directory.path(), done);
   for (const std::filesystem::path& path : run.directory.removed())
     output->message("removed incomplete files of a killed run: " + path.string());

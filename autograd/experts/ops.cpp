@@ -1,4 +1,3 @@
-// Forward passes and vjps of expert ops.
 #include "autograd/experts/ops.h"
 
 #include <numeric>
@@ -30,27 +29,27 @@ Var combine_rows(const Var& rows, const Var& weights, const Routed& routed) {
 
 std::vector<Var> split_rows(const Var& x, const std::vector<int64_t>& sizes) {
   if (sizes.size() == 1 && sizes[0] == x.dim(0)) return {x};
-  std::vector<Tensor> parts;
+  std::vector<Tensor> slices;
   int64_t at = 0;
   for (const int64_t size : sizes) {
-    parts.push_back(x.value().narrow(0, at, size));
+    slices.push_back(x.value().narrow(0, at, size));
     at += size;
   }
   x.value().check_size(at * x.dim(1));
-  return record("split_rows", std::move(parts), {x.edge()},
+  return record("split_rows", std::move(slices), {x.edge()},
                 [like = Tensor::meta(x.shape(), x.dtype()), sizes](Grads& g) {
                   Tensor dx;
                   int64_t first = 0;
                   for (size_t i = 0; i < sizes.size(); ++i) {
-                    const Tensor& part = g.output(static_cast<int>(i));
-                    if (!dx.defined() && part.defined()) {
-                      dx = part.make(like.shape(), like.dtype());
+                    const Tensor& slice = g.output(static_cast<int>(i));
+                    if (!dx.defined() && slice.defined()) {
+                      dx = slice.make(like.shape(), like.dtype());
                       if (first > 0) dx.narrow(0, 0, first).fill(0);
                     }
                     if (dx.defined()) {
                       Tensor to = dx.narrow(0, first, sizes[i]);
-                      if (part.defined())
-                        to.copy_from(part);
+                      if (slice.defined())
+                        to.copy_from(slice);
                       else
                         to.fill(0);
                     }
@@ -60,22 +59,22 @@ std::vector<Var> split_rows(const Var& x, const std::vector<int64_t>& sizes) {
                 });
 }
 
-Var join_rows(const std::vector<Var>& parts) {
+Var join_rows(const std::vector<Var>& slices) {
   std::vector<int64_t> sizes;
-  if (parts.size() == 1) return parts[0];
+  if (slices.size() == 1) return slices[0];
   std::vector<Var> edges;
   int64_t rows = 0;
-  for (const Var& part : parts) {
-    sizes.push_back(part.dim(0));
-    edges.push_back(part.edge());
+  for (const Var& slice : slices) {
+    sizes.push_back(slice.dim(0));
+    edges.push_back(slice.edge());
     rows += sizes.back();
   }
-  const Tensor& like = parts.at(0).value();
+  const Tensor& like = slices.at(0).value();
   const Tensor out = like.make({rows, like.dim(1)});
   int64_t at = 0;
-  for (const Var& part : parts) {
-    out.narrow(0, at, part.dim(0)).copy_from(part.value());
-    at += part.dim(0);
+  for (const Var& slice : slices) {
+    out.narrow(0, at, slice.dim(0)).copy_from(slice.value());
+    at += slice.dim(0);
   }
   return record_one("join_rows", out, edges, [sizes](Grads& g) {
     const Tensor dy = g.take_output(0).contiguous();
@@ -105,23 +104,23 @@ Var grouped_linear(const Var& x, const std::vector<Var>& w, const std::vector<in
     throw Error("[grouped_linear] got " + std::to_string(counts.size()) + " row counts for " +
                 std::to_string(w.size()) + " weights; expected a multiple");
   std::vector<Var> inputs{x};
-  std::vector<Saved> kept;
+  std::vector<Saved> saved;
   std::vector<GemmGroup> groups;
   bool trains = false;
   for (size_t i = 0; i < counts.size(); ++i) {
     const Var& weight = w[i % w.size()];
     inputs.push_back(weight);
-    kept.push_back(weight.saved());
+    saved.push_back(weight.saved());
     groups.push_back({weight.value(), counts[i]});
     trains = trains || weight.requires_grad();
   }
   return record_one("grouped_linear", grouped_linear(x.value(), groups), inputs,
-                    [in = trains ? x.saved() : Saved(), kept, counts, weights = std::ssize(w), trains](Grads& g) {
+                    [in = trains ? x.saved() : Saved(), saved, counts, weights = std::ssize(w), trains](Grads& g) {
                       const Tensor dy = g.output();
                       if (g.needs(0)) {
-                        std::vector<GemmGroup> again;
-                        for (size_t i = 0; i < counts.size(); ++i) again.push_back({kept[i].get(), counts[i]});
-                        g.give(0, grouped_linear_input_grad(dy, again));
+                        std::vector<GemmGroup> grouped;
+                        for (size_t i = 0; i < counts.size(); ++i) grouped.push_back({saved[i].get(), counts[i]});
+                        g.give(0, grouped_linear_input_grad(dy, grouped));
                       }
                       if (!trains) return;
                       const Tensor rows_in = in.get();

@@ -1,4 +1,3 @@
-// Mixture-of-experts ops on Vars; the kernels are in tensor/ops/experts/.
 #pragma once
 
 #include "autograd/var.h"
@@ -6,24 +5,24 @@
 
 namespace tessera {
 
-// route() with differentiable weights. The backward pass adds the gradients of the auxiliary losses to those of the
-// logits unscaled: it assumes that the root of backward() is the loss that includes them.
+// route() with differentiable weights. The backward pass adds the unscaled gradients of the auxiliary losses: it
+// assumes that the root of backward() is the loss that includes them.
 struct RoutedVar {
   Routed routed;
   Var weights;  // (N, k)
 };
-// `count`, if given, receives the choices per sequence and expert to add those of other ranks.
+// `count`, if set, receives the choices per sequence and expert, to add those of other ranks.
 RoutedVar route(const Var& logits, const RouteOptions& options, const std::function<void(Tensor&)>& count = {});
 Var dispatch_rows(const Var& x, const Routed& routed);
 Var combine_rows(const Var& rows, const Var& weights, const Routed& routed);
 
-// Splits x (R, C) into consecutive slices of `sizes` rows; and the reverse. Every slice receives a gradient, zero or
+// Splits x (R, C) into consecutive slices of `sizes` rows, and joins them. Every slice receives a gradient, zero or
 // empty if necessary, so that its producer's hooks always run.
 std::vector<Var> split_rows(const Var& x, const std::vector<int64_t>& sizes);
-Var join_rows(const std::vector<Var>& parts);
-// grouped_linear() of tensor/ops/experts/experts.h: x (R, K), each w (N, K) -> (R, N). Weight i multiplies the next
-// counts[i] rows; with more counts than weights, the weights repeat in rounds. Weight gradients are computed separately
-// per round and accumulated in this order.
+Var join_rows(const std::vector<Var>& slices);
+// tensor/ops/experts/experts.h; x (R, K), each w (N, K) -> (R, N). Weight i multiplies the next counts[i] rows; with
+// more counts than weights, the weights repeat in rounds. Weight gradients are computed per round and accumulated in
+// this order.
 Var grouped_linear(const Var& x, const std::vector<Var>& w, const std::vector<int64_t>& counts);
 
 }  // namespace tessera

@@ -10,8 +10,6 @@
 namespace tessera::lab {
 namespace {
 
-// A small model trained with a plan and on one rank.
-
 // Sizes are divisible by two and three tensor ranks; 12 sequences per step.
 Job small_job(const Plan& plan, uint64_t seed) {
   Job job{
@@ -25,7 +23,7 @@ Job small_job(const Plan& plan, uint64_t seed) {
   return job;
 }
 
-// The one-rank job with the sequences of `job` and the total number of micro-batches of its ranks.
+// One rank with the sequences of `job` and the micro-batches of all its ranks.
 Job one_rank(Job job) {
   Plan plan{.microbatches = job.plan.dp * job.plan.microbatches};
   plan.threads_per_rank = 1;
@@ -34,7 +32,6 @@ Job one_rank(Job job) {
   return job;
 }
 
-// Results of a Trainer on each rank.
 template <class F>
 auto on_job_ranks(const Job& job, const F& body) {
   check(job);
@@ -48,20 +45,18 @@ auto on_job_ranks(const Job& job, const F& body) {
   return by_ranks(static_cast<int>(job.plan.ranks()), rank, job.plan.all_reduce);
 }
 
-// The range of a slot within a shard.
 Range part_here(const Slot& slot, const FlatUnit& shard) {
   return {std::max(slot.begin, int64_t{0}), std::min(slot.end(), shard.grads.numel())};
 }
 
-// Name of a second axis over which the last unit, a norm, is declared as sharded; over tp it stays replicated.
+// A second axis over which the last unit, a norm, is declared as sharded; over tp it is replicated.
 constexpr const char* kOtherAxis = "other";
 
-// Counts and sums of squares per unit for gradients of ones.
 struct Counted {
-  std::vector<double> found;             // sums of squares computed by the rank
-  std::vector<double> here, whole_here;  // local gradient elements; those replicated over tp
+  std::vector<double> found;                  // sums of squares computed by the rank
+  std::vector<double> here, replicated_here;  // local gradient elements; those replicated over tp
   std::vector<std::vector<double>> blocks;
-  auto fields() { return std::tie(found, here, whole_here, blocks); }
+  auto fields() { return std::tie(found, here, replicated_here, blocks); }
 };
 
 std::vector<Counted> count_ones(const Job& job) {
@@ -72,7 +67,7 @@ std::vector<Counted> count_ones(const Job& job) {
       for (const Slot& slot : shards.back().slots) slot.parameter->shard.axis = kOtherAxis;
     for (const FlatUnit& shard : shards) {
       double& here = mine.here.emplace_back(0);
-      double& whole = mine.whole_here.emplace_back(0);
+      double& replicated = mine.replicated_here.emplace_back(0);
       auto& blocks = mine.blocks.emplace_back();
       if (!shard.trainable()) continue;
       Tensor(shard.grads).fill(0);
@@ -80,7 +75,7 @@ std::vector<Counted> count_ones(const Job& job) {
         if (const Range own = part_here(slot, shard); own.size() > 0) {
           shard.grads.narrow(0, own.begin, own.size()).fill(1);
           here += static_cast<double>(own.size());
-          if (slot.parameter->shard.axis != "tp") whole += static_cast<double>(own.size());
+          if (slot.parameter->shard.axis != "tp") replicated += static_cast<double>(own.size());
         }
       const Tensor sums = Tensor::empty({norm_blocks(shard.grads.numel())}, DType::float64, trainer.strategy().arena());
       block_sums(shard.grads, sums);
@@ -91,7 +86,7 @@ std::vector<Counted> count_ones(const Job& job) {
   });
 }
 
-// Result if the stride of a run is the length of its own block instead of that of all units.
+// Result if the stride of a run is its own block's length instead of the length of all units.
 std::vector<double> with_short_stride(const std::vector<Counted>& ranks) {
   std::vector<double> all, out;
   for (const Counted& c : ranks)
@@ -106,7 +101,6 @@ std::vector<double> with_short_stride(const std::vector<Counted>& ranks) {
   return out;
 }
 
-// The function tested by a plan.
 std::string where_text(const Job& job, const std::string& what) {
   const Plan& p = job.plan;
   const char* function = p.tp > 1                    ? "squares_of_own with `beside`"
@@ -121,12 +115,12 @@ void check_ones(Grading& grading, const Job& job) {
   if (!grading.compares()) return;
   const std::vector<double> all = count_ones(one_rank(job))[0].here, zero(all.size(), 0.0);
   const int n = job.plan.ranks(), tp = static_cast<int>(job.plan.tp), dp = static_cast<int>(job.plan.dp);
-  std::vector<double> whole = zero, everything = zero;
+  std::vector<double> replicated = zero, everything = zero;
   for (const Counted& c : ranks) {
-    whole = whole + c.whole_here;
+    replicated = replicated + c.replicated_here;
     everything = everything + c.here;
   }
-  whole = whole * (1.0 / (job.plan.zero == ZeroStage::none ? n : tp));
+  replicated = replicated * (1.0 / (job.plan.zero == ZeroStage::none ? n : tp));
   for (int r = 0; r < n; ++r) {
     const Counted& mine = ranks[r];
     const std::string where = where_text(job, fmt::format("gradients of ones, rank {}: sums of squares per unit", r));
@@ -148,19 +142,19 @@ void check_ones(Grading& grading, const Job& job) {
     if (tp > 1) {
       guesses.push_back(
           {"norms and row-parallel biases, which are replicated over tp, are counted on every tensor rank",
-           all + whole * (tp - 1)});
+           all + replicated * (tp - 1)});
       guesses.push_back({"norms and row-parallel biases, which are replicated over tp, are counted on no tensor rank",
-                         all + whole * -1});
+                         all + replicated * -1});
       std::vector<double> other = all;
       other.back() *= tp;
       guesses.push_back(
           {"parameters sharded over another axis are counted on every tensor rank: compare with beside->axis()",
            other});
       guesses.push_back(
-          {"parameters replicated over tp are counted on all tensor ranks except one", all + whole * (tp - 2)});
+          {"parameters replicated over tp are counted on all tensor ranks except one", all + replicated * (tp - 2)});
       guesses.push_back(
           {"the condition is inverted: sharded parameters are counted only on rank 0, replicated ones on every rank",
-           all * (1.0 / tp) + whole * (tp - 1.0 / tp)});
+           all * (1.0 / tp) + replicated * (tp - 1.0 / tp)});
     }
     if (dp > 1) guesses.push_back({"every gradient is counted once per data rank", all * dp});
     guesses.push_back({"every gradient is counted on each rank that has it", everything});
@@ -172,7 +166,6 @@ void check_ones(Grading& grading, const Job& job) {
 }
 
 void check_step(Grading& grading, const Job& job, double tolerance) {
-  // The norm and the sums of squares.
   const auto norm = [](Trainer& t) {
     std::vector<double> out{t.compute_gradients().grad_norm};
     for (const double sum : unit_sums(t.strategy(), &t.mesh()["tp"])) out.push_back(sum);

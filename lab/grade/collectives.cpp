@@ -7,11 +7,9 @@
 namespace tessera::lab {
 namespace {
 
-// Initial value of results.
 constexpr double kUntouched = -1000;
 constexpr int64_t kFloat = 4;  // bytes
 
-// A transport that counts the messages of another one.
 class Counting final : public Transport {
  public:
   explicit Counting(Transport& through) : through_(through) {}
@@ -54,7 +52,7 @@ struct Inputs {
     for (int64_t i = r.begin; i < r.end; ++i) out.push_back(at(rank, i));
     return out;
   }
-  std::vector<double> of_piece(int rank, int p) const { return of(rank, range(p)); }
+  std::vector<double> of_chunk(int rank, int p) const { return of(rank, range(p)); }
   std::string where(Op op, int rank) const {
     const char* operation = op == Op::all_gather   ? "all-gather"
                             : op == Op::all_reduce ? "all-reduce"
@@ -63,10 +61,10 @@ struct Inputs {
   }
 
   struct Result {
-    std::vector<double> values, whole, room;  // result, input array, buffer of one chunk and one element
-    int64_t sent = 0, counted = 0;            // bytes sent, and as counted by the learner's code
-    int64_t elsewhere = 0;                    // bytes not sent to the next rank
-    auto fields() { return std::tie(values, whole, room, sent, counted, elsewhere); }
+    std::vector<double> values, full, buffer;  // result, input array, buffer of one chunk and one element
+    int64_t sent = 0, counted = 0;             // bytes sent, and as counted by the learner's code
+    int64_t elsewhere = 0;                     // bytes not sent to the next rank
+    auto fields() { return std::tie(values, full, buffer, sent, counted, elsewhere); }
   };
   // Runs an out-of-place collective on each rank.
   std::vector<Result> run(Op op, int64_t (*algorithm)(Transport& t, const Call& call)) const {
@@ -74,42 +72,41 @@ struct Inputs {
       const ArenaPtr arena = make_arena();
       const std::vector<double> mine = of(world.rank(), {0, count});
       const std::vector<float> narrow(mine.begin(), mine.end());
-      Tensor whole = Tensor::of<float>(narrow, {count}, arena), in = whole;
+      Tensor full = Tensor::of<float>(narrow, {count}, arena), in = full;
       const Range own = range(world.rank());
-      Tensor room = Tensor::empty({own.size() + 1}, DType::float32, arena);  // chunk sizes differ by at most one
-      room.fill(kUntouched);
+      Tensor buffer = Tensor::empty({own.size() + 1}, DType::float32, arena);  // chunk sizes differ by at most one
+      buffer.fill(kUntouched);
       if (op == Op::all_gather) {
-        in = whole.narrow(0, own.begin, own.size()).clone();
-        whole.fill(kUntouched);
+        in = full.narrow(0, own.begin, own.size()).clone();
+        full.fill(kUntouched);
       }
-      const Tensor out = op == Op::reduce_scatter ? room.narrow(0, 0, own.size()) : whole;
+      const Tensor out = op == Op::reduce_scatter ? buffer.narrow(0, 0, own.size()) : full;
       Counting transport(world.transport());
       const int64_t counted =
           algorithm(transport, {.op = op, .count = count, .in = in.address(), .out = out.address()});
-      return Result{numbers(out), numbers(whole), numbers(room), transport.sent, counted, transport.elsewhere};
+      return Result{numbers(out), numbers(full), numbers(buffer), transport.sent, counted, transport.elsewhere};
     };
     return by_ranks(ranks, rank);
   }
 
   // Throws Failure if a reduce-scatter modified its input or wrote more than one chunk.
   void expect_kept(const std::string& where, int rank, const Result& result) const {
-    if (result.room.empty() || result.room.back() != kUntouched)
+    if (result.buffer.empty() || result.buffer.back() != kUntouched)
       throw Failure{"values", where + ": more than one chunk was written to `out`; expected only this rank's chunk",
                     "`out` holds one chunk: the partial sum needs a separate buffer"};
-    if (result.whole != of(rank, {0, count}))
+    if (result.full != of(rank, {0, count}))
       throw Failure{"values", where + ": the array `in` was modified; expected it unchanged",
                     "a sum or message is written to `in`: use a separate buffer"};
   }
-  // Guesses for the sum of chunk `r` on rank r.
   std::vector<Guess> guesses_of_sum(int r) const {
     std::vector<double> sum(range(r).size());
-    for (int q = 0; q < ranks; ++q) sum = sum + of_piece(q, r);
+    for (int q = 0; q < ranks; ++q) sum = sum + of_chunk(q, r);
     std::vector<Guess> out{
         {"nothing was written", std::vector<double>(sum.size(), kUntouched)},
-        {"this rank's own chunk: no received values were added", of_piece(r, r)},
-        {"this rank's own chunk is added once per rank: the received values are not used", of_piece(r, r) * ranks}};
+        {"this rank's own chunk: no received values were added", of_chunk(r, r)},
+        {"this rank's own chunk is added once per rank: the received values are not used", of_chunk(r, r) * ranks}};
     for (int q = 0; q < ranks; ++q) {
-      const std::vector<double> theirs = of_piece(q, r);
+      const std::vector<double> theirs = of_chunk(q, r);
       out.push_back(
           {fmt::format("only the chunk of rank {}: the message replaced the sum instead of being added", q), theirs});
       out.push_back({fmt::format("the values of rank {} are missing in the sum", q), sum + theirs * -1});
@@ -117,12 +114,11 @@ struct Inputs {
     }
     for (int p = 0; p < ranks; ++p) {
       std::vector<double> other(range(p).size());
-      for (int q = 0; q < ranks; ++q) other = other + of_piece(q, p);
+      for (int q = 0; q < ranks; ++q) other = other + of_chunk(q, p);
       out.push_back({fmt::format("the sum of chunk {0}; rank {1} must end with chunk {1}", p, r), other});
     }
     return out;
   }
-  // Throws Failure if a chunk is not that of its rank.
   void expect_gathered(const std::string& where, const std::vector<double>& found) const {
     for (int p = 0; p < ranks; ++p) {
       const Range r = range(p);
@@ -130,17 +126,17 @@ struct Inputs {
       std::vector<Guess> guesses{{"nothing was written: a chunk was not received, or was written elsewhere",
                                   std::vector<double>(static_cast<size_t>(r.size()), kUntouched)}};
       for (int q = 0; q < ranks; ++q)
-        guesses.push_back({fmt::format("the chunk of rank {}: chunks are at the wrong offsets", q), of_piece(q, q)});
+        guesses.push_back({fmt::format("the chunk of rank {}: chunks are at the wrong offsets", q), of_chunk(q, q)});
       guesses.push_back(
           {"a chunk is sent from or written to a wrong offset: chunk p starts at byte range(p).begin * element",
            {begin + r.begin, begin + r.end}});
-      expect_values(fmt::format("{}, the chunk of rank {}", where, p), {begin + r.begin, begin + r.end}, of_piece(p, p),
+      expect_values(fmt::format("{}, the chunk of rank {}", where, p), {begin + r.begin, begin + r.end}, of_chunk(p, p),
                     guesses, ranks);
     }
   }
 };
 
-// The float32 sum of chunk p in the rank order first, first + 1, ... (cyclic).
+// The float32 sum of chunk p in rank order first, first + 1, ... (cyclic).
 std::vector<double> sum_from(const Inputs& in, int p, int first) {
   std::vector<double> out;
   for (int64_t i = in.range(p).begin; i < in.range(p).end; ++i) {
@@ -151,10 +147,9 @@ std::vector<double> sum_from(const Inputs& in, int p, int first) {
   return out;
 }
 
-// A graded algorithm and its expected results.
 struct Graded {
   int64_t (*algorithm)(Transport& t, const Call& call);
-  int (*first)(int piece);  // first rank in the summation order of a chunk, modulo the ranks
+  int (*first)(int chunk);  // first rank in a chunk's summation order, modulo the ranks
   std::vector<Guess> (*guesses)(const Inputs& in, int rank);
   void (*expect_bytes)(Grading& grading, const std::string& where, const Inputs& in, Op op, int rank, int64_t found);
   const char* halves = nullptr;  // cause if each half of an all-reduce is correct separately
@@ -198,8 +193,6 @@ void check_all(Grading& grading, std::initializer_list<Op> ops, const Graded& gr
         }
 }
 
-// Direct algorithm over messages: values, summation order, bytes.
-
 void expect_direct_bytes(Grading& grading, const std::string& where, const Inputs& in, Op op, int rank, int64_t found) {
   const int64_t all = in.count * kFloat, own = in.range(rank).size() * kFloat, n = in.ranks;
   const bool gathers = op == Op::all_gather;
@@ -221,15 +214,13 @@ PassedChecks grade_messages(Grading& grading) {
           "order: ranks are added in ascending order, bitwise", "bytes: each half sends (n - 1) / n of the array"};
 }
 
-// Ring algorithm, each half separately: values, summation order, bytes.
-
 namespace {
 
-// A variant of reduce-scatter: copies chunk rank + first, and in step s adds chunk piece(rank, s) to the received sum.
+// A variant of reduce-scatter: copies chunk rank + first, and in step s adds `chunk(rank, s)` to the received sum.
 struct Variant {
   const char* cause;
   int first = -1, steps = -1;  // steps < 0: relative to n
-  std::function<int(int rank, int s)> piece = [](int rank, int s) { return rank - s - 2; };
+  std::function<int(int rank, int s)> chunk = [](int rank, int s) { return rank - s - 2; };
 };
 
 const std::vector<Variant>& typical_mistakes() {
@@ -250,12 +241,12 @@ const std::vector<Variant>& typical_mistakes() {
 // Result of a variant on each rank, for equal chunks.
 std::vector<double> variant_sums(const Inputs& in, const Variant& variant, int r) {
   const int n = in.ranks;
-  const auto of = [&](int rank, int p) { return in.of_piece(rank, ((p % n) + n) % n); };
+  const auto of = [&](int rank, int p) { return in.of_chunk(rank, ((p % n) + n) % n); };
   std::vector<std::vector<double>> sums;
   for (int q = 0; q < n; ++q) sums.push_back(of(q, q + variant.first));
   for (int s = 0; s < n + variant.steps; ++s) {
     std::rotate(sums.begin(), sums.end() - 1, sums.end());  // to the next rank
-    for (int q = 0; q < n; ++q) sums[q] = sums[q] + of(q, variant.piece(q, s));
+    for (int q = 0; q < n; ++q) sums[q] = sums[q] + of(q, variant.chunk(q, s));
   }
   return sums[r];
 }
@@ -291,17 +282,17 @@ std::vector<Guess> guesses(const Inputs& in, int r) {
 void expect_ring_bytes(Grading& grading, const std::string& where, const Inputs& in, Op op, int rank, int64_t found) {
   if (op == Op::all_reduce) return;  // both halves are checked separately
   const bool gathers = op == Op::all_gather;
-  const int64_t all = in.count * kFloat, kept = in.range(gathers ? (rank + 1) % in.ranks : rank).size() * kFloat;
+  const int64_t all = in.count * kFloat, local = in.range(gathers ? (rank + 1) % in.ranks : rank).size() * kFloat;
   std::vector<BytesGuess> guesses{{"each step sends the full array instead of one chunk", (in.ranks - 1) * all},
                                   {"one step too many: n - 1 steps are sufficient", all}};
   if (gathers) std::swap(guesses[0], guesses[1]);
-  expect_bytes(grading, where, found, all - kept,
+  expect_bytes(grading, where, found, all - local,
                gathers ? "the array except the chunk of the next rank" : "the array except its own chunk", guesses);
 }
 
 constexpr Graded kRing{
     ring,
-    [](int piece) { return piece + 1; },
+    [](int chunk) { return chunk + 1; },
     guesses,
     expect_ring_bytes,
     "each half is correct separately; in an all-reduce `in` and `out` alias the same array, so the partial "

@@ -35,7 +35,7 @@ class GptWithIdle : public Decoder {
   explicit GptWithIdle(const ModelConfig& c) : Decoder(c) { child<Embedding>("idle", 30, c.channels).make_unit(); }
 };
 
-// A GPT; with `idle`, the last parameter is unused and gets no gradient.
+// With `idle`, the last parameter is unused and gets no gradient.
 std::unique_ptr<Decoder> small_model(const DataCase& c) {
   const ModelConfig sizes{.layers = 2, .heads = 2, .channels = 24, .context = 8, .vocab = 37};
   if (c.idle) return std::make_unique<GptWithIdle>(sizes);
@@ -55,7 +55,7 @@ void learn(Decoder& model, const DataCase& c, int rank, int64_t microbatch, cons
   backward(model.loss(ids, targets, 1.0 / static_cast<double>(batch * m.context)).mean);
 }
 
-// Gradients of all parameters, in order.
+// By parameter, in order.
 using Gradients = std::vector<std::vector<float>>;
 void add(Gradients& to, const Gradients& more) {
   if (to.empty()) {
@@ -70,19 +70,17 @@ struct MicroGradients {
   DataCase of;
   std::vector<std::string> names;
   std::vector<std::vector<float>> values;     // parameters before the update
-  std::vector<std::vector<Gradients>> parts;  // [rank][micro-batch]
+  std::vector<std::vector<Gradients>> micro;  // [rank][micro-batch]
 
-  // The sum over some ranks and micro-batches.
   Gradients sum_gradients(Range ranks, Range microbatches) const {
     Gradients sum;
     for (int64_t r = ranks.begin; r < ranks.end; ++r)
-      for (int64_t j = microbatches.begin; j < microbatches.end; ++j) add(sum, parts[r][j]);
+      for (int64_t j = microbatches.begin; j < microbatches.end; ++j) add(sum, micro[r][j]);
     return sum;
   }
   Gradients of_rank(int r) const { return sum_gradients({r, r + 1}, {0, of.microbatches}); }
   Gradients of_microbatch(int64_t j) const { return sum_gradients({0, of.ranks}, {j, j + 1}); }
-  // Summed over the micro-batches of each rank, then over ranks; or over ranks per micro-batch, then over
-  // micro-batches.
+  // Over the micro-batches of each rank, then ranks; or over the ranks of each micro-batch, then micro-batches.
   Gradients summed() const {
     Gradients sum;
     if (of.zero >= 2)
@@ -94,8 +92,8 @@ struct MicroGradients {
 };
 
 MicroGradients micro_gradients(const DataCase& c) {
-  MicroGradients out{.of = c, .names = {}, .values = {}, .parts = {}};
-  out.parts.resize(static_cast<size_t>(c.ranks));
+  MicroGradients out{.of = c, .names = {}, .values = {}, .micro = {}};
+  out.micro.resize(static_cast<size_t>(c.ranks));
   on_ranks(1, [&](Communicator&) {
     const ArenaPtr arena = make_arena();
     const std::unique_ptr<Decoder> made = small_model(c);
@@ -116,7 +114,7 @@ MicroGradients micro_gradients(const DataCase& c) {
         Gradients one;
         for (const FlatUnit& unit : units)
           for (const Slot& slot : unit.slots) one.push_back(floats(unit.grads.narrow(0, slot.begin, slot.size)));
-        out.parts[r].push_back(std::move(one));
+        out.micro[r].push_back(std::move(one));
       }
   });
   return out;
@@ -125,7 +123,7 @@ MicroGradients micro_gradients(const DataCase& c) {
 constexpr double kRate = 0.5;  // learning rate
 constexpr int kSteps = 2;      // with the same parameters, to detect state left by a step
 
-// Elements [begin, end) of a parameter on a rank.
+// Elements of a parameter on a rank.
 struct TensorSlice {
   size_t parameter = 0;
   Range range;
@@ -140,8 +138,8 @@ struct Seen {
   double last_begins = 0, last_ends = 0;  // of the last micro-batch
   OpCounts counts{};                      // of the first step, including its update
   int64_t left = 0;                       // bytes of category communication after a step
-  int64_t whole = 0;                      // elements of all units, with padding
-  auto fields() { return std::tie(gradients, values, requested, last_begins, last_ends, counts, left, whole); }
+  int64_t elements = 0;                   // of all units, with padding
+  auto fields() { return std::tie(gradients, values, requested, last_begins, last_ends, counts, left, elements); }
 };
 
 std::vector<TensorSlice> held(const std::vector<FlatUnit>& units, bool gradients) {
@@ -171,7 +169,7 @@ std::vector<Seen> run(const DataCase& c) {
         model, world, arena,
         {.zero = c.zero, .microbatches = c.microbatches, .bucket_bytes = c.bucket_bytes, .seed = c.seed});
     const auto optimizer = make_optimizer(OptimizerKind::sgd, strategy->shards(), {.momentum = 0});
-    for (const FlatUnit& shard : strategy->shards()) seen.whole += shard.values.numel() * (c.zero > 0 ? c.ranks : 1);
+    for (const FlatUnit& shard : strategy->shards()) seen.elements += shard.values.numel() * (c.zero > 0 ? c.ranks : 1);
     Trace trace;
     for (int step = 0; step < kSteps; ++step) {
       world.set_trace(step == 0 ? &trace : nullptr);
@@ -207,11 +205,11 @@ std::vector<Seen> run(const DataCase& c) {
 std::vector<double> slice(const std::vector<float>& x, Range r) { return {x.begin() + r.begin, x.begin() + r.end}; }
 
 // Throws NoAnswer unless the slices cover every parameter `times` times.
-using Parts = std::vector<std::vector<TensorSlice>>;
-void check_cover(const MicroGradients& g, const Parts& parts, int times) {
+using Slices = std::vector<std::vector<TensorSlice>>;
+void check_cover(const MicroGradients& g, const Slices& slices, int times) {
   std::vector<std::vector<int>> covered;
   for (const std::vector<float>& values : g.values) covered.emplace_back(values.size());
-  for (const auto& list : parts)
+  for (const auto& list : slices)
     for (const TensorSlice& h : list) {
       if (std::ssize(h.numbers) != h.range.size()) throw NoAnswer();
       for (int64_t i = h.range.begin; i < h.range.end; ++i) ++covered.at(h.parameter).at(static_cast<size_t>(i));
@@ -250,11 +248,11 @@ void check_gradients(const DataCase& c, const MicroGradients& g, const std::vect
     mistakes.push_back({"the first micro-batch is added twice", more});
   }
   for (int step = 0; step < kSteps; ++step) {
-    Parts parts;
-    for (const Seen& seen : ranks) parts.push_back(seen.gradients.at(step));
-    check_cover(g, parts, c.zero == 0 ? c.ranks : 1);
+    Slices slices;
+    for (const Seen& seen : ranks) slices.push_back(seen.gradients.at(step));
+    check_cover(g, slices, c.zero == 0 ? c.ranks : 1);
     for (int r = 0; r < c.ranks; ++r)
-      for (const TensorSlice& h : parts[r]) {
+      for (const TensorSlice& h : slices[r]) {
         std::vector<Guess> guesses;
         for (const Mistake& m : mistakes) guesses.push_back({m.cause, slice(m.would_be[h.parameter], h.range)});
         expect_values(fmt::format("{}, step {}, gradient of '{}'", c.where(r), step + 1, g.names[h.parameter]),
@@ -265,9 +263,9 @@ void check_gradients(const DataCase& c, const MicroGradients& g, const std::vect
 
 void check_values(const DataCase& c, const MicroGradients& g, const std::vector<Seen>& ranks) {
   const Gradients sum = g.summed();
-  Parts parts;
-  for (const Seen& seen : ranks) parts.push_back(seen.values);
-  check_cover(g, parts, c.zero == 3 ? 1 : c.ranks);
+  Slices slices;
+  for (const Seen& seen : ranks) slices.push_back(seen.values);
+  check_cover(g, slices, c.zero == 3 ? 1 : c.ranks);
   for (int r = 0; r < c.ranks; ++r) {
     const Seen& seen = ranks[r];
     for (const TensorSlice& h : seen.values) {
@@ -294,7 +292,6 @@ OpCount total(const std::vector<Seen>& ranks, Op op) {
   return all;
 }
 
-// Bytes of operations that the strategy does not use.
 int64_t by_others(const std::vector<Seen>& ranks, std::initializer_list<Op> used) {
   int64_t all = 0;
   for (size_t op = 0; op < kOps; ++op)
@@ -307,7 +304,7 @@ std::string all_ranks(const DataCase& c, const char* what) {
   return fmt::format("{} all ranks, one step, {}", where.substr(0, where.rfind(' ', where.rfind(' ') - 1)), what);
 }
 
-// Buckets of complete parameters in reverse order; a bucket is closed when it reaches bucket_bytes.
+// Complete parameters in reverse order; a bucket is closed when it reaches bucket_bytes.
 int64_t expected_buckets(const DataCase& c) {
   std::vector<int64_t> begins;
   int64_t all = 0;
@@ -346,7 +343,7 @@ void check_buckets(Grading& grading, const DataCase& c, const std::vector<Seen>&
         calls == buckets * c.microbatches ? "buckets are reduced in every micro-batch; expected only in the last one"
         : calls == 1                      ? "there is only one bucket: close a bucket when it reaches bucket_bytes"
                                           : "close a bucket exactly when it has bucket_bytes or more"};
-  const int64_t bytes = ranks[0].whole * 4;
+  const int64_t bytes = ranks[0].elements * 4;
   expect_bytes(grading, all_ranks(c, "all-reduces"), total(ranks, Op::all_reduce).sent, 2 * (c.ranks - 1) * bytes,
                "2 (n - 1) S",
                {{"buckets are reduced in every micro-batch; expected only in the last one",
@@ -365,7 +362,7 @@ void check_buckets(Grading& grading, const DataCase& c, const std::vector<Seen>&
 }
 
 void check_shards(Grading& grading, const DataCase& c, const std::vector<Seen>& ranks) {
-  const int64_t bytes = ranks[0].whole * 4, one = (c.ranks - 1) * bytes;
+  const int64_t bytes = ranks[0].elements * 4, one = (c.ranks - 1) * bytes;
   const int64_t sums = c.zero >= 2 ? c.microbatches : 1;
   expect_bytes(grading, all_ranks(c, "reduce-scatters"), total(ranks, Op::reduce_scatter).sent, sums * one,
                c.zero >= 2 ? "(n - 1) S per micro-batch" : "(n - 1) S",

@@ -43,7 +43,7 @@ std::string in_words(const std::string& fault) {
 std::string cause_of_fault(const Schedule& s, const std::string& fault) {
   if (std::ranges::all_of(s.actions, [](const auto& list) { return list.empty(); }))
     return "all lists are empty; you may fill a copy of the list: write `auto& list = ...`, with the `&`";
-  const auto says = [&](const char* words) { return fault.find(words) != std::string::npos; };
+  const auto says = [&](const char* pattern) { return fault.find(pattern) != std::string::npos; };
   if (says("later on the same rank"))
     return s.has(PassKind::B) ? "a backward pass precedes its forward pass"
                               : "a backward pass precedes its forward pass, or a W before its I";
@@ -97,7 +97,7 @@ std::string sizes(int p, int m) {
   return fmt::format("{} rank{}, {} micro-batch{}", p, p == 1 ? "" : "s", m, m == 1 ? "" : "es");
 }
 
-// Checks schedules of fixed sizes and two random sizes.
+// Checks fixed and two random sizes.
 template <class Check>
 void each_size(Grading& grading, Schedule (*make)(int ranks, int microbatches), const Check& check) {
   std::vector<std::pair<int, int>> all;

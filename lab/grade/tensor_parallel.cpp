@@ -1,5 +1,4 @@
-// Graders of tensor parallelism: redistributions with their gradients, and cross-entropy over logits sharded by
-// columns.
+// Graders of tensor parallelism: redistributions with their gradients, and cross-entropy over column-sharded logits.
 #include "parallel/tensor_parallel.h"
 
 #include <fmt/format.h>
@@ -12,39 +11,37 @@ namespace {
 
 constexpr int64_t kRows = 4, kColumns = 12;  // divisible by 2 and 3 ranks
 
-std::vector<double> drawn(uint64_t name, int64_t count) {
+std::vector<double> sample(uint64_t name, int64_t count) {
   std::vector<double> out;
   for (int64_t i = 0; i < count; ++i) out.push_back(Philox(name).normal(static_cast<uint64_t>(i)));
   return out;
 }
 
-// The column shard of a rank.
-std::vector<double> columns(const std::vector<double>& whole, int n, int rank) {
+std::vector<double> columns(const std::vector<double>& full, int n, int rank) {
   std::vector<double> out;
   const Range own = chunk_range(kColumns, n, rank);
   for (int64_t row = 0; row < kRows; ++row)
-    for (int64_t c = own.begin; c < own.end; ++c) out.push_back(whole[row * kColumns + c]);
+    for (int64_t c = own.begin; c < own.end; ++c) out.push_back(full[row * kColumns + c]);
   return out;
 }
 
-// The local tensors of a matrix in a placement; for P, partial sums.
+// A matrix's local tensors in a placement; for P, partial sums.
 struct Spread {
   int n;
   std::vector<std::vector<double>> rank;
 
   Spread(int ranks, const Placement& p, uint64_t name) : n(ranks) {
-    const std::vector<double> whole = drawn(name, kRows * kColumns);
+    const std::vector<double> full = sample(name, kRows * kColumns);
     for (int r = 0; r < n; ++r)
-      rank.push_back(p == P ? drawn(name + 100 + static_cast<uint64_t>(r), kRows * kColumns)
-                     : p.kind == Placement::Kind::sharded ? columns(whole, n, r)
-                                                          : whole);
+      rank.push_back(p == P ? sample(name + 100 + static_cast<uint64_t>(r), kRows * kColumns)
+                     : p.kind == Placement::Kind::sharded ? columns(full, n, r)
+                                                          : full);
   }
   std::vector<double> sum() const {
     std::vector<double> out = rank[0];
     for (int r = 1; r < n; ++r) out = out + rank[r];
     return out;
   }
-  // Concatenates the shards.
   std::vector<double> joined() const {
     std::vector<double> out(kRows * kColumns);
     for (int r = 0; r < n; ++r) {
@@ -56,14 +53,14 @@ struct Spread {
   }
 };
 
-// The value on rank r after a redistribution. To P only from unsharded values.
+// The value on rank r after a redistribution; to P only from unsharded values.
 std::vector<double> moved(const Spread& x, const Placement& from, const Placement& to, int r) {
   const bool cut = to.kind == Placement::Kind::sharded, was_cut = from.kind == Placement::Kind::sharded;
   if (was_cut && cut) return x.rank[r];
-  const std::vector<double> whole = from == P ? x.sum() : was_cut ? x.joined() : x.rank[0];
+  const std::vector<double> full = from == P ? x.sum() : was_cut ? x.joined() : x.rank[0];
   if (from == P && to == P) return x.rank[r];
-  if (to == P && r > 0) return std::vector<double>(whole.size());
-  return cut ? columns(whole, x.n, r) : whole;
+  if (to == P && r > 0) return std::vector<double>(full.size());
+  return cut ? columns(full, x.n, r) : full;
 }
 
 struct ProductSeen {
@@ -151,14 +148,14 @@ PassedChecks grade_f_and_g(Grading& grading) {
           "on 2 and 3 ranks, values, gradients and bytes"};
 }
 
-// Cross-entropy of logits sharded by columns, compared with a plain computation in double.
+// The reference is a plain computation in double.
 
 namespace {
 
 struct VocabularyProblem {
   int ranks = 2;
   int64_t rows = 3, vocab = 10;
-  double spread = 3;  // spread of the logits
+  double spread = 3;  // of the logits
   uint64_t seed = 0;
 
   double logit(int64_t row, int64_t column) const {
@@ -179,9 +176,9 @@ struct VocabularyProblem {
     return s;
   }
   double top(int64_t row, Range columns) const {
-    double most = -INFINITY;
-    for (int64_t j = columns.begin; j < columns.end; ++j) most = std::max(most, logit(row, j));
-    return most;
+    double maximum = -INFINITY;
+    for (int64_t j = columns.begin; j < columns.end; ++j) maximum = std::max(maximum, logit(row, j));
+    return maximum;
   }
   double log_sum_exp(int64_t row, Range columns) const {
     const double m = top(row, columns);
@@ -196,7 +193,7 @@ struct VocabularyProblem {
 
 constexpr double kScale = 0.25;
 
-// With the maximum instead of the log-sum-exp (a typical mistake).
+// `of_top`: with the maximum instead of the log-sum-exp (a typical mistake).
 std::vector<double> gradient(const VocabularyProblem& p, int rank, bool of_top = false) {
   std::vector<double> out;
   for (int64_t row = 0; row < p.rows; ++row) {
@@ -220,7 +217,6 @@ std::vector<Guess> guesses_of_gradient(const VocabularyProblem& p, int rank) {
   return out;
 }
 
-// The loss of a rank with typical mistakes.
 std::vector<Guess> guesses(const VocabularyProblem& p, int rank) {
   const Range own = p.own(rank), all{0, p.vocab};
   std::vector<Guess> out;

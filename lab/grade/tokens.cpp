@@ -31,7 +31,6 @@ struct RingProblem {
   AttentionOptions options() const { return {.causal = causal, .window = in_tiles ? tokens : 0}; }
 };
 
-// Attention of one query to some keys.
 struct Row {
   std::vector<double> out = std::vector<double>(kHead);
   double sum = 0;  // sum of exp(score)
@@ -51,7 +50,7 @@ Row attend(const RingProblem& p, int64_t query, const Sees& sees) {
   return row;
 }
 
-// Outputs of rank r computed by `of(query, rows by source rank of the keys)`.
+// `of(query, rows by source rank of the keys)` computes an output.
 template <class Of>
 std::vector<double> outputs(const RingProblem& p, int rank, const Of& of) {
   std::vector<int> holder(p.tokens);
@@ -191,13 +190,11 @@ PassedChecks grade_ring_attention(Grading& grading) {
           "bytes: n - 1 blocks of keys and values from each rank"};
 }
 
-// Expert parallelism: outputs, gradients of inputs and experts, bytes.
-
 namespace {
 
 constexpr int64_t kChannels = 4, kHidden = 6;
 
-// `here` experts per rank, top-2 routing. Ranks have different numbers of tokens.
+// `here` experts per rank, top-2 routing; token counts differ between ranks.
 struct ExpertsProblem {
   int ranks = 2;
   int64_t here = 2;
@@ -216,7 +213,7 @@ struct ExpertsSeen {
   auto fields() { return std::tie(out, input_gradient, expert_gradients, rows, sent); }
 };
 
-Tensor drawn(const ExpertsProblem& p, int rank, const char* name, const ArenaPtr& arena) {
+Tensor sample(const ExpertsProblem& p, int rank, const char* name, const ArenaPtr& arena) {
   const Philox random = Philox::named(p.seed + static_cast<uint64_t>(rank), name);
   std::vector<double> all;
   for (int64_t i = 0; i < p.tokens(rank) * kChannels; ++i)
@@ -224,7 +221,7 @@ Tensor drawn(const ExpertsProblem& p, int rank, const char* name, const ArenaPtr
   return Tensor::of<double>(all, {1, p.tokens(rank), kChannels}, arena);
 }
 
-// Without exchange, and without gradient (a typical mistake).
+// No exchange and no gradient (a typical mistake).
 MixtureOfExperts::Exchanged without_gradient(const Var& rows, const std::vector<int64_t>& counts) {
   MixtureOfExperts::Exchanged there;
   there.counts = {counts};
@@ -237,7 +234,7 @@ MixtureOfExperts::Exchanged without_gradient(const Var& rows, const std::vector<
   return there;
 }
 
-// Runs the tokens of a rank through a layer with experts sharded over `ep`; null: all experts are local.
+// `ep` null: all experts are local.
 ExpertsSeen pass(const ExpertsProblem& p, int rank, Communicator* ep, bool loses_gradients = false) {
   const ArenaPtr arena = make_arena();
   MixtureOfExperts layer(kChannels,
@@ -247,8 +244,8 @@ ExpertsSeen pass(const ExpertsProblem& p, int rank, Communicator* ep, bool loses
   layer.materialize(p.seed, arena, DType::float64, DType::float64);
   layer.set_step({.training = true});
   layer.clear_gradients();
-  const Var x(drawn(p, rank, "x", arena), true), y = layer(x);
-  backward(y, {.seed = drawn(p, rank, "dy", arena)});
+  const Var x(sample(p, rank, "x", arena), true), y = layer(x);
+  backward(y, {.seed = sample(p, rank, "dy", arena)});
   ExpertsSeen seen;
   seen.out = numbers(y.value());
   seen.input_gradient = gradient_values(x);

@@ -109,7 +109,7 @@ void pack_layers(LanguageModel& model) {
       l.quantize({.codec = q.codec,
                   .rows = shape[0],
                   .columns = shape[1],
-                  .pieces = fused_rows(model.config, l, name),
+                  .fused_rows = fused_rows(model.config, l, name),
                   .group = q.group > 0 ? q.group : shape[1]});
     });
 }

@@ -1,11 +1,10 @@
-// Low-rank matmuls in addition to a layer's own.
 #include "nn/adapters/lora.h"
 
 namespace tessera {
 
 namespace {
 
-// Standard deviation of U(-1 / sqrt(in), 1 / sqrt(in)), the default initialization of A.
+// That of U(-1 / sqrt(in), 1 / sqrt(in)), the default initialization of A.
 double default_deviation(int64_t in) { return 1 / std::sqrt(3.0 * static_cast<double>(in)); }
 
 }  // namespace

@@ -3,8 +3,8 @@
 //
 //   y = x W^T + scale * dropout(x) A^T B^T      A (rank, in), random;  B (out, rank), initially zero
 //
-// An adapter may cover a range of W's rows, such as q or v of a fused [q | k | v]. It costs rank / out + rank / in of
-// W's FLOPs.
+// An adapter may cover a range of W's rows, such as q or v of a fused [q | k | v]. Cost: rank / out + rank / in of W's
+// FLOPs.
 #pragma once
 
 #include "nn/layers.h"
@@ -20,15 +20,14 @@ struct LoraOptions {
 
 class Lora : public Module {
  public:
-  // Adapter of rows [first, first + out) of a weight with `in` columns.
   Lora(int64_t in, int64_t first, int64_t out, const LoraOptions& options);
 
   // y (..., more than first + out) plus the adapter's output for x (B, T, in); may overwrite y.
   Var add_to(Var y, const Var& x);
 
   int64_t first() const { return first_; }
-  // Under tensor parallelism: the first local column of y that the adapter covers; `between` redistributes the
-  // activation between A and B.
+  // For tensor parallelism: the first local column of y that the adapter covers; `between` redistributes the activation
+  // between A and B.
   void place(int64_t first_here, std::function<Var(Var)> between);
 
   Linear &a, &b;  // "lora_A" and "lora_B"

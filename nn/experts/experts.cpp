@@ -1,4 +1,3 @@
-// Routing, and execution of the experts on their rows.
 #include "nn/experts/experts.h"
 
 #include "base/error.h"
@@ -74,34 +73,33 @@ Var MixtureOfExperts::through(Var rows, size_t first, size_t count, const std::v
                     "' has a custom matmul, a wrapper or an adapter, which grouped GEMMs do not support");
       weights->push_back(layer->weights().w);
     }
-  const bool again = makes_activation_again(options_.recompute);
+  const bool recompute = recomputes_activation(options_.recompute);
   rows = grouped_linear(rows, in, counts);
-  rows = options_.gated ? swiglu(rows, again) : bias_gelu(std::move(rows), Var(), again, options_.gelu);
+  rows = options_.gated ? swiglu(rows, recompute) : bias_gelu(std::move(rows), Var(), recompute, options_.gelu);
   return grouped_linear(rows, out, counts);
 }
 
-// All experts in one grouped GEMM, or one by one.
+// One grouped GEMM, or expert by expert.
 Var MixtureOfExperts::run(const Var& rows, const std::vector<std::vector<int64_t>>& counts) {
   const size_t sources = counts.size(), first = static_cast<size_t>(first_), here = static_cast<size_t>(here_);
   std::vector<int64_t> sizes;
   for (const std::vector<int64_t>& of_source : counts) sizes.insert(sizes.end(), of_source.begin(), of_source.end());
   if (!experts_[first]->is_apart()) return through(rows, first, here, sizes);
-  std::vector<Var> parts = split_rows(rows, sizes);
+  std::vector<Var> slices = split_rows(rows, sizes);
   for (size_t e = 0; e < here; ++e) {
     std::vector<Var> own;
     std::vector<int64_t> by_source;
     for (size_t s = 0; s < sources; ++s) {
-      own.push_back(std::exchange(parts[s * here + e], Var()));
+      own.push_back(std::exchange(slices[s * here + e], Var()));
       by_source.push_back(sizes[s * here + e]);
     }
     const auto expert = [&](const Var& x) { return through(x, first + e, 1, by_source); };
     std::vector<Var> made = split_rows(experts_[first + e]->call(expert, join_rows(own)), by_source);
-    for (size_t s = 0; s < sources; ++s) parts[s * here + e] = std::move(made[s]);
+    for (size_t s = 0; s < sources; ++s) slices[s * here + e] = std::move(made[s]);
   }
-  return join_rows(parts);
+  return join_rows(slices);
 }
 
-// Routing options of a pass over `sequences` sequences with `tokens` local tokens each.
 RouteOptions MixtureOfExperts::options_at(const StepInfo& at, int64_t sequences, int64_t tokens) const {
   const ExpertConfig& c = options_.experts;
   RouteOptions o{.per_token = c.per_token, .softmax_first = c.softmax == RouterSoftmax::all, .sequences = sequences};
@@ -110,7 +108,7 @@ RouteOptions MixtureOfExperts::options_at(const StepInfo& at, int64_t sequences,
   o.balance = c.balance_loss / total;
   o.z = c.z_loss / total;
   o.tokens = at.tokens_total;
-  if (ways_.earlier) o.earlier = [this, sequences](const Tensor& chosen) { return ways_.earlier(chosen, sequences); };
+  if (comm_.earlier) o.earlier = [this, sequences](const Tensor& chosen) { return comm_.earlier(chosen, sequences); };
   const auto capacity = [&](int64_t length) {
     return static_cast<int64_t>(
         std::ceil(c.capacity * static_cast<double>(c.per_token * length) / static_cast<double>(c.count)));
@@ -122,7 +120,7 @@ RouteOptions MixtureOfExperts::options_at(const StepInfo& at, int64_t sequences,
                              : std::ranges::count_if(at.positions, [=](int64_t position) { return position < length; });
     o.lengths.push_back({length, here, capacity(length)});
   }
-  if (given_) o.given = given_(at.first_sequence, sequences);
+  if (replay_) o.replayed = replay_(at.first_sequence, sequences);
   return o;
 }
 
@@ -137,14 +135,14 @@ void MixtureOfExperts::note(const Routed& routed, const StepInfo& at) {
 Var MixtureOfExperts::forward(const Var& x) {
   const StepInfo at = step();
   Var logits = router_(x);
-  if (ways_.logits) logits = ways_.logits(std::move(logits));
+  if (comm_.logits) logits = comm_.logits(std::move(logits));
   const int64_t channels = x.dim(-1), sequences = x.dim(0), experts = options_.experts.count,
                 tokens = logits.value().numel() / experts;
   const RouteOptions o = options_at(at, sequences, tokens / sequences);
-  const RoutedVar routed = route(reshape(logits, {tokens, experts}), o, o.balance != 0 ? ways_.count : nullptr);
+  const RoutedVar routed = route(reshape(logits, {tokens, experts}), o, o.balance != 0 ? comm_.count : nullptr);
   logits = Var();
   if (at.training && grad_enabled()) note(routed.routed, at);
-  const Var inner = ways_.enter ? ways_.enter(x) : x;
+  const Var inner = comm_.enter ? comm_.enter(x) : x;
   Var rows = dispatch_rows(reshape(inner, {tokens, channels}), routed.routed);
   Exchanged there{.counts = {routed.routed.counts}};
   if (exchange_) there = exchange_(std::exchange(rows, Var()), routed.routed.counts);
@@ -153,10 +151,10 @@ Var MixtureOfExperts::forward(const Var& x) {
   if (exchange_) rows = there.rows();
   rows = run(rows, there.counts);
   if (exchange_) rows = there.back(rows);
-  const Var weights = ways_.weights ? ways_.weights(routed.weights) : routed.weights;
+  const Var weights = comm_.weights ? comm_.weights(routed.weights) : routed.weights;
   Var y = reshape(combine_rows(rows, weights, routed.routed), inner.shape());
   if (shared_) y = add(y, of_all);
-  return ways_.leave ? ways_.leave(std::move(y)) : y;
+  return comm_.leave ? comm_.leave(std::move(y)) : y;
 }
 
 }  // namespace tessera

@@ -7,8 +7,8 @@
 //
 // Each expert is a separate unit (nn/module.h), so ranks may hold different experts
 // (parallel/experts/expert_parallel.h). Local experts run as one grouped GEMM (tensor/ops/experts/experts.h) unless
-// their parameters are gathered per unit (Module::is_apart). An expert's gradient is computed separately for the rows
-// of one rank and one micro-batch and then accumulated, independent of the rank that computes it.
+// parameters are gathered per unit (Module::is_apart). An expert's gradient is computed per rank and micro-batch and
+// then accumulated, independent of the rank.
 #pragma once
 
 #include "autograd/experts/ops.h"
@@ -16,15 +16,15 @@
 
 namespace tessera {
 
-enum class RouterSoftmax { chosen, all };  // softmax over the chosen experts, or over all of them
+enum class RouterSoftmax { chosen, all };  // over the chosen experts, or over all
 
 struct ExpertConfig {
-  int64_t count = 0;      // 0: none, an ordinary feed-forward layer
-  int64_t per_token = 2;  // selected experts per token
-  int64_t shared = 0;     // width of the shared expert, in expert widths
-  double capacity = 0;    // capacity factor F; 0: unlimited
+  int64_t count = 0;  // 0: an ordinary feed-forward layer
+  int64_t per_token = 2;
+  int64_t shared = 0;   // width of the shared expert, in expert widths
+  double capacity = 0;  // capacity factor F; 0: unlimited
   RouterSoftmax softmax = RouterSoftmax::chosen;
-  double balance_loss = 0.01, z_loss = 0.001;  // factors
+  double balance_loss = 0.01, z_loss = 0.001;
   bool operator==(const ExpertConfig&) const = default;
 };
 
@@ -38,7 +38,6 @@ class MixtureOfExperts : public Module {
     Recompute recompute = Recompute::none;
     ExpertConfig experts = {};
   };
-  // Throws FieldError for invalid numbers of experts.
   MixtureOfExperts(int64_t channels, const Options& options);
   // (B, T, C) -> (B, T, C). In training an expert accepts at most ceil(F k T / E) choices of a sequence; the router's
   // auxiliary losses (tensor/ops/experts/experts.h) are means over the step's sequences (StepInfo::sequences_total) and
@@ -48,7 +47,7 @@ class MixtureOfExperts : public Module {
   // Rows in transit to their experts' ranks.
   struct Exchanged {
     std::function<Var()> rows = {};  // local experts' rows by source rank, then by expert; waits; call once
-    std::vector<std::vector<int64_t>> counts = {};  // [source rank][expert here]
+    std::vector<std::vector<int64_t>> counts = {};  // [source rank][local expert]
     std::function<Var(const Var& rows)> back = {};  // returns their results
   };
   using Exchange = std::function<Exchanged(const Var& rows, const std::vector<int64_t>& counts)>;
@@ -56,16 +55,15 @@ class MixtureOfExperts : public Module {
   void keep_experts(int64_t first, int64_t count, Exchange exchange);
 
   // Redistribution steps of forward() under tensor and sequence parallelism; empty: identity.
-  struct Ways {
+  struct Redistribution {
     std::function<Var(Var logits)> logits;    // logits of x's tokens -> logits of all local tokens
     std::function<Var(Var x)> enter;          // -> the experts' input
     std::function<Var(Var weights)> weights;  // (N, k), weights of the sum
     std::function<Var(Var y)> leave;          // local sum -> output, placed like x
     std::function<void(Tensor&)> count;       // choices by sequence and expert -> over all their tokens
-    std::function<Tensor(const Tensor& chosen, int64_t sequences)> earlier;  // as in RouteOptions, for that many
-                                                                             // sequences
+    std::function<Tensor(const Tensor& chosen, int64_t sequences)> earlier;  // as in RouteOptions
   };
-  Ways& ways() { return ways_; }
+  Redistribution& redistribution() { return comm_; }
 
   // One training pass: k choices per token, including dropped ones, and rows per expert.
   struct Pass {
@@ -73,7 +71,7 @@ class MixtureOfExperts : public Module {
     std::vector<int32_t> chosen = {};
     std::vector<int64_t> rows = {};
   };
-  // Choices routed by training passes since the last take_load(): of local tokens, by expert, and the number dropped.
+  // Choices of local tokens in training passes since the last take_load(), by expert, and the number dropped.
   struct Load {
     std::vector<int64_t> rows;
     int64_t dropped = 0;
@@ -83,9 +81,9 @@ class MixtureOfExperts : public Module {
   };
   Load take_load();
   void keep_passes() { keeps_passes_ = true; }
-  // Replays these choices, int32 (N, k), in training passes over that many sequences.
-  using Given = std::function<Tensor(int64_t first_sequence, int64_t sequences)>;
-  void set_choices(Given given) { given_ = std::move(given); }
+  // Replays choices, int32 (N, k), in training passes.
+  using Replay = std::function<Tensor(int64_t first_sequence, int64_t sequences)>;
+  void set_choices(Replay replay) { replay_ = std::move(replay); }
   Linear& router() { return router_; }
   const Options& options() const { return options_; }
   int64_t idle_elements() const;  // parameter elements of unselected experts per token
@@ -99,12 +97,12 @@ class MixtureOfExperts : public Module {
   Options options_;
   Linear& router_;
   std::vector<Module*> experts_;
-  std::vector<Linear*> in_, out_;  // linear layers of the experts
-  Module* shared_;                 // or null
+  std::vector<Linear*> in_, out_;
+  Module* shared_;  // or null
   int64_t first_ = 0, here_ = 0;
   Exchange exchange_;
-  Ways ways_;
-  Given given_;
+  Redistribution comm_;
+  Replay replay_;
   bool keeps_passes_ = false;
   Load load_;
 };

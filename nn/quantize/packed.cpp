@@ -1,4 +1,3 @@
-// Sharding and dequantization of 4-bit matrices.
 #include "nn/quantize/packed.h"
 
 #include <numeric>
@@ -14,20 +13,20 @@ std::shared_ptr<Packed> make_packed(const Packing& packing) {
 void cut(Packed& packed, const Parameter& p) {
   const Packing& packing = packed.packing;
   packed.runs.clear();
-  for_each_run(p.whole, p.shard, 0, p.local().numel(), [&](int64_t here, int64_t whole, int64_t count) {
-    packed.runs.push_back({here, whole, count});
+  for_each_run(p.whole, p.shard, 0, p.local().numel(), [&](int64_t here, int64_t full, int64_t count) {
+    packed.runs.push_back({here, full, count});
   });
   if (const int64_t bound = splits_block(packing, packed.runs); bound > 0) {
-    int64_t step = bound;  // greatest common divisor of all bounds
-    for (const ElementRun& run : packed.runs) step = std::gcd(step, std::gcd(run.whole, run.count));
+    int64_t step = bound;
+    for (const ElementRun& run : packed.runs) step = std::gcd(step, std::gcd(run.full, run.count));
     throw FieldError(p.shard.axis, "'" + p.name + "' " + p.whole.str() + " would be sharded at multiples of " +
                                        std::to_string(step) + " elements, which the " +
                                        std::to_string(packing.block()) +
                                        " quantized together do not divide; expected fewer ranks");
   }
   packed.shard = {.axis = p.shard.axis};
-  for_each_byte_run(packing, packed.runs, [&](int64_t, int64_t whole, int64_t count) {
-    packed.shard.runs.push_back({whole, count});
+  for_each_byte_run(packing, packed.runs, [&](int64_t, int64_t full, int64_t count) {
+    packed.shard.runs.push_back({full, count});
   });
 }
 

@@ -1,4 +1,4 @@
-// Sixteen threads per norm block, one per lane; then one thread per group of block sums, and one that sums groups.
+// Sixteen threads per norm block, one per lane; one thread per group of block sums; one thread that sums groups.
 #include <algorithm>
 #include <vector>
 
@@ -32,23 +32,22 @@ struct Runs {
   BlockRun of[kMaxRuns];
 };
 
-// Sum of group `group` of a run, which may span several segments. Reads directly from global memory: a few hundred
-// threads have more loads in flight than a staged copy to shared memory.
+// The group may span several segments of a run. Reads global memory directly: a few hundred threads have more loads in
+// flight than a staged copy to shared memory.
 __device__ double group_sum(const BlockRun& run, const double* x, int64_t group) {
   int64_t at = group * kNormGroup, left = std::min(int64_t{kNormGroup}, run.count * run.times - at);
   double sum = 0;
   while (left > 0) {
-    const int64_t piece = at / run.count, from = at - piece * run.count, here = std::min(left, run.count - from);
-    const double* const numbers = x + run.begin + piece * run.stride + from;
+    const int64_t segment = at / run.count, from = at - segment * run.count, here = std::min(left, run.count - from);
+    const double* const values = x + run.begin + segment * run.stride + from;
 #pragma unroll 8
-    for (int64_t i = 0; i < here; ++i) sum += numbers[i];
+    for (int64_t i = 0; i < here; ++i) sum += values[i];
     at += here;
     left -= here;
   }
   return sum;
 }
 
-// One thread block per run.
 __global__ __launch_bounds__(kGroups) void ordered_sums_kernel(Runs runs, const double* x, double* out) {
   __shared__ double sums[kGroups];
   const BlockRun& run = runs.of[blockIdx.x];

@@ -1,4 +1,3 @@
-// A single thread combines the results of a step.
 #include <array>
 #include <cstddef>
 #include <span>
@@ -16,14 +15,14 @@ constexpr int64_t kBytes = sizeof(StepState::Numbers);
 
 constexpr int64_t kBefore = 2;  // scalars before the units' sums: the loss, and the out-of-bounds flag
 
-struct Part {
+struct Contribution {
   const double *loss_sum, *squares;  // null: contributed by another rank
   int64_t units;
   const unsigned long long* complaints;
   size_t count;
 };
 
-__global__ void parts_kernel(Part p, double* out) {
+__global__ void contributions_kernel(Contribution p, double* out) {
   for (int64_t u = threadIdx.x; u < p.units; u += blockDim.x) out[kBefore + u] = p.squares ? p.squares[u] : 0;
   if (threadIdx.x > 0) return;
   out[0] = p.loss_sum ? *p.loss_sum : 0;
@@ -34,11 +33,11 @@ __global__ void parts_kernel(Part p, double* out) {
 
 __device__ inline bool is_finite(double x) { return x - x == 0; }
 
-__global__ void close_kernel(const double* parts, const double* squares, double max_norm, StepState::Numbers* n) {
-  n->loss_sum = parts[0];
+__global__ void close_kernel(const double* sums, const double* squares, double max_norm, StepState::Numbers* n) {
+  n->loss_sum = sums[0];
   n->grad_norm = math::sqrt(*squares);
   n->update.grad_scale = clipped(n->grad_norm, max_norm);
-  n->update.skip = !is_finite(n->loss_sum) || !is_finite(n->grad_norm) || parts[1] != 0;
+  n->update.skip = !is_finite(n->loss_sum) || !is_finite(n->grad_norm) || sums[1] != 0;
 }
 
 }  // namespace
@@ -59,27 +58,27 @@ void StepState::fetch() const {
   c.queued("step numbers", cudaMemcpyAsync(there(), host_.get(), kBytes, cudaMemcpyHostToDevice, c.stream()));
 }
 
-Tensor StepState::parts(const Tensor& loss_sum, const Tensor& squares, const Says& says) const {
+Tensor StepState::contributions(const Tensor& loss_sum, const Tensor& squares, const Contributes& contributes) const {
   Context& c = context(there_);
   const std::span<const unsigned long long> complaints = c.complaints();
-  const Part part{says.loss ? loss_sum.device_data<double>() : nullptr,
-                  says.squares ? squares.device_data<double>() : nullptr, squares.numel(), complaints.data(),
-                  complaints.size()};
+  const Contribution contribution{contributes.loss ? loss_sum.device_data<double>() : nullptr,
+                                  contributes.squares ? squares.device_data<double>() : nullptr, squares.numel(),
+                                  complaints.data(), complaints.size()};
   const Tensor out = squares.make({kBefore + squares.numel()}, DType::float64, Category::workspace);
-  launch(c, "step numbers", {.blocks = 1}, parts_kernel, part, out.device_data<double>());
+  launch(c, "step numbers", {.blocks = 1}, contributions_kernel, contribution, out.device_data<double>());
   return out;
 }
 
-void StepState::close(const Tensor& parts, double max_norm) const {
+void StepState::close(const Tensor& contributions, double max_norm) const {
   Context& c = context(there_);
-  const Tensor squares = parts.make({1}, DType::float64, Category::workspace);
-  const std::array all{BlockRun{.begin = kBefore, .count = parts.numel() - kBefore}};
-  cuda::ordered_sums(parts, all, squares);
-  launch(c, "step numbers", {.blocks = 1, .threads = 1}, close_kernel, parts.device_data<double>(),
+  const Tensor squares = contributions.make({1}, DType::float64, Category::workspace);
+  const std::array all{BlockRun{.begin = kBefore, .count = contributions.numel() - kBefore}};
+  cuda::ordered_sums(contributions, all, squares);
+  launch(c, "step numbers", {.blocks = 1, .threads = 1}, close_kernel, contributions.device_data<double>(),
          squares.device_data<double>(), max_norm, there());
 }
 
-void StepState::give_back() const {
+void StepState::copy_back() const {
   Context& c = context(there_);
   c.queued("step numbers", cudaMemcpyAsync(host_.get() + 1, there(), kBytes, cudaMemcpyDeviceToHost, c.stream()));
 }

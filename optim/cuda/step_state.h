@@ -1,11 +1,11 @@
 // Scalars of a training step in GPU memory, read and written by its kernels: the host waits only at the end of a step,
 // and the operations queued for one step can be replayed for the next with other scalars.
 //
-//   set(...); fetch(); ... the passes, whose dropout reads step() ... close(parts(...)); the update reads update();
-//   give_back(); one wait; found()
+//   set(...); fetch(); ... the passes, whose dropout reads step() ... close(contributions(...));
+//   the update reads update(); copy_back(); one wait; found()
 //
-// All but set() and found() are queued on the arena's stream. Several ranks all-reduce their parts before close(), so
-// they have the same scalars and make the same decision.
+// All but set() and found() are queued on the arena's stream. Ranks all-reduce contributions() before close(), so they
+// have the same scalars and make the same decision.
 #pragma once
 
 #include "optim/optimizer.h"
@@ -16,7 +16,7 @@ namespace tessera::cuda {
 class StepState {
  public:
   struct Numbers {
-    uint64_t step = 0;                   // as counted by dropout
+    uint64_t step = 0;
     UpdateNumbers update;                // from the host, except grad_scale and skip, set by close()
     double loss_sum = 0, grad_norm = 0;  // set by close()
   };
@@ -30,15 +30,14 @@ class StepState {
   void fetch() const;
   // This rank's contributions, float64 (2 + units): the loss, float64 (); 1 if a kernel found an index out of bounds;
   // each unit's sum of squared gradients, float64 (units). Values contributed by other ranks are zero here.
-  struct Says {
+  struct Contributes {
     bool loss = true, squares = true;
   };
-  Tensor parts(const Tensor& loss_sum, const Tensor& squares, const Says& says) const;
-  // Computes the gradient norm from the units' sums of squares, accumulated in order, and its clip factor (max_norm 0:
-  // no clipping). Skips the update if loss or norm is not finite, or an index was out of bounds.
-  void close(const Tensor& parts, double max_norm) const;
-  void give_back() const;
-  // Valid after the wait.
+  Tensor contributions(const Tensor& loss_sum, const Tensor& squares, const Contributes& contributes) const;
+  // Computes the gradient norm and its clip factor (max_norm 0: no clipping). Skips the update if loss or norm is not
+  // finite, or an index was out of bounds.
+  void close(const Tensor& contributions, double max_norm) const;
+  void copy_back() const;
   const Numbers& found() const { return host_.get()[1]; }
 
  private:

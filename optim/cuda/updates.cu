@@ -1,6 +1,6 @@
 // Updates on a GPU: gradients, state and values are read and written once, in 16-byte accesses for fp32; and the
-// kernels between the GEMMs of Muon's iteration. Offloaded state or values are in pinned host memory and are
-// transferred over the bus like any other operand.
+// kernels between the GEMMs of Muon's iteration. Offloaded state or values in pinned host memory are transferred over
+// the bus.
 #include <algorithm>
 #include <cstdint>
 #include <string_view>
@@ -12,7 +12,6 @@
 namespace tessera::cuda {
 namespace {
 
-// Each thread has four consecutive elements and finds their slot among the launch's slots.
 constexpr int kMaxSegments = 64;  // limited by the size of kernel parameters
 constexpr int kInSegment = 4;     // elements per thread
 
@@ -46,7 +45,6 @@ bool in_vectors(const T*... pointers) {
   return ((reinterpret_cast<uintptr_t>(pointers) % (kInSegment * sizeof(T)) == 0) && ...);
 }
 
-// Runs f on the elements of the unit's slots inside its buffers.
 template <class F>
 void for_each_segment(const char* op, const FlatUnit& unit, bool vectors, const F& f) {
   Context& c = context(unit.grads);
@@ -90,7 +88,7 @@ struct Update<Rule, V, G, W, std::index_sequence<K...>> {
   V* values;
   const G* grads;
   W* master;
-  W* states[sizeof...(K) + 1];  // one extra, since zero-length arrays are invalid
+  W* states[sizeof...(K) + 1];  // one extra, because zero-length arrays are invalid
 
   template <int N>
   __device__ void at(int64_t i, bool decay) const {
@@ -98,9 +96,9 @@ struct Update<Rule, V, G, W, std::index_sequence<K...>> {
     const UpdateConstants<W> c = (now ? step.at(*now) : step).of_slot(decay);
     const Packed<G, N> g = load<N>(grads + i);
     Packed<W, N> p = load<N>(master + i);
-    Packed<W, N> kept[] = {load<N>(states[K] + i)..., p};
-    for (int k = 0; k < N; ++k) Rule::update(c, static_cast<W>(g.v[k]), p.v[k], kept[K].v[k]...);
-    (store(states[K] + i, kept[K]), ...);
+    Packed<W, N> loaded[] = {load<N>(states[K] + i)..., p};
+    for (int k = 0; k < N; ++k) Rule::update(c, static_cast<W>(g.v[k]), p.v[k], loaded[K].v[k]...);
+    (store(states[K] + i, loaded[K]), ...);
     store(master + i, p);
     round_to(values, i, p);
   }

@@ -19,7 +19,6 @@ class Lines {
  public:
   Lines(std::string_view text, const std::string& name) : text_(text), name_(name) {}
 
-  // The numbers of the next line, at the '#' of the pattern.
   std::vector<int64_t> next(std::string_view pattern) {
     ++number_;
     const size_t end = text_.find('\n');
@@ -51,7 +50,7 @@ class Lines {
   int64_t number_ = 0;
 };
 
-// One server's pushes: each worker's clocks count from 0, and each pull is between the worker's last push and this one.
+// Each worker's clocks count from 0, and each pull is between the worker's last push and this one.
 std::vector<Push> parse_server(Lines& lines, const PushLog& log) {
   const std::vector<int64_t> head = lines.next("server # pushes #");
   if (head[0] != std::ssize(log.servers)) lines.refuse("the servers in order", "a different one");
@@ -97,7 +96,7 @@ class Play {
   }
 
  private:
-  // The next action of worker w and server k: pull 0, push 0, pull 1, ...
+  // The next action of worker w at server k: pull 0, push 0, pull 1, ...
   bool moves(size_t k, int w) {
     const auto worker = static_cast<size_t>(w);
     int64_t& done = done_[k][worker];
@@ -173,8 +172,8 @@ std::vector<int64_t> clocks_after(const std::vector<Push>& order, int64_t pushes
   return out;
 }
 
-// `unequal` counts the (server, worker) pairs whose number of applied pushes differs from that of the first server.
-std::vector<int64_t> common_places(const PushLog& log) {
+// `unequal` counts the (server, worker) pairs whose number of applied pushes differs from the first server's.
+std::vector<int64_t> stop_points(const PushLog& log) {
   std::vector<std::vector<int64_t>> more(log.servers.size(), std::vector<int64_t>(static_cast<size_t>(log.workers)));
   int64_t unequal = 0;
   const auto add = [&](size_t server, int worker, int64_t pushes) {

@@ -1,4 +1,4 @@
-// AsyncServer: setup, the record, worker and server roles; AsyncShard: the monitor.
+// Worker and server roles, and the monitor.
 #include "parallel/async/server.h"
 
 #include <fmt/format.h>
@@ -61,7 +61,7 @@ void AsyncServer::check_options() const {
 
 void AsyncServer::read_replay() {
   const std::string& file = options_.replay;
-  replay_ = parse_push_log(broadcast_text(axis_, rank_ == 0 ? read_whole(file) : "", 0), file);
+  replay_ = parse_push_log(broadcast_text(axis_, rank_ == 0 ? read_full(file) : "", 0), file);
   const auto text = [](int64_t workers, int64_t servers, int64_t staleness, int64_t steps) {
     return fmt::format("{} ranks, {} servers, staleness {} and {} steps", workers, servers, staleness, steps);
   };
@@ -70,7 +70,7 @@ void AsyncServer::read_replay() {
   if (found != expected)
     throw FieldError("replay", fmt::format("{} was recorded with {}; this run has {}", file, found, expected));
   for (const std::vector<Push>& order : replay_.servers) orders_.emplace_back(order, replay_.workers);
-  places_ = common_places(replay_);
+  stop_points_ = stop_points(replay_);
 }
 
 void AsyncServer::make_memory(const DataOptions& o) {
@@ -136,8 +136,7 @@ void AsyncServer::resume(int64_t step, const std::optional<PushLog>& order) {
   if (shard_) shard_->resume(order->servers[static_cast<size_t>(rank_)]);
 }
 
-// Sets the position at which the replay continues and, from the record, the servers from which this worker has already
-// pulled for its next clock, with the versions.
+// Sets the replay position, and from the log the servers from which this worker has already pulled for its next clock.
 void AsyncServer::resume_replay(const std::optional<PushLog>& order) {
   const auto begins = [](const std::vector<Push>& all, const std::vector<Push>& first) {
     return first.size() <= all.size() && std::equal(first.begin(), first.end(), all.begin());
@@ -145,7 +144,7 @@ void AsyncServer::resume_replay(const std::optional<PushLog>& order) {
   bool same = order.has_value();
   for (size_t k = 0; same && k < orders_.size(); ++k) same = begins(replay_.servers[k], order->servers[k]);
   replayed_ = same ? std::ssize(order->servers[0]) : 0;
-  if (!same || !std::ranges::binary_search(places_, replayed_))
+  if (!same || !std::ranges::binary_search(stop_points_, replayed_))
     throw FieldError("replay", fmt::format("{} is not the order of the resumed run; expected one that begins with "
                                            "the run's own",
                                            options_.replay));
@@ -156,7 +155,6 @@ void AsyncServer::resume_replay(const std::optional<PushLog>& order) {
   }
 }
 
-// At the current position: a worker's next clock, and whether it has pulled for it.
 int64_t AsyncServer::next_clock(int worker) const {
   return clocks_after(replay_.servers[0], replayed_, axis_.size())[static_cast<size_t>(worker)];
 }
@@ -174,11 +172,11 @@ bool AsyncServer::holds(int worker) const {
 
 void AsyncServer::run(int64_t steps, const Hooks& hooks) {
   if (!replays()) return play(std::min(std::max(steps, fastest_), options_.steps), hooks);
-  const int64_t wanted = std::min(places_.back(), steps * axis_.size());
+  const int64_t wanted = std::min(stop_points_.back(), steps * axis_.size());
   do {
-    if (replayed_ < wanted) replayed_ = *std::ranges::upper_bound(places_, replayed_);
+    if (replayed_ < wanted) replayed_ = *std::ranges::upper_bound(stop_points_, replayed_);
     play(next_clock(rank_), hooks);
-    if (axis_.max(hooks.wish && hooks.wish() ? 1 : 0) > 0) return;
+    if (axis_.max(hooks.wants_stop && hooks.wants_stop() ? 1 : 0) > 0) return;
   } while (replayed_ < wanted);
 }
 
@@ -240,7 +238,7 @@ std::optional<PushLog> AsyncServer::order() {
   return log;
 }
 
-Tensor AsyncServer::gather_held(size_t unit, int worker) {
+Tensor AsyncServer::gather_worker(size_t unit, int worker) {
   const Tensor& mine = units_[unit].values;
   if (rank_ == worker && rank_ > 0) axis_.send(mine, 0);
   if (rank_ > 0) return {};
@@ -258,7 +256,7 @@ Tensor AsyncServer::gather(size_t unit, const Tensor& shard) {
 
 void AsyncServer::work(int64_t target, const Hooks& hooks) {
   for (bool stop_requested = false; clock_ < target; ++clock_) {
-    if (!replays() && !stop_requested && hooks.wish && hooks.wish()) {
+    if (!replays() && !stop_requested && hooks.wants_stop && hooks.wants_stop()) {
       stop_requested = true;
       request_stop();
     }
@@ -306,7 +304,7 @@ bool AsyncServer::pull(int64_t before) {
     fresh_[static_cast<size_t>(k)] = fetch(k);
     all = all && fresh_[static_cast<size_t>(k)];
   }
-  for (const FlatUnit& unit : units_) ++unit.values.storage()->version;  // packed copies are stale
+  for (const FlatUnit& unit : units_) ++unit.values.storage()->version;  // invalidates packed copies
   return all;
 }
 
@@ -387,7 +385,7 @@ void AsyncServer::report(const OnPush& on_push) {
   }
 }
 
-// The cores belong to the workers: a server's thread computes single-threaded.
+// A server's thread computes single-threaded, because the workers use all cores.
 void AsyncServer::serve(int worker) {
   try {
     cpu::set_threads(1);
@@ -492,7 +490,7 @@ bool AsyncShard::pull(int worker, int64_t clock, const Waiting& waiting,
   return true;
 }
 
-// Throws CommError for a push that violates the staleness bound of pull().
+// Throws CommError if the push violates the staleness bound of pull().
 void AsyncShard::check(const Push& p) const {
   const int64_t behind = version() - p.version, bound = (options_.workers - 1) * (2 * options_.staleness + 1);
   const int64_t done = clocks_[static_cast<size_t>(p.worker)];

@@ -1,5 +1,29 @@
-// The asynchronous parameter server with bounded staleness: the state of one server (AsyncShard), the protocol between
-// workers and servers (AsyncMessage), and both roles on one rank (AsyncServer).
+// The asynchronous parameter server with bounded staleness: each worker pulls parameters, computes the gradient of its
+// own batch, and pushes it; a server applies each push immediately. A worker waits only if it is more than `staleness`
+// clocks ahead of the slowest (Ho et al. 2013, NIPS, "More effective distributed ML via a stale synchronous parallel
+// parameter server"; servers and workers as in Li et al. 2014).
+//
+//   worker 0   | pull 0 | compute | push 0, pull 2 | compute  | push 2, pull 4 ...      the numbers are versions:
+//   worker 1   | pull 0 | compute    | push 1, pull 3 | compute    | push 3 ...         applied pushes
+//   server     0        ------>       1   2            ------>     3    4
+//
+// placements     each worker has a replica of the parameters, as of its last pull, and its own gradient; a server's
+//                shard and its optimizer state are S(0) over the first K ranks
+// memory/rank    unsharded parameters and gradients; a server also 1/K of parameters, gradients and optimizer state
+// volume         per clock and worker: S bytes of parameters in (and again at the end) and S bytes of gradients out,
+//                except the shard of a server on its own rank; plus messages of 48 bytes
+//
+// A worker's clocks count its pushes. Its gradient is a mean over its own tokens, so each push is a full optimizer step
+// of a small batch: n workers make n steps for each step of a synchronous run, and the learning rate follows the count
+// of applied pushes. The result depends on worker timing, but a replay of the recorded order
+// (parallel/async/push_log.h) is bitwise identical.
+//
+// A run stops when all workers have completed the same number of clocks, the latest that any has begun, so the
+// checkpoint is like any plan's. A replay can stop only where every server has the same recorded pushes
+// (stop_points()); there, workers differ in their clocks, and a worker may have pulled a version that no server still
+// has, so the checkpoint includes its parameters.
+//
+// A server has one thread and one communicator per remote worker, so it serves while the local worker computes.
 #pragma once
 #include <condition_variable>
 #include <cstring>
@@ -22,16 +46,15 @@ struct AppliedPush {
 
 struct AsyncSummary {
   int64_t applied = 0;
-  int64_t max_ahead = 0;   // clocks that a worker was ahead of the slowest at a pull; at most the staleness
+  int64_t max_ahead = 0;   // clocks ahead of the slowest worker at a pull; at most the staleness
   int64_t max_behind = 0;  // versions, from a pull to its push; at most (n - 1) (2 staleness + 1)
 };
 
-// One server of the asynchronous parameter server: its shard of the parameters, and the synchronization of pulls and
-// pushes. A monitor: thread-safe, one caller at a time.
+// A server's shard of the parameters. A monitor: thread-safe, one caller at a time.
 //
-// Stale synchronous parallel (Ho et al. 2013): a worker may begin its clock c when every worker that has not ended has
-// completed c - staleness clocks; otherwise it waits. So between a worker's pull and its push any other worker pushes
-// at most 2 staleness + 1 times: from at most `staleness` clocks behind to at most `staleness` ahead.
+// Stale synchronous parallel (Ho et al. 2013): a worker may begin its clock c when every unfinished worker has
+// completed c - staleness clocks. So between a worker's pull and its push any other worker pushes at most 2 staleness +
+// 1 times: from at most `staleness` clocks behind to at most `staleness` ahead.
 
 class AsyncShard {
  public:
@@ -41,25 +64,24 @@ class AsyncShard {
     std::function<double(int64_t applied)> lr;
     std::optional<PushOrder> order;  // to replay
   };
-  // The optimizer's units are the shard. In a replay each call blocks until its recorded position.
+  // `optimizer` updates the shard. In a replay each call blocks until its recorded position.
   AsyncShard(std::unique_ptr<Optimizer> optimizer, Options options);
-  // Before all other calls: resumes with parameters and state after these pushes; or, for a run of another plan without
-  // an order, after this clock of every worker.
+  // Call it first, with the pushes already applied or, if their order is unknown, the clock of every worker.
   void resume(const std::vector<Push>& order);
   void resume(int64_t clock);
   void begin();
 
-  // Calls `reply` with the version of the parameters, which it reads from the optimizer's units, and `waiting`
-  // repeatedly while the worker is blocked. Returns false without a reply if the run stops before that clock.
+  // Calls `reply` with the version of the optimizer's units, and `waiting` repeatedly while the worker is blocked.
+  // Returns false without a reply if the run stops before that clock.
   using Waiting = std::function<void()>;
   bool pull(int worker, int64_t clock, const Waiting& waiting, const std::function<void(int64_t version)>& reply);
-  // `receive` writes the gradient into the units' gradients; it is scaled by `scale`.
+  // `receive` writes the gradient into the optimizer's units.
   void push(const AppliedPush& push, double scale, const Waiting& waiting, const std::function<void()>& receive);
-  // Stops all workers after the clock that the fastest has begun.
+  // Stops all workers after the latest clock that any worker has begun.
   void stop();
-  // A worker pushes nothing more before begin(). When all have ended, calls `reply` with whether the run is complete.
+  // The worker pushes nothing more before begin(). When all have ended, calls `reply`; `last`: the run is complete.
   void end(const Waiting& waiting, const std::function<void(bool last)>& reply);
-  // From now on all calls and waits throw CommError.
+  // All current and later calls throw CommError.
   void fail();
 
   Optimizer& optimizer() { return *optimizer_; }
@@ -84,22 +106,21 @@ class AsyncShard {
   int64_t before_ = 0;        // pushes before the log
   bool failed_ = false;
   std::vector<AppliedPush> log_;
-  AsyncSummary summary_;  // except the count of applied pushes
+  AsyncSummary summary_;
 };
 
-// The point-to-point protocol between a worker and a server.
+// Messages between a worker and a server:
 //
 //   worker -> server   pull (clock)
-//                      push (clock, version, scale, loss, norm)          followed by the gradients of the server's
-//                      shard stop                                              to server 0: stop all workers at one
-//                      clock end                                               no more pushes for now
-//   server -> worker   values (version)                                  followed by the parameters of the server's
-//   shard
-//                      none                                              no parameters: the run stops before its end
-//                      waiting                                           keep-alive while blocked
+//                      push (clock, version, scale, loss, norm)    then the gradients of the server's shard
+//                      stop                                        to server 0: stop all workers at one clock
+//                      end                                         no more pushes for now
+//   server -> worker   values (version)                            then the parameters of the server's shard
+//                      none                                        no parameters: the run stops early
+//                      waiting                                     keep-alive while blocked
 //
-// Messages between two ranks arrive in order, so a push is applied before the next pull of its worker is answered. An
-// end is answered when all workers have ended.
+// Messages between two ranks arrive in order, so a push is applied before its worker's next pull is answered. An end is
+// answered when all workers have ended.
 
 struct AsyncMessage {
   enum Kind : int64_t { pull, push, stop, end, values, none, waiting };
@@ -107,7 +128,7 @@ struct AsyncMessage {
   double scale = 1, loss = 0, norm = 0;
 };
 
-// The communicator of one worker's connections, with a host buffer for a message. Not thread-safe.
+// Not thread-safe.
 class AsyncChannel {
  public:
   AsyncChannel(std::unique_ptr<Communicator> comm, const ArenaPtr& arena)
@@ -124,7 +145,6 @@ class AsyncChannel {
     std::memcpy(&message, memory_.raw(), sizeof(message));
     return message;
   }
-  // Empty tensors are not sent.
   int64_t send(int to, const Tensor& x) {
     if (x.numel() > 0) comm_->send(x, to);
     return x.nbytes();
@@ -138,74 +158,43 @@ class AsyncChannel {
   Tensor memory_;
 };
 
-// The asynchronous parameter server with bounded staleness: there are no common steps. Each worker pulls parameters,
-// computes the gradient of its own batch, and pushes it; a server applies each push immediately. A worker waits only if
-// it is more than `staleness` clocks ahead of the slowest (Ho et al. 2013, NIPS, "More effective distributed ML via a
-// stale synchronous parallel parameter server"; servers and workers as in Li et al. 2014).
-//
-//   worker 0   | pull 0 | compute | push 0, pull 2 | compute  | push 2, pull 4 ...      the numbers are versions:
-//   worker 1   | pull 0 | compute    | push 1, pull 3 | compute    | push 3 ...         applied pushes
-//   server     0        ------>       1   2            ------>     3    4
-//
-// placements     each worker has a replica of the parameters, as of its last pull, and its own gradient. A server's
-//                shard and its optimizer state are S(0) over the first K ranks
-// memory/rank    unsharded parameters and gradients; a server (one of K) also has 1/K of the parameters, of the
-//                gradients and of the optimizer state
-// volume         per clock and worker: S bytes of parameters in (and again at the end) and S bytes of gradients out,
-//                excluding the shard of the server on its own rank; plus messages of 48 bytes
-//
-// A worker's clocks count its pushes. Its gradient is a mean over its own tokens, so each push is a full optimizer step
-// of a small batch: n workers make n steps where a synchronous run makes one, and the learning rate follows the count
-// of applied pushes. The result depends on worker timing. The order of pushes is recorded (parallel/async/push_log.h),
-// and a replay of the record is bitwise identical: parameters, optimizer state and losses.
-//
-// A run stops when all workers have completed the same number of clocks: a rank that wants to stop notifies server 0,
-// and all workers continue to the clock that the fastest has begun, so the checkpoint is like that of any plan. A
-// replay can stop only where every server has the same recorded pushes (common_places()). There, workers differ in
-// their clocks, and a worker may have pulled parameters of a version that no server has any more, so the checkpoint
-// includes them.
-//
-// A server has one thread and one communicator per remote worker, so it serves while the local worker computes.
-
 struct AsyncOptions {
   int64_t steps = 0;
-  int64_t staleness = 0;  // clocks that a worker may be ahead of the slowest
-  double clip = 0;        // maximum gradient norm of each push; 0: off
+  int64_t staleness = 0;
+  double clip = 0;  // maximum gradient norm; 0: off
   std::function<std::unique_ptr<Optimizer>(const std::vector<FlatUnit>&)> optimizer = {};
-  std::function<double(int64_t applied)> lr = {};  // learning rate after `applied` pushes; thread-safe
+  std::function<double(int64_t applied)> lr = {};  // after `applied` pushes; thread-safe
   std::string record = {}, replay = {};            // files; empty: none
 };
 
 class AsyncServer : NotCopied {
  public:
-  // Allocates and initializes the model's parameters. Collective over `axis`; model and axis must outlive this object.
-  // Throws Error (usage) for invalid options, and InputError for a replay file that is not a log of such a run.
+  // Allocates and initializes the model's parameters. Collective over `axis`, which like `model` must outlive this
+  // object. Throws Error (usage) for invalid options, and InputError for a replay file that is not a log of such a run.
   AsyncServer(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options, AsyncOptions async);
   ~AsyncServer();
 
-  // Forward and backward of the batch of (worker, clock), with a gradient that is a mean over that batch's tokens.
-  // Returns the loss to report.
+  // Runs forward and backward for the batch of (worker, clock) and returns the loss to report; the gradient is a mean
+  // over the batch's tokens.
   using Step = std::function<double(int worker, int64_t clock)>;
-  // The pushes that server 0 has applied, in order; called on rank 0 by the thread that called run(), between two
-  // steps.
+  // Called on rank 0 for server 0's pushes, in order, by the thread that called run(), between two steps.
   using OnPush = std::function<void(const AppliedPush&)>;
-  // Whether this rank requests a stop; then all ranks stop.
-  using Wish = std::function<bool()>;
+  // A stop request of any rank stops all ranks.
+  using WantsStop = std::function<bool()>;
   struct Hooks {
     Step step = {};
     OnPush on_push = {};
-    Wish wish = {};
+    WantsStop wants_stop = {};
   };
 
-  // Before run(): resumes a run that stopped after `step` steps, after the caller has loaded shards(), the optimizer,
-  // and the units of a worker with holds(). `order` is the result of order() at that time. Without it, or if it is of
-  // other numbers of workers or servers, every worker must have completed `step` steps, and the order is unknown from
-  // then on. Throws Error (usage) if a record or a replay needs it.
+  // Resumes a run that stopped after `step` steps: call it after loading shards(), the optimizer, and the units of each
+  // worker with holds(), before run(). `order` is order() at the stop. If it is missing or its number of workers or
+  // servers differs, every worker must have completed `step` steps, and the order is unknown from then on. Throws Error
+  // (usage) if a record or a replay needs the order.
   void resume(int64_t step, const std::optional<PushLog>& order);
-  // Runs until each worker has completed `steps` steps or all steps, or a rank requests a stop; a replay may have to
-  // run slightly longer. Collective; call it again to continue. After the last step every rank's model has the same
-  // final parameters. Throws the error of a failed rank, and Error (not_finite) for a loss or gradient that is not
-  // finite.
+  // Runs until each worker has completed `steps` or all steps, or a rank requests a stop; a replay may run slightly
+  // longer. Collective; call it again to continue. After the last step every rank's model has the same final
+  // parameters. Throws the error of a failed rank, and Error (not_finite) for a loss or gradient that is not finite.
   void run(int64_t steps, const Hooks& hooks);
   bool complete() const { return complete_; }
   // Steps completed by all workers; in a replay, their mean.
@@ -213,19 +202,18 @@ class AsyncServer : NotCopied {
   // Writes the record, also of a stopped run. Collective.
   AsyncSummary finish();
 
-  // On rank 0 the order so far, if it is known completely. Collective.
+  // On rank 0 the order so far, if it is completely known. Collective.
   std::optional<PushLog> order();
-  // Whether a worker has pulled parameters for its next clock, which a stopped replay continues with.
+  // Whether a worker has pulled parameters for its next clock; a stopped replay continues with them.
   bool holds(int worker) const;
   const std::vector<FlatUnit>& units() const { return units_; }  // this worker's
   const std::vector<FlatUnit>& shards() const { return shards_; }
-  // A worker's units on rank 0 (undefined elsewhere). Collective.
-  Tensor gather_held(size_t unit, int worker);
+  // On rank 0; undefined on other ranks. Collective.
+  Tensor gather_worker(size_t unit, int worker);
 
   Optimizer* optimizer() { return shard_ ? &shard_->optimizer() : nullptr; }
-  // The full tensor on rank 0 of a tensor sharded like a unit (see gather_unit()); undefined on ranks without a server.
+  // gather_unit() of a tensor sharded like a unit. `shard` is undefined on ranks without a server.
   Tensor gather(size_t unit, const Tensor& shard);
-  // Bytes of gradients and of parameters that this rank has sent to other ranks.
   int64_t pushed_bytes() const { return pushed_; }
   int64_t pulled_bytes() const { return pulled_; }
 
@@ -239,7 +227,6 @@ class AsyncServer : NotCopied {
   int64_t next_clock(int worker) const;
   bool has_pulled(size_t server, int worker) const;
   void play(int64_t target, const Hooks& hooks);
-  // the worker: parallel/async/server.cpp
   void work(int64_t target, const Hooks& hooks);
   bool pull(int64_t before);
   bool fetch(int server);
@@ -248,7 +235,6 @@ class AsyncServer : NotCopied {
   void request_stop();
   void end();
   void report(const OnPush& on_push);
-  // the server on the same rank
   void serve(int worker);
   bool answer(int worker);
   void send_values(int worker, int64_t version);
@@ -271,20 +257,20 @@ class AsyncServer : NotCopied {
   AsyncOptions options_;
   int64_t clock_ = 0;
   int64_t before_ = 0;            // pushes of all workers before the known order
-  int64_t staleness_before_ = 0;  // staleness bound of an earlier part of the order
-  int64_t fastest_ = 0;           // clocks of the fastest worker when the run was resumed
+  int64_t staleness_before_ = 0;  // staleness bound before the resume
+  int64_t fastest_ = 0;           // clocks of the fastest worker at the resume
   bool complete_ = false;
-  PushLog replay_;  // its orders by server, its stop points; empty: no replay
+  PushLog replay_;  // empty: no replay
   std::vector<PushOrder> orders_;
-  std::vector<int64_t> places_;
-  int64_t replayed_ = 0;         // pushes
-  std::vector<FlatUnit> units_;  // the worker's, unsharded
+  std::vector<int64_t> stop_points_;
+  int64_t replayed_ = 0;  // pushes
+  std::vector<FlatUnit> units_;
   std::vector<FlatUnit> shards_;
   std::unique_ptr<AsyncShard> shard_;  // on servers
   std::vector<std::unique_ptr<AsyncChannel>>
-      channels_;  // by worker: this one's to its servers, the others' to this server
+      channels_;  // by worker: this worker's to its servers, the others' to this server
   std::vector<int64_t> versions_;
-  std::vector<bool> fresh_;  // by server: whether it is for the next clock
+  std::vector<bool> fresh_;  // by server: whether versions_ is for the next clock
   int64_t pushed_ = 0;
   std::atomic<int64_t> pulled_{0};
   size_t reported_ = 0;

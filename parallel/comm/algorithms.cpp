@@ -96,7 +96,7 @@ void Exchange::run() {
   }
 }
 
-int64_t of_messages(int64_t (*algorithm)(Transport&, const Call&), Transport& t, const Call& call) {
+int64_t over_messages(int64_t (*algorithm)(Transport&, const Call&), Transport& t, const Call& call) {
   return named_in_errors([&] { return describe(call) + ": "; }, [&] { return algorithm(t, call); });
 }
 
@@ -108,7 +108,7 @@ int64_t exchange(Transport& t, const Call& call) {
   return messages.sent;
 }
 
-int64_t direct_by_messages(Transport& t, const Call& call) { return of_messages(exchange, t, call); }
+int64_t direct_by_messages(Transport& t, const Call& call) { return over_messages(exchange, t, call); }
 
 int64_t sent_directly(const Call& call, int ranks, int rank) {
   const int64_t own = chunk_range(call.count, ranks, rank).size() * element_size(call.dtype), all = call.bytes();
@@ -135,7 +135,7 @@ int64_t sent_directly(const Call& call, int ranks, int rank) {
   }
 }
 
-bool goes_native(const Transport& t, Algorithm algorithm, const Call& call) {
+bool uses_native(const Transport& t, Algorithm algorithm, const Call& call) {
   if (algorithm == Algorithm::native && call.op != Op::barrier && !call.splits) return true;
   if (!t.only_native(call)) return false;
   const bool adds = call.op == Op::all_reduce || call.op == Op::reduce_scatter || call.op == Op::reduce;
@@ -145,9 +145,9 @@ bool goes_native(const Transport& t, Algorithm algorithm, const Call& call) {
 }
 
 int64_t run_collective(Transport& t, Algorithm algorithm, const Call& call) {
-  if (goes_native(t, algorithm, call)) return t.native(call);
-  if (call.splits) return of_messages(exchange_uneven, t, call);
-  if (find_row(algorithm).has(call.op)) return of_messages(find_row(algorithm).run, t, call);
+  if (uses_native(t, algorithm, call)) return t.native(call);
+  if (call.splits) return over_messages(exchange_uneven, t, call);
+  if (find_row(algorithm).has(call.op)) return over_messages(find_row(algorithm).run, t, call);
   return t.direct(call);
 }
 

@@ -1,4 +1,4 @@
-// Collective algorithms built on messages. The file of each documents its summation order and its traffic.
+// Collective algorithms built on messages.
 //
 //   direct   every rank sends chunk r to rank r, which adds in rank order; then every rank sends its sum to all
 //   ring     n - 1 steps around a ring, each adding one rank to a chunk; n - 1 more to distribute the sums
@@ -15,13 +15,13 @@ enum class Algorithm : uint8_t { direct, ring, tree, root, native };
 
 int64_t ring(Transport& t, const Call& call);
 int64_t tree(Transport& t, const Call& call);
-int64_t root(Transport& t, const Call& call);  // through rank 0
+int64_t root(Transport& t, const Call& call);
 
-// The order in which the values of one element are added: by rank, around the ring from the rank after the chunk's
-// owner, in pairs, or the library's. verify/reference.cpp uses the same orders.
+// By rank, around the ring from the rank after the chunk's owner, in pairs, or the library's. verify/reference.cpp uses
+// the same orders.
 enum class AdditionOrder : uint8_t { ranks, around, pairs, library };
 
-// Descriptor of an algorithm: its order, its function, and the operations that it supports. All others use direct.
+// `ops` are the operations that the algorithm supports; all others use direct.
 struct AlgorithmRow {
   std::string_view name;
   AdditionOrder order;
@@ -45,28 +45,23 @@ inline constexpr auto kAlgorithmNames = [] {
   return names;
 }();
 
-// Whether this algorithm runs the collective in the library. Uneven chunks use the library only if messages cannot
-// reach the arrays. Throws Error if the library is required but another summation order is requested.
-bool goes_native(const Transport& t, Algorithm algorithm, const Call& call);
-// Runs one collective with the algorithm, or with direct if the algorithm does not support it. Returns the bytes that
-// this rank sent.
+// Whether the library runs the collective. Uneven chunks use the library only if messages cannot reach the arrays.
+// Throws Error if the library is required but another summation order is requested.
+bool uses_native(const Transport& t, Algorithm algorithm, const Call& call);
+// Runs one collective, with direct if the algorithm does not support it. Returns the bytes that this rank sent.
 int64_t run_collective(Transport& t, Algorithm algorithm, const Call& call);
 
 int64_t direct_by_messages(Transport& t, const Call& call);
-int64_t exchange(Transport& t, const Call& call);  // the same, inside another collective
-// Bytes that a rank sends in the direct exchange: 2 (n - 1) arrays by all ranks of an all-reduce together. Library
+int64_t exchange(Transport& t, const Call& call);  // inside another collective
+// Bytes that a rank sends in the direct exchange: 2 (n - 1) arrays over all ranks of an all-reduce. Library
 // collectives, whose traffic is unknown, are counted the same.
 int64_t sent_directly(const Call& call, int ranks, int rank);
 
-// All-to-all with uneven chunks: their ranges, and the exchange by messages (parallel/comm/tree.cpp).
-
-// Ranges of the chunks in an all_to_all among `ranks` ranks, even or uneven: in `in` for the chunk to rank r, in `out`
-// for the chunk from rank r.
+// Ranges of an all_to_all's chunks: to rank r in `in`, from rank r in `out`.
 Range send_range(const Call& call, int ranks, int r);
 Range recv_range(const Call& call, int ranks, int r);
 
-// Each rank sends its chunks to the other ranks, beginning with the next rank; empty chunks are not sent. Returns the
-// bytes that this rank sent.
+// Skips empty chunks. Returns the bytes that this rank sent.
 int64_t send_chunks(Transport& t, const Call& call);
 // Copies this rank's own chunk and receives the others. Throws CommError if a message's size differs from its chunk.
 void receive_chunks(Transport& t, const Call& call);

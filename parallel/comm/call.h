@@ -1,4 +1,4 @@
-// Descriptor of one communication call, with raw memory: the input of transports and algorithms.
+// One communication call, with raw memory.
 #pragma once
 #include <atomic>
 
@@ -28,29 +28,27 @@ std::string_view to_string(Op op);
 
 enum class Reduction : uint8_t { sum, max };
 
-// Elements [begin, end).
 struct Range {
   int64_t begin = 0, end = 0;
   int64_t size() const { return end - begin; }
 };
-// Chunk `index` of `count` elements split evenly over n ranks: from index * count / n to the begin of the next.
+// Chunk `index` of `count` elements split evenly over n ranks.
 inline Range chunk_range(int64_t count, int n, int index) { return {index * count / n, (index + 1) * count / n}; }
 
-// Uneven chunks of an all_to_all, in elements: sent[r] of `in` go to rank r, and received[r] of `out` come from rank r,
-// in rank order.
+// Chunk sizes of an uneven all_to_all, in elements and rank order: sent[r] of `in` to rank r, received[r] of `out` from
+// it.
 struct UnevenSplits {
   std::vector<int64_t> sent, received;
 };
 
-// `count` is the number of elements of the full array: the array of each rank in all_reduce, broadcast and reduce,
-// otherwise the chunks of all ranks together. `in` and `out` are the full array or this rank's chunk of it:
+// `count` is the size of the full array: each rank's array in all_reduce, broadcast and reduce, otherwise the chunks of
+// all ranks together. `in` and `out` are the full array or this rank's chunk, which may be in its place inside the full
+// array:
 //
 //   all_reduce, broadcast    full -> full, in == out        reduce_scatter, scatter   full -> chunk
 //   reduce                   full -> full (at the root)     all_gather, gather        chunk -> full
-//   all_to_all               full -> full: chunk r of out is this rank's chunk of rank r's in. With `pieces` each
-//                            rank has arrays of its own sizes, and `count` is that of this rank's `in`
-//
-// A chunk may be in its place inside the full array.
+//   all_to_all               full -> full: chunk r of out is this rank's chunk of rank r's in. With `splits` the sizes
+//                            of arrays differ between ranks, and `count` is the size of this rank's `in`
 struct Call {
   Op op = Op::barrier;
   DType dtype = DType::float32;
@@ -59,11 +57,11 @@ struct Call {
   int64_t count = 0;
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
-  const Region* region = nullptr;        // host region that contains both `in` and `out`, if known
-  Arena* gpu = nullptr;                  // this rank's arena if `in` and `out` are on a GPU; null: host memory
-  const UnevenSplits* splits = nullptr;  // chunks of an uneven all_to_all; null: even chunks
+  const Region* region = nullptr;        // host region that contains `in` and `out`, if known
+  Arena* gpu = nullptr;                  // if the arrays are on a GPU; null: host memory
+  const UnevenSplits* splits = nullptr;  // of an uneven all_to_all; null: even chunks
   // Rows of the full array of an all_gather or reduce_scatter that splits each row: a chunk is packed and has the same
-  // columns of every row. Only for transports with supports_row_slices().
+  // columns of every row. Requires supports_row_slices().
   int64_t rows = 1;
 
   int64_t bytes() const { return count * element_size(dtype); }
@@ -76,16 +74,14 @@ struct Call {
 // "all_reduce of 4096 bytes (float32)", "... (float32, on a GPU)"
 std::string describe(const Call& call);
 
-// A rank failed, timed out, or requested a different communication.
 struct CommError : Error {
   explicit CommError(const std::string& message) : Error(message, Status::communication) {}
 };
 
-// Another rank has failed, so this one cannot continue; the launch reports the original cause.
 struct PeerFailed : CommError {
   using CommError::CommError;
 };
-// Runs f and prefixes the messages of these two exceptions with what().
+// Prefixes the messages of these two exceptions with what().
 template <class What, class F>
 auto named_in_errors(const What& what, const F& f) {
   try {
@@ -97,20 +93,17 @@ auto named_in_errors(const What& what, const F& f) {
   }
 }
 
-// "30 s"
 std::string seconds_text(double seconds);
 // "recv of 48 bytes", "rank 2 sent nothing within 30 s"
 std::string receiving(int64_t bytes);
 std::string sent_nothing(int world_rank, double timeout_s);
 // "rank 2 did not arrive within 30 s; it has not communicated yet"
-std::string did_not_come(int world_rank, double timeout_s, const std::string& last);
-CommError differ(const Call& mine, int world_rank, const Call& theirs);
+std::string did_not_arrive(int world_rank, double timeout_s, const std::string& last);
+CommError mismatch(const Call& mine, int world_rank, const Call& theirs);
 
-// A lock-free log of the most recent calls of one rank, in memory that all ranks of a group can read. It identifies a
-// rank that is missing or calls a different operation even when ranks do not synchronize on the host because a library
-// runs their collectives.
-//
-// Each field is atomic; the entry's number reveals an entry that is overwritten while it is read.
+// A lock-free log of one rank's most recent calls, readable by all ranks of a group. It identifies a missing rank or a
+// different operation even if a library runs the collectives without host synchronization. An entry's number reveals
+// whether it was overwritten while being read.
 
 class CallLog {
  public:
@@ -126,8 +119,8 @@ class CallLog {
     return number;
   }
   uint64_t made() const { return made_.load(std::memory_order_seq_cst); }
-  // Empty if the rank has not reached this call, or the entry has been overwritten. Arrays and the sizes of uneven
-  // chunks are not stored, only that they are uneven.
+  // Empty if the rank has not reached this call, or the entry has been overwritten. Does not restore arrays and uneven
+  // chunk sizes.
   std::optional<Call> find(uint64_t number) const {
     const Entry& e = entry(number);
     if (number == 0 || e.number.load(std::memory_order_seq_cst) != number) return {};
@@ -137,14 +130,14 @@ class CallLog {
   }
 
  private:
-  static constexpr uint64_t kKept = 64;
+  static constexpr uint64_t kEntries = 64;
   static inline const UnevenSplits kUnknown = {};
   struct Entry {
     std::atomic<uint64_t> number = 0, kind = 0;
     std::atomic<int64_t> count = 0;
   };
-  Entry& entry(uint64_t number) { return entries_[number % kKept]; }
-  const Entry& entry(uint64_t number) const { return entries_[number % kKept]; }
+  Entry& entry(uint64_t number) { return entries_[number % kEntries]; }
+  const Entry& entry(uint64_t number) const { return entries_[number % kEntries]; }
 
   static uint64_t packed(const Call& c) {
     return static_cast<uint64_t>(static_cast<uint32_t>(c.root)) << 32 |
@@ -161,7 +154,7 @@ class CallLog {
   }
 
   std::atomic<uint64_t> made_ = 0;
-  std::array<Entry, kKept> entries_;
+  std::array<Entry, kEntries> entries_;
 };
 
 }  // namespace tessera

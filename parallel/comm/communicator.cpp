@@ -1,4 +1,4 @@
-// Argument checks, counters and background communication.
+// Argument checks, counters and background calls.
 #include "parallel/comm/communicator.h"
 
 #include <fmt/format.h>
@@ -23,7 +23,8 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, std::string axi
   transport_->set_axis(axis_);
 }
 
-// If communication is still in the background, this rank is unwinding an exception: the others must not wait for it.
+// If a background communication is still running, an exception is unwinding: the other ranks must not wait for this
+// one.
 Communicator::~Communicator() {
   if (in_background_ == 0) return;
   transport_->fail("");
@@ -52,14 +53,13 @@ Call Communicator::full_call(Op op, const Tensor& x) const {
   return call;
 }
 
-// The call of a collective that splits an array: one of `in` and `out` is the full array (undefined or meta if not
-// needed), the other is this rank's chunk.
+// One of `in` and `out` is the full array (undefined or meta if not needed), the other this rank's chunk.
 Call Communicator::sharded_call(Op op, const Tensor& in, const Tensor& out, int64_t rows) const {
   const bool gathers = op == Op::all_gather || op == Op::gather;
   const Tensor &array = gathers ? out : in, &own = gathers ? in : out;
   Call call{
       .op = op, .dtype = own.dtype(), .count = array.defined() ? array.numel() : own.numel() * size(), .rows = rows};
-  if (!own.defined()) complain(call, "the piece of rank " + std::to_string(rank()) + " is undefined");
+  if (!own.defined()) complain(call, "the chunk of rank " + std::to_string(rank()) + " is undefined");
   if (!array.defined() && (op == Op::all_gather || op == Op::reduce_scatter))
     complain(call, "the full array is undefined");
   if (rows < 1) complain(call, std::to_string(rows) + " rows; expected at least 1");
@@ -99,7 +99,7 @@ static int64_t on_axis(const std::string& axis, const F& f) {
   return named_in_errors([&] { return axis + " axis, "; }, f);
 }
 
-// Runs f, which returns the bytes sent, and records the call.
+// f returns the bytes sent.
 template <class F>
 void Communicator::observed(const Call& call, double requested, const F& f) {
   const double begin = now();
@@ -127,24 +127,24 @@ Work Communicator::start(const Call& call, std::vector<Tensor> held, Algorithm a
                          std::shared_ptr<const UnevenSplits> splits) {
   if (transport_->only_queues(call)) return start_queued(call, std::move(held), algorithm);
   if (!worker_) worker_ = std::make_shared<CommWorker>();
-  // Messages are sent immediately on this thread, so that peers need not wait until the background thread is scheduled.
-  const bool left = splits && !transport_->only_native(call);
+  // Messages are sent immediately on this thread, so peers need not wait until the background thread is scheduled.
+  const bool eager = splits && !transport_->only_native(call);
   int64_t sent = 0;
-  if (left) {
+  if (eager) {
     const ScopedStall span(stall_timer_);
     const TraceSpan wait(trace_, kStall, TraceKind::wait);
     sent = on_axis(axis_, [&] { return send_chunks(*transport_, call); });
   }
-  // Memory is released when the caller waits rather than at completion: this makes the peak of every step equal, and on
-  // a GPU also the addresses (tensor/cuda/gpus.h).
+  // Memory is released when the caller waits, not at completion, so that every step has the same peak and, on a GPU,
+  // the same addresses (tensor/cuda/gpus.h).
   std::vector<Tensor> until_waited = held;
   ++in_background_;
   std::future<void> done = worker_->push(
-      [this, call, algorithm, left, sent, requested = now(), tensors = std::move(held), splits = std::move(splits)] {
+      [this, call, algorithm, eager, sent, requested = now(), tensors = std::move(held), splits = std::move(splits)] {
         const auto less = [](std::atomic<int>* count) { --*count; };
         const std::unique_ptr<std::atomic<int>, decltype(less)> counted(&in_background_, less);
         try {
-          if (left)
+          if (eager)
             observed(call, requested, [&] { return receive_chunks(*transport_, call), sent; });
           else
             perform(call, algorithm, requested);
@@ -162,8 +162,8 @@ Work Communicator::start(const Call& call, std::vector<Tensor> held, Algorithm a
 Work Communicator::start_queued(const Call& call, std::vector<Tensor> held, Algorithm algorithm) {
   std::function<void()> join;
   observed(call, now(), [&] {
-    goes_native(*transport_, algorithm, call);  // checks that native() is valid
-    join = transport_->native_beside(call);
+    uses_native(*transport_, algorithm, call);  // throws if native() is invalid
+    join = transport_->start_native(call);
     return sent_directly(call, size(), rank());
   });
   return Work(std::async(std::launch::deferred, [join = std::move(join), tensors = std::move(held)] { join(); }));
@@ -183,7 +183,6 @@ Work Communicator::start_all_reduce(const Tensor& x, Reduction reduction) {
   return start(call, {x});
 }
 
-// With one rank a chunk is the full array.
 bool Communicator::copies_locally(const Call& call) const {
   if (size() > 1) return false;
   Memory(call).copy(call.out, call.in, call.bytes());
@@ -352,8 +351,6 @@ void Communicator::count_again(const OpCounts& more) {
   }
 }
 
-// The host's wait for a GPU that may wait for other ranks.
-
 void Communicator::wait_for_gpu(Arena& gpu, const std::string& during) {
   constexpr int kYields = 1000;
   constexpr auto kNap = std::chrono::microseconds(20);
@@ -385,7 +382,7 @@ void Communicator::wait_for_gpu(Arena& gpu, const std::string& during) {
 
 namespace {
 
-constexpr size_t kMaxFacts = 3, kMaxCharacters = 80;  // maximum facts shown, characters per value
+constexpr size_t kMaxFacts = 3, kMaxCharacters = 80;  // limits of the error message
 
 using Sorted = std::map<std::string, std::string>;
 

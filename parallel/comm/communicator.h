@@ -1,18 +1,17 @@
 // Communicator: the ranks of one mesh axis (or the world), and their collectives.
 //
 //   world.all_reduce(gradients);                      // blocking, in place
-//   Work work = world.start_all_reduce(bucket);       // or in the background,
+//   Work work = world.start_all_reduce(bucket);       // in the background
 //   ... compute ...
 //   work.wait();                                      // complete here
 //
-// Every rank of a group must make the same calls in the same order; otherwise the error shows both sides' calls. Calls
-// and bytes sent are counted by operation. A group of one rank sends and counts nothing. Tensors must be contiguous.
-// Arrays are split over ranks by chunk_range(), so chunks may be uneven.
+// All ranks of a group must make the same calls in the same order; a mismatch throws. Tensors must be contiguous and
+// are split over ranks by chunk_range(), so chunks may be uneven. Calls and bytes sent are counted by operation; a
+// group of one rank counts nothing.
 //
-// Arrays may be on GPUs, on every rank or on none. Then a call queues its work on the stream of the rank's arena and
-// returns (or wait() returns) when the work is queued. That stream may be captured as a CUDA graph (tensor/cuda/gpus.h;
-// NCCL only). Then a start_...() begins immediately, and the graph runs it concurrently with the work that is queued
-// until wait().
+// Tensors are on GPUs on every rank or on none. On GPUs a call (or wait()) returns when its work is queued on the
+// stream of the rank's arena. While that stream is captured as a CUDA graph (NCCL only), a start_...() begins
+// immediately, and the graph runs it concurrently with the work queued until wait().
 //
 // All functions throw CommError with rank, axis, operation and bytes if a rank fails, times out, or requests a
 // different operation. A communicator may be used by one thread at a time.
@@ -34,8 +33,8 @@ struct OpCount {
 };
 using OpCounts = std::array<OpCount, kOps>;
 
-// A communication in the background. wait() returns when it is complete and rethrows its errors; call it before using
-// the tensors again. Work keeps the tensors alive until then.
+// wait() returns when the communication is complete and rethrows its errors; call it before using the tensors again.
+// Work keeps the tensors alive until then.
 class [[nodiscard]] Work {
  public:
   Work() = default;
@@ -66,34 +65,31 @@ class Communicator : NotCopied {
   std::string_view kind() const { return transport_->kind(); }
   // A host arena whose arrays the ranks exchange without copies, if the transport can map peers' memory.
   ArenaPtr make_arena() const { return transport_->maps_peers() ? make_shared_arena() : tessera::make_arena(); }
-  // The algorithm of all_reduce, reduce_scatter and all_gather; it determines the summation order.
+  // For all_reduce, reduce_scatter and all_gather; determines the summation order.
   Algorithm algorithm() const { return algorithm_; }
   void set_algorithm(Algorithm algorithm) { algorithm_ = algorithm; }
 
-  // Sum (or maximum) over ranks, in place on every rank.
   void all_reduce(const Tensor& x, Reduction reduction = Reduction::sum);
-  // out = this rank's chunk of the sum of all ranks' `in`; out may be its chunk inside `in`, whose other chunks are not
-  // modified.
+  // out = this rank's chunk of the reduced `in`; it may be the chunk inside `in`, whose other chunks are not modified.
   void reduce_scatter(const Tensor& in, const Tensor& out, Reduction reduction = Reduction::sum, int64_t rows = 1);
-  // out = all ranks' chunks, of which `in` is this rank's; it may be its chunk inside `out`.
+  // out = the chunks `in` of all ranks; `in` may be this rank's chunk inside `out`.
   void all_gather(const Tensor& in, const Tensor& out, int64_t rows = 1);
-  // Whether these two support rows > 1, splitting each row evenly: if ranks read each other's arrays.
+  // Whether reduce_scatter and all_gather support rows > 1, splitting each row evenly.
   bool supports_row_slices() const { return algorithm_ == Algorithm::direct && transport_->supports_row_slices(); }
   void broadcast(const Tensor& x, int root);
-  // The sum in rank order is written to the root's `x`; other ranks' `x` is unchanged.
+  // Reduces in rank order into the root's `x`; other ranks' `x` is unchanged.
   void reduce(const Tensor& x, int root);
-  // The full array (`out` of gather, `in` of scatter) is needed only at the root. Elsewhere it may be undefined if the
-  // chunks are even, or a meta tensor.
+  // The full array (`out` of gather, `in` of scatter) is needed only at the root. On other ranks it may be a meta
+  // tensor, or undefined if the chunks are even.
   void gather(const Tensor& in, const Tensor& out, int root);
   void scatter(const Tensor& in, const Tensor& out, int root);
-  // Chunk r of `in` goes to rank r as chunk `rank` of its `out`. The size must be a multiple of the number of ranks.
+  // Chunk r of `in` becomes chunk `rank` of rank r's `out`. The size must be a multiple of the number of ranks.
   void all_to_all(const Tensor& in, const Tensor& out);
-  // Exchanges uneven chunks, as messages (on GPUs by the library, if available): sent[r] elements of `in` go to rank r,
-  // and received[r] come from it, in rank order. Both sides must specify the same sizes. Only bytes that leave the rank
-  // are counted.
+  // Uneven chunks, as messages (on GPUs by the library, if available): sent[r] elements of `in` to rank r and
+  // received[r] from it, in rank order. Only bytes that leave the rank are counted.
   void all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
                   std::span<const int64_t> received);
-  // Point to point: send() copies and returns immediately; messages with equal tags arrive in order.
+  // send() copies and returns immediately; messages with equal tags arrive in order.
   void send(const Tensor& x, int to, int tag = 0);
   void recv(const Tensor& x, int from, int tag = 0);
   void barrier();
@@ -104,29 +100,29 @@ class Communicator : NotCopied {
   Work start_all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
                         std::span<const int64_t> received);
 
-  // For scalars that every rank needs: added in rank order with every algorithm.
+  // For scalars; added in rank order with every algorithm.
   double sum(double x);
   double max(double x);
   void sum(std::span<double> x);
 
-  // The groups of ranks with equal color, ordered by key, then by rank. Collective.
+  // The ranks with equal color, ordered by key, then by rank. Collective.
   std::unique_ptr<Communicator> split(int color, int key, std::string axis);
 
-  // The host waits for the arena's stream and the collectives queued on it, of all groups of the rank. Kernel errors
-  // are reported only by cuda::synchronize().
+  // Blocks the host until the arena's stream and the rank's queued collectives are complete. Kernel errors are reported
+  // only by cuda::synchronize().
   void wait_for_gpu(Arena& gpu, const std::string& during);
 
   const OpCounts& counts() const { return counts_; }
   void reset_counts(const OpCounts& to = {}) { counts_ = to; }
-  // Counts work that is repeated without a call (a launched graph).
+  // Counts work that is repeated without a call (a graph launch).
   void count_again(const OpCounts& more);
-  // Records all subsequent communications (null: off). The trace must outlive the communicator.
+  // Null: off. The trace must outlive the communicator.
   void set_trace(Trace* trace) { trace_ = trace; }
-  // Accumulates the stall time of this rank's own thread from now on (null: off), also in groups split from this one.
-  // It must outlive them.
+  // Accumulates the stall time of this rank's own thread (null: off), also in groups split later, which it must
+  // outlive.
   void set_stall_timer(StallTimer* stall_timer) { stall_timer_ = stall_timer; }
 
-  // Records operations and waits in a flight recorder, also those of groups split from this one.
+  // Also applies to groups split from this one.
   void set_flight(std::shared_ptr<Flight> flight);
   const std::shared_ptr<Flight>& flight() const { return flight_; }
 
@@ -136,7 +132,6 @@ class Communicator : NotCopied {
   void run(const Call& call) { run(call, algorithm_); }
   void run(const Call& call, Algorithm algorithm);
   Work start(const Call& call, std::vector<Tensor> held) { return start(call, std::move(held), algorithm_); }
-  // `splits` are those of the call and stay alive until it is complete.
   Work start(const Call& call, std::vector<Tensor> held, Algorithm algorithm,
              std::shared_ptr<const UnevenSplits> splits = nullptr);
   Work start_queued(const Call& call, std::vector<Tensor> held, Algorithm algorithm);
@@ -164,14 +159,11 @@ class Communicator : NotCopied {
   std::atomic<int> in_background_ = 0;
 };
 
-// Processes may have been started with different options, directories or programs, so they compare the facts that must
-// be equal before they work together.
-
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
-// Collective over `world`. Throws Error (usage), the same on every rank, that lists each fact which differs, with its
-// value on rank 0 and on the first rank with another value. Cost: one all_gather of 8 bytes if all agree, which is not
-// counted.
+// Compares facts that must be equal although processes may have different options or programs. Collective. Throws Error
+// (usage), the same on every rank, that lists each differing fact with its value on rank 0 and on the first rank with
+// another value. Cost: one all_gather of 8 bytes if all agree, which is not counted.
 void require_same(Communicator& world, const Facts& mine);
 
 std::string broadcast_text(Communicator& world, const std::string& text, int root);

@@ -1,6 +1,5 @@
 // A single rank of a world of any size whose other ranks do not exist. No data is moved and results keep their previous
-// contents, but calls and bytes sent are counted, so the traffic of a plan for a thousand ranks can be computed on a
-// laptop.
+// contents, but calls and bytes sent are counted, so the traffic of a thousand-rank plan can be computed on a laptop.
 #pragma once
 
 #include "base/error.h"
@@ -11,7 +10,7 @@ namespace tessera {
 
 class FakeTransport final : public Transport {
  public:
-  // `supports_row_slices`: as for the simulated ranks (Transport::supports_row_slices()).
+  // `supports_row_slices`: of the simulated ranks.
   FakeTransport(int rank, int size, std::string_view kind = "fake ranks", bool supports_row_slices = false)
       : rank_(rank), size_(size), kind_(kind), row_slices_(supports_row_slices) {}
   int rank() const override { return rank_; }
@@ -22,17 +21,15 @@ class FakeTransport final : public Transport {
   void recv(int, int, std::byte*, int64_t) override {}
   void send_from_gpu(int, int, const std::byte*, int64_t, Arena&) override {}
   void recv_to_gpu(int, int, std::byte*, int64_t, Arena&) override {}
-  // In a dry run (cpu::DryRun) there are no messages either, and started communications retain their arrays until
-  // wait().
+  // In a dry run (cpu::DryRun) there are no messages, and started communications retain their arrays until wait().
   bool supports_row_slices() const override { return row_slices_; }
   int64_t direct(const Call& call) override {
     return cpu::DryRun::here() ? sent_directly(call, size_, rank_) : Transport::direct(call);
   }
   bool only_queues(const Call&) const override { return cpu::DryRun::here(); }
-  std::function<void()> native_beside(const Call&) override {
+  std::function<void()> start_native(const Call&) override {
     return [] {};
   }
-  // Throws Error, because the colors of the other ranks are unknown; construct another FakeTransport instead.
   std::unique_ptr<Transport> split(int /*color*/, int /*key*/) override {
     throw Error("[comm] FakeTransport: split() is not supported, because the colors of the other ranks are unknown");
   }

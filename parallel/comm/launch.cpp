@@ -1,4 +1,4 @@
-// Launch with threads as ranks; background workers; launcher detection.
+// Thread launch, background worker, launcher detection.
 #include "parallel/comm/launch.h"
 
 #include <fcntl.h>
@@ -27,8 +27,7 @@ namespace tessera {
 
 namespace {
 
-// Rethrows a rank's exception, prefixed with the rank. After a failure in the background the rank may only have thrown
-// PeerFailed; then `failure_state` has the cause.
+// After a failure in the background the rank may only have thrown PeerFailed; `failure_state` then has the cause.
 [[noreturn]] void rethrow(const std::exception_ptr& thrown, int rank, int ranks, const FailureState& failure_state) {
   const std::string prefix = "[rank " + std::to_string(rank) + "] ";
   if (!thrown) throw CommError(prefix + "ended while background communication was still running");
@@ -198,7 +197,7 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
                                           : std::max(1, threads_before / o.ranks);
   rlimit addresses{};
   if (getrlimit(RLIMIT_AS, &addresses) == 0 && addresses.rlim_cur != RLIM_INFINITY)
-    mallopt(M_ARENA_MAX, 1);  // or each thread's malloc reserves 64 MiB of the limited address space
+    mallopt(M_ARENA_MAX, 1);  // otherwise malloc reserves 64 MiB of the limited address space per thread
   check_threads(int64_t{o.ranks} * team - 1 + (o.ranks > 1 ? o.ranks : 0));  // one background thread per rank
   const auto failure_state = std::make_shared<FailureState>();
   const auto group = make_thread_group(o.ranks, o.timeout_s, o.ranks * team > cores, failure_state);
@@ -338,14 +337,14 @@ std::optional<MpiSurroundings> mpi_surroundings() {
   return mpi_surroundings([](const char* variable) { return std::getenv(variable); });
 }
 
-// An allocation also sets SLURM_NTASKS, for a program that is not run by srun.
-int lone_tasks(const std::function<const char*(const char*)>& environment) {
+// SLURM_STEP_NUM_TASKS, because an allocation sets SLURM_NTASKS also for a program that is not run by srun.
+int unlinked_tasks(const std::function<const char*(const char*)>& environment) {
   const int tasks = number(environment("SLURM_STEP_NUM_TASKS"));
   return tasks > 1 && !mpi_surroundings(environment) ? tasks : 0;
 }
 
-int lone_tasks() {
-  return lone_tasks([](const char* variable) { return std::getenv(variable); });
+int unlinked_tasks() {
+  return unlinked_tasks([](const char* variable) { return std::getenv(variable); });
 }
 
 }  // namespace tessera

@@ -3,16 +3,13 @@
 //   launch({.ranks = 4}, [](Communicator& world) { ... world.rank() ... });
 //
 // Backend::threads: ranks are threads of this process; rank 0 runs on the calling thread. If a rank throws, the others
-// stop at their current or next communication, and launch() rethrows the exception, prefixed with the rank.
+// stop at their next communication, and launch() rethrows the exception, prefixed with the rank.
 //
-// Backend::mpi: this process is one rank of the job that mpirun or srun started (MpiSurroundings below). `ranks` must
-// be 1 or the job's world size. If a rank throws, is killed or does not arrive, the job ends: see
-// parallel/comm/mpi/world.h.
+// Backend::mpi: this process is one rank of the job that mpirun or srun started. `ranks` must be 1 or the job's world
+// size. If a rank throws, is killed or does not arrive, the job ends: see parallel/comm/mpi/world.h.
 //
-// Backend::tcp: this process is one of several that rendezvous at an address (parallel/comm/tcp/transport.h).
-//
-// Backend::nccl: threads, processes under MPI, or processes after a TCP rendezvous, with one GPU each; arrays on GPUs
-// use NCCL.
+// Backend::tcp: this process is one rank of a rendezvous (parallel/comm/tcp/transport.h). Backend::nccl: ranks of any
+// other backend with one GPU each.
 #pragma once
 #include <condition_variable>
 #include <deque>
@@ -29,56 +26,53 @@ enum class Backend : uint8_t { threads, mpi, nccl, tcp };
 struct LaunchOptions {
   Backend backend = Backend::threads;
   int ranks = 1;
-  int threads_per_rank = 0;  // 0: the cores divided by the ranks, at least one
+  int threads_per_rank = 0;  // 0: cores / ranks, at least 1
   double timeout_s = 300;
-  // Rendezvous address "HOST:PORT" on rank 0's host, for processes started without a launcher, and this process's rank;
-  // empty: none.
+  // Rendezvous "HOST:PORT" on rank 0's host, and this process's rank, for processes without a launcher; empty: none.
   std::string rendezvous = {};
   int rank = 0;
   Algorithm algorithm = Algorithm::direct;
-  // Wraps each rank's transport, for observation or fault injection. Empty: no wrapper.
+  // Wraps each rank's transport, for observation or fault injection.
   std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)> around = {};
-  // Formats the cause of an ended job, which is printed because it cannot be thrown to the caller. Empty: unchanged.
+  // Formats the cause of an ended job, which is printed and not thrown.
   std::function<std::string(const std::string& cause)> shown = {};
-  // Facts that must be equal in every process, compared before the body runs.
+  // Facts that must be equal in every process.
   Facts same = {};
-  // Receives a line about a rank that has waited long, from any rank's thread. Empty: standard error.
+  // Receives a line about a long wait, from any rank's thread. Empty: standard error.
   std::function<void(const std::string& line)> say = {};
-  // Returns the file for the flight recorders of all ranks (parallel/comm/trace.h); called only after a failure. Empty,
-  // or an empty path: none.
+  // The file for the flight recorders of all ranks (parallel/comm/trace.h); called only after a failure. Empty function
+  // or path: none.
   std::function<std::filesystem::path()> flight_file = {};
 };
 
 std::shared_ptr<StallReporter> make_stall_reporter(const LaunchOptions& options);
-// Appends a rank's flight recorder to the file, with the cause. Errors are ignored so that they do not hide the
-// failure.
+// Ignores errors so that they do not hide the failure.
 void write_flight(const LaunchOptions& options, const Flight& flight, const std::string& cause);
 
-// Wraps a rank's transport as the options specify: in NCCL on the GPU of its local rank, and in `around`.
+// Wraps `transport` in NCCL, with the GPU of the local rank, and in `around`, as the options specify.
 std::unique_ptr<Transport> wrap_transport(const LaunchOptions& options, std::unique_ptr<Transport> transport,
                                           int local_rank, int local_world_size);
 
-// Throws FieldError unless this process may start `count` more threads (ulimit -u, or memory for their stacks): it
-// starts and joins them. OpenMP would abort the process if it could not start a thread.
+// Starts and joins `count` threads, and throws FieldError if that fails (ulimit -u, or memory for their stacks),
+// because OpenMP would abort the process.
 void check_threads(int64_t count);
-// Threads of each of `local_world_size` ranks: as requested, as in the environment, or the cores divided by the ranks.
+// Threads per rank: `asked`, else from the environment, else the cores divided by local_world_size.
 int threads_of_rank(int asked, int cores, int local_world_size);
-// One rank of the launch: compares the facts, runs the body, and waits for all other ranks.
+// Compares the facts, runs the body, and waits for all other ranks.
 void run_rank(const LaunchOptions& options, std::unique_ptr<Transport> transport, const std::shared_ptr<Flight>& flight,
               const std::function<void(Communicator& world)>& body);
-// The text of a failure; if memory or threads were exhausted, with their purpose.
+// Includes the purpose of the memory or threads if they were exhausted.
 std::string failure_cause(const std::exception& failure);
-// The text of any thrown object: what() of an exception, or a thrown string.
 std::string text_of_thrown(const std::exception_ptr& thrown);
 
 void launch(const LaunchOptions& options, const std::function<void(Communicator& world)>& body);
 
-// Runs the body in this process as one rank of an MPI job; defined if the build has MPI. If a rank throws, is killed,
-// is stopped, or does not arrive within the timeout, the cause is printed and the job ends with the status of the
-// error: this function never returns. Throws Error if the options do not match the job.
+// Defined if the build has MPI. If a rank throws, is killed or stopped, or does not arrive within the timeout, the
+// cause is printed and the job ends with the error's status: this function never returns. Throws Error if the options
+// do not match the job.
 void launch_under_mpi(const LaunchOptions& options, const std::function<void(Communicator& world)>& body);
 
-// The thread of a communicator that runs background communications in the order in which they were started.
+// Runs background communications in call order.
 
 class CommWorker : NotCopied {
  public:
@@ -101,22 +95,20 @@ class CommWorker : NotCopied {
   std::thread thread_;
 };
 
-// The MPI launcher (mpirun, mpiexec, srun) that started this process and its peers.
-
 struct MpiSurroundings {
   std::string launcher;  // "Open MPI's mpirun"
   int ranks = 1;
 };
 
-// Read from the environment variables that launchers set; empty without a launcher. SLURM sets its variables for every
-// job step, but without a PMI, which the MPI library needs to connect them, its tasks are not ranks.
+// From the environment variables that launchers set; empty without a launcher. SLURM sets its variables for every job
+// step, but its tasks are ranks only with a PMI, which the MPI library needs to connect them.
 std::optional<MpiSurroundings> mpi_surroundings(const std::function<const char*(const char* variable)>& environment);
 std::optional<MpiSurroundings> mpi_surroundings();  // of this process
 // The number of tasks, if above 1, of a SLURM job step whose tasks cannot connect to each other; else 0.
-int lone_tasks(const std::function<const char*(const char* variable)>& environment);
-int lone_tasks();
+int unlinked_tasks(const std::function<const char*(const char* variable)>& environment);
+int unlinked_tasks();
 
-// Transports of this build, decided at configuration: guard their code by `if constexpr (kWithMpi)`.
+// Guard code by `if constexpr (kWithMpi)`.
 
 inline constexpr bool kWithMpi = TESSERA_WITH_MPI;
 inline constexpr bool kWithNccl = TESSERA_WITH_NCCL;

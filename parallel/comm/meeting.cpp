@@ -1,4 +1,4 @@
-// The host barrier, and this rank's part of each in-place collective.
+// Host barrier and in-place collectives.
 #include "parallel/comm/meeting.h"
 
 #include "parallel/comm/memory.h"
@@ -17,16 +17,16 @@ void HostBarrier::wait() {
     leave_();
     if (waited == WaitResult::peer_failed) throw PeerFailed(describe(mine) + ": " + transport_.failure());
     throw CommError(describe(mine) + ": " +
-                    did_not_come(transport_.world_rank(r), wait_options_.timeout_s, last_operation(r)));
+                    did_not_arrive(transport_.world_rank(r), wait_options_.timeout_s, last_operation(r)));
   }
   for (int r = 0; generation_ == first_ && r < std::ssize(places_); ++r)
     if (!current_post(r).matches(mine)) {
       leave_();
-      throw differ(mine, transport_.world_rank(r), current_post(r));
+      throw mismatch(mine, transport_.world_rank(r), current_post(r));
     }
 }
 
-// The last call of a missing rank: the later of its two posts, which are stable while it is missing.
+// The later of a missing rank's two posts, which are stable while it is missing.
 std::string HostBarrier::last_operation(int rank) const {
   const uint32_t reached = places_[static_cast<size_t>(rank)]->flag.value.load(std::memory_order_acquire);
   if (static_cast<int32_t>(reached - first_) >= 0) return "it stopped during this operation";
@@ -48,7 +48,7 @@ void InPlaceExchange::all_reduce(const Call& mine) {
   Memory(mine).reduce_ranks(in_, out_, chunk_range(mine.count, static_cast<int>(peer_calls_.size()), rank_));
 }
 
-// Reduces the range over all ranks into the beginning of this rank's `out`.
+// Writes the sum to the beginning of this rank's `out`.
 void InPlaceExchange::reduce(const Call& mine, Range range) {
   for (size_t r = 0; r < peer_calls_.size(); ++r) in_[r] = peer_calls_[r].in + range.begin * element_size(mine.dtype);
   std::byte* const out = mine.out;

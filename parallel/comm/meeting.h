@@ -1,5 +1,4 @@
-// Ranks with access to each other's memory (threads of one process, or processes of one host): their barrier, and the
-// in-place exchange of arrays.
+// Barrier and in-place exchange of ranks with access to each other's memory (threads, or processes of one host).
 //
 //   post the call | raise the own flag | wait for all other flags | compare the posts | ... | next barrier
 #pragma once
@@ -8,18 +7,18 @@
 
 namespace tessera {
 
-// A rank's state in memory that all ranks of the group can access. Calls alternate between two posts: a rank overwrites
-// one only after all ranks have arrived at the next call and so have read it.
+// In memory that all ranks of the group can access. Calls alternate between two posts: a rank overwrites one only after
+// all ranks have arrived at the next call and so have read it.
 struct RankState {
   Flag flag;
-  std::array<Call, 2> posts;  // their pointers are valid only for threads of one process
-  CallLog log;                // calls without a host barrier
+  std::array<Call, 2> posts;  // pointers are valid only for threads of one process
+  CallLog log;                // for calls without a host barrier
 };
 
 class HostBarrier {
  public:
-  // `leave` is called before anything is thrown, to notify all ranks that this one cannot continue. The transport, to
-  // which waits are attributed, must outlive this object.
+  // `leave` is called before anything is thrown, to notify all ranks that this one cannot continue. The transport must
+  // outlive this object.
   HostBarrier(Transport& transport, int rank, std::vector<RankState*> places, WaitOptions wait_options,
               std::function<void()> leave)
       : transport_(transport),
@@ -28,15 +27,13 @@ class HostBarrier {
         wait_options_(std::move(wait_options)),
         leave_(std::move(leave)) {}
 
-  // Posts the next call; wait() compares it with the other ranks' calls.
   void post(const Call& call) {
     rank_posts(rank_)[++calls_ % 2] = call;
     first_ = generation_ + 1;
   }
-  // Barrier: returns when all ranks have arrived. Throws PeerFailed if a rank has failed, and CommError if a rank times
-  // out or posted a different call.
+  // Throws PeerFailed if a rank has failed, and CommError if a rank times out or posted a different call.
   void wait();
-  // A rank's post of this call, after a barrier.
+  // Call it after a barrier.
   const Call& current_post(int rank) const { return rank_posts(rank)[calls_ % 2]; }
   uint32_t calls() const { return calls_; }
   uint32_t generation() const { return generation_; }
@@ -54,16 +51,14 @@ class HostBarrier {
   uint32_t first_ = 1;  // first barrier of this call
 };
 
-// The direct exchange of ranks that can access each other's arrays: threads of one process, or processes that have
-// mapped each other's memory. Each rank copies its data from the source arrays; in an all-reduce it adds its chunk of
-// all arrays and writes the sum to all of them. Sums are added in rank order.
+// In an all-reduce each rank adds its chunk of all arrays in rank order and writes the sum to all of them.
 
 class InPlaceExchange {
  public:
   InPlaceExchange(int ranks, int rank);
-  // The call of rank r, with pointers that are valid in this process; set it before run().
+  // With pointers that are valid in this process; set it before run().
   Call& peer_call(int r) { return peer_calls_[static_cast<size_t>(r)]; }
-  // This rank's part of the collective, for any operation except barrier, send and recv. Call it between two barriers.
+  // For any operation except barrier, send and recv. Call it between two barriers.
   void run(const Call& mine);
 
  private:

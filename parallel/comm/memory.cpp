@@ -1,4 +1,4 @@
-// Dispatch to host memory or GPU memory, and the CPU reductions.
+// CPU reductions use tiles that fit the L1 cache.
 #include "parallel/comm/memory.h"
 
 #include <cstring>
@@ -51,7 +51,7 @@ void Memory::reduce_ranks(std::span<const std::byte* const> in, std::span<std::b
       [&] { cuda::reduce_ranks(call_, in, out, range); });
 }
 
-// On a GPU, an addition that is also rounded once.
+// The GPU addition also rounds once.
 void Memory::reduce_into(std::byte* total, const std::byte* x, int64_t count) const {
   const auto on_gpu = [&] {
     const std::byte* const in[] = {total, x};
@@ -81,8 +81,6 @@ Scratch::Scratch(const Call& call, int64_t bytes) : on_host_(call.gpu ? 0 : stat
 
 std::byte* Scratch::gpu_data() const { return on_gpu_->data(); }
 
-// Reductions over ranks in tiles that fit the L1 cache.
-
 namespace {
 
 constexpr int64_t kTile = 1024;
@@ -100,8 +98,8 @@ struct ReduceRanks {
  private:
   const T* from(size_t k, int64_t begin) const { return reinterpret_cast<const T*>(in[k]) + begin; }
 
-  // Accumulates in the accumulation dtype until the last array, whose sum is written directly to the first output, so
-  // two ranks' arrays are read and written once. Elements are read before they are overwritten, at the same index.
+  // The last array is added directly into the first output, so two ranks' arrays are read and written once. Each
+  // element is read before it is overwritten.
   void tile(int64_t begin, int64_t n) const {
     Accumulate<T> total[kTile];
     T* const first = reinterpret_cast<T*>(out[0]) + begin;

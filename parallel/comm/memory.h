@@ -1,5 +1,4 @@
-// Memory operations of collective algorithms: synchronous in host memory, queued on the stream of the rank's arena on a
-// GPU.
+// Memory operations of collectives: synchronous on the host, queued on the stream of the rank's arena on a GPU.
 #pragma once
 
 #include "parallel/comm/transport.h"
@@ -15,7 +14,7 @@ class Memory {
   explicit Memory(const Call& call) : call_(call) {}
 
   void copy(std::byte* to, const std::byte* from, int64_t bytes) const;
-  // Copies `rows` rows of `width` bytes; pitches are in bytes.
+  // Pitches are in bytes.
   void copy_rows(std::byte* to, int64_t to_pitch, const std::byte* from, int64_t from_pitch, int64_t width,
                  int64_t rows) const;
   void reduce_ranks(std::span<const std::byte* const> in, std::span<std::byte* const> out, Range range) const;
@@ -29,7 +28,7 @@ class Memory {
   const Call& call_;
 };
 
-// Scratch memory of an algorithm, on the device of the call's arrays.
+// On the device of the call's arrays.
 class Scratch {
  public:
   Scratch(const Call& call, int64_t bytes);
@@ -42,8 +41,7 @@ class Scratch {
   std::shared_ptr<Storage> on_gpu_;
 };
 
-// Elementwise reductions over ranks in a defined order; float32 and narrower accumulate in float32 and are rounded
-// once.
+// Elementwise reductions over ranks; float32 and narrower dtypes accumulate in float32 and are rounded once.
 
 // out[k][i] = in[0][i] + in[1][i] + ... (or the maximum) for every k and every i of the range, added from left to
 // right. in[k] and out[k] may alias. The pointers refer to element 0.
@@ -53,7 +51,6 @@ void reduce_ranks(DType dtype, Reduction reduction, std::span<const std::byte* c
 // total[i] = total[i] + x[i] (or the maximum) for `count` elements, rounded to the dtype.
 void reduce_into(DType dtype, Reduction reduction, std::byte* total, const std::byte* x, int64_t count);
 
-// The binary reductions, for the CPU loops and the GPU kernel.
 struct Plus {
   template <class T>
   constexpr T operator()(T a, T b) const {
@@ -79,9 +76,9 @@ namespace cuda {
 
 inline constexpr int kMaxRanks = 64;  // limit of the kernel parameter space
 
-// tessera::reduce_ranks() with the call's dtype and reduction, as one kernel on the stream of the call's arena: same
-// order, bitwise identical. The pointers may refer to memory of other ranks. Throws Error for more than kMaxRanks. Rows
-// of `width` elements are `pitch` elements apart in every `in`; 0: one row.
+// tessera::reduce_ranks() as one kernel on the stream of the call's arena, bitwise identical. The pointers may refer to
+// memory of other ranks. Rows of `width` elements are `pitch` elements apart in every `in`; 0: one row. Throws Error
+// for more than kMaxRanks.
 void reduce_ranks(const Call& call, std::span<const std::byte* const> in, std::span<std::byte* const> out, Range range,
                   int64_t width = 0, int64_t pitch = 0);
 

@@ -1,12 +1,12 @@
 // Ring: bandwidth-optimal, n - 1 steps to reduce and n - 1 to distribute (Patarasuk and Yuan 2009, "Bandwidth optimal
 // all-reduce algorithms for clusters of workstations").
 //
-//   rank 0 -> rank 1 -> rank 2 -> rank 3 -> rank 0        each rank sends to its right, receives from its left
+//   rank 0 -> rank 1 -> rank 2 -> rank 3 -> rank 0        each rank sends right and receives from its left
 //
-// In step s rank r sends chunk r - s - 1 and adds what it receives to chunk r - s - 2, all modulo n. Chunk c starts at
-// rank c + 1 and is complete at rank c. Summation order of chunk c: ranks c + 1, c + 2, ..., n - 1, 0, ..., c, each
-// addition rounded to the dtype. So the order differs between chunks, and results depend on chunk boundaries. Each rank
-// sends all but one chunk in each half, 2 (n - 1) / n of the array for an all-reduce.
+// In step s rank r sends chunk r - s - 1 and adds the received values to chunk r - s - 2, all modulo n. Chunk c is
+// summed in the order of ranks c + 1, c + 2, ..., n - 1, 0, ..., c, each addition rounded to the dtype, so results
+// depend on chunk boundaries. Each rank sends all but one chunk in each half, 2 (n - 1) / n of the array for an
+// all-reduce.
 #include "parallel/comm/algorithms.h"
 #include "parallel/comm/memory.h"
 
@@ -30,7 +30,7 @@ struct Ring {
     sent += bytes;
   }
 
-  // Writes the sum of chunk `rank` over all ranks to `out`; every rank's full array `in` is not modified.
+  // `in` is every rank's full array and is not modified.
   void reduce_scatter(const std::byte* in, std::byte* out) {
     Scratch sum(call, (call.count + n - 1) / n * element);
     Range held = range(rank - 1);
@@ -44,7 +44,7 @@ struct Ring {
     memory.copy(out, sum.data(), held.size() * element);
   }
 
-  // Distributes every rank's chunk, which is in its place inside `whole`.
+  // Each rank's chunk is in its place inside `whole`.
   void all_gather(std::byte* whole) {
     for (int s = 0; s < n - 1; ++s) {
       const Range mine = range(rank - s), next = range(rank - s - 1);

@@ -1,4 +1,4 @@
-// Mapping through /proc: /proc/PID/fd links to the other process's file, accessible to processes of the same user.
+// /proc/PID/fd links to the other process's file, accessible to processes of the same user.
 #include "parallel/comm/shared_exchange.h"
 
 #include <fcntl.h>
@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-SharedArrayRef make_reach(const Call& call) {
+SharedArrayRef make_shared_ref(const Call& call) {
   if (!call.region || call.region->file().descriptor < 0) return {};
   const auto offset = [&](const std::byte* p) { return p ? p - call.region->base() : int64_t{-1}; };
   return {.process = getpid(),
@@ -31,21 +31,21 @@ PeerMemory::~PeerMemory() {
   for (const auto& [key, mapping] : mapped_) munmap(mapping.base, mapping.size);
 }
 
-std::byte* PeerMemory::base(const SharedArrayRef& reach) {
+std::byte* PeerMemory::base(const SharedArrayRef& ref) {
   const std::lock_guard lock(mutex_);
-  const std::pair<int64_t, int64_t> key(reach.process, reach.file.number);
+  const std::pair<int64_t, int64_t> key(ref.process, ref.file.number);
   if (const auto found = mapped_.find(key); found != mapped_.end()) return found->second.base;
-  const auto size = static_cast<size_t>(reach.size);
+  const auto size = static_cast<size_t>(ref.size);
   void* p = MAP_FAILED;
-  if (const int file = open_of_process(reach.process, reach.file.descriptor); file >= 0) {
+  if (const int file = open_of_process(ref.process, ref.file.descriptor); file >= 0) {
     p = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
     const int cause = errno;
     close(file);
     errno = cause;
   }
   if (p == MAP_FAILED)
-    throw CommError("cannot map the memory of process " + std::to_string(reach.process) + ": " + std::strerror(errno));
-  madvise(p, size, MADV_HUGEPAGE);  // a hint
+    throw CommError("cannot map the memory of process " + std::to_string(ref.process) + ": " + std::strerror(errno));
+  madvise(p, size, MADV_HUGEPAGE);  // only a hint
   auto* const base = static_cast<std::byte*>(p);
   mapped_[key] = {base, size};
   return base;
@@ -53,7 +53,7 @@ std::byte* PeerMemory::base(const SharedArrayRef& reach) {
 
 namespace {
 
-void put_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
+void put_data(std::byte* to, const std::byte* from, int64_t bytes) {
   if (to != from && bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
@@ -72,13 +72,12 @@ SharedExchange::SharedExchange(Transport& transport, std::vector<SharedPlace*> p
       in_place_(n_, me_),
       in_(static_cast<size_t>(n_)) {}
 
-// Block `index` of the slot that a rank writes in a round.
 std::byte* SharedExchange::block(int rank, uint32_t round, int index) const {
   return place(rank).slots[round % 2].data() + index * block_bytes_;
 }
 
-// Elements, in the full array, of rank's chunk that round k moves. In a broadcast the root owns everything.
-Range SharedExchange::part(const Call& call, int rank, int64_t k) const {
+// Round k's range of rank's chunk, in the full array. In a broadcast the root's chunk is the full array.
+Range SharedExchange::slice(const Call& call, int rank, int64_t k) const {
   const Range chunk = call.op != Op::broadcast ? chunk_range(call.count, n_, rank)
                       : rank == call.root      ? Range{0, call.count}
                                                : Range{};
@@ -96,15 +95,13 @@ void SharedExchange::rounds(int64_t count, const Put& put, const Take& take) {
   }
 }
 
-// Writes the current section of each other rank's chunk into the block for that rank.
-void SharedExchange::put_sections(const Call& call, int64_t k) const {
+void SharedExchange::put_slices(const Call& call, int64_t k) const {
   const int64_t element = element_size(call.dtype);
   for (int r = 0; r < n_; ++r)
     if (r != me_)
-      put_bytes(block(me_, round_, r), call.in + part(call, r, k).begin * element, part(call, r, k).size() * element);
+      put_data(block(me_, round_, r), call.in + slice(call, r, k).begin * element, slice(call, r, k).size() * element);
 }
 
-// Reduces in rank order block `index` of the other ranks' slots and this rank's data at `own`.
 void SharedExchange::sum(const Call& call, int index, const std::byte* own, std::span<std::byte* const> out,
                          int64_t count) {
   for (int r = 0; r < n_; ++r) in_[static_cast<size_t>(r)] = r == me_ ? own : block(r, round_, index);
@@ -120,7 +117,7 @@ void SharedExchange::full_arrays(const Call& call) {
   const auto range = [&](int64_t k) { return Range{k * step, std::min(call.count, (k + 1) * step)}; };
   const auto put = [&](int64_t k) {
     if (all || me_ != call.root)
-      put_bytes(block(me_, round_, 0), call.in + range(k).begin * element, range(k).size() * element);
+      put_data(block(me_, round_, 0), call.in + range(k).begin * element, range(k).size() * element);
   };
   const auto take = [&](int64_t k) {
     std::byte* const out = call.out + range(k).begin * element;
@@ -129,22 +126,22 @@ void SharedExchange::full_arrays(const Call& call) {
   rounds(count_rounds(call.count, step), put, take);
 }
 
-// Each rank reduces its section of every block; the sums of a block are sent with the next block's arrays, in the block
-// that a rank's own section would use.
+// Each rank reduces its slice of every block. The sums of a block are sent in the next round, in the block that the
+// rank's own slice would use.
 void SharedExchange::all_reduce(const Call& call) {
   const int64_t element = element_size(call.dtype);
   const int64_t blocks = count_rounds((call.count + n_ - 1) / n_, block_bytes_ / element);
   const auto put = [&](int64_t k) {
-    if (k < blocks) put_sections(call, k);
+    if (k < blocks) put_slices(call, k);
   };
   const auto take = [&](int64_t k) {
     for (int r = 0; r < n_; ++r)
       if (r != me_ && k > 0) {
-        const Range done = part(call, r, k - 1);
-        put_bytes(call.out + done.begin * element, block(r, round_, r), done.size() * element);
+        const Range done = slice(call, r, k - 1);
+        put_data(call.out + done.begin * element, block(r, round_, r), done.size() * element);
       }
     if (k == blocks) return;
-    const Range mine = part(call, me_, k);
+    const Range mine = slice(call, me_, k);
     const std::array<std::byte*, 2> out = {call.out + mine.begin * element, block(me_, round_ + 1, me_)};
     sum(call, me_, call.in + mine.begin * element, out, mine.size());
   };
@@ -155,33 +152,33 @@ void SharedExchange::all_reduce(const Call& call) {
 void SharedExchange::from_owners(const Call& call) {
   block_bytes_ = kSlotBytes;
   const int64_t element = element_size(call.dtype);
-  const int64_t begin = part(call, me_, 0).begin;
+  const int64_t begin = slice(call, me_, 0).begin;
   const bool takes = call.op != Op::gather || me_ == call.root;
   const auto put = [&](int64_t k) {
-    const Range mine = part(call, me_, k);
+    const Range mine = slice(call, me_, k);
     const std::byte* const own = call.in + (mine.begin - begin) * element;
-    if (call.op != Op::gather || !takes) put_bytes(block(me_, round_, 0), own, mine.size() * element);
-    if (takes) put_bytes(call.out + mine.begin * element, own, mine.size() * element);
+    if (call.op != Op::gather || !takes) put_data(block(me_, round_, 0), own, mine.size() * element);
+    if (takes) put_data(call.out + mine.begin * element, own, mine.size() * element);
   };
   const auto take = [&](int64_t k) {
     for (int r = 0; r < n_ && takes; ++r)
       if (r != me_)
-        put_bytes(call.out + part(call, r, k).begin * element, block(r, round_, 0), part(call, r, k).size() * element);
+        put_data(call.out + slice(call, r, k).begin * element, block(r, round_, 0), slice(call, r, k).size() * element);
   };
   const int64_t largest = call.op == Op::broadcast ? call.count : (call.count + n_ - 1) / n_;
   rounds(count_rounds(largest, block_bytes_ / element), put, take);
 }
 
-// reduce_scatter, all_to_all (all ranks write, each chunk in its block) and scatter (only the root writes). A single
-// chunk is stored at the start of out.
+// reduce_scatter and all_to_all (all ranks write) and scatter (only the root writes). A single chunk is stored at the
+// start of `out`.
 void SharedExchange::chunks(const Call& call) {
   const int64_t element = element_size(call.dtype);
   const bool scatters = call.op == Op::scatter;
   const auto put = [&](int64_t k) {
-    if (!scatters || me_ == call.root) put_sections(call, k);
+    if (!scatters || me_ == call.root) put_slices(call, k);
   };
   const auto take = [&](int64_t k) {
-    const Range mine = part(call, me_, k);
+    const Range mine = slice(call, me_, k);
     const int64_t offset = mine.begin - chunk_range(call.count, n_, me_).begin;
     const auto own = [&] { return call.in + mine.begin * element; };
     if (call.op == Op::reduce_scatter) {
@@ -191,7 +188,7 @@ void SharedExchange::chunks(const Call& call) {
     for (int r = 0; r < n_; ++r) {
       if (scatters && r != call.root) continue;
       const int64_t to = (scatters ? 0 : chunk_range(call.count, n_, r).begin) + offset;
-      put_bytes(call.out + to * element, r == me_ ? own() : block(r, round_, me_), mine.size() * element);
+      put_data(call.out + to * element, r == me_ ? own() : block(r, round_, me_), mine.size() * element);
     }
   };
   rounds(count_rounds((call.count + n_ - 1) / n_, block_bytes_ / element), put, take);
@@ -202,19 +199,19 @@ void SharedExchange::synchronize_for(const Call& call) {
   barrier_.wait();
 }
 
-// Barrier, then the in-place exchange if all arrays are mappable; returns false if it must use the window.
+// Returns false if an array is not mappable, so the call must use the window.
 bool SharedExchange::in_place(const Call& call) {
-  place(me_).reaches[(barrier_.calls() + 1) % 2] = make_reach(call);
+  place(me_).refs[(barrier_.calls() + 1) % 2] = make_shared_ref(call);
   synchronize_for(call);
-  const auto reach = [&](int r) -> const SharedArrayRef& { return place(r).reaches[barrier_.calls() % 2]; };
+  const auto ref = [&](int r) -> const SharedArrayRef& { return place(r).refs[barrier_.calls() % 2]; };
   for (int r = 0; r < n_; ++r)
-    if (!reach(r).known()) return false;
+    if (!ref(r).known()) return false;
   for (int r = 0; r < n_; ++r) {
     Call& peer = in_place_.peer_call(r) = call;
     if (r == me_) continue;
-    std::byte* const base = peers_->base(reach(r));
-    peer.in = reach(r).in < 0 ? nullptr : base + reach(r).in;
-    peer.out = reach(r).out < 0 ? nullptr : base + reach(r).out;
+    std::byte* const base = peers_->base(ref(r));
+    peer.in = ref(r).in < 0 ? nullptr : base + ref(r).in;
+    peer.out = ref(r).out < 0 ? nullptr : base + ref(r).out;
   }
   in_place_.run(call);
   barrier_.wait();

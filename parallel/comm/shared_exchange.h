@@ -1,5 +1,5 @@
-// Access to other processes' memory: a rank publishes the location of its arrays (SharedArrayRef), and its peers map
-// the underlying file (tensor/arena.h, shared_region()) once.
+// A rank publishes the location of its arrays (SharedArrayRef), and its peers map the underlying file (tensor/arena.h,
+// shared_region()) once.
 #pragma once
 
 #include "parallel/comm/meeting.h"
@@ -7,28 +7,26 @@
 
 namespace tessera {
 
-// The location of a call's arrays for other processes of the host. Plain data, because it resides in shared memory.
+// Plain data, because it resides in shared memory.
 struct SharedArrayRef {
-  int64_t process = 0;  // the rank's process
+  int64_t process = 0;
   Region::File file = {};
   int64_t size = 0;
-  int64_t in = -1, out = -1;  // offsets in it; negative: no such array
+  int64_t in = -1, out = -1;  // offsets in the file; negative: no such array
   bool known() const { return file.descriptor >= 0; }
 };
-// Opens the file of another process's descriptor for reading and writing; negative, with errno, if the system forbids
-// it.
+// Opens another process's file descriptor; negative, with errno, if the system forbids it.
 int open_of_process(int64_t process, int descriptor);
 
-// The location of a call's arrays in this process; not known() if they are outside shareable regions.
-SharedArrayRef make_reach(const Call& call);
+// Not known() if the call's arrays are outside shareable regions.
+SharedArrayRef make_shared_ref(const Call& call);
 
 class PeerMemory : NotCopied {
  public:
   ~PeerMemory();
 
-  // The address in this process at which the file of `reach` is mapped. Thread-safe. Throws CommError with the cause if
-  // the system forbids mapping.
-  std::byte* base(const SharedArrayRef& reach);
+  // The local address of the mapped file. Thread-safe. Throws CommError if the system forbids mapping.
+  std::byte* base(const SharedArrayRef& ref);
 
  private:
   struct Mapping {
@@ -43,34 +41,31 @@ class PeerMemory : NotCopied {
 //
 // Large arrays in mappable memory (Communicator::make_arena()) are exchanged in place between two barriers
 // (parallel/comm/meeting.h). If any rank's array is not mappable, or too small to be worth a second barrier, the data
-// is copied through the window.
-//
-// Each rank has two slots in the window. In each round it writes the next block of its array to the current slot,
-// raises its flag, waits for the flags of the others, and reads its data from their slots:
+// is copied through the window, in which each rank has two slots. In each round a rank writes the next block of its
+// array to the current slot, raises its flag, waits for the flags of the others, and reads its data from their slots:
 //
 //   rank 0   put 0 | barrier | take 0, put 1 | barrier | take 1, put 2 | ...        slots  0 1 0 1 ...
 //   rank 1   put 0 | barrier | take 0, put 1 | barrier | take 1, put 2 | ...
 //
 // A rank that reaches a barrier has read everything of the previous round, so two slots suffice, no rank waits for the
 // end of a call, and a call of one block costs one barrier (an all-reduce of more than two ranks: two). A block fits
-// into the cache, so arrays cross the memory bus once. Sums are added in rank order, bitwise identical to the thread
-// transport. Each rank posts its call with the first block, so mismatched calls are reported.
+// into the cache, so arrays cross the memory bus once. Sums are added in rank order, as in the thread transport.
 
 inline constexpr int64_t kSlotBytes = 128 << 10;
 inline constexpr int64_t kInPlaceBytes = 8 << 10;  // minimum array size for the in-place exchange
 
 struct alignas(4096) SharedPlace : RankState {
-  std::array<SharedArrayRef, 2> reaches;
+  std::array<SharedArrayRef, 2> refs;
   alignas(4096) std::array<std::array<std::byte, kSlotBytes>, 2> slots;
 };
 
 class SharedExchange {
  public:
-  // `places` are indexed by rank and mapped in this process. `peers`: null if everything uses the window. The
-  // transport, to which waits are attributed, must outlive the exchange.
+  // `places` are indexed by rank and mapped in this process. `peers`: null if everything uses the window. The transport
+  // must outlive the exchange.
   SharedExchange(Transport& transport, std::vector<SharedPlace*> places, WaitOptions wait_options, PeerMemory* peers);
   int ranks() const { return n_; }
-  // Runs one collective. Returns the bytes counted as sent. Throws like Transport::direct().
+  // Returns the bytes counted as sent. Throws like Transport::direct().
   int64_t run(const Call& call);
   // Barrier that also checks that all ranks post the same call.
   void synchronize_for(const Call& call);
@@ -82,8 +77,8 @@ class SharedExchange {
   void through_window(const Call& call);
   SharedPlace& place(int rank) const { return *places_[static_cast<size_t>(rank)]; }
   std::byte* block(int rank, uint32_t round, int index) const;
-  Range part(const Call& call, int rank, int64_t k) const;
-  void put_sections(const Call& call, int64_t k) const;
+  Range slice(const Call& call, int rank, int64_t k) const;
+  void put_slices(const Call& call, int64_t k) const;
   void sum(const Call& call, int index, const std::byte* own, std::span<std::byte* const> out, int64_t count);
 
   void all_reduce(const Call& call);
@@ -95,9 +90,9 @@ class SharedExchange {
   PeerMemory* peers_;
   int n_, me_;
   HostBarrier barrier_;
-  uint32_t round_ = 0;  // current
+  uint32_t round_ = 0;
   InPlaceExchange in_place_;
-  int64_t block_bytes_ = 0;  // block size in this call: a slot holds one block, or one per rank
+  int64_t block_bytes_ = 0;  // per slot: one block, or one per rank
   std::vector<const std::byte*> in_;
 };
 

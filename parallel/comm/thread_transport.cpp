@@ -1,4 +1,4 @@
-// The in-place direct exchange, and mailboxes.
+// In-place direct exchange, and mailboxes.
 #include "parallel/comm/thread_transport.h"
 
 #include <cstring>
@@ -76,7 +76,7 @@ void ThreadTransport::give_up(const Call& call) {
   throw PeerFailed(describe(call) + ": " + failure());
 }
 
-// After a failure nothing is posted: another rank may be reading this rank's last post for its message.
+// Nothing is posted after a failure, because another rank may be reading this rank's last post for its error message.
 void ThreadTransport::arrive(const Call& call) {
   if (failed_rank() >= 0) give_up(call);
   if constexpr (kWithCuda)
@@ -97,7 +97,7 @@ void ThreadTransport::depart(const Call& call) {
     for (int r = 0; call.gpu && r < size(); ++r) place(r).done.before(*call.gpu);
 }
 
-// Two ranks and few bytes: each publishes a copy, so neither waits for the other to finish reading.
+// Two ranks and few bytes: each publishes a copy, so neither waits until the other has finished reading.
 int64_t ThreadTransport::all_reduce_small(const Call& call) {
   const int64_t bytes = call.bytes();
   std::byte* const mine = place(rank_).small[(barrier_.calls() + 1) % 2].data();
@@ -128,7 +128,7 @@ int64_t ThreadTransport::direct(const Call& call) {
   try {
     return exchange(call);
   } catch (...) {
-    end_work();  // or a failing rank would wait for this one
+    end_work();  // otherwise a failing rank would wait for this one
     throw;
   }
 }
@@ -140,7 +140,7 @@ void ThreadTransport::put(int to, MailboxMessage message) {
   raise(box.arrivals, box.arrivals.value.load(std::memory_order_relaxed) + 1);
 }
 
-// The first message with this tag; its size must be `bytes`.
+// Throws if the message's size is not `bytes`.
 MailboxMessage ThreadTransport::take(int from, int tag, int64_t bytes) {
   Mailbox& box = group_->mailbox(from, rank_);
   for (;;) {
@@ -186,7 +186,7 @@ void ThreadTransport::recv_to_gpu(int from, int tag, std::byte* data, int64_t by
 
 std::unique_ptr<Transport> ThreadTransport::split(int color, int key) {
   const std::vector<int> members = group_members(color, key);
-  // Stored in memory that outlives this call, so a rank can read it while the first one fails.
+  // Stored in the group, so a rank can read it even if the first rank fails during this call.
   std::shared_ptr<ThreadGroup>& offered = group_->places[static_cast<size_t>(members[0])].offered;
   if (members[0] == rank_) {
     std::vector<int> world;

@@ -1,4 +1,4 @@
-// State shared by the threads of a group: rank states and mailboxes.
+// Ranks as threads of one process.
 #pragma once
 #include <deque>
 
@@ -11,8 +11,8 @@ inline constexpr int64_t kSmall = 2048;  // maximum bytes that two ranks exchang
 
 struct MailboxMessage {
   int tag;
-  std::vector<std::byte> bytes;      // from host memory,
-  cuda::DeviceMessage device_bytes;  // or from a GPU
+  std::vector<std::byte> bytes;      // from host memory
+  cuda::DeviceMessage device_bytes;  // from a GPU
 };
 
 struct Mailbox {
@@ -21,18 +21,16 @@ struct Mailbox {
   Flag arrivals;  // counts messages
 };
 
-// A rank's state in the group.
-//
-// Between arrive and depart a rank accesses the memory of others, which must not be freed meanwhile. So it sets
-// `working` and proceeds only if no rank has failed; a failing rank first records its failure and leaves only when no
-// rank is working. Sequential consistency guarantees that at least one of the two observes the other.
+// Between arrive and depart a rank accesses the memory of others, which must not be freed. So it sets `working` and
+// proceeds only if no rank has failed; a failing rank first records its failure and leaves only when no rank is
+// working. Sequential consistency guarantees that at least one of the two observes the other.
 //
 // On GPUs the host barrier is followed by a barrier of the streams: each rank records an event when it arrives, works
 // after all ranks' events, records a second event, and continues after all second events.
 class ThreadGroup;
 struct Place : RankState {
   std::atomic<bool> working{false};
-  cuda::Mark ready, done;                // events of GPU arrays: accessible from `ready` until `done`
+  cuda::Mark ready, done;                // GPU arrays are accessible from `ready` until `done`
   std::shared_ptr<ThreadGroup> offered;  // new group, from its first rank to the others during split()
   alignas(128) std::array<std::array<std::byte, kSmall>, 2> small;
 };
@@ -59,9 +57,8 @@ class ThreadGroup {
   std::map<std::pair<int, int>, std::unique_ptr<Mailbox>> mailboxes;
 };
 
-// Ranks as threads of one process. They access each other's memory, so the direct exchange needs no copies: each rank
-// adds its chunk of all arrays and writes the sum to all. It has no dependencies and serves as the oracle of all other
-// backends.
+// Ranks are threads of one process and access each other's memory, so the direct exchange needs no copies. This
+// transport has no dependencies and serves as the oracle of all other backends.
 
 class ThreadTransport final : public Transport {
  public:
@@ -103,7 +100,6 @@ class ThreadTransport final : public Transport {
   InPlaceExchange exchange_;
 };
 
-// Creates the group of a launch, from which each thread constructs its transport.
 std::shared_ptr<ThreadGroup> make_thread_group(int ranks, double timeout_s, bool oversubscribed,
                                                std::shared_ptr<FailureState> failure_state);
 

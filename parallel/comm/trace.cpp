@@ -1,4 +1,4 @@
-// Trace recording, and the flight recorder's reports.
+// Trace recording and stall reports.
 #include "parallel/comm/trace.h"
 
 #include <fmt/format.h>
@@ -10,12 +10,12 @@
 namespace tessera {
 
 namespace {
-constexpr int64_t kShare = 32;  // smaller changes than 1 / kShare of the peak are sampled with the next event
+constexpr int64_t kMinFraction = 32;  // changes below 1 / kMinFraction of the peak are sampled with the next event
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 int64_t sum(const std::array<int64_t, kCategories>& x) { return std::accumulate(x.begin(), x.end(), int64_t{0}); }
 }  // namespace
 
-Trace::Trace(size_t keep) : began_(seconds()), keep_(keep), recording_(keep == 0) {}
+Trace::Trace(size_t max_steps) : began_(seconds()), max_steps_(max_steps), recording_(max_steps == 0) {}
 Trace::~Trace() { watch(nullptr); }
 double Trace::now() const { return seconds() - began_; }
 
@@ -32,7 +32,7 @@ void Trace::add(TraceEvent event) {
   sample();
 }
 
-// The arena calls back while it holds its own lock, so ours must not be held here.
+// The arena calls back while it holds its own lock, so mutex_ must not be held here.
 void Trace::watch(ArenaPtr arena) {
   if (arena_) tessera::watch(*arena_, nullptr);
   arena_ = std::move(arena);
@@ -42,9 +42,9 @@ void Trace::watch(ArenaPtr arena) {
 void Trace::changed(const std::array<int64_t, kCategories>& live) {
   const std::lock_guard lock(mutex_);
   live_ = live;
-  const int64_t held = sum(live);
-  peak_ = std::max(peak_, held);
-  if (recording_ && std::abs(held - sampled_) * kShare >= peak_) sample();
+  const int64_t bytes = sum(live);
+  peak_ = std::max(peak_, bytes);
+  if (recording_ && std::abs(bytes - sampled_) * kMinFraction >= peak_) sample();
 }
 
 void Trace::begin_step(int64_t step) {
@@ -60,7 +60,7 @@ void Trace::end_step() {
   const std::lock_guard lock(mutex_);
   sample();
   steps_.back().end = now();
-  recording_ = keep_ == 0;
+  recording_ = max_steps_ == 0;
 }
 
 void Trace::sample() {
@@ -70,8 +70,8 @@ void Trace::sample() {
 }
 
 void Trace::forget() {
-  if (keep_ == 0 || steps_.size() <= keep_) return;
-  while (steps_.size() > keep_) steps_.pop_front();
+  if (max_steps_ == 0 || steps_.size() <= max_steps_) return;
+  while (steps_.size() > max_steps_) steps_.pop_front();
   const double oldest = steps_.front().begin;
   for (std::deque<TraceEvent>* list : {&events_, &waits_})
     std::erase_if(*list, [&](const TraceEvent& e) { return e.begin < oldest; });
@@ -162,8 +162,8 @@ std::string Flight::to_json(const std::string& cause) const {
   const uint64_t made = made_.load();
   const std::lock_guard lock(naming_);
   bool first = true;
-  for (uint64_t ticket = made > kKept ? made - kKept : 0; ticket < made; ++ticket) {
-    const Entry& e = entries_[ticket % kKept];
+  for (uint64_t ticket = made > kEntries ? made - kEntries : 0; ticket < made; ++ticket) {
+    const Entry& e = entries_[ticket % kEntries];
     const uint64_t kind = e.kind.load(), ended = e.ended.load();
     out += fmt::format(
         R"({}{{"axis": {}, "number": {}, "operation": "{}", "bytes": {}, "begun": {:.6f}, "ended": {}}})",

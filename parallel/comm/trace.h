@@ -10,23 +10,22 @@
 
 namespace tessera {
 
-// The trace: communications and the stalls they cause, pipeline actions, and phases. If an arena is watched, also its
-// memory after each event and whenever it has changed by 1/32 of its peak.
+// Communications and the stalls they cause, pipeline actions, and phases; with a watched arena, also its memory after
+// each event and after each change by 1/32 of its peak.
 
 enum class TraceKind : uint8_t { communication, action, phase, wait };
 
 struct TraceEvent {
   std::string what;  // "all_reduce", "2F0", "optimizer"
   std::string axis;
-  int64_t bytes = 0;          // of its array
-  double requested = 0;       // seconds since the trace began, when requested
-  double begin = 0, end = 0;  // and while running
+  int64_t bytes = 0;     // of the communicated array
+  double requested = 0;  // seconds since the trace began
+  double begin = 0, end = 0;
   int64_t sent = 0;
   TraceKind kind = TraceKind::communication;
   double processor = 0;  // CPU seconds of an action's thread
 };
 
-// A training step, and a sample of the watched arena's memory.
 struct TraceStep {
   int64_t step = 0;  // counted from 1
   double begin = 0, end = 0;
@@ -38,8 +37,8 @@ struct TraceMemory {
 
 class Trace : NotCopied {
  public:
-  // With `keep` > 0, records only events within steps and retains the last `keep` steps.
-  explicit Trace(size_t keep = 0);
+  // With `max_steps` > 0, records only events within steps and retains only the last `max_steps` steps.
+  explicit Trace(size_t max_steps = 0);
   ~Trace();
   double now() const;
   static double processor_now();
@@ -47,9 +46,9 @@ class Trace : NotCopied {
   void add(TraceEvent event);
   void begin_step(int64_t step);
   void end_step();
-  void watch(ArenaPtr arena);  // replaces the watched arena; null: none
+  void watch(ArenaPtr arena);  // null: none
 
-  std::vector<TraceEvent> events() const { return copied(events_); }  // in the order of their end, without waits
+  std::vector<TraceEvent> events() const { return copied(events_); }  // ordered by end, without waits
   std::vector<TraceEvent> waits() const { return copied(waits_); }
   std::vector<TraceStep> steps() const { return copied(steps_); }
   std::vector<TraceMemory> memory() const { return copied(memory_); }
@@ -64,7 +63,7 @@ class Trace : NotCopied {
   void changed(const std::array<int64_t, kCategories>& live);
   void forget();
   const double began_;
-  const size_t keep_;
+  const size_t max_steps_;
   ArenaPtr arena_;
   std::array<int64_t, kCategories> live_ = {};
   int64_t sampled_ = 0, peak_ = 0;  // total bytes: at the last sample, and peak
@@ -75,7 +74,7 @@ class Trace : NotCopied {
   std::deque<TraceMemory> memory_;
 };
 
-// Records a phase or a wait until the end of the scope; no-op without a trace.
+// Records a phase or a wait until the end of the scope; no-op for null.
 class TraceSpan : NotCopied {
  public:
   TraceSpan(Trace* trace, const char* what, TraceKind kind = TraceKind::phase)
@@ -89,22 +88,20 @@ class TraceSpan : NotCopied {
   double begin_;
 };
 
-// A rank's thread blocked on a communication.
 inline constexpr const char* kStall = "held up";
 // Wraps `done` so that the trace records how long its waiter was stalled.
 std::future<void> trace_stall(std::future<void> done, Trace* trace);
 
-// The flight recorder records the recent communications of one rank, how long it has waited for each other rank, and
-// reports long waits. After a failure the file `flight.json` shows the progress of every rank.
+// The flight recorder stores a rank's recent communications and the time it has waited for each other rank, and reports
+// long waits. After a failure `flight.json` shows the progress of every rank, one line per rank:
 //
 //   {"rank": 3, "ranks": 4, "cause": "[dp axis] ...", "operations": [{"axis": "dp", "number": 17, "operation":
-//    "all_reduce", "bytes": 4096, "begun": 1.2031, "ended": 1.2034}, ...]}                 one line for each rank
+//    "all_reduce", "bytes": 4096, "begun": 1.2031, "ended": 1.2034}, ...]}
 //
-// `number` counts a rank's operations on an axis, so that matching operations of different ranks have the same number;
+// `number` counts a rank's operations on an axis, so matching operations of different ranks have the same number;
 // `ended` is null if the rank was still in the operation. Times are seconds since the rank began. Recording an
 // operation costs two reads of the CPU's time-stamp counter and a few stores.
 
-// Reports long waits of the ranks of a process, each once.
 class StallReporter {
  public:
   explicit StallReporter(std::function<void(const std::string& line)> say) : say_(std::move(say)) {}
@@ -122,12 +119,11 @@ class Flight {
  public:
   Flight(int rank, int ranks, std::shared_ptr<StallReporter> waits);
 
-  // Local id of an axis, which has the same name on all ranks.
   int axis(const std::string& name);
-  // Records the begin of an operation; returns a ticket for end(). Thread-safe.
+  // Returns a ticket for end(). Thread-safe.
   uint64_t begin(int axis, Op op, int64_t bytes) {
     const uint64_t ticket = made_.fetch_add(1, std::memory_order_relaxed);
-    Entry& e = entries_[ticket % kKept];
+    Entry& e = entries_[ticket % kEntries];
     e.ended.store(0, std::memory_order_relaxed);
     e.kind.store(static_cast<uint64_t>(axis) << 8 | static_cast<uint64_t>(op), std::memory_order_relaxed);
     std::atomic<uint64_t>& number = numbers_[static_cast<size_t>(axis)];  // one operation of an axis at a time
@@ -137,22 +133,21 @@ class Flight {
     e.begun.store(ticks(), std::memory_order_relaxed);
     return ticket;
   }
-  void end(uint64_t ticket) { entries_[ticket % kKept].ended.store(ticks(), std::memory_order_relaxed); }
+  void end(uint64_t ticket) { entries_[ticket % kEntries].ended.store(ticks(), std::memory_order_relaxed); }
 
-  // Adds to the time spent waiting for a world rank.
   void waited(int world_rank, double seconds);
   std::vector<double> waits() const;
-  double seconds() const;  // since it began
+  double seconds() const;  // since construction
 
-  // Reports a wait that has lasted `seconds` so far, or, if `again`, that it continues. `last` describes the missing
-  // rank's last operation.
+  // Reports a wait that has lasted `seconds`, or, if `again`, that it continues. `last` is the missing rank's last
+  // operation.
   void overdue(const std::string& axis, const std::string& during, int missing, const std::string& last, double seconds,
                bool again);
 
   std::string to_json(const std::string& cause) const;
 
  private:
-  static constexpr size_t kKept = 32, kAxes = 16;
+  static constexpr size_t kEntries = 32, kAxes = 16;
   static uint64_t ticks() {
 #ifdef __x86_64__
     return __builtin_ia32_rdtsc();  // three times as fast as the clock
@@ -171,7 +166,7 @@ class Flight {
   const uint64_t first_tick_;
   const std::chrono::steady_clock::time_point start_;
   std::atomic<uint64_t> made_ = 0;
-  std::array<Entry, kKept> entries_;
+  std::array<Entry, kEntries> entries_;
   std::array<std::atomic<uint64_t>, kAxes> numbers_{};
   mutable std::mutex naming_;
   std::vector<std::string> axes_;

@@ -1,4 +1,4 @@
-// Transport functions that do not need shared memory.
+// Default implementations.
 #include "parallel/comm/transport.h"
 
 #include <fmt/format.h>
@@ -72,13 +72,13 @@ std::vector<int> Transport::group_members(int color, int key) {
   return members;
 }
 
-void Transport::await_message(int from, int64_t bytes, double timeout_s, const std::function<bool(double)>& has_come) {
+void Transport::await_message(int from, int64_t bytes, double timeout_s, const std::function<bool(double)>& arrived) {
   AwakeTimer timer;
   const std::string what = receiving(bytes);
   PeerWait observer(*this, from, [&what] { return std::pair(what, std::string()); });
   ReportInterval reminder;
   double waited = 0;
-  while (!has_come(waited)) {
+  while (!arrived(waited)) {
     waited = timer.seconds();
     if (reminder.is_due(waited)) observer.overdue(waited, reminder.again());
     if (failed_rank() >= 0) throw PeerFailed(what + ": " + failure());
@@ -91,7 +91,7 @@ void Transport::check_size(int from, int64_t bytes, int64_t sent) const {
   if (sent != bytes) throw CommError(fmt::format("{}: rank {} sent {}", receiving(bytes), world_rank(from), sent));
 }
 
-std::function<void()> Transport::native_beside(const Call& call) {
+std::function<void()> Transport::start_native(const Call& call) {
   throw Error("[comm] " + std::string(kind()) + " cannot queue " + describe(call));
 }
 
@@ -127,11 +127,11 @@ std::string sent_nothing(int world_rank, double timeout_s) {
   return fmt::format("rank {} sent nothing within {}", world_rank, seconds_text(timeout_s));
 }
 
-std::string did_not_come(int world_rank, double timeout_s, const std::string& last) {
+std::string did_not_arrive(int world_rank, double timeout_s, const std::string& last) {
   return fmt::format("rank {} did not arrive within {}; {}", world_rank, seconds_text(timeout_s), last);
 }
 
-CommError differ(const Call& mine, int world_rank, const Call& theirs) {
+CommError mismatch(const Call& mine, int world_rank, const Call& theirs) {
   return CommError(
       fmt::format("{}: rank {} asks for {} at the same time; every rank must communicate in the same order",
                   describe(mine), world_rank, describe(theirs)));

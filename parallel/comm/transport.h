@@ -1,6 +1,6 @@
 // Transport: moves bytes between the ranks of a group: threads of one process, processes under MPI, GPUs under NCCL.
 //
-// Call graph; one arrow returns to an upper layer:
+// Call graph:
 //
 //   Communicator                  the public interface: checks, counts and traces
 //        |
@@ -15,8 +15,6 @@
 //        |       +--> direct_by_messages() --> send(), recv()         the default: an algorithm over messages
 //        |
 //        +--> native()            a library's collective: MPI, NCCL
-//
-// direct(), native(), send() and recv() are functions of a Transport.
 #pragma once
 #include <memory>
 #include <mutex>
@@ -30,7 +28,6 @@ class CallLog;
 class CommWorker;
 class Flight;
 
-// The first failure of a rank, shared by all ranks and groups of a launch.
 class FailureState {
  public:
   // Only the first failure is recorded; a missing cause may be added later.
@@ -52,12 +49,12 @@ class Transport : NotCopied {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual int world_rank(int rank) const = 0;
-  // This rank's index among the world's ranks on this host; it selects the GPU.
+  // This rank's index among the world's ranks on its host; selects the GPU.
   virtual int local_rank() const { return world_rank(rank()); }
   virtual std::string_view kind() const = 0;  // "threads"
-  // The name of the mesh axis, for reports that do not pass through the Communicator.
+  // The mesh axis, for reports that do not pass through the Communicator.
   virtual void set_axis(const std::string& axis) { axis_ = axis; }
-  // The recorder of this rank's waits; null: none.
+  // Records this rank's waits; null: off.
   virtual void set_flight(std::shared_ptr<Flight> flight) { flight_ = std::move(flight); }
 
   // Messages between two ranks arrive in sending order, by tag. send() copies its data and never waits for the
@@ -65,51 +62,49 @@ class Transport : NotCopied {
   virtual void send(int to, int tag, const std::byte* data, int64_t bytes) = 0;
   virtual void recv(int from, int tag, std::byte* data, int64_t bytes) = 0;
 
-  // The same for data in the arena `gpu`, queued on its stream. The default stages the data in host memory.
+  // For data on a GPU, queued on the stream of its arena. The default stages the data in host memory.
   virtual void send_from_gpu(int to, int tag, const std::byte* data, int64_t bytes, Arena& gpu);
   virtual void recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, Arena& gpu);
 
-  // Each rank sends every chunk directly to its destination; sums are added in rank order. Returns the bytes that this
-  // rank sent. The default uses messages.
+  // Adds in rank order and returns the bytes that this rank sent. The default uses messages.
   virtual int64_t direct(const Call& call);
   // Whether only the library's collectives can access the arrays, e.g. in GPU memory.
   virtual bool only_native(const Call& /*call*/) const { return false; }
-  // The library's own collective. Throws Error if there is none.
+  // Throws Error if the library has no collective for the call.
   virtual int64_t native(const Call& call);
 
-  // Whether direct() supports calls that split rows (Call::rows).
+  // Whether direct() supports Call::rows.
   virtual bool supports_row_slices() const { return false; }
   // Whether ranks are processes that exchange arrays in shared_region()s in place.
   virtual bool maps_peers() const { return false; }
   // Whether the call's GPU stream is being captured, so native() only queues the call.
   virtual bool only_queues(const Call& /*call*/) const { return false; }
-  // Starts native() for such a call, concurrently with subsequent work of the rank's stream; the returned function
-  // makes work queued after its call wait for the collective.
-  virtual std::function<void()> native_beside(const Call& call);
+  // Starts native() for such a call, concurrently with later work of the rank's stream; the returned function makes
+  // later work wait for the collective.
+  virtual std::function<void()> start_native(const Call& call);
   // The thread for background communications; null: one per communicator.
   virtual std::shared_ptr<CommWorker> background() { return nullptr; }
-  // Called while waiting for queued collectives of any group of this rank, for `waited_s` so far. Aborts them and
-  // throws CommError if another rank or the library has failed, or the wait times out.
+  // Called during waits for queued collectives of any group of this rank. Aborts them and throws CommError if another
+  // rank or the library has failed, or the wait times out.
   virtual void check_progress(double /*waited_s*/, const std::string& /*during*/) {}
 
-  // Groups of the ranks with equal color, ordered by key, then by rank. Collective.
+  // The ranks with equal color, ordered by key, then by rank. Collective.
   virtual std::unique_ptr<Transport> split(int color, int key) = 0;
 
-  // Ends all waits: this rank cannot continue. `cause` may be empty if not yet known.
+  // Ends all waits, because this rank cannot continue. `cause` may be empty if not yet known.
   virtual void fail(const std::string& cause) = 0;
-  // World rank of the failed rank; negative: none.
+  // World rank; negative: none.
   virtual int failed_rank() const { return -1; }
-  // The failed rank and its cause, if known: "rank 1 has failed: its process 77 is gone".
+  // "rank 1 has failed: its process 77 is gone", with the cause if known.
   virtual std::string failure() const { return "rank " + std::to_string(failed_rank()) + " has failed"; }
-  // Call logs of all ranks, for calls without a host barrier. Empty if not all are accessible.
+  // Call logs by rank, for calls without a host barrier; empty if some are not accessible.
   virtual std::vector<CallLog*> logs() { return {}; }
 
  protected:
-  // For split(): the ranks with this rank's color, ordered by key, then by rank. Collective.
+  // Like split().
   std::vector<int> group_members(int color, int key);
-  // For recv(): polls has_come(), which may block briefly and receives the time waited so far. Throws if a rank fails
-  // or the wait times out.
-  void await_message(int from, int64_t bytes, double timeout_s, const std::function<bool(double waited_s)>& has_come);
+  // Polls arrived(), which may block briefly. Throws if a rank fails or the wait times out.
+  void await_message(int from, int64_t bytes, double timeout_s, const std::function<bool(double waited_s)>& arrived);
   void check_size(int from, int64_t bytes, int64_t sent) const;
 
   friend class PeerWait;
@@ -117,8 +112,8 @@ class Transport : NotCopied {
   std::shared_ptr<Flight> flight_;
 };
 
-// A rank's wait for another rank of its group, reported to its flight recorder. `what` is called only if text is
-// needed: it returns the waiting operation and the other rank's last one.
+// Reports a rank's wait for another rank of its group. `what` returns the waiting operation and the other rank's last
+// one.
 class PeerWait final : public WaitObserver {
  public:
   using What = std::function<std::pair<std::string, std::string>()>;

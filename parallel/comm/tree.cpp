@@ -1,12 +1,12 @@
-// Binary tree: few steps with full arrays. For small arrays on many ranks, where latency dominates.
+// Binary tree: few steps with full arrays, for small arrays on many ranks, where latency dominates.
 //
 //   step 1:  0 <- 1   2 <- 3   4 <- 5   6 <- 7       (8 ranks, counted from the root)
 //   step 2:  0 <- 2            4 <- 6
-//   step 3:  0 <- 4                                  and the reverse for a broadcast
+//   step 3:  0 <- 4                                  reversed for a broadcast
 //
 // Summation order, the same for every element: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), each addition rounded to the
-// dtype; if the number of ranks is not a power of two, missing ranks are skipped. Ranks count from the root. Sent:
-// every rank but the root sends its array up once; n - 1 arrays are sent down in total.
+// dtype; if the number of ranks is not a power of two, missing ranks are skipped. Every rank but the root sends its
+// array up once; n - 1 arrays are sent down in total.
 #include <numeric>
 
 #include "parallel/comm/algorithms.h"
@@ -30,7 +30,7 @@ struct Tree {
 
   int rank_at(int p) const { return (p + root) % n; }
 
-  // The sum of all ranks arrives in `total` of the root; other ranks' `total` is used on the way.
+  // The root's `total` receives the sum; other ranks' `total` is overwritten.
   void reduce(std::byte* total) {
     Scratch other(call, bytes);
     for (int step = 1; step < n; step *= 2) {
@@ -87,12 +87,12 @@ int64_t tree(Transport& t, const Call& call) {
 int64_t root(Transport& t, const Call& call) {
   int64_t sent = 0;
   const auto step = [&](Op op, const std::byte* in, std::byte* out) {
-    Call part = call;
-    part.op = op;
-    part.root = 0;
-    part.in = in;
-    part.out = out;
-    sent += exchange(t, part);
+    Call inner = call;
+    inner.op = op;
+    inner.root = 0;
+    inner.in = in;
+    inner.out = out;
+    sent += exchange(t, inner);
   };
   if (call.op == Op::all_reduce) {
     step(Op::reduce, call.in, call.out);
@@ -107,13 +107,11 @@ int64_t root(Transport& t, const Call& call) {
   return sent;
 }
 
-// Uneven chunks: each rank first sends, which does not block, then receives.
-
 namespace {
 
 constexpr int kChunkTag = 7002;
 
-Range part(const std::vector<int64_t>& sizes, int r) {
+Range split_range(const std::vector<int64_t>& sizes, int r) {
   const int64_t begin = std::accumulate(sizes.begin(), sizes.begin() + r, int64_t{0});
   return {begin, begin + sizes[static_cast<size_t>(r)]};
 }
@@ -121,25 +119,25 @@ Range part(const std::vector<int64_t>& sizes, int r) {
 }  // namespace
 
 Range send_range(const Call& call, int ranks, int r) {
-  return call.splits ? part(call.splits->sent, r) : chunk_range(call.count, ranks, r);
+  return call.splits ? split_range(call.splits->sent, r) : chunk_range(call.count, ranks, r);
 }
 
 Range recv_range(const Call& call, int ranks, int r) {
-  return call.splits ? part(call.splits->received, r) : chunk_range(call.count, ranks, r);
+  return call.splits ? split_range(call.splits->received, r) : chunk_range(call.count, ranks, r);
 }
 
 int64_t send_chunks(Transport& t, const Call& call) {
   const int own = t.rank(), ranks = t.size();
   const int64_t element = element_size(call.dtype);
-  int64_t left = 0;
+  int64_t sent = 0;
   for (int step = 1; step < ranks; ++step) {
     const int other = (own + step) % ranks;
     const Range there = send_range(call, ranks, other);
     if (there.size() == 0) continue;
     Memory(call).send(t, other, kChunkTag, call.in + there.begin * element, there.size() * element);
-    left += there.size() * element;
+    sent += there.size() * element;
   }
-  return left;
+  return sent;
 }
 
 void receive_chunks(Transport& t, const Call& call) {
@@ -157,9 +155,9 @@ void receive_chunks(Transport& t, const Call& call) {
 }
 
 int64_t exchange_uneven(Transport& t, const Call& call) {
-  const int64_t left = send_chunks(t, call);
+  const int64_t sent = send_chunks(t, call);
   receive_chunks(t, call);
-  return left;
+  return sent;
 }
 
 }  // namespace tessera

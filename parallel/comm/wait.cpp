@@ -1,4 +1,4 @@
-// Flags on Linux futexes, which work between threads and between processes.
+// Flags use Linux futexes, which work between threads and between processes.
 #include "parallel/comm/wait.h"
 
 #include <linux/futex.h>
@@ -17,8 +17,8 @@ namespace {
 
 constexpr int kSpins = 2000, kSpinsIfOversubscribed = 20;
 constexpr double kYielding_s = 100e-6;
-constexpr long kSlice_ns = 20'000'000;  // polling interval of a sleeper for failures and timeouts,
-constexpr long kBusySlice_ns = 50'000;  // and while `progress` has work
+constexpr long kSlice_ns = 20'000'000;  // a sleeper's polling interval for failures and timeouts
+constexpr long kBusySlice_ns = 50'000;  // the interval while `progress` has work
 
 bool reached(const std::atomic<uint32_t>& flag, uint32_t value, std::memory_order order) {
   return static_cast<int32_t>(flag.load(order) - value) >= 0;

@@ -1,8 +1,6 @@
-// Waiting for another rank: spin briefly, then yield the core, then sleep in the kernel.
-//
-// A wait that only spins makes an all-reduce of four ranks on two cores a thousand times slower; one that only sleeps
-// makes two ranks on two cores ten times slower. A flag is a counter in memory shared by both ranks (of one process, or
-// of a shared window), raised by one rank and awaited by the others.
+// Waiting for another rank: spin briefly, then yield the core, then sleep in the kernel. Spinning alone makes an
+// all-reduce of four ranks on two cores a thousand times slower; sleeping alone makes two ranks on two cores ten times
+// slower. A flag is a counter in memory shared by both ranks, raised by one rank and awaited by the others.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -21,13 +19,12 @@ struct alignas(128) Flag {
   std::atomic<uint32_t> sleepers{0};
 };
 
-// Raises the flag and wakes sleeping waiters. Release/acquire: earlier writes are visible to ranks that observe the new
-// value.
+// Wakes sleeping waiters. Release/acquire: earlier writes are visible to ranks that observe the new value.
 void raise(Flag& flag, uint32_t value);
 
-// Duration of a wait, excluding time for which the process was stopped (a suspended laptop, a frozen container),
-// because the other ranks were stopped too: an interval between two readings counts as at most kMaxStep, so a wait must
-// read the timer more often.
+// Excludes time for which the process was stopped (a suspended laptop, a frozen container), because the other ranks
+// were stopped too. An interval between two readings counts as at most kMaxStep, so a wait must read the timer more
+// often.
 class AwakeTimer {
  public:
   static constexpr auto kMaxStep = std::chrono::milliseconds(250);
@@ -45,13 +42,12 @@ class AwakeTimer {
 struct WaitOptions {
   double timeout_s = 300;
   bool oversubscribed = false;                    // more threads than cores: spinning would delay the other rank
-  const std::atomic<int>* failed_rank = nullptr;  // the failed rank; negative: none
+  const std::atomic<int>* failed_rank = nullptr;  // negative: none
   // Called during a wait, for work that other ranks may be waiting for; true: call again soon.
   std::function<bool()> progress = {};
 };
 
-// Receives reports of long waits (at the times of ReportInterval) and the final duration. Not called for waits that end
-// while spinning.
+// Not called for waits that end while spinning.
 class WaitObserver {
  public:
   virtual void overdue(double seconds, bool again) = 0;
@@ -63,13 +59,10 @@ class WaitObserver {
 
 enum class WaitResult { arrived, timed_out, peer_failed };
 
-// Waits until the flag reaches `value` (with wrap-around), a rank fails, or the wait times out.
+// The comparison with `value` wraps around.
 WaitResult wait_for(Flag& flag, uint32_t value, const WaitOptions& wait_options, WaitObserver* observer = nullptr);
 
-// Time for which communication stalls a rank's own thread: in blocking calls, and in wait() of background ones. Waits
-// of a background thread during computation do not count.
-
-// Accumulates the stall time of one rank; used only on that rank's own thread.
+// The time for which communication stalls a rank's own thread: blocking calls, and wait() of background ones.
 class StallTimer {
  public:
   double seconds() const { return std::chrono::duration<double>(total_).count(); }
@@ -79,7 +72,7 @@ class StallTimer {
   std::chrono::steady_clock::duration total_{};
 };
 
-// Adds the time until the end of the scope; no-op for null.
+// No-op for null.
 class ScopedStall : NotCopied {
  public:
   explicit ScopedStall(StallTimer* to) : to_(to) {

@@ -1,4 +1,4 @@
-// DiLoCo's outer step on a GPU: one thread per element, because outer steps are rare.
+// One thread per element suffices because outer steps are rare.
 #include "optim/rules.h"
 #include "parallel/cuda/outer_step.h"
 #include "tensor/cuda/loops.cuh"
@@ -22,7 +22,7 @@ __global__ void outer_step_kernel(int64_t n, OuterStep<W> step, const G* sums, W
   common[i] = own[i] = value;
 }
 
-// Calls f(G{}, W{}) with the types of sums and of common values.
+// Calls f(G{}, W{}) with the dtypes of sums and of common values.
 template <class F>
 void with_both(const Tensor& sums, const Tensor& common, const F& f) {
   with_wide(common, [&](auto w) { with_floating(sums.dtype(), "diloco", [&](auto g) { f(g, w); }); });

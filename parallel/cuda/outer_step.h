@@ -1,4 +1,4 @@
-// DiLoCo's outer step for one element, shared by the CPU loops and the GPU kernel.
+// DiLoCo's outer step for one element.
 #pragma once
 #include "tensor/math.h"
 #include "tensor/tensor.h"
@@ -13,7 +13,7 @@ struct OuterStep {
   OuterStep<T> as() const {
     return {static_cast<T>(share), static_cast<T>(momentum), static_cast<T>(rate)};
   }
-  // From a sum of differences over ranks; `buffer` is the momentum or null.
+  // `sum` is the reduced difference; `buffer` is the momentum or null.
   constexpr void operator()(W sum, W* buffer, W& common) const {
     W step = share * sum;
     if (buffer) {
@@ -24,11 +24,10 @@ struct OuterStep {
   }
 };
 
-// The outer step on a GPU, for fp32 or fp64 values; `own` may reside in pinned host memory. Its kernels are queued on
-// the stream of `sums`.
+// For fp32 or fp64 values; `own` may reside in pinned host memory. Kernels are queued on the stream of `sums`.
 namespace cuda {
 void differences(const Tensor& sums, const Tensor& common, const Tensor& own);  // common - own
-// Updates `common` and the momentum (may be undefined) from the sum over ranks; then own = common.
+// Updates `common` and the momentum (may be undefined) from the reduced differences; then own = common.
 void outer_step(const Tensor& common, const Tensor& momentum, const Tensor& own, const Tensor& sums,
                 const OuterStep<double>& step);
 }  // namespace cuda

@@ -17,12 +17,12 @@ Tensor exchanged(const Tensor& x, Communicator& axis, const std::vector<int64_t>
   return rows.out;
 }
 
-// Returns, by source rank, the number of rows that it sends to each expert of this rank.
+// By source rank, the number of rows for each expert of this rank.
 std::vector<std::vector<int64_t>> exchange_counts(Communicator& ep, const std::vector<int64_t>& counts,
                                                   const ArenaPtr& arena) {
   const auto ranks = static_cast<size_t>(ep.size()), here = counts.size() / ranks;
-  const auto numbers = [&] { return Tensor::of<int64_t>(counts, {std::ssize(counts)}, arena->host()); };
-  const Tensor mine = numbers(), theirs = numbers();  // in a dry run, every rank sends like this one
+  const auto make_counts = [&] { return Tensor::of<int64_t>(counts, {std::ssize(counts)}, arena->host()); };
+  const Tensor mine = make_counts(), theirs = make_counts();  // a dry run assumes that every rank sends like this one
   ep.all_to_all(mine, theirs);
   std::vector<std::vector<int64_t>> out;
   for (size_t r = 0; r < ranks; ++r) {
@@ -47,8 +47,8 @@ Var exchange_rows(const Var& x, Communicator& axis, const std::vector<int64_t>& 
 void cut_experts(MixtureOfExperts& layer, Communicator& tp, Placement between) {
   if (tp.size() == 1) return;
   const auto cut = [&](Linear& in, Linear& out, const std::vector<int64_t>& segments) {
-    cut_over_ranks(in, in.weight, 0, tp, segments);
-    cut_over_ranks(out, out.weight, 1, tp);
+    shard_parameter(in, in.weight, 0, tp, segments);
+    shard_parameter(out, out.weight, 1, tp);
   };
   for (Mlp* mlp : layer.all<Mlp>()) cut(mlp->up, mlp->down, {});
   for (GatedMlp* mlp : layer.all<GatedMlp>()) {
@@ -59,7 +59,7 @@ void cut_experts(MixtureOfExperts& layer, Communicator& tp, Placement between) {
   const auto moved = [&tp](Placement from, Placement to) {
     return [&tp, from, to](Var x) { return redistribute(std::move(x), tp, from, to); };
   };
-  MixtureOfExperts::Ways& ways = layer.ways();
+  MixtureOfExperts::Redistribution& ways = layer.redistribution();
   ways.logits = moved(between, I);
   ways.enter = moved(between, R);
   ways.weights = moved(I, R);
@@ -68,7 +68,7 @@ void cut_experts(MixtureOfExperts& layer, Communicator& tp, Placement between) {
 
 void count_over(MixtureOfExperts& layer, Communicator& cp, SequencePartition balance) {
   if (cp.size() == 1) return;
-  MixtureOfExperts::Ways& ways = layer.ways();
+  MixtureOfExperts::Redistribution& ways = layer.redistribution();
   ways.count = [&cp](Tensor& choices) {
     std::vector<double> all = choices.to_vector<double>();
     cp.sum(all);
@@ -83,7 +83,6 @@ void count_over(MixtureOfExperts& layer, Communicator& cp, SequencePartition bal
 
 namespace {
 
-// The exchange without overlapping computation.
 std::function<Var()> send_rows(const Var& x, Communicator& axis, const std::vector<int64_t>& sent,
                                const std::vector<int64_t>& received) {
   return [come = exchange_rows(x, axis, sent, received)] { return come; };
@@ -166,7 +165,7 @@ Tensor earlier_choices(const Tensor& chosen, int64_t sequences, int64_t experts,
   const Tensor all = chosen.make({cp.size(), sequences, here, k});
   Tensor out = chosen.make(chosen.shape());
   cp.all_gather(chosen.contiguous(), all);
-  if (cpu::DryRun::here()) {  // as if every choice fits
+  if (cpu::DryRun::here()) {  // assumes that every choice fits
     std::fill_n(out.data<int32_t>(), out.numel(), 0);
     return out;
   }

@@ -1,4 +1,4 @@
-// The execution of actions.
+// Execution of actions.
 #include "parallel/pipeline/runtime.h"
 
 #include "base/error.h"
@@ -19,15 +19,15 @@ PipelineRuntime::PipelineRuntime(Schedule schedule, Communicator& axis, Stages& 
 DeviceScalar PipelineRuntime::step() {
   loss_ = 0;
   in_flight_ = 0;
-  passing_.clear();  // tensors of a step that threw
+  states_.clear();  // tensors of a step that threw
   for (const Action& action : schedule_.actions[static_cast<size_t>(axis_.rank())]) {
     const double begin = trace_ ? trace_->now() : 0, before = trace_ ? Trace::processor_now() : 0;
     perform(action);
     if (!trace_) continue;
-    const double had = Trace::processor_now() - before;
-    trace_->add({action.str(), axis_.axis(), 0, begin, begin, trace_->now(), 0, TraceKind::action, had});
+    const double cpu_s = Trace::processor_now() - before;
+    trace_->add({action.str(), axis_.axis(), 0, begin, begin, trace_->now(), 0, TraceKind::action, cpu_s});
   }
-  passing_.clear();
+  states_.clear();
   return std::exchange(loss_, 0);
 }
 
@@ -79,7 +79,7 @@ void PipelineRuntime::backward(int stage, int microbatch, bool split) {
   {
     const Var root = std::exchange(here.root, Var());
     tessera::backward(root, {.seed = std::exchange(last ? here.seed : here.gradient, Tensor()),
-                             .defer = split ? &here.later : nullptr});
+                             .defer = split ? &here.deferred : nullptr});
   }
   if (stage > 0) {
     Tensor gradient = std::exchange(here.leaf, Var()).grad();
@@ -88,7 +88,7 @@ void PipelineRuntime::backward(int stage, int microbatch, bool split) {
                   ": the input, of " + std::string(to_string(here.received)) + ", has " +
                   (gradient.defined() ? "the gradient " + gradient.describe() : "no gradient") +
                   "; expected one of its dtype");
-    (schedule_.crosses(stage - 1) ? here.leaving : at(stage - 1, microbatch).gradient) = std::move(gradient);
+    (schedule_.crosses(stage - 1) ? here.input_grad : at(stage - 1, microbatch).gradient) = std::move(gradient);
   }
   if (split) return;
   stages_.end_gradients(stage, microbatch);
@@ -97,12 +97,12 @@ void PipelineRuntime::backward(int stage, int microbatch, bool split) {
 
 void PipelineRuntime::weights(int stage, int microbatch) {
   stages_.begin_gradients(stage, microbatch);
-  at(stage, microbatch).later.run();
+  at(stage, microbatch).deferred.run();
   stages_.end_gradients(stage, microbatch);
   --in_flight_;
 }
 
-// The tag of a message encodes its destination stage, micro-batch and direction.
+// The tag encodes the destination stage, micro-batch and direction.
 void PipelineRuntime::message(const Action& action) {
   const PassKind what = action.what;
   const int stage = action.stage, microbatch = action.microbatch;
@@ -115,7 +115,7 @@ void PipelineRuntime::message(const Action& action) {
     here.input = stages_.make_activation(stage, microbatch);
     axis_.recv(here.input, stage_rank(stage - 1), tag(stage, 0));
   } else if (what == PassKind::send_backward) {
-    const Tensor out = std::exchange(here.leaving, Tensor()).contiguous();
+    const Tensor out = std::exchange(here.input_grad, Tensor()).contiguous();
     axis_.send(out, stage_rank(stage - 1), tag(stage - 1, 1));
   } else {
     here.gradient = Tensor::empty(here.shape, here.dtype, here.arena, Category::communication);

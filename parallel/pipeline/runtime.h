@@ -8,9 +8,9 @@
 //                                                      W: weight gradients that I deferred
 //
 // Volume: one activation forward and one gradient backward per micro-batch and boundary between ranks. Memory per
-// micro-batch in flight: the tensors of the stage's graph, including its input if an op needs it. An output is freed
-// once sent. Under every schedule, weights accumulate the gradients of micro-batches in ascending order, so results are
-// bitwise identical to one rank that processes them sequentially.
+// micro-batch in flight: the tensors of the stage's graph; an output is freed once sent. Under every schedule, weights
+// accumulate the gradients of micro-batches in ascending order, so results are bitwise identical to one rank that
+// processes them sequentially.
 #pragma once
 
 #include "autograd/var.h"
@@ -20,8 +20,7 @@
 
 namespace tessera {
 
-// The result of a stage for a micro-batch. Last stage: the root of the backward pass, its gradient unless that is 1,
-// and the loss sum. Other stages: only the value.
+// The last stage sets all fields: the root of the backward pass, its gradient unless that is 1, and the loss sum.
 struct StageOutput {
   Var value;
   Tensor seed = {};
@@ -32,13 +31,12 @@ class Stages : NotCopied {
  public:
   virtual ~Stages() = default;
 
-  // Called before each forward, backward or weight pass of a stage; sets its step and sequences.
   virtual void enter(int /*stage*/, int /*microbatch*/) {}
   // `input` is a leaf that requires a gradient; undefined for stage 0, which reads the micro-batch directly.
   virtual StageOutput forward(int stage, int microbatch, const Var& input) = 0;
-  // Allocates the arrays that stage `stage` receives.
+  // Allocates the input that `stage` receives.
   virtual Tensor make_activation(int stage, int microbatch) = 0;
-  // Called before and after each pass that accumulates weight gradients (B or W).
+  // Enclose each pass that accumulates weight gradients (B or W).
   virtual void begin_gradients(int stage, int microbatch) = 0;
   virtual void end_gradients(int stage, int microbatch) = 0;
 };
@@ -46,46 +44,44 @@ class Stages : NotCopied {
 class PipelineRuntime {
  public:
   // Throws Error if the schedule does not match the axis, is invalid (validate.h) or lacks messages. All arguments must
-  // outlive the runtime; every rank of the axis passes the same schedule. `trace` (may be null) records each action,
-  // e.g. "2F0".
+  // outlive the runtime; every rank of the axis passes the same schedule. `trace` may be null.
   PipelineRuntime(Schedule schedule, Communicator& axis, Stages& stages, Trace* trace = nullptr);
 
-  // One step: this rank's action list. Returns the sum of the micro-batch losses, added in ascending order, on the rank
-  // of the last stage; 0 elsewhere.
+  // Returns the sum of the micro-batch losses, added in ascending order, on the rank of the last stage; 0 on other
+  // ranks.
   DeviceScalar step();
 
   const Schedule& schedule() const { return schedule_; }
-  int peak_in_flight() const { return peak_; }  // maximum over all steps; stages x micro-batches, from F to B or W
+  int peak_in_flight() const { return peak_; }  // over all steps; stages x micro-batches, from F to B or W
 
  private:
-  // The tensors of one stage and micro-batch, from its F to its B or W.
   struct MicrobatchState {
-    Tensor input;      // received, until F
-    Tensor output;     // from F, until it is sent
-    Tensor gradient;   // gradient of the output: received, until B or I
-    Tensor leaving;    // gradient of the input, until it is sent
-    Var leaf;          // the input's node
+    Tensor input;       // received; until F
+    Tensor output;      // from F until it is sent
+    Tensor gradient;    // of the output; received; until B or I
+    Tensor input_grad;  // until it is sent
+    Var leaf;
     Var root;          // the output's node, with its value only in the last stage
-    Tensor seed;       // seed of the last stage's backward pass
-    DType received{};  // dtype of the input and of its gradient
-    Shape shape;       // shape of the output and of its gradient
+    Tensor seed;       // of the last stage's backward pass
+    DType received{};  // of the input and its gradient
+    Shape shape;       // of the output and its gradient
     DType dtype{};
     ArenaPtr arena;
-    DeferredWeightGrads later;
+    DeferredWeightGrads deferred;
   };
   void perform(const Action& action);
   void forward(int stage, int microbatch);
   void backward(int stage, int microbatch, bool split);
   void weights(int stage, int microbatch);
   void message(const Action& action);
-  MicrobatchState& at(int stage, int microbatch) { return passing_[{stage, microbatch}]; }
+  MicrobatchState& at(int stage, int microbatch) { return states_[{stage, microbatch}]; }
   int stage_rank(int stage) const { return schedule_.rank_of_stage[static_cast<size_t>(stage)]; }
 
   Schedule schedule_;
   Communicator& axis_;
   Stages& stages_;
   Trace* trace_;
-  std::map<std::pair<int, int>, MicrobatchState> passing_;  // by stage and micro-batch
+  std::map<std::pair<int, int>, MicrobatchState> states_;  // by stage and micro-batch
   int in_flight_ = 0, peak_ = 0;
   DeviceScalar loss_;
 };

@@ -1,4 +1,4 @@
-// Text formats of actions, schedules and diagrams.
+// Text formats of schedules and diagrams.
 #include "parallel/pipeline/schedule.h"
 
 #include <fmt/ranges.h>
@@ -18,14 +18,14 @@ namespace {
 
 constexpr std::array<std::string_view, kPassKinds> kTokens{"F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"};
 
-// Removes and returns the leading digits of `word`; -1 if there are none or too many.
-int take_number(std::string_view& word) {
+// Removes the leading digits; -1 if there are none or the number overflows.
+int take_number(std::string_view& token) {
   int number = -1;
-  const char* const end = word.data() + word.size();
-  if (word.empty() || word[0] == '-') return -1;
-  const auto [stop, status] = std::from_chars(word.data(), end, number);
+  const char* const end = token.data() + token.size();
+  if (token.empty() || token[0] == '-') return -1;
+  const auto [stop, status] = std::from_chars(token.data(), end, number);
   if (status != std::errc()) return -1;
-  word.remove_prefix(static_cast<size_t>(stop - word.data()));
+  token.remove_prefix(static_cast<size_t>(stop - token.data()));
   return number;
 }
 
@@ -35,8 +35,8 @@ std::string_view to_string(PassKind what) { return kTokens[static_cast<size_t>(w
 
 std::string Action::str() const { return fmt::format("{}{}{}", stage, to_string(what), microbatch); }
 
-Action Action::parse(std::string_view word) {
-  std::string_view rest = word;
+Action Action::parse(std::string_view token) {
+  std::string_view rest = token;
   const int stage = take_number(rest);
   const size_t name_length = std::min(rest.size(), rest.find_first_of("0123456789"));
   const auto known = std::ranges::find(kTokens, rest.substr(0, name_length));
@@ -45,7 +45,7 @@ Action Action::parse(std::string_view word) {
   if (stage < 0 || microbatch < 0 || !rest.empty() || known == kTokens.end())
     throw Error(
         fmt::format("'{}' is not an action; expected a stage, an action and a micro-batch like 2F0, with one of {}",
-                    word, fmt::join(kTokens, ", ")));
+                    token, fmt::join(kTokens, ", ")));
   return {static_cast<PassKind>(known - kTokens.begin()), stage, microbatch};
 }
 
@@ -96,7 +96,6 @@ Schedule empty_v(std::string name, int ranks, int microbatches) {
 
 namespace {
 
-// Removes and returns the tokens of the text's next line, without its comment.
 std::vector<std::string_view> take_line(std::string_view& text) {
   const size_t end = std::min(text.size(), text.find('\n'));
   std::string_view line = text.substr(0, end);
@@ -113,7 +112,7 @@ std::vector<std::string_view> take_line(std::string_view& text) {
   }
 }
 
-// Infers the numbers of stages and micro-batches, and the rank of each stage, from the forward passes.
+// Infers the number of stages and micro-batches, and the rank of each stage, from the actions.
 void measure(Schedule& s) {
   size_t count = 0;
   int64_t stages = 0, microbatches = 0;
@@ -124,7 +123,7 @@ void measure(Schedule& s) {
       ++count;
     }
   if (stages == 0) throw InputError(s.name + ": no actions; expected one line for each rank");
-  // Each needs at least two actions; with far too few, fail before allocating.
+  // Each stage and micro-batch needs at least two actions; with far too few, fail before allocating.
   if (static_cast<double>(stages) * static_cast<double>(microbatches) > 4 * static_cast<double>(count))
     throw InputError(fmt::format("{}: {} actions are too few for {} stages and {} micro-batches", s.name, count, stages,
                                  microbatches));
@@ -156,7 +155,7 @@ Schedule parse_schedule(std::string_view text, const std::string& name) {
   return s;
 }
 
-Schedule read_schedule(const std::filesystem::path& path) { return parse_schedule(read_whole(path), path.string()); }
+Schedule read_schedule(const std::filesystem::path& path) { return parse_schedule(read_full(path), path.string()); }
 
 std::string to_text(const Schedule& schedule) {
   std::string text = fmt::format("# {}: {} ranks, {} stages, {} micro-batches\n", schedule.name, schedule.ranks,
@@ -177,8 +176,8 @@ double shortest(const Simulation& sim) {
 }
 
 std::string label(const Action& a, bool one_stage) {
-  const std::string whole = a.str();
-  return one_stage ? whole.substr(std::to_string(a.stage).size()) : whole;
+  const std::string full = a.str();
+  return one_stage ? full.substr(std::to_string(a.stage).size()) : full;
 }
 
 std::string padded(std::string text, size_t width, char with) {
@@ -186,7 +185,6 @@ std::string padded(std::string text, size_t width, char with) {
   return text.substr(0, width);
 }
 
-// The cells of a rank: the action at the midpoint of each column.
 std::vector<std::string> cells(const std::vector<TimedAction>& list, double unit, size_t columns, bool one_stage) {
   std::vector<std::string> row(columns);
   for (const TimedAction& t : list) {
@@ -244,8 +242,8 @@ std::string draw(const Simulation& sim, double unit, int columns) {
   for (size_t r = 0; r < rows.size(); ++r) {
     text += rank_name(r, rows.size());
     for (const std::string& cell : rows[r]) {
-      const bool goes_on = cell == "-";
-      text += " " + (cell.empty() || goes_on ? std::string(width, goes_on ? '-' : '.') : padded(cell, width, ' '));
+      const bool continues = cell == "-";
+      text += " " + (cell.empty() || continues ? std::string(width, continues ? '-' : '.') : padded(cell, width, ' '));
     }
     text += "\n";
   }

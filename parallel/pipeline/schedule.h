@@ -1,15 +1,14 @@
-// A pipeline schedule as data: for each rank the ordered list of its actions.
+// A pipeline schedule as data: the ordered action list of each rank.
 //
 //   rank 0:  0F0 0F1 0F2         0B0     0B1     0B2        2F0 is the forward pass of stage 2 for micro-batch 0
 //   rank 1:      1F0 1B0 1F1 1B1 1F2 1B2
 //
 // Generators create schedules (schedules.h), passes rewrite them, find_fault() validates them (validate.h), simulate()
-// times them on a simulated clock and draw() renders the result (simulate.h), and the runtime executes them
-// (runtime.h). A schedule may also be read from a text file.
+// times them and draw() renders the result (simulate.h), and the runtime executes them (runtime.h).
 //
-// The model's layers are divided into `stages`, the same number (the rank's chunks) on every rank; the schedule assigns
-// stages to ranks. Each stage processes micro-batches, and accumulates their gradients, in ascending order, so the
-// summation order does not depend on the schedule.
+// The schedule assigns the model's stages to ranks, the same number (chunks) to each. Each stage processes
+// micro-batches, and accumulates their gradients, in ascending order, so the summation order does not depend on the
+// schedule.
 #pragma once
 #include <compare>
 #include <cstdint>
@@ -25,18 +24,17 @@ namespace tessera {
 enum class PassKind : uint8_t {
   F,              // forward
   B,              // backward, or its two halves:
-  I,              // gradients of the stage's input,
-  W,              // gradients of its weights
+  I,              // gradient of the stage's input,
+  W,              // gradients of the stage's weights
   send_forward,   // the output, to the rank of the next stage
   recv_forward,   // the input
-  send_backward,  // the input's gradient, to the rank of the stage before
+  send_backward,  // the input's gradient, to the rank of the previous stage
   recv_backward,  // the output's gradient
 };
 #pragma GCC diagnostic pop
 inline constexpr int kPassKinds = 8;
 std::string_view to_string(PassKind what);  // F, SEND_F
 
-// Printed as in the figures of the papers: 2F0, 0B3, 1I12, 2SEND_F0, 2RECV_B0.
 struct Action {
   PassKind what = PassKind::F;
   int stage = 0, microbatch = 0;
@@ -56,20 +54,20 @@ struct Schedule {
   bool operator==(const Schedule&) const = default;
 
   int chunks() const { return stages / ranks; }  // stages on each rank
-  int chunk(int stage) const;                    // the number of earlier stages on the same rank
+  int chunk(int stage) const;                    // earlier stages on the same rank
   // Whether stages `stage` and `stage + 1` are on different ranks.
   bool crosses(int stage) const;
-  int wire_boundaries() const;  // number of such boundaries
+  int wire_boundaries() const;
   bool has(PassKind what) const;
 };
 
-// A schedule without actions: stage s on rank s % ranks.
+// Without actions; stage s is on rank s % ranks.
 Schedule empty_schedule(std::string name, int ranks, int chunks, int microbatches);
-// The same with two chunks in a V: stage s on rank s, then from the last rank back to the first.
+// Two chunks in a V: stage s on rank s, then from the last rank back to the first.
 Schedule empty_v(std::string name, int ranks, int microbatches);
 
-// One line per rank, actions separated by blanks; # begins a comment. The numbers of ranks, stages and micro-batches
-// and the placement of stages are inferred. Throws InputError with `name`, line and token, or with the result of
+// One line per rank, actions separated by blanks; # begins a comment. The number of ranks, stages and micro-batches and
+// the placement of stages are inferred. Throws InputError with `name`, line and token, or with the result of
 // find_fault().
 Schedule parse_schedule(std::string_view text, const std::string& name);
 Schedule read_schedule(const std::filesystem::path& path);

@@ -1,4 +1,4 @@
-// Schedules by name.
+// Schedule generators.
 #include "parallel/pipeline/schedules.h"
 
 #include <fmt/ranges.h>
@@ -15,9 +15,9 @@ namespace {
 
 bool is_path(const std::string& text) { return text.find_first_of("./") != std::string::npos; }
 
-constexpr int kUsualChunks = 2;  // if configurable
+constexpr int kDefaultChunks = 2;
 
-// `chunks` is the number on each rank; 0 if configurable.
+// `chunks` is the number per rank; 0 if configurable.
 struct Known {
   std::function<Schedule(int ranks, int microbatches, int chunks)> make;
   int chunks = 1;
@@ -28,7 +28,6 @@ Known of(Generator make, int chunks = 1) {
   return {[make](int ranks, int microbatches, int) { return make(ranks, microbatches); }, chunks};
 }
 
-// A new schedule needs a file with its generator, a line here, a kind and a name.
 const Known& known(ScheduleKind kind) {
   static const std::array<Known, kScheduleNames.size()> all{of(naive),        of(gpipe),     of(one_f_one_b),
                                                             {interleaved, 0}, of(zb_h1),     of(zb_h2),
@@ -48,7 +47,7 @@ Schedule make_schedule(ScheduleKind kind, int ranks, int microbatches, int chunk
   if (one.chunks != 0 && chunks != 0 && chunks != one.chunks)
     throw Error(fmt::format("[schedule] {} has {} chunk{} per rank, got {}; only interleaved supports other numbers",
                             name_in(kScheduleNames, kind), one.chunks, one.chunks == 1 ? "" : "s", chunks));
-  return one.make(ranks, microbatches, chunks == 0 ? kUsualChunks : chunks);
+  return one.make(ranks, microbatches, chunks == 0 ? kDefaultChunks : chunks);
 }
 
 Schedule schedule_from_file(const std::string& path, int ranks, int microbatches, int chunks) {
@@ -76,14 +75,14 @@ Schedule make_schedule(const std::string& name_or_path, int ranks, int microbatc
                             : schedule_from_file(named.file, ranks, microbatches, chunks);
 }
 
-// Model parallelism without pipelining: each micro-batch passes forward through all stages and back before the next.
+// No pipelining: each micro-batch passes forward through all stages and back before the next.
 //
 //   rank 0 | F0 .. .. .. .. .. .. B0 -- F1 .. .. .. .. .. .. B1 --
 //   rank 1 | .. F0 .. .. .. B0 -- .. .. .. F1 .. .. .. B1 -- .. ..
 //   rank 2 | .. .. F0 B0 -- .. .. .. .. .. .. F1 B1 -- .. .. .. ..
 //
-// One rank works at a time, so the fraction (p - 1) / p is bubble for any number of micro-batches. This is the result
-// of only placing layers on several devices, and the baseline of the others, with minimum memory.
+// One rank works at a time, so the bubble fraction is (p - 1) / p for any number of micro-batches: the result of only
+// placing layers on several devices, and the baseline of the other schedules, with minimum memory.
 
 Schedule naive(int ranks, int microbatches) {
   Schedule s = empty_schedule("naive", ranks, 1, microbatches);
@@ -103,8 +102,8 @@ Schedule naive(int ranks, int microbatches) {
 //   rank 1 | .. F0 F1 F2 F3 .. .. .. B0 -- B1 -- B2 -- B3 -- .. ..
 //   rank 2 | .. .. F0 F1 F2 F3 B0 -- B1 -- B2 -- B3 -- .. .. .. ..
 //
-// Each rank idles for p - 1 forward and p - 1 backward passes: the bubble is (p - 1) / m of the work. All m
-// micro-batches are in flight on every rank at once, which later schedules avoid.
+// The bubble is (p - 1) / m of the work: each rank idles for p - 1 forward and p - 1 backward passes. All m
+// micro-batches are in flight on every rank at once.
 
 Schedule gpipe(int ranks, int microbatches) {
   Schedule s = empty_schedule("gpipe", ranks, 1, microbatches);
@@ -114,7 +113,7 @@ Schedule gpipe(int ranks, int microbatches) {
   return s;
 }
 
-// Interleaved 1F1B: each rank has v non-adjacent chunks of layers, so a micro-batch passes each rank v times, and
+// Interleaved 1F1B: each rank has v non-adjacent chunks of layers, so a micro-batch visits each rank v times, and
 // warm-up and cooldown take the time of chunks instead of full stages (Narayanan et al. 2021, "Efficient large-scale
 // language model training on GPU clusters using Megatron-LM", section 2.2).
 //
@@ -123,14 +122,13 @@ Schedule gpipe(int ranks, int microbatches) {
 //   rank 0 | 0F0 0F1 2F0 2F1 ... ... 2B0 --- ... 2B1 --- 0B0 --- 0B1 ---
 //   rank 1 | ... 1F0 1F1 3F0 3B0 --- 3F1 3B1 --- 1B0 --- 1B1 --- ... ...
 //
-// Micro-batches are processed in groups of p: a group through chunk 0, then through chunk 1, ...; then the next group.
-// The bubble is (p - 1) / (v m), v times smaller; there are v times more messages, and rank 0 has p + (p - 1) / v
-// micro-batches in flight.
+// Each group of p micro-batches passes chunk 0, then chunk 1, ..., before the next group. The bubble is (p - 1) / (v
+// m), v times smaller; there are v times more messages, and rank 0 has p + (p - 1) / v micro-batches in flight.
 
 namespace {
 
-// The k-th chunk pass of a rank, of microbatches x chunks.
-struct Turns {
+// The k-th of a rank's microbatches x chunks passes.
+struct PassOrder {
   int ranks, chunks;
   int microbatch(int k) const { return k / (ranks * chunks) * ranks + k % ranks; }
   int chunk_forward(int k) const { return k % (ranks * chunks) / ranks; }
@@ -147,19 +145,19 @@ Schedule interleaved(int ranks, int microbatches, int chunks) {
         "[schedule] interleaved: {} micro-batches are not a multiple of {} ranks; nearest valid value: {}{}",
         microbatches, ranks, below > 0 ? fmt::format("{} or ", below) : "", above));
   }
-  const Turns turns{ranks, chunks};
+  const PassOrder order{ranks, chunks};
   const int total = microbatches * chunks;
   for (int r = 0; r < ranks; ++r) {
     auto& list = s.actions[static_cast<size_t>(r)];
     const auto forward = [&](int k) {
-      list.push_back({PassKind::F, turns.chunk_forward(k) * ranks + r, turns.microbatch(k)});
+      list.push_back({PassKind::F, order.chunk_forward(k) * ranks + r, order.microbatch(k)});
     };
     // One group reaches the last chunk; twice the number of later ranks covers the way there and back.
     const int ahead = std::min((chunks - 1) * ranks + 2 * (ranks - r - 1), total);
     for (int k = 0; k < ahead; ++k) forward(k);
     for (int k = 0; k < total; ++k) {
       if (k + ahead < total) forward(k + ahead);
-      list.push_back({PassKind::B, turns.chunk_backward(k) * ranks + r, turns.microbatch(k)});
+      list.push_back({PassKind::B, order.chunk_backward(k) * ranks + r, order.microbatch(k)});
     }
   }
   return s;
@@ -169,36 +167,28 @@ Schedule interleaved(int ranks, int microbatches, int chunks) {
 // al. 2024, "Pipeline parallelism with controllable memory", section 3).
 //
 // A block is the passes of one micro-batch: F down the first leg of the V and up the second, I along the same path, and
-// W; the six passes of a rank take six units: F, I and W of each leg. One block begins every six units. If no two
-// passes of a rank's block begin at the same time modulo 6, blocks fill a rank without gaps. A micro-batch is in flight
-// from its F to its W, so the offsets between ranks determine the memory:
+// W: on each rank six passes of one unit each. One block begins every six units; if no two passes of a rank's block
+// begin at the same time modulo 6, blocks fill a rank without gaps. A micro-batch is in flight from its F to its W, so
+// the offsets between ranks determine the memory:
 //
 //             units from one rank to the next      life on a rank   in flight            bubble of a step, in units
 //             F down  F up  I down  I up           both legs        micro-batches
 //   v-min     1       1     1       1              about 4 p        floor((p + 4) / 3)   4 p - 5
 //   v-half    2       1     2       1              about 6 p        floor((p + 2) / 2)   about 3 p, at most 13 p / 4
 //
-// In flight for m of at least that many. A unit is a sixth of a rank's work for a micro-batch; the bubble of 1F1B is 6
-// (p - 1) units. In v-min ranks have no slack, so a slower pass or a slow message delays every micro-batch.
-//
-// v-min, p = 2:
-//   rank 0 | 0F0 ... ... 3F0 3I0 3W0 0F1 0I0 0W0 3F1 3I1 3W1 0F2 0I1 0W1 3F2 3I2 3W2 ... 0I2 0W2
-//   rank 1 | ... 1F0 2F0 ... ... 2I0 1I0 1F1 2F1 2W0 1W0 2I1 1I1 1F2 2F2 2W1 1W1 2I2 1I2 2W2 1W2
-//
-// v-half, p = 2:
-//   rank 0 | 0F0 ... ... 3F0 0F1 3I0 3W0 3F1 0F2 ... 0I0 3I1 3W1 3F2 3I2 0I1 0W0 0I2 3W2 0W1 0W2
-//   rank 1 | ... 1F0 2F0 ... ... 1F1 2F1 2I0 2W0 1I0 1W0 1F2 2F2 2I1 1I1 2I2 1I2 2W1 1W1 2W2 1W2
+// In flight for m of at least that many. 1F1B's bubble is 6 (p - 1) units. In v-min a slower pass or message delays
+// every micro-batch, because ranks have no slack. docs/strategies/zero_bubble.md shows both.
 
 namespace {
 
-constexpr int kUnits = 6;  // units per block on each rank
+constexpr int kUnits = 6;  // per block on each rank
 
 struct Block {
   std::array<int, 4> steps;  // units from one rank to the next: F down, F up, I down, I up
-  std::array<int, 3> turns;  // at the turns: down to up, F to I, down to up
+  std::array<int, 3> turns;  // units at the turns: down to up, F to I, down to up
 };
 
-// The start times of the first micro-batch's passes on a rank.
+// The start time of a pass of the first micro-batch on a rank.
 struct Begin {
   int at;
   PassKind what;
@@ -226,7 +216,7 @@ std::vector<Begin> begins(const Block& b, int rank, int ranks) {
 
 void repeat(Schedule& s, const Block& block, int rank) {
   const std::vector<Begin> all = begins(block, rank, s.ranks);
-  std::array<Begin, kUnits> units{};  // one pass each
+  std::array<Begin, kUnits> units{};
   for (const Begin& x : all) units.at(static_cast<size_t>(x.at % kUnits)) = x;
   const int end = std::ranges::max(all, {}, &Begin::at).at + kUnits * s.microbatches;
   for (int now = 0; now < end; ++now) {
@@ -236,12 +226,12 @@ void repeat(Schedule& s, const Block& block, int rank) {
   }
 }
 
-// After a rank's last F its memory only shrinks. Then I runs as early as possible, because other ranks wait for it, and
-// W when no I can run, on a clock with unit-time passes.
-void put_off_weights(Schedule& s) {
+// After a rank's last F, I runs as early as possible, because other ranks wait for it, and W when no I can run, on a
+// clock with unit-time passes.
+void defer_weights(Schedule& s) {
   ActionTable ends(s);
   std::vector<std::vector<Action>> left;
-  std::vector<ptrdiff_t> first(s.actions.size());  // first remaining action
+  std::vector<ptrdiff_t> first(s.actions.size());
   std::vector<int> forwards(s.actions.size(), s.chunks() * s.microbatches);
   size_t count = 0;
   for (auto& list : s.actions) {
@@ -275,7 +265,7 @@ void put_off_weights(Schedule& s) {
 
 Schedule repeated(Schedule s, const Block& block) {
   for (int r = 0; r < s.ranks; ++r) repeat(s, block, r);
-  put_off_weights(s);
+  defer_weights(s);
   return s;
 }
 
@@ -293,21 +283,16 @@ Schedule v_half(int ranks, int microbatches) {
 // ZB-V: ZB-H2's bubble with ZB-H1's memory (Qi et al. 2024, "Pipeline parallelism with controllable memory", section 3;
 // "Zero bubble pipeline parallelism", section 6). Each rank has two chunks, with the stages in a V:
 //
-//   rank 0:  stage 0          stage 5      down one leg and up the other: the first and the last stage are on rank 0,
-//   rank 1:    stage 1      stage 4        so a micro-batch begins its backward pass on the rank of its forward pass.
-//   rank 2:      stage 2  stage 3          The turn (2 -> 3) needs no message.
+//   rank 0:  stage 0          stage 5      the first and the last stage are on rank 0, so a micro-batch begins its
+//   rank 1:    stage 1      stage 4        backward pass on the rank of its forward pass; the turn (2 -> 3) needs no
+//   rank 2:      stage 2  stage 3          message
 //
-// p = 2:
-//   rank 0 | 0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3 3I3 3W3 0I2 0W2 0I3 0W3 ...
-//   rank 1 | ... 1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 2I3 1I3 1W2 2W3 1W3
-//
-// Rank r fills its two legs, then alternates F I W of the first leg and F I W of the second, then drains them. It has
-// at most 2 p chunks, that is p micro-batches, in flight on every rank; from m = 2 p - 1 on no rank idles between its
-// first and last action.
+// In steady state a rank alternates F I W of its two legs (docs/strategies/zero_bubble.md). Every rank has at most 2 p
+// chunks, that is p micro-batches, in flight; from m = 2 p - 1 on no rank idles between its first and last action.
 
 namespace {
 
-// The list of one rank, generated leg by leg. Passes beyond the last micro-batch are omitted.
+// Passes beyond the last micro-batch are omitted.
 class Legs {
  public:
   Legs(Schedule& s, int rank)

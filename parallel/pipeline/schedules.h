@@ -1,6 +1,5 @@
-// The built-in schedules. Each generator is in the file of its name, which draws and explains the schedule.
-//
-// p ranks, m micro-batches, v chunks per rank; F, I and W take equal times and B takes two of them:
+// The built-in schedules. For p ranks, m micro-batches, v chunks per rank, where F, I and W take equal times and B
+// takes two of them:
 //
 //   schedule      backward  bubble / total           micro-batches in flight on rank i     boundaries on the wire
 //   naive         B         (p-1) / p                1                                     p - 1
@@ -13,9 +12,9 @@
 //   v-half        I, W      about p / (2m+p)         min(m, floor((p+2)/2))                2p - 2
 //   v-min         I, W      (4p-5) / (6m+4p-5)       min(m, floor((p+4)/3))                2p - 2
 //
-// zb-h1 for m >= p; zb-h2 and zb-v for m >= 2p - 1: no rank idles between its first and its last action, but ranks
-// begin and end at different times; v-min for p >= 2. A micro-batch is in flight from its F to its B or W, in units of
-// a rank's layers (a chunk counts 1/v).
+// Condition for zb-h1: m >= p; for zb-h2 and zb-v: m >= 2p - 1; for v-min: p >= 2. With no bubble inside a rank's span,
+// from its first to its last action, ranks still begin and end at different times. A micro-batch is in flight from its
+// F to its B or W, in units of a rank's layers (a chunk counts 1/v).
 #pragma once
 #include <array>
 
@@ -38,16 +37,16 @@ enum class ScheduleKind : uint8_t { naive, gpipe, one_f_one_b, interleaved, zb_h
 inline constexpr std::array<std::string_view, 9> kScheduleNames = {"naive", "gpipe", "1f1b",   "interleaved", "zb-h1",
                                                                    "zb-h2", "zb-v",  "v-half", "v-min"};
 inline bool splits_backward(ScheduleKind kind) { return kind >= ScheduleKind::zb_h1; }
-// Two chunks per rank, with the stages in a V.
+// Whether each rank has two chunks, with the stages in a V.
 inline bool is_v(ScheduleKind kind) { return kind >= ScheduleKind::zb_v; }
 const std::vector<std::string>& schedule_names();
 
 // chunks = 0 selects the schedule's default (interleaved: 2). Throws Error (usage) with the invalid number and the
 // nearest valid one.
 Schedule make_schedule(ScheduleKind kind, int ranks, int microbatches, int chunks = 0);
-// Reads a schedule, which must match these numbers, from a file. Also throws InputError for invalid files.
+// Reads a schedule that must match these numbers. Also throws InputError for an invalid file.
 Schedule schedule_from_file(const std::string& path, int ranks, int microbatches, int chunks = 0);
-// A user's schedule argument: a schedule name, or a file path (contains a slash or a dot).
+// A schedule name, or a path (contains a slash or a dot).
 struct NamedSchedule {
   ScheduleKind kind = ScheduleKind::one_f_one_b;
   std::string file = {};  // if not empty, replaces kind

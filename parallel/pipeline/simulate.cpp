@@ -32,7 +32,7 @@ void check_times(const Schedule& s, const Times& times) {
 }
 
 // The time at which all dependencies of the action are available.
-double there(const Schedule& s, const Action& a, ActionTable& ends, const Times& times, bool messages) {
+double ready_time(const Schedule& s, const Action& a, ActionTable& ends, const Times& times, bool messages) {
   double latest = 0;
   for (const Action& n : needs(s, a, messages)) {
     const bool crosses = s.rank_of_stage[static_cast<size_t>(n.stage)] != s.rank_of_stage[static_cast<size_t>(a.stage)];
@@ -55,7 +55,7 @@ Simulation simulate(const Schedule& schedule, const Times& times) {
     const Action& a = schedule.actions[rank][p.index];
     auto& done = sim.actions[rank];
     const double before = done.empty() ? 0 : done.back().end;
-    const double start = std::max(before, there(schedule, a, ends, times, messages));
+    const double start = std::max(before, ready_time(schedule, a, ends, times, messages));
     return done.emplace_back(TimedAction{a, start, start + duration(a, times)}).end;
   });
   sim.sum_up();
@@ -117,7 +117,7 @@ struct Mean {
 };
 
 double message_time(const TimedLists& lists) {
-  std::map<Action, double> sent;  // send times
+  std::map<Action, double> sent;
   for (const auto& list : lists)
     for (const TimedAction& t : list)
       if (t.action.is_message()) sent[t.action] = t.end;

@@ -1,4 +1,4 @@
-// Schedule passes, the traversal, and validation.
+// Passes, traversal and validation.
 #include "parallel/pipeline/validate.h"
 
 #include <fmt/format.h>
@@ -56,8 +56,6 @@ Schedule split_backward(const Schedule& schedule) {
     return out;
   });
 }
-
-// Dependencies, and a traversal that proceeds on every rank as far as possible.
 
 bool has_messages(const Schedule& schedule) {
   for (const auto& list : schedule.actions)
@@ -166,7 +164,7 @@ Fault wrong_form(const Schedule& s) {
   return {};
 }
 
-// Records the position of each action; returns the fault of one that is misplaced or duplicated.
+// Records the position of each action; returns the fault of a misplaced or duplicated one.
 Fault misplaced(const Schedule& s, ActionTable& table) {
   return each(s, [&](const Action& a, const ActionPlace& p) -> Fault {
     if (a.stage < 0 || a.stage >= s.stages) return at(s, p) + absent("stage", a.stage, s.stages);
@@ -240,7 +238,7 @@ Fault stuck(const Schedule& s) {
     for (const Action& need : needs(s, s.actions[static_cast<size_t>(p.rank)][p.index], messages))
       if (done.of_need(need) < 0) {
         const std::string waits = at(s, p) + "waits for " + need.str();
-        // A dependency later on the same rank can never be satisfied: it is the cause of all other waits.
+        // A dependency later on the same rank can never be satisfied and is the cause of all other waits.
         if (s.rank_of_stage[static_cast<size_t>(need.stage)] == p.rank)
           return waits + ", which comes later on the same rank";
         all += (all.empty() ? "" : "; ") + waits;

@@ -1,4 +1,4 @@
-// Passes: functions that refine a schedule. They may be applied in any order, each once.
+// Schedule passes. They may be applied in any order, each once.
 //
 //   1f1b on rank 0 of 2:    0F0 0F1 0B0 0B1
 //   insert_messages         0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1
@@ -12,24 +12,21 @@
 
 namespace tessera {
 
-// Adds a send immediately after, and a receive immediately before, the use of every value that crosses ranks; sends are
-// asynchronous. Adjacent stages of one rank need no message.
+// Adds a receive immediately before, and a send immediately after, the use of every value that crosses ranks; sends are
+// asynchronous.
 Schedule insert_messages(const Schedule& schedule);
 
-// Replaces every B by an I and a W, with the send of I's result between them.
+// Replaces every B by I and W, with the send of I's result between them.
 Schedule split_backward(const Schedule& schedule);
-
-// Symbolic execution of a schedule: the dependencies of each action, and a valid order of all actions. The validator,
-// the simulator and the diagrams use it.
 
 struct ActionPlace {
   int rank = 0;
   size_t index = 0;
 };
 
-// The dependencies of an action other than the previous action of its rank. A `B` among them represents either form of
-// the backward pass. A value from another rank depends on its message if the schedule has messages, otherwise on the
-// action that computes it.
+// The dependencies of an action, except the previous action of its rank. A `B` among them represents a fused or split
+// backward pass. A value from another rank depends on its message if the schedule has messages, otherwise on the action
+// that computes it.
 class Needs {
  public:
   void push_back(const Action& a) { all_[size_++] = a; }
@@ -43,7 +40,6 @@ class Needs {
 Needs needs(const Schedule& schedule, const Action& action, bool has_messages);
 bool has_messages(const Schedule& schedule);
 
-// A value per action of a schedule, indexed by the action.
 class ActionTable {
  public:
   explicit ActionTable(const Schedule& s)
@@ -55,7 +51,7 @@ class ActionTable {
     return values_[static_cast<size_t>(a.what) * of_kind_ + static_cast<size_t>(a.stage) * microbatches_ +
                    static_cast<size_t>(a.microbatch)];
   }
-  // The value of a dependency: for a B of a split backward pass, that of its I.
+  // The value of a dependency; for the B of a split backward pass, the value of its I.
   double of_need(const Action& a) {
     const double own = (*this)[a];
     return own < 0 && a.what == PassKind::B ? (*this)[{PassKind::I, a.stage, a.microbatch}] : own;
@@ -71,15 +67,10 @@ class ActionTable {
 std::vector<ActionPlace> walk(const Schedule& schedule, ActionTable& table,
                               const std::function<double(const ActionPlace&)>& visit);
 
-// Validation of a schedule.
-//
-// A valid schedule has every forward and every backward pass (fused or split) of every stage and micro-batch once, on
-// the rank of the stage, in ascending order within a stage; it does not deadlock; and if it has messages, every
-// boundary between ranks has all of its messages. Cost: one traversal.
-
-// One line with the rank, the action and what was expected.
+// A valid schedule has every forward and backward pass (fused or split) of every stage and micro-batch once, on the
+// rank of the stage, in ascending order within a stage; it does not deadlock; and if it has messages, every boundary
+// between ranks has all of its messages. Cost: one traversal.
 std::optional<std::string> find_fault(const Schedule& schedule);
-// Throws Error with the schedule's name and the fault.
 void validate(const Schedule& schedule);
 
 // The maximum in flight on each rank: forward passes without their B or W, counted per chunk.

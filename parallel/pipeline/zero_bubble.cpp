@@ -1,6 +1,6 @@
-// ZB-H1 and ZB-H2 split the backward pass. The previous stage waits only for I, the gradient of the input. W, the
-// gradients of the weights, may run at any later time, so it fills the bubble (Qi et al. 2024, "Zero bubble pipeline
-// parallelism", section 2).
+// ZB-H1 and ZB-H2 split the backward pass: the previous stage waits only for I, the gradient of the input; W, the
+// gradients of the weights, runs later and fills the bubble (Qi et al. 2024, "Zero bubble pipeline parallelism",
+// section 2).
 //
 // zb-h1:
 //   rank 0 | F0 F1 F2 .. .. I0 W0 F3 I1 W1 F4 I2 W2 I3 W3 I4 W4
@@ -12,17 +12,16 @@
 //   rank 1 | .. F0 F1 F2 I0 F3 I1 F4 I2 W0 I3 W1 I4 W2 W3 W4 ..
 //   rank 2 | .. .. F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 W0 W1 W2 W3 W4
 //
-// Both are one rule with two parameters. Rank i runs `ahead` warm-up micro-batches, then repeats I, W, F, with W
-// `delay` micro-batches behind I. A micro-batch is in flight until its W:
+// Both are one rule with two parameters: rank i runs `ahead` warm-up micro-batches, then repeats I, W, F, with W
+// `delay` micro-batches after I. A micro-batch is in flight until its W:
 //
 //            ahead            delay   in flight           bubble
 //   zb-h1    p - i            i       p                   p - 1 units of F, I or W: a third of 1F1B's
 //   zb-h2    2 (p - i) - 1    2 i     2 p - 1             none inside the span of a rank, from m = 2 p - 1 on
 //
 // zb-h1 has 1F1B's memory. In zb-h2 the first I returns to rank 0 after 2 p - 1 units, exactly when its warm-up forward
-// passes are complete. Ranks start and end one after another, so a step takes p - 1 units more than the work. These
-// units vanish only if the next step may begin before all ranks have finished this one, which clipping by the global
-// norm prevents.
+// passes are complete. Ranks start and end one after another, so a step takes p - 1 units more than the work; avoiding
+// these would require starting the next step before this one has ended, which global-norm clipping prevents.
 #include <algorithm>
 
 #include "parallel/pipeline/schedules.h"

@@ -1,4 +1,3 @@
-// Distribution of elementwise work over threads.
 #include "tensor/cpu/loops.h"
 
 namespace tessera::cpu {

@@ -1,4 +1,3 @@
-// Elementwise loops over broadcast, strided operands; contiguous dims are merged.
 #pragma once
 #include <tuple>
 
@@ -8,8 +7,8 @@
 namespace tessera::cpu {
 
 struct Row {
-  std::array<int64_t, kMaxOperands> at{};    // offset of the first element of each operand
-  std::array<int64_t, kMaxOperands> step{};  // its stride
+  std::array<int64_t, kMaxOperands> at{};  // offset of each operand's first element
+  std::array<int64_t, kMaxOperands> step{};
   int64_t n = 0;
 };
 
@@ -33,7 +32,7 @@ void map_from(std::index_sequence<K...> all, const Row& row, const F& f, Y* y, c
   map_row(all, row, f, y + row.at[0], x + row.at[1 + K]...);
 }
 
-// y = f(x...): map<Y, X...>(f, y, x...) with explicit element types; operands have y's shape, y may be one.
+// y = f(x...): map<Y, X...>(f, y, x...) with explicit element types and operands of y's shape; y may be an operand.
 template <class Y, class... X, class F, class... In>
 void map(const F& f, const Tensor& y, const In&... in) {
   const std::tuple<Y*, const X*...> all(y.data<Y>(), in.template data<X>()...);
@@ -42,19 +41,18 @@ void map(const F& f, const Tensor& y, const In&... in) {
   });
 }
 
-// Rows of `width` elements that make waking a thread worthwhile.
-inline int64_t rows_together(int64_t width) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)); }
+// Rows of `width` elements that amortize waking a thread.
+inline int64_t rows_per_task(int64_t width) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)); }
 
-// Calls f(i) for n rows of `width` elements on the rank's threads, vectorized.
 template <class F>
 void for_rows(int64_t n, int64_t width, const F& f) {
-  parallel_for(n, rows_together(width), [&f](int64_t begin, int64_t end) {
+  parallel_for(n, rows_per_task(width), [&f](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) f(i);
   });
 }
 
-// Row reductions in sixteen fixed lanes: element i belongs to lane i mod 16, lanes are combined in pairs. Results are
-// bitwise identical on every instruction set and at any position.
+// Row reductions in sixteen fixed lanes, element i in lane i mod 16, combined in pairs: bitwise identical on every
+// instruction set and at any position.
 
 inline constexpr int64_t kRowLanes = 16;
 
@@ -71,9 +69,9 @@ inline A lane_sum(int64_t n, const F& f) {
 }
 
 template <class A, class F>
-inline A lane_max(int64_t n, A least, const F& f) {
+inline A lane_max(int64_t n, A lowest, const F& f) {
   A lane[kRowLanes];
-  for (A& v : lane) v = least;
+  for (A& v : lane) v = lowest;
   int64_t i = 0;
   for (; i + kRowLanes <= n; i += kRowLanes)
     for (int64_t l = 0; l < kRowLanes; ++l) lane[l] = std::max(lane[l], f(i + l));
@@ -87,9 +85,8 @@ inline A lane_max(int64_t n, A least, const F& f) {
 
 namespace tessera {
 
-// The device that an arena represents in a dry run (cpu::DryRun), for ops whose memory differs: on a GPU logits are
-// stored in full, and matmuls and attention allocate only their results (no packed weights, converted copies or
-// per-thread tiles). Workspaces of GPU libraries are not counted.
+// Device that an arena represents in a dry run (cpu::DryRun), for ops whose memory use differs: on a GPU logits are
+// stored in full, and matmuls and attention allocate only their results. Workspaces of GPU libraries are not counted.
 struct DryRunDevice {
   Device device = Device::cpu;
 };

@@ -1,9 +1,9 @@
 // Dispatch to the CPU's vector units and the rank's threads.
 //
-// On x86-64 `vectorized(f)` runs one of three copies of a scalar loop, compiled for AVX-512, for AVX2 with FMA, and for
-// the baseline, selected at run time. Other CPUs have the baseline, which on 64-bit Arm includes vectors and FMA.
-// Contraction is off and fused multiply-adds are explicit, so an element is bitwise identical in vector body, tail and
-// all copies. Directories named x86 contain code for x86-64 only.
+// On x86-64 `vectorized(f)` runs one of three copies of a scalar loop, compiled for AVX-512, AVX2 with FMA, and the
+// baseline, selected at run time. On 64-bit Arm the baseline includes vectors and FMA. Contraction is off and fused
+// multiply-adds are explicit, so results are bitwise identical in vector body, tail and all copies. Directories named
+// x86 contain x86-64 code only.
 #pragma once
 #include <omp.h>
 
@@ -20,7 +20,7 @@ template <class F>
 }
 
 #ifdef __x86_64__
-// Inlines the call tree of f and compiles it for the instruction set.
+// Inlines f's call tree and compiles it for the instruction set.
 template <class F>
 #ifdef __clang__
 [[gnu::target("arch=x86-64-v4"), gnu::flatten, gnu::noinline]]
@@ -36,12 +36,10 @@ template <class F>
 }
 
 // The best instruction set for Tessera's kernels and oneDNN: TESSERA_MAX_CPU_ISA=avx2, avx512, avx512_bf16 or amx
-// (default: all of the CPU's). Throws Error for other values. Ignored on other architectures.
+// (default: no limit). Throws Error for other values. Ignored on other architectures.
 enum class MaxIsa { avx2, avx512, avx512_bf16, amx };
 MaxIsa max_isa();
-// The best of the three within max_isa().
 InstructionSet instruction_set();
-// AMX tiles (tensor/cpu/x86/amx.h).
 bool has_amx();
 // AVX512_BF16.
 bool has_pair_products();
@@ -79,12 +77,12 @@ struct VectorOf {
   typedef T type __attribute__((vector_size(Bytes), aligned(sizeof(T)), may_alias));
 };
 
-// OpenMP's team size belongs to the calling thread, so ranks that are threads of one process have their own.
+// OpenMP's team size is per calling thread, so each rank of a process has its own team.
 inline int threads() { return omp_get_max_threads(); }
 inline void set_threads(int n) { omp_set_num_threads(n); }
 
-// While an object lives, this thread computes nothing: ops only allocate, which predicts the memory of models of any
-// size on any machine (train/memory.h).
+// While an object lives, ops on this thread allocate but do not compute, which predicts the memory of models of any
+// size (train/memory.h).
 class DryRun {
  public:
   DryRun() { here_ = true; }
@@ -115,13 +113,13 @@ void split(int64_t n, int64_t grain, const F& f) {
   }
 }
 
-// split() with f vectorized: for ranges that are one loop nest.
+// split() with f vectorized, for ranges that are one loop nest.
 template <class F>
 void parallel_for(int64_t n, int64_t grain, const F& f) {
   split(n, grain, [&](int64_t begin, int64_t end) { vectorized([&] { f(begin, end); }); });
 }
 
-// Minimum elements that make waking a thread worthwhile, at a few operations each.
+// Elements that amortize waking a thread, at a few operations each.
 inline constexpr int64_t kGrain = 8192;
 
 }  // namespace tessera::cpu

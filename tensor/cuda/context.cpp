@@ -1,4 +1,3 @@
-// CUDA streams and devices.
 #include "tensor/cuda/context.h"
 
 #include <fmt/format.h>
@@ -14,7 +13,7 @@ namespace tessera::cuda {
 
 namespace {
 
-// If there is no driver, the runtime reports an insufficient one with version 0.
+// Without a driver, the runtime reports an insufficient driver of version 0.
 std::string why_no_gpu(cudaError_t found) {
   if (found == cudaSuccess || found == cudaErrorNoDevice) return "the NVIDIA driver lists none";
   if (found != cudaErrorInsufficientDriver) return cudaGetErrorString(found);
@@ -71,7 +70,7 @@ Bounds Context::bounds(const Indices& indices) {
   return indices_.bounds(indices);
 }
 
-// Captures the work of this thread only; other ranks and threads that load modules are unaffected.
+// Captures only this thread's work, so other ranks and threads that load modules are unaffected.
 void Context::begin_capture() {
   check(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal), "graph");
   capturing_ = true;
@@ -99,10 +98,10 @@ cudaDeviceProp properties_here() {
 }  // namespace
 
 std::string refuses_bfloat16() {
-  const cudaDeviceProp card = properties_here();
-  return card.major >= 8 ? ""
+  const cudaDeviceProp info = properties_here();
+  return info.major >= 8 ? ""
                          : fmt::format("{} has compute capability {}.{}, and bf16 matmuls need 8.0; expected fp32",
-                                       card.name, card.major, card.minor);
+                                       info.name, info.major, info.minor);
 }
 
 std::string gpus_apart(int count) {
@@ -130,19 +129,17 @@ void use_gpu(int gpu) {
     throw Error(fmt::format("`device` cuda: GPU {} was requested; this machine has {}, numbered from 0", gpu, count));
   check(cudaSetDevice(gpu), "gpu");
   if (!has_code_here()) {
-    const cudaDeviceProp card = properties_here();
+    const cudaDeviceProp info = properties_here();
     throw Error(
         fmt::format("`device` cuda: this program contains no code for {}, of compute capability {}.{}; expected "
                     "a build for it: -DTESSERA_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES={}{}",
-                    card.name, card.major, card.minor, card.major, card.minor));
+                    info.name, info.major, info.minor, info.major, info.minor));
   }
 }
 
-// Values that recur in every step, in pinned memory.
-
 namespace {
 
-// Owned by the arena (Arena::local), so a captured copy may read it for the arena's lifetime.
+// Owned by the arena (Arena::local), so a captured copy may read it during the arena's lifetime.
 class PinnedConstants {
  public:
   const std::byte* find(std::span<const std::byte> values) {
@@ -165,14 +162,13 @@ class PinnedConstants {
 }  // namespace
 
 void copy_cached_constant(const Tensor& to, std::span<const std::byte> values) {
-  if (!values.empty()) copy_later(to, to.arena()->local<PinnedConstants>().find(values));
+  if (!values.empty()) queue_copy(to, to.arena()->local<PinnedConstants>().find(values));
 }
 
 namespace {
 
 using Captured = Handle<cudaGraph_t, cudaGraphDestroy>;
 
-// Ends a capture after an exception.
 class Capture {
  public:
   explicit Capture(Context& context) : context_(context) { context_.begin_capture(); }
@@ -220,8 +216,6 @@ void Graph::launch() const {
   c.queued("captured step", cudaGraphLaunch(static_cast<cudaGraphExec_t>(executable_.get()), c.stream()));
 }
 
-// Index checks: one slot per op and limit.
-
 IndexChecks::IndexChecks() {
   check(cudaHostAlloc(memory_.receive(), kMax * sizeof(*first_), cudaHostAllocDefault), "context");
   first_ = static_cast<unsigned long long*>(memory_.get());
@@ -260,7 +254,7 @@ void IndexChecks::clear() {
   count_ = 0;
 }
 
-// Pinned host memory, registered with the GPUs in chunks as the region grows.
+// Registered with the GPUs in chunks as the region grows.
 
 namespace {
 

@@ -1,8 +1,8 @@
-// A rank's state on its GPU: its stream, on which kernels and copies run in call order, and a stream for overlapping
+// A rank's state on its GPU: a stream on which kernels and copies run in call order, and a stream for overlapping
 // copies.
 //
-// An arena on a GPU owns one context (Arena::local), reachable from any tensor. A released block may be allocated again
-// while queued kernels use it, because the next write is queued after them.
+// An arena on a GPU owns one context (Arena::local). A released block may be allocated again while queued kernels use
+// it, because the next write is queued after them.
 #pragma once
 #include <atomic>
 
@@ -22,14 +22,14 @@ struct Indices {
   int64_t limit = 0;
 };
 
-// Valid indices are in [0, limit). The first invalid one is recorded in `first`: position in the upper, value in the
-// lower 32 bits; the minimum wins, so the result does not depend on timing.
+// The first index outside [0, limit) is recorded in `first`: position in the upper, value in the lower 32 bits; the
+// minimum wins, so the result does not depend on timing.
 struct Bounds {
   unsigned long long* first = nullptr;
   int64_t limit = 0;
 };
 
-// Recorded errors of one stream, in pinned memory.
+// One stream's recorded errors, in pinned memory.
 class IndexChecks {
  public:
   IndexChecks();
@@ -38,7 +38,7 @@ class IndexChecks {
   // Throws Error for the first recorded error and clears all. No queued work may be running.
   void report();
   void clear();
-  // Each is kNone or a recorded error.
+  // kNone or recorded errors.
   std::span<const unsigned long long> complaints();
 
   static constexpr unsigned long long kNone = ~0ull;
@@ -64,25 +64,24 @@ class Context {
   int gpu() const { return gpu_; }
   int64_t max_shared() const { return max_shared_; }
 
-  // Records that `op` was queued; throws if that failed.
   void queued(const char* op, cudaError_t result) {
     check(result, op);
     last_op_.store(op, std::memory_order_relaxed);
   }
   // Waits for all queued work. Reports failed kernels, with the op queued last, and invalid indices. Throws Error
-  // during capture, when nothing runs.
+  // during capture.
   void synchronize();
-  void finish() noexcept;                         // at the end of the arena: waits for both streams, ignores errors
+  void finish() noexcept;                         // waits for both streams, ignores errors
   void require_no_capture(const char* op) const;  // throws before anything is queued
   const char* last_op() const { return last_op_.load(std::memory_order_relaxed); }
   int64_t synchronizations() const { return synchronizations_; }
   Bounds bounds(const Indices& indices);
-  // For kernels that must know about invalid indices before the host does.
+  // For kernels that must detect invalid indices before the host does.
   std::span<const unsigned long long> complaints() { return indices_.complaints(); }
 
-  // Between these calls, work is captured instead of run (tensor/cuda/gpus.h).
+  // Between these calls, work is captured (tensor/cuda/gpus.h).
   void begin_capture();
-  // Succeeds without a graph if no capture was begun.
+  // Succeeds without a graph if there was no capture.
   cudaError_t end_capture(cudaGraph_t& graph);
   bool is_capturing() const { return capturing_; }
 

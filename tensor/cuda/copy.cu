@@ -1,4 +1,3 @@
-// Copies, conversions and fills on a GPU.
 #include "tensor/cuda/copy.h"
 #include "tensor/cuda/gpus.h"
 #include "tensor/cuda/loops.cuh"
@@ -57,7 +56,7 @@ std::shared_ptr<std::byte> pinned_memory(int64_t bytes) {
   return {static_cast<std::byte*>(memory), [](std::byte* p) { cudaFreeHost(p); }};
 }
 
-void copy_later(const Tensor& to, const std::byte* pinned) {
+void queue_copy(const Tensor& to, const std::byte* pinned) {
   Context& c = context(to);
   c.queued("copy",
            cudaMemcpyAsync(to.address(), pinned, static_cast<size_t>(to.nbytes()), cudaMemcpyHostToDevice, c.stream()));

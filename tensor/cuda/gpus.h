@@ -1,4 +1,4 @@
-// GPUs, their memory regions and CUDA graphs, for code without CUDA headers.
+// GPUs, their memory regions and CUDA graphs, without CUDA headers.
 #pragma once
 
 #include "tensor/arena.h"
@@ -6,25 +6,24 @@
 namespace tessera::cuda {
 
 int gpu_count();  // 0 without a driver
-// Whether there are float64 kernels (-DTESSERA_FLOAT64_KERNELS), for verification. Without them, ops on float64 tensors
-// on a GPU throw Error, except copies, sums and loss reductions.
+// Whether there are float64 kernels (-DTESSERA_FLOAT64_KERNELS), for verification. Otherwise, float64 ops on a GPU
+// throw Error, except copies, sums and loss reductions.
 bool has_float64_kernels();
-// "NVIDIA H200, 132 multiprocessors, 139.7 GiB": the thread's GPU.
+// For the thread's GPU: "NVIDIA H200, 132 multiprocessors, 139.7 GiB".
 std::string describe_gpu();
 // Why the thread's GPU does not support bfloat16 matmuls; empty if it does.
 std::string refuses_bfloat16();
-// "GPUs 0 and 1": the first two of `count` GPUs without peer access; empty if all have it.
+// "GPUs 0 and 1": the first two of `count` GPUs without peer access; empty if there are none.
 std::string gpus_apart(int count);
-// Makes `gpu` the thread's GPU. Throws Error (status 2) if it does not exist or this program contains no code for it.
+// Makes `gpu` the thread's GPU. Throws Error (status 2) if it does not exist or the program contains no code for it.
 void use_gpu(int gpu);
 
 // Reserves addresses for all memory of the thread's GPU and maps it on demand, so that ranks on one GPU share its
-// memory as needed. Throws Error if there is no GPU, or if the driver or container does not support virtual memory
-// management.
+// memory. Throws Error without a GPU, or if the driver or container does not support virtual memory management.
 std::unique_ptr<Region> device_region();
 
-// Creates an arena's stream on the thread's GPU, before all other Arena::local state, so that it is destroyed last. The
-// arena's end waits for queued work, which may use that state.
+// Creates an arena's stream on the thread's GPU, before all other Arena::local state, so that it is destroyed last: the
+// arena's destructor waits for queued work, which may use that state.
 void open_stream(Arena& arena);
 void finish_stream(Arena& arena) noexcept;
 
@@ -39,12 +38,12 @@ std::unique_ptr<Region> pinned_region();
 
 class Graph {
  public:
-  // Captures the work that f() queues on the arena's stream, without running it. Throws exceptions of f(), and Error if
-  // f() waits for the GPU, needs more memory than the arena has, or CUDA fails.
+  // Captures, without running it, the work that f() queues on the arena's stream. Throws exceptions of f(), and Error
+  // if f() waits for the GPU, needs more memory than the arena has, or CUDA fails.
   Graph(ArenaPtr arena, const std::function<void()>& f);
 
   bool fits() const { return arena_->layout() == layout_; }
-  // The next wait reports errors of its kernels.
+  // The next wait reports kernel errors.
   void launch() const;
 
  private:

@@ -1,4 +1,3 @@
-// Kernel launches on the stream of an arena.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -8,7 +7,7 @@
 
 namespace tessera::cuda {
 
-// Only defined for .cu files, so that a change recompiles nothing else (cmake/tessera.cmake).
+// Defined only for .cu files, so that a change recompiles nothing else (cmake/tessera.cmake).
 inline constexpr bool kFloat64Kernels = TESSERA_FLOAT64_KERNELS;
 template <class T>
 inline constexpr bool kHasKernels = kFloat64Kernels || !std::is_same_v<T, double>;
@@ -20,7 +19,7 @@ inline constexpr bool kHasKernels = kFloat64Kernels || !std::is_same_v<T, double
 }
 
 // tessera::with_floating() for kernels that a build may omit. Preferred in this namespace because it is more
-// constrained; kernels of every build qualify the other one.
+// constrained; kernels present in every build qualify the other one.
 template <class F>
 requires(std::is_class_v<std::remove_cvref_t<F>>) decltype(auto) with_floating(DType dtype, const char* op, F&& f) {
   if constexpr (kFloat64Kernels) {
@@ -32,7 +31,7 @@ requires(std::is_class_v<std::remove_cvref_t<F>>) decltype(auto) with_floating(D
   }
 }
 
-inline constexpr int kThreads = 256;  // default threads per block
+inline constexpr int kThreads = 256;  // per block
 
 struct Grid {
   int64_t blocks = 0;
@@ -58,7 +57,7 @@ void launch(Context& c, const char* op, const Grid& grid, void (*kernel)(Paramet
 
 constexpr int64_t blocks_for(int64_t n, int64_t per_block) { return (n + per_block - 1) / per_block; }
 
-// Whether `value`, at position `place` < 2^32, is a valid index; records it otherwise.
+// Whether `value`, at position `place` < 2^32, is a valid index; records invalid ones.
 __device__ inline bool inside(const Bounds& bounds, int64_t place, int32_t value) {
   if (value >= 0 && value < bounds.limit) return true;
   atomicMin(bounds.first, static_cast<unsigned long long>(place) << 32 | static_cast<uint32_t>(value));

@@ -1,7 +1,7 @@
-// Elementwise ops on a GPU: y[i] = f(a[i]) and y[i] = f(a[i], b[i]) over broadcast, strided operands.
+// Elementwise ops on a GPU over broadcast, strided operands.
 //
-// Operands contiguous at least in their last dim are accessed 16 bytes at a time. An element's bits depend neither on
-// the kernel nor on its position.
+// Operands contiguous at least in their last dim are accessed 16 bytes at a time. An element is bitwise identical in
+// every kernel and at every position.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -86,7 +86,6 @@ Strided strided(const MergedDims& dims) {
   return s;
 }
 
-// Sizes and strides in vectors of n elements.
 template <class... T>
 Strided of_vectors(Strided s, int n) {
   s.n /= n;
@@ -101,7 +100,6 @@ bool aligned(const T*... pointers) {
   return ((reinterpret_cast<uintptr_t>(pointers) % (kN * sizeof(T)) == 0) && ...);
 }
 
-// Whether every operand is contiguous and aligned to vectors of kPerThread elements.
 template <class... T>
 bool runs_on(const MergedDims& dims, const T*... pointers) {
   if (dims.shape.ndim() != 1) return false;
@@ -110,7 +108,6 @@ bool runs_on(const MergedDims& dims, const T*... pointers) {
   return aligned(pointers...);
 }
 
-// Whether every operand's rows are contiguous, aligned and an integral number of vectors.
 template <class... T>
 bool rows_run_on(const Strided& s, const T*... pointers) {
   constexpr int kN = kPerThread<T...>;

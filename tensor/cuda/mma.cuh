@@ -2,8 +2,8 @@
 // (PTX ISA, "mma.m16n8k16", "ldmatrix", "cp.async"), and others. The emulator replaces this file by
 // tests/cuda_emulator/tensor/cuda/mma.cuh.
 //
-// GPUs before compute capability 8.0 lack the first and the last: copies load and store, and a bfloat16 matmul traps,
-// which plans exclude (train/device.h).
+// GPUs before compute capability 8.0 lack mma and cp.async: copies load and store, and a bfloat16 matmul traps; plans
+// exclude it (train/device.h).
 //
 // Fragments: lane l has elements of the 16 x 16 operand A in rows l/4 and l/4 + 8, columns 2 (l%4) and the next, and
 // the columns 8 further right, as pairs a[0] (upper left), a[1] (lower left), a[2] (upper right), a[3] (lower right);
@@ -18,7 +18,7 @@ namespace tessera::cuda {
 
 __device__ inline uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
-// Copies 16 bytes, or writes zeros; completes with the next committed group.
+// Copies 16 bytes or writes zeros; completes with the next committed group.
 __device__ inline void copy_async(uint32_t to, const void* from, bool valid) {
 #if __CUDA_ARCH__ >= 800
   const int bytes = valid ? 16 : 0;
@@ -42,14 +42,14 @@ __device__ inline void wait_for_copies() {
 }
 
 // Four 8 x 8 matrices of 2-byte elements; lane l passes the address of row l%8 of matrix l/8, and receives from each
-// the pair at row l/4, columns 2 (l%4) and the next.
+// matrix the pair at row l/4, columns 2 (l%4) and the next.
 __device__ inline void load_matrices(uint32_t (&to)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(row)
                : "memory");
 }
-// Transposed: a lane receives the pair at rows 2 (l%4) and the next, column l/4.
+// Transposed: lane l receives the pair at rows 2 (l%4) and the next, column l/4.
 __device__ inline void load_transposed(uint32_t (&to)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -57,7 +57,6 @@ __device__ inline void load_transposed(uint32_t (&to)[4], uint32_t row) {
                : "memory");
 }
 
-// d += a b, accumulated in float32.
 __device__ inline void multiply_add([[maybe_unused]] float (&d)[4], [[maybe_unused]] const uint32_t (&a)[4],
                                     [[maybe_unused]] uint32_t b0, [[maybe_unused]] uint32_t b1) {
 #if __CUDA_ARCH__ >= 800
@@ -70,7 +69,7 @@ __device__ inline void multiply_add([[maybe_unused]] float (&d)[4], [[maybe_unus
 #endif
 }
 
-// Rounds to nearest even; the first value is in the low half.
+// Rounds to nearest even; `first` is in the low half.
 __device__ inline uint32_t pack_pair(float first, float second) {
 #if __CUDA_ARCH__ >= 800
   uint32_t pair;

@@ -1,8 +1,8 @@
 // Row-wise kernels, in vectors of 16 bytes.
 //
 // Thread t of a row's W threads accumulates vectors t, t + W, ... in order; sums are combined in pairs within each
-// warp, and then warp by warp. W depends only on the row's length and type, so a row's result is bitwise identical at
-// any position, next to any rows, with vectorized or scalar loads.
+// warp, then warp by warp. W depends only on the row's length and type, so a row is bitwise identical at any position,
+// next to any rows, with vectorized or scalar loads.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -14,11 +14,11 @@
 
 namespace tessera::cuda {
 
-inline constexpr int kRowThreads = 512;  // maximum threads per row
-inline constexpr int kHeld = 4;          // a thread's vectors in registers
+inline constexpr int kRowThreads = 512;  // per row
+inline constexpr int kRegs = 4;          // vectors in registers per thread
 
 template <class T>
-inline constexpr int kVecElems = static_cast<int>(16 / sizeof(T));  // elements per vector
+inline constexpr int kVecElems = static_cast<int>(16 / sizeof(T));
 
 struct Rows {
   int64_t count = 0;
@@ -31,11 +31,11 @@ struct Rows {
   }
 };
 
-// About `parts` vectors per thread, at least one warp and at most `most` threads.
+// About `per_thread` vectors per thread, at least one warp and at most `max` threads.
 template <class T>
-Rows partition_rows(int64_t count, int64_t length, int parts = kHeld, int most = kRowThreads) {
-  const int64_t threads = blocks_for(blocks_for(length, kVecElems<T>), parts);
-  return {count, static_cast<int>(length), static_cast<int>(std::clamp<int64_t>((threads + 31) / 32 * 32, 32, most))};
+Rows partition_rows(int64_t count, int64_t length, int per_thread = kRegs, int max = kRowThreads) {
+  const int64_t threads = blocks_for(blocks_for(length, kVecElems<T>), per_thread);
+  return {count, static_cast<int>(length), static_cast<int>(std::clamp<int64_t>((threads + 31) / 32 * 32, 32, max))};
 }
 
 // Whether rows of all operands (or null) consist of aligned vectors. Kernels are compiled for both cases (kVectorized).
@@ -48,7 +48,7 @@ struct RowThread {
   int64_t row = 0;
   int thread = 0, width = 0;
   template <class T>
-  __device__ int part(int k) const {  // offset of the thread's k-th vector
+  __device__ int offset(int k) const {  // offset of the thread's k-th vector
     return (thread + k * width) * kVecElems<T>;
   }
 };
@@ -62,111 +62,109 @@ __device__ inline RowThread row_thread(const Rows& rows) {
 
 // Zero beyond the row's end.
 template <bool kVectorized, class T>
-__device__ Packed<T, kVecElems<T>> load_part(const T* row, int j, int length) {
+__device__ Packed<T, kVecElems<T>> load_vector(const T* row, int j, int length) {
   if constexpr (kVectorized) {
     return load<kVecElems<T>>(row + j);
   } else {
-    Packed<T, kVecElems<T>> part;
-    for (int k = 0; k < kVecElems<T>; ++k) part.v[k] = j + k < length ? row[j + k] : T(0);
-    return part;
+    Packed<T, kVecElems<T>> packed;
+    for (int k = 0; k < kVecElems<T>; ++k) packed.v[k] = j + k < length ? row[j + k] : T(0);
+    return packed;
   }
 }
 template <bool kVectorized, class T>
-__device__ void store_part(T* row, int j, int length, const Packed<T, kVecElems<T>>& part) {
+__device__ void store_vector(T* row, int j, int length, const Packed<T, kVecElems<T>>& packed) {
   if constexpr (kVectorized)
-    store(row + j, part);
+    store(row + j, packed);
   else
-    for (int k = 0; k < kVecElems<T> && j + k < length; ++k) row[j + k] = part.v[k];
+    for (int k = 0; k < kVecElems<T> && j + k < length; ++k) row[j + k] = packed.v[k];
 }
-// Calls f(k) for valid elements.
 template <bool kVectorized, class T, class F>
-__device__ void each_in_part(int j, int length, const F& f) {
+__device__ void each_in_vector(int j, int length, const F& f) {
 #pragma unroll
   for (int k = 0; k < kVecElems<T>; ++k)
     if (kVectorized || j + k < length) f(k);
 }
 
 // A row that is read more than once: its first vectors stay in registers, further ones (in rows of more than
-// kRowThreads * kHeld vectors) are loaded again. Four words per vector, because narrow elements would occupy a register
-// each.
+// kRowThreads * kRegs vectors) are reloaded. Stored as four words per vector, because narrow elements would
+// occupy a register each.
 template <class T, bool kVectorized>
 struct RegisterRow {
   const T* row;
-  uint4 held[kHeld] = {};
+  uint4 vectors[kRegs] = {};
 
   __device__ RegisterRow(const T* from, const RowThread& at, int length) : row(from) {
 #pragma unroll
-    for (int k = 0; k < kHeld; ++k)
-      if (const int j = at.part<T>(k); j < length) hold(k, load_part<kVectorized>(row, j, length));
+    for (int k = 0; k < kRegs; ++k)
+      if (const int j = at.offset<T>(k); j < length) set(k, load_vector<kVectorized>(row, j, length));
   }
-  __device__ void hold(int k, const Packed<T, kVecElems<T>>& part) { held[k] = std::bit_cast<uint4>(part); }
-  __device__ Packed<T, kVecElems<T>> part(int k) const { return std::bit_cast<Packed<T, kVecElems<T>>>(held[k]); }
+  __device__ void set(int k, const Packed<T, kVecElems<T>>& packed) { vectors[k] = std::bit_cast<uint4>(packed); }
+  __device__ Packed<T, kVecElems<T>> vector(int k) const { return std::bit_cast<Packed<T, kVecElems<T>>>(vectors[k]); }
 };
 
-// Prefetches the vectors that will be held in registers.
 template <class T>
 __device__ void fetch_row(const T* row, const RowThread& at, int length) {
 #pragma unroll
-  for (int k = 0; k < kHeld; ++k)
-    if (const int j = at.part<T>(k); j < length) fetch(row + j);
+  for (int k = 0; k < kRegs; ++k)
+    if (const int j = at.offset<T>(k); j < length) fetch(row + j);
 }
 
-// Calls f(k, j, part...) for each of the thread's vectors; k is the register index, or kHeld.
+// Calls f(k, j, packed...) for each of the thread's vectors; k is the register index, or kRegs.
 template <class T, bool kVectorized, class F, class... More>
-__device__ void each_numbered_part(const RowThread& at, int length, const F& f,
-                                   const RegisterRow<T, kVectorized>& first, const More&... more) {
+__device__ void each_numbered_vector(const RowThread& at, int length, const F& f,
+                                     const RegisterRow<T, kVectorized>& first, const More&... more) {
 #pragma unroll
-  for (int k = 0; k < kHeld; ++k)
-    if (const int j = at.part<T>(k); j < length) f(k, j, first.part(k), more.part(k)...);
+  for (int k = 0; k < kRegs; ++k)
+    if (const int j = at.offset<T>(k); j < length) f(k, j, first.vector(k), more.vector(k)...);
 #pragma unroll 1
-  for (int j = at.part<T>(kHeld); j < length; j += at.width * kVecElems<T>)
-    f(kHeld, j, load_part<kVectorized>(first.row, j, length), load_part<kVectorized>(more.row, j, length)...);
+  for (int j = at.offset<T>(kRegs); j < length; j += at.width * kVecElems<T>)
+    f(kRegs, j, load_vector<kVectorized>(first.row, j, length), load_vector<kVectorized>(more.row, j, length)...);
 }
 template <class T, bool kVectorized, class F, class... More>
-__device__ void each_part(const RowThread& at, int length, const F& f, const RegisterRow<T, kVectorized>& first,
-                          const More&... more) {
-  each_numbered_part(
-      at, length, [&](int, int j, const auto&... parts) { f(j, parts...); }, first, more...);
+__device__ void each_vector(const RowThread& at, int length, const F& f, const RegisterRow<T, kVectorized>& first,
+                            const More&... more) {
+  each_numbered_vector(
+      at, length, [&](int, int j, const auto&... packed) { f(j, packed...); }, first, more...);
 }
 
-// Calls f(element...) in the accumulation type.
+// f(element...) receives the accumulation type.
 template <class T, bool kVectorized, class F, class... More>
 __device__ void each_element(const RowThread& at, int length, const F& f, const RegisterRow<T, kVectorized>& first,
                              const More&... more) {
-  const auto part_values = [&](int j, const auto&... parts) {
+  const auto element_values = [&](int j, const auto&... packed) {
 #pragma unroll
     for (int k = 0; k < kVecElems<T>; ++k)
-      if (kVectorized || j + k < length) f(static_cast<Accumulate<T>>(parts.v[k])...);
+      if (kVectorized || j + k < length) f(static_cast<Accumulate<T>>(packed.v[k])...);
   };
-  each_part(at, length, part_values, first, more...);
+  each_vector(at, length, element_values, first, more...);
 }
 
-// Replaces vectors by f(j, part, vector of `other`), which f also stores at `to`.
+// Replaces vectors by f(j, packed, vector of `other`); f also stores them at `to`.
 template <class T, bool kVectorized, class F>
-__device__ void change_parts(const RowThread& at, int length, const F& f, RegisterRow<T, kVectorized>& row,
-                             const RegisterRow<T, kVectorized>& other, const T* to) {
+__device__ void change_vectors(const RowThread& at, int length, const F& f, RegisterRow<T, kVectorized>& row,
+                               const RegisterRow<T, kVectorized>& other, const T* to) {
 #pragma unroll
-  for (int k = 0; k < kHeld; ++k)
-    if (const int j = at.part<T>(k); j < length) row.hold(k, f(j, row.part(k), other.part(k)));
+  for (int k = 0; k < kRegs; ++k)
+    if (const int j = at.offset<T>(k); j < length) row.set(k, f(j, row.vector(k), other.vector(k)));
 #pragma unroll 1
-  for (int j = at.part<T>(kHeld); j < length; j += at.width * kVecElems<T>)
-    f(j, load_part<kVectorized>(row.row, j, length), load_part<kVectorized>(other.row, j, length));
+  for (int j = at.offset<T>(kRegs); j < length; j += at.width * kVecElems<T>)
+    f(j, load_vector<kVectorized>(row.row, j, length), load_vector<kVectorized>(other.row, j, length));
   row.row = to;
 }
 
 // For a row that is read once; f may overwrite the vector.
 template <bool kVectorized, class T, class F>
-__device__ void stream_parts(const RowThread& at, const T* row, int length, const F& f) {
+__device__ void stream_vectors(const RowThread& at, const T* row, int length, const F& f) {
   constexpr int kBatch = 4;  // loads in flight
-  for (int first = 0; at.part<T>(first) < length; first += kBatch) {
-    uint4 batch[kBatch] = {};  // words: unpacking elements would wait for the load
+  for (int first = 0; at.offset<T>(first) < length; first += kBatch) {
+    uint4 batch[kBatch] = {};  // unpacking elements would wait for the load
 #pragma unroll
     for (int k = 0; k < kBatch; ++k)
-      if (const int j = at.part<T>(first + k); j < length)
-        batch[k] = std::bit_cast<uint4>(load_part<kVectorized>(row, j, length));
+      if (const int j = at.offset<T>(first + k); j < length)
+        batch[k] = std::bit_cast<uint4>(load_vector<kVectorized>(row, j, length));
 #pragma unroll
     for (int k = 0; k < kBatch; ++k)
-      if (const int j = at.part<T>(first + k); j < length) f(j, std::bit_cast<Packed<T, kVecElems<T>>>(batch[k]));
+      if (const int j = at.offset<T>(first + k); j < length) f(j, std::bit_cast<Packed<T, kVecElems<T>>>(batch[k]));
   }
 }
 

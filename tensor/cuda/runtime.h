@@ -1,4 +1,3 @@
-// CUDA runtime errors as exceptions, and owning handles.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -6,20 +5,18 @@
 
 namespace tessera::cuda {
 
-// For a call that may fail. The runtime stores a failure until the next query of the last error, and NVIDIA's libraries
-// query it after their launches: clear it, so that they do not report an expected failure as theirs.
+// For a call that may fail. Clears the failure that the runtime would store, because NVIDIA's libraries query the last
+// error after their launches and would report it as theirs.
 inline cudaError_t expected(cudaError_t result) {
   if (result != cudaSuccess) cudaGetLastError();
   return result;
 }
 
-// Throws Error "[op] CUDA: cause" unless `result` is success.
 inline void check(cudaError_t result, const char* op) {
   if (expected(result) != cudaSuccess)
     throw Error("[" + std::string(op) + "] CUDA: " + cudaGetErrorString(result), Status::communication);
 }
 
-// An owning, move-only handle of the runtime or of a library based on it.
 template <class T, auto destroy>
 class Handle {
  public:
@@ -34,7 +31,7 @@ class Handle {
     if (value_ != T{}) destroy(value_);
   }
   T get() const { return value_; }
-  T* receive() { return &value_; }  // for a function that creates it
+  T* receive() { return &value_; }
 
  private:
   T value_{};

@@ -1,4 +1,3 @@
-// bfloat16 tiles in shared memory, and warp-level accumulators for multiply_add().
 #pragma once
 #include <cstdint>
 
@@ -7,8 +6,8 @@
 namespace tessera::cuda {
 
 // Rows of D elements in shared memory, starting at a multiple of the row size. Chunks of eight elements are swizzled by
-// the row index, so that chunks of one column in eight rows are in different banks. Since the swizzle is an exclusive
-// or, the address of chunk c ^ x is the address of chunk c exclusive or x * 16.
+// the row index, so that chunks of one column in eight rows are in different banks. Because the swizzle is an XOR, the
+// address of chunk c ^ x is the address of chunk c XOR x * 16.
 template <int D>
 struct SharedTile {
   uint32_t base;
@@ -22,11 +21,11 @@ struct SharedTile {
 __device__ inline int lane() { return static_cast<int>(threadIdx.x) % 32; }
 __device__ inline int warp() { return static_cast<int>(threadIdx.x) / 32; }
 
-// Accumulators of R x 16 rows and C x 8 columns in the layout of multiply_add().
+// Accumulators of R x 16 rows and C x 8 columns in multiply_add()'s layout.
 template <int R, int C>
 using WarpSums = float[R][C][4];
 
-// Calls f(r, c, e, row, column) for each accumulator [r][c][e] of a lane; row and column are its position in the warp's
+// Calls f(r, c, e, row, column) for each accumulator [r][c][e] of a lane; row and column are relative to the warp's
 // tile.
 template <int R, int C, class F>
 __device__ void for_each_sum(const F& f) {

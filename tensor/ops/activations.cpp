@@ -1,5 +1,5 @@
-// Threads split the rows. A bias gradient is summed over chunks of rows and then over these sums, in order, so it does
-// not depend on the number of threads.
+// A bias gradient is accumulated per chunk of rows and then over chunks, in order, so it is independent of the thread
+// count.
 #include "tensor/ops/activations.h"
 
 #include "tensor/cpu/loops.h"
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kChunk = 32;  // rows per partial sum of a bias gradient, as on a GPU
 
-// h = x + b; h may be x. A separate loop, because loops that store two arrays of narrow elements do not vectorize.
+// h = x + b; h may be x. A separate loop, because loops that store two narrow arrays do not vectorize.
 template <class T>
 void add_bias(const T* x, const T* b, T* h, int64_t c) {
   using A = Accumulate<T>;
@@ -131,7 +131,7 @@ void swiglu_backward_on_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x)
     cpu::for_rows(n, f, [=](int64_t i) {
       const T *const gate = in + 2 * i * f, *const up = gate + f, *const g = given + i * f;
       T *const dgate = out + 2 * i * f, *const dup = dgate + f;
-      // Two loops, because one that stores two arrays of narrow elements does not vectorize.
+      // Two loops, because a loop that stores two narrow arrays does not vectorize.
 #pragma GCC ivdep
       for (int64_t j = 0; j < f; ++j)
         dgate[j] = T(static_cast<A>(g[j]) * static_cast<A>(up[j]) * Silu::df(static_cast<A>(gate[j])));
@@ -167,8 +167,6 @@ Tensor swiglu_backward(const Tensor& dy_any, const Tensor& x_any) {
       x.device(), [&] { swiglu_backward_on_cpu(dx, dy, x); }, [&] { cuda::swiglu_backward(dx, dy, x); });
   return dx;
 }
-
-// Fused or separate elementwise passes.
 
 BiasGelu linear_gelu(const Tensor& x, const Tensor& w, const Tensor& b, PackedWeights* packs) {
   BiasGelu made;

@@ -9,12 +9,12 @@ namespace {
 template <class T, class Op>
 struct BiasGeluForward {
   using A = Accumulate<T>;
-  const T *x, *bias;  // bias may be null
-  T *h, *y;           // h may be x
+  const T *x, *bias;
+  T *h, *y;
 
-  template <class Part>
-  __device__ void operator()(const Part& at) const {
-    typename Part::Elements added{}, out;
+  template <class Position>
+  __device__ void operator()(const Position& at) const {
+    typename Position::Elements added{}, out;
     if (bias) added = at.load(bias);
     for (int64_t i = at.first; i < at.last; ++i) {
       auto in = at.load(x, i);
@@ -32,29 +32,29 @@ template <class T, class Op>
 struct BiasGeluBackward {
   using A = Accumulate<T>;
   const T *dy, *h;
-  T* dh;     // may be dy
-  A* parts;  // null if no bias gradient is requested
+  T* dh;        // may be dy
+  A* partials;  // null if no bias gradient is requested
 
-  template <class Part>
-  __device__ void operator()(const Part& at) const {
+  template <class Position>
+  __device__ void operator()(const Position& at) const {
     Packed<A, kVecElems<T>> total{};
     for (int64_t i = at.first; i < at.last; ++i) {
       const auto up = at.load(dy, i), in = at.load(h, i);
-      typename Part::Elements down;
+      typename Position::Elements down;
       for (int k = 0; k < kVecElems<T>; ++k) {
         down.v[k] = T(static_cast<A>(up.v[k]) * Op::df(static_cast<A>(in.v[k])));
         total.v[k] += static_cast<A>(down.v[k]);
       }
       at.store(dh, i, down);
     }
-    if (parts) at.store_sums(parts, total);
+    if (partials) at.store_sums(partials, total);
   }
 };
 
 }  // namespace
 
 void bias_gelu(const BiasGelu& to, const Tensor& x, const Tensor* bias, GeluForm form) {
-  constexpr int64_t kRows = 8;  // per thread: the bias is read once for them
+  constexpr int64_t kRows = 8;  // per thread, which reads the bias once
   const int64_t c = x.dim(-1);
   if (x.numel() == 0) return;
   with_floating(x.dtype(), "bias_gelu", [&](auto t) {
@@ -74,20 +74,19 @@ void bias_gelu_backward(const Tensor& dh, const Tensor& dy, const Tensor& h, con
   with_floating(h.dtype(), "bias_gelu_backward", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
-    const Tensor parts = dbias ? parts_for<A>(h, n, c) : Tensor();
+    const Tensor partials = dbias ? make_partials<A>(h, n, c) : Tensor();
     with_gelu(form, [&](auto op) {
       const BiasGeluBackward<T, decltype(op)> f{.dy = dy.device_data<T>(),
                                                 .h = h.device_data<T>(),
                                                 .dh = dh.device_data<T>(),
-                                                .parts = dbias ? parts.device_data<A>() : nullptr};
-      for_columns<T>(context(h), "bias_gelu_backward", {n, static_cast<int>(c), rows_together(n)}, f, f.dy, f.h, f.dh);
+                                                .partials = dbias ? partials.device_data<A>() : nullptr};
+      for_columns<T>(context(h), "bias_gelu_backward", {n, static_cast<int>(c), rows_per_run(n)}, f, f.dy, f.h, f.dh);
     });
-    if (dbias) add_parts<A>("bias_gelu_backward", *dbias, parts);
+    if (dbias) add_partials<A>("bias_gelu_backward", *dbias, partials);
   });
 }
 
-// SwiGLU on a GPU, bitwise identical to the CPU. Rows are those of y; in x, row 2 i has its gates and row 2 i + 1 its
-// values.
+// SwiGLU, bitwise identical to the CPU. Rows are those of y: x's row 2 i has its gates, row 2 i + 1 its values.
 
 namespace {
 
@@ -97,10 +96,10 @@ struct SwigluForward {
   const T* x;
   T* y;
 
-  template <class Part>
-  __device__ void operator()(const Part& at) const {
+  template <class Position>
+  __device__ void operator()(const Position& at) const {
     const auto gate = at.load(x, 2 * at.first), up = at.load(x, 2 * at.first + 1);
-    typename Part::Elements out;
+    typename Position::Elements out;
     for (int k = 0; k < kVecElems<T>; ++k) out.v[k] = T(Silu::f(static_cast<A>(gate.v[k])) * static_cast<A>(up.v[k]));
     at.store(y, at.first, out);
   }
@@ -112,10 +111,10 @@ struct SwigluBackward {
   const T *dy, *x;
   T* dx;
 
-  template <class Part>
-  __device__ void operator()(const Part& at) const {
+  template <class Position>
+  __device__ void operator()(const Position& at) const {
     const auto gate = at.load(x, 2 * at.first), up = at.load(x, 2 * at.first + 1), from = at.load(dy, at.first);
-    typename Part::Elements dgate, dup;
+    typename Position::Elements dgate, dup;
     for (int k = 0; k < kVecElems<T>; ++k) {
       const A g = static_cast<A>(gate.v[k]), d = static_cast<A>(from.v[k]);
       dgate.v[k] = T(d * static_cast<A>(up.v[k]) * Silu::df(g));

@@ -1,4 +1,3 @@
-// CPU implementation: rows are independent and split over threads.
 #include "tensor/ops/cross_entropy.h"
 
 #include <limits>
@@ -24,7 +23,7 @@ int64_t check_targets(const Tensor& targets, int64_t vocab) {
 
 namespace {
 
-constexpr int64_t kVocabBlock = 4096;  // entries: 16 KiB of float32, which fit in the L1 cache
+constexpr int64_t kVocabBlock = 4096;  // entries: 16 KiB of float32, which fit in L1
 
 template <class A, class T>
 inline A row_lse(const T* row, int64_t vocab) {
@@ -46,7 +45,7 @@ void check_shapes(const Tensor& logits, const Tensor& targets) {
                 "; expected (N, V) and int32 (N)");
 }
 
-int64_t full_vocab(const Tensor& logits, const VocabPart& part) { return part.whole > 0 ? part.whole : logits.dim(1); }
+int64_t full_vocab(const Tensor& logits, const VocabShard& s) { return s.total > 0 ? s.total : logits.dim(1); }
 
 CrossEntropy with_sum(CrossEntropy out, const Tensor& like, double total) {
   out.loss_sum = total;
@@ -73,17 +72,17 @@ CrossEntropy cross_entropy_on_cpu(const Tensor& logits, const Tensor& targets, d
   return with_sum(std::move(out), logits, total);
 }
 
-// A loss whose kernels are queued; reading it waits.
+// Reading the loss waits for its queued kernels.
 CrossEntropy deferred(const RowLosses& made) {
   const Tensor sum = made.totals.select(0, 0);
   return {DeviceScalar(sum), DeviceScalar(made.totals.select(0, 1)), made.lse, sum};
 }
 
-void backward_on_cpu(const Tensor& out, const Scored& of, const GradientScale& factors, const VocabPart& part) {
+void backward_on_cpu(const Tensor& out, const Scored& of, const GradientScale& factors, const VocabShard& shard) {
   const double scale = factors.times.defined() ? factors.number * factors.times.item<double>() : factors.number;
   const Tensor& logits = of.logits;
-  const int64_t vocab = logits.dim(1), first = part.first;
-  check_targets(of.targets, full_vocab(logits, part));
+  const int64_t vocab = logits.dim(1), first = shard.first;
+  check_targets(of.targets, full_vocab(logits, shard));
   with_floating(logits.dtype(), "cross_entropy_backward", [&]<class T>(T) {
     using A = Accumulate<T>;
     const T* const x = logits.data<T>();
@@ -97,7 +96,7 @@ void backward_on_cpu(const Tensor& out, const Scored& of, const GradientScale& f
       const A shift = log_sum[i], by = target[i] == kIgnoredTarget ? A(0) : factor;
       const int64_t at = target[i] == kIgnoredTarget ? -1 : target[i] - first;
       const bool here = at >= 0 && at < vocab;
-      // Computes the target's element from the logit before that may be overwritten, and rounds it once.
+      // Computed from the logit before it may be overwritten, and rounded once.
       const A own = here ? math::exp(static_cast<A>(row[at]) - shift) - A(1) : A(0);
 #pragma GCC ivdep
       for (int64_t j = 0; j < vocab; ++j) to[j] = T(math::exp(static_cast<A>(row[j]) - shift) * by);
@@ -108,7 +107,7 @@ void backward_on_cpu(const Tensor& out, const Scored& of, const GradientScale& f
 
 }  // namespace
 
-Tensor targets_beside(const Tensor& logits, const Tensor& targets, int64_t vocab) {
+Tensor targets_on_device(const Tensor& logits, const Tensor& targets, int64_t vocab) {
   if (targets.device() == logits.device()) return targets;
   check_shapes(logits, targets);
   check_targets(targets.on_host().contiguous(), vocab);
@@ -146,21 +145,20 @@ CrossEntropy cross_entropy_after(double before, const Tensor& logits, const Tens
 }
 
 Tensor cross_entropy_backward(Tensor&& logits_any, const Tensor& targets_any, const Tensor& lse,
-                              const GradientScale& scale, const VocabPart& part) {
+                              const GradientScale& scale, const VocabShard& shard) {
   check_shapes(logits_any, targets_any);
   const Tensor logits = logits_any.contiguous(), targets = targets_any.contiguous();
   logits_any = Tensor();
   Tensor out = logits.unique() ? logits : logits.make(logits.shape());
   const Scored of{logits, targets, lse};
   on_device(
-      logits.device(), [&] { backward_on_cpu(out, of, scale, part); },
-      [&] { cuda::cross_entropy_backward(out, of, scale, part); });
+      logits.device(), [&] { backward_on_cpu(out, of, scale, shard); },
+      [&] { cuda::cross_entropy_backward(out, of, scale, shard); });
   return out;
 }
 
 namespace {
 
-// out (N) = f(row, i) in the accumulation dtype, or on_gpu(out, logits) on a GPU.
 template <class F, class Cuda>
 Tensor over_rows(const Tensor& logits_any, const char* op, const F& f, const Cuda& on_gpu) {
   if (logits_any.ndim() != 2)
@@ -223,18 +221,18 @@ Tensor row_sum_exp(const Tensor& logits, const Tensor& max) {
                    [&](const Tensor& out, const Tensor& x) { cuda::row_sum_exp(out, x, max); });
 }
 
-Tensor target_logits(const Tensor& logits, const Tensor& targets_any, const VocabPart& part) {
+Tensor target_logits(const Tensor& logits, const Tensor& targets_any, const VocabShard& shard) {
   check_shapes(logits, targets_any);
   const Tensor targets = targets_any.contiguous();
-  if (targets.device() == Device::cpu) check_targets(targets, full_vocab(logits, part));
+  if (targets.device() == Device::cpu) check_targets(targets, full_vocab(logits, shard));
   const int64_t vocab = logits.dim(1);
   const auto of_target = [&]<class T, class A>(const T* row, int64_t i, A) {
     const int32_t target = targets.data<int32_t>()[i];
-    const int64_t at = target == kIgnoredTarget ? -1 : target - part.first;
+    const int64_t at = target == kIgnoredTarget ? -1 : target - shard.first;
     return at >= 0 && at < vocab ? static_cast<A>(row[at]) : A(0);
   };
   return over_rows(logits, "target_logits", of_target,
-                   [&](const Tensor& out, const Tensor& x) { cuda::target_logits(out, x, targets, part); });
+                   [&](const Tensor& out, const Tensor& x) { cuda::target_logits(out, x, targets, shard); });
 }
 
 CrossEntropy joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, const Tensor& own,
@@ -247,11 +245,11 @@ CrossEntropy joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, cons
 
 namespace {
 
-constexpr int64_t kMinRows = 32;  // minimum rows per block: fewer are bound by the bandwidth of reading w
-// Bytes of a gradient of w computed separately before it is accumulated: a fraction of the shared cache.
+constexpr int64_t kMinRows = 32;  // per block: fewer rows are bound by the bandwidth of reading w
+// Bytes of a gradient of w computed before it is accumulated: a fraction of the shared cache.
 constexpr int64_t kFreshBytes = int64_t{4} << 20;
 
-// dw = or += dy^T x of one block.
+// dw = or += dy^T x.
 void weight_grad_of_block(Tensor& dw, const Tensor& dy, const Tensor& x, bool first) {
   if (first) return linear_weight_grad(dw, dy, x);
   const int64_t entries = dw.dim(0), row = dw.dim(1) * element_size(dw.dtype());
@@ -265,9 +263,8 @@ void weight_grad_of_block(Tensor& dw, const Tensor& dy, const Tensor& x, bool fi
   }
 }
 
-// Adds loss and gradients of one block to those of the preceding blocks.
-void take_block(LinearCrossEntropy& total, const Tensor& x, const Tensor& w, const Tensor& targets, double scale,
-                Tensor* dx, Tensor* dw, bool first, PackedWeights* packs) {
+void add_block(LinearCrossEntropy& total, const Tensor& x, const Tensor& w, const Tensor& targets, double scale,
+               Tensor* dx, Tensor* dw, bool first, PackedWeights* packs) {
   Tensor logits = linear(x, w, {}, packs);
   const CrossEntropy r = cross_entropy_after(total.loss_sum, logits, targets);
   total.loss_sum = r.loss_sum;
@@ -280,16 +277,16 @@ void take_block(LinearCrossEntropy& total, const Tensor& x, const Tensor& w, con
 
 }  // namespace
 
-RowBlocks row_blocks(const Tensor& x, const Tensor& w, int64_t most_bytes) {
+RowBlocks row_blocks(const Tensor& x, const Tensor& w, int64_t max_bytes) {
   const int64_t rows = x.numel() / std::max<int64_t>(x.dim(-1), 1);
   const int64_t row_bytes = std::max<int64_t>(w.dim(0) * element_size(x.dtype()), 1);
-  const int64_t max_rows = std::max(kMinRows, most_bytes / row_bytes);
+  const int64_t max_rows = std::max(kMinRows, max_bytes / row_bytes);
   const bool on_gpu = x.device() == Device::cuda || dry_run_on_gpu(x);
   if (rows <= max_rows || on_gpu) return {rows, std::max<int64_t>(rows, 1)};
-  const int64_t least = (rows + max_rows - 1) / max_rows;
-  for (int64_t blocks = least; blocks < 2 * least; ++blocks)
+  const int64_t min_blocks = (rows + max_rows - 1) / max_rows;
+  for (int64_t blocks = min_blocks; blocks < 2 * min_blocks; ++blocks)
     if (rows % blocks == 0) return {rows, rows / blocks};
-  return {rows, (rows + least - 1) / least};
+  return {rows, (rows + min_blocks - 1) / min_blocks};
 }
 
 LinearCrossEntropy linear_cross_entropy(const Tensor& x_any, const Tensor& w, const Tensor& targets_any, double scale,
@@ -303,8 +300,7 @@ LinearCrossEntropy linear_cross_entropy(const Tensor& x_any, const Tensor& w, co
   LinearCrossEntropy out;
   blocks.for_each([&](int64_t at, int64_t n) {
     Tensor dx_here = dx ? dx->narrow(0, at, n) : Tensor();
-    take_block(out, x.narrow(0, at, n), w, targets.narrow(0, at, n), scale, dx ? &dx_here : nullptr, dw, at == 0,
-               packs);
+    add_block(out, x.narrow(0, at, n), w, targets.narrow(0, at, n), scale, dx ? &dx_here : nullptr, dw, at == 0, packs);
   });
   out.sum = x.make({}, DType::float64);
   *out.sum.data<double>() = out.loss_sum;
@@ -337,7 +333,7 @@ void linear_weight_grad_by_rows(Tensor& dw, const Tensor& dy_any, const Tensor& 
   if (blocks.one()) return linear_weight_grad(dw, dy_any, x_any);
   const Tensor dy = dy_any.contiguous().flat_rows(), x = x_any.contiguous().flat_rows();
   const DType wide = accum_dtype(dy.dtype());
-  // Rounds the total over blocks once.
+  // Round once, after all blocks.
   Tensor total = dw.dtype() == wide ? dw : dw.make(dw.shape(), wide, Category::workspace);
   blocks.for_each(
       [&](int64_t at, int64_t n) { weight_grad_of_block(total, dy.narrow(0, at, n), x.narrow(0, at, n), at == 0); });

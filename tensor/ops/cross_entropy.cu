@@ -1,8 +1,8 @@
-// Cross-entropy kernels; this part is shared: logits with targets, exponentials, and the loss of a row.
+// Shared by the cross-entropy kernels: logits with targets, exponentials, and the loss of a row.
 //
 // Cross-entropy evaluates more exponentials than any other op of a training step. CUDA's expf() is accurate to 1 ulp
-// like math::exp() at a third of its cost; bfloat16 logits use a fast approximation, without which the kernels would be
-// bound by arithmetic instead of bandwidth.
+// like math::exp() at a third of its cost; bfloat16 logits use a fast approximation, because otherwise arithmetic and
+// not bandwidth would bound the kernels.
 #include <algorithm>
 #include <limits>
 #include <type_traits>
@@ -28,25 +28,25 @@ __device__ Accumulate<T> exponential_from(T x, Accumulate<T> y) {
     return exponential(x - y);
 }
 
-inline constexpr int kPartsEach = 8;  // approximate vectors of a row per thread
+inline constexpr int kVectorsPerThread = 8;  // vectors of a row per thread, approximately
 
 template <class T>
 struct Logits {
   const T* x;
   const int32_t* targets;
   Rows rows;
-  Bounds bounds;  // valid range of all targets
-  int64_t first;  // index of the first local column
+  Bounds bounds;  // of all targets
+  int64_t first;  // first local column
 };
 
 template <class T>
-Logits<T> compute_logits(const Tensor& x, const Tensor& targets, const VocabPart& part) {
-  const int64_t vocab = part.whole > 0 ? part.whole : x.dim(1);
-  return {x.device_data<T>(), targets.device_data<int32_t>(), partition_rows<T>(x.dim(0), x.dim(1), kPartsEach),
-          context(x).bounds({.op = "cross_entropy", .what = "target", .where = "of row", .limit = vocab}), part.first};
+Logits<T> compute_logits(const Tensor& x, const Tensor& targets, const VocabShard& shard) {
+  const int64_t vocab = shard.total > 0 ? shard.total : x.dim(1);
+  return {x.device_data<T>(), targets.device_data<int32_t>(), partition_rows<T>(x.dim(0), x.dim(1), kVectorsPerThread),
+          context(x).bounds({.op = "cross_entropy", .what = "target", .where = "of row", .limit = vocab}), shard.first};
 }
 
-// Local column of row i's target, or -1 if it is ignored or in another shard.
+// Local column of row i's target; -1 if ignored or in another shard.
 template <class T>
 __device__ int target_column(const Logits<T>& f, int64_t i, int32_t target) {
   if (target == kIgnoredTarget || !inside(f.bounds, i, target)) return -1;
@@ -54,7 +54,6 @@ __device__ int target_column(const Logits<T>& f, int64_t i, int32_t target) {
   return at >= 0 && at < f.rows.length ? static_cast<int>(at) : -1;
 }
 
-// Stores a row's terms of the loss and of the target count.
 template <class A>
 __device__ void store_loss(double* losses, const Rows& rows, int64_t i, A lse, A logit, bool counts) {
   losses[i] = counts ? static_cast<double>(lse) - static_cast<double>(logit) : 0;
@@ -65,30 +64,29 @@ inline RowLosses allocate_losses(const Tensor& like, int64_t n, DType wide) {
   return {like.make({n}, wide), like.make({2, n}, DType::float64), like.make({2}, DType::float64)};
 }
 
-// Cross-entropy on a GPU: a block reads a row once, with an online maximum per thread; backward reads it again and
-// overwrites the logits with their gradient, 16 bytes at a time. If the gradient is needed immediately, one kernel does
-// both with the row in shared memory.
+// A block reads a row once, with an online maximum per thread; backward reads it again and overwrites the logits with
+// their gradient, 16 bytes at a time. If the gradient is needed immediately, one kernel does both with the row in
+// shared memory.
 
 namespace {
 
-// Maximum bytes of a row such that two fit on a multiprocessor; and the kernel's other shared memory, with alignment.
+// Maximum bytes of a row such that two fit on a multiprocessor; the kernel's other shared memory, including alignment.
 constexpr int64_t kMaxShared = 112 * 1024, kOwnShared = 1024;
 
-// A thread's running maximum of logits and sum of exponentials.
 template <class T>
 struct Online {
   using A = Accumulate<T>;
-  A max = -std::numeric_limits<A>::max(), sum = 0;  // finite, so that no difference of infinities occurs below
+  A max = -std::numeric_limits<A>::max(), sum = 0;  // finite, to avoid inf - inf below
 
   template <bool kVectorized>
-  __device__ void add(const Packed<T, kVecElems<T>>& part, int j, int n) {
+  __device__ void add(const Packed<T, kVecElems<T>>& packed, int j, int n) {
     A top = max;
-    each_in_part<kVectorized, T>(j, n, [&](int k) { top = std::max(top, static_cast<A>(part.v[k])); });
+    each_in_vector<kVectorized, T>(j, n, [&](int k) { top = std::max(top, static_cast<A>(packed.v[k])); });
     if (top > max) {
       sum *= exponential(max - top);
       max = top;
     }
-    each_in_part<kVectorized, T>(j, n, [&](int k) { sum += exponential_from(part.v[k], max); });
+    each_in_vector<kVectorized, T>(j, n, [&](int k) { sum += exponential_from(packed.v[k], max); });
   }
   __device__ A row_lse(const RowThread& at) const {
     const A top = row_top(at, max);
@@ -96,7 +94,6 @@ struct Online {
   }
 };
 
-// Results of a row, stored by its first thread.
 template <class T>
 struct Scores {
   Accumulate<T>* lse;
@@ -117,7 +114,7 @@ __global__ __launch_bounds__(kRowThreads) void cross_entropy_kernel(Logits<T> f,
   const int n = f.rows.length;
   const T* const row = f.x + at.row * n;
   Online<T> online;
-  stream_parts<kVectorized>(at, row, n, [&](int j, const auto& part) { online.template add<kVectorized>(part, j, n); });
+  stream_vectors<kVectorized>(at, row, n, [&](int j, const auto& v) { online.template add<kVectorized>(v, j, n); });
   const auto own = online.row_lse(at);
   if (at.thread == 0) to.store(f, at, own, row);
 }
@@ -126,12 +123,11 @@ template <class T>
 struct Gradient {
   Logits<T> of;
   const Accumulate<T>* lse;
-  T* dx;                // may be the logits
+  T* dx;
   double scale;         // multiplied by
   const double* times;  // this, unless null
 };
 
-// The gradient of a row, vector by vector.
 template <class T>
 struct RowGradient {
   using A = Accumulate<T>;
@@ -142,13 +138,13 @@ struct RowGradient {
     column = target_column(f, i, target);
     by = target == kIgnoredTarget ? A(0) : static_cast<A>(scale);
   }
-  __device__ Packed<T, kVecElems<T>> of(const Packed<T, kVecElems<T>>& part, int j) const {
+  __device__ Packed<T, kVecElems<T>> of(const Packed<T, kVecElems<T>>& packed, int j) const {
     Packed<T, kVecElems<T>> dx;
-    for (int k = 0; k < kVecElems<T>; ++k) dx.v[k] = T(exponential_from(part.v[k], shift) * by);
+    for (int k = 0; k < kVecElems<T>; ++k) dx.v[k] = T(exponential_from(packed.v[k], shift) * by);
     if (column >= j && column < j + kVecElems<T>) {
 #pragma unroll
       for (int k = 0; k < kVecElems<T>; ++k)
-        if (j + k == column) dx.v[k] = T((exponential_from(part.v[k], shift) - A(1)) * by);
+        if (j + k == column) dx.v[k] = T((exponential_from(packed.v[k], shift) - A(1)) * by);
     }
     return dx;
   }
@@ -161,31 +157,29 @@ __global__ __launch_bounds__(kRowThreads) void cross_entropy_backward_kernel(Gra
   const int n = f.of.rows.length;
   const RowGradient<T> gradient(f.of, at.row, f.lse[at.row], f.times ? f.scale * *f.times : f.scale);
   T* const to = f.dx + at.row * n;
-  stream_parts<kVectorized>(at, f.of.x + at.row * n, n,
-                            [&](int j, const auto& part) { store_part<kVectorized>(to, j, n, gradient.of(part, j)); });
+  stream_vectors<kVectorized>(at, f.of.x + at.row * n, n,
+                              [&](int j, const auto& v) { store_vector<kVectorized>(to, j, n, gradient.of(v, j)); });
 }
 
-// Fused forward and backward for a row that fits into shared memory: it is read once, with all loads in flight. Each
-// thread processes the vectors that it copied, in the order of the kernels above, so results are bitwise identical to
-// theirs; the barriers of the row reduction precede the read of the target's logit, which another thread may have
-// copied.
+// Fused forward and backward for a row that fits into shared memory: read once, with all loads in flight. Each thread
+// processes the vectors that it copied, in the order of the kernels above, so results are bitwise identical to theirs;
+// the row reduction's barriers precede the read of the target's logit, which another thread may have copied.
 template <class T>
 __global__ __launch_bounds__(kRowThreads) void cross_entropy_in_place_kernel(Gradient<T> f, Scores<T> to) {
   const RowThread at{blockIdx.x, static_cast<int>(threadIdx.x), f.of.rows.width};
   const int n = f.of.rows.length, step = at.width * kVecElems<T>;
   T *const row = dynamic_shared<T>(), *const there = f.dx + at.row * n;
-  for (int j = at.part<T>(0); j < n; j += step) copy_async(shared_address(row + j), there + j, true);
+  for (int j = at.offset<T>(0); j < n; j += step) copy_async(shared_address(row + j), there + j, true);
   commit_copies();
   wait_for_copies<0>();
   Online<T> online;
-  for (int j = at.part<T>(0); j < n; j += step) online.template add<true>(load<kVecElems<T>>(row + j), j, n);
+  for (int j = at.offset<T>(0); j < n; j += step) online.template add<true>(load<kVecElems<T>>(row + j), j, n);
   const auto own = online.row_lse(at);
   if (at.thread == 0) to.store(f.of, at, own, row);
   const RowGradient<T> gradient(f.of, at.row, own, f.scale);
-  for (int j = at.part<T>(0); j < n; j += step) store(there + j, gradient.of(load<kVecElems<T>>(row + j), j));
+  for (int j = at.offset<T>(0); j < n; j += step) store(there + j, gradient.of(load<kVecElems<T>>(row + j), j));
 }
 
-// x *= times, skipped if times is 1.
 template <class T, bool kVectorized>
 __global__ void times_kernel(T* x, Rows rows, const double* times) {
   const double by = *times;
@@ -193,10 +187,10 @@ __global__ void times_kernel(T* x, Rows rows, const double* times) {
   for (int64_t i = blockIdx.x; i < rows.count; i += gridDim.x)
     for (int j = static_cast<int>(threadIdx.x) * kVecElems<T>; j < rows.length; j += kThreads * kVecElems<T>) {
       T* const row = x + i * rows.length;
-      Packed<T, kVecElems<T>> part = load_part<kVectorized>(row, j, rows.length);
+      Packed<T, kVecElems<T>> packed = load_vector<kVectorized>(row, j, rows.length);
       for (int k = 0; k < kVecElems<T>; ++k)
-        part.v[k] = T(static_cast<Accumulate<T>>(part.v[k]) * static_cast<Accumulate<T>>(by));
-      store_part<kVectorized>(row, j, rows.length, part);
+        packed.v[k] = T(static_cast<Accumulate<T>>(packed.v[k]) * static_cast<Accumulate<T>>(by));
+      store_vector<kVectorized>(row, j, rows.length, packed);
     }
 }
 
@@ -254,11 +248,11 @@ void multiply_by(const Tensor& x, const Tensor& times) {
 }
 
 void cross_entropy_backward(const Tensor& dlogits, const Scored& of, const GradientScale& scale,
-                            const VocabPart& part) {
+                            const VocabShard& shard) {
   with_floating(of.logits.dtype(), "cross_entropy_backward", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
-    const Gradient<T> f{compute_logits<T>(of.logits, of.targets, part), of.lse.device_data<A>(),
+    const Gradient<T> f{compute_logits<T>(of.logits, of.targets, shard), of.lse.device_data<A>(),
                         dlogits.device_data<T>(), scale.number,
                         scale.times.defined() ? scale.times.device_data<double>() : nullptr};
     const bool vectorized = is_vectorizable<T>(dlogits.dim(1), f.of.x, f.dx);
@@ -267,11 +261,9 @@ void cross_entropy_backward(const Tensor& dlogits, const Scored& of, const Gradi
   });
 }
 
-// Partial losses of a vocabulary shard on a GPU, and the loss from the reduced partial results.
-
 namespace {
 
-// out = the row's maximum if max is null, otherwise the sum of exp(logit - max).
+// The row's maximum if max is null, otherwise the sum of exp(logit - max).
 template <class T, bool kVectorized>
 __global__ __launch_bounds__(kRowThreads) void row_kernel(const T* x, Rows rows, const Accumulate<T>* max,
                                                           Accumulate<T>* out) {
@@ -282,9 +274,9 @@ __global__ __launch_bounds__(kRowThreads) void row_kernel(const T* x, Rows rows,
   const T* const row = x + at.row * n;
   A own = max ? A(0) : -std::numeric_limits<A>::infinity();
   const A top = max ? max[at.row] : A(0);
-  stream_parts<kVectorized>(at, row, n, [&](int j, const auto& part) {
-    each_in_part<kVectorized, T>(j, n, [&](int k) {
-      own = max ? own + exponential_from(part.v[k], top) : std::max(own, static_cast<A>(part.v[k]));
+  stream_vectors<kVectorized>(at, row, n, [&](int j, const auto& packed) {
+    each_in_vector<kVectorized, T>(j, n, [&](int k) {
+      own = max ? own + exponential_from(packed.v[k], top) : std::max(own, static_cast<A>(packed.v[k]));
     });
   });
   own = max ? row_sum(at, own) : row_top(at, own);
@@ -322,7 +314,7 @@ void row_max_or_sum(const char* op, const Tensor& out, const Tensor& x, const Te
   with_floating(x.dtype(), op, [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
-    const Rows rows = partition_rows<T>(x.dim(0), x.dim(1), kPartsEach);
+    const Rows rows = partition_rows<T>(x.dim(0), x.dim(1), kVectorsPerThread);
     const T* const from = x.device_data<T>();
     const bool vectorized = is_vectorizable<T>(x.dim(1), from);
     launch(context(x), op, rows.grid(), vectorized ? row_kernel<T, true> : row_kernel<T, false>, from, rows,
@@ -354,10 +346,10 @@ void row_sum_exp(const Tensor& out, const Tensor& logits, const Tensor& max) {
   row_max_or_sum("row_sum_exp", out, logits, &max);
 }
 
-void target_logits(const Tensor& out, const Tensor& logits, const Tensor& targets, const VocabPart& part) {
+void target_logits(const Tensor& out, const Tensor& logits, const Tensor& targets, const VocabShard& shard) {
   with_floating(logits.dtype(), "target_logits", [&](auto t) {
     using T = decltype(t);
-    const Logits<T> f = compute_logits<T>(logits, targets, part);
+    const Logits<T> f = compute_logits<T>(logits, targets, shard);
     launch(context(logits), "target_logits", {.blocks = blocks_for(f.rows.count, kThreads)}, target_logits_kernel<T>, f,
            out.device_data<Accumulate<T>>());
   });

@@ -1,4 +1,4 @@
-// CPU dropout: one Philox block serves four adjacent elements in global order.
+// One Philox block serves four adjacent elements in global order.
 #include "tensor/ops/dropout.h"
 
 #include "tensor/cpu/vectorize.h"
@@ -6,23 +6,22 @@
 namespace tessera {
 namespace {
 
-constexpr int kBatch = 64;  // values sampled at a time
+constexpr int kSampled = 64;  // values sampled at a time
 
-// Elements [0, c) of one row, whose first element has the global index `first`.
+// One row; `first` is the global index of its first element.
 template <class T>
 void drop_row(T* y, const T* x, int64_t c, uint64_t first, double p, const DropoutTile& tile) {
   using A = Accumulate<T>;
   const A up = static_cast<A>(1 / (1 - p));
   const auto threshold = static_cast<float>(p);
-  float uniform[kBatch];
-  for (int64_t j = 0; j < c; j += kBatch) {
-    tile.random.uniforms<kBatch>(first + static_cast<uint64_t>(j), tile.step, uniform);
-    for (int64_t k = 0; k < std::min<int64_t>(kBatch, c - j); ++k)
+  float uniform[kSampled];
+  for (int64_t j = 0; j < c; j += kSampled) {
+    tile.random.uniforms<kSampled>(first + static_cast<uint64_t>(j), tile.step, uniform);
+    for (int64_t k = 0; k < std::min<int64_t>(kSampled, c - j); ++k)
       y[j + k] = uniform[k] >= threshold ? T(static_cast<A>(x[j + k]) * up) : T(A(0));
   }
 }
 
-// The sizes in `tile` must be set.
 void dropout_on_cpu(const Tensor& y, const Tensor& x, double p, const DropoutTile& tile) {
   const int64_t tokens = x.dim(1), c = x.dim(2);
   with_floating(x.dtype(), "dropout", [&]<class T>(T) {

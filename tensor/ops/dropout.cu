@@ -1,5 +1,5 @@
-// GPU dropout. If four adjacent elements in memory are adjacent in global order, each thread generates the Philox
-// blocks that its elements share; otherwise each element generates its own.
+// If four adjacent elements in memory are adjacent in global order, each thread generates the Philox blocks that its
+// elements share; otherwise one block per element.
 #include "tensor/cuda/columns.cuh"
 #include "tensor/ops/dropout.h"
 
@@ -10,7 +10,7 @@ template <class T>
 struct Dropout {
   using A = Accumulate<T>;
   const T* x;
-  T* y;  // may be x
+  T* y;
   const int64_t* positions;
   Philox random;
   uint64_t step;

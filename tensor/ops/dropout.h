@@ -1,4 +1,4 @@
-// Dropout (Srivastava et al. 2014; inverted) with a counter-based RNG: the mask is a function of (stream, step, global
+// Inverted dropout (Srivastava et al. 2014) with a counter-based RNG: the mask is a function of (stream, step, global
 // logical index), so any rank generates its shard under any partition, and recomputation reproduces it.
 #pragma once
 
@@ -7,11 +7,11 @@
 
 namespace tessera {
 
-// Position of the tile x (B, T, C) in the full activation.
+// Position of x (B, T, C) in the full activation.
 struct DropoutTile {
   Philox random{0};
   uint64_t step = 0;
-  const uint64_t* step_on_gpu = nullptr;  // device address read by the kernel; replaces `step`
+  const uint64_t* step_on_gpu = nullptr;  // device address; replaces `step`
   int64_t first_sequence = 0;
   int64_t tokens_total = 0;    // 0: T
   int64_t channels_total = 0;  // 0: C
@@ -24,8 +24,8 @@ struct DropoutTile {
 Tensor dropout(Tensor&& x, double p, const DropoutTile& tile);
 
 namespace cuda {
-// Bitwise identical masks. x (B, T, C) contiguous; y may be x; sizes in `tile` set; `positions` int64 (T) on the GPU,
-// or null for 0, 1, ...
+// Bitwise identical masks. x (B, T, C) contiguous; y may be x; sizes in `tile` set; `positions` int64 (T) on the GPU or
+// null.
 void dropout(const Tensor& y, const Tensor& x, double p, const DropoutTile& tile, const Tensor* positions);
 }  // namespace cuda
 

@@ -1,4 +1,3 @@
-// Argument checks and CPU loops of the elementwise ops.
 #include "tensor/ops/elementwise.h"
 
 #include "tensor/cpu/loops.h"
@@ -20,7 +19,6 @@ void map_rounded(const Kernel& kernel, const Tensor& y, const In&... in) {
 template <class T, class>
 using Same = T;
 
-// y = kernel(x...) on y's device, with operands of its shape and dtype.
 template <class Kernel, class... In>
 void run(const Kernel& kernel, const Tensor& y, const In&... in) {
   const auto on_cpu = [&] {
@@ -87,7 +85,7 @@ void add_(Tensor& x, const Tensor& y_any, double factor) {
   on_device(x.device(), on_cpu, [&] { cuda::run(kernel, x, x, y); });
 }
 
-// Instantiates the functions above for every op in the lists; taking their addresses keeps them in the library.
+// Instantiates the functions above for every op; taking their addresses keeps them in the library.
 template <class... Ops>
 auto instantiate_unary(OpList<Ops...>) {
   return std::tuple(&unary<Ops>..., &unary_backward<Ops>...);

@@ -1,4 +1,3 @@
-// GPU loop of the elementwise kernels, instantiated for each kernel.
 #include <tuple>
 #include <type_traits>
 

@@ -1,5 +1,5 @@
-// The elementwise ops, each defined once. The CPU loop, the autograd binding, the tests, the micro-benchmarks and the
-// CUDA kernel iterate over these lists: a new op needs one struct and one list entry.
+// Elementwise ops, each defined once. The CPU loop, autograd binding, tests, micro-benchmarks and CUDA kernel iterate
+// over these lists: a new op needs one struct and one list entry.
 #pragma once
 #include "tensor/math.h"
 
@@ -83,8 +83,8 @@ struct Silu {
     return math::fma(x * s, 1 - s, s);
   }
 };
-// Gelu: the tanh approximation of GPT-2, x (1 + tanh u) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3), which is x
-// sigmoid(2u). GeluErf: the exact form x Phi(x) with the normal CDF Phi. Hendrycks and Gimpel 2016, section 2.
+// Gelu: GPT-2's tanh approximation, x (1 + tanh u) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3), which is x sigmoid(2u).
+// GeluErf: x Phi(x) with the normal CDF Phi. Hendrycks and Gimpel 2016, section 2.
 struct Gelu {
   static constexpr const char* name = "gelu";
   static constexpr double low = -4, high = 4;
@@ -116,7 +116,7 @@ auto with_gelu(GeluForm form, const F& f) {
   return form == GeluForm::tanh ? f(Gelu()) : f(GeluErf());
 }
 
-// Binary: y = f(a, b); da and db are the partial derivatives.
+// da and db are the partial derivatives of f.
 struct Add {
   static constexpr const char* name = "add";
   static constexpr double low = -3, high = 3;
@@ -161,7 +161,7 @@ struct Minimum {
 };
 using BinaryOps = OpList<Add, Sub, Mul, Div, Maximum, Minimum>;
 
-// Kernels: function objects in the accumulation type; the CPU and GPU loops round their result once.
+// Kernels compute in the accumulation type; the CPU and GPU loops round their result once.
 template <class Op>
 struct Value {
   static constexpr const char* name = Op::name;

@@ -1,4 +1,4 @@
-// Lookup by rows; the gradient is split by columns, so that no two threads accumulate into one element.
+// The gradient is split by columns, so that no two threads accumulate into one element.
 #include "tensor/ops/embedding.h"
 
 #include "tensor/cpu/loops.h"
@@ -15,14 +15,14 @@ const int32_t* checked(const Tensor& ids, int64_t vocab) {
   return id;
 }
 
-int64_t full_index(const Tensor& table, const VocabPart& part) { return part.whole > 0 ? part.whole : table.dim(0); }
+int64_t full_index(const Tensor& table, const VocabShard& s) { return s.total > 0 ? s.total : table.dim(0); }
 
-void embedding_on_cpu(const Tensor& out, const Tensor& ids, const Tensor& table, const VocabPart& part) {
-  const int64_t rows = table.dim(0), first = part.first, c = table.dim(1), row_bytes = c * element_size(table.dtype());
-  const int32_t* const id = checked(ids, full_index(table, part));
+void embedding_on_cpu(const Tensor& out, const Tensor& ids, const Tensor& table, const VocabShard& shard) {
+  const int64_t rows = table.dim(0), first = shard.first, c = table.dim(1), row_bytes = c * element_size(table.dtype());
+  const int32_t* const id = checked(ids, full_index(table, shard));
   const std::byte* const from = table.raw();
   std::byte* const to = out.raw();
-  cpu::split(ids.numel(), cpu::rows_together(c), [=](int64_t begin, int64_t end) {
+  cpu::split(ids.numel(), cpu::rows_per_task(c), [=](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = id[i] - first;
       if (row >= 0 && row < rows)
@@ -33,9 +33,9 @@ void embedding_on_cpu(const Tensor& out, const Tensor& ids, const Tensor& table,
   });
 }
 
-void embedding_backward_on_cpu(Tensor& sums, const Tensor& dy, const Tensor& ids, const VocabPart& part) {
-  const int64_t rows = sums.dim(0), first = part.first, c = sums.dim(1), n = ids.numel();
-  const int32_t* const id = checked(ids, full_index(sums, part));
+void embedding_backward_on_cpu(Tensor& sums, const Tensor& dy, const Tensor& ids, const VocabShard& shard) {
+  const int64_t rows = sums.dim(0), first = shard.first, c = sums.dim(1), n = ids.numel();
+  const int32_t* const id = checked(ids, full_index(sums, shard));
   sums.fill(0);
   with_floating(dy.dtype(), "embedding_backward", [&]<class T>(T) {
     using A = Accumulate<T>;
@@ -56,33 +56,33 @@ void embedding_backward_on_cpu(Tensor& sums, const Tensor& dy, const Tensor& ids
 
 }  // namespace
 
-Tensor ids_beside(const Tensor& table, const Tensor& ids, const VocabPart& part) {
+Tensor ids_on_device(const Tensor& table, const Tensor& ids, const VocabShard& shard) {
   if (ids.device() == table.device()) return ids;
-  checked(ids.on_host().contiguous(), full_index(table, part));
+  checked(ids.on_host().contiguous(), full_index(table, shard));
   return ids.to(table.arena());
 }
 
-Tensor embedding(const Tensor& ids_any, const Tensor& table_any, const VocabPart& part) {
+Tensor embedding(const Tensor& ids_any, const Tensor& table_any, const VocabShard& shard) {
   if (table_any.ndim() != 2) throw Error("[embedding] table is " + table_any.describe() + "; expected (V, C)");
   const Tensor ids = ids_any.contiguous(), table = table_any.contiguous();
   Shape shape = ids.shape();
   shape.push_back(table.dim(1));
   Tensor out = table.make(shape);
   on_device(
-      table.device(), [&] { embedding_on_cpu(out, ids, table, part); },
-      [&] { cuda::embedding(out, ids, table, part); });
+      table.device(), [&] { embedding_on_cpu(out, ids, table, shard); },
+      [&] { cuda::embedding(out, ids, table, shard); });
   return out;
 }
 
-void embedding_backward(Tensor& dtable, const Tensor& dy_any, const Tensor& ids_any, const VocabPart& part) {
+void embedding_backward(Tensor& dtable, const Tensor& dy_any, const Tensor& ids_any, const VocabShard& shard) {
   const Tensor ids = ids_any.contiguous(), dy = dy_any.contiguous();
   dy.check_size(ids.numel() * dtable.dim(1));
   const DType wide = accum_dtype(dy.dtype());
   const bool direct = dtable.dtype() == wide && dtable.is_contiguous();
   Tensor sums = direct ? dtable : dy.make(dtable.shape(), wide, Category::workspace);
   on_device(
-      dy.device(), [&] { embedding_backward_on_cpu(sums, dy, ids, part); },
-      [&] { cuda::embedding_backward(sums, dy, ids, part); });
+      dy.device(), [&] { embedding_backward_on_cpu(sums, dy, ids, shard); },
+      [&] { cuda::embedding_backward(sums, dy, ids, shard); });
   if (!direct) dtable.copy_from(sums);
 }
 

@@ -1,7 +1,6 @@
-// GPU embedding. In backward, each block owns some rows of the table: it scans all ids, collects the tokens of its rows
-// in order, and accumulates their gradients row by row, each element in one register. Every sum is therefore in token
-// order without a sort, atomics or workspace. Block b of n owns rows b, b + n, b + 2n, ..., because frequent tokens
-// have adjacent ids.
+// In backward, each block owns some rows of the table: it scans all ids, collects the tokens of its rows in order, and
+// accumulates their gradients row by row, each element in one register. Sums are therefore in token order without a
+// sort, atomics or workspace. Block b of n owns rows b, b + n, b + 2n, ..., because frequent tokens have adjacent ids.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -15,14 +14,14 @@ namespace {
 
 struct Own {
   int64_t first, count;
-  Bounds bounds;  // valid range of ids
+  Bounds bounds;  // of ids
 };
 
-Own own_rows(const Tensor& table, const VocabPart& part) {
+Own own_rows(const Tensor& table, const VocabShard& s) {
   const int64_t rows = table.dim(0);
-  return {part.first, rows,
+  return {s.first, rows,
           context(table).bounds(
-              {.op = "embedding", .what = "id", .where = "at position", .limit = part.whole > 0 ? part.whole : rows})};
+              {.op = "embedding", .what = "id", .where = "at position", .limit = s.total > 0 ? s.total : rows})};
 }
 
 template <class T>
@@ -32,20 +31,20 @@ struct Lookup {
   T* out;
   Own own;
 
-  template <class Part>
-  __device__ void operator()(const Part& at) const {
+  template <class Position>
+  __device__ void operator()(const Position& at) const {
     const int32_t id = ids[at.first];
     const int64_t row = id - own.first;
-    typename Part::Elements part{};
-    if (inside(own.bounds, at.first, id) && row >= 0 && row < own.count) part = at.load(table, row);
-    at.store(out, at.first, part);
+    typename Position::Elements packed{};
+    if (inside(own.bounds, at.first, id) && row >= 0 && row < own.count) packed = at.load(table, row);
+    at.store(out, at.first, packed);
   }
 };
 
-constexpr int kIdsPerThread = 8, kTile = kThreads * kIdsPerThread;  // ids that a block scans at a time
-constexpr int kTokens = 2 * kTile;  // maximum tokens that a block collects before it accumulates them
-constexpr int kMaxRows = 64;        // rows of the table per block
-constexpr int kLoads = 8;           // gradient loads in flight per thread
+constexpr int kIdsPerThread = 8, kTile = kThreads * kIdsPerThread;  // ids scanned at a time
+constexpr int kTokens = 2 * kTile;                                  // maximum tokens collected before accumulation
+constexpr int kMaxRows = 64;                                        // rows of the table per block
+constexpr int kLoads = 8;                                           // gradient loads in flight per thread
 
 template <class T>
 struct Backward {
@@ -67,7 +66,7 @@ struct Backward {
 // Collected tokens of the block's rows, in order.
 struct BlockTokens {
   int32_t token[kTokens];
-  uint8_t row[kTokens];  // row of each token within the block
+  uint8_t row[kTokens];  // of each token, within the block
   int of_warp[kThreads / 32];
   int count;
 };
@@ -75,7 +74,7 @@ struct BlockTokens {
 // Exclusive prefix sum of `matches` over the block's threads; `all` receives the total.
 __device__ int rank_in_block(BlockTokens& mine, int matches, int& all) {
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  int upto = matches;  // matches of this warp's lanes up to this one
+  int upto = matches;  // including this lane
   for (int by = 1; by < 32; by *= 2) {
     const int before = __shfl_sync(~0u, upto, lane >= by ? lane - by : lane);
     if (lane >= by) upto += before;
@@ -115,17 +114,16 @@ __device__ void collect(const Backward<T>& f, int64_t first, BlockTokens& mine) 
   __syncthreads();
 }
 
-// Iterates over the tokens of one row in order, one warp per row.
 struct RowTokens {
   const BlockTokens& mine;
-  int row, window = 0;  // first of the 32 tokens under inspection
-  unsigned left;        // bit mask of those that belong to the row and remain
+  int row, window = 0;  // first of the 32 current tokens
+  unsigned left;        // bit mask of remaining tokens of the row
   __device__ RowTokens(const BlockTokens& all, int of) : mine(all), row(of), left(matches()) {}
   __device__ unsigned matches() const {
     const int at = window + static_cast<int>(threadIdx.x) % 32;
     return __ballot_sync(~0u, at < mine.count && mine.row[at] == row);
   }
-  // Writes the next tokens, at most kLoads, and returns their number; unused entries repeat a token of the row.
+  // Writes and counts the next tokens, at most kLoads; unused entries repeat a token of the row.
   __device__ int next(int32_t (&token)[kLoads]) {
     int found = 0;
 #pragma unroll
@@ -142,22 +140,22 @@ struct RowTokens {
   }
 };
 
-// Accumulates gradients in token order in a warp's columns of one row. Many loads are in flight before the first is
-// used; they stay packed in words, because unpacking would wait for them.
+// Accumulates gradients in token order in a warp's columns of one row. Loads in flight stay packed in words, because
+// unpacking would wait for them.
 template <class T, bool kVectorized>
 __device__ void add_tokens(const Backward<T>& f, const BlockTokens& mine, int row, int j, bool fresh) {
   using A = Accumulate<T>;
   const bool here = j < f.c;
   A* const to = f.sums + f.row(row) * f.c;
   Packed<A, kVecElems<T>> total{};
-  if (!fresh && here) each_in_part<kVectorized, T>(j, f.c, [&](int k) { total.v[k] = to[j + k]; });
+  if (!fresh && here) each_in_vector<kVectorized, T>(j, f.c, [&](int k) { total.v[k] = to[j + k]; });
   RowTokens tokens(mine, row);
   int32_t token[kLoads];
   while (const int found = tokens.next(token)) {
     uint4 asked[kLoads] = {};
 #pragma unroll
     for (int l = 0; l < kLoads; ++l)
-      if (here) asked[l] = std::bit_cast<uint4>(load_part<kVectorized>(f.dy + int64_t{token[l]} * f.c, j, f.c));
+      if (here) asked[l] = std::bit_cast<uint4>(load_vector<kVectorized>(f.dy + int64_t{token[l]} * f.c, j, f.c));
     __syncwarp();  // keeps the compiler from sinking the loads to their use
 #pragma unroll
     for (int l = 0; l < kLoads; ++l) {
@@ -169,7 +167,6 @@ __device__ void add_tokens(const Backward<T>& f, const BlockTokens& mine, int ro
   if (here) store_sums<kVectorized, T>(to, j, f.c, total.v);
 }
 
-// Each warp processes column strips of some rows.
 template <class T, bool kVectorized>
 __device__ void add_up(const Backward<T>& f, const BlockTokens& mine, bool fresh) {
   constexpr int kStrip = 32 * kVecElems<T>;
@@ -199,18 +196,18 @@ __global__ __launch_bounds__(kThreads) void embedding_backward_kernel(Backward<T
 
 }  // namespace
 
-void embedding(const Tensor& out, const Tensor& ids, const Tensor& table, const VocabPart& part) {
+void embedding(const Tensor& out, const Tensor& ids, const Tensor& table, const VocabShard& shard) {
   const int64_t c = table.dim(1), n = ids.numel();
   if (out.numel() == 0) return;
   with_dtype(table.dtype(), [&](auto t) {
     using T = decltype(t);
-    const Lookup<T> f{table.device_data<T>(), ids.device_data<int32_t>(), out.device_data<T>(), own_rows(table, part)};
+    const Lookup<T> f{table.device_data<T>(), ids.device_data<int32_t>(), out.device_data<T>(), own_rows(table, shard)};
     for_columns<T>(context(out), "embedding", {n, static_cast<int>(c)}, f, f.table, f.out);
   });
 }
 
-void embedding_backward(const Tensor& sums, const Tensor& dy, const Tensor& ids, const VocabPart& part) {
-  constexpr int64_t kBlocks = 1024;  // about the number that runs concurrently on a GPU
+void embedding_backward(const Tensor& sums, const Tensor& dy, const Tensor& ids, const VocabShard& shard) {
+  constexpr int64_t kBlocks = 1024;  // about the number that a GPU runs concurrently
   const int64_t vocab = sums.dim(0), blocks = std::max(kBlocks, blocks_for(vocab, kMaxRows));
   if (sums.numel() == 0) return;
   with_floating(dy.dtype(), "embedding_backward", [&](auto t) {
@@ -223,7 +220,7 @@ void embedding_backward(const Tensor& sums, const Tensor& dy, const Tensor& ids,
                         .vocab = vocab,
                         .c = static_cast<int>(sums.dim(1)),
                         .shift = std::countr_zero(std::bit_ceil(static_cast<uint64_t>(blocks))),
-                        .own = own_rows(sums, part)};
+                        .own = own_rows(sums, shard)};
     const bool vectorized = is_vectorizable<T>(f.c, f.dy, f.sums);
     launch(context(dy), "embedding_backward", {.blocks = std::min(vocab, int64_t{1} << f.shift)},
            vectorized ? embedding_backward_kernel<T, true> : embedding_backward_kernel<T, false>, f);

@@ -1,4 +1,4 @@
-// Threads split the rows, which are independent; gradients of gamma and beta are split by columns.
+// Threads split the rows; gradients of gamma and beta are split by columns.
 #include "tensor/ops/norm.h"
 
 #include "tensor/cpu/loops.h"
@@ -17,7 +17,6 @@ void check(const Tensor& x, const Tensor& gamma, const Tensor& beta) {
                 " elements of x's dtype");
 }
 
-// Operands of one call, with contiguous rows.
 template <class T>
 struct Forward {
   using A = Accumulate<T>;

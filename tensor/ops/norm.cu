@@ -1,5 +1,4 @@
-// Norms on a GPU: a row stays in its threads' registers between one read and one write, so statistics need no extra
-// pass over memory.
+// A row stays in its threads' registers between one read and one write, so statistics need no extra pass over memory.
 #include <span>
 #include <vector>
 
@@ -20,20 +19,20 @@ struct Forward {
   Rows rows;
 };
 
-// x + y as stored, the input of the statistics.
+// x + y, rounded, is the input of the statistics.
 template <class T, bool kVectorized>
 __device__ void add_residual(const Forward<T>& f, const RowThread& at, RegisterRow<T, kVectorized>& x) {
   using A = Accumulate<T>;
   const int n = f.rows.length;
   const RegisterRow<T, kVectorized> added(f.added + at.row * n, at, n);
   T* const sum = f.sum + at.row * n;
-  const auto with_added = [&](int j, const Packed<T, kVecElems<T>>& part, const Packed<T, kVecElems<T>>& other) {
+  const auto with_added = [&](int j, const Packed<T, kVecElems<T>>& packed, const Packed<T, kVecElems<T>>& other) {
     Packed<T, kVecElems<T>> both;
-    for (int k = 0; k < kVecElems<T>; ++k) both.v[k] = T(static_cast<A>(part.v[k]) + static_cast<A>(other.v[k]));
-    store_part<kVectorized>(sum, j, n, both);
+    for (int k = 0; k < kVecElems<T>; ++k) both.v[k] = T(static_cast<A>(packed.v[k]) + static_cast<A>(other.v[k]));
+    store_vector<kVectorized>(sum, j, n, both);
     return both;
   };
-  change_parts(at, n, with_added, x, added, sum);
+  change_vectors(at, n, with_added, x, added, sum);
 }
 
 template <class T, bool kVectorized>
@@ -57,17 +56,17 @@ __global__ __launch_bounds__(kRowThreads) void norm_kernel(Forward<T> f) {
   };
   each_element(at, n, add_square, x);
   const A rstd = A(1) / math::sqrt(row_sum(at, square) * inverse + f.eps);
-  const auto store_y = [&](int j, const auto& part) {
-    const auto gamma = load_part<kVectorized>(f.gamma, j, n);
+  const auto store_y = [&](int j, const auto& packed) {
+    const auto gamma = load_vector<kVectorized>(f.gamma, j, n);
     Packed<T, kVecElems<T>> beta{}, y;
-    if (f.beta) beta = load_part<kVectorized>(f.beta, j, n);
+    if (f.beta) beta = load_vector<kVectorized>(f.beta, j, n);
     for (int k = 0; k < kVecElems<T>; ++k) {
-      const A xhat = (static_cast<A>(part.v[k]) - mean) * rstd, by = static_cast<A>(gamma.v[k]);
+      const A xhat = (static_cast<A>(packed.v[k]) - mean) * rstd, by = static_cast<A>(gamma.v[k]);
       y.v[k] = T(f.beta ? math::fma(xhat, by, static_cast<A>(beta.v[k])) : xhat * by);
     }
-    store_part<kVectorized>(f.y + at.row * n, j, n, y);
+    store_vector<kVectorized>(f.y + at.row * n, j, n, y);
   };
-  each_part(at, n, store_y, x);
+  each_vector(at, n, store_y, x);
   if (at.thread != 0) return;
   if (f.mean) f.mean[at.row] = mean;
   f.rstd[at.row] = rstd;
@@ -80,45 +79,45 @@ struct Backward {
   const A *mean, *rstd;                // mean is null for RMSNorm
   T* dx;
   A *by_gamma, *by_beta,
-      *by_sum;  // (runs, C), sums of each run of rows: of dy xhat, dy, dx; null if not requested
-  Rows runs;    // of `together` rows
-  int64_t rows, together;
+      *by_sum;  // (runs, C): per run, sums of dy xhat, dy, dx; null if not requested
+  Rows runs;    // of `run_rows` rows
+  int64_t rows, run_rows;
 };
 
-// A thread's sums over the rows of a run: in registers for register-held vectors, otherwise in global memory, where no
-// other thread writes.
+// A thread's sums over a run's rows: in registers for register-held vectors, otherwise in global memory that no other
+// thread writes.
 template <class T, bool kVectorized>
 struct RunSums {
   using A = Accumulate<T>;
-  A held[kHeld][kVecElems<T>] = {};
+  A registers[kRegs][kVecElems<T>] = {};
   A* to;
   int n;
-  bool first = true;  // first row
+  bool first = true;
 
-  __device__ RunSums(A* parts, int64_t run, int length) : to(parts ? parts + run * length : nullptr), n(length) {}
+  __device__ RunSums(A* sums, int64_t run, int length) : to(sums ? sums + run * length : nullptr), n(length) {}
   template <class F>
-  __device__ void add(int k, int j, const F& next) {  // next(e, sum so far) adds element e of the vector
+  __device__ void add(int k, int j, const F& next) {  // next(e, sum) adds element e of the vector
     if (!to) return;
-    if (k < kHeld) {
+    if (k < kRegs) {
 #pragma unroll
-      for (int e = 0; e < kVecElems<T>; ++e) held[k][e] = next(e, held[k][e]);
+      for (int e = 0; e < kVecElems<T>; ++e) registers[k][e] = next(e, registers[k][e]);
     } else {
-      each_in_part<kVectorized, T>(j, n, [&](int e) { to[j + e] = next(e, first ? A(0) : to[j + e]); });
+      each_in_vector<kVectorized, T>(j, n, [&](int e) { to[j + e] = next(e, first ? A(0) : to[j + e]); });
     }
   }
   __device__ void store(const RowThread& at) const {
     if (!to) return;
 #pragma unroll
-    for (int k = 0; k < kHeld; ++k)
-      if (const int j = at.part<T>(k); j < n) store_sums<kVectorized, T>(to, j, n, held[k]);
+    for (int k = 0; k < kRegs; ++k)
+      if (const int j = at.offset<T>(k); j < n) store_sums<kVectorized, T>(to, j, n, registers[k]);
   }
 };
 
-// A thread's registers hold three rows and three sums: more threads would spill them.
+// A thread holds three rows and three sums in registers: more threads would spill them.
 constexpr int kBackwardThreads = 256;
 
-// Each warp (or block, for longer rows) processes a run of rows in one pass over memory: their gradients, and their
-// partial sums for the gradients of gamma, beta and a bias before the norm.
+// Each warp (or block, for longer rows) computes the gradients of a run of rows and their partial sums for gamma, beta
+// and a bias before the norm, in one pass over memory.
 template <class T, bool kVectorized>
 __global__ __launch_bounds__(kBackwardThreads, 1) void norm_backward_kernel(const __grid_constant__ Backward<T> f) {
   using A = Accumulate<T>;
@@ -128,9 +127,9 @@ __global__ __launch_bounds__(kBackwardThreads, 1) void norm_backward_kernel(cons
   const A inverse = A(1) / static_cast<A>(n);
   const RegisterRow<T, kVectorized> gamma(f.gamma, at, n);
   RunSums<T, kVectorized> by_gamma(f.by_gamma, at.row, n), by_beta(f.by_beta, at.row, n), by_sum(f.by_sum, at.row, n);
-  const int64_t end = std::min((at.row + 1) * f.together, f.rows);
+  const int64_t end = std::min((at.row + 1) * f.run_rows, f.rows);
 #pragma unroll 1
-  for (int64_t i = at.row * f.together; i < end; ++i) {
+  for (int64_t i = at.row * f.run_rows; i < end; ++i) {
     // Without a residual, dy is loaded instead and not added.
     const RegisterRow<T, kVectorized> dy(f.dy + i * n, at, n), x(f.x + i * n, at, n),
         residual((f.residual ? f.residual : f.dy) + i * n, at, n);
@@ -149,7 +148,7 @@ __global__ __launch_bounds__(kBackwardThreads, 1) void norm_backward_kernel(cons
     each_element(at, n, add, dy, x, gamma);
     along = row_sum(at, along) * inverse;
     level = f.mean ? row_sum(at, level) * inverse : A(0);
-    const auto change_part = [&](int k, int j, const auto& g, const auto& in, const auto& by, const auto& other) {
+    const auto change_vector = [&](int k, int j, const auto& g, const auto& in, const auto& by, const auto& other) {
       const auto xhat = [&](int e) { return (static_cast<A>(in.v[e]) - mean) * rstd; };
       Packed<T, kVecElems<T>> dx;
       for (int e = 0; e < kVecElems<T>; ++e) {
@@ -157,12 +156,12 @@ __global__ __launch_bounds__(kBackwardThreads, 1) void norm_backward_kernel(cons
         const A change = weighted - level - xhat(e) * along;
         dx.v[e] = T(f.residual ? math::fma(rstd, change, static_cast<A>(other.v[e])) : rstd * change);
       }
-      store_part<kVectorized>(f.dx + i * n, j, n, dx);
+      store_vector<kVectorized>(f.dx + i * n, j, n, dx);
       by_gamma.add(k, j, [&](int e, A sum) { return math::fma(static_cast<A>(g.v[e]), xhat(e), sum); });
       by_beta.add(k, j, [&](int e, A sum) { return sum + static_cast<A>(g.v[e]); });
       by_sum.add(k, j, [&](int e, A sum) { return sum + static_cast<A>(dx.v[e]); });
     };
-    each_numbered_part(at, n, change_part, dy, x, gamma, residual);
+    each_numbered_vector(at, n, change_vector, dy, x, gamma, residual);
     by_gamma.first = by_beta.first = by_sum.first = false;
   }
   by_gamma.store(at);
@@ -203,17 +202,17 @@ void norm(const NormOperands& operands, const Normed& to, double eps) {
 void norm_backward(const Tensor& dx, const NormOperands& operands, const Tensor& dy, const Normed& forward,
                    const Tensor* residual, const NormSums& sums) {
   const Tensor& x = *operands.x;
-  const int64_t c = x.dim(-1), n = c == 0 ? 0 : x.numel() / c, together = rows_together(n),
-                runs = blocks_for(n, together);
+  const int64_t c = x.dim(-1), n = c == 0 ? 0 : x.numel() / c, run_rows = rows_per_run(n),
+                runs = blocks_for(n, run_rows);
   with_floating(x.dtype(), "norm_backward", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
     std::vector<RowSum> to;
     for (const RowSum* wanted : {&sums.gamma, &sums.beta})
       if (wanted->to.defined()) to.push_back(*wanted);
-    const Tensor parts = to.empty() ? Tensor() : parts_for<A>(x, n, c, std::ssize(to));
-    if (sums.parts) *sums.parts = parts_for<A>(x, n, c);
-    A* const first = data_or_null<A>(&parts);
+    const Tensor partials = to.empty() ? Tensor() : make_partials<A>(x, n, c, std::ssize(to));
+    if (sums.partials) *sums.partials = make_partials<A>(x, n, c);
+    A* const first = data_or_null<A>(&partials);
     const bool both = to.size() == 2;
     const Backward<T> f{.dy = dy.device_data<T>(),
                         .x = x.device_data<T>(),
@@ -226,15 +225,15 @@ void norm_backward(const Tensor& dx, const NormOperands& operands, const Tensor&
                         .by_beta = both                     ? first + runs * c
                                    : sums.beta.to.defined() ? first
                                                             : nullptr,
-                        .by_sum = data_or_null<A>(sums.parts),
-                        .runs = partition_rows<T>(runs, c, kHeld, kBackwardThreads),
+                        .by_sum = data_or_null<A>(sums.partials),
+                        .runs = partition_rows<T>(runs, c, kRegs, kBackwardThreads),
                         .rows = n,
-                        .together = together};
+                        .run_rows = run_rows};
     const bool vectorized =
         is_vectorizable<T>(c, f.dy, f.x, f.gamma, f.residual, f.dx, f.by_gamma, f.by_beta, f.by_sum);
     launch(context(x), "norm_backward", f.runs.grid(),
            vectorized ? norm_backward_kernel<T, true> : norm_backward_kernel<T, false>, f);
-    if (!to.empty()) add_parts<A>("norm_backward", std::span(to), parts);
+    if (!to.empty()) add_partials<A>("norm_backward", std::span(to), partials);
   });
 }
 

@@ -1,4 +1,4 @@
-// Reductions on the CPU. Threads split the outputs, never the terms of one sum.
+// Threads split the outputs, never the terms of one sum.
 #include "tensor/ops/reduce.h"
 
 #include <limits>
@@ -17,7 +17,7 @@ void sum_rows_on_cpu(const Tensor& out, const Tensor& rows) {
       using A = Accumulate<T>;
       const T* const in = rows.data<T>();
       U* const to = out.data<U>();
-      constexpr int64_t kStrip = 64;  // columns summed at a time: they stay in registers or L1
+      constexpr int64_t kStrip = 64;  // columns summed at a time, in registers or L1
       cpu::parallel_for(c, kStrip, [=](int64_t begin, int64_t end) {
         for (int64_t j0 = begin; j0 < end; j0 += kStrip) {
           const int64_t width = std::min(kStrip, end - j0);
@@ -63,7 +63,7 @@ void sum_to_on_cpu(const Tensor& out, const Tensor& x) {
     using A = Accumulate<T>;
     const Tensor in = x.contiguous();
     std::vector<A> total(static_cast<size_t>(shape.numel()), A(0));
-    const Shape strides = [&] {  // strides of the output by dims of x: 0 for summed dims
+    const Shape strides = [&] {  // of the output by dims of x: 0 for summed dims
       Shape s = x.shape();
       const Shape own = contiguous_strides(shape);
       for (int i = 0; i < x.ndim(); ++i) {
@@ -94,10 +94,10 @@ void sum_rows(Tensor& out, const Tensor& x) {
       x.device(), [&] { sum_rows_on_cpu(out, rows); }, [&] { cuda::sum_rows(out, rows); });
 }
 
-void sum_parts(Tensor& out, const Tensor& parts) {
+void sum_partials(Tensor& out, const Tensor& partials) {
   on_device(
-      parts.device(), [] { throw Error("[sum_parts] expected partial sums on a GPU"); },
-      [&] { cuda::sum_parts(out, parts); });
+      partials.device(), [] { throw Error("[sum_partials] expected partial sums on a GPU"); },
+      [&] { cuda::sum_partials(out, partials); });
 }
 
 Tensor sum(const Tensor& x) {
@@ -126,7 +126,7 @@ Tensor sum_to(const Tensor& x, const Shape& shape) {
   return out;
 }
 
-// One row at a time, shifted by its maximum so that no exponential overflows.
+// Shifted by the row's maximum so that no exponential overflows.
 
 namespace {
 
@@ -141,7 +141,7 @@ void by_rows(const Tensor& out, const Tensor& a, const Tensor& b, const Row& row
   });
 }
 
-// Checks the operands; runs `row` on the CPU, or cuda::softmax() with `of`, on contiguous ones.
+// Checks the operands; runs `row` on the CPU, or cuda::softmax() with `of`, on contiguous operands.
 template <class Row>
 Tensor run(SoftmaxOp of, const Tensor& a_any, const Tensor& b_any, const Row& row) {
   const char* const op = to_string(of);

@@ -1,6 +1,5 @@
-// Sums on a GPU. Training steps use only sum_rows(), for bias gradients; the others follow the CPU's order, hence its
-// bits.
-// order and so give its bits.
+// Training steps use only sum_rows(), for bias gradients; the other sums use the CPU's order and are bitwise identical
+// to it.
 #include <array>
 #include <limits>
 
@@ -16,23 +15,23 @@ namespace {
 template <class T>
 struct ColumnSums {
   const T* x;
-  Accumulate<T>* parts;
+  Accumulate<T>* partials;
 
-  template <class Part>
-  __device__ void operator()(const Part& at) const {
+  template <class Position>
+  __device__ void operator()(const Position& at) const {
     Packed<Accumulate<T>, kVecElems<T>> total{};
 #pragma unroll 4
     for (int64_t i = at.first; i < at.last; ++i) {
-      const auto part = at.load(x, i);
-      for (int k = 0; k < kVecElems<T>; ++k) total.v[k] += static_cast<Accumulate<T>>(part.v[k]);
+      const auto packed = at.load(x, i);
+      for (int k = 0; k < kVecElems<T>; ++k) total.v[k] += static_cast<Accumulate<T>>(packed.v[k]);
     }
-    at.store_sums(parts, total);
+    at.store_sums(partials, total);
   }
 };
 
-constexpr int kStaged = 4096;  // elements staged at a time; equals the CPU's block size
+constexpr int kStaged = 4096;  // elements at a time; the CPU's block size
 
-// out[r] = run r of a row of x, summed in order. The block stages the elements, and one thread adds them.
+// out[r] = run r of a row of x, summed in order. The block stages the elements; one thread adds them.
 template <class T, class U>
 __global__ void add_in_order_kernel(const T* x, int64_t n, int64_t run, U* out) {
   __shared__ double staged[kStaged];
@@ -56,7 +55,7 @@ __global__ void add_in_order_kernel(const T* x, int64_t n, int64_t run, U* out) 
 
 // Dims of x, unreduced before reduced ones, each group in x's order.
 struct SummedDims {
-  int kept = 0, rank = 0;
+  int unreduced = 0, rank = 0;
   int64_t size[kMaxDims] = {}, step[kMaxDims] = {};
   int64_t outputs = 0, terms = 1;
 };
@@ -75,9 +74,9 @@ __global__ void sum_to_kernel(const T* x, const __grid_constant__ SummedDims s, 
   using A = Accumulate<T>;
   const int64_t i = global_thread();
   if (i >= s.outputs) return;
-  const T* const first = x + element_offset(s, i, 0, s.kept);
+  const T* const first = x + element_offset(s, i, 0, s.unreduced);
   A total = 0;
-  for (int64_t t = 0; t < s.terms; ++t) total += static_cast<A>(first[element_offset(s, t, s.kept, s.rank)]);
+  for (int64_t t = 0; t < s.terms; ++t) total += static_cast<A>(first[element_offset(s, t, s.unreduced, s.rank)]);
   out[i] = T(total);
 }
 
@@ -93,7 +92,7 @@ SummedDims summed_dims(const Tensor& x, const Shape& shape) {
     }
   };
   add(false);
-  s.kept = s.rank;
+  s.unreduced = s.rank;
   add(true);
   return s;
 }
@@ -105,33 +104,33 @@ void sum_rows(const Tensor& out, const Tensor& x) {
   with_floating(x.dtype(), "sum_rows", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
-    const Tensor parts = parts_for<A>(x, n, c);
-    const ColumnSums<T> f{x.device_data<T>(), parts.device_data<A>()};
-    for_columns<T>(context(x), "sum_rows", {n, static_cast<int>(c), rows_together(n)}, f, f.x);
-    add_parts<A>("sum_rows", out, parts);
+    const Tensor partials = make_partials<A>(x, n, c);
+    const ColumnSums<T> f{x.device_data<T>(), partials.device_data<A>()};
+    for_columns<T>(context(x), "sum_rows", {n, static_cast<int>(c), rows_per_run(n)}, f, f.x);
+    add_partials<A>("sum_rows", out, partials);
   });
 }
 
-void sum_parts(const Tensor& out, const Tensor& parts) {
-  if (parts.dtype() == DType::float64)
-    add_parts<double>("sum_rows", out, parts);
+void sum_partials(const Tensor& out, const Tensor& partials) {
+  if (partials.dtype() == DType::float64)
+    add_partials<double>("sum_rows", out, partials);
   else
-    add_parts<float>("sum_rows", out, parts);
+    add_partials<float>("sum_rows", out, partials);
 }
 
 void sums(const char* op, const Tensor& out, const Tensor& x) {
   const int64_t rows = x.dim(0), n = x.dim(1), runs = blocks_for(n, kStaged);
   if (n == 0) return Tensor(out).fill(0);
-  const Tensor parts = x.make({rows, runs}, DType::float64, Category::workspace);
-  double* const part = parts.device_data<double>();
+  const Tensor partials = x.make({rows, runs}, DType::float64, Category::workspace);
+  double* const data = partials.device_data<double>();
   tessera::with_floating(x.dtype(), op, [&](auto t) {
     using T = decltype(t);
     launch(context(x), op, {.blocks = rows * runs}, add_in_order_kernel<T, double>, x.device_data<T>(), n,
-           int64_t{kStaged}, part);
+           int64_t{kStaged}, data);
   });
   tessera::with_floating(out.dtype(), op, [&](auto u) {
     using U = decltype(u);
-    launch(context(x), op, {.blocks = rows}, add_in_order_kernel<double, U>, part, runs, runs, out.device_data<U>());
+    launch(context(x), op, {.blocks = rows}, add_in_order_kernel<double, U>, data, runs, runs, out.device_data<U>());
   });
 }
 
@@ -144,7 +143,7 @@ void sum_to(const Tensor& out, const Tensor& x) {
   });
 }
 
-// Softmax on a GPU: a row stays in its threads' registers between one read and one write.
+// A row stays in its threads' registers between one read and one write.
 
 namespace {
 
@@ -170,18 +169,17 @@ __global__ __launch_bounds__(kRowThreads) void softmax_kernel(Softmax<T> f) {
   each_element(at, n, add, x);
   sum = row_sum(at, sum);
   const A last = kOp == SoftmaxOp::softmax ? A(1) / sum : math::log(sum);
-  const auto store_y = [&](int j, const auto& part) {
+  const auto store_y = [&](int j, const auto& packed) {
     Packed<T, kVecElems<T>> y;
     for (int k = 0; k < kVecElems<T>; ++k) {
-      const A v = static_cast<A>(part.v[k]) - max;
+      const A v = static_cast<A>(packed.v[k]) - max;
       y.v[k] = kOp == SoftmaxOp::softmax ? T(math::exp(v) * last) : T(v - last);
     }
-    store_part<kVectorized>(f.out + at.row * n, j, n, y);
+    store_vector<kVectorized>(f.out + at.row * n, j, n, y);
   };
-  each_part(at, n, store_y, x);
+  each_vector(at, n, store_y, x);
 }
 
-// a is dy, b the forward result.
 template <SoftmaxOp kOp, class T, bool kVectorized>
 __global__ __launch_bounds__(kRowThreads) void softmax_backward_kernel(Softmax<T> f) {
   using A = Accumulate<T>;
@@ -200,9 +198,9 @@ __global__ __launch_bounds__(kRowThreads) void softmax_backward_kernel(Softmax<T
       const A up = static_cast<A>(g.v[k]), of = static_cast<A>(p.v[k]);
       dx.v[k] = kLog ? T(up - math::exp(of) * sum) : T(of * (up - sum));
     }
-    store_part<kVectorized>(f.out + at.row * n, j, n, dx);
+    store_vector<kVectorized>(f.out + at.row * n, j, n, dx);
   };
-  each_part(at, n, store_dx, dy, y);
+  each_vector(at, n, store_dx, dy, y);
 }
 
 template <SoftmaxOp kOp, class T, bool kVectorized>

@@ -1,4 +1,3 @@
-// RoPE frequencies, tables and rotation.
 #include "tensor/ops/rotary.h"
 
 #include <numbers>
@@ -9,7 +8,7 @@
 namespace tessera {
 namespace {
 
-// Interpolation weight of the unscaled frequency of pair j, before clamping to [0, 1].
+// Interpolation weight of pair j's unscaled frequency, before clamping to [0, 1].
 double unscaled_weight(double frequency, int64_t j, int64_t head_dim, const RotaryOptions& o) {
   if (o.scaling == RopeScaling::none || o.scaling == RopeScaling::linear) return 0;
   const double full = static_cast<double>(o.original_context) / (2 * std::numbers::pi);  // rotations at 1 rad per token
@@ -22,8 +21,7 @@ double unscaled_weight(double frequency, int64_t j, int64_t head_dim, const Rota
   return 1 - (static_cast<double>(j) - first) / (first == last ? 0.001 : last - first);
 }
 
-// Rotates the pairs of one head; y may be x. Two loops, because one that stores two arrays of narrow elements does not
-// vectorize.
+// y may be x. Two loops, because a loop that stores two narrow arrays does not vectorize.
 template <class T, class A>
 void rotate_head(T* y, const T* x, const A* cosines, const A* sines, A sign, int64_t half) {
   constexpr int64_t kVecElems = 64;
@@ -43,15 +41,15 @@ void rotate_head(T* y, const T* x, const A* cosines, const A* sines, A sign, int
   }
 }
 
-void rotate_on_cpu(const Tensor& y, const Tensor& x, const RopeArgs& turn) {
-  const int64_t tokens = x.dim(1), width = x.dim(2), d = turn.table.dim(1), heads = turn.heads, first = turn.first;
+void rotate_on_cpu(const Tensor& y, const Tensor& x, const RopeArgs& rope) {
+  const int64_t tokens = x.dim(1), width = x.dim(2), d = rope.table.dim(1), heads = rope.heads, first = rope.first;
   with_floating(x.dtype(), "rotate", [&]<class T>(T) {
     using A = Accumulate<T>;
     const T* const in = x.data<T>();
     T* const out = y.data<T>();
-    const A *const table = turn.table.data<A>(), sign = turn.back ? A(-1) : A(1);
-    const int32_t* const at = turn.positions.defined() ? turn.positions.data<int32_t>() : nullptr;
-    const int64_t placed = at ? turn.positions.numel() : tokens;  // rows with explicit positions
+    const A *const table = rope.table.data<A>(), sign = rope.back ? A(-1) : A(1);
+    const int32_t* const at = rope.positions.defined() ? rope.positions.data<int32_t>() : nullptr;
+    const int64_t placed = at ? rope.positions.numel() : tokens;  // rows with explicit positions
     cpu::for_rows(x.dim(0) * tokens, width, [=](int64_t i) {
       const T* const from = in + i * width;
       T* const to = out + i * width;
@@ -97,23 +95,23 @@ bool are_positions(const Tensor& p, const Tensor& x) {
 
 }  // namespace
 
-Tensor rotate(Tensor&& x_any, const RopeArgs& turn) {
-  const int64_t d = turn.table.dim(1);
-  if (x_any.ndim() != 3 || d % 2 != 0 || turn.heads < 0 || turn.heads * d > x_any.dim(2))
-    throw Error("[rotate] x is " + x_any.describe() + "; expected (B, T, W) with " + std::to_string(turn.heads) +
+Tensor rotate(Tensor&& x_any, const RopeArgs& rope) {
+  const int64_t d = rope.table.dim(1);
+  if (x_any.ndim() != 3 || d % 2 != 0 || rope.heads < 0 || rope.heads * d > x_any.dim(2))
+    throw Error("[rotate] x is " + x_any.describe() + "; expected (B, T, W) with " + std::to_string(rope.heads) +
                 " heads of " + std::to_string(d) + " elements, an even number");
   const DType wide = accum_dtype(x_any.dtype());
-  if (turn.table.dtype() != wide) throw Error("[rotate] the table is " + turn.table.describe());
+  if (rope.table.dtype() != wide) throw Error("[rotate] the table is " + rope.table.describe());
   const int64_t tokens = x_any.dim(1);
-  if (turn.positions.defined() ? !are_positions(turn.positions, x_any)
-                               : turn.first < 0 || turn.first + tokens > turn.table.dim(0))
-    throw Error("[rotate] " + std::to_string(tokens) + " tokens from position " + std::to_string(turn.first) +
-                (turn.positions.defined() ? ", positions " + turn.positions.describe() : std::string()) +
-                "; the table has " + std::to_string(turn.table.dim(0)) + " positions");
+  if (rope.positions.defined() ? !are_positions(rope.positions, x_any)
+                               : rope.first < 0 || rope.first + tokens > rope.table.dim(0))
+    throw Error("[rotate] " + std::to_string(tokens) + " tokens from position " + std::to_string(rope.first) +
+                (rope.positions.defined() ? ", positions " + rope.positions.describe() : std::string()) +
+                "; the table has " + std::to_string(rope.table.dim(0)) + " positions");
   Tensor x = x_any.contiguous();
   x_any = Tensor();
   Tensor y = x.unique() ? x : x.make(x.shape());
-  RopeArgs args = turn;
+  RopeArgs args = rope;
   if (args.positions.defined()) args.positions = args.positions.contiguous();
   on_device(
       x.device(), [&] { rotate_on_cpu(y, x, args); }, [&] { cuda::rotate(y, x, args); });

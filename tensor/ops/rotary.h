@@ -1,6 +1,5 @@
 // Rotary position embedding, RoPE (Su et al. 2021, "RoFormer", arXiv 2104.09864, section 3.2), with Llama's pairing:
-// (x_j, x_{j + D/2}) is rotated by the angle position * frequency_j, frequency_j = theta^(-2 j / D). The dot product of
-// a query and a key therefore depends on their distance, not on their absolute positions.
+// (x_j, x_{j + D/2}) is rotated by the angle position * frequency_j, frequency_j = theta^(-2 j / D).
 //
 //   one head, D = 8      x0 x1 x2 x3 | x4 x5 x6 x7
 //   pairs                (x0, x4) (x1, x5) (x2, x6) (x3, x7); the first rotates fastest
@@ -31,7 +30,7 @@ struct RotaryOptions {
   bool operator==(const RotaryOptions&) const = default;
 };
 
-// In radians per token, for D / 2 pairs.
+// (D / 2), in radians per token.
 std::vector<double> rotary_frequencies(const RotaryOptions& options, int64_t head_dim);
 
 // (positions, D): rows [cosines | sines] of D / 2 angles, times attention_factor; float32 or float64, computed in
@@ -39,20 +38,20 @@ std::vector<double> rotary_frequencies(const RotaryOptions& options, int64_t hea
 Tensor rotary_table(const RotaryOptions& options, int64_t positions, int64_t head_dim, DType dtype,
                     const ArenaPtr& arena);
 
-// Rotates the first `heads` heads of D elements of each token of x (B, T, W); `back` by the opposite angles (backward).
-// `table` is rotary_table() in x's accumulation dtype; `positions` is int32 (T) or (B, T), or undefined for first,
-// first + 1, ... Overwrites x if its storage is not shared. Cost: one pass over memory.
+// Rotates the first `heads` heads of D elements of each token of x (B, T, W), by the opposite angles if `back`
+// (backward). `table` is rotary_table() in x's accumulation dtype; `positions` is int32 (T) or (B, T), or undefined for
+// first, first + 1, ... Overwrites x if its storage is not shared. Cost: one pass over memory.
 struct RopeArgs {
   int64_t heads = 0;
   Tensor table, positions = {};
   int64_t first = 0;
   bool back = false;
 };
-Tensor rotate(Tensor&& x, const RopeArgs& turn);
+Tensor rotate(Tensor&& x, const RopeArgs& rope);
 
 namespace cuda {
 // Bitwise identical to the CPU: x, y and positions contiguous; y may be x.
-void rotate(const Tensor& y, const Tensor& x, const RopeArgs& turn);
+void rotate(const Tensor& y, const Tensor& x, const RopeArgs& rope);
 }  // namespace cuda
 
 }  // namespace tessera

@@ -379,8 +379,8 @@ std::vector<std::string> judged(const std::vector<std::string>& a, const std::ve
   std::vector<std::string> out;
   const std::vector<report::Verdict> all = report::verdicts(group);
   for (size_t i = 0; i < group.size(); ++i)
-    if (all[i].words.starts_with("slower") || all[i].words.starts_with("faster"))
-      out.push_back(group[i]->name + " " + all[i].words);
+    if (all[i].text.starts_with("slower") || all[i].text.starts_with("faster"))
+      out.push_back(group[i]->name + " " + all[i].text);
   return out;
 }
 

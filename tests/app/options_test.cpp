@@ -68,9 +68,9 @@ TEST(FirstModel, InitializesOnlyNewAdaptersRandomly) {
 
 TEST(CommandLine, SetsGivenOptions) {
   const TrainOptions o = parsed_train("--layers 2 --lr=3e-4 --dtype bf16 --quiet --out 'x y' --seed 0");
-  EXPECT_EQ(
-      std::tuple(o.model.layers, o.gives("heads"), o.optim.lr, value_name(o.optim.dtype), o.quiet, o.run.out, o.optim.seed),
-      std::tuple(2, false, 3e-4, "bf16", true, "x y", 0));
+  EXPECT_EQ(std::tuple(o.model.layers, o.gives("heads"), o.optim.lr, value_name(o.optim.dtype), o.quiet, o.run.out,
+                       o.optim.seed),
+            std::tuple(2, false, 3e-4, "bf16", true, "x y", 0));
   EXPECT_FALSE(o.optim.min_lr);  // a smaller --lr implies a smaller --min-lr
   EXPECT_EQ(parsed_train("--steps 5 --steps 7").optim.steps, 7);
   const auto g = std::get<GenerateOptions>(parsed("generate run --prompt --x --top-p 0.5"));
@@ -133,7 +133,7 @@ TEST_F(ConfigTest, RequiresAvailableDevice) {
     const std::string line = message(way);
     EXPECT_TRUE(test::no_gpu().empty() ? line.empty() : line.starts_with("--device cuda: ")) << way << line;
   }
-  EXPECT_EQ(std::get<GenerateOptions>(parsed("generate x --device cuda")).words, (Args{{"device", "cuda"}}));
+  EXPECT_EQ(std::get<GenerateOptions>(parsed("generate x --device cuda")).args, (Args{{"device", "cuda"}}));
 }
 
 TEST(CommandLine, RejectsConflictingOptions) {
@@ -242,10 +242,10 @@ TEST(CommandLine, ConvertsPercentagesToStepsAndRates) {
 
 TEST(CommandLine, PassesFlagsToGoogleBenchmark) {
   const auto options = [](const char* line) { return std::get<BenchOptions>(parsed(line)); };
-  EXPECT_EQ(options("bench --benchmark_filter=norm --v=1").words, (Messages{"--benchmark_filter=norm", "--v=1"}));
-  EXPECT_TRUE(options("bench").words.empty());
+  EXPECT_EQ(options("bench --benchmark_filter=norm --v=1").args, (Messages{"--benchmark_filter=norm", "--v=1"}));
+  EXPECT_TRUE(options("bench").args.empty());
   const auto on_gpu = options("bench --device cuda --benchmark_filter=norm");
-  EXPECT_TRUE(on_gpu.device == Device::cuda && on_gpu.words == Messages{"--benchmark_filter=norm"});
+  EXPECT_TRUE(on_gpu.device == Device::cuda && on_gpu.args == Messages{"--benchmark_filter=norm"});
 }
 
 TEST(CommandLine, PresetsSetSizes) {
@@ -535,13 +535,13 @@ TEST(CommandLine, HelpIsAlsoACommand) {
   const auto text = [](const std::string& words) { return std::get<Print>(parsed(words)).text; };
   EXPECT_EQ(text("help"), text("--help"));
   EXPECT_EQ(text("help train"), text("train --help"));
-  expect_has(text("help train"), default_job_words(default_job()));
+  expect_has(text("help train"), default_job_args(default_job()));
 }
 
 TEST(DefaultJob, MatchesItsOptions) {
   const TrainOptions job = parsed_train("");
   EXPECT_TRUE(is_default_job(job));
-  EXPECT_EQ(config_values(parsed_train(default_job_words(job))), config_values(job)) << default_job_words(job);
+  EXPECT_EQ(config_values(parsed_train(default_job_args(job))), config_values(job)) << default_job_args(job);
 }
 
 TEST(DefaultJob, AppliesUnlessModelOrDataIsChosen) {
@@ -549,7 +549,7 @@ TEST(DefaultJob, AppliesUnlessModelOrDataIsChosen) {
   EXPECT_TRUE(is_default_job(cube));
   EXPECT_EQ(cube.preset, default_job().preset);
   EXPECT_EQ(cube.optim.lr, 0.001);
-  EXPECT_NE(default_job_words(cube).find("--lr 0.001"), std::string::npos);
+  EXPECT_NE(default_job_args(cube).find("--lr 0.001"), std::string::npos);
   for (const char* words : {"--data x.txt", "--model gpt-nano", "--layers 4", "--tokenizer char"}) {
     const TrainOptions o = parsed_train(words);
     EXPECT_FALSE(is_default_job(o)) << words;

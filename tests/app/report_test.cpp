@@ -402,8 +402,8 @@ TEST(Report, AlignsHostClocksAtBarrier) {
   const Alignment a =
       align({make_log("a", 10, 20, {0, 1}), make_log("a", 12, 20.1, {0, 1}), make_log("b", 1010, 1020, {0, 1, 2})});
   EXPECT_EQ(a.add, (std::vector<double>{-0.5, 1.5, -0.5}));
-  expect_has(a.words, "2 clocks");
-  expect_has(align({make_log("a", 1, 2, {0})}).words, "one clock");
+  expect_has(a.text, "2 clocks");
+  expect_has(align({make_log("a", 1, 2, {0})}).text, "one clock");
 }
 
 TEST(Report, CountsCoresOfMostLoadedHost) {

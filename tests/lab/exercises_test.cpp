@@ -89,7 +89,7 @@ std::vector<Submission> submissions() {
 }
 
 std::string graded(const Submission& s, size_t number) {
-  const TemporaryDirectory folder(temporary_folder() / fmt::format("tessera-lab-{}", number));
+  const TemporaryDirectory folder(temporary_directory() / fmt::format("tessera-lab-{}", number));
   write_file(folder.path() / fs::path(s.exercise->file).filename(), s.text);
   const Verdict verdict = check(*s.exercise, folder.path());
   if (std::getenv("TESSERA_LAB_SHOW")) fmt::print("--- {}: {}\n{}", s.exercise->name, s.name, verdict.text);
@@ -113,7 +113,7 @@ TEST(Lab, OriginalCodeSolvesEveryExercise) {
 }
 
 TEST(Lab, CreatesAndGradesExercises) {
-  const TemporaryDirectory place(temporary_folder() / "tessera-lab");
+  const TemporaryDirectory place(temporary_directory() / "tessera-lab");
   const fs::path folder = place.path() / "my ring's";
   const Exercise& e = exercise("2");
   give_out(e, folder);
@@ -141,7 +141,7 @@ TEST(Lab, CopiedCodeIsNotedAndGraded) {
   std::string spaced = product, own = product;
   spaced.replace(spaced.find(loop), loop.size(), "for (int i = 0;  /* \" */ i < ahead; ++ i)  // warm-up\n");
   own.replace(own.find(loop), loop.size(), "for (int i = 0; i != ahead; ++i)");
-  const TemporaryDirectory place(temporary_folder() / "tessera-lab");
+  const TemporaryDirectory place(temporary_directory() / "tessera-lab");
   for (const auto& [text, notes] : {std::pair(product, 1U), {spaced, 1U}, {own, 0U}}) {
     write_file(place.path() / "one_f_one_b.cpp", text);
     const Verdict verdict = check(e, place.path());
@@ -289,7 +289,7 @@ TEST(Lab, EachCheckFailsWithExactPoints) {
 
 // Sources and includes that a compiler would read forever are rejected without compiling.
 TEST(Lab, RejectsSourcesThatAreNotRegularFiles) {
-  const TemporaryDirectory place(temporary_folder() / "tessera-lab");
+  const TemporaryDirectory place(temporary_directory() / "tessera-lab");
   const fs::path source = place.path() / "ring.cpp", pipe = place.path() / "pipe.h";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   const auto refused = [&](const std::string& words) {
@@ -310,7 +310,7 @@ TEST(Lab, RejectsSourcesThatAreNotRegularFiles) {
 }
 
 TEST(Lab, FindsSubmissionsOneDirectoryDeep) {
-  const TemporaryDirectory place(temporary_folder() / "tessera-class");
+  const TemporaryDirectory place(temporary_directory() / "tessera-class");
   for (const char* file : {"ring.cpp", "ada/ring.cpp", "ada/my zero/zero.cpp", "ada/a/b/ddp.cpp", "bob/ring.txt"}) {
     make_directories((place.path() / file).parent_path());
     write_file(place.path() / file, "");

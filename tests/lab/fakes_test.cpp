@@ -84,7 +84,7 @@ std::string write_fake(const Exercise& e, const Fake& fake, const fs::path& fold
 
 // Empty if the fake is rejected with the expected reason and did no harm.
 std::string refused_fake(const Exercise& e, const Fake& fake) {
-  const TemporaryDirectory folder(temporary_folder() / "tessera-fake");
+  const TemporaryDirectory folder(temporary_directory() / "tessera-fake");
   const fs::path kept = folder.path() / "kept", notes = folder.path() / "build/learner.d";
   const std::string text = write_fake(e, fake, folder.path());
   write_file(folder.path() / fs::path(e.file).filename(), text);

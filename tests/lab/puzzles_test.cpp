@@ -30,7 +30,7 @@ std::string changed(std::string text, const std::string& from, const std::string
 constexpr uint64_t kSeeds = 50;
 
 std::string verdict_on(const Puzzle& p, uint64_t seed, const std::string& text) {
-  const TemporaryDirectory place(temporary_folder() / "tessera-puzzle");
+  const TemporaryDirectory place(temporary_directory() / "tessera-puzzle");
   write_file(place.path() / "mine", fmt::format("# p{} seed {}\n", p.number, seed) + text);
   return grade(p, place.path() / "mine").text;
 }
@@ -316,7 +316,7 @@ TEST(Puzzles, RejectsMalformedFilesWithOneLine) {
 
 // Files of other learners and other puzzles are rejected in a directory.
 TEST(Puzzles, RejectsFilesOfOtherDirectories) {
-  const TemporaryDirectory place(temporary_folder() / "tessera-puzzle");
+  const TemporaryDirectory place(temporary_directory() / "tessera-puzzle");
   for (const Puzzle& p : puzzles()) {
     EXPECT_TRUE(p.page.starts_with("# p" + std::to_string(p.number) + ". ")) << p.name;
     EXPECT_LE(std::ranges::count(p.page, '\n'), 44) << p.name;

@@ -52,7 +52,7 @@ FlatUnit drawn_unit(test::Draw& draw, DType values, DType grads, uint64_t seed, 
   std::vector<int64_t> sizes;
   for (int64_t slots = draw.between(1, 6); slots > 0; --slots) sizes.push_back(draw.between(1, draw.between(1, 3000)));
   FlatUnit unit = make_unit("u", sizes, values, grads, make_arena());
-  for (const Slot& slot : unit.slots) slot.parameter->whole_update = optimizer == "muon";
+  for (const Slot& slot : unit.slots) slot.parameter->full_matrix_update = optimizer == "muon";
   Tensor gaps = unit.values;
   gaps.fill(7);
   fill_normal(unit, unit.values, seed, 1.0);
@@ -182,9 +182,9 @@ TEST_F(UnitsGpu, UpdatesReadScalarsFromDeviceMemory) {
           sum.fill(loss);
           state.set(4, queued->next(lr));
           state.fetch();
-          state.close(state.parts(sum, cuda::sums_of_squares(std::array{there.grads}), {}), 0.5);
+          state.close(state.contributions(sum, cuda::sums_of_squares(std::array{there.grads}), {}), 0.5);
           queued->queue_step(state.update());
-          state.give_back();
+          state.copy_back();
           there.values.on_host();
         };
         for (int t = 0; t < 3; ++t) {
@@ -221,8 +221,8 @@ TEST_F(UnitsGpu, SkipsUpdateAfterIndexOutOfBounds) {
     state.set(0, {});
     state.fetch();
     embedding(ids, table);
-    state.close(state.parts(loss, cuda::sums_of_squares(std::array{unit.grads}), {}), 0);
-    state.give_back();
+    state.close(state.contributions(loss, cuda::sums_of_squares(std::array{unit.grads}), {}), 0);
+    state.copy_back();
     EXPECT_EQ(error_message([&] { unit.values.on_host(); }), "[embedding] id 2 at position 2 is outside [0, 2)");
     EXPECT_TRUE(state.found().update.skip);
   }

@@ -59,7 +59,7 @@ FlatUnit matrix_unit(int64_t rows, int64_t columns, int64_t top, DType dtype) {
   Parameter& p = all.emplace_back();
   p.name = "w";
   p.whole = {rows, columns};
-  p.decays = p.whole_update = true;
+  p.decays = p.full_matrix_update = true;
   if (top > 0) p.rows = {top, rows - top};
   p.var = Var(Tensor::meta(p.whole, dtype), true);
   const auto room = [&] { return Tensor::empty({rows * columns}, dtype, make_arena(), Category::parameters); };

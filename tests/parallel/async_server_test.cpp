@@ -68,7 +68,7 @@ void train_rank(const AsyncPlan& plan, Communicator& world, AsyncTraining& out, 
                    static_cast<double>(tokens);
           },
       .on_push = [&](const AppliedPush& push) { out.pushes.push_back(push); },
-      .wish = [&] { return plan.wish && plan.wish(world.rank()); }};
+      .wants_stop = [&] { return plan.wish && plan.wish(world.rank()); }};
   const auto run = [&](int64_t steps) {
     server.run(steps, hooks);
     if (rank == 0) out.stopped.push_back(server.steps());
@@ -100,7 +100,7 @@ void sleep_ms(int64_t ms) { std::this_thread::sleep_for(std::chrono::millisecond
 // Varies the speed of workers.
 void uneven(int worker, int64_t clock) { sleep_ms((worker * 7 + clock * 5) % 6); }
 
-TemporaryDirectory scratch_folder() { return TemporaryDirectory(temporary_folder() / "tessera-async"); }
+TemporaryDirectory scratch_folder() { return TemporaryDirectory(temporary_directory() / "tessera-async"); }
 
 void expect_same_bits(const AsyncTraining& a, const AsyncTraining& b) {
   ASSERT_EQ(a.pushes.size(), b.pushes.size());
@@ -195,7 +195,7 @@ TEST(AsyncServer, ReplayOfRecordedOrderIsBitwiseIdentical) {
       };  // other workers are slow in the replay
       const AsyncTraining second = train(plan);
       expect_same_bits(first, second);
-      EXPECT_EQ(read_whole(record), read_whole(again));
+      EXPECT_EQ(read_full(record), read_full(again));
     }
 }
 
@@ -416,7 +416,7 @@ TEST(AsyncStop, CommonPlacesHaveEqualPushesOnAllServers) {
       }
       if (different.size() == 1) expected.push_back(static_cast<int64_t>(n));
     }
-    EXPECT_EQ(common_places(log), expected);
+    EXPECT_EQ(stop_points(log), expected);
   }
 }
 

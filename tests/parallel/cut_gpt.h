@@ -85,7 +85,7 @@ inline double distance(const Tensor& x_any, const Parameter& part, const Tensor&
     }
   });
   tp.sum(counts);
-  EXPECT_EQ(std::count(counts.begin(), counts.end(), part.shard.is_whole() ? tp.size() : 1),
+  EXPECT_EQ(std::count(counts.begin(), counts.end(), part.shard.is_replicated() ? tp.size() : 1),
             static_cast<int64_t>(counts.size()));
   difference = tp.sum(difference);
   norm = tp.sum(norm);

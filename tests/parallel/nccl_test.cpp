@@ -225,7 +225,7 @@ TEST(Nccl, CapturedCollectivesAreOnlyQueued) {
     const std::string reduce = "all_reduce in+0 in+0 100 float32 sum";
     EXPECT_EQ(log.calls, (Calls{"after", reduce, "point", "join"}));
     log.calls.clear();
-    const std::function<void()> first = nccl.native_beside(call), second = nccl.native_beside(call);
+    const std::function<void()> first = nccl.start_native(call), second = nccl.start_native(call);
     EXPECT_EQ(log.calls, (Calls{"after", reduce, "point", "after", reduce, "point"}));
     second();
     first();

@@ -78,7 +78,7 @@ void check_conversion(Communicator& axis, const ArenaPtr& arena, Placement from,
                       uint64_t name) {
   const std::string what =
       fmt::format("{} -> {} of {} on {} of {}", from.str(), to.str(), full.str(), axis.rank(), axis.size());
-  if (from.kind == Placement::Kind::sharded) from.whole = full[from.dim];
+  if (from.kind == Placement::Kind::sharded) from.full_size = full[from.dim];
   const Var x(placed(from, full, axis, arena, name), true);
   const Tensor before = x.value().clone();
   const Var y = redistribute(scale(x, 1), axis, from, to);

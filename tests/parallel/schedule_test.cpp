@@ -167,7 +167,7 @@ TEST(ScheduleFile, RoundTripsThroughText) {
       Schedule again = parse_schedule(to_text(lowered), s.name);
       EXPECT_EQ(again, lowered) << described(s);
     }
-  const TemporaryDirectory folder(temporary_folder() / "tessera-schedule");
+  const TemporaryDirectory folder(temporary_directory() / "tessera-schedule");
   const auto path = folder.path() / "mine.txt";
   write_file(path, to_text(zb_v(2, 3)));
   EXPECT_EQ(make_schedule(path.string(), 2, 3).actions, zb_v(2, 3).actions);

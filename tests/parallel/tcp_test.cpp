@@ -373,7 +373,7 @@ TEST(Surroundings, IgnoresOtherEnvironments) {
 }
 
 TEST(Surroundings, DetectsUnconnectedTasks) {
-  const auto lone = [](const Environment& environment) { return lone_tasks(environment_variables(environment)); };
+  const auto lone = [](const Environment& environment) { return unlinked_tasks(environment_variables(environment)); };
   EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "4"}}), 4);
   EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "4"}, {"PMI_RANK", "1"}}), 0);
   EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "2"}, {"OMPI_COMM_WORLD_SIZE", "8"}}),
@@ -474,7 +474,7 @@ TEST(SharedExchange, DestroyedArenaReleasesMappedMemory) {
   ArenaPtr arena = make_shared_arena();
   std::optional<Tensor> x = Tensor::zeros({1 << 20}, DType::float32, arena);
   x->data<float>()[1000] = 3;
-  const SharedArrayRef reach = make_reach(make_call(Op::all_reduce, DType::float32, x->numel(), *x, *x));
+  const SharedArrayRef reach = make_shared_ref(make_call(Op::all_reduce, DType::float32, x->numel(), *x, *x));
   ASSERT_TRUE(reach.known());
   const auto* const seen = reinterpret_cast<const volatile float*>(peers.base(reach) + reach.in);
   EXPECT_EQ(seen[1000], 3);

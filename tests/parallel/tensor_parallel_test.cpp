@@ -110,7 +110,7 @@ TEST(TensorParallel, InitialValuesMatchFullModelBitwise) {
         for_each_run(*parts[i], 0, std::ssize(here), [&](int64_t at, int64_t there, int64_t count) {
           EXPECT_TRUE(std::equal(here.begin() + at, here.begin() + at + count, all.begin() + there)) << parts[i]->name;
         });
-        cut += parts[i]->shard.is_whole() ? 0 : 1;
+        cut += parts[i]->shard.is_replicated() ? 0 : 1;
       }
       EXPECT_EQ(cut, 2 + 6 * c.config.layers);  // table, head; four weights and two biases per block
     });

@@ -43,7 +43,7 @@ class MachineFile : public testing::Test {
   ~MachineFile() override { ::unsetenv("TESSERA_CACHE"); }
   void write(const std::string& text) const { std::ofstream(machine_file(machine_.identity)) << text; }
 
-  const TemporaryDirectory folder_{temporary_folder() / "tessera-machine"};
+  const TemporaryDirectory folder_{temporary_directory() / "tessera-machine"};
   Machine machine_ = test::planted_machine(2);
 };
 

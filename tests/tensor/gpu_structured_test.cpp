@@ -98,13 +98,13 @@ TEST_F(StructuredGpu, WeightGradientsOfManyRowsMatchCpu) {
                     beta = x.to(arena).make({shape[1]}, DType::float32);
       gamma.fill(0);
       beta.fill(0);
-      const NormSums sums_there{.gamma = {gamma, true}, .beta = {beta, false}, .parts = &parts};
+      const NormSums sums_there{.gamma = {gamma, true}, .beta = {beta, false}, .partials = &parts};
       const Tensor dx = norm_backward(dy.to(arena), x.to(arena), c.to(arena), there, {}, sums_there);
       EXPECT_LT(apart(gamma, sums.gamma.to), 20 * bound(dtype));
       EXPECT_LT(apart(beta, sums.beta.to), bound(dtype));
       // The kernel that computes dx also makes the first pass of a bias gradient.
       Tensor along = beta.clone(), alone = beta.clone();
-      sum_parts(along, parts);
+      sum_partials(along, parts);
       sum_rows(alone, dx);
       EXPECT_TRUE(same_bits(along, alone));
       // An accumulated gradient is rounded before the addition.
@@ -152,7 +152,7 @@ TEST_F(StructuredGpu, NextWaitReportsInvalidIndices) {
   const std::vector<float> after = rows.to_vector<float>();  // reported once; rows of invalid ids are zero
   EXPECT_EQ(after[2 * 8 + 3], 0);
   EXPECT_EQ(after[8 + 3], table.to_vector<float>()[2 * 8 + 3]);
-  EXPECT_EQ(error_message([&] { ids_beside(there, ids); }), expected);
+  EXPECT_EQ(error_message([&] { ids_on_device(there, ids); }), expected);
   Tensor gradient = there.clone();
   embedding_backward(gradient, rows, ids.to(arena));
   EXPECT_EQ(error_message([&] { gradient.to_vector<float>(); }), expected);
@@ -163,7 +163,7 @@ TEST_F(StructuredGpu, NextWaitReportsInvalidIndices) {
   EXPECT_EQ(
       error_message([&] { static_cast<void>(double(cross_entropy(logits.to(arena), targets.to(arena)).loss_sum)); }),
       outside);
-  EXPECT_EQ(error_message([&] { targets_beside(logits.to(arena), targets, 10); }), outside);
+  EXPECT_EQ(error_message([&] { targets_on_device(logits.to(arena), targets, 10); }), outside);
   // More tables than slots for index checks.
   for (int64_t vocab = 1; vocab < 200; ++vocab)
     embedding(make_ids({0}).to(arena), drawn({vocab, 2}, DType::float32, "t").to(arena));
@@ -192,7 +192,7 @@ TEST_F(StructuredGpu, CrossEntropyOfFullAndShardedVocabMatchesCpu) {
       EXPECT_LT(apart(full, dx), bound(dtype));
       const int64_t cut = vocab / 3;
       const Tensor parts[] = {logits.to(arena).narrow(1, 0, cut), logits.to(arena).narrow(1, cut, vocab - cut)};
-      const VocabPart at[] = {{0, vocab}, {cut, vocab}};
+      const VocabShard at[] = {{0, vocab}, {cut, vocab}};
       const Tensor top = binary<Maximum>(row_max(parts[0]), row_max(parts[1])),
                    sum = binary<Add>(row_sum_exp(parts[0], top), row_sum_exp(parts[1], top)),
                    own = binary<Add>(target_logits(parts[0], on_gpu, at[0]), target_logits(parts[1], on_gpu, at[1]));
@@ -312,7 +312,7 @@ Routing random_routing(Draw& d, DType dtype, bool crowded) {
                .tokens = d.of<int64_t>({0, 2 * length})};
   if (crowded || d.between(0, 2) == 0) {
     const Tensor moved = drawn({n, experts}, dtype, "moved", -range, range);
-    r.options.given = route(crowded || d.between(0, 1) == 0 ? moved : r.logits, r.options).chosen;
+    r.options.replayed = route(crowded || d.between(0, 1) == 0 ? moved : r.logits, r.options).chosen;
   }
   return r;
 }

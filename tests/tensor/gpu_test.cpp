@@ -219,7 +219,7 @@ TEST_F(GraphGpu, LaunchesReadCurrentValues) {
     const Tensor x = Tensor::empty({2, 2}, DType::float32, arena), y = Tensor::zeros({2, 2}, DType::float32, arena);
     Tensor total = Tensor::zeros({2, 2}, DType::float32, arena);
     const auto work = [&] {
-      cuda::copy_later(x, pinned.get());
+      cuda::queue_copy(x, pinned.get());
       const Tensor product = matmul(x, x);  // in a temporary block
       Tensor(y).copy_from(product);
       add_(total, product);

@@ -91,7 +91,7 @@ TEST(Quantize, Nf4MatchesReferenceEncoder) {
     Draw d("nf4", trial);
     const int64_t rows = trial < 6 ? d.between(1, 90) : 700;
     const Packing p{
-        .codec = Codec::nf4, .rows = rows, .columns = trial < 6 ? d.between(1, 400) : 401, .pieces = {rows}};
+        .codec = Codec::nf4, .rows = rows, .columns = trial < 6 ? d.between(1, 400) : 401, .fused_rows = {rows}};
     const std::vector<float> x = normals(d, p.elements());
     expect_near(unpack_numbers(p, quantize(p, from(x))), nf4_slowly(x));
     EXPECT_EQ(p.bytes(), (p.elements() + 63) / 64 * 33 + 4 * ((p.elements() + 16383) / 16384 + 1));
@@ -134,11 +134,11 @@ TEST(Quantize, FusionDoesNotChangeCodes) {
   for (const Codec codec : {Codec::nf4, Codec::gptq}) {
     Draw d("fused", 1);
     const std::vector<int64_t> pieces{128, 64, 192};
-    const Packing fused{.codec = codec, .rows = 384, .columns = 128, .pieces = pieces};
+    const Packing fused{.codec = codec, .rows = 384, .columns = 128, .fused_rows = pieces};
     const std::vector<float> x = normals(d, fused.elements());
     std::vector<float> apart;
     for (int64_t first = 0; const int64_t rows : pieces) {
-      const Packing one{.codec = codec, .rows = rows, .columns = 128, .pieces = {rows}};
+      const Packing one{.codec = codec, .rows = rows, .columns = 128, .fused_rows = {rows}};
       const std::vector<float> own(x.begin() + first * 128, x.begin() + (first + rows) * 128);
       std::ranges::copy(unpack_numbers(one, quantize(one, from(own))), std::back_inserter(apart));
       first += rows;
@@ -152,7 +152,7 @@ TEST(Quantize, TilesMatchTheFullMatrix) {
   for (const Codec codec : {Codec::nf4, Codec::gptq})
     for (const int dim : {0, 1}) {
       Draw d("tiles", static_cast<uint64_t>(dim));
-      const Packing p{.codec = codec, .rows = 96, .columns = 768, .pieces = {32, 64}};
+      const Packing p{.codec = codec, .rows = 96, .columns = 768, .fused_rows = {32, 64}};
       const std::vector<float> x = normals(d, p.elements());
       const std::vector<std::byte> full = quantize(p, from(x));
       const std::vector<float> expected = unpack_numbers(p, full);
@@ -169,7 +169,7 @@ TEST(Quantize, TilesMatchTheFullMatrix) {
         const std::vector<double> found = test::numbers(out);
         for (const ElementRun& run : runs)
           for (int64_t i = 0; i < run.count; ++i) {
-            const float e = expected[static_cast<size_t>(run.whole + i)];
+            const float e = expected[static_cast<size_t>(run.full + i)];
             ASSERT_EQ(found[static_cast<size_t>(run.here + i)],
                       dtype == DType::bfloat16 ? static_cast<float>(bfloat16(e)) : e);
           }
@@ -178,7 +178,7 @@ TEST(Quantize, TilesMatchTheFullMatrix) {
 }
 
 TEST(Quantize, DetectsSplitBlocks) {
-  const Packing p{.codec = Codec::nf4, .rows = 3, .columns = 96, .pieces = {3}};
+  const Packing p{.codec = Codec::nf4, .rows = 3, .columns = 96, .fused_rows = {3}};
   const std::vector<ElementRun> rows{{0, 96, 192}}, last{{0, 192, 96}};
   EXPECT_EQ(splits_block(p, rows), 96);
   EXPECT_EQ(splits_block(p, last), 0);  // from a bound to the end, which may be inside a block
@@ -187,7 +187,7 @@ TEST(Quantize, DetectsSplitBlocks) {
 // GPTQ codes: each value is within half a step of its original, and zero is exact.
 TEST(Quantize, GptqGroupsRoundToNearest) {
   Draw d("gptq", 0);
-  const Packing p{.codec = Codec::gptq, .rows = 4, .columns = 96, .pieces = {4}, .group = 32};
+  const Packing p{.codec = Codec::gptq, .rows = 4, .columns = 96, .fused_rows = {4}, .group = 32};
   std::vector<float> x = normals(d, p.elements());
   std::fill_n(x.begin(), 32, 0.0F);
   x[40] = 0;
@@ -204,11 +204,11 @@ TEST(Quantize, GptqGroupsRoundToNearest) {
 }
 
 TEST(Quantize, RejectsInvalidInputs) {
-  const Packing split{.codec = Codec::nf4, .rows = 3, .columns = 32, .pieces = {1, 2}},
-      odd{.codec = Codec::gptq, .rows = 2, .columns = 200, .pieces = {2}};
+  const Packing split{.codec = Codec::nf4, .rows = 3, .columns = 32, .fused_rows = {1, 2}},
+      odd{.codec = Codec::gptq, .rows = 2, .columns = 200, .fused_rows = {2}};
   EXPECT_THROW(check(split, "a.weight"), Error);
   EXPECT_THROW(check(odd, "a.weight"), Error);
-  const Packing p{.codec = Codec::nf4, .rows = 1, .columns = 64, .pieces = {1}};
+  const Packing p{.codec = Codec::nf4, .rows = 1, .columns = 64, .fused_rows = {1}};
   std::vector<float> x(64, 1.0F);
   x[3] = std::nanf("");
   EXPECT_THROW(quantize(p, from(x)), Error);
@@ -433,7 +433,7 @@ std::vector<ElementRun> make_tile(const Packing& p, int dim, int64_t parts, int6
     for (int64_t r = 0; r < p.rows; ++r) push(r * p.columns + part * width, width);
     return runs;
   }
-  for (const int64_t rows : p.pieces) {
+  for (const int64_t rows : p.fused_rows) {
     push((first_row + rows / parts * part) * p.columns, rows / parts * p.columns);
     first_row += rows;
   }
@@ -449,8 +449,8 @@ TEST_F(QuantizeGpu, DequantizedValuesHaveTheBitsOfTheCpu) {
     p.group = d.of({2, 6, 32, 128});
     const int64_t unit = p.codec == Codec::nf4 ? 64 : 2 * p.group;
     p.columns = is_cut || pieces > 1 || p.codec == Codec::gptq ? unit * parts * d.between(1, 5) : d.between(1, 700);
-    for (int64_t i = 0; i < pieces; ++i) p.pieces.push_back(parts * d.between(1, 40));
-    for (const int64_t rows : p.pieces) p.rows += rows;
+    for (int64_t i = 0; i < pieces; ++i) p.fused_rows.push_back(parts * d.between(1, 40));
+    for (const int64_t rows : p.fused_rows) p.rows += rows;
     const Tensor weights = random_tensor({p.elements()}, "weights", trial);
     const std::vector<std::byte> full = quantize(p, from(weights.to_vector<float>()));
     const std::vector<ElementRun> runs = is_cut ? make_tile(p, static_cast<int>(d.between(0, 1)), parts, parts - 1)
@@ -469,7 +469,7 @@ TEST_F(QuantizeGpu, DequantizedValuesHaveTheBitsOfTheCpu) {
 }
 
 TEST_F(QuantizeGpu, RejectsTooManyFusedMatrices) {
-  const Packing p{.codec = Codec::nf4, .rows = 5, .columns = 64, .pieces = {1, 1, 1, 1, 1}};
+  const Packing p{.codec = Codec::nf4, .rows = 5, .columns = 64, .fused_rows = {1, 1, 1, 1, 1}};
   const std::vector<ElementRun> runs{{0, 0, p.elements()}};
   const Tensor bytes = Tensor::zeros({p.bytes()}, DType::uint8, arena);
   Tensor out = Tensor::empty({p.elements()}, DType::float32, arena);

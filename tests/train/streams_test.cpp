@@ -130,7 +130,7 @@ TEST(RandomStreams, ParametersHaveSeparateStreams) {
         EXPECT_NE(stream(0), Philox::named(seed, p.source())(0)) << name;  // used by initial values
         RoundingBits random;
         for (const uint64_t step : {0, 1}) {
-          random.draw(stream, step, 0, kRoundedAtOnce);
+          random.sample(stream, step, 0, kRoundedAtOnce);
           for (const int number : {0, 1, 2}) {
             std::vector<bfloat16> rounded(kRoundedAtOnce);
             const std::vector<float> half(kRoundedAtOnce, 1 + 0x1p-8F);  // between 1 and 1 + 2^-7

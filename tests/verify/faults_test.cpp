@@ -134,7 +134,7 @@ TEST(Faults, NonFiniteGradientNormOnOneRankEndsAllInSameStep) {
           g.give(0, gradient);
         });
       };
-      if (trainer.world().rank() == guilty) trainer.model().all<Linear>().back()->see(overflow);
+      if (trainer.world().rank() == guilty) trainer.model().all<Linear>().back()->transform(overflow);
       for (steps = 0;; ++steps) trainer.step();
     };
     const std::string what =

@@ -172,8 +172,7 @@ TEST(Verifiable, ChoosesKernelsWithBitwiseGuarantee) {
 
 // Faults are detected on GPUs too.
 void expect_seen(const TrainOptions& o, std::initializer_list<const char*> defects) {
-  for (const char* name : defects)
-    EXPECT_FALSE(verify(resolve(o), planted(defect(name), resolve(o))).passed()) << name;
+  for (const char* name : defects) EXPECT_FALSE(verify(resolve(o), planted(defect(name), resolve(o))).passed()) << name;
 }
 
 TEST_F(TrainingGpu, DetectsInjectedFaults) {

@@ -130,7 +130,7 @@ VerifyHooks too_large_by(double share) {
   return after_sums([=](Trainer& t) {
     for (const FlatUnit& unit : t.strategy().shards())
       for (const Slot& slot : unit.slots)
-        if (slot.parameter->shard.is_whole() && slot.parameter->zero_grad_range.end == 0) {
+        if (slot.parameter->shard.is_replicated() && slot.parameter->zero_grad_range.end == 0) {
           Tensor part = unit.grads.narrow(0, slot.begin, slot.size);
           return scale_(part, 1 + share);
         }

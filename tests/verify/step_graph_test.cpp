@@ -365,11 +365,11 @@ TEST_F(RanksStepGraphGpu, RanksAgreeOnStepMode) {
 
 TEST_F(RanksStepGraphGpu, RequestReachesAllRanks) {
   const TrainOptions o = over_nccl(2, "");
-  for (const StepRequest wish : {StepRequest::save, StepRequest::stop})
+  for (const StepRequest r : {StepRequest::save, StepRequest::stop})
     on_ranks(o, Way::captured, [&](Trainer& trainer) {
       for (int64_t step = 0; step < 6; ++step)
-        EXPECT_EQ(trainer.step(step == 4 || (step == 5 && trainer.world().rank() == 1) ? wish : StepRequest::none).wish,
-                  step >= 4 ? wish : StepRequest::none);
+        EXPECT_EQ(trainer.step(step == 4 || (step == 5 && trainer.world().rank() == 1) ? r : StepRequest::none).request,
+                  step >= 4 ? r : StepRequest::none);
     });
 }
 

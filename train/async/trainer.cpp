@@ -12,9 +12,9 @@ namespace {
 
 std::string of_worker(int worker) { return fmt::format("worker.{}.", worker); }
 
-void add_slots(const std::vector<Slot>& slots, const Tensor& whole, const std::string& prefix,
-               const std::string& suffix, std::vector<NamedTensor>& out) {
-  const Tensor here = whole.on_host();
+void add_slots(const std::vector<Slot>& slots, const Tensor& full, const std::string& prefix, const std::string& suffix,
+               std::vector<NamedTensor>& out) {
+  const Tensor here = full.on_host();
   for (const Slot& slot : slots) {
     std::string name = prefix;
     name.append(slot.parameter->name).append(suffix);
@@ -35,7 +35,7 @@ AsyncTrainer::AsyncTrainer(const Job& job, Sequences sequences, Communicator& wo
   check_sequences(job_, sequences_);
 }
 
-// Documents of ids in host memory.
+// `ids` in host memory.
 Documents AsyncTrainer::documents(const Tensor& ids) const {
   if (!job_.optim.document_mask) return {};
   const Documents made = find_documents(ids, *sequences_.document_end);
@@ -93,13 +93,13 @@ std::optional<double> AsyncTrainer::mean_loss(const Rows& split, const std::func
                             *axis_, split);
 }
 
-// Gathers full tensors from the servers' shards on rank 0.
+// Assembles full tensors on rank 0 from the servers' shards.
 void AsyncTrainer::gather(const std::string& suffix, const std::function<Tensor(size_t unit)>& shard,
                           std::vector<NamedTensor>& out) {
   const std::vector<Module::Unit> layout = model_->layout();
   for (size_t u = 0; u < layout.size(); ++u) {
-    const Tensor whole = server_.gather(u, server_.optimizer() ? shard(u) : Tensor());
-    if (axis_->rank() == 0) add_slots(layout[u].slots, whole, "", suffix, out);
+    const Tensor full = server_.gather(u, server_.optimizer() ? shard(u) : Tensor());
+    if (axis_->rank() == 0) add_slots(layout[u].slots, full, "", suffix, out);
   }
 }
 
@@ -129,8 +129,8 @@ std::vector<NamedTensor> AsyncTrainer::pulled() {
   std::vector<NamedTensor> out;
   for (int w = 0; w < axis_->size(); ++w)
     for (size_t u = 0; server_.holds(w) && u < units.size(); ++u) {
-      const Tensor whole = server_.gather_held(u, w);
-      if (axis_->rank() == 0) add_slots(units[u].slots, whole, of_worker(w), "", out);
+      const Tensor full = server_.gather_worker(u, w);
+      if (axis_->rank() == 0) add_slots(units[u].slots, full, of_worker(w), "", out);
     }
   return out;
 }

@@ -1,6 +1,6 @@
-// One rank of an asynchronous run: its worker and its parameter server (parallel/async/server.h). Workers push as soon
-// as they are ready and servers apply pushes immediately; each worker runs `steps` steps of batch / ranks sequences, so
-// the run consumes as many sequences as a synchronous one, in `ranks` times as many updates.
+// One rank of an asynchronous run: a worker, and a parameter server (parallel/async/server.h) that applies pushes
+// immediately. Each worker runs `steps` steps of batch / ranks sequences: the run consumes as many sequences as a
+// synchronous one, in `ranks` times as many updates.
 #pragma once
 
 #include "data/token_file.h"
@@ -13,8 +13,8 @@ namespace tessera {
 
 class AsyncTrainer {
  public:
-  // Initializes the model. Every rank of `world`, which must outlive this object, constructs one. Throws FieldError if
-  // some targets are not trained: a single worker's update has no batch to average over.
+  // Every rank of `world`, which must outlive this object, constructs one. Throws FieldError if some targets are not
+  // trained: a single worker's update has no batch to average over.
   AsyncTrainer(const Job& job, Sequences sequences, Communicator& world);
 
   AsyncServer& server() { return server_; }
@@ -23,23 +23,22 @@ class AsyncTrainer {
   const ArenaPtr& arena() const { return arena_; }
   int64_t tokens_per_step() const { return job_.optim.batch * model_->config.context; }  // over all workers
 
-  // Mean loss and gradient of a worker's sequences in a step.
+  // Computes the gradient of a worker's sequences; returns their mean loss.
   double worker_step(int worker, int64_t step);
-  // Mean loss over all targets of a split. Collective; nullopt if a rank stops it.
+  // Mean loss over all targets of a split; nullopt if a rank stops it. Collective.
   std::optional<double> mean_loss(const Rows& split, const std::function<bool()>& stop);
   std::optional<double> mean_loss(const TokenFile& split, const std::function<bool()>& stop) {
     return mean_loss(Windows(split, model_->config.context), stop);
   }
 
-  // Full tensors on rank 0, empty elsewhere; collective. values(): parameters; state(): optimizer state; pulled():
-  // parameters that workers have pulled for their next step ("worker.1.blocks.0..."), only in a replay.
+  // Full tensors on rank 0, empty elsewhere; collective. pulled(): parameters that workers have pulled for their next
+  // step ("worker.1.blocks.0..."), only in a replay.
   std::vector<NamedTensor> values();
   std::vector<NamedTensor> state();
   std::vector<NamedTensor> pulled();
   // Load this rank's shards.
   void read(const FullTensors& values, const FullTensors& state, int64_t updates);
   void read_pulled(const FullTensors& pulled);
-  // Loads this server's shards of the initial weights.
   void begin_with(const FullTensors& values);
 
  private:

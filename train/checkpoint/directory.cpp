@@ -25,8 +25,7 @@ constexpr std::string_view kFormat = "tessera checkpoint", kStep = "step-", kRep
 
 std::string hex(uint64_t checksum) { return fmt::format("{:016x}", checksum); }
 
-// Whether a name is that of a file in the checkpoint's own directory: no path that leaves it, and no name that the
-// system would truncate.
+// Rejects paths that leave the checkpoint's directory, and names that the system would truncate (NUL).
 bool is_plain_name(std::string_view name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == std::string_view::npos &&
          name.find('\0') == std::string_view::npos;
@@ -46,7 +45,6 @@ std::optional<int64_t> step_number(const fs::path& path) {
   return error == std::errc() && stop == end && step >= 0 ? std::optional(step) : std::nullopt;
 }
 
-// Checkpoints by step, newest first.
 std::vector<fs::path> newest_first(const fs::path& directory) {
   std::vector<fs::path> found;
   std::error_code error;
@@ -72,8 +70,8 @@ Json make_manifest(const fs::path& attempt, int64_t step, const std::string& abo
   return {{"format", kFormat}, {"version", 1}, {"step", step}, {"about", Json::parse(about)}, {"files", listed}};
 }
 
-// Renames an attempt to its final name. If that is taken, the two are exchanged atomically and the older one is deleted
-// with the attempt; without support by the file system, the older one is first renamed.
+// An existing checkpoint is exchanged atomically and deleted with the attempt, or first renamed if the file system
+// cannot exchange names.
 void give_name(const fs::path& attempt, const fs::path& name) {
   std::error_code unknown;
   const bool taken = fs::is_directory(name, unknown);
@@ -121,12 +119,12 @@ Checkpoint NewCheckpoint::finish(const std::string& about, size_t keep) {
 std::optional<BestCheckpoint> best_checkpoint(const fs::path& directory) {
   std::error_code error;
   if (!fs::is_regular_file(directory / "best", error)) return {};
-  std::istringstream words(read_file(directory / "best"));
+  std::istringstream fields(read_file(directory / "best"));
   std::string name;
   BestCheckpoint best;
-  words >> name >> best.val_loss;
+  fields >> name >> best.val_loss;
   const std::optional<int64_t> step = step_number(name);
-  if (!words || !step) return {};
+  if (!fields || !step) return {};
   const fs::path named = to_string(directory, *step);
   if (!fs::is_directory(named, error) && !fs::is_directory(aside(named), error)) return {};
   best.step = *step;

@@ -1,12 +1,12 @@
 // Checkpoints on disk: atomic directories `step-N`.
 //
-//   Files are written to step-N.tmp-.../, and last manifest.json (step, the caller's description of the run, size and
-//   XXH3-64 of every file). After a flush, one rename creates step-N, and `latest` names it. A kill, a full disk or a
-//   power failure at any moment leaves earlier checkpoints intact, and incomplete directories are never loaded.
-//   Deletion renames a checkpoint first, so a partly deleted one is never loaded either.
+//   Files are written to step-N.tmp-.../, manifest.json (step, the caller's description of the run, size and XXH3-64 of
+//   every file) last. After a flush, one rename creates step-N, and `latest` names it. A kill, a full disk or a power
+//   failure at any moment leaves earlier checkpoints intact. Deletion renames a checkpoint first. Incomplete
+//   directories are never loaded.
 //
-//   A new step-N replaces an old one atomically. NFS, Lustre and FUSE cannot exchange two names: there the old one is
-//   renamed to step-N.replaced, which counts as step N while there is no step-N.
+//   A new step-N replaces an old one atomically. NFS, Lustre and FUSE cannot exchange two names: there the old one
+//   becomes step-N.replaced, which counts as step N if there is no step-N.
 #pragma once
 #include <functional>
 
@@ -20,13 +20,13 @@ struct Checkpoint {
   std::string about;  // JSON object, as saved
 };
 
-// A checkpoint being written: files are created in path(). All members throw OutputError with the path and the cause.
+// A checkpoint being written to path(). All members throw OutputError with the path and the cause.
 class NewCheckpoint {
  public:
   NewCheckpoint(std::filesystem::path directory, int64_t step);
   const std::filesystem::path& path() const { return name_.path(); }
   int64_t step() const { return step_; }
-  // Publishes the files in path() as directory/step-N, replacing an existing one. Retains the newest `keep` checkpoints
+  // Publishes the files in path() as directory/step-N, replacing an existing one; retains the newest `keep` checkpoints
   // and the best one.
   Checkpoint finish(const std::string& about, size_t keep);
 
@@ -36,7 +36,7 @@ class NewCheckpoint {
   int64_t step_;
 };
 
-// The checkpoint with the lowest validation loss, stored in the file `best` of the same directory: "step-N 1.87".
+// The checkpoint with the lowest validation loss, stored in the file `best`: "step-N 1.87".
 struct BestCheckpoint {
   int64_t step = 0;
   double val_loss = 0;
@@ -44,7 +44,7 @@ struct BestCheckpoint {
 std::optional<BestCheckpoint> best_checkpoint(const std::filesystem::path& directory);
 void write_best(const std::filesystem::path& directory, const BestCheckpoint& best);
 
-// Manifest entries; file names have no directory.
+// File names have no directory.
 struct ListedFile {
   std::string name;
   uint64_t bytes = 0;
@@ -58,8 +58,8 @@ struct Manifest {
 // `what` names the manifest in errors. Throws InputError.
 Manifest parse_manifest(std::string_view json, const std::string& what);
 
-// Checks the manifest and the size and checksum of every file. Rank files ("model.rank-2-of-4.safetensors") may be
-// missing because another host has them. Throws InputError with the file.
+// Checks the manifest, and size and checksum of every file. Rank files ("model.rank-2-of-4.safetensors") may be
+// missing, because another host has them. Throws InputError with the file.
 Checkpoint open_checkpoint(const std::filesystem::path& path);
 
 // The newest checkpoint that opens and passes `check` (which throws otherwise); `passed_over` receives one line with

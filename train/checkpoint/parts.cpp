@@ -19,7 +19,6 @@ using Json = nlohmann::json;
 constexpr const char* kParts = "parts";
 constexpr int64_t kMaxElements = int64_t{1} << 56;
 
-// The rank files of a stem, ordered by name.
 std::vector<fs::path> part_files(const fs::path& checkpoint, const std::string& stem) {
   std::vector<fs::path> out;
   for (const fs::path& file : list_entries(checkpoint))
@@ -33,30 +32,30 @@ SavedPart parse_part(const std::string& name, const Json& j, const std::string& 
     return InputError(fmt::format(
         "{}: slice of '{}': expected shape, dim, runs and begin, with elements within the shape", what, name));
   };
-  SavedPart part{.name = name};
+  SavedPart slice{.name = name};
   if (!j.is_object() || !j.contains("shape") || !j["shape"].is_array() || j["shape"].size() > kMaxDims) throw refuse();
   int64_t elements = 1;
   for (const Json& size : j["shape"]) {
     const std::optional<int64_t> n = natural(size);
     if (!n || *n < 1 || *n > kMaxElements / elements) throw refuse();
-    part.whole.push_back(*n);
+    slice.whole.push_back(*n);
     elements *= *n;
   }
   const std::optional<int64_t> begin = natural(j.value("begin", Json())), dim = natural(j.value("dim", Json()));
   const Json runs = j.value("runs", Json());
-  if (!begin || !dim || *dim > part.whole.ndim() || !runs.is_array()) throw refuse();
-  part.begin = *begin;
-  part.shard.dim = static_cast<int>(*dim);
+  if (!begin || !dim || *dim > slice.whole.ndim() || !runs.is_array()) throw refuse();
+  slice.begin = *begin;
+  slice.shard.dim = static_cast<int>(*dim);
   for (int64_t at = 0; const Json& run : runs) {
     const auto first = run.is_array() && run.size() == 2 ? natural(run[0]) : std::nullopt,
                size = first ? natural(run[1]) : first;
-    if (!size || *size < 1 || *dim == part.whole.ndim() || *first < at || *first > part.whole[part.shard.dim] ||
-        *size > part.whole[part.shard.dim] - *first)
+    if (!size || *size < 1 || *dim == slice.whole.ndim() || *first < at || *first > slice.whole[slice.shard.dim] ||
+        *size > slice.whole[slice.shard.dim] - *first)
       throw refuse();
-    part.shard.runs.push_back({*first, *size});
+    slice.shard.runs.push_back({*first, *size});
     at = *first + *size;
   }
-  return part;
+  return slice;
 }
 
 }  // namespace
@@ -65,9 +64,9 @@ std::string part_name(const std::string& stem, size_t rank, size_t ranks) {
   return fmt::format("{}.rank-{}-of-{}.safetensors", stem, rank, ranks);
 }
 
-std::string describe_parts(const std::vector<SavedPart>& parts) {
+std::string describe_parts(const std::vector<SavedPart>& slices) {
   Json out = Json::object();
-  for (const SavedPart& p : parts) {
+  for (const SavedPart& p : slices) {
     Json runs = Json::array();
     for (const ShardSpec::Run& run : p.shard.runs) runs.push_back({run.begin, run.size});
     out[p.name] = {{"shape", std::vector<int64_t>(p.whole.begin(), p.whole.end())},
@@ -104,30 +103,30 @@ SavedTensors::SavedTensors(const fs::path& checkpoint, const std::string& stem)
 }
 
 void SavedTensors::add(const Safetensors& file, const std::string& what) {
-  std::map<std::string, SavedPart> parts;
+  std::map<std::string, SavedPart> slices;
   const auto described = file.metadata().find(kParts);
   if (described != file.metadata().end())
-    for (SavedPart& p : parse_parts(described->second, what)) parts.emplace(p.name, std::move(p));
+    for (SavedPart& p : parse_parts(described->second, what)) slices.emplace(p.name, std::move(p));
   for (const TensorBytes& t : file.tensors()) {
-    const auto found = parts.find(t.name);
-    if (described != file.metadata().end() && found == parts.end())
+    const auto found = slices.find(t.name);
+    if (described != file.metadata().end() && found == slices.end())
       bad_input("{}: the metadata \"parts\" does not list tensor '{}'", what, t.name);
     if (t.shape.size() > kMaxDims) bad_input("{}: tensor '{}' has more than six dimensions", what, t.name);
-    SavedPart part = found != parts.end() ? found->second : SavedPart{.name = t.name, .whole = Shape(t.shape)};
-    part.count = std::ssize(t.bytes) / element_size(t.dtype);
-    if (const int64_t kept = part.shard.slice_unit(part.whole).numel(); part.count > kept - part.begin)
-      bad_input("{}: tensor '{}' has {} elements from {} on; its slice ends at {}", what, t.name, part.count,
-                part.begin, kept);
-    const std::vector<int64_t> shape(part.whole.begin(), part.whole.end());
-    Whole& whole = all_.try_emplace(t.name, Whole{t.dtype, shape, {}}).first->second;
-    if (whole.dtype != t.dtype || whole.shape != shape)
+    SavedPart slice = found != slices.end() ? found->second : SavedPart{.name = t.name, .whole = Shape(t.shape)};
+    slice.count = std::ssize(t.bytes) / element_size(t.dtype);
+    if (const int64_t stored = slice.shard.slice_unit(slice.whole).numel(); slice.count > stored - slice.begin)
+      bad_input("{}: tensor '{}' has {} elements from {} on; its slice ends at {}", what, t.name, slice.count,
+                slice.begin, stored);
+    const std::vector<int64_t> shape(slice.whole.begin(), slice.whole.end());
+    Whole& full = all_.try_emplace(t.name, Whole{t.dtype, shape, {}}).first->second;
+    if (full.dtype != t.dtype || full.shape != shape)
       bad_input("{}: tensor '{}' differs in dtype or shape from the other rank files", what, t.name);
-    whole.pieces.push_back({&t, std::move(part)});
+    full.pieces.push_back({&t, std::move(slice)});
   }
 }
 
 void SavedTensors::expect_no_others(const std::set<std::string>& names) const {
-  for (const auto& [name, whole] : all_)
+  for (const auto& [name, full] : all_)
     if (!names.contains(name))
       throw InputError(fmt::format("{}: the model has no tensor '{}'; expected tensors of {} parameters", what_, name,
                                    names.size()));
@@ -140,20 +139,20 @@ const SavedTensors::Whole& SavedTensors::at(const std::string& name) const {
 }
 
 TensorReader SavedTensors::reader(const std::string& name) const {
-  const Whole& whole = at(name);
+  const Whole& full = at(name);
   struct Run {
     int64_t begin, count;
     const std::byte* at;
   };
   std::vector<Run> runs;  // by position in the full tensor
-  const int64_t element = element_size(whole.dtype);
-  for (const auto& [bytes, part] : whole.pieces)
-    for_each_run(part.whole, part.shard, part.begin, part.begin + part.count,
-                 [&, data = bytes->bytes.data(), first = part.begin](int64_t here, int64_t begin, int64_t count) {
+  const int64_t element = element_size(full.dtype);
+  for (const auto& [bytes, slice] : full.pieces)
+    for_each_run(slice.whole, slice.shard, slice.begin, slice.begin + slice.count,
+                 [&, data = bytes->bytes.data(), first = slice.begin](int64_t here, int64_t begin, int64_t count) {
                    runs.push_back({begin, count, data + (here - first) * element});
                  });
   std::ranges::sort(runs, {}, &Run::begin);
-  const bool shared = whole.dtype == DType::uint8;  // slices of a 4-bit matrix have some bytes in common
+  const bool shared = full.dtype == DType::uint8;  // slices of a 4-bit matrix share some bytes
   for (size_t i = 1; i < runs.size() && !shared; ++i)
     if (runs[i].begin < runs[i - 1].begin + runs[i - 1].count)
       bad_input("{}: element {} of '{}' is in two slices", what_, runs[i].begin, name);
@@ -174,19 +173,16 @@ TensorReader SavedTensors::reader(const std::string& name) const {
 
 FullTensors SavedTensors::tensors() const {
   return [this](const std::string& name, DType dtype, const Shape& shape) {
-    const Whole& whole = at(name);
-    if (whole.dtype != dtype || whole.shape != std::vector<int64_t>(shape.begin(), shape.end()))
+    const Whole& full = at(name);
+    if (full.dtype != dtype || full.shape != std::vector<int64_t>(shape.begin(), shape.end()))
       throw InputError(
           fmt::format("the checkpoint's '{}' does not fit: expected {} {}", name, to_string(dtype), shape.str()));
     return reader(name);
   };
 }
 
-// Layouts declared by a model.
-
 namespace {
 
-// Elements of a unit that a data rank saves.
 Range saved_range(const Plan& plan, int64_t size, int rank) {
   const Range all{0, size}, none{0, 0};
   if (plan.zero != ZeroStage::none) {
@@ -197,7 +193,6 @@ Range saved_range(const Plan& plan, int64_t size, int rank) {
   return rank == 0 ? all : none;
 }
 
-// Suffixes of the state of a unit that a data rank saves.
 std::vector<std::string> saved_kinds(const Job& job, bool matrices, int rank) {
   std::vector<std::string> kinds = state_kinds(job.optim, matrices);
   const Plan& plan = job.plan;
@@ -242,7 +237,7 @@ std::vector<std::vector<SavedPart>> parts_of_ranks(const Job& job, bool state) {
         for (const Slot& slot : units[u].slots) {
           const Parameter& p = *slot.parameter;
           const int64_t from = std::max(slot.begin, range.begin), to = std::min(slot.end(), range.end);
-          if (from >= to || p.is_copy() || (p.shard.is_whole() && tp > 0)) continue;
+          if (from >= to || p.is_copy() || (p.shard.is_replicated() && tp > 0)) continue;
           for (const std::string& kind : kinds)
             rank.push_back({kind.empty() ? p.source() : p.source() + "." + kind,
                             p.stored(),

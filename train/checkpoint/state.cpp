@@ -13,8 +13,7 @@ namespace tessera {
 
 namespace {
 
-// Appends the slice of each parameter in `flat`, a tensor like the unit's values. Slots may begin before it or end past
-// it.
+// `flat` has the layout of the unit's values; slots may begin before it or end past it.
 void add_parts(const FlatUnit& unit, const Tensor& flat, const std::string& suffix, std::vector<TensorSlice>& out) {
   for (const Slot& slot : unit.slots) {
     const int64_t from = std::max(slot.begin, int64_t{0}), to = std::min(slot.end(), flat.numel());
@@ -30,14 +29,13 @@ std::vector<TensorSlice> unit_values(const std::vector<FlatUnit>& units) {
   return out;
 }
 
-// Slices of tensors that are named after their units.
 std::vector<TensorSlice> optimizer_state(const std::vector<NamedTensor>& all, const std::vector<FlatUnit>& units) {
   std::vector<TensorSlice> out;
   for (const NamedTensor& state : all)
     for (const FlatUnit& unit : units) {
       if (!state.name.starts_with(unit.name + ".")) continue;
       const std::string kind = state.name.substr(unit.name.size());
-      if (kind.find('.', 1) == std::string::npos)  // else of a unit whose name begins with this one's
+      if (kind.find('.', 1) == std::string::npos)  // otherwise a longer unit name
         add_parts(unit, state.tensor, kind, out);
     }
   return out;
@@ -51,7 +49,7 @@ std::vector<TensorSlice> optimizer_state(const DataStrategy& strategy) {
   return strategy.state().empty() ? std::vector<TensorSlice>() : optimizer_state(strategy.state(), strategy.shards());
 }
 
-// The optimizer's, and the replicas' values with local updates, with the replica's suffix.
+// Optimizer state; with local updates also each replica's values.
 std::vector<TensorSlice> apart_state(Trainer& trainer) {
   std::vector<TensorSlice> out = optimizer_state(trainer.optimizer());
   const DataStrategy& strategy = trainer.strategy();
@@ -69,20 +67,21 @@ std::vector<TensorSlice> compute_gradients(Trainer& trainer) {
   return out;
 }
 
-// Filters the slices that this rank saves. Of replicas the first rank saves, or the one of that copy on the data axis;
-// copies of a tied weight are not saved.
+// Replicas are saved by the first rank, or by the ranks of `copy` on the data axis; copies of a tied weight are not
+// saved.
 std::vector<TensorSlice> own(Trainer& trainer, std::vector<TensorSlice> held, std::optional<int> copy = 0) {
   const int mine = trainer.strategy().copy();
-  // Unsharded neighbours hold one copy of the experts together; each sharding group has a separate copy.
+  // If every rank is unsharded, ep neighbours together hold one copy of the experts; otherwise each sharding group
+  // does.
   const bool everything = trainer.strategy().layout().sharding == ShardingKind::everywhere;
   const int neighbours = everything ? static_cast<int>(trainer.job().plan.ep) : 1;
   if (trainer.strategy().layout().local_updates && trainer.mesh().coordinate("cp") > 0)
-    return {};  // which form one replica
+    return {};  // context ranks form one replica
   std::erase_if(held, [&](const TensorSlice& h) {
     const ShardSpec& shard = h.parameter->shard;
     const int alike = h.parameter->is_expert ? neighbours : 1;
-    const bool copied = copy && mine / alike != *copy / alike;  // unset: of every copy
-    return copied || h.parameter->is_copy() || (shard.is_whole() && trainer.mesh().coordinate("tp") > 0);
+    const bool copied = copy && mine / alike != *copy / alike;  // unset: every copy
+    return copied || h.parameter->is_copy() || (shard.is_replicated() && trainer.mesh().coordinate("tp") > 0);
   });
   return held;
 }
@@ -96,7 +95,7 @@ std::vector<FullTensor> list(Trainer& trainer, DType dtype, bool of_frozen) {
   return out;
 }
 
-// Gathers full tensors on rank 0. A rank's table describes its consecutive runs: tensor, start within it, and length.
+// A rank's table lists its contiguous runs: tensor, start within it, length.
 std::vector<NamedTensor> gather(Trainer& trainer, const std::vector<FullTensor>& all,
                                 const std::vector<TensorSlice>& mine) {
   Communicator& world = trainer.world();
@@ -104,10 +103,10 @@ std::vector<NamedTensor> gather(Trainer& trainer, const std::vector<FullTensor>&
   std::map<std::string, int64_t> index;
   for (const FullTensor& t : all) index.emplace(t.name, std::ssize(index));
   std::vector<int64_t> table;
-  int64_t count = 0;  // in bytes
+  int64_t count = 0;  // bytes
   for (const TensorSlice& h : mine) {
-    for_each_run(*h.parameter, h.begin, h.begin + h.part.numel(), [&](int64_t, int64_t whole, int64_t length) {
-      table.insert(table.end(), {index.at(h.name), whole, length});
+    for_each_run(*h.parameter, h.begin, h.begin + h.part.numel(), [&](int64_t, int64_t full_begin, int64_t length) {
+      table.insert(table.end(), {index.at(h.name), full_begin, length});
     });
     count += h.part.nbytes();
   }
@@ -150,14 +149,14 @@ std::vector<NamedTensor> gather(Trainer& trainer, const std::vector<FullTensor>&
   return out;
 }
 
-void read_parts(const std::vector<TensorSlice>& parts, const FullTensors& source) {
-  for (const TensorSlice& h : parts) {
-    const TensorReader whole = source(h.name, h.part.dtype(), h.parameter->stored());
-    if (!whole) continue;
+void read_parts(const std::vector<TensorSlice>& slices, const FullTensors& source) {
+  for (const TensorSlice& h : slices) {
+    const TensorReader full = source(h.name, h.part.dtype(), h.parameter->stored());
+    if (!full) continue;
     const Tensor here = h.part.on_host();
     const int64_t element = element_size(here.dtype());
     for_each_run(*h.parameter, h.begin, h.begin + here.numel(), [&](int64_t local, int64_t at, int64_t count) {
-      whole(at, {here.raw() + (local - h.begin) * element, static_cast<size_t>(count * element)});
+      full(at, {here.raw() + (local - h.begin) * element, static_cast<size_t>(count * element)});
     });
     if (h.part.device() != Device::cpu) Tensor(h.part).copy_from(here);
   }
@@ -178,12 +177,10 @@ std::vector<FullTensor> list_values(Trainer& trainer) { return list(trainer, tra
 
 namespace {
 
-// State of the optimizer and the data-axis strategy for the given number of copies, with or without values.
 std::vector<FullTensor> list_state(Trainer& trainer, int copies, bool values) {
   const Optimisation& o = trainer.job().optim;
   const std::vector<Module::Unit> units = trainer.full_model().layout();
   std::vector<FullTensor> out;
-  // Appends the units with that kind of state, in order.
   const auto add = [&](const std::string& kind, DType dtype, const std::string& suffix, bool of_rest,
                        bool of_matrices) {
     for (const Module::Unit& unit : units)
@@ -217,8 +214,8 @@ std::vector<FlatUnit> model_units(const DataStrategy& strategy) {
   std::vector<FlatUnit> out = strategy.shards();
   if (strategy.agrees()) return out;
   for (FlatUnit& unit : out)
-    for (const NamedTensor& kept : strategy.state())
-      if (kept.name == unit.name + ".common") unit.values = kept.tensor.to(unit.values.dtype());
+    for (const NamedTensor& saved : strategy.state())
+      if (saved.name == unit.name + ".common") unit.values = saved.tensor.to(unit.values.dtype());
   return out;
 }
 
@@ -263,9 +260,9 @@ std::vector<NamedTensor> whole_owners(Trainer& trainer, bool of_gradients) {
     const std::vector<int32_t> rank(static_cast<size_t>(h.part.numel()), trainer.world().rank());
     h.part = Tensor::of<int32_t>(rank, {h.part.numel()}, trainer.arena()->host());
   }
-  std::vector<FullTensor> whole = list(trainer, DType::int32, !of_gradients);
-  for (FullTensor& t : whole) t.dtype = DType::int32;  // also for tensors of bytes
-  return gather(trainer, whole, held);
+  std::vector<FullTensor> full = list(trainer, DType::int32, !of_gradients);
+  for (FullTensor& t : full) t.dtype = DType::int32;  // also for uint8 tensors
+  return gather(trainer, full, held);
 }
 
 void read_values(const std::vector<FlatUnit>& units, const FullTensors& source) {
@@ -297,8 +294,6 @@ TensorReader make_reader(std::span<const std::byte> bytes, DType dtype) {
   };
 }
 
-// Comparison of replicas by hashes.
-
 namespace {
 
 // Exponents of all ones are infinities and NaNs. The first loop has no early exit so that it vectorizes.
@@ -321,12 +316,12 @@ int64_t first_with(std::span<const std::byte> elements, Word exponent) {
   return -1;
 }
 
-// Hash that identifies a slice: tensor and elements, the same on all ranks that hold a replica.
-uint64_t tensor_offset(const TensorSlice& h) {
+// Equal on all ranks that hold a replica.
+uint64_t slice_hash(const TensorSlice& h) {
   std::string text = h.name;
   const auto add = [&](int64_t n) { text.append(reinterpret_cast<const char*>(&n), sizeof n); };
   for_each_run(*h.parameter, h.begin, h.begin + h.part.numel(),
-               [&](int64_t, int64_t whole, int64_t count) { add(whole), add(count); });
+               [&](int64_t, int64_t full_begin, int64_t count) { add(full_begin), add(count); });
   return checksum(text);
 }
 
@@ -334,7 +329,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
-// Reports the ranks that hold each value: largest group first, ties by lowest rank.
+// Largest group first, ties by lowest rank.
 [[noreturn]] void refuse(const TensorSlice& h, int64_t step, const std::map<int64_t, std::vector<int>>& by_value) {
   std::vector<std::vector<int>> groups;
   for (const auto& [value, ranks] : by_value) groups.push_back(ranks);
@@ -374,25 +369,25 @@ void check_replicas(Trainer& trainer) {
   if (world.size() == 1) return;
   const OpCounts before = world.counts();
   const std::vector<TensorSlice> held = held_between_steps(trainer);
-  const auto most = static_cast<int64_t>(world.max(static_cast<double>(held.size())));
-  std::vector<int64_t> mine;  // identity and content of each slice
+  const auto max_count = static_cast<int64_t>(world.max(static_cast<double>(held.size())));
+  std::vector<int64_t> mine;  // identity and content
   for (const TensorSlice& h : held) {
     const Tensor here = h.part.on_host();
-    mine.push_back(static_cast<int64_t>(tensor_offset(h)));
+    mine.push_back(static_cast<int64_t>(slice_hash(h)));
     mine.push_back(static_cast<int64_t>(
         checksum({reinterpret_cast<const char*>(here.raw()), static_cast<size_t>(here.nbytes())})));
   }
-  mine.resize(static_cast<size_t>(2 * most));
+  mine.resize(static_cast<size_t>(2 * max_count));
   const ArenaPtr host = trainer.arena()->host();
-  const Tensor all = Tensor::empty({2 * most * world.size()}, DType::int64, host);
-  world.all_gather(Tensor::of<int64_t>(mine, {2 * most}, host), all);
+  const Tensor all = Tensor::empty({2 * max_count * world.size()}, DType::int64, host);
+  world.all_gather(Tensor::of<int64_t>(mine, {2 * max_count}, host), all);
   world.reset_counts(before);
-  std::map<int64_t, std::map<int64_t, std::vector<int>>> by_place;  // then by content: the ranks
+  std::map<int64_t, std::map<int64_t, std::vector<int>>> by_place;  // ranks by content
   const int64_t* const found = all.data<int64_t>();
   for (int r = 0; r < world.size(); ++r)
-    for (int64_t i = 0; i < most; ++i) {
-      const int64_t* const part = found + 2 * (r * most + i);
-      by_place[part[0]][part[1]].push_back(r);
+    for (int64_t i = 0; i < max_count; ++i) {
+      const int64_t* const entry = found + 2 * (r * max_count + i);
+      by_place[entry[0]][entry[1]].push_back(r);
     }
   for (size_t i = 0; i < held.size(); ++i)
     if (const auto& by_value = by_place.at(mine[2 * i]); by_value.size() > 1)

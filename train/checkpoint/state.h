@@ -1,5 +1,5 @@
 // Full training state: one tensor per parameter, independent of the layout. Checkpoints store it, so a run saved under
-// one layout resumes under any other. This header has the ranks' slices, then the files, then the consistency checks.
+// one layout resumes under any other.
 #pragma once
 
 #include "data/safetensors.h"
@@ -13,83 +13,78 @@ struct FullTensor {
   DType dtype{};
   Shape shape;
 };
-// Suffixes of the optimizer state of parameters, or of parameters that it updates as full matrices: "m", "v".
+// Suffixes of a parameter's optimizer state: "m", "v"; `matrices`: for parameters that are updated as full matrices.
 std::vector<std::string> state_kinds(const Optimisation& optim, bool matrices = false);
-// Suffix for the state of local-update replicas: empty for the first, ".replica1" for the second.
+// Suffix of a local-update replica's state: empty for the first, ".replica1" for the second.
 std::string suffix_of_copy(int copy);
-// All parameters, and all optimizer and strategy state, in file order. With local updates the parameters are those of
-// model_units(), and each replica's own are part of the state: "....weight.m.replica1", "....value.replica1".
+// All parameters, and all optimizer and strategy state, in file order. With local updates the parameters are
+// model_units(), and each replica's values are part of the state: "....weight.m.replica1", "....value.replica1".
 std::vector<FullTensor> list_values(Trainer& trainer);
 std::vector<FullTensor> list_state(Trainer& trainer);
 
-// A rank's slice of one tensor: elements [begin, begin + part.numel()) of its shard of the parameter; for_each_run()
-// maps them to the full tensor.
+// A rank's slice of a tensor: elements [begin, begin + part.numel()) of its shard of the parameter; for_each_run() maps
+// them to the full tensor.
 struct TensorSlice {
   std::string name;
   const Parameter* parameter = nullptr;
   Tensor part;  // 1-D; defined on ranks that store it
   int64_t begin = 0;
 };
-// The model as stored on this rank: its shards; with local updates the values of the last synchronization, in the dtype
-// of values.
+// The model shards of this rank; with local updates, the values of the last synchronization in the parameters' dtype.
 std::vector<FlatUnit> model_units(const DataStrategy& strategy);
-// Every element of the full state is in exactly one rank's slices, that of the rank that saves it; values that all
-// shards of a 4-bit matrix share are in each of them.
+// Every element of the full state is in the slices of exactly one rank, which saves it; values shared by all shards of
+// a 4-bit matrix are in each.
 std::vector<TensorSlice> own_values(Trainer& trainer);
 std::vector<TensorSlice> own_state(Trainer& trainer);
-// All state that this rank holds between steps, including replicas.
+// Includes replicas.
 std::vector<TensorSlice> held_between_steps(Trainer& trainer);
 
-// Full tensors by parameter name: values, gradients, optimizer state. Collective; empty except on rank 0. `copy`
-// selects the replica if the data axis has several (DataStrategy::copies()).
+// Full tensors by parameter name. Collective; empty except on rank 0. `copy` selects the replica if the data axis has
+// several (DataStrategy::copies()).
 std::vector<NamedTensor> whole_values(Trainer& trainer, int copy = 0);
 std::vector<NamedTensor> whole_gradients(Trainer& trainer, int copy = 0);
 std::vector<NamedTensor> whole_state(Trainer& trainer, int copy = 0);
-// The world rank, int32, that each element of whole_gradients() or whole_values() comes from.
+// int32: the source world rank of each element of whole_gradients() or whole_values().
 std::vector<NamedTensor> whole_owners(Trainer& trainer, bool of_gradients);
 
-// Copies elements of a full tensor from index `begin` on, filling `to`.
+// Fills `to` with the elements of a full tensor from index `begin` on.
 using TensorReader = std::function<void(int64_t begin, std::span<std::byte> to)>;
-// Readers of full tensors by name, in the given dtype and shape; tensors are read only on request.
+// Readers of full tensors by name; tensors are read only on request.
 using FullTensors = std::function<TensorReader(const std::string& name, DType dtype, const Shape& shape)>;
-// A reader of `bytes`, which must outlive it.
+// `bytes` must outlive the reader.
 TensorReader make_reader(std::span<const std::byte> bytes, DType dtype);
-// Each unit, or shard of one, reads its elements. Throws what `source` throws.
+// Propagate errors of `source`.
 void read_values(const std::vector<FlatUnit>& units, const FullTensors& source);
 void read_state(const Optimizer& optimizer, const FullTensors& source);
 // Also reads the state of the data-axis strategy, and with local updates each replica's values.
 void read_state(Trainer& trainer, const FullTensors& source);
-// Initial weights of a run: parameters, and their master copies, which are rounded less. Tensors without a reader
+// Loads initial weights into parameters and their master copies, which retain more bits. Tensors without a reader
 // retain their values.
 void begin_with(const std::vector<FlatUnit>& units, const Optimizer& optimizer, const FullTensors& source);
 
-// --- files ---
-
-// One rank's slice of a tensor in its file: `count` elements from index `begin` on of the shard that its layout stores.
+// One rank's slice of a tensor, as stored in its file: `count` elements of the layout's shard from index `begin` on.
 struct SavedPart {
-  std::string name;  // the tensor's name: "blocks.0.mlp.up.weight.m"
+  std::string name;  // "blocks.0.mlp.up.weight.m"
   Shape whole = {};
   ShardSpec shard = {};  // without the axis
   int64_t begin = 0, count = 0;
 };
-// The slices that each rank saves under this plan; one entry per rank. `state`: optimizer state, else parameters.
-// Computed from sizes alone. Throws FieldError for ps-async.
+// The slices that each rank saves, computed from sizes alone. `state`: optimizer state, otherwise parameters. Throws
+// FieldError for ps-async.
 std::vector<std::vector<SavedPart>> parts_of_ranks(const Job& job, bool state);
 
 // Full tensors of a checkpoint, stored in one file or in slices:
 //
 //   model.safetensors                       all tensors
 //   model.rank-0-of-4.safetensors           rank 0's slices, each 1-D
-//   model.rank-1-of-4.safetensors           ...
 //
 // The metadata "parts": {NAME: {"shape", "dim", "runs", "begin"}} maps slices to full tensors, as Parameter and
-// TensorSlice do. Files may be missing: a host needs only those that its ranks read. Files are mapped, so only
-// requested elements are read.
+// TensorSlice do. Files may be missing: a host needs only those that its ranks read. Files are mapped; only requested
+// elements are read.
 
 std::string part_name(const std::string& stem, size_t rank, size_t ranks);
 std::string describe_parts(const std::vector<SavedPart>& parts);
-// Parses the metadata; `what` names the file. Throws InputError for impossible layouts: runs that leave the tensor or
-// overlap.
+// `what` names the file. Throws InputError for impossible layouts: runs that leave the tensor or overlap.
 std::vector<SavedPart> parse_parts(std::string_view json, const std::string& what);
 
 class SavedTensors {
@@ -110,10 +105,9 @@ class SavedTensors {
   const std::map<std::string, Whole>& all() const { return all_; }
   const Whole& at(const std::string& name) const;  // throws InputError if missing
   const std::vector<std::unique_ptr<Safetensors>>& files() const { return files_; }
-  // Throws InputError with any tensor that is not among `names`.
+  // Throws InputError for any tensor not in `names`.
   void expect_no_others(const std::set<std::string>& names) const;
-  // Stored elements; the reader throws InputError for elements that are in none of the files. This object must outlive
-  // it.
+  // The reader throws InputError for elements that are in no file. This object must outlive it.
   TensorReader reader(const std::string& name) const;
   // Readers for the stored dtype and shape.
   FullTensors tensors() const;
@@ -126,16 +120,14 @@ class SavedTensors {
   std::map<std::string, Whole> all_;
 };
 
-// --- consistency checks: infinities and NaNs, and diverged replicas ---
-
 // Throws Error (not_finite) with tensor and step if `x` has an infinity or a NaN. Reads all of `x`.
 void check_finite(const std::string& name, const Tensor& x, int64_t step);
-// Index of the first infinity or NaN; -1 if there is none.
+// -1 if all are finite.
 int64_t first_not_finite(DType dtype, std::span<const std::byte> elements);
 
-// Collective. Elements of parameters or optimizer state that are replicated, over any mesh axes, must be bitwise
-// identical. Throws Error (communication) with the tensor, the step, the ranks, and the minority if there is one. Cost:
-// reads and hashes all state of a rank, and one all_gather of 16 bytes per tensor.
+// Collective. Parameters and optimizer state that are replicated, over any mesh axes, must be bitwise identical. Throws
+// Error (communication) with the tensor, the step, the ranks, and the minority if there is one. Cost: reads and hashes
+// all state of a rank, and one all_gather of 16 bytes per tensor.
 void check_replicas(Trainer& trainer);
 
 }  // namespace tessera

@@ -9,7 +9,6 @@
 namespace tessera {
 namespace {
 
-// Sets a flag during its lifetime, exception-safe.
 class Within {
  public:
   explicit Within(bool& flag) : flag_(flag) { flag_ = true; }
@@ -27,10 +26,10 @@ class QueuedStep final : public StepGraph {
     clip_factor(0, parts_.clip);  // rejects invalid norms
   }
 
-  Found run(int64_t step, double lr, StepRequest wish) override {
+  Found run(int64_t step, double lr, StepRequest request) override {
     parts_.load(step);
     state_.set(static_cast<uint64_t>(step), parts_.optimizer->next(lr));
-    StepConsensus::Decision agreed = agree(wish);
+    StepConsensus::Decision agreed = agree(request);
     if (agreed.how == StepConsensus::StepMode::capture && !captures()) agreed.how = StepConsensus::StepMode::queue;
     std::optional<Arena::AllowReuse> lent;  // for the launched graph, until it completes
     if (agreed.how != StepConsensus::StepMode::queue) lent.emplace(*arena_);
@@ -38,26 +37,26 @@ class QueuedStep final : public StepGraph {
     parts_.ahead(step + 1);
     if (parts_.ranks) parts_.ranks->wait(*arena_);
     arena_->local<cuda::Context>().synchronize();  // the only synchronization of a step
-    const Found found{state_.found().loss_sum, state_.found().grad_norm, agreed.wish};
+    const Found found{state_.found().loss_sum, state_.found().grad_norm, agreed.request};
     if (!state_.found().update.skip)
       parts_.optimizer->count_step();
     else if (parts_.ranks && std::isfinite(found.loss_sum) && std::isfinite(found.grad_norm))
-      parts_.ranks->agree(wish, false, false);  // another rank found an index out of bounds; its error ends this one
+      parts_.ranks->agree(request, false, false);  // another rank found an index out of bounds and ends the run
     return found;
   }
 
   const uint64_t* step_on_gpu() const override { return queueing_ ? state_.step() : nullptr; }
 
  private:
-  // The first steps select algorithms and let the arena grow. Once a step began with the current layout, the arena is
-  // stable and the next step will allocate the same blocks.
-  StepConsensus::Decision agree(StepRequest wish) {
+  // The first steps select algorithms and grow the arena. If a step begins with the layout of the previous one, the
+  // arena is stable and the next step will allocate the same blocks.
+  StepConsensus::Decision agree(StepRequest request) {
     const Arena::Layout now = arena_->layout();
     if (graph_ && !graph_->fits()) graph_.reset();  // e.g. after validation has grown the arena
     const bool launches = graph_.has_value(), captures = parts_.captured && (launches || now == before_);
     before_ = now;
-    if (parts_.ranks) return parts_.ranks->agree(wish, launches, captures);
-    return {StepConsensus::choose(launches, captures), wish};
+    if (parts_.ranks) return parts_.ranks->agree(request, launches, captures);
+    return {StepConsensus::choose(launches, captures), request};
   }
 
   void launch_or_queue(StepConsensus::StepMode how) {
@@ -78,7 +77,7 @@ class QueuedStep final : public StepGraph {
     ++record_.captures;
   }
 
-  // Nothing of a failed capture has run, and gradients() restarts the step.
+  // A failed capture has executed nothing, and gradients() restarts the step.
   bool captures() {
     try {
       capture();
@@ -96,13 +95,13 @@ class QueuedStep final : public StepGraph {
     const Within here(queueing_);
     state_.fetch();
     const DeviceScalar loss = parts_.gradients();
-    const Tensor found =
-        state_.parts(loss.on_gpu(), parts_.squares(), {.loss = parts_.says_loss, .squares = parts_.says_squares});
+    const Tensor found = state_.contributions(loss.on_gpu(), parts_.squares(),
+                                              {.loss = parts_.says_loss, .squares = parts_.says_squares});
     if (parts_.ranks) parts_.ranks->add_up(found);
     state_.close(found, parts_.clip);
     parts_.optimizer->queue_step(state_.update());
     parts_.finish();
-    state_.give_back();
+    state_.copy_back();
   }
 
   Parts parts_;

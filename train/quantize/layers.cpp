@@ -34,7 +34,6 @@ std::vector<Batch> embedded(LanguageModel& model, const Rows& rows, const Quanti
   return out;
 }
 
-// The counted rows of x (B, T, C).
 Tensor counted(const Tensor& x, const std::vector<int64_t>& rows) {
   Tensor all = x.on_host().contiguous().flat_rows();
   if (rows.empty()) return all;
@@ -111,8 +110,6 @@ std::vector<QuantizedWeight> quantize_layers(LanguageModel& model, const Rows* c
   }
   return out;
 }
-
-// Converting readers.
 
 namespace {
 

@@ -1,5 +1,4 @@
-// Communication faults: data-axis and norm reductions, single calls and messages, groups of ranks, local updates,
-// owners of matrices.
+// Communication faults: reductions, single calls and messages, groups of ranks, local updates, owners of matrices.
 #include <cstring>
 #include <tuple>
 
@@ -8,8 +7,6 @@
 
 namespace tessera {
 namespace {
-
-// --- reductions ---
 
 std::string data_axis(const Job& job) { return job.plan.cp > 1 ? "dp+cp" : "dp"; }
 
@@ -34,7 +31,6 @@ int64_t nothing(Transport& transport, const Call& call) {
   return 0;
 }
 
-// Scales this rank's output.
 void scale(Transport& transport, const Call& call, double factor) {
   if (call.op == Op::reduce && transport.rank() != call.root) return;
   const int64_t count =
@@ -63,8 +59,6 @@ const std::vector<Requirement> kSumWants =
           Requirement{"dp_mode", "ddp", [](const Job& j) { return j.plan.dp_mode != DataMode::diloco; }},
           Requirement{"shard_ranks", "2", [](const Job& j) { return j.plan.shard_ranks != 1; }});
 
-// --- calls and messages ---
-
 constexpr int64_t kCall = 5;     // index of the failing call, from 0
 constexpr double kPatience = 2;  // timeout in seconds for a missing call
 
@@ -85,10 +79,10 @@ class EarlyReader final : public AroundTransport {
     const bool faulty = axis_ == "pp" && rank() == size() - 1 && from < rank();
     if (!faulty) return;
     const std::span<std::byte> now(data, static_cast<size_t>(bytes));
-    std::vector<std::byte> kept(now.begin(), now.end());
+    std::vector<std::byte> received(now.begin(), now.end());
     std::vector<std::byte>& last = last_[from];
-    if (last.size() == kept.size()) std::ranges::copy(last, data);
-    last = std::move(kept);
+    if (last.size() == received.size()) std::ranges::copy(last, data);
+    last = std::move(received);
   }
 
  protected:
@@ -100,13 +94,11 @@ class EarlyReader final : public AroundTransport {
   std::map<int, std::vector<std::byte>> last_;  // by sender
 };
 
-// --- groups ---
-
-// The second grouping of the data axis gets the ranks of the first: shards are reduced over the ranks of their sharding
-// group instead of over their replicas.
+// The second grouping of the data axis gets the ranks of the first: shards are reduced over their sharding group
+// instead of over their replicas.
 class WrongGroups final : public AroundTransport {
  public:
-  // `before`: number of earlier splits of the axis for other purposes.
+  // `before`: number of earlier splits of the axis.
   WrongGroups(std::unique_ptr<Transport> inner, std::string axis, int before)
       : AroundTransport(std::move(inner)), data_axis_(std::move(axis)), before_(before) {}
   std::unique_ptr<Transport> split(int color, int key) override {

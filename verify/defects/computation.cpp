@@ -1,5 +1,5 @@
-// Computation faults: sequences and targets, layers, experts, updates; and memory and schedule faults, which do not
-// change values.
+// Computation faults: sequences and targets, layers, experts, updates; memory and schedule faults, which change no
+// values.
 
 #include "optim/grad_norm.h"
 #include "parallel/context_parallel.h"
@@ -9,12 +9,10 @@
 namespace tessera {
 namespace {
 
-// --- sequences ---
-
 int64_t micro_size(const Job& job) { return job.optim.batch / (job.plan.dp * job.plan.microbatches); }
 int64_t last_microbatch(const Job& job) { return job.optim.batch - micro_size(job); }
 
-// Replaces sequences: each is taken from the index returned by `from`; -1: untrained targets.
+// Takes each sequence from the index returned by `from`; -1: untrained targets.
 using From = int64_t (*)(const Job& job, int64_t sequence);
 auto loads(From from, bool only_targets = false) {
   return [from, only_targets](VerifyHooks& hooks, const Job& job) {
@@ -34,13 +32,10 @@ auto loads(From from, bool only_targets = false) {
   };
 }
 
-// --- layers ---
-
 auto in_model(void (*inject)(Trainer& t)) {
   return [inject](VerifyHooks& hooks, const Job&) { then(hooks.made, inject); };
 }
 
-// The last local layer.
 DecoderLayer& last_layer(Trainer& t) { return t.model().layer(t.model().config.layers - 1); }
 Attention& last_attention(Trainer& t) { return *last_layer(t).all<Attention>().at(0); }
 Var as_it_is(const Var& weight) { return weight; }
@@ -88,8 +83,6 @@ const Requirement kSeveral{"microbatches", "2", [](const Job& j) { return j.plan
 // In bf16 the tolerance of a plan that splits sums admits a wrong mask, or a missing reduction in one layer.
 const Requirement kNarrowBound{"dtype", "fp32", [](const Job& j) { return j.optim.dtype != DType::bfloat16; }};
 
-// --- experts ---
-
 const std::vector<Requirement> kExperts =
     wants(kNoTensorRanks, kNoContextRanks, kNoSequenceParts, kNoAdapters,
           Requirement{"experts", "4", [](const Job& j) { return j.model.experts.count >= 4; }},
@@ -102,7 +95,7 @@ const std::vector<Requirement> kExpertRanks =
           Requirement{"experts", "4", [](const Job& j) { return j.model.experts.count % 4 == 0; }}, kDdp,
           Requirement{"all_reduce", "direct", [](const Job& j) { return j.plan.all_reduce != Algorithm::ring; }});
 
-// Swaps the logits of the best and the worst expert for the first token.
+// Swaps the first token's logits of the best and the worst expert.
 Tensor with_a_lost_token(const Tensor& logits) {
   const Tensor out = logits.on_host().clone();
   with_floating(out.dtype(), "defect", [&](auto t) {
@@ -141,8 +134,6 @@ void sum_over_all(Trainer& t) {
     if (shard.trainable() && shard.slots[0].parameter->is_expert) t.expert_ranks()->all_reduce(shard.grads);
 }
 
-// --- updates ---
-
 const std::vector<Requirement> kShards =
     wants(kDataRanks, kDdp,
           Requirement{"zero", "1",
@@ -176,14 +167,12 @@ void update_and_misplace(Trainer& t, const StepReport& report) {
   }
 }
 
-// --- memory ---
-
 void keep_gradients(VerifyHooks& hooks, const Job& job) {
-  then(hooks.made, [kept = std::make_shared<std::vector<Tensor>>(), rank = last_rank(job)](Trainer& t) {
+  then(hooks.made, [retained = std::make_shared<std::vector<Tensor>>(), rank = last_rank(job)](Trainer& t) {
     if (t.world().rank() != rank) return;
     for (const FlatUnit& unit : t.strategy().shards())
       if (unit.trainable())
-        kept->push_back(Tensor::empty({unit.values.numel()}, t.gradient_dtype(), t.arena(), Category::gradients));
+        retained->push_back(Tensor::empty({unit.values.numel()}, t.gradient_dtype(), t.arena(), Category::gradients));
   });
 }
 
@@ -212,13 +201,13 @@ std::vector<InjectedFault> defects_of_computation() {
       {"unsummed-norm-weight", "the gradients of a norm's weight for each tensor rank's own tokens are not reduced",
        "weight-not-summed", kInLastBlock,
        wants(kTensorRanks, Requirement{"sp", "true", [](const Job& j) { return j.plan.sp; }}, kNoAdapters),
-       in_model([](Trainer& t) { last_layer(t).all<Norm>().at(0)->see(as_it_is); })},
+       in_model([](Trainer& t) { last_layer(t).all<Norm>().at(0)->transform(as_it_is); })},
       {"unsummed-head-norm",
        "the norm of queries and keys does not reduce its gradient over the tensor ranks, which shard the heads",
        "weight-not-summed", kInLastBlock,
        wants(kTensorRanks, kLlama, Requirement{"qk_norm", "true", [](const Job& j) { return j.model.qk_norm; }},
              kNoAdapters),
-       in_model([](Trainer& t) { last_attention(t).see(as_it_is); })},
+       in_model([](Trainer& t) { last_attention(t).transform(as_it_is); })},
       {"wrong-causal-mask", "ring attention treats each rank's two token chunks as one contiguous chunk",
        "context-positions", kInLastBlock,
        wants(kContextRanks, kNarrowBound,

@@ -25,10 +25,10 @@ std::vector<Need> InjectedFault::needs(const Job& job) const {
       stages > job.model.layers)
     lacking.push_back({"layers", std::to_string(stages)});
   // The smallest batch divisible by all partitions.
-  const int64_t parts = read_value("dp", job.plan.dp) * read_value("microbatches", job.plan.microbatches),
+  const int64_t divisor = read_value("dp", job.plan.dp) * read_value("microbatches", job.plan.microbatches),
                 batch = job.optim.batch;
-  if (batch % parts != 0 || batch / parts < sequences)
-    lacking.push_back({"batch", std::to_string(std::max(sequences, (batch + parts - 1) / parts) * parts)});
+  if (batch % divisor != 0 || batch / divisor < sequences)
+    lacking.push_back({"batch", std::to_string(std::max(sequences, (batch + divisor - 1) / divisor) * divisor)});
   return lacking;
 }
 
@@ -40,8 +40,8 @@ std::string InjectedFault::where(const Job& job) const {
 const std::vector<InjectedFault>& defects() {
   static const std::vector<InjectedFault> all = [] {
     std::vector<InjectedFault> out;
-    for (const auto& part : {defects_of_calls, defects_of_computation, defects_of_groups, defects_of_resources})
-      std::ranges::move(part(), std::back_inserter(out));
+    for (const auto& table : {defects_of_calls, defects_of_computation, defects_of_groups, defects_of_resources})
+      std::ranges::move(table(), std::back_inserter(out));
     return out;
   }();
   return all;
@@ -53,13 +53,13 @@ const InjectedFault& defect(std::string_view name) {
   throw FieldError("defect", fmt::format("expected random, list or a name printed by list, got '{}'", name));
 }
 
-const InjectedFault& random_defect(const Job& job, uint64_t draw) {
+const InjectedFault& random_defect(const Job& job, uint64_t random) {
   std::vector<const InjectedFault*> some;
   for (const InjectedFault& d : defects())
     if (d.needs(job).empty()) some.push_back(&d);
   if (some.empty())
     throw FieldError("defect", "no fault applies to this plan; faults require more ranks, such as `dp` 2");
-  return *some[Philox::named(draw, "defect").below(some.size(), 0)];
+  return *some[Philox::named(random, "defect").below(some.size(), 0)];
 }
 
 void check_applies(const InjectedFault& d, const Job& job) {

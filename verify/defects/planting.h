@@ -15,7 +15,6 @@ std::vector<InjectedFault> defects_of_resources();    // memory and schedules
 inline constexpr auto kEverywhere = "on every rank", kOnLastRank = "on rank {rank}", kInLastBlock = "in block {block}",
                       kOnLastStage = "on pipeline rank {pp}";
 
-// Gradients are reduced over data ranks.
 inline constexpr Requirement kDataRanks{"dp", "2", [](const Job& j) { return j.plan.dp * j.plan.cp >= 2; }};
 inline constexpr Requirement kMicrobatches{"microbatches", "2", [](const Job& j) { return j.plan.microbatches > 1; }};
 inline constexpr Requirement kPipeline{"pp", "2", [](const Job& j) { return j.plan.pp >= 2; }};
@@ -29,7 +28,6 @@ inline constexpr Requirement kNoTensorRanks{"tp", "1", [](const Job& j) { return
 inline constexpr Requirement kNoContextRanks{"cp", "1", [](const Job& j) { return j.plan.cp == 1; }};
 inline constexpr Requirement kNoAdapters{"lora_rank", "0", [](const Job& j) { return j.model.lora.rank == 0; }};
 
-// Concatenates requirements and lists of them.
 template <class... Some>
 std::vector<Requirement> wants(const Some&... some) {
   std::vector<Requirement> out;
@@ -55,7 +53,7 @@ void then(std::function<void(Args...)>& hook, F f) {
 inline int last_rank(const Job& job) { return static_cast<int>(job.plan.ranks()) - 1; }
 inline bool is_last(Trainer& t) { return t.world().rank() + 1 == t.world().size(); }
 
-// Wraps the transport of every rank in a T constructed from these arguments.
+// Wraps the transport of every rank in a T.
 template <class T, class... Args>
 void around_every_rank(VerifyHooks& hooks, const Args&... args) {
   then(hooks.launching, [args...](LaunchOptions& how) {
@@ -65,7 +63,7 @@ void around_every_rank(VerifyHooks& hooks, const Args&... args) {
 inline void inject(VerifyHooks& hooks, const FaultyCall& faulty) {
   around_every_rank<FaultyCallTransport>(hooks, faulty);
 }
-// Injects the same faulty call into any plan.
+// The same faulty call in any plan.
 inline auto injects(FaultyCall (*faulty)(const Job& job)) {
   return [faulty](VerifyHooks& hooks, const Job& job) { inject(hooks, faulty(job)); };
 }
@@ -80,7 +78,6 @@ inline auto runs(void (*change)(Job& job)) {
   };
 }
 
-// Replaces the strategy's update.
 inline auto updates(void (*update)(Trainer& t, const StepReport& report)) {
   return [update](VerifyHooks& hooks, const Job&) { hooks.update = update; };
 }

@@ -1,5 +1,5 @@
-// Fault-injecting transport decorators: a call is altered, or a rank fails, is delayed or loses a message. Tests use
-// them to show that no fault hangs a run and that each is reported.
+// Fault-injecting transport decorators, which alter, delay or lose calls, or fail a rank. Tests show that no fault
+// hangs a run and that each is reported.
 #pragma once
 #include <map>
 #include <thread>
@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// Forwards all calls; base class of the fault-injecting transports.
+// Forwards all calls.
 class AroundTransport : public Transport {
  public:
   explicit AroundTransport(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
@@ -34,7 +34,7 @@ class AroundTransport : public Transport {
   int64_t direct(const Call& call) override { return inner_->direct(call); }
   int64_t native(const Call& call) override { return inner_->native(call); }
   bool only_queues(const Call& call) const override { return inner_->only_queues(call); }
-  std::function<void()> native_beside(const Call& call) override { return inner_->native_beside(call); }
+  std::function<void()> start_native(const Call& call) override { return inner_->start_native(call); }
   std::shared_ptr<CommWorker> background() override { return inner_->background(); }
   void check_progress(double waited_s, const std::string& during) override { inner_->check_progress(waited_s, during); }
   // Subgroups are wrapped in the same way.
@@ -88,8 +88,8 @@ class FaultTransport final : public AroundTransport {
   }
   int64_t direct(const Call& call) override { return takes_part() ? inner().direct(call) : 0; }
   int64_t native(const Call& call) override { return takes_part() ? inner().native(call) : 0; }
-  std::function<void()> native_beside(const Call& call) override {
-    if (takes_part()) return inner().native_beside(call);
+  std::function<void()> start_native(const Call& call) override {
+    if (takes_part()) return inner().start_native(call);
     return [] {};
   }
 
@@ -102,7 +102,7 @@ class FaultTransport final : public AroundTransport {
  private:
   struct Plan {
     std::vector<Fault> faults;
-    std::atomic<int64_t> calls{0};  // of the main and the background thread together
+    std::atomic<int64_t> calls{0};  // of the main and the background thread
   };
   FaultTransport(std::unique_ptr<Transport> inner, std::shared_ptr<Plan> plan)
       : AroundTransport(std::move(inner)), plan_(std::move(plan)) {}

@@ -17,10 +17,8 @@ constexpr size_t kNamed = 3;  // tensors named in a text
 
 using Without = Probe::Without;
 
-// --- observations in the form used by rules ---
-
 // A traffic pattern: fewer or more bytes than the formula, on an axis ("data": dp including cp; empty: any), in these
-// operations (none: any).
+// operations (empty: any).
 using Operations = std::array<std::string_view, 3>;
 constexpr Operations kSums{"all_reduce", "reduce_scatter", "reduce"}, kGathers{"all_gather", "broadcast", "gather"};
 enum class Are : uint8_t { not_asked_for, fewer, more };
@@ -41,7 +39,7 @@ constexpr Bytes kAnyBytes;
 constexpr Bytes fewer(std::string_view axis, Operations in = {}) { return {Are::fewer, axis, in}; }
 constexpr Bytes more(std::string_view axis, Operations in = {}) { return {Are::more, axis, in}; }
 
-// Symptoms of the first differing step, since later steps differ as a consequence.
+// Symptoms of the first differing step; later steps differ as a consequence.
 struct Symptoms {
   explicit Symptoms(const Observations& o) : seen(o) {
     const auto note = [&](const auto& d) { step = step == 0 ? d.step : std::min(step, d.step); };
@@ -73,7 +71,7 @@ struct Symptoms {
   const SentDifference* sent = nullptr;  // traffic selected by the current rule
 };
 
-// All differences of gradients, loss and norm are within rounding.
+// Gradients, loss and norm differ only within rounding.
 bool only_rounding(const Symptoms& s) {
   return std::ranges::all_of(s.gradients, [&](const auto* g) { return g->distance < s.seen.rounding; }) &&
          std::ranges::all_of(s.numbers, [&](const auto* n) {
@@ -81,7 +79,7 @@ bool only_rounding(const Symptoms& s) {
          });
 }
 
-// The common factor of all wrong gradients; 0 if there is none.
+// 0 if there is none.
 double common_factor(const Symptoms& s) {
   if (s.gradients.empty() || std::ssize(s.gradients) < s.seen.trained) return 0;
   const double first = s.gradients[0]->factor.value_or(0);
@@ -90,7 +88,7 @@ double common_factor(const Symptoms& s) {
   return first;
 }
 
-// The common factor of most wrong optimizer moments; 0 if there is none.
+// Common factor of most wrong moments; 0 if there is none.
 double moment_factor(const Symptoms& s) {
   std::vector<double> factors;
   size_t moments = 0;
@@ -107,7 +105,7 @@ double moment_factor(const Symptoms& s) {
   return 2 * static_cast<size_t>(alike) > factors.size() && std::abs(middle - 1) > kSameFactor ? middle : 0;
 }
 
-// Mentions the axis whose size, or its inverse, is the factor; empty if there is none.
+// Names the axis whose size, or its inverse, is the factor.
 std::string axis_text(const Observations& o, double factor) {
   for (const auto& [n, axis] : {std::pair{o.dp * o.cp, "data"}, {o.tp, "tensor"}})
     for (const double f : {static_cast<double>(n), 1.0 / static_cast<double>(n)})
@@ -115,7 +113,7 @@ std::string axis_text(const Observations& o, double factor) {
   return "";
 }
 
-// Factor of all gradients; taken from the norm if tolerances are wide and single gradients show it only roughly.
+// Factor of all gradients; taken from the norm if wide tolerances blur the factor of single gradients.
 double scale(const Symptoms& s) {
   double factor = common_factor(s);
   for (const NumberDifference* n : s.numbers)
@@ -126,7 +124,7 @@ double scale(const Symptoms& s) {
 
 bool norm(Symptoms& s) {
   if (!s.right_gradients()) return false;
-  s.sent = s.first(fewer("pp", kSums));  // which has no other reductions
+  s.sent = s.first(fewer("pp", kSums));  // pp has no other reductions
   if (!s.sent && !s.parameters.empty()) s.sent = s.first(fewer("tp", kSums));
   return s.sent || s.wrong("gradient norm");
 }
@@ -137,7 +135,7 @@ bool narrow_sums(Symptoms& s) {
          std::ranges::all_of(s.gradients, [](const auto* g) { return g->distance < 0.02; });  // none, in bf16
 }
 
-// Another group than the shard's replicas reduces it, so groups differ immediately.
+// A group other than the shard's replicas reduces it, so groups differ immediately.
 bool wrong_group(Symptoms& s) {
   return s.seen.groups > 1 && !s.gradients.empty() && s.seen.copies_step == s.step && !s.first(fewer("dp.shard")) &&
          !s.first(more("dp.shard"));
@@ -157,7 +155,7 @@ bool one_weight(const Symptoms& s) {
   return blocks.size() == 1 && std::ranges::all_of(s.gradients, [](const auto* g) { return g->shape.size() == 1; });
 }
 
-// Stale replicas of parameters updated by other ranks: the owners' are right, and later everything is wrong.
+// Stale replicas of parameters that other ranks update: the owners' copies are right, and later everything is wrong.
 bool stale_copies(Symptoms& s) {
   const int64_t since = s.seen.copies_step;
   return since != 0 && (s.step == 0 || s.step > since);
@@ -172,7 +170,7 @@ bool wrong_targets(Symptoms& s) {
 // Sequences with wrong coefficients in the gradient, if these explain it.
 struct Shares {
   std::vector<int64_t> none, twice;
-  bool whole = true;  // they form complete micro-batches
+  bool complete = true;  // they form complete micro-batches
   bool empty() const { return none.empty() && twice.empty(); }
 };
 Shares observed_fractions(const Observations& o) {
@@ -188,13 +186,13 @@ Shares observed_fractions(const Observations& o) {
     if (share > kTwice) found.twice.push_back(i);
     if (share >= kNone && share <= kTwice && std::abs(share - 1) > kOne) return {};
     kinds.push_back(share < kNone ? 0 : share > kTwice ? 2 : 1);
-    found.whole = found.whole && (i % size == 0 || kinds[static_cast<size_t>(i - 1)] == kinds.back());
+    found.complete = found.complete && (i % size == 0 || kinds[static_cast<size_t>(i - 1)] == kinds.back());
   }
   return found.none.size() == kinds.size() || found.twice.size() == kinds.size() ? Shares{} : found;
 }
 bool integer_shares(const Symptoms& s, bool twice) {
   const Shares found = observed_fractions(s.seen);
-  return !found.empty() && found.whole && twice != found.twice.empty();
+  return !found.empty() && found.complete && twice != found.twice.empty();
 }
 
 // The first change with which the run passes.
@@ -222,17 +220,15 @@ bool skipped(const Symptoms& s) {
          std::ranges::all_of(s.parameters, [](const auto* p) { return p->wrong == p->elements; });
 }
 
-const HeldDifference* kept(const Observations& o) {
+const HeldDifference* retained_memory(const Observations& o) {
   const auto found = std::ranges::find_if(o.held, [](const HeldDifference& h) { return h.found > h.expected; });
   return found == o.held.end() ? nullptr : &*found;
 }
 
-// --- probes: the same run with one change ---
-
 struct Change {
   Without without;
-  const char* words;
-  bool (*there)(const Job& job);  // whether the change applies
+  const char* text;
+  bool (*there)(const Job& job);
   void (*change)(Job& job);
 };
 constexpr auto kChanges = std::to_array<Change>({
@@ -251,13 +247,10 @@ constexpr auto kChanges = std::to_array<Change>({
      }},
 });
 
-// Describes the first change with which the run passes.
 std::string probe_text(const Observations& o) {
   const Probe* const found = passing(o);
-  return found ? std::ranges::find(kChanges, found->without, &Change::without)->words : "";
+  return found ? std::ranges::find(kChanges, found->without, &Change::without)->text : "";
 }
-
-// --- evidence texts ---
 
 std::string bytes_text(const SentDifference& s) {
   return fmt::format("{} bytes {} than the formula in {} on the {} axis ({} instead of {})",
@@ -292,7 +285,6 @@ std::string numbers_text(const Symptoms& s) {
   return out.empty() ? "loss and gradient norm are right" : fmt::format("{}", fmt::join(out, ", "));
 }
 
-// Source ranks of wrong parameters and state.
 std::string ranks_text(const Symptoms& s) {
   std::set<int> ranks;
   for (const auto* all : {&s.parameters, &s.state})
@@ -320,12 +312,11 @@ std::string shares_text(const Observations& o) {
 }
 
 std::string kept_text(const Observations& o) {
-  const HeldDifference* const h = kept(o);
+  const HeldDifference* const h = retained_memory(o);
   return h ? fmt::format("rank {} holds {} bytes of {} instead of {}", h->rank, h->found, h->what, h->expected) : "";
 }
 
-// A rule's evidence text with all placeholders filled in.
-std::string filled(std::string_view words, const Symptoms& s) {
+std::string filled(std::string_view text, const Symptoms& s) {
   using fmt::arg;
   const Observations& o = s.seen;
   const std::string bytes = s.sent ? bytes_text(*s.sent) : "", copies = o.copies.empty() ? "" : o.copies.front(),
@@ -337,21 +328,19 @@ std::string filled(std::string_view words, const Symptoms& s) {
   double worst = 0;
   for (const TensorDifference* g : s.gradients) worst = std::max(worst, g->distance);
   return fmt::format(
-      fmt::runtime(words), arg("step", s.step), arg("stopped", o.stopped), arg("bytes", bytes),
+      fmt::runtime(text), arg("step", s.step), arg("stopped", o.stopped), arg("bytes", bytes),
       arg("and_bytes", s.sent ? "; " + bytes : ""), arg("copies", copies),
       arg("and_copies", copies.empty() ? "" : "; " + copies), arg("gradients", gradients), arg("blocks", blocks),
       arg("numbers", numbers), arg("parameters", s.parameters.size()),
       arg("times", factor == 0 ? gradients : fmt::format("all gradients are too large by a factor of {:.3g}", factor)),
       arg("on_tensor_axis", s.right_gradients() ? "computed values are within the tolerance of the dtype"
                                                 : fmt::format("step {}: {}, {}{}", s.step, numbers, gradients, blocks)),
-      arg("given", given), arg("shares", shares), arg("sequences", observed_fractions(o).whole ? given : shares),
+      arg("given", given), arg("shares", shares), arg("sequences", observed_fractions(o).complete ? given : shares),
       arg("worst", worst), arg("scale", scale(s)), arg("axis", axis_text(o, scale(s))), arg("experts", o.experts),
       arg("moment", moment_factor(s)), arg("updated", updated), arg("probe", probe_text(o)),
       arg("in_flight", fmt::join(o.in_flight, " ")), arg("expected_in_flight", fmt::join(o.expected_in_flight, " ")),
       arg("kept", kept_text(o)));
 }
-
-// --- the table ---
 
 constexpr std::string_view kStale = "some parameters retain their old values",
                            kOld = "{updated}: they have the values from before the step",
@@ -362,7 +351,7 @@ struct Rule {
   std::string_view cause, text;
   Bytes bytes;                // required traffic pattern
   bool (*fits)(Symptoms& s);  // further required symptoms
-  std::string_view words;     // evidence
+  std::string_view evidence;
 };
 // Ordered: symptoms of earlier rules include those of later ones.
 constexpr auto kRules = std::to_array<Rule>({
@@ -416,7 +405,7 @@ constexpr auto kRules = std::to_array<Rule>({
     {"microbatch-repeated", "a micro-batch is computed twice, in place of another", kAnyBytes,
      [](auto& s) { return integer_shares(s, true); }, "{shares}"},
     {"wrong-sequences", "ranks compute sequences other than the plan's", kAnyBytes,
-     [](auto& s) { return !s.seen.given.empty() || !observed_fractions(s.seen).whole; }, "{sequences}"},
+     [](auto& s) { return !s.seen.given.empty() || !observed_fractions(s.seen).complete; }, "{sequences}"},
     {"order-of-sums", "gradients are summed in a different order", kAnyBytes,
      [](auto& s) { return !s.gradients.empty() && only_rounding(s); },
      "gradients differ only in their last bits, by {worst:.2g} of their norm"},
@@ -448,7 +437,7 @@ constexpr auto kRules = std::to_array<Rule>({
      "micro-batches in flight by pipeline rank: {in_flight} instead of {expected_in_flight}; all computed values are "
      "right"},
     {"kept-memory", "memory is retained that should be sharded or freed", kAnyBytes,
-     [](auto& s) { return s.right_numbers() && kept(s.seen); }, "{kept}; all computed values are right"},
+     [](auto& s) { return s.right_numbers() && retained_memory(s.seen); }, "{kept}; all computed values are right"},
 });
 constexpr std::string_view kUnknown = "unknown", kNoRule = "no rule matches";
 
@@ -473,7 +462,7 @@ std::vector<Diagnosis> diagnose(const Observations& seen) {
   for (const Rule& rule : kRules) {
     symptoms.sent = symptoms.first(rule.bytes);
     if ((symptoms.sent || rule.bytes.are == Are::not_asked_for) && rule.fits(symptoms))
-      out.push_back({rule.cause, rule.text, filled(rule.words, symptoms)});
+      out.push_back({rule.cause, rule.text, filled(rule.evidence, symptoms)});
   }
   if (out.empty()) out.push_back({kUnknown, kNoRule, numbers_text(symptoms)});
   return out;

@@ -1,9 +1,9 @@
 // Diagnosis of failed verifications: a table of rules (diagnosis.cpp), each mapping a pattern of observations to its
-// cause. docs/defects.md documents them.
+// cause (docs/defects.md).
 //
 //   for (const Diagnosis& d : diagnose(seen)) print(d.text, d.evidence);   // the likeliest first
 //
-// Observations are plain data, filled in by verify() or by other judges. They contain only differences, so a correct
+// Observations are plain data, filled in by verify() or by other graders. They contain only differences, so a correct
 // run has empty lists. The rules use nothing else: no plan, fault name or code.
 #pragma once
 #include <cstdint>
@@ -40,7 +40,7 @@ struct TensorDifference {
   double found = 0, expected = 0;
 };
 
-// Calls and bytes of an operation on an axis, over all ranks and steps.
+// Over all ranks and steps.
 struct SentDifference {
   std::string axis, operation;  // "dp", "all_reduce"
   int64_t calls = 0, expected_calls = 0, bytes = 0, expected_bytes = 0;
@@ -52,16 +52,16 @@ struct HeldDifference {
   int64_t found = 0, expected = 0;
 };
 
-// Wrong tokens received by a rank for its sequences.
+// Wrong tokens received by a rank.
 struct GivenDifference {
   int rank = 0;
   int pipeline_rank = 0;
-  int64_t step = 0, sequence = 0;  // the first wrong one
-  int64_t sequences = 0;           // number over all steps
+  int64_t step = 0, sequence = 0;  // of the first wrong sequence
+  int64_t sequences = 0;           // over all steps
 };
 
-// Least-squares decomposition of a step's gradients into the gradients of its sequences: found = sum of share[i] *
-// g[i]. In a correct step all shares are 1.
+// Least-squares decomposition of a step's gradients into its sequences' gradients: found = sum of share[i] * g[i]. In a
+// correct step all shares are 1.
 struct Mixture {
   int64_t step = 0;
   std::vector<double> shares = {};
@@ -76,15 +76,13 @@ struct Probe {
 };
 
 struct Observations {
-  // --- the run ---
   int64_t pp = 1, dp = 1, cp = 1, tp = 1;
   int64_t groups = 1;                   // ZeRO groups of data ranks
   int64_t batch = 1, microbatches = 1;  // sequences per step; micro-batches per step and data rank
   int64_t experts = 0;                  // per layer; 0: none
   int64_t trained = 0;                  // tensors with a gradient
-  double rounding = 0;                  // relative differences of gradients up to this are attributable to rounding
+  double rounding = 0;                  // largest relative difference of gradients due to rounding
 
-  // --- differences ---
   std::string stopped = {};  // why the run ended early; other observations may then be missing
   bool out_of_step = false;  // ended by a timeout, or by ranks in different calls
   std::vector<NumberDifference> numbers = {};
@@ -93,8 +91,8 @@ struct Observations {
   std::vector<HeldDifference> held = {};
   std::vector<GivenDifference> given = {};
   std::vector<std::string> copies = {};  // replicated parameters and state that differ between ranks
-  int64_t copies_step = 0;               // the first step after which they differ
-  bool permuted = false;                 // the first wrong parameters contain all expected values at other positions
+  int64_t copies_step = 0;               // first step after which they differ
+  bool permuted = false;                 // the first wrong parameters are the expected values, at other positions
   std::vector<int64_t> in_flight = {}, expected_in_flight = {};  // by pipeline rank, if any differs
   std::optional<Mixture> mixture = {};                           // of the first step with a wrong gradient
   std::vector<Probe> probes = {};
@@ -106,14 +104,14 @@ struct Observations {
 };
 
 struct Diagnosis {
-  std::string_view cause;  // a name of the table: "missing-gradient-sum"
+  std::string_view cause;  // "missing-gradient-sum"
   std::string_view text;   // the cause as a sentence
   std::string evidence;    // the observed symptoms: axis, blocks, ranks
 };
 
 // Most likely cause first; "unknown" if no rule matches; empty if nothing differs.
 std::vector<Diagnosis> diagnose(const Observations& seen);
-// The sentence of a cause; empty for unknown names.
+// Empty for unknown names.
 std::string_view text_of_cause(std::string_view cause);
 
 }  // namespace tessera

@@ -26,7 +26,7 @@ std::vector<int64_t> multi_index(int64_t flat, const Shape& shape) {
   return out;
 }
 
-// Accumulates the least-squares fit of a factor.
+// Least-squares fit of a factor.
 struct Ratio {
   double ff = 0, fe = 0, ee = 0;
   void add(double found, double expected) {
@@ -99,8 +99,8 @@ constexpr int64_t kMaxNumbers = int64_t{1} << 27;
 using Vector = std::vector<double>;
 
 void append(Vector& to, const Tensor& t) {
-  const Vector part = t.on_host().contiguous().to(DType::float64).to_vector<double>();
-  to.insert(to.end(), part.begin(), part.end());
+  const Vector values = t.on_host().contiguous().to(DType::float64).to_vector<double>();
+  to.insert(to.end(), values.begin(), values.end());
 }
 
 double product(const Vector& a, const Vector& b) { return std::inner_product(a.begin(), a.end(), b.begin(), 0.0); }
@@ -131,35 +131,35 @@ Vector solve(std::vector<Vector> a, Vector b) {
 }  // namespace
 
 std::optional<Mixture> find_mixture(Reference& reference, int64_t batch, const std::vector<NamedTensor>& found) {
-  Vector whole;
-  for (const NamedTensor& t : found) append(whole, t.tensor);
-  if (batch > kMaxSequences || batch * std::ssize(whole) > kMaxNumbers) return {};
+  Vector full;
+  for (const NamedTensor& t : found) append(full, t.tensor);
+  if (batch > kMaxSequences || batch * std::ssize(full) > kMaxNumbers) return {};
   const std::vector<FlatUnit> units = reference.trained();
-  std::vector<Tensor> kept;
-  for (const FlatUnit& unit : units) kept.push_back(unit.grads.clone());
-  std::vector<Vector> parts(static_cast<size_t>(batch));
+  std::vector<Tensor> saved;
+  for (const FlatUnit& unit : units) saved.push_back(unit.grads.clone());
+  std::vector<Vector> columns(static_cast<size_t>(batch));
   for (int64_t s = 0; s < batch; ++s) {
     reference.compute_sequence_gradients(s);
     for (const FlatUnit& unit : units)
       for (const Slot& slot : unit.slots)
-        append(parts[static_cast<size_t>(s)], unit.grads.narrow(0, slot.begin, slot.size));
+        append(columns[static_cast<size_t>(s)], unit.grads.narrow(0, slot.begin, slot.size));
   }
   for (size_t u = 0; u < units.size(); ++u) {
     Tensor to = units[u].grads;
-    to.copy_from(kept[u]);
+    to.copy_from(saved[u]);
   }
   const auto n = static_cast<size_t>(batch);
   std::vector<Vector> gram(n, Vector(n));
   Vector right(n);
   for (size_t i = 0; i < n; ++i) {
-    right[i] = product(parts[i], whole);
-    for (size_t j = 0; j <= i; ++j) gram[i][j] = gram[j][i] = product(parts[i], parts[j]);
+    right[i] = product(columns[i], full);
+    for (size_t j = 0; j <= i; ++j) gram[i][j] = gram[j][i] = product(columns[i], columns[j]);
   }
   Mixture out{.shares = solve(std::move(gram), std::move(right))};
-  Vector left = whole;
+  Vector left = full;
   for (size_t i = 0; i < n; ++i)
-    for (size_t k = 0; k < left.size(); ++k) left[k] -= out.shares[i] * parts[i][k];
-  const double norm = product(whole, whole);
+    for (size_t k = 0; k < left.size(); ++k) left[k] -= out.shares[i] * columns[i][k];
+  const double norm = product(full, full);
   out.residual = norm == 0 ? 0 : std::sqrt(product(left, left) / norm);
   return out;
 }

@@ -33,13 +33,13 @@ Routing::Routing(const LanguageModel& model, int64_t batch) {
 
 void Routing::place(size_t layer, const std::vector<MixtureOfExperts::Pass>& passes,
                     std::span<const int64_t> positions) {
-  const Tensor& whole = chosen.at(layer);
-  const int64_t context = whole.dim(1), k = whole.dim(2), here = positions.empty() ? context : std::ssize(positions);
+  const Tensor& full = chosen.at(layer);
+  const int64_t context = full.dim(1), k = full.dim(2), here = positions.empty() ? context : std::ssize(positions);
   for (const MixtureOfExperts::Pass& pass : passes)
     for (int64_t i = 0; i < std::ssize(pass.chosen); ++i) {
       const int64_t token = i / k % here, sequence = pass.first_sequence + i / k / here,
                     at = positions.empty() ? token : positions[static_cast<size_t>(token)];
-      whole.data<int64_t>()[(sequence * context + at) * k + i % k] = pass.chosen[static_cast<size_t>(i)];
+      full.data<int64_t>()[(sequence * context + at) * k + i % k] = pass.chosen[static_cast<size_t>(i)];
     }
 }
 
@@ -69,10 +69,10 @@ void replay(LanguageModel& model, const std::shared_ptr<const Routing>& routing)
   size_t next = 0;
   for (MixtureOfExperts* mixture : model.all<MixtureOfExperts>())
     mixture->set_choices([routing, layer = next++](int64_t first, int64_t sequences) {
-      const Tensor part = routing->chosen.at(layer).narrow(0, first, sequences);
-      const std::vector<int64_t> choices = part.to_vector<int64_t>();
+      const Tensor slice = routing->chosen.at(layer).narrow(0, first, sequences);
+      const std::vector<int64_t> choices = slice.to_vector<int64_t>();
       return Tensor::of<int32_t>(std::vector<int32_t>(choices.begin(), choices.end()), {std::ssize(choices)},
-                                 part.arena());
+                                 slice.arena());
     });
 }
 

@@ -1,6 +1,6 @@
-// Routing of tokens to experts. A plan with tp or cp has other rounding in its logits than one rank, so a token with
-// nearly equal logits may be routed to another expert. The oracle then replays the plan's choices, and reports the
-// tokens that it would have routed elsewhere and the margin.
+// Routing of tokens to experts. With tp or cp, logits round differently than on one rank, so a token with nearly equal
+// logits may be routed to another expert. The oracle then replays the plan's choices, and reports the tokens that it
+// would have routed elsewhere and the margin.
 #pragma once
 
 #include "train/trainer.h"
@@ -10,7 +10,7 @@ namespace tessera {
 struct Routing {
   Routing() = default;
   Routing(const LanguageModel& model, int64_t batch);  // empty
-  // Records a layer's passes; `positions` of its tokens within their sequences, empty if all are local.
+  // `positions`: of the layer's tokens in their sequences; empty if all are local.
   void place(size_t layer, const std::vector<MixtureOfExperts::Pass>& passes, std::span<const int64_t> positions = {});
 
   std::vector<Tensor> chosen = {};  // by layer: int64 (batch, T, k)

@@ -1,8 +1,6 @@
-// Stream synchronization between ranks on the GPU, without blocking the hosts.
-//
-// A rank's kernels and copies run in the order of its stream (tensor/cuda/context.h). A mark is an event in it, and
-// another rank's stream can wait for it. A waiting rank must first have learned, on the host, that the mark was set: so
-// the awaited work was always queued before the wait, and streams cannot deadlock.
+// Stream synchronization between ranks on the GPU, without blocking the hosts: a rank records a mark (an event) in its
+// stream (tensor/cuda/context.h), and another rank's stream waits for it. The waiting rank must first have learned, on
+// the host, that the mark was set: the awaited work is then queued before the wait, so streams cannot deadlock.
 #pragma once
 
 #include "tensor/tensor.h"
@@ -11,11 +9,10 @@ namespace tessera::cuda {
 
 class Mark {
  public:
-  // Records the mark after everything queued on the arena's stream.
   void set(Arena& arena);
   // Makes subsequent work of the arena's stream wait for the mark. No-op if the mark was never set.
   void before(Arena& arena) const;
-  // Blocks the host. Kernel errors are not reported here.
+  // Blocks the host. Does not report kernel errors.
   void wait() const;
 
  private:
@@ -36,12 +33,12 @@ class DeviceMessage {
   Mark packed_;
 };
 
-// Whether everything queued on the arena's stream is complete. Kernel errors are not reported here.
+// Does not report kernel errors.
 bool is_done(Arena& arena);
 void copy(Arena& arena, std::byte* to, const std::byte* from, int64_t bytes);
 void copy_rows(Arena& arena, std::byte* to, int64_t to_pitch, const std::byte* from, int64_t from_pitch, int64_t width,
                int64_t rows);
-// Selects the arena's GPU for the calling thread, which may be a background thread.
+// The calling thread may be a background thread.
 void use_arena_gpu(Arena& arena);
 
 }  // namespace tessera::cuda

@@ -1,4 +1,4 @@
-// Each thread sums 16 bytes: reads them from every rank in order and writes the sum to every rank.
+// Each thread sums 16 bytes: it reads them from every rank in order and writes the sum to every rank.
 #include <string>
 
 #include "parallel/comm/cuda/streams.h"

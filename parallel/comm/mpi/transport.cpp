@@ -1,4 +1,4 @@
-// Messages, groups, native collectives and failure detection under MPI.
+// Messages, collectives and failure detection with MPI.
 #include <poll.h>
 #include <sched.h>
 #include <sys/syscall.h>
@@ -24,7 +24,7 @@ constexpr int kSpins = 200;
 constexpr double kYielding = 500e-6, kSoon = 20e-3;  // seconds since the wait began
 constexpr auto kShortSleep = std::chrono::microseconds(20), kLongSleep = std::chrono::microseconds(200);
 
-// `bytes` as one element, since MPI-3 counts in int.
+// `bytes` as one element, because MPI-3 counts in int.
 class Bytes : NotCopied {
  public:
   explicit Bytes(int64_t bytes) {
@@ -87,12 +87,12 @@ void MpiTransport::wait_until(int from, int64_t bytes, const Done& done) {
   const int spins = wait_options.oversubscribed ? 1 : kSpins;
   for (int i = 0; i < spins; ++i)
     if (done()) return;
-  await_message(from, bytes, wait_options.timeout_s, [&, turns = 0](double waited) mutable {
-    if (turns > 0 && waited < kYielding)
+  await_message(from, bytes, wait_options.timeout_s, [&, polls = 0](double waited) mutable {
+    if (polls > 0 && waited < kYielding)
       sched_yield();
-    else if (turns > 0)
+    else if (polls > 0)
       std::this_thread::sleep_for(waited < kSoon ? kShortSleep : kLongSleep);
-    if (turns++ % 16 == 1) world_->reap();
+    if (polls++ % 16 == 1) world_->reap();
     return done();
   });
 }
@@ -271,8 +271,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int kTick_ms = 100;
-constexpr auto kToSpeak = std::chrono::milliseconds(400);  // time for a waiting rank to observe and report a failure
-constexpr auto kToLearn = std::chrono::milliseconds(300);  // from SIGTERM until its cause is known
+constexpr auto kReportDelay = std::chrono::milliseconds(400);  // for a waiting rank to observe and report a failure
+constexpr auto kCauseDelay = std::chrono::milliseconds(300);   // from SIGTERM until its cause is known
 
 std::atomic<int> terminated{0};
 struct sigaction before;
@@ -377,13 +377,13 @@ void MpiWatch::check_processes() {
   }
 }
 
-// SIGTERM comes from the launcher after a rank has died, or from a user. The default action is delayed until a death
-// would have been detected.
+// SIGTERM comes from the launcher after a rank has died, or from a user, so its previous action is delayed until a
+// death would have been detected.
 void MpiWatch::check_signal() {
   if (!terminated || failed_rank() >= 0) return;
   const auto now = Clock::now();
   if (signal_since_ == Clock::time_point{}) signal_since_ = now;
-  if (now - signal_since_ < kToLearn) return;
+  if (now - signal_since_ < kCauseDelay) return;
   terminated = 0;
   signal_since_ = {};
   if (options_.several_hosts && before.sa_handler == SIG_DFL)
@@ -405,12 +405,12 @@ void MpiWatch::check_calls() {
                  "; another rank is missing");
 }
 
-// A waiting rank observes and reports the failure itself; otherwise the watcher reports it.
+// A waiting rank reports the failure itself; otherwise the watcher does.
 void MpiWatch::check_failure() {
   if (failed_rank() < 0 || failed_rank() == options_.world_rank) return;
   const auto now = Clock::now();
   if (failed_since_ == Clock::time_point{}) failed_since_ = now;
-  if (now - failed_since_ < (culprit_is_silent() ? kToSpeak : 10 * kToSpeak)) return;
+  if (now - failed_since_ < (culprit_is_silent() ? kReportDelay : 10 * kReportDelay)) return;
   std::string during = "while this rank computed";
   {
     const std::lock_guard lock(mutex_);

@@ -1,4 +1,4 @@
-// MPI initialization and finalization, shared windows, and the launch under MPI.
+// MPI setup, shared windows and launch.
 #include "parallel/comm/mpi/world.h"
 
 #include <fcntl.h>
@@ -31,37 +31,36 @@ namespace fs = std::filesystem;
 constexpr const char* kMessages = "tessera-messages";
 
 // A directory of this process for Open MPI's backing files of messages within a host. The process holds a file lock on
-// it, which the system releases when the process ends for any reason and in any container, so an unlocked directory of
-// this name is stale.
-class MessageFolder {
+// it, which the system releases when the process ends for any reason, so an unlocked directory of this name is stale.
+class MessageDirectory {
  public:
-  explicit MessageFolder(const fs::path& where);
+  explicit MessageDirectory(const fs::path& where);
   bool is_held() const { return held_; }
   const fs::path& path() const { return name_.path(); }
-  static void remove_left(const fs::path& where);
+  static void remove_stale(const fs::path& where);
 
  private:
   TemporaryName name_;
-  Descriptor folder_;
+  Descriptor lock_;
   bool held_ = false;
 };
 
 // Another rank may remove the directory before it is locked.
-MessageFolder::MessageFolder(const fs::path& where)
+MessageDirectory::MessageDirectory(const fs::path& where)
     : name_(where / kMessages),
-      folder_(::mkdir(path().c_str(), 0700) == 0 ? ::open(path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1) {
+      lock_(::mkdir(path().c_str(), 0700) == 0 ? ::open(path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1) {
   std::error_code error;
-  held_ = folder_.get() >= 0 && ::flock(folder_.get(), LOCK_EX | LOCK_NB) == 0 && fs::exists(path(), error);
+  held_ = lock_.get() >= 0 && ::flock(lock_.get(), LOCK_EX | LOCK_NB) == 0 && fs::exists(path(), error);
 }
 
-void MessageFolder::remove_left(const fs::path& where) {
+void MessageDirectory::remove_stale(const fs::path& where) {
   std::error_code ignored;
   for (const fs::path& path : list_entries(where)) {
     if (!path.filename().string().starts_with(std::string(kMessages) + ".tmp-")) continue;
-    const Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    const Descriptor directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     struct stat info {};
-    if (folder.get() >= 0 && ::fstat(folder.get(), &info) == 0 && info.st_uid == ::geteuid() &&
-        ::flock(folder.get(), LOCK_EX | LOCK_NB) == 0)
+    if (directory.get() >= 0 && ::fstat(directory.get(), &info) == 0 && info.st_uid == ::geteuid() &&
+        ::flock(directory.get(), LOCK_EX | LOCK_NB) == 0)
       fs::remove_all(path, ignored);
   }
 }
@@ -74,31 +73,31 @@ int64_t number_in(const char* variable) {
 }
 
 // Open MPI sends messages within a host through one file per rank in /dev/shm, whose memory is allocated on first
-// touch: if none is left, the system kills the rank. So space for all files must be available; otherwise they are
-// created in the temporary directory. Null if Open MPI should choose the location.
-std::unique_ptr<MessageFolder> place_messages() {
+// touch: if none is left, the system kills the rank. So if /dev/shm lacks space for all files, they are created in the
+// temporary directory. Returns null if Open MPI should choose the location.
+std::unique_ptr<MessageDirectory> place_messages() {
   constexpr int64_t kFile = (int64_t{4} << 20) + 4096;
   const int64_t needed = number_in("OMPI_COMM_WORLD_LOCAL_SIZE") * kFile;
   std::error_code error;
   fs::path where = "/dev/shm";
-  for (const fs::path& folder : {where, fs::temp_directory_path(error)}) MessageFolder::remove_left(folder);
+  for (const fs::path& directory : {where, fs::temp_directory_path(error)}) MessageDirectory::remove_stale(directory);
   // Before and since version 5.
   constexpr std::array names = {"OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory"};
   for (const char* name : names)
     if (std::getenv(name) != nullptr) return nullptr;
   const fs::space_info memory = fs::space(where, error);
   const bool is_short = !error && static_cast<int64_t>(memory.available) < needed;
-  if (is_short) where = temporary_folder();
-  auto folder = std::make_unique<MessageFolder>(where);
-  if (!is_short && !folder->is_held()) return nullptr;
-  for (const char* name : names) ::setenv(name, (folder->is_held() ? folder->path() : where).c_str(), 0);
+  if (is_short) where = temporary_directory();
+  auto directory = std::make_unique<MessageDirectory>(where);
+  if (!is_short && !directory->is_held()) return nullptr;
+  for (const char* name : names) ::setenv(name, (directory->is_held() ? directory->path() : where).c_str(), 0);
   if (is_short && number_in("OMPI_COMM_WORLD_LOCAL_RANK") == 0)
     std::fprintf(stderr,
                  "tessera: /dev/shm has %lld bytes left, and Open MPI needs %lld of them for messages: they use "
                  "files in %s, which may be slower; Docker's options shm-size and ipc provide more\n",
                  static_cast<long long>(memory.available), static_cast<long long>(needed),
                  one_line(where.string()).c_str());
-  return folder;
+  return directory;
 }
 
 }  // namespace
@@ -124,7 +123,7 @@ MpiAlarm::MpiAlarm(double timeout_s, const char* what) {
 
 namespace {
 
-// Open MPI needs pipes, sockets and files; with too few descriptors it ends the process without naming the cause.
+// Open MPI needs pipes, sockets and files; with too few descriptors it ends the process without reporting the cause.
 void require_descriptors() {
   constexpr rlim_t kMinDescriptors = 64;
   rlimit limit{};
@@ -135,8 +134,8 @@ void require_descriptors() {
                 " file descriptors, and `ulimit -n` is " + std::to_string(found));
 }
 
-// When one rank has exited, the launcher ends all ranks by SIGTERM. Only a signal handler can report this during
-// MPI_Init; afterwards the previous action runs.
+// When one rank has exited, the launcher ends all ranks by SIGTERM. During MPI_Init only a signal handler can report
+// this.
 class TerminationDuringInit : NotCopied {
  public:
   TerminationDuringInit() {
@@ -215,14 +214,13 @@ void mpi_check(int code, const char* call) {
   throw CommError(std::string(call) + ": " + std::string(text.data(), static_cast<size_t>(length)));
 }
 
-// An anonymous file, created by the first rank of a host and mapped by the others through /proc, like their arrays
-// (parallel/comm/shared_exchange.h).
+// The window is an anonymous file that ranks map through /proc (parallel/comm/shared_exchange.h).
 
 namespace {
 
 constexpr int64_t kPage = 4096;
 
-// The file's location and identity: in another process namespace the same process id may refer to another process.
+// Includes the file's identity, because in another process namespace the same process id may refer to another process.
 struct SharedFileRef {
   int64_t process = 0;
   int descriptor = -1;
@@ -230,7 +228,7 @@ struct SharedFileRef {
   ino_t inode = 0;
 };
 
-SharedFileRef make_offer(int descriptor) {
+SharedFileRef make_file_ref(int descriptor) {
   struct stat info {};
   if (descriptor < 0 || ::fstat(descriptor, &info) != 0) return {};
   return {getpid(), descriptor, info.st_dev, info.st_ino};
@@ -246,23 +244,23 @@ std::unique_ptr<MpiWindow> MpiWindow::make(MPI_Comm one_host, int64_t bytes_each
   window->each_ = (bytes_each + kPage - 1) / kPage * kPage;
   window->bytes_ = static_cast<size_t>(n * window->each_);
   int file = -1;
-  SharedFileRef offer;
+  SharedFileRef ref;
   if (rank == 0) {
     file = memfd_create("tessera", MFD_CLOEXEC);
-    if (file >= 0 && ::ftruncate(file, n * window->each_) == 0) offer = make_offer(file);
+    if (file >= 0 && ::ftruncate(file, n * window->each_) == 0) ref = make_file_ref(file);
   }
   const int cause = errno;
-  mpi_check(MPI_Bcast(&offer, sizeof(SharedFileRef), MPI_BYTE, 0, one_host), "MPI_Bcast");
+  mpi_check(MPI_Bcast(&ref, sizeof(SharedFileRef), MPI_BYTE, 0, one_host), "MPI_Bcast");
   errno = cause;
-  if (rank != 0 && offer.descriptor >= 0) file = open_of_process(offer.process, offer.descriptor);
-  const SharedFileRef found = make_offer(file);
+  if (rank != 0 && ref.descriptor >= 0) file = open_of_process(ref.process, ref.descriptor);
+  const SharedFileRef found = make_file_ref(file);
   int good = 0;
-  if (offer.descriptor < 0)
+  if (ref.descriptor < 0)
     why = rank == 0 ? std::string("cannot create shared memory: ") + std::strerror(errno) : "";
   else if (file < 0)
-    why = "cannot map the memory of process " + std::to_string(offer.process) + ": " + std::strerror(errno);
-  else if (found.device != offer.device || found.inode != offer.inode)
-    why = "process " + std::to_string(offer.process) + " is not the expected rank";
+    why = "cannot map the memory of process " + std::to_string(ref.process) + ": " + std::strerror(errno);
+  else if (found.device != ref.device || found.inode != ref.inode)
+    why = "process " + std::to_string(ref.process) + " is not the expected rank";
   else if (const int failed = window->map(file, rank); failed != 0)
     why = "cannot allocate " + std::to_string(window->each_) + " bytes of shared memory: " + std::strerror(failed);
   else
@@ -272,9 +270,9 @@ std::unique_ptr<MpiWindow> MpiWindow::make(MPI_Comm one_host, int64_t bytes_each
   return good != 0 ? std::move(window) : nullptr;
 }
 
-// Each rank allocates its own segment, so it is in memory near that rank (NUMA).
+// Each rank allocates its own segment, so the memory is near that rank (NUMA).
 int MpiWindow::map(int file, int rank) {
-  if (const int cause = make_room(file, rank * each_, (rank + 1) * each_); cause != 0) return cause;
+  if (const int cause = reserve_space(file, rank * each_, (rank + 1) * each_); cause != 0) return cause;
   void* const p = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (p == MAP_FAILED) return errno;
   base_ = static_cast<std::byte*>(p);
@@ -289,8 +287,8 @@ namespace {
 
 constexpr int kAlarmTag = 1;
 
-// mpirun binds each of two ranks, or a single one, to one core, so a rank's OpenMP and background threads would share
-// it. If more cores are available, the rank uses them all, within the limits of the job.
+// mpirun binds each of two ranks, or a single one, to one core, which a rank's OpenMP and background threads would
+// share. So the rank uses all cores that the job may use.
 int unbind(int local_world_size) {
   cpu_set_t mine;
   CPU_ZERO(&mine);
@@ -362,8 +360,8 @@ void MpiWorld::report_messages(const std::string& why) {
                  why.c_str());
 }
 
-// Tests once whether ranks of this host can map each other's memory, on regions that contain their ranks: all can or
-// none does. Containers with separate process namespaces cannot.
+// In-place exchange requires that all ranks of this host can map each other's memory, tested on regions that contain
+// their ranks. Containers with separate process namespaces cannot.
 void MpiWorld::map_peers() {
   if (local_world_size_ == 1 || !host_window_) return;
   std::string why;
@@ -508,7 +506,7 @@ namespace {
 
 std::string shown(const LaunchOptions& o, const std::string& cause) { return o.shown ? o.shown(cause) : cause; }
 
-// The first failed rank reports the cause; the others would only repeat that they cannot continue.
+// Only the first failed rank reports the cause.
 [[noreturn]] void leave(MpiWorld& world, const std::string& cause, Status status) {
   if (!world.watch().fail(world.rank(), cause, false)) world.wait_for_abort(cause);
   world.abort(cause, static_cast<int>(status));
@@ -534,7 +532,7 @@ void run(const LaunchOptions& o, const std::function<void(Communicator&)>& body,
 }
 
 // A rank that fails during setup ends the job, because the others wait for it inside MPI.
-std::shared_ptr<MpiWorld> meet(const LaunchOptions& o) {
+std::shared_ptr<MpiWorld> connect_ranks(const LaunchOptions& o) {
   const MpiAlarm alarm(o.timeout_s, "connecting the ranks");
   try {
     return std::make_shared<MpiWorld>(o.timeout_s, o.threads_per_rank);
@@ -549,7 +547,7 @@ std::shared_ptr<MpiWorld> meet(const LaunchOptions& o) {
 
 void launch_under_mpi(const LaunchOptions& o, const std::function<void(Communicator&)>& body) {
   const MpiSession session(o.timeout_s);
-  const std::shared_ptr<MpiWorld> world = meet(o);
+  const std::shared_ptr<MpiWorld> world = connect_ranks(o);
   const int threads_before = cpu::threads();
   if (o.ranks > 1 && o.ranks != world->size())
     leave(*world,

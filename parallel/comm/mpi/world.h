@@ -1,5 +1,4 @@
-// Ranks as MPI processes, on one host or several: their failure detection, the state shared by the transports of one
-// process, and the transport.
+// Ranks as MPI processes, on one host or several.
 #pragma once
 #include <mpi.h>
 
@@ -10,16 +9,14 @@
 
 namespace tessera {
 
-// Failure detection for the ranks of one host: shared memory, and a watcher thread per rank that detects when another
-// rank's process has exited.
-//
-// A rank that throws reports its failure. If a rank is killed, the others detect the end of its process and report it.
-// The watcher also reports failures while its rank computes or is inside the MPI library, and it delays mpirun's
-// SIGTERM, which follows a death within milliseconds, until the cause is known.
+// Failure detection for the ranks of one host: shared memory, and a watcher thread per rank. A rank that throws reports
+// its failure; if a rank is killed, the others detect the end of its process and report it. The watcher also reports
+// failures while its rank computes or is inside the MPI library, and it delays mpirun's SIGTERM, which follows a death
+// within milliseconds, until the cause is known.
 
 struct HostFailureState {
-  std::atomic<int> failed{-1};      // world rank; only the first failure is recorded
-  std::atomic<bool> silent{false};  // the failed rank cannot report its cause
+  std::atomic<int> failed{-1};      // world rank of the first failure
+  std::atomic<bool> silent{false};  // cannot report its cause
   std::atomic<bool> written{false};
   std::array<char, 400> cause{};
 };
@@ -42,11 +39,11 @@ class MpiWatch : NotCopied {
     std::function<void(const std::string& line)> abort;
   };
   explicit MpiWatch(Options options);
-  ~MpiWatch();  // stops the watcher
+  ~MpiWatch();
 
   static constexpr int kUnknown = std::numeric_limits<int>::max();  // the launcher ends the job for an unknown reason
 
-  // Records a failed rank. `silent`: it cannot print its cause. Returns false if another failure was recorded first.
+  // Returns false if another failure was recorded first.
   bool fail(int world_rank, const std::string& cause, bool silent);
   int failed_rank() const { return options_.failure_state->failed.load(std::memory_order_acquire); }
   bool culprit_is_silent() const { return options_.failure_state->silent.load(std::memory_order_acquire); }
@@ -54,7 +51,7 @@ class MpiWatch : NotCopied {
   // "rank 1 has failed: its process 77 is gone"
   std::string failure() const;
 
-  // Scope in which the calling thread is in an MPI call that cannot be interrupted.
+  // Scope of an MPI call that cannot be interrupted.
   class Blocking : NotCopied {
    public:
     Blocking(MpiWatch& watch, std::string what);
@@ -88,25 +85,22 @@ class MpiWatch : NotCopied {
   std::thread thread_;
 };
 
-// MPI initialization and finalization, once per process.
-
-// Ends the process with one line if its scope exceeds the timeout: MPI calls that wait for all ranks have no timeout,
-// and a stopped rank cannot report anything.
+// Ends the process with one line after the timeout: MPI calls that wait for all ranks have no timeout, and a stopped
+// rank cannot report anything.
 class MpiAlarm {
  public:
   MpiAlarm(double timeout_s, const char* what);
 
  private:
-  std::jthread thread_;  // none if the system cannot start one
+  std::jthread thread_;  // none if thread creation failed
 };
 
-class MessageFolder;
+class MessageDirectory;
 
 // Initializes MPI unless it already is, and then also finalizes it; not during stack unwinding, because MPI_Finalize
-// waits for all ranks, while the launcher ends them when this one exits. Throws Error if the library does not support
-// multiple threads, which background communication needs. Ends the process if the other ranks do not initialize or
-// finalize within the timeout. launch() creates its own session; a program that launches more than once under MPI must
-// hold one for its lifetime, because MPI cannot be initialized again.
+// waits for all ranks. Throws Error if the library does not support multiple threads, which background communication
+// needs. Ends the process if the other ranks do not initialize or finalize within the timeout. A program that launches
+// more than once under MPI must hold a session for its lifetime, because MPI cannot be initialized again.
 class MpiSession : NotCopied {
  public:
   explicit MpiSession(double timeout_s = 300);
@@ -116,25 +110,20 @@ class MpiSession : NotCopied {
   double timeout_s_;
   bool owner_ = false;
   int exceptions_ = 0;  // uncaught exceptions at construction
-  std::unique_ptr<MessageFolder> messages_;
+  std::unique_ptr<MessageDirectory> messages_;
 };
 
-// Prints "tessera: [rank r] line", calls before_the_end(), and ends all ranks of the job with the status.
+// Prints "tessera: [rank r] line" and ends all ranks of the job.
 [[noreturn]] void end_mpi_job(
     const std::string& line, int status, const std::function<void()>& before_the_end = [] {});
 
 void mpi_check(int code, const char* call);
 
-// The state shared by the transports of one process under MPI: the groups with their communicators and windows, the
-// watcher, and the shutdown.
-
-// Memory shared by the processes of one host, with one segment per rank. It does not use /dev/shm, and is reserved
-// before it is used.
+// Memory shared by the processes of one host, one segment per rank, reserved before use and not in /dev/shm.
 class MpiWindow : NotCopied {
  public:
   // Collective: all ranks get the window or all get null; `why` is the reason on the ranks that know it.
   static std::unique_ptr<MpiWindow> make(MPI_Comm one_host, int64_t bytes_each, std::string& why);
-  // Does not synchronize.
   ~MpiWindow();
   std::byte* segment(int rank) const { return base_ + rank * each_; }  // page-aligned
 
@@ -162,13 +151,13 @@ class MpiWorld : NotCopied {
   int rank() const { return rank_; }
   int size() const { return size_; }
   int local_rank() const { return local_rank_; }
-  int local_world_size() const { return local_world_size_; }  // on this host
+  int local_world_size() const { return local_world_size_; }
   int threads_per_rank() const { return threads_per_rank_; }
   const WaitOptions& wait_options() const { return wait_options_; }
   MpiWatch& watch() { return *watch_; }
-  // Other ranks' memory on this host; null if it cannot be mapped or there are no other ranks.
+  // Null if other ranks' memory on this host cannot be mapped or there are no other ranks.
   PeerMemory* peers() const { return peers_.get(); }
-  // The group of a communicator, which it takes ownership of. Collective.
+  // Takes ownership of `comm`. Collective.
   MpiGroup& add(MPI_Comm comm);
   MpiGroup& all() { return *groups_.front(); }
 
@@ -176,11 +165,10 @@ class MpiWorld : NotCopied {
   void keep(MPI_Request request, std::vector<std::byte> bytes);
   size_t reap();  // releases the sent messages and returns the number of pending ones
 
-  // After all ranks have finished: frees everything in creation order, which is the same on all ranks.
+  // Call after all ranks have finished; frees everything in creation order, which is the same on all ranks.
   void end();
-  // Prints "tessera: [rank r] line" and ends the job.
   [[noreturn]] void abort(const std::string& line, int status);
-  // Another rank reports its failure and ends the job; if that does not happen, this rank does.
+  // Waits for the failing rank to end the job; after a timeout this rank ends it.
   [[noreturn]] void wait_for_abort(const std::string& line);
 
  private:
@@ -200,7 +188,7 @@ class MpiWorld : NotCopied {
   WaitOptions wait_options_;
   MPI_Comm alarm_ = MPI_COMM_NULL, host_ = MPI_COMM_NULL;
   std::unique_ptr<MpiWindow> host_window_;  // null if this host's ranks do not share memory
-  HostPlace own_place_;                     // then this rank's private entry and failure state
+  HostPlace own_place_;                     // this rank's private entry and failure state in that case
   HostFailureState own_failure_state_;
   std::vector<HostPlace*> host_places_;
   HostFailureState* failure_state_ = nullptr;
@@ -212,12 +200,9 @@ class MpiWorld : NotCopied {
   std::atomic<bool> printed_{false};
 };
 
-// Ranks as MPI processes, on one host or several.
-//
-// Messages use MPI. The direct exchange uses shared memory between ranks of one host (parallel/comm/shared_exchange.h)
-// and messages between hosts. native() is MPI's own collective, with the library's summation order. Every wait polls
-// failures and the clock; the watcher covers calls that cannot be interrupted. Arrays on GPUs are staged through host
-// memory, message by message.
+// Messages use MPI; the direct exchange uses shared memory between ranks of one host (parallel/comm/shared_exchange.h)
+// and messages between hosts. native() has the library's summation order. Every wait polls failures and the clock; the
+// watcher covers calls that cannot be interrupted. Arrays on GPUs are staged through host memory.
 
 class MpiTransport final : public Transport {
  public:
@@ -240,7 +225,7 @@ class MpiTransport final : public Transport {
   bool maps_peers() const override { return shared_ && world_->peers() != nullptr; }
 
  private:
-  // Waits until done() is true; throws if a rank fails or the wait times out.
+  // Throws if a rank fails or the wait times out.
   template <class Done>
   void wait_until(int from, int64_t bytes, const Done& done);
 
@@ -249,7 +234,7 @@ class MpiTransport final : public Transport {
   std::optional<SharedExchange> shared_;
 };
 
-// MPI's collective for a call; blocking.
+// Blocking.
 void mpi_collective(MPI_Comm comm, const Call& call);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// NcclApi with NCCL and CUDA. Compiled if both are available or emulated (tests/cuda_emulator).
+// Compiled if NCCL and CUDA are available or emulated (tests/cuda_emulator).
 #include <nccl.h>
 
 #include <cstdlib>
@@ -72,11 +72,11 @@ class RealNccl final : public NcclApi {
   }
   void begin(int ranks, const NcclId& id, int rank) override {
     enter();
-    ncclUniqueId given;
-    std::memcpy(&given, id.bytes.data(), sizeof(given));
+    ncclUniqueId unique_id;
+    std::memcpy(&unique_id, id.bytes.data(), sizeof(unique_id));
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    check(ncclCommInitRankConfig(&comm_, ranks, given, rank, &config), "ncclCommInitRankConfig");
+    check(ncclCommInitRankConfig(&comm_, ranks, unique_id, rank, &config), "ncclCommInitRankConfig");
   }
   bool queued() override {
     enter();
@@ -92,8 +92,8 @@ class RealNccl final : public NcclApi {
     check(done, "cudaStreamQuery");
     return true;
   }
-  // NCCL stops its kernels, then waits until no graph contains collectives of the communicator; the caller may still be
-  // waiting for such a graph, hence the thread.
+  // NCCL stops its kernels, then waits until no graph contains collectives of the communicator. A thread runs this
+  // because the caller may still be waiting for such a graph.
   void abort() override {
     if (!comm_) return;
     aborting_ = std::thread([comm = std::exchange(comm_, nullptr), device = on_->device] {

@@ -1,4 +1,4 @@
-// Collectives as sequences of NCCL calls.
+// Collectives as NCCL calls.
 #include "parallel/comm/nccl/transport.h"
 
 #include "parallel/comm/algorithms.h"
@@ -63,7 +63,6 @@ void NcclTransport::check_peers(const std::string& during) const {
   if (carrier_->failed_rank() >= 0) throw PeerFailed(during + ": " + carrier_->failure());
 }
 
-// Compares this rank's last call with the other ranks' calls of the same number.
 void NcclTransport::compare(const Call& call) const {
   if (logs_.empty()) return;
   const uint64_t number = logs_[static_cast<size_t>(rank())]->made();
@@ -71,12 +70,12 @@ void NcclTransport::compare(const Call& call) const {
     std::optional<Call> theirs = logs_[static_cast<size_t>(r)]->find(number);
     if (!theirs) continue;
     theirs->gpu = call.gpu;
-    if (!theirs->matches(call)) throw differ(call, world_rank(r), *theirs);
+    if (!theirs->matches(call)) throw mismatch(call, world_rank(r), *theirs);
   }
 }
 
 // The first rank that has not reached this rank's last call; negative: none, or unknown.
-int NcclTransport::behind(const Call* call) const {
+int NcclTransport::late_rank(const Call* call) const {
   if (!call || logs_.empty()) return -1;
   const uint64_t number = logs_[static_cast<size_t>(rank())]->made();
   for (int r = 0; r < size(); ++r)
@@ -91,12 +90,12 @@ std::string NcclTransport::last_operation(int rank, const Call& call) const {
   return last ? "its last operation was " + describe(*last) : "it has not communicated in this group yet";
 }
 
-// The cause of a timeout, as far as known. `call`: the last one, if the wait is for its completion.
+// `call`: the last call if the wait is for its completion; null: unknown.
 std::string NcclTransport::timeout_cause(const Call* call) const {
   const std::string within = " within " + seconds_text(timeout_s_);
   if (!call || logs_.empty())
     return "NCCL did not complete it" + within + "; a rank is missing or called a different operation";
-  if (const int r = behind(call); r >= 0) return did_not_come(world_rank(r), timeout_s_, last_operation(r, *call));
+  if (const int r = late_rank(call); r >= 0) return did_not_arrive(world_rank(r), timeout_s_, last_operation(r, *call));
   return "NCCL did not complete it" + within + ", although every rank has called it";
 }
 
@@ -111,7 +110,7 @@ void NcclTransport::wait_until(bool (NcclApi::*reached)(), const std::string& du
       if (call) compare(*call);
       const double waited = timer.seconds();
       if (waited > timeout_s_) throw CommError(during + ": " + timeout_cause(call));
-      if (const int r = behind(call); r >= 0) late = r;
+      if (const int r = late_rank(call); r >= 0) late = r;
       if (flight_ && reminder.is_due(waited))
         flight_->overdue(axis_, during, late < 0 ? -1 : world_rank(late), late < 0 ? "" : last_operation(late, *call),
                          waited, reminder.again());
@@ -139,7 +138,7 @@ void NcclTransport::check_progress(double waited_s, const std::string& during) {
 
 std::shared_ptr<CommWorker> NcclTransport::background() { return family_->worker; }
 
-// Returns an event after the collective, recorded when the collective is on the stream.
+// Returns an event that follows the collective on NCCL's stream.
 std::shared_ptr<void> NcclTransport::begin(const Call& call) {
   if (family_->is_broken()) throw CommError(describe(call) + ": NCCL has failed before");
   if (!logs_.empty()) logs_[static_cast<size_t>(rank())]->add(call);
@@ -158,14 +157,14 @@ std::shared_ptr<void> NcclTransport::begin(const Call& call) {
 int64_t NcclTransport::native(const Call& call) {
   if (!only_native(call)) return carrier_->direct(call);
   const std::shared_ptr<void> end = begin(call);
-  // The rank's own thread continues in the meantime. If its stream joined before the end, it would block the rank's
-  // messages, which another rank may need before it reaches this collective: a deadlock.
+  // The rank's own thread is meanwhile free to queue other work. If its stream joined before the collective ends, it
+  // would block the rank's messages, which another rank may need before it reaches this collective: a deadlock.
   if (!api_->is_captured(*call.gpu)) wait_until(&NcclApi::finished, describe(call), &call);
   api_->join(*call.gpu, end);
   return sent_directly(call, size(), rank());
 }
 
-std::function<void()> NcclTransport::native_beside(const Call& call) {
+std::function<void()> NcclTransport::start_native(const Call& call) {
   return [this, end = begin(call), gpu = call.gpu] { api_->join(*gpu, end); };
 }
 
@@ -211,7 +210,6 @@ void NcclTransport::all_gather(const Call& call, bool even) {
   api_->group_end();
 }
 
-// gather, scatter and all_to_all are messages in one group, including those to itself. Empty chunks are omitted.
 void NcclTransport::exchange(const Call& call) {
   const int64_t element = element_size(call.dtype);
   const Range mine = range(call, rank());

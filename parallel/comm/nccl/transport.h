@@ -1,10 +1,8 @@
 // The NCCL and CUDA calls of the NCCL transport, as an interface so that tests can emulate both and observe every call.
 //
-// All calls for the communicators of one rank come from one thread at a time and do not wait for other ranks:
-// finished() polls completion. NCCL's work runs concurrently with the rank's kernels, on one stream for all
-// communicators of the rank, because concurrent kernels of two communicators could deadlock waiting for each other's
-// ranks; one stream preserves the order of the calls. Graphs with captured collectives must be destroyed before their
-// communicator.
+// All calls of one rank come from one thread at a time and do not wait for other ranks; finished() polls completion.
+// All communicators of a rank use one stream, because concurrent kernels of two communicators could deadlock waiting
+// for each other's ranks. Graphs with captured collectives must be destroyed before their communicator.
 #pragma once
 
 #include "parallel/comm/transport.h"
@@ -20,13 +18,12 @@ class NcclApi : NotCopied {
   virtual ~NcclApi() = default;
 
   virtual NcclId make_id() = 0;
-  virtual void begin(int ranks, const NcclId& id, int rank) = 0;  // joins the communicator
-  // Whether the enqueued work has reached NCCL's stream, which must precede point(). Throws CommError after an NCCL
-  // error.
+  virtual void begin(int ranks, const NcclId& id, int rank) = 0;
+  // Whether the enqueued work has reached NCCL's stream, which must precede point(). Throws CommError on an NCCL error.
   virtual bool queued() = 0;
-  virtual bool finished() = 0;  // whether it is complete; not during capture
-  // Aborts pending work; no calls may follow. Returns immediately, so that all communicators of a rank are aborted
-  // before the first of them waits for the GPU.
+  virtual bool finished() = 0;  // whether the enqueued work is complete; not during capture
+  // No calls may follow. Returns immediately, so that all communicators of a rank are aborted before one of them waits
+  // for the GPU.
   virtual void abort() = 0;
 
   virtual void group_start() = 0;
@@ -42,54 +39,47 @@ class NcclApi : NotCopied {
   // Orders subsequent work after everything queued on the arena's stream; if that stream is being captured as a CUDA
   // graph (tensor/cuda/gpus.h), the work becomes part of the graph.
   virtual void after(Arena& gpu) = 0;
-  virtual bool is_captured(Arena& gpu) const = 0;  // now
+  virtual bool is_captured(Arena& gpu) const = 0;
   // An event after everything queued on NCCL's stream.
   virtual std::shared_ptr<void> point() = 0;
-  // Orders subsequent work of the arena's stream after the point.
   virtual void join(Arena& gpu, const std::shared_ptr<void>& point) = 0;
-  // An object for another communicator with the same library, device and stream.
+  // For another communicator with the same library, device and stream.
   virtual std::unique_ptr<NcclApi> another() const = 0;
 };
 
-// Must be called before the first CUDA call of a process that uses NCCL. Sets two environment variables unless the user
-// has (CUDA_MODULE_LOADING, NCCL_GRAPH_REGISTER). Eager kernel loading: lazy loading may wait for an idle GPU, which
+// Must precede the first CUDA call of a process that uses NCCL. Sets two environment variables unless the user has
+// (CUDA_MODULE_LOADING, NCCL_GRAPH_REGISTER). Eager kernel loading: lazy loading may wait for an idle GPU, which
 // deadlocks while an NCCL kernel waits for a rank whose next kernel is not loaded. No buffer registration in captured
 // graphs: NCCL treats an address range as one allocation, but arenas map memory in several, so such graphs hang or
 // access other memory (NVIDIA/nccl, issues 1820, 2332 and 2362).
 void prepare_for_nccl();
 
-// The real NCCL and CUDA. `device`: this rank's. Throws Error if the build or the machine has no NCCL or too few
-// devices. Defined if the build has NCCL.
+// `device` is this rank's GPU. Throws Error if the machine has no NCCL or too few devices. Defined if the build has
+// NCCL.
 std::unique_ptr<NcclApi> real_nccl(int device, int devices_needed);
 
-// Ranks with one GPU each: collectives of arrays on GPUs use NCCL, everything else another transport, the carrier
-// (threads or MPI), which also broadcasts NCCL's id.
+// Ranks with one GPU each: collectives of arrays on GPUs use NCCL, everything else (including the broadcast of NCCL's
+// id) another transport, the carrier (threads or MPI).
 //
 //   array on a GPU    collectives by native(), with NCCL's summation order, also for bfloat16
 //                     point-to-point messages: the carrier's; threads from GPU to GPU, MPI through the host
 //   array on the host the carrier's, with its summation order
 //
-// A collective starts after earlier work of the rank's stream, runs on NCCL's stream, and later work of the rank's
-// stream follows it. The host waits for its completion while polling the clock, failed ranks, and the ranks' call logs
-// (parallel/comm/call.h), which identify a rank that is missing or calls a different operation, where NCCL alone would
-// hang. Only while the rank's stream is captured as a CUDA graph the host does not wait: collectives become nodes of
-// the graph, and the code that waits for the graph calls check_progress(). Collectives in the background
-// (Communicator::start_...) run concurrently with kernels queued in the meantime. NCCL has no collectives for uneven
-// chunks, so these become a group of one reduce or broadcast per rank, or for an all_to_all a group of sends and
-// receives.
+// A collective starts after earlier work of the rank's stream, runs on NCCL's stream, and precedes later work of the
+// rank's stream. While the host waits for completion it polls the clock, failed ranks, and the ranks' call logs
+// (parallel/comm/call.h), which identify a missing rank or a different operation, where NCCL alone would hang. While
+// the stream is captured as a CUDA graph the host does not wait: collectives become nodes of the graph, and the code
+// that waits for the graph calls check_progress(). NCCL has no collectives for uneven chunks, so these become a group
+// of one reduce or broadcast per rank, or for an all_to_all a group of sends and receives.
 //
-// Order: NCCL requires all ranks to start the collectives of all their communicators in the same order. That is the
-// program order, which is the same on all ranks: the communicators of a rank (all that were split from one) share
-// NCCL's stream and one thread for background work, and no call bypasses that thread while it is busy
-// (Communicator::run). In a graph they form a chain because they are on one stream. When one has failed, all are
-// aborted and unusable.
-//
-// Tests check the calls, their order and pointers (tests/parallel/nccl_test.cpp), and run them on an emulated NCCL
-// (tests/parallel/gpu_test.cpp); the behaviour of NCCL itself can be tested only on several GPUs.
+// NCCL requires all ranks to start the collectives of all their communicators in the same order, here program order:
+// the communicators of a rank (all that were split from one) share NCCL's stream and one thread for background work,
+// and no call bypasses that thread while it is busy (Communicator::run). If one communicator fails, all are aborted and
+// unusable.
 
 class NcclTransport final : public Transport {
  public:
-  // Joins the communicator of all ranks of the carrier; collective.
+  // Joins the communicator of all ranks of the carrier. Collective.
   NcclTransport(std::unique_ptr<NcclApi> api, std::unique_ptr<Transport> carrier, double timeout_s);
   ~NcclTransport() override;
 
@@ -118,7 +108,7 @@ class NcclTransport final : public Transport {
   int64_t direct(const Call& call) override { return carrier_->direct(call); }
   int64_t native(const Call& call) override;
   bool only_queues(const Call& call) const override { return only_native(call) && api_->is_captured(*call.gpu); }
-  std::function<void()> native_beside(const Call& call) override;
+  std::function<void()> start_native(const Call& call) override;
   std::shared_ptr<CommWorker> background() override;
   void check_progress(double waited_s, const std::string& during) override;
   std::unique_ptr<Transport> split(int color, int key) override;
@@ -133,7 +123,7 @@ class NcclTransport final : public Transport {
                 std::shared_ptr<Family> family);
   void check_peers(const std::string& during) const;
   void compare(const Call& call) const;
-  int behind(const Call* call) const;
+  int late_rank(const Call* call) const;
   std::string last_operation(int rank, const Call& call) const;
   std::string timeout_cause(const Call* call) const;
   void wait_until(bool (NcclApi::*reached)(), const std::string& during, const Call* call = nullptr);

@@ -1,5 +1,4 @@
 // Sockets with deadlines, and the rendezvous protocol.
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <netinet/in.h>
@@ -137,14 +136,12 @@ Endpoint own_end(int fd) {
   return out;
 }
 
-// Rendezvous: peer registration and address exchange.
-
 namespace {
 
-constexpr size_t kMaxUnverified = 64;  // maximum unverified connections
+constexpr size_t kMaxUnverified = 64;  // of connections
 constexpr size_t kMaxRefusal = 500;
-constexpr double kLookupInterval = 3;  // seconds after which the name is resolved again
-constexpr uint32_t kAddressSize = 46;  // size of a numeric address with its terminating 0
+constexpr double kLookupInterval = 3;  // then the name is resolved again
+constexpr uint32_t kAddressSize = 46;  // numeric, with the terminating 0
 
 // Rank 0's answer: a refusal followed by `bytes` of text, or one PeerPlace per rank.
 struct Answer {
@@ -173,11 +170,11 @@ uint64_t this_host() {
   return uint64_t{words[0]} << 32 | words[1];
 }
 
-// The ranks from `first` on without a connection: "ranks 2, 3".
-std::string missing(const RendezvousResult& met, int first) {
+// "ranks 2, 3"
+std::string missing(const RendezvousResult& result, int first) {
   std::vector<int> out;
-  for (int r = first; r < std::ssize(met.peers); ++r)
-    if (!met.peers[static_cast<size_t>(r)]) out.push_back(r);
+  for (int r = first; r < std::ssize(result.peers); ++r)
+    if (!result.peers[static_cast<size_t>(r)]) out.push_back(r);
   return fmt::format("rank{} {}", out.size() == 1 ? "" : "s", fmt::join(out, ", "));
 }
 
@@ -197,7 +194,7 @@ bool has_ended(const Descriptor& socket) {
 class Host {
  public:
   explicit Host(const RendezvousOptions& m) : m_(m), deadline_(m.timeout_s), places_(static_cast<size_t>(m.ranks)) {
-    met_.peers.resize(places_.size());
+    out_.peers.resize(places_.size());
   }
   RendezvousResult meet() {
     listen();
@@ -207,7 +204,7 @@ class Host {
       look();
     }
     answer_all();
-    return std::move(met_);
+    return std::move(out_);
   }
   const std::vector<PeerPlace>& places() const { return places_; }
 
@@ -233,12 +230,12 @@ class Host {
                                  m_.address, cause == EADDRINUSE ? deadline_.within() : "", std::strerror(cause)));
   }
 
-  bool is_connected(int rank) const { return rank == 0 || met_.peers[static_cast<size_t>(rank)]; }
-  // A supervisor may restart a rank that has exited: its place is free for the new process.
+  bool is_connected(int rank) const { return rank == 0 || out_.peers[static_cast<size_t>(rank)]; }
+  // A rank that has exited may be restarted, so its place becomes free.
   bool all_connected() {
-    for (size_t r = 1; r < met_.peers.size(); ++r)
-      if (met_.peers[r] && has_ended(met_.peers[r])) leave(r);
-    return std::all_of(met_.peers.begin() + 1, met_.peers.end(), [](const Descriptor& peer) { return bool(peer); });
+    for (size_t r = 1; r < out_.peers.size(); ++r)
+      if (out_.peers[r] && has_ended(out_.peers[r])) leave(r);
+    return std::all_of(out_.peers.begin() + 1, out_.peers.end(), [](const Descriptor& peer) { return bool(peer); });
   }
 
   void look() {
@@ -254,11 +251,11 @@ class Host {
     if (unverified_.size() > kMaxUnverified) unverified_.pop_front();
   }
   void leave(size_t rank) {
-    met_.peers[rank] = Descriptor();
+    out_.peers[rank] = Descriptor();
     left_.insert(rank);
   }
 
-  // Returns false if the peer is no longer unverified: it is a rank, or closed.
+  // Returns false if the peer is no longer unverified: it is a rank, or its connection is closed.
   bool read_hello(UnverifiedPeer& s) {
     const ssize_t n =
         ::recv(s.socket.get(), reinterpret_cast<char*>(&s.hello) + s.got, sizeof(Hello) - s.got, MSG_DONTWAIT);
@@ -266,13 +263,13 @@ class Host {
     s.got += static_cast<size_t>(n);
     if (s.got < sizeof(Hello)) return true;
     if (s.hello.magic != Hello::kMagic) return false;
-    if (s.hello.rank > 0 && s.hello.rank < met_.peers.size())  // it may have exited since poll()
-      if (const Descriptor& old = met_.peers[s.hello.rank]; old && has_ended(old)) leave(s.hello.rank);
+    if (s.hello.rank > 0 && s.hello.rank < out_.peers.size())  // the old one may have exited since poll()
+      if (const Descriptor& old = out_.peers[s.hello.rank]; old && has_ended(old)) leave(s.hello.rank);
     std::vector<bool> there;
     for (int r = 0; r < m_.ranks; ++r) there.push_back(is_connected(r));
     if (const std::string why = refusal(s.hello, there); !why.empty()) {
       refuse(s.socket, why);
-      for (const Descriptor& peer : met_.peers)
+      for (const Descriptor& peer : out_.peers)
         if (peer) refuse(peer, why);
       throw FieldError("rank", why);
     }
@@ -281,7 +278,7 @@ class Host {
     ::getpeername(s.socket.get(), theirs.get(), &theirs.size);
     ::getnameinfo(theirs.get(), theirs.size, place.address.data(), socklen_t{kAddressSize}, nullptr, 0, NI_NUMERICHOST);
     place.port = s.hello.port, place.host = s.hello.host;
-    met_.peers[s.hello.rank] = std::move(s.socket);
+    out_.peers[s.hello.rank] = std::move(s.socket);
     left_.erase(s.hello.rank);
     return false;
   }
@@ -298,18 +295,18 @@ class Host {
     std::random_device random;
     for (char& c : answer.token) c = static_cast<char>(random());
     for (int r = 1; r < m_.ranks; ++r) {
-      const int fd = met_.peers[static_cast<size_t>(r)].get();
+      const int fd = out_.peers[static_cast<size_t>(r)].get();
       if (!write_all(fd, &answer, sizeof(answer), deadline_) || !write_all(fd, places_.data(), answer.bytes, deadline_))
         throw CommError("[rendezvous] rank " + std::to_string(r) + " disconnected before all ranks had connected");
     }
   }
 
   [[noreturn]] void give_up() const {
-    std::string why = fmt::format("[rendezvous] {} did not connect to {} within {}", missing(met_, 1), m_.address,
+    std::string why = fmt::format("[rendezvous] {} did not connect to {} within {}", missing(out_, 1), m_.address,
                                   seconds_text(m_.timeout_s));
     if (!left_.empty())
       why += fmt::format("; rank{} {} had connected and exited", left_.size() == 1 ? "" : "s", fmt::join(left_, ", "));
-    for (const Descriptor& peer : met_.peers)
+    for (const Descriptor& peer : out_.peers)
       if (peer) refuse(peer, why);
     throw CommError(why);
   }
@@ -320,34 +317,34 @@ class Host {
   std::deque<UnverifiedPeer> unverified_;
   std::set<size_t> left_;
   std::vector<PeerPlace> places_;
-  RendezvousResult met_;
+  RendezvousResult out_;
 };
 
 class Joiner {
  public:
   explicit Joiner(const RendezvousOptions& m) : m_(m), deadline_(m.timeout_s) {
-    met_.peers.resize(static_cast<size_t>(m.ranks));
+    out_.peers.resize(static_cast<size_t>(m.ranks));
   }
 
   RendezvousResult meet() {
     Descriptor listener;
-    while (!join_rank_0(listener)) {  // a rank 0 that has exited may be restarted
+    while (!join_rank_0(listener)) {  // if rank 0 has exited, it may be restarted
       if (deadline_.is_over()) gone();
       std::this_thread::sleep_for(kRetry);
     }
     for (int r = 1; r < m_.rank; ++r) connect_to(r);
     for (int missing = m_.ranks - 1 - m_.rank; missing > 0;) missing -= accept_one(listener) ? 1 : 0;
-    return std::move(met_);
+    return std::move(out_);
   }
   const std::vector<PeerPlace>& places() const { return places_; }
 
  private:
-  // False if rank 0 exits before it answers.
+  // Returns false if rank 0 exits before it answers.
   bool join_rank_0(Descriptor& listener) {
     const auto [host, port] = parse_address(m_.address);
     std::string why = "not attempted";
     Descriptor first;
-    do {  // the name may be moved to another address
+    do {  // the name may move to another address
       const Addresses addresses = resolved(host, port, m_.address, deadline_);
       first = connected(*addresses, Deadline(std::min(kLookupInterval, m_.timeout_s)), why);
     } while (!first && !deadline_.is_over());
@@ -368,7 +365,7 @@ class Joiner {
         has_ended(first))
       return false;
     read_places(first, later);
-    met_.peers[0] = std::move(first);
+    out_.peers[0] = std::move(first);
     return true;
   }
 
@@ -379,7 +376,7 @@ class Joiner {
   void read_places(const Descriptor& first, const Deadline& later) {
     Answer answer;
     if (!read_all(first.get(), &answer, sizeof(answer), later) || answer.magic != Hello::kMagic) gone();
-    const size_t all = met_.peers.size() * sizeof(PeerPlace);
+    const size_t all = out_.peers.size() * sizeof(PeerPlace);
     if (answer.refused != 0) {
       std::string text(std::min<size_t>(answer.bytes, kMaxRefusal), ' ');
       if (!read_all(first.get(), text.data(), text.size(), later)) gone();
@@ -388,7 +385,7 @@ class Joiner {
     }
     if (answer.bytes != all) gone();
     token_ = answer.token;
-    places_.resize(met_.peers.size());
+    places_.resize(out_.peers.size());
     if (!read_all(first.get(), places_.data(), all, later)) gone();
     for (PeerPlace& p : places_) p.address.back() = 0;
   }
@@ -398,25 +395,24 @@ class Joiner {
     std::string why;
     Descriptor s =
         connected(*resolved(place.address.data(), std::to_string(place.port), place.address.data()), deadline_, why);
-    const PeerHello greeting{
-        .token = token_, .from = static_cast<uint32_t>(m_.rank), .to = static_cast<uint32_t>(rank)};
-    if (!s || !write_all(s.get(), &greeting, sizeof(greeting), deadline_))
+    const PeerHello hello{.token = token_, .from = static_cast<uint32_t>(m_.rank), .to = static_cast<uint32_t>(rank)};
+    if (!s || !write_all(s.get(), &hello, sizeof(hello), deadline_))
       throw CommError(fmt::format("[rendezvous] rank {} cannot be reached at {} port {} within {}: {}", rank,
                                   place.address.data(), place.port, seconds_text(m_.timeout_s), why));
-    met_.peers[static_cast<size_t>(rank)] = std::move(s);
+    out_.peers[static_cast<size_t>(rank)] = std::move(s);
   }
 
-  // False for a connection that is not a rank.
+  // Returns false for a connection that is not from a rank.
   bool accept_one(const Descriptor& listener) {
     if (!wait_for(listener.get(), POLLIN, deadline_))
-      throw CommError(fmt::format("[rendezvous] {} did not reach rank {} within {}", missing(met_, m_.rank + 1),
+      throw CommError(fmt::format("[rendezvous] {} did not reach rank {} within {}", missing(out_, m_.rank + 1),
                                   m_.rank, seconds_text(m_.timeout_s)));
     Descriptor s(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    PeerHello greeting;
-    if (!s || !read_all(s.get(), &greeting, sizeof(greeting), Deadline(2)) || greeting.token != token_) return false;
-    const bool right = greeting.to == static_cast<uint32_t>(m_.rank) && greeting.from > greeting.to &&
-                       greeting.from < met_.peers.size() && !met_.peers[greeting.from];
-    if (right) met_.peers[greeting.from] = std::move(s);
+    PeerHello hello;
+    if (!s || !read_all(s.get(), &hello, sizeof(hello), Deadline(2)) || hello.token != token_) return false;
+    const bool right = hello.to == static_cast<uint32_t>(m_.rank) && hello.from > hello.to &&
+                       hello.from < out_.peers.size() && !out_.peers[hello.from];
+    if (right) out_.peers[hello.from] = std::move(s);
     return right;
   }
 
@@ -424,25 +420,25 @@ class Joiner {
   Deadline deadline_;
   std::array<char, 16> token_ = {};
   std::vector<PeerPlace> places_;
-  RendezvousResult met_;
+  RendezvousResult out_;
 };
 
 template <class Side>
 RendezvousResult met_by(const RendezvousOptions& m) {
   Side side(m);
-  RendezvousResult met = side.meet();
+  RendezvousResult result = side.meet();
   const std::vector<PeerPlace>& places = side.places();
   const auto here = [&](int r) {
     return places[static_cast<size_t>(r)].host == places[static_cast<size_t>(m.rank)].host;
   };
-  met.local_world_size = 0;
+  result.local_world_size = 0;
   for (int r = 0; r < m.ranks; ++r) {
-    if (r < m.rank) met.local_rank += here(r) ? 1 : 0;
-    met.local_world_size += here(r) ? 1 : 0;
+    if (r < m.rank) result.local_rank += here(r) ? 1 : 0;
+    result.local_world_size += here(r) ? 1 : 0;
   }
-  for (const Descriptor& s : met.peers)
+  for (const Descriptor& s : result.peers)
     if (s) set_up_for_messages(s);
-  return met;
+  return result;
 }
 
 }  // namespace
@@ -458,12 +454,12 @@ std::string refusal(const Hello& hello, const std::vector<bool>& there) {
                            : "";
 }
 
-RendezvousResult meet(const RendezvousOptions& meeting) {
-  if (meeting.ranks < 1) throw FieldError("ranks", "expected at least 1, got " + std::to_string(meeting.ranks));
-  if (meeting.rank < 0 || meeting.rank >= meeting.ranks)
+RendezvousResult meet(const RendezvousOptions& options) {
+  if (options.ranks < 1) throw FieldError("ranks", "expected at least 1, got " + std::to_string(options.ranks));
+  if (options.rank < 0 || options.rank >= options.ranks)
     throw FieldError("rank",
-                     "expected 0 to " + std::to_string(meeting.ranks - 1) + ", got " + std::to_string(meeting.rank));
-  return meeting.rank == 0 ? met_by<Host>(meeting) : met_by<Joiner>(meeting);
+                     "expected 0 to " + std::to_string(options.ranks - 1) + ", got " + std::to_string(options.rank));
+  return options.rank == 0 ? met_by<Host>(options) : met_by<Joiner>(options);
 }
 
 void launch_over_tcp(const LaunchOptions& o, const std::function<void(Communicator&)>& body) {

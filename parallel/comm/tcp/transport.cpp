@@ -22,7 +22,7 @@ bool is_possible(const MessageHead& head) {
   return head.kind <= MessageHead::Kind::goodbye && head.bytes >= 0 && head.bytes <= max_bytes;
 }
 
-// Without timeout: until all bytes have arrived, or either end closes.
+// Without timeout: returns when all bytes have arrived or either end closes.
 bool receive(int fd, void* data, size_t bytes) {
   auto* at = static_cast<char*>(data);
   while (bytes > 0) {
@@ -38,7 +38,7 @@ bool receive(int fd, void* data, size_t bytes) {
   return true;
 }
 
-// Allocates only one block beyond the received bytes, whatever size a header announces.
+// Allocates only one block beyond the received bytes, regardless of the size in the header.
 bool receive_all(int fd, std::vector<std::byte>& bytes, size_t all) {
   constexpr size_t kBlock = size_t{64} << 20;
   while (bytes.size() < all) {
@@ -51,20 +51,20 @@ bool receive_all(int fd, std::vector<std::byte>& bytes, size_t all) {
 
 }  // namespace
 
-TcpWorld::TcpWorld(RendezvousResult met, int rank, double timeout_s)
-    : met_(std::move(met)), rank_(rank), timeout_s_(timeout_s), sending_(met_.peers.size()) {
+TcpWorld::TcpWorld(RendezvousResult connections, int rank, double timeout_s)
+    : connections_(std::move(connections)), rank_(rank), timeout_s_(timeout_s), sending_(connections_.peers.size()) {
   for (int peer = 0; peer < size(); ++peer)
     if (peer != rank_) readers_.emplace_back([this, peer] { read_from(peer); });
 }
 
 TcpWorld::~TcpWorld() {
   closing_ = true;
-  for (const Descriptor& s : met_.peers)
+  for (const Descriptor& s : connections_.peers)
     if (s) ::shutdown(s.get(), SHUT_RDWR);
 }
 
 void TcpWorld::read_from(int peer) {
-  const int fd = met_.peers[static_cast<size_t>(peer)].get();
+  const int fd = connections_.peers[static_cast<size_t>(peer)].get();
   const auto lost = [&](const std::string& why) {
     if (!closing_) failure_state_.fail(peer, why);
     arrived_.notify_all();
@@ -91,13 +91,13 @@ void TcpWorld::read_from(int peer) {
   lost("its connection has closed");
 }
 
-// A rank that ends may have received another's failure, which is then also on its way to this one.
+// If a rank ends because of another's failure, that failure is also on its way to this rank.
 void TcpWorld::wait_for_cause() const {
   for (int i = 0; i < 25 && failure_state_.failed_rank() < 0 && !closing_; ++i) std::this_thread::sleep_for(kMoment);
 }
 
 void TcpWorld::send(int to, const MessageHead& head, const void* data) {
-  const int fd = met_.peers[static_cast<size_t>(to)].get();
+  const int fd = connections_.peers[static_cast<size_t>(to)].get();
   const std::lock_guard lock(sending_[static_cast<size_t>(to)]);
   const Deadline deadline(timeout_s_);
   if (write_all(fd, &head, sizeof(head), deadline) && write_all(fd, data, static_cast<size_t>(head.bytes), deadline))

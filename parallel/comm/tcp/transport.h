@@ -1,4 +1,4 @@
-// Ranks started without a launcher: TCP connections with deadlines, the rendezvous, and the transport.
+// TCP ranks, started without a launcher.
 #pragma once
 #include <netdb.h>
 #include <sys/socket.h>
@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-// In time during which this process is not stopped (AwakeTimer).
+// Excludes time during which this process is stopped (AwakeTimer).
 class Deadline {
  public:
   explicit Deadline(double seconds) : seconds_(seconds) {}
@@ -30,21 +30,20 @@ bool wait_for(int fd, int16_t what, const Deadline& deadline);
 bool read_all(int fd, void* data, size_t bytes, const Deadline& deadline);
 bool write_all(int fd, const void* data, size_t bytes, const Deadline& deadline);
 
-// Splits "HOST:PORT". Throws FieldError (`rendezvous`), as resolved() does for a name that does not resolve in time.
+// Splits "HOST:PORT". Throws FieldError (`rendezvous`), as resolved() does if the name does not resolve in time.
 std::pair<std::string, std::string> parse_address(const std::string& address);
 using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 Addresses resolved(const std::string& host, const std::string& port, const std::string& shown,
                    const Deadline& deadline = Deadline(0));
 
-// An invalid socket on failure, with errno.
+// An invalid socket, with errno, on failure.
 Descriptor listening_on(const sockaddr* address, socklen_t size, int family);
-// Retries until a peer answers; an invalid socket after the deadline, with the last reason in `why`.
+// Retries until a peer answers or the deadline passes; `why` is the last reason.
 Descriptor connected(const addrinfo& first, const Deadline& deadline, std::string& why);
 
 // Disables batching, so messages are sent immediately, and enables keep-alive, to detect failed hosts.
 void set_up_for_messages(const Descriptor& socket);
 
-// An end of a connection.
 struct Endpoint {
   sockaddr_storage address{};
   socklen_t size = sizeof(address);
@@ -54,16 +53,15 @@ struct Endpoint {
 };
 Endpoint own_end(int fd);
 
-// The rendezvous of processes started without a launcher: each knows an address on rank 0's host, and its own rank.
+// Rendezvous: each process has rank 0's address and its own rank.
 //
-//   rank 0   listens there. Every other rank connects and sends its rank, the world size it expects, and its listening
-//            port. When all have connected, rank 0 sends each the addresses of the others.
+//   rank 0   listens there. Every other rank connects and sends its rank, world size and listening port. When all have
+//            connected, rank 0 sends each the addresses of the others.
 //   rank r   then connects to the ranks from 1 to r - 1, and higher ranks connect to r.
 //
-// Afterwards every pair of ranks has a connection. Connections from other programs (port scanners, browsers) are
-// closed: the data read before a rank is verified has a fixed size, a magic number and a deadline, and connections
-// between ranks carry a token that rank 0 distributes. The token is not a secret, so the network must be trusted, as
-// with MPI.
+// Connections from other programs (port scanners, browsers) are closed: the data read before a rank is verified has a
+// fixed size, a magic number and a deadline, and connections between ranks carry a token that rank 0 distributes. The
+// token is not a secret, so the network must be trusted, as with MPI.
 
 struct RendezvousOptions {
   std::string address;  // "HOST:PORT", "[::1]:PORT"
@@ -71,17 +69,17 @@ struct RendezvousOptions {
   double timeout_s = 300;
 };
 
-// Connections to the other ranks, by rank, and this rank's local rank.
+// Connections are indexed by rank.
 struct RendezvousResult {
   std::vector<Descriptor> peers;
   int local_rank = 0, local_world_size = 1;
 };
 
-// Collective. Throws FieldError (`rendezvous`, `rank`) for an invalid address or one that cannot be listened on, and on
+// Collective. Throws FieldError (`rendezvous`, `rank`) for an address that is invalid or cannot be listened on, and on
 // all ranks if two have the same number or expect different world sizes; CommError if ranks do not connect in time.
-RendezvousResult meet(const RendezvousOptions& meeting);
+RendezvousResult meet(const RendezvousOptions& options);
 
-// The first message of a rank to rank 0, in native byte order.
+// In native byte order.
 struct Hello {
   static constexpr std::array<char, 8> kMagic = {'T', 'S', 'R', 'm', 'e', 'e', 't', '1'};
   std::array<char, 8> magic = kMagic;
@@ -90,26 +88,22 @@ struct Hello {
   uint16_t port = 0;
   std::array<char, 6> unused = {};
 };
-// The reason to reject a rank, given the expected world size and the ranks already connected; empty: accepted.
+// The reason to reject a rank, given the world size and the ranks already connected; empty: accepted.
 std::string refusal(const Hello& hello, const std::vector<bool>& there);
 
-// Ranks connected by the rendezvous: messages over TCP, with one connection per pair of ranks. The direct exchange uses
-// messages. Each connection has a reader thread, so a sender never waits for the receiver; a failed rank is detected
-// when its connection closes.
-//
-// A message is a header (group, tag, size) and its bytes. Groups that are split from another have the same id on all of
-// their ranks.
+// Messages over TCP, with one connection per pair of ranks; the direct exchange uses messages. Each connection has a
+// reader thread, so a sender never waits for the receiver; a failed rank is detected when its connection closes. A
+// message is a header (group, tag, size) and its bytes. A group has the same id on all of its ranks.
 
-// The connections of one process.
 class TcpWorld : NotCopied {
  public:
-  TcpWorld(RendezvousResult met, int rank, double timeout_s);
+  TcpWorld(RendezvousResult connections, int rank, double timeout_s);
   ~TcpWorld();
 
   int rank() const { return rank_; }
-  int size() const { return static_cast<int>(met_.peers.size()); }
-  int local_rank() const { return met_.local_rank; }
-  int local_world_size() const { return met_.local_world_size; }
+  int size() const { return static_cast<int>(connections_.peers.size()); }
+  int local_rank() const { return connections_.local_rank; }
+  int local_world_size() const { return connections_.local_world_size; }
   double timeout_s() const { return timeout_s_; }
 
   struct Head {
@@ -122,9 +116,8 @@ class TcpWorld : NotCopied {
   // The first message received with the header's group and tag; waits briefly for it.
   std::optional<std::vector<std::byte>> take(int from, const Head& head);
   FailureState& failure_state() { return failure_state_; }
-  // Reports to all other ranks that this rank cannot continue.
   void fail(const std::string& cause);
-  // Collective, after the body: all sent messages have arrived.
+  // Collective, after the body: waits until all sent messages have arrived.
   void end();
 
  private:
@@ -132,7 +125,7 @@ class TcpWorld : NotCopied {
   void read_from(int peer);
   void wait_for_cause() const;
 
-  RendezvousResult met_;
+  RendezvousResult connections_;
   int rank_;
   double timeout_s_;
   FailureState failure_state_;
@@ -171,8 +164,7 @@ class TcpTransport final : public Transport {
   uint64_t group_ = 0, splits_ = 0;
 };
 
-// Runs launch() in this process as one of the ranks that rendezvous. Rethrows the body's exception, prefixed with the
-// rank.
+// Runs launch() in this process as one rank. Rethrows the body's exception, prefixed with the rank.
 void launch_over_tcp(const LaunchOptions& options, const std::function<void(Communicator& world)>& body);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
 // Intel AMX ("Intel 64 and IA-32 Architectures Software Developer's Manual", volume 1, chapter 18): eight tile
-// registers of 16 rows of 64 bytes, and an instruction that multiplies two bfloat16 tiles and accumulates in float32.
+// registers of 16 rows of 64 bytes; one instruction multiplies two bfloat16 tiles and accumulates in float32.
 #pragma once
 #include <immintrin.h>
 
@@ -12,9 +12,9 @@ namespace tessera::cpu {
 inline constexpr int64_t kTileRows = 16;                          // also columns of a float32 tile
 inline constexpr int64_t kTileDepth = 32;                         // bfloat16 elements per tile row
 inline constexpr int64_t kTileElements = kTileRows * kTileDepth;  // 1 KiB
-inline constexpr int64_t kTileBlock = 2 * kTileRows;              // rows and columns of C computed at once
+inline constexpr int64_t kTileBlock = 2 * kTileRows;              // rows and columns of C per call
 
-// Configures all eight tiles of the thread as 16 rows of 64 bytes.
+// Configures all eight tiles of the thread.
 class TileScope {
  public:
   [[gnu::target("amx-tile")]] TileScope() {
@@ -30,7 +30,7 @@ class TileScope {
 
 // C (32 x 32 float32, row stride `ldc`) = or += A B over `tiles` tiles of depth 32. A has two tiles of 16 rows with row
 // stride `lda`; `step` is the stride along the depth, `down` from the upper to the lower tile. B is packed: per depth
-// two adjacent tiles of 16 row pairs x 16 columns x 2. `overlapped(t)` runs while tile t is multiplied.
+// two adjacent tiles of 16 row pairs x 16 columns x 2. `overlapped(t)` runs during the multiplication of tile t.
 struct TileOperandA {
   const bfloat16* data;
   int64_t lda, step, down;
@@ -70,11 +70,11 @@ template <class F>
   _tile_stored(3, c + kTileRows * ldc + kTileRows, c_bytes);
 }
 
-// Without tiles: vdpbf16ps (AVX512_BF16) adds the dot products of sixteen bfloat16 pairs to sixteen float32 values,
-// twice the work of an FMA.
+// Fallback: vdpbf16ps (AVX512_BF16) accumulates the dot products of sixteen bfloat16 pairs in float32, twice the
+// throughput of an FMA.
 
-// As tile_block(): 8 rows of 32 columns stay in registers over the inner dim; each element of C is one chain of pairs
-// in order.
+// tile_block() without AMX: 8 rows of 32 columns stay in registers over the inner dim; each element of C accumulates
+// pairs in order.
 [[gnu::target("avx512f,avx512bf16")]] inline void pair_block(TileOperandA a, const bfloat16* b, int64_t tiles, float* c,
                                                              int64_t ldc, bool accumulate) {
   constexpr int kRows = 8;
@@ -108,9 +108,9 @@ template <class F>
 //
 // A tile of A is 16 rows of 32 inner elements; a tile of B is 16 inner row pairs x 16 columns, with pairs adjacent. A
 // row-major matrix therefore needs its row pairs interleaved to be a B and, if used transposed, 16 x 16 pairs
-// transposed to be an A; a column-major one the other way round.
+// transposed to be an A; a column-major one vice versa.
 
-// g++ 12 warns about its own intrinsics (GCC bug 105593).
+// g++ 12 warns about its intrinsics (GCC bug 105593).
 #pragma GCC diagnostic push
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -119,7 +119,7 @@ template <class F>
 
 namespace tessera::cpu {
 
-// A matrix in memory; one of the strides is 1.
+// One of the strides is 1.
 struct Bf16View {
   const bfloat16* data;
   int64_t row, col;
@@ -139,7 +139,7 @@ struct Bf16View {
     r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
     r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
   }
-  // Quarter q of r[4 i + c] now holds column 4 q + c of rows 4 i to 4 i + 3.
+  // Now quarter q of r[4 i + c] holds column 4 q + c of rows 4 i to 4 i + 3.
   for (int c = 0; c < 4; ++c) {
     const __m512i even_low = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x88);
     const __m512i odd_low = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xdd);
@@ -153,7 +153,7 @@ struct Bf16View {
   for (int i = 0; i < 16; ++i) r[i] = t[i];
 }
 
-// Sources of the left and right 16 columns of interleaved row pairs.
+// Source indices of the left and right 16 columns of interleaved row pairs.
 struct PairOrder {
   alignas(64) uint16_t left[32], right[32];
 };
@@ -166,7 +166,7 @@ inline constexpr PairOrder kPairOrder = [] {
   return order;
 }();
 
-// A B from a row-major matrix: 32 rows, `stride` apart, into two tiles of interleaved row pairs.
+// B from a row-major matrix: 32 rows into two tiles of interleaved row pairs.
 [[gnu::target("avx512f,avx512bw")]] inline void interleave_block(bfloat16* to, const bfloat16* from, int64_t stride) {
   const __m512i to_left = _mm512_load_si512(kPairOrder.left), to_right = _mm512_load_si512(kPairOrder.right);
   for (int p = 0; p < 16; ++p) {
@@ -177,7 +177,7 @@ inline constexpr PairOrder kPairOrder = [] {
   }
 }
 
-// A B from a column-major matrix: two tiles of rows 0 to 15 and 16 to 31, whose rows are column pairs.
+// B from a column-major matrix: two tiles of rows 0 to 15 and 16 to 31, whose rows are column pairs.
 [[gnu::target("avx512f")]] inline void transpose_block(bfloat16* to, const bfloat16* from, int64_t stride) {
   for (int half = 0; half < 2; ++half) {
     __m512i r[16];
@@ -187,8 +187,8 @@ inline constexpr PairOrder kPairOrder = [] {
   }
 }
 
-// An A from a matrix used transposed: 32 inner rows into two tiles of the left and right 16 columns.
-[[gnu::target("avx512f,avx512bw")]] inline void turn_block(bfloat16* to, const bfloat16* from, int64_t stride) {
+// A from a matrix used transposed: 32 inner rows into two tiles of the left and right 16 columns.
+[[gnu::target("avx512f,avx512bw")]] inline void transpose_a(bfloat16* to, const bfloat16* from, int64_t stride) {
   const __m512i to_left = _mm512_load_si512(kPairOrder.left), to_right = _mm512_load_si512(kPairOrder.right);
   __m512i left[16], right[16];
   for (int p = 0; p < 16; ++p) {
@@ -217,12 +217,12 @@ struct PaddedBlock {
   }
 };
 
-// The block of B at (inner, column), `depth` x `cols` valid elements, as two tiles.
+// The block of B at (inner, column) as two tiles; `depth` and `cols` beyond 32 are ignored.
 inline void pack_b_block(bfloat16* to, Bf16View b, int64_t depth, int64_t cols) {
-  const bool rows_run_on = b.col == 1, whole = depth >= 32 && cols >= 32;
+  const bool rows_run_on = b.col == 1, full = depth >= 32 && cols >= 32;
   const int64_t stride = rows_run_on ? b.row : b.col;
   const auto go = rows_run_on ? interleave_block : transpose_block;
-  if (whole) return go(to, b.data, stride);
+  if (full) return go(to, b.data, stride);
   const int64_t d = std::min<int64_t>(depth, 32), c = std::min<int64_t>(cols, 32);
   const PaddedBlock padded(b.data, stride, rows_run_on ? d : c, rows_run_on ? c : d);
   go(to, padded.data, 32);
@@ -230,10 +230,10 @@ inline void pack_b_block(bfloat16* to, Bf16View b, int64_t depth, int64_t cols) 
 
 // The block of A at (row, inner) as two tiles, upper and lower.
 inline void pack_a_block(bfloat16* to, Bf16View a, int64_t rows, int64_t depth) {
-  const bool rows_run_on = a.col == 1, whole = depth >= 32 && rows >= 32;
+  const bool rows_run_on = a.col == 1, full = depth >= 32 && rows >= 32;
   const int64_t stride = rows_run_on ? a.row : a.col;
-  const auto go = rows_run_on ? copy_block : turn_block;
-  if (whole) return go(to, a.data, stride);
+  const auto go = rows_run_on ? copy_block : transpose_a;
+  if (full) return go(to, a.data, stride);
   const int64_t r = std::min<int64_t>(rows, 32), d = std::min<int64_t>(depth, 32);
   const PaddedBlock padded(a.data, stride, rows_run_on ? r : d, rows_run_on ? d : r);
   go(to, padded.data, 32);

@@ -1,4 +1,3 @@
-// Instruction sets supported by the CPU and the system, limited by TESSERA_MAX_CPU_ISA.
 #include <cpuid.h>
 #include <immintrin.h>
 #include <sys/syscall.h>

@@ -1,5 +1,5 @@
-// GPU memory through the driver's virtual addresses (CUDA Driver API, "Virtual Memory Management"): the arena's address
-// range is reserved at once and backed as it grows, so that blocks never move.
+// GPU memory through the driver's virtual memory management: the arena's address range is reserved at once and backed
+// as it grows, so that blocks never move.
 #include <cuda.h>
 #include <fmt/format.h>
 
@@ -14,7 +14,7 @@ constexpr int64_t kMappedAtOnce = int64_t{64} << 20;
 constexpr const char* kNeeded =
     "; GPU memory needs the driver's virtual memory management, which this driver or container does not support";
 
-// Driver functions are looked up by name, so that the program starts on machines without a driver.
+// Looked up by name, so that the program starts on machines without a driver.
 template <class F>
 F* entry(const char* name) {
   void* found = nullptr;
@@ -61,7 +61,7 @@ class DeviceRegion final : public Region {
   }
 
  private:
-  // Grant access to this GPU and to its peers: ranks that are threads access each other's arrays.
+  // Ranks that are threads access each other's arrays, so grant access to this GPU and its peers.
   void find_readers(int gpu) {
     int gpus = 0;
     check(cudaGetDeviceCount(&gpus), "arena");
@@ -96,12 +96,12 @@ class DeviceRegion final : public Region {
   std::vector<CUmemAccessDesc> access_;
   std::vector<CUmemGenericAllocationHandle> pieces_;
   int64_t mapped_ = 0;
-  bool is_proven_ = false;  // a chunk was mapped and is accessible
+  bool is_proven_ = false;
 };
 
 }  // namespace
 
-// Commits a first chunk, because some drivers and containers lack functions, which shows only when they are called.
+// Commits a first chunk: some drivers and containers lack functions, which shows only when they are called.
 std::unique_ptr<Region> device_region() {
   auto region = std::make_unique<DeviceRegion>();
   region->commit(1);

@@ -1,4 +1,3 @@
-// Argument checks and device dispatch.
 #include "tensor/ops/attention/attention.h"
 
 #include "tensor/cpu/loops.h"
@@ -41,7 +40,7 @@ AttentionProblem check(const Tensor& q, const Tensor& k, const Tensor& v, const 
   return p;
 }
 
-// Checks a result, which must have the shape of the operand `like` and its dtype or accumulation dtype.
+// A result must have the shape of the operand `like` and its dtype or accumulation dtype.
 void check_result(const char* name, const Tensor& t, const Tensor& like) {
   if (t.shape() == like.shape() && (t.dtype() == like.dtype() || t.dtype() == accum_dtype(like.dtype())) &&
       (t.strides()[3] == 1 || t.dim(3) == 1))
@@ -58,7 +57,7 @@ void check_lse(const AttentionProblem& p, const Tensor& lse) {
 
 }  // namespace
 
-Tensor packed_part(const Tensor& packed, const Heads& heads, int i) {
+Tensor packed_slice(const Tensor& packed, const Heads& heads, int i) {
   const int64_t d = packed.ndim() == 3 && heads.packed() > 0 ? packed.dim(2) / heads.packed() : 0;
   if (heads.query < 1 || heads.key < 1 || d < 1 || d * heads.packed() != packed.dim(2))
     throw Error("[attention] packed qkv is " + packed.describe() + "; expected (B, T, (H + 2 K) D) with " +
@@ -106,21 +105,21 @@ bool asks_cudnn(const Tensor& q, const AttentionOptions& options) {
          q.arena()->local<KernelChoice>().attention != AttentionKernels::own;
 }
 
-DType dtype_of_parts(const Tensor& q, const AttentionOptions& options) {
+DType partial_dtype(const Tensor& q, const AttentionOptions& options) {
   return asks_cudnn(q, options) ? q.dtype() : accum_dtype(q.dtype());
 }
 
-void merge_attention(const AttentionResult& into, const AttentionResult& part) {
+void merge_attention(const AttentionResult& into, const AttentionResult& tile) {
   const DType wide = into.lse.dtype();
   const auto runs_on = [](const Tensor& t) { return t.dim(-1) == 1 || t.strides()[t.ndim() - 1] == 1; };
-  if (!(into.out.shape() == part.out.shape()) || !(into.lse.shape() == part.lse.shape()) ||
-      accum_dtype(into.out.dtype()) != wide || accum_dtype(part.out.dtype()) != wide || part.lse.dtype() != wide ||
-      !runs_on(into.out) || !runs_on(part.out) || !runs_on(into.lse) || !part.lse.is_contiguous())
-    throw Error("[merge_attention] into is " + into.out.describe() + " with lse " + into.lse.describe() + ", part " +
-                part.out.describe() + " with lse " + part.lse.describe() +
-                "; expected equal shapes, contiguous rows, one accumulation dtype and a contiguous lse of the part");
+  if (!(into.out.shape() == tile.out.shape()) || !(into.lse.shape() == tile.lse.shape()) ||
+      accum_dtype(into.out.dtype()) != wide || accum_dtype(tile.out.dtype()) != wide || tile.lse.dtype() != wide ||
+      !runs_on(into.out) || !runs_on(tile.out) || !runs_on(into.lse) || !tile.lse.is_contiguous())
+    throw Error("[merge_attention] into is " + into.out.describe() + " with lse " + into.lse.describe() + ", tile " +
+                tile.out.describe() + " with lse " + tile.lse.describe() +
+                "; expected equal shapes, contiguous rows, one accumulation dtype and a contiguous lse of the tile");
   on_device(
-      into.out.device(), [&] { cpu::merge_attention(into, part); }, [&] { cuda::merge_attention(into, part); });
+      into.out.device(), [&] { cpu::merge_attention(into, tile); }, [&] { cuda::merge_attention(into, tile); });
 }
 
 }  // namespace tessera

@@ -1,22 +1,21 @@
 // Causal attention without a T x T matrix in memory.
 //
 // softmax(q k^T * scale) v in blocks of 64 queries and 64 keys with an online softmax (Milakov and Gimelshein 2018;
-// Rabe and Staats 2021; Dao et al. 2022 and 2023, FlashAttention 1 and 2). Forward saves one value per query and head,
-// the log-sum-exp of the scores, from which backward recomputes each block of probabilities. Tiles are stored
-// transposed (keys x queries), so that maxima and sums over keys run in vector lanes without shuffles.
+// Rabe and Staats 2021; Dao et al. 2022 and 2023, FlashAttention 1 and 2). Forward saves the log-sum-exp of the scores
+// per query and head, from which backward recomputes the probabilities. Tiles are stored transposed (keys x queries),
+// so that maxima and sums over keys run in vector lanes without shuffles.
 //
-// The T x T matrix may be partitioned into tiles that are computed separately (on other ranks, at other times). Tiles
-// of the same queries are merged by their log-sum-exp. A tile's contribution to the gradients is attention_backward()
-// of the tile with the merged `out` and `lse`, because then the row sums of dout * out and the denominators cover all
-// keys. Results to be merged or accumulated should have the accumulation dtype (dtype_of_parts()) to avoid intermediate
-// rounding.
+// Tiles of the T x T matrix may be computed separately (on other ranks, at other times). Tiles of the same queries are
+// merged by their log-sum-exp. A tile's contribution to the gradients is attention_backward() of the tile with the
+// merged `out` and `lse`, because then the row sums of dout * out and the denominators cover all keys. Results to be
+// merged or accumulated should have the accumulation dtype (partial_dtype()) to avoid intermediate rounding.
 #pragma once
 #include "tensor/random.h"
 #include "tensor/tensor.h"
 
 namespace tessera {
 
-// Local heads of attention, packed as [q | k | v]: H query heads, and K key heads and K value heads that they share.
+// Local heads, packed as [q | k | v]: H query heads, and K key and K value heads that they share.
 struct Heads {
   int64_t query = 1, key = query;
   int64_t packed() const { return query + 2 * key; }
@@ -25,10 +24,10 @@ struct Heads {
 };
 
 // View of q, k or v, (B, T, heads, D), in a packed tensor (B, T, (H + 2 K) D).
-Tensor packed_part(const Tensor& packed, const Heads& heads, int i);
+Tensor packed_slice(const Tensor& packed, const Heads& heads, int i);
 
 struct AttentionOptions {
-  double scale = 0;    // 0 means 1 / sqrt(D)
+  double scale = 0;    // 0: 1 / sqrt(D)
   bool causal = true;  // query i attends to keys up to Tk - Tq + i
   // Dropout of probabilities, applied after the softmax denominator is computed: element (sequence, head, i, j) has the
   // global RNG index ((first_sequence + b) * heads_total + first_head + h) * tokens_total^2 + i * tokens_total + j.
@@ -43,8 +42,8 @@ struct AttentionOptions {
   // key before starts[b][i], a position in the full sequence like first_key. A query without keys in the tile returns
   // zeros and a log-sum-exp of -infinity.
   Tensor starts = {};
-  bool starts_may_be_ignored = false;  // starts only skip work: keys before them are unused padding
-  // Sliding window: a query attends to its own key and those before it, `window` in total. 0: no window.
+  bool starts_may_be_ignored = false;  // keys before `starts` are unused padding
+  // Sliding window: a query attends to `window` keys, its own the last. 0: no window.
   int64_t window = 0;
 };
 
@@ -56,20 +55,20 @@ struct AttentionResult {
 // q (B, Tq, H, D), k and v (B, Tk, K, D); the causal mask requires Tq <= Tk. Views of any strides with a contiguous
 // last dim (slices of a packed qkv or of a KV cache). K divides H: query head h uses key-value head h / (H / K)
 // (grouped-query attention, Ainslie et al. 2023, arXiv 2305.13245). Accumulates in float (double for float64). Cost: 4
-// B H Tq Tk D FLOPs without the blocks that are fully masked; workspace of 64 x (64 + 4 D) elements per thread.
+// B H Tq Tk D FLOPs, less fully masked blocks; workspace of 64 x (64 + 4 D) elements per thread.
 AttentionResult attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options = {});
-// `out` needs a contiguous last dim and q's or lse's dtype, `lse` must be contiguous.
+// `out` needs a contiguous last dim and q's or lse's dtype; `lse` must be contiguous.
 void attention_into(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
                     const AttentionResult& result);
 
 // Merges attention of the same queries to two disjoint sets of keys: out = sum exp(lse_i - lse) out_i with lse = log
 // sum exp(lse_i), computed in lse's dtype and rounded once to into.out's. Outs have lse's dtype or one that accumulates
-// in it; rows of into.lse and of both outs, and all of part.lse, are contiguous.
-void merge_attention(const AttentionResult& into, const AttentionResult& part);
+// in it; rows of into.lse and of both outs, and all of tile.lse, are contiguous.
+void merge_attention(const AttentionResult& into, const AttentionResult& tile);
 
 // Writes gradients into views of the shapes of q, k and v, each with q's or lse's dtype. Cost: 10 B H Tq Tk D FLOPs;
-// workspace of O(T D) per thread. A group's query heads contribute to dk and dv in head order; results do not depend on
-// the number of threads or the position in the batch.
+// workspace of O(T D) per thread. A group's query heads contribute to dk and dv in head order; results are independent
+// of the number of threads and the position in the batch.
 void attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                         const AttentionResult& forward, const AttentionOptions& options, Tensor& dq, Tensor& dk,
                         Tensor& dv);
@@ -77,10 +76,9 @@ void attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, co
 // Whether cuDNN may run such a call, subject to its own support checks: KernelChoice allows it, bfloat16 on a GPU, no
 // dropout, document starts or window.
 bool asks_cudnn(const Tensor& q, const AttentionOptions& options);
-// Accumulation dtype for results that are to be merged; bfloat16 for cuDNN, whose kernels write nothing else.
-DType dtype_of_parts(const Tensor& q, const AttentionOptions& options);
+// Accumulation dtype for results to be merged; bfloat16 for cuDNN, which supports no other output.
+DType partial_dtype(const Tensor& q, const AttentionOptions& options);
 
-// Input of the kernels: validated operands and resolved options.
 struct AttentionProblem {
   Tensor q, k, v;
   AttentionOptions options;
@@ -96,17 +94,17 @@ namespace cpu {
 void attention(const AttentionProblem& problem, const AttentionResult& result);
 void attention_backward(const AttentionProblem& problem, const Tensor& dout, const AttentionResult& forward,
                         const AttentionGradients& gradients);
-void merge_attention(const AttentionResult& into, const AttentionResult& part);
+void merge_attention(const AttentionResult& into, const AttentionResult& tile);
 }  // namespace cpu
 
 // If the arena's KernelChoice allows it, cuDNN runs the problems that it supports (cuda/cudnn_attention.h). Tessera has
 // tensor-core kernels (cuda/tiles.cuh) for bfloat16 with head dims 64 and 128 and rows aligned to 16 bytes, and plain
-// ones (cuda/plain.cu) for everything else. Neither uses atomics: separate kernels compute dq, and dk and dv.
+// kernels (cuda/plain.cu) for everything else. Neither uses atomics: separate kernels compute dq, and dk and dv.
 namespace cuda {
 void attention(const AttentionProblem& problem, const AttentionResult& result);
 void attention_backward(const AttentionProblem& problem, const Tensor& dout, const AttentionResult& forward,
                         const AttentionGradients& gradients);
-void merge_attention(const AttentionResult& into, const AttentionResult& part);
+void merge_attention(const AttentionResult& into, const AttentionResult& tile);
 // "tensor cores" or "plain", for logs and tests.
 const char* attention_kernels(const Tensor& q, const Tensor& k, const Tensor& v);
 }  // namespace cuda

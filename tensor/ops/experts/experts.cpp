@@ -1,4 +1,3 @@
-// Mixture-of-experts ops: argument checks and CPU loops.
 #include "tensor/ops/experts/experts.h"
 
 #include "tensor/cpu/loops.h"
@@ -8,7 +7,7 @@
 
 namespace tessera {
 
-// Choices, row assignment and weights. Threads split the tokens.
+// Threads split the tokens.
 
 namespace {
 
@@ -23,16 +22,16 @@ void compare_choices(const Tensor& logits, const RouteOptions& o, Routed& out) {
     using A = Accumulate<decltype(t)>;
     std::vector<A> l(static_cast<size_t>(experts));
     std::vector<int32_t> own(static_cast<size_t>(k));
-    A largest = 0, most = 0;
+    A largest = 0, max_margin = 0;
     for (int64_t i = 0; i < n; ++i) {
       widen(logits.data<decltype(t)>() + i * experts, experts, l.data());
       token::choose(l.data(), experts, k, own.data());
       for (const A x : l) largest = std::max(largest, std::abs(x));
       const A margin = token::routing_margin(l.data(), own.data(), out.chosen.data<int32_t>() + i * k, k);
       if (margin >= 0) ++out.elsewhere;
-      most = std::max(most, margin);
+      max_margin = std::max(max_margin, margin);
     }
-    out.margin = largest > 0 ? static_cast<double>(most) / static_cast<double>(largest) : 0;
+    out.margin = largest > 0 ? static_cast<double>(max_margin) / static_cast<double>(largest) : 0;
   });
 }
 
@@ -43,23 +42,22 @@ void choose_all(const Tensor& logits, const RouteOptions& o, const Routed& out) 
     const T* const in = logits.data<T>();
     int32_t* const chosen = out.chosen.data<int32_t>();
     A* const weights = out.weights.data<A>();
-    cpu::split(n, cpu::rows_together(experts), [&](int64_t begin, int64_t end) {
+    cpu::split(n, cpu::rows_per_task(experts), [&](int64_t begin, int64_t end) {
       std::vector<A> l(static_cast<size_t>(experts));
       for (int64_t i = begin; i < end; ++i) {
         widen(in + i * experts, experts, l.data());
-        if (!o.given.defined()) token::choose(l.data(), experts, k, chosen + i * k);
+        if (!o.replayed.defined()) token::choose(l.data(), experts, k, chosen + i * k);
         token::weigh(l.data(), experts, chosen + i * k, k, o.softmax_first, weights + i * k);
       }
     });
   });
 }
 
-// For dry runs, without reading logits.
+// For dry runs, whose logits are uninitialized.
 void assign_evenly(int64_t experts, const Tensor& chosen) {
   for (int64_t i = 0; i < chosen.numel(); ++i) chosen.data<int32_t>()[i] = static_cast<int32_t>(i % experts);
 }
 
-// Padding tokens choose no expert.
 void mark_padding(const RouteOptions& o, int64_t experts, const Tensor& chosen) {
   const int64_t row = chosen.numel() / o.sequences;
   for (int64_t s = 0; s < std::ssize(o.lengths); ++s) {
@@ -69,7 +67,6 @@ void mark_padding(const RouteOptions& o, int64_t experts, const Tensor& chosen) 
   }
 }
 
-// Applies the capacity, then assigns rows.
 void place_all(const RouteOptions& o, int64_t experts, Routed& out) {
   const int64_t n = out.chosen.dim(0), k = o.per_token, length = n / o.sequences;
   const int32_t* const chosen = out.chosen.data<int32_t>();
@@ -104,7 +101,7 @@ void place_all(const RouteOptions& o, int64_t experts, Routed& out) {
 }
 
 void route_on_cpu(Routed& out, const Tensor& logits, const RouteOptions& o) {
-  if (o.given.defined()) compare_choices(logits, o, out);
+  if (o.replayed.defined()) compare_choices(logits, o, out);
   if (cpu::DryRun::here())
     assign_evenly(logits.dim(1), out.chosen);
   else
@@ -113,7 +110,7 @@ void route_on_cpu(Routed& out, const Tensor& logits, const RouteOptions& o) {
   place_all(o, logits.dim(1), out);
 }
 
-// Kernels assign rows for sequences of equal length; with padding the host does, since it waits for them anyway.
+// Kernels assign rows for sequences of equal length; with padding the host does, because it waits for them anyway.
 void route_on_gpu(Routed& out, const Tensor& logits, const RouteOptions& o) {
   RouteOptions all = o;
   if (!o.lengths.empty()) all.capacity = 0;
@@ -148,7 +145,7 @@ void route_backward_on_cpu(const Tensor& out, const Tensor& dweights, const Tens
                                  .slopes = token::balance_slopes(o, n, experts)};
     const T* const in = logits.data<T>();
     T* const to = out.data<T>();
-    cpu::split(n, cpu::rows_together(experts), [&](int64_t begin, int64_t end) {
+    cpu::split(n, cpu::rows_per_task(experts), [&](int64_t begin, int64_t end) {
       std::vector<A> l(static_cast<size_t>(experts));
       for (int64_t i = begin; i < end; ++i) {
         widen(in + i * experts, experts, l.data());
@@ -174,9 +171,9 @@ Routed route(const Tensor& logits_any, const RouteOptions& o) {
              .weights = logits.make(shape, accum_dtype(logits.dtype())),
              .counts = std::vector<int64_t>(static_cast<size_t>(logits.dim(1))),
              .of_sequences = logits.make({o.sequences, logits.dim(1)}, DType::float64)};
-  if (o.given.defined()) {
-    o.given.check_size(shape.numel());
-    out.chosen.copy_from(o.given.reshape(shape));
+  if (o.replayed.defined()) {
+    o.replayed.check_size(shape.numel());
+    out.chosen.copy_from(o.replayed.reshape(shape));
   }
   on_device(
       logits.device(), [&] { route_on_cpu(out, logits, o); }, [&] { route_on_gpu(out, logits, o); });
@@ -199,14 +196,14 @@ Tensor route_backward(const Tensor& dweights_any, const Tensor& logits_any, cons
     one.sequences = 1;
     for (int64_t s = 0; s < o.sequences; ++s) {
       const RouteOptions::Length& own = o.lengths[static_cast<size_t>(s)];
-      const auto part = [&](const Tensor& t) { return t.narrow(0, s * (t.dim(0) / o.sequences), own.here); };
+      const auto slice = [&](const Tensor& t) { return t.narrow(0, s * (t.dim(0) / o.sequences), own.here); };
       one.tokens = own.tokens;
       if (own.here == 0) continue;
       Routed of_one = routed;
-      of_one.chosen = part(routed.chosen);
-      of_one.weights = part(routed.weights);
+      of_one.chosen = slice(routed.chosen);
+      of_one.weights = slice(routed.weights);
       of_one.of_sequences = routed.of_sequences.narrow(0, s, 1);
-      part(out).copy_from(route_backward(part(dweights.reshape(routed.chosen.shape())), part(logits), of_one, one));
+      slice(out).copy_from(route_backward(slice(dweights.reshape(routed.chosen.shape())), slice(logits), of_one, one));
     }
     return out;
   }
@@ -216,24 +213,22 @@ Tensor route_backward(const Tensor& dweights_any, const Tensor& logits_any, cons
   return out;
 }
 
-// Grouped GEMM: all three ops are one kernel with different strides.
+// All three ops are one kernel with different strides.
 
 namespace {
 
-// A matrix or its transpose, as the kernel's operand.
 struct Matrix {
   Tensor t;
-  bool turned = false;
-  int64_t rows() const { return t.dim(turned ? 1 : 0); }
-  int64_t columns() const { return t.dim(turned ? 0 : 1); }
+  bool transposed = false;
+  int64_t rows() const { return t.dim(transposed ? 1 : 0); }
+  int64_t columns() const { return t.dim(transposed ? 0 : 1); }
   template <class T>
   cpu::Strided<T> strided() const {
-    return {t.data<T>(), t.strides()[turned ? 1 : 0], t.strides()[turned ? 0 : 1]};
+    return {t.data<T>(), t.strides()[transposed ? 1 : 0], t.strides()[transposed ? 0 : 1]};
   }
-  Matrix wide() const { return {t.to(accum_dtype(t.dtype())), turned}; }
+  Matrix wide() const { return {t.to(accum_dtype(t.dtype())), transposed}; }
 };
 
-// Multiplies one group in the accumulation dtype and rounds once.
 void multiply_on_cpu(GemmKind which, Tensor out, const Tensor& left, const Tensor& right) {
   const DType wide = accum_dtype(left.dtype());
   const bool direct = out.dtype() == wide && out.is_contiguous();
@@ -253,7 +248,7 @@ void multiply_on_cpu(GemmKind which, Tensor out, const Tensor& left, const Tenso
 }
 
 void multiply_on_cpu(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
-  if (dry_run_on_gpu(left)) return;  // GPU kernels write results in place, rounded or accumulated
+  if (dry_run_on_gpu(left)) return;  // GPU kernels write results in place
   int64_t at = 0;
   for (const GemmGroup& g : groups) {
     const Tensor rows = left.narrow(0, at, g.rows), others = other.narrow(0, at, g.rows);
@@ -271,7 +266,6 @@ void multiply_on_cpu(GemmKind which, const Tensor& left, const Tensor& other, co
   }
 }
 
-// Gradients that the kernels cannot write directly are computed separately.
 void multiply_on_gpu(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
   const bool of_weights = which == GemmKind::weight_grad;
   const bool alike =
@@ -313,7 +307,6 @@ void multiply(const char* op, GemmKind which, const Tensor& left, const Tensor& 
       [&] { multiply_on_gpu(which, left, other, groups); });
 }
 
-// Allocates rows as long as dim `dim` of the groups' matrices.
 Tensor make_rows(const char* op, const Tensor& like, const std::vector<GemmGroup>& groups, int dim) {
   if (groups.empty() || groups[0].w.ndim() != 2 || like.ndim() != 2)
     throw Error(std::string("[") + op + "] found " + (groups.empty() ? "no weight" : groups[0].w.describe()) + " for " +
@@ -339,14 +332,14 @@ void grouped_linear_weight_grads(const std::vector<GemmGroup>& groups, const Ten
   multiply("grouped_linear_weight_grads", GemmKind::weight_grad, dy, x, groups);
 }
 
-// Dispatch and combine. Threads split the tokens; row sums use fixed lanes.
+// Threads split the tokens; row sums use fixed lanes.
 
 namespace {
 
 void dispatch_on_cpu(const Tensor& rows, const Tensor& x, const Tensor& places) {
   const int64_t k = places.dim(1), bytes = x.dim(-1) * element_size(x.dtype());
   const int32_t* const place = places.data<int32_t>();
-  cpu::split(x.dim(0), cpu::rows_together(x.dim(-1)), [&](int64_t begin, int64_t end) {
+  cpu::split(x.dim(0), cpu::rows_per_task(x.dim(-1)), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin * k; i < end * k; ++i)
       if (place[i] >= 0) std::copy_n(x.raw() + i / k * bytes, bytes, rows.raw() + place[i] * bytes);
   });
@@ -391,16 +384,16 @@ void combine_backward_on_cpu(const CombineGrads& out, const Tensor& dy, const Te
   const int64_t k = places.dim(1), c = dy.dim(-1);
   with_floating(dy.dtype(), "combine_rows_backward", [&]<class T>(T) {
     using A = Accumulate<T>;
-    const T *const given = dy.data<T>(), *const in = rows.data<T>();
+    const T *const replayed = dy.data<T>(), *const in = rows.data<T>();
     T* const drows = out.rows.data<T>();
     A* const dw = out.weights.data<A>();
     const A* const w = weights.data<A>();
     const int32_t* const place = places.data<int32_t>();
-    cpu::parallel_for(dy.dim(0), cpu::rows_together(c), [=](int64_t begin, int64_t end) {
+    cpu::parallel_for(dy.dim(0), cpu::rows_per_task(c), [=](int64_t begin, int64_t end) {
       for (int64_t i = begin * k; i < end * k; ++i) {
         dw[i] = 0;
         if (place[i] < 0) continue;
-        const T *const g = given + i / k * c, *const row = in + place[i] * c;
+        const T *const g = replayed + i / k * c, *const row = in + place[i] * c;
         T* const to = drows + place[i] * c;
         const A weight = w[i];
         for (int64_t j = 0; j < c; ++j) to[j] = static_cast<T>(weight * static_cast<A>(g[j]));

@@ -5,9 +5,8 @@
 //   x (N, C) --dispatch_rows--> rows (R, C), those of expert 0 first, tokens in order --experts--> rows (R, C)
 //   rows --combine_rows--> y (N, C): y[t] = sum over j of weights[t, j] rows[place[t, j]], in the order of j
 //
-// On a GPU all tensors reside there, and route() waits for it once: the host must know the number of rows per
-// expert, because the sizes of matmuls and messages depend on it. In a dry run (cpu::DryRun) tokens are distributed
-// evenly.
+// On a GPU route() waits once for the rows per expert, because the sizes of matmuls and messages depend on them. In a
+// dry run (cpu::DryRun) tokens are distributed evenly.
 #pragma once
 
 #include "tensor/tensor.h"
@@ -15,24 +14,25 @@
 namespace tessera {
 
 struct RouteOptions {
-  int64_t per_token = 1;       // k; of experts with equal logits the first is chosen
-  bool softmax_first = false;  // softmax over all experts, not only over the chosen ones
-  int64_t sequences = 1;       // number of consecutive sequences of equal length in the N tokens
-  // Maximum tokens per expert and sequence: first choices of all tokens have priority over second ones, then token
-  // order decides. A choice beyond the capacity is dropped: it contributes nothing. 0: unlimited.
+  int64_t per_token = 1;       // k; ties choose the first expert
+  bool softmax_first = false;  // softmax over all experts, not only the chosen ones
+  int64_t sequences = 1;       // equal-length sequences in the N tokens
+  // Maximum tokens per expert and sequence: first choices of all tokens precede second choices; within each, token
+  // order decides. Choices beyond the capacity are dropped. 0: unlimited.
   int64_t capacity = 0;
-  // Factors of the auxiliary losses of a sequence of T tokens whose gradients route_backward() adds, including the mean
-  // over sequences:
+  // Factors of the auxiliary losses of a sequence of T tokens, including the mean over sequences; route_backward() adds
+  // their gradients:
+  //
   // balance E sum over experts of (choices / (k T)) (mean probability)         Fedus et al. 2021, equation 4
   // z       mean over tokens of (log sum exp of logits)^2                       Zoph et al. 2022, "ST-MoE", equation 5
   double balance = 0, z = 0;
-  int64_t tokens = 0;  // T if only a part of each sequence is local
-  Tensor given = {};   // int32 (N, k): choices that replace those of the logits
-  // If only a part of each sequence is local: maps choices, int32 (N, k), to the number of preceding choices of the
-  // same expert in the full sequence, int32 (N, k), which count against the capacity.
+  int64_t tokens = 0;    // T if sequences are sharded
+  Tensor replayed = {};  // int32 (N, k): replaces the logits' choices
+  // If sequences are sharded: maps choices, int32 (N, k), to the number of preceding choices of the same expert in the
+  // full sequence, int32 (N, k), which count against the capacity.
   std::function<Tensor(const Tensor& chosen)> earlier = {};
-  // For sequences that end in padding, which gets no row, no loss and no choice (its `chosen` is E): tokens of each
-  // sequence, number of local ones (they come first), and capacity. Empty: no padding.
+  // For sequences that end in padding, which has no row, no loss and no choice (its `chosen` is E): tokens of each
+  // sequence, local tokens (which come first), and capacity. Empty: no padding.
   struct Length {
     int64_t tokens = 0, here = 0, capacity = 0;
   };
@@ -41,21 +41,21 @@ struct RouteOptions {
 
 struct Routed {
   Tensor chosen;   // int32 (N, k): experts, best first
-  Tensor place;    // int32 (N, k): the row of each choice, -1 if dropped
+  Tensor place;    // int32 (N, k): row of each choice; -1: dropped
   Tensor weights;  // (N, k), float32, or float64 for float64
   std::vector<int64_t> counts = {};
   int64_t rows = 0, dropped = 0;
   // float64 (sequences, E): number of choices, including dropped ones. The caller adds those of non-local tokens.
   Tensor of_sequences = {};
-  // With `given`: number of tokens that the logits would have sent to other experts, and the maximum by which the logit
-  // of an expert that was left out exceeds that of the given one.
+  // With `replayed`: number of tokens that the logits would have sent to other experts, and the maximum by which the
+  // logit of an excluded expert exceeds the replayed one's.
   int64_t elsewhere = 0;
   double margin = 0;
 };
 
 // logits (N, E). Throws Error unless 1 <= per_token <= E and `sequences` divides N. Cost: N E exponentials.
 Routed route(const Tensor& logits, const RouteOptions& options);
-// Includes the gradients of the auxiliary losses above.
+// Includes the gradients of the auxiliary losses.
 Tensor route_backward(const Tensor& dweights, const Tensor& logits, const Routed& routed, const RouteOptions& options);
 
 // x (N, C) -> (R, C). Cost: one pass over the rows.
@@ -70,7 +70,7 @@ struct CombineGrads {
 CombineGrads combine_rows_backward(const Tensor& dy, const Tensor& rows, const Tensor& weights, const Routed& routed);
 
 namespace cuda {
-// Fills `out`, whose tensors of N rows the caller allocates; with `given`, `chosen` already contains the choices.
+// The caller allocates `out`'s tensors of N rows; with `replayed`, `chosen` contains the choices.
 void route(Routed& out, const Tensor& logits, const RouteOptions& options);
 void route_backward(const Tensor& out, const Tensor& dweights, const Tensor& logits, const Routed& routed,
                     const RouteOptions& options);
@@ -81,20 +81,19 @@ void combine_rows_backward(const CombineGrads& out, const Tensor& dy, const Tens
                            const Tensor& place);
 }  // namespace cuda
 
-// Grouped GEMM for linear layers y = x w^T, as in the experts of a layer: rows of group 0, then those of group 1, and
-// so on, each group with its own w and a number of rows that varies from call to call.
+// Grouped GEMM for linear layers y = x w^T, as in the experts of a layer: each group has its own w and a number of
+// consecutive rows that varies from call to call.
 //
-// Each element is one chain of fused multiply-adds in the order of the inner dim (tensor/ops/matmul/cpu/gemm.h), so
-// a row's bits depend neither on the number of rows and groups, nor on its position, nor on threads; and no kernel is
-// compiled for a number of rows. bfloat16 is multiplied in float32 and rounded once. On a GPU all groups share one
-// launch; float32 and float64 are bitwise identical to the CPU, and bfloat16 uses tensor cores, which accumulate
-// sixteen elements of the inner dim at a time, in order. Groups may be empty; their weight gradient is zero. Cost: 2 R
-// N K FLOPs.
+// Each element is one chain of fused multiply-adds in the order of the inner dim (tensor/ops/matmul/cpu/gemm.h), so a
+// row is bitwise independent of the number of rows and groups, its position and threads; and no kernel is compiled for
+// a number of rows. bfloat16 is multiplied in float32 and rounded once. On a GPU all groups share one launch; float32
+// and float64 are bitwise identical to the CPU, and bfloat16 uses tensor cores, which accumulate sixteen elements of
+// the inner dim at a time, in order. An empty group's weight gradient is zero. Cost: 2 R N K FLOPs.
 
 struct GemmGroup {
-  Tensor w;           // (N, K), with the dtype of the rows; or the gradient of such a weight
-  int64_t rows = 0;   // number of consecutive rows multiplied by w
-  bool adds = false;  // accumulate the gradient into w, as add_() would
+  Tensor w;  // (N, K), with the dtype of the rows; or the gradient of such a weight
+  int64_t rows = 0;
+  bool adds = false;  // accumulate the gradient into w
 };
 
 // x (R, K) -> (R, N).
@@ -107,7 +106,7 @@ void grouped_linear_weight_grads(const std::vector<GemmGroup>& groups, const Ten
 enum class GemmKind : uint8_t { forward, input_grad, weight_grad };
 
 namespace cuda {
-// other = left w^T, other = left w, or w = left^T other, for contiguous matrices; one launch per 192 groups.
+// other = left w^T, other = left w, or w = left^T other; contiguous matrices; one launch per 192 groups.
 void grouped_gemm(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups);
 }  // namespace cuda
 

@@ -1,4 +1,4 @@
-// Routing of one token with E `logits` in the accumulation type, shared by CPU loops and GPU kernels for equal results.
+// Routing of one token with E `logits` in the accumulation type, shared by CPU and GPU for equal results.
 #pragma once
 
 #include "tensor/math.h"
@@ -12,7 +12,7 @@ constexpr int64_t place_among(const int32_t* chosen, int64_t count, int64_t expe
   return -1;
 }
 
-// The k largest logits, descending; of equal logits, and of NaNs, the first.
+// The k largest logits, descending; among equal logits and NaNs, the first.
 template <class A>
 constexpr void choose(const A* logits, int64_t experts, int64_t k, int32_t* chosen) {
   for (int64_t j = 0; j < k; ++j) {
@@ -23,7 +23,7 @@ constexpr void choose(const A* logits, int64_t experts, int64_t k, int32_t* chos
   }
 }
 
-// The best logit that `given` leaves out minus the lowest that it includes; -1 if it equals `own`, the k best.
+// The best logit that `given` excludes minus the lowest that it includes; -1 if `given` equals `own`, the k best.
 template <class A>
 constexpr A routing_margin(const A* logits, const int32_t* own, const int32_t* given, int64_t k) {
   const A last = logits[own[k - 1]];
@@ -55,7 +55,6 @@ constexpr void weigh(const A* logits, int64_t experts, const int32_t* chosen, in
   for (int64_t j = 0; j < k; ++j) weights[j] = math::exp(logits[chosen[j]] - largest) / sum;
 }
 
-// Factors of a token's auxiliary losses.
 struct Slopes {
   double share = 0;  // E / (k T)
   double balance = 0, z = 0;
@@ -76,7 +75,6 @@ struct Gradient {
   const double* choices;  // per expert in the token's sequence; null without a balance loss
   Slopes slopes;
 
-  // The arguments of one token.
   constexpr Gradient of(int64_t token, int64_t sequence, int64_t experts) const {
     Gradient one = *this;
     one.chosen += token * k, one.weights += token * k, one.dweights += token * k;

@@ -1,4 +1,3 @@
-// Argument checks, shapes, and on the CPU the choice of an implementation.
 #include "tensor/ops/matmul/matmul.h"
 
 #include "tensor/cpu/loops.h"
@@ -8,14 +7,14 @@
 namespace tessera {
 namespace {
 
-// Minimum rows for which packing a weight is worthwhile.
+// Fewer rows do not amortize packing a weight.
 constexpr int64_t kPackFromRows = 32;
 
 bool has_unit_stride(const Tensor& t) {
   return t.strides()[0] == 1 || t.strides()[1] == 1 || t.dim(0) == 1 || t.dim(1) == 1;
 }
 Tensor with_unit_stride(const Tensor& t) { return has_unit_stride(t) ? t : t.contiguous(); }
-// A GPU's library selects algorithms by layout, so operands are made contiguous: strides do not affect the bits.
+// cuBLASLt selects algorithms by layout; contiguous operands make results independent of strides.
 Tensor packed_on_gpu(const Tensor& t) { return t.device() == Device::cuda ? t.contiguous() : t; }
 
 void matmul_on_cpu(Tensor& out, const Tensor& a_any, const Tensor& b_any, const Tensor& bias, cpu::Packed* packed) {
@@ -40,7 +39,7 @@ void matmul_on_cpu(Tensor& out, const Tensor& a_any, const Tensor& b_any, const 
     cpu::dnnl_matmul(out, a, b, bias);
 }
 
-// Matmul of compatible 2-D operands. `packed`, if given, belongs to b.
+// 2-D operands. `packed`, if not null, belongs to b.
 void matmul_2d(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, cpu::Packed* packed) {
   on_device(
       out.device(), [&] { matmul_on_cpu(out, a, b, bias, packed); }, [&] { cuda::matmul(out, a, b, bias); });
@@ -66,13 +65,13 @@ void check_matmul(const char* op, const Tensor& a, const Tensor& b) {
                 "; b must have " + std::to_string(a.dim(-1)) + " rows");
 }
 
-// The packed copy of b for `a`; null if packing is not profitable. oneDNN's layout may depend on the rows of a.
+// Null if packing is not profitable. oneDNN's layout may depend on the rows of a.
 cpu::Packed* pack_for(PackedWeights* packs, const Tensor& a, const Tensor& b, bool transposed) {
   if (!packs || a.device() == Device::cuda || a.dim(0) < kPackFromRows || a.dtype() == DType::float64) return nullptr;
   const int64_t rows = cpu::amx_supports(a, b) ? 0 : a.dim(0);
   for (cpu::Packed& p : packs->packs)
     if (p.rows == rows && p.transposed == transposed) return &p;
-  // Two row counts (training and evaluation) times two directions: evict the oldest beyond that.
+  // Two row counts (training and evaluation) times two directions; beyond that, evict the oldest.
   if (packs->packs.size() == 4) packs->packs.erase(packs->packs.begin());
   packs->packs.reserve(4);
   cpu::Packed& p = packs->packs.emplace_back();
@@ -81,8 +80,8 @@ cpu::Packed* pack_for(PackedWeights* packs, const Tensor& a, const Tensor& b, bo
   return &p;
 }
 
-// Whether input gradients are faster with a temporary packed copy of the weight: measured with AVX-512 without AMX, in
-// float32, from these rows on. Copies of larger weights would raise peak memory.
+// Whether a temporary packed copy of the weight speeds up input gradients: measured with AVX-512 without AMX, in
+// float32, from kFromRows on. Copies of larger weights would raise peak memory.
 bool packs_temporarily(const Tensor& dy, const Tensor& w) {
   constexpr int64_t kFromRows = 1024, kMaxBytes = int64_t{16} << 20;
   return dy.device() == Device::cpu && dy.dtype() == DType::float32 && dy.dim(0) >= kFromRows &&
@@ -139,8 +138,8 @@ void linear_input_grad_into(Tensor& dx, const Tensor& dy, const Tensor& w, Packe
   check_matmul("linear_input_grad", dy, w);
   dx.check_size(dy.dim(0) * w.dim(1));
   cpu::Packed once;
-  cpu::Packed* const kept = pack_for(packs, dy, w, false);
-  matmul_2d(dx, packed_on_gpu(dy), packed_on_gpu(w), {}, kept || !packs_temporarily(dy, w) ? kept : &once);
+  cpu::Packed* const pack = pack_for(packs, dy, w, false);
+  matmul_2d(dx, packed_on_gpu(dy), packed_on_gpu(w), {}, pack || !packs_temporarily(dy, w) ? pack : &once);
 }
 
 Tensor linear_input_grad(const Tensor& dy, const Tensor& w, PackedWeights* packs) {

@@ -1,8 +1,7 @@
 // Matmuls.
 //
 // On the CPU, float32 and bfloat16 use oneDNN (accumulated in float32, rounded once); bfloat16 uses Tessera's AMX
-// kernel if the CPU has AMX tiles, and float64 Tessera's blocked kernel. On a GPU all dtypes use cuBLASLt
-// (cuda/gemm.h).
+// kernel if available, float64 Tessera's blocked kernel. On a GPU all dtypes use cuBLASLt (cuda/gemm.h).
 #pragma once
 
 #include "tensor/tensor.h"
@@ -10,13 +9,13 @@
 namespace tessera {
 
 // (..., M, K) x (..., K, N) -> (..., M, N) with equal leading dims, or (..., M, K) x (K, N). Any strides. Throws Error
-// if K or the dtypes differ. Cost: 2 M N K FLOPs per matrix; on a GPU copies of operands that are not contiguous.
+// if K or the dtypes differ. Cost: 2 M N K FLOPs per matrix; on a GPU, copies of non-contiguous operands.
 Tensor matmul(const Tensor& a, const Tensor& b);
 // out (M, N) = a (M, K) b (K, N) for 2-D views; out has contiguous rows and may be float32 if a and b are bfloat16. On
-// a GPU the bits may depend on whether an operand is packed or transposed.
+// a GPU results may depend bitwise on whether an operand is packed or transposed.
 void matmul_into(Tensor& out, const Tensor& a, const Tensor& b);
 
-// Packed copies of a weight, renewed after each optimizer step (Storage::version).
+// Packed copies of a weight, rebuilt after each optimizer step (Storage::version).
 struct PackedWeights {
   struct Packed {
     Tensor bytes;  // opaque, Category::workspace
@@ -29,7 +28,7 @@ struct PackedWeights {
   std::vector<Packed> packs;
 };
 
-// Linear layer y = x w^T + b. x (..., K), w (N, K), b (N) or undefined -> (..., N).
+// y = x w^T + b. x (..., K), w (N, K), b (N) or undefined -> (..., N).
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, PackedWeights* packs = nullptr);
 // x (M, K), y (M, N) with contiguous rows.
 void linear_into(Tensor& y, const Tensor& x, const Tensor& w, const Tensor& b, PackedWeights* packs = nullptr);
@@ -41,35 +40,32 @@ void linear_input_grad_into(Tensor& dx, const Tensor& dy, const Tensor& w, Packe
 void linear_weight_grad(Tensor& dw, const Tensor& dy, const Tensor& x);
 
 namespace cpu {
-// False if oneDNN has no bfloat16 matmul for this CPU (no AVX-512): it is then computed in float32 with the same
-// rounding.
+// False without AVX-512: oneDNN then has no bfloat16 matmul, and it is computed in float32 with the same rounding.
 bool has_bfloat16_matmul();
-// Whether packed copies of all weights justify their memory, twice that of the weights: with AMX, where plain strides
-// have a slow case. Without it, input gradients gain as much from a temporary copy (docs/measurements/cpu_training.md).
+// Whether packed copies of all weights justify their memory, twice that of the weights: with AMX, because plain strides
+// have a slow case. Otherwise input gradients gain as much from a temporary copy (docs/measurements/cpu_training.md).
 bool packing_is_profitable();
-// Version and instruction set for the log of a run: "oneDNN 2.6.3, avx512_core_bf16".
+// Version and instruction set, for logs: "oneDNN 2.6.3, avx512_core_bf16".
 std::string matmul_library();
 }  // namespace cpu
 
 namespace cuda {
 // out (M, N) = a (M, K) b (K, N) + bias (N), batched if all three have a leading dim. cuBLASLt receives packed matrices
-// aligned to 16 bytes; other layouts go through copies, and rows are padded to a multiple of 8 elements if the library
-// has no algorithm otherwise (counted in KernelLog). Rows of out must be contiguous; out has the dtype of a and b, or
-// float32; bias is undefined, or contiguous with out's dtype. bfloat16 and float32 are accumulated in float32 and
-// rounded once.
+// aligned to 16 bytes; other layouts are copied, and rows are padded to a multiple of 8 elements if the library has no
+// algorithm otherwise (counted in KernelLog). Rows of out must be contiguous; out has the dtype of a and b, or float32;
+// bias is undefined, or contiguous with out's dtype. bfloat16 and float32 are accumulated in float32 and rounded once.
 void matmul(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias);
 
-// Matmuls fused with the adjacent pass, used if measured to be faster on this GPU. They return false without side
-// effects if they are not, if the library has no such matmul, for dtypes other than bfloat16, and in deterministic
-// mode.
+// Matmuls fused with the adjacent pass. They return false without side effects if fusion was not measured to be faster
+// on this GPU, if the library has no such matmul, for dtypes other than bfloat16, and in deterministic mode.
 
 // h = a b + bias, y = gelu(h) of the unrounded sum.
 bool matmul_gelu(const Tensor& y, const Tensor& h, const Tensor& a, const Tensor& b, const Tensor& bias);
-// dh = (a b) gelu'(h) of the unrounded sum. Leaves the row sums of dh to the caller; a defined dbias (float32) means
-// that the comparison includes their cost.
+// dh = (a b) gelu'(h) of the unrounded sum. The caller computes dh's row sums; with a defined dbias (float32) the
+// comparison includes their cost.
 bool matmul_gelu_gradient(const Tensor& dh, const Tensor& a, const Tensor& b, const Tensor& h, const Tensor& dbias);
-// out = a b, and `sums` (M) = the row sums of a, the transpose of a matrix with contiguous rows: the gradients of a
-// weight and its bias if a is dy^T.
+// out = a b, and `sums` (M) = the row sums of a, the transpose of a matrix with contiguous rows. If a is dy^T, these
+// are the gradients of a weight and its bias.
 bool matmul_and_sums(const Tensor& out, const Tensor& sums, const Tensor& a, const Tensor& b);
 }  // namespace cuda
 

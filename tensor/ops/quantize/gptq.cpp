@@ -1,4 +1,3 @@
-// GPTQ and round-to-nearest.
 #include "tensor/ops/quantize/gptq.h"
 
 #include "base/error.h"
@@ -8,7 +7,7 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kColumnBlock = 128;  // columns whose errors are propagated together
+constexpr int64_t kColumnBlock = 128;  // errors are propagated per block
 constexpr int64_t kColumnTile = 512;   // columns updated at a time: a tile of U stays in the cache
 
 size_t at(int64_t row, int64_t column, int64_t columns) { return static_cast<size_t>(row * columns + column); }
@@ -28,7 +27,7 @@ std::vector<double> to_doubles(const Tensor& weight, const char* op) {
 Half quantization_scale(const double* w, int64_t n) {
   double largest = 0;
   for (int64_t i = 0; i < n; ++i) largest = std::max(largest, std::abs(w[i]));
-  constexpr double kSmallest = 0x1p-24;  // the smallest positive float16, so that a group of zeros has a scale
+  constexpr double kSmallest = 0x1p-24;  // smallest positive float16, so that a group of zeros has a scale
   return to_half(static_cast<float>(std::max(2 * largest / 15, kSmallest)));
 }
 
@@ -59,7 +58,7 @@ std::vector<double> factor(std::vector<double> h, int64_t n) {
     });
   }
   std::vector<double> u(h.size(), 0.0);
-  cpu::parallel_for(n, 64, [&h, &u, n](int64_t begin, int64_t end) {  // columns of U are independent
+  cpu::parallel_for(n, 64, [&h, &u, n](int64_t begin, int64_t end) {
     for (int64_t i = end - 1; i >= 0; --i) {
       double* const row = u.data() + i * n;
       if (i >= begin) row[i] = 1;
@@ -121,7 +120,7 @@ Int4Matrix gptq(const Tensor& weight, const InputSquares& inputs, int64_t group,
   if (inputs.columns() != n)
     throw Error(shape_text(weight, "gptq") + "; expected " + std::to_string(inputs.columns()) + " columns");
   const std::vector<double> u = factor(damped(inputs, damping), n);
-  // A group may begin only after all errors of preceding columns have been propagated.
+  // All errors of preceding columns must be propagated before a group begins.
   const int64_t block = group >= kColumnBlock ? group : kColumnBlock / group * group;
   for (int64_t first = 0; first < n; first += block) {
     const int64_t last = std::min(first + block, n), width = last - first;

@@ -1,6 +1,6 @@
 // GPTQ (Frantar et al. 2022, "GPTQ: accurate post-training quantization for generative pre-trained transformers", arXiv
 // 2210.17323, algorithm 1): quantizes a weight W (out, in) column by column and compensates each column's error in the
-// remaining ones, to preserve W X for inputs X like the calibration's.
+// remaining ones, to preserve W X for inputs X like the calibration inputs.
 //
 //   H = 2 X X^T + damping mean(diag) I      H^-1 = U^T U, U upper triangular
 //   for each column j:  e = (w_j - rounded(w_j)) / U_jj,   w_k -= e U_jk for k > j
@@ -32,9 +32,9 @@ class InputSquares {
 // Error for values that are not finite or too large for float16.
 Int4Matrix round_to_nearest(const Tensor& weight, int64_t group);
 
-// A group's scale is that of its updated weights when its first column is processed; columns whose inputs were zero are
-// rounded to nearest. Throws Error as round_to_nearest(), if widths differ, and if inputs are not finite. Cost: 2/3
-// in^3 + out in^2 multiply-adds; 16 in^2 + 8 out in bytes.
+// A group's scale is computed from its updated weights at its first column; columns whose inputs were zero are rounded
+// to nearest. Throws Error like round_to_nearest(), if widths differ, and if inputs are not finite. Cost: 2/3 in^3 +
+// out in^2 multiply-adds; 16 in^2 + 8 out in bytes.
 Int4Matrix gptq(const Tensor& weight, const InputSquares& inputs, int64_t group, double damping = 0.01);
 
 // |(W - Q) X|^2 / |W X|^2 for these inputs; 0 if W X is zero.

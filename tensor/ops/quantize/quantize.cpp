@@ -1,4 +1,3 @@
-// Encoding and decoding of 4-bit matrices.
 #include "tensor/ops/quantize/quantize.h"
 
 #include <cstring>
@@ -33,7 +32,7 @@ std::vector<std::byte> Int4Matrix::packed() const {
   if (columns % group != 0 || scales.size() % 2 != 0)
     throw Error("[int4] rows of " + std::to_string(columns) + " columns in groups of " + std::to_string(group) +
                 "; expected groups that divide a row, and an even total number of them");
-  constexpr size_t kBlock = 2 * sizeof(Half) + 1;  // bytes of two groups: their scales, and both zeros
+  constexpr size_t kBlock = 2 * sizeof(Half) + 1;  // of two groups: their scales, and both zeros
   std::vector<std::byte> out(codes.size() + scales.size() / 2 * kBlock);
   std::memcpy(out.data(), codes.data(), codes.size());
   std::byte* at = out.data() + codes.size();
@@ -59,7 +58,7 @@ namespace {
 constexpr int64_t kBatch = 1 << 18;  // elements: a multiple of a block
 constexpr int kLevels = 16;
 
-// Index of the value nearest to x in an ascending list: the number of midpoints that x exceeds.
+// Index of the nearest value in an ascending list: the number of midpoints that x exceeds.
 uint8_t nearest(std::span<const float> values, float x) {
   const auto above = std::ranges::lower_bound(values, x);
   const auto i = static_cast<size_t>(above - values.begin());
@@ -73,9 +72,9 @@ void put_codes(std::byte* to, std::span<const uint8_t> codes) {
 }
 
 float largest(std::span<const float> x) {
-  float most = 0;
-  for (const float v : x) most = std::max(most, std::abs(v));
-  return most;
+  float max_magnitude = 0;
+  for (const float v : x) max_magnitude = std::max(max_magnitude, std::abs(v));
+  return max_magnitude;
 }
 
 float encode_nf4(std::span<const float> x, std::byte* to) {
@@ -96,22 +95,22 @@ float encode_nf4(std::span<const float> x, std::byte* to) {
   return scale;
 }
 
-// Encodes the block scales of one fused matrix, in 8 bits each.
+// Encodes the block scales of one fused matrix in 8 bits each.
 void encode_scales(std::span<const float> scales, float* groups, float* mean, std::byte* to) {
   double sum = 0;
   for (const float s : scales) sum += s;
   *mean = static_cast<float>(sum / static_cast<double>(scales.size()));
   for (size_t begin = 0; begin < scales.size(); begin += kScalesOfGroup) {
     const auto group = scales.subspan(begin, std::min<size_t>(kScalesOfGroup, scales.size() - begin));
-    float most = 0;
-    for (const float s : group) most = std::max(most, std::abs(s - *mean));
-    *groups++ = most;
+    float max_magnitude = 0;
+    for (const float s : group) max_magnitude = std::max(max_magnitude, std::abs(s - *mean));
+    *groups++ = max_magnitude;
     for (const float s : group)
-      *to++ = static_cast<std::byte>(nearest(dynamic_values(), most > 0 ? (s - *mean) / most : 0));
+      *to++ = static_cast<std::byte>(nearest(dynamic_values(), max_magnitude > 0 ? (s - *mean) / max_magnitude : 0));
   }
 }
 
-// Plain rounding, because GPTQ requires inputs.
+// Plain rounding: GPTQ requires inputs.
 std::vector<std::byte> rounded_to_nearest(const Packing& p, const FloatSource& source) {
   const Tensor weight = Tensor::empty({p.rows, p.columns}, DType::float32, make_arena());
   source(0, {weight.data<float>(), static_cast<size_t>(p.elements())});
@@ -137,18 +136,18 @@ std::vector<std::byte> quantize(const Packing& p, const FloatSource& source) {
       for (int64_t b = from; b < to; ++b) {
         const auto first = static_cast<size_t>(b * block);
         const std::span<const float> x = std::span(chunk).subspan(first, std::min<size_t>(block, chunk.size() - first));
-        const int64_t whole = begin / block + b;
-        scales[static_cast<size_t>(whole)] = encode_nf4(x, out.data() + at.codes + whole * block / 2);
+        const int64_t full = begin / block + b;
+        scales[static_cast<size_t>(full)] = encode_nf4(x, out.data() + at.codes + full * block / 2);
       }
     });
   }
-  const FusedBounds pieces(p);
-  std::vector<float> groups(static_cast<size_t>(pieces.groups)), means(p.pieces.size());
-  for (size_t i = 0; i < p.pieces.size(); ++i) {
-    const int64_t first = pieces.first_blocks[i],
-                  end = i + 1 < p.pieces.size() ? pieces.first_blocks[i + 1] : std::ssize(scales);
+  const FusedBounds bounds(p);
+  std::vector<float> groups(static_cast<size_t>(bounds.groups)), means(p.fused_rows.size());
+  for (size_t i = 0; i < p.fused_rows.size(); ++i) {
+    const int64_t first = bounds.first_blocks[i],
+                  end = i + 1 < p.fused_rows.size() ? bounds.first_blocks[i + 1] : std::ssize(scales);
     encode_scales(std::span(scales).subspan(static_cast<size_t>(first), static_cast<size_t>(end - first)),
-                  groups.data() + pieces.first_groups[i], &means[i], out.data() + at.scales + first);
+                  groups.data() + bounds.first_groups[i], &means[i], out.data() + at.scales + first);
   }
   std::memcpy(out.data(), groups.data(), 4 * groups.size());
   std::memcpy(out.data() + 4 * groups.size(), means.data(), 4 * means.size());
@@ -166,7 +165,6 @@ T read(const std::byte* at) {
   return value;
 }
 
-// Decodes values from the bytes of a shard.
 class Decoder {
  public:
   Decoder(const Packing& p, const std::byte* bytes, int64_t elements)
@@ -179,7 +177,7 @@ class Decoder {
       const int64_t count = std::min(run.count, together - run.here % together);
       std::array<T, kLevels> values;
       if (p_.codec == Codec::nf4)
-        fill(values, nf4_scale(run.here / together, run.whole / together));
+        fill(values, nf4_scale(run.here / together, run.full / together));
       else
         fill(values, group(run.here / together));
       int64_t i = 0;
@@ -189,7 +187,7 @@ class Decoder {
         out[i + 1] = values[std::to_integer<size_t>(*both) >> 4];
       }
       if (i < count) out[i] = values[code(run.here + i)];
-      run.here += count, run.whole += count, run.count -= count, out += count;
+      run.here += count, run.full += count, run.count -= count, out += count;
     }
   }
 
@@ -201,13 +199,13 @@ class Decoder {
   size_t code(int64_t i) const { return std::to_integer<size_t>(codes_[i / 2] >> (i % 2 * 4)) & 15; }
 
   // In float64, so that a fused multiply-add cannot change the rounding.
-  float nf4_scale(int64_t here, int64_t whole) const {
-    const size_t piece = bounds_.of_block(whole);
-    const int64_t group = bounds_.first_groups[piece] + (whole - bounds_.first_blocks[piece]) / kScalesOfGroup;
+  float nf4_scale(int64_t here, int64_t full) const {
+    const size_t matrix = bounds_.of_block(full);
+    const int64_t group = bounds_.first_groups[matrix] + (full - bounds_.first_blocks[matrix]) / kScalesOfGroup;
     const double share = dynamic_values()[std::to_integer<size_t>(scales_[here])],
-                 most = read<float>(bytes_ + 4 * group),
-                 mean = read<float>(bytes_ + 4 * (bounds_.groups + static_cast<int64_t>(piece)));
-    return static_cast<float>(share * most + mean);
+                 max_magnitude = read<float>(bytes_ + 4 * group),
+                 mean = read<float>(bytes_ + 4 * (bounds_.groups + static_cast<int64_t>(matrix)));
+    return static_cast<float>(share * max_magnitude + mean);
   }
   Group group(int64_t g) const {
     const std::byte* const at = scales_ + g / 2 * p_.scale_bytes();
@@ -239,7 +237,7 @@ void dequantize_on_cpu(const Packing& p, std::span<const ElementRun> runs, const
       auto run = std::ranges::upper_bound(runs, begin, {}, &ElementRun::here) - 1;
       for (int64_t at = begin; at < end; ++run) {
         const int64_t skipped = at - run->here, count = std::min(run->count - skipped, end - at);
-        decode({at, run->whole + skipped, count}, to + at);
+        decode({at, run->full + skipped, count}, to + at);
         at += count;
       }
     });
@@ -255,18 +253,16 @@ void dequantize(const Packing& p, std::span<const ElementRun> runs, const Tensor
       out.device(), [&] { dequantize_on_cpu(p, runs, bytes, out); }, [&] { cuda::dequantize(p, runs, bytes, out); });
 }
 
-void dequantize(const Packing& p, std::span<const std::byte> whole, int64_t begin, std::span<float> to) {
-  Decoder(p, whole.data(), p.elements())({begin, begin, std::ssize(to)}, to.data());
+void dequantize(const Packing& p, std::span<const std::byte> full, int64_t begin, std::span<float> to) {
+  Decoder(p, full.data(), p.elements())({begin, begin, std::ssize(to)}, to.data());
 }
-
-// Sizes, splits, and the tables of values.
 
 namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Per sign: 2^i fractions between 0.1 and 1 in decade i of seven, at the midpoints of equal steps. With both signs, 0
-// and 1 these are 256 values.
+// Per sign: 2^i fractions between 0.1 and 1 in decade i of seven, at the midpoints of equal steps. Both signs, 0 and 1:
+// 256 values.
 std::array<float, 256> make_dynamic_values() {
   std::array<float, 256> out{};
   size_t at = 0;
@@ -300,16 +296,16 @@ std::span<const float, 256> dynamic_values() {
 
 FusedBounds::FusedBounds(const Packing& p) {
   int64_t rows = 0;
-  for (const int64_t of_piece : p.pieces) {
+  for (const int64_t matrix_rows : p.fused_rows) {
     first_blocks.push_back(rows * p.columns / p.block());
     first_groups.push_back(groups);
-    groups += ceil_div(ceil_div(of_piece * p.columns, p.block()), kScalesOfGroup);
-    rows += of_piece;
+    groups += ceil_div(ceil_div(matrix_rows * p.columns, p.block()), kScalesOfGroup);
+    rows += matrix_rows;
   }
 }
 
 int64_t Packing::shared_bytes() const {
-  return codec == Codec::nf4 ? 4 * (FusedBounds(*this).groups + std::ssize(pieces)) : 0;
+  return codec == Codec::nf4 ? 4 * (FusedBounds(*this).groups + std::ssize(fused_rows)) : 0;
 }
 
 int64_t Packing::bytes(int64_t elements) const {
@@ -321,29 +317,29 @@ void check(const Packing& p, const std::string& name) {
     throw Error("[quantize] '" + name + "' has " + std::to_string(found) + " " + what + ", which " +
                 std::to_string(by) + " does not divide");
   };
-  for (const int64_t rows : p.pieces)
-    if ((p.pieces.size() > 1 || p.codec == Codec::gptq) && rows * p.columns % p.block() != 0)
+  for (const int64_t rows : p.fused_rows)
+    if ((p.fused_rows.size() > 1 || p.codec == Codec::gptq) && rows * p.columns % p.block() != 0)
       refuse("elements in a separately quantized matrix", rows * p.columns, p.block());
   if (p.codec == Codec::gptq && p.columns % p.group != 0) refuse("columns", p.columns, p.group);
 }
 
 int64_t splits_block(const Packing& p, std::span<const ElementRun> runs) {
   for (const ElementRun& run : runs)
-    for (const int64_t bound : {run.whole, run.whole + run.count})
+    for (const int64_t bound : {run.full, run.full + run.count})
       if (bound % p.block() != 0 && bound != p.elements()) return bound;
   return 0;
 }
 
 void for_each_byte_run(const Packing& p, std::span<const ElementRun> runs,
-                       const std::function<void(int64_t here, int64_t whole, int64_t count)>& f) {
+                       const std::function<void(int64_t here, int64_t full, int64_t count)>& f) {
   int64_t elements = 0;
   for (const ElementRun& run : runs) elements += run.count;
-  const Sections here(p, elements), whole(p, p.elements());
+  const Sections here(p, elements), full(p, p.elements());
   if (p.shared_bytes() > 0) f(0, 0, p.shared_bytes());
   for (const ElementRun& run : runs)
-    f(here.codes + run.here / 2, whole.codes + run.whole / 2, ceil_div(run.count, p.block()) * p.block() / 2);
+    f(here.codes + run.here / 2, full.codes + run.full / 2, ceil_div(run.count, p.block()) * p.block() / 2);
   for (const ElementRun& run : runs)
-    f(here.scales + run.here / p.block() * p.scale_bytes(), whole.scales + run.whole / p.block() * p.scale_bytes(),
+    f(here.scales + run.here / p.block() * p.scale_bytes(), full.scales + run.full / p.block() * p.scale_bytes(),
       ceil_div(run.count, p.block()) * p.scale_bytes());
 }
 

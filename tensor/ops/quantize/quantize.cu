@@ -1,4 +1,4 @@
-// Decoding on a GPU: a thread reads the four bytes of eight adjacent elements.
+// A thread decodes the four bytes of eight adjacent elements.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -14,9 +14,9 @@ namespace {
 
 constexpr int kEach = 8;  // elements per thread
 
-// Start of a run of elements in the shard and in the full matrix.
+// Start of an element run in the shard and in the full matrix.
 struct RunStart {
-  int64_t here, whole;
+  int64_t here, full;
 };
 
 struct Decode {
@@ -24,14 +24,14 @@ struct Decode {
   int64_t count, together;  // local elements; gptq: elements per scale
   // nf4 only:
   const float* shared;
-  const RunStart* starts;  // null if there is only one run
-  int64_t runs, first_whole, groups;
-  int pieces;
+  const RunStart* starts;  // null for a single run
+  int64_t runs, first_full, groups;
+  int matrices;
   int64_t first_blocks[kMaxFused] = {}, first_groups[kMaxFused] = {};
   float levels[16] = {}, shares[256] = {};
 
   __device__ int64_t full_index(int64_t here) const {
-    if (!starts) return here + first_whole;
+    if (!starts) return here + first_full;
     int64_t low = 0, high = runs - 1;  // the last run that starts at or before `here`
     while (low < high) {
       const int64_t middle = (low + high + 1) / 2;
@@ -40,20 +40,20 @@ struct Decode {
       else
         high = middle - 1;
     }
-    return starts[low].whole + here - starts[low].here;
+    return starts[low].full + here - starts[low].here;
   }
   // In float64, as on the CPU: a product of two floats is exact, so a fused multiply-add rounds equally.
   __device__ float nf4_scale(int64_t here) const {
     const int64_t block = full_index(here) / kNf4Block;
-    int piece = pieces - 1;
-    while (piece > 0 && first_blocks[piece] > block) --piece;
-    const int64_t group = first_groups[piece] + (block - first_blocks[piece]) / kScalesOfGroup;
-    const double share = shares[scales[here / kNf4Block]], most = shared[group], mean = shared[groups + piece];
-    return static_cast<float>(share * most + mean);
+    int matrix = matrices - 1;
+    while (matrix > 0 && first_blocks[matrix] > block) --matrix;
+    const int64_t group = first_groups[matrix] + (block - first_blocks[matrix]) / kScalesOfGroup;
+    const double share = shares[scales[here / kNf4Block]], largest = shared[group], mean = shared[groups + matrix];
+    return static_cast<float>(share * largest + mean);
   }
 };
 
-// gptq: two groups have one scale each and a byte with both zeros.
+// Two gptq groups have one scale each and a byte with both zeros.
 struct GroupScale {
   float scale;
   int zero;
@@ -76,10 +76,10 @@ __global__ void decode_kernel(const Decode f, T* out) {
   }
   const int64_t first = global_thread() * kEach;
   if (first >= f.count) return;
-  const bool whole = first + kEach <= f.count;
-  const int n = whole ? kEach : static_cast<int>(f.count - first);
+  const bool full_vector = first + kEach <= f.count;
+  const int n = full_vector ? kEach : static_cast<int>(f.count - first);
   uint32_t codes = 0;
-  if (whole)
+  if (full_vector)
     codes = *reinterpret_cast<const uint32_t*>(f.codes + first / 2);
   else
     for (int k = 0; k < n; k += 2) codes |= static_cast<uint32_t>(f.codes[(first + k) / 2]) << (4 * k);
@@ -96,7 +96,7 @@ __global__ void decode_kernel(const Decode f, T* out) {
       v.v[k] = T(g.scale * static_cast<float>(code - g.zero));
     }
   }
-  if (whole) {
+  if (full_vector) {
     store(out + first, v);
   } else {
     for (int k = 0; k < kEach; ++k)
@@ -107,12 +107,12 @@ __global__ void decode_kernel(const Decode f, T* out) {
 }  // namespace
 
 void dequantize(const Packing& p, std::span<const ElementRun> runs, const Tensor& bytes, const Tensor& out) {
-  const FusedBounds pieces(p);
+  const FusedBounds bounds(p);
   const int64_t n = out.numel();
   const bool nf4 = p.codec == Codec::nf4;
-  if (std::ssize(p.pieces) > kMaxFused)
-    throw Error("[dequantize] a matrix of " + std::to_string(p.pieces.size()) + " fused matrices; expected at most " +
-                std::to_string(kMaxFused));
+  if (std::ssize(p.fused_rows) > kMaxFused)
+    throw Error("[dequantize] a matrix of " + std::to_string(p.fused_rows.size()) +
+                " fused matrices; expected at most " + std::to_string(kMaxFused));
   const Sections at(p, n);
   const uint8_t* const from = bytes.device_data<uint8_t>();
   Decode f{.codes = from + at.codes,
@@ -122,18 +122,18 @@ void dequantize(const Packing& p, std::span<const ElementRun> runs, const Tensor
            .shared = reinterpret_cast<const float*>(from),
            .starts = nullptr,
            .runs = std::ssize(runs),
-           .first_whole = runs.empty() ? 0 : runs[0].whole,
-           .groups = pieces.groups,
-           .pieces = static_cast<int>(p.pieces.size())};
+           .first_full = runs.empty() ? 0 : runs[0].full,
+           .groups = bounds.groups,
+           .matrices = static_cast<int>(p.fused_rows.size())};
   Tensor table;
   if (nf4) {
-    std::ranges::copy(pieces.first_blocks, f.first_blocks);
-    std::ranges::copy(pieces.first_groups, f.first_groups);
+    std::ranges::copy(bounds.first_blocks, f.first_blocks);
+    std::ranges::copy(bounds.first_groups, f.first_groups);
     std::ranges::copy(nf4_values(), f.levels);
     std::ranges::copy(dynamic_values(), f.shares);
     if (runs.size() > 1) {
       std::vector<RunStart> starts;
-      for (const ElementRun& run : runs) starts.push_back({run.here, run.whole});
+      for (const ElementRun& run : runs) starts.push_back({run.here, run.full});
       table = bytes.make({2 * f.runs}, DType::int64, Category::workspace);
       copy_cached_constant(table, std::as_bytes(std::span(starts)));
       f.starts = reinterpret_cast<const RunStart*>(table.device_data<int64_t>());

@@ -1,4 +1,3 @@
-// Quantization of frozen weights to 4 bits.
 #pragma once
 
 #include "tensor/tensor.h"
@@ -16,14 +15,14 @@ enum class Codec : uint8_t { none, nf4, gptq };
 //   gptq   groups of `group` columns of a row share a scale (float16) and a zero (4 bits): w = scale (code - zero)
 //          (Frantar et al. 2022, "GPTQ", arXiv 2210.17323). 0.5 + 2.5 / 128 = 0.520 bytes for groups of 128.
 //
-// Codes depend only on the full matrix: it is first quantized and then sharded at block bounds. Each matrix of a fused
-// one (q, k and v) is quantized as if it were alone. A rank's shard has three sections of bytes:
+// The full matrix is quantized first and then sharded at block bounds. Fused matrices (q, k and v) are quantized
+// separately. A rank's shard has three sections:
 //
 //   [ shared | codes of each block | scales of each block ]
 //
 // shared   nf4: the largest magnitudes of the scale groups of all fused matrices (float), then the mean of each matrix
 //          (float); replicated. gptq: empty
-// codes    four bits per element, the first one in the low bits
+// codes    four bits per element, the first in the low bits
 // scales   nf4: 8 bits, the index of one of 256 values in [-1, 1] (Dettmers et al. 2021, arXiv 2110.02861, section 2.2)
 //          gptq: a block is two groups: their scales, and a byte with both zeros
 
@@ -32,12 +31,12 @@ inline constexpr int64_t kNf4Block = 64;  // elements that share a scale
 struct Packing {
   Codec codec = Codec::none;
   int64_t rows = 0, columns = 0;
-  std::vector<int64_t> pieces = {};  // rows of each fused matrix; at least one
-  int64_t group = 128;               // gptq only
+  std::vector<int64_t> fused_rows = {};  // rows of each fused matrix; at least one
+  int64_t group = 128;                   // gptq only
 
   int64_t elements() const { return rows * columns; }
   int64_t block() const { return codec == Codec::nf4 ? kNf4Block : 2 * group; }  // elements; shards split at multiples
-  int64_t scale_bytes() const { return codec == Codec::nf4 ? 1 : 5; }            // scale bytes per block
+  int64_t scale_bytes() const { return codec == Codec::nf4 ? 1 : 5; }            // per block
   int64_t shared_bytes() const;
   int64_t bytes(int64_t elements) const;
   int64_t bytes() const { return bytes(elements()); }
@@ -46,37 +45,36 @@ struct Packing {
 // Throws Error unless fused matrices consist of full blocks and gptq groups divide a row.
 void check(const Packing& packing, const std::string& name);
 
-// A run of elements that is contiguous both in the shard and in the full matrix.
+// Elements contiguous both in the shard and in the full matrix.
 struct ElementRun {
-  int64_t here = 0, whole = 0, count = 0;
+  int64_t here = 0, full = 0, count = 0;
 };
-// The largest run bound inside a block, or 0 if all bounds are block-aligned.
+// The largest run bound inside a block; 0 if all bounds are block-aligned.
 int64_t splits_block(const Packing& packing, std::span<const ElementRun> runs);
 
-// Calls f for the byte runs of a shard with these element runs; offsets are in bytes.
+// Calls f for the byte runs of a shard; offsets are in bytes.
 void for_each_byte_run(const Packing& packing, std::span<const ElementRun> runs,
-                       const std::function<void(int64_t here, int64_t whole, int64_t count)>& f);
+                       const std::function<void(int64_t here, int64_t full, int64_t count)>& f);
 
 // Provides to.size() elements, starting at `begin`.
 using FloatSource = std::function<void(int64_t begin, std::span<float> to)>;
 // Rounds each element of the full matrix to the nearest value, also for gptq (the algorithm is in
-// tensor/ops/quantize/gptq.h). Throws Error for values that are not finite. Cost: reads each element once.
+// tensor/ops/quantize/gptq.h). Throws Error for values that are not finite. Reads each element once.
 std::vector<std::byte> quantize(const Packing& packing, const FloatSource& source);
 
-// Decodes the shard's elements into `out`: computed in float and rounded once. Cost: reads 0.52 bytes per element,
-// writes `out`.
+// Computed in float and rounded once. Cost: reads 0.52 bytes per element, writes `out`.
 void dequantize(const Packing& packing, std::span<const ElementRun> runs, const Tensor& bytes, Tensor& out);
-void dequantize(const Packing& packing, std::span<const std::byte> whole, int64_t begin, std::span<float> to);
+void dequantize(const Packing& packing, std::span<const std::byte> full, int64_t begin, std::span<float> to);
 
 std::span<const float, 16> nf4_values();
 std::span<const float, 256> dynamic_values();
 
 // A symmetric 4-bit matrix: w = scale (q - 8), with a scale per group of adjacent columns and a code q in [0, 15] per
-// element, in row-major order. Output of GPTQ (tensor/ops/quantize/gptq.h) and contents of its files
-// (hub/gptq_format.h). A scale has 11 significant bits and q - 8 has four, so w is exact in float32.
+// element, row-major. Output of GPTQ (tensor/ops/quantize/gptq.h) and contents of its files (hub/gptq_format.h). A
+// scale has 11 significant bits and q - 8 has four, so w is exact in float32.
 
 struct Int4Matrix {
-  static constexpr int kZero = 8;  // the code of 0
+  static constexpr int kZero = 8;
 
   int64_t rows = 0, columns = 0;  // columns even
   int64_t group = 1;              // columns that share a scale; the last group of a row may be smaller
@@ -99,10 +97,8 @@ struct Int4Matrix {
   Half scale(int64_t row, int64_t g) const { return scales[static_cast<size_t>(row * groups() + g)]; }
 
   void decode(int64_t begin, std::span<float> out) const;
-  // The byte layout of Packing with codec gptq. Throws Error if groups do not divide a row, or if their total number is
-  // odd.
+  // Packing's byte layout with codec gptq. Throws Error if groups do not divide a row, or if their total number is odd.
   std::vector<std::byte> packed() const;
-  // Appends the rows of `below`, which must have equal columns and groups.
   void append(const Int4Matrix& below);
 };
 
@@ -115,7 +111,7 @@ struct Sections {
       : codes(p.shared_bytes()), scales(codes + (elements + p.block() - 1) / p.block() * (p.block() / 2)) {}
 };
 
-// First block, and first group of nf4 scales, of each matrix of a fused one.
+// First block and first group of nf4 scales of each fused matrix.
 struct FusedBounds {
   std::vector<int64_t> first_blocks, first_groups;
   int64_t groups = 0;
@@ -128,7 +124,7 @@ struct FusedBounds {
 };
 
 namespace cuda {
-// Bitwise identical to the CPU. Throws Error for more than kMaxFused fused matrices. Several nf4 runs require a copy of
+// Bitwise identical to the CPU. Throws Error for more than kMaxFused fused matrices. Several nf4 runs require copying
 // their table, 16 bytes each, before the kernel.
 inline constexpr int kMaxFused = 4;
 void dequantize(const Packing& p, std::span<const ElementRun> runs, const Tensor& bytes, const Tensor& out);

@@ -1,4 +1,4 @@
-// Iteration over blocks for every dtype. On CPUs with bfloat16 pair products or tiles, bf16.cpp computes bfloat16.
+// bf16.cpp computes bfloat16 on CPUs with bfloat16 pair products or tiles.
 
 #include "tensor/ops/attention/cpu/tiles.h"
 
@@ -101,7 +101,7 @@ class Backward {
     A *query, *query_t, *dout, *dout_t, *dquery, *lse, *delta;
   };
 
-  // Processes the query heads that share one key-value head.
+  // Query heads that share one key-value head.
   void group(Buffer<A>& m, int64_t b, int64_t key_head) const {
     const int64_t n = padded_ * ld_, keys = padded_keys_ * ld_;
     const Shared s{m.take(n), m.take(n), m.take(n), m.take(n), m.take(n), m.take(padded_), m.take(padded_)};
@@ -149,23 +149,23 @@ class Backward {
 
   void pair(const Shared& s, const A* key, const A* value, A* dkey, A* dvalue, A* tiles, const At& at) const {
     constexpr int64_t n = kBlock * kBlock;
-    A *const p = tiles, *const dp = tiles + n, *const keep = tiles + 2 * n, *const kept = tiles + 3 * n;
+    A *const p = tiles, *const dp = tiles + n, *const keep = tiles + 2 * n, *const dropped = tiles + 3 * n;
     const int64_t from = at.query0 * ld_;
     tile_gemm<A>(kBlock, kBlock, p_.d, {key, ld_, 1}, s.query_t + from, kBlock, p, kBlock, false);
     mask_tile(p, kBlock, mask_at(p_, at.b, at.key0, at.query0));
     probability_tile(p, kBlock, s.lse + at.query0);
     tile_gemm<A>(kBlock, kBlock, p_.d, {value, ld_, 1}, s.dout_t + from, kBlock, dp, kBlock, false);
-    const A* weight = p;  // factors of the values in the forward pass
+    const A* weight = p;
     if (p_.options.dropout > 0) {
       dropout_tile(keep, kBlock, p_, at.b, at.h, at.key0, at.query0);
       multiply_tile(dp, dp, keep, n);
-      multiply_tile(kept, p, keep, n);
-      weight = kept;
+      multiply_tile(dropped, p, keep, n);
+      weight = dropped;
     }
     if constexpr (!std::is_same_v<T, A>) {
-      if (weight == p) std::copy(p, p + n, kept);
-      round_tile<T>(kept, n);
-      weight = kept;
+      if (weight == p) std::copy(p, p + n, dropped);
+      round_tile<T>(dropped, n);
+      weight = dropped;
     }
     tile_gemm<A>(kBlock, ld_, kBlock, {weight, kBlock, 1}, s.dout + from, ld_, dvalue, ld_, true);
     score_gradient_tile(dp, p, kBlock, s.delta + at.query0);
@@ -181,16 +181,16 @@ class Backward {
   const int64_t ld_, padded_, padded_keys_;
 };
 
-// Merges outputs of types I and P, accumulated in A.
+// Outputs of types I and P, accumulated in A.
 template <class A, class I, class P>
-void merge_rows(const AttentionResult& into, const AttentionResult& part) {
+void merge_rows(const AttentionResult& into, const AttentionResult& tile) {
   const int64_t heads = into.out.dim(2), tokens = into.out.dim(1), d = into.out.dim(3);
   split(into.out.dim(0) * heads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end; ++at) {
       const Rows<I> to = tile_rows<I>(into.out, at / heads, at % heads, 0);
-      const Rows<const P> from = tile_rows<const P>(part.out, at / heads, at % heads, 0);
+      const Rows<const P> from = tile_rows<const P>(tile.out, at / heads, at % heads, 0);
       A* const lse = into.lse.data<A>() + at / heads * into.lse.strides()[0] + at % heads * into.lse.strides()[1];
-      const A* const other = part.lse.data<A>() + at * tokens;
+      const A* const other = tile.lse.data<A>() + at * tokens;
       for (int64_t i = 0; i < tokens; ++i) {
         const A top = std::max(lse[i], other[i]);
         if (top == -std::numeric_limits<A>::infinity()) continue;  // no visible key yet: zeros
@@ -220,11 +220,11 @@ void attention_backward(const AttentionProblem& p, const Tensor& dout, const Att
                 [&](auto t) { Backward<decltype(t)>(p, dout, forward, gradients).run(); });
 }
 
-void merge_attention(const AttentionResult& into, const AttentionResult& part) {
+void merge_attention(const AttentionResult& into, const AttentionResult& tile) {
   with_floating(into.out.dtype(), "merge_attention", [&](auto i) {
-    with_floating(part.out.dtype(), "merge_attention", [&](auto p) {
+    with_floating(tile.out.dtype(), "merge_attention", [&](auto p) {
       using A = Accumulate<decltype(i)>;
-      if constexpr (std::is_same_v<A, Accumulate<decltype(p)>>) merge_rows<A, decltype(i), decltype(p)>(into, part);
+      if constexpr (std::is_same_v<A, Accumulate<decltype(p)>>) merge_rows<A, decltype(i), decltype(p)>(into, tile);
     });
   });
 }

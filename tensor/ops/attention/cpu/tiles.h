@@ -1,5 +1,4 @@
-// Steps of blockwise attention (tensor/ops/attention/attention.h) on a tile of keys x queries, shared by all CPU
-// kernels.
+// Steps of blockwise attention (tensor/ops/attention/attention.h) on a tile of keys x queries.
 #pragma once
 #include <limits>
 
@@ -15,7 +14,7 @@ inline constexpr int64_t kBlock = 64;  // keys per tile, and queries unless ther
 template <class T>
 struct Rows {
   T* data;
-  int64_t stride;  // between rows
+  int64_t stride;
 };
 
 template <class T>
@@ -58,7 +57,7 @@ struct HeadRow {
   int64_t b, h, row;
 };
 
-// Stores rows of a tile in `to`, of dtype T or A.
+// `to` has dtype T or A.
 template <class T, class A>
 void store_head(const Tensor& to, const HeadRow& at, const A* tile, int64_t ld, int64_t rows) {
   if (to.dtype() == kDTypeOf<A>)
@@ -94,19 +93,19 @@ inline QueryStarts starts_at(const AttentionProblem& p, int64_t b, int64_t query
   return out;
 }
 
-// Visible: key j < keys and query i with j <= i + diagonal, where j is not before the query's start.
+// Visible: j < keys and j <= i + diagonal for key j and query i, unless j precedes the query's start.
 struct TileMask {
-  int64_t keys;  // valid keys of the tile
+  int64_t keys;
   int64_t diagonal;
   int64_t key0;  // position of the tile's key 0
   QueryStarts starts;
-  bool whole(int64_t block) const { return keys == block && diagonal >= block - 1; }
+  bool is_full(int64_t block) const { return keys == block && diagonal >= block - 1; }
 };
 
 template <class A>
 void mask_tile(A* scores, int64_t width, const TileMask& mask) {
   constexpr A kNone = -std::numeric_limits<A>::infinity();
-  if (!mask.whole(kBlock))
+  if (!mask.is_full(kBlock))
     for (int64_t j = 0; j < kBlock; ++j) {
       const int64_t first = j < mask.keys ? std::clamp<int64_t>(j - mask.diagonal, 0, width) : width;
       std::fill(scores + j * width, scores + j * width + first, kNone);
@@ -175,7 +174,6 @@ void round_tile(A* tile, int64_t n) {
     });
 }
 
-// In sixteen lanes.
 template <class A, class T>
 void output_dots(A* dots, Rows<const T> a, Rows<const T> b, int64_t n, int64_t d) {
   vectorized([=] {
@@ -198,16 +196,13 @@ inline TileMask mask_at(const AttentionProblem& p, int64_t b, int64_t key0, int6
   return {std::min(kBlock, p.tk - key0), p.options.causal ? query0 + p.offset() - key0 : p.tk, key0,
           starts_at(p, b, query0, kBlock)};
 }
-// First key of the first block that any of these queries sees.
 inline int64_t first_block(const QueryStarts& starts) {
   return std::max<int64_t>(starts.min_start(), 0) / kBlock * kBlock;
 }
-// Keys up to the last one visible to these queries.
 inline int64_t visible_keys(const AttentionProblem& p, int64_t query0, int64_t queries) {
   return p.options.causal ? std::min(p.tk, query0 + queries + p.offset()) : p.tk;
 }
 
-// Dropout factors: 1 / (1 - p), or 0.
 template <class A>
 void dropout_tile(A* keep, int64_t width, const AttentionProblem& p, int64_t b, int64_t h, int64_t key0,
                   int64_t query0) {
@@ -229,7 +224,6 @@ void dropout_tile(A* keep, int64_t width, const AttentionProblem& p, int64_t b, 
 
 inline int64_t lanes_up(int64_t n, int64_t lanes) { return (n + lanes - 1) / lanes * lanes; }
 
-// Workspace of one task.
 template <class A>
 struct Buffer {
   explicit Buffer(const Tensor& owner, int64_t elements)
@@ -243,7 +237,6 @@ struct Buffer {
   A* at;
 };
 
-// One Buffer per thread.
 template <class A>
 class Buffers {
  public:
@@ -263,7 +256,7 @@ class Buffers {
 // bfloat16 attention on AMX tiles or AVX512_BF16 pair products, with each 64 x 64 matmul as four blocks. Scores and
 // sums are float32; probabilities and their gradients are rounded as matmul inputs, as in the other kernels.
 
-// bfloat16, a CPU with such instructions, and enough queries to fill a block.
+// Requires such a CPU and enough queries to fill a block.
 bool supports_bf16_attention(const AttentionProblem& p);
 
 void bf16_attention(const AttentionProblem& p, const AttentionResult& result);

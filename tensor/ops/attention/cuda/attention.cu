@@ -1,4 +1,3 @@
-// Attention on a GPU: kernel selection, the per-query statistics of the backward pass, and merging.
 #include <limits>
 
 #include "tensor/kernels.h"
@@ -17,7 +16,7 @@ bool for_tensor_cores(const AttentionOptions& options, std::initializer_list<con
 }
 
 // Whether to try cuDNN: all operands in bfloat16, equal numbers of queries and keys under the causal mask, no dropout,
-// one document. A single query (token-by-token decoding) would need a graph for each cache length.
+// one document. A single query (decoding) would need a graph for each cache length.
 [[maybe_unused]] bool for_cudnn(const AttentionProblem& p, std::initializer_list<const Tensor*> operands) {
   if (!asks_cudnn(p.q, p.options) || p.tq < 2 || (p.options.causal && p.tq != p.tk) || p.q.numel() == 0) return false;
   for (const Tensor* t : operands)
@@ -25,7 +24,7 @@ bool for_tensor_cores(const AttentionOptions& options, std::initializer_list<con
   return true;
 }
 
-// One warp per query and head: lane l adds columns l, l + 32, ... of dout * out in order, and lanes are added in pairs.
+// One warp per query and head: lane l adds columns l, l + 32, ... of dout * out in order; lanes are added in pairs.
 template <class T>
 struct ComputeStats {
   AttentionSizes sizes;
@@ -56,7 +55,7 @@ __global__ void softmax_stats_kernel(ComputeStats<T> f) {
   if (threadIdx.x % 32 == 0) f.stats[at] = stats;
 }
 
-// (B, H, padded, 2): statistics of queries for the backward kernels (SoftmaxStats).
+// (B, H, padded, 2): SoftmaxStats for the backward kernels.
 Tensor compute_stats(const AttentionProblem& p, const Tensor& dout, const AttentionResult& forward, bool tiles) {
   const AttentionSizes n = attention_sizes(p);
   const int padded = tiles ? count_tiles(n.tq, kQueryPadding) * kQueryPadding : n.tq;
@@ -79,7 +78,7 @@ Tensor compute_stats(const AttentionProblem& p, const Tensor& dout, const Attent
 
 template <class T>
 struct Merge {
-  Result<T> into, part;
+  Result<T> into, tile;
   Accumulate<T>* lse;
   const Accumulate<T>* other;
   int64_t rows, tokens, heads, d;
@@ -98,9 +97,9 @@ __global__ void merge_attention_kernel(Merge<T> f) {
   if (top == -std::numeric_limits<A>::infinity()) return;  // no visible key yet: zeros
   const A both = top + math::log(math::exp(own - top) + math::exp(other - top));
   const A mine = math::exp(own - both), theirs = math::exp(other - both);
-  const int64_t to = f.into.at(b, h, t), from = f.part.at(b, h, t);
+  const int64_t to = f.into.at(b, h, t), from = f.tile.at(b, h, t);
   for (int64_t c = lane; c < f.d; c += 32)
-    f.into.put(to + c, math::fma(f.part.get(from + c), theirs, f.into.get(to + c) * mine));
+    f.into.put(to + c, math::fma(f.tile.get(from + c), theirs, f.into.get(to + c) * mine));
   __syncwarp();  // all lanes have read *lse
   if (lane == 0) *lse = both;
 }
@@ -149,15 +148,15 @@ void attention_backward(const AttentionProblem& p, const Tensor& dout, const Att
   }
 }
 
-void merge_attention(const AttentionResult& into, const AttentionResult& part) {
-  const DType wide = into.lse.dtype(), narrow = into.out.dtype() == wide ? part.out.dtype() : into.out.dtype();
+void merge_attention(const AttentionResult& into, const AttentionResult& tile) {
+  const DType wide = into.lse.dtype(), narrow = into.out.dtype() == wide ? tile.out.dtype() : into.out.dtype();
   with_floating(narrow, "merge_attention", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
     const Merge<T> f{.into = collect_result<T>(into.out),
-                     .part = collect_result<T>(part.out),
+                     .tile = collect_result<T>(tile.out),
                      .lse = into.lse.device_data<A>(),
-                     .other = part.lse.device_data<A>(),
+                     .other = tile.lse.device_data<A>(),
                      .rows = into.lse.numel(),
                      .tokens = into.out.dim(1),
                      .heads = into.out.dim(2),

@@ -1,4 +1,3 @@
-// Shared by all attention kernels.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -12,11 +11,11 @@ namespace tessera::cuda {
 
 inline constexpr float kLog2E = 1.44269504f;
 
-// Tensor (B, T, H, D) with a contiguous last dim.
+// (B, T, H, D) with a contiguous last dim.
 template <class T>
 struct HeadRows {
   T* data = nullptr;
-  int64_t batch = 0, row = 0, head = 0;  // strides in elements
+  int64_t batch = 0, row = 0, head = 0;  // in elements
   __device__ T* at(int64_t b, int64_t h, int64_t i) const { return data + b * batch + h * head + i * row; }
 };
 
@@ -26,12 +25,11 @@ HeadRows<T> count_heads(const Tensor& t) {
           t.strides()[2]};
 }
 
-// In the operands' dtype or their accumulation dtype.
 template <class T>
 struct Result {
   using A = Accumulate<T>;
   T* narrow = nullptr;
-  A* wide = nullptr;  // one of the two is set
+  A* wide = nullptr;  // exactly one is set
   int64_t batch = 0, row = 0, head = 0;
   __device__ void put(int64_t at, A value) const {
     if (wide)
@@ -61,12 +59,11 @@ struct AttentionSizes {
 
   constexpr int offset() const { return tk - tq; }  // last key visible to query 0
   constexpr bool sees(int query, int key) const { return key < tk && (!causal || key <= query + offset()); }
-  // Keys up to the last one visible to these queries.
   constexpr int visible_keys(int query0, int queries) const {
     const int visible = query0 + queries + offset();
     return causal && visible < tk ? visible : tk;
   }
-  // The first query that sees a key at or after key0.
+  // First query that sees a key at or after key0.
   constexpr int first_query(int key0) const { return causal && key0 > offset() ? key0 - offset() : 0; }
   // In a tensor (B, H, Tq).
   constexpr int64_t index(int b, int h, int query) const { return (int64_t{b} * heads + h) * tq + query; }
@@ -94,7 +91,7 @@ struct QueryStarts {
   const int32_t* first = nullptr;  // null: no documents
   int64_t row = 0;                 // stride between sequences
   int offset = 0, queries = 0;
-  int begin = kNone;  // window start of query 0; one later per query
+  int begin = kNone;  // of query 0; one later per query
 
   __host__ __device__ bool any() const { return first || begin != kNone; }
   __device__ int of(int b, int query) const {
@@ -151,17 +148,17 @@ struct AttentionDropout {
   double up = 1;
   bool any = false;
 
-  // Mask of one query. Copies its inputs, so that the kernel's parameters stay in constant memory.
+  // Copies its inputs, so that the kernel's parameters stay in constant memory.
   struct Row {
     Philox random;
     uint64_t step, first;
     float probability;
-    uint64_t held = ~uint64_t{0};
+    uint64_t cached = ~uint64_t{0};
     uint32_t w0 = 0, w1 = 0, w2 = 0, w3 = 0;
     __device__ bool keeps(int64_t key) {
       const uint64_t at = first + static_cast<uint64_t>(key);
-      if (at >> 2 != held) {
-        const Philox::Block words = random(held = at >> 2, step);
+      if (at >> 2 != cached) {
+        const Philox::Block words = random(cached = at >> 2, step);
         w0 = words[0], w1 = words[1], w2 = words[2], w3 = words[3];
       }
       const uint32_t low = at & 1 ? w1 : w0, high = at & 1 ? w3 : w2;
@@ -204,9 +201,9 @@ struct SoftmaxStatsView {
     return data + (int64_t{b} * n.heads + h) * padded + query;
   }
 };
-inline constexpr int kQueryPadding = 128;  // `padded` is a multiple of this for those kernels
+inline constexpr int kQueryPadding = 128;  // `padded` is a multiple of this for them
 
-// `stats` (B, H, padded, 2) contains SoftmaxStats.
+// stats (B, H, padded, 2): SoftmaxStats.
 struct BackwardProblem {
   const AttentionProblem& of;
   const Tensor &dout, &stats;
@@ -268,7 +265,7 @@ BackwardCall<T> backward_call(const BackwardProblem& p) {
           .starts = query_starts(p.of)};
 }
 
-// Tile of a block: heads in order, and within each the tiles with the most work under a causal mask first.
+// Tile of a block: heads in order; within a head, tiles with the most work under a causal mask first.
 struct TilePlace {
   int b, h, tile;
 

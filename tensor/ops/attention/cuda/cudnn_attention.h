@@ -1,7 +1,5 @@
-// Attention with cuDNN, if kWithCudnn.
-//
-// The frontend compiles a graph of operations to one fused kernel (backward: a few). Graphs are cached with the arena;
-// cuDNN's own checks decide what is supported.
+// Attention with cuDNN, if kWithCudnn: the frontend compiles a graph of operations to one fused kernel (backward: a
+// few). Graphs are cached with the arena; cuDNN's own checks decide which problems are supported.
 #pragma once
 #include <compare>
 
@@ -17,10 +15,11 @@ inline bool rows_are_aligned(const Tensor& t) {
   return all;
 }
 
-// Key of a graph: bfloat16 (B, T, H, D), key_heads divide H, as many queries as keys under the causal mask, no dropout.
+// Key of a graph: bfloat16 (B, T, H, D), key_heads divide H, equal numbers of queries and keys under the causal mask,
+// no dropout.
 struct FusedAttention {
   enum Operand : uint8_t { q, k, v, out, dout, dq, dk, dv };
-  static constexpr int kForward = 4, kOperands = 8;  // the forward pass uses the first four
+  static constexpr int kForward = 4, kOperands = 8;
   using Strides = std::array<int64_t, 3>;  // of batch, token and head, in elements; the last dim is contiguous
   int64_t batch = 0, queries = 0, keys = queries, heads = 0, key_heads = heads, d = 0;
   std::array<Strides, kOperands> strides{};
@@ -66,12 +65,12 @@ inline FusedAttention tile_problem(const RingTile& tile, const Heads& heads, int
 }
 
 // Returns false, with nothing queued and the reason in KernelLog, if the problem is unsupported or rows are not aligned
-// to 16 bytes; under AttentionKernels::cudnn that is an Error.
+// to 16 bytes; with AttentionKernels::cudnn throws Error.
 bool cudnn_attention(const AttentionProblem& problem, const AttentionResult& result);
 bool cudnn_attention_backward(const AttentionProblem& problem, const Tensor& dout, const AttentionResult& forward,
                               const AttentionGradients& gradients);
 
-std::string cudnn_version();  // "9.19.0": the loaded library
+std::string cudnn_version();  // loaded version: "9.19.0"
 // Why this version (91501 is 9.15.1) is not used; empty if it is. Before 9.15.1 kernels read out of bounds unless 128
 // divides the tokens.
 std::string cudnn_too_old(size_t version);

@@ -1,7 +1,7 @@
 // Plain attention: matmuls of 64 x 64 tiles by 256 threads with 4 x 4 accumulators each.
 //
-// Operands pass through shared memory, 16 of the inner dim at a time, so the head dim is unlimited. A block computes 64
-// columns of a head and recomputes the scores for them. Sums run in the order of the inner dim.
+// Operands pass through shared memory in slabs of 16 of the inner dim, so the head dim is unlimited. A block computes
+// 64 columns of a head and recomputes the scores for them. Sums run in the order of the inner dim.
 #include <limits>
 
 #include "tensor/cuda/mma.cuh"
@@ -15,13 +15,12 @@ static_assert(kThreads == kTile * kTile / (kMicro * kMicro));
 
 template <class A>
 struct PlainShared {
-  A left[kDepth][kTile + 4], right[kDepth][kTile + 4];  // slabs of a matmul's operands
+  A left[kDepth][kTile + 4], right[kDepth][kTile + 4];  // slabs of the operands
   A p[kTile][kTile + 1], ds[kTile][kTile + 1];          // queries x keys
   A of_row[kTile];
 };
 
-// A matmul operand: element n of the inner dim and i of the outer dim is data[n * inner_step + i * outer_step] *
-// factor, and 0 out of bounds.
+// Element n of the inner dim and i of the outer dim is data[n * inner_step + i * outer_step] * factor; 0 out of bounds.
 template <class T>
 struct Factor {
   const T* data;
@@ -73,8 +72,8 @@ __device__ void add_matmul(Sums<A>& sums, PlainShared<A>& s, const Factor<L>& le
   }
 }
 
-// One step of the online softmax over the scores in s.p, which become the factors of the values. Four threads process a
-// query's keys, a quarter each.
+// One step of the online softmax: the scores in s.p become the factors of the values. Four threads process a query's
+// keys.
 template <class T>
 struct OnlineSoftmax {
   using A = Accumulate<T>;
@@ -105,7 +104,7 @@ struct OnlineSoftmax {
   }
 };
 
-// One tile of the backward pass: s.p receives the factors of the values, s.ds the gradient of the scores, both rounded.
+// s.p receives the factors of the values, s.ds the gradient of the scores, both rounded.
 template <class T>
 __device__ void gradient_tile(PlainShared<Accumulate<T>>& s, const BackwardCall<T>& call, const TilePlace& at,
                               const TilePlace& of_keys, int query0, int key0) {
@@ -129,9 +128,9 @@ __device__ void gradient_tile(PlainShared<Accumulate<T>>& s, const BackwardCall<
       const A probability = inside && j >= start && n.sees(i, j) ? math::exp(p[r][c] - stats.lse) : A(0);
       A weight = probability, gradient = dp[r][c];
       if (call.dropout.any) {
-        const A kept = keep.keeps(j) ? up : A(0);
-        weight *= kept;
-        gradient *= kept;
+        const A mask_factor = keep.keeps(j) ? up : A(0);
+        weight *= mask_factor;
+        gradient *= mask_factor;
       }
       s.p[first_row() + r][first_column() + c] = static_cast<A>(T(weight));
       s.ds[first_row() + r][first_column() + c] = static_cast<A>(T(probability * (gradient - stats.delta)));
@@ -139,7 +138,6 @@ __device__ void gradient_tile(PlainShared<Accumulate<T>>& s, const BackwardCall<
   }
 }
 
-// Writes this thread's accumulators to rows row0... and columns column0... of a head.
 template <class T>
 __device__ void put_sums(const Result<T>& to, const TilePlace& at, const Sums<Accumulate<T>>& sums, int row0, int rows,
                          int column0, int d) {
@@ -151,7 +149,7 @@ __device__ void put_sums(const Result<T>& to, const TilePlace& at, const Sums<Ac
 
 namespace {
 
-// First tile of keys in which any query of the tile sees a key.
+// First tile of keys visible to any query of the tile.
 __device__ int first_tile(const QueryStarts& starts, const TilePlace& at) {
   return starts.among(at.b, at.tile * kTile, kTile).min_start / kTile * kTile;
 }
@@ -219,8 +217,8 @@ __global__ void __launch_bounds__(kThreads) query_gradient_kernel(BackwardCall<T
   put_sums<T>(call.dq, at, dq, query0, n.tq, column0, n.d);
 }
 
-// One block per 64 keys of a head and 64 columns of their and the values' gradients, accumulated over the query heads
-// of the group in order.
+// One block per 64 keys of a head and 64 columns of the key and value gradients, accumulated over the group's query
+// heads in order.
 template <class T>
 __global__ void __launch_bounds__(kThreads) key_gradient_kernel(BackwardCall<T> call) {
   using A = Accumulate<T>;

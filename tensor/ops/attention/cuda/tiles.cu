@@ -1,4 +1,4 @@
-// Tensor-core attention forward: 128 queries of a head per block of four warps, 16 to 64 keys at a time.
+// 128 queries of a head per block of four warps, 16 to 64 keys at a time.
 #include <limits>
 
 #include "tensor/cuda/mma.cuh"
@@ -17,7 +17,7 @@ constexpr int kKeysOf = D == 64  ? 64
                                  : 32;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-// Softmax state of a lane's four rows: maximum score and the lane's partial sum of exponentials.
+// Of a lane's four rows: maximum score and the lane's partial sum of exponentials.
 struct RowState {
   float max[kRowTiles][2] = {{kNone, kNone}, {kNone, kNone}}, sum[kRowTiles][2] = {};
 };
@@ -41,7 +41,7 @@ __device__ void softmax_step(Scores<C>& scores, RowState& state, Out<D>& out, fl
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
       const float offset = top > kNone ? top * factor : 0.0f;
-      // Exactly 1 if the maximum is unchanged, so that masked keys that follow do not affect a row's bits.
+      // Exactly 1 if the maximum is unchanged, so that subsequent masked keys do not change a row.
       const float shrink = top > kNone ? fast_exp2((state.max[r][half] - top) * factor) : 0.0f;
       state.max[r][half] = top;
       float total = 0;
@@ -62,9 +62,9 @@ __device__ void softmax_step(Scores<C>& scores, RowState& state, Out<D>& out, fl
 }
 
 template <int C>
-__device__ void drop(Scores<C>& scores, DropoutMaskBits<kRowTiles, C> kept, float up) {
+__device__ void drop(Scores<C>& scores, DropoutMaskBits<kRowTiles, C> bits, float up) {
   for_each_sum<kRowTiles, C>(
-      [&](int r, int c, int e, int, int) { scores[r][c][e] *= kept >> ((r * C + c) * 4 + e) & 1 ? up : 0.0f; });
+      [&](int r, int c, int e, int, int) { scores[r][c][e] *= bits >> ((r * C + c) * 4 + e) & 1 ? up : 0.0f; });
 }
 
 template <int C>
@@ -139,19 +139,19 @@ __global__ void __launch_bounds__(kBlockThreads) forward_kernel(ForwardCall<bflo
   RowState state;
   for (int step = first; step < steps; ++step) {
     wait_for_copies<0>();
-    __syncthreads();  // all copies have arrived, and the other stage is no longer in use
+    __syncthreads();  // all copies have arrived; the other stage is free
     if (step + 1 < steps) fetch(step + 1);
     const int key0 = step * kKeys;
     if (key0 >= visible || (kDocuments && key0 + kKeys <= bounds.min_start)) continue;  // other warps may see more keys
     const ScoresPlace place{query0, key0};
-    const auto kept = kDrops ? dropout_mask<kRowTiles, kKeys / 8, false>(call.dropout, at, place) : 0u;
+    const auto bits = kDrops ? dropout_mask<kRowTiles, kKeys / 8, false>(call.dropout, at, place) : 0u;
     Scores<kKeys / 8> scores = {};
     multiply_rows(scores, query, row0, key(step));
     if (key0 + kKeys > unmasked) mask<kKeys / 8>(scores, n, place);
     if (kDocuments && key0 < bounds.max_start)  // loaded here: live over all steps they would spill the accumulators
       mask<kKeys / 8>(scores, RowStarts<kRowTiles>(call.starts, at.b, query0), place);
     softmax_step<D, kKeys / 8>(scores, state, out, factor);
-    if (kDrops) drop<kKeys / 8>(scores, kept, static_cast<float>(call.dropout.up));
+    if (kDrops) drop<kKeys / 8>(scores, bits, static_cast<float>(call.dropout.up));
     multiply_weights<D>(out, scores, value(step));
   }
   finish<D>(call, at, out, state, query0);

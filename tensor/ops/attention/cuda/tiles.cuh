@@ -12,13 +12,13 @@
 
 namespace tessera::cuda {
 
-// Starts to copy `count` rows from row0 on, zero-padded.
+// Starts the copy of `count` rows from row0 on, zero-padded.
 template <int D, int kBlockThreads>
 __device__ void copy_rows(SharedTile<D> to, const HeadRows<const bfloat16>& from, const TilePlace& at, int row0,
                           int count, int rows) {
   constexpr int kChunks = D / 8, kAtOnce = kBlockThreads / kChunks;
   int t = static_cast<int>(threadIdx.x);
-  asm volatile("" : "+r"(t));  // recompute addresses: kept live, they would spill the accumulators
+  asm volatile("" : "+r"(t));  // recompute addresses: live addresses would spill the accumulators
   const int c = t % kChunks;
   const bfloat16* const head = from.at(at.b, at.h, 0) + c * 8;
   for (int row = t / kChunks; row < count; row += kAtOnce) {
@@ -95,8 +95,7 @@ struct ScoresPlace {
   int query0, key0;
 };
 
-// Bit (r * C + c) * 4 + e is set if sum [r][c][e] survives dropout. Elements are processed one by one to save
-// registers.
+// Bit (r * C + c) * 4 + e is set if sum [r][c][e] survives dropout. Processes elements one by one to save registers.
 template <int R, int C>
 using DropoutMaskBits = std::conditional_t<R * C * 4 <= 32, uint32_t, uint64_t>;
 template <int R, int C, bool kKeysDown>
@@ -106,15 +105,15 @@ __device__ DropoutMaskBits<R, C> dropout_mask(const AttentionDropout& dropout, c
   const int line = lane() / 4, first = lane() % 4 * 2;
   const auto tokens = static_cast<int64_t>(dropout.tokens);
   AttentionDropout::Row row = dropout.row(at.b, at.h, place.query0);
-  DropoutMaskBits<R, C> kept = 0;
+  DropoutMaskBits<R, C> bits = 0;
 #pragma unroll 1
   for (int i = 0; i < R * C * 4; ++i) {
     const int e = i % 2, c = i / 2 % C, half = i / (2 * C) % 2, r = i / (4 * C);
     const int down = 16 * r + 8 * half + line, across = 8 * c + first + e;
     const int query = kKeysDown ? across : down, key = place.key0 + (kKeysDown ? down : across);
-    kept |= static_cast<DropoutMaskBits<R, C>>(row.keeps(query * tokens + key)) << ((r * C + c) * 4 + 2 * half + e);
+    bits |= static_cast<DropoutMaskBits<R, C>>(row.keeps(query * tokens + key)) << ((r * C + c) * 4 + 2 * half + e);
   }
-  return kept;
+  return bits;
 }
 
 __device__ inline void put_pair(const Result<bfloat16>& to, int64_t at, float first, float second) {
@@ -141,7 +140,7 @@ __device__ void put_rows(const Result<bfloat16>& to, const TilePlace& at, const 
     }
 }
 
-// Calls f with the head dim, dropout and document starts as types, for which kernels are compiled.
+// Calls f with the head dim, dropout and document starts as compile-time constants.
 template <class Call, class F>
 void with_kind(const Call& call, const F& f) {
   const auto either = [](bool is, const auto& g) { is ? g(std::true_type{}) : g(std::false_type{}); };

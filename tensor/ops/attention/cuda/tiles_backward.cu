@@ -1,5 +1,5 @@
-// Tensor-core attention backward: one kernel computes dq, iterating over keys, and one dk and dv, iterating over
-// queries of all heads in the group. Both recompute the probabilities from the log-sum-exp.
+// One kernel computes dq, iterating over keys, another dk and dv, iterating over queries of all heads in the group.
+// Both recompute the probabilities from the log-sum-exp.
 //
 // The second kernel has transposed scores (keys x queries), so that a lane's accumulators are again left operands of
 // the following matmuls.
@@ -14,7 +14,7 @@ using Call = BackwardCall<bfloat16>;
 
 using Stats = SoftmaxStats<float>;
 
-// Tiling for head dim D. Accumulators fill most registers: two of D columns and two of scores.
+// Accumulators fill most registers: two of D columns and two of scores.
 template <int D>
 struct QueryCut {
   static constexpr int kWarps = 4, kRowTiles = 2, kThreads = 32 * kWarps;
@@ -54,7 +54,7 @@ struct Rows {
 template <bool kDrops, bool kDocuments, int R, int C>
 __device__ void to_gradient(WarpSums<R, C>& dp, const WarpSums<R, C>& scores, const Call& call, const Rows<R>& rows,
                             const RowStarts<R>& starts, const ScoresPlace& place, bool masked,
-                            DropoutMaskBits<R, C> kept) {
+                            DropoutMaskBits<R, C> bits) {
   const float factor = call.scale * kLog2E;
   const auto up = static_cast<float>(call.dropout.up);
   for_each_sum<R, C>([&](int r, int c, int e, int query, int key) {
@@ -62,7 +62,7 @@ __device__ void to_gradient(WarpSums<R, C>& dp, const WarpSums<R, C>& scores, co
     float p = fast_exp2(math::fma(scores[r][c][e], factor, -stats.lse));
     if (masked && !call.sizes.sees(place.query0 + query, place.key0 + key)) p = 0;
     if (kDocuments && place.key0 + key < starts.of[r][e / 2]) p = 0;
-    if (kDrops) dp[r][c][e] *= kept >> ((r * C + c) * 4 + e) & 1 ? up : 0.0f;
+    if (kDrops) dp[r][c][e] *= bits >> ((r * C + c) * 4 + e) & 1 ? up : 0.0f;
     dp[r][c][e] = p * (dp[r][c][e] - stats.delta);
   });
 }
@@ -100,11 +100,11 @@ __global__ void __launch_bounds__(QueryCut<D>::kThreads) query_gradient_kernel(C
     const int key0 = step * kKeys;
     if (key0 >= visible || (kDocuments && key0 + kKeys <= min_start)) continue;
     const ScoresPlace place{query0, key0};
-    const auto kept = kDrops ? dropout_mask<kR, kKeys / 8, false>(call.dropout, at, place) : 0u;
+    const auto bits = kDrops ? dropout_mask<kR, kKeys / 8, false>(call.dropout, at, place) : 0u;
     WarpSums<kR, kKeys / 8> scores = {}, dp = {};
     multiply_rows(scores, tiles.own(0), row0, tiles.other(step, 0));
     multiply_rows(dp, tiles.own(1), row0, tiles.other(step, 1));
-    to_gradient<kDrops, kDocuments>(dp, scores, call, rows, starts, place, key0 + kKeys > unmasked, kept);
+    to_gradient<kDrops, kDocuments>(dp, scores, call, rows, starts, place, key0 + kKeys > unmasked, bits);
     multiply_weights<D>(dq, dp, tiles.other(step, 0));
   }
   put_rows(call.dq, at, dq, call.scale, query0, n.tq);
@@ -130,11 +130,11 @@ __device__ void hide_before(WarpSums<R, C>& probabilities, const QueryStarts& st
   });
 }
 
-// Applies the dropout mask: to = from * mask; `to` may be `from`.
+// to = from * mask; `to` may be `from`.
 template <int R, int C>
-__device__ void drop(WarpSums<R, C>& to, const WarpSums<R, C>& from, DropoutMaskBits<R, C> kept, float up) {
+__device__ void drop(WarpSums<R, C>& to, const WarpSums<R, C>& from, DropoutMaskBits<R, C> bits, float up) {
   for_each_sum<R, C>([&](int r, int c, int e, int, int) {
-    to[r][c][e] = from[r][c][e] * (kept >> ((r * C + c) * 4 + e) & 1 ? up : 0.0f);
+    to[r][c][e] = from[r][c][e] * (bits >> ((r * C + c) * 4 + e) & 1 ? up : 0.0f);
   });
 }
 
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(KeyCut<D, kDrops, kDocuments>::kThreads) key_g
                    call.stats.at(n, at.b, at.h, step * kQueries + 2 * t), true);
       commit_copies();
     };
-    if (member > 0) __syncthreads();  // the stages are no longer in use
+    if (member > 0) __syncthreads();  // the stages are free
     fetch(first);
     for (int step = first; step * kQueries < past; ++step) {
       wait_for_copies<0>();
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(KeyCut<D, kDrops, kDocuments>::kThreads) key_g
       const int query0 = step * kQueries;
       if (n.visible_keys(query0, kQueries) <= key0) continue;  // no query of the step sees a key of this warp
       const ScoresPlace place{query0, key0};
-      const auto kept = kDrops ? dropout_mask<kR, kQueries / 8, true>(call.dropout, at, place) : 0u;
+      const auto bits = kDrops ? dropout_mask<kR, kQueries / 8, true>(call.dropout, at, place) : 0u;
       const Stats* const here = of_stages + step % 2 * kQueries;
       WarpSums<kR, kQueries / 8> p = {}, dp = {};
       multiply_rows(p, tiles.own(0), row0, tiles.other(step, 0));
@@ -185,14 +185,14 @@ __global__ void __launch_bounds__(KeyCut<D, kDrops, kDocuments>::kThreads) key_g
       if (kDocuments && call.starts.among(keys.b, query0, kQueries).max_start > key0)
         hide_before(p, call.starts, keys.b, place);
       if (kDrops) {  // dp serves as scratch
-        drop(dp, p, kept, up);
+        drop(dp, p, bits, up);
         multiply_weights<D>(dv, dp, tiles.other(step, 1));
         for_each_sum<kR, kQueries / 8>([&](int r, int c, int e, int, int) { dp[r][c][e] = 0; });
       } else {
         multiply_weights<D>(dv, p, tiles.other(step, 1));
       }
       multiply_rows(dp, tiles.own(1), row0, tiles.other(step, 1));
-      if (kDrops) drop(dp, dp, kept, up);
+      if (kDrops) drop(dp, dp, bits, up);
       for_each_sum<kR, kQueries / 8>(
           [&](int r, int c, int e, int, int query) { dp[r][c][e] = p[r][c][e] * (dp[r][c][e] - here[query].delta); });
       multiply_weights<D>(dk, dp, tiles.other(step, 0));

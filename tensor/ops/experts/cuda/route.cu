@@ -1,6 +1,6 @@
-// Routing on a GPU. Each thread processes a token, whose logits are in shared memory, with the CPU's formulas in the
-// same order (tensor/ops/experts/token.h). Positions are counted by one block per expert and sequence, which scans the
-// sequence's choices in order; without atomics, every run assigns the same rows.
+// Each thread processes a token, whose logits are in shared memory, with the CPU's formulas in the same order
+// (tensor/ops/experts/token.h). One block per expert and sequence scans the sequence's choices in order to count
+// positions; without atomics, every run assigns the same rows.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -34,7 +34,7 @@ struct Logits {
   }
   __device__ int64_t token() const { return global_thread(); }
   __device__ A* row() const { return dynamic_shared<A>() + threadIdx.x * (experts | 1); }
-  // Calls f(element, its address in shared memory) for all of the block's elements, in coalesced order.
+  // Calls f(element, its address in shared memory) for the block's elements, in coalesced order.
   template <class F>
   __device__ void each(const F& f) const {
     const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x;
@@ -76,24 +76,23 @@ __global__ void choose_kernel(Choosing<T> f) {
   f.reroutes[f.logits.tokens + t] = static_cast<double>(largest);
 }
 
-// Number of rerouted tokens, maximum routing margin, and largest logit.
 __global__ __launch_bounds__(kThreads) void reroutes_kernel(const double* reroutes, int64_t tokens, double* report) {
-  __shared__ double parts[3][kThreads];
+  __shared__ double partials[3][kThreads];
   double count = 0, margin = 0, largest = 0;
   for (int64_t t = threadIdx.x; t < tokens; t += kThreads) {
     count += reroutes[t] >= 0 ? 1 : 0;
     margin = std::max(margin, reroutes[t]);
     largest = std::max(largest, reroutes[tokens + t]);
   }
-  parts[0][threadIdx.x] = count;
-  parts[1][threadIdx.x] = margin;
-  parts[2][threadIdx.x] = largest;
+  partials[0][threadIdx.x] = count;
+  partials[1][threadIdx.x] = margin;
+  partials[2][threadIdx.x] = largest;
   __syncthreads();
   if (threadIdx.x > 0) return;
   for (int t = 1; t < kThreads; ++t) {
-    count += parts[0][t];
-    margin = std::max(margin, parts[1][t]);
-    largest = std::max(largest, parts[2][t]);
+    count += partials[0][t];
+    margin = std::max(margin, partials[1][t]);
+    largest = std::max(largest, partials[2][t]);
   }
   report[0] = count;
   report[1] = margin;
@@ -106,10 +105,10 @@ struct Choices {
   int64_t length;
   int experts, k;
   int64_t capacity;
-  const int32_t* earlier;  // RouteOptions::earlier; null if sequences are complete
+  const int32_t* earlier;  // null if sequences are complete
 };
 
-// Number of preceding threads of the block with `has`; `all` receives the number in the block.
+// Number of preceding threads of the block with `has`; `all` receives the block's total.
 __device__ int threads_before(bool has, int& all) {
   __shared__ int of_warp[kThreads / 32];
   const int own = static_cast<int>(threadIdx.x) / 32;
@@ -126,8 +125,8 @@ __device__ int threads_before(bool has, int& all) {
   return before;
 }
 
-// Calls f(index of the choice, number of earlier ones) for the choices of the block's expert in its sequence for which
-// `counts` is true, in the order of n -> at(n). Returns their number.
+// Calls f(index of the choice, number of earlier choices) for the choices of the block's expert in its sequence for
+// which `counts` is true, in the order of n -> at(n). Returns their number.
 template <class At, class Counts, class F>
 __device__ int64_t walk(const Choices& c, const At& at, const Counts& counts, const F& f) {
   const int expert = static_cast<int>(blockIdx.x) % c.experts;
@@ -144,7 +143,7 @@ __device__ int64_t walk(const Choices& c, const At& at, const Counts& counts, co
   return seen;
 }
 
-// Marks choices within the capacity by 0, others by -1: first choices of all tokens precede second ones.
+// Marks choices within the capacity by 0, others by -1: first choices of all tokens precede second choices.
 __global__ __launch_bounds__(kThreads) void fit_kernel(Choices c, double* choices, int32_t* taken) {
   const int64_t seen = walk(
       c, [&](int64_t i) { return i % c.length * c.k + i / c.length; }, [](int64_t) { return true; },
@@ -214,21 +213,21 @@ void route(Routed& out, const Tensor& logits, const RouteOptions& o) {
   const auto space = [&](const Shape& shape, DType dtype) { return logits.make(shape, dtype, Category::workspace); };
   const Tensor report = space({experts + 3}, DType::float64), taken = space({blocks}, DType::int32),
                starts = space({blocks}, DType::int32),
-               reroutes = space({o.given.defined() ? 2 * n : 0}, DType::float64);
+               reroutes = space({o.replayed.defined() ? 2 * n : 0}, DType::float64);
   double* const counts = report.device_data<double>();
   int32_t *const chosen = out.chosen.device_data<int32_t>(), *const place = out.place.device_data<int32_t>();
   with_floating(logits.dtype(), "route", [&](auto t) {
     using T = decltype(t);
     const Choosing<T> f{.logits = compute_logits<T>(logits),
                         .chosen = chosen,
-                        .own = o.given.defined() ? place : nullptr,
+                        .own = o.replayed.defined() ? place : nullptr,
                         .weights = out.weights.device_data<Accumulate<T>>(),
                         .reroutes = reroutes.device_data<double>(),
                         .k = static_cast<int>(o.per_token),
                         .softmax_first = o.softmax_first};
     launch(c, "route", f.logits.grid(), choose_kernel<T>, f);
   });
-  if (o.given.defined())
+  if (o.replayed.defined())
     launch(c, "route", {.blocks = 1}, reroutes_kernel, reroutes.device_data<double>(), n, counts + experts);
   Tensor earlier;
   if (o.capacity > 0 && o.earlier) earlier = o.earlier(out.chosen.on_host()).to(logits.arena());
@@ -246,7 +245,7 @@ void route(Routed& out, const Tensor& logits, const RouteOptions& o) {
   launch(c, "route", {.blocks = blocks}, place_kernel, choices, starts.device_data<int32_t>());
   const std::vector<double> found = report.to_vector<double>();  // the host waits
   for (size_t e = 0; e < out.counts.size(); ++e) out.counts[e] = static_cast<int64_t>(found[e]);
-  if (!o.given.defined()) return;
+  if (!o.replayed.defined()) return;
   const double* const reroute = found.data() + experts;
   out.elsewhere = static_cast<int64_t>(reroute[0]);
   out.margin = reroute[2] > 0 ? reroute[1] / reroute[2] : 0;
@@ -270,8 +269,8 @@ void route_backward(const Tensor& out, const Tensor& dweights, const Tensor& log
   });
 }
 
-// Dispatch and combine on a GPU. A thread processes 16 bytes of a row and adds in the order of choices, as on the CPU.
-// The gradient of a weight is a row reduction (tensor/cuda/rows.cuh).
+// A thread processes 16 bytes of a row and adds in the order of choices, as on the CPU. The gradient of a weight is a
+// row reduction (tensor/cuda/rows.cuh).
 
 namespace {
 
@@ -287,8 +286,8 @@ struct Dispatch {
   Rowed<T> to;
   const T* x;
 
-  template <class Part>
-  __device__ void operator()(const Part& at) const {
+  template <class Position>
+  __device__ void operator()(const Position& at) const {
     const int64_t row = to.place[at.first];
     if (row >= 0) at.store(to.rows, row, at.load(x, at.first / to.k));
   }
@@ -301,8 +300,8 @@ struct Combine {
   const A* weights;  // null: 1
   T* y;
 
-  template <class Part>
-  __device__ void operator()(const Part& at) const {
+  template <class Position>
+  __device__ void operator()(const Position& at) const {
     const int64_t first = at.first * from.k;
     A sums[kVecElems<T>] = {};
 #pragma unroll 4
@@ -310,12 +309,12 @@ struct Combine {
       const int64_t row = from.place[first + j];
       if (row < 0) continue;
       const A w = weights ? weights[first + j] : A(1);
-      const auto part = at.load(from.rows, row);
-      for (int i = 0; i < kVecElems<T>; ++i) sums[i] += w * static_cast<A>(part.v[i]);
+      const auto packed = at.load(from.rows, row);
+      for (int i = 0; i < kVecElems<T>; ++i) sums[i] += w * static_cast<A>(packed.v[i]);
     }
-    typename Part::Elements part;
-    for (int i = 0; i < kVecElems<T>; ++i) part.v[i] = static_cast<T>(sums[i]);
-    at.store(y, at.first, part);
+    typename Position::Elements packed;
+    for (int i = 0; i < kVecElems<T>; ++i) packed.v[i] = static_cast<T>(sums[i]);
+    at.store(y, at.first, packed);
   }
 };
 
@@ -340,15 +339,15 @@ __global__ __launch_bounds__(kRowThreads) void combine_backward_kernel(CombineBa
     const A w = f.weights[at.row];
     T* const to = f.to.rows + row * n;
     const RegisterRow<T, kVectorized> g(f.dy + at.row / f.to.k * n, at, n), in(f.rows + row * n, at, n);
-    const auto down_part = [&](int j, const auto& up, const auto& of) {
+    const auto down_vector = [&](int j, const auto& up, const auto& of) {
       Packed<T, kVecElems<T>> down;
       for (int i = 0; i < kVecElems<T>; ++i) {
         down.v[i] = static_cast<T>(w * static_cast<A>(up.v[i]));
         sum += static_cast<A>(up.v[i]) * static_cast<A>(of.v[i]);
       }
-      store_part<kVectorized>(to, j, n, down);
+      store_vector<kVectorized>(to, j, n, down);
     };
-    each_part(at, n, down_part, g, in);
+    each_vector(at, n, down_vector, g, in);
     sum = row_sum(at, sum);
   }
   if (at.thread == 0) f.dweights[at.row] = sum;

@@ -2,7 +2,7 @@
 // in the order of the inner dim, in one thread's register.
 //
 // A block computes a tile of 16 kPer rows and columns, a thread kPer x kPer elements of it. Slabs of the operands with
-// inner depth 16 pass through shared memory, double-buffered: the next one is prefetched into registers.
+// inner depth 16 are double-buffered in shared memory: the next one is prefetched into registers.
 #include "tensor/cuda/loops.cuh"
 #include "tensor/math.h"
 #include "tensor/ops/experts/cuda/rows.cuh"
@@ -19,7 +19,6 @@ struct alignas(32) Slab {
   T at[kDepth][kLines + 4];
 };
 
-// A thread's prefetched elements of a slab.
 template <class T, int kPer, bool kAlong>
 struct Fetched {
   static constexpr int kLines = Slab<T, kPer>::kLines;
@@ -30,7 +29,7 @@ struct Fetched {
   static __device__ int depth(int t, int i) { return kAlong ? t % kDepth : t / kLines + i * (kBlockThreads / kLines); }
   __device__ void fetch(const T* from, int line0, int lines, int inner0, int inner) {
     int t = static_cast<int>(threadIdx.x);
-    asm volatile("" : "+r"(t));  // recompute addresses in each iteration: kept live, they would spill the accumulators
+    asm volatile("" : "+r"(t));  // recompute in each iteration: live addresses would spill the accumulators
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
       const int l = line0 + line(t, i), k = inner0 + depth(t, i);
@@ -45,7 +44,7 @@ struct Fetched {
   }
 };
 
-// Lines of a thread: four adjacent ones of each 64.
+// A thread has four adjacent lines of each 64.
 __device__ inline int to_line(int side, int i) { return i / 4 * (4 * kSide) + side * 4 + i % 4; }
 
 template <class T, int kPer>

@@ -1,5 +1,5 @@
 // Grouped GEMM on a GPU, shared by all dtypes. A line is a row of the left or a column of the right operand; an output
-// element is the dot product of two lines. A launch computes the tiles of all groups; a block searches for its tile.
+// element is the dot product of two lines. A launch computes the tiles of all groups.
 #pragma once
 #include <algorithm>
 #include <type_traits>
@@ -12,8 +12,8 @@ namespace tessera::cuda {
 
 inline constexpr int kMaxGroups = 192;
 
-// `left` and `other` span all groups, `own` is a matrix per group. `left` is the left operand. For weight gradients
-// `other` is the right operand and `own` the output; otherwise the other way round.
+// `left` and `other` span all groups, `own` is a matrix per group. For weight gradients `other` is the right operand
+// and `own` the output; otherwise vice versa.
 template <class T, class Out, bool kOfWeights>
 struct GroupedCall {
   const T* left;
@@ -66,8 +66,8 @@ inline int64_t tiles_in(GemmKind which, const GemmGroup& group, const Tensor& le
   return blocks_for(of_weights ? left.dim(1) : group.rows, tile) * blocks_for(other.dim(1), tile);
 }
 
-// Use tiles of half the side if larger ones would leave multiprocessors idle, or more than a quarter of their area
-// outside the matrices. Results are bitwise identical.
+// Tiles of half the side if larger ones would leave multiprocessors idle, or more than a quarter of their area outside
+// the matrices. Results are bitwise identical.
 inline bool small_tiles(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups,
                         int64_t large) {
   constexpr int64_t kFewBlocks = 128;
@@ -105,7 +105,7 @@ void for_each_launch(GemmKind which, const Tensor& left, const Tensor& other, co
   }
 }
 
-// Calls f(lines of the left operand are contiguous, lines of the right one are).
+// Calls f(left lines are contiguous, right lines are contiguous).
 template <class F>
 void with_lines(GemmKind which, const F& f) {
   if (which == GemmKind::forward)

@@ -2,8 +2,8 @@
 // inner dim, in order, in any tile.
 //
 // A block computes a tile of kTile rows and columns, a warp a quarter of it. Slabs of the operands with inner depth 64
-// have the layout of global memory in shared memory, with lines along rows or columns, and are loaded directly or
-// transposed. Two slabs are prefetched while one is multiplied.
+// have global memory's layout in shared memory and are loaded directly or transposed. Two slabs are prefetched while
+// one is multiplied.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -21,13 +21,13 @@ constexpr int kBlockThreads = 128;  // one warp per quarter of a tile
 template <int kTile>
 constexpr int kSlabBytes = kTile* kDepth * 2;
 
-// A slab of lines starting at `first`, of `lines` in total.
+// Slab of lines starting at `first`, of `lines` in total.
 template <int kTile, bool kAlong, bool kVectorized>
 struct Slab {
   static constexpr int kWidth = kAlong ? kDepth : kTile, kHeight = kAlong ? kTile : kDepth;
   SharedTile<kWidth> tile;
 
-  // Starts to copy it from inner index `inner0` on, zero-padded.
+  // Starts the copy from inner index `inner0` on, zero-padded.
   __device__ void fetch(const bfloat16* from, int first, int lines, int inner0, int inner) const {
     constexpr int kChunks = kWidth / 8, kAtOnce = kBlockThreads / kChunks;
     const int width = kAlong ? inner : lines, height = kAlong ? lines : inner;
@@ -42,11 +42,11 @@ struct Slab {
       if constexpr (kVectorized) {
         copy_async(tile.chunk(row, c), source, valid);
       } else {
-        Packed<bfloat16, 8> part{};
+        Packed<bfloat16, 8> packed{};
         for (int e = 0; e < 8; ++e)
-          if (valid && column + e < width) part.v[e] = source[e];
+          if (valid && column + e < width) packed.v[e] = source[e];
         unsigned char* const shared = dynamic_shared<unsigned char>();
-        store(reinterpret_cast<bfloat16*>(shared + (tile.chunk(row, c) - shared_address(shared))), part);
+        store(reinterpret_cast<bfloat16*>(shared + (tile.chunk(row, c) - shared_address(shared))), packed);
       }
     }
   }
@@ -76,7 +76,7 @@ __global__ __launch_bounds__(kBlockThreads, 2) void rows_bf16_kernel(
   const GroupTile at = find_tile<kTile>(call, static_cast<int>(blockIdx.x));
   const auto factors = [&call, &at] {
     int group = at.group;
-    if constexpr (!kLeftAlong) asm volatile("" : "+r"(group));  // reload: kept live, they would spill the accumulators
+    if constexpr (!kLeftAlong) asm volatile("" : "+r"(group));  // reload: a live value would spill the accumulators
     return load_factors(call, group);
   };
   const int row = warp() % 2 * (kTile / 2), column = warp() / 2 * (kTile / 2);
@@ -99,7 +99,7 @@ __global__ __launch_bounds__(kBlockThreads, 2) void rows_bf16_kernel(
   for (int step = 0; step + 1 < kStages; ++step) fetch(step);
   for (int step = 0; step < steps; ++step) {
     wait_for_copies<kStages - 2>();
-    __syncthreads();  // all copies have arrived, and the stage to be filled next is no longer in use
+    __syncthreads();  // all copies have arrived; the stage to be filled next is free
     fetch(step + kStages - 1);
 #pragma unroll
     for (int k = 0; k < kDepth / 16; ++k) {
@@ -119,7 +119,7 @@ __global__ __launch_bounds__(kBlockThreads, 2) void rows_bf16_kernel(
     }
   }
   const auto of = factors();
-  const auto put = [&](auto at_once) {  // number of adjacent elements
+  const auto put = [&](auto at_once) {  // adjacent elements
     constexpr int kAtOnce = decltype(at_once)::value;
     for_each_sum<kRows, kColumns>([&](int r, int c, int e, int down, int across) {
       const int i = at.row + row + down, j = at.column + column + across;
@@ -145,16 +145,15 @@ __global__ __launch_bounds__(kBlockThreads, 2) void rows_bf16_kernel(
 
 template <int kTile, class Out, class Left, class Right>
 void queue(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups, Left, Right) {
-  // Whether rows consist of aligned vectors of 16 bytes.
   const auto is_vectorized = [&](const Tensor& t) {
     return t.dim(1) % 8 == 0 && reinterpret_cast<uintptr_t>(t.device_data<bfloat16>()) % 16 == 0;
   };
-  const auto with = [&](auto is_whole) {
+  const auto with = [&](auto vectorized) {
     for_each_launch<bfloat16, Out, !Left::value>(
         which, left, other, groups, kTile, [&](const auto& call, int64_t blocks) {
           launch(context(left), "grouped_linear",
                  {.blocks = blocks, .threads = kBlockThreads, .shared = kStages * 2 * kSlabBytes<kTile>},
-                 rows_bf16_kernel<kTile, Left::value, Right::value, decltype(is_whole)::value, Out>, call);
+                 rows_bf16_kernel<kTile, Left::value, Right::value, decltype(vectorized)::value, Out>, call);
         });
   };
   const auto own = [&](const GemmGroup& g) { return is_vectorized(g.w); };

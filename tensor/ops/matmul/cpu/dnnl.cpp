@@ -1,4 +1,3 @@
-// oneDNN matmul.
 #include <dnnl.hpp>
 #include <unordered_map>
 
@@ -82,7 +81,7 @@ const Compiled& compiled_for(const Key& key, Dnnl& lib) {
   }
 }
 
-// Strides in oneDNN's convention: a dim of size 1 has a stride consistent with the other dim.
+// oneDNN's convention: a dim of size 1 has a stride consistent with the other dim.
 std::pair<int64_t, int64_t> matrix_strides(const Tensor& t) {
   int64_t row = t.strides()[0], col = t.strides()[1];
   if (t.dim(0) == 1) row = std::max(row, t.dim(1) * std::max<int64_t>(col, 1));
@@ -141,7 +140,7 @@ void pack(Packed& packed, const Compiled& c, Dnnl& lib, const Tensor& b) {
   lib.stream.wait();
 }
 
-// bfloat16 matmul on CPUs without instructions for it: in float32 from the same inputs, rounded once.
+// bfloat16 matmul without bfloat16 instructions: in float32 from the same inputs, rounded once.
 void emulate(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias) {
   const auto as_float = [](const Tensor& t) {
     Tensor f = t.make(t.shape(), DType::float32, Category::workspace);
@@ -153,7 +152,6 @@ void emulate(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias) 
   out.copy_from(product);
 }
 
-// Whether the CPU has these instructions and oneDNN may use them.
 bool has_instructions(dnnl::cpu_isa need) {
   limit_instructions();
   const int isa = static_cast<int>(dnnl::get_effective_cpu_isa()), all = static_cast<int>(need);
@@ -176,7 +174,7 @@ void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bi
   Dnnl& lib = a.arena()->local<Dnnl>();
   const Key key = cache_key(out, a, b, bias, true);
   const Compiled& c = compiled_for(key, lib);
-  // Blocks of 64 columns pad a narrow weight up to eight times its size (8 columns): not worth the memory.
+  // Blocks of 64 columns pad a narrow weight up to eight times its size (8 columns).
   if (static_cast<int64_t>(c.desc.weights_desc().get_size()) > 2 * b.nbytes()) return dnnl_matmul(out, a, b, bias);
   if (packed.source != b.raw() || packed.version != b.storage()->version || packed.threads != key.threads) {
     pack(packed, c, lib, b);

@@ -1,4 +1,3 @@
-// Tessera's CPU GEMMs: register tiles, cache-blocked GEMM for any sizes and strides, and matmuls with few rows.
 
 #include "tensor/ops/matmul/cpu/gemm.h"
 
@@ -13,9 +12,9 @@ namespace {
 
 constexpr int64_t kSumLanes = 16;
 
-// The baseline of vectorize.h; the other x86-64 sets (x86/lanes.h) are bitwise identical. scaled_add(): c += s b on one
-// vector of kBytes. Lanes: sixteen float32 with load() from memory, fma(): sum += a b, and total(): the sum of the
-// lanes, pairing l and l + 8, then l and l + 4, and so on.
+// vectorize.h's baseline; x86/lanes.h has the other x86-64 sets, bitwise identical. scaled_add(): c += s b on one
+// vector of kBytes. Lanes: sixteen float32 with load(), fma(): sum += a b, and total(): the lanes' sum, pairing l and l
+// + 8, then l and l + 4, and so on.
 struct Baseline {
   static constexpr int kBytes = 16;
   static void scaled_add(VectorOf<float, 16>::type& c, float s, const VectorOf<float, 16>::type& b) {
@@ -41,7 +40,6 @@ struct Baseline {
   }
 };
 
-// Runs f(Avx512{}), f(Avx2{}) or f(Baseline{}), compiled for that set.
 template <class F>
 void run_for([[maybe_unused]] InstructionSet isa, const F& f) {
 #ifdef __x86_64__
@@ -65,7 +63,7 @@ template <class Isa, class T, int R, int V>
 inline void register_block(int64_t k, Strided<T> a, const T* b, int64_t ldb, T* c, int64_t ldc, bool accumulate) {
   using Vector = typename VectorOf<T, Isa::kBytes>::type;
   constexpr int64_t L = kVector<Isa, T>;
-  // Aligned like native vectors, which clang assumes of a reference.
+  // Native alignment, which clang assumes of a reference.
   alignas(Isa::kBytes) Vector sum[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v)
@@ -82,7 +80,6 @@ inline void register_block(int64_t k, Strided<T> a, const T* b, int64_t ldb, T* 
     for (int v = 0; v < V; ++v) *reinterpret_cast<Vector*>(c + r * ldc + v * L) = sum[r][v];
 }
 
-// A strip of V vectors, over all rows.
 template <class Isa, class T, int V>
 inline void column_strip(int64_t m, int64_t k, Strided<T> a, const T* b, int64_t ldb, T* c, int64_t ldc,
                          bool accumulate) {
@@ -119,14 +116,14 @@ template void tile_gemm(int64_t, int64_t, int64_t, Strided<float>, const float*,
 template void tile_gemm(int64_t, int64_t, int64_t, Strided<double>, const double*, int64_t, double*, int64_t, bool,
                         InstructionSet);
 
-// Cache blocking. A strip of B (kDepth x kStripVectors vectors) stays in L1 (L2 with AVX-512) while rows of A stream
+// Cache blocking: a strip of B (kDepth x kStripVectors vectors) stays in L1 (L2 with AVX-512) while rows of A stream
 // past, and a block of A's rows in L2.
 
 namespace {
 
 constexpr int64_t kDepth = 256, kRows = 96, kColumns = 1024;
 
-// C (m x n) of one thread, with buffers for strips of B and, if A's rows are not contiguous, for A.
+// C (m x n) of one thread, with buffers for strips of B and for A if its rows are not contiguous.
 template <class Isa, class T>
 struct Blocks {
   static constexpr int64_t kStrip = kStripVectors<Isa> * kVector<Isa, T>;
@@ -136,12 +133,11 @@ struct Blocks {
   int64_t ldc;
   std::vector<T>& room;
 
-  // Copies a strip with row stride kStrip, zero-padded beyond the columns of B.
+  // Row stride kStrip, zero-padded beyond the columns of B.
   void copy_strip(T* to, const T* from, int64_t depth, int64_t width) const {
     for (int64_t p = 0; p < depth; ++p)
       for (int64_t j = 0; j < kStrip; ++j) to[p * kStrip + j] = j < width ? from[p * b.row + j * b.col] : T(0);
   }
-  // Row stride of the copy.
   static constexpr int64_t kPitch = kDepth + kLanes<T>, kBand = 16;
   void copy_rows(T* to, const T* from, int64_t rows, int64_t depth) const {
     for (int64_t i = 0; i < rows; i += kBand)
@@ -152,7 +148,7 @@ struct Blocks {
              bool accumulate) const {
     if (width == kStrip)
       return column_strip<Isa, T, kStripVectors<Isa>>(rows, depth, left, right, kStrip, to, ldc, accumulate);
-    T edge[kRows * kStrip];  // the last columns do not fill a strip: use a padded one
+    T edge[kRows * kStrip];  // the last columns do not fill a strip
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < kStrip; ++j) edge[i * kStrip + j] = accumulate && j < width ? to[i * ldc + j] : T(0);
     column_strip<Isa, T, kStripVectors<Isa>>(rows, depth, left, right, kStrip, edge, kStrip, accumulate);
@@ -192,7 +188,7 @@ void gemm(int64_t m, int64_t n, int64_t k, Strided<T> a, Strided<T> b, T* c, int
     for (int64_t i = 0; i < m; ++i) std::fill(c + i * ldc, c + i * ldc + n, T(0));
     return;
   }
-  const auto part = [&](int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
+  const auto compute = [&](int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
     thread_local std::vector<T> room;
     run_for(instruction_set(), [&](auto set) {
       Blocks<decltype(set), T>{
@@ -204,27 +200,27 @@ void gemm(int64_t m, int64_t n, int64_t k, Strided<T> a, Strided<T> b, T* c, int
   constexpr int64_t kStrips = 4 * kLanes<T>;
   const bool small = m * n * k < 65536;
   if (n >= kStrips * threads())
-    split(n, small ? n : kStrips, [&](int64_t j0, int64_t j1) { part(0, m, j0, j1); });
+    split(n, small ? n : kStrips, [&](int64_t j0, int64_t j1) { compute(0, m, j0, j1); });
   else
-    split(m, small ? m : kRows, [&](int64_t i0, int64_t i1) { part(i0, i1, 0, n); });
+    split(m, small ? m : kRows, [&](int64_t i0, int64_t i1) { compute(i0, i1, 0, n); });
 }
 
 template void gemm(int64_t, int64_t, int64_t, Strided<double>, Strided<double>, double*, int64_t);
 template void gemm(int64_t, int64_t, int64_t, Strided<float>, Strided<float>, float*, int64_t);
 
-// A block of four rows of x and four of the weight stays in registers over the full inner dim. Element k of a sum
-// belongs to lane k mod 16, and lanes are added in pairs: all instruction sets round alike.
+// A block of four rows of x and four of the weight stays in registers over the full inner dim. Element k belongs to
+// lane k mod 16, and lanes are added in pairs, so all instruction sets round alike.
 
 namespace {
 
-constexpr int64_t kMaxRows = 8;       // rows of x; beyond that, oneDNN's copy of the weight is profitable
-constexpr int64_t kColumnGrain = 64;  // columns of y
+constexpr int64_t kMaxRows = 8;       // of x; beyond that, oneDNN's copy of the weight is profitable
+constexpr int64_t kColumnGrain = 64;  // of y
 
 template <class Y, class T>
 struct FewRows {
   int64_t m, k, lda, ldw, ldy;
   const T *x, *w;
-  const Y* bias;  // or null
+  const Y* bias;
   Y* y;
 
   // M rows and R columns of y.
@@ -238,13 +234,13 @@ struct FewRows {
       for (int i = 0; i < M; ++i) Isa::load(in[i], left + i * left_row);
       for (int r = 0; r < R; ++r) {
         Isa::load(weight, right + r * right_row);
-        __builtin_prefetch(right + (r + R) * right_row);  // next block: the hardware does not prefetch such short rows
+        __builtin_prefetch(right + (r + R) * right_row);  // the hardware does not prefetch such short rows
         for (int i = 0; i < M; ++i) Isa::fma(sum[i][r], in[i], weight);
       }
     };
     int64_t p = 0;
     for (; p + kSumLanes <= k; p += kSumLanes) add(a + p, lda, b + p, ldw);
-    if (p < k) {  // the remainder, zero-padded
+    if (p < k) {
       T left[M][kSumLanes] = {}, right[R][kSumLanes] = {};
       for (int i = 0; i < M; ++i) std::copy_n(a + i * lda + p, k - p, left[i]);
       for (int r = 0; r < R; ++r) std::copy_n(b + r * ldw + p, k - p, right[r]);

@@ -1,5 +1,5 @@
-// A table's file: a title line, then lines "key: choice". It is read and written under a lock on a separate file, and
-// replaced atomically.
+// File format: a title line, then lines "key: choice". Read and written under a lock on a separate file, replaced
+// atomically.
 #include "tensor/ops/matmul/cuda/algorithm_table.h"
 
 #include <fcntl.h>
@@ -48,20 +48,19 @@ class FileLock {
   int descriptor_;
 };
 
-// Throws before any computation if the directory's file system does not support locks.
+// Throws before any computation if the file system does not support locks.
 void require_locks(const fs::path& directory) {
   std::error_code error;
   fs::create_directories(directory, error);
-  const int folder = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder < 0) return;  // reported when a table is stored there
-  const int cause = ::flock(folder, LOCK_SH | LOCK_NB) == 0 ? 0 : errno;
-  ::close(folder);
+  const int descriptor = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) return;  // reported when a table is stored there
+  const int cause = ::flock(descriptor, LOCK_SH | LOCK_NB) == 0 ? 0 : errno;
+  ::close(descriptor);
   if (is_unknown_operation(cause))
     throw OutputError("[matmul] " + directory.string() + ": cannot lock a table of algorithms there: " +
                       std::strerror(cause) + "; set TESSERA_CACHE to a directory on another file system");
 }
 
-// All tables of this process and their directory.
 struct Tables {
   std::mutex mutex;
   std::map<std::string, std::unique_ptr<AlgorithmTable>> of;
@@ -102,10 +101,10 @@ std::string AlgorithmTable::find_or(const std::string& key, const std::function<
   return choices_[key];
 }
 
-// Reads the file's choices for keys that this process has not chosen.
+// Reads choices for keys that this process has not chosen.
 void AlgorithmTable::read() {
   std::ifstream in(file_);
-  if (!in) return;  // no choices yet
+  if (!in) return;
   std::string line;
   const auto refuse = [&](int64_t number) {
     throw InputError("[matmul] " + file_.string() + " line " + std::to_string(number) + ": '" + line +

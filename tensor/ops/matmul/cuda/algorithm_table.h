@@ -1,8 +1,8 @@
 // Choice of a GEMM algorithm per problem: timed once, then fixed.
 //
-// Algorithms add in different orders, so results differ in the last bits. A plan and its reference run must therefore
-// use the same ones: the table is shared by all ranks of a process, and by all processes through a file, in which the
-// first entry for a problem is final.
+// Because algorithms add in different orders, results differ in the last bits, and a plan and its reference run must
+// use the same algorithms. The table is therefore shared by all ranks of a process, and by all processes through a
+// file, in which the first entry for a problem is final.
 #pragma once
 #include <filesystem>
 #include <functional>
@@ -17,13 +17,13 @@ class AlgorithmTable {
   // `device` identifies GPU and library version: the file's name and first line.
   explicit AlgorithmTable(std::string device) : device_(std::move(device)) {}
 
-  // Returns the choice for `key`, calling choose() if there is none, under a lock shared by all processes that use the
-  // file: it may time algorithms but must not wait for other callers. Keys and choices are single-line, keys without a
-  // colon. Throws InputError if the file is not a table, OutputError if it cannot be written.
+  // The choice for `key`. Calls choose() if there is none, under a lock shared by all processes that use the file: it
+  // may time algorithms but must not wait for other callers. Keys and choices are single-line, keys without a colon.
+  // Throws InputError if the file is not a table, OutputError if it cannot be written.
   std::string find_or(const std::string& key, const std::function<std::string()>& choose);
-  // The known choice; empty if none.
+  // Empty if there is no choice.
   std::string known(const std::string& key);
-  // Inserts `choice` unless there is one, without the file.
+  // Inserts `choice` unless one exists, bypassing the file.
   std::string find_or_insert(const std::string& key, const std::string& choice);
 
   // Uses this device's file in `directory`, read at the next unknown key.
@@ -35,7 +35,7 @@ class AlgorithmTable {
 
   std::mutex mutex_;
   std::string device_;
-  std::filesystem::path file_;  // empty: none
+  std::filesystem::path file_;
   std::map<std::string, std::string> choices_;
 };
 

@@ -8,51 +8,48 @@
 
 namespace tessera::cuda {
 
-// Whether float32 GEMMs may round operands to TF32 (10 mantissa bits): Arena::local, one per rank.
+// Whether float32 GEMMs may round operands to TF32 (10 mantissa bits); per rank, in Arena::local.
 struct Tf32 {
   bool allowed = false;
 };
 
-// Caches timed algorithms in this directory, in one file per kind of GPU and library version, instead of only in the
-// process.
+// Caches timed algorithms in this directory, one file per kind of GPU and library version, and not only in the process.
 void keep_algorithms_in(const std::filesystem::path& directory);
 
-// Maximum workspace of a GEMM.
 inline constexpr int64_t kMaxWorkspace = int64_t{32} << 20;
 
 // Batch of column-major matrices: element (i, j) of matrix b is data[b * step + j * leading + i]. Packed and aligned to
-// 16 bytes, so that the choice of algorithm depends on neither.
+// 16 bytes, so that algorithm selection depends on neither.
 struct Matrices {
   std::byte* data = nullptr;
   int64_t leading = 0, step = 0;  // in elements
-  bool transposed = false;        // used transposed
+  bool transposed = false;
 };
 
-// Before rounding: none; gelu(), storing its input in `aux`; or multiplication by gelu'(aux), where aux has out's shape
-// and dtype.
+// Before rounding: none; gelu(), storing its input in `aux`; or multiplication by gelu'(aux). aux has out's shape and
+// dtype.
 enum class Epilogue : uint8_t { none, gelu, gelu_gradient };
 
 // out (m, n) = left (m, k) right (k, n), after transposition, plus bias (m) per column; `batch` times.
 struct GemmProblem {
   int64_t m = 0, n = 0, k = 0, batch = 1;
   Matrices left, right, out;
-  const std::byte* bias = nullptr;  // with dtype `result`; or null
-  std::byte* sums = nullptr;        // receives the sums of right over k: (n), dtype `result`; requires no bias
+  const std::byte* bias = nullptr;  // dtype `result`; or null
+  std::byte* sums = nullptr;        // sums of right over k: (n), dtype `result`; requires no bias
   Epilogue epilogue = Epilogue::none;
   Matrices aux = {};
   DType operands = DType::float32, result = DType::float32;
   bool tf32 = false;
 };
 
-// Depends only on shapes, dtypes and transposition.
 bool has_algorithm(Arena& arena, const GemmProblem& problem);
 // Queues the GEMM. Implemented in driver/blaslt.cpp, and by a loop on the emulated GPU. Equal inputs give bitwise
 // identical results in every rank of every process.
 void multiply(Arena& arena, const GemmProblem& problem);
 
 // Selects the faster of two implementations, each a GEMM followed by other work: timed on the first call's operands
-// (both may run) and cached like an algorithm. `fused` is not selected without an algorithm; the emulated GPU selects
-// it always.
+// (both may run) and cached like an algorithm. `fused` is not selected without an algorithm; the emulated GPU always
+// selects it.
 struct GemmPath {
   const GemmProblem& problem;
   std::function<void()> rest;

@@ -1,4 +1,3 @@
-// Conversion of row-major matmuls to column-major products.
 
 #include "tensor/kernels.h"
 #include "tensor/ops/activations.h"
@@ -19,22 +18,22 @@ std::byte* on_gpu(const Tensor& t) {
 bool is_aligned(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.address()) % 16 == 0; }
 bool is_packed(const Tensor& t) { return t.is_contiguous() && is_aligned(t); }
 
-// Packed row-major matrices as column-major ones of shape (cols, rows).
+// Packed row-major matrices as column-major matrices of shape (cols, rows).
 Matrices row_matrices(const Tensor& t) {
   return {.data = on_gpu(t), .leading = t.dim(-1), .step = t.ndim() == 3 ? t.dim(-2) * t.dim(-1) : 0};
 }
 
-bool is_turned(const Tensor& t) { return !t.is_contiguous() && t.transpose(-2, -1).is_contiguous(); }
+bool is_transposed(const Tensor& t) { return !t.is_contiguous() && t.transpose(-2, -1).is_contiguous(); }
 
-// Operand t, in place if it is packed and aligned or the transpose of such a matrix, otherwise in `copy`. The library
-// selects algorithms by leading dims and alignment too, so only packed operands are passed: strides and addresses do
-// not affect the bits.
+// Operand t, in place if it is packed and aligned or the transpose of such a matrix, otherwise in `copy`. Because the
+// library also selects algorithms by leading dims and alignment, only packed operands make results independent of
+// strides and addresses.
 Matrices operand(const Tensor& t, Tensor& copy) {
-  const bool turned = is_turned(t);
-  copy = turned ? t.transpose(-2, -1) : t.contiguous();
+  const bool is_transpose = is_transposed(t);
+  copy = is_transpose ? t.transpose(-2, -1) : t.contiguous();
   if (!is_aligned(copy)) copy = copy.clone();
   Matrices m = row_matrices(copy);
-  m.transposed = turned;
+  m.transposed = is_transpose;
   return m;
 }
 
@@ -43,44 +42,42 @@ struct OperandCopies {
   Tensor left, right, other;
 };
 
-// The GEMM for out = a b; `out` is packed.
-GemmProblem make_gemm(const Tensor& out, const Tensor& a, const Tensor& b, OperandCopies& kept) {
+GemmProblem make_gemm(const Tensor& out, const Tensor& a, const Tensor& b, OperandCopies& copies) {
   return {.m = out.dim(-1),
           .n = out.dim(-2),
           .k = a.dim(-1),
           .batch = out.ndim() == 3 ? out.dim(0) : 1,
-          .left = operand(b, kept.left),
-          .right = operand(a, kept.right),
+          .left = operand(b, copies.left),
+          .right = operand(a, copies.right),
           .out = row_matrices(out),
           .operands = a.dtype(),
           .result = out.dtype()};
 }
 
 // The library assumes no alignment of a bias but may read 16 bytes at a time.
-const std::byte* bias_data(const Tensor& bias, OperandCopies& kept) {
+const std::byte* bias_data(const Tensor& bias, OperandCopies& copies) {
   if (!bias.defined()) return nullptr;
-  kept.other = is_aligned(bias) ? bias : bias.clone();
-  return on_gpu(kept.other);
+  copies.other = is_aligned(bias) ? bias : bias.clone();
+  return on_gpu(copies.other);
 }
 
-// Whether t, packed, is a valid `aux` operand.
+// For packed t.
 bool can_be_aux(const Tensor& t) { return t.dim(-1) % 8 == 0; }
 
-// Whether this matmul may be fused with adjacent passes: only in bfloat16, whose rounding hides that the library has a
-// different GELU; float32 is for comparisons.
+// Fusion requires bfloat16, whose rounding hides the difference of the library's GELU; float32 is for comparisons.
 bool may_fuse(const Tensor& out, const Tensor& a, const Tensor& b) {
   return is_packed(out) && a.dtype() == DType::bfloat16 && a.ndim() == 2 && a.dim(0) > 0 && a.dim(1) > 0 &&
          b.dim(1) > 0 && !a.arena()->local<KernelChoice>().deterministic;
 }
 
-// Queues out = a b + bias; returns false if the library has no algorithm.
+// Returns false if the library has no algorithm.
 bool multiply_packed(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias) {
   Arena& arena = *out.arena();
-  OperandCopies kept;
+  OperandCopies copies;
   // float64 is for verification: its bias is added in a separate pass, as on the CPU.
   const bool separate_bias = bias.defined() && out.dtype() == DType::float64;
-  GemmProblem p = make_gemm(out, a, b, kept);
-  p.bias = separate_bias ? nullptr : bias_data(bias, kept);
+  GemmProblem p = make_gemm(out, a, b, copies);
+  p.bias = separate_bias ? nullptr : bias_data(bias, copies);
   p.tf32 = a.dtype() == DType::float32 && arena.local<Tf32>().allowed;
   if (!has_algorithm(arena, p)) return false;
   multiply(arena, p);
@@ -92,7 +89,7 @@ bool multiply_packed(const Tensor& out, const Tensor& a, const Tensor& b, const 
 // Zero-pads t to (rows, cols) in the same layout; returns t if it has that size.
 Tensor padded(const Tensor& t, int64_t rows, int64_t cols) {
   if (t.dim(-2) == rows && t.dim(-1) == cols) return t;
-  if (is_turned(t)) return padded(t.transpose(-2, -1), cols, rows).transpose(-2, -1);
+  if (is_transposed(t)) return padded(t.transpose(-2, -1), cols, rows).transpose(-2, -1);
   const int64_t m = t.dim(-2), n = t.dim(-1);
   Shape shape = t.shape();
   shape[-2] = rows;
@@ -104,7 +101,7 @@ Tensor padded(const Tensor& t, int64_t rows, int64_t cols) {
   return wide;
 }
 
-// Through padded copies whose dims are multiples of 8, for which every library has an algorithm.
+// Every library has an algorithm for dims that are multiples of 8.
 void multiply_padded(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias) {
   const auto up = [](int64_t n) { return (n + 7) / 8 * 8; };
   const int64_t m = up(a.dim(-2)), k = up(a.dim(-1)), n = up(b.dim(-1));
@@ -156,11 +153,11 @@ void matmul(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& b
 bool matmul_gelu(const Tensor& y, const Tensor& h, const Tensor& a, const Tensor& b, const Tensor& bias) {
   KernelLog::Pass& log = y.arena()->local<KernelLog>().gelu;
   if (!may_fuse(y, a, b) || !is_packed(h) || !can_be_aux(h)) return log.count(false);
-  OperandCopies kept;
-  const GemmProblem separate = make_gemm(h, a, b, kept);
+  OperandCopies copies;
+  const GemmProblem separate = make_gemm(h, a, b, copies);
   GemmProblem fused = separate;
   fused.out = row_matrices(y);
-  fused.bias = bias_data(bias, kept);
+  fused.bias = bias_data(bias, copies);
   fused.epilogue = Epilogue::gelu;
   fused.aux = separate.out;
   const auto pass = [&] { bias_gelu({h, y}, h, bias.defined() ? &bias : nullptr, GeluForm::tanh); };
@@ -170,12 +167,12 @@ bool matmul_gelu(const Tensor& y, const Tensor& h, const Tensor& a, const Tensor
 bool matmul_gelu_gradient(const Tensor& dh, const Tensor& a, const Tensor& b, const Tensor& h, const Tensor& dbias) {
   KernelLog::Pass& log = dh.arena()->local<KernelLog>().gelu_gradient;
   if (!may_fuse(dh, a, b) || !can_be_aux(h)) return log.count(false);
-  OperandCopies kept;
-  const GemmProblem separate = make_gemm(dh, a, b, kept);
+  OperandCopies copies;
+  const GemmProblem separate = make_gemm(dh, a, b, copies);
   GemmProblem fused = separate;
   fused.epilogue = Epilogue::gelu_gradient;
-  kept.other = is_packed(h) ? h : h.clone();
-  fused.aux = row_matrices(kept.other);
+  copies.other = is_packed(h) ? h : h.clone();
+  fused.aux = row_matrices(copies.other);
   const auto sums = [&] {  // upper bound of their cost
     if (dbias.defined()) sum_rows(dbias, dh);
   };
@@ -193,8 +190,8 @@ bool matmul_and_sums(const Tensor& out, const Tensor& sums, const Tensor& a, con
   }
   KernelLog::Pass& log = out.arena()->local<KernelLog>().bias_sums;
   if (!may_fuse(out, a, b) || !is_packed(sums)) return log.count(false);
-  OperandCopies kept;
-  const GemmProblem separate = make_gemm(out, a, b, kept);
+  OperandCopies copies;
+  const GemmProblem separate = make_gemm(out, a, b, copies);
   GemmProblem fused = separate;
   fused.sums = on_gpu(sums);
   const auto pass = [&] { sum_rows(sums, a.transpose(0, 1)); };

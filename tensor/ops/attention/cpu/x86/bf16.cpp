@@ -1,4 +1,4 @@
-// Matmuls of 64 x 64 tiles, and the packing of their operands.
+// Matmuls of 64 x 64 tiles.
 //
 // A left operand of 64 rows (A) is packed as blocks of 32 rows, a right operand of 64 columns (B) as panels of 32
 // columns; for each 32 of the inner dim both have two tiles of 1024 elements in total.
@@ -14,20 +14,19 @@ inline constexpr int64_t kHalves = kBlock / kTileBlock;  // blocks of 32 in a ti
 inline Bf16View rows_run_on(Rows<const bfloat16> r) { return {r.data, r.stride, 1}; }
 inline Bf16View columns_run_on(Rows<const bfloat16> r) { return {r.data, 1, r.stride}; }
 
-// Packs rows x depth elements of `a` as zero-padded blocks of 32 rows.
+// Zero-padded blocks of 32 rows.
 inline void pack_rows(bfloat16* to, Bf16View a, int64_t blocks, int64_t deep, int64_t rows, int64_t depth) {
   for (int64_t i = 0; i < blocks; ++i)
     for (int64_t d = 0; d < deep; ++d, to += kPair)
       pack_a_block(to, a.at(i * kTileBlock, d * kTileDepth), rows - i * kTileBlock, depth - d * kTileDepth);
 }
-// Packs depth x cols elements of `b` as zero-padded panels of 32 columns.
+// Zero-padded panels of 32 columns.
 inline void pack_columns(bfloat16* to, Bf16View b, int64_t panels, int64_t deep, int64_t depth, int64_t cols) {
   for (int64_t j = 0; j < panels; ++j)
     for (int64_t d = 0; d < deep; ++d, to += kPair)
       pack_b_block(to, b.at(d * kTileDepth, j * kTileBlock), depth - d * kTileDepth, cols - j * kTileBlock);
 }
 
-// Two implementations of a 32 x 32 block: AMX tiles and AVX512_BF16 pair products.
 struct ByTiles {
   using Scope = TileScope;
   struct NoOverlap {
@@ -45,7 +44,7 @@ struct ByPairs {
   }
 };
 
-// C (32 blocks x 32 panels) = or += A B; `a_block` is the stride between blocks of rows of A.
+// C (32 blocks x 32 panels) = or += A B; `a_block` is the stride between A's row blocks.
 template <class By>
 void tile_matmul(TileOperandA a, int64_t a_block, int64_t blocks, const bfloat16* b, int64_t panels, int64_t deep,
                  float* c, int64_t ldc, bool accumulate) {
@@ -54,7 +53,6 @@ void tile_matmul(TileOperandA a, int64_t a_block, int64_t blocks, const bfloat16
       By::block({a.data + i * a_block, a.lda, a.step, a.down}, b + j * deep * kPair, deep,
                 c + i * kTileBlock * ldc + j * kTileBlock, ldc, accumulate);
 }
-// A as packed by pack_rows().
 inline TileOperandA packed_rows(const bfloat16* a) { return {a, kTileDepth, kPair, kTileElements}; }
 inline TileOperandA plain_rows(const bfloat16* a) { return {a, kBlock, kTileDepth, kTileRows * kBlock}; }
 
@@ -84,8 +82,8 @@ inline TileOperandA plain_rows(const bfloat16* a) { return {a, kBlock, kTileDept
       }
 }
 
-// Transposes rows x cols float32 values; both multiples of 16.
-[[gnu::target("avx512f")]] inline void turn_floats(float* to, const float* from, int64_t rows, int64_t cols) {
+// `rows` and `cols` are multiples of 16.
+[[gnu::target("avx512f")]] inline void transpose_floats(float* to, const float* from, int64_t rows, int64_t cols) {
   for (int64_t i = 0; i < rows; i += 16)
     for (int64_t j = 0; j < cols; j += 16) {
       __m512i r[16];
@@ -102,18 +100,16 @@ inline void scale_tile(Scalar* x, Scalar by, int64_t n) {
   });
 }
 
-// Forward and backward of one key-value head at a time: its keys and values are packed once and used by every block of
-// queries of the heads that share it.
+// A key-value head's keys and values are packed once and used by every block of queries of the heads that share it.
 
 namespace {
 
 constexpr int64_t kTile = kBlock * kBlock;
-constexpr int64_t kAlignment = 512;  // floats: maximum padding that aligns each array to 64 bytes
+constexpr int64_t kAlignment = 512;  // in floats: maximum padding that aligns each array to 64 bytes
 
 int64_t blocks_in(int64_t n) { return (n + kBlock - 1) / kBlock; }
 int64_t count_depth_tiles(int64_t d) { return (d + kTileDepth - 1) / kTileDepth; }
 
-// Workspace of one thread, aligned to 64 bytes.
 class Memory {
  public:
   explicit Memory(float* at) : at_(reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(at) + 63) / 64 * 64)) {}
@@ -146,7 +142,7 @@ class PairedForward {
         query_(memory.take<bfloat16>(kBlock * dp_)),
         rounded_(memory.take<bfloat16>(kTile)),
         out_(memory.take<float>(kBlock * dp_)),
-        turned_(memory.take<float>(kBlock * dp_)),
+        transposed_(memory.take<float>(kBlock * dp_)),
         scores_(memory.take<float>(kTile)),
         keep_(memory.take<float>(kTile)),
         max_(memory.take<float>(kBlock)),
@@ -197,8 +193,8 @@ class PairedForward {
       shrink_[i] = i < count && sum_[i] != 0 ? 1.0f / sum_[i] : 0.0f;  // 0: no visible key
     }
     scale_columns(shrink_);
-    turn_floats(turned_, out_, dp_, kBlock);
-    store_head<bfloat16>(result_.out, {b, h, query0}, turned_, dp_, count);
+    transpose_floats(transposed_, out_, dp_, kBlock);
+    store_head<bfloat16>(result_.out, {b, h, query0}, transposed_, dp_, count);
   }
 
   // Multiplies each query's column of the output (d x queries) by its factor.
@@ -213,7 +209,7 @@ class PairedForward {
   const AttentionResult& result_;
   const int64_t deep_, dp_, key_blocks_;
   bfloat16 *const keys_, *const values_, *const query_, *const rounded_;
-  float *const out_, *const turned_, *const scores_, *const keep_, *const max_, *const sum_, *const shrink_;
+  float *const out_, *const transposed_, *const scores_, *const keep_, *const max_, *const sum_, *const shrink_;
 };
 
 template <class By>
@@ -227,7 +223,7 @@ class PairedBackward {
   PairedBackward(Memory memory, const AttentionProblem& p, const Tensor& dout, const AttentionResult& forward,
                  const AttentionGradients& grads)
       : p_(p),
-        given_(dout),
+        dout_tensor_(dout),
         forward_(forward),
         grads_(grads),
         deep_(count_depth_tiles(p.d)),
@@ -250,7 +246,7 @@ class PairedBackward {
         dscores_(memory.take<float>(kTile)),
         keep_(memory.take<float>(kTile)),
         rounded_(memory.take<bfloat16>(kTile)),
-        turned_(memory.take<bfloat16>(kTile)) {}
+        transposed_(memory.take<bfloat16>(kTile)) {}
 
   void group(int64_t b, int64_t key_head) {
     const auto scale = static_cast<float>(p_.options.scale);
@@ -282,7 +278,7 @@ class PairedBackward {
     for (int64_t i = 0; i < blocks_; ++i) {
       const int64_t left = p_.tq - i * kBlock, at = i * kBlock * dp_;
       const Rows<const bfloat16> q = tile_rows<const bfloat16>(p_.q, b, h, i * kBlock),
-                                 g = tile_rows<const bfloat16>(given_, b, h, i * kBlock);
+                                 g = tile_rows<const bfloat16>(dout_tensor_, b, h, i * kBlock);
       pack_columns(query_t_ + at, columns_run_on(q), kHalves, deep_, p_.d, left);
       pack_columns(dout_t_ + at, columns_run_on(g), kHalves, deep_, p_.d, left);
       pack_columns(query_ + at, rows_run_on(q), deep_, kHalves, left, p_.d);
@@ -290,7 +286,7 @@ class PairedBackward {
     }
     std::fill(dquery_, dquery_ + blocks_ * kBlock * dp_, 0.0f);
     const float* const lse = forward_.lse.data<float>() + (b * p_.heads + h) * p_.tq;
-    const Rows<const bfloat16> g = tile_rows<const bfloat16>(given_, b, h, 0),
+    const Rows<const bfloat16> g = tile_rows<const bfloat16>(dout_tensor_, b, h, 0),
                                out = tile_rows<const bfloat16>(forward_.out, b, h, 0);
     output_dots(delta_, g, out, p_.tq, p_.d);
     for (int64_t i = 0; i < blocks_ * kBlock; ++i) {
@@ -314,32 +310,32 @@ class PairedBackward {
       multiply_tile(dscores_, dscores_, keep_, kTile);
       multiply_tile(keep_, scores_, keep_, kTile);
     }
-    round_rows(rounded_, p_.options.dropout > 0 ? keep_ : scores_);  // factors of the values in the forward pass
+    round_rows(rounded_, p_.options.dropout > 0 ? keep_ : scores_);
     tile_matmul<By>(plain_rows(rounded_), kTileBlock * kBlock, kHalves, dout_ + at, deep_, kHalves,
                     dvalue_ + key0 * dp_, dp_, true);
     score_gradient_tile(dscores_, scores_, kBlock, delta_ + query0);
     round_rows(rounded_, dscores_);
     tile_matmul<By>(plain_rows(rounded_), kTileBlock * kBlock, kHalves, query_ + at, deep_, kHalves, dkey_ + key0 * dp_,
                     dp_, true);
-    pack_rows(turned_, {rounded_, 1, kBlock}, kHalves, kHalves, kBlock, kBlock);
-    tile_matmul<By>(packed_rows(turned_), kHalves * kPair, kHalves, key_columns_, deep_, kHalves, dquery_ + at, dp_,
+    pack_rows(transposed_, {rounded_, 1, kBlock}, kHalves, kHalves, kBlock, kBlock);
+    tile_matmul<By>(packed_rows(transposed_), kHalves * kPair, kHalves, key_columns_, deep_, kHalves, dquery_ + at, dp_,
                     true);
   }
 
   const AttentionProblem& p_;
-  const Tensor& given_;  // dout
+  const Tensor& dout_tensor_;  // dout
   const AttentionResult& forward_;
   const AttentionGradients& grads_;
   const int64_t deep_, dp_, blocks_, keys_;                               // keys_: elements of all keys
-  bfloat16 *const query_t_, *const dout_t_, *const query_, *const dout_;  // operands of all queries
+  bfloat16 *const query_t_, *const dout_t_, *const query_, *const dout_;  // of all queries
   float *const dquery_, *const lse_, *const delta_;
-  bfloat16 *const key_rows_, *const value_rows_, *const key_columns_;  // operands of one block of keys
-  float *const dkey_, *const dvalue_;                                  // gradients of all keys
+  bfloat16 *const key_rows_, *const value_rows_, *const key_columns_;  // of one block of keys
+  float *const dkey_, *const dvalue_;                                  // of all keys
   float *const scores_, *const dscores_, *const keep_;
-  bfloat16 *const rounded_, *const turned_;
+  bfloat16 *const rounded_, *const transposed_;
 };
 
-// Runs one worker per thread on its share of the key-value heads.
+// Each thread's worker processes some of the key-value heads.
 template <template <class> class Worker, class By, class... Rest>
 void run(const AttentionProblem& p, const Rest&... rest) {
   const int64_t groups = p.batch * p.key_heads, each = Worker<By>::floats(p) + kAlignment;

@@ -1,4 +1,4 @@
-// cuDNN attention: graphs of scaled dot product attention, built with the frontend's headers and cached with the arena.
+// Attention graphs built with cuDNN's frontend headers.
 //
 // cuDNN describes a tensor as (B, H, T, D) with any strides, so slices of a packed qkv and of its gradient are used in
 // place. The log-sum-exp is the natural logarithm, as in Tessera's kernels, so either backward pass works with the
@@ -22,7 +22,7 @@ using Node = std::shared_ptr<Tensor_attributes>;
 
 constexpr int64_t kStatistics = FusedAttention::kOperands;  // id of the log-sum-exp, after the operands
 
-// cuDNN's messages may have several lines: returns the first non-empty one, without a trailing rule of underscores.
+// First non-empty line of cuDNN's message, without trailing underscores.
 std::string first_line(const std::string& text) {
   const size_t begin = std::min(text.find_first_not_of(" \n"), text.size());
   const std::string line = text.substr(begin, text.find('\n', begin) - begin);
@@ -52,10 +52,10 @@ Attributes make_attributes(const FusedAttention& p) {
   return a;
 }
 
-// `capability`: compute capability of the target GPU, or 0 for the calling thread's GPU.
+// `capability`: compute capability of the target GPU; 0: the calling thread's GPU.
 std::shared_ptr<Graph> make_graph(const FusedAttention& p, int capability = 0) {
   auto graph = std::make_shared<Graph>();
-  if (capability > 0) graph->set_sm_version(capability);  // before adding nodes, which copy it
+  if (capability > 0) graph->set_sm_version(capability);  // nodes copy it, so set it first
   graph->set_io_data_type(frontend::DataType_t::BFLOAT16)
       .set_intermediate_data_type(frontend::DataType_t::FLOAT)
       .set_compute_data_type(frontend::DataType_t::FLOAT);
@@ -114,7 +114,6 @@ void expect(frontend::error_t e, const char* what) {
 
 using Library = Handle<cudnnHandle_t, cudnnDestroy>;
 
-// A compiled graph; null if cuDNN refused it.
 struct Plan {
   std::shared_ptr<Graph> graph;
   int64_t workspace = 0;

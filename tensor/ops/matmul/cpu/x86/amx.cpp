@@ -1,4 +1,4 @@
-// AMX GEMM: packs b, then computes blocks of 32 x 32 over groups of columns that stay in the L2 cache.
+// Packs b, then computes blocks of 32 x 32 over groups of columns that stay in L2.
 #include "tensor/cpu/x86/amx.h"
 
 #include "tensor/ops/matmul/cpu/gemm.h"
@@ -6,7 +6,7 @@
 namespace tessera::cpu {
 namespace {
 
-// Bytes of a group of columns of b: a little more than half of a core's L2 cache.
+// Bytes of a group of columns of b: slightly more than half of a core's L2.
 constexpr int64_t kGroupBytes = 5 << 18;
 constexpr int64_t kChunk = 32;  // tiles along the inner dim, if C can accumulate in place
 
@@ -14,21 +14,21 @@ int64_t count_blocks(int64_t n) { return (n + kTileBlock - 1) / kTileBlock; }
 bfloat16* aligned(const Tensor& t) {
   return reinterpret_cast<bfloat16*>((reinterpret_cast<uintptr_t>(t.raw()) + 63) / 64 * 64);
 }
-Tensor workspace(const Tensor& owner, int64_t elements) {  // bfloat16 elements plus alignment
+Tensor workspace(const Tensor& owner, int64_t elements) {  // plus alignment
   return owner.make({elements / 2 + 16}, DType::int32, Category::workspace);
 }
 Bf16View make_view(const Tensor& t) {
   const auto unit = [&](int dim) { return t.dim(dim) == 1 ? int64_t{1} : t.strides()[dim]; };
-  // A dim of size 1 may have any stride: then the other dim determines the layout.
+  // A dim of size 1 may have any stride, so the other dim determines the layout.
   if (t.strides()[1] == 1 || t.dim(1) == 1) return {t.data<bfloat16>(), t.strides()[0], 1};
   return {t.data<bfloat16>(), unit(0), t.strides()[1]};
 }
 
-// Packs b: for each 32 columns and each 32 inner elements, two adjacent tiles.
+// For each 32 columns and each 32 inner elements, two adjacent tiles.
 void pack_b(bfloat16* to, const Tensor& b) {
   const int64_t k = b.dim(0), n = b.dim(1), deep = count_blocks(k);
   const Bf16View view = make_view(b);
-  // Adjacent blocks of the contiguous dim share pages and prefetches, so that dim is the inner loop.
+  // Adjacent blocks of the contiguous dim share pages and prefetches, so it is the inner loop.
   const bool along_columns = view.col == 1;
   const int64_t outer = along_columns ? deep : count_blocks(n), inner = along_columns ? count_blocks(n) : deep;
   split(outer, 1, [=](int64_t begin, int64_t end) {
@@ -41,20 +41,18 @@ void pack_b(bfloat16* to, const Tensor& b) {
   });
 }
 
-// Epilogue of a block of C: bias, one rounding, and bounds.
 template <class T>
 struct Store {
   T* out;
   int64_t stride, m, n;
-  const float* bias;  // padded, one value per column; or null
+  const float* bias;  // padded; or null
 
   struct Block {
     const float* c;
     int64_t i, j;  // row and column of its first element
-    bool add;      // accumulate (float32 only)
+    bool add;      // float32 only
   };
 
-  // Rows [from, to) of a block.
   [[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16"), gnu::always_inline]] inline void rows(Block b, int64_t from,
                                                                                                int64_t to) const {
     const auto mask = static_cast<uint32_t>((uint64_t{1} << std::min<int64_t>(n - b.j, 32)) - 1);
@@ -77,7 +75,6 @@ struct Store {
       }
     }
   }
-  // Prefetches the cache lines for rows [from, to) of a block.
   void prefetch(Block b, int64_t from, int64_t to) const {
     for (int64_t r = from; r < to; ++r)
       for (int64_t c = 0; c < kTileBlock; c += 64 / static_cast<int64_t>(sizeof(T)))
@@ -85,7 +82,7 @@ struct Store {
   }
 };
 
-// The bias as float32, zero-padded to full blocks.
+// float32, zero-padded to full blocks.
 std::vector<float> padded_floats(const Tensor& bias) {
   std::vector<float> wide(static_cast<size_t>(count_blocks(bias.numel()) * kTileBlock));
   const int64_t n = bias.numel();
@@ -96,10 +93,10 @@ std::vector<float> padded_floats(const Tensor& bias) {
   return wide;
 }
 
-// Packs a in blocks of 32 rows, if its rows are not contiguous or do not consist of full tiles.
+// For rows that are not contiguous or do not consist of full tiles.
 void pack_a(bfloat16* to, Bf16View a, int64_t m, int64_t k) {
   const int64_t deep = count_blocks(k), tall = count_blocks(m);
-  // Memory is read along the contiguous dim.
+  // Read memory along the contiguous dim.
   const bool down = a.col != 1;
   split(down ? deep : tall, 1, [=](int64_t begin, int64_t end) {
     for (int64_t outer = begin; outer < end; ++outer)
@@ -115,12 +112,12 @@ struct Problem {
   int64_t m, n, deep;  // tiles along the inner dim
   int64_t chunk;       // tiles per pass
   TileOperandA a;      // the first block of rows
-  int64_t a_block;     // stride between blocks of rows
-  const bfloat16* b;   // packed
+  int64_t a_block;
+  const bfloat16* b;  // packed
 };
 
-// Work overlapped with the multiplication of tile t of `deep`: storing rows of the previous block, and prefetching
-// memory for this one.
+// Overlapped with the multiplication of tile t of `deep`: storing rows of the previous block, and prefetching memory
+// for this one.
 template <class T>
 struct Overlapped {
   const Store<T>& store;
@@ -133,9 +130,8 @@ struct Overlapped {
   }
 };
 
-// One thread's blocks of rows [begin, end). A group of columns of b stays in the L2 cache while all rows stream past,
-// and a block of rows in L1 for the group's columns. While a block is multiplied, the previous one is rounded and
-// stored.
+// One thread's blocks of rows [begin, end). A group of columns of b stays in L2 while all rows stream past, and a block
+// of rows in L1 for the group's columns. Each block is rounded and stored during the next block's multiplication.
 template <class T>
 struct Worker {
   const Problem& p;

@@ -1,4 +1,3 @@
-// cuBLASLt GEMMs: operation and layout descriptors, and algorithm selection.
 #include <cublasLt.h>
 #include <fmt/format.h>
 
@@ -20,7 +19,7 @@ using BlasLibrary = Handle<cublasLtHandle_t, cublasLtDestroy>;
 using BlasOperation = Handle<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
 using BlasLayout = Handle<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
 
-// Key of an algorithm choice; operands are packed and aligned to 16 bytes (gemm.h), so nothing else matters.
+// Operands are packed and aligned to 16 bytes (gemm.h), so nothing else affects the choice.
 using GemmKey = std::array<int64_t, 13>;
 
 struct BlasAlgorithm {
@@ -49,7 +48,7 @@ GemmKey cache_key(const GemmProblem& p) {
           kMaxWorkspace};
 }
 
-// Single-line form of an algorithm for the algorithm table. Parsing throws InputError.
+// Single-line form for the algorithm table. Parsing throws InputError.
 std::string written(const BlasAlgorithm& a) {
   std::string text = std::to_string(a.workspace);
   for (const uint64_t word : a.words.data) text += fmt::format(" {:x}", word);
@@ -67,10 +66,10 @@ BlasAlgorithm read_algorithm(const std::string& text) {
   return a;
 }
 
-// Number of proposals to request. With GELU's gradient the first ones are old kernels, slower than for a plain GEMM;
-// better ones, if any, come later.
+// With GELU's gradient the first proposals are old kernels, slower than for a plain GEMM; better ones, if any, come
+// later.
 int count_proposals(const GemmProblem& p) { return p.epilogue == Epilogue::gelu_gradient ? 128 : 24; }
-// Alignment of all operands in bytes: the widest load of any algorithm, so more would not help.
+// In bytes, of all operands: the widest load of any algorithm.
 constexpr uint32_t kAlignment = 16;
 
 using Preference = Handle<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
@@ -148,14 +147,13 @@ struct BlasPlan {
     point_to(p);  // the heuristic considers pointer alignment
   }
 
-  // Sets the addresses of bias, sums and aux before each run.
   void point_to(const GemmProblem& p) const {
     if (p.bias) set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
     if (p.sums) set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.sums);
     if (p.epilogue != Epilogue::none) set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.aux.data);
   }
 
-  // Algorithms proposed by cuBLASLt, best first; empty if the problem is unsupported.
+  // Best first; empty if the problem is unsupported.
   std::vector<BlasAlgorithm> proposals(cublasLtHandle_t library, const GemmProblem& p) const {
     std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<size_t>(count_proposals(p)));
     int count = 0;
@@ -177,10 +175,9 @@ struct BlasPlan {
   BlasAlgorithm algorithm;
 };
 
-// cuBLASLt GEMMs. Descriptors are created once per problem. The algorithm is the fastest proposal, timed on the
-// operands of the first call and cached (algorithm_table.h); in deterministic mode it is the first proposal.
-//
-// Algorithms that split the inner dim are requested only with a fixed reduction order.
+// Descriptors are created once per problem. The algorithm is the fastest proposal, timed on the operands of the first
+// call and cached (algorithm_table.h); in deterministic mode it is the first proposal. Algorithms that split the inner
+// dim are requested only with a fixed reduction order.
 
 constexpr int kRounds = 5;
 constexpr double kClose = 1.25;  // proposals slower than this factor are timed only twice
@@ -189,7 +186,7 @@ constexpr const char* kSeparate = "apart";  // prefix of the choice not to fuse;
 
 std::string to_string(const GemmKey& key) {
   std::string name;
-  for (const int64_t part : key) name += (name.empty() ? "" : " ") + std::to_string(part);
+  for (const int64_t field : key) name += (name.empty() ? "" : " ") + std::to_string(field);
   return name;
 }
 
@@ -258,7 +255,7 @@ class Blas {
     const float one = 1, zero = 0;
     const double one64 = 1, zero64 = 0;
     const bool wide = p.operands == DType::float64;
-    // Freed as soon as the GEMM is queued: the block's next user is queued after it.
+    // Freed as soon as the GEMM is queued: the block's next use is queued after it.
     Tensor workspace;
     if (a.workspace > 0)
       workspace = Tensor::empty({static_cast<int64_t>(a.workspace / 4 + 1)}, DType::float32, arena.shared_from_this(),
@@ -280,14 +277,14 @@ class Blas {
 
   BlasAlgorithm choose(Arena& arena, const GemmKey& key, const BlasPlan& plan, const GemmProblem& p) {
     if (arena.local<KernelChoice>().deterministic) return proposals(plan, p).front();  // independent of timing
-    AlgorithmTable& kept = table(arena);
+    AlgorithmTable& choices = table(arena);
     const std::string name = to_string(key);
-    // Captured work does not run, so nothing can be timed.
-    if (is_capturing(arena)) return read_algorithm(kept.find_or_insert(name, written(proposals(plan, p).front())));
-    if (const std::string known = kept.known(name); !known.empty()) return read_algorithm(known);
-    // Before taking the lock: other ranks may wait for it, and work queued here may wait for them.
+    // Captured work does not run, so it cannot be timed.
+    if (is_capturing(arena)) return read_algorithm(choices.find_or_insert(name, written(proposals(plan, p).front())));
+    if (const std::string known = choices.known(name); !known.empty()) return read_algorithm(known);
+    // Synchronize before taking the lock: other ranks may wait for it, and work queued here may wait for them.
     arena.local<Context>().synchronize();
-    return read_algorithm(kept.find_or(name, [&] {
+    return read_algorithm(choices.find_or(name, [&] {
       const std::optional<Timed> best = fastest(arena, plan, proposals(plan, p), p);
       if (!best) throw Error("[matmul] none of the algorithms that cuBLASLt proposes runs", Status::communication);
       return written(best->algorithm);
@@ -296,14 +293,14 @@ class Blas {
 
   std::string choose_path(Arena& arena, const GemmKey& key, const BlasPlan& plan, const GemmPath& fused,
                           const GemmPath& separate) {
-    AlgorithmTable& kept = table(arena);
+    AlgorithmTable& choices = table(arena);
     const std::string name = to_string(key);
-    if (is_capturing(arena)) return kept.find_or_insert(name, kSeparate);
-    if (const std::string known = kept.known(name); !known.empty()) return known;
+    if (is_capturing(arena)) return choices.find_or_insert(name, kSeparate);
+    if (const std::string known = choices.known(name); !known.empty()) return known;
     multiply(arena, separate.problem);  // selects its algorithm now: selections must not nest
     arena.local<Context>().synchronize();
     const BlasPlan& other = plans_.at(cache_key(separate.problem));
-    return kept.find_or(name, [&]() -> std::string {
+    return choices.find_or(name, [&]() -> std::string {
       const std::optional<Timed> best = fastest(arena, plan, plan.proposals(library(), fused.problem), fused.problem);
       if (!best) return kSeparate;
       double with = std::numeric_limits<double>::infinity(), without = with;
@@ -320,7 +317,7 @@ class Blas {
     BlasAlgorithm algorithm;
     double ms;
   };
-  // Times each algorithm twice in alternation, then those close to the best again; returns the minimum. Empty if none
+  // Times all algorithms twice in alternation, then those close to the best again; returns the minimum. Empty if none
   // runs.
   std::optional<Timed> fastest(Arena& arena, const BlasPlan& plan, const std::vector<BlasAlgorithm>& algorithms,
                                const GemmProblem& p) {
@@ -355,7 +352,7 @@ class Blas {
     }
   }
 
-  // Milliseconds of a GEMM and the work after it.
+  // In milliseconds.
   double time(Arena& arena, const BlasPlan& plan, const BlasAlgorithm& a, const GemmProblem& p,
               const std::function<void()>& rest) {
     Context& c = arena.local<Context>();
@@ -376,8 +373,8 @@ class Blas {
   std::string device_;
   std::map<GemmKey, BlasPlan> plans_;
   bool is_warm_ = false;
-  std::map<GemmKey, bool> has_;  // problems without a plan: whether an algorithm exists
-  std::set<GemmKey> separate_;   // problems that are not fused with adjacent passes
+  std::map<GemmKey, bool> has_;  // for problems without a plan
+  std::set<GemmKey> separate_;   // problems not fused with adjacent passes
 };
 
 }  // namespace
