@@ -6,12 +6,12 @@
 #include "app/commands.h"
 #include "app/output.h"
 #include "app/resolve.h"
-#include "app/run/directory.h"
 #include "app/run/pretrained.h"
 #include "data/tokenizer/described.h"
 #include "hub/folder.h"
 #include "hub/peft.h"
 #include "train/quantize/layers.h"
+#include "train/run/directory.h"
 
 namespace tessera {
 

@@ -163,11 +163,6 @@ void forget(TrainOptions& options, const std::vector<std::string_view>& names);
 // Keys and values of all options except output options and --config, whose values are already included.
 Args all_values(const TrainOptions& options);
 
-// Throws Error (usage) with the formatted message.
-template <class... Values>
-[[noreturn]] void bad_usage(fmt::format_string<Values...> text, Values&&... values) {
-  throw Error(fmt::format(text, std::forward<Values>(values)...));
-}
 // Replaces known field names in backticks by options: "`grad_dtype`: expected ..." becomes "--grad-dtype: expected
 // ...".
 std::string with_options(const std::string& message);

@@ -1,4 +1,4 @@
-// Throwing InputError with a formatted message.
+// Throwing errors with a formatted message.
 #pragma once
 #include <fmt/format.h>
 
@@ -6,9 +6,14 @@
 
 namespace tessera {
 
+// Throw InputError and Error (usage).
 template <class... Values>
 [[noreturn]] void bad_input(fmt::format_string<Values...> text, Values&&... values) {
   throw InputError(fmt::format(text, std::forward<Values>(values)...));
+}
+template <class... Values>
+[[noreturn]] void bad_usage(fmt::format_string<Values...> text, Values&&... values) {
+  throw Error(fmt::format(text, std::forward<Values>(values)...));
 }
 
 }  // namespace tessera

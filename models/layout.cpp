@@ -32,7 +32,8 @@ Placement checked_between(const ModelConfig& config, const ModelAxes& axes) {
     throw Error("[tensor_parallel] placement between the blocks: expected I or S(1), got " + between.str());
   check_divides(tp, config.heads, "heads");
   check_divides(tp, config.all_heads().key, "heads of keys and values");
-  if (between == S(1)) check_divides(tp, between.whole > 0 ? between.whole : config.context, "tokens of a sequence");
+  if (between == S(1))
+    check_divides(tp, between.full_size > 0 ? between.full_size : config.context, "tokens of a sequence");
   if (config.vocab < tp.size())
     throw Error("[tensor_parallel] " + tp.axis() + " axis: " + std::to_string(tp.size()) + " ranks do not divide " +
                 std::to_string(config.vocab) + " entries of a vocabulary; expected at most " +

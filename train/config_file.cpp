@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-constexpr double kMaxSteps = 1e12;
+constexpr double kMaxInterval = 1e12;
 
 void add_data(Settings& s, DataConfig& d) {
   s.group("Data");
@@ -66,15 +66,15 @@ void add_files(Settings& s, RunConfig& r) {
   s.add(r.out, {"out", "run directory (settings, metrics, TensorBoard events, checkpoints); default: runs/DATE-TIME"})
       .of_call();
   s.add(r.save_every,
-        {"save_every", "steps between checkpoints, or epochs, as 0.25e; 0: only the last", {0, kMaxSteps}})
+        {"save_every", "steps between checkpoints, or epochs, as 0.25e; 0: only the last", {0, kMaxInterval}})
       .or_share(r.save_share, 'e');
   s.add(r.keep, {"keep", "newest checkpoints to keep, in addition to the best by validation loss", {1, 1e6}});
   s.add(r.check_replicas,
         {"check_replicas",
          "steps between checks that replicas on different ranks are equal; every save checks too; 0: only saves",
-         {0, kMaxSteps}});
+         {0, kMaxInterval}});
   s.add(r.eval_every,
-        {"eval_every", "steps between validations, or epochs, as 0.25e; 0: only the last", {0, kMaxSteps}})
+        {"eval_every", "steps between validations, or epochs, as 0.25e; 0: only the last", {0, kMaxInterval}})
       .or_share(r.eval_share, 'e');
   s.add(r.patience, {"patience", "end the run after this many validations without improvement; 0: never", {0, 1e6}});
   s.add(r.no_save, {"no_save", "write no checkpoint, not even the last, for benchmarks; such a run cannot be resumed"});
@@ -84,7 +84,7 @@ void add_files(Settings& s, RunConfig& r) {
   s.add(r.dump, {"dump",
                  "write every layer's full output and its gradient in this step, under any plan, to "
                  "dump_STEP.safetensors, for `train` in the run directory; steps count from 1; 0: none",
-                 {0, kMaxSteps}})
+                 {0, kMaxInterval}})
       .of_call();
 }
 

@@ -7,7 +7,6 @@
 
 #include "app/output.h"
 #include "app/resolve.h"
-#include "app/run/directory.h"
 #include "hub/folder.h"
 #include "hub/llmc.h"
 #include "hub/peft.h"
@@ -178,6 +177,30 @@ MemoryLimit limit_without_threads(const Job& job, int64_t local_world_size) {
 }
 
 }  // namespace
+
+Checkpoint find_checkpoint(const fs::path& from, std::vector<std::string>& passed_over) {
+  if (!is_there(from)) bad_input("{}: no such file or directory; expected a run or a checkpoint", from.string());
+  if (!is_folder(from) && (from.filename() == "best" || from.filename() == "latest")) {
+    const std::string text = read_file(from), name = text.substr(0, text.find_first_of(" \n"));
+    if (!name.starts_with("step-")) bad_input("{}: expected the name of a checkpoint, got '{}'", from.string(), name);
+    return find_checkpoint(from.parent_path() / name, passed_over);
+  }
+  if (is_there(from / "manifest.json") || from.filename().string().starts_with("step-")) {
+    Checkpoint found = open_checkpoint(from);
+    check_numbers(found);
+    return found;
+  }
+  const fs::path directory = is_folder(from / "checkpoints") ? from / "checkpoints" : from;
+  if (std::optional<Checkpoint> found = newest_checkpoint(directory, passed_over, check_numbers)) return *found;
+  bad_input("{}: no usable checkpoint: {}", from.string(),
+            passed_over.empty() ? "none was saved" + foreign_in(from) : passed_over.front());
+}
+
+std::set<std::string> tensor_names(LanguageModel& model) {
+  std::set<std::string> out;
+  for (const Parameter* p : model.parameters()) out.insert(p->name);
+  return out;
+}
 
 Pretrained open_pretrained(const fs::path& from, const Base& base) {
   if (is_peft_folder(from)) return open_adapted(from, base);

@@ -4,8 +4,14 @@
 #include "hub/gptq_format.h"
 #include "train/checkpoint/state.h"
 #include "train/memory.h"
+#include "train/run/directory.h"
 
 namespace tessera {
+
+// Resolves a path to a checkpoint, `best` or `latest` next to checkpoints, or a run directory, whose newest checkpoint
+// without infinities or NaNs is used. Throws InputError.
+Checkpoint find_checkpoint(const std::filesystem::path& from, std::vector<std::string>& passed_over);
+std::set<std::string> tensor_names(LanguageModel& model);
 
 struct Pretrained {
   std::filesystem::path path;

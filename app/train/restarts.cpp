@@ -10,11 +10,11 @@
 
 #include "app/output.h"
 #include "app/resolve.h"
-#include "app/run/directory.h"
 #include "app/signals.h"
 #include "base/json.h"
 #include "base/process.h"
 #include "parallel/comm/wait.h"
+#include "train/run/directory.h"
 
 namespace tessera {
 

@@ -1,14 +1,10 @@
 // The command `train`.
 #include "app/train/train.h"
 
-#include <cctype>
-
 #include "app/commands.h"
 #include "app/resolve.h"
 #include "app/run/pretrained.h"
 #include "app/signals.h"
-#include "tensor/cpu/vectorize.h"
-#include "train/device.h"
 #include "train/dump.h"
 
 namespace tessera {
@@ -120,8 +116,8 @@ Dataset opened(TrainConfig& config, bool quiet) {
   return data;
 }
 
-int train_rank(const Run& run, Communicator& world) {
-  return run.job.plan.dp_mode == DataMode::ps_async ? train_asynchronously(run, world) : train_in_steps(run, world);
+RunDirectory open_directory(const RunConfig& run) {
+  return of_option("out", run.out.value_or(""), [&] { return RunDirectory(run); });
 }
 
 // Must agree between processes: data, run directory and newest checkpoint.
@@ -159,7 +155,7 @@ int train_in_processes(const TrainOptions& asked) {
       dataset = opened(o, o.quiet);
       sequences_for(o, *dataset);
       check_memory_for_training(longest_row_job(o, *dataset), !o.json(), dataset->vocab(), here);
-      directory.emplace(o.run);
+      directory.emplace(open_directory(o.run));
     }
     const std::string path = broadcast_text(world, directory ? directory->path().string() : "", 0);
     if (!directory) {
@@ -173,95 +169,12 @@ int train_in_processes(const TrainOptions& asked) {
     made = directory->path();
     const Sequences sequences = sequences_for(o, *dataset);
     const GracefulStopScope in_hand;
-    status = train_rank({o, o, *dataset, sequences, *directory}, world);
+    status = train_rank({o, *dataset, *directory}, sequences, world);
   });
   return status;
 }
 
-// cuBLASLt and Tessera's kernels cannot vectorize accesses to logits whose rows are not multiples of 16 bytes. Empty if
-// no padding is needed.
-std::string vocab_hint(const Job& s, int64_t vocab) {
-  constexpr int64_t kVector = 16, kRound = 64;
-  const int64_t shards = s.plan.tp, row = shards * kVector / element_size(s.optim.dtype), round = shards * kRound;
-  if (vocab % row == 0) return "";
-  return fmt::format(
-      "a vocabulary of {} is not a multiple of {}, which slows down the output layer and the loss on a GPU; "
-      "pad it with --vocab {}",
-      vocab, row, (vocab + round - 1) / round * round);
-}
-
-void introduce(TrainOutput& output, const Run& run, LanguageModel& model, const std::string& steps) {
-  const TrainOptions& o = run.options;
-  const Dataset& d = run.dataset;
-  const bool gpu = o.plan.device == Device::cuda, bf16 = o.optim.dtype == DType::bfloat16;
-  output.message(describe_model(o, model));
-  if (is_default_job(o)) output.message("default job: tessera train " + default_job_args(o));
-  if (const std::string useless = useless_options(o); !useless.empty()) output.message(useless);
-  for (const std::string& line : describe_data(d)) output.message(line);
-  for (const std::string& note : d.notes) output.message(with_options(note));
-  output.message(fmt::format("{} on {}, {} per rank ({}); run directory {}", steps, describe(run.job.plan),
-                             cpu::threads() == 1 ? "one thread" : fmt::format("{} threads", cpu::threads()),
-                             gpu                      ? describe_device()
-                             : bf16 && cpu::has_amx() ? "Tessera's AMX matmul"
-                                                      : cpu::matmul_library(),
-                             run.directory.path().string()));
-  if (gpu) {
-    output.message(with_options(describe_attention(run.job)));
-    const std::string why = with_options(no_graph_because(run.job, o.trace, d.has_examples()));
-    output.message(why.empty() ? "CUDA graph: on (steps are captured once and replayed)"
-                               : fmt::format("CUDA graph: off ({})", why));
-    if (const std::string way = describe_nccl(run.job.plan); !way.empty()) output.message(way);
-    if (const std::string hint = vocab_hint(run.job, model.config.vocab); !hint.empty() && !o.run.resume)
-      output.message(hint);
-  }
-  if (!gpu && bf16 && !cpu::has_bfloat16_matmul())
-    output.message("bf16 is emulated: this CPU has no AVX-512, so matmuls run in fp32 on rounded inputs");
-}
-
-// Text samples, trimmed to complete sentences.
-
-constexpr std::string_view kSpaces = " \n\r\t";
-
-// The full stop of a title does not end a sentence.
-bool is_title(std::string_view before_point) {
-  size_t begin = before_point.size();
-  while (begin > 0 && std::isalpha(static_cast<unsigned char>(before_point[begin - 1]))) --begin;
-  constexpr std::array<std::string_view, 6> titles = {"Mr", "Mrs", "Ms", "Dr", "St", "Esq"};
-  return std::ranges::find(titles, before_point.substr(begin)) != titles.end();
-}
-
-// The position after the sentence that ends at `at`, or 0.
-size_t end_at(std::string_view text, size_t at) {
-  if (std::string_view(".!?").find(text[at]) == text.npos || (text[at] == '.' && is_title(text.substr(0, at))))
-    return 0;
-  const size_t end = std::min(text.find_first_not_of("\"')_", at + 1), text.size());
-  return end == text.size() || kSpaces.find(text[end]) != kSpaces.npos ? end : 0;
-}
-
-// npos if there is none after `end`.
-size_t next_sentence(std::string_view text, size_t end) {
-  const size_t begin = std::min(text.find_first_not_of(kSpaces, end), text.size());
-  const size_t word = begin < text.size() && (text[begin] == '"' || text[begin] == '\'') ? begin + 1 : begin;
-  return word < text.size() && text[word] >= 'A' && text[word] <= 'Z' ? begin : text.npos;
-}
-
 }  // namespace
-
-std::unique_ptr<TrainOutput> begin_output(const Run& run, LanguageModel& model, const std::string& steps, int64_t done,
-                                          const std::vector<std::string>& passed_over) {
-  run.directory.write_config(run.options);
-  std::error_code none;
-  std::filesystem::remove(run.directory.path() / kFlightFile, none);  // from an earlier failure
-  auto output = std::make_unique<TrainOutput>(run.options, run.job.plan, run.directory.path(), done);
-  for (const std::filesystem::path& path : run.directory.removed())
-    output->message("removed incomplete files of a killed run: " + path.string());
-  if (const std::string note = run.directory.note(); !note.empty()) output->message(note);
-  for (const std::string& why : passed_over) output->message("skipped a checkpoint: " + why);
-  introduce(*output, run, model, steps);
-  if (run.options.run.resume)
-    output->message(done > 0 ? fmt::format("resuming after step {}", done) : "no checkpoint yet: starting at step 1");
-  return output;
-}
 
 int run(const TrainOptions& asked) {
   TrainOptions o = asked;
@@ -276,28 +189,13 @@ int run(const TrainOptions& asked) {
   const Sequences sequences = sequences_for(o, dataset);
   check_memory_for_training(longest_row_job(o, dataset), !o.json(), dataset.vocab(), {.ranks = o.plan.ranks()});
   const GracefulStopScope in_hand;
-  const RunDirectory directory(o.run);
+  const RunDirectory directory = open_directory(o.run);
   int status = 0;
   launch(ranks_of_run(o, [&] { return directory.path(); }), [&](Communicator& world) {
-    const int rank_status = train_rank({o, o, dataset, sequences, directory}, world);
+    const int rank_status = train_rank({o, dataset, directory}, sequences, world);
     if (world.rank() == 0) status = rank_status;
   });
   return status;
-}
-
-std::string complete_sentences(const std::string& text) {
-  size_t first = std::string::npos, last = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const size_t end = end_at(text, i);
-    if (end == 0) continue;
-    if (first == std::string::npos)
-      first = next_sentence(text, end);
-    else
-      last = end;
-  }
-  return first != std::string::npos && last > first && 3 * (last - first) >= text.size()
-             ? text.substr(first, last - first)
-             : text;
 }
 
 }  // namespace tessera
