@@ -167,9 +167,9 @@ void check_sizes(const ModelConfig& config) {
     for (Linear* l : model->layer(i).all<Linear>()) names.insert(l->parameter(l->weight).name);
   hub_config(config, DType::float32);  // throws if no hub family fits
   for (const HubTensor& t : hub_tensors(config))
-    for (const HubTensor::Piece& piece : t.pieces)
-      if (names.contains(t.name) && (piece.rows % kMultiple != 0 || t.shape[1] % kMultiple != 0))
-        bad_usage("{} is ({}, {}); GPTQ files require multiples of {}", piece.name, piece.rows, t.shape[1], kMultiple);
+    for (const HubTensor::Slice& slice : t.slices)
+      if (names.contains(t.name) && (slice.rows % kMultiple != 0 || t.shape[1] % kMultiple != 0))
+        bad_usage("{} is ({}, {}); GPTQ files require multiples of {}", slice.name, slice.rows, t.shape[1], kMultiple);
 }
 
 void say(const QuantizedWeight& weight, bool is_measured) {
@@ -347,7 +347,7 @@ void inspect(const CheckpointOptions& o) {
   std::vector<HubTensor> all = hub_tensors(c);
   if (c.lora.rank > 0)
     for (const PeftTensor& t : peft_tensors(c))
-      all.push_back({.name = t.ours, .shape = t.shape, .pieces = {{t.theirs, t.shape[0]}}});
+      all.push_back({.name = t.ours, .shape = t.shape, .slices = {{t.theirs, t.shape[0]}}});
   int64_t parameters = 0;
   size_t width = 0;
   for (const HubTensor& t : all) {
@@ -363,7 +363,7 @@ void inspect(const CheckpointOptions& o) {
       from.gptq ? fmt::format(", layers in 4 bits in {} (GPTQ)", group_rows(from.gptq->group)) : "");
   for (const HubTensor& t : all) {
     std::vector<std::string> theirs;
-    for (const HubTensor::Piece& piece : t.pieces) theirs.push_back(piece.name);
+    for (const HubTensor::Slice& slice : t.slices) theirs.push_back(slice.name);
     out += fmt::format("  {:<{}}  {:<14}  {}{}\n", t.name, width, t.shape.str(), fmt::join(theirs, " | "),
                        t.transposed ? ", transposed" : "");
   }

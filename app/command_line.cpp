@@ -121,9 +121,9 @@ void CommandLine::add(CLI::App* to, const Setting& s, const Take& take, bool has
     made = many ? to->add_option(name, **many, help) : to->add_option(name, *std::get<std::string*>(s.at), help);
     if (many) made->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     if (s.field.repeated) made->expected(1);
-    const bool bounded = s.field.range.most < 1e300;  // a bounded positional argument is optional
+    const bool bounded = s.field.range.max < 1e300;  // a bounded positional argument is optional
     if (s.field.place && many && bounded)
-      made->expected(static_cast<int>(s.field.range.least), static_cast<int>(s.field.range.most));
+      made->expected(static_cast<int>(s.field.range.min), static_cast<int>(s.field.range.max));
     else if (s.field.place && !bounded)
       made->required();
   } else if (s.is_flag()) {  // --untied, or --untied=false
@@ -366,10 +366,10 @@ void CommandLine::set_plan_option(const std::string& name, const std::string& te
   } else {
     const Settings all = field_descriptors(o.run);
     Setting s = *all.find_word(name);
-    if (name == "ranks" || name == "pp" || name == "dp" || name == "cp" || name == "tp") s.field.range.most = kMaxRanks;
-    if (name == "batch") s.field.range.most = kMaxBatch;
+    if (name == "ranks" || name == "pp" || name == "dp" || name == "cp" || name == "tp") s.field.range.max = kMaxRanks;
+    if (name == "batch") s.field.range.max = kMaxBatch;
     s.read("--" + name, text);
-    o.run.given.emplace(s.field.name);
+    o.run.given->emplace(s.field.name);
     if (name == "model") o.model_file.reset();
   }
   std::erase_if(o.args, [&](const auto& w) { return w.first == name; });

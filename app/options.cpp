@@ -250,10 +250,10 @@ void set_option(TrainOptions& o, std::string_view name, const std::string& text)
   const Setting* s = all.find_word(name);
   if (!s) bad_usage("--{}: there is no such option", name);
   s->read(fmt::format("--{}", name), text);
-  o.given.emplace(s->field.name);
+  o.given->emplace(s->field.name);
   // `steps` and `epochs` exclude each other: the last one set wins, also over the configuration file.
   if (name == "steps") forget(o, {"epochs"});
-  if (name == "epochs") o.given.erase("steps");
+  if (name == "epochs") o.given->erase("steps");
   if (name == "val-share") forget(o, {"val_data"});
 }
 
@@ -268,7 +268,7 @@ void forget(TrainOptions& o, const std::vector<std::string_view>& names) {
   const Settings all = field_descriptors(o), others = field_descriptors(defaults);
   for (const std::string_view name : names) {
     all.at(name).assign(others.at(name));
-    o.given.erase(std::string(name));
+    o.given->erase(std::string(name));
   }
 }
 

@@ -13,6 +13,7 @@ namespace tessera {
 // What was typed for a run: a configuration whose derived fields are still open, and the options of this call.
 // resolve() (app/resolve.h) derives the rest.
 struct TrainOptions : TrainConfig {
+  TrainOptions() { given.emplace(); }
   std::optional<int64_t> rank = {};
   int64_t restarts = 0;
   std::optional<std::string> launch = {}, hostfile = {};
@@ -22,7 +23,7 @@ struct TrainOptions : TrainConfig {
   bool trace = false;
   int64_t trace_steps = 10;
 
-  bool gives(std::string_view name) const { return given.contains(name); }
+  bool gives(std::string_view name) const { return given->contains(name); }
   bool json() const { return format == "json"; }
   // o["dp"] = 2 sets the option from the text "2".
   struct OptionRef {

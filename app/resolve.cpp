@@ -288,7 +288,7 @@ bool chooses_job(std::string_view option, std::string_view value) {
 }
 
 std::string default_job_args(const TrainConfig& o) {
-  const Args defaults = config_values({});
+  const Args defaults = config_values(TrainOptions());
   std::set<std::string> job_options;
   for (const auto& entry : config_values(default_job()))
     if (std::ranges::find(defaults, entry) == defaults.end()) job_options.insert(entry.first);
@@ -338,7 +338,7 @@ ExampleOptions example_options(const TrainConfig& config) {
           .names = {parse_key_names(d.map), parse_role_names(d.roles)},
           .context = config.model.context,
           .vocab = config.model.vocab,
-          .most_bytes = memory_limit().bytes / 16};
+          .max_bytes = memory_limit().bytes / 16};
 }
 
 Dataset open_data(const TrainConfig& config, const TokenizerChoice& tokenizer) {

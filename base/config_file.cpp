@@ -17,10 +17,9 @@ constexpr const char* kBlank = " \t";
 constexpr const char* kOfKeys = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_";
 constexpr const char* kOfPlainValues = "0123456789+-.eEtrufals";  // numbers, true and false
 
-// A line, of which `rest` is still unread.
 struct Line {
   std::string place;  // PATH:LINE
-  std::string_view whole, rest = whole;
+  std::string_view full, rest = full;
 
   std::string_view take(size_t length) {
     const std::string_view taken = rest.substr(0, length);
@@ -34,15 +33,15 @@ struct Line {
     while (at < rest.size() && rest[at] != rest[0]) at += rest[0] == '"' && rest[at] == '\\' ? 2 : 1;
     return take(at + 1);
   }
-  // Skips blanks; returns the position of the next character.
+  // Skips blanks.
   size_t at() {
     take_all(kBlank);
-    return whole.size() - rest.size();
+    return full.size() - rest.size();
   }
-  bool ends() { return at() == whole.size() || rest.front() == '#'; }
+  bool ends() { return at() == full.size() || rest.front() == '#'; }
   std::string where(size_t at) const { return fmt::format("{}:{}", place, at + 1); }
   [[noreturn]] void refuse(size_t at, std::string_view why = "") const {
-    const std::string found = at < whole.size() ? fmt::format("'{}'", whole.substr(at)) : "the end of the line";
+    const std::string found = at < full.size() ? fmt::format("'{}'", full.substr(at)) : "the end of the line";
     throw Error(fmt::format("{}: expected KEY = VALUE, got {}{}", where(at), found, why));
   }
 };
@@ -50,9 +49,9 @@ struct Line {
 bool is_control(unsigned char c) { return (c < 0x20 && c != '\t') || c == 0x7f; }
 
 std::optional<ConfigEntry> read_line(Line line) {
-  const auto control = std::ranges::find_if(line.whole, is_control) - line.whole.begin();
-  const size_t bad = std::min(find_invalid_utf8(line.whole), static_cast<size_t>(control));
-  if (bad < line.whole.size()) line.refuse(bad, "; control characters and invalid UTF-8 are not allowed");
+  const auto control = std::ranges::find_if(line.full, is_control) - line.full.begin();
+  const size_t bad = std::min(find_invalid_utf8(line.full), static_cast<size_t>(control));
+  if (bad < line.full.size()) line.refuse(bad, "; control characters and invalid UTF-8 are not allowed");
   if (line.ends()) return std::nullopt;
   ConfigEntry entry{line.where(line.at()), std::string(line.take_all(kOfKeys)), {}, {}};
   const size_t equals = line.at();

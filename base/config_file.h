@@ -1,4 +1,4 @@
-// A configuration file in a subset of TOML: one KEY = VALUE per line.
+// Configuration files in a subset of TOML: one KEY = VALUE per line.
 #pragma once
 #include <optional>
 #include <string>
@@ -8,15 +8,15 @@
 namespace tessera {
 
 struct ConfigEntry {
-  std::string where;                // PATH:LINE:COLUMN of its key, for messages
+  std::string where;                // PATH:LINE:COLUMN of the key
   std::string key;                  // letters, digits, - and _
   std::string value;                // source text
   std::optional<std::string> text;  // decoded value of a string
 };
 
-// Parses a configuration file; `path` names it in errors. A value is a "string" with JSON escapes, a 'string' without
-// escapes, a JSON number, true or false; # begins a comment. Throws Error (usage) with line and column for any other
-// syntax, duplicate keys and invalid UTF-8, and for more than 4 MiB.
+// `path` names the file in errors. A value is a "string" with JSON escapes, a 'string' without escapes, a JSON number,
+// true or false; # begins a comment. Throws Error (usage) with line and column for other syntax, duplicate keys,
+// invalid UTF-8, and more than 4 MiB.
 std::vector<ConfigEntry> read_config(std::string_view file, const std::string& path);
 
 }  // namespace tessera

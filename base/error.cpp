@@ -48,6 +48,15 @@ void require_object(const void* object, const char* what) {
   if (object == nullptr) throw Error(std::string(what) + ": expected an object, got null");
 }
 
+void reject(const char* function, const std::string& expected, const std::string& got) {
+  throw Error("[" + std::string(function) + "] expected " + expected + ", got " + got);
+}
+
+size_t checked_index(const char* function, const char* what, int64_t index, int64_t count) {
+  if (index < 0 || index >= count) reject(function, what + (" below " + std::to_string(count)), std::to_string(index));
+  return static_cast<size_t>(index);
+}
+
 std::string one_line(const std::string& message) { return shortened(escape_controls(message, "")); }
 
 std::string for_terminal(std::string_view text) { return escape_controls(text, "\n\t"); }

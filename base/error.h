@@ -6,6 +6,7 @@
 #pragma once
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -33,6 +34,10 @@ std::string for_terminal(std::string_view text);
 // Throws Error("WHAT: expected an object, got null") if `object` is null. Compiled separately, so that no compiler
 // removes the null check of a reference's address.
 void require_object(const void* object, const char* what);
+// Throws Error("[FUNCTION] expected EXPECTED, got GOT").
+[[noreturn]] void reject(const char* function, const std::string& expected, const std::string& got);
+// The index; throws Error("[FUNCTION] expected WHAT below COUNT, got INDEX") unless 0 <= index < count.
+size_t checked_index(const char* function, const char* what, int64_t index, int64_t count);
 
 class Error : public std::runtime_error {
  public:

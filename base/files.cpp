@@ -36,7 +36,7 @@ const char* environment(const char* name) {
   return value != nullptr && *value != '\0' ? value : nullptr;
 }
 
-// The file type of a name; none if it does not exist. A name that cannot be resolved is an error.
+// None if the name does not exist. A name that cannot be resolved is an error.
 fs::file_type file_kind(const fs::path& name) {
   std::error_code error;
   const fs::file_type kind = fs::status(name, error).type();
@@ -109,10 +109,10 @@ void read_chunks(const fs::path& file, const std::function<void(std::span<const 
   const OpenFile in(file);
   std::vector<std::byte> memory(static_cast<size_t>(std::min(in.size(), int64_t{1} << 20)));
   for (int64_t at = 0; at < in.size(); at += std::ssize(memory)) {
-    const auto piece = std::span(memory).first(static_cast<size_t>(std::min(std::ssize(memory), in.size() - at)));
-    in.read(at, piece);
-    if (at == 0) refuse_pointer({reinterpret_cast<const char*>(piece.data()), piece.size()}, file);
-    f(piece);
+    const auto chunk = std::span(memory).first(static_cast<size_t>(std::min(std::ssize(memory), in.size() - at)));
+    in.read(at, chunk);
+    if (at == 0) refuse_pointer({reinterpret_cast<const char*>(chunk.data()), chunk.size()}, file);
+    f(chunk);
   }
 }
 
@@ -144,7 +144,6 @@ void SharedFile::flush() const {
 void sync_directory(const fs::path& directory) {
   const Descriptor in(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   bool flushed = in.get() >= 0 && ::fsync(in.get()) == 0;
-  // Flushes the entire file system if the directory cannot be flushed by itself.
   if (!flushed && in.get() >= 0 && is_unknown_operation(errno)) flushed = ::syncfs(in.get()) == 0;
   if (!flushed) throw OutputError(fmt::format("cannot flush {}: {}", directory.string(), std::strerror(errno)));
 }
@@ -165,7 +164,7 @@ uint64_t file_checksum(const fs::path& file) {
 
 uint64_t checksum_of_chunks(const std::function<void(const ChunkFunction&)>& walk) {
   Checksum sum;
-  walk([&](std::span<const std::byte> piece) { sum.add(piece); });
+  walk([&](std::span<const std::byte> chunk) { sum.add(chunk); });
   return sum.value();
 }
 
@@ -188,18 +187,16 @@ TemporaryDirectory::TemporaryDirectory(const fs::path& stem) : name_(stem) {
     throw OutputError(fmt::format("cannot create a temporary directory {}: {}", path().string(), std::strerror(errno)));
 }
 
-// --- mapping, and a table of mapped files ---
-
 namespace {
 
-// A mapped file's entry, readable by a signal handler: of fixed size, and complete before its address is published.
+// A signal handler reads entries, so they have a fixed size and are complete before their address is published.
 struct Mapped {
   std::atomic<bool> taken{false};
   std::atomic<const std::byte*> begin{nullptr};
   size_t size = 0;
   std::array<char, 512> name{};
 };
-std::array<Mapped, 64> table;  // files beyond its capacity are not named
+std::array<Mapped, 64> table;  // further files have no entry
 
 void enter(const std::byte* begin, size_t size, const std::string& name) {
   for (Mapped& m : table) {

@@ -1,4 +1,4 @@
-// Helpers of the data layer: file contents, checksums, the cache directory.
+// Files, checksums, and the cache directory.
 #pragma once
 #include <functional>
 #include <memory>
@@ -9,28 +9,28 @@ struct XXH3_state_s;
 
 namespace tessera {
 
-// The contents of a regular file. Throws InputError if it is missing, unreadable or not a regular file.
+// Throws InputError unless the file is regular and readable.
 std::string read_file(const std::filesystem::path& file);
 
-// The kind of a file that is mistaken for another, by its first bytes: "a pointer of git-lfs: ...", "a web page". Empty
-// if unknown; with `as_text`, also empty if a text could begin so.
+// Names a file mistaken for another, by its first bytes: "a pointer of git-lfs: ...", "a web page". Empty if unknown;
+// with `as_text`, also if a text could begin with these bytes.
 std::string_view known_kind(std::string_view begin, bool as_text = false);
 inline constexpr std::string_view kConvertsRows = "'python3 -m tessera.rows FILE > rows.jsonl' converts it";
-// Whether Windows, macOS or an archive program adds such a file to a directory: desktop.ini, ._NAME.
+// Whether Windows, macOS or an archive program creates such a file: desktop.ini, ._NAME.
 bool is_system_file(const std::filesystem::path& file);
 
-// Whether the name exists, is a directory, is a regular file. Throws InputError if links or permissions hide it.
+// Throw InputError if links or permissions hide the name.
 bool is_there(const std::filesystem::path& name);
 bool is_folder(const std::filesystem::path& name);
 bool is_plain_file(const std::filesystem::path& name);
-// The first four bytes of a regular file as an integer; 0 if it cannot be read.
+// The first four bytes; 0 if the file cannot be read.
 int32_t first_number(const std::filesystem::path& file);
 
-// Calls f for successive chunks of a regular file, using 1 MiB of memory (a mapped file would count as resident memory
-// of the process while it is read). Throws like read_file().
+// Calls f for successive chunks, using 1 MiB of memory (a mapped file would count as resident memory). Throws like
+// read_file().
 void read_chunks(const std::filesystem::path& file, const std::function<void(std::span<const std::byte>)>& f);
 
-// A file that several writers fill at disjoint offsets. Every function throws OutputError.
+// Several writers fill disjoint ranges. All functions throw OutputError.
 class SharedFile {
  public:
   // Creates a file of `size` bytes that begins with `first`; it must not exist.
@@ -44,13 +44,12 @@ class SharedFile {
   Descriptor fd_;
 };
 
-// Flushes a directory's entries to disk, so that a rename in it survives a power failure. Throws OutputError.
+// Makes a rename in the directory survive a power failure. Throws OutputError.
 void sync_directory(const std::filesystem::path& directory);
 
-// Creates a directory and its parents. Throws OutputError.
+// Creates parents, too. Throws OutputError.
 void make_directories(const std::filesystem::path& directory);
 
-// Incremental XXH3-64.
 class Checksum {
  public:
   Checksum();
@@ -61,8 +60,8 @@ class Checksum {
   std::shared_ptr<XXH3_state_s> state_;
 };
 
-// XXH3-64 of bytes, of a file, and of the chunks passed by `walk`. Throws like read_file().
-using ChunkFunction = std::function<void(std::span<const std::byte> piece)>;
+// XXH3-64. Throw like read_file().
+using ChunkFunction = std::function<void(std::span<const std::byte> chunk)>;
 uint64_t checksum(std::string_view bytes);
 uint64_t file_checksum(const std::filesystem::path& file);
 uint64_t checksum_of_chunks(const std::function<void(const ChunkFunction&)>& walk);
@@ -70,10 +69,10 @@ uint64_t checksum_of_chunks(const std::function<void(const ChunkFunction&)>& wal
 // $TESSERA_CACHE, else $XDG_CACHE_HOME/tessera, else ~/.cache/tessera. Throws Error (usage) if none is set.
 std::filesystem::path cache_directory();
 
-// A new directory that is removed with its contents at the end of the scope. Throws OutputError.
+// Removed with its contents at the end of the scope. Throws OutputError.
 class TemporaryDirectory {
  public:
-  // Named `stem` plus the suffix of TemporaryName; the parent must exist.
+  // The name is `stem` plus the suffix of TemporaryName; the parent must exist.
   explicit TemporaryDirectory(const std::filesystem::path& stem);
   const std::filesystem::path& path() const { return name_.path(); }
 
@@ -81,16 +80,13 @@ class TemporaryDirectory {
   TemporaryName name_;
 };
 
-// A file mapped read-only for the lifetime of the object; empty by default. On file systems without mmap() it is read
-// into memory.
-//
-// If another process truncates the file, readers receive SIGBUS. A signal handler can find its name by
-// mapped_file_at().
+// A file mapped read-only, or read into memory on file systems without mmap(). If another process truncates a mapped
+// file, readers receive SIGBUS; a signal handler can find the name by mapped_file_at().
 
 class MappedFile {
  public:
   MappedFile() = default;
-  // Throws InputError if the file is missing, unreadable or not a regular file.
+  // Throws like read_file().
   explicit MappedFile(const std::filesystem::path& file);
   std::span<const std::byte> bytes() const { return {data_.get(), size_}; }
 
@@ -99,7 +95,7 @@ class MappedFile {
   std::shared_ptr<const std::byte> data_;
 };
 
-// The name of the file mapped at an address, or null. Async-signal-safe.
+// Null if no file is mapped there. Async-signal-safe.
 const char* mapped_file_at(const void* address);
 
 }  // namespace tessera

@@ -18,9 +18,9 @@ using Json = nlohmann::json;
 constexpr size_t kDeepest = 64;
 constexpr std::string_view kOfNumbers = "+-.0123456789eE", kBefore = " \t\r\n:,[";
 
-// A number beyond double, or Python's NaN or Infinity, at which nlohmann's parser stops.
+// A number beyond double, or Python's NaN or Infinity, where nlohmann's parser stops.
 struct Huge {
-  size_t ordinal;  // index among the numbers of the text, from 1
+  size_t ordinal;  // index among the numbers in the text, from 1
   size_t begin, size;
 };
 
@@ -61,7 +61,7 @@ class Events final : public nlohmann::json_sax<Json> {
   bool number_integer(number_integer_t value) override { return number(value); }
   bool number_unsigned(number_unsigned_t value) override { return number(value); }
   bool number_float(number_float_t value, const string_t& digits) override {
-    // The parser converts an integer that does not fit to double.
+    // The parser converts an integer beyond 64 bits to double.
     if (digits.find_first_of(".eE") != string_t::npos) return number(value);
     refuse(fmt::format("the integer {} is beyond 64 bits", digits));
     return number(Json::value_t::discarded);
@@ -103,7 +103,7 @@ class Events final : public nlohmann::json_sax<Json> {
     if (strict_) bad_input("{}: {}", what_, why);
   }
 
-  // The destination of the next value; null if it is skipped.
+  // Destination of the next value; null if skipped.
   Json* place() {
     if (skipped_ > 0 || std::exchange(skips_next_, false)) return nullptr;
     if (open_.empty()) return &root;
@@ -147,20 +147,20 @@ class Events final : public nlohmann::json_sax<Json> {
   const std::vector<Huge>& huge_;
   JsonAside* const aside_;
   const Json* put_aside_ = nullptr;  // the object whose members are extracted
-  std::string_view outer_;           // the root's last key
+  std::string_view outer_;
   std::vector<Json*> open_;
   Json* slot_ = nullptr;     // destination of the last key's value
-  bool skips_next_ = false;  // the value of a duplicate key
+  bool skips_next_ = false;  // the value belongs to a duplicate key
   size_t skipped_ = 0;       // open containers inside a skipped value
   size_t numbers_ = 0, next_huge_ = 0;
 };
 
 }  // namespace
 
-// The sum of what the C library allocates for nodes of both trees, sorted and in order, and for arrays that grow.
+// Sums the C library's allocations for the nodes of both trees, sorted and in order, and for growing arrays.
 void require_memory_for_json(std::string_view text, const std::string& what) {
   constexpr size_t kSmall = size_t{1} << 14;
-  constexpr int64_t kGrowth = 4;  // what is made of the tree is there before the tree is gone
+  constexpr int64_t kGrowth = 4;  // values made of the tree coexist with it
   if (text.size() <= kSmall) return;
   std::array<int64_t, 256> bytes{};
   bytes['['] = bytes['{'] = 64, bytes[','] = 32, bytes[':'] = 96, bytes['"'] = 24;
@@ -175,7 +175,7 @@ void require_memory_for_json(std::string_view text, const std::string& what) {
 }
 
 Json parse_json(std::string_view text, const std::string& what, JsonFile manner, JsonAside* aside) {
-  // nlohmann's parser treats a NUL as the end and would not see what follows it.
+  // nlohmann's parser ends at a NUL and ignores the rest.
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
     bad_input("{}: not valid JSON at byte {}: a NUL", what, nul);
   require_memory_for_json(text, what);

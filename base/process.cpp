@@ -26,7 +26,7 @@ std::set<pid_t> running;  // each in a separate process group
 
 int exit_status(int waited) { return WIFEXITED(waited) ? WEXITSTATUS(waited) : 128 + WTERMSIG(waited); }
 
-// Executes the child's program after fork(), using only functions that a child of a multi-threaded process may call.
+// Runs in the child after fork(): only functions that a child of a multi-threaded process may call.
 [[noreturn]] void become(char* const* arguments, pid_t parent, int report, const char* directory, int out) {
   for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGPIPE, SIGXFSZ, SIGBUS}) ::signal(number, SIG_DFL);
   struct sigaction hangup {};
@@ -46,8 +46,7 @@ int exit_status(int waited) { return WIFEXITED(waited) ? WEXITSTATUS(waited) : 1
   ::_exit(127);
 }
 
-// Starts the program in a separate process group, in a directory (null: the current one), with its output on `out` (-1:
-// the inherited one). Returns 0 or an errno.
+// `directory`: null for the current one; `out`: -1 to inherit. Returns 0 or an errno.
 int start(const std::vector<std::string>& command, const char* directory, int out, pid_t& child) {
   std::vector<char*> arguments;
   for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
@@ -56,14 +55,14 @@ int start(const std::vector<std::string>& command, const char* directory, int ou
   if (::pipe2(report.data(), O_CLOEXEC) != 0) return errno;
   sigset_t all, before;
   ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // no handler of this process may run in the child
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // prevents this process's handlers in the child
   const pid_t parent = ::getpid();
   child = ::fork();
   if (child == 0) become(arguments.data(), parent, report[1], directory, out);
   int error = child < 0 ? errno : 0;
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   ::close(report[1]);
-  if (child > 0) ::setpgid(child, child);  // before the group can be signalled
+  if (child > 0) ::setpgid(child, child);  // before anyone can signal the group
   const ssize_t told = ::read(report[0], &error, sizeof(error));
   ::close(report[0]);
   if (child > 0 && told <= 0) return 0;
@@ -72,7 +71,7 @@ int start(const std::vector<std::string>& command, const char* directory, int ou
   return error;
 }
 
-// Reads to the end of the pipe; returns false at the deadline. Only the last 64 KiB are retained.
+// False at the deadline. Only the last 64 KiB are retained.
 bool drain(int pipe, Clock::time_point deadline, std::string& output) {
   std::array<char, 4096> block;
   while (true) {
@@ -89,8 +88,7 @@ bool drain(int pipe, Clock::time_point deadline, std::string& output) {
   }
 }
 
-// The status as reported by waitpid(). The child is reaped only when it leaves the list, so its id cannot be reused
-// before.
+// As waitpid(), but the child is reaped only when it leaves the list, so its id cannot be reused before.
 int wait_for(pid_t child) {
   siginfo_t ended{};
   while (::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
@@ -141,7 +139,7 @@ void kill_running_programs() {
   for (const pid_t child : running) ::kill(-child, SIGKILL);
 }
 
-// Children of this process that are in no list: orphans that the kernel reparented to it.
+// Orphans that the kernel reparented to this process.
 static std::set<pid_t> children() {
   std::set<pid_t> out;
   std::error_code none;
@@ -175,7 +173,7 @@ int StartedProgram::end_rest(double seconds) {
   std::set<pid_t> told;
   const Clock::time_point patient =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-  const Clock::time_point end = patient + std::chrono::seconds(10);  // a lost disk blocks SIGKILL too
+  const Clock::time_point end = patient + std::chrono::seconds(10);  // even SIGKILL may block, on a lost disk
   for (std::set<pid_t> left; Clock::now() < end && !(left = children()).empty();
        std::this_thread::sleep_for(std::chrono::milliseconds(10)))
     for (const pid_t child : left) {

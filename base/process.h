@@ -10,30 +10,30 @@ namespace tessera {
 
 struct ProgramResult {
   int status = 0;           // exit status; 127: not found, 124: timed out, 128 + n: killed by signal n
-  std::string last_line;    // last line of standard output and standard error together
+  std::string last_line;    // of standard output and standard error together
   std::string output = {};  // both; at least the last 64 KiB
 };
 
-// Runs a program, found through PATH, in a directory, without a shell and with an empty standard input. The program and
-// its children are killed after `timeout_seconds`.
+// Runs a program found through PATH, without a shell and with an empty standard input; kills it and its children after
+// `timeout_seconds`.
 ProgramResult run_program(const std::vector<std::string>& command, const std::filesystem::path& directory,
                           int timeout_seconds);
 
-// Kills the programs that run_program() is waiting for and prevents new ones, for a process that is about to exit.
+// Also prevents new programs; for a process that is about to exit.
 void kill_running_programs();
 
-// A program that runs concurrently in a separate process group, with this process's standard output and standard error
-// and an empty standard input. It receives SIGTERM when this process ends for any reason. From construction on,
-// orphaned descendants are reparented to this process, so that end_rest() can terminate them all.
+// A concurrent program in a separate process group, with this process's standard output and error and an empty standard
+// input. It receives SIGTERM when this process ends for any reason. From construction on, orphaned descendants are
+// reparented to this process, so that end_rest() can terminate them all.
 class StartedProgram : NotCopied {
  public:
-  // Finds the program through PATH; only the main thread may call it. Throws Error if the program cannot be started.
+  // Finds the program through PATH. Main thread only. Throws Error if it cannot be started.
   explicit StartedProgram(const std::vector<std::string>& command);
   ~StartedProgram();  // kills it
 
-  // The exit status once the program has ended; 128 + n for signal n.
+  // Empty until the program has ended; 128 + n for signal n.
   std::optional<int> ended();
-  void signal(int number) const;  // sent to its process group
+  void signal(int number) const;  // to the process group
   // Terminates orphaned descendants, such as the ranks of a killed mpirun: SIGTERM, then SIGKILL after `seconds`.
   // Returns their number.
   static int end_rest(double seconds);

@@ -13,15 +13,15 @@
 namespace tessera {
 namespace {
 
-// `above`: the number exceeds every range, so an upper bound is printed even if the range has none.
+// `above`: the number exceeds every range, so print an upper bound even if the range has none.
 std::string bounds_text(const Bounds& range, bool above = false) {
-  const bool low = range.least > -1e300, high = range.most < 1e300 || above;
-  if (low && high) return fmt::format(" in [{}, {}{}", range.least, range.most, range.most_excluded ? ")" : "]");
-  return low ? fmt::format(" of at least {}", range.least) : "";
+  const bool low = range.min > -1e300, high = range.max < 1e300 || above;
+  if (low && high) return fmt::format(" in [{}, {}{}", range.min, range.max, range.max_excluded ? ")" : "]");
+  return low ? fmt::format(" of at least {}", range.min) : "";
 }
 
 bool contains(const Bounds& range, double v) {
-  return v >= range.least && (range.most_excluded ? v < range.most : v <= range.most);
+  return v >= range.min && (range.max_excluded ? v < range.max : v <= range.max);
 }
 
 [[noreturn]] void wrong(const std::string& where, std::string_view expected, std::string_view found) {
@@ -35,7 +35,6 @@ void check_choice(const std::string& where, const std::string& choices, const st
         fmt::format("{}: expected {}, got '{}'{}", where, fmt::join(allowed, ", "), text, did_you_mean(text, allowed)));
 }
 
-// Parses a text into a member, depending on its type.
 struct Reader {
   const Setting& setting;
   const std::string &where, &text;
@@ -47,7 +46,7 @@ struct Reader {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
     const bool parsed = error == std::errc() && end == text.data() + text.size();
     if (!parsed || !std::isfinite(v) || !contains(range, v))
-      wrong(where, "a number" + bounds_text(range, v > range.most || error == std::errc::result_out_of_range), text);
+      wrong(where, "a number" + bounds_text(range, v > range.max || error == std::errc::result_out_of_range), text);
     *to = v;
   }
   void operator()(bool* to) const {
@@ -263,9 +262,9 @@ void check_least(const Settings& all, const Settings& defaults) {
     const auto* found = std::get_if<int64_t*>(&s.at);
     if (!found) continue;
     const auto none = static_cast<double>(*std::get<int64_t*>(defaults.at(s.field.name).at));  // 0 if derived
-    const double least = std::min(s.field.range.least, none);
-    if (static_cast<double>(**found) < least)
-      throw FieldError(std::string(s.field.name), fmt::format("expected at least {}, got {}", least, **found));
+    const double min = std::min(s.field.range.min, none);
+    if (static_cast<double>(**found) < min)
+      throw FieldError(std::string(s.field.name), fmt::format("expected at least {}, got {}", min, **found));
   }
 }
 
@@ -282,7 +281,7 @@ void check_read(const Settings& all, const Settings& defaults) {
 }
 
 std::string difference(const Settings& from, const Settings& defaults) {
-  const auto value = [](const Setting& s) {  // without the file, which is a separate field
+  const auto value = [](const Setting& s) {  // the file is a separate field
     const auto* named = std::get_if<Choice>(&s.at);
     return named ? std::string(named->name()) : s.is_text() ? s.text() : s.written();
   };

@@ -1,6 +1,5 @@
-// Settings: descriptors of the fields of option structs, defined next to each struct. A descriptor names the field, not
-// an option; the command line, its help, configuration files, JSON, run identities and validation are generated from
-// the descriptors.
+// Settings: descriptors of the fields of option structs, defined next to each struct. They generate the command line,
+// its help, configuration files, JSON, run identities and validation, so a descriptor names the field, not an option.
 //
 //   Settings field_descriptors(Tune& t) {
 //     Settings s;
@@ -9,8 +8,7 @@
 //     s.add(t.key_mode, {"key_mode", "with `voices` above 1: how they agree"});  // an enum has its own names
 //     return s;
 //   }
-//   field_descriptors(tune).at("voices").read("--voices", "12");   // throws Error: --voices: expected a whole number
-//   in ...
+//   field_descriptors(tune).at("voices").read("--voices", "12");   // Error: --voices: expected a whole number in ...
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -25,32 +23,31 @@
 namespace tessera {
 
 struct Bounds {
-  double least = -1e300, most = 1e300;
-  bool most_excluded = false;
+  double min = -1e300, max = 1e300;
+  bool max_excluded = false;
 };
 
 // Whether a field is part of a run's identity or record: never, whenever it applies, or only if it also differs from
-// its default. Two runs with the same identity are the same run.
+// its default. Two runs with equal identities are the same run.
 enum class IdentityRole : uint8_t { no, yes, unless_default };
 
-// The properties of a field: settings.add(t.key, {"key", "..."}).with("voices").follows(). Help texts name other fields
-// in backticks.
+// Example: settings.add(t.key, {"key", "..."}).with("voices").follows(). Help names other fields in backticks.
 struct Field {
   std::string_view name, help = {};
-  Bounds range = {};                // bounds of a number, or of the number of positional arguments
-  std::string_view choices = {};    // "fp32|bf16": valid values of a text; for an enum, the names that users may give
-  std::string_view expected = {};   // "a file": description of a text in messages; default: UTF-8
-  std::string_view denied = {};     // "untied": the option that sets the field to false
-  std::string_view goes_with = {};  // "dp_mode ps-sync or ps-async": the field and values that enable it
-  std::string_view group = {};      // default: Settings::group()
-  bool open = false;                // derived from other fields if it is not given, so it has no default
+  Bounds range = {};                     // bounds of a number, or of the number of positional arguments
+  std::string_view choices = {};         // valid strings ("fp32|bf16"); for an enum, the names that users may specify
+  std::string_view expected = {};        // "a file": describes the value in messages; default: UTF-8
+  std::string_view denied = {};          // "untied": the option that sets it to false
+  std::string_view goes_with = {};       // "dp_mode ps-sync or ps-async": the field and values that enable it
+  std::string_view group = {};           // default: the current Settings::group()
+  bool open = false;                     // derived from other fields if unset, so it has no default
   bool in_file = true, in_words = true;  // false: specific to one call, so not stored in configurations; not an option
   bool repeated = false, place = false;  // the option may be repeated; positional argument
   bool of_weights = false;               // a property of trained weights
   IdentityRole same = IdentityRole::no, recorded = IdentityRole::no;
   std::string_view (*renames)(std::string_view name) = nullptr;  // maps aliases of an enum's names
-  double* share = nullptr;  // stores "3%" or "0.25e" as 0.03 or 0.25, which replaces the number; 0: the number is used
-  char of_what = 0;         // the suffix of a share, '%' or 'e'
+  double* share = nullptr;  // parses "3%" or "0.25e" as 0.03 or 0.25, which replaces the number; 0: the number is used
+  char of_what = 0;         // the suffix, '%' or 'e'
 
   Field& follows() { return open = true, *this; }
   Field& of_call() { return in_file = false, *this; }
@@ -69,18 +66,18 @@ struct Field {
   Field& renaming(decltype(renames) how) { return renames = how, *this; }
 };
 
-// A reference to an enum value. If its names are digits, users see a number.
+// An enum value. If its names are digits, users see a number.
 struct Choice {
   void* at;
   int64_t (*get)(const void*);
   void (*set)(void*, int64_t);
   std::span<const std::string_view> names;
-  std::string* file;  // not null: a text that is none of the names is a file name and is stored here
+  std::string* file;  // receives any other string, as a file name; may be null
   std::string_view name() const { return names[static_cast<size_t>(get(at))]; }
   bool is_number() const { return names.front() == "0"; }
 };
 
-// A descriptor of one field. It points into the struct and must not outlive it.
+// Points into the struct and must not outlive it.
 class Setting {
  public:
   using Place = std::variant<int64_t*, double*, bool*, std::string*, std::optional<int64_t>*, std::optional<double>*,
@@ -90,21 +87,21 @@ class Setting {
 
   std::string word() const;  // the option's name: "sync-every", "untied"
   bool is_flag() const { return std::holds_alternative<bool*>(at); }
-  bool is_text() const;           // written in quotes
+  bool is_text() const;           // quoted in files
   std::string_view kind() const;  // "integer", "number", "flag", "choice", "text", "integers" or "texts"
   std::string choices() const;    // "fp32|bf16"; empty: none
-  // Parses a user's text. Throws Error: "`where`: expected X, got Y".
+  // Throws Error: "`where`: expected X, got Y".
   void read(const std::string& where, const std::string& text) const;
-  // The value as users write it; empty if there is none.
+  // As users write it; empty if there is no value.
   std::string text() const;
-  // The value in KEY = VALUE files.
+  // As written in KEY = VALUE files.
   std::string written() const;
   void assign(const Setting& same) const;  // copies the value from another struct of the same type
 };
 
 class Settings {
  public:
-  // Sets the group of all fields added after this.
+  // Group of the fields added afterwards.
   Settings& group(std::string_view name);
   template <class T>
   Field& add(T& value, const Field& field) {
@@ -121,9 +118,9 @@ class Settings {
   }
   Settings& add(const Settings& others);
   Field& add(const Setting& other) { return all_.push_back(other), all_.back().field; }
-  // Moves a field behind another.
+  // Moves a field after another.
   void move(std::string_view name, std::string_view after);
-  // Sorts by group, in this order; the order within a group is unchanged.
+  // Sorts by group, in this order; stable within a group.
   void sort(std::span<const std::string_view> groups);
 
   const Setting* find(std::string_view name) const;
@@ -145,16 +142,16 @@ class Settings {
   std::vector<Setting> all_;
 };
 
-// Whether the field is used with the current values of the other fields.
+// Whether the current values of the other fields enable this field.
 bool applies(const Setting& setting, const Settings& all);
-// Throw FieldError: check_least() for integers below their range that are not the default, check_read() for values that
-// are not used and differ from the default.
+// Throw FieldError: check_least() for integers below their range that are not the default, check_read() for unused
+// fields that differ from their default.
 void check_least(const Settings& all, const Settings& defaults);
 void check_read(const Settings& all, const Settings& defaults);
 // The fields that differ: "dp=2 zero=3".
 std::string difference(const Settings& from, const Settings& defaults);
 
-// Parses a single integer. Throws as Setting::read().
+// Throws as Setting::read().
 int64_t parse_integer(const std::string& where, const std::string& text, const Bounds& range);
 std::vector<std::string> split(std::string_view text, char at);
 

@@ -15,7 +15,6 @@ namespace {
 using Json = nlohmann::json;
 using Ordered = nlohmann::ordered_json;
 
-// Converts a JSON value to a member, depending on its type.
 struct JsonReader {
   const Setting& setting;
   const Json& from;
@@ -26,7 +25,7 @@ struct JsonReader {
   }
   void operator()(int64_t* to) const {
     if (!from.is_number_integer()) refuse("a whole number");
-    if (setting.field.range.least >= 0 && !natural(from)) refuse("a whole number from 0 on");
+    if (setting.field.range.min >= 0 && !natural(from)) refuse("a whole number from 0 on");
     *to = from.get<int64_t>();
   }
   void operator()(double* to) const {
@@ -112,7 +111,7 @@ void take_object(const Settings& all, const Json& object, const std::string& pat
     const auto* number = std::get_if<int64_t*>(&s.at);
     if (const auto found = object.find(s.field.name); found != object.end())
       take_value(s, *found, below(path, s.field.name));
-    else if (number && !s.field.open && static_cast<double>(**number) < s.field.range.least)
+    else if (number && !s.field.open && static_cast<double>(**number) < s.field.range.min)
       throw FieldError(below(path, s.field.name), "expected a value, got none");
   }
   check_keys(object, path, all.names(), why);
@@ -144,8 +143,8 @@ Ordered make_entry(const Setting& s, std::string (*shown)(const std::string& hel
   out["kind"] = s.kind();
   if (const Ordered value = to_json(s); !f.open && !value.empty() && value != "") out["default"] = value;
   const bool number = s.kind() == "integer" || s.kind() == "number";
-  if (number && f.range.least > -1e300) out["least"] = f.range.least;
-  if (number && f.range.most < 1e300) out[f.range.most_excluded ? "below" : "most"] = f.range.most;
+  if (number && f.range.min > -1e300) out["least"] = f.range.min;
+  if (number && f.range.max < 1e300) out[f.range.max_excluded ? "below" : "most"] = f.range.max;
   if (const std::string choices = s.choices(); !choices.empty()) out["choices"] = split(choices, '|');
   if (f.share) out["share"] = std::string(1, f.of_what);
   if (f.repeated) out["repeated"] = true;

@@ -63,19 +63,19 @@ size_t begun_character(std::string_view bytes, size_t position) {
   if (position >= bytes.size()) return 0;
   const unsigned char lead = byte(position);
   if (lead < 0xC2 || lead > 0xF4) return 0;
-  const size_t most = lead >= 0xF0 ? 3 : lead >= 0xE0 ? 2 : 1;
+  const size_t max_length = lead >= 0xF0 ? 3 : lead >= 0xE0 ? 2 : 1;
   size_t length = 1;
-  for (; length < most && position + length < bytes.size(); ++length) {
+  for (; length < max_length && position + length < bytes.size(); ++length) {
     const unsigned char next = byte(position + length);
     const bool second = length == 1;  // excludes overlong forms, surrogates and code points beyond U+10FFFF
-    const unsigned char least = second && lead == 0xE0 ? 0xA0 : second && lead == 0xF0 ? 0x90 : 0x80;
+    const unsigned char lowest = second && lead == 0xE0 ? 0xA0 : second && lead == 0xF0 ? 0x90 : 0x80;
     const unsigned char last = second && lead == 0xED ? 0x9F : second && lead == 0xF4 ? 0x8F : 0xBF;
-    if (next < least || next > last) break;
+    if (next < lowest || next > last) break;
   }
   return length;
 }
 
-// `show` appends the replacement of invalid bytes: one that begins no character, or an incomplete character.
+// `show` appends the replacement of invalid bytes.
 template <class F>
 static std::string with_broken(std::string_view bytes, const F& show) {
   std::string out;

@@ -18,19 +18,18 @@ void append_escaped(std::string& out, char byte);
 // Appends the one to four bytes of a code point.
 void append_utf8(std::string& out, char32_t code_point);
 
-// Offset of the first byte that is not valid UTF-8, or npos. Cost: one pass.
+// npos if all bytes are valid. Cost: one pass.
 size_t find_invalid_utf8(std::string_view bytes);
 
-// The number of bytes from `position` that begin an incomplete character; 0 if no character begins so.
+// The number of bytes from `position` that begin an incomplete character, or 0.
 size_t begun_character(std::string_view bytes, size_t position);
 
 // Unicode White_Space.
 bool is_white_space(char32_t c);
 
-// The offset of the last character of a non-empty text.
 size_t last_character(std::string_view text);
 
-// The text without leading, or trailing, characters for which `goes` returns true.
+// Strips characters for which `goes` returns true.
 template <class F>
 std::string_view stripped(std::string_view text, bool left, bool right, const F& goes) {
   const auto taken = [&](size_t at, size_t& end) { return goes(next_code_point(text, end = at).value_or(0xFFFD)); };
@@ -40,10 +39,10 @@ std::string_view stripped(std::string_view text, bool left, bool right, const F&
   return text;
 }
 
-// The text with U+FFFD for everything that is not UTF-8: one per byte that begins no character, and one per incomplete
-// character, as in Python and Rust (Unicode Standard 3.9, "maximal subparts").
+// Inserts U+FFFD, one per byte that begins no character, and one per incomplete character, as in Python and Rust
+// (Unicode Standard 3.9, "maximal subparts").
 std::string replace_broken(std::string_view bytes);
-// Same, with every byte that is not UTF-8 escaped as `\xe9`, for display.
+// Escapes every invalid byte as `\xe9`, for display.
 std::string escape_broken(std::string_view bytes);
 
 }  // namespace tessera

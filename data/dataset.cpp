@@ -1,4 +1,4 @@
-// Opens and validates datasets.
+// Datasets: opening, validation, shards.
 #include "data/dataset.h"
 
 #include <glob.h>
@@ -18,10 +18,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-// A non-negative integer at json[part][key].
-int64_t integer(const Json& json, const char* part, const char* key, const std::string& what) {
-  if (const std::optional<int64_t> value = natural(value_at(value_at(json, part), key))) return *value;
-  bad_input("{}: the key '{}.{}' must be a non-negative integer", what, part, key);
+int64_t integer(const Json& json, const char* section, const char* key, const std::string& what) {
+  if (const std::optional<int64_t> value = natural(value_at(value_at(json, section), key))) return *value;
+  bad_input("{}: the key '{}.{}' must be a non-negative integer", what, section, key);
 }
 
 int64_t longest_token(const Tokenizer& tokenizer) {
@@ -31,7 +30,7 @@ int64_t longest_token(const Tokenizer& tokenizer) {
   return longest;
 }
 
-// The names of the shards, which must be in the directory of dataset.json.
+// Shards must be in the directory of dataset.json.
 std::vector<std::string> files_in(const Json& train, const std::string& what) {
   std::vector<std::string> out;
   const Json list = train.value("files", Json::array({"train.tok"}));
@@ -74,19 +73,19 @@ void Dataset::check_tokens(int64_t rows) const {
   std::vector<const TokenFile*> files{&val};
   for (const TokenFile& f : train) files.push_back(&f);
   for (const TokenFile* f : files)
-    f->pieces(0, f->size(), [&](std::span<const int32_t> tokens) {
+    f->chunks(0, f->size(), [&](std::span<const int32_t> tokens) {
       check_in_table(tokens, rows, *tokenizer, train.size() > 1 ? f->name() : source);
     });
 }
 
 int64_t token_bytes(const TokenFile& tokens, int64_t begin, int64_t end, const Tokenizer& tokenizer) {
-  std::vector<int64_t> sizes;  // of each token's text; 0 for special tokens
+  std::vector<int64_t> sizes;  // per token; 0 for special tokens
   for (int32_t token = 0; token < tokenizer.vocab_size(); ++token) {
     const std::string text = tokenizer.token_bytes(token);
     sizes.push_back(tokenizer.special(text) == token ? 0 : std::ssize(text));
   }
   int64_t bytes = 0;
-  tokens.pieces(begin, end, [&](std::span<const int32_t> all) {
+  tokens.chunks(begin, end, [&](std::span<const int32_t> all) {
     for (const int32_t token : all) {
       const bool first = bytes == 0;  // decoding may strip the space of the first token
       bytes += sizes.at(static_cast<size_t>(token));
@@ -182,8 +181,6 @@ Dataset Dataset::open(const fs::path& directory) {
   return d;
 }
 
-// --- shards ---
-
 namespace {
 
 std::vector<fs::path> sorted(std::vector<fs::path> files) {
@@ -191,7 +188,6 @@ std::vector<fs::path> sorted(std::vector<fs::path> files) {
   return files;
 }
 
-// The files that match a pattern, possibly none.
 std::vector<fs::path> matches(const std::string& pattern) {
   ::glob_t found{};
   const int status = ::glob(pattern.c_str(), 0, nullptr, &found);
@@ -211,15 +207,13 @@ std::vector<fs::path> files_in(const fs::path& folder) {
   return sorted(std::move(files));
 }
 
-// The validation files that correspond to a pattern of training files.
 std::vector<fs::path> validation_files(std::string pattern) {
   const size_t at = pattern.rfind("train");
   if (at == std::string::npos || pattern.find('/', at) != std::string::npos) return {};
   return matches(pattern.replace(at, 5, "val"));
 }
 
-// Raises the limit of open files, because there may be more shards than it allows by default. If that fails, opening
-// them reports the error.
+// The default limit may be too low for all shards. If it cannot be raised, opening a file reports the error.
 void allow_open_files(size_t count) {
   ::rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;

@@ -9,21 +9,20 @@ namespace tessera {
 
 inline constexpr std::string_view kDatasetFormat = "tessera dataset";
 
-// The contents of dataset.json.
 struct DatasetDescription {
   std::string source;
   int64_t train_bytes = 0, val_bytes = 0;
   int64_t train_tokens = 0, val_tokens = 0;
-  std::vector<std::string> train_files{"train.tok"};  // in the same directory
-  std::string note = {};                              // about its texts; may be empty
+  std::vector<std::string> train_files{"train.tok"};  // next to dataset.json
+  std::string note = {};                              // about the texts
 };
-// `what` names the source in errors. Throws InputError.
+// Throws InputError.
 DatasetDescription parse_description(std::string_view json, const std::string& what);
 
 class ExampleRows;  // data/examples.h
 struct Dataset;
 
-// A component of a mixture; it provides `share` out of every (sum of all shares) sequences.
+// A component of a mixture: `share` out of every (sum of all shares) sequences.
 struct MixturePart {
   std::string name;
   int64_t share = 1;
@@ -31,83 +30,80 @@ struct MixturePart {
 };
 
 struct Dataset {
-  std::string source;  // the text it was made from
+  std::string source;  // origin of the text
   std::filesystem::path directory;
-  std::vector<TokenFile> train;  // token files of a text; examples of a JSONL file are in train_examples
+  std::vector<TokenFile> train;  // of a text; examples of a JSONL file are in train_examples
   TokenFile val;
   std::shared_ptr<const ExampleRows> train_examples = {}, val_examples = {};
-  std::vector<MixturePart> parts = {};  // components, if this is a mixture (data/mixture.h)
+  std::vector<MixturePart> parts = {};  // components of a mixture (data/mixture.h)
   std::shared_ptr<const Tokenizer> tokenizer;
-  int64_t table = 0;        // rows of the model's embedding, if below the vocabulary (then no token exceeds it)
-  int64_t train_bytes = 0;  // bytes of text, or of the trained parts of examples, per split; 0: unknown
+  int64_t table = 0;        // embedding rows of the model, if below the vocabulary; then all tokens are below it
+  int64_t train_bytes = 0;  // per split, of text or of the examples' targets; 0: unknown
   int64_t val_bytes = 0;
-  std::vector<std::string> notes = {};  // messages for the user
+  std::vector<std::string> notes = {};  // for the user
 
   int64_t vocab() const { return table > 0 ? table : tokenizer->vocab_size(); }
   int64_t train_tokens() const;
   int64_t val_tokens() const;
   bool has_examples() const;
-  // A prompt from the validation data, in the format seen in training.
+  // A prompt from the validation data, in the training format.
   std::vector<int32_t> prompt() const;
-  // The validation split in rows of `context` tokens; examples were already packed for a context. Throws Error for a
-  // mixture: validate its components separately.
+  // Rows of `context` tokens; examples are already packed for a context. Throws Error for a mixture: validate its
+  // components separately.
   std::shared_ptr<const Rows> validation(int64_t context) const;
 
-  // Throws InputError if a token id is not below `rows`, the rows of a model's embedding (0: unlimited). Examples are
-  // checked when they are loaded. Cost: a pass over all tokens if the tokenizer's vocabulary is larger than `rows`,
-  // otherwise none.
+  // Throws InputError for a token that is not below `rows`, the embedding rows (0: unlimited). Loading already checks
+  // examples. Cost: a pass over all tokens if `rows` is below the vocabulary, otherwise none.
   void check_tokens(int64_t rows) const;
-  // Content hashes under the keys "data", "validation" and "vocabulary".
+  // Hashes of the contents of "data", "validation" and "vocabulary".
   std::map<std::string, std::string> checksums() const;
   // Converts a mean loss in nats per token to bits per byte of validation text, which is independent of the tokenizer.
-  // For a mixture: per byte of text mixed in its proportions.
+  // For a mixture: per byte of its components in their proportions.
   double bits_per_byte(double nats_per_token) const;
 
-  // Opens a directory written by make_dataset() and checks that its files are consistent. Throws InputError.
+  // Validates the directory. Throws InputError.
   static Dataset open(const std::filesystem::path& directory);
 };
 
-// Bytes of text encoded by tokens [begin, end) of a file; special tokens count 0 bytes.
+// Bytes of text; special tokens count 0.
 int64_t token_bytes(const TokenFile& tokens, int64_t begin, int64_t end, const Tokenizer& tokenizer);
 
-// Writes a dataset of a text to `directory` (atomically: a temporary directory is renamed). A bpe tokenizer is also
-// stored as vocab.json and merges.txt. Throws OutputError if `directory` exists or cannot be written, InputError if the
-// tokenizer cannot encode the text, Error (usage) if the choice names no tokenizer.
+// Writes atomically: a temporary directory is renamed. A bpe tokenizer is also stored as vocab.json and merges.txt.
+// Throws OutputError if `directory` exists or cannot be written, InputError if the tokenizer cannot encode the text,
+// Error (usage) if the choice names no tokenizer.
 Dataset make_dataset(const Text& text, const TokenizerChoice& tokenizer, const std::filesystem::path& directory);
 
-// Writes a dataset of several concatenated sources. Each is the name of a built-in text, a text file, or documents: the
-// texts of a JSONL file ({"text": ...} per line, possibly compressed), of which the last tenth, at least one, is held
-// out. Every document is followed by the tokenizer's end-of-document token, or by an empty line if it has none. A
-// trained tokenizer is trained on all sources. With `shard_tokens`, the training tokens are split into files of that
-// many tokens; the last may hold up to twice as many. Throws InputError naming file and line. Cost: two passes over
-// each source, a third if the tokenizer is trained; about 100 MB of memory for any source size.
+// Concatenates sources: names of built-in texts, text files, or documents, that is, JSONL files of {"text": ...}
+// (possibly compressed), of which the last tenth, at least one, is held out. The tokenizer's end-of-document token, or
+// an empty line if it has none, follows every document. The tokenizer is trained on all sources. Files have
+// `shard_tokens` training tokens (0: all), the last up to twice as many. Throws InputError naming file and line. Cost:
+// two passes over each source, a third if the tokenizer is trained; about 100 MB of memory.
 Dataset make_dataset_from(const std::vector<std::string>& sources, const TokenizerChoice& tokenizer,
                           const std::filesystem::path& directory, int64_t shard_tokens = 0);
-// Same for one JSONL file of documents, stored in the cache.
+// One JSONL file of documents, cached.
 Dataset dataset_of_documents(const std::filesystem::path& file, const TokenizerChoice& tokenizer);
 
-// Same for llm.c token files: `file`, validated on the file whose name has "val" in place of "train" or, if there is
-// none, on its own last tenth. The tokenizer must be a directory because the files do not contain one.
+// llm.c token files: `file`, validated on the file whose name has "val" in place of "train" or, without one, on its own
+// last tenth. The tokenizer must be a directory because the files do not contain one.
 Dataset import_llmc(const std::filesystem::path& file, const TokenizerChoice& tokenizer,
                     const std::filesystem::path& directory);
 
-// Opens the dataset that `--data` names: "austen", "tinyshakespeare", a text file, llm.c token files, or a dataset
-// directory, which has its own tokenizer and rejects another. A text is tokenized once and cached under its content and
-// tokenizer. Throws Error, InputError or OutputError.
+// The value of `--data`: "austen", "tinyshakespeare", a text file, llm.c token files, or a dataset directory, which
+// contains its tokenizer and rejects any other. A text is tokenized once and cached by content and tokenizer. Throws
+// Error, InputError or OutputError.
 Dataset dataset_for(const std::string& spec, const TokenizerChoice& tokenizer, const HeldOut& held = {});
 
-// --- llm.c token files that are trained on together, in place: the shards of a large text ---
+// --- shards of a large text: llm.c token files, read in place ---
 
-// The regular files that match a shell pattern (*, ?, [...]), sorted bytewise by name. Returns none if `spec` is not a
-// pattern or is an existing name. Throws InputError, prefixed with `prefix`, if nothing matches.
+// The files that match a shell pattern (*, ?, [...]), sorted bytewise; none if `spec` is not a pattern or is an
+// existing name. Throws InputError, prefixed with `prefix`, if nothing matches.
 std::vector<std::filesystem::path> matching_files(const std::string& spec, std::string_view prefix = "");
 
-// Whether `spec` names shards: a pattern, or a directory with llm.c token files and without dataset.json.
+// Whether `spec` is a pattern, or a directory with llm.c token files and without dataset.json.
 bool names_shards(const std::string& spec);
 
-// Training files and the validation file: the first with "val" in its name, otherwise the first match of the pattern
-// with its last "train" replaced by "val", otherwise the last file. Throws InputError for files of other formats and
-// for fewer than two files.
+// The validation file is the first with "val" in its name, otherwise the first match of the pattern with its last
+// "train" replaced by "val", otherwise the last file. Throws InputError for other formats and for fewer than two files.
 struct ShardFiles {
   std::vector<std::filesystem::path> train;
   std::filesystem::path val;
@@ -115,8 +111,7 @@ struct ShardFiles {
 };
 ShardFiles find_shards(const std::string& spec);
 
-// Opens shards. The tokenizer must be a directory because the files do not contain one. Throws Error (usage),
-// InputError.
+// The tokenizer must be a directory. Throws Error (usage), InputError.
 Dataset open_shards(const std::string& spec, const TokenizerChoice& tokenizer);
 
 }  // namespace tessera

@@ -1,5 +1,4 @@
-// Encodes events as protobuf messages and appends them to a file. Field numbers are those of TensorFlow's event.proto
-// and summary.proto.
+// Events in protobuf. Field numbers are those of TensorFlow's event.proto and summary.proto.
 #include "data/event_file.h"
 
 #include <fmt/format.h>
@@ -54,7 +53,7 @@ std::string at_time(double wall_time) {
 
 double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
-// A checksum of data that contains checksums is weak, so the format stores it rotated and offset.
+// A checksum over data with checksums is weak, so the format stores it rotated and offset.
 uint32_t masked_crc(std::string_view bytes) { return std::rotr(crc32c(bytes), 15) + 0xA282EAD8U; }
 
 std::string host_name() {
@@ -64,7 +63,7 @@ std::string host_name() {
   return name.data();
 }
 
-// The current time or later: the names must sort in order even for two files in one second, or after the clock was set
+// The current time or later: file names must sort in order even for two files in one second, or after the clock was set
 // back.
 int64_t seconds_after_all(const fs::path& directory) {
   auto seconds = static_cast<int64_t>(now());
@@ -117,7 +116,7 @@ void EventFile::append(const std::string& event) {
   if (std::fwrite(record.data(), 1, record.size(), file_.get()) != record.size()) cannot_write(path_, errno);
 }
 
-// One table lookup per byte suffices, because records have about a hundred bytes.
+// A table lookup per byte suffices for records of about a hundred bytes.
 uint32_t crc32c(std::string_view bytes) {
   constexpr uint32_t kPolynomial = 0x82F63B78;  // 0x1EDC6F41 bit-reversed
   static constexpr auto kTable = [] {

@@ -1,11 +1,10 @@
 // TensorBoard event files: scalars by step, in `events.out.tfevents.<seconds>.<hostname>`.
 //
 //   record   length (8 bytes), masked CRC-32C of the length, an Event, masked CRC-32C of the Event; little-endian
-//   Event    a protobuf message: wall time, step, and one of: the version (first record of a file), a session's start,
-//            a summary of scalars
+//   Event    a protobuf message: wall time, step, and one of: version (first record), session start, summary of scalars
 //
-// Readers concatenate the files of a directory in the order of their names. A session start at step N makes them
-// discard earlier records of steps from N on, because a resumed run repeats those steps.
+// Readers concatenate the files of a directory in the order of their names. At a session start at step N they discard
+// earlier records from step N on, because a resumed run repeats those steps.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -25,18 +24,16 @@ struct Scalar {
 std::string version_event(double wall_time);
 std::string session_start_event(double wall_time, int64_t step);
 std::string scalars_event(double wall_time, int64_t step, std::span<const Scalar> scalars);
-// Adds the length and checksums of a record.
 std::string framed(std::string_view event);
 
 class EventFile {
  public:
-  // Creates a file in `directory` whose name sorts after the existing event files; `first_step` is the first step that
-  // it may contain. Throws OutputError.
+  // The file's name sorts after all event files in `directory`; `first_step` is the first step that it may contain.
+  // Throws OutputError.
   EventFile(const std::filesystem::path& directory, int64_t first_step);
 
   const std::filesystem::path& path() const { return path_; }
-  // Written to the system immediately and in one call, so that a killed run leaves complete records. Throws
-  // OutputError.
+  // Written in one call, so that a killed run leaves complete records. Throws OutputError.
   void write(int64_t step, std::span<const Scalar> scalars);
 
  private:
@@ -45,8 +42,7 @@ class EventFile {
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
 };
 
-// CRC-32C (Castagnoli), the checksum of TFRecord frames: polynomial 0x1EDC6F41, reflected, as in RFC 3720, appendix
-// B.4.
+// CRC-32C (Castagnoli) of TFRecord frames: polynomial 0x1EDC6F41, reflected; RFC 3720, appendix B.4.
 
 uint32_t crc32c(std::string_view bytes);
 

@@ -1,4 +1,4 @@
-// Loads files of examples and packs them into rows.
+// Examples: loading, tokenization, packing.
 #include "data/examples.h"
 
 #include <fmt/ranges.h>
@@ -18,7 +18,7 @@ static std::shared_ptr<const Rows> make_windows(TokenFile tokens, int64_t contex
   return std::make_shared<const Windows>(std::move(tokens), context);
 }
 
-// Encodes a text in memory or, if it is large, in a temporary file that is deleted with its last reader.
+// Large texts use a temporary file that is deleted with its last reader.
 static TokenFile read_tokens(const Text& text, const Tokenizer& tokenizer, const ExampleOptions& o,
                              std::vector<std::string>& notes) {
   constexpr size_t kInMemory = size_t{16} << 20;
@@ -39,7 +39,7 @@ static TokenFile read_tokens(const Text& text, const Tokenizer& tokenizer, const
         file->add(std::exchange(tokens, {}));
       },
       o.ends, size_t{8} << 20, o.special);
-  text.read([&](std::string_view piece) { encoder.add(piece); });
+  text.read([&](std::string_view chunk) { encoder.add(chunk); });
   encoder.finish();
   if (const std::string note = special_note(encoder.special_names(), o.special); !note.empty()) notes.push_back(note);
   if (!file) return TokenFile::of_tokens(tokens, tokenizer.vocab_size(), text.name);
@@ -74,7 +74,7 @@ EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokeniz
   if (is_llmc_file(spec)) {
     tokens = TokenFile::open_llmc(spec, tokenizer.vocab_size());
     const auto check = [&](std::span<const int32_t> some) { check_in_table(some, o.vocab, tokenizer, spec); };
-    tokens.pieces(0, tokens.size(), check);
+    tokens.chunks(0, tokens.size(), check);
     out.bytes = token_bytes(tokens, 0, tokens.size(), tokenizer);
   } else {
     if (const std::string note = check_table(spec); !note.empty()) out.notes.push_back(note);
@@ -86,30 +86,28 @@ EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokeniz
   return out;
 }
 
-// --- packing of examples into rows ---
-
-// The examples of each row. An example of n tokens occupies n - 1 positions, because its last token is only a target.
+// An example of n tokens occupies n - 1 positions, because its last token is only a target.
 static std::vector<std::vector<int64_t>> packed_rows(const std::vector<EncodedExample>& examples, int64_t context) {
   std::vector<int64_t> order(examples.size());
   std::iota(order.begin(), order.end(), 0);
   const auto places = [&](int64_t e) { return std::ssize(examples[static_cast<size_t>(e)].tokens) - 1; };
   std::ranges::stable_sort(order, [&](int64_t a, int64_t b) { return places(a) > places(b); });
   std::vector<std::vector<int64_t>> rows;
-  std::map<int64_t, std::vector<size_t>> by_room;  // rows by free space
+  std::map<int64_t, std::vector<size_t>> by_free_space;
   for (const int64_t e : order) {
-    const auto fits = by_room.lower_bound(places(e));
+    const auto fits = by_free_space.lower_bound(places(e));
     size_t row = rows.size();
-    int64_t room = context;
-    if (fits == by_room.end()) {
+    int64_t free_space = context;
+    if (fits == by_free_space.end()) {
       rows.emplace_back();
     } else {
-      room = fits->first;
+      free_space = fits->first;
       row = fits->second.back();
       fits->second.pop_back();
-      if (fits->second.empty()) by_room.erase(fits);
+      if (fits->second.empty()) by_free_space.erase(fits);
     }
     rows[row].push_back(e);
-    if (room > places(e)) by_room[room - places(e)].push_back(row);
+    if (free_space > places(e)) by_free_space[free_space - places(e)].push_back(row);
   }
   return rows;
 }
@@ -200,21 +198,19 @@ uint64_t ExampleRows::checksum() const {
   });
 }
 
-// --- reading of JSONL files ---
-
 namespace {
 
 struct Rendered {
   std::string where;  // file and line
-  std::vector<Piece> pieces;
+  std::vector<Segment> segments;
   bool own = false;           // uses the model's own template
-  EncodedExample made = {};   // of an example that was tokenized in advance
-  bool is_text = false;       // a text row, in which a template may already be rendered
-  int64_t content_bytes = 0;  // of the messages, as far as the model's own template prints them
+  EncodedExample made = {};   // of a tokenized row
+  bool is_text = false;       // a text row, which may contain a rendered template
+  int64_t content_bytes = 0;  // of messages, as far as the model's own template prints them
   std::string role = {};      // a role without responses
 };
 
-// The model's own template, which `automatic` selects for messages, if its tokenizer has one.
+// Selected by `automatic` for messages; null if the tokenizer has none.
 std::unique_ptr<const ModelTemplate> own_template(const ExampleOptions& o, const Tokenizer* tokenizer,
                                                   const std::string& what) {
   if (o.style != ChatTemplate::automatic || !tokenizer || tokenizer->chat_template().empty()) return nullptr;
@@ -226,7 +222,7 @@ std::unique_ptr<const ModelTemplate> own_template(const ExampleOptions& o, const
   }
 }
 
-// Rows that cannot be trained on: an error, or counted.
+// Untrainable rows: counted if `skipped`, otherwise an error.
 struct BadLines {
   bool skipped;
   int64_t count = 0;
@@ -248,7 +244,7 @@ struct BadLines {
   }
 };
 
-// Whether the key occurs in a template as a word.
+// Whether the template contains the key as a word.
 bool names_key(std::string_view source, const std::string& key) {
   const auto in_word = [&](size_t at) {
     return at < source.size() && (std::isalnum(static_cast<uint8_t>(source[at])) != 0 || source[at] == '_');
@@ -260,9 +256,9 @@ bool names_key(std::string_view source, const std::string& key) {
 
 Rendered render_own(const Example& example, const ModelTemplate& own, const std::string& where, bool responses) {
   Rendered out{
-      .where = where, .pieces = own.render(example, where, responses), .own = true, .role = example.unknown_role};
+      .where = where, .segments = own.render(example, where, responses), .own = true, .role = example.unknown_role};
   std::string all;
-  for (const Piece& piece : out.pieces) all += piece.text;
+  for (const Segment& segment : out.segments) all += segment.text;
   for (const Message& turn : example.turns)
     if (const std::string_view bare = jinja::stripped(turn.text, true, true);
         turn.training != Message::Training::never && all.find(bare) != std::string::npos)
@@ -270,8 +266,7 @@ Rendered render_own(const Example& example, const ModelTemplate& own, const std:
   return out;
 }
 
-// Renders the examples of files. Throws if a key renamed in `o` is in no row, unless the files are the validation split
-// of others that have it.
+// Throws if no row has a key renamed in `o`, unless the files are a validation split.
 std::vector<Rendered> read_rendered(const std::vector<fs::path>& files, const std::string& what,
                                     const ExampleOptions& o, const Tokenizer* tokenizer, BadLines& bad,
                                     std::vector<std::string>& notes, bool validates = false) {
@@ -281,18 +276,18 @@ std::vector<Rendered> read_rendered(const std::vector<fs::path>& files, const st
   bool known = false;
   int64_t bytes = 0;
   const auto read = [&](const fs::path& file, std::string_view line, int64_t number) {
-    if ((bytes += std::ssize(line)) > o.most_bytes)
+    if ((bytes += std::ssize(line)) > o.max_bytes)
       bad_input(
           "{}: more than {} MB of rows do not fit in memory while they are read; expected fewer rows, or "
           "documents, of which `tessera data` makes a dataset in constant memory",
-          file.string(), o.most_bytes / 1'000'000);
+          file.string(), o.max_bytes / 1'000'000);
     bad.attempt([&] {
       const std::string where = fmt::format("{}:{}", file.string(), number);
       Example example = parse_example(line, where, o.names);
       const bool messages = example.shape == Example::Shape::messages;
       if (messages && !std::exchange(known, true)) own = own_template(o, tokenizer, file.string());
       if (messages && own)
-        std::erase_if(example.unread, [&](const std::string& key) {  // keys named in the template may be used by it
+        std::erase_if(example.unread, [&](const std::string& key) {  // the template may use keys that it names
           return key.ends_with(kOfMessages) &&
                  names_key(tokenizer->chat_template(), key.substr(1, key.size() - 2 - kOfMessages.size()));
         });
@@ -301,7 +296,7 @@ std::vector<Rendered> read_rendered(const std::vector<fs::path>& files, const st
       if (example.shape != Example::Shape::tokens)
         return void(messages && own ? out.push_back(render_own(example, *own, where, o.responses_only))
                                     : out.push_back({.where = where,
-                                                     .pieces = render(example, o.style, where),
+                                                     .segments = render(example, o.style, where),
                                                      .is_text = example.shape == Example::Shape::text}));
       if (!tokenizer)
         throw InputError(
@@ -324,19 +319,20 @@ class Encoder {
 
   EncodedExample encode(const Rendered& example) {
     EncodedExample out = read_tokens(example);
-    for (const Piece& piece : example.pieces)
-      if (piece.is_content && as_target(piece)) out.bytes += std::ssize(piece.text);
-    if (example.own || example.pieces.empty())  // the text of responses is not separate from markers
+    for (const Segment& segment : example.segments)
+      if (segment.is_content && as_target(segment)) out.bytes += std::ssize(segment.text);
+    if (example.own || example.segments.empty())  // markers and responses are not separate
       out.bytes = example.own && !options_.responses_only ? example.content_bytes : target_bytes(out, 1);
     return cut(std::move(out), example);
   }
-  // Text between two special tokens is encoded as one segment, as in transformers, so a response continues its prompt.
+  // A segment between two special tokens is encoded as one text, as in transformers, so a response continues its
+  // prompt.
   EncodedExample read_tokens(const Rendered& example) {
     EncodedExample out = example.made;
     Run run;
     bool first = true, strips = false;
-    if (options_.ends && !example.own && !example.pieces.empty() && example.pieces[0].kind == Piece::Kind::text)
-      for (const int32_t token : tokenizer_.beginning()) add(out, {token}, as_target(example.pieces[0]));
+    if (options_.ends && !example.own && !example.segments.empty() && example.segments[0].kind == Segment::Kind::text)
+      for (const int32_t token : tokenizer_.beginning()) add(out, {token}, as_target(example.segments[0]));
     const auto flush = [&] {
       if (run.text.empty()) return;
       const EncodeOptions how{.special_in_text = run.names || options_.special || example.is_text,
@@ -348,27 +344,27 @@ class Encoder {
         bad_input("{}: {}", example.where, e.what());
       }
     };
-    for (const Piece& piece : example.pieces) {
-      if (piece.kind == Piece::Kind::text) tokenizer_.count_special(piece.text, example.is_text ? read_names_ : names_);
-      const bool names = example.own && piece.kind == Piece::Kind::marker;
-      const std::optional<int32_t> token = example.own ? std::nullopt : special(piece);
-      const bool follows = piece.kind == Piece::Kind::end && !run.text.empty();
+    for (const Segment& s : example.segments) {
+      if (s.kind == Segment::Kind::text) tokenizer_.count_special(s.text, example.is_text ? read_names_ : names_);
+      const bool names = example.own && s.kind == Segment::Kind::marker;
+      const std::optional<int32_t> token = example.own ? std::nullopt : special(s);
+      const bool follows = s.kind == Segment::Kind::end && !run.text.empty();
       const auto [left, right] = token ? tokenizer_.strips(*token) : std::pair(false, false);
       if (left) run.strip_end();
       if (token || names != run.names) flush();
       run.names = names;
-      const std::string_view text = stripped(piece.text, strips, false, is_white_space);
+      const std::string_view text = stripped(s.text, strips, false, is_white_space);
       strips = token ? right : strips && text.empty();
       if (!token)
-        run.add(text, as_target(piece));
-      else if (!follows || out.tokens.back() != *token)  // a text that ends with its end, as TRL reads it, has one
-        add(out, {*token}, as_target(piece)), first = false;
+        run.add(text, as_target(s));
+      else if (!follows || out.tokens.back() != *token)  // a text may already end with its end token, as for TRL
+        add(out, {*token}, as_target(s)), first = false;
     }
     flush();
     check_in_table(out.tokens, options_.vocab, tokenizer_, example.where);
-    if (const auto most = std::ranges::max_element(out.tokens);
-        most != out.tokens.end() && *most >= tokenizer_.vocab_size())
-      bad_input("{}: token {} is outside the tokenizer's vocabulary of {}", example.where, *most,
+    if (const auto largest = std::ranges::max_element(out.tokens);
+        largest != out.tokens.end() && *largest >= tokenizer_.vocab_size())
+      bad_input("{}: token {} is outside the tokenizer's vocabulary of {}", example.where, *largest,
                 tokenizer_.vocab_size());
     return out;
   }
@@ -387,41 +383,41 @@ class Encoder {
  private:
   struct Run {
     std::string text = {};
-    std::vector<std::pair<size_t, bool>> parts = {};  // end of each segment, and whether it is trained
-    bool names = false;                               // names of special tokens encode as these tokens
+    std::vector<std::pair<size_t, bool>> spans = {};  // end of each segment, and whether it is trained
+    bool names = false;                               // EncodeOptions::special_in_text
 
     void add(std::string_view more, bool trained) {
       if (more.empty()) return;
       text += more;
-      if (!parts.empty() && parts.back().second == trained) parts.pop_back();
-      parts.emplace_back(text.size(), trained);
+      if (!spans.empty() && spans.back().second == trained) spans.pop_back();
+      spans.emplace_back(text.size(), trained);
     }
     void strip_end() {
       text.resize(stripped(text, false, true, is_white_space).size());
-      while (!parts.empty() && (parts.size() == 1 ? 0 : parts.rbegin()[1].first) >= text.size()) parts.pop_back();
-      if (!parts.empty()) parts.back().first = text.size();
+      while (!spans.empty() && (spans.size() == 1 ? 0 : spans.rbegin()[1].first) >= text.size()) spans.pop_back();
+      if (!spans.empty()) spans.back().first = text.size();
     }
   };
 
-  // A token with at least one byte in a trained segment is a target, as in the masks of transformers' chat templates.
-  // Byte offsets are those of tokens: a segment ends where the encoding of the text up to its end does.
+  // A token with at least one byte in a trained segment is a target, as in the masks of transformers' chat templates. A
+  // segment ends where the encoding of the text up to its end does.
   void add(EncodedExample& to, const Run& run, const EncodeOptions& how) const {
     const std::vector<int32_t> tokens = tokenizer_.encode_with(run.text, how);
-    if (run.parts.size() == 1) return add(to, tokens, run.parts[0].second);
+    if (run.spans.size() == 1) return add(to, tokens, run.spans[0].second);
     const auto bytes_in = [&](const std::vector<int32_t>& all) {
       return std::accumulate(all.begin(), all.end(), size_t{0},
                              [&](size_t sum, int32_t token) { return sum + tokenizer_.token_bytes(token).size(); });
     };
     std::vector<size_t> ends;
-    for (size_t p = 0; p + 1 < run.parts.size(); ++p)
-      ends.push_back(bytes_in(tokenizer_.encode_with(std::string_view(run.text).substr(0, run.parts[p].first), how)));
+    for (size_t p = 0; p + 1 < run.spans.size(); ++p)
+      ends.push_back(bytes_in(tokenizer_.encode_with(std::string_view(run.text).substr(0, run.spans[p].first), how)));
     ends.push_back(std::numeric_limits<size_t>::max());
-    size_t begin = 0, part = 0;
+    size_t begin = 0, span = 0;
     for (const int32_t token : tokens) {
       const size_t end = begin + tokenizer_.token_bytes(token).size();
-      while (ends[part] <= begin) ++part;
-      bool trained = run.parts[part].second;
-      for (size_t p = part; ends[p] < end; ++p) trained = trained || run.parts[p + 1].second;
+      while (ends[span] <= begin) ++span;
+      bool trained = run.spans[span].second;
+      for (size_t p = span; ends[p] < end; ++p) trained = trained || run.spans[p + 1].second;
       add(to, {token}, trained);
       begin = end;
     }
@@ -431,38 +427,38 @@ class Encoder {
     to.trained.insert(to.trained.end(), tokens.size(), trained);
   }
   bool is_special(int32_t token) const { return tokenizer_.special(tokenizer_.token_bytes(token)) == token; }
-  // Bytes of the targets from a token on, without special tokens.
+  // Counts from token `from` on, without special tokens.
   int64_t target_bytes(const EncodedExample& e, size_t from) const {
     int64_t bytes = 0;
     for (size_t t = from; t < e.tokens.size(); ++t)
       if (e.trained[t] && !is_special(e.tokens[t])) bytes += std::ssize(tokenizer_.token_bytes(e.tokens[t]));
     return bytes;
   }
-  bool as_target(const Piece& piece) const { return !piece.never && (piece.response || !options_.responses_only); }
-  std::optional<int32_t> special(const Piece& piece) {
-    if (piece.kind == Piece::Kind::text) return {};
-    if (piece.kind == Piece::Kind::end) {
+  bool as_target(const Segment& s) const { return !s.never && (s.response || !options_.responses_only); }
+  std::optional<int32_t> special(const Segment& segment) {
+    if (segment.kind == Segment::Kind::text) return {};
+    if (segment.kind == Segment::Kind::end) {
       const std::optional<int32_t> end = tokenizer_.document_end();
       endless_ = endless_ || !end;
       return end;
     }
-    const std::optional<int32_t> token = tokenizer_.special(piece.text);
-    if (!token) as_text_.insert(piece.text);
+    const std::optional<int32_t> token = tokenizer_.special(segment.text);
+    if (!token) as_text_.insert(segment.text);
     return token;
   }
   EncodedExample cut(EncodedExample e, const Rendered& example) {
-    const auto most = static_cast<size_t>(options_.context) + 1;
+    const auto limit = static_cast<size_t>(options_.context) + 1;
     const bool had = count_targets(e) > 0;
-    if (e.tokens.size() > most) {
-      e.bytes = std::max<int64_t>(e.bytes - target_bytes(e, most), 0);
-      e.tokens.resize(most);
-      e.trained.resize(most);
+    if (e.tokens.size() > limit) {
+      e.bytes = std::max<int64_t>(e.bytes - target_bytes(e, limit), 0);
+      e.tokens.resize(limit);
+      e.trained.resize(limit);
       if (count_targets(e) > 0) ++cut_;
     }
     if (count_targets(e) == 0)
       bad_input(
           "{}: no token to train on: {}{}", example.where,
-          had ? fmt::format("the response begins after the context of {} tokens", most - 1) : "it has no response",
+          had ? fmt::format("the response begins after the context of {} tokens", limit - 1) : "it has no response",
           had || example.role.empty()
               ? ""
               : fmt::format("; `roles` {}=assistant makes responses of this role", example.role));
@@ -474,11 +470,10 @@ class Encoder {
   int64_t cut_ = 0;
   std::set<std::string> as_text_;
   std::map<std::string, int64_t> names_;       // of special tokens, in messages
-  std::map<std::string, int64_t> read_names_;  // in text rows, encoded as these tokens
+  std::map<std::string, int64_t> read_names_;  // of special tokens, in text rows
   bool endless_ = false;
 };
 
-// All examples of files, none held out.
 std::shared_ptr<const ExampleRows> find_examples(const std::vector<fs::path>& files, const std::string& what,
                                                  const Tokenizer& tokenizer, const ExampleOptions& o,
                                                  std::vector<std::string>& notes, bool validates = false) {
@@ -509,28 +504,28 @@ Asked ask(const std::vector<Message>& turns, const ExampleOptions& o, const Toke
   Example answered{Example::Shape::messages, turns};
   if (turns.empty()) answered.turns.push_back({Role::user, "x"});
   answered.turns.push_back({Role::assistant, "x"});
-  std::vector<Piece> pieces;
+  std::vector<Segment> segments;
   try {
-    pieces = own ? own->render(answered, what) : render(answered, o.style, what);
+    segments = own ? own->render(answered, what) : render(answered, o.style, what);
   } catch (const InputError&) {
     if (!own) throw;  // otherwise only the model's settings define the end
   }
-  while (!pieces.empty() && !pieces.back().response) pieces.pop_back();
-  const Piece last = pieces.empty() ? Piece() : pieces.back();
-  while (!pieces.empty() && pieces.back().response) pieces.pop_back();
+  while (!segments.empty() && !segments.back().response) segments.pop_back();
+  const Segment last = segments.empty() ? Segment() : segments.back();
+  while (!segments.empty() && segments.back().response) segments.pop_back();
   Asked out;
   if (!turns.empty())
     out.tokens = Encoder(tokenizer, o)
-                     .read_tokens({what, own ? own->prompt(turns, what) : std::move(pieces), own != nullptr})
+                     .read_tokens({what, own ? own->prompt(turns, what) : std::move(segments), own != nullptr})
                      .tokens;
   const size_t content_at = own ? last.text.find('x') : std::string::npos;
   const std::string behind = last.text.substr(content_at == std::string::npos ? 0 : content_at + 1);
   std::optional<int32_t> end;
-  if (last.kind == Piece::Kind::end) end = tokenizer.document_end();
+  if (last.kind == Segment::Kind::end) end = tokenizer.document_end();
   for (size_t at = 0; at < behind.size() && !end; ++at) end = tokenizer.special(behind.substr(at));
   if (end)
     out.ends.push_back(*end);
-  else if (!own && last.kind == Piece::Kind::marker)
+  else if (!own && last.kind == Segment::Kind::marker)
     out.stops.push_back(behind);
   else if (const std::string_view text = jinja::stripped(behind, true, true);
            own && content_at != std::string::npos && !text.empty())
@@ -558,8 +553,8 @@ Dataset load_examples(const std::filesystem::path& spec, const TokenizerChoice& 
   };
   const auto trained = [&](size_t count) {
     if (held_file) return count;
-    const double part = static_cast<double>(count) * o.held.share;
-    return count - std::clamp<size_t>(static_cast<size_t>(part * (1 + 1e-12)), 1, count - 1);
+    const double held = static_cast<double>(count) * o.held.share;
+    return count - std::clamp<size_t>(static_cast<size_t>(held * (1 + 1e-12)), 1, count - 1);
   };
   require_enough(rendered.size());
   const std::span<const Rendered> all(rendered);
@@ -567,7 +562,7 @@ Dataset load_examples(const std::filesystem::path& spec, const TokenizerChoice& 
   const size_t train_count = trained(all.size());
   const auto texts = [&](const SplitChunk& f) {
     for (size_t e = 0; e < all.size(); ++e)
-      for (const Piece& piece : all[e].pieces) f(piece.text, e >= train_count);
+      for (const Segment& segment : all[e].segments) f(segment.text, e >= train_count);
   };
   d.tokenizer = choice.learns() ? make_tokenizer(choice, what, texts) : std::move(tokenizer);
   Encoder encoder(*d.tokenizer, o);

@@ -1,5 +1,5 @@
-// Examples for fine-tuning as rows of tokens. Tokens outside responses are inputs but not targets; the rest of a row is
-// padded with token 0 and ignored targets.
+// Examples for fine-tuning as rows of tokens. Tokens outside responses are not targets; rows are padded with token 0
+// and ignored targets.
 //
 //   one example per row       p p p r r . . .          p: prompt, r: response, .: padding
 //   packed                    p p r|p r r r|p p r r    attention is limited to each example (`document_mask`)
@@ -12,17 +12,17 @@ namespace tessera {
 
 struct EncodedExample {
   std::vector<int32_t> tokens;
-  std::vector<bool> trained;  // whether each token is a target
+  std::vector<bool> trained;  // per token: is it a target?
   int64_t bytes = 0;          // of the targets' text; markers and special tokens count 0
 };
 
-// The number of targets: trained tokens except the first, which nothing predicts.
+// Without the first token, which nothing predicts.
 int64_t count_targets(const EncodedExample& example);
 
 class ExampleRows final : public Rows {
  public:
-  // Each example has a target and at most context + 1 tokens. If packed, examples are placed longest first, each in the
-  // row with the smallest sufficient free space (best fit).
+  // Each example has a target and at most context + 1 tokens. Examples are packed longest first, each into the row with
+  // the smallest sufficient free space (best fit).
   ExampleRows(const std::vector<EncodedExample>& examples, int64_t context, bool packed);
 
   int64_t context() const override { return context_; }
@@ -36,16 +36,15 @@ class ExampleRows final : public Rows {
   int64_t examples() const { return std::ssize(begins_) - 1; }
   int64_t tokens() const { return std::ssize(tokens_); }
   int64_t bytes() const { return bytes_; }  // of the targets' text
-  // The tokens of the first example before its first target.
+  // The first example up to its first target.
   std::vector<int32_t> prompt() const;
-  // The targets of all rows, concatenated.
   std::vector<int32_t> target_tokens() const;
   uint64_t checksum() const;
 
  private:
   void load_row(int64_t row, int32_t* inputs, int32_t* targets) const override;
   void row_starts(int64_t row, int32_t* out) const override;
-  // Calls f(example, offset in the row) for each example of a row and returns the end of the last one.
+  // Calls f(example, offset in the row) and returns the end of the last example.
   template <class F>
   int64_t walk(int64_t row, const F& f) const;
 
@@ -53,7 +52,7 @@ class ExampleRows final : public Rows {
   bool packed_;
   std::vector<int32_t> tokens_;
   std::vector<uint8_t> trained_;
-  std::vector<int64_t> begins_{0};  // offset of each example, and the end of the last
+  std::vector<int64_t> begins_{0};  // offset of each example, and end of the last
   std::vector<int64_t> members_;    // examples, row by row
   std::vector<int64_t> row_ends_;   // in members_
   std::vector<int64_t> row_targets_;
@@ -66,49 +65,46 @@ struct ExampleOptions {
   bool packed = false;
   bool skip_bad = false;
   HeldOut held = {};
-  bool ends = true;      // add the tokenizer's own beginning and end of a text
-  bool special = false;  // names of special tokens in a message encode as these tokens
-  RowNames names = {};   // other names of a row's keys and roles
+  bool ends = true;      // EncodeOptions::add_ends
+  bool special = false;  // EncodeOptions::special_in_text, in messages
+  RowNames names = {};   // alternative keys and roles
   int64_t context = 0;
-  int64_t vocab = 0;  // rows of the model's embedding; 0: the tokenizer's vocabulary
-  // Maximum bytes of rows that fit in memory: reading a row needs about 16 times its size.
-  int64_t most_bytes = std::numeric_limits<int64_t>::max();
+  int64_t vocab = 0;  // embedding rows; 0: the vocabulary
+  // Limit of the rows: reading them needs about 16 times their size in memory.
+  int64_t max_bytes = std::numeric_limits<int64_t>::max();
 };
 
-// A prompt for a model: the tokens up to the beginning of its turn, and the end of the answer: a token, or a stop
-// string if the tokenizer has no such token. Without turns, only the end of an answer. Throws Error (usage) naming the
-// field `template` if `automatic` finds no template with the model; InputError.
+// A prompt up to the model's turn, and the end of the answer: tokens, or stop strings if the tokenizer has no such
+// token. Without turns, only the end. Throws Error (usage) naming the field `template` if `automatic` finds no
+// template; InputError.
 struct Asked {
   std::vector<int32_t> tokens = {}, ends = {};
   std::vector<std::string> stops = {};
 };
 Asked ask(const std::vector<Message>& turns, const ExampleOptions& options, const Tokenizer& tokenizer);
 
-// Loads the examples of the files that `spec` names (example_files()). The last tenth of the rows, at least one, is
-// held out for validation unless `held` or a directory specifies otherwise. Throws InputError naming file and line of
-// the first row that cannot be trained on, unless `skip_bad` is set. Dataset::notes reports the number of skipped and
-// truncated rows, markers unknown to the tokenizer, and unused keys. A row that begins with text rather than a
-// template's marker starts with the tokenizer's own beginning. For messages, the automatic template is the tokenizer's
-// own, if it has one.
+// The files are those of example_files(). The last tenth of the rows, at least one, is held out for validation unless
+// `held` or a directory specifies otherwise. Throws InputError naming file and line of the first untrainable row,
+// unless `skip_bad` is set. Dataset::notes reports skipped and truncated rows, markers unknown to the tokenizer, and
+// unused keys. A row that begins with text rather than a template's marker starts with the tokenizer's own beginning.
+// For messages, the automatic template is the tokenizer's own, if any.
 Dataset load_examples(const std::filesystem::path& spec, const TokenizerChoice& tokenizer,
                       const ExampleOptions& options);
 
-// All examples, none held out, encoded by a given tokenizer; of a directory only its validation files, if it has any.
+// No examples are held out; of a directory, only validation files are read, if any.
 std::shared_ptr<const ExampleRows> all_examples(const std::filesystem::path& spec, const Tokenizer& tokenizer,
                                                 const ExampleOptions& options, std::vector<std::string>& notes);
 
-// Texts or examples for evaluation, encoded by the model's own tokenizer.
-
 struct EvaluationText {
   std::shared_ptr<const Rows> rows;
-  int64_t bytes = 0;                    // of the text; for examples, of the targets' text
-  std::vector<std::string> notes = {};  // messages for the user
+  int64_t bytes = 0;                    // of the text, or of the examples' targets
+  std::vector<std::string> notes = {};  // for the user
 };
 
-// Loads a text file (possibly compressed), an llm.c token file, the validation file of several, a `tessera data`
-// directory (its validation split), or a file of examples. A text is one sequence with the tokenizer's own beginning
-// and end (names of special tokens are plain text), in consecutive windows of options.context tokens; each token except
-// the first is predicted once. Throws InputError; Error (usage) for a directory with another tokenizer.
+// Loads a text file (possibly compressed), an llm.c token file, the validation file of several, the validation split of
+// a `tessera data` directory, or a file of examples. A text is one sequence with the tokenizer's own beginning and end,
+// in consecutive windows of options.context tokens; each token except the first is predicted once. Throws InputError;
+// Error (usage) for a directory with another tokenizer.
 EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokenizer, const ExampleOptions& options);
 
 }  // namespace tessera

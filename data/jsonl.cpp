@@ -1,4 +1,4 @@
-// Parses rows, and applies chat templates.
+// Parsing of rows, and built-in chat templates.
 #include "data/jsonl.h"
 
 #include <fmt/ranges.h>
@@ -16,12 +16,12 @@ namespace {
 
 using Json = nlohmann::json;
 using InOrder = nlohmann::ordered_json;
-// Roles by name, including ShareGPT's names.
+// With ShareGPT's names.
 constexpr std::pair<std::string_view, Role> kRoles[] = {
     {"system", Role::system},     {"user", Role::user},       {"assistant", Role::assistant},
     {"tool", Role::tool},         {"human", Role::user},      {"gpt", Role::assistant},
     {"chatgpt", Role::assistant}, {"model", Role::assistant}, {"observation", Role::tool}};
-// Keys that would change the model's input and that no shape has; and a message's content keys.
+// Keys of no shape that would change the model's input, and keys of a message's content.
 constexpr std::array<std::string_view, 13> kRefused{"tools",   "functions", "documents",   "chosen", "rejected",
                                                     "history", "image",     "images",      "videos", "audio",
                                                     "audios",  "system",    "position_ids"};
@@ -30,8 +30,8 @@ constexpr std::array<std::string_view, 12> kShown{"tool_calls", "function_call",
                                                   "documents",  "image",         "images",
                                                   "videos",     "audio",         "audios"};
 constexpr std::string_view kCalls = "tool_calls";
-// Keys by which trainers exclude a message, with the values that exclude and include it: those of OpenAI and Mistral,
-// Axolotl, ms-swift and XTuner, torchtune, and other spellings that occur.
+// Keys by which trainers exclude a message, and the values that exclude and include it: OpenAI and Mistral, Axolotl,
+// ms-swift and XTuner, torchtune, and other spellings in use.
 struct Flag {
   std::string_view key, excludes, includes;
 };
@@ -47,12 +47,11 @@ constexpr std::array<Flag, 12> kFlags{{{"weight", "0", "1"},
                                        {"masked", "true", "false"},
                                        {"ignore", "true", "false"},
                                        {"ignore_loss", "true", "false"}}};
-// Parts of other keys that suggest such a flag: with the value false or 0, and with true or 1.
+// Substrings of other keys for this: with the value false or 0, and with true or 1.
 constexpr std::array<std::string_view, 4> kLearns{"train", "loss", "learn", "supervis"};
 constexpr std::array<std::string_view, 6> kExcludes{"mask", "ignor", "skip", "exclu", "no_loss", "no_train"};
-constexpr std::array<std::string_view, 2> kInnerFlags{"train_detail", "training_detail"};  // Axolotl's, per character
-constexpr std::array<std::string_view, 2> kVariables{"tools", "documents"};                // of messages, for templates
-// Keys that the shapes read.
+constexpr std::array<std::string_view, 2> kInnerFlags{"train_detail", "training_detail"};  // per character, in Axolotl
+constexpr std::array<std::string_view, 2> kVariables{"tools", "documents"};                // passed to templates
 constexpr std::array<std::string_view, 12> kRead{"input_ids",     "labels", "attention_mask", "messages",
                                                  "conversations", "system", "prompt",         "completion",
                                                  "instruction",   "input",  "output",         "text"};
@@ -82,7 +81,7 @@ std::string to_string(const Json& object, const char* key, const std::string& wh
   return found.get<std::string>();
 }
 
-// The text of a message: a string, or a list of text parts.
+// A string, or a list of text parts.
 std::string token_content(const Json& message, const char* key, const std::string& what) {
   if (!present(message, key, what).is_array()) return to_string(message, key, what);
   std::string out;
@@ -94,21 +93,21 @@ std::string token_content(const Json& message, const char* key, const std::strin
   return out;
 }
 
-// The role with this name; nullopt if at most a model's own template may know it.
+// nullopt for a role that at most a model's own template may know.
 std::optional<Role> find_role(std::string_view name, size_t known = std::size(kRoles)) {
   const auto roles = std::span(kRoles).first(known);
   const auto found = std::ranges::find(roles, name, &std::pair<std::string_view, Role>::first);
   return found == roles.end() ? std::nullopt : std::optional(found->second);
 }
 
-// The JSON inside a string, or the value itself.
+// Parses JSON inside a string.
 InOrder unpacked(const InOrder& value) {
   if (!value.is_string()) return value;
   const auto inside = InOrder::parse(value.get_ref<const std::string&>(), nullptr, false);
   return inside.is_structured() ? inside : value;
 }
 
-// Parses the arguments of tool calls in OpenAI's rows, as other programs do before they render a template.
+// Parses the arguments of tool calls, as other programs do before rendering OpenAI's rows.
 void unpack_arguments(InOrder& calls) {
   for (InOrder& call : calls)
     if (call.is_object() && call.contains("function") && call["function"].is_object() &&
@@ -116,9 +115,8 @@ void unpack_arguments(InOrder& calls) {
       call["function"]["arguments"] = unpacked(call["function"]["arguments"]);
 }
 
-// Whether the parser discarded nothing inside a value.
-bool is_whole(const Json& value) {
-  return !value.is_discarded() && (!value.is_structured() || std::all_of(value.begin(), value.end(), is_whole));
+bool is_complete(const Json& value) {
+  return !value.is_discarded() && (!value.is_structured() || std::all_of(value.begin(), value.end(), is_complete));
 }
 
 std::string flag_keys() {
@@ -127,7 +125,7 @@ std::string flag_keys() {
   return keys;
 }
 
-// Whether trainers include a message, by its flags; nullopt if none is set.
+// nullopt without flags.
 std::optional<bool> included(const Json& message, Role role, const std::string& what) {
   std::optional<bool> out;
   std::string_view first;
@@ -156,8 +154,7 @@ std::optional<bool> included(const Json& message, Role role, const std::string& 
   return out;
 }
 
-// Parses a message of a row. `ordered` returns the row with its keys in order; it is called if only a model's own
-// template uses a key.
+// `ordered` returns the row with ordered keys; called only if a model's own template uses a key.
 template <class F>
 Message parse_message(const Json& json, const std::string& what, const RowNames& names, Example& example,
                       const F& ordered) {
@@ -167,7 +164,7 @@ Message parse_message(const Json& json, const std::string& what, const RowNames&
   InOrder more;
   for (const auto& [key, value] : json.items()) {
     if (key == role || key == content || value.is_null() || std::ranges::count(kFlags, key, &Flag::key) > 0) continue;
-    if (!is_whole(value))
+    if (!is_complete(value))
       bad_input("{}: the key '{}' contains a duplicate key, or a value that is too large or nested too deeply", what,
                 key.substr(0, 40));
     more[key] = nullptr;
@@ -190,26 +187,25 @@ Message parse_message(const Json& json, const std::string& what, const RowNames&
         fmt::format("{}: the role '{}'; expected system, user, assistant or tool, or one of these assigned by `roles`",
                     what, name.substr(0, 40));
   if (!more.empty() || !known) {
-    InOrder kept;
-    if (!known) kept["role"] = name;
+    InOrder rest;
+    if (!known) rest["role"] = name;
     for (const auto& [key, value] : ordered().items())
-      if (more.contains(key)) kept[key] = value;
-    if (calls && kept[kCalls].is_array()) unpack_arguments(kept[kCalls]);
+      if (more.contains(key)) rest[key] = value;
+    if (calls && rest[kCalls].is_array()) unpack_arguments(rest[kCalls]);
     for (const char* const thought : {"reasoning_content", "thinking", "reasoning"})  // synonyms in transformers
-      if (const auto thoughts = kept.find(thought); thoughts != kept.end()) {
+      if (const auto thoughts = rest.find(thought); thoughts != rest.end()) {
         const InOrder value = *thoughts;
-        kept["reasoning_content"] = value;
-        if (!kept.contains("thinking")) kept["thinking"] = value;
+        rest["reasoning_content"] = value;
+        if (!rest.contains("thinking")) rest["thinking"] = value;
         break;
       }
-    out.more = kept.dump();
+    out.more = rest.dump();
     out.silent = silent;
   }
   if (!included(json, out.role, what).value_or(true)) out.training = Message::Training::never;
   return out;
 }
 
-// Converts a row to an example.
 class RowReader {
  public:
   RowReader(const Json& row, std::string_view line, const RowNames& names, const std::string& what)
@@ -234,7 +230,7 @@ class RowReader {
       const std::string why =
           fmt::format("{}: the key '{}' would change the model's input; a row of {} does not support it", what_, key,
                       found->keys[0]);
-      if (out_.shape != Shape::messages || !is_in(kVariables, key) || !is_whole(value)) throw InputError(why);
+      if (out_.shape != Shape::messages || !is_in(kVariables, key) || !is_complete(value)) throw InputError(why);
       if (out_.unshown.empty()) out_.unshown = why;
       variables[key] = unpacked(in_order()[theirs(key)]);
     }
@@ -251,7 +247,7 @@ class RowReader {
   };
   static const std::array<Known, 6> kShapes;
 
-  // The row with its keys in order, under their original names.
+  // With the original key names.
   const InOrder& in_order() {
     if (in_order_.is_null()) in_order_ = InOrder::parse(line_, nullptr, false);
     if (in_order_.is_discarded())
@@ -361,7 +357,7 @@ const std::array<RowReader::Known, 6> RowReader::kShapes{
      {{"instruction", nullptr}, Shape::instruction, &RowReader::instruction},
      {{"text", nullptr}, Shape::text, &RowReader::plain_text}}};
 
-// Renames the keys of a row to the names above, and returns those that the row has; a missing key becomes null.
+// Returns the renamed keys that the row has; a missing key becomes null.
 std::set<std::string> give_names(Json& row, const KeyNames& names) {
   std::set<std::string> found;
   Json renamed = Json::object();
@@ -424,9 +420,9 @@ Example parse_example(std::string_view line, const std::string& what, const RowN
 
 namespace {
 
-using Kind = Piece::Kind;
+using Kind = Segment::Kind;
 
-// Any shape as one conversation; an input is placed below its instruction.
+// Places an input below its instruction.
 std::vector<Message> conversation(const Example& example) {
   std::vector<Message> turns = example.turns;
   for (Message& turn : turns)
@@ -434,62 +430,61 @@ std::vector<Message> conversation(const Example& example) {
   return turns;
 }
 
-// A piece of a message.
-Piece make_piece(const Message& turn, Kind kind, std::string text) {
+Segment make_segment(const Message& turn, Kind kind, std::string text) {
   return {kind, std::move(text), turn.is_response(), turn.training == Message::Training::never, kind == Kind::text};
 }
 
-std::vector<Piece> chatml(const Example& example) {
-  std::vector<Piece> out;
+std::vector<Segment> chatml(const Example& example) {
+  std::vector<Segment> out;
   for (const Message& turn : conversation(example))
     out.insert(out.end(), {{Kind::marker, "<|im_start|>"},
                            {Kind::text, std::string(to_string(turn.role)) + "\n"},
-                           make_piece(turn, Kind::text, turn.text),
-                           make_piece(turn, Kind::marker, "<|im_end|>"),
+                           make_segment(turn, Kind::text, turn.text),
+                           make_segment(turn, Kind::marker, "<|im_end|>"),
                            {Kind::text, "\n"}});
   return out;
 }
 
 bool is_ascii_space(char32_t c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
-std::vector<Piece> llama3(const Example& example) {
-  std::vector<Piece> out{{Kind::marker, "<|begin_of_text|>"}};
+std::vector<Segment> llama3(const Example& example) {
+  std::vector<Segment> out{{Kind::marker, "<|begin_of_text|>"}};
   for (const Message& turn : conversation(example))
     out.insert(out.end(), {{Kind::marker, "<|start_header_id|>"},
                            {Kind::text, std::string(to_string(turn.role))},
                            {Kind::marker, "<|end_header_id|>"},
                            {Kind::text, "\n\n"},
-                           make_piece(turn, Kind::text, std::string(stripped(turn.text, true, true, is_ascii_space))),
-                           make_piece(turn, Kind::marker, "<|eot_id|>")});
+                           make_segment(turn, Kind::text, std::string(stripped(turn.text, true, true, is_ascii_space))),
+                           make_segment(turn, Kind::marker, "<|eot_id|>")});
   return out;
 }
 
-std::vector<Piece> alpaca(const Example& example) {
+std::vector<Segment> alpaca(const Example& example) {
   const bool input = !example.input.empty();
-  Piece before{
+  Segment before{
       .text = fmt::format(
           "Below is an instruction that describes a task{}. Write a response that appropriately completes the request.",
           input ? ", paired with an input that provides further context" : "")};
-  std::vector<Piece> out;
+  std::vector<Segment> out;
   for (const Message& turn : example.turns) {
-    const Piece piece = make_piece(turn, Kind::text, turn.text);
+    const Segment segment = make_segment(turn, Kind::text, turn.text);
     if (turn.role == Role::system) {
-      before = piece;
+      before = segment;
     } else if (turn.role == Role::user) {
       if (out.empty()) out.push_back(before);
-      out.insert(out.end(), {{.text = "\n\n### Instruction:\n"}, piece});
+      out.insert(out.end(), {{.text = "\n\n### Instruction:\n"}, segment});
       if (input) out.insert(out.end(), {{.text = "\n\n### Input:\n"}, {.text = example.input, .is_content = true}});
       out.push_back({.text = "\n\n### Response:\n"});
     } else {
-      out.insert(out.end(), {piece, make_piece(turn, Kind::end, "")});
+      out.insert(out.end(), {segment, make_segment(turn, Kind::end, "")});
     }
   }
   return out;
 }
 
-std::vector<Piece> plain(const Example& example) {
-  std::vector<Piece> out;
-  for (const Message& turn : conversation(example)) out.push_back(make_piece(turn, Kind::text, turn.text));
+std::vector<Segment> plain(const Example& example) {
+  std::vector<Segment> out;
+  for (const Message& turn : conversation(example)) out.push_back(make_segment(turn, Kind::text, turn.text));
   out.push_back({Kind::end, "", true});
   return out;
 }
@@ -510,7 +505,7 @@ std::string_view jinja_source(ChatTemplate style) {
   return style == ChatTemplate::chatml ? kChatml : style == ChatTemplate::llama3 ? kLlama3 : "";
 }
 
-std::vector<Piece> render(const Example& example, ChatTemplate style, const std::string& what) {
+std::vector<Segment> render(const Example& example, ChatTemplate style, const std::string& what) {
   using Shape = Example::Shape;
   if (example.shape == Shape::text) return plain(example);
   if (!example.unshown.empty()) throw InputError(example.unshown);

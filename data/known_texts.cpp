@@ -1,5 +1,4 @@
-// The built-in texts, in a separate file so that only programs that link it embed the compressed bytes
-// (cmake/tessera_embed.cmake).
+// Built-in texts, a separate file so that only programs that link it embed them (cmake/tessera_embed.cmake).
 #include <fmt/format.h>
 #include <zstd.h>
 
@@ -12,7 +11,7 @@ extern "C" const char tessera_tinyshakespeare_begin[], tessera_tinyshakespeare_e
 namespace tessera {
 namespace {
 
-// A text from a zstd frame with a checksum; `documents`: bytes of each.
+// The frame has a checksum; `documents`: bytes of each.
 Text unpacked(std::string_view name, std::string_view packed, std::initializer_list<int64_t> documents) {
   std::vector<Span> spans;
   for (const int64_t size : documents) {

@@ -1,4 +1,4 @@
-// Makes datasets of texts and token files, and caches them.
+// Makes and caches datasets of texts and token files.
 #include <fmt/ranges.h>
 #include <xxhash.h>
 
@@ -15,7 +15,7 @@ namespace tessera {
 namespace fs = std::filesystem;
 namespace {
 
-// The absolute path of a directory to create ("name/" becomes "name"), after creating its parent.
+// Creates the parent and returns the absolute path ("name/" becomes "name").
 fs::path with_parent(const fs::path& named) {
   fs::path directory = fs::absolute(named).lexically_normal();
   if (!directory.has_filename()) directory = directory.parent_path();
@@ -24,11 +24,10 @@ fs::path with_parent(const fs::path& named) {
   return directory;
 }
 
-// Writes files to a temporary directory, which is renamed at the end. Every function throws OutputError.
+// Writes to a temporary directory, which finish() renames. All functions throw OutputError.
 class DatasetWriter {
  public:
-  // With `shard_tokens` the training tokens are split into files of that many tokens, of which the last may hold up to
-  // twice as many; 0: one file.
+  // With `shard_tokens`, files have that many training tokens, the last up to twice as many. 0: one file.
   DatasetWriter(const fs::path& directory, std::string source, std::shared_ptr<const Tokenizer> tokenizer,
                 int64_t shard_tokens = 0)
       : directory_(with_parent(directory)),
@@ -45,8 +44,8 @@ class DatasetWriter {
     if (held) return val_->add(tokens);
     while (!tokens.empty()) {
       if (shard_tokens_ > 0 && train_.back().count() == shard_tokens_) begin_shard();
-      const int64_t room = shard_tokens_ > 0 ? shard_tokens_ - train_.back().count() : std::ssize(tokens);
-      const auto now = tokens.first(static_cast<size_t>(std::min(room, std::ssize(tokens))));
+      const int64_t capacity = shard_tokens_ > 0 ? shard_tokens_ - train_.back().count() : std::ssize(tokens);
+      const auto now = tokens.first(static_cast<size_t>(std::min(capacity, std::ssize(tokens))));
       train_.back().add(now);
       tokens = tokens.subspan(now.size());
     }
@@ -76,7 +75,7 @@ class DatasetWriter {
                                         {"train", train},
                                         {"val", {{"tokens", val_->count()}, {"bytes", val_bytes_}}},
                                         {"note", special_note(names_, special)}};
-    // A file name need not be UTF-8, but JSON must be.
+    // A file name need not be UTF-8, unlike JSON.
     write_file(made_ / "dataset.json",
                description.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
     std::error_code error, unknown;
@@ -87,7 +86,7 @@ class DatasetWriter {
   }
 
  private:
-  // The previous shard stays open: it receives the tokens of a last shard that is too short.
+  // Keeps the previous shard open, to receive the tokens of a last shard that is too short.
   void begin_shard() {
     if (train_.size() == 2) finish_first();
     train_files_.push_back(shard_tokens_ > 0 ? fmt::format("train-{:05}.tok", train_files_.size()) : "train.tok");
@@ -103,7 +102,7 @@ class DatasetWriter {
       const fs::path file = made_ / train_files_.back();
       train_.back().finish();
       const TokenFile last = TokenFile::open(file);
-      last.pieces(0, last.size(), [&](std::span<const int32_t> tokens) { train_.front().add(tokens); });
+      last.chunks(0, last.size(), [&](std::span<const int32_t> tokens) { train_.front().add(tokens); });
       train_.pop_back(), train_files_.pop_back();
       fs::remove(file);
     }
@@ -116,34 +115,33 @@ class DatasetWriter {
   int64_t shard_tokens_;
   TemporaryDirectory beside_;
   fs::path made_ = beside_.path() / "dataset";
-  std::deque<TokenWriter> train_ = {};  // not yet finished, at most two
+  std::deque<TokenWriter> train_ = {};  // at most two, unfinished
   std::optional<TokenWriter> val_ = {};
   int64_t train_tokens_ = 0, train_bytes_ = 0, val_bytes_ = 0;
   std::vector<std::string> train_files_ = {};
-  std::map<std::string, int64_t> names_ = {};  // of special tokens in the texts
+  std::map<std::string, int64_t> names_ = {};  // of special tokens
 };
 
-// A source to tokenize: a text, or documents, each followed by an end token.
-struct Parts {
+struct Input {
   std::string name;
-  TextWalk walk;  // over its chunks, or over its documents
+  TextWalk walk;  // over chunks or documents
   bool documents = false;
 };
 
-Parts split_text(const Text& text, const HeldOut& held = {}) {
+Input split_text(const Text& text, const HeldOut& held = {}) {
   int64_t out = 0;
   for (const Span& d : text.documents) out += held.of(d.end - d.begin);
-  // Rejects a text that is too short before creating a directory; adjusting a split position takes at most three bytes.
+  // Rejects a text that is too short before creating a directory; moving a split adds at most three bytes.
   if (held.file.empty() && std::min(out, text.size() - out) < 2 + 3 * std::ssize(text.documents))
     split_text(text, held, [](std::string_view, bool) {});
   if (held.file.empty()) return {text.name, [text, held](const SplitChunk& f) { split_text(text, held, f); }};
   return {text.name, [text, val = load_text_file(held.file)](const SplitChunk& f) {
-            text.read([&](std::string_view piece) { f(piece, false); });
-            val.read([&](std::string_view piece) { f(piece, true); });
+            text.read([&](std::string_view chunk) { f(chunk, false); });
+            val.read([&](std::string_view chunk) { f(chunk, true); });
           }};
 }
 
-// The validation file: "train" in the last path component replaced by "val".
+// "train" in the last path component replaced by "val".
 std::optional<fs::path> validation_path(const fs::path& file) {
   std::string name = file.filename().string();
   const size_t at = name.rfind("train");
@@ -155,20 +153,19 @@ std::optional<fs::path> validation_path(const fs::path& file) {
 void write_llmc(const fs::path& file, const Tokenizer& tokenizer, DatasetWriter& writer) {
   const TokenFile all = TokenFile::open_llmc(file, tokenizer.vocab_size());
   std::optional<TokenFile> val;
-  if (const std::optional<fs::path> beside = validation_path(file))
-    val = TokenFile::open_llmc(*beside, tokenizer.vocab_size());
+  if (const std::optional<fs::path> val_file = validation_path(file))
+    val = TokenFile::open_llmc(*val_file, tokenizer.vocab_size());
   const int64_t cut = val ? all.size() : all.size() * 9 / 10, held = val ? val->size() : all.size() - cut;
   if (cut < 2 || held < 2)
     bad_input("{}: {} training tokens and {} held out; expected at least 2 of each", file.string(), cut, held);
   const auto write = [&](const TokenFile& from, int64_t begin, int64_t end, bool is_held) {
-    from.pieces(begin, end, [&](std::span<const int32_t> tokens) { writer.add(tokens, is_held); });
+    from.chunks(begin, end, [&](std::span<const int32_t> tokens) { writer.add(tokens, is_held); });
     writer.add_bytes(token_bytes(from, begin, end, tokenizer), is_held);
   };
   write(all, 0, cut, false);
   val ? write(*val, 0, held, true) : write(all, cut, all.size(), true);
 }
 
-// Calls f for each document of a file.
 void for_each_document(const fs::path& file, const std::function<void(const std::string& text)>& f) {
   for_each_line(file, [&](std::string_view line, int64_t number) {
     const std::string where = fmt::format("{}:{}", file.string(), number);
@@ -179,7 +176,7 @@ void for_each_document(const fs::path& file, const std::function<void(const std:
   });
 }
 
-Parts documents_in(const fs::path& file) {
+Input documents_in(const fs::path& file) {
   int64_t count = 0;
   for_each_document(file, [&](const std::string&) { ++count; });
   if (count < 2) bad_input("{}: {} documents; expected at least 2, one of them held out", file.string(), count);
@@ -191,7 +188,7 @@ Parts documents_in(const fs::path& file) {
   return {file.string(), walk, true};
 }
 
-Parts split_text(const std::string& source) {
+Input split_text(const std::string& source) {
   if (holds_examples(source)) return documents_in(source);
   if (is_llmc_file(source))
     bad_input("{}: contains tokens of llm.c; `train` reads several such files directly", source);
@@ -200,31 +197,31 @@ Parts split_text(const std::string& source) {
   return split_text(text ? *text : load_text_file(source));
 }
 
-// Reports the progress of a walk at every MiB.
-TextWalk with_progress(const Parts& parts, const std::string& what_for, const TokenizerChoice& choice) {
-  if (!choice.progress) return parts.walk;
-  return [=, walk = parts.walk, name = parts.name, tell = choice.progress](const SplitChunk& f) {
+// Reports progress at every MiB.
+TextWalk with_progress(const Input& input, const std::string& what_for, const TokenizerChoice& choice) {
+  if (!choice.progress) return input.walk;
+  return [=, walk = input.walk, name = input.name, tell = choice.progress](const SplitChunk& f) {
     constexpr size_t kMebi = size_t{1} << 20;
     size_t bytes = 0;
-    walk([&](std::string_view piece, bool held) {
-      const size_t before = std::exchange(bytes, bytes + piece.size());
+    walk([&](std::string_view chunk, bool held) {
+      const size_t before = std::exchange(bytes, bytes + chunk.size());
       if (before / kMebi != bytes / kMebi) tell(fmt::format("{}: {} MiB read for {}", name, bytes / kMebi, what_for));
-      f(piece, held);
+      f(chunk, held);
     });
   };
 }
 
-void write_parts(const Parts& parts, const Tokenizer& tokenizer, const TokenizerChoice& choice, DatasetWriter& writer) {
-  const TextWalk walk = with_progress(parts, "its tokens", choice);
+void write_input(const Input& input, const Tokenizer& tokenizer, const TokenizerChoice& choice, DatasetWriter& writer) {
+  const TextWalk walk = with_progress(input, "its tokens", choice);
   const auto write = [&](bool held) { return [&, held](std::span<const int32_t> more) { writer.add(more, held); }; };
-  if (!parts.documents) {
+  if (!input.documents) {
     const auto encoder = [&](bool held) {
-      return TextEncoder(tokenizer, parts.name, write(held), false, size_t{8} << 20, choice.special);
+      return TextEncoder(tokenizer, input.name, write(held), false, size_t{8} << 20, choice.special);
     };
     TextEncoder train = encoder(false), val = encoder(true);
-    walk([&](std::string_view piece, bool held) {
-      (held ? val : train).add(piece);
-      writer.add_bytes(std::ssize(piece), held);
+    walk([&](std::string_view chunk, bool held) {
+      (held ? val : train).add(chunk);
+      writer.add_bytes(std::ssize(chunk), held);
     });
     train.finish(), val.finish();
     return writer.add_names(train.special_names()), writer.add_names(val.special_names());
@@ -242,11 +239,10 @@ void write_parts(const Parts& parts, const Tokenizer& tokenizer, const Tokenizer
   writer.add_names(names);
 }
 
-// A trained tokenizer is trained on all of them.
-std::shared_ptr<const Tokenizer> tokenizer_for(std::span<const Parts> all, const TokenizerChoice& choice,
+std::shared_ptr<const Tokenizer> tokenizer_for(std::span<const Input> all, const TokenizerChoice& choice,
                                                const std::string& what) {
   return make_tokenizer(choice, what, [&](const SplitChunk& f) {
-    for (const Parts& p : all)
+    for (const Input& p : all)
       with_progress(p, "a tokenizer", choice)([&](std::string_view text, bool held) {
         f(text, held);
         if (p.documents) f("\n\n", held);
@@ -261,16 +257,15 @@ void require_new(const fs::path& directory) {
   if (error) throw OutputError(fmt::format("cannot create the dataset {}: {}", directory.string(), error.message()));
 }
 
-// Writes the dataset of several sources. Returns false if the name was taken in the meantime.
-bool write_dataset(std::span<const Parts> all, const std::string& what, const TokenizerChoice& choice,
+bool write_dataset(std::span<const Input> all, const std::string& what, const TokenizerChoice& choice,
                    const fs::path& directory, int64_t shard_tokens = 0) {
   const std::shared_ptr<const Tokenizer> tokenizer = tokenizer_for(all, choice, what);
   DatasetWriter writer(directory, what, tokenizer, shard_tokens);
-  for (const Parts& p : all) write_parts(p, *tokenizer, choice, writer);
+  for (const Input& p : all) write_input(p, *tokenizer, choice, writer);
   return writer.finish(choice.special);
 }
-bool write_dataset(const Parts& parts, const TokenizerChoice& choice, const fs::path& directory) {
-  return write_dataset(std::span(&parts, 1), parts.name, choice, directory);
+bool write_dataset(const Input& input, const TokenizerChoice& choice, const fs::path& directory) {
+  return write_dataset(std::span(&input, 1), input.name, choice, directory);
 }
 bool write_dataset_of_llmc(const fs::path& file, const TokenizerChoice& choice, const fs::path& directory) {
   const std::shared_ptr<const Tokenizer> tokenizer = make_tokenizer(choice, file.string());
@@ -285,7 +280,6 @@ Dataset opened(bool written, const fs::path& directory) {
   return Dataset::open(directory);
 }
 
-// Cache keys: the content, the ends of its documents, and the tokenizer.
 std::string cache_key(const Text& text, const HeldOut& held, const TokenizerChoice& choice) {
   const uint64_t cuts = XXH3_64bits(text.documents.data(), text.documents.size() * sizeof(Span));
   const std::string rest = !held.file.empty()              ? fmt::format("-{:016x}", file_checksum(held.file))
@@ -311,8 +305,8 @@ Dataset open_fitting(const fs::path& directory, const TokenizerChoice& choice) {
   return dataset;
 }
 
-// The cached dataset with this key, made by `make` if it is missing or corrupt. A directory's tokenizer is reloaded,
-// because tokenizers that encode identically may differ in template or settings.
+// Calls `make` if the dataset is missing or corrupt. A directory's tokenizer is reloaded, because tokenizers that
+// encode identically may differ in template or settings.
 template <class Make>
 Dataset cached(const std::string& key, const std::string& source, const TokenizerChoice& choice, const Make& make) {
   const fs::path directory = cache_directory() / "datasets" / key;
@@ -345,7 +339,7 @@ Dataset make_dataset(const Text& text, const TokenizerChoice& choice, const fs::
 Dataset make_dataset_from(const std::vector<std::string>& sources, const TokenizerChoice& choice,
                           const fs::path& directory, int64_t shard_tokens) {
   require_new(directory);
-  std::vector<Parts> all;
+  std::vector<Input> all;
   for (const std::string& source : sources) all.push_back(split_text(source));
   const std::string what = fmt::format("{}", fmt::join(sources, ", "));
   return opened(write_dataset(all, what, choice, directory, shard_tokens), directory);

@@ -1,4 +1,4 @@
-// Parses weights, and combines datasets.
+// Weights, and combined datasets.
 #include "data/mixture.h"
 
 #include <fmt/format.h>
@@ -25,7 +25,6 @@ double number_in(std::string_view text) {
   return error == std::errc() && end == text.data() + text.size() ? v : -1;
 }
 
-// Rejects invalid mixtures by throwing `Refusal` with the source's name and the reason.
 template <class Refusal>
 void check(const std::vector<Weighted>& all, const std::string& what) {
   const auto refuse = [&](const std::string& why) { throw Refusal(fmt::format("{}: {}", what, why)); };
@@ -41,7 +40,7 @@ void check(const std::vector<Weighted>& all, const std::string& what) {
   }
 }
 
-// Whether a file contains weights. A .json file must be one object of numbers only, or contain no examples.
+// A .json file must be one object of numbers only, or contain no examples.
 bool is_weights_file(const std::string& name) {
   if (!name.ends_with(".json") || !holds_examples(name)) return name.ends_with(".json") || name.ends_with(".toml");
   constexpr uintmax_t kMaxBytes = 1 << 20;
@@ -91,7 +90,7 @@ std::vector<Weighted> parse_weights_file(std::string_view bytes, const std::stri
   }
   const fs::path folder = fs::path(what).parent_path();
   for (Weighted& w : out)
-    if (const fs::path beside = folder / w.name; !w.name.empty() && is_there(beside)) w.spec = beside.string();
+    if (const fs::path path = folder / w.name; !w.name.empty() && is_there(path)) w.spec = path.string();
   check<InputError>(out, what);
   return out;
 }
@@ -134,8 +133,6 @@ Dataset mixed(const std::vector<Weighted>& weights, std::vector<Dataset> dataset
   return out;
 }
 
-// --- shares and their order ---
-
 std::vector<int64_t> integer_shares(std::span<const double> weights) {
   constexpr double kLargest = 3e16;  // 256 of them fit in 64 bits
   std::vector<int64_t> shares;
@@ -143,20 +140,20 @@ std::vector<int64_t> integer_shares(std::span<const double> weights) {
     shares.clear();
     for (const double w : weights) {
       const double scaled = w * scale;
-      const bool whole = scaled < kLargest && std::abs(scaled - std::round(scaled)) <= 1e-9 * scaled;
-      shares.push_back(whole ? std::llround(scaled) : 0);
+      const bool is_integer = scaled < kLargest && std::abs(scaled - std::round(scaled)) <= 1e-9 * scaled;
+      shares.push_back(is_integer ? std::llround(scaled) : 0);
     }
     if (std::ranges::find(shares, 0) != shares.end()) continue;
     divide_by_common(shares);
     if (total(shares) <= kMillion) return shares;
   }
   const double largest =
-      *std::ranges::max_element(weights);  // divided by it first, because a sum could overflow a double
+      *std::ranges::max_element(weights);  // a sum could overflow a double, so divide by the maximum first
   double sum = 0;
   for (const double w : weights) sum += w / largest;
   shares.clear();
   for (const double w : weights) shares.push_back(std::max<int64_t>(std::llround(w / largest / sum * kMillion), 1));
-  *std::ranges::max_element(shares) += kMillion - total(shares);  // the remainder from rounding
+  *std::ranges::max_element(shares) += kMillion - total(shares);  // the rounding remainder
   divide_by_common(shares);
   return shares;
 }
@@ -171,16 +168,16 @@ MixtureOrder::MixtureOrder(std::vector<int64_t> shares) : shares_(std::move(shar
   std::vector<int64_t> taken(shares_.size());
   period_.reserve(static_cast<size_t>(period));
   for (int64_t n = 1; n <= period; ++n) {
-    // Among the eligible datasets (behind by at least 1 / slack), chooses the one with the earliest deadline.
+    // Among the eligible datasets (behind by at least 1 / slack), choose the one with the earliest deadline.
     size_t best = 0;
-    int64_t best_room = 0, best_share = 0;
+    int64_t best_deadline = 0, best_share = 0;
     for (size_t k = 0; k < shares_.size(); ++k) {
       const int64_t behind = shares_[k] * n - taken[k] * period;  // in units of 1 / period sequences
       if (behind * slack < period) continue;
-      const int64_t room = period * (slack - 1) - behind * slack;
-      if (best_share == 0 || room * best_share < best_room * shares_[k]) {
+      const int64_t deadline = period * (slack - 1) - behind * slack;
+      if (best_share == 0 || deadline * best_share < best_deadline * shares_[k]) {
         best = k;
-        best_room = room;
+        best_deadline = deadline;
         best_share = shares_[k];
       }
     }

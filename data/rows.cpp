@@ -1,4 +1,4 @@
-// Splits JSON files into rows, and extracts the rows of a single object.
+// Rows of JSON files.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 
 using InOrder = nlohmann::ordered_json;
 constexpr size_t kMaxRow = size_t{64} << 20;
-// Limits for an object that is split up: serializing it recurses, and its keys in order are compared with each other.
+// Limits for an object that is split: serialization recurses, and its ordered keys are compared pairwise.
 constexpr int64_t kMaxDepth = 64, kMaxKeys = 20'000;
 constexpr std::string_view kByteOrder = "\xEF\xBB\xBF", kBlanks = " \t\r\n";
 
@@ -30,8 +30,8 @@ bool is_message(const InOrder& value) {
   return value.is_object() && (value.contains("role") || value.contains("from"));
 }
 
-// The rows of a file that is one object: columns (to_dict() of `datasets`; to_json() of pandas with orient columns,
-// index, split or table), rows by name, or one list of rows among other keys. Empty if it is itself a row.
+// The rows of one object: columns (to_dict() of `datasets`; to_json() of pandas with orient columns, index, split or
+// table), rows by name, or one list of rows among other keys. Empty if the object is itself a row.
 std::vector<InOrder> table_rows(const InOrder& all, const std::string& what) {
   std::vector<InOrder> rows;
   const auto every = [&](const auto& f) { return std::ranges::all_of(all, f); };
@@ -78,26 +78,25 @@ std::vector<InOrder> table_rows(const InOrder& all, const std::string& what) {
   return rows;
 }
 
-// The file's name without the extension of its compression.
+// Without the compression extension.
 fs::path plain_name(const fs::path& file) {
   return file.extension() == ".gz" || file.extension() == ".zst" ? file.stem() : file.filename();
 }
 
-// Splits chunks of a file into rows: the items of a list, or consecutive values, which may span lines.
 class RowSplitter {
  public:
   RowSplitter(const std::string& what, const LineFunction& f) : what_(what), f_(f) {}
 
-  void add(std::string_view piece) {
-    for (size_t at = 0; at < piece.size(); ++at) {
+  void add(std::string_view chunk) {
+    for (size_t at = 0; at < chunk.size(); ++at) {
       if (in_text_ && !escaped_) {
         size_t end = at;
-        while (end < piece.size() && piece[end] != '"' && piece[end] != '\\' && piece[end] != '\n') ++end;
-        keep(piece.substr(at, end - at));
-        if ((at = end) == piece.size()) return;
+        while (end < chunk.size() && chunk[end] != '"' && chunk[end] != '\\' && chunk[end] != '\n') ++end;
+        store(chunk.substr(at, end - at));
+        if ((at = end) == chunk.size()) return;
       }
-      add(piece[at]);
-      if (piece[at] == '\n') ++line_;
+      add(chunk[at]);
+      if (chunk[at] == '\n') ++line_;
     }
   }
   void finish() {
@@ -122,7 +121,7 @@ class RowSplitter {
     if (row_.empty()) {
       if (mark_ < kByteOrder.size() && c == kByteOrder[mark_]) return void(++mark_);
       mark_ = kByteOrder.size();
-      if (blank || (c == ',' && started_)) return;  // rows of a list may also be one per line
+      if (blank || (c == ',' && started_)) return;  // list items may also be one per line
       if (list_ended_) bad_input("{}:{}: unexpected content after the list of rows", what_, line_);
       list_ended_ = in_list_ && c == ']';
       if (list_ended_) return;
@@ -144,7 +143,7 @@ class RowSplitter {
       list_ended_ = c == ']';
       return end_row();
     }
-    keep({&c, 1});
+    store({&c, 1});
     if (!blank) last_ = c;
     if (in_text_) {
       in_text_ = escaped_ || c != '"';
@@ -157,16 +156,16 @@ class RowSplitter {
     }
   }
 
-  void keep(std::string_view part) {
-    if (row_.size() + part.size() > kMaxRow) bad_input("{}:{}: a row of more than {} MiB", what_, line_, kMaxRow >> 20);
+  void store(std::string_view text) {
+    if (row_.size() + text.size() > kMaxRow) bad_input("{}:{}: a row of more than {} MiB", what_, line_, kMaxRow >> 20);
     if (row_.size() > 2 * checked_) {
       checked_ = row_.size();
       require_memory(fmt::format("{}:{}: a row", what_, line_), static_cast<int64_t>(checked_), 2 * kParsedGrowth);
     }
-    row_ += part;
+    row_ += text;
   }
 
-  // The first of consecutive values is held back: if it is the only one, it may be a table.
+  // Holds back the first of consecutive values: if it is the only one, it may be a table.
   void end_row() {
     if (!in_list_ && std::exchange(rows_, rows_ + 1) == 0) {
       first_.swap(row_), first_begin_ = begin_;
@@ -184,9 +183,9 @@ class RowSplitter {
   int64_t line_ = 1, begin_ = 0, first_begin_ = 0, rows_ = 0;
   int64_t depth_ = 0, max_depth_ = 0;  // nesting of brackets in a row
   int64_t keys_ = 0;                   // of the first row, and of its members
-  size_t mark_ = 0;                    // size of the byte order mark
-  size_t checked_ = 1 << 19;           // size of the longest row whose memory was checked
-  char last_ = 0;                      // last character of the row except white space
+  size_t mark_ = 0;                    // byte order mark
+  size_t checked_ = 1 << 19;           // longest row whose memory was checked
+  char last_ = 0;                      // other than white space
   bool started_ = false, in_list_ = false, list_ended_ = false, over_line_ = false, in_text_ = false, escaped_ = false;
 };
 
@@ -195,7 +194,7 @@ class RowSplitter {
 void for_each_line(const std::filesystem::path& file, const LineFunction& f) {
   const std::string what = file.string();
   RowSplitter rows(what, f);
-  read_text_chunks(file, [&](std::string_view piece) { rows.add(piece); });
+  read_text_chunks(file, [&](std::string_view chunk) { rows.add(chunk); });
   rows.finish();
 }
 
@@ -252,7 +251,7 @@ std::string check_table(const fs::path& file) {
 
 namespace {
 
-// The split that a word in a path denotes, by the rules of the `datasets` library.
+// Follows the rules of the `datasets` library.
 std::string_view split_name(const std::string& path) {
   constexpr std::pair<std::string_view, std::string_view> kWords[] = {
       {"train", "train"}, {"training", "train"}, {"validation", "val"}, {"valid", "val"}, {"dev", "val"},

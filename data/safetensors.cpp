@@ -1,4 +1,4 @@
-// Writes and strictly reads safetensors.
+// Safetensors files.
 #include "data/safetensors.h"
 
 #include <fmt/ranges.h>
@@ -18,7 +18,7 @@ using Json = nlohmann::json;
 constexpr uint64_t kMaxHeader = 100'000'000;
 constexpr size_t kLengthBytes = 8, kAlignment = 64;
 
-// Stored kinds of elements: those of Tensor, then those of other programs' files.
+// First Tensor's dtypes, then those of other programs' files.
 struct StoredKind {
   std::string_view name;
   DType dtype;
@@ -37,7 +37,7 @@ std::string_view format_name(const TensorBytes& t) {
   return t.is_half ? "F16" : std::ranges::find(kKinds, t.dtype, &StoredKind::dtype)->name;
 }
 
-// A product of dimensions, or nullopt beyond 2^62.
+// nullopt beyond 2^62.
 std::optional<int64_t> product(const std::vector<int64_t>& shape, int64_t start) {
   int64_t n = start;
   for (const int64_t d : shape)
@@ -45,7 +45,7 @@ std::optional<int64_t> product(const std::vector<int64_t>& shape, int64_t start)
   return n;
 }
 
-// The integers of a JSON array; nullopt if it contains anything else.
+// nullopt unless it is an array of non-negative integers.
 std::optional<std::vector<int64_t>> naturals(const Json& j) {
   if (!j.is_array()) return std::nullopt;
   std::vector<int64_t> out;
@@ -61,7 +61,6 @@ std::string_view view(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// Parses a tensor's header entry `j` and checks it against the data.
 TensorBytes described(const std::string& name, const Json& j, std::span<const std::byte> data, const std::string& what,
                       bool may_be_half) {
   const auto refuse = [&](const std::string& why) { bad_input("{}: tensor '{}': {}", what, name, why); };
@@ -130,17 +129,17 @@ SafetensorsLayout safetensors_layout(std::span<const TensorBytes> tensors,
 void write_safetensors(const std::filesystem::path& file, std::span<const TensorBytes> tensors,
                        const std::map<std::string, std::string>& metadata) {
   const SafetensorsLayout layout = safetensors_layout(tensors, metadata);
-  std::vector<std::string_view> parts = {layout.header};
-  for (const TensorBytes& t : tensors) parts.push_back(view(t.bytes));
-  write_file(file, parts);
+  std::vector<std::string_view> chunks = {layout.header};
+  for (const TensorBytes& t : tensors) chunks.push_back(view(t.bytes));
+  write_file(file, chunks);
 }
 
 void stream_safetensors(const std::filesystem::path& file, std::span<const TensorBytes> tensors,
                         const std::function<std::span<const std::byte>(size_t i)>& bytes,
                         const std::map<std::string, std::string>& metadata) {
   std::ofstream out(file, std::ios::binary);
-  const auto append = [&](std::string_view part) {
-    if (!out.write(part.data(), std::ssize(part))) cannot_write(file, errno);
+  const auto append = [&](std::string_view chunk) {
+    if (!out.write(chunk.data(), std::ssize(chunk))) cannot_write(file, errno);
   };
   append(safetensors_layout(tensors, metadata).header);
   for (size_t i = 0; i < tensors.size(); ++i) append(view(bytes(i)));

@@ -1,8 +1,8 @@
 // The safetensors format: 8 bytes little-endian length, a JSON header with the dtype, shape and byte range of each
 // tensor, and the data.
 //
-// The reader is strict: no holes, overlaps, trailing bytes or duplicate names, and every range matches its shape;
-// errors name the tensor. Opening costs reading the header; tensors are mapped, not read.
+// Reading is strict: no holes, overlaps, trailing bytes or duplicate names, and every range matches its shape. Opening
+// reads only the header; tensors are mapped.
 #pragma once
 #include <set>
 
@@ -16,45 +16,45 @@ struct TensorBytes {
   DType dtype{};
   std::vector<int64_t> shape;
   std::span<const std::byte> bytes;
-  bool is_half = false;         // IEEE float16, which Tensor does not support: `dtype` is bfloat16, of the same size
-  std::string_view other = {};  // the format's name of an unsupported dtype, such as BOOL: `dtype` is uint8
+  bool is_half = false;         // IEEE float16, which Tensor does not support: `dtype` is bfloat16, of equal size
+  std::string_view other = {};  // name of another unsupported dtype, such as BOOL: `dtype` is uint8
 };
-// The stored dtype's name for messages: "float16".
+// For messages: "float16".
 std::string_view stored_name(const TensorBytes& tensor);
 
-// The bytes of a contiguous host tensor, which must outlive the result.
+// Of a contiguous host tensor, which must outlive the result.
 TensorBytes as_bytes(const std::string& name, const Tensor& tensor);
 
-// The header and the tensors' offsets in the file, for writers that write slices.
+// For writers of slices.
 struct SafetensorsLayout {
   std::string header;
   std::map<std::string, int64_t> begins;
   int64_t size = 0;
 };
-// The layout of tensors in this order; their bytes are not accessed. Throws Error for duplicate names.
+// Does not access the tensors' bytes. Throws Error for duplicate names.
 SafetensorsLayout safetensors_layout(std::span<const TensorBytes> tensors,
                                      const std::map<std::string, std::string>& metadata = {});
 
-// Writes atomically (temporary file and rename), with the data aligned to 64 bytes. Adds {"format": "pt"} to the
-// metadata, which other readers require. Throws OutputError; Error for duplicate names.
+// Writes atomically (temporary file and rename), with data aligned to 64 bytes and {"format": "pt"} in the metadata,
+// which other readers require. Throws OutputError; Error for duplicate names.
 void write_safetensors(const std::filesystem::path& file, std::span<const TensorBytes> tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
-// Writes tensors that are produced one at a time by `bytes(i)`; tensors[i].bytes is not accessed. Does not remove a
-// partial file: intended for directories that are renamed when complete. Throws OutputError.
+// `bytes(i)` produces one tensor at a time; tensors[i].bytes is not accessed. Does not remove a partial file: for
+// directories that are renamed when complete. Throws OutputError.
 void stream_safetensors(const std::filesystem::path& file, std::span<const TensorBytes> tensors,
                         const std::function<std::span<const std::byte>(size_t i)>& bytes,
                         const std::map<std::string, std::string>& metadata = {});
 
 class Safetensors {
  public:
-  // Throws InputError naming the file and the tensor. float16 and unsupported dtypes are rejected unless the caller
-  // allows them, as for files of other programs.
+  // Throws InputError naming the file and the tensor. Only `may_be_half` allows float16 and unsupported dtypes, for
+  // files of other programs.
   explicit Safetensors(const std::filesystem::path& file, bool may_be_half = false);
-  // Reads bytes in memory, which must outlive the object; `what` names them in errors.
+  // `bytes` must outlive the object.
   Safetensors(std::span<const std::byte> bytes, const std::string& what, bool may_be_half = false);
 
-  const std::string& what() const { return what_; }                     // the file's name
+  const std::string& what() const { return what_; }
   const std::vector<TensorBytes>& tensors() const { return tensors_; }  // in the order of their data
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   bool contains(const std::string& name) const { return index_.contains(name); }

@@ -1,4 +1,4 @@
-// Splits texts into training and validation data, and reads text files.
+// Texts: splits, files, decompression.
 #include "data/text.h"
 
 #include <xxhash.h>
@@ -30,17 +30,17 @@ void split_text(const Text& text, const HeldOut& held, const SplitChunk& f) {
   auto document = text.documents.begin();
   int64_t at = 0, train = 0;
   bool held_out = false;
-  text.read([&](std::string_view piece) {
-    while (!piece.empty()) {
+  text.read([&](std::string_view chunk) {
+    while (!chunk.empty()) {
       const int64_t cut = document->end - held.of(document->end - document->begin);
-      const bool inside = (static_cast<uint8_t>(piece.front()) & 0xC0u) == 0x80u;  // inside a character
+      const bool inside = (static_cast<uint8_t>(chunk.front()) & 0xC0u) == 0x80u;  // of a character
       held_out = at >= cut && (held_out || !inside);
       const int64_t end = held_out ? document->end : at < cut ? cut : at + 1;
-      const std::string_view part = piece.substr(0, static_cast<size_t>(end - at));
-      f(part, held_out);
-      piece.remove_prefix(part.size());
-      at += std::ssize(part);
-      if (!held_out) train += std::ssize(part);
+      const std::string_view slice = chunk.substr(0, static_cast<size_t>(end - at));
+      f(slice, held_out);
+      chunk.remove_prefix(slice.size());
+      at += std::ssize(slice);
+      if (!held_out) train += std::ssize(slice);
       if (at == document->end) ++document, held_out = false;
     }
   });
@@ -49,11 +49,9 @@ void split_text(const Text& text, const HeldOut& held, const SplitChunk& f) {
               text.name, at, held.share == HeldOut{}.share ? "its last tenth" : fmt::format("{:g} of it", held.share));
 }
 
-// --- plain text files ---
-
 namespace {
 
-// An explanation for files that other trainers name like this.
+// Explains files that other trainers name like this.
 std::string_view raw_tokens(const std::filesystem::path& file) {
   if (file.extension() != ".bin") return "";
   if (is_there(std::filesystem::path(file).replace_extension(".idx")))
@@ -61,26 +59,23 @@ std::string_view raw_tokens(const std::filesystem::path& file) {
   return ": tokens without a header (nanoGPT) do not specify their width or count; llm.c's have a header";
 }
 
-// --- decompression ---
-
 constexpr size_t kChunk = size_t{1} << 20;
 constexpr uint64_t kFree = uint64_t{64} << 20, kMaxGrowth = 256;
 
-// Decompresses a file chunk by chunk; plain text is passed on unchanged.
 class Unpacker : NotCopied {
  public:
   explicit Unpacker(const std::string& what, const char* format = nullptr) : what_(what), format_(format) {}
   virtual ~Unpacker() = default;
 
-  virtual void add(std::string_view piece, const TextChunk& f) { f(piece); }
+  virtual void add(std::string_view chunk, const TextChunk& f) { f(chunk); }
   void finish() const {
     if (format_ && !ended_) bad_input("{}: the {} data is truncated", what_, format_);
   }
 
  protected:
   [[noreturn]] void damaged(std::string_view why) const { bad_input("{}: corrupt {} data ({})", what_, format_, why); }
-  // Passes on the first bytes of `out_`.
-  void hand_on(size_t made, const TextChunk& f) {
+  // Passes on the first `made` bytes of `out_`.
+  void pass_on(size_t made, const TextChunk& f) {
     made_ += made;
     if (made_ > kFree && made_ / kMaxGrowth > read_)
       bad_input("{}: decompresses to more than {} times its size; expected a text", what_, kMaxGrowth);
@@ -90,7 +85,7 @@ class Unpacker : NotCopied {
   const std::string& what_;
   const char* format_;
   std::vector<char> out_ = std::vector<char>(format_ ? kChunk : 0);
-  uint64_t read_ = 0, made_ = 0;  // compressed bytes read, and decompressed bytes
+  uint64_t read_ = 0, made_ = 0;  // compressed and decompressed bytes
   bool ended_ = false;
 };
 
@@ -102,10 +97,10 @@ class Gzip final : public Unpacker {
   }
   ~Gzip() override { inflateEnd(&stream_); }
 
-  void add(std::string_view piece, const TextChunk& f) override {
-    read_ += piece.size();
-    stream_.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(piece.data()));  // zlib does not write to its input
-    stream_.avail_in = static_cast<uInt>(piece.size());
+  void add(std::string_view chunk, const TextChunk& f) override {
+    read_ += chunk.size();
+    stream_.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(chunk.data()));  // zlib does not write to its input
+    stream_.avail_in = static_cast<uInt>(chunk.size());
     do {
       if (ended_ && stream_.avail_in > 0) {
         inflateReset(&stream_);
@@ -116,7 +111,7 @@ class Gzip final : public Unpacker {
       const int status = inflate(&stream_, Z_NO_FLUSH);
       if (status != Z_OK && status != Z_STREAM_END && status != Z_BUF_ERROR)
         damaged(stream_.msg ? stream_.msg : "no details");
-      hand_on(out_.size() - stream_.avail_out, f);
+      pass_on(out_.size() - stream_.avail_out, f);
       ended_ = status == Z_STREAM_END;
     } while (stream_.avail_in > 0 || stream_.avail_out == 0);
   }
@@ -131,9 +126,9 @@ class Zstd final : public Unpacker {
     if (!stream_) throw Error("cannot initialize zstd");
   }
 
-  void add(std::string_view piece, const TextChunk& f) override {
-    read_ += piece.size();
-    ZSTD_inBuffer in{piece.data(), piece.size(), 0};
+  void add(std::string_view chunk, const TextChunk& f) override {
+    read_ += chunk.size();
+    ZSTD_inBuffer in{chunk.data(), chunk.size(), 0};
     bool full = false;
     while (in.pos < in.size || full) {
       ZSTD_outBuffer out{out_.data(), out_.size(), 0};
@@ -141,7 +136,7 @@ class Zstd final : public Unpacker {
       if (ZSTD_isError(left) != 0) damaged(ZSTD_getErrorName(left));
       ended_ = left == 0;
       full = out.pos == out.size && !ended_;
-      hand_on(out.pos, f);
+      pass_on(out.pos, f);
     }
   }
 
@@ -149,12 +144,12 @@ class Zstd final : public Unpacker {
   std::unique_ptr<ZSTD_DStream, size_t (*)(ZSTD_DStream*)> stream_;
 };
 
-// Passes on the chunks of a text after checking that its first bytes are of no other known format.
+// Rejects other known formats by their first bytes.
 TextChunk checked(const std::string& what, const TextChunk& f) {
-  return [&what, &f, first = true](std::string_view piece) mutable {
-    if (const std::string_view kind = std::exchange(first, false) ? known_kind(piece, true) : ""; !kind.empty())
+  return [&what, &f, first = true](std::string_view chunk) mutable {
+    if (const std::string_view kind = std::exchange(first, false) ? known_kind(chunk, true) : ""; !kind.empty())
       bad_input("{} is {}; expected UTF-8 text, plain or compressed by gzip or zstd", what, kind);
-    f(piece);
+    f(chunk);
   };
 }
 
@@ -168,57 +163,56 @@ std::unique_ptr<Unpacker> make_unpacker(std::string_view first, const std::strin
 
 namespace {
 
-// Scans all bytes of a future text once.
-Text looked_at(const std::string& name, const std::function<void(const TextChunk&)>& read) {
+Text scan_text(const std::string& name, const std::function<void(const TextChunk&)>& read) {
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> hash(XXH3_createState(), XXH3_freeState);
   if (!hash) throw std::bad_alloc();
   XXH3_128bits_reset(hash.get());
   constexpr std::string_view kByteOrder = "\xEF\xBB\xBF";
   int64_t size = 0, mark = 0;
-  read([&](std::string_view piece) {
-    if (const size_t nul = piece.find('\0'); nul != std::string_view::npos)
+  read([&](std::string_view chunk) {
+    if (const size_t nul = chunk.find('\0'); nul != std::string_view::npos)
       bad_input("{} is binary (a NUL byte at offset {}){}; expected a text", name, size + static_cast<int64_t>(nul),
                 raw_tokens(name));
-    if (size == 0 && piece.starts_with(kByteOrder)) mark = std::ssize(kByteOrder);
-    size += std::ssize(piece);
-    if (size == std::ssize(piece)) piece.remove_prefix(static_cast<size_t>(mark));
-    XXH3_128bits_update(hash.get(), piece.data(), piece.size());
+    if (size == 0 && chunk.starts_with(kByteOrder)) mark = std::ssize(kByteOrder);
+    size += std::ssize(chunk);
+    if (size == std::ssize(chunk)) chunk.remove_prefix(static_cast<size_t>(mark));
+    XXH3_128bits_update(hash.get(), chunk.data(), chunk.size());
   });
   if (size == 0) bad_input("{} is empty; expected a text", name);
   if (size == mark) bad_input("{} contains only a byte order mark; expected a text", name);
   const auto [low, high] = XXH3_128bits_digest(hash.get());
-  const auto again = [name, read, size, mark](const TextChunk& f) {
+  const auto reread = [name, read, size, mark](const TextChunk& f) {
     int64_t at = 0;
     const auto changed = [&] {
       bad_input("{} changed while it was in use: it had {} bytes and now has {}", name, size,
                 at < size ? "fewer" : "more");
     };
-    read([&](std::string_view piece) {
+    read([&](std::string_view chunk) {
       const bool first = at == 0;
-      if ((at += std::ssize(piece)) > size) changed();
-      if (first) piece.remove_prefix(static_cast<size_t>(std::min<int64_t>(mark, std::ssize(piece))));
-      f(piece);
+      if ((at += std::ssize(chunk)) > size) changed();
+      if (first) chunk.remove_prefix(static_cast<size_t>(std::min<int64_t>(mark, std::ssize(chunk))));
+      f(chunk);
     });
     if (at < size) changed();
   };
-  return {name, again, {{0, size - mark}}, fmt::format("{:016x}{:016x}", high, low)};
+  return {name, reread, {{0, size - mark}}, fmt::format("{:016x}{:016x}", high, low)};
 }
 
 }  // namespace
 
 std::string Text::bytes() const {
   std::string all;
-  read([&](std::string_view piece) { all += piece; });
+  read([&](std::string_view chunk) { all += chunk; });
   return all;
 }
 
 Text load_text_file(const std::filesystem::path& file) {
-  return looked_at(file.string(), [file](const TextChunk& f) { read_text_chunks(file, f); });
+  return scan_text(file.string(), [file](const TextChunk& f) { read_text_chunks(file, f); });
 }
 
 Text text_of_bytes(std::string bytes, const std::string& name, std::vector<Span> documents) {
   const auto all = std::make_shared<const std::string>(std::move(bytes));
-  Text text = looked_at(name, [all](const TextChunk& f) {
+  Text text = scan_text(name, [all](const TextChunk& f) {
     if (!all->empty()) f(*all);
   });
   if (!documents.empty()) text.documents = std::move(documents);
@@ -229,8 +223,8 @@ void read_text_chunks(const std::filesystem::path& file, const TextChunk& f) {
   const std::string what = file.string();
   std::unique_ptr<Unpacker> unpacker;
   const TextChunk text = checked(what, f);
-  read_chunks(file, [&](std::span<const std::byte> piece) {
-    const std::string_view bytes(reinterpret_cast<const char*>(piece.data()), piece.size());
+  read_chunks(file, [&](std::span<const std::byte> chunk) {
+    const std::string_view bytes(reinterpret_cast<const char*>(chunk.data()), chunk.size());
     if (!unpacker) unpacker = make_unpacker(bytes, what);
     unpacker->add(bytes, text);
   });
@@ -239,9 +233,9 @@ void read_text_chunks(const std::filesystem::path& file, const TextChunk& f) {
 
 std::string read_text(const std::filesystem::path& file) {
   std::string all;
-  read_text_chunks(file, [&](std::string_view piece) {
-    require_memory(file.string(), std::ssize(all) + std::ssize(piece), 2 * kParsedGrowth);
-    all += piece;
+  read_text_chunks(file, [&](std::string_view chunk) {
+    require_memory(file.string(), std::ssize(all) + std::ssize(chunk), 2 * kParsedGrowth);
+    all += chunk;
   });
   return all;
 }
@@ -262,8 +256,8 @@ std::string text_start(const std::filesystem::path& file) {
   constexpr size_t kEnough = 4096;
   std::string start;
   try {
-    read_text_chunks(file, [&](std::string_view piece) {
-      start += piece;
+    read_text_chunks(file, [&](std::string_view chunk) {
+      start += chunk;
       if (start.size() >= kEnough) throw Enough();
     });
   } catch (const Enough&) {

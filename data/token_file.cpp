@@ -1,4 +1,4 @@
-// Writes, validates and reads token files.
+// Token files and their readers.
 #include "data/token_file.h"
 
 #include <cstring>
@@ -21,7 +21,7 @@ struct Header {
 static_assert(sizeof(Header) == 64);
 static_assert(std::endian::native == std::endian::little, "token files are little-endian");
 
-// Appends tokens; `position` is the position of the first in its file.
+// `position`: index of the first token in the file.
 template <class T>
 void append_as(std::string& out, std::span<const int32_t> tokens, int64_t position, int64_t vocab) {
   const size_t begin = out.size();
@@ -98,7 +98,6 @@ void TokenWriter::finish() {
   file_.flush();
 }
 
-// Validates the entire file before any of it is used.
 TokenFile TokenFile::checked(const std::string& what, std::shared_ptr<const OpenFile> file,
                              std::span<const std::byte> bytes, std::optional<int64_t> vocab_of_llmc) {
   TokenFile out;
@@ -109,14 +108,14 @@ TokenFile TokenFile::checked(const std::string& what, std::shared_ptr<const Open
   const int64_t size = out.file_ ? out.file_->size() : std::ssize(bytes);
   const std::optional<uint64_t> hash = vocab_of_llmc ? out.read_llmc_header(size) : out.read_header(size);
   out.checksum_ = checksum_of_chunks([&](const ChunkFunction& add) {
-    out.for_each_piece(0, out.count_, [&](std::span<const std::byte> piece, int64_t) { add(piece); });
+    out.for_each_chunk(0, out.count_, [&](std::span<const std::byte> chunk, int64_t) { add(chunk); });
   });
   if (hash && *hash != out.checksum_)
     bad_input("the token file {}: its checksum is {:016x}; expected {:016x}", what, out.checksum_, *hash);
   std::vector<int32_t> tokens;
-  out.for_each_piece(0, out.count_, [&](std::span<const std::byte> piece, int64_t position) {
-    tokens.resize(piece.size() / static_cast<size_t>(out.width_));
-    out.widen(piece, position, tokens.data());
+  out.for_each_chunk(0, out.count_, [&](std::span<const std::byte> chunk, int64_t position) {
+    tokens.resize(chunk.size() / static_cast<size_t>(out.width_));
+    out.widen(chunk, position, tokens.data());
   });
   return out;
 }
@@ -154,16 +153,16 @@ std::optional<uint64_t> TokenFile::read_header(int64_t size) {
   return h.hash;
 }
 
-// Calls f with the bytes of as many tokens as fit into a small buffer, and the position of the first.
+// Calls f with tokens that fit into a small buffer, and the position of the first.
 template <class F>
-void TokenFile::for_each_piece(int64_t begin, int64_t count, const F& f) const {
+void TokenFile::for_each_chunk(int64_t begin, int64_t count, const F& f) const {
   constexpr int64_t kChunk = 8192;
   std::array<std::byte, kChunk> buffer;
   for (const int64_t end = begin + count; begin < end;) {
     const int64_t here = std::min(end - begin, kChunk / width_);
-    const std::span piece(buffer.data(), static_cast<size_t>(here * width_));
-    read(begin_ + begin * width_, piece);
-    f(std::span<const std::byte>(piece), begin);
+    const std::span chunk(buffer.data(), static_cast<size_t>(here * width_));
+    read(begin_ + begin * width_, chunk);
+    f(std::span<const std::byte>(chunk), begin);
     begin += here;
   }
 }
@@ -192,7 +191,7 @@ int32_t TokenFile::operator[](int64_t i) const {
   return token;
 }
 
-void TokenFile::pieces(int64_t begin, int64_t end, const Each& f) const {
+void TokenFile::chunks(int64_t begin, int64_t end, const Each& f) const {
   std::vector<int32_t> tokens;
   for (; begin < end; begin += std::ssize(tokens)) {
     tokens.resize(static_cast<size_t>(std::min(end - begin, int64_t{1} << 20)));
@@ -202,12 +201,12 @@ void TokenFile::pieces(int64_t begin, int64_t end, const Each& f) const {
 }
 
 void TokenFile::copy(int64_t begin, int64_t count, int32_t* out) const {
-  for_each_piece(begin, count, [&](std::span<const std::byte> piece, int64_t position) {
-    widen(piece, position, out + (position - begin));
+  if (begin < 0 || count < 0 || begin > count_ - count)
+    throw Error(fmt::format("tokens {} to {} are outside of the {} tokens of {}", begin, begin + count, count_, what_));
+  for_each_chunk(begin, count, [&](std::span<const std::byte> chunk, int64_t position) {
+    widen(chunk, position, out + (position - begin));
   });
 }
-
-// --- llm.c's token files ---
 
 namespace {
 
@@ -218,7 +217,6 @@ struct Format {
 constexpr std::array<Format, 2> kFormats{{{20240520, 1, 2}, {20240801, 7, 4}}};
 constexpr size_t kHeader = 256;  // int32 values
 
-// Copies `context` tokens from `begin`, and the tokens after them to `targets`.
 void copy_window(const TokenFile& tokens, int64_t begin, int64_t context, int32_t* inputs, int32_t* targets) {
   std::vector<int32_t> row(static_cast<size_t>(context + 1));
   tokens.copy(begin, context + 1, row.data());
@@ -253,8 +251,6 @@ std::optional<uint64_t> TokenFile::read_llmc_header(int64_t size) {
   width_ = format->width;
   return {};
 }
-
-// --- batches and rows ---
 
 Loader::Loader(const TokenFile& tokens, int64_t context, int64_t batch, uint64_t seed)
     : tokens_(tokens), context_(context), batch_(batch), order_(Philox::named(seed, "data order")) {

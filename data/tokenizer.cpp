@@ -1,4 +1,4 @@
-// Loads tokenizers, creates the chosen one, and decodes token streams.
+// Tokenizer choice, chunked encoding, and streamed decoding.
 #include "data/tokenizer.h"
 
 #include <fmt/ranges.h>
@@ -59,7 +59,7 @@ std::unique_ptr<Tokenizer> make_tokenizer(nlohmann::json json, const std::string
   return std::make_unique<ByteTokenizer>();
 }
 
-// Rarer pairs do not merit a token: its embedding would hardly be trained.
+// The embedding of a rarer pair would hardly be trained.
 constexpr int64_t kMinCount = 16;
 
 bool is_builtin(std::string_view name) { return name == "char" || name == "bytes" || name == "bpe"; }
@@ -72,25 +72,23 @@ std::unique_ptr<Tokenizer> load_folder(std::string_view name) {
 
 bool is_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
-constexpr size_t kBeside = 2048;
+constexpr size_t kContext = 2048;
 
-// A position near the end of a text where it can be split, or 0. Any position between two characters qualifies if
-// `anywhere`; otherwise `may_cut` decides between white space and another character, given a few thousand bytes on both
-// sides.
+// A position near the end of a text where it can be split, or 0. If `anywhere`, any character boundary qualifies;
+// otherwise `may_cut` decides between white space and another character, given a few thousand bytes on both sides.
 template <class MayCut>
 size_t place_to_cut(std::string_view text, bool anywhere, const MayCut& may_cut) {
-  size_t at = text.size() - kBeside;
+  size_t at = text.size() - kContext;
   if (anywhere) {
     for (int i = 0; i < 3 && (static_cast<uint8_t>(text[at]) & 0xC0u) == 0x80u; ++i) --at;
     return at;
   }
-  for (int tries = 500; at > kBeside && tries > 0; --at)
+  for (int tries = 500; at > kContext && tries > 0; --at)
     if (is_blank(text[at]) != is_blank(text[at - 1]))
-      if (--tries; may_cut(text.substr(at - kBeside, kBeside), text.substr(at, kBeside))) return at;
+      if (--tries; may_cut(text.substr(at - kContext, kContext), text.substr(at, kContext))) return at;
   return 0;
 }
 
-// Calls f for the waiting text, as far as it can be split, in chunks of at least `chunk` bytes.
 template <class MayCut, class F>
 void take_chunks(std::string& waiting, size_t chunk, bool anywhere, const std::string& what, const MayCut& may_cut,
                  const F& f) {
@@ -112,17 +110,17 @@ std::unique_ptr<Tokenizer> make_named(const TokenizerChoice& choice, const std::
   if (name == "bytes") return std::make_unique<ByteTokenizer>();
   if (!choice.learns()) return load_folder(name);
   const bool characters = name == "char";
-  // No piece of GPT-2's pattern contains white space after another character, so a text can be split there unchecked.
-  const auto whole_pieces = [](std::string_view left, std::string_view right) {
+  // No piece of GPT-2's pattern contains white space after another character, so splitting there needs no check.
+  const auto can_split = [](std::string_view left, std::string_view right) {
     size_t at = last_character(left);
     return is_blank(right.front()) && !is_white_space(next_code_point(left, at).value_or(0xFFFD));
   };
   const auto learn = [&](const auto& f) {
     std::string waiting;
-    text([&](std::string_view piece, bool held) {
+    text([&](std::string_view chunk, bool held) {
       if (held && !characters) return;
-      waiting += piece;
-      take_chunks(waiting, size_t{8} << 20, characters, what, whole_pieces, f);
+      waiting += chunk;
+      take_chunks(waiting, size_t{8} << 20, characters, what, can_split, f);
     });
     f(waiting);
   };
@@ -224,10 +222,10 @@ TextEncoder::TextEncoder(const Tokenizer& tokenizer, std::string what, Each each
 
 bool TextEncoder::may_cut(std::string_view left, std::string_view right) const {
   const EncodeOptions inside{.special_in_text = special_, .begins = false, .first = false};
-  std::vector<int32_t> apart = tokenizer_.encode_with(left, inside);
+  std::vector<int32_t> separate = tokenizer_.encode_with(left, inside);
   const std::vector<int32_t> behind = tokenizer_.encode_with(right, inside);
-  apart.insert(apart.end(), behind.begin(), behind.end());
-  return apart == tokenizer_.encode_with({left.data(), left.size() + right.size()}, inside);
+  separate.insert(separate.end(), behind.begin(), behind.end());
+  return separate == tokenizer_.encode_with({left.data(), left.size() + right.size()}, inside);
 }
 
 void TextEncoder::encode(std::string_view chunk) {
@@ -237,8 +235,8 @@ void TextEncoder::encode(std::string_view chunk) {
   done_ += std::ssize(chunk);
 }
 
-void TextEncoder::add(std::string_view piece) {
-  waiting_ += piece;
+void TextEncoder::add(std::string_view text) {
+  waiting_ += text;
   take_chunks(
       waiting_, chunk_, tokenizer_.kind() == "char" || tokenizer_.kind() == "bytes", what_,
       [&](std::string_view left, std::string_view right) { return may_cut(left, right); },
@@ -263,7 +261,7 @@ std::unique_ptr<Tokenizer> with_tokens(std::unique_ptr<Tokenizer> base, const To
   if (list.is_null()) list = Json::array();
   const Json& vocab = value_at(value_at(file, "model"), "vocab");
   auto next = static_cast<uint64_t>(base->vocab_size());
-  // The added token with this name, which becomes special.
+  // Makes the added token with this name special.
   const auto find = [&](const std::string& name) {
     const auto found =
         std::find_if(list.begin(), list.end(), [&](const Json& token) { return value_at(token, "content") == name; });
@@ -288,12 +286,12 @@ std::unique_ptr<Tokenizer> with_tokens(std::unique_ptr<Tokenizer> base, const To
     for (const char* const name : {"tokenizer_config.json", "special_tokens_map.json", "generation_config.json"}) {
       const auto text = files.find(name);
       if (text == files.end()) continue;
-      Json kept = name == std::string_view("generation_config.json") ? Json{{"eos_token_id", (*found)["id"]}}
+      Json json = name == std::string_view("generation_config.json") ? Json{{"eos_token_id", (*found)["id"]}}
                                                                      : Json{{"eos_token", choice.end}};
       const Json all = parse_json(text->second, name, JsonFile::others);
       for (const auto& [key, value] : all.items())
-        if (!kept.contains(key) && !value.is_discarded()) kept[key] = value;
-      text->second = kept.dump(2) + "\n";
+        if (!json.contains(key) && !value.is_discarded()) json[key] = value;
+      text->second = json.dump(2) + "\n";
     }
   }
   files["tokenizer.json"] = file.dump() + "\n";
@@ -302,11 +300,11 @@ std::unique_ptr<Tokenizer> with_tokens(std::unique_ptr<Tokenizer> base, const To
 
 void check_in_table(std::span<const int32_t> tokens, int64_t rows, const Tokenizer& tokenizer,
                     const std::string& what) {
-  const auto most = std::ranges::max_element(tokens);
-  if (rows > 0 && most != tokens.end() && *most >= rows)
+  const auto max = std::ranges::max_element(tokens);
+  if (rows > 0 && max != tokens.end() && *max >= rows)
     throw InputError(fmt::format(
-        "{}: token {}{} is outside the model's embedding of {} rows", what, *most,
-        *most < tokenizer.vocab_size() ? fmt::format(", '{}',", tokenizer.decode(std::span(&*most, 1))) : "", rows));
+        "{}: token {}{} is outside the model's embedding of {} rows", what, *max,
+        *max < tokenizer.vocab_size() ? fmt::format(", '{}',", tokenizer.decode(std::span(&*max, 1))) : "", rows));
 }
 
 std::string cache_name(const TokenizerChoice& choice) {
@@ -342,10 +340,10 @@ std::string StreamDecoder::shown(std::string_view bytes) const {
 
 std::string StreamDecoder::add(int32_t token) {
   waiting_ += tokenizer_->token_bytes(token);
-  size_t kept = std::min<size_t>(3, waiting_.size());  // a character has at most four bytes
-  while (kept > 0 && begun_character(waiting_, waiting_.size() - kept) != kept) --kept;
-  std::string out = shown(std::string_view(waiting_).substr(0, waiting_.size() - kept));
-  waiting_.erase(0, waiting_.size() - kept);
+  size_t pending = std::min<size_t>(3, waiting_.size());  // a character has at most four bytes
+  while (pending > 0 && begun_character(waiting_, waiting_.size() - pending) != pending) --pending;
+  std::string out = shown(std::string_view(waiting_).substr(0, waiting_.size() - pending));
+  waiting_.erase(0, waiting_.size() - pending);
   return out;
 }
 

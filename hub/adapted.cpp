@@ -20,14 +20,13 @@ namespace {
 
 constexpr const char *kTable = "tokens.weight", *kOwnHead = "head.weight";  // Tessera's names
 
-// The product of two factors, added to some rows of a weight: left (rows, rank) x right (rank, width).
+// left (rows, rank) x right (rank, width), added to some rows of a weight.
 struct LowRank {
   std::vector<float> left, right;
   int64_t rank = 1;
   double scale = 1;
   int64_t first = 0;  // row of the weight
 
-  // Adds it to rows of the weight, beginning with row `row`.
   void add_to(std::span<float> rows, int64_t row) const {
     const int64_t width = std::ssize(right) / rank, end = first + std::ssize(left) / rank;
     std::vector<double> sum(static_cast<size_t>(width));
@@ -50,7 +49,7 @@ std::vector<float> to_floats(const TensorBytes& from, bool transposed = false) {
   return out;
 }
 
-// A reader of a matrix whose rows `make(row, rows)` computes in float32, starting at any row.
+// Reads a matrix whose rows `make(row, rows)` computes in float32, starting at any row.
 TensorReader reader_by_rows(const Shape& shape, DType dtype, std::function<void(int64_t, std::span<float>)> make) {
   return [width = shape.numel() / shape[0], dtype, make = std::move(make)](int64_t begin, std::span<std::byte> to) {
     const int64_t count = std::ssize(to) / element_size(dtype), row = begin / width,
@@ -61,7 +60,7 @@ TensorReader reader_by_rows(const Shape& shape, DType dtype, std::function<void(
   };
 }
 
-// The changes of an adapter's file to one tensor of the base, identified by its hub name.
+// Changes of an adapter file to one tensor of the base.
 struct Change {
   const TensorBytes* values = nullptr;                             // replaces the tensor
   const TensorBytes *a = nullptr, *b = nullptr, *norms = nullptr;  // LoRA, and magnitudes of DoRA
@@ -72,7 +71,7 @@ struct Change {
   bool embeds = false;  // a (rank, rows) and b (columns, rank): adds a^T b^T
   bool operator==(const Change&) const = default;
 
-  // Edits rows of the base's tensor; `row` is the index of the first within the changed piece.
+  // The result edits rows of the base's tensor; `row` is the index of the first within the hub tensor.
   std::function<void(int64_t row, std::span<float> rows)> editor(int64_t width, bool transposed) const {
     LowRank added{.left = {}, .right = {}, .rank = rank, .scale = scale};
     if (a && embeds) added.left = to_floats(*a, true), added.right = to_floats(*b, true);
@@ -90,7 +89,7 @@ struct Change {
         if (tokens[i] >= row && tokens[i] < end)
           convert(*rows, static_cast<int64_t>(i) * width, DType::float32, std::as_writable_bytes(line(tokens[i])));
       if (!added.left.empty()) added.add_to(all, row);
-      for (int64_t r = row; r < end && !magnitudes.empty(); ++r) {  // W m / |W| (Liu et al. 2024, "DoRA")
+      for (int64_t r = row; r < end && !magnitudes.empty(); ++r) {  // DoRA: W m / |W| (Liu et al. 2024)
         double square = 0;
         for (const float x : line(r)) square += static_cast<double>(x) * static_cast<double>(x);
         const double factor = static_cast<double>(magnitudes[static_cast<size_t>(r)]) / std::sqrt(square);
@@ -101,8 +100,8 @@ struct Change {
 };
 using Changes = std::map<std::string, Change>;  // by hub name
 
-// The tensors of a model with configuration `config`: those of `base` with changes applied. If the base ties its head
-// and `config` does not, both start from the base's embedding.
+// The base's tensors with changes applied. If only the base ties its head, head and embedding both start from its
+// embedding.
 FullTensors changed(const ModelConfig& config, bool tied, const Changes& changes, const FullTensors& base,
                     std::shared_ptr<const Safetensors> file) {
   std::map<std::string, HubTensor> table;
@@ -116,12 +115,12 @@ FullTensors changed(const ModelConfig& config, bool tied, const Changes& changes
     std::vector<Edit> edits;
     const HubTensor& ours = table.at(name);
     const int64_t width = shape.numel() / shape[0];
-    bool replaced = ours.pieces.size() == 1;
-    for (int64_t first = 0; const HubTensor::Piece& piece : ours.pieces) {
-      const auto found = changes.find(piece.name);
-      if (found != changes.end()) edits.push_back({first, piece.rows, found->second.editor(width, ours.transposed)});
+    bool replaced = ours.slices.size() == 1;
+    for (int64_t first = 0; const HubTensor::Slice& slice : ours.slices) {
+      const auto found = changes.find(slice.name);
+      if (found != changes.end()) edits.push_back({first, slice.rows, found->second.editor(width, ours.transposed)});
       replaced = replaced && found != changes.end() && found->second.values;
-      first += piece.rows;
+      first += slice.rows;
     }
     if (edits.empty()) return base(source, dtype, shape);
     const TensorReader read = replaced ? TensorReader() : base(source, DType::float32, shape);
@@ -136,7 +135,6 @@ FullTensors changed(const ModelConfig& config, bool tied, const Changes& changes
   };
 }
 
-// Whether a tensor of the file equals a tensor of the base.
 bool are_equal(const TensorBytes& stored, const std::string& name, const Shape& shape, const FullTensors& base) {
   constexpr int64_t kAtOnce = int64_t{1} << 20;
   const TensorReader read = base(name, DType::float32, shape);
@@ -172,13 +170,13 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
   std::string because;  // why LoraConfig cannot describe the adapters
   const auto note = [&](const std::string& key) { because = because.empty() ? what + ": " + key : because; };
 
-  // The base with an untied head and the row counts of saved embeddings. Places of its tensors by hub name.
+  // The base with an untied head and the row counts of saved embeddings.
   ModelConfig wide = base;
   wide.tied = false, wide.quantize = {};
-  const std::string table = std::string(hub_tensors(wide)[0].pieces[0].name), head = "lm_head.weight";
+  const std::string table = std::string(hub_tensors(wide)[0].slices[0].name), head = "lm_head.weight";
   const std::string_view bias_suffix = ".bias";
   const std::string table_module = table.substr(0, table.rfind('.')), head_module = "lm_head";
-  const auto stored = [&](const std::string& tensor) {  // stored name of a module's own tensor
+  const auto stored = [&](const std::string& tensor) {  // name of the base layer's tensor in the file
     const size_t end = tensor.rfind('.');
     const bool is_wrapped = std::ranges::any_of(std::array{".lora_A.weight", ".lora_embedding_A"}, [&](auto* a) {
       return tensors_.contains("base_model.model." + tensor.substr(0, end) + a);
@@ -189,13 +187,13 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
   const std::vector<HubTensor> all = hub_tensors(wide);
   struct Place {
     const HubTensor* tensor;
-    const HubTensor::Piece* piece;
+    const HubTensor::Slice* slice;
   };
   std::map<std::string, Place> places;
   for (const HubTensor& t : all)
-    for (const HubTensor::Piece& piece : t.pieces) places[piece.name] = {&t, &piece};
+    for (const HubTensor::Slice& slice : t.slices) places[slice.name] = {&t, &slice};
 
-  // Modules with adapters: linear layers in LoraConfig's order, then the head and the embeddings.
+  // In LoraConfig's order, then the head and the embeddings.
   std::vector<std::tuple<std::string, int64_t, std::string_view>> modules;
   std::vector<std::string_view> names;
   for (const LoraTarget& target : lora_targets(base)) {
@@ -205,7 +203,7 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
   for (const char* const outside : {kTable, "positions.weight", kOwnHead})
     for (const HubTensor& t : all)
       if (t.name == outside)
-        modules.emplace_back(t.pieces[0].name.substr(0, t.pieces[0].name.rfind('.')), -1, std::string_view());
+        modules.emplace_back(t.slices[0].name.substr(0, t.slices[0].name.rfind('.')), -1, std::string_view());
 
   const auto matches = [&](const std::string& regex, const std::string& module, const char* key) {
     return !PeftNames{.list = {}, .regex = regex, .where = what + ": " + key}.found(module).empty();
@@ -231,7 +229,7 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
   Changes changes;
   LoraConfig lora = c.lora;
   lora.dropout = 0, lora.targets.clear();
-  std::map<std::string_view, int64_t> layers;  // that have a target
+  std::map<std::string_view, int64_t> layers;  // number of adapted layers by target
   std::set<std::string> used;
   std::optional<std::pair<double, double>> first;
   for (const auto& [module, layer, target] : modules) {
@@ -240,7 +238,7 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
     used.insert(module);
     if (is_left_out(module, layer)) continue;
     const Place place = places.at(module + ".weight");
-    const int64_t rows = place.piece->rows, columns = place.tensor->shape[1];
+    const int64_t rows = place.slice->rows, columns = place.tensor->shape[1];
     LoraConfig mine = lora;
     mine.rank = static_cast<int64_t>(number(c.ranks, "rank_pattern", module, static_cast<double>(lora.rank)));
     mine.alpha = number(c.alphas, "alpha_pattern", module, lora.alpha);
@@ -271,7 +269,7 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
     note("lora_bias"), changes[module + ".bias"].bias = expect(module + ".lora_B.bias", {rows});
     changes[module + ".bias"].scale = mine.scale();
   }
-  // Like PEFT, ignores names that match no layer; rejects those of layers that do not support adapters.
+  // Like PEFT, ignores names that match no layer, but rejects names of layers that do not support adapters.
   std::vector<std::string> others;
   for (const auto& [name, place] : places) others.push_back(name.substr(0, name.rfind('.')));
   for (const std::string& t : c.targets.list)
@@ -292,8 +290,7 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
           c.layers.empty() ? c.excluded.empty() ? "target_modules" : "exclude_modules" : "layers_to_transform", count,
           base.layers, name));
 
-  // Tensors stored in full, and trained rows of embeddings. A tied pair shares changes that are not specific to one
-  // module.
+  // Tensors stored in full. Tied tensors share changes that are not specific to one module.
   const bool shares = base.tied && (c.keeps_tied || (!is_saved(table_module) && !is_saved(head_module)));
   for (const auto& [name, place] : places) {
     const std::string module = name.substr(0, name.rfind('.'));
@@ -301,13 +298,13 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
     const TensorBytes* const other = is_shared ? find(stored(head)) : nullptr;
     const std::string from = stored(!is_shared ? name : other && !find(stored(table)) ? head : table);
     const TensorBytes* const found = tensors_.contains("base_model.model." + from) || is_saved(module)
-                                         ? expect(from, place.tensor->piece_shape(*place.piece))
+                                         ? expect(from, place.tensor->slice_shape(*place.slice))
                                          : nullptr;
     if (is_saved(module)) note("modules_to_save");
     if (c.biases && name.ends_with(bias_suffix)) note("bias");
     if (!found) continue;
     const bool is_same =
-        !is_saved(module) && wide.vocab == base.vocab && place.tensor->pieces.size() == 1 &&
+        !is_saved(module) && wide.vocab == base.vocab && place.tensor->slices.size() == 1 &&
         !place.tensor->transposed &&
         are_equal(*found, base.tied && name == head ? kTable : place.tensor->name, place.tensor->shape, tensors);
     if (is_same) continue;
@@ -325,12 +322,12 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
       change.rows = expect(delta, {std::ssize(change.tokens), place.tensor->shape[1]});
       note("trainable_token_indices");
       for (const int64_t token : change.tokens)
-        if (token >= place.piece->rows)
-          bad_input("{}: trainable_token_indices: expected tokens below {}, got {}", what, place.piece->rows, token);
+        if (token >= place.slice->rows)
+          bad_input("{}: trainable_token_indices: expected tokens below {}, got {}", what, place.slice->rows, token);
       if (base.tied && name == table) changes[head].rows = change.rows, changes[head].tokens = change.tokens;
     }
   if (base.tied && c.keeps_tied && changes.contains(table)) changes[head] = changes[table];
-  // Of saved tables PEFT also writes its wrapper's copies, and of a tied head what it has from the table.
+  // PEFT also stores the wrapper's copies of saved embeddings, and the embedding's matrices again under a tied head.
   for (const std::string& module : {table_module, head_module})
     for (const char* const copy : {".original_module.weight", ".modules_to_save.weight"})
       if (is_saved(table_module) || is_saved(head_module)) find(module + copy);
@@ -347,11 +344,11 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
     std::map<std::string, const TensorBytes*> ours;
     for (const PeftTensor& t : peft_tensors(out)) ours[t.ours] = tensors_.at(t.theirs);
     return {out,
-            [ours, base = std::move(tensors), kept = file_](const std::string& name, DType dtype,
+            [ours, base = std::move(tensors), file = file_](const std::string& name, DType dtype,
                                                             const Shape& shape) -> TensorReader {
               const auto found = ours.find(name);
               if (found == ours.end()) return base(name, dtype, shape);
-              return [from = found->second, kept, dtype](int64_t begin, std::span<std::byte> to) {
+              return [from = found->second, file, dtype](int64_t begin, std::span<std::byte> to) {
                 convert(*from, begin, dtype, to);
               };
             }};

@@ -1,4 +1,4 @@
-// The table of model types and their keys, and reading and writing by it.
+// The table of model types and their keys, and config.json by it.
 #include "hub/config.h"
 
 #include <nlohmann/json.hpp>
@@ -14,9 +14,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Common keys without effect on the computation: about the file and its tokens, training and other tasks, and the
-// program; and keys that repeat others.
-constexpr std::string_view kQuiet =
+// Common keys without effect on the computation, and keys that repeat others.
+constexpr std::string_view kIgnoredKeys =
     "_name_or_path architectures transformers_version torch_dtype dtype bos_token_id eos_token_id pad_token_id "
     "unk_token_id initializer_range attention_dropout resid_pdrop embd_pdrop attn_pdrop gradient_checkpointing "
     "pretraining_tp router_aux_loss_coef output_router_logits summary_type summary_use_proj summary_activation "
@@ -25,8 +24,8 @@ constexpr std::string_view kQuiet =
     "_attn_implementation attn_implementation reorder_and_upcast_attn n_ctx max_window_layers rope_type "
     "original_max_position_embeddings";
 
-// Keys by which transformers, or a model with custom code, computes something that no layer of Tessera does.
-const std::vector<RestrictedKeys>& held_keys() {
+// Keys by which transformers, or custom model code, enables computations that Tessera does not support.
+const std::vector<RestrictedKeys>& restricted_keys() {
   static const std::vector<RestrictedKeys> all{
       {"attention_bias", {false}, "", "mistral mixtral"},
       {"mlp_bias", {false}, "", "gpt2 mistral mixtral qwen2 qwen3 qwen3_moe"},
@@ -45,56 +44,52 @@ const std::vector<RestrictedKeys>& held_keys() {
   return all;
 }
 
-// --- the table ---
-
 constexpr int64_t kMaxLayers = 100000, kMaxExperts = 10000;
 
 using Model = ModelConfig;
 using KeyField = std::variant<std::monostate, int64_t Model::*, double Model::*, bool Model::*, GeluForm Model::*,
                               int64_t ExpertConfig::*, RouterSoftmax ExpertConfig::*, double RotaryOptions::*>;
 
-// A key: the destination of its value, or its allowed values, of which the first is written.
 struct Key {
   std::string_view name;
   KeyField field = {};
-  // The size derived from preceding keys if the value is null, or missing without a default.
+  // Derives the size from preceding keys if the value is null, or missing without a default.
   int64_t (Model::*follows)() const = nullptr;
-  int64_t most = int64_t{1} << 40;
+  int64_t max = int64_t{1} << 40;
   std::vector<Json> values = {};
   std::string_view also = {};  // an alias, read if the name is missing
 };
 using KeyList = std::vector<Key>;
 
-// Default values of missing keys: those of the classes of transformers 5.0 (LlamaConfig etc.,
-// src/transformers/models/*/configuration_*.py), identical to those of 4.57. 0: derived from other keys, or none.
-struct Usual {
+// Defaults of the classes of transformers 5.0 (LlamaConfig etc., src/transformers/models/*/configuration_*.py),
+// identical to those of 4.57. 0: derived from other keys, or none.
+struct Defaults {
   std::string_view type;
   int64_t layers, heads, kv_heads, head_dim, channels, ffn, context, vocab;
   double norm_eps, theta;
   int64_t window, experts, per_token;
 };
-constexpr Usual kUsual[] = {{"gpt2", 12, 12, 0, 0, 768, 0, 1024, 50257, 1e-5, 1e4, 0, 0, 0},
-                            {"llama", 32, 32, 0, 0, 4096, 11008, 2048, 32000, 1e-6, 1e4, 0, 0, 0},
-                            {"mistral", 32, 32, 8, 0, 4096, 14336, 131072, 32000, 1e-6, 1e4, 4096, 0, 0},
-                            {"qwen2", 32, 32, 32, 0, 4096, 22016, 32768, 151936, 1e-6, 1e4, 4096, 0, 0},
-                            {"qwen3", 32, 32, 32, 128, 4096, 22016, 32768, 151936, 1e-6, 1e4, 4096, 0, 0},
-                            {"mixtral", 32, 32, 8, 0, 4096, 14336, 131072, 32000, 1e-5, 1e6, 0, 8, 2},
-                            {"qwen3_moe", 24, 32, 4, 0, 2048, 768, 32768, 151936, 1e-6, 1e4, 4096, 128, 8}};
+constexpr Defaults kDefaults[] = {{"gpt2", 12, 12, 0, 0, 768, 0, 1024, 50257, 1e-5, 1e4, 0, 0, 0},
+                                  {"llama", 32, 32, 0, 0, 4096, 11008, 2048, 32000, 1e-6, 1e4, 0, 0, 0},
+                                  {"mistral", 32, 32, 8, 0, 4096, 14336, 131072, 32000, 1e-6, 1e4, 4096, 0, 0},
+                                  {"qwen2", 32, 32, 32, 0, 4096, 22016, 32768, 151936, 1e-6, 1e4, 4096, 0, 0},
+                                  {"qwen3", 32, 32, 32, 128, 4096, 22016, 32768, 151936, 1e-6, 1e4, 4096, 0, 0},
+                                  {"mixtral", 32, 32, 8, 0, 4096, 14336, 131072, 32000, 1e-5, 1e6, 0, 8, 2},
+                                  {"qwen3_moe", 24, 32, 4, 0, 2048, 768, 32768, 151936, 1e-6, 1e4, 4096, 128, 8}};
 
 struct HubType {
   std::string_view name, architecture;
-  ModelConfig base;                       // properties of the type, and defaults
+  ModelConfig base;                       // fixed properties of the type, and defaults
   KeyList written;                        // in this order
   KeyList read = {};                      // read only
-  std::vector<TensorNames> experts = {};  // in every layer
+  std::vector<TensorNames> experts = {};  // per layer
   bool may_slide = false;                 // a window is used only if "use_sliding_window" is set
 };
 
-Key held(std::string_view name, std::vector<Json> values) { return {.name = name, .values = std::move(values)}; }
+Key restricted(std::string_view name, std::vector<Json> values) { return {.name = name, .values = std::move(values)}; }
 
-// The keys of all types with Llama's architecture.
 KeyList llama_keys(const KeyList& more) {
-  KeyList keys{held("hidden_act", {"silu", "swish"}),
+  KeyList keys{restricted("hidden_act", {"silu", "swish"}),
                {"num_hidden_layers", &Model::layers, nullptr, kMaxLayers},
                {"num_attention_heads", &Model::heads},
                {"num_key_value_heads", &Model::kv_heads, &Model::key_heads},
@@ -108,7 +103,7 @@ KeyList llama_keys(const KeyList& more) {
   return keys;
 }
 
-// Activations of transformers: the first is exact, the others use the tanh approximation.
+// The exact form, and the tanh approximation.
 constexpr std::string_view kExactGelu = "gelu", kTanhGelu = "gelu_new";
 
 std::vector<HubType> make_types() {
@@ -153,7 +148,7 @@ std::vector<HubType> make_types() {
        llama_keys({head_dim,
                    {"num_local_experts", &ExpertConfig::count, nullptr, kMaxExperts},
                    {"num_experts_per_tok", &ExpertConfig::per_token},
-                   held("sliding_window", {nullptr})}),
+                   restricted("sliding_window", {nullptr})}),
        {},
        {{"mlp.router", {"block_sparse_moe.gate"}},
         {"mlp.experts.gate_up", {"block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"}},
@@ -163,20 +158,20 @@ std::vector<HubType> make_types() {
        like_qwen3_moe,
        llama_keys(
            {head_dim,
-            {.name = "num_experts", .field = &ExpertConfig::count, .most = kMaxExperts, .also = "num_local_experts"},
+            {.name = "num_experts", .field = &ExpertConfig::count, .max = kMaxExperts, .also = "num_local_experts"},
             {"num_experts_per_tok", &ExpertConfig::per_token},
             {"moe_intermediate_size", &Model::ffn},
             {"norm_topk_prob", &ExpertConfig::softmax},
             attention_bias,
-            held("decoder_sparse_step", {1}),
-            held("mlp_only_layers", {Json::array()})}),
+            restricted("decoder_sparse_step", {1}),
+            restricted("mlp_only_layers", {Json::array()})}),
        {},
        {{"mlp.router", {"mlp.gate"}},
         {"mlp.experts.gate_up", {"mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"}},
         {"mlp.experts.down", {"mlp.experts.{}.down_proj"}}},
        true}};
   for (HubType& type : all) {
-    const Usual& u = *std::ranges::find(kUsual, type.name, &Usual::type);
+    const Defaults& u = *std::ranges::find(kDefaults, type.name, &Defaults::type);
     ModelConfig& c = type.base;
     c.layers = u.layers, c.heads = u.heads, c.kv_heads = u.kv_heads, c.head_dim = u.head_dim, c.channels = u.channels;
     c.ffn = u.ffn, c.context = u.context, c.vocab = u.vocab, c.norm_eps = u.norm_eps, c.rotary.theta = u.theta;
@@ -193,18 +188,16 @@ const std::vector<HubType>& types() {
 
 bool slides(const ModelConfig& c) { return c.window > 0 && c.window < c.context; }
 
-// The simplest type with all properties of the model, or null.
+// The first type that supports all properties of the model, or null.
 const HubType* hub_type(const ModelConfig& c) {
   const auto found = std::ranges::find_if(types(), [&](const HubType& t) {
-    const auto says = [&](std::string_view key) { return std::ranges::count(t.written, key, &Key::name) > 0; };
-    const bool biases = c.proj_bias ? c.qkv_bias && says("attention_bias") : c.qkv_bias == t.base.qkv_bias;
-    return t.base.family == c.family && biases && (!c.mlp_bias || says("mlp_bias")) && t.base.qk_norm == c.qk_norm &&
+    const auto has_key = [&](std::string_view key) { return std::ranges::count(t.written, key, &Key::name) > 0; };
+    const bool biases = c.proj_bias ? c.qkv_bias && has_key("attention_bias") : c.qkv_bias == t.base.qkv_bias;
+    return t.base.family == c.family && biases && (!c.mlp_bias || has_key("mlp_bias")) && t.base.qk_norm == c.qk_norm &&
            t.experts.empty() == (c.experts.count == 0) && (!slides(c) || t.name != "llama");
   });
   return found == types().end() ? nullptr : &*found;
 }
-
-// --- reading ---
 
 void read(HubKeys& keys, const Key& key, ModelConfig& c, int64_t& to) {
   const std::string_view name = key.also.empty() || keys.find(key.name) ? key.name : key.also;
@@ -213,7 +206,7 @@ void read(HubKeys& keys, const Key& key, ModelConfig& c, int64_t& to) {
     to = 0;
     to = (c.*key.follows)();
   }
-  to = keys.size(name, to, key.most);
+  to = keys.size(name, to, key.max);
 }
 void read(HubKeys& keys, const Key& key, ModelConfig&, double& to) { to = keys.number(key.name, to); }
 void read(HubKeys& keys, const Key& key, ModelConfig&, bool& to) { to = keys.flag(key.name, to); }
@@ -225,7 +218,7 @@ void read(HubKeys& keys, const Key& key, ModelConfig&, RouterSoftmax& to) {
   to = keys.flag(key.name, to == RouterSoftmax::chosen) ? RouterSoftmax::chosen : RouterSoftmax::all;
 }
 
-// Calls f with a function from a model to the field of a key; does nothing for a key without a field.
+// Calls f with a function from a model to the field, if the key has one.
 template <class F>
 void with_field(const Key& key, const F& f) {
   std::visit(
@@ -240,14 +233,14 @@ void with_field(const Key& key, const F& f) {
       key.field);
 }
 
-// "rope_scaling" of older files, or "rope_parameters", which may also contain theta. Other keys belong to unsupported
+// "rope_scaling" of older files, or "rope_parameters", which may also contain theta; other keys belong to unsupported
 // types. Defaults follow transformers 5.24 (src/transformers/modeling_rope_utils.py), where models of all supported
 // types rotate full heads if positions are not scaled, whatever the file specifies.
 void read_rope_object(HubKeys& top, const std::string& key, const std::string& what, ModelConfig& c) {
   HubKeys keys(*top.find(key), what + ": " + key);
   RotaryOptions& r = c.rotary;
   r.theta = keys.number("rope_theta", r.theta);
-  keys.hold(held_keys());
+  keys.check(restricted_keys());
   for (const auto& [inner, value] : top.find(key)->items())
     if (value.is_object()) keys.refuse(inner, "the same positions in all layers", value);
   const std::string type = keys.text("rope_type", keys.text("type", "default"));
@@ -257,8 +250,8 @@ void read_rope_object(HubKeys& top, const std::string& key, const std::string& w
   const bool yarn = type == "yarn";
   static const RestrictedKeys partial{"partial_rotary_factor", {1}, " if positions are scaled"},
       rounded{"truncate", {true}, " (positions are integers)"};
-  for (HubKeys* const object : {&top, &keys}) object->hold({&partial, 1});
-  if (yarn) keys.hold({&rounded, 1});
+  for (HubKeys* const object : {&top, &keys}) object->check({&partial, 1});
+  if (yarn) keys.check({&rounded, 1});
   RotaryOptions scaled{.theta = r.theta, .scaling = RopeScaling::linear};
   if (type != "linear")
     scaled.original_context =
@@ -267,9 +260,9 @@ void read_rope_object(HubKeys& top, const std::string& key, const std::string& w
   scaled.factor = yarn ? keys.number("factor", grown) : keys.number("factor");
   const char *low = "low_freq_factor", *high = "high_freq_factor";
   if (yarn) {
-    const auto number = [&](const char* name, double usual) {  // 0 counts as missing
-      const double found = keys.number(name, usual, 0);
-      return found > 0 ? found : usual;
+    const auto number = [&](const char* name, double default_value) {  // 0 counts as missing
+      const double found = keys.number(name, default_value, 0);
+      return found > 0 ? found : default_value;
     };
     const auto scale = [&](double times) { return scaled.factor > 1 ? 0.1 * times * std::log(scaled.factor) + 1 : 1; };
     low = "beta_slow", high = "beta_fast";
@@ -286,11 +279,11 @@ void read_rope_object(HubKeys& top, const std::string& key, const std::string& w
   }
   if (type != "linear" && scaled.low_freq_factor >= scaled.high_freq_factor)
     keys.refuse(low, fmt::format("less than {}", high), scaled.low_freq_factor);
-  if (scaled.factor != 1) r = scaled;  // frequencies times 1 are unchanged
+  if (scaled.factor != 1) r = scaled;  // factor 1 scales nothing
 }
 
-// The sliding window, if it is shorter than the context: in all layers of Mistral, in the layers that the keys of Qwen
-// select, never in Llama. The size is validated only if a layer slides, and then all layers must.
+// The sliding window matters if it is shorter than the context: in all layers of Mistral, in the layers that Qwen's
+// keys select, never in Llama. The size is validated only if a layer slides, and then all layers must.
 void read_window(HubKeys& keys, const HubType& type, ModelConfig& c) {
   const Json *const layers = keys.find("layer_types"), *const first = keys.find("max_window_layers");
   const auto count = [&](const char* kind) { return layers ? std::count(layers->begin(), layers->end(), kind) : 0; };
@@ -298,25 +291,24 @@ void read_window(HubKeys& keys, const HubType& type, ModelConfig& c) {
   if (layers && sliding + count("full_attention") != std::ssize(*layers))
     keys.refuse("layer_types", "full_attention in every layer", *layers);
   if (type.name == "llama") return;
-  const bool may_slide = keys.flag("use_sliding_window", false), stands = keys.has("sliding_window");
+  const bool may_slide = keys.flag("use_sliding_window", false), has_window = keys.has("sliding_window");
   const bool some = !type.may_slide || (layers ? sliding > 0 : may_slide && before < c.layers);
   const bool all = !type.may_slide || (layers ? sliding == std::ssize(*layers) : before == 0);
-  const Json* const given = keys.find("sliding_window");
-  if (some) c.window = given ? keys.size("sliding_window") : stands ? 0 : type.base.window;
+  const Json* const size = keys.find("sliding_window");
+  if (some) c.window = size ? keys.size("sliding_window") : has_window ? 0 : type.base.window;
   if (sliding > 0 && c.window == 0) keys.refuse("layer_types", "full_attention in every layer", *layers);
   if (!slides(c)) c.window = 0;
-  const char* const says = layers ? "layer_types" : "max_window_layers";
-  if (c.window > 0 && !all) keys.refuse(says, "the same attention in all layers", layers ? *layers : Json(before));
+  const char* const key = layers ? "layer_types" : "max_window_layers";
+  if (c.window > 0 && !all) keys.refuse(key, "the same attention in all layers", layers ? *layers : Json(before));
 }
 
-// Checks that sizes are consistent and fit in memory.
 void check_sizes(const HubKeys& keys, const std::string& what, const ModelConfig& c, bool has_head_dim) {
   const bool gpt2 = c.family == Family::gpt2;
   if (c.channels % c.heads != 0 && !has_head_dim)
     keys.refuse(gpt2 ? "n_head" : "num_attention_heads", "a divisor of the channels", c.heads);
   if (c.heads % c.key_heads() != 0) keys.refuse("num_key_value_heads", "a divisor of the heads", c.kv_heads);
   if (find_row(c.family).rotary && c.head_dim % 2 != 0) keys.refuse("head_dim", "an even number", c.head_dim);
-  constexpr int64_t kMax = int64_t{1} << 60;  // any product of two sizes
+  constexpr int64_t kMax = int64_t{1} << 60;  // bounds any product of two sizes
   for (const int64_t rows : {c.vocab, c.context, 2 * c.hidden(), 3 * c.attended()})
     if (rows > kMax / c.channels)
       bad_input("{}: a tensor of {} x {} elements does not fit in any memory", what, rows, c.channels);
@@ -346,7 +338,7 @@ ModelConfig parse_hub_config(std::string_view text, const std::string& what, std
     }
   c.qkv_bias = c.qkv_bias || c.proj_bias;  // "attention_bias" applies to all four
   c.tied = keys.flag("tie_word_embeddings", c.tied);
-  keys.hold(held_keys(), type->name);
+  keys.check(restricted_keys(), type->name);
   if (rotary) {
     for (const char* key : {"rope_scaling", "rope_parameters"})
       if (keys.find(key)) read_rope_object(keys, key, what, c);
@@ -357,16 +349,14 @@ ModelConfig parse_hub_config(std::string_view text, const std::string& what, std
     HubKeys quantization(*quantised, what + ": quantization_config");
     *gptq = parse_gptq_config(quantization, true, notes);
   }
-  if (const std::string unread = keys.unread(kQuiet); notes && !unread.empty()) notes->push_back(unread);
+  if (const std::string unread = keys.unread(kIgnoredKeys); notes && !unread.empty()) notes->push_back(unread);
   check_sizes(keys, what, c, type->base.head_dim > 0 || (rotary && keys.find("head_dim")));
   return c;
 }
 
-// --- writing ---
-
 namespace {
 
-// Why the hub has no type for a model; empty if it has one.
+// Empty if a hub type fits the model.
 std::string missing_type(const ModelConfig& c) {
   const bool gpt2 = c.family == Family::gpt2, experts = c.experts.count > 0;
   const bool own_heads = c.head_size() * c.heads != c.channels;
@@ -436,22 +426,20 @@ std::string hub_config(const ModelConfig& config, DType dtype, const GptqConfig*
   return out.dump(2) + "\n";
 }
 
-// --- names of tensors ---
-
-// Hub names for a component of a layer: "mlp.down", "mlp.experts.7.down".
-static std::vector<std::string> layer_tensor_names(const std::string& part, const ModelConfig& c) {
-  if (const TensorNames* found = find_row(c.family).find(part)) return {found->theirs.begin(), found->theirs.end()};
+// Hub names of a component of a layer: "mlp.down", "mlp.experts.7.down".
+static std::vector<std::string> layer_tensor_names(const std::string& module, const ModelConfig& c) {
+  if (const TensorNames* found = find_row(c.family).find(module)) return {found->theirs.begin(), found->theirs.end()};
   constexpr std::string_view kExperts = "mlp.experts.";
-  std::string kind = part, number;
-  if (part.starts_with(kExperts)) {
-    const size_t end = part.find('.', kExperts.size());
-    number = part.substr(kExperts.size(), end - kExperts.size());
-    kind = std::string(kExperts) + part.substr(end + 1);
+  std::string kind = module, number;
+  if (module.starts_with(kExperts)) {
+    const size_t end = module.find('.', kExperts.size());
+    number = module.substr(kExperts.size(), end - kExperts.size());
+    kind = std::string(kExperts) + module.substr(end + 1);
   }
   std::vector<std::string> out;
   const auto type = std::ranges::find(types(), c.qk_norm ? "qwen3_moe" : "mixtral", &HubType::name);
   const auto found = std::ranges::find(type->experts, kind, &TensorNames::ours);
-  if (found == type->experts.end()) throw Error("the hub has no name for '" + part + "' of a layer");
+  if (found == type->experts.end()) throw Error("the hub has no name for '" + module + "' of a layer");
   for (const std::string_view name : found->theirs) {
     std::string& one = out.emplace_back(name);
     if (const size_t at = one.find("{}"); at != std::string::npos) one.replace(at, 2, number);
@@ -459,9 +447,9 @@ static std::vector<std::string> layer_tensor_names(const std::string& part, cons
   return out;
 }
 
-std::vector<int64_t> HubTensor::piece_shape(const Piece& piece) const {
-  if (shape.ndim() == 1) return {piece.rows};
-  return transposed ? std::vector<int64_t>{shape[1], piece.rows} : std::vector<int64_t>{piece.rows, shape[1]};
+std::vector<int64_t> HubTensor::slice_shape(const Slice& slice) const {
+  if (shape.ndim() == 1) return {slice.rows};
+  return transposed ? std::vector<int64_t>{shape[1], slice.rows} : std::vector<int64_t>{slice.rows, shape[1]};
 }
 
 std::vector<HubTensor> hub_tensors(const ModelConfig& config) {
@@ -475,11 +463,11 @@ std::vector<HubTensor> hub_tensors(const ModelConfig& config) {
     for (const Parameter* p : model->layer(i).parameters()) layers[p] = {i, model->layer(i).full_name()};
   std::vector<HubTensor> out;
   for (const Parameter* p : model->parameters()) {
-    HubTensor& tensor = out.emplace_back(HubTensor{.name = p->name, .shape = p->whole, .pieces = {}});
+    HubTensor& tensor = out.emplace_back(HubTensor{.name = p->name, .shape = p->whole, .slices = {}});
     const auto inside = layers.find(p);
     if (inside == layers.end()) {
       const auto names = std::ranges::find(family.outside, p->name, &TensorNames::ours);
-      tensor.pieces.push_back({std::string(names->theirs.at(0)), p->whole[0]});
+      tensor.slices.push_back({std::string(names->theirs.at(0)), p->whole[0]});
       continue;
     }
     const auto& [layer, above] = inside->second;
@@ -487,7 +475,7 @@ std::vector<HubTensor> hub_tensors(const ModelConfig& config) {
     const std::vector<std::string> names = layer_tensor_names(p->name.substr(begin, kind - begin), config);
     const std::vector<int64_t> rows = fused_rows(config, names.size(), p->whole[0]);
     for (size_t i = 0; i < names.size(); ++i)
-      tensor.pieces.push_back(
+      tensor.slices.push_back(
           {fmt::format("{}.{}.{}{}", family.layers, layer, names[i], p->name.substr(kind)), rows[i]});
     tensor.transposed = family.transposed && p->whole.ndim() == 2;
   }

@@ -1,8 +1,7 @@
-// Hugging Face model configurations: config.json, and tensor names of the transformers library.
+// Hugging Face model configurations: config.json, and the tensor names of the transformers library.
 //
-// Keys that change a model's computation are read, or rejected by name if their values request unsupported features.
-// All other keys are ignored. The tables of keys and their defaults are in hub/config.cpp, that of tensors in
-// models/families.cpp.
+// Keys that change a model's computation are read, or rejected by name if their values request unsupported features;
+// all others are ignored.
 #pragma once
 
 #include "hub/gptq_format.h"
@@ -10,35 +9,33 @@
 
 namespace tessera {
 
-// Parses a configuration with "model_type" gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe and RoPE in the
-// older ("rope_theta", "rope_scaling") or newer format ("rope_parameters"). Dropout is set to 0. `what` names the file;
-// `notes` receives a line about unused keys. Throws InputError naming the key, the expected and the given value for
-// unsupported activations, biases and per-layer windows, and for quantized weights unless `gptq` is given and the
-// method is GPTQ.
+// Reads "model_type" gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe and RoPE in the older ("rope_theta",
+// "rope_scaling") or newer format ("rope_parameters"). Dropout is set to 0. `what` names the file; `notes` receives a
+// line about unused keys. Throws InputError naming the key, the expected and the actual value for unsupported
+// activations, biases and per-layer windows, and for quantized weights other than GPTQ, or if `gptq` is null.
 ModelConfig parse_hub_config(std::string_view json, const std::string& what, std::optional<GptqConfig>* gptq = nullptr,
                              std::vector<std::string>* notes = nullptr);
 
-// Writes a configuration that the transformers library reads as the same model, in both RoPE formats. Selects the
-// simplest family with all features of the model: gpt2, llama, mistral (sliding window), qwen2 (biases of q, k and v),
-// qwen3 (norms of q and k), mixtral or qwen3_moe. Throws Error if no family matches.
+// Writes a configuration that transformers reads as the same model, in both RoPE formats, using the simplest family
+// with all features of the model. Throws Error if no family matches.
 std::string hub_config(const ModelConfig& config, DType dtype, const GptqConfig* gptq = nullptr);
 
-// A tensor of Tessera: concatenated rows of one or more hub tensors, or one hub tensor transposed.
+// A tensor of Tessera: concatenated rows of hub tensors, or one hub tensor transposed.
 struct HubTensor {
-  struct Piece {
+  struct Slice {
     std::string name;
     int64_t rows = 0;  // of Tessera's tensor
   };
   std::string name;
   Shape shape;
-  std::vector<Piece> pieces;
+  std::vector<Slice> slices;
   bool transposed = false;  // GPT-2 stores weights as (in, out)
 
-  // The stored shape of a piece.
-  std::vector<int64_t> piece_shape(const Piece& piece) const;
+  // The stored shape.
+  std::vector<int64_t> slice_shape(const Slice& slice) const;
 };
 
-// All tensors of a model, in the order of its parameters; a tied head is omitted. Cost: shapes only.
+// In the order of the model's parameters; a tied head is omitted. Cost: shapes only.
 std::vector<HubTensor> hub_tensors(const ModelConfig& config);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Converts dtypes, and reads and writes model directories.
+// Reads, writes and converts model directories.
 #include "hub/folder.h"
 
 #include <fmt/ranges.h>
@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kModelConfig = "config.json";
 constexpr const char* kOneFile = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
-constexpr const char* kQuantised = "quantize_config.json";  // used by older directories instead of config.json
+constexpr const char* kQuantised = "quantize_config.json";  // instead of config.json, in older directories
 constexpr std::string_view kHead = "lm_head.weight", kWeight = ".weight", kBias = ".bias";
 constexpr size_t kMaxShards = 10000;
 
@@ -43,7 +43,7 @@ void with_stored(const TensorBytes& from, const F& f) {
   with_floating(from.dtype, "hub", f);
 }
 
-// place(i): the index in `from` of element i of the result. Bytes of a file may be unaligned.
+// Element i of the result is element place(i) of `from`. Bytes of a mapped file may be unaligned.
 template <class Place>
 void copy(const TensorBytes& from, DType dtype, std::span<std::byte> to, const Place& place) {
   with_stored(from, [&]<class From>(From) {
@@ -98,7 +98,7 @@ std::string foreign_in(const fs::path& path) {
   const std::string pickle =
       "from_pretrained(FOLDER).save_pretrained(NEW) of Python's transformers or peft converts it to safetensors";
   const std::string source = "use the model that it was converted from";
-  // By full name or by suffix; checkpoints of trainers precede the files in them.
+  // By file name or suffix; checkpoints of trainers precede the files in them.
   static const std::vector<std::tuple<std::vector<std::string_view>, const char*, std::string>> kinds{
       {{"zero_to_fp32.py", "_model_states.pt", "_optim_states.pt"},
        "a checkpoint of DeepSpeed",
@@ -181,7 +181,7 @@ HubFolder::HubFolder(const fs::path& folder)
   check_names();
 }
 
-// An index only provides the names of the files, whose headers list the tensors.
+// The index provides only file names; the headers of these files list the tensors.
 void HubFolder::open_files() {
   std::set<std::string> names;
   if (is_there(path_ / kOneFile)) {
@@ -213,17 +213,17 @@ void HubFolder::check_names() {
   std::map<std::pair<DType, bool>, uint64_t> bytes;
   std::set<std::string> known;
   for (const HubTensor& ours : table_)
-    for (const HubTensor::Piece& piece : ours.pieces) {
-      if (open_codes(ours, piece)) {
-        for (const char* part : {".qweight", ".qzeros", ".scales", ".g_idx"})
-          known.insert(layer_name(piece.name) + part);
+    for (const HubTensor::Slice& slice : ours.slices) {
+      if (open_codes(ours, slice)) {
+        for (const char* suffix : {".qweight", ".qzeros", ".scales", ".g_idx"})
+          known.insert(layer_name(slice.name) + suffix);
         continue;
       }
-      const TensorBytes& found = stored(piece.name);
-      if (found.shape != ours.piece_shape(piece))
-        bad_input("{}: tensor '{}' is {}; expected {} according to {}", path_.string(), piece.name,
-                  shape_text(found.shape), shape_text(ours.piece_shape(piece)), kModelConfig);
-      known.insert(piece.name);
+      const TensorBytes& found = stored(slice.name);
+      if (found.shape != ours.slice_shape(slice))
+        bad_input("{}: tensor '{}' is {}; expected {} according to {}", path_.string(), slice.name,
+                  shape_text(found.shape), shape_text(ours.slice_shape(slice)), kModelConfig);
+      known.insert(slice.name);
       bytes[{found.dtype, found.is_half}] += found.bytes.size();
     }
   for (const auto& [name, found] : tensors_) {
@@ -232,9 +232,9 @@ void HubFolder::check_names() {
     if (name.ends_with(kBias) && codes_.contains(name.substr(0, name.size() - kBias.size()).append(kWeight)) &&
         std::ranges::all_of(found->bytes, [](std::byte b) { return b == std::byte{0}; }))
       continue;
-    // The file of a tied model may also contain the head, which then must equal the embedding.
+    // The file of a tied model may also contain the head, which must equal the embedding.
     if (name == kHead && config_.tied) {
-      const TensorBytes& table = stored(table_[0].pieces[0].name);
+      const TensorBytes& table = stored(table_[0].slices[0].name);
       if (found->shape == table.shape && found->dtype == table.dtype &&
           std::memcmp(found->bytes.data(), table.bytes.data(), table.bytes.size()) == 0)
         continue;
@@ -248,8 +248,8 @@ void HubFolder::check_names() {
         fmt::format("{}: {} of {} 4-bit layers have groups in another order, zero points other than 8, "
                     "or scales other than float16: they are dequantized",
                     path_.string(), loose, codes_.size()));
-  const auto most = std::ranges::max_element(bytes, {}, [](const auto& b) { return b.second; });
-  dtype_ = most->first.second ? DType::float32 : most->first.first;
+  const auto largest = std::ranges::max_element(bytes, {}, [](const auto& b) { return b.second; });
+  dtype_ = largest->first.second ? DType::float32 : largest->first.first;
 }
 
 const TensorBytes& HubFolder::stored(const std::string& name) const {
@@ -258,26 +258,26 @@ const TensorBytes& HubFolder::stored(const std::string& name) const {
   return *found->second;
 }
 
-// Whether a piece is 4-bit; if so, validates its tensors.
-bool HubFolder::open_codes(const HubTensor& ours, const HubTensor::Piece& piece) {
-  if (!gptq_ || ours.shape.ndim() != 2 || !piece.name.ends_with(kWeight)) return false;
-  const std::string layer = layer_name(piece.name);
+// If a hub tensor is 4-bit, validates its tensors and returns true.
+bool HubFolder::open_codes(const HubTensor& ours, const HubTensor::Slice& slice) {
+  if (!gptq_ || ours.shape.ndim() != 2 || !slice.name.ends_with(kWeight)) return false;
+  const std::string layer = layer_name(slice.name);
   if (!tensors_.contains(layer + ".qweight")) return false;
   const auto order = tensors_.find(layer + ".g_idx");
-  const GptqLayer::Stored parts{
+  const GptqLayer::Stored layer_tensors{
       .qweight = &stored(layer + ".qweight"),
       .qzeros = &stored(layer + ".qzeros"),
       .scales = &stored(layer + ".scales"),
       .g_idx = order == tensors_.end() && gptq_->ordered ? nullptr : &stored(layer + ".g_idx")};
   const int64_t columns = ours.shape[1];
-  codes_.emplace(piece.name, GptqLayer(parts, piece.rows, columns, *gptq_, path_.string()));
+  codes_.emplace(slice.name, GptqLayer(layer_tensors, slice.rows, columns, *gptq_, path_.string()));
   return true;
 }
 
 bool HubFolder::has_codes(const std::string& name) const {
   const auto tensor = by_name_.find(name);
-  return tensor != by_name_.end() && std::ranges::all_of(tensor->second->pieces, [&](const HubTensor::Piece& piece) {
-           const auto found = codes_.find(piece.name);
+  return tensor != by_name_.end() && std::ranges::all_of(tensor->second->slices, [&](const HubTensor::Slice& slice) {
+           const auto found = codes_.find(slice.name);
            return found != codes_.end() && found->second.plain();
          });
 }
@@ -285,23 +285,23 @@ bool HubFolder::has_codes(const std::string& name) const {
 std::optional<Int4Matrix> HubFolder::codes(const std::string& name) const {
   std::optional<Int4Matrix> out;
   if (!has_codes(name)) return out;
-  for (const HubTensor::Piece& piece : by_name_.at(name)->pieces)
-    if (const GptqLayer& layer = codes_.at(piece.name); out)
+  for (const HubTensor::Slice& slice : by_name_.at(name)->slices)
+    if (const GptqLayer& layer = codes_.at(slice.name); out)
       out->append(layer.unpack());
     else
       out = layer.unpack();
   return out;
 }
 
-TensorReader HubFolder::piece_reader(const HubTensor::Piece& piece, DType dtype) const {
-  if (const auto found = codes_.find(piece.name); found != codes_.end())
+TensorReader HubFolder::slice_reader(const HubTensor::Slice& slice, DType dtype) const {
+  if (const auto found = codes_.find(slice.name); found != codes_.end())
     return [&layer = found->second, dtype](int64_t begin, std::span<std::byte> to) {
       std::vector<float> values(to.size() / static_cast<size_t>(element_size(dtype)));
       layer.decode(begin, values);
       convert({"", DType::float32, {std::ssize(values)}, std::as_bytes(std::span(values))}, 0, dtype, to);
     };
   return
-      [&from = stored(piece.name), dtype](int64_t begin, std::span<std::byte> to) { convert(from, begin, dtype, to); };
+      [&from = stored(slice.name), dtype](int64_t begin, std::span<std::byte> to) { convert(from, begin, dtype, to); };
 }
 
 FullTensors HubFolder::tensors() const {
@@ -310,15 +310,15 @@ FullTensors HubFolder::tensors() const {
     if (found == by_name_.end() || found->second->shape != shape)
       bad_input("{}: the model of this {} has no '{}' of shape {}", path_.string(), kModelConfig, name, shape.str());
     const HubTensor& tensor = *found->second;
-    if (tensor.transposed && !codes_.contains(tensor.pieces[0].name))
-      return [&from = stored(tensor.pieces[0].name), dtype](int64_t begin, std::span<std::byte> to) {
+    if (tensor.transposed && !codes_.contains(tensor.slices[0].name))
+      return [&from = stored(tensor.slices[0].name), dtype](int64_t begin, std::span<std::byte> to) {
         convert_transposed(from, begin, dtype, to);
       };
-    std::vector<std::pair<int64_t, TensorReader>> pieces;  // with their sizes
-    for (const HubTensor::Piece& piece : tensor.pieces)
-      pieces.emplace_back(piece.rows * (shape.numel() / shape[0]), piece_reader(piece, dtype));
-    return [pieces, element = element_size(dtype)](int64_t begin, std::span<std::byte> to) {
-      for (const auto& [size, read] : pieces) {
+    std::vector<std::pair<int64_t, TensorReader>> readers;  // with their sizes in elements
+    for (const HubTensor::Slice& slice : tensor.slices)
+      readers.emplace_back(slice.rows * (shape.numel() / shape[0]), slice_reader(slice, dtype));
+    return [readers, element = element_size(dtype)](int64_t begin, std::span<std::byte> to) {
+      for (const auto& [size, read] : readers) {
         const int64_t count = std::clamp(size - begin, int64_t{0}, std::ssize(to) / element);
         if (count > 0) read(begin, to.first(static_cast<size_t>(count * element)));
         to = to.subspan(static_cast<size_t>(count * element));
@@ -332,33 +332,33 @@ void write_hub_folder(const fs::path& folder, const ModelConfig& config, const H
   const std::string description = hub_config(config, w.dtype, w.codes.empty() ? nullptr : &w.gptq);
   const std::vector<HubTensor> all = hub_tensors(config);
   std::vector<TensorBytes> listed;
-  std::vector<std::function<std::span<const std::byte>()>> makers;  // each produces the bytes of one tensor
+  std::vector<std::function<std::span<const std::byte>()>> makers;  // one per tensor
   std::vector<std::byte> rows, converted;
   GptqTensors packed;
   for (const HubTensor& ours : all)
-    for (int64_t first = 0; const HubTensor::Piece& piece : ours.pieces) {
+    for (int64_t first = 0; const HubTensor::Slice& slice : ours.slices) {
       if (const auto found = w.codes.find(ours.name); found != w.codes.end()) {
         const Int4Matrix& codes = found->second;
-        for (size_t which = 0; TensorBytes & t : listed_gptq({}, layer_name(piece.name), codes, piece.rows)) {
+        for (size_t which = 0; TensorBytes & t : listed_gptq({}, layer_name(slice.name), codes, slice.rows)) {
           listed.push_back(std::move(t));
-          makers.emplace_back([&packed, &codes, &piece, first, part = which++] {
-            if (part == 0) packed = pack_gptq(codes, first, piece.rows);
-            return listed_gptq(packed, "", codes, piece.rows)[part].bytes;
+          makers.emplace_back([&packed, &codes, &slice, first, i = which++] {
+            if (i == 0) packed = pack_gptq(codes, first, slice.rows);
+            return listed_gptq(packed, "", codes, slice.rows)[i].bytes;
           });
         }
       } else {
-        listed.push_back({piece.name, w.dtype, ours.piece_shape(piece), {}});
-        makers.emplace_back([&w, &rows, &converted, &ours, &piece, first] {
+        listed.push_back({slice.name, w.dtype, ours.slice_shape(slice), {}});
+        makers.emplace_back([&w, &rows, &converted, &ours, &slice, first] {
           const int64_t width = ours.shape.numel() / ours.shape[0];
-          rows.resize(static_cast<size_t>(piece.rows * width * element_size(w.stored)));
+          rows.resize(static_cast<size_t>(slice.rows * width * element_size(w.stored)));
           w.tensors(ours.name, w.stored, ours.shape)(first * width, rows);
-          converted.resize(static_cast<size_t>(piece.rows * width * element_size(w.dtype)));
-          (ours.transposed ? convert_transposed : convert)({piece.name, w.stored, {piece.rows, width}, rows}, 0,
+          converted.resize(static_cast<size_t>(slice.rows * width * element_size(w.dtype)));
+          (ours.transposed ? convert_transposed : convert)({slice.name, w.stored, {slice.rows, width}, rows}, 0,
                                                            w.dtype, converted);
           return std::span<const std::byte>(converted);
         });
       }
-      first += piece.rows;
+      first += slice.rows;
     }
   stream_safetensors(folder / kOneFile, listed, [&](size_t i) { return makers[i](); });
   if (!w.codes.empty()) write_file(folder / kQuantised, gptq_config(w.gptq));

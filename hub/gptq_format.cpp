@@ -1,4 +1,4 @@
-// Reads and writes GPTQ tensors and their configuration.
+// Reads and writes GPTQ layers and their configuration.
 #include "hub/gptq_format.h"
 
 #include <fmt/ranges.h>
@@ -19,16 +19,16 @@ using Json = nlohmann::json;
 constexpr int64_t kPerWord = 8;
 constexpr uint32_t kStoredZero = Int4Matrix::kZero - 1, kStoredZeros = kStoredZero * 0x11111111U;
 
-// Keys about the origin of the codes and about other programs' kernels, without effect on the values. The tensors
-// themselves define which layers are quantized, their group order and zero points.
-constexpr std::string_view kOfMaking =
+// Keys without effect on the values. The tensors themselves define which layers are quantized, their group order and
+// zero points.
+constexpr std::string_view kIgnoredGptqKeys =
     "sym lm_head true_sequential static_groups model_name_or_path model_file_base_name meta pack_impl "
     "act_group_aware hyb_act mse dataset tokenizer batch_size pad_token_id backend use_exllama exllama_config "
     "disable_exllama use_cuda_fp16 max_input_length model_seqlen cache_block_outputs offload_to_disk "
     "offload_to_disk_path block_name_to_quantize module_name_preceding_first_block modules_in_block_to_quantize "
     "modules_to_not_convert";
 
-const std::vector<RestrictedKeys>& held_keys_of_gptq() {
+const std::vector<RestrictedKeys>& restricted_keys_of_gptq() {
   static const std::vector<RestrictedKeys> all{{"quant_method method", {"gptq"}},
                                                {"bits", {4}},
                                                {"pack_dtype", {"int32"}},
@@ -54,10 +54,10 @@ std::span<const std::byte> as_bytes(const std::vector<T>& values) {
 
 GptqConfig parse_gptq_config(HubKeys& keys, bool needs_method, std::vector<std::string>* notes) {
   if (needs_method && !keys.find("quant_method")) keys.refuse("quant_method", "\"gptq\"", Json());
-  keys.hold(held_keys_of_gptq());
+  keys.check(restricted_keys_of_gptq());
   if (!keys.find("bits")) keys.refuse("bits", "4", Json());
   GptqConfig out;
-  // Two names of one key; if both are present, both must be valid.
+  // Synonyms; if both are present, both must be valid.
   for (const char* key : {"checkpoint_format", "format"}) {
     const std::string format = keys.text(key, out.second ? "gptq_v2" : "gptq");
     if (format != "gptq" && format != "gptq_v2") keys.refuse(key, "\"gptq\" or \"gptq_v2\"", format);
@@ -69,7 +69,7 @@ GptqConfig parse_gptq_config(HubKeys& keys, bool needs_method, std::vector<std::
   if (!group) keys.refuse("group_size", "a number of columns, or -1", Json());
   out.group = *group == -1 ? -1 : keys.size("group_size");
   out.ordered = !keys.flag("desc_act", false) || out.group == -1;
-  // Per-layer overrides: a pattern that begins with "-:" selects layers without codes.
+  // Per-layer overrides: a pattern that begins with "-:" selects layers that are not quantized.
   if (const Json* const dynamic = keys.find("dynamic"); dynamic && dynamic->is_object())
     for (const auto& [pattern, rule] : dynamic->items())
       if (!pattern.starts_with("-:") &&
@@ -77,7 +77,7 @@ GptqConfig parse_gptq_config(HubKeys& keys, bool needs_method, std::vector<std::
         keys.refuse("dynamic", "layers of the same bits and groups", *dynamic);
   if (const Json* const damping = keys.find("damp_percent"); damping && damping->is_number())
     out.damping = damping->get<double>();
-  if (const std::string unread = keys.unread(kOfMaking); notes && !unread.empty()) notes->push_back(unread);
+  if (const std::string unread = keys.unread(kIgnoredGptqKeys); notes && !unread.empty()) notes->push_back(unread);
   return out;
 }
 
@@ -141,7 +141,7 @@ GptqLayer::GptqLayer(const Stored& stored, int64_t rows, int64_t columns, const 
   const auto refuse = [&](const TensorBytes& t, const std::string& expected, const std::string& found) {
     bad_input("{}: tensor '{}': expected {}, got {}", what, t.name, expected, found);
   };
-  const auto hold = [&](const TensorBytes* t, bool is_floating_one, const std::vector<int64_t>& shape) {
+  const auto check = [&](const TensorBytes* t, bool is_floating_one, const std::vector<int64_t>& shape) {
     if (t && ((is_floating_one ? !is_floating(t->dtype) : t->dtype != DType::int32) || t->shape != shape))
       refuse(*t, fmt::format("{} ({})", is_floating_one ? "float16" : "int32", fmt::join(shape, ", ")),
              fmt::format("{} ({})", stored_name(*t), fmt::join(t->shape, ", ")));
@@ -149,10 +149,10 @@ GptqLayer::GptqLayer(const Stored& stored, int64_t rows, int64_t columns, const 
   if (rows % kPerWord != 0 || columns % kPerWord != 0)
     refuse(*stored.qweight, fmt::format("a matrix whose sizes are multiples of {}", kPerWord),
            fmt::format("({}, {})", rows, columns));
-  hold(stored.qweight, false, {columns / kPerWord, rows});
-  hold(stored.qzeros, false, {groups, rows / kPerWord});
-  hold(stored.scales, true, {groups, rows});
-  hold(stored.g_idx, false, {columns});
+  check(stored.qweight, false, {columns / kPerWord, rows});
+  check(stored.qzeros, false, {groups, rows / kPerWord});
+  check(stored.scales, true, {groups, rows});
+  check(stored.g_idx, false, {columns});
   plain_ = stored.scales->is_half;
   for (int64_t c = 0; stored.g_idx && c < columns; ++c) {
     const uint32_t group = word(*stored.g_idx, c);

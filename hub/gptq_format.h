@@ -5,9 +5,9 @@
 //   scales   float16 (groups, out)
 //   g_idx    int32 (in)                   the group of each column
 //
-// and described by "quantization_config" of config.json or by quantize_config.json. Tessera writes symmetric 4-bit
-// codes without activation order: the zero point is 8, and column c is in group c / group_size. It also reads groups in
-// any column order ("desc_act"), any zero points ("sym": false), and version 2, which stores zero points as they are.
+// The description is "quantization_config" of config.json or quantize_config.json. Tessera writes symmetric 4-bit codes
+// without activation order: the zero point is 8, and column c is in group c / group_size. It also reads groups in any
+// column order ("desc_act"), any zero points ("sym": false), and version 2, which stores the zero points themselves.
 #pragma once
 
 #include "data/safetensors.h"
@@ -26,29 +26,27 @@ struct GptqConfig {
   int64_t group_size(int64_t columns) const { return group > 0 ? group : columns; }
 };
 
-// Parses "quantization_config", or quantize_config.json (where `quant_method` is optional), in the formats of AutoGPTQ,
-// GPTQModel and transformers. Throws InputError for other methods, bits and formats; other keys only describe how the
-// codes were computed.
+// Parses "quantization_config", or quantize_config.json (where `quant_method` is optional). Throws InputError for other
+// methods, bits and formats; other keys only describe how the codes were computed.
 GptqConfig parse_gptq_config(HubKeys& keys, bool needs_method, std::vector<std::string>* notes = nullptr);
 GptqConfig parse_gptq_config(std::string_view json, const std::string& what, bool needs_method = true,
                              std::vector<std::string>* notes = nullptr);
-// Writes a configuration for parse_gptq_config() and other loaders.
 std::string gptq_config(const GptqConfig& config);
 
-// A layer's tensors, by the suffix of their names.
+// Named by suffix.
 struct GptqTensors {
   std::vector<int32_t> qweight, qzeros, g_idx;
   std::vector<Half> scales;
 };
-// Packs rows [first, first + rows) of a matrix. Throws Error unless rows and columns are multiples of 8.
+// Packs rows [first, first + rows). Throws Error unless rows and columns are multiples of 8.
 GptqTensors pack_gptq(const Int4Matrix& matrix, int64_t first, int64_t rows);
-// The four tensors of a layer as entries of a file. `tensors` must outlive the result, or may be empty if only names
-// and shapes are needed.
+// The layer's four tensors as file entries. `tensors` must outlive the result; it may be empty if only names and shapes
+// are needed.
 std::vector<TensorBytes> listed_gptq(const GptqTensors& tensors, const std::string& layer, const Int4Matrix& matrix,
                                      int64_t rows);
 
-// A stored layer, validated: shapes for (rows, columns), and the values of g_idx (optional), qzeros and scales. Throws
-// InputError naming the tensor, the expected and the given value. Cost: does not read qweight.
+// A stored layer; the constructor validates shapes for (rows, columns), and the values of g_idx (optional), qzeros and
+// scales. Throws InputError naming the tensor, the expected and the actual value. Cost: does not read qweight.
 class GptqLayer {
  public:
   struct Stored {
@@ -57,10 +55,10 @@ class GptqLayer {
   GptqLayer(const Stored& stored, int64_t rows, int64_t columns, const GptqConfig& config, const std::string& what);
   // Whether an Int4Matrix can represent it: groups in order, symmetric codes, scales in float16.
   bool plain() const { return plain_; }
-  // Rows [first, first + count), in Tessera's order, of a plain layer.
+  // Requires plain(); rows are in Tessera's order.
   Int4Matrix unpack(int64_t first, int64_t count) const;
   Int4Matrix unpack() const { return unpack(0, rows_); }
-  // Dequantizes elements of (rows, columns) starting at `begin`.
+  // Dequantizes elements of (rows, columns) from `begin` on.
   void decode(int64_t begin, std::span<float> out) const;
 
  private:

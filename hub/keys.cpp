@@ -30,7 +30,7 @@ const json* HubKeys::find(std::string_view key) {
 }
 
 int64_t HubKeys::size(std::string_view key, std::optional<int64_t> default_value, int64_t max) {
-  const json* const found = given(key, "a size", default_value.has_value(), [](const json& value) {
+  const json* const found = fetch(key, "a size", default_value.has_value(), [](const json& value) {
     const std::optional<int64_t> size = natural(value);
     return size && *size >= 1 && *size <= int64_t{1} << 40;
   });
@@ -40,29 +40,29 @@ int64_t HubKeys::size(std::string_view key, std::optional<int64_t> default_value
 
 double HubKeys::number(std::string_view key, std::optional<double> default_value, double min, double max) {
   const std::string expected = min == DBL_MIN ? "a number above 0" : fmt::format("a number in [{}, {}]", min, max);
-  const json* const found = given(key, expected, default_value.has_value(), [&](const json& value) {
+  const json* const found = fetch(key, expected, default_value.has_value(), [&](const json& value) {
     return value.is_number() && value.get<double>() >= min && value.get<double>() <= max;
   });
   return found ? found->get<double>() : *default_value;
 }
 
 bool HubKeys::flag(std::string_view key, bool default_value) {
-  const json* const found = given(key, "true or false", true, [](const json& value) { return value.is_boolean(); });
+  const json* const found = fetch(key, "true or false", true, [](const json& value) { return value.is_boolean(); });
   return found ? found->get<bool>() : default_value;
 }
 
 std::string HubKeys::text(std::string_view key, const std::string& default_value) {
-  const json* const found = given(key, "a text", true, [](const json& value) { return value.is_string(); });
+  const json* const found = fetch(key, "a text", true, [](const json& value) { return value.is_string(); });
   return found ? found->get<std::string>() : default_value;
 }
 
-void HubKeys::hold(std::span<const RestrictedKeys> table, std::string_view of) {
-  for (const RestrictedKeys& held : table) {
-    if (!held.of.empty() && std::ranges::count(split(held.of, ' '), of) == 0) continue;
-    for (const std::string& key : split(held.keys, ' ')) {
+void HubKeys::check(std::span<const RestrictedKeys> table, std::string_view of) {
+  for (const RestrictedKeys& rule : table) {
+    if (!rule.of.empty() && std::ranges::count(split(rule.of, ' '), of) == 0) continue;
+    for (const std::string& key : split(rule.keys, ' ')) {
       const json* const found = find(key);
-      if (found && !(held.values.empty() ? is_nothing(*found) : std::ranges::count(held.values, *found) > 0))
-        refuse(key, (held.values.empty() ? "nothing" : held.values[0].dump()) + std::string(held.because), *found);
+      if (found && !(rule.values.empty() ? is_nothing(*found) : std::ranges::count(rule.values, *found) > 0))
+        refuse(key, (rule.values.empty() ? "nothing" : rule.values[0].dump()) + std::string(rule.because), *found);
     }
   }
 }

@@ -1,5 +1,5 @@
-// The keys of a JSON object written by another program. Keys are requested by name. A value that would change the
-// computation is rejected; keys that are never requested may have any value and are listed in a note.
+// Keys of a JSON object written by another program. A value that would change the computation is rejected; keys that
+// are never requested may have any value and are listed in a note.
 #pragma once
 #include <cfloat>
 #include <nlohmann/json.hpp>
@@ -17,7 +17,7 @@ struct RestrictedKeys {
   std::string_view keys;
   std::vector<nlohmann::json> values = {};
   std::string_view because = {};  // appended to the expected value in errors
-  std::string_view of = {};       // space-separated names of the objects that it applies to; empty: all
+  std::string_view of = {};       // space-separated names of the objects that the keys belong to; empty: all
 };
 
 class HubKeys {
@@ -28,25 +28,25 @@ class HubKeys {
 
   [[noreturn]] void refuse(std::string_view key, std::string_view expected, const nlohmann::json& found) const;
   bool has(std::string_view key) const { return json_.contains(key); }
-  // A null value counts as missing.
+  // Null counts as missing.
   const nlohmann::json* find(std::string_view key);
 
-  // A positive integer, a number, a boolean, a string. Without a default the key is required.
+  // Without a default the key is required.
   int64_t size(std::string_view key, std::optional<int64_t> default_value = {}, int64_t max = int64_t{1} << 40);
   double number(std::string_view key, std::optional<double> default_value = {}, double min = DBL_MIN,
                 double max = 1e12);
   bool flag(std::string_view key, bool default_value);
   std::string text(std::string_view key, const std::string& default_value);
 
-  // Rejects values that the table forbids in an object named `of`.
-  void hold(std::span<const RestrictedKeys> table, std::string_view of = {});
-  // A note about keys that were never requested and are not in `quiet` (space-separated); empty if there are none.
+  // Rejects restricted values in an object named `of`.
+  void check(std::span<const RestrictedKeys> table, std::string_view of = {});
+  // Lists keys that were never requested and are not in `quiet` (space-separated).
   std::string unread(std::string_view quiet) const;
 
  private:
-  // A valid value; null if it is optional and missing.
+  // Null if the key is optional and missing.
   template <class Fits>
-  const nlohmann::json* given(std::string_view key, std::string_view expected, bool may_miss, const Fits& fits) {
+  const nlohmann::json* fetch(std::string_view key, std::string_view expected, bool may_miss, const Fits& fits) {
     const nlohmann::json* const found = find(key);
     if (found ? !fits(*found) : !may_miss) refuse(key, expected, found ? *found : nlohmann::json());
     return found;

@@ -11,11 +11,11 @@ bool is_llmc_model(const std::filesystem::path& file);
 
 class LlmcModel {
  public:
-  // The file is mapped. Throws InputError naming it for other versions, impossible sizes and a wrong file size.
+  // The file is mapped. Throws InputError naming the file for other versions, impossible sizes and a wrong file size.
   explicit LlmcModel(const std::filesystem::path& file);
   const ModelConfig& config() const { return config_; }
   DType dtype() const { return dtype_; }
-  // Readers by Tessera's names, in any floating dtype, rounded once. This must outlive them.
+  // Readers by Tessera's names, in any floating dtype, rounded once. Must not outlive the LlmcModel.
   FullTensors tensors() const;
 
  private:

@@ -25,15 +25,15 @@ constexpr const char* kBaseHash = "base_xxh3";  // metadata of that file
 constexpr int64_t kMaxLoraRank = 1000000;
 constexpr size_t kLongestPattern = 4000;
 
-// Keys about the creation and training of adapters, without effect on their computation. Configurations of
-// initializations are relevant only if init_lora_weights selects them.
-constexpr std::string_view kOfTraining =
+// Keys without effect on the computation. Configurations of initializations matter only if init_lora_weights selects
+// them.
+constexpr std::string_view kIgnoredPeftKeys =
     "auto_mapping revision inference_mode task_type peft_version megatron_core loftq_config "
     "fan_in_fan_out runtime_config parent_library eva_config corda_config lora_ga_config "
     "megatron_config qalora_group_size";
 
-const std::vector<RestrictedKeys>& held_keys_of_peft() {
-  // Other initializations subtract the first adapter from the base's weights, or round these (PEFT 0.21,
+const std::vector<RestrictedKeys>& restricted_keys_of_peft() {
+  // Other initializations subtract the initial adapter from the base's weights, or round the weights (PEFT 0.21,
   // tuners/lora/layer.py).
   static const std::vector<RestrictedKeys> all{
       {"peft_type", {"LORA"}},
@@ -70,7 +70,7 @@ bool matches(const std::string& pattern, const std::string& text, const std::str
   bad_input("{}: '{}' is not a supported regular expression: {}", where, pattern, e.what());
 }
 
-// Names as PEFT stores them: without the adapter's name, and with one prefix.
+// PEFT's files omit the adapter's name and have one prefix.
 std::string plain_adapter_name(const std::string& stored) {
   constexpr std::string_view kPrefix = "base_model.model.", kAdapter = ".default.weight";
   std::string out = unwrapped(stored);
@@ -83,7 +83,7 @@ std::string plain_adapter_name(const std::string& stored) {
 
 std::string hub_layer(const ModelConfig& config, int64_t layer, const LoraTarget& target) {
   const FamilyRow& family = find_row(config.family);
-  const std::string_view name = family.find(target.linear)->theirs.at(static_cast<size_t>(target.part));
+  const std::string_view name = family.find(target.linear)->theirs.at(static_cast<size_t>(target.index));
   return fmt::format("{}.{}.{}", family.layers, layer, name);
 }
 
@@ -106,7 +106,7 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& what, std
                 keys.find("lora_parameters") ? "\"LORA\" (these are adapters of MLX: mlx_lm.fuse adds them to a model)"
                                              : "\"LORA\"",
                 Json());
-  keys.hold(held_keys_of_peft());
+  keys.check(restricted_keys_of_peft());
   out.lora.rank = keys.size("r", 8, kMaxLoraRank);
   out.lora.alpha = keys.number("lora_alpha", 8, 0, 1e6);
   out.lora.dropout = keys.number("lora_dropout", 0, 0, 1);
@@ -158,18 +158,18 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& what, std
     keys.refuse("layers_pattern", "layers_to_transform in addition, as in PEFT", *keys.find("layers_pattern"));
   }
   out.base = keys.text("base_model_name_or_path", "");
-  if (const std::string unread = keys.unread(kOfTraining); notes && !unread.empty()) notes->push_back(unread);
+  if (const std::string unread = keys.unread(kIgnoredPeftKeys); notes && !unread.empty()) notes->push_back(unread);
   return out;
 }
 
 std::string peft_config(const LoraConfig& lora, Family family, const std::string& base) {
-  const auto whole = static_cast<int64_t>(lora.alpha);
+  const auto integer = static_cast<int64_t>(lora.alpha);
   const nlohmann::ordered_json out{
       {"peft_type", "LORA"},
       {"task_type", "CAUSAL_LM"},
       {"base_model_name_or_path", base},
       {"r", lora.rank},
-      {"lora_alpha", static_cast<double>(whole) == lora.alpha ? Json(whole) : Json(lora.alpha)},
+      {"lora_alpha", static_cast<double>(integer) == lora.alpha ? Json(integer) : Json(lora.alpha)},
       {"lora_dropout", lora.dropout},
       {"use_rslora", lora.rank_stabilised},
       {"target_modules", lora.targets},

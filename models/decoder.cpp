@@ -1,4 +1,4 @@
-// Components of a decoder, and its forward passes.
+// The decoder's forward passes.
 #include "models/decoder.h"
 
 #include "base/error.h"
@@ -70,7 +70,7 @@ std::vector<DecoderBlock*> Decoder::make_blocks() {
   return made;
 }
 
-// Throws for sizes that would be refused later, by the name of a parameter.
+// Throws early, naming the field, for sizes that a layer would reject.
 static const ModelConfig& checked(const ModelConfig& c) {
   for (const auto& [field, size] :
        {std::pair("layers", c.layers), std::pair("heads", c.heads), std::pair("channels", c.channels),

@@ -4,9 +4,7 @@
 //   llama   RMSNorm, rotary positions, SwiGLU: Touvron et al. 2023, arXiv 2302.13971; Grattafiori et al. 2024, arXiv
 //           2407.21783; and derived models: Mistral, Qwen2 (biases of q, k and v), Qwen3 (norms of q and k)
 //
-// Both support grouped-query attention, mixtures of experts as feed-forward layers, and tied embeddings. Weights are
-// initialized from N(0, 0.02), projections onto the residual stream scaled by 1 / sqrt(2 L). The model is independent
-// of parallelism.
+// Weights are initialized from N(0, 0.02), projections onto the residual stream scaled by 1 / sqrt(2 L).
 #pragma once
 
 #include "models/language_model.h"
@@ -33,19 +31,18 @@ class DecoderBlock : public DecoderLayer {
 
 class Decoder : public LanguageModel {
  public:
-  // Meta tensors: call materialize() before the first forward pass. Throws FieldError for features that the family
-  // lacks.
+  // Meta tensors until materialize(). Throws FieldError for features that the family lacks.
   explicit Decoder(const ModelConfig& c);
 
   Var embed(const Tensor& ids) override;  // T <= context
-  DecoderLayer& layer(int64_t i) override { return *blocks[static_cast<size_t>(i)]; }
+  DecoderLayer& layer(int64_t i) override { return *blocks[checked_index("model", "a layer", i, std::ssize(blocks))]; }
   Var finish(const Var& x) override { return norm(x); }
   Var logits(const Var& hidden) override { return head.logits(hidden); }
-  // Does not store large logits.
+  // Does not store the logits if they are large.
   Loss head_loss(const Var& hidden, const Tensor& targets, double scale) override {
     return head.loss(hidden, targets.contiguous().reshape({-1}), scale);
   }
-  void place(const ModelAxes& axes) override;  // models/decoder_layout.cpp
+  void place(const ModelAxes& axes) override;  // decoder_layout.cpp
 
   Embedding& tokens;
   Embedding* positions;  // null with rotary positions

@@ -1,4 +1,4 @@
-// Tables of families and named sizes, and descriptors of a configuration.
+// Tables of families and presets, and descriptors of a configuration.
 
 #include "base/error.h"
 #include "base/setting.h"
@@ -15,7 +15,7 @@ const FamilyRow& find_row(Family family) {
         .biases = true,
         .layers = "transformer.h",
         .optional_prefix = "transformer.",
-        .derived = {".attn.bias", ".attn.masked_bias"},  // masks
+        .derived = {".attn.bias", ".attn.masked_bias"},
         .transposed = true,
         .outside = {{"tokens.weight", {"transformer.wte.weight"}},
                     {"positions.weight", {"transformer.wpe.weight"}},
@@ -27,7 +27,7 @@ const FamilyRow& find_row(Family family) {
         .feed_forward = {{"mlp.up", {"mlp.c_fc"}}, {"mlp.down", {"mlp.c_proj"}}},
         .usual_adapters = "c_attn"},
        {.optional_prefix = "model.",
-        .derived = {".rotary_emb.inv_freq"},  // derived from the configuration
+        .derived = {".rotary_emb.inv_freq"},  // computed from the configuration
         .outside = {{"tokens.weight", {"model.embed_tokens.weight"}},
                     {"norm.weight", {"model.norm.weight"}},
                     {"head.weight", {"lm_head.weight"}}},
@@ -44,8 +44,8 @@ const FamilyRow& find_row(Family family) {
 }
 
 const TensorNames* FamilyRow::find(std::string_view module) const {
-  for (const std::vector<TensorNames>* part : {&norms, &attention, &feed_forward})
-    if (const auto found = std::ranges::find(*part, module, &TensorNames::ours); found != part->end()) return &*found;
+  for (const std::vector<TensorNames>* names : {&norms, &attention, &feed_forward})
+    if (const auto found = std::ranges::find(*names, module, &TensorNames::ours); found != names->end()) return &*found;
   return nullptr;
 }
 
@@ -68,7 +68,6 @@ std::unique_ptr<LanguageModel> make_model(const ModelConfig& config) {
 
 namespace {
 
-// Derives a model from another with different sizes.
 struct Preset {
   std::string_view name;
   const ModelConfig& like;
@@ -91,9 +90,9 @@ constexpr ModelConfig kQwen3Moe{.family = Family::llama,
 
 // GPT-2: Radford et al. 2019, table 2; GPT-3: Brown et al. 2020, table 2.1. Llama 2: Touvron et al. 2023, arXiv
 // 2307.09288; Llama 3: Grattafiori et al. 2024, table 3; Qwen2.5: Yang et al. 2024, arXiv 2412.15115, table 1; Mistral
-// 7B: version 0.2, without sliding window. nano and mini fit a laptop; llama's have within 3% of the parameters of
-// gpt's, with grouped queries; moe-nano uses as many parameters per token as llama-nano. Mixtral: Jiang et al. 2024,
-// arXiv 2401.04088, table 1; Qwen3: Yang et al. 2025, arXiv 2505.09388, table 2.
+// 7B: version 0.2, without sliding window. nano and mini fit a laptop; llama's parameter counts are within 3% of gpt's,
+// with grouped queries; moe-nano uses as many parameters per token as llama-nano. Mixtral: Jiang et al. 2024, arXiv
+// 2401.04088, table 1; Qwen3: Yang et al. 2025, arXiv 2505.09388, table 2.
 constexpr std::array<Preset, 23> kPresets{{{"gpt-nano", kGpt2, 4, 4, 128, 64},
                                            {"gpt-mini", kGpt2, 6, 6, 384, 256},
                                            {"gpt2", kGpt2, 12, 12, 768, 1024},
@@ -142,22 +141,19 @@ const std::string& preset_names() {
   return all;
 }
 
-// Descriptors of a configuration's fields.
-
 namespace {
 
-// A model size: defaults to the preset's; fixed for trained weights.
+// Defaults to the preset's; fixed for trained weights.
 Field size(std::string_view name, std::string_view help, Bounds range = {}) {
   return Field{name, help, range}.follows().for_weights().for_identity(IdentityRole::unless_default);
 }
 Field of_llama(std::string_view name, std::string_view help, Bounds range = {}) {
   return size(name, help, range).with("family llama");
 }
-// A property of models with experts.
 Field of_experts(std::string_view name, std::string_view help, Bounds range = {}) {
   return size(name, help, range).with("experts");
 }
-// A training setting of experts, which may differ from that of existing weights.
+// May differ between a run and its initial weights.
 Field of_routing(std::string_view name, std::string_view help) {
   return Field{name, help, {0, 1e6}}.follows().with("experts").for_identity(IdentityRole::unless_default);
 }
@@ -221,7 +217,7 @@ void add_adapters(Settings& s, LoraConfig& l) {
 
 }  // namespace
 
-ModelConfig whole_sizes(ModelConfig c) {
+ModelConfig resolve_sizes(ModelConfig c) {
   c.kv_heads = c.all_heads().key, c.head_dim = c.head_size(), c.ffn = c.hidden();
   return c;
 }

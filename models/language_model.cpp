@@ -1,4 +1,4 @@
-// Operations shared by all language models.
+// Operations common to all language models.
 #include "models/language_model.h"
 
 #include "autograd/ops.h"
@@ -7,11 +7,11 @@
 namespace tessera {
 namespace {
 
-// Length of a text whose layers may be on several ranks: all local layers have equal lengths.
+// The local layers of a text have equal lengths; the others may be on other ranks.
 int64_t context_length(const TextCache& text) {
-  int64_t most = 0;
-  for (const KvCache& layer : text) most = std::max(most, layer.length);
-  return most;
+  int64_t max_length = 0;
+  for (const KvCache& layer : text) max_length = std::max(max_length, layer.length);
+  return max_length;
 }
 
 }  // namespace
@@ -74,19 +74,11 @@ Loss LanguageModel::loss(const Tensor& ids, const Tensor& targets, double scale)
   return head_loss(hidden(ids), targets, scale);
 }
 
-StepInfo LanguageModel::decode_step(int64_t tokens, std::span<TextCache* const> texts, const ArenaPtr& arena) const {
-  std::vector<int32_t> at;
-  for (const TextCache* text : texts)
-    for (int64_t t = 0; t < tokens; ++t) at.push_back(static_cast<int32_t>(context_length(*text) + t));
-  const Tensor positions = Tensor::constant<int32_t>(at, {std::ssize(texts), tokens}, arena);
-  return {.tokens_total = tokens, .documents = {{}, positions}};
-}
-
-// Each text of `ids` needs a cache with a place for every layer.
-static void check_texts(const Tensor& ids, std::span<TextCache* const> texts, int64_t layers) {
-  if (ids.ndim() != 2 || std::ssize(texts) != ids.dim(0))
-    throw Error("[model] texts: " + std::to_string(texts.size()) + " caches for ids " + ids.describe() +
-                "; expected one for each row");
+// Each of `rows` texts needs a cache with an entry for every layer.
+static void check_texts(int64_t rows, std::span<TextCache* const> texts, int64_t layers) {
+  if (std::ssize(texts) != rows)
+    throw Error("[model] texts: expected a cache for each of " + std::to_string(rows) + " rows, got " +
+                std::to_string(texts.size()));
   for (const TextCache* text : texts) {
     require_object(text, "[model] texts");
     if (std::ssize(*text) != layers)
@@ -95,8 +87,18 @@ static void check_texts(const Tensor& ids, std::span<TextCache* const> texts, in
   }
 }
 
+StepInfo LanguageModel::decode_step(int64_t tokens, std::span<TextCache* const> texts, const ArenaPtr& arena) const {
+  check_texts(std::ssize(texts), texts, config.layers);
+  std::vector<int32_t> at;
+  for (const TextCache* text : texts)
+    for (int64_t t = 0; t < tokens; ++t) at.push_back(static_cast<int32_t>(context_length(*text) + t));
+  const Tensor positions = Tensor::constant<int32_t>(at, {std::ssize(texts), tokens}, arena);
+  return {.tokens_total = tokens, .documents = {{}, positions}};
+}
+
 Tensor LanguageModel::decode_first(const Tensor& ids, std::span<TextCache* const> texts) {
   const NoGrad no_grad;
+  check_texts(ids.dim(0), texts, config.layers);
   for (const TextCache* text : texts)
     if (context_length(*text) + ids.dim(1) > config.context)
       throw Error("[model] " + std::to_string(context_length(*text) + ids.dim(1)) + " tokens exceed the context of " +
@@ -106,8 +108,9 @@ Tensor LanguageModel::decode_first(const Tensor& ids, std::span<TextCache* const
 
 Tensor LanguageModel::decode_layer(int64_t i, const Tensor& x, std::span<TextCache* const> texts) {
   const NoGrad no_grad;
+  check_texts(x.dim(0), texts, config.layers);
   std::vector<KvCache*> own;
-  for (TextCache* text : texts) own.push_back(&(*text)[static_cast<size_t>(i)]);
+  for (TextCache* text : texts) own.push_back(&(*text)[checked_index("model", "a layer", i, config.layers)]);
   const int64_t answers = i + 1 == config.layers ? 1 : x.dim(1);  // decode_last() reads only the last token
   DecoderLayer& one = layer(i);
   return one.call([&](const Var& in) { return Var(one.decode(in.value(), own, answers)); }, Var(x)).value();
@@ -119,11 +122,11 @@ Tensor LanguageModel::decode_last(const Tensor& x) {
 }
 
 Tensor LanguageModel::decode(const Tensor& ids, std::span<TextCache* const> texts) {
-  check_texts(ids, texts, config.layers);
+  check_texts(ids.dim(0), texts, config.layers);
   set_step(decode_step(ids.dim(1), texts, ids.arena()));
   Tensor x = decode_first(ids, texts);
   for (int64_t i = 0; i < config.layers; ++i) x = decode_layer(i, x, texts);
-  set_step({});  // clears the positions
+  set_step({});
   return decode_last(x);
 }
 

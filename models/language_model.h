@@ -2,8 +2,8 @@
 //
 //   ids --embed--> x --layer 0--> x --layer 1--> ... --finish--> hidden --loss--> loss      x, hidden: (B, T, C)
 //
-// A model declares its modules in that order: those before the layers belong to the first pipeline stage, those after
-// them to the last one.
+// A model declares its modules in this order: modules before the layers belong to the first pipeline stage, modules
+// after them to the last.
 #pragma once
 
 #include "base/error.h"
@@ -12,15 +12,14 @@
 
 namespace tessera {
 
-// --- model families (one row each in models/families.cpp): components of the decoder's layers (models/decoder.h), and
-// tensor names in the transformers library ---
+// --- model families (models/families.cpp) ---
 
 enum class Family : uint8_t { gpt2, llama };
 constexpr std::array<std::string_view, 2> kFamilyNames = {"gpt2", "llama"};
 constexpr const auto& value_names(Family) { return kFamilyNames; }
 
-// Name of a parameter, or of a module within a layer, and of the tensors whose rows are concatenated in it: one; gate
-// and up; or q, k and v. {} is an expert's index.
+// A parameter, or a module within a layer, and the tensors whose rows are concatenated in it: one; gate and up; or q, k
+// and v. {} is an expert's index.
 struct TensorNames {
   std::string_view ours;
   std::vector<std::string_view> theirs;
@@ -41,14 +40,11 @@ struct FamilyRow {
 
   std::string_view usual_adapters = "q_proj,v_proj";
 
-  // The entry of a module within a layer, or null.
+  // Null if the module has no entry.
   const TensorNames* find(std::string_view module) const;
 };
 const FamilyRow& find_row(Family family);
 
-// --- sizes ---
-
-// Low-rank adaptation of a frozen model (nn/adapters/lora.h, models/adapters/adapters.h).
 struct LoraConfig {
   int64_t rank = 0;  // 0: none
   double alpha = 0, dropout = 0;
@@ -62,14 +58,14 @@ struct LoraConfig {
   bool operator==(const LoraConfig&) const = default;
 };
 
-// Frozen 4-bit weights of linear layers (models/adapters/adapters.h).
+// 4-bit weights of linear layers (models/adapters/adapters.h).
 struct QuantizeConfig {
   Codec codec = Codec::none;
   int64_t group = 128;  // gptq: columns per scale; -1: the full row
   bool operator==(const QuantizeConfig&) const = default;
 };
 
-// Twice the average number of keys per query, over `context` tokens or the last `window` (0: all).
+// Twice the mean number of keys per query, over `context` tokens or the last `window` (0: all).
 inline double visible_keys(int64_t context, int64_t window) {
   const auto t = static_cast<double>(context), w = window > 0 ? std::min(static_cast<double>(window), t) : t;
   return w * (2 - w / t);
@@ -82,18 +78,18 @@ struct ModelConfig {
   Recompute recompute = Recompute::none;
   bool tied = true;         // the head shares the token embedding
   bool tie_copies = false;  // each use of a tied weight has a separate copy (Parameter::tie)
-  int64_t kv_heads = 0;     // 0: equal to heads
+  int64_t kv_heads = 0;     // 0: heads
   int64_t head_dim = 0;     // 0: channels / heads
   int64_t ffn = 0;          // hidden channels of feed-forward layers; 0: 4 channels
   int64_t positions = 0;    // rows of the position embedding; 0: the context
   double norm_eps = 1e-5;
   GeluForm gelu = GeluForm::tanh;  // of ungated feed-forward layers
-  // Only for families with rotary positions:
+  // Only with rotary positions:
   RotaryOptions rotary = {};
   int64_t window = 0;         // attention window in tokens; 0: unlimited
   bool qkv_bias = false;      // bias of q, k and v
   bool proj_bias = false;     // bias of the attention output projection
-  bool mlp_bias = false;      // bias of both layers of a gated feed-forward layer
+  bool mlp_bias = false;      // bias of both layers of a gated MLP
   bool qk_norm = false;       // normalizes each head of q and k
   ExpertConfig experts = {};  // replace the feed-forward layers, each `ffn` wide
   LoraConfig lora = {};
@@ -103,11 +99,11 @@ struct ModelConfig {
   int64_t key_heads() const { return kv_heads > 0 ? kv_heads : heads; }
   Heads all_heads() const { return {heads, key_heads()}; }
   int64_t head_size() const { return head_dim > 0 ? head_dim : channels / heads; }
-  int64_t attended() const { return heads * head_size(); }  // channels of q, and of the attention output
+  int64_t attended() const { return heads * head_size(); }  // channels of q and of the attention output
   int64_t hidden() const { return ffn > 0 ? ffn : 4 * channels; }
   int64_t position_rows() const { return positions > 0 ? positions : context; }
   double keys() const { return visible_keys(context, window); }
-  // Initial standard deviation of projections onto the residual stream: GPT-2's 0.02 / sqrt(2 layers).
+  // Of projections onto the residual stream: GPT-2's 0.02 / sqrt(2 layers).
   double residual_deviation() const { return 0.02 / std::sqrt(2.0 * static_cast<double>(layers)); }
 };
 
@@ -129,18 +125,17 @@ constexpr std::string_view value_name(Enum value) {
 
 class Settings;
 Settings field_descriptors(ModelConfig& config);
-// `config` with all dependent sizes filled in.
-ModelConfig whole_sizes(ModelConfig config);
+ModelConfig resolve_sizes(ModelConfig config);
 
-// (B, T, C) -> (B, T, C); Recompute::block reruns its forward pass in the backward pass.
+// (B, T, C) -> (B, T, C). Recompute::block reruns its forward pass in the backward pass.
 class DecoderLayer : public Module {
  public:
-  // forward() for new tokens (B, T, C) of B texts, appended to their KV caches. Returns only the last `answers` tokens,
-  // (B, answers, C). No gradient. The default throws Error.
+  // Appends new tokens (B, T, C) of B texts to their KV caches. Returns only the last `answers` tokens, (B, answers,
+  // C). No gradient. The default throws Error.
   virtual Tensor decode(const Tensor& x, std::span<KvCache* const> texts, int64_t answers);
 };
 
-using TextCache = std::vector<KvCache>;  // of one text, by layer
+using TextCache = std::vector<KvCache>;  // by layer
 
 struct ModelAxes;  // models/layout.h
 
@@ -156,11 +151,11 @@ class LanguageModel : public Module {
   // targets int32 of any shape; `scale` as in cross_entropy().
   virtual Loss head_loss(const Var& hidden, const Tensor& targets, double scale);
   // Partitions the model over axes of size > 1, before materialization. The default throws FieldError: such a model
-  // trains under dp, ZeRO and pp.
+  // trains only under dp, ZeRO and pp.
   virtual void place(const ModelAxes& axes);
 
   // --- derived operations ---
-  // embed(), tracked so that all layers behave alike even if only layers are trained.
+  // embed(), recorded in the graph even if only layers are trained, so that all layers behave alike.
   Var embedded(const Tensor& ids);
   Var hidden(const Tensor& ids);  // int32 (B, T) -> (B, T, C)
   Loss loss(const Tensor& ids, const Tensor& targets, double scale);
@@ -171,17 +166,16 @@ class LanguageModel : public Module {
   TextCache cache() const { return cache(config.context); }
   Tensor decode(const Tensor& ids, std::span<TextCache* const> texts);
   Tensor decode(const Tensor& ids, TextCache& text) { return decode(ids, std::array{&text}); }
-  // Stages of decode() for ranks with some of the layers: embeddings (B, T, C), after set_step() to the tokens'
+  // Stages of decode() on ranks with some of the layers: embeddings (B, T, C), after set_step() to the tokens'
   // positions; a layer; and logits (B, V) of the last token, or this rank's columns of them.
   Tensor decode_first(const Tensor& ids, std::span<TextCache* const> texts);
   Tensor decode_layer(int64_t i, const Tensor& x, std::span<TextCache* const> texts);
   Tensor decode_last(const Tensor& x);
-  // The step of tokens that continue those in the caches.
   StepInfo decode_step(int64_t tokens, std::span<TextCache* const> texts, const ArenaPtr& arena) const;
 
-  // The layer of each unit of layout(); -1 before the layers, config.layers after them.
+  // One per unit of layout(): -1 before the layers, config.layers after them.
   std::vector<int64_t> layers_of_units();
-  // Forward FLOPs per token of layer i: two per element of each used matrix, and causal attention.
+  // Forward FLOPs per token: two per element of each used matrix, and causal attention.
   double layer_flops(int64_t i);
   double head_flops() const { return 2 * static_cast<double>(config.channels) * static_cast<double>(config.vocab); }
   // Training FLOPs per token, 6 N + 12 L C T (Chowdhery et al. 2022, appendix B), with 4 N for frozen parameters. N
@@ -190,7 +184,6 @@ class LanguageModel : public Module {
 
  protected:
   explicit LanguageModel(const ModelConfig& c) : config(c) {}
-  // Each child is a unit.
   template <class M, class... Args>
   M& child(const std::string& name, Args&&... args) {
     M& made = Module::child<M>(name, std::forward<Args>(args)...);
@@ -199,7 +192,7 @@ class LanguageModel : public Module {
     if (std::is_base_of_v<DecoderLayer, M> && config.whole_updates) mark_matrices(made);
     return made;
   }
-  // The head of a model with this table: the table itself if tied, else (or with a copy per use) a separate unit.
+  // The token embedding itself if tied, else (or with a copy per use) a separate unit.
   Embedding& make_head(Embedding& tokens);
 
  private:
@@ -209,14 +202,12 @@ class LanguageModel : public Module {
 };
 
 using ModelFactory = std::function<std::unique_ptr<LanguageModel>(const ModelConfig&)>;
-// Calls a user's factory; throws Error if `make` is empty or returns null.
+// Throws Error if `make` is empty or returns null.
 std::unique_ptr<LanguageModel> build_model(const ModelFactory& make, const ModelConfig& config);
 
-// A model of the configured family (models/families.cpp).
 std::unique_ptr<LanguageModel> make_model(const ModelConfig& config);
 
-// Sizes of named models (models/families.cpp), as in their papers and published files; a vocabulary of 0 is the
-// tokenizer's.
+// Sizes as in the models' papers and published files; a vocabulary of 0 is the tokenizer's.
 std::optional<ModelConfig> preset(std::string_view name);
 std::string_view plain_preset(Family family);  // the family's first
 // "gpt-nano|gpt-mini|...", in the order of the table.

@@ -1,4 +1,4 @@
-// Layouts of any model: validation, pipeline stages, and their execution.
+// Validation of layouts, and execution of pipeline stages.
 #include "models/layout.h"
 
 #include <limits>
@@ -26,6 +26,7 @@ std::string divisors_near(int64_t n, int64_t wanted) {
 }
 
 Placement checked_between(const ModelConfig& config, const ModelAxes& axes) {
+  require_object(axes.tp, "[tensor_parallel] tp");
   const Communicator& tp = *axes.tp;
   const Placement& between = axes.between;
   if (!(between == I) && !(between == S(1)))
@@ -59,8 +60,8 @@ Attention::Core context_core(Communicator& cp, ContextMode mode) {
   };
 }
 
-// best[s][l]: cost of the slowest stage if the first s stages have l layers. The last stage includes the head. Ties
-// give early stages fewer layers, since they have more micro-batches in flight.
+// best[s][l]: cost of the slowest stage if the first s stages have l layers. The last stage includes the head. On ties,
+// early stages get fewer layers, since they have more micro-batches in flight.
 std::vector<Range> split_layers(LanguageModel& model, int stages) {
   const int64_t layers = model.config.layers;
   if (stages < 1 || stages > layers)
@@ -111,6 +112,7 @@ void keep_stages(LanguageModel& model, const std::vector<Range>& layers, const s
 
 ModelStages::ModelStages(LanguageModel& model, DataStrategy& strategy, Options options)
     : model_(model), strategy_(strategy), options_(std::move(options)), units_(options_.layers.size(), {0, 0}) {
+  if (options_.layers.empty()) throw FieldError("layers", "expected those of each stage, got none");
   const std::vector<int> stages = stages_of_units(model, options_.layers);
   for (size_t u = 0; u < stages.size(); ++u) {
     UnitRange& range = units_[static_cast<size_t>(stages[u])];
@@ -119,7 +121,7 @@ ModelStages::ModelStages(LanguageModel& model, DataStrategy& strategy, Options o
   }
 }
 
-// One layer at a time, so that each layer's input is freed early.
+// Frees each layer's input early.
 Var ModelStages::body(int stage, Var x) {
   const Range range = options_.layers[static_cast<size_t>(stage)];
   for (int64_t layer = range.begin; layer < range.end; ++layer) x = model_.layer(layer)(x);
@@ -130,9 +132,9 @@ Var ModelStages::body(int stage, Var x) {
 StageOutput ModelStages::forward(int stage, int microbatch, const Var& input) {
   const bool first = stage == 0;
   Microbatch tokens;
-  if (first || stage == last()) tokens = source_->load(microbatch, first, stage == last());
+  if (first || stage == last()) tokens = source().load(microbatch, first, stage == last());
   Tensor ids;
-  if (first) ids = strategy_.batches().scatter_batch(tokens.ids).narrow(1, 0, source_->columns(microbatch));
+  if (first) ids = strategy_.batches().scatter_batch(tokens.ids).narrow(1, 0, source().columns(microbatch));
   Var x = body(stage, first ? model_.embedded(ids.contiguous()) : input);
   if (stage != last()) return {std::move(x), {}, 0};
   const Head head{[this](const Var& hidden) { return model_.logits(hidden); },
@@ -145,11 +147,11 @@ StageOutput ModelStages::forward(int stage, int microbatch, const Var& input) {
 
 Tensor ModelStages::make_activation(int, int microbatch) {
   Shape shape = options_.activation;
-  shape[1] = source_->columns(microbatch) / options_.token_parts;
+  shape[1] = source().columns(microbatch) / options_.token_parts;
   return Tensor::empty(shape, options_.dtype, options_.arena, Category::activations);
 }
 
-void ModelStages::enter(int, int microbatch) { model_.set_step(source_->where(microbatch)); }
+void ModelStages::enter(int, int microbatch) { model_.set_step(source().where(microbatch)); }
 
 void ModelStages::begin_gradients(int stage, int microbatch) {
   strategy_.begin_gradients(microbatch, units_[static_cast<size_t>(stage)]);

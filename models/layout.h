@@ -2,7 +2,7 @@
 //
 //   std::unique_ptr<LanguageModel> model = make_model(config);      // shapes only
 //   model->place({.tp = &mesh["tp"], .between = S(1), .cp = &mesh["cp"]});
-//   a strategy of the data axis gives it memory
+//   a data-parallel strategy materializes it
 //   model->set_step({..., .tokens_total = T});
 //   Loss loss = model->head_loss(model->hidden(ids), targets, scale);
 #pragma once
@@ -15,11 +15,11 @@
 
 namespace tessera {
 
-// The axes must outlive the model; null: an axis of size 1. The loss is the same on every tp rank.
+// The axes must outlive the model; null: size 1. The loss is the same on every tp rank.
 struct ModelAxes {
   Communicator* tp = nullptr;
-  // Placement of activations between sharded matmuls: I, or S(1) for Megatron's sequence parallelism. S(1, T) has the
-  // number of tokens per sequence if that is not the context.
+  // Placement of activations between sharded matmuls: I, or S(1) for Megatron's sequence parallelism. S(1, T) specifies
+  // T tokens per sequence if T is not the context.
   Placement between = I;
   // Each rank has the tokens at context_positions(); steps must specify StepInfo::positions and the total number of
   // tokens.
@@ -29,53 +29,52 @@ struct ModelAxes {
   Communicator* ep = nullptr;
 };
 
-// "2 or 4": the divisors of n next to `wanted`.
+// "2 or 4": the divisors of n nearest to `wanted`.
 std::string divisors_near(int64_t n, int64_t wanted);
 inline bool is_cut(const Communicator* axis) { return axis && axis->size() > 1; }
 
-// Placement of activations between sharded matmuls for any number of tokens. Throws Error (usage) with the sizes and
-// the nearest valid values if tp does not divide the heads or the tokens of S(1), or exceeds the vocabulary.
+// ModelAxes::between for any number of tokens. Throws Error (usage) with the sizes and the nearest valid values if tp
+// does not divide the heads or the tokens of S(1), or exceeds the vocabulary.
 Placement checked_between(const ModelConfig& config, const ModelAxes& axes);
 
-// Experts of each layer: sharded over tp, their tokens over cp, and expert-parallel over ep. Throws FieldError for ep
+// Shards the experts of each layer over tp, their tokens over cp, and the experts over ep. Throws FieldError for ep
 // without experts.
 void place_experts(LanguageModel& model, const ModelAxes& axes, const Placement& between);
 
 // Attention over sequences sharded over `cp`.
 Attention::Core context_core(Communicator& cp, ContextMode mode);
 
-// --- pipeline stages: their layers and forward passes. A single stage is the full model, so all runs use this path ---
+// --- pipeline stages. A single stage is the full model, so all runs use this path ---
 //
 //   stage 0        embed, layers 0 .. i
 //   stage s        layers i + 1 .. j                      input and output (B, T, C)
 //   last stage     layers j + 1 .. L - 1, finish, loss
 
-// The layers of each stage, in order, at least one per stage. Minimizes the forward FLOPs of the slowest stage,
-// including the head in the last; embedding lookups are free.
+// The layers of each stage, at least one per stage. Minimizes the forward FLOPs of the slowest stage, including the
+// head in the last; embedding lookups count zero.
 std::vector<Range> split_layers(LanguageModel& model, int stages);
 
-// The stage of each unit of the model's layout().
+// One per unit of the model's layout().
 std::vector<int> stages_of_units(LanguageModel& model, const std::vector<Range>& layers);
 
-// Removes units of other ranks' stages from the model, before materialization; `mine` selects the local stages.
+// Removes the units of other ranks' stages, before materialization.
 void keep_stages(LanguageModel& model, const std::vector<Range>& layers, const std::function<bool(int stage)>& mine);
 
-// One micro-batch on this rank: int32 (B, T), meta tensors if not requested.
+// int32 (B, T), meta tensors if not requested.
 struct Microbatch {
   Tensor ids, targets;
   double scale = 1;  // loss factor: 1 / targets of the global batch
 };
 
-// Source of a step's micro-batches on one rank, queried before each pass: the trainer's data set (train/batches.h), or
-// generated tokens for memory measurement (train/memory.cpp).
+// Source of a step's micro-batches on one rank, queried before each pass: the trainer's data set, or generated tokens
+// (train/memory.cpp).
 class BatchSource {
  public:
   virtual ~BatchSource() = default;
-  // The requested tokens of a micro-batch.
   virtual Microbatch load(int64_t index, bool ids, bool targets) = 0;
-  // Its position in the run.
+  // Position in the run.
   virtual StepInfo where(int64_t index) = 0;
-  // Local tokens of each of its sequences.
+  // Local tokens per sequence.
   virtual int64_t columns(int64_t index) const = 0;
 };
 
@@ -84,14 +83,14 @@ class ModelStages final : public Stages {
   struct Options {
     std::vector<Range> layers;  // by stage
     Shape activation = {};      // local shape between stages, of full-context sequences
-    int64_t token_parts = 1;    // shards of the local tokens over which activations between stages are partitioned
+    int64_t token_parts = 1;    // number of shards of the local tokens in activations between stages
     DType dtype = DType::float32;
     ArenaPtr arena = {};
   };
   // `model` and `strategy` must outlive it.
   ModelStages(LanguageModel& model, DataStrategy& strategy, Options options);
 
-  // Subsequent passes use this source's micro-batches.
+  // Later passes use this source's micro-batches.
   void take_from(BatchSource& source) { source_ = &source; }
   StageOutput forward(int stage, int microbatch, const Var& input) override;
   Tensor make_activation(int stage, int microbatch) override;
@@ -99,8 +98,8 @@ class ModelStages final : public Stages {
   void begin_gradients(int stage, int microbatch) override;
   void end_gradients(int stage, int microbatch) override;
 
-  // Forward pass of this rank's model shard without gradients; returns the loss sum on the last stage, else 0.
-  // Collective over `pipeline`, with equal numbers of sequences.
+  // Forward pass without gradients; returns the loss sum on the last stage, else 0. Collective over `pipeline`, with
+  // equal numbers of sequences on all ranks.
   double evaluate(const Microbatch& tokens, const Schedule& schedule, Communicator& pipeline);
 
  private:
@@ -110,6 +109,7 @@ class ModelStages final : public Stages {
   LanguageModel& model_;
   DataStrategy& strategy_;
   Options options_;
+  BatchSource& source() const { return require_object(source_, "[stages] source of take_from()"), *source_; }
   BatchSource* source_ = nullptr;
   std::vector<UnitRange> units_;  // by stage, in the model's layout
 };

@@ -1,4 +1,4 @@
-// Sampling from logits, and generation.
+// Sampling and generation.
 #include "models/sample.h"
 
 #include <numeric>
@@ -8,21 +8,21 @@
 namespace tessera {
 namespace {
 
-// Divides positive logits, multiplies others: reduces the probability in both cases.
+// Divides positive logits and multiplies others, so the probability decreases in both cases.
 void penalise(std::vector<double>& logits, std::span<const int32_t> before, double penalty) {
   if (penalty == 1) return;
-  std::vector<int32_t> seen(before.begin(), before.end());
-  std::ranges::sort(seen);
-  seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
-  for (const int32_t token : seen) {
+  std::vector<int32_t> occurred(before.begin(), before.end());
+  std::ranges::sort(occurred);
+  occurred.erase(std::unique(occurred.begin(), occurred.end()), occurred.end());
+  for (const int32_t token : occurred) {
     double& logit = logits[static_cast<size_t>(token)];
     logit = logit > 0 ? logit / penalty : logit * penalty;
   }
 }
 
-// Number of `order`ed weights that remain. The largest weight is 1. Filters apply successively, as in the transformers
+// The number of `order`ed weights (largest: 1) that pass the filters, which apply successively, as in the transformers
 // library: top-k, including ties with the last; top-p; min-p.
-size_t kept(const std::vector<double>& weights, const std::vector<int32_t>& order, const SampleOptions& o) {
+size_t filtered_count(const std::vector<double>& weights, const std::vector<int32_t>& order, const SampleOptions& o) {
   const auto weight = [&](size_t i) { return weights[static_cast<size_t>(order[i])]; };
   size_t n = order.size();
   if (o.top_k > 0) n = std::min(n, static_cast<size_t>(o.top_k));
@@ -44,11 +44,18 @@ int32_t draw_token(const Tensor& logits_any, const SampleOptions& o, uint64_t in
   if (!logits_any.defined()) throw Error("[sample] logits: expected a tensor, got an undefined one");
   if (!(o.temperature >= 0))
     throw FieldError("temperature", "expected 0 or more, got " + std::to_string(o.temperature));
+  if (!(o.repetition_penalty > 0))
+    throw FieldError("repetition_penalty", "expected more than 0, got " + std::to_string(o.repetition_penalty));
+  for (const auto& [field, p] : {std::pair("top_p", o.top_p), std::pair("min_p", o.min_p)})
+    if (!(p >= 0 && p <= 1)) throw FieldError(field, "expected 0 to 1, got " + std::to_string(p));
+  if (logits_any.numel() == 0 || logits_any.numel() != logits_any.dim(-1))
+    reject("sample", "logits (V)", logits_any.describe());
   for (const int32_t token : before)
     if (token < 0 || token >= logits_any.numel())
       throw Error("[sample] before: token " + std::to_string(token) + " is outside of the vocabulary, " +
                   std::to_string(logits_any.numel()));
   std::vector<double> logits = logits_any.to(DType::float64).to_vector<double>();
+  if (std::ranges::any_of(logits, [](auto x) { return std::isnan(x); })) reject("sample", "logits without NaN", "NaN");
   if (o.vocab > 0) logits.resize(std::min(logits.size(), static_cast<size_t>(o.vocab)));
   penalise(logits, before, o.repetition_penalty);
   const size_t vocab = logits.size();
@@ -60,7 +67,7 @@ int32_t draw_token(const Tensor& logits_any, const SampleOptions& o, uint64_t in
   const double top = logits[static_cast<size_t>(order[0])];
   std::vector<double> weights(vocab);
   for (size_t i = 0; i < vocab; ++i) weights[i] = std::exp((logits[i] - top) / o.temperature);
-  const size_t n = kept(weights, order, o);
+  const size_t n = filtered_count(weights, order, o);
   double total = 0;
   for (size_t i = 0; i < n; ++i) total += weights[static_cast<size_t>(order[i])];
   double left = static_cast<double>(Philox::named(o.seed, "sample").uniform(index)) * total;
@@ -103,6 +110,7 @@ void DecodingState::grow(int32_t token) {
 void sample(LanguageModel& model, const std::vector<int32_t>& prompt, int64_t count, const SampleOptions& options,
             const std::function<bool(int32_t)>& f) {
   if (!f) throw Error("[sample] f: expected a function of a token, got an empty one");
+  if (count < 0) reject("sample", "a count of at least 0", std::to_string(count));
   const ArenaPtr arena = model.parameters().at(0)->var.value().arena();
   DecodingState text(model, prompt, count);
   for (int64_t i = 0; i < count; ++i) {

@@ -21,6 +21,8 @@ Attention::Options resolved(int64_t channels, Attention::Options o) {
   if (o.kv_heads < 0 || o.heads % o.kv_heads != 0)
     throw Error("[attention] " + std::to_string(o.kv_heads) + " heads of keys and values do not divide the " +
                 std::to_string(o.heads) + " of queries");
+  if (o.window < 0) reject("attention", "a `window` of at least 0", std::to_string(o.window));
+  if (!(o.dropout >= 0 && o.dropout < 1)) reject("attention", "a `dropout` in [0, 1)", std::to_string(o.dropout));
   return o;
 }
 
@@ -210,6 +212,8 @@ Var Attention::forward(const Var& x) {
 // Texts may differ in length, so each attends separately.
 Tensor Attention::decode(const Tensor& x, std::span<KvCache* const> texts, int64_t answers) {
   const NoGrad no_grad;
+  if (std::ssize(texts) != x.dim(0) || std::ranges::count(texts, nullptr) > 0)
+    reject("attention", "texts: one cache for each row of " + x.describe(), std::to_string(texts.size()));
   const int64_t t = x.dim(1), d = options_.head_dim;
   const Tensor packed = prepare(qkv(Var(x))).value();
   const Tensor out = x.make({x.dim(0), answers, here_.query * d});

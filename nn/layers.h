@@ -185,7 +185,7 @@ class Attention : public Module {
   // Appends tokens (B, T, C) of B texts to their caches, at the step's document positions. Returns the last `answers`
   // tokens, (B, answers, C). No gradient.
   Tensor decode(const Tensor& x, std::span<KvCache* const> texts, int64_t answers);
-  void set_attention(Core core) { core_ = std::move(core); }
+  void set_attention(Core core) { require_object(core ? this : nullptr, "[attention] core"), core_ = std::move(core); }
 
   Heads heads() const { return {options_.heads, options_.kv_heads}; }  // of the unsharded layer
   int64_t head_dim() const { return options_.head_dim; }

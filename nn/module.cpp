@@ -49,6 +49,7 @@ Var Module::operator()(const Var& x) {
 }
 
 Var Module::call(Inner f, const Var& x) {
+  require_object(f ? this : nullptr, "[call] inner");
   for (const auto& w : wraps_) f = [&w, inner = std::move(f)](const Var& in) { return w(inner, in); };
   return f(x);
 }
@@ -85,7 +86,7 @@ void Module::shard(const Var& var, ShardSpec spec) {
   if (p.var.value().device() != Device::meta || !p.shard.is_replicated())
     throw Error("[module] '" + p.name + "' cannot be sharded: it has memory or is already sharded");
   for (const ShardSpec::Run& run : spec.runs)
-    if (run.begin < 0 || run.size < 1 || run.begin + run.size > p.whole[spec.dim])
+    if (run.begin < 0 || run.size < 1 || run.size > p.whole[spec.dim] - run.begin)
       throw Error("[module] '" + p.name + "' has " + std::to_string(p.whole[spec.dim]) + " along dim " +
                   std::to_string(spec.dim) + "; it cannot be sharded to " + std::to_string(run.size) + " from " +
                   std::to_string(run.begin));

@@ -24,7 +24,10 @@ class Module : NotCopied {  // children hold references into it
   using Inner = std::function<Var(const Var&)>;
   // For another function that uses this module's parameters; x may be undefined.
   Var call(Inner inner, const Var& x);
-  void wrap(std::function<Var(const Inner&, const Var&)> f) { wraps_.push_back(std::move(f)); }
+  void wrap(std::function<Var(const Inner&, const Var&)> f) {
+    require_object(f ? this : nullptr, "[wrap] f");
+    wraps_.push_back(std::move(f));
+  }
   bool is_wrapped() const { return !wraps_.empty(); }
   // Declares that memory of parameters or gradients is allocated and freed per unit: ops must not combine units.
   void disable_fusion() { is_apart_ = true; }

@@ -35,6 +35,12 @@ struct ShardSpec {
 
 struct Packed;  // nn/quantize/packed.h
 
+// State of a module, known to its strategy and optimizers; it expires with the module. `awaits_gradients`: there are no
+// reduced gradients for an update.
+struct ModuleState {
+  bool has_strategy = false, awaits_gradients = false;
+};
+
 struct Parameter {
   struct Span {
     int64_t begin = 0, end = 0;
@@ -57,6 +63,7 @@ struct Parameter {
   Var var = {};
   // A frozen 4-bit matrix: its bytes are the value, and `var` is meta.
   std::shared_ptr<Packed> packed = {};
+  std::shared_ptr<ModuleState> state = std::make_shared<ModuleState>();  // one per strategy
 
   bool is_tied() const { return !tie.empty(); }
   bool is_copy() const { return is_tied() && tie != name; }  // excluded from checkpoints and the norm

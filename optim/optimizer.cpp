@@ -124,6 +124,8 @@ void update_on_cpu(const UnitUpdate& of, const UpdateConstants<W>& step, std::sp
 Optimizer::Optimizer(OptimizerKind kind, std::vector<FlatUnit> units, const OptimizerOptions& options)
     : kind_(kind), units_(std::move(units)), options_(options) {
   check_options(options);
+  for (const FlatUnit& unit : units_)
+    for (const Slot& slot : unit.slots) require_object(slot.parameter, "[optimizer] parameter of a slot");
   std::erase_if(units_, [](const FlatUnit& unit) { return !unit.trainable(); });
   for (const FlatUnit& unit : units_) check_unit(unit);
   for (const FlatUnit& unit : units_)
@@ -131,6 +133,7 @@ Optimizer::Optimizer(OptimizerKind kind, std::vector<FlatUnit> units, const Opti
       throw Error(fmt::format("[optimizer] state of {} is bfloat16 on a GPU; expected the CPU, or float32", unit.name));
   for (const FlatUnit& unit : units_) {
     const Tensor& values = unit.values;
+    if (!unit.slots.empty()) models_.push_back(unit.slots[0].parameter->state);
     rules_.push_back(update_rule(kind, options.momentum, unit.matrices()));
     states_.emplace_back();
     for (const std::string_view name : state_names(rules_.back()))
@@ -168,6 +171,10 @@ UpdateNumbers Optimizer::next(double lr) const {
 
 void Optimizer::step(double lr, double grad_scale) {
   if (!std::isfinite(lr)) throw Error("[optimizer] lr is " + std::to_string(lr) + "; expected a finite number");
+  if (!std::isfinite(grad_scale)) reject("optimizer", "a finite `grad_scale`", std::to_string(grad_scale));
+  for (const std::weak_ptr<ModuleState>& model : models_)
+    if (const auto state = model.lock(); !state || state->awaits_gradients)
+      reject("optimizer", "a model with gradients", state ? "one before reduce_gradients()" : "a destroyed one");
   UpdateNumbers now = next(lr);
   now.grad_scale = grad_scale;
   update(now, nullptr);

@@ -38,7 +38,7 @@ class Optimizer : NotCopied {
   // For each of units(): bfloat16's master copy, or the values.
   const std::vector<Tensor>& masters() const { return masters_; }
   int64_t steps() const { return steps_; }  // the t of Adam's bias correction
-  void set_steps(int64_t steps) { steps_ = steps; }
+  void set_steps(int64_t steps) { steps_ = steps >= 0 ? steps : throw FieldError("steps", "expected at least 0"); }
   const std::vector<FlatUnit>& units() const { return units_; }
 
  private:
@@ -59,6 +59,7 @@ class Optimizer : NotCopied {
   OptimizerOptions options_;
   int64_t steps_ = 0;
   std::vector<NamedTensor> state_;
+  std::vector<std::weak_ptr<ModuleState>> models_;  // of the units
   // By unit.
   std::vector<UpdateRule> rules_;
   std::vector<std::vector<Tensor>> states_;

@@ -53,6 +53,7 @@ void check_servers(int servers, int ranks) {
 }
 
 Tensor gather_unit(Communicator& axis, const DataLayout& layout, size_t unit, const Tensor& shard) {
+  checked_index("gather_unit", "a unit", static_cast<int64_t>(unit), std::ssize(layout.sizes));
   if (layout.sharding == ShardingKind::by_owners)
     return gather_from_owners(axis, layout.owners, layout.sizes[unit], shard);
   if (layout.sharding == ShardingKind::in_shards) return gather_shards(axis, layout.sizes[unit], shard);
@@ -62,6 +63,8 @@ Tensor gather_unit(Communicator& axis, const DataLayout& layout, size_t unit, co
 DataBatches::DataBatches(Communicator& axis, ArenaPtr arena, const Options& options)
     : axis_(axis), arena_(std::move(arena)), options_(options) {
   options_.through_root = options.through_root && axis.size() > 1;
+  if (options.copies < 1 || axis.size() % options.copies != 0)
+    throw FieldError("copies", "expected a divisor of the number of ranks, got " + std::to_string(options.copies));
 }
 
 BatchSlice DataBatches::batch_slice(int rank, int64_t batch, int64_t microbatches, int64_t index) const {
@@ -70,6 +73,7 @@ BatchSlice DataBatches::batch_slice(int rank, int64_t batch, int64_t microbatche
   if (slices < 1 || batch < 1 || batch % slices != 0)
     throw FieldError("batch", "expected a multiple of " + std::to_string(ranks) + " data ranks x " +
                                   std::to_string(microbatches) + " micro-batches, got " + std::to_string(batch));
+  checked_index("batches", "a micro-batch", index, microbatches);
   const int64_t size = batch / slices;
   return {(rank * microbatches + index) * size, size};
 }

@@ -38,7 +38,8 @@ class DataParallel final : public DataStrategy {
 };
 
 DataParallel::DataParallel(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
-    : DataStrategy(model, axis, arena, options, {.name = "dataparallel", .sharding = ShardingKind::at_root}) {
+    : DataStrategy(model, axis, arena, options,
+                   {.name = "dataparallel", .sharding = ShardingKind::at_root, .is_ordered = true}) {
   if (options.zero != 0)
     throw FieldError("zero", "dataparallel stores all state on rank 0 and does not support ZeRO stage " +
                                  std::to_string(options.zero) + "; expected 0, or ddp instead of dataparallel");
@@ -52,11 +53,13 @@ DataParallel::DataParallel(Module& model, Communicator& axis, const ArenaPtr& ar
 }
 
 void DataParallel::reduce_gradients() {
+  enter(Call::reduce);
   model_.zero_missing_gradients();
   axis_.reduce(all_.grads, 0);
 }
 
 void DataParallel::gather_parameters() {
+  enter(Call::gather);
   axis_.broadcast(all_.values, 0);
   if (!root()) ++all_.values.storage()->version;  // invalidates packed copies
 }

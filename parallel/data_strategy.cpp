@@ -17,8 +17,52 @@ DataStrategy::DataStrategy(Module& model, Communicator& axis, const ArenaPtr& ar
       options_(options),
       layout_{.sharding = identity.sharding, .owners = identity.owners, .every_microbatch = identity.every_microbatch},
       name_(std::move(identity.name)),
-      batches_(axis, arena, {.copies = options.copies, .through_root = identity.sharding == ShardingKind::at_root}) {
+      batches_(axis, arena, {.copies = options.copies, .through_root = identity.sharding == ShardingKind::at_root}),
+      last_(identity.is_ordered ? Call::gather : Call::none) {
+  for (const Communicator* group : {options.experts, options.context, options.replicas})
+    if (group && group->flight() && axis.flight() && group->flight() != axis.flight())
+      reject("data parallel", "groups of the axis's world", "the " + group->axis() + " axis of another launch()");
   for (const Module::Unit& unit : model.layout()) layout_.sizes.push_back(unit.size);
+  const auto state = std::make_shared<ModuleState>(ModuleState{true, identity.is_ordered});
+  for (Parameter* p : model.parameters()) {
+    if (p->state->has_strategy) reject("data parallel", "a model without a strategy", "one with another strategy");
+    p->state = state;
+  }
+  model_state_ = state;
+}
+
+void DataStrategy::enter(Call call, int64_t microbatch, size_t unit) {
+  const std::array names{"none",          "begin_step",       "begin_gradients",
+                         "end_gradients", "reduce_gradients", "gather_parameters"};
+  const auto name = [&](Call of) { return names.at(static_cast<size_t>(of)); };
+  if (call == Call::begin) microbatch_ = microbatch;
+  const auto state = model_state_.lock();
+  if (!state) reject(name(call), "a model that outlives its strategy", "a destroyed one");
+  if (last_ == Call::none) return;
+  const auto before = static_cast<Call>(static_cast<size_t>(call) - 1);
+  if (call != Call::step && last_ != before && !(call == Call::begin && last_ == Call::end))
+    reject(name(call), std::string("a call after ") + name(before), std::string("one after ") + name(last_));
+  if (call == Call::step) done_.clear();
+  const bool in_pass = call == Call::begin || call == Call::end;
+  const int64_t done = in_pass ? done_[unit] : 0, all = options_.microbatches;
+  if (in_pass && (microbatch != done || done == all))
+    reject(name(call), done < all ? "micro-batch " + std::to_string(done) : "no further micro-batch",
+           std::to_string(microbatch));
+  if (call == Call::end) ++done_[unit];
+  for (const auto& [first, passes] : done_)
+    if (call == Call::reduce && passes < all)
+      reject(name(call), std::to_string(all) + " micro-batches", std::to_string(passes));
+  state->awaits_gradients = call != Call::reduce;
+  last_ = call;
+}
+
+void DataStrategy::set_masters(std::vector<Tensor> masters) {
+  size_t count = 0;
+  for (const FlatUnit& shard : shards_)
+    if (shard.trainable() && (count == masters.size() || masters[count++].shape() != shard.values.shape()))
+      reject("set_masters", "a tensor " + shard.values.shape().str() + " for " + shard.name, "none or another shape");
+  if (masters.size() > count) reject("set_masters", std::to_string(count) + " tensors", "more");
+  masters_ = std::move(masters);
 }
 
 void DataStrategy::split_axis(int ranks) {
@@ -67,7 +111,6 @@ void check_options(const Communicator& axis, const DataOptions& o) {
   };
   at_least(1, "microbatches", o.microbatches);
   at_least(0, "bucket_bytes", o.bucket_bytes);
-  divides("copies", o.copies);
   if (o.shard_ranks != 0) divides("shard_ranks", o.shard_ranks);
   for (const auto& [field, dtype] : {std::pair("dtype", o.dtype), std::pair("grad_dtype", o.grad_dtype)})
     expect(dtype == DType::float64 || dtype == DType::float32 || dtype == DType::bfloat16, field, "a floating dtype",

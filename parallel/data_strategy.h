@@ -17,6 +17,8 @@
 // gradients are summed over ranks and micro-batches without another division.
 #pragma once
 
+#include <map>
+
 #include "nn/module.h"
 #include "parallel/data_layout.h"
 
@@ -71,14 +73,15 @@ class DataStrategy : NotCopied {
  public:
   virtual ~DataStrategy() = default;
 
-  virtual void begin_step() { model_.clear_gradients(); }
-  virtual void begin_gradients(int64_t /*microbatch*/, UnitRange /*units*/ = {}) {}
-  virtual void end_gradients(int64_t /*microbatch*/, UnitRange /*units*/ = {}) {}
+  // Strategies of make_data_strategy() throw Error for actions that are called out of order.
+  virtual void begin_step() { enter(Call::step), model_.clear_gradients(); }
+  virtual void begin_gradients(int64_t microbatch, UnitRange u = {}) { enter(Call::begin, microbatch, u.begin); }
+  virtual void end_gradients(int64_t microbatch, UnitRange u = {}) { enter(Call::end, microbatch, u.begin); }
   virtual void reduce_gradients() = 0;
   virtual void gather_parameters() = 0;
   // Sets the tensors that the optimizer updates instead of the values (fp32 masters of bfloat16), one per trained
   // shard. Call it before the first step.
-  void set_masters(std::vector<Tensor> masters) { masters_ = std::move(masters); }
+  void set_masters(std::vector<Tensor> masters);
 
   std::string_view name() const { return name_; }
   const DataLayout& layout() const { return layout_; }
@@ -98,6 +101,8 @@ class DataStrategy : NotCopied {
   const std::vector<NamedTensor>& state() const { return state_; }
   // Name prefixes in state(), the same on all ranks.
   const std::vector<std::string>& state_kinds() const { return state_kinds_; }
+  // Whether there are no reduced gradients for an update.
+  bool awaits_gradients() const { return last_ != Call::none && last_ != Call::reduce; }
   void set_steps_done(int64_t steps) { steps_ = steps; }
   // The axis stores copies() replicas of the state; this rank has replica copy() or a shard of it.
   int copies() const { return axis_.size() / ranks_of_copy(); }
@@ -116,6 +121,7 @@ class DataStrategy : NotCopied {
     ShardingKind sharding = ShardingKind::everywhere;
     int owners = 1;
     bool every_microbatch = false;
+    bool is_ordered = false;  // actions throw Error if they are called out of order
   };
   // Sets the unit sizes of layout(); derived classes fill in shards(), resident_units() and reductions.
   DataStrategy(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options, Identity identity);
@@ -125,6 +131,18 @@ class DataStrategy : NotCopied {
     Tensor values, grads;
   };
   FlatBuffer make_flat_buffer(Category of_values, Category of_grads);
+  // Called first by each action: throws Error if the model is destroyed, or for an ordered strategy if the calls of
+  // a step are out of order. `unit`: the first one of a pipeline stage.
+  enum class Call : uint8_t { none, step, begin, end, reduce, gather };
+  void enter(Call call, int64_t microbatch = 0, size_t unit = 0);
+  // `f`, which throws Error after the destruction of this strategy: for functions that the model stores.
+  template <class F>
+  auto while_alive(F f) const {
+    return [f = std::move(f), alive = std::weak_ptr(alive_)](const auto&... args) {
+      if (alive.expired()) reject("model", "a strategy that outlives the passes of its model", "a destroyed one");
+      return f(args...);
+    };
+  }
   // Creates the two axes if `ranks` is less than the axis size. Collective over the axis.
   void split_axis(int ranks);
 
@@ -137,7 +155,7 @@ class DataStrategy : NotCopied {
   std::vector<NamedTensor> state_;
   std::vector<std::string> state_kinds_;
   std::vector<Tensor> masters_;
-  int64_t steps_ = 0;
+  int64_t steps_ = 0, microbatch_ = 0;  // the latter of the current pass
   OpCount copied_;
 
  private:
@@ -149,6 +167,10 @@ class DataStrategy : NotCopied {
   std::string name_;
   DataBatches batches_;
   std::unique_ptr<Communicator> shard_axis_, replicate_axis_;
+  std::weak_ptr<ModuleState> model_state_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  Call last_ = Call::none;          // none: the order is not checked
+  std::map<size_t, int64_t> done_;  // micro-batches of this step, by the first unit of a stage
 };
 
 std::unique_ptr<DataStrategy> make_data_parallel(Module& model, Communicator& axis, const ArenaPtr& arena,

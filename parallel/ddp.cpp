@@ -4,7 +4,7 @@
 namespace tessera {
 
 Ddp::Ddp(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
-    : DataStrategy(model, axis, arena, options, {.name = "ddp"}) {
+    : DataStrategy(model, axis, arena, options, {.name = "ddp", .is_ordered = true}) {
   grads_ = make_flat_buffer(Category::parameters, Category::gradients).grads;
   shards_ = residents_;
   cut_buckets(model.layout());
@@ -29,7 +29,7 @@ void Ddp::cut_buckets(const std::vector<Module::Unit>& layout) {
       bucket.axis = &axis;
       bucket.range.begin = begin + layout[u].slots[p].begin;
       ++bucket.parameters;
-      layout[u].slots[p].parameter->var.on_grad([this, b = buckets_.size() - 1] { arrived(b); });
+      layout[u].slots[p].parameter->var.on_grad(while_alive([this, b = buckets_.size() - 1] { arrived(b); }));
     }
   }
 }
@@ -41,7 +41,7 @@ void Ddp::begin_step() {
 }
 
 void Ddp::arrived(size_t bucket) {
-  if (!last_) return;
+  if (microbatch_ + 1 != options_.microbatches) return;
   --buckets_[bucket].missing;
   send_ready();
 }
@@ -55,6 +55,7 @@ void Ddp::send_ready() {
 
 // Parameters without gradients get zeros, so that the remaining buckets can be sent.
 void Ddp::reduce_gradients() {
+  enter(Call::reduce);
   if (next_ < buckets_.size()) {
     model_.zero_missing_gradients();
     for (Bucket& b : buckets_) b.missing = 0;

@@ -24,9 +24,8 @@ class Ddp final : public DataStrategy {
   Ddp(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options);
 
   void begin_step() override;
-  void begin_gradients(int64_t index, UnitRange = {}) override { last_ = index + 1 == options_.microbatches; }
   void reduce_gradients() override;
-  void gather_parameters() override {}
+  void gather_parameters() override { enter(Call::gather); }
 
   size_t buckets() const { return buckets_.size(); }
 
@@ -44,7 +43,6 @@ class Ddp final : public DataStrategy {
   Tensor grads_;  // flat buffer
   std::vector<Bucket> buckets_;
   size_t next_ = 0;  // first unsent bucket
-  bool last_ = false;
 };
 
 }  // namespace tessera

@@ -100,7 +100,7 @@ void step_together(const Tensor& common, const Tensor& momentum, const Tensor& o
 }  // namespace
 
 Diloco::Diloco(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
-    : DataStrategy(model, axis, arena, options, {.name = "diloco"}) {
+    : DataStrategy(model, axis, arena, options, {.name = "diloco", .is_ordered = true}) {
   const FlatBuffer all = make_flat_buffer(Category::parameters, Category::gradients);
   grads_ = all.grads;
   shards_ = residents_;
@@ -140,12 +140,14 @@ void Diloco::begin_step() {
 }
 
 void Diloco::reduce_gradients() {
+  enter(Call::reduce);
   model_.zero_missing_gradients();
   if (options_.context) options_.context->all_reduce(grads_);
   scale_(grads_, copies());
 }
 
 void Diloco::gather_parameters() {
+  enter(Call::gather);
   ++steps_;
   for (int64_t fragment = 0; fragment < options_.sync.fragments; ++fragment)
     if (options_.sync.due(fragment, steps_)) outer_step(fragment);

@@ -57,8 +57,9 @@ Tensor slice(const Tensor& t, Range range) { return t.narrow(0, range.begin, ran
 
 // Ranks without a server have empty shards, so their optimizers have no state.
 ParameterServer::ParameterServer(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
-    : DataStrategy(model, axis, arena, options,
-                   {.name = "ps-sync", .sharding = ShardingKind::by_owners, .owners = options.servers}) {
+    : DataStrategy(
+          model, axis, arena, options,
+          {.name = "ps-sync", .sharding = ShardingKind::by_owners, .owners = options.servers, .is_ordered = true}) {
   check_servers(options.servers, axis.size());
   int64_t begin = 0;
   for (const Module::Unit& layout : model.layout()) {
@@ -84,12 +85,14 @@ void ParameterServer::for_shards(const F& f) const {
 }
 
 void ParameterServer::reduce_gradients() {
+  enter(Call::reduce);
   model_.zero_missing_gradients();
   const Direct direct(axis_);
   for_shards([&](int server, size_t u, Range range) { axis_.reduce(slice(residents_[u].grads, range), server); });
 }
 
 void ParameterServer::gather_parameters() {
+  enter(Call::gather);
   const Direct direct(axis_);
   for_shards([&](int server, size_t u, Range range) { axis_.broadcast(slice(residents_[u].values, range), server); });
   for (const FlatUnit& unit : residents_) ++unit.values.storage()->version;  // invalidates packed copies

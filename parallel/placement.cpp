@@ -246,7 +246,8 @@ PendingRedistribute start_redistribute(Tensor x, Communicator& axis, Placement f
 
 Tensor PendingRedistribute::wait() {
   pending_.wait();
-  Tensor arrived = std::move(tensor_);
+  if (!tensor_.defined()) reject("redistribute", "one call of wait()", "a second one");
+  Tensor arrived = std::exchange(tensor_, Tensor());
   if (const auto unpack = std::exchange(unpack_, nullptr)) return unpack(arrived);
   return arrived;
 }

@@ -13,6 +13,11 @@ namespace {
 
 bool is_sharded(const Placement& p) { return p.kind == Placement::Kind::sharded; }
 
+// Of activations between sharded layers.
+void check_placement(const char* function, const Placement& p) {
+  if (!(p == I) && !is_sharded(p)) reject(function, "I or S(dim of the tokens)", p.str());
+}
+
 // Each rank computes a partial gradient of the parameter. A use may outlive the memory of the value (parallel/zero.h),
 // so the backward pass reads it from the parameter again.
 Var seen_by_tokens(const Var& parameter, Communicator& tp) {
@@ -92,6 +97,7 @@ void shard_parameter(Module& module, const Var& parameter, int dim, const Commun
 }
 
 std::shared_ptr<const SharedInput> column_input(Communicator& tp, Placement in) {
+  check_placement("colwise", in);
   const auto begun = [&tp](Placement from, Placement to) {
     return [&tp, from, to](Tensor x) -> SharedInput::Arriving {
       const auto moving = std::make_shared<PendingRedistribute>(start_redistribute(std::move(x), tp, from, to));
@@ -150,6 +156,7 @@ void colwise(Linear& l, Communicator& tp, Placement in, const std::vector<int64_
 }
 
 void rowwise(Linear& l, Communicator& tp, Placement out) {
+  check_placement("rowwise", out);
   if (tp.size() == 1) return;
   shard_parameter(l, l.weight, 1, tp);
   for (Lora* adapter : l.adapters()) {

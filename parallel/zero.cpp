@@ -11,7 +11,8 @@ Zero::Zero(Module& model, Communicator& axis, const ArenaPtr& arena, const DataO
                    {.name = "zero-" + std::to_string(options.zero),
                     .sharding = ShardingKind::in_shards,
                     .owners = axis.size(),
-                    .every_microbatch = options.zero >= 2}),
+                    .every_microbatch = options.zero >= 2,
+                    .is_ordered = true}),
       stage_(options.zero) {
   if (stage_ < 1 || stage_ > 3) throw FieldError("zero", "expected 1, 2 or 3, got " + std::to_string(stage_));
   split_axis(options.shard_ranks > 0 ? options.shard_ranks : axis.size());
@@ -65,8 +66,8 @@ void Zero::make_gradients(Unit& unit, FlatUnit& shard) {
 void Zero::hook(size_t u) {
   for (const Slot& slot : units_[u].layout.slots) {
     if (!slot.parameter->trainable) continue;
-    slot.parameter->var.on_grad([this, u] { gradient_arrived(u); });
-    if (stage_ >= 2) slot.parameter->var.provide_grad([this, u] { provide_gradients(u); });
+    slot.parameter->var.on_grad(while_alive([this, u] { gradient_arrived(u); }));
+    if (stage_ >= 2) slot.parameter->var.provide_grad(while_alive([this, u] { provide_gradients(u); }));
   }
   if (stage_ >= 2) units_[u].layout.module->disable_fusion();
   if (stage_ == 3) wrap(u);
@@ -78,7 +79,7 @@ void Zero::begin_step() {
 }
 
 void Zero::begin_gradients(int64_t microbatch, UnitRange units) {
-  microbatch_ = microbatch;
+  DataStrategy::begin_gradients(microbatch, units);
   for (size_t u = units.begin; u < std::min(units.end, units_.size()); ++u) {
     units_[u].missing = std::ssize(units_[u].layout.slots);
     units_[u].reduced = !units_[u].layout.trainable;
@@ -137,6 +138,7 @@ void Zero::finish_reducing(size_t u) {
 
 // Parameters without gradients get zeros; reductions complete before the next micro-batch accumulates.
 void Zero::end_gradients(int64_t microbatch, UnitRange units) {
+  DataStrategy::end_gradients(microbatch, units);
   const bool due = stage_ >= 2 || microbatch + 1 == options_.microbatches;
   for (size_t u = std::min(units.end, units_.size()); due && u-- > units.begin;) {
     if (units_[u].reduced) continue;
@@ -148,6 +150,7 @@ void Zero::end_gradients(int64_t microbatch, UnitRange units) {
 }
 
 void Zero::reduce_gradients() {
+  enter(Call::reduce);
   learning_ = false;
   for (size_t u = 0; u < units_.size(); ++u) {
     std::exchange(units_[u].summing, {}).wait();
@@ -156,6 +159,7 @@ void Zero::reduce_gradients() {
 }
 
 void Zero::gather_parameters() {
+  enter(Call::gather);
   if (stage_ == 3) return;  // each use gathers them
   std::vector<Work> pending;
   for (size_t u = 0; u < units_.size(); ++u)

@@ -107,7 +107,6 @@ class Zero final : public DataStrategy {
 
   int stage_;
   std::deque<Unit> units_;
-  int64_t microbatch_ = 0;
   std::deque<size_t> reducing_;
   // Units in order of use, recorded in the first training step for prefetching.
   std::vector<size_t> order_;

@@ -18,14 +18,14 @@ namespace tessera {
 void Zero::wrap(size_t u) {
   const Module::Unit& layout = units_[u].layout;
   for (const Slot& slot : layout.slots) slot.parameter->var.read_at_backward();
-  layout.module->wrap([this, u](const Module::Inner& inner, const Var& x) {
+  layout.module->wrap(while_alive([this, u](const Module::Inner& inner, const Var& x) {
     const bool returns = grad_enabled() && x.defined();  // the backward pass needs the values again
     use(u);
-    Var in = returns ? on_backward(x.tracked(), [this, u] { release(u); }) : x;
+    Var in = returns ? on_backward(x.tracked(), while_alive([this, u] { release(u); })) : x;
     Var y = inner(in);
     release(u);
-    return returns ? on_backward(std::move(y), [this, u] { use(u); }) : y;
-  });
+    return returns ? on_backward(std::move(y), while_alive([this, u] { use(u); })) : y;
+  }));
 }
 
 // Pinned memory is read in stream order: after the update that wrote it and before the next one.

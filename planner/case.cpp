@@ -40,10 +40,10 @@ void check_ranges(const Settings& all) {
     if (!integer && !number) continue;
     const double value = integer ? real(**integer) : **number;
     const Bounds& range = s.field.range;
-    if (value >= range.least && value <= range.most) continue;
-    const std::string expected = !(value < range.least)     ? fmt::format("at most {}", range.most)
-                                 : range.least == kPositive ? "more than 0"
-                                                            : fmt::format("at least {}", range.least);
+    if (value >= range.min && value <= range.max) continue;
+    const std::string expected = !(value < range.min)     ? fmt::format("at most {}", range.max)
+                                 : range.min == kPositive ? "more than 0"
+                                                          : fmt::format("at least {}", range.min);
     throw FieldError(std::string(s.field.name), fmt::format("expected {}, got {}", expected, s.text()));
   }
 }

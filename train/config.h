@@ -83,9 +83,8 @@ struct TrainConfig {
   RunConfig run = {};
   std::string preset = "gpt-nano";    // the named sizes that `model` extends
   std::optional<int64_t> ranks = {};  // the ranks that were required, if any
-  // Names of derived fields (Field::open) that were set; config.toml omits all others. Only train/config_file.h reads
-  // it.
-  std::set<std::string, std::less<>> given = {};
+  // What config.toml contains of the derived fields (Field::open): those that a user set, or, if unset, all that apply.
+  std::optional<std::set<std::string, std::less<>>> given = {};
 };
 using Job = TrainConfig;
 

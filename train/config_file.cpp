@@ -92,9 +92,24 @@ void add_files(Settings& s, RunConfig& r) {
 constexpr std::array<std::string_view, 2> kFacts = {"adapter-base", "base-hash"};
 bool is_in_files(const Setting& s) { return s.field.in_words || std::ranges::count(kFacts, s.word()) > 0; }
 
+// Whether users may write the value: a derived field can have another, such as 0 for a size that follows from others.
+bool is_writable(const Setting& s) {
+  try {
+    s.read("", s.text());
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 // Replaces values that resolution expands by the shorter ones that were typed.
 void shorten(TrainConfig& c) {
-  if (c.data.pack && !c.given.contains("document_mask")) c.optim.document_mask = false;
+  if (!c.given) {
+    c.preset = plain_preset(c.model.family);
+    c.model = resolve_sizes(c.model);
+    return;
+  }
+  if (c.data.pack && !c.given->contains("document_mask")) c.optim.document_mask = false;
   if (c.model.lora.rank == 0) return;
   std::vector<std::string> all;
   for (const LoraTarget& t : lora_targets(c.model)) all.emplace_back(t.name);
@@ -126,9 +141,14 @@ Settings field_descriptors(TrainConfig& c) {
 }
 
 Args values(const TrainConfig& config, const Settings& all, bool (*chosen)(const Field& field)) {
+  const auto is_shown = [&](const Setting& s) {
+    if (!s.field.open) return true;
+    if (config.given) return config.given->contains(s.field.name);
+    return applies(s, all) && is_writable(s);
+  };
   Args out;
   for (const Setting& s : all) {
-    if (!is_in_files(s) || !chosen(s.field) || (s.field.open && !config.given.contains(s.field.name))) continue;
+    if (!is_in_files(s) || !chosen(s.field) || !is_shown(s)) continue;
     if (std::string value = s.written(); !value.empty()) out.emplace_back(s.word(), std::move(value));
   }
   return out;
@@ -148,6 +168,7 @@ std::string to_toml(const TrainConfig& config) {
 void apply_config_file(TrainConfig& config, const std::string& path) { apply_config(config, read_file(path), path); }
 
 void apply_config(TrainConfig& c, std::string_view file, const std::string& path) {
+  if (!c.given) c.given.emplace();
   const Settings all = field_descriptors(c);
   std::vector<std::string> known;
   for (const Setting& s : all)
@@ -161,7 +182,7 @@ void apply_config(TrainConfig& c, std::string_view file, const std::string& path
       const Setting& s = *std::ranges::find(all, entry.key, &Setting::word);
       if (s.is_text() && !entry.text) throw Error(fmt::format("{}: expected a string, got '{}'", where, entry.value));
       s.read(where, s.is_text() || (s.field.share && entry.text) ? *entry.text : entry.value);
-      c.given.emplace(s.field.name);
+      c.given->emplace(s.field.name);
     });
   found.raise();
 }

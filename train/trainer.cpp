@@ -212,6 +212,7 @@ std::vector<Communicator*> Trainer::communicators() {
 }
 
 void Trainer::update(const StepReport& r) {
+  if (strategy().awaits_gradients()) reject("update", "compute_gradients() first", "no gradients of this step");
   const TraceSpan span(trace_, "optimizer");
   optimizer_->step(r.lr, clip_factor(r.grad_norm, job_.optim.clip));
   strategy().gather_parameters();
@@ -230,6 +231,8 @@ StepReport Trainer::step(StepRequest request) {
 
 // As many sequences per pass as a micro-batch: no more memory than a step, and the same packed weights.
 std::optional<double> Trainer::mean_loss(const Rows& split, const std::function<bool()>& stop) {
+  if (const int64_t tokens = whole_->config.context; split.context() != tokens)
+    reject("mean_loss", fmt::format("rows of {} tokens, the `context`", tokens), fmt::format("{}", split.context()));
   const ScopedSyncedWeights model_of_all(strategy());
   const auto forward = [&](const Tensor& ids, const Tensor& targets, const Tensor& starts) {
     model().set_step(tokens_->where(ids, starts));

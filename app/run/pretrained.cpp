@@ -356,14 +356,14 @@ FullTensors first_weights(const Pretrained& from, const ModelConfig& config) {
 }
 
 void take_model(TrainOptions& o, const ModelConfig& c) {
-  ModelConfig model = whole_sizes(c);
+  ModelConfig model = resolve_sizes(c);
   const Settings theirs = field_descriptors(model), ours = field_descriptors(o.model);
   const auto take = [&](std::string_view name) {
     const Setting &from = theirs.at(name), &to = ours.at(name);
     if (o.gives(name) && to.text() != from.text())
       bad_usage("--{}: the model has {}, got {}", to.word(), from.text(), to.text());
     to.assign(from);
-    o.given.emplace(name);
+    o.given->emplace(name);
   };
   const std::string default_model = TrainOptions().preset, plain(plain_preset(c.family));
   if (o.preset != default_model && o.preset != plain)

@@ -1,4 +1,4 @@
-// Filters, tests, functions and methods; each is a table entry.
+// Tables of filters, tests, functions and methods.
 #include <utf8proc.h>
 
 #include <cmath>
@@ -18,7 +18,7 @@ const std::string& Call::exact(size_t i) const {
   if (!at(i).text()) bad_input("expected a string, got {}", type_name(at(i)));
   return *at(i).text();
 }
-int64_t Call::whole(size_t i, int64_t otherwise) const {
+int64_t Call::int_at(size_t i, int64_t otherwise) const {
   if (has(i) && !integer(at(i))) bad_input("expected an integer, got {}", type_name(at(i)));
   return integer(at(i)).value_or(otherwise);
 }
@@ -28,7 +28,7 @@ namespace {
 using std::u32string_view;
 using Point = utf8proc_int32_t;
 
-// The position of a word in a space-separated list.
+// Index of a word in a space-separated list.
 std::optional<size_t> find_substring(std::string_view words, std::string_view word) {
   for (size_t place = 0; !words.empty(); ++place) {
     const size_t end = std::min(words.find(' '), words.size());
@@ -44,8 +44,8 @@ Value strip(const Call& c) {
   return std::string(stripped(c.text(0), c.name != "rstrip", c.name != "lstrip", blanks ? nullptr : &c.exact(1)));
 }
 
-// Changes case: the first character of each word by `first`, the others to lower case. `begins` decides by the
-// preceding character (0: none) whether a word begins.
+// `first` converts the first character of each word, lower case the others. A word begins where `begins` accepts the
+// preceding character (0: none).
 std::string cased(std::string_view s, bool (*begins)(char32_t), Point (*first)(Point) = utf8proc_totitle) {
   std::u32string points = code_points(s);
   char32_t before = 0;
@@ -69,10 +69,10 @@ Value lower(const Call& c) { return cased(c.text(0), never); }
 Value capitalised(const Call& c) { return cased(c.text(0), is_first); }
 
 std::string replaced(RenderContext& work, const std::string& s, const std::string& old, const std::string& by,
-                     int64_t most) {
+                     int64_t limit) {
   std::string out;
   size_t begin = 0;
-  for (size_t at = 0; most != 0 && at <= s.size(); --most) {
+  for (size_t at = 0; limit != 0 && at <= s.size(); --limit) {
     const size_t found = s.find(old, at);
     if (found == std::string::npos) break;
     out.append(s, begin, found - begin).append(by);
@@ -101,12 +101,12 @@ Values to_lines(const std::string& s) {
 Value split(const Call& c) {
   std::string_view s = c.exact(0);
   c.work.charge(64 + 64 * s.size());
-  int64_t most = c.whole(2, -1);
+  int64_t limit = c.int_at(2, -1);
   Values out;
   if (c.has(1)) {
     const std::string& by = c.exact(1);
     if (by.empty()) throw InputError("splitting by an empty separator is not supported");
-    for (size_t end = s.find(by); most-- != 0 && end != std::string_view::npos; end = s.find(by)) {
+    for (size_t end = s.find(by); limit-- != 0 && end != std::string_view::npos; end = s.find(by)) {
       out.emplace_back(std::string(s.substr(0, end)));
       s.remove_prefix(end + by.size());
     }
@@ -114,13 +114,13 @@ Value split(const Call& c) {
   }
   while (!c.has(1) && !(s = stripped(s, true, false)).empty()) {
     const std::string_view behind = tessera::stripped(s, true, false, [](char32_t p) { return !is_space(p); });
-    const size_t end = most-- == 0 ? s.size() : s.size() - behind.size();
+    const size_t end = limit-- == 0 ? s.size() : s.size() - behind.size();
     out.emplace_back(std::string(s.substr(0, end)));
     s.remove_prefix(end);
   }
   return make_sequence(c.work, std::move(out));
 }
-// The value at a dotted path of keys, "a.b.c".
+// `path` is dotted: "a.b.c".
 Value at_path(RenderContext& work, Value v, const Value& path) {
   if (!path.text()) return path.is<Undefined>() || path.is<None>() ? v : item(work, v, path);
   if (path.text()->find_first_of(",0123456789") != std::string::npos)
@@ -131,7 +131,7 @@ Value at_path(RenderContext& work, Value v, const Value& path) {
   }
   return v;
 }
-// Sorts by the values at a path; strings case-insensitively.
+// Keys are the values at `path`; strings compare case-insensitively.
 Value sorted(RenderContext& work, const Values& items, const Value& path) {
   std::vector<std::pair<Value, Value>> keyed;
   for (const Value& v : items) {
@@ -170,7 +170,7 @@ std::string joined(RenderContext& work, const std::string& between, const Values
   }
   return out;
 }
-// first and last. Taking the first item of an iterator leaves the following ones.
+// first and last. On an iterator, `first` consumes only one item.
 Value suffix_test(const Call& c) {
   const bool last = c.name == "last";
   if (last) length(c);
@@ -181,15 +181,14 @@ Value suffix_test(const Call& c) {
   if (s && s->form == Form::iterator) s->items.assign(items.begin() + 1, items.end());
   return out;
 }
-// A number of spaces, or the given string.
 std::string indentation(const Call& c, size_t i, int64_t otherwise) {
   if (c.at(i).text()) return c.text(i);
-  const auto width = static_cast<size_t>(std::max<int64_t>(c.whole(i, otherwise), 0));
+  const auto width = static_cast<size_t>(std::max<int64_t>(c.int_at(i, otherwise), 0));
   c.work.charge(width);
   return std::string(width, ' ');
 }
 
-// Applies the filter or test named by an argument to a value, with the arguments after the name.
+// The filter or test is argument `name`; its arguments follow.
 Value applied(const Call& c, Group group, const Value& v, size_t name) {
   const auto found = find_builtin(group, c.exact(name));
   if (!found) bad_input("unknown filter or test '{}'", c.exact(name));
@@ -264,7 +263,7 @@ constexpr Builtin kFilters[] = {
     {"lower", "s", lower},
     {"map", "*", mapped},
     {"replace", "s old new count",
-     [](const Call& c) -> Value { return replaced(c.work, c.text(0), c.text(1), c.text(2), c.whole(3, -1)); }},
+     [](const Call& c) -> Value { return replaced(c.work, c.text(0), c.text(1), c.text(2), c.int_at(3, -1)); }},
     {"reverse", "value",
      [](const Call& c) -> Value {
        const bool read = c.at(0).sequence() && c.at(0).sequence()->form == Form::iterator;
@@ -346,8 +345,8 @@ constexpr Builtin kGlobals[] = {
      [](const Call& c) -> Value { throw InputError("the template raises an error: " + c.text(0)); }},
     {"range", "start stop step",
      [](const Call& c) {
-       const int64_t one = c.whole(0, 0), step = c.whole(2, 1);
-       const int64_t start = c.has(1) ? one : 0, stop = c.has(1) ? c.whole(1, 0) : one;
+       const int64_t one = c.int_at(0, 0), step = c.int_at(2, 1);
+       const int64_t start = c.has(1) ? one : 0, stop = c.has(1) ? c.int_at(1, 0) : one;
        if (step == 0 || !c.has(0)) throw InputError("a range requires a bound and a nonzero step");
        Values items;
        for (__int128 i = start; step > 0 ? i < stop : i > stop; i += step) {
@@ -360,10 +359,10 @@ constexpr Builtin kGlobals[] = {
      [](const Call& c) -> Value {
        if (c.exact(0).size() > 200) throw InputError("a date format is longer than 200 bytes");
        const std::time_t now = std::time(nullptr);
-       std::tm parts = {};
-       localtime_r(&now, &parts);
+       std::tm fields = {};
+       localtime_r(&now, &fields);
        char out[20000];
-       return std::string(out, std::strftime(out, sizeof(out), c.exact(0).c_str(), &parts));
+       return std::string(out, std::strftime(out, sizeof(out), c.exact(0).c_str(), &fields));
      }},
 };
 
@@ -373,7 +372,7 @@ constexpr Builtin kTextMethods[] = {
     {"join", "s items", [](const Call& c) -> Value { return joined(c.work, c.exact(0), to_items(c.work, c.at(1))); }},
     {"lower", "s", lower},
     {"replace", "s old new count",
-     [](const Call& c) -> Value { return replaced(c.work, c.exact(0), c.exact(1), c.exact(2), c.whole(3, -1)); }},
+     [](const Call& c) -> Value { return replaced(c.work, c.exact(0), c.exact(1), c.exact(2), c.int_at(3, -1)); }},
     {"split", "s sep maxsplit", split},
     {"splitlines", "s", [](const Call& c) { return make_sequence(c.work, to_lines(c.text(0))); }},
     {"startswith", "s prefix", [](const Call& c) -> Value { return c.exact(0).starts_with(c.exact(1)); }},

@@ -1,4 +1,4 @@
-// Renders turns and locates responses in the text.
+// Chat templates of models.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -8,23 +8,23 @@
 namespace tessera {
 namespace {
 
-// These Unicode noncharacters enclose a special token's name in a message while the template runs.
+// Unicode noncharacters that enclose special tokens' names in messages during rendering.
 constexpr std::string_view kOpens = "\uFDD0", kCloses = "\uFDD1";
 
 constexpr std::string_view kThoughtEnds = "</think>";
-constexpr std::string_view kPlaceholder = "\uFDD2";  // replaces a message that is being located
+constexpr std::string_view kPlaceholder = "\uFDD2";  // stands for a message that is being located
 
-// The mark of each byte of a rendered text; `never`: no target, even without responses_only.
+// The kind of each byte of a rendered text; `never`: no target, even without responses_only.
 enum class Mark : uint8_t { none, response, never };
 
-// Splits a text into pieces at the delimiters of special tokens' names in messages.
-void cut(std::string_view text, Mark mark, const std::string& what, std::vector<Piece>& out) {
+// Splits at the delimiters of special tokens' names.
+void cut(std::string_view text, Mark mark, const std::string& what, std::vector<Segment>& out) {
   for (bool plain = false; !text.empty(); plain = !plain) {
     const size_t end = text.find(plain ? kCloses : kOpens), other = text.find(plain ? kOpens : kCloses);
     if ((plain && end == std::string_view::npos) || other < end)
       throw InputError(what + ": the chat template prints only part of a special token's name in a message");
     if (end != 0)
-      out.push_back({plain ? Piece::Kind::text : Piece::Kind::marker, std::string(text.substr(0, end)),
+      out.push_back({plain ? Segment::Kind::text : Segment::Kind::marker, std::string(text.substr(0, end)),
                      mark == Mark::response, mark == Mark::never});
     text.remove_prefix(end == std::string_view::npos ? text.size() : end + kOpens.size());
   }
@@ -42,13 +42,13 @@ ModelTemplate::ModelTemplate(const Tokenizer& tokenizer)
   }
 }
 
-// A message's text in which names of special tokens are marked as plain text.
+// Encloses names of special tokens in delimiters.
 std::string ModelTemplate::quoted(const std::string& text) const {
   if (text.find(kOpens) != std::string::npos || text.find(kCloses) != std::string::npos)
     throw InputError("a message contains a noncharacter, U+FDD0 or U+FDD1");
   std::string out;
-  special_.split(text, true, [&](std::string_view part, int32_t token) {
-    out += token < 0 ? std::string(part) : fmt::format("{}{}{}", kOpens, part, kCloses);
+  special_.split(text, true, [&](std::string_view segment, int32_t token) {
+    out += token < 0 ? std::string(segment) : fmt::format("{}{}{}", kOpens, segment, kCloses);
   });
   return out;
 }
@@ -98,7 +98,7 @@ jinja::Rendered ModelTemplate::text(std::span<const Message> turns, const std::s
   }
 }
 
-// The size of a turn's text after `begin`, without white space after a final special token.
+// Excludes white space after a final special token.
 size_t ModelTemplate::turn_size(std::string_view with_turn, size_t begin) const {
   const std::string_view bare = jinja::stripped(with_turn, false, true);
   bool ends = false;
@@ -106,15 +106,15 @@ size_t ModelTemplate::turn_size(std::string_view with_turn, size_t begin) const 
   return std::max(begin, ends ? bare.size() : with_turn.size()) - begin;
 }
 
-// The number of bytes at the beginning of `rest`, the text after a message, that belong to its turn. `last` is the text
-// after the message in a final turn. If that contains a different special token (gpt-oss) or one more (Phi-3), the
-// first one counts.
+// Bytes at the beginning of `rest`, the text after a message, that belong to its turn. `last` is the text after the
+// message in a final turn. If `last` has a different special token (gpt-oss) or one more (Phi-3), the first one of
+// `rest` counts.
 size_t ModelTemplate::closing_size(std::string_view last, std::string_view rest) const {
   size_t size = 0;
   bool marked = false, done = false;
-  special_.split(last, true, [&](std::string_view part, int32_t token) {
-    done = done || !rest.substr(size).starts_with(part);
-    if (!done) return void((size += part.size(), marked |= token >= 0));
+  special_.split(last, true, [&](std::string_view segment, int32_t token) {
+    done = done || !rest.substr(size).starts_with(segment);
+    if (!done) return void((size += segment.size(), marked |= token >= 0));
     if (!std::exchange(marked, true) && token >= 0)
       special_.split(rest.substr(size), true, [&, first = true](std::string_view other, int32_t its) mutable {
         if (std::exchange(first, false) && its >= 0) size += other.size();
@@ -123,11 +123,10 @@ size_t ModelTemplate::closing_size(std::string_view last, std::string_view rest)
   return turn_size(rest.substr(0, size), 0);
 }
 
-// Locates a turn if the rendering of the first turns is not a prefix of the entire text (Qwen3 shows an empty thought
-// only in the last turn): between the texts around a placeholder rendered instead of the message. The turn begins after
-// the generation prompt, as far as the entire text contains it, and ends with the text that the template prints after
-// the message.
-std::pair<size_t, size_t> ModelTemplate::locate(const Example& example, size_t i, std::string_view whole,
+// Locates a turn if the first turns' rendering is not a prefix of the full text (Qwen3 shows an empty thought only in
+// the last turn), using a rendering with a placeholder instead of the message. The turn begins after the generation
+// prompt, as far as the full text contains it, and ends with the text that the template prints after the message.
+std::pair<size_t, size_t> ModelTemplate::locate(const Example& example, size_t i, std::string_view full,
                                                 std::string_view before, const std::string& what) const {
   const auto refuse = [&](const char* why) {
     bad_input(
@@ -138,7 +137,7 @@ std::pair<size_t, size_t> ModelTemplate::locate(const Example& example, size_t i
   std::vector<Message> turns = example.turns;
   const bool silent = std::exchange(turns[i].silent, false);
   std::string& changed = turns[i].text;
-  const size_t thought = changed.rfind(kThoughtEnds);  // a thought stays in the text: templates move it elsewhere
+  const size_t thought = changed.rfind(kThoughtEnds);  // a thought stays in the text, since templates move it
   const size_t from = thought == std::string::npos ? 0 : changed.find_first_not_of('\n', thought + kThoughtEnds.size());
   const std::string own = quoted(changed.substr(std::min(from, changed.size())));
   changed.resize(std::min(from, changed.size())), changed += kPlaceholder;
@@ -151,21 +150,21 @@ std::pair<size_t, size_t> ModelTemplate::locate(const Example& example, size_t i
   };
   auto [head, rest] = around(turns.size());
   std::string tail = around(i + 1).second;
-  // A message with only tool calls has no line break between its text and the calls.
+  // Without text, no line break precedes tool calls.
   for (std::string* const text : {&rest, &tail})
     if (silent) *text = jinja::stripped(*text, true, false);
-  if (!whole.starts_with(head) || !whole.ends_with(rest) || whole.size() < head.size() + rest.size())
+  if (!full.starts_with(head) || !full.ends_with(rest) || full.size() < head.size() + rest.size())
     refuse("differently from a placeholder");
-  const size_t end = whole.size() - rest.size();
-  const std::string_view found = whole.substr(head.size(), end - head.size());
+  const size_t end = full.size() - rest.size();
+  const std::string_view found = full.substr(head.size(), end - head.size());
   const size_t closing = closing_size(tail, rest);
   if (own.find(found) == std::string::npos || (closing == 0 && !tail.empty())) refuse("differently from a placeholder");
   const std::string asked = i == 0 ? "" : text(std::span(turns).first(i), example.variables, false, what).text;
   size_t begin = head.size();
-  if (whole.starts_with(before)) {
+  if (full.starts_with(before)) {
     begin = before.size();
-  } else if (whole.starts_with(asked) && before.starts_with(asked)) {
-    begin = static_cast<size_t>(std::ranges::mismatch(whole, before).in1 - whole.begin());
+  } else if (full.starts_with(asked) && before.starts_with(asked)) {
+    begin = static_cast<size_t>(std::ranges::mismatch(full, before).in1 - full.begin());
   } else if (const std::string_view marker = before.substr(std::min(asked.size(), before.size()));
              !marker.empty() && before.starts_with(asked)) {
     const size_t at = head.rfind(marker);
@@ -174,36 +173,36 @@ std::pair<size_t, size_t> ModelTemplate::locate(const Example& example, size_t i
   return {std::min(begin, head.size()), end + closing};
 }
 
-std::vector<Piece> ModelTemplate::render(const Example& example, const std::string& what, bool responses) const {
+std::vector<Segment> ModelTemplate::render(const Example& example, const std::string& what, bool responses) const {
   const std::span<const Message> all(example.turns);
-  const jinja::Rendered whole = text(all, example.variables, false, what);
-  std::vector<Mark> marks(whole.text.size(), Mark::none);
+  const jinja::Rendered full = text(all, example.variables, false, what);
+  std::vector<Mark> marks(full.text.size(), Mark::none);
   const auto mark = [&](size_t begin, size_t end, Mark by) {
     std::fill(marks.begin() + static_cast<std::ptrdiff_t>(begin), marks.begin() + static_cast<std::ptrdiff_t>(end), by);
   };
-  for (const auto& [begin, end] : whole.generated) mark(begin, end, Mark::response);
+  for (const auto& [begin, end] : full.generated) mark(begin, end, Mark::response);
   for (size_t i = 0; i < all.size(); ++i) {
     const bool answer = all[i].role == Role::assistant, never = all[i].training == Message::Training::never;
-    // A turn that is not a response must be located if a block marks it as one.
-    if (responses ? !answer || (!never && all[i].is_response() != whole.generated.empty()) : !never) continue;
+    // Locate a turn that is not a response if a block marks it as one.
+    if (responses ? !answer || (!never && all[i].is_response() != full.generated.empty()) : !never) continue;
     const std::string before = i == 0 && !answer ? "" : text(all.first(i), example.variables, answer, what).text;
     const std::string with_turn =
-        i + 1 == all.size() ? whole.text : text(all.first(i + 1), example.variables, false, what).text;
+        i + 1 == all.size() ? full.text : text(all.first(i + 1), example.variables, false, what).text;
     std::pair<size_t, size_t> turn{before.size(), before.size() + turn_size(with_turn, before.size())};
-    if (!with_turn.starts_with(before) || !whole.text.starts_with(with_turn))
-      turn = locate(example, i, whole.text, before, what);
+    if (!with_turn.starts_with(before) || !full.text.starts_with(with_turn))
+      turn = locate(example, i, full.text, before, what);
     mark(turn.first, turn.second, never ? Mark::never : all[i].is_response() ? Mark::response : Mark::none);
   }
-  std::vector<Piece> out;
+  std::vector<Segment> out;
   for (size_t at = 0, end = 0; at < marks.size(); at = end) {
     while (end < marks.size() && marks[end] == marks[at]) ++end;
-    cut(std::string_view(whole.text).substr(at, end - at), marks[at], what, out);
+    cut(std::string_view(full.text).substr(at, end - at), marks[at], what, out);
   }
   return out;
 }
 
-std::vector<Piece> ModelTemplate::prompt(const std::vector<Message>& turns, const std::string& what) const {
-  std::vector<Piece> out;
+std::vector<Segment> ModelTemplate::prompt(const std::vector<Message>& turns, const std::string& what) const {
+  std::vector<Segment> out;
   cut(text(turns, "", true, what).text, Mark::none, what, out);
   return out;
 }

@@ -1,4 +1,4 @@
-// The parser, which compiles each part of a template to a function that prints it.
+// The parser, which compiles a template to functions that print it.
 #include "data/jinja/template.h"
 
 #include <cctype>
@@ -19,8 +19,8 @@ constexpr int kDeepestSyntax = 150, kMaxLinks = 1500, kDeepestRun = 500;
 
 // Limits nesting, so that no template overflows the stack.
 struct Level : NotCopied {
-  Level(int& level, int most) : now(level) {
-    if (++now > most) throw InputError("nested too deeply, or endless recursion of a macro");
+  Level(int& level, int max) : now(level) {
+    if (++now > max) throw InputError("nested too deeply, or endless recursion of a macro");
   }
   ~Level() { --now; }
 
@@ -38,7 +38,6 @@ Value eval(const Code& code, RenderContext& work) {
   const Level level(work.depth, kDeepestRun);
   return code(work);
 }
-// Runs f in a new scope within `outer`.
 template <class F>
 auto within(RenderContext& work, std::shared_ptr<Scope> outer, const F& f) {
   const std::shared_ptr<Scope> before = std::exchange(work.scope, std::make_shared<Scope>(Scope{std::move(outer)}));
@@ -46,7 +45,6 @@ auto within(RenderContext& work, std::shared_ptr<Scope> outer, const F& f) {
   work.scope = before;
   return out;
 }
-// The output of a body in a new scope.
 std::string to_string(const Step& body, RenderContext& work) {
   std::string text;
   std::string* const before = std::exchange(work.out, &text);
@@ -101,7 +99,7 @@ class Parser {
     const std::string_view found = rest().empty() ? "the end" : rest().substr(0, rest().find_first_of(" \n", 1));
     bad_input("expected {}, got '{}'", expected, found.substr(0, 40));
   }
-  // Skips "%}", "}}" or "#}" with its sign, and the white space that these remove.
+  // Skips "%}", "}}" or "#}" with its sign, and the white space that they remove.
   bool closes(char c) {
     const bool takes = rest().starts_with('-'), keeps = c != '}' && rest().starts_with('+');
     if (rest().substr(takes || keeps ? 1 : 0, 2) != std::string{c, '}'}) return false;
@@ -118,7 +116,7 @@ class Parser {
     expect(word);
     close('%');
   }
-  // The next token of a tag: a word, an operator, or the opening quote of a string.
+  // A word, an operator, or the opening quote of a string.
   std::string_view next() {
     skip_space();
     size_t length = 0;
@@ -128,8 +126,8 @@ class Parser {
     return rest().substr(0, std::max<size_t>(length, 1));
   }
   bool is(std::string_view token) { return next() == token; }
-  bool at_any_keyword(Ends words) {
-    return std::any_of(words.begin(), words.end(), [&](std::string_view word) { return is(word); });
+  bool at_any_keyword(Ends ends) {
+    return std::any_of(ends.begin(), ends.end(), [&](std::string_view word) { return is(word); });
   }
   bool skip(std::string_view word) {
     const size_t before = at_;
@@ -151,10 +149,8 @@ class Parser {
     if (++links_ > kMaxLinks) throw InputError("a tag is too complex");
   }
 
-  // --- statements ---
-
-  // Parses up to a tag that begins with one of the words, which is next afterwards. White space is treated as in
-  // transformers' environment: lstrip_blocks here, trim_blocks in closes().
+  // Parses up to a tag that begins with one of `ends`, the next token afterwards. White space follows transformers'
+  // environment: lstrip_blocks here, trim_blocks in closes().
   Step body(Ends ends) {
     const Level level(level_, kDeepestSyntax);
     std::vector<std::pair<int, Step>> steps;
@@ -204,7 +200,7 @@ class Parser {
       return Flow::on;
     };
   }
-  // Parses a body; `loops`: whether it may contain `break` and `continue`.
+  // `loops`: whether the body may contain `break` and `continue`.
   Step parse_body(Ends ends, bool loops) {
     close('%');
     const bool before = std::exchange(loops_, loops);
@@ -266,7 +262,7 @@ class Parser {
       const auto at = std::make_shared<size_t>(0);
       const Value known =
           work.keep({.attribute = [items, at](const std::string& name) { return loop_attribute(items, *at, name); }});
-      bool empty = true;  // also after a loop whose bodies all `continue`, as in Jinja
+      bool empty = true;  // also true after a loop whose bodies all `continue`, as in Jinja
       for (Flow flow = Flow::on; flow != Flow::broken && *at < items.size(); ++*at) {
         flow = within(work, work.scope, [&] {
           work.scope->values["loop"] = known;
@@ -341,15 +337,12 @@ class Parser {
     return out;
   }
 
-  // --- expressions ---
-
   static Code constant(Value value) {
     return [v = std::move(value)](RenderContext&) { return v; };
   }
-  // Applies f to the values of `parts`.
   template <class F>
-  static Code made(std::vector<Code> parts, F f) {
-    return [all = Given{std::move(parts)}, f](RenderContext& work) -> Value {
+  static Code made(std::vector<Code> values, F f) {
+    return [all = Given{std::move(values)}, f](RenderContext& work) -> Value {
       return f(work, evaluated(all, work).given);
     };
   }
@@ -360,18 +353,18 @@ class Parser {
   static Code inverted(Code of) {
     return made({std::move(of)}, [](RenderContext&, const Values& v) { return !truth(v[0]); });
   }
-  // Operators by precedence. Signs precede their operand; calls, members and items are part of it.
+  // By precedence. Signs precede their operand; calls, members and items are part of it.
   enum Power { kTernary, kOr, kAnd, kNot, kCompare, kPlus, kTilde, kTimes, kFilter, kSign };
   static constexpr std::pair<std::string_view, Power> kOperators[] = {
       {"or", kOr},     {"and", kAnd},    {"==", kCompare}, {"!=", kCompare},     {"<", kCompare}, {"<=", kCompare},
       {">", kCompare}, {">=", kCompare}, {"in", kCompare}, {"not in", kCompare}, {"+", kPlus},    {"-", kPlus},
       {"~", kTilde},   {"*", kTimes},    {"/", kTimes},    {"//", kTimes},       {"%", kTimes}};
 
-  // Parses an expression of operators of at least this precedence.
-  Code expression(int least = kTernary) {
+  // Parses operators of at least this precedence.
+  Code expression(int min = kTernary) {
     const Level level(level_, kDeepestSyntax);
     Code out;
-    if (least <= kNot && skip("not")) {
+    if (min <= kNot && skip("not")) {
       out = inverted(expression(kNot));
     } else if (is("-") || is("+")) {
       const char* const op = s_[at_++] == '-' ? "-" : "+";
@@ -382,11 +375,11 @@ class Parser {
       out = postfix(primary());
     }
     for (bool compared = false;; link()) {
-      if (least <= kFilter && skip("|")) {
+      if (min <= kFilter && skip("|")) {
         out = applied(Group::filters, std::move(out));
-      } else if (least <= kFilter && skip("is")) {
+      } else if (min <= kFilter && skip("is")) {
         out = skip("not") ? inverted(applied(Group::tests, std::move(out))) : applied(Group::tests, std::move(out));
-      } else if (least <= kTernary && skip("if")) {
+      } else if (min <= kTernary && skip("if")) {
         const Code condition = expression(kOr), otherwise = skip("else") ? expression() : nullptr;
         out = [yes = std::move(out), condition, otherwise](RenderContext& work) {
           if (truth(eval(condition, work))) return eval(yes, work);
@@ -394,7 +387,7 @@ class Parser {
         };
       } else {
         const auto* const found = std::find_if(std::begin(kOperators), std::end(kOperators),
-                                               [&](const auto& o) { return o.second >= least && skip(o.first); });
+                                               [&](const auto& o) { return o.second >= min && skip(o.first); });
         if (found == std::end(kOperators)) return out;
         if (found->second == kCompare && std::exchange(compared, true))
           throw InputError("chained comparisons are not supported");
@@ -435,18 +428,18 @@ class Parser {
       }
     }
   }
-  // An index, or a slice with up to three bounds.
+  // An index, or a slice.
   Code subscript(const Code& of) {
     if (is("]")) fail_expected("an index");
-    std::vector<Code> parts{of};
-    do parts.push_back(is(":") || is("]") ? constant(None{}) : expression());
-    while (parts.size() < 4 && skip(":"));
+    std::vector<Code> operands{of};
+    do operands.push_back(is(":") || is("]") ? constant(None{}) : expression());
+    while (operands.size() < 4 && skip(":"));
     expect("]");
-    if (parts.size() == 2)
-      return made(std::move(parts),
+    if (operands.size() == 2)
+      return made(std::move(operands),
                   [](RenderContext& work, const Values& v) { return member(work, v[0], v[1], false); });
-    parts.resize(4, constant(None{}));
-    return made(std::move(parts),
+    operands.resize(4, constant(None{}));
+    return made(std::move(operands),
                 [](RenderContext& work, const Values& v) { return slice(work, v[0], v[1], v[2], v[3]); });
   }
   Value number() {
@@ -506,7 +499,7 @@ class Parser {
       return make_dict(work, out);
     });
   }
-  // Parses comma-separated items up to `end`, with an optional trailing comma.
+  // Comma-separated items up to `end`, with an optional trailing comma.
   template <class F>
   void all_until(std::string_view end, const F& one) {
     while (!is(end)) {
@@ -531,7 +524,7 @@ class Parser {
     });
     return out;
   }
-  // A filter or a test; the only argument of a test may omit its parentheses.
+  // The only argument of a test may omit its parentheses.
   Code applied(Group group, Code to) {
     const Text called = word();
     const auto builtin = find_builtin(group, *called);

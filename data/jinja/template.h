@@ -4,11 +4,10 @@
 //   jinja::RenderContext work;
 //   t.render(work, {{"messages", messages}}).text
 //
-// Supported: the statements if, for (with else, if, break, continue; not recursive), set, macro and generation; Jinja's
-// operators except ** and string formatting by %; mappings with string keys; the filters, tests, functions and methods
-// of builtins.cpp; Jinja's rules for white space (trim_blocks, lstrip_blocks) and undefined values; and those of the
-// sandbox (only namespaces are mutable). Anything else is rejected with its line. Case mapping is per character except
-// for the sharp s of `upper`; integers have 64 bits.
+// Supported: the statements if, for (not recursive), set, macro and generation; Jinja's operators except ** and string
+// formatting by %; mappings with string keys; the tables of builtins.cpp; Jinja's rules for white space (trim_blocks,
+// lstrip_blocks), undefined values and the sandbox (only namespaces are mutable). Anything else is rejected with its
+// line. Case mapping is per character except for the sharp s of `upper`; integers have 64 bits.
 #pragma once
 
 #include "data/jinja/value.h"
@@ -24,11 +23,11 @@ using Step = std::function<Flow(RenderContext&)>;
 
 class Template {
  public:
-  // Throws InputError naming `what` and the line.
+  // Throws InputError naming the line.
   Template(std::string_view source, std::string what);
 
-  // Renders once; `work` owns the values of the variables. Throws InputError naming the line where Jinja throws, for
-  // unsupported features, and for a template that exceeds the bound on work.
+  // `work` owns the variables' values and serves one rendering. Throws InputError naming the line where Jinja throws,
+  // for unsupported features, and at the bound on work.
   Rendered render(RenderContext& work, const Variables& variables) const;
 
  private:
@@ -38,35 +37,34 @@ class Template {
 
 }  // namespace jinja
 
-// The chat template of a model's tokenizer, applied to examples and prompts.
+// A tokenizer's chat template, applied to examples and prompts.
 class ModelTemplate {
  public:
-  // Throws InputError naming the line with a syntax error or an unsupported feature.
+  // Throws InputError as Template does.
   explicit ModelTemplate(const Tokenizer& tokenizer);
 
-  // The rendered pieces of an example. In a marker, names of special tokens denote these tokens; in a message they are
-  // plain text. The response is the output of `generation` blocks or, without any, the text that an assistant's turn
-  // adds to the generation prompt, without white space after a final special token. Without `responses`, only turns of
-  // weight 0 are located. If the rendering of the first turns is not a prefix of the rendering of all turns, a turn is
-  // located by the message's text. Throws InputError naming `what` if the template raises an error, or if a turn that
-  // must be located is printed more than once, modified or not at all.
-  std::vector<Piece> render(const Example& example, const std::string& what, bool responses = true) const;
-  // The pieces of the generation prompt, which asks the assistant for the next turn.
-  std::vector<Piece> prompt(const std::vector<Message>& turns, const std::string& what) const;
+  // In a marker, names of special tokens denote these tokens; in a message they are plain text. The response is the
+  // output of `generation` blocks or, without any, the text that an assistant's turn adds to the generation prompt,
+  // without white space after a final special token. Without `responses`, only turns of weight 0 are located. If the
+  // first turns' rendering is not a prefix of the full rendering, a turn is located by its message's text. Throws
+  // InputError if the template raises an error, or prints a turn to be located never, modified or more than once.
+  std::vector<Segment> render(const Example& example, const std::string& what, bool responses = true) const;
+  // Asks the assistant for the next turn.
+  std::vector<Segment> prompt(const std::vector<Message>& turns, const std::string& what) const;
 
  private:
   jinja::Rendered text(std::span<const Message> turns, const std::string& variables, bool asks,
                        const std::string& what) const;
   size_t turn_size(std::string_view with_turn, size_t begin) const;
   size_t closing_size(std::string_view last, std::string_view rest) const;
-  std::pair<size_t, size_t> locate(const Example& example, size_t i, std::string_view whole, std::string_view before,
+  std::pair<size_t, size_t> locate(const Example& example, size_t i, std::string_view full, std::string_view before,
                                    const std::string& what) const;
   std::string quoted(const std::string& text) const;
   jinja::Value to_jinja(jinja::RenderContext& work, const nlohmann::ordered_json& json) const;
 
   jinja::Template template_;
-  std::map<std::string, std::string> variables_;  // names of tokens, such as bos_token
-  hub::AddedTokens special_ = {};                 // special tokens, which remain plain text in messages
+  std::map<std::string, std::string> variables_;  // token names, such as bos_token
+  hub::AddedTokens special_ = {};                 // remain plain text in messages
 };
 
 }  // namespace tessera

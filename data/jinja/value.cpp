@@ -78,12 +78,12 @@ bool is_indexed(const Value& v) { return v.text() || (v.sequence() && v.sequence
 [[noreturn]] void refuse(std::string_view operation, const Value& a, const Value& b) {
   bad_input("{} of {} and {} is not supported", operation, type_name(a), type_name(b));
 }
-// Python's Markup escapes the strings that it is concatenated with.
+// Python's Markup escapes strings concatenated with it.
 void require_plain(const Value& v) {
   if (v.marked) throw InputError("a string marked by `safe` may only be printed, or joined by ~");
 }
 
-// As in Python: double quotes if the string contains single quotes and no double quotes.
+// As in Python: double quotes only if the string contains single quotes and no double quotes.
 std::string quoted(const std::string& text) {
   const char quote = text.find('\'') != std::string::npos && text.find('"') == std::string::npos ? '"' : '\'';
   std::string out(1, quote);

@@ -1,4 +1,4 @@
-// Values of a template, with Python's semantics as far as templates can observe them.
+// Template values, with Python's semantics as far as templates can observe them.
 #pragma once
 #include <compare>
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace tessera::jinja {
 
 using Text = std::shared_ptr<const std::string>;  // UTF-8
 struct Undefined {
-  Text name = nullptr;  // the name that has no value
+  Text name = nullptr;  // of the variable without a value
 };
 struct None {};
 struct Sequence;
@@ -39,33 +39,32 @@ struct Value : Alternatives {
   const Dict* dict() const { return is<std::shared_ptr<const Dict>>() ? std::get<7>(*this).get() : nullptr; }
   Object* object() const { return is<Object*>() ? std::get<8>(*this) : nullptr; }
 
-  bool marked = false;  // output of `safe`, which Python concatenates by special rules
+  bool marked = false;  // output of `safe`, to which Python's special rules of concatenation apply
 };
 using Values = std::vector<Value>;
 using Pairs = std::vector<std::pair<std::string, Value>>;
 
-// An iterator is the result of filters like `map`: it can be read once and has no length. A view is dict.items().
+// iterator: result of filters like `map`, readable once and without a length. view: dict.items().
 enum class Form : uint8_t { list, tuple, range, view, iterator };
 struct Sequence {
   Values items;
   Form form = Form::list;
-  int depth = 1;  // levels of nesting, this one included
+  int depth = 1;  // levels of nesting, including this one
 };
 struct Dict {
-  Pairs items;  // in order of insertion
+  Pairs items;  // in insertion order
   int depth = 1;
 };
 
-// A value that is neither printed nor compared: a function, macro, loop or namespace.
 struct RenderContext;
 struct Call;
+// Neither printed nor compared: a function, macro, loop or namespace.
 struct Object {
   std::function<Value(Call)> call = nullptr;
   std::function<Value(const std::string&)> attribute = nullptr;
-  std::optional<std::map<std::string, Value>> fields = {};  // fields of a namespace
+  std::optional<std::map<std::string, Value>> fields = {};  // of a namespace
 };
 
-// The variables visible at a point of a template.
 struct Scope {
   std::shared_ptr<Scope> outer = nullptr;
   std::map<std::string, Value> values = {};
@@ -76,10 +75,9 @@ struct Rendered {
   std::vector<std::pair<size_t, size_t>> generated = {};  // begin and end of the output of `generation` blocks
 };
 
-// The state of one rendering: position, objects (whose lifetime ends with it), and a bound on work, so that a malicious
-// template terminates.
+// The state of one rendering, which owns its objects. The bound on work stops malicious templates.
 struct RenderContext : NotCopied {
-  explicit RenderContext(size_t most = size_t{1} << 28) : left(most) {}
+  explicit RenderContext(size_t max_work = size_t{1} << 28) : left(max_work) {}
   // One unit is about a nanosecond or one byte of output. Throws InputError at the bound.
   void charge(size_t units) {
     if (units > left) throw InputError("does more work, or makes more text, than a template should");
@@ -98,7 +96,7 @@ struct RenderContext : NotCopied {
   std::deque<Object> objects = {};
 };
 
-// Both throw InputError for values nested more than 100 deep.
+// Both throw InputError for nesting deeper than 100.
 Value make_sequence(RenderContext& work, Values items, Form form = Form::list);
 Value make_dict(RenderContext& work, const Pairs& items);
 
@@ -110,25 +108,25 @@ const std::string& to_key(const Value& v);       // throws InputError unless it 
 std::optional<int64_t> integer(const Value& v);  // also of booleans
 std::optional<double> number(const Value& v);    // also of integers and booleans
 std::string printed(RenderContext& work, const Value& v);
-// The items that a loop iterates over; exhausts an iterator. Throws InputError if the value is not iterable.
+// The items of a loop; exhausts an iterator. Throws InputError if the value is not iterable.
 Values to_items(RenderContext& work, const Value& v);
-// x[key], or Undefined. Throws InputError if x is undefined.
+// x[key]; Undefined if missing. Throws InputError if x is undefined.
 Value item(RenderContext& work, const Value& of, const Value& key);
-// x.key or x[key]: a method of the type, an attribute of an object, or an item. Throws as item() does.
+// x.key or x[key]: a method, an attribute or an item. Throws as item() does.
 Value member(RenderContext& work, const Value& of, const Value& key, bool dotted);
-// Assigns a value to one name, or unpacks its items to several. Throws InputError if their number differs.
+// Unpacks the value if there are several names. Throws InputError if the number of items differs.
 void assign(RenderContext& work, const std::vector<Text>& names, const Value& value);
-// The value of a variable, else of Jinja's global of this name, else Undefined.
+// The variable, else Jinja's global, else Undefined.
 Value named_value(RenderContext& work, const Text& name);
 // loop.name at iteration `at`. Throws InputError for other names.
 Value loop_attribute(const Values& items, size_t at, const std::string& name);
 // x[from:to:step]; each bound may be none.
 Value slice(RenderContext& work, const Value& of, const Value& from, const Value& to, const Value& step);
-// The result of + - * / // % ~ or a comparison. Throws InputError where Python throws TypeError, for % of a string, for
-// an integer beyond 64 bits, and for // and % of a non-integer.
+// Evaluates + - * / // % ~ or a comparison. Throws InputError where Python throws TypeError, for % of a string,
+// integers beyond 64 bits, and // and % of non-integers.
 Value operated(RenderContext& work, std::string_view op, const Value& a, const Value& b);
 
-// Formatting of values: as Python's repr() or as JSON.
+// Formats values as Python's repr() or as JSON.
 struct Style {
   bool json = false, ascii = false, sorted = false;
   std::optional<std::string> indent = {};  // per level
@@ -136,15 +134,14 @@ struct Style {
 };
 std::string written(RenderContext& work, const Value& v, const Style& style);
 
-// Strings as Python handles them. stripped() removes white space, or the given characters.
+// stripped() removes white space, or the given characters.
 std::u32string code_points(std::string_view text);
 std::string utf8(std::u32string_view points);
 bool is_space(char32_t c);
 std::string unescaped(std::string_view text);  // of a literal; throws InputError for unknown escapes
 std::string_view stripped(std::string_view text, bool left, bool right, const std::string* characters = nullptr);
 
-// The arguments of a call, any of which may be missing. The first argument of a filter, test or method is the value
-// that it is applied to.
+// Any argument may be missing. The first argument of a filter, test or method is the value that it applies to.
 struct Call {
   RenderContext& work;
   Values given;
@@ -156,18 +153,18 @@ struct Call {
   std::string text(size_t i) const { return printed(work, at(i)); }
   // Both throw InputError for other types.
   const std::string& exact(size_t i) const;
-  int64_t whole(size_t i, int64_t otherwise) const;
+  int64_t int_at(size_t i, int64_t otherwise) const;
 };
 struct Builtin {
-  std::string_view name;        // in a table: space-separated names that share a function
+  std::string_view name;        // in a table: space-separated synonyms
   std::string_view parameters;  // names in order; "*": any, interpreted by the function
   Value (*function)(const Call&);
 };
 enum class Group : uint8_t { filters, tests, globals, text, dict };
 std::optional<Builtin> find_builtin(Group group, std::string_view name);
-// The method of a value's type with this name.
+// The method of this name for the value's type.
 std::optional<Builtin> find_method(const Value& of, const Value& name);
-// Calls a builtin with named arguments moved to their positions. Throws InputError.
+// Moves named arguments to their positions. Throws InputError.
 Value apply(const Builtin& builtin, Call call);
 
 }  // namespace tessera::jinja

@@ -1,4 +1,4 @@
-// The alphabet as two small tables, and merging with a heap.
+// The byte alphabet as two small tables, and merging with a heap.
 #include "data/tokenizer/bpe.h"
 
 #include <queue>
@@ -9,7 +9,7 @@
 namespace tessera::bpe {
 namespace {
 
-constexpr int kLast = 0x100 + 67;  // the last code point of the alphabet
+constexpr int kLast = 0x100 + 67;  // last code point of the alphabet
 
 constexpr bool visible(int byte) {
   return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
@@ -36,7 +36,7 @@ constexpr Tables make_tables() {
 }
 constexpr Tables kTables = make_tables();
 
-// A piece during merging: a linked list of tokens in an array.
+// A linked list in an array, during merging.
 struct Symbol {
   int32_t token, previous, next;  // next -1: none; token -1: merged into the previous one
 };
@@ -72,8 +72,8 @@ bool MergeTable::add(Merge merge, int32_t result) {
   return true;
 }
 
-// Applies merges by rank, and by position among equals. The heap holds merges that were applicable when pushed; those
-// that an earlier merge has invalidated are detected when popped.
+// Applies merges by rank, then by position. The heap may hold merges that an earlier merge has invalidated; they are
+// detected when popped.
 void MergeTable::apply(std::span<const int32_t> piece, std::vector<int32_t>& out) const {
   if (piece.size() >= size_t{1} << 30) throw Error("a piece of text of 2^30 tokens or more");
   const auto n = static_cast<int32_t>(piece.size());

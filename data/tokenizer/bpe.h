@@ -1,15 +1,14 @@
-// Components of every byte-pair encoding: the alphabet that spells bytes, the splitting of a text into pieces
-// (pre-tokenization), and the merging of pairs within a piece.
+// Components of byte-pair encoding: the byte alphabet, splitting of a text into pieces (pre-tokenization), and merging
+// of pairs within a piece.
 //
 // The alphabet of GPT-2's vocab.json and merges.txt maps each byte to one visible character: the 188 bytes that are
-// visible in Latin-1 map to themselves; the other 68, in order, to U+0100 and following, so that a space is written "Ġ"
-// (U+0120) and a line break "Ċ" (U+010A). Source: Radford et al. 2019 and the encoder published with it.
+// visible in Latin-1 to themselves, the other 68, in order, to U+0100 and following. A space is "Ġ" (U+0120). Source:
+// Radford et al. 2019 and the encoder published with it.
 //
-// A regular expression splits a text into pieces, which are merged independently. Patterns come from untrusted files
-// and are run by Oniguruma (split.cpp). GPT-2's pieces are endings of English contractions and runs of letters, of
-// digits or of other visible characters, each with at most one leading space, and white space (except the last space
-// before a word). Each maximal run of bytes that are not UTF-8 is a separate piece. Source: Radford et al. 2019,
-// "Language models are unsupervised multitask learners", section 2.2.
+// A regular expression splits a text into pieces. Oniguruma runs the patterns, which come from untrusted files
+// (split.cpp). GPT-2's pieces are endings of English contractions and runs of letters, of digits or of other visible
+// characters, each with at most one leading space, and white space (except the last space before a word). Each maximal
+// run of invalid UTF-8 is a separate piece. Source: Radford et al. 2019, section 2.2.
 #pragma once
 #include <array>
 #include <bit>
@@ -25,23 +24,22 @@
 
 namespace tessera::bpe {
 
-// The 256 bytes sorted by the code points of their characters, which is the order of GPT-2's first 256 tokens.
+// Sorted by the code points of their characters, which is the order of GPT-2's first 256 tokens.
 const std::array<uint8_t, 256>& bytes_in_order();
 
-// The spelling of bytes in the alphabet, as UTF-8.
 std::string spell(std::string_view bytes);
 
-// The bytes of a spelling; nullopt if it contains a character outside the alphabet or is not UTF-8.
+// nullopt for a character outside the alphabet and for invalid UTF-8.
 std::optional<std::string> unspell(std::string_view spelling);
 
 inline constexpr std::string_view kGpt2 =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// Treatment of matches and the text between them: each is a piece; matches are dropped; each match is joined to the
-// preceding or the following text; or adjacent matches are joined.
+// The pieces: matches and the text between them; only that text; that text with each match joined to its predecessor or
+// successor; or as isolated, with adjacent matches joined.
 enum class Behaviour { isolated, removed, merged_with_previous, merged_with_next, contiguous };
 
-// The state of matching within one text, with a limit on total CPU time: 2 s plus 5 us per byte.
+// Matching within one text, with a limit on total CPU time: 2 s plus 5 us per byte.
 class Matching {
  public:
   explicit Matching(size_t bytes);
@@ -54,19 +52,16 @@ class Matching {
   std::unique_ptr<State> state_;
 };
 
-// A pattern of the `tokenizers` library, in Oniguruma's syntax.
 class Split {
  public:
   using Each = std::function<void(std::string_view)>;
 
-  // Throws Error naming the unsupported construct of the pattern.
+  // Throws Error naming the unsupported construct.
   static Split of_regex(std::string_view regex, Behaviour behaviour = Behaviour::isolated, bool invert = false);
   static Split of_text(std::string_view text, Behaviour behaviour = Behaviour::isolated, bool invert = false);
 
-  // Calls f(piece) for every piece of a text, in order. Throws Error if matching exceeds its time limit. Cost with
-  // GPT-2's pattern: one pass, about 50 ns per byte.
+  // Throws Error if matching exceeds its time limit. Cost with GPT-2's pattern: one pass, about 50 ns per byte.
   void pieces(std::string_view text, Matching& matching, const Each& f) const;
-  // The text with every match replaced by `by`.
   std::string replaced(std::string_view text, Matching& matching, std::string_view by) const;
 
  private:
@@ -83,27 +78,26 @@ class Split {
 };
 
 // Python's re.fullmatch(), for expressions with the same meaning in both dialects. Throws Error for an invalid
-// expression and for a match that exceeds the time limit.
+// expression and a match that exceeds the time limit.
 bool fullmatch(std::string_view regex, std::string_view text);
 
-// The pieces of a text under GPT-2's pattern; their concatenation is the text, whatever its bytes.
+// Under GPT-2's pattern; the pieces' concatenation is the text, whatever its bytes.
 void for_each_piece(std::string_view text, const Split::Each& f);
 
-// Unicode word characters (Technical Standard 18, annex C), as the library defines them outside of patterns.
+// Unicode word characters (Technical Standard 18, annex C), as `tokenizers` defines them outside of patterns.
 inline constexpr std::string_view kLibraryWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\u200C\u200D)";
-// Whether a character is one of these.
 bool is_word(char32_t c);
 
 struct Merge {
   int32_t left, right;
 };
 
-// A pair of tokens as one key that sorts by (left, right).
+// A key that sorts by (left, right).
 inline uint64_t pair_key(int32_t left, int32_t right) {
   return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
 }
 
-// A hash map from a text or pair key to a number from 0, with linear probing, so that most lookups access one slot.
+// Hash map from a text or pair key to a non-negative integer; with linear probing, most lookups access one slot.
 template <class Key>
 class Numbers {
  public:
@@ -121,7 +115,7 @@ class Numbers {
     ++known_;
     return true;
   }
-  // The number of a key, or -1.
+  // -1 if the key is missing.
   int32_t find(Seen key) const { return slots_.empty() ? -1 : slots_[find_slot(key)].number; }
 
  private:
@@ -146,15 +140,14 @@ class Numbers {
   size_t known_ = 0;
 };
 
-// The merges of token pairs, in order of rank.
 class MergeTable {
  public:
   void reserve(size_t merges);
-  // Adds the next merge in order of rank and its resulting token. Returns false and adds nothing if the pair exists.
+  // Adds the next merge by rank, and its result. Returns false and adds nothing if the pair exists.
   bool add(Merge merge, int32_t result);
 
-  // Appends to `out` the tokens of a piece after repeatedly applying the applicable merge of lowest rank, leftmost
-  // first, until none applies. Throws Error for a piece of 2^30 tokens. Cost: n log n.
+  // Applies the merge of lowest rank, leftmost first, until none applies, and appends the tokens to `out`. Throws Error
+  // for a piece of 2^30 tokens. Cost: n log n.
   void apply(std::span<const int32_t> piece, std::vector<int32_t>& out) const;
 
  private:

@@ -1,5 +1,5 @@
-// Tokenizers described by the components of a `tokenizers` library's tokenizer.json: byte-level BPE with any pattern,
-// BPE over characters with byte fallback (Llama 2, Mistral), and Tessera's own tokenizers.
+// Tokenizers described by the components of the `tokenizers` library's tokenizer.json: byte-level BPE with any pattern,
+// BPE over characters with byte fallback (Llama 2, Mistral), and Tessera's own.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 #include <unordered_map>
@@ -10,7 +10,7 @@
 namespace tessera {
 namespace hub {
 
-inline constexpr std::string_view kMark = "\xE2\x96\x81";  // U+2581, which replaces a space
+inline constexpr std::string_view kMark = "\xE2\x96\x81";  // U+2581 replaces a space
 
 struct Hash {
   using is_transparent = void;
@@ -21,61 +21,54 @@ using Ids = bpe::Numbers<std::string>;
 struct AddedToken {
   int32_t token = -1;
   bool special = false, normalized = false;
-  bool single_word = false, left = false, right = false;  // needs word boundaries; absorbs spaces there
+  bool single_word = false, left = false, right = false;  // requires word boundaries; absorbs spaces at either end
 };
 
-// One step of a normalizer.
 struct Change {
   enum class Kind { nfc, nfd, nfkc, nfkd, lowercase, strip_accents, strip_left, strip_right, prepend, replace } kind;
-  std::string text = {};  // prepended, or the replacement of matches of `from`
+  std::string text = {};  // prepended, or replaces matches of `from`
   std::optional<bpe::Split> from = {};
 };
 
-enum class Prefix { never, first, always };        // segments that get a leading mark: the first, or all
-enum class Strip { none, space, marks_of_first };  // characters that decoding strips from the start of a text
+enum class Prefix { never, first, always };        // segments that get a leading mark
+enum class Strip { none, space, marks_of_first };  // stripped from the start of decoded text
 
 struct Description {
-  // The model.
-  std::vector<std::string> tokens;  // the bytes that each token appends to a text
-  Ids vocab;                        // by the spelling in the file; for Tessera's BPE by the bytes
+  std::vector<std::string> tokens;  // bytes that each token appends
+  Ids vocab;                        // by spelling in the file; for Tessera's BPE by bytes
   bpe::MergeTable merges;
   int32_t unknown = -1;  // for text without a token; -1: none
   bool fuse_unknown = false, byte_fallback = false, ignore_merges = false;
-  bool marks_begin_words = false;    // no merge has a mark as its right part or inside it
+  bool marks_begin_words = false;    // no merge contains a mark except at its beginning
   std::vector<int32_t> byte_tokens;  // 256 entries with byte_level or byte_fallback; -1: none
   std::vector<std::pair<std::string, AddedToken>> added;
-  // Text before merging.
-  bool any_bytes = false;       // accepts text that is not UTF-8; otherwise invalid bytes become U+FFFD
-  std::vector<Change> changes;  // steps of the normalizer, in order
-  bool byte_level = false, prefix_space = false;  // of the pre-tokenizer, as the following members
+  bool any_bytes = false;                         // accepts invalid UTF-8; otherwise invalid bytes become U+FFFD
+  std::vector<Change> changes;                    // normalizer steps, in order
+  bool byte_level = false, prefix_space = false;  // of the pre-tokenizer, like the following members
   Prefix prefix_mark = Prefix::never;
-  bool marks_spaces = false;     // Metaspace, which runs after the search for added tokens
-  std::vector<bpe::Split> cuts;  // splits, each applied to the pieces of the previous one
-  // Tokens of a text, and decoded text.
-  bool marks_are_spaces = false, spaces_between = false;  // in decoded text; the second: between tokens
-  std::vector<int32_t> before, behind;                    // tokens added at the beginning and the end of a text
+  bool marks_spaces = false;     // Metaspace, after the search for added tokens
+  std::vector<bpe::Split> cuts;  // each splits the pieces of the previous one
+  bool marks_are_spaces = false, spaces_between = false;
+  std::vector<int32_t> before, behind;  // added at the beginning and the end of a text
   Strip strip = Strip::none;
 };
 
-// A parsed tokenizer.json with its vocabulary extracted (hub_file.h).
 struct File;
 
-// The description in a tokenizer.json. The model must be BPE; most other components of the library are supported
-// (docs/data.md). `truncation` and `padding` are ignored, because texts are never truncated or padded. Throws
-// InputError naming `what` and the key for anything malformed, and for unsupported settings that would change a token.
+// The model must be BPE; docs/data.md lists the supported components. `truncation` and `padding` are ignored, because
+// texts are never truncated or padded. Throws InputError naming the key for malformed input, and for unsupported
+// settings that would change a token.
 Description describe(const File& file, const std::string& what);
 
-// Tokens that are matched in a text literally, before splitting and merging.
+// Matched literally, before splitting and merging.
 class AddedTokens {
  public:
   void add(std::string_view content, const AddedToken& token);
 
-  // Calls f(segment, -1) for the non-empty text between added tokens and f(segment, token) for each of these: the
-  // leftmost match and, of matches at one position, the longest. Special tokens remain text unless `special` is set, as
-  // do single_word tokens without word boundaries around them. Cost: the text's length, times the length of the longest
-  // token at positions where one may begin.
+  // Calls f(segment, token), with token -1 for the non-empty text between added tokens. The leftmost match wins, then
+  // the longest. Special tokens remain text unless `special` is set, as do single_word tokens without word boundaries.
+  // Cost: the text's length, times the longest token's length where a token may begin.
   void split(std::string_view text, bool special, const std::function<void(std::string_view, int32_t)>& f) const;
-  // Adds the number of occurrences of each special token in a text to `counts`.
   void count_special(std::string_view text, std::map<std::string, int64_t>& counts) const;
 
  private:
@@ -83,7 +76,7 @@ class AddedTokens {
   std::map<std::string, AddedToken, std::less<>>::const_iterator longest(std::string_view text) const;
 
   std::map<std::string, AddedToken, std::less<>> tokens_;
-  std::array<bool, 256> begins_{};  // bytes with which a token begins
+  std::array<bool, 256> begins_{};  // bytes that begin a token
 };
 
 }  // namespace hub
@@ -103,7 +96,6 @@ class DescribedTokenizer : public Tokenizer {
   }
 
  protected:
-  // `what` names the file of the added tokens in errors.
   DescribedTokenizer(std::string_view kind, hub::Description d, const std::string& what = "");
 
   const std::string& to_string(int32_t token) const;
@@ -111,18 +103,17 @@ class DescribedTokenizer : public Tokenizer {
   hub::Description d_;
 
  private:
-  std::string_view normalized(std::string_view part, bool prefixed, bpe::Matching& matching, std::string& room) const;
-  void encode_part(std::string_view part, bool first, bool prefixed, bpe::Matching& matching,
+  std::string_view normalized(std::string_view text, bool prefixed, bpe::Matching& matching, std::string& buffer) const;
+  void encode_text(std::string_view text, bool first, bool prefixed, bpe::Matching& matching,
                    std::vector<int32_t>& out) const;
   void cut(std::string_view text, size_t step, bpe::Matching& matching, const bpe::Split::Each& f) const;
   void encode_piece(std::string_view piece, std::vector<int32_t>& symbols, std::vector<int32_t>& out) const;
   void split_symbols(std::string_view piece, std::vector<int32_t>& symbols) const;
 
-  hub::AddedTokens written_, normal_;  // tokens matched in the raw text, and in the normalized text
+  hub::AddedTokens written_, normal_;  // matched in raw and in normalized text
   hub::Ids names_;                     // added tokens by name
 };
 
-// One token per byte; accepts any input.
 class ByteTokenizer final : public DescribedTokenizer {
  public:
   ByteTokenizer();
@@ -131,12 +122,11 @@ class ByteTokenizer final : public DescribedTokenizer {
   std::string to_json() const override;
 };
 
-// One token per Unicode character of a given set.
 class CharTokenizer final : public DescribedTokenizer {
  public:
-  // The characters of `text`. Throws InputError (naming `what` and the byte offset) if it is empty or not UTF-8.
+  // Throws InputError (with the byte offset) if the text is empty or not UTF-8.
   static CharTokenizer of_text(std::string_view text, const std::string& what);
-  // Same for a text that `walk` passes in chunks of complete characters.
+  // `walk` passes chunks of complete characters.
   using ChunkWalk = std::function<void(const std::function<void(std::string_view chunk)>& f)>;
   static CharTokenizer of_chunks(const ChunkWalk& walk, const std::string& what);
   // Reads "characters", ascending code points. Throws InputError.
@@ -153,23 +143,20 @@ class CharTokenizer final : public DescribedTokenizer {
   std::unordered_map<char32_t, int32_t> index_;
 };
 
-// Byte-level byte-pair encoding, as in GPT-2: every byte is a token, and each merge joins two tokens into a longer one.
-// Within a piece of text (bpe.h), the applicable merge of lowest rank is applied repeatedly until none applies.
-//
-// Any byte sequence can be encoded and decodes to itself. Source: Sennrich et al. 2016, "Neural machine translation of
-// rare words with subword units", section 3.2; on bytes: Radford et al. 2019, section 2.2.
+// Byte-level BPE, as in GPT-2: any byte sequence can be encoded and decodes to itself. Source: Sennrich et al. 2016,
+// "Neural machine translation of rare words with subword units", section 3.2; on bytes: Radford et al. 2019, section
+// 2.2.
 class BpeTokenizer final : public DescribedTokenizer {
  public:
   using Merge = bpe::Merge;
 
-  // The bytes of each token, and the merges in order of rank. A token that is neither one byte nor the result of a
-  // merge is special, like <|endoftext|>: encode() never produces it, decode() prints it. Throws InputError naming
-  // `what` for a byte without a token, duplicate tokens or merges, and a merge whose operands or result are not tokens.
+  // Merges are in order of rank. A token that is neither one byte nor the result of a merge is special, like
+  // <|endoftext|>: encode() never produces it, decode() prints it. Throws InputError for a byte without a token,
+  // duplicates, and a merge whose operands or result are not tokens.
   BpeTokenizer(std::vector<std::string> tokens, std::vector<Merge> merges, const std::string& what);
 
-  // Reads vocab.json and merges.txt in GPT-2's format. Throws InputError naming file, line and key.
+  // GPT-2's vocab.json and merges.txt. Throws InputError naming file, line and key.
   static BpeTokenizer load_files(const std::filesystem::path& folder);
-  // Same for the contents of these files.
   static BpeTokenizer parse_files(std::string_view vocab_json, std::string_view merges_txt, const std::string& vocab,
                                   const std::string& merges);
   std::string vocab_json() const;
@@ -184,8 +171,8 @@ class BpeTokenizer final : public DescribedTokenizer {
   std::vector<Merge> merges_;
 };
 
-// Counts the pieces of a text under GPT-2's pattern. When there are more than a million distinct pieces, the rarest
-// half is dropped. Cost: one pass; 100 MB per million pieces.
+// Frequencies of pieces under GPT-2's pattern. Above a million distinct pieces, the rarest half is dropped. Cost: one
+// pass; 100 MB per million pieces.
 class WordCounts {
  public:
   static constexpr size_t kMax = 1'000'000;
@@ -193,7 +180,7 @@ class WordCounts {
 
   void add(std::string_view text);
   const Counts& all() const { return counts_; }
-  // The largest count of a dropped piece; 0: none was dropped.
+  // The largest count of a dropped piece, or 0.
   int64_t forgotten() const { return forgotten_; }
 
  private:
@@ -203,34 +190,32 @@ class WordCounts {
 
 struct BpeTraining {
   int64_t vocab_size = 50257;  // GPT-2's; at least 256
-  int64_t min_count = 2;  // minimum frequency of a pair to merge; a small text may yield fewer than vocab_size tokens
-  // Called periodically with the number of tokens so far.
+  int64_t min_count = 2;       // of a pair; a small text may yield fewer than vocab_size tokens
   std::function<void(int64_t made)> progress = nullptr;
 };
 
-// Starts with the 256 bytes and repeatedly merges the most frequent adjacent pair of tokens within pieces (on ties, the
-// pair of smaller ids) until the vocabulary is full or no pair is frequent enough. Source: Sennrich et al. 2016,
-// algorithm 1. Cost: each merge visits only the distinct pieces that contain it.
+// Starts with the 256 bytes and merges the most frequent adjacent pair within pieces (on ties, the smaller ids) until
+// the vocabulary is full or no pair is frequent enough. Source: Sennrich et al. 2016, algorithm 1. Cost: each merge
+// visits only the distinct pieces that contain it.
 BpeTokenizer train_bpe(WordCounts pieces, const BpeTraining& options);
 BpeTokenizer train_bpe(std::string_view text, const BpeTraining& options);
 
-// A pre-trained tokenizer: the tokenizer.json of a Hugging Face directory and its companion files. Tokens are identical
-// to those of the Python library `tokenizers`; as there, bytes that are not UTF-8 count as U+FFFD. Names of special
-// tokens in a text are text unless requested otherwise (the library's encode_special_tokens).
+// A Hugging Face tokenizer. Tokens equal those of the Python library `tokenizers`, in which invalid UTF-8 also counts
+// as U+FFFD. Names of special tokens in a text are text unless requested otherwise.
 class HubTokenizer final : public DescribedTokenizer {
  public:
   using Files = std::map<std::string, std::string>;
 
-  // Reads file contents by name: tokenizer.json and, if present, tokenizer_config.json, special_tokens_map.json,
+  // Contents by file name: tokenizer.json and, if present, tokenizer_config.json, special_tokens_map.json,
   // chat_template.jinja and generation_config.json. Throws InputError naming the file.
   HubTokenizer(Files files, const std::string& what);
-  HubTokenizer(Files&& files, const hub::File& file, const std::string& what);  // `file`: tokenizer.json, parsed
-  // Loads a directory with the given contents of tokenizer.json, or without it from vocab.json and merges.txt, and the
-  // tokens that its other files name (folder.cpp). Returns null for Tessera's own files, and for GPT-2's two files
-  // without others. Token ids missing from generation_config.json are taken from config.json, as in transformers.
+  HubTokenizer(Files&& files, const hub::File& file, const std::string& what);  // `file`: parsed tokenizer.json
+  // `text` is the directory's tokenizer.json; without it, vocab.json and merges.txt are read. Other files add tokens
+  // (folder.cpp). Null for Tessera's own files, and for GPT-2's two files alone. Token ids missing from
+  // generation_config.json come from config.json, as in transformers.
   static std::unique_ptr<HubTokenizer> load(const std::filesystem::path& folder,
                                             const std::optional<std::string>& text);
-  static bool is_file(std::string_view name);  // one of these five
+  static bool is_file(std::string_view name);  // one of the five
 
   std::map<std::string, std::string> named_tokens() const override { return names_; }
   std::string_view chat_template() const override { return chat_template_; }
@@ -251,18 +236,18 @@ class HubTokenizer final : public DescribedTokenizer {
 
 namespace hub {
 
-// The keys of named tokens, in transformers' order.
+// In transformers' order.
 inline constexpr std::array<std::string_view, 7> kTokenKeys{"bos_token", "eos_token", "unk_token", "sep_token",
                                                             "pad_token", "cls_token", "mask_token"};
-// tokenizer_config.json merged with special_tokens_map.json (folder.cpp).
+// tokenizer_config.json merged with special_tokens_map.json.
 nlohmann::json joined_settings(const HubTokenizer::Files& files, const std::string& what);
 
 }  // namespace hub
 
-// An entry for "added_tokens" of a tokenizer.json.
+// An entry of "added_tokens".
 nlohmann::json special_token(const nlohmann::json& id, const std::string& content);
 
-// Reads a tokenizer's file; throws InputError if it is larger than any valid one.
+// Throws InputError if the file is larger than any valid one.
 std::string read_tokenizer_file(const std::filesystem::path& file);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Encoding (added tokens are extracted; the rest is normalized, split and merged) and decoding.
+// Encoding and decoding.
 #include <utf8proc.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 
 bool is_ascii(char c) { return static_cast<unsigned char>(c) < 0x80; }
 
-// Sorts marks by class with a stable sort; the library's takes quadratic time.
+// Sorts marks stably by class; libutf8proc's sort takes quadratic time.
 void order_marks(std::vector<utf8proc_int32_t>& points) {
   const auto mark = [](utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; };
   for (auto at = points.begin(); at != points.end();) {
@@ -54,9 +54,8 @@ void append_normal(std::string& out, std::string_view stretch, Kind form, std::v
     append_utf8(out, static_cast<char32_t>(points[static_cast<size_t>(i)]));
 }
 
-// Converts UTF-8 text to a Unicode normal form, which has one spelling for every character with several (Unicode
-// Standard Annex 15). Only spans that are not ASCII are passed to libutf8proc. Cost: one pass; n log n in the marks on
-// one letter.
+// A Unicode normal form has one spelling for every character with several (Unicode Standard Annex 15). Only non-ASCII
+// spans are passed to libutf8proc. Cost: one pass; n log n in the marks on one letter.
 std::string normal_form(std::string_view text, Kind form) {
   std::string out;
   out.reserve(text.size());
@@ -75,7 +74,6 @@ std::string normal_form(std::string_view text, Kind form) {
   return out;
 }
 
-// The text with f(c, out) applied to each character.
 template <class F>
 std::string by_characters(std::string_view text, const F& f) {
   std::string out;
@@ -111,7 +109,7 @@ std::string changed(std::string_view text, const hub::Change& change, bpe::Match
   }
 }
 
-// Calls f for the segments of a text that begin at a mark after another character.
+// Segments begin at a mark after another character.
 void cut_at_marks(std::string_view text, const std::function<void(std::string_view)>& f) {
   size_t begin = 0;
   for (size_t mark = text.find(kMark); mark != std::string_view::npos; mark = text.find(kMark, mark + kMark.size())) {
@@ -134,13 +132,13 @@ bool word_at_begin(std::string_view text) {
 }
 bool word_at_end(std::string_view text) { return !text.empty() && word_at_begin(text.substr(last_character(text))); }
 
-// Texts repeat words: stores the output positions of the tokens of short pieces, so that they can be copied.
+// Caches the output positions of short pieces' tokens, because texts repeat words.
 class KnownPieces {
  public:
-  // The pieces passed to append() must outlive this.
+  // Pieces must outlive this.
   explicit KnownPieces(std::vector<int32_t>& out) : out_(&out) {}
 
-  // Appends the tokens of a piece; encode(piece) appends those of a new one.
+  // encode(piece) appends the tokens of a new piece.
   template <class Encode>
   void append(std::string_view piece, const Encode& encode) {
     const bool remember = piece.size() <= kBytes;
@@ -155,7 +153,7 @@ class KnownPieces {
   }
 
  private:
-  static constexpr size_t kBytes = 48;  // of the longest piece that is stored
+  static constexpr size_t kBytes = 48;  // longest stored piece
   static constexpr size_t kPieces = 1 << 18;
   struct Place {
     size_t begin, count;
@@ -171,7 +169,7 @@ void hub::AddedTokens::add(std::string_view content, const AddedToken& token) {
   begins_[static_cast<uint8_t>(content.at(0))] = true;
 }
 
-// A token at the text's beginning is, in sorted order, the last one not after the text, or a prefix of that one.
+// The longest token is, in sorted order, the last one not after the text, or a prefix of that one.
 std::map<std::string, hub::AddedToken, std::less<>>::const_iterator hub::AddedTokens::longest(
     std::string_view text) const {
   for (auto found = tokens_.upper_bound(text); found != tokens_.begin(); found = tokens_.upper_bound(text)) {
@@ -184,7 +182,7 @@ std::map<std::string, hub::AddedToken, std::less<>>::const_iterator hub::AddedTo
 
 void hub::AddedTokens::split(std::string_view text, bool special,
                              const std::function<void(std::string_view, int32_t)>& f) const {
-  size_t begin = 0;  // of the text after the last token
+  size_t begin = 0;  // end of the last token
   for (size_t at = 0; at < text.size() && !tokens_.empty();) {
     const auto one = begins_[static_cast<uint8_t>(text[at])] ? longest(text.substr(at)) : tokens_.end();
     if (one == tokens_.end()) {
@@ -219,9 +217,9 @@ DescribedTokenizer::DescribedTokenizer(std::string_view kind, hub::Description d
     : Tokenizer(kind), d_(std::move(d)) {
   for (const auto& [content, t] : d_.added) {
     if (!names_.add(content, t.token)) bad_input("{}: the added token '{}' appears twice", what, content);
-    std::string room;
+    std::string buffer;
     bpe::Matching matching(content.size());
-    const std::string_view text = t.normalized ? normalized(content, true, matching, room) : content;
+    const std::string_view text = t.normalized ? normalized(content, true, matching, buffer) : content;
     if (!text.empty()) (t.normalized ? normal_ : written_).add(text, t);
   }
 }
@@ -238,13 +236,13 @@ std::vector<int32_t> DescribedTokenizer::encode_with(std::string_view text, cons
     const bool begins = std::exchange(first, false);
     if (token >= 0) return out.push_back(token);
     const bool prefixed = !begins || options.begins;
-    bool part_begins = begins;
-    std::string room;
-    normal_.split(normalized(found, prefixed, matching, room), options.special_in_text,
-                  [&](std::string_view part, int32_t inside) {
-                    const bool begins_part = std::exchange(part_begins, false);
+    bool span_begins = begins;
+    std::string buffer;
+    normal_.split(normalized(found, prefixed, matching, buffer), options.special_in_text,
+                  [&](std::string_view span, int32_t inside) {
+                    const bool begins_span = std::exchange(span_begins, false);
                     if (inside >= 0) return out.push_back(inside);
-                    encode_part(part, begins_part && options.first, !begins_part || options.begins, matching, out);
+                    encode_text(span, begins_span && options.first, !begins_span || options.begins, matching, out);
                   });
   };
   written_.split(broken ? std::string_view(mended) : text, options.special_in_text, append);
@@ -252,26 +250,26 @@ std::vector<int32_t> DescribedTokenizer::encode_with(std::string_view text, cons
   return out;
 }
 
-// Returns the normalized segment; `room` stores it if it differs.
-std::string_view DescribedTokenizer::normalized(std::string_view part, bool prefixed, bpe::Matching& matching,
-                                                std::string& room) const {
+// `buffer` stores the result if it differs.
+std::string_view DescribedTokenizer::normalized(std::string_view text, bool prefixed, bpe::Matching& matching,
+                                                std::string& buffer) const {
   for (const hub::Change& change : d_.changes)
-    if (prefixed || change.kind != Kind::prepend) part = room = changed(part, change, matching);
-  return part;
+    if (prefixed || change.kind != Kind::prepend) text = buffer = changed(text, change, matching);
+  return text;
 }
 
-// `first`: at the beginning of the full text; `prefixed`: whether a mark of a beginning may be prepended.
-void DescribedTokenizer::encode_part(std::string_view part, bool first, bool prefixed, bpe::Matching& matching,
+// `first`: at the beginning of the full text; `prefixed`: a beginning mark may be prepended.
+void DescribedTokenizer::encode_text(std::string_view text, bool first, bool prefixed, bpe::Matching& matching,
                                      std::vector<int32_t>& out) const {
   std::string begun;
-  if (d_.marks_spaces) part = begun = with_marks(part);
+  if (d_.marks_spaces) text = begun = with_marks(text);
   const bool mark = d_.prefix_mark == hub::Prefix::always || (d_.prefix_mark == hub::Prefix::first && first);
-  if (prefixed && mark && !part.starts_with(kMark)) part = begun = std::string(kMark) + std::string(part);
-  if (prefixed && d_.prefix_space && !part.starts_with(' ')) part = begun = " " + std::string(part);
+  if (prefixed && mark && !text.starts_with(kMark)) text = begun = std::string(kMark) + std::string(text);
+  if (prefixed && d_.prefix_space && !text.starts_with(' ')) text = begun = " " + std::string(text);
   const bool bytes_stay = d_.byte_level && !d_.ignore_merges;  // a single byte merges with nothing
   std::vector<int32_t> symbols;
   KnownPieces known(out);
-  cut(part, 0, matching, [&](std::string_view piece) {
+  cut(text, 0, matching, [&](std::string_view piece) {
     if (const int32_t token = piece.size() == 1 && bytes_stay ? d_.byte_tokens[static_cast<uint8_t>(piece[0])] : -1;
         token >= 0)
       return out.push_back(token);
@@ -289,14 +287,14 @@ void DescribedTokenizer::cut(std::string_view text, size_t step, bpe::Matching& 
 void DescribedTokenizer::encode_piece(std::string_view piece, std::vector<int32_t>& symbols,
                                       std::vector<int32_t>& out) const {
   if (d_.ignore_merges)
-    if (const int32_t whole = d_.vocab.find(d_.byte_level ? bpe::spell(piece) : std::string(piece)); whole >= 0)
-      return out.push_back(whole);
+    if (const int32_t token = d_.vocab.find(d_.byte_level ? bpe::spell(piece) : std::string(piece)); token >= 0)
+      return out.push_back(token);
   symbols.clear();
   split_symbols(piece, symbols);
   d_.merges.apply(symbols, out);
 }
 
-// The symbols to merge: bytes, or characters, of which unknown ones become bytes or else the unknown token.
+// Bytes or characters; unknown characters become bytes or else the unknown token.
 void DescribedTokenizer::split_symbols(std::string_view piece, std::vector<int32_t>& symbols) const {
   bool unknown_before = false;
   for (size_t position = 0; position < piece.size();) {

@@ -1,5 +1,5 @@
-// The tokenizer of a Hugging Face directory, whose files define tokens in six places, with the semantics of
-// transformers 5.24. Keys are those of tokenizer_config.json unless another file is named:
+// The tokenizer of a Hugging Face directory, whose files define tokens in six places, as in transformers 5.24. Keys are
+// those of tokenizer_config.json unless another file is named:
 //
 //   place                                    used
 //   tokenizer.json, `added_tokens`           always; only its post_processor defines the tokens around a text
@@ -14,11 +14,11 @@
 // Some classes define the normalizer, the pre_tokenizer and the decoder themselves (overriding_rules()), depending on
 // `add_prefix_space` and `legacy`, and use only the other components of tokenizer.json.
 //
-// A token that tokenizer.json does not list keeps its id in the vocabulary or gets the next free id, whatever id the
-// other file specifies: first the tokens of the decoder or of added_tokens.json by their ids there, then named ones,
-// then extra ones. Versions before 5 let `add_bos_token` and `add_eos_token` override the post_processor of
-// LlamaTokenizerFast, GemmaTokenizerFast and CohereTokenizerFast. Without tokenizer.json, a class of transformers
-// builds one from vocab.json and merges.txt and defines the default beginning and end of a text.
+// A token that tokenizer.json does not list retains its id in the vocabulary or gets the next free id, whatever id the
+// other file specifies: first the tokens of the decoder or of added_tokens.json by their ids there, then named tokens,
+// then extra tokens. Versions before 5 let `add_bos_token` and `add_eos_token` override the post_processor of
+// LlamaTokenizerFast, GemmaTokenizerFast and CohereTokenizerFast. Without tokenizer.json, a class builds one from
+// vocab.json and merges.txt and defines the default beginning and end of a text.
 #include <algorithm>
 #include <charconv>
 #include <map>
@@ -55,7 +55,7 @@ Json read_json(const HubTokenizer::Files& files, const char* name, const std::st
   return out;
 }
 
-// An entry of `added_tokens` without its id, from a name or an object with the library's flags.
+// Returns an entry of `added_tokens` without its id.
 Json added_token(const Json& from, bool special) {
   const Json& name = from.is_object() ? value_at(from, "content") : from;
   if (!name.is_string()) return {};
@@ -66,7 +66,7 @@ Json added_token(const Json& from, bool special) {
   return out;
 }
 
-// The tokens named by the files next to tokenizer.json, in the order in which they get ids.
+// In the order in which they get ids.
 std::vector<Json> tokens_of_files(const Json& settings, const Json& added, const std::string& what) {
   std::vector<Json> named, extra;
   std::set<Json> special;
@@ -109,7 +109,6 @@ std::vector<Json> tokens_of_files(const Json& settings, const Json& added, const
   return out;
 }
 
-// Ids missing in generation_config.json are taken from config.json.
 void add_ids(HubTokenizer::Files& files, const Json& model, const std::string& what) {
   Json settings = Json::object(), named = Json::object();
   if (files.contains(kGeneration)) settings = parse_json(files[kGeneration], what + kGeneration, JsonFile::others);
@@ -122,7 +121,7 @@ void add_ids(HubTokenizer::Files& files, const Json& model, const std::string& w
   files[kGeneration] = named.dump(2) + "\n";
 }
 
-// Adds the tokens missing in a tokenizer.json; returns false if there are none.
+// Adds the tokens missing from tokenizer.json; returns false if there are none.
 bool add_missing(Json& file, const std::vector<Json>& tokens) {
   Json& list = file["added_tokens"];
   const Json& vocab = value_at(value_at(file, "model"), "vocab");
@@ -148,7 +147,7 @@ bool lists(const Json& file, const Json& token) {
                      [&](const Json& one) { return value_at(one, "content") == token["content"]; });
 }
 
-// The tokenizer class specified by the settings or config.json, without the suffix "Fast".
+// Specified by the settings or config.json; without the suffix "Fast".
 std::string tokenizer_class(const Json& settings, const Json& model) {
   std::string name;
   for (const Json* const json : {&settings, &model})
@@ -157,15 +156,13 @@ std::string tokenizer_class(const Json& settings, const Json& model) {
   return name;
 }
 
-// The class that transformers has for a model of this type.
 std::string model_class(const Json& model) {
   const Json& type = value_at(model, "model_type");
   if (type == "gpt2") return kGpt2;
   return type.is_string() && type.get_ref<const std::string&>().starts_with("qwen") ? kQwen : "";
 }
 
-// The normalizer, pre_tokenizer and decoder that a class of transformers makes, whatever tokenizer.json has; nothing
-// for a class that reads them from there.
+// The components that a class defines itself; empty for a class that reads them from tokenizer.json.
 Json class_rules(const std::string& name, const Json& settings) {
   const Json& prefix = value_at(settings, "add_prefix_space");
   const Json bytes = {{"type", "ByteLevel"}, {"add_prefix_space", prefix == Json(true)}};
@@ -191,7 +188,6 @@ Json class_rules(const std::string& name, const Json& settings) {
   return rules;
 }
 
-// The rules that AutoTokenizer applies in place of those in a tokenizer.json, by the class and the type of the model.
 Json overriding_rules(const Json& file, const Json& settings, const Json& model) {
   const Json& type = value_at(model, "model_type");
   const std::string name = tokenizer_class(settings, model), own = model_class(model);
@@ -203,7 +199,6 @@ Json overriding_rules(const Json& file, const Json& settings, const Json& model)
   return class_rules(name.empty() || type == "qwen2" ? own : name, settings);
 }
 
-// Whether a value has all that `some` has.
 bool has_all(const Json& all, const Json& some) {
   if (!some.is_structured() || all.type() != some.type()) return all == some;
   if (some.is_array() && all.size() != some.size()) return false;
@@ -212,7 +207,7 @@ bool has_all(const Json& all, const Json& some) {
   return true;
 }
 
-// The tokenizer.json that a class builds from vocab.json and merges.txt; its defaults are added to the settings.
+// Adds the class's defaults to the settings.
 Json file_of_vocab(const std::filesystem::path& folder, const std::string& name, Json& settings) {
   constexpr std::array kLikeGpt2{kGpt2, "CodeGenTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend"};
   if (name != kQwen && std::ranges::find(kLikeGpt2, name) == kLikeGpt2.end())
@@ -237,7 +232,6 @@ Json file_of_vocab(const std::filesystem::path& folder, const std::string& name,
   return file;
 }
 
-// The post_processor specified by `add_bos_token` and `add_eos_token`.
 Json ends_by_keys(const Json& file, const Json& settings) {
   Json single = Json::array({{{"Sequence", {{"id", "A"}, {"type_id", 0}}}}}), ids = Json::object();
   for (const std::string name : {"bos_token", "eos_token"}) {
@@ -291,10 +285,10 @@ std::unique_ptr<HubTokenizer> HubTokenizer::load(const std::filesystem::path& fo
     add_missing(made, tokens_of_files(settings, added, what));
     made["post_processor"] = ends_by_keys(made, settings);
     files[kTokenizer] = made.dump() + "\n";
-    Json kept = Json::object();
+    Json valid = Json::object();
     for (const auto& [key, value] : settings.items())
-      if (value.dump().find("<discarded>") == std::string::npos) kept[key] = value;
-    files[kConfig] = kept.dump(2) + "\n", files.erase(kNames);
+      if (value.dump().find("<discarded>") == std::string::npos) valid[key] = value;
+    files[kConfig] = valid.dump(2) + "\n", files.erase(kNames);
   } else {
     files[kTokenizer] = *text;
     const std::vector<Json> tokens = tokens_of_files(settings, added, what);

@@ -1,4 +1,4 @@
-// Parses a Hugging Face tokenizer: the components of tokenizer.json and the files next to it.
+// Parses tokenizer.json and the files next to it.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -27,7 +27,7 @@ bool flag(const Json& json, const char* key, bool otherwise, const std::string& 
   return value.get<bool>();
 }
 
-// The byte of a token like "<0x0A>".
+// Parses "<0x0A>".
 std::optional<uint8_t> parse_byte(std::string_view spelling) {
   if (spelling.size() != 6 || !spelling.starts_with("<0x") || spelling[5] != '>') return std::nullopt;
   constexpr std::string_view kDigits = "0123456789ABCDEF";
@@ -58,7 +58,7 @@ class Model {
   [[noreturn]] void fail(const std::string& why) const { throw InputError(what_ + ": " + why); }
 
   void flags() {
-    // Files of the first versions do not specify a type.
+    // Early files do not specify a type.
     if (!model_.is_object() || (model_.contains("type") && model_["type"] != "BPE"))
       fail(fmt::format("the model is of type {}; expected BPE", shown(value_at(model_, "type"))));
     if (const Json& dropout = value_at(model_, "dropout"); !dropout.is_null() && dropout != 0)
@@ -103,7 +103,7 @@ class Model {
     for (const auto& [spelling, id] : vocab)
       if (!d_.vocab.add(spelling, static_cast<int32_t>(std::min<int64_t>(natural(id).value_or(INT32_MAX), INT32_MAX))))
         fail(fmt::format("'vocab' has the token {} twice", shown(spelling)));
-    size_t behind = 0;  // added tokens missing in the vocabulary
+    size_t behind = 0;  // number of added tokens missing in the vocabulary
     for (const Json& token : added) behind += d_.vocab.find(token_content(token)) < 0 ? 1 : 0;
     if (vocab.size() + behind > kMaxTokens)
       fail(fmt::format("{} tokens; expected at most {}", vocab.size() + behind, kMaxTokens));
@@ -143,7 +143,7 @@ class Model {
                                               .right = is("rstrip")});
   }
 
-  // Splits "left right", or ["left", "right"].
+  // "left right", or ["left", "right"].
   std::pair<std::string_view, std::string_view> halves(const Json& merge, size_t rank) const {
     if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string())
       return {merge[0].get_ref<const std::string&>(), merge[1].get_ref<const std::string&>()};
@@ -185,7 +185,6 @@ class Model {
   bool fallback_set_ = false;
 };
 
-// Parses the normalizer, the pre-tokenizer, the decoder and the post-processor.
 class Steps {
   using Split = bpe::Split;
   using enum bpe::Behaviour;
@@ -198,7 +197,7 @@ class Steps {
     if (step.is_null()) return;
     const Json& type = value_at(step, "type");
     if (type == "Sequence") {
-      for (const Json& part : parts(step, "normalizers")) normalizer(part);
+      for (const Json& child : children(step, "normalizers")) normalizer(child);
     } else if (type == "Strip") {
       if (flag(step, "strip_left", true, what_)) d_.changes.push_back({strip_left});
       if (flag(step, "strip_right", true, what_)) d_.changes.push_back({strip_right});
@@ -217,7 +216,7 @@ class Steps {
     if (step.is_null()) return;
     const Json& type = value_at(step, "type");
     if (type == "Sequence") {
-      for (const Json& part : parts(step, "pretokenizers")) pre_tokenizer(part);
+      for (const Json& child : children(step, "pretokenizers")) pre_tokenizer(child);
       return;
     }
     if (d_.byte_level || (metaspace_ && type == "ByteLevel"))
@@ -250,9 +249,9 @@ class Steps {
   }
 
   void post_processor(const Json& step) {
-    if (step.is_null() || value_at(step, "type") == "ByteLevel") return;  // ByteLevel changes only offsets
+    if (step.is_null() || value_at(step, "type") == "ByteLevel") return;  // changes only offsets
     if (value_at(step, "type") == "Sequence") {
-      for (const Json& part : parts(step, "processors")) post_processor(part);
+      for (const Json& child : children(step, "processors")) post_processor(child);
     } else if (value_at(step, "type") == "TemplateProcessing") {
       ends(step);
     } else if (value_at(step, "type") == "RobertaProcessing" || value_at(step, "type") == "BertProcessing") {
@@ -273,7 +272,7 @@ class Steps {
       d_.spaces_between = true;
       d_.strip = Strip::space;
     } else if (type == "Sequence") {
-      for (const Json& part : parts(step, "decoders")) decoder(part);
+      for (const Json& child : children(step, "decoders")) decoder(child);
     } else if (type == "Metaspace" && value_at(step, "replacement") == kMark && !d_.byte_level) {
       d_.marks_are_spaces = true;
       if (prefix(step) != Prefix::never) d_.strip = Strip::marks_of_first;
@@ -289,11 +288,11 @@ class Steps {
   }
 
  private:
-  [[noreturn]] void unknown(const char* part, const Json& step, std::string_view expected) const {
-    bad_input("{}: the {} {} is not supported; expected {}", what_, part, shown(step), expected);
+  [[noreturn]] void unknown(const char* kind, const Json& step, std::string_view expected) const {
+    bad_input("{}: the {} {} is not supported; expected {}", what_, kind, shown(step), expected);
   }
 
-  const Json& parts(const Json& step, const char* key) const {
+  const Json& children(const Json& step, const char* key) const {
     const Json& list = value_at(step, key);
     if (!list.is_array()) bad_input("{}: a Sequence must have a list '{}'", what_, key);
     return list;
@@ -346,7 +345,7 @@ class Steps {
     }
   }
 
-  // Older files have add_prefix_space instead of prepend_scheme.
+  // Older files specify add_prefix_space instead of prepend_scheme.
   Prefix prefix(const Json& step) const {
     const Json& scheme = value_at(step, "prepend_scheme");
     if (scheme.is_null()) return flag(step, "add_prefix_space", true, what_) ? Prefix::always : Prefix::never;
@@ -358,19 +357,19 @@ class Steps {
 
   void ends(const Json& step) {
     bool behind = false;
-    for (const Json& part : parts(step, "single")) {
-      if (const Json& text = value_at(part, "Sequence"); !text.is_null()) {
+    for (const Json& child : children(step, "single")) {
+      if (const Json& text = value_at(child, "Sequence"); !text.is_null()) {
         if (behind || value_at(text, "id") != "A") unknown("post_processor", step, "'single' with one text A");
         behind = true;
         continue;
       }
-      const Json& name = value_at(value_at(part, "SpecialToken"), "id");
+      const Json& name = value_at(value_at(child, "SpecialToken"), "id");
       const Json& ids =
           name.is_string()
               ? value_at(value_at(value_at(step, "special_tokens"), name.get_ref<const std::string&>()), "ids")
               : name;
       if (!ids.is_array())
-        bad_input("{}: the post_processor's {} is neither a text nor one of its special_tokens", what_, shown(part));
+        bad_input("{}: the post_processor's {} is neither a text nor one of its special_tokens", what_, shown(child));
       for (const Json& id : ids) {
         const auto token = natural(id);
         if (!token || *token >= std::ssize(d_.tokens))
@@ -408,17 +407,17 @@ using hub::Json, hub::kTokenizer, hub::kConfig, hub::kNames, hub::kTemplate, hub
 
 namespace {
 
-constexpr std::string_view kClass = "PreTrainedTokenizerFast";  // the class name in transformers 4, also accepted by 5
-constexpr uintmax_t kMaxBytes = 100'000'000;                    // the largest known file has a third of this
+constexpr std::string_view kClass = "PreTrainedTokenizerFast";  // name in transformers 4, also accepted by 5
+constexpr uintmax_t kMaxBytes = 100'000'000;                    // three times the largest known file
 constexpr std::array kFiles{kTokenizer, kConfig, kNames, kTemplate, kGeneration};
 
-// The token name under a key: a string, or the content of an added token.
+// A string, or the content of an added token.
 const Json& name_at(const Json& config, const char* key) {
   const Json& value = value_at(config, key);
   return value.is_object() ? value_at(value, "content") : value;
 }
 
-// The chat template: one string, or the one named "default" of several.
+// One template, or the one named "default" of several.
 std::string read_template(const Json& value, const std::string& what) {
   if (value.is_null()) return "";
   if (value.is_string()) return value.get<std::string>();

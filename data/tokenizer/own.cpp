@@ -1,4 +1,4 @@
-// Tessera's own tokenizers: their descriptions, files and training.
+// Tessera's own tokenizers: descriptions, files, training.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -17,7 +17,6 @@ namespace {
 using Json = nlohmann::json;
 using hub::Description;
 
-// A tokenizer file: format, version, kind and the kind's other keys.
 std::string written(std::string_view kind, Json more = Json::object()) {
   more.update({{"format", kTokenizerFormat}, {"version", 1}, {"kind", kind}});
   return more.dump() + "\n";
@@ -68,7 +67,7 @@ std::vector<BpeTokenizer::Merge> parse_merges(std::string_view text, const std::
     const size_t end = std::min(text.find('\n'), text.size());
     std::string_view row = text.substr(0, end);
     text.remove_prefix(std::min(end + 1, text.size()));
-    if (row.ends_with('\r')) row.remove_suffix(1);  // not the spelling of a byte
+    if (row.ends_with('\r')) row.remove_suffix(1);  // not in any spelling of a byte
     if (line == 1 && row.starts_with("#version")) continue;
     const size_t space = row.find(' ');
     if (space == std::string_view::npos || row.find(' ', space + 1) != std::string_view::npos)
@@ -79,7 +78,7 @@ std::vector<BpeTokenizer::Merge> parse_merges(std::string_view text, const std::
   return merges;
 }
 
-// The description of byte-level BPE with GPT-2's pattern, which accepts any bytes.
+// Byte-level BPE with GPT-2's pattern, which accepts any bytes.
 Description of_merges(std::vector<std::string> tokens, const std::vector<BpeTokenizer::Merge>& merges,
                       const std::string& what) {
   Description d;
@@ -103,9 +102,9 @@ Description of_merges(std::vector<std::string> tokens, const std::vector<BpeToke
   d.merges.reserve(merges.size());
   for (size_t rank = 0; rank < merges.size(); ++rank) {
     const auto [left, right] = merges[rank];
-    for (const int32_t part : {left, right})
-      if (part < 0 || part >= std::ssize(d.tokens))
-        bad_input("{}: merge {} uses the unknown token {}", what, rank, part);
+    for (const int32_t operand : {left, right})
+      if (operand < 0 || operand >= std::ssize(d.tokens))
+        bad_input("{}: merge {} uses the unknown token {}", what, rank, operand);
     const std::string joined = d.tokens[static_cast<size_t>(left)] + d.tokens[static_cast<size_t>(right)];
     const int32_t result = d.vocab.find(joined);
     if (result < 0) bad_input("{}: merge {} produces '{}', which is not a token", what, rank, bpe::spell(joined));
@@ -115,8 +114,8 @@ Description of_merges(std::vector<std::string> tokens, const std::vector<BpeToke
   return d;
 }
 
-// A tokenizer's files for the library `tokenizers` and for transformers, with class names that exist in its versions 4
-// and 5. Decoded text is neither cleaned up nor joined with spaces.
+// For the libraries `tokenizers` and transformers (class names exist in versions 4 and 5). Decoded text is neither
+// cleaned up nor joined with spaces.
 std::map<std::string, std::string> library_files(const Tokenizer& tokenizer, const Json& vocab,
                                                  const Json& merges = Json::array(),
                                                  const std::vector<std::string>& special = {}) {
@@ -147,11 +146,10 @@ struct Word {
 
 struct Pair {
   int64_t count = 0;
-  std::vector<int32_t> words;  // those that may contain the pair, ascending
+  std::vector<int32_t> words;  // that may contain the pair, ascending
 };
 
-// A count, and a pair's key with all bits inverted, so that the top of a heap has the highest count, then the smallest
-// pair.
+// A count, and a pair's key with all bits inverted, so that a heap's top has the highest count, then the smallest pair.
 using Candidate = std::pair<int64_t, uint64_t>;
 
 BpeTokenizer::Merge of_key(uint64_t key) {
@@ -170,18 +168,17 @@ class Trainer {
     for (const auto& [key, pair] : pairs_) heap_.push({pair.count, ~key});
   }
 
-  // Performs one merge; returns false if no pair occurs `least` times.
-  bool step(int64_t least) {
+  bool step(int64_t min_count) {
     while (!heap_.empty()) {
-      const auto [count, turned] = heap_.top();
+      const auto [count, inverted] = heap_.top();
       heap_.pop();
-      const Pair& pair = pairs_.at(~turned);
-      if (count != pair.count) {  // the count decreased since it was pushed
-        if (pair.count > 0) heap_.push({pair.count, turned});
+      const Pair& pair = pairs_.at(~inverted);
+      if (count != pair.count) {  // decreased since it was pushed
+        if (pair.count > 0) heap_.push({pair.count, inverted});
         continue;
       }
-      if (count >= least) merge(~turned);
-      return count >= least;
+      if (count >= min_count) merge(~inverted);
+      return count >= min_count;
     }
     return false;
   }
@@ -196,7 +193,6 @@ class Trainer {
     return place->second;
   }
 
-  // Adds a word's pairs to the counts and to `changed`.
   void add_pairs(int32_t w, std::vector<uint64_t>* changed) {
     const Word& word = words_[static_cast<size_t>(w)];
     for (size_t i = 0; i + 1 < word.tokens.size(); ++i) {
@@ -229,13 +225,12 @@ class Trainer {
         heap_.push({pairs_.at(pair).count, ~pair});
   }
 
-  // Merges the pair in one word, from left to right.
   void merge_in(int32_t w, BpeTokenizer::Merge pair, int32_t result, std::vector<uint64_t>& changed) {
     Word& word = words_[static_cast<size_t>(w)];
     std::vector<int32_t>& t = word.tokens;
     size_t first = 0;
     while (first + 1 < t.size() && (t[first] != pair.left || t[first + 1] != pair.right)) ++first;
-    if (first + 1 >= t.size()) return;  // an earlier merge removed it
+    if (first + 1 >= t.size()) return;  // an earlier merge removed the pair
     take_pairs(word);
     size_t to = first;
     for (size_t from = first; from < t.size(); ++to) {

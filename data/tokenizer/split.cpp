@@ -13,7 +13,7 @@ namespace tessera::bpe {
 namespace {
 
 constexpr unsigned kMaxSteps = 10'000'000, kMaxStack = 25'000'000;  // per attempt at one position; 1 GB
-constexpr size_t kTried = 64, kMaxBytes = size_t{1} << 30;  // attempts between two checks of the clock; size of a text
+constexpr size_t kTried = 64, kMaxBytes = size_t{1} << 30;          // attempts between checks of the clock; text size
 
 using Regex = std::unique_ptr<regex_t, decltype(&onig_free)>;
 
@@ -32,14 +32,12 @@ Regex compiled(std::string_view pattern, OnigSyntaxType* syntax) {
   throw Error(std::string(reinterpret_cast<const char*>(why), static_cast<size_t>(length)));
 }
 
-// A pattern with a prefix and a suffix.
 Regex compiled_in(const char* before, std::string_view pattern, const char* behind, OnigSyntaxType* syntax) {
   compiled(pattern, syntax);  // must also compile by itself: "a)(b" does not
   return compiled(fmt::format("{}(?:{}){}", before, pattern, behind), syntax);
 }
 
-// Constructs that Oniguruma 6.9.8 treats differently from 6.9.10 (the version in `tokenizers`), in a form that both
-// treat alike.
+// Constructs that Oniguruma 6.9.8 treats differently from 6.9.10 (the version in `tokenizers`), in a common form.
 constexpr std::pair<std::string_view, std::string_view> kOlder[] = {
     {"[:punct:]", R"([[:punct:]\p{S}])"},
     {"[:^punct:]", R"([^[:punct:]\p{S}])"},
@@ -58,7 +56,6 @@ std::string in_older_words(std::string_view pattern) {
   return out;
 }
 
-// The beginning of the next character at or after this byte.
 size_t character_from(std::string_view text, size_t at) {
   while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) ++at;
   return at;
@@ -80,7 +77,7 @@ struct Matching::State {
   size_t tries = 0;
 
   ~State() { onig_region_free(&region, 0); }
-  // Called by the library at every attempt to match.
+  // Called at every attempt to match.
   static int look_at_clock(OnigCalloutArgs*, void* state) {
     auto& s = *static_cast<State*>(state);
     return ++s.tries % kTried == 0 && processor_seconds() > s.until ? ONIG_ABORT : ONIG_CALLOUT_SUCCESS;
@@ -117,7 +114,6 @@ Split Split::of_text(std::string_view text, Behaviour behaviour, bool invert) {
   return {text, true, behaviour, invert};
 }
 
-// Finds the first match at or after `from`.
 bool Split::match(std::string_view text, size_t from, Matching& matching, size_t& begin, size_t& end) const {
   Matching::State& s = *matching.state_;
   const OnigUChar *const first = token_bytes(text), *const last = first + text.size();
@@ -131,7 +127,7 @@ bool Split::match(std::string_view text, size_t from, Matching& matching, size_t
   return true;
 }
 
-// Calls f(begin, end, whether it matches) for the segments of a UTF-8 text. As in `tokenizers`, an empty match directly
+// Calls f(begin, end, whether it matches) for segments of a UTF-8 text. As in `tokenizers`, an empty match directly
 // after a match does not count. Oniguruma counts bytes by int, so a longer text is split at the end of a line.
 template <class F>
 void Split::each(std::string_view text, Matching& matching, const F& f, size_t offset) const {
@@ -170,7 +166,7 @@ void Split::pieces(std::string_view text, Matching& matching, const Each& f) con
 }
 
 void Split::valid_pieces(std::string_view text, Matching& matching, const Each& f) const {
-  size_t first = 0, last = 0;  // the piece that may still grow
+  size_t first = 0, last = 0;  // may still grow
   bool before = false, held = false;
   const auto flush = [&] {
     if (last > first) f(text.substr(first, last - first));
@@ -204,9 +200,9 @@ void for_each_piece(std::string_view text, const Split::Each& f) {
 }
 
 bool fullmatch(std::string_view regex, std::string_view text) {
-  const Regex whole = compiled_in("", regex, "\\Z", ONIG_SYNTAX_PYTHON);
+  const Regex full = compiled_in("", regex, "\\Z", ONIG_SYNTAX_PYTHON);
   const OnigUChar *const first = token_bytes(text), *const last = first + text.size();
-  const int found = onig_match(whole.get(), first, last, first, nullptr, ONIG_OPTION_NONE);
+  const int found = onig_match(full.get(), first, last, first, nullptr, ONIG_OPTION_NONE);
   if (found < ONIG_MISMATCH) throw Error(fmt::format("matching '{}' takes too long", text));
   return found >= 0;
 }

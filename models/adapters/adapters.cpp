@@ -13,7 +13,7 @@ std::string adapter_names(const ModelConfig& config) {
   return out + (config.experts.count > 0 ? " (experts have no adapters)" : "");
 }
 
-// Calls f(linear, its name) for the linear layers within layer i, excluding those of adapters.
+// Excludes the linear layers of adapters.
 template <class F>
 void for_each_linear(LanguageModel& model, int64_t i, const F& f) {
   const size_t above = model.layer(i).full_name().size() + 1;
@@ -21,7 +21,6 @@ void for_each_linear(LanguageModel& model, int64_t i, const F& f) {
     if (find_row(model.config.family).find(l->full_name().substr(above))) f(*l, l->full_name().substr(above));
 }
 
-// Calls f(layer, target, its linear layer) in the order of layers and targets.
 template <class F>
 void for_each_target(LanguageModel& model, const F& f) {
   for (int64_t i = 0; i < model.config.layers; ++i)
@@ -42,8 +41,8 @@ std::vector<LoraTarget> lora_targets(const ModelConfig& config) {
   const FamilyRow& row = find_row(config.family);
   const auto last_word = [](std::string_view name) { return name.substr(name.rfind('.') + 1); };
   std::vector<LoraTarget> out;
-  for (const std::vector<TensorNames>* part : {&row.attention, &row.feed_forward})
-    for (const TensorNames& linear : *part)
+  for (const std::vector<TensorNames>* names : {&row.attention, &row.feed_forward})
+    for (const TensorNames& linear : *names)
       for (size_t i = 0; i < linear.theirs.size(); ++i)
         out.push_back({linear.theirs[i], linear.ours, static_cast<int>(i)});
   std::vector<std::string_view> ends;
@@ -57,10 +56,10 @@ std::vector<LoraTarget> lora_targets(const ModelConfig& config) {
   return out;
 }
 
-std::vector<int64_t> fused_rows(const ModelConfig& c, size_t parts, int64_t rows) {
+std::vector<int64_t> fused_rows(const ModelConfig& c, size_t count, int64_t rows) {
   const int64_t key = c.all_heads().key * c.head_size();
-  if (parts == 3) return {c.attended(), key, key};
-  return std::vector<int64_t>(parts, rows / static_cast<int64_t>(parts));
+  if (count == 3) return {c.attended(), key, key};
+  return std::vector<int64_t>(count, rows / static_cast<int64_t>(count));
 }
 
 void attach_lora(LanguageModel& model) {
@@ -81,11 +80,11 @@ void attach_lora(LanguageModel& model) {
   model.freeze();
   for_each_target(model, [&](int64_t, const LoraTarget& target, Linear& l) {
     if (std::ranges::find(c.lora.targets, target.name) == c.lora.targets.end()) return;
-    const std::vector<int64_t> parts = fused_rows(c, l, target.linear);
+    const std::vector<int64_t> rows = fused_rows(c, l, target.linear);
     int64_t first = 0;
-    for (int i = 0; i < target.part; ++i) first += parts[static_cast<size_t>(i)];
+    for (int i = 0; i < target.index; ++i) first += rows[static_cast<size_t>(i)];
     l.adapt(
-        std::string(target.name), first, parts.at(static_cast<size_t>(target.part)),
+        std::string(target.name), first, rows.at(static_cast<size_t>(target.index)),
         {.rank = c.lora.rank, .scale = c.lora.scale(), .dropout = c.lora.dropout, .starts_idle = c.lora.starts_idle});
   });
 }

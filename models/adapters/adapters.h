@@ -6,8 +6,7 @@
 //   gpt2    c_attn attn.c_proj c_fc mlp.c_proj
 //
 // With experts, only attention has adapters. Everything else, including experts and routers, is frozen, so strategies
-// reduce and store only adapter state. As in QLoRA, all linear layers within decoder layers are 4-bit; embeddings,
-// head, norms, biases and adapters are not.
+// reduce and store only adapter state. As in QLoRA, only linear layers within decoder layers are 4-bit.
 #pragma once
 
 #include "models/language_model.h"
@@ -18,19 +17,17 @@ namespace tessera {
 struct LoraTarget {
   std::string_view name;
   std::string_view linear;  // name within a layer
-  int part = 0;             // index among the linear layer's fused outputs
+  int index = 0;            // among the linear layer's fused outputs
 };
-// All targets of this configuration, in layer order.
+// In layer order.
 std::vector<LoraTarget> lora_targets(const ModelConfig& config);
 
-// Row counts of the `parts` matrices fused in a weight with the given rows: gate and up, or q, k and v.
-std::vector<int64_t> fused_rows(const ModelConfig& config, size_t parts, int64_t rows);
+// Row counts of the fused matrices in a weight with the given rows: gate and up, or q, k and v.
+std::vector<int64_t> fused_rows(const ModelConfig& config, size_t count, int64_t rows);
 
-// Freezes the model and adds the configured adapters; no-op for rank 0. Call before place() and materialization. Throws
-// FieldError ("lora_targets") for unknown names.
+// No-op for rank 0. Call before place() and materialization. Throws FieldError ("lora_targets") for unknown names.
 void attach_lora(LanguageModel& model);
 
-// An adapter of a model.
 struct AttachedLora {
   int64_t layer = 0;
   LoraTarget target = {};
@@ -39,11 +36,11 @@ struct AttachedLora {
 };
 std::vector<AttachedLora> adapter_tensors(LanguageModel& model);
 
-// Freezes the weights and sets their quantization if the configuration requests 4 bits. Call before place() and
-// materialization. Throws Error (usage) for sizes that do not divide.
+// No-op unless the configuration requests 4 bits. Call before place() and materialization. Throws Error (usage) for
+// indivisible sizes.
 void pack_layers(LanguageModel& model);
 
-// Packings of the full model by parameter name. Cost: shapes only.
+// By parameter name, for the full model. Cost: shapes only.
 std::map<std::string, Packing> weight_packings(const ModelConfig& config);
 
 }  // namespace tessera

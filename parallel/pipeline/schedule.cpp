@@ -57,6 +57,7 @@ int Schedule::chunk(int stage) const {
 
 bool Schedule::crosses(int stage) const {
   const auto at = static_cast<size_t>(stage);
+  if (std::ssize(rank_of_stage) < stages) reject("schedule", "a rank for each stage", "fewer");
   return stage >= 0 && stage + 1 < stages && rank_of_stage[at] != rank_of_stage[at + 1];
 }
 
@@ -204,6 +205,7 @@ std::string rank_name(size_t rank, size_t ranks) {
 }  // namespace
 
 std::string draw_to_scale(const Simulation& sim, double span, int columns) {
+  if (columns < 0) reject("draw_to_scale", "at least 0 columns", std::to_string(columns));
   if (span <= 0) span = sim.makespan;
   const auto width = static_cast<size_t>(columns);
   const auto column = [&](double time) {

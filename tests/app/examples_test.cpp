@@ -13,7 +13,7 @@ TEST(Examples, Eager1f1bIsValidSchedule) {
   for (int p = 1; p <= 6; ++p)
     for (int m = 1; m <= 3 * p; ++m) {
       const Schedule s = eager_1f1b(p, m);
-      EXPECT_NO_THROW(checked(s)) << p << " " << m;
+      EXPECT_NO_THROW(validate(s)) << p << " " << m;
       for (int i = 0; i < p; ++i)
         EXPECT_EQ(peak_in_flight(s)[static_cast<size_t>(i)], std::min(m, 2 * (p - i) - 1)) << p << " " << m;
       EXPECT_EQ(simulate(s).makespan, simulate(one_f_one_b(p, m)).makespan) << p << " " << m;

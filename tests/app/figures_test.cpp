@@ -461,7 +461,8 @@ TEST_F(MetricsTest, CountsValidationsSinceBest) {
                                                            {{3, 1, 2, 0.5}, 0}};
   for (const auto& [losses, since] : table) {
     Metrics m(run(), 0);
-    for (const double loss : losses) m.validated(1, loss);
+    int64_t step = 0;
+    for (const double loss : losses) m.validation(++step, {.loss = loss});
     EXPECT_EQ(m.validations_since_best(), since) << ::testing::PrintToString(losses);
   }
 }

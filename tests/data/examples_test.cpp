@@ -396,10 +396,10 @@ TEST_F(LoadedExamples, CountBytesOfResponses) {
 TEST_F(LoadedExamples, RejectRowsBeyondMemory) {
   const fs::path file = write(std::string(kGood) + kGood + kGood);
   const int64_t bytes = 3 * (std::ssize(std::string_view(kGood)) - 1);
-  EXPECT_EQ(load_examples(file, kBytes, {.context = 8, .most_bytes = bytes}).train_examples->examples(), 2);
+  EXPECT_EQ(load_examples(file, kBytes, {.context = 8, .max_bytes = bytes}).train_examples->examples(), 2);
   for (const bool skip : {false, true})
     expect_error(Status::input, {"f.jsonl", "do not fit in memory", "`tessera data`"},
-                 [&] { load_examples(file, kBytes, {.skip_bad = skip, .context = 8, .most_bytes = bytes - 1}); });
+                 [&] { load_examples(file, kBytes, {.skip_bad = skip, .context = 8, .max_bytes = bytes - 1}); });
 }
 
 // --- placement of examples in rows, and the order of training ---

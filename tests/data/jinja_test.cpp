@@ -165,10 +165,10 @@ class ModelTemplates : public testing::Test {
         HubTokenizer({{"tokenizer.json", tokenizer.dump()}, {"tokenizer_config.json", config.dump()}}, "t/"));
   }
   // Responses in brackets, and plain text in quotes.
-  static std::string shown(const std::vector<Piece>& pieces) {
+  static std::string shown(const std::vector<Segment>& segments) {
     std::string out;
-    for (const Piece& p : pieces) {
-      const std::string text = p.kind == Piece::Kind::text ? "'" + p.text + "'" : p.text;
+    for (const Segment& p : segments) {
+      const std::string text = p.kind == Segment::Kind::text ? "'" + p.text + "'" : p.text;
       out += p.never ? "{" + text + "}" : p.response ? "[" + text + "]" : text;
     }
     return out;

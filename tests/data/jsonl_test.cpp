@@ -118,10 +118,10 @@ TEST(Jsonl, CountsBlankLines) {
 std::string shown(const Example& example, ChatTemplate style) {
   std::string out;
   bool within = false;
-  for (const Piece& piece : render(example, style, "f:1")) {
-    if (piece.response != within) out += within ? "]" : "[";
-    within = piece.response;
-    out += piece.kind == Piece::Kind::end ? "*" : piece.text;
+  for (const Segment& segment : render(example, style, "f:1")) {
+    if (segment.response != within) out += within ? "]" : "[";
+    within = segment.response;
+    out += segment.kind == Segment::Kind::end ? "*" : segment.text;
   }
   return out + (within ? "]" : "");
 }
@@ -187,8 +187,8 @@ TEST(Jsonl, ParsesRowsOfOtherPrograms) {
        "user\na;assistant\nb;user\nc;assistant\n[d]"}};
   for (const auto& [line, expected] : cases) {
     std::string found;
-    for (const Piece& p : render(row(line), ChatTemplate::chatml, "f:1"))
-      if (p.kind == Piece::Kind::text && p.text != "\n")
+    for (const Segment& p : render(row(line), ChatTemplate::chatml, "f:1"))
+      if (p.kind == Segment::Kind::text && p.text != "\n")
         found += p.never ? "{" + p.text + "}" : p.response ? "[" + p.text + "]" : p.text;
       else if (p.text == "<|im_start|>" && !found.empty())
         found += ";";
@@ -272,9 +272,9 @@ TEST(ChatTemplates, ExportedTemplatesRenderIdentically) {
     const nlohmann::json config{{"chat_template", jinja_source(style)}, {"bos_token", "<|begin_of_text|>"}};
     const ModelTemplate own(
         HubTokenizer({{"tokenizer.json", tokenizer.dump()}, {"tokenizer_config.json", config.dump()}}, "t/"));
-    const auto to_string = [](const std::vector<Piece>& pieces) {
+    const auto to_string = [](const std::vector<Segment>& segments) {
       std::string out;
-      for (const Piece& piece : pieces) out += piece.text;
+      for (const Segment& segment : segments) out += segment.text;
       return out;
     };
     EXPECT_EQ(to_string(own.render(talk, "f:1")), to_string(render(talk, style, "f:1")));

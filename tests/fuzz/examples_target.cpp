@@ -17,9 +17,9 @@ const Target target("examples", [](std::string_view bytes) {
     if (example.shape == Example::Shape::tokens) return;
     for (const ChatTemplate style :
          {ChatTemplate::automatic, ChatTemplate::chatml, ChatTemplate::llama3, ChatTemplate::alpaca}) {
-      const std::vector<Piece> pieces = render(example, style, where);
+      const std::vector<Segment> segments = render(example, style, where);
       const bool answers = std::ranges::any_of(example.turns, &Message::is_response);
-      require(std::ranges::any_of(pieces, &Piece::response) == answers, "the assistant's text is the response");
+      require(std::ranges::any_of(segments, &Segment::response) == answers, "the assistant's text is the response");
     }
   });
 });

@@ -9,7 +9,7 @@ const Target target("llmc", [](std::string_view bytes) {
   const TokenFile tokens = TokenFile::of_llmc_bytes(as_bytes(bytes), kVocab, kWhat);
   const int64_t payload = std::ssize(bytes) - 1024;
   require(2 * tokens.size() == payload || 4 * tokens.size() == payload, "all bytes are used");
-  tokens.pieces(0, tokens.size(), [](std::span<const int32_t> some) {
+  tokens.chunks(0, tokens.size(), [](std::span<const int32_t> some) {
     for (const int32_t t : some) require(t >= 0 && t < kVocab, "a token is inside the vocabulary");
   });
 });

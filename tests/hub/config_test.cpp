@@ -287,7 +287,7 @@ TEST(HubExperts, NamesAndKeysMatchTransformers) {
     EXPECT_EQ(again.qk_norm, c.qk_norm);
     std::vector<std::string> names;
     for (const HubTensor& t : hub_tensors(c))
-      for (const HubTensor::Piece& p : t.pieces) names.push_back(p.name + " " + std::to_string(p.rows));
+      for (const HubTensor::Slice& p : t.slices) names.push_back(p.name + " " + std::to_string(p.rows));
     const auto has = [&](const std::string& name) { return std::ranges::find(names, name) != names.end(); };
     for (const auto& [qwen3_has, mixtral_has] :
          {std::pair{"1.mlp.gate.weight 3", "1.block_sparse_moe.gate.weight 3"},

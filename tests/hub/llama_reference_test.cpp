@@ -161,7 +161,7 @@ TEST(LlamaReference, HubParserReadsTheReferenceConfigurations) {
     EXPECT_EQ(difference(field_descriptors(read), field_descriptors(expected)), "");
     for (const HubTensor& t : hub_tensors(expected)) {
       std::vector<std::string> names;
-      for (const HubTensor::Piece& piece : t.pieces) names.push_back(piece.name);
+      for (const HubTensor::Slice& slice : t.slices) names.push_back(slice.name);
       EXPECT_EQ(names, hub_names(t.name));
     }
   });

@@ -348,6 +348,8 @@ TEST(ParameterServer, TrafficMatchesHandComputedBytes) {
       EXPECT_EQ(arena->usage(Category::gradients).live, 4160);
       EXPECT_EQ(arena->usage(Category::optimizer).live, 12 * mine);  // m, v and the master copy
       strategy.begin_step();
+      strategy.begin_gradients(0);
+      strategy.end_gradients(0);
       strategy.reduce_gradients();
       optimizer->step(0.1, 1);
       strategy.gather_parameters();

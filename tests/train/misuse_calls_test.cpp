@@ -1,8 +1,9 @@
 // Calls with a wrong argument, drawn at random from a table: every rank must get an Error that names the argument.
 // TESSERA_MISUSE is the number of calls, TESSERA_DRAW the seed, TESSERA_MISUSE_ONLY the name of one call of the table.
+#include "tests/train/misuse_calls.h"
+
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <cstdlib>
 #include <iostream>
 
@@ -13,44 +14,9 @@
 #include "parallel/pipeline/runtime.h"
 #include "parallel/pipeline/schedules.h"
 #include "parallel/pipeline/validate.h"
-#include "tests/support/draw.h"
-#include "tests/train/support.h"
-#include "train/trainer.h"
 
-namespace tessera {
+namespace tessera::misuse {
 namespace {
-
-using test::Draw;
-
-// One wrong call, by a rank of two. `draw` has the same numbers on every rank.
-struct WrongCall {
-  std::string name;   // AREA: argument
-  std::string names;  // a part of the message that names the argument
-  std::function<void(Communicator& world, Draw& draw)> call;
-};
-
-ArenaPtr arena() { return make_arena(); }
-Tensor floats(const Shape& shape) { return Tensor::zeros(shape, DType::float32, arena()); }
-Tensor ints(const Shape& shape) { return Tensor::zeros(shape, DType::int32, arena()); }
-Var var(const Shape& shape) { return Var(floats(shape), true); }
-int64_t negative(Draw& draw) { return -draw.between(1, 1'000'000); }
-const double kNan = std::nan("");
-constexpr const char* kUndefined = "used before a value was set";
-
-ModelConfig small() { return {.layers = 2, .heads = 2, .channels = 8, .context = 4, .vocab = 16}; }
-
-std::unique_ptr<LanguageModel> ready_model() {
-  std::unique_ptr<LanguageModel> model = make_model(small());
-  model->materialize(1, arena(), DType::float32, DType::float32);
-  return model;
-}
-
-std::unique_ptr<DataStrategy> strategy_with(Communicator& world, LanguageModel& model, DataOptions options = {}) {
-  return make_data_strategy(model, world, arena(), options);
-}
-
-Job job_of_two() { return {.model = small(), .optim = {.steps = 4, .batch = 4}, .plan = {.dp = 2}}; }
-Sequences sequences() { return synthetic_sequences(16, 4, 4, 1); }
 
 struct Empty : Module {
   Var forward(const Var& x) override { return x; }
@@ -395,6 +361,7 @@ std::vector<WrongCall> wrong_calls() {
   add("tokens: vocabulary", "", [](auto&, Draw& d) {
     TokenFile::of_tokens(std::vector<int32_t>{int32_t(d.of({int64_t{16}, negative(d)}))}, 16, "t");
   });
+  for (WrongCall& call : wrong_step_calls()) all.push_back(std::move(call));
   return all;
 }
 
@@ -439,4 +406,4 @@ TEST(Misuse, RandomWrongCallsThrowErrorsThatNameTheArgument) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::misuse

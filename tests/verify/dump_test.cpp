@@ -69,10 +69,10 @@ Job alone(Job job) {
 void expect_dump_of_one_rank(const TrainOptions& o) {
   const Job job = verifiable(resolve(o));
   const test::Exchange one, all;
-  const std::string file = fmt::format("dump_{}.safetensors", o.dump);
-  train(alone(job), o.dump, one.path(""));
+  const std::string file = fmt::format("dump_{}.safetensors", o.run.dump);
+  train(alone(job), o.run.dump, one.path(""));
   try {
-    train(job, o.dump, all.path(""));
+    train(job, o.run.dump, all.path(""));
     expect_same(all.path(file), one.path(file), test::make_command(o));
   } catch (const Error& e) {
     ADD_FAILURE() << test::make_command(o) << "\n" << e.what();
@@ -98,7 +98,7 @@ TrainOptions draw_dumped(Draw& d) {
   o["channels"] = o.model.heads * 4 * d.between(1, 3);
   o["context"] = 2 * o.plan.cp * o.plan.tp * d.between(1, 3);
   o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 2);
-  o["steps"] = o.dump;
+  o["steps"] = o.run.dump;
   draw_family(d, o, unit);
   draw_experts(d, o, o.plan.dp * o.plan.cp);
   return o;

@@ -304,7 +304,7 @@ struct Tensors {
                         .kind = TensorDifference::Kind::gradient,
                         .found = found,
                         .units = units,
-                        .whole = {whole},
+                        .full = {whole},
                         .owners = nobody},
                        worst);
     return result.wrong_steps.empty();

@@ -59,7 +59,7 @@ TEST(Quantized, MemoryMatchesClosedForm) {
     if (p->packed) {
       elements += p->whole.numel();
       bytes += p->stored_here();
-      means += std::ssize(p->packed->packing.pieces);
+      means += std::ssize(p->packed->packing.fused_rows);
       ++matrices;
     }
   EXPECT_EQ(matrices, 4 * 2);
@@ -96,7 +96,7 @@ void quantise_by_itself(Packed& p) {
   dequantize(p.packing, p.runs, p.bytes, numbers);
   Packing own = p.packing;
   own.rows /= 2;
-  for (int64_t& rows : own.pieces) rows /= 2;
+  for (int64_t& rows : own.fused_rows) rows /= 2;
   const std::vector<std::byte> bytes = quantize(own, [&](int64_t begin, std::span<float> to) {
     std::copy_n(numbers.data<float>() + begin, to.size(), to.begin());
   });

@@ -58,12 +58,12 @@ std::string mixture_fractions(const Dataset& d) {
   return out;
 }
 
-// A checkpoint can be resumed only by a run with the same values.
+// A run can resume a checkpoint only if these values are equal.
 Json run_identity(TrainConfig o, const ModelConfig& c, const Dataset* d) {
   TrainConfig defaults;
   defaults.model.heads = c.heads, defaults.model.channels = c.channels;
-  defaults.model = whole_sizes(defaults.model);
-  o.model = whole_sizes(c);
+  defaults.model = resolve_sizes(defaults.model);
+  o.model = resolve_sizes(c);
   Json out = identity_fields(field_descriptors(o), field_descriptors(defaults));
   if (d) {
     out["tokenizer"] = d->tokenizer->kind();

@@ -27,6 +27,7 @@ AttentionProblem check(const Tensor& q, const Tensor& k, const Tensor& v, const 
   for (const Tensor* t : {&q, &k, &v})
     if (t->strides()[3] != 1 && t->dim(3) != 1)
       throw Error("[attention] expected a contiguous last dim; strides are " + t->strides().str());
+  if (options.window < 0) reject("attention", "a `window` of at least 0", std::to_string(options.window));
   AttentionProblem p{q, k, v, options};
   if (p.options.scale == 0) p.options.scale = 1 / std::sqrt(static_cast<double>(p.d));
   if (p.options.heads_total == 0) p.options.heads_total = p.heads;
