@@ -35,8 +35,10 @@
 #include "models/layout.h"
 #include "models/sample.h"
 
-// Training under a plan, and verification against one rank.
+// Training under a plan, runs with checkpoints and metrics, and verification against one rank.
+#include "train/config.h"
 #include "train/plan.h"
+#include "train/run/run.h"
 #include "train/trainer.h"
 #include "verify/verify.h"
 

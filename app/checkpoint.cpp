@@ -4,14 +4,14 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
-#include "app/make_job.h"
 #include "app/output.h"
-#include "app/run/directory.h"
+#include "app/resolve.h"
 #include "app/run/pretrained.h"
 #include "data/tokenizer/described.h"
 #include "hub/folder.h"
 #include "hub/peft.h"
 #include "train/quantize/layers.h"
+#include "train/run/directory.h"
 
 namespace tessera {
 
@@ -117,22 +117,21 @@ void reshard(const CheckpointOptions& o) {
   const Checkpoint from = find_checkpoint(o.from, passed_over);
   TrainOptions run;
   apply_config_file(run, (from.path / "config.toml").string());
-  const Plan before = make_job(run).plan;
-  if (!o.layout.empty()) {  // the options specify the complete layout
+  const Plan before = resolve(run).plan;
+  if (!o.layout.empty()) {  // the options specify the complete layout; nothing is taken from the run's layout
     forget(run, {"ranks", "dp", "tp", "pp", "cp", "chunks", "shard_ranks", "zero", "schedule", "servers"});
   }
   for (const auto& [name, text] : o.layout) set_option(run, name, text);
-  run.out = o.out;
-  run.resume = false;
-  if (const Plan p = make_job(run).plan; run.optim.batch % (p.dp * p.microbatches) != 0)
+  run.run.out = o.out;
+  run.run.resume = false;
+  if (const Plan p = resolve(run).plan; run.optim.batch % (p.dp * p.microbatches) != 0)
     bad_usage("--dp: {} data ranks x {} micro-batches do not divide the batch of {}, {} sequences", p.dp,
               p.microbatches, o.from, run.optim.batch);
-  validate(run);
-  Job job = make_job(run);
+  Job job = checked(run);
   check_replicas_stay(before, job.plan);
   if (job.model.vocab == 0) job.model.vocab = Tokenizer::open_folder(from.path)->vocab_size();
   job.model = model_config(job, job.model.vocab);
-  const RunDirectory directory(run);
+  const RunDirectory directory(job.run);
   NewCheckpoint made(directory.checkpoints(), from.step);
   size_t files = 0;
   for (const char* stem : {kModel, kOptimizer}) {
@@ -208,7 +207,7 @@ void quantize(const CheckpointOptions& o) {
                                 .at_once = model.run.optim.batch};
   make_model_folder(o.out, [&](const std::filesystem::path& made) {
     HubWeights weights{.dtype = from.dtype, .tensors = from.tensors, .stored = from.dtype, .gptq = {.group = o.group}};
-    launch(launch_options("checkpoint", model.run, model.job.plan), [&](Communicator& world) {
+    launch(launch_options("checkpoint", model.run, model.run.plan), [&](Communicator& world) {
       const std::unique_ptr<Trainer> shard = inference_trainer(model, world);
       for (QuantizedWeight& w : quantize_layers(shard->model(), text.rows.get(), options,
                                                 [&](const QuantizedWeight& one) { say(one, text.rows != nullptr); }))
@@ -257,12 +256,12 @@ void import_model(const CheckpointOptions& o) {
   TrainOptions run;
   take_model(run, from.config);
   run.optim.dtype = dtype == DType::bfloat16 ? DType::bfloat16 : DType::float32;
-  run.out = o.out;
+  run.run.out = o.out;
   if (!from.base.empty()) {
     const KnownBase base = known_base(from, o.from);
-    if (from.merged.empty()) run.init = run.adapter_base = base.path, run.base_hash = base.hash;
+    if (from.merged.empty()) run.run.init = run.run.adapter_base = base.path, run.run.base_hash = base.hash;
   }
-  const RunDirectory directory(run);
+  const RunDirectory directory(run.run);
   NewCheckpoint made(directory.checkpoints(), 0);
   write_file(made.path() / "config.toml", to_toml(run));
   write_file(made.path() / "tokenizer.json", tokenizer->to_json());
@@ -324,8 +323,8 @@ void export_model(const CheckpointOptions& o) {
   TrainOptions run;
   const bool is_run = is_there(from.path / "config.toml"), trained = is_run && from.path.filename() != "step-0";
   if (is_run) apply_config_file(run, (from.path / "config.toml").string());
-  if (trained && !run.init) leave_qwen2(from, *tokenizer);
-  const std::string_view jinja = jinja_source(from.chat_template);  // overrides the tokenizer's template
+  if (trained && !run.run.init) leave_qwen2(from, *tokenizer);
+  const std::string_view jinja = jinja_source(from.chat_template);  // takes precedence over the tokenizer's template
   const Asked answer = trained ? answer_markers(from, *tokenizer) : Asked();
   if (jinja.empty() && from.chat_template != ChatTemplate::automatic && !tokenizer->chat_template().empty())
     say_notes({"the tokenizer's chat template differs from the one used in training; it is exported unchanged"});

@@ -4,7 +4,7 @@
 #include <tuple>
 
 #include "app/commands.h"
-#include "app/make_job.h"
+#include "app/resolve.h"
 #include "app/run/pretrained.h"
 #include "base/config_file.h"
 #include "base/setting_json.h"
@@ -311,26 +311,27 @@ Command CommandLine::verify() {
   if (verify_.placements && (verify_.defect || has_plan_options))
     refuse("--placements: cannot be combined with plan options, because the file specifies ranks and sizes");
   set_all(verify_.run, args_);
-  validate(verify_.run);
+  static_cast<TrainConfig&>(verify_.run) = checked(verify_.run);
   return verify_;
 }
 
-// Makes the base model's path absolute. A resumed run must use its original base model.
-void fix_base(TrainOptions& o) {
-  TrainOptions saved;
-  const std::string config = o.out ? (std::filesystem::path(*o.out) / "config.toml").string() : "";
-  if (o.resume && is_there(config)) apply_config_file(saved, config);
+// Stores the base model's path as an absolute path. A resumed run must use the base model it started with.
+void fix_base(RunConfig& r) {
+  TrainConfig saved_config;
+  const RunConfig& saved = saved_config.run;
+  const std::string config = r.out ? (std::filesystem::path(*r.out) / "config.toml").string() : "";
+  if (r.resume && is_there(config)) apply_config_file(saved_config, config);
   const auto canonical = [](const std::string& path) { return std::filesystem::weakly_canonical(path).string(); };
-  for (const auto& [name, now, before] : {std::tuple("init", &o.init, &saved.init), {"base", &o.base, &saved.base}}) {
-    if (o.resume && *now != *before && (!*now || !*before || canonical(**now) != canonical(**before)))
-      bad_usage("--{}: the run in {} was started with {}; expected the same value, got {}", name, *o.out,
+  for (const auto& [name, now, before] : {std::tuple("init", &r.init, &saved.init), {"base", &r.base, &saved.base}}) {
+    if (r.resume && *now != *before && (!*now || !*before || canonical(**now) != canonical(**before)))
+      bad_usage("--{}: the run in {} was started with {}; expected the same value, got {}", name, *r.out,
                 before->value_or("none"), now->value_or("none"));
-    if (o.resume)
+    if (r.resume)
       *now = *before;
     else if (*now)
       *now = canonical(**now);
   }
-  o.adapter_base = saved.adapter_base, o.base_hash = saved.base_hash;
+  r.adapter_base = saved.adapter_base, r.base_hash = saved.base_hash;
 }
 
 TrainOptions CommandLine::train() {
@@ -351,12 +352,12 @@ TrainOptions CommandLine::train() {
   TrainOptions o = chooses ? TrainOptions{} : default_job();
   errors_.check([&] { apply_config(o, file, config); });
   set_all(o, args_);
-  if (o.init && !resume) take_model(o, of_option("init", *o.init, [&] { return first_config(o); }));
-  if (o.base && !o.init) throw Error("--base: requires --init ADAPTERS");
-  if (!resume || !out.empty()) fix_base(o);
+  if (o.run.init && !resume) take_model(o, of_option("init", *o.run.init, [&] { return first_config(o); }));
+  if (o.run.base && !o.run.init) throw Error("--base: requires --init ADAPTERS");
+  if (!resume || !out.empty()) fix_base(o.run);
   if (o.optim.dtype == DType::float64)
     throw Error("--dtype: fp64 is supported only by tessera verify; expected fp32 or bf16");
-  validate(o);
+  static_cast<TrainConfig&>(o) = checked(o);
   return o;
 }
 
@@ -370,7 +371,7 @@ void CommandLine::set_plan_option(const std::string& name, const std::string& te
     if (name == "ranks" || name == "pp" || name == "dp" || name == "cp" || name == "tp") s.field.range.max = kMaxRanks;
     if (name == "batch") s.field.range.max = kMaxBatch;
     s.read("--" + name, text);
-    o.run.given.emplace(s.field.name);
+    o.run.given->emplace(s.field.name);
     if (name == "model") o.model_file.reset();
   }
   std::erase_if(o.args, [&](const auto& w) { return w.first == name; });

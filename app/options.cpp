@@ -2,96 +2,24 @@
 #include "app/options.h"
 
 #include "app/report/report.h"
-#include "base/config_file.h"
 #include "base/files.h"
 #include "planner/case.h"
 
 namespace tessera {
 
-constexpr std::array<std::string_view, 5> kChatTemplateNames = {"auto", "chatml", "llama3", "alpaca", "none"};
-static constexpr const auto& value_names(ChatTemplate) { return kChatTemplateNames; }
-
 namespace {
 
-constexpr double kMaxSteps = 1e12;
 constexpr const char* kFrom = "run directory, checkpoint, Hugging Face or PEFT folder, or llm.c model";
-constexpr const char* kBase =
-    "base model of the adapters: a Hugging Face folder or a run [the model recorded in the adapters]";
 constexpr const char* kFormat = "format of standard output";
-constexpr const char* kSpecial = "encode the names of special tokens in the data as special tokens rather than as text";
-constexpr const char* kNoBos = "omit the special tokens, such as BOS, that the tokenizer adds before and after a text";
 
-// Fields of a run outside model, optimization and plan.
-void add_data_and_tuning(Settings& s, TrainOptions& o) {
-  s.group("Model");
-  s.add(o.model, {"model", "preset for the architecture and sizes of the model"}).of(preset_names());
-  s.group("Data");
-  s.add(o.data,
-        {"data",
-         "training data: austen, tinyshakespeare, a text file (optionally .gz or .zst), an llm.c token file, a "
-         "directory or 'pattern*' of these, a directory written by `tessera data`, or fine-tuning examples as "
-         "FILE.jsonl, 'a*.jsonl,b.jsonl' or a directory of such files; or a mixture: A=0.7,B=0.3, or a .json or .toml "
-         "file of names and weights"});
-  s.add(o.held.file, {"val_data", "text file or examples for validation; replaces `val_share`"});
-  s.add(o.held.share, {"val_share", "fraction of `data` held out for validation", {0, 1, true}});
-  s.add(o.tokenizer,
-        {"tokenizer",
-         "char, bytes, bpe, bpe-N with at most N tokens (bpe: 50257), or a directory with tokenizer.json (or "
-         "both vocab.json and merges.txt) [char for nano and mini models, bpe for others]"});
-  s.add(o.add_tokens, {"add_tokens",
-                       "special tokens to add to the tokenizer; if the embedding table of the `init` model is too "
-                       "small, rows are added to it"})
-      .a("TOKEN,TOKEN");
-  s.add(o.end, {"end", "special token that ends a text; overrides the tokenizer's end token"}).a("TOKEN");
-  s.add(o.shuffle,
-        {"shuffle",
-         "shuffle the windows of a text and read each once per epoch, as for shards and mixtures; by default, "
-         "windows start at random positions"})
-      .for_identity(IdentityRole::unless_default);
-  s.group("Fine-tuning");
-  s.add(o.init,
-        {"init", "initial weights, sizes and tokenizer: a run, checkpoint, Hugging Face folder or llm.c model"});
-  s.add(o.base, {"base", kBase});
-  s.add(o.adapter_base, {"adapter_base"}).for_programs();
-  s.add(o.base_hash, {"base_hash"}).for_programs();
-  s.add(o.chat_template,
-        {"template",
-         "chat template of the examples; auto: chatml for messages, alpaca for instructions, otherwise none"});
-  s.add(o.train_on, {"train_on", "tokens of an example that contribute to the loss"}).of("responses|all");
-  s.add(o.pack, {"pack", "pack several examples into one sequence; attention does not cross example boundaries"});
-  s.add(o.skip_bad, {"skip_bad", "skip and count invalid examples and examples without target tokens"});
-  s.add(o.map, {"map", "keys of the example fields in the file, such as prompt=question,completion=answer"})
-      .a("FIELD=KEY,FIELD=KEY");
-  s.add(o.roles, {"roles", "standard roles for role names in the file, such as developer=system,bot=assistant"})
-      .a("NAME=ROLE,NAME=ROLE");
-  s.add(o.no_bos, {"no_bos", kNoBos});
-  s.add(o.special, {"special", kSpecial});
-}
+}  // namespace
 
-void add_files(Settings& s, TrainOptions& o) {
-  s.group("Files");
-  s.add(o.out, {"out", "run directory (settings, metrics, TensorBoard events, checkpoints) [runs/DATE-TIME]"})
+Settings field_descriptors(TrainOptions& o) {
+  Settings s = field_descriptors(static_cast<TrainConfig&>(o));
+  s.group("Place")
+      .add(o.rank, {"rank", "rank of this process with `rendezvous`, from 0 to `ranks` - 1", {0, 1023}})
       .of_call();
-  s.add(o.save_every,
-        {"save_every", "steps between checkpoints, or epochs, such as 0.25e; 0: save only at the end", {0, kMaxSteps}})
-      .or_share(o.save_share, 'e');
-  s.add(
-      o.keep,
-      {"keep", "number of newest checkpoints to keep, in addition to the one with the best validation loss", {1, 1e6}});
-  s.add(o.check_replicas,
-        {"check_replicas",
-         "steps between checks that replicas on different ranks are identical; every save also checks; 0: only saves",
-         {0, kMaxSteps}});
-  s.add(o.eval_every, {"eval_every",
-                       "steps between validations, or epochs, such as 0.25e; 0: validate only at the end",
-                       {0, kMaxSteps}})
-      .or_share(o.eval_share, 'e');
-  s.add(o.patience,
-        {"patience", "stop the run after this number of validations without improvement; 0: never", {0, 1e6}});
-  s.add(o.no_save,
-        {"no_save", "write no checkpoint, not even at the end (for benchmarks); such a run cannot be resumed"});
-  s.add(o.no_eval, {"no_eval", "run no validation, not even at the end"});
-  s.add(o.resume, {"resume", "resume the run in `out` from its newest checkpoint"}).of_call();
+  s.group("Files");
   s.add(o.config, {"config", "configuration file with KEY = VALUE lines; command-line options override it"}).of_call();
   s.group("Restarts");
   s.add(o.restarts,
@@ -112,50 +40,9 @@ void add_files(Settings& s, TrainOptions& o) {
   s.add(o.trace, {"trace", "write a timeline to the run directory for `tessera report`"}).of_call();
   s.add(o.trace_steps, {"trace_steps", "number of steps at the end of the run that `trace` records", {1, 1e6}})
       .of_call();
-  s.add(o.dump, {"dump",
-                 "step, counted from 1, in which every layer's full output and its gradient are written to "
-                 "dump_STEP.safetensors, under any plan (`train`: in the run directory); 0: none",
-                 {0, kMaxSteps}})
-      .of_call();
-}
-
-// Keys of config.toml without an option.
-constexpr std::array<std::string_view, 2> kFacts = {"adapter-base", "base-hash"};
-bool is_in_files(const Setting& s) { return s.field.in_words || std::ranges::count(kFacts, s.word()) > 0; }
-
-template <class Chosen>
-Args values(TrainOptions o, const Chosen& chosen) {
-  Args out;
-  for (const Setting& s : field_descriptors(o)) {
-    if (!is_in_files(s) || !chosen(s.field) || (s.field.open && !o.gives(s.field.name))) continue;
-    if (std::string value = s.written(); !value.empty()) out.emplace_back(s.word(), std::move(value));
-  }
-  return out;
-}
-
-}  // namespace
-
-Settings field_descriptors(TrainOptions& o) {
-  constexpr std::array<std::string_view, 9> groups = {"Model",        "Data",  "Fine-tuning", "Plan",  "Place",
-                                                      "Optimization", "Files", "Restarts",    "Output"};
-  Settings s;
-  add_data_and_tuning(s, o);
-  s.group("Plan").add(o.ranks, {"ranks",
-                                "world size; default: the size of the job under mpirun; otherwise 2 if `batch` is "
-                                "divisible by 2 x `microbatches`, else 1",
-                                {1, 1024}});
-  s.group("Place")
-      .add(o.rank, {"rank", "rank of this process with `rendezvous`, from 0 to `ranks` - 1", {0, 1023}})
-      .of_call();
-  s.add(field_descriptors(o.sizes)).add(field_descriptors(o.optim)).add(field_descriptors(o.plan));
-  add_files(s, o);
-  s.group("Optimization");
-  s.add(o.epochs, {"epochs", "passes over `data`, in place of `steps`; fractions such as 0.5 are accepted", {0, 1e6}});
-  s.sort(groups);
-  s.move("epochs", "steps");
-  s.move("microbatches", "batch");
-  s.move("shuffle", "microbatches");
   s.move("rank", "rendezvous");
+  s.move("config", "resume");
+  s.move("dump", "trace_steps");
   return s;
 }
 
@@ -202,7 +89,7 @@ Settings field_descriptors(GenerateOptions& o) {
   s.add(o.stop, {"stop", "stop string: ends generation and is not printed; may be repeated"}).many();
   s.add(o.ignore_end, {"ignore_end", "ignore EOS: continue generating after the end token"});
   s.add(o.special, {"special", "encode the names of special tokens in a prompt as special tokens rather than as text"});
-  s.add(o.no_bos, {"no_bos", kNoBos});
+  s.add(o.no_bos, {"no_bos", kNoBosHelp});
   s.add(o.format, {"format", kFormat}).of("text|json");
   return s;
 }
@@ -228,7 +115,7 @@ Settings field_descriptors(DatasetOptions& o) {
       .a("a tokenizer");
   s.add(o.vocab, {"vocab", "maximum vocabulary size of a new bpe tokenizer", {256, 1e9}});
   s.add(o.shard_tokens, {"shard_tokens", "tokens per output file; 0: a single file", {0, 1e12}});
-  s.add(o.special, {"special", kSpecial});
+  s.add(o.special, {"special", kSpecialHelp});
   s.add(o.out, {"out", "output directory [for a single source: in the cache directory, TESSERA_CACHE]"})
       .a("a new directory");
   return s;
@@ -299,7 +186,8 @@ Settings field_descriptors(CheckpointOptions& o, CheckpointOptions::Way way) {
       out = {"new run directory", "new directory", "new run directory", "new directory"};
   Settings s;
   s.add(o.from, {"FROM", from.at(at)}).by_place();
-  if (way != Way::reshard && way != Way::quantize) s.add(o.base, {"base", kBase}).a("a Hugging Face folder or a run");
+  if (way != Way::reshard && way != Way::quantize)
+    s.add(o.base, {"base", kBaseHelp}).a("a Hugging Face folder or a run");
   if (way != Way::inspect) s.add(o.out, {"out", out.at(at)}).a("a new directory");
   if (way == Way::import || way == Way::write)
     s.add(o.dtype, {"dtype", "dtype of the stored tensors (default: unchanged)"}).of("fp32|bf16");
@@ -348,7 +236,7 @@ TrainOptions verify_defaults() {
   o.optim.steps = 20;
   o.optim.warmup = 2;
   o.optim.lr = 3e-3;
-  o.sizes.dropout = 0.1;
+  o.model.dropout = 0.1;
   o.plan.timeout = 60;
   o["attention"] = "own";  // cuDNN does not guarantee that a row's result is independent of the batch
   o.plan.deterministic = true;
@@ -380,10 +268,10 @@ void set_option(TrainOptions& o, std::string_view name, const std::string& text)
   const Setting* s = all.find_word(name);
   if (!s) bad_usage("--{}: unknown option", name);
   s->read(fmt::format("--{}", name), text);
-  o.given.emplace(s->field.name);
+  o.given->emplace(s->field.name);
   // `steps` and `epochs` exclude each other: the last one set wins, also over the configuration file.
   if (name == "steps") forget(o, {"epochs"});
-  if (name == "epochs") o.given.erase("steps");
+  if (name == "epochs") o.given->erase("steps");
   if (name == "val-share") forget(o, {"val_data"});
 }
 
@@ -398,43 +286,14 @@ void forget(TrainOptions& o, const std::vector<std::string_view>& names) {
   const Settings all = field_descriptors(o), others = field_descriptors(defaults);
   for (const std::string_view name : names) {
     all.at(name).assign(others.at(name));
-    o.given.erase(std::string(name));
+    o.given->erase(std::string(name));
   }
 }
 
-void apply_config_file(TrainOptions& options, const std::string& path) { apply_config(options, read_file(path), path); }
-
-void apply_config(TrainOptions& o, std::string_view file, const std::string& path) {
-  const Settings all = field_descriptors(o);
-  std::vector<std::string> known;
-  for (const Setting& s : all)
-    if (s.field.in_file && is_in_files(s)) known.push_back(s.word());
-  ErrorList found;
-  for (const ConfigEntry& entry : read_config(file, path))
-    found.check([&] {
-      const std::string where = fmt::format("{}: {}", entry.where, entry.key);
-      if (std::ranges::find(known, entry.key) == known.end())
-        bad_usage("{}: unknown key{}", where, did_you_mean(entry.key, known));
-      const Setting& s = *std::ranges::find(all, entry.key, &Setting::word);
-      if (s.is_text() && !entry.text) bad_usage("{}: expected a string, got '{}'", where, entry.value);
-      s.read(where, s.is_text() || (s.field.share && entry.text) ? *entry.text : entry.value);
-      o.given.emplace(s.field.name);
-    });
-  found.raise();
-}
-
-Args config_values(const TrainOptions& options) {
-  return values(options, [](const Field& f) { return f.in_file; });
-}
-
 Args all_values(const TrainOptions& options) {
-  return values(options, [](const Field& f) { return f.name != "format" && f.name != "quiet" && f.name != "config"; });
-}
-
-std::string to_toml(const TrainOptions& options) {
-  std::string out;
-  for (const auto& [key, value] : config_values(options)) out += fmt::format("{} = {}\n", key, value);
-  return out;
+  TrainOptions o = options;
+  return values(o, field_descriptors(o),
+                [](const Field& f) { return f.name != "format" && f.name != "quiet" && f.name != "config"; });
 }
 
 std::string with_options(const std::string& message) {

@@ -6,48 +6,24 @@
 #include "base/error_list.h"
 #include "base/setting.h"
 #include "data/jsonl.h"
-#include "data/text.h"
-#include "train/job.h"
+#include "train/config_file.h"
 
 namespace tessera {
 
-using Args = std::vector<std::pair<std::string, std::string>>;
-
-struct TrainOptions {
-  std::string model = "gpt-nano";  // preset for unset sizes
-  ModelConfig sizes = {};
-  Optimisation optim = {};
-  Plan plan = {};
-  std::optional<int64_t> ranks, rank;
-  std::string data = "austen";
-  HeldOut held = {};
-  std::optional<std::string> init, base, tokenizer;
-  std::optional<std::string> adapter_base, base_hash;  // path and hash of the adapters' base model
-  std::string add_tokens, end;
-  bool shuffle = false;
-  ChatTemplate chat_template = ChatTemplate::automatic;
-  std::string train_on = "responses";
-  bool pack = false, skip_bad = false, no_bos = false, special = false;
-  std::string map, roles;  // renamed keys and roles of examples
-  std::optional<std::string> out;
-  int64_t save_every = 500, keep = 2, eval_every = 500;
-  double save_share = 0, eval_share = 0;  // fraction of an epoch, replaces the step counts; 0: unused
-  std::optional<double> epochs;           // replaces optim.steps
-  int64_t patience = 0;
-  int64_t check_replicas = 0;
-  bool no_save = false, no_eval = false;
-  bool resume = false;
+// What was typed for a run: a configuration whose derived fields are still open, and the options of this call.
+// resolve() (app/resolve.h) derives the rest.
+struct TrainOptions : TrainConfig {
+  TrainOptions() { given.emplace(); }
+  std::optional<int64_t> rank = {};
   int64_t restarts = 0;
-  std::optional<std::string> launch, hostfile;
-  std::optional<std::string> config;
+  std::optional<std::string> launch = {}, hostfile = {};
+  std::optional<std::string> config = {};
   std::string format = "text";
   bool quiet = false;
   bool trace = false;
   int64_t trace_steps = 10;
-  int64_t dump = 0;  // a step; 0: none
 
-  std::set<std::string, std::less<>> given = {};  // fields set by the user
-  bool gives(std::string_view name) const { return given.contains(name); }
+  bool gives(std::string_view name) const { return given->contains(name); }
   bool json() const { return format == "json"; }
   // o["dp"] = 2 sets the option from the text "2".
   struct OptionRef {
@@ -185,22 +161,9 @@ bool is_searched(std::string_view option);
 void set_option(TrainOptions& options, std::string_view name, const std::string& text);
 void forget(TrainOptions& options, const std::vector<std::string_view>& names);
 
-// Throws InputError if the TOML file cannot be read; otherwise as apply_config().
-void apply_config_file(TrainOptions& options, const std::string& path);
-// Applies text in the format of read_config(); `path` names the file in messages. Throws Error (usage) with line and
-// column for syntax errors, unknown keys (with the nearest known key), and values of the wrong type or range.
-void apply_config(TrainOptions& options, std::string_view file, const std::string& path);
-std::string to_toml(const TrainOptions& options);
-// Keys and values of to_toml() that the user set.
-Args config_values(const TrainOptions& options);
-// Keys and values of all options except output options and --config, which is already applied.
+// Keys and values of all options except output options and --config, whose values are already included.
 Args all_values(const TrainOptions& options);
 
-// Throws Error (usage) with the formatted message.
-template <class... Values>
-[[noreturn]] void bad_usage(fmt::format_string<Values...> text, Values&&... values) {
-  throw Error(fmt::format(text, std::forward<Values>(values)...));
-}
 // Replaces known field names in backticks by options: "`grad_dtype`: expected ..." becomes "--grad-dtype: expected
 // ...".
 std::string with_options(const std::string& message);

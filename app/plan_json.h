@@ -1,7 +1,7 @@
 // A plan's rank layout as JSON for records.
 #pragma once
 #include "base/setting_json.h"
-#include "train/job.h"
+#include "train/config.h"
 
 namespace tessera {
 

@@ -3,10 +3,10 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
-#include "app/make_job.h"
 #include "app/output.h"
 #include "app/plan/plan.h"
 #include "app/report/report.h"
+#include "app/resolve.h"
 #include "app/run/pretrained.h"
 #include "app/signals.h"
 #include "app/train/restarts.h"

@@ -4,9 +4,9 @@
 #include <random>
 
 #include "app/commands.h"
-#include "app/make_job.h"
 #include "app/output.h"
 #include "app/plan_json.h"
+#include "app/resolve.h"
 #include "app/run/pretrained.h"
 #include "data/text.h"
 #include "lab/placed_block.h"
@@ -315,16 +315,16 @@ int run(const VerifyOptions& options) {
     return 0;
   }
   if (json && options.hide) throw Error("--hide: is interactive and cannot be combined with --format json");
-  const Job job = make_job(o);
+  const Job& job = o;
   const InjectedFault* const injected = is_random        ? &random_defect(job, static_cast<uint64_t>(o.optim.seed))
                                         : options.defect ? &defect(*options.defect)
                                                          : nullptr;
   if (injected) check_applies(*injected, job);
   check_memory_for_verifying(job);
-  check_dump(job, o.dump);
+  check_dump(job, o.run.dump);
   std::optional<Progress> progress(std::in_place,
                                    Progress::for_stderr(o.optim.steps, o.rank.value_or(0) > 0 || !speaks_for_all()));
-  int64_t dump = o.dump;  // only in the first run: the search for a cause reruns the plan
+  int64_t dump = o.run.dump;  // only in the first run: the search for a cause reruns the plan
   const VerifyResult r = explain(job, [&](const Job& j) {
     VerifyHooks hooks{.launching = [&o, &j](LaunchOptions& how) { how = launch_options("verify", o, j.plan); },
                       .working =

@@ -85,6 +85,8 @@ Example parse_example(std::string_view row, const std::string& what, const RowNa
 // common today.
 
 enum class ChatTemplate : uint8_t { automatic, chatml, llama3, alpaca, none };
+constexpr std::array<std::string_view, 5> kChatTemplateNames = {"auto", "chatml", "llama3", "alpaca", "none"};
+constexpr const auto& value_names(ChatTemplate) { return kChatTemplateNames; }
 
 struct Segment {
   // marker: one special token; end: the tokenizer's own end of a text.

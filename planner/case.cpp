@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "models/layout.h"
 #include "planner/pipeline.h"
-#include "train/job.h"
+#include "train/config.h"
 
 namespace tessera::planner {
 

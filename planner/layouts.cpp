@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "planner/search.h"
-#include "train/job.h"
+#include "train/config.h"
 
 namespace tessera::planner {
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "planner/predict.h"
-#include "train/job.h"
+#include "train/config.h"
 
 namespace tessera::planner {
 

@@ -6,7 +6,7 @@
 
 #include "planner/pipeline.h"
 #include "planner/predict.h"
-#include "train/job.h"
+#include "train/config.h"
 
 namespace tessera::planner {
 

@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "planner/memory.h"
 #include "planner/pipeline.h"
-#include "train/job.h"
+#include "train/config.h"
 
 namespace tessera::planner {
 namespace {

@@ -1,4 +1,4 @@
-// Searches all layouts that a run accepts (check_layout() of train/job.h) for the fastest plans that fit.
+// Searches all layouts that a run accepts (check_layout() of train/config.h) for the fastest plans that fit.
 //
 //   SearchRequest q{.model = to_model_shape(*preset("llama2-7b")), .hardware = hardware_named("h100"), .ranks = 8,
 //                   .batch = 256};

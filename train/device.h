@@ -3,7 +3,7 @@
 
 #include "parallel/comm/communicator.h"
 #include "tensor/arena.h"
-#include "train/job.h"
+#include "train/config.h"
 
 namespace tessera {
 

@@ -4,7 +4,7 @@
 
 #include "models/language_model.h"
 #include "parallel/pipeline/schedule.h"
-#include "train/job.h"
+#include "train/config.h"
 #include "train/usage.h"
 
 namespace tessera {

@@ -5,7 +5,7 @@
 
 #include "base/memory_limit.h"
 #include "parallel/pipeline/schedule.h"
-#include "train/job.h"
+#include "train/config.h"
 
 namespace tessera {
 

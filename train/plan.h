@@ -92,7 +92,7 @@ Settings field_descriptors(Plan& plan);
 // The fields that differ from `other`: "dp=2 zero=3".
 std::string difference(Plan plan, Plan other);
 
-// Throws FieldError if the plan is invalid for every model. check() of train/job.h also checks model and batch.
+// Throws FieldError if the plan is invalid for every model. check() of train/config.h also checks model and batch.
 void check(const Plan& plan);
 
 // Omits empty file names.

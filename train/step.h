@@ -2,7 +2,7 @@
 #pragma once
 
 #include "parallel/comm/communicator.h"
-#include "train/job.h"
+#include "train/config.h"
 
 namespace tessera {
 

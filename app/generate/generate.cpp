@@ -5,8 +5,8 @@
 #include <sstream>
 
 #include "app/commands.h"
-#include "app/make_job.h"
 #include "app/output.h"
+#include "app/resolve.h"
 #include "app/run/pretrained.h"
 #include "base/json.h"
 #include "data/mixture.h"
@@ -248,9 +248,9 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
   int64_t long_texts = 0;
   for (size_t p = 0; p < count; ++p) {
     shown[p].finish();
-    const int64_t read = std::ssize(tokens[p]) + shown[p].tokens() - 1, context = model.job.model.context;
+    const int64_t read = std::ssize(tokens[p]) + shown[p].tokens() - 1, context = model.run.model.context;
     if (generator.own(p) && std::ssize(tokens[p]) <= context && read > context) ++long_texts;
-    const int root = shard.mesh().rank_at({0, static_cast<int>(p % static_cast<size_t>(model.job.plan.dp)), 0, 0});
+    const int root = shard.mesh().rank_at({0, static_cast<int>(p % static_cast<size_t>(model.run.plan.dp)), 0, 0});
     const std::string one = json ? to_json(prompts.texts[p], shown[p]) + "\n" : before(p) + shown[p].text() + "\n";
     const std::string full = world.size() > 1 && !streams ? broadcast_text(world, one, root) : one;
     if (prints && !streams) print(full);
@@ -262,10 +262,10 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
     std::fputs(
         fmt::format("{} longer than the context of {} tokens; once it is full, the earliest tokens are ignored\n",
                     count == 1 ? "the text is" : fmt::format("{} of {} texts are", long_texts, count),
-                    model.job.model.context)
+                    model.run.model.context)
             .c_str(),
         stderr);
-  const Plan& plan = model.job.plan;
+  const Plan& plan = model.run.plan;
   written = world.size() > 1 ? world.sum(written) / static_cast<double>(plan.pp * plan.tp) : written;
   const double all = static_cast<double>(count),
                rest = written - all;  // without first tokens
@@ -292,9 +292,9 @@ std::vector<Found> load_texts(const Inference& model) {
   const auto one = [&](const std::string& spec) {
     return of_option("data", spec, [&] { return evaluation_text(spec, *model.tokenizer, example_options(model.run)); });
   };
-  const std::optional<std::vector<Weighted>> mixture = mixture_in(model.run.data);
+  const std::optional<std::vector<Weighted>> mixture = mixture_in(model.run.data.source);
   std::vector<Found> out;
-  if (!mixture) out.push_back({.name = "", .text = one(model.run.data)});
+  if (!mixture) out.push_back({.name = "", .text = one(model.run.data.source)});
   for (const Weighted& w : mixture.value_or(std::vector<Weighted>()))
     out.push_back({.name = w.name, .share = w.weight, .text = one(w.spec)});
   return out;
@@ -342,14 +342,14 @@ Inference open_inference(const std::string& from, const Args& args) {
   out.tokenizer = Tokenizer::open_folder(out.from.tokenizer());
   TrainOptions& run = out.run;
   run.optim.dtype = out.from.dtype == DType::bfloat16 ? DType::bfloat16 : DType::float32;
-  run.data = "";
+  run.data.source = "";
   for (const auto& [name, text] : args) set_option(run, name, text);
   const bool no_axes = !run.ranks && !run.gives("dp") && !run.gives("tp") && !run.gives("pp") && !run.gives("cp");
-  if (no_axes && !has_processes(make_job(run).plan)) run.ranks = 1;  // not the size of an MPI job
+  if (no_axes && !starts_processes(run)) run.ranks = 1;  // not the size of an MPI job
   take_model(run, out.from.config);
-  if (!out.from.merged.empty() && run.sizes.quantize.codec != Codec::none)
+  if (!out.from.merged.empty() && run.model.quantize.codec != Codec::none)
     bad_usage("--quantize: expected none for a model with merged adapters ({}), got {}", out.from.merged,
-              value_name(run.sizes.quantize.codec));
+              value_name(run.model.quantize.codec));
   if (out.from.dtype == DType::bfloat16 && !run.gives("dtype"))
     out.from.notes.push_back(one_line(out.from.path.string()) +
                              ": stored and computed in bf16; use --dtype fp32 to compute in fp32");
@@ -357,17 +357,18 @@ Inference open_inference(const std::string& from, const Args& args) {
   if (run.optim.dtype == DType::float64)
     throw Error("--dtype: fp64 is supported only by tessera verify; expected fp32 or bf16");
   constexpr int64_t kSequences = 4;  // sequences per rank and batch
-  if (!run.gives("batch")) run.optim.batch = kSequences * make_job(run).plan.dp;
-  in_options([&] { check_sizes(make_job(run)); });
-  check_plan(run);
-  out.job = make_job(run);
-  out.job.make = make_frozen;
-  check_memory_for_inference(out.job);
+  TrainConfig config = resolve(run);
+  if (!run.gives("batch")) config.optim.batch = kSequences * config.plan.dp;
+  in_options([&] { check_sizes(config); });
+  check_plan(run, config);
+  config.make = make_frozen;
+  static_cast<TrainConfig&>(run) = std::move(config);
+  check_memory_for_inference(run);
   return out;
 }
 
 std::unique_ptr<Trainer> inference_trainer(const Inference& inference, Communicator& world) {
-  const Job& job = inference.job;
+  const TrainConfig& job = inference.run;
   auto shard = std::make_unique<Trainer>(
       job, synthetic_sequences(job.model.vocab, job.model.context, job.optim.batch, 0), world);
   read_values(shard->strategy().resident_units(), first_weights(inference.from, job.model));
@@ -385,9 +386,9 @@ int run(const GenerateOptions& o) {
                                                    : Asked{read_tokens(prompt, model, o)});
   for (size_t p = 0; p < texts.size(); ++p)
     report_unread(texts.size() > 1 ? fmt::format("prompt {}", p + 1) : "the prompt", prompts.asked[p],
-                  model.job.model.context);
+                  model.run.model.context);
   std::fputs(for_terminal(other_settings(*model.tokenizer, o)).c_str(), stderr);
-  launch(launch_options("generate", model.run, model.job.plan), [&](Communicator& world) {
+  launch(launch_options("generate", model.run, model.run.plan), [&](Communicator& world) {
     const std::unique_ptr<Trainer> shard = inference_trainer(model, world);
     if (!o.chat) {
       write_texts(model, o, *shard, prompts, static_cast<uint64_t>(o.seed));
@@ -398,7 +399,7 @@ int run(const GenerateOptions& o) {
       const std::optional<std::string> line = next_line(world);
       if (!line) return;
       const Asked asked = in_options([&] { return conversation.asked(*line); });
-      if (world.rank() == 0) report_unread("the conversation", asked, model.job.model.context);
+      if (world.rank() == 0) report_unread("the conversation", asked, model.run.model.context);
       conversation.add(*line, write_texts(model, o, *shard, {{*line}, {asked}, false}, seed));
     }
   });
@@ -407,12 +408,12 @@ int run(const GenerateOptions& o) {
 
 int run(const EvaluateOptions& o) {
   const Inference model = open_inference(o.from, o.args);
-  if (model.run.data.empty()) throw Error("--data: missing; expected a text, tokens or examples");
-  check_example_options(model.run);
+  if (model.run.data.source.empty()) throw Error("--data: missing; expected a text, tokens or examples");
+  check_example_options(model.run.data);
   const std::vector<Found> texts = load_texts(model);
   for (const Found& f : texts)
     for (const std::string& note : f.text.notes) std::fputs((one_line(with_options(note)) + "\n").c_str(), stderr);
-  launch(launch_options("evaluate", model.run, model.job.plan), [&](Communicator& world) {
+  launch(launch_options("evaluate", model.run, model.run.plan), [&](Communicator& world) {
     const std::unique_ptr<Trainer> shard = inference_trainer(model, world);
     const auto begin = std::chrono::steady_clock::now();
     std::vector<Found> found = texts;

@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
-#include "app/make_job.h"
 #include "app/output.h"
+#include "app/resolve.h"
 #include "bench/calibrate.h"
 #include "planner/case_json.h"
 #include "planner/memory.h"
@@ -41,17 +41,17 @@ auto from_file(std::string_view option, const std::string& path, const F& read) 
   }
 }
 
-planner::ModelShape make_model_shape(const PlanOptions& o) {
+planner::ModelShape make_model_shape(const PlanOptions& o, const TrainConfig& config) {
   if (o.model_file) {
     for (const auto& [name, text] : o.args)
       if (name != "model" && name != "batch" && !is_searched(name) && name != "dtype")
         bad_usage("--{}: cannot be combined with --model {}, a file that specifies the sizes", name, *o.model_file);
     return from_file("model", *o.model_file, planner::model_from_json);
   }
-  Job job = make_job(o.run);
+  Job job = config;
   job.plan.microbatches = 1;
   check_sizes(job);
-  if (job.model.vocab == 0) job.model.vocab = default_vocab(o.run.model);
+  if (job.model.vocab == 0) job.model.vocab = default_vocab(config.preset);
   return planner::to_model_shape(job.model);
 }
 
@@ -66,7 +66,7 @@ planner::Hardware find_hardware(const PlanOptions& o) {
   if (!o.hardware)
     bad_usage("--hardware: missing; expected {}, this, or a TOML file", fmt::join(planner::hardware_names(), ", "));
   if (*o.hardware == "this") {
-    planner::Hardware h = planner::find_hardware(machine_here(o.calibrate), make_job(o.run).optim.dtype);
+    planner::Hardware h = planner::find_hardware(machine_here(o.calibrate), o.run.optim.dtype);
     h.memory_bytes = o.memory_gb ? *o.memory_gb * 1e9 : h.memory_bytes / static_cast<double>(rank_count(o));
     return h;
   }
@@ -82,7 +82,7 @@ planner::Software find_software(const PlanOptions& o, const planner::Hardware& h
   if (o.hardware == "this" && o.software != "tessera")
     throw Error("--software: expected tessera, because --hardware this was measured with its kernels; got " +
                 o.software);
-  if (o.hardware == "this") return planner::own_software(make_job(o.run).optim.dtype, DType::float32);
+  if (o.hardware == "this") return planner::own_software(o.run.optim.dtype, DType::float32);
   planner::Software s = is_file(o.software) ? from_file("software", o.software, planner::software_from_file)
                                             : planner::software_named(o.software);
   if (is_file(o.software))
@@ -232,13 +232,14 @@ int64_t default_vocab(std::string_view preset) {
 }
 
 PlanQuestion make_question(const PlanOptions& o) {
-  const Plan given = make_job(o.run).plan;
+  const TrainConfig config = resolve(o.run);
+  const Plan& given = config.plan;
   if (!given.schedule_file.empty())
     throw Error("--schedule: expected a name, got the file " + given.schedule_file +
                 ", which fixes the number of ranks");
   PlanQuestion out;
   planner::SearchRequest& q = out.question;
-  q.model = make_model_shape(o);
+  q.model = make_model_shape(o, config);
   q.hardware = find_hardware(o);
   q.software = find_software(o, q.hardware);
   q.ranks = rank_count(o);
@@ -246,7 +247,7 @@ PlanQuestion make_question(const PlanOptions& o) {
   q.fixed = fixed_choices(o, given);
   const bool by_family = o.gives("family") && !o.gives("model");
   out.model =
-      o.model_file.value_or(by_family ? fmt::format("a {} model", value_name(o.run.sizes.family)) : o.run.model);
+      o.model_file.value_or(by_family ? fmt::format("a {} model", value_name(o.run.model.family)) : o.run.preset);
   return out;
 }
 

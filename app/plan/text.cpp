@@ -1,9 +1,9 @@
 // The planner's answer as text, JSON lines and an HTML page; layouts as options of `train`.
 #include <nlohmann/json.hpp>
 
-#include "app/make_job.h"
 #include "app/plan/plan.h"
 #include "app/report/report.h"
+#include "app/resolve.h"
 #include "planner/case_json.h"
 
 namespace tessera {
@@ -91,7 +91,7 @@ std::string for_shell(const std::string& text) {
 std::string model_args(const PlanOptions& o) {
   std::string out;
   if (std::ranges::none_of(o.args, [](const auto& w) { return chooses_job(w.first, w.second); }))
-    out = " --model " + o.run.model;  // prevents the default job
+    out = " --model " + o.run.preset;  // prevents the default job
   TrainOptions run;
   const Settings all = field_descriptors(run);
   for (const auto& [name, text] : o.args) {

@@ -2,9 +2,9 @@
 #include <numeric>
 
 #include "app/commands.h"
-#include "app/make_job.h"
 #include "app/plan/plan.h"
 #include "app/report/report.h"
+#include "app/resolve.h"
 #include "app/trace/timeline.h"
 #include "train/expected_bytes.h"
 #include "train/memory.h"
@@ -24,8 +24,8 @@ Job checked_job(const TrainOptions& o) {
   if (o.plan.dp_mode == DataMode::ps_async)
     throw Error(
         "--dp-mode: expected synchronous data parallelism, got ps-async, whose steps are known only from a run");
-  Job job = make_job(o);
-  if (job.model.vocab == 0) job.model.vocab = default_vocab(o.model);
+  Job job = resolve(o);
+  if (job.model.vocab == 0) job.model.vocab = default_vocab(o.preset);
   in_options([&] {
     check_sizes(job);
     check(job.plan);
@@ -43,7 +43,7 @@ Record start_record(const TrainOptions& o) {
   r.planned = true;
   r.label = to_text(p);
   r.model =
-      fmt::format("{}: {} layers, {} heads, {} channels, context {}, vocabulary {}, {}", o.model, job.model.layers,
+      fmt::format("{}: {} layers, {} heads, {} channels, context {}, vocabulary {}, {}", o.preset, job.model.layers,
                   job.model.heads, job.model.channels, job.model.context, job.model.vocab, value_name(job.optim.dtype));
   r.schedule = make_schedule(p);
   const std::vector<MeshAxis> axes = {{"pp", static_cast<int>(p.pp)},
@@ -85,8 +85,8 @@ std::vector<Record> planned(const Args& args) {
   for (const std::string& value : values) {
     TrainOptions o;
     for (const auto& [name, text] : args) set_option(o, name, name == many ? value : text);
-    if (!o.gives("batch")) {  // rounds the default up to a multiple of the micro-batches
-      const Plan p = make_job(o).plan;
+    if (!o.gives("batch")) {  // the default, rounded up to a multiple of the micro-batches
+      const Plan p = resolve(o).plan;
       const int64_t divisor = std::max<int64_t>(1, p.dp) * std::max<int64_t>(1, p.microbatches);
       o.optim.batch = (o.optim.batch + divisor - 1) / divisor * divisor;
     }

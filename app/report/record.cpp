@@ -3,9 +3,9 @@
 #include <regex>
 
 #include "app/report/report.h"
-#include "app/run/directory.h"
 #include "app/train/output.h"
 #include "base/json.h"
+#include "train/run/directory.h"
 
 namespace tessera::report {
 namespace fs = std::filesystem;

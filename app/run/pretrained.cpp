@@ -5,9 +5,8 @@
 
 #include <cstdlib>
 
-#include "app/make_job.h"
 #include "app/output.h"
-#include "app/run/directory.h"
+#include "app/resolve.h"
 #include "hub/folder.h"
 #include "hub/llmc.h"
 #include "hub/peft.h"
@@ -21,18 +20,19 @@ namespace tessera {
 namespace fs = std::filesystem;
 namespace {
 
-TrainOptions options_in(const fs::path& checkpoint) {
+TrainConfig saved_config(const fs::path& checkpoint) {
   TrainOptions o;
   apply_config_file(o, (checkpoint / "config.toml").string());
-  return o;
+  return resolve(o);
 }
 
-ModelConfig config_in(const fs::path& checkpoint) {
-  Job job = make_job(options_in(checkpoint));
-  job.model.dropout = job.model.lora.dropout = 0;
-  job.model.recompute = Recompute::none;
-  if (job.model.vocab == 0) job.model.vocab = Tokenizer::open_folder(checkpoint)->vocab_size();
-  return job.model;
+// For inference.
+ModelConfig model_in(const fs::path& checkpoint, const TrainConfig& saved) {
+  ModelConfig model = saved.model;
+  model.dropout = model.lora.dropout = 0;
+  model.recompute = Recompute::none;
+  if (model.vocab == 0) model.vocab = Tokenizer::open_folder(checkpoint)->vocab_size();
+  return model;
 }
 
 // Converts to the requested dtype.
@@ -178,6 +178,30 @@ MemoryLimit limit_without_threads(const Job& job, int64_t local_world_size) {
 
 }  // namespace
 
+Checkpoint find_checkpoint(const fs::path& from, std::vector<std::string>& passed_over) {
+  if (!is_there(from)) bad_input("{}: no such file or directory; expected a run or a checkpoint", from.string());
+  if (!is_folder(from) && (from.filename() == "best" || from.filename() == "latest")) {
+    const std::string text = read_file(from), name = text.substr(0, text.find_first_of(" \n"));
+    if (!name.starts_with("step-")) bad_input("{}: expected the name of a checkpoint, got '{}'", from.string(), name);
+    return find_checkpoint(from.parent_path() / name, passed_over);
+  }
+  if (is_there(from / "manifest.json") || from.filename().string().starts_with("step-")) {
+    Checkpoint found = open_checkpoint(from);
+    check_numbers(found);
+    return found;
+  }
+  const fs::path directory = is_folder(from / "checkpoints") ? from / "checkpoints" : from;
+  if (std::optional<Checkpoint> found = newest_checkpoint(directory, passed_over, check_numbers)) return *found;
+  bad_input("{}: no usable checkpoint: {}", from.string(),
+            passed_over.empty() ? "none was saved" + foreign_in(from) : passed_over.front());
+}
+
+std::set<std::string> tensor_names(LanguageModel& model) {
+  std::set<std::string> out;
+  for (const Parameter* p : model.parameters()) out.insert(p->name);
+  return out;
+}
+
 Pretrained open_pretrained(const fs::path& from, const Base& base) {
   if (is_peft_folder(from)) return open_adapted(from, base);
   if (base) bad_usage("--base: requires adapters, but {} has none", from.string());
@@ -203,13 +227,13 @@ Pretrained open_pretrained(const fs::path& from, const Base& base) {
   std::vector<std::string> passed_over;
   out.path = find_checkpoint(from, passed_over).path;
   for (const std::string& why : passed_over) out.notes.push_back("skipped a checkpoint: " + why);
-  out.config = config_in(out.path);
-  const TrainOptions run = options_in(out.path);
-  out.dtype = make_job(run).optim.dtype;
-  if (out.path.filename() != "step-0") out.chat_template = run.chat_template;
+  const TrainConfig config = saved_config(out.path);
+  out.config = model_in(out.path, config);
+  out.dtype = config.optim.dtype;
+  if (out.path.filename() != "step-0") out.chat_template = config.data.chat_template;
   if (out.config.lora.rank > 0) {
-    out.base = run.adapter_base ? *run.adapter_base : run.init.value_or("");
-    out.base_hash = run.base_hash.value_or("");
+    out.base = config.run.adapter_base ? *config.run.adapter_base : config.run.init.value_or("");
+    out.base_hash = config.run.base_hash.value_or("");
   }
   const auto saved = std::make_shared<const SavedTensors>(out.path, "model");
   saved->expect_no_others(tensor_names(*make_model(out.config)));
@@ -234,17 +258,18 @@ KnownBase known_base(const Pretrained& adapters, const fs::path& named) {
   return {path.string(), found};
 }
 
-void record_base(TrainOptions& o) {
-  if (!o.resume) o.adapter_base.reset(), o.base_hash.reset();
-  if (o.sizes.lora.rank == 0 || !o.init || (o.resume && !o.base_hash)) return;
+void record_base(TrainConfig& config) {
+  RunConfig& r = config.run;
+  if (!r.resume) r.adapter_base.reset(), r.base_hash.reset();
+  if (config.model.lora.rank == 0 || !r.init || (r.resume && !r.base_hash)) return;
   Pretrained from;
-  if (o.resume)
-    from.base = o.adapter_base.value_or(""), from.base_hash = *o.base_hash;
+  if (r.resume)
+    from.base = r.adapter_base.value_or(""), from.base_hash = *r.base_hash;
   else
-    from = open_pretrained(*o.init, o.base);
-  if (from.base.empty()) from.base = *o.init;
-  const KnownBase known = known_base(from, o.resume ? *o.out : *o.init);
-  o.adapter_base = known.path, o.base_hash = known.hash;
+    from = open_pretrained(*r.init, r.base);
+  if (from.base.empty()) from.base = *r.init;
+  const KnownBase known = known_base(from, r.resume ? *r.out : *r.init);
+  r.adapter_base = known.path, r.base_hash = known.hash;
 }
 
 fs::path tokenizer_path(const fs::path& from, const Base& base) {
@@ -255,8 +280,10 @@ fs::path tokenizer_path(const fs::path& from, const Base& base) {
 }
 
 ModelConfig pretrained_config(const fs::path& from, const Base& base, bool trains) {
-  if (!is_peft_folder(from) && !is_hub_folder(from) && !is_llmc_model(from) && !base)
-    return config_in(tokenizer_path(from));
+  if (!is_peft_folder(from) && !is_hub_folder(from) && !is_llmc_model(from) && !base) {
+    const fs::path checkpoint = tokenizer_path(from);
+    return model_in(checkpoint, saved_config(checkpoint));
+  }
   const Pretrained all = open_pretrained(from, base);
   if (trains && !all.merged.empty())
     bad_input(
@@ -281,16 +308,17 @@ void say_notes(const std::vector<std::string>& notes) {
 }
 
 ModelConfig first_config(const TrainOptions& o) {
-  ModelConfig config = pretrained_config(*o.init, o.base, true);
-  if (o.add_tokens.empty()) return config;
-  if (o.tokenizer && !is_folder(*o.tokenizer))
-    bad_usage("--add-tokens: with --init, expected a tokenizer directory or no --tokenizer, got {}", *o.tokenizer);
+  const DataConfig& d = o.data;
+  ModelConfig config = pretrained_config(*o.run.init, o.run.base, true);
+  if (d.add_tokens.empty()) return config;
+  if (d.tokenizer && !is_folder(*d.tokenizer))
+    bad_usage("--add-tokens: with --init, expected a tokenizer directory or no --tokenizer, got {}", *d.tokenizer);
   std::unique_ptr<Tokenizer> own =
-      Tokenizer::open_folder(o.tokenizer ? fs::path(*o.tokenizer) : tokenizer_path(*o.init, o.base));
+      Tokenizer::open_folder(d.tokenizer ? fs::path(*d.tokenizer) : tokenizer_path(*o.run.init, o.run.base));
   const int64_t before = own->vocab_size();
-  const int64_t tokens = with_tokens(std::move(own), {.added = split(o.add_tokens, ',')})->vocab_size();
+  const int64_t tokens = with_tokens(std::move(own), {.added = split(d.add_tokens, ',')})->vocab_size();
   if (tokens == before) return config;
-  if (config.lora.rank > 0 || o.sizes.lora.rank > 0)
+  if (config.lora.rank > 0 || o.model.lora.rank > 0)
     bad_usage(
         "--add-tokens: {} of the tokens are new, but adapter training does not update embedding rows; expected full "
         "fine-tuning, without --lora-rank",
@@ -329,34 +357,34 @@ FullTensors first_weights(const Pretrained& from, const ModelConfig& config) {
 
 void take_model(TrainOptions& o, const ModelConfig& c) {
   ModelConfig model = resolve_sizes(c);
-  const Settings theirs = field_descriptors(model), ours = field_descriptors(o.sizes);
+  const Settings theirs = field_descriptors(model), ours = field_descriptors(o.model);
   const auto take = [&](std::string_view name) {
     const Setting &from = theirs.at(name), &to = ours.at(name);
     if (o.gives(name) && to.text() != from.text())
       bad_usage("--{}: expected {}, the value of the model, got {}", to.word(), from.text(), to.text());
     to.assign(from);
-    o.given.emplace(name);
+    o.given->emplace(name);
   };
-  const std::string default_model = TrainOptions().model, plain(plain_preset(c.family));
-  if (o.model != default_model && o.model != plain)
-    bad_usage("--model: cannot be combined with --init, which specifies the model; got {}", o.model);
-  o.model = plain;
+  const std::string default_model = TrainOptions().preset, plain(plain_preset(c.family));
+  if (o.preset != default_model && o.preset != plain)
+    bad_usage("--model: cannot be combined with --init, which specifies the model; got {}", o.preset);
+  o.preset = plain;
   for (const Setting& s : theirs)
     if (s.field.of_weights && applies(s, theirs)) take(s.field.name);
   const bool learned = !find_row(c.family).rotary, shorter = o.gives("context");
   const int64_t max_context = learned ? c.position_rows() : c.context;
-  if (shorter) model.context = max_context;  // of which a prefix may be used
-  if (!shorter || o.sizes.context > max_context) take("context");
+  if (shorter) model.context = max_context;  // the maximum, of which a prefix may be used
+  if (!shorter || o.model.context > max_context) take("context");
   model.positions = learned ? max_context : 0;
-  if (learned && (o.gives("positions") || o.sizes.context != max_context)) take("positions");
-  if (LoraConfig& lora = o.sizes.lora; c.lora.rank > 0) {
+  if (learned && (o.gives("positions") || o.model.context != max_context)) take("positions");
+  if (LoraConfig& lora = o.model.lora; c.lora.rank > 0) {
     if (lora.rank > 0 || o.gives("lora_alpha") || o.gives("lora_targets") || lora.rank_stabilised)
       throw Error(
           "--lora-rank: expected only --lora-dropout, because the adapters of the --init model are trained further");
     lora.rank = c.lora.rank, lora.rank_stabilised = c.lora.rank_stabilised;
     take("lora_alpha"), take("lora_targets");
   }
-  const Codec held = c.quantize.codec, wanted = o.gives("quantize") ? o.sizes.quantize.codec : held;
+  const Codec held = c.quantize.codec, wanted = o.gives("quantize") ? o.model.quantize.codec : held;
   if (wanted == Codec::gptq && held == Codec::none)
     throw Error(
         "--quantize: gptq requires a model quantized by tessera checkpoint quantize; this model is not quantized");
@@ -369,19 +397,20 @@ void check_minimum_memory(const Job& job) {
     refuse(least_refusal(job, job.plan.ranks(), memory_limit()));
 }
 
-void check_memory_for_training(const TrainOptions& o, const Job& given, int64_t vocab, HostMemory here) {
-  if (given.plan.device != Device::cpu) return;
-  Job job = given;
+void check_memory_for_training(const TrainConfig& config, bool samples, int64_t vocab, HostMemory here) {
+  if (config.plan.device != Device::cpu) return;
+  Job job = config;
+  const bool saves = !config.run.no_save;
   job.model = model_config(job, vocab);
   const Plan& p = job.plan;
   const MinimumMemory of = least_memory(job);
   const bool cut = p.tp > 1 || p.pp > 1 || p.zero != ZeroStage::none, asynchronous = p.dp_mode == DataMode::ps_async;
-  if (!o.no_save && asynchronous) here.gathered = static_cast<int64_t>(of.state);
-  if (!o.no_save && o.format == "text" && p.ranks() == 1) {
+  if (saves && asynchronous) here.gathered = static_cast<int64_t>(of.state);
+  if (saves && samples && p.ranks() == 1) {
     here.more = static_cast<int64_t>(of.values);
     here.more_is = "the model that generates the sample";
   }
-  if (saves_in_background(o)) {  // only the first of equal replicas is copied
+  if (saves_in_background(config)) {  // if replicas are equal, only the first is copied
     const double share = static_cast<double>(here.ranks) / static_cast<double>(p.ranks());
     here.more = static_cast<int64_t>((cut ? share : here.first == 0 ? 1 : 0) * (of.values + of.state));
     here.more_is = "a copy for saving in the background (avoidable with `save_every` 0)";

@@ -4,8 +4,14 @@
 #include "hub/gptq_format.h"
 #include "train/checkpoint/state.h"
 #include "train/memory.h"
+#include "train/run/directory.h"
 
 namespace tessera {
+
+// Resolves a path to a checkpoint, `best` or `latest` next to checkpoints, or a run directory, whose newest checkpoint
+// without infinities or NaNs is used. Throws InputError.
+Checkpoint find_checkpoint(const std::filesystem::path& from, std::vector<std::string>& passed_over);
+std::set<std::string> tensor_names(LanguageModel& model);
 
 struct Pretrained {
   std::filesystem::path path;
@@ -41,8 +47,8 @@ struct KnownBase {
   std::string path, hash;
 };
 KnownBase known_base(const Pretrained& adapters, const std::filesystem::path& named);
-// Records the base model of adapters; a resumed run must have the same base.
-void record_base(TrainOptions& options);
+// Records the base model in the configuration of a run with adapters, or checks that a resumed run has the same base.
+void record_base(TrainConfig& config);
 
 // The adapters' directory if it has a tokenizer, otherwise that of the checkpoint, model or model file.
 std::filesystem::path tokenizer_path(const std::filesystem::path& from, const Base& base = {});
@@ -73,9 +79,10 @@ void take_model(TrainOptions& options, const ModelConfig& config);
 
 // Runs before data are read. Throws Error (usage) as below.
 void check_minimum_memory(const Job& job);
-// Covers `ranks` ranks of this host from `first` on; `vocab` is used if the job has no vocabulary size. GPU ranks are
-// not checked. Prints a table on standard error and throws Error (usage) if memory is insufficient.
-void check_memory_for_training(const TrainOptions& options, const Job& job, int64_t vocab, HostMemory here);
+// Memory for `ranks` ranks of this host, beginning with rank `first`; `vocab` is used if the job has no vocabulary
+// size; `samples`: a text is generated at the end. GPU ranks are not checked. Prints a table on standard error and
+// throws Error (usage) if memory is insufficient.
+void check_memory_for_training(const TrainConfig& config, bool samples, int64_t vocab, HostMemory here);
 void check_memory_for_verifying(const Job& job);
 void check_memory_for_inference(const Job& job);
 // Guards against absurd sizes: throws InputError, naming both files, if the model described by `config` is many times
@@ -87,8 +94,7 @@ void check_described(const std::filesystem::path& config, const std::filesystem:
 
 struct Inference {
   Pretrained from;
-  TrainOptions run;  // equivalent options
-  Job job;
+  TrainOptions run;  // the equivalent configuration
   std::unique_ptr<Tokenizer> tokenizer;
 };
 

@@ -239,9 +239,9 @@ std::string kept_steps(const std::vector<TraceStep>& steps, int64_t done) {
   return fmt::format("steps {} to {} of {}", steps.front().step, steps.back().step, done);
 }
 
-Ordered model_json(const TrainOptions& o, LanguageModel& model) {
+Ordered model_json(const TrainConfig& o, LanguageModel& model) {
   const ModelConfig& c = model.config;
-  return {{"name", o.model},
+  return {{"name", o.preset},
           {"layers", c.layers},
           {"heads", c.heads},
           {"channels", c.channels},
@@ -251,7 +251,7 @@ Ordered model_json(const TrainOptions& o, LanguageModel& model) {
           {"parameters", model.parameter_count()}};
 }
 
-Ordered plan_json(const TrainOptions& o, Trainer& trainer) {
+Ordered plan_json(const TrainConfig& o, Trainer& trainer) {
   const Schedule& s = trainer.schedule();
   Ordered axes = Ordered::object();
   for (const MeshAxis& a : trainer.mesh().axes()) axes[a.name] = a.size;
@@ -283,7 +283,8 @@ Ordered ranks_json(const std::vector<RankLog>& logs, const Mesh& mesh, const Run
   return ranks;
 }
 
-Ordered report_json(const Run& run, Trainer& trainer, const RunUsage& usage, const std::vector<RankLog>& logs) {
+Ordered report_json(const TrainConfig& config, Trainer& trainer, const RunUsage& usage,
+                    const std::vector<RankLog>& logs) {
   const Processors processors = count_processors(logs);
   Ordered sent = Ordered::array();
   for (const SentBytes& s : usage.sent)
@@ -292,8 +293,8 @@ Ordered report_json(const Run& run, Trainer& trainer, const RunUsage& usage, con
       {"format", 1},
       {"written", fmt::format("{:%Y-%m-%d %H:%M}", fmt::localtime(std::time(nullptr)))},
       {"steps", trainer.steps_done()},
-      {"model", model_json(run.options, trainer.full_model())},
-      {"plan", plan_json(run.options, trainer)},
+      {"model", model_json(config, trainer.full_model())},
+      {"plan", plan_json(config, trainer)},
       {"processors", {{"cores", processors.cores}, {"threads", processors.threads}, {"shared", processors.shared()}}},
       {"clock", align(logs).text},
       {"kept", kept_steps(logs[0].steps, trainer.steps_done())},
@@ -389,15 +390,15 @@ void RunTrace::stop(Trainer& trainer) {
   log_.memory = trace_->memory();
 }
 
-bool RunTrace::write(const Run& run, Trainer& trainer, const RunUsage& usage) {
+bool RunTrace::write(const TrainCall& call, Trainer& trainer, const RunUsage& usage) {
   if (!trace_) return false;
   const std::vector<RankLog> logs = gather_logs(world_, std::move(log_));
   if (world_.rank() != 0) return true;
   std::vector<std::string> names;
   for (int r = 0; r < world_.size(); ++r) names.push_back(name_of_rank(trainer.mesh(), r));
-  const std::filesystem::path& folder = run.directory.path();
+  const std::filesystem::path& folder = call.directory.path();
   write_file(folder / "trace.json", timeline_json(logs, names, kept_steps(logs[0].steps, trainer.steps_done())));
-  write_file(folder / "report.json", report_json(run, trainer, usage, logs).dump(1) + "\n");
+  write_file(folder / "report.json", report_json(call.options, trainer, usage, logs).dump(1) + "\n");
   return true;
 }
 

@@ -1,6 +1,6 @@
 // Logs of ranks, gathered on rank 0.
 #pragma once
-#include "app/train/train.h"
+#include "app/train/output.h"
 
 namespace tessera {
 
@@ -56,7 +56,7 @@ class RunTrace {
   // Excludes the exchange of run statistics from the log.
   void stop(Trainer& trainer);
   // Collective, after stop(); rank 0 writes the files. Returns whether tracing was enabled. Throws OutputError.
-  bool write(const Run& run, Trainer& trainer, const RunUsage& usage);
+  bool write(const TrainCall& call, Trainer& trainer, const RunUsage& usage);
 
  private:
   Communicator& world_;

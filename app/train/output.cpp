@@ -1,12 +1,9 @@
-// Metrics files and the output of `train`.
+// The output of `train`.
 #include "app/train/output.h"
 
-#include <cerrno>
-#include <cstring>
-
 #include "app/plan_json.h"
-#include "app/run/directory.h"
-#include "base/json.h"
+#include "app/resolve.h"
+#include "app/signals.h"
 #include "bench/op_bench.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/device.h"
@@ -18,90 +15,10 @@ double median_rate(std::vector<double> rates) {
   return median(std::move(rates));
 }
 
-MetricRecords records_until(std::string_view file, int64_t step, const std::string& what) {
-  MetricRecords out;
-  for (size_t at = 0, end; (end = file.find('\n', at)) != std::string_view::npos; at = end + 1) {
-    const std::string_view line = file.substr(at, end - at);
-    const nlohmann::json j = parse_json(line, what);
-    const std::optional<int64_t> found = j.is_object() ? natural(j.value("step", nlohmann::json())) : std::nullopt;
-    if (!found) {
-      if (j.is_object() && j.value("event", nlohmann::json()) == "summary") continue;
-      bad_input("{}: expected a record with a step, got {}", what, line);
-    }
-    if (*found > step) continue;
-    out.records.append(line).append("\n");
-    if (j.value("event", nlohmann::json()) != "eval") continue;
-    const nlohmann::json loss = j.value("val_loss", nlohmann::json());
-    out.validations.emplace_back(*found, loss.is_number() ? loss.get<double>() : std::nan(""));
-  }
-  return out;
-}
-
-Validations Metrics::drop_records_after(const std::filesystem::path& file, int64_t step) {
-  std::error_code unknown;
-  if (!std::filesystem::is_regular_file(file, unknown)) return {};
-  const MetricRecords metrics = records_until(read_file(file), step, file.string());
-  write_file(file, metrics.records);
-  return metrics.validations;
-}
-
-Metrics::Metrics(const std::filesystem::path& run, int64_t resumed_step)
-    : path_(run / "metrics.jsonl"),
-      validations_(drop_records_after(path_, resumed_step)),
-      events_(run, resumed_step + 1),
-      file_(std::fopen(path_.c_str(), "ae")) {
-  if (!file_) throw OutputError(fmt::format("cannot write {}: {}", path_.string(), std::strerror(errno)));
-}
-
-int64_t Metrics::validations_since_best() const {
-  const auto best = std::ranges::min_element(validations_, {}, &Validations::value_type::second);
-  return best == validations_.end() ? 0 : validations_.end() - best - 1;
-}
-
-Metrics::~Metrics() { std::fclose(file_); }
-
-void Metrics::write(const std::string& json_line, int64_t step, std::span<const Scalar> scalars) {
-  events_.write(step, scalars);
-  write(json_line);
-}
-
-void Metrics::write(const std::string& json_line) {
-  if (std::fputs(json_line.c_str(), file_) < 0 || std::fputc('\n', file_) == EOF || std::fflush(file_) != 0)
-    throw OutputError(fmt::format("cannot write {}: {}", path_.string(), std::strerror(errno)));
-  if (!is_at(path_, ::fileno(file_)))
-    throw OutputError(path_.string() + ": the file was removed, moved or replaced while the run was writing to it");
-}
-
-std::optional<Validation> compute_validation(const Dataset& d, int64_t context, const MeanLoss& mean_loss) {
-  Validation out;
-  if (d.parts.empty()) {
-    const std::optional<double> loss = mean_loss(*d.validation(context));
-    if (!loss) return {};
-    return Validation{*loss, d.bits_per_byte(*loss)};
-  }
-  double shares = 0;
-  for (const MixturePart& p : d.parts) {
-    const std::optional<double> loss = mean_loss(*p.dataset->validation(context));
-    if (!loss) return {};
-    out.parts.push_back({p.name, *loss, p.dataset->bits_per_byte(*loss)});
-    out.loss += static_cast<double>(p.share) * *loss;
-    shares += static_cast<double>(p.share);
-  }
-  out.loss /= shares;
-  out.bits_per_byte = d.bits_per_byte(out.loss);
-  return out;
-}
-
 namespace {
 
 using Ordered = nlohmann::ordered_json;
 constexpr size_t kCurve = 48;
-
-Ordered with_scalars(const std::string& event, int64_t step, std::span<const Scalar> scalars) {
-  Ordered record{{"event", event}, {"step", step}};
-  for (const Scalar& s : scalars) record[std::string(s.tag)] = s.value;
-  return record;
-}
 
 Ordered attention_json(const KernelLog::Attention& a) {
   return {{"cudnn", a.cudnn}, {"tensor cores", a.tensor_cores}, {"plain", a.plain}};
@@ -130,64 +47,116 @@ Ordered gpu_json(const TrainOutput::Facts& f) {
           {"padded_products", log.padded_products}};
 }
 
+// cuBLASLt and Tessera's kernels cannot vectorize accesses to logits whose rows are not multiples of 16 bytes. Empty if
+// no padding is needed.
+std::string vocab_hint(const Job& s, int64_t vocab) {
+  constexpr int64_t kVector = 16, kRound = 64;
+  const int64_t shards = s.plan.tp, row = shards * kVector / element_size(s.optim.dtype), round = shards * kRound;
+  if (vocab % row == 0) return "";
+  return fmt::format(
+      "a vocabulary size of {} is not a multiple of {}, which slows down the output layer and the loss on a GPU; "
+      "pad it with --vocab {}",
+      vocab, row, (vocab + round - 1) / round * round);
+}
+
 }  // namespace
 
-std::string describe_model(const TrainOptions& o, LanguageModel& model) {
+std::string describe_model(const TrainConfig& o, LanguageModel& model) {
   const ModelConfig& c = model.config;
   const int64_t shared = c.all_heads().key;
   return fmt::format("{}: {} layers, {} heads{}, {} channels, context {}, vocabulary {} ({} parameters, {})",
-                     o.init ? one_line("from " + std::filesystem::proximate(*o.init).string()) : o.model, c.layers,
-                     c.heads, shared == c.heads ? "" : fmt::format(" ({} key-value heads)", shared), c.channels,
-                     c.context, c.vocab, format_si(static_cast<double>(model.parameter_count())),
+                     o.run.init ? one_line("from " + std::filesystem::proximate(*o.run.init).string()) : o.preset,
+                     c.layers, c.heads, shared == c.heads ? "" : fmt::format(" ({} key-value heads)", shared),
+                     c.channels, c.context, c.vocab, format_si(static_cast<double>(model.parameter_count())),
                      value_name(o.optim.dtype));
 }
 
-TrainOutput::TrainOutput(const TrainOptions& o, const Plan& plan, const std::filesystem::path& run,
-                         int64_t resumed_step)
-    : options_(o),
-      plan_(plan),
-      run_(run),
-      progress_(Progress::for_stderr(o.optim.steps, o.quiet)),
-      metrics_(run, resumed_step) {}
+TrainOutput::TrainOutput(const TrainCall& call)
+    : call_(call),
+      options_(call.options),
+      plan_(call.options.plan),
+      run_(call.directory.path()),
+      progress_(Progress::for_stderr(call.options.optim.steps, call.options.quiet)) {}
+
+bool TrainOutput::wants_stop() { return interrupted() != 0; }
+bool TrainOutput::wants_save() { return take_save_request(); }
+
+void TrainOutput::begin(const RunStart& start) {
+  for (const std::filesystem::path& path : call_.directory.removed())
+    message("removed incomplete files of a killed run: " + path.string());
+  if (const std::string note = call_.directory.note(); !note.empty()) message(note);
+  for (const std::string& why : start.passed_over) message("skipped a checkpoint: " + why);
+  introduce(start);
+  if (options_.run.resume)
+    message(start.done > 0 ? fmt::format("resuming after step {}", start.done)
+                           : "no checkpoint yet: starting at step 1");
+}
+
+void TrainOutput::introduce(const RunStart& start) {
+  const TrainOptions& o = options_;
+  const Dataset& d = call_.dataset;
+  const std::string steps = fmt::format("{} {}steps of {} tokens", o.optim.steps,
+                                        start.has_common_steps ? "" : "asynchronous ", start.tokens_per_step);
+  const bool gpu = o.plan.device == Device::cuda, bf16 = o.optim.dtype == DType::bfloat16;
+  message(describe_model(o, start.model));
+  if (is_default_job(o)) message("default job: tessera train " + default_job_args(o));
+  if (const std::string useless = useless_options(o); !useless.empty()) message(useless);
+  for (const std::string& line : describe_data(d)) message(line);
+  for (const std::string& note : d.notes) message(note);
+  message(fmt::format("{} on {}, {} per rank ({}); run directory {}", steps, describe(plan_),
+                      cpu::threads() == 1 ? "one thread" : fmt::format("{} threads", cpu::threads()),
+                      gpu                      ? describe_device()
+                      : bf16 && cpu::has_amx() ? "Tessera's AMX matmul"
+                                               : cpu::matmul_library(),
+                      run_.string()));
+  if (gpu) {
+    message(describe_attention(o));
+    const std::string why = no_graph_because(o, o.trace, d.has_examples());
+    message(why.empty() ? "CUDA graph: on (steps are captured once and replayed)"
+                        : fmt::format("CUDA graph: off ({})", why));
+    if (const std::string way = describe_nccl(plan_); !way.empty()) message(way);
+    if (const std::string hint = vocab_hint(o, start.model.config.vocab); !hint.empty() && !o.run.resume) message(hint);
+  }
+  if (!gpu && bf16 && !cpu::has_bfloat16_matmul())
+    message("bf16 is emulated: this CPU has no AVX-512, so matmuls run in fp32 on rounded inputs");
+}
+
+void TrainOutput::stopped(const RunResult& r) {
+  const std::string where =
+      fmt::format("stopped {}after step {}", r.in_validation ? "during the validation " : "", r.steps);
+  if (options_.run.no_save) return message(where + "; nothing was saved (--no-save)");
+  message(fmt::format("{}{}; tessera train --resume --out {} resumes", where,
+                      r.in_validation ? ", which was saved" : "", run_.string()));
+}
+
+void TrainOutput::saved(int64_t step) {
+  message(fmt::format("SIGUSR1: {} after step {}{}", options_.run.no_save ? "nothing saved" : "saved", step,
+                      options_.run.no_save ? " (--no-save)" : ""));
+}
 
 void TrainOutput::show(const std::string& json) const {
   if (options_.format == "json") print(json + "\n");
 }
 
-void TrainOutput::step(const StepReport& r) {
+void TrainOutput::step(const StepReport& r, const std::string& record) {
   rates_.push_back(r.tokens_per_s);
   times_.push_back(r.step_ms / 1e3);
   losses_.push_back(r.loss);
-  const std::array<Scalar, 4> scalars{
-      {{"loss", r.loss}, {"lr", r.lr}, {"grad_norm", r.grad_norm}, {"tokens_per_s", r.tokens_per_s}}};
-  Ordered record = with_scalars("step", r.step, scalars);
-  record["step_ms"] = r.step_ms;
-  metrics_.write(record.dump(), r.step, scalars);
-  show(record.dump());
+  show(record);
   progress_.step(r);
 }
 
-void TrainOutput::eval(int64_t step, const Validation& v) {
+void TrainOutput::validated(int64_t step, const Validation& v, const std::string& record) {
   validation_ = v;
-  std::vector<Scalar> scalars{{"val_loss", v.loss}, {"val_bits_per_byte", v.bits_per_byte}};
   std::string parts;
-  std::deque<std::string> tags;
-  for (const Validation::Part& p : v.parts) {
-    scalars.push_back({tags.emplace_back("val_loss/" + p.name), p.loss});
-    scalars.push_back({tags.emplace_back("val_bits_per_byte/" + p.name), p.bits_per_byte});
+  for (const Validation::Part& p : v.parts)
     parts += fmt::format("{}{} {:.4f}", parts.empty() ? ": " : ", ", one_line(p.name), p.loss);
-  }
-  const std::string record = with_scalars("eval", step, scalars).dump();
-  if (!metrics_.has_validation(step)) {
-    metrics_.write(record, step, scalars);
-    metrics_.validated(step, v.loss);
-  }
   show(record);
   progress_.message(
       fmt::format("step {}: validation loss {:.4f} ({:.4f} bits per byte){}", step, v.loss, v.bits_per_byte, parts));
 }
 
-void TrainOutput::summary(const Facts& f) {
+void TrainOutput::summary(const Facts& f, const std::function<void(const std::string& record)>& append) {
   const double rate = median_rate(rates_);
   const bool stepped = !rates_.empty();  // false if a resumed run was already complete
   const auto ranks = std::ssize(f.usage.peak_bytes);
@@ -224,7 +193,7 @@ void TrainOutput::summary(const Facts& f) {
   if (!f.experts.empty())
     fields["experts"] = {{"load", f.experts.rows}, {"dropped", f.experts.dropped}, {"ranks", plan_.ep}};
   const std::string record = fields.dump();
-  metrics_.write(record);
+  append(record);
   show(record);
   if (options_.format != "json") print(summary_text(f, rate, mfu));
 }
@@ -254,7 +223,7 @@ std::string TrainOutput::summary_text(const Facts& f, double rate, double share)
   if (const ExpertLoad::Busiest busiest = f.experts.busiest(); busiest.times > 0)
     text += fmt::format("Busiest expert: number {} of layer {}, with {:.2f} times the mean load; {} tokens dropped.\n",
                         busiest.expert, busiest.layer, busiest.times, f.experts.dropped);
-  if (options_.no_save) return text + fmt::format("\nThe run is in {}, without a checkpoint (--no-save).\n", run);
+  if (options_.run.no_save) return text + fmt::format("\nThe run is in {}, without a checkpoint (--no-save).\n", run);
   if (!f.sample.empty()) text += fmt::format("\nSample:\n{}\n", f.sample);
   return text + fmt::format("\nThe run is in {}; generate more text with\n  ./tessera generate {}\n", run, run);
 }

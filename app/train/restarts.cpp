@@ -8,13 +8,13 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "app/make_job.h"
 #include "app/output.h"
-#include "app/run/directory.h"
+#include "app/resolve.h"
 #include "app/signals.h"
 #include "base/json.h"
 #include "base/process.h"
 #include "parallel/comm/wait.h"
+#include "train/run/directory.h"
 
 namespace tessera {
 
@@ -81,10 +81,10 @@ std::string flight_cause(const fs::path& run, std::chrono::system_clock::time_po
 class Launcher {
  public:
   Launcher(const TrainOptions& o, const std::vector<std::string>& args)
-      : o_(o), args_(args), full_plan_(make_job(o).plan), run_(o.out ? fs::path(*o.out) : new_run_folder()) {}
+      : o_(o), args_(args), full_plan_(o.plan), run_(o.run.out ? fs::path(*o.run.out) : new_run_folder()) {}
   ~Launcher() {
     std::error_code none;
-    if (!o_.out) fs::remove(run_, none), fs::remove("runs", none);  // removed only if empty
+    if (!o_.run.out) fs::remove(run_, none), fs::remove("runs", none);  // removed only if empty
   }
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
@@ -152,8 +152,8 @@ class Launcher {
       for (size_t at; (at = arg.find(mark)) != arg.npos;) arg.replace(at, mark.size(), std::to_string(plan.ranks()));
     out.push_back(fs::read_symlink("/proc/self/exe").string());
     std::vector<std::string> more;
-    if (!o_.out) more.insert(more.end(), {"--out", run_.string()});
-    if (!o_.resume && is_there(run_ / "config.toml")) more.emplace_back("--resume");
+    if (!o_.run.out) more.insert(more.end(), {"--out", run_.string()});
+    if (!o_.run.resume && is_there(run_ / "config.toml")) more.emplace_back("--resume");
     if (o_.hostfile)
       for (const auto& [name, value] :
            {std::pair{"--ranks", plan.ranks()}, {"--dp", plan.dp}, {"--microbatches", plan.microbatches}})

@@ -1,5 +1,5 @@
 // The schedule of examples/: it is valid, has the documented properties, and trains like one rank.
-#include "app/make_job.h"
+#include "app/resolve.h"
 #include "examples/eager_1f1b.h"
 #include "parallel/pipeline/simulate.h"
 #include "parallel/pipeline/validate.h"
@@ -58,7 +58,7 @@ TEST(Examples, Eager1f1bTrainsLikeOneRank) {
                                     {"threads_per_rank", 1}})
     o[name] = value;
   o["schedule"] = file.string();
-  const VerifyResult r = verify(make_job(o));
+  const VerifyResult r = verify(resolve(o));
   EXPECT_TRUE(r.passed()) << r.failures.front();
   EXPECT_TRUE(r.bitwise);
   EXPECT_EQ(r.in_flight, (std::vector<int64_t>{5, 3, 1}));

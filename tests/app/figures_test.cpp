@@ -66,20 +66,27 @@ Said say(const std::string& format, const Plan& plan, const std::vector<int64_t>
   const TemporaryDirectory folder(fs::temp_directory_path() / "tessera-figures-");
   TrainOptions options;
   options.format = format;
-  options.quiet = options.no_save = true;
+  options.quiet = options.run.no_save = true;
   options["steps"] = 8;
   testing::internal::CaptureStdout();
   {
-    TrainOutput output(options, plan, folder.path(), 0);
+    options.plan = plan;
+    const Dataset none;
+    const RunDirectory directory(folder.path());
+    TrainOutput output({options, none, directory});
+    Metrics metrics(folder.path(), 0);
     const std::array<double, 8> rates = {1, 2, 3, 4, 5, 1000, 3000, 2000};
-    for (int64_t i = 0; i < 8; ++i)
-      output.step({.step = i + 1,
-                   .loss = 4 - 0.25 * static_cast<double>(i),
-                   .lr = 0.5,
-                   .grad_norm = 3,
-                   .tokens_per_s = rates[static_cast<size_t>(i)],
-                   .step_ms = 48e3 / rates[static_cast<size_t>(i)]});
-    output.eval(8, {.loss = 2.125, .bits_per_byte = 3.0625});
+    for (int64_t i = 0; i < 8; ++i) {
+      const StepReport report{.step = i + 1,
+                              .loss = 4 - 0.25 * static_cast<double>(i),
+                              .lr = 0.5,
+                              .grad_norm = 3,
+                              .tokens_per_s = rates[static_cast<size_t>(i)],
+                              .step_ms = 48e3 / rates[static_cast<size_t>(i)]};
+      output.step(report, metrics.step(report));
+    }
+    const Validation found{.loss = 2.125, .bits_per_byte = 3.0625};
+    output.validated(8, found, metrics.validation(8, found));
     output.summary({.steps = 8,
                     .tokens_per_step = 48,
                     .flops_per_token = 3e6,
@@ -90,7 +97,8 @@ Said say(const std::string& format, const Plan& plan, const std::vector<int64_t>
                               .straggler = Straggler{2, 0.246}},
                     .arena = make_arena(),
                     .predicted_s = 0.02,
-                    .experts = {.rows = {{2, 2, 2, 2}, {1, 5, 1, 1}}, .dropped = 4}});
+                    .experts = {.rows = {{2, 2, 2, 2}, {1, 5, 1, 1}}, .dropped = 4}},
+                   [&](const std::string& record) { metrics.write(record); });
   }
   Said said{.out = testing::internal::GetCapturedStdout(), .records = {}, .scalars = test::read_scalars(folder.path())};
   said.records = parse_records(read_file(folder.path() / "metrics.jsonl"));
@@ -453,7 +461,8 @@ TEST_F(MetricsTest, CountsValidationsSinceBest) {
                                                            {{3, 1, 2, 0.5}, 0}};
   for (const auto& [losses, since] : table) {
     Metrics m(run(), 0);
-    for (const double loss : losses) m.validated(1, loss);
+    int64_t step = 0;
+    for (const double loss : losses) m.validation(++step, {.loss = loss});
     EXPECT_EQ(m.validations_since_best(), since) << ::testing::PrintToString(losses);
   }
 }

@@ -5,12 +5,12 @@
 
 #include <cstring>
 
-#include "app/run/directory.h"
 #include "app/signals.h"
 #include "data/safetensors.h"
 #include "tests/app/program.h"
 #include "tests/data/support.h"
 #include "tests/support/no_locks.h"
+#include "train/run/directory.h"
 
 namespace tessera {
 

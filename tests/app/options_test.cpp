@@ -6,7 +6,7 @@
 #include <iterator>
 #include <set>
 
-#include "app/make_job.h"
+#include "app/resolve.h"
 #include "app/run/pretrained.h"
 #include "app/train/train.h"
 #include "base/utf8.h"
@@ -68,9 +68,9 @@ TEST(InitialModel, RandomizesOnlyNewAdapters) {
 
 TEST(CommandLine, ParsesOptionValues) {
   const TrainOptions o = parsed_train("--layers 2 --lr=3e-4 --dtype bf16 --quiet --out 'x y' --seed 0");
-  EXPECT_EQ(
-      std::tuple(o.sizes.layers, o.gives("heads"), o.optim.lr, value_name(o.optim.dtype), o.quiet, o.out, o.optim.seed),
-      std::tuple(2, false, 3e-4, "bf16", true, "x y", 0));
+  EXPECT_EQ(std::tuple(o.model.layers, o.gives("heads"), o.optim.lr, value_name(o.optim.dtype), o.quiet, o.run.out,
+                       o.optim.seed),
+            std::tuple(2, false, 3e-4, "bf16", true, "x y", 0));
   EXPECT_FALSE(o.optim.min_lr);  // a smaller --lr implies a smaller --min-lr
   EXPECT_EQ(parsed_train("--steps 5 --steps 7").optim.steps, 7);
   const auto g = std::get<GenerateOptions>(parsed("generate run --prompt --x --top-p 0.5"));
@@ -154,9 +154,9 @@ TEST(CommandLine, FalseFlagsHaveNoEffect) {
 
 TEST(CommandLine, RejectsModelsLargerThanRam) {
   for (const char* words : {"--channels 900000", "--vocab 1000000000 --channels 100000"})
-    expect_has(error_message([&] { check_minimum_memory(make_job(parsed_train(words))); }),
+    expect_has(error_message([&] { check_minimum_memory(resolve(parsed_train(words))); }),
                "this machine has available");
-  EXPECT_NO_THROW(check_minimum_memory(make_job(parsed_train(""))));
+  EXPECT_NO_THROW(check_minimum_memory(resolve(parsed_train(""))));
   EXPECT_EQ(message("train --model gpt2 --tokenizer bytes"), "");
 }
 
@@ -214,19 +214,19 @@ TEST(CommandLine, DefaultsMatchReferenceList) {
   EXPECT_EQ(gone, Messages()) << "removed or changed";
   // Bracketed defaults are the values of a job.
   for (const auto& [rule, momentum] : {std::pair{"sgd", 0.9}, {"muon", 0.95}})
-    EXPECT_EQ(make_job(parsed_train(std::string("--optimizer ") + rule)).optim.momentum, momentum) << rule;
-  const ModelConfig m = make_job(parsed_train("--model moe-nano")).model;
+    EXPECT_EQ(resolve(parsed_train(std::string("--optimizer ") + rule)).optim.momentum, momentum) << rule;
+  const ModelConfig m = resolve(parsed_train("--model moe-nano")).model;
   EXPECT_EQ(std::tuple(m.experts.balance_loss, m.experts.z_loss, m.experts.capacity, m.experts.per_token,
                        m.experts.shared, m.window, m.norm_eps, m.rotary.theta, m.rotary.factor,
                        m.rotary.low_freq_factor, m.rotary.high_freq_factor, m.rotary.original_context),
             std::tuple(0.01, 0.001, 0, 2, 0, 0, 1e-5, 10000, 1, 1, 4, 8192));
   EXPECT_EQ(
-      make_job(parsed_train("--model llama-nano --rope-scaling yarn --rope-factor 2")).model.rotary.high_freq_factor,
+      resolve(parsed_train("--model llama-nano --rope-scaling yarn --rope-factor 2")).model.rotary.high_freq_factor,
       32);
 }
 
 TEST(CommandLine, ConvertsPercentagesToStepsAndRates) {
-  const auto schedule = [](const std::string& words) { return lr_schedule(make_job(parsed_train(words)).optim); };
+  const auto schedule = [](const std::string& words) { return lr_schedule(resolve(parsed_train(words)).optim); };
   const std::pair<const char*, int64_t> warmups[] = {{"--steps 49 --warmup 3%", 1},  // 1.47
                                                      {"--steps 50 --warmup 3%", 2},  // 1.5, rounded up
                                                      {"--steps 49 --warmup 1%", 0},
@@ -250,7 +250,7 @@ TEST(CommandLine, BenchPassesFlagsToGoogleBenchmark) {
 
 TEST(CommandLine, PresetsSetModelSizes) {
   const auto sizes = [](const std::string& words) {
-    const ModelConfig s = make_job(parsed_train(words)).model;
+    const ModelConfig s = resolve(parsed_train(words)).model;
     return std::array{s.layers, s.heads, s.channels, s.context};
   };
   EXPECT_EQ(sizes(""), (std::array<int64_t, 4>{4, 4, 128, 64}));
@@ -261,7 +261,7 @@ TEST(CommandLine, PresetsSetModelSizes) {
 TEST_F(ConfigTest, OptionsOverrideConfigurationFile) {
   const std::string path = file("layers = 2\nlr = 1\nmin-lr = 0.5\ndata = \"x.txt\"  # a comment\n");
   const TrainOptions o = parsed_train("--layers 3 --config " + path);
-  EXPECT_EQ(std::tuple(o.sizes.layers, o.optim.lr, o.data), std::tuple(3, 1, "x.txt"));
+  EXPECT_EQ(std::tuple(o.model.layers, o.optim.lr, o.data.source), std::tuple(3, 1, "x.txt"));
 }
 
 TEST_F(ConfigTest, RejectsResumeWithoutCheckpoints) {
@@ -279,28 +279,28 @@ TEST_F(ConfigTest, RoundTripsThroughToml) {
   TrainOptions o;
   o["layers"] = 7;
   o["lr"] = 0.1 + 0.2;
-  o.data = "a \"quoted\" \\ name\twith\ncontrols\x7f and ü";
-  o.tokenizer = "bytes";
+  o.data.source = "a \"quoted\" \\ name\twith\ncontrols\x7f and ü";
+  o.data.tokenizer = "bytes";
   o["weight_decay"] = 3;
   o["recompute"] = "gelu+norm";
   const TrainOptions back = read(to_toml(o));
   EXPECT_EQ(config_values(back), config_values(o));
   EXPECT_EQ(back.optim.lr, o.optim.lr);
-  EXPECT_EQ(back.data, o.data);
+  EXPECT_EQ(back.data.source, o.data.source);
 }
 
 TEST_F(ConfigTest, ParsesEveryTomlStringForm) {
-  EXPECT_EQ(read("data = \"a\\\"[\"").data, "a\"[");
-  EXPECT_EQ(read("data = 'a\\'  # [\n").data, "a\\");
-  EXPECT_EQ(read("data = \"a#b=c.d\" # \"\"\"\nlayers = 2\n").data, "a#b=c.d");
-  EXPECT_EQ(read("data = \"[\u00e9]'''\\\\\"\n").data, "[\u00e9]'''\\");
-  EXPECT_EQ(read("data = \"\\u00e9\\t\\\"\\\\\"#\n").data, "\u00e9\t\"\\");
+  EXPECT_EQ(read("data = \"a\\\"[\"").data.source, "a\"[");
+  EXPECT_EQ(read("data = 'a\\'  # [\n").data.source, "a\\");
+  EXPECT_EQ(read("data = \"a#b=c.d\" # \"\"\"\nlayers = 2\n").data.source, "a#b=c.d");
+  EXPECT_EQ(read("data = \"[\u00e9]'''\\\\\"\n").data.source, "[\u00e9]'''\\");
+  EXPECT_EQ(read("data = \"\\u00e9\\t\\\"\\\\\"#\n").data.source, "\u00e9\t\"\\");
 }
 
 TEST_F(ConfigTest, ParsesWhitespaceCommentsAndByteOrderMark) {
   const TrainOptions o =
       read("\xEF\xBB\xBFlayers=2\r\n\t \r\n#\r\n  lr\t= 5E-5#x\r\nno-save =true\n\nseed = 9223372036854775807");
-  EXPECT_EQ(std::tuple(o.sizes.layers, o.optim.lr, o.no_save, o.optim.seed), std::tuple(2, 5e-5, true, INT64_MAX));
+  EXPECT_EQ(std::tuple(o.model.layers, o.optim.lr, o.run.no_save, o.optim.seed), std::tuple(2, 5e-5, true, INT64_MAX));
   EXPECT_EQ(config_values(read("# As a run writes it.\n" + to_toml(o))), config_values(o));
 }
 
@@ -360,7 +360,7 @@ Job on_gpu(const Values& others = {}, int64_t ranks = 1) {
   TrainOptions o;
   o["device"] = "cuda", o["dtype"] = "bf16", o["channels"] = 256, o.ranks = ranks;
   for (const auto& [name, value] : others) o[name] = value;
-  return make_job(o);
+  return resolve(o);
 }
 
 TEST(AttentionChoice, RejectsUnavailableKernels) {
@@ -384,7 +384,7 @@ TEST(AttentionChoice, SelectsCudnnOnGpuIfBuiltWithCudnn) {
   EXPECT_FALSE(asks_cudnn(on_gpu({{"device", "cpu"}}).plan));
   TrainOptions proof = verify_defaults();  // bitwise comparisons require kernels that guarantee it
   proof["device"] = "cuda";
-  EXPECT_FALSE(asks_cudnn(make_job(proof).plan));
+  EXPECT_FALSE(asks_cudnn(resolve(proof).plan));
   EXPECT_TRUE(proof.plan.deterministic);
   EXPECT_FALSE(TrainOptions().plan.deterministic);
 }
@@ -547,14 +547,14 @@ TEST(DefaultJob, MatchesItsCommandLine) {
 TEST(DefaultJob, AppliesUnlessModelOrDataIsChosen) {
   const TrainOptions cube = parsed_train("--pp 2 --steps 9 --lr 0.001");
   EXPECT_TRUE(is_default_job(cube));
-  EXPECT_EQ(cube.model, default_job().model);
+  EXPECT_EQ(cube.preset, default_job().preset);
   EXPECT_EQ(cube.optim.lr, 0.001);
   EXPECT_NE(default_job_args(cube).find("--lr 0.001"), std::string::npos);
   for (const char* words : {"--data x.txt", "--model gpt-nano", "--layers 4", "--tokenizer char"}) {
     const TrainOptions o = parsed_train(words);
     EXPECT_FALSE(is_default_job(o)) << words;
     EXPECT_EQ(o.optim.lr, TrainOptions().optim.lr) << words;
-    EXPECT_EQ(o.model, "gpt-nano") << words;
+    EXPECT_EQ(o.preset, "gpt-nano") << words;
   }
 }
 

@@ -208,7 +208,7 @@ TEST_F(PlanningTest, RejectsInvalidInputWithOneLineError) {
 TEST(MeshAxes, DefaultSizesAreDerivedFromWorldSize) {
   using Axes = std::array<int64_t, 4>;
   const auto axes = [](const std::string& words) {
-    const Plan p = make_job(test::parsed_train("--backend threads " + words)).plan;
+    const Plan p = resolve(test::parsed_train("--backend threads " + words)).plan;
     return Axes{p.pp, p.dp, p.cp, p.tp};
   };
   const std::pair<std::string, Axes> table[] = {{"--tp 2", {1, 1, 1, 2}},

@@ -2,7 +2,7 @@
 #pragma once
 #include <regex>
 
-#include "app/make_job.h"
+#include "app/resolve.h"
 #include "tests/app/program.h"
 #include "train/expected_bytes.h"
 #include "train/trainer.h"
@@ -144,7 +144,7 @@ inline void expect_actions(const Json& trace, const Json& report) {
 inline void expect_bytes(const Json& trace, const Json& report, const TrainOptions& options) {
   using Counts = std::map<std::string, std::pair<int64_t, int64_t>>;
   Counts traced, expected;
-  Job job = make_job(options);
+  Job job = resolve(options);
   job.model.vocab = report["model"]["vocab"];
   for (const Json& args : args_with(trace, "operation")) {
     auto& [calls, bytes] = traced[args["axis"].get<std::string>() + " " + args["operation"].get<std::string>()];

@@ -11,7 +11,7 @@ here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 fail() { printf '%s\n' "$*" >&2; exit 1; }
 
 mkdir -p "$work"
-examples=(mlp own_model own_op own_strategy) targets=("${examples[@]}")
+examples=(mlp own_model own_op own_strategy train_gpt) targets=("${examples[@]}")
 if [[ $how == installed ]]; then
   rm -rf "$work/installed"
   cmake --install "$build" --prefix "$work/installed" >/dev/null

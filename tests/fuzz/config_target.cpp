@@ -1,5 +1,5 @@
 // The configuration file: accepted options round-trip through TOML.
-#include "app/make_job.h"
+#include "app/resolve.h"
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {
@@ -14,7 +14,7 @@ const Target target("config", [](std::string_view bytes) {
     require(false, std::string("a written configuration can be read: ") + e.what());
   }
   require(config_values(again) == config_values(options), "a configuration round-trips");
-  named([&] { validate(options); });  // errors name the option, which may also come from the command line
+  named([&] { checked(options); });  // errors name the option, which may also come from the command line
 });
 
 }  // namespace tessera::fuzz

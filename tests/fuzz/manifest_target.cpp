@@ -1,9 +1,9 @@
 // A checkpoint's manifest, and the comparison of --resume with its description of the run.
 #include <nlohmann/json.hpp>
 
-#include "app/run/directory.h"
 #include "base/json.h"
 #include "tests/fuzz/target.h"
+#include "train/run/directory.h"
 
 namespace tessera::fuzz {
 

@@ -1,6 +1,6 @@
 // metrics.jsonl, whose first records a resumed run retains.
-#include "app/train/output.h"
 #include "tests/fuzz/target.h"
+#include "train/run/metrics.h"
 
 namespace tessera::fuzz {
 

@@ -6,7 +6,7 @@
 #include "planner/recommend.h"
 #include "tests/support/draw.h"
 #include "tests/support/errors.h"
-#include "train/job.h"
+#include "train/config.h"
 
 namespace tessera::planner {
 namespace {

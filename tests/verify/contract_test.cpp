@@ -53,7 +53,7 @@ using namespace test;
 TrainOptions draw_plan(Draw& d) {
   TrainOptions o = small_plan();
   draw(d, o, "layers=1..3 heads=1..3");
-  o["channels"] = o.sizes.heads * 4 * d.between(1, 5);
+  o["channels"] = o.model.heads * 4 * d.between(1, 5);
   draw(d, o, "context=3..20 vocab=5..90");
   o.ranks = d.of<int64_t>({2, 3, 4, 8});
   o["microbatches"] = d.between(1, 3);
@@ -108,7 +108,7 @@ TEST(Contract, TiedWeightCopiesAreReducedSeparately) {
 TEST(Contract, UnusedParameterInSecondStepHasZeroGradient) {
   for (const char* words : {"zero=0", "zero=0 bucket_mb=1e-6", "zero=1", "zero=2", "zero=3", "dp_mode=dataparallel",
                             "dp_mode=ps-sync", "dp_mode=diloco sync_every=2", "zero=0 pp=2"}) {
-    Job job = make_job(small_plan(fmt::format("steps=4 dp=2 microbatches=2 batch=8 {}", words)));
+    Job job = resolve(small_plan(fmt::format("steps=4 dp=2 microbatches=2 batch=8 {}", words)));
     job.make = [](const ModelConfig& config) {
       std::unique_ptr<LanguageModel> model = make_model(config);
       const auto skip = [m = model.get()](const Module::Inner& inner, const Var& x) {
@@ -165,7 +165,7 @@ TrainOptions draw_model(Draw& d) {
 TrainOptions draw_exact_plan(Draw& d) {
   TrainOptions o = draw_model(d);
   o["heads"] = d.between(1, 3);
-  o["channels"] = o.sizes.heads * 4 * d.between(1, 4);
+  o["channels"] = o.model.heads * 4 * d.between(1, 4);
   o["context"] = d.between(3, 14);
   o["pp"] = d.between(1, 4);
   draw_schedule(d, o, "microbatches=1..6", 3, 2);
@@ -195,7 +195,7 @@ TrainOptions draw_split_plan(Draw& d) {
   draw(d, o, "cp_mode=ring|ulysses sp=false|true");
   const int64_t unit = o.plan.tp * (value_name(o.plan.cp_mode) == "ulysses" ? o.plan.cp : 1);
   o["heads"] = unit * d.between(1, 3);
-  o["channels"] = o.sizes.heads * 4 * d.between(1, 3);
+  o["channels"] = o.model.heads * 4 * d.between(1, 3);
   o["context"] = 2 * o.plan.cp * o.plan.tp * d.between(1, 2);
   o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 2);
   draw(d, o, "zero=0..3 all_reduce=direct|direct|ring|tree|root dtype=fp64|fp64|fp64|fp32|bf16 steps=4");
@@ -224,7 +224,7 @@ TEST(MeshContract, EachShardingAxisTrainsLikeOneRank) {
 TEST(MeshContract, EachStepReportsProgress) {
   std::map<std::string, int64_t> told;
   const auto count = [&](std::string_view work, int64_t step) { EXPECT_EQ(told[std::string(work)]++, step) << work; };
-  EXPECT_TRUE(verify(make_job(small_plan("tp=2 steps=3")), {.working = count}).passed());
+  EXPECT_TRUE(verify(resolve(small_plan("tp=2 steps=3")), {.working = count}).passed());
   EXPECT_EQ(told, (std::map<std::string, int64_t>{{"calibrating the bound by two summation orders", 3},
                                                   {"calibrating the bound by fp32 versus fp64", 3},
                                                   {"comparing the plan with one rank", 3}}));
@@ -245,9 +245,9 @@ TEST(WideVocab, PlansHaveTwoLogitBlocks) {
   for (const char* dtype : {"fp32", "bf16", "fp64"}) {
     const ArenaPtr arena = make_arena();
     const TrainOptions o = wide_plan(dtype);
-    const DType type = make_job(o).optim.dtype;
-    const RowBlocks blocks = row_blocks(Tensor::empty({128, o.sizes.channels}, type, arena),
-                                        Tensor::empty({o.sizes.vocab, o.sizes.channels}, type, arena));
+    const DType type = resolve(o).optim.dtype;
+    const RowBlocks blocks = row_blocks(Tensor::empty({128, o.model.channels}, type, arena),
+                                        Tensor::empty({o.model.vocab, o.model.channels}, type, arena));
     EXPECT_EQ(blocks.block, 64) << dtype;
   }
 }
@@ -312,12 +312,12 @@ TEST(MaskedTargets, VerifyDetectsLocalMeanOnOneRank) {
     };
     return s;
   };
-  EXPECT_FALSE(verify(make_job(masked_plan("dp=2")), hooks).passed());
+  EXPECT_FALSE(verify(resolve(masked_plan("dp=2")), hooks).passed());
 }
 
 // So are ignored targets that count: the oracle's mean equals that of a plain loop.
 TEST(MaskedTargets, AreExcludedFromMean) {
-  Job job = make_job(masked_plan("dp=1"));
+  Job job = resolve(masked_plan("dp=1"));
   job.model.dropout = 0;
   job.optim.dtype = DType::float64;
   Sequences sequences = masked_sequences(job);
@@ -332,9 +332,9 @@ TEST(MaskedTargets, AreExcludedFromMean) {
 }
 
 TEST(MaskedTargets, AreRejectedWithAsyncWorkers) {
-  const Job job = make_job(masked_plan("dp=2 dp_mode=ps-async"));
+  const Job job = resolve(masked_plan("dp=2 dp_mode=ps-async"));
   EXPECT_THROW(check_sequences(job, masked_sequences(job)), FieldError);
-  EXPECT_NO_THROW(check_sequences(make_job(masked_plan("dp=2")), masked_sequences(job)));
+  EXPECT_NO_THROW(check_sequences(resolve(masked_plan("dp=2")), masked_sequences(job)));
 }
 
 // The oracle replays the routing of a plan that splits sums only if rounding explains it.
@@ -352,8 +352,8 @@ TEST(Routing, WrongExpertChoicesExceedRoutingMargin) {
         return Tensor::of<int32_t>(choices, {std::ssize(choices)}, make_arena());
       });
   }};
-  EXPECT_TRUE(verify(make_job(o)).passed());
-  const VerifyResult r = verify(make_job(o), hooks);
+  EXPECT_TRUE(verify(resolve(o)).passed());
+  const VerifyResult r = verify(resolve(o), hooks);
   ASSERT_EQ(r.failures.size(), 1U);
   EXPECT_TRUE(has(r.failures[0], "tokens were routed to a different expert than on one rank"));
   EXPECT_GT(r.rerouted_tokens, 0);

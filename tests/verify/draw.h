@@ -19,7 +19,7 @@ inline bool has_kernels(const TrainOptions& o) {
 inline VerifyResult expect_passes(const TrainOptions& o, const VerifyHooks& hooks = {}) {
   const VerifyResult r = [&] {
     try {
-      return verify(make_job(o), hooks);
+      return verify(resolve(o), hooks);
     } catch (const Error& e) {
       throw std::runtime_error(make_command(o) + "\n" + e.what());
     }
@@ -85,7 +85,7 @@ inline void draw_schedule(Draw& d, TrainOptions& o, std::string_view microbatche
 // Occasionally adds adapters to some layers of a model with known family.
 inline void draw_adapters(Draw& d, TrainOptions& o) {
   if (d.between(0, 3) != 0) return;
-  const bool llama = value_name(o.sizes.family) == "llama";
+  const bool llama = value_name(o.model.family) == "llama";
   draw(d, o, "lora_rank=1|2|5 lora_alpha=1|4 lora_dropout=0|0.2 lora_rslora=false|true");
   o["lora_targets"] = llama
                           ? d.of<const char*>({"all", "q_proj,v_proj", "k_proj,o_proj,up_proj", "gate_proj,down_proj"})
@@ -103,13 +103,13 @@ inline void draw_groups(Draw& d, TrainOptions& o, int64_t data_ranks) {
 inline void draw_replicas(Draw& d, TrainOptions& o, int64_t data_ranks) {
   const bool ddp = value_name(o.plan.dp_mode) == "ddp", shares_experts = o.plan.ep > 1;
   if (o.plan.zero != ZeroStage::none && d.between(0, 2) == 0) draw_groups(d, o, data_ranks);
-  if ((ddp || value_name(o.plan.dp_mode) == "dataparallel") && o.sizes.lora.rank == 0 && d.between(0, 4) == 0) {
+  if ((ddp || value_name(o.plan.dp_mode) == "dataparallel") && o.model.lora.rank == 0 && d.between(0, 4) == 0) {
     say(o, "optimizer=muon state_dtype=fp32 lr=0.01");
   }
   const bool ring = value_name(o.plan.all_reduce) == "ring" && (o.plan.pp > 1 || o.plan.tp > 1 || o.plan.tie_copies);
   if (ddp && o.plan.zero == ZeroStage::none && !shares_experts && !ring && d.between(0, 2) == 0) {
     draw(d, o, "dp_mode=diloco sync_every=1..6");
-    o["sync_fragments"] = d.between(1, std::min(o.plan.sync_every, o.sizes.layers));
+    o["sync_fragments"] = d.between(1, std::min(o.plan.sync_every, o.model.layers));
     o["outer_momentum"] = d.of({0.0, 0.9});
   }
 }
@@ -123,7 +123,7 @@ inline void draw_family(Draw& d, TrainOptions& o, int64_t unit = 1) {
   o["untied"] = d.between(0, 1) == 1;
   o["document_mask"] = value_name(o.plan.dp_mode) != "dataparallel" && d.between(0, 2) == 0;
   draw_adapters(d, o);
-  if (value_name(o.sizes.family) == "gpt2") {
+  if (value_name(o.model.family) == "gpt2") {
     o["gelu"] = d.of<const char*>({"tanh", "erf"});
     return;
   }
@@ -131,7 +131,7 @@ inline void draw_family(Draw& d, TrainOptions& o, int64_t unit = 1) {
   draw(d, o,
        "qkv_bias=true|false|false proj_bias=true|false|false mlp_bias=true|false|false qk_norm=true|false|false "
        "rope_theta=100|10000 rope_scaling=none|linear|llama3|yarn");
-  const RopeScaling scaling = o.sizes.rotary.scaling;
+  const RopeScaling scaling = o.model.rotary.scaling;
   if (scaling != RopeScaling::none) o["rope_factor"] = 4;
   if (scaling == RopeScaling::llama3 || scaling == RopeScaling::yarn) o["rope_original_context"] = 8;
 }
@@ -144,12 +144,12 @@ inline void draw_experts(Draw& d, TrainOptions& o, int64_t data) {
     while (data % o.plan.ep != 0);
   o["experts"] = o.plan.ep * d.between(1, 3);
   o["mlp_bias"] = false;
-  o["experts_per_token"] = d.between(1, std::min<int64_t>(3, o.sizes.experts.count));
+  o["experts_per_token"] = d.between(1, std::min<int64_t>(3, o.model.experts.count));
   draw(d, o,
        "shared_experts=0..1 expert_capacity=0|0|0|0.5|1 router_softmax=chosen|all balance_loss=0|0.01|1 "
        "z_loss=0|0.001|0.1");
-  if (o.sizes.lora.rank > 0)
-    o["lora_targets"] = value_name(o.sizes.family) == "llama"
+  if (o.model.lora.rank > 0)
+    o["lora_targets"] = value_name(o.model.family) == "llama"
                             ? d.of<const char*>({"all", "q_proj,v_proj", "k_proj,o_proj"})
                             : d.of<const char*>({"all", "c_attn", "attn.c_proj"});
 }

@@ -67,12 +67,12 @@ Job alone(Job job) {
 }
 
 void expect_dump_of_one_rank(const TrainOptions& o) {
-  const Job job = verifiable(make_job(o));
+  const Job job = verifiable(resolve(o));
   const test::Exchange one, all;
-  const std::string file = fmt::format("dump_{}.safetensors", o.dump);
-  train(alone(job), o.dump, one.path(""));
+  const std::string file = fmt::format("dump_{}.safetensors", o.run.dump);
+  train(alone(job), o.run.dump, one.path(""));
   try {
-    train(job, o.dump, all.path(""));
+    train(job, o.run.dump, all.path(""));
     expect_same(all.path(file), one.path(file), test::make_command(o));
   } catch (const Error& e) {
     ADD_FAILURE() << test::make_command(o) << "\n" << e.what();
@@ -95,10 +95,10 @@ TrainOptions draw_dumped(Draw& d) {
   }
   const int64_t unit = o.plan.tp * (value_name(o.plan.cp_mode) == "ulysses" ? o.plan.cp : 1);
   o["heads"] = unit * d.between(1, 2);
-  o["channels"] = o.sizes.heads * 4 * d.between(1, 3);
+  o["channels"] = o.model.heads * 4 * d.between(1, 3);
   o["context"] = 2 * o.plan.cp * o.plan.tp * d.between(1, 3);
   o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 2);
-  o["steps"] = o.dump;
+  o["steps"] = o.run.dump;
   draw_family(d, o, unit);
   draw_experts(d, o, o.plan.dp * o.plan.cp);
   return o;
@@ -127,7 +127,7 @@ TEST(Dump, EachKindOfPlanMatchesOneRank) {
 TEST(Dump, DoesNotAffectTraining) {
   for (const std::string words : {"dp=2 microbatches=2 zero=3 recompute=block", "pp=2 microbatches=2 schedule=zb-h1",
                                   "tp=2 sp=true recompute=activation+norm", "dp=2 dtype=bf16 family=llama"}) {
-    const Job job = verifiable(make_job(small_plan("steps=3 batch=8 " + words)));
+    const Job job = verifiable(resolve(small_plan("steps=3 batch=8 " + words)));
     const Exchange folder;
     EXPECT_EQ(train(job, 2, folder.path("")), train(job, 0, folder.path(""))) << words;
     EXPECT_TRUE(fs::exists(folder.path("dump_2.safetensors")));
@@ -137,7 +137,7 @@ TEST(Dump, DoesNotAffectTraining) {
 // A rank fails within the step, regardless of what the others have written.
 TEST(Dump, AbortedDumpLeavesNoFile) {
   const Exchange folder;
-  const Job job = verifiable(make_job(small_plan("dp=2 steps=3")));
+  const Job job = verifiable(resolve(small_plan("dp=2 steps=3")));
   Sequences sequences = sequences_for(job);
   sequences.load = [load = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* in, int32_t* out) {
     if (step == 1 && first > 0) throw Error("these cannot be read");  // rank 1's
@@ -155,7 +155,7 @@ TEST(Dump, AbortedDumpLeavesNoFile) {
 // Hooks are missing on one rank: the file would have zeros there.
 TEST(Dump, IncompleteDumpIsAnError) {
   const Exchange folder;
-  const Job job = verifiable(make_job(small_plan("dp=2 steps=1")));
+  const Job job = verifiable(resolve(small_plan("dp=2 steps=1")));
   const auto run = [&](Trainer& trainer) {
     StepDump dump(trainer, 1, folder.path(""));
     dump.begin(sequences_for(job));
@@ -168,7 +168,7 @@ TEST(Dump, IncompleteDumpIsAnError) {
 
 TEST(Dump, RejectsUnsynchronizedRanks) {
   const auto refused = [](const char* words, int64_t step, const char* why) {
-    const Job job = make_job(small_plan(words));
+    const Job job = resolve(small_plan(words));
     expect_error(Status::usage, {why}, [&] { check_dump(job, step); });
     EXPECT_NO_THROW(check_dump(job, 0));
   };
@@ -182,7 +182,7 @@ TEST(Dump, MatchesPyTorchHooks) {
   if (const std::string why = missing("torch"); !why.empty()) GTEST_SKIP() << why;
   for (const std::string words : {"family=gpt2", "family=gpt2 untied=true pp=2 tp=2 sp=true microbatches=2",
                                   "family=llama kv_heads=2 heads=4 untied=true cp=2 dp=2 recompute=block"}) {
-    const Job job = verifiable(make_job(small_plan("dtype=fp64 dropout=0 steps=1 batch=4 " + words)));
+    const Job job = verifiable(resolve(small_plan("dtype=fp64 dropout=0 steps=1 batch=4 " + words)));
     const Exchange folder;
     train(job, 1, folder.path(""), [&](Trainer& trainer) {
       std::vector<TensorBytes> bytes;

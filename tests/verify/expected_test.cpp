@@ -13,7 +13,7 @@ using test::small_plan;
 // GPT-2 with 124 million parameters, mixed precision.
 TrainOptions gpt2(int64_t ranks, int64_t zero, const char* grad_dtype) {
   TrainOptions o = verify_defaults();
-  o.model = "gpt2";
+  o.preset = "gpt2";
   say(o, fmt::format("vocab=50304 ranks={0} batch={0} zero={1} dtype=bf16 grad_dtype={2}", ranks, zero, grad_dtype));
   return o;
 }
@@ -26,7 +26,7 @@ TEST(Expected, MemoryMatchesPaper) {
     for (const double n : {2.0, 8.0, 64.0, 1024.0}) {
       const double stages[] = {2 + g + 12, 2 + g + 12 / n, 2 + (g + 12) / n, (2 + g + 12) / n};
       for (int64_t zero = 0; zero <= 3; ++zero) {
-        const MemoryByCategory h = expected_memory(make_job(gpt2(static_cast<int64_t>(n), zero, grad_dtype))).front();
+        const MemoryByCategory h = expected_memory(resolve(gpt2(static_cast<int64_t>(n), zero, grad_dtype))).front();
         const double found = static_cast<double>(h.parameters + h.gradients + h.optimizer);
         EXPECT_NEAR(found / (stages[zero] * psi), 1, n > 100 ? 0.03 : 0.003) << "stage " << zero << ", n " << n;
         EXPECT_GE(found, stages[zero] * psi * 0.999999);  // padding only adds
@@ -39,24 +39,24 @@ TEST(Expected, MemoryMatchesPaper) {
 TEST(Expected, Bfloat16StateTakesEightBytesPerParameter) {
   TrainOptions o = gpt2(4, 0, "bf16");
   o["state_dtype"] = "bf16";
-  const MemoryByCategory h = expected_memory(make_job(o)).front();
+  const MemoryByCategory h = expected_memory(resolve(o)).front();
   EXPECT_NEAR(static_cast<double>(h.parameters + h.gradients + h.optimizer) / 124'475'904, 8, 0.001);
 }
 
 int64_t sent(const TrainOptions& o, const std::string& operation, const std::string& axis = "dp", int64_t steps = 1) {
   int64_t sum = 0;
-  for (const SentBytes& s : expected_bytes(make_job(o), steps))
+  for (const SentBytes& s : expected_bytes(resolve(o), steps))
     if (s.axis == axis && s.operation == operation) sum += s.bytes;
   return sum;
 }
 
 void expect_held(const TrainOptions& o, size_t rank, int64_t parameters, int64_t gradients, int64_t optimizer) {
-  const MemoryByCategory held = expected_memory(make_job(o)).at(rank);
+  const MemoryByCategory held = expected_memory(resolve(o)).at(rank);
   EXPECT_EQ(held.parameters, parameters);
   EXPECT_EQ(held.gradients, gradients);
   EXPECT_EQ(held.optimizer, optimizer);
 }
-int64_t optimizer_of_first(const TrainOptions& o) { return expected_memory(make_job(o)).front().optimizer; }
+int64_t optimizer_of_first(const TrainOptions& o) { return expected_memory(resolve(o)).front().optimizer; }
 
 // One layer of 16 channels, 8 tokens of context, 32 words. Units in elements, each parameter rounded up to 16: tokens
 // 512, positions 128, the block 16 + 16 + 768 + 48 + 256 + 16 + 16 + 16 + 1024 + 64 + 1024 + 16 = 3280, norm 32: 3952.
@@ -209,10 +209,10 @@ TEST(StageMemory, BoundIsTight) {
 // GPipe's order violates the bound of 1F1B.
 TEST(StageMemory, DetectsExcessMicrobatchInFlight) {
   const TrainOptions o = pipeline_plan("schedule=gpipe");
-  const VerifyResult r = verify(make_job(o));
-  const auto stages = measure_stages(make_job(o), 0);
-  const Peaks all = peaks_of_ranks(gpipe(2, 6), stages, handed_bytes(make_job(o))),
-              few = peaks_of_ranks(one_f_one_b(2, 6), stages, handed_bytes(make_job(o)));
+  const VerifyResult r = verify(resolve(o));
+  const auto stages = measure_stages(resolve(o), 0);
+  const Peaks all = peaks_of_ranks(gpipe(2, 6), stages, handed_bytes(resolve(o))),
+              few = peaks_of_ranks(one_f_one_b(2, 6), stages, handed_bytes(resolve(o)));
   for (size_t rank = 0; rank < 2; ++rank)
     EXPECT_GT(r.peak[rank], peak_bound(r.expected_peak[rank] - all[rank] + few[rank])) << rank;
 }
@@ -239,7 +239,7 @@ TEST_F(Bounds, ToleranceIsCalibratedForSplitReductions) {
 
 TEST_F(Bounds, CalibrationStaysWithinLimits) {
   for (const auto& [dtype, bits] : {std::pair{"dtype=fp32 steps=3", 24}, {"dtype=bf16 steps=3", 8}}) {
-    const Job job = make_job(small_plan(dtype));
+    const Job job = resolve(small_plan(dtype));
     const double unit = std::pow(1.03, 2) * std::ldexp(1.0, -bits);
     const double bound = compute_tolerance(job, test::counted(job)).bound;
     EXPECT_GE(bound, 63.999 * unit);

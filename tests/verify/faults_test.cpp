@@ -32,10 +32,10 @@ std::vector<TrainOptions> plans() {
 // Final parameters, on rank 0.
 std::string train(const TrainOptions& o, const Faults& faults, const Sequences& sequences) {
   std::string out;
-  LaunchOptions how = launch_options(make_job(o).plan);
+  LaunchOptions how = launch_options(resolve(o).plan);
   how.around = with_faults(faults);
   launch(how, [&](Communicator& world) {
-    Trainer trainer(make_job(o), sequences, world);
+    Trainer trainer(resolve(o), sequences, world);
     while (trainer.steps_done() < o.optim.steps) trainer.step();
     for (const NamedTensor& t : whole_values(trainer))
       out.append(reinterpret_cast<const char*>(t.tensor.raw()), static_cast<size_t>(t.tensor.nbytes()));
@@ -43,7 +43,7 @@ std::string train(const TrainOptions& o, const Faults& faults, const Sequences& 
   return out;
 }
 
-Sequences counted(const TrainOptions& o) { return test::counted(make_job(o), o.optim.seed); }
+Sequences counted(const TrainOptions& o) { return test::counted(resolve(o), o.optim.seed); }
 
 struct Failure {
   std::string what = "nothing was thrown";
@@ -110,7 +110,7 @@ TEST(Faults, NonFiniteLossOnOneRankStopsAllRanksInSameStep) {
       }
     };
     expect_error(Status::not_finite, {"step 3: the loss is nan"},
-                 [&] { test::on_ranks(make_job(o), counted(o), run_all_steps); });
+                 [&] { test::on_ranks(resolve(o), counted(o), run_all_steps); });
     EXPECT_EQ(done, std::vector<int64_t>(3, 2)) << make_command(o);
   }
 }
@@ -122,7 +122,7 @@ TEST(Faults, NonFiniteGradientNormOnOneRankStopsAllRanksInSameStep) {
   for (const std::string how : {"ranks=3 dp_mode=diloco sync_every=2", "pp=3 layers=3", "tp=2", "tp=2 sp=true", "cp=2"})
     all.push_back(test::small_plan("steps=4 batch=12 microbatches=2 " + how));
   for (const TrainOptions& o : all) {
-    std::vector<int64_t> done(static_cast<size_t>(make_job(o).plan.ranks()), -1);
+    std::vector<int64_t> done(static_cast<size_t>(resolve(o).plan.ranks()), -1);
     const int guilty = static_cast<int>(done.size()) - 1;
     const auto run_all_steps = [&](Trainer& trainer) {
       int64_t& steps = done[static_cast<size_t>(trainer.world().rank())];
@@ -138,7 +138,7 @@ TEST(Faults, NonFiniteGradientNormOnOneRankStopsAllRanksInSameStep) {
       for (steps = 0;; ++steps) trainer.step();
     };
     const std::string what =
-        error_message([&] { test::on_ranks(make_job(o), counted(o), run_all_steps); }, Status::not_finite);
+        error_message([&] { test::on_ranks(resolve(o), counted(o), run_all_steps); }, Status::not_finite);
     const std::regex expected("(\\[rank [0-9]\\] )?step 3: the loss is [0-9.]+ and the gradient norm inf; .*");
     EXPECT_TRUE(std::regex_match(what, expected)) << make_command(o) << ": " << what;
     EXPECT_EQ(done, std::vector<int64_t>(done.size(), 2)) << make_command(o);

@@ -32,7 +32,7 @@ Saved complete_run(
     const TrainOptions& o, const std::function<void(Trainer&)>& before = [](Trainer&) {},
     const std::function<void(Trainer&)>& after = [](Trainer&) {}) {
   Saved saved;
-  on_ranks(make_job(o), [&](Trainer& trainer) {
+  on_ranks(resolve(o), [&](Trainer& trainer) {
     before(trainer);
     Saved all = as_bytes(whole_values(trainer));
     all.merge(as_bytes(whole_state(trainer)));
@@ -97,17 +97,17 @@ TEST_F(TrainingGpu, LayoutsTrainLikeOneRank) {
 TEST_F(TrainingGpu, RejectsBf16WithoutHardwareSupport) {
   if (!describe_device().starts_with("emulated")) GTEST_SKIP() << "the GPU here is what it is";
   setenv("TESSERA_EMULATED_CAPABILITY", "75", 1);
-  EXPECT_EQ(error_message([] { check(make_job(plan("device=cuda dtype=bf16"))); }),
+  EXPECT_EQ(error_message([] { check(resolve(plan("device=cuda dtype=bf16"))); }),
             "`dtype`: emulated GPU has compute capability 7.5, but bf16 matmuls require 8.0; expected fp32, got bf16");
   expect_passes(plan("device=cuda"));
   setenv("TESSERA_EMULATED_GPUS", "2", 1);
-  EXPECT_EQ(error_message([] { check(make_job(plan("device=cuda ranks=2"))); }),
+  EXPECT_EQ(error_message([] { check(resolve(plan("device=cuda ranks=2"))); }),
             "`backend`: GPUs 0 and 1 have no peer access, which thread ranks require; expected "
             "nccl with `all_reduce` native");
-  EXPECT_EQ(describe_nccl(make_job(plan("device=cuda ranks=2 backend=nccl all_reduce=native")).plan),
+  EXPECT_EQ(describe_nccl(resolve(plan("device=cuda ranks=2 backend=nccl all_reduce=native")).plan),
             "GPUs 0 and 1 have no peer access: NCCL sends through host memory, which is slower");
   unsetenv("TESSERA_EMULATED_CAPABILITY");
-  EXPECT_EQ(gpus_apart(make_job(plan("device=cuda ranks=2")).plan), "");
+  EXPECT_EQ(gpus_apart(resolve(plan("device=cuda ranks=2")).plan), "");
   unsetenv("TESSERA_EMULATED_GPUS");
 }
 
@@ -140,7 +140,7 @@ TEST_F(TrainingGpu, MuonStaysWithinExpectedMemory) {
     o["zero"] = zero;
     const auto peaks = [&](const char* optimizer) {
       o["optimizer"] = optimizer;
-      const VerifyResult r = verify(make_job(o));
+      const VerifyResult r = verify(resolve(o));
       EXPECT_TRUE(r.passed()) << make_command(o);
       for (size_t rank = 0; emulated() && rank < r.peak.size(); ++rank)
         EXPECT_LE(r.peak[rank], r.expected_peak[rank] - cuda::kMaxWorkspace + kSums)
@@ -172,8 +172,7 @@ TEST(Verifiable, SelectsBitwiseReproducibleKernels) {
 
 // Faults are detected on GPUs too.
 void expect_detected(const TrainOptions& o, std::initializer_list<const char*> defects) {
-  for (const char* name : defects)
-    EXPECT_FALSE(verify(make_job(o), planted(defect(name), make_job(o))).passed()) << name;
+  for (const char* name : defects) EXPECT_FALSE(verify(resolve(o), planted(defect(name), resolve(o))).passed()) << name;
 }
 
 TEST_F(TrainingGpu, DetectsInjectedFaults) {
@@ -208,7 +207,7 @@ TrainOptions draw_with_experts(Draw& d) {
   draw(d, o, "zero=0..3 microbatches=1..2");
   o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 2);
   o["heads"] = o.plan.tp * o.plan.cp;
-  o["channels"] = o.sizes.heads * 4 * d.between(1, 4);
+  o["channels"] = o.model.heads * 4 * d.between(1, 4);
   draw(d, o, "family=gpt2|llama recompute=none|activation|block");
   draw_some_experts(d, o, o.plan.dp * o.plan.cp);
   return o;
@@ -224,17 +223,17 @@ TEST_F(ExpertsTrainingGpu, DetectsInjectedFaults) {
 
 TEST(ExpertsStepGraph, IsNotCaptured) {
   TrainOptions o = with_experts("ranks=1");
-  EXPECT_EQ(no_graph_because(make_job(o), false), "the host needs the number of tokens of each of the 4 `experts`");
-  EXPECT_FALSE(steps_without_host(make_job(o), false));
+  EXPECT_EQ(no_graph_because(resolve(o), false), "the host needs the number of tokens of each of the 4 `experts`");
+  EXPECT_FALSE(steps_without_host(resolve(o), false));
   o["cuda_graph"] = "on";
-  EXPECT_THROW(no_graph_because(make_job(o), false), Error);
+  EXPECT_THROW(no_graph_because(resolve(o), false), Error);
   forget(o, {"experts"});
-  EXPECT_EQ(no_graph_because(make_job(o), false), "");
+  EXPECT_EQ(no_graph_because(resolve(o), false), "");
 }
 
 std::vector<double> train_losses(const TrainOptions& o) {
   std::vector<double> losses;
-  on_ranks(make_job(o), [&](Trainer& trainer) {
+  on_ranks(resolve(o), [&](Trainer& trainer) {
     for (int64_t i = 0; i < o.optim.steps; ++i) {
       const double loss = trainer.step().loss;
       if (trainer.world().rank() == 0) losses.push_back(loss);
@@ -262,7 +261,7 @@ using OffloadGpu = test::OnGpu;
 TrainOptions draw_offloaded(Draw& d) {
   TrainOptions o = small_plan("device=cuda zero=3 offload=parameters steps=2");
   o["heads"] = 2 * d.between(1, 2);
-  o["channels"] = o.sizes.heads * 4 * d.between(1, 3);
+  o["channels"] = o.model.heads * 4 * d.between(1, 3);
   o["context"] = 2 * d.between(2, 6);
   draw(d, o, "vocab=8..40 dp=1|2|2|3");
   if (d.between(0, 2) == 0) o["pp"] = 2;
@@ -331,7 +330,7 @@ TEST(Offload, RejectsParameterOffloadWithoutZero3) {
       {"zero=3", "expected `device` cuda, got cpu"}};
   for (const auto& [zero, why] : cases) {
     const TrainOptions o = small_plan(std::string("ranks=2 offload=parameters ") + zero);
-    EXPECT_TRUE(has(error_message([&] { check(make_job(o)); }), why)) << zero;
+    EXPECT_TRUE(has(error_message([&] { check(resolve(o)); }), why)) << zero;
   }
 }
 

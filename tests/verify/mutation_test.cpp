@@ -13,7 +13,7 @@ using namespace test;
 
 // The contract fails, or training itself stops.
 void expect_detected_by_verify(std::string_view mutation, const TrainOptions& o) {
-  const Job job = make_job(o);
+  const Job job = resolve(o);
   ASSERT_TRUE(verify(job).passed()) << make_command(o);
   EXPECT_FALSE(verify(job, planted(defect(mutation), job)).passed()) << mutation << ": " << make_command(o);
 }
@@ -87,7 +87,7 @@ VerifyHooks after_update(const Spoil& inject) {
 VerifyHooks after_reductions(const Spoil& inject) { return {.summed = inject}; }
 
 void expect_bits(const TrainOptions& o) {
-  const Job job = make_job(o);
+  const Job job = resolve(o);
   const auto passes = [&](const VerifyHooks& hooks) {
     const VerifyResult r = verify(job, hooks);
     EXPECT_EQ(r.bitwise, r.passed() && r.exact) << make_command(o);
@@ -143,7 +143,7 @@ TEST_F(InjectedErrors, GradientErrorsAboveBoundAreDetected) {
   for (const char* dtype : {"fp64", "fp32", "bf16"})
     for (const char* words : {"tp=2", "cp=2"}) {
       const TrainOptions o = one_step(dtype, words);
-      const Job job = make_job(o);
+      const Job job = resolve(o);
       const VerifyResult right = verify(job);
       ASSERT_TRUE(right.passed()) << make_command(o);
       const double unit = value_name(o.optim.dtype) == "fp64"
@@ -180,7 +180,7 @@ TrainOptions draw_plan(Draw& d) {
 // The plan with all requirements of the fault, from its error; nullopt if that is invalid.
 std::optional<TrainOptions> with_needs(TrainOptions o, const InjectedFault& d) {
   for (int round = 0; round < 3; ++round) {
-    const std::vector<Need> needs = d.needs(make_job(o));
+    const std::vector<Need> needs = d.needs(resolve(o));
     if (needs.empty()) return o;
     for (std::string name; const Need& n : needs) {
       name = n.field;
@@ -197,8 +197,8 @@ std::optional<TrainOptions> draw_with(const InjectedFault& defect, uint64_t tria
       const TrainOptions drawn = draw_plan(d);
       auto o = with_needs(drawn, defect);
       if (o && o->optim.document_mask) (*o)["vocab"] = 12;  // with more, the end-of-document token may be missing
-      if (!o || make_job(*o).plan.ranks() > 8) continue;
-      check(make_job(*o));
+      if (!o || resolve(*o).plan.ranks() > 8) continue;
+      check(resolve(*o));
       return o;
     } catch (const Error&) {  // invalid plan
       continue;
@@ -220,7 +220,7 @@ TEST(InjectedFaults, AreDiagnosedFromSymptoms) {
     const InjectedFault& defect = defects()[trial % defects().size()];
     const auto o = draw_with(defect, trial);
     ASSERT_TRUE(o) << defect.name << " has no plan";
-    const VerifyResult r = explain(make_job(*o), [&](const Job& j) { return planted_if_it_applies(defect, j); });
+    const VerifyResult r = explain(resolve(*o), [&](const Job& j) { return planted_if_it_applies(defect, j); });
     caught += r.passed() ? 0 : 1;
     if (r.passed()) {
       std::printf("NOT SEEN %s: %s\n", defect.name.data(), make_command(*o).c_str());
@@ -328,7 +328,7 @@ TEST(Diagnosis, ReportsRanksWithWrongTokens) {
       return s;
     };
     const VerifyResult r =
-        explain(make_job(small_plan("pp=2 dp=3 batch=12 microbatches=2 steps=3")), [=](const Job&) { return hooks; });
+        explain(resolve(small_plan("pp=2 dp=3 batch=12 microbatches=2 steps=3")), [=](const Job&) { return hooks; });
     std::vector<std::string> found = r.failures;
     std::erase_if(found, [](const std::string& failure) { return !failure.starts_with("rank"); });
     EXPECT_EQ(found, lines);
@@ -368,10 +368,10 @@ TEST(Diagnosis, DescribesCauseOfEachFault) {
 TEST(InjectedFaults, ReportUnmetRequirements) {
   TrainOptions o = small_plan();
   o["dp"] = 2;
-  EXPECT_EQ(error_message([&] { planted(defect("unsummed-head-norm"), make_job(o)); }),
+  EXPECT_EQ(error_message([&] { planted(defect("unsummed-head-norm"), resolve(o)); }),
             "`defect`: unsummed-head-norm does not apply to this plan; it requires `tp` 2 and `family` llama and "
             "`qk_norm` (4 ranks)");
-  EXPECT_EQ(error_message([&] { planted(defect("ring-order"), make_job(o)); }),
+  EXPECT_EQ(error_message([&] { planted(defect("ring-order"), resolve(o)); }),
             "`defect`: ring-order does not apply to this plan; it requires `dp` 3 (3 ranks)");
   EXPECT_TRUE(error_message([&] { defect("a-bug"); }).ends_with("got 'a-bug'"));
 }
@@ -381,9 +381,9 @@ TEST(InjectedFaults, RandomFaultIsApplicable) {
   o.ranks = o["tp"] = 2;
   std::set<std::string_view> drawn;
   for (uint64_t draw = 0; draw < 60; ++draw) {
-    const InjectedFault& d = random_defect(make_job(o), draw);
-    EXPECT_EQ(&d, &random_defect(make_job(o), draw));
-    EXPECT_TRUE(d.needs(make_job(o)).empty()) << d.name;
+    const InjectedFault& d = random_defect(resolve(o), draw);
+    EXPECT_EQ(&d, &random_defect(resolve(o), draw));
+    EXPECT_TRUE(d.needs(resolve(o)).empty()) << d.name;
     drawn.insert(d.name);
   }
   EXPECT_GE(drawn.size(), 5U);

@@ -1,7 +1,7 @@
 // Small plans for the contract, the command that reproduces one, and its ranks.
 #pragma once
 
-#include "app/make_job.h"
+#include "app/resolve.h"
 #include "train/trainer.h"
 
 namespace tessera {

@@ -52,7 +52,7 @@ TEST_F(QuantizedGpu, RanksTrainLikeOneRank) {
 
 // The model has 0.516 bytes per quantized weight, and one mean per matrix.
 TEST(Quantized, MemoryMatchesClosedForm) {
-  const Job job = make_job(small_qlora());
+  const Job job = resolve(small_qlora());
   const std::unique_ptr<LanguageModel> model = make_model(verifiable(job).model);
   int64_t elements = 0, bytes = 0, matrices = 0, means = 0;
   for (const Parameter* p : model->parameters())
@@ -80,7 +80,7 @@ bool is_detected(const TrainOptions& o, const std::function<void(Packed&)>& inje
   const VerifyHooks hooks = {.made = [&](Trainer& rank) {
     if (rank.world().rank() + 1 == rank.world().size()) inject(first_packed(rank));
   }};
-  return !verify(make_job(o), hooks).passed();
+  return !verify(resolve(o), hooks).passed();
 }
 
 // Uses the neighbouring block's scale.
@@ -115,7 +115,7 @@ TEST(Quantized, DetectsInjectedFaults) {
 
 TEST(Quantized, RejectsShardsInsideQuantizationBlocks) {
   const TrainOptions o = small_qlora("nf4", "head_dim=32 tp=2");
-  EXPECT_EQ(error_message([&] { verify(make_job(o)); }),
+  EXPECT_EQ(error_message([&] { verify(resolve(o)); }),
             "`tp`: 'blocks.0.attn.proj.weight' (128, 64) would be sharded at multiples of 32 elements, which the 64 "
             "quantized together do not divide; expected fewer ranks");
 }

@@ -56,13 +56,13 @@ TEST(ReplicasContract, LocalUpdatesMatchReplayExactly) {
     TrainOptions o = short_plan(d.of<int64_t>({1, 2, 3, 4}));
     o["channels"] = d.of<int64_t>({16, 24});  // 24: gaps between parameters
     draw(d, o, "dp_mode=diloco layers=2..4 sync_every=1..4");
-    o["sync_fragments"] = d.between(1, std::min(o.plan.sync_every, o.sizes.layers));
+    o["sync_fragments"] = d.between(1, std::min(o.plan.sync_every, o.model.layers));
     draw(d, o, "untied=true|false|false outer_lr=0.7|1 outer_momentum=0|0.9 microbatches=1..2");
     o["batch"] = o.plan.dp * o.plan.microbatches;
     draw(d, o, "optimizer=adamw|sgd|muon clip=0|0.1 dtype=fp32|bf16|fp64");
     o["grad_dtype"] = value_name(o.optim.dtype) == "fp64" ? "fp32" : d.of<const char*>({"fp32", "bf16"});
     o["lora_rank"] = d.of<int64_t>({0, 0, 2});
-    if (o.sizes.lora.rank > 0) o["optimizer"] = "adamw";
+    if (o.model.lora.rank > 0) o["optimizer"] = "adamw";
     if (value_name(o.optim.dtype) == "bf16" && value_name(o.optim.optimizer) != "muon")
       o["state_dtype"] = d.of<const char*>({"fp32", "bf16"});
     o["offload"] = d.of<const char*>({"none", "none", "optimizer"});
@@ -89,7 +89,7 @@ TEST(ReplicasContract, LocalUpdatesWithTensorAndContextRanksMatchReplay) {
 }
 
 VerifyResult explain_injected(const char* name, const TrainOptions& o) {
-  return explain(make_job(o), [&](const Job& j) { return planted_if_it_applies(defect(name), j); });
+  return explain(resolve(o), [&](const Job& j) { return planted_if_it_applies(defect(name), j); });
 }
 
 // A skipped outer step is detected in the step where its fragment is due.
@@ -104,7 +104,7 @@ TEST(ReplicasContract, DetectsSkippedFragment) {
 }
 
 std::vector<Tensor> trained(const TrainOptions& o) {
-  const Job job = make_job(o);
+  const Job job = resolve(o);
   std::vector<Tensor> out;
   on_ranks(job, [&](Trainer& trainer) {
     for (int64_t i = 0; i < job.optim.steps; ++i) trainer.step();
@@ -172,7 +172,7 @@ TEST(ReplicasContract, RejectsInvalidPlans) {
       {2, "optimizer=muon lora_rank=2", "`optimizer`: muon updates the weight matrices of the layers"}};
   for (const auto& [dp, plan, refusal] : cases) {
     const TrainOptions o = short_plan(dp, plan);
-    EXPECT_TRUE(has(error_message([&] { check(make_job(o)); }), refusal)) << plan;
+    EXPECT_TRUE(has(error_message([&] { check(resolve(o)); }), refusal)) << plan;
   }
 }
 
@@ -244,8 +244,8 @@ TEST(ExpertsContract, DetectsModifiedFrozenExpert) {
       for (const FlatUnit& unit : t.strategy().resident_units())
         if (t.world().rank() == 1 && unit.slots[0].parameter->is_expert) unit.values.raw()[0] ^= std::byte{1};
     }};
-    EXPECT_TRUE(verify(make_job(o)).passed()) << zero;
-    EXPECT_FALSE(verify(make_job(o), hooks).passed()) << zero;
+    EXPECT_TRUE(verify(resolve(o)).passed()) << zero;
+    EXPECT_FALSE(verify(resolve(o), hooks).passed()) << zero;
   }
 }
 
@@ -262,7 +262,7 @@ TEST(ExpertsContract, DetectsExpertOwnerWithoutBroadcast) {
   VerifyHooks hooks;
   inject(hooks, {[](const std::string& axis, const Call& call) { return axis == "edp" && call.op == Op::broadcast; },
                  [](Transport&, const Call&) { return int64_t{0}; }});
-  const VerifyResult r = verify(make_job(o), hooks);
+  const VerifyResult r = verify(resolve(o), hooks);
   EXPECT_FALSE(r.passed());
   ASSERT_FALSE(r.seen.copies.empty());
   EXPECT_TRUE(has(r.seen.copies.front(), ".experts."));
@@ -286,7 +286,7 @@ TEST(ExpertsContract, DetectsMissingReductionAcrossGroups) {
             std::memset(call.out, 0, static_cast<size_t>(element_size(call.dtype)));  // one element
             return sent;
           }});
-  EXPECT_FALSE(verify(make_job(o), hooks).passed());
+  EXPECT_FALSE(verify(resolve(o), hooks).passed());
 }
 
 }  // namespace

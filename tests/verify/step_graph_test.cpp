@@ -83,10 +83,10 @@ Bytes own_bytes(Trainer& trainer) { return as_bytes(trainer, trainer.strategy().
 
 void on_ranks(TrainOptions o, Way way, const Sequences& sequences, const std::function<void(Trainer&)>& f) {
   o["cuda_graph"] = way == Way::captured ? "on" : way == Way::automatic ? "auto" : "off";
-  test::on_ranks(make_job(o), sequences, f);
+  test::on_ranks(resolve(o), sequences, f);
 }
 void on_ranks(const TrainOptions& o, Way way, const std::function<void(Trainer&)>& f) {
-  on_ranks(o, way, test::counted(make_job(o)), f);
+  on_ranks(o, way, test::counted(resolve(o)), f);
 }
 
 StepReport run_step(Trainer& trainer, Way way) {
@@ -109,7 +109,7 @@ struct Ran {
 
 Ran run(const TrainOptions& o, Way way, const std::function<void(Trainer&, int64_t step)>& between = {}) {
   Ran ran;
-  ran.ranks.resize(static_cast<size_t>(make_job(o).plan.ranks()));
+  ran.ranks.resize(static_cast<size_t>(resolve(o).plan.ranks()));
   on_ranks(o, way, [&](Trainer& trainer) {
     OneRank& own = ran.ranks[static_cast<size_t>(trainer.world().rank())];
     for (int64_t step = 0; step < o.optim.steps; ++step) {
@@ -252,7 +252,7 @@ void expect_nothing_updated(const TrainOptions& o) {
       EXPECT_EQ(trainer.step_record().replays > 0, after > 0);
       ++ended;
     });
-    EXPECT_EQ(ended, make_job(o).plan.ranks()) << make_command(o);
+    EXPECT_EQ(ended, resolve(o).plan.ranks()) << make_command(o);
   }
 }
 
@@ -283,21 +283,21 @@ TEST(StepGraph, ReportsReasonForMissingGraph) {
   for (auto [o, why] : cases) {
     SCOPED_TRACE(make_command(o));
     o["cuda_graph"] = "auto";
-    EXPECT_EQ(no_graph_because(make_job(o), o.trace), why);
+    EXPECT_EQ(no_graph_because(resolve(o), o.trace), why);
     o["cuda_graph"] = "on";
-    const std::string refused = error_message([&o = o] { EXPECT_EQ(no_graph_because(make_job(o), o.trace), ""); });
+    const std::string refused = error_message([&o = o] { EXPECT_EQ(no_graph_because(resolve(o), o.trace), ""); });
     EXPECT_TRUE(has(refused, why.empty() ? "nothing was thrown" : why));
   }
-  EXPECT_THROW(check_plan(one_rank("device=cpu cuda_graph=on")), Error);
-  EXPECT_NO_THROW(check_plan(one_rank("device=cpu cuda_graph=auto")));
-  EXPECT_EQ(no_graph_because(make_job(one_rank("cuda_graph=off")), false), "`cuda_graph` off");
+  EXPECT_THROW(checked(one_rank("device=cpu cuda_graph=on")), Error);
+  EXPECT_NO_THROW(checked(one_rank("device=cpu cuda_graph=auto")));
+  EXPECT_EQ(no_graph_because(resolve(one_rank("cuda_graph=off")), false), "`cuda_graph` off");
 }
 
 // Tokens of the next step are read during the current one; read errors end the step that needs them.
 TEST_F(StepGraphGpu, PrefetchesTokensOfNextStep) {
   const TrainOptions o = one_rank("");
   int64_t last = -1, missing = 1000;
-  Sequences sequences = test::counted(make_job(o));
+  Sequences sequences = test::counted(resolve(o));
   sequences.load = [&, load = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* in, int32_t* out) {
     if (step >= missing) throw InputError("the file is gone");
     last = step;
@@ -379,13 +379,13 @@ TEST_F(RanksStepGraphGpu, TokenOutOfBoundsOnOneRankUpdatesNothing) {
   for (const TrainOptions& o : nccl_plans(gpus)) {
     SCOPED_TRACE(make_command(o));
     constexpr int64_t kAfter = 5;  // replayed
-    Sequences sequences = test::counted(make_job(o));
+    Sequences sequences = test::counted(resolve(o));
     sequences.load = [&o, good = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* inputs,
                                                  int32_t* targets) {
       const int64_t last = o.optim.batch - 1;
       good(step, first, count, inputs, targets);
       if (step == kAfter && first <= last && last < first + count)
-        inputs[(last - first) * o.sizes.context] = static_cast<int32_t>(o.sizes.vocab + 3);
+        inputs[(last - first) * o.model.context] = static_cast<int32_t>(o.model.vocab + 3);
     };
     std::atomic<int> ended = 0;
     const std::string cause = error_message([&] {
@@ -404,8 +404,8 @@ TEST_F(RanksStepGraphGpu, TokenOutOfBoundsOnOneRankUpdatesNothing) {
         }
       });
     });
-    EXPECT_EQ(ended, make_job(o).plan.ranks());
-    EXPECT_TRUE(has(cause, std::to_string(o.sizes.vocab + 3) + " "));
+    EXPECT_EQ(ended, resolve(o).plan.ranks());
+    EXPECT_TRUE(has(cause, std::to_string(o.model.vocab + 3) + " "));
     EXPECT_TRUE(has(cause, "is outside [0, "));
   }
 }

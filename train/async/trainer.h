@@ -7,7 +7,7 @@
 #include "parallel/async/server.h"
 #include "train/batches.h"
 #include "train/checkpoint/state.h"
-#include "train/job.h"
+#include "train/config.h"
 
 namespace tessera {
 

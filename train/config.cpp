@@ -1,5 +1,5 @@
-// Descriptors of the hyperparameters, and options derived from a job.
-#include "train/job.h"
+// Descriptors of the hyperparameters, and options of the lower layers derived from a job.
+#include "train/config.h"
 
 #include <fmt/format.h>
 
@@ -49,8 +49,13 @@ Settings field_descriptors(Optimisation& o) {
   s.add(o.beta1, {"beta1", "Adam's decay rate of the first moment", {0, 1, true}});
   s.add(o.beta2, {"beta2", "Adam's decay rate of the second moment", {0, 1, true}});
   s.add(o.clip, {"clip", "maximum global gradient norm; 0: no clipping", {0}});
-  s.add(o.seed, {"seed", "random seed of weights, data order and dropout", {0}}).for_identity(IdentityRole::yes);
+  s.add(o.seed, {"seed", "seed of the sampling RNG", {0}}).for_identity(IdentityRole::yes);
   return s;
+}
+
+bool saves_in_background(const TrainConfig& c) {
+  return !c.run.no_save && c.run.save_every > 0 && c.run.save_every < c.optim.steps &&
+         c.plan.offload == Offload::none && c.plan.dp_mode != DataMode::ps_async;
 }
 
 ModelConfig model_config(const Job& s, int64_t tokens_vocab) {

@@ -1,10 +1,18 @@
 // A run directory has one writer, which locks its file `lock`; the kernel releases the lock when the process ends for
 // any reason.
 #pragma once
-#include "app/options.h"
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/dataset.h"
 #include "parallel/async/push_log.h"
 #include "train/checkpoint/directory.h"
-#include "train/trainer.h"
+#include "train/config.h"
 
 namespace tessera {
 
@@ -50,9 +58,10 @@ std::filesystem::path new_run_folder();
 
 class RunDirectory {
  public:
-  // Creates (if necessary) and locks --out, or runs/DATE-TIME. Throws Error (usage) if the directory contains a run
-  // without --resume, no run with --resume, or has another writer; OutputError if it cannot be written.
-  explicit RunDirectory(const TrainOptions& options);
+  // Creates (if necessary) and locks `out`, or runs/DATE-TIME. Throws Error (usage) if the directory contains a run
+  // without `resume` or has another writer; InputError if it contains no run with `resume`; OutputError if it cannot be
+  // written.
+  explicit RunDirectory(const RunConfig& config);
   // For another process of the same run.
   explicit RunDirectory(std::filesystem::path made) : path_(std::move(made)) {}
 
@@ -67,22 +76,20 @@ class RunDirectory {
     if (lock_) lock_->check();
   }
 
-  void write_config(const TrainOptions& options) const;
-  // Contains options and tokenizer; the caller adds tensors. Throws OutputError.
-  std::unique_ptr<NewCheckpoint> begin_checkpoint(int64_t step, const TrainOptions& options,
-                                                  const Dataset& dataset) const;
-  // Collective: loads the newest complete checkpoint; `passed_over` receives the reasons for skipping newer ones.
-  // Returns false if there is no checkpoint yet. Throws InputError if all checkpoints are damaged, and Error (usage)
-  // naming each key in which the run differs from the saved one.
-  bool resume(Trainer& trainer, const TrainOptions& options, const Dataset& dataset,
-              std::vector<std::string>& passed_over) const;
-  // The checkpoint that resume() would load; nullopt if there is none.
+  void write_config(const TrainConfig& config) const;
+  // Contains the configuration and the tokenizer of `dataset` (null: none); the caller adds tensors. Throws
+  // OutputError.
+  std::unique_ptr<NewCheckpoint> begin_checkpoint(int64_t step, const TrainConfig& config,
+                                                  const Dataset* dataset) const;
+  // The newest complete checkpoint of a run of `model`, without reading its tensors; nullopt if there is none yet.
+  // `passed_over` receives the reasons for skipping newer ones. Throws InputError if all checkpoints are damaged, and
+  // Error (usage) naming each key in which the run differs from the saved one.
   struct Saved {
     std::filesystem::path path;
     int64_t steps = 0, updates = 0;
     double losses = 0;
   };
-  std::optional<Saved> saved(const ModelConfig& config, const TrainOptions& options, const Dataset& dataset,
+  std::optional<Saved> saved(const ModelConfig& model, const TrainConfig& config, const Dataset* dataset,
                              std::vector<std::string>& passed_over) const;
 
  private:
@@ -99,18 +106,17 @@ struct SavedRun {
   std::string_view strategy = {};
   double losses = 0;  // asynchronous runs: sum over the current step
 };
-std::string about(const SavedRun& run, const ModelConfig& config, const TrainOptions& options, const Dataset& dataset);
+// A manifest's description of the run, for differences(). `dataset` may be null.
+std::string about(const SavedRun& run, const ModelConfig& model, const TrainConfig& config, const Dataset* dataset);
 // One message per key of `now`, a JSON object, whose value differs from the saved run's (Checkpoint::about). `what`
 // names the checkpoint. Throws InputError if the manifest does not identify its run.
 std::vector<std::string> differences(const std::string& about, const std::string& now, const std::string& what);
-// Resolves a path to a checkpoint, `best` or `latest` next to checkpoints, or a run directory, whose newest checkpoint
-// without infinities or NaNs is used. Throws InputError.
-Checkpoint find_checkpoint(const std::filesystem::path& from, std::vector<std::string>& passed_over);
+// Rejects checkpoints of a diverged run. Throws InputError naming file and tensor.
+void check_numbers(const Checkpoint& checkpoint);
 // The push order of an asynchronous run; nullopt without `pushes.txt`. `ranks` and `servers` describe the current run;
 // 0 if it is not asynchronous. Throws InputError if the file is malformed, and Error (usage) if its workers were at
 // different steps and the numbers of ranks or servers have changed.
 std::optional<PushLog> saved_order(const std::filesystem::path& checkpoint, int ranks, int servers);
-std::set<std::string> tensor_names(LanguageModel& model);
 // Throws InputError. The model must be materialized.
 void load_model(LanguageModel& model, const Checkpoint& checkpoint);
 

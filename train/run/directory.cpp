@@ -1,5 +1,5 @@
 // Run directories and their checkpoints.
-#include "app/run/directory.h"
+#include "train/run/directory.h"
 
 #include <fcntl.h>
 #include <fmt/chrono.h>
@@ -13,10 +13,13 @@
 #include <ctime>
 #include <random>
 
+#include "base/bad_input.h"
+#include "base/files.h"
 #include "base/json.h"
 #include "base/setting_json.h"
-#include "hub/folder.h"
+#include "data/tokenizer.h"
 #include "train/checkpoint/state.h"
+#include "train/config_file.h"
 
 namespace tessera {
 
@@ -56,56 +59,19 @@ std::string mixture_fractions(const Dataset& d) {
 }
 
 // A run can resume a checkpoint only if these values are equal.
-Json run_identity(TrainOptions o, const ModelConfig& c, const Dataset& d) {
-  TrainOptions defaults;
-  defaults.sizes.heads = c.heads, defaults.sizes.channels = c.channels;
-  defaults.sizes = resolve_sizes(defaults.sizes);
-  o.sizes = resolve_sizes(c);
-  o.optim.document_mask = o.optim.document_mask || o.pack;
+Json run_identity(TrainConfig o, const ModelConfig& c, const Dataset* d) {
+  TrainConfig defaults;
+  defaults.model.heads = c.heads, defaults.model.channels = c.channels;
+  defaults.model = resolve_sizes(defaults.model);
+  o.model = resolve_sizes(c);
   Json out = identity_fields(field_descriptors(o), field_descriptors(defaults));
-  out["tokenizer"] = d.tokenizer->kind();
-  for (const auto& [name, sum] : d.checksums()) out[name] = sum;
+  if (d) {
+    out["tokenizer"] = d->tokenizer->kind();
+    for (const auto& [name, sum] : d->checksums()) out[name] = sum;
+    if (!d->parts.empty()) out["mixture"] = mixture_fractions(*d);
+  }
   if (c.lora.rank > 0 && c.lora.scale() != 0) out["lora_scale"] = c.lora.scale();
-  if (!d.parts.empty()) out["mixture"] = mixture_fractions(d);
   return out;
-}
-
-// Rejects checkpoints of a diverged run. Throws InputError naming file and tensor.
-void check_numbers(const Checkpoint& checkpoint) {
-  for (const char* stem : {kModel, kOptimizer}) {
-    if (stem == kOptimizer && !SavedTensors::are_in(checkpoint.path, stem)) continue;  // imported weights
-    const SavedTensors saved(checkpoint.path, stem);
-    for (const auto& file : saved.files())
-      for (const TensorBytes& t : file->tensors())
-        if (const int64_t at = first_not_finite(t.dtype, t.bytes); at >= 0)
-          bad_input("{}: tensor '{}' has inf or nan at element {}; expected finite values", file->what(), t.name, at);
-  }
-}
-
-[[noreturn]] void refuse_unusable(const fs::path& run, const std::vector<std::string>& passed_over) {
-  bad_input("{}: no usable checkpoint: {}", run.string(),
-            passed_over.empty() ? "none was saved" + foreign_in(run) : passed_over.front());
-}
-
-std::set<std::string> tensor_names(const std::vector<FullTensor>& tensors) {
-  std::set<std::string> names;
-  for (const FullTensor& t : tensors) names.insert(t.name);
-  return names;
-}
-
-// Each independent DiLoCo replica has its own state, so the number of replicas must not change.
-void check_replicas_saved(const SavedTensors& state, const DataStrategy& strategy, const std::string& what) {
-  std::set<std::string> copies;  // the first has no suffix; empty for other strategies
-  for (const auto& [name, tensor] : state.all()) {
-    if (name.ends_with(".common")) copies.insert("");
-    if (const size_t at = name.find(".value.replica"); at != std::string::npos) copies.insert(name.substr(at));
-  }
-  const int saved = static_cast<int>(copies.size());
-  const int wanted = strategy.layout().local_updates ? strategy.copies() : 0;
-  if (saved == wanted) return;
-  bad_usage("--resume: {} is a checkpoint of {}; expected {}", what,
-            saved == 0 ? "synchronous data parallelism" : fmt::format("{} independent DiLoCo replicas", saved),
-            saved == 0 ? "--dp-mode ddp" : fmt::format("--dp-mode diloco --dp {}", saved));
 }
 
 fs::path lock_path(const fs::path& run) { return run / "lock"; }
@@ -120,16 +86,27 @@ std::string owner_text() {
 
 }  // namespace
 
-RunDirectory::RunDirectory(const TrainOptions& o) : path_(o.out ? fs::path(*o.out) : new_run_folder()) {
+void check_numbers(const Checkpoint& checkpoint) {
+  for (const char* stem : {kModel, kOptimizer}) {
+    if (stem == kOptimizer && !SavedTensors::are_in(checkpoint.path, stem)) continue;  // imported weights
+    const SavedTensors saved(checkpoint.path, stem);
+    for (const auto& file : saved.files())
+      for (const TensorBytes& t : file->tensors())
+        if (const int64_t at = first_not_finite(t.dtype, t.bytes); at >= 0)
+          bad_input("{}: tensor '{}' has inf or nan at element {}; expected finite values", file->what(), t.name, at);
+  }
+}
+
+RunDirectory::RunDirectory(const RunConfig& r) : path_(r.out ? fs::path(*r.out) : new_run_folder()) {
   const auto check_content = [&] {
     const bool is_run = is_there(path_ / "config.toml");
-    if (o.resume && !is_run) bad_input("--resume: {} is not a run directory: config.toml is missing", path_.string());
-    if (!o.resume && is_there(path_) && !holds_nothing(path_))
-      bad_usage("--out: {} {}", path_.string(),
-                is_run ? "already contains a run; resume it with train --resume or choose a different directory"
+    if (r.resume && !is_run) bad_input("`resume`: {} is not a run directory: config.toml is missing", path_.string());
+    if (!r.resume && is_there(path_) && !holds_nothing(path_))
+      bad_usage("`out`: {} {}", path_.string(),
+                is_run ? "already contains a run; resume it with train `resume` or choose a different directory"
                        : "exists and is not an empty directory; expected a new directory");
   };
-  of_option("out", path_.string(), check_content);
+  check_content();
   make_directories(path_);
   lock_ = std::make_unique<RunLock>(path_);
   check_content();  // another run may have started and ended
@@ -137,22 +114,22 @@ RunDirectory::RunDirectory(const TrainOptions& o) : path_(o.out ? fs::path(*o.ou
   for (const fs::path& path : remove_stale(checkpoints(), true)) removed_.push_back(path);
 }
 
-void RunDirectory::write_config(const TrainOptions& o) const {
+void RunDirectory::write_config(const TrainConfig& o) const {
   check();
   write_file(path_ / "config.toml",
              "# Resolved options of this run; can be read by tessera train --config.\n" + to_toml(o));
 }
 
-std::unique_ptr<NewCheckpoint> RunDirectory::begin_checkpoint(int64_t step, const TrainOptions& o,
-                                                              const Dataset& dataset) const {
+std::unique_ptr<NewCheckpoint> RunDirectory::begin_checkpoint(int64_t step, const TrainConfig& o,
+                                                              const Dataset* dataset) const {
   check();
   auto made = std::make_unique<NewCheckpoint>(checkpoints(), step);
   write_file(made->path() / "config.toml", to_toml(o));
-  write_file(made->path() / "tokenizer.json", dataset.tokenizer->to_json());
+  if (dataset) write_file(made->path() / "tokenizer.json", dataset->tokenizer->to_json());
   return made;
 }
 
-std::string about(const SavedRun& run, const ModelConfig& config, const TrainOptions& o, const Dataset& dataset) {
+std::string about(const SavedRun& run, const ModelConfig& config, const TrainConfig& o, const Dataset* dataset) {
   return Json{{"run", run_identity(o, config, dataset)},
               {"layout", {{"ranks", run.ranks}, {"strategy", run.strategy}}},
               {"data_cursor", {{"next_step", run.steps}}},
@@ -161,32 +138,17 @@ std::string about(const SavedRun& run, const ModelConfig& config, const TrainOpt
       .dump();
 }
 
-bool RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset& dataset,
-                          std::vector<std::string>& passed_over) const {
-  const std::optional<Saved> from = saved(trainer.full_model().config, o, dataset, passed_over);
-  if (!from) return false;
-  saved_order(from->path, 0, 0);
-  const SavedTensors model(from->path, kModel), state(from->path, kOptimizer);
-  model.expect_no_others(tensor_names(list_values(trainer)));
-  check_replicas_saved(state, trainer.strategy(), from->path.string());
-  state.expect_no_others(tensor_names(list_state(trainer)));
-  read_values(trainer.strategy().resident_units(), model.tensors());
-  read_state(trainer, state.tensors());
-  trainer.set_done(from->steps, from->updates);
-  return true;
-}
-
-std::optional<RunDirectory::Saved> RunDirectory::saved(const ModelConfig& config, const TrainOptions& o,
-                                                       const Dataset& dataset,
+std::optional<RunDirectory::Saved> RunDirectory::saved(const ModelConfig& config, const TrainConfig& o,
+                                                       const Dataset* dataset,
                                                        std::vector<std::string>& passed_over) const {
   const std::optional<Checkpoint> checkpoint = newest_checkpoint(checkpoints(), passed_over, check_numbers);
   if (!checkpoint && passed_over.empty()) return {};
-  if (!checkpoint) refuse_unusable(path_, passed_over);
+  if (!checkpoint) bad_input("{}: no usable checkpoint: {}", path_.string(), passed_over.front());
   const std::string now = run_identity(o, config, dataset).dump(), what = checkpoint->path.string();
   if (!SavedTensors::are_in(checkpoint->path, kOptimizer))
-    bad_usage("--resume: {} has no optimizer state; use --init {} and a new --out", what, path_.string());
+    bad_usage("`resume`: {} has no optimizer state; use `init` {} and a new `out`", what, path_.string());
   if (const auto found = differences(checkpoint->about, now, what); !found.empty())
-    bad_usage("--resume: {}: {}", what, fmt::join(found, "; "));
+    bad_usage("`resume`: {}: {}", what, fmt::join(found, "; "));
   const Json about = parse_json(checkpoint->about, what);
   const std::optional<int64_t> updates = natural(about.value("updates", Json(checkpoint->step)));
   const Json losses = about.value("losses", Json(0.0));
@@ -203,7 +165,7 @@ std::optional<PushLog> saved_order(const fs::path& checkpoint, int ranks, int se
   const bool same = order.workers == ranks && order.servers.size() == static_cast<size_t>(servers);
   if (!same && std::ranges::adjacent_find(clocks, std::not_equal_to<>()) != clocks.end())
     bad_usage(
-        "--resume: {} was saved during a replay, with workers at different steps; expected --dp-mode ps-async with {} "
+        "`resume`: {} was saved during a replay, with workers at different steps; expected `dp_mode` ps-async with {} "
         "ranks and {} servers",
         checkpoint.string(), order.workers, order.servers.size());
   return order;
@@ -226,32 +188,11 @@ std::vector<std::string> differences(const std::string& about, const std::string
   return out;
 }
 
-Checkpoint find_checkpoint(const fs::path& from, std::vector<std::string>& passed_over) {
-  if (!is_there(from)) bad_input("{}: no such file or directory; expected a run or a checkpoint", from.string());
-  if (!is_folder(from) && (from.filename() == "best" || from.filename() == "latest")) {
-    const std::string text = read_file(from), name = text.substr(0, text.find_first_of(" \n"));
-    if (!name.starts_with("step-")) bad_input("{}: expected the name of a checkpoint, got '{}'", from.string(), name);
-    return find_checkpoint(from.parent_path() / name, passed_over);
-  }
-  if (is_there(from / "manifest.json") || from.filename().string().starts_with("step-")) {
-    Checkpoint found = open_checkpoint(from);
-    check_numbers(found);
-    return found;
-  }
-  const fs::path directory = is_folder(from / "checkpoints") ? from / "checkpoints" : from;
-  if (std::optional<Checkpoint> found = newest_checkpoint(directory, passed_over, check_numbers)) return *found;
-  refuse_unusable(from, passed_over);
-}
-
-std::set<std::string> tensor_names(LanguageModel& model) {
-  std::set<std::string> out;
-  for (const Parameter* p : model.parameters()) out.insert(p->name);
-  return out;
-}
-
 void load_model(LanguageModel& model, const Checkpoint& checkpoint) {
   const SavedTensors weights(checkpoint.path, kModel);
-  weights.expect_no_others(tensor_names(model));
+  std::set<std::string> names;
+  for (const Parameter* p : model.parameters()) names.insert(p->name);
+  weights.expect_no_others(names);
   read_values(model.units(), weights.tensors());
   for (const FlatUnit& unit : model.units()) ++unit.values.storage()->version;
 }
@@ -276,7 +217,7 @@ RunLock::RunLock(const fs::path& run) : run_(run) {
     ::close(fd_);
     if (cause != EWOULDBLOCK) throw OutputError(fmt::format("cannot lock {}: {}", file.string(), std::strerror(cause)));
     const std::string owner = read(run);
-    bad_usage("--out: {} is being written by another run, {}; expected a different directory", run.string(),
+    bad_usage("`out`: {} is being written by another run, {}; expected a different directory", run.string(),
               owner.empty() ? "which has just started" : owner.substr(0, owner.find(" (")));
   }
   text_ = owner_text();

@@ -1,5 +1,5 @@
-// Resolution and validation of options.
-#include "app/make_job.h"
+// Resolution and validation of options: from what was typed to the configuration of a run.
+#include "app/resolve.h"
 
 #include "app/output.h"
 #include "app/run/pretrained.h"
@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kDefaultRanks = 2;
 
 ModelConfig model_config(const TrainOptions& o) {
-  ModelConfig c = preset(o.model).value(), given = o.sizes;
+  ModelConfig c = preset(o.preset).value(), given = o.model;
   const Settings to = field_descriptors(c);
   for (const Setting& s : field_descriptors(given))
     if (!s.field.open || o.gives(s.field.name)) to.at(s.field.name).assign(s);
@@ -41,7 +41,7 @@ ModelConfig model_config(const TrainOptions& o) {
 Optimisation make_optimisation(const TrainOptions& o) {
   Optimisation out = o.optim;
   if (!o.gives("momentum") && out.optimizer == OptimizerKind::muon) out.momentum = 0.95;
-  out.document_mask = out.document_mask || o.pack;
+  out.document_mask = out.document_mask || o.data.pack;
   return out;
 }
 
@@ -52,7 +52,13 @@ Backend select_backend(const TrainOptions& o) {
   return mpi_surroundings() ? Backend::mpi : Backend::threads;
 }
 
-// The world size of an MPI job, or --ranks; 0 if neither is given.
+Plan with_backend(const TrainOptions& o) {
+  Plan p = o.plan;
+  p.backend = select_backend(o);
+  return p;
+}
+
+// The number of ranks of an MPI job or --ranks; 0 if neither is given.
 int64_t given_ranks(const TrainOptions& o, const Plan& p) {
   if (!has_processes(p) || !p.rendezvous.empty()) return o.ranks.value_or(0);
   const std::optional<MpiSurroundings> job = mpi_surroundings();
@@ -60,6 +66,8 @@ int64_t given_ranks(const TrainOptions& o, const Plan& p) {
 }
 
 void set_axes(const TrainOptions& o, Plan& p) {
+  for (const auto& [name, axis] : {std::pair("pp", &p.pp), {"dp", &p.dp}, {"cp", &p.cp}, {"tp", &p.tp}})
+    if (!o.gives(name)) *axis = 1;
   const int64_t ranks = given_ranks(o, p);
   if (ranks == 0) {
     const bool no_axes = !o.gives("pp") && !o.gives("dp") && !o.gives("cp") && !o.gives("tp");
@@ -80,8 +88,7 @@ void set_axes(const TrainOptions& o, Plan& p) {
 }
 
 Plan make_plan(const TrainOptions& o) {
-  Plan p = o.plan;
-  p.backend = select_backend(o);
+  Plan p = with_backend(o);
   try {
     if (!p.schedule_file.empty()) schedule_named(p.schedule_file);
   } catch (const Error& e) {
@@ -107,19 +114,19 @@ void check_ranks(const TrainOptions& o, const Plan& p) {
 
 void check_lora_options(const TrainOptions& o) {
   for (const auto& [name, given] : {std::pair{"alpha", o.gives("lora_alpha")},
-                                    {"dropout", o.sizes.lora.dropout > 0},
-                                    {"rslora", o.sizes.lora.rank_stabilised},
+                                    {"dropout", o.model.lora.dropout > 0},
+                                    {"rslora", o.model.lora.rank_stabilised},
                                     {"targets", o.gives("lora_targets")}})
-    if (given && o.sizes.lora.rank == 0) bad_usage("--lora-{}: requires --lora-rank", name);
-  if (o.sizes.lora.rank > 0 && o.plan.dp_mode == DataMode::ps_async)
+    if (given && o.model.lora.rank == 0) bad_usage("--lora-{}: requires --lora-rank", name);
+  if (o.model.lora.rank > 0 && o.plan.dp_mode == DataMode::ps_async)
     throw Error("--lora-rank: not supported with --dp-mode ps-async, which would also update the frozen weights");
 }
 
 void check_quantize_options(const TrainOptions& o) {
-  const Codec codec = o.sizes.quantize.codec;
+  const Codec codec = o.model.quantize.codec;
   if (o.gives("quantize_group") && codec != Codec::gptq)
     bad_usage("--quantize-group: requires --quantize gptq, got {}", value_name(codec));
-  if (codec != Codec::none && o.sizes.lora.rank == 0)
+  if (codec != Codec::none && o.model.lora.rank == 0)
     bad_usage("--quantize: {} requires --lora-rank, because 4-bit weights are frozen", value_name(codec));
 }
 
@@ -136,14 +143,15 @@ void check_restarts(const TrainOptions& o) {
   if (o.restarts == 0 && (o.launch || o.hostfile))
     bad_usage("--{}: requires --restarts N", o.launch ? "launch" : "hostfile");
   if (o.restarts == 0) return;
-  if (o.no_save) throw Error("--restarts: cannot be combined with --no-save, because restarts resume from checkpoints");
+  if (o.run.no_save)
+    throw Error("--restarts: cannot be combined with --no-save, because restarts resume from checkpoints");
   if (const auto job = mpi_surroundings(); job && job->ranks > 1)
     bad_usage(
         "--restarts: {} has started {} processes and terminates all of them if one fails; use tessera train --restarts "
         "N "
         "--launch \"mpirun -n {{ranks}}\", which starts mpirun itself",
         job->launcher, job->ranks);
-  if (!o.plan.rendezvous.empty() && !o.out)
+  if (!o.plan.rendezvous.empty() && !o.run.out)
     throw Error("--restarts: requires --out with --rendezvous: the same directory for all ranks");
   if (!o.plan.rendezvous.empty() && (o.launch || o.hostfile))
     bad_usage("--{}: cannot be combined with --rendezvous, which requires every rank to be started separately",
@@ -158,27 +166,27 @@ void check_pairs(const TrainOptions& o, ErrorList& found) {
   const auto refuse = [&](bool wrong, const std::string& message) {
     if (wrong) found.check([&] { throw Error(message); });
   };
-  found.check([&] { check_example_options(o); });
+  found.check([&] { check_example_options(o.data); });
   found.check([&] { check_lora_options(o); });
   found.check([&] { check_quantize_options(o); });
   found.check([&] { check_restarts(o); });
   found.check([&] { check_rendezvous(o); });
   refuse(o.optim.min_lr && *o.optim.min_lr > o.optim.lr,
          fmt::format("--min-lr: expected at most --lr ({}), got {}", o.optim.lr, o.optim.min_lr.value_or(0)));
-  refuse(o.epochs && *o.epochs <= 0, "--epochs: expected more than 0, got 0");
-  refuse(o.epochs && o.gives("steps"), "--epochs: cannot be combined with --steps, which it replaces");
-  refuse(o.held.share <= 0, "--val-share: expected more than 0, got 0");
-  const bool never = o.eval_every == 0 && o.eval_share == 0;
-  refuse(o.patience > 0 && (o.no_eval || never || o.plan.dp_mode == DataMode::ps_async),
-         fmt::format("--patience: requires periodic validation, got {}", o.no_eval ? "--no-eval"
-                                                                         : never   ? "--eval-every 0"
-                                                                                   : "--dp-mode ps-async"));
-  refuse(o.check_replicas > 0 && o.plan.dp_mode == DataMode::ps_async,
+  refuse(o.run.epochs && *o.run.epochs <= 0, "--epochs: expected more than 0, got 0");
+  refuse(o.run.epochs && o.gives("steps"), "--epochs: cannot be combined with --steps, which it replaces");
+  refuse(o.data.held.share <= 0, "--val-share: expected more than 0, got 0");
+  const bool never = o.run.eval_every == 0 && o.run.eval_share == 0;
+  refuse(o.run.patience > 0 && (o.run.no_eval || never || o.plan.dp_mode == DataMode::ps_async),
+         fmt::format("--patience: requires periodic validation, got {}", o.run.no_eval ? "--no-eval"
+                                                                         : never       ? "--eval-every 0"
+                                                                                       : "--dp-mode ps-async"));
+  refuse(o.run.check_replicas > 0 && o.plan.dp_mode == DataMode::ps_async,
          "--check-replicas: requires replicas that are identical after each step, got --dp-mode ps-async");
   refuse(o.trace && o.plan.dp_mode == DataMode::ps_async,
          "--trace: requires synchronous steps, got --dp-mode ps-async");
-  refuse(o.resume && !o.out, "--resume: requires --out DIR, the run to resume");
-  refuse(o.resume && o.no_save,
+  refuse(o.run.resume && !o.run.out, "--resume: requires --out DIR, the run to resume");
+  refuse(o.run.resume && o.run.no_save,
          "--resume: cannot be combined with --no-save (an option, or a key in the run's config.toml)");
 }
 
@@ -203,7 +211,14 @@ std::string describe_one(const Dataset& d) {
 
 }  // namespace
 
-Job make_job(const TrainOptions& o) { return {model_config(o), make_optimisation(o), make_plan(o)}; }
+TrainConfig resolve(const TrainOptions& o) {
+  TrainConfig c = o;
+  c.model = model_config(o);
+  c.optim = make_optimisation(o);
+  c.plan = make_plan(o);
+  if (o.run.init) c.make = first_model;
+  return c;
+}
 
 LaunchOptions launch_options(const std::string& command, const TrainOptions& o, const Plan& plan) {
   LaunchOptions how = launch_options(plan);
@@ -218,46 +233,51 @@ LaunchOptions launch_options(const std::string& command, const TrainOptions& o, 
   return how;
 }
 
-void check_plan(const TrainOptions& o) {
-  const Job s = make_job(o);
+bool starts_processes(const TrainOptions& o) { return has_processes(with_backend(o)); }
+
+void check_plan(const TrainOptions& o, const TrainConfig& config) {
   ErrorList found;
-  found.check([&] { check_backend(s.plan, std::max(o.ranks.value_or(1), s.plan.ranks())); });
-  found.check([&] { check_ranks(o, s.plan); });
-  found.check([&] { check(s, o.trace); });
-  in_options([&] { of_option("schedule", schedule_name(o.plan), [&] { found.raise(); }); });
+  found.check([&] { check_backend(config.plan, std::max(o.ranks.value_or(1), config.plan.ranks())); });
+  found.check([&] { check_ranks(o, config.plan); });
+  found.check([&] { check(config, o.trace); });
+  in_options([&] { of_option("schedule", schedule_name(config.plan), [&] { found.raise(); }); });
 }
 
-void validate(const TrainOptions& options) {
+TrainConfig checked(const TrainOptions& options) {
   ErrorList found;
   TrainOptions o = options;
-  found.check([&] { make_job(o); });
-  if (!found.none()) o.plan.schedule_file.clear();  // other values cannot fail here
-  const Job s = make_job(o);
+  TrainConfig config;
+  found.check([&] { config = resolve(o); });
+  if (!found.none()) {
+    o.plan.schedule_file.clear();  // other values cannot fail here
+    config = resolve(o);
+  }
   bool has_sizes = true;
   try {
-    check_sizes(s);
+    check_sizes(config);
   } catch (const Error&) {
     has_sizes = false;  // reported by check_plan()
   }
-  if (has_sizes && o.resume && o.out)
-    check_described(std::filesystem::path(*o.out) / "config.toml", std::filesystem::path(*o.out) / "checkpoints", s);
-  found.check([&] { check_plan(o); });
+  if (const std::filesystem::path run = o.run.out.value_or(""); has_sizes && o.run.resume && o.run.out)
+    check_described(run / "config.toml", run / "checkpoints", config);
+  found.check([&] { check_plan(o, config); });
   check_pairs(o, found);
   found.raise();
+  return config;
 }
 
 // docs/measurements/accuracy.md, "The default job", lists the candidates that were measured.
 TrainOptions default_job() {
   TrainOptions o;
-  o.model = "llama-nano";
-  o.tokenizer = "bpe-1024";
+  o.preset = "llama-nano";
+  o.data.tokenizer = "bpe-1024";
   o.optim.lr = 3e-3;
   return o;
 }
 
-bool is_default_job(const TrainOptions& o) {
+bool is_default_job(const TrainConfig& o) {
   const TrainOptions job = default_job();
-  return o.model == job.model && o.data == job.data && o.tokenizer == job.tokenizer;
+  return o.preset == job.preset && o.data.source == job.data.source && o.data.tokenizer == job.data.tokenizer;
 }
 
 bool chooses_job(std::string_view option, std::string_view value) {
@@ -270,8 +290,8 @@ bool chooses_job(std::string_view option, std::string_view value) {
          s->field.group == "Fine-tuning";
 }
 
-std::string default_job_args(const TrainOptions& o) {
-  const Args defaults = config_values(TrainOptions{});
+std::string default_job_args(const TrainConfig& o) {
+  const Args defaults = config_values(TrainOptions());
   std::set<std::string> job_options;
   for (const auto& entry : config_values(default_job()))
     if (std::ranges::find(defaults, entry) == defaults.end()) job_options.insert(entry.first);
@@ -284,13 +304,8 @@ std::string default_job_args(const TrainOptions& o) {
   return out;
 }
 
-bool saves_in_background(const TrainOptions& o) {
-  return !o.no_save && o.save_every > 0 && o.save_every < o.optim.steps && o.plan.offload == Offload::none &&
-         o.plan.dp_mode != DataMode::ps_async;
-}
-
-std::string useless_options(const TrainOptions& o) {
-  if (!o.plan.sp || make_job(o).plan.tp > 1) return "";
+std::string useless_options(const TrainConfig& config) {
+  if (!config.plan.sp || config.plan.tp > 1) return "";
   return "--sp: shards tokens over the ranks of --tp and has no effect with --tp 1; expected --tp 2 or more";
 }
 
@@ -314,48 +329,50 @@ TokenizerChoice tokenizer_choice(const std::optional<std::string>& name, const s
       *name, did_you_mean(*name, {"char", "bytes", "bpe"}));
 }
 
-ExampleOptions example_options(const TrainOptions& o) {
-  return {.style = o.chat_template,
-          .responses_only = o.train_on == "responses",
-          .packed = o.pack,
-          .skip_bad = o.skip_bad,
-          .held = o.held,
-          .ends = !o.no_bos,
-          .special = o.special,
-          .names = {parse_key_names(o.map), parse_role_names(o.roles)},
-          .context = make_job(o).model.context,
-          .vocab = make_job(o).model.vocab,
+ExampleOptions example_options(const TrainConfig& config) {
+  const DataConfig& d = config.data;
+  return {.style = d.chat_template,
+          .responses_only = d.train_on == "responses",
+          .packed = d.pack,
+          .skip_bad = d.skip_bad,
+          .held = d.held,
+          .ends = !d.no_bos,
+          .special = d.special,
+          .names = {parse_key_names(d.map), parse_role_names(d.roles)},
+          .context = config.model.context,
+          .vocab = config.model.vocab,
           .max_bytes = memory_limit().bytes / 16};
 }
 
-Dataset open_data(const TrainOptions& o, const TokenizerChoice& tokenizer) {
+Dataset open_data(const TrainConfig& config, const TokenizerChoice& tokenizer) {
+  const DataConfig& d = config.data;
   const auto one = [&](const std::string& spec) {
-    return names_examples(spec) ? load_examples(spec, tokenizer, example_options(o))
-                                : dataset_for(spec, tokenizer, o.held);
+    return names_examples(spec) ? load_examples(spec, tokenizer, example_options(config))
+                                : dataset_for(spec, tokenizer, d.held);
   };
-  const std::optional<std::vector<Weighted>> mixture = mixture_in(o.data);
-  if (!mixture) return one(o.data);
-  o.held.refuse("a mixture");
+  const std::optional<std::vector<Weighted>> mixture = mixture_in(d.source);
+  if (!mixture) return one(d.source);
+  d.held.refuse("a mixture");
   std::vector<Dataset> all;
   for (const Weighted& w : *mixture) all.push_back(one(w.spec));
   return mixed(*mixture, std::move(all));
 }
 
-void check_example_options(const TrainOptions& o) {
-  const TrainOptions defaults;
+void check_example_options(const DataConfig& d) {
+  const DataConfig defaults;
   const char* named = nullptr;
-  if (o.chat_template != defaults.chat_template) named = "--template";
-  if (o.train_on != defaults.train_on) named = "--train-on";
-  if (o.pack) named = "--pack";
-  if (o.skip_bad) named = "--skip-bad";
-  if (!o.map.empty()) named = "--map";
-  if (!o.roles.empty()) named = "--roles";
-  if (!named || names_examples(o.data)) return;
-  if (const auto mixture = mixture_in(o.data))
+  if (d.chat_template != defaults.chat_template) named = "--template";
+  if (d.train_on != defaults.train_on) named = "--train-on";
+  if (d.pack) named = "--pack";
+  if (d.skip_bad) named = "--skip-bad";
+  if (!d.map.empty()) named = "--map";
+  if (!d.roles.empty()) named = "--roles";
+  if (!named || names_examples(d.source)) return;
+  if (const auto mixture = mixture_in(d.source))
     if (std::ranges::any_of(*mixture, [](const Weighted& w) { return names_examples(w.spec); })) return;
   std::string_view kind;
-  if (is_plain_file(o.data)) check_table(o.data), kind = known_kind(text_start(o.data), true);
-  bad_usage("{}: requires --data FILE.jsonl, got --data {}{}{}", named, o.data, kind.empty() ? "" : ", which is ",
+  if (is_plain_file(d.source)) check_table(d.source), kind = known_kind(text_start(d.source), true);
+  bad_usage("{}: requires --data FILE.jsonl, got --data {}{}{}", named, d.source, kind.empty() ? "" : ", which is ",
             kind);
 }
 

@@ -1,13 +1,21 @@
-// A training run: model, hyperparameters and parallelization plan.
+// The configuration of a training run: model, hyperparameters, parallelization plan, data and files. It is complete:
+// no field is derived from what a user typed, and code below the command line reads nothing else.
 //
-//   Job job{.model = {.layers = 2, .vocab = 64}, .optim = {.lr = 3e-4, .batch = 8}, .plan = {.dp = 2}};
-//   check(job);
-//   launch(launch_options(job.plan), [&](Communicator& world) {
-//     Trainer trainer(job, synthetic_sequences(64, job.model.context, 8, 1), world);
+//   TrainConfig config{.model = {.layers = 2, .vocab = 64}, .optim = {.lr = 3e-4, .batch = 8}, .plan = {.dp = 2}};
+//   check(config);
+//   launch(launch_options(config.plan), [&](Communicator& world) {
+//     Trainer trainer(config, synthetic_sequences(64, config.model.context, 8, 1), world);
 //     for (int i = 0; i < 10; ++i) trainer.step();
 //   });
 #pragma once
 
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "data/jsonl.h"
+#include "data/text.h"
 #include "optim/lr_schedule.h"
 #include "optim/optimizer.h"
 #include "train/plan.h"
@@ -37,12 +45,48 @@ struct Optimisation {
 constexpr const auto& value_names(OptimizerKind) { return kOptimizerNames; }
 Settings field_descriptors(Optimisation& optim);
 
-struct Job {
+// The data, and how they become sequences of tokens.
+struct DataConfig {
+  std::string source = "austen";  // the data: field `data`
+  HeldOut held = {};
+  std::optional<std::string> tokenizer = {};  // unset: that of the initial model, or by the preset
+  std::string add_tokens = {}, end = {};
+  bool shuffle = false;
+  // Fine-tuning examples.
+  ChatTemplate chat_template = ChatTemplate::automatic;
+  std::string train_on = "responses";
+  bool pack = false, skip_bad = false, no_bos = false, special = false;
+  std::string map = {}, roles = {};  // renamed keys of an example, and renamed roles
+};
+
+// Initial weights, checkpoints and validations.
+struct RunConfig {
+  std::optional<std::string> init = {}, base = {};               // initial model, and the base of its adapters
+  std::optional<std::string> adapter_base = {}, base_hash = {};  // of adapters: the path and hash of the base model
+  std::optional<std::string> out = {};                           // run directory; unset: runs/DATE-TIME
+  bool resume = false;                                           // continue the run in `out`
+  int64_t save_every = 500, keep = 2, eval_every = 500;
+  double save_share = 0, eval_share = 0;  // fraction of an epoch, replaces the step counts; 0: unused
+  std::optional<double> epochs = {};      // replaces optim.steps
+  int64_t patience = 0;                   // validations without improvement that end the run; 0: unlimited
+  int64_t check_replicas = 0;             // steps between checks; 0: only when saving
+  bool no_save = false, no_eval = false;
+  int64_t dump = 0;  // a step; 0: none
+};
+
+struct TrainConfig {
   ModelConfig model = {};  // vocab 0: unknown yet
   Optimisation optim = {};
   Plan plan = {};
-  ModelFactory make = make_model;
+  ModelFactory make = make_model;  // replaceable by a custom model's factory
+  DataConfig data = {};
+  RunConfig run = {};
+  std::string preset = "gpt-nano";    // the named sizes that `model` extends
+  std::optional<int64_t> ranks = {};  // the ranks that were required, if any
+  // What config.toml contains of the derived fields (Field::open): those that a user set, or, if unset, all that apply.
+  std::optional<std::set<std::string, std::less<>>> given = {};
 };
+using Job = TrainConfig;
 
 // Throws FieldError for model sizes that do not divide each other, independent of the plan.
 void check_sizes(const Job& job);
@@ -53,7 +97,10 @@ void check_layout(const Plan& plan, const ModelConfig& model, int64_t batch);
 // Runs all of these checks, and checks this machine's memory and devices. `traced`: the step's actions are traced.
 void check(const Job& job, bool traced = false);
 
-// The full model's config; an unset vocabulary defaults to `tokens_vocab`. Throws FieldError if it is smaller.
+// Whether there are checkpoints before the last one, written in the background from a copy.
+bool saves_in_background(const TrainConfig& config);
+
+// The full model's config; an unset vocabulary is that of the tokens. Throws FieldError if it is smaller than theirs.
 ModelConfig model_config(const Job& job, int64_t tokens_vocab);
 // As meta tensors.
 std::unique_ptr<LanguageModel> full_model(const Job& job, int64_t tokens_vocab);

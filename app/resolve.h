@@ -1,0 +1,51 @@
+// Converts options to a job, rejects invalid combinations, and opens the data.
+#pragma once
+#include "app/options.h"
+#include "data/examples.h"
+
+namespace tessera {
+
+// Fills in preset sizes and mesh axes. With a given number of ranks (--ranks or an MPI job), --dp follows from it, or,
+// if --dp is given, the only other axis that is not given. All other axes are 1. Without any option about ranks, the
+// job uses two data-parallel ranks if the machine and the batch allow it. The mesh may have a different number of
+// ranks, which check_plan() rejects. Throws Error (usage) for an unknown schedule.
+TrainConfig resolve(const TrainOptions& typed);
+// Whether the ranks will be processes rather than threads of this one.
+bool starts_processes(const TrainOptions& typed);
+// Throws Error (usage) naming options and the nearest valid values.
+void check_plan(const TrainOptions& typed, const TrainConfig& config);
+// resolve(), and throws Error (usage) for invalid combinations of options. Single values were checked when they were
+// set.
+TrainConfig checked(const TrainOptions& typed);
+// Launch options of a command. All processes must run the same program and command with the same options, output
+// options excepted.
+LaunchOptions launch_options(const std::string& command, const TrainOptions& options, const Plan& plan);
+
+// The default job of `train`: the model, tokenizer and learning rate with the lowest loss after about a minute on two
+// cores. Options such as plan options or --steps modify it.
+TrainOptions default_job();
+// Whether `o` trains the model, data and tokenizer of the default job, under any plan and learning rate.
+bool is_default_job(const TrainConfig& o);
+// Whether an option of `train` with this value selects model, data, tokenizer or initial weights, so that the default
+// job does not apply.
+bool chooses_job(std::string_view option, std::string_view value);
+// With the values in `o`: "--model llama-nano --tokenizer bpe-1024 ...".
+std::string default_job_args(const TrainConfig& o);
+// A warning about options without effect, or empty.
+std::string useless_options(const TrainConfig& config);
+
+// The tokenizer selected by --tokenizer. bpe-N is a bpe tokenizer of at most N tokens, trained with a progress display.
+// Throws Error (usage) if `name` is neither a kind of tokenizer nor a folder.
+TokenizerChoice tokenizer_choice(const std::optional<std::string>& name, const std::string& otherwise, bool quiet);
+
+ExampleOptions example_options(const TrainConfig& config);
+
+// Opens --data: a dataset, examples, or a mixture of these. Throws as dataset_for(), load_examples() and mixed().
+Dataset open_data(const TrainConfig& config, const TokenizerChoice& tokenizer);
+
+// Throws Error (usage) for an option about examples if the data contain none.
+void check_example_options(const DataConfig& data);
+
+std::vector<std::string> describe_data(const Dataset& dataset);
+
+}  // namespace tessera

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Kills examples/train_gpt.cpp at random steps, resumes it each time under another layout, and compares the final
+# parameters and optimizer state bitwise with those of an undisturbed run.
+# The command line then reads and continues the run.
+#   train_gpt_test.sh TRAIN_GPT TESSERA
+set -euo pipefail
+
+program=$1 tessera=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export TESSERA_CACHE=$work/cache
+fail() { printf '%s\n' "$*" >&2; exit 1; }
+
+"$program" "$work/undisturbed" '{"dp": 2}' >"$work/log"
+steps() {  # recorded in the run that is killed
+  local count
+  count=$(grep -c '"event":"step"' "$work/killed/metrics.jsonl" 2>/dev/null) || true
+  echo "${count:-0}"
+}
+for plan in '{"dp": 2}' '{"pp": 2, "microbatches": 2}' '{"dp": 2, "zero": 3}' '{"microbatches": 2}'; do
+  "$program" "$work/killed" "$plan" >>"$work/log" 2>&1 &
+  child=$! target=$((RANDOM % 20 + $(steps)))
+  while kill -0 "$child" 2>/dev/null && (($(steps) <= target)); do sleep 0.002; done
+  kill -KILL "$child" 2>/dev/null || true
+  wait "$child" 2>/dev/null || true
+done
+grep -q ' [1-9][0-9]* steps done' "$work/log" || fail "no start continued a run: $(cat "$work/log")"
+"$program" "$work/killed" '{"pp": 2, "dp": 2, "zero": 1}' >>"$work/log" 2>&1 || fail "$(cat "$work/log")"
+for file in model optimizer; do
+  cmp "$work/undisturbed/checkpoints/step-60/$file.safetensors" "$work/killed/checkpoints/step-60/$file.safetensors" ||
+    fail "$file: different bits"
+done
+
+"$tessera" generate "$work/undisturbed" --tokens 20 --dtype fp32 >/dev/null
+"$tessera" train --resume --out "$work/killed" --steps 62 --quiet >/dev/null 2>"$work/log" || fail "$(cat "$work/log")"
+[[ -e $work/killed/checkpoints/step-62/manifest.json ]] || fail "the command line did not continue the run"

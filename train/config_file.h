@@ -1,0 +1,41 @@
+// The fields of a run's configuration, and config.toml, which stores them.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/setting.h"
+#include "train/config.h"
+
+namespace tessera {
+
+using Args = std::vector<std::pair<std::string, std::string>>;  // names as in files and on the command line, and values
+
+inline constexpr const char* kBaseHelp =
+    "base model of the adapters: a Hugging Face folder or a run [the model recorded in the adapters]";
+inline constexpr const char* kSpecialHelp =
+    "encode the names of special tokens in the data as special tokens rather than as text";
+inline constexpr const char* kNoBosHelp =
+    "omit the special tokens, such as BOS, that the tokenizer adds before and after a text";
+
+// In the order of help and files.
+Settings field_descriptors(TrainConfig& config);
+
+// The fields whose names are `chosen`, with their values as in files; derived fields only if they were set. `all` are
+// the descriptors of `config` or of a struct that extends it.
+Args values(const TrainConfig& config, const Settings& all, bool (*chosen)(const Field& field));
+// The keys and values of to_toml().
+Args config_values(TrainConfig config);
+// The configuration as TOML; apply_config_file() restores the same values.
+std::string to_toml(const TrainConfig& config);
+
+// Applies a TOML file. Throws InputError if it cannot be read; otherwise as apply_config().
+void apply_config_file(TrainConfig& config, const std::string& path);
+// Applies configuration text in the format of read_config(); `path` names the file in messages. Throws Error (usage)
+// with line and column for syntax errors, unknown keys (with the nearest known key), and values of the wrong type or
+// range.
+void apply_config(TrainConfig& config, std::string_view file, const std::string& path);
+
+}  // namespace tessera

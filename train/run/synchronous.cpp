@@ -1,0 +1,109 @@
+// Runs whose ranks step together: DDP, ZeRO, parameter servers with synchronous steps, and DiLoCo.
+#include <fmt/format.h>
+
+#include <set>
+
+#include "base/bad_input.h"
+#include "parallel/comm/trace.h"
+#include "train/run/saver.h"
+#include "train/run/trainer.h"
+
+namespace tessera {
+namespace {
+
+std::set<std::string> tensor_names(const std::vector<FullTensor>& tensors) {
+  std::set<std::string> names;
+  for (const FullTensor& t : tensors) names.insert(t.name);
+  return names;
+}
+
+// Each independent DiLoCo replica has its own state, so the number of replicas must not change.
+void check_replicas_saved(const SavedTensors& state, const DataStrategy& strategy, const std::string& what) {
+  std::set<std::string> copies;  // the first has no suffix; empty for other strategies
+  for (const auto& [name, tensor] : state.all()) {
+    if (name.ends_with(".common")) copies.insert("");
+    if (const size_t at = name.find(".value.replica"); at != std::string::npos) copies.insert(name.substr(at));
+  }
+  const int saved = static_cast<int>(copies.size());
+  const int wanted = strategy.layout().local_updates ? strategy.copies() : 0;
+  if (saved == wanted) return;
+  bad_usage("`resume`: {} is a checkpoint of {}; expected {}", what,
+            saved == 0 ? "synchronous data parallelism" : fmt::format("{} independent DiLoCo replicas", saved),
+            saved == 0 ? "`dp_mode` ddp" : fmt::format("`dp_mode` diloco `dp` {}", saved));
+}
+
+class SynchronousTrainer final : public RunTrainer {
+ public:
+  SynchronousTrainer(const RunFiles& files, Sequences sequences, Communicator& world, Trace* trace)
+      : files_(files),
+        trace_(trace),
+        trainer_(files.config, std::move(sequences), world, trace),
+        saver_(files, trainer_) {}
+
+  LanguageModel& full_model() override { return trainer_.full_model(); }
+  const ArenaPtr& arena() const override { return trainer_.arena(); }
+  std::vector<Communicator*> communicators() override { return trainer_.communicators(); }
+  std::string_view strategy() const override { return trainer_.strategy().name(); }
+  int64_t steps_done() const override { return trainer_.steps_done(); }
+  bool complete() override { return steps_done() >= files_.config.optim.steps; }
+  int64_t tokens_per_step() const override { return trainer_.tokens_per_step(); }
+  Trainer* synchronous() override { return &trainer_; }
+
+  bool resume(std::vector<std::string>& passed_over) override {
+    const auto from = files_.directory.saved(full_model().config, files_.config, files_.dataset, passed_over);
+    if (!from) return false;
+    saved_order(from->path, 0, 0);
+    const SavedTensors model(from->path, kModel), state(from->path, kOptimizer);
+    model.expect_no_others(tensor_names(list_values(trainer_)));
+    check_replicas_saved(state, trainer_.strategy(), from->path.string());
+    state.expect_no_others(tensor_names(list_state(trainer_)));
+    read_values(trainer_.strategy().resident_units(), model.tensors());
+    read_state(trainer_, state.tensors());
+    trainer_.set_done(from->steps, from->updates);
+    return true;
+  }
+  void begin_with(const FullTensors& weights) override {
+    tessera::begin_with(trainer_.strategy().resident_units(), trainer_.optimizer(), weights);
+  }
+  // One step.
+  StepRequest advance(int64_t, const Hooks& hooks) override {
+    if (trace_) trace_->begin_step(trainer_.steps_done() + 1);
+    const StepReport report = trainer_.step(hooks.stops()   ? StepRequest::stop
+                                            : hooks.saves() ? StepRequest::save
+                                                            : StepRequest::none);
+    if (trace_) trace_->end_step();
+    if (trainer_.world().rank() == 0) {
+      if (const std::string why = trainer_.step_record().given_up; captures_ && !why.empty()) {
+        hooks.message(fmt::format("CUDA graph: off (a step could not be captured: {})", why));
+        captures_ = false;
+      }
+      hooks.report(report);
+    }
+    saver_.poll();
+    return report.request;
+  }
+  std::optional<double> mean_loss(const Rows& split, const std::function<bool()>& stop) override {
+    return trainer_.mean_loss(split, stop);
+  }
+  void validated(double loss) override { saver_.validated(loss); }
+  void begin_save() override { saver_.begin(); }
+  void save() override { saver_.save(); }
+
+ private:
+  const RunFiles& files_;
+  Trace* trace_;
+  Trainer trainer_;
+  Saver saver_;
+  bool captures_ = true;  // no failed capture reported yet
+};
+
+}  // namespace
+
+std::unique_ptr<RunTrainer> make_run_trainer(const RunFiles& files, Sequences sequences, Communicator& world,
+                                             Trace* trace) {
+  if (files.config.plan.dp_mode == DataMode::ps_async)
+    return make_async_run_trainer(files, std::move(sequences), world);
+  return std::make_unique<SynchronousTrainer>(files, std::move(sequences), world, trace);
+}
+
+}  // namespace tessera

@@ -1,0 +1,70 @@
+// What a run drives: ranks that step together (train/trainer.h), or workers and parameter servers without common steps
+// (train/async/trainer.h). Checkpoints of either contain full tensors, so any layout resumes them.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+#include "train/checkpoint/state.h"
+#include "train/run/directory.h"
+#include "train/trainer.h"
+
+namespace tessera {
+
+// The contents of a run's checkpoints other than tensors. All must outlive the trainer.
+struct RunFiles {
+  const TrainConfig& config;
+  const RunDirectory& directory;
+  const Dataset* dataset = nullptr;  // null: no tokenizer, no checksums of the data
+};
+
+class RunTrainer : NotCopied {
+ public:
+  struct Hooks {
+    std::function<bool()> stops, saves;                    // a request of this rank; `saves` is reset by the call
+    std::function<void(const StepReport& report)> report;  // of every step, on rank 0
+    std::function<void(const std::string& line)> message;  // on rank 0
+  };
+  virtual ~RunTrainer() = default;
+
+  virtual LanguageModel& full_model() = 0;
+  virtual const ArenaPtr& arena() const = 0;
+  virtual std::vector<Communicator*> communicators() = 0;
+  virtual std::string_view strategy() const = 0;
+  virtual int64_t steps_done() const = 0;
+  virtual bool complete() = 0;
+  virtual int64_t tokens_per_step() const = 0;
+  // The trainer of ranks with common steps; null if there are none.
+  virtual Trainer* synchronous() { return nullptr; }
+
+  // The following are collective.
+
+  // Loads the newest complete checkpoint; `passed_over` receives the reasons for skipping newer ones. Returns false if
+  // the run has no checkpoint yet. Throws InputError if all checkpoints are damaged, and Error (usage) naming each key
+  // in which the run differs from the saved one.
+  virtual bool resume(std::vector<std::string>& passed_over) = 0;
+  virtual void begin_with(const FullTensors& weights) = 0;
+  // Trains until the ranks have completed the same steps again, at most `until`. Returns the strongest request of any
+  // rank.
+  virtual StepRequest advance(int64_t until, const Hooks& hooks) = 0;
+  // Called once, after the last step or a stop. Returns a summary of the updates' staleness, or an empty string.
+  virtual std::string finish() { return ""; }
+  // Mean loss over all targets of a split; nullopt if a rank stops it.
+  virtual std::optional<double> mean_loss(const Rows& split, const std::function<bool()>& stop) = 0;
+  // Records the validation loss after the current step, to retain the best checkpoint.
+  virtual void validated(double) {}
+  // Saves a checkpoint: in the background if the plan allows it, or before it returns.
+  virtual void begin_save() = 0;
+  virtual void save() = 0;
+};
+
+std::unique_ptr<RunTrainer> make_run_trainer(const RunFiles& files, Sequences sequences, Communicator& world,
+                                             Trace* trace);
+std::unique_ptr<RunTrainer> make_async_run_trainer(const RunFiles& files, Sequences sequences, Communicator& world);
+
+}  // namespace tessera
