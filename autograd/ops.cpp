@@ -1,5 +1,6 @@
 #include "autograd/ops.h"
 
+#include "autograd/fusion.h"
 #include "tensor/ops/reduce.h"
 
 namespace tessera {
@@ -66,16 +67,7 @@ Var add_columns(Var y, int64_t first, const Var& t) {
 
 Var on_backward(Var x, std::function<void()> f) {
   if (!f) throw Error("[on_backward] f: expected a function, got an empty one");
-  const Var x_edge = x.edge(), deferred = x.is_deferred() ? x : Var();
-  Tensor value = deferred.defined() ? deferred.like() : std::move(x).take();
-  Var same = record_one("on_backward", std::move(value), {x_edge}, [f = std::move(f)](Grads& g) {
-    f();
-    const RowSums row_sums = g.row_sums();
-    g.give(0, g.take_output(), row_sums);
-  });
-  if (deferred.defined()) same.share_value(deferred);
-  if (x_edge.row_sums_requested()) same.request_row_sums();
-  return same;
+  return fusion::pass_through("on_backward", std::move(x), [f = std::move(f)](const Grads&) { f(); });
 }
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 
 #include <numeric>
 
+#include "autograd/fusion.h"
 #include "nn/adapters/lora.h"
 #include "tensor/ops/reduce.h"
 
@@ -31,7 +32,7 @@ Var add_bias(Var y, const Var& b, Communicator* sum_over) {
   if (!out.unique()) out = out.clone();
   add_(out, b.value());
   Var sum = record_one("add_bias", std::move(out), {y_edge, b.edge()}, [sum_over](Grads& g) {
-    const RowSums row_sums = g.row_sums();
+    const fusion::RowSums row_sums = fusion::row_sums(g);
     const Tensor dy = g.take_output();
     if (g.needs(1))
       g.write_grad(1, [dy, row_sums, sum_over](Tensor& db) {
@@ -43,7 +44,7 @@ Var add_bias(Var y, const Var& b, Communicator* sum_over) {
       });
     if (g.needs(0)) g.give(0, dy);
   });
-  if (b.requires_grad()) sum.request_row_sums();
+  if (b.requires_grad()) fusion::request_row_sums(sum);
   return sum;
 }
 

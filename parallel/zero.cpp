@@ -1,6 +1,7 @@
 // Memory, reductions and gathers of the stages.
 #include "parallel/zero.h"
 
+#include "autograd/parameter_memory.h"
 #include "base/error.h"
 #include "tensor/ops/elementwise.h"
 
@@ -67,7 +68,7 @@ void Zero::hook(size_t u) {
   for (const Slot& slot : units_[u].layout.slots) {
     if (!slot.parameter->trainable) continue;
     slot.parameter->var.on_grad(while_alive([this, u] { gradient_arrived(u); }));
-    if (stage_ >= 2) slot.parameter->var.provide_grad(while_alive([this, u] { provide_gradients(u); }));
+    if (stage_ >= 2) provide_grad(slot.parameter->var, while_alive([this, u] { provide_gradients(u); }));
   }
   if (stage_ >= 2) units_[u].layout.module->disable_fusion();
   if (stage_ == 3) wrap(u);
@@ -115,7 +116,7 @@ void Zero::start_reducing(size_t u) {
       stage_ == 1 || microbatch_ == 0 ? mine : mine.make({unit.piece}, mine.dtype(), Category::communication);
   unit.reducing = unit.axis->start_reduce_scatter(unit.grads, unit.arriving);
   if (stage_ >= 2) {
-    for (const Slot& slot : unit.layout.slots) slot.parameter->var.drop_grad();
+    for (const Slot& slot : unit.layout.slots) drop_grad(slot.parameter->var);
     unit.grads = Tensor();
   }
   reducing_.push_back(u);
@@ -143,7 +144,7 @@ void Zero::end_gradients(int64_t microbatch, UnitRange units) {
   for (size_t u = std::min(units.end, units_.size()); due && u-- > units.begin;) {
     if (units_[u].reduced) continue;
     for (const Slot& slot : units_[u].layout.slots)
-      if (!slot.parameter->var.grad().defined()) slot.parameter->var.zero_missing_grad();
+      if (!slot.parameter->var.grad().defined()) zero_missing_grad(slot.parameter->var);
     start_reducing(u);
   }
   while (!reducing_.empty()) finish_first();

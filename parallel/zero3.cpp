@@ -8,6 +8,7 @@
 //   forward:   copy 2, fetch block 1 | block 0, copy 3, fetch block 2 | block 1, ...
 
 #include "autograd/ops.h"
+#include "autograd/parameter_memory.h"
 #include "parallel/zero.h"
 #include "tensor/cuda/copy.h"
 
@@ -17,7 +18,7 @@ namespace tessera {
 // them after the last.
 void Zero::wrap(size_t u) {
   const Module::Unit& layout = units_[u].layout;
-  for (const Slot& slot : layout.slots) slot.parameter->var.read_at_backward();
+  for (const Slot& slot : layout.slots) read_at_backward(slot.parameter->var);
   layout.module->wrap(while_alive([this, u](const Module::Inner& inner, const Var& x) {
     const bool returns = grad_enabled() && x.defined();  // the backward pass needs the values again
     use(u);

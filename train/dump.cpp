@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "autograd/fusion.h"
 #include "base/error.h"
 
 namespace tessera {
@@ -93,15 +94,8 @@ Var StepDump::seen(Var made, const Point& point) {
   made = made.tracked();
   const PassRows at{model_->step().first_sequence, model_->step().lengths};
   write(point, "", made.value(), at);
-  const Var edge = made.edge();
-  Var same = record_one("seen", std::move(made).take(), {edge}, [this, &point, at, edge](Grads& g) {
-    write(point, ".grad", g.output(), at);
-    if (g.row_sums_required()) edge.require_row_sums();
-    const RowSums sums = g.row_sums();
-    g.give(0, g.take_output(), sums);
-  });
-  if (edge.row_sums_requested()) same.request_row_sums();
-  return same;
+  return fusion::pass_through("seen", std::move(made),
+                              [this, &point, at](const Grads& g) { write(point, ".grad", g.output(), at); });
 }
 
 void StepDump::write(const Point& point, const char* what, const Tensor& rows, const PassRows& at) {
