@@ -141,7 +141,7 @@ void colwise(Linear& l, Communicator& tp, Placement in, const std::vector<int64_
   const std::vector<int64_t> segments = segment_sizes.empty() ? std::vector<int64_t>{l.weight.dim(0)} : segment_sizes;
   shard_parameter(l, l.weight, 0, tp, segments);
   if (l.bias) shard_parameter(l, *l.bias, 0, tp, segments);
-  for (Lora* adapter : l.adapters()) {
+  for (Lora* adapter : l.hooks.adapters) {
     const int64_t end = adapter->first() + adapter->b.weight.dim(0);
     std::vector<int64_t> own;  // sizes of the adapter's segments
     int64_t begin = 0, before = 0;
@@ -153,24 +153,24 @@ void colwise(Linear& l, Communicator& tp, Placement in, const std::vector<int64_
     shard_parameter(adapter->b, adapter->b.weight, 0, tp, own);
     place_adapter(*adapter, tp, before, in, R);
   }
-  l.share(column_input(tp, in));
+  l.hooks.input = column_input(tp, in);
 }
 
 void rowwise(Linear& l, Communicator& tp, Placement out) {
   check_placement("rowwise", out);
   if (tp.size() == 1) return;
   shard_parameter(l, l.weight, 1, tp);
-  for (Lora* adapter : l.adapters()) {
+  for (Lora* adapter : l.hooks.adapters) {
     const int64_t inputs = adapter->a.weight.dim(1);
     shard_parameter(adapter->a, adapter->a.weight, 1, tp);
     adapter->drop.keep_channels(chunk_range(inputs, tp.size(), tp.rank()).begin, inputs);
     place_adapter(*adapter, tp, 0, P, out);
   }
-  l.share([&tp, out, biased = l.bias != nullptr](Var partial, const Var& b) {
+  l.hooks.output = [&tp, out, biased = l.bias != nullptr](Var partial, const Var& b) {
     if (biased && !b.defined()) throw Error("[rowwise] a layer with an activation cannot be sharded by rows");
     Var y = join(std::move(partial), tp, out);
     return biased ? add_bias(std::move(y), b, is_sharded(out) ? &tp : nullptr) : y;
-  });
+  };
 }
 
 void token_wise(Module& module, Communicator& tp, Placement between) {

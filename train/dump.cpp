@@ -82,9 +82,9 @@ void StepDump::begin(const Sequences& sequences) {
     write("targets", 0, std::as_bytes(std::span(targets)));
   }
   if (trainer_.mesh().size("tp") == 1)  // otherwise logits exist anyway
-    model_->head.set_loss([&head = model_->head](const Var& x, const Tensor& targets, double scale) {
+    model_->head.hooks.loss = [&head = model_->head](const Var& x, const Tensor& targets, double scale) {
       return cross_entropy(head.logits(x), targets, scale);
-    });
+    };
   on_ = true;
 }
 
@@ -134,7 +134,7 @@ void StepDump::write(const std::string& name, int64_t at, std::span<const std::b
 
 void StepDump::finish(double loss) {
   on_ = false;
-  if (trainer_.mesh().size("tp") == 1) model_->head.set_loss({});
+  if (trainer_.mesh().size("tp") == 1) model_->head.hooks.loss = {};
   if (half_written_) write("loss", 0, std::as_bytes(std::span(&loss, 1)));
   out_->flush();
   Communicator& world = trainer_.world();
