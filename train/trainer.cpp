@@ -231,7 +231,7 @@ StepReport Trainer::step(StepRequest request) {
 
 // As many sequences per pass as a micro-batch: no more memory than a step, and the same packed weights.
 std::optional<double> Trainer::mean_loss(const Rows& split, const std::function<bool()>& stop) {
-  if (const int64_t tokens = full_->config.context; split.context() != tokens)
+  if (const int64_t tokens = full_model_->config.context; split.context() != tokens)
     reject("mean_loss", fmt::format("rows of {} tokens, the `context`", tokens), fmt::format("{}", split.context()));
   const ScopedSyncedWeights model_of_all(strategy());
   const auto forward = [&](const Tensor& ids, const Tensor& targets, const Tensor& starts) {
