@@ -37,12 +37,13 @@ Tensor draw(int64_t step, BatchSlice slice, const ArenaPtr& arena) {
 // The mean squared error. It is divided by the size of the whole batch, so the results of all ranks add up.
 Var loss(const Var& output, const Var& heights) { return scale(sum(unary<Square>(output - heights)), 1.0 / kBatch); }
 
-// Trains on the ranks of `world` with DDP or a ZeRO stage. Each rank computes `parts` micro-batches of every batch.
-// Returns the loss of the last step.
-double train(Communicator& world, int64_t parts, int zero) {
+// Trains on the ranks of `world` with a strategy. Each rank computes `parts` micro-batches of every batch. Returns the
+// loss of the last step.
+double train(Communicator& world, int64_t parts, const StrategyOptions& options) {
   const ArenaPtr arena = world.make_arena();
   Network network;
-  const auto strategy = make_data_strategy(network, world, arena, {.zero = zero, .microbatches = parts, .seed = 1});
+  const auto strategy =
+      make_data_strategy(network, world, arena, {.strategy = options, .microbatches = parts, .seed = 1});
   const auto optimizer = make_optimizer(OptimizerKind::adamw, strategy->shards(), {.weight_decay = 0.01});
   double total = 0;
   for (int64_t step = 0; step < kSteps; ++step) {
@@ -69,9 +70,9 @@ double train(Communicator& world, int64_t parts, int zero) {
 
 int main() {
   double alone = 0, together = 0, sharded = 0;
-  launch({.ranks = 1, .threads_per_rank = 1}, [&](Communicator& world) { alone = train(world, 4, 0); });
+  launch({.ranks = 1, .threads_per_rank = 1}, [&](Communicator& world) { alone = train(world, 4, DdpOptions{}); });
   launch({.ranks = 4, .threads_per_rank = 1}, [&](Communicator& world) {
-    const double ddp = train(world, 1, 0), zero3 = train(world, 1, 3);
+    const double ddp = train(world, 1, DdpOptions{}), zero3 = train(world, 1, ZeroOptions{.stage = 3});
     if (world.rank() == 0) together = ddp, sharded = zero3;
   });
   std::printf("one rank: loss %.17g\nfour:     loss %.17g, with ZeRO-3 %.17g\n", alone, together, sharded);

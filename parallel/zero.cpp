@@ -7,16 +7,18 @@
 
 namespace tessera {
 
-Zero::Zero(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
+Zero::Zero(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options,
+           const ZeroOptions& zero)
     : DataStrategy(model, axis, arena, options,
-                   {.name = "zero-" + std::to_string(options.zero),
+                   {.name = "zero-" + std::to_string(zero.stage),
                     .sharding = ShardingKind::in_shards,
                     .owners = axis.size(),
-                    .every_microbatch = options.zero >= 2,
+                    .every_microbatch = zero.stage >= 2,
                     .is_ordered = true}),
-      stage_(options.zero) {
+      stage_(zero.stage),
+      shard_arena_(zero.shard_arena) {
   if (stage_ < 1 || stage_ > 3) throw FieldError("zero", "expected 1, 2 or 3, got " + std::to_string(stage_));
-  split_axis(options.shard_ranks > 0 ? options.shard_ranks : axis.size());
+  split_axis(zero.shard_ranks > 0 ? zero.shard_ranks : axis.size());
   layout_.owners = shard_axis().size();
   for (const Module::Unit& layout : model.layout()) make_unit(layout);
   for (size_t u = 0; u < units_.size(); ++u) hook(u);
@@ -36,7 +38,7 @@ void Zero::make_unit(const Module::Unit& layout) {
     bind_values(layout, unit.values);
     shard.values = unit.values.narrow(0, begin, unit.piece);
   } else {
-    const ArenaPtr& place = options_.shard_arena ? options_.shard_arena : arena_;
+    const ArenaPtr& place = shard_arena_ ? shard_arena_ : arena_;
     shard.values = Tensor::empty({unit.piece}, layout.dtype(options_.dtype), place, Category::parameters);
     initialise(layout, shard.values, begin, options_.seed);
     drop_values(layout, options_.dtype);
@@ -167,6 +169,11 @@ void Zero::gather_parameters() {
     if (shards_[u].trainable())
       pending.push_back(units_[u].axis->start_all_gather(shards_[u].values, units_[u].values));
   for (Work& p : pending) p.wait();
+}
+
+std::unique_ptr<DataStrategy> make_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,
+                                            const DataOptions& options, const ZeroOptions& zero) {
+  return std::make_unique<Zero>(model, axis, arena, options, zero);
 }
 
 }  // namespace tessera

@@ -32,7 +32,7 @@ void Zero::wrap(size_t u) {
 // Pinned memory is read in stream order: after the update that wrote it and before the next one.
 void Zero::copy_shard(size_t u) {
   Unit& unit = units_[u];
-  if (!options_.shard_arena || unit.copied.defined()) return;
+  if (!shard_arena_ || unit.copied.defined()) return;
   const Tensor& shard = shards_[u].values;
   unit.copied = Tensor::empty({unit.piece}, shard.dtype(), arena_, Category::communication);
   on_device(
@@ -43,7 +43,7 @@ void Zero::copy_shard(size_t u) {
 }
 
 Tensor Zero::shard_here(size_t u) {
-  if (!options_.shard_arena) return shards_[u].values;
+  if (!shard_arena_) return shards_[u].values;
   copy_shard(u);
   on_device(
       arena_->device(), [] {}, [&] { cuda::join_copy(units_[u].copied, std::exchange(units_[u].copying, {})); });

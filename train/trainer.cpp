@@ -94,9 +94,12 @@ ModelPart::Options Trainer::part_options() {
   const Plan& p = job_.plan;
   DataOptions data = data_options(job_);
   data.experts = edp_.get();
-  data.context = &mesh_["cp"];
-  data.replicas = &mesh_["dp"];
-  if (p.offload == Offload::parameters) data.shard_arena = offload_arena(p.device);
+  if (auto* const diloco = std::get_if<DilocoOptions>(&data.strategy)) {
+    diloco->context = &mesh_["cp"];
+    diloco->replicas = &mesh_["dp"];
+  }
+  if (p.offload == Offload::parameters)
+    std::get<ZeroOptions>(data.strategy).shard_arena = offload_arena(p.device);  // which requires stage 3
   return {.schedule = make_schedule(p),
           .cp_mode = p.cp_mode,
           .sp = p.sp,

@@ -394,7 +394,8 @@ void check_beside_zero(Communicator& world, int stage, const Placement& between,
   Decoder model(config);
   model.place({.tp = &mesh["tp"], .between = between});
   const auto strategy = make_data_strategy(
-      model, mesh["dp"], arena, {.zero = stage, .dtype = DType::float64, .grad_dtype = DType::float64, .seed = 7});
+      model, mesh["dp"], arena,
+      {.strategy = ZeroOptions{.stage = stage}, .dtype = DType::float64, .grad_dtype = DType::float64, .seed = 7});
   for (int64_t step = 0; step < 2; ++step) {  // the second prefetches
     const test::Batch batch = test::random_batch(4, config.context, config.vocab, arena);
     const double scale = 1.0 / 24, expected = test::learn_full(full, batch);
