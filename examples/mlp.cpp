@@ -46,21 +46,17 @@ double train(Communicator& world, int64_t parts, const StrategyOptions& options)
       make_data_strategy(network, world, arena, {.strategy = options, .microbatches = parts, .seed = 1});
   const auto optimizer = make_optimizer(OptimizerKind::adamw, strategy->shards(), {.weight_decay = 0.01});
   double total = 0;
-  for (int64_t step = 0; step < kSteps; ++step) {
-    strategy->begin_step();
+  for (int64_t i = 0; i < kSteps; ++i) {
+    DataStep step(*strategy);
     total = 0;
     for (int64_t part = 0; part < parts; ++part) {
-      const Tensor samples = draw(step, strategy->batches().computes(kBatch, parts, part), arena);
+      const Tensor samples = draw(i, strategy->batches().computes(kBatch, parts, part), arena);
       const Var output = network(Var(samples.narrow(1, 0, 2)));
       const Var part_loss = loss(output, Var(samples.narrow(1, 2, 1)));
-      strategy->begin_gradients(part);
-      backward(part_loss);
-      strategy->end_gradients(part);
+      step.backward(part_loss);
       total += part_loss.value().item<float>();
     }
-    strategy->reduce_gradients();  // now they are summed over the ranks
-    optimizer->step(0.01, 1);
-    strategy->gather_parameters();
+    step.update(*optimizer, 0.01);  // with the gradients of all ranks
     total = world.sum(total);
   }
   return total;

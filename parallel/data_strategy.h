@@ -1,16 +1,11 @@
-// The interface between the strategies of the data axis and the training loop:
+// The strategies of the data axis. A program trains with them through DataStep (parallel/data_step.h), which makes these
+// calls in each step:
 //
-//   for each step:
-//     strategy.begin_step();
-//     for each micro-batch j:
-//       root = loss of this rank's sequences, from strategy.batches()
-//       strategy.begin_gradients(j);
-//       backward(root.value, {.seed = root.seed});
-//       strategy.end_gradients(j);
-//     strategy.reduce_gradients();                   // shards() then contain the gradient of the global batch
-//     unit_sums(strategy);                           // for the gradient norm: parallel/gradient_norm.h
-//     optimizer over strategy.shards() steps
-//     strategy.gather_parameters();                  // every rank has the parameters of the next step
+//   begin_step
+//   for each micro-batch: begin_gradients, backward(), end_gradients
+//   reduce_gradients       shards() then contain the gradient of the global batch
+//   the optimizer's step over shards()
+//   gather_parameters      every rank has the parameters of the next step
 //
 // A pipeline rank encloses each pass that accumulates gradients of one stage in begin_gradients() and end_gradients(),
 // because the passes of its stages alternate. The loss is divided once, by the target tokens of the global batch, so

@@ -212,7 +212,7 @@ class DryRunRank final : public BatchSource {
     samples_.clear();
     part_.step(*this);
     sample();
-    part_.strategy().reduce_gradients();
+    part_.data_step().reduce();
     return samples_;
   }
 

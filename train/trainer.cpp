@@ -139,7 +139,7 @@ DeviceScalar Trainer::queue_passes() {
 }
 
 void Trainer::queue_sums() {
-  strategy().reduce_gradients();
+  part_->data_step().reduce();
   sum_tied_gradients();
 }
 
@@ -217,8 +217,7 @@ std::vector<Communicator*> Trainer::communicators() {
 void Trainer::update(const StepReport& r) {
   if (strategy().awaits_gradients()) reject("update", "compute_gradients() first", "no gradients of this step");
   const TraceSpan span(trace_, "optimizer");
-  optimizer_->step(r.lr, clip_factor(r.grad_norm, job_.optim.clip));
-  strategy().gather_parameters();
+  part_->data_step().update(*optimizer_, r.lr, clip_factor(r.grad_norm, job_.optim.clip));
   if (job_.plan.offload == Offload::parameters) wait_for(arena_);  // the host may read them from here on
 }
 
